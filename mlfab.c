@@ -4651,7 +4651,7 @@ MLFAB__INTERNAL int mlfab__sync_check(const mlfab_sync *sync, uint32_t workers, 
 MLFAB__INTERNAL void mlfab__sync_complete(mlfab_sync *sync);
 /* 1 when both, complete, are the same model: members that the kind does not use do not count. */
 MLFAB__INTERNAL int mlfab__sync_equal(const mlfab_sync *a, const mlfab_sync *b);
-/* "SSP"; "unknown" for a number that is no kind. */
+/* "ssp"; "unknown" for a number that is no kind. */
 MLFAB__INTERNAL const char *mlfab__sync_name(uint32_t kind);
 
 /* 1 when updates are summed, and applied in one commit a round. */
@@ -4727,14 +4727,14 @@ static const struct {
   const char *name;
   unsigned uses;
 } sync_kinds[] = {
-    {"ASYNC", 0},
-    {"BSP", SYNC_USES_SOFT},
-    {"SSP", SYNC_USES_SOFT | SYNC_USES_STALENESS},
-    {"DSPS", SYNC_USES_SOFT | SYNC_USES_STALENESS | SYNC_USES_MAX},
-    {"DROP", SYNC_USES_SOFT | SYNC_USES_NEED | SYNC_USES_LATE},
-    {"PSSP", SYNC_USES_SOFT | SYNC_USES_STALENESS | SYNC_USES_FASTEST | SYNC_USES_CHANCE},
-    {"PSSP_DYNAMIC", SYNC_USES_SOFT | SYNC_USES_STALENESS | SYNC_USES_FASTEST | SYNC_USES_ALPHA},
-    {"USER", SYNC_USES_SOFT},
+    {"async", 0},
+    {"bsp", SYNC_USES_SOFT},
+    {"ssp", SYNC_USES_SOFT | SYNC_USES_STALENESS},
+    {"dsps", SYNC_USES_SOFT | SYNC_USES_STALENESS | SYNC_USES_MAX},
+    {"drop", SYNC_USES_SOFT | SYNC_USES_NEED | SYNC_USES_LATE},
+    {"pssp", SYNC_USES_SOFT | SYNC_USES_STALENESS | SYNC_USES_FASTEST | SYNC_USES_CHANCE},
+    {"pssp_dynamic", SYNC_USES_SOFT | SYNC_USES_STALENESS | SYNC_USES_FASTEST | SYNC_USES_ALPHA},
+    {"user", SYNC_USES_SOFT},
 };
 
 /* 1 / e, and after how many quiet steps DSPS tries a smaller threshold. */
@@ -5774,63 +5774,18 @@ static double optimizer_power(double base, uint64_t exponent) {
   return power;
 }
 
-/* Refuses what is outside [low, high) or, with `open`, is low. */
-static int optimizer_member(double *member, double given, const char *name, double low, double high,
-                            int open, const char *range, mlfab_error *error) {
-  *member = given;
-  /* Asked before any comparison, which -ffast-math would assume to be about a number. */
-  if (!mlfab__finite(*member))
-    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "%s is not finite", name);
-  if (*member < low || *member >= high || (open && *member <= low))
-    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "%s is %g, must be %s", name, *member, range);
-  return 0;
-}
+/* A stretch of at most OPTIMIZER_BLOCK elements of one commit. */
+typedef struct optimizer_block {
+  int dtype;
+  double scale; /* of u */
+  uint64_t t;   /* number of the commit, from 1 */
+  void *dst;
+  const void *w, *u;
+  void *s0, *s1; /* states, as many as the rule has */
+  size_t n;
+} optimizer_block;
 
-#define OPTIMIZER_MEMBER(member, low, high, open, range) \
-  if (code == 0)                                         \
-  code = optimizer_member(&made.member, given.member, #member, low, high, open, range, error)
-
-MLFAB__INTERNAL int mlfab__optimizer_init(mlfab__optimizer *optimizer,
-                                          const mlfab_model_options *options, mlfab_error *error) {
-  const double huge = 1.7976931348623157e308;
-  mlfab_model_options given = MLFAB_MODEL_OPTIONS_INIT;
-  if (options) memcpy(&given, options, mlfab__min(options->size, sizeof given));
-  mlfab__optimizer made = {.kind = given.optimizer};
-  int code = 0;
-  if (made.kind > MLFAB_OPTIMIZER_ADAGRAD)
-    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED, "unknown optimizer %u", (unsigned)made.kind);
-  int sgd = made.kind == MLFAB_OPTIMIZER_SGD, scaled = made.kind == MLFAB_OPTIMIZER_ADADELAY;
-  OPTIMIZER_MEMBER(epsilon, 0.0, huge, !sgd,
-                   sgd ? "0 or more" : "positive: MLFAB_MODEL_OPTIONS_INIT has initial values");
-  OPTIMIZER_MEMBER(gamma, 0.0, 1.0, 0, "in [0, 1)");
-  OPTIMIZER_MEMBER(adadelay_c, 0.0, huge, scaled, scaled ? "positive" : "0 or more");
-  OPTIMIZER_MEMBER(beta1, 0.0, 1.0, 0, "in [0, 1)");
-  OPTIMIZER_MEMBER(beta2, 0.0, 1.0, 0, "in [0, 1)");
-  OPTIMIZER_MEMBER(weight_decay, 0.0, huge, 0, "0 or more");
-  if (code == 0) *optimizer = made;
-  return code;
-}
-
-MLFAB__INTERNAL uint32_t mlfab__optimizer_states(uint32_t kind) {
-  static const uint8_t states[] = {[MLFAB_OPTIMIZER_MOMENTUM] = 1,
-                                   [MLFAB_OPTIMIZER_ADAM] = 2,
-                                   [MLFAB_OPTIMIZER_RMSPROP] = 1,
-                                   [MLFAB_OPTIMIZER_ADAGRAD] = 1};
-  return kind < MLFAB__COUNT(states) ? states[kind] : 0;
-}
-
-MLFAB__INTERNAL int mlfab__optimizer_linear(const mlfab__optimizer *optimizer) {
-  return optimizer->kind <= MLFAB_OPTIMIZER_ADADELAY && !(optimizer->weight_decay > 0.0);
-}
-
-MLFAB__INTERNAL int mlfab__optimizer_adds(const mlfab__optimizer *optimizer) {
-  return optimizer->kind == MLFAB_OPTIMIZER_SGD && !(optimizer->weight_decay > 0.0);
-}
-
-MLFAB__INTERNAL const char *mlfab__optimizer_name(uint32_t kind) {
-  static const char *const names[] = {"sgd", "momentum", "adadelay", "adam", "rmsprop", "adagrad"};
-  return kind < MLFAB__COUNT(names) ? names[kind] : "unknown";
-}
+/* --- the update rules --- */
 
 /* dst = w + scale * u without asking whether it is finite. */
 static void optimizer_add(int dtype, void *dst, const void *w, const void *u, double scale,
@@ -5839,12 +5794,12 @@ static void optimizer_add(int dtype, void *dst, const void *w, const void *u, do
 }
 
 /* Eq. (2): h = gamma * h + scale * u; dst = w + h. */
-static void optimizer_momentum(const mlfab__optimizer *optimizer, double scale, int dtype,
-                               void *dst, const void *w, const void *u, void *h, size_t n) {
+static void optimizer_momentum(const mlfab__optimizer *optimizer, const optimizer_block *block) {
   optimizer_scratch kept;
-  optimizer_add(dtype, &kept, NULL, h, optimizer->gamma, n);
-  optimizer_add(dtype, h, &kept, u, scale, n);
-  optimizer_add(dtype, dst, w, h, 1.0, n);
+  int dtype = block->dtype;
+  optimizer_add(dtype, &kept, NULL, block->s0, optimizer->gamma, block->n);
+  optimizer_add(dtype, block->s0, &kept, block->u, block->scale, block->n);
+  optimizer_add(dtype, block->dst, block->w, block->s0, 1.0, block->n);
 }
 
 /* out = u * u, element by element. */
@@ -5883,53 +5838,112 @@ static void optimizer_squares(int dtype, const void *u, void *v, double keep, do
 
 /* m = beta1 * m + (1 - beta1) * u; v = beta2 * v + (1 - beta2) * u * u; dst = w + scale * mhat /
  * (sqrt(vhat) + epsilon). Both bias corrections are drawn out of the quotient into the scalars. */
-static void optimizer_adam(const mlfab__optimizer *optimizer, const mlfab__optimizer_step *step,
-                           int dtype, void *dst, const void *w, const void *u, void *m, void *v,
-                           size_t n) {
+static void optimizer_adam(const mlfab__optimizer *optimizer, const optimizer_block *block) {
   optimizer_scratch kept, quotient;
-  double correction1 = 1.0 - optimizer_power(optimizer->beta1, step->t);
-  double correction2 = optimizer_sqrt(1.0 - optimizer_power(optimizer->beta2, step->t));
+  void *m = block->s0, *v = block->s1;
+  int dtype = block->dtype;
+  size_t n = block->n;
+  double correction1 = 1.0 - optimizer_power(optimizer->beta1, block->t);
+  double correction2 = optimizer_sqrt(1.0 - optimizer_power(optimizer->beta2, block->t));
   optimizer_add(dtype, &kept, NULL, m, optimizer->beta1, n);
-  optimizer_add(dtype, m, &kept, u, 1.0 - optimizer->beta1, n);
-  optimizer_squares(dtype, u, v, optimizer->beta2, 1.0 - optimizer->beta2, n);
+  optimizer_add(dtype, m, &kept, block->u, 1.0 - optimizer->beta1, n);
+  optimizer_squares(dtype, block->u, v, optimizer->beta2, 1.0 - optimizer->beta2, n);
   optimizer_quotient(dtype, &quotient, m, v, optimizer->epsilon * correction2, n);
-  optimizer_add(dtype, dst, w, &quotient, step->scale * correction2 / correction1, n);
+  optimizer_add(dtype, block->dst, block->w, &quotient, block->scale * correction2 / correction1,
+                n);
 }
 
-/* dst = w + scale * u / (sqrt(v) + epsilon), with v as RMSprop or AdaGrad has it. */
-static void optimizer_by_root(const mlfab__optimizer *optimizer, double scale, int dtype, void *dst,
-                              const void *w, const void *u, void *v, size_t n) {
+/* v = keep * v + take * u * u; dst = w + scale * u / (sqrt(v) + epsilon). */
+static void optimizer_by_root(const mlfab__optimizer *optimizer, const optimizer_block *block,
+                              double keep, double take) {
   optimizer_scratch quotient;
-  int sums = optimizer->kind == MLFAB_OPTIMIZER_ADAGRAD;
-  double beta = optimizer->beta2;
-  optimizer_squares(dtype, u, v, sums ? 1.0 : beta, sums ? 1.0 : 1.0 - beta, n);
-  optimizer_quotient(dtype, &quotient, u, v, optimizer->epsilon, n);
-  optimizer_add(dtype, dst, w, &quotient, scale, n);
+  int dtype = block->dtype;
+  optimizer_squares(dtype, block->u, block->s0, keep, take, block->n);
+  optimizer_quotient(dtype, &quotient, block->u, block->s0, optimizer->epsilon, block->n);
+  optimizer_add(dtype, block->dst, block->w, &quotient, block->scale, block->n);
 }
 
-/* A block: at most OPTIMIZER_BLOCK elements. */
-static void optimizer_block(const mlfab__optimizer *optimizer, const mlfab__optimizer_step *step,
-                            double scale, int dtype, void *dst, const void *w, const void *u,
-                            void *s0, void *s1, size_t n) {
-  optimizer_scratch decayed;
-  if (optimizer->weight_decay > 0.0) {
-    optimizer_add(dtype, &decayed, w, w, step->scale * optimizer->weight_decay, n);
-    w = &decayed;
-  }
-  switch (optimizer->kind) {
-    case MLFAB_OPTIMIZER_MOMENTUM:
-      optimizer_momentum(optimizer, scale, dtype, dst, w, u, s0, n);
-      break;
-    case MLFAB_OPTIMIZER_ADAM:
-      optimizer_adam(optimizer, step, dtype, dst, w, u, s0, s1, n);
-      break;
-    case MLFAB_OPTIMIZER_RMSPROP:
-    case MLFAB_OPTIMIZER_ADAGRAD:
-      optimizer_by_root(optimizer, scale, dtype, dst, w, u, s0, n);
-      break;
-    default:
-      optimizer_add(dtype, dst, w, u, scale, n);
-  }
+static void optimizer_rmsprop(const mlfab__optimizer *optimizer, const optimizer_block *block) {
+  optimizer_by_root(optimizer, block, optimizer->beta2, 1.0 - optimizer->beta2);
+}
+
+static void optimizer_adagrad(const mlfab__optimizer *optimizer, const optimizer_block *block) {
+  optimizer_by_root(optimizer, block, 1.0, 1.0);
+}
+
+static void optimizer_plain(const mlfab__optimizer *optimizer, const optimizer_block *block) {
+  (void)optimizer;
+  optimizer_add(block->dtype, block->dst, block->w, block->u, block->scale, block->n);
+}
+
+/* The update rules, by MLFAB_OPTIMIZER_*. */
+static const struct {
+  const char *name;
+  uint32_t states; /* arrays of the weights' size that it keeps: 0, 1 or 2 */
+  int linear;      /* the step is linear in u and leaves w as it is */
+  void (*apply)(const mlfab__optimizer *optimizer, const optimizer_block *block);
+} optimizer_kinds[] = {
+    [MLFAB_OPTIMIZER_SGD] = {"sgd", 0, 1, optimizer_plain},
+    [MLFAB_OPTIMIZER_MOMENTUM] = {"momentum", 1, 1, optimizer_momentum},
+    [MLFAB_OPTIMIZER_ADADELAY] = {"adadelay", 0, 1, optimizer_plain},
+    [MLFAB_OPTIMIZER_ADAM] = {"adam", 2, 0, optimizer_adam},
+    [MLFAB_OPTIMIZER_RMSPROP] = {"rmsprop", 1, 0, optimizer_rmsprop},
+    [MLFAB_OPTIMIZER_ADAGRAD] = {"adagrad", 1, 0, optimizer_adagrad},
+};
+
+/* --- the interface --- */
+
+/* Refuses what is outside [low, high) or, with `open`, is low. */
+static int optimizer_member(double *member, double given, const char *name, double low, double high,
+                            int open, const char *range, mlfab_error *error) {
+  *member = given;
+  /* Asked before any comparison, which -ffast-math would assume to be about a number. */
+  if (!mlfab__finite(*member))
+    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "%s is not finite", name);
+  if (*member < low || *member >= high || (open && *member <= low))
+    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "%s is %g, must be %s", name, *member, range);
+  return 0;
+}
+
+#define OPTIMIZER_MEMBER(member, low, high, open, range) \
+  if (code == 0)                                         \
+  code = optimizer_member(&made.member, given.member, #member, low, high, open, range, error)
+
+MLFAB__INTERNAL int mlfab__optimizer_init(mlfab__optimizer *optimizer,
+                                          const mlfab_model_options *options, mlfab_error *error) {
+  const double huge = 1.7976931348623157e308;
+  mlfab_model_options given = MLFAB_MODEL_OPTIONS_INIT;
+  if (options) memcpy(&given, options, mlfab__min(options->size, sizeof given));
+  mlfab__optimizer made = {.kind = given.optimizer};
+  int code = 0;
+  if (made.kind >= MLFAB__COUNT(optimizer_kinds))
+    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED, "unknown optimizer %u", (unsigned)made.kind);
+  int sgd = made.kind == MLFAB_OPTIMIZER_SGD, scaled = made.kind == MLFAB_OPTIMIZER_ADADELAY;
+  OPTIMIZER_MEMBER(epsilon, 0.0, huge, !sgd,
+                   sgd ? "0 or more" : "positive: MLFAB_MODEL_OPTIONS_INIT has initial values");
+  OPTIMIZER_MEMBER(gamma, 0.0, 1.0, 0, "in [0, 1)");
+  OPTIMIZER_MEMBER(adadelay_c, 0.0, huge, scaled, scaled ? "positive" : "0 or more");
+  OPTIMIZER_MEMBER(beta1, 0.0, 1.0, 0, "in [0, 1)");
+  OPTIMIZER_MEMBER(beta2, 0.0, 1.0, 0, "in [0, 1)");
+  OPTIMIZER_MEMBER(weight_decay, 0.0, huge, 0, "0 or more");
+  if (code == 0) *optimizer = made;
+  return code;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__optimizer_states(uint32_t kind) {
+  return kind < MLFAB__COUNT(optimizer_kinds) ? optimizer_kinds[kind].states : 0;
+}
+
+MLFAB__INTERNAL int mlfab__optimizer_linear(const mlfab__optimizer *optimizer) {
+  return optimizer_kinds[optimizer->kind].linear && !(optimizer->weight_decay > 0.0);
+}
+
+MLFAB__INTERNAL int mlfab__optimizer_adds(const mlfab__optimizer *optimizer) {
+  return optimizer->kind == MLFAB_OPTIMIZER_SGD && !(optimizer->weight_decay > 0.0);
+}
+
+MLFAB__INTERNAL const char *mlfab__optimizer_name(uint32_t kind) {
+  return kind < MLFAB__COUNT(optimizer_kinds) ? optimizer_kinds[kind].name : "unknown";
 }
 
 MLFAB__INTERNAL void mlfab__optimizer_apply(const mlfab__optimizer *optimizer,
@@ -5949,9 +5963,19 @@ MLFAB__INTERNAL void mlfab__optimizer_apply(const mlfab__optimizer *optimizer,
   size_t width = mlfab__dtype_bytes(dtype);
   for (uint64_t at = 0; at < n; at += OPTIMIZER_BLOCK) {
     size_t count = (size_t)mlfab__min(n - at, OPTIMIZER_BLOCK), skip = (size_t)at * width;
-    optimizer_block(optimizer, step, scale, dtype, (char *)dst + skip, (const char *)w + skip,
-                    (const char *)u + skip, states > 0 ? (char *)s0 + skip : NULL,
-                    states > 1 ? (char *)s1 + skip : NULL, count);
+    optimizer_scratch decayed;
+    optimizer_block block = {.dtype = dtype, .scale = scale, .t = step->t, .n = count};
+    block.dst = (char *)dst + skip;
+    block.w = (const char *)w + skip;
+    block.u = (const char *)u + skip;
+    block.s0 = states > 0 ? (char *)s0 + skip : NULL;
+    block.s1 = states > 1 ? (char *)s1 + skip : NULL;
+    if (optimizer->weight_decay > 0.0) {
+      optimizer_add(dtype, &decayed, block.w, block.w, step->scale * optimizer->weight_decay,
+                    count);
+      block.w = &decayed;
+    }
+    optimizer_kinds[optimizer->kind].apply(optimizer, &block);
   }
 }
 
@@ -28893,7 +28917,7 @@ static inline int network_room(mlfab__network *net, mlfab__profile *profile, uin
   void *old = room > NETWORK_FIRST ? profile->steps : NULL;
   mlfab__step *steps = mlfab__grow(net->env, old, &room, need, sizeof *steps);
   if (steps == NULL) return MLFAB_ERR_MEMORY;
-  if (old == NULL) memcpy(steps, profile->steps, profile->n * sizeof *steps);
+  if (old == NULL && profile->n > 0) memcpy(steps, profile->steps, profile->n * sizeof *steps);
   profile->steps = steps;
   profile->room = room;
   return 0;
@@ -39583,19 +39607,22 @@ typedef struct config_setting {
   uint64_t low, high, unit;
   const config_word *words; /* or NULL */
   double most;
+  const char *(*word_of)(uint32_t value); /* or NULL: "unknown" behind the last */
 } config_setting;
 
 #define CONFIG_WORDS(...) ((const config_word[]){__VA_ARGS__, {NULL, 0}})
 #define CONFIG_AT(type, member) \
   (uint16_t) offsetof(type, member), (uint16_t)sizeof(((type *)0)->member)
 #define CONFIG_U(name, type, member, low, high, unit) \
-  { name, CONFIG_NUMBER, CONFIG_AT(type, member), low, high, unit, NULL, 0 }
+  { name, CONFIG_NUMBER, CONFIG_AT(type, member), low, high, unit, NULL, 0, NULL }
 #define CONFIG_W(name, type, member, low, high, ...) \
-  { name, CONFIG_NUMBER, CONFIG_AT(type, member), low, high, 1, CONFIG_WORDS(__VA_ARGS__), 0 }
+  { name, CONFIG_NUMBER, CONFIG_AT(type, member), low, high, 1, CONFIG_WORDS(__VA_ARGS__), 0, NULL }
 #define CONFIG_R(name, type, member, most) \
-  { name, CONFIG_REAL, CONFIG_AT(type, member), 0, 0, 1, NULL, most }
+  { name, CONFIG_REAL, CONFIG_AT(type, member), 0, 0, 1, NULL, most, NULL }
+#define CONFIG_N(name, type, member, word_of) \
+  { name, CONFIG_NUMBER, CONFIG_AT(type, member), 1, 0, 1, NULL, 0, word_of }
 #define CONFIG_T(name, type, member, kind) \
-  { name, kind, CONFIG_AT(type, member), 0, 0, 1, NULL, 0 }
+  { name, kind, CONFIG_AT(type, member), 0, 0, 1, NULL, 0, NULL }
 
 enum { CONFIG_MS = 1000000, CONFIG_DAY_MS = 86400000 };
 #define CONFIG_HUGE 1.7976931348623157e308
@@ -39631,19 +39658,13 @@ static const config_setting config_settings[] = {
 };
 
 static const config_setting config_model[] = {
-    CONFIG_W("optimizer", mlfab_model_options, optimizer, 1, 0, {"sgd", MLFAB_OPTIMIZER_SGD},
-             {"momentum", MLFAB_OPTIMIZER_MOMENTUM}, {"adadelay", MLFAB_OPTIMIZER_ADADELAY},
-             {"adam", MLFAB_OPTIMIZER_ADAM}, {"rmsprop", MLFAB_OPTIMIZER_RMSPROP},
-             {"adagrad", MLFAB_OPTIMIZER_ADAGRAD}),
+    CONFIG_N("optimizer", mlfab_model_options, optimizer, mlfab__optimizer_name),
     CONFIG_R("gamma", mlfab_model_options, gamma, 1.0),
     CONFIG_R("beta1", mlfab_model_options, beta1, 1.0),
     CONFIG_R("beta2", mlfab_model_options, beta2, 1.0),
     CONFIG_R("epsilon", mlfab_model_options, epsilon, CONFIG_HUGE),
     CONFIG_R("weight_decay", mlfab_model_options, weight_decay, CONFIG_HUGE),
-    CONFIG_W("consistency", mlfab_model_options, consistency.kind, 1, 0,
-             {"async", MLFAB_SYNC_ASYNC}, {"bsp", MLFAB_SYNC_BSP}, {"ssp", MLFAB_SYNC_SSP},
-             {"dsps", MLFAB_SYNC_DSPS}, {"drop", MLFAB_SYNC_DROP}, {"pssp", MLFAB_SYNC_PSSP},
-             {"pssp_dynamic", MLFAB_SYNC_PSSP_DYNAMIC}),
+    CONFIG_N("consistency", mlfab_model_options, consistency.kind, mlfab__sync_name),
     CONFIG_U("staleness", mlfab_model_options, consistency.staleness, 0, INT64_MAX, 1),
     CONFIG_U("need", mlfab_model_options, consistency.need, 1, 65536, 1),
     CONFIG_R("chance", mlfab_model_options, consistency.chance, 1.0),
@@ -39705,6 +39726,11 @@ static int config_choice(const config_setting *s, const char *name, const char *
     if (!strcmp(text, w->word)) return *value_p = w->value, 0;
     size_t at = strlen(want);
     snprintf(want + at, sizeof want - at, " %s", w->word);
+  }
+  for (uint32_t v = 0; s->word_of && strcmp(s->word_of(v), "unknown") != 0; v++) {
+    if (!strcmp(text, s->word_of(v))) return *value_p = v, 0;
+    size_t at = strlen(want);
+    snprintf(want + at, sizeof want - at, " %s", s->word_of(v));
   }
   if (s->low > s->high) return config_bad(error, name, text, want);
   int code = config_number(name, text, s->low, s->high, value_p, error);
@@ -39924,6 +39950,7 @@ MLFAB_API int mlfab_filter_from_env(mlfab_filter *filter, mlfab_error *error_p) 
 #undef CONFIG_AT
 #undef CONFIG_U
 #undef CONFIG_W
+#undef CONFIG_N
 #undef CONFIG_R
 #undef CONFIG_T
 #undef CONFIG_TIME
