@@ -6478,7 +6478,7 @@ MLFAB__INTERNAL void mlfab__windows_decide(mlfab__window *window, uint64_t seq, 
 /* ==============================================================================================
  * core/node/port.h
  * ============================================================================================== */
-/* port.h - how a role speaks: what it is handed, what it yields, whom it may ask. Layer 2.
+/* port.h - how a role speaks: what it is handed, what it yields, whom it may ask. 
  *
  * A role (worker, server, member) knows its peers by number: a server its workers by rank, a worker
  * its servers by number. Control frames are posted to a queue of the peer's link at once; frames
@@ -6500,7 +6500,7 @@ typedef struct mlfab__frame_out {
   uint32_t meta_bytes, bulk_bytes;
   uint8_t *meta;    /* where to encode: room for MLFAB_META_MAX */
   const void *bulk; /* borrowed until the token comes back, or copied when token is 0 */
-  uint64_t token;   /* the low 62 bits are the role's */
+  uint64_t token;   /* below 2^60: see role.h, Loans */
   uint32_t slot;    /* the role's own notes until it was taken */
   uint64_t note[2];
 } mlfab__frame_out;
@@ -6532,35 +6532,145 @@ typedef struct mlfab__port {
 
 
 /* ==============================================================================================
- * core/node/bootstrap.c
+ * core/node/role.h
  * ============================================================================================== */
-/* bootstrap.c - a node: completing its configuration, and joining the fabric. See node.h.
+/* role.h - the role table: what a node asks of its roles, and nothing else of them.
  *
- * Server 0 is the meeting point. Every node says JOIN there; it is refused (with the reason) or
- * gets an incarnation, and when all nodes of the world are there, WELCOME with the addresses of the
- * servers. A process that comes later under a rank whose process is gone is welcomed at once, with
- * a larger incarnation, which fences the old one. A joiner calls again until its deadline. */
+ * A role is a part of a node that speaks to peers: the worker, the server, the communicator, an aggregator, ...
+ * It says on which kinds of links it is asked, and fills in the functions that it needs; NULL where it does not
+ * care. The node owns links, queues, timers, admission and liveness, and knows its roles only by this table. A
+ * peer is told by the kind of the link and its number there (node.h): the rank of a worker, the number of a
+ * server.
+ *
+ * Order. Where several roles are on one kind of link, a frame is offered to them in the order of the table, those
+ * of the `rest` last, until one takes it. Of those that have a frame to send, the role that sent last on this link is asked last, so that
+ * they take turns.
+ *
+ * Loans. A bulk that is lent to a link has a token of its role, below 2^60. It comes back exactly once: by
+ * `returned`, or, when the role took it back with the port's detach or the link is lost, without a word. Tokens
+ * of several roles on one link do not meet: the node adds which role it was.
+ *
+ * Functions are called with the node in a consistent state, one at a time, and never from inside another
+ * function of a role: what a role asks of links (drop, detach) is done when it has returned. */
+
+struct mlfab_node; /* node.h */
+
+enum mlfab__link_kind {
+  MLFAB__LINK_FREE,
+  MLFAB__LINK_NEW,
+  MLFAB__LINK_CLAIM,
+  MLFAB__LINK_JOIN_IN,
+  MLFAB__LINK_JOIN_OUT,
+  MLFAB__LINK_SERVER, /* from here on roles are asked */
+  MLFAB__LINK_WORKER,
+  MLFAB__LINK_PLANNER,
+  MLFAB__LINK_SCHEDULER,
+  MLFAB__LINK_PEER,
+  MLFAB__LINK_PEER_IN,
+  MLFAB__LINK_RESHARD,
+  MLFAB__LINK_RESHARD_IN,
+  MLFAB__LINK_KINDS
+};
+
+#define MLFAB__ON(kind) (1u << MLFAB__LINK_##kind)
+#define MLFAB__SERVES(kind) (1u << MLFAB__REQUEST_##kind)
+
+/* What was said when a link came to stand. */
+typedef struct mlfab__greeting {
+  const mlfab__hello *hello; /* what a worker said who called; else NULL */
+  mlfab__hello_ack
+      *ack; /* the answer: to be filled by who was called, and then what the caller reads */
+  uint32_t incarnation; /* of who called; 0 where we did */
+  int fresh;            /* ... which is a process that was not here before */
+  const char *why;      /* hello: why not. Static */
+  const char *died; /* up: what the peer would be said to have died of, were it dead now. Static */
+} mlfab__greeting;
+
+/* Of which link a role is asked, and when. */
+typedef struct mlfab__at {
+  int kind;
+  uint32_t peer;
+  uint64_t now_ns;
+} mlfab__at;
+
+typedef struct mlfab__role {
+  const char *name;
+  void *self;
+  size_t bytes;      /* of self, which the node gives back after `free`; 0: not the node's */
+  uint32_t links;    /* MLFAB__ON(kind) | ... */
+  uint32_t requests; /* MLFAB__SERVES(kind) | ... of `withdraw` */
+  uint8_t rest;      /* refuses frames that it does not know: stands behind those that do not */
+
+  /* A frame: 1 when this role takes it, 0 when it is not of this role, or an error: the link is given up. */
+  int (*frame)(void *self, mlfab__at at, const mlfab__frame_in *frame);
+  /* The next frame with a bulk for this peer: 1, or 0. It was taken. Its bulk is free. */
+  int (*next)(void *self, mlfab__at at, mlfab__frame_out *frame);
+  void (*taken)(void *self, mlfab__at at, const mlfab__frame_out *frame);
+  void (*returned)(void *self, mlfab__at at, uint64_t token);
+
+  /* A link is about to stand: to judge, and to fill the answer where the peer called. Not 0: an error, and
+   * `why`; a peer that called is refused, a server that answered counts as dead. */
+  int (*hello)(void *self, mlfab__at at, mlfab__greeting *greeting);
+  /* It stands, and its answer was sent or came. A server may answer again: then nothing was lost. */
+  void (*up)(void *self, mlfab__at at, mlfab__greeting *greeting);
+  /* It broke: the peer may call again. */
+  void (*lost)(void *self, mlfab__at at);
+  /* The peer is dead, or has said goodbye (`left`). */
+  void (*gone)(void *self, mlfab__at at, int left);
+  /* Is a link to this peer wanted? Asked where there is none. */
+  int (*wants)(void *self, mlfab__at at);
+
+  /* Every look at the clock; when the next is due. */
+  void (*tick)(void *self, uint64_t now_ns);
+  uint64_t (*deadline)(const void *self);
+  /* Four times a heartbeat, while `waits` of any role says so. */
+  void (*scan)(void *self, uint64_t now_ns);
+  int (*waits)(const void *self);
+  /* After everything that may have changed something. All actions have been carried out: nothing is lent any
+   * more but what is open. */
+  void (*settle)(void *self);
+  void (*idle)(void *self);
+
+  /* A request of this role ends by its deadline, or as cancelled. */
+  void (*withdraw)(void *self, mlfab__request *request, int code, uint64_t now_ns);
+  /* This node's worker will leave. Does nobody wait for this role any more? It says goodbye now. */
+  void (*leave)(void *self);
+  int (*quiet)(const void *self);
+  void (*part)(void *self);
+  /* A transport measured a link. What this host's links carry, bytes per second, 0: not known. */
+  void (*measured)(void *self, const mlfab_measure *measure, uint64_t now_ns);
+  void (*capacity)(void *self, double in, double out);
+  void (*stats)(const void *self, mlfab_stats *stats);
+  void (*free)(void *self);
+} mlfab__role;
+
+
+/* ==============================================================================================
+ * core/node/role.c
+ * ============================================================================================== */
+/* role.c - a node: the table of its roles, their ports, and who of them is asked. See role.h. */
 
 /* ==============================================================================================
  * core/node/node.h
  * ============================================================================================== */
-/* node.h - a node: its links, its roles, joining. Layer 5. A beat is the interval of heartbeats.
+/* node.h - a node: its links, joining, liveness. A beat is the interval of heartbeats. What the node is for is in
+ * its roles, which it knows by their table only (role.h).
  *
  * A link is a transport's connection with a purpose:
  *
  *    NEW      somebody called us; its first frame tells who it is: JOIN -> JOIN_IN, HELLO -> WORKER,
- *             SCHEDULER or PEER, MEET -> MEMBER
+ *             SCHEDULER or RESHARD_IN, MEET -> PEER_IN
  *    CLAIM    it wants a number that another process has: see Numbers
  *    JOIN_IN  a node that joins, at server 0, until it has its WELCOME and hangs up
  *    JOIN_OUT we join; closed when WELCOME is here
  *    SERVER   from our worker role to a server: HELLO, HELLO_ACK, then everything
  *    WORKER   from a worker to our server role
  *    PLANNER  from our scheduler role to a server: HELLO, HELLO_ACK, plans; SCHEDULER: its other end
- *    HOP      from our worker role to another worker's node, as an aggregator or
+ *    PEER     from our worker role to another worker's node, as an aggregator or
  *             in collectives: MEET, then updates up and the model down, and messages up;
- *             MEMBER: its other end. Opened when it is wanted: server 0 is asked WHERE, and says THERE
- *    RESHARD_SERVER    from our server role to another server, when slices move: HELLO, HELLO_ACK, what server 0
- *             leads and its answers, slices; PEER: its other end. One for each direction; nothing but
+ *             PEER_IN: its other end. Opened when it is wanted: server 0 is asked WHERE, and says THERE
+ *    RESHARD  from our server role to another server, when slices move: HELLO, HELLO_ACK, what server 0
+ *             leads and its answers, slices; RESHARD_IN: its other end. One for each direction; nothing but
  *             HELLO_ACK goes back. Opened when it is wanted, and kept
  *
  * Roles of one node talk to each other over pairs of links that no transport sees; such a link stands
@@ -6637,7 +6747,13 @@ typedef struct mlfab__port {
  * A broken link is not yet a death: the worker calls again, and is dead to a server when it has not
  * for 2 beats (5 when hand-driven); a server is dead to us when no link to it stood for 5. They begin
  * with the break, however long it was silent before: we may have been stopped ourselves. After a silence
- * under (a) or (b) the death follows at once. */
+ * under (a) or (b) the death follows at once.
+ *
+ * Files, lowest first: link.c (links, their queues and timers, actions), role.c (asks the roles), outbox.c (what
+ * is sent next), claim.c (heartbeats, Numbers, dispatch), peer_link.c (links between workers), server_link.c (our ways
+ * to servers), inner.c (links inside the node), caller.c (who calls our server role), bootstrap.c (joining),
+ * alive.c (Liveness), node.c (events, time, leaving). What is below calls what is above by the rules of link
+ * kinds, a table that node.c fills. */
 
 /* ==============================================================================================
  * mlfab_node.h
@@ -6785,3378 +6901,3381 @@ MLFAB_API int mlfab_node_stats(const mlfab_node *node, mlfab_stats *stats_p, siz
 #endif
 #endif /* MLFAB_NODE_H */
 
-/* ==============================================================================================
- * core/sched/aggregator.h
- * ============================================================================================== */
-/* aggregator.h - the aggregator role: adds updates up on their way, hands the model on. Layer 4.
- *
- * It lives on a worker's node. Servers tell it what to do over that worker's links to them; workers
- * (members) call it on links of their own, the node's own worker as any other. It has a fixed
- * number of accumulators, each as large as the largest shard, and uses one for each group and each
- * spread under way:
- *
- *   a group (up):   FREE --GROUP--> ADDING --RELEASE, last byte forwarded--> SENT --GROUP_END--> FREE
- *                                     |
- *                                     +--member dead, silent, not finite: GROUP_FAIL--> FAILED --GROUP_END--> FREE
- *   a spread (down): FREE --SPREAD--> HANDING --every member has all, or was given up--> FREE
- *
- *   a member of a spread: WAITING --(its link stands, fewer than two are active)--> ACTIVE --> DONE
- *                            +--(its link lost, it is silent: SPREAD_FAIL)---+--> GIVEN_UP
- *
- * Up (aggregator.c; packets: sum.c). Members are granted in the order of the manifest, all groups together in the
- * order of their coming: the next as soon as those before it leave capacity of the in-link unused
- * (mlfab__meter), or have two chunks to go. A member whose link does not stand is passed over until
- * it does. The sum is formed in the manifest's order too: byte x of member k is added when member k
- * - 1's byte x was, so that the result does not depend on arrival. A member may be ahead of the one
- * before it by no more than MLFAB__AGGREGATOR_STAGE; what comes early is staged raw in a ring, of
- * which an accumulator has a few. The sum is forwarded, as far as the server has released it, while
- * bytes of the last member still come in; with `whole`, when it is complete. The sum of packets is
- * forwarded as packets, when it is complete. How long a packed update is, its first chunk tells: until
- * then it is reckoned with as if it were not packed. It is granted all at once when it is the head, and
- * as much as a ring holds before; what then is left of the ring may be too little for a packet, and is
- * not waited for.
- * Down (distributor.c). MODEL frames of the server are kept with their slice and version and handed
- * to every member in that order, two members at a time at most, each by its attempt. When the
- * server begins a slice again, the old bytes are forgotten and members that have some of them get
- * the new ones after.
- *
- * Invariants. (1) A group's bytes are added exactly once: chunks out of place, of a group that
- * never was, of another incarnation or not granted break the member's link; chunks of a group that
- * is over or has failed were sent before the member could know, and are ignored. (2) Nothing is
- * forwarded that was not released. (3) A group that failed sends nothing more; whatever it sent is
- * void because the server forgot its number. (4) What is lent to a link is not written before it
- * has come back: a group that gets an accumulator of which bulks are still out grants nothing until
- * they are back. (5) Accumulators and rings are allocated at first use and kept; without memory or
- * a free accumulator a GROUP is answered with GROUP_FAIL AGAIN, a SPREAD with SPREAD_FAIL; without
- * a ring nobody is granted early.
- * (6) Whoever is waited for is named within 3 heartbeats (of a spread: within 4, because it is
- * looked whether a link moves once a heartbeat).
- *
- * Source: MLfabric §3.2, §5.2 (aggregation), §10.3 (distribution). Departs: cuts through. */
-
-/* Tokens of bulks that the aggregator lends on a link it shares with the worker role. */
-#define MLFAB__AGGREGATOR_TOKEN ((uint64_t)1 << 61)
+#define MLFAB__NO_LINK 0xffffffffu
 
 enum {
-  MLFAB__AGGREGATOR_MAX = 64, /* accumulators of a node */
-  MLFAB__AGGREGATOR_STAGE = 4 << 20,
-  MLFAB__AGGREGATOR_RINGS = 2,
-  MLFAB__AGGREGATOR_LINK_LOANS = 16, /* bulks that one link has of an accumulator */
-  MLFAB__AGGREGATOR_LOANS = 2 * MLFAB__AGGREGATOR_LINK_LOANS,
-  MLFAB__AGGREGATOR_COPY = 8192 /* bulks up to this are copied by the transport */
+  MLFAB__ROLES_MAX = 15, /* of a node: four bits of a token tell which */
+  MLFAB__OUTLETS = 32    /* ports that its roles have */
 };
+#define MLFAB__ROLE_SHIFT 60 /* of a token: above it, the role */
 
-/* A member of a group. added <= received <= granted, all of the group's bytes, or of the member's own
- * packets. */
-typedef struct mlfab__addend {
-  uint64_t seq;
-  double weight;
-  uint32_t worker, incarnation;
-  uint32_t run;  /* cursor of `added` */
-  uint32_t ring; /* where what comes early is staged, plus one, or 0 */
-  uint64_t granted, received, added;
-  uint64_t total;    /* of packets; 0: not known yet */
-  uint64_t next;     /* of packets: where in the model the next may begin */
-  uint64_t since_ns; /* when something was heard of it, or it was first waited for */
-} mlfab__addend;
-
-/* Neighbouring bytes of one type, by where they end in the group's bytes. */
-typedef struct mlfab__run {
-  uint64_t end;
-  int dtype;
-} mlfab__run;
-
-/* A segment of a group of packets, and where it is in the group's bytes. */
-typedef struct mlfab__sum_stretch {
-  mlfab__segment segment;
-  uint64_t at;
-} mlfab__sum_stretch;
-
-/* How far a sum has become packets. */
-typedef struct mlfab__sum_cursor {
-  uint32_t stretch;
-  uint64_t in;
-} mlfab__sum_cursor;
-
-enum { MLFAB__RECIPIENT_WAITING, MLFAB__RECIPIENT_ACTIVE, MLFAB__RECIPIENT_DONE, MLFAB__GIVEN_UP };
-
-/* A member of a spread. */
-typedef struct mlfab__recipient {
-  uint64_t request;
-  uint32_t worker, incarnation, attempt;
-  uint32_t record; /* the next for it */
-  uint32_t lent;   /* bulks of it that have not come back */
-  uint8_t state;
-  uint8_t moved; /* since the last look at the clock */
-  uint64_t since_ns;
-} mlfab__recipient;
-
-/* A MODEL frame as it came. */
-typedef struct mlfab__record {
-  uint64_t offset, version, commit;
-  uint32_t slice, flags, epoch;
-  uint32_t bulk;    /* bytes of the frame */
-  uint64_t stretch; /* bytes of the model that it answers for */
-  uint64_t at;      /* where its bulk is kept */
-  uint64_t before;  /* stretches of the frames before it */
-} mlfab__record;
-
-/* A bulk that a transport has. */
-typedef struct mlfab__loan {
-  uint32_t serial; /* 0: none */
-  uint32_t peer;
-  uint8_t up;
-  uint32_t recipient; /* when not up */
-  uint64_t age;       /* of what the accumulator was used for */
-  uint64_t end;       /* of its bytes */
-} mlfab__loan;
-
+/* Pairs of links inside a node. */
 enum {
-  MLFAB__ACCUMULATOR_FREE,
-  MLFAB__ACCUMULATOR_ADDING,
-  MLFAB__ACCUMULATOR_SENT,
-  MLFAB__ACCUMULATOR_FAILED,
-  MLFAB__ACCUMULATOR_HANDING
+  MLFAB__PAIR_SERVER,
+  MLFAB__PAIR_PLANNER,
+  MLFAB__PAIR_PEER,
+  MLFAB__PAIR_RESHARD,
+  MLFAB__PAIRS
 };
 
-typedef struct mlfab__accumulator {
-  uint8_t state;
-  uint32_t server;
-  uint64_t number; /* of the group, or the request of the spread */
-  uint64_t age;    /* smaller ones came earlier */
-  uint64_t bytes;
-  int whole;
-  uint8_t *data; /* `room` bytes; NULL for ghosts */
-  uint64_t room;
-  uint64_t since_ns; /* when the use began; of a spread: when it was looked whether links move */
-  mlfab__loan loans[MLFAB__AGGREGATOR_LOANS];
-  uint32_t lent;
-  /* A group. */
-  mlfab__addend *addends;
-  uint32_t naddends, addend_room;
-  uint32_t head; /* the first that is not complete */
-  uint32_t top;  /* none from here on is granted */
-  mlfab__run *runs;
-  uint32_t nruns, run_room;
-  uint64_t wide;        /* bytes of 8-byte elements; they come first */
-  uint64_t outstanding; /* granted and expected, not received */
-  uint64_t released, sent;
-  uint64_t came_ns,
-      told_ns; /* the last byte of a member; when the server was last told that they come */
-  uint8_t *rings[MLFAB__AGGREGATOR_RINGS]; /* stage_bytes and packet_bytes each */
-  uint8_t ring_used[MLFAB__AGGREGATOR_RINGS];
-  /* A group of packets. */
-  int packed;
-  mlfab__sum_stretch *stretches;
-  uint32_t nstretches, stretch_room;
-  uint64_t cleared; /* bytes of the sum that are not rubbish */
-  uint8_t *stream;  /* the sum's packets, `stream_room` bytes: at first use, and kept */
-  uint64_t stream_room, length;
-  mlfab__sum_cursor cursor;
-  int encoded; /* all of the sum is in `stream`, `length` bytes */
-  /* A spread. */
-  mlfab__recipient *recipients;
-  uint32_t nrecipients, recipient_room;
-  mlfab__record *records;
-  uint32_t nrecords, record_room;
-  uint64_t filled, end; /* stretches of all records; where the next bulk goes */
-  int complete;
-  uint32_t open; /* recipients that are neither done nor given up */
-} mlfab__accumulator;
-
-typedef struct mlfab__aggregator_scratch mlfab__aggregator_scratch; /* aggregator.c */
-
-/* What is known of a server's numbers of groups. */
-typedef struct mlfab__aggregator_server {
-  uint64_t newest; /* ever: members may still send for groups up to it */
-  uint64_t last;   /* on its present link: they ascend */
-} mlfab__aggregator_server;
-
-typedef struct mlfab__aggregator {
-  mlfab__env *env;
-  const mlfab_config *config;
-  mlfab__port up;   /* servers by number */
-  mlfab__port down; /* members by rank */
-  mlfab_stats *stats;
-  uint32_t workers, servers;
-  const mlfab__layout *layout; /* the worker's; NULL until the model stands */
-  int ghost;
-  uint64_t shard_bytes, data_bytes,
-      stage_bytes;       /* largest shard; size of accumulators; how far a member may be ahead */
-  uint64_t packet_bytes; /* of the largest packet */
-  uint32_t naccumulators;
-  mlfab__accumulator *accumulators;
-  mlfab__aggregator_server *numbers; /* by server */
-  uint8_t *connected;                /* members whose link stands, by rank */
-  uint32_t *incarnations;            /* theirs */
-  mlfab__meter meter;                /* of the in-link, all groups together */
-  uint64_t ages;
-  uint32_t serials;
-  uint64_t now_ns;
-  mlfab__aggregator_scratch *scratch; /* for decoding manifests; with the first */
-  uint8_t *came; /* MLFAB__PACKET_ROOM: the packets of the frame that is being taken in */
-} mlfab__aggregator;
-
-/* Errors: MEMORY. Afterwards free works in any case. */
-MLFAB__INTERNAL int mlfab__aggregator_init(mlfab__aggregator *aggregator, mlfab__env *env,
-                                           const mlfab_config *config, const mlfab__port *up,
-                                           const mlfab__port *down, mlfab_stats *stats);
-MLFAB__INTERNAL void mlfab__aggregator_free(mlfab__aggregator *aggregator);
-/* The model stands: what bytes are of what type. Before that every GROUP fails; what is under way
- * fails when it is called again. */
-MLFAB__INTERNAL void mlfab__aggregator_model(mlfab__aggregator *aggregator,
-                                             const mlfab__layout *layout, int ghost);
-/* A frame of a server: 1 when it was for this role (GROUP, GROUP_END, RELEASE, SPREAD, and MODEL
- * and PULL_FAIL with MLFAB__SPREAD_BIT in the request), else 0. */
-MLFAB__INTERNAL int mlfab__aggregator_server_frame(mlfab__aggregator *aggregator, uint32_t server,
-                                                   const mlfab__frame_in *frame, uint64_t now_ns);
-/* A server's link is lost, or it is dead: everything for it is over, without a word. */
-MLFAB__INTERNAL void mlfab__aggregator_server_lost(mlfab__aggregator *aggregator, uint32_t server);
-/* A member's link stands, after MEET; is lost. What was lent to a lost link has come back. */
-MLFAB__INTERNAL void mlfab__aggregator_met(mlfab__aggregator *aggregator, uint32_t member,
-                                           uint32_t incarnation, uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__aggregator_lost(mlfab__aggregator *aggregator, uint32_t member,
-                                            uint64_t now_ns);
-/* A frame of a member (HOP_CHUNK). */
-MLFAB__INTERNAL void mlfab__aggregator_member_frame(mlfab__aggregator *aggregator, uint32_t member,
-                                                    const mlfab__frame_in *frame, uint64_t now_ns);
-/* The next frame with a bulk for a server (FORWARD), for a member (HOP_MODEL): 1, or 0; it was
- * taken; its bulk is free. */
-MLFAB__INTERNAL int mlfab__aggregator_next_up(mlfab__aggregator *aggregator, uint32_t server,
-                                              mlfab__frame_out *frame);
-MLFAB__INTERNAL void mlfab__aggregator_taken_up(mlfab__aggregator *aggregator, uint32_t server,
-                                                const mlfab__frame_out *frame);
-MLFAB__INTERNAL int mlfab__aggregator_next_down(mlfab__aggregator *aggregator, uint32_t member,
-                                                mlfab__frame_out *frame);
-MLFAB__INTERNAL void mlfab__aggregator_taken_down(mlfab__aggregator *aggregator, uint32_t member,
-                                                  const mlfab__frame_out *frame);
-/* Tokens come back on either kind of link. One that is not out any more is ignored. */
-MLFAB__INTERNAL void mlfab__aggregator_sent(mlfab__aggregator *aggregator, uint64_t token);
-MLFAB__INTERNAL void mlfab__aggregator_tick(mlfab__aggregator *aggregator, uint64_t now_ns);
-MLFAB__INTERNAL uint64_t mlfab__aggregator_deadline(const mlfab__aggregator *aggregator);
-
-/* --- between the files of the role, lowest first: accumulator.c, sum.c, distributor.c, aggregator.c --- */
-
-/* A free accumulator with its memory for a new use, or NULL. `clean`: nothing of it may be lent. */
-MLFAB__INTERNAL mlfab__accumulator *mlfab__aggregator_take(mlfab__aggregator *aggregator,
-                                                           uint32_t server, uint64_t number,
-                                                           uint64_t bytes, int clean);
-MLFAB__INTERNAL mlfab__accumulator *mlfab__aggregator_find(mlfab__aggregator *aggregator,
-                                                           uint32_t server, uint64_t number);
-/* May this link have more bulks of the accumulator? */
-MLFAB__INTERNAL int mlfab__aggregator_lends(const mlfab__accumulator *accumulator, int up,
-                                            uint32_t peer);
-/* Fills bulk, token and slot of a frame whose bulk_bytes are set. */
-MLFAB__INTERNAL void mlfab__aggregator_offer(mlfab__aggregator *aggregator,
-                                             const mlfab__accumulator *accumulator, uint64_t at,
-                                             mlfab__frame_out *frame);
-/* It was taken, and ends at `end` in the accumulator: notes what was lent. 1 when a bulk was. */
-MLFAB__INTERNAL int mlfab__aggregator_lend(mlfab__aggregator *aggregator, int up, uint32_t peer,
-                                           uint32_t recipient, uint64_t end,
-                                           const mlfab__frame_out *frame);
-/* A link is lost, and has given everything back. */
-MLFAB__INTERNAL void mlfab__aggregator_all_returned(mlfab__aggregator *aggregator, int up,
-                                                    uint32_t peer);
-/* sum.c: an accumulator for a group of packets. Errors: AGAIN (no room), UNSUPPORTED (ghosts). */
-MLFAB__INTERNAL int mlfab__sum_begin(mlfab__aggregator *aggregator, mlfab__accumulator *group,
-                                     const mlfab__segment *segments, uint32_t n);
-/* A text when the chunk breaks the protocol; otherwise its packets may be taken in, and are in private
- * memory from then on. */
-MLFAB__INTERNAL const char *mlfab__sum_check(mlfab__aggregator *aggregator,
-                                             const mlfab__accumulator *group, mlfab__addend *addend,
-                                             const mlfab__hop_chunk *chunk, mlfab__frame_in *frame);
-/* Adds the packets of a chunk, which were counted as received, or stages them. Adds what a member has
- * staged. Errors: NOT_FINITE, FRAME. */
-MLFAB__INTERNAL int mlfab__sum_take(mlfab__accumulator *group, mlfab__addend *addend,
-                                    const mlfab__frame_in *frame);
-MLFAB__INTERNAL int mlfab__sum_unstage(mlfab__accumulator *group, mlfab__addend *addend);
-/* Makes packets of some more of a complete sum. 1 when that was the last of it. */
-MLFAB__INTERNAL int mlfab__sum_encode(mlfab__aggregator *aggregator, mlfab__accumulator *group);
-/* Bytes of the next FORWARD: whole packets. */
-MLFAB__INTERNAL uint32_t mlfab__sum_forwardable(const mlfab__aggregator *aggregator,
-                                                const mlfab__accumulator *group);
-
-/* Does this member's link stand, under this incarnation? */
-MLFAB__INTERNAL int mlfab__aggregator_stands(const mlfab__aggregator *aggregator, uint32_t worker,
-                                             uint32_t incarnation);
-
-MLFAB__INTERNAL void mlfab__distributor_spread(mlfab__aggregator *aggregator, uint32_t server,
-                                               const mlfab__frame_in *frame,
-                                               mlfab__spread_member *members);
-/* 1 when they were of a spread. */
-MLFAB__INTERNAL int mlfab__distributor_model(mlfab__aggregator *aggregator, uint32_t server,
-                                             const mlfab__frame_in *frame);
-MLFAB__INTERNAL int mlfab__distributor_skip(mlfab__aggregator *aggregator, uint32_t server,
-                                            const mlfab__frame_in *frame);
-MLFAB__INTERNAL int mlfab__distributor_pull_fail(mlfab__aggregator *aggregator, uint32_t server,
-                                                 const mlfab__frame_in *frame);
-/* Gives up all that is left of a spread. */
-MLFAB__INTERNAL void mlfab__distributor_fail(mlfab__aggregator *aggregator,
-                                             mlfab__accumulator *accumulator, int code);
-MLFAB__INTERNAL void mlfab__distributor_met(mlfab__aggregator *aggregator);
-MLFAB__INTERNAL void mlfab__distributor_lost(mlfab__aggregator *aggregator, uint32_t member);
-/* A bulk of this recipient has come back. */
-MLFAB__INTERNAL void mlfab__distributor_returned(mlfab__aggregator *aggregator,
-                                                 mlfab__accumulator *accumulator,
-                                                 uint32_t recipient);
-MLFAB__INTERNAL void mlfab__distributor_tick(mlfab__aggregator *aggregator,
-                                             mlfab__accumulator *accumulator);
-MLFAB__INTERNAL uint64_t mlfab__distributor_deadline(const mlfab__aggregator *aggregator,
-                                                     const mlfab__accumulator *accumulator);
-
-/* core/node/node.h goes on. */
-
-/* ==============================================================================================
- * core/coll/comm.h
- * ============================================================================================== */
-/* comm.h - the communicator: a worker's collectives, their epochs, their execution. Layer 4.
- *
- * Server 0 keeps the roll of those who take part (membership.h). A worker:
- *
- *    OUT --first call: MEMBERSHIP--> ASKED --MEMBERSHIP_LIST--> LISTED (READY) --MEMBERSHIP_GO--> IN
- *                                ^                     |                         |
- *                                |                     +--- a failure here ------+--> FAILED
- *                                +------- MEMBERSHIP again, by itself <------- MEMBERSHIP_OVER, from any
- *
- * A failure here (deadline, cancel, NaN refused, out of memory, a peer that cannot be reached
- * for 8 heartbeats) ends all open calls of this worker at once, with one error: their memory is
- * free then. It is told to server 0 (MEMBERSHIP_FAIL, when there is no epoch as soon as one is
- * listed), which ends the epoch for all (MEMBERSHIP_OVER); that fails nothing more here. A failure
- * that finds no call open is kept for the next one (`owed`; of several the last). Calls begun
- * while no epoch stands wait for it, with numbers of the epoch to come.
- *
- * An epoch that cannot begin here, for want of memory for the streams or for an object, fails like
- * any other. This worker then says MEMBERSHIP at the next tick and not at once (`later`); alone, it forms
- * the next epoch then. So each attempt ends the calls that wait, and attempts are bounded by time.
- *
- * A play is a schedule (dag.h) being executed: of a plain collective (channel 0, its number), of
- * a round of an object (channel, round). Operations:
- *    SEND      one message, when the peer may have it: at once if the play is eager, else when its
- *              READY came. Done when it is queued and copied, or (borrowed) queued.
- *    RECV      done when all its bytes are in place. What comes for it before it may run is
- *              staged in memory of the message's length.
- *    RECV_REDUCE  likewise, added as the bytes come.
- *    Where several peers send what one element's sum is made of (up a tree), their messages are paced:
- *              READY carries a credit in its tag, and paced SENDs of lower tags may go. A peer may be
- *              `window` messages ahead of what all of them have had added. Windows of all plays share
- *              MLFAB__COMM_WINDOWS bytes, the oldest play first; that one always has a window of 1, also
- *              beyond the bytes. The oldest call that is open anywhere is the oldest at every member
- *              that has it, so it goes on, and no window that is held by others can stop it.
- *    COMPUTE   the play's function.
- * A play is over when its schedule is finished and nothing borrowed is out: then the caller has
- * its buffers again.
- *
- * Invariants. (1) Plain calls are numbered in the order of calls, from 0 in each epoch;
- * (channel, number) means the same play on all workers, and its signature (kind, sizes, types,
- * options) is in every message: one that differs from ours is a failure with SHAPE, found by
- * server 0, which asks everybody. (2) A message is accepted once, for its RECV only, with the
- * length that the RECV says. (3) Every failure is seen once by every worker: its open calls and
- * steps fail with it, or the next. (4) Nothing of an epoch that is over touches a caller's
- * memory. (5) Plays of one epoch are bounded: MLFAB__COMM_CALLS plain ones, 2 an object; staged
- * bytes by MLFAB__STREAM_CREDIT a peer, by the windows, and the lengths of RECVs that are not paced. (6) A call ends: by finishing,
- * by a verdict, by its deadline, or by the death of server 0.
- *
- * An allreduce of more than eager_bytes, in a fabric with a scheduler, or of MLFAB_ALGORITHM_PLANNED,
- * goes by a tree that the scheduler plans (trees.h): when its turn has come the worker asks server 0 for
- * the tree, and the play begins with the answer. Matching, failures and verdicts are the same. With an
- * empty answer all members take what AUTO chooses.
- *
- * A call that runs in shared memory (shm_coll.h) takes a number here like any other (`outside`), so
- * that matching, deadlines and verdicts are the same; its bytes pass elsewhere.
- *
- * Source: eagerSGD §4 (schedules). Departs: sends are matched by the number of the round, not by
- * persistent connections; failures. */
-
-/* ==============================================================================================
- * core/coll/dag.h
- * ============================================================================================== */
-/* dag.h - a schedule: operations of one member of a collective, and what each waits for. Layer 1.
- *
- * Pure bookkeeping: which operation may run now. What running means (messages, memory, sums) is the
- * runner's. An operation starts when all of its dependencies are done, or any of them (OR), or k of
- * them (a quorum); it is consumable: it runs at most once a round, and what comes later does not
- * start it again. A schedule is built once and run for any number of rounds.
- *
- *    init; add, after, ... ; seal; then for each round: start; while (next) run it; done; finished
- *
- * Invariants: in a round every operation goes WAITING, READY, RUNNING, DONE, each at most once;
- * operations become READY in an order that only depends on the order of done and trigger. After
- * seal nothing is allocated until the next add.
- *
- * Source: eagerSGD §III-B (schedules of consumable operations, AND and OR dependencies). Departs:
- * k of n for quorums, and cycles are refused also where an OR would break them. */
-
-enum mlfab__dag_kind {
-  MLFAB__DAG_NOP,
-  MLFAB__DAG_SEND,
-  MLFAB__DAG_RECV,
-  MLFAB__DAG_RECV_REDUCE,
-  MLFAB__DAG_COMPUTE
-};
-
-enum mlfab__dag_state {
-  MLFAB__DAG_WAITING,
-  MLFAB__DAG_READY,   /* in the queue of mlfab__dag_next */
-  MLFAB__DAG_RUNNING, /* handed out */
-  MLFAB__DAG_DONE
-};
-
-/* What mlfab__dag_seal found wrong, in dag->flaw. */
-enum mlfab__dag_flaw {
-  MLFAB__DAG_SOUND,
-  MLFAB__DAG_CYCLE, /* the operation waits for itself */
-  MLFAB__DAG_NEED,  /* it needs more dependencies than it has */
-  MLFAB__DAG_TWICE  /* another SEND, or another RECV, has its peer and tag */
-};
-
-#define MLFAB__DAG_NONE 0xffffffffu
-#define MLFAB__DAG_OPS_MAX (1u << 20)
-#define MLFAB__DAG_EDGES_MAX (1u << 24)
-
-typedef struct mlfab__dag_op {
-  uint8_t kind;     /* mlfab__dag_kind */
-  uint8_t outside;  /* 1: mlfab__dag_trigger counts as one more dependency */
-  uint8_t optional; /* 1: the round is over without it */
-  uint8_t left;     /* RECV_REDUCE: what comes is the left operand */
-  /* SEND: 1: the bytes may change once it is done, so they are copied; 0: they stay as they are
-   * until the peer has them. */
-  uint8_t copy;
-  /* SEND: under the peer's credit, which counts such messages by their tags, from 0. RECV_REDUCE: the
-   * runner bounds how far the peers of such ones are ahead of each other. */
-  uint8_t paced;
-  uint8_t reduce;     /* RECV_REDUCE: 0 the schedule's operation, else 1 + an operation's number */
-  uint32_t need;      /* how many dependencies start it; 0: all; 1: any (OR); q: a quorum of q */
-  uint32_t peer;      /* SEND, RECV, RECV_REDUCE: index of the member */
-  uint32_t tag;       /* (peer, tag) is unique among RECVs (of both kinds), and among SENDs */
-  uint32_t space;     /* which of the runner's memories: 0 the data, 1.. others */
-  uint64_t at, bytes; /* a stretch of it; bytes may be 0 (a bare notice) */
-  uint32_t code;      /* COMPUTE: what, the runner's own */
-} mlfab__dag_op;
-
-typedef struct mlfab__dag_edge {
-  uint32_t op, dependency;
-} mlfab__dag_edge;
-
-/* Read freely, change through the functions. */
-typedef struct mlfab__dag {
-  mlfab__env *env;
-  mlfab__dag_op *ops;
-  mlfab__dag_edge *edges; /* in the order of mlfab__dag_after */
-  uint32_t nops, ops_room;
-  uint32_t nedges, edges_room;
-  uint8_t sealed;
-  uint8_t flaw;
-  /* All that seal computes lies in one block of memory. */
-  uint32_t *block;
-  size_t block_words;
-  uint32_t *first;   /* where an operation's dependents begin in `heads`; nops + 1 */
-  uint32_t *heads;   /* dependents, by dependency */
-  uint32_t *start;   /* how many dependencies and triggers start it */
-  uint32_t *table;   /* hash of SENDs and RECVs by (peer, tag): number + 1, or 0 */
-  uint32_t mask;     /* entries of table - 1 */
-  uint32_t required; /* operations that are not optional */
-  /* The round. */
-  uint32_t *missing; /* dependencies until it starts */
-  uint32_t *queue;   /* READY ones from queue_head on; each enters once a round */
-  uint8_t *state;
-  uint8_t *triggered;
-  uint32_t queue_head, queue_end;
-  uint32_t open;  /* required operations that are not done */
-  uint64_t round; /* how many were started */
-} mlfab__dag;
-
-/* An empty schedule; `env` must outlive it. Cannot fail. */
-MLFAB__INTERNAL void mlfab__dag_init(mlfab__dag *dag, mlfab__env *env);
-MLFAB__INTERNAL void mlfab__dag_free(mlfab__dag *dag);
-/* Empties it for the next one and keeps the memory. The count of rounds begins anew. */
-MLFAB__INTERNAL void mlfab__dag_clear(mlfab__dag *dag);
-
-/* Appends a copy of *op; *id_p is its number, counted from 0. Amortized O(1). Errors: MEMORY, LIMIT
- * (MLFAB__DAG_OPS_MAX); nothing has changed. */
-MLFAB__INTERNAL int mlfab__dag_add(mlfab__dag *dag, const mlfab__dag_op *op, uint32_t *id_p);
-/* `op` waits for `dependency`; said twice it counts twice. Amortized O(1). Errors: ARGUMENT (no
- * such operation), LIMIT (MLFAB__DAG_EDGES_MAX), MEMORY; nothing has changed. */
-MLFAB__INTERNAL int mlfab__dag_after(mlfab__dag *dag, uint32_t op, uint32_t dependency);
-/* Checks the schedule and makes it ready to be started. O(ops + edges). Errors: ARGUMENT, with the
- * culprit and dag->flaw: a cycle (an operation on it), a need above the number of dependencies, a
- * (peer, tag) twice (the later one); MEMORY (culprit MLFAB__DAG_NONE). */
-MLFAB__INTERNAL int mlfab__dag_seal(mlfab__dag *dag, uint32_t *culprit_p);
-
-/* Begins a new round of a sealed schedule: all is WAITING, and what waits for nothing is READY.
- * What still runs of the round before is forgotten: its done must not come any more. O(ops). */
-MLFAB__INTERNAL void mlfab__dag_start(mlfab__dag *dag);
-/* 1 and the next operation that may run, first come first served, or 0. It is RUNNING until
- * mlfab__dag_done, which may come at once or later. O(1). */
-MLFAB__INTERNAL int mlfab__dag_next(mlfab__dag *dag, uint32_t *id_p);
-/* A RUNNING operation is done. O(dependents). */
-MLFAB__INTERNAL void mlfab__dag_done(mlfab__dag *dag, uint32_t id);
-/* The outside has started operation `id`: counts once a round, and only where op.outside is set.
- * O(1). */
-MLFAB__INTERNAL void mlfab__dag_trigger(mlfab__dag *dag, uint32_t id);
-/* 1 when every operation that is not optional is done. O(1). */
-MLFAB__INTERNAL int mlfab__dag_finished(const mlfab__dag *dag);
-/* An mlfab__dag_state. O(1). */
-MLFAB__INTERNAL int mlfab__dag_state(const mlfab__dag *dag, uint32_t id);
-/* The RECV or RECV_REDUCE for what the peer sends under this tag, or MLFAB__DAG_NONE. Sealed
- * schedules only. O(1). */
-MLFAB__INTERNAL uint32_t mlfab__dag_find_recv(const mlfab__dag *dag, uint32_t peer, uint32_t tag);
-
-/* core/coll/comm.h goes on. */
-
-/* ==============================================================================================
- * core/coll/algorithm.h
- * ============================================================================================== */
-/* algorithm.h - builders of full collectives as schedules: what one member sends, receives and adds.
- * Layer 2. Pure: it appends operations to a dag, the same for everybody who asks the same.
- *
- * Everything happens in place in one stretch of memory. The data is cut into blocks, one a member
- * (`counts`, or as even as it goes, the larger ones first), and messages into segments, so that the
- * sum of one overlaps the way of the next. RECVs wait for nothing, wherever what they write is free
- * by the time that anything can come.
- *
- * Algorithms, P members, n bytes, log = log2 P rounded up; what a member sends, and the order in
- * which member i's x_i enter the result:
- *
- *   RING      allreduce, reduce-scatter, allgather: P-1 steps a half, (P-1)/P n a half. Block b
- *             goes from b+1 round to b: ((x_b+1 o x_b+2) o ...) o x_b, indices modulo P.
- *             `ordered`: a chain, ((x_0 o x_1) o ...) o x_P-1, and back along it (allreduce), or
- *             from the last member straight to the owners (reduce-scatter): 2 n at most.
- *             broadcast: a chain from the root, n.
- *   HALVING   allreduce, reduce-scatter, allgather: log steps a half, (P-1)/P n a half, for any P.
- *             In step k = log-1 .. 0 of the first half what is meant for the members 2^k ..
- *             2^(k+1)-1 further on goes to member me + 2^k, which adds it (the operand of the lower
- *             index is the left one). Not for `ordered`.
- *             The second half is the same backwards.
- *   DOUBLING  allreduce (and reduce-scatter, as an allreduce of which only the own block counts):
- *             log steps of n. Ranges of members that are neighbours are added, the lower one left:
- *             a balanced tree over x_0 .. x_P-1 in their order. Where P is no power of two, the
- *             first 2 (P - 2^floor) members are added in pairs before, and told the result after.
- *             allgather: as HALVING. barrier: dissemination, log bare notices.
- *   TREE      allreduce: binomial, to member 0 and back, log n at the root; ranges of neighbours,
- *             the lower one left. broadcast: binomial from the root.
- *   PLANNED   allreduce: up a tree that is given, and down another (`tree`). A parent adds its children
- *             in the order of the list, each on the right. Not for `ordered`.
- *
- * So every element is added at one member, or everywhere in the same tree: all members get the same
- * bits, in every run.
- *
- * Write after read. A SEND without `copy` reads its bytes until the peer has them, and nothing here
- * waits for it before it writes there again, because each such write is a message that could not
- * have been made without those bytes: in the ring, the finished block b reaches only members whose
- * part is in it; the same for HALVING, the chain and the tree (the root's result has every member's
- * part in it). So its arrival proves theirs. DOUBLING is the exception: both partners
- * add into what they send at once; there `copy` is 1 and the sum waits for the SEND. What is only
- * sent, and not written again, is waited for by the end of the task alone: when that operation is
- * done the memory is the caller's, though a SEND may not have been reported done yet whose bytes
- * the result proves to have arrived.
- *
- * Source: Rabenseifner 2004; Thakur et al. 2005; Bruck et al. 1997, and Traeff 2024 for its reverse
- * (HALVING). */
-
-enum {
-  MLFAB__COLLECTIVE_ALLREDUCE = 1,
-  MLFAB__COLLECTIVE_REDUCE_SCATTER,
-  MLFAB__COLLECTIVE_ALLGATHER,
-  MLFAB__COLLECTIVE_BROADCAST,
-  MLFAB__COLLECTIVE_BARRIER
-};
-
-#define MLFAB__COLLECTIVE_MEMBERS_MAX 1024u
-/* COMPUTE: divide the stretch by the number of members. */
-#define MLFAB__COLLECTIVE_DIVIDE 0xfffffff0u
-
-typedef struct mlfab__algorithm_task {
-  uint8_t kind;      /* MLFAB__COLLECTIVE_* */
-  uint8_t algorithm; /* enum mlfab_algorithm */
-  uint8_t ordered;   /* 1: the operation does not commute: x_0 o x_1 o ... o x_P-1 */
-  uint8_t mean;      /* 1: reductions are divided by the number of members */
-  uint32_t members, me, root;
-  uint32_t width; /* bytes of an element */
-  uint64_t count; /* elements altogether */
-  /* Reduce-scatter and allgather: elements of each member's block, with the sum `count`; NULL:
-   * even. Read while building only. */
-  const uint64_t *counts;
-  /* Most bytes of a message; at least one element goes, and more where there would be 2^16
-   * messages. */
-  uint32_t segment;
-  uint32_t tag;   /* the first tag to use */
-  uint32_t space; /* of the data */
-  uint64_t at;    /* where it begins in the space */
-  uint32_t after; /* operation that all of it waits for, or MLFAB__DAG_NONE */
-  uint8_t reduce; /* as in mlfab__dag_op */
-  /* PLANNED: all members, by their numbers. Read while building only. NULL: it cannot be done so. */
-  const mlfab__tree_node *tree;
-} mlfab__algorithm_task;
-
-/* Is it a tree of all n members: each once, one of them the root (no parent, no giver), and every way up
- * and every way down leads to it? *most_p: the largest number of children. Errors: ARGUMENT. */
-MLFAB__INTERNAL int mlfab__algorithm_check_tree(const mlfab__tree_node *tree, uint32_t n,
-                                                uint32_t *most_p);
-
-/* Appends the task. *end_p: an operation that is done when all is; *next_tag_p: the first tag that
- * is free behind it, the same for all members. AUTO, and what an algorithm cannot do, must have been
- * resolved by mlfab__algorithm_choose. With `mean` a COMPUTE of MLFAB__COLLECTIVE_DIVIDE goes over whatever
- * this member has finished before it is handed on. Reduce-scatter leaves block `me` reduced and the
- * others unspecified. O(messages). Errors: ARGUMENT (numbers out of range, an algorithm that this
- * cannot be done by), and of the dag: MEMORY, LIMIT; the dag then holds a part, and is to be
- * cleared. */
-MLFAB__INTERNAL int mlfab__algorithm_build(mlfab__dag *dag, const mlfab__algorithm_task *task,
-                                           uint32_t *end_p, uint32_t *next_tag_p);
-/* The algorithm that the task gets: its own, if it can be done so, else the cheapest one that can.
- * `me` does not matter: all members choose the same. */
-MLFAB__INTERNAL uint8_t mlfab__algorithm_choose(const mlfab__algorithm_task *task,
-                                                double latency_ns, double bytes_per_ns,
-                                                double add_bytes_per_ns);
-/* What the task would take by an algorithm, in ns: so much a message, a byte sent and a byte added;
- * a negative number where it cannot be done so. */
-MLFAB__INTERNAL double mlfab__algorithm_cost(const mlfab__algorithm_task *task, uint8_t algorithm,
-                                             double latency_ns, double bytes_per_ns,
-                                             double add_bytes_per_ns);
-
-/* core/coll/comm.h goes on. */
-
-/* ==============================================================================================
- * core/coll/stream.h
- * ============================================================================================== */
-/* stream.h - reliable messages between the workers of one epoch. Layer 3.
- *
- * A message is bytes with a name: (channel, number, tag), see mlfab__coll. It goes over the
- * sender's own HOP link to the receiver as frames of at most chunk_bytes, numbered from 1 for each
- * pair and epoch; acknowledgements come back on the same link. Messages for one peer leave in the
- * order in which they were given, whole.
- *
- *    a message:  QUEUED --its first frame taken by the link--> UNDER WAY --all acknowledged--> gone
- *
- *    a link:     OPEN --breaks--> (none) --a new one stands--> ASKING --acknowledged--> OPEN
- *
- * A new link begins with a question, a bare frame with the number 0, and goes on from the answer:
- * so no frame that the peer has is sent again. Number 0 is a duplicate in any case, and duplicates
- * are acknowledged at once. Whoever leaves asks likewise, behind its last frame: it need not wait
- * for the next acknowledgement by the clock.
- *
- * Invariants. (1) A frame is kept, or can be made again, until its acknowledgement has come: a
- * link that breaks is followed by a new one, and everything that the peer has not got is sent
- * again. (2) The receiver hands on frame n + 1 only after n, and each once; what it has seen is
- * dropped, what leaves a gap drops the link. (3) Bytes that are copied belong to the stream; bytes
- * that are borrowed are not touched by anybody else until `given_back`, and by then no link holds
- * them: what a link still has is detached. Their contents may change once the peer can only have
- * them (algorithm.h): they are not read again. (4) Eager bytes that the peer has not consumed are
- * bounded by MLFAB__STREAM_CREDIT: more wait here. A peer that sends more is dropped. The bound is
- * above what 16 collectives and 32 rounds of objects can have (comm.h), so nothing that the peer
- * waits for ever stands behind what it may not send. (5) An epoch ends all: `begin` and `end`
- * forget every message, and frames of another epoch are dropped.
- *
- * Memory: a message that waits costs its description, and its bytes when they are copied: from a
- * pool that keeps what was ever in use at once until the next epoch has begun, and MLFAB__STREAM_POOL
- * then. So nothing is allocated while calls repeat. All costs are O(1) a frame. */
-
-/* Tokens of bulks that this role lends: this bit, without that below it. They occur on HOP links
- * only, beside the worker role's, which have not this one. The aggregator's look alike, but are lent to MEMBER and SERVER links. The
- * rest is the message's serial, which no other message for this peer ever has: a late report
- * finds nothing. */
-#define MLFAB__STREAM_TOKEN ((uint64_t)2 << 60)
-#define MLFAB__STREAM_TOKENS ((uint64_t)3 << 60) /* the bits that tell */
-
-enum {
-  MLFAB__STREAM_CREDIT = 8 << 20, /* eager bytes at a peer */
-  MLFAB__STREAM_COPY = 8192,      /* bulks up to this are copied by the transport (token 0) */
-  MLFAB__STREAM_LEND = 32 << 10,  /* messages up to this are better copied than waited for */
-  /* Acknowledge at least so often, or for so many bytes; else at the end of a message of more than
-   * MLFAB__STREAM_LEND bytes, whose sender waits for them, and four times a heartbeat. */
-  MLFAB__STREAM_ACK_FRAMES = 16,
-  MLFAB__STREAM_ACK_BYTES = 512 << 10,
-  MLFAB__STREAM_QUEUE_MAX = 1 << 20, /* messages for one peer */
-  MLFAB__STREAM_POOL = 4 << 20,      /* bytes of the pool that outlive an epoch */
-  MLFAB__STREAM_CLASSES = 26         /* blocks of 64 bytes, twice as many, ... 2 GiB */
-};
-
-/* Who uses it. */
-typedef struct mlfab__stream_user {
-  void *self;
-  /* A frame from this member came, in order, once. bulk is borrowed for the length of the call.
-   * Both functions may call everything below but `free`. */
-  void (*deliver)(void *self, uint32_t member, const mlfab__coll *head, const void *bulk,
-                  uint32_t bytes);
-  /* The borrowed bytes of a message are free. */
-  void (*given_back)(void *self, uint32_t member, uint64_t cookie);
-} mlfab__stream_user;
-
-typedef struct mlfab__lane mlfab__lane; /* one peer: stream.c */
-
-typedef struct mlfab__streams {
-  mlfab__env *env;
-  const mlfab_config *config;
-  mlfab__port hop;  /* our links to others, by rank: `ready` opens the link when there is none */
-  mlfab__port down; /* others' links to us, by rank: acknowledgements are posted there */
-  mlfab__stream_user user;
-  uint32_t epoch; /* 0: none */
-  uint32_t members;
-  const uint32_t *ranks;             /* of members; the user's, until end */
-  uint32_t *member_of;               /* by rank, plus one; 0: not a member */
-  mlfab__lane **streams;             /* by member, NULL until it is first used */
-  uint64_t bytes_waiting;            /* of all messages that are not acknowledged */
-  uint32_t chunk;                    /* most bytes of a frame */
-  uint64_t serial;                   /* above all serials of earlier epochs */
-  void *pool[MLFAB__STREAM_CLASSES]; /* free blocks, by size */
-  uint64_t pooled;                   /* bytes of them */
-  uint8_t much;                      /* too many, when the epoch began */
-  uint8_t leaving;                   /* acknowledgements are asked for */
-} mlfab__streams;
-
-MLFAB__INTERNAL void mlfab__streams_init(mlfab__streams *streams, mlfab__env *env,
-                                         const mlfab_config *config, const mlfab__port *hop,
-                                         const mlfab__port *down, const mlfab__stream_user *user);
-MLFAB__INTERNAL void mlfab__streams_free(mlfab__streams *streams);
-/* A new epoch, with a number of its own; ends the one before. Errors: MEMORY: there is none
- * then. */
-MLFAB__INTERNAL int mlfab__streams_begin(mlfab__streams *streams, uint32_t epoch,
-                                         const uint32_t *ranks, uint32_t members);
-/* No link borrows anything that was forgotten: the pool may let go of what is too much. */
-MLFAB__INTERNAL void mlfab__streams_trim(mlfab__streams *streams);
-/* Forgets all messages: everything borrowed is free on return, without given_back. */
-MLFAB__INTERNAL void mlfab__streams_end(mlfab__streams *streams);
-
-/* Queues `n` bytes (any number, 0 too) that are a contiguous part of a message: head tells
- * channel, number, tag, flags, signature, offset and total; epoch and seq are filled in. copy:
- * they are copied now; else borrowed until given_back(cookie), which for a message of up to
- * MLFAB__STREAM_LEND bytes may take a quarter of a heartbeat. Parts of one message in the order
- * of their offsets. Eager ones are of MLFAB__STREAM_CREDIT at most. Errors: MEMORY (nothing has
- * changed), also beyond MLFAB__STREAM_QUEUE_MAX. */
-MLFAB__INTERNAL int mlfab__stream_send(mlfab__streams *streams, uint32_t member,
-                                       const mlfab__coll *head, const void *bytes, uint64_t n,
-                                       int copy, uint64_t cookie);
-/* Eager bytes of this member, which were delivered, wait no longer. */
-MLFAB__INTERNAL void mlfab__stream_consumed(mlfab__streams *streams, uint32_t member,
-                                            uint64_t bytes);
-
-/* Frames: COLL on others' links to us, COLL_ACK on ours. 1 when they were of this kind. What
- * breaks the protocol drops the link. */
-MLFAB__INTERNAL int mlfab__stream_member_frame(mlfab__streams *streams, uint32_t rank,
-                                               const mlfab__frame_in *frame);
-MLFAB__INTERNAL int mlfab__stream_hop_frame(mlfab__streams *streams, uint32_t rank,
-                                            const mlfab__frame_in *frame);
-/* Our link to a worker stands; is lost. Another's to us is lost (nothing is forgotten). */
-MLFAB__INTERNAL void mlfab__stream_hop_up(mlfab__streams *streams, uint32_t rank);
-MLFAB__INTERNAL void mlfab__stream_hop_lost(mlfab__streams *streams, uint32_t rank);
-/* 1 when something waits for a link to this worker. since_p: since when it has been missing
- * while it was wanted (now, when it is not yet counted); NULL is accepted. */
-MLFAB__INTERNAL int mlfab__stream_hop_missing(mlfab__streams *streams, uint32_t rank,
-                                              uint64_t now_ns, uint64_t *since_p);
-/* The next frame for this worker: 1, or 0; it was taken; the bulk of a token is free (1 when the
- * token was of this kind). */
-MLFAB__INTERNAL int mlfab__stream_next(mlfab__streams *streams, uint32_t rank,
-                                       mlfab__frame_out *frame);
-MLFAB__INTERNAL void mlfab__stream_taken(mlfab__streams *streams, uint32_t rank,
-                                         const mlfab__frame_out *frame);
-MLFAB__INTERNAL int mlfab__stream_sent(mlfab__streams *streams, uint32_t rank, uint64_t token);
-/* Four times a heartbeat: acknowledges what was not. */
-MLFAB__INTERNAL void mlfab__streams_tick(mlfab__streams *streams);
-/* This worker will leave: from now on it asks for acknowledgements as soon as all is sent. */
-MLFAB__INTERNAL void mlfab__streams_leave(mlfab__streams *streams);
-/* This worker has said goodbye: it waits for nothing of ours any more. */
-MLFAB__INTERNAL void mlfab__stream_parted(mlfab__streams *streams, uint32_t rank);
-/* 1 when every message that was queued for somebody who is still here has been acknowledged. */
-MLFAB__INTERNAL int mlfab__streams_quiet(const mlfab__streams *streams);
-
-/* core/coll/comm.h goes on. */
-
-enum {
-  MLFAB__COMM_CALLS = 1024,     /* plain collectives that are open; a power of 2 */
-  MLFAB__COMM_OBJECTS = 16,     /* partial, stochastic, schedules */
-  MLFAB__COMM_EAGER = 64 << 10, /* a call of up to so many bytes is sent without READY */
-  /* A root may be ahead of those who only receive: every so many calls it waits for them, and by
-   * so many others may be ahead of the first that is open. */
-  MLFAB__COMM_AHEAD = 32,
-  MLFAB__COMM_SEGMENT = 256 << 10, /* most bytes of a message of a plain collective */
-  MLFAB__COMM_SPACES = 4,
-  MLFAB__COMM_BUFS = 4096,  /* of a list */
-  MLFAB__COMM_PATIENCE = 8, /* heartbeats without a link */
-  MLFAB__COMM_PAST = 128,   /* calls that are over, and of which the signature is known */
-  MLFAB__COMM_BUCKETS = 64,
-  MLFAB__COMM_GATHER = 32 << 10, /* small stretches of one message are joined up to this */
-  MLFAB__COMM_BLOCK = 64,        /* the least block of the pool */
-  MLFAB__COMM_CLASSES = 26,      /* blocks of 64 bytes, twice as many, ... 2 GiB */
-  MLFAB__COMM_WINDOW = 4,        /* most messages that a paced peer is ahead of the last one */
-  MLFAB__COMM_WINDOWS = 4 << 20  /* bytes that the windows of all plays may have staged */
-};
-
-/* dag_op.reduce for an operation of its own: 16 * (element type) + operation + 1. Type 0 is the
- * play's, or I64 for MLFAB__OP_OR. */
-#define MLFAB__COMM_REDUCE(dtype, op) ((uint8_t)(16 * (dtype) + (op) + 1))
-/* How the tree of a call is asked for: calls of later epochs have larger numbers. */
-#define MLFAB__COMM_TREE(epoch, number) ((uint64_t)(epoch) << 40 | (number))
-/* request.slot of an object's requests; below it are those of plain calls. */
-#define MLFAB__COMM_REQUEST(id) (MLFAB__COMM_CALLS + (id))
-/* Cookies of what an object sends by the streams itself: 32 bits are its own. */
-#define MLFAB__COMM_COOKIE(id, own) (((uint64_t)(id) << 33) | ((uint64_t)(own) << 1) | 1)
-
-/* FAILED: a failure of ours was told to server 0, whose verdict is still to come. */
-enum mlfab__comm_phase {
-  MLFAB__COMM_OUT,
-  MLFAB__COMM_ASKED,
-  MLFAB__COMM_LISTED,
-  MLFAB__COMM_IN,
-  MLFAB__COMM_FAILED
-};
-
-struct mlfab__comm;
-
-/* Memory that a schedule works on: a list of stretches taken as one. */
-typedef struct mlfab__comm_space {
-  mlfab_vec *vecs; /* count in bytes here */
-  uint32_t n;
-} mlfab__comm_space;
-
-/* An operation of a play. RECVs: what has come. SENDs: the next that waits for the same READY. */
-typedef struct mlfab__comm_recv {
-  uint64_t got, from; /* bytes; the first that is staged */
-  uint8_t *stage;     /* as long as the message; NULL: its bytes went to their place */
-  uint32_t next;      /* plus one; 0: none */
-  uint8_t whole, eager;
-} mlfab__comm_recv;
-
-typedef struct mlfab__comm_peer { /* a member, to a play */
-  uint8_t ready, told;            /* its READY came; ours went out */
-  uint8_t paced;                  /* it sends messages that are paced */
-  uint32_t credit, given; /* paced SENDs below this tag may go: to it; to us, as last told */
-  uint32_t added;         /* paced messages of it that are in the sum */
-  uint32_t first, last;   /* SENDs that wait for it, plus one; 0: none */
-} mlfab__comm_peer;
-
-typedef struct mlfab__engine {
-  /* Filled by whoever arms it, and left alone until it is over. */
-  uint32_t channel;
-  uint64_t number, signature;
-  uint8_t eager;
-  int dtype, op;
-  uint32_t width;
-  mlfab_reduce_fn reduce; /* instead of op */
-  void *reduce_user;
-  mlfab__comm_space spaces[MLFAB__COMM_SPACES];
-  /* COMPUTE: 0, or a code that ends the epoch. NULL: only MLFAB__COLLECTIVE_DIVIDE occurs, which comm
-   * does. */
-  int (*compute)(void *self, struct mlfab__engine *play, const mlfab__dag_op *op);
-  /* It is over: status 0, or the verdict that ended it (told once; the play is then not armed any
-   * more). With 0 it may arm another, and this one again. */
-  void (*over)(void *self, struct mlfab__engine *play, int status, uint64_t now_ns);
-  void *self;
-  mlfab__dag dag; /* sealed; comm starts it */
-  /* comm's own. */
-  uint8_t armed;
-  uint8_t running;            /* not finished: its operations run, its messages are taken */
-  uint8_t busy;               /* its operations are being run */
-  uint8_t moved;              /* it has sent or got something */
-  uint32_t lent;              /* parts of messages that are borrowed */
-  uint32_t paced, behind;     /* peers that are paced; of them, those with `step` messages added */
-  uint32_t step, window;      /* what all of them have had added; messages that one may be ahead */
-  uint64_t step_bytes;        /* what a window of 1 may have staged */
-  uint32_t staged;            /* RECVs that have a stage */
-  mlfab__comm_recv *recvs;    /* by operation */
-  mlfab__comm_peer *peers;    /* by member */
-  struct mlfab__engine *next; /* of the armed ones */
-} mlfab__engine;
-
-/* Everything that another part of the communicator (partial_run.c, stochastic.c, a user's schedule) is,
- * towards comm. It has a number of this worker's own from the beginning, and one that is the same
- * for all, its channel, from when the plain call that opens it (comm_call.opens) begins: so many
- * openings have then begun, here as elsewhere, and server 0 levels the count with every epoch. */
-typedef struct mlfab__comm_object {
-  uint32_t id;        /* comm's own; 0: free */
-  uint32_t channel;   /* likewise; 0: not yet */
-  const char *what;   /* "a partial reduction", and ... */
-  const char *counts; /* ... what it counts: "round"; static, for texts */
-  uint8_t ahead; /* plays are armed before anybody calls them: a READY does not tell that, nor what
-                       play 0 sends, which is armed by begin */
-  void *self;
-  /* A frame of this channel that is not an armed play's, which consumes it
-   * (mlfab__stream_consumed): NULL where there are only plays, of which what comes early is
-   * kept. */
-  void (*frame)(void *self, uint32_t member, const mlfab__coll *head, const void *bulk,
-                uint32_t bytes, uint64_t now_ns);
-  void (*given_back)(void *self, uint32_t member, uint64_t cookie);
-  /* A new epoch has begun (members may be others; round: the first of it), or its opening, in one
-   * that stands; or an epoch is over (plays of it have been told). */
-  void (*begin)(void *self, uint64_t round, uint64_t now_ns);
-  void (*over)(void *self, int code, uint64_t now_ns);
-  /* May plain calls that are its own (comm_call.of) begin? It may fill their buffers then. Whoever has
-   * said no calls mlfab__comm_go_on later. NULL: always. */
-  int (*stands)(void *self);
-  /* Whom its open request waits for (a rank, or MLFAB_NO_RANK), and why; and its number. What server 0
-   * says is known: mlfab__comm_missing. */
-  int32_t (*awaited)(void *self, uint64_t *number_p, const char **why_p);
-  /* Has this worker called `number`, as far as others wait for it? */
-  int (*called)(void *self, uint64_t number);
-  void (*free_self)(void *self);
-  uint64_t waits_for; /* without plays: which number its open request is; the object keeps it */
-  /* comm's own. */
-  uint64_t upto;     /* above the numbers of all plays that were armed in this epoch */
-  uint64_t stuck_ns; /* when it was last said that a request is open for long */
-  int32_t missing;   /* who server 0 says has not called */
-} mlfab__comm_object;
-
-/* A plain collective as it is called. */
-typedef struct mlfab__comm_call {
-  uint8_t kind;      /* MLFAB__COLLECTIVE_* */
-  uint8_t algorithm; /* enum mlfab_algorithm */
-  uint8_t ordered, refuse_nan, outside;
-  int dtype, op; /* dtype 0: bytes */
-  uint32_t width;
-  mlfab_reduce_fn reduce;
-  void *reduce_user;
-  const mlfab_vec *vecs; /* counts in elements; copied */
-  uint32_t n;
-  const uint64_t *counts; /* by rank, `workers` of them: reduce-scatter, allgather; else NULL */
-  int32_t root;           /* rank; broadcast */
-  uint64_t salt;          /* what else must be the same everywhere: hashed into the signature */
-  uint32_t opens;         /* the object that it opens, or 0 */
-  uint32_t of;            /* the object that it belongs to, or 0: begins when that stands */
-  const char *words;      /* what it is, for texts: "an allreduce"; static */
-} mlfab__comm_call;
-
-/* A call as it is told of. */
-typedef struct mlfab__comm_past {
-  uint64_t signature, count;
-  const char *words;
-  int dtype, op;
-  uint32_t width;
-  int32_t root;
-  uint8_t kind, user; /* user: a reducer of the user's */
-} mlfab__comm_past;
-
-enum {
-  MLFAB__SLOT_FREE,
-  MLFAB__SLOT_WAITING,  /* for the epoch, for its turn: those from comm.begun on */
-  MLFAB__SLOT_PLANNING, /* for its tree (trees.h); what follows may begin */
-  MLFAB__SLOT_PLAIN,    /* a play */
-  MLFAB__SLOT_OUTSIDE
-};
-
-typedef struct mlfab__comm_slot { /* an open plain collective */
-  struct mlfab__comm *comm;
-  struct mlfab__comm_slot *next; /* spare */
-  uint8_t state;
-  uint8_t wanted; /* OUTSIDE: others call it as a plain one */
-  mlfab__comm_call call;
-  mlfab_vec one, *vecs; /* in bytes; vecs: &one, or a block of call.n while it is open */
-  uint64_t *counts;     /* a copy, by rank */
-  mlfab_vec *blocks;    /* the members' blocks in their order; while it is armed */
-  uint32_t blocks_room;
-  uint64_t serial, signature, count;
-  mlfab_request request;
-  uint64_t stuck_ns;
-  int32_t missing; /* who server 0 says has not called */
-  mlfab__engine play;
-} mlfab__comm_slot;
-
-/* A frame of a play that is not armed yet; its bytes follow. */
-typedef struct mlfab__comm_stage {
-  struct mlfab__comm_stage *next;
-  mlfab__coll head;
-  uint32_t member, bytes;
-} mlfab__comm_stage;
-
-/* An object that this worker has closed. */
-typedef struct mlfab__comm_closed {
-  uint32_t channel;
-  uint8_t ahead;
-  uint64_t upto;
-} mlfab__comm_closed;
-
-/* Memory that was lent when its object was closed: links may read it until they have been told. */
-typedef struct mlfab__comm_grave {
-  struct mlfab__comm_grave *next;
-  void (*free_self)(void *self);
-  void *self;
-} mlfab__comm_grave;
-
-typedef struct mlfab__comm {
-  mlfab__env *env;
-  const mlfab_config *config;
-  mlfab__requests *requests;
-  mlfab__port up; /* peer 0 is server 0 */
-  mlfab__streams streams;
-  uint32_t rank;
-  int dead; /* server 0 is */
-  enum mlfab__comm_phase phase;
-  uint32_t epoch, over_epoch; /* that stands, is listed, or failed; the newest that is over */
-  uint32_t members, me;
-  uint32_t ranks[MLFAB__MEMBERSHIP_MEMBERS_MAX]; /* members, in their order */
-  mlfab__membership_member *list;                /* what MEMBERSHIP_LIST said, `members` of them */
-  mlfab__membership_go go;
-  int ready;       /* READY was said */
-  uint64_t in_ns;  /* since when it stands */
-  int32_t missing; /* whom the epoch to come waits for, says server 0 */
-  uint32_t left;   /* how many members have left; the first call that one of them has not called */
-  uint64_t left_calls, left_ns;
-  int32_t left_rank;
-  uint8_t owed;    /* a verdict that no call has seen */
-  uint8_t failing; /* a failure is to be acted on, when no frame or call is being worked on */
-  uint8_t untold;  /* a failure is to be told when an epoch is listed */
-  uint8_t later;   /* the last epoch could not begin here: takes part again at the next tick */
-  uint8_t ending, beginning; /* calls, now */
-  uint32_t depth;            /* frames and calls that are being worked on, one within the other */
-  uint64_t now_ns;
-  mlfab_error verdict;
-  mlfab__membership_over fail; /* what server 0 is told */
-  int leaving;
-  uint64_t round;          /* the largest partial round that is over, plus one */
-  uint64_t objects_opened; /* the last channel given out, here or elsewhere */
-  uint32_t objects_added;  /* the last id */
-  /* Calls have serials that go on for ever; a call's number is its serial in the epoch, from `base` on. All
-   * below `first` are over, all below `begun` have begun; `end` is the next one. */
-  uint64_t base, first, begun, end;
-  mlfab__comm_slot **slots; /* MLFAB__COMM_CALLS, by serial; NULL before the first call */
-  mlfab__comm_slot *spare;  /* list */
-  mlfab__comm_object objects[MLFAB__COMM_OBJECTS];
-  mlfab__comm_closed closed[MLFAB__COMM_OBJECTS];
-  uint32_t closed_next;
-  mlfab__comm_grave *graves;
-  mlfab__comm_past past[MLFAB__COMM_PAST]; /* by serial */
-  mlfab__engine *armed;                    /* list */
-  /* Messages that came early, by channel and number; the last of each list. */
-  mlfab__comm_stage *stages[MLFAB__COMM_BUCKETS], *stage_ends[MLFAB__COMM_BUCKETS];
-  uint32_t stage_count;
-  uint64_t window_bytes;           /* what all windows may have staged */
-  uint8_t *gather;                 /* small stretches on their way out as one */
-  void *pool[MLFAB__COMM_CLASSES]; /* free blocks, by size */
-  uint64_t pooled;                 /* bytes of them */
-  uint64_t collectives, collectives_failed, epochs, rounds; /* counters; rounds: partial ones */
-  /* Memory for others of the host, as drive says; nonce 0: none. Whether all could map it: asked
-   * of drive between LISTED and READY. What else MEMBERSHIP says: the host, and its link's bytes a
-   * second. */
-  uint32_t arena_pid;
-  int32_t arena_fd;
-  uint64_t arena_nonce, arena_bytes;
-  int arena_asked; /* 1: drive shall map the list and call mlfab__comm_mapped */
-  uint64_t host;
-  double link_in, link_out;
-} mlfab__comm;
-
-MLFAB__INTERNAL int mlfab__comm_init(mlfab__comm *comm, mlfab__env *env, const mlfab_config *config,
-                                     uint32_t rank, const mlfab__port *up, const mlfab__port *hop,
-                                     const mlfab__port *down, mlfab__requests *requests);
-MLFAB__INTERNAL void mlfab__comm_free(mlfab__comm *comm);
-
-/* Begins a plain collective. vecs' memory is borrowed until the request is finished. timeout_ns
- * as everywhere in roles (0: none). Errors: as of mlfab_allreduce_start before anything is sent.
- * `outside`: only a number is taken; the caller runs it when mlfab__comm_outside says so, and
- * ends it with mlfab__comm_finish. */
-MLFAB__INTERNAL int mlfab__comm_start(mlfab__comm *comm, const mlfab__comm_call *call,
-                                      uint64_t timeout_ns, uint64_t now_ns,
-                                      mlfab_request *request_p, mlfab_error *error);
-/* An object stands: calls that wait for it begin. */
-MLFAB__INTERNAL void mlfab__comm_go_on(mlfab__comm *comm);
-/* An outside call: 1 and its number and signature when its epoch stands with the arena; 0 not
- * yet; or what ended it (its request is then finished). MLFAB_ERR_UNSUPPORTED: the epoch has no
- * arena, or another worker calls this one as a plain call: it has become one by itself, wait for
- * the request. After UNSUPPORTED the rest of the epoch goes without the arena. Not to be asked
- * while it runs. */
-MLFAB__INTERNAL int mlfab__comm_outside(mlfab__comm *comm, mlfab_request request,
-                                        uint64_t *number_p, uint64_t *signature_p);
-/* The same while it runs: 0, or what ends the waiting in the arena. Of the call nothing changes:
- * its memory is the arena's until that has been left, and comm_outside is asked again. */
-MLFAB__INTERNAL int mlfab__comm_outside_over(mlfab__comm *comm, mlfab_request request);
-/* It was carried out (0), or failed with this code and culprit (a member's rank, or
- * MLFAB_NO_RANK). SHAPE, which all members get alike, only asks server 0 to compare the calls: its
- * verdict ends the call. */
-MLFAB__INTERNAL void mlfab__comm_finish(mlfab__comm *comm, mlfab_request request, int code,
-                                        int32_t rank, uint64_t now_ns);
-/* Drive has mapped (1) or could not map (0) the memory of `list`. */
-MLFAB__INTERNAL void mlfab__comm_mapped(mlfab__comm *comm, int ok);
-/* A request of ours (plain or an object's) is withdrawn: TIMEOUT or CANCELLED. */
-MLFAB__INTERNAL void mlfab__comm_withdraw(mlfab__comm *comm, mlfab__request *request, int code,
-                                          uint64_t now_ns);
-/* The worker takes no further part (done, or closing): tells server 0. */
-MLFAB__INTERNAL void mlfab__comm_leave(mlfab__comm *comm);
-/* 1 when nothing is under way that others wait for: no play runs, all messages are acknowledged. */
-MLFAB__INTERNAL int mlfab__comm_quiet(const mlfab__comm *comm);
-
-/* The link to server 0 stands (again); server 0 is dead. */
-MLFAB__INTERNAL void mlfab__comm_hello(mlfab__comm *comm);
-MLFAB__INTERNAL void mlfab__comm_dead(mlfab__comm *comm, uint64_t now_ns);
-/* Frames of server 0 (ROLL_*): 1 when they were of this role. COLL and COLL_ACK go to the
- * streams by these (they run what has become ready). */
-MLFAB__INTERNAL int mlfab__comm_server_frame(mlfab__comm *comm, const mlfab__frame_in *frame,
-                                             uint64_t now_ns);
-MLFAB__INTERNAL int mlfab__comm_member_frame(mlfab__comm *comm, uint32_t rank,
-                                             const mlfab__frame_in *frame, uint64_t now_ns);
-MLFAB__INTERNAL int mlfab__comm_hop_frame(mlfab__comm *comm, uint32_t rank,
-                                          const mlfab__frame_in *frame, uint64_t now_ns);
-/* There is no link of ours to this worker: 1 when one is wanted. After 8 heartbeats that is a
- * failure. Only asked while there is none. Up and lost links are told to the streams. */
-MLFAB__INTERNAL int mlfab__comm_hop_missing(mlfab__comm *comm, uint32_t rank, uint64_t now_ns);
-/* Does it have anything that mlfab__comm_tick looks after? */
-MLFAB__INTERNAL int mlfab__comm_waits(const mlfab__comm *comm);
-/* Four times a heartbeat, while it has. */
-MLFAB__INTERNAL void mlfab__comm_tick(mlfab__comm *comm, uint64_t now_ns);
-/* All actions have been carried out: nothing is lent any more but what is open. */
-MLFAB__INTERNAL void mlfab__comm_sweep(mlfab__comm *comm);
-
-/* --- for objects: partial_run.c, stochastic.c, schedules --- */
-
-/* Where a copy of it lives until it is removed, or NULL: there are MLFAB__COMM_OBJECTS. Takes no part in
- * anything before the call that opens it (comm_call.opens). */
-MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_add(mlfab__comm *comm,
-                                                           const mlfab__comm_object *object);
-/* Adds a copy of *object, and begins the call that opens it for all workers, or for nobody: all must call it, with the
- * same salt. Errors: LIMIT (MLFAB__COMM_OBJECTS are open), and of mlfab__comm_start; *object_p is
- * then NULL, and the object is still the caller's. `opening`: that call in words, static. */
-MLFAB__INTERNAL int mlfab__comm_object_open(mlfab__comm *comm, const mlfab__comm_object *object,
-                                            const char *opening, uint64_t salt, uint64_t timeout_ns,
-                                            uint64_t now_ns, mlfab__comm_object **object_p,
-                                            mlfab_request *request_p, mlfab_error *error);
-/* A request of an object. Errors: AGAIN. */
-MLFAB__INTERNAL int mlfab__comm_object_request(mlfab__comm *comm, const mlfab__comm_object *object,
-                                               uint64_t timeout_ns, uint64_t now_ns,
-                                               mlfab_request *request_p, mlfab_error *error);
-/* What the object with this number is to itself, when it is of this kind, or NULL. */
-MLFAB__INTERNAL void *mlfab__comm_object_self(mlfab__comm *comm, uint32_t id,
-                                              void (*kind)(void *self));
-/* Closes it here. Where a round of it has begun elsewhere, or begins later, that is a failure
- * (PEER_CLOSED). */
-MLFAB__INTERNAL void mlfab__comm_object_remove(mlfab__comm *comm, mlfab__comm_object *object);
-/* Has free_self called as soon as no link can hold memory of it any more. */
-MLFAB__INTERNAL void mlfab__comm_bury(mlfab__comm *comm, mlfab__comm_grave *grave);
-/* NULL: there is none. */
-MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_find(mlfab__comm *comm, uint32_t id);
-MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_channel_find(mlfab__comm *comm, uint32_t channel);
-/* Arms a play: its READYs go out, its schedule starts, what came early is delivered. Its dag is
- * sealed. In phase IN only. Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__comm_arm(mlfab__comm *comm, mlfab__engine *play, uint64_t now_ns);
-/* Takes a play back without telling anybody: nothing of it is borrowed on return. Where others
- * are still to get bytes of it, that is a failure (CANCELLED). */
-MLFAB__INTERNAL void mlfab__comm_disarm(mlfab__comm *comm, mlfab__engine *play);
-/* Triggers an operation of an armed play. */
-MLFAB__INTERNAL void mlfab__comm_trigger(mlfab__comm *comm, mlfab__engine *play, uint32_t op,
-                                         uint64_t now_ns);
-/* Ends the epoch for all, with this code, rank to blame and text. Within calls of comm it takes
- * effect at their end. */
-MLFAB__INTERNAL void mlfab__comm_fail(mlfab__comm *comm, int code, int32_t rank, const char *text);
-MLFAB__INTERNAL void mlfab__comm_fail_memory(mlfab__comm *comm); /* this worker has none left */
-/* A verdict that nobody has seen: 1, and the call that asked returns it. */
-MLFAB__INTERNAL int mlfab__comm_owed(mlfab__comm *comm, mlfab_error *error);
-/* What calls have in common; `what` in words. Errors: PEER_DEAD (server 0), STATE (it leaves), LIMIT (too
- * many workers); of elements ARGUMENT (none) and LIMIT (model_max_bytes); of data ARGUMENT. */
-MLFAB__INTERNAL int mlfab__comm_check_state(const mlfab__comm *comm, const char *what,
-                                            mlfab_error *error);
-MLFAB__INTERNAL int mlfab__comm_check_count(const mlfab__comm *comm, const char *what,
-                                            uint64_t count, uint32_t width, mlfab_error *error);
-MLFAB__INTERNAL int mlfab__comm_check_data(const char *what, const void *data, uint32_t width,
-                                           mlfab_error *error);
-/* That this worker's data is not finite, which fails its call alone. */
-MLFAB__INTERNAL int mlfab__comm_not_finite(const mlfab__comm *comm, const char *what,
-                                           mlfab_error *error);
-/* Who server 0 says has not called what this object waits for, or MLFAB_NO_RANK. */
-MLFAB__INTERNAL int32_t mlfab__comm_missing(const mlfab__comm *comm,
-                                            const mlfab__comm_object *object);
-/* A request of an object ends with the verdict. */
-MLFAB__INTERNAL void mlfab__comm_end_request(mlfab__comm *comm, mlfab_request request,
-                                             uint64_t now_ns);
-
-/* --- between comm.c and engine.c --- */
-
-/* Around whatever may end the epoch. now_ns 0: as before. */
-MLFAB__INTERNAL void mlfab__comm_enter(mlfab__comm *comm, uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__comm_exit(mlfab__comm *comm);
-/* Says that this call seems to be stuck. */
-MLFAB__INTERNAL void mlfab__comm_stuck(mlfab__comm *comm, uint32_t channel, uint64_t number);
-/* A frame of a plain call that is not armed: 1 when it is to be kept. */
-MLFAB__INTERNAL int mlfab__comm_awaits(mlfab__comm *comm, uint64_t number);
-/* Blocks of a pool; what they hold is not specified. NULL: out of memory. bytes of release as of
- * block. */
-MLFAB__INTERNAL void *mlfab__comm_block(mlfab__comm *comm, uint64_t bytes);
-MLFAB__INTERNAL void mlfab__comm_release(mlfab__comm *comm, void *block, uint64_t bytes);
-/* As mlfab__stream_user has them. */
-MLFAB__INTERNAL void mlfab__engine_deliver(void *self, uint32_t member, const mlfab__coll *head,
-                                           const void *bulk, uint32_t bytes);
-MLFAB__INTERNAL void mlfab__engine_given_back(void *self, uint32_t member, uint64_t cookie);
-/* The epoch is over, and the streams' memory is free: ends all plays with this code, and forgets
- * what came early. */
-MLFAB__INTERNAL void mlfab__engine_end_all(mlfab__comm *comm, int code);
-/* Disarms the plays of an object that is closed; a failure where others have begun what needs
- * it. */
-MLFAB__INTERNAL void mlfab__engine_close(mlfab__comm *comm, const mlfab__comm_object *object);
-/* 1 when there are frames of this plain call, which came early. */
-MLFAB__INTERNAL int mlfab__engine_came(const mlfab__comm *comm, uint64_t number);
-/* From whom a message is awaited, or that it takes one: a rank, or MLFAB_NO_RANK. */
-MLFAB__INTERNAL int32_t mlfab__engine_awaits(const mlfab__comm *comm, const mlfab__engine *play);
-
-/* core/node/node.h goes on. */
-
-/* ==============================================================================================
- * core/coll/partial_run.h
- * ============================================================================================== */
-/* partial_run.h - partial reductions over the communicator. Layer 4. What they are: partial_run.c. */
-
-enum { MLFAB__PARTIAL_RUN_QUEUE_MAX = 1 << 16 };
-
-typedef struct mlfab__partial_run mlfab__partial_run; /* partial_run.c */
-
-/* Opens one; it is open for all when the request has ended with 0. To be closed otherwise. Errors:
- * as of mlfab_partial_open. */
-MLFAB__INTERNAL int mlfab__partial_run_open(mlfab__comm *comm, uint64_t count, int dtype,
-                                            const mlfab_partial_options *options,
-                                            uint64_t timeout_ns, uint64_t now_ns, uint32_t *id_p,
-                                            mlfab_request *request_p, mlfab_error *error);
-/* A step. data and info_p (or NULL) are borrowed until the request has ended, which may be at
- * once. */
-MLFAB__INTERNAL int mlfab__partial_run_start(mlfab__comm *comm, uint32_t id, void *data,
-                                             uint64_t timeout_ns, uint64_t now_ns,
-                                             mlfab_partial_info *info_p, mlfab_request *request_p,
-                                             mlfab_error *error);
-/* As mlfab_partial_flush and mlfab_partial_resync. */
-MLFAB__INTERNAL int mlfab__partial_run_flush(mlfab__comm *comm, uint32_t id, void *data,
-                                             uint64_t timeout_ns, uint64_t now_ns,
-                                             mlfab_request *request_p, mlfab_error *error);
-MLFAB__INTERNAL int mlfab__partial_run_resync(mlfab__comm *comm, uint32_t id, void *model,
-                                              uint64_t count, int dtype, uint64_t timeout_ns,
-                                              uint64_t now_ns, mlfab_request *request_p,
-                                              mlfab_error *error);
-/* Errors: STATE (a step or a flush is under way). */
-MLFAB__INTERNAL int mlfab__partial_run_close(mlfab__comm *comm, uint32_t id, mlfab_error *error);
-
-/* core/node/node.h goes on. */
-
-/* ==============================================================================================
- * core/coll/stochastic.h
- * ============================================================================================== */
-/* stochastic.h - stochastic reductions over the communicator. Layer 4. What they are: stochastic.c. */
-
-#if MLFAB_WITH_STOCHASTIC
-
-typedef struct mlfab__stochastic mlfab__stochastic; /* stochastic.c */
-
-/* Opens one; it is open for all when the request has ended with 0, and for nobody with an error.
- * Errors: as of mlfab_stochastic_open, but for what is wrong with the graph, which
- * mlfab__stochastic_state tells from then on. */
-MLFAB__INTERNAL int mlfab__stochastic_open(mlfab__comm *comm, uint64_t count, int dtype,
-                                           const mlfab_stochastic_options *options,
-                                           uint64_t timeout_ns, uint64_t now_ns, uint32_t *id_p,
-                                           mlfab_request *request_p, mlfab_error *error);
-/* 0, or why the workers of this epoch have no graph. */
-MLFAB__INTERNAL int mlfab__stochastic_state(mlfab__comm *comm, uint32_t id, mlfab_error *error);
-/* An iteration. data and info_p (or NULL) are borrowed until the request has ended; with an error,
- * data is as it was. */
-MLFAB__INTERNAL int mlfab__stochastic_start(mlfab__comm *comm, uint32_t id, void *data,
-                                            uint64_t timeout_ns, uint64_t now_ns,
-                                            mlfab_stochastic_info *info_p, mlfab_request *request_p,
-                                            mlfab_error *error);
-/* Errors: STATE (an iteration is under way). */
-MLFAB__INTERNAL int mlfab__stochastic_close(mlfab__comm *comm, uint32_t id, mlfab_error *error);
-
-#endif
-
-/* core/node/node.h goes on. */
-
-/* ==============================================================================================
- * core/sched/monitor.h
- * ============================================================================================== */
-/* monitor.h - what a host's network links carry, told from what passed through them. Layer 2.
- *
- * A pure estimator, one a node: samples of the transports (mlfab_measure) in, two capacities out,
- * in and out, each bytes a second and negative as long as nothing is known. It looks at no clock
- * and sends nothing: whoever owns it asks mlfab__monitor_take after every sample and reports what
- * it says.
- *
- * A rate that was limited by the application is a lower bound and nothing else. So of each
- * direction
- *  - the sample is the rate of the whole window when somebody had more to send all the time, else
- *    that of the stretches in which somebody had (`delivery`), else the window's, as a lower bound;
- *  - the first sample that is no mere lower bound is taken as it is; until then the interface's
- *    nominal speed stands, if it tells one, which later is an upper bound;
- *  - from then on a larger sample raises the estimate fast, also one that is a lower bound; one
- *    that is about the same is smoothed in;
- *  - a smaller one may be the limit of the other end, a slow worker's for one, and the next
- *    transfer's is another: so nothing happens until for three heartbeats nothing as large as the
- *    estimate has come. Then the largest of what came meanwhile is believed, if there were two
- *    samples and no mere lower bounds;
- *  - receivers release no more than the link is said to carry, and would never see that it carries
- *    more. So now and then a full link is said to carry a quarter more, for a heartbeat; if more
- *    does not come then, what stood before stands again.
- * A receiver cannot tell the limit of its own link from that of the other end's. Links mostly are
- * alike in both directions, so what is sent is taken to be what could come in, at least.
- *
- * Invariants: an estimate is finite, and negative (unknown) or at most the nominal speed, if there
- * is one. What was set by hand hides the measured estimate, which goes on underneath.
- *
- * Source: MLfabric §4 (network monitor); how it measures is not said there. The delivery rate, the
- * rule for samples limited by the application, the maximum over a stretch of time, and the probes
- * are BBR's ideas (Cardwell et al. 2016). */
-
-/* One direction. */
-typedef struct mlfab__monitor_side {
-  double rate;       /* negative: not known */
-  double held;       /* while it probes: what stood before; else negative */
-  double set;        /* by hand; negative: measured */
-  double told;       /* what take said last; negative: nothing, or not known */
-  double lower;      /* the largest of the smaller samples since confirmed_ns */
-  uint64_t since_ns; /* of the last probe, or change */
-  uint64_t confirmed_ns;
-  uint32_t lower_samples;
-  uint32_t sampled; /* 0: `rate`, if any, is the nominal speed */
-} mlfab__monitor_side;
-
-typedef struct mlfab__monitor {
-  mlfab__monitor_side in, out;
-  uint64_t heartbeat_ns;
-  uint64_t told_ns; /* when take last said something; 0: never */
-} mlfab__monitor;
-
-/* Nothing is known. The heartbeat, at least 1 ns, is the measure of all that takes time here. */
-MLFAB__INTERNAL void mlfab__monitor_init(mlfab__monitor *monitor, uint64_t heartbeat_ns);
-/* What transports measured. One without length, or of numbers that are none, is passed over. */
-MLFAB__INTERNAL void mlfab__monitor_sample(mlfab__monitor *monitor, const mlfab_measure *measure,
-                                           uint64_t now_ns);
-/* From now on these are the capacities, 0 for a link that is cut; a negative one: as measured. Both
- * are finite. */
-MLFAB__INTERNAL void mlfab__monitor_set(mlfab__monitor *monitor, double in, double out);
-/* Sets the capacities as they are now, negative when not known. 1 when they are to be reported:
- * one differs by more than a tenth from what was to be reported last, at most once a heartbeat;
- * else 0. */
-MLFAB__INTERNAL int mlfab__monitor_take(mlfab__monitor *monitor, uint64_t now_ns, double *in_p,
-                                        double *out_p);
-
-/* core/node/node.h goes on. */
-
-/* ==============================================================================================
- * core/coll/barrier.h
- * ============================================================================================== */
-/* barrier.h - the barrier: workers ask, server 0 counts and answers.
- *
- * A worker numbers its barriers from 1, and has any number of them open: those above `over`, in the
- * order of its calls. It asks by the number of the newest (BARRIER). Server 0 releases barrier n when
- * every live worker that is not done has asked for n or a later one. It answers by the number of the
- * newest that is over (BARRIER_DONE), and tells those who wait which rank is missing. A process that
- * came late counts from what is over (`base`).
- *
- * Invariants. (1) Numbers that are asked for, and answers, only grow: both are repeated on a new link
- * and never counted twice. (2) A call that is withdrawn here stays asked for at server 0. The next call
- * of this worker takes its number: tried again, it is the same barrier. (3) A worker that dies or is done
- * is not waited for, and fails nobody's barrier. A barrier ends with success, by its deadline, by
- * cancel, or by the death of server 0. */
-
-/* In BARRIER_DONE: nothing is over; the low bits are the rank that is missing. */
-#define MLFAB__BARRIER_MISSING ((uint64_t)1 << 63)
-
-typedef struct mlfab__barrier_entry { /* a worker, as server 0 sees it */
-  uint8_t gone, done;
-  uint64_t base, asked; /* asked: the newest, as all count; up to `over` it waits for nothing */
-} mlfab__barrier_entry;
-
-typedef struct mlfab__barrier_server {
-  mlfab__env *env;
-  mlfab__port port; /* peers are workers */
-  uint32_t workers;
-  mlfab__barrier_entry *entries;
-  uint64_t over;
-  int32_t missing; /* told to those who wait */
-} mlfab__barrier_server;
-
-typedef struct mlfab__barrier_worker {
-  mlfab__port port; /* peer 0 is server 0 */
-  mlfab__requests *requests;
-  const mlfab_config *config;
-  uint64_t over; /* barriers that have succeeded */
-  uint32_t open; /* requests */
-  int32_t missing;
-  int dead; /* server 0 is */
-} mlfab__barrier_worker;
-
-/* Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__barrier_server_init(mlfab__barrier_server *server, mlfab__env *env,
-                                               const mlfab_config *config, const mlfab__port *port);
-MLFAB__INTERNAL void mlfab__barrier_server_free(mlfab__barrier_server *server);
-/* A worker is here on a new link; `fresh`: a process that was not here before. It is gone; it has said
- * DONE. */
-MLFAB__INTERNAL void mlfab__barrier_server_hello(mlfab__barrier_server *server, uint32_t worker,
-                                                 int fresh);
-MLFAB__INTERNAL void mlfab__barrier_server_gone(mlfab__barrier_server *server, uint32_t worker);
-MLFAB__INTERNAL void mlfab__barrier_server_done(mlfab__barrier_server *server, uint32_t worker);
-/* 1 when the frame was of this role. */
-MLFAB__INTERNAL int mlfab__barrier_server_frame(mlfab__barrier_server *server, uint32_t worker,
-                                                const mlfab__frame_in *frame);
-
-MLFAB__INTERNAL void mlfab__barrier_worker_init(mlfab__barrier_worker *worker,
-                                                const mlfab_config *config, const mlfab__port *port,
-                                                mlfab__requests *requests);
-/* Begins a barrier; timeout_ns 0: the config's. Errors: PEER_DEAD, AGAIN (too many requests). */
-MLFAB__INTERNAL int mlfab__barrier_start(mlfab__barrier_worker *worker, uint64_t timeout_ns,
-                                         uint64_t now_ns, mlfab_request *request_p,
-                                         mlfab_error *error);
-MLFAB__INTERNAL void mlfab__barrier_withdraw(mlfab__barrier_worker *worker, mlfab__request *request,
-                                             int code, uint64_t now_ns);
-/* The link to server 0 stands; server 0 is dead. A lost link changes nothing. */
-MLFAB__INTERNAL void mlfab__barrier_worker_hello(mlfab__barrier_worker *worker);
-MLFAB__INTERNAL void mlfab__barrier_worker_dead(mlfab__barrier_worker *worker, uint64_t now_ns);
-/* 1 when the frame was of this role. */
-MLFAB__INTERNAL int mlfab__barrier_worker_frame(mlfab__barrier_worker *worker,
-                                                const mlfab__frame_in *frame, uint64_t now_ns);
-
-/* core/node/node.h goes on. */
-
-/* ==============================================================================================
- * core/reshard/reshard.h
- * ============================================================================================== */
-/* reshard.h - slices move between servers while workers push and pull: server 0's side. Layer 4.
- *
- * A worker asks (RESHARD); server 0 computes who owns what from then on (layout.h) and carries it out
- * as one attempt, with a number of its own:
- *
- *    IDLE --RESHARD--> FREEZING --all workers FROZEN--> PREPARING --all--> SENDING --all--> INSTALLING
- *     ^                   |                                 |                 |                |
- *     |                   |                                 +-----+-----------+                |
- *     |                   |                                       | dead server, deadline,     |
- *     |                   +---- deadline ---------+               v no memory                  |
- *     |                                           |           ABORTING                         |
- *     |                                           v               |                            |
- *     +------- THAW to the workers, RESHARD_DONE -+---------------+----------------------------+
- *
- * FREEZING. Workers get FREEZE. A worker announces nothing new, and says STOP to every server, which
- * forgets what it has not decided of this worker, ends its pulls, and answers with what it has
- * decided (HELLO_ACK, as on a new link). When all have answered, the worker knows its last update
- * that one server at least has decided; up to that one it announces again what is undecided
- * anywhere, and waits for it (reshard_worker.c says why that ends). Then every update of its is decided at all
- * its servers or at none: it tells the servers (STOP, drained) and server 0 (FROZEN). Calls to push
- * and pull are taken all the while, and wait. Dead workers are not waited for; hand-driven ones that
- * compute are, since they have not stopped.
- *
- * PREPARING. Every server (MOVE) stops those workers that were not here to be frozen, waits until
- * nothing of its blocks is lent, holds still from then on - no update, no round, no pull, no change
- * of models, whoever dies - and makes a store of its new slices beside the one that it has. SENDING:
- * it sends the slices that leave it (RESHARD_SERVER) to their new owners: weights, state of the rule, the open
- * round's sum, version and commit, and their clocks. Nobody sends before all are ready, so nothing
- * comes to one that has no room for it. A link that breaks begins again with its first slice.
- * INSTALLING: all is there, and there is no way back: each server puts the kept slices over and lets
- * the old store go. The epoch of the layout is the number of the attempt that installed it.
- *
- * ABORTING: every server drops the new store and goes on as before; nothing has changed.
- *
- * Who is out of reach. A server, and server 0 to a server, is out of reach when it has had no link for
- * five heartbeats, or is silent for as long as node.c says. A server k other than 0:
- *
- *    (free) --PREPARE--> HELD --quiet, room--> READY --SEND--> SENDING --all is there--> PROMISED --INSTALL--> (free)
- *      ^                  |                      |               |                         |
- *      +-- ABORT, or server 0 is out of reach: undone -----------+         server 0 is out of reach
- *      |                                                                                   v
- *      +--------- another one has installed, or none ever will ----------------------- LEADERLESS
- *
- * Server 0 cannot install without the word of k, so up to SENDING k undoes the move by itself. PROMISED,
- * it does not know: LEADERLESS, it takes nothing of this attempt from server 0 any more, not even when that
- * is back, and asks the other servers every heartbeat (MOVED). One that has installed says so, and k
- * installs. One that has undone it, or has not promised and so undoes it now, says that, and k undoes.
- * One that is leaderless as well cannot have installed: when all others in reach are, k undoes. One
- * that is promised and has server 0 is waited for: server 0 tells it. Server 0 itself installs when all
- * others have, so it has not where none of them has.
- *
- * Server 0 that comes back late finds that k has given the attempt up, and leads ABORT; or that others
- * have installed, and goes on. A server that was restarted in the middle has nothing of the attempt, and
- * says so: it counts as dead. What a server says of an attempt that is over (it was out of reach at
- * the end) is answered with the outcome. While it is held a server says every heartbeat what it said
- * last. While server 0 is out of reach the servers tell THAW to the workers that have lost it, too. So a
- * server is held no longer than the deadline of the attempt, or the time after which those
- * that it waits for are out of reach. Not solved: two servers of which each holds the other to be out
- * of reach while server 0 is, may decide otherwise.
- *
- * THAW. Workers hear which layout counts, cut what waits anew, greet the servers (STOP, over), and ask
- * their pulls again. A worker sends no update and no pull to a server that has told another epoch
- * than its own; one whose slices are on the move tells 0. Workers that come (back) hear FREEZE, or
- * THAW with the owners, after every HELLO.
- *
- * What moves and what does not. Windows (windows.h) stay: what was decided before is below every later
- * number, at every server. Progress stays, too: a worker has one at all servers (push.c). PROGRESS that
- * meets a server which is held is lost; so is what a server that did not count does not know. The answer
- * to HELLO or STOP, which every worker gets before it sends again, tells what the server knows, and who
- * is further says so once more. A clock moves with its slices: it becomes one with a clock there that is
- * at the same point, or stands beside it until they have come to the same point (clock.c). Version tags do not move: in a new epoch caches get
- * everything. A server without slices takes part in rounds all the same.
- *
- * Invariants. (1) Between the first MOVE of an attempt and its end no server decides anything. (2) No
- * server installs before all have all their slices. (3) No worker that was frozen has an update that
- * is decided at one of its servers and not at another. (4) One attempt at a time; who asks meanwhile
- * gets AGAIN.
- *
- * Memory: while slices move a server has both stores, at most the old shard's blocks and the new one's.
- * Source: FluentPS §III-D. Departs: there, servers migrate one by one between iterations. */
-
-enum mlfab__reshard_phase {
-  MLFAB__RESHARD_IDLE,
-  MLFAB__RESHARD_FREEZING,
-  MLFAB__RESHARD_PREPARING,
-  MLFAB__RESHARD_SENDING,
-  MLFAB__RESHARD_INSTALLING,
-  MLFAB__RESHARD_ABORTING
-};
-
-typedef struct mlfab__seat { /* a worker */
-  uint8_t here, gone, frozen;
-  uint64_t ask; /* the last that was answered, and how */
-  int32_t code, rank;
-} mlfab__seat;
-
-typedef struct mlfab__reshard {
-  mlfab__env *env;
-  const mlfab_config *config;
-  mlfab__port down, across;    /* to workers; to servers, whose `ready` opens the link */
-  const mlfab__layout *layout; /* server 0's own */
-  uint32_t workers, servers;
-  mlfab__seat *seats;
-  uint8_t *answered; /* by server: this step */
-  int last;          /* INSTALLING: server 0 itself has been told */
-  uint8_t *dead;     /* by server: in this attempt */
-  enum mlfab__reshard_phase phase;
-  uint32_t attempt; /* the last one's number; 1: there was none */
-  uint32_t epoch;   /* of the layout */
-  uint32_t asker;
-  uint64_t asked_ns, deadline_ns;
-  uint32_t *owners; /* of the attempt */
-  uint32_t nowners;
-  mlfab__reshard_done done; /* what will be answered, or was last */
-} mlfab__reshard;
-
-MLFAB__INTERNAL int mlfab__reshard_init(mlfab__reshard *reslice, mlfab__env *env,
-                                        const mlfab_config *config, const mlfab__layout *layout,
-                                        const mlfab__port *down, const mlfab__port *across);
-MLFAB__INTERNAL void mlfab__reshard_free(mlfab__reshard *reslice);
-/* A worker is here on a new link; `fresh`: a process that was not here before. It is dead, or has
- * left. */
-MLFAB__INTERNAL void mlfab__reshard_hello(mlfab__reshard *reslice, uint32_t worker, int fresh);
-MLFAB__INTERNAL void mlfab__reshard_lost(mlfab__reshard *reslice, uint32_t worker);
-MLFAB__INTERNAL void mlfab__reshard_gone(mlfab__reshard *reslice, uint32_t worker);
-/* RESHARD and FROZEN of a worker: 1 when the frame was of this kind. `stands`: there is a model. */
-MLFAB__INTERNAL int mlfab__reshard_frame(mlfab__reshard *reslice, uint32_t worker,
-                                         const mlfab__frame_in *frame, int stands, uint64_t now_ns);
-/* The link to a server stands; the server is out of reach; MOVED came from it. */
-MLFAB__INTERNAL void mlfab__reshard_up(mlfab__reshard *reslice, uint32_t server);
-MLFAB__INTERNAL void mlfab__reshard_dead(mlfab__reshard *reslice, uint32_t server);
-/* Errors: FRAME. */
-MLFAB__INTERNAL int mlfab__reshard_moved(mlfab__reshard *reslice, uint32_t server,
-                                         const mlfab__frame_in *frame);
-MLFAB__INTERNAL void mlfab__reshard_tick(mlfab__reshard *reslice, uint64_t now_ns);
-MLFAB__INTERNAL uint64_t mlfab__reshard_deadline(const mlfab__reshard *reslice);
-/* Are links to all servers wanted? */
-MLFAB__INTERNAL int mlfab__reshard_busy(const mlfab__reshard *reslice);
-
-/* --- at a server (reshard_server.c) --- */
-
-struct mlfab__server;
-/* From now on slices leave and come. */
-MLFAB__INTERNAL void mlfab__reshard_server_attach(struct mlfab__server *server);
-/* MOVE came from server 0; MOVED or another frame of another server. Errors: FRAME. */
-MLFAB__INTERNAL int mlfab__reshard_server_move(struct mlfab__server *server,
-                                               const mlfab__frame_in *frame, uint64_t now_ns);
-MLFAB__INTERNAL int mlfab__reshard_server_told(struct mlfab__server *server, uint32_t from,
-                                               const mlfab__frame_in *frame);
-/* That server is out of reach. */
-MLFAB__INTERNAL void mlfab__reshard_server_dead(struct mlfab__server *server, uint32_t which);
-MLFAB__INTERNAL int mlfab__reshard_server_frame(struct mlfab__server *server, uint32_t from,
-                                                const mlfab__frame_in *frame);
-/* The next bytes for another server: 1, or 0; they were taken. */
-MLFAB__INTERNAL int mlfab__reshard_server_next(struct mlfab__server *server, uint32_t to,
-                                               mlfab__frame_out *frame);
-MLFAB__INTERNAL void mlfab__reshard_server_taken(struct mlfab__server *server, uint32_t to,
-                                                 const mlfab__frame_out *frame);
-/* The link to a server stands, and begins with the first slice. Is it wanted? */
-MLFAB__INTERNAL void mlfab__reshard_server_up(struct mlfab__server *server, uint32_t to);
-MLFAB__INTERNAL int mlfab__reshard_server_wants(const struct mlfab__server *server, uint32_t to);
-/* Goes on when what it waits for is over: after everything that may have changed something. */
-MLFAB__INTERNAL void mlfab__reshard_server_check(struct mlfab__server *server);
-
-/* --- at a worker (reshard_worker.c) --- */
-
-struct mlfab__worker;
-/* From now on it follows when slices move. */
-MLFAB__INTERNAL void mlfab__reshard_worker_attach(struct mlfab__worker *worker);
-/* These servers, and no others, shall own slices. */
-MLFAB__INTERNAL int mlfab__worker_set_servers(struct mlfab__worker *worker, const uint32_t *servers,
-                                              uint32_t n, uint64_t timeout_ns, uint64_t now_ns,
-                                              mlfab_request *request_p, mlfab_error *error);
-
-/* core/node/node.h goes on. */
-
-/* ==============================================================================================
- * core/coll/membership.h
- * ============================================================================================== */
-/* membership.h - server 0 keeps the roll of collectives: who takes part, in which epoch, and verdicts. Layer 4.
- *
- *    IDLE --a worker's MEMBERSHIP--> GATHERING --MEMBERSHIP of every live worker that is not done--> LISTED: MEMBERSHIP_LIST to all
- *      LISTED --MEMBERSHIP_READY of all--> RUNNING: MEMBERSHIP_GO to all
- *      LISTED, RUNNING --verdict: MEMBERSHIP_OVER to all--> GATHERING
- *
- * Verdicts: a member died (PEER_DEAD, or PEER_CLOSED when it left without a word), is back as a new process or one that is no member
- * calls (AGAIN), a member says MEMBERSHIP_FAIL (its code and text; the first one counts), calls that differ (SHAPE). A member that
- * leaves in good order (MEMBERSHIP_LEAVE, DONE) ends nothing: the others are told how far it came (MEMBERSHIP_LEFT), and fail what it
- * has not called by themselves.
- *
- * Waiting for others. While an epoch forms, everybody who waits is told who is missing, whenever that is
- * another: MEMBERSHIP_MISSING of epoch 0, where the rank has not said MEMBERSHIP, or MEMBERSHIP_READY.
- *
- * Stuck. A worker whose call is open for longer than a heartbeat says so (MEMBERSHIP_STUCK), once a beat. Server 0
- * asks all members whether they have called it (MEMBERSHIP_ASK): one call at a time, four a beat at most, and
- * not the same one twice in a beat; of those that come meanwhile the one with the lowest number is next.
- * From the answers (MEMBERSHIP_TELL) it finds who has not, and tells all (MEMBERSHIP_MISSING: the lowest rank, or else
- * one that did not answer for two beats, or nobody). When all have and signatures differ, the
- * verdict is SHAPE: on the lowest rank that is not with the most (of two as many, those of the
- * lowest rank count), with both calls in words.
- *
- * Lost before. A worker that dies, closes or is done while no epoch stands was to be in the next one: the set that
- * has joined is that of epoch 1. Others are told when it would begin: it is over at once, with PEER_DEAD or PEER_CLOSED
- * naming the lowest rank of those who are missing. Whoever is back by then is not missing.
- *
- * Leaving. Who leaves counts as ready; it is not waited for and not asked, and told of to whoever
- * greets anew. One that dies before it says goodbye ends the epoch all the same: others may wait for
- * its last bytes.
- *
- * Invariants. (1) One epoch at a time; numbers only grow, also over verdicts. (2) GO of an epoch comes
- * after READY of all its members: so whoever is IN knows that all others have left the epoch before.
- * (3) Each member hears exactly one MEMBERSHIP_OVER an epoch, said again on a new link until its MEMBERSHIP
- * tells that it knows (membership_ask.epoch); until then it is no member of another. (4) What a worker
- * that is dead says is ignored; frames of other epochs are ignored. (5) Memory: one entry a worker,
- * one call under inquiry a time.
- *
- * Members are ordered by host (the host of the lowest rank first), then by rank; with `order_by_rate` of
- * the configuration hosts with the most bandwidth first. go.round is the largest of the rolls' rounds.
- * An epoch has at most MLFAB__MEMBERSHIP_MEMBERS_MAX members: one that would have more is over at once,
- * with LIMIT. */
-
-enum mlfab__membership_phase {
-  MLFAB__MEMBERSHIP_IDLE, /* nobody has ever asked */
-  MLFAB__MEMBERSHIP_GATHERING,
-  MLFAB__MEMBERSHIP_LISTED,
-  MLFAB__MEMBERSHIP_RUNNING
-};
-
-typedef struct mlfab__membership_entry { /* a worker */
-  uint8_t alive, done;                   /* alive: also while it is awaited at first */
-  uint8_t asked;                         /* for the epoch that forms */
-  uint8_t member, ready, arena;          /* of the epoch that stands */
-  int32_t lost;       /* why it is missing from the epoch to come, untold; 0: it is not */
-  uint8_t left;       /* a member that takes no further part ... */
-  uint64_t calls;     /* ... but for so many calls */
-  uint32_t over_owed; /* epoch whose verdict it has not confirmed; 0: none */
-  uint32_t incarnation;
-  int32_t missing; /* who it was told is missing */
-  uint32_t lead;   /* the lowest rank among the members of its host */
-  double rate;     /* that the host's link carries, bytes a second; 0: not known */
-  /* The inquiry. */
-  uint8_t told, called;
-  uint64_t signature;
-  char words[MLFAB__TEXT_MAX];
-  mlfab__membership_ask ask;
-} mlfab__membership_entry;
-
-/* Which call is under inquiry, and since when; pending: another is to be. */
-typedef struct mlfab__membership_inquiry {
-  uint8_t open, pending;
-  uint32_t channel, pending_channel;
-  uint64_t number, pending_number;
-  uint64_t asked_ns; /* 0: nothing was asked in this epoch */
-} mlfab__membership_inquiry;
-
-typedef struct mlfab__membership {
-  mlfab__env *env;
-  const mlfab_config *config;
-  mlfab__port port; /* peers are workers */
-  uint32_t workers;
-  enum mlfab__membership_phase phase;
-  uint32_t epoch; /* that stands, or was the last */
-  uint32_t members;
-  mlfab__membership_entry *entries; /* by rank */
-  uint32_t *order;                  /* members */
-  uint8_t *list;                    /* MEMBERSHIP_LIST of the epoch */
-  uint32_t list_bytes;
-  mlfab__membership_member *table; /* what it is made of */
-  mlfab__membership_go go;
-  mlfab__membership_over verdict; /* the last one */
-  mlfab__membership_inquiry inquiry;
-} mlfab__membership;
-
-/* Errors: MEMORY. Afterwards free works in any case. */
-MLFAB__INTERNAL int mlfab__membership_init(mlfab__membership *roll, mlfab__env *env,
-                                           const mlfab_config *config, const mlfab__port *port);
-MLFAB__INTERNAL void mlfab__membership_free(mlfab__membership *roll);
-/* A worker is here on a new link; incarnation tells whether it is a new process. It is gone for good (`left`: said
- * goodbye); it has said DONE. */
-MLFAB__INTERNAL void mlfab__membership_hello(mlfab__membership *roll, uint32_t worker,
-                                             uint32_t incarnation, uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__membership_gone(mlfab__membership *roll, uint32_t worker, int left,
-                                            uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__membership_done(mlfab__membership *roll, uint32_t worker,
-                                            uint64_t now_ns);
-/* 1 when the frame was of this role. */
-MLFAB__INTERNAL int mlfab__membership_frame(mlfab__membership *roll, uint32_t worker,
-                                            const mlfab__frame_in *frame, uint64_t now_ns);
-/* Four times a heartbeat. */
-MLFAB__INTERNAL void mlfab__membership_tick(mlfab__membership *roll, uint64_t now_ns);
-
-/* core/node/node.h goes on. */
-
-/* ==============================================================================================
- * core/sched/scheduler.h
- * ============================================================================================== */
-/* scheduler.h - the scheduler role: decides in which order and by which hop large transfers go.
- * Layer 4.
- *
- * It is a client of the servers: each announces what wants to travel, and gets plans. It holds no
- * tensor bytes and nothing that could not be told to it again: when it is restarted the servers say
- * what waits and what they have placed, and when it is away they grant first come, first served.
- *
- *    an item:  (ANNOUNCE by each of its `parts` servers) --> WAITING --plan--> PLACED --REPORT of all--> forgotten
- *                                   |                             +--dropped--> forgotten when reported
- *                                   +--its worker gone--> forgotten
- *
- * An item is an update, of which servers have parts, or a pull, of which each server answers its
- * own part when its own condition holds: that is an item a server. A part that a server does not
- * announce within three heartbeats is not waited for, nor is one of a server whose link is lost. A
- * server that announces again what is placed has forgotten it meanwhile (its worker came back):
- * that part is planned anew.
- *
- * When a plan is made: something waits, and either the servers' in-links are booked for less than
- * plan_ahead_ns ahead (what is placed and has not come, over the capacity; unless it is set: as
- * long as what waits takes on the link, and a little more), or interval_ns has passed since the
- * last one. Pulls likewise, by the server's out-link. Only the oldest waiting update of a worker is
- * taken, since a worker's updates are decided in the order of their numbers. How: the network is
- * built anew from the capacities as reported last; what is placed and not over is reserved again,
- * in its order, with the bytes that are left; the end of that is where t_max starts; then the batch
- * is planned on what is left of the network and sent to all servers, the same order for all. Where
- * capacities are not known, all links are reckoned alike: like the mean of those that are known, or
- * 10 Gbit/s.
- *
- * A server for which something waits gets a plan once a heartbeat, without entries when there is nothing
- * to place: it tells a scheduler that holds transfers back from one that is no scheduler, and takes the
- * latter for lost (server.h).
- *
- * Bytes left are what the plan predicts, corrected by the servers' reports: what a server still
- * expects beyond the prediction (late transfers, small updates, what was placed before this
- * scheduler came) keeps its in-link busy first; what it does not expect any more has come.
- *
- * Invariants. (1) An id is placed at most once for an incarnation of server and scheduler, unless
- * the server announces it again. (2) Every server of an item gets the same fate and the same place.
- * (3) With rounds nothing is ordered or dropped. (4) An unreachable item stays WAITING: it is
- * planned again. (5) Only workers that live, have a free accumulator and are reachable are chosen
- * as aggregators: of the batch first, then from the seed. (6) Items are bounded by what workers may
- * have under way.
- *
- * Files, lowest first: items.c (items and what is predicted of them), batch.c (planning), arrange.c
- * (trees of allreduce), scheduler.c (what was told, and when to plan), explain.c (for people).
- *
- * Source: MLfabric §4, §5, §6, §10.2, §10.3. Departs: plans by booking and not by the clock (its
- * fixed interval is an option); the server, not the scheduler, grants. */
-
-/* ==============================================================================================
- * core/sched/plan.h
- * ============================================================================================== */
-/* plan.h - the plan of a batch: which updates are applied, in which order, over which hop. Layer 3.
- *
- * order.h says in which order, group.h over which hop; here the two are one call, with everything
- * that a scheduler has to tell of each update. A batch that is a list is not ordered and nothing of
- * it is dropped, except what can never arrive.
- *
- * Positions, and so delays, do not depend on grouping: an aggregate of m updates makes the version
- * m larger. So every plan that group.h may choose respects the delay bound.
- *
- * Source: MLfabric §5, §6. */
-
-/* ==============================================================================================
- * core/sched/group.h
- * ============================================================================================== */
-/* group.h - which updates of an order go to an aggregator first, and the same for models on their
- * way back. Layer 2.
- *
- * Alg. 3: the first n updates of the order go directly; the others form consecutive groups, one an
- * aggregator, whose sums go to the server. A member must be at its aggregator by t_max, when
- * everything before its group is at the server, so that the server's NIC never waits for an
- * aggregate. Of all n the one whose last update is applied first is taken, and the smallest of
- * those.
- *
- * Readings, where the text leaves a choice. The rule holds for the first group and for n = 0 too.
- * The last group is sent like the others, and counted. An aggregator that nobody reaches in time is
- * skipped. t_max never goes back, though an aggregate may overtake a slow direct transfer: it is
- * applied behind it. More groups than aggregators: n is infeasible. An aggregate is as large as its
- * largest member. Nothing feasible: as many leading updates as can arrive go directly, and the rest
- * does not go.
- *
- * Aggregators that cut through (`cut`) forward a sum while its last members still come in. So a
- * member may be late (MLFAB__GROUP_LATE): it is in time when it is there before the sum without it
- * would be at the server, begun at t_max; the first of a group, before it would be there itself.
- * Groups are a member larger then, and a sum is there a transfer earlier. It is forwarded from
- * t_max on, or as much later that it never lacks what its members bring: that is no later than if
- * it began at once and waited. A late member may hold up what stands behind it, and so each variant
- * is tried without late members first: with `cut` the plan is never later, but where a free first
- * group makes the ones behind it others.
- *
- * Distribution (distribute.c) is Alg. 3 in a mirror, for requests of the same model; transfers are
- * then reserved from the server on, last group first, and distributors send when the servers'
- * transfers are all placed, cutting through or not. AllReduce is the one behind the other, with a
- * worker for a server.
- *
- * Source: MLfabric §5.2, Alg. 3; §6 (AllReduce, stale synchronous); §10.2; §10.3. Departs: as read
- * above, and cases that cannot win are left before they end (group.c). */
-
-/* ==============================================================================================
- * core/sched/network.h
- * ============================================================================================== */
-/* network.h - what a network can carry over time, and what has been promised of it. Layer 1.
- *
- * Every node has an egress and an ingress, and the core may have shared links; each is a step
- * function of time, which here means what is left of it (the residual). A transfer from u to v uses
- * egress(u), ingress(v) and the links listed for (u, v), at every instant the least of their
- * residuals; it ends when the integral of that has reached its size, and reserving it takes just
- * that away from each of them. From a node to itself a transfer is free. Sizes and rates share a
- * unit, time starts at 0.
- *
- * It does not plan anything: order.h and group.h do. What the two have in common stands here too:
- * the comparison of times, the candidate, a bundle (an update in pieces, one a server), and what
- * cuts through.
- *
- * Invariants: the steps of a profile ascend strictly, begin at 0 and differ from their neighbours
- * in rate; no residual is negative; undoing a reservation gives back the same bits.
- *
- * Doubles. Two times are told apart only beyond a relative 1e-9 (mlfab__network_less), and a transfer
- * ends inside a step already when all but 1e-9 of it fits, so that rounding cannot make it wait for
- * the end of an outage. Products pass through mlfab__network_exact before they are added to anything,
- * and what is infinite is told by its bits: a result does not depend on contraction or -ffast-math.
- * With rates that are whole numbers all residuals are exact; with others they are not, which costs
- * steps, not safety.
- *
- * Source: MLfabric §4 (network state), fig. 4b and 4c, §10.1 (paths), §10.2 (several servers).
- * Departs: aggregators store and forward, unless they are said to cut through; a bundle's
- * components are reserved one after the other, since at the same time they would count the worker's
- * egress several times. */
-
-/* ---- time ---- */
-
-/* The time of what does not happen: positive infinity, made of bits. */
-static inline double mlfab__network_never(void) {
-  const uint64_t bits = 0x7ff0000000000000u;
-  double never;
-  memcpy(&never, &bits, sizeof never);
-  return never;
-}
-
-/* x, out of sight of the optimizer: nothing is contracted with it or reordered around it. */
-static inline double mlfab__network_exact(double x) {
-#if defined(__GNUC__) && defined(__x86_64__)
-  __asm__("" : "+x"(x));
-  return x;
-#elif defined(__GNUC__) && defined(__aarch64__)
-  __asm__("" : "+w"(x));
-  return x;
-#else
-  volatile double seen = x;
-  return seen;
-#endif
-}
-
-/* 1 when a is smaller than b by more than rounding explains: by 1e-9 of the larger, of 1 at least.
- * Everything is smaller than never, but never. */
-static inline int mlfab__network_less(double a, double b) {
-  if (!(a < b)) return 0;
-  if (!mlfab__finite(b)) return 1;
-  double scale = b > -a ? b : -a; /* the larger absolute value, as a < b */
-  return a < mlfab__network_exact(b - mlfab__network_exact(1e-9 * (scale > 1 ? scale : 1)));
-}
-
-/* ---- the network ---- */
-
-enum mlfab__capacity_kind { MLFAB__EGRESS, MLFAB__INGRESS, MLFAB__SHARED };
-
-/* From `at` to the next step (or for ever): this rate. */
-typedef struct mlfab__step {
-  double at, rate;
-} mlfab__step;
-
-typedef struct mlfab__profile {
-  mlfab__step *steps;
-  uint32_t n, room;
-} mlfab__profile;
-
-/* A stretch of a transfer: this rate, all the way along its path. */
-typedef struct mlfab__stretch {
-  double from, to, rate;
-} mlfab__stretch;
-
-/* What a transfer is for. `index`: of the update or request, or the aggregator's q (from 1). */
-enum mlfab__purpose {
-  MLFAB__TO_SERVER = 1, /* an update goes directly */
-  MLFAB__TO_AGGREGATOR, /* a member of a group */
-  MLFAB__AGGREGATE,     /* a group's sum */
-  MLFAB__TO_DISTRIBUTOR,
-  MLFAB__TO_WORKER
-};
-
-typedef struct mlfab__transfer {
-  uint32_t purpose, index, component, from, to;
-  double bytes, available, end;
-  const mlfab__stretch *pieces; /* adjacent ones of one rate are one; gaps are pauses */
-  uint32_t n;
-} mlfab__transfer;
-
-/* What a reservation changed in one profile. */
-typedef struct mlfab__change {
-  uint32_t profile, first; /* the steps from `first` on */
-  uint32_t before, after;  /* so many became so many */
-} mlfab__change;
-
-typedef struct mlfab__network {
-  mlfab__env *env;
-  uint32_t nodes, links;
-  mlfab__profile *profiles; /* egress of each node, ingress of each node, links */
-  mlfab__step *slab;        /* the first few steps of each */
-  mlfab__map paths;         /* from * nodes + to + 1 -> where in path_links its list begins */
-  uint32_t *path_links;     /* a length, then that many links */
-  uint32_t path_count, path_room, path_longest;
-  mlfab__change *changes; /* the undo log, and the steps that were replaced */
-  mlfab__step *replaced;
-  uint32_t nchanges, changes_room, nreplaced, replaced_room;
-  mlfab__step *built; /* scratch of a reservation */
-  mlfab__stretch *pieces;
-  struct mlfab__cursor *cursors;
-  uint32_t built_room, pieces_room, cursors_room;
-  uint32_t npieces; /* of the newest reservation, in `pieces`; 0: it takes no time */
-  /* 1: every transfer is charged what the one in the opposite direction costs. */
-  int mirror;
-  /* Told of every reservation while `searching` is 0 (planners try many). NULL: nobody. */
-  void (*watch)(void *user, const mlfab__transfer *transfer);
-  void *user;
-  int searching;
-  uint32_t purpose, index; /* for the next reservations */
-} mlfab__network;
-
-/* Capacities are 0, there are no paths. Errors: ARGUMENT (no nodes), LIMIT (above 2^24), MEMORY. */
-MLFAB__INTERNAL int mlfab__network_init(mlfab__network *net, mlfab__env *env, uint32_t nodes,
-                                        uint32_t links);
-MLFAB__INTERNAL void mlfab__network_free(mlfab__network *net);
-/* Sets the residual: rate[k] from at[k] on, at[0] = 0. A rate of 0 is a cut. What is reserved there
- * is forgotten. Errors: ARGUMENT (negative, NaN, infinite, not ascending, no such thing), STATE
- * (there are reservations to undo), MEMORY. */
-MLFAB__INTERNAL int mlfab__network_capacity(mlfab__network *net, enum mlfab__capacity_kind kind,
-                                            uint32_t index, uint32_t n, const double *at,
-                                            const double *rate);
-/* The same for one constant rate; never allocates. */
-MLFAB__INTERNAL int mlfab__network_constant(mlfab__network *net, enum mlfab__capacity_kind kind,
-                                            uint32_t index, double rate);
-/* The links that transfers from u to v cross besides the two nodes, once and for all. Errors:
- * ARGUMENT (no such node or link, u = v, a link twice, a path twice), MEMORY. */
-MLFAB__INTERNAL int mlfab__network_path(mlfab__network *net, uint32_t from, uint32_t to, uint32_t n,
-                                        const uint32_t *links);
-/* All capacities 0 and nothing reserved; paths stay. O(nodes + links), never allocates. */
-MLFAB__INTERNAL void mlfab__network_reset(mlfab__network *net);
-/* Makes `copy` (initialised, or all zero) carry the same residuals and paths; there is nothing to
- * undo in it, and nobody watches. Errors: MEMORY, and it is empty. */
-MLFAB__INTERNAL int mlfab__network_copy(mlfab__network *copy, const mlfab__network *net,
-                                        mlfab__env *env);
-/* What is left: the steps, and their number. */
-MLFAB__INTERNAL const mlfab__profile *mlfab__network_residual(const mlfab__network *net,
-                                                              enum mlfab__capacity_kind kind,
-                                                              uint32_t index);
-
-/* When a transfer that is ready at `available` ends: `available` when it is free, never when it
- * does not end. Reserves nothing. */
-MLFAB__INTERNAL double mlfab__network_end(const mlfab__network *net, uint32_t from, uint32_t to,
-                                          double bytes, double available);
-/* When ingress(to), or what stands for it in a mirrored network, alone and used from `available` on
- * would have carried so much: no transfer to that node that is ready no earlier ends before, and
- * more bytes take longer. LATE and ENDS as for bundles below. */
-MLFAB__INTERNAL int mlfab__network_carries(const mlfab__network *net, uint32_t to, double bytes,
-                                           double available, double limit, double *end_p);
-/* What ingress(to), or what stands for it in a mirrored network, can still carry by then. */
-MLFAB__INTERNAL double mlfab__network_room(const mlfab__network *net, uint32_t to, double until);
-/* Reserves it; one that never ends reserves nothing. Errors: MEMORY, and nothing has changed. */
-MLFAB__INTERNAL int mlfab__network_reserve(mlfab__network *net, uint32_t from, uint32_t to,
-                                           double bytes, double available, double *end_p);
-/* A reservation's mark, to go back to: everything reserved since is undone, bit for bit. */
-MLFAB__INTERNAL uint32_t mlfab__network_mark(const mlfab__network *net);
-MLFAB__INTERNAL void mlfab__network_undo(mlfab__network *net, uint32_t mark);
-/* Nothing that is reserved now can be undone any more; marks are void. */
-MLFAB__INTERNAL void mlfab__network_keep(mlfab__network *net);
-
-/* ---- bundles: a component a server, from one node; the end is the last one's ---- */
-
-typedef struct mlfab__bundle {
-  const uint32_t *from; /* a node each; from_step 0: all from from[0] */
-  const uint32_t *to;   /* a node each; to_step 0: all to to[0] */
-  uint32_t from_step, to_step;
-  const double *bytes; /* one each */
-  uint32_t n;
-  uint32_t component; /* the number of the first, when it is a part of a bundle */
-  double available;
-} mlfab__bundle;
-
-/* What a search knows about a transfer that it need not follow to its end. */
-enum mlfab__walked { MLFAB__LATE = 0, MLFAB__ENDS = 1 };
-
-/* When the bundle ends if that is not certainly after `limit`: ENDS, or LATE with a time that is
- * later than limit by mlfab__network_less, before which it does not end. Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__bundle_end(mlfab__network *net, const mlfab__bundle *bundle,
-                                      double limit, double *end_p);
-/* Reserves the bundle if it ends by `limit` (never: whenever it ends): ENDS; else nothing is
- * reserved: LATE and *end_p as above. Errors: MEMORY, and nothing has changed. */
-MLFAB__INTERNAL int mlfab__bundle_reserve(mlfab__network *net, const mlfab__bundle *bundle,
-                                          double limit, double *end_p);
-
-/* ---- cutting through: a transfer that passes on what another one brings ---- */
-
-/* How a transfer goes: in stretches, or all of it at once. */
-typedef struct mlfab__course {
-  const mlfab__stretch *pieces; /* not those of `net`, which is written to */
-  uint32_t n, component;
-  double have;      /* so much was there before */
-  double bytes, at; /* what comes; at: when it is all there */
-} mlfab__course;
-
-/* When a transfer from u to v may begin, at `available` or later, so that it never lacks what `in`
- * brings: it then ends just when one ends that begins at once and waits whenever there is nothing
- * to pass on. Never, when it does not end. Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__network_cut_through(mlfab__network *net, uint32_t from, uint32_t to,
-                                               double available, const mlfab__course *in,
-                                               double *begin_p);
-
-/* ---- what planners take ---- */
-
-typedef struct mlfab__candidate {
-  uint64_t id;
-  uint32_t node;
-  double available;    /* when its transfer may start; never: it cannot */
-  int64_t version;     /* of the model that it was computed from */
-  double norm;         /* not used for planning transfers to servers */
-  const double *bytes; /* one a server */
-} mlfab__candidate;
-
-/* core/sched/group.h goes on. */
-
-/* How Alg. 3 is varied. In the paper's own form the server never waits, which is not always
- * shortest. */
-enum mlfab__group_variant {
-  MLFAB__GROUP_PAPER,
-  MLFAB__GROUP_FIRST_FREE, /* the first group need not be in time, and takes all that follow; with n = 0
-                            * it may also end after any number of members (`first_most`) */
-  MLFAB__GROUP_TAIL_DIRECT, /* what is left when the aggregators run out goes directly */
-  MLFAB__GROUP_LATE = 4 /* added to one of these: with `cut`, members may be there behind t_max */
-};
-
-typedef struct mlfab__group_input {
-  const mlfab__candidate *updates;
-  const uint32_t *order; /* n indices of updates; NULL: 0, 1, ... */
-  uint32_t n;
-  const uint32_t *server; /* node of each */
-  uint32_t servers;
-  const uint32_t *aggregators; /* k x servers nodes */
-  uint32_t k;
-  double start; /* t_max before the batch */
-  int cut;      /* aggregators cut through; 0: store and forward, as the paper reckons */
-} mlfab__group_input;
-
-/* What becomes of an update, in the order of the input. */
-typedef struct mlfab__grouped {
-  uint32_t q;      /* 0: goes directly; else its aggregator, from 1 */
-  uint32_t number; /* of its group, from 1; a direct update is a group; 0: it does not go at all */
-  double arrive;   /* at the aggregator; directly: at the server */
-  double ready;    /* when all of its group is there; only cutting through its sum goes before */
-  double end;      /* of that transfer */
-  double commit;   /* when it, and all before it, are there */
-} mlfab__grouped;
-
-/* Which case. */
-typedef struct mlfab__group_choice {
-  uint32_t variant, n; /* variant: with MLFAB__GROUP_LATE or without */
-  uint32_t first_most; /* members that a free first group has at most */
-  double time;         /* T(n); never: nothing is feasible */
-} mlfab__group_choice;
-
-/* Of the updates from some place on. */
-typedef struct mlfab__group_tail {
-  double bytes;     /* that pass an aggregator's ingress if they are grouped */
-  double to_server; /* that pass the server's ingress if they are not */
-  double largest;
-} mlfab__group_tail;
-
-/* Scratch memory, kept between calls; all zero at first. */
-typedef struct mlfab__grouper {
-  double *times; /* T(n) of the cases that were tried */
-  double *sizes; /* of the group that is being filled */
-  double *hubs;
-  mlfab__group_tail *tail;
-  mlfab__candidate *candidates;
-  mlfab__grouped *grouped;
-  uint32_t *members;
-  mlfab__course *late;       /* what is passed on while it comes, component by component */
-  mlfab__stretch *stretches; /* of those, one after the other */
-  uint32_t nlate, nstretches, late_room, stretches_room;
-  uint32_t times_room, sizes_room, hubs_room, tail_room, candidates_room, grouped_room,
-      members_room;
-  uint64_t evaluations; /* of when a transfer ends, over all calls */
-} mlfab__grouper;
-
-/* The best case of Alg. 3, or with best = 1 of its variants too (the paper's own on equality),
- * leaving its transfers reserved in `net`, in the order: direct ones, then group after group its
- * members and its aggregate. Fills `out` (n entries). Errors: ARGUMENT, MEMORY; nothing is reserved
- * then. */
-MLFAB__INTERNAL int mlfab__group_plan(mlfab__grouper *g, mlfab__network *net,
-                                      const mlfab__group_input *in, int best, mlfab__grouped *out,
-                                      mlfab__group_choice *choice_p);
-/* T(n) of one case; reserves it and fills `out` (NULL: not wanted) when it is feasible. Never, and
- * nothing reserved, when it is not. Errors: ARGUMENT, MEMORY. */
-MLFAB__INTERNAL int mlfab__group_case(mlfab__grouper *g, mlfab__network *net,
-                                      const mlfab__group_input *in, uint32_t variant, uint32_t n,
-                                      uint32_t first_most, mlfab__grouped *out, double *time_p);
-/* Keeps how the newest reservation goes at the end of g->late. Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__group_keep(mlfab__grouper *g, const mlfab__network *net,
-                                      uint32_t component, double bytes, double end);
-MLFAB__INTERNAL void mlfab__group_free(mlfab__grouper *g, mlfab__env *env);
-
-/* ---- distribution, allreduce ---- */
-
-typedef struct mlfab__distribution {
-  const uint32_t *server;
-  uint32_t servers;
-  const double *bytes;          /* of each server's part of the model */
-  const uint32_t *distributors; /* k x servers nodes */
-  uint32_t k;
-  const uint32_t *requests; /* nodes that want the model */
-  const uint32_t *names;    /* how net->watch is told of them; NULL: 0, 1, ... */
-  uint32_t n;
-  double now;
-  int cut; /* distributors cut through: each component is handed on as it comes */
-} mlfab__distribution;
-
-typedef struct mlfab__delivery {
-  uint32_t q; /* 0: from the server; else from this distributor */
-  double end; /* when it has the model */
-} mlfab__delivery;
-
-/* Fills out[n], and hubs[k] (when a distributor has the model; never: it gets none). The transfers
- * are reserved in `net`. choice_p: of the mirrored plan. makespan_p: when the last one has it (now,
- * without requests). Errors: as for plans; time never and nothing reserved when somebody cannot be
- * reached. */
-MLFAB__INTERNAL int mlfab__group_distribute(mlfab__grouper *g, mlfab__network *net,
-                                            const mlfab__distribution *d, mlfab__delivery *out,
-                                            double *hubs, mlfab__group_choice *choice_p,
-                                            double *makespan_p);
-
-typedef struct mlfab__allreduce {
-  uint32_t root; /* a node */
-  double bytes;
-  const uint32_t *aggregators, *distributors;
-  uint32_t k, distributors_k;
-  const uint32_t *nodes;   /* of the workers; the root is the one on the root's node */
-  const double *available; /* when each one's share is ready */
-  uint32_t n;
-} mlfab__allreduce;
-
-/* Fills push[n] and get[n] (the root's own entries: all there when available, and has it at once),
- * the choices of both ways, and when the last one has the sum. Errors: as above. */
-MLFAB__INTERNAL int mlfab__group_allreduce(mlfab__grouper *g, mlfab__network *net,
-                                           const mlfab__allreduce *a, mlfab__grouped *push,
-                                           mlfab__delivery *get, mlfab__group_choice *push_p,
-                                           mlfab__group_choice *get_p, double *makespan_p);
-
-/* Stale synchronous: 1 when a worker that has finished `mine` iterations may start the next. */
-MLFAB__INTERNAL int mlfab__group_may_start(const uint64_t *finished, uint32_t n, uint64_t mine,
-                                           uint64_t staleness);
-
-/* core/sched/plan.h goes on. */
-
-/* ==============================================================================================
- * core/sched/order.h
- * ============================================================================================== */
-/* order.h - in which order updates are sent to their servers, and which are not sent. Layer 2.
- *
- * Alg. 1 sends the update that arrives first, first. Alg. 2 does so too, but takes an update whose
- * last possible position has come, and gives that one up if the next would then be there earlier:
- * so every update that is applied is at most delay_bound versions behind, and nobody waits at the
- * server.
- *
- * Position i of the order is the i-th update that is applied; update g may have the positions up to
- * dl(g) = version + delay_bound - the model's version. A version from the future only makes dl
- * larger.
- *
- * Readings, where the text leaves a choice. The position counts applied updates only, since eq. 9
- * is about versions and a dropped update does not change one. An update whose dl is past is no
- * candidate (and so never sent); it is one again when a position is given back. Of several that are
- * due the fastest goes, and of equally fast ones the earliest in the list. Look-ahead compares an
- * update that was picked for its deadline with the pick behind it, again after that one was
- * discarded itself, and keeps it when they are equal; one that was picked as the shortest needs no
- * look-ahead. An update that never arrives is no candidate.
- *
- * Source: MLfabric §5.1, Alg. 1, Alg. 2, eq. 9; §10.2 (several servers). Departs: as read above;
- * the pick is found without looking at everybody (order.c). */
-
-enum mlfab__reason {
-  MLFAB__DEADLINE = 1, /* applied: its last position had come */
-  MLFAB__SHORTEST,     /* applied: it arrived first */
-  MLFAB__LISTED,       /* applied: the batch is a list */
-  MLFAB__LOOKAHEAD,    /* dropped: the next one would have waited for it */
-  MLFAB__EXPIRED,      /* dropped: its positions are past */
-  MLFAB__UNREACHABLE   /* dropped: it never arrives */
-};
-
-typedef struct mlfab__order_input {
-  const mlfab__candidate *updates;
-  uint32_t n;
-  const uint32_t *server; /* node of each */
-  uint32_t servers;
-  int64_t delay_bound, version; /* INT64_MAX: no bound */
-} mlfab__order_input;
-
-typedef struct mlfab__ordered {
-  uint32_t update; /* index in the list */
-  uint8_t reason;
-  double end; /* when it arrives if it is sent directly; dropped: never */
-} mlfab__ordered;
-
-/* Scratch memory, kept between calls; all zero at first. */
-typedef struct mlfab__orderer {
-  unsigned char *memory; /* of all arrays but the trail */
-  size_t bytes;
-  double *key;                       /* no transfer ends before this, in the present network */
-  uint64_t *seen;                    /* the network in which `key` is when it ends */
-  uint32_t *due;                     /* dl, cut to 0..n+1 */
-  uint8_t *fate;                     /* 0 while neither accepted nor discarded, then reason */
-  uint8_t *free;                     /* its end is when it is available */
-  double *tree;                      /* least key of the candidates, of intervals of the list */
-  uint32_t *by_size;                 /* free ones, then by (size, position) */
-  uint32_t *rank;                    /* where in by_size */
-  uint32_t *run;                     /* the rank where the next size begins */
-  uint32_t *buckets;                 /* by dl, in list order */
-  uint32_t *bucket;                  /* where a dl's begin */
-  uint64_t *bits[3];                 /* by rank: is a candidate; and two levels that summarise */
-  struct mlfab__bound_known *bounds; /* by server */
-  struct mlfab__accepted *stack;
-  struct mlfab__key_before *trail;
-  uint32_t trail_room;
-  uint64_t evaluations; /* of when a transfer ends, over all calls */
-} mlfab__orderer;
-
-/* Alg. 2. Fills `out` (n entries): the first *applied_p in order, then the others in list order.
- * What is applied is reserved in `net`, one transfer after the other in that order. Errors:
- * ARGUMENT (bytes or a time that is negative or NaN, a node that is not there), MEMORY; nothing is
- * reserved then. */
-MLFAB__INTERNAL int mlfab__order_deadlines(mlfab__orderer *o, mlfab__network *net,
-                                           const mlfab__order_input *in, mlfab__ordered *out,
-                                           uint32_t *applied_p);
-/* The same by Alg. 1: no deadlines, and only what is unreachable is dropped. */
-MLFAB__INTERNAL int mlfab__order_shortest(mlfab__orderer *o, mlfab__network *net,
-                                          const mlfab__order_input *in, mlfab__ordered *out,
-                                          uint32_t *applied_p);
-MLFAB__INTERNAL void mlfab__order_free(mlfab__orderer *o, mlfab__env *env);
-
-/* dl(g), as it is; saturating. */
-MLFAB__INTERNAL int64_t mlfab__order_deadline(int64_t version, int64_t delay_bound,
-                                              int64_t model_version);
-
-/* core/sched/plan.h goes on. */
-
-typedef struct mlfab__batch {
-  const mlfab__candidate *updates;
-  uint32_t n;
-  const uint32_t *server; /* node of each */
-  uint32_t servers;
-  const uint32_t *aggregators; /* k x servers nodes */
-  uint32_t k;
-  int64_t delay_bound; /* tau_max: an applied update's delay is smaller; INT64_MAX: no bound */
-  int64_t version;     /* of the model when the batch begins to be applied */
-  double backlog;      /* when everything that was planned before is at the server; 0: it is now */
-  int list;            /* no order and no drops: the updates stay as listed */
-  int best;            /* variants of Alg. 3 are tried too */
-  int cut;             /* aggregators cut through */
-} mlfab__batch;
-
-enum mlfab__outcome { MLFAB__PLAN_APPLIED = 1, MLFAB__PLAN_DROPPED };
-
-typedef struct mlfab__planned {
-  uint32_t update;       /* index into updates */
-  uint8_t fate;          /* mlfab__outcome */
-  uint8_t reason;        /* mlfab__reason */
-  uint32_t group;        /* 0: directly; else its aggregator, from 1 */
-  uint32_t group_number; /* 1, 2, ... in the order of commits; a direct update is a group */
-  double start;          /* when its own transfer may start */
-  double arrive;         /* at its aggregator; directly: at the server */
-  double ready;          /* when all of its group is there */
-  double end;            /* of that transfer */
-  double commit;         /* when it is applied, at the earliest */
-  int64_t delay; /* it has; if it is dropped: would have behind all that are applied. Versions from
-                  * the future make it negative. */
-} mlfab__planned;
-
-typedef struct mlfab__planner {
-  mlfab__env *env;
-  mlfab__orderer orderer;
-  mlfab__grouper grouper;
-  mlfab__ordered *ordered;
-  mlfab__grouped *grouped;
-  uint32_t *order;
-  uint32_t room;
-} mlfab__planner;
-
-/* Allocates nothing yet; a planner keeps its memory between calls. */
-MLFAB__INTERNAL void mlfab__planner_init(mlfab__planner *planner, mlfab__env *env);
-MLFAB__INTERNAL void mlfab__planner_free(mlfab__planner *planner);
-/* Plans a batch on `net`, and leaves the plan's transfers reserved there (net->watch is told of
- * each). Fills `out` (n entries): the *applied_p that are applied in the order of commits, then the
- * dropped in the order of the list. choice_p (NULL: not wanted): the case of Alg. 3; its time is
- * when the last one is applied, never when a list could not be planned as a whole. Errors: ARGUMENT
- * (a node that is not there; bytes, an available time or a backlog that is negative or NaN),
- * MEMORY; nothing is reserved. */
-MLFAB__INTERNAL int mlfab__plan_batch(mlfab__planner *planner, mlfab__network *net,
-                                      const mlfab__batch *batch, mlfab__planned *out,
-                                      uint32_t *applied_p, mlfab__group_choice *choice_p);
-
-/* core/sched/scheduler.h goes on. */
-
-typedef struct mlfab__scheduler mlfab__scheduler;
-
-/* Errors: MEMORY. `port` speaks to servers by number. */
-MLFAB__INTERNAL int mlfab__scheduler_create(mlfab__env *env, const mlfab_config *config,
-                                            const mlfab__port *port, mlfab_stats *stats,
-                                            mlfab__scheduler **scheduler_p);
-MLFAB__INTERNAL void mlfab__scheduler_destroy(mlfab__scheduler **scheduler_p);
-/* The link to a server stands: it will tell everything anew. It is lost. */
-MLFAB__INTERNAL void mlfab__scheduler_hello(mlfab__scheduler *scheduler, uint32_t server,
-                                            uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__scheduler_lost(mlfab__scheduler *scheduler, uint32_t server,
-                                           uint64_t now_ns);
-/* A frame of a server: SCHEDULE, STATION, CAPACITY (server 0's count of workers), ANNOUNCE, REPORT,
- * TREE_ASK. */
-MLFAB__INTERNAL void mlfab__scheduler_frame(mlfab__scheduler *scheduler, uint32_t server,
-                                            const mlfab__frame_in *frame, uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__scheduler_tick(mlfab__scheduler *scheduler, uint64_t now_ns);
-MLFAB__INTERNAL uint64_t mlfab__scheduler_deadline(const mlfab__scheduler *scheduler);
-/* The last plan as text; *bytes_p: its whole length. */
-MLFAB__INTERNAL void mlfab__scheduler_explain(const mlfab__scheduler *scheduler, char *text,
-                                              size_t room, size_t *bytes_p);
-
-/* --- between the files of the role --- */
-
-/* A batch is at most one group, so that no group can be too large; one PLAN frame holds it. */
-#define MLFAB__BATCH_MAX MLFAB__GROUP_MEMBERS_MAX
-/* Aggregators of a batch, at most: the paper's evaluation has k of this size, and with more of them
- * the groups behind the eighth are so large already that they save nothing. */
-#define MLFAB__BATCH_AGGREGATORS 8u
-#define MLFAB__NO_ITEM 0xffffffffu
-
-enum { MLFAB__HOP_STRETCHES = 8 };
-
-/* What is predicted of one transfer: bytes that are left at since_ns, and when they come. */
-typedef struct mlfab__leg {
-  double left;
-  uint64_t since_ns;
-  uint32_t n; /* stretches, in seconds since since_ns; more than there is room for are averaged */
-  uint32_t lost; /* 1: it never comes as the network stands */
-  mlfab__stretch stretches[MLFAB__HOP_STRETCHES];
-} mlfab__leg;
-
-enum mlfab__item_state { MLFAB__ITEM_NONE, MLFAB__ITEM_WAITING, MLFAB__ITEM_PLACED };
-
-/* What a server has to do with an item. */
-typedef struct mlfab__item_part {
-  uint32_t state;
-  uint32_t aggregator; /* a worker, or MLFAB__NO_NODE */
-  uint64_t bytes, shape;
-  uint64_t placed, lag; /* as announced */
-  mlfab__leg own;       /* to its aggregator, or to the server; a pull: to its worker */
-  mlfab__leg sum; /* of the group: aggregator to server; of the spread: server to distributor */
-} mlfab__item_part;
-
-/* Lists are by index, since the arrays grow. */
-typedef struct mlfab__item {
-  uint64_t id;
-  uint64_t heard_ns; /* when it was announced last */
-  uint64_t held_ns;  /* not planned before: it could not be reached */
-  uint64_t due_ns;   /* when it may be planned, as far as is known */
-  uint64_t group;    /* placed items with one number are one group; 0: alone */
-  uint64_t delay;    /* that it will have, or would have had */
-  uint64_t serial;   /* of the plan that placed it */
-  uint32_t kind, worker, incarnation, members;
-  uint32_t parts;   /* servers that will announce it, without those that have placed their part */
-  uint32_t placed;  /* stands in the list of the placed */
-  uint32_t dropped; /* by the plan that placed it */
-  uint32_t previous, next; /* in its list, in order of announcement or of places; free ones: next */
-  uint32_t sibling;        /* the next of the same worker */
-} mlfab__item;
-
-typedef struct mlfab__list {
-  uint32_t first, last;
-} mlfab__list;
-
-typedef struct mlfab__plan_host {
-  uint64_t key;   /* of the host, or of a node whose host is not known */
-  double in, out; /* bytes a second; negative: not known */
-} mlfab__plan_host;
-
-typedef struct mlfab__station_state {
-  uint32_t incarnation, accumulators, host; /* host: index */
-  uint32_t first, items;                    /* of the worker */
-  uint32_t in_use;                          /* accumulators, while a batch is planned */
-} mlfab__station_state;
-
-/* How full one of a server's links is. */
-typedef struct mlfab__booking {
-  double left;   /* bytes that are placed and have not gone through */
-  double excess; /* of these, beyond what is predicted of placed items; negative: less */
-  double known;  /* predicted to be left of placed items; */
-  double unsure; /* ... of these, of plans that the server may not have had when it reported */
-  uint64_t reported;
-  int fresh; /* `reported` has not been looked at */
-} mlfab__booking;
-
-typedef struct mlfab__served {
-  int live, seen;
-  uint32_t host;      /* index */
-  uint64_t placed;    /* members, as reported last */
-  uint64_t estimate;  /* the same when all plans have arrived there */
-  uint64_t confirmed; /* the newest plan of which something is over */
-  uint64_t unsure;    /* members placed by newer plans */
-  uint64_t last_pull_ns;
-  int pulled; /* last_pull_ns is one */
-  mlfab__booking in, out;
-  uint64_t in_until_ns, out_until_ns; /* booked until then */
-  uint64_t told_ns;                   /* when it got a plan last */
-} mlfab__served;
-
-/* What is kept of a plan for people. */
-typedef struct mlfab__told {
-  uint64_t id;
-  uint32_t worker, aggregator, group;
-  uint8_t reason; /* mlfab__reason; 0: not planned, in order of announcement */
-  uint8_t dropped;
-  double bytes, start, arrive, ready, end, commit; /* seconds from the plan */
-  int64_t delay;
-} mlfab__told;
-
-typedef struct mlfab__story {
-  mlfab__told *told;
-  uint32_t n, kind, server, servers, candidates;
-  uint64_t serial, now_ns;
-  double backlog;
-} mlfab__story;
-
-struct mlfab__scheduler {
-  mlfab__env *env;
-  mlfab__port port;
-  mlfab_stats *stats;
-  uint32_t workers, servers;
-  uint64_t heartbeat_ns, now_ns;
-  uint64_t reassure_ns; /* when to look next for servers whose items wait for long */
-  mlfab__rng prng;
-  mlfab__schedule schedule; /* server 0's */
-  int told;                 /* it is known */
-  mlfab__served *served;
-  mlfab__station_state *stations;
-  uint8_t *alive; /* server * workers + worker */
-  mlfab__plan_host *hosts;
-  uint32_t nhosts, hosts_room; /* the last one of the room is for nodes that found none */
-  double alike_in, alike_out;  /* of hosts that are not known */
-  mlfab__map host_map;
-  /* Items and, `servers` of them each, parts. */
-  mlfab__item *items;
-  mlfab__item_part *parts;
-  uint32_t items_room, parts_room, items_used, free_item;
-  mlfab__list waiting, placed;
-  uint64_t serial, groups;
-  /* When to plan. */
-  int dirty; /* bookings and due times are to be reckoned anew */
-  uint64_t reckoned_ns;
-  uint64_t due_ns;    /* the next plan */
-  uint64_t last_ns;   /* the last one of pushes */
-  int planned_before; /* last_ns is one */
-  /* Scratch of a batch. */
-  mlfab__network network;
-  mlfab__planner planner;
-  mlfab__grouper grouper;
-  uint32_t *batch; /* items */
-  uint32_t nbatch;
-  mlfab__candidate *candidates;
-  double *bytes; /* of candidates, one a server */
-  mlfab__planned *planned;
-  mlfab__delivery *deliveries;
-  mlfab__plan_entry *entries;
-  uint8_t *meta;
-  uint32_t *batch_servers, *server_nodes, nbatch_servers;
-  uint32_t *aggregators, *aggregator_nodes; /* k x servers of the batch */
-  uint32_t k;
-  uint32_t *nodes;    /* of requests */
-  uint32_t *draw;     /* workers */
-  uint64_t *marks;    /* by host: of the last batch that took an aggregator there */
-  uint64_t *counted;  /* by server: the group that was looked at last */
-  mlfab__leg *sums;   /* k x servers of the batch */
-  double *ready;      /* by server: when the members of a group have arrived */
-  double *latest;     /* by server: when all that is reserved again so far is in: t_max */
-  mlfab__leg *target; /* the next reservation is told to it */
-  int watching_batch;
-  mlfab__story stories[2]; /* the last plan of updates, and of pulls */
-};
-
-static inline mlfab__item_part *mlfab__scheduler_part(const mlfab__scheduler *s, uint32_t item,
-                                                      uint32_t server) {
-  return &s->parts[(size_t)item * s->servers + server];
-}
-/* Bytes of a leg that are left, as predicted. */
-MLFAB__INTERNAL double mlfab__scheduler_left(const mlfab__leg *leg, uint64_t now_ns);
-/* The leg of an item over the server's own link, and NULL when that was another member's already: a
- * group goes over it once. `counted` is 0 for all servers when a walk through the placed items
- * begins. */
-MLFAB__INTERNAL mlfab__leg *mlfab__scheduler_crossing(mlfab__scheduler *s, uint32_t item,
-                                                      uint32_t server);
-/* What a host's link carries: as reported, or like the others. */
-MLFAB__INTERNAL double mlfab__scheduler_rate(const mlfab__scheduler *s, uint32_t host, int out);
-/* Seconds as nanoseconds; never stays never. */
-MLFAB__INTERNAL uint64_t mlfab__scheduler_ns(double seconds);
-/* Appends an item to a list; takes it out. */
-MLFAB__INTERNAL void mlfab__scheduler_append(mlfab__scheduler *s, mlfab__list *list, uint32_t i);
-MLFAB__INTERNAL void mlfab__scheduler_unlink(mlfab__scheduler *s, mlfab__list *list, uint32_t i);
-/* Moves an item from the waiting to the end of the placed, as this plan does. */
-MLFAB__INTERNAL void mlfab__scheduler_place(mlfab__scheduler *s, uint32_t item);
-/* TREE_ASK: arranges the tree of an allreduce, and tells it. */
-MLFAB__INTERNAL void mlfab__scheduler_arrange(mlfab__scheduler *s, uint32_t server,
-                                              const mlfab__frame_in *frame);
-/* Plans what is due in one go: updates, or the pulls of a server. */
-MLFAB__INTERNAL void mlfab__scheduler_plan_pushes(mlfab__scheduler *s);
-MLFAB__INTERNAL void mlfab__scheduler_plan_pulls(mlfab__scheduler *s, uint32_t server);
-
-/* core/node/node.h goes on. */
-
-/* ==============================================================================================
- * core/coll/user_dag.h
- * ============================================================================================== */
-/* user_dag.h - schedules of the user's own (mlfab_dag) over the communicator. Layer 4. What they are: user_dag.c. */
-
-enum { MLFAB__USER_DAG_WAITERS = 8 }; /* requests of one schedule that are open */
-
-enum { MLFAB__USER_DAG_BUILT, MLFAB__USER_DAG_OPENING, MLFAB__USER_DAG_OPEN };
-
-typedef struct mlfab__user_dag_user {
-  void *self;
-  /* Calls the user's function, which may call mlfab__user_dag_trigger (inside), and nothing else. */
-  int (*compute)(void *self, mlfab_compute_fn fn, void *user, uint64_t round);
-  /* The communicator ends: to be freed now. */
-  void (*gone)(void *self);
-} mlfab__user_dag_user;
-
-typedef struct mlfab__user_dag_op { /* what the dag's operation does not tell */
-  mlfab_compute_fn fn;
-  void *user;
-  uintptr_t data;
-  uint32_t rank;
-  uint8_t pending; /* triggered in the present round, which is not armed yet */
-} mlfab__user_dag_op;
-
-typedef struct mlfab__user_dag_waiter {
-  mlfab_request request;
-  uint64_t round;
-} mlfab__user_dag_waiter;
-
-/* One lives where its user wants it, and stays there. */
-typedef struct mlfab__user_dag {
-  mlfab__comm *comm;
-  mlfab__user_dag_user user;
-  uint8_t state; /* MLFAB__USER_DAG_* */
-  uint8_t persistent;
-  uint8_t started;            /* the present round may be armed; always when persistent */
-  uint8_t arming;             /* script_run is at work */
-  mlfab__comm_object *object; /* from when it is OPENING */
-  uint32_t epoch;             /* whose members the operations name; 0: none */
-  int32_t stranger;           /* a rank that is no member of it */
-  uint64_t round;             /* the present one; those below are over */
-  uint64_t lost, lost_end;    /* the last rounds in a row that failures ended */
-  uint64_t number;            /* rounds armed in this epoch */
-  mlfab__user_dag_op *ops;    /* beside those of play.dag */
-  uint32_t room, npending;
-  mlfab__user_dag_waiter waiters[MLFAB__USER_DAG_WAITERS];
-  uint32_t nwaiters;
-  mlfab_vec whole; /* from the lowest address of a message to the highest */
-  mlfab__engine play;
-} mlfab__user_dag;
-
-typedef struct mlfab__user_dag_message {
-  int32_t rank;
-  uint32_t tag;
-  void *data;
-  uint64_t bytes; /* RECV_REDUCE: elements of dtype, to be combined by op (MLFAB_SUM ...) */
-  int dtype, op;
-} mlfab__user_dag_message;
-
-MLFAB__INTERNAL void mlfab__user_dag_init(mlfab__user_dag *script, mlfab__comm *comm,
-                                          const mlfab__user_dag_user *user);
-/* Closes it, too. A round that was started and is not over fails everywhere (CANCELLED); of a
- * persistent one it is forgotten here, unless something is lent (mlfab__user_dag_lends). */
-MLFAB__INTERNAL void mlfab__user_dag_free(mlfab__user_dag *script);
-
-/* Building: as the calls of mlfab.h. kind: MLFAB__DAG_SEND, RECV, RECV_REDUCE. */
-MLFAB__INTERNAL int mlfab__user_dag_message_op(mlfab__user_dag *script, uint8_t kind,
-                                               const mlfab__user_dag_message *message,
-                                               uint32_t *op_p, mlfab_error *error);
-MLFAB__INTERNAL int mlfab__user_dag_compute(mlfab__user_dag *script, mlfab_compute_fn fn,
-                                            void *user, uint32_t *op_p, mlfab_error *error);
-MLFAB__INTERNAL int mlfab__user_dag_nop(mlfab__user_dag *script, uint32_t *op_p,
-                                        mlfab_error *error);
-MLFAB__INTERNAL int mlfab__user_dag_after(mlfab__user_dag *script, uint32_t op, uint32_t dependency,
-                                          mlfab_error *error);
-MLFAB__INTERNAL int mlfab__user_dag_set(mlfab__user_dag *script, uint32_t op, uint32_t need,
-                                        uint32_t flags, mlfab_error *error);
-
-/* Checks it and begins to open it. With 0, mlfab__user_dag_opened is to be told how the request has
- * ended; with an error it is as it was. */
-MLFAB__INTERNAL int mlfab__user_dag_open(mlfab__user_dag *script, int persistent,
-                                         uint64_t timeout_ns, uint64_t now_ns,
-                                         mlfab_request *request_p, mlfab_error *error);
-MLFAB__INTERNAL void mlfab__user_dag_opened(mlfab__user_dag *script, int code, uint64_t now_ns);
-MLFAB__INTERNAL int mlfab__user_dag_start(mlfab__user_dag *script, uint64_t timeout_ns,
-                                          uint64_t now_ns, mlfab_request *request_p,
-                                          mlfab_error *error);
-/* *request_p is 0 where the round is over. */
-MLFAB__INTERNAL int mlfab__user_dag_wait(mlfab__user_dag *script, uint64_t round,
-                                         uint64_t timeout_ns, uint64_t now_ns,
-                                         mlfab_request *request_p, mlfab_error *error);
-/* inside: it is a function that an operation computes that calls. */
-MLFAB__INTERNAL int mlfab__user_dag_trigger(mlfab__user_dag *script, uint32_t op, int inside,
-                                            uint64_t now_ns, mlfab_error *error);
-/* Is memory of an armed round on its way to others? */
-MLFAB__INTERNAL int mlfab__user_dag_lends(const mlfab__user_dag *script);
-
-/* core/node/node.h goes on. */
-
-/* ==============================================================================================
- * core/server/server.h
- * ============================================================================================== */
-/* server.h - the server role: takes updates in, applies them, answers pulls. Layer 4.
- *
- * Updates of all workers stand in one queue, in the order of their announcements. The first that
- * may be taken in is the head. Its bytes are added as they arrive into `next` blocks; commit swaps
- * the blocks, a refusal discards them. Others may send what they have credit for, which is staged
- * raw:
- *
- *    QUEUED --(first that may be taken in)--> HEAD --(all bytes came, all finite)--> committed: APPLIED
- *      |                                       |                 \--> APPLYING (rules, rounds: a few
- *      |                                       |                      blocks a tick) --> APPLIED
- *      |                                       +--(NaN, callback)--> refused: NOT_APPLIED
- *      |                                       +--(no byte for 3 heartbeats)--> revoked: RESEND
- *      +--(link lost, worker dead)--> forgotten; a reconnect says it again
- *
- * With a scheduler, large updates and pulls wait beside the queue until a plan places them:
- *
- *    UNPLACED --(PLAN, or no scheduler any more)--> QUEUED, alone or as a member of a group
- *                                                     \--(too late at that place)--> DROPPED at its turn
- *
- * A group is a run of the queue whose bytes come added up, from an aggregator, and are taken in as
- * the bytes of its first member; one commit decides all of them. It has a number; whatever spoils
- * it (a member dead or not finite, the aggregator gone) ends the number, and what is left of it
- * gets another and is sent again. A worker's small updates behind an unplaced one wait with it.
- * With the bound delay < tau_max: an update gets its place only where its delay is below the bound,
- * and its delay cannot grow afterwards, because nothing is put before it.
- *
- * Invariants. (1) An update is decided exactly once, and the decisions of one worker's updates come
- * in the order of their numbers. (2) `next` blocks exist only for the head. (3) Whatever is staged
- * was credited: eager bytes in the worker's arena, one update's more in the stage. (4) With rounds,
- * the sum of the open round holds whole updates only, at most one complete one a worker. (5) A pull
- * pins one slice at a time.
- *
- * Source: MLfabric §2, §4 Table 1, §5.1 (one order of commits); FluentPS Alg. 1 (server side). */
-
-/* ==============================================================================================
- * core/server/lazy.h
- * ============================================================================================== */
-/* lazy.h - the buffer of delayed pulls. Layer 2, pure.
- *
- * A heap of tags by the V_train at which a pull is looked at next; equal ones come out in the order
- * in which they were added. What a tag means is the caller's.
- *
- * Source: FluentPS Alg. 1 (callbacks) and §III-C. Departs: lazy execution indexes by max(progress,
- * V_train), as a pull may come after its iteration was completed without its worker; pulls are
- * released after V_train has moved, not before, so that what is asked again sees the new one. */
-
-typedef struct mlfab__delayed {
-  uint64_t at;    /* looked at when V_train reaches this */
-  uint64_t order; /* of coming */
-  uint64_t tag;
-} mlfab__delayed;
-
-/* All zero is an empty buffer. entries[0..count-1] is a heap: anybody may read the tags. */
-typedef struct mlfab__lazy {
-  mlfab__delayed *entries;
-  uint32_t count, room;
-  uint64_t next_order;
-} mlfab__lazy;
-
-/* When to look at a delayed pull of `progress` (a count: i + 1): soft: when V_train moves; lazy:
- * when its own iteration is complete. Always above v_train. */
-MLFAB__INTERNAL uint64_t mlfab__lazy_at(int soft, uint64_t progress, uint64_t v_train);
-/* O(log n). Errors: MEMORY, and nothing has changed; never if one was taken out since the last
- * add. */
-MLFAB__INTERNAL int mlfab__lazy_add(mlfab__env *env, mlfab__lazy *lazy, uint64_t at, uint64_t tag);
-/* Takes the next one out whose `at` is v_train or less: 1, or 0 when there is none. O(log n). */
-MLFAB__INTERNAL int mlfab__lazy_pop(mlfab__lazy *lazy, uint64_t v_train, uint64_t *tag_p);
-/* Takes out the one with this tag: 1, or 0 when there is none. O(n). */
-MLFAB__INTERNAL int mlfab__lazy_remove(mlfab__lazy *lazy, uint64_t tag);
-/* The conditions have changed: all are due, in the order of coming. Pop them until there is none;
- * those that still have to wait are added again above v_train, for which there is room. O(n). */
-MLFAB__INTERNAL void mlfab__lazy_wake_all(mlfab__lazy *lazy);
-MLFAB__INTERNAL void mlfab__lazy_free(mlfab__env *env, mlfab__lazy *lazy);
-
-/* core/server/server.h goes on. */
-
-enum {
-  MLFAB__SERVER_PULLS = 8,
-  MLFAB__SERVER_SPREADS = 4, /* slots more, for pulls that an aggregator hands on */
-  MLFAB__SERVER_SLOTS = MLFAB__SERVER_PULLS + MLFAB__SERVER_SPREADS,
-  MLFAB__SERVER_SENDS = 16,
-  MLFAB__SERVER_QUEUED = 64,
-  MLFAB__SERVER_STAGES = 16, /* updates that may come before their turn */
-  MLFAB__CLOCKS = 8,         /* consistency models at a time */
-  MLFAB__SERVER_CHANGES = 8  /* changes of them that wait */
-};
-#define MLFAB__PROGRESS_MAX ((uint64_t)1 << 62)
-
-/* An update on its way in. Kept and reused, so that steady state allocates nothing. */
-typedef struct mlfab__incoming {
-  struct mlfab__incoming *previous, *next; /* the queue, or the free list by next */
-  uint32_t worker;
-  const struct mlfab__apply_codec *codec;
-  mlfab__push push;
-  mlfab__segment *segments;
-  uint64_t *versions;
-  uint32_t segment_room, version_room;
-  uint64_t received, consumed, granted; /* of push.bytes */
-  uint64_t arena_at;                    /* where its eager bytes are staged */
-  uint32_t segment;                     /* of `consumed`: segment, and bytes of it */
-  uint64_t in_segment;
-  uint64_t last_byte_ns;
-  uint32_t stage;         /* its stage plus one, or 0 */
-  int unplaced;           /* stands in the list of those that wait for a plan */
-  int announced;          /* the scheduler knows of it */
-  int counted;            /* its members are in `ahead` of its slices */
-  uint64_t group;         /* number of its group, or 0 */
-  uint32_t waits;         /* members that its group has lost because they were silent */
-  uint32_t aggregator;    /* of the group */
-  double aggregator_rate; /* in-link of its host; 0 or less: not known */
-  uint64_t delay;         /* that it had when it got its place, or would have had */
-  uint64_t shape;         /* hash of its segments */
-  int withdrawn;          /* to be decided as not applied at its turn */
-  int refused;            /* MLFAB_ERR_* once something is wrong with it */
-  double norm2;           /* of what was taken in, where a model looks at it */
-  uint64_t packed_end;    /* of the packets that came: where in the model the last one ends */
-  uint64_t own_bytes;     /* its push.bytes, while that are those of its group's packed sum; or 0 */
-  int all_released;       /* its aggregator may forward all of that sum, however long it is */
-} mlfab__incoming;
-
-/* What a model makes of an update's bytes in a slice: see apply.c. */
-enum mlfab__apply_mode {
-  MLFAB__APPLY_INIT,
-  MLFAB__APPLY_DIRECT,
-  MLFAB__APPLY_STAGE,
-  MLFAB__APPLY_SUM
-};
-
-/* Why a pull does not go: it waits for a plan, for its turn. */
-enum mlfab__pull_held { MLFAB__PULL_GOES = 0, MLFAB__PULL_FOR_PLAN, MLFAB__PULL_FOR_TURN };
-
-typedef struct mlfab__server_pull {
-  uint64_t request; /* 0: free */
-  uint64_t progress;
-  mlfab__segment *segments;
-  uint32_t segment_room, segments_used;
-  uint32_t segment; /* cursor */
-  uint64_t in_segment;
-  uint32_t *pinned; /* blocks of the pinned slice, one a position, positions_per_slice of them */
-  uint32_t slice;   /* pinned, or MLFAB__NO_BLOCK */
-  uint64_t version, commit;
-  int cached;       /* the reader's cache counts in our epoch ... */
-  uint64_t *sinces; /* ... and has these commits of the slices touched, by local number */
-  uint32_t since_room;
-  uint32_t restart_segment; /* where the pinned slice began */
-  uint64_t restart_in_segment;
-  uint64_t progress_ns;
-  int waiting;        /* for the pull condition of a clock ... */
-  uint32_t clock;     /* ... this one */
-  uint32_t passed;    /* clocks whose condition held, as bits */
-  double draw;        /* of the models that have chance in them */
-  uint64_t tag;       /* in the clocks' buffers */
-  int held;           /* mlfab__pull_held */
-  uint64_t bytes;     /* of all its segments */
-  uint64_t expect_ns; /* when its distributor should have handed it on; 0: not known yet */
-  uint64_t place;     /* among the pulls that were placed by plans; 0: not placed */
-  uint64_t spread;    /* the request that it is handed on from, or 0: answered directly */
-  uint32_t aggregator;
+typedef struct mlfab__link {
+  uint8_t kind;
+  uint8_t self;             /* one of the pair inside this node */
+  uint8_t greeted;          /* HELLO was answered */
+  uint8_t blocked;          /* a send was refused: wait for WRITABLE */
+  uint8_t listed;           /* in the ready list */
+  uint8_t closing;          /* close when the control queue is empty; what comes is not looked at */
+  uint8_t lingers;          /* likewise, but the peer closes first: it has read our BYE then */
+  uint8_t doomed;           /* to be given up when the role has returned */
+  uint8_t welcome;          /* a WELCOME is to be sent */
+  uint8_t suspect, probing; /* it is silent; the transport is being asked */
+  uint8_t silent;           /* it is hung up for that */
+  uint8_t called;           /* by somebody else */
+  uint8_t turn; /* of the roles on this kind of link: the first to be asked for a frame */
+  uint32_t id;  /* the driver's number */
+  uint32_t caps;
   uint32_t
-      attempt; /* its newest way; ascending over the server. Frames of older ones are ignored at the worker */
-} mlfab__server_pull;
+      peer; /* rank of a worker (workers: the scheduler), number of a server, node that joins */
+  uint8_t *queue; /* control frames: u32 meta bytes, u32 type, meta, padded to 8 */
+  uint32_t queue_begin, queue_end, queue_room;
+  uint64_t heard_ns, sent_ns;
+  uint64_t up_ns;    /* when a probe was answered last: the far side's system was up */
+  uint64_t nonce;    /* of the process at the other end, where it has a number */
+  uint64_t probe_ns; /* when it was asked whether it lives, and has not answered; else 0 */
+  uint64_t since_ns; /* NEW: it is up; JOIN_IN: WELCOME is due */
+  /* A claim: the link that holds the number (MLFAB__NO_LINK: no longer), and the first frame. */
+  uint32_t holder;
+  uint32_t claim_bytes;
+  uint8_t claim_type;
+  uint8_t *claim;
+} mlfab__link;
 
-typedef struct mlfab__server_peer {
-  uint8_t connected, dead, left, done, hand;
-  uint32_t contributed; /* clocks whose open round has something of it, as bits */
-  uint64_t pushed;      /* its progress, as far as it is known here: see clock.c */
-  uint64_t decided;     /* the same right behind its last update that was decided here */
-  uint64_t changed;     /* the last change of a consistency model that it was answered */
-  uint32_t stopped;     /* the attempt to move slices that it has stopped for, or 0 */
-  int drained;          /* nothing more of it comes before they have moved */
-  int put_off;          /* it was told that they are on the move: it is to hear when that is over */
-  double significance;  /* |g| of its last update here; negative: not known */
-  uint32_t incarnation, generation;
-  uint32_t queued;
-  uint32_t unplaced;      /* of those: wait for a plan */
-  uint64_t walked;        /* the last look at the unplaced that came by one of its */
-  uint64_t last_queued;   /* newest member in the queue */
-  uint64_t last_progress; /* its round */
-  uint8_t *arena;         /* a ring of twice the credit, so that every update is contiguous */
-  uint64_t arena_head, arena_tail, arena_bytes;
-  uint64_t eager_used;
-  uint32_t accumulators; /* of the aggregator there */
-  uint64_t host;
-  double link_in, link_out; /* of its host as it said last; negative: not known */
-  mlfab__server_pull pulls[MLFAB__SERVER_PULLS + MLFAB__SERVER_SPREADS];
-  uint32_t sends[MLFAB__SERVER_SENDS]; /* blocks lent to the transport */
-  uint32_t nsends;
-  uint64_t refused_told; /* the refused round that it has heard of, plus one */
-  uint32_t refusals;     /* of worker 0's definitions, those that it has heard of */
-  uint8_t *definition;   /* a definition that came before worker 0's: tensor table */
-  uint32_t definition_bytes;
-  mlfab__define define; /* its options, and how many tensors the table has */
-} mlfab__server_peer;
+/* Who calls our server role: a worker, or the scheduler. */
+typedef struct mlfab__caller {
+  uint32_t link; /* index, or MLFAB__NO_LINK */
+  uint32_t incarnation;
+  uint8_t hand, dead, left;
+  uint64_t heard_ns; /* also while there is no link */
+  uint64_t lost_ns;  /* when its link broke, 0 while it has one */
+} mlfab__caller;
 
-/* A consistency model of some of the slices, and how far they are. See clock.c. */
-typedef struct mlfab__clock {
-  mlfab_sync sync;
-  int used;
-  int due; /* the push condition is to be asked again */
-  uint64_t v_train;
-  mlfab__sync_tuner tuner;
-  uint64_t delayed; /* pulls that had to wait since v_train moved */
-  mlfab__lazy lazy; /* they, by their place in all pulls */
-  /* Rounds. */
-  uint32_t contributors, round_members; /* workers in the sum; updates in it */
-  double round_scale;                   /* weight of the sum: of its first member, or 1 */
-  uint64_t refused_round;               /* the last that a callback refused, plus one */
-  int flush; /* the open round is applied as it stands, and v_train stays */
-} mlfab__clock;
+/* What this node knows of another, by node id. */
+typedef struct mlfab__peer {
+  uint8_t joined, hand;
+  uint32_t link; /* index: JOIN_IN */
+  uint32_t incarnation;
+  uint64_t nonce;
+  /* Since when HELLO is awaited after WELCOME; of a server of its own, since when it is called, as
+   * another process wants its number. 0: not. */
+  uint64_t awaited_ns;
+  char *addresses; /* MLFAB__ADDRESSES_MAX, or NULL */
+} mlfab__peer;
 
-enum mlfab__server_phase { MLFAB__NO_MODEL, MLFAB__MODEL_DEFINED, MLFAB__MODEL_STANDS };
+/* Our worker role's way to an aggregator's node; made when it is first wanted. */
+typedef struct mlfab__peer_link {
+  uint32_t link; /* index, or MLFAB__NO_LINK */
+  uint8_t asked, connecting;
+  uint32_t asked_by; /* asked: id of the link to server 0 that has the question */
+  uint64_t since_ns, retry_ns;
+  char addresses[MLFAB__ADDRESSES_MAX];
+} mlfab__peer_link;
 
-typedef struct mlfab__server mlfab__server;
+/* Our worker role's, scheduler role's or server role's way to a server. */
+typedef struct mlfab__route {
+  uint32_t link; /* index, or MLFAB__NO_LINK */
+  uint8_t connecting, dead, greeted;
+  uint64_t retry_ns, heard_ns, connect_ns;
+  uint8_t hand;
+  /* That server 0 gave to the server when the fabric was made, and that it drew; 0: not told yet. */
+  uint32_t incarnation;
+  uint64_t nonce;
+  char addresses[MLFAB__ADDRESSES_MAX];
+  char why[128];  /* the last failure */
+  char died[128]; /* dead: of what */
+} mlfab__route;
 
-/* How the bytes of an update are taken in: as they are (apply.c), or as packets. */
-typedef struct mlfab__apply_codec {
-  /* Looks at bytes that came, the first of them byte `at` of the update, and may move them to private
-   * memory: NULL, or what is wrong. */
-  const char *(*look)(mlfab__server *server, mlfab__incoming *update, uint64_t at,
-                      mlfab__frame_in *frame);
-  /* The next bytes of the head go into `next` blocks. Errors: NOT_FINITE, MEMORY, FRAME; the head is
-   * then to be refused. */
-  int (*consume)(mlfab__server *server, mlfab__incoming *update, const uint8_t *data,
-                 uint64_t bytes);
-  /* All of the update is at `data`, in private memory: checks all of it, then adds it in place. 1 when it
-   * was done, 0 when the long way has to be taken. *code_p tells what became of it. */
-  int (*whole)(mlfab__server *server, mlfab__incoming *update, const uint8_t *data, int *code_p);
-  /* All bytes are in. What none of them named is in the round or stepped all the same: from here on its
-   * blocks are there, or spare. Errors: MEMORY. */
-  int (*complete)(mlfab__server *server, const mlfab__incoming *update);
-  /* `next` at a position that has none: as the model in what the update does not touch, and zeros where
-   * it does and a rule is to be stepped. Errors: MEMORY. */
-  int (*fresh)(mlfab__server *server, const mlfab__incoming *update, uint32_t slice,
-               uint32_t position);
-} mlfab__apply_codec;
-
-/* Packets in updates and answers, where the sparse group is attached. */
-typedef struct mlfab__server_sparse {
-  const mlfab__apply_codec *(*packed)(void);
-  int (*room)(mlfab__server *server); /* memory for taking packets in. Errors: MEMORY */
-  /* Tags and filter of a model that is made. Errors: MEMORY. Gives back all memory. */
-  int (*open)(mlfab__server *server, int ghost);
-  void (*free)(mlfab__server *server);
-  /* A commit makes `after` of a piece, which was `before`: what the filter does not want is put back, and
-   * what has changed is tagged. To be called where server->watch, before the slice's commit moves. */
-  void (*piece)(mlfab__server *server, const mlfab__piece *piece, const uint8_t *before,
-                uint8_t *after);
-  /* Looks at what a PULL tells of its reader's cache. Errors: FRAME (not one commit a slice), ARGUMENT
-   * (from the future: the slice, its local number, and the commit). Remembers it. Errors: MEMORY. */
-  int (*cache)(const mlfab__server *server, const mlfab__pull *in, const mlfab__segment *segments,
-               const uint64_t *sinces, uint32_t *slice_p, uint64_t *since_p);
-  int (*keep)(mlfab__server *server, mlfab__server_pull *pull, const mlfab__pull *in,
-              const uint64_t *sinces);
-  /* Packets for the pinned slice from its byte `at` on, not beyond `end`: fills the bulk, to be copied,
-   * and returns how many bytes of the slice it answers for; 0 when the next *plain bytes, which may
-   * become fewer, are as well sent as they are. */
-  uint64_t (*answer)(mlfab__server *server, const mlfab__server_pull *pull, uint64_t at,
-                     uint64_t end, uint32_t *plain, mlfab__frame_out *frame);
-} mlfab__server_sparse;
-
-/* Slices that leave and come, where the reshard group is attached. Meanwhile the server is `held`. */
-typedef struct mlfab__server_mover {
-  void (*stop)(mlfab__server *server, uint32_t worker, const mlfab__frame_in *frame); /* STOP */
-  void (*tick)(mlfab__server *server);
-  void (*free)(mlfab__server *server);
-} mlfab__server_mover;
-
-/* By which way and in which order large transfers go, where somebody is attached who decides that
- * (core/sched/client.c). Without, updates are taken in as they come, and pulls answered when their
- * condition holds. What has a group, a place or a spread has it from here. */
-typedef struct mlfab__server_policy {
-  void (*free)(mlfab__server *server);
-  /* A frame that the server does not know: 1 when it was the policy's. */
-  int (*frame)(mlfab__server *server, uint32_t worker, const mlfab__frame_in *frame);
-  void (*tick)(mlfab__server *server);
-  /* The model, or its consistency, has changed. A worker's link stands, or is lost. */
-  void (*told)(mlfab__server *server);
-  void (*station)(mlfab__server *server, uint32_t worker);
-  /* A new update: 1 when it is held back. Later, at every look: gives places to those. */
-  int (*hold)(mlfab__server *server, mlfab__incoming *update);
-  void (*advance)(mlfab__server *server);
-  /* One that was announced leaves the queue. Bytes of the head came. */
-  void (*over)(mlfab__server *server, const mlfab__incoming *update);
-  void (*progress)(mlfab__server *server, const mlfab__incoming *head);
-  /* A group may send `upto` bytes of its sum. Of packets, whose length is not known: of the head all, of
-   * another what a stage holds. */
-  void (*grant)(mlfab__server *server, mlfab__incoming *leader, uint64_t upto);
-  /* Ends the number of a member's group. `culprit` goes behind the rest, alone; the rest begins anew,
-   * at the aggregator or, with `direct`, without. */
-  void (*split)(mlfab__server *server, mlfab__incoming *member, mlfab__incoming *culprit,
-                int direct);
-  /* A group is about to be decided. */
-  void (*end)(mlfab__server *server, const mlfab__incoming *leader, int applied);
-  /* All groups begin again, with the weights that count now. Nothing is the head. */
-  void (*regroup)(mlfab__server *server);
-  /* What goes by way of this worker's node goes another way. */
-  void (*lost)(mlfab__server *server, uint32_t worker);
-  /* A pull whose condition holds: 1 when it is held back. It is answered from now on. */
-  int (*pull_hold)(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull);
-  void (*pull_goes)(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull);
-  /* `taken` bytes more of a placed one were handed to the transport; all of one to be handed on. */
-  void (*pull_left)(mlfab__server *server, const mlfab__server_pull *pull, uint64_t taken);
-  void (*pull_out)(mlfab__server *server, mlfab__server_pull *own);
-  /* One is over: what it was. */
-  void (*pull_over)(mlfab__server *server, uint32_t worker, const mlfab__server_pull *was,
-                    int code);
-  /* All pulls of this worker are over. */
-  void (*stopped)(mlfab__server *server, uint32_t worker);
-  /* Those whose turn it is begin. */
-  void (*turns)(mlfab__server *server);
-} mlfab__server_policy;
-
-/* The updates that are here: queue.c. */
-typedef struct mlfab__server_queue {
-  mlfab__incoming *first, *last;                   /* in the order in which they are taken in */
-  mlfab__incoming *unplaced_first, *unplaced_last; /* held back by the policy */
-  mlfab__incoming *free_list;
-  int place_due;   /* something may be placed or announced that could not before */
-  uint64_t placed; /* members that ever got a place */
-  uint32_t late;   /* dropped ones that are not decided yet */
-  uint64_t *ahead; /* by slice: members in the queue that will be applied to it */
-} mlfab__server_queue;
-
-/* The one that is being taken in, and a commit that takes several ticks: apply.c, and round.c while a
- * round is applied. */
-typedef struct mlfab__server_apply {
-  mlfab__incoming *head;
-  /* Where updates come before their turn: the first with the model, the others when they are needed. */
-  uint8_t *stages[MLFAB__SERVER_STAGES];
-  mlfab__incoming *stage_owner[MLFAB__SERVER_STAGES];
-  uint64_t stage_bytes;
-  mlfab__meter meter; /* of the in-link */
-  enum { MLFAB__APPLY_NONE, MLFAB__APPLY_UPDATE, MLFAB__APPLY_ROUND } applying;
-  uint32_t clock, slice, position; /* of a round */
-  int code;
-  uint8_t *scratch; /* a block: the sum beside the weights, for callbacks */
-} mlfab__server_apply;
-
-/* Pulls that wait for a pull condition: serve.c. */
-typedef struct mlfab__server_serve {
-  uint32_t waiting;
-  int due;     /* v_train has moved: they are looked at again, where that can help ... */
-  int changed; /* ... the consistency has changed: all are */
-} mlfab__server_serve;
-
-/* Slices on the move: reshard_server.c. */
-typedef struct mlfab__server_move {
-  const mlfab__server_mover *hooks;        /* or NULL */
-  mlfab__port across;                      /* to other servers; `ready` opens the link */
-  struct mlfab__reshard_server *under_way; /* here, or NULL */
-  int held;           /* from the first MOVE to the last: nothing is decided or answered */
-  int orphan;         /* server 0 is out of reach */
-  uint64_t said_ns;   /* while it is, or slices move: when others were told last */
-  mlfab__moved moved; /* what server 0 was answered last */
-} mlfab__server_move;
-
-struct mlfab__server {
-  mlfab__env *env;
-  const mlfab_config *config;
-  mlfab__port port;
-  mlfab_stats *stats;
-  uint32_t number, workers, servers;
-  uint64_t now_ns, heartbeat_ns;
-  enum mlfab__server_phase phase;
-  mlfab__server_peer *peers;
-  mlfab__windows windows;
-  /* The model, as worker 0 defined it. */
-  mlfab__layout layout;
-  mlfab__tensor_info *definition;
-  uint32_t ndefinition;
-  mlfab_model_options options;
-  uint32_t refusals; /* definitions of worker 0 that were refused; why the last one was */
-  int32_t refusal_code;
-  char refusal[MLFAB__TEXT_MAX];
-  mlfab__optimizer optimizer;
-  mlfab__store store;
-  uint32_t epoch; /* in which commits are counted, from 1: slices that move begin a new one */
-  uint32_t first_weights_incarnation; /* of the worker 0 whose first weights stand, or 0 */
-  uint64_t eager_bytes;               /* credit of a worker */
-  /* Updates and pulls. */
-  mlfab__server_queue queue;
-  mlfab__server_apply apply;
-  mlfab__server_serve serve;
-  uint64_t *versions_scratch;
-  mlfab__segment *segments_scratch;
-  const mlfab__server_policy *policy; /* or NULL ... */
-  struct mlfab__server_sched *sched;  /* ... its own */
-  mlfab__schedule schedule;           /* as set last */
-  int scheduled;                      /* the fabric has a scheduler; small and large differ */
-  const mlfab__server_sparse *sparse; /* or NULL */
-  uint8_t *packed; /* of `sparse`: room for packets, and for bytes as they were, once needed */
-  uint8_t *came;   /* of `sparse`: the packets of the frame that is being taken in */
-  int watch;       /* what a commit changes is looked at: tags, a parameter filter */
-  /* Consistency: clock.c. */
-  mlfab__clock clocks[MLFAB__CLOCKS];
-  uint32_t ngates; /* none behind them is used */
-  int significant; /* a model looks at |g| / |w| */
-  int untidy;      /* clocks of one model stand side by side */
-  struct mlfab__change_wait {
-    uint32_t worker;
-    mlfab__sync_ask change;
-  } changes[MLFAB__SERVER_CHANGES];
-  uint32_t nchanges;
-  double norm_w;         /* |w| of the shard ... */
-  uint64_t norm_commits; /* ... after so many commits, plus one; 0: never */
-  mlfab__server_move move;
-  /* What is due at the next mlfab__server_advance. */
-  int due;      /* something may be done that could not before */
-  int greets;   /* the first weights are in: who waits with a definition is told */
-  int regroups; /* groups have other weights now */
-  int retold;   /* the consistency has changed */
+enum mlfab__bootstrap_phase {
+  MLFAB__BOOTSTRAP_JOINING,
+  MLFAB__BOOTSTRAP_GREETING,
+  MLFAB__BOOTSTRAP_READY,
+  MLFAB__BOOTSTRAP_FAILED
 };
 
-MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
-                                       const mlfab_config *config, uint32_t number,
-                                       const mlfab__port *port, mlfab_stats *stats);
-MLFAB__INTERNAL void mlfab__server_free(mlfab__server *server);
+/* Timers, in the order in which those of one time expire. */
+enum mlfab__timer {
+  MLFAB__TIMER_JOIN,
+  MLFAB__TIMER_LINK,   /* of each link */
+  MLFAB__TIMER_WORKER, /* of each worker without a link, at a server */
+  MLFAB__TIMER_ROUTE,  /* of each route without a link */
+  MLFAB__TIMER_SCAN
+};
 
-/* A worker said HELLO on a new link: fills the answer. Its half-sent updates are forgotten.
- * Errors: FENCED (an older incarnation), MEMORY. */
-MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
-                                        const mlfab__hello *hello, mlfab__hello_ack *ack,
-                                        uint64_t now_ns);
-/* Its link is lost; it may come back. */
-MLFAB__INTERNAL void mlfab__server_lost(mlfab__server *server, uint32_t worker, uint64_t now_ns);
-/* It is dead, or has left: rounds go on without it. */
-MLFAB__INTERNAL void mlfab__server_gone(mlfab__server *server, uint32_t worker, int left,
-                                        uint64_t now_ns);
-/* A frame of a worker. Never fails: a bad peer is dropped through the port. */
-MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
-                                         const mlfab__frame_in *frame, uint64_t now_ns);
-/* The next frame with a bulk for this worker: 1, or 0. */
-MLFAB__INTERNAL int mlfab__server_next(mlfab__server *server, uint32_t worker,
-                                       mlfab__frame_out *frame, uint64_t now_ns);
-/* That frame was taken. */
-MLFAB__INTERNAL void mlfab__server_taken(mlfab__server *server, uint32_t worker,
-                                         const mlfab__frame_out *frame, uint64_t now_ns);
-/* The bulk lent with this token is free. */
-MLFAB__INTERNAL void mlfab__server_sent(mlfab__server *server, uint32_t worker, uint64_t token);
-/* Background work and timers. */
-MLFAB__INTERNAL void mlfab__server_tick(mlfab__server *server, uint64_t now_ns);
-MLFAB__INTERNAL uint64_t mlfab__server_deadline(const mlfab__server *server);
-/* 1 when every worker has left or died. */
-MLFAB__INTERNAL int mlfab__server_finished(const mlfab__server *server);
+typedef struct mlfab__queued_action {
+  uint32_t kind, link;
+  uint64_t token;
+} mlfab__queued_action;
 
-/* Does whatever can be done now: heads, commits, rounds, and what is due. */
-MLFAB__INTERNAL void mlfab__server_advance(mlfab__server *server);
+/* What the node does on links of a kind. */
+typedef struct mlfab__link_rule {
+  void (*frame)(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame);
+  /* A link is gone: `was` is what it was; its index may be taken again. */
+  void (*down)(mlfab_node *node, const mlfab__link *was, uint32_t link, const char *why);
+  /* A role wants a link to this peer, and there is none. */
+  void (*want)(mlfab_node *node, uint32_t peer);
+} mlfab__link_rule;
 
-/* --- between the files of the role, lowest first: blocks.c, clock.c, queue.c, apply.c (updates), round.c,
- * serve.c (pulls), server.c. The lower ones set what is due; server.c does it when an event is over. --- */
+/* How a role reaches its peers of one kind: what its port points at. */
+typedef struct mlfab__outlet {
+  mlfab_node *node;
+  uint32_t role;
+  int kind;
+} mlfab__outlet;
 
-/* Gives up the link of a peer that broke the protocol. */
-static inline void mlfab__server_drop(mlfab__server *server, uint32_t worker, int code,
-                                      const char *text) {
-  server->port.drop(server->port.self, worker, code, text);
-}
+struct mlfab__parts; /* what a node is composed of: known above */
 
-/* blocks.c - a pull pins the blocks of a slice; unpins them; gives the slice up in the middle, to begin
- * it again. All pulls do. */
-MLFAB__INTERNAL void mlfab__blocks_pin(mlfab__server *server, mlfab__server_pull *pull,
-                                       uint32_t slice);
-MLFAB__INTERNAL void mlfab__blocks_unpin(mlfab__server *server, mlfab__server_pull *pull);
-MLFAB__INTERNAL void mlfab__blocks_restart(mlfab__server *server, mlfab__server_pull *pull);
-MLFAB__INTERNAL void mlfab__blocks_unpin_all(mlfab__server *server);
-/* A spare block: pulls are unpinned and blocks added before this gives MLFAB__NO_BLOCK. */
-MLFAB__INTERNAL uint32_t mlfab__blocks_spare(mlfab__server *server);
-/* A new block for place[position], holding what `from` holds unless it will be overwritten whole.
- * Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__blocks_fresh(mlfab__server *server, uint32_t *place, uint32_t from,
-                                        int fill);
+struct mlfab_node {
+  mlfab__env env;
+  mlfab_config config; /* complete: no member is at its default */
+  mlfab_stats stats;
+  mlfab__requests requests;
+  uint64_t job, secret[2];
+  uint32_t id, nodes, incarnation, epoch;
+  uint32_t server_number; /* or MLFAB__NO_NODE */
+  int is_worker, is_server, is_coordinator, is_scheduler;
+  mlfab__role roles[MLFAB__ROLES_MAX];
+  uint32_t nroles;
+  uint8_t on[MLFAB__LINK_KINDS][MLFAB__ROLES_MAX],
+      non[MLFAB__LINK_KINDS]; /* roles by kind of link */
+  mlfab__outlet outlets[MLFAB__OUTLETS];
+  uint32_t noutlets;
+  const mlfab__link_rule *rules; /* by kind of link */
+  struct mlfab__parts *parts;    /* parts_bytes of it, freed with the node; not looked at here */
+  size_t parts_bytes;
+  char addresses[MLFAB__ADDRESSES_MAX];
+  /* Joining. */
+  enum mlfab__bootstrap_phase phase;
+  mlfab_error failure;
+  uint64_t opened_ns, join_retry_ns, missing_ns, nonce;
+  uint32_t join_link;
+  int join_connecting;
+  uint32_t joined, incarnations; /* server 0: nodes that have joined; largest incarnation issued */
+  char join_why[160], missing[128];
+  const char *strange; /* why the last stranger was refused, or NULL */
+  uint8_t *welcome;
+  uint32_t welcome_bytes, welcome_count;
+  mlfab__peer *peers;           /* by node id; server 0 only */
+  mlfab__route *routes;         /* by server: the worker role's, the scheduler role's, the server
+                                     role's */
+  mlfab__caller *callers;       /* by rank, then the scheduler; server role only */
+  uint32_t *reshard_links;      /* by server: it has called our server role */
+  mlfab__peer_link **peers_out; /* by rank; worker role only */
+  uint32_t *hops, nhops, hops_room; /* the ranks that have one */
+  int hops_short;                   /* one was wanted, and there was no memory for it */
+  uint32_t *peer_in_links;          /* by rank; aggregator role only */
+  /* Links. */
+  mlfab__link *links;
+  uint32_t nlinks;
+  uint32_t first_free; /* no link before this one can be taken */
+  mlfab__map by_id;
+  mlfab__heap timers; /* JOIN, SCAN, one a route, one a worker (server role only), one a link */
+  uint32_t *ready;    /* ring of link indexes */
+  uint32_t ready_begin, ready_count;
+  mlfab__queued_action *actions;
+  uint32_t actions_begin, actions_count, actions_room;
+  uint32_t pairs[MLFAB__PAIRS][2]; /* the asking end and the other, or MLFAB__NO_LINK */
+  int doomed;                      /* a link is */
+  uint32_t claims;                 /* links that are claims */
+  int claim_due;                   /* one is to be looked at again */
+  int self_lost;                   /* the inner links broke */
+  int self_more;                   /* they have more to carry than one look may */
+  /* The action that was yielded last. */
+  enum {
+    MLFAB__OUT_NONE,
+    MLFAB__OUT_CONTROL,
+    MLFAB__OUT_WELCOME,
+    MLFAB__OUT_ROLE,
+    MLFAB__OUT_ACTION
+  } out;
+  uint32_t out_role; /* OUT_ROLE: whose frame it is, and its place among those on the link */
+  uint8_t out_turn;
+  uint32_t out_link;
+  mlfab__frame_out frame;
+  mlfab_action action;
+  uint8_t *head; /* 64 + MLFAB_META_MAX */
+  uint64_t now_ns;
+  /* 1: the worker role, 2: all of it. Parting: it takes no calls any more, but finishes what other
+   * workers wait for, until part_ns at most; leaving: it has said goodbye. */
+  int parting, leaving;
+  uint64_t part_ns;
+  int closed; /* no call begins any more: its context is being closed */
+};
 
-/* clock.c - the clocks of a model that is made anew; gives back what they hold. */
-MLFAB__INTERNAL void mlfab__clock_start(mlfab__server *server, const mlfab_sync *sync);
-MLFAB__INTERNAL void mlfab__clock_free(mlfab__server *server);
-/* The clocks of these segments' slices, as bits; of no segments, all. */
-MLFAB__INTERNAL uint32_t mlfab__clock_mask(const mlfab__server *server,
-                                           const mlfab__segment *segments, uint32_t n);
-/* 1 when any clock has rounds; counts iterations. */
-MLFAB__INTERNAL int mlfab__clock_rounds(const mlfab__server *server);
-MLFAB__INTERNAL int mlfab__clock_counts(const mlfab__server *server);
-/* Do the members of a group come multiplied with their own scales? Else they are relative to the
- * first's. */
-MLFAB__INTERNAL int mlfab__clock_absolute(const mlfab__server *server);
-/* What the conditions of a clock may look at, for this worker with this progress. */
-MLFAB__INTERNAL void mlfab__clock_state(mlfab__server *server, const mlfab__clock *clock,
-                                        uint32_t worker, uint64_t progress,
-                                        mlfab_sync_state *state);
-/* May this worker's update of this progress be taken in now on these clocks? Would it be too late? */
-MLFAB__INTERNAL int mlfab__clock_may_push(const mlfab__server *server, uint32_t worker,
-                                          uint64_t progress, uint32_t mask);
-MLFAB__INTERNAL int mlfab__clock_late(const mlfab__server *server, uint32_t worker, uint32_t mask);
-/* An update of this worker was decided: its progress, and the rounds that it is part of. */
-MLFAB__INTERNAL void mlfab__clock_decided(mlfab__server *server, const mlfab__incoming *update,
-                                          int code);
-/* It is as far as this, it says, before the first of its that is undecided here: raises what is known.
- * PROGRESS of a worker. */
-MLFAB__INTERNAL void mlfab__clock_reach(mlfab__server *server, uint32_t worker, uint64_t progress);
-MLFAB__INTERNAL void mlfab__clock_progress(mlfab__server *server, uint32_t worker,
-                                           const mlfab__frame_in *frame);
-/* The progress that a worker which joins begins with. */
-MLFAB__INTERNAL uint64_t mlfab__clock_join(const mlfab__server *server, uint32_t worker);
-/* Members came or went: every push condition is to be asked again. */
-MLFAB__INTERNAL void mlfab__clock_members(mlfab__server *server);
-/* Asks push conditions until all say no, or until a round begins to be applied (1). */
-MLFAB__INTERNAL int mlfab__clock_advance(mlfab__server *server);
-/* v_train of a clock moves on. */
-MLFAB__INTERNAL void mlfab__clock_step(mlfab__server *server, mlfab__clock *clock);
-/* SYNC of a worker. Carries changes out, when there is no head; 1: a round has to be applied first. */
-MLFAB__INTERNAL void mlfab__clock_ask(mlfab__server *server, uint32_t worker,
-                                      const mlfab__frame_in *frame);
-MLFAB__INTERNAL int mlfab__clock_change(mlfab__server *server);
-/* Tells a worker whether iterations count here. */
-MLFAB__INTERNAL void mlfab__clock_tell(mlfab__server *server, uint32_t worker);
-/* round.c - goes on applying the open round of a clock, at most `budget` bytes: 1 when it is finished. */
-MLFAB__INTERNAL int mlfab__round_apply(mlfab__server *server, uint64_t budget);
+/* --- link.c: links, queues, timers, actions --- */
 
-/* clocks of one model that have come to the same point become one, those without slices go: 1 when a
- * slice has another clock now. */
-MLFAB__INTERNAL int mlfab__clock_tidy(mlfab__server *server);
-/* What another server is told of a clock whose slices go there; `words` has room for MLFAB__RESHARD_SERVER_WORDS_MAX,
- * and tells who is in its open round. */
-MLFAB__INTERNAL void mlfab__clock_told(const mlfab__server *server, uint32_t g,
-                                       mlfab__reshard_server_clock *out, uint32_t *words);
-/* Is the second, of slices that come, at the same point as the first, so that they can be one? */
-MLFAB__INTERNAL int mlfab__clock_joins(const mlfab__server *server,
-                                       const mlfab__reshard_server_clock *clock,
-                                       const uint32_t *clock_words,
-                                       const mlfab__reshard_server_clock *in,
-                                       const uint32_t *words);
-/* The clock for slices that come with this one from another server, or MLFAB__CLOCKS. */
-MLFAB__INTERNAL uint32_t mlfab__clock_match(const mlfab__server *server,
-                                            const mlfab__reshard_server_clock *in,
-                                            const uint32_t *words);
-/* The same, or one of its own, for which there is room. */
-MLFAB__INTERNAL uint32_t mlfab__clock_adopt(mlfab__server *server,
-                                            const mlfab__reshard_server_clock *in,
-                                            const uint32_t *words);
+#define MLFAB__TOKEN_JOIN 1u
+#define MLFAB__TOKEN_SERVER \
+  2u /* + index of the route; behind the routes: + rank of the aggregator */
 
-/* Credit of a worker, and bytes of a stage, for a shard of so many bytes. */
-MLFAB__INTERNAL uint64_t mlfab__server_credit(const mlfab__server *server, uint64_t shard);
-MLFAB__INTERNAL uint64_t mlfab__server_stage(const mlfab__server *server, uint64_t shard,
-                                             int ghost);
-/* HELLO_ACK without a HELLO. */
-MLFAB__INTERNAL void mlfab__server_tell(mlfab__server *server, uint32_t worker);
+/* A heartbeat; until the fabric is complete a short one at most, since joining has its own deadline. */
+MLFAB__INTERNAL uint64_t mlfab__node_beat(const mlfab_node *node);
+MLFAB__INTERNAL uint32_t mlfab__node_routes(const mlfab_node *node);
+/* The route of links of this kind to a server: 0 for other kinds. The server that a route leads to. */
+MLFAB__INTERNAL uint32_t mlfab__node_route_of(const mlfab_node *node, int kind, uint32_t server);
+MLFAB__INTERNAL uint32_t mlfab__node_server_of(const mlfab_node *node, uint32_t route);
+/* The node id of a server. How people call a node: "worker 3", "server 1". */
+MLFAB__INTERNAL uint32_t mlfab__node_of_server(const mlfab_node *node, uint32_t server);
+MLFAB__INTERNAL const char *mlfab__node_name(const mlfab_node *node, uint32_t id, char buffer[32]);
+/* Joining has failed, unless it is over. */
+MLFAB__INTERNAL void mlfab__node_fail(mlfab_node *node, int code, int32_t rank, int is_server,
+                                      const char *text);
+MLFAB__INTERNAL void mlfab__node_emit(mlfab_node *node, uint32_t kind, int32_t rank, int is_server,
+                                      uint32_t incarnation, int code, const char *text);
 
-/* queue.c - an update for what was announced in the scratches, and back. NULL: no memory. */
-MLFAB__INTERNAL mlfab__incoming *mlfab__queue_take(mlfab__server *server, const mlfab__push *push);
-MLFAB__INTERNAL void mlfab__queue_give_back(mlfab__server *server, mlfab__incoming *update);
-/* At the end of the queue, or of those that are held back; out of its list. */
-MLFAB__INTERNAL void mlfab__queue_append(mlfab__server *server, mlfab__incoming *update,
-                                         int unplaced);
-MLFAB__INTERNAL void mlfab__queue_unlink(mlfab__server *server, mlfab__incoming *update);
-MLFAB__INTERNAL mlfab__incoming *mlfab__queue_find(const mlfab__server *server, uint32_t worker,
-                                                   uint64_t seq);
-MLFAB__INTERNAL void mlfab__queue_leave_stage(mlfab__server *server, mlfab__incoming *update);
-/* The slices of a segment: the first is returned. */
-MLFAB__INTERNAL uint32_t mlfab__queue_touched(const mlfab__server *server,
-                                              const mlfab__incoming *update, uint32_t segment,
-                                              uint32_t *last_p);
-/* May this update be taken in now? */
-MLFAB__INTERNAL int mlfab__queue_eligible(const mlfab__server *server,
-                                          const mlfab__incoming *update);
-/* A new update: it gets a place, or is held back. It leaves the lists. */
-MLFAB__INTERNAL void mlfab__queue_new(mlfab__server *server, mlfab__incoming *update);
-MLFAB__INTERNAL void mlfab__queue_forget(mlfab__server *server, mlfab__incoming *update);
-/* Its place is the end of the queue; it is dropped there when it is too late. */
-MLFAB__INTERNAL void mlfab__queue_now(mlfab__server *server, mlfab__incoming *update);
-MLFAB__INTERNAL void mlfab__queue_drop(mlfab__server *server, mlfab__incoming *update);
-/* The largest delay over the slices that the update touches, behind all that has a place; then adds
- * `members` to what stands before the next. */
-MLFAB__INTERNAL uint64_t mlfab__queue_lag(mlfab__server *server, const mlfab__incoming *update,
-                                          int64_t members);
-/* DROPPED when this delay is not below the bound, which is remembered, or 0. */
-MLFAB__INTERNAL int mlfab__queue_late(const mlfab__server *server, mlfab__incoming *update,
-                                      uint64_t delay);
-/* Of a group: the member behind this one, or NULL; the first. Is it a member, but not the first? */
-MLFAB__INTERNAL mlfab__incoming *mlfab__queue_member(const mlfab__incoming *update);
-MLFAB__INTERNAL mlfab__incoming *mlfab__queue_leader(mlfab__incoming *update);
-MLFAB__INTERNAL int mlfab__queue_follows(const mlfab__incoming *update);
-/* The first member of its group that may not be taken in now: other rounds may count since they were
- * grouped. NULL: none. */
-MLFAB__INTERNAL mlfab__incoming *mlfab__queue_stray(const mlfab__server *server,
-                                                    mlfab__incoming *member);
-/* Is it, or its group, past recall? */
-MLFAB__INTERNAL int mlfab__queue_applying(const mlfab__server *server,
-                                          const mlfab__incoming *update);
+/* Timers: the heap's number of one; the next time at which timers expire, from this one on. */
+MLFAB__INTERNAL uint32_t mlfab__node_timer(const mlfab_node *node, enum mlfab__timer kind,
+                                           uint32_t index);
+MLFAB__INTERNAL uint64_t mlfab__node_round(const mlfab_node *node, uint64_t at_ns);
+MLFAB__INTERNAL void mlfab__node_arm_at(mlfab_node *node, enum mlfab__timer kind, uint32_t index,
+                                        uint64_t at_ns);
+/* Expires at this time, rounded up, but not at once. */
+MLFAB__INTERNAL void mlfab__node_arm(mlfab_node *node, enum mlfab__timer kind, uint32_t index,
+                                     uint64_t at_ns);
 
-/* apply.c - what was written of the head is void, and there is none. */
-MLFAB__INTERNAL void mlfab__apply_abort(mlfab__server *server);
-/* Is anything of it to be stepped by rule or callback? */
-MLFAB__INTERNAL int mlfab__apply_steps(const mlfab__server *server, const mlfab__incoming *update);
-/* One piece: `next` becomes what callback or rule make of w and the sum. Errors: CALLBACK. */
-MLFAB__INTERNAL int mlfab__apply_piece(mlfab__server *server, const mlfab_update_info *info,
-                                       const mlfab__piece *piece, const uint8_t *sum);
-/* Decides an update: answers, counts, and takes it out of the queue. */
-MLFAB__INTERNAL void mlfab__apply_decide(mlfab__server *server, mlfab__incoming *update, int code,
-                                         uint64_t version, uint64_t delay);
-MLFAB__INTERNAL enum mlfab__apply_mode mlfab__apply_mode(const mlfab__server *server,
-                                                         const mlfab__incoming *update,
-                                                         uint32_t slice);
-/* What u is multiplied with as it comes in. */
-MLFAB__INTERNAL double mlfab__apply_weight(const mlfab__server *server,
-                                           const mlfab__incoming *update,
-                                           enum mlfab__apply_mode mode, uint32_t slice);
+/* Memory that opening needs. Errors: MEMORY. What links have, freed. */
+MLFAB__INTERNAL int mlfab__node_reserve(mlfab_node *node);
+MLFAB__INTERNAL void mlfab__node_free_links(mlfab_node *node);
+/* The link with the driver's number, and its index; NULL. A free entry, or MLFAB__NO_LINK when out of memory. */
+MLFAB__INTERNAL mlfab__link *mlfab__node_link(mlfab_node *node, uint32_t id, uint32_t *index_p);
+MLFAB__INTERNAL uint32_t mlfab__node_new_link(mlfab_node *node);
+MLFAB__INTERNAL void mlfab__node_free_link(mlfab_node *node, uint32_t index);
+/* The index of the link of this kind to, or from, this peer, or MLFAB__NO_LINK. */
+MLFAB__INTERNAL uint32_t mlfab__node_link_to(const mlfab_node *node, int kind, uint32_t peer);
+MLFAB__INTERNAL void mlfab__node_act(mlfab_node *node, uint32_t kind, uint32_t link,
+                                     uint64_t token);
+MLFAB__INTERNAL void mlfab__node_connect(mlfab_node *node, uint64_t token);
+MLFAB__INTERNAL void mlfab__node_post(mlfab_node *node, uint32_t link, uint8_t type,
+                                      const void *meta, uint32_t bytes);
+MLFAB__INTERNAL void mlfab__node_ready_link(mlfab_node *node, uint32_t link);
+/* It claims nothing any more. */
+MLFAB__INTERNAL void mlfab__node_unclaim(mlfab_node *node, mlfab__link *link);
+/* The link is gone: whoever used it hears of it. */
+MLFAB__INTERNAL void mlfab__node_link_down(mlfab_node *node, uint32_t index, const char *why);
+/* Closes a link of ours: nobody reports it down. Not one inside the node. */
+MLFAB__INTERNAL void mlfab__node_hang_up(mlfab_node *node, uint32_t index, const char *why);
+/* Gives a link up when the roles have returned; the same for a peer that broke the protocol. */
+MLFAB__INTERNAL void mlfab__node_doom(mlfab_node *node, uint32_t index);
+MLFAB__INTERNAL void mlfab__node_drop(mlfab_node *node, uint32_t index, int code, const char *text);
+/* Says why, then closes. */
+MLFAB__INTERNAL void mlfab__node_refuse(mlfab_node *node, uint32_t link, int code, int32_t rank,
+                                        const char *text);
 
-MLFAB__INTERNAL void mlfab__apply_push(mlfab__server *server, uint32_t worker,
-                                       const mlfab__frame_in *frame);
-MLFAB__INTERNAL void mlfab__apply_chunk(mlfab__server *server, uint32_t worker,
+/* --- role.c: the roles --- */
+
+/* A row more, with `bytes` bytes of zeros as its self (0: none yet); NULL only without memory for those. Rows
+ * stand in the order in which they were added, and count when mlfab__roles_list is called. */
+MLFAB__INTERNAL mlfab__role *mlfab__roles_add(mlfab_node *node, const mlfab__role *row,
+                                              size_t bytes);
+MLFAB__INTERNAL void mlfab__roles_list(mlfab_node *node);
+/* The role's way to its peers of this kind. */
+MLFAB__INTERNAL mlfab__port mlfab__roles_port(mlfab_node *node, const mlfab__role *role, int kind);
+MLFAB__INTERNAL void mlfab__roles_free(mlfab_node *node);
+
+/* As the functions of mlfab__role, of all roles on links of this kind. frame: gives the link up when nobody
+ * takes it. hello: the first error. */
+MLFAB__INTERNAL void mlfab__roles_frame(mlfab_node *node, uint32_t link,
                                         const mlfab__frame_in *frame);
-MLFAB__INTERNAL void mlfab__apply_withdraw(mlfab__server *server, uint32_t worker,
+MLFAB__INTERNAL int mlfab__roles_hello(mlfab_node *node, int kind, uint32_t peer,
+                                       mlfab__greeting *greeting);
+MLFAB__INTERNAL void mlfab__roles_up(mlfab_node *node, int kind, uint32_t peer,
+                                     mlfab__greeting *greeting);
+MLFAB__INTERNAL void mlfab__roles_lost(mlfab_node *node, int kind, uint32_t peer);
+MLFAB__INTERNAL void mlfab__roles_gone(mlfab_node *node, int kind, uint32_t peer, int left);
+MLFAB__INTERNAL int mlfab__roles_want(const mlfab_node *node, int kind, uint32_t peer);
+/* The bulk with this token, role included, came back from a transport. */
+MLFAB__INTERNAL void mlfab__roles_returned(mlfab_node *node, int kind, uint32_t peer,
+                                           uint64_t token);
+MLFAB__INTERNAL void mlfab__roles_withdraw(mlfab_node *node, mlfab__request *request, int code);
+/* Tells all roles what this host's links carry. */
+MLFAB__INTERNAL void mlfab__roles_capacity(mlfab_node *node, double in, double out);
+
+/* --- outbox.c: what is sent next --- */
+
+/* Fills node->frame with what this link is to send next; the meta lies in node->head. 1, or 0. It was taken:
+ * the state of whoever yielded it moves on. */
+MLFAB__INTERNAL int mlfab__outbox_yield(mlfab_node *node, uint32_t index);
+MLFAB__INTERNAL void mlfab__outbox_taken(mlfab_node *node);
+
+/* --- claim.c: heartbeats, and numbers that two processes want --- */
+
+MLFAB__INTERNAL void mlfab__node_dispatch(mlfab_node *node, uint32_t index,
+                                          const mlfab__frame_in *frame);
+MLFAB__INTERNAL void mlfab__claim_heartbeat(mlfab_node *node, uint32_t index, uint32_t kind,
+                                            uint64_t sent_ns);
+/* Asks the process at the other end whether it lives, unless that is being asked. */
+MLFAB__INTERNAL void mlfab__claim_probe(mlfab_node *node, uint32_t index);
+/* Does the process that said this on a new link get a number whose link is `holder`? 1 at once: nobody
+ * has it, or the same process (its old link still stands). 0: it waits, or was refused. */
+MLFAB__INTERNAL int mlfab__claim_ask(mlfab_node *node, uint32_t index, uint32_t holder,
+                                     uint64_t nonce, const mlfab__frame_in *frame);
+/* Claims whose number is free, or another's by now, are heard anew. */
+MLFAB__INTERNAL void mlfab__claim_again(mlfab_node *node);
+/* A probe that nobody answers for long. */
+MLFAB__INTERNAL void mlfab__claim_scan(mlfab_node *node, uint32_t index);
+/* Is the node at the other end driven by hand, as far as anybody knows? */
+MLFAB__INTERNAL int mlfab__claim_is_hand(const mlfab_node *node, const mlfab__link *link);
+
+/* --- peer_link.c: links between workers --- */
+
+/* The link to this worker's node is wanted. */
+MLFAB__INTERNAL void mlfab__peer_link_want(mlfab_node *node, uint32_t rank);
+/* Server 0: WHERE on this link is answered. Errors: FRAME. */
+MLFAB__INTERNAL int mlfab__peer_link_where(mlfab_node *node, uint32_t link,
                                            const mlfab__frame_in *frame);
-/* Forgets the undecided updates of a worker: its stream begins anew under a new generation. */
-MLFAB__INTERNAL void mlfab__apply_reset(mlfab__server *server, uint32_t worker);
-/* Finishes applying an update of this worker, if one is being applied. */
-MLFAB__INTERNAL void mlfab__apply_finish(mlfab__server *server, uint32_t worker);
-/* The next bytes of an update, or of a group as those of its first: they came on the link of
- * `peer`. */
-MLFAB__INTERNAL void mlfab__apply_bytes(mlfab__server *server, uint32_t peer,
-                                        mlfab__incoming *update, uint64_t offset,
-                                        const mlfab__frame_in *frame);
-/* Drops that are the oldest of their worker in the queue are told. */
-MLFAB__INTERNAL void mlfab__apply_tell_dropped(mlfab__server *server);
-/* The first from here on that may be taken in. Makes it the head: `data` is its first and only bytes when
- * they came with its announcement and are not staged. */
-MLFAB__INTERNAL mlfab__incoming *mlfab__apply_eligible_from(const mlfab__server *server,
-                                                            mlfab__incoming *update);
-MLFAB__INTERNAL void mlfab__apply_begin(mlfab__server *server, mlfab__incoming *update,
-                                        const uint8_t *data);
-/* Goes on applying the head, at most `budget` bytes: 1 when it is finished. */
-MLFAB__INTERNAL int mlfab__apply_go_on(mlfab__server *server, uint64_t budget);
-/* Releases the next transfer when those before it leave the in-link unused. */
-MLFAB__INTERNAL void mlfab__apply_release(mlfab__server *server);
-/* Revokes the head when it stalls. */
-MLFAB__INTERNAL void mlfab__apply_tick(mlfab__server *server);
-MLFAB__INTERNAL uint64_t mlfab__apply_deadline(const mlfab__server *server);
-MLFAB__INTERNAL void mlfab__apply_free(mlfab__server *server);
-MLFAB__INTERNAL void mlfab__serve_pull(mlfab__server *server, uint32_t worker,
-                                       const mlfab__frame_in *frame);
-MLFAB__INTERNAL void mlfab__serve_cancel(mlfab__server *server, uint32_t worker,
+MLFAB__INTERNAL void mlfab__peer_link_there(mlfab_node *node, const mlfab__member *there);
+/* Our call came through (1, or 0 when it is not wanted any more), or failed. */
+MLFAB__INTERNAL int mlfab__peer_link_up(mlfab_node *node, uint64_t rank, uint32_t link);
+MLFAB__INTERNAL void mlfab__peer_link_failed(mlfab_node *node, uint64_t rank);
+/* MEET came on a new link. */
+MLFAB__INTERNAL void mlfab__peer_link_meet(mlfab_node *node, uint32_t link,
+                                           const mlfab__frame_in *frame);
+MLFAB__INTERNAL void mlfab__peer_link_frame(mlfab_node *node, uint32_t link,
+                                            const mlfab__frame_in *frame);
+MLFAB__INTERNAL void mlfab__peer_link_down(mlfab_node *node, const mlfab__link *was, uint32_t link,
+                                           const char *why);
+MLFAB__INTERNAL void mlfab__peer_link_scan(mlfab_node *node);
+
+/* --- inner.c: links inside the node --- */
+
+/* A pair of links. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__inner_pair(mlfab_node *node, uint32_t which, int asking,
+                                      uint32_t asking_peer, int other, uint32_t other_peer);
+/* The pair stands: its roles greet each other; `fresh`: for the first time. */
+MLFAB__INTERNAL void mlfab__inner_greet(mlfab_node *node, uint32_t which, int fresh);
+/* All pairs, after they broke. */
+MLFAB__INTERNAL void mlfab__inner_greet_again(mlfab_node *node);
+/* They broke, for want of memory: the roles forget what was under way. */
+MLFAB__INTERNAL void mlfab__inner_lose(mlfab_node *node);
+/* The links to this node's own server role. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__inner_begin(mlfab_node *node);
+/* Carries what the roles of this node have for each other. */
+MLFAB__INTERNAL void mlfab__inner_run(mlfab_node *node);
+
+/* --- server_link.c: our ways to servers --- */
+
+/* Does a role of this node use the route? */
+MLFAB__INTERNAL int mlfab__server_link_wanted(const mlfab_node *node, uint32_t route);
+MLFAB__INTERNAL void mlfab__server_link_call(mlfab_node *node, uint32_t route);
+/* A server answers our call: says who we are. The call came to nothing. */
+MLFAB__INTERNAL void mlfab__server_link_up(mlfab_node *node, uint32_t route, uint32_t link);
+MLFAB__INTERNAL void mlfab__server_link_failed(mlfab_node *node, uint32_t route, const char *why);
+MLFAB__INTERNAL void mlfab__server_link_frame(mlfab_node *node, uint32_t link,
+                                              const mlfab__frame_in *frame);
+MLFAB__INTERNAL void mlfab__server_link_down(mlfab_node *node, const mlfab__link *was,
+                                             uint32_t link, const char *why);
+/* Opens the link to another server's server role, or to our own, where there is none. */
+MLFAB__INTERNAL void mlfab__server_link_across(mlfab_node *node, uint32_t server);
+MLFAB__INTERNAL void mlfab__server_link_scan(mlfab_node *node, uint32_t route);
+/* Looks whether every server has greeted us: then the node is ready. */
+MLFAB__INTERNAL void mlfab__server_link_check(mlfab_node *node);
+/* Opens the ways to all servers. */
+MLFAB__INTERNAL void mlfab__server_link_begin(mlfab_node *node);
+/* The last error names a server that "is dead": says what it died of, too. */
+MLFAB__INTERNAL void mlfab__server_link_say_why(mlfab_node *node);
+
+/* --- caller.c: who calls our server role --- */
+
+/* Memory. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__caller_init(mlfab_node *node);
+/* HELLO on a new link. */
+MLFAB__INTERNAL void mlfab__caller_hello(mlfab_node *node, uint32_t link,
                                          const mlfab__frame_in *frame);
-/* Looks again at the pulls for which that is due. */
-MLFAB__INTERNAL void mlfab__serve_look(mlfab__server *server);
-/* The pull with this request, or NULL. Answers it from here. */
-MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_find(mlfab__server *server, uint32_t worker,
-                                                      uint64_t request);
-MLFAB__INTERNAL void mlfab__serve_begin(mlfab__server *server, uint32_t worker,
-                                        mlfab__server_pull *pull);
-/* Its slot is free; the same, and the policy hears of it. */
-MLFAB__INTERNAL void mlfab__serve_end(mlfab__server *server, mlfab__server_pull *pull);
-MLFAB__INTERNAL void mlfab__serve_over(mlfab__server *server, uint32_t worker,
-                                       mlfab__server_pull *pull, int code);
-MLFAB__INTERNAL void mlfab__serve_fail(mlfab__server *server, uint32_t worker, uint64_t request,
-                                       int code, const char *text);
-/* A free slot with room for so many segments; `own`: for a pull that is handed on. Fills it. */
-MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_slot(mlfab__server *server, uint32_t worker,
-                                                      uint32_t segments, int own, int *code_p);
-MLFAB__INTERNAL void mlfab__serve_fill(mlfab__server_pull *pull, uint64_t request,
-                                       const mlfab__segment *segments, uint32_t n, uint64_t bytes);
-/* How many bytes the next frame of a segment has, and of which slice (index into store.slices). */
-MLFAB__INTERNAL uint32_t mlfab__serve_cut(const mlfab__server *server,
-                                          const mlfab__segment *segment, uint64_t in_segment,
-                                          uint32_t *slice_p);
-/* Is it being answered from here? */
-static inline int mlfab__server_goes(const mlfab__server_pull *pull) {
-  return pull->request != 0 && !pull->waiting && pull->held == MLFAB__PULL_GOES &&
-         pull->spread == 0;
-}
-/* Drops the pulls of a worker and takes back what was lent to its link. */
-MLFAB__INTERNAL void mlfab__serve_reset(mlfab__server *server, uint32_t worker);
-/* Drops the pulls of a worker whose link stands; what was lent comes back by itself. */
-MLFAB__INTERNAL void mlfab__serve_stop(mlfab__server *server, uint32_t worker);
-/* Nothing is lent and no pull is open. */
-MLFAB__INTERNAL int mlfab__serve_quiet(const mlfab__server *server);
-/* The slices are others from now on: gives back what was made to measure. */
-MLFAB__INTERNAL void mlfab__serve_resize(mlfab__server *server);
-MLFAB__INTERNAL void mlfab__serve_tick(mlfab__server *server);
-MLFAB__INTERNAL void mlfab__serve_free(mlfab__server *server);
+MLFAB__INTERNAL void mlfab__caller_frame(mlfab_node *node, uint32_t link,
+                                         const mlfab__frame_in *frame);
+MLFAB__INTERNAL void mlfab__caller_down(mlfab_node *node, const mlfab__link *was, uint32_t link,
+                                        const char *why);
+/* A worker is gone for good, or until it calls again. */
+MLFAB__INTERNAL void mlfab__caller_gone(mlfab_node *node, uint32_t worker, int left);
+/* The workers have their time to call from now on. One without a link is dead when that is over. */
+MLFAB__INTERNAL void mlfab__caller_await(mlfab_node *node);
+MLFAB__INTERNAL void mlfab__caller_scan(mlfab_node *node, uint32_t worker);
 
-/* core/node/node.h goes on. */
+/* --- bootstrap.c: joining --- */
+
+/* The secret's 128 bits, zeros for an empty text. Errors: CONFIG. */
+MLFAB__INTERNAL int mlfab__secret_parse(const char *text, uint64_t secret[2]);
+MLFAB__INTERNAL void mlfab__bootstrap_start(mlfab_node *node);
+/* A joining link is up; a connect with a joining token failed, or the link is down. */
+MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link);
+MLFAB__INTERNAL void mlfab__bootstrap_failed(mlfab_node *node, const char *why);
+MLFAB__INTERNAL void mlfab__bootstrap_frame(mlfab_node *node, uint32_t link,
+                                            const mlfab__frame_in *frame);
+/* A link of a node that joins, or ours, is gone. */
+MLFAB__INTERNAL void mlfab__bootstrap_down(mlfab_node *node, const mlfab__link *was, uint32_t link,
+                                           const char *why);
+MLFAB__INTERNAL void mlfab__bootstrap_tick(mlfab_node *node);
+/* Does a node that was welcomed keep its JOIN_IN link for too long? */
+MLFAB__INTERNAL int mlfab__bootstrap_overdue(const mlfab_node *node, const mlfab__link *link);
+
+/* --- alive.c: liveness --- */
+
+/* What the transport knows of a link that is suspect. */
+MLFAB__INTERNAL void mlfab__alive_probed(mlfab_node *node, uint32_t index, int status);
+/* A link's timer: looks, and arms it again. */
+MLFAB__INTERNAL void mlfab__alive_scan(mlfab_node *node, uint32_t index);
+
+/* --- node.c: events, time, leaving --- */
+
+/* A node without roles. Then its roles are added; then it begins. mlfab_node_close at any time after.
+ * Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__node_make(const mlfab_config *complete, mlfab__env *env,
+                                     const char *addresses, uint64_t now_ns, mlfab_node **node_p);
+MLFAB__INTERNAL void mlfab__node_begin(mlfab_node *node);
+/* Around every call of the API. Enter: whether this node may call now (`worker`: it has to be one);
+ * errors as of mlfab_push. Return: keeps the error for mlfab_node_last_error, does what the call has
+ * set off, and returns its code. */
+MLFAB__INTERNAL int mlfab__node_enter(mlfab_node *node, uint64_t now_ns, int worker,
+                                      mlfab_error *error);
+MLFAB__INTERNAL int mlfab__node_return(mlfab_node *node, int code, const mlfab_error *error);
+/* A scheduler of its own: every server has closed or died. */
+MLFAB__INTERNAL int mlfab__node_finished(const mlfab_node *node);
+/* The worker role says goodbye, the server role stays until mlfab_node_leave. */
+MLFAB__INTERNAL void mlfab__node_stop_working(mlfab_node *node, uint64_t now_ns);
+
+/* core/node/role.c goes on. */
+
+/* --- ports --- */
+
+static void role_post(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes) {
+  const mlfab__outlet *to = self;
+  mlfab__node_post(to->node, mlfab__node_link_to(to->node, to->kind, peer), type, meta, bytes);
+}
+
+/* Where there is no link, those are opened that can be. */
+static void role_ready(void *self, uint32_t peer) {
+  const mlfab__outlet *to = self;
+  mlfab_node *node = to->node;
+  uint32_t index = mlfab__node_link_to(node, to->kind, peer);
+  if (index != MLFAB__NO_LINK) {
+    mlfab__node_ready_link(node, index);
+  } else if (node->rules[to->kind].want) {
+    node->rules[to->kind].want(node, peer);
+  }
+}
+
+static void role_drop(void *self, uint32_t peer, int code, const char *text) {
+  const mlfab__outlet *to = self;
+  mlfab__node_drop(to->node, mlfab__node_link_to(to->node, to->kind, peer), code, text);
+}
+
+static void role_detach(void *self, uint32_t peer, uint64_t token) {
+  const mlfab__outlet *to = self;
+  uint32_t index = mlfab__node_link_to(to->node, to->kind, peer);
+  if (index == MLFAB__NO_LINK || to->node->links[index].self) return;
+  mlfab__node_act(to->node, MLFAB_ACTION_DETACH, to->node->links[index].id,
+                  token | (uint64_t)to->role << MLFAB__ROLE_SHIFT);
+}
+
+static void role_event(void *self, uint32_t kind, int32_t rank, int is_server, uint32_t incarnation,
+                       int code, const char *text) {
+  const mlfab__outlet *to = self;
+  mlfab__node_emit(to->node, kind, rank, is_server, incarnation, code, text);
+}
+
+MLFAB__INTERNAL mlfab__port mlfab__roles_port(mlfab_node *node, const mlfab__role *role, int kind) {
+  assert(node->noutlets < MLFAB__OUTLETS);
+  mlfab__outlet *to = &node->outlets[node->noutlets++];
+  *to = (mlfab__outlet){node, (uint32_t)(role - node->roles), kind};
+  return (mlfab__port){to, role_post, role_ready, role_drop, role_detach, role_event};
+}
+
+/* --- the table --- */
+
+MLFAB__INTERNAL mlfab__role *mlfab__roles_add(mlfab_node *node, const mlfab__role *row,
+                                              size_t bytes) {
+  assert(node->nroles < MLFAB__ROLES_MAX);
+  mlfab__role *role = &node->roles[node->nroles];
+  void *self = bytes ? mlfab__alloc(&node->env, bytes) : NULL;
+  if (bytes && !self) return NULL;
+  *role = *row;
+  role->self = self;
+  role->bytes = bytes;
+  node->nroles++;
+  return role;
+}
+
+MLFAB__INTERNAL void mlfab__roles_list(mlfab_node *node) {
+  for (uint32_t i = 0; i < 2 * node->nroles; i++) {
+    const mlfab__role *role = &node->roles[i % node->nroles];
+    if (role->rest != (i >= node->nroles)) continue;
+    for (int kind = 0; kind < MLFAB__LINK_KINDS; kind++) {
+      if (role->links & 1u << kind)
+        node->on[kind][node->non[kind]++] = (uint8_t)(role - node->roles);
+    }
+  }
+}
+
+MLFAB__INTERNAL void mlfab__roles_free(mlfab_node *node) {
+  for (uint32_t i = 0; i < node->nroles; i++) {
+    mlfab__role *role = &node->roles[i];
+    if (role->free && role->self) role->free(role->self);
+    if (role->bytes) mlfab__free(&node->env, role->self, role->bytes);
+  }
+  node->nroles = 0;
+}
+
+/* The roles on links of a kind: `role` is each of them in turn. */
+#define ROLE_EACH(role, node, kind)                   \
+  for (uint32_t i_ = 0; i_ < (node)->non[kind]; i_++) \
+    for (const mlfab__role *role = &(node)->roles[(node)->on[kind][i_]]; role; role = NULL)
+
+MLFAB__INTERNAL void mlfab__roles_frame(mlfab_node *node, uint32_t link,
+                                        const mlfab__frame_in *frame) {
+  int kind = node->links[link].kind;
+  uint32_t peer = node->links[link].peer;
+  for (uint32_t i = 0; i < node->non[kind]; i++) {
+    const mlfab__role *role = &node->roles[node->on[kind][i]];
+    int took =
+        role->frame ? role->frame(role->self, (mlfab__at){kind, peer, node->now_ns}, frame) : 0;
+    if (took < 0)
+      mlfab__node_drop(node, link, took, "a frame that does not parse, or is out of place");
+    if (took) return;
+  }
+  mlfab__node_drop(node, link, MLFAB_ERR_FRAME, "a frame that no role of this node takes");
+}
+
+MLFAB__INTERNAL int mlfab__roles_hello(mlfab_node *node, int kind, uint32_t peer,
+                                       mlfab__greeting *greeting) {
+  int code = 0;
+  ROLE_EACH(role, node, kind) {
+    if (!code && role->hello)
+      code = role->hello(role->self, (mlfab__at){kind, peer, node->now_ns}, greeting);
+  }
+  return code;
+}
+
+MLFAB__INTERNAL void mlfab__roles_up(mlfab_node *node, int kind, uint32_t peer,
+                                     mlfab__greeting *greeting) {
+  ROLE_EACH(role, node, kind) {
+    if (role->up) role->up(role->self, (mlfab__at){kind, peer, node->now_ns}, greeting);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__roles_lost(mlfab_node *node, int kind, uint32_t peer) {
+  ROLE_EACH(role, node, kind) {
+    if (role->lost) role->lost(role->self, (mlfab__at){kind, peer, node->now_ns});
+  }
+}
+
+MLFAB__INTERNAL void mlfab__roles_gone(mlfab_node *node, int kind, uint32_t peer, int left) {
+  ROLE_EACH(role, node, kind) {
+    if (role->gone) role->gone(role->self, (mlfab__at){kind, peer, node->now_ns}, left);
+  }
+}
+
+MLFAB__INTERNAL int mlfab__roles_want(const mlfab_node *node, int kind, uint32_t peer) {
+  int wanted = 0;
+  ROLE_EACH(role, node, kind) {
+    if (role->wants) wanted |= role->wants(role->self, (mlfab__at){kind, peer, node->now_ns});
+  }
+  return wanted;
+}
+
+MLFAB__INTERNAL void mlfab__roles_returned(mlfab_node *node, int kind, uint32_t peer,
+                                           uint64_t token) {
+  uint64_t number = token >> MLFAB__ROLE_SHIFT;
+  if (number >= node->nroles || !node->roles[number].returned) return;
+  const mlfab__role *role = &node->roles[number];
+  role->returned(role->self, (mlfab__at){kind, peer, node->now_ns},
+                 token - (number << MLFAB__ROLE_SHIFT));
+}
+
+MLFAB__INTERNAL void mlfab__roles_withdraw(mlfab_node *node, mlfab__request *request, int code) {
+  for (uint32_t i = 0; i < node->nroles; i++) {
+    const mlfab__role *role = &node->roles[i];
+    if (!(role->requests & 1u << request->kind)) continue;
+    role->withdraw(role->self, request, code, node->now_ns);
+    return;
+  }
+}
+
+MLFAB__INTERNAL void mlfab__roles_capacity(mlfab_node *node, double in, double out) {
+  for (uint32_t i = 0; i < node->nroles; i++) {
+    if (node->roles[i].capacity) node->roles[i].capacity(node->roles[i].self, in, out);
+  }
+}
 
 /* ==============================================================================================
- * core/coll/trees.h
+ * core/node/node.c
  * ============================================================================================== */
-/* trees.h - server 0 has the scheduler plan the trees of allreduces, and tells the members.
- *
- * Members number their calls alike in each epoch (comm.h), so (epoch, number) means one allreduce
- * everywhere. A member that begins a planned one asks for its tree:
- *
- *    a member --TREE_ASK--> server 0 --TREE_ASK (the first time)--> scheduler
- *    a member <--TREE_PLAN-- server 0 <--TREE_PLAN-- scheduler
- *
- *    a tree at server 0:  (unknown) --a member asks--> PLANNING --TREE_PLAN--> KNOWN
- *                                                        |  no scheduler, it is lost, or it is silent
- *                                                        +--for a heartbeat: an empty tree--> KNOWN
- *
- * With an empty tree all members take the algorithm that AUTO chooses. The tree that the scheduler
- * tells is of ranks; server 0 checks it and tells it in the members' numbers.
- *
- * Invariants. (1) All members of an epoch are told the same tree for a call. (2) A member that asks
- * again (on a new link) is answered again. (3) Nothing of an epoch that is over is answered. (4) Memory:
- * MLFAB__COMM_AHEAD trees. Another call takes a tree's place when it is so many calls later, and no member
- * begins that one while the earlier is open anywhere: so all members had its tree. */
+/* node.c - a node: events, actions, time, and leaving. See node.h and mlfab_node.h. */
 
-typedef struct mlfab__trees_entry {
-  uint64_t number; /* MLFAB__COMM_TREE; 0: none */
-  uint64_t since_ns;
-  uint8_t known;
-  uint8_t asked[MLFAB__MEMBERSHIP_MEMBERS_MAX / 8]; /* bits of ranks that wait for it */
-  mlfab__tree_node *nodes;                          /* n of them */
-  uint32_t n, room;
-} mlfab__trees_entry;
+#include <stdio.h>
 
-typedef struct mlfab__trees {
-  mlfab__env *env;
-  const mlfab_config *config;
-  mlfab__port port; /* peers are workers; behind them the scheduler */
-  const mlfab__membership *roll;
-  int scheduler; /* one is here */
-  uint8_t *meta; /* a frame; with the first tree */
-  mlfab__trees_entry entries[MLFAB__COMM_AHEAD];
-} mlfab__trees;
+enum { NODE_STRANGERS = 64 };
 
-/* Cannot fail. `roll` must outlive it. */
-MLFAB__INTERNAL void mlfab__trees_init(mlfab__trees *trees, mlfab__env *env,
-                                       const mlfab_config *config, const mlfab__port *port,
-                                       const mlfab__membership *roll);
-MLFAB__INTERNAL void mlfab__trees_free(mlfab__trees *trees);
-/* A frame of a worker: 1 when it was of this role (TREE_ASK). */
-MLFAB__INTERNAL int mlfab__trees_frame(mlfab__trees *trees, uint32_t worker,
-                                       const mlfab__frame_in *frame, uint64_t now_ns);
-/* The scheduler is here, or lost; 1 when its frame was of this role (TREE_PLAN). */
-MLFAB__INTERNAL void mlfab__trees_scheduler(mlfab__trees *trees, int here);
-MLFAB__INTERNAL int mlfab__trees_scheduler_frame(mlfab__trees *trees, const mlfab__frame_in *frame);
-/* Four times a heartbeat. */
-MLFAB__INTERNAL void mlfab__trees_tick(mlfab__trees *trees, uint64_t now_ns);
-/* The root of a tree: one of n members. */
-MLFAB__INTERNAL uint32_t mlfab__trees_root(uint64_t seed, uint64_t number, uint32_t n);
+/* --- open and close --- */
 
-/* core/node/node.h goes on. */
+/* Who this node is in the fabric. */
+static void node_identify(mlfab_node *node) {
+  const mlfab_config *c = &node->config;
+  node->is_worker = (c->roles & MLFAB_ROLE_WORKER) != 0;
+  node->is_server = (c->roles & MLFAB_ROLE_SERVER) != 0;
+  uint32_t others = c->workers + (c->dedicated ? c->servers : 0);
+  int own = c->roles == MLFAB_ROLE_SCHEDULER;
+  node->nodes = others + (c->scheduler == MLFAB_SCHEDULER_OWN);
+  node->id = own ? others : (uint32_t)c->rank + (c->dedicated && node->is_server ? c->workers : 0);
+  node->server_number = node->is_server ? (uint32_t)c->rank : MLFAB__NO_NODE;
+  node->is_coordinator = node->server_number == 0;
+  node->is_scheduler = own || (node->is_coordinator && c->scheduler == MLFAB_SCHEDULER_BESIDE);
+  node->job = mlfab__hash(0, c->job, strlen(c->job));
+  (void)mlfab__secret_parse(c->secret, node->secret); /* it was judged with the configuration */
+  node->epoch = 1;
+  node->join_link = MLFAB__NO_LINK;
+  for (uint32_t i = 0; i < MLFAB__PAIRS; i++)
+    node->pairs[i][0] = node->pairs[i][1] = MLFAB__NO_LINK;
+}
+
+/* Nodes that listen at one address share its links; those that only listen inside their machine are
+ * one host. */
+static uint64_t node_host(const char *addresses) {
+  static const char local[] = "localhost";
+  for (const char *at = addresses; *at;) {
+    size_t n = strcspn(at, " ");
+    size_t host = n;
+    int has_port = !strncmp(at, "tcp:", 4);
+    while (has_port && host > 4 && at[host] != ':') host--;
+    int inside = !strncmp(at, "shm:", 4) || !strncmp(at, "unix:", 5) ||
+                 !strncmp(at, "tcp:127.", 8) || !strncmp(at, "tcp:[::1]", 9);
+    if (!inside && n > 0) return mlfab__hash(1, at, host) | 1;
+    at += n;
+    while (*at == ' ') at++;
+  }
+  return mlfab__hash(1, local, sizeof local - 1) | 1;
+}
+
+static int node_memory(mlfab_node *node) {
+  const mlfab_config *c = &node->config;
+  uint32_t routes = mlfab__node_routes(node);
+  node->head = mlfab__alloc(&node->env, MLFAB_HEADER_BYTES + MLFAB_META_MAX);
+  node->routes = mlfab__alloc_array(&node->env, routes, sizeof *node->routes);
+  if (!node->head || !node->routes || mlfab__node_reserve(node)) return MLFAB_ERR_MEMORY;
+  for (uint32_t r = 0; r < routes; r++) node->routes[r].link = MLFAB__NO_LINK;
+  if (node->is_worker) {
+    node->peers_out = mlfab__alloc_array(&node->env, c->workers, sizeof *node->peers_out);
+    node->peer_in_links = mlfab__alloc_array(&node->env, c->workers, sizeof *node->peer_in_links);
+    if (!node->peers_out || !node->peer_in_links) return MLFAB_ERR_MEMORY;
+    for (uint32_t w = 0; w < c->workers; w++) node->peer_in_links[w] = MLFAB__NO_LINK;
+  }
+  if (node->is_server && mlfab__caller_init(node)) return MLFAB_ERR_MEMORY;
+  if (!node->is_coordinator) return 0;
+  node->peers = mlfab__alloc_array(&node->env, node->nodes, sizeof *node->peers);
+  if (!node->peers) return MLFAB_ERR_MEMORY;
+  for (uint32_t i = 0; i < node->nodes; i++) node->peers[i].link = MLFAB__NO_LINK;
+  return 0;
+}
+
+/* --- what is done on links of a kind --- */
+
+static void node_new_frame(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
+  if (frame->type == MLFAB__MEET) {
+    mlfab__peer_link_meet(node, index, frame);
+  } else if (frame->type == MLFAB__HELLO) {
+    mlfab__caller_hello(node, index, frame);
+  } else if (frame->type == MLFAB__JOIN) {
+    mlfab__bootstrap_frame(node, index, frame);
+  } else {
+    mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
+                       "neither JOIN, HELLO nor MEET came first");
+  }
+}
+
+static void node_claim_frame(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
+  if (frame->type == MLFAB__HEARTBEAT) return;
+  mlfab__node_unclaim(node, &node->links[index]);
+  mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
+                     "a frame before its number was settled");
+}
+
+static const mlfab__link_rule node_rules[MLFAB__LINK_KINDS] = {
+    [MLFAB__LINK_NEW] = {node_new_frame, NULL, NULL},
+    [MLFAB__LINK_CLAIM] = {node_claim_frame, NULL, NULL},
+    [MLFAB__LINK_JOIN_IN] = {mlfab__bootstrap_frame, mlfab__bootstrap_down, NULL},
+    [MLFAB__LINK_JOIN_OUT] = {mlfab__bootstrap_frame, mlfab__bootstrap_down, NULL},
+    [MLFAB__LINK_SERVER] = {mlfab__server_link_frame, mlfab__server_link_down, NULL},
+    [MLFAB__LINK_PLANNER] = {mlfab__server_link_frame, mlfab__server_link_down, NULL},
+    [MLFAB__LINK_RESHARD] = {mlfab__server_link_frame, mlfab__server_link_down,
+                             mlfab__server_link_across},
+    [MLFAB__LINK_WORKER] = {mlfab__caller_frame, mlfab__caller_down, NULL},
+    [MLFAB__LINK_SCHEDULER] = {mlfab__caller_frame, mlfab__caller_down, NULL},
+    [MLFAB__LINK_RESHARD_IN] = {mlfab__caller_frame, mlfab__caller_down, NULL},
+    [MLFAB__LINK_PEER] = {mlfab__peer_link_frame, mlfab__peer_link_down, mlfab__peer_link_want},
+    [MLFAB__LINK_PEER_IN] = {mlfab__peer_link_frame, mlfab__peer_link_down, NULL},
+};
+
+MLFAB__INTERNAL int mlfab__node_make(const mlfab_config *complete, mlfab__env *env,
+                                     const char *addresses, uint64_t now_ns, mlfab_node **node_p) {
+  mlfab_node *node = mlfab__alloc(env, sizeof *node);
+  if (!node) return MLFAB_ERR_MEMORY;
+  node->env = *env;
+  node->requests.env = &node->env;
+  node->config = *complete;
+  node->config.env = NULL;
+  node_identify(node);
+  node->opened_ns = node->now_ns = now_ns;
+  node->nonce = mlfab__hash(complete->seed ^ node->id, &now_ns, sizeof now_ns);
+  node->nonce = mlfab__hash(node->nonce, node->secret, sizeof node->secret);
+  if (complete->progress == MLFAB_PROGRESS_AUTO) node->config.progress = MLFAB_PROGRESS_THREAD;
+  snprintf(node->addresses, sizeof node->addresses, "%s", addresses ? addresses : "");
+  if (node->config.host == 0) node->config.host = node_host(node->addresses);
+  node->rules = node_rules;
+  *node_p = node;
+  return node_memory(node);
+}
+
+MLFAB__INTERNAL void mlfab__node_begin(mlfab_node *node) {
+  mlfab__roles_list(node);
+  mlfab__node_arm_at(node, MLFAB__TIMER_JOIN, 0, node->now_ns);
+  mlfab__bootstrap_start(node);
+}
+
+MLFAB_API void mlfab_node_close(mlfab_node **node_p) {
+  mlfab_node *node = node_p ? *node_p : NULL;
+  if (!node) return;
+  mlfab__env env = node->env;
+  mlfab__roles_free(node);
+  mlfab__free(&node->env, node->parts, node->parts_bytes);
+  mlfab__requests_free(&node->requests);
+  mlfab__node_free_links(node);
+  for (uint32_t i = 0; node->peers && i < node->nodes; i++)
+    mlfab__free(&node->env, node->peers[i].addresses, MLFAB__ADDRESSES_MAX);
+  mlfab__free(&node->env, node->peers, node->nodes * sizeof *node->peers);
+  mlfab__free(&node->env, node->routes, mlfab__node_routes(node) * sizeof *node->routes);
+  uint32_t workers = node->config.workers;
+  mlfab__free(&node->env, node->callers, (workers + 1) * sizeof *node->callers);
+  mlfab__free(&node->env, node->reshard_links, node->config.servers * sizeof *node->reshard_links);
+  for (uint32_t w = 0; node->peers_out && w < workers; w++)
+    mlfab__free(&node->env, node->peers_out[w], sizeof **node->peers_out);
+  mlfab__free(&node->env, node->peers_out, workers * sizeof *node->peers_out);
+  mlfab__free(&node->env, node->hops, node->hops_room * sizeof *node->hops);
+  mlfab__free(&node->env, node->peer_in_links, workers * sizeof *node->peer_in_links);
+  uint32_t room = node->config.servers * (MLFAB__ADDRESSES_MAX + 32);
+  mlfab__free(&node->env, node->welcome, room < MLFAB_BULK_MAX ? room : MLFAB_BULK_MAX);
+  mlfab__free(&node->env, node->head, MLFAB_HEADER_BYTES + MLFAB_META_MAX);
+  env.hooks = node->env.hooks;
+  mlfab__free(&env, node, sizeof *node);
+  *node_p = NULL;
+}
+
+/* --- after every event --- */
+
+/* Gives up the links that a role, or a full queue, asked to. */
+static void node_settle(mlfab_node *node) {
+  while (node->doomed) {
+    node->doomed = 0;
+    for (uint32_t i = 0; i < node->nlinks; i++) {
+      mlfab__link *link = &node->links[i];
+      if (!link->doomed || link->kind == MLFAB__LINK_FREE) continue;
+      link->doomed = 0;
+      if (link->self) {
+        mlfab__inner_lose(node);
+      } else {
+        mlfab__node_hang_up(node, i, "given up");
+      }
+    }
+  }
+}
+
+static void node_part(mlfab_node *node);
+
+/* Roles and links between workers that have something to wait for are looked at four times a beat. */
+static int node_waits(const mlfab_node *node) {
+  int waits = node->self_lost || node->nhops > 0 || node->hops_short;
+  for (uint32_t i = 0; i < node->nroles && !waits; i++)
+    waits = node->roles[i].waits && node->roles[i].waits(node->roles[i].self);
+  return waits;
+}
+
+/* After everything that may have changed something. */
+static void node_epilogue(mlfab_node *node) {
+  for (uint32_t i = 0; i < node->nroles; i++) {
+    if (node->roles[i].settle) node->roles[i].settle(node->roles[i].self);
+  }
+  node_settle(node);
+  mlfab__claim_again(node);
+  mlfab__inner_run(node);
+  if (node->parting) node_part(node);
+  if (!mlfab__heap_has(&node->timers, mlfab__node_timer(node, MLFAB__TIMER_SCAN, 0)) &&
+      node_waits(node))
+    mlfab__node_arm(node, MLFAB__TIMER_SCAN, 0, node->now_ns);
+  mlfab__server_link_say_why(node);
+}
+
+/* --- events --- */
+
+/* Why the sender of a link's first frame is no member of this job; NULL when it is one. How long it
+ * takes does not depend on how much of the secret is right. */
+static const char *node_strange(const mlfab_node *node, const mlfab__header *header) {
+  uint64_t differ = (header->tag[0] ^ node->secret[0]) | (header->tag[1] ^ node->secret[1]);
+  if (differ && !(node->secret[0] | node->secret[1]))
+    return "the caller has a secret, and this job has none (MLFAB_JOB_SECRET)";
+  if (differ && !(header->tag[0] | header->tag[1]))
+    return "this job has a secret, and the caller has none (MLFAB_JOB_SECRET)";
+  if (differ && !MLFAB__PLANTED(83))
+    return "the caller's secret is not this job's (MLFAB_JOB_SECRET)";
+  return header->job != node->job ? "the jobs have different names (MLFAB_JOB)" : NULL;
+}
+
+/* Refuses it; the first ones, and ever fewer of the later ones, are worth a warning. */
+static void node_turn_away(mlfab_node *node, uint32_t index, const char *why) {
+  uint64_t n = ++node->stats.strangers_refused;
+  node->strange = why;
+  if ((n & (n - 1)) == 0)
+    mlfab__log(&node->env, MLFAB_LOG_WARN, "a stranger was refused (%llu so far): %s",
+               (unsigned long long)n, why);
+  mlfab__node_refuse(node, index, MLFAB_ERR_JOB, MLFAB_NO_RANK, why);
+}
+
+/* A frame from outside: checked, then handed on. */
+static void node_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *event) {
+  mlfab__link *link = &node->links[index];
+  uint32_t head_bytes = event->head_bytes, bulk_bytes = event->bulk_bytes;
+  int code = 0;
+  if (!(link->caps & MLFAB_CAP_CHECKED)) {
+    code = head_bytes < MLFAB_HEADER_BYTES
+               ? MLFAB_ERR_FRAME
+               : mlfab_frame_check(event->head, &head_bytes, &bulk_bytes);
+    if (!code && (head_bytes != event->head_bytes || bulk_bytes != event->bulk_bytes))
+      code = MLFAB_ERR_FRAME;
+    if (!code) code = mlfab_frame_verify(event->head, head_bytes, event->bulk, bulk_bytes);
+  }
+  if (code) {
+    mlfab__node_drop(node, index, code, mlfab_error_text(code));
+    return;
+  }
+  mlfab__header header;
+  mlfab__wire_open(event->head, &header);
+  node->stats.frames_received++;
+  node->stats.bytes_received += (uint64_t)head_bytes + bulk_bytes;
+  node->stats.payload_received += bulk_bytes;
+  node->stats.trace_hash =
+      mlfab__mix(node->stats.trace_hash ^ node->now_ns ^ ((uint64_t)header.type << 56) ^
+                 ((uint64_t)header.sender << 32) ^ head_bytes ^ ((uint64_t)bulk_bytes << 20));
+  /* Whoever turns us away does not say which job it is of. */
+  int last = header.type == MLFAB__REFUSE || header.type == MLFAB__BYE;
+  const char *strange = link->kind == MLFAB__LINK_NEW      ? node_strange(node, &header)
+                        : header.job != node->job && !last ? "a frame of another job"
+                                                           : NULL;
+  if (strange) {
+    node_turn_away(node, index, strange);
+    return;
+  }
+  mlfab__frame_in frame = {header.type, header.meta_bytes, bulk_bytes,
+                           (const uint8_t *)event->head + MLFAB_HEADER_BYTES, event->bulk};
+  mlfab__node_dispatch(node, index, &frame);
+}
+
+/* Somebody called: of those whom no role knows yet the oldest goes when there are too many. All members may
+ * call at the same time. */
+static void node_bound_strangers(mlfab_node *node) {
+  uint32_t count = 0, oldest = MLFAB__NO_LINK, most = node->nodes + NODE_STRANGERS;
+  for (uint32_t i = 0; node->by_id.count > most && i < node->nlinks; i++) {
+    const mlfab__link *link = &node->links[i];
+    if (!link->called || link->greeted || link->kind == MLFAB__LINK_JOIN_IN) continue;
+    count++;
+    if (oldest == MLFAB__NO_LINK || link->since_ns < node->links[oldest].since_ns) oldest = i;
+  }
+  if (count <= most || MLFAB__PLANTED(87)) return;
+  node->stats.strangers_refused++;
+  mlfab__node_hang_up(node, oldest, "was no member yet, and went for a newer connection");
+}
+
+/* A call to a server, or to another worker, came to nothing. */
+static void node_call_failed(mlfab_node *node, uint64_t token, const char *why) {
+  uint64_t called = token - MLFAB__TOKEN_SERVER, routes = mlfab__node_routes(node);
+  if (token == MLFAB__TOKEN_JOIN) {
+    mlfab__bootstrap_failed(node, why);
+  } else if (called < routes) {
+    mlfab__server_link_failed(node, (uint32_t)called, why);
+  } else {
+    mlfab__peer_link_failed(node, called - routes);
+  }
+}
+
+static void node_up(mlfab_node *node, const mlfab_io_event *event) {
+  uint32_t index = mlfab__node_new_link(node);
+  if (index == MLFAB__NO_LINK || mlfab__map_put(&node->env, &node->by_id, event->link, index)) {
+    mlfab__node_act(node, MLFAB_ACTION_DISCONNECT, event->link, 0);
+    if (event->token != 0) node_call_failed(node, event->token, "out of memory");
+    return;
+  }
+  mlfab__link *link = &node->links[index];
+  link->kind = MLFAB__LINK_NEW;
+  link->id = event->link;
+  link->caps = event->caps;
+  link->called = event->token == 0;
+  link->heard_ns = link->sent_ns = link->since_ns = node->now_ns;
+  mlfab__node_arm(node, MLFAB__TIMER_LINK, index, node->now_ns);
+  if (link->called) node_bound_strangers(node);
+  if (event->token == MLFAB__TOKEN_JOIN && node->phase == MLFAB__BOOTSTRAP_JOINING) {
+    mlfab__bootstrap_up(node, index);
+  } else if (event->token >= MLFAB__TOKEN_SERVER &&
+             event->token - MLFAB__TOKEN_SERVER < mlfab__node_routes(node)) {
+    mlfab__server_link_up(node, (uint32_t)(event->token - MLFAB__TOKEN_SERVER), index);
+  } else if (event->token >= MLFAB__TOKEN_SERVER &&
+             mlfab__peer_link_up(
+                 node, event->token - MLFAB__TOKEN_SERVER - mlfab__node_routes(node), index)) {
+    return;
+  } else if (event->token != 0) {
+    mlfab__node_hang_up(node, index, "no longer wanted");
+  }
+}
+
+static void node_cannot_dial(mlfab_node *node, int code) {
+  char text[MLFAB__TEXT_MAX + 128];
+  snprintf(text, sizeof text, "joining: cannot dial server 0 at %s: %s", node->config.coordinator,
+           mlfab_error_text(code));
+  mlfab__node_fail(node, code, 0, 1, text);
+}
+
+static void node_down(mlfab_node *node, const mlfab_io_event *event) {
+  uint32_t index;
+  const char *why = event->text ? event->text : mlfab_error_text(event->code);
+  if (event->code == MLFAB_ERR_FRAME || event->code == MLFAB_ERR_CRC ||
+      event->code == MLFAB_ERR_LIMIT || event->code == MLFAB_ERR_PROTOCOL_OLDER ||
+      event->code == MLFAB_ERR_PROTOCOL_NEWER) {
+    node->stats.frames_refused++;
+  }
+  if (event->link != 0) {
+    if (!mlfab__node_link(node, event->link, &index)) return;
+    int joining = node->links[index].kind == MLFAB__LINK_JOIN_OUT;
+    mlfab__node_link_down(node, index, why);
+    if (joining &&
+        (event->code == MLFAB_ERR_PROTOCOL_OLDER || event->code == MLFAB_ERR_PROTOCOL_NEWER)) {
+      mlfab__node_fail(node, event->code, 0, 1, why);
+    }
+    return;
+  }
+  if (event->token != 0) node_call_failed(node, event->token, why);
+  if (event->token == MLFAB__TOKEN_JOIN && event->code == MLFAB_ERR_INSECURE)
+    node_cannot_dial(node, event->code);
+}
+
+static void node_measured(mlfab_node *node, const mlfab_measure *measure) {
+  for (uint32_t i = 0; measure && i < node->nroles; i++) {
+    if (node->roles[i].measured)
+      node->roles[i].measured(node->roles[i].self, measure, node->now_ns);
+  }
+}
+
+MLFAB_API void mlfab_node_event(mlfab_node *node, const mlfab_io_event *event, uint64_t now_ns) {
+  uint32_t index;
+  if (!node || !event) return;
+  node->now_ns = mlfab__max(node->now_ns, now_ns);
+  switch (event->kind) {
+    case MLFAB_IO_UP:
+      node_up(node, event);
+      break;
+    case MLFAB_IO_DOWN:
+      node_down(node, event);
+      break;
+    case MLFAB_IO_FRAME:
+      if (mlfab__node_link(node, event->link, &index) &&
+          (!node->links[index].closing || node->links[index].lingers))
+        node_frame(node, index, event);
+      break;
+    case MLFAB_IO_SENT:
+      if (!mlfab__node_link(node, event->link, &index)) break;
+      mlfab__roles_returned(node, node->links[index].kind, node->links[index].peer, event->token);
+      break;
+    case MLFAB_IO_MEASURED:
+      node_measured(node, event->measure);
+      break;
+    case MLFAB_IO_WRITABLE:
+      if (!mlfab__node_link(node, event->link, &index)) break;
+      node->links[index].blocked = 0;
+      mlfab__node_ready_link(node, index);
+      break;
+    case MLFAB_IO_REFUSED:
+      node->stats.strangers_refused++;
+      mlfab__log(&node->env, MLFAB_LOG_INFO, "a stranger was turned away: %s",
+                 event->text ? event->text : mlfab_error_text(event->code));
+      break;
+    default:
+      break;
+  }
+  node_epilogue(node);
+}
+
+/* --- actions --- */
+
+/* The action that is first in the queue. */
+static void node_next_action(mlfab_node *node, mlfab_action *action) {
+  const mlfab__queued_action *queued = &node->actions[node->actions_begin];
+  memset(action, 0, sizeof *action);
+  action->kind = queued->kind;
+  action->link = queued->link;
+  action->token = queued->token;
+  if (queued->kind == MLFAB_ACTION_CONNECT) {
+    uint64_t called = queued->token - MLFAB__TOKEN_SERVER, routes = mlfab__node_routes(node);
+    if (queued->token == MLFAB__TOKEN_JOIN) {
+      action->address = node->config.coordinator;
+    } else {
+      action->address = called < routes ? node->routes[called].addresses
+                                        : node->peers_out[called - routes]->addresses;
+    }
+  }
+  node->out = MLFAB__OUT_ACTION;
+}
+
+static void node_seal(mlfab_node *node, const mlfab__link *link, mlfab_action *action) {
+  const mlfab__frame_out *frame = &node->frame;
+  mlfab__header header;
+  memset(&header, 0, sizeof header);
+  header.type = frame->type;
+  header.meta_bytes = frame->meta_bytes;
+  header.bulk_bytes = frame->bulk_bytes;
+  if (link->kind != MLFAB__LINK_NEW && link->kind != MLFAB__LINK_CLAIM) {
+    header.job = node->job;
+    header.epoch = node->epoch;
+    header.sender = node->id;
+    header.incarnation = node->incarnation;
+    memcpy(header.tag, node->secret, sizeof header.tag);
+  }
+  if (frame->bulk && !(link->caps & MLFAB_CAP_RELIABLE) && !node->config.no_payload_crc)
+    header.flags = MLFAB__WIRE_BULK_CRC;
+  mlfab__wire_seal(node->head, &header, frame->bulk);
+  memset(action, 0, sizeof *action);
+  action->kind = MLFAB_ACTION_SEND;
+  action->link = link->id;
+  action->head = node->head;
+  action->head_bytes = MLFAB_HEADER_BYTES + frame->meta_bytes;
+  action->bulk = frame->bulk;
+  action->bulk_bytes = frame->bulk_bytes;
+  action->token = frame->token;
+  if (frame->token) action->token |= (uint64_t)node->out_role << MLFAB__ROLE_SHIFT;
+}
+
+/* The first link of the ring leaves it. */
+static void node_unlist(mlfab_node *node, uint32_t index) {
+  node->ready_begin = (node->ready_begin + 1) % node->nlinks;
+  node->ready_count--;
+  node->links[index].listed = 0;
+  if (node->links[index].kind == MLFAB__LINK_FREE && index < node->first_free)
+    node->first_free = index;
+}
+
+MLFAB_API int mlfab_node_next(mlfab_node *node, uint64_t now_ns, mlfab_action *action_p) {
+  if (!node || !action_p) return 0;
+  node->now_ns = mlfab__max(node->now_ns, now_ns);
+  if (node->out != MLFAB__OUT_NONE) {
+    *action_p = node->action;
+    return 1;
+  }
+  if (node->actions_count > 0) {
+    node_next_action(node, &node->action);
+    *action_p = node->action;
+    return 1;
+  }
+  while (node->ready_count > 0) {
+    uint32_t index = node->ready[node->ready_begin];
+    mlfab__link *link = &node->links[index];
+    if (link->kind != MLFAB__LINK_FREE && !link->self && !link->blocked &&
+        mlfab__outbox_yield(node, index)) {
+      node_seal(node, link, &node->action);
+      *action_p = node->action;
+      return 1;
+    }
+    node_unlist(node, index);
+    if (link->kind != MLFAB__LINK_FREE && link->closing && !link->lingers && !link->blocked)
+      mlfab__node_hang_up(node, index, "closed");
+    if (node->actions_count > 0) return mlfab_node_next(node, now_ns, action_p);
+  }
+  for (uint32_t i = 0; i < node->nroles; i++) {
+    if (node->roles[i].idle) node->roles[i].idle(node->roles[i].self);
+  }
+  return 0;
+}
+
+/* The first link of the ring goes to its end. */
+static void node_rotate(mlfab_node *node) {
+  uint32_t index = node->ready[node->ready_begin];
+  node->ready_begin = (node->ready_begin + 1) % node->nlinks;
+  node->ready[(node->ready_begin + node->ready_count - 1) % node->nlinks] = index;
+}
+
+static void node_done_action(mlfab_node *node, int status) {
+  mlfab__queued_action queued = node->actions[node->actions_begin];
+  node->actions_begin = (node->actions_begin + 1) % node->actions_room;
+  node->actions_count--;
+  node->out = MLFAB__OUT_NONE;
+  uint32_t index;
+  if (queued.kind == MLFAB_ACTION_PROBE && mlfab__node_link(node, queued.link, &index))
+    mlfab__alive_probed(node, index, status);
+  if (status == 0) return;
+  if (queued.kind == MLFAB_ACTION_CONNECT) {
+    mlfab_io_event event;
+    memset(&event, 0, sizeof event);
+    event.token = queued.token;
+    event.code = status;
+    node_down(node, &event);
+    if (queued.token == MLFAB__TOKEN_JOIN && status == MLFAB_ERR_ADDRESS)
+      node_cannot_dial(node, status);
+  } else if (queued.kind == MLFAB_ACTION_DETACH && mlfab__node_link(node, queued.link, &index)) {
+    /* No memory to copy to: giving up the link gives the buffer back. */
+    mlfab__node_hang_up(node, index, "out of memory");
+  }
+}
+
+MLFAB_API void mlfab_node_done(mlfab_node *node, const mlfab_action *action, int status,
+                               uint64_t now_ns) {
+  if (!node || !action || node->out == MLFAB__OUT_NONE) return;
+  node->now_ns = mlfab__max(node->now_ns, now_ns);
+  if (node->out == MLFAB__OUT_ACTION) {
+    node_done_action(node, status);
+    node_epilogue(node);
+    return;
+  }
+  uint32_t index = node->out_link;
+  mlfab__link *link = &node->links[index];
+  if (status == 0) {
+    node->stats.frames_sent++;
+    node->stats.bytes_sent += (uint64_t)action->head_bytes + action->bulk_bytes;
+    node->stats.payload_sent += action->bulk_bytes;
+    node->stats.trace_hash =
+        mlfab__mix(node->stats.trace_hash ^ node->now_ns ^ ((uint64_t)node->frame.type << 48) ^
+                   ((uint64_t)action->bulk_bytes << 8));
+    link->sent_ns = node->now_ns;
+    mlfab__outbox_taken(node);
+    node_rotate(node);
+  } else if (status == MLFAB_ERR_AGAIN ||
+             (status == MLFAB_ERR_PEER_CLOSED && !MLFAB__PLANTED(71))) {
+    /* A peer that is gone may have said goodbye before: what it has sent is still delivered, then
+     * DOWN. Until then nothing more is offered to the link, as to one without room. */
+    node->out = MLFAB__OUT_NONE;
+    link->blocked = 1;
+    node_unlist(node, index);
+  } else {
+    node->out = MLFAB__OUT_NONE;
+    mlfab__node_hang_up(node, index, mlfab_error_text(status));
+  }
+  node_epilogue(node);
+}
+
+/* --- time --- */
+
+static void node_scan_requests(mlfab_node *node) {
+  mlfab__request *request;
+  uint32_t place = 0;
+  while ((request = mlfab__request_due(&node->requests, node->now_ns, &place)))
+    mlfab__roles_withdraw(node, request, MLFAB_ERR_TIMEOUT);
+}
+
+static void node_scan(mlfab_node *node) {
+  mlfab__peer_link_scan(node);
+  for (uint32_t i = 0; i < node->nroles; i++) {
+    if (node->roles[i].scan) node->roles[i].scan(node->roles[i].self, node->now_ns);
+  }
+  if (node->self_lost) mlfab__inner_greet_again(node);
+}
+
+static void node_scan_joining(mlfab_node *node) {
+  uint64_t until_ns = mlfab__add_sat(node->opened_ns, node->config.timeout_ns);
+  mlfab__bootstrap_tick(node);
+  if (node->phase < MLFAB__BOOTSTRAP_READY)
+    mlfab__node_arm_at(node, MLFAB__TIMER_JOIN, 0,
+                       mlfab__min(mlfab__node_round(node, node->now_ns + 1), until_ns));
+}
+
+static void node_expire(mlfab_node *node, const mlfab__heap_entry *entry) {
+  enum mlfab__timer kind = (enum mlfab__timer)entry->order;
+  uint32_t index = entry->index - mlfab__node_timer(node, kind, 0);
+  mlfab__heap_remove(&node->timers, entry->index);
+  switch (kind) {
+    case MLFAB__TIMER_JOIN:
+      node_scan_joining(node);
+      break;
+    case MLFAB__TIMER_LINK:
+      mlfab__alive_scan(node, index);
+      break;
+    case MLFAB__TIMER_WORKER:
+      mlfab__caller_scan(node, index);
+      break;
+    case MLFAB__TIMER_ROUTE:
+      mlfab__server_link_scan(node, index);
+      break;
+    default:
+      node_scan(node); /* armed again in the epilogue */
+  }
+}
+
+MLFAB_API void mlfab_node_tick(mlfab_node *node, uint64_t now_ns) {
+  const mlfab__heap_entry *entry;
+  if (!node) return;
+  node->now_ns = mlfab__max(node->now_ns, now_ns);
+  for (uint32_t i = 0; i < node->nroles; i++) {
+    if (node->roles[i].tick) node->roles[i].tick(node->roles[i].self, node->now_ns);
+  }
+  node_scan_requests(node);
+  while ((entry = mlfab__heap_top(&node->timers)) && entry->time <= node->now_ns)
+    node_expire(node, entry);
+  node_epilogue(node);
+}
+
+MLFAB_API uint64_t mlfab_node_deadline(const mlfab_node *node) {
+  if (!node) return MLFAB__NEVER;
+  if (node->self_more) return 0;
+  const mlfab__heap_entry *timer = mlfab__heap_top(&node->timers);
+  uint64_t deadline = timer ? timer->time : MLFAB__NEVER;
+  if (node->parting) deadline = mlfab__min(deadline, node->part_ns);
+  if (node->requests.open > 0) deadline = mlfab__min(deadline, node->requests.earliest);
+  for (uint32_t i = 0; i < node->nroles; i++) {
+    if (!node->roles[i].deadline) continue;
+    deadline = mlfab__min(deadline, node->roles[i].deadline(node->roles[i].self));
+  }
+  return deadline;
+}
+
+MLFAB_API int mlfab_node_ready(const mlfab_node *node, mlfab_error *error_p) {
+  if (!node) return MLFAB_ERR_ARGUMENT;
+  if (node->phase == MLFAB__BOOTSTRAP_READY) return 1;
+  if (node->phase != MLFAB__BOOTSTRAP_FAILED) return 0;
+  if (error_p) *error_p = node->failure;
+  return node->failure.code;
+}
+
+/* --- the calls --- */
+
+MLFAB__INTERNAL int mlfab__node_return(mlfab_node *node, int code, const mlfab_error *error) {
+  if (code) node->requests.last = *error;
+  node_epilogue(node);
+  return code;
+}
+
+MLFAB__INTERNAL int mlfab__node_enter(mlfab_node *node, uint64_t now_ns, int worker,
+                                      mlfab_error *error) {
+  /* Not the whole of it: the text is long, and this is on the way of every push. */
+  error->code = error->is_server = error->reserved = 0;
+  error->rank = MLFAB_NO_RANK;
+  error->waited_ns = 0;
+  error->text[0] = 0;
+  node->now_ns = mlfab__max(node->now_ns, now_ns);
+  if (node->closed) return MLFAB__FAIL(error, MLFAB_ERR_CLOSED, "the context is being closed");
+  if (worker && !node->is_worker)
+    return MLFAB__FAIL(error, MLFAB_ERR_STATE, "this node is not a worker");
+  if (node->phase == MLFAB__BOOTSTRAP_FAILED) {
+    *error = node->failure;
+    return error->code;
+  }
+  if (node->phase != MLFAB__BOOTSTRAP_READY)
+    return MLFAB__FAIL(error, MLFAB_ERR_STATE, "the fabric is not complete yet");
+  if (node->leaving || node->parting)
+    return MLFAB__FAIL(error, MLFAB_ERR_CLOSED, "the node is leaving");
+  return 0;
+}
+
+/* A wrong call at the border: told like any other error. */
+static int node_wrong(mlfab_node *node, int code, const char *text) {
+  return MLFAB__FAIL(&node->requests.last, code, "%s", text);
+}
+
+/* --- leaving --- */
+
+/* Would this end count as dead, or as closed, to the peer? Between workers server 0 tells. A peer that is
+ * driven by hand may compute for long before it looks. */
+static int node_heeds(const mlfab_node *node, const mlfab__link *link) {
+  switch (link->kind) {
+    case MLFAB__LINK_SERVER:
+    case MLFAB__LINK_PLANNER:
+      return !node->routes[link->peer].hand;
+    case MLFAB__LINK_WORKER:
+      return !node->callers[link->peer].hand;
+    default:
+      return link->kind == MLFAB__LINK_SCHEDULER;
+  }
+}
+
+/* Says goodbye on every link of a kind, or on all with MLFAB__LINK_FREE. */
+static void node_goodbye(mlfab_node *node, int kind) {
+  mlfab__bye bye;
+  uint8_t meta[MLFAB__TEXT_MAX + 32];
+  memset(&bye, 0, sizeof bye);
+  snprintf(bye.text, sizeof bye.text, "closing");
+  uint32_t n = mlfab__encode_bye(meta, &bye);
+  for (uint32_t i = 0; i < node->nlinks; i++) {
+    mlfab__link *link = &node->links[i];
+    if (link->kind == MLFAB__LINK_FREE || link->self || link->closing) continue;
+    if (kind != MLFAB__LINK_FREE && link->kind != kind) continue;
+    mlfab__node_post(node, i, MLFAB__BYE, meta, n);
+    link->closing = 1;
+    link->lingers = (uint8_t)node_heeds(node, link);
+    /* It has its time to go out from now on. */
+    if (!MLFAB__PLANTED(97)) link->heard_ns = node->now_ns;
+  }
+}
+
+/* Do other workers wait for something of ours, or is a last word still on its way inside? */
+static int node_awaited(const mlfab_node *node) {
+  uint32_t inner = node->pairs[MLFAB__PAIR_SERVER][0];
+  if (node->phase != MLFAB__BOOTSTRAP_READY || !node->is_worker) return 0;
+  for (uint32_t i = 0; i < node->nroles; i++) {
+    if (node->roles[i].quiet && !node->roles[i].quiet(node->roles[i].self)) return 1;
+  }
+  return inner != MLFAB__NO_LINK && node->links[inner].queue_begin < node->links[inner].queue_end;
+}
+
+/* Says goodbye as soon as nobody waits for us, or a heartbeat after it was wanted. */
+static void node_part(mlfab_node *node) {
+  if (node_awaited(node) && node->now_ns < node->part_ns) return;
+  node->leaving = node->parting;
+  node->parting = 0;
+  for (uint32_t i = 0; i < node->nroles; i++) {
+    if (node->roles[i].part) node->roles[i].part(node->roles[i].self);
+  }
+  if (node->leaving == 1) {
+    if (node->pairs[MLFAB__PAIR_SERVER][0] != MLFAB__NO_LINK)
+      mlfab__caller_gone(node, (uint32_t)node->config.rank, 1);
+    node_goodbye(node, MLFAB__LINK_SERVER);
+    node_goodbye(node, MLFAB__LINK_PEER);
+    node_goodbye(node, MLFAB__LINK_PEER_IN);
+  } else {
+    node_goodbye(node, MLFAB__LINK_FREE);
+  }
+  node_epilogue(node);
+}
+
+/* how: as `parting`. */
+static void node_begin_to_part(mlfab_node *node, int how, uint64_t now_ns) {
+  node->now_ns = mlfab__max(node->now_ns, now_ns);
+  /* Where the worker role has left before the server role, nobody waits for it any more. */
+  if (!node->parting)
+    node->part_ns = node->now_ns + (node->leaving ? 0 : node->config.heartbeat_ns);
+  node->parting = how;
+  for (uint32_t i = 0; i < node->nroles; i++) {
+    if (node->roles[i].leave) node->roles[i].leave(node->roles[i].self);
+  }
+  node_epilogue(node);
+}
+
+MLFAB__INTERNAL void mlfab__node_stop_working(mlfab_node *node, uint64_t now_ns) {
+  node_begin_to_part(node, 1, now_ns);
+}
+
+MLFAB_API int mlfab_node_leave(mlfab_node *node, uint64_t now_ns) {
+  if (!node) return MLFAB_ERR_ARGUMENT;
+  node_begin_to_part(node, 2, now_ns);
+  return 0;
+}
+
+MLFAB_API int mlfab_node_test(mlfab_node *node, mlfab_request id, int *done_p,
+                              mlfab_result *result_p) {
+  if (!node || !done_p) return MLFAB_ERR_ARGUMENT;
+  mlfab__request *request = mlfab__request_find(&node->requests, id);
+  if (!request)
+    return node_wrong(node, MLFAB_ERR_REQUEST,
+                      "the request is unknown, or was ended by test or wait before");
+  *done_p = request->done;
+  if (!request->done) return 0;
+  if (result_p) *result_p = request->result;
+  mlfab__request_end(&node->requests, request);
+  return 0;
+}
+
+MLFAB_API int mlfab_node_cancel(mlfab_node *node, mlfab_request id, uint64_t now_ns) {
+  if (!node) return MLFAB_ERR_ARGUMENT;
+  node->now_ns = mlfab__max(node->now_ns, now_ns);
+  mlfab__request *request = mlfab__request_find(&node->requests, id);
+  if (!request)
+    return node_wrong(node, MLFAB_ERR_REQUEST,
+                      "cancel: the request is unknown, or was ended before");
+  if (!request->done) mlfab__roles_withdraw(node, request, MLFAB_ERR_CANCELLED);
+  node_epilogue(node);
+  return 0;
+}
+
+MLFAB_API int mlfab_node_last_error(const mlfab_node *node, mlfab_error *error_p) {
+  if (!node || !error_p) return MLFAB_ERR_ARGUMENT;
+  *error_p = node->requests.last;
+  return 0;
+}
+
+MLFAB_API int mlfab_node_stats(const mlfab_node *node, mlfab_stats *stats_p, size_t size) {
+  if (!node || !stats_p) return MLFAB_ERR_ARGUMENT;
+  mlfab_stats stats = node->stats;
+  stats.allocations = node->env.allocations;
+  stats.memory_bytes = node->env.bytes;
+  for (uint32_t i = 0; i < node->nroles; i++) {
+    if (node->roles[i].stats) node->roles[i].stats(node->roles[i].self, &stats);
+  }
+  memcpy(stats_p, &stats, size < sizeof stats ? size : sizeof stats);
+  return 0;
+}
+
+/* ==============================================================================================
+ * core/node/link.c
+ * ============================================================================================== */
+/* link.c - a node: its links, their queues and timers, and the actions that it asks for. The lowest file of the
+ * node. See node.h. */
+
+#include <stdio.h>
+
+enum {
+  LINK_QUEUE_MAX = 4 << 20,
+  LINK_JOIN_BEAT_NS = 500000000,
+  LINK_UPDATES = 64 /* in flight, of one role */
+};
+
+/* Actions that updates in flight can ask for: a detach an update and server, and a connect a
+ * server. */
+#define LINK_ACTIONS(node) (64 + 2 * (LINK_UPDATES + 1) * (node)->config.servers)
+
+/* --- names --- */
+
+MLFAB__INTERNAL uint32_t mlfab__node_routes(const mlfab_node *node) {
+  return 3 * node->config.servers;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__node_route_of(const mlfab_node *node, int kind, uint32_t server) {
+  uint32_t servers = node->config.servers;
+  return server + (kind == MLFAB__LINK_PLANNER   ? servers
+                   : kind == MLFAB__LINK_RESHARD ? 2 * servers
+                                                 : 0);
+}
+
+MLFAB__INTERNAL uint32_t mlfab__node_server_of(const mlfab_node *node, uint32_t route) {
+  uint32_t servers = node->config.servers;
+  return route < servers ? route : route - (route < 2 * servers ? servers : 2 * servers);
+}
+
+MLFAB__INTERNAL uint64_t mlfab__node_beat(const mlfab_node *node) {
+  uint64_t beat = node->config.heartbeat_ns;
+  return node->phase < MLFAB__BOOTSTRAP_READY ? mlfab__min(beat, LINK_JOIN_BEAT_NS) : beat;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__node_of_server(const mlfab_node *node, uint32_t server) {
+  return node->config.dedicated ? node->config.workers + server : server;
+}
+
+MLFAB__INTERNAL const char *mlfab__node_name(const mlfab_node *node, uint32_t id, char buffer[32]) {
+  uint32_t others = node->config.workers + (node->config.dedicated ? node->config.servers : 0);
+  if (id >= others) {
+    snprintf(buffer, 32, "the scheduler");
+  } else if (node->config.dedicated && id >= node->config.workers) {
+    snprintf(buffer, 32, "server %u", id - node->config.workers);
+  } else {
+    snprintf(buffer, 32, "worker %u", id);
+  }
+  return buffer;
+}
+
+MLFAB__INTERNAL void mlfab__node_fail(mlfab_node *node, int code, int32_t rank, int is_server,
+                                      const char *text) {
+  if (node->phase >= MLFAB__BOOTSTRAP_READY) return;
+  node->phase = MLFAB__BOOTSTRAP_FAILED;
+  mlfab__error(&node->failure, code, rank, is_server, node->now_ns - node->opened_ns, "%s", text);
+}
+
+MLFAB__INTERNAL void mlfab__node_emit(mlfab_node *node, uint32_t kind, int32_t rank, int is_server,
+                                      uint32_t incarnation, int code, const char *text) {
+  mlfab_event_info info = {kind, rank, (uint32_t)is_server, incarnation, code, text};
+  mlfab__log(&node->env, kind == MLFAB_EVENT_DEAD ? MLFAB_LOG_WARN : MLFAB_LOG_INFO, "%s %d: %s",
+             is_server ? "server" : "worker", (int)rank, text);
+  if (node->config.on_event) node->config.on_event(node->config.user, &info);
+}
+
+/* --- timers --- */
+
+/* The heap's number of a timer. */
+MLFAB__INTERNAL uint32_t mlfab__node_timer(const mlfab_node *node, enum mlfab__timer kind,
+                                           uint32_t index) {
+  uint32_t routes = mlfab__node_routes(node);
+  uint32_t workers = node->is_server ? node->config.workers : 0;
+  switch (kind) {
+    case MLFAB__TIMER_JOIN:
+      return 0;
+    case MLFAB__TIMER_SCAN:
+      return 1;
+    case MLFAB__TIMER_ROUTE:
+      return 2 + index;
+    case MLFAB__TIMER_WORKER:
+      return 2 + routes + index;
+    default:
+      return 2 + routes + workers + index;
+  }
+}
+
+/* The next time at which timers expire, from this one on. */
+MLFAB__INTERNAL uint64_t mlfab__node_round(const mlfab_node *node, uint64_t at_ns) {
+  uint64_t quarter = mlfab__node_beat(node) / 4;
+  uint64_t since = mlfab__max(at_ns, node->opened_ns) - node->opened_ns;
+  return mlfab__add_sat(at_ns, (quarter - since % quarter) % quarter);
+}
+
+MLFAB__INTERNAL void mlfab__node_arm_at(mlfab_node *node, enum mlfab__timer kind, uint32_t index,
+                                        uint64_t at_ns) {
+  mlfab__heap_put(&node->timers, mlfab__node_timer(node, kind, index), at_ns, (uint64_t)kind);
+}
+
+/* Expires at this time, rounded up, but not at once. */
+MLFAB__INTERNAL void mlfab__node_arm(mlfab_node *node, enum mlfab__timer kind, uint32_t index,
+                                     uint64_t at_ns) {
+  mlfab__node_arm_at(node, kind, index,
+                     mlfab__node_round(node, mlfab__max(at_ns, node->now_ns + 1)));
+}
+
+/* --- actions --- */
+
+/* Room for this many actions at least, so that none is ever lost for want of memory. */
+static int link_reserve_actions(mlfab_node *node, uint32_t room) {
+  if (room <= node->actions_room) return 0;
+  mlfab__queued_action *actions = mlfab__alloc_array(&node->env, room, sizeof *actions);
+  if (!actions) return MLFAB_ERR_MEMORY;
+  for (uint32_t i = 0; i < node->actions_count; i++) {
+    actions[i] = node->actions[(node->actions_begin + i) % node->actions_room];
+  }
+  mlfab__free(&node->env, node->actions, node->actions_room * sizeof *actions);
+  node->actions = actions;
+  node->actions_begin = 0;
+  node->actions_room = room;
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__node_act(mlfab_node *node, uint32_t kind, uint32_t link,
+                                     uint64_t token) {
+  if (node->actions_count == node->actions_room &&
+      link_reserve_actions(node, 2 * node->actions_room)) {
+    /* More than all updates and links can ask for at once: only repeated connects are left over. */
+    mlfab__log(&node->env, MLFAB_LOG_ERROR, "out of memory for an action");
+    return;
+  }
+  mlfab__queued_action *action =
+      &node->actions[(node->actions_begin + node->actions_count++) % node->actions_room];
+  action->kind = kind;
+  action->link = link;
+  action->token = token;
+}
+
+MLFAB__INTERNAL void mlfab__node_connect(mlfab_node *node, uint64_t token) {
+  mlfab__node_act(node, MLFAB_ACTION_CONNECT, 0, token);
+}
+
+/* --- links --- */
+
+MLFAB__INTERNAL mlfab__link *mlfab__node_link(mlfab_node *node, uint32_t id, uint32_t *index_p) {
+  uint32_t index;
+  if (!mlfab__map_get(&node->by_id, id, &index)) return NULL;
+  *index_p = index;
+  return &node->links[index];
+}
+
+/* A free entry; links and ready ring grow together. MLFAB__NO_LINK when out of memory. */
+MLFAB__INTERNAL uint32_t mlfab__node_new_link(mlfab_node *node) {
+  for (uint32_t i = node->first_free; i < node->nlinks; i++) {
+    if (node->links[i].kind != MLFAB__LINK_FREE || node->links[i].listed) continue;
+    node->first_free = i;
+    return i;
+  }
+  uint32_t n = node->nlinks, more = n ? 2 * n : 8;
+  mlfab__link *links = mlfab__alloc_array(&node->env, more, sizeof *links);
+  uint32_t *ready = mlfab__alloc_array(&node->env, more, sizeof *ready);
+  /* Beside what updates may ask for: each link's loans taken back, closed, dialled again, probed. */
+  int reserved = !link_reserve_actions(node, LINK_ACTIONS(node) + 4 * more);
+  int timed = !mlfab__heap_reserve(&node->timers, &node->env,
+                                   mlfab__node_timer(node, MLFAB__TIMER_LINK, more));
+  if (!links || !ready || !reserved || !timed) {
+    mlfab__free(&node->env, links, more * sizeof *links);
+    mlfab__free(&node->env, ready, more * sizeof *ready);
+    return MLFAB__NO_LINK;
+  }
+  if (n) memcpy(links, node->links, n * sizeof *links);
+  for (uint32_t i = 0; n && i < node->ready_count; i++)
+    ready[i] = node->ready[(node->ready_begin + i) % n];
+  mlfab__free(&node->env, node->links, n * sizeof *links);
+  mlfab__free(&node->env, node->ready, n * sizeof *ready);
+  node->links = links;
+  node->ready = ready;
+  node->ready_begin = 0;
+  node->nlinks = more;
+  node->first_free = n;
+  return n;
+}
+
+MLFAB__INTERNAL int mlfab__node_reserve(mlfab_node *node) {
+  if (link_reserve_actions(node, LINK_ACTIONS(node))) return MLFAB_ERR_MEMORY;
+  return mlfab__heap_reserve(&node->timers, &node->env,
+                             mlfab__node_timer(node, MLFAB__TIMER_LINK, 0));
+}
+
+MLFAB__INTERNAL void mlfab__node_free_links(mlfab_node *node) {
+  for (uint32_t i = 0; i < node->nlinks; i++) {
+    mlfab__free(&node->env, node->links[i].queue, node->links[i].queue_room);
+    mlfab__free(&node->env, node->links[i].claim, node->links[i].claim_bytes);
+  }
+  mlfab__map_free(&node->env, &node->by_id);
+  mlfab__heap_free(&node->timers, &node->env);
+  mlfab__free(&node->env, node->links, node->nlinks * sizeof *node->links);
+  mlfab__free(&node->env, node->ready, node->nlinks * sizeof *node->ready);
+  mlfab__free(&node->env, node->actions, node->actions_room * sizeof *node->actions);
+}
+
+MLFAB__INTERNAL uint32_t mlfab__node_link_to(const mlfab_node *node, int kind, uint32_t peer) {
+  switch (kind) {
+    case MLFAB__LINK_SERVER:
+    case MLFAB__LINK_PLANNER:
+    case MLFAB__LINK_RESHARD:
+      return node->routes[mlfab__node_route_of(node, kind, peer)].link;
+    case MLFAB__LINK_WORKER:
+    case MLFAB__LINK_SCHEDULER:
+      return node->callers[peer].link;
+    case MLFAB__LINK_PEER:
+      return node->peers_out[peer] ? node->peers_out[peer]->link : MLFAB__NO_LINK;
+    case MLFAB__LINK_PEER_IN:
+      return node->peer_in_links[peer];
+    default:
+      return node->reshard_links[peer];
+  }
+}
+
+MLFAB__INTERNAL void mlfab__node_ready_link(mlfab_node *node, uint32_t index) {
+  mlfab__link *link = &node->links[index];
+  if (link->listed || link->blocked || link->kind == MLFAB__LINK_FREE) return;
+  link->listed = 1;
+  node->ready[(node->ready_begin + node->ready_count++) % node->nlinks] = index;
+}
+
+MLFAB__INTERNAL void mlfab__node_doom(mlfab_node *node, uint32_t index) {
+  node->links[index].doomed = 1;
+  node->doomed = 1;
+}
+
+MLFAB__INTERNAL void mlfab__node_drop(mlfab_node *node, uint32_t index, int code,
+                                      const char *text) {
+  if (index == MLFAB__NO_LINK) return;
+  mlfab__log(&node->env, MLFAB_LOG_WARN, "link given up: %s (%s)", text, mlfab_error_name(code));
+  node->stats.frames_refused++;
+  mlfab__node_doom(node, index);
+}
+
+MLFAB__INTERNAL void mlfab__node_post(mlfab_node *node, uint32_t index, uint8_t type,
+                                      const void *meta, uint32_t bytes) {
+  if (index == MLFAB__NO_LINK) return;
+  mlfab__link *link = &node->links[index];
+  uint32_t padded = (bytes + 7) / 8 * 8 + 8;
+  if (link->kind == MLFAB__LINK_FREE || link->closing) return;
+  if (link->queue_room - link->queue_end < padded) {
+    uint32_t used = link->queue_end - link->queue_begin;
+    if (link->queue_begin > 0 && link->queue_room - used >= padded && link->queue_begin >= used) {
+      memcpy(link->queue, link->queue + link->queue_begin, used);
+    } else {
+      uint32_t room = link->queue_room ? link->queue_room : 1024;
+      while (room < used + padded) room *= 2;
+      uint8_t *queue = room <= LINK_QUEUE_MAX ? mlfab__alloc(&node->env, room) : NULL;
+      if (!queue) {
+        /* A peer that does not read, or no memory: the link goes, and what matters is said again on
+         * the next. */
+        mlfab__node_doom(node, index);
+        return;
+      }
+      if (used > 0) memcpy(queue, link->queue + link->queue_begin, used);
+      mlfab__free(&node->env, link->queue, link->queue_room);
+      link->queue = queue;
+      link->queue_room = room;
+    }
+    link->queue_begin = 0;
+    link->queue_end = used;
+  }
+  uint32_t head[2] = {bytes, type};
+  memcpy(link->queue + link->queue_end, head, 8);
+  if (bytes > 0) memcpy(link->queue + link->queue_end + 8, meta, bytes);
+  link->queue_end += padded;
+  mlfab__node_ready_link(node, index);
+}
+
+MLFAB__INTERNAL void mlfab__node_refuse(mlfab_node *node, uint32_t index, int code, int32_t rank,
+                                        const char *text) {
+  mlfab__refuse refuse;
+  uint8_t meta[MLFAB__TEXT_MAX + 64];
+  memset(&refuse, 0, sizeof refuse);
+  refuse.code = code;
+  refuse.rank = rank;
+  snprintf(refuse.text, sizeof refuse.text, "%s", text);
+  mlfab__node_post(node, index, MLFAB__REFUSE, meta, mlfab__encode_refuse(meta, &refuse));
+  node->links[index].closing = 1;
+  mlfab__log(&node->env, MLFAB_LOG_INFO, "refused a connection: %s", text);
+}
+
+/* It claims nothing any more. */
+MLFAB__INTERNAL void mlfab__node_unclaim(mlfab_node *node, mlfab__link *link) {
+  if (link->kind != MLFAB__LINK_CLAIM) return;
+  mlfab__free(&node->env, link->claim, link->claim_bytes);
+  link->claim = NULL;
+  link->claim_bytes = 0;
+  link->kind = MLFAB__LINK_NEW;
+  node->claims--;
+}
+
+MLFAB__INTERNAL void mlfab__node_free_link(mlfab_node *node, uint32_t index) {
+  mlfab__link *link = &node->links[index];
+  mlfab__node_unclaim(node, link);
+  if (link->id) mlfab__map_remove(&node->by_id, link->id);
+  mlfab__free(&node->env, link->queue, link->queue_room);
+  uint8_t listed = link->listed;
+  memset(link, 0, sizeof *link);
+  link->listed = listed; /* the ring lets go of it when it comes round */
+  if (index < node->first_free) node->first_free = index;
+  mlfab__heap_remove(&node->timers, mlfab__node_timer(node, MLFAB__TIMER_LINK, index));
+}
+
+MLFAB__INTERNAL void mlfab__node_link_down(mlfab_node *node, uint32_t index, const char *why) {
+  mlfab__link link = node->links[index];
+  if (node->out != MLFAB__OUT_NONE && node->out != MLFAB__OUT_ACTION && node->out_link == index)
+    node->out = MLFAB__OUT_NONE;
+  mlfab__node_free_link(node, index);
+  for (uint32_t i = 0; node->claims > 0 && i < node->nlinks; i++) {
+    mlfab__link *claim = &node->links[i];
+    if (claim->kind != MLFAB__LINK_CLAIM || claim->holder != index) continue;
+    claim->holder = MLFAB__NO_LINK;
+    node->claim_due = 1;
+  }
+  if (node->rules[link.kind].down) node->rules[link.kind].down(node, &link, index, why);
+}
+
+/* Closes a link of ours: nobody reports it down. Not one inside the node: `pairs` names those. */
+MLFAB__INTERNAL void mlfab__node_hang_up(mlfab_node *node, uint32_t index, const char *why) {
+  uint32_t id = node->links[index].id;
+  assert(!node->links[index].self);
+  mlfab__node_link_down(node, index, why);
+  if (id) mlfab__node_act(node, MLFAB_ACTION_DISCONNECT, id, 0);
+}
+
+/* ==============================================================================================
+ * core/node/outbox.c
+ * ============================================================================================== */
+/* outbox.c - a node: what a link sends next. Control frames come first, in the order in which they were posted;
+ * then, on a link that stands, a role's frame with a bulk. See role.h, Order. */
+
+/* The first of the roles on this link that has something: they take turns. */
+static int outbox_ask(mlfab_node *node, const mlfab__link *link) {
+  mlfab__at at = {link->kind, link->peer, node->now_ns};
+  uint32_t n = node->non[link->kind];
+  for (uint32_t i = 0; i < n; i++) {
+    uint32_t place = link->turn + i < n ? link->turn + i : link->turn + i - n;
+    const mlfab__role *role = &node->roles[node->on[link->kind][place]];
+    if (!role->next || !role->next(role->self, at, &node->frame)) continue;
+    node->out = MLFAB__OUT_ROLE;
+    node->out_role = (uint32_t)(role - node->roles);
+    node->out_turn = (uint8_t)(place + 1 < n ? place + 1 : 0);
+    return 1;
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__outbox_yield(mlfab_node *node, uint32_t index) {
+  mlfab__link *link = &node->links[index];
+  mlfab__frame_out *frame = &node->frame;
+  memset(frame, 0, sizeof *frame);
+  frame->meta = node->head + MLFAB_HEADER_BYTES;
+  node->out_link = index;
+  if (link->queue_begin < link->queue_end) {
+    uint32_t head[2];
+    memcpy(head, link->queue + link->queue_begin, 8);
+    frame->meta_bytes = head[0];
+    frame->type = (uint8_t)head[1];
+    memcpy(frame->meta, link->queue + link->queue_begin + 8, head[0]);
+    node->out = MLFAB__OUT_CONTROL;
+    return 1;
+  }
+  if (link->kind == MLFAB__LINK_JOIN_IN && link->welcome) {
+    mlfab__welcome welcome = {node->peers[link->peer].incarnation, node->welcome_count};
+    frame->type = MLFAB__WELCOME;
+    frame->meta_bytes = mlfab__encode_welcome(frame->meta, &welcome);
+    frame->bulk = node->welcome;
+    frame->bulk_bytes = node->welcome_bytes;
+    node->out = MLFAB__OUT_WELCOME;
+    return 1;
+  }
+  return link->greeted && !link->closing && outbox_ask(node, link);
+}
+
+MLFAB__INTERNAL void mlfab__outbox_taken(mlfab_node *node) {
+  mlfab__link *link = &node->links[node->out_link];
+  const mlfab__frame_out *frame = &node->frame;
+  const mlfab__role *role = &node->roles[node->out_role];
+  if (node->out == MLFAB__OUT_CONTROL) {
+    link->queue_begin += (frame->meta_bytes + 7) / 8 * 8 + 8;
+    if (link->queue_begin == link->queue_end) link->queue_begin = link->queue_end = 0;
+  } else if (node->out == MLFAB__OUT_WELCOME) {
+    link->welcome = 0;
+  } else {
+    link->turn = node->out_turn;
+    role->taken(role->self, (mlfab__at){link->kind, link->peer, node->now_ns}, frame);
+  }
+  node->out = MLFAB__OUT_NONE;
+}
+
+/* ==============================================================================================
+ * core/node/claim.c
+ * ============================================================================================== */
+/* claim.c - a node: what is done with every frame, heartbeats, and numbers that two processes want. See node.h,
+ * Numbers. */
+
+#include <stdio.h>
+
+MLFAB__INTERNAL void mlfab__claim_heartbeat(mlfab_node *node, uint32_t index, uint32_t kind,
+                                            uint64_t sent_ns) {
+  mlfab__heartbeat beat = {sent_ns, kind};
+  uint8_t meta[16];
+  node->links[index].sent_ns = node->now_ns;
+  mlfab__node_post(node, index, MLFAB__HEARTBEAT, meta, mlfab__encode_heartbeat(meta, &beat));
+}
+
+MLFAB__INTERNAL void mlfab__claim_probe(mlfab_node *node, uint32_t index) {
+  if (node->links[index].probe_ns != 0) return;
+  node->links[index].probe_ns = node->now_ns;
+  mlfab__node_arm(node, MLFAB__TIMER_LINK, index, node->now_ns);
+  mlfab__claim_heartbeat(node, index, MLFAB__BEAT_PROBE, node->now_ns);
+}
+
+MLFAB__INTERNAL int mlfab__claim_ask(mlfab_node *node, uint32_t index, uint32_t holder,
+                                     uint64_t nonce, const mlfab__frame_in *frame) {
+  if (holder == MLFAB__NO_LINK || holder == index || node->links[holder].nonce == nonce ||
+      MLFAB__PLANTED(84))
+    return 1;
+  mlfab__link *link = &node->links[index];
+  uint8_t *claim = mlfab__alloc(&node->env, frame->meta_bytes);
+  if (!claim) {
+    mlfab__node_refuse(node, index, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, "out of memory for a claim");
+    return 0;
+  }
+  memcpy(claim, frame->meta, frame->meta_bytes);
+  link->kind = MLFAB__LINK_CLAIM;
+  link->claim = claim;
+  link->claim_bytes = frame->meta_bytes;
+  link->claim_type = frame->type;
+  link->holder = holder;
+  node->claims++;
+  mlfab__claim_probe(node, holder);
+  return 0;
+}
+
+/* The holder lives: whoever claims its number is another process. */
+static void claim_refuse(mlfab_node *node, uint32_t holder) {
+  const mlfab__link *other = &node->links[holder];
+  char name[32], text[96];
+  uint32_t id = other->kind == MLFAB__LINK_RESHARD_IN ? mlfab__node_of_server(node, other->peer)
+                                                      : other->peer;
+  snprintf(
+      text, sizeof text, "%s is another process that is here already",
+      other->kind == MLFAB__LINK_SCHEDULER ? "the scheduler" : mlfab__node_name(node, id, name));
+  for (uint32_t i = 0; node->claims > 0 && i < node->nlinks; i++) {
+    mlfab__link *link = &node->links[i];
+    if (link->kind != MLFAB__LINK_CLAIM || link->holder != holder) continue;
+    mlfab__node_unclaim(node, link);
+    mlfab__node_refuse(node, i, MLFAB_ERR_RANK_TAKEN, (int32_t)other->peer, text);
+  }
+}
+
+/* Asked whether we live, or told that the holder of a number does. */
+static void claim_beat(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
+  mlfab__link *link = &node->links[index];
+  mlfab__heartbeat beat;
+  if (mlfab__decode_heartbeat(frame->meta, frame->meta_bytes, &beat)) return;
+  if (beat.kind == MLFAB__BEAT_PROBE)
+    mlfab__claim_heartbeat(node, index, MLFAB__BEAT_ANSWER, beat.sent_ns);
+  if (beat.kind != MLFAB__BEAT_ANSWER || link->probe_ns == 0 || beat.sent_ns != link->probe_ns)
+    return;
+  link->probe_ns = 0;
+  claim_refuse(node, index);
+}
+
+MLFAB__INTERNAL void mlfab__node_dispatch(mlfab_node *node, uint32_t index,
+                                          const mlfab__frame_in *frame) {
+  mlfab__link *link = &node->links[index];
+  link->heard_ns = node->now_ns;
+  link->suspect = 0;
+  if (link->closing) { /* nothing counts any more but that the peer leaves too */
+    if (frame->type == MLFAB__BYE) mlfab__node_doom(node, index);
+    return;
+  }
+  if (frame->type == MLFAB__HEARTBEAT && link->kind != MLFAB__LINK_NEW &&
+      link->kind != MLFAB__LINK_CLAIM)
+    claim_beat(node, index, frame);
+  if (node->rules[link->kind].frame) node->rules[link->kind].frame(node, index, frame);
+}
+
+/* The number that they claim is free, or another's by now: they are heard anew. */
+MLFAB__INTERNAL void mlfab__claim_again(mlfab_node *node) {
+  while (node->claim_due) {
+    node->claim_due = 0;
+    for (uint32_t i = 0; i < node->nlinks; i++) {
+      mlfab__link *link = &node->links[i];
+      if (link->kind != MLFAB__LINK_CLAIM || link->holder != MLFAB__NO_LINK) continue;
+      uint8_t *claim = link->claim;
+      uint32_t bytes = link->claim_bytes;
+      mlfab__frame_in frame = {link->claim_type, bytes, 0, claim, NULL};
+      link->claim = NULL;
+      link->claim_bytes = 0;
+      mlfab__node_unclaim(node, link);
+      mlfab__node_dispatch(node, i, &frame);
+      mlfab__free(&node->env, claim, bytes);
+    }
+  }
+}
+
+MLFAB__INTERNAL int mlfab__claim_is_hand(const mlfab_node *node, const mlfab__link *link) {
+  switch (link->kind) {
+    case MLFAB__LINK_WORKER:
+      return node->callers[link->peer].hand;
+    case MLFAB__LINK_JOIN_IN:
+      return node->peers[link->peer].hand;
+    case MLFAB__LINK_SERVER:
+    case MLFAB__LINK_PLANNER:
+      return node->routes[link->peer].hand;
+    case MLFAB__LINK_RESHARD:
+    case MLFAB__LINK_RESHARD_IN:
+      return node->routes[mlfab__node_route_of(node, MLFAB__LINK_RESHARD, link->peer)].hand;
+    default:
+      return 0;
+  }
+}
+
+/* Does somebody wait for the number of this link's process? A MEET does not wait, and is said again. */
+static int claim_is_claimed(const mlfab_node *node, uint32_t index) {
+  if (node->links[index].kind == MLFAB__LINK_PEER_IN || MLFAB__PLANTED(96)) return 1;
+  for (uint32_t i = 0; node->claims > 0 && i < node->nlinks; i++) {
+    if (node->links[i].kind == MLFAB__LINK_CLAIM && node->links[i].holder == index) return 1;
+  }
+  return 0;
+}
+
+/* A probe that nobody answers. Who drives its node by hand computes, as far as anybody knows. */
+MLFAB__INTERNAL void mlfab__claim_scan(mlfab_node *node, uint32_t index) {
+  mlfab__link *link = &node->links[index];
+  uint64_t beat = node->config.heartbeat_ns, waited_ns = node->now_ns - link->probe_ns;
+  if (link->probe_ns == 0 || waited_ns < (link->kind == MLFAB__LINK_PEER_IN ? 2 : 5) * beat) return;
+  int claimed = claim_is_claimed(node, index);
+  if (!claimed && waited_ns < 7 * beat) return; /* who has hung up meanwhile may be calling again */
+  link->probe_ns = 0;
+  if (mlfab__claim_is_hand(node, link)) {
+    claim_refuse(node, index);
+  } else if (claimed) {
+    mlfab__node_hang_up(node, index, "did not answer, and another process wants its number");
+  }
+}
+
+/* ==============================================================================================
+ * core/node/peer_link.c
+ * ============================================================================================== */
+/* peer_link.c - a node: links between workers, for what goes by way of an aggregator, for allreduce and for
+ * collectives. See node.h.
+ *
+ *    (wanted) --WHERE to server 0--> asked --THERE--> connecting --UP, MEET--> link stands
+ *        ^                             |                  |                        |
+ *        +---- a fifth of a beat later, if still wanted --+----- DOWN -------------+
+ *
+ * A question that its link to server 0 took down with it is asked again on the next one.
+ * A member calls; the aggregator's node answers. A node that sends by its own aggregator has a pair
+ * of links inside. Addresses are asked for before every call, because a worker that was restarted
+ * has others. */
+
+#include <stdio.h>
+
+static mlfab__peer_link *hop_of(mlfab_node *node, uint32_t rank) {
+  if (node->peers_out[rank]) return node->peers_out[rank];
+  uint32_t *hops =
+      mlfab__grow(&node->env, node->hops, &node->hops_room, node->nhops + 1, sizeof *hops);
+  mlfab__peer_link *hop = hops ? mlfab__alloc(&node->env, sizeof *hop) : NULL;
+  if (hops) node->hops = hops;
+  node->hops_short |= !hop;
+  if (!hop) return NULL;
+  hop->link = MLFAB__NO_LINK;
+  node->hops[node->nhops++] = rank;
+  node->peers_out[rank] = hop;
+  return hop;
+}
+
+static void hop_self(mlfab_node *node, mlfab__peer_link *hop) {
+  uint32_t rank = (uint32_t)node->config.rank;
+  if (mlfab__inner_pair(node, MLFAB__PAIR_PEER, MLFAB__LINK_PEER, rank, MLFAB__LINK_PEER_IN, rank))
+    return; /* tried again at the next look at the clock */
+  hop->link = node->pairs[MLFAB__PAIR_PEER][0];
+  node->peer_in_links[rank] = node->pairs[MLFAB__PAIR_PEER][1];
+  mlfab__inner_greet(node, MLFAB__PAIR_PEER, 1);
+}
+
+MLFAB__INTERNAL void mlfab__peer_link_want(mlfab_node *node, uint32_t rank) {
+  mlfab__where where = {rank};
+  uint8_t meta[16];
+  mlfab__peer_link *hop = rank < node->config.workers ? hop_of(node, rank) : NULL;
+  if (!hop || hop->link != MLFAB__NO_LINK || hop->asked || hop->connecting || node->leaving) return;
+  if (rank == (uint32_t)node->config.rank) {
+    hop_self(node, hop);
+    return;
+  }
+  if (node->now_ns < hop->retry_ns || node->routes[0].link == MLFAB__NO_LINK) return;
+  hop->asked = 1;
+  hop->asked_by = node->links[node->routes[0].link].id;
+  hop->since_ns = node->now_ns;
+  mlfab__node_post(node, node->routes[0].link, MLFAB__WHERE, meta,
+                   mlfab__encode_where(meta, &where));
+}
+
+MLFAB__INTERNAL int mlfab__peer_link_where(mlfab_node *node, uint32_t link,
+                                           const mlfab__frame_in *frame) {
+  mlfab__where where;
+  if (mlfab__decode_where(frame->meta, frame->meta_bytes, &where) ||
+      where.node >= node->config.workers)
+    return MLFAB_ERR_FRAME;
+  const mlfab__peer *peer = &node->peers[where.node];
+  mlfab__member there;
+  uint8_t meta[MLFAB__ADDRESSES_MAX + 64];
+  memset(&there, 0, sizeof there);
+  there.node = where.node;
+  there.incarnation = peer->incarnation;
+  if (where.node == node->id) {
+    memcpy(there.addresses, node->addresses, MLFAB__ADDRESSES_MAX);
+  } else if (peer->joined && peer->addresses) {
+    memcpy(there.addresses, peer->addresses, MLFAB__ADDRESSES_MAX);
+  }
+  mlfab__node_post(node, link, MLFAB__THERE, meta, mlfab__encode_member(meta, &there));
+  return 0;
+}
+
+/* The link to server 0 that had the question is gone. */
+static int hop_unheard(const mlfab_node *node, const mlfab__peer_link *hop) {
+  uint32_t link = node->routes[0].link;
+  if (MLFAB__PLANTED(79)) return 0;
+  return hop->asked && (link == MLFAB__NO_LINK || node->links[link].id != hop->asked_by);
+}
+
+/* Not now: again a little later, if it is still wanted then. */
+static void hop_later(mlfab_node *node, mlfab__peer_link *hop) {
+  hop->asked = hop->connecting = 0;
+  hop->retry_ns = node->now_ns + node->config.heartbeat_ns / 5;
+}
+
+MLFAB__INTERNAL void mlfab__peer_link_there(mlfab_node *node, const mlfab__member *there) {
+  mlfab__peer_link *hop =
+      node->peers_out && there->node < node->config.workers ? node->peers_out[there->node] : NULL;
+  if (!hop || !hop->asked || hop->link != MLFAB__NO_LINK) return;
+  hop_later(node, hop);
+  if (there->addresses[0] == 0) return;
+  memcpy(hop->addresses, there->addresses, MLFAB__ADDRESSES_MAX);
+  hop->connecting = 1;
+  hop->since_ns = node->now_ns;
+  mlfab__node_connect(node, MLFAB__TOKEN_SERVER + mlfab__node_routes(node) + there->node);
+}
+
+MLFAB__INTERNAL int mlfab__peer_link_up(mlfab_node *node, uint64_t rank, uint32_t index) {
+  mlfab__peer_link *hop =
+      rank < node->config.workers && node->peers_out ? node->peers_out[rank] : NULL;
+  if (!hop || !hop->connecting || node->leaving) return 0;
+  if (hop->link != MLFAB__NO_LINK) mlfab__node_hang_up(node, hop->link, "replaced by a newer link");
+  mlfab__link *link = &node->links[index];
+  hop->connecting = 0;
+  hop->link = index;
+  link->kind = MLFAB__LINK_PEER;
+  link->peer = (uint32_t)rank;
+  link->greeted = 1;
+  mlfab__meet meet = {node->id, node->incarnation, node->nonce};
+  uint8_t meta[32];
+  mlfab__node_post(node, index, MLFAB__MEET, meta, mlfab__encode_meet(meta, &meet));
+  mlfab__greeting greeting = {0};
+  mlfab__roles_up(node, MLFAB__LINK_PEER, (uint32_t)rank, &greeting);
+  return 1;
+}
+
+MLFAB__INTERNAL void mlfab__peer_link_failed(mlfab_node *node, uint64_t rank) {
+  mlfab__peer_link *hop =
+      rank < node->config.workers && node->peers_out ? node->peers_out[rank] : NULL;
+  if (hop && hop->connecting) hop_later(node, hop);
+}
+
+MLFAB__INTERNAL void mlfab__peer_link_meet(mlfab_node *node, uint32_t index,
+                                           const mlfab__frame_in *frame) {
+  mlfab__meet meet;
+  if (mlfab__decode_meet(frame->meta, frame->meta_bytes, &meet) || !node->is_worker ||
+      meet.node >= node->config.workers || meet.node == node->id) {
+    mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
+                       "a MEET that does not fit this node");
+    return;
+  }
+  uint32_t old = node->peer_in_links[meet.node];
+  if (old != MLFAB__NO_LINK && node->links[old].nonce != meet.nonce && !MLFAB__PLANTED(85)) {
+    mlfab__claim_probe(node, old);
+    mlfab__node_refuse(node, index, MLFAB_ERR_RANK_TAKEN, (int32_t)meet.node,
+                       "another process is here as this worker");
+    return;
+  }
+  if (old != MLFAB__NO_LINK) mlfab__node_hang_up(node, old, "replaced by a newer link");
+  mlfab__link *link = &node->links[index];
+  link->kind = MLFAB__LINK_PEER_IN;
+  link->peer = meet.node;
+  link->nonce = meet.nonce;
+  link->greeted = 1;
+  node->peer_in_links[meet.node] = index;
+  mlfab__greeting greeting = {.incarnation = meet.incarnation};
+  mlfab__roles_up(node, MLFAB__LINK_PEER_IN, meet.node, &greeting);
+}
+
+MLFAB__INTERNAL void mlfab__peer_link_frame(mlfab_node *node, uint32_t index,
+                                            const mlfab__frame_in *frame) {
+  const mlfab__link *link = &node->links[index];
+  mlfab__bye bye;
+  if (frame->type == MLFAB__BYE && !mlfab__decode_bye(frame->meta, frame->meta_bytes, &bye) &&
+      bye.code == 0)
+    mlfab__roles_gone(node, link->kind, link->peer, 1);
+  if (frame->type == MLFAB__BYE || frame->type == MLFAB__REFUSE) mlfab__node_doom(node, index);
+  if (frame->type != MLFAB__HEARTBEAT && !node->links[index].doomed)
+    mlfab__roles_frame(node, index, frame);
+}
+
+MLFAB__INTERNAL void mlfab__peer_link_down(mlfab_node *node, const mlfab__link *was, uint32_t link,
+                                           const char *why) {
+  mlfab__peer_link *hop = was->kind == MLFAB__LINK_PEER ? node->peers_out[was->peer] : NULL;
+  (void)why;
+  if (hop && hop->link == link) {
+    hop->link = MLFAB__NO_LINK;
+    hop_later(node, hop);
+    mlfab__roles_lost(node, MLFAB__LINK_PEER, was->peer);
+  }
+  if (was->kind == MLFAB__LINK_PEER_IN && node->peer_in_links[was->peer] == link) {
+    node->peer_in_links[was->peer] = MLFAB__NO_LINK;
+    mlfab__roles_lost(node, MLFAB__LINK_PEER_IN, was->peer);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__peer_link_scan(mlfab_node *node) {
+  uint64_t beat = node->config.heartbeat_ns;
+  int all = node->hops_short;
+  node->hops_short = 0;
+  for (uint32_t i = 0; i < (all ? node->config.workers : node->nhops); i++) {
+    uint32_t w = all ? i : node->hops[i];
+    mlfab__peer_link *hop = node->peers_out[w];
+    if (hop && hop->link != MLFAB__NO_LINK) continue;
+    if (hop && hop_unheard(node, hop)) hop->asked = 0;
+    if (hop && (hop->asked || hop->connecting) && node->now_ns - hop->since_ns >= 2 * beat)
+      hop_later(node, hop);
+    if (mlfab__roles_want(node, MLFAB__LINK_PEER, w)) mlfab__peer_link_want(node, w);
+  }
+}
+
+/* ==============================================================================================
+ * core/node/inner.c
+ * ============================================================================================== */
+/* inner.c - a node: the links between its own roles, which no transport sees. See node.h. */
+
+MLFAB__INTERNAL int mlfab__inner_pair(mlfab_node *node, uint32_t which, int asking,
+                                      uint32_t asking_peer, int other, uint32_t other_peer) {
+  uint32_t up = mlfab__node_new_link(node);
+  if (up != MLFAB__NO_LINK) node->links[up].kind = (uint8_t)asking;
+  uint32_t down = up == MLFAB__NO_LINK ? up : mlfab__node_new_link(node);
+  if (down == MLFAB__NO_LINK) {
+    if (up != MLFAB__NO_LINK) mlfab__node_free_link(node, up);
+    return MLFAB_ERR_MEMORY;
+  }
+  node->links[down].kind = (uint8_t)other;
+  for (uint32_t i = 0; i < 2; i++) {
+    mlfab__link *link = &node->links[i ? down : up];
+    link->self = link->greeted = 1;
+    link->peer = i ? other_peer : asking_peer;
+    link->caps = MLFAB_CAP_RELIABLE | MLFAB_CAP_GHOST | MLFAB_CAP_CHECKED;
+  }
+  node->pairs[which][0] = up;
+  node->pairs[which][1] = down;
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__inner_greet(mlfab_node *node, uint32_t which, int fresh) {
+  mlfab__hello hello = {node->id,   node->incarnation,         node->config.roles,
+                        0,          node->config.accumulators, node->config.host,
+                        node->nonce};
+  mlfab__hello_ack ack;
+  memset(&ack, 0, sizeof ack);
+  const mlfab__link *asks = &node->links[node->pairs[which][0]];
+  const mlfab__link *answers = &node->links[node->pairs[which][1]];
+  int kinds[2] = {asks->kind, answers->kind};
+  uint32_t peers[2] = {asks->peer, answers->peer};
+  mlfab__greeting greeting = {&hello, &ack, node->incarnation, fresh, NULL, NULL};
+  if (mlfab__roles_hello(node, kinds[1], peers[1], &greeting)) return;
+  if (kinds[1] == MLFAB__LINK_WORKER) {
+    mlfab__caller *self = &node->callers[peers[1]];
+    self->incarnation = node->incarnation;
+    self->dead = self->left = 0;
+  }
+  mlfab__roles_up(node, kinds[1], peers[1], &greeting);
+  ack.was_dead = 0;
+  ack.server = peers[0];
+  mlfab__greeting answer = {.ack = &ack};
+  mlfab__roles_up(node, kinds[0], peers[0], &answer);
+}
+
+MLFAB__INTERNAL void mlfab__inner_greet_again(mlfab_node *node) {
+  node->self_lost = 0;
+  for (uint32_t p = MLFAB__PAIRS; p-- > 0;) {
+    if (node->pairs[p][0] != MLFAB__NO_LINK) mlfab__inner_greet(node, p, 0);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__inner_lose(mlfab_node *node) {
+  if (node->self_lost) return;
+  node->self_lost = 1;
+  for (int i = 0; i < 2 * MLFAB__PAIRS; i++) {
+    uint32_t index = node->pairs[i / 2][i % 2];
+    if (index == MLFAB__NO_LINK) continue;
+    mlfab__link *link = &node->links[index];
+    link->queue_begin = link->queue_end = 0;
+    mlfab__roles_lost(node, link->kind, link->peer);
+  }
+}
+
+MLFAB__INTERNAL int mlfab__inner_begin(mlfab_node *node) {
+  uint32_t server = node->server_number, worker = (uint32_t)node->config.rank;
+  for (uint32_t planner = 0; planner < 2; planner++) {
+    int asks = planner ? MLFAB__LINK_PLANNER : MLFAB__LINK_SERVER;
+    uint32_t peer = planner ? node->config.workers : worker;
+    uint32_t which = planner ? MLFAB__PAIR_PLANNER : MLFAB__PAIR_SERVER;
+    mlfab__route *route = &node->routes[mlfab__node_route_of(node, asks, server)];
+    if (!(planner ? node->is_scheduler : node->is_worker)) continue;
+    if (mlfab__inner_pair(node, which, asks, server,
+                          planner ? MLFAB__LINK_SCHEDULER : MLFAB__LINK_WORKER, peer))
+      return MLFAB_ERR_MEMORY;
+    route->link = node->pairs[which][0];
+    route->greeted = 1;
+    node->callers[peer].link = node->pairs[which][1];
+  }
+  for (uint32_t p = MLFAB__PAIRS; p-- > 0;) {
+    if (node->pairs[p][0] != MLFAB__NO_LINK) mlfab__inner_greet(node, p, 1);
+  }
+  return 0;
+}
+
+/* Moves one frame over a link inside the node. 1 when there was one. */
+static int inner_carry(mlfab_node *node, uint32_t from, uint32_t to) {
+  if (!mlfab__outbox_yield(node, from)) return 0;
+  /* The sender's state moves first: what the receiver answers may depend on it. The frame's
+   * meta stays in node->head, which nothing overwrites before the next yield. */
+  mlfab__frame_in frame = {node->frame.type, node->frame.meta_bytes, node->frame.bulk_bytes,
+                           node->head + MLFAB_HEADER_BYTES, node->frame.bulk};
+  uint64_t token = node->frame.token | (uint64_t)node->out_role << MLFAB__ROLE_SHIFT;
+  int lent = node->frame.token != 0, kind = node->links[from].kind;
+  uint32_t peer = node->links[from].peer;
+  mlfab__outbox_taken(node);
+  mlfab__node_dispatch(node, to, &frame);
+  if (lent) mlfab__roles_returned(node, kind, peer, token); /* free at once */
+  return 1;
+}
+
+/* Carries what the roles of this node have for each other. */
+MLFAB__INTERNAL void mlfab__inner_run(mlfab_node *node) {
+  if (node->out != MLFAB__OUT_NONE) return;
+  int budget = 256;
+  for (int moved = 1; moved && budget > 0;) {
+    moved = 0;
+    for (int i = 0; i < 2 * MLFAB__PAIRS; i++) {
+      const uint32_t *pair = node->pairs[i / 2];
+      while (pair[0] != MLFAB__NO_LINK && budget-- > 0 &&
+             inner_carry(node, pair[i % 2], pair[1 - i % 2]))
+        moved = 1;
+    }
+  }
+  /* No event tells of what is left: the next tick is due at once. */
+  node->self_more = budget <= 0;
+}
+
+/* ==============================================================================================
+ * core/node/server_link.c
+ * ============================================================================================== */
+/* server_link.c - a node: our ways to servers, of the worker role, the scheduler role and the server role (routes).
+ * A route is called, says HELLO, stands, breaks, and is dead in the end. See node.h. */
+
+#include <stdio.h>
+
+/* Which role of the server is at the other end of a route. */
+static int server_link_kind(const mlfab_node *node, uint32_t route) {
+  static const uint8_t kinds[] = {MLFAB__LINK_SERVER, MLFAB__LINK_PLANNER, MLFAB__LINK_RESHARD};
+  return kinds[route / node->config.servers];
+}
+
+/* Of the worker role; of the scheduler role, which only stops planning for it; or of the server role, whose
+ * slices cannot go there. */
+static void server_link_dead(mlfab_node *node, uint32_t index, const char *why) {
+  uint32_t server = mlfab__node_server_of(node, index);
+  int kind = server_link_kind(node, index);
+  mlfab__route *route = &node->routes[index];
+  char text[180];
+  if (route->dead) return;
+  route->dead = 1;
+  snprintf(route->died, sizeof route->died, "%.127s", why);
+  node->stats.peers_died += kind == MLFAB__LINK_SERVER;
+  mlfab__roles_gone(node, kind, server, 0);
+  if (kind == MLFAB__LINK_SERVER) {
+    snprintf(text, sizeof text, "dead: %s", why);
+    mlfab__node_emit(node, MLFAB_EVENT_DEAD, (int32_t)server, 1, 0, MLFAB_ERR_PEER_DEAD, text);
+  } else if (kind == MLFAB__LINK_RESHARD || node->is_worker || node->is_server) {
+    return;
+  }
+  snprintf(text, sizeof text, "joining: server %u is dead: %s", server, why);
+  mlfab__node_fail(node, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, text);
+}
+
+/* A server has five beats from a break, in which it is called again, and none after a silence. Nor has
+ * one that broke links before it answered HELLO, or it would be called for ever. */
+MLFAB__INTERNAL void mlfab__server_link_down(mlfab_node *node, const mlfab__link *was,
+                                             uint32_t link, const char *why) {
+  uint32_t index = mlfab__node_route_of(node, was->kind, was->peer);
+  mlfab__route *route = &node->routes[index];
+  if (route->link != link) return;
+  if (was->greeted && !was->silent) route->heard_ns = node->now_ns;
+  mlfab__node_arm_at(node, MLFAB__TIMER_ROUTE, index,
+                     was->silent ? node->now_ns : mlfab__node_round(node, node->now_ns + 1));
+  route->link = MLFAB__NO_LINK;
+  route->retry_ns = node->now_ns + mlfab__node_beat(node) / 5;
+  snprintf(route->why, sizeof route->why, "%s", why);
+  mlfab__roles_lost(node, was->kind, was->peer);
+}
+
+MLFAB__INTERNAL int mlfab__server_link_wanted(const mlfab_node *node, uint32_t route) {
+  uint32_t server = mlfab__node_server_of(node, route);
+  int kind = server_link_kind(node, route);
+  if (kind == MLFAB__LINK_RESHARD && server == node->server_number) return 0;
+  return mlfab__roles_want(node, kind, server);
+}
+
+MLFAB__INTERNAL void mlfab__server_link_call(mlfab_node *node, uint32_t index) {
+  mlfab__route *route = &node->routes[index];
+  route->connecting = 1;
+  route->connect_ns = node->now_ns;
+  mlfab__node_arm(node, MLFAB__TIMER_ROUTE, index, node->now_ns);
+  mlfab__node_connect(node, MLFAB__TOKEN_SERVER + index);
+}
+
+MLFAB__INTERNAL void mlfab__server_link_failed(mlfab_node *node, uint32_t index, const char *why) {
+  mlfab__route *route = &node->routes[index];
+  route->connecting = 0;
+  route->retry_ns = node->now_ns + mlfab__node_beat(node) / 5;
+  snprintf(route->why, sizeof route->why, "%s", why);
+}
+
+MLFAB__INTERNAL void mlfab__server_link_up(mlfab_node *node, uint32_t number, uint32_t index) {
+  mlfab__route *route = &node->routes[number];
+  int kind = server_link_kind(node, number);
+  uint32_t role = kind == MLFAB__LINK_SERVER    ? node->config.roles
+                  : kind == MLFAB__LINK_PLANNER ? MLFAB_ROLE_SCHEDULER
+                                                : MLFAB_ROLE_SERVER;
+  if (route->link != MLFAB__NO_LINK)
+    mlfab__node_hang_up(node, route->link, "replaced by a newer link");
+  route->connecting = 0;
+  route->link = index;
+  if (route->greeted) node->stats.reconnects++;
+  mlfab__link *link = &node->links[index];
+  link->kind = (uint8_t)kind;
+  link->peer = mlfab__node_server_of(node, number);
+  mlfab__hello hello = {node->id,
+                        node->incarnation,
+                        role,
+                        node->config.progress == MLFAB_PROGRESS_HAND,
+                        node->config.accumulators,
+                        node->config.host,
+                        node->nonce};
+  uint8_t meta[64];
+  mlfab__node_post(node, index, MLFAB__HELLO, meta, mlfab__encode_hello(meta, &hello));
+}
+
+/* It has answered HELLO, or says anew what it said then. */
+static void server_link_greeted(mlfab_node *node, uint32_t index, mlfab__hello_ack *ack) {
+  mlfab__link *link = &node->links[index];
+  int kind = link->kind;
+  uint32_t server = link->peer, number = mlfab__node_route_of(node, kind, server);
+  mlfab__greeting greeting = {.ack = ack};
+  if (mlfab__roles_hello(node, kind, server, &greeting)) {
+    server_link_dead(node, number, greeting.why);
+    mlfab__node_doom(node, index);
+    return;
+  }
+  mlfab__route *route = &node->routes[number];
+  link->greeted = route->greeted = 1;
+  if (kind == MLFAB__LINK_RESHARD) link->nonce = ack->nonce;
+  mlfab__roles_up(node, kind, server, &greeting);
+  if (greeting.died) snprintf(route->died, sizeof route->died, "%s", greeting.died);
+  mlfab__server_link_check(node);
+}
+
+/* What server 0 says of another worker. */
+static void server_link_member(mlfab_node *node, const mlfab__member *member) {
+  int dead = member->kind == MLFAB_EVENT_DEAD;
+  if (node->is_server) return; /* we see it ourselves */
+  mlfab__node_emit(node, member->kind, (int32_t)member->node, 0, member->incarnation,
+                   dead ? MLFAB_ERR_PEER_DEAD : 0,
+                   dead ? "dead, says server 0" : "left or came, says server 0");
+}
+
+MLFAB__INTERNAL void mlfab__server_link_frame(mlfab_node *node, uint32_t index,
+                                              const mlfab__frame_in *frame) {
+  uint32_t number = mlfab__node_route_of(node, node->links[index].kind, node->links[index].peer);
+  mlfab__route *route = &node->routes[number];
+  mlfab__hello_ack ack;
+  mlfab__refuse refuse;
+  mlfab__bye bye;
+  mlfab__member member;
+  char text[MLFAB__TEXT_MAX + 64];
+  route->heard_ns = node->now_ns;
+  switch (frame->type) {
+    case MLFAB__HEARTBEAT:
+      return;
+    case MLFAB__HELLO_ACK:
+      if (mlfab__decode_hello_ack(frame->meta, frame->meta_bytes, &ack)) break;
+      server_link_greeted(node, index, &ack);
+      return;
+    case MLFAB__REFUSE:
+      if (mlfab__decode_refuse(frame->meta, frame->meta_bytes, &refuse)) break;
+      snprintf(text, sizeof text, "refused: %s", refuse.text);
+      server_link_dead(node, number, text);
+      mlfab__node_doom(node, index);
+      return;
+    case MLFAB__BYE:
+      if (mlfab__decode_bye(frame->meta, frame->meta_bytes, &bye)) break;
+      /* Closing for good ends the server for us; being given up for an error does not: we call
+       * again. */
+      if (bye.code == 0) server_link_dead(node, number, "it has closed");
+      snprintf(route->why, sizeof route->why, "%.127s", bye.text);
+      mlfab__node_doom(node, index);
+      return;
+    case MLFAB__MEMBER:
+      if (mlfab__decode_member(frame->meta, frame->meta_bytes, &member)) break;
+      server_link_member(node, &member);
+      return;
+    case MLFAB__THERE:
+      if (mlfab__decode_member(frame->meta, frame->meta_bytes, &member)) break;
+      mlfab__peer_link_there(node, &member);
+      return;
+    default:
+      mlfab__roles_frame(node, index, frame);
+      return;
+  }
+  mlfab__node_drop(node, index, MLFAB_ERR_FRAME, "a frame that does not parse");
+}
+
+MLFAB__INTERNAL void mlfab__server_link_across(mlfab_node *node, uint32_t server) {
+  uint32_t index = mlfab__node_route_of(node, MLFAB__LINK_RESHARD, server);
+  mlfab__route *route = &node->routes[index];
+  if (route->link != MLFAB__NO_LINK) {
+    mlfab__node_ready_link(node, route->link);
+  } else if (server == node->server_number) {
+    /* Without memory for it: tried again at the next look at the clock. */
+    if (mlfab__inner_pair(node, MLFAB__PAIR_RESHARD, MLFAB__LINK_RESHARD, server,
+                          MLFAB__LINK_RESHARD_IN, server))
+      return;
+    route->link = node->pairs[MLFAB__PAIR_RESHARD][0];
+    node->reshard_links[server] = node->pairs[MLFAB__PAIR_RESHARD][1];
+  } else if (!node->leaving) {
+    route->dead = 0;
+    route->heard_ns = node->now_ns;
+    if (!route->connecting) mlfab__server_link_call(node, index);
+    mlfab__node_arm(node, MLFAB__TIMER_ROUTE, index, node->now_ns);
+  }
+}
+
+/* A server without a link is called again, and is dead after five intervals. Who has heard this node's goodbye
+ * and hung up is not dead. */
+MLFAB__INTERNAL void mlfab__server_link_scan(mlfab_node *node, uint32_t r) {
+  uint64_t beat = node->config.heartbeat_ns;
+  mlfab__route *route = &node->routes[r];
+  /* The scheduler role stays as long as the server role beside it. */
+  int left = node->leaving > (r < node->config.servers ? 0 : 1);
+  if (!mlfab__server_link_wanted(node, r) || route->link != MLFAB__NO_LINK || route->dead || left)
+    return;
+  mlfab__node_arm(node, MLFAB__TIMER_ROUTE, r, node->now_ns);
+  if (node->phase == MLFAB__BOOTSTRAP_JOINING) return;
+  /* Nothing waits for a scheduler: it tries for as long as a call would. */
+  int across = r >= 2 * node->config.servers;
+  uint64_t patience = r < node->config.servers || across ? 5 * beat : node->config.timeout_ns;
+  if ((route->greeted || across) &&
+      node->now_ns - route->heard_ns >= mlfab__max(patience, 5 * beat)) {
+    server_link_dead(node, r, route->why[0] ? route->why : "silent");
+  } else if (route->connecting ? node->now_ns - route->connect_ns >= 4 * beat
+                               : node->now_ns >= route->retry_ns) {
+    mlfab__server_link_call(node, r);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__server_link_check(mlfab_node *node) {
+  if (node->phase != MLFAB__BOOTSTRAP_GREETING) return;
+  for (uint32_t s = 0; node->is_worker && s < node->config.servers; s++) {
+    if (!node->routes[s].greeted) return;
+  }
+  /* Beside a server the scheduler may come later: until then it is first come, first served. */
+  int own = node->config.roles == MLFAB_ROLE_SCHEDULER;
+  for (uint32_t s = 0; own && s < node->config.servers; s++) {
+    if (!node->routes[node->config.servers + s].greeted) return;
+  }
+  node->phase = MLFAB__BOOTSTRAP_READY;
+}
+
+MLFAB__INTERNAL void mlfab__server_link_begin(mlfab_node *node) {
+  if (node->is_server && mlfab__inner_begin(node)) {
+    mlfab__node_fail(node, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, "out of memory for the inner links");
+  }
+  for (uint32_t r = 0; r < mlfab__node_routes(node); r++) {
+    if (!mlfab__server_link_wanted(node, r)) continue;
+    node->routes[r].heard_ns = node->now_ns;
+    if (mlfab__node_server_of(node, r) != node->server_number) mlfab__server_link_call(node, r);
+  }
+}
+
+MLFAB__INTERNAL int mlfab__node_finished(const mlfab_node *node) {
+  uint32_t servers = node->config.servers;
+  for (uint32_t s = 0; s < servers; s++) {
+    if (!node->routes[servers + s].dead) return 0;
+  }
+  return 1;
+}
+
+/* The last error names a server that "is dead": says what it died of, too. */
+MLFAB__INTERNAL void mlfab__server_link_say_why(mlfab_node *node) {
+  static const char dead[] = "is dead";
+  mlfab_error *last = &node->requests.last;
+  if (MLFAB__LIKELY(last->code != MLFAB_ERR_PEER_DEAD)) return;
+  size_t n = strlen(last->text), end = sizeof dead - 1;
+  if (!last->is_server || n < end || last->rank < 0 ||
+      (uint32_t)last->rank >= node->config.servers || strcmp(last->text + n - end, dead) != 0)
+    return;
+  const char *why = node->routes[last->rank].died;
+  if (why[0]) snprintf(last->text + n, sizeof last->text - n, ": %s", why);
+}
+
+/* ==============================================================================================
+ * core/node/caller.c
+ * ============================================================================================== */
+/* caller.c - a node: who calls its server role: workers, the scheduler, other servers. HELLO is judged here, and
+ * who does not call again is found to be gone. See node.h. */
+
+#include <stdio.h>
+
+MLFAB__INTERNAL int mlfab__caller_init(mlfab_node *node) {
+  uint32_t n = node->config.workers + 1, servers = node->config.servers;
+  node->callers = mlfab__alloc_array(&node->env, n, sizeof *node->callers);
+  node->reshard_links = mlfab__alloc_array(&node->env, servers, sizeof *node->reshard_links);
+  if (!node->callers || !node->reshard_links) return MLFAB_ERR_MEMORY;
+  for (uint32_t i = 0; i < n; i++) node->callers[i].link = MLFAB__NO_LINK;
+  for (uint32_t i = 0; i < servers; i++) node->reshard_links[i] = MLFAB__NO_LINK;
+  return 0;
+}
+
+/* --- gone --- */
+
+static void caller_tell(mlfab_node *node, uint32_t worker, uint32_t kind) {
+  if (!node->is_coordinator) return;
+  mlfab__member member;
+  uint8_t meta[MLFAB__ADDRESSES_MAX + 64];
+  memset(&member, 0, sizeof member);
+  member.node = worker;
+  member.incarnation = node->peers[worker].incarnation;
+  member.kind = kind;
+  uint32_t n = mlfab__encode_member(meta, &member);
+  for (uint32_t w = 0; w < node->config.workers; w++) {
+    uint32_t link = node->callers[w].link;
+    if (w != worker && link != MLFAB__NO_LINK && !node->links[link].self)
+      mlfab__node_post(node, link, MLFAB__MEMBER, meta, n);
+  }
+}
+
+/* A worker is gone for good, or until it calls again. */
+MLFAB__INTERNAL void mlfab__caller_gone(mlfab_node *node, uint32_t worker, int left) {
+  mlfab__caller *caller = &node->callers[worker];
+  if (caller->dead || caller->left) return;
+  char text[64], silent[24];
+  if (left) {
+    snprintf(text, sizeof text, "left");
+  } else {
+    node->stats.peers_died++;
+    uint64_t lost = caller->lost_ns;
+    snprintf(text, sizeof text, lost ? "dead, its connection broke %s ago" : "dead, silent for %s",
+             mlfab__duration(silent, node->now_ns - (lost ? lost : caller->heard_ns)));
+  }
+  uint32_t kind = left ? MLFAB_EVENT_LEFT : MLFAB_EVENT_DEAD;
+  *(left ? &caller->left : &caller->dead) = 1;
+  mlfab__roles_gone(node, MLFAB__LINK_WORKER, worker, left);
+  mlfab__node_emit(node, kind, (int32_t)worker, 0, caller->incarnation,
+                   left ? 0 : MLFAB_ERR_PEER_DEAD, text);
+  caller_tell(node, worker, kind);
+}
+
+MLFAB__INTERNAL void mlfab__caller_down(mlfab_node *node, const mlfab__link *was, uint32_t link,
+                                        const char *why) {
+  (void)why;
+  if (was->kind == MLFAB__LINK_RESHARD_IN) {
+    if (node->reshard_links[was->peer] == link) node->reshard_links[was->peer] = MLFAB__NO_LINK;
+    return;
+  }
+  mlfab__caller *caller = &node->callers[was->peer];
+  if (caller->link != link) return;
+  caller->link = MLFAB__NO_LINK;
+  if (was->kind == MLFAB__LINK_WORKER) {
+    if (!was->silent) caller->lost_ns = caller->heard_ns = node->now_ns;
+    mlfab__node_arm_at(node, MLFAB__TIMER_WORKER, was->peer,
+                       was->silent ? node->now_ns : mlfab__node_round(node, node->now_ns + 1));
+  } else if (node->leaving == 2) {
+    return;
+  }
+  mlfab__roles_lost(node, was->kind, was->peer);
+  /* Its servers grant by themselves until it is back. */
+  if (was->kind == MLFAB__LINK_SCHEDULER)
+    mlfab__node_emit(node, MLFAB_EVENT_SCHEDULER_LOST, 0, 0, caller->incarnation,
+                     MLFAB_ERR_PEER_DEAD, "scheduler lost: first come, first served");
+}
+
+MLFAB__INTERNAL void mlfab__caller_await(mlfab_node *node) {
+  for (uint32_t w = 0; w < node->config.workers; w++) {
+    node->callers[w].heard_ns = node->now_ns;
+    mlfab__node_arm(node, MLFAB__TIMER_WORKER, w, node->now_ns + 5 * node->config.heartbeat_ns);
+  }
+}
+
+/* A worker without a link is dead after five intervals; its first link may take longer. */
+MLFAB__INTERNAL void mlfab__caller_scan(mlfab_node *node, uint32_t w) {
+  uint64_t beat = node->config.heartbeat_ns;
+  const mlfab__caller *caller = &node->callers[w];
+  if (caller->link != MLFAB__NO_LINK || caller->dead || caller->left || node->leaving == 2) return;
+  uint64_t due_ns = caller->heard_ns + (caller->incarnation ? 5 : 20) * beat;
+  /* A connection that broke shortens the wait: a live worker calls again within a fifth of a beat. */
+  uint64_t lost = caller->hand ? 0 : caller->lost_ns;
+  if (lost) due_ns = mlfab__min(due_ns, lost + 2 * beat);
+  int early = node->phase == MLFAB__BOOTSTRAP_JOINING || node->phase == MLFAB__BOOTSTRAP_FAILED;
+  if (early || node->now_ns < due_ns) {
+    mlfab__node_arm(node, MLFAB__TIMER_WORKER, w, due_ns);
+  } else {
+    mlfab__caller_gone(node, w, 0);
+  }
+}
+
+/* --- HELLO --- */
+
+/* Can this be the process of that node, by what this server was told? `server`: which one it is, or
+ * MLFAB__NO_NODE. */
+static int caller_issued(const mlfab_node *node, const mlfab__hello *hello, uint32_t server) {
+  if (node->is_coordinator) {
+    const mlfab__peer *peer = &node->peers[hello->node];
+    return peer->joined && hello->incarnation == peer->incarnation && hello->nonce == peer->nonce;
+  }
+  if (server == MLFAB__NO_NODE) return 1;
+  const mlfab__route *route = &node->routes[server];
+  if (route->incarnation == 0) return 1;
+  /* Server 0 is never restarted; the others may have been since. */
+  return hello->incarnation == route->incarnation
+             ? hello->nonce == route->nonce
+             : server > 0 && hello->incarnation > route->incarnation;
+}
+
+/* Fills the answer from what the roles say, and sends it. Not 0: refused. */
+static int caller_answer(mlfab_node *node, uint32_t index, mlfab__greeting *greeting) {
+  const mlfab__link *link = &node->links[index];
+  int kind = link->kind;
+  uint32_t peer = link->peer;
+  memset(greeting->ack, 0, sizeof *greeting->ack);
+  greeting->ack->server = node->server_number;
+  greeting->ack->nonce = node->nonce;
+  int code = mlfab__roles_hello(node, kind, peer, greeting);
+  if (code) {
+    mlfab__node_refuse(node, index, code, (int32_t)peer, "refused");
+    return code;
+  }
+  uint8_t meta[160];
+  mlfab__node_post(node, index, MLFAB__HELLO_ACK, meta,
+                   mlfab__encode_hello_ack(meta, greeting->ack));
+  return 0;
+}
+
+/* The process on this link has the number from now on. */
+static mlfab__caller *caller_admit(mlfab_node *node, uint32_t index, int kind, uint32_t number,
+                                   const mlfab__hello *hello) {
+  mlfab__caller *caller = &node->callers[number];
+  mlfab__link *link = &node->links[index];
+  if (caller->link != MLFAB__NO_LINK && caller->link != index) {
+    node->stats.reconnects += kind == MLFAB__LINK_WORKER;
+    mlfab__node_hang_up(node, caller->link, "replaced by a newer link");
+  }
+  link->kind = (uint8_t)kind;
+  link->peer = number;
+  link->nonce = hello->nonce;
+  link->greeted = 1;
+  caller->link = index;
+  caller->heard_ns = node->now_ns;
+  caller->lost_ns = 0;
+  if (node->is_coordinator) node->peers[hello->node].awaited_ns = 0;
+  return caller;
+}
+
+/* The scheduler says who it is on a new link to our server role. */
+static void caller_scheduler(mlfab_node *node, uint32_t index, const mlfab__hello *hello,
+                             const mlfab__frame_in *frame) {
+  uint32_t self = node->config.workers;
+  if (node->is_scheduler && !MLFAB__PLANTED(82)) {
+    mlfab__node_refuse(node, index, MLFAB_ERR_RANK_TAKEN, 0, "the scheduler is beside server 0");
+    return;
+  }
+  int own = node->config.scheduler == MLFAB_SCHEDULER_OWN;
+  if (hello->node != (own ? node->nodes - 1 : mlfab__node_of_server(node, 0))) {
+    mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
+                       "a HELLO of a node that is no scheduler");
+    return;
+  }
+  if (hello->incarnation < node->callers[self].incarnation ||
+      !caller_issued(node, hello, own ? MLFAB__NO_NODE : 0)) {
+    mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, MLFAB_NO_RANK, "a newer scheduler is here");
+    return;
+  }
+  if (!mlfab__claim_ask(node, index, node->callers[self].link, hello->nonce, frame)) return;
+  caller_admit(node, index, MLFAB__LINK_SCHEDULER, self, hello)->incarnation = hello->incarnation;
+  mlfab__hello_ack ack;
+  mlfab__greeting greeting = {.ack = &ack, .incarnation = hello->incarnation};
+  if (caller_answer(node, index, &greeting)) return;
+  mlfab__roles_up(node, MLFAB__LINK_SCHEDULER, self, &greeting);
+  mlfab__node_emit(node, MLFAB_EVENT_SCHEDULER_BACK, 0, 0, hello->incarnation, 0,
+                   "scheduler here: it plans from now on");
+}
+
+/* Another server says who it is on a new link to our server role. */
+static void caller_server(mlfab_node *node, uint32_t index, const mlfab__hello *hello,
+                          const mlfab__frame_in *frame) {
+  uint32_t first = mlfab__node_of_server(node, 0), server = hello->node - first;
+  if (hello->node < first || server >= node->config.servers || server == node->server_number) {
+    mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
+                       "a HELLO of a server that there is not");
+    return;
+  }
+  if (!caller_issued(node, hello, server)) {
+    mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, (int32_t)server,
+                       "not the process that joined as this server");
+    return;
+  }
+  uint32_t old = node->reshard_links[server];
+  if (!mlfab__claim_ask(node, index, old, hello->nonce, frame)) return;
+  if (old != MLFAB__NO_LINK && old != index)
+    mlfab__node_hang_up(node, old, "replaced by a newer link");
+  mlfab__link *link = &node->links[index];
+  link->kind = MLFAB__LINK_RESHARD_IN;
+  link->peer = server;
+  link->nonce = hello->nonce;
+  link->greeted = 1;
+  node->reshard_links[server] = index;
+  mlfab__hello_ack ack;
+  mlfab__greeting greeting = {.ack = &ack, .incarnation = hello->incarnation};
+  if (!caller_answer(node, index, &greeting))
+    mlfab__roles_up(node, MLFAB__LINK_RESHARD_IN, server, &greeting);
+}
+
+/* A worker says who it is on a new link to our server role. */
+MLFAB__INTERNAL void mlfab__caller_hello(mlfab_node *node, uint32_t index,
+                                         const mlfab__frame_in *frame) {
+  mlfab__hello hello;
+  int parsed = !mlfab__decode_hello(frame->meta, frame->meta_bytes, &hello) && node->is_server;
+  if (parsed && hello.roles == MLFAB_ROLE_SCHEDULER &&
+      node->config.scheduler != MLFAB_SCHEDULER_NONE) {
+    caller_scheduler(node, index, &hello, frame);
+    return;
+  }
+  if (parsed && hello.roles == MLFAB_ROLE_SERVER) {
+    caller_server(node, index, &hello, frame);
+    return;
+  }
+  if (!parsed || hello.node >= node->config.workers || hello.incarnation == 0) {
+    mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
+                       "a HELLO that does not fit this node");
+    return;
+  }
+  uint32_t worker = hello.node;
+  if (node->is_worker && worker == (uint32_t)node->config.rank) {
+    mlfab__node_refuse(node, index, MLFAB_ERR_RANK_TAKEN, (int32_t)worker,
+                       "this worker is beside the server");
+    return;
+  }
+  int fresh = hello.incarnation != node->callers[worker].incarnation;
+  int fenced = hello.incarnation < node->callers[worker].incarnation ||
+               !caller_issued(node, &hello, MLFAB__NO_NODE);
+  if (fenced) {
+    mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, (int32_t)worker,
+                       "a newer process has this rank");
+    return;
+  }
+  if (!mlfab__claim_ask(node, index, node->callers[worker].link, hello.nonce, frame)) return;
+  mlfab__caller *caller = caller_admit(node, index, MLFAB__LINK_WORKER, worker, &hello);
+  mlfab__hello_ack ack;
+  mlfab__greeting greeting = {&hello, &ack, hello.incarnation, fresh, NULL, NULL};
+  if (caller_answer(node, index, &greeting)) return;
+  caller->incarnation = hello.incarnation;
+  caller->hand = hello.hand != 0;
+  caller->dead = caller->left = 0;
+  mlfab__roles_up(node, MLFAB__LINK_WORKER, worker, &greeting);
+  if (fresh)
+    mlfab__node_emit(node, MLFAB_EVENT_JOINED, (int32_t)worker, 0, hello.incarnation, 0, "joined");
+}
+
+/* --- frames --- */
+
+MLFAB__INTERNAL void mlfab__caller_frame(mlfab_node *node, uint32_t index,
+                                         const mlfab__frame_in *frame) {
+  int kind = node->links[index].kind;
+  uint32_t peer = node->links[index].peer;
+  if (kind != MLFAB__LINK_RESHARD_IN) node->callers[peer].heard_ns = node->now_ns;
+  switch (frame->type) {
+    case MLFAB__HEARTBEAT:
+      break;
+    case MLFAB__BYE:
+      if (kind == MLFAB__LINK_WORKER) mlfab__caller_gone(node, peer, 1);
+      mlfab__node_doom(node, index);
+      break;
+    case MLFAB__WHERE:
+      if (!node->is_coordinator || kind != MLFAB__LINK_WORKER ||
+          mlfab__peer_link_where(node, index, frame))
+        mlfab__node_drop(node, index, MLFAB_ERR_FRAME, "a WHERE that does not parse");
+      break;
+    default:
+      mlfab__roles_frame(node, index, frame);
+  }
+}
+
+/* ==============================================================================================
+ * core/node/bootstrap.c
+ * ============================================================================================== */
+/* bootstrap.c - a node: joining the fabric. See node.h.
+ *
+ * Server 0 is the meeting point. Every node says JOIN there; it is refused (with the reason) or
+ * gets an incarnation, and when all nodes of the world are there, WELCOME with the addresses of the
+ * servers. A process that comes later under a rank whose process is gone is welcomed at once, with
+ * a larger incarnation, which fences the old one. A joiner calls again until its deadline. */
+
+#include <stdio.h>
+
+MLFAB__INTERNAL int mlfab__secret_parse(const char *text, uint64_t secret[2]) {
+  secret[0] = secret[1] = 0;
+  if (text[0] == 0) return 0;
+  if (strlen(text) != 32) return MLFAB_ERR_CONFIG;
+  for (int i = 0; i < 32; i++) {
+    static const char digits[] = "0123456789abcdef";
+    char c = text[i] >= 'A' && text[i] <= 'F' ? (char)(text[i] - 'A' + 'a') : text[i];
+    const char *at = strchr(digits, c);
+    if (!at) return MLFAB_ERR_CONFIG;
+    secret[i / 16] = secret[i / 16] << 4 | (uint64_t)(at - digits);
+  }
+  return secret[0] | secret[1] ? 0 : MLFAB_ERR_CONFIG; /* zeros mean none */
+}
+
+/* --- server 0: who is here --- */
+
+/* The list of servers and where to meet them, once for all WELCOMEs. */
+static int bootstrap_make_welcome(mlfab_node *node) {
+  uint32_t room = node->config.servers * (MLFAB__ADDRESSES_MAX + 32);
+  if (room > MLFAB_BULK_MAX) room = MLFAB_BULK_MAX;
+  if (!node->welcome) node->welcome = mlfab__alloc(&node->env, room);
+  if (!node->welcome) return MLFAB_ERR_MEMORY;
+  node->welcome_bytes = node->welcome_count = 0;
+  for (uint32_t s = 0; s < node->config.servers; s++) {
+    uint32_t id = mlfab__node_of_server(node, s);
+    const mlfab__peer *peer = &node->peers[id];
+    mlfab__member_info info;
+    memset(&info, 0, sizeof info);
+    info.node = id;
+    info.roles = MLFAB_ROLE_SERVER;
+    info.incarnation = peer->incarnation;
+    info.hand = peer->hand;
+    info.nonce = peer->nonce;
+    memcpy(info.addresses, peer->addresses ? peer->addresses : node->addresses,
+           MLFAB__ADDRESSES_MAX);
+    uint32_t n = mlfab__encode_member_info(node->welcome + node->welcome_bytes,
+                                           room - node->welcome_bytes, &info);
+    if (n == 0) return MLFAB_ERR_LIMIT;
+    node->welcome_bytes += n;
+    node->welcome_count++;
+  }
+  return 0;
+}
+
+static void bootstrap_list_missing(mlfab_node *node) {
+  size_t at = 0;
+  node->missing[0] = 0;
+  for (uint32_t id = 0; id < node->nodes && at + 24 < sizeof node->missing; id++) {
+    char name[32];
+    if (node->peers[id].joined) continue;
+    int n = snprintf(node->missing + at, sizeof node->missing - at, "%s%s", at ? ", " : "",
+                     mlfab__node_name(node, id, name));
+    at += (size_t)n;
+  }
+}
+
+/* Everybody is here. */
+static void bootstrap_complete(mlfab_node *node) {
+  int code = bootstrap_make_welcome(node);
+  if (code) {
+    mlfab__node_fail(node, code, MLFAB_NO_RANK, 0, "server 0: no room for the list of servers");
+    return;
+  }
+  for (uint32_t i = 0; i < node->nlinks; i++) {
+    if (node->links[i].kind != MLFAB__LINK_JOIN_IN) continue;
+    node->links[i].welcome = 1;
+    node->links[i].since_ns = node->now_ns;
+    mlfab__node_ready_link(node, i);
+  }
+  node->phase = MLFAB__BOOTSTRAP_GREETING;
+  mlfab__caller_await(node);
+  for (uint32_t r = 0; r < mlfab__node_routes(node); r++) {
+    const mlfab__peer *peer =
+        &node->peers[mlfab__node_of_server(node, mlfab__node_server_of(node, r))];
+    memcpy(node->routes[r].addresses, peer->addresses ? peer->addresses : node->addresses,
+           MLFAB__ADDRESSES_MAX);
+    node->routes[r].hand = peer->hand;
+    node->routes[r].incarnation = peer->incarnation;
+    node->routes[r].nonce = peer->nonce;
+  }
+  mlfab__server_link_begin(node);
+  mlfab__server_link_check(node);
+}
+
+/* Why a JOIN cannot be granted: 0, or a code and a text. */
+static int bootstrap_judge(mlfab_node *node, const mlfab__join *join, uint32_t *id_p, char *text,
+                           size_t room) {
+  const mlfab_config *c = &node->config;
+  if (node->phase == MLFAB__BOOTSTRAP_FAILED) {
+    snprintf(text, room, "server 0 has given up: %.120s", node->failure.text);
+    return MLFAB_ERR_REFUSED;
+  }
+  if (join->scheduler != c->scheduler) {
+    snprintf(text, room, "the worlds disagree: scheduler is %u at %d, %u at server 0",
+             join->scheduler, (int)join->rank, c->scheduler);
+    return MLFAB_ERR_WORLD;
+  }
+  if (join->workers != c->workers || join->servers != c->servers ||
+      join->dedicated != c->dedicated) {
+    snprintf(text, room,
+             "the worlds disagree: %d has %u workers, %u %sservers; server 0 has %u, %u %s",
+             (int)join->rank, join->workers, join->servers, join->dedicated ? "dedicated " : "",
+             c->workers, c->servers, c->dedicated ? "dedicated" : "");
+    return MLFAB_ERR_WORLD;
+  }
+  int own = join->roles == MLFAB_ROLE_SCHEDULER;
+  int server_only = !own && c->dedicated && !(join->roles & MLFAB_ROLE_WORKER);
+  uint32_t ranks = own ? 1 : server_only ? c->servers : c->workers;
+  if (join->rank < 0 || (uint32_t)join->rank >= ranks ||
+      (own && c->scheduler != MLFAB_SCHEDULER_OWN)) {
+    snprintf(text, room, "rank %d is not in the world of %u workers, %u servers", (int)join->rank,
+             c->workers, c->servers);
+    return MLFAB_ERR_RANK_RANGE;
+  }
+  *id_p = server_only ? c->workers + (uint32_t)join->rank : (uint32_t)join->rank;
+  if (own) *id_p = node->nodes - 1;
+  if (*id_p == node->id) {
+    snprintf(text, room, "this rank is server 0's own process");
+    return MLFAB_ERR_RANK_TAKEN;
+  }
+  return 0;
+}
+
+/* Is this node a server of its own, to which no link need lead? */
+static int bootstrap_is_dedicated(const mlfab_node *node, uint32_t id) {
+  const mlfab_config *c = &node->config;
+  return c->dedicated && id >= c->workers && id - c->workers < c->servers;
+}
+
+/* The link, other than this one, of the process that has a number; MLFAB__NO_LINK when none is here. */
+static uint32_t bootstrap_holder(const mlfab_node *node, uint32_t id, uint32_t link) {
+  const mlfab__peer *peer = &node->peers[id];
+  if (!peer->joined) return MLFAB__NO_LINK;
+  if (peer->link != MLFAB__NO_LINK && peer->link != link) return peer->link;
+  if (id < node->config.workers) return node->callers[id].link;
+  return bootstrap_is_dedicated(node, id) ? MLFAB__NO_LINK
+                                          : node->callers[node->config.workers].link;
+}
+
+/* Does the server that has a number still answer? 1; 0: no, or another process does where it was; -1: it
+ * is being called. */
+static int bootstrap_answers(mlfab_node *node, mlfab__peer *peer, uint32_t server) {
+  mlfab__route *route = &node->routes[mlfab__node_route_of(node, MLFAB__LINK_RESHARD, server)];
+  uint64_t beat = node->config.heartbeat_ns;
+  if (peer->awaited_ns == 0 || node->now_ns - peer->awaited_ns >= 10 * beat) {
+    peer->awaited_ns = mlfab__max(node->now_ns, 1);
+    mlfab__server_link_across(node, server);
+  }
+  const mlfab__link *link = route->link != MLFAB__NO_LINK ? &node->links[route->link] : NULL;
+  if (link && link->greeted && link->heard_ns >= peer->awaited_ns)
+    return link->nonce == peer->nonce;
+  if (node->now_ns - peer->awaited_ns >= 5 * beat || (!link && !route->connecting)) return 0;
+  return -1;
+}
+
+/* May this process have a number, which no link here holds? A server of its own is called first, and others
+ * have 5 beats from WELCOME to say HELLO. 0 when it was refused, or is to call again. */
+static int bootstrap_vacant(mlfab_node *node, uint32_t link, uint32_t id, const mlfab__join *join) {
+  mlfab__peer *peer = &node->peers[id];
+  if (node->phase == MLFAB__BOOTSTRAP_JOINING || !peer->joined || peer->nonce == join->nonce)
+    return 1;
+  int answers = 0;
+  if (bootstrap_is_dedicated(node, id)) {
+    answers = bootstrap_answers(node, peer, id - node->config.workers);
+  } else if (peer->awaited_ns != 0 && !MLFAB__PLANTED(95)) {
+    answers = node->now_ns - peer->awaited_ns < 5 * node->config.heartbeat_ns ? -1 : 0;
+  }
+  if (answers < 0) {
+    node->links[link].closing = 1;
+    mlfab__node_ready_link(node, link);
+    return 0;
+  }
+  peer->awaited_ns = 0;
+  if (!answers) return 1;
+  char name[32], text[96];
+  snprintf(text, sizeof text, "%s is another process that is here already",
+           mlfab__node_name(node, id, name));
+  mlfab__node_refuse(node, link, MLFAB_ERR_RANK_TAKEN, join->rank, text);
+  return 0;
+}
+
+static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame) {
+  mlfab__join join;
+  char text[160];
+  uint32_t id = 0;
+  if (mlfab__decode_join(frame->meta, frame->meta_bytes, &join)) {
+    mlfab__node_refuse(node, link, MLFAB_ERR_FRAME, MLFAB_NO_RANK, "a JOIN that does not parse");
+    return;
+  }
+  int code = node->is_coordinator ? bootstrap_judge(node, &join, &id, text, sizeof text)
+                                  : MLFAB_ERR_REFUSED;
+  if (!node->is_coordinator)
+    snprintf(text, sizeof text, "this node is not server 0: wrong coordinator address");
+  if (code) {
+    mlfab__node_refuse(node, link, code, join.rank, text);
+    return;
+  }
+  const mlfab__link *before = &node->links[link];
+  if (before->kind == MLFAB__LINK_JOIN_IN && (before->peer != id || before->nonce != join.nonce)) {
+    mlfab__node_refuse(node, link, MLFAB_ERR_FRAME, join.rank, "two processes on one connection");
+    return;
+  }
+  mlfab__peer *peer = &node->peers[id];
+  uint32_t holder = bootstrap_holder(node, id, link);
+  if (!mlfab__claim_ask(node, link, holder, join.nonce, frame)) return;
+  if (!bootstrap_vacant(node, link, id, &join)) return;
+  if (!peer->addresses) peer->addresses = mlfab__alloc(&node->env, MLFAB__ADDRESSES_MAX);
+  if (!peer->addresses) {
+    mlfab__node_refuse(node, link, MLFAB_ERR_MEMORY, 0, "server 0 is out of memory");
+    return;
+  }
+  int again = peer->joined && peer->nonce == join.nonce;
+  if (peer->link != MLFAB__NO_LINK && peer->link != link)
+    mlfab__node_hang_up(node, peer->link, "replaced by a newer link");
+  if (!peer->joined) node->joined++;
+  if (!again) peer->incarnation = ++node->incarnations;
+  peer->joined = 1;
+  peer->hand = join.hand != 0;
+  peer->nonce = join.nonce;
+  peer->link = link;
+  memcpy(peer->addresses, join.addresses, MLFAB__ADDRESSES_MAX);
+  node->links[link].kind = MLFAB__LINK_JOIN_IN;
+  node->links[link].peer = id;
+  node->links[link].nonce = join.nonce;
+  node->links[link].since_ns = node->now_ns;
+  if (node->phase != MLFAB__BOOTSTRAP_JOINING) {
+    node->links[link].welcome = 1;
+    mlfab__node_ready_link(node, link);
+  } else if (node->joined == node->nodes) {
+    bootstrap_complete(node);
+  }
+}
+
+MLFAB__INTERNAL int mlfab__bootstrap_overdue(const mlfab_node *node, const mlfab__link *link) {
+  return node->phase != MLFAB__BOOTSTRAP_JOINING &&
+         node->now_ns - link->since_ns >= 20 * node->config.heartbeat_ns;
+}
+
+/* A node that joins hung up, or broke down, perhaps before WELCOME. */
+static void bootstrap_lost(mlfab_node *node, uint32_t id, uint32_t link) {
+  mlfab__peer *peer = &node->peers[id];
+  if (peer->link != link) return;
+  peer->link = MLFAB__NO_LINK;
+  if (node->phase != MLFAB__BOOTSTRAP_JOINING) {
+    if (!bootstrap_is_dedicated(node, id) && bootstrap_holder(node, id, link) == MLFAB__NO_LINK)
+      peer->awaited_ns = mlfab__max(node->now_ns, 1);
+    return;
+  }
+  /* It broke down while the others were awaited: it is not here any more. */
+  peer->joined = 0;
+  node->joined--;
+}
+
+MLFAB__INTERNAL void mlfab__bootstrap_down(mlfab_node *node, const mlfab__link *was, uint32_t link,
+                                           const char *why) {
+  if (was->kind == MLFAB__LINK_JOIN_IN) {
+    bootstrap_lost(node, was->peer, link);
+  } else if (node->join_link == link) {
+    mlfab__bootstrap_failed(node, why);
+  }
+}
+
+/* --- a node that joins --- */
+
+MLFAB__INTERNAL void mlfab__bootstrap_start(mlfab_node *node) {
+  node->phase = MLFAB__BOOTSTRAP_JOINING;
+  if (!node->is_coordinator) {
+    node->join_connecting = 1;
+    mlfab__node_connect(node, MLFAB__TOKEN_JOIN);
+    return;
+  }
+  mlfab__peer *self = &node->peers[node->id];
+  self->joined = 1;
+  self->incarnation = node->incarnation = ++node->incarnations;
+  self->hand = node->config.progress == MLFAB_PROGRESS_HAND;
+  self->nonce = node->nonce;
+  node->joined = 1;
+  if (node->joined == node->nodes) bootstrap_complete(node);
+}
+
+MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link) {
+  mlfab__join join;
+  memset(&join, 0, sizeof join);
+  join.rank = node->config.rank;
+  join.roles = node->config.roles;
+  join.workers = node->config.workers;
+  join.servers = node->config.servers;
+  join.dedicated = node->config.dedicated;
+  join.scheduler = node->config.scheduler;
+  join.hand = node->config.progress == MLFAB_PROGRESS_HAND;
+  join.nonce = node->nonce;
+  memcpy(join.addresses, node->addresses, sizeof join.addresses);
+  node->links[link].kind = MLFAB__LINK_JOIN_OUT;
+  node->join_link = link;
+  node->join_connecting = 0;
+  uint8_t meta[MLFAB__ADDRESSES_MAX + 128];
+  mlfab__node_post(node, link, MLFAB__JOIN, meta, mlfab__encode_join(meta, &join));
+}
+
+MLFAB__INTERNAL void mlfab__bootstrap_failed(mlfab_node *node, const char *why) {
+  node->join_link = MLFAB__NO_LINK;
+  node->join_connecting = 0;
+  node->join_retry_ns = node->now_ns + mlfab__node_beat(node) / 5;
+  if (why) snprintf(node->join_why, sizeof node->join_why, "%s", why);
+}
+
+static void bootstrap_welcome(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame) {
+  mlfab__welcome welcome;
+  const uint8_t *at = frame->bulk;
+  uint32_t left = frame->bulk_bytes;
+  if (mlfab__decode_welcome(frame->meta, frame->meta_bytes, &welcome) || (left > 0 && !at)) {
+    mlfab__node_fail(node, MLFAB_ERR_FRAME, 0, 1, "joining: a WELCOME that does not parse");
+    return;
+  }
+  for (uint32_t i = 0; i < welcome.nodes; i++) {
+    mlfab__member_info info;
+    uint32_t n = mlfab__decode_member_info(at, left, &info);
+    uint32_t first = mlfab__node_of_server(node, 0);
+    if (n == 0 || info.node < first || info.node - first >= node->config.servers) {
+      mlfab__node_fail(node, MLFAB_ERR_FRAME, 0, 1, "joining: a WELCOME that does not parse");
+      return;
+    }
+    at += n;
+    left -= n;
+    for (uint32_t r = info.node - first; r < mlfab__node_routes(node); r += node->config.servers) {
+      memcpy(node->routes[r].addresses, info.addresses, MLFAB__ADDRESSES_MAX);
+      node->routes[r].hand = info.hand != 0;
+      node->routes[r].incarnation = info.incarnation;
+      node->routes[r].nonce = info.nonce;
+    }
+  }
+  node->incarnation = welcome.incarnation;
+  node->phase = MLFAB__BOOTSTRAP_GREETING;
+  node->links[link].closing = 1;
+  node->join_link = MLFAB__NO_LINK;
+  mlfab__node_ready_link(node, link);
+  if (node->is_server) mlfab__caller_await(node);
+  mlfab__server_link_begin(node);
+  mlfab__server_link_check(node);
+}
+
+MLFAB__INTERNAL void mlfab__bootstrap_frame(mlfab_node *node, uint32_t link,
+                                            const mlfab__frame_in *frame) {
+  mlfab__refuse refuse;
+  mlfab__member member;
+  if (frame->type == MLFAB__HEARTBEAT || frame->type == MLFAB__BYE) return;
+  if (frame->type == MLFAB__JOIN) {
+    bootstrap_join(node, link, frame);
+  } else if (node->links[link].kind != MLFAB__LINK_JOIN_OUT) {
+    mlfab__node_refuse(node, link, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
+                       "a frame that no node sends that joins");
+  } else if (frame->type == MLFAB__WELCOME && node->phase == MLFAB__BOOTSTRAP_JOINING) {
+    bootstrap_welcome(node, link, frame);
+  } else if (frame->type == MLFAB__REFUSE &&
+             !mlfab__decode_refuse(frame->meta, frame->meta_bytes, &refuse)) {
+    char text[MLFAB__TEXT_MAX + 128];
+    snprintf(text, sizeof text, "joining: refused by server 0: %s", refuse.text);
+    if (refuse.code == MLFAB_ERR_JOB)
+      snprintf(text, sizeof text, "joining as job '%s': refused by server 0: %s", node->config.job,
+               refuse.text);
+    mlfab__node_fail(node, refuse.code, refuse.rank, 0, text);
+  } else if (frame->type == MLFAB__MEMBER &&
+             !mlfab__decode_member(frame->meta, frame->meta_bytes, &member)) {
+    snprintf(node->missing, sizeof node->missing, "%.*s", (int)sizeof node->missing - 1,
+             member.addresses);
+  }
+}
+
+/* Tells those who have joined who is missing, so that their error can say it too. */
+static void bootstrap_tell_missing(mlfab_node *node) {
+  mlfab__member member;
+  memset(&member, 0, sizeof member);
+  bootstrap_list_missing(node);
+  memcpy(member.addresses, node->missing, sizeof node->missing);
+  uint8_t meta[MLFAB__ADDRESSES_MAX + 64];
+  uint32_t n = mlfab__encode_member(meta, &member);
+  for (uint32_t i = 0; i < node->nlinks; i++) {
+    if (node->links[i].kind == MLFAB__LINK_JOIN_IN && !node->links[i].closing)
+      mlfab__node_post(node, i, MLFAB__MEMBER, meta, n);
+  }
+}
+
+static void bootstrap_timeout(mlfab_node *node) {
+  char text[280], waited[24];
+  mlfab__duration(waited, node->now_ns - node->opened_ns);
+  int32_t rank = 0;
+  int is_server = 1;
+  if (node->is_coordinator && node->phase == MLFAB__BOOTSTRAP_JOINING) {
+    uint32_t id = 0;
+    bootstrap_list_missing(node);
+    while (id + 1 < node->nodes && node->peers[id].joined) id++;
+    is_server = node->config.dedicated && id >= node->config.workers &&
+                id < node->config.workers + node->config.servers;
+    rank = (int32_t)(is_server ? id - node->config.workers : id);
+    int n =
+        snprintf(text, sizeof text, "joining: after %s still missing: %s", waited, node->missing);
+    if (node->strange)
+      snprintf(text + n, sizeof text - (size_t)n, "; a caller was refused: %s", node->strange);
+  } else if (node->phase == MLFAB__BOOTSTRAP_GREETING) {
+    const mlfab__route *routes = node->routes;
+    if (node->config.roles == MLFAB_ROLE_SCHEDULER) routes += node->config.servers;
+    while ((uint32_t)rank + 1 < node->config.servers && routes[rank].greeted) rank++;
+    snprintf(text, sizeof text, "joining: after %s server %d does not answer at %.80s (%.100s)",
+             waited, (int)rank, routes[rank].addresses, routes[rank].why);
+  } else if (node->missing[0]) {
+    snprintf(text, sizeof text, "joining: after %s server 0 still misses: %s", waited,
+             node->missing);
+  } else {
+    snprintf(text, sizeof text, "joining: after %s no answer from server 0 at %.80s (%.100s)",
+             waited, node->config.coordinator,
+             node->join_why[0] ? node->join_why : "no connection");
+  }
+  mlfab__node_fail(node, MLFAB_ERR_TIMEOUT, rank, is_server, text);
+}
+
+MLFAB__INTERNAL void mlfab__bootstrap_tick(mlfab_node *node) {
+  if (node->phase >= MLFAB__BOOTSTRAP_READY) return;
+  if (node->now_ns - node->opened_ns >= node->config.timeout_ns) {
+    bootstrap_timeout(node);
+    return;
+  }
+  if (node->phase != MLFAB__BOOTSTRAP_JOINING) return;
+  if (node->is_coordinator) {
+    if (node->now_ns < node->missing_ns) return;
+    node->missing_ns = node->now_ns + mlfab__node_beat(node);
+    bootstrap_tell_missing(node);
+  } else if (node->join_link == MLFAB__NO_LINK && !node->join_connecting &&
+             node->now_ns >= node->join_retry_ns) {
+    node->join_connecting = 1;
+    mlfab__node_connect(node, MLFAB__TOKEN_JOIN);
+  }
+}
+
+/* ==============================================================================================
+ * core/node/alive.c
+ * ============================================================================================== */
+/* alive.c - a node: liveness. See node.h. */
+
+#include <stdio.h>
+
+/* Hangs up, and whoever has no other link is dead at the next look, which is due now. */
+static void alive_hang_up(mlfab_node *node, uint32_t index, const char *what) {
+  mlfab__link *link = &node->links[index];
+  char why[96], silent[24];
+  snprintf(why, sizeof why, "silent for %s%s",
+           mlfab__duration(silent, node->now_ns - link->heard_ns), what);
+  link->silent = 1;
+  mlfab__node_hang_up(node, index, why);
+}
+
+/* What the transport knows of a link that is suspect: states and limits are in node.h. */
+MLFAB__INTERNAL void mlfab__alive_probed(mlfab_node *node, uint32_t index, int status) {
+  mlfab__link *link = &node->links[index];
+  uint64_t limit = 5 * node->config.heartbeat_ns, silent_ns = node->now_ns - link->heard_ns;
+  int hand = mlfab__claim_is_hand(node, link), told = status != MLFAB_ERR_UNSUPPORTED;
+  link->probing = 0;
+  if (!link->suspect) return;
+  if (status == 0 && !MLFAB__PLANTED(74)) link->up_ns = node->now_ns;
+  if (node->now_ns - mlfab__max(link->heard_ns, link->up_ns) >= limit && (told || !hand)) {
+    alive_hang_up(node, index, told ? ", and its system does not answer" : "");
+  } else if (silent_ns >= mlfab__max(limit, node->config.silent_death_ns) && !hand &&
+             !MLFAB__PLANTED(75)) {
+    alive_hang_up(node, index, "");
+  }
+}
+
+static void alive_suspect(mlfab_node *node, uint32_t index) {
+  mlfab__link *link = &node->links[index];
+  int server = link->kind == MLFAB__LINK_SERVER;
+  char text[64], silent[24];
+  if (!link->suspect && (server || link->kind == MLFAB__LINK_WORKER) &&
+      !mlfab__claim_is_hand(node, link)) {
+    snprintf(text, sizeof text, "suspect, silent for %s",
+             mlfab__duration(silent, node->now_ns - link->heard_ns));
+    mlfab__node_emit(node, MLFAB_EVENT_SUSPECT, (int32_t)link->peer, server,
+                     server ? 0 : node->callers[link->peer].incarnation, 0, text);
+  }
+  link->suspect = 1;
+  if (!(link->caps & MLFAB_CAP_PROBE)) {
+    mlfab__alive_probed(node, index, MLFAB_ERR_UNSUPPORTED);
+  } else if (!link->probing) {
+    link->probing = 1;
+    mlfab__node_act(node, MLFAB_ACTION_PROBE, link->id, 0);
+  }
+}
+
+/* When there can next be something to do for a link. */
+static uint64_t alive_due_ns(const mlfab_node *node, const mlfab__link *link) {
+  uint64_t beat = node->config.heartbeat_ns;
+  if (link->suspect || link->probe_ns != 0) return node->now_ns;
+  uint64_t silent_ns = link->heard_ns + 3 * beat;
+  if (link->kind == MLFAB__LINK_CLAIM) return node->now_ns + beat;
+  if (link->kind != MLFAB__LINK_NEW) return mlfab__min(silent_ns, link->sent_ns + beat);
+  return mlfab__min(silent_ns + 2 * beat, node->now_ns + beat); /* until then it may be known */
+}
+
+static void alive_look(mlfab_node *node, uint32_t index) {
+  mlfab__link *link = &node->links[index];
+  uint64_t beat = node->config.heartbeat_ns;
+  int known = link->kind != MLFAB__LINK_NEW && link->kind != MLFAB__LINK_CLAIM;
+  if (known && node->now_ns - link->sent_ns >= beat && link->queue_begin == link->queue_end)
+    mlfab__claim_heartbeat(node, index, MLFAB__BEAT, node->now_ns);
+  mlfab__claim_scan(node, index);
+  /* How long a claim waits depends on the holder. */
+  if (link->kind == MLFAB__LINK_FREE || link->kind == MLFAB__LINK_CLAIM) return;
+  uint64_t silent = node->now_ns - link->heard_ns;
+  if (link->kind == MLFAB__LINK_NEW || link->kind == MLFAB__LINK_SCHEDULER || link->closing) {
+    if (silent < 5 * beat) return;
+    mlfab__node_hang_up(node, index,
+                        link->closing                   ? "closed"
+                        : link->kind == MLFAB__LINK_NEW ? "said nothing"
+                                                        : "silent");
+  } else if (link->kind == MLFAB__LINK_JOIN_IN && mlfab__bootstrap_overdue(node, link)) {
+    mlfab__node_hang_up(node, index, "welcomed, and did not hang up");
+  } else if (silent >= 3 * beat) {
+    alive_suspect(node, index);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__alive_scan(mlfab_node *node, uint32_t index) {
+  alive_look(node, index);
+  if (node->links[index].kind != MLFAB__LINK_FREE)
+    mlfab__node_arm(node, MLFAB__TIMER_LINK, index, alive_due_ns(node, &node->links[index]));
+}
+
+/* ==============================================================================================
+ * core/worker/sources.c
+ * ============================================================================================== */
+/* sources.c - the worker role: what a call's buffers are in the flat model, which part of them is a
+ * server's, and what may go to a server now. See worker.h. */
 
 /* ==============================================================================================
  * core/worker/worker.h
@@ -10445,6 +10564,8 @@ MLFAB__INTERNAL int mlfab__worker_init(mlfab__worker *worker, mlfab__env *env,
                                        const mlfab__port *port, const mlfab__port *hop,
                                        mlfab_stats *stats, mlfab__requests *requests);
 MLFAB__INTERNAL void mlfab__worker_free(mlfab__worker *worker);
+/* Adds the row of a worker, *worker_p, which is the node's (worker_role.c). Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__worker_attach(struct mlfab_node *node, mlfab__worker **worker_p);
 
 /* The calls of mlfab.h sections 7 to 9; `error` is filled on failure. */
 MLFAB__INTERNAL int mlfab__worker_tensor(mlfab__worker *worker, uint32_t id, int dtype,
@@ -10624,3678 +10745,7 @@ MLFAB__INTERNAL void mlfab__cache_taken(mlfab__worker *worker, mlfab__fetch *fet
 /* All of a pull is here. */
 MLFAB__INTERNAL void mlfab__cache_done(mlfab__worker *worker, const mlfab__fetch *fetch);
 
-/* core/node/node.h goes on. */
-
-#define MLFAB__NO_LINK 0xffffffffu
-
-enum mlfab__link_kind {
-  MLFAB__LINK_FREE,
-  MLFAB__LINK_NEW,
-  MLFAB__LINK_JOIN_IN,
-  MLFAB__LINK_JOIN_OUT,
-  MLFAB__LINK_SERVER,
-  MLFAB__LINK_WORKER,
-  MLFAB__LINK_PLANNER,
-  MLFAB__LINK_SCHEDULER,
-  MLFAB__LINK_PEER,
-  MLFAB__LINK_PEER_IN,
-  MLFAB__LINK_RESHARD,
-  MLFAB__LINK_RESHARD_IN,
-  MLFAB__LINK_CLAIM
-};
-
-/* Pairs of links inside a node. */
-enum {
-  MLFAB__PAIR_SERVER,
-  MLFAB__PAIR_PLANNER,
-  MLFAB__PAIR_PEER,
-  MLFAB__PAIR_RESHARD,
-  MLFAB__PAIRS
-};
-
-typedef struct mlfab__link {
-  uint8_t kind;
-  uint8_t self;             /* one of the pair inside this node */
-  uint8_t greeted;          /* HELLO was answered */
-  uint8_t blocked;          /* a send was refused: wait for WRITABLE */
-  uint8_t listed;           /* in the ready list */
-  uint8_t closing;          /* close when the control queue is empty; what comes is not looked at */
-  uint8_t lingers;          /* likewise, but the peer closes first: it has read our BYE then */
-  uint8_t doomed;           /* to be given up when the role has returned */
-  uint8_t welcome;          /* a WELCOME is to be sent */
-  uint8_t suspect, probing; /* it is silent; the transport is being asked */
-  uint8_t silent;           /* it is hung up for that */
-  uint8_t called;           /* by somebody else */
-  uint8_t collective; /* the last frame with a bulk was of the communicator: others are next */
-  uint32_t id;        /* the driver's number */
-  uint32_t caps;
-  uint32_t
-      peer; /* rank of a worker (workers: the scheduler), number of a server, node that joins */
-  uint8_t *queue; /* control frames: u32 meta bytes, u32 type, meta, padded to 8 */
-  uint32_t queue_begin, queue_end, queue_room;
-  uint64_t heard_ns, sent_ns;
-  uint64_t up_ns;    /* when a probe was answered last: the far side's system was up */
-  uint64_t nonce;    /* of the process at the other end, where it has a number */
-  uint64_t probe_ns; /* when it was asked whether it lives, and has not answered; else 0 */
-  uint64_t since_ns; /* NEW: it is up; JOIN_IN: WELCOME is due */
-  /* A claim: the link that holds the number (MLFAB__NO_LINK: no longer), and the first frame. */
-  uint32_t holder;
-  uint32_t claim_bytes;
-  uint8_t claim_type;
-  uint8_t *claim;
-} mlfab__link;
-
-/* What this node knows of another, by node id. */
-typedef struct mlfab__peer {
-  uint8_t joined, hand;
-  uint32_t link; /* index: JOIN_IN */
-  uint32_t incarnation;
-  uint64_t nonce;
-  /* Since when HELLO is awaited after WELCOME; of a server of its own, since when it is called, as
-   * another process wants its number. 0: not. */
-  uint64_t awaited_ns;
-  char *addresses; /* MLFAB__ADDRESSES_MAX, or NULL */
-} mlfab__peer;
-
-/* Our worker role's way to an aggregator's node; made when it is first wanted. */
-typedef struct mlfab__peer_link {
-  uint32_t link; /* index, or MLFAB__NO_LINK */
-  uint8_t asked, connecting;
-  uint32_t asked_by; /* asked: id of the link to server 0 that has the question */
-  uint64_t since_ns, retry_ns;
-  char addresses[MLFAB__ADDRESSES_MAX];
-} mlfab__peer_link;
-
-/* Our worker role's, scheduler role's or server role's way to a server. */
-typedef struct mlfab__route {
-  uint32_t link; /* index, or MLFAB__NO_LINK */
-  uint8_t connecting, dead, greeted;
-  uint64_t retry_ns, heard_ns, connect_ns;
-  uint8_t hand;
-  /* That server 0 gave to the server when the fabric was made, and that it drew; 0: not told yet. */
-  uint32_t incarnation;
-  uint64_t nonce;
-  char addresses[MLFAB__ADDRESSES_MAX];
-  char why[128];  /* the last failure */
-  char died[128]; /* dead: of what */
-} mlfab__route;
-
-enum mlfab__bootstrap_phase {
-  MLFAB__BOOTSTRAP_JOINING,
-  MLFAB__BOOTSTRAP_GREETING,
-  MLFAB__BOOTSTRAP_READY,
-  MLFAB__BOOTSTRAP_FAILED
-};
-
-/* Timers, in the order in which those of one time expire. */
-enum mlfab__timer {
-  MLFAB__TIMER_JOIN,
-  MLFAB__TIMER_LINK,   /* of each link */
-  MLFAB__TIMER_WORKER, /* of each worker without a link, at a server */
-  MLFAB__TIMER_ROUTE,  /* of each route without a link */
-  MLFAB__TIMER_SCAN
-};
-
-typedef struct mlfab__queued_action {
-  uint32_t kind, link;
-  uint64_t token;
-} mlfab__queued_action;
-
-struct mlfab_node {
-  mlfab__env env;
-  mlfab_config config; /* complete: no member is at its default */
-  mlfab_stats stats;
-  mlfab__requests requests;
-  uint64_t job, secret[2];
-  uint32_t id, nodes, incarnation, epoch;
-  uint32_t server_number; /* or MLFAB__NO_NODE */
-  int is_worker, is_server, is_coordinator, is_scheduler;
-  mlfab__worker worker;
-  mlfab__barrier_worker barrier;
-  mlfab__comm comm;
-  mlfab__server server;
-  mlfab__barrier_server barriers;
-  mlfab__trees trees;
-  mlfab__membership roll;
-  mlfab__reshard reslice;
-  mlfab__aggregator aggregator; /* on workers of a fabric with a scheduler */
-  mlfab__scheduler *scheduler;
-  mlfab__monitor monitor;
-  char addresses[MLFAB__ADDRESSES_MAX];
-  /* Joining. */
-  enum mlfab__bootstrap_phase phase;
-  mlfab_error failure;
-  uint64_t opened_ns, join_retry_ns, missing_ns, nonce;
-  uint32_t join_link;
-  int join_connecting;
-  uint32_t joined, incarnations; /* server 0: nodes that have joined; largest incarnation issued */
-  char join_why[160], missing[128];
-  const char *strange; /* why the last stranger was refused, or NULL */
-  uint8_t *welcome;
-  uint32_t welcome_bytes, welcome_count;
-  mlfab__peer *peers;             /* by node id; server 0 only */
-  mlfab__route *routes;           /* by server: the worker role's, the scheduler role's, the server
-                                     role's */
-  uint32_t *reshard_links;        /* by server: it has called our server role */
-  uint32_t layout_epoch;          /* that the aggregator knows */
-  uint32_t *worker_links;         /* by rank, then the scheduler's; server role only */
-  uint64_t *worker_heard;         /* likewise: also while there is no link */
-  uint64_t *worker_lost;          /* likewise: when its link broke, 0 while it has one */
-  uint32_t scheduler_incarnation; /* the newest that said HELLO here */
-  mlfab__peer_link **peers_out;   /* by rank; worker role only */
-  uint32_t *hops, nhops, hops_room; /* the ranks that have one */
-  int hops_short;                   /* one was wanted, and there was no memory for it */
-  uint32_t *peer_in_links;          /* by rank; aggregator role only */
-  /* Links. */
-  mlfab__link *links;
-  uint32_t nlinks;
-  uint32_t first_free; /* no link before this one can be taken */
-  mlfab__map by_id;
-  mlfab__heap timers; /* JOIN, SCAN, one a route, one a worker (server role only), one a link */
-  uint32_t *ready;    /* ring of link indexes */
-  uint32_t ready_begin, ready_count;
-  mlfab__queued_action *actions;
-  uint32_t actions_begin, actions_count, actions_room;
-  uint32_t pairs[MLFAB__PAIRS][2]; /* the asking end and the other, or MLFAB__NO_LINK */
-  int doomed;                      /* a link is */
-  uint32_t claims;                 /* links that are claims */
-  int claim_due;                   /* one is to be looked at again */
-  int self_lost;                   /* the inner links broke */
-  int self_more;                   /* they have more to carry than one look may */
-  /* The action that was yielded last. */
-  enum {
-    MLFAB__OUT_NONE,
-    MLFAB__OUT_CONTROL,
-    MLFAB__OUT_WELCOME,
-    MLFAB__OUT_WORKER,
-    MLFAB__OUT_SERVER,
-    MLFAB__OUT_HOP,
-    MLFAB__OUT_FORWARD,
-    MLFAB__OUT_HAND_ON,
-    MLFAB__OUT_SHIFT,
-    MLFAB__OUT_COLLECTIVE,
-    MLFAB__OUT_ACTION
-  } out;
-  uint32_t out_link;
-  mlfab__frame_out frame;
-  mlfab_action action;
-  uint8_t *head; /* 64 + MLFAB_META_MAX */
-  uint64_t now_ns;
-  /* 1: the worker role, 2: all of it. Parting: it takes no calls any more, but finishes what other
-   * workers wait for, until part_ns at most; leaving: it has said goodbye. */
-  int parting, leaving;
-  uint64_t part_ns;
-  int closed; /* no call begins any more: its context is being closed */
-};
-
-/* --- between node.c and bootstrap.c --- */
-
-/* Defaults filled in, contradictions refused. */
-MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_config *config,
-                                           mlfab_error *error);
-/* The secret's 128 bits, zeros for an empty text. Errors: CONFIG. */
-MLFAB__INTERNAL int mlfab__secret_parse(const char *text, uint64_t secret[2]);
-MLFAB__INTERNAL void mlfab__bootstrap_start(mlfab_node *node);
-/* A connect with a joining token failed, a joining link is up, or down. */
-MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link);
-MLFAB__INTERNAL void mlfab__bootstrap_down(mlfab_node *node, const char *why);
-MLFAB__INTERNAL void mlfab__bootstrap_frame(mlfab_node *node, uint32_t link,
-                                            const mlfab__frame_in *frame);
-MLFAB__INTERNAL void mlfab__bootstrap_tick(mlfab_node *node);
-/* A node that joins hung up or broke down before WELCOME. */
-MLFAB__INTERNAL void mlfab__bootstrap_lost(mlfab_node *node, uint32_t link);
-/* Does a node that was welcomed keep its JOIN_IN link for too long? */
-MLFAB__INTERNAL int mlfab__bootstrap_overdue(const mlfab_node *node, const mlfab__link *link);
-/* Looks whether every server has greeted us: then the node is ready. */
-MLFAB__INTERNAL void mlfab__bootstrap_check(mlfab_node *node);
-MLFAB__INTERNAL void mlfab__bootstrap_fail(mlfab_node *node, int code, int32_t rank, int is_server,
-                                           const char *text);
-/* Encodes the list of servers for WELCOME. Errors: MEMORY, LIMIT. */
-MLFAB__INTERNAL uint32_t mlfab__node_of_server(const mlfab_node *node, uint32_t server);
-
-/* The schedule with its defaults. Errors: CONFIG or ARGUMENT (delay_bound 0), with what is
- * wrong. */
-MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_schedule *schedule,
-                                             mlfab_error *error);
-/* A pair of links inside the node. Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__node_pair(mlfab_node *node, uint32_t which, int asking,
-                                     uint32_t asking_peer, int other, uint32_t other_peer);
-
-/* --- peer_link.c: links between workers --- */
-
-/* The link to this worker's aggregator role is wanted. */
-MLFAB__INTERNAL void mlfab__peer_link_want(mlfab_node *node, uint32_t rank);
-/* Server 0: WHERE on this link is answered. Errors: FRAME. */
-MLFAB__INTERNAL int mlfab__peer_link_where(mlfab_node *node, uint32_t link,
-                                           const mlfab__frame_in *frame);
-MLFAB__INTERNAL void mlfab__peer_link_there(mlfab_node *node, const mlfab__member *there);
-/* Our call came through (1, or 0 when it is not wanted any more), or failed. */
-MLFAB__INTERNAL int mlfab__peer_link_up(mlfab_node *node, uint64_t rank, uint32_t link);
-MLFAB__INTERNAL void mlfab__peer_link_failed(mlfab_node *node, uint64_t rank);
-/* MEET came on a new link; the two roles of this node meet. */
-MLFAB__INTERNAL void mlfab__peer_link_meet(mlfab_node *node, uint32_t link,
-                                           const mlfab__frame_in *frame);
-MLFAB__INTERNAL void mlfab__peer_link_met_self(mlfab_node *node);
-/* A link of the kinds HOP or MEMBER is gone. */
-MLFAB__INTERNAL void mlfab__peer_link_down(mlfab_node *node, const mlfab__link *link,
-                                           uint32_t index);
-MLFAB__INTERNAL void mlfab__peer_link_scan(mlfab_node *node);
-/* Server role: the workers have their time to call from now on. */
-MLFAB__INTERNAL void mlfab__node_await_workers(mlfab_node *node);
-/* Closes a link of ours: nobody reports it down. */
-MLFAB__INTERNAL void mlfab__node_hang_up(mlfab_node *node, uint32_t index, const char *why);
-
-/* A heartbeat; until the fabric is complete a short one at most, since joining has its own deadline. */
-MLFAB__INTERNAL uint64_t mlfab__node_beat(const mlfab_node *node);
-
-#define MLFAB__TOKEN_JOIN 1u
-#define MLFAB__TOKEN_SERVER \
-  2u /* + index of the route; behind the routes: + rank of the aggregator */
-
-/* Does the process that said this on a new link get a number whose link is `holder`? 1 at once: nobody
- * has it, or the same process (its old link still stands). 0: it waits, or was refused. */
-MLFAB__INTERNAL int mlfab__node_claim(mlfab_node *node, uint32_t index, uint32_t holder,
-                                      uint64_t nonce, const mlfab__frame_in *frame);
-/* Asks the process at the other end whether it lives, unless that is being asked. */
-MLFAB__INTERNAL void mlfab__node_probe(mlfab_node *node, uint32_t index);
-/* How people call a node: "worker 3", "server 1". */
-MLFAB__INTERNAL const char *mlfab__bootstrap_name(const mlfab_node *node, uint32_t id,
-                                                  char buffer[32]);
-MLFAB__INTERNAL uint32_t mlfab__node_routes(const mlfab_node *node);
-/* The server that a route leads to. */
-MLFAB__INTERNAL uint32_t mlfab__node_server_of(const mlfab_node *node, uint32_t route);
-
-MLFAB__INTERNAL void mlfab__node_post(mlfab_node *node, uint32_t link, uint8_t type,
-                                      const void *meta, uint32_t bytes);
-MLFAB__INTERNAL void mlfab__node_connect(mlfab_node *node, uint64_t token);
-MLFAB__INTERNAL void mlfab__node_ready_link(mlfab_node *node, uint32_t link);
-/* Says why, then closes. */
-MLFAB__INTERNAL void mlfab__node_refuse(mlfab_node *node, uint32_t link, int code, int32_t rank,
-                                        const char *text);
-/* Around every call of the API. Enter: whether this node may call now (`worker`: it has to be one);
- * errors as of mlfab_push. Return: keeps the error for mlfab_node_last_error, does what the call has
- * set off, and returns its code. */
-MLFAB__INTERNAL int mlfab__node_enter(mlfab_node *node, uint64_t now_ns, int worker,
-                                      mlfab_error *error);
-MLFAB__INTERNAL int mlfab__node_return(mlfab_node *node, int code, const mlfab_error *error);
-/* A scheduler of its own: every server has closed or died. */
-MLFAB__INTERNAL int mlfab__node_finished(const mlfab_node *node);
-/* The worker role says goodbye, the server role stays until mlfab_node_leave. */
-MLFAB__INTERNAL void mlfab__node_stop_working(mlfab_node *node, uint64_t now_ns);
-/* Opens the link to another server's server role, where there is none. */
-MLFAB__INTERNAL void mlfab__node_across(mlfab_node *node, uint32_t server);
-/* Opens the ways to all servers. */
-MLFAB__INTERNAL void mlfab__node_greet(mlfab_node *node);
-MLFAB__INTERNAL void mlfab__node_emit(mlfab_node *node, uint32_t kind, int32_t rank, int is_server,
-                                      uint32_t incarnation, int code, const char *text);
-
-/* core/node/bootstrap.c goes on. */
-
-#include <stdio.h>
-
-static int bootstrap_config_error(mlfab_error *error, const char *text) {
-  return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "configuration: %s", text);
-}
-
-static void bootstrap_default32(uint32_t *value, uint32_t standard) {
-  if (*value == 0) *value = standard;
-}
-static void bootstrap_default64(uint64_t *value, uint64_t standard) {
-  if (*value == 0) *value = standard;
-}
-
-/* Is every text terminated? */
-static int bootstrap_texts_end(const mlfab_config *c) {
-  return memchr(c->coordinator, 0, sizeof c->coordinator) && memchr(c->job, 0, sizeof c->job) &&
-         memchr(c->listen, 0, sizeof c->listen) && memchr(c->ifname, 0, sizeof c->ifname) &&
-         memchr(c->secret, 0, sizeof c->secret);
-}
-
-MLFAB__INTERNAL int mlfab__secret_parse(const char *text, uint64_t secret[2]) {
-  secret[0] = secret[1] = 0;
-  if (text[0] == 0) return 0;
-  if (strlen(text) != 32) return MLFAB_ERR_CONFIG;
-  for (int i = 0; i < 32; i++) {
-    static const char digits[] = "0123456789abcdef";
-    char c = text[i] >= 'A' && text[i] <= 'F' ? (char)(text[i] - 'A' + 'a') : text[i];
-    const char *at = strchr(digits, c);
-    if (!at) return MLFAB_ERR_CONFIG;
-    secret[i / 16] = secret[i / 16] << 4 | (uint64_t)(at - digits);
-  }
-  return secret[0] | secret[1] ? 0 : MLFAB_ERR_CONFIG; /* zeros mean none */
-}
-
-MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_schedule *schedule,
-                                             mlfab_error *error) {
-  mlfab_schedule_init(schedule);
-  if (given->size == 0) return 0;
-  if (given->size < offsetof(mlfab_schedule, plan_ahead_ns) || given->size > 1 << 20)
-    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
-                       "schedule.size is not set (call mlfab_schedule_init)");
-  memcpy(schedule, given, mlfab__min(given->size, sizeof *schedule));
-  schedule->size = sizeof *schedule;
-  if ((schedule->best | schedule->whole | schedule->no_aggregation | schedule->no_distribution) >
-          1 ||
-      schedule->reserved != 0)
-    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
-                       "schedule: best, whole, no_aggregation and no_distribution are 0 or 1, and "
-                       "reserved is 0");
-  if (schedule->delay_bound > 0) return 0;
-  return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
-                     "schedule.delay_bound is 0: no update has a delay below 0, all would be "
-                     "dropped (MLFAB_UNBOUNDED: no bound)");
-}
-
-/* Who schedules, and who this node is to the scheduler. */
-static int bootstrap_check_scheduler(mlfab_config *c, mlfab_error *error) {
-  mlfab_schedule schedule;
-  int own = (c->roles & MLFAB_ROLE_SCHEDULER) != 0;
-  if (c->scheduler > MLFAB_SCHEDULER_OWN) return bootstrap_config_error(error, "unknown scheduler");
-  if (own && c->roles != MLFAB_ROLE_SCHEDULER)
-    return bootstrap_config_error(error, "a scheduler of its own has no other role");
-  if (own && c->scheduler != MLFAB_SCHEDULER_OWN)
-    return bootstrap_config_error(error, "the role of a scheduler needs scheduler = own");
-  if (own && c->rank != 0)
-    return bootstrap_config_error(error, "there is one scheduler, with rank 0");
-  int code = mlfab__schedule_complete(&c->schedule, &schedule, error);
-  if (code) {
-    error->code = MLFAB_ERR_CONFIG;
-    return MLFAB_ERR_CONFIG;
-  }
-  c->schedule = schedule;
-  /* Whoever is driven by hand computes for long: nothing would move meanwhile. */
-  if (c->accumulators == 0 && c->progress != MLFAB_PROGRESS_HAND) c->accumulators = 2;
-  if (c->accumulators == UINT32_MAX || c->scheduler == MLFAB_SCHEDULER_NONE) c->accumulators = 0;
-  if (c->accumulators > 64) return bootstrap_config_error(error, "more than 64 accumulators");
-  return 0;
-}
-
-static int bootstrap_check_world(mlfab_config *c, mlfab_error *error) {
-  if (c->workers > 65536 || c->servers > 4096)
-    return bootstrap_config_error(error, "more than 65536 workers or 4096 servers");
-  if (!c->dedicated && c->servers > c->workers)
-    return bootstrap_config_error(error,
-                                  "more servers than workers, and servers are not dedicated");
-  if (c->roles & ~(uint32_t)(MLFAB_ROLE_WORKER | MLFAB_ROLE_SERVER | MLFAB_ROLE_SCHEDULER))
-    return bootstrap_config_error(error, "unknown roles");
-  int code = bootstrap_check_scheduler(c, error);
-  if (code) return code;
-  if (c->dedicated && c->roles == (MLFAB_ROLE_WORKER | MLFAB_ROLE_SERVER))
-    return bootstrap_config_error(error, "a worker that serves, and dedicated servers");
-  uint32_t limit = c->dedicated && c->roles == MLFAB_ROLE_SERVER ? c->servers : c->workers;
-  if (c->rank < 0 || (uint32_t)c->rank >= limit) {
-    return mlfab__error(error, MLFAB_ERR_RANK_RANGE, c->rank, c->roles == MLFAB_ROLE_SERVER, 0,
-                        "configuration: rank %d is not in 0..%u", (int)c->rank, limit - 1);
-  }
-  uint32_t usual = c->roles == MLFAB_ROLE_SCHEDULER ? MLFAB_ROLE_SCHEDULER : MLFAB_ROLE_WORKER;
-  if (!c->dedicated && usual == MLFAB_ROLE_WORKER && (uint32_t)c->rank < c->servers)
-    usual |= MLFAB_ROLE_SERVER;
-  bootstrap_default32(&c->roles, usual);
-  if (!c->dedicated && c->roles != usual)
-    return bootstrap_config_error(
-        error,
-        "roles do not fit rank and servers (the first ranks serve, unless servers are dedicated)");
-  uint32_t nodes =
-      c->workers + (c->dedicated ? c->servers : 0) + (c->scheduler == MLFAB_SCHEDULER_OWN);
-  if (c->coordinator[0] == 0 && nodes > 1) {
-    return bootstrap_config_error(error,
-                                  "a world of several nodes needs a coordinator address "
-                                  "(MLFAB_COORDINATOR, or MASTER_ADDR and MASTER_PORT)");
-  }
-  return 0;
-}
-
-MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_config *config,
-                                           mlfab_error *error) {
-  memset(config, 0, sizeof *config);
-  if (!given) return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "config is NULL");
-  if (given->size < offsetof(mlfab_config, coordinator) || given->size > 1 << 20) {
-    return bootstrap_config_error(error, "config.size is not set (call mlfab_config_init)");
-  }
-  memcpy(config, given, mlfab__min(given->size, sizeof *config));
-  config->size = sizeof *config;
-  uint64_t secret[2];
-  if (!bootstrap_texts_end(config)) return bootstrap_config_error(error, "a text without its end");
-  if (mlfab__secret_parse(config->secret, secret))
-    return bootstrap_config_error(error, "secret (MLFAB_JOB_SECRET) is not 32 hexadecimal digits");
-  bootstrap_default32(&config->workers, 1);
-  bootstrap_default32(&config->servers, 1);
-  if (config->job[0] == 0) memcpy(config->job, "mlfab", 6);
-  bootstrap_default64(&config->timeout_ns, 300000000000u);
-  bootstrap_default64(&config->heartbeat_ns, 500000000u);
-  bootstrap_default64(&config->silent_death_ns, 30000000000u);
-  bootstrap_default64(&config->spin_ns, 20000);
-  bootstrap_default64(&config->seed, 1);
-  bootstrap_default32(&config->chunk_bytes, 262144);
-  bootstrap_default32(&config->eager_bytes, 262144);
-  bootstrap_default32(&config->block_bytes, 1048576);
-  bootstrap_default32(&config->merge_max, 128);
-  bootstrap_default64(&config->model_max_bytes, (uint64_t)64 << 30);
-  if (config->heartbeat_ns < 1000000)
-    return bootstrap_config_error(error, "heartbeat_ns below 1 ms");
-  if (config->chunk_bytes % 64 || config->chunk_bytes > MLFAB_BULK_MAX)
-    return bootstrap_config_error(error, "chunk_bytes must be a multiple of 64, at most 1 MiB");
-  if (config->block_bytes % 64 || config->block_bytes > (1u << 30))
-    return bootstrap_config_error(error, "block_bytes must be a multiple of 64, at most 1 GiB");
-  if (config->eager_bytes % 64 || config->eager_bytes > (1u << 30))
-    return bootstrap_config_error(error, "eager_bytes must be a multiple of 64, at most 1 GiB");
-  if (config->merge_max > 128) return bootstrap_config_error(error, "merge_max is at most 128");
-  if (config->order_by_rate > 1) return bootstrap_config_error(error, "order_by_rate is 0 or 1");
-  if (config->progress > MLFAB_PROGRESS_HAND)
-    return bootstrap_config_error(error, "unknown progress mode");
-  return bootstrap_check_world(config, error);
-}
-
-MLFAB__INTERNAL uint32_t mlfab__node_of_server(const mlfab_node *node, uint32_t server) {
-  return node->config.dedicated ? node->config.workers + server : server;
-}
-
-MLFAB__INTERNAL const char *mlfab__bootstrap_name(const mlfab_node *node, uint32_t id,
-                                                  char buffer[32]) {
-  uint32_t others = node->config.workers + (node->config.dedicated ? node->config.servers : 0);
-  if (id >= others) {
-    snprintf(buffer, 32, "the scheduler");
-  } else if (node->config.dedicated && id >= node->config.workers) {
-    snprintf(buffer, 32, "server %u", id - node->config.workers);
-  } else {
-    snprintf(buffer, 32, "worker %u", id);
-  }
-  return buffer;
-}
-
-MLFAB__INTERNAL void mlfab__bootstrap_fail(mlfab_node *node, int code, int32_t rank, int is_server,
-                                           const char *text) {
-  if (node->phase >= MLFAB__BOOTSTRAP_READY) return;
-  node->phase = MLFAB__BOOTSTRAP_FAILED;
-  mlfab__error(&node->failure, code, rank, is_server, node->now_ns - node->opened_ns, "%s", text);
-}
-
-/* --- server 0: who is here --- */
-
-/* The list of servers and where to meet them, once for all WELCOMEs. */
-static int bootstrap_make_welcome(mlfab_node *node) {
-  uint32_t room = node->config.servers * (MLFAB__ADDRESSES_MAX + 32);
-  if (room > MLFAB_BULK_MAX) room = MLFAB_BULK_MAX;
-  if (!node->welcome) node->welcome = mlfab__alloc(&node->env, room);
-  if (!node->welcome) return MLFAB_ERR_MEMORY;
-  node->welcome_bytes = node->welcome_count = 0;
-  for (uint32_t s = 0; s < node->config.servers; s++) {
-    uint32_t id = mlfab__node_of_server(node, s);
-    const mlfab__peer *peer = &node->peers[id];
-    mlfab__member_info info;
-    memset(&info, 0, sizeof info);
-    info.node = id;
-    info.roles = MLFAB_ROLE_SERVER;
-    info.incarnation = peer->incarnation;
-    info.hand = peer->hand;
-    info.nonce = peer->nonce;
-    memcpy(info.addresses, peer->addresses ? peer->addresses : node->addresses,
-           MLFAB__ADDRESSES_MAX);
-    uint32_t n = mlfab__encode_member_info(node->welcome + node->welcome_bytes,
-                                           room - node->welcome_bytes, &info);
-    if (n == 0) return MLFAB_ERR_LIMIT;
-    node->welcome_bytes += n;
-    node->welcome_count++;
-  }
-  return 0;
-}
-
-static void bootstrap_list_missing(mlfab_node *node) {
-  size_t at = 0;
-  node->missing[0] = 0;
-  for (uint32_t id = 0; id < node->nodes && at + 24 < sizeof node->missing; id++) {
-    char name[32];
-    if (node->peers[id].joined) continue;
-    int n = snprintf(node->missing + at, sizeof node->missing - at, "%s%s", at ? ", " : "",
-                     mlfab__bootstrap_name(node, id, name));
-    at += (size_t)n;
-  }
-}
-
-/* Everybody is here. */
-static void bootstrap_complete(mlfab_node *node) {
-  int code = bootstrap_make_welcome(node);
-  if (code) {
-    mlfab__bootstrap_fail(node, code, MLFAB_NO_RANK, 0,
-                          "server 0: no room for the list of servers");
-    return;
-  }
-  for (uint32_t i = 0; i < node->nlinks; i++) {
-    if (node->links[i].kind != MLFAB__LINK_JOIN_IN) continue;
-    node->links[i].welcome = 1;
-    node->links[i].since_ns = node->now_ns;
-    mlfab__node_ready_link(node, i);
-  }
-  node->phase = MLFAB__BOOTSTRAP_GREETING;
-  mlfab__node_await_workers(node);
-  for (uint32_t r = 0; r < mlfab__node_routes(node); r++) {
-    const mlfab__peer *peer =
-        &node->peers[mlfab__node_of_server(node, mlfab__node_server_of(node, r))];
-    memcpy(node->routes[r].addresses, peer->addresses ? peer->addresses : node->addresses,
-           MLFAB__ADDRESSES_MAX);
-    node->routes[r].hand = peer->hand;
-    node->routes[r].incarnation = peer->incarnation;
-    node->routes[r].nonce = peer->nonce;
-  }
-  mlfab__node_greet(node);
-  mlfab__bootstrap_check(node);
-}
-
-/* Why a JOIN cannot be granted: 0, or a code and a text. */
-static int bootstrap_judge(mlfab_node *node, const mlfab__join *join, uint32_t *id_p, char *text,
-                           size_t room) {
-  const mlfab_config *c = &node->config;
-  if (node->phase == MLFAB__BOOTSTRAP_FAILED) {
-    snprintf(text, room, "server 0 has given up: %.120s", node->failure.text);
-    return MLFAB_ERR_REFUSED;
-  }
-  if (join->scheduler != c->scheduler) {
-    snprintf(text, room, "the worlds disagree: scheduler is %u at %d, %u at server 0",
-             join->scheduler, (int)join->rank, c->scheduler);
-    return MLFAB_ERR_WORLD;
-  }
-  if (join->workers != c->workers || join->servers != c->servers ||
-      join->dedicated != c->dedicated) {
-    snprintf(text, room,
-             "the worlds disagree: %d has %u workers, %u %sservers; server 0 has %u, %u %s",
-             (int)join->rank, join->workers, join->servers, join->dedicated ? "dedicated " : "",
-             c->workers, c->servers, c->dedicated ? "dedicated" : "");
-    return MLFAB_ERR_WORLD;
-  }
-  int own = join->roles == MLFAB_ROLE_SCHEDULER;
-  int server_only = !own && c->dedicated && !(join->roles & MLFAB_ROLE_WORKER);
-  uint32_t ranks = own ? 1 : server_only ? c->servers : c->workers;
-  if (join->rank < 0 || (uint32_t)join->rank >= ranks ||
-      (own && c->scheduler != MLFAB_SCHEDULER_OWN)) {
-    snprintf(text, room, "rank %d is not in the world of %u workers, %u servers", (int)join->rank,
-             c->workers, c->servers);
-    return MLFAB_ERR_RANK_RANGE;
-  }
-  *id_p = server_only ? c->workers + (uint32_t)join->rank : (uint32_t)join->rank;
-  if (own) *id_p = node->nodes - 1;
-  if (*id_p == node->id) {
-    snprintf(text, room, "this rank is server 0's own process");
-    return MLFAB_ERR_RANK_TAKEN;
-  }
-  return 0;
-}
-
-/* Is this node a server of its own, to which no link need lead? */
-static int bootstrap_is_dedicated(const mlfab_node *node, uint32_t id) {
-  const mlfab_config *c = &node->config;
-  return c->dedicated && id >= c->workers && id - c->workers < c->servers;
-}
-
-/* The link, other than this one, of the process that has a number; MLFAB__NO_LINK when none is here. */
-static uint32_t bootstrap_holder(const mlfab_node *node, uint32_t id, uint32_t link) {
-  const mlfab__peer *peer = &node->peers[id];
-  if (!peer->joined) return MLFAB__NO_LINK;
-  if (peer->link != MLFAB__NO_LINK && peer->link != link) return peer->link;
-  if (id < node->config.workers) return node->worker_links[id];
-  return bootstrap_is_dedicated(node, id) ? MLFAB__NO_LINK
-                                          : node->worker_links[node->config.workers];
-}
-
-/* Does the server that has a number still answer? 1; 0: no, or another process does where it was; -1: it
- * is being called. */
-static int bootstrap_answers(mlfab_node *node, mlfab__peer *peer, uint32_t server) {
-  mlfab__route *route = &node->routes[2 * node->config.servers + server];
-  uint64_t beat = node->config.heartbeat_ns;
-  if (peer->awaited_ns == 0 || node->now_ns - peer->awaited_ns >= 10 * beat) {
-    peer->awaited_ns = mlfab__max(node->now_ns, 1);
-    mlfab__node_across(node, server);
-  }
-  const mlfab__link *link = route->link != MLFAB__NO_LINK ? &node->links[route->link] : NULL;
-  if (link && link->greeted && link->heard_ns >= peer->awaited_ns)
-    return link->nonce == peer->nonce;
-  if (node->now_ns - peer->awaited_ns >= 5 * beat || (!link && !route->connecting)) return 0;
-  return -1;
-}
-
-/* May this process have a number, which no link here holds? A server of its own is called first, and others
- * have 5 beats from WELCOME to say HELLO. 0 when it was refused, or is to call again. */
-static int bootstrap_vacant(mlfab_node *node, uint32_t link, uint32_t id, const mlfab__join *join) {
-  mlfab__peer *peer = &node->peers[id];
-  if (node->phase == MLFAB__BOOTSTRAP_JOINING || !peer->joined || peer->nonce == join->nonce)
-    return 1;
-  int answers = 0;
-  if (bootstrap_is_dedicated(node, id)) {
-    answers = bootstrap_answers(node, peer, id - node->config.workers);
-  } else if (peer->awaited_ns != 0 && !MLFAB__PLANTED(95)) {
-    answers = node->now_ns - peer->awaited_ns < 5 * node->config.heartbeat_ns ? -1 : 0;
-  }
-  if (answers < 0) {
-    node->links[link].closing = 1;
-    mlfab__node_ready_link(node, link);
-    return 0;
-  }
-  peer->awaited_ns = 0;
-  if (!answers) return 1;
-  char name[32], text[96];
-  snprintf(text, sizeof text, "%s is another process that is here already",
-           mlfab__bootstrap_name(node, id, name));
-  mlfab__node_refuse(node, link, MLFAB_ERR_RANK_TAKEN, join->rank, text);
-  return 0;
-}
-
-static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame) {
-  mlfab__join join;
-  char text[160];
-  uint32_t id = 0;
-  if (mlfab__decode_join(frame->meta, frame->meta_bytes, &join)) {
-    mlfab__node_refuse(node, link, MLFAB_ERR_FRAME, MLFAB_NO_RANK, "a JOIN that does not parse");
-    return;
-  }
-  int code = node->is_coordinator ? bootstrap_judge(node, &join, &id, text, sizeof text)
-                                  : MLFAB_ERR_REFUSED;
-  if (!node->is_coordinator)
-    snprintf(text, sizeof text, "this node is not server 0: wrong coordinator address");
-  if (code) {
-    mlfab__node_refuse(node, link, code, join.rank, text);
-    return;
-  }
-  const mlfab__link *before = &node->links[link];
-  if (before->kind == MLFAB__LINK_JOIN_IN && (before->peer != id || before->nonce != join.nonce)) {
-    mlfab__node_refuse(node, link, MLFAB_ERR_FRAME, join.rank, "two processes on one connection");
-    return;
-  }
-  mlfab__peer *peer = &node->peers[id];
-  uint32_t holder = bootstrap_holder(node, id, link);
-  if (!mlfab__node_claim(node, link, holder, join.nonce, frame)) return;
-  if (!bootstrap_vacant(node, link, id, &join)) return;
-  if (!peer->addresses) peer->addresses = mlfab__alloc(&node->env, MLFAB__ADDRESSES_MAX);
-  if (!peer->addresses) {
-    mlfab__node_refuse(node, link, MLFAB_ERR_MEMORY, 0, "server 0 is out of memory");
-    return;
-  }
-  int again = peer->joined && peer->nonce == join.nonce;
-  if (peer->link != MLFAB__NO_LINK && peer->link != link)
-    mlfab__node_hang_up(node, peer->link, "replaced by a newer link");
-  if (!peer->joined) node->joined++;
-  if (!again) peer->incarnation = ++node->incarnations;
-  peer->joined = 1;
-  peer->hand = join.hand != 0;
-  peer->nonce = join.nonce;
-  peer->link = link;
-  memcpy(peer->addresses, join.addresses, MLFAB__ADDRESSES_MAX);
-  node->links[link].kind = MLFAB__LINK_JOIN_IN;
-  node->links[link].peer = id;
-  node->links[link].nonce = join.nonce;
-  node->links[link].since_ns = node->now_ns;
-  if (node->phase != MLFAB__BOOTSTRAP_JOINING) {
-    node->links[link].welcome = 1;
-    mlfab__node_ready_link(node, link);
-  } else if (node->joined == node->nodes) {
-    bootstrap_complete(node);
-  }
-}
-
-MLFAB__INTERNAL int mlfab__bootstrap_overdue(const mlfab_node *node, const mlfab__link *link) {
-  return node->phase != MLFAB__BOOTSTRAP_JOINING &&
-         node->now_ns - link->since_ns >= 20 * node->config.heartbeat_ns;
-}
-
-MLFAB__INTERNAL void mlfab__bootstrap_lost(mlfab_node *node, uint32_t link) {
-  mlfab__peer *peer = &node->peers[node->links[link].peer];
-  if (peer->link != link) return;
-  peer->link = MLFAB__NO_LINK;
-  if (node->phase != MLFAB__BOOTSTRAP_JOINING) {
-    uint32_t id = node->links[link].peer;
-    if (!bootstrap_is_dedicated(node, id) && bootstrap_holder(node, id, link) == MLFAB__NO_LINK)
-      peer->awaited_ns = mlfab__max(node->now_ns, 1);
-    return;
-  }
-  /* It broke down while the others were awaited: it is not here any more. */
-  peer->joined = 0;
-  node->joined--;
-}
-
-/* --- a node that joins --- */
-
-MLFAB__INTERNAL void mlfab__bootstrap_start(mlfab_node *node) {
-  node->phase = MLFAB__BOOTSTRAP_JOINING;
-  if (!node->is_coordinator) {
-    node->join_connecting = 1;
-    mlfab__node_connect(node, MLFAB__TOKEN_JOIN);
-    return;
-  }
-  mlfab__peer *self = &node->peers[node->id];
-  self->joined = 1;
-  self->incarnation = node->incarnation = ++node->incarnations;
-  self->hand = node->config.progress == MLFAB_PROGRESS_HAND;
-  self->nonce = node->nonce;
-  node->joined = 1;
-  if (node->joined == node->nodes) bootstrap_complete(node);
-}
-
-MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link) {
-  mlfab__join join;
-  memset(&join, 0, sizeof join);
-  join.rank = node->config.rank;
-  join.roles = node->config.roles;
-  join.workers = node->config.workers;
-  join.servers = node->config.servers;
-  join.dedicated = node->config.dedicated;
-  join.scheduler = node->config.scheduler;
-  join.hand = node->config.progress == MLFAB_PROGRESS_HAND;
-  join.nonce = node->nonce;
-  memcpy(join.addresses, node->addresses, sizeof join.addresses);
-  node->links[link].kind = MLFAB__LINK_JOIN_OUT;
-  node->join_link = link;
-  node->join_connecting = 0;
-  uint8_t meta[MLFAB__ADDRESSES_MAX + 128];
-  mlfab__node_post(node, link, MLFAB__JOIN, meta, mlfab__encode_join(meta, &join));
-}
-
-MLFAB__INTERNAL void mlfab__bootstrap_down(mlfab_node *node, const char *why) {
-  node->join_link = MLFAB__NO_LINK;
-  node->join_connecting = 0;
-  node->join_retry_ns = node->now_ns + mlfab__node_beat(node) / 5;
-  if (why) snprintf(node->join_why, sizeof node->join_why, "%s", why);
-}
-
-static void bootstrap_welcome(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame) {
-  mlfab__welcome welcome;
-  const uint8_t *at = frame->bulk;
-  uint32_t left = frame->bulk_bytes;
-  if (mlfab__decode_welcome(frame->meta, frame->meta_bytes, &welcome) || (left > 0 && !at)) {
-    mlfab__bootstrap_fail(node, MLFAB_ERR_FRAME, 0, 1, "joining: a WELCOME that does not parse");
-    return;
-  }
-  for (uint32_t i = 0; i < welcome.nodes; i++) {
-    mlfab__member_info info;
-    uint32_t n = mlfab__decode_member_info(at, left, &info);
-    uint32_t first = mlfab__node_of_server(node, 0);
-    if (n == 0 || info.node < first || info.node - first >= node->config.servers) {
-      mlfab__bootstrap_fail(node, MLFAB_ERR_FRAME, 0, 1, "joining: a WELCOME that does not parse");
-      return;
-    }
-    at += n;
-    left -= n;
-    for (uint32_t r = info.node - first; r < mlfab__node_routes(node); r += node->config.servers) {
-      memcpy(node->routes[r].addresses, info.addresses, MLFAB__ADDRESSES_MAX);
-      node->routes[r].hand = info.hand != 0;
-      node->routes[r].incarnation = info.incarnation;
-      node->routes[r].nonce = info.nonce;
-    }
-  }
-  node->incarnation = welcome.incarnation;
-  node->phase = MLFAB__BOOTSTRAP_GREETING;
-  node->links[link].closing = 1;
-  node->join_link = MLFAB__NO_LINK;
-  mlfab__node_ready_link(node, link);
-  if (node->is_server) mlfab__node_await_workers(node);
-  mlfab__node_greet(node);
-  mlfab__bootstrap_check(node);
-}
-
-MLFAB__INTERNAL void mlfab__bootstrap_frame(mlfab_node *node, uint32_t link,
-                                            const mlfab__frame_in *frame) {
-  mlfab__refuse refuse;
-  mlfab__member member;
-  if (frame->type == MLFAB__JOIN) {
-    bootstrap_join(node, link, frame);
-  } else if (node->links[link].kind != MLFAB__LINK_JOIN_OUT) {
-    mlfab__node_refuse(node, link, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
-                       "a frame that no node sends that joins");
-  } else if (frame->type == MLFAB__WELCOME && node->phase == MLFAB__BOOTSTRAP_JOINING) {
-    bootstrap_welcome(node, link, frame);
-  } else if (frame->type == MLFAB__REFUSE &&
-             !mlfab__decode_refuse(frame->meta, frame->meta_bytes, &refuse)) {
-    char text[MLFAB__TEXT_MAX + 128];
-    snprintf(text, sizeof text, "joining: refused by server 0: %s", refuse.text);
-    if (refuse.code == MLFAB_ERR_JOB)
-      snprintf(text, sizeof text, "joining as job '%s': refused by server 0: %s", node->config.job,
-               refuse.text);
-    mlfab__bootstrap_fail(node, refuse.code, refuse.rank, 0, text);
-  } else if (frame->type == MLFAB__MEMBER &&
-             !mlfab__decode_member(frame->meta, frame->meta_bytes, &member)) {
-    snprintf(node->missing, sizeof node->missing, "%.*s", (int)sizeof node->missing - 1,
-             member.addresses);
-  }
-}
-
-MLFAB__INTERNAL void mlfab__bootstrap_check(mlfab_node *node) {
-  if (node->phase != MLFAB__BOOTSTRAP_GREETING) return;
-  for (uint32_t s = 0; node->is_worker && s < node->config.servers; s++) {
-    if (!node->routes[s].greeted) return;
-  }
-  /* Beside a server the scheduler may come later: until then it is first come, first served. */
-  int own = node->config.roles == MLFAB_ROLE_SCHEDULER;
-  for (uint32_t s = 0; own && s < node->config.servers; s++) {
-    if (!node->routes[node->config.servers + s].greeted) return;
-  }
-  node->phase = MLFAB__BOOTSTRAP_READY;
-}
-
-/* Tells those who have joined who is missing, so that their error can say it too. */
-static void bootstrap_tell_missing(mlfab_node *node) {
-  mlfab__member member;
-  memset(&member, 0, sizeof member);
-  bootstrap_list_missing(node);
-  memcpy(member.addresses, node->missing, sizeof node->missing);
-  uint8_t meta[MLFAB__ADDRESSES_MAX + 64];
-  uint32_t n = mlfab__encode_member(meta, &member);
-  for (uint32_t i = 0; i < node->nlinks; i++) {
-    if (node->links[i].kind == MLFAB__LINK_JOIN_IN && !node->links[i].closing)
-      mlfab__node_post(node, i, MLFAB__MEMBER, meta, n);
-  }
-}
-
-static void bootstrap_timeout(mlfab_node *node) {
-  char text[280], waited[24];
-  mlfab__duration(waited, node->now_ns - node->opened_ns);
-  int32_t rank = 0;
-  int is_server = 1;
-  if (node->is_coordinator && node->phase == MLFAB__BOOTSTRAP_JOINING) {
-    uint32_t id = 0;
-    bootstrap_list_missing(node);
-    while (id + 1 < node->nodes && node->peers[id].joined) id++;
-    is_server = node->config.dedicated && id >= node->config.workers &&
-                id < node->config.workers + node->config.servers;
-    rank = (int32_t)(is_server ? id - node->config.workers : id);
-    int n =
-        snprintf(text, sizeof text, "joining: after %s still missing: %s", waited, node->missing);
-    if (node->strange)
-      snprintf(text + n, sizeof text - (size_t)n, "; a caller was refused: %s", node->strange);
-  } else if (node->phase == MLFAB__BOOTSTRAP_GREETING) {
-    const mlfab__route *routes = node->routes;
-    if (node->config.roles == MLFAB_ROLE_SCHEDULER) routes += node->config.servers;
-    while ((uint32_t)rank + 1 < node->config.servers && routes[rank].greeted) rank++;
-    snprintf(text, sizeof text, "joining: after %s server %d does not answer at %.80s (%.100s)",
-             waited, (int)rank, routes[rank].addresses, routes[rank].why);
-  } else if (node->missing[0]) {
-    snprintf(text, sizeof text, "joining: after %s server 0 still misses: %s", waited,
-             node->missing);
-  } else {
-    snprintf(text, sizeof text, "joining: after %s no answer from server 0 at %.80s (%.100s)",
-             waited, node->config.coordinator,
-             node->join_why[0] ? node->join_why : "no connection");
-  }
-  mlfab__bootstrap_fail(node, MLFAB_ERR_TIMEOUT, rank, is_server, text);
-}
-
-MLFAB__INTERNAL void mlfab__bootstrap_tick(mlfab_node *node) {
-  if (node->phase >= MLFAB__BOOTSTRAP_READY) return;
-  if (node->now_ns - node->opened_ns >= node->config.timeout_ns) {
-    bootstrap_timeout(node);
-    return;
-  }
-  if (node->phase != MLFAB__BOOTSTRAP_JOINING) return;
-  if (node->is_coordinator) {
-    if (node->now_ns < node->missing_ns) return;
-    node->missing_ns = node->now_ns + mlfab__node_beat(node);
-    bootstrap_tell_missing(node);
-  } else if (node->join_link == MLFAB__NO_LINK && !node->join_connecting &&
-             node->now_ns >= node->join_retry_ns) {
-    node->join_connecting = 1;
-    mlfab__node_connect(node, MLFAB__TOKEN_JOIN);
-  }
-}
-
-/* ==============================================================================================
- * core/node/peer_link.c
- * ============================================================================================== */
-/* peer_link.c - a node: links between workers, for what goes by way of an aggregator, for allreduce and for
- * collectives. See node.h.
- *
- *    (wanted) --WHERE to server 0--> asked --THERE--> connecting --UP, MEET--> link stands
- *        ^                             |                  |                        |
- *        +---- a fifth of a beat later, if still wanted --+----- DOWN -------------+
- *
- * A question that its link to server 0 took down with it is asked again on the next one.
- * A member calls; the aggregator's node answers. A node that sends by its own aggregator has a pair
- * of links inside. Addresses are asked for before every call, because a worker that was restarted
- * has others. */
-
-#include <stdio.h>
-
-static mlfab__peer_link *hop_of(mlfab_node *node, uint32_t rank) {
-  if (node->peers_out[rank]) return node->peers_out[rank];
-  uint32_t *hops =
-      mlfab__grow(&node->env, node->hops, &node->hops_room, node->nhops + 1, sizeof *hops);
-  mlfab__peer_link *hop = hops ? mlfab__alloc(&node->env, sizeof *hop) : NULL;
-  if (hops) node->hops = hops;
-  node->hops_short |= !hop;
-  if (!hop) return NULL;
-  hop->link = MLFAB__NO_LINK;
-  node->hops[node->nhops++] = rank;
-  node->peers_out[rank] = hop;
-  return hop;
-}
-
-MLFAB__INTERNAL void mlfab__peer_link_met_self(mlfab_node *node) {
-  mlfab__aggregator_met(&node->aggregator, (uint32_t)node->config.rank, node->incarnation,
-                        node->now_ns);
-}
-
-static void hop_self(mlfab_node *node, mlfab__peer_link *hop) {
-  uint32_t rank = (uint32_t)node->config.rank;
-  if (mlfab__node_pair(node, MLFAB__PAIR_PEER, MLFAB__LINK_PEER, rank, MLFAB__LINK_PEER_IN, rank))
-    return; /* tried again at the next look at the clock */
-  hop->link = node->pairs[MLFAB__PAIR_PEER][0];
-  node->peer_in_links[rank] = node->pairs[MLFAB__PAIR_PEER][1];
-  mlfab__peer_link_met_self(node);
-}
-
-MLFAB__INTERNAL void mlfab__peer_link_want(mlfab_node *node, uint32_t rank) {
-  mlfab__where where = {rank};
-  uint8_t meta[16];
-  mlfab__peer_link *hop = rank < node->config.workers ? hop_of(node, rank) : NULL;
-  if (!hop || hop->link != MLFAB__NO_LINK || hop->asked || hop->connecting || node->leaving) return;
-  if (rank == (uint32_t)node->config.rank && node->aggregator.env) {
-    hop_self(node, hop);
-    return;
-  }
-  if (node->now_ns < hop->retry_ns || node->routes[0].link == MLFAB__NO_LINK) return;
-  hop->asked = 1;
-  hop->asked_by = node->links[node->routes[0].link].id;
-  hop->since_ns = node->now_ns;
-  mlfab__node_post(node, node->routes[0].link, MLFAB__WHERE, meta,
-                   mlfab__encode_where(meta, &where));
-}
-
-MLFAB__INTERNAL int mlfab__peer_link_where(mlfab_node *node, uint32_t link,
-                                           const mlfab__frame_in *frame) {
-  mlfab__where where;
-  if (mlfab__decode_where(frame->meta, frame->meta_bytes, &where) ||
-      where.node >= node->config.workers)
-    return MLFAB_ERR_FRAME;
-  const mlfab__peer *peer = &node->peers[where.node];
-  mlfab__member there;
-  uint8_t meta[MLFAB__ADDRESSES_MAX + 64];
-  memset(&there, 0, sizeof there);
-  there.node = where.node;
-  there.incarnation = peer->incarnation;
-  if (where.node == node->id) {
-    memcpy(there.addresses, node->addresses, MLFAB__ADDRESSES_MAX);
-  } else if (peer->joined && peer->addresses) {
-    memcpy(there.addresses, peer->addresses, MLFAB__ADDRESSES_MAX);
-  }
-  mlfab__node_post(node, link, MLFAB__THERE, meta, mlfab__encode_member(meta, &there));
-  return 0;
-}
-
-/* The link to server 0 that had the question is gone. */
-static int hop_unheard(const mlfab_node *node, const mlfab__peer_link *hop) {
-  uint32_t link = node->routes[0].link;
-  if (MLFAB__PLANTED(79)) return 0;
-  return hop->asked && (link == MLFAB__NO_LINK || node->links[link].id != hop->asked_by);
-}
-
-/* Not now: again a little later, if it is still wanted then. */
-static void hop_later(mlfab_node *node, mlfab__peer_link *hop) {
-  hop->asked = hop->connecting = 0;
-  hop->retry_ns = node->now_ns + node->config.heartbeat_ns / 5;
-}
-
-MLFAB__INTERNAL void mlfab__peer_link_there(mlfab_node *node, const mlfab__member *there) {
-  mlfab__peer_link *hop = there->node < node->config.workers ? node->peers_out[there->node] : NULL;
-  if (!hop || !hop->asked || hop->link != MLFAB__NO_LINK) return;
-  hop_later(node, hop);
-  if (there->addresses[0] == 0) return;
-  memcpy(hop->addresses, there->addresses, MLFAB__ADDRESSES_MAX);
-  hop->connecting = 1;
-  hop->since_ns = node->now_ns;
-  mlfab__node_connect(node, MLFAB__TOKEN_SERVER + mlfab__node_routes(node) + there->node);
-}
-
-MLFAB__INTERNAL int mlfab__peer_link_up(mlfab_node *node, uint64_t rank, uint32_t index) {
-  mlfab__peer_link *hop =
-      rank < node->config.workers && node->peers_out ? node->peers_out[rank] : NULL;
-  if (!hop || !hop->connecting || node->leaving) return 0;
-  if (hop->link != MLFAB__NO_LINK) mlfab__node_hang_up(node, hop->link, "replaced by a newer link");
-  mlfab__link *link = &node->links[index];
-  hop->connecting = 0;
-  hop->link = index;
-  link->kind = MLFAB__LINK_PEER;
-  link->peer = (uint32_t)rank;
-  link->greeted = 1;
-  mlfab__meet meet = {node->id, node->incarnation, node->nonce};
-  uint8_t meta[32];
-  mlfab__node_post(node, index, MLFAB__MEET, meta, mlfab__encode_meet(meta, &meet));
-  mlfab__stream_hop_up(&node->comm.streams, (uint32_t)rank);
-  return 1;
-}
-
-MLFAB__INTERNAL void mlfab__peer_link_failed(mlfab_node *node, uint64_t rank) {
-  mlfab__peer_link *hop =
-      rank < node->config.workers && node->peers_out ? node->peers_out[rank] : NULL;
-  if (hop && hop->connecting) hop_later(node, hop);
-}
-
-MLFAB__INTERNAL void mlfab__peer_link_meet(mlfab_node *node, uint32_t index,
-                                           const mlfab__frame_in *frame) {
-  mlfab__meet meet;
-  if (mlfab__decode_meet(frame->meta, frame->meta_bytes, &meet) || !node->is_worker ||
-      meet.node >= node->config.workers || meet.node == node->id) {
-    mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
-                       "a MEET that does not fit this node");
-    return;
-  }
-  uint32_t old = node->peer_in_links[meet.node];
-  if (old != MLFAB__NO_LINK && node->links[old].nonce != meet.nonce && !MLFAB__PLANTED(85)) {
-    mlfab__node_probe(node, old);
-    mlfab__node_refuse(node, index, MLFAB_ERR_RANK_TAKEN, (int32_t)meet.node,
-                       "another process is here as this worker");
-    return;
-  }
-  if (old != MLFAB__NO_LINK) mlfab__node_hang_up(node, old, "replaced by a newer link");
-  mlfab__link *link = &node->links[index];
-  link->kind = MLFAB__LINK_PEER_IN;
-  link->peer = meet.node;
-  link->nonce = meet.nonce;
-  link->greeted = 1;
-  node->peer_in_links[meet.node] = index;
-  if (node->aggregator.env)
-    mlfab__aggregator_met(&node->aggregator, meet.node, meet.incarnation, node->now_ns);
-}
-
-MLFAB__INTERNAL void mlfab__peer_link_down(mlfab_node *node, const mlfab__link *link,
-                                           uint32_t index) {
-  if (link->kind == MLFAB__LINK_PEER && node->peers_out[link->peer] &&
-      node->peers_out[link->peer]->link == index) {
-    node->peers_out[link->peer]->link = MLFAB__NO_LINK;
-    hop_later(node, node->peers_out[link->peer]);
-    mlfab__worker_hop_lost(&node->worker, link->peer, node->now_ns);
-    mlfab__stream_hop_lost(&node->comm.streams, link->peer);
-  }
-  if (link->kind == MLFAB__LINK_PEER_IN && node->peer_in_links[link->peer] == index) {
-    node->peer_in_links[link->peer] = MLFAB__NO_LINK;
-    if (node->aggregator.env) mlfab__aggregator_lost(&node->aggregator, link->peer, node->now_ns);
-  }
-}
-
-MLFAB__INTERNAL void mlfab__peer_link_scan(mlfab_node *node) {
-  uint64_t beat = node->config.heartbeat_ns;
-  int all = node->hops_short;
-  node->hops_short = 0;
-  for (uint32_t i = 0; i < (all ? node->config.workers : node->nhops); i++) {
-    uint32_t w = all ? i : node->hops[i];
-    mlfab__peer_link *hop = node->peers_out[w];
-    if (hop && hop->link != MLFAB__NO_LINK) continue;
-    if (hop && hop_unheard(node, hop)) hop->asked = 0;
-    if (hop && (hop->asked || hop->connecting) && node->now_ns - hop->since_ns >= 2 * beat)
-      hop_later(node, hop);
-    int wanted = mlfab__comm_hop_missing(&node->comm, w, node->now_ns);
-    if (wanted || (hop && mlfab__worker_hop_wanted(&node->worker, w)))
-      mlfab__peer_link_want(node, w);
-  }
-}
-
-/* ==============================================================================================
- * core/node/node.c
- * ============================================================================================== */
-/* node.c - a node: links, dispatch, actions, liveness. See node.h and mlfab.h section 11. */
-
-/* ==============================================================================================
- * core/sched/client.h
- * ============================================================================================== */
-/* client.h - the server role in a fabric with a scheduler: it announces large transfers, and takes them
- * in the order and by the ways of the plans. Attached to the server as its policy (server.h).
- *
- * The scheduler is peer number `workers` of the server's port. While its link stands (`up`) large
- * updates and pulls wait for a plan; when it is lost, or dead, they go first come, first served.
- *
- * Files, lowest first: report.c (what the scheduler is told), route.c (updates: places and groups), spread.c
- * (pulls: places, turns, spreads), client.c (the link to the scheduler). */
-
-/* A scheduler that is told of something, and sends no plan for so many heartbeats, not even an empty
- * one, counts as lost: its link is given up, and the server grants first come, first served. */
-enum { MLFAB__SERVER_PLAN_BEATS = 8 };
-
-struct mlfab__server_sched {
-  int up; /* the link to the scheduler stands */
-  /* How long something announced has waited since the last plan, and the last look. What passes while
-   * this server itself stands still does not count. */
-  uint64_t unplanned_ns, looked_ns;
-  uint64_t place_walk;    /* numbers the looks at the unplaced */
-  uint64_t groups;        /* the last number of a group */
-  uint64_t places;        /* the last place of a pull */
-  uint64_t spreads;       /* the last number of a spread, or of a way of a pull */
-  uint64_t reported_left; /* bytes of the head when the scheduler was told last */
-  mlfab__capacity own;    /* of this node's host */
-  /* Scratch. */
-  mlfab__plan_entry *entries;
-  mlfab__group_member *members;
-  uint8_t *meta; /* MLFAB_META_MAX */
-};
-
-/* From now on the server has this policy. Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__client_attach(mlfab__server *server);
-
-/* The scheduler's link stands: it is told everything. It is lost, or dead. A frame of it (PLAN). */
-MLFAB__INTERNAL void mlfab__server_scheduler_hello(mlfab__server *server, uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__server_scheduler_lost(mlfab__server *server, uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__server_scheduler_frame(mlfab__server *server,
-                                                   const mlfab__frame_in *frame, uint64_t now_ns);
-/* What this node's host carries, for the scheduler. */
-MLFAB__INTERNAL void mlfab__server_capacity(mlfab__server *server, const mlfab__capacity *capacity,
-                                            uint64_t now_ns);
-
-/* --- report.c --- */
-
-/* Is this large enough to be planned, and is there a scheduler? */
-MLFAB__INTERNAL int mlfab__report_plans(const mlfab__server *server, uint64_t bytes);
-/* A hash of segments: transfers of one shape can be grouped. */
-MLFAB__INTERNAL uint64_t mlfab__report_shape(const mlfab__segment *segments, uint32_t n);
-/* A control frame for the scheduler. */
-MLFAB__INTERNAL void mlfab__report_tell(mlfab__server *server, uint8_t type, const void *meta,
-                                        uint32_t bytes);
-/* Tells the scheduler that a transfer is over (worker MLFAB__NO_NODE: only how the queues
- * stand). */
-MLFAB__INTERNAL void mlfab__report_over(mlfab__server *server, uint32_t kind, uint32_t worker,
-                                        uint64_t id, int code);
-/* ANNOUNCE to the scheduler; fills `placed` and `incarnation`. */
-MLFAB__INTERNAL void mlfab__report_announce(mlfab__server *server, mlfab__announce *announce);
-/* Bytes that were placed and are still to come; to go out; of one pull. */
-MLFAB__INTERNAL uint64_t mlfab__report_backlog(const mlfab__server *server);
-MLFAB__INTERNAL uint64_t mlfab__report_out_backlog(const mlfab__server *server);
-MLFAB__INTERNAL uint64_t mlfab__report_left(const mlfab__server_pull *pull);
-
-/* --- route.c --- */
-
-/* Updates of a plan get their places, in order. */
-MLFAB__INTERNAL void mlfab__route_plan(mlfab__server *server, const mlfab__plan_entry *entries,
-                                       uint32_t n);
-/* Announces all that wait for a plan; gives all of them places, first come first served. */
-MLFAB__INTERNAL void mlfab__route_announce_all(mlfab__server *server);
-MLFAB__INTERNAL void mlfab__route_unschedule(mlfab__server *server);
-/* Is something announced that no plan has placed? */
-MLFAB__INTERNAL int mlfab__route_waits(const mlfab__server *server);
-/* FORWARD and GROUP_FAIL of an aggregator's node: 1 when it was one. */
-MLFAB__INTERNAL int mlfab__route_frame(mlfab__server *server, uint32_t worker,
-                                       const mlfab__frame_in *frame);
-/* As in mlfab__server_policy. */
-MLFAB__INTERNAL int mlfab__route_hold(mlfab__server *server, mlfab__incoming *update);
-MLFAB__INTERNAL void mlfab__route_advance(mlfab__server *server);
-MLFAB__INTERNAL void mlfab__route_over(mlfab__server *server, const mlfab__incoming *update);
-MLFAB__INTERNAL void mlfab__route_progress(mlfab__server *server, const mlfab__incoming *head);
-MLFAB__INTERNAL void mlfab__route_grant(mlfab__server *server, mlfab__incoming *leader,
-                                        uint64_t upto);
-MLFAB__INTERNAL void mlfab__route_split(mlfab__server *server, mlfab__incoming *member,
-                                        mlfab__incoming *culprit, int direct);
-MLFAB__INTERNAL void mlfab__route_end(mlfab__server *server, const mlfab__incoming *leader,
-                                      int applied);
-MLFAB__INTERNAL void mlfab__route_regroup(mlfab__server *server);
-MLFAB__INTERNAL void mlfab__route_lost(mlfab__server *server, uint32_t worker);
-
-/* --- spread.c --- */
-
-/* The same for pulls. Entries in a row with one group number are one spread. */
-MLFAB__INTERNAL void mlfab__spread_plan(mlfab__server *server, const mlfab__plan_entry *entries,
-                                        uint32_t n);
-MLFAB__INTERNAL void mlfab__spread_announce_all(mlfab__server *server);
-MLFAB__INTERNAL void mlfab__spread_unschedule(mlfab__server *server);
-MLFAB__INTERNAL int mlfab__spread_waits(const mlfab__server *server);
-MLFAB__INTERNAL void mlfab__spread_tick(mlfab__server *server);
-/* PULL_DONE of a member, SPREAD_FAIL of an aggregator's node: 1 when it was one. */
-MLFAB__INTERNAL int mlfab__spread_frame(mlfab__server *server, uint32_t worker,
-                                        const mlfab__frame_in *frame);
-/* As in mlfab__server_policy. */
-MLFAB__INTERNAL int mlfab__spread_hold(mlfab__server *server, uint32_t worker,
-                                       mlfab__server_pull *pull);
-MLFAB__INTERNAL void mlfab__spread_goes(mlfab__server *server, uint32_t worker,
-                                        mlfab__server_pull *pull);
-MLFAB__INTERNAL void mlfab__spread_left(mlfab__server *server, const mlfab__server_pull *pull,
-                                        uint64_t taken);
-MLFAB__INTERNAL void mlfab__spread_out(mlfab__server *server, mlfab__server_pull *own);
-MLFAB__INTERNAL void mlfab__spread_over(mlfab__server *server, uint32_t worker,
-                                        const mlfab__server_pull *was, int code);
-MLFAB__INTERNAL void mlfab__spread_stopped(mlfab__server *server, uint32_t worker);
-MLFAB__INTERNAL void mlfab__spread_turns(mlfab__server *server);
-
-/* core/node/node.c goes on. */
-
-/* ==============================================================================================
- * core/sparse/sparse_apply.h
- * ============================================================================================== */
-/* sparse_apply.h - the server role: packets in updates (sparse_apply.c) and in answers (delta.c), attached
- * to the server. See server.h. */
-
-/* From now on the server takes packets, and answers with them. */
-MLFAB__INTERNAL void mlfab__sparse_attach(mlfab__server *server);
-
-/* Memory for packets: what one holds, and as much for what was before; `came`. Errors: MEMORY. */
-#define MLFAB__SPARSE_APPLY_HALF (65536u * 8)
-#define MLFAB__SPARSE_APPLY_ROOM (2 * MLFAB__SPARSE_APPLY_HALF)
-MLFAB__INTERNAL int mlfab__sparse_apply_room(mlfab__server *server);
-MLFAB__INTERNAL void mlfab__sparse_apply_free(mlfab__server *server);
-/* The row of packets. */
-MLFAB__INTERNAL const mlfab__apply_codec *mlfab__sparse_apply_codec(void);
-
-/* core/node/node.c goes on. */
-
-/* ==============================================================================================
- * core/sparse/sparse_push.h
- * ============================================================================================== */
-/* sparse_push.h - the worker role: calls whose updates travel as packets. See sparse_push.c. */
-
-/* A sparse update of one tensor: all of it is copied. */
-MLFAB__INTERNAL int mlfab__worker_push_sparse(mlfab__worker *worker, uint32_t tensor,
-                                              const uint64_t *indices, const void *values,
-                                              uint64_t count, const mlfab_push_options *options,
-                                              uint64_t now_ns, mlfab_request *request_p,
-                                              mlfab_error *error);
-/* The filter of a tensor, or of all; NULL: none from now on. */
-MLFAB__INTERNAL int mlfab__worker_set_filter(mlfab__worker *worker, uint32_t tensor,
-                                             const mlfab_filter *filter, mlfab_error *error);
-
-/* core/node/node.c goes on. */
-
-#include <stdio.h>
-
-enum { NODE_QUEUE_MAX = 4 << 20, NODE_STRANGERS = 64, NODE_JOIN_BEAT_NS = 500000000 };
-
-/* Actions that updates in flight can ask for: a detach an update and server, and a connect a
- * server. */
-#define NODE_ACTIONS(node) (64 + 2 * (MLFAB__WORKER_UPDATES + 1) * (node)->config.servers)
-
-/* --- links --- */
-
-static mlfab__link *node_link(mlfab_node *node, uint32_t id, uint32_t *index_p) {
-  uint32_t index;
-  if (!mlfab__map_get(&node->by_id, id, &index)) return NULL;
-  *index_p = index;
-  return &node->links[index];
-}
-
-/* Room for this many actions at least, so that none is ever lost for want of memory. */
-static int node_reserve_actions(mlfab_node *node, uint32_t room) {
-  if (room <= node->actions_room) return 0;
-  mlfab__queued_action *actions = mlfab__alloc_array(&node->env, room, sizeof *actions);
-  if (!actions) return MLFAB_ERR_MEMORY;
-  for (uint32_t i = 0; i < node->actions_count; i++) {
-    actions[i] = node->actions[(node->actions_begin + i) % node->actions_room];
-  }
-  mlfab__free(&node->env, node->actions, node->actions_room * sizeof *actions);
-  node->actions = actions;
-  node->actions_begin = 0;
-  node->actions_room = room;
-  return 0;
-}
-
-/* --- timers --- */
-
-/* The heap's number of a timer. */
-static uint32_t node_timer(const mlfab_node *node, enum mlfab__timer kind, uint32_t index) {
-  uint32_t routes = mlfab__node_routes(node);
-  uint32_t workers = node->is_server ? node->config.workers : 0;
-  switch (kind) {
-    case MLFAB__TIMER_JOIN:
-      return 0;
-    case MLFAB__TIMER_SCAN:
-      return 1;
-    case MLFAB__TIMER_ROUTE:
-      return 2 + index;
-    case MLFAB__TIMER_WORKER:
-      return 2 + routes + index;
-    default:
-      return 2 + routes + workers + index;
-  }
-}
-
-/* The next time at which timers expire, from this one on. */
-static uint64_t node_round(const mlfab_node *node, uint64_t at_ns) {
-  uint64_t quarter = mlfab__node_beat(node) / 4;
-  uint64_t since = mlfab__max(at_ns, node->opened_ns) - node->opened_ns;
-  return mlfab__add_sat(at_ns, (quarter - since % quarter) % quarter);
-}
-
-static void node_arm_at(mlfab_node *node, enum mlfab__timer kind, uint32_t index, uint64_t at_ns) {
-  mlfab__heap_put(&node->timers, node_timer(node, kind, index), at_ns, (uint64_t)kind);
-}
-
-/* Expires at this time, rounded up, but not at once. */
-static void node_arm(mlfab_node *node, enum mlfab__timer kind, uint32_t index, uint64_t at_ns) {
-  node_arm_at(node, kind, index, node_round(node, mlfab__max(at_ns, node->now_ns + 1)));
-}
-
-/* A free entry; links and ready ring grow together. MLFAB__NO_LINK when out of memory. */
-static uint32_t node_new_link(mlfab_node *node) {
-  for (uint32_t i = node->first_free; i < node->nlinks; i++) {
-    if (node->links[i].kind != MLFAB__LINK_FREE || node->links[i].listed) continue;
-    node->first_free = i;
-    return i;
-  }
-  uint32_t n = node->nlinks, more = n ? 2 * n : 8;
-  mlfab__link *links = mlfab__alloc_array(&node->env, more, sizeof *links);
-  uint32_t *ready = mlfab__alloc_array(&node->env, more, sizeof *ready);
-  /* Beside what updates may ask for: each link's loans taken back, closed, dialled again, probed. */
-  int reserved = !node_reserve_actions(node, NODE_ACTIONS(node) + 4 * more);
-  int timed =
-      !mlfab__heap_reserve(&node->timers, &node->env, node_timer(node, MLFAB__TIMER_LINK, more));
-  if (!links || !ready || !reserved || !timed) {
-    mlfab__free(&node->env, links, more * sizeof *links);
-    mlfab__free(&node->env, ready, more * sizeof *ready);
-    return MLFAB__NO_LINK;
-  }
-  if (n) memcpy(links, node->links, n * sizeof *links);
-  for (uint32_t i = 0; n && i < node->ready_count; i++)
-    ready[i] = node->ready[(node->ready_begin + i) % n];
-  mlfab__free(&node->env, node->links, n * sizeof *links);
-  mlfab__free(&node->env, node->ready, n * sizeof *ready);
-  node->links = links;
-  node->ready = ready;
-  node->ready_begin = 0;
-  node->nlinks = more;
-  node->first_free = n;
-  return n;
-}
-
-MLFAB__INTERNAL void mlfab__node_ready_link(mlfab_node *node, uint32_t index) {
-  mlfab__link *link = &node->links[index];
-  if (link->listed || link->blocked || link->kind == MLFAB__LINK_FREE) return;
-  link->listed = 1;
-  node->ready[(node->ready_begin + node->ready_count++) % node->nlinks] = index;
-}
-
-static void node_act(mlfab_node *node, uint32_t kind, uint32_t link, uint64_t token) {
-  if (node->actions_count == node->actions_room &&
-      node_reserve_actions(node, 2 * node->actions_room)) {
-    /* More than all updates and links can ask for at once: only repeated connects are left over. */
-    mlfab__log(&node->env, MLFAB_LOG_ERROR, "out of memory for an action");
-    return;
-  }
-  mlfab__queued_action *action =
-      &node->actions[(node->actions_begin + node->actions_count++) % node->actions_room];
-  action->kind = kind;
-  action->link = link;
-  action->token = token;
-}
-
-MLFAB__INTERNAL void mlfab__node_connect(mlfab_node *node, uint64_t token) {
-  node_act(node, MLFAB_ACTION_CONNECT, 0, token);
-}
-
-static void node_doom(mlfab_node *node, uint32_t index) {
-  node->links[index].doomed = 1;
-  node->doomed = 1;
-}
-
-MLFAB__INTERNAL void mlfab__node_post(mlfab_node *node, uint32_t index, uint8_t type,
-                                      const void *meta, uint32_t bytes) {
-  if (index == MLFAB__NO_LINK) return;
-  mlfab__link *link = &node->links[index];
-  uint32_t padded = (bytes + 7) / 8 * 8 + 8;
-  if (link->kind == MLFAB__LINK_FREE || link->closing) return;
-  if (link->queue_room - link->queue_end < padded) {
-    uint32_t used = link->queue_end - link->queue_begin;
-    if (link->queue_begin > 0 && link->queue_room - used >= padded && link->queue_begin >= used) {
-      memcpy(link->queue, link->queue + link->queue_begin, used);
-    } else {
-      uint32_t room = link->queue_room ? link->queue_room : 1024;
-      while (room < used + padded) room *= 2;
-      uint8_t *queue = room <= NODE_QUEUE_MAX ? mlfab__alloc(&node->env, room) : NULL;
-      if (!queue) {
-        /* A peer that does not read, or no memory: the link goes, and what matters is said again on
-         * the next. */
-        node_doom(node, index);
-        return;
-      }
-      if (used > 0) memcpy(queue, link->queue + link->queue_begin, used);
-      mlfab__free(&node->env, link->queue, link->queue_room);
-      link->queue = queue;
-      link->queue_room = room;
-    }
-    link->queue_begin = 0;
-    link->queue_end = used;
-  }
-  uint32_t head[2] = {bytes, type};
-  memcpy(link->queue + link->queue_end, head, 8);
-  if (bytes > 0) memcpy(link->queue + link->queue_end + 8, meta, bytes);
-  link->queue_end += padded;
-  mlfab__node_ready_link(node, index);
-}
-
-/* It claims nothing any more. */
-static void node_unclaim(mlfab_node *node, mlfab__link *link) {
-  if (link->kind != MLFAB__LINK_CLAIM) return;
-  mlfab__free(&node->env, link->claim, link->claim_bytes);
-  link->claim = NULL;
-  link->claim_bytes = 0;
-  link->kind = MLFAB__LINK_NEW;
-  node->claims--;
-}
-
-static void node_free_link(mlfab_node *node, uint32_t index) {
-  mlfab__link *link = &node->links[index];
-  node_unclaim(node, link);
-  if (link->id) mlfab__map_remove(&node->by_id, link->id);
-  mlfab__free(&node->env, link->queue, link->queue_room);
-  uint8_t listed = link->listed;
-  memset(link, 0, sizeof *link);
-  link->listed = listed; /* the ring lets go of it when it comes round */
-  if (index < node->first_free) node->first_free = index;
-  mlfab__heap_remove(&node->timers, node_timer(node, MLFAB__TIMER_LINK, index));
-}
-
-MLFAB__INTERNAL void mlfab__node_refuse(mlfab_node *node, uint32_t index, int code, int32_t rank,
-                                        const char *text) {
-  mlfab__refuse refuse;
-  uint8_t meta[MLFAB__TEXT_MAX + 64];
-  memset(&refuse, 0, sizeof refuse);
-  refuse.code = code;
-  refuse.rank = rank;
-  snprintf(refuse.text, sizeof refuse.text, "%s", text);
-  mlfab__node_post(node, index, MLFAB__REFUSE, meta, mlfab__encode_refuse(meta, &refuse));
-  node->links[index].closing = 1;
-  mlfab__log(&node->env, MLFAB_LOG_INFO, "refused a connection: %s", text);
-}
-
-MLFAB__INTERNAL void mlfab__node_emit(mlfab_node *node, uint32_t kind, int32_t rank, int is_server,
-                                      uint32_t incarnation, int code, const char *text) {
-  mlfab_event_info info = {kind, rank, (uint32_t)is_server, incarnation, code, text};
-  mlfab__log(&node->env, kind == MLFAB_EVENT_DEAD ? MLFAB_LOG_WARN : MLFAB_LOG_INFO, "%s %d: %s",
-             is_server ? "server" : "worker", (int)rank, text);
-  if (node->config.on_event) node->config.on_event(node->config.user, &info);
-}
-
-/* --- what the roles ask for --- */
-
-static uint32_t node_route(const mlfab_node *node, uint32_t server) {
-  return node->routes[server].link;
-}
-static uint32_t node_worker(const mlfab_node *node, uint32_t rank) {
-  return node->worker_links[rank];
-}
-static uint32_t node_planner(const mlfab_node *node, uint32_t server) {
-  return node->routes[node->config.servers + server].link;
-}
-static uint32_t node_across(const mlfab_node *node, uint32_t server) {
-  return node->routes[2 * node->config.servers + server].link;
-}
-static uint32_t node_member_link(const mlfab_node *node, uint32_t rank) {
-  return node->peer_in_links[rank];
-}
-static uint32_t node_hop(const mlfab_node *node, uint32_t rank) {
-  return node->peers_out[rank] ? node->peers_out[rank]->link : MLFAB__NO_LINK;
-}
-
-static void node_port_drop(mlfab_node *node, uint32_t index, int code, const char *text) {
-  if (index == MLFAB__NO_LINK) return;
-  mlfab__log(&node->env, MLFAB_LOG_WARN, "link given up: %s (%s)", text, mlfab_error_name(code));
-  node->stats.frames_refused++;
-  node_doom(node, index);
-}
-
-/* One set of functions for each direction: the peer's number means another table. */
-#define NODE_PORT(side, table)                                                                \
-  static void node_##side##_post(void *self, uint32_t peer, uint8_t type, const void *meta,   \
-                                 uint32_t bytes) {                                            \
-    mlfab_node *node = self;                                                                  \
-    mlfab__node_post(node, table(node, peer), type, meta, bytes);                             \
-  }                                                                                           \
-  static void node_##side##_ready(void *self, uint32_t peer) {                                \
-    mlfab_node *node = self;                                                                  \
-    if (table(node, peer) != MLFAB__NO_LINK) mlfab__node_ready_link(node, table(node, peer)); \
-  }                                                                                           \
-  static void node_##side##_drop(void *self, uint32_t peer, int code, const char *text) {     \
-    mlfab_node *node = self;                                                                  \
-    node_port_drop(node, table(node, peer), code, text);                                      \
-  }                                                                                           \
-  static void node_##side##_detach(void *self, uint32_t peer, uint64_t token) {               \
-    mlfab_node *node = self;                                                                  \
-    uint32_t index = table(node, peer);                                                       \
-    if (index != MLFAB__NO_LINK && !node->links[index].self) {                                \
-      node_act(node, MLFAB_ACTION_DETACH, node->links[index].id, token);                      \
-    }                                                                                         \
-  }
-NODE_PORT(up, node_route)
-NODE_PORT(down, node_worker)
-NODE_PORT(plan, node_planner)
-NODE_PORT(across, node_across)
-NODE_PORT(member, node_member_link)
-NODE_PORT(hop, node_hop)
-#undef NODE_PORT
-
-/* A hop that is wanted opens its link. */
-static void node_want_hop(void *self, uint32_t rank) {
-  mlfab_node *node = self;
-  if (node_hop(node, rank) != MLFAB__NO_LINK) {
-    node_hop_ready(self, rank);
-  } else {
-    mlfab__peer_link_want(node, rank);
-  }
-}
-
-static void node_call(mlfab_node *node, uint32_t index);
-
-/* A link to another server, or to our own. */
-static void node_want_across(void *self, uint32_t server) {
-  mlfab_node *node = self;
-  uint32_t index = 2 * node->config.servers + server;
-  mlfab__route *route = &node->routes[index];
-  if (route->link != MLFAB__NO_LINK) {
-    node_across_ready(self, server);
-  } else if (server == node->server_number) {
-    /* Without memory for it: tried again at the next look at the clock. */
-    if (mlfab__node_pair(node, MLFAB__PAIR_RESHARD, MLFAB__LINK_RESHARD, server,
-                         MLFAB__LINK_RESHARD_IN, server))
-      return;
-    route->link = node->pairs[MLFAB__PAIR_RESHARD][0];
-    node->reshard_links[server] = node->pairs[MLFAB__PAIR_RESHARD][1];
-  } else if (!node->leaving) {
-    route->dead = 0;
-    route->heard_ns = node->now_ns;
-    if (!route->connecting) node_call(node, index);
-    node_arm(node, MLFAB__TIMER_ROUTE, index, node->now_ns);
-  }
-}
-
-MLFAB__INTERNAL void mlfab__node_across(mlfab_node *node, uint32_t server) {
-  node_want_across(node, server);
-}
-
-static void node_port_event(void *self, uint32_t kind, int32_t rank, int is_server,
-                            uint32_t incarnation, int code, const char *text) {
-  mlfab__node_emit(self, kind, rank, is_server, incarnation, code, text);
-}
-
-/* --- open and close --- */
-
-/* One link index for each peer, none of which stands. */
-static uint32_t *node_no_links(mlfab_node *node, uint32_t n) {
-  uint32_t *links = mlfab__alloc_array(&node->env, n, sizeof *links);
-  for (uint32_t i = 0; links && i < n; i++) links[i] = MLFAB__NO_LINK;
-  return links;
-}
-
-#define NODE_PORT_OF(side)                                                                   \
-  {                                                                                          \
-    node, node_##side##_post, node_##side##_ready, node_##side##_drop, node_##side##_detach, \
-        node_port_event                                                                      \
-  }
-
-static int node_init_worker(mlfab_node *node) {
-  const mlfab_config *c = &node->config;
-  mlfab__port up = NODE_PORT_OF(up), hop = NODE_PORT_OF(hop), member = NODE_PORT_OF(member);
-  hop.ready = node_want_hop;
-  if (mlfab__worker_init(&node->worker, &node->env, c, (uint32_t)c->rank, &up, &hop, &node->stats,
-                         &node->requests))
-    return MLFAB_ERR_MEMORY;
-  mlfab__reshard_worker_attach(&node->worker);
-  mlfab__barrier_worker_init(&node->barrier, c, &up, &node->requests);
-  if (mlfab__comm_init(&node->comm, &node->env, c, (uint32_t)c->rank, &up, &hop, &member,
-                       &node->requests))
-    return MLFAB_ERR_MEMORY;
-  node->comm.host = c->host;
-  node->peers_out = mlfab__alloc_array(&node->env, c->workers, sizeof *node->peers_out);
-  node->peer_in_links = node_no_links(node, c->workers);
-  if (!node->peers_out || !node->peer_in_links) return MLFAB_ERR_MEMORY;
-  if (c->scheduler == MLFAB_SCHEDULER_NONE) return 0;
-  return mlfab__aggregator_init(&node->aggregator, &node->env, c, &up, &member, &node->stats);
-}
-
-static int node_init_server(mlfab_node *node) {
-  const mlfab_config *c = &node->config;
-  mlfab__port down = NODE_PORT_OF(down), across = NODE_PORT_OF(across);
-  uint32_t peers = c->workers + 1;
-  across.ready = node_want_across;
-  node->reshard_links = node_no_links(node, c->servers);
-  node->worker_links = node_no_links(node, peers);
-  node->worker_heard = mlfab__alloc_array(&node->env, peers, sizeof *node->worker_heard);
-  node->worker_lost = mlfab__alloc_array(&node->env, peers, sizeof *node->worker_lost);
-  if (!node->worker_links || !node->worker_heard || !node->worker_lost || !node->reshard_links)
-    return MLFAB_ERR_MEMORY;
-  if (mlfab__server_init(&node->server, &node->env, c, node->server_number, &down, &node->stats) ||
-      mlfab__client_attach(&node->server))
-    return MLFAB_ERR_MEMORY;
-  mlfab__sparse_attach(&node->server);
-  mlfab__reshard_server_attach(&node->server);
-  node->server.move.across = across;
-  if (!node->is_coordinator) return 0;
-  if (mlfab__reshard_init(&node->reslice, &node->env, c, &node->server.layout, &down, &across))
-    return MLFAB_ERR_MEMORY;
-  node->peers = mlfab__alloc_array(&node->env, node->nodes, sizeof *node->peers);
-  if (!node->peers) return MLFAB_ERR_MEMORY;
-  for (uint32_t i = 0; i < node->nodes; i++) node->peers[i].link = MLFAB__NO_LINK;
-  if (mlfab__barrier_server_init(&node->barriers, &node->env, c, &down) ||
-      mlfab__membership_init(&node->roll, &node->env, c, &down))
-    return MLFAB_ERR_MEMORY;
-  mlfab__trees_init(&node->trees, &node->env, c, &down, &node->roll);
-  return 0;
-}
-
-static int node_init_roles(mlfab_node *node) {
-  mlfab__port plan = NODE_PORT_OF(plan);
-  uint32_t routes = mlfab__node_routes(node);
-  node->routes = mlfab__alloc_array(&node->env, routes, sizeof *node->routes);
-  if (!node->routes) return MLFAB_ERR_MEMORY;
-  for (uint32_t r = 0; r < routes; r++) node->routes[r].link = MLFAB__NO_LINK;
-  int code = node->is_worker ? node_init_worker(node) : 0;
-  if (!code && node->is_server) code = node_init_server(node);
-  if (!code && node->is_scheduler)
-    code =
-        mlfab__scheduler_create(&node->env, &node->config, &plan, &node->stats, &node->scheduler);
-  mlfab__monitor_init(&node->monitor, node->config.heartbeat_ns);
-  return code;
-}
-
-MLFAB__INTERNAL uint32_t mlfab__node_server_of(const mlfab_node *node, uint32_t route) {
-  uint32_t servers = node->config.servers;
-  return route < servers ? route : route - (route < 2 * servers ? servers : 2 * servers);
-}
-
-MLFAB__INTERNAL uint32_t mlfab__node_routes(const mlfab_node *node) {
-  return 3 * node->config.servers;
-}
-
-MLFAB__INTERNAL uint64_t mlfab__node_beat(const mlfab_node *node) {
-  uint64_t beat = node->config.heartbeat_ns;
-  return node->phase < MLFAB__BOOTSTRAP_READY ? mlfab__min(beat, NODE_JOIN_BEAT_NS) : beat;
-}
-
-/* Who this node is in the fabric. */
-static void node_identify(mlfab_node *node) {
-  const mlfab_config *c = &node->config;
-  node->is_worker = (c->roles & MLFAB_ROLE_WORKER) != 0;
-  node->is_server = (c->roles & MLFAB_ROLE_SERVER) != 0;
-  uint32_t others = c->workers + (c->dedicated ? c->servers : 0);
-  int own = c->roles == MLFAB_ROLE_SCHEDULER;
-  node->nodes = others + (c->scheduler == MLFAB_SCHEDULER_OWN);
-  node->id = own ? others : (uint32_t)c->rank + (c->dedicated && node->is_server ? c->workers : 0);
-  node->server_number = node->is_server ? (uint32_t)c->rank : MLFAB__NO_NODE;
-  node->is_coordinator = node->server_number == 0;
-  node->is_scheduler = own || (node->is_coordinator && c->scheduler == MLFAB_SCHEDULER_BESIDE);
-  node->job = mlfab__hash(0, c->job, strlen(c->job));
-  (void)mlfab__secret_parse(c->secret, node->secret); /* it was judged with the configuration */
-  node->epoch = 1;
-  node->join_link = MLFAB__NO_LINK;
-  for (uint32_t i = 0; i < MLFAB__PAIRS; i++)
-    node->pairs[i][0] = node->pairs[i][1] = MLFAB__NO_LINK;
-}
-
-/* Nodes that listen at one address share its links; those that only listen inside their machine are
- * one host. */
-static uint64_t node_host(const char *addresses) {
-  static const char local[] = "localhost";
-  for (const char *at = addresses; *at;) {
-    size_t n = strcspn(at, " ");
-    size_t host = n;
-    int has_port = !strncmp(at, "tcp:", 4);
-    while (has_port && host > 4 && at[host] != ':') host--;
-    int inside = !strncmp(at, "shm:", 4) || !strncmp(at, "unix:", 5) ||
-                 !strncmp(at, "tcp:127.", 8) || !strncmp(at, "tcp:[::1]", 9);
-    if (!inside && n > 0) return mlfab__hash(1, at, host) | 1;
-    at += n;
-    while (*at == ' ') at++;
-  }
-  return mlfab__hash(1, local, sizeof local - 1) | 1;
-}
-
-MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses, uint64_t now_ns,
-                              mlfab_node **node_p, mlfab_error *error) {
-  mlfab_config complete;
-  mlfab__env env;
-  if (error) memset(error, 0, sizeof *error);
-  if (!node_p) return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "node_p is NULL");
-  int code = mlfab__config_complete(config, &complete, error);
-  if (!code) code = mlfab__env_init(&env, complete.env);
-  if (code) return code;
-  mlfab_node *node = mlfab__alloc(&env, sizeof *node);
-  if (!node) return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "out of memory for the node");
-  node->env = env;
-  node->requests.env = &node->env;
-  node->config = complete;
-  node->config.env = NULL;
-  node_identify(node);
-  node->opened_ns = node->now_ns = now_ns;
-  node->nonce = mlfab__hash(complete.seed ^ node->id, &now_ns, sizeof now_ns);
-  node->nonce = mlfab__hash(node->nonce, node->secret, sizeof node->secret);
-  if (complete.progress == MLFAB_PROGRESS_AUTO) node->config.progress = MLFAB_PROGRESS_THREAD;
-  snprintf(node->addresses, sizeof node->addresses, "%s", addresses ? addresses : "");
-  if (node->config.host == 0) node->config.host = node_host(node->addresses);
-  node->head = mlfab__alloc(&node->env, MLFAB_HEADER_BYTES + MLFAB_META_MAX);
-  int reserved = !node_reserve_actions(node, NODE_ACTIONS(node));
-  int timed =
-      !mlfab__heap_reserve(&node->timers, &node->env, node_timer(node, MLFAB__TIMER_LINK, 0));
-  if (!node->head || !reserved || !timed || node_init_roles(node)) {
-    mlfab_node_close(&node);
-    return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "out of memory for the node");
-  }
-  node_arm_at(node, MLFAB__TIMER_JOIN, 0, now_ns);
-  mlfab__bootstrap_start(node);
-  *node_p = node;
-  return 0;
-}
-
-MLFAB_API void mlfab_node_close(mlfab_node **node_p) {
-  mlfab_node *node = node_p ? *node_p : NULL;
-  if (!node) return;
-  mlfab__env env = node->env;
-  mlfab__worker_free(&node->worker);
-  mlfab__server_free(&node->server);
-  mlfab__aggregator_free(&node->aggregator);
-  mlfab__scheduler_destroy(&node->scheduler);
-  mlfab__barrier_server_free(&node->barriers);
-  mlfab__trees_free(&node->trees);
-  mlfab__membership_free(&node->roll);
-  mlfab__reshard_free(&node->reslice);
-  mlfab__comm_free(&node->comm);
-  mlfab__requests_free(&node->requests);
-  for (uint32_t i = 0; i < node->nlinks; i++) {
-    mlfab__free(&node->env, node->links[i].queue, node->links[i].queue_room);
-    mlfab__free(&node->env, node->links[i].claim, node->links[i].claim_bytes);
-  }
-  for (uint32_t i = 0; node->peers && i < node->nodes; i++)
-    mlfab__free(&node->env, node->peers[i].addresses, MLFAB__ADDRESSES_MAX);
-  mlfab__free(&node->env, node->peers, node->nodes * sizeof *node->peers);
-  mlfab__free(&node->env, node->routes, mlfab__node_routes(node) * sizeof *node->routes);
-  uint32_t workers = node->config.workers;
-  mlfab__free(&node->env, node->reshard_links, node->config.servers * sizeof *node->reshard_links);
-  mlfab__free(&node->env, node->worker_links, (workers + 1) * sizeof *node->worker_links);
-  mlfab__free(&node->env, node->worker_heard, (workers + 1) * sizeof *node->worker_heard);
-  mlfab__free(&node->env, node->worker_lost, (workers + 1) * sizeof *node->worker_lost);
-  for (uint32_t w = 0; node->peers_out && w < workers; w++)
-    mlfab__free(&node->env, node->peers_out[w], sizeof **node->peers_out);
-  mlfab__free(&node->env, node->peers_out, workers * sizeof *node->peers_out);
-  mlfab__free(&node->env, node->hops, node->hops_room * sizeof *node->hops);
-  mlfab__free(&node->env, node->peer_in_links, workers * sizeof *node->peer_in_links);
-  uint32_t room = node->config.servers * (MLFAB__ADDRESSES_MAX + 32);
-  mlfab__free(&node->env, node->welcome, room < MLFAB_BULK_MAX ? room : MLFAB_BULK_MAX);
-  mlfab__map_free(&node->env, &node->by_id);
-  mlfab__heap_free(&node->timers, &node->env);
-  mlfab__free(&node->env, node->links, node->nlinks * sizeof *node->links);
-  mlfab__free(&node->env, node->ready, node->nlinks * sizeof *node->ready);
-  mlfab__free(&node->env, node->actions, node->actions_room * sizeof *node->actions);
-  mlfab__free(&node->env, node->head, MLFAB_HEADER_BYTES + MLFAB_META_MAX);
-  env.hooks = node->env.hooks;
-  mlfab__free(&env, node, sizeof *node);
-  *node_p = NULL;
-}
-
-/* --- workers and servers, up and down --- */
-
-static void node_member(mlfab_node *node, uint32_t worker, uint32_t kind) {
-  if (!node->is_coordinator) return;
-  mlfab__member member;
-  uint8_t meta[MLFAB__ADDRESSES_MAX + 64];
-  memset(&member, 0, sizeof member);
-  member.node = worker;
-  member.incarnation = node->peers[worker].incarnation;
-  member.kind = kind;
-  uint32_t n = mlfab__encode_member(meta, &member);
-  for (uint32_t w = 0; w < node->config.workers; w++) {
-    uint32_t link = node->worker_links[w];
-    if (w != worker && link != MLFAB__NO_LINK && !node->links[link].self)
-      mlfab__node_post(node, link, MLFAB__MEMBER, meta, n);
-  }
-}
-
-/* A worker is gone for good, or until it calls again. */
-static void node_worker_gone(mlfab_node *node, uint32_t worker, int left) {
-  const mlfab__server_peer *peer = &node->server.peers[worker];
-  if (peer->dead || peer->left) return;
-  char text[64], silent[24];
-  if (left) {
-    snprintf(text, sizeof text, "left");
-  } else {
-    node->stats.peers_died++;
-    uint64_t lost = node->worker_lost[worker];
-    snprintf(text, sizeof text, lost ? "dead, its connection broke %s ago" : "dead, silent for %s",
-             mlfab__duration(silent, node->now_ns - (lost ? lost : node->worker_heard[worker])));
-  }
-  uint32_t kind = left ? MLFAB_EVENT_LEFT : MLFAB_EVENT_DEAD;
-  mlfab__server_gone(&node->server, worker, left, node->now_ns);
-  if (node->is_coordinator) {
-    mlfab__barrier_server_gone(&node->barriers, worker);
-    mlfab__membership_gone(&node->roll, worker, left, node->now_ns);
-    mlfab__reshard_gone(&node->reslice, worker);
-  }
-  mlfab__node_emit(node, kind, (int32_t)worker, 0, peer->incarnation,
-                   left ? 0 : MLFAB_ERR_PEER_DEAD, text);
-  node_member(node, worker, kind);
-}
-
-/* `index` is of the route: of the worker role; of the scheduler role, which only stops planning for
- * it; or of the server role, whose slices cannot go there. */
-static void node_server_dead(mlfab_node *node, uint32_t index, const char *why) {
-  uint32_t server = mlfab__node_server_of(node, index);
-  mlfab__route *route = &node->routes[index];
-  char text[180];
-  if (route->dead) return;
-  route->dead = 1;
-  snprintf(route->died, sizeof route->died, "%.127s", why);
-  if (index >= 2 * node->config.servers) {
-    if (node->is_coordinator) mlfab__reshard_dead(&node->reslice, server);
-    mlfab__reshard_server_dead(&node->server, server);
-    return;
-  }
-  if (index >= node->config.servers) {
-    mlfab__scheduler_lost(node->scheduler, server, node->now_ns);
-    if (!node->is_worker && !node->is_server) {
-      snprintf(text, sizeof text, "joining: server %u is dead: %s", server, why);
-      mlfab__bootstrap_fail(node, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, text);
-    }
-    return;
-  }
-  node->stats.peers_died++;
-  if (node->aggregator.env) mlfab__aggregator_server_lost(&node->aggregator, server);
-  mlfab__worker_dead(&node->worker, server, node->now_ns);
-  if (server == 0) {
-    mlfab__barrier_worker_dead(&node->barrier, node->now_ns);
-    mlfab__comm_dead(&node->comm, node->now_ns);
-  }
-  snprintf(text, sizeof text, "dead: %s", why);
-  mlfab__node_emit(node, MLFAB_EVENT_DEAD, (int32_t)server, 1, 0, MLFAB_ERR_PEER_DEAD, text);
-  snprintf(text, sizeof text, "joining: server %u is dead: %s", server, why);
-  mlfab__bootstrap_fail(node, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, text);
-}
-
-/* The scheduler is out of reach: its servers grant by themselves until it is back. */
-static void node_scheduler_gone(mlfab_node *node) {
-  mlfab__server_scheduler_lost(&node->server, node->now_ns);
-  if (node->is_coordinator) mlfab__trees_scheduler(&node->trees, 0);
-  mlfab__node_emit(node, MLFAB_EVENT_SCHEDULER_LOST, 0, 0, node->scheduler_incarnation,
-                   MLFAB_ERR_PEER_DEAD, "scheduler lost: first come, first served");
-}
-
-/* A server has five beats from a break, in which it is called again, and none after a silence. Nor has
- * one that broke links before it answered HELLO, or it would be called for ever. */
-static void node_route_down(mlfab_node *node, uint32_t index, const mlfab__link *link,
-                            const char *why) {
-  uint32_t server = mlfab__node_server_of(node, index);
-  mlfab__route *route = &node->routes[index];
-  if (link->greeted && !link->silent) route->heard_ns = node->now_ns;
-  node_arm_at(node, MLFAB__TIMER_ROUTE, index,
-              link->silent ? node->now_ns : node_round(node, node->now_ns + 1));
-  route->link = MLFAB__NO_LINK;
-  route->retry_ns = node->now_ns + mlfab__node_beat(node) / 5;
-  snprintf(route->why, sizeof route->why, "%s", why);
-  if (index >= 2 * node->config.servers) return; /* it all begins anew on the next link */
-  if (index >= node->config.servers) {
-    mlfab__scheduler_lost(node->scheduler, server, node->now_ns);
-    return;
-  }
-  if (node->aggregator.env) mlfab__aggregator_server_lost(&node->aggregator, server);
-  mlfab__worker_lost(&node->worker, server, node->now_ns);
-}
-
-/* The link is gone: whoever used it hears of it. */
-static void node_link_down(mlfab_node *node, uint32_t index, const char *why) {
-  mlfab__link link = node->links[index];
-  if (node->out != MLFAB__OUT_NONE && node->out != MLFAB__OUT_ACTION && node->out_link == index)
-    node->out = MLFAB__OUT_NONE;
-  if (link.kind == MLFAB__LINK_JOIN_IN) mlfab__bootstrap_lost(node, index);
-  node_free_link(node, index);
-  for (uint32_t i = 0; node->claims > 0 && i < node->nlinks; i++) {
-    mlfab__link *claim = &node->links[i];
-    if (claim->kind != MLFAB__LINK_CLAIM || claim->holder != index) continue;
-    claim->holder = MLFAB__NO_LINK;
-    node->claim_due = 1;
-  }
-  if (link.kind == MLFAB__LINK_JOIN_OUT && node->join_link == index)
-    mlfab__bootstrap_down(node, why);
-  if (link.kind == MLFAB__LINK_SERVER && node->routes[link.peer].link == index)
-    node_route_down(node, link.peer, &link, why);
-  if (link.kind == MLFAB__LINK_PLANNER && node_planner(node, link.peer) == index)
-    node_route_down(node, node->config.servers + link.peer, &link, why);
-  if (link.kind == MLFAB__LINK_RESHARD && node_across(node, link.peer) == index)
-    node_route_down(node, 2 * node->config.servers + link.peer, &link, why);
-  if (link.kind == MLFAB__LINK_RESHARD_IN && node->reshard_links[link.peer] == index)
-    node->reshard_links[link.peer] = MLFAB__NO_LINK;
-  if (link.kind == MLFAB__LINK_PEER || link.kind == MLFAB__LINK_PEER_IN)
-    mlfab__peer_link_down(node, &link, index);
-  if (link.kind == MLFAB__LINK_SCHEDULER && node->worker_links[link.peer] == index) {
-    node->worker_links[link.peer] = MLFAB__NO_LINK;
-    if (node->leaving < 2) node_scheduler_gone(node);
-  }
-  if (link.kind == MLFAB__LINK_WORKER && node->worker_links[link.peer] == index) {
-    node->worker_links[link.peer] = MLFAB__NO_LINK;
-    if (!link.silent) node->worker_lost[link.peer] = node->worker_heard[link.peer] = node->now_ns;
-    node_arm_at(node, MLFAB__TIMER_WORKER, link.peer,
-                link.silent ? node->now_ns : node_round(node, node->now_ns + 1));
-    if (node->is_coordinator) mlfab__reshard_lost(&node->reslice, link.peer);
-    mlfab__server_lost(&node->server, link.peer, node->now_ns);
-  }
-}
-
-/* Closes a link of ours: nobody reports it down. Not one inside the node: `pairs` names those. */
-MLFAB__INTERNAL void mlfab__node_hang_up(mlfab_node *node, uint32_t index, const char *why) {
-  uint32_t id = node->links[index].id;
-  assert(!node->links[index].self);
-  node_link_down(node, index, why);
-  if (id) node_act(node, MLFAB_ACTION_DISCONNECT, id, 0);
-}
-
-/* --- numbers that two processes want --- */
-
-static void node_heartbeat(mlfab_node *node, uint32_t index, uint32_t kind, uint64_t sent_ns) {
-  mlfab__heartbeat beat = {sent_ns, kind};
-  uint8_t meta[16];
-  node->links[index].sent_ns = node->now_ns;
-  mlfab__node_post(node, index, MLFAB__HEARTBEAT, meta, mlfab__encode_heartbeat(meta, &beat));
-}
-
-MLFAB__INTERNAL void mlfab__node_probe(mlfab_node *node, uint32_t index) {
-  if (node->links[index].probe_ns != 0) return;
-  node->links[index].probe_ns = node->now_ns;
-  node_arm(node, MLFAB__TIMER_LINK, index, node->now_ns);
-  node_heartbeat(node, index, MLFAB__BEAT_PROBE, node->now_ns);
-}
-
-MLFAB__INTERNAL int mlfab__node_claim(mlfab_node *node, uint32_t index, uint32_t holder,
-                                      uint64_t nonce, const mlfab__frame_in *frame) {
-  if (holder == MLFAB__NO_LINK || holder == index || node->links[holder].nonce == nonce ||
-      MLFAB__PLANTED(84))
-    return 1;
-  mlfab__link *link = &node->links[index];
-  uint8_t *claim = mlfab__alloc(&node->env, frame->meta_bytes);
-  if (!claim) {
-    mlfab__node_refuse(node, index, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, "out of memory for a claim");
-    return 0;
-  }
-  memcpy(claim, frame->meta, frame->meta_bytes);
-  link->kind = MLFAB__LINK_CLAIM;
-  link->claim = claim;
-  link->claim_bytes = frame->meta_bytes;
-  link->claim_type = frame->type;
-  link->holder = holder;
-  node->claims++;
-  mlfab__node_probe(node, holder);
-  return 0;
-}
-
-/* The holder lives: whoever claims its number is another process. */
-static void node_claims_refuse(mlfab_node *node, uint32_t holder) {
-  const mlfab__link *other = &node->links[holder];
-  char name[32], text[96];
-  uint32_t id = other->kind == MLFAB__LINK_RESHARD_IN ? mlfab__node_of_server(node, other->peer)
-                                                      : other->peer;
-  snprintf(text, sizeof text, "%s is another process that is here already",
-           other->kind == MLFAB__LINK_SCHEDULER ? "the scheduler"
-                                                : mlfab__bootstrap_name(node, id, name));
-  for (uint32_t i = 0; node->claims > 0 && i < node->nlinks; i++) {
-    mlfab__link *link = &node->links[i];
-    if (link->kind != MLFAB__LINK_CLAIM || link->holder != holder) continue;
-    node_unclaim(node, link);
-    mlfab__node_refuse(node, i, MLFAB_ERR_RANK_TAKEN, (int32_t)other->peer, text);
-  }
-}
-
-static void node_dispatch(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame);
-
-/* The number that they claim is free, or another's by now: they are heard anew. */
-static void node_claims_again(mlfab_node *node) {
-  while (node->claim_due) {
-    node->claim_due = 0;
-    for (uint32_t i = 0; i < node->nlinks; i++) {
-      mlfab__link *link = &node->links[i];
-      if (link->kind != MLFAB__LINK_CLAIM || link->holder != MLFAB__NO_LINK) continue;
-      uint8_t *claim = link->claim;
-      uint32_t bytes = link->claim_bytes;
-      mlfab__frame_in frame = {link->claim_type, bytes, 0, claim, NULL};
-      link->claim = NULL;
-      link->claim_bytes = 0;
-      node_unclaim(node, link);
-      node_dispatch(node, i, &frame);
-      mlfab__free(&node->env, claim, bytes);
-    }
-  }
-}
-
-/* Asked whether we live, or told that the holder of a number does. */
-static void node_beat(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
-  mlfab__link *link = &node->links[index];
-  mlfab__heartbeat beat;
-  if (mlfab__decode_heartbeat(frame->meta, frame->meta_bytes, &beat)) return;
-  if (beat.kind == MLFAB__BEAT_PROBE) node_heartbeat(node, index, MLFAB__BEAT_ANSWER, beat.sent_ns);
-  if (beat.kind != MLFAB__BEAT_ANSWER || link->probe_ns == 0 || beat.sent_ns != link->probe_ns)
-    return;
-  link->probe_ns = 0;
-  node_claims_refuse(node, index);
-}
-
-static int node_is_hand(const mlfab_node *node, const mlfab__link *link) {
-  const mlfab__route *across = node->routes + 2 * (size_t)node->config.servers;
-  switch (link->kind) {
-    case MLFAB__LINK_WORKER:
-      return node->server.peers[link->peer].hand;
-    case MLFAB__LINK_JOIN_IN:
-      return node->peers[link->peer].hand;
-    case MLFAB__LINK_SERVER:
-    case MLFAB__LINK_PLANNER:
-      return node->routes[link->peer].hand;
-    case MLFAB__LINK_RESHARD:
-    case MLFAB__LINK_RESHARD_IN:
-      return across[link->peer].hand;
-    default:
-      return 0;
-  }
-}
-
-/* Does somebody wait for the number of this link's process? A MEET does not wait, and is said again. */
-static int node_is_claimed(const mlfab_node *node, uint32_t index) {
-  if (node->links[index].kind == MLFAB__LINK_PEER_IN || MLFAB__PLANTED(96)) return 1;
-  for (uint32_t i = 0; node->claims > 0 && i < node->nlinks; i++) {
-    if (node->links[i].kind == MLFAB__LINK_CLAIM && node->links[i].holder == index) return 1;
-  }
-  return 0;
-}
-
-/* A probe that nobody answers. Who drives its node by hand computes, as far as anybody knows. */
-static void node_scan_probe(mlfab_node *node, uint32_t index) {
-  mlfab__link *link = &node->links[index];
-  uint64_t beat = node->config.heartbeat_ns, waited_ns = node->now_ns - link->probe_ns;
-  if (link->probe_ns == 0 || waited_ns < (link->kind == MLFAB__LINK_PEER_IN ? 2 : 5) * beat) return;
-  int claimed = node_is_claimed(node, index);
-  if (!claimed && waited_ns < 7 * beat) return; /* who has hung up meanwhile may be calling again */
-  link->probe_ns = 0;
-  if (node_is_hand(node, link)) {
-    node_claims_refuse(node, index);
-  } else if (claimed) {
-    mlfab__node_hang_up(node, index, "did not answer, and another process wants its number");
-  }
-}
-
-/* The inner links broke too, for want of memory: the roles forget what was under way, and greet
- * each other again at the next look at the clock. */
-static void node_lose_self(mlfab_node *node) {
-  if (node->self_lost) return;
-  node->self_lost = 1;
-  for (int i = 0; i < 2 * MLFAB__PAIRS; i++) {
-    uint32_t index = node->pairs[i / 2][i % 2];
-    if (index == MLFAB__NO_LINK) continue;
-    mlfab__link *link = &node->links[index];
-    link->queue_begin = link->queue_end = 0;
-  }
-  uint32_t rank = (uint32_t)node->config.rank;
-  if (node->pairs[MLFAB__PAIR_PEER][0] != MLFAB__NO_LINK) {
-    mlfab__worker_hop_lost(&node->worker, rank, node->now_ns);
-    mlfab__aggregator_lost(&node->aggregator, rank, node->now_ns);
-  }
-  if (node->pairs[MLFAB__PAIR_SERVER][0] != MLFAB__NO_LINK) {
-    if (node->aggregator.env) mlfab__aggregator_server_lost(&node->aggregator, node->server_number);
-    mlfab__worker_lost(&node->worker, node->server_number, node->now_ns);
-    if (node->is_coordinator) mlfab__reshard_lost(&node->reslice, rank);
-    mlfab__server_lost(&node->server, rank, node->now_ns);
-  }
-  if (node->pairs[MLFAB__PAIR_PLANNER][0] != MLFAB__NO_LINK) {
-    mlfab__scheduler_lost(node->scheduler, node->server_number, node->now_ns);
-    mlfab__server_scheduler_lost(&node->server, node->now_ns);
-    mlfab__trees_scheduler(&node->trees, 0);
-  }
-}
-
-/* Gives up the links that a role, or a full queue, asked to. */
-static void node_settle(mlfab_node *node) {
-  while (node->doomed) {
-    node->doomed = 0;
-    for (uint32_t i = 0; i < node->nlinks; i++) {
-      mlfab__link *link = &node->links[i];
-      if (!link->doomed || link->kind == MLFAB__LINK_FREE) continue;
-      link->doomed = 0;
-      if (link->self) {
-        node_lose_self(node);
-      } else {
-        mlfab__node_hang_up(node, i, "given up");
-      }
-    }
-  }
-}
-
-/* --- greeting --- */
-
-static void node_coordinator_hello(mlfab_node *node, uint32_t worker, int fresh) {
-  mlfab__barrier_server_hello(&node->barriers, worker, fresh);
-  mlfab__membership_hello(&node->roll, worker, node->server.peers[worker].incarnation,
-                          node->now_ns);
-  mlfab__reshard_hello(&node->reslice, worker, fresh);
-}
-
-/* The link from our server role to another one, or to itself, stands. */
-static void node_across_up(mlfab_node *node, uint32_t server) {
-  mlfab__reshard_server_up(&node->server, server);
-  if (node->is_coordinator) mlfab__reshard_up(&node->reslice, server);
-}
-
-/* The worker role's link to server 0 stands. */
-static void node_coordinator_greeted(mlfab_node *node) {
-  mlfab__barrier_worker_hello(&node->barrier);
-  mlfab__comm_hello(&node->comm);
-}
-
-/* The roles of this node greet each other, where they have links inside. */
-static void node_greet_self(mlfab_node *node, int fresh) {
-  uint32_t worker = (uint32_t)node->config.rank, server = node->server_number;
-  mlfab__hello hello = {node->id,   node->incarnation,         node->config.roles,
-                        0,          node->config.accumulators, node->config.host,
-                        node->nonce};
-  mlfab__hello_ack ack;
-  node->self_lost = 0;
-  if (node->pairs[MLFAB__PAIR_PEER][0] != MLFAB__NO_LINK) mlfab__peer_link_met_self(node);
-  if (node->pairs[MLFAB__PAIR_RESHARD][0] != MLFAB__NO_LINK) node_across_up(node, server);
-  if (node->pairs[MLFAB__PAIR_PLANNER][0] != MLFAB__NO_LINK) {
-    mlfab__scheduler_hello(node->scheduler, server, node->now_ns);
-    mlfab__server_scheduler_hello(&node->server, node->now_ns);
-    mlfab__trees_scheduler(&node->trees, 1);
-  }
-  if (node->pairs[MLFAB__PAIR_SERVER][0] == MLFAB__NO_LINK) return;
-  if (mlfab__server_hello(&node->server, worker, &hello, &ack, node->now_ns)) return;
-  if (node->is_coordinator) node_coordinator_hello(node, worker, fresh);
-  ack.was_dead = 0;
-  mlfab__worker_hello(&node->worker, server, &ack, node->now_ns);
-  if (server == 0) node_coordinator_greeted(node);
-}
-
-MLFAB__INTERNAL int mlfab__node_pair(mlfab_node *node, uint32_t which, int asking,
-                                     uint32_t asking_peer, int other, uint32_t other_peer) {
-  uint32_t up = node_new_link(node);
-  if (up != MLFAB__NO_LINK) node->links[up].kind = (uint8_t)asking;
-  uint32_t down = up == MLFAB__NO_LINK ? up : node_new_link(node);
-  if (down == MLFAB__NO_LINK) {
-    if (up != MLFAB__NO_LINK) node_free_link(node, up);
-    return MLFAB_ERR_MEMORY;
-  }
-  node->links[down].kind = (uint8_t)other;
-  for (uint32_t i = 0; i < 2; i++) {
-    mlfab__link *link = &node->links[i ? down : up];
-    link->self = link->greeted = 1;
-    link->peer = i ? other_peer : asking_peer;
-    link->caps = MLFAB_CAP_RELIABLE | MLFAB_CAP_GHOST | MLFAB_CAP_CHECKED;
-  }
-  node->pairs[which][0] = up;
-  node->pairs[which][1] = down;
-  return 0;
-}
-
-/* The links inside this node, to its own server role. */
-static void node_hello_self(mlfab_node *node) {
-  uint32_t server = node->server_number, servers = node->config.servers;
-  uint32_t worker = (uint32_t)node->config.rank;
-  int code = 0;
-  if (node->is_worker)
-    code = mlfab__node_pair(node, MLFAB__PAIR_SERVER, MLFAB__LINK_SERVER, server,
-                            MLFAB__LINK_WORKER, worker);
-  if (!code && node->is_scheduler)
-    code = mlfab__node_pair(node, MLFAB__PAIR_PLANNER, MLFAB__LINK_PLANNER, server,
-                            MLFAB__LINK_SCHEDULER, node->config.workers);
-  if (code) {
-    mlfab__bootstrap_fail(node, code, MLFAB_NO_RANK, 0, "out of memory for the inner links");
-    return;
-  }
-  for (uint32_t i = 0; i < 2; i++) {
-    mlfab__route *route = &node->routes[i * servers + server];
-    const uint32_t *pair = node->pairs[i ? MLFAB__PAIR_PLANNER : MLFAB__PAIR_SERVER];
-    if (pair[0] == MLFAB__NO_LINK) continue;
-    route->link = pair[0];
-    route->greeted = 1;
-    node->worker_links[i ? node->config.workers : worker] = pair[1];
-  }
-  node_greet_self(node, 1);
-}
-
-/* Does a role of this node use the route? */
-static int node_uses(const mlfab_node *node, uint32_t route) {
-  uint32_t servers = node->config.servers, server = mlfab__node_server_of(node, route);
-  if (route < 2 * servers) return route < servers ? node->is_worker : node->is_scheduler;
-  if (!node->is_server || server == node->server_number) return 0;
-  return (node->is_coordinator && mlfab__reshard_busy(&node->reslice)) ||
-         mlfab__reshard_server_wants(&node->server, server);
-}
-
-static void node_call(mlfab_node *node, uint32_t index) {
-  mlfab__route *route = &node->routes[index];
-  route->connecting = 1;
-  route->connect_ns = node->now_ns;
-  node_arm(node, MLFAB__TIMER_ROUTE, index, node->now_ns);
-  mlfab__node_connect(node, MLFAB__TOKEN_SERVER + index);
-}
-
-MLFAB__INTERNAL void mlfab__node_greet(mlfab_node *node) {
-  if (node->is_server) node_hello_self(node);
-  for (uint32_t r = 0; r < mlfab__node_routes(node); r++) {
-    if (!node_uses(node, r)) continue;
-    node->routes[r].heard_ns = node->now_ns;
-    if (mlfab__node_server_of(node, r) != node->server_number) node_call(node, r);
-  }
-}
-
-/* Can this be the process of that node, by what this server was told? `server`: which one it is, or
- * MLFAB__NO_NODE. */
-static int node_issued(const mlfab_node *node, const mlfab__hello *hello, uint32_t server) {
-  if (node->is_coordinator) {
-    const mlfab__peer *peer = &node->peers[hello->node];
-    return peer->joined && hello->incarnation == peer->incarnation && hello->nonce == peer->nonce;
-  }
-  if (server == MLFAB__NO_NODE) return 1;
-  const mlfab__route *route = &node->routes[server];
-  if (route->incarnation == 0) return 1;
-  /* Server 0 is never restarted; the others may have been since. */
-  return hello->incarnation == route->incarnation
-             ? hello->nonce == route->nonce
-             : server > 0 && hello->incarnation > route->incarnation;
-}
-
-/* The scheduler says who it is on a new link to our server role. */
-static void node_scheduler_hello(mlfab_node *node, uint32_t index, const mlfab__hello *hello,
-                                 const mlfab__frame_in *frame) {
-  uint32_t self = node->config.workers, old = node->worker_links[self];
-  if (node->is_scheduler && !MLFAB__PLANTED(82)) {
-    mlfab__node_refuse(node, index, MLFAB_ERR_RANK_TAKEN, 0, "the scheduler is beside server 0");
-    return;
-  }
-  int own = node->config.scheduler == MLFAB_SCHEDULER_OWN;
-  if (hello->node != (own ? node->nodes - 1 : mlfab__node_of_server(node, 0))) {
-    mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
-                       "a HELLO of a node that is no scheduler");
-    return;
-  }
-  if (hello->incarnation < node->scheduler_incarnation ||
-      !node_issued(node, hello, own ? MLFAB__NO_NODE : 0)) {
-    mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, MLFAB_NO_RANK, "a newer scheduler is here");
-    return;
-  }
-  if (!mlfab__node_claim(node, index, old, hello->nonce, frame)) return;
-  if (old != MLFAB__NO_LINK && old != index)
-    mlfab__node_hang_up(node, old, "replaced by a newer link");
-  mlfab__link *link = &node->links[index];
-  link->kind = MLFAB__LINK_SCHEDULER;
-  link->peer = self;
-  link->nonce = hello->nonce;
-  link->greeted = 1;
-  node->worker_links[self] = index;
-  node->worker_heard[self] = node->now_ns;
-  node->scheduler_incarnation = hello->incarnation;
-  if (node->is_coordinator) node->peers[hello->node].awaited_ns = 0;
-  mlfab__hello_ack ack;
-  memset(&ack, 0, sizeof ack);
-  ack.server = node->server_number;
-  uint8_t meta[160];
-  mlfab__node_post(node, index, MLFAB__HELLO_ACK, meta, mlfab__encode_hello_ack(meta, &ack));
-  mlfab__server_scheduler_hello(&node->server, node->now_ns);
-  if (node->is_coordinator) mlfab__trees_scheduler(&node->trees, 1);
-  mlfab__node_emit(node, MLFAB_EVENT_SCHEDULER_BACK, 0, 0, hello->incarnation, 0,
-                   "scheduler here: it plans from now on");
-}
-
-/* Another server says who it is on a new link to our server role. */
-static void node_peer_hello(mlfab_node *node, uint32_t index, const mlfab__hello *hello,
-                            const mlfab__frame_in *frame) {
-  uint32_t first = mlfab__node_of_server(node, 0), server = hello->node - first;
-  if (hello->node < first || server >= node->config.servers || server == node->server_number) {
-    mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
-                       "a HELLO of a server that there is not");
-    return;
-  }
-  if (!node_issued(node, hello, server)) {
-    mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, (int32_t)server,
-                       "not the process that joined as this server");
-    return;
-  }
-  uint32_t old = node->reshard_links[server];
-  if (!mlfab__node_claim(node, index, old, hello->nonce, frame)) return;
-  if (old != MLFAB__NO_LINK && old != index)
-    mlfab__node_hang_up(node, old, "replaced by a newer link");
-  mlfab__link *link = &node->links[index];
-  link->kind = MLFAB__LINK_RESHARD_IN;
-  link->peer = server;
-  link->nonce = hello->nonce;
-  link->greeted = 1;
-  node->reshard_links[server] = index;
-  mlfab__hello_ack ack;
-  memset(&ack, 0, sizeof ack);
-  ack.server = node->server_number;
-  ack.model_stands = node->server.phase == MLFAB__MODEL_STANDS;
-  ack.nonce = node->nonce;
-  uint8_t meta[160];
-  mlfab__node_post(node, index, MLFAB__HELLO_ACK, meta, mlfab__encode_hello_ack(meta, &ack));
-}
-
-/* A worker says who it is on a new link to our server role. */
-static void node_hello(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
-  mlfab__hello hello;
-  mlfab__hello_ack ack;
-  int parsed = !mlfab__decode_hello(frame->meta, frame->meta_bytes, &hello) && node->is_server;
-  if (parsed && hello.roles == MLFAB_ROLE_SCHEDULER && node->server.scheduled) {
-    node_scheduler_hello(node, index, &hello, frame);
-    return;
-  }
-  if (parsed && hello.roles == MLFAB_ROLE_SERVER) {
-    node_peer_hello(node, index, &hello, frame);
-    return;
-  }
-  if (!parsed || hello.node >= node->config.workers || hello.incarnation == 0) {
-    mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
-                       "a HELLO that does not fit this node");
-    return;
-  }
-  uint32_t worker = hello.node;
-  if (node->is_worker && worker == (uint32_t)node->config.rank) {
-    mlfab__node_refuse(node, index, MLFAB_ERR_RANK_TAKEN, (int32_t)worker,
-                       "this worker is beside the server");
-    return;
-  }
-  int fresh = hello.incarnation != node->server.peers[worker].incarnation;
-  int fenced = hello.incarnation < node->server.peers[worker].incarnation ||
-               !node_issued(node, &hello, MLFAB__NO_NODE);
-  if (fenced) {
-    mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, (int32_t)worker,
-                       "a newer process has this rank");
-    return;
-  }
-  uint32_t old = node->worker_links[worker];
-  if (!mlfab__node_claim(node, index, old, hello.nonce, frame)) return;
-  if (old != MLFAB__NO_LINK && old != index) {
-    mlfab__node_hang_up(node, old, "replaced by a newer link");
-    node->stats.reconnects++;
-  }
-  mlfab__link *link = &node->links[index];
-  link->kind = MLFAB__LINK_WORKER;
-  link->peer = worker;
-  link->nonce = hello.nonce;
-  link->greeted = 1;
-  node->worker_links[worker] = index;
-  node->worker_heard[worker] = node->now_ns;
-  node->worker_lost[worker] = 0;
-  if (node->is_coordinator) node->peers[worker].awaited_ns = 0;
-  int code = mlfab__server_hello(&node->server, worker, &hello, &ack, node->now_ns);
-  if (code) {
-    mlfab__node_refuse(node, index, code, (int32_t)worker, "refused");
-    return;
-  }
-  uint8_t meta[160];
-  mlfab__node_post(node, index, MLFAB__HELLO_ACK, meta, mlfab__encode_hello_ack(meta, &ack));
-  if (node->is_coordinator) node_coordinator_hello(node, worker, fresh);
-  if (fresh)
-    mlfab__node_emit(node, MLFAB_EVENT_JOINED, (int32_t)worker, 0, hello.incarnation, 0, "joined");
-}
-
-/* --- frames --- */
-
-/* Frames on our scheduler role's link to a server. */
-static void node_planner_frame(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
-  uint32_t server = node->links[index].peer, route = node->config.servers + server;
-  mlfab__refuse refuse;
-  mlfab__bye bye;
-  char text[MLFAB__TEXT_MAX + 16];
-  if (frame->type == MLFAB__HEARTBEAT) return;
-  if (frame->type == MLFAB__HELLO_ACK) {
-    node->links[index].greeted = node->routes[route].greeted = 1;
-    mlfab__scheduler_hello(node->scheduler, server, node->now_ns);
-    mlfab__bootstrap_check(node);
-  } else if (frame->type == MLFAB__REFUSE &&
-             !mlfab__decode_refuse(frame->meta, frame->meta_bytes, &refuse)) {
-    snprintf(text, sizeof text, "refused: %s", refuse.text);
-    node_server_dead(node, route, text);
-    node_doom(node, index);
-  } else if (frame->type == MLFAB__BYE &&
-             !mlfab__decode_bye(frame->meta, frame->meta_bytes, &bye)) {
-    if (bye.code == 0) node_server_dead(node, route, "it has closed");
-    node_doom(node, index);
-  } else {
-    mlfab__scheduler_frame(node->scheduler, server, frame, node->now_ns);
-  }
-}
-
-static void node_scheduler_frame(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
-  node->worker_heard[node->config.workers] = node->now_ns;
-  if (frame->type == MLFAB__HEARTBEAT) return;
-  if (frame->type == MLFAB__BYE) {
-    node_doom(node, index);
-    return;
-  }
-  if (node->is_coordinator && mlfab__trees_scheduler_frame(&node->trees, frame)) return;
-  mlfab__server_scheduler_frame(&node->server, frame, node->now_ns);
-}
-
-/* Frames on our server role's link to another server. */
-static void node_across_frame(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
-  uint32_t server = node->links[index].peer, route = 2 * node->config.servers + server;
-  mlfab__hello_ack ack;
-  mlfab__bye bye;
-  if (frame->type == MLFAB__HEARTBEAT) return;
-  if (frame->type == MLFAB__HELLO_ACK &&
-      !mlfab__decode_hello_ack(frame->meta, frame->meta_bytes, &ack)) {
-    node->links[index].greeted = node->routes[route].greeted = 1;
-    node->links[index].nonce = ack.nonce;
-    node_across_up(node, server);
-    /* It has no model: a new process, which knows nothing of slices that move. */
-    if (!ack.model_stands) mlfab__reshard_server_dead(&node->server, server);
-  } else if (frame->type == MLFAB__REFUSE) {
-    node_server_dead(node, route, "refused");
-    node_doom(node, index);
-  } else if (frame->type == MLFAB__BYE &&
-             !mlfab__decode_bye(frame->meta, frame->meta_bytes, &bye)) {
-    if (bye.code == 0) node_server_dead(node, route, "it has closed");
-    node_doom(node, index);
-  } else {
-    node_port_drop(node, index, MLFAB_ERR_FRAME, "a frame that no server sends back");
-  }
-}
-
-/* Frames of another server, or of our own, to our server role. */
-static void node_peer_frame(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
-  uint32_t from = node->links[index].peer;
-  int code = 0;
-  switch (frame->type) {
-    case MLFAB__HEARTBEAT:
-      break;
-    case MLFAB__BYE:
-      node_doom(node, index);
-      break;
-    case MLFAB__MOVE:
-      code = from == 0 ? mlfab__reshard_server_move(&node->server, frame, node->now_ns)
-                       : MLFAB_ERR_FRAME;
-      break;
-    case MLFAB__MOVED:
-      code = node->is_coordinator ? mlfab__reshard_moved(&node->reslice, from, frame)
-                                  : mlfab__reshard_server_told(&node->server, from, frame);
-      break;
-    default:
-      code = mlfab__reshard_server_frame(&node->server, from, frame);
-  }
-  if (code) node_port_drop(node, index, code, "a frame that no server sends, or out of place");
-}
-
-static void node_server_frame(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
-  uint32_t server = node->links[index].peer;
-  mlfab__hello_ack ack;
-  mlfab__refuse refuse;
-  mlfab__bye bye;
-  mlfab__member member;
-  char text[MLFAB__TEXT_MAX + 64];
-  switch (frame->type) {
-    case MLFAB__HEARTBEAT:
-      return;
-    case MLFAB__HELLO_ACK:
-      if (mlfab__decode_hello_ack(frame->meta, frame->meta_bytes, &ack)) break;
-      if (mlfab__worker_usurped(&node->worker, server, ack.top)) {
-        node_server_dead(node, server,
-                         "it has updates of this worker that it never sent: another "
-                         "process uses its rank");
-        node_doom(node, index);
-        return;
-      }
-      node->links[index].greeted = 1;
-      node->routes[server].greeted = 1;
-      if (node->worker.stands && !ack.model_stands)
-        snprintf(node->routes[server].died, sizeof node->routes[server].died,
-                 "it has restarted without the model");
-      mlfab__worker_hello(&node->worker, server, &ack, node->now_ns);
-      if (server == 0 && ack.was_dead < 2) node_coordinator_greeted(node);
-      mlfab__bootstrap_check(node);
-      return;
-    case MLFAB__REFUSE:
-      if (mlfab__decode_refuse(frame->meta, frame->meta_bytes, &refuse)) break;
-      snprintf(text, sizeof text, "refused: %s", refuse.text);
-      node_server_dead(node, server, text);
-      node_doom(node, index);
-      return;
-    case MLFAB__BYE:
-      if (mlfab__decode_bye(frame->meta, frame->meta_bytes, &bye)) break;
-      /* Closing for good ends the server for us; being given up for an error does not: we call
-       * again. */
-      if (bye.code == 0) node_server_dead(node, server, "it has closed");
-      snprintf(node->routes[server].why, sizeof node->routes[server].why, "%.127s", bye.text);
-      node_doom(node, index);
-      return;
-    case MLFAB__MEMBER:
-      if (mlfab__decode_member(frame->meta, frame->meta_bytes, &member)) break;
-      if (node->is_server) return; /* we see it ourselves */
-      mlfab__node_emit(
-          node, member.kind, (int32_t)member.node, 0, member.incarnation,
-          member.kind == MLFAB_EVENT_DEAD ? MLFAB_ERR_PEER_DEAD : 0,
-          member.kind == MLFAB_EVENT_DEAD ? "dead, says server 0" : "left or came, says server 0");
-      return;
-    case MLFAB__THERE:
-      if (mlfab__decode_member(frame->meta, frame->meta_bytes, &member)) break;
-      mlfab__peer_link_there(node, &member);
-      return;
-    default:
-      if (node->aggregator.env &&
-          mlfab__aggregator_server_frame(&node->aggregator, server, frame, node->now_ns))
-        return;
-      if (server == 0 && (mlfab__barrier_worker_frame(&node->barrier, frame, node->now_ns) ||
-                          mlfab__comm_server_frame(&node->comm, frame, node->now_ns)))
-        return;
-      mlfab__worker_frame(&node->worker, server, frame, node->now_ns);
-      return;
-  }
-  node_port_drop(node, index, MLFAB_ERR_FRAME, "a frame that does not parse");
-}
-
-static void node_worker_frame(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
-  uint32_t worker = node->links[index].peer;
-  node->worker_heard[worker] = node->now_ns;
-  if (frame->type == MLFAB__HEARTBEAT) return;
-  if (frame->type == MLFAB__BYE) {
-    node_worker_gone(node, worker, 1);
-    node_doom(node, index);
-    return;
-  }
-  if (node->is_coordinator && frame->type == MLFAB__WHERE) {
-    if (mlfab__peer_link_where(node, index, frame))
-      node_port_drop(node, index, MLFAB_ERR_FRAME, "a WHERE that does not parse");
-    return;
-  }
-  if (node->is_coordinator && (mlfab__barrier_server_frame(&node->barriers, worker, frame) ||
-                               mlfab__trees_frame(&node->trees, worker, frame, node->now_ns) ||
-                               mlfab__membership_frame(&node->roll, worker, frame, node->now_ns)))
-    return;
-  int stands = node->server.phase == MLFAB__MODEL_STANDS;
-  if (node->is_coordinator &&
-      mlfab__reshard_frame(&node->reslice, worker, frame, stands, node->now_ns))
-    return;
-  mlfab__server_frame(&node->server, worker, frame, node->now_ns);
-  if (frame->type == MLFAB__DONE && node->is_coordinator) {
-    mlfab__barrier_server_done(&node->barriers, worker);
-    mlfab__membership_done(&node->roll, worker, node->now_ns);
-  }
-}
-
-/* Frames between workers. */
-static void node_hop_frame(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
-  const mlfab__link *link = &node->links[index];
-  mlfab__bye bye;
-  if (frame->type == MLFAB__BYE && !mlfab__decode_bye(frame->meta, frame->meta_bytes, &bye) &&
-      bye.code == 0)
-    mlfab__stream_parted(&node->comm.streams, link->peer);
-  if (frame->type == MLFAB__BYE || frame->type == MLFAB__REFUSE) node_doom(node, index);
-  if (frame->type == MLFAB__HEARTBEAT || link->doomed) return;
-  if (link->kind == MLFAB__LINK_PEER) {
-    if (mlfab__comm_hop_frame(&node->comm, link->peer, frame, node->now_ns)) return;
-    mlfab__worker_hop_frame(&node->worker, link->peer, frame, node->now_ns);
-  } else if (!mlfab__comm_member_frame(&node->comm, link->peer, frame, node->now_ns)) {
-    if (node->aggregator.env) {
-      mlfab__aggregator_member_frame(&node->aggregator, link->peer, frame, node->now_ns);
-    } else {
-      node_port_drop(node, index, MLFAB_ERR_FRAME, "a frame for an aggregator");
-    }
-  }
-}
-
-static void node_dispatch(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
-  mlfab__link *link = &node->links[index];
-  link->heard_ns = node->now_ns;
-  link->suspect = 0;
-  if (link->closing) { /* nothing counts any more but that the peer leaves too */
-    if (frame->type == MLFAB__BYE) node_doom(node, index);
-    return;
-  }
-  if (frame->type == MLFAB__HEARTBEAT && link->kind != MLFAB__LINK_NEW &&
-      link->kind != MLFAB__LINK_CLAIM)
-    node_beat(node, index, frame);
-  switch (link->kind) {
-    case MLFAB__LINK_SERVER:
-      node->routes[link->peer].heard_ns = node->now_ns;
-      node_server_frame(node, index, frame);
-      break;
-    case MLFAB__LINK_WORKER:
-      node_worker_frame(node, index, frame);
-      break;
-    case MLFAB__LINK_PLANNER:
-      node->routes[node->config.servers + link->peer].heard_ns = node->now_ns;
-      node_planner_frame(node, index, frame);
-      break;
-    case MLFAB__LINK_SCHEDULER:
-      node_scheduler_frame(node, index, frame);
-      break;
-    case MLFAB__LINK_PEER:
-    case MLFAB__LINK_PEER_IN:
-      node_hop_frame(node, index, frame);
-      break;
-    case MLFAB__LINK_RESHARD:
-      node->routes[2 * node->config.servers + link->peer].heard_ns = node->now_ns;
-      node_across_frame(node, index, frame);
-      break;
-    case MLFAB__LINK_RESHARD_IN:
-      node_peer_frame(node, index, frame);
-      break;
-    case MLFAB__LINK_NEW:
-      if (frame->type == MLFAB__MEET) {
-        mlfab__peer_link_meet(node, index, frame);
-      } else if (frame->type == MLFAB__HELLO) {
-        node_hello(node, index, frame);
-      } else if (frame->type == MLFAB__JOIN) {
-        mlfab__bootstrap_frame(node, index, frame);
-      } else {
-        mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
-                           "neither JOIN, HELLO nor MEET came first");
-      }
-      break;
-    case MLFAB__LINK_CLAIM:
-      if (frame->type == MLFAB__HEARTBEAT) break;
-      node_unclaim(node, link);
-      mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
-                         "a frame before its number was settled");
-      break;
-    case MLFAB__LINK_JOIN_IN:
-    case MLFAB__LINK_JOIN_OUT:
-      if (frame->type != MLFAB__HEARTBEAT && frame->type != MLFAB__BYE)
-        mlfab__bootstrap_frame(node, index, frame);
-      break;
-    default:
-      break;
-  }
-}
-
-/* Why the sender of a link's first frame is no member of this job; NULL when it is one. How long it
- * takes does not depend on how much of the secret is right. */
-static const char *node_strange(const mlfab_node *node, const mlfab__header *header) {
-  uint64_t differ = (header->tag[0] ^ node->secret[0]) | (header->tag[1] ^ node->secret[1]);
-  if (differ && !(node->secret[0] | node->secret[1]))
-    return "the caller has a secret, and this job has none (MLFAB_JOB_SECRET)";
-  if (differ && !(header->tag[0] | header->tag[1]))
-    return "this job has a secret, and the caller has none (MLFAB_JOB_SECRET)";
-  if (differ && !MLFAB__PLANTED(83))
-    return "the caller's secret is not this job's (MLFAB_JOB_SECRET)";
-  return header->job != node->job ? "the jobs have different names (MLFAB_JOB)" : NULL;
-}
-
-/* Refuses it; the first ones, and ever fewer of the later ones, are worth a warning. */
-static void node_turn_away(mlfab_node *node, uint32_t index, const char *why) {
-  uint64_t n = ++node->stats.strangers_refused;
-  node->strange = why;
-  if ((n & (n - 1)) == 0)
-    mlfab__log(&node->env, MLFAB_LOG_WARN, "a stranger was refused (%llu so far): %s",
-               (unsigned long long)n, why);
-  mlfab__node_refuse(node, index, MLFAB_ERR_JOB, MLFAB_NO_RANK, why);
-}
-
-/* A frame from outside: checked, then handed on. */
-static void node_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *event) {
-  mlfab__link *link = &node->links[index];
-  uint32_t head_bytes = event->head_bytes, bulk_bytes = event->bulk_bytes;
-  int code = 0;
-  if (!(link->caps & MLFAB_CAP_CHECKED)) {
-    code = head_bytes < MLFAB_HEADER_BYTES
-               ? MLFAB_ERR_FRAME
-               : mlfab_frame_check(event->head, &head_bytes, &bulk_bytes);
-    if (!code && (head_bytes != event->head_bytes || bulk_bytes != event->bulk_bytes))
-      code = MLFAB_ERR_FRAME;
-    if (!code) code = mlfab_frame_verify(event->head, head_bytes, event->bulk, bulk_bytes);
-  }
-  if (code) {
-    node_port_drop(node, index, code, mlfab_error_text(code));
-    return;
-  }
-  mlfab__header header;
-  mlfab__wire_open(event->head, &header);
-  node->stats.frames_received++;
-  node->stats.bytes_received += (uint64_t)head_bytes + bulk_bytes;
-  node->stats.payload_received += bulk_bytes;
-  node->stats.trace_hash =
-      mlfab__mix(node->stats.trace_hash ^ node->now_ns ^ ((uint64_t)header.type << 56) ^
-                 ((uint64_t)header.sender << 32) ^ head_bytes ^ ((uint64_t)bulk_bytes << 20));
-  /* Whoever turns us away does not say which job it is of. */
-  int last = header.type == MLFAB__REFUSE || header.type == MLFAB__BYE;
-  const char *strange = link->kind == MLFAB__LINK_NEW      ? node_strange(node, &header)
-                        : header.job != node->job && !last ? "a frame of another job"
-                                                           : NULL;
-  if (strange) {
-    node_turn_away(node, index, strange);
-    return;
-  }
-  mlfab__frame_in frame = {header.type, header.meta_bytes, bulk_bytes,
-                           (const uint8_t *)event->head + MLFAB_HEADER_BYTES, event->bulk};
-  node_dispatch(node, index, &frame);
-}
-
-/* --- the inner link --- */
-
-static int node_yield(mlfab_node *node, uint32_t index);
-static void node_taken(mlfab_node *node);
-
-/* A bulk that was lent inside the node is free at once. */
-static void node_sent_self(mlfab_node *node, int role, uint64_t token) {
-  uint32_t rank = (uint32_t)node->config.rank;
-  if (role == MLFAB__OUT_WORKER)
-    mlfab__worker_sent(&node->worker, node->server_number, token, node->now_ns);
-  if (role == MLFAB__OUT_SERVER) mlfab__server_sent(&node->server, rank, token);
-  if (role == MLFAB__OUT_HOP) mlfab__worker_hop_sent(&node->worker, rank, token, node->now_ns);
-  if (role == MLFAB__OUT_FORWARD || role == MLFAB__OUT_HAND_ON)
-    mlfab__aggregator_sent(&node->aggregator, token);
-}
-
-/* Moves one frame over a link inside the node. 1 when there was one. */
-static int node_carry(mlfab_node *node, uint32_t from, uint32_t to) {
-  if (!node_yield(node, from)) return 0;
-  /* The sender's state moves first: what the receiver answers may depend on it. The frame's
-   * meta stays in node->head, which nothing overwrites before the next yield. */
-  mlfab__frame_in frame = {node->frame.type, node->frame.meta_bytes, node->frame.bulk_bytes,
-                           node->head + MLFAB_HEADER_BYTES, node->frame.bulk};
-  uint64_t token = node->frame.token;
-  int role = (int)node->out;
-  node_taken(node);
-  node_dispatch(node, to, &frame);
-  if (token != 0) node_sent_self(node, role, token);
-  return 1;
-}
-
-/* Carries what the roles of this node have for each other. */
-static void node_run_self(mlfab_node *node) {
-  if (node->out != MLFAB__OUT_NONE) return;
-  int budget = 256;
-  for (int moved = 1; moved && budget > 0;) {
-    moved = 0;
-    for (int i = 0; i < 2 * MLFAB__PAIRS; i++) {
-      const uint32_t *pair = node->pairs[i / 2];
-      while (pair[0] != MLFAB__NO_LINK && budget-- > 0 &&
-             node_carry(node, pair[i % 2], pair[1 - i % 2]))
-        moved = 1;
-    }
-  }
-  /* No event tells of what is left: the next tick is due at once. */
-  node->self_more = budget <= 0;
-}
-
-static void node_part(mlfab_node *node);
-static int node_waits(const mlfab_node *node);
-
-/* The last error names a server that "is dead": says what it died of, too. */
-static void node_say_why(mlfab_node *node) {
-  static const char dead[] = "is dead";
-  mlfab_error *last = &node->requests.last;
-  if (MLFAB__LIKELY(last->code != MLFAB_ERR_PEER_DEAD)) return;
-  size_t n = strlen(last->text), end = sizeof dead - 1;
-  if (!last->is_server || n < end || last->rank < 0 ||
-      (uint32_t)last->rank >= node->config.servers || strcmp(last->text + n - end, dead) != 0)
-    return;
-  const char *why = node->routes[last->rank].died;
-  if (why[0]) snprintf(last->text + n, sizeof last->text - n, ": %s", why);
-}
-
-/* After everything that may have changed something. */
-static void node_epilogue(mlfab_node *node) {
-  if (node->aggregator.env && node->layout_epoch != node->worker.epoch && node->worker.stands) {
-    node->layout_epoch = node->worker.epoch;
-    mlfab__aggregator_model(&node->aggregator, &node->worker.layout,
-                            node->worker.define.options.ghost != 0);
-  }
-  if (node->is_server) mlfab__reshard_server_check(&node->server);
-  node_settle(node);
-  node_claims_again(node);
-  node_run_self(node);
-  if (node->parting) node_part(node);
-  if (!mlfab__heap_has(&node->timers, node_timer(node, MLFAB__TIMER_SCAN, 0)) && node_waits(node))
-    node_arm(node, MLFAB__TIMER_SCAN, 0, node->now_ns);
-  node_say_why(node);
-}
-
-/* --- events --- */
-
-/* A call to a server, or to an aggregator, came to nothing. */
-static void node_call_failed(mlfab_node *node, uint64_t index, const char *why) {
-  if (index >= mlfab__node_routes(node)) {
-    mlfab__peer_link_failed(node, index - mlfab__node_routes(node));
-    return;
-  }
-  mlfab__route *route = &node->routes[index];
-  route->connecting = 0;
-  route->retry_ns = node->now_ns + mlfab__node_beat(node) / 5;
-  snprintf(route->why, sizeof route->why, "%s", why);
-}
-
-/* A server answers our call: says who we are. */
-static void node_route_up(mlfab_node *node, uint32_t number, uint32_t index) {
-  mlfab__route *route = &node->routes[number];
-  uint32_t role = number / node->config.servers;
-  static const uint8_t kinds[] = {MLFAB__LINK_SERVER, MLFAB__LINK_PLANNER, MLFAB__LINK_RESHARD};
-  const uint32_t roles[] = {node->config.roles, MLFAB_ROLE_SCHEDULER, MLFAB_ROLE_SERVER};
-  if (route->link != MLFAB__NO_LINK)
-    mlfab__node_hang_up(node, route->link, "replaced by a newer link");
-  route->connecting = 0;
-  route->link = index;
-  if (route->greeted) node->stats.reconnects++;
-  mlfab__link *link = &node->links[index];
-  link->kind = kinds[role];
-  link->peer = mlfab__node_server_of(node, number);
-  mlfab__hello hello = {node->id,
-                        node->incarnation,
-                        roles[role],
-                        node->config.progress == MLFAB_PROGRESS_HAND,
-                        node->config.accumulators,
-                        node->config.host,
-                        node->nonce};
-  uint8_t meta[64];
-  mlfab__node_post(node, index, MLFAB__HELLO, meta, mlfab__encode_hello(meta, &hello));
-}
-
-/* Somebody called: of those whom no role knows yet the oldest goes when there are too many. All members may
- * call at the same time. */
-static void node_bound_strangers(mlfab_node *node) {
-  uint32_t count = 0, oldest = MLFAB__NO_LINK, most = node->nodes + NODE_STRANGERS;
-  for (uint32_t i = 0; node->by_id.count > most && i < node->nlinks; i++) {
-    const mlfab__link *link = &node->links[i];
-    if (!link->called || link->greeted || link->kind == MLFAB__LINK_JOIN_IN) continue;
-    count++;
-    if (oldest == MLFAB__NO_LINK || link->since_ns < node->links[oldest].since_ns) oldest = i;
-  }
-  if (count <= most || MLFAB__PLANTED(87)) return;
-  node->stats.strangers_refused++;
-  mlfab__node_hang_up(node, oldest, "was no member yet, and went for a newer connection");
-}
-
-static void node_up(mlfab_node *node, const mlfab_io_event *event) {
-  uint32_t index = node_new_link(node);
-  if (index == MLFAB__NO_LINK || mlfab__map_put(&node->env, &node->by_id, event->link, index)) {
-    node_act(node, MLFAB_ACTION_DISCONNECT, event->link, 0);
-    if (event->token == MLFAB__TOKEN_JOIN) mlfab__bootstrap_down(node, "out of memory");
-    if (event->token >= MLFAB__TOKEN_SERVER)
-      node_call_failed(node, event->token - MLFAB__TOKEN_SERVER, "out of memory");
-    return;
-  }
-  mlfab__link *link = &node->links[index];
-  link->kind = MLFAB__LINK_NEW;
-  link->id = event->link;
-  link->caps = event->caps;
-  link->called = event->token == 0;
-  link->heard_ns = link->sent_ns = link->since_ns = node->now_ns;
-  node_arm(node, MLFAB__TIMER_LINK, index, node->now_ns);
-  if (link->called) node_bound_strangers(node);
-  if (event->token == MLFAB__TOKEN_JOIN && node->phase == MLFAB__BOOTSTRAP_JOINING) {
-    mlfab__bootstrap_up(node, index);
-  } else if (event->token >= MLFAB__TOKEN_SERVER &&
-             event->token - MLFAB__TOKEN_SERVER < mlfab__node_routes(node)) {
-    node_route_up(node, (uint32_t)(event->token - MLFAB__TOKEN_SERVER), index);
-  } else if (event->token >= MLFAB__TOKEN_SERVER &&
-             mlfab__peer_link_up(
-                 node, event->token - MLFAB__TOKEN_SERVER - mlfab__node_routes(node), index)) {
-    return;
-  } else if (event->token != 0) {
-    mlfab__node_hang_up(node, index, "no longer wanted");
-  }
-}
-
-static void node_cannot_dial(mlfab_node *node, int code) {
-  char text[MLFAB__TEXT_MAX + 128];
-  snprintf(text, sizeof text, "joining: cannot dial server 0 at %s: %s", node->config.coordinator,
-           mlfab_error_text(code));
-  mlfab__bootstrap_fail(node, code, 0, 1, text);
-}
-
-static void node_down(mlfab_node *node, const mlfab_io_event *event) {
-  uint32_t index;
-  const char *why = event->text ? event->text : mlfab_error_text(event->code);
-  if (event->code == MLFAB_ERR_FRAME || event->code == MLFAB_ERR_CRC ||
-      event->code == MLFAB_ERR_LIMIT || event->code == MLFAB_ERR_PROTOCOL_OLDER ||
-      event->code == MLFAB_ERR_PROTOCOL_NEWER) {
-    node->stats.frames_refused++;
-  }
-  if (event->link != 0) {
-    if (!node_link(node, event->link, &index)) return;
-    int joining = node->links[index].kind == MLFAB__LINK_JOIN_OUT;
-    node_link_down(node, index, why);
-    if (joining &&
-        (event->code == MLFAB_ERR_PROTOCOL_OLDER || event->code == MLFAB_ERR_PROTOCOL_NEWER)) {
-      mlfab__bootstrap_fail(node, event->code, 0, 1, why);
-    }
-    return;
-  }
-  if (event->token == MLFAB__TOKEN_JOIN) {
-    mlfab__bootstrap_down(node, why);
-    if (event->code == MLFAB_ERR_INSECURE) node_cannot_dial(node, event->code);
-  }
-  if (event->token >= MLFAB__TOKEN_SERVER)
-    node_call_failed(node, event->token - MLFAB__TOKEN_SERVER, why);
-}
-
-/* The bulk lent with this token came back from a transport. */
-static void node_sent(mlfab_node *node, const mlfab__link *link, uint64_t token) {
-  int forward = (token & MLFAB__AGGREGATOR_TOKEN) != 0, hop = link->kind == MLFAB__LINK_PEER;
-  if (hop && mlfab__stream_sent(&node->comm.streams, link->peer, token)) return;
-  if (link->kind == MLFAB__LINK_PEER_IN || (link->kind == MLFAB__LINK_SERVER && forward))
-    mlfab__aggregator_sent(&node->aggregator, token);
-  if (link->kind == MLFAB__LINK_SERVER && !forward)
-    mlfab__worker_sent(&node->worker, link->peer, token, node->now_ns);
-  if (hop) mlfab__worker_hop_sent(&node->worker, link->peer, token, node->now_ns);
-  if (link->kind == MLFAB__LINK_WORKER) mlfab__server_sent(&node->server, link->peer, token);
-}
-
-/* Notes what this host's links carry, and tells the scheduler when it has changed; `anew`: in any
- * case. */
-static void node_tell_capacity(mlfab_node *node, int anew) {
-  mlfab__capacity capacity = {node->config.host, -1.0, -1.0};
-  uint8_t meta[32];
-  if (node->phase != MLFAB__BOOTSTRAP_READY) return;
-  int changed = mlfab__monitor_take(&node->monitor, node->now_ns, &capacity.in, &capacity.out);
-  node->stats.link_in = capacity.in > 0.0 ? (uint64_t)capacity.in : 0;
-  node->stats.link_out = capacity.out > 0.0 ? (uint64_t)capacity.out : 0;
-  node->comm.link_in = capacity.in > 0.0 ? capacity.in : 0.0;
-  node->comm.link_out = capacity.out > 0.0 ? capacity.out : 0.0;
-  if (node->config.scheduler == MLFAB_SCHEDULER_NONE || (!changed && !anew)) return;
-  uint32_t bytes = mlfab__encode_capacity(meta, &capacity);
-  if (node->is_server) {
-    mlfab__server_capacity(&node->server, &capacity, node->now_ns);
-  } else if (node->is_worker) {
-    mlfab__node_post(node, node->routes[0].link, MLFAB__CAPACITY, meta, bytes);
-  }
-}
-
-MLFAB_API void mlfab_node_event(mlfab_node *node, const mlfab_io_event *event, uint64_t now_ns) {
-  uint32_t index;
-  if (!node || !event) return;
-  node->now_ns = mlfab__max(node->now_ns, now_ns);
-  switch (event->kind) {
-    case MLFAB_IO_UP:
-      node_up(node, event);
-      break;
-    case MLFAB_IO_DOWN:
-      node_down(node, event);
-      break;
-    case MLFAB_IO_FRAME:
-      if (node_link(node, event->link, &index) &&
-          (!node->links[index].closing || node->links[index].lingers))
-        node_frame(node, index, event);
-      break;
-    case MLFAB_IO_SENT:
-      if (!node_link(node, event->link, &index)) break;
-      node_sent(node, &node->links[index], event->token);
-      break;
-    case MLFAB_IO_MEASURED:
-      if (event->measure) mlfab__monitor_sample(&node->monitor, event->measure, node->now_ns);
-      node_tell_capacity(node, 0);
-      break;
-    case MLFAB_IO_WRITABLE:
-      if (!node_link(node, event->link, &index)) break;
-      node->links[index].blocked = 0;
-      mlfab__node_ready_link(node, index);
-      break;
-    case MLFAB_IO_REFUSED:
-      node->stats.strangers_refused++;
-      mlfab__log(&node->env, MLFAB_LOG_INFO, "a stranger was turned away: %s",
-                 event->text ? event->text : mlfab_error_text(event->code));
-      break;
-    default:
-      break;
-  }
-  node_epilogue(node);
-}
-
-/* --- actions --- */
-
-/* What a link between workers carries: the communicator takes turns with the others. */
-static int node_yield_hop(mlfab_node *node, const mlfab__link *link) {
-  mlfab__frame_out *frame = &node->frame;
-  int out = MLFAB__OUT_NONE;
-  if (link->kind == MLFAB__LINK_PEER) {
-    mlfab__streams *streams = &node->comm.streams;
-    if (!link->collective && mlfab__stream_next(streams, link->peer, frame)) {
-      out = MLFAB__OUT_COLLECTIVE;
-    } else if (mlfab__worker_hop_next(&node->worker, link->peer, frame)) {
-      out = MLFAB__OUT_HOP;
-    } else if (link->collective && mlfab__stream_next(streams, link->peer, frame)) {
-      out = MLFAB__OUT_COLLECTIVE;
-    }
-  } else if (node->aggregator.env &&
-             mlfab__aggregator_next_down(&node->aggregator, link->peer, frame)) {
-    out = MLFAB__OUT_HAND_ON;
-  }
-  if (out == MLFAB__OUT_NONE) return 0;
-  node->out = out;
-  return 1;
-}
-
-/* Fills node->frame with what this link is to send next; the meta lies in node->head. 1, or 0. */
-static int node_yield(mlfab_node *node, uint32_t index) {
-  mlfab__link *link = &node->links[index];
-  mlfab__frame_out *frame = &node->frame;
-  memset(frame, 0, sizeof *frame);
-  frame->meta = node->head + MLFAB_HEADER_BYTES;
-  node->out_link = index;
-  if (link->queue_begin < link->queue_end) {
-    uint32_t head[2];
-    memcpy(head, link->queue + link->queue_begin, 8);
-    frame->meta_bytes = head[0];
-    frame->type = (uint8_t)head[1];
-    memcpy(frame->meta, link->queue + link->queue_begin + 8, head[0]);
-    node->out = MLFAB__OUT_CONTROL;
-    return 1;
-  }
-  if (link->kind == MLFAB__LINK_JOIN_IN && link->welcome) {
-    mlfab__welcome welcome = {node->peers[link->peer].incarnation, node->welcome_count};
-    frame->type = MLFAB__WELCOME;
-    frame->meta_bytes = mlfab__encode_welcome(frame->meta, &welcome);
-    frame->bulk = node->welcome;
-    frame->bulk_bytes = node->welcome_bytes;
-    node->out = MLFAB__OUT_WELCOME;
-    return 1;
-  }
-  if (!link->greeted || link->closing) return 0;
-  if (link->kind == MLFAB__LINK_SERVER) {
-    if (node->aggregator.env && mlfab__aggregator_next_up(&node->aggregator, link->peer, frame)) {
-      node->out = MLFAB__OUT_FORWARD;
-      return 1;
-    }
-    if (mlfab__worker_next(&node->worker, link->peer, frame)) {
-      node->out = MLFAB__OUT_WORKER;
-      return 1;
-    }
-  }
-  if (link->kind == MLFAB__LINK_PEER || link->kind == MLFAB__LINK_PEER_IN)
-    return node_yield_hop(node, link);
-  if (link->kind == MLFAB__LINK_RESHARD &&
-      mlfab__reshard_server_next(&node->server, link->peer, frame)) {
-    node->out = MLFAB__OUT_SHIFT;
-    return 1;
-  }
-  if (link->kind == MLFAB__LINK_WORKER) {
-    if (mlfab__server_next(&node->server, link->peer, frame, node->now_ns)) {
-      node->out = MLFAB__OUT_SERVER;
-      return 1;
-    }
-  }
-  return 0;
-}
-
-/* The yielded frame was taken: the state of whoever yielded it moves on. */
-static void node_taken(mlfab_node *node) {
-  mlfab__link *link = &node->links[node->out_link];
-  const mlfab__frame_out *frame = &node->frame;
-  if (node->out != MLFAB__OUT_CONTROL) link->collective = node->out == MLFAB__OUT_COLLECTIVE;
-  switch (node->out) {
-    case MLFAB__OUT_CONTROL:
-      link->queue_begin += (frame->meta_bytes + 7) / 8 * 8 + 8;
-      if (link->queue_begin == link->queue_end) link->queue_begin = link->queue_end = 0;
-      break;
-    case MLFAB__OUT_WELCOME:
-      link->welcome = 0;
-      break;
-    case MLFAB__OUT_WORKER:
-      mlfab__worker_taken(&node->worker, link->peer, frame);
-      break;
-    case MLFAB__OUT_SERVER:
-      mlfab__server_taken(&node->server, link->peer, frame, node->now_ns);
-      break;
-    case MLFAB__OUT_HOP:
-      mlfab__worker_hop_taken(&node->worker, link->peer, frame);
-      break;
-    case MLFAB__OUT_FORWARD:
-      mlfab__aggregator_taken_up(&node->aggregator, link->peer, frame);
-      break;
-    case MLFAB__OUT_HAND_ON:
-      mlfab__aggregator_taken_down(&node->aggregator, link->peer, frame);
-      break;
-    case MLFAB__OUT_SHIFT:
-      mlfab__reshard_server_taken(&node->server, link->peer, frame);
-      break;
-    case MLFAB__OUT_COLLECTIVE:
-      mlfab__stream_taken(&node->comm.streams, link->peer, frame);
-      break;
-    default:
-      break;
-  }
-  node->out = MLFAB__OUT_NONE;
-}
-
-/* The action that is first in the queue. */
-static void node_next_action(mlfab_node *node, mlfab_action *action) {
-  const mlfab__queued_action *queued = &node->actions[node->actions_begin];
-  memset(action, 0, sizeof *action);
-  action->kind = queued->kind;
-  action->link = queued->link;
-  action->token = queued->token;
-  if (queued->kind == MLFAB_ACTION_CONNECT) {
-    uint64_t called = queued->token - MLFAB__TOKEN_SERVER, routes = mlfab__node_routes(node);
-    if (queued->token == MLFAB__TOKEN_JOIN) {
-      action->address = node->config.coordinator;
-    } else {
-      action->address = called < routes ? node->routes[called].addresses
-                                        : node->peers_out[called - routes]->addresses;
-    }
-  }
-  node->out = MLFAB__OUT_ACTION;
-}
-
-static void node_seal(mlfab_node *node, const mlfab__link *link, mlfab_action *action) {
-  const mlfab__frame_out *frame = &node->frame;
-  mlfab__header header;
-  memset(&header, 0, sizeof header);
-  header.type = frame->type;
-  header.meta_bytes = frame->meta_bytes;
-  header.bulk_bytes = frame->bulk_bytes;
-  if (link->kind != MLFAB__LINK_NEW && link->kind != MLFAB__LINK_CLAIM) {
-    header.job = node->job;
-    header.epoch = node->epoch;
-    header.sender = node->id;
-    header.incarnation = node->incarnation;
-    memcpy(header.tag, node->secret, sizeof header.tag);
-  }
-  if (frame->bulk && !(link->caps & MLFAB_CAP_RELIABLE) && !node->config.no_payload_crc)
-    header.flags = MLFAB__WIRE_BULK_CRC;
-  mlfab__wire_seal(node->head, &header, frame->bulk);
-  memset(action, 0, sizeof *action);
-  action->kind = MLFAB_ACTION_SEND;
-  action->link = link->id;
-  action->head = node->head;
-  action->head_bytes = MLFAB_HEADER_BYTES + frame->meta_bytes;
-  action->bulk = frame->bulk;
-  action->bulk_bytes = frame->bulk_bytes;
-  action->token = frame->token;
-}
-
-/* The first link of the ring leaves it. */
-static void node_unlist(mlfab_node *node, uint32_t index) {
-  node->ready_begin = (node->ready_begin + 1) % node->nlinks;
-  node->ready_count--;
-  node->links[index].listed = 0;
-  if (node->links[index].kind == MLFAB__LINK_FREE && index < node->first_free)
-    node->first_free = index;
-}
-
-MLFAB_API int mlfab_node_next(mlfab_node *node, uint64_t now_ns, mlfab_action *action_p) {
-  if (!node || !action_p) return 0;
-  node->now_ns = mlfab__max(node->now_ns, now_ns);
-  if (node->out != MLFAB__OUT_NONE) {
-    *action_p = node->action;
-    return 1;
-  }
-  if (node->actions_count > 0) {
-    node_next_action(node, &node->action);
-    *action_p = node->action;
-    return 1;
-  }
-  while (node->ready_count > 0) {
-    uint32_t index = node->ready[node->ready_begin];
-    mlfab__link *link = &node->links[index];
-    if (link->kind != MLFAB__LINK_FREE && !link->self && !link->blocked &&
-        node_yield(node, index)) {
-      node_seal(node, link, &node->action);
-      *action_p = node->action;
-      return 1;
-    }
-    node_unlist(node, index);
-    if (link->kind != MLFAB__LINK_FREE && link->closing && !link->lingers && !link->blocked)
-      mlfab__node_hang_up(node, index, "closed");
-    if (node->actions_count > 0) return mlfab_node_next(node, now_ns, action_p);
-  }
-  if (node->is_worker) mlfab__comm_sweep(&node->comm);
-  return 0;
-}
-
-/* The first link of the ring goes to its end. */
-static void node_rotate(mlfab_node *node) {
-  uint32_t index = node->ready[node->ready_begin];
-  node->ready_begin = (node->ready_begin + 1) % node->nlinks;
-  node->ready[(node->ready_begin + node->ready_count - 1) % node->nlinks] = index;
-}
-
-static void node_probed(mlfab_node *node, uint32_t index, int status);
-
-static void node_done_action(mlfab_node *node, int status) {
-  mlfab__queued_action queued = node->actions[node->actions_begin];
-  node->actions_begin = (node->actions_begin + 1) % node->actions_room;
-  node->actions_count--;
-  node->out = MLFAB__OUT_NONE;
-  uint32_t index;
-  if (queued.kind == MLFAB_ACTION_PROBE && node_link(node, queued.link, &index))
-    node_probed(node, index, status);
-  if (status == 0) return;
-  if (queued.kind == MLFAB_ACTION_CONNECT) {
-    mlfab_io_event event;
-    memset(&event, 0, sizeof event);
-    event.token = queued.token;
-    event.code = status;
-    node_down(node, &event);
-    if (queued.token == MLFAB__TOKEN_JOIN && status == MLFAB_ERR_ADDRESS)
-      node_cannot_dial(node, status);
-  } else if (queued.kind == MLFAB_ACTION_DETACH && node_link(node, queued.link, &index)) {
-    /* No memory to copy to: giving up the link gives the buffer back. */
-    mlfab__node_hang_up(node, index, "out of memory");
-  }
-}
-
-MLFAB_API void mlfab_node_done(mlfab_node *node, const mlfab_action *action, int status,
-                               uint64_t now_ns) {
-  if (!node || !action || node->out == MLFAB__OUT_NONE) return;
-  node->now_ns = mlfab__max(node->now_ns, now_ns);
-  if (node->out == MLFAB__OUT_ACTION) {
-    node_done_action(node, status);
-    node_epilogue(node);
-    return;
-  }
-  uint32_t index = node->out_link;
-  mlfab__link *link = &node->links[index];
-  if (status == 0) {
-    node->stats.frames_sent++;
-    node->stats.bytes_sent += (uint64_t)action->head_bytes + action->bulk_bytes;
-    node->stats.payload_sent += action->bulk_bytes;
-    node->stats.trace_hash =
-        mlfab__mix(node->stats.trace_hash ^ node->now_ns ^ ((uint64_t)node->frame.type << 48) ^
-                   ((uint64_t)action->bulk_bytes << 8));
-    link->sent_ns = node->now_ns;
-    node_taken(node);
-    node_rotate(node);
-  } else if (status == MLFAB_ERR_AGAIN ||
-             (status == MLFAB_ERR_PEER_CLOSED && !MLFAB__PLANTED(71))) {
-    /* A peer that is gone may have said goodbye before: what it has sent is still delivered, then
-     * DOWN. Until then nothing more is offered to the link, as to one without room. */
-    node->out = MLFAB__OUT_NONE;
-    link->blocked = 1;
-    node_unlist(node, index);
-  } else {
-    node->out = MLFAB__OUT_NONE;
-    mlfab__node_hang_up(node, index, mlfab_error_text(status));
-  }
-  node_epilogue(node);
-}
-
-/* --- time --- */
-
-/* Hangs up, and whoever has no other link is dead at the next look, which is due now. */
-static void node_hang_up_silent(mlfab_node *node, uint32_t index, const char *what) {
-  mlfab__link *link = &node->links[index];
-  char why[96], silent[24];
-  snprintf(why, sizeof why, "silent for %s%s",
-           mlfab__duration(silent, node->now_ns - link->heard_ns), what);
-  link->silent = 1;
-  mlfab__node_hang_up(node, index, why);
-}
-
-/* What the transport knows of a link that is suspect: states and limits are in node.h. */
-static void node_probed(mlfab_node *node, uint32_t index, int status) {
-  mlfab__link *link = &node->links[index];
-  uint64_t limit = 5 * node->config.heartbeat_ns, silent_ns = node->now_ns - link->heard_ns;
-  int hand = node_is_hand(node, link), told = status != MLFAB_ERR_UNSUPPORTED;
-  link->probing = 0;
-  if (!link->suspect) return;
-  if (status == 0 && !MLFAB__PLANTED(74)) link->up_ns = node->now_ns;
-  if (node->now_ns - mlfab__max(link->heard_ns, link->up_ns) >= limit && (told || !hand)) {
-    node_hang_up_silent(node, index, told ? ", and its system does not answer" : "");
-  } else if (silent_ns >= mlfab__max(limit, node->config.silent_death_ns) && !hand &&
-             !MLFAB__PLANTED(75)) {
-    node_hang_up_silent(node, index, "");
-  }
-}
-
-static void node_suspect(mlfab_node *node, uint32_t index) {
-  mlfab__link *link = &node->links[index];
-  int server = link->kind == MLFAB__LINK_SERVER;
-  char text[64], silent[24];
-  if (!link->suspect && (server || link->kind == MLFAB__LINK_WORKER) && !node_is_hand(node, link)) {
-    snprintf(text, sizeof text, "suspect, silent for %s",
-             mlfab__duration(silent, node->now_ns - link->heard_ns));
-    mlfab__node_emit(node, MLFAB_EVENT_SUSPECT, (int32_t)link->peer, server,
-                     server ? 0 : node->server.peers[link->peer].incarnation, 0, text);
-  }
-  link->suspect = 1;
-  if (!(link->caps & MLFAB_CAP_PROBE)) {
-    node_probed(node, index, MLFAB_ERR_UNSUPPORTED);
-  } else if (!link->probing) {
-    link->probing = 1;
-    node_act(node, MLFAB_ACTION_PROBE, link->id, 0);
-  }
-}
-
-/* When there can next be something to do for a link. */
-static uint64_t node_look_ns(const mlfab_node *node, const mlfab__link *link) {
-  uint64_t beat = node->config.heartbeat_ns;
-  if (link->suspect || link->probe_ns != 0) return node->now_ns;
-  uint64_t silent_ns = link->heard_ns + 3 * beat;
-  if (link->kind == MLFAB__LINK_CLAIM) return node->now_ns + beat;
-  if (link->kind != MLFAB__LINK_NEW) return mlfab__min(silent_ns, link->sent_ns + beat);
-  return mlfab__min(silent_ns + 2 * beat, node->now_ns + beat); /* until then it may be known */
-}
-
-static void node_scan_link(mlfab_node *node, uint32_t index) {
-  mlfab__link *link = &node->links[index];
-  uint64_t beat = node->config.heartbeat_ns;
-  int known = link->kind != MLFAB__LINK_NEW && link->kind != MLFAB__LINK_CLAIM;
-  if (known && node->now_ns - link->sent_ns >= beat && link->queue_begin == link->queue_end)
-    node_heartbeat(node, index, MLFAB__BEAT, node->now_ns);
-  node_scan_probe(node, index);
-  /* How long a claim waits depends on the holder. */
-  if (link->kind == MLFAB__LINK_FREE || link->kind == MLFAB__LINK_CLAIM) return;
-  uint64_t silent = node->now_ns - link->heard_ns;
-  if (link->kind == MLFAB__LINK_NEW || link->kind == MLFAB__LINK_SCHEDULER || link->closing) {
-    if (silent < 5 * beat) return;
-    mlfab__node_hang_up(node, index,
-                        link->closing                   ? "closed"
-                        : link->kind == MLFAB__LINK_NEW ? "said nothing"
-                                                        : "silent");
-  } else if (link->kind == MLFAB__LINK_JOIN_IN && mlfab__bootstrap_overdue(node, link)) {
-    mlfab__node_hang_up(node, index, "welcomed, and did not hang up");
-  } else if (silent >= 3 * beat) {
-    node_suspect(node, index);
-  }
-}
-
-MLFAB__INTERNAL void mlfab__node_await_workers(mlfab_node *node) {
-  for (uint32_t w = 0; w < node->config.workers; w++) {
-    node->worker_heard[w] = node->now_ns;
-    node_arm(node, MLFAB__TIMER_WORKER, w, node->now_ns + 5 * node->config.heartbeat_ns);
-  }
-}
-
-/* A worker without a link is dead after five intervals; its first link may take longer. */
-static void node_scan_worker(mlfab_node *node, uint32_t w) {
-  uint64_t beat = node->config.heartbeat_ns;
-  const mlfab__server_peer *peer = &node->server.peers[w];
-  if (node->worker_links[w] != MLFAB__NO_LINK || peer->dead || peer->left || node->leaving == 2)
-    return;
-  uint64_t due_ns = node->worker_heard[w] + (peer->incarnation ? 5 : 20) * beat;
-  /* A connection that broke shortens the wait: a live worker calls again within a fifth of a beat. */
-  uint64_t lost = peer->hand ? 0 : node->worker_lost[w];
-  if (lost) due_ns = mlfab__min(due_ns, lost + 2 * beat);
-  int early = node->phase == MLFAB__BOOTSTRAP_JOINING || node->phase == MLFAB__BOOTSTRAP_FAILED;
-  if (early || node->now_ns < due_ns) {
-    node_arm(node, MLFAB__TIMER_WORKER, w, due_ns);
-  } else {
-    node_worker_gone(node, w, 0);
-  }
-}
-
-/* A server without a link is called again, and is dead after five intervals. Who has heard this node's goodbye
- * and hung up is not dead. */
-static void node_scan_route(mlfab_node *node, uint32_t r) {
-  uint64_t beat = node->config.heartbeat_ns;
-  mlfab__route *route = &node->routes[r];
-  /* The scheduler role stays as long as the server role beside it. */
-  int left = node->leaving > (r < node->config.servers ? 0 : 1);
-  if (!node_uses(node, r) || route->link != MLFAB__NO_LINK || route->dead || left) return;
-  node_arm(node, MLFAB__TIMER_ROUTE, r, node->now_ns);
-  if (node->phase == MLFAB__BOOTSTRAP_JOINING) return;
-  /* Nothing waits for a scheduler: it tries for as long as a call would. */
-  int across = r >= 2 * node->config.servers;
-  uint64_t patience = r < node->config.servers || across ? 5 * beat : node->config.timeout_ns;
-  if ((route->greeted || across) &&
-      node->now_ns - route->heard_ns >= mlfab__max(patience, 5 * beat)) {
-    node_server_dead(node, r, route->why[0] ? route->why : "silent");
-  } else if (route->connecting ? node->now_ns - route->connect_ns >= 4 * beat
-                               : node->now_ns >= route->retry_ns) {
-    node_call(node, r);
-  }
-}
-
-MLFAB__INTERNAL int mlfab__node_finished(const mlfab_node *node) {
-  uint32_t servers = node->config.servers;
-  for (uint32_t s = 0; s < servers; s++) {
-    if (!node->routes[servers + s].dead) return 0;
-  }
-  return 1;
-}
-
-static void node_withdraw(mlfab_node *node, mlfab__request *request, int code) {
-  if (request->kind == MLFAB__REQUEST_BARRIER) {
-    mlfab__barrier_withdraw(&node->barrier, request, code, node->now_ns);
-  } else if (request->kind == MLFAB__REQUEST_COLLECTIVE) {
-    mlfab__comm_withdraw(&node->comm, request, code, node->now_ns);
-  } else {
-    mlfab__worker_withdraw(&node->worker, request, code, node->now_ns);
-  }
-}
-
-static void node_scan_requests(mlfab_node *node) {
-  mlfab__request *request;
-  uint32_t place = 0;
-  while ((request = mlfab__request_due(&node->requests, node->now_ns, &place)))
-    node_withdraw(node, request, MLFAB_ERR_TIMEOUT);
-}
-
-/* Roles and links between workers that have something to wait for are looked at four times a beat. */
-static int node_waits(const mlfab_node *node) {
-  return node->is_server || node->self_lost || node->nhops > 0 || node->hops_short ||
-         (node->is_worker && mlfab__comm_waits(&node->comm));
-}
-
-static void node_scan(mlfab_node *node) {
-  mlfab__peer_link_scan(node);
-  if (node->is_coordinator) {
-    mlfab__trees_tick(&node->trees, node->now_ns);
-    mlfab__membership_tick(&node->roll, node->now_ns);
-  }
-  if (node->is_worker) mlfab__comm_tick(&node->comm, node->now_ns);
-  if (node->self_lost) node_greet_self(node, 0);
-}
-
-static void node_scan_joining(mlfab_node *node) {
-  uint64_t until_ns = mlfab__add_sat(node->opened_ns, node->config.timeout_ns);
-  mlfab__bootstrap_tick(node);
-  if (node->phase < MLFAB__BOOTSTRAP_READY)
-    node_arm_at(node, MLFAB__TIMER_JOIN, 0,
-                mlfab__min(node_round(node, node->now_ns + 1), until_ns));
-}
-
-static void node_expire(mlfab_node *node, const mlfab__heap_entry *entry) {
-  enum mlfab__timer kind = (enum mlfab__timer)entry->order;
-  uint32_t index = entry->index - node_timer(node, kind, 0);
-  mlfab__heap_remove(&node->timers, entry->index);
-  switch (kind) {
-    case MLFAB__TIMER_JOIN:
-      node_scan_joining(node);
-      break;
-    case MLFAB__TIMER_LINK:
-      node_scan_link(node, index);
-      if (node->links[index].kind != MLFAB__LINK_FREE)
-        node_arm(node, kind, index, node_look_ns(node, &node->links[index]));
-      break;
-    case MLFAB__TIMER_WORKER:
-      node_scan_worker(node, index);
-      break;
-    case MLFAB__TIMER_ROUTE:
-      node_scan_route(node, index);
-      break;
-    default:
-      node_scan(node); /* armed again in the epilogue */
-  }
-}
-
-MLFAB_API void mlfab_node_tick(mlfab_node *node, uint64_t now_ns) {
-  const mlfab__heap_entry *entry;
-  if (!node) return;
-  node->now_ns = mlfab__max(node->now_ns, now_ns);
-  if (node->is_server) mlfab__server_tick(&node->server, node->now_ns);
-  if (node->is_coordinator) mlfab__reshard_tick(&node->reslice, node->now_ns);
-  if (node->is_scheduler) mlfab__scheduler_tick(node->scheduler, node->now_ns);
-  if (node->aggregator.env) mlfab__aggregator_tick(&node->aggregator, node->now_ns);
-  node_scan_requests(node);
-  while ((entry = mlfab__heap_top(&node->timers)) && entry->time <= node->now_ns)
-    node_expire(node, entry);
-  node_epilogue(node);
-}
-
-MLFAB_API uint64_t mlfab_node_deadline(const mlfab_node *node) {
-  if (!node) return MLFAB__NEVER;
-  if (node->self_more) return 0;
-  const mlfab__heap_entry *timer = mlfab__heap_top(&node->timers);
-  uint64_t deadline = timer ? timer->time : MLFAB__NEVER;
-  if (node->parting) deadline = mlfab__min(deadline, node->part_ns);
-  if (node->requests.open > 0) deadline = mlfab__min(deadline, node->requests.earliest);
-  if (node->is_server) deadline = mlfab__min(deadline, mlfab__server_deadline(&node->server));
-  if (node->is_coordinator)
-    deadline = mlfab__min(deadline, mlfab__reshard_deadline(&node->reslice));
-  if (node->is_scheduler)
-    deadline = mlfab__min(deadline, mlfab__scheduler_deadline(node->scheduler));
-  if (node->aggregator.env)
-    deadline = mlfab__min(deadline, mlfab__aggregator_deadline(&node->aggregator));
-  return deadline;
-}
-
-MLFAB_API int mlfab_node_ready(const mlfab_node *node, mlfab_error *error_p) {
-  if (!node) return MLFAB_ERR_ARGUMENT;
-  if (node->phase == MLFAB__BOOTSTRAP_READY) return 1;
-  if (node->phase != MLFAB__BOOTSTRAP_FAILED) return 0;
-  if (error_p) *error_p = node->failure;
-  return node->failure.code;
-}
-
-/* --- the calls --- */
-
-MLFAB__INTERNAL int mlfab__node_return(mlfab_node *node, int code, const mlfab_error *error) {
-  if (code) node->requests.last = *error;
-  node_epilogue(node);
-  return code;
-}
-
-MLFAB__INTERNAL int mlfab__node_enter(mlfab_node *node, uint64_t now_ns, int worker,
-                                      mlfab_error *error) {
-  /* Not the whole of it: the text is long, and this is on the way of every push. */
-  error->code = error->is_server = error->reserved = 0;
-  error->rank = MLFAB_NO_RANK;
-  error->waited_ns = 0;
-  error->text[0] = 0;
-  node->now_ns = mlfab__max(node->now_ns, now_ns);
-  if (node->closed) return MLFAB__FAIL(error, MLFAB_ERR_CLOSED, "the context is being closed");
-  if (worker && !node->is_worker)
-    return MLFAB__FAIL(error, MLFAB_ERR_STATE, "this node is not a worker");
-  if (node->phase == MLFAB__BOOTSTRAP_FAILED) {
-    *error = node->failure;
-    return error->code;
-  }
-  if (node->phase != MLFAB__BOOTSTRAP_READY)
-    return MLFAB__FAIL(error, MLFAB_ERR_STATE, "the fabric is not complete yet");
-  if (node->leaving || node->parting)
-    return MLFAB__FAIL(error, MLFAB_ERR_CLOSED, "the node is leaving");
-  return 0;
-}
-
-/* A wrong call at the border: told like any other error. */
-static int node_wrong(mlfab_node *node, int code, const char *text) {
-  return MLFAB__FAIL(&node->requests.last, code, "%s", text);
-}
-
-MLFAB_API int mlfab_node_set_link(mlfab_node *node, double in, double out, uint64_t now_ns) {
-  mlfab_error error;
-  if (!node) return MLFAB_ERR_ARGUMENT;
-  int code = mlfab__node_enter(node, now_ns, 0, &error);
-  if (!code && !(mlfab__finite(in) && mlfab__finite(out)))
-    code = MLFAB__FAIL(&error, MLFAB_ERR_ARGUMENT, "set_link: a capacity is not a finite number");
-  if (!code && node->config.scheduler == MLFAB_SCHEDULER_NONE && !node->is_worker)
-    code = MLFAB__FAIL(&error, MLFAB_ERR_STATE,
-                       "set_link: this fabric has no scheduler, and this node is no worker");
-  if (code) return mlfab__node_return(node, code, &error);
-  mlfab__monitor_set(&node->monitor, in, out);
-  node_tell_capacity(node, 1);
-  return mlfab__node_return(node, 0, &error);
-}
-
-/* Would this end count as dead, or as closed, to the peer? Between workers server 0 tells. A peer that is
- * driven by hand may compute for long before it looks. */
-static int node_heeds(const mlfab_node *node, const mlfab__link *link) {
-  switch (link->kind) {
-    case MLFAB__LINK_SERVER:
-    case MLFAB__LINK_PLANNER:
-      return !node->routes[link->peer].hand;
-    case MLFAB__LINK_WORKER:
-      return !node->server.peers[link->peer].hand;
-    default:
-      return link->kind == MLFAB__LINK_SCHEDULER;
-  }
-}
-
-/* Says goodbye on every link of a kind, or on all with MLFAB__LINK_FREE. */
-static void node_goodbye(mlfab_node *node, int kind) {
-  mlfab__bye bye;
-  uint8_t meta[MLFAB__TEXT_MAX + 32];
-  memset(&bye, 0, sizeof bye);
-  snprintf(bye.text, sizeof bye.text, "closing");
-  uint32_t n = mlfab__encode_bye(meta, &bye);
-  for (uint32_t i = 0; i < node->nlinks; i++) {
-    mlfab__link *link = &node->links[i];
-    if (link->kind == MLFAB__LINK_FREE || link->self || link->closing) continue;
-    if (kind != MLFAB__LINK_FREE && link->kind != kind) continue;
-    mlfab__node_post(node, i, MLFAB__BYE, meta, n);
-    link->closing = 1;
-    link->lingers = (uint8_t)node_heeds(node, link);
-    /* It has its time to go out from now on. */
-    if (!MLFAB__PLANTED(97)) link->heard_ns = node->now_ns;
-  }
-}
-
-/* Do other workers wait for something of ours, or is a last word still on its way inside? */
-static int node_awaited(const mlfab_node *node) {
-  uint32_t inner = node->pairs[MLFAB__PAIR_SERVER][0];
-  if (node->phase != MLFAB__BOOTSTRAP_READY || !node->is_worker) return 0;
-  if (!mlfab__comm_quiet(&node->comm)) return 1;
-  return inner != MLFAB__NO_LINK && node->links[inner].queue_begin < node->links[inner].queue_end;
-}
-
-/* Says goodbye as soon as nobody waits for us, or a heartbeat after it was wanted. */
-static void node_part(mlfab_node *node) {
-  if (node_awaited(node) && node->now_ns < node->part_ns) return;
-  node->leaving = node->parting;
-  node->parting = 0;
-  if (node->is_worker) mlfab__streams_tick(&node->comm.streams); /* nobody waits for these either */
-  if (node->leaving == 1) {
-    if (node->pairs[MLFAB__PAIR_SERVER][0] != MLFAB__NO_LINK)
-      node_worker_gone(node, (uint32_t)node->config.rank, 1);
-    node_goodbye(node, MLFAB__LINK_SERVER);
-    node_goodbye(node, MLFAB__LINK_PEER);
-    node_goodbye(node, MLFAB__LINK_PEER_IN);
-  } else {
-    node_goodbye(node, MLFAB__LINK_FREE);
-  }
-  node_epilogue(node);
-}
-
-/* how: as `parting`. */
-static void node_begin_to_part(mlfab_node *node, int how, uint64_t now_ns) {
-  node->now_ns = mlfab__max(node->now_ns, now_ns);
-  /* Where the worker role has left before the server role, nobody waits for it any more. */
-  if (!node->parting)
-    node->part_ns = node->now_ns + (node->leaving ? 0 : node->config.heartbeat_ns);
-  node->parting = how;
-  if (node->is_worker) mlfab__comm_leave(&node->comm);
-  node_epilogue(node);
-}
-
-MLFAB__INTERNAL void mlfab__node_stop_working(mlfab_node *node, uint64_t now_ns) {
-  node_begin_to_part(node, 1, now_ns);
-}
-
-MLFAB_API int mlfab_node_leave(mlfab_node *node, uint64_t now_ns) {
-  if (!node) return MLFAB_ERR_ARGUMENT;
-  node_begin_to_part(node, 2, now_ns);
-  return 0;
-}
-
-MLFAB_API int mlfab_node_test(mlfab_node *node, mlfab_request id, int *done_p,
-                              mlfab_result *result_p) {
-  if (!node || !done_p) return MLFAB_ERR_ARGUMENT;
-  mlfab__request *request = mlfab__request_find(&node->requests, id);
-  if (!request)
-    return node_wrong(node, MLFAB_ERR_REQUEST,
-                      "the request is unknown, or was ended by test or wait before");
-  *done_p = request->done;
-  if (!request->done) return 0;
-  if (result_p) *result_p = request->result;
-  mlfab__request_end(&node->requests, request);
-  return 0;
-}
-
-MLFAB_API int mlfab_node_cancel(mlfab_node *node, mlfab_request id, uint64_t now_ns) {
-  if (!node) return MLFAB_ERR_ARGUMENT;
-  node->now_ns = mlfab__max(node->now_ns, now_ns);
-  mlfab__request *request = mlfab__request_find(&node->requests, id);
-  if (!request)
-    return node_wrong(node, MLFAB_ERR_REQUEST,
-                      "cancel: the request is unknown, or was ended before");
-  if (!request->done) node_withdraw(node, request, MLFAB_ERR_CANCELLED);
-  node_epilogue(node);
-  return 0;
-}
-
-MLFAB_API int mlfab_node_push_status(mlfab_node *node, uint64_t seq, int *status_p) {
-  if (!node || !status_p || !node->is_worker) return MLFAB_ERR_ARGUMENT;
-  return mlfab__worker_status(&node->worker, seq, status_p);
-}
-
-MLFAB_API int mlfab_node_last_error(const mlfab_node *node, mlfab_error *error_p) {
-  if (!node || !error_p) return MLFAB_ERR_ARGUMENT;
-  *error_p = node->requests.last;
-  return 0;
-}
-
-MLFAB_API int mlfab_node_stats(const mlfab_node *node, mlfab_stats *stats_p, size_t size) {
-  if (!node || !stats_p) return MLFAB_ERR_ARGUMENT;
-  mlfab_stats stats = node->stats;
-  stats.allocations = node->env.allocations;
-  stats.memory_bytes = node->env.bytes;
-  stats.collectives = node->comm.collectives;
-  stats.collectives_failed = node->comm.collectives_failed;
-  stats.collective_epochs = node->comm.epochs;
-  stats.rounds_partial = node->comm.rounds;
-  memcpy(stats_p, &stats, size < sizeof stats ? size : sizeof stats);
-  return 0;
-}
-
-/* ==============================================================================================
- * core/worker/sources.c
- * ============================================================================================== */
-/* sources.c - the worker role: what a call's buffers are in the flat model, which part of them is a
- * server's, and what may go to a server now. See worker.h. */
+/* core/worker/sources.c goes on. */
 
 #include <stdio.h>
 
@@ -15246,11 +11696,11 @@ static uint64_t push_token(const mlfab__worker *worker, const mlfab__outgoing *u
 }
 
 /* The link to an aggregator may carry the parts of several servers, and a part may leave it and
- * return. Less than MLFAB__AGGREGATOR_TOKEN. */
+ * return. Less than 2^60. */
 static uint64_t push_hop_token(const mlfab__worker *worker, const mlfab__outgoing *update,
                                uint32_t server) {
   return push_token(worker, update) | (uint64_t)(server & 0xffffu) << 32 |
-         (uint64_t)(update->parts[server].way & 0x1fffu) << 48;
+         (uint64_t)(update->parts[server].way & 0xfffu) << 48;
 }
 
 /* Nothing of it was sent, or what was sent is void. */
@@ -17252,6 +13702,149 @@ MLFAB__INTERNAL int mlfab__worker_hop_wanted(const mlfab__worker *worker, uint32
 }
 
 /* ==============================================================================================
+ * core/worker/worker_role.c
+ * ============================================================================================== */
+/* worker_role.c - the worker as a role of its node: SERVER are its links to servers, PEER those to aggregators. */
+
+static int worker_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
+  if (at.kind == MLFAB__LINK_SERVER) {
+    mlfab__worker_frame(self, at.peer, frame, at.now_ns);
+  } else {
+    mlfab__worker_hop_frame(self, at.peer, frame, at.now_ns);
+  }
+  return 1;
+}
+
+static int worker_role_next(void *self, mlfab__at at, mlfab__frame_out *frame) {
+  return at.kind == MLFAB__LINK_SERVER ? mlfab__worker_next(self, at.peer, frame)
+                                       : mlfab__worker_hop_next(self, at.peer, frame);
+}
+
+static void worker_role_taken(void *self, mlfab__at at, const mlfab__frame_out *frame) {
+  if (at.kind == MLFAB__LINK_SERVER) {
+    mlfab__worker_taken(self, at.peer, frame);
+  } else {
+    mlfab__worker_hop_taken(self, at.peer, frame);
+  }
+}
+
+static void worker_role_returned(void *self, mlfab__at at, uint64_t token) {
+  if (at.kind == MLFAB__LINK_SERVER) {
+    mlfab__worker_sent(self, at.peer, token, at.now_ns);
+  } else {
+    mlfab__worker_hop_sent(self, at.peer, token, at.now_ns);
+  }
+}
+
+static int worker_role_hello(void *self, mlfab__at at, mlfab__greeting *greeting) {
+  if (at.kind != MLFAB__LINK_SERVER || !mlfab__worker_usurped(self, at.peer, greeting->ack->top))
+    return 0;
+  greeting->why = "it has updates of this worker that it never sent: another process uses its rank";
+  return MLFAB_ERR_RANK_TAKEN;
+}
+
+static void worker_role_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
+  const mlfab__worker *worker = self;
+  if (at.kind != MLFAB__LINK_SERVER) return;
+  if (worker->stands && !greeting->ack->model_stands)
+    greeting->died = "it has restarted without the model";
+  mlfab__worker_hello(self, at.peer, greeting->ack, at.now_ns);
+}
+
+static void worker_role_lost(void *self, mlfab__at at) {
+  if (at.kind == MLFAB__LINK_SERVER) {
+    mlfab__worker_lost(self, at.peer, at.now_ns);
+  } else {
+    mlfab__worker_hop_lost(self, at.peer, at.now_ns);
+  }
+}
+
+static void worker_role_gone(void *self, mlfab__at at, int left) {
+  (void)left;
+  if (at.kind == MLFAB__LINK_SERVER) mlfab__worker_dead(self, at.peer, at.now_ns);
+}
+
+static int worker_role_wants(void *self, mlfab__at at) {
+  return at.kind == MLFAB__LINK_SERVER || mlfab__worker_hop_wanted(self, at.peer);
+}
+
+static void worker_role_withdraw(void *self, mlfab__request *request, int code, uint64_t now_ns) {
+  mlfab__worker_withdraw(self, request, code, now_ns);
+}
+
+static void worker_role_free(void *self) { mlfab__worker_free(self); }
+
+static const mlfab__role worker_row = {
+    .name = "worker",
+    .rest = 1,
+    .links = MLFAB__ON(SERVER) | MLFAB__ON(PEER),
+    .requests = MLFAB__SERVES(PUSH) | MLFAB__SERVES(PULL) | MLFAB__SERVES(MODEL) |
+                MLFAB__SERVES(JOIN) | MLFAB__SERVES(SYNC) | MLFAB__SERVES(RESLICE),
+    .frame = worker_role_frame,
+    .next = worker_role_next,
+    .taken = worker_role_taken,
+    .returned = worker_role_returned,
+    .hello = worker_role_hello,
+    .up = worker_role_up,
+    .lost = worker_role_lost,
+    .gone = worker_role_gone,
+    .wants = worker_role_wants,
+    .withdraw = worker_role_withdraw,
+    .free = worker_role_free,
+};
+
+MLFAB__INTERNAL int mlfab__worker_attach(mlfab_node *node, mlfab__worker **worker_p) {
+  mlfab__role *role = mlfab__roles_add(node, &worker_row, sizeof **worker_p);
+  if (!role) return MLFAB_ERR_MEMORY;
+  mlfab__port up = mlfab__roles_port(node, role, MLFAB__LINK_SERVER);
+  mlfab__port hop = mlfab__roles_port(node, role, MLFAB__LINK_PEER);
+  *worker_p = role->self;
+  return mlfab__worker_init(*worker_p, &node->env, &node->config, (uint32_t)node->config.rank, &up,
+                            &hop, &node->stats, &node->requests);
+}
+
+/* ==============================================================================================
+ * core/server/lazy.h
+ * ============================================================================================== */
+/* lazy.h - the buffer of delayed pulls. Layer 2, pure.
+ *
+ * A heap of tags by the V_train at which a pull is looked at next; equal ones come out in the order
+ * in which they were added. What a tag means is the caller's.
+ *
+ * Source: FluentPS Alg. 1 (callbacks) and §III-C. Departs: lazy execution indexes by max(progress,
+ * V_train), as a pull may come after its iteration was completed without its worker; pulls are
+ * released after V_train has moved, not before, so that what is asked again sees the new one. */
+
+typedef struct mlfab__delayed {
+  uint64_t at;    /* looked at when V_train reaches this */
+  uint64_t order; /* of coming */
+  uint64_t tag;
+} mlfab__delayed;
+
+/* All zero is an empty buffer. entries[0..count-1] is a heap: anybody may read the tags. */
+typedef struct mlfab__lazy {
+  mlfab__delayed *entries;
+  uint32_t count, room;
+  uint64_t next_order;
+} mlfab__lazy;
+
+/* When to look at a delayed pull of `progress` (a count: i + 1): soft: when V_train moves; lazy:
+ * when its own iteration is complete. Always above v_train. */
+MLFAB__INTERNAL uint64_t mlfab__lazy_at(int soft, uint64_t progress, uint64_t v_train);
+/* O(log n). Errors: MEMORY, and nothing has changed; never if one was taken out since the last
+ * add. */
+MLFAB__INTERNAL int mlfab__lazy_add(mlfab__env *env, mlfab__lazy *lazy, uint64_t at, uint64_t tag);
+/* Takes the next one out whose `at` is v_train or less: 1, or 0 when there is none. O(log n). */
+MLFAB__INTERNAL int mlfab__lazy_pop(mlfab__lazy *lazy, uint64_t v_train, uint64_t *tag_p);
+/* Takes out the one with this tag: 1, or 0 when there is none. O(n). */
+MLFAB__INTERNAL int mlfab__lazy_remove(mlfab__lazy *lazy, uint64_t tag);
+/* The conditions have changed: all are due, in the order of coming. Pop them until there is none;
+ * those that still have to wait are added again above v_train, for which there is room. O(n). */
+MLFAB__INTERNAL void mlfab__lazy_wake_all(mlfab__lazy *lazy);
+MLFAB__INTERNAL void mlfab__lazy_free(mlfab__env *env, mlfab__lazy *lazy);
+
+
+/* ==============================================================================================
  * core/server/lazy.c
  * ============================================================================================== */
 /* lazy.c - the buffer of delayed pulls: see lazy.h. A binary heap, smallest (at, order) first. */
@@ -17351,6 +13944,649 @@ MLFAB__INTERNAL void mlfab__lazy_free(mlfab__env *env, mlfab__lazy *lazy) {
  * core/server/blocks.c
  * ============================================================================================== */
 /* blocks.c - the server role: blocks that are pinned by pulls, and spare ones. See server.h. */
+
+/* ==============================================================================================
+ * core/server/server.h
+ * ============================================================================================== */
+/* server.h - the server role: takes updates in, applies them, answers pulls. Layer 4.
+ *
+ * Updates of all workers stand in one queue, in the order of their announcements. The first that
+ * may be taken in is the head. Its bytes are added as they arrive into `next` blocks; commit swaps
+ * the blocks, a refusal discards them. Others may send what they have credit for, which is staged
+ * raw:
+ *
+ *    QUEUED --(first that may be taken in)--> HEAD --(all bytes came, all finite)--> committed: APPLIED
+ *      |                                       |                 \--> APPLYING (rules, rounds: a few
+ *      |                                       |                      blocks a tick) --> APPLIED
+ *      |                                       +--(NaN, callback)--> refused: NOT_APPLIED
+ *      |                                       +--(no byte for 3 heartbeats)--> revoked: RESEND
+ *      +--(link lost, worker dead)--> forgotten; a reconnect says it again
+ *
+ * With a scheduler, large updates and pulls wait beside the queue until a plan places them:
+ *
+ *    UNPLACED --(PLAN, or no scheduler any more)--> QUEUED, alone or as a member of a group
+ *                                                     \--(too late at that place)--> DROPPED at its turn
+ *
+ * A group is a run of the queue whose bytes come added up, from an aggregator, and are taken in as
+ * the bytes of its first member; one commit decides all of them. It has a number; whatever spoils
+ * it (a member dead or not finite, the aggregator gone) ends the number, and what is left of it
+ * gets another and is sent again. A worker's small updates behind an unplaced one wait with it.
+ * With the bound delay < tau_max: an update gets its place only where its delay is below the bound,
+ * and its delay cannot grow afterwards, because nothing is put before it.
+ *
+ * Invariants. (1) An update is decided exactly once, and the decisions of one worker's updates come
+ * in the order of their numbers. (2) `next` blocks exist only for the head. (3) Whatever is staged
+ * was credited: eager bytes in the worker's arena, one update's more in the stage. (4) With rounds,
+ * the sum of the open round holds whole updates only, at most one complete one a worker. (5) A pull
+ * pins one slice at a time.
+ *
+ * Source: MLfabric §2, §4 Table 1, §5.1 (one order of commits); FluentPS Alg. 1 (server side). */
+
+enum {
+  MLFAB__SERVER_PULLS = 8,
+  MLFAB__SERVER_SPREADS = 4, /* slots more, for pulls that an aggregator hands on */
+  MLFAB__SERVER_SLOTS = MLFAB__SERVER_PULLS + MLFAB__SERVER_SPREADS,
+  MLFAB__SERVER_SENDS = 16,
+  MLFAB__SERVER_QUEUED = 64,
+  MLFAB__SERVER_STAGES = 16, /* updates that may come before their turn */
+  MLFAB__CLOCKS = 8,         /* consistency models at a time */
+  MLFAB__SERVER_CHANGES = 8  /* changes of them that wait */
+};
+#define MLFAB__PROGRESS_MAX ((uint64_t)1 << 62)
+
+/* An update on its way in. Kept and reused, so that steady state allocates nothing. */
+typedef struct mlfab__incoming {
+  struct mlfab__incoming *previous, *next; /* the queue, or the free list by next */
+  uint32_t worker;
+  const struct mlfab__apply_codec *codec;
+  mlfab__push push;
+  mlfab__segment *segments;
+  uint64_t *versions;
+  uint32_t segment_room, version_room;
+  uint64_t received, consumed, granted; /* of push.bytes */
+  uint64_t arena_at;                    /* where its eager bytes are staged */
+  uint32_t segment;                     /* of `consumed`: segment, and bytes of it */
+  uint64_t in_segment;
+  uint64_t last_byte_ns;
+  uint32_t stage;         /* its stage plus one, or 0 */
+  int unplaced;           /* stands in the list of those that wait for a plan */
+  int announced;          /* the scheduler knows of it */
+  int counted;            /* its members are in `ahead` of its slices */
+  uint64_t group;         /* number of its group, or 0 */
+  uint32_t waits;         /* members that its group has lost because they were silent */
+  uint32_t aggregator;    /* of the group */
+  double aggregator_rate; /* in-link of its host; 0 or less: not known */
+  uint64_t delay;         /* that it had when it got its place, or would have had */
+  uint64_t shape;         /* hash of its segments */
+  int withdrawn;          /* to be decided as not applied at its turn */
+  int refused;            /* MLFAB_ERR_* once something is wrong with it */
+  double norm2;           /* of what was taken in, where a model looks at it */
+  uint64_t packed_end;    /* of the packets that came: where in the model the last one ends */
+  uint64_t own_bytes;     /* its push.bytes, while that are those of its group's packed sum; or 0 */
+  int all_released;       /* its aggregator may forward all of that sum, however long it is */
+} mlfab__incoming;
+
+/* What a model makes of an update's bytes in a slice: see apply.c. */
+enum mlfab__apply_mode {
+  MLFAB__APPLY_INIT,
+  MLFAB__APPLY_DIRECT,
+  MLFAB__APPLY_STAGE,
+  MLFAB__APPLY_SUM
+};
+
+/* Why a pull does not go: it waits for a plan, for its turn. */
+enum mlfab__pull_held { MLFAB__PULL_GOES = 0, MLFAB__PULL_FOR_PLAN, MLFAB__PULL_FOR_TURN };
+
+typedef struct mlfab__server_pull {
+  uint64_t request; /* 0: free */
+  uint64_t progress;
+  mlfab__segment *segments;
+  uint32_t segment_room, segments_used;
+  uint32_t segment; /* cursor */
+  uint64_t in_segment;
+  uint32_t *pinned; /* blocks of the pinned slice, one a position, positions_per_slice of them */
+  uint32_t slice;   /* pinned, or MLFAB__NO_BLOCK */
+  uint64_t version, commit;
+  int cached;       /* the reader's cache counts in our epoch ... */
+  uint64_t *sinces; /* ... and has these commits of the slices touched, by local number */
+  uint32_t since_room;
+  uint32_t restart_segment; /* where the pinned slice began */
+  uint64_t restart_in_segment;
+  uint64_t progress_ns;
+  int waiting;        /* for the pull condition of a clock ... */
+  uint32_t clock;     /* ... this one */
+  uint32_t passed;    /* clocks whose condition held, as bits */
+  double draw;        /* of the models that have chance in them */
+  uint64_t tag;       /* in the clocks' buffers */
+  int held;           /* mlfab__pull_held */
+  uint64_t bytes;     /* of all its segments */
+  uint64_t expect_ns; /* when its distributor should have handed it on; 0: not known yet */
+  uint64_t place;     /* among the pulls that were placed by plans; 0: not placed */
+  uint64_t spread;    /* the request that it is handed on from, or 0: answered directly */
+  uint32_t aggregator;
+  uint32_t
+      attempt; /* its newest way; ascending over the server. Frames of older ones are ignored at the worker */
+} mlfab__server_pull;
+
+typedef struct mlfab__server_peer {
+  uint8_t connected, dead, left, done, hand;
+  uint32_t contributed; /* clocks whose open round has something of it, as bits */
+  uint64_t pushed;      /* its progress, as far as it is known here: see clock.c */
+  uint64_t decided;     /* the same right behind its last update that was decided here */
+  uint64_t changed;     /* the last change of a consistency model that it was answered */
+  uint32_t stopped;     /* the attempt to move slices that it has stopped for, or 0 */
+  int drained;          /* nothing more of it comes before they have moved */
+  int put_off;          /* it was told that they are on the move: it is to hear when that is over */
+  double significance;  /* |g| of its last update here; negative: not known */
+  uint32_t incarnation, generation;
+  uint32_t queued;
+  uint32_t unplaced;      /* of those: wait for a plan */
+  uint64_t walked;        /* the last look at the unplaced that came by one of its */
+  uint64_t last_queued;   /* newest member in the queue */
+  uint64_t last_progress; /* its round */
+  uint8_t *arena;         /* a ring of twice the credit, so that every update is contiguous */
+  uint64_t arena_head, arena_tail, arena_bytes;
+  uint64_t eager_used;
+  uint32_t accumulators; /* of the aggregator there */
+  uint64_t host;
+  double link_in, link_out; /* of its host as it said last; negative: not known */
+  mlfab__server_pull pulls[MLFAB__SERVER_PULLS + MLFAB__SERVER_SPREADS];
+  uint32_t sends[MLFAB__SERVER_SENDS]; /* blocks lent to the transport */
+  uint32_t nsends;
+  uint64_t refused_told; /* the refused round that it has heard of, plus one */
+  uint32_t refusals;     /* of worker 0's definitions, those that it has heard of */
+  uint8_t *definition;   /* a definition that came before worker 0's: tensor table */
+  uint32_t definition_bytes;
+  mlfab__define define; /* its options, and how many tensors the table has */
+} mlfab__server_peer;
+
+/* A consistency model of some of the slices, and how far they are. See clock.c. */
+typedef struct mlfab__clock {
+  mlfab_sync sync;
+  int used;
+  int due; /* the push condition is to be asked again */
+  uint64_t v_train;
+  mlfab__sync_tuner tuner;
+  uint64_t delayed; /* pulls that had to wait since v_train moved */
+  mlfab__lazy lazy; /* they, by their place in all pulls */
+  /* Rounds. */
+  uint32_t contributors, round_members; /* workers in the sum; updates in it */
+  double round_scale;                   /* weight of the sum: of its first member, or 1 */
+  uint64_t refused_round;               /* the last that a callback refused, plus one */
+  int flush; /* the open round is applied as it stands, and v_train stays */
+} mlfab__clock;
+
+enum mlfab__server_phase { MLFAB__NO_MODEL, MLFAB__MODEL_DEFINED, MLFAB__MODEL_STANDS };
+
+typedef struct mlfab__server mlfab__server;
+
+/* How the bytes of an update are taken in: as they are (apply.c), or as packets. */
+typedef struct mlfab__apply_codec {
+  /* Looks at bytes that came, the first of them byte `at` of the update, and may move them to private
+   * memory: NULL, or what is wrong. */
+  const char *(*look)(mlfab__server *server, mlfab__incoming *update, uint64_t at,
+                      mlfab__frame_in *frame);
+  /* The next bytes of the head go into `next` blocks. Errors: NOT_FINITE, MEMORY, FRAME; the head is
+   * then to be refused. */
+  int (*consume)(mlfab__server *server, mlfab__incoming *update, const uint8_t *data,
+                 uint64_t bytes);
+  /* All of the update is at `data`, in private memory: checks all of it, then adds it in place. 1 when it
+   * was done, 0 when the long way has to be taken. *code_p tells what became of it. */
+  int (*whole)(mlfab__server *server, mlfab__incoming *update, const uint8_t *data, int *code_p);
+  /* All bytes are in. What none of them named is in the round or stepped all the same: from here on its
+   * blocks are there, or spare. Errors: MEMORY. */
+  int (*complete)(mlfab__server *server, const mlfab__incoming *update);
+  /* `next` at a position that has none: as the model in what the update does not touch, and zeros where
+   * it does and a rule is to be stepped. Errors: MEMORY. */
+  int (*fresh)(mlfab__server *server, const mlfab__incoming *update, uint32_t slice,
+               uint32_t position);
+} mlfab__apply_codec;
+
+/* Packets in updates and answers, where the sparse group is attached. */
+typedef struct mlfab__server_sparse {
+  const mlfab__apply_codec *(*packed)(void);
+  int (*room)(mlfab__server *server); /* memory for taking packets in. Errors: MEMORY */
+  /* Tags and filter of a model that is made. Errors: MEMORY. Gives back all memory. */
+  int (*open)(mlfab__server *server, int ghost);
+  void (*free)(mlfab__server *server);
+  /* A commit makes `after` of a piece, which was `before`: what the filter does not want is put back, and
+   * what has changed is tagged. To be called where server->watch, before the slice's commit moves. */
+  void (*piece)(mlfab__server *server, const mlfab__piece *piece, const uint8_t *before,
+                uint8_t *after);
+  /* Looks at what a PULL tells of its reader's cache. Errors: FRAME (not one commit a slice), ARGUMENT
+   * (from the future: the slice, its local number, and the commit). Remembers it. Errors: MEMORY. */
+  int (*cache)(const mlfab__server *server, const mlfab__pull *in, const mlfab__segment *segments,
+               const uint64_t *sinces, uint32_t *slice_p, uint64_t *since_p);
+  int (*keep)(mlfab__server *server, mlfab__server_pull *pull, const mlfab__pull *in,
+              const uint64_t *sinces);
+  /* Packets for the pinned slice from its byte `at` on, not beyond `end`: fills the bulk, to be copied,
+   * and returns how many bytes of the slice it answers for; 0 when the next *plain bytes, which may
+   * become fewer, are as well sent as they are. */
+  uint64_t (*answer)(mlfab__server *server, const mlfab__server_pull *pull, uint64_t at,
+                     uint64_t end, uint32_t *plain, mlfab__frame_out *frame);
+} mlfab__server_sparse;
+
+/* Slices that leave and come, where the reshard group is attached. Meanwhile the server is `held`. */
+typedef struct mlfab__server_mover {
+  void (*stop)(mlfab__server *server, uint32_t worker, const mlfab__frame_in *frame); /* STOP */
+  void (*tick)(mlfab__server *server);
+  void (*free)(mlfab__server *server);
+} mlfab__server_mover;
+
+/* By which way and in which order large transfers go, where somebody is attached who decides that
+ * (core/sched/client.c). Without, updates are taken in as they come, and pulls answered when their
+ * condition holds. What has a group, a place or a spread has it from here. */
+typedef struct mlfab__server_policy {
+  void (*free)(mlfab__server *server);
+  /* A frame that the server does not know: 1 when it was the policy's. */
+  int (*frame)(mlfab__server *server, uint32_t worker, const mlfab__frame_in *frame);
+  void (*tick)(mlfab__server *server);
+  /* The model, or its consistency, has changed. A worker's link stands, or is lost. */
+  void (*told)(mlfab__server *server);
+  void (*station)(mlfab__server *server, uint32_t worker);
+  /* A new update: 1 when it is held back. Later, at every look: gives places to those. */
+  int (*hold)(mlfab__server *server, mlfab__incoming *update);
+  void (*advance)(mlfab__server *server);
+  /* One that was announced leaves the queue. Bytes of the head came. */
+  void (*over)(mlfab__server *server, const mlfab__incoming *update);
+  void (*progress)(mlfab__server *server, const mlfab__incoming *head);
+  /* A group may send `upto` bytes of its sum. Of packets, whose length is not known: of the head all, of
+   * another what a stage holds. */
+  void (*grant)(mlfab__server *server, mlfab__incoming *leader, uint64_t upto);
+  /* Ends the number of a member's group. `culprit` goes behind the rest, alone; the rest begins anew,
+   * at the aggregator or, with `direct`, without. */
+  void (*split)(mlfab__server *server, mlfab__incoming *member, mlfab__incoming *culprit,
+                int direct);
+  /* A group is about to be decided. */
+  void (*end)(mlfab__server *server, const mlfab__incoming *leader, int applied);
+  /* All groups begin again, with the weights that count now. Nothing is the head. */
+  void (*regroup)(mlfab__server *server);
+  /* What goes by way of this worker's node goes another way. */
+  void (*lost)(mlfab__server *server, uint32_t worker);
+  /* A pull whose condition holds: 1 when it is held back. It is answered from now on. */
+  int (*pull_hold)(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull);
+  void (*pull_goes)(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull);
+  /* `taken` bytes more of a placed one were handed to the transport; all of one to be handed on. */
+  void (*pull_left)(mlfab__server *server, const mlfab__server_pull *pull, uint64_t taken);
+  void (*pull_out)(mlfab__server *server, mlfab__server_pull *own);
+  /* One is over: what it was. */
+  void (*pull_over)(mlfab__server *server, uint32_t worker, const mlfab__server_pull *was,
+                    int code);
+  /* All pulls of this worker are over. */
+  void (*stopped)(mlfab__server *server, uint32_t worker);
+  /* Those whose turn it is begin. */
+  void (*turns)(mlfab__server *server);
+} mlfab__server_policy;
+
+/* The updates that are here: queue.c. */
+typedef struct mlfab__server_queue {
+  mlfab__incoming *first, *last;                   /* in the order in which they are taken in */
+  mlfab__incoming *unplaced_first, *unplaced_last; /* held back by the policy */
+  mlfab__incoming *free_list;
+  int place_due;   /* something may be placed or announced that could not before */
+  uint64_t placed; /* members that ever got a place */
+  uint32_t late;   /* dropped ones that are not decided yet */
+  uint64_t *ahead; /* by slice: members in the queue that will be applied to it */
+} mlfab__server_queue;
+
+/* The one that is being taken in, and a commit that takes several ticks: apply.c, and round.c while a
+ * round is applied. */
+typedef struct mlfab__server_apply {
+  mlfab__incoming *head;
+  /* Where updates come before their turn: the first with the model, the others when they are needed. */
+  uint8_t *stages[MLFAB__SERVER_STAGES];
+  mlfab__incoming *stage_owner[MLFAB__SERVER_STAGES];
+  uint64_t stage_bytes;
+  mlfab__meter meter; /* of the in-link */
+  enum { MLFAB__APPLY_NONE, MLFAB__APPLY_UPDATE, MLFAB__APPLY_ROUND } applying;
+  uint32_t clock, slice, position; /* of a round */
+  int code;
+  uint8_t *scratch; /* a block: the sum beside the weights, for callbacks */
+} mlfab__server_apply;
+
+/* Pulls that wait for a pull condition: serve.c. */
+typedef struct mlfab__server_serve {
+  uint32_t waiting;
+  int due;     /* v_train has moved: they are looked at again, where that can help ... */
+  int changed; /* ... the consistency has changed: all are */
+} mlfab__server_serve;
+
+/* Slices on the move: reshard_server.c. */
+typedef struct mlfab__server_move {
+  const mlfab__server_mover *hooks;        /* or NULL */
+  mlfab__port across;                      /* to other servers; `ready` opens the link */
+  struct mlfab__reshard_server *under_way; /* here, or NULL */
+  int held;           /* from the first MOVE to the last: nothing is decided or answered */
+  int orphan;         /* server 0 is out of reach */
+  uint64_t said_ns;   /* while it is, or slices move: when others were told last */
+  mlfab__moved moved; /* what server 0 was answered last */
+} mlfab__server_move;
+
+struct mlfab__server {
+  mlfab__env *env;
+  const mlfab_config *config;
+  mlfab__port port;
+  mlfab_stats *stats;
+  uint32_t number, workers, servers;
+  uint64_t now_ns, heartbeat_ns;
+  enum mlfab__server_phase phase;
+  mlfab__server_peer *peers;
+  mlfab__windows windows;
+  /* The model, as worker 0 defined it. */
+  mlfab__layout layout;
+  mlfab__tensor_info *definition;
+  uint32_t ndefinition;
+  mlfab_model_options options;
+  uint32_t refusals; /* definitions of worker 0 that were refused; why the last one was */
+  int32_t refusal_code;
+  char refusal[MLFAB__TEXT_MAX];
+  mlfab__optimizer optimizer;
+  mlfab__store store;
+  uint32_t epoch; /* in which commits are counted, from 1: slices that move begin a new one */
+  uint32_t first_weights_incarnation; /* of the worker 0 whose first weights stand, or 0 */
+  uint64_t eager_bytes;               /* credit of a worker */
+  /* Updates and pulls. */
+  mlfab__server_queue queue;
+  mlfab__server_apply apply;
+  mlfab__server_serve serve;
+  uint64_t *versions_scratch;
+  mlfab__segment *segments_scratch;
+  const mlfab__server_policy *policy; /* or NULL ... */
+  struct mlfab__server_sched *sched;  /* ... its own */
+  mlfab__schedule schedule;           /* as set last */
+  int scheduled;                      /* the fabric has a scheduler; small and large differ */
+  const mlfab__server_sparse *sparse; /* or NULL */
+  uint8_t *packed; /* of `sparse`: room for packets, and for bytes as they were, once needed */
+  uint8_t *came;   /* of `sparse`: the packets of the frame that is being taken in */
+  int watch;       /* what a commit changes is looked at: tags, a parameter filter */
+  /* Consistency: clock.c. */
+  mlfab__clock clocks[MLFAB__CLOCKS];
+  uint32_t ngates; /* none behind them is used */
+  int significant; /* a model looks at |g| / |w| */
+  int untidy;      /* clocks of one model stand side by side */
+  struct mlfab__change_wait {
+    uint32_t worker;
+    mlfab__sync_ask change;
+  } changes[MLFAB__SERVER_CHANGES];
+  uint32_t nchanges;
+  double norm_w;         /* |w| of the shard ... */
+  uint64_t norm_commits; /* ... after so many commits, plus one; 0: never */
+  mlfab__server_move move;
+  /* What is due at the next mlfab__server_advance. */
+  int due;      /* something may be done that could not before */
+  int greets;   /* the first weights are in: who waits with a definition is told */
+  int regroups; /* groups have other weights now */
+  int retold;   /* the consistency has changed */
+};
+
+MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
+                                       const mlfab_config *config, uint32_t number,
+                                       const mlfab__port *port, mlfab_stats *stats);
+MLFAB__INTERNAL void mlfab__server_free(mlfab__server *server);
+/* Adds the row of a server, *server_p, which is the node's (server_role.c). Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__server_attach(struct mlfab_node *node, mlfab__server **server_p);
+
+/* A worker said HELLO on a new link: fills the answer. Its half-sent updates are forgotten.
+ * Errors: FENCED (an older incarnation), MEMORY. */
+MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
+                                        const mlfab__hello *hello, mlfab__hello_ack *ack,
+                                        uint64_t now_ns);
+/* Its link is lost; it may come back. */
+MLFAB__INTERNAL void mlfab__server_lost(mlfab__server *server, uint32_t worker, uint64_t now_ns);
+/* It is dead, or has left: rounds go on without it. */
+MLFAB__INTERNAL void mlfab__server_gone(mlfab__server *server, uint32_t worker, int left,
+                                        uint64_t now_ns);
+/* A frame of a worker. Never fails: a bad peer is dropped through the port. */
+MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
+                                         const mlfab__frame_in *frame, uint64_t now_ns);
+/* The next frame with a bulk for this worker: 1, or 0. */
+MLFAB__INTERNAL int mlfab__server_next(mlfab__server *server, uint32_t worker,
+                                       mlfab__frame_out *frame, uint64_t now_ns);
+/* That frame was taken. */
+MLFAB__INTERNAL void mlfab__server_taken(mlfab__server *server, uint32_t worker,
+                                         const mlfab__frame_out *frame, uint64_t now_ns);
+/* The bulk lent with this token is free. */
+MLFAB__INTERNAL void mlfab__server_sent(mlfab__server *server, uint32_t worker, uint64_t token);
+/* Background work and timers. */
+MLFAB__INTERNAL void mlfab__server_tick(mlfab__server *server, uint64_t now_ns);
+MLFAB__INTERNAL uint64_t mlfab__server_deadline(const mlfab__server *server);
+/* 1 when every worker has left or died. */
+MLFAB__INTERNAL int mlfab__server_finished(const mlfab__server *server);
+
+/* Does whatever can be done now: heads, commits, rounds, and what is due. */
+MLFAB__INTERNAL void mlfab__server_advance(mlfab__server *server);
+
+/* --- between the files of the role, lowest first: blocks.c, clock.c, queue.c, apply.c (updates), round.c,
+ * serve.c (pulls), server.c. The lower ones set what is due; server.c does it when an event is over. --- */
+
+/* Gives up the link of a peer that broke the protocol. */
+static inline void mlfab__server_drop(mlfab__server *server, uint32_t worker, int code,
+                                      const char *text) {
+  server->port.drop(server->port.self, worker, code, text);
+}
+
+/* blocks.c - a pull pins the blocks of a slice; unpins them; gives the slice up in the middle, to begin
+ * it again. All pulls do. */
+MLFAB__INTERNAL void mlfab__blocks_pin(mlfab__server *server, mlfab__server_pull *pull,
+                                       uint32_t slice);
+MLFAB__INTERNAL void mlfab__blocks_unpin(mlfab__server *server, mlfab__server_pull *pull);
+MLFAB__INTERNAL void mlfab__blocks_restart(mlfab__server *server, mlfab__server_pull *pull);
+MLFAB__INTERNAL void mlfab__blocks_unpin_all(mlfab__server *server);
+/* A spare block: pulls are unpinned and blocks added before this gives MLFAB__NO_BLOCK. */
+MLFAB__INTERNAL uint32_t mlfab__blocks_spare(mlfab__server *server);
+/* A new block for place[position], holding what `from` holds unless it will be overwritten whole.
+ * Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__blocks_fresh(mlfab__server *server, uint32_t *place, uint32_t from,
+                                        int fill);
+
+/* clock.c - the clocks of a model that is made anew; gives back what they hold. */
+MLFAB__INTERNAL void mlfab__clock_start(mlfab__server *server, const mlfab_sync *sync);
+MLFAB__INTERNAL void mlfab__clock_free(mlfab__server *server);
+/* The clocks of these segments' slices, as bits; of no segments, all. */
+MLFAB__INTERNAL uint32_t mlfab__clock_mask(const mlfab__server *server,
+                                           const mlfab__segment *segments, uint32_t n);
+/* 1 when any clock has rounds; counts iterations. */
+MLFAB__INTERNAL int mlfab__clock_rounds(const mlfab__server *server);
+MLFAB__INTERNAL int mlfab__clock_counts(const mlfab__server *server);
+/* Do the members of a group come multiplied with their own scales? Else they are relative to the
+ * first's. */
+MLFAB__INTERNAL int mlfab__clock_absolute(const mlfab__server *server);
+/* What the conditions of a clock may look at, for this worker with this progress. */
+MLFAB__INTERNAL void mlfab__clock_state(mlfab__server *server, const mlfab__clock *clock,
+                                        uint32_t worker, uint64_t progress,
+                                        mlfab_sync_state *state);
+/* May this worker's update of this progress be taken in now on these clocks? Would it be too late? */
+MLFAB__INTERNAL int mlfab__clock_may_push(const mlfab__server *server, uint32_t worker,
+                                          uint64_t progress, uint32_t mask);
+MLFAB__INTERNAL int mlfab__clock_late(const mlfab__server *server, uint32_t worker, uint32_t mask);
+/* An update of this worker was decided: its progress, and the rounds that it is part of. */
+MLFAB__INTERNAL void mlfab__clock_decided(mlfab__server *server, const mlfab__incoming *update,
+                                          int code);
+/* It is as far as this, it says, before the first of its that is undecided here: raises what is known.
+ * PROGRESS of a worker. */
+MLFAB__INTERNAL void mlfab__clock_reach(mlfab__server *server, uint32_t worker, uint64_t progress);
+MLFAB__INTERNAL void mlfab__clock_progress(mlfab__server *server, uint32_t worker,
+                                           const mlfab__frame_in *frame);
+/* The progress that a worker which joins begins with. */
+MLFAB__INTERNAL uint64_t mlfab__clock_join(const mlfab__server *server, uint32_t worker);
+/* Members came or went: every push condition is to be asked again. */
+MLFAB__INTERNAL void mlfab__clock_members(mlfab__server *server);
+/* Asks push conditions until all say no, or until a round begins to be applied (1). */
+MLFAB__INTERNAL int mlfab__clock_advance(mlfab__server *server);
+/* v_train of a clock moves on. */
+MLFAB__INTERNAL void mlfab__clock_step(mlfab__server *server, mlfab__clock *clock);
+/* SYNC of a worker. Carries changes out, when there is no head; 1: a round has to be applied first. */
+MLFAB__INTERNAL void mlfab__clock_ask(mlfab__server *server, uint32_t worker,
+                                      const mlfab__frame_in *frame);
+MLFAB__INTERNAL int mlfab__clock_change(mlfab__server *server);
+/* Tells a worker whether iterations count here. */
+MLFAB__INTERNAL void mlfab__clock_tell(mlfab__server *server, uint32_t worker);
+/* round.c - goes on applying the open round of a clock, at most `budget` bytes: 1 when it is finished. */
+MLFAB__INTERNAL int mlfab__round_apply(mlfab__server *server, uint64_t budget);
+
+/* clocks of one model that have come to the same point become one, those without slices go: 1 when a
+ * slice has another clock now. */
+MLFAB__INTERNAL int mlfab__clock_tidy(mlfab__server *server);
+/* What another server is told of a clock whose slices go there; `words` has room for MLFAB__RESHARD_SERVER_WORDS_MAX,
+ * and tells who is in its open round. */
+MLFAB__INTERNAL void mlfab__clock_told(const mlfab__server *server, uint32_t g,
+                                       mlfab__reshard_server_clock *out, uint32_t *words);
+/* Is the second, of slices that come, at the same point as the first, so that they can be one? */
+MLFAB__INTERNAL int mlfab__clock_joins(const mlfab__server *server,
+                                       const mlfab__reshard_server_clock *clock,
+                                       const uint32_t *clock_words,
+                                       const mlfab__reshard_server_clock *in,
+                                       const uint32_t *words);
+/* The clock for slices that come with this one from another server, or MLFAB__CLOCKS. */
+MLFAB__INTERNAL uint32_t mlfab__clock_match(const mlfab__server *server,
+                                            const mlfab__reshard_server_clock *in,
+                                            const uint32_t *words);
+/* The same, or one of its own, for which there is room. */
+MLFAB__INTERNAL uint32_t mlfab__clock_adopt(mlfab__server *server,
+                                            const mlfab__reshard_server_clock *in,
+                                            const uint32_t *words);
+
+/* Credit of a worker, and bytes of a stage, for a shard of so many bytes. */
+MLFAB__INTERNAL uint64_t mlfab__server_credit(const mlfab__server *server, uint64_t shard);
+MLFAB__INTERNAL uint64_t mlfab__server_stage(const mlfab__server *server, uint64_t shard,
+                                             int ghost);
+/* HELLO_ACK without a HELLO. */
+MLFAB__INTERNAL void mlfab__server_tell(mlfab__server *server, uint32_t worker);
+
+/* queue.c - an update for what was announced in the scratches, and back. NULL: no memory. */
+MLFAB__INTERNAL mlfab__incoming *mlfab__queue_take(mlfab__server *server, const mlfab__push *push);
+MLFAB__INTERNAL void mlfab__queue_give_back(mlfab__server *server, mlfab__incoming *update);
+/* At the end of the queue, or of those that are held back; out of its list. */
+MLFAB__INTERNAL void mlfab__queue_append(mlfab__server *server, mlfab__incoming *update,
+                                         int unplaced);
+MLFAB__INTERNAL void mlfab__queue_unlink(mlfab__server *server, mlfab__incoming *update);
+MLFAB__INTERNAL mlfab__incoming *mlfab__queue_find(const mlfab__server *server, uint32_t worker,
+                                                   uint64_t seq);
+MLFAB__INTERNAL void mlfab__queue_leave_stage(mlfab__server *server, mlfab__incoming *update);
+/* The slices of a segment: the first is returned. */
+MLFAB__INTERNAL uint32_t mlfab__queue_touched(const mlfab__server *server,
+                                              const mlfab__incoming *update, uint32_t segment,
+                                              uint32_t *last_p);
+/* May this update be taken in now? */
+MLFAB__INTERNAL int mlfab__queue_eligible(const mlfab__server *server,
+                                          const mlfab__incoming *update);
+/* A new update: it gets a place, or is held back. It leaves the lists. */
+MLFAB__INTERNAL void mlfab__queue_new(mlfab__server *server, mlfab__incoming *update);
+MLFAB__INTERNAL void mlfab__queue_forget(mlfab__server *server, mlfab__incoming *update);
+/* Its place is the end of the queue; it is dropped there when it is too late. */
+MLFAB__INTERNAL void mlfab__queue_now(mlfab__server *server, mlfab__incoming *update);
+MLFAB__INTERNAL void mlfab__queue_drop(mlfab__server *server, mlfab__incoming *update);
+/* The largest delay over the slices that the update touches, behind all that has a place; then adds
+ * `members` to what stands before the next. */
+MLFAB__INTERNAL uint64_t mlfab__queue_lag(mlfab__server *server, const mlfab__incoming *update,
+                                          int64_t members);
+/* DROPPED when this delay is not below the bound, which is remembered, or 0. */
+MLFAB__INTERNAL int mlfab__queue_late(const mlfab__server *server, mlfab__incoming *update,
+                                      uint64_t delay);
+/* Of a group: the member behind this one, or NULL; the first. Is it a member, but not the first? */
+MLFAB__INTERNAL mlfab__incoming *mlfab__queue_member(const mlfab__incoming *update);
+MLFAB__INTERNAL mlfab__incoming *mlfab__queue_leader(mlfab__incoming *update);
+MLFAB__INTERNAL int mlfab__queue_follows(const mlfab__incoming *update);
+/* The first member of its group that may not be taken in now: other rounds may count since they were
+ * grouped. NULL: none. */
+MLFAB__INTERNAL mlfab__incoming *mlfab__queue_stray(const mlfab__server *server,
+                                                    mlfab__incoming *member);
+/* Is it, or its group, past recall? */
+MLFAB__INTERNAL int mlfab__queue_applying(const mlfab__server *server,
+                                          const mlfab__incoming *update);
+
+/* apply.c - what was written of the head is void, and there is none. */
+MLFAB__INTERNAL void mlfab__apply_abort(mlfab__server *server);
+/* Is anything of it to be stepped by rule or callback? */
+MLFAB__INTERNAL int mlfab__apply_steps(const mlfab__server *server, const mlfab__incoming *update);
+/* One piece: `next` becomes what callback or rule make of w and the sum. Errors: CALLBACK. */
+MLFAB__INTERNAL int mlfab__apply_piece(mlfab__server *server, const mlfab_update_info *info,
+                                       const mlfab__piece *piece, const uint8_t *sum);
+/* Decides an update: answers, counts, and takes it out of the queue. */
+MLFAB__INTERNAL void mlfab__apply_decide(mlfab__server *server, mlfab__incoming *update, int code,
+                                         uint64_t version, uint64_t delay);
+MLFAB__INTERNAL enum mlfab__apply_mode mlfab__apply_mode(const mlfab__server *server,
+                                                         const mlfab__incoming *update,
+                                                         uint32_t slice);
+/* What u is multiplied with as it comes in. */
+MLFAB__INTERNAL double mlfab__apply_weight(const mlfab__server *server,
+                                           const mlfab__incoming *update,
+                                           enum mlfab__apply_mode mode, uint32_t slice);
+
+MLFAB__INTERNAL void mlfab__apply_push(mlfab__server *server, uint32_t worker,
+                                       const mlfab__frame_in *frame);
+MLFAB__INTERNAL void mlfab__apply_chunk(mlfab__server *server, uint32_t worker,
+                                        const mlfab__frame_in *frame);
+MLFAB__INTERNAL void mlfab__apply_withdraw(mlfab__server *server, uint32_t worker,
+                                           const mlfab__frame_in *frame);
+/* Forgets the undecided updates of a worker: its stream begins anew under a new generation. */
+MLFAB__INTERNAL void mlfab__apply_reset(mlfab__server *server, uint32_t worker);
+/* Finishes applying an update of this worker, if one is being applied. */
+MLFAB__INTERNAL void mlfab__apply_finish(mlfab__server *server, uint32_t worker);
+/* The next bytes of an update, or of a group as those of its first: they came on the link of
+ * `peer`. */
+MLFAB__INTERNAL void mlfab__apply_bytes(mlfab__server *server, uint32_t peer,
+                                        mlfab__incoming *update, uint64_t offset,
+                                        const mlfab__frame_in *frame);
+/* Drops that are the oldest of their worker in the queue are told. */
+MLFAB__INTERNAL void mlfab__apply_tell_dropped(mlfab__server *server);
+/* The first from here on that may be taken in. Makes it the head: `data` is its first and only bytes when
+ * they came with its announcement and are not staged. */
+MLFAB__INTERNAL mlfab__incoming *mlfab__apply_eligible_from(const mlfab__server *server,
+                                                            mlfab__incoming *update);
+MLFAB__INTERNAL void mlfab__apply_begin(mlfab__server *server, mlfab__incoming *update,
+                                        const uint8_t *data);
+/* Goes on applying the head, at most `budget` bytes: 1 when it is finished. */
+MLFAB__INTERNAL int mlfab__apply_go_on(mlfab__server *server, uint64_t budget);
+/* Releases the next transfer when those before it leave the in-link unused. */
+MLFAB__INTERNAL void mlfab__apply_release(mlfab__server *server);
+/* Revokes the head when it stalls. */
+MLFAB__INTERNAL void mlfab__apply_tick(mlfab__server *server);
+MLFAB__INTERNAL uint64_t mlfab__apply_deadline(const mlfab__server *server);
+MLFAB__INTERNAL void mlfab__apply_free(mlfab__server *server);
+MLFAB__INTERNAL void mlfab__serve_pull(mlfab__server *server, uint32_t worker,
+                                       const mlfab__frame_in *frame);
+MLFAB__INTERNAL void mlfab__serve_cancel(mlfab__server *server, uint32_t worker,
+                                         const mlfab__frame_in *frame);
+/* Looks again at the pulls for which that is due. */
+MLFAB__INTERNAL void mlfab__serve_look(mlfab__server *server);
+/* The pull with this request, or NULL. Answers it from here. */
+MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_find(mlfab__server *server, uint32_t worker,
+                                                      uint64_t request);
+MLFAB__INTERNAL void mlfab__serve_begin(mlfab__server *server, uint32_t worker,
+                                        mlfab__server_pull *pull);
+/* Its slot is free; the same, and the policy hears of it. */
+MLFAB__INTERNAL void mlfab__serve_end(mlfab__server *server, mlfab__server_pull *pull);
+MLFAB__INTERNAL void mlfab__serve_over(mlfab__server *server, uint32_t worker,
+                                       mlfab__server_pull *pull, int code);
+MLFAB__INTERNAL void mlfab__serve_fail(mlfab__server *server, uint32_t worker, uint64_t request,
+                                       int code, const char *text);
+/* A free slot with room for so many segments; `own`: for a pull that is handed on. Fills it. */
+MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_slot(mlfab__server *server, uint32_t worker,
+                                                      uint32_t segments, int own, int *code_p);
+MLFAB__INTERNAL void mlfab__serve_fill(mlfab__server_pull *pull, uint64_t request,
+                                       const mlfab__segment *segments, uint32_t n, uint64_t bytes);
+/* How many bytes the next frame of a segment has, and of which slice (index into store.slices). */
+MLFAB__INTERNAL uint32_t mlfab__serve_cut(const mlfab__server *server,
+                                          const mlfab__segment *segment, uint64_t in_segment,
+                                          uint32_t *slice_p);
+/* Is it being answered from here? */
+static inline int mlfab__server_goes(const mlfab__server_pull *pull) {
+  return pull->request != 0 && !pull->waiting && pull->held == MLFAB__PULL_GOES &&
+         pull->spread == 0;
+}
+/* Drops the pulls of a worker and takes back what was lent to its link. */
+MLFAB__INTERNAL void mlfab__serve_reset(mlfab__server *server, uint32_t worker);
+/* Drops the pulls of a worker whose link stands; what was lent comes back by itself. */
+MLFAB__INTERNAL void mlfab__serve_stop(mlfab__server *server, uint32_t worker);
+/* Nothing is lent and no pull is open. */
+MLFAB__INTERNAL int mlfab__serve_quiet(const mlfab__server *server);
+/* The slices are others from now on: gives back what was made to measure. */
+MLFAB__INTERNAL void mlfab__serve_resize(mlfab__server *server);
+MLFAB__INTERNAL void mlfab__serve_tick(mlfab__server *server);
+MLFAB__INTERNAL void mlfab__serve_free(mlfab__server *server);
+
+/* core/server/blocks.c goes on. */
 
 MLFAB__INTERNAL void mlfab__blocks_unpin(mlfab__server *server, mlfab__server_pull *pull) {
   if (pull->slice == MLFAB__NO_BLOCK) return;
@@ -20618,6 +17854,213 @@ MLFAB__INTERNAL uint64_t mlfab__server_deadline(const mlfab__server *server) {
 }
 
 /* ==============================================================================================
+ * core/server/server_role.c
+ * ============================================================================================== */
+/* server_role.c - the server as a role of its node: WORKER are the links of workers. */
+
+static int server_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
+  mlfab__server_frame(self, at.peer, frame, at.now_ns);
+  return 1;
+}
+
+static int server_role_next(void *self, mlfab__at at, mlfab__frame_out *frame) {
+  return mlfab__server_next(self, at.peer, frame, at.now_ns);
+}
+
+static void server_role_taken(void *self, mlfab__at at, const mlfab__frame_out *frame) {
+  mlfab__server_taken(self, at.peer, frame, at.now_ns);
+}
+
+static void server_role_returned(void *self, mlfab__at at, uint64_t token) {
+  mlfab__server_sent(self, at.peer, token);
+}
+
+static int server_role_hello(void *self, mlfab__at at, mlfab__greeting *greeting) {
+  return mlfab__server_hello(self, at.peer, greeting->hello, greeting->ack, at.now_ns);
+}
+
+static void server_role_lost(void *self, mlfab__at at) {
+  mlfab__server_lost(self, at.peer, at.now_ns);
+}
+
+static void server_role_gone(void *self, mlfab__at at, int left) {
+  mlfab__server_gone(self, at.peer, left, at.now_ns);
+}
+
+static void server_role_tick(void *self, uint64_t now_ns) { mlfab__server_tick(self, now_ns); }
+
+static uint64_t server_role_deadline(const void *self) { return mlfab__server_deadline(self); }
+
+/* Pulls that stand still, and slices on the move, are looked at by `tick`. */
+static int server_role_waits(const void *self) {
+  (void)self;
+  return 1;
+}
+
+static void server_role_free(void *self) { mlfab__server_free(self); }
+
+static const mlfab__role server_row = {
+    .name = "server",
+    .rest = 1,
+    .links = MLFAB__ON(WORKER),
+    .frame = server_role_frame,
+    .next = server_role_next,
+    .taken = server_role_taken,
+    .returned = server_role_returned,
+    .hello = server_role_hello,
+    .lost = server_role_lost,
+    .gone = server_role_gone,
+    .tick = server_role_tick,
+    .deadline = server_role_deadline,
+    .waits = server_role_waits,
+    .free = server_role_free,
+};
+
+MLFAB__INTERNAL int mlfab__server_attach(mlfab_node *node, mlfab__server **server_p) {
+  mlfab__role *role = mlfab__roles_add(node, &server_row, sizeof **server_p);
+  if (!role) return MLFAB_ERR_MEMORY;
+  mlfab__port down = mlfab__roles_port(node, role, MLFAB__LINK_WORKER);
+  *server_p = role->self;
+  return mlfab__server_init(*server_p, &node->env, &node->config, node->server_number, &down,
+                            &node->stats);
+}
+
+/* ==============================================================================================
+ * core/coll/dag.h
+ * ============================================================================================== */
+/* dag.h - a schedule: operations of one member of a collective, and what each waits for. Layer 1.
+ *
+ * Pure bookkeeping: which operation may run now. What running means (messages, memory, sums) is the
+ * runner's. An operation starts when all of its dependencies are done, or any of them (OR), or k of
+ * them (a quorum); it is consumable: it runs at most once a round, and what comes later does not
+ * start it again. A schedule is built once and run for any number of rounds.
+ *
+ *    init; add, after, ... ; seal; then for each round: start; while (next) run it; done; finished
+ *
+ * Invariants: in a round every operation goes WAITING, READY, RUNNING, DONE, each at most once;
+ * operations become READY in an order that only depends on the order of done and trigger. After
+ * seal nothing is allocated until the next add.
+ *
+ * Source: eagerSGD §III-B (schedules of consumable operations, AND and OR dependencies). Departs:
+ * k of n for quorums, and cycles are refused also where an OR would break them. */
+
+enum mlfab__dag_kind {
+  MLFAB__DAG_NOP,
+  MLFAB__DAG_SEND,
+  MLFAB__DAG_RECV,
+  MLFAB__DAG_RECV_REDUCE,
+  MLFAB__DAG_COMPUTE
+};
+
+enum mlfab__dag_state {
+  MLFAB__DAG_WAITING,
+  MLFAB__DAG_READY,   /* in the queue of mlfab__dag_next */
+  MLFAB__DAG_RUNNING, /* handed out */
+  MLFAB__DAG_DONE
+};
+
+/* What mlfab__dag_seal found wrong, in dag->flaw. */
+enum mlfab__dag_flaw {
+  MLFAB__DAG_SOUND,
+  MLFAB__DAG_CYCLE, /* the operation waits for itself */
+  MLFAB__DAG_NEED,  /* it needs more dependencies than it has */
+  MLFAB__DAG_TWICE  /* another SEND, or another RECV, has its peer and tag */
+};
+
+#define MLFAB__DAG_NONE 0xffffffffu
+#define MLFAB__DAG_OPS_MAX (1u << 20)
+#define MLFAB__DAG_EDGES_MAX (1u << 24)
+
+typedef struct mlfab__dag_op {
+  uint8_t kind;     /* mlfab__dag_kind */
+  uint8_t outside;  /* 1: mlfab__dag_trigger counts as one more dependency */
+  uint8_t optional; /* 1: the round is over without it */
+  uint8_t left;     /* RECV_REDUCE: what comes is the left operand */
+  /* SEND: 1: the bytes may change once it is done, so they are copied; 0: they stay as they are
+   * until the peer has them. */
+  uint8_t copy;
+  /* SEND: under the peer's credit, which counts such messages by their tags, from 0. RECV_REDUCE: the
+   * runner bounds how far the peers of such ones are ahead of each other. */
+  uint8_t paced;
+  uint8_t reduce;     /* RECV_REDUCE: 0 the schedule's operation, else 1 + an operation's number */
+  uint32_t need;      /* how many dependencies start it; 0: all; 1: any (OR); q: a quorum of q */
+  uint32_t peer;      /* SEND, RECV, RECV_REDUCE: index of the member */
+  uint32_t tag;       /* (peer, tag) is unique among RECVs (of both kinds), and among SENDs */
+  uint32_t space;     /* which of the runner's memories: 0 the data, 1.. others */
+  uint64_t at, bytes; /* a stretch of it; bytes may be 0 (a bare notice) */
+  uint32_t code;      /* COMPUTE: what, the runner's own */
+} mlfab__dag_op;
+
+typedef struct mlfab__dag_edge {
+  uint32_t op, dependency;
+} mlfab__dag_edge;
+
+/* Read freely, change through the functions. */
+typedef struct mlfab__dag {
+  mlfab__env *env;
+  mlfab__dag_op *ops;
+  mlfab__dag_edge *edges; /* in the order of mlfab__dag_after */
+  uint32_t nops, ops_room;
+  uint32_t nedges, edges_room;
+  uint8_t sealed;
+  uint8_t flaw;
+  /* All that seal computes lies in one block of memory. */
+  uint32_t *block;
+  size_t block_words;
+  uint32_t *first;   /* where an operation's dependents begin in `heads`; nops + 1 */
+  uint32_t *heads;   /* dependents, by dependency */
+  uint32_t *start;   /* how many dependencies and triggers start it */
+  uint32_t *table;   /* hash of SENDs and RECVs by (peer, tag): number + 1, or 0 */
+  uint32_t mask;     /* entries of table - 1 */
+  uint32_t required; /* operations that are not optional */
+  /* The round. */
+  uint32_t *missing; /* dependencies until it starts */
+  uint32_t *queue;   /* READY ones from queue_head on; each enters once a round */
+  uint8_t *state;
+  uint8_t *triggered;
+  uint32_t queue_head, queue_end;
+  uint32_t open;  /* required operations that are not done */
+  uint64_t round; /* how many were started */
+} mlfab__dag;
+
+/* An empty schedule; `env` must outlive it. Cannot fail. */
+MLFAB__INTERNAL void mlfab__dag_init(mlfab__dag *dag, mlfab__env *env);
+MLFAB__INTERNAL void mlfab__dag_free(mlfab__dag *dag);
+/* Empties it for the next one and keeps the memory. The count of rounds begins anew. */
+MLFAB__INTERNAL void mlfab__dag_clear(mlfab__dag *dag);
+
+/* Appends a copy of *op; *id_p is its number, counted from 0. Amortized O(1). Errors: MEMORY, LIMIT
+ * (MLFAB__DAG_OPS_MAX); nothing has changed. */
+MLFAB__INTERNAL int mlfab__dag_add(mlfab__dag *dag, const mlfab__dag_op *op, uint32_t *id_p);
+/* `op` waits for `dependency`; said twice it counts twice. Amortized O(1). Errors: ARGUMENT (no
+ * such operation), LIMIT (MLFAB__DAG_EDGES_MAX), MEMORY; nothing has changed. */
+MLFAB__INTERNAL int mlfab__dag_after(mlfab__dag *dag, uint32_t op, uint32_t dependency);
+/* Checks the schedule and makes it ready to be started. O(ops + edges). Errors: ARGUMENT, with the
+ * culprit and dag->flaw: a cycle (an operation on it), a need above the number of dependencies, a
+ * (peer, tag) twice (the later one); MEMORY (culprit MLFAB__DAG_NONE). */
+MLFAB__INTERNAL int mlfab__dag_seal(mlfab__dag *dag, uint32_t *culprit_p);
+
+/* Begins a new round of a sealed schedule: all is WAITING, and what waits for nothing is READY.
+ * What still runs of the round before is forgotten: its done must not come any more. O(ops). */
+MLFAB__INTERNAL void mlfab__dag_start(mlfab__dag *dag);
+/* 1 and the next operation that may run, first come first served, or 0. It is RUNNING until
+ * mlfab__dag_done, which may come at once or later. O(1). */
+MLFAB__INTERNAL int mlfab__dag_next(mlfab__dag *dag, uint32_t *id_p);
+/* A RUNNING operation is done. O(dependents). */
+MLFAB__INTERNAL void mlfab__dag_done(mlfab__dag *dag, uint32_t id);
+/* The outside has started operation `id`: counts once a round, and only where op.outside is set.
+ * O(1). */
+MLFAB__INTERNAL void mlfab__dag_trigger(mlfab__dag *dag, uint32_t id);
+/* 1 when every operation that is not optional is done. O(1). */
+MLFAB__INTERNAL int mlfab__dag_finished(const mlfab__dag *dag);
+/* An mlfab__dag_state. O(1). */
+MLFAB__INTERNAL int mlfab__dag_state(const mlfab__dag *dag, uint32_t id);
+/* The RECV or RECV_REDUCE for what the peer sends under this tag, or MLFAB__DAG_NONE. Sealed
+ * schedules only. O(1). */
+MLFAB__INTERNAL uint32_t mlfab__dag_find_recv(const mlfab__dag *dag, uint32_t peer, uint32_t tag);
+
+
+/* ==============================================================================================
  * core/coll/dag.c
  * ============================================================================================== */
 /* dag.c - schedules: see dag.h. Layer 1.
@@ -20897,6 +18340,117 @@ MLFAB__INTERNAL uint32_t mlfab__dag_find_recv(const mlfab__dag *dag, uint32_t pe
 }
 
 #undef DAG_FEW
+
+/* ==============================================================================================
+ * core/coll/algorithm.h
+ * ============================================================================================== */
+/* algorithm.h - builders of full collectives as schedules: what one member sends, receives and adds.
+ * Layer 2. Pure: it appends operations to a dag, the same for everybody who asks the same.
+ *
+ * Everything happens in place in one stretch of memory. The data is cut into blocks, one a member
+ * (`counts`, or as even as it goes, the larger ones first), and messages into segments, so that the
+ * sum of one overlaps the way of the next. RECVs wait for nothing, wherever what they write is free
+ * by the time that anything can come.
+ *
+ * Algorithms, P members, n bytes, log = log2 P rounded up; what a member sends, and the order in
+ * which member i's x_i enter the result:
+ *
+ *   RING      allreduce, reduce-scatter, allgather: P-1 steps a half, (P-1)/P n a half. Block b
+ *             goes from b+1 round to b: ((x_b+1 o x_b+2) o ...) o x_b, indices modulo P.
+ *             `ordered`: a chain, ((x_0 o x_1) o ...) o x_P-1, and back along it (allreduce), or
+ *             from the last member straight to the owners (reduce-scatter): 2 n at most.
+ *             broadcast: a chain from the root, n.
+ *   HALVING   allreduce, reduce-scatter, allgather: log steps a half, (P-1)/P n a half, for any P.
+ *             In step k = log-1 .. 0 of the first half what is meant for the members 2^k ..
+ *             2^(k+1)-1 further on goes to member me + 2^k, which adds it (the operand of the lower
+ *             index is the left one). Not for `ordered`.
+ *             The second half is the same backwards.
+ *   DOUBLING  allreduce (and reduce-scatter, as an allreduce of which only the own block counts):
+ *             log steps of n. Ranges of members that are neighbours are added, the lower one left:
+ *             a balanced tree over x_0 .. x_P-1 in their order. Where P is no power of two, the
+ *             first 2 (P - 2^floor) members are added in pairs before, and told the result after.
+ *             allgather: as HALVING. barrier: dissemination, log bare notices.
+ *   TREE      allreduce: binomial, to member 0 and back, log n at the root; ranges of neighbours,
+ *             the lower one left. broadcast: binomial from the root.
+ *   PLANNED   allreduce: up a tree that is given, and down another (`tree`). A parent adds its children
+ *             in the order of the list, each on the right. Not for `ordered`.
+ *
+ * So every element is added at one member, or everywhere in the same tree: all members get the same
+ * bits, in every run.
+ *
+ * Write after read. A SEND without `copy` reads its bytes until the peer has them, and nothing here
+ * waits for it before it writes there again, because each such write is a message that could not
+ * have been made without those bytes: in the ring, the finished block b reaches only members whose
+ * part is in it; the same for HALVING, the chain and the tree (the root's result has every member's
+ * part in it). So its arrival proves theirs. DOUBLING is the exception: both partners
+ * add into what they send at once; there `copy` is 1 and the sum waits for the SEND. What is only
+ * sent, and not written again, is waited for by the end of the task alone: when that operation is
+ * done the memory is the caller's, though a SEND may not have been reported done yet whose bytes
+ * the result proves to have arrived.
+ *
+ * Source: Rabenseifner 2004; Thakur et al. 2005; Bruck et al. 1997, and Traeff 2024 for its reverse
+ * (HALVING). */
+
+enum {
+  MLFAB__COLLECTIVE_ALLREDUCE = 1,
+  MLFAB__COLLECTIVE_REDUCE_SCATTER,
+  MLFAB__COLLECTIVE_ALLGATHER,
+  MLFAB__COLLECTIVE_BROADCAST,
+  MLFAB__COLLECTIVE_BARRIER
+};
+
+#define MLFAB__COLLECTIVE_MEMBERS_MAX 1024u
+/* COMPUTE: divide the stretch by the number of members. */
+#define MLFAB__COLLECTIVE_DIVIDE 0xfffffff0u
+
+typedef struct mlfab__algorithm_task {
+  uint8_t kind;      /* MLFAB__COLLECTIVE_* */
+  uint8_t algorithm; /* enum mlfab_algorithm */
+  uint8_t ordered;   /* 1: the operation does not commute: x_0 o x_1 o ... o x_P-1 */
+  uint8_t mean;      /* 1: reductions are divided by the number of members */
+  uint32_t members, me, root;
+  uint32_t width; /* bytes of an element */
+  uint64_t count; /* elements altogether */
+  /* Reduce-scatter and allgather: elements of each member's block, with the sum `count`; NULL:
+   * even. Read while building only. */
+  const uint64_t *counts;
+  /* Most bytes of a message; at least one element goes, and more where there would be 2^16
+   * messages. */
+  uint32_t segment;
+  uint32_t tag;   /* the first tag to use */
+  uint32_t space; /* of the data */
+  uint64_t at;    /* where it begins in the space */
+  uint32_t after; /* operation that all of it waits for, or MLFAB__DAG_NONE */
+  uint8_t reduce; /* as in mlfab__dag_op */
+  /* PLANNED: all members, by their numbers. Read while building only. NULL: it cannot be done so. */
+  const mlfab__tree_node *tree;
+} mlfab__algorithm_task;
+
+/* Is it a tree of all n members: each once, one of them the root (no parent, no giver), and every way up
+ * and every way down leads to it? *most_p: the largest number of children. Errors: ARGUMENT. */
+MLFAB__INTERNAL int mlfab__algorithm_check_tree(const mlfab__tree_node *tree, uint32_t n,
+                                                uint32_t *most_p);
+
+/* Appends the task. *end_p: an operation that is done when all is; *next_tag_p: the first tag that
+ * is free behind it, the same for all members. AUTO, and what an algorithm cannot do, must have been
+ * resolved by mlfab__algorithm_choose. With `mean` a COMPUTE of MLFAB__COLLECTIVE_DIVIDE goes over whatever
+ * this member has finished before it is handed on. Reduce-scatter leaves block `me` reduced and the
+ * others unspecified. O(messages). Errors: ARGUMENT (numbers out of range, an algorithm that this
+ * cannot be done by), and of the dag: MEMORY, LIMIT; the dag then holds a part, and is to be
+ * cleared. */
+MLFAB__INTERNAL int mlfab__algorithm_build(mlfab__dag *dag, const mlfab__algorithm_task *task,
+                                           uint32_t *end_p, uint32_t *next_tag_p);
+/* The algorithm that the task gets: its own, if it can be done so, else the cheapest one that can.
+ * `me` does not matter: all members choose the same. */
+MLFAB__INTERNAL uint8_t mlfab__algorithm_choose(const mlfab__algorithm_task *task,
+                                                double latency_ns, double bytes_per_ns,
+                                                double add_bytes_per_ns);
+/* What the task would take by an algorithm, in ns: so much a message, a byte sent and a byte added;
+ * a negative number where it cannot be done so. */
+MLFAB__INTERNAL double mlfab__algorithm_cost(const mlfab__algorithm_task *task, uint8_t algorithm,
+                                             double latency_ns, double bytes_per_ns,
+                                             double add_bytes_per_ns);
+
 
 /* ==============================================================================================
  * core/coll/algorithm.c
@@ -23098,6 +20652,144 @@ MLFAB__INTERNAL int mlfab__notify_awaits(const mlfab__notify *notify, int32_t *r
 #endif
 
 /* ==============================================================================================
+ * core/coll/stream.h
+ * ============================================================================================== */
+/* stream.h - reliable messages between the workers of one epoch. Layer 3.
+ *
+ * A message is bytes with a name: (channel, number, tag), see mlfab__coll. It goes over the
+ * sender's own HOP link to the receiver as frames of at most chunk_bytes, numbered from 1 for each
+ * pair and epoch; acknowledgements come back on the same link. Messages for one peer leave in the
+ * order in which they were given, whole.
+ *
+ *    a message:  QUEUED --its first frame taken by the link--> UNDER WAY --all acknowledged--> gone
+ *
+ *    a link:     OPEN --breaks--> (none) --a new one stands--> ASKING --acknowledged--> OPEN
+ *
+ * A new link begins with a question, a bare frame with the number 0, and goes on from the answer:
+ * so no frame that the peer has is sent again. Number 0 is a duplicate in any case, and duplicates
+ * are acknowledged at once. Whoever leaves asks likewise, behind its last frame: it need not wait
+ * for the next acknowledgement by the clock.
+ *
+ * Invariants. (1) A frame is kept, or can be made again, until its acknowledgement has come: a
+ * link that breaks is followed by a new one, and everything that the peer has not got is sent
+ * again. (2) The receiver hands on frame n + 1 only after n, and each once; what it has seen is
+ * dropped, what leaves a gap drops the link. (3) Bytes that are copied belong to the stream; bytes
+ * that are borrowed are not touched by anybody else until `given_back`, and by then no link holds
+ * them: what a link still has is detached. Their contents may change once the peer can only have
+ * them (algorithm.h): they are not read again. (4) Eager bytes that the peer has not consumed are
+ * bounded by MLFAB__STREAM_CREDIT: more wait here. A peer that sends more is dropped. The bound is
+ * above what 16 collectives and 32 rounds of objects can have (comm.h), so nothing that the peer
+ * waits for ever stands behind what it may not send. (5) An epoch ends all: `begin` and `end`
+ * forget every message, and frames of another epoch are dropped.
+ *
+ * Memory: a message that waits costs its description, and its bytes when they are copied: from a
+ * pool that keeps what was ever in use at once until the next epoch has begun, and MLFAB__STREAM_POOL
+ * then. So nothing is allocated while calls repeat. All costs are O(1) a frame. */
+
+enum {
+  MLFAB__STREAM_CREDIT = 8 << 20, /* eager bytes at a peer */
+  MLFAB__STREAM_COPY = 8192,      /* bulks up to this are copied by the transport (token 0) */
+  MLFAB__STREAM_LEND = 32 << 10,  /* messages up to this are better copied than waited for */
+  /* Acknowledge at least so often, or for so many bytes; else at the end of a message of more than
+   * MLFAB__STREAM_LEND bytes, whose sender waits for them, and four times a heartbeat. */
+  MLFAB__STREAM_ACK_FRAMES = 16,
+  MLFAB__STREAM_ACK_BYTES = 512 << 10,
+  MLFAB__STREAM_QUEUE_MAX = 1 << 20, /* messages for one peer */
+  MLFAB__STREAM_POOL = 4 << 20,      /* bytes of the pool that outlive an epoch */
+  MLFAB__STREAM_CLASSES = 26         /* blocks of 64 bytes, twice as many, ... 2 GiB */
+};
+
+/* Who uses it. */
+typedef struct mlfab__stream_user {
+  void *self;
+  /* A frame from this member came, in order, once. bulk is borrowed for the length of the call.
+   * Both functions may call everything below but `free`. */
+  void (*deliver)(void *self, uint32_t member, const mlfab__coll *head, const void *bulk,
+                  uint32_t bytes);
+  /* The borrowed bytes of a message are free. */
+  void (*given_back)(void *self, uint32_t member, uint64_t cookie);
+} mlfab__stream_user;
+
+typedef struct mlfab__lane mlfab__lane; /* one peer: stream.c */
+
+typedef struct mlfab__streams {
+  mlfab__env *env;
+  const mlfab_config *config;
+  mlfab__port hop;  /* our links to others, by rank: `ready` opens the link when there is none */
+  mlfab__port down; /* others' links to us, by rank: acknowledgements are posted there */
+  mlfab__stream_user user;
+  uint32_t epoch; /* 0: none */
+  uint32_t members;
+  const uint32_t *ranks;             /* of members; the user's, until end */
+  uint32_t *member_of;               /* by rank, plus one; 0: not a member */
+  mlfab__lane **streams;             /* by member, NULL until it is first used */
+  uint64_t bytes_waiting;            /* of all messages that are not acknowledged */
+  uint32_t chunk;                    /* most bytes of a frame */
+  uint64_t serial;                   /* above all serials of earlier epochs */
+  void *pool[MLFAB__STREAM_CLASSES]; /* free blocks, by size */
+  uint64_t pooled;                   /* bytes of them */
+  uint8_t much;                      /* too many, when the epoch began */
+  uint8_t leaving;                   /* acknowledgements are asked for */
+} mlfab__streams;
+
+MLFAB__INTERNAL void mlfab__streams_init(mlfab__streams *streams, mlfab__env *env,
+                                         const mlfab_config *config, const mlfab__port *hop,
+                                         const mlfab__port *down, const mlfab__stream_user *user);
+MLFAB__INTERNAL void mlfab__streams_free(mlfab__streams *streams);
+/* A new epoch, with a number of its own; ends the one before. Errors: MEMORY: there is none
+ * then. */
+MLFAB__INTERNAL int mlfab__streams_begin(mlfab__streams *streams, uint32_t epoch,
+                                         const uint32_t *ranks, uint32_t members);
+/* No link borrows anything that was forgotten: the pool may let go of what is too much. */
+MLFAB__INTERNAL void mlfab__streams_trim(mlfab__streams *streams);
+/* Forgets all messages: everything borrowed is free on return, without given_back. */
+MLFAB__INTERNAL void mlfab__streams_end(mlfab__streams *streams);
+
+/* Queues `n` bytes (any number, 0 too) that are a contiguous part of a message: head tells
+ * channel, number, tag, flags, signature, offset and total; epoch and seq are filled in. copy:
+ * they are copied now; else borrowed until given_back(cookie), which for a message of up to
+ * MLFAB__STREAM_LEND bytes may take a quarter of a heartbeat. Parts of one message in the order
+ * of their offsets. Eager ones are of MLFAB__STREAM_CREDIT at most. Errors: MEMORY (nothing has
+ * changed), also beyond MLFAB__STREAM_QUEUE_MAX. */
+MLFAB__INTERNAL int mlfab__stream_send(mlfab__streams *streams, uint32_t member,
+                                       const mlfab__coll *head, const void *bytes, uint64_t n,
+                                       int copy, uint64_t cookie);
+/* Eager bytes of this member, which were delivered, wait no longer. */
+MLFAB__INTERNAL void mlfab__stream_consumed(mlfab__streams *streams, uint32_t member,
+                                            uint64_t bytes);
+
+/* Frames: COLL on others' links to us, COLL_ACK on ours. 1 when they were of this kind. What
+ * breaks the protocol drops the link. */
+MLFAB__INTERNAL int mlfab__stream_member_frame(mlfab__streams *streams, uint32_t rank,
+                                               const mlfab__frame_in *frame);
+MLFAB__INTERNAL int mlfab__stream_hop_frame(mlfab__streams *streams, uint32_t rank,
+                                            const mlfab__frame_in *frame);
+/* Our link to a worker stands; is lost. Another's to us is lost (nothing is forgotten). */
+MLFAB__INTERNAL void mlfab__stream_hop_up(mlfab__streams *streams, uint32_t rank);
+MLFAB__INTERNAL void mlfab__stream_hop_lost(mlfab__streams *streams, uint32_t rank);
+/* 1 when something waits for a link to this worker. since_p: since when it has been missing
+ * while it was wanted (now, when it is not yet counted); NULL is accepted. */
+MLFAB__INTERNAL int mlfab__stream_hop_missing(mlfab__streams *streams, uint32_t rank,
+                                              uint64_t now_ns, uint64_t *since_p);
+/* The next frame for this worker: 1, or 0; it was taken; the bulk of a token is free. A token
+ * is one more than the message's serial, which no other message for this peer ever has: a late report finds
+ * nothing. */
+MLFAB__INTERNAL int mlfab__stream_next(mlfab__streams *streams, uint32_t rank,
+                                       mlfab__frame_out *frame);
+MLFAB__INTERNAL void mlfab__stream_taken(mlfab__streams *streams, uint32_t rank,
+                                         const mlfab__frame_out *frame);
+MLFAB__INTERNAL void mlfab__stream_sent(mlfab__streams *streams, uint32_t rank, uint64_t token);
+/* Four times a heartbeat: acknowledges what was not. */
+MLFAB__INTERNAL void mlfab__streams_tick(mlfab__streams *streams);
+/* This worker will leave: from now on it asks for acknowledgements as soon as all is sent. */
+MLFAB__INTERNAL void mlfab__streams_leave(mlfab__streams *streams);
+/* This worker has said goodbye: it waits for nothing of ours any more. */
+MLFAB__INTERNAL void mlfab__stream_parted(mlfab__streams *streams, uint32_t rank);
+/* 1 when every message that was queued for somebody who is still here has been acknowledged. */
+MLFAB__INTERNAL int mlfab__streams_quiet(const mlfab__streams *streams);
+
+
+/* ==============================================================================================
  * core/coll/stream.c
  * ============================================================================================== */
 /* stream.c - reliable messages between the workers of one epoch. See stream.h. */
@@ -23219,7 +20911,7 @@ static stream_message *stream_at(const mlfab__lane *stream, uint64_t serial) {
 /* Nothing of this message is needed any more. Its place in the ring may be another's by now. */
 static void stream_forget(mlfab__streams *streams, uint32_t rank, const stream_message *message,
                           uint64_t serial) {
-  if (message->lent > 0) streams->hop.detach(streams->hop.self, rank, MLFAB__STREAM_TOKEN | serial);
+  if (message->lent > 0) streams->hop.detach(streams->hop.self, rank, serial + 1);
   if (message->copied && message->n > 0)
     stream_unblock(streams, (void *)(uintptr_t)message->bytes, message->n);
   streams->bytes_waiting -= message->n;
@@ -23352,7 +21044,7 @@ MLFAB__INTERNAL int mlfab__stream_next(mlfab__streams *streams, uint32_t rank,
   frame->meta_bytes = mlfab__encode_coll(frame->meta, &head);
   frame->bulk_bytes = (uint32_t)mlfab__min(message->n - at, streams->chunk);
   frame->bulk = frame->bulk_bytes ? message->bytes + at : NULL;
-  frame->token = frame->bulk_bytes > MLFAB__STREAM_COPY ? MLFAB__STREAM_TOKEN | stream->cursor : 0;
+  frame->token = frame->bulk_bytes > MLFAB__STREAM_COPY ? stream->cursor + 1 : 0;
   frame->slot = streams->epoch;
   frame->note[0] = stream->next;
   return 1;
@@ -23404,14 +21096,12 @@ MLFAB__INTERNAL void mlfab__stream_taken(mlfab__streams *streams, uint32_t rank,
   stream_ask_last(streams, rank, stream);
 }
 
-MLFAB__INTERNAL int mlfab__stream_sent(mlfab__streams *streams, uint32_t rank, uint64_t token) {
-  if ((token & MLFAB__STREAM_TOKENS) != MLFAB__STREAM_TOKEN) return 0;
-  uint64_t serial = token & ~MLFAB__STREAM_TOKENS;
+MLFAB__INTERNAL void mlfab__stream_sent(mlfab__streams *streams, uint32_t rank, uint64_t token) {
+  uint64_t serial = token - 1;
   mlfab__lane *stream = stream_of(streams, rank);
-  if (!stream || serial < stream->begin || serial - stream->begin >= stream->count) return 1;
+  if (!stream || serial < stream->begin || serial - stream->begin >= stream->count) return;
   stream_message *message = stream_at(stream, serial);
   if (message->lent > 0) message->lent--;
-  return 1;
 }
 
 /* Messages that are acknowledged as a whole go. The user may do anything meanwhile. */
@@ -23586,6 +21276,491 @@ MLFAB__INTERNAL int mlfab__streams_quiet(const mlfab__streams *streams) {
   }
   return 1;
 }
+
+/* ==============================================================================================
+ * core/coll/comm.h
+ * ============================================================================================== */
+/* comm.h - the communicator: a worker's collectives, their epochs, their execution. Layer 4.
+ *
+ * Server 0 keeps the roll of those who take part (membership.h). A worker:
+ *
+ *    OUT --first call: MEMBERSHIP--> ASKED --MEMBERSHIP_LIST--> LISTED (READY) --MEMBERSHIP_GO--> IN
+ *                                ^                     |                         |
+ *                                |                     +--- a failure here ------+--> FAILED
+ *                                +------- MEMBERSHIP again, by itself <------- MEMBERSHIP_OVER, from any
+ *
+ * A failure here (deadline, cancel, NaN refused, out of memory, a peer that cannot be reached
+ * for 8 heartbeats) ends all open calls of this worker at once, with one error: their memory is
+ * free then. It is told to server 0 (MEMBERSHIP_FAIL, when there is no epoch as soon as one is
+ * listed), which ends the epoch for all (MEMBERSHIP_OVER); that fails nothing more here. A failure
+ * that finds no call open is kept for the next one (`owed`; of several the last). Calls begun
+ * while no epoch stands wait for it, with numbers of the epoch to come.
+ *
+ * An epoch that cannot begin here, for want of memory for the streams or for an object, fails like
+ * any other. This worker then says MEMBERSHIP at the next tick and not at once (`later`); alone, it forms
+ * the next epoch then. So each attempt ends the calls that wait, and attempts are bounded by time.
+ *
+ * A play is a schedule (dag.h) being executed: of a plain collective (channel 0, its number), of
+ * a round of an object (channel, round). Operations:
+ *    SEND      one message, when the peer may have it: at once if the play is eager, else when its
+ *              READY came. Done when it is queued and copied, or (borrowed) queued.
+ *    RECV      done when all its bytes are in place. What comes for it before it may run is
+ *              staged in memory of the message's length.
+ *    RECV_REDUCE  likewise, added as the bytes come.
+ *    Where several peers send what one element's sum is made of (up a tree), their messages are paced:
+ *              READY carries a credit in its tag, and paced SENDs of lower tags may go. A peer may be
+ *              `window` messages ahead of what all of them have had added. Windows of all plays share
+ *              MLFAB__COMM_WINDOWS bytes, the oldest play first; that one always has a window of 1, also
+ *              beyond the bytes. The oldest call that is open anywhere is the oldest at every member
+ *              that has it, so it goes on, and no window that is held by others can stop it.
+ *    COMPUTE   the play's function.
+ * A play is over when its schedule is finished and nothing borrowed is out: then the caller has
+ * its buffers again.
+ *
+ * Invariants. (1) Plain calls are numbered in the order of calls, from 0 in each epoch;
+ * (channel, number) means the same play on all workers, and its signature (kind, sizes, types,
+ * options) is in every message: one that differs from ours is a failure with SHAPE, found by
+ * server 0, which asks everybody. (2) A message is accepted once, for its RECV only, with the
+ * length that the RECV says. (3) Every failure is seen once by every worker: its open calls and
+ * steps fail with it, or the next. (4) Nothing of an epoch that is over touches a caller's
+ * memory. (5) Plays of one epoch are bounded: MLFAB__COMM_CALLS plain ones, 2 an object; staged
+ * bytes by MLFAB__STREAM_CREDIT a peer, by the windows, and the lengths of RECVs that are not paced. (6) A call ends: by finishing,
+ * by a verdict, by its deadline, or by the death of server 0.
+ *
+ * An allreduce of more than eager_bytes, in a fabric with a scheduler, or of MLFAB_ALGORITHM_PLANNED,
+ * goes by a tree that the scheduler plans (trees.h): when its turn has come the worker asks server 0 for
+ * the tree, and the play begins with the answer. Matching, failures and verdicts are the same. With an
+ * empty answer all members take what AUTO chooses.
+ *
+ * A call that runs in shared memory (shm_coll.h) takes a number here like any other (`outside`), so
+ * that matching, deadlines and verdicts are the same; its bytes pass elsewhere.
+ *
+ * Source: eagerSGD §4 (schedules). Departs: sends are matched by the number of the round, not by
+ * persistent connections; failures. */
+
+enum {
+  MLFAB__COMM_CALLS = 1024,     /* plain collectives that are open; a power of 2 */
+  MLFAB__COMM_OBJECTS = 16,     /* partial, stochastic, schedules */
+  MLFAB__COMM_EAGER = 64 << 10, /* a call of up to so many bytes is sent without READY */
+  /* A root may be ahead of those who only receive: every so many calls it waits for them, and by
+   * so many others may be ahead of the first that is open. */
+  MLFAB__COMM_AHEAD = 32,
+  MLFAB__COMM_SEGMENT = 256 << 10, /* most bytes of a message of a plain collective */
+  MLFAB__COMM_SPACES = 4,
+  MLFAB__COMM_BUFS = 4096,  /* of a list */
+  MLFAB__COMM_PATIENCE = 8, /* heartbeats without a link */
+  MLFAB__COMM_PAST = 128,   /* calls that are over, and of which the signature is known */
+  MLFAB__COMM_BUCKETS = 64,
+  MLFAB__COMM_GATHER = 32 << 10, /* small stretches of one message are joined up to this */
+  MLFAB__COMM_BLOCK = 64,        /* the least block of the pool */
+  MLFAB__COMM_CLASSES = 26,      /* blocks of 64 bytes, twice as many, ... 2 GiB */
+  MLFAB__COMM_WINDOW = 4,        /* most messages that a paced peer is ahead of the last one */
+  MLFAB__COMM_WINDOWS = 4 << 20  /* bytes that the windows of all plays may have staged */
+};
+
+/* dag_op.reduce for an operation of its own: 16 * (element type) + operation + 1. Type 0 is the
+ * play's, or I64 for MLFAB__OP_OR. */
+#define MLFAB__COMM_REDUCE(dtype, op) ((uint8_t)(16 * (dtype) + (op) + 1))
+/* How the tree of a call is asked for: calls of later epochs have larger numbers. */
+#define MLFAB__COMM_TREE(epoch, number) ((uint64_t)(epoch) << 40 | (number))
+/* request.slot of an object's requests; below it are those of plain calls. */
+#define MLFAB__COMM_REQUEST(id) (MLFAB__COMM_CALLS + (id))
+/* Cookies of what an object sends by the streams itself: 32 bits are its own. */
+#define MLFAB__COMM_COOKIE(id, own) (((uint64_t)(id) << 33) | ((uint64_t)(own) << 1) | 1)
+
+/* FAILED: a failure of ours was told to server 0, whose verdict is still to come. */
+enum mlfab__comm_phase {
+  MLFAB__COMM_OUT,
+  MLFAB__COMM_ASKED,
+  MLFAB__COMM_LISTED,
+  MLFAB__COMM_IN,
+  MLFAB__COMM_FAILED
+};
+
+struct mlfab__comm;
+
+/* Memory that a schedule works on: a list of stretches taken as one. */
+typedef struct mlfab__comm_space {
+  mlfab_vec *vecs; /* count in bytes here */
+  uint32_t n;
+} mlfab__comm_space;
+
+/* An operation of a play. RECVs: what has come. SENDs: the next that waits for the same READY. */
+typedef struct mlfab__comm_recv {
+  uint64_t got, from; /* bytes; the first that is staged */
+  uint8_t *stage;     /* as long as the message; NULL: its bytes went to their place */
+  uint32_t next;      /* plus one; 0: none */
+  uint8_t whole, eager;
+} mlfab__comm_recv;
+
+typedef struct mlfab__comm_peer { /* a member, to a play */
+  uint8_t ready, told;            /* its READY came; ours went out */
+  uint8_t paced;                  /* it sends messages that are paced */
+  uint32_t credit, given; /* paced SENDs below this tag may go: to it; to us, as last told */
+  uint32_t added;         /* paced messages of it that are in the sum */
+  uint32_t first, last;   /* SENDs that wait for it, plus one; 0: none */
+} mlfab__comm_peer;
+
+typedef struct mlfab__engine {
+  /* Filled by whoever arms it, and left alone until it is over. */
+  uint32_t channel;
+  uint64_t number, signature;
+  uint8_t eager;
+  int dtype, op;
+  uint32_t width;
+  mlfab_reduce_fn reduce; /* instead of op */
+  void *reduce_user;
+  mlfab__comm_space spaces[MLFAB__COMM_SPACES];
+  /* COMPUTE: 0, or a code that ends the epoch. NULL: only MLFAB__COLLECTIVE_DIVIDE occurs, which comm
+   * does. */
+  int (*compute)(void *self, struct mlfab__engine *play, const mlfab__dag_op *op);
+  /* It is over: status 0, or the verdict that ended it (told once; the play is then not armed any
+   * more). With 0 it may arm another, and this one again. */
+  void (*over)(void *self, struct mlfab__engine *play, int status, uint64_t now_ns);
+  void *self;
+  mlfab__dag dag; /* sealed; comm starts it */
+  /* comm's own. */
+  uint8_t armed;
+  uint8_t running;            /* not finished: its operations run, its messages are taken */
+  uint8_t busy;               /* its operations are being run */
+  uint8_t moved;              /* it has sent or got something */
+  uint32_t lent;              /* parts of messages that are borrowed */
+  uint32_t paced, behind;     /* peers that are paced; of them, those with `step` messages added */
+  uint32_t step, window;      /* what all of them have had added; messages that one may be ahead */
+  uint64_t step_bytes;        /* what a window of 1 may have staged */
+  uint32_t staged;            /* RECVs that have a stage */
+  mlfab__comm_recv *recvs;    /* by operation */
+  mlfab__comm_peer *peers;    /* by member */
+  struct mlfab__engine *next; /* of the armed ones */
+} mlfab__engine;
+
+/* Everything that another part of the communicator (partial_run.c, stochastic.c, a user's schedule) is,
+ * towards comm. It has a number of this worker's own from the beginning, and one that is the same
+ * for all, its channel, from when the plain call that opens it (comm_call.opens) begins: so many
+ * openings have then begun, here as elsewhere, and server 0 levels the count with every epoch. */
+typedef struct mlfab__comm_object {
+  uint32_t id;        /* comm's own; 0: free */
+  uint32_t channel;   /* likewise; 0: not yet */
+  const char *what;   /* "a partial reduction", and ... */
+  const char *counts; /* ... what it counts: "round"; static, for texts */
+  uint8_t ahead; /* plays are armed before anybody calls them: a READY does not tell that, nor what
+                       play 0 sends, which is armed by begin */
+  void *self;
+  /* A frame of this channel that is not an armed play's, which consumes it
+   * (mlfab__stream_consumed): NULL where there are only plays, of which what comes early is
+   * kept. */
+  void (*frame)(void *self, uint32_t member, const mlfab__coll *head, const void *bulk,
+                uint32_t bytes, uint64_t now_ns);
+  void (*given_back)(void *self, uint32_t member, uint64_t cookie);
+  /* A new epoch has begun (members may be others; round: the first of it), or its opening, in one
+   * that stands; or an epoch is over (plays of it have been told). */
+  void (*begin)(void *self, uint64_t round, uint64_t now_ns);
+  void (*over)(void *self, int code, uint64_t now_ns);
+  /* May plain calls that are its own (comm_call.of) begin? It may fill their buffers then. Whoever has
+   * said no calls mlfab__comm_go_on later. NULL: always. */
+  int (*stands)(void *self);
+  /* Whom its open request waits for (a rank, or MLFAB_NO_RANK), and why; and its number. What server 0
+   * says is known: mlfab__comm_missing. */
+  int32_t (*awaited)(void *self, uint64_t *number_p, const char **why_p);
+  /* Has this worker called `number`, as far as others wait for it? */
+  int (*called)(void *self, uint64_t number);
+  void (*free_self)(void *self);
+  uint64_t waits_for; /* without plays: which number its open request is; the object keeps it */
+  /* comm's own. */
+  uint64_t upto;     /* above the numbers of all plays that were armed in this epoch */
+  uint64_t stuck_ns; /* when it was last said that a request is open for long */
+  int32_t missing;   /* who server 0 says has not called */
+} mlfab__comm_object;
+
+/* A plain collective as it is called. */
+typedef struct mlfab__comm_call {
+  uint8_t kind;      /* MLFAB__COLLECTIVE_* */
+  uint8_t algorithm; /* enum mlfab_algorithm */
+  uint8_t ordered, refuse_nan, outside;
+  int dtype, op; /* dtype 0: bytes */
+  uint32_t width;
+  mlfab_reduce_fn reduce;
+  void *reduce_user;
+  const mlfab_vec *vecs; /* counts in elements; copied */
+  uint32_t n;
+  const uint64_t *counts; /* by rank, `workers` of them: reduce-scatter, allgather; else NULL */
+  int32_t root;           /* rank; broadcast */
+  uint64_t salt;          /* what else must be the same everywhere: hashed into the signature */
+  uint32_t opens;         /* the object that it opens, or 0 */
+  uint32_t of;            /* the object that it belongs to, or 0: begins when that stands */
+  const char *words;      /* what it is, for texts: "an allreduce"; static */
+} mlfab__comm_call;
+
+/* A call as it is told of. */
+typedef struct mlfab__comm_past {
+  uint64_t signature, count;
+  const char *words;
+  int dtype, op;
+  uint32_t width;
+  int32_t root;
+  uint8_t kind, user; /* user: a reducer of the user's */
+} mlfab__comm_past;
+
+enum {
+  MLFAB__SLOT_FREE,
+  MLFAB__SLOT_WAITING,  /* for the epoch, for its turn: those from comm.begun on */
+  MLFAB__SLOT_PLANNING, /* for its tree (trees.h); what follows may begin */
+  MLFAB__SLOT_PLAIN,    /* a play */
+  MLFAB__SLOT_OUTSIDE
+};
+
+typedef struct mlfab__comm_slot { /* an open plain collective */
+  struct mlfab__comm *comm;
+  struct mlfab__comm_slot *next; /* spare */
+  uint8_t state;
+  uint8_t wanted; /* OUTSIDE: others call it as a plain one */
+  mlfab__comm_call call;
+  mlfab_vec one, *vecs; /* in bytes; vecs: &one, or a block of call.n while it is open */
+  uint64_t *counts;     /* a copy, by rank */
+  mlfab_vec *blocks;    /* the members' blocks in their order; while it is armed */
+  uint32_t blocks_room;
+  uint64_t serial, signature, count;
+  mlfab_request request;
+  uint64_t stuck_ns;
+  int32_t missing; /* who server 0 says has not called */
+  mlfab__engine play;
+} mlfab__comm_slot;
+
+/* A frame of a play that is not armed yet; its bytes follow. */
+typedef struct mlfab__comm_stage {
+  struct mlfab__comm_stage *next;
+  mlfab__coll head;
+  uint32_t member, bytes;
+} mlfab__comm_stage;
+
+/* An object that this worker has closed. */
+typedef struct mlfab__comm_closed {
+  uint32_t channel;
+  uint8_t ahead;
+  uint64_t upto;
+} mlfab__comm_closed;
+
+/* Memory that was lent when its object was closed: links may read it until they have been told. */
+typedef struct mlfab__comm_grave {
+  struct mlfab__comm_grave *next;
+  void (*free_self)(void *self);
+  void *self;
+} mlfab__comm_grave;
+
+typedef struct mlfab__comm {
+  mlfab__env *env;
+  const mlfab_config *config;
+  mlfab__requests *requests;
+  mlfab__port up; /* peer 0 is server 0 */
+  mlfab__streams streams;
+  uint32_t rank;
+  int dead; /* server 0 is */
+  enum mlfab__comm_phase phase;
+  uint32_t epoch, over_epoch; /* that stands, is listed, or failed; the newest that is over */
+  uint32_t members, me;
+  uint32_t ranks[MLFAB__MEMBERSHIP_MEMBERS_MAX]; /* members, in their order */
+  mlfab__membership_member *list;                /* what MEMBERSHIP_LIST said, `members` of them */
+  mlfab__membership_go go;
+  int ready;       /* READY was said */
+  uint64_t in_ns;  /* since when it stands */
+  int32_t missing; /* whom the epoch to come waits for, says server 0 */
+  uint32_t left;   /* how many members have left; the first call that one of them has not called */
+  uint64_t left_calls, left_ns;
+  int32_t left_rank;
+  uint8_t owed;    /* a verdict that no call has seen */
+  uint8_t failing; /* a failure is to be acted on, when no frame or call is being worked on */
+  uint8_t untold;  /* a failure is to be told when an epoch is listed */
+  uint8_t later;   /* the last epoch could not begin here: takes part again at the next tick */
+  uint8_t ending, beginning; /* calls, now */
+  uint32_t depth;            /* frames and calls that are being worked on, one within the other */
+  uint64_t now_ns;
+  mlfab_error verdict;
+  mlfab__membership_over fail; /* what server 0 is told */
+  int leaving;
+  uint64_t round;          /* the largest partial round that is over, plus one */
+  uint64_t objects_opened; /* the last channel given out, here or elsewhere */
+  uint32_t objects_added;  /* the last id */
+  /* Calls have serials that go on for ever; a call's number is its serial in the epoch, from `base` on. All
+   * below `first` are over, all below `begun` have begun; `end` is the next one. */
+  uint64_t base, first, begun, end;
+  mlfab__comm_slot **slots; /* MLFAB__COMM_CALLS, by serial; NULL before the first call */
+  mlfab__comm_slot *spare;  /* list */
+  mlfab__comm_object objects[MLFAB__COMM_OBJECTS];
+  mlfab__comm_closed closed[MLFAB__COMM_OBJECTS];
+  uint32_t closed_next;
+  mlfab__comm_grave *graves;
+  mlfab__comm_past past[MLFAB__COMM_PAST]; /* by serial */
+  mlfab__engine *armed;                    /* list */
+  /* Messages that came early, by channel and number; the last of each list. */
+  mlfab__comm_stage *stages[MLFAB__COMM_BUCKETS], *stage_ends[MLFAB__COMM_BUCKETS];
+  uint32_t stage_count;
+  uint64_t window_bytes;           /* what all windows may have staged */
+  uint8_t *gather;                 /* small stretches on their way out as one */
+  void *pool[MLFAB__COMM_CLASSES]; /* free blocks, by size */
+  uint64_t pooled;                 /* bytes of them */
+  uint64_t collectives, collectives_failed, epochs, rounds; /* counters; rounds: partial ones */
+  /* Memory for others of the host, as drive says; nonce 0: none. Whether all could map it: asked
+   * of drive between LISTED and READY. What else MEMBERSHIP says: the host, and its link's bytes a
+   * second. */
+  uint32_t arena_pid;
+  int32_t arena_fd;
+  uint64_t arena_nonce, arena_bytes;
+  int arena_asked; /* 1: drive shall map the list and call mlfab__comm_mapped */
+  uint64_t host;
+  double link_in, link_out;
+} mlfab__comm;
+
+MLFAB__INTERNAL int mlfab__comm_init(mlfab__comm *comm, mlfab__env *env, const mlfab_config *config,
+                                     uint32_t rank, const mlfab__port *up, const mlfab__port *hop,
+                                     const mlfab__port *down, mlfab__requests *requests);
+MLFAB__INTERNAL void mlfab__comm_free(mlfab__comm *comm);
+/* Adds the row of a communicator, *comm_p, which is the node's (comm_role.c). Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__comm_attach(struct mlfab_node *node, mlfab__comm **comm_p);
+
+/* Begins a plain collective. vecs' memory is borrowed until the request is finished. timeout_ns
+ * as everywhere in roles (0: none). Errors: as of mlfab_allreduce_start before anything is sent.
+ * `outside`: only a number is taken; the caller runs it when mlfab__comm_outside says so, and
+ * ends it with mlfab__comm_finish. */
+MLFAB__INTERNAL int mlfab__comm_start(mlfab__comm *comm, const mlfab__comm_call *call,
+                                      uint64_t timeout_ns, uint64_t now_ns,
+                                      mlfab_request *request_p, mlfab_error *error);
+/* An object stands: calls that wait for it begin. */
+MLFAB__INTERNAL void mlfab__comm_go_on(mlfab__comm *comm);
+/* An outside call: 1 and its number and signature when its epoch stands with the arena; 0 not
+ * yet; or what ended it (its request is then finished). MLFAB_ERR_UNSUPPORTED: the epoch has no
+ * arena, or another worker calls this one as a plain call: it has become one by itself, wait for
+ * the request. After UNSUPPORTED the rest of the epoch goes without the arena. Not to be asked
+ * while it runs. */
+MLFAB__INTERNAL int mlfab__comm_outside(mlfab__comm *comm, mlfab_request request,
+                                        uint64_t *number_p, uint64_t *signature_p);
+/* The same while it runs: 0, or what ends the waiting in the arena. Of the call nothing changes:
+ * its memory is the arena's until that has been left, and comm_outside is asked again. */
+MLFAB__INTERNAL int mlfab__comm_outside_over(mlfab__comm *comm, mlfab_request request);
+/* It was carried out (0), or failed with this code and culprit (a member's rank, or
+ * MLFAB_NO_RANK). SHAPE, which all members get alike, only asks server 0 to compare the calls: its
+ * verdict ends the call. */
+MLFAB__INTERNAL void mlfab__comm_finish(mlfab__comm *comm, mlfab_request request, int code,
+                                        int32_t rank, uint64_t now_ns);
+/* Drive has mapped (1) or could not map (0) the memory of `list`. */
+MLFAB__INTERNAL void mlfab__comm_mapped(mlfab__comm *comm, int ok);
+/* A request of ours (plain or an object's) is withdrawn: TIMEOUT or CANCELLED. */
+MLFAB__INTERNAL void mlfab__comm_withdraw(mlfab__comm *comm, mlfab__request *request, int code,
+                                          uint64_t now_ns);
+/* The worker takes no further part (done, or closing): tells server 0. */
+MLFAB__INTERNAL void mlfab__comm_leave(mlfab__comm *comm);
+/* 1 when nothing is under way that others wait for: no play runs, all messages are acknowledged. */
+MLFAB__INTERNAL int mlfab__comm_quiet(const mlfab__comm *comm);
+
+/* The link to server 0 stands (again); server 0 is dead. */
+MLFAB__INTERNAL void mlfab__comm_hello(mlfab__comm *comm);
+MLFAB__INTERNAL void mlfab__comm_dead(mlfab__comm *comm, uint64_t now_ns);
+/* Frames of server 0 (ROLL_*): 1 when they were of this role. COLL and COLL_ACK go to the
+ * streams by these (they run what has become ready). */
+MLFAB__INTERNAL int mlfab__comm_server_frame(mlfab__comm *comm, const mlfab__frame_in *frame,
+                                             uint64_t now_ns);
+MLFAB__INTERNAL int mlfab__comm_member_frame(mlfab__comm *comm, uint32_t rank,
+                                             const mlfab__frame_in *frame, uint64_t now_ns);
+MLFAB__INTERNAL int mlfab__comm_hop_frame(mlfab__comm *comm, uint32_t rank,
+                                          const mlfab__frame_in *frame, uint64_t now_ns);
+/* There is no link of ours to this worker: 1 when one is wanted. After 8 heartbeats that is a
+ * failure. Only asked while there is none. Up and lost links are told to the streams. */
+MLFAB__INTERNAL int mlfab__comm_hop_missing(mlfab__comm *comm, uint32_t rank, uint64_t now_ns);
+/* Does it have anything that mlfab__comm_tick looks after? */
+MLFAB__INTERNAL int mlfab__comm_waits(const mlfab__comm *comm);
+/* Four times a heartbeat, while it has. */
+MLFAB__INTERNAL void mlfab__comm_tick(mlfab__comm *comm, uint64_t now_ns);
+/* All actions have been carried out: nothing is lent any more but what is open. */
+MLFAB__INTERNAL void mlfab__comm_sweep(mlfab__comm *comm);
+
+/* --- for objects: partial_run.c, stochastic.c, schedules --- */
+
+/* Where a copy of it lives until it is removed, or NULL: there are MLFAB__COMM_OBJECTS. Takes no part in
+ * anything before the call that opens it (comm_call.opens). */
+MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_add(mlfab__comm *comm,
+                                                           const mlfab__comm_object *object);
+/* Adds a copy of *object, and begins the call that opens it for all workers, or for nobody: all must call it, with the
+ * same salt. Errors: LIMIT (MLFAB__COMM_OBJECTS are open), and of mlfab__comm_start; *object_p is
+ * then NULL, and the object is still the caller's. `opening`: that call in words, static. */
+MLFAB__INTERNAL int mlfab__comm_object_open(mlfab__comm *comm, const mlfab__comm_object *object,
+                                            const char *opening, uint64_t salt, uint64_t timeout_ns,
+                                            uint64_t now_ns, mlfab__comm_object **object_p,
+                                            mlfab_request *request_p, mlfab_error *error);
+/* A request of an object. Errors: AGAIN. */
+MLFAB__INTERNAL int mlfab__comm_object_request(mlfab__comm *comm, const mlfab__comm_object *object,
+                                               uint64_t timeout_ns, uint64_t now_ns,
+                                               mlfab_request *request_p, mlfab_error *error);
+/* What the object with this number is to itself, when it is of this kind, or NULL. */
+MLFAB__INTERNAL void *mlfab__comm_object_self(mlfab__comm *comm, uint32_t id,
+                                              void (*kind)(void *self));
+/* Closes it here. Where a round of it has begun elsewhere, or begins later, that is a failure
+ * (PEER_CLOSED). */
+MLFAB__INTERNAL void mlfab__comm_object_remove(mlfab__comm *comm, mlfab__comm_object *object);
+/* Has free_self called as soon as no link can hold memory of it any more. */
+MLFAB__INTERNAL void mlfab__comm_bury(mlfab__comm *comm, mlfab__comm_grave *grave);
+/* NULL: there is none. */
+MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_find(mlfab__comm *comm, uint32_t id);
+MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_channel_find(mlfab__comm *comm, uint32_t channel);
+/* Arms a play: its READYs go out, its schedule starts, what came early is delivered. Its dag is
+ * sealed. In phase IN only. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__comm_arm(mlfab__comm *comm, mlfab__engine *play, uint64_t now_ns);
+/* Takes a play back without telling anybody: nothing of it is borrowed on return. Where others
+ * are still to get bytes of it, that is a failure (CANCELLED). */
+MLFAB__INTERNAL void mlfab__comm_disarm(mlfab__comm *comm, mlfab__engine *play);
+/* Triggers an operation of an armed play. */
+MLFAB__INTERNAL void mlfab__comm_trigger(mlfab__comm *comm, mlfab__engine *play, uint32_t op,
+                                         uint64_t now_ns);
+/* Ends the epoch for all, with this code, rank to blame and text. Within calls of comm it takes
+ * effect at their end. */
+MLFAB__INTERNAL void mlfab__comm_fail(mlfab__comm *comm, int code, int32_t rank, const char *text);
+MLFAB__INTERNAL void mlfab__comm_fail_memory(mlfab__comm *comm); /* this worker has none left */
+/* A verdict that nobody has seen: 1, and the call that asked returns it. */
+MLFAB__INTERNAL int mlfab__comm_owed(mlfab__comm *comm, mlfab_error *error);
+/* What calls have in common; `what` in words. Errors: PEER_DEAD (server 0), STATE (it leaves), LIMIT (too
+ * many workers); of elements ARGUMENT (none) and LIMIT (model_max_bytes); of data ARGUMENT. */
+MLFAB__INTERNAL int mlfab__comm_check_state(const mlfab__comm *comm, const char *what,
+                                            mlfab_error *error);
+MLFAB__INTERNAL int mlfab__comm_check_count(const mlfab__comm *comm, const char *what,
+                                            uint64_t count, uint32_t width, mlfab_error *error);
+MLFAB__INTERNAL int mlfab__comm_check_data(const char *what, const void *data, uint32_t width,
+                                           mlfab_error *error);
+/* That this worker's data is not finite, which fails its call alone. */
+MLFAB__INTERNAL int mlfab__comm_not_finite(const mlfab__comm *comm, const char *what,
+                                           mlfab_error *error);
+/* Who server 0 says has not called what this object waits for, or MLFAB_NO_RANK. */
+MLFAB__INTERNAL int32_t mlfab__comm_missing(const mlfab__comm *comm,
+                                            const mlfab__comm_object *object);
+/* A request of an object ends with the verdict. */
+MLFAB__INTERNAL void mlfab__comm_end_request(mlfab__comm *comm, mlfab_request request,
+                                             uint64_t now_ns);
+
+/* --- between comm.c and engine.c --- */
+
+/* Around whatever may end the epoch. now_ns 0: as before. */
+MLFAB__INTERNAL void mlfab__comm_enter(mlfab__comm *comm, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__comm_exit(mlfab__comm *comm);
+/* Says that this call seems to be stuck. */
+MLFAB__INTERNAL void mlfab__comm_stuck(mlfab__comm *comm, uint32_t channel, uint64_t number);
+/* A frame of a plain call that is not armed: 1 when it is to be kept. */
+MLFAB__INTERNAL int mlfab__comm_awaits(mlfab__comm *comm, uint64_t number);
+/* Blocks of a pool; what they hold is not specified. NULL: out of memory. bytes of release as of
+ * block. */
+MLFAB__INTERNAL void *mlfab__comm_block(mlfab__comm *comm, uint64_t bytes);
+MLFAB__INTERNAL void mlfab__comm_release(mlfab__comm *comm, void *block, uint64_t bytes);
+/* As mlfab__stream_user has them. */
+MLFAB__INTERNAL void mlfab__engine_deliver(void *self, uint32_t member, const mlfab__coll *head,
+                                           const void *bulk, uint32_t bytes);
+MLFAB__INTERNAL void mlfab__engine_given_back(void *self, uint32_t member, uint64_t cookie);
+/* The epoch is over, and the streams' memory is free: ends all plays with this code, and forgets
+ * what came early. */
+MLFAB__INTERNAL void mlfab__engine_end_all(mlfab__comm *comm, int code);
+/* Disarms the plays of an object that is closed; a failure where others have begun what needs
+ * it. */
+MLFAB__INTERNAL void mlfab__engine_close(mlfab__comm *comm, const mlfab__comm_object *object);
+/* 1 when there are frames of this plain call, which came early. */
+MLFAB__INTERNAL int mlfab__engine_came(const mlfab__comm *comm, uint64_t number);
+/* From whom a message is awaited, or that it takes one: a rank, or MLFAB_NO_RANK. */
+MLFAB__INTERNAL int32_t mlfab__engine_awaits(const mlfab__comm *comm, const mlfab__engine *play);
+
 
 /* ==============================================================================================
  * core/coll/comm.c
@@ -25886,6 +24061,124 @@ MLFAB__INTERNAL int32_t mlfab__engine_awaits(const mlfab__comm *comm, const mlfa
 }
 
 /* ==============================================================================================
+ * core/coll/membership.h
+ * ============================================================================================== */
+/* membership.h - server 0 keeps the roll of collectives: who takes part, in which epoch, and verdicts. Layer 4.
+ *
+ *    IDLE --a worker's MEMBERSHIP--> GATHERING --MEMBERSHIP of every live worker that is not done--> LISTED: MEMBERSHIP_LIST to all
+ *      LISTED --MEMBERSHIP_READY of all--> RUNNING: MEMBERSHIP_GO to all
+ *      LISTED, RUNNING --verdict: MEMBERSHIP_OVER to all--> GATHERING
+ *
+ * Verdicts: a member died (PEER_DEAD, or PEER_CLOSED when it left without a word), is back as a new process or one that is no member
+ * calls (AGAIN), a member says MEMBERSHIP_FAIL (its code and text; the first one counts), calls that differ (SHAPE). A member that
+ * leaves in good order (MEMBERSHIP_LEAVE, DONE) ends nothing: the others are told how far it came (MEMBERSHIP_LEFT), and fail what it
+ * has not called by themselves.
+ *
+ * Waiting for others. While an epoch forms, everybody who waits is told who is missing, whenever that is
+ * another: MEMBERSHIP_MISSING of epoch 0, where the rank has not said MEMBERSHIP, or MEMBERSHIP_READY.
+ *
+ * Stuck. A worker whose call is open for longer than a heartbeat says so (MEMBERSHIP_STUCK), once a beat. Server 0
+ * asks all members whether they have called it (MEMBERSHIP_ASK): one call at a time, four a beat at most, and
+ * not the same one twice in a beat; of those that come meanwhile the one with the lowest number is next.
+ * From the answers (MEMBERSHIP_TELL) it finds who has not, and tells all (MEMBERSHIP_MISSING: the lowest rank, or else
+ * one that did not answer for two beats, or nobody). When all have and signatures differ, the
+ * verdict is SHAPE: on the lowest rank that is not with the most (of two as many, those of the
+ * lowest rank count), with both calls in words.
+ *
+ * Lost before. A worker that dies, closes or is done while no epoch stands was to be in the next one: the set that
+ * has joined is that of epoch 1. Others are told when it would begin: it is over at once, with PEER_DEAD or PEER_CLOSED
+ * naming the lowest rank of those who are missing. Whoever is back by then is not missing.
+ *
+ * Leaving. Who leaves counts as ready; it is not waited for and not asked, and told of to whoever
+ * greets anew. One that dies before it says goodbye ends the epoch all the same: others may wait for
+ * its last bytes.
+ *
+ * Invariants. (1) One epoch at a time; numbers only grow, also over verdicts. (2) GO of an epoch comes
+ * after READY of all its members: so whoever is IN knows that all others have left the epoch before.
+ * (3) Each member hears exactly one MEMBERSHIP_OVER an epoch, said again on a new link until its MEMBERSHIP
+ * tells that it knows (membership_ask.epoch); until then it is no member of another. (4) What a worker
+ * that is dead says is ignored; frames of other epochs are ignored. (5) Memory: one entry a worker,
+ * one call under inquiry a time.
+ *
+ * Members are ordered by host (the host of the lowest rank first), then by rank; with `order_by_rate` of
+ * the configuration hosts with the most bandwidth first. go.round is the largest of the rolls' rounds.
+ * An epoch has at most MLFAB__MEMBERSHIP_MEMBERS_MAX members: one that would have more is over at once,
+ * with LIMIT. */
+
+enum mlfab__membership_phase {
+  MLFAB__MEMBERSHIP_IDLE, /* nobody has ever asked */
+  MLFAB__MEMBERSHIP_GATHERING,
+  MLFAB__MEMBERSHIP_LISTED,
+  MLFAB__MEMBERSHIP_RUNNING
+};
+
+typedef struct mlfab__membership_entry { /* a worker */
+  uint8_t alive, done;                   /* alive: also while it is awaited at first */
+  uint8_t asked;                         /* for the epoch that forms */
+  uint8_t member, ready, arena;          /* of the epoch that stands */
+  int32_t lost;       /* why it is missing from the epoch to come, untold; 0: it is not */
+  uint8_t left;       /* a member that takes no further part ... */
+  uint64_t calls;     /* ... but for so many calls */
+  uint32_t over_owed; /* epoch whose verdict it has not confirmed; 0: none */
+  uint32_t incarnation;
+  int32_t missing; /* who it was told is missing */
+  uint32_t lead;   /* the lowest rank among the members of its host */
+  double rate;     /* that the host's link carries, bytes a second; 0: not known */
+  /* The inquiry. */
+  uint8_t told, called;
+  uint64_t signature;
+  char words[MLFAB__TEXT_MAX];
+  mlfab__membership_ask ask;
+} mlfab__membership_entry;
+
+/* Which call is under inquiry, and since when; pending: another is to be. */
+typedef struct mlfab__membership_inquiry {
+  uint8_t open, pending;
+  uint32_t channel, pending_channel;
+  uint64_t number, pending_number;
+  uint64_t asked_ns; /* 0: nothing was asked in this epoch */
+} mlfab__membership_inquiry;
+
+typedef struct mlfab__membership {
+  mlfab__env *env;
+  const mlfab_config *config;
+  mlfab__port port; /* peers are workers */
+  uint32_t workers;
+  enum mlfab__membership_phase phase;
+  uint32_t epoch; /* that stands, or was the last */
+  uint32_t members;
+  mlfab__membership_entry *entries; /* by rank */
+  uint32_t *order;                  /* members */
+  uint8_t *list;                    /* MEMBERSHIP_LIST of the epoch */
+  uint32_t list_bytes;
+  mlfab__membership_member *table; /* what it is made of */
+  mlfab__membership_go go;
+  mlfab__membership_over verdict; /* the last one */
+  mlfab__membership_inquiry inquiry;
+} mlfab__membership;
+
+/* Errors: MEMORY. Afterwards free works in any case. */
+MLFAB__INTERNAL int mlfab__membership_init(mlfab__membership *roll, mlfab__env *env,
+                                           const mlfab_config *config, const mlfab__port *port);
+MLFAB__INTERNAL void mlfab__membership_free(mlfab__membership *roll);
+/* Adds the rows of the membership, and of planned trees, at server 0 (comm_role.c). Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__membership_attach(struct mlfab_node *node);
+/* A worker is here on a new link; incarnation tells whether it is a new process. It is gone for good (`left`: said
+ * goodbye); it has said DONE. */
+MLFAB__INTERNAL void mlfab__membership_hello(mlfab__membership *roll, uint32_t worker,
+                                             uint32_t incarnation, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__membership_gone(mlfab__membership *roll, uint32_t worker, int left,
+                                            uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__membership_done(mlfab__membership *roll, uint32_t worker,
+                                            uint64_t now_ns);
+/* 1 when the frame was of this role. */
+MLFAB__INTERNAL int mlfab__membership_frame(mlfab__membership *roll, uint32_t worker,
+                                            const mlfab__frame_in *frame, uint64_t now_ns);
+/* Four times a heartbeat. */
+MLFAB__INTERNAL void mlfab__membership_tick(mlfab__membership *roll, uint64_t now_ns);
+
+
+/* ==============================================================================================
  * core/coll/membership.c
  * ============================================================================================== */
 /* membership.c - server 0 keeps the roll of collectives. See membership.h.
@@ -26560,6 +24853,39 @@ MLFAB__INTERNAL void mlfab__membership_tick(mlfab__membership *roll, uint64_t no
 }
 
 /* ==============================================================================================
+ * core/coll/partial_run.h
+ * ============================================================================================== */
+/* partial_run.h - partial reductions over the communicator. Layer 4. What they are: partial_run.c. */
+
+enum { MLFAB__PARTIAL_RUN_QUEUE_MAX = 1 << 16 };
+
+typedef struct mlfab__partial_run mlfab__partial_run; /* partial_run.c */
+
+/* Opens one; it is open for all when the request has ended with 0. To be closed otherwise. Errors:
+ * as of mlfab_partial_open. */
+MLFAB__INTERNAL int mlfab__partial_run_open(mlfab__comm *comm, uint64_t count, int dtype,
+                                            const mlfab_partial_options *options,
+                                            uint64_t timeout_ns, uint64_t now_ns, uint32_t *id_p,
+                                            mlfab_request *request_p, mlfab_error *error);
+/* A step. data and info_p (or NULL) are borrowed until the request has ended, which may be at
+ * once. */
+MLFAB__INTERNAL int mlfab__partial_run_start(mlfab__comm *comm, uint32_t id, void *data,
+                                             uint64_t timeout_ns, uint64_t now_ns,
+                                             mlfab_partial_info *info_p, mlfab_request *request_p,
+                                             mlfab_error *error);
+/* As mlfab_partial_flush and mlfab_partial_resync. */
+MLFAB__INTERNAL int mlfab__partial_run_flush(mlfab__comm *comm, uint32_t id, void *data,
+                                             uint64_t timeout_ns, uint64_t now_ns,
+                                             mlfab_request *request_p, mlfab_error *error);
+MLFAB__INTERNAL int mlfab__partial_run_resync(mlfab__comm *comm, uint32_t id, void *model,
+                                              uint64_t count, int dtype, uint64_t timeout_ns,
+                                              uint64_t now_ns, mlfab_request *request_p,
+                                              mlfab_error *error);
+/* Errors: STATE (a step or a flush is under way). */
+MLFAB__INTERNAL int mlfab__partial_run_close(mlfab__comm *comm, uint32_t id, mlfab_error *error);
+
+
+/* ==============================================================================================
  * core/coll/partial_run.c
  * ============================================================================================== */
 /* partial_run.c - the communicator: partial reductions. See comm.h; what a round is and what a member
@@ -27108,6 +25434,36 @@ MLFAB__INTERNAL int mlfab__partial_run_close(mlfab__comm *comm, uint32_t id, mlf
   }
   return 0;
 }
+
+/* ==============================================================================================
+ * core/coll/stochastic.h
+ * ============================================================================================== */
+/* stochastic.h - stochastic reductions over the communicator. Layer 4. What they are: stochastic.c. */
+
+#if MLFAB_WITH_STOCHASTIC
+
+typedef struct mlfab__stochastic mlfab__stochastic; /* stochastic.c */
+
+/* Opens one; it is open for all when the request has ended with 0, and for nobody with an error.
+ * Errors: as of mlfab_stochastic_open, but for what is wrong with the graph, which
+ * mlfab__stochastic_state tells from then on. */
+MLFAB__INTERNAL int mlfab__stochastic_open(mlfab__comm *comm, uint64_t count, int dtype,
+                                           const mlfab_stochastic_options *options,
+                                           uint64_t timeout_ns, uint64_t now_ns, uint32_t *id_p,
+                                           mlfab_request *request_p, mlfab_error *error);
+/* 0, or why the workers of this epoch have no graph. */
+MLFAB__INTERNAL int mlfab__stochastic_state(mlfab__comm *comm, uint32_t id, mlfab_error *error);
+/* An iteration. data and info_p (or NULL) are borrowed until the request has ended; with an error,
+ * data is as it was. */
+MLFAB__INTERNAL int mlfab__stochastic_start(mlfab__comm *comm, uint32_t id, void *data,
+                                            uint64_t timeout_ns, uint64_t now_ns,
+                                            mlfab_stochastic_info *info_p, mlfab_request *request_p,
+                                            mlfab_error *error);
+/* Errors: STATE (an iteration is under way). */
+MLFAB__INTERNAL int mlfab__stochastic_close(mlfab__comm *comm, uint32_t id, mlfab_error *error);
+
+#endif
+
 
 /* ==============================================================================================
  * core/coll/stochastic.c
@@ -27900,6 +26256,105 @@ MLFAB__INTERNAL int mlfab__stochastic_close(mlfab__comm *comm, uint32_t id, mlfa
 #endif
 
 /* ==============================================================================================
+ * core/coll/user_dag.h
+ * ============================================================================================== */
+/* user_dag.h - schedules of the user's own (mlfab_dag) over the communicator. Layer 4. What they are: user_dag.c. */
+
+enum { MLFAB__USER_DAG_WAITERS = 8 }; /* requests of one schedule that are open */
+
+enum { MLFAB__USER_DAG_BUILT, MLFAB__USER_DAG_OPENING, MLFAB__USER_DAG_OPEN };
+
+typedef struct mlfab__user_dag_user {
+  void *self;
+  /* Calls the user's function, which may call mlfab__user_dag_trigger (inside), and nothing else. */
+  int (*compute)(void *self, mlfab_compute_fn fn, void *user, uint64_t round);
+  /* The communicator ends: to be freed now. */
+  void (*gone)(void *self);
+} mlfab__user_dag_user;
+
+typedef struct mlfab__user_dag_op { /* what the dag's operation does not tell */
+  mlfab_compute_fn fn;
+  void *user;
+  uintptr_t data;
+  uint32_t rank;
+  uint8_t pending; /* triggered in the present round, which is not armed yet */
+} mlfab__user_dag_op;
+
+typedef struct mlfab__user_dag_waiter {
+  mlfab_request request;
+  uint64_t round;
+} mlfab__user_dag_waiter;
+
+/* One lives where its user wants it, and stays there. */
+typedef struct mlfab__user_dag {
+  mlfab__comm *comm;
+  mlfab__user_dag_user user;
+  uint8_t state; /* MLFAB__USER_DAG_* */
+  uint8_t persistent;
+  uint8_t started;            /* the present round may be armed; always when persistent */
+  uint8_t arming;             /* script_run is at work */
+  mlfab__comm_object *object; /* from when it is OPENING */
+  uint32_t epoch;             /* whose members the operations name; 0: none */
+  int32_t stranger;           /* a rank that is no member of it */
+  uint64_t round;             /* the present one; those below are over */
+  uint64_t lost, lost_end;    /* the last rounds in a row that failures ended */
+  uint64_t number;            /* rounds armed in this epoch */
+  mlfab__user_dag_op *ops;    /* beside those of play.dag */
+  uint32_t room, npending;
+  mlfab__user_dag_waiter waiters[MLFAB__USER_DAG_WAITERS];
+  uint32_t nwaiters;
+  mlfab_vec whole; /* from the lowest address of a message to the highest */
+  mlfab__engine play;
+} mlfab__user_dag;
+
+typedef struct mlfab__user_dag_message {
+  int32_t rank;
+  uint32_t tag;
+  void *data;
+  uint64_t bytes; /* RECV_REDUCE: elements of dtype, to be combined by op (MLFAB_SUM ...) */
+  int dtype, op;
+} mlfab__user_dag_message;
+
+MLFAB__INTERNAL void mlfab__user_dag_init(mlfab__user_dag *script, mlfab__comm *comm,
+                                          const mlfab__user_dag_user *user);
+/* Closes it, too. A round that was started and is not over fails everywhere (CANCELLED); of a
+ * persistent one it is forgotten here, unless something is lent (mlfab__user_dag_lends). */
+MLFAB__INTERNAL void mlfab__user_dag_free(mlfab__user_dag *script);
+
+/* Building: as the calls of mlfab.h. kind: MLFAB__DAG_SEND, RECV, RECV_REDUCE. */
+MLFAB__INTERNAL int mlfab__user_dag_message_op(mlfab__user_dag *script, uint8_t kind,
+                                               const mlfab__user_dag_message *message,
+                                               uint32_t *op_p, mlfab_error *error);
+MLFAB__INTERNAL int mlfab__user_dag_compute(mlfab__user_dag *script, mlfab_compute_fn fn,
+                                            void *user, uint32_t *op_p, mlfab_error *error);
+MLFAB__INTERNAL int mlfab__user_dag_nop(mlfab__user_dag *script, uint32_t *op_p,
+                                        mlfab_error *error);
+MLFAB__INTERNAL int mlfab__user_dag_after(mlfab__user_dag *script, uint32_t op, uint32_t dependency,
+                                          mlfab_error *error);
+MLFAB__INTERNAL int mlfab__user_dag_set(mlfab__user_dag *script, uint32_t op, uint32_t need,
+                                        uint32_t flags, mlfab_error *error);
+
+/* Checks it and begins to open it. With 0, mlfab__user_dag_opened is to be told how the request has
+ * ended; with an error it is as it was. */
+MLFAB__INTERNAL int mlfab__user_dag_open(mlfab__user_dag *script, int persistent,
+                                         uint64_t timeout_ns, uint64_t now_ns,
+                                         mlfab_request *request_p, mlfab_error *error);
+MLFAB__INTERNAL void mlfab__user_dag_opened(mlfab__user_dag *script, int code, uint64_t now_ns);
+MLFAB__INTERNAL int mlfab__user_dag_start(mlfab__user_dag *script, uint64_t timeout_ns,
+                                          uint64_t now_ns, mlfab_request *request_p,
+                                          mlfab_error *error);
+/* *request_p is 0 where the round is over. */
+MLFAB__INTERNAL int mlfab__user_dag_wait(mlfab__user_dag *script, uint64_t round,
+                                         uint64_t timeout_ns, uint64_t now_ns,
+                                         mlfab_request *request_p, mlfab_error *error);
+/* inside: it is a function that an operation computes that calls. */
+MLFAB__INTERNAL int mlfab__user_dag_trigger(mlfab__user_dag *script, uint32_t op, int inside,
+                                            uint64_t now_ns, mlfab_error *error);
+/* Is memory of an armed round on its way to others? */
+MLFAB__INTERNAL int mlfab__user_dag_lends(const mlfab__user_dag *script);
+
+
+/* ==============================================================================================
  * core/coll/user_dag.c
  * ============================================================================================== */
 /* user_dag.c - the communicator: schedules of the user's own. See comm.h; what may run when is
@@ -28515,6 +26970,85 @@ MLFAB__INTERNAL void mlfab__user_dag_free(mlfab__user_dag *script) {
 }
 
 /* ==============================================================================================
+ * core/coll/barrier.h
+ * ============================================================================================== */
+/* barrier.h - the barrier: workers ask, server 0 counts and answers.
+ *
+ * A worker numbers its barriers from 1, and has any number of them open: those above `over`, in the
+ * order of its calls. It asks by the number of the newest (BARRIER). Server 0 releases barrier n when
+ * every live worker that is not done has asked for n or a later one. It answers by the number of the
+ * newest that is over (BARRIER_DONE), and tells those who wait which rank is missing. A process that
+ * came late counts from what is over (`base`).
+ *
+ * Invariants. (1) Numbers that are asked for, and answers, only grow: both are repeated on a new link
+ * and never counted twice. (2) A call that is withdrawn here stays asked for at server 0. The next call
+ * of this worker takes its number: tried again, it is the same barrier. (3) A worker that dies or is done
+ * is not waited for, and fails nobody's barrier. A barrier ends with success, by its deadline, by
+ * cancel, or by the death of server 0. */
+
+/* In BARRIER_DONE: nothing is over; the low bits are the rank that is missing. */
+#define MLFAB__BARRIER_MISSING ((uint64_t)1 << 63)
+
+typedef struct mlfab__barrier_entry { /* a worker, as server 0 sees it */
+  uint8_t gone, done;
+  uint64_t base, asked; /* asked: the newest, as all count; up to `over` it waits for nothing */
+} mlfab__barrier_entry;
+
+typedef struct mlfab__barrier_server {
+  mlfab__env *env;
+  mlfab__port port; /* peers are workers */
+  uint32_t workers;
+  mlfab__barrier_entry *entries;
+  uint64_t over;
+  int32_t missing; /* told to those who wait */
+} mlfab__barrier_server;
+
+typedef struct mlfab__barrier_worker {
+  mlfab__port port; /* peer 0 is server 0 */
+  mlfab__requests *requests;
+  const mlfab_config *config;
+  uint64_t over; /* barriers that have succeeded */
+  uint32_t open; /* requests */
+  int32_t missing;
+  int dead; /* server 0 is */
+} mlfab__barrier_worker;
+
+/* Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__barrier_server_init(mlfab__barrier_server *server, mlfab__env *env,
+                                               const mlfab_config *config, const mlfab__port *port);
+MLFAB__INTERNAL void mlfab__barrier_server_free(mlfab__barrier_server *server);
+/* A worker is here on a new link; `fresh`: a process that was not here before. It is gone; it has said
+ * DONE. */
+MLFAB__INTERNAL void mlfab__barrier_server_hello(mlfab__barrier_server *server, uint32_t worker,
+                                                 int fresh);
+MLFAB__INTERNAL void mlfab__barrier_server_gone(mlfab__barrier_server *server, uint32_t worker);
+MLFAB__INTERNAL void mlfab__barrier_server_done(mlfab__barrier_server *server, uint32_t worker);
+/* 1 when the frame was of this role. */
+MLFAB__INTERNAL int mlfab__barrier_server_frame(mlfab__barrier_server *server, uint32_t worker,
+                                                const mlfab__frame_in *frame);
+
+MLFAB__INTERNAL void mlfab__barrier_worker_init(mlfab__barrier_worker *worker,
+                                                const mlfab_config *config, const mlfab__port *port,
+                                                mlfab__requests *requests);
+/* Begins a barrier; timeout_ns 0: the config's. Errors: PEER_DEAD, AGAIN (too many requests). */
+MLFAB__INTERNAL int mlfab__barrier_start(mlfab__barrier_worker *worker, uint64_t timeout_ns,
+                                         uint64_t now_ns, mlfab_request *request_p,
+                                         mlfab_error *error);
+MLFAB__INTERNAL void mlfab__barrier_withdraw(mlfab__barrier_worker *worker, mlfab__request *request,
+                                             int code, uint64_t now_ns);
+/* The link to server 0 stands; server 0 is dead. A lost link changes nothing. */
+MLFAB__INTERNAL void mlfab__barrier_worker_hello(mlfab__barrier_worker *worker);
+MLFAB__INTERNAL void mlfab__barrier_worker_dead(mlfab__barrier_worker *worker, uint64_t now_ns);
+/* Add the rows, at server 0 and at a worker; what they make is the node's (barrier_role.c). Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__barrier_server_attach(struct mlfab_node *node);
+MLFAB__INTERNAL int mlfab__barrier_attach(struct mlfab_node *node,
+                                          mlfab__barrier_worker **barrier_p);
+/* 1 when the frame was of this role. */
+MLFAB__INTERNAL int mlfab__barrier_worker_frame(mlfab__barrier_worker *worker,
+                                                const mlfab__frame_in *frame, uint64_t now_ns);
+
+
+/* ==============================================================================================
  * core/coll/barrier.c
  * ============================================================================================== */
 /* barrier.c - the barrier at server 0 and at a worker. See barrier.h. */
@@ -28713,6 +27247,65 @@ MLFAB__INTERNAL int mlfab__barrier_worker_frame(mlfab__barrier_worker *worker,
 }
 
 /* ==============================================================================================
+ * core/coll/trees.h
+ * ============================================================================================== */
+/* trees.h - server 0 has the scheduler plan the trees of allreduces, and tells the members.
+ *
+ * Members number their calls alike in each epoch (comm.h), so (epoch, number) means one allreduce
+ * everywhere. A member that begins a planned one asks for its tree:
+ *
+ *    a member --TREE_ASK--> server 0 --TREE_ASK (the first time)--> scheduler
+ *    a member <--TREE_PLAN-- server 0 <--TREE_PLAN-- scheduler
+ *
+ *    a tree at server 0:  (unknown) --a member asks--> PLANNING --TREE_PLAN--> KNOWN
+ *                                                        |  no scheduler, it is lost, or it is silent
+ *                                                        +--for a heartbeat: an empty tree--> KNOWN
+ *
+ * With an empty tree all members take the algorithm that AUTO chooses. The tree that the scheduler
+ * tells is of ranks; server 0 checks it and tells it in the members' numbers.
+ *
+ * Invariants. (1) All members of an epoch are told the same tree for a call. (2) A member that asks
+ * again (on a new link) is answered again. (3) Nothing of an epoch that is over is answered. (4) Memory:
+ * MLFAB__COMM_AHEAD trees. Another call takes a tree's place when it is so many calls later, and no member
+ * begins that one while the earlier is open anywhere: so all members had its tree. */
+
+typedef struct mlfab__trees_entry {
+  uint64_t number; /* MLFAB__COMM_TREE; 0: none */
+  uint64_t since_ns;
+  uint8_t known;
+  uint8_t asked[MLFAB__MEMBERSHIP_MEMBERS_MAX / 8]; /* bits of ranks that wait for it */
+  mlfab__tree_node *nodes;                          /* n of them */
+  uint32_t n, room;
+} mlfab__trees_entry;
+
+typedef struct mlfab__trees {
+  mlfab__env *env;
+  const mlfab_config *config;
+  mlfab__port port; /* peers are workers; behind them the scheduler */
+  const mlfab__membership *roll;
+  int scheduler; /* one is here */
+  uint8_t *meta; /* a frame; with the first tree */
+  mlfab__trees_entry entries[MLFAB__COMM_AHEAD];
+} mlfab__trees;
+
+/* Cannot fail. `roll` must outlive it. */
+MLFAB__INTERNAL void mlfab__trees_init(mlfab__trees *trees, mlfab__env *env,
+                                       const mlfab_config *config, const mlfab__port *port,
+                                       const mlfab__membership *roll);
+MLFAB__INTERNAL void mlfab__trees_free(mlfab__trees *trees);
+/* A frame of a worker: 1 when it was of this role (TREE_ASK). */
+MLFAB__INTERNAL int mlfab__trees_frame(mlfab__trees *trees, uint32_t worker,
+                                       const mlfab__frame_in *frame, uint64_t now_ns);
+/* The scheduler is here, or lost; 1 when its frame was of this role (TREE_PLAN). */
+MLFAB__INTERNAL void mlfab__trees_scheduler(mlfab__trees *trees, int here);
+MLFAB__INTERNAL int mlfab__trees_scheduler_frame(mlfab__trees *trees, const mlfab__frame_in *frame);
+/* Four times a heartbeat. */
+MLFAB__INTERNAL void mlfab__trees_tick(mlfab__trees *trees, uint64_t now_ns);
+/* The root of a tree: one of n members. */
+MLFAB__INTERNAL uint32_t mlfab__trees_root(uint64_t seed, uint64_t number, uint32_t n);
+
+
+/* ==============================================================================================
  * core/coll/trees.c
  * ============================================================================================== */
 /* trees.c - server 0 has the scheduler plan the trees of allreduces. See trees.h.
@@ -28879,6 +27472,524 @@ MLFAB__INTERNAL void mlfab__trees_tick(mlfab__trees *trees, uint64_t now_ns) {
   uint64_t beat = trees->config->heartbeat_ns;
   if (now_ns >= beat) trees_give_up(trees, now_ns - beat);
 }
+
+/* ==============================================================================================
+ * core/coll/barrier_role.c
+ * ============================================================================================== */
+/* barrier_role.c - the barrier as two roles: at server 0 (links WORKER), and at a worker (its link to server 0). */
+
+static int barrier_server_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
+  if (frame->type != MLFAB__DONE) return mlfab__barrier_server_frame(self, at.peer, frame);
+  mlfab__barrier_server_done(self, at.peer);
+  return 0; /* others want it, too */
+}
+
+static void barrier_server_role_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
+  mlfab__barrier_server_hello(self, at.peer, greeting->fresh);
+}
+
+static void barrier_server_role_gone(void *self, mlfab__at at, int left) {
+  (void)left;
+  mlfab__barrier_server_gone(self, at.peer);
+}
+
+static void barrier_server_role_free(void *self) { mlfab__barrier_server_free(self); }
+
+static const mlfab__role barrier_server_row = {
+    .name = "barrier server",
+    .links = MLFAB__ON(WORKER),
+    .frame = barrier_server_role_frame,
+    .up = barrier_server_role_up,
+    .gone = barrier_server_role_gone,
+    .free = barrier_server_role_free,
+};
+
+MLFAB__INTERNAL int mlfab__barrier_server_attach(mlfab_node *node) {
+  mlfab__role *role = mlfab__roles_add(node, &barrier_server_row, sizeof(mlfab__barrier_server));
+  if (!role) return MLFAB_ERR_MEMORY;
+  mlfab__port down = mlfab__roles_port(node, role, MLFAB__LINK_WORKER);
+  return mlfab__barrier_server_init(role->self, &node->env, &node->config, &down);
+}
+
+static int barrier_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
+  return at.peer == 0 && mlfab__barrier_worker_frame(self, frame, at.now_ns);
+}
+
+static void barrier_role_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
+  if (at.peer == 0 && greeting->ack->was_dead < 2) mlfab__barrier_worker_hello(self);
+}
+
+static void barrier_role_gone(void *self, mlfab__at at, int left) {
+  (void)left;
+  if (at.peer == 0) mlfab__barrier_worker_dead(self, at.now_ns);
+}
+
+static void barrier_role_withdraw(void *self, mlfab__request *request, int code, uint64_t now_ns) {
+  mlfab__barrier_withdraw(self, request, code, now_ns);
+}
+
+static const mlfab__role barrier_row = {
+    .name = "barrier",
+    .links = MLFAB__ON(SERVER),
+    .requests = MLFAB__SERVES(BARRIER),
+    .frame = barrier_role_frame,
+    .up = barrier_role_up,
+    .gone = barrier_role_gone,
+    .withdraw = barrier_role_withdraw,
+};
+
+MLFAB__INTERNAL int mlfab__barrier_attach(mlfab_node *node, mlfab__barrier_worker **barrier_p) {
+  mlfab__role *role = mlfab__roles_add(node, &barrier_row, sizeof **barrier_p);
+  if (!role) return MLFAB_ERR_MEMORY;
+  mlfab__port up = mlfab__roles_port(node, role, MLFAB__LINK_SERVER);
+  *barrier_p = role->self;
+  mlfab__barrier_worker_init(*barrier_p, &node->config, &up, &node->requests);
+  return 0;
+}
+
+/* ==============================================================================================
+ * core/coll/comm_role.c
+ * ============================================================================================== */
+/* comm_role.c - collectives as roles of their node. The communicator: PEER are this worker's links to others,
+ * PEER_IN theirs to it, SERVER the one to server 0. At server 0 who takes part, and planned trees: WORKER, and
+ * SCHEDULER. */
+
+static int comm_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
+  switch (at.kind) {
+    case MLFAB__LINK_PEER:
+      return mlfab__comm_hop_frame(self, at.peer, frame, at.now_ns);
+    case MLFAB__LINK_PEER_IN:
+      return mlfab__comm_member_frame(self, at.peer, frame, at.now_ns);
+    default:
+      return at.peer == 0 && mlfab__comm_server_frame(self, frame, at.now_ns);
+  }
+}
+
+static int comm_role_next(void *self, mlfab__at at, mlfab__frame_out *frame) {
+  mlfab__comm *comm = self;
+  return at.kind == MLFAB__LINK_PEER && mlfab__stream_next(&comm->streams, at.peer, frame);
+}
+
+static void comm_role_taken(void *self, mlfab__at at, const mlfab__frame_out *frame) {
+  mlfab__comm *comm = self;
+  mlfab__stream_taken(&comm->streams, at.peer, frame);
+}
+
+static void comm_role_returned(void *self, mlfab__at at, uint64_t token) {
+  mlfab__comm *comm = self;
+  mlfab__stream_sent(&comm->streams, at.peer, token);
+}
+
+static void comm_role_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
+  mlfab__comm *comm = self;
+  if (at.kind == MLFAB__LINK_PEER) mlfab__stream_hop_up(&comm->streams, at.peer);
+  if (at.kind == MLFAB__LINK_SERVER && at.peer == 0 && greeting->ack->was_dead < 2)
+    mlfab__comm_hello(comm);
+}
+
+static void comm_role_lost(void *self, mlfab__at at) {
+  mlfab__comm *comm = self;
+  if (at.kind == MLFAB__LINK_PEER) mlfab__stream_hop_lost(&comm->streams, at.peer);
+}
+
+static void comm_role_gone(void *self, mlfab__at at, int left) {
+  mlfab__comm *comm = self;
+  (void)left;
+  if (at.kind != MLFAB__LINK_SERVER) {
+    mlfab__stream_parted(&comm->streams, at.peer);
+  } else if (at.peer == 0) {
+    mlfab__comm_dead(comm, at.now_ns);
+  }
+}
+
+static int comm_role_wants(void *self, mlfab__at at) {
+  return at.kind == MLFAB__LINK_PEER && mlfab__comm_hop_missing(self, at.peer, at.now_ns);
+}
+
+static void comm_role_scan(void *self, uint64_t now_ns) { mlfab__comm_tick(self, now_ns); }
+
+static int comm_role_waits(const void *self) { return mlfab__comm_waits(self); }
+
+static void comm_role_idle(void *self) { mlfab__comm_sweep(self); }
+
+static void comm_role_withdraw(void *self, mlfab__request *request, int code, uint64_t now_ns) {
+  mlfab__comm_withdraw(self, request, code, now_ns);
+}
+
+static void comm_role_leave(void *self) { mlfab__comm_leave(self); }
+
+static int comm_role_quiet(const void *self) { return mlfab__comm_quiet(self); }
+
+/* Nobody waits for acknowledgements either. */
+static void comm_role_part(void *self) {
+  mlfab__comm *comm = self;
+  mlfab__streams_tick(&comm->streams);
+}
+
+static void comm_role_capacity(void *self, double in, double out) {
+  mlfab__comm *comm = self;
+  comm->link_in = in;
+  comm->link_out = out;
+}
+
+static void comm_role_stats(const void *self, mlfab_stats *stats) {
+  const mlfab__comm *comm = self;
+  stats->collectives = comm->collectives;
+  stats->collectives_failed = comm->collectives_failed;
+  stats->collective_epochs = comm->epochs;
+  stats->rounds_partial = comm->rounds;
+}
+
+static void comm_role_free(void *self) { mlfab__comm_free(self); }
+
+static const mlfab__role comm_row = {
+    .name = "comm",
+    .links = MLFAB__ON(SERVER) | MLFAB__ON(PEER) | MLFAB__ON(PEER_IN),
+    .requests = MLFAB__SERVES(COLLECTIVE),
+    .frame = comm_role_frame,
+    .next = comm_role_next,
+    .taken = comm_role_taken,
+    .returned = comm_role_returned,
+    .up = comm_role_up,
+    .lost = comm_role_lost,
+    .gone = comm_role_gone,
+    .wants = comm_role_wants,
+    .scan = comm_role_scan,
+    .waits = comm_role_waits,
+    .idle = comm_role_idle,
+    .withdraw = comm_role_withdraw,
+    .leave = comm_role_leave,
+    .quiet = comm_role_quiet,
+    .part = comm_role_part,
+    .capacity = comm_role_capacity,
+    .stats = comm_role_stats,
+    .free = comm_role_free,
+};
+
+MLFAB__INTERNAL int mlfab__comm_attach(mlfab_node *node, mlfab__comm **comm_p) {
+  mlfab__role *role = mlfab__roles_add(node, &comm_row, sizeof **comm_p);
+  if (!role) return MLFAB_ERR_MEMORY;
+  mlfab__port up = mlfab__roles_port(node, role, MLFAB__LINK_SERVER);
+  mlfab__port hop = mlfab__roles_port(node, role, MLFAB__LINK_PEER);
+  mlfab__port down = mlfab__roles_port(node, role, MLFAB__LINK_PEER_IN);
+  *comm_p = role->self;
+  int code = mlfab__comm_init(*comm_p, &node->env, &node->config, (uint32_t)node->config.rank, &up,
+                              &hop, &down, &node->requests);
+  (*comm_p)->host = node->config.host;
+  return code;
+}
+
+/* --- who takes part --- */
+
+static int membership_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
+  if (frame->type != MLFAB__DONE) return mlfab__membership_frame(self, at.peer, frame, at.now_ns);
+  mlfab__membership_done(self, at.peer, at.now_ns);
+  return 0; /* others want it, too */
+}
+
+static void membership_role_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
+  mlfab__membership_hello(self, at.peer, greeting->incarnation, at.now_ns);
+}
+
+static void membership_role_gone(void *self, mlfab__at at, int left) {
+  mlfab__membership_gone(self, at.peer, left, at.now_ns);
+}
+
+static void membership_role_scan(void *self, uint64_t now_ns) {
+  mlfab__membership_tick(self, now_ns);
+}
+
+static void membership_role_free(void *self) { mlfab__membership_free(self); }
+
+static const mlfab__role membership_row = {
+    .name = "membership",
+    .links = MLFAB__ON(WORKER),
+    .frame = membership_role_frame,
+    .up = membership_role_up,
+    .gone = membership_role_gone,
+    .scan = membership_role_scan,
+    .free = membership_role_free,
+};
+
+/* Who takes part, and after it the trees of those. */
+static int membership_attach(mlfab_node *node, mlfab__membership **membership_p) {
+  mlfab__role *role = mlfab__roles_add(node, &membership_row, sizeof **membership_p);
+  if (!role) return MLFAB_ERR_MEMORY;
+  mlfab__port down = mlfab__roles_port(node, role, MLFAB__LINK_WORKER);
+  *membership_p = role->self;
+  return mlfab__membership_init(*membership_p, &node->env, &node->config, &down);
+}
+
+/* --- planned trees --- */
+
+static int trees_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
+  return at.kind == MLFAB__LINK_SCHEDULER ? mlfab__trees_scheduler_frame(self, frame)
+                                          : mlfab__trees_frame(self, at.peer, frame, at.now_ns);
+}
+
+static void trees_role_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
+  (void)greeting;
+  if (at.kind == MLFAB__LINK_SCHEDULER) mlfab__trees_scheduler(self, 1);
+}
+
+static void trees_role_lost(void *self, mlfab__at at) {
+  if (at.kind == MLFAB__LINK_SCHEDULER) mlfab__trees_scheduler(self, 0);
+}
+
+static void trees_role_scan(void *self, uint64_t now_ns) { mlfab__trees_tick(self, now_ns); }
+
+static void trees_role_free(void *self) { mlfab__trees_free(self); }
+
+static const mlfab__role trees_row = {
+    .name = "trees",
+    .links = MLFAB__ON(WORKER) | MLFAB__ON(SCHEDULER),
+    .frame = trees_role_frame,
+    .up = trees_role_up,
+    .lost = trees_role_lost,
+    .scan = trees_role_scan,
+    .free = trees_role_free,
+};
+
+MLFAB__INTERNAL int mlfab__membership_attach(mlfab_node *node) {
+  mlfab__membership *membership;
+  if (membership_attach(node, &membership)) return MLFAB_ERR_MEMORY;
+  mlfab__role *role = mlfab__roles_add(node, &trees_row, sizeof(mlfab__trees));
+  if (!role) return MLFAB_ERR_MEMORY;
+  mlfab__port down = mlfab__roles_port(node, role, MLFAB__LINK_WORKER);
+  mlfab__trees_init(role->self, &node->env, &node->config, &down, membership);
+  return 0;
+}
+
+/* ==============================================================================================
+ * core/sched/network.h
+ * ============================================================================================== */
+/* network.h - what a network can carry over time, and what has been promised of it. Layer 1.
+ *
+ * Every node has an egress and an ingress, and the core may have shared links; each is a step
+ * function of time, which here means what is left of it (the residual). A transfer from u to v uses
+ * egress(u), ingress(v) and the links listed for (u, v), at every instant the least of their
+ * residuals; it ends when the integral of that has reached its size, and reserving it takes just
+ * that away from each of them. From a node to itself a transfer is free. Sizes and rates share a
+ * unit, time starts at 0.
+ *
+ * It does not plan anything: order.h and group.h do. What the two have in common stands here too:
+ * the comparison of times, the candidate, a bundle (an update in pieces, one a server), and what
+ * cuts through.
+ *
+ * Invariants: the steps of a profile ascend strictly, begin at 0 and differ from their neighbours
+ * in rate; no residual is negative; undoing a reservation gives back the same bits.
+ *
+ * Doubles. Two times are told apart only beyond a relative 1e-9 (mlfab__network_less), and a transfer
+ * ends inside a step already when all but 1e-9 of it fits, so that rounding cannot make it wait for
+ * the end of an outage. Products pass through mlfab__network_exact before they are added to anything,
+ * and what is infinite is told by its bits: a result does not depend on contraction or -ffast-math.
+ * With rates that are whole numbers all residuals are exact; with others they are not, which costs
+ * steps, not safety.
+ *
+ * Source: MLfabric §4 (network state), fig. 4b and 4c, §10.1 (paths), §10.2 (several servers).
+ * Departs: aggregators store and forward, unless they are said to cut through; a bundle's
+ * components are reserved one after the other, since at the same time they would count the worker's
+ * egress several times. */
+
+/* ---- time ---- */
+
+/* The time of what does not happen: positive infinity, made of bits. */
+static inline double mlfab__network_never(void) {
+  const uint64_t bits = 0x7ff0000000000000u;
+  double never;
+  memcpy(&never, &bits, sizeof never);
+  return never;
+}
+
+/* x, out of sight of the optimizer: nothing is contracted with it or reordered around it. */
+static inline double mlfab__network_exact(double x) {
+#if defined(__GNUC__) && defined(__x86_64__)
+  __asm__("" : "+x"(x));
+  return x;
+#elif defined(__GNUC__) && defined(__aarch64__)
+  __asm__("" : "+w"(x));
+  return x;
+#else
+  volatile double seen = x;
+  return seen;
+#endif
+}
+
+/* 1 when a is smaller than b by more than rounding explains: by 1e-9 of the larger, of 1 at least.
+ * Everything is smaller than never, but never. */
+static inline int mlfab__network_less(double a, double b) {
+  if (!(a < b)) return 0;
+  if (!mlfab__finite(b)) return 1;
+  double scale = b > -a ? b : -a; /* the larger absolute value, as a < b */
+  return a < mlfab__network_exact(b - mlfab__network_exact(1e-9 * (scale > 1 ? scale : 1)));
+}
+
+/* ---- the network ---- */
+
+enum mlfab__capacity_kind { MLFAB__EGRESS, MLFAB__INGRESS, MLFAB__SHARED };
+
+/* From `at` to the next step (or for ever): this rate. */
+typedef struct mlfab__step {
+  double at, rate;
+} mlfab__step;
+
+typedef struct mlfab__profile {
+  mlfab__step *steps;
+  uint32_t n, room;
+} mlfab__profile;
+
+/* A stretch of a transfer: this rate, all the way along its path. */
+typedef struct mlfab__stretch {
+  double from, to, rate;
+} mlfab__stretch;
+
+/* What a transfer is for. `index`: of the update or request, or the aggregator's q (from 1). */
+enum mlfab__purpose {
+  MLFAB__TO_SERVER = 1, /* an update goes directly */
+  MLFAB__TO_AGGREGATOR, /* a member of a group */
+  MLFAB__AGGREGATE,     /* a group's sum */
+  MLFAB__TO_DISTRIBUTOR,
+  MLFAB__TO_WORKER
+};
+
+typedef struct mlfab__transfer {
+  uint32_t purpose, index, component, from, to;
+  double bytes, available, end;
+  const mlfab__stretch *pieces; /* adjacent ones of one rate are one; gaps are pauses */
+  uint32_t n;
+} mlfab__transfer;
+
+/* What a reservation changed in one profile. */
+typedef struct mlfab__change {
+  uint32_t profile, first; /* the steps from `first` on */
+  uint32_t before, after;  /* so many became so many */
+} mlfab__change;
+
+typedef struct mlfab__network {
+  mlfab__env *env;
+  uint32_t nodes, links;
+  mlfab__profile *profiles; /* egress of each node, ingress of each node, links */
+  mlfab__step *slab;        /* the first few steps of each */
+  mlfab__map paths;         /* from * nodes + to + 1 -> where in path_links its list begins */
+  uint32_t *path_links;     /* a length, then that many links */
+  uint32_t path_count, path_room, path_longest;
+  mlfab__change *changes; /* the undo log, and the steps that were replaced */
+  mlfab__step *replaced;
+  uint32_t nchanges, changes_room, nreplaced, replaced_room;
+  mlfab__step *built; /* scratch of a reservation */
+  mlfab__stretch *pieces;
+  struct mlfab__cursor *cursors;
+  uint32_t built_room, pieces_room, cursors_room;
+  uint32_t npieces; /* of the newest reservation, in `pieces`; 0: it takes no time */
+  /* 1: every transfer is charged what the one in the opposite direction costs. */
+  int mirror;
+  /* Told of every reservation while `searching` is 0 (planners try many). NULL: nobody. */
+  void (*watch)(void *user, const mlfab__transfer *transfer);
+  void *user;
+  int searching;
+  uint32_t purpose, index; /* for the next reservations */
+} mlfab__network;
+
+/* Capacities are 0, there are no paths. Errors: ARGUMENT (no nodes), LIMIT (above 2^24), MEMORY. */
+MLFAB__INTERNAL int mlfab__network_init(mlfab__network *net, mlfab__env *env, uint32_t nodes,
+                                        uint32_t links);
+MLFAB__INTERNAL void mlfab__network_free(mlfab__network *net);
+/* Sets the residual: rate[k] from at[k] on, at[0] = 0. A rate of 0 is a cut. What is reserved there
+ * is forgotten. Errors: ARGUMENT (negative, NaN, infinite, not ascending, no such thing), STATE
+ * (there are reservations to undo), MEMORY. */
+MLFAB__INTERNAL int mlfab__network_capacity(mlfab__network *net, enum mlfab__capacity_kind kind,
+                                            uint32_t index, uint32_t n, const double *at,
+                                            const double *rate);
+/* The same for one constant rate; never allocates. */
+MLFAB__INTERNAL int mlfab__network_constant(mlfab__network *net, enum mlfab__capacity_kind kind,
+                                            uint32_t index, double rate);
+/* The links that transfers from u to v cross besides the two nodes, once and for all. Errors:
+ * ARGUMENT (no such node or link, u = v, a link twice, a path twice), MEMORY. */
+MLFAB__INTERNAL int mlfab__network_path(mlfab__network *net, uint32_t from, uint32_t to, uint32_t n,
+                                        const uint32_t *links);
+/* All capacities 0 and nothing reserved; paths stay. O(nodes + links), never allocates. */
+MLFAB__INTERNAL void mlfab__network_reset(mlfab__network *net);
+/* Makes `copy` (initialised, or all zero) carry the same residuals and paths; there is nothing to
+ * undo in it, and nobody watches. Errors: MEMORY, and it is empty. */
+MLFAB__INTERNAL int mlfab__network_copy(mlfab__network *copy, const mlfab__network *net,
+                                        mlfab__env *env);
+/* What is left: the steps, and their number. */
+MLFAB__INTERNAL const mlfab__profile *mlfab__network_residual(const mlfab__network *net,
+                                                              enum mlfab__capacity_kind kind,
+                                                              uint32_t index);
+
+/* When a transfer that is ready at `available` ends: `available` when it is free, never when it
+ * does not end. Reserves nothing. */
+MLFAB__INTERNAL double mlfab__network_end(const mlfab__network *net, uint32_t from, uint32_t to,
+                                          double bytes, double available);
+/* When ingress(to), or what stands for it in a mirrored network, alone and used from `available` on
+ * would have carried so much: no transfer to that node that is ready no earlier ends before, and
+ * more bytes take longer. LATE and ENDS as for bundles below. */
+MLFAB__INTERNAL int mlfab__network_carries(const mlfab__network *net, uint32_t to, double bytes,
+                                           double available, double limit, double *end_p);
+/* What ingress(to), or what stands for it in a mirrored network, can still carry by then. */
+MLFAB__INTERNAL double mlfab__network_room(const mlfab__network *net, uint32_t to, double until);
+/* Reserves it; one that never ends reserves nothing. Errors: MEMORY, and nothing has changed. */
+MLFAB__INTERNAL int mlfab__network_reserve(mlfab__network *net, uint32_t from, uint32_t to,
+                                           double bytes, double available, double *end_p);
+/* A reservation's mark, to go back to: everything reserved since is undone, bit for bit. */
+MLFAB__INTERNAL uint32_t mlfab__network_mark(const mlfab__network *net);
+MLFAB__INTERNAL void mlfab__network_undo(mlfab__network *net, uint32_t mark);
+/* Nothing that is reserved now can be undone any more; marks are void. */
+MLFAB__INTERNAL void mlfab__network_keep(mlfab__network *net);
+
+/* ---- bundles: a component a server, from one node; the end is the last one's ---- */
+
+typedef struct mlfab__bundle {
+  const uint32_t *from; /* a node each; from_step 0: all from from[0] */
+  const uint32_t *to;   /* a node each; to_step 0: all to to[0] */
+  uint32_t from_step, to_step;
+  const double *bytes; /* one each */
+  uint32_t n;
+  uint32_t component; /* the number of the first, when it is a part of a bundle */
+  double available;
+} mlfab__bundle;
+
+/* What a search knows about a transfer that it need not follow to its end. */
+enum mlfab__walked { MLFAB__LATE = 0, MLFAB__ENDS = 1 };
+
+/* When the bundle ends if that is not certainly after `limit`: ENDS, or LATE with a time that is
+ * later than limit by mlfab__network_less, before which it does not end. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__bundle_end(mlfab__network *net, const mlfab__bundle *bundle,
+                                      double limit, double *end_p);
+/* Reserves the bundle if it ends by `limit` (never: whenever it ends): ENDS; else nothing is
+ * reserved: LATE and *end_p as above. Errors: MEMORY, and nothing has changed. */
+MLFAB__INTERNAL int mlfab__bundle_reserve(mlfab__network *net, const mlfab__bundle *bundle,
+                                          double limit, double *end_p);
+
+/* ---- cutting through: a transfer that passes on what another one brings ---- */
+
+/* How a transfer goes: in stretches, or all of it at once. */
+typedef struct mlfab__course {
+  const mlfab__stretch *pieces; /* not those of `net`, which is written to */
+  uint32_t n, component;
+  double have;      /* so much was there before */
+  double bytes, at; /* what comes; at: when it is all there */
+} mlfab__course;
+
+/* When a transfer from u to v may begin, at `available` or later, so that it never lacks what `in`
+ * brings: it then ends just when one ends that begins at once and waits whenever there is nothing
+ * to pass on. Never, when it does not end. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__network_cut_through(mlfab__network *net, uint32_t from, uint32_t to,
+                                               double available, const mlfab__course *in,
+                                               double *begin_p);
+
+/* ---- what planners take ---- */
+
+typedef struct mlfab__candidate {
+  uint64_t id;
+  uint32_t node;
+  double available;    /* when its transfer may start; never: it cannot */
+  int64_t version;     /* of the model that it was computed from */
+  double norm;         /* not used for planning transfers to servers */
+  const double *bytes; /* one a server */
+} mlfab__candidate;
+
 
 /* ==============================================================================================
  * core/sched/network.c
@@ -29500,6 +28611,95 @@ MLFAB__INTERNAL int mlfab__network_cut_through(mlfab__network *net, uint32_t fro
 }
 
 /* ==============================================================================================
+ * core/sched/order.h
+ * ============================================================================================== */
+/* order.h - in which order updates are sent to their servers, and which are not sent. Layer 2.
+ *
+ * Alg. 1 sends the update that arrives first, first. Alg. 2 does so too, but takes an update whose
+ * last possible position has come, and gives that one up if the next would then be there earlier:
+ * so every update that is applied is at most delay_bound versions behind, and nobody waits at the
+ * server.
+ *
+ * Position i of the order is the i-th update that is applied; update g may have the positions up to
+ * dl(g) = version + delay_bound - the model's version. A version from the future only makes dl
+ * larger.
+ *
+ * Readings, where the text leaves a choice. The position counts applied updates only, since eq. 9
+ * is about versions and a dropped update does not change one. An update whose dl is past is no
+ * candidate (and so never sent); it is one again when a position is given back. Of several that are
+ * due the fastest goes, and of equally fast ones the earliest in the list. Look-ahead compares an
+ * update that was picked for its deadline with the pick behind it, again after that one was
+ * discarded itself, and keeps it when they are equal; one that was picked as the shortest needs no
+ * look-ahead. An update that never arrives is no candidate.
+ *
+ * Source: MLfabric §5.1, Alg. 1, Alg. 2, eq. 9; §10.2 (several servers). Departs: as read above;
+ * the pick is found without looking at everybody (order.c). */
+
+enum mlfab__reason {
+  MLFAB__DEADLINE = 1, /* applied: its last position had come */
+  MLFAB__SHORTEST,     /* applied: it arrived first */
+  MLFAB__LISTED,       /* applied: the batch is a list */
+  MLFAB__LOOKAHEAD,    /* dropped: the next one would have waited for it */
+  MLFAB__EXPIRED,      /* dropped: its positions are past */
+  MLFAB__UNREACHABLE   /* dropped: it never arrives */
+};
+
+typedef struct mlfab__order_input {
+  const mlfab__candidate *updates;
+  uint32_t n;
+  const uint32_t *server; /* node of each */
+  uint32_t servers;
+  int64_t delay_bound, version; /* INT64_MAX: no bound */
+} mlfab__order_input;
+
+typedef struct mlfab__ordered {
+  uint32_t update; /* index in the list */
+  uint8_t reason;
+  double end; /* when it arrives if it is sent directly; dropped: never */
+} mlfab__ordered;
+
+/* Scratch memory, kept between calls; all zero at first. */
+typedef struct mlfab__orderer {
+  unsigned char *memory; /* of all arrays but the trail */
+  size_t bytes;
+  double *key;                       /* no transfer ends before this, in the present network */
+  uint64_t *seen;                    /* the network in which `key` is when it ends */
+  uint32_t *due;                     /* dl, cut to 0..n+1 */
+  uint8_t *fate;                     /* 0 while neither accepted nor discarded, then reason */
+  uint8_t *free;                     /* its end is when it is available */
+  double *tree;                      /* least key of the candidates, of intervals of the list */
+  uint32_t *by_size;                 /* free ones, then by (size, position) */
+  uint32_t *rank;                    /* where in by_size */
+  uint32_t *run;                     /* the rank where the next size begins */
+  uint32_t *buckets;                 /* by dl, in list order */
+  uint32_t *bucket;                  /* where a dl's begin */
+  uint64_t *bits[3];                 /* by rank: is a candidate; and two levels that summarise */
+  struct mlfab__bound_known *bounds; /* by server */
+  struct mlfab__accepted *stack;
+  struct mlfab__key_before *trail;
+  uint32_t trail_room;
+  uint64_t evaluations; /* of when a transfer ends, over all calls */
+} mlfab__orderer;
+
+/* Alg. 2. Fills `out` (n entries): the first *applied_p in order, then the others in list order.
+ * What is applied is reserved in `net`, one transfer after the other in that order. Errors:
+ * ARGUMENT (bytes or a time that is negative or NaN, a node that is not there), MEMORY; nothing is
+ * reserved then. */
+MLFAB__INTERNAL int mlfab__order_deadlines(mlfab__orderer *o, mlfab__network *net,
+                                           const mlfab__order_input *in, mlfab__ordered *out,
+                                           uint32_t *applied_p);
+/* The same by Alg. 1: no deadlines, and only what is unreachable is dropped. */
+MLFAB__INTERNAL int mlfab__order_shortest(mlfab__orderer *o, mlfab__network *net,
+                                          const mlfab__order_input *in, mlfab__ordered *out,
+                                          uint32_t *applied_p);
+MLFAB__INTERNAL void mlfab__order_free(mlfab__orderer *o, mlfab__env *env);
+
+/* dl(g), as it is; saturating. */
+MLFAB__INTERNAL int64_t mlfab__order_deadline(int64_t version, int64_t delay_bound,
+                                              int64_t model_version);
+
+
+/* ==============================================================================================
  * core/sched/order.c
  * ============================================================================================== */
 /* order.c - Alg. 1 and Alg. 2: see order.h.
@@ -30118,6 +29318,173 @@ MLFAB__INTERNAL int mlfab__order_shortest(mlfab__orderer *o, mlfab__network *net
                                           uint32_t *applied_p) {
   return order_run_all(o, net, in, 0, out, applied_p);
 }
+
+/* ==============================================================================================
+ * core/sched/group.h
+ * ============================================================================================== */
+/* group.h - which updates of an order go to an aggregator first, and the same for models on their
+ * way back. Layer 2.
+ *
+ * Alg. 3: the first n updates of the order go directly; the others form consecutive groups, one an
+ * aggregator, whose sums go to the server. A member must be at its aggregator by t_max, when
+ * everything before its group is at the server, so that the server's NIC never waits for an
+ * aggregate. Of all n the one whose last update is applied first is taken, and the smallest of
+ * those.
+ *
+ * Readings, where the text leaves a choice. The rule holds for the first group and for n = 0 too.
+ * The last group is sent like the others, and counted. An aggregator that nobody reaches in time is
+ * skipped. t_max never goes back, though an aggregate may overtake a slow direct transfer: it is
+ * applied behind it. More groups than aggregators: n is infeasible. An aggregate is as large as its
+ * largest member. Nothing feasible: as many leading updates as can arrive go directly, and the rest
+ * does not go.
+ *
+ * Aggregators that cut through (`cut`) forward a sum while its last members still come in. So a
+ * member may be late (MLFAB__GROUP_LATE): it is in time when it is there before the sum without it
+ * would be at the server, begun at t_max; the first of a group, before it would be there itself.
+ * Groups are a member larger then, and a sum is there a transfer earlier. It is forwarded from
+ * t_max on, or as much later that it never lacks what its members bring: that is no later than if
+ * it began at once and waited. A late member may hold up what stands behind it, and so each variant
+ * is tried without late members first: with `cut` the plan is never later, but where a free first
+ * group makes the ones behind it others.
+ *
+ * Distribution (distribute.c) is Alg. 3 in a mirror, for requests of the same model; transfers are
+ * then reserved from the server on, last group first, and distributors send when the servers'
+ * transfers are all placed, cutting through or not. AllReduce is the one behind the other, with a
+ * worker for a server.
+ *
+ * Source: MLfabric §5.2, Alg. 3; §6 (AllReduce, stale synchronous); §10.2; §10.3. Departs: as read
+ * above, and cases that cannot win are left before they end (group.c). */
+
+/* How Alg. 3 is varied. In the paper's own form the server never waits, which is not always
+ * shortest. */
+enum mlfab__group_variant {
+  MLFAB__GROUP_PAPER,
+  MLFAB__GROUP_FIRST_FREE, /* the first group need not be in time, and takes all that follow; with n = 0
+                            * it may also end after any number of members (`first_most`) */
+  MLFAB__GROUP_TAIL_DIRECT, /* what is left when the aggregators run out goes directly */
+  MLFAB__GROUP_LATE = 4 /* added to one of these: with `cut`, members may be there behind t_max */
+};
+
+typedef struct mlfab__group_input {
+  const mlfab__candidate *updates;
+  const uint32_t *order; /* n indices of updates; NULL: 0, 1, ... */
+  uint32_t n;
+  const uint32_t *server; /* node of each */
+  uint32_t servers;
+  const uint32_t *aggregators; /* k x servers nodes */
+  uint32_t k;
+  double start; /* t_max before the batch */
+  int cut;      /* aggregators cut through; 0: store and forward, as the paper reckons */
+} mlfab__group_input;
+
+/* What becomes of an update, in the order of the input. */
+typedef struct mlfab__grouped {
+  uint32_t q;      /* 0: goes directly; else its aggregator, from 1 */
+  uint32_t number; /* of its group, from 1; a direct update is a group; 0: it does not go at all */
+  double arrive;   /* at the aggregator; directly: at the server */
+  double ready;    /* when all of its group is there; only cutting through its sum goes before */
+  double end;      /* of that transfer */
+  double commit;   /* when it, and all before it, are there */
+} mlfab__grouped;
+
+/* Which case. */
+typedef struct mlfab__group_choice {
+  uint32_t variant, n; /* variant: with MLFAB__GROUP_LATE or without */
+  uint32_t first_most; /* members that a free first group has at most */
+  double time;         /* T(n); never: nothing is feasible */
+} mlfab__group_choice;
+
+/* Of the updates from some place on. */
+typedef struct mlfab__group_tail {
+  double bytes;     /* that pass an aggregator's ingress if they are grouped */
+  double to_server; /* that pass the server's ingress if they are not */
+  double largest;
+} mlfab__group_tail;
+
+/* Scratch memory, kept between calls; all zero at first. */
+typedef struct mlfab__grouper {
+  double *times; /* T(n) of the cases that were tried */
+  double *sizes; /* of the group that is being filled */
+  double *hubs;
+  mlfab__group_tail *tail;
+  mlfab__candidate *candidates;
+  mlfab__grouped *grouped;
+  uint32_t *members;
+  mlfab__course *late;       /* what is passed on while it comes, component by component */
+  mlfab__stretch *stretches; /* of those, one after the other */
+  uint32_t nlate, nstretches, late_room, stretches_room;
+  uint32_t times_room, sizes_room, hubs_room, tail_room, candidates_room, grouped_room,
+      members_room;
+  uint64_t evaluations; /* of when a transfer ends, over all calls */
+} mlfab__grouper;
+
+/* The best case of Alg. 3, or with best = 1 of its variants too (the paper's own on equality),
+ * leaving its transfers reserved in `net`, in the order: direct ones, then group after group its
+ * members and its aggregate. Fills `out` (n entries). Errors: ARGUMENT, MEMORY; nothing is reserved
+ * then. */
+MLFAB__INTERNAL int mlfab__group_plan(mlfab__grouper *g, mlfab__network *net,
+                                      const mlfab__group_input *in, int best, mlfab__grouped *out,
+                                      mlfab__group_choice *choice_p);
+/* T(n) of one case; reserves it and fills `out` (NULL: not wanted) when it is feasible. Never, and
+ * nothing reserved, when it is not. Errors: ARGUMENT, MEMORY. */
+MLFAB__INTERNAL int mlfab__group_case(mlfab__grouper *g, mlfab__network *net,
+                                      const mlfab__group_input *in, uint32_t variant, uint32_t n,
+                                      uint32_t first_most, mlfab__grouped *out, double *time_p);
+/* Keeps how the newest reservation goes at the end of g->late. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__group_keep(mlfab__grouper *g, const mlfab__network *net,
+                                      uint32_t component, double bytes, double end);
+MLFAB__INTERNAL void mlfab__group_free(mlfab__grouper *g, mlfab__env *env);
+
+/* ---- distribution, allreduce ---- */
+
+typedef struct mlfab__distribution {
+  const uint32_t *server;
+  uint32_t servers;
+  const double *bytes;          /* of each server's part of the model */
+  const uint32_t *distributors; /* k x servers nodes */
+  uint32_t k;
+  const uint32_t *requests; /* nodes that want the model */
+  const uint32_t *names;    /* how net->watch is told of them; NULL: 0, 1, ... */
+  uint32_t n;
+  double now;
+  int cut; /* distributors cut through: each component is handed on as it comes */
+} mlfab__distribution;
+
+typedef struct mlfab__delivery {
+  uint32_t q; /* 0: from the server; else from this distributor */
+  double end; /* when it has the model */
+} mlfab__delivery;
+
+/* Fills out[n], and hubs[k] (when a distributor has the model; never: it gets none). The transfers
+ * are reserved in `net`. choice_p: of the mirrored plan. makespan_p: when the last one has it (now,
+ * without requests). Errors: as for plans; time never and nothing reserved when somebody cannot be
+ * reached. */
+MLFAB__INTERNAL int mlfab__group_distribute(mlfab__grouper *g, mlfab__network *net,
+                                            const mlfab__distribution *d, mlfab__delivery *out,
+                                            double *hubs, mlfab__group_choice *choice_p,
+                                            double *makespan_p);
+
+typedef struct mlfab__allreduce {
+  uint32_t root; /* a node */
+  double bytes;
+  const uint32_t *aggregators, *distributors;
+  uint32_t k, distributors_k;
+  const uint32_t *nodes;   /* of the workers; the root is the one on the root's node */
+  const double *available; /* when each one's share is ready */
+  uint32_t n;
+} mlfab__allreduce;
+
+/* Fills push[n] and get[n] (the root's own entries: all there when available, and has it at once),
+ * the choices of both ways, and when the last one has the sum. Errors: as above. */
+MLFAB__INTERNAL int mlfab__group_allreduce(mlfab__grouper *g, mlfab__network *net,
+                                           const mlfab__allreduce *a, mlfab__grouped *push,
+                                           mlfab__delivery *get, mlfab__group_choice *push_p,
+                                           mlfab__group_choice *get_p, double *makespan_p);
+
+/* Stale synchronous: 1 when a worker that has finished `mine` iterations may start the next. */
+MLFAB__INTERNAL int mlfab__group_may_start(const uint64_t *finished, uint32_t n, uint64_t mine,
+                                           uint64_t staleness);
+
 
 /* ==============================================================================================
  * core/sched/group.c
@@ -30933,6 +30300,76 @@ MLFAB__INTERNAL int mlfab__group_allreduce(mlfab__grouper *g, mlfab__network *ne
 }
 
 /* ==============================================================================================
+ * core/sched/plan.h
+ * ============================================================================================== */
+/* plan.h - the plan of a batch: which updates are applied, in which order, over which hop. Layer 3.
+ *
+ * order.h says in which order, group.h over which hop; here the two are one call, with everything
+ * that a scheduler has to tell of each update. A batch that is a list is not ordered and nothing of
+ * it is dropped, except what can never arrive.
+ *
+ * Positions, and so delays, do not depend on grouping: an aggregate of m updates makes the version
+ * m larger. So every plan that group.h may choose respects the delay bound.
+ *
+ * Source: MLfabric §5, §6. */
+
+typedef struct mlfab__batch {
+  const mlfab__candidate *updates;
+  uint32_t n;
+  const uint32_t *server; /* node of each */
+  uint32_t servers;
+  const uint32_t *aggregators; /* k x servers nodes */
+  uint32_t k;
+  int64_t delay_bound; /* tau_max: an applied update's delay is smaller; INT64_MAX: no bound */
+  int64_t version;     /* of the model when the batch begins to be applied */
+  double backlog;      /* when everything that was planned before is at the server; 0: it is now */
+  int list;            /* no order and no drops: the updates stay as listed */
+  int best;            /* variants of Alg. 3 are tried too */
+  int cut;             /* aggregators cut through */
+} mlfab__batch;
+
+enum mlfab__outcome { MLFAB__PLAN_APPLIED = 1, MLFAB__PLAN_DROPPED };
+
+typedef struct mlfab__planned {
+  uint32_t update;       /* index into updates */
+  uint8_t fate;          /* mlfab__outcome */
+  uint8_t reason;        /* mlfab__reason */
+  uint32_t group;        /* 0: directly; else its aggregator, from 1 */
+  uint32_t group_number; /* 1, 2, ... in the order of commits; a direct update is a group */
+  double start;          /* when its own transfer may start */
+  double arrive;         /* at its aggregator; directly: at the server */
+  double ready;          /* when all of its group is there */
+  double end;            /* of that transfer */
+  double commit;         /* when it is applied, at the earliest */
+  int64_t delay; /* it has; if it is dropped: would have behind all that are applied. Versions from
+                  * the future make it negative. */
+} mlfab__planned;
+
+typedef struct mlfab__planner {
+  mlfab__env *env;
+  mlfab__orderer orderer;
+  mlfab__grouper grouper;
+  mlfab__ordered *ordered;
+  mlfab__grouped *grouped;
+  uint32_t *order;
+  uint32_t room;
+} mlfab__planner;
+
+/* Allocates nothing yet; a planner keeps its memory between calls. */
+MLFAB__INTERNAL void mlfab__planner_init(mlfab__planner *planner, mlfab__env *env);
+MLFAB__INTERNAL void mlfab__planner_free(mlfab__planner *planner);
+/* Plans a batch on `net`, and leaves the plan's transfers reserved there (net->watch is told of
+ * each). Fills `out` (n entries): the *applied_p that are applied in the order of commits, then the
+ * dropped in the order of the list. choice_p (NULL: not wanted): the case of Alg. 3; its time is
+ * when the last one is applied, never when a list could not be planned as a whole. Errors: ARGUMENT
+ * (a node that is not there; bytes, an available time or a backlog that is negative or NaN),
+ * MEMORY; nothing is reserved. */
+MLFAB__INTERNAL int mlfab__plan_batch(mlfab__planner *planner, mlfab__network *net,
+                                      const mlfab__batch *batch, mlfab__planned *out,
+                                      uint32_t *applied_p, mlfab__group_choice *choice_p);
+
+
+/* ==============================================================================================
  * core/sched/plan.c
  * ============================================================================================== */
 /* plan.c - the plan of a batch: see plan.h. */
@@ -31061,6 +30498,75 @@ MLFAB__INTERNAL int mlfab__plan_batch(mlfab__planner *planner, mlfab__network *n
   if (choice_p) *choice_p = choice;
   return 0;
 }
+
+/* ==============================================================================================
+ * core/sched/monitor.h
+ * ============================================================================================== */
+/* monitor.h - what a host's network links carry, told from what passed through them. Layer 2.
+ *
+ * A pure estimator, one a node: samples of the transports (mlfab_measure) in, two capacities out,
+ * in and out, each bytes a second and negative as long as nothing is known. It looks at no clock
+ * and sends nothing: whoever owns it asks mlfab__monitor_take after every sample and reports what
+ * it says.
+ *
+ * A rate that was limited by the application is a lower bound and nothing else. So of each
+ * direction
+ *  - the sample is the rate of the whole window when somebody had more to send all the time, else
+ *    that of the stretches in which somebody had (`delivery`), else the window's, as a lower bound;
+ *  - the first sample that is no mere lower bound is taken as it is; until then the interface's
+ *    nominal speed stands, if it tells one, which later is an upper bound;
+ *  - from then on a larger sample raises the estimate fast, also one that is a lower bound; one
+ *    that is about the same is smoothed in;
+ *  - a smaller one may be the limit of the other end, a slow worker's for one, and the next
+ *    transfer's is another: so nothing happens until for three heartbeats nothing as large as the
+ *    estimate has come. Then the largest of what came meanwhile is believed, if there were two
+ *    samples and no mere lower bounds;
+ *  - receivers release no more than the link is said to carry, and would never see that it carries
+ *    more. So now and then a full link is said to carry a quarter more, for a heartbeat; if more
+ *    does not come then, what stood before stands again.
+ * A receiver cannot tell the limit of its own link from that of the other end's. Links mostly are
+ * alike in both directions, so what is sent is taken to be what could come in, at least.
+ *
+ * Invariants: an estimate is finite, and negative (unknown) or at most the nominal speed, if there
+ * is one. What was set by hand hides the measured estimate, which goes on underneath.
+ *
+ * Source: MLfabric §4 (network monitor); how it measures is not said there. The delivery rate, the
+ * rule for samples limited by the application, the maximum over a stretch of time, and the probes
+ * are BBR's ideas (Cardwell et al. 2016). */
+
+/* One direction. */
+typedef struct mlfab__monitor_side {
+  double rate;       /* negative: not known */
+  double held;       /* while it probes: what stood before; else negative */
+  double set;        /* by hand; negative: measured */
+  double told;       /* what take said last; negative: nothing, or not known */
+  double lower;      /* the largest of the smaller samples since confirmed_ns */
+  uint64_t since_ns; /* of the last probe, or change */
+  uint64_t confirmed_ns;
+  uint32_t lower_samples;
+  uint32_t sampled; /* 0: `rate`, if any, is the nominal speed */
+} mlfab__monitor_side;
+
+typedef struct mlfab__monitor {
+  mlfab__monitor_side in, out;
+  uint64_t heartbeat_ns;
+  uint64_t told_ns; /* when take last said something; 0: never */
+} mlfab__monitor;
+
+/* Nothing is known. The heartbeat, at least 1 ns, is the measure of all that takes time here. */
+MLFAB__INTERNAL void mlfab__monitor_init(mlfab__monitor *monitor, uint64_t heartbeat_ns);
+/* What transports measured. One without length, or of numbers that are none, is passed over. */
+MLFAB__INTERNAL void mlfab__monitor_sample(mlfab__monitor *monitor, const mlfab_measure *measure,
+                                           uint64_t now_ns);
+/* From now on these are the capacities, 0 for a link that is cut; a negative one: as measured. Both
+ * are finite. */
+MLFAB__INTERNAL void mlfab__monitor_set(mlfab__monitor *monitor, double in, double out);
+/* Sets the capacities as they are now, negative when not known. 1 when they are to be reported:
+ * one differs by more than a tenth from what was to be reported last, at most once a heartbeat;
+ * else 0. */
+MLFAB__INTERNAL int mlfab__monitor_take(mlfab__monitor *monitor, uint64_t now_ns, double *in_p,
+                                        double *out_p);
+
 
 /* ==============================================================================================
  * core/sched/monitor.c
@@ -31225,6 +30731,270 @@ MLFAB__INTERNAL int mlfab__monitor_take(mlfab__monitor *monitor, uint64_t now_ns
 /* items.c - the scheduler role: what is kept of items, their legs and their hosts' links. See scheduler.h.
  *
  * The files above this one all use it: scheduler.c, batch.c and arrange.c. */
+
+/* ==============================================================================================
+ * core/sched/scheduler.h
+ * ============================================================================================== */
+/* scheduler.h - the scheduler role: decides in which order and by which hop large transfers go.
+ * Layer 4.
+ *
+ * It is a client of the servers: each announces what wants to travel, and gets plans. It holds no
+ * tensor bytes and nothing that could not be told to it again: when it is restarted the servers say
+ * what waits and what they have placed, and when it is away they grant first come, first served.
+ *
+ *    an item:  (ANNOUNCE by each of its `parts` servers) --> WAITING --plan--> PLACED --REPORT of all--> forgotten
+ *                                   |                             +--dropped--> forgotten when reported
+ *                                   +--its worker gone--> forgotten
+ *
+ * An item is an update, of which servers have parts, or a pull, of which each server answers its
+ * own part when its own condition holds: that is an item a server. A part that a server does not
+ * announce within three heartbeats is not waited for, nor is one of a server whose link is lost. A
+ * server that announces again what is placed has forgotten it meanwhile (its worker came back):
+ * that part is planned anew.
+ *
+ * When a plan is made: something waits, and either the servers' in-links are booked for less than
+ * plan_ahead_ns ahead (what is placed and has not come, over the capacity; unless it is set: as
+ * long as what waits takes on the link, and a little more), or interval_ns has passed since the
+ * last one. Pulls likewise, by the server's out-link. Only the oldest waiting update of a worker is
+ * taken, since a worker's updates are decided in the order of their numbers. How: the network is
+ * built anew from the capacities as reported last; what is placed and not over is reserved again,
+ * in its order, with the bytes that are left; the end of that is where t_max starts; then the batch
+ * is planned on what is left of the network and sent to all servers, the same order for all. Where
+ * capacities are not known, all links are reckoned alike: like the mean of those that are known, or
+ * 10 Gbit/s.
+ *
+ * A server for which something waits gets a plan once a heartbeat, without entries when there is nothing
+ * to place: it tells a scheduler that holds transfers back from one that is no scheduler, and takes the
+ * latter for lost (server.h).
+ *
+ * Bytes left are what the plan predicts, corrected by the servers' reports: what a server still
+ * expects beyond the prediction (late transfers, small updates, what was placed before this
+ * scheduler came) keeps its in-link busy first; what it does not expect any more has come.
+ *
+ * Invariants. (1) An id is placed at most once for an incarnation of server and scheduler, unless
+ * the server announces it again. (2) Every server of an item gets the same fate and the same place.
+ * (3) With rounds nothing is ordered or dropped. (4) An unreachable item stays WAITING: it is
+ * planned again. (5) Only workers that live, have a free accumulator and are reachable are chosen
+ * as aggregators: of the batch first, then from the seed. (6) Items are bounded by what workers may
+ * have under way.
+ *
+ * Files, lowest first: items.c (items and what is predicted of them), batch.c (planning), arrange.c
+ * (trees of allreduce), scheduler.c (what was told, and when to plan), explain.c (for people).
+ *
+ * Source: MLfabric §4, §5, §6, §10.2, §10.3. Departs: plans by booking and not by the clock (its
+ * fixed interval is an option); the server, not the scheduler, grants. */
+
+typedef struct mlfab__scheduler mlfab__scheduler;
+
+/* Errors: MEMORY. `port` speaks to servers by number. */
+MLFAB__INTERNAL int mlfab__scheduler_create(mlfab__env *env, const mlfab_config *config,
+                                            const mlfab__port *port, mlfab_stats *stats,
+                                            mlfab__scheduler **scheduler_p);
+MLFAB__INTERNAL void mlfab__scheduler_destroy(mlfab__scheduler **scheduler_p);
+/* The link to a server stands: it will tell everything anew. It is lost. */
+MLFAB__INTERNAL void mlfab__scheduler_hello(mlfab__scheduler *scheduler, uint32_t server,
+                                            uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__scheduler_lost(mlfab__scheduler *scheduler, uint32_t server,
+                                           uint64_t now_ns);
+/* A frame of a server: SCHEDULE, STATION, CAPACITY (server 0's count of workers), ANNOUNCE, REPORT,
+ * TREE_ASK. */
+MLFAB__INTERNAL void mlfab__scheduler_frame(mlfab__scheduler *scheduler, uint32_t server,
+                                            const mlfab__frame_in *frame, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__scheduler_tick(mlfab__scheduler *scheduler, uint64_t now_ns);
+MLFAB__INTERNAL uint64_t mlfab__scheduler_deadline(const mlfab__scheduler *scheduler);
+/* The last plan as text; *bytes_p: its whole length. */
+MLFAB__INTERNAL void mlfab__scheduler_explain(const mlfab__scheduler *scheduler, char *text,
+                                              size_t room, size_t *bytes_p);
+
+/* --- between the files of the role --- */
+
+/* A batch is at most one group, so that no group can be too large; one PLAN frame holds it. */
+#define MLFAB__BATCH_MAX MLFAB__GROUP_MEMBERS_MAX
+/* Aggregators of a batch, at most: the paper's evaluation has k of this size, and with more of them
+ * the groups behind the eighth are so large already that they save nothing. */
+#define MLFAB__BATCH_AGGREGATORS 8u
+#define MLFAB__NO_ITEM 0xffffffffu
+
+enum { MLFAB__HOP_STRETCHES = 8 };
+
+/* What is predicted of one transfer: bytes that are left at since_ns, and when they come. */
+typedef struct mlfab__leg {
+  double left;
+  uint64_t since_ns;
+  uint32_t n; /* stretches, in seconds since since_ns; more than there is room for are averaged */
+  uint32_t lost; /* 1: it never comes as the network stands */
+  mlfab__stretch stretches[MLFAB__HOP_STRETCHES];
+} mlfab__leg;
+
+enum mlfab__item_state { MLFAB__ITEM_NONE, MLFAB__ITEM_WAITING, MLFAB__ITEM_PLACED };
+
+/* What a server has to do with an item. */
+typedef struct mlfab__item_part {
+  uint32_t state;
+  uint32_t aggregator; /* a worker, or MLFAB__NO_NODE */
+  uint64_t bytes, shape;
+  uint64_t placed, lag; /* as announced */
+  mlfab__leg own;       /* to its aggregator, or to the server; a pull: to its worker */
+  mlfab__leg sum; /* of the group: aggregator to server; of the spread: server to distributor */
+} mlfab__item_part;
+
+/* Lists are by index, since the arrays grow. */
+typedef struct mlfab__item {
+  uint64_t id;
+  uint64_t heard_ns; /* when it was announced last */
+  uint64_t held_ns;  /* not planned before: it could not be reached */
+  uint64_t due_ns;   /* when it may be planned, as far as is known */
+  uint64_t group;    /* placed items with one number are one group; 0: alone */
+  uint64_t delay;    /* that it will have, or would have had */
+  uint64_t serial;   /* of the plan that placed it */
+  uint32_t kind, worker, incarnation, members;
+  uint32_t parts;   /* servers that will announce it, without those that have placed their part */
+  uint32_t placed;  /* stands in the list of the placed */
+  uint32_t dropped; /* by the plan that placed it */
+  uint32_t previous, next; /* in its list, in order of announcement or of places; free ones: next */
+  uint32_t sibling;        /* the next of the same worker */
+} mlfab__item;
+
+typedef struct mlfab__list {
+  uint32_t first, last;
+} mlfab__list;
+
+typedef struct mlfab__plan_host {
+  uint64_t key;   /* of the host, or of a node whose host is not known */
+  double in, out; /* bytes a second; negative: not known */
+} mlfab__plan_host;
+
+typedef struct mlfab__station_state {
+  uint32_t incarnation, accumulators, host; /* host: index */
+  uint32_t first, items;                    /* of the worker */
+  uint32_t in_use;                          /* accumulators, while a batch is planned */
+} mlfab__station_state;
+
+/* How full one of a server's links is. */
+typedef struct mlfab__booking {
+  double left;   /* bytes that are placed and have not gone through */
+  double excess; /* of these, beyond what is predicted of placed items; negative: less */
+  double known;  /* predicted to be left of placed items; */
+  double unsure; /* ... of these, of plans that the server may not have had when it reported */
+  uint64_t reported;
+  int fresh; /* `reported` has not been looked at */
+} mlfab__booking;
+
+typedef struct mlfab__served {
+  int live, seen;
+  uint32_t host;      /* index */
+  uint64_t placed;    /* members, as reported last */
+  uint64_t estimate;  /* the same when all plans have arrived there */
+  uint64_t confirmed; /* the newest plan of which something is over */
+  uint64_t unsure;    /* members placed by newer plans */
+  uint64_t last_pull_ns;
+  int pulled; /* last_pull_ns is one */
+  mlfab__booking in, out;
+  uint64_t in_until_ns, out_until_ns; /* booked until then */
+  uint64_t told_ns;                   /* when it got a plan last */
+} mlfab__served;
+
+/* What is kept of a plan for people. */
+typedef struct mlfab__told {
+  uint64_t id;
+  uint32_t worker, aggregator, group;
+  uint8_t reason; /* mlfab__reason; 0: not planned, in order of announcement */
+  uint8_t dropped;
+  double bytes, start, arrive, ready, end, commit; /* seconds from the plan */
+  int64_t delay;
+} mlfab__told;
+
+typedef struct mlfab__story {
+  mlfab__told *told;
+  uint32_t n, kind, server, servers, candidates;
+  uint64_t serial, now_ns;
+  double backlog;
+} mlfab__story;
+
+struct mlfab__scheduler {
+  mlfab__env *env;
+  mlfab__port port;
+  mlfab_stats *stats;
+  uint32_t workers, servers;
+  uint64_t heartbeat_ns, now_ns;
+  uint64_t reassure_ns; /* when to look next for servers whose items wait for long */
+  mlfab__rng prng;
+  mlfab__schedule schedule; /* server 0's */
+  int told;                 /* it is known */
+  mlfab__served *served;
+  mlfab__station_state *stations;
+  uint8_t *alive; /* server * workers + worker */
+  mlfab__plan_host *hosts;
+  uint32_t nhosts, hosts_room; /* the last one of the room is for nodes that found none */
+  double alike_in, alike_out;  /* of hosts that are not known */
+  mlfab__map host_map;
+  /* Items and, `servers` of them each, parts. */
+  mlfab__item *items;
+  mlfab__item_part *parts;
+  uint32_t items_room, parts_room, items_used, free_item;
+  mlfab__list waiting, placed;
+  uint64_t serial, groups;
+  /* When to plan. */
+  int dirty; /* bookings and due times are to be reckoned anew */
+  uint64_t reckoned_ns;
+  uint64_t due_ns;    /* the next plan */
+  uint64_t last_ns;   /* the last one of pushes */
+  int planned_before; /* last_ns is one */
+  /* Scratch of a batch. */
+  mlfab__network network;
+  mlfab__planner planner;
+  mlfab__grouper grouper;
+  uint32_t *batch; /* items */
+  uint32_t nbatch;
+  mlfab__candidate *candidates;
+  double *bytes; /* of candidates, one a server */
+  mlfab__planned *planned;
+  mlfab__delivery *deliveries;
+  mlfab__plan_entry *entries;
+  uint8_t *meta;
+  uint32_t *batch_servers, *server_nodes, nbatch_servers;
+  uint32_t *aggregators, *aggregator_nodes; /* k x servers of the batch */
+  uint32_t k;
+  uint32_t *nodes;    /* of requests */
+  uint32_t *draw;     /* workers */
+  uint64_t *marks;    /* by host: of the last batch that took an aggregator there */
+  uint64_t *counted;  /* by server: the group that was looked at last */
+  mlfab__leg *sums;   /* k x servers of the batch */
+  double *ready;      /* by server: when the members of a group have arrived */
+  double *latest;     /* by server: when all that is reserved again so far is in: t_max */
+  mlfab__leg *target; /* the next reservation is told to it */
+  int watching_batch;
+  mlfab__story stories[2]; /* the last plan of updates, and of pulls */
+};
+
+static inline mlfab__item_part *mlfab__scheduler_part(const mlfab__scheduler *s, uint32_t item,
+                                                      uint32_t server) {
+  return &s->parts[(size_t)item * s->servers + server];
+}
+/* Bytes of a leg that are left, as predicted. */
+MLFAB__INTERNAL double mlfab__scheduler_left(const mlfab__leg *leg, uint64_t now_ns);
+/* The leg of an item over the server's own link, and NULL when that was another member's already: a
+ * group goes over it once. `counted` is 0 for all servers when a walk through the placed items
+ * begins. */
+MLFAB__INTERNAL mlfab__leg *mlfab__scheduler_crossing(mlfab__scheduler *s, uint32_t item,
+                                                      uint32_t server);
+/* What a host's link carries: as reported, or like the others. */
+MLFAB__INTERNAL double mlfab__scheduler_rate(const mlfab__scheduler *s, uint32_t host, int out);
+/* Seconds as nanoseconds; never stays never. */
+MLFAB__INTERNAL uint64_t mlfab__scheduler_ns(double seconds);
+/* Appends an item to a list; takes it out. */
+MLFAB__INTERNAL void mlfab__scheduler_append(mlfab__scheduler *s, mlfab__list *list, uint32_t i);
+MLFAB__INTERNAL void mlfab__scheduler_unlink(mlfab__scheduler *s, mlfab__list *list, uint32_t i);
+/* Moves an item from the waiting to the end of the placed, as this plan does. */
+MLFAB__INTERNAL void mlfab__scheduler_place(mlfab__scheduler *s, uint32_t item);
+/* TREE_ASK: arranges the tree of an allreduce, and tells it. */
+MLFAB__INTERNAL void mlfab__scheduler_arrange(mlfab__scheduler *s, uint32_t server,
+                                              const mlfab__frame_in *frame);
+/* Plans what is due in one go: updates, or the pulls of a server. */
+MLFAB__INTERNAL void mlfab__scheduler_plan_pushes(mlfab__scheduler *s);
+MLFAB__INTERNAL void mlfab__scheduler_plan_pulls(mlfab__scheduler *s, uint32_t server);
+
+/* core/sched/items.c goes on. */
 
 MLFAB__INTERNAL double mlfab__scheduler_rate(const mlfab__scheduler *s, uint32_t host, int out) {
   double rate = out ? s->hosts[host].out : s->hosts[host].in;
@@ -33112,6 +32882,326 @@ MLFAB__INTERNAL void mlfab__scheduler_explain(const mlfab__scheduler *scheduler,
  *
  * Below aggregator.c and distributor.c, which use them for groups and for spreads. */
 
+/* ==============================================================================================
+ * core/sched/aggregator.h
+ * ============================================================================================== */
+/* aggregator.h - the aggregator role: adds updates up on their way, hands the model on. Layer 4.
+ *
+ * It lives on a worker's node. Servers tell it what to do over that worker's links to them; workers
+ * (members) call it on links of their own, the node's own worker as any other. It has a fixed
+ * number of accumulators, each as large as the largest shard, and uses one for each group and each
+ * spread under way:
+ *
+ *   a group (up):   FREE --GROUP--> ADDING --RELEASE, last byte forwarded--> SENT --GROUP_END--> FREE
+ *                                     |
+ *                                     +--member dead, silent, not finite: GROUP_FAIL--> FAILED --GROUP_END--> FREE
+ *   a spread (down): FREE --SPREAD--> HANDING --every member has all, or was given up--> FREE
+ *
+ *   a member of a spread: WAITING --(its link stands, fewer than two are active)--> ACTIVE --> DONE
+ *                            +--(its link lost, it is silent: SPREAD_FAIL)---+--> GIVEN_UP
+ *
+ * Up (aggregator.c; packets: sum.c). Members are granted in the order of the manifest, all groups together in the
+ * order of their coming: the next as soon as those before it leave capacity of the in-link unused
+ * (mlfab__meter), or have two chunks to go. A member whose link does not stand is passed over until
+ * it does. The sum is formed in the manifest's order too: byte x of member k is added when member k
+ * - 1's byte x was, so that the result does not depend on arrival. A member may be ahead of the one
+ * before it by no more than MLFAB__AGGREGATOR_STAGE; what comes early is staged raw in a ring, of
+ * which an accumulator has a few. The sum is forwarded, as far as the server has released it, while
+ * bytes of the last member still come in; with `whole`, when it is complete. The sum of packets is
+ * forwarded as packets, when it is complete. How long a packed update is, its first chunk tells: until
+ * then it is reckoned with as if it were not packed. It is granted all at once when it is the head, and
+ * as much as a ring holds before; what then is left of the ring may be too little for a packet, and is
+ * not waited for.
+ * Down (distributor.c). MODEL frames of the server are kept with their slice and version and handed
+ * to every member in that order, two members at a time at most, each by its attempt. When the
+ * server begins a slice again, the old bytes are forgotten and members that have some of them get
+ * the new ones after.
+ *
+ * Invariants. (1) A group's bytes are added exactly once: chunks out of place, of a group that
+ * never was, of another incarnation or not granted break the member's link; chunks of a group that
+ * is over or has failed were sent before the member could know, and are ignored. (2) Nothing is
+ * forwarded that was not released. (3) A group that failed sends nothing more; whatever it sent is
+ * void because the server forgot its number. (4) What is lent to a link is not written before it
+ * has come back: a group that gets an accumulator of which bulks are still out grants nothing until
+ * they are back. (5) Accumulators and rings are allocated at first use and kept; without memory or
+ * a free accumulator a GROUP is answered with GROUP_FAIL AGAIN, a SPREAD with SPREAD_FAIL; without
+ * a ring nobody is granted early.
+ * (6) Whoever is waited for is named within 3 heartbeats (of a spread: within 4, because it is
+ * looked whether a link moves once a heartbeat).
+ *
+ * Source: MLfabric §3.2, §5.2 (aggregation), §10.3 (distribution). Departs: cuts through. */
+
+enum {
+  MLFAB__AGGREGATOR_MAX = 64, /* accumulators of a node */
+  MLFAB__AGGREGATOR_STAGE = 4 << 20,
+  MLFAB__AGGREGATOR_RINGS = 2,
+  MLFAB__AGGREGATOR_LINK_LOANS = 16, /* bulks that one link has of an accumulator */
+  MLFAB__AGGREGATOR_LOANS = 2 * MLFAB__AGGREGATOR_LINK_LOANS,
+  MLFAB__AGGREGATOR_COPY = 8192 /* bulks up to this are copied by the transport */
+};
+
+/* A member of a group. added <= received <= granted, all of the group's bytes, or of the member's own
+ * packets. */
+typedef struct mlfab__addend {
+  uint64_t seq;
+  double weight;
+  uint32_t worker, incarnation;
+  uint32_t run;  /* cursor of `added` */
+  uint32_t ring; /* where what comes early is staged, plus one, or 0 */
+  uint64_t granted, received, added;
+  uint64_t total;    /* of packets; 0: not known yet */
+  uint64_t next;     /* of packets: where in the model the next may begin */
+  uint64_t since_ns; /* when something was heard of it, or it was first waited for */
+} mlfab__addend;
+
+/* Neighbouring bytes of one type, by where they end in the group's bytes. */
+typedef struct mlfab__run {
+  uint64_t end;
+  int dtype;
+} mlfab__run;
+
+/* A segment of a group of packets, and where it is in the group's bytes. */
+typedef struct mlfab__sum_stretch {
+  mlfab__segment segment;
+  uint64_t at;
+} mlfab__sum_stretch;
+
+/* How far a sum has become packets. */
+typedef struct mlfab__sum_cursor {
+  uint32_t stretch;
+  uint64_t in;
+} mlfab__sum_cursor;
+
+enum { MLFAB__RECIPIENT_WAITING, MLFAB__RECIPIENT_ACTIVE, MLFAB__RECIPIENT_DONE, MLFAB__GIVEN_UP };
+
+/* A member of a spread. */
+typedef struct mlfab__recipient {
+  uint64_t request;
+  uint32_t worker, incarnation, attempt;
+  uint32_t record; /* the next for it */
+  uint32_t lent;   /* bulks of it that have not come back */
+  uint8_t state;
+  uint8_t moved; /* since the last look at the clock */
+  uint64_t since_ns;
+} mlfab__recipient;
+
+/* A MODEL frame as it came. */
+typedef struct mlfab__record {
+  uint64_t offset, version, commit;
+  uint32_t slice, flags, epoch;
+  uint32_t bulk;    /* bytes of the frame */
+  uint64_t stretch; /* bytes of the model that it answers for */
+  uint64_t at;      /* where its bulk is kept */
+  uint64_t before;  /* stretches of the frames before it */
+} mlfab__record;
+
+/* A bulk that a transport has. */
+typedef struct mlfab__loan {
+  uint32_t serial; /* 0: none */
+  uint32_t peer;
+  uint8_t up;
+  uint32_t recipient; /* when not up */
+  uint64_t age;       /* of what the accumulator was used for */
+  uint64_t end;       /* of its bytes */
+} mlfab__loan;
+
+enum {
+  MLFAB__ACCUMULATOR_FREE,
+  MLFAB__ACCUMULATOR_ADDING,
+  MLFAB__ACCUMULATOR_SENT,
+  MLFAB__ACCUMULATOR_FAILED,
+  MLFAB__ACCUMULATOR_HANDING
+};
+
+typedef struct mlfab__accumulator {
+  uint8_t state;
+  uint32_t server;
+  uint64_t number; /* of the group, or the request of the spread */
+  uint64_t age;    /* smaller ones came earlier */
+  uint64_t bytes;
+  int whole;
+  uint8_t *data; /* `room` bytes; NULL for ghosts */
+  uint64_t room;
+  uint64_t since_ns; /* when the use began; of a spread: when it was looked whether links move */
+  mlfab__loan loans[MLFAB__AGGREGATOR_LOANS];
+  uint32_t lent;
+  /* A group. */
+  mlfab__addend *addends;
+  uint32_t naddends, addend_room;
+  uint32_t head; /* the first that is not complete */
+  uint32_t top;  /* none from here on is granted */
+  mlfab__run *runs;
+  uint32_t nruns, run_room;
+  uint64_t wide;        /* bytes of 8-byte elements; they come first */
+  uint64_t outstanding; /* granted and expected, not received */
+  uint64_t released, sent;
+  uint64_t came_ns,
+      told_ns; /* the last byte of a member; when the server was last told that they come */
+  uint8_t *rings[MLFAB__AGGREGATOR_RINGS]; /* stage_bytes and packet_bytes each */
+  uint8_t ring_used[MLFAB__AGGREGATOR_RINGS];
+  /* A group of packets. */
+  int packed;
+  mlfab__sum_stretch *stretches;
+  uint32_t nstretches, stretch_room;
+  uint64_t cleared; /* bytes of the sum that are not rubbish */
+  uint8_t *stream;  /* the sum's packets, `stream_room` bytes: at first use, and kept */
+  uint64_t stream_room, length;
+  mlfab__sum_cursor cursor;
+  int encoded; /* all of the sum is in `stream`, `length` bytes */
+  /* A spread. */
+  mlfab__recipient *recipients;
+  uint32_t nrecipients, recipient_room;
+  mlfab__record *records;
+  uint32_t nrecords, record_room;
+  uint64_t filled, end; /* stretches of all records; where the next bulk goes */
+  int complete;
+  uint32_t open; /* recipients that are neither done nor given up */
+} mlfab__accumulator;
+
+typedef struct mlfab__aggregator_scratch mlfab__aggregator_scratch; /* aggregator.c */
+
+/* What is known of a server's numbers of groups. */
+typedef struct mlfab__aggregator_server {
+  uint64_t newest; /* ever: members may still send for groups up to it */
+  uint64_t last;   /* on its present link: they ascend */
+} mlfab__aggregator_server;
+
+typedef struct mlfab__aggregator {
+  mlfab__env *env;
+  const mlfab_config *config;
+  mlfab__port up;   /* servers by number */
+  mlfab__port down; /* members by rank */
+  mlfab_stats *stats;
+  const struct mlfab__worker *worker; /* of this node ... */
+  uint32_t epoch;                     /* ... and the layout of it that was told */
+  uint32_t workers, servers;
+  const mlfab__layout *layout; /* the worker's; NULL until the model stands */
+  int ghost;
+  uint64_t shard_bytes, data_bytes,
+      stage_bytes;       /* largest shard; size of accumulators; how far a member may be ahead */
+  uint64_t packet_bytes; /* of the largest packet */
+  uint32_t naccumulators;
+  mlfab__accumulator *accumulators;
+  mlfab__aggregator_server *numbers; /* by server */
+  uint8_t *connected;                /* members whose link stands, by rank */
+  uint32_t *incarnations;            /* theirs */
+  mlfab__meter meter;                /* of the in-link, all groups together */
+  uint64_t ages;
+  uint32_t serials;
+  uint64_t now_ns;
+  mlfab__aggregator_scratch *scratch; /* for decoding manifests; with the first */
+  uint8_t *came; /* MLFAB__PACKET_ROOM: the packets of the frame that is being taken in */
+} mlfab__aggregator;
+
+/* Errors: MEMORY. Afterwards free works in any case. */
+MLFAB__INTERNAL int mlfab__aggregator_init(mlfab__aggregator *aggregator, mlfab__env *env,
+                                           const mlfab_config *config, const mlfab__port *up,
+                                           const mlfab__port *down, mlfab_stats *stats);
+MLFAB__INTERNAL void mlfab__aggregator_free(mlfab__aggregator *aggregator);
+/* The model stands: what bytes are of what type. Before that every GROUP fails; what is under way
+ * fails when it is called again. */
+MLFAB__INTERNAL void mlfab__aggregator_model(mlfab__aggregator *aggregator,
+                                             const mlfab__layout *layout, int ghost);
+/* A frame of a server: 1 when it was for this role (GROUP, GROUP_END, RELEASE, SPREAD, and MODEL
+ * and PULL_FAIL with MLFAB__SPREAD_BIT in the request), else 0. */
+MLFAB__INTERNAL int mlfab__aggregator_server_frame(mlfab__aggregator *aggregator, uint32_t server,
+                                                   const mlfab__frame_in *frame, uint64_t now_ns);
+/* A server's link is lost, or it is dead: everything for it is over, without a word. */
+MLFAB__INTERNAL void mlfab__aggregator_server_lost(mlfab__aggregator *aggregator, uint32_t server);
+/* A member's link stands, after MEET; is lost. What was lent to a lost link has come back. */
+MLFAB__INTERNAL void mlfab__aggregator_met(mlfab__aggregator *aggregator, uint32_t member,
+                                           uint32_t incarnation, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__aggregator_lost(mlfab__aggregator *aggregator, uint32_t member,
+                                            uint64_t now_ns);
+/* A frame of a member (HOP_CHUNK). */
+MLFAB__INTERNAL void mlfab__aggregator_member_frame(mlfab__aggregator *aggregator, uint32_t member,
+                                                    const mlfab__frame_in *frame, uint64_t now_ns);
+/* The next frame with a bulk for a server (FORWARD), for a member (HOP_MODEL): 1, or 0; it was
+ * taken; its bulk is free. */
+MLFAB__INTERNAL int mlfab__aggregator_next_up(mlfab__aggregator *aggregator, uint32_t server,
+                                              mlfab__frame_out *frame);
+MLFAB__INTERNAL void mlfab__aggregator_taken_up(mlfab__aggregator *aggregator, uint32_t server,
+                                                const mlfab__frame_out *frame);
+MLFAB__INTERNAL int mlfab__aggregator_next_down(mlfab__aggregator *aggregator, uint32_t member,
+                                                mlfab__frame_out *frame);
+MLFAB__INTERNAL void mlfab__aggregator_taken_down(mlfab__aggregator *aggregator, uint32_t member,
+                                                  const mlfab__frame_out *frame);
+/* Tokens come back on either kind of link. One that is not out any more is ignored. */
+MLFAB__INTERNAL void mlfab__aggregator_sent(mlfab__aggregator *aggregator, uint64_t token);
+MLFAB__INTERNAL void mlfab__aggregator_tick(mlfab__aggregator *aggregator, uint64_t now_ns);
+MLFAB__INTERNAL uint64_t mlfab__aggregator_deadline(const mlfab__aggregator *aggregator);
+
+/* --- between the files of the role, lowest first: accumulator.c, sum.c, distributor.c, aggregator.c --- */
+
+/* A free accumulator with its memory for a new use, or NULL. `clean`: nothing of it may be lent. */
+MLFAB__INTERNAL mlfab__accumulator *mlfab__aggregator_take(mlfab__aggregator *aggregator,
+                                                           uint32_t server, uint64_t number,
+                                                           uint64_t bytes, int clean);
+MLFAB__INTERNAL mlfab__accumulator *mlfab__aggregator_find(mlfab__aggregator *aggregator,
+                                                           uint32_t server, uint64_t number);
+/* May this link have more bulks of the accumulator? */
+MLFAB__INTERNAL int mlfab__aggregator_lends(const mlfab__accumulator *accumulator, int up,
+                                            uint32_t peer);
+/* Fills bulk, token and slot of a frame whose bulk_bytes are set. */
+MLFAB__INTERNAL void mlfab__aggregator_offer(mlfab__aggregator *aggregator,
+                                             const mlfab__accumulator *accumulator, uint64_t at,
+                                             mlfab__frame_out *frame);
+/* It was taken, and ends at `end` in the accumulator: notes what was lent. 1 when a bulk was. */
+MLFAB__INTERNAL int mlfab__aggregator_lend(mlfab__aggregator *aggregator, int up, uint32_t peer,
+                                           uint32_t recipient, uint64_t end,
+                                           const mlfab__frame_out *frame);
+/* A link is lost, and has given everything back. */
+MLFAB__INTERNAL void mlfab__aggregator_all_returned(mlfab__aggregator *aggregator, int up,
+                                                    uint32_t peer);
+/* sum.c: an accumulator for a group of packets. Errors: AGAIN (no room), UNSUPPORTED (ghosts). */
+MLFAB__INTERNAL int mlfab__sum_begin(mlfab__aggregator *aggregator, mlfab__accumulator *group,
+                                     const mlfab__segment *segments, uint32_t n);
+/* A text when the chunk breaks the protocol; otherwise its packets may be taken in, and are in private
+ * memory from then on. */
+MLFAB__INTERNAL const char *mlfab__sum_check(mlfab__aggregator *aggregator,
+                                             const mlfab__accumulator *group, mlfab__addend *addend,
+                                             const mlfab__hop_chunk *chunk, mlfab__frame_in *frame);
+/* Adds the packets of a chunk, which were counted as received, or stages them. Adds what a member has
+ * staged. Errors: NOT_FINITE, FRAME. */
+MLFAB__INTERNAL int mlfab__sum_take(mlfab__accumulator *group, mlfab__addend *addend,
+                                    const mlfab__frame_in *frame);
+MLFAB__INTERNAL int mlfab__sum_unstage(mlfab__accumulator *group, mlfab__addend *addend);
+/* Makes packets of some more of a complete sum. 1 when that was the last of it. */
+MLFAB__INTERNAL int mlfab__sum_encode(mlfab__aggregator *aggregator, mlfab__accumulator *group);
+/* Bytes of the next FORWARD: whole packets. */
+MLFAB__INTERNAL uint32_t mlfab__sum_forwardable(const mlfab__aggregator *aggregator,
+                                                const mlfab__accumulator *group);
+
+/* Does this member's link stand, under this incarnation? */
+MLFAB__INTERNAL int mlfab__aggregator_stands(const mlfab__aggregator *aggregator, uint32_t worker,
+                                             uint32_t incarnation);
+
+MLFAB__INTERNAL void mlfab__distributor_spread(mlfab__aggregator *aggregator, uint32_t server,
+                                               const mlfab__frame_in *frame,
+                                               mlfab__spread_member *members);
+/* 1 when they were of a spread. */
+MLFAB__INTERNAL int mlfab__distributor_model(mlfab__aggregator *aggregator, uint32_t server,
+                                             const mlfab__frame_in *frame);
+MLFAB__INTERNAL int mlfab__distributor_skip(mlfab__aggregator *aggregator, uint32_t server,
+                                            const mlfab__frame_in *frame);
+MLFAB__INTERNAL int mlfab__distributor_pull_fail(mlfab__aggregator *aggregator, uint32_t server,
+                                                 const mlfab__frame_in *frame);
+/* Gives up all that is left of a spread. */
+MLFAB__INTERNAL void mlfab__distributor_fail(mlfab__aggregator *aggregator,
+                                             mlfab__accumulator *accumulator, int code);
+MLFAB__INTERNAL void mlfab__distributor_met(mlfab__aggregator *aggregator);
+MLFAB__INTERNAL void mlfab__distributor_lost(mlfab__aggregator *aggregator, uint32_t member);
+/* A bulk of this recipient has come back. */
+MLFAB__INTERNAL void mlfab__distributor_returned(mlfab__aggregator *aggregator,
+                                                 mlfab__accumulator *accumulator,
+                                                 uint32_t recipient);
+MLFAB__INTERNAL void mlfab__distributor_tick(mlfab__aggregator *aggregator,
+                                             mlfab__accumulator *accumulator);
+MLFAB__INTERNAL uint64_t mlfab__distributor_deadline(const mlfab__aggregator *aggregator,
+                                                     const mlfab__accumulator *accumulator);
+
+/* core/sched/accumulator.c goes on. */
+
 MLFAB__INTERNAL int mlfab__aggregator_stands(const mlfab__aggregator *aggregator, uint32_t worker,
                                              uint32_t incarnation) {
   return aggregator->connected[worker] && aggregator->incarnations[worker] == incarnation;
@@ -33162,7 +33252,7 @@ MLFAB__INTERNAL int mlfab__aggregator_lends(const mlfab__accumulator *accumulato
   return n < MLFAB__AGGREGATOR_LINK_LOANS;
 }
 
-/* A token: the bit, which accumulator, which loan, and a number by which an old one is told. */
+/* A token: which accumulator, which loan, and a number by which an old one is told. */
 MLFAB__INTERNAL void mlfab__aggregator_offer(mlfab__aggregator *aggregator,
                                              const mlfab__accumulator *accumulator, uint64_t at,
                                              mlfab__frame_out *frame) {
@@ -33173,7 +33263,7 @@ MLFAB__INTERNAL void mlfab__aggregator_offer(mlfab__aggregator *aggregator,
   if (aggregator->ghost || frame->bulk_bytes <= MLFAB__AGGREGATOR_COPY) return;
   while (accumulator->loans[slot].serial != 0) slot++;
   uint32_t serial = aggregator->serials + 1 ? aggregator->serials + 1 : 1;
-  frame->token = MLFAB__AGGREGATOR_TOKEN | (uint64_t)frame->slot << 40 | slot << 32 | serial;
+  frame->token = (uint64_t)frame->slot << 40 | slot << 32 | serial;
 }
 
 MLFAB__INTERNAL int mlfab__aggregator_lend(mlfab__aggregator *aggregator, int up, uint32_t peer,
@@ -34650,7 +34740,7 @@ MLFAB__INTERNAL void mlfab__aggregator_taken_up(mlfab__aggregator *aggregator, u
 }
 
 MLFAB__INTERNAL void mlfab__aggregator_sent(mlfab__aggregator *aggregator, uint64_t token) {
-  uint64_t index = (token & ~MLFAB__AGGREGATOR_TOKEN) >> 40, slot = token >> 32 & 0xff;
+  uint64_t index = token >> 40, slot = token >> 32 & 0xff;
   if (index >= aggregator->naccumulators || slot >= MLFAB__AGGREGATOR_LOANS) return;
   mlfab__accumulator *accumulator = &aggregator->accumulators[index];
   mlfab__loan loan = accumulator->loans[slot];
@@ -34743,6 +34833,125 @@ MLFAB__INTERNAL uint64_t mlfab__aggregator_deadline(const mlfab__aggregator *agg
  * core/sched/report.c
  * ============================================================================================== */
 /* report.c - the server role: what its scheduler is told. See client.h. */
+
+/* ==============================================================================================
+ * core/sched/client.h
+ * ============================================================================================== */
+/* client.h - the server role in a fabric with a scheduler: it announces large transfers, and takes them
+ * in the order and by the ways of the plans. Attached to the server as its policy (server.h).
+ *
+ * The scheduler is peer number `workers` of the server's port. While its link stands (`up`) large
+ * updates and pulls wait for a plan; when it is lost, or dead, they go first come, first served.
+ *
+ * Files, lowest first: report.c (what the scheduler is told), route.c (updates: places and groups), spread.c
+ * (pulls: places, turns, spreads), client.c (the link to the scheduler). */
+
+/* A scheduler that is told of something, and sends no plan for so many heartbeats, not even an empty
+ * one, counts as lost: its link is given up, and the server grants first come, first served. */
+enum { MLFAB__SERVER_PLAN_BEATS = 8 };
+
+struct mlfab__server_sched {
+  int up; /* the link to the scheduler stands */
+  /* How long something announced has waited since the last plan, and the last look. What passes while
+   * this server itself stands still does not count. */
+  uint64_t unplanned_ns, looked_ns;
+  uint64_t place_walk;    /* numbers the looks at the unplaced */
+  uint64_t groups;        /* the last number of a group */
+  uint64_t places;        /* the last place of a pull */
+  uint64_t spreads;       /* the last number of a spread, or of a way of a pull */
+  uint64_t reported_left; /* bytes of the head when the scheduler was told last */
+  mlfab__capacity own;    /* of this node's host */
+  /* Scratch. */
+  mlfab__plan_entry *entries;
+  mlfab__group_member *members;
+  uint8_t *meta; /* MLFAB_META_MAX */
+};
+
+/* From now on the server has this policy. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__client_init(mlfab__server *server);
+
+/* The scheduler's link stands: it is told everything. It is lost, or dead. A frame of it (PLAN). */
+MLFAB__INTERNAL void mlfab__server_scheduler_hello(mlfab__server *server, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__server_scheduler_lost(mlfab__server *server, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__server_scheduler_frame(mlfab__server *server,
+                                                   const mlfab__frame_in *frame, uint64_t now_ns);
+/* What this node's host carries, for the scheduler. */
+MLFAB__INTERNAL void mlfab__server_capacity(mlfab__server *server, const mlfab__capacity *capacity,
+                                            uint64_t now_ns);
+
+/* --- report.c --- */
+
+/* Is this large enough to be planned, and is there a scheduler? */
+MLFAB__INTERNAL int mlfab__report_plans(const mlfab__server *server, uint64_t bytes);
+/* A hash of segments: transfers of one shape can be grouped. */
+MLFAB__INTERNAL uint64_t mlfab__report_shape(const mlfab__segment *segments, uint32_t n);
+/* A control frame for the scheduler. */
+MLFAB__INTERNAL void mlfab__report_tell(mlfab__server *server, uint8_t type, const void *meta,
+                                        uint32_t bytes);
+/* Tells the scheduler that a transfer is over (worker MLFAB__NO_NODE: only how the queues
+ * stand). */
+MLFAB__INTERNAL void mlfab__report_over(mlfab__server *server, uint32_t kind, uint32_t worker,
+                                        uint64_t id, int code);
+/* ANNOUNCE to the scheduler; fills `placed` and `incarnation`. */
+MLFAB__INTERNAL void mlfab__report_announce(mlfab__server *server, mlfab__announce *announce);
+/* Bytes that were placed and are still to come; to go out; of one pull. */
+MLFAB__INTERNAL uint64_t mlfab__report_backlog(const mlfab__server *server);
+MLFAB__INTERNAL uint64_t mlfab__report_out_backlog(const mlfab__server *server);
+MLFAB__INTERNAL uint64_t mlfab__report_left(const mlfab__server_pull *pull);
+
+/* --- route.c --- */
+
+/* Updates of a plan get their places, in order. */
+MLFAB__INTERNAL void mlfab__route_plan(mlfab__server *server, const mlfab__plan_entry *entries,
+                                       uint32_t n);
+/* Announces all that wait for a plan; gives all of them places, first come first served. */
+MLFAB__INTERNAL void mlfab__route_announce_all(mlfab__server *server);
+MLFAB__INTERNAL void mlfab__route_unschedule(mlfab__server *server);
+/* Is something announced that no plan has placed? */
+MLFAB__INTERNAL int mlfab__route_waits(const mlfab__server *server);
+/* FORWARD and GROUP_FAIL of an aggregator's node: 1 when it was one. */
+MLFAB__INTERNAL int mlfab__route_frame(mlfab__server *server, uint32_t worker,
+                                       const mlfab__frame_in *frame);
+/* As in mlfab__server_policy. */
+MLFAB__INTERNAL int mlfab__route_hold(mlfab__server *server, mlfab__incoming *update);
+MLFAB__INTERNAL void mlfab__route_advance(mlfab__server *server);
+MLFAB__INTERNAL void mlfab__route_over(mlfab__server *server, const mlfab__incoming *update);
+MLFAB__INTERNAL void mlfab__route_progress(mlfab__server *server, const mlfab__incoming *head);
+MLFAB__INTERNAL void mlfab__route_grant(mlfab__server *server, mlfab__incoming *leader,
+                                        uint64_t upto);
+MLFAB__INTERNAL void mlfab__route_split(mlfab__server *server, mlfab__incoming *member,
+                                        mlfab__incoming *culprit, int direct);
+MLFAB__INTERNAL void mlfab__route_end(mlfab__server *server, const mlfab__incoming *leader,
+                                      int applied);
+MLFAB__INTERNAL void mlfab__route_regroup(mlfab__server *server);
+MLFAB__INTERNAL void mlfab__route_lost(mlfab__server *server, uint32_t worker);
+
+/* --- spread.c --- */
+
+/* The same for pulls. Entries in a row with one group number are one spread. */
+MLFAB__INTERNAL void mlfab__spread_plan(mlfab__server *server, const mlfab__plan_entry *entries,
+                                        uint32_t n);
+MLFAB__INTERNAL void mlfab__spread_announce_all(mlfab__server *server);
+MLFAB__INTERNAL void mlfab__spread_unschedule(mlfab__server *server);
+MLFAB__INTERNAL int mlfab__spread_waits(const mlfab__server *server);
+MLFAB__INTERNAL void mlfab__spread_tick(mlfab__server *server);
+/* PULL_DONE of a member, SPREAD_FAIL of an aggregator's node: 1 when it was one. */
+MLFAB__INTERNAL int mlfab__spread_frame(mlfab__server *server, uint32_t worker,
+                                        const mlfab__frame_in *frame);
+/* As in mlfab__server_policy. */
+MLFAB__INTERNAL int mlfab__spread_hold(mlfab__server *server, uint32_t worker,
+                                       mlfab__server_pull *pull);
+MLFAB__INTERNAL void mlfab__spread_goes(mlfab__server *server, uint32_t worker,
+                                        mlfab__server_pull *pull);
+MLFAB__INTERNAL void mlfab__spread_left(mlfab__server *server, const mlfab__server_pull *pull,
+                                        uint64_t taken);
+MLFAB__INTERNAL void mlfab__spread_out(mlfab__server *server, mlfab__server_pull *own);
+MLFAB__INTERNAL void mlfab__spread_over(mlfab__server *server, uint32_t worker,
+                                        const mlfab__server_pull *was, int code);
+MLFAB__INTERNAL void mlfab__spread_stopped(mlfab__server *server, uint32_t worker);
+MLFAB__INTERNAL void mlfab__spread_turns(mlfab__server *server);
+
+/* core/sched/report.c goes on. */
 
 MLFAB__INTERNAL int mlfab__report_plans(const mlfab__server *server, uint64_t bytes) {
   return server->sched->up && bytes > server->config->eager_bytes;
@@ -35863,7 +36072,7 @@ static const mlfab__server_policy client_policy = {
     .turns = mlfab__spread_turns,
 };
 
-MLFAB__INTERNAL int mlfab__client_attach(mlfab__server *server) {
+MLFAB__INTERNAL int mlfab__client_init(mlfab__server *server) {
   mlfab__env *env = server->env;
   struct mlfab__server_sched *sched = mlfab__alloc(env, sizeof *sched);
   if (!sched) return MLFAB_ERR_MEMORY;
@@ -35876,6 +36085,265 @@ MLFAB__INTERNAL int mlfab__client_attach(mlfab__server *server) {
   sched->members = mlfab__alloc_array(env, MLFAB__GROUP_MEMBERS_MAX, sizeof *sched->members);
   sched->meta = mlfab__alloc(env, MLFAB_META_MAX);
   return sched->entries && sched->members && sched->meta ? 0 : MLFAB_ERR_MEMORY;
+}
+
+/* ==============================================================================================
+ * core/sched/sched_role.h
+ * ============================================================================================== */
+/* sched_role.h - scheduling as roles of a node. */
+
+/* What this host's links carry, as measured or set, and who is told. */
+typedef struct mlfab__capacity_role {
+  mlfab__monitor monitor;
+  mlfab_node *node;
+  mlfab__server *server; /* of this node, or NULL */
+  mlfab__port up;        /* server 0 is told where there is none */
+} mlfab__capacity_role;
+
+/* Add the rows to the node. What they make is the node's; who composed it sets aggregator->worker. The server,
+ * NULL where the node has none, must outlive its client. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__aggregator_attach(mlfab_node *node, mlfab__aggregator **aggregator_p);
+MLFAB__INTERNAL int mlfab__scheduler_attach(mlfab_node *node, mlfab__scheduler **scheduler_p);
+MLFAB__INTERNAL int mlfab__client_attach(mlfab_node *node, mlfab__server *server);
+MLFAB__INTERNAL int mlfab__capacity_attach(mlfab_node *node, mlfab__server *server,
+                                           mlfab__capacity_role **capacity_p);
+/* As of mlfab_set_link: both are finite. */
+MLFAB__INTERNAL void mlfab__capacity_set(mlfab__capacity_role *role, double in, double out,
+                                         uint64_t now_ns);
+
+
+/* ==============================================================================================
+ * core/sched/sched_role.c
+ * ============================================================================================== */
+/* sched_role.c - scheduling as roles of a node: the aggregator beside a worker (SERVER: its links to servers,
+ * PEER_IN: members' links to it), the scheduler (PLANNER), and what links the server to it (SCHEDULER). */
+
+/* --- the aggregator --- */
+
+static int aggregator_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
+  if (at.kind == MLFAB__LINK_SERVER)
+    return mlfab__aggregator_server_frame(self, at.peer, frame, at.now_ns);
+  mlfab__aggregator_member_frame(self, at.peer, frame, at.now_ns);
+  return 1;
+}
+
+static int aggregator_role_next(void *self, mlfab__at at, mlfab__frame_out *frame) {
+  return at.kind == MLFAB__LINK_SERVER ? mlfab__aggregator_next_up(self, at.peer, frame)
+                                       : mlfab__aggregator_next_down(self, at.peer, frame);
+}
+
+static void aggregator_role_taken(void *self, mlfab__at at, const mlfab__frame_out *frame) {
+  if (at.kind == MLFAB__LINK_SERVER) {
+    mlfab__aggregator_taken_up(self, at.peer, frame);
+  } else {
+    mlfab__aggregator_taken_down(self, at.peer, frame);
+  }
+}
+
+static void aggregator_role_returned(void *self, mlfab__at at, uint64_t token) {
+  (void)at;
+  mlfab__aggregator_sent(self, token);
+}
+
+static void aggregator_role_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
+  if (at.kind == MLFAB__LINK_PEER_IN)
+    mlfab__aggregator_met(self, at.peer, greeting->incarnation, at.now_ns);
+}
+
+static void aggregator_role_lost(void *self, mlfab__at at) {
+  if (at.kind == MLFAB__LINK_SERVER) {
+    mlfab__aggregator_server_lost(self, at.peer);
+  } else {
+    mlfab__aggregator_lost(self, at.peer, at.now_ns);
+  }
+}
+
+static void aggregator_role_gone(void *self, mlfab__at at, int left) {
+  (void)left;
+  if (at.kind == MLFAB__LINK_SERVER) mlfab__aggregator_server_lost(self, at.peer);
+}
+
+static void aggregator_role_tick(void *self, uint64_t now_ns) {
+  mlfab__aggregator_tick(self, now_ns);
+}
+
+static uint64_t aggregator_role_deadline(const void *self) {
+  return mlfab__aggregator_deadline(self);
+}
+
+/* The worker's layout is another. */
+static void aggregator_role_settle(void *self) {
+  mlfab__aggregator *aggregator = self;
+  const mlfab__worker *worker = aggregator->worker;
+  if (aggregator->epoch == worker->epoch || !worker->stands) return;
+  aggregator->epoch = worker->epoch;
+  mlfab__aggregator_model(aggregator, &worker->layout, worker->define.options.ghost != 0);
+}
+
+static void aggregator_role_free(void *self) { mlfab__aggregator_free(self); }
+
+static const mlfab__role aggregator_row = {
+    .name = "aggregator",
+    .rest = 1,
+    .links = MLFAB__ON(SERVER) | MLFAB__ON(PEER_IN),
+    .frame = aggregator_role_frame,
+    .next = aggregator_role_next,
+    .taken = aggregator_role_taken,
+    .returned = aggregator_role_returned,
+    .up = aggregator_role_up,
+    .lost = aggregator_role_lost,
+    .gone = aggregator_role_gone,
+    .tick = aggregator_role_tick,
+    .deadline = aggregator_role_deadline,
+    .settle = aggregator_role_settle,
+    .free = aggregator_role_free,
+};
+
+MLFAB__INTERNAL int mlfab__aggregator_attach(mlfab_node *node, mlfab__aggregator **aggregator_p) {
+  mlfab__role *role = mlfab__roles_add(node, &aggregator_row, sizeof **aggregator_p);
+  if (!role) return MLFAB_ERR_MEMORY;
+  mlfab__port up = mlfab__roles_port(node, role, MLFAB__LINK_SERVER);
+  mlfab__port down = mlfab__roles_port(node, role, MLFAB__LINK_PEER_IN);
+  *aggregator_p = role->self;
+  return mlfab__aggregator_init(*aggregator_p, &node->env, &node->config, &up, &down, &node->stats);
+}
+
+/* --- the scheduler --- */
+
+static int scheduler_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
+  mlfab__scheduler_frame(self, at.peer, frame, at.now_ns);
+  return 1;
+}
+
+static void scheduler_role_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
+  (void)greeting;
+  mlfab__scheduler_hello(self, at.peer, at.now_ns);
+}
+
+static void scheduler_role_lost(void *self, mlfab__at at) {
+  mlfab__scheduler_lost(self, at.peer, at.now_ns);
+}
+
+static void scheduler_role_gone(void *self, mlfab__at at, int left) {
+  (void)left;
+  mlfab__scheduler_lost(self, at.peer, at.now_ns);
+}
+
+static int scheduler_role_wants(void *self, mlfab__at at) {
+  (void)at;
+  (void)self;
+  return 1;
+}
+
+static void scheduler_role_tick(void *self, uint64_t now_ns) {
+  mlfab__scheduler_tick(self, now_ns);
+}
+
+static uint64_t scheduler_role_deadline(const void *self) {
+  return mlfab__scheduler_deadline(self);
+}
+
+static void scheduler_role_free(void *self) {
+  mlfab__scheduler *scheduler = self;
+  mlfab__scheduler_destroy(&scheduler);
+}
+
+static const mlfab__role scheduler_row = {
+    .name = "scheduler",
+    .rest = 1,
+    .links = MLFAB__ON(PLANNER),
+    .frame = scheduler_role_frame,
+    .up = scheduler_role_up,
+    .lost = scheduler_role_lost,
+    .gone = scheduler_role_gone,
+    .wants = scheduler_role_wants,
+    .tick = scheduler_role_tick,
+    .deadline = scheduler_role_deadline,
+    .free = scheduler_role_free,
+};
+
+MLFAB__INTERNAL int mlfab__scheduler_attach(mlfab_node *node, mlfab__scheduler **scheduler_p) {
+  mlfab__role *role = mlfab__roles_add(node, &scheduler_row, 0);
+  mlfab__port plan = mlfab__roles_port(node, role, MLFAB__LINK_PLANNER);
+  int code = mlfab__scheduler_create(&node->env, &node->config, &plan, &node->stats, scheduler_p);
+  role->self = *scheduler_p;
+  return code;
+}
+
+/* --- the server's link to it --- */
+
+static int client_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
+  mlfab__server_scheduler_frame(self, frame, at.now_ns);
+  return 1;
+}
+
+static void client_role_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
+  (void)greeting;
+  mlfab__server_scheduler_hello(self, at.now_ns);
+}
+
+static void client_role_lost(void *self, mlfab__at at) {
+  mlfab__server_scheduler_lost(self, at.now_ns);
+}
+
+static const mlfab__role client_row = {
+    .name = "client",
+    .rest = 1,
+    .links = MLFAB__ON(SCHEDULER),
+    .frame = client_role_frame,
+    .up = client_role_up,
+    .lost = client_role_lost,
+};
+
+MLFAB__INTERNAL int mlfab__client_attach(mlfab_node *node, mlfab__server *server) {
+  mlfab__roles_add(node, &client_row, 0)->self = server;
+  return mlfab__client_init(server);
+}
+
+/* --- what this host's links carry --- */
+
+/* Notes it, and tells the scheduler when it has changed; `anew`: in any case. */
+static void capacity_tell(mlfab__capacity_role *role, int anew, uint64_t now_ns) {
+  mlfab_node *node = role->node;
+  mlfab__capacity capacity = {node->config.host, -1.0, -1.0};
+  if (node->phase != MLFAB__BOOTSTRAP_READY) return;
+  int changed = mlfab__monitor_take(&role->monitor, now_ns, &capacity.in, &capacity.out);
+  double in = capacity.in > 0.0 ? capacity.in : 0.0, out = capacity.out > 0.0 ? capacity.out : 0.0;
+  node->stats.link_in = (uint64_t)in;
+  node->stats.link_out = (uint64_t)out;
+  mlfab__roles_capacity(node, in, out);
+  if (node->config.scheduler == MLFAB_SCHEDULER_NONE || (!changed && !anew)) return;
+  if (role->server) {
+    mlfab__server_capacity(role->server, &capacity, now_ns);
+  } else if (node->is_worker) {
+    MLFAB__POST(&role->up, 0, MLFAB__CAPACITY, capacity, &capacity);
+  }
+}
+
+static void capacity_measured(void *self, const mlfab_measure *measure, uint64_t now_ns) {
+  mlfab__capacity_role *role = self;
+  mlfab__monitor_sample(&role->monitor, measure, now_ns);
+  capacity_tell(role, 0, now_ns);
+}
+
+MLFAB__INTERNAL void mlfab__capacity_set(mlfab__capacity_role *role, double in, double out,
+                                         uint64_t now_ns) {
+  mlfab__monitor_set(&role->monitor, in, out);
+  capacity_tell(role, 1, now_ns);
+}
+
+static const mlfab__role capacity_row = {.name = "capacity", .measured = capacity_measured};
+
+MLFAB__INTERNAL int mlfab__capacity_attach(mlfab_node *node, mlfab__server *server,
+                                           mlfab__capacity_role **capacity_p) {
+  mlfab__role *role = mlfab__roles_add(node, &capacity_row, sizeof **capacity_p);
+  if (!role) return MLFAB_ERR_MEMORY;
+  mlfab__capacity_role *self = *capacity_p = role->self;
+  self->node = node;
+  self->server = server;
+  self->up = mlfab__roles_port(node, role, MLFAB__LINK_SERVER);
+  mlfab__monitor_init(&self->monitor, node->config.heartbeat_ns);
+  return 0;
 }
 
 /* ==============================================================================================
@@ -36611,6 +37079,22 @@ MLFAB__INTERNAL uint64_t mlfab__filter_change(int dtype, const void *before, voi
 #undef FILTER_AHEAD
 
 /* ==============================================================================================
+ * core/sparse/sparse_push.h
+ * ============================================================================================== */
+/* sparse_push.h - the worker role: calls whose updates travel as packets. See sparse_push.c. */
+
+/* A sparse update of one tensor: all of it is copied. */
+MLFAB__INTERNAL int mlfab__worker_push_sparse(mlfab__worker *worker, uint32_t tensor,
+                                              const uint64_t *indices, const void *values,
+                                              uint64_t count, const mlfab_push_options *options,
+                                              uint64_t now_ns, mlfab_request *request_p,
+                                              mlfab_error *error);
+/* The filter of a tensor, or of all; NULL: none from now on. */
+MLFAB__INTERNAL int mlfab__worker_set_filter(mlfab__worker *worker, uint32_t tensor,
+                                             const mlfab_filter *filter, mlfab_error *error);
+
+
+/* ==============================================================================================
  * core/sparse/sparse_push.c
  * ============================================================================================== */
 /* sparse_push.c - the worker role: updates of which only some values travel. See worker.h.
@@ -37217,6 +37701,24 @@ MLFAB__INTERNAL int mlfab__worker_set_filter(mlfab__worker *worker, uint32_t ten
   }
   return 0;
 }
+
+/* ==============================================================================================
+ * core/sparse/sparse_apply.h
+ * ============================================================================================== */
+/* sparse_apply.h - the server role: packets in updates (sparse_apply.c) and in answers (delta.c), attached
+ * to the server. See server.h. */
+
+/* From now on the server takes packets, and answers with them. */
+MLFAB__INTERNAL void mlfab__sparse_attach(mlfab__server *server);
+
+/* Memory for packets: what one holds, and as much for what was before; `came`. Errors: MEMORY. */
+#define MLFAB__SPARSE_APPLY_HALF (65536u * 8)
+#define MLFAB__SPARSE_APPLY_ROOM (2 * MLFAB__SPARSE_APPLY_HALF)
+MLFAB__INTERNAL int mlfab__sparse_apply_room(mlfab__server *server);
+MLFAB__INTERNAL void mlfab__sparse_apply_free(mlfab__server *server);
+/* The row of packets. */
+MLFAB__INTERNAL const mlfab__apply_codec *mlfab__sparse_apply_codec(void);
+
 
 /* ==============================================================================================
  * core/sparse/sparse_apply.c
@@ -37907,6 +38409,190 @@ static const mlfab__server_sparse delta_sparse = {mlfab__sparse_apply_codec,
                                                   delta_answer};
 
 MLFAB__INTERNAL void mlfab__sparse_attach(mlfab__server *server) { server->sparse = &delta_sparse; }
+
+/* ==============================================================================================
+ * core/reshard/reshard.h
+ * ============================================================================================== */
+/* reshard.h - slices move between servers while workers push and pull: server 0's side. Layer 4.
+ *
+ * A worker asks (RESHARD); server 0 computes who owns what from then on (layout.h) and carries it out
+ * as one attempt, with a number of its own:
+ *
+ *    IDLE --RESHARD--> FREEZING --all workers FROZEN--> PREPARING --all--> SENDING --all--> INSTALLING
+ *     ^                   |                                 |                 |                |
+ *     |                   |                                 +-----+-----------+                |
+ *     |                   |                                       | dead server, deadline,     |
+ *     |                   +---- deadline ---------+               v no memory                  |
+ *     |                                           |           ABORTING                         |
+ *     |                                           v               |                            |
+ *     +------- THAW to the workers, RESHARD_DONE -+---------------+----------------------------+
+ *
+ * FREEZING. Workers get FREEZE. A worker announces nothing new, and says STOP to every server, which
+ * forgets what it has not decided of this worker, ends its pulls, and answers with what it has
+ * decided (HELLO_ACK, as on a new link). When all have answered, the worker knows its last update
+ * that one server at least has decided; up to that one it announces again what is undecided
+ * anywhere, and waits for it (reshard_worker.c says why that ends). Then every update of its is decided at all
+ * its servers or at none: it tells the servers (STOP, drained) and server 0 (FROZEN). Calls to push
+ * and pull are taken all the while, and wait. Dead workers are not waited for; hand-driven ones that
+ * compute are, since they have not stopped.
+ *
+ * PREPARING. Every server (MOVE) stops those workers that were not here to be frozen, waits until
+ * nothing of its blocks is lent, holds still from then on - no update, no round, no pull, no change
+ * of models, whoever dies - and makes a store of its new slices beside the one that it has. SENDING:
+ * it sends the slices that leave it (RESHARD_SERVER) to their new owners: weights, state of the rule, the open
+ * round's sum, version and commit, and their clocks. Nobody sends before all are ready, so nothing
+ * comes to one that has no room for it. A link that breaks begins again with its first slice.
+ * INSTALLING: all is there, and there is no way back: each server puts the kept slices over and lets
+ * the old store go. The epoch of the layout is the number of the attempt that installed it.
+ *
+ * ABORTING: every server drops the new store and goes on as before; nothing has changed.
+ *
+ * Who is out of reach. A server, and server 0 to a server, is out of reach when it has had no link for
+ * five heartbeats, or is silent for as long as node.c says. A server k other than 0:
+ *
+ *    (free) --PREPARE--> HELD --quiet, room--> READY --SEND--> SENDING --all is there--> PROMISED --INSTALL--> (free)
+ *      ^                  |                      |               |                         |
+ *      +-- ABORT, or server 0 is out of reach: undone -----------+         server 0 is out of reach
+ *      |                                                                                   v
+ *      +--------- another one has installed, or none ever will ----------------------- LEADERLESS
+ *
+ * Server 0 cannot install without the word of k, so up to SENDING k undoes the move by itself. PROMISED,
+ * it does not know: LEADERLESS, it takes nothing of this attempt from server 0 any more, not even when that
+ * is back, and asks the other servers every heartbeat (MOVED). One that has installed says so, and k
+ * installs. One that has undone it, or has not promised and so undoes it now, says that, and k undoes.
+ * One that is leaderless as well cannot have installed: when all others in reach are, k undoes. One
+ * that is promised and has server 0 is waited for: server 0 tells it. Server 0 itself installs when all
+ * others have, so it has not where none of them has.
+ *
+ * Server 0 that comes back late finds that k has given the attempt up, and leads ABORT; or that others
+ * have installed, and goes on. A server that was restarted in the middle has nothing of the attempt, and
+ * says so: it counts as dead. What a server says of an attempt that is over (it was out of reach at
+ * the end) is answered with the outcome. While it is held a server says every heartbeat what it said
+ * last. While server 0 is out of reach the servers tell THAW to the workers that have lost it, too. So a
+ * server is held no longer than the deadline of the attempt, or the time after which those
+ * that it waits for are out of reach. Not solved: two servers of which each holds the other to be out
+ * of reach while server 0 is, may decide otherwise.
+ *
+ * THAW. Workers hear which layout counts, cut what waits anew, greet the servers (STOP, over), and ask
+ * their pulls again. A worker sends no update and no pull to a server that has told another epoch
+ * than its own; one whose slices are on the move tells 0. Workers that come (back) hear FREEZE, or
+ * THAW with the owners, after every HELLO.
+ *
+ * What moves and what does not. Windows (windows.h) stay: what was decided before is below every later
+ * number, at every server. Progress stays, too: a worker has one at all servers (push.c). PROGRESS that
+ * meets a server which is held is lost; so is what a server that did not count does not know. The answer
+ * to HELLO or STOP, which every worker gets before it sends again, tells what the server knows, and who
+ * is further says so once more. A clock moves with its slices: it becomes one with a clock there that is
+ * at the same point, or stands beside it until they have come to the same point (clock.c). Version tags do not move: in a new epoch caches get
+ * everything. A server without slices takes part in rounds all the same.
+ *
+ * Invariants. (1) Between the first MOVE of an attempt and its end no server decides anything. (2) No
+ * server installs before all have all their slices. (3) No worker that was frozen has an update that
+ * is decided at one of its servers and not at another. (4) One attempt at a time; who asks meanwhile
+ * gets AGAIN.
+ *
+ * Memory: while slices move a server has both stores, at most the old shard's blocks and the new one's.
+ * Source: FluentPS §III-D. Departs: there, servers migrate one by one between iterations. */
+
+enum mlfab__reshard_phase {
+  MLFAB__RESHARD_IDLE,
+  MLFAB__RESHARD_FREEZING,
+  MLFAB__RESHARD_PREPARING,
+  MLFAB__RESHARD_SENDING,
+  MLFAB__RESHARD_INSTALLING,
+  MLFAB__RESHARD_ABORTING
+};
+
+typedef struct mlfab__seat { /* a worker */
+  uint8_t here, gone, frozen;
+  uint64_t ask; /* the last that was answered, and how */
+  int32_t code, rank;
+} mlfab__seat;
+
+typedef struct mlfab__reshard {
+  mlfab__env *env;
+  const mlfab_config *config;
+  mlfab__port down, across;    /* to workers; to servers, whose `ready` opens the link */
+  const mlfab__layout *layout; /* server 0's own */
+  const struct mlfab__server *server;
+  uint32_t workers, servers;
+  mlfab__seat *seats;
+  uint8_t *answered; /* by server: this step */
+  int last;          /* INSTALLING: server 0 itself has been told */
+  uint8_t *dead;     /* by server: in this attempt */
+  enum mlfab__reshard_phase phase;
+  uint32_t attempt; /* the last one's number; 1: there was none */
+  uint32_t epoch;   /* of the layout */
+  uint32_t asker;
+  uint64_t asked_ns, deadline_ns;
+  uint32_t *owners; /* of the attempt */
+  uint32_t nowners;
+  mlfab__reshard_done done; /* what will be answered, or was last */
+} mlfab__reshard;
+
+MLFAB__INTERNAL int mlfab__reshard_init(mlfab__reshard *reslice, mlfab__env *env,
+                                        const mlfab_config *config, const mlfab__layout *layout,
+                                        const mlfab__port *down, const mlfab__port *across);
+MLFAB__INTERNAL void mlfab__reshard_free(mlfab__reshard *reslice);
+/* Adds the rows of who leads, and of a server (reshard_role.c). The server must outlive them. Errors:
+ * MEMORY. */
+MLFAB__INTERNAL int mlfab__reshard_attach(struct mlfab_node *node, struct mlfab__server *server);
+MLFAB__INTERNAL void mlfab__reshard_server_attach(struct mlfab_node *node,
+                                                  struct mlfab__server *server);
+/* A worker is here on a new link; `fresh`: a process that was not here before. It is dead, or has
+ * left. */
+MLFAB__INTERNAL void mlfab__reshard_hello(mlfab__reshard *reslice, uint32_t worker, int fresh);
+MLFAB__INTERNAL void mlfab__reshard_lost(mlfab__reshard *reslice, uint32_t worker);
+MLFAB__INTERNAL void mlfab__reshard_gone(mlfab__reshard *reslice, uint32_t worker);
+/* RESHARD and FROZEN of a worker: 1 when the frame was of this kind. `stands`: there is a model. */
+MLFAB__INTERNAL int mlfab__reshard_frame(mlfab__reshard *reslice, uint32_t worker,
+                                         const mlfab__frame_in *frame, int stands, uint64_t now_ns);
+/* The link to a server stands; the server is out of reach; MOVED came from it. */
+MLFAB__INTERNAL void mlfab__reshard_up(mlfab__reshard *reslice, uint32_t server);
+MLFAB__INTERNAL void mlfab__reshard_dead(mlfab__reshard *reslice, uint32_t server);
+/* Errors: FRAME. */
+MLFAB__INTERNAL int mlfab__reshard_moved(mlfab__reshard *reslice, uint32_t server,
+                                         const mlfab__frame_in *frame);
+MLFAB__INTERNAL void mlfab__reshard_tick(mlfab__reshard *reslice, uint64_t now_ns);
+MLFAB__INTERNAL uint64_t mlfab__reshard_deadline(const mlfab__reshard *reslice);
+/* Are links to all servers wanted? */
+MLFAB__INTERNAL int mlfab__reshard_busy(const mlfab__reshard *reslice);
+
+/* --- at a server (reshard_server.c) --- */
+
+struct mlfab__server;
+/* From now on slices leave and come. */
+MLFAB__INTERNAL void mlfab__reshard_server_init(struct mlfab__server *server);
+/* MOVE came from server 0; MOVED or another frame of another server. Errors: FRAME. */
+MLFAB__INTERNAL int mlfab__reshard_server_move(struct mlfab__server *server,
+                                               const mlfab__frame_in *frame, uint64_t now_ns);
+MLFAB__INTERNAL int mlfab__reshard_server_told(struct mlfab__server *server, uint32_t from,
+                                               const mlfab__frame_in *frame);
+/* That server is out of reach. */
+MLFAB__INTERNAL void mlfab__reshard_server_dead(struct mlfab__server *server, uint32_t which);
+MLFAB__INTERNAL int mlfab__reshard_server_frame(struct mlfab__server *server, uint32_t from,
+                                                const mlfab__frame_in *frame);
+/* The next bytes for another server: 1, or 0; they were taken. */
+MLFAB__INTERNAL int mlfab__reshard_server_next(struct mlfab__server *server, uint32_t to,
+                                               mlfab__frame_out *frame);
+MLFAB__INTERNAL void mlfab__reshard_server_taken(struct mlfab__server *server, uint32_t to,
+                                                 const mlfab__frame_out *frame);
+/* The link to a server stands, and begins with the first slice. Is it wanted? */
+MLFAB__INTERNAL void mlfab__reshard_server_up(struct mlfab__server *server, uint32_t to);
+MLFAB__INTERNAL int mlfab__reshard_server_wants(const struct mlfab__server *server, uint32_t to);
+/* Goes on when what it waits for is over: after everything that may have changed something. */
+MLFAB__INTERNAL void mlfab__reshard_server_check(struct mlfab__server *server);
+
+/* --- at a worker (reshard_worker.c) --- */
+
+struct mlfab__worker;
+/* From now on it follows when slices move. */
+MLFAB__INTERNAL void mlfab__reshard_worker_attach(struct mlfab__worker *worker);
+/* These servers, and no others, shall own slices. */
+MLFAB__INTERNAL int mlfab__worker_set_servers(struct mlfab__worker *worker, const uint32_t *servers,
+                                              uint32_t n, uint64_t timeout_ns, uint64_t now_ns,
+                                              mlfab_request *request_p, mlfab_error *error);
+
 
 /* ==============================================================================================
  * core/reshard/reshard.c
@@ -39196,7 +39882,7 @@ MLFAB__INTERNAL int mlfab__reshard_server_move(mlfab__server *server, const mlfa
   return 0;
 }
 
-MLFAB__INTERNAL void mlfab__reshard_server_attach(mlfab__server *server) {
+MLFAB__INTERNAL void mlfab__reshard_server_init(mlfab__server *server) {
   static const mlfab__server_mover mover = {reshard_server_stop, reshard_server_tick,
                                             reshard_server_drop};
   server->move.hooks = &mover;
@@ -39578,6 +40264,319 @@ MLFAB__INTERNAL void mlfab__reshard_worker_attach(mlfab__worker *worker) {
                                             reshard_worker_withdraw, reshard_worker_free};
   worker->mover = &mover;
 }
+
+/* ==============================================================================================
+ * core/reshard/reshard_role.c
+ * ============================================================================================== */
+/* reshard_role.c - moving slices as roles of a node: who leads it at server 0 (WORKER, and RESHARD to the
+ * servers), and what every server does (RESHARD: its links to the others, RESHARD_IN: theirs to it). */
+
+/* --- who leads it --- */
+
+static int reshard_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
+  const mlfab__reshard *reshard = self;
+  if (at.kind == MLFAB__LINK_WORKER)
+    return mlfab__reshard_frame(self, at.peer, frame, reshard->server->phase == MLFAB__MODEL_STANDS,
+                                at.now_ns);
+  if (at.kind != MLFAB__LINK_RESHARD_IN || frame->type != MLFAB__MOVED) return 0;
+  int code = mlfab__reshard_moved(self, at.peer, frame);
+  return code ? code : 1;
+}
+
+static void reshard_role_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
+  if (at.kind == MLFAB__LINK_WORKER) mlfab__reshard_hello(self, at.peer, greeting->fresh);
+  if (at.kind == MLFAB__LINK_RESHARD) mlfab__reshard_up(self, at.peer);
+}
+
+static void reshard_role_lost(void *self, mlfab__at at) {
+  if (at.kind == MLFAB__LINK_WORKER) mlfab__reshard_lost(self, at.peer);
+}
+
+static void reshard_role_gone(void *self, mlfab__at at, int left) {
+  (void)left;
+  if (at.kind == MLFAB__LINK_WORKER) mlfab__reshard_gone(self, at.peer);
+  if (at.kind == MLFAB__LINK_RESHARD) mlfab__reshard_dead(self, at.peer);
+}
+
+static int reshard_role_wants(void *self, mlfab__at at) {
+  return at.kind == MLFAB__LINK_RESHARD && mlfab__reshard_busy(self);
+}
+
+static void reshard_role_tick(void *self, uint64_t now_ns) { mlfab__reshard_tick(self, now_ns); }
+
+static uint64_t reshard_role_deadline(const void *self) { return mlfab__reshard_deadline(self); }
+
+static void reshard_role_free(void *self) { mlfab__reshard_free(self); }
+
+static const mlfab__role reshard_row = {
+    .name = "reshard",
+    .links = MLFAB__ON(WORKER) | MLFAB__ON(RESHARD) | MLFAB__ON(RESHARD_IN),
+    .frame = reshard_role_frame,
+    .up = reshard_role_up,
+    .lost = reshard_role_lost,
+    .gone = reshard_role_gone,
+    .wants = reshard_role_wants,
+    .tick = reshard_role_tick,
+    .deadline = reshard_role_deadline,
+    .free = reshard_role_free,
+};
+
+MLFAB__INTERNAL int mlfab__reshard_attach(mlfab_node *node, mlfab__server *server) {
+  mlfab__role *role = mlfab__roles_add(node, &reshard_row, sizeof(mlfab__reshard));
+  if (!role) return MLFAB_ERR_MEMORY;
+  mlfab__port down = mlfab__roles_port(node, role, MLFAB__LINK_WORKER);
+  mlfab__port across = mlfab__roles_port(node, role, MLFAB__LINK_RESHARD);
+  mlfab__reshard *reshard = role->self;
+  int code =
+      mlfab__reshard_init(reshard, &node->env, &node->config, &server->layout, &down, &across);
+  reshard->server = server;
+  return code;
+}
+
+/* --- at a server --- */
+
+static int reshard_server_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
+  int code;
+  if (at.kind != MLFAB__LINK_RESHARD_IN) return 0;
+  switch (frame->type) {
+    case MLFAB__MOVE:
+      code = at.peer == 0 ? mlfab__reshard_server_move(self, frame, at.now_ns) : MLFAB_ERR_FRAME;
+      break;
+    case MLFAB__MOVED:
+      code = mlfab__reshard_server_told(self, at.peer, frame);
+      break;
+    default:
+      code = mlfab__reshard_server_frame(self, at.peer, frame);
+  }
+  return code ? code : 1;
+}
+
+static int reshard_server_role_next(void *self, mlfab__at at, mlfab__frame_out *frame) {
+  return at.kind == MLFAB__LINK_RESHARD && mlfab__reshard_server_next(self, at.peer, frame);
+}
+
+static void reshard_server_role_taken(void *self, mlfab__at at, const mlfab__frame_out *frame) {
+  mlfab__reshard_server_taken(self, at.peer, frame);
+}
+
+static int reshard_server_role_hello(void *self, mlfab__at at, mlfab__greeting *greeting) {
+  const mlfab__server *server = self;
+  if (at.kind == MLFAB__LINK_RESHARD_IN)
+    greeting->ack->model_stands = server->phase == MLFAB__MODEL_STANDS;
+  return 0;
+}
+
+static void reshard_server_role_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
+  if (at.kind != MLFAB__LINK_RESHARD) return;
+  mlfab__reshard_server_up(self, at.peer);
+  /* It has no model: a new process, which knows nothing of slices that move. */
+  if (!greeting->ack->model_stands) mlfab__reshard_server_dead(self, at.peer);
+}
+
+static void reshard_server_role_gone(void *self, mlfab__at at, int left) {
+  (void)left;
+  if (at.kind == MLFAB__LINK_RESHARD) mlfab__reshard_server_dead(self, at.peer);
+}
+
+static int reshard_server_role_wants(void *self, mlfab__at at) {
+  return at.kind == MLFAB__LINK_RESHARD && mlfab__reshard_server_wants(self, at.peer);
+}
+
+static void reshard_server_role_settle(void *self) { mlfab__reshard_server_check(self); }
+
+static const mlfab__role reshard_server_row = {
+    .name = "reshard server",
+    .rest = 1,
+    .links = MLFAB__ON(RESHARD) | MLFAB__ON(RESHARD_IN),
+    .frame = reshard_server_role_frame,
+    .next = reshard_server_role_next,
+    .taken = reshard_server_role_taken,
+    .hello = reshard_server_role_hello,
+    .up = reshard_server_role_up,
+    .gone = reshard_server_role_gone,
+    .wants = reshard_server_role_wants,
+    .settle = reshard_server_role_settle,
+};
+
+MLFAB__INTERNAL void mlfab__reshard_server_attach(mlfab_node *node, mlfab__server *server) {
+  mlfab__role *role = mlfab__roles_add(node, &reshard_server_row, 0);
+  role->self = server;
+  mlfab__reshard_server_init(server);
+  server->move.across = mlfab__roles_port(node, role, MLFAB__LINK_RESHARD);
+}
+
+/* ==============================================================================================
+ * core/api/complete.h
+ * ============================================================================================== */
+/* complete.h - completing a configuration, and the options of a schedule. */
+
+/* Defaults filled in, contradictions refused. Errors: CONFIG, ARGUMENT, RANK_RANGE. */
+MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_config *config,
+                                           mlfab_error *error);
+/* The schedule with its defaults. Errors: CONFIG or ARGUMENT (delay_bound 0), with what is
+ * wrong. */
+MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_schedule *schedule,
+                                             mlfab_error *error);
+
+
+/* ==============================================================================================
+ * core/api/complete.c
+ * ============================================================================================== */
+/* complete.c - a configuration: its defaults are filled in, and contradictions refused. See complete.h. */
+
+static int complete_config_error(mlfab_error *error, const char *text) {
+  return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "configuration: %s", text);
+}
+
+static void complete_default32(uint32_t *value, uint32_t standard) {
+  if (*value == 0) *value = standard;
+}
+static void complete_default64(uint64_t *value, uint64_t standard) {
+  if (*value == 0) *value = standard;
+}
+
+/* Is every text terminated? */
+static int complete_texts_end(const mlfab_config *c) {
+  return memchr(c->coordinator, 0, sizeof c->coordinator) && memchr(c->job, 0, sizeof c->job) &&
+         memchr(c->listen, 0, sizeof c->listen) && memchr(c->ifname, 0, sizeof c->ifname) &&
+         memchr(c->secret, 0, sizeof c->secret);
+}
+
+MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_schedule *schedule,
+                                             mlfab_error *error) {
+  mlfab_schedule_init(schedule);
+  if (given->size == 0) return 0;
+  if (given->size < offsetof(mlfab_schedule, plan_ahead_ns) || given->size > 1 << 20)
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                       "schedule.size is not set (call mlfab_schedule_init)");
+  memcpy(schedule, given, mlfab__min(given->size, sizeof *schedule));
+  schedule->size = sizeof *schedule;
+  if ((schedule->best | schedule->whole | schedule->no_aggregation | schedule->no_distribution) >
+          1 ||
+      schedule->reserved != 0)
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                       "schedule: best, whole, no_aggregation and no_distribution are 0 or 1, and "
+                       "reserved is 0");
+  if (schedule->delay_bound > 0) return 0;
+  return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                     "schedule.delay_bound is 0: no update has a delay below 0, all would be "
+                     "dropped (MLFAB_UNBOUNDED: no bound)");
+}
+
+/* Who schedules, and who this node is to the scheduler. */
+static int complete_check_scheduler(mlfab_config *c, mlfab_error *error) {
+  mlfab_schedule schedule;
+  int own = (c->roles & MLFAB_ROLE_SCHEDULER) != 0;
+  if (c->scheduler > MLFAB_SCHEDULER_OWN) return complete_config_error(error, "unknown scheduler");
+  if (own && c->roles != MLFAB_ROLE_SCHEDULER)
+    return complete_config_error(error, "a scheduler of its own has no other role");
+  if (own && c->scheduler != MLFAB_SCHEDULER_OWN)
+    return complete_config_error(error, "the role of a scheduler needs scheduler = own");
+  if (own && c->rank != 0)
+    return complete_config_error(error, "there is one scheduler, with rank 0");
+  int code = mlfab__schedule_complete(&c->schedule, &schedule, error);
+  if (code) {
+    error->code = MLFAB_ERR_CONFIG;
+    return MLFAB_ERR_CONFIG;
+  }
+  c->schedule = schedule;
+  /* Whoever is driven by hand computes for long: nothing would move meanwhile. */
+  if (c->accumulators == 0 && c->progress != MLFAB_PROGRESS_HAND) c->accumulators = 2;
+  if (c->accumulators == UINT32_MAX || c->scheduler == MLFAB_SCHEDULER_NONE) c->accumulators = 0;
+  if (c->accumulators > 64) return complete_config_error(error, "more than 64 accumulators");
+  return 0;
+}
+
+static int complete_check_world(mlfab_config *c, mlfab_error *error) {
+  if (c->workers > 65536 || c->servers > 4096)
+    return complete_config_error(error, "more than 65536 workers or 4096 servers");
+  if (!c->dedicated && c->servers > c->workers)
+    return complete_config_error(error, "more servers than workers, and servers are not dedicated");
+  if (c->roles & ~(uint32_t)(MLFAB_ROLE_WORKER | MLFAB_ROLE_SERVER | MLFAB_ROLE_SCHEDULER))
+    return complete_config_error(error, "unknown roles");
+  int code = complete_check_scheduler(c, error);
+  if (code) return code;
+  if (c->dedicated && c->roles == (MLFAB_ROLE_WORKER | MLFAB_ROLE_SERVER))
+    return complete_config_error(error, "a worker that serves, and dedicated servers");
+  uint32_t limit = c->dedicated && c->roles == MLFAB_ROLE_SERVER ? c->servers : c->workers;
+  if (c->rank < 0 || (uint32_t)c->rank >= limit) {
+    return mlfab__error(error, MLFAB_ERR_RANK_RANGE, c->rank, c->roles == MLFAB_ROLE_SERVER, 0,
+                        "configuration: rank %d is not in 0..%u", (int)c->rank, limit - 1);
+  }
+  uint32_t usual = c->roles == MLFAB_ROLE_SCHEDULER ? MLFAB_ROLE_SCHEDULER : MLFAB_ROLE_WORKER;
+  if (!c->dedicated && usual == MLFAB_ROLE_WORKER && (uint32_t)c->rank < c->servers)
+    usual |= MLFAB_ROLE_SERVER;
+  complete_default32(&c->roles, usual);
+  if (!c->dedicated && c->roles != usual)
+    return complete_config_error(
+        error,
+        "roles do not fit rank and servers (the first ranks serve, unless servers are dedicated)");
+  uint32_t nodes =
+      c->workers + (c->dedicated ? c->servers : 0) + (c->scheduler == MLFAB_SCHEDULER_OWN);
+  if (c->coordinator[0] == 0 && nodes > 1) {
+    return complete_config_error(error,
+                                 "a world of several nodes needs a coordinator address "
+                                 "(MLFAB_COORDINATOR, or MASTER_ADDR and MASTER_PORT)");
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_config *config,
+                                           mlfab_error *error) {
+  memset(config, 0, sizeof *config);
+  if (!given) return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "config is NULL");
+  if (given->size < offsetof(mlfab_config, coordinator) || given->size > 1 << 20) {
+    return complete_config_error(error, "config.size is not set (call mlfab_config_init)");
+  }
+  memcpy(config, given, mlfab__min(given->size, sizeof *config));
+  config->size = sizeof *config;
+  uint64_t secret[2];
+  if (!complete_texts_end(config)) return complete_config_error(error, "a text without its end");
+  if (mlfab__secret_parse(config->secret, secret))
+    return complete_config_error(error, "secret (MLFAB_JOB_SECRET) is not 32 hexadecimal digits");
+  complete_default32(&config->workers, 1);
+  complete_default32(&config->servers, 1);
+  if (config->job[0] == 0) memcpy(config->job, "mlfab", 6);
+  complete_default64(&config->timeout_ns, 300000000000u);
+  complete_default64(&config->heartbeat_ns, 500000000u);
+  complete_default64(&config->silent_death_ns, 30000000000u);
+  complete_default64(&config->spin_ns, 20000);
+  complete_default64(&config->seed, 1);
+  complete_default32(&config->chunk_bytes, 262144);
+  complete_default32(&config->eager_bytes, 262144);
+  complete_default32(&config->block_bytes, 1048576);
+  complete_default32(&config->merge_max, 128);
+  complete_default64(&config->model_max_bytes, (uint64_t)64 << 30);
+  if (config->heartbeat_ns < 1000000)
+    return complete_config_error(error, "heartbeat_ns below 1 ms");
+  if (config->chunk_bytes % 64 || config->chunk_bytes > MLFAB_BULK_MAX)
+    return complete_config_error(error, "chunk_bytes must be a multiple of 64, at most 1 MiB");
+  if (config->block_bytes % 64 || config->block_bytes > (1u << 30))
+    return complete_config_error(error, "block_bytes must be a multiple of 64, at most 1 GiB");
+  if (config->eager_bytes % 64 || config->eager_bytes > (1u << 30))
+    return complete_config_error(error, "eager_bytes must be a multiple of 64, at most 1 GiB");
+  if (config->merge_max > 128) return complete_config_error(error, "merge_max is at most 128");
+  if (config->order_by_rate > 1) return complete_config_error(error, "order_by_rate is 0 or 1");
+  if (config->progress > MLFAB_PROGRESS_HAND)
+    return complete_config_error(error, "unknown progress mode");
+  return complete_check_world(config, error);
+}
+
+/* ==============================================================================================
+ * core/api/parts.h
+ * ============================================================================================== */
+/* parts.h - what a node is composed of, for the calls: its roles. A part that this node has not, or that is not
+ * compiled in, is NULL. core/open/compose.c makes and fills it; the node carries it, and does not look. */
+
+typedef struct mlfab__parts {
+  struct mlfab__worker *worker;
+  struct mlfab__server *server;
+  struct mlfab__barrier_worker *barrier;
+  struct mlfab__comm *comm;
+  struct mlfab__scheduler *scheduler;
+  struct mlfab__capacity_role *capacity;
+} mlfab__parts;
+
 
 /* ==============================================================================================
  * core/api/config.c
@@ -40025,15 +41024,15 @@ static int calls_barrier(const mlfab__call_in *e) {
     return MLFAB__FAIL(e->error, MLFAB_ERR_ARGUMENT, "a barrier: options.size is not set");
   if (options)
     timeout_ns = MLFAB__HAS(options, mlfab_collective, timeout_ns) ? options->timeout_ns : 0;
-  if (e->node->comm.leaving)
+  if (e->node->parts->comm->leaving)
     return MLFAB__FAIL(e->error, MLFAB_ERR_STATE, "a barrier: this worker takes no further part");
-  return mlfab__barrier_start(&e->node->barrier, timeout_ns, e->node->now_ns, e->request_p,
+  return mlfab__barrier_start(e->node->parts->barrier, timeout_ns, e->node->now_ns, e->request_p,
                               e->error);
 }
 
 static int calls_core(const mlfab__call_in *e) {
   const mlfab_call *c = e->call;
-  mlfab__worker *worker = &e->node->worker;
+  mlfab__worker *worker = e->node->parts->worker;
   mlfab_request *r = e->request_p;
   mlfab_error *error = e->error;
   uint64_t now = e->node->now_ns, timeout = c->timeout_ns;
@@ -40050,7 +41049,8 @@ static int calls_core(const mlfab__call_in *e) {
       return mlfab__worker_pull(worker, c->bufs, c->n, c->options, now, r, error);
     case MLFAB_CALL_JOIN:
       code = mlfab__worker_join(worker, timeout, now, r, error);
-      if (!code) mlfab__comm_leave(&e->node->comm); /* no further part in collectives either */
+      if (!code)
+        mlfab__comm_leave(e->node->parts->comm); /* no further part in collectives either */
       return code;
     case MLFAB_CALL_SET_SYNC:
       return mlfab__worker_set_sync(worker, c->options, c->server, c->tensor, timeout, now, r,
@@ -40145,8 +41145,13 @@ MLFAB_API int mlfab_node_cached(mlfab_node *node, uint32_t tensor, const void **
   mlfab_error error;
   if (!node) return MLFAB_ERR_ARGUMENT;
   int code = mlfab__node_enter(node, node->now_ns, 1, &error);
-  if (!code) code = mlfab__worker_cached(&node->worker, tensor, data_p, count_p, &error);
+  if (!code) code = mlfab__worker_cached(node->parts->worker, tensor, data_p, count_p, &error);
   return mlfab__node_return(node, code, &error);
+}
+
+MLFAB_API int mlfab_node_push_status(mlfab_node *node, uint64_t seq, int *status_p) {
+  if (!node || !status_p || !node->is_worker) return MLFAB_ERR_ARGUMENT;
+  return mlfab__worker_status(node->parts->worker, seq, status_p);
 }
 
 /* ==============================================================================================
@@ -40261,10 +41266,14 @@ struct mlfab {
   mlfab__context_memory *memories;
 };
 
-/* A context over these transports, best first, of a configuration that is complete; it is joining then. With an
- * error nothing is left. */
+/* As mlfab_node_open. */
+typedef int mlfab__node_opener(const mlfab_config *config, const char *addresses, uint64_t now_ns,
+                               mlfab_node **node_p, mlfab_error *error);
+/* A context over these transports, best first, of a configuration that is complete, and a node that `open`
+ * makes; it is joining then. With an error nothing is left. */
 MLFAB__INTERNAL int mlfab__context_open(mlfab_config *config, const mlfab__context_choice *choices,
-                                        uint32_t n, mlfab **ctx_p, mlfab_error *error);
+                                        uint32_t n, mlfab__node_opener *open, mlfab **ctx_p,
+                                        mlfab_error *error);
 
 /* Every public call that touches the node is between these two. */
 MLFAB__INTERNAL uint64_t mlfab__context_enter(mlfab *ctx); /* what the clock says */
@@ -40657,10 +41666,10 @@ MLFAB__INTERNAL int mlfab__context_arena(mlfab *ctx) {
   ctx->arena_tried = 1;
   if (!ctx->node->is_worker || ctx->node->config.workers == 1 || !ctx->shm_coll) return 0;
   if (ctx->shm_coll->create(&ctx->env, &ctx->arena, &name)) return 0;
-  ctx->node->comm.arena_pid = name.pid;
-  ctx->node->comm.arena_fd = name.fd;
-  ctx->node->comm.arena_nonce = name.nonce;
-  ctx->node->comm.arena_bytes = name.bytes;
+  ctx->node->parts->comm->arena_pid = name.pid;
+  ctx->node->parts->comm->arena_fd = name.fd;
+  ctx->node->parts->comm->arena_nonce = name.nonce;
+  ctx->node->parts->comm->arena_bytes = name.bytes;
   return 1;
 }
 
@@ -40668,7 +41677,7 @@ MLFAB__INTERNAL int mlfab__context_arena(mlfab *ctx) {
  * node has something to send. */
 static int context_map(mlfab *ctx) {
   mlfab__shm_coll_name names[MLFAB__SHM_COLL_MOST];
-  mlfab__comm *comm = &ctx->node->comm;
+  mlfab__comm *comm = ctx->node->parts->comm;
   if (!ctx->node->is_worker || !comm->arena_asked || ctx->arena_runs) return 0;
   int ok = ctx->arena && comm->members <= MLFAB__SHM_COLL_MOST;
   for (uint32_t i = 0; ok && i < comm->members; i++) {
@@ -40865,8 +41874,9 @@ MLFAB__INTERNAL int mlfab__context_in_vain(mlfab *ctx, int code) {
 /* May others want something of this node at any time? */
 static int context_serves(const mlfab *ctx) {
   /* Rounds of an open object go on without this worker's call. */
-  for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++)
-    if (ctx->node->comm.objects[i].id) return 1;
+  const mlfab__comm *comm = ctx->node->parts->comm;
+  for (uint32_t i = 0; comm && i < MLFAB__COMM_OBJECTS; i++)
+    if (comm->objects[i].id) return 1;
   return ctx->node->is_server;
 }
 
@@ -40874,7 +41884,7 @@ static int context_serves(const mlfab *ctx) {
 static int context_busy(const mlfab *ctx) {
   const mlfab_node *node = ctx->node;
   return context_serves(ctx) || node->requests.open > 0 ||
-         (node->is_worker && mlfab__worker_unfinished(&node->worker) > 0);
+         (node->is_worker && mlfab__worker_unfinished(node->parts->worker) > 0);
 }
 
 /* Stays aside while others drive: until nobody has called and moved things for a moment, if something
@@ -41090,7 +42100,8 @@ static int context_start_thread(mlfab *ctx, const mlfab_config *c, mlfab_error *
 }
 
 MLFAB__INTERNAL int mlfab__context_open(mlfab_config *c, const mlfab__context_choice *choices,
-                                        uint32_t n, mlfab **ctx_p, mlfab_error *error) {
+                                        uint32_t n, mlfab__node_opener *open, mlfab **ctx_p,
+                                        mlfab_error *error) {
   char addresses[MLFAB__ADDRESSES_MAX] = "";
   mlfab *ctx = context_new(c, error);
   if (!ctx) return error->code;
@@ -41101,7 +42112,7 @@ MLFAB__INTERNAL int mlfab__context_open(mlfab_config *c, const mlfab__context_ch
     code = context_open_one(ctx, c, &choices[i], addresses, sizeof addresses, error);
   if (!code) {
     c->env = &ctx->hooks;
-    code = mlfab_node_open(c, addresses, began_ns, &ctx->node, error);
+    code = open(c, addresses, began_ns, &ctx->node, error);
   }
   if (!code) {
     context_actions(ctx, mlfab__context_now(ctx));
@@ -41123,7 +42134,7 @@ MLFAB_API int mlfab_is_ready(mlfab *ctx, mlfab_error *error_p) {
 
 static int context_test_served(mlfab *ctx, void *what) {
   (void)what;
-  return ctx->node->is_server ? mlfab__server_finished(&ctx->node->server)
+  return ctx->node->is_server ? mlfab__server_finished(ctx->node->parts->server)
                               : mlfab__node_finished(ctx->node);
 }
 
@@ -41295,7 +42306,7 @@ MLFAB_API int mlfab_wait(mlfab *ctx, mlfab_request request, uint64_t timeout_ns,
 
 static int context_test_flushed(mlfab *ctx, void *what) {
   (void)what;
-  return mlfab__worker_unfinished(&ctx->node->worker) == 0;
+  return mlfab__worker_unfinished(ctx->node->parts->worker) == 0;
 }
 
 MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
@@ -41316,7 +42327,7 @@ MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
                         mlfab__context_now(ctx) - start,
                         "flush: after %s %u updates are not decided by every server",
                         mlfab__duration(waited, mlfab__context_now(ctx) - start),
-                        mlfab__worker_unfinished(&ctx->node->worker));
+                        mlfab__worker_unfinished(ctx->node->parts->worker));
     code = mlfab__context_in_vain(ctx, code);
   } else if (ctx->node->requests.abandoned_code) {
     code = ctx->node->requests.abandoned_code;
@@ -41499,7 +42510,8 @@ static void shared_unqueue(mlfab *ctx, mlfab__context_turn *turn) {
 /* 1 when it may run; not 0 when it need not be waited for. */
 static int shared_stands(mlfab *ctx, void *what) {
   mlfab__context_turn *turn = what;
-  int state = mlfab__comm_outside(&ctx->node->comm, turn->request, &turn->number, &turn->signature);
+  int state =
+      mlfab__comm_outside(ctx->node->parts->comm, turn->request, &turn->number, &turn->signature);
   return state == 1 && ctx->turns != turn ? 0 : state;
 }
 
@@ -41511,7 +42523,7 @@ static int shared_pause(void *user) {
   pthread_mutex_lock(&ctx->lock);
   if (ctx->thread_is >= MLFAB__THREAD_DOZES) pthread_cond_broadcast(&ctx->changed);
   mlfab__context_pump(ctx);
-  int code = mlfab__comm_outside_over(&ctx->node->comm, turn->request);
+  int code = mlfab__comm_outside_over(ctx->node->parts->comm, turn->request);
   code = mlfab__context_in_vain(ctx, code);
   turn->ended = code != 0;
   pthread_mutex_unlock(&ctx->lock);
@@ -41521,7 +42533,7 @@ static int shared_pause(void *user) {
 /* Runs it without the lock. Members of one host are in the order of their ranks: the data of blocks
  * lies as the arena has it. */
 static void shared_share(mlfab *ctx, mlfab__context_turn *turn, const mlfab__comm_call *call) {
-  const mlfab__comm *comm = &ctx->node->comm;
+  const mlfab__comm *comm = ctx->node->parts->comm;
   uint64_t counts[MLFAB__SHM_COLL_MOST];
   uint32_t ranks[MLFAB__SHM_COLL_MOST], culprit = 0;
   mlfab__shm_coll_call run = {.number = turn->number,
@@ -41548,11 +42560,12 @@ static void shared_share(mlfab *ctx, mlfab__context_turn *turn, const mlfab__com
   int blames = code == MLFAB_ERR_SHAPE || code == MLFAB_ERR_NOT_FINITE || code == MLFAB_ERR_FRAME;
   if (turn->ended) {
     /* Others do without: it goes on with frames, unless it has failed. */
-    (void)mlfab__comm_outside(&ctx->node->comm, turn->request, &turn->number, &turn->signature);
+    (void)mlfab__comm_outside(ctx->node->parts->comm, turn->request, &turn->number,
+                              &turn->signature);
   } else {
     ctx->now_ns = mlfab__context_now(ctx);
     ctx->node->now_ns = mlfab__max(ctx->node->now_ns, ctx->now_ns);
-    mlfab__comm_finish(&ctx->node->comm, turn->request, code,
+    mlfab__comm_finish(ctx->node->parts->comm, turn->request, code,
                        blames ? (int32_t)ranks[culprit] : MLFAB_NO_RANK, ctx->now_ns);
   }
   mlfab__node_return(ctx->node, 0, NULL);
@@ -41778,7 +42791,7 @@ static mlfab__snapshot *submit_find_snapshot(const mlfab *ctx, const mlfab_buf *
 
 static int submit_snapshot(mlfab *ctx, const mlfab_buf *buf) {
   mlfab__snapshot *snapshot = submit_find_snapshot(ctx, buf);
-  const mlfab__layout *layout = &ctx->node->worker.layout;
+  const mlfab__layout *layout = &ctx->node->parts->worker->layout;
   if (!snapshot) {
     const mlfab__tensor *tensor =
         buf->tensor == MLFAB_ALL ? NULL : mlfab__layout_find(layout, buf->tensor);
@@ -41805,11 +42818,11 @@ static int submit_snapshot(mlfab *ctx, const mlfab_buf *buf) {
 
 /* Are these whole tensors of a model that stands? */
 static int submit_check_bufs(mlfab *ctx, const mlfab_buf *bufs, uint32_t n) {
-  mlfab__worker *worker = &ctx->node->worker;
+  mlfab__worker *worker = ctx->node->parts->worker;
   mlfab__source *sources = NULL;
   uint32_t nsources, room = 0;
   mlfab_error *last = &ctx->node->requests.last;
-  if (!ctx->node->is_worker || !worker->stands)
+  if (!worker || !worker->stands)
     return MLFAB__FAIL(last, MLFAB_ERR_STATE, "snapshot: before the model exists");
   int code = mlfab__worker_sources(worker, bufs, n, 0, &sources, &nsources, &room, last);
   mlfab__free(&ctx->node->env, sources, room * sizeof *sources);
@@ -41879,15 +42892,15 @@ MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
   CONTEXT_CHECK(ctx);
   if (!path) return MLFAB_ERR_ARGUMENT;
   mlfab__context_enter(ctx);
-  const mlfab__layout *layout = &ctx->node->worker.layout;
+  const mlfab__worker *worker = ctx->node->parts->worker;
   mlfab_error *last = &ctx->node->requests.last;
   int code = 0;
-  if (!ctx->node->is_worker || !ctx->node->worker.stands ||
-      ctx->node->worker.define.options.ghost) {
+  if (!worker || !worker->stands || worker->define.options.ghost) {
     code = MLFAB__FAIL(last, MLFAB_ERR_STATE, "save: there is no model with bytes here");
     mlfab__context_leave(ctx);
     return code;
   }
+  const mlfab__layout *layout = &worker->layout;
   size_t header = submit_save_header(layout, NULL, 0), padded = (header + 7) / 8 * 8;
   size_t bytes = 8 + padded + layout->bytes;
   uint8_t *file = mlfab__alloc_aligned(&ctx->env, bytes + 1);
@@ -42016,7 +43029,7 @@ MLFAB__INTERNAL int mlfab__calls_coll(const mlfab__call_in *e) {
   if (code) return code;
   call->outside = e->may_share && call->kind <= MLFAB__COLLECTIVE_ALLGATHER && !call->reduce &&
                   call->algorithm == MLFAB_ALGORITHM_AUTO;
-  return mlfab__comm_start(&e->node->comm, call, timeout_ns, e->node->now_ns, e->request_p,
+  return mlfab__comm_start(e->node->parts->comm, call, timeout_ns, e->node->now_ns, e->request_p,
                            e->error);
 }
 #undef CALLS_OPTION
@@ -42099,7 +43112,7 @@ MLFAB_API int mlfab_allgather_start(mlfab *ctx, void *data, const uint64_t *coun
 
 MLFAB__INTERNAL int mlfab__calls_partial(const mlfab__call_in *e) {
   const mlfab_call *c = e->call;
-  mlfab__comm *comm = &e->node->comm;
+  mlfab__comm *comm = e->node->parts->comm;
   mlfab_request *r = e->request_p;
   mlfab_error *error = e->error;
   uint64_t now = e->node->now_ns, timeout = c->timeout_ns;
@@ -42175,7 +43188,7 @@ MLFAB_API int mlfab_partial_close(mlfab *ctx, uint32_t id) {
 #if MLFAB_WITH_STOCHASTIC
 MLFAB__INTERNAL int mlfab__calls_stochastic(const mlfab__call_in *e) {
   const mlfab_call *c = e->call;
-  mlfab__comm *comm = &e->node->comm;
+  mlfab__comm *comm = e->node->parts->comm;
   mlfab_request *r = e->request_p;
   mlfab_error ignored, *error = e->error;
   uint64_t now = e->node->now_ns, timeout = c->timeout_ns;
@@ -42313,7 +43326,7 @@ MLFAB_API int mlfab_dag_create(mlfab *ctx, mlfab_dag **dag_p) {
   if (!code) {
     const mlfab__user_dag_user user = {dag, dag_compute, dag_gone};
     dag->ctx = ctx;
-    mlfab__user_dag_init(&dag->script, &ctx->node->comm, &user);
+    mlfab__user_dag_init(&dag->script, ctx->node->parts->comm, &user);
     *dag_p = dag;
   }
   return dag_leave(ctx, code, 0, &error);
@@ -42440,8 +43453,8 @@ MLFAB__INTERNAL int mlfab__calls_sched(const mlfab__call_in *e) {
   if (code) return code;
   if (node->config.scheduler == MLFAB_SCHEDULER_NONE)
     return MLFAB__FAIL(e->error, MLFAB_ERR_STATE, "set_schedule: this fabric has no scheduler");
-  if (s.delay_bound != MLFAB_UNBOUNDED && node->worker.stands &&
-      mlfab__sync_rounds(node->worker.define.options.consistency.kind))
+  if (s.delay_bound != MLFAB_UNBOUNDED && node->parts->worker->stands &&
+      mlfab__sync_rounds(node->parts->worker->define.options.consistency.kind))
     return MLFAB__FAIL(e->error, MLFAB_ERR_UNSUPPORTED,
                        "not supported: a delay bound with rounds, which drop nothing");
   if (node->routes[0].dead)
@@ -42457,15 +43470,28 @@ MLFAB__INTERNAL int mlfab__calls_sched(const mlfab__call_in *e) {
                                  .no_aggregation = s.no_aggregation,
                                  .no_distribution = s.no_distribution};
   for (uint32_t i = 0; i < node->config.servers; i++)
-    MLFAB__POST(&node->worker.port, i, MLFAB__SCHEDULE, schedule, &frame);
+    MLFAB__POST(&node->parts->worker->port, i, MLFAB__SCHEDULE, schedule, &frame);
   return 0;
 }
 
 MLFAB_API int mlfab_node_explain(const mlfab_node *node, char *text, size_t room, size_t *bytes_p) {
   if (!node || (!text && room > 0)) return MLFAB_ERR_ARGUMENT;
   if (!node->is_scheduler) return MLFAB_ERR_STATE;
-  mlfab__scheduler_explain(node->scheduler, text, room, bytes_p);
+  mlfab__scheduler_explain(node->parts->scheduler, text, room, bytes_p);
   return 0;
+}
+
+MLFAB_API int mlfab_node_set_link(mlfab_node *node, double in, double out, uint64_t now_ns) {
+  mlfab_error error;
+  if (!node) return MLFAB_ERR_ARGUMENT;
+  int code = mlfab__node_enter(node, now_ns, 0, &error);
+  if (!code && !(mlfab__finite(in) && mlfab__finite(out)))
+    code = MLFAB__FAIL(&error, MLFAB_ERR_ARGUMENT, "set_link: a capacity is not a finite number");
+  if (!code && node->config.scheduler == MLFAB_SCHEDULER_NONE && !node->is_worker)
+    code = MLFAB__FAIL(&error, MLFAB_ERR_STATE,
+                       "set_link: this fabric has no scheduler, and this node is no worker");
+  if (!code) mlfab__capacity_set(node->parts->capacity, in, out, node->now_ns);
+  return mlfab__node_return(node, code, &error);
 }
 
 MLFAB_API int mlfab_set_schedule(mlfab *ctx, const mlfab_schedule *schedule) {
@@ -42483,7 +43509,7 @@ MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p
 
 MLFAB__INTERNAL int mlfab__calls_sparse(const mlfab__call_in *in) {
   const mlfab_call *c = in->call;
-  mlfab__worker *worker = &in->node->worker;
+  mlfab__worker *worker = in->node->parts->worker;
   if (c->kind == MLFAB_CALL_SET_FILTER)
     return mlfab__worker_set_filter(worker, c->tensor, c->options, in->error);
   return mlfab__worker_push_sparse(worker, c->tensor, c->indices, c->data, c->count, c->options,
@@ -42516,7 +43542,7 @@ MLFAB_API int mlfab_set_filter(mlfab *ctx, uint32_t tensor, const mlfab_filter *
 
 MLFAB__INTERNAL int mlfab__calls_reshard(const mlfab__call_in *in) {
   const mlfab_call *c = in->call;
-  return mlfab__worker_set_servers(&in->node->worker, c->servers, c->n, c->timeout_ns,
+  return mlfab__worker_set_servers(in->node->parts->worker, c->servers, c->n, c->timeout_ns,
                                    in->node->now_ns, in->request_p, in->error);
 }
 
@@ -47152,6 +48178,71 @@ MLFAB__INTERNAL const mlfab__shm_coll_table *mlfab__shm_coll_functions(void) {
 #endif
 
 /* ==============================================================================================
+ * core/open/compose.c
+ * ============================================================================================== */
+/* compose.c - makes a node of its roles. Top floor: the one file that knows them all. */
+
+static int compose_worker(mlfab_node *node) {
+  mlfab__parts *parts = node->parts;
+  mlfab__aggregator *aggregator = NULL;
+  int scheduled = node->config.scheduler != MLFAB_SCHEDULER_NONE;
+  int code = scheduled ? mlfab__aggregator_attach(node, &aggregator) : 0;
+  if (!code) code = mlfab__barrier_attach(node, &parts->barrier);
+  if (!code) code = mlfab__comm_attach(node, &parts->comm);
+  if (!code) code = mlfab__worker_attach(node, &parts->worker);
+  if (code) return code;
+  mlfab__reshard_worker_attach(parts->worker);
+  if (aggregator) aggregator->worker = parts->worker;
+  return 0;
+}
+
+static int compose_server(mlfab_node *node) {
+  int code = mlfab__server_attach(node, &node->parts->server);
+  if (code) return code;
+  mlfab__server *server = node->parts->server;
+  code = mlfab__client_attach(node, server);
+  mlfab__sparse_attach(server);
+  mlfab__reshard_server_attach(node, server);
+  if (code || !node->is_coordinator) return code;
+  code = mlfab__barrier_server_attach(node);
+  if (!code) code = mlfab__membership_attach(node);
+  if (!code) code = mlfab__reshard_attach(node, server);
+  return code;
+}
+
+static int compose(mlfab_node *node) {
+  node->parts_bytes = sizeof *node->parts;
+  node->parts = mlfab__alloc(&node->env, node->parts_bytes);
+  if (!node->parts) return MLFAB_ERR_MEMORY;
+  int code = node->is_worker ? compose_worker(node) : 0;
+  if (!code && node->is_server) code = compose_server(node);
+  if (!code && node->is_scheduler) code = mlfab__scheduler_attach(node, &node->parts->scheduler);
+  if (!code) code = mlfab__capacity_attach(node, node->parts->server, &node->parts->capacity);
+  return code;
+}
+
+MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses, uint64_t now_ns,
+                              mlfab_node **node_p, mlfab_error *error) {
+  mlfab_config complete;
+  mlfab__env env;
+  mlfab_node *node = NULL;
+  if (error) memset(error, 0, sizeof *error);
+  if (!node_p) return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "node_p is NULL");
+  int code = mlfab__config_complete(config, &complete, error);
+  if (!code) code = mlfab__env_init(&env, complete.env);
+  if (code) return code;
+  code = mlfab__node_make(&complete, &env, addresses, now_ns, &node);
+  if (!code) code = compose(node);
+  if (code) {
+    mlfab_node_close(&node);
+    return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "out of memory for the node");
+  }
+  mlfab__node_begin(node);
+  *node_p = node;
+  return 0;
+}
+
+/* ==============================================================================================
  * core/open/open.c
  * ============================================================================================== */
 /* open.c - opens a context over transports that stand in one list. Top floor.
@@ -47264,7 +48355,7 @@ MLFAB_API int mlfab_open_start(const mlfab_config *config, mlfab **ctx_p, mlfab_
   int code = ctx_p ? mlfab__config_complete(config, &c, &error)
                    : MLFAB__FAIL(&error, MLFAB_ERR_ARGUMENT, "ctx_p is NULL");
   if (!code) code = open_choose(&c, choices, &n, &error);
-  if (!code) code = mlfab__context_open(&c, choices, n, ctx_p, &error);
+  if (!code) code = mlfab__context_open(&c, choices, n, mlfab_node_open, ctx_p, &error);
   if (error_p) *error_p = error;
   return code;
 }

@@ -3,6 +3,9 @@
  * below names them. */
 #include "calls.h"
 
+#include "../coll/barrier.h"
+#include "../worker/worker.h"
+
 /* --- the model, pushes, pulls --- */
 
 /* Ghosts need transports that carry them. */
@@ -26,15 +29,15 @@ static int calls_barrier(const mlfab__call_in *e) {
     return MLFAB__FAIL(e->error, MLFAB_ERR_ARGUMENT, "a barrier: options.size is not set");
   if (options)
     timeout_ns = MLFAB__HAS(options, mlfab_collective, timeout_ns) ? options->timeout_ns : 0;
-  if (e->node->comm.leaving)
+  if (e->node->parts->comm->leaving)
     return MLFAB__FAIL(e->error, MLFAB_ERR_STATE, "a barrier: this worker takes no further part");
-  return mlfab__barrier_start(&e->node->barrier, timeout_ns, e->node->now_ns, e->request_p,
+  return mlfab__barrier_start(e->node->parts->barrier, timeout_ns, e->node->now_ns, e->request_p,
                               e->error);
 }
 
 static int calls_core(const mlfab__call_in *e) {
   const mlfab_call *c = e->call;
-  mlfab__worker *worker = &e->node->worker;
+  mlfab__worker *worker = e->node->parts->worker;
   mlfab_request *r = e->request_p;
   mlfab_error *error = e->error;
   uint64_t now = e->node->now_ns, timeout = c->timeout_ns;
@@ -51,7 +54,8 @@ static int calls_core(const mlfab__call_in *e) {
       return mlfab__worker_pull(worker, c->bufs, c->n, c->options, now, r, error);
     case MLFAB_CALL_JOIN:
       code = mlfab__worker_join(worker, timeout, now, r, error);
-      if (!code) mlfab__comm_leave(&e->node->comm); /* no further part in collectives either */
+      if (!code)
+        mlfab__comm_leave(e->node->parts->comm); /* no further part in collectives either */
       return code;
     case MLFAB_CALL_SET_SYNC:
       return mlfab__worker_set_sync(worker, c->options, c->server, c->tensor, timeout, now, r,
@@ -146,6 +150,11 @@ MLFAB_API int mlfab_node_cached(mlfab_node *node, uint32_t tensor, const void **
   mlfab_error error;
   if (!node) return MLFAB_ERR_ARGUMENT;
   int code = mlfab__node_enter(node, node->now_ns, 1, &error);
-  if (!code) code = mlfab__worker_cached(&node->worker, tensor, data_p, count_p, &error);
+  if (!code) code = mlfab__worker_cached(node->parts->worker, tensor, data_p, count_p, &error);
   return mlfab__node_return(node, code, &error);
+}
+
+MLFAB_API int mlfab_node_push_status(mlfab_node *node, uint64_t seq, int *status_p) {
+  if (!node || !status_p || !node->is_worker) return MLFAB_ERR_ARGUMENT;
+  return mlfab__worker_status(node->parts->worker, seq, status_p);
 }

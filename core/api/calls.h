@@ -2,7 +2,9 @@
 #ifndef MLFAB__CALLS_H
 #define MLFAB__CALLS_H
 
+#include "../coll/comm.h"
 #include "../node/node.h"
+#include "parts.h"
 
 /* A collective as the communicator is asked for it. call.outside: it got a number, and its caller is to run
  * it in memory that processes of its host share, when mlfab__comm_outside says so. */

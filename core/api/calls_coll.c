@@ -93,7 +93,7 @@ MLFAB__INTERNAL int mlfab__calls_coll(const mlfab__call_in *e) {
   if (code) return code;
   call->outside = e->may_share && call->kind <= MLFAB__COLLECTIVE_ALLGATHER && !call->reduce &&
                   call->algorithm == MLFAB_ALGORITHM_AUTO;
-  return mlfab__comm_start(&e->node->comm, call, timeout_ns, e->node->now_ns, e->request_p,
+  return mlfab__comm_start(e->node->parts->comm, call, timeout_ns, e->node->now_ns, e->request_p,
                            e->error);
 }
 #undef CALLS_OPTION

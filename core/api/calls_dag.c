@@ -3,6 +3,7 @@
  * A function that a schedule computes runs under the lock, in whatever thread drives the context.
  * It may trigger operations: `dag_inside` tells that the lock is this thread's already, and what it
  * triggers runs when the function has returned. */
+#include "../coll/user_dag.h"
 #include "context.h"
 
 /* A schedule is freed by the node when the context is closed, if it is open then. */
@@ -69,7 +70,7 @@ MLFAB_API int mlfab_dag_create(mlfab *ctx, mlfab_dag **dag_p) {
   if (!code) {
     const mlfab__user_dag_user user = {dag, dag_compute, dag_gone};
     dag->ctx = ctx;
-    mlfab__user_dag_init(&dag->script, &ctx->node->comm, &user);
+    mlfab__user_dag_init(&dag->script, ctx->node->parts->comm, &user);
     *dag_p = dag;
   }
   return dag_leave(ctx, code, 0, &error);

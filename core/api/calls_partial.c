@@ -1,9 +1,10 @@
 /* calls_partial.c - partial reductions. */
+#include "../coll/partial_run.h"
 #include "context.h"
 
 MLFAB__INTERNAL int mlfab__calls_partial(const mlfab__call_in *e) {
   const mlfab_call *c = e->call;
-  mlfab__comm *comm = &e->node->comm;
+  mlfab__comm *comm = e->node->parts->comm;
   mlfab_request *r = e->request_p;
   mlfab_error *error = e->error;
   uint64_t now = e->node->now_ns, timeout = c->timeout_ns;

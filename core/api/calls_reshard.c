@@ -1,9 +1,10 @@
 /* calls_reshard.c - moving slices between servers. */
+#include "../reshard/reshard.h"
 #include "context.h"
 
 MLFAB__INTERNAL int mlfab__calls_reshard(const mlfab__call_in *in) {
   const mlfab_call *c = in->call;
-  return mlfab__worker_set_servers(&in->node->worker, c->servers, c->n, c->timeout_ns,
+  return mlfab__worker_set_servers(in->node->parts->worker, c->servers, c->n, c->timeout_ns,
                                    in->node->now_ns, in->request_p, in->error);
 }
 

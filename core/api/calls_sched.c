@@ -1,4 +1,6 @@
 /* calls_sched.c - the schedule of a fabric, and what was planned by it. */
+#include "../sched/sched_role.h"
+#include "complete.h"
 #include "context.h"
 
 MLFAB__INTERNAL int mlfab__calls_sched(const mlfab__call_in *e) {
@@ -10,8 +12,8 @@ MLFAB__INTERNAL int mlfab__calls_sched(const mlfab__call_in *e) {
   if (code) return code;
   if (node->config.scheduler == MLFAB_SCHEDULER_NONE)
     return MLFAB__FAIL(e->error, MLFAB_ERR_STATE, "set_schedule: this fabric has no scheduler");
-  if (s.delay_bound != MLFAB_UNBOUNDED && node->worker.stands &&
-      mlfab__sync_rounds(node->worker.define.options.consistency.kind))
+  if (s.delay_bound != MLFAB_UNBOUNDED && node->parts->worker->stands &&
+      mlfab__sync_rounds(node->parts->worker->define.options.consistency.kind))
     return MLFAB__FAIL(e->error, MLFAB_ERR_UNSUPPORTED,
                        "not supported: a delay bound with rounds, which drop nothing");
   if (node->routes[0].dead)
@@ -27,15 +29,28 @@ MLFAB__INTERNAL int mlfab__calls_sched(const mlfab__call_in *e) {
                                  .no_aggregation = s.no_aggregation,
                                  .no_distribution = s.no_distribution};
   for (uint32_t i = 0; i < node->config.servers; i++)
-    MLFAB__POST(&node->worker.port, i, MLFAB__SCHEDULE, schedule, &frame);
+    MLFAB__POST(&node->parts->worker->port, i, MLFAB__SCHEDULE, schedule, &frame);
   return 0;
 }
 
 MLFAB_API int mlfab_node_explain(const mlfab_node *node, char *text, size_t room, size_t *bytes_p) {
   if (!node || (!text && room > 0)) return MLFAB_ERR_ARGUMENT;
   if (!node->is_scheduler) return MLFAB_ERR_STATE;
-  mlfab__scheduler_explain(node->scheduler, text, room, bytes_p);
+  mlfab__scheduler_explain(node->parts->scheduler, text, room, bytes_p);
   return 0;
+}
+
+MLFAB_API int mlfab_node_set_link(mlfab_node *node, double in, double out, uint64_t now_ns) {
+  mlfab_error error;
+  if (!node) return MLFAB_ERR_ARGUMENT;
+  int code = mlfab__node_enter(node, now_ns, 0, &error);
+  if (!code && !(mlfab__finite(in) && mlfab__finite(out)))
+    code = MLFAB__FAIL(&error, MLFAB_ERR_ARGUMENT, "set_link: a capacity is not a finite number");
+  if (!code && node->config.scheduler == MLFAB_SCHEDULER_NONE && !node->is_worker)
+    code = MLFAB__FAIL(&error, MLFAB_ERR_STATE,
+                       "set_link: this fabric has no scheduler, and this node is no worker");
+  if (!code) mlfab__capacity_set(node->parts->capacity, in, out, node->now_ns);
+  return mlfab__node_return(node, code, &error);
 }
 
 MLFAB_API int mlfab_set_schedule(mlfab *ctx, const mlfab_schedule *schedule) {

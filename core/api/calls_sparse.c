@@ -1,10 +1,11 @@
 /* calls_sparse.c - filters and sparse updates. */
 #include "../sparse/sparse_push.h"
+#include "../worker/worker.h"
 #include "context.h"
 
 MLFAB__INTERNAL int mlfab__calls_sparse(const mlfab__call_in *in) {
   const mlfab_call *c = in->call;
-  mlfab__worker *worker = &in->node->worker;
+  mlfab__worker *worker = in->node->parts->worker;
   if (c->kind == MLFAB_CALL_SET_FILTER)
     return mlfab__worker_set_filter(worker, c->tensor, c->options, in->error);
   return mlfab__worker_push_sparse(worker, c->tensor, c->indices, c->data, c->count, c->options,

@@ -1,10 +1,11 @@
 /* calls_stochastic.c - stochastic reductions. */
+#include "../coll/stochastic.h"
 #include "context.h"
 
 #if MLFAB_WITH_STOCHASTIC
 MLFAB__INTERNAL int mlfab__calls_stochastic(const mlfab__call_in *e) {
   const mlfab_call *c = e->call;
-  mlfab__comm *comm = &e->node->comm;
+  mlfab__comm *comm = e->node->parts->comm;
   mlfab_request *r = e->request_p;
   mlfab_error ignored, *error = e->error;
   uint64_t now = e->node->now_ns, timeout = c->timeout_ns;

@@ -31,7 +31,10 @@
 #include "context.h"
 
 #include "../base/rng.h"
+#include "../coll/membership.h"
 #include "../kernels/reduce.h"
+#include "../server/server.h"
+#include "../worker/worker.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -296,10 +299,10 @@ MLFAB__INTERNAL int mlfab__context_arena(mlfab *ctx) {
   ctx->arena_tried = 1;
   if (!ctx->node->is_worker || ctx->node->config.workers == 1 || !ctx->shm_coll) return 0;
   if (ctx->shm_coll->create(&ctx->env, &ctx->arena, &name)) return 0;
-  ctx->node->comm.arena_pid = name.pid;
-  ctx->node->comm.arena_fd = name.fd;
-  ctx->node->comm.arena_nonce = name.nonce;
-  ctx->node->comm.arena_bytes = name.bytes;
+  ctx->node->parts->comm->arena_pid = name.pid;
+  ctx->node->parts->comm->arena_fd = name.fd;
+  ctx->node->parts->comm->arena_nonce = name.nonce;
+  ctx->node->parts->comm->arena_bytes = name.bytes;
   return 1;
 }
 
@@ -307,7 +310,7 @@ MLFAB__INTERNAL int mlfab__context_arena(mlfab *ctx) {
  * node has something to send. */
 static int context_map(mlfab *ctx) {
   mlfab__shm_coll_name names[MLFAB__SHM_COLL_MOST];
-  mlfab__comm *comm = &ctx->node->comm;
+  mlfab__comm *comm = ctx->node->parts->comm;
   if (!ctx->node->is_worker || !comm->arena_asked || ctx->arena_runs) return 0;
   int ok = ctx->arena && comm->members <= MLFAB__SHM_COLL_MOST;
   for (uint32_t i = 0; ok && i < comm->members; i++) {
@@ -504,8 +507,9 @@ MLFAB__INTERNAL int mlfab__context_in_vain(mlfab *ctx, int code) {
 /* May others want something of this node at any time? */
 static int context_serves(const mlfab *ctx) {
   /* Rounds of an open object go on without this worker's call. */
-  for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++)
-    if (ctx->node->comm.objects[i].id) return 1;
+  const mlfab__comm *comm = ctx->node->parts->comm;
+  for (uint32_t i = 0; comm && i < MLFAB__COMM_OBJECTS; i++)
+    if (comm->objects[i].id) return 1;
   return ctx->node->is_server;
 }
 
@@ -513,7 +517,7 @@ static int context_serves(const mlfab *ctx) {
 static int context_busy(const mlfab *ctx) {
   const mlfab_node *node = ctx->node;
   return context_serves(ctx) || node->requests.open > 0 ||
-         (node->is_worker && mlfab__worker_unfinished(&node->worker) > 0);
+         (node->is_worker && mlfab__worker_unfinished(node->parts->worker) > 0);
 }
 
 /* Stays aside while others drive: until nobody has called and moved things for a moment, if something
@@ -729,7 +733,8 @@ static int context_start_thread(mlfab *ctx, const mlfab_config *c, mlfab_error *
 }
 
 MLFAB__INTERNAL int mlfab__context_open(mlfab_config *c, const mlfab__context_choice *choices,
-                                        uint32_t n, mlfab **ctx_p, mlfab_error *error) {
+                                        uint32_t n, mlfab__node_opener *open, mlfab **ctx_p,
+                                        mlfab_error *error) {
   char addresses[MLFAB__ADDRESSES_MAX] = "";
   mlfab *ctx = context_new(c, error);
   if (!ctx) return error->code;
@@ -740,7 +745,7 @@ MLFAB__INTERNAL int mlfab__context_open(mlfab_config *c, const mlfab__context_ch
     code = context_open_one(ctx, c, &choices[i], addresses, sizeof addresses, error);
   if (!code) {
     c->env = &ctx->hooks;
-    code = mlfab_node_open(c, addresses, began_ns, &ctx->node, error);
+    code = open(c, addresses, began_ns, &ctx->node, error);
   }
   if (!code) {
     context_actions(ctx, mlfab__context_now(ctx));
@@ -762,7 +767,7 @@ MLFAB_API int mlfab_is_ready(mlfab *ctx, mlfab_error *error_p) {
 
 static int context_test_served(mlfab *ctx, void *what) {
   (void)what;
-  return ctx->node->is_server ? mlfab__server_finished(&ctx->node->server)
+  return ctx->node->is_server ? mlfab__server_finished(ctx->node->parts->server)
                               : mlfab__node_finished(ctx->node);
 }
 
@@ -934,7 +939,7 @@ MLFAB_API int mlfab_wait(mlfab *ctx, mlfab_request request, uint64_t timeout_ns,
 
 static int context_test_flushed(mlfab *ctx, void *what) {
   (void)what;
-  return mlfab__worker_unfinished(&ctx->node->worker) == 0;
+  return mlfab__worker_unfinished(ctx->node->parts->worker) == 0;
 }
 
 MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
@@ -955,7 +960,7 @@ MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
                         mlfab__context_now(ctx) - start,
                         "flush: after %s %u updates are not decided by every server",
                         mlfab__duration(waited, mlfab__context_now(ctx) - start),
-                        mlfab__worker_unfinished(&ctx->node->worker));
+                        mlfab__worker_unfinished(ctx->node->parts->worker));
     code = mlfab__context_in_vain(ctx, code);
   } else if (ctx->node->requests.abandoned_code) {
     code = ctx->node->requests.abandoned_code;

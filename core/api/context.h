@@ -112,10 +112,14 @@ struct mlfab {
   mlfab__context_memory *memories;
 };
 
-/* A context over these transports, best first, of a configuration that is complete; it is joining then. With an
- * error nothing is left. */
+/* As mlfab_node_open. */
+typedef int mlfab__node_opener(const mlfab_config *config, const char *addresses, uint64_t now_ns,
+                               mlfab_node **node_p, mlfab_error *error);
+/* A context over these transports, best first, of a configuration that is complete, and a node that `open`
+ * makes; it is joining then. With an error nothing is left. */
 MLFAB__INTERNAL int mlfab__context_open(mlfab_config *config, const mlfab__context_choice *choices,
-                                        uint32_t n, mlfab **ctx_p, mlfab_error *error);
+                                        uint32_t n, mlfab__node_opener *open, mlfab **ctx_p,
+                                        mlfab_error *error);
 
 /* Every public call that touches the node is between these two. */
 MLFAB__INTERNAL uint64_t mlfab__context_enter(mlfab *ctx); /* what the clock says */

@@ -38,7 +38,8 @@ static void shared_unqueue(mlfab *ctx, mlfab__context_turn *turn) {
 /* 1 when it may run; not 0 when it need not be waited for. */
 static int shared_stands(mlfab *ctx, void *what) {
   mlfab__context_turn *turn = what;
-  int state = mlfab__comm_outside(&ctx->node->comm, turn->request, &turn->number, &turn->signature);
+  int state =
+      mlfab__comm_outside(ctx->node->parts->comm, turn->request, &turn->number, &turn->signature);
   return state == 1 && ctx->turns != turn ? 0 : state;
 }
 
@@ -50,7 +51,7 @@ static int shared_pause(void *user) {
   pthread_mutex_lock(&ctx->lock);
   if (ctx->thread_is >= MLFAB__THREAD_DOZES) pthread_cond_broadcast(&ctx->changed);
   mlfab__context_pump(ctx);
-  int code = mlfab__comm_outside_over(&ctx->node->comm, turn->request);
+  int code = mlfab__comm_outside_over(ctx->node->parts->comm, turn->request);
   code = mlfab__context_in_vain(ctx, code);
   turn->ended = code != 0;
   pthread_mutex_unlock(&ctx->lock);
@@ -60,7 +61,7 @@ static int shared_pause(void *user) {
 /* Runs it without the lock. Members of one host are in the order of their ranks: the data of blocks
  * lies as the arena has it. */
 static void shared_share(mlfab *ctx, mlfab__context_turn *turn, const mlfab__comm_call *call) {
-  const mlfab__comm *comm = &ctx->node->comm;
+  const mlfab__comm *comm = ctx->node->parts->comm;
   uint64_t counts[MLFAB__SHM_COLL_MOST];
   uint32_t ranks[MLFAB__SHM_COLL_MOST], culprit = 0;
   mlfab__shm_coll_call run = {.number = turn->number,
@@ -87,11 +88,12 @@ static void shared_share(mlfab *ctx, mlfab__context_turn *turn, const mlfab__com
   int blames = code == MLFAB_ERR_SHAPE || code == MLFAB_ERR_NOT_FINITE || code == MLFAB_ERR_FRAME;
   if (turn->ended) {
     /* Others do without: it goes on with frames, unless it has failed. */
-    (void)mlfab__comm_outside(&ctx->node->comm, turn->request, &turn->number, &turn->signature);
+    (void)mlfab__comm_outside(ctx->node->parts->comm, turn->request, &turn->number,
+                              &turn->signature);
   } else {
     ctx->now_ns = mlfab__context_now(ctx);
     ctx->node->now_ns = mlfab__max(ctx->node->now_ns, ctx->now_ns);
-    mlfab__comm_finish(&ctx->node->comm, turn->request, code,
+    mlfab__comm_finish(ctx->node->parts->comm, turn->request, code,
                        blames ? (int32_t)ranks[culprit] : MLFAB_NO_RANK, ctx->now_ns);
   }
   mlfab__node_return(ctx->node, 0, NULL);

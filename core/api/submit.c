@@ -1,6 +1,7 @@
 /* submit.c - a context: the calls that a node carries out. The functions of mlfab.h fill a descriptor; what
  * all of them do is mlfab__submit. Those of optional groups stand in the files of these: calls_*.c. */
 #include "../kernels/reduce.h"
+#include "../worker/worker.h"
 #include "context.h"
 
 #include <errno.h>
@@ -129,7 +130,7 @@ static mlfab__snapshot *submit_find_snapshot(const mlfab *ctx, const mlfab_buf *
 
 static int submit_snapshot(mlfab *ctx, const mlfab_buf *buf) {
   mlfab__snapshot *snapshot = submit_find_snapshot(ctx, buf);
-  const mlfab__layout *layout = &ctx->node->worker.layout;
+  const mlfab__layout *layout = &ctx->node->parts->worker->layout;
   if (!snapshot) {
     const mlfab__tensor *tensor =
         buf->tensor == MLFAB_ALL ? NULL : mlfab__layout_find(layout, buf->tensor);
@@ -156,11 +157,11 @@ static int submit_snapshot(mlfab *ctx, const mlfab_buf *buf) {
 
 /* Are these whole tensors of a model that stands? */
 static int submit_check_bufs(mlfab *ctx, const mlfab_buf *bufs, uint32_t n) {
-  mlfab__worker *worker = &ctx->node->worker;
+  mlfab__worker *worker = ctx->node->parts->worker;
   mlfab__source *sources = NULL;
   uint32_t nsources, room = 0;
   mlfab_error *last = &ctx->node->requests.last;
-  if (!ctx->node->is_worker || !worker->stands)
+  if (!worker || !worker->stands)
     return MLFAB__FAIL(last, MLFAB_ERR_STATE, "snapshot: before the model exists");
   int code = mlfab__worker_sources(worker, bufs, n, 0, &sources, &nsources, &room, last);
   mlfab__free(&ctx->node->env, sources, room * sizeof *sources);
@@ -230,15 +231,15 @@ MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
   CONTEXT_CHECK(ctx);
   if (!path) return MLFAB_ERR_ARGUMENT;
   mlfab__context_enter(ctx);
-  const mlfab__layout *layout = &ctx->node->worker.layout;
+  const mlfab__worker *worker = ctx->node->parts->worker;
   mlfab_error *last = &ctx->node->requests.last;
   int code = 0;
-  if (!ctx->node->is_worker || !ctx->node->worker.stands ||
-      ctx->node->worker.define.options.ghost) {
+  if (!worker || !worker->stands || worker->define.options.ghost) {
     code = MLFAB__FAIL(last, MLFAB_ERR_STATE, "save: there is no model with bytes here");
     mlfab__context_leave(ctx);
     return code;
   }
+  const mlfab__layout *layout = &worker->layout;
   size_t header = submit_save_header(layout, NULL, 0), padded = (header + 7) / 8 * 8;
   size_t bytes = 8 + padded + layout->bytes;
   uint8_t *file = mlfab__alloc_aligned(&ctx->env, bytes + 1);

@@ -14,7 +14,7 @@
 #ifndef MLFAB__BARRIER_H
 #define MLFAB__BARRIER_H
 
-#include "../node/port.h"
+#include "../node/role.h"
 #include "../base/request.h"
 
 /* In BARRIER_DONE: nothing is over; the low bits are the rank that is missing. */
@@ -70,6 +70,10 @@ MLFAB__INTERNAL void mlfab__barrier_withdraw(mlfab__barrier_worker *worker, mlfa
 /* The link to server 0 stands; server 0 is dead. A lost link changes nothing. */
 MLFAB__INTERNAL void mlfab__barrier_worker_hello(mlfab__barrier_worker *worker);
 MLFAB__INTERNAL void mlfab__barrier_worker_dead(mlfab__barrier_worker *worker, uint64_t now_ns);
+/* Add the rows, at server 0 and at a worker; what they make is the node's (barrier_role.c). Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__barrier_server_attach(struct mlfab_node *node);
+MLFAB__INTERNAL int mlfab__barrier_attach(struct mlfab_node *node,
+                                          mlfab__barrier_worker **barrier_p);
 /* 1 when the frame was of this role. */
 MLFAB__INTERNAL int mlfab__barrier_worker_frame(mlfab__barrier_worker *worker,
                                                 const mlfab__frame_in *frame, uint64_t now_ns);

@@ -340,6 +340,8 @@ MLFAB__INTERNAL int mlfab__comm_init(mlfab__comm *comm, mlfab__env *env, const m
                                      uint32_t rank, const mlfab__port *up, const mlfab__port *hop,
                                      const mlfab__port *down, mlfab__requests *requests);
 MLFAB__INTERNAL void mlfab__comm_free(mlfab__comm *comm);
+/* Adds the row of a communicator, *comm_p, which is the node's (comm_role.c). Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__comm_attach(struct mlfab_node *node, mlfab__comm **comm_p);
 
 /* Begins a plain collective. vecs' memory is borrowed until the request is finished. timeout_ns
  * as everywhere in roles (0: none). Errors: as of mlfab_allreduce_start before anything is sent.

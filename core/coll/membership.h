@@ -43,7 +43,7 @@
 #define MLFAB__MEMBERSHIP_H
 
 #include "../base/env.h"
-#include "../node/port.h"
+#include "../node/role.h"
 
 enum mlfab__membership_phase {
   MLFAB__MEMBERSHIP_IDLE, /* nobody has ever asked */
@@ -101,6 +101,8 @@ typedef struct mlfab__membership {
 MLFAB__INTERNAL int mlfab__membership_init(mlfab__membership *roll, mlfab__env *env,
                                            const mlfab_config *config, const mlfab__port *port);
 MLFAB__INTERNAL void mlfab__membership_free(mlfab__membership *roll);
+/* Adds the rows of the membership, and of planned trees, at server 0 (comm_role.c). Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__membership_attach(struct mlfab_node *node);
 /* A worker is here on a new link; incarnation tells whether it is a new process. It is gone for good (`left`: said
  * goodbye); it has said DONE. */
 MLFAB__INTERNAL void mlfab__membership_hello(mlfab__membership *roll, uint32_t worker,

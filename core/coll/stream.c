@@ -118,7 +118,7 @@ static stream_message *stream_at(const mlfab__lane *stream, uint64_t serial) {
 /* Nothing of this message is needed any more. Its place in the ring may be another's by now. */
 static void stream_forget(mlfab__streams *streams, uint32_t rank, const stream_message *message,
                           uint64_t serial) {
-  if (message->lent > 0) streams->hop.detach(streams->hop.self, rank, MLFAB__STREAM_TOKEN | serial);
+  if (message->lent > 0) streams->hop.detach(streams->hop.self, rank, serial + 1);
   if (message->copied && message->n > 0)
     stream_unblock(streams, (void *)(uintptr_t)message->bytes, message->n);
   streams->bytes_waiting -= message->n;
@@ -251,7 +251,7 @@ MLFAB__INTERNAL int mlfab__stream_next(mlfab__streams *streams, uint32_t rank,
   frame->meta_bytes = mlfab__encode_coll(frame->meta, &head);
   frame->bulk_bytes = (uint32_t)mlfab__min(message->n - at, streams->chunk);
   frame->bulk = frame->bulk_bytes ? message->bytes + at : NULL;
-  frame->token = frame->bulk_bytes > MLFAB__STREAM_COPY ? MLFAB__STREAM_TOKEN | stream->cursor : 0;
+  frame->token = frame->bulk_bytes > MLFAB__STREAM_COPY ? stream->cursor + 1 : 0;
   frame->slot = streams->epoch;
   frame->note[0] = stream->next;
   return 1;
@@ -303,14 +303,12 @@ MLFAB__INTERNAL void mlfab__stream_taken(mlfab__streams *streams, uint32_t rank,
   stream_ask_last(streams, rank, stream);
 }
 
-MLFAB__INTERNAL int mlfab__stream_sent(mlfab__streams *streams, uint32_t rank, uint64_t token) {
-  if ((token & MLFAB__STREAM_TOKENS) != MLFAB__STREAM_TOKEN) return 0;
-  uint64_t serial = token & ~MLFAB__STREAM_TOKENS;
+MLFAB__INTERNAL void mlfab__stream_sent(mlfab__streams *streams, uint32_t rank, uint64_t token) {
+  uint64_t serial = token - 1;
   mlfab__lane *stream = stream_of(streams, rank);
-  if (!stream || serial < stream->begin || serial - stream->begin >= stream->count) return 1;
+  if (!stream || serial < stream->begin || serial - stream->begin >= stream->count) return;
   stream_message *message = stream_at(stream, serial);
   if (message->lent > 0) message->lent--;
-  return 1;
 }
 
 /* Messages that are acknowledged as a whole go. The user may do anything meanwhile. */

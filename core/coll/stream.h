@@ -33,14 +33,7 @@
 #define MLFAB__STREAM_H
 
 #include "../base/env.h"
-#include "../node/port.h"
-
-/* Tokens of bulks that this role lends: this bit, without that below it. They occur on HOP links
- * only, beside the worker role's, which have not this one. The aggregator's look alike, but are lent to MEMBER and SERVER links. The
- * rest is the message's serial, which no other message for this peer ever has: a late report
- * finds nothing. */
-#define MLFAB__STREAM_TOKEN ((uint64_t)2 << 60)
-#define MLFAB__STREAM_TOKENS ((uint64_t)3 << 60) /* the bits that tell */
+#include "../node/role.h"
 
 enum {
   MLFAB__STREAM_CREDIT = 8 << 20, /* eager bytes at a peer */
@@ -127,13 +120,14 @@ MLFAB__INTERNAL void mlfab__stream_hop_lost(mlfab__streams *streams, uint32_t ra
  * while it was wanted (now, when it is not yet counted); NULL is accepted. */
 MLFAB__INTERNAL int mlfab__stream_hop_missing(mlfab__streams *streams, uint32_t rank,
                                               uint64_t now_ns, uint64_t *since_p);
-/* The next frame for this worker: 1, or 0; it was taken; the bulk of a token is free (1 when the
- * token was of this kind). */
+/* The next frame for this worker: 1, or 0; it was taken; the bulk of a token is free. A token
+ * is one more than the message's serial, which no other message for this peer ever has: a late report finds
+ * nothing. */
 MLFAB__INTERNAL int mlfab__stream_next(mlfab__streams *streams, uint32_t rank,
                                        mlfab__frame_out *frame);
 MLFAB__INTERNAL void mlfab__stream_taken(mlfab__streams *streams, uint32_t rank,
                                          const mlfab__frame_out *frame);
-MLFAB__INTERNAL int mlfab__stream_sent(mlfab__streams *streams, uint32_t rank, uint64_t token);
+MLFAB__INTERNAL void mlfab__stream_sent(mlfab__streams *streams, uint32_t rank, uint64_t token);
 /* Four times a heartbeat: acknowledges what was not. */
 MLFAB__INTERNAL void mlfab__streams_tick(mlfab__streams *streams);
 /* This worker will leave: from now on it asks for acknowledgements as soon as all is sent. */

@@ -1,20 +1,21 @@
-/* node.h - a node: its links, its roles, joining. Layer 5. A beat is the interval of heartbeats.
+/* node.h - a node: its links, joining, liveness. A beat is the interval of heartbeats. What the node is for is in
+ * its roles, which it knows by their table only (role.h).
  *
  * A link is a transport's connection with a purpose:
  *
  *    NEW      somebody called us; its first frame tells who it is: JOIN -> JOIN_IN, HELLO -> WORKER,
- *             SCHEDULER or PEER, MEET -> MEMBER
+ *             SCHEDULER or RESHARD_IN, MEET -> PEER_IN
  *    CLAIM    it wants a number that another process has: see Numbers
  *    JOIN_IN  a node that joins, at server 0, until it has its WELCOME and hangs up
  *    JOIN_OUT we join; closed when WELCOME is here
  *    SERVER   from our worker role to a server: HELLO, HELLO_ACK, then everything
  *    WORKER   from a worker to our server role
  *    PLANNER  from our scheduler role to a server: HELLO, HELLO_ACK, plans; SCHEDULER: its other end
- *    HOP      from our worker role to another worker's node, as an aggregator or
+ *    PEER     from our worker role to another worker's node, as an aggregator or
  *             in collectives: MEET, then updates up and the model down, and messages up;
- *             MEMBER: its other end. Opened when it is wanted: server 0 is asked WHERE, and says THERE
- *    RESHARD_SERVER    from our server role to another server, when slices move: HELLO, HELLO_ACK, what server 0
- *             leads and its answers, slices; PEER: its other end. One for each direction; nothing but
+ *             PEER_IN: its other end. Opened when it is wanted: server 0 is asked WHERE, and says THERE
+ *    RESHARD  from our server role to another server, when slices move: HELLO, HELLO_ACK, what server 0
+ *             leads and its answers, slices; RESHARD_IN: its other end. One for each direction; nothing but
  *             HELLO_ACK goes back. Opened when it is wanted, and kept
  *
  * Roles of one node talk to each other over pairs of links that no transport sees; such a link stands
@@ -91,45 +92,29 @@
  * A broken link is not yet a death: the worker calls again, and is dead to a server when it has not
  * for 2 beats (5 when hand-driven); a server is dead to us when no link to it stood for 5. They begin
  * with the break, however long it was silent before: we may have been stopped ourselves. After a silence
- * under (a) or (b) the death follows at once. */
+ * under (a) or (b) the death follows at once.
+ *
+ * Files, lowest first: link.c (links, their queues and timers, actions), role.c (asks the roles), outbox.c (what
+ * is sent next), claim.c (heartbeats, Numbers, dispatch), peer_link.c (links between workers), server_link.c (our ways
+ * to servers), inner.c (links inside the node), caller.c (who calls our server role), bootstrap.c (joining),
+ * alive.c (Liveness), node.c (events, time, leaving). What is below calls what is above by the rules of link
+ * kinds, a table that node.c fills. */
 #ifndef MLFAB__NODE_H
 #define MLFAB__NODE_H
 
 #include "../../mlfab_node.h"
-#include "../sched/aggregator.h"
-#include "../coll/comm.h"
-#include "../coll/partial_run.h"
-#include "../coll/stochastic.h"
 #include "../base/heap.h"
 #include "../base/map.h"
-#include "../sched/monitor.h"
 #include "../base/rng.h"
-#include "../coll/barrier.h"
-#include "../reshard/reshard.h"
-#include "../coll/membership.h"
-#include "../sched/scheduler.h"
-#include "../coll/user_dag.h"
-#include "../server/server.h"
-#include "../coll/trees.h"
-#include "../worker/worker.h"
+#include "role.h"
 
 #define MLFAB__NO_LINK 0xffffffffu
 
-enum mlfab__link_kind {
-  MLFAB__LINK_FREE,
-  MLFAB__LINK_NEW,
-  MLFAB__LINK_JOIN_IN,
-  MLFAB__LINK_JOIN_OUT,
-  MLFAB__LINK_SERVER,
-  MLFAB__LINK_WORKER,
-  MLFAB__LINK_PLANNER,
-  MLFAB__LINK_SCHEDULER,
-  MLFAB__LINK_PEER,
-  MLFAB__LINK_PEER_IN,
-  MLFAB__LINK_RESHARD,
-  MLFAB__LINK_RESHARD_IN,
-  MLFAB__LINK_CLAIM
+enum {
+  MLFAB__ROLES_MAX = 15, /* of a node: four bits of a token tell which */
+  MLFAB__OUTLETS = 32    /* ports that its roles have */
 };
+#define MLFAB__ROLE_SHIFT 60 /* of a token: above it, the role */
 
 /* Pairs of links inside a node. */
 enum {
@@ -153,8 +138,8 @@ typedef struct mlfab__link {
   uint8_t suspect, probing; /* it is silent; the transport is being asked */
   uint8_t silent;           /* it is hung up for that */
   uint8_t called;           /* by somebody else */
-  uint8_t collective; /* the last frame with a bulk was of the communicator: others are next */
-  uint32_t id;        /* the driver's number */
+  uint8_t turn; /* of the roles on this kind of link: the first to be asked for a frame */
+  uint32_t id;  /* the driver's number */
   uint32_t caps;
   uint32_t
       peer; /* rank of a worker (workers: the scheduler), number of a server, node that joins */
@@ -171,6 +156,15 @@ typedef struct mlfab__link {
   uint8_t claim_type;
   uint8_t *claim;
 } mlfab__link;
+
+/* Who calls our server role: a worker, or the scheduler. */
+typedef struct mlfab__caller {
+  uint32_t link; /* index, or MLFAB__NO_LINK */
+  uint32_t incarnation;
+  uint8_t hand, dead, left;
+  uint64_t heard_ns; /* also while there is no link */
+  uint64_t lost_ns;  /* when its link broke, 0 while it has one */
+} mlfab__caller;
 
 /* What this node knows of another, by node id. */
 typedef struct mlfab__peer {
@@ -228,6 +222,24 @@ typedef struct mlfab__queued_action {
   uint64_t token;
 } mlfab__queued_action;
 
+/* What the node does on links of a kind. */
+typedef struct mlfab__link_rule {
+  void (*frame)(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame);
+  /* A link is gone: `was` is what it was; its index may be taken again. */
+  void (*down)(mlfab_node *node, const mlfab__link *was, uint32_t link, const char *why);
+  /* A role wants a link to this peer, and there is none. */
+  void (*want)(mlfab_node *node, uint32_t peer);
+} mlfab__link_rule;
+
+/* How a role reaches its peers of one kind: what its port points at. */
+typedef struct mlfab__outlet {
+  mlfab_node *node;
+  uint32_t role;
+  int kind;
+} mlfab__outlet;
+
+struct mlfab__parts; /* what a node is composed of: known above */
+
 struct mlfab_node {
   mlfab__env env;
   mlfab_config config; /* complete: no member is at its default */
@@ -237,17 +249,15 @@ struct mlfab_node {
   uint32_t id, nodes, incarnation, epoch;
   uint32_t server_number; /* or MLFAB__NO_NODE */
   int is_worker, is_server, is_coordinator, is_scheduler;
-  mlfab__worker worker;
-  mlfab__barrier_worker barrier;
-  mlfab__comm comm;
-  mlfab__server server;
-  mlfab__barrier_server barriers;
-  mlfab__trees trees;
-  mlfab__membership roll;
-  mlfab__reshard reslice;
-  mlfab__aggregator aggregator; /* on workers of a fabric with a scheduler */
-  mlfab__scheduler *scheduler;
-  mlfab__monitor monitor;
+  mlfab__role roles[MLFAB__ROLES_MAX];
+  uint32_t nroles;
+  uint8_t on[MLFAB__LINK_KINDS][MLFAB__ROLES_MAX],
+      non[MLFAB__LINK_KINDS]; /* roles by kind of link */
+  mlfab__outlet outlets[MLFAB__OUTLETS];
+  uint32_t noutlets;
+  const mlfab__link_rule *rules; /* by kind of link */
+  struct mlfab__parts *parts;    /* parts_bytes of it, freed with the node; not looked at here */
+  size_t parts_bytes;
   char addresses[MLFAB__ADDRESSES_MAX];
   /* Joining. */
   enum mlfab__bootstrap_phase phase;
@@ -260,16 +270,12 @@ struct mlfab_node {
   const char *strange; /* why the last stranger was refused, or NULL */
   uint8_t *welcome;
   uint32_t welcome_bytes, welcome_count;
-  mlfab__peer *peers;             /* by node id; server 0 only */
-  mlfab__route *routes;           /* by server: the worker role's, the scheduler role's, the server
+  mlfab__peer *peers;           /* by node id; server 0 only */
+  mlfab__route *routes;         /* by server: the worker role's, the scheduler role's, the server
                                      role's */
-  uint32_t *reshard_links;        /* by server: it has called our server role */
-  uint32_t layout_epoch;          /* that the aggregator knows */
-  uint32_t *worker_links;         /* by rank, then the scheduler's; server role only */
-  uint64_t *worker_heard;         /* likewise: also while there is no link */
-  uint64_t *worker_lost;          /* likewise: when its link broke, 0 while it has one */
-  uint32_t scheduler_incarnation; /* the newest that said HELLO here */
-  mlfab__peer_link **peers_out;   /* by rank; worker role only */
+  mlfab__caller *callers;       /* by rank, then the scheduler; server role only */
+  uint32_t *reshard_links;      /* by server: it has called our server role */
+  mlfab__peer_link **peers_out; /* by rank; worker role only */
   uint32_t *hops, nhops, hops_room; /* the ranks that have one */
   int hops_short;                   /* one was wanted, and there was no memory for it */
   uint32_t *peer_in_links;          /* by rank; aggregator role only */
@@ -294,15 +300,11 @@ struct mlfab_node {
     MLFAB__OUT_NONE,
     MLFAB__OUT_CONTROL,
     MLFAB__OUT_WELCOME,
-    MLFAB__OUT_WORKER,
-    MLFAB__OUT_SERVER,
-    MLFAB__OUT_HOP,
-    MLFAB__OUT_FORWARD,
-    MLFAB__OUT_HAND_ON,
-    MLFAB__OUT_SHIFT,
-    MLFAB__OUT_COLLECTIVE,
+    MLFAB__OUT_ROLE,
     MLFAB__OUT_ACTION
   } out;
+  uint32_t out_role; /* OUT_ROLE: whose frame it is, and its place among those on the link */
+  uint8_t out_turn;
   uint32_t out_link;
   mlfab__frame_out frame;
   mlfab_action action;
@@ -315,42 +317,123 @@ struct mlfab_node {
   int closed; /* no call begins any more: its context is being closed */
 };
 
-/* --- between node.c and bootstrap.c --- */
+/* --- link.c: links, queues, timers, actions --- */
 
-/* Defaults filled in, contradictions refused. */
-MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_config *config,
-                                           mlfab_error *error);
-/* The secret's 128 bits, zeros for an empty text. Errors: CONFIG. */
-MLFAB__INTERNAL int mlfab__secret_parse(const char *text, uint64_t secret[2]);
-MLFAB__INTERNAL void mlfab__bootstrap_start(mlfab_node *node);
-/* A connect with a joining token failed, a joining link is up, or down. */
-MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link);
-MLFAB__INTERNAL void mlfab__bootstrap_down(mlfab_node *node, const char *why);
-MLFAB__INTERNAL void mlfab__bootstrap_frame(mlfab_node *node, uint32_t link,
-                                            const mlfab__frame_in *frame);
-MLFAB__INTERNAL void mlfab__bootstrap_tick(mlfab_node *node);
-/* A node that joins hung up or broke down before WELCOME. */
-MLFAB__INTERNAL void mlfab__bootstrap_lost(mlfab_node *node, uint32_t link);
-/* Does a node that was welcomed keep its JOIN_IN link for too long? */
-MLFAB__INTERNAL int mlfab__bootstrap_overdue(const mlfab_node *node, const mlfab__link *link);
-/* Looks whether every server has greeted us: then the node is ready. */
-MLFAB__INTERNAL void mlfab__bootstrap_check(mlfab_node *node);
-MLFAB__INTERNAL void mlfab__bootstrap_fail(mlfab_node *node, int code, int32_t rank, int is_server,
-                                           const char *text);
-/* Encodes the list of servers for WELCOME. Errors: MEMORY, LIMIT. */
+#define MLFAB__TOKEN_JOIN 1u
+#define MLFAB__TOKEN_SERVER \
+  2u /* + index of the route; behind the routes: + rank of the aggregator */
+
+/* A heartbeat; until the fabric is complete a short one at most, since joining has its own deadline. */
+MLFAB__INTERNAL uint64_t mlfab__node_beat(const mlfab_node *node);
+MLFAB__INTERNAL uint32_t mlfab__node_routes(const mlfab_node *node);
+/* The route of links of this kind to a server: 0 for other kinds. The server that a route leads to. */
+MLFAB__INTERNAL uint32_t mlfab__node_route_of(const mlfab_node *node, int kind, uint32_t server);
+MLFAB__INTERNAL uint32_t mlfab__node_server_of(const mlfab_node *node, uint32_t route);
+/* The node id of a server. How people call a node: "worker 3", "server 1". */
 MLFAB__INTERNAL uint32_t mlfab__node_of_server(const mlfab_node *node, uint32_t server);
+MLFAB__INTERNAL const char *mlfab__node_name(const mlfab_node *node, uint32_t id, char buffer[32]);
+/* Joining has failed, unless it is over. */
+MLFAB__INTERNAL void mlfab__node_fail(mlfab_node *node, int code, int32_t rank, int is_server,
+                                      const char *text);
+MLFAB__INTERNAL void mlfab__node_emit(mlfab_node *node, uint32_t kind, int32_t rank, int is_server,
+                                      uint32_t incarnation, int code, const char *text);
 
-/* The schedule with its defaults. Errors: CONFIG or ARGUMENT (delay_bound 0), with what is
- * wrong. */
-MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_schedule *schedule,
-                                             mlfab_error *error);
-/* A pair of links inside the node. Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__node_pair(mlfab_node *node, uint32_t which, int asking,
-                                     uint32_t asking_peer, int other, uint32_t other_peer);
+/* Timers: the heap's number of one; the next time at which timers expire, from this one on. */
+MLFAB__INTERNAL uint32_t mlfab__node_timer(const mlfab_node *node, enum mlfab__timer kind,
+                                           uint32_t index);
+MLFAB__INTERNAL uint64_t mlfab__node_round(const mlfab_node *node, uint64_t at_ns);
+MLFAB__INTERNAL void mlfab__node_arm_at(mlfab_node *node, enum mlfab__timer kind, uint32_t index,
+                                        uint64_t at_ns);
+/* Expires at this time, rounded up, but not at once. */
+MLFAB__INTERNAL void mlfab__node_arm(mlfab_node *node, enum mlfab__timer kind, uint32_t index,
+                                     uint64_t at_ns);
+
+/* Memory that opening needs. Errors: MEMORY. What links have, freed. */
+MLFAB__INTERNAL int mlfab__node_reserve(mlfab_node *node);
+MLFAB__INTERNAL void mlfab__node_free_links(mlfab_node *node);
+/* The link with the driver's number, and its index; NULL. A free entry, or MLFAB__NO_LINK when out of memory. */
+MLFAB__INTERNAL mlfab__link *mlfab__node_link(mlfab_node *node, uint32_t id, uint32_t *index_p);
+MLFAB__INTERNAL uint32_t mlfab__node_new_link(mlfab_node *node);
+MLFAB__INTERNAL void mlfab__node_free_link(mlfab_node *node, uint32_t index);
+/* The index of the link of this kind to, or from, this peer, or MLFAB__NO_LINK. */
+MLFAB__INTERNAL uint32_t mlfab__node_link_to(const mlfab_node *node, int kind, uint32_t peer);
+MLFAB__INTERNAL void mlfab__node_act(mlfab_node *node, uint32_t kind, uint32_t link,
+                                     uint64_t token);
+MLFAB__INTERNAL void mlfab__node_connect(mlfab_node *node, uint64_t token);
+MLFAB__INTERNAL void mlfab__node_post(mlfab_node *node, uint32_t link, uint8_t type,
+                                      const void *meta, uint32_t bytes);
+MLFAB__INTERNAL void mlfab__node_ready_link(mlfab_node *node, uint32_t link);
+/* It claims nothing any more. */
+MLFAB__INTERNAL void mlfab__node_unclaim(mlfab_node *node, mlfab__link *link);
+/* The link is gone: whoever used it hears of it. */
+MLFAB__INTERNAL void mlfab__node_link_down(mlfab_node *node, uint32_t index, const char *why);
+/* Closes a link of ours: nobody reports it down. Not one inside the node. */
+MLFAB__INTERNAL void mlfab__node_hang_up(mlfab_node *node, uint32_t index, const char *why);
+/* Gives a link up when the roles have returned; the same for a peer that broke the protocol. */
+MLFAB__INTERNAL void mlfab__node_doom(mlfab_node *node, uint32_t index);
+MLFAB__INTERNAL void mlfab__node_drop(mlfab_node *node, uint32_t index, int code, const char *text);
+/* Says why, then closes. */
+MLFAB__INTERNAL void mlfab__node_refuse(mlfab_node *node, uint32_t link, int code, int32_t rank,
+                                        const char *text);
+
+/* --- role.c: the roles --- */
+
+/* A row more, with `bytes` bytes of zeros as its self (0: none yet); NULL only without memory for those. Rows
+ * stand in the order in which they were added, and count when mlfab__roles_list is called. */
+MLFAB__INTERNAL mlfab__role *mlfab__roles_add(mlfab_node *node, const mlfab__role *row,
+                                              size_t bytes);
+MLFAB__INTERNAL void mlfab__roles_list(mlfab_node *node);
+/* The role's way to its peers of this kind. */
+MLFAB__INTERNAL mlfab__port mlfab__roles_port(mlfab_node *node, const mlfab__role *role, int kind);
+MLFAB__INTERNAL void mlfab__roles_free(mlfab_node *node);
+
+/* As the functions of mlfab__role, of all roles on links of this kind. frame: gives the link up when nobody
+ * takes it. hello: the first error. */
+MLFAB__INTERNAL void mlfab__roles_frame(mlfab_node *node, uint32_t link,
+                                        const mlfab__frame_in *frame);
+MLFAB__INTERNAL int mlfab__roles_hello(mlfab_node *node, int kind, uint32_t peer,
+                                       mlfab__greeting *greeting);
+MLFAB__INTERNAL void mlfab__roles_up(mlfab_node *node, int kind, uint32_t peer,
+                                     mlfab__greeting *greeting);
+MLFAB__INTERNAL void mlfab__roles_lost(mlfab_node *node, int kind, uint32_t peer);
+MLFAB__INTERNAL void mlfab__roles_gone(mlfab_node *node, int kind, uint32_t peer, int left);
+MLFAB__INTERNAL int mlfab__roles_want(const mlfab_node *node, int kind, uint32_t peer);
+/* The bulk with this token, role included, came back from a transport. */
+MLFAB__INTERNAL void mlfab__roles_returned(mlfab_node *node, int kind, uint32_t peer,
+                                           uint64_t token);
+MLFAB__INTERNAL void mlfab__roles_withdraw(mlfab_node *node, mlfab__request *request, int code);
+/* Tells all roles what this host's links carry. */
+MLFAB__INTERNAL void mlfab__roles_capacity(mlfab_node *node, double in, double out);
+
+/* --- outbox.c: what is sent next --- */
+
+/* Fills node->frame with what this link is to send next; the meta lies in node->head. 1, or 0. It was taken:
+ * the state of whoever yielded it moves on. */
+MLFAB__INTERNAL int mlfab__outbox_yield(mlfab_node *node, uint32_t index);
+MLFAB__INTERNAL void mlfab__outbox_taken(mlfab_node *node);
+
+/* --- claim.c: heartbeats, and numbers that two processes want --- */
+
+MLFAB__INTERNAL void mlfab__node_dispatch(mlfab_node *node, uint32_t index,
+                                          const mlfab__frame_in *frame);
+MLFAB__INTERNAL void mlfab__claim_heartbeat(mlfab_node *node, uint32_t index, uint32_t kind,
+                                            uint64_t sent_ns);
+/* Asks the process at the other end whether it lives, unless that is being asked. */
+MLFAB__INTERNAL void mlfab__claim_probe(mlfab_node *node, uint32_t index);
+/* Does the process that said this on a new link get a number whose link is `holder`? 1 at once: nobody
+ * has it, or the same process (its old link still stands). 0: it waits, or was refused. */
+MLFAB__INTERNAL int mlfab__claim_ask(mlfab_node *node, uint32_t index, uint32_t holder,
+                                     uint64_t nonce, const mlfab__frame_in *frame);
+/* Claims whose number is free, or another's by now, are heard anew. */
+MLFAB__INTERNAL void mlfab__claim_again(mlfab_node *node);
+/* A probe that nobody answers for long. */
+MLFAB__INTERNAL void mlfab__claim_scan(mlfab_node *node, uint32_t index);
+/* Is the node at the other end driven by hand, as far as anybody knows? */
+MLFAB__INTERNAL int mlfab__claim_is_hand(const mlfab_node *node, const mlfab__link *link);
 
 /* --- peer_link.c: links between workers --- */
 
-/* The link to this worker's aggregator role is wanted. */
+/* The link to this worker's node is wanted. */
 MLFAB__INTERNAL void mlfab__peer_link_want(mlfab_node *node, uint32_t rank);
 /* Server 0: WHERE on this link is answered. Errors: FRAME. */
 MLFAB__INTERNAL int mlfab__peer_link_where(mlfab_node *node, uint32_t link,
@@ -359,46 +442,101 @@ MLFAB__INTERNAL void mlfab__peer_link_there(mlfab_node *node, const mlfab__membe
 /* Our call came through (1, or 0 when it is not wanted any more), or failed. */
 MLFAB__INTERNAL int mlfab__peer_link_up(mlfab_node *node, uint64_t rank, uint32_t link);
 MLFAB__INTERNAL void mlfab__peer_link_failed(mlfab_node *node, uint64_t rank);
-/* MEET came on a new link; the two roles of this node meet. */
+/* MEET came on a new link. */
 MLFAB__INTERNAL void mlfab__peer_link_meet(mlfab_node *node, uint32_t link,
                                            const mlfab__frame_in *frame);
-MLFAB__INTERNAL void mlfab__peer_link_met_self(mlfab_node *node);
-/* A link of the kinds HOP or MEMBER is gone. */
-MLFAB__INTERNAL void mlfab__peer_link_down(mlfab_node *node, const mlfab__link *link,
-                                           uint32_t index);
+MLFAB__INTERNAL void mlfab__peer_link_frame(mlfab_node *node, uint32_t link,
+                                            const mlfab__frame_in *frame);
+MLFAB__INTERNAL void mlfab__peer_link_down(mlfab_node *node, const mlfab__link *was, uint32_t link,
+                                           const char *why);
 MLFAB__INTERNAL void mlfab__peer_link_scan(mlfab_node *node);
-/* Server role: the workers have their time to call from now on. */
-MLFAB__INTERNAL void mlfab__node_await_workers(mlfab_node *node);
-/* Closes a link of ours: nobody reports it down. */
-MLFAB__INTERNAL void mlfab__node_hang_up(mlfab_node *node, uint32_t index, const char *why);
 
-/* A heartbeat; until the fabric is complete a short one at most, since joining has its own deadline. */
-MLFAB__INTERNAL uint64_t mlfab__node_beat(const mlfab_node *node);
+/* --- inner.c: links inside the node --- */
 
-#define MLFAB__TOKEN_JOIN 1u
-#define MLFAB__TOKEN_SERVER \
-  2u /* + index of the route; behind the routes: + rank of the aggregator */
+/* A pair of links. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__inner_pair(mlfab_node *node, uint32_t which, int asking,
+                                      uint32_t asking_peer, int other, uint32_t other_peer);
+/* The pair stands: its roles greet each other; `fresh`: for the first time. */
+MLFAB__INTERNAL void mlfab__inner_greet(mlfab_node *node, uint32_t which, int fresh);
+/* All pairs, after they broke. */
+MLFAB__INTERNAL void mlfab__inner_greet_again(mlfab_node *node);
+/* They broke, for want of memory: the roles forget what was under way. */
+MLFAB__INTERNAL void mlfab__inner_lose(mlfab_node *node);
+/* The links to this node's own server role. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__inner_begin(mlfab_node *node);
+/* Carries what the roles of this node have for each other. */
+MLFAB__INTERNAL void mlfab__inner_run(mlfab_node *node);
 
-/* Does the process that said this on a new link get a number whose link is `holder`? 1 at once: nobody
- * has it, or the same process (its old link still stands). 0: it waits, or was refused. */
-MLFAB__INTERNAL int mlfab__node_claim(mlfab_node *node, uint32_t index, uint32_t holder,
-                                      uint64_t nonce, const mlfab__frame_in *frame);
-/* Asks the process at the other end whether it lives, unless that is being asked. */
-MLFAB__INTERNAL void mlfab__node_probe(mlfab_node *node, uint32_t index);
-/* How people call a node: "worker 3", "server 1". */
-MLFAB__INTERNAL const char *mlfab__bootstrap_name(const mlfab_node *node, uint32_t id,
-                                                  char buffer[32]);
-MLFAB__INTERNAL uint32_t mlfab__node_routes(const mlfab_node *node);
-/* The server that a route leads to. */
-MLFAB__INTERNAL uint32_t mlfab__node_server_of(const mlfab_node *node, uint32_t route);
+/* --- server_link.c: our ways to servers --- */
 
-MLFAB__INTERNAL void mlfab__node_post(mlfab_node *node, uint32_t link, uint8_t type,
-                                      const void *meta, uint32_t bytes);
-MLFAB__INTERNAL void mlfab__node_connect(mlfab_node *node, uint64_t token);
-MLFAB__INTERNAL void mlfab__node_ready_link(mlfab_node *node, uint32_t link);
-/* Says why, then closes. */
-MLFAB__INTERNAL void mlfab__node_refuse(mlfab_node *node, uint32_t link, int code, int32_t rank,
-                                        const char *text);
+/* Does a role of this node use the route? */
+MLFAB__INTERNAL int mlfab__server_link_wanted(const mlfab_node *node, uint32_t route);
+MLFAB__INTERNAL void mlfab__server_link_call(mlfab_node *node, uint32_t route);
+/* A server answers our call: says who we are. The call came to nothing. */
+MLFAB__INTERNAL void mlfab__server_link_up(mlfab_node *node, uint32_t route, uint32_t link);
+MLFAB__INTERNAL void mlfab__server_link_failed(mlfab_node *node, uint32_t route, const char *why);
+MLFAB__INTERNAL void mlfab__server_link_frame(mlfab_node *node, uint32_t link,
+                                              const mlfab__frame_in *frame);
+MLFAB__INTERNAL void mlfab__server_link_down(mlfab_node *node, const mlfab__link *was,
+                                             uint32_t link, const char *why);
+/* Opens the link to another server's server role, or to our own, where there is none. */
+MLFAB__INTERNAL void mlfab__server_link_across(mlfab_node *node, uint32_t server);
+MLFAB__INTERNAL void mlfab__server_link_scan(mlfab_node *node, uint32_t route);
+/* Looks whether every server has greeted us: then the node is ready. */
+MLFAB__INTERNAL void mlfab__server_link_check(mlfab_node *node);
+/* Opens the ways to all servers. */
+MLFAB__INTERNAL void mlfab__server_link_begin(mlfab_node *node);
+/* The last error names a server that "is dead": says what it died of, too. */
+MLFAB__INTERNAL void mlfab__server_link_say_why(mlfab_node *node);
+
+/* --- caller.c: who calls our server role --- */
+
+/* Memory. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__caller_init(mlfab_node *node);
+/* HELLO on a new link. */
+MLFAB__INTERNAL void mlfab__caller_hello(mlfab_node *node, uint32_t link,
+                                         const mlfab__frame_in *frame);
+MLFAB__INTERNAL void mlfab__caller_frame(mlfab_node *node, uint32_t link,
+                                         const mlfab__frame_in *frame);
+MLFAB__INTERNAL void mlfab__caller_down(mlfab_node *node, const mlfab__link *was, uint32_t link,
+                                        const char *why);
+/* A worker is gone for good, or until it calls again. */
+MLFAB__INTERNAL void mlfab__caller_gone(mlfab_node *node, uint32_t worker, int left);
+/* The workers have their time to call from now on. One without a link is dead when that is over. */
+MLFAB__INTERNAL void mlfab__caller_await(mlfab_node *node);
+MLFAB__INTERNAL void mlfab__caller_scan(mlfab_node *node, uint32_t worker);
+
+/* --- bootstrap.c: joining --- */
+
+/* The secret's 128 bits, zeros for an empty text. Errors: CONFIG. */
+MLFAB__INTERNAL int mlfab__secret_parse(const char *text, uint64_t secret[2]);
+MLFAB__INTERNAL void mlfab__bootstrap_start(mlfab_node *node);
+/* A joining link is up; a connect with a joining token failed, or the link is down. */
+MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link);
+MLFAB__INTERNAL void mlfab__bootstrap_failed(mlfab_node *node, const char *why);
+MLFAB__INTERNAL void mlfab__bootstrap_frame(mlfab_node *node, uint32_t link,
+                                            const mlfab__frame_in *frame);
+/* A link of a node that joins, or ours, is gone. */
+MLFAB__INTERNAL void mlfab__bootstrap_down(mlfab_node *node, const mlfab__link *was, uint32_t link,
+                                           const char *why);
+MLFAB__INTERNAL void mlfab__bootstrap_tick(mlfab_node *node);
+/* Does a node that was welcomed keep its JOIN_IN link for too long? */
+MLFAB__INTERNAL int mlfab__bootstrap_overdue(const mlfab_node *node, const mlfab__link *link);
+
+/* --- alive.c: liveness --- */
+
+/* What the transport knows of a link that is suspect. */
+MLFAB__INTERNAL void mlfab__alive_probed(mlfab_node *node, uint32_t index, int status);
+/* A link's timer: looks, and arms it again. */
+MLFAB__INTERNAL void mlfab__alive_scan(mlfab_node *node, uint32_t index);
+
+/* --- node.c: events, time, leaving --- */
+
+/* A node without roles. Then its roles are added; then it begins. mlfab_node_close at any time after.
+ * Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__node_make(const mlfab_config *complete, mlfab__env *env,
+                                     const char *addresses, uint64_t now_ns, mlfab_node **node_p);
+MLFAB__INTERNAL void mlfab__node_begin(mlfab_node *node);
 /* Around every call of the API. Enter: whether this node may call now (`worker`: it has to be one);
  * errors as of mlfab_push. Return: keeps the error for mlfab_node_last_error, does what the call has
  * set off, and returns its code. */
@@ -409,11 +547,5 @@ MLFAB__INTERNAL int mlfab__node_return(mlfab_node *node, int code, const mlfab_e
 MLFAB__INTERNAL int mlfab__node_finished(const mlfab_node *node);
 /* The worker role says goodbye, the server role stays until mlfab_node_leave. */
 MLFAB__INTERNAL void mlfab__node_stop_working(mlfab_node *node, uint64_t now_ns);
-/* Opens the link to another server's server role, where there is none. */
-MLFAB__INTERNAL void mlfab__node_across(mlfab_node *node, uint32_t server);
-/* Opens the ways to all servers. */
-MLFAB__INTERNAL void mlfab__node_greet(mlfab_node *node);
-MLFAB__INTERNAL void mlfab__node_emit(mlfab_node *node, uint32_t kind, int32_t rank, int is_server,
-                                      uint32_t incarnation, int code, const char *text);
 
 #endif

@@ -27,18 +27,13 @@ static mlfab__peer_link *hop_of(mlfab_node *node, uint32_t rank) {
   return hop;
 }
 
-MLFAB__INTERNAL void mlfab__peer_link_met_self(mlfab_node *node) {
-  mlfab__aggregator_met(&node->aggregator, (uint32_t)node->config.rank, node->incarnation,
-                        node->now_ns);
-}
-
 static void hop_self(mlfab_node *node, mlfab__peer_link *hop) {
   uint32_t rank = (uint32_t)node->config.rank;
-  if (mlfab__node_pair(node, MLFAB__PAIR_PEER, MLFAB__LINK_PEER, rank, MLFAB__LINK_PEER_IN, rank))
+  if (mlfab__inner_pair(node, MLFAB__PAIR_PEER, MLFAB__LINK_PEER, rank, MLFAB__LINK_PEER_IN, rank))
     return; /* tried again at the next look at the clock */
   hop->link = node->pairs[MLFAB__PAIR_PEER][0];
   node->peer_in_links[rank] = node->pairs[MLFAB__PAIR_PEER][1];
-  mlfab__peer_link_met_self(node);
+  mlfab__inner_greet(node, MLFAB__PAIR_PEER, 1);
 }
 
 MLFAB__INTERNAL void mlfab__peer_link_want(mlfab_node *node, uint32_t rank) {
@@ -46,7 +41,7 @@ MLFAB__INTERNAL void mlfab__peer_link_want(mlfab_node *node, uint32_t rank) {
   uint8_t meta[16];
   mlfab__peer_link *hop = rank < node->config.workers ? hop_of(node, rank) : NULL;
   if (!hop || hop->link != MLFAB__NO_LINK || hop->asked || hop->connecting || node->leaving) return;
-  if (rank == (uint32_t)node->config.rank && node->aggregator.env) {
+  if (rank == (uint32_t)node->config.rank) {
     hop_self(node, hop);
     return;
   }
@@ -93,7 +88,8 @@ static void hop_later(mlfab_node *node, mlfab__peer_link *hop) {
 }
 
 MLFAB__INTERNAL void mlfab__peer_link_there(mlfab_node *node, const mlfab__member *there) {
-  mlfab__peer_link *hop = there->node < node->config.workers ? node->peers_out[there->node] : NULL;
+  mlfab__peer_link *hop =
+      node->peers_out && there->node < node->config.workers ? node->peers_out[there->node] : NULL;
   if (!hop || !hop->asked || hop->link != MLFAB__NO_LINK) return;
   hop_later(node, hop);
   if (there->addresses[0] == 0) return;
@@ -117,7 +113,8 @@ MLFAB__INTERNAL int mlfab__peer_link_up(mlfab_node *node, uint64_t rank, uint32_
   mlfab__meet meet = {node->id, node->incarnation, node->nonce};
   uint8_t meta[32];
   mlfab__node_post(node, index, MLFAB__MEET, meta, mlfab__encode_meet(meta, &meet));
-  mlfab__stream_hop_up(&node->comm.streams, (uint32_t)rank);
+  mlfab__greeting greeting = {0};
+  mlfab__roles_up(node, MLFAB__LINK_PEER, (uint32_t)rank, &greeting);
   return 1;
 }
 
@@ -138,7 +135,7 @@ MLFAB__INTERNAL void mlfab__peer_link_meet(mlfab_node *node, uint32_t index,
   }
   uint32_t old = node->peer_in_links[meet.node];
   if (old != MLFAB__NO_LINK && node->links[old].nonce != meet.nonce && !MLFAB__PLANTED(85)) {
-    mlfab__node_probe(node, old);
+    mlfab__claim_probe(node, old);
     mlfab__node_refuse(node, index, MLFAB_ERR_RANK_TAKEN, (int32_t)meet.node,
                        "another process is here as this worker");
     return;
@@ -150,22 +147,34 @@ MLFAB__INTERNAL void mlfab__peer_link_meet(mlfab_node *node, uint32_t index,
   link->nonce = meet.nonce;
   link->greeted = 1;
   node->peer_in_links[meet.node] = index;
-  if (node->aggregator.env)
-    mlfab__aggregator_met(&node->aggregator, meet.node, meet.incarnation, node->now_ns);
+  mlfab__greeting greeting = {.incarnation = meet.incarnation};
+  mlfab__roles_up(node, MLFAB__LINK_PEER_IN, meet.node, &greeting);
 }
 
-MLFAB__INTERNAL void mlfab__peer_link_down(mlfab_node *node, const mlfab__link *link,
-                                           uint32_t index) {
-  if (link->kind == MLFAB__LINK_PEER && node->peers_out[link->peer] &&
-      node->peers_out[link->peer]->link == index) {
-    node->peers_out[link->peer]->link = MLFAB__NO_LINK;
-    hop_later(node, node->peers_out[link->peer]);
-    mlfab__worker_hop_lost(&node->worker, link->peer, node->now_ns);
-    mlfab__stream_hop_lost(&node->comm.streams, link->peer);
+MLFAB__INTERNAL void mlfab__peer_link_frame(mlfab_node *node, uint32_t index,
+                                            const mlfab__frame_in *frame) {
+  const mlfab__link *link = &node->links[index];
+  mlfab__bye bye;
+  if (frame->type == MLFAB__BYE && !mlfab__decode_bye(frame->meta, frame->meta_bytes, &bye) &&
+      bye.code == 0)
+    mlfab__roles_gone(node, link->kind, link->peer, 1);
+  if (frame->type == MLFAB__BYE || frame->type == MLFAB__REFUSE) mlfab__node_doom(node, index);
+  if (frame->type != MLFAB__HEARTBEAT && !node->links[index].doomed)
+    mlfab__roles_frame(node, index, frame);
+}
+
+MLFAB__INTERNAL void mlfab__peer_link_down(mlfab_node *node, const mlfab__link *was, uint32_t link,
+                                           const char *why) {
+  mlfab__peer_link *hop = was->kind == MLFAB__LINK_PEER ? node->peers_out[was->peer] : NULL;
+  (void)why;
+  if (hop && hop->link == link) {
+    hop->link = MLFAB__NO_LINK;
+    hop_later(node, hop);
+    mlfab__roles_lost(node, MLFAB__LINK_PEER, was->peer);
   }
-  if (link->kind == MLFAB__LINK_PEER_IN && node->peer_in_links[link->peer] == index) {
-    node->peer_in_links[link->peer] = MLFAB__NO_LINK;
-    if (node->aggregator.env) mlfab__aggregator_lost(&node->aggregator, link->peer, node->now_ns);
+  if (was->kind == MLFAB__LINK_PEER_IN && node->peer_in_links[was->peer] == link) {
+    node->peer_in_links[was->peer] = MLFAB__NO_LINK;
+    mlfab__roles_lost(node, MLFAB__LINK_PEER_IN, was->peer);
   }
 }
 
@@ -180,8 +189,6 @@ MLFAB__INTERNAL void mlfab__peer_link_scan(mlfab_node *node) {
     if (hop && hop_unheard(node, hop)) hop->asked = 0;
     if (hop && (hop->asked || hop->connecting) && node->now_ns - hop->since_ns >= 2 * beat)
       hop_later(node, hop);
-    int wanted = mlfab__comm_hop_missing(&node->comm, w, node->now_ns);
-    if (wanted || (hop && mlfab__worker_hop_wanted(&node->worker, w)))
-      mlfab__peer_link_want(node, w);
+    if (mlfab__roles_want(node, MLFAB__LINK_PEER, w)) mlfab__peer_link_want(node, w);
   }
 }

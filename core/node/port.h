@@ -1,4 +1,4 @@
-/* port.h - how a role speaks: what it is handed, what it yields, whom it may ask. Layer 2.
+/* port.h - how a role speaks: what it is handed, what it yields, whom it may ask. 
  *
  * A role (worker, server, member) knows its peers by number: a server its workers by rank, a worker
  * its servers by number. Control frames are posted to a queue of the peer's link at once; frames
@@ -24,7 +24,7 @@ typedef struct mlfab__frame_out {
   uint32_t meta_bytes, bulk_bytes;
   uint8_t *meta;    /* where to encode: room for MLFAB_META_MAX */
   const void *bulk; /* borrowed until the token comes back, or copied when token is 0 */
-  uint64_t token;   /* the low 62 bits are the role's */
+  uint64_t token;   /* below 2^60: see role.h, Loans */
   uint32_t slot;    /* the role's own notes until it was taken */
   uint64_t note[2];
 } mlfab__frame_out;

@@ -81,7 +81,7 @@
 #ifndef MLFAB__RESHARD_H
 #define MLFAB__RESHARD_H
 
-#include "../node/port.h"
+#include "../node/role.h"
 #include "../model/layout.h"
 
 enum mlfab__reshard_phase {
@@ -104,6 +104,7 @@ typedef struct mlfab__reshard {
   const mlfab_config *config;
   mlfab__port down, across;    /* to workers; to servers, whose `ready` opens the link */
   const mlfab__layout *layout; /* server 0's own */
+  const struct mlfab__server *server;
   uint32_t workers, servers;
   mlfab__seat *seats;
   uint8_t *answered; /* by server: this step */
@@ -123,6 +124,11 @@ MLFAB__INTERNAL int mlfab__reshard_init(mlfab__reshard *reslice, mlfab__env *env
                                         const mlfab_config *config, const mlfab__layout *layout,
                                         const mlfab__port *down, const mlfab__port *across);
 MLFAB__INTERNAL void mlfab__reshard_free(mlfab__reshard *reslice);
+/* Adds the rows of who leads, and of a server (reshard_role.c). The server must outlive them. Errors:
+ * MEMORY. */
+MLFAB__INTERNAL int mlfab__reshard_attach(struct mlfab_node *node, struct mlfab__server *server);
+MLFAB__INTERNAL void mlfab__reshard_server_attach(struct mlfab_node *node,
+                                                  struct mlfab__server *server);
 /* A worker is here on a new link; `fresh`: a process that was not here before. It is dead, or has
  * left. */
 MLFAB__INTERNAL void mlfab__reshard_hello(mlfab__reshard *reslice, uint32_t worker, int fresh);
@@ -146,7 +152,7 @@ MLFAB__INTERNAL int mlfab__reshard_busy(const mlfab__reshard *reslice);
 
 struct mlfab__server;
 /* From now on slices leave and come. */
-MLFAB__INTERNAL void mlfab__reshard_server_attach(struct mlfab__server *server);
+MLFAB__INTERNAL void mlfab__reshard_server_init(struct mlfab__server *server);
 /* MOVE came from server 0; MOVED or another frame of another server. Errors: FRAME. */
 MLFAB__INTERNAL int mlfab__reshard_server_move(struct mlfab__server *server,
                                                const mlfab__frame_in *frame, uint64_t now_ns);

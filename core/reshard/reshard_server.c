@@ -850,7 +850,7 @@ MLFAB__INTERNAL int mlfab__reshard_server_move(mlfab__server *server, const mlfa
   return 0;
 }
 
-MLFAB__INTERNAL void mlfab__reshard_server_attach(mlfab__server *server) {
+MLFAB__INTERNAL void mlfab__reshard_server_init(mlfab__server *server) {
   static const mlfab__server_mover mover = {reshard_server_stop, reshard_server_tick,
                                             reshard_server_drop};
   server->move.hooks = &mover;

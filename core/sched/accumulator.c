@@ -53,7 +53,7 @@ MLFAB__INTERNAL int mlfab__aggregator_lends(const mlfab__accumulator *accumulato
   return n < MLFAB__AGGREGATOR_LINK_LOANS;
 }
 
-/* A token: the bit, which accumulator, which loan, and a number by which an old one is told. */
+/* A token: which accumulator, which loan, and a number by which an old one is told. */
 MLFAB__INTERNAL void mlfab__aggregator_offer(mlfab__aggregator *aggregator,
                                              const mlfab__accumulator *accumulator, uint64_t at,
                                              mlfab__frame_out *frame) {
@@ -64,7 +64,7 @@ MLFAB__INTERNAL void mlfab__aggregator_offer(mlfab__aggregator *aggregator,
   if (aggregator->ghost || frame->bulk_bytes <= MLFAB__AGGREGATOR_COPY) return;
   while (accumulator->loans[slot].serial != 0) slot++;
   uint32_t serial = aggregator->serials + 1 ? aggregator->serials + 1 : 1;
-  frame->token = MLFAB__AGGREGATOR_TOKEN | (uint64_t)frame->slot << 40 | slot << 32 | serial;
+  frame->token = (uint64_t)frame->slot << 40 | slot << 32 | serial;
 }
 
 MLFAB__INTERNAL int mlfab__aggregator_lend(mlfab__aggregator *aggregator, int up, uint32_t peer,

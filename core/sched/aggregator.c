@@ -737,7 +737,7 @@ MLFAB__INTERNAL void mlfab__aggregator_taken_up(mlfab__aggregator *aggregator, u
 }
 
 MLFAB__INTERNAL void mlfab__aggregator_sent(mlfab__aggregator *aggregator, uint64_t token) {
-  uint64_t index = (token & ~MLFAB__AGGREGATOR_TOKEN) >> 40, slot = token >> 32 & 0xff;
+  uint64_t index = token >> 40, slot = token >> 32 & 0xff;
   if (index >= aggregator->naccumulators || slot >= MLFAB__AGGREGATOR_LOANS) return;
   mlfab__accumulator *accumulator = &aggregator->accumulators[index];
   mlfab__loan loan = accumulator->loans[slot];

@@ -51,9 +51,6 @@
 #include "../node/port.h"
 #include "../model/layout.h"
 
-/* Tokens of bulks that the aggregator lends on a link it shares with the worker role. */
-#define MLFAB__AGGREGATOR_TOKEN ((uint64_t)1 << 61)
-
 enum {
   MLFAB__AGGREGATOR_MAX = 64, /* accumulators of a node */
   MLFAB__AGGREGATOR_STAGE = 4 << 20,
@@ -195,6 +192,8 @@ typedef struct mlfab__aggregator {
   mlfab__port up;   /* servers by number */
   mlfab__port down; /* members by rank */
   mlfab_stats *stats;
+  const struct mlfab__worker *worker; /* of this node ... */
+  uint32_t epoch;                     /* ... and the layout of it that was told */
   uint32_t workers, servers;
   const mlfab__layout *layout; /* the worker's; NULL until the model stands */
   int ghost;

@@ -183,7 +183,7 @@ static const mlfab__server_policy client_policy = {
     .turns = mlfab__spread_turns,
 };
 
-MLFAB__INTERNAL int mlfab__client_attach(mlfab__server *server) {
+MLFAB__INTERNAL int mlfab__client_init(mlfab__server *server) {
   mlfab__env *env = server->env;
   struct mlfab__server_sched *sched = mlfab__alloc(env, sizeof *sched);
   if (!sched) return MLFAB_ERR_MEMORY;

@@ -33,7 +33,7 @@ struct mlfab__server_sched {
 };
 
 /* From now on the server has this policy. Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__client_attach(mlfab__server *server);
+MLFAB__INTERNAL int mlfab__client_init(mlfab__server *server);
 
 /* The scheduler's link stands: it is told everything. It is lost, or dead. A frame of it (PLAN). */
 MLFAB__INTERNAL void mlfab__server_scheduler_hello(mlfab__server *server, uint64_t now_ns);

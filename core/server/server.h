@@ -37,7 +37,7 @@
 #include "../model/windows.h"
 #include "lazy.h"
 #include "../base/meter.h"
-#include "../node/port.h"
+#include "../node/role.h"
 #include "../model/store.h"
 #include "../model/sync.h"
 
@@ -382,6 +382,8 @@ MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
                                        const mlfab_config *config, uint32_t number,
                                        const mlfab__port *port, mlfab_stats *stats);
 MLFAB__INTERNAL void mlfab__server_free(mlfab__server *server);
+/* Adds the row of a server, *server_p, which is the node's (server_role.c). Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__server_attach(struct mlfab_node *node, mlfab__server **server_p);
 
 /* A worker said HELLO on a new link: fills the answer. Its half-sent updates are forgotten.
  * Errors: FENCED (an older incarnation), MEMORY. */

@@ -117,11 +117,11 @@ static uint64_t push_token(const mlfab__worker *worker, const mlfab__outgoing *u
 }
 
 /* The link to an aggregator may carry the parts of several servers, and a part may leave it and
- * return. Less than MLFAB__AGGREGATOR_TOKEN. */
+ * return. Less than 2^60. */
 static uint64_t push_hop_token(const mlfab__worker *worker, const mlfab__outgoing *update,
                                uint32_t server) {
   return push_token(worker, update) | (uint64_t)(server & 0xffffu) << 32 |
-         (uint64_t)(update->parts[server].way & 0x1fffu) << 48;
+         (uint64_t)(update->parts[server].way & 0xfffu) << 48;
 }
 
 /* Nothing of it was sent, or what was sent is void. */

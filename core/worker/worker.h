@@ -28,7 +28,7 @@
 
 #include "../model/windows.h"
 #include "../kernels/packet.h"
-#include "../node/port.h"
+#include "../node/role.h"
 #include "../base/request.h"
 #include "../model/layout.h"
 #include "../model/sync.h"
@@ -291,6 +291,8 @@ MLFAB__INTERNAL int mlfab__worker_init(mlfab__worker *worker, mlfab__env *env,
                                        const mlfab__port *port, const mlfab__port *hop,
                                        mlfab_stats *stats, mlfab__requests *requests);
 MLFAB__INTERNAL void mlfab__worker_free(mlfab__worker *worker);
+/* Adds the row of a worker, *worker_p, which is the node's (worker_role.c). Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__worker_attach(struct mlfab_node *node, mlfab__worker **worker_p);
 
 /* The calls of mlfab.h sections 7 to 9; `error` is filled on failure. */
 MLFAB__INTERNAL int mlfab__worker_tensor(mlfab__worker *worker, uint32_t id, int dtype,

@@ -3,9 +3,12 @@
  * Three nodes (node 0 serves) are joined by queues, as in examples/04_event_loop.c. A fourth party has
  * links of its own to node 0 and says whatever a test makes it say: the link is given up, counted, and
  * nothing else happens: the model holds the same bits, and the others go on. */
+#include "core/api/parts.h"
 #include "core/base/env.h"
+#include "core/coll/comm.h"
 #include "core/node/node.h"
 #include "core/base/rng.h"
+#include "core/server/server.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -379,7 +382,7 @@ static uint32_t impersonate(void) {
 static void again(uint32_t *link) {
   if (n.link[*link].up) return;
   *link = dial();
-  say_hello(*link, 2, n.node[0]->server.peers[2].incarnation);
+  say_hello(*link, 2, n.node[0]->parts->server->peers[2].incarnation);
   assert_int_equal(n.heard_type, MLFAB__HELLO_ACK);
   n.closed = n.heard = 0;
 }
@@ -650,7 +653,7 @@ static void test_roles_beside(void **state) {
   assert_int_equal(n.node[0]->links[planner[0]].kind, MLFAB__LINK_PLANNER);
   assert_int_equal(n.node[0]->links[planner[1]].kind, MLFAB__LINK_SCHEDULER);
   assert_int_equal(n.node[0]->links[server[1]].kind, MLFAB__LINK_WORKER);
-  assert_int_equal(n.node[0]->worker_links[NODES], planner[1]);
+  assert_int_equal(n.node[0]->callers[NODES].link, planner[1]);
   all_is_well(before);
 }
 
@@ -731,7 +734,7 @@ static void test_number_of_a_live_process(void **state) {
   say_hello_as(link, 2, number, MLFAB_ROLE_WORKER, 77);
   given_up(link, "another process at server 0, which knows who joined");
   assert_int_equal(n.heard_code, MLFAB_ERR_FENCED);
-  assert_int_equal(n.node[1]->server.peers[2].incarnation, number);
+  assert_int_equal(n.node[1]->parts->server->peers[2].incarnation, number);
   assert_int_equal(n.node[0]->peers[2].incarnation, number);
   assert_int_equal(stats(0).reconnects + stats(1).reconnects, 0);
   all_is_well(before);
@@ -746,7 +749,7 @@ static void test_number_of_a_live_process(void **state) {
  * before it died is no answer. Two who wait do not both come in. */
 static void test_number_of_a_dead_process(void **state) {
   (void)state;
-  uint32_t old = incarnation_of(2), last = n.node[0]->links[n.node[0]->worker_links[2]].id;
+  uint32_t old = incarnation_of(2), last = n.node[0]->links[n.node[0]->callers[2].link].id;
   vanish();
   uint32_t link = dial();
   say_join(link, 2, 77);
@@ -770,7 +773,7 @@ static void test_number_of_a_dead_process(void **state) {
   link = dial_to(1);
   say_hello_as(link, 2, n.heard_incarnation, MLFAB_ROLE_WORKER, 77);
   run(6ull * BEAT);
-  assert_int_equal(n.node[1]->server.peers[2].incarnation, n.heard_incarnation);
+  assert_int_equal(n.node[1]->parts->server->peers[2].incarnation, n.heard_incarnation);
   assert_int_equal(n.node[1]->claims + n.node[0]->claims, 0);
 }
 
@@ -790,7 +793,7 @@ static void test_number_of_a_silent_process(void **state) {
   mlfab_io_event down;
   memset(&down, 0, sizeof down);
   down.kind = MLFAB_IO_DOWN;
-  down.link = n.node[0]->links[n.node[0]->worker_links[2]].id;
+  down.link = n.node[0]->links[n.node[0]->callers[2].link].id;
   post(0, down);
   run(100000);
   assert_int_equal(n.heard_type, MLFAB__WELCOME);
@@ -866,7 +869,7 @@ static void test_number_of_the_scheduler(void **state) {
   for (int again = 0; again < 2; again++) {
     link = dial();
     say_hello_as(link, NODES, incarnation, MLFAB_ROLE_SCHEDULER, 77);
-    assert_int_equal(n.node[0]->links[n.node[0]->worker_links[NODES]].id, link);
+    assert_int_equal(n.node[0]->links[n.node[0]->callers[NODES].link].id, link);
     hang_up(again ? link : joining);
     if (again) break;
     uint32_t second = dial();
@@ -917,7 +920,7 @@ static void test_roles_that_were_not_given(void **state) {
   fenced(link, "another incarnation of server 1");
   assert_int_equal(n.node[1]->reshard_links[0], MLFAB__NO_LINK);
   assert_int_equal(n.node[0]->reshard_links[1], MLFAB__NO_LINK);
-  assert_int_equal(n.node[1]->scheduler_incarnation, first);
+  assert_int_equal(n.node[1]->callers[NODES].incarnation, first);
   for (int i = 2; i < NODES; i++) {
     float w[COUNT];
     pull(i, w);
@@ -931,7 +934,7 @@ static void test_window_ahead(void **state) {
   float one[COUNT] = {0};
   mlfab_buf u = {0, 0, one, COUNT};
   mlfab_request request;
-  mlfab__window *window = &n.node[0]->server.windows.windows[2];
+  mlfab__window *window = &n.node[0]->parts->server->windows.windows[2];
   (void)state;
   for (int ahead = 0; ahead < 2; ahead++) {
     /* What it sent itself is no reason to complain. */
@@ -977,7 +980,7 @@ static void test_claims_end(void **state) {
 /* A holder that is stopped loses its number to whoever waits for it, but nothing to one who has hung up. */
 static void test_claim_without_claimant(void **state) {
   (void)state;
-  uint32_t last = n.node[0]->links[n.node[0]->worker_links[2]].id;
+  uint32_t last = n.node[0]->links[n.node[0]->callers[2].link].id;
   vanish();
   for (int back = 0; back < 2; back++) {
     uint32_t link = dial();
@@ -1039,11 +1042,11 @@ static void test_goodbye_is_no_death(void **state) {
   n.slow_ns[2] = 100ull * BEAT;
   assert_int_equal(mlfab_node_leave(n.node[0], n.now), 0);
   run(4ull * BEAT);
-  assert_int_equal(n.node[0]->worker_links[1], MLFAB__NO_LINK);
-  assert_int_not_equal(n.node[0]->worker_links[2], MLFAB__NO_LINK);
+  assert_int_equal(n.node[0]->callers[1].link, MLFAB__NO_LINK);
+  assert_int_not_equal(n.node[0]->callers[2].link, MLFAB__NO_LINK);
   assert_int_equal(stats(0).peers_died, 0);
   run(2ull * BEAT);
-  assert_int_equal(n.node[0]->worker_links[2], MLFAB__NO_LINK);
+  assert_int_equal(n.node[0]->callers[2].link, MLFAB__NO_LINK);
   assert_int_equal(stats(0).peers_died, 0);
 }
 
@@ -1058,7 +1061,7 @@ static void test_goodbye_after_computing(void **state) {
   assert_int_equal(mlfab_node_leave(node, n.now), 0);
   run(4ull * BEAT);
   for (int i = 0; i < 2; i++) {
-    assert_int_equal(n.node[i]->server.peers[2].left, 1);
+    assert_int_equal(n.node[i]->parts->server->peers[2].left, 1);
     assert_int_equal(stats(i).peers_died, 0);
   }
 }
@@ -1482,7 +1485,7 @@ static void test_goodbye_unread(void **state) {
   float w[COUNT];
   (void)state;
   uint32_t link = link_of(2);
-  const mlfab__server_peer *peer = &n.node[0]->server.peers[2];
+  const mlfab__server_peer *peer = &n.node[0]->parts->server->peers[2];
   run(1000000);
   n.slow_ns[0] = 1200000000; /* more than two heartbeats: a broken link would be a death by then */
   assert_int_equal(mlfab_node_leave(n.node[2], n.now), 0);
@@ -1517,9 +1520,9 @@ static void test_goodbye_heard(void **state) {
   run(40000000);
   assert_true(n.link[link].up);
   assert_int_equal(standing(2), 1);
-  assert_false(n.node[0]->server.peers[2].left);
+  assert_false(n.node[0]->parts->server->peers[2].left);
   run(20000000);
-  assert_true(n.node[0]->server.peers[2].left);
+  assert_true(n.node[0]->parts->server->peers[2].left);
   assert_false(n.link[link].up);
   assert_int_equal(standing(2), 0);
 }
@@ -1559,10 +1562,10 @@ static void all_reduce(void) {
 static void test_leaving_asks(void **state) {
   (void)state;
   all_reduce();
-  assert_false(mlfab__comm_quiet(&n.node[2]->comm));
+  assert_false(mlfab__comm_quiet(n.node[2]->parts->comm));
   assert_int_equal(mlfab_node_leave(n.node[2], n.now), 0);
   run(2000000);
-  assert_true(n.node[0]->server.peers[2].left);
+  assert_true(n.node[0]->parts->server->peers[2].left);
   assert_int_equal(standing(2), 0);
 }
 
@@ -1582,7 +1585,7 @@ static void test_leaving_after_a_peer(void **state) {
   (void)state;
   all_reduce();
   run(300000000);
-  assert_true(mlfab__comm_quiet(&n.node[2]->comm));
+  assert_true(mlfab__comm_quiet(n.node[2]->parts->comm));
   n.slow_ns[1] = 400000000;
   for (int i = 0; i < NODES; i += 2)
     assert_int_equal(SUBMIT(n.node[i], n.now, &request[i], BROADCAST, .root = 2, .data = data,

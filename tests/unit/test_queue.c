@@ -500,7 +500,7 @@ static void start_as(fixture *f, uint64_t seed, uint64_t bound, uint32_t rule, u
   f->config.schedule.delay_bound = bound;
   f->config.on_update = on_update;
   assert_int_equal(mlfab__server_init(&f->server, &f->env, &f->config, 0, &port, &f->stats), 0);
-  assert_int_equal(mlfab__client_attach(&f->server), 0);
+  assert_int_equal(mlfab__client_init(&f->server), 0);
   mlfab__sparse_attach(&f->server);
   for (uint32_t w = 0; w < WORKERS; w++) {
     f->peers[w].incarnation = 1;

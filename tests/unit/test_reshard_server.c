@@ -91,7 +91,7 @@ static void open_side(side *s, uint32_t number, uint32_t rule, int own_rule) {
   if (own_rule) s->config.on_update = update;
   assert_int_equal(mlfab__server_init(&s->server, &s->env, &s->config, number, &port, &s->stats),
                    0);
-  mlfab__reshard_server_attach(&s->server);
+  mlfab__reshard_server_init(&s->server);
   s->server.move.across =
       (mlfab__port){.self = s, .post = across_post, .ready = ready, .drop = drop};
   assert_int_equal(mlfab__server_hello(&s->server, 0, &h, &ack, 1000), 0);

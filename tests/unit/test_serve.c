@@ -210,7 +210,7 @@ static int open_server(void **state) {
   f.log = calloc(LOG, sizeof *f.log);
   assert_non_null(f.log);
   assert_int_equal(mlfab__server_init(&f.server, &f.env, &f.config, 0, &port, &f.stats), 0);
-  assert_int_equal(mlfab__client_attach(&f.server), 0);
+  assert_int_equal(mlfab__client_init(&f.server), 0);
   mlfab__sparse_attach(&f.server);
   *state = &f;
   return 0;

@@ -99,7 +99,7 @@ static int open_servers(void **state, uint32_t workers) {
   f.config.heartbeat_ns = 500000000;
   f.config.model_max_bytes = 1 << 30;
   assert_int_equal(mlfab__server_init(&f.server, &f.env, &f.config, 0, &port, &f.stats), 0);
-  assert_int_equal(mlfab__client_attach(&f.server), 0);
+  assert_int_equal(mlfab__client_init(&f.server), 0);
   mlfab__sparse_attach(&f.server);
   *state = &f;
   return 0;

@@ -130,7 +130,7 @@ static node *node_open(const setting *s) {
   n->config.on_update = s->on_update;
   n->config.change_filter = s->change_filter;
   assert_int_equal(mlfab__server_init(&n->server, &n->env, &n->config, 0, &port, &n->stats), 0);
-  assert_int_equal(mlfab__client_attach(&n->server), 0);
+  assert_int_equal(mlfab__client_init(&n->server), 0);
   mlfab__sparse_attach(&n->server);
   for (uint32_t w = 0; w < W; w++) hello(n, w);
   for (uint32_t i = 0; i < s->define.tensors; i++)

@@ -1591,7 +1591,7 @@ static world *open_world(uint64_t seed, const mlfab__tensor_info *tensors, uint3
   w->config.schedule.delay_bound = MLFAB_UNBOUNDED;
   mlfab__port port = {w, server_post, port_ready, server_drop, port_detach, port_event};
   assert_int_equal(mlfab__server_init(&w->server, &w->env, &w->config, 0, &port, &w->stats), 0);
-  assert_int_equal(mlfab__client_attach(&w->server), 0);
+  assert_int_equal(mlfab__client_init(&w->server), 0);
   mlfab__sparse_attach(&w->server);
   assert_int_equal(mlfab__layout_build(&w->env, tensors, n, 16, 1, 0, 1 << 28, &w->layout, NULL),
                    0);

@@ -1,0 +1,142 @@
+/* complete.c - a configuration: its defaults are filled in, and contradictions refused. See complete.h. */
+#include "complete.h"
+
+#include "../node/node.h"
+
+static int complete_config_error(mlfab_error *error, const char *text) {
+  return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "configuration: %s", text);
+}
+
+static void complete_default32(uint32_t *value, uint32_t standard) {
+  if (*value == 0) *value = standard;
+}
+static void complete_default64(uint64_t *value, uint64_t standard) {
+  if (*value == 0) *value = standard;
+}
+
+/* Is every text terminated? */
+static int complete_texts_end(const mlfab_config *c) {
+  return memchr(c->coordinator, 0, sizeof c->coordinator) && memchr(c->job, 0, sizeof c->job) &&
+         memchr(c->listen, 0, sizeof c->listen) && memchr(c->ifname, 0, sizeof c->ifname) &&
+         memchr(c->secret, 0, sizeof c->secret);
+}
+
+MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_schedule *schedule,
+                                             mlfab_error *error) {
+  mlfab_schedule_init(schedule);
+  if (given->size == 0) return 0;
+  if (given->size < offsetof(mlfab_schedule, plan_ahead_ns) || given->size > 1 << 20)
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                       "schedule.size is not set (call mlfab_schedule_init)");
+  memcpy(schedule, given, mlfab__min(given->size, sizeof *schedule));
+  schedule->size = sizeof *schedule;
+  if ((schedule->best | schedule->whole | schedule->no_aggregation | schedule->no_distribution) >
+          1 ||
+      schedule->reserved != 0)
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                       "schedule: best, whole, no_aggregation and no_distribution are 0 or 1, and "
+                       "reserved is 0");
+  if (schedule->delay_bound > 0) return 0;
+  return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                     "schedule.delay_bound is 0: no update has a delay below 0, all would be "
+                     "dropped (MLFAB_UNBOUNDED: no bound)");
+}
+
+/* Who schedules, and who this node is to the scheduler. */
+static int complete_check_scheduler(mlfab_config *c, mlfab_error *error) {
+  mlfab_schedule schedule;
+  int own = (c->roles & MLFAB_ROLE_SCHEDULER) != 0;
+  if (c->scheduler > MLFAB_SCHEDULER_OWN) return complete_config_error(error, "unknown scheduler");
+  if (own && c->roles != MLFAB_ROLE_SCHEDULER)
+    return complete_config_error(error, "a scheduler of its own has no other role");
+  if (own && c->scheduler != MLFAB_SCHEDULER_OWN)
+    return complete_config_error(error, "the role of a scheduler needs scheduler = own");
+  if (own && c->rank != 0)
+    return complete_config_error(error, "there is one scheduler, with rank 0");
+  int code = mlfab__schedule_complete(&c->schedule, &schedule, error);
+  if (code) {
+    error->code = MLFAB_ERR_CONFIG;
+    return MLFAB_ERR_CONFIG;
+  }
+  c->schedule = schedule;
+  /* Whoever is driven by hand computes for long: nothing would move meanwhile. */
+  if (c->accumulators == 0 && c->progress != MLFAB_PROGRESS_HAND) c->accumulators = 2;
+  if (c->accumulators == UINT32_MAX || c->scheduler == MLFAB_SCHEDULER_NONE) c->accumulators = 0;
+  if (c->accumulators > 64) return complete_config_error(error, "more than 64 accumulators");
+  return 0;
+}
+
+static int complete_check_world(mlfab_config *c, mlfab_error *error) {
+  if (c->workers > 65536 || c->servers > 4096)
+    return complete_config_error(error, "more than 65536 workers or 4096 servers");
+  if (!c->dedicated && c->servers > c->workers)
+    return complete_config_error(error, "more servers than workers, and servers are not dedicated");
+  if (c->roles & ~(uint32_t)(MLFAB_ROLE_WORKER | MLFAB_ROLE_SERVER | MLFAB_ROLE_SCHEDULER))
+    return complete_config_error(error, "unknown roles");
+  int code = complete_check_scheduler(c, error);
+  if (code) return code;
+  if (c->dedicated && c->roles == (MLFAB_ROLE_WORKER | MLFAB_ROLE_SERVER))
+    return complete_config_error(error, "a worker that serves, and dedicated servers");
+  uint32_t limit = c->dedicated && c->roles == MLFAB_ROLE_SERVER ? c->servers : c->workers;
+  if (c->rank < 0 || (uint32_t)c->rank >= limit) {
+    return mlfab__error(error, MLFAB_ERR_RANK_RANGE, c->rank, c->roles == MLFAB_ROLE_SERVER, 0,
+                        "configuration: rank %d is not in 0..%u", (int)c->rank, limit - 1);
+  }
+  uint32_t usual = c->roles == MLFAB_ROLE_SCHEDULER ? MLFAB_ROLE_SCHEDULER : MLFAB_ROLE_WORKER;
+  if (!c->dedicated && usual == MLFAB_ROLE_WORKER && (uint32_t)c->rank < c->servers)
+    usual |= MLFAB_ROLE_SERVER;
+  complete_default32(&c->roles, usual);
+  if (!c->dedicated && c->roles != usual)
+    return complete_config_error(
+        error,
+        "roles do not fit rank and servers (the first ranks serve, unless servers are dedicated)");
+  uint32_t nodes =
+      c->workers + (c->dedicated ? c->servers : 0) + (c->scheduler == MLFAB_SCHEDULER_OWN);
+  if (c->coordinator[0] == 0 && nodes > 1) {
+    return complete_config_error(error,
+                                 "a world of several nodes needs a coordinator address "
+                                 "(MLFAB_COORDINATOR, or MASTER_ADDR and MASTER_PORT)");
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_config *config,
+                                           mlfab_error *error) {
+  memset(config, 0, sizeof *config);
+  if (!given) return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "config is NULL");
+  if (given->size < offsetof(mlfab_config, coordinator) || given->size > 1 << 20) {
+    return complete_config_error(error, "config.size is not set (call mlfab_config_init)");
+  }
+  memcpy(config, given, mlfab__min(given->size, sizeof *config));
+  config->size = sizeof *config;
+  uint64_t secret[2];
+  if (!complete_texts_end(config)) return complete_config_error(error, "a text without its end");
+  if (mlfab__secret_parse(config->secret, secret))
+    return complete_config_error(error, "secret (MLFAB_JOB_SECRET) is not 32 hexadecimal digits");
+  complete_default32(&config->workers, 1);
+  complete_default32(&config->servers, 1);
+  if (config->job[0] == 0) memcpy(config->job, "mlfab", 6);
+  complete_default64(&config->timeout_ns, 300000000000u);
+  complete_default64(&config->heartbeat_ns, 500000000u);
+  complete_default64(&config->silent_death_ns, 30000000000u);
+  complete_default64(&config->spin_ns, 20000);
+  complete_default64(&config->seed, 1);
+  complete_default32(&config->chunk_bytes, 262144);
+  complete_default32(&config->eager_bytes, 262144);
+  complete_default32(&config->block_bytes, 1048576);
+  complete_default32(&config->merge_max, 128);
+  complete_default64(&config->model_max_bytes, (uint64_t)64 << 30);
+  if (config->heartbeat_ns < 1000000)
+    return complete_config_error(error, "heartbeat_ns below 1 ms");
+  if (config->chunk_bytes % 64 || config->chunk_bytes > MLFAB_BULK_MAX)
+    return complete_config_error(error, "chunk_bytes must be a multiple of 64, at most 1 MiB");
+  if (config->block_bytes % 64 || config->block_bytes > (1u << 30))
+    return complete_config_error(error, "block_bytes must be a multiple of 64, at most 1 GiB");
+  if (config->eager_bytes % 64 || config->eager_bytes > (1u << 30))
+    return complete_config_error(error, "eager_bytes must be a multiple of 64, at most 1 GiB");
+  if (config->merge_max > 128) return complete_config_error(error, "merge_max is at most 128");
+  if (config->order_by_rate > 1) return complete_config_error(error, "order_by_rate is 0 or 1");
+  if (config->progress > MLFAB_PROGRESS_HAND)
+    return complete_config_error(error, "unknown progress mode");
+  return complete_check_world(config, error);
+}

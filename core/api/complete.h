@@ -1,0 +1,15 @@
+/* complete.h - completing a configuration, and the options of a schedule. */
+#ifndef MLFAB__COMPLETE_H
+#define MLFAB__COMPLETE_H
+
+#include "../base/base.h"
+
+/* Defaults filled in, contradictions refused. Errors: CONFIG, ARGUMENT, RANK_RANGE. */
+MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_config *config,
+                                           mlfab_error *error);
+/* The schedule with its defaults. Errors: CONFIG or ARGUMENT (delay_bound 0), with what is
+ * wrong. */
+MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_schedule *schedule,
+                                             mlfab_error *error);
+
+#endif

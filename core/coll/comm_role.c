@@ -1,0 +1,213 @@
+/* comm_role.c - collectives as roles of their node. The communicator: PEER are this worker's links to others,
+ * PEER_IN theirs to it, SERVER the one to server 0. At server 0 who takes part, and planned trees: WORKER, and
+ * SCHEDULER. */
+#include "../node/node.h"
+#include "comm.h"
+#include "membership.h"
+#include "trees.h"
+
+static int comm_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
+  switch (at.kind) {
+    case MLFAB__LINK_PEER:
+      return mlfab__comm_hop_frame(self, at.peer, frame, at.now_ns);
+    case MLFAB__LINK_PEER_IN:
+      return mlfab__comm_member_frame(self, at.peer, frame, at.now_ns);
+    default:
+      return at.peer == 0 && mlfab__comm_server_frame(self, frame, at.now_ns);
+  }
+}
+
+static int comm_role_next(void *self, mlfab__at at, mlfab__frame_out *frame) {
+  mlfab__comm *comm = self;
+  return at.kind == MLFAB__LINK_PEER && mlfab__stream_next(&comm->streams, at.peer, frame);
+}
+
+static void comm_role_taken(void *self, mlfab__at at, const mlfab__frame_out *frame) {
+  mlfab__comm *comm = self;
+  mlfab__stream_taken(&comm->streams, at.peer, frame);
+}
+
+static void comm_role_returned(void *self, mlfab__at at, uint64_t token) {
+  mlfab__comm *comm = self;
+  mlfab__stream_sent(&comm->streams, at.peer, token);
+}
+
+static void comm_role_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
+  mlfab__comm *comm = self;
+  if (at.kind == MLFAB__LINK_PEER) mlfab__stream_hop_up(&comm->streams, at.peer);
+  if (at.kind == MLFAB__LINK_SERVER && at.peer == 0 && greeting->ack->was_dead < 2)
+    mlfab__comm_hello(comm);
+}
+
+static void comm_role_lost(void *self, mlfab__at at) {
+  mlfab__comm *comm = self;
+  if (at.kind == MLFAB__LINK_PEER) mlfab__stream_hop_lost(&comm->streams, at.peer);
+}
+
+static void comm_role_gone(void *self, mlfab__at at, int left) {
+  mlfab__comm *comm = self;
+  (void)left;
+  if (at.kind != MLFAB__LINK_SERVER) {
+    mlfab__stream_parted(&comm->streams, at.peer);
+  } else if (at.peer == 0) {
+    mlfab__comm_dead(comm, at.now_ns);
+  }
+}
+
+static int comm_role_wants(void *self, mlfab__at at) {
+  return at.kind == MLFAB__LINK_PEER && mlfab__comm_hop_missing(self, at.peer, at.now_ns);
+}
+
+static void comm_role_scan(void *self, uint64_t now_ns) { mlfab__comm_tick(self, now_ns); }
+
+static int comm_role_waits(const void *self) { return mlfab__comm_waits(self); }
+
+static void comm_role_idle(void *self) { mlfab__comm_sweep(self); }
+
+static void comm_role_withdraw(void *self, mlfab__request *request, int code, uint64_t now_ns) {
+  mlfab__comm_withdraw(self, request, code, now_ns);
+}
+
+static void comm_role_leave(void *self) { mlfab__comm_leave(self); }
+
+static int comm_role_quiet(const void *self) { return mlfab__comm_quiet(self); }
+
+/* Nobody waits for acknowledgements either. */
+static void comm_role_part(void *self) {
+  mlfab__comm *comm = self;
+  mlfab__streams_tick(&comm->streams);
+}
+
+static void comm_role_capacity(void *self, double in, double out) {
+  mlfab__comm *comm = self;
+  comm->link_in = in;
+  comm->link_out = out;
+}
+
+static void comm_role_stats(const void *self, mlfab_stats *stats) {
+  const mlfab__comm *comm = self;
+  stats->collectives = comm->collectives;
+  stats->collectives_failed = comm->collectives_failed;
+  stats->collective_epochs = comm->epochs;
+  stats->rounds_partial = comm->rounds;
+}
+
+static void comm_role_free(void *self) { mlfab__comm_free(self); }
+
+static const mlfab__role comm_row = {
+    .name = "comm",
+    .links = MLFAB__ON(SERVER) | MLFAB__ON(PEER) | MLFAB__ON(PEER_IN),
+    .requests = MLFAB__SERVES(COLLECTIVE),
+    .frame = comm_role_frame,
+    .next = comm_role_next,
+    .taken = comm_role_taken,
+    .returned = comm_role_returned,
+    .up = comm_role_up,
+    .lost = comm_role_lost,
+    .gone = comm_role_gone,
+    .wants = comm_role_wants,
+    .scan = comm_role_scan,
+    .waits = comm_role_waits,
+    .idle = comm_role_idle,
+    .withdraw = comm_role_withdraw,
+    .leave = comm_role_leave,
+    .quiet = comm_role_quiet,
+    .part = comm_role_part,
+    .capacity = comm_role_capacity,
+    .stats = comm_role_stats,
+    .free = comm_role_free,
+};
+
+MLFAB__INTERNAL int mlfab__comm_attach(mlfab_node *node, mlfab__comm **comm_p) {
+  mlfab__role *role = mlfab__roles_add(node, &comm_row, sizeof **comm_p);
+  if (!role) return MLFAB_ERR_MEMORY;
+  mlfab__port up = mlfab__roles_port(node, role, MLFAB__LINK_SERVER);
+  mlfab__port hop = mlfab__roles_port(node, role, MLFAB__LINK_PEER);
+  mlfab__port down = mlfab__roles_port(node, role, MLFAB__LINK_PEER_IN);
+  *comm_p = role->self;
+  int code = mlfab__comm_init(*comm_p, &node->env, &node->config, (uint32_t)node->config.rank, &up,
+                              &hop, &down, &node->requests);
+  (*comm_p)->host = node->config.host;
+  return code;
+}
+
+/* --- who takes part --- */
+
+static int membership_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
+  if (frame->type != MLFAB__DONE) return mlfab__membership_frame(self, at.peer, frame, at.now_ns);
+  mlfab__membership_done(self, at.peer, at.now_ns);
+  return 0; /* others want it, too */
+}
+
+static void membership_role_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
+  mlfab__membership_hello(self, at.peer, greeting->incarnation, at.now_ns);
+}
+
+static void membership_role_gone(void *self, mlfab__at at, int left) {
+  mlfab__membership_gone(self, at.peer, left, at.now_ns);
+}
+
+static void membership_role_scan(void *self, uint64_t now_ns) {
+  mlfab__membership_tick(self, now_ns);
+}
+
+static void membership_role_free(void *self) { mlfab__membership_free(self); }
+
+static const mlfab__role membership_row = {
+    .name = "membership",
+    .links = MLFAB__ON(WORKER),
+    .frame = membership_role_frame,
+    .up = membership_role_up,
+    .gone = membership_role_gone,
+    .scan = membership_role_scan,
+    .free = membership_role_free,
+};
+
+/* Who takes part, and after it the trees of those. */
+static int membership_attach(mlfab_node *node, mlfab__membership **membership_p) {
+  mlfab__role *role = mlfab__roles_add(node, &membership_row, sizeof **membership_p);
+  if (!role) return MLFAB_ERR_MEMORY;
+  mlfab__port down = mlfab__roles_port(node, role, MLFAB__LINK_WORKER);
+  *membership_p = role->self;
+  return mlfab__membership_init(*membership_p, &node->env, &node->config, &down);
+}
+
+/* --- planned trees --- */
+
+static int trees_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
+  return at.kind == MLFAB__LINK_SCHEDULER ? mlfab__trees_scheduler_frame(self, frame)
+                                          : mlfab__trees_frame(self, at.peer, frame, at.now_ns);
+}
+
+static void trees_role_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
+  (void)greeting;
+  if (at.kind == MLFAB__LINK_SCHEDULER) mlfab__trees_scheduler(self, 1);
+}
+
+static void trees_role_lost(void *self, mlfab__at at) {
+  if (at.kind == MLFAB__LINK_SCHEDULER) mlfab__trees_scheduler(self, 0);
+}
+
+static void trees_role_scan(void *self, uint64_t now_ns) { mlfab__trees_tick(self, now_ns); }
+
+static void trees_role_free(void *self) { mlfab__trees_free(self); }
+
+static const mlfab__role trees_row = {
+    .name = "trees",
+    .links = MLFAB__ON(WORKER) | MLFAB__ON(SCHEDULER),
+    .frame = trees_role_frame,
+    .up = trees_role_up,
+    .lost = trees_role_lost,
+    .scan = trees_role_scan,
+    .free = trees_role_free,
+};
+
+MLFAB__INTERNAL int mlfab__membership_attach(mlfab_node *node) {
+  mlfab__membership *membership;
+  if (membership_attach(node, &membership)) return MLFAB_ERR_MEMORY;
+  mlfab__role *role = mlfab__roles_add(node, &trees_row, sizeof(mlfab__trees));
+  if (!role) return MLFAB_ERR_MEMORY;
+  mlfab__port down = mlfab__roles_port(node, role, MLFAB__LINK_WORKER);
+  mlfab__trees_init(role->self, &node->env, &node->config, &down, membership);
+  return 0;
+}

@@ -1,0 +1,89 @@
+/* alive.c - a node: liveness. See node.h. */
+#include "node.h"
+
+#include <stdio.h>
+
+/* Hangs up, and whoever has no other link is dead at the next look, which is due now. */
+static void alive_hang_up(mlfab_node *node, uint32_t index, const char *what) {
+  mlfab__link *link = &node->links[index];
+  char why[96], silent[24];
+  snprintf(why, sizeof why, "silent for %s%s",
+           mlfab__duration(silent, node->now_ns - link->heard_ns), what);
+  link->silent = 1;
+  mlfab__node_hang_up(node, index, why);
+}
+
+/* What the transport knows of a link that is suspect: states and limits are in node.h. */
+MLFAB__INTERNAL void mlfab__alive_probed(mlfab_node *node, uint32_t index, int status) {
+  mlfab__link *link = &node->links[index];
+  uint64_t limit = 5 * node->config.heartbeat_ns, silent_ns = node->now_ns - link->heard_ns;
+  int hand = mlfab__claim_is_hand(node, link), told = status != MLFAB_ERR_UNSUPPORTED;
+  link->probing = 0;
+  if (!link->suspect) return;
+  if (status == 0 && !MLFAB__PLANTED(74)) link->up_ns = node->now_ns;
+  if (node->now_ns - mlfab__max(link->heard_ns, link->up_ns) >= limit && (told || !hand)) {
+    alive_hang_up(node, index, told ? ", and its system does not answer" : "");
+  } else if (silent_ns >= mlfab__max(limit, node->config.silent_death_ns) && !hand &&
+             !MLFAB__PLANTED(75)) {
+    alive_hang_up(node, index, "");
+  }
+}
+
+static void alive_suspect(mlfab_node *node, uint32_t index) {
+  mlfab__link *link = &node->links[index];
+  int server = link->kind == MLFAB__LINK_SERVER;
+  char text[64], silent[24];
+  if (!link->suspect && (server || link->kind == MLFAB__LINK_WORKER) &&
+      !mlfab__claim_is_hand(node, link)) {
+    snprintf(text, sizeof text, "suspect, silent for %s",
+             mlfab__duration(silent, node->now_ns - link->heard_ns));
+    mlfab__node_emit(node, MLFAB_EVENT_SUSPECT, (int32_t)link->peer, server,
+                     server ? 0 : node->callers[link->peer].incarnation, 0, text);
+  }
+  link->suspect = 1;
+  if (!(link->caps & MLFAB_CAP_PROBE)) {
+    mlfab__alive_probed(node, index, MLFAB_ERR_UNSUPPORTED);
+  } else if (!link->probing) {
+    link->probing = 1;
+    mlfab__node_act(node, MLFAB_ACTION_PROBE, link->id, 0);
+  }
+}
+
+/* When there can next be something to do for a link. */
+static uint64_t alive_due_ns(const mlfab_node *node, const mlfab__link *link) {
+  uint64_t beat = node->config.heartbeat_ns;
+  if (link->suspect || link->probe_ns != 0) return node->now_ns;
+  uint64_t silent_ns = link->heard_ns + 3 * beat;
+  if (link->kind == MLFAB__LINK_CLAIM) return node->now_ns + beat;
+  if (link->kind != MLFAB__LINK_NEW) return mlfab__min(silent_ns, link->sent_ns + beat);
+  return mlfab__min(silent_ns + 2 * beat, node->now_ns + beat); /* until then it may be known */
+}
+
+static void alive_look(mlfab_node *node, uint32_t index) {
+  mlfab__link *link = &node->links[index];
+  uint64_t beat = node->config.heartbeat_ns;
+  int known = link->kind != MLFAB__LINK_NEW && link->kind != MLFAB__LINK_CLAIM;
+  if (known && node->now_ns - link->sent_ns >= beat && link->queue_begin == link->queue_end)
+    mlfab__claim_heartbeat(node, index, MLFAB__BEAT, node->now_ns);
+  mlfab__claim_scan(node, index);
+  /* How long a claim waits depends on the holder. */
+  if (link->kind == MLFAB__LINK_FREE || link->kind == MLFAB__LINK_CLAIM) return;
+  uint64_t silent = node->now_ns - link->heard_ns;
+  if (link->kind == MLFAB__LINK_NEW || link->kind == MLFAB__LINK_SCHEDULER || link->closing) {
+    if (silent < 5 * beat) return;
+    mlfab__node_hang_up(node, index,
+                        link->closing                   ? "closed"
+                        : link->kind == MLFAB__LINK_NEW ? "said nothing"
+                                                        : "silent");
+  } else if (link->kind == MLFAB__LINK_JOIN_IN && mlfab__bootstrap_overdue(node, link)) {
+    mlfab__node_hang_up(node, index, "welcomed, and did not hang up");
+  } else if (silent >= 3 * beat) {
+    alive_suspect(node, index);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__alive_scan(mlfab_node *node, uint32_t index) {
+  alive_look(node, index);
+  if (node->links[index].kind != MLFAB__LINK_FREE)
+    mlfab__node_arm(node, MLFAB__TIMER_LINK, index, alive_due_ns(node, &node->links[index]));
+}

@@ -1,0 +1,288 @@
+/* caller.c - a node: who calls its server role: workers, the scheduler, other servers. HELLO is judged here, and
+ * who does not call again is found to be gone. See node.h. */
+#include "node.h"
+
+#include <stdio.h>
+
+MLFAB__INTERNAL int mlfab__caller_init(mlfab_node *node) {
+  uint32_t n = node->config.workers + 1, servers = node->config.servers;
+  node->callers = mlfab__alloc_array(&node->env, n, sizeof *node->callers);
+  node->reshard_links = mlfab__alloc_array(&node->env, servers, sizeof *node->reshard_links);
+  if (!node->callers || !node->reshard_links) return MLFAB_ERR_MEMORY;
+  for (uint32_t i = 0; i < n; i++) node->callers[i].link = MLFAB__NO_LINK;
+  for (uint32_t i = 0; i < servers; i++) node->reshard_links[i] = MLFAB__NO_LINK;
+  return 0;
+}
+
+/* --- gone --- */
+
+static void caller_tell(mlfab_node *node, uint32_t worker, uint32_t kind) {
+  if (!node->is_coordinator) return;
+  mlfab__member member;
+  uint8_t meta[MLFAB__ADDRESSES_MAX + 64];
+  memset(&member, 0, sizeof member);
+  member.node = worker;
+  member.incarnation = node->peers[worker].incarnation;
+  member.kind = kind;
+  uint32_t n = mlfab__encode_member(meta, &member);
+  for (uint32_t w = 0; w < node->config.workers; w++) {
+    uint32_t link = node->callers[w].link;
+    if (w != worker && link != MLFAB__NO_LINK && !node->links[link].self)
+      mlfab__node_post(node, link, MLFAB__MEMBER, meta, n);
+  }
+}
+
+/* A worker is gone for good, or until it calls again. */
+MLFAB__INTERNAL void mlfab__caller_gone(mlfab_node *node, uint32_t worker, int left) {
+  mlfab__caller *caller = &node->callers[worker];
+  if (caller->dead || caller->left) return;
+  char text[64], silent[24];
+  if (left) {
+    snprintf(text, sizeof text, "left");
+  } else {
+    node->stats.peers_died++;
+    uint64_t lost = caller->lost_ns;
+    snprintf(text, sizeof text, lost ? "dead, its connection broke %s ago" : "dead, silent for %s",
+             mlfab__duration(silent, node->now_ns - (lost ? lost : caller->heard_ns)));
+  }
+  uint32_t kind = left ? MLFAB_EVENT_LEFT : MLFAB_EVENT_DEAD;
+  *(left ? &caller->left : &caller->dead) = 1;
+  mlfab__roles_gone(node, MLFAB__LINK_WORKER, worker, left);
+  mlfab__node_emit(node, kind, (int32_t)worker, 0, caller->incarnation,
+                   left ? 0 : MLFAB_ERR_PEER_DEAD, text);
+  caller_tell(node, worker, kind);
+}
+
+MLFAB__INTERNAL void mlfab__caller_down(mlfab_node *node, const mlfab__link *was, uint32_t link,
+                                        const char *why) {
+  (void)why;
+  if (was->kind == MLFAB__LINK_RESHARD_IN) {
+    if (node->reshard_links[was->peer] == link) node->reshard_links[was->peer] = MLFAB__NO_LINK;
+    return;
+  }
+  mlfab__caller *caller = &node->callers[was->peer];
+  if (caller->link != link) return;
+  caller->link = MLFAB__NO_LINK;
+  if (was->kind == MLFAB__LINK_WORKER) {
+    if (!was->silent) caller->lost_ns = caller->heard_ns = node->now_ns;
+    mlfab__node_arm_at(node, MLFAB__TIMER_WORKER, was->peer,
+                       was->silent ? node->now_ns : mlfab__node_round(node, node->now_ns + 1));
+  } else if (node->leaving == 2) {
+    return;
+  }
+  mlfab__roles_lost(node, was->kind, was->peer);
+  /* Its servers grant by themselves until it is back. */
+  if (was->kind == MLFAB__LINK_SCHEDULER)
+    mlfab__node_emit(node, MLFAB_EVENT_SCHEDULER_LOST, 0, 0, caller->incarnation,
+                     MLFAB_ERR_PEER_DEAD, "scheduler lost: first come, first served");
+}
+
+MLFAB__INTERNAL void mlfab__caller_await(mlfab_node *node) {
+  for (uint32_t w = 0; w < node->config.workers; w++) {
+    node->callers[w].heard_ns = node->now_ns;
+    mlfab__node_arm(node, MLFAB__TIMER_WORKER, w, node->now_ns + 5 * node->config.heartbeat_ns);
+  }
+}
+
+/* A worker without a link is dead after five intervals; its first link may take longer. */
+MLFAB__INTERNAL void mlfab__caller_scan(mlfab_node *node, uint32_t w) {
+  uint64_t beat = node->config.heartbeat_ns;
+  const mlfab__caller *caller = &node->callers[w];
+  if (caller->link != MLFAB__NO_LINK || caller->dead || caller->left || node->leaving == 2) return;
+  uint64_t due_ns = caller->heard_ns + (caller->incarnation ? 5 : 20) * beat;
+  /* A connection that broke shortens the wait: a live worker calls again within a fifth of a beat. */
+  uint64_t lost = caller->hand ? 0 : caller->lost_ns;
+  if (lost) due_ns = mlfab__min(due_ns, lost + 2 * beat);
+  int early = node->phase == MLFAB__BOOTSTRAP_JOINING || node->phase == MLFAB__BOOTSTRAP_FAILED;
+  if (early || node->now_ns < due_ns) {
+    mlfab__node_arm(node, MLFAB__TIMER_WORKER, w, due_ns);
+  } else {
+    mlfab__caller_gone(node, w, 0);
+  }
+}
+
+/* --- HELLO --- */
+
+/* Can this be the process of that node, by what this server was told? `server`: which one it is, or
+ * MLFAB__NO_NODE. */
+static int caller_issued(const mlfab_node *node, const mlfab__hello *hello, uint32_t server) {
+  if (node->is_coordinator) {
+    const mlfab__peer *peer = &node->peers[hello->node];
+    return peer->joined && hello->incarnation == peer->incarnation && hello->nonce == peer->nonce;
+  }
+  if (server == MLFAB__NO_NODE) return 1;
+  const mlfab__route *route = &node->routes[server];
+  if (route->incarnation == 0) return 1;
+  /* Server 0 is never restarted; the others may have been since. */
+  return hello->incarnation == route->incarnation
+             ? hello->nonce == route->nonce
+             : server > 0 && hello->incarnation > route->incarnation;
+}
+
+/* Fills the answer from what the roles say, and sends it. Not 0: refused. */
+static int caller_answer(mlfab_node *node, uint32_t index, mlfab__greeting *greeting) {
+  const mlfab__link *link = &node->links[index];
+  int kind = link->kind;
+  uint32_t peer = link->peer;
+  memset(greeting->ack, 0, sizeof *greeting->ack);
+  greeting->ack->server = node->server_number;
+  greeting->ack->nonce = node->nonce;
+  int code = mlfab__roles_hello(node, kind, peer, greeting);
+  if (code) {
+    mlfab__node_refuse(node, index, code, (int32_t)peer, "refused");
+    return code;
+  }
+  uint8_t meta[160];
+  mlfab__node_post(node, index, MLFAB__HELLO_ACK, meta,
+                   mlfab__encode_hello_ack(meta, greeting->ack));
+  return 0;
+}
+
+/* The process on this link has the number from now on. */
+static mlfab__caller *caller_admit(mlfab_node *node, uint32_t index, int kind, uint32_t number,
+                                   const mlfab__hello *hello) {
+  mlfab__caller *caller = &node->callers[number];
+  mlfab__link *link = &node->links[index];
+  if (caller->link != MLFAB__NO_LINK && caller->link != index) {
+    node->stats.reconnects += kind == MLFAB__LINK_WORKER;
+    mlfab__node_hang_up(node, caller->link, "replaced by a newer link");
+  }
+  link->kind = (uint8_t)kind;
+  link->peer = number;
+  link->nonce = hello->nonce;
+  link->greeted = 1;
+  caller->link = index;
+  caller->heard_ns = node->now_ns;
+  caller->lost_ns = 0;
+  if (node->is_coordinator) node->peers[hello->node].awaited_ns = 0;
+  return caller;
+}
+
+/* The scheduler says who it is on a new link to our server role. */
+static void caller_scheduler(mlfab_node *node, uint32_t index, const mlfab__hello *hello,
+                             const mlfab__frame_in *frame) {
+  uint32_t self = node->config.workers;
+  if (node->is_scheduler && !MLFAB__PLANTED(82)) {
+    mlfab__node_refuse(node, index, MLFAB_ERR_RANK_TAKEN, 0, "the scheduler is beside server 0");
+    return;
+  }
+  int own = node->config.scheduler == MLFAB_SCHEDULER_OWN;
+  if (hello->node != (own ? node->nodes - 1 : mlfab__node_of_server(node, 0))) {
+    mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
+                       "a HELLO of a node that is no scheduler");
+    return;
+  }
+  if (hello->incarnation < node->callers[self].incarnation ||
+      !caller_issued(node, hello, own ? MLFAB__NO_NODE : 0)) {
+    mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, MLFAB_NO_RANK, "a newer scheduler is here");
+    return;
+  }
+  if (!mlfab__claim_ask(node, index, node->callers[self].link, hello->nonce, frame)) return;
+  caller_admit(node, index, MLFAB__LINK_SCHEDULER, self, hello)->incarnation = hello->incarnation;
+  mlfab__hello_ack ack;
+  mlfab__greeting greeting = {.ack = &ack, .incarnation = hello->incarnation};
+  if (caller_answer(node, index, &greeting)) return;
+  mlfab__roles_up(node, MLFAB__LINK_SCHEDULER, self, &greeting);
+  mlfab__node_emit(node, MLFAB_EVENT_SCHEDULER_BACK, 0, 0, hello->incarnation, 0,
+                   "scheduler here: it plans from now on");
+}
+
+/* Another server says who it is on a new link to our server role. */
+static void caller_server(mlfab_node *node, uint32_t index, const mlfab__hello *hello,
+                          const mlfab__frame_in *frame) {
+  uint32_t first = mlfab__node_of_server(node, 0), server = hello->node - first;
+  if (hello->node < first || server >= node->config.servers || server == node->server_number) {
+    mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
+                       "a HELLO of a server that there is not");
+    return;
+  }
+  if (!caller_issued(node, hello, server)) {
+    mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, (int32_t)server,
+                       "not the process that joined as this server");
+    return;
+  }
+  uint32_t old = node->reshard_links[server];
+  if (!mlfab__claim_ask(node, index, old, hello->nonce, frame)) return;
+  if (old != MLFAB__NO_LINK && old != index)
+    mlfab__node_hang_up(node, old, "replaced by a newer link");
+  mlfab__link *link = &node->links[index];
+  link->kind = MLFAB__LINK_RESHARD_IN;
+  link->peer = server;
+  link->nonce = hello->nonce;
+  link->greeted = 1;
+  node->reshard_links[server] = index;
+  mlfab__hello_ack ack;
+  mlfab__greeting greeting = {.ack = &ack, .incarnation = hello->incarnation};
+  if (!caller_answer(node, index, &greeting))
+    mlfab__roles_up(node, MLFAB__LINK_RESHARD_IN, server, &greeting);
+}
+
+/* A worker says who it is on a new link to our server role. */
+MLFAB__INTERNAL void mlfab__caller_hello(mlfab_node *node, uint32_t index,
+                                         const mlfab__frame_in *frame) {
+  mlfab__hello hello;
+  int parsed = !mlfab__decode_hello(frame->meta, frame->meta_bytes, &hello) && node->is_server;
+  if (parsed && hello.roles == MLFAB_ROLE_SCHEDULER &&
+      node->config.scheduler != MLFAB_SCHEDULER_NONE) {
+    caller_scheduler(node, index, &hello, frame);
+    return;
+  }
+  if (parsed && hello.roles == MLFAB_ROLE_SERVER) {
+    caller_server(node, index, &hello, frame);
+    return;
+  }
+  if (!parsed || hello.node >= node->config.workers || hello.incarnation == 0) {
+    mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
+                       "a HELLO that does not fit this node");
+    return;
+  }
+  uint32_t worker = hello.node;
+  if (node->is_worker && worker == (uint32_t)node->config.rank) {
+    mlfab__node_refuse(node, index, MLFAB_ERR_RANK_TAKEN, (int32_t)worker,
+                       "this worker is beside the server");
+    return;
+  }
+  int fresh = hello.incarnation != node->callers[worker].incarnation;
+  int fenced = hello.incarnation < node->callers[worker].incarnation ||
+               !caller_issued(node, &hello, MLFAB__NO_NODE);
+  if (fenced) {
+    mlfab__node_refuse(node, index, MLFAB_ERR_FENCED, (int32_t)worker,
+                       "a newer process has this rank");
+    return;
+  }
+  if (!mlfab__claim_ask(node, index, node->callers[worker].link, hello.nonce, frame)) return;
+  mlfab__caller *caller = caller_admit(node, index, MLFAB__LINK_WORKER, worker, &hello);
+  mlfab__hello_ack ack;
+  mlfab__greeting greeting = {&hello, &ack, hello.incarnation, fresh, NULL, NULL};
+  if (caller_answer(node, index, &greeting)) return;
+  caller->incarnation = hello.incarnation;
+  caller->hand = hello.hand != 0;
+  caller->dead = caller->left = 0;
+  mlfab__roles_up(node, MLFAB__LINK_WORKER, worker, &greeting);
+  if (fresh)
+    mlfab__node_emit(node, MLFAB_EVENT_JOINED, (int32_t)worker, 0, hello.incarnation, 0, "joined");
+}
+
+/* --- frames --- */
+
+MLFAB__INTERNAL void mlfab__caller_frame(mlfab_node *node, uint32_t index,
+                                         const mlfab__frame_in *frame) {
+  int kind = node->links[index].kind;
+  uint32_t peer = node->links[index].peer;
+  if (kind != MLFAB__LINK_RESHARD_IN) node->callers[peer].heard_ns = node->now_ns;
+  switch (frame->type) {
+    case MLFAB__HEARTBEAT:
+      break;
+    case MLFAB__BYE:
+      if (kind == MLFAB__LINK_WORKER) mlfab__caller_gone(node, peer, 1);
+      mlfab__node_doom(node, index);
+      break;
+    case MLFAB__WHERE:
+      if (!node->is_coordinator || kind != MLFAB__LINK_WORKER ||
+          mlfab__peer_link_where(node, index, frame))
+        mlfab__node_drop(node, index, MLFAB_ERR_FRAME, "a WHERE that does not parse");
+      break;
+    default:
+      mlfab__roles_frame(node, index, frame);
+  }
+}

@@ -1,0 +1,147 @@
+/* claim.c - a node: what is done with every frame, heartbeats, and numbers that two processes want. See node.h,
+ * Numbers. */
+#include "node.h"
+
+#include <stdio.h>
+
+MLFAB__INTERNAL void mlfab__claim_heartbeat(mlfab_node *node, uint32_t index, uint32_t kind,
+                                            uint64_t sent_ns) {
+  mlfab__heartbeat beat = {sent_ns, kind};
+  uint8_t meta[16];
+  node->links[index].sent_ns = node->now_ns;
+  mlfab__node_post(node, index, MLFAB__HEARTBEAT, meta, mlfab__encode_heartbeat(meta, &beat));
+}
+
+MLFAB__INTERNAL void mlfab__claim_probe(mlfab_node *node, uint32_t index) {
+  if (node->links[index].probe_ns != 0) return;
+  node->links[index].probe_ns = node->now_ns;
+  mlfab__node_arm(node, MLFAB__TIMER_LINK, index, node->now_ns);
+  mlfab__claim_heartbeat(node, index, MLFAB__BEAT_PROBE, node->now_ns);
+}
+
+MLFAB__INTERNAL int mlfab__claim_ask(mlfab_node *node, uint32_t index, uint32_t holder,
+                                     uint64_t nonce, const mlfab__frame_in *frame) {
+  if (holder == MLFAB__NO_LINK || holder == index || node->links[holder].nonce == nonce ||
+      MLFAB__PLANTED(84))
+    return 1;
+  mlfab__link *link = &node->links[index];
+  uint8_t *claim = mlfab__alloc(&node->env, frame->meta_bytes);
+  if (!claim) {
+    mlfab__node_refuse(node, index, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, "out of memory for a claim");
+    return 0;
+  }
+  memcpy(claim, frame->meta, frame->meta_bytes);
+  link->kind = MLFAB__LINK_CLAIM;
+  link->claim = claim;
+  link->claim_bytes = frame->meta_bytes;
+  link->claim_type = frame->type;
+  link->holder = holder;
+  node->claims++;
+  mlfab__claim_probe(node, holder);
+  return 0;
+}
+
+/* The holder lives: whoever claims its number is another process. */
+static void claim_refuse(mlfab_node *node, uint32_t holder) {
+  const mlfab__link *other = &node->links[holder];
+  char name[32], text[96];
+  uint32_t id = other->kind == MLFAB__LINK_RESHARD_IN ? mlfab__node_of_server(node, other->peer)
+                                                      : other->peer;
+  snprintf(
+      text, sizeof text, "%s is another process that is here already",
+      other->kind == MLFAB__LINK_SCHEDULER ? "the scheduler" : mlfab__node_name(node, id, name));
+  for (uint32_t i = 0; node->claims > 0 && i < node->nlinks; i++) {
+    mlfab__link *link = &node->links[i];
+    if (link->kind != MLFAB__LINK_CLAIM || link->holder != holder) continue;
+    mlfab__node_unclaim(node, link);
+    mlfab__node_refuse(node, i, MLFAB_ERR_RANK_TAKEN, (int32_t)other->peer, text);
+  }
+}
+
+/* Asked whether we live, or told that the holder of a number does. */
+static void claim_beat(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
+  mlfab__link *link = &node->links[index];
+  mlfab__heartbeat beat;
+  if (mlfab__decode_heartbeat(frame->meta, frame->meta_bytes, &beat)) return;
+  if (beat.kind == MLFAB__BEAT_PROBE)
+    mlfab__claim_heartbeat(node, index, MLFAB__BEAT_ANSWER, beat.sent_ns);
+  if (beat.kind != MLFAB__BEAT_ANSWER || link->probe_ns == 0 || beat.sent_ns != link->probe_ns)
+    return;
+  link->probe_ns = 0;
+  claim_refuse(node, index);
+}
+
+MLFAB__INTERNAL void mlfab__node_dispatch(mlfab_node *node, uint32_t index,
+                                          const mlfab__frame_in *frame) {
+  mlfab__link *link = &node->links[index];
+  link->heard_ns = node->now_ns;
+  link->suspect = 0;
+  if (link->closing) { /* nothing counts any more but that the peer leaves too */
+    if (frame->type == MLFAB__BYE) mlfab__node_doom(node, index);
+    return;
+  }
+  if (frame->type == MLFAB__HEARTBEAT && link->kind != MLFAB__LINK_NEW &&
+      link->kind != MLFAB__LINK_CLAIM)
+    claim_beat(node, index, frame);
+  if (node->rules[link->kind].frame) node->rules[link->kind].frame(node, index, frame);
+}
+
+/* The number that they claim is free, or another's by now: they are heard anew. */
+MLFAB__INTERNAL void mlfab__claim_again(mlfab_node *node) {
+  while (node->claim_due) {
+    node->claim_due = 0;
+    for (uint32_t i = 0; i < node->nlinks; i++) {
+      mlfab__link *link = &node->links[i];
+      if (link->kind != MLFAB__LINK_CLAIM || link->holder != MLFAB__NO_LINK) continue;
+      uint8_t *claim = link->claim;
+      uint32_t bytes = link->claim_bytes;
+      mlfab__frame_in frame = {link->claim_type, bytes, 0, claim, NULL};
+      link->claim = NULL;
+      link->claim_bytes = 0;
+      mlfab__node_unclaim(node, link);
+      mlfab__node_dispatch(node, i, &frame);
+      mlfab__free(&node->env, claim, bytes);
+    }
+  }
+}
+
+MLFAB__INTERNAL int mlfab__claim_is_hand(const mlfab_node *node, const mlfab__link *link) {
+  switch (link->kind) {
+    case MLFAB__LINK_WORKER:
+      return node->callers[link->peer].hand;
+    case MLFAB__LINK_JOIN_IN:
+      return node->peers[link->peer].hand;
+    case MLFAB__LINK_SERVER:
+    case MLFAB__LINK_PLANNER:
+      return node->routes[link->peer].hand;
+    case MLFAB__LINK_RESHARD:
+    case MLFAB__LINK_RESHARD_IN:
+      return node->routes[mlfab__node_route_of(node, MLFAB__LINK_RESHARD, link->peer)].hand;
+    default:
+      return 0;
+  }
+}
+
+/* Does somebody wait for the number of this link's process? A MEET does not wait, and is said again. */
+static int claim_is_claimed(const mlfab_node *node, uint32_t index) {
+  if (node->links[index].kind == MLFAB__LINK_PEER_IN || MLFAB__PLANTED(96)) return 1;
+  for (uint32_t i = 0; node->claims > 0 && i < node->nlinks; i++) {
+    if (node->links[i].kind == MLFAB__LINK_CLAIM && node->links[i].holder == index) return 1;
+  }
+  return 0;
+}
+
+/* A probe that nobody answers. Who drives its node by hand computes, as far as anybody knows. */
+MLFAB__INTERNAL void mlfab__claim_scan(mlfab_node *node, uint32_t index) {
+  mlfab__link *link = &node->links[index];
+  uint64_t beat = node->config.heartbeat_ns, waited_ns = node->now_ns - link->probe_ns;
+  if (link->probe_ns == 0 || waited_ns < (link->kind == MLFAB__LINK_PEER_IN ? 2 : 5) * beat) return;
+  int claimed = claim_is_claimed(node, index);
+  if (!claimed && waited_ns < 7 * beat) return; /* who has hung up meanwhile may be calling again */
+  link->probe_ns = 0;
+  if (mlfab__claim_is_hand(node, link)) {
+    claim_refuse(node, index);
+  } else if (claimed) {
+    mlfab__node_hang_up(node, index, "did not answer, and another process wants its number");
+  }
+}

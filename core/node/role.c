@@ -1,0 +1,163 @@
+/* role.c - a node: the table of its roles, their ports, and who of them is asked. See role.h. */
+#include "node.h"
+
+/* --- ports --- */
+
+static void role_post(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes) {
+  const mlfab__outlet *to = self;
+  mlfab__node_post(to->node, mlfab__node_link_to(to->node, to->kind, peer), type, meta, bytes);
+}
+
+/* Where there is no link, those are opened that can be. */
+static void role_ready(void *self, uint32_t peer) {
+  const mlfab__outlet *to = self;
+  mlfab_node *node = to->node;
+  uint32_t index = mlfab__node_link_to(node, to->kind, peer);
+  if (index != MLFAB__NO_LINK) {
+    mlfab__node_ready_link(node, index);
+  } else if (node->rules[to->kind].want) {
+    node->rules[to->kind].want(node, peer);
+  }
+}
+
+static void role_drop(void *self, uint32_t peer, int code, const char *text) {
+  const mlfab__outlet *to = self;
+  mlfab__node_drop(to->node, mlfab__node_link_to(to->node, to->kind, peer), code, text);
+}
+
+static void role_detach(void *self, uint32_t peer, uint64_t token) {
+  const mlfab__outlet *to = self;
+  uint32_t index = mlfab__node_link_to(to->node, to->kind, peer);
+  if (index == MLFAB__NO_LINK || to->node->links[index].self) return;
+  mlfab__node_act(to->node, MLFAB_ACTION_DETACH, to->node->links[index].id,
+                  token | (uint64_t)to->role << MLFAB__ROLE_SHIFT);
+}
+
+static void role_event(void *self, uint32_t kind, int32_t rank, int is_server, uint32_t incarnation,
+                       int code, const char *text) {
+  const mlfab__outlet *to = self;
+  mlfab__node_emit(to->node, kind, rank, is_server, incarnation, code, text);
+}
+
+MLFAB__INTERNAL mlfab__port mlfab__roles_port(mlfab_node *node, const mlfab__role *role, int kind) {
+  assert(node->noutlets < MLFAB__OUTLETS);
+  mlfab__outlet *to = &node->outlets[node->noutlets++];
+  *to = (mlfab__outlet){node, (uint32_t)(role - node->roles), kind};
+  return (mlfab__port){to, role_post, role_ready, role_drop, role_detach, role_event};
+}
+
+/* --- the table --- */
+
+MLFAB__INTERNAL mlfab__role *mlfab__roles_add(mlfab_node *node, const mlfab__role *row,
+                                              size_t bytes) {
+  assert(node->nroles < MLFAB__ROLES_MAX);
+  mlfab__role *role = &node->roles[node->nroles];
+  void *self = bytes ? mlfab__alloc(&node->env, bytes) : NULL;
+  if (bytes && !self) return NULL;
+  *role = *row;
+  role->self = self;
+  role->bytes = bytes;
+  node->nroles++;
+  return role;
+}
+
+MLFAB__INTERNAL void mlfab__roles_list(mlfab_node *node) {
+  for (uint32_t i = 0; i < 2 * node->nroles; i++) {
+    const mlfab__role *role = &node->roles[i % node->nroles];
+    if (role->rest != (i >= node->nroles)) continue;
+    for (int kind = 0; kind < MLFAB__LINK_KINDS; kind++) {
+      if (role->links & 1u << kind)
+        node->on[kind][node->non[kind]++] = (uint8_t)(role - node->roles);
+    }
+  }
+}
+
+MLFAB__INTERNAL void mlfab__roles_free(mlfab_node *node) {
+  for (uint32_t i = 0; i < node->nroles; i++) {
+    mlfab__role *role = &node->roles[i];
+    if (role->free && role->self) role->free(role->self);
+    if (role->bytes) mlfab__free(&node->env, role->self, role->bytes);
+  }
+  node->nroles = 0;
+}
+
+/* The roles on links of a kind: `role` is each of them in turn. */
+#define ROLE_EACH(role, node, kind)                   \
+  for (uint32_t i_ = 0; i_ < (node)->non[kind]; i_++) \
+    for (const mlfab__role *role = &(node)->roles[(node)->on[kind][i_]]; role; role = NULL)
+
+MLFAB__INTERNAL void mlfab__roles_frame(mlfab_node *node, uint32_t link,
+                                        const mlfab__frame_in *frame) {
+  int kind = node->links[link].kind;
+  uint32_t peer = node->links[link].peer;
+  for (uint32_t i = 0; i < node->non[kind]; i++) {
+    const mlfab__role *role = &node->roles[node->on[kind][i]];
+    int took =
+        role->frame ? role->frame(role->self, (mlfab__at){kind, peer, node->now_ns}, frame) : 0;
+    if (took < 0)
+      mlfab__node_drop(node, link, took, "a frame that does not parse, or is out of place");
+    if (took) return;
+  }
+  mlfab__node_drop(node, link, MLFAB_ERR_FRAME, "a frame that no role of this node takes");
+}
+
+MLFAB__INTERNAL int mlfab__roles_hello(mlfab_node *node, int kind, uint32_t peer,
+                                       mlfab__greeting *greeting) {
+  int code = 0;
+  ROLE_EACH(role, node, kind) {
+    if (!code && role->hello)
+      code = role->hello(role->self, (mlfab__at){kind, peer, node->now_ns}, greeting);
+  }
+  return code;
+}
+
+MLFAB__INTERNAL void mlfab__roles_up(mlfab_node *node, int kind, uint32_t peer,
+                                     mlfab__greeting *greeting) {
+  ROLE_EACH(role, node, kind) {
+    if (role->up) role->up(role->self, (mlfab__at){kind, peer, node->now_ns}, greeting);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__roles_lost(mlfab_node *node, int kind, uint32_t peer) {
+  ROLE_EACH(role, node, kind) {
+    if (role->lost) role->lost(role->self, (mlfab__at){kind, peer, node->now_ns});
+  }
+}
+
+MLFAB__INTERNAL void mlfab__roles_gone(mlfab_node *node, int kind, uint32_t peer, int left) {
+  ROLE_EACH(role, node, kind) {
+    if (role->gone) role->gone(role->self, (mlfab__at){kind, peer, node->now_ns}, left);
+  }
+}
+
+MLFAB__INTERNAL int mlfab__roles_want(const mlfab_node *node, int kind, uint32_t peer) {
+  int wanted = 0;
+  ROLE_EACH(role, node, kind) {
+    if (role->wants) wanted |= role->wants(role->self, (mlfab__at){kind, peer, node->now_ns});
+  }
+  return wanted;
+}
+
+MLFAB__INTERNAL void mlfab__roles_returned(mlfab_node *node, int kind, uint32_t peer,
+                                           uint64_t token) {
+  uint64_t number = token >> MLFAB__ROLE_SHIFT;
+  if (number >= node->nroles || !node->roles[number].returned) return;
+  const mlfab__role *role = &node->roles[number];
+  role->returned(role->self, (mlfab__at){kind, peer, node->now_ns},
+                 token - (number << MLFAB__ROLE_SHIFT));
+}
+
+MLFAB__INTERNAL void mlfab__roles_withdraw(mlfab_node *node, mlfab__request *request, int code) {
+  for (uint32_t i = 0; i < node->nroles; i++) {
+    const mlfab__role *role = &node->roles[i];
+    if (!(role->requests & 1u << request->kind)) continue;
+    role->withdraw(role->self, request, code, node->now_ns);
+    return;
+  }
+}
+
+MLFAB__INTERNAL void mlfab__roles_capacity(mlfab_node *node, double in, double out) {
+  for (uint32_t i = 0; i < node->nroles; i++) {
+    if (node->roles[i].capacity) node->roles[i].capacity(node->roles[i].self, in, out);
+  }
+}

@@ -1,0 +1,258 @@
+/* server_link.c - a node: our ways to servers, of the worker role, the scheduler role and the server role (routes).
+ * A route is called, says HELLO, stands, breaks, and is dead in the end. See node.h. */
+#include "node.h"
+
+#include <stdio.h>
+
+/* Which role of the server is at the other end of a route. */
+static int server_link_kind(const mlfab_node *node, uint32_t route) {
+  static const uint8_t kinds[] = {MLFAB__LINK_SERVER, MLFAB__LINK_PLANNER, MLFAB__LINK_RESHARD};
+  return kinds[route / node->config.servers];
+}
+
+/* Of the worker role; of the scheduler role, which only stops planning for it; or of the server role, whose
+ * slices cannot go there. */
+static void server_link_dead(mlfab_node *node, uint32_t index, const char *why) {
+  uint32_t server = mlfab__node_server_of(node, index);
+  int kind = server_link_kind(node, index);
+  mlfab__route *route = &node->routes[index];
+  char text[180];
+  if (route->dead) return;
+  route->dead = 1;
+  snprintf(route->died, sizeof route->died, "%.127s", why);
+  node->stats.peers_died += kind == MLFAB__LINK_SERVER;
+  mlfab__roles_gone(node, kind, server, 0);
+  if (kind == MLFAB__LINK_SERVER) {
+    snprintf(text, sizeof text, "dead: %s", why);
+    mlfab__node_emit(node, MLFAB_EVENT_DEAD, (int32_t)server, 1, 0, MLFAB_ERR_PEER_DEAD, text);
+  } else if (kind == MLFAB__LINK_RESHARD || node->is_worker || node->is_server) {
+    return;
+  }
+  snprintf(text, sizeof text, "joining: server %u is dead: %s", server, why);
+  mlfab__node_fail(node, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, text);
+}
+
+/* A server has five beats from a break, in which it is called again, and none after a silence. Nor has
+ * one that broke links before it answered HELLO, or it would be called for ever. */
+MLFAB__INTERNAL void mlfab__server_link_down(mlfab_node *node, const mlfab__link *was,
+                                             uint32_t link, const char *why) {
+  uint32_t index = mlfab__node_route_of(node, was->kind, was->peer);
+  mlfab__route *route = &node->routes[index];
+  if (route->link != link) return;
+  if (was->greeted && !was->silent) route->heard_ns = node->now_ns;
+  mlfab__node_arm_at(node, MLFAB__TIMER_ROUTE, index,
+                     was->silent ? node->now_ns : mlfab__node_round(node, node->now_ns + 1));
+  route->link = MLFAB__NO_LINK;
+  route->retry_ns = node->now_ns + mlfab__node_beat(node) / 5;
+  snprintf(route->why, sizeof route->why, "%s", why);
+  mlfab__roles_lost(node, was->kind, was->peer);
+}
+
+MLFAB__INTERNAL int mlfab__server_link_wanted(const mlfab_node *node, uint32_t route) {
+  uint32_t server = mlfab__node_server_of(node, route);
+  int kind = server_link_kind(node, route);
+  if (kind == MLFAB__LINK_RESHARD && server == node->server_number) return 0;
+  return mlfab__roles_want(node, kind, server);
+}
+
+MLFAB__INTERNAL void mlfab__server_link_call(mlfab_node *node, uint32_t index) {
+  mlfab__route *route = &node->routes[index];
+  route->connecting = 1;
+  route->connect_ns = node->now_ns;
+  mlfab__node_arm(node, MLFAB__TIMER_ROUTE, index, node->now_ns);
+  mlfab__node_connect(node, MLFAB__TOKEN_SERVER + index);
+}
+
+MLFAB__INTERNAL void mlfab__server_link_failed(mlfab_node *node, uint32_t index, const char *why) {
+  mlfab__route *route = &node->routes[index];
+  route->connecting = 0;
+  route->retry_ns = node->now_ns + mlfab__node_beat(node) / 5;
+  snprintf(route->why, sizeof route->why, "%s", why);
+}
+
+MLFAB__INTERNAL void mlfab__server_link_up(mlfab_node *node, uint32_t number, uint32_t index) {
+  mlfab__route *route = &node->routes[number];
+  int kind = server_link_kind(node, number);
+  uint32_t role = kind == MLFAB__LINK_SERVER    ? node->config.roles
+                  : kind == MLFAB__LINK_PLANNER ? MLFAB_ROLE_SCHEDULER
+                                                : MLFAB_ROLE_SERVER;
+  if (route->link != MLFAB__NO_LINK)
+    mlfab__node_hang_up(node, route->link, "replaced by a newer link");
+  route->connecting = 0;
+  route->link = index;
+  if (route->greeted) node->stats.reconnects++;
+  mlfab__link *link = &node->links[index];
+  link->kind = (uint8_t)kind;
+  link->peer = mlfab__node_server_of(node, number);
+  mlfab__hello hello = {node->id,
+                        node->incarnation,
+                        role,
+                        node->config.progress == MLFAB_PROGRESS_HAND,
+                        node->config.accumulators,
+                        node->config.host,
+                        node->nonce};
+  uint8_t meta[64];
+  mlfab__node_post(node, index, MLFAB__HELLO, meta, mlfab__encode_hello(meta, &hello));
+}
+
+/* It has answered HELLO, or says anew what it said then. */
+static void server_link_greeted(mlfab_node *node, uint32_t index, mlfab__hello_ack *ack) {
+  mlfab__link *link = &node->links[index];
+  int kind = link->kind;
+  uint32_t server = link->peer, number = mlfab__node_route_of(node, kind, server);
+  mlfab__greeting greeting = {.ack = ack};
+  if (mlfab__roles_hello(node, kind, server, &greeting)) {
+    server_link_dead(node, number, greeting.why);
+    mlfab__node_doom(node, index);
+    return;
+  }
+  mlfab__route *route = &node->routes[number];
+  link->greeted = route->greeted = 1;
+  if (kind == MLFAB__LINK_RESHARD) link->nonce = ack->nonce;
+  mlfab__roles_up(node, kind, server, &greeting);
+  if (greeting.died) snprintf(route->died, sizeof route->died, "%s", greeting.died);
+  mlfab__server_link_check(node);
+}
+
+/* What server 0 says of another worker. */
+static void server_link_member(mlfab_node *node, const mlfab__member *member) {
+  int dead = member->kind == MLFAB_EVENT_DEAD;
+  if (node->is_server) return; /* we see it ourselves */
+  mlfab__node_emit(node, member->kind, (int32_t)member->node, 0, member->incarnation,
+                   dead ? MLFAB_ERR_PEER_DEAD : 0,
+                   dead ? "dead, says server 0" : "left or came, says server 0");
+}
+
+MLFAB__INTERNAL void mlfab__server_link_frame(mlfab_node *node, uint32_t index,
+                                              const mlfab__frame_in *frame) {
+  uint32_t number = mlfab__node_route_of(node, node->links[index].kind, node->links[index].peer);
+  mlfab__route *route = &node->routes[number];
+  mlfab__hello_ack ack;
+  mlfab__refuse refuse;
+  mlfab__bye bye;
+  mlfab__member member;
+  char text[MLFAB__TEXT_MAX + 64];
+  route->heard_ns = node->now_ns;
+  switch (frame->type) {
+    case MLFAB__HEARTBEAT:
+      return;
+    case MLFAB__HELLO_ACK:
+      if (mlfab__decode_hello_ack(frame->meta, frame->meta_bytes, &ack)) break;
+      server_link_greeted(node, index, &ack);
+      return;
+    case MLFAB__REFUSE:
+      if (mlfab__decode_refuse(frame->meta, frame->meta_bytes, &refuse)) break;
+      snprintf(text, sizeof text, "refused: %s", refuse.text);
+      server_link_dead(node, number, text);
+      mlfab__node_doom(node, index);
+      return;
+    case MLFAB__BYE:
+      if (mlfab__decode_bye(frame->meta, frame->meta_bytes, &bye)) break;
+      /* Closing for good ends the server for us; being given up for an error does not: we call
+       * again. */
+      if (bye.code == 0) server_link_dead(node, number, "it has closed");
+      snprintf(route->why, sizeof route->why, "%.127s", bye.text);
+      mlfab__node_doom(node, index);
+      return;
+    case MLFAB__MEMBER:
+      if (mlfab__decode_member(frame->meta, frame->meta_bytes, &member)) break;
+      server_link_member(node, &member);
+      return;
+    case MLFAB__THERE:
+      if (mlfab__decode_member(frame->meta, frame->meta_bytes, &member)) break;
+      mlfab__peer_link_there(node, &member);
+      return;
+    default:
+      mlfab__roles_frame(node, index, frame);
+      return;
+  }
+  mlfab__node_drop(node, index, MLFAB_ERR_FRAME, "a frame that does not parse");
+}
+
+MLFAB__INTERNAL void mlfab__server_link_across(mlfab_node *node, uint32_t server) {
+  uint32_t index = mlfab__node_route_of(node, MLFAB__LINK_RESHARD, server);
+  mlfab__route *route = &node->routes[index];
+  if (route->link != MLFAB__NO_LINK) {
+    mlfab__node_ready_link(node, route->link);
+  } else if (server == node->server_number) {
+    /* Without memory for it: tried again at the next look at the clock. */
+    if (mlfab__inner_pair(node, MLFAB__PAIR_RESHARD, MLFAB__LINK_RESHARD, server,
+                          MLFAB__LINK_RESHARD_IN, server))
+      return;
+    route->link = node->pairs[MLFAB__PAIR_RESHARD][0];
+    node->reshard_links[server] = node->pairs[MLFAB__PAIR_RESHARD][1];
+  } else if (!node->leaving) {
+    route->dead = 0;
+    route->heard_ns = node->now_ns;
+    if (!route->connecting) mlfab__server_link_call(node, index);
+    mlfab__node_arm(node, MLFAB__TIMER_ROUTE, index, node->now_ns);
+  }
+}
+
+/* A server without a link is called again, and is dead after five intervals. Who has heard this node's goodbye
+ * and hung up is not dead. */
+MLFAB__INTERNAL void mlfab__server_link_scan(mlfab_node *node, uint32_t r) {
+  uint64_t beat = node->config.heartbeat_ns;
+  mlfab__route *route = &node->routes[r];
+  /* The scheduler role stays as long as the server role beside it. */
+  int left = node->leaving > (r < node->config.servers ? 0 : 1);
+  if (!mlfab__server_link_wanted(node, r) || route->link != MLFAB__NO_LINK || route->dead || left)
+    return;
+  mlfab__node_arm(node, MLFAB__TIMER_ROUTE, r, node->now_ns);
+  if (node->phase == MLFAB__BOOTSTRAP_JOINING) return;
+  /* Nothing waits for a scheduler: it tries for as long as a call would. */
+  int across = r >= 2 * node->config.servers;
+  uint64_t patience = r < node->config.servers || across ? 5 * beat : node->config.timeout_ns;
+  if ((route->greeted || across) &&
+      node->now_ns - route->heard_ns >= mlfab__max(patience, 5 * beat)) {
+    server_link_dead(node, r, route->why[0] ? route->why : "silent");
+  } else if (route->connecting ? node->now_ns - route->connect_ns >= 4 * beat
+                               : node->now_ns >= route->retry_ns) {
+    mlfab__server_link_call(node, r);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__server_link_check(mlfab_node *node) {
+  if (node->phase != MLFAB__BOOTSTRAP_GREETING) return;
+  for (uint32_t s = 0; node->is_worker && s < node->config.servers; s++) {
+    if (!node->routes[s].greeted) return;
+  }
+  /* Beside a server the scheduler may come later: until then it is first come, first served. */
+  int own = node->config.roles == MLFAB_ROLE_SCHEDULER;
+  for (uint32_t s = 0; own && s < node->config.servers; s++) {
+    if (!node->routes[node->config.servers + s].greeted) return;
+  }
+  node->phase = MLFAB__BOOTSTRAP_READY;
+}
+
+MLFAB__INTERNAL void mlfab__server_link_begin(mlfab_node *node) {
+  if (node->is_server && mlfab__inner_begin(node)) {
+    mlfab__node_fail(node, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, "out of memory for the inner links");
+  }
+  for (uint32_t r = 0; r < mlfab__node_routes(node); r++) {
+    if (!mlfab__server_link_wanted(node, r)) continue;
+    node->routes[r].heard_ns = node->now_ns;
+    if (mlfab__node_server_of(node, r) != node->server_number) mlfab__server_link_call(node, r);
+  }
+}
+
+MLFAB__INTERNAL int mlfab__node_finished(const mlfab_node *node) {
+  uint32_t servers = node->config.servers;
+  for (uint32_t s = 0; s < servers; s++) {
+    if (!node->routes[servers + s].dead) return 0;
+  }
+  return 1;
+}
+
+/* The last error names a server that "is dead": says what it died of, too. */
+MLFAB__INTERNAL void mlfab__server_link_say_why(mlfab_node *node) {
+  static const char dead[] = "is dead";
+  mlfab_error *last = &node->requests.last;
+  if (MLFAB__LIKELY(last->code != MLFAB_ERR_PEER_DEAD)) return;
+  size_t n = strlen(last->text), end = sizeof dead - 1;
+  if (!last->is_server || n < end || last->rank < 0 ||
+      (uint32_t)last->rank >= node->config.servers || strcmp(last->text + n - end, dead) != 0)
+    return;
+  const char *why = node->routes[last->rank].died;
+  if (why[0]) snprintf(last->text + n, sizeof last->text - n, ": %s", why);
+}

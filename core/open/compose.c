@@ -1,0 +1,70 @@
+/* compose.c - makes a node of its roles. Top floor: the one file that knows them all. */
+#include "../api/complete.h"
+#include "../api/parts.h"
+#include "../coll/barrier.h"
+#include "../coll/comm.h"
+#include "../coll/membership.h"
+#include "../node/node.h"
+#include "../reshard/reshard.h"
+#include "../sched/sched_role.h"
+#include "../sparse/sparse_apply.h"
+
+static int compose_worker(mlfab_node *node) {
+  mlfab__parts *parts = node->parts;
+  mlfab__aggregator *aggregator = NULL;
+  int scheduled = node->config.scheduler != MLFAB_SCHEDULER_NONE;
+  int code = scheduled ? mlfab__aggregator_attach(node, &aggregator) : 0;
+  if (!code) code = mlfab__barrier_attach(node, &parts->barrier);
+  if (!code) code = mlfab__comm_attach(node, &parts->comm);
+  if (!code) code = mlfab__worker_attach(node, &parts->worker);
+  if (code) return code;
+  mlfab__reshard_worker_attach(parts->worker);
+  if (aggregator) aggregator->worker = parts->worker;
+  return 0;
+}
+
+static int compose_server(mlfab_node *node) {
+  int code = mlfab__server_attach(node, &node->parts->server);
+  if (code) return code;
+  mlfab__server *server = node->parts->server;
+  code = mlfab__client_attach(node, server);
+  mlfab__sparse_attach(server);
+  mlfab__reshard_server_attach(node, server);
+  if (code || !node->is_coordinator) return code;
+  code = mlfab__barrier_server_attach(node);
+  if (!code) code = mlfab__membership_attach(node);
+  if (!code) code = mlfab__reshard_attach(node, server);
+  return code;
+}
+
+static int compose(mlfab_node *node) {
+  node->parts_bytes = sizeof *node->parts;
+  node->parts = mlfab__alloc(&node->env, node->parts_bytes);
+  if (!node->parts) return MLFAB_ERR_MEMORY;
+  int code = node->is_worker ? compose_worker(node) : 0;
+  if (!code && node->is_server) code = compose_server(node);
+  if (!code && node->is_scheduler) code = mlfab__scheduler_attach(node, &node->parts->scheduler);
+  if (!code) code = mlfab__capacity_attach(node, node->parts->server, &node->parts->capacity);
+  return code;
+}
+
+MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses, uint64_t now_ns,
+                              mlfab_node **node_p, mlfab_error *error) {
+  mlfab_config complete;
+  mlfab__env env;
+  mlfab_node *node = NULL;
+  if (error) memset(error, 0, sizeof *error);
+  if (!node_p) return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "node_p is NULL");
+  int code = mlfab__config_complete(config, &complete, error);
+  if (!code) code = mlfab__env_init(&env, complete.env);
+  if (code) return code;
+  code = mlfab__node_make(&complete, &env, addresses, now_ns, &node);
+  if (!code) code = compose(node);
+  if (code) {
+    mlfab_node_close(&node);
+    return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "out of memory for the node");
+  }
+  mlfab__node_begin(node);
+  *node_p = node;
+  return 0;
+}

@@ -1,0 +1,70 @@
+/* server_role.c - the server as a role of its node: WORKER are the links of workers. */
+#include "../node/node.h"
+#include "server.h"
+
+static int server_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
+  mlfab__server_frame(self, at.peer, frame, at.now_ns);
+  return 1;
+}
+
+static int server_role_next(void *self, mlfab__at at, mlfab__frame_out *frame) {
+  return mlfab__server_next(self, at.peer, frame, at.now_ns);
+}
+
+static void server_role_taken(void *self, mlfab__at at, const mlfab__frame_out *frame) {
+  mlfab__server_taken(self, at.peer, frame, at.now_ns);
+}
+
+static void server_role_returned(void *self, mlfab__at at, uint64_t token) {
+  mlfab__server_sent(self, at.peer, token);
+}
+
+static int server_role_hello(void *self, mlfab__at at, mlfab__greeting *greeting) {
+  return mlfab__server_hello(self, at.peer, greeting->hello, greeting->ack, at.now_ns);
+}
+
+static void server_role_lost(void *self, mlfab__at at) {
+  mlfab__server_lost(self, at.peer, at.now_ns);
+}
+
+static void server_role_gone(void *self, mlfab__at at, int left) {
+  mlfab__server_gone(self, at.peer, left, at.now_ns);
+}
+
+static void server_role_tick(void *self, uint64_t now_ns) { mlfab__server_tick(self, now_ns); }
+
+static uint64_t server_role_deadline(const void *self) { return mlfab__server_deadline(self); }
+
+/* Pulls that stand still, and slices on the move, are looked at by `tick`. */
+static int server_role_waits(const void *self) {
+  (void)self;
+  return 1;
+}
+
+static void server_role_free(void *self) { mlfab__server_free(self); }
+
+static const mlfab__role server_row = {
+    .name = "server",
+    .rest = 1,
+    .links = MLFAB__ON(WORKER),
+    .frame = server_role_frame,
+    .next = server_role_next,
+    .taken = server_role_taken,
+    .returned = server_role_returned,
+    .hello = server_role_hello,
+    .lost = server_role_lost,
+    .gone = server_role_gone,
+    .tick = server_role_tick,
+    .deadline = server_role_deadline,
+    .waits = server_role_waits,
+    .free = server_role_free,
+};
+
+MLFAB__INTERNAL int mlfab__server_attach(mlfab_node *node, mlfab__server **server_p) {
+  mlfab__role *role = mlfab__roles_add(node, &server_row, sizeof **server_p);
+  if (!role) return MLFAB_ERR_MEMORY;
+  mlfab__port down = mlfab__roles_port(node, role, MLFAB__LINK_WORKER);
+  *server_p = role->self;
+  return mlfab__server_init(*server_p, &node->env, &node->config, node->server_number, &down,
+                            &node->stats);
+}
