@@ -20,7 +20,7 @@ import sys
 GROUPS = [
     {"base": "base error env rng heap map request meter shm_coll"},
     {"wire": "wire"},
-    {"kernels": "reduce half combine packet"},
+    {"kernels": "half kernels_x86 kernels packet"},
     {"model": "sync layout version optimizer store windows"},
     {"node": "port role node link outbox claim peer_link inner server_link caller bootstrap alive"},
     {"worker": "sources cache pull push worker worker_role",

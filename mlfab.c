@@ -2645,374 +2645,14 @@ MLFAB__INTERNAL uint32_t mlfab__crc32c(uint32_t crc, const void *data, size_t by
 #undef WIRE_BULK_TYPES
 
 /* ==============================================================================================
- * core/kernels/reduce.h
- * ============================================================================================== */
-/* reduce.h - element types and the kernels that add. Layer 1.
- *
- * A portable kernel fills each entry, a faster one for this CPU replaces it where there is one, and
- * gives the same bits: one rounding per multiply and one per add, no fused multiply-add, no
- * reassociation (norms excepted). Finiteness is tested on bits, so that -ffast-math cannot lose a
- * NaN. int64 arithmetic is modulo 2^64. Pointers need only the alignment of their elements. */
-
-/* Bytes of an element, 0 for an unknown type. */
-MLFAB__INTERNAL uint32_t mlfab__dtype_bytes(int dtype);
-MLFAB__INTERNAL const char *mlfab__dtype_name(int dtype);
-
-/* 1 when all n elements are finite (I64: always). */
-MLFAB__INTERNAL int mlfab__reduce_finite(int dtype, const void *u, uint64_t n);
-
-/* dst = w + scale * u, and in the same pass looks whether all of scale * u is finite: returns 1 if
- * so (else what dst holds is unspecified). w NULL: dst = scale * u. dst may be w, or u, or neither;
- * no other overlap. scale 1 and -1 change no bit of u but the sign; F32 multiplies by (float)scale;
- * I64 by its integer part, and refuses with 0, dst untouched, a scale that is no int64. `stream` 1:
- * dst will not be read soon (non-temporal stores where that helps). */
-MLFAB__INTERNAL int mlfab__reduce_add(int dtype, void *dst, const void *w, const void *u,
-                                      double scale, uint64_t n, int stream);
-
-/* The kernels by level: 0 portable, 1 AVX2, 2 AVX-512. mlfab__reduce_level is the highest that this
- * CPU has; a higher one must not be asked for. Tests compare them. */
-MLFAB__INTERNAL int mlfab__reduce_level(void);
-MLFAB__INTERNAL int mlfab__reduce_add_with(int level, int dtype, void *dst, const void *w,
-                                           const void *u, double scale, uint64_t n, int stream);
-
-/* dst = a - b. dst may be a or b. */
-MLFAB__INTERNAL void mlfab__reduce_subtract(int dtype, void *dst, const void *a, const void *b,
-                                            uint64_t n);
-
-/* Sum of squares in double; I64 as doubles. */
-MLFAB__INTERNAL double mlfab__reduce_norm2(int dtype, const void *u, uint64_t n);
-
-
-/* ==============================================================================================
- * core/kernels/reduce.c
- * ============================================================================================== */
-/* reduce.c - the kernels that add updates. Layer 1.
- *
- * For: adding a scaled update to weights and finding NaN and infinity in the same pass over memory.
- * Not for: choosing what is added, nor for threads: a caller splits the work if it wants to.
- *
- * Invariants: each element is round(w + round(scale * u)) at every level, so the level, the
- * position of an element and the flags of the compiler never show in the bits. Three things guard
- * this:
- *  - A product passes through an empty asm statement or a settled array before it is added, and no
- *    compiler can contract the two into a fused multiply-add, whatever its defaults are. (gcc
- *    contracts in gnu modes and knows no pragma against it; clang ignores the pragma under
- *    -ffast-math.)
- *  - Finiteness is a question about exponent bits asked in integers, which -ffinite-math-only does
- *    not touch. Adding one to an exponent of all ones carries into the sign bit; or-ing these
- *    carries keeps branches out of the loops.
- *  - The portable kernel also does the ragged ends for the vector kernels.
- *
- * Source: MLfabric §5 adds at aggregators and servers; its kernels are not described. */
-
-#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
-#define REDUCE_X86 1
-#include <immintrin.h>
-#else
-#define REDUCE_X86 0
-#endif
-
-/* After this the compiler believes that anybody may have rewritten the array. */
-#if defined(__GNUC__) || defined(__clang__)
-#define REDUCE_SETTLE(array) __asm__ volatile("" : : "r"(array) : "memory")
-#else
-#pragma STDC FP_CONTRACT OFF
-#define REDUCE_SETTLE(array) ((void)(array))
-#endif
-
-/* Elements whose products are staged at a time: small enough for the first cache. */
-#define REDUCE_STAGE 256u
-/* Below this a destination may still be in a cache when it is read, and streaming would evict
- * it. */
-#define REDUCE_STREAM_BYTES 65536u
-
-#define REDUCE_F32_EXPONENT 0x7f800000u
-#define REDUCE_F32_ONE 0x00800000u
-#define REDUCE_F64_EXPONENT 0x7ff0000000000000u
-#define REDUCE_F64_ONE 0x0010000000000000u
-
-MLFAB__INTERNAL uint32_t mlfab__dtype_bytes(int dtype) {
-  switch (dtype) {
-    case MLFAB_F32:
-      return 4;
-    case MLFAB_F64:
-      return 8;
-    case MLFAB_I64:
-      return 8;
-    default:
-      return 0;
-  }
-}
-
-MLFAB__INTERNAL const char *mlfab__dtype_name(int dtype) {
-  switch (dtype) {
-    case MLFAB_F32:
-      return "F32";
-    case MLFAB_F64:
-      return "F64";
-    case MLFAB_I64:
-      return "I64";
-    default:
-      return "unknown";
-  }
-}
-
-/* The portable kernel: dst = w + s * u, dst = s * u when w is NULL, nothing but the look when dst
- * is NULL. The destination gets loops of its own when it is w, because compilers vectorise two
- * pointers only after a test that they are apart. */
-#define REDUCE_PORTABLE(name, real, word, exponent, one)                         \
-  static int name(real *dst, const real *w, const real *u, real s, uint64_t n) { \
-    real product[REDUCE_STAGE];                                                  \
-    word carry = 0;                                                              \
-    for (uint64_t at = 0; at < n; at += REDUCE_STAGE) {                          \
-      size_t count = (size_t)mlfab__min(n - at, REDUCE_STAGE);                   \
-      for (size_t i = 0; i < count; i++) product[i] = s * u[at + i];             \
-      REDUCE_SETTLE(product);                                                    \
-      for (size_t i = 0; i < count; i++) {                                       \
-        word bits;                                                               \
-        memcpy(&bits, &product[i], sizeof bits);                                 \
-        carry |= (bits & (exponent)) + (one);                                    \
-      }                                                                          \
-      if (dst == NULL) continue;                                                 \
-      if (w == NULL)                                                             \
-        memcpy(dst + at, product, count * sizeof(real));                         \
-      else if (w == dst)                                                         \
-        for (size_t i = 0; i < count; i++) dst[at + i] += product[i];            \
-      else                                                                       \
-        for (size_t i = 0; i < count; i++) dst[at + i] = w[at + i] + product[i]; \
-      REDUCE_SETTLE(dst);                                                        \
-    }                                                                            \
-    return !(carry >> (8 * sizeof(word) - 1));                                   \
-  }
-
-REDUCE_PORTABLE(reduce_f32_portable, float, uint32_t, REDUCE_F32_EXPONENT, REDUCE_F32_ONE)
-REDUCE_PORTABLE(reduce_f64_portable, double, uint64_t, REDUCE_F64_EXPONENT, REDUCE_F64_ONE)
-
-/* Wraps round through unsigned numbers; a multiply by 1 costs no time beside the memory. */
-static void reduce_i64(int64_t *dst, const int64_t *w, const int64_t *u, int64_t scale,
-                       uint64_t n) {
-  uint64_t s = (uint64_t)scale;
-  if (w == NULL)
-    for (uint64_t i = 0; i < n; i++) dst[i] = (int64_t)(s * (uint64_t)u[i]);
-  else if (w == dst)
-    for (uint64_t i = 0; i < n; i++) dst[i] = (int64_t)((uint64_t)dst[i] + s * (uint64_t)u[i]);
-  else
-    for (uint64_t i = 0; i < n; i++) dst[i] = (int64_t)((uint64_t)w[i] + s * (uint64_t)u[i]);
-}
-
-#if REDUCE_X86
-enum { REDUCE_LOOK, REDUCE_SCALE, REDUCE_ADD, REDUCE_ADD_STREAM };
-
-/* A vector kernel for n elements, a multiple of 64 bytes; dst lies at 64 bytes when it is streamed
- * to. `what` is constant in every call, so that no test of it is left in the loop. The loop is
- * short enough to be bound by memory without being unrolled. */
-#define REDUCE_VECTOR(name, isa, class, real, word, width, exponent, one, store_past_caches)       \
-  typedef real name##_reals __attribute__((vector_size(width), aligned(sizeof(real)), may_alias)); \
-  typedef word name##_words __attribute__((vector_size(width)));                                   \
-  __attribute__((target(isa), always_inline)) static inline int name##_loop(                       \
-      real *dst, const real *w, const real *u, real s, uint64_t n, int what) {                     \
-    name##_words carry = {0};                                                                      \
-    word any = 0;                                                                                  \
-    for (uint64_t i = 0; i < n; i += (width) / sizeof(real)) {                                     \
-      name##_reals x = *(const name##_reals *)(u + i) * s;                                         \
-      __asm__("" : "+" class(x));                                                                  \
-      carry |= ((name##_words)x & (exponent)) + (one);                                             \
-      if (what >= REDUCE_ADD) x = *(const name##_reals *)(w + i) + x;                              \
-      if (what == REDUCE_ADD_STREAM)                                                               \
-        store_past_caches(dst + i, x);                                                             \
-      else if (what != REDUCE_LOOK)                                                                \
-        *(name##_reals *)(dst + i) = x;                                                            \
-    }                                                                                              \
-    if (what == REDUCE_ADD_STREAM) _mm_sfence();                                                   \
-    for (size_t i = 0; i < (width) / sizeof(real); i++) any |= carry[i];                           \
-    return !(any >> (8 * sizeof(word) - 1));                                                       \
-  }                                                                                                \
-  __attribute__((target(isa))) static int name(real *dst, const real *w, const real *u, real s,    \
-                                               uint64_t n, int stream) {                           \
-    if (dst == NULL) return name##_loop(dst, w, u, s, n, REDUCE_LOOK);                             \
-    if (w == NULL) return name##_loop(dst, w, u, s, n, REDUCE_SCALE);                              \
-    if (stream) return name##_loop(dst, w, u, s, n, REDUCE_ADD_STREAM);                            \
-    return name##_loop(dst, w, u, s, n, REDUCE_ADD);                                               \
-  }
-
-#define REDUCE_STREAM_32(at, x) _mm256_stream_si256((__m256i *)(void *)(at), (__m256i)(x))
-#define REDUCE_STREAM_64(at, x) _mm512_stream_si512((__m512i *)(void *)(at), (__m512i)(x))
-
-REDUCE_VECTOR(reduce_f32_avx2, "avx2", "x", float, uint32_t, 32, REDUCE_F32_EXPONENT,
-              REDUCE_F32_ONE, REDUCE_STREAM_32)
-REDUCE_VECTOR(reduce_f64_avx2, "avx2", "x", double, uint64_t, 32, REDUCE_F64_EXPONENT,
-              REDUCE_F64_ONE, REDUCE_STREAM_32)
-REDUCE_VECTOR(reduce_f32_avx512, "avx512f", "v", float, uint32_t, 64, REDUCE_F32_EXPONENT,
-              REDUCE_F32_ONE, REDUCE_STREAM_64)
-REDUCE_VECTOR(reduce_f64_avx512, "avx512f", "v", double, uint64_t, 64, REDUCE_F64_EXPONENT,
-              REDUCE_F64_ONE, REDUCE_STREAM_64)
-
-/* Portable up to the first 64-byte line of dst, vectors while whole lines last, portable again. */
-#define REDUCE_LEVELS(name, real)                                                         \
-  static int name(int level, real *dst, const real *w, const real *u, real s, uint64_t n, \
-                  int stream) {                                                           \
-    const uint64_t lanes = 64 / sizeof(real);                                             \
-    uintptr_t address = (uintptr_t)(dst != NULL ? (const real *)dst : u);                 \
-    uint64_t head = mlfab__min(n, (0 - address) % 64 / sizeof(real));                     \
-    uint64_t tail = (n - head) % lanes;                                                   \
-    uint64_t body = n - head - tail;                                                      \
-    if (level == 0 || body == 0) return name##_portable(dst, w, u, s, n);                 \
-    if (dst == w || dst == u || n * sizeof(real) < REDUCE_STREAM_BYTES) stream = 0;       \
-    int finite = name##_portable(dst, w, u, s, head);                                     \
-    if (dst != NULL) dst += head;                                                         \
-    if (w != NULL) w += head;                                                             \
-    u += head;                                                                            \
-    finite &= level >= 2 ? name##_avx512(dst, w, u, s, body, stream)                      \
-                         : name##_avx2(dst, w, u, s, body, stream);                       \
-    if (dst != NULL) dst += body;                                                         \
-    if (w != NULL) w += body;                                                             \
-    return finite & name##_portable(dst, w, u + body, s, tail);                           \
-  }
-
-REDUCE_LEVELS(reduce_f32, float)
-REDUCE_LEVELS(reduce_f64, double)
-
-MLFAB__INTERNAL int mlfab__reduce_level(void) {
-  if (__builtin_cpu_supports("avx512f")) return 2;
-  return __builtin_cpu_supports("avx2") ? 1 : 0;
-}
-#else
-#define reduce_f32(level, dst, w, u, s, n, stream) reduce_f32_portable(dst, w, u, s, n)
-#define reduce_f64(level, dst, w, u, s, n, stream) reduce_f64_portable(dst, w, u, s, n)
-
-MLFAB__INTERNAL int mlfab__reduce_level(void) { return 0; }
-#endif
-
-MLFAB__INTERNAL int mlfab__reduce_finite(int dtype, const void *u, uint64_t n) {
-  int level = mlfab__reduce_level();
-  (void)level;
-  if (dtype == MLFAB_F32) return reduce_f32(level, NULL, NULL, (const float *)u, 1.0f, n, 0);
-  if (dtype == MLFAB_F64) return reduce_f64(level, NULL, NULL, (const double *)u, 1.0, n, 0);
-  return 1;
-}
-
-MLFAB__INTERNAL int mlfab__reduce_add_with(int level, int dtype, void *dst, const void *w,
-                                           const void *u, double scale, uint64_t n, int stream) {
-  (void)level;
-  (void)stream;
-  switch (dtype) {
-    case MLFAB_F32:
-      return reduce_f32(level, (float *)dst, (const float *)w, (const float *)u, (float)scale, n,
-                        stream);
-    case MLFAB_F64:
-      return reduce_f64(level, (double *)dst, (const double *)w, (const double *)u, scale, n,
-                        stream);
-    case MLFAB_I64:
-      /* Beyond these bounds C gives the conversion no meaning. */
-      if (!mlfab__finite(scale)) return 0;
-      if (scale < -9223372036854775808.0 || scale >= 9223372036854775808.0) return 0;
-      reduce_i64((int64_t *)dst, (const int64_t *)w, (const int64_t *)u, (int64_t)scale, n);
-      return 1;
-    default:
-      assert(0 && "element type");
-      return 0;
-  }
-}
-
-MLFAB__INTERNAL int mlfab__reduce_add(int dtype, void *dst, const void *w, const void *u,
-                                      double scale, uint64_t n, int stream) {
-  return mlfab__reduce_add_with(mlfab__reduce_level(), dtype, dst, w, u, scale, n, stream);
-}
-
-/* a + -1 * b has the bits of a - b, because the product is exact. */
-MLFAB__INTERNAL void mlfab__reduce_subtract(int dtype, void *dst, const void *a, const void *b,
-                                            uint64_t n) {
-  (void)mlfab__reduce_add(dtype, dst, a, b, -1.0, n, 0);
-}
-
-/* Several partial sums taken in turn and added in one order: fast, and the same bits every time on
- * one machine. No test of alignment, so that the place of the array does not show either. */
-#define REDUCE_NORM2(name, type)                                                              \
-  static double name(const type *u, uint64_t n) {                                             \
-    double sum[8] = {0};                                                                      \
-    uint64_t whole = n - n % 8;                                                               \
-    for (uint64_t i = 0; i < whole; i += 8)                                                   \
-      for (size_t j = 0; j < 8; j++) sum[j] += (double)u[i + j] * (double)u[i + j];           \
-    for (uint64_t i = whole; i < n; i++) sum[i - whole] += (double)u[i] * (double)u[i];       \
-    return ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7])); \
-  }
-
-REDUCE_NORM2(reduce_norm2_f32, float)
-REDUCE_NORM2(reduce_norm2_f64, double)
-REDUCE_NORM2(reduce_norm2_i64, int64_t)
-
-#if REDUCE_X86
-/* The same for floats with two vectors of partial sums; what is left over goes the portable way.
- * Norms of F64 are rarer and are left to the compiler. */
-#define REDUCE_NORM2_VECTOR(name, isa, lanes)                                                \
-  typedef double name##_sums __attribute__((vector_size((lanes)*8)));                        \
-  typedef float name##_items __attribute__((vector_size((lanes)*4), aligned(4), may_alias)); \
-  __attribute__((target(isa))) static double name(const float *u, uint64_t n) {              \
-    name##_sums a = {0}, b = {0};                                                            \
-    uint64_t whole = n - n % (2 * (lanes));                                                  \
-    double sum = 0.0;                                                                        \
-    for (uint64_t i = 0; i < whole; i += 2 * (lanes)) {                                      \
-      name##_sums x = __builtin_convertvector(*(const name##_items *)(u + i), name##_sums);  \
-      name##_sums y =                                                                        \
-          __builtin_convertvector(*(const name##_items *)(u + i + (lanes)), name##_sums);    \
-      a += x * x;                                                                            \
-      b += y * y;                                                                            \
-    }                                                                                        \
-    a += b;                                                                                  \
-    for (size_t j = 0; j < (lanes); j++) sum += a[j];                                        \
-    return sum + reduce_norm2_f32(u + whole, n - whole);                                     \
-  }
-
-REDUCE_NORM2_VECTOR(reduce_norm2_avx2, "avx2", 4)
-REDUCE_NORM2_VECTOR(reduce_norm2_avx512, "avx512f", 8)
-#endif
-
-MLFAB__INTERNAL double mlfab__reduce_norm2(int dtype, const void *u, uint64_t n) {
-#if REDUCE_X86
-  int level = dtype == MLFAB_F32 ? mlfab__reduce_level() : 0;
-  if (level >= 2) return reduce_norm2_avx512((const float *)u, n);
-  if (level == 1) return reduce_norm2_avx2((const float *)u, n);
-#endif
-  switch (dtype) {
-    case MLFAB_F32:
-      return reduce_norm2_f32((const float *)u, n);
-    case MLFAB_F64:
-      return reduce_norm2_f64((const double *)u, n);
-    case MLFAB_I64:
-      return reduce_norm2_i64((const int64_t *)u, n);
-    default:
-      assert(0 && "element type");
-      return 0.0;
-  }
-}
-
-#undef REDUCE_X86
-#undef REDUCE_SETTLE
-#undef REDUCE_STAGE
-#undef REDUCE_STREAM_BYTES
-#undef REDUCE_F32_EXPONENT
-#undef REDUCE_F32_ONE
-#undef REDUCE_F64_EXPONENT
-#undef REDUCE_F64_ONE
-#undef REDUCE_PORTABLE
-#undef REDUCE_VECTOR
-#undef REDUCE_STREAM_32
-#undef REDUCE_STREAM_64
-#undef REDUCE_LEVELS
-#undef REDUCE_NORM2
-#undef REDUCE_NORM2_VECTOR
-#undef reduce_f32
-#undef reduce_f64
-
-/* ==============================================================================================
  * core/kernels/half.h
  * ============================================================================================== */
 /* half.h - float32 in 16 bits, and back. Layer 1.
  *
  * `half` is MLFAB_HALF_F16 (IEEE half precision) or MLFAB_HALF_BF16 (the upper half of a float32).
  * Rounding is to nearest, ties to even. What is finite stays finite: beyond the largest number it
- * saturates. Infinity and NaN are the caller's to refuse; here they saturate too. Every level gives
- * the same bits, whatever the flags of the compiler. Pointers need the alignment of their elements. */
+ * saturates. Infinity and NaN are the caller's to refuse; here they saturate too. The bits are the same
+ * whatever the flags of the compiler. Arrays: kernels.h. */
 
 /* Magnitudes as bits of float32, NONE included: what is not above `zero` rounds to zero, what is
  * above `top` saturates. */
@@ -3021,22 +2661,10 @@ MLFAB__INTERNAL uint32_t mlfab__half_top(int half);
 
 MLFAB__INTERNAL uint16_t mlfab__half_one(int half, float x);
 MLFAB__INTERNAL float mlfab__half_back(int half, uint16_t bits);
-/* n elements; in and out do not overlap. */
-MLFAB__INTERNAL void mlfab__half_store(int half, uint16_t *out, const float *in, uint64_t n);
-MLFAB__INTERNAL void mlfab__half_load(int half, float *out, const uint16_t *in, uint64_t n);
 /* A double on its way through float32: beyond its range the largest float32. */
 MLFAB__INTERNAL float mlfab__half_narrow(double x);
 /* 1 when none of them is infinite or NaN. */
 MLFAB__INTERNAL int mlfab__half_finite(int half, const uint16_t *in, uint64_t n);
-
-/* The kernels by level: 0 portable, 1 AVX2 with F16C and BMI2, 2 AVX-512 (F, BW, DQ,
- * VL).
- * mlfab__half_level is the highest that this CPU has; a higher one must not be asked for. */
-MLFAB__INTERNAL int mlfab__half_level(void);
-MLFAB__INTERNAL void mlfab__half_store_with(int level, int half, uint16_t *out, const float *in,
-                                            uint64_t n);
-MLFAB__INTERNAL void mlfab__half_load_with(int level, int half, float *out, const uint16_t *in,
-                                           uint64_t n);
 
 
 /* ==============================================================================================
@@ -3047,20 +2675,10 @@ MLFAB__INTERNAL void mlfab__half_load_with(int level, int half, float *out, cons
  * For: what travels in half precision. Not for: arithmetic; nothing is kept or added up in 16 bits.
  *
  * Invariants: the portable code works on bits alone, so neither the mode of the processor nor
- * -ffast-math shows in a result; the instructions that replace it are told how to round and take
- * subnormal numbers as they are. Magnitudes are cut off before they are rounded: what lies between
+ * -ffast-math shows in a result. Magnitudes are cut off before they are rounded: what lies between
  * the largest number and the point from which rounding would give infinity rounds down anyway.
  *
  * Source: IEEE 754-2019 §3.6 (binary16); TDF §4.3 sends gradients so. */
-
-#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
-#define HALF_X86 1
-#include <immintrin.h>
-#define HALF_AVX2 __attribute__((target("avx2,f16c")))
-#define HALF_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl")))
-#else
-#define HALF_X86 0
-#endif
 
 #define HALF_MAGNITUDE 0x7fffffffu
 #define HALF_F16_TOP 0x477fe000u  /* 65504 */
@@ -3144,161 +2762,43 @@ MLFAB__INTERNAL int mlfab__half_finite(int half, const uint16_t *in, uint64_t n)
   return !(carry & each << 15);
 }
 
-/* ---- the kernels: what they leave of n is done by the portable ones ---- */
-
-static void half_store_portable(int half, uint16_t *out, const float *in, uint64_t n) {
-  uint32_t bits;
-  for (uint64_t i = 0; i < n; i++) {
-    memcpy(&bits, &in[i], sizeof bits);
-    out[i] = half == MLFAB_HALF_F16 ? half_f16(bits) : half_bf16(bits);
-  }
-}
-
-static void half_load_portable(int half, float *out, const uint16_t *in, uint64_t n) {
-  for (uint64_t i = 0; i < n; i++) out[i] = mlfab__half_back(half, in[i]);
-}
-
-#if HALF_X86
-HALF_AVX2 static uint64_t half_store_avx2(int half, uint16_t *out, const float *in, uint64_t n) {
-  const __m256i magnitude = _mm256_set1_epi32((int)HALF_MAGNITUDE), one = _mm256_set1_epi32(1);
-  const __m256i top = _mm256_set1_epi32((int)mlfab__half_top(half));
-  const __m256i tie = _mm256_set1_epi32(0x7fff);
-  uint64_t i = 0;
-  for (; i + 8 <= n; i += 8) {
-    __m256i x = _mm256_loadu_si256((const __m256i *)(const void *)(in + i));
-    __m256i m = _mm256_min_epu32(_mm256_and_si256(x, magnitude), top);
-    x = _mm256_or_si256(_mm256_andnot_si256(magnitude, x), m);
-    __m128i y;
-    if (half == MLFAB_HALF_F16) {
-      y = _mm256_cvtps_ph(_mm256_castsi256_ps(x), _MM_FROUND_TO_NEAREST_INT);
-    } else {
-      __m256i odd = _mm256_and_si256(_mm256_srli_epi32(x, 16), one);
-      x = _mm256_srli_epi32(_mm256_add_epi32(x, _mm256_add_epi32(odd, tie)), 16);
-      y = _mm_packus_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
-    }
-    _mm_storeu_si128((__m128i *)(void *)(out + i), y);
-  }
-  return i;
-}
-
-HALF_AVX2 static uint64_t half_load_avx2(int half, float *out, const uint16_t *in, uint64_t n) {
-  uint64_t i = 0;
-  for (; i + 8 <= n; i += 8) {
-    __m128i x = _mm_loadu_si128((const __m128i *)(const void *)(in + i));
-    __m256 y = half == MLFAB_HALF_F16
-                   ? _mm256_cvtph_ps(x)
-                   : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
-    _mm256_storeu_ps(out + i, y);
-  }
-  return i;
-}
-
-HALF_AVX512 static uint64_t half_store_avx512(int half, uint16_t *out, const float *in,
-                                              uint64_t n) {
-  const __m512i magnitude = _mm512_set1_epi32((int)HALF_MAGNITUDE), one = _mm512_set1_epi32(1);
-  const __m512i top = _mm512_set1_epi32((int)mlfab__half_top(half));
-  const __m512i tie = _mm512_set1_epi32(0x7fff);
-  uint64_t i = 0;
-  for (; i + 16 <= n; i += 16) {
-    __m512i x = _mm512_loadu_si512(in + i);
-    __m512i m = _mm512_min_epu32(_mm512_and_si512(x, magnitude), top);
-    x = _mm512_or_si512(_mm512_andnot_si512(magnitude, x), m);
-    __m256i y;
-    if (half == MLFAB_HALF_F16) {
-      y = _mm512_cvtps_ph(_mm512_castsi512_ps(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    } else {
-      __m512i odd = _mm512_and_si512(_mm512_srli_epi32(x, 16), one);
-      x = _mm512_srli_epi32(_mm512_add_epi32(x, _mm512_add_epi32(odd, tie)), 16);
-      y = _mm512_cvtepi32_epi16(x);
-    }
-    _mm256_storeu_si256((__m256i *)(void *)(out + i), y);
-  }
-  return i;
-}
-
-HALF_AVX512 static uint64_t half_load_avx512(int half, float *out, const uint16_t *in, uint64_t n) {
-  uint64_t i = 0;
-  for (; i + 16 <= n; i += 16) {
-    __m256i x = _mm256_loadu_si256((const __m256i *)(const void *)(in + i));
-    __m512 y = half == MLFAB_HALF_F16
-                   ? _mm512_cvtph_ps(x)
-                   : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
-    _mm512_storeu_ps(out + i, y);
-  }
-  return i;
-}
-
-/* Not every compiler can ask for F16C; whoever has AVX2 and FMA has it. BMI2 is for those that pick
- * lanes. */
-MLFAB__INTERNAL int mlfab__half_level(void) {
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-    return 2;
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-         __builtin_cpu_supports("bmi2");
-}
-
-MLFAB__INTERNAL void mlfab__half_store_with(int level, int half, uint16_t *out, const float *in,
-                                            uint64_t n) {
-  uint64_t done = level >= 2   ? half_store_avx512(half, out, in, n)
-                  : level == 1 ? half_store_avx2(half, out, in, n)
-                               : 0;
-  half_store_portable(half, out + done, in + done, n - done);
-}
-
-MLFAB__INTERNAL void mlfab__half_load_with(int level, int half, float *out, const uint16_t *in,
-                                           uint64_t n) {
-  uint64_t done = level >= 2   ? half_load_avx512(half, out, in, n)
-                  : level == 1 ? half_load_avx2(half, out, in, n)
-                               : 0;
-  half_load_portable(half, out + done, in + done, n - done);
-}
-#else
-MLFAB__INTERNAL int mlfab__half_level(void) { return 0; }
-
-MLFAB__INTERNAL void mlfab__half_store_with(int level, int half, uint16_t *out, const float *in,
-                                            uint64_t n) {
-  (void)level;
-  half_store_portable(half, out, in, n);
-}
-
-MLFAB__INTERNAL void mlfab__half_load_with(int level, int half, float *out, const uint16_t *in,
-                                           uint64_t n) {
-  (void)level;
-  half_load_portable(half, out, in, n);
-}
-#endif
-
-MLFAB__INTERNAL void mlfab__half_store(int half, uint16_t *out, const float *in, uint64_t n) {
-  mlfab__half_store_with(mlfab__half_level(), half, out, in, n);
-}
-
-MLFAB__INTERNAL void mlfab__half_load(int half, float *out, const uint16_t *in, uint64_t n) {
-  mlfab__half_load_with(mlfab__half_level(), half, out, in, n);
-}
-
-#undef HALF_X86
-#undef HALF_AVX2
-#undef HALF_AVX512
 #undef HALF_MAGNITUDE
 #undef HALF_F16_TOP
 #undef HALF_BF16_TOP
 #undef HALF_F32_TOP
 
 /* ==============================================================================================
- * core/kernels/combine.h
+ * core/kernels/kernels_x86.c
  * ============================================================================================== */
-/* combine.h - element-wise operations of collectives: any number of arrays into one. Layer 1.
+/* kernels_x86.c - the rows of the kernel table for AVX2 and AVX-512. Layer 1.
  *
- * A portable kernel does everything, a faster one for this CPU does the bulk where there is one,
- * and gives the same bits, whatever the flags of the compiler. Pointers need only the alignment of
+ * Invariants: as in kernels.c, with whose portable kernels they agree bit by bit. */
+
+/* ==============================================================================================
+ * core/kernels/kernels.h
+ * ============================================================================================== */
+/* kernels.h - element types, and arithmetic on arrays: the table of kernels. Layer 1.
+ *
+ * A portable kernel does everything. A row of the table holds faster ones for a kind of processor; where a row
+ * has none, the portable one does the work. Every row gives the same bits (norms excepted), whatever the
+ * flags of the compiler, the alignment and the place in the array: no fused multiply-add, no reassociation.
+ * Finiteness is tested on bits, so that -ffast-math cannot lose a NaN. Pointers need only the alignment of
  * their elements.
  *
  * Arithmetic: F32 and F64 round once an operation; F16 and BF16 are combined in float32 and rounded
  * once at the end, to nearest, ties to even, beyond the largest number to infinity. I64 is modulo
  * 2^64. MLFAB_MIN and MLFAB_MAX: NaN wins over any number, of two NaNs the left one; -0 < +0. A sum
  * or product of two NaNs is one of them, on x86 the left one; it is quiet, as halves that are NaN
- * always come out. MLFAB_MEAN adds; mlfab__combine_divide does the rest. */
+ * always come out. MLFAB_MEAN adds; mlfab__kernel_divide does the rest.
+ *
+ * Functions that end in _with take the row: 0 portable, 1 AVX2 (with F16C and BMI2), 2 AVX-512 (F, BW, DQ, VL).
+ * It must not be above mlfab__kernel_level. Those without take the highest. Tests compare the rows. */
+
+/* Bytes of an element of a tensor, 0 for an unknown type; and of a collective, which has F16 and BF16. */
+MLFAB__INTERNAL uint32_t mlfab__dtype_bytes(int dtype);
+MLFAB__INTERNAL uint32_t mlfab__element_bytes(int dtype);
+MLFAB__INTERNAL const char *mlfab__dtype_name(int dtype);
+MLFAB__INTERNAL const char *mlfab__op_name(int op);
 
 /* Beside those of enum mlfab_op: bits of 64-bit words, with MLFAB_I64. */
 #define MLFAB__OP_OR 5
@@ -3306,88 +2806,515 @@ MLFAB__INTERNAL void mlfab__half_load(int half, float *out, const uint16_t *in, 
 /* Most arrays that are read, and written, in one pass. */
 #define MLFAB__COMBINE_MOST 64u
 
-/* Bytes of an element of a collective, 0 for an unknown type. */
-MLFAB__INTERNAL uint32_t mlfab__element_bytes(int dtype);
-MLFAB__INTERNAL const char *mlfab__element_name(int dtype);
-MLFAB__INTERNAL const char *mlfab__op_name(int op);
+/* The highest row that this processor has. */
+MLFAB__INTERNAL int mlfab__kernel_level(void);
 
-/* dst[i] = a[i] op b[i] for n elements. dst may be a or b; no other overlap. `stream` 1: dst will
- * not be read soon (non-temporal stores where that helps). */
-MLFAB__INTERNAL void mlfab__combine(int op, int dtype, void *dst, const void *a, const void *b,
-                                    uint64_t n, int stream);
+/* dst = w + scale * u, each element round(w + round(scale * u)), and in the same pass looks whether all of
+ * scale * u is finite: returns 1 if so (else what dst holds is unspecified). w NULL: dst = scale * u. dst
+ * may be w, or u, or neither; no other overlap. scale 1 and -1 change no bit of u but the sign; F32
+ * multiplies by (float)scale; I64 by its integer part, and refuses with 0, dst untouched, a scale that is
+ * no int64. `stream` 1: dst will not be read soon (non-temporal stores where that helps). Not for F16, BF16. */
+MLFAB__INTERNAL int mlfab__kernel_add_with(int level, int dtype, void *dst, const void *w,
+                                           const void *u, double scale, uint64_t n, int stream);
+#define mlfab__kernel_add(...) mlfab__kernel_add_with(mlfab__kernel_level(), __VA_ARGS__)
 
-/* Each dst = in[0] op in[1] op ... op in[k-1], from left to right, in one pass; k and ndst 1..64.
- * A dst may be any of `in`; no other overlap. For F32, F64 and I64 the bits are those of repeated
- * mlfab__combine. k 1 copies. */
-MLFAB__INTERNAL void mlfab__combine_many(int op, int dtype, void *const *dst, uint32_t ndst,
-                                         const void *const *in, uint32_t k, uint64_t n, int stream);
-
-/* data[i] /= by, rounded once; by 1..2^24. Not for I64. */
-MLFAB__INTERNAL void mlfab__combine_divide(int dtype, void *data, uint64_t n, uint32_t by);
+/* dst = a - b. dst may be a or b. Not for F16, BF16. */
+MLFAB__INTERNAL void mlfab__kernel_subtract(int dtype, void *dst, const void *a, const void *b,
+                                            uint64_t n);
 
 /* 1 when none of n elements is infinite or NaN (I64: always). */
-MLFAB__INTERNAL int mlfab__combine_finite(int dtype, const void *data, uint64_t n);
+MLFAB__INTERNAL int mlfab__kernel_finite(int dtype, const void *data, uint64_t n);
 
-/* The kernels by level: 0 portable, 1 AVX2 with F16C, 2 AVX-512. mlfab__combine_level is the
- * highest that this CPU has; a higher one must not be asked for. Tests compare them. */
-MLFAB__INTERNAL int mlfab__combine_level(void);
-MLFAB__INTERNAL void mlfab__combine_many_with(int level, int op, int dtype, void *const *dst,
-                                              uint32_t ndst, const void *const *in, uint32_t k,
-                                              uint64_t n, int stream);
-MLFAB__INTERNAL void mlfab__combine_divide_with(int level, int dtype, void *data, uint64_t n,
-                                                uint32_t by);
+/* Sum of squares in double; I64 as doubles. Not for F16, BF16. */
+MLFAB__INTERNAL double mlfab__kernel_norm2(int dtype, const void *u, uint64_t n);
 
+/* Each dst = in[0] op in[1] op ... op in[k-1], from left to right, in one pass; k and ndst 1..64.
+ * A dst may be any of `in`; no other overlap. For F32, F64 and I64 the bits are those of k - 1 passes over
+ * two. k 1 copies. `stream` as above. */
+MLFAB__INTERNAL void mlfab__kernel_combine_many_with(int level, int op, int dtype, void *const *dst,
+                                                     uint32_t ndst, const void *const *in,
+                                                     uint32_t k, uint64_t n, int stream);
+#define mlfab__kernel_combine_many(...) \
+  mlfab__kernel_combine_many_with(mlfab__kernel_level(), __VA_ARGS__)
 
-/* ==============================================================================================
- * core/kernels/combine.c
- * ============================================================================================== */
-/* combine.c - element-wise operations of collectives. Layer 1.
- *
- * For: adding up what several workers have, in one pass over memory. Not for: updates of a model
- * and their scale (reduce.c), nor for who adds what, nor for threads.
- *
- * Invariants: an element of a result depends on the elements it is made of and on their order,
- * never on the level, on alignment, on the position in the array or on the flags of the compiler:
- * workers that compute the same sum must get the same bits. Three things guard this:
- *  - On x86 sums, products and quotients are instructions of their own. No compiler can reassociate
- *    or contract them, divide by a reciprocal, or exchange operands (of two NaNs the processor
- *    keeps the first).
- *  - Smallest and largest are chosen by integers that ascend as the numbers do, so that neither
- *    -ffinite-math-only nor -fno-signed-zeros shows.
- *  - The portable kernel also does the ragged ends for the vector kernels.
- * All inputs of a stretch are read before it is written, so a destination may be an input.
- *
- * Source: the field's collectives; their kernels are not described. */
+/* dst = a op b. dst may be a or b; no other overlap. */
+MLFAB__INTERNAL void mlfab__kernel_combine(int op, int dtype, void *dst, const void *a,
+                                           const void *b, uint64_t n, int stream);
+
+/* data[i] /= by, rounded once; by 1..2^24. Not for I64. */
+MLFAB__INTERNAL void mlfab__kernel_divide_with(int level, int dtype, void *data, uint64_t n,
+                                               uint32_t by);
+#define mlfab__kernel_divide(...) mlfab__kernel_divide_with(mlfab__kernel_level(), __VA_ARGS__)
+
+/* float32 to 16 bits and back (half.h); n elements; in and out do not overlap. */
+MLFAB__INTERNAL void mlfab__half_store_with(int level, int half, uint16_t *out, const float *in,
+                                            uint64_t n);
+MLFAB__INTERNAL void mlfab__half_load_with(int level, int half, float *out, const uint16_t *in,
+                                           uint64_t n);
+#define mlfab__half_store(...) mlfab__half_store_with(mlfab__kernel_level(), __VA_ARGS__)
+#define mlfab__half_load(...) mlfab__half_load_with(mlfab__kernel_level(), __VA_ARGS__)
+
+/* A row, by element type. What a member does is said above; NULL: the portable code does it. A library for
+ * some arrays, or a device, is a row of its own; one that finishes later needs start and poll beside. */
+typedef struct mlfab__kernels {
+  /* n a multiple of 64 bytes; dst, or without one u, lies at 64 bytes. */
+  int (*add[MLFAB_F64 + 1])(void *dst, const void *w, const void *u, double scale, uint64_t n,
+                            int stream);
+  /* Elements from..to-1, a multiple of 256 bytes. Bit d of `past` says that dst[d] is written past the
+   * caches: it lies at a line then. */
+  void (*combine[MLFAB_BF16 + 1])(int op, void *const *dst, uint32_t ndst, uint64_t past,
+                                  const void *const *in, uint32_t k, uint64_t from, uint64_t to);
+  void (*divide[MLFAB_BF16 + 1])(void *data, uint32_t by, uint64_t from, uint64_t to);
+  double (*norm2)(const float *u, uint64_t n, uint64_t *done_p);
+  /* By MLFAB_HALF_*. They return how many of n they did, from the first on. */
+  uint64_t (*half_store[MLFAB_HALF_BF16 + 1])(uint16_t *out, const float *in, uint64_t n);
+  uint64_t (*half_load[MLFAB_HALF_BF16 + 1])(float *out, const uint16_t *in, uint64_t n);
+} mlfab__kernels;
+/* Row 0 has no members. */
+MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_row(int level);
+
+/* core/kernels/kernels_x86.c goes on. */
 
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
-#define COMBINE_X86 1
 #include <immintrin.h>
-#else
-#define COMBINE_X86 0
+
+#define X86_AVX2 __attribute__((target("avx2,f16c")))
+#define X86_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl")))
+#define X86_INLINE __attribute__((always_inline)) static inline
+
+#define X86_F32_MOST INT32_MAX
+#define X86_F32_INFINITY 0x7f800000
+#define X86_F64_MOST INT64_MAX
+#define X86_F64_INFINITY 0x7ff0000000000000
+
+/* What registers hold: `value` the numbers, `words` their bits, `line` a value anywhere in
+ * memory. */
+#define X86_TYPES(name, real, word, width)                         \
+  typedef real name##_value __attribute__((vector_size(width)));   \
+  typedef word name##_words __attribute__((vector_size(width)));   \
+  typedef u##word name##_bits __attribute__((vector_size(width))); \
+  typedef real name##_line __attribute__((vector_size(width), may_alias, aligned(sizeof(real))));
+
+#define X86_INSTRUCTION(name, isa, value, instruction)             \
+  isa X86_INLINE value name(value a, value b) {                    \
+    __asm__(instruction " %2, %1, %0" : "=v"(a) : "v"(a), "v"(b)); \
+    return a;                                                      \
+  }
+
+/* As the portable steps; all ones and zeros choose. */
+#define X86_REALS(name, isa, real, word, width, most, infinity, suffix)             \
+  X86_TYPES(name, real, word, width)                                                \
+  X86_INSTRUCTION(name##_add, isa, name##_value, "vaddp" suffix)                    \
+  X86_INSTRUCTION(name##_multiply, isa, name##_value, "vmulp" suffix)               \
+  X86_INSTRUCTION(name##_quotient, isa, name##_value, "vdivp" suffix)               \
+  isa X86_INLINE name##_words name##_rank(int op, name##_value x) {                 \
+    name##_words v = (name##_words)x, nan = (v & (most)) > (infinity);              \
+    v ^= (v < 0) & (most);                                                          \
+    return (v & ~nan) | (nan & (op == MLFAB_MAX ? (most) : ~(most)));               \
+  }                                                                                 \
+  isa X86_INLINE name##_value name##_step(int op, name##_value a, name##_value b) { \
+    if (op == MLFAB_PRODUCT) return name##_multiply(a, b);                          \
+    if (op == MLFAB_SUM) return name##_add(a, b);                                   \
+    name##_words x = name##_rank(op, a), y = name##_rank(op, b);                    \
+    name##_words take = op == MLFAB_MAX ? y > x : y < x;                            \
+    return (name##_value)(((name##_words)b & take) | ((name##_words)a & ~take));    \
+  }
+
+#define X86_INTEGERS(name, isa, width)                                              \
+  X86_TYPES(name, uint64_t, int64_t, width)                                         \
+  isa X86_INLINE name##_value name##_step(int op, name##_value a, name##_value b) { \
+    if (op == MLFAB_PRODUCT) return a * b;                                          \
+    if (op == MLFAB_SUM) return a + b;                                              \
+    if (op == MLFAB__OP_OR) return a | b;                                           \
+    name##_words x = (name##_words)a, y = (name##_words)b;                          \
+    name##_words take = op == MLFAB_MAX ? y > x : y < x;                            \
+    return (name##_value)((y & take) | (x & ~take));                                \
+  }
+
+X86_REALS(x86_f32x8, X86_AVX2, float, int32_t, 32, X86_F32_MOST, X86_F32_INFINITY, "s")
+X86_REALS(x86_f64x4, X86_AVX2, double, int64_t, 32, X86_F64_MOST, X86_F64_INFINITY, "d")
+X86_INTEGERS(x86_i64x4, X86_AVX2, 32)
+X86_REALS(x86_f32x16, X86_AVX512, float, int32_t, 64, X86_F32_MOST, X86_F32_INFINITY, "s")
+X86_REALS(x86_f64x8, X86_AVX512, double, int64_t, 64, X86_F64_MOST, X86_F64_INFINITY, "d")
+X86_INTEGERS(x86_i64x8, X86_AVX512, 64)
+
+/* Memory to value and back: <kernel>_load, <kernel>_store (past the caches or not). */
+#define X86_AS_IT_IS(name, isa, type, stream, vector)                    \
+  isa X86_INLINE type##_value name##_load(const void *at) {              \
+    return (type##_value) * (const type##_line *)at;                     \
+  }                                                                      \
+  isa X86_INLINE void name##_store(void *at, type##_value x, int past) { \
+    if (past)                                                            \
+      stream((vector *)at, (vector)x);                                   \
+    else                                                                 \
+      *(type##_line *)at = (type##_line)x;                               \
+  }
+
+#define X86_AS_HALF(name, isa, type, vector, read, load, round, write, stream) \
+  isa X86_INLINE type##_value name##_load(const void *at) {                    \
+    return (type##_value)load(read((const vector *)at));                       \
+  }                                                                            \
+  isa X86_INLINE void name##_store(void *at, type##_value x, int past) {       \
+    vector y = round(x);                                                       \
+    if (past)                                                                  \
+      stream((vector *)at, y);                                                 \
+    else                                                                       \
+      write((vector *)at, y);                                                  \
+  }
+
+#define X86_F16X8_LOAD(x) _mm256_cvtph_ps(x)
+#define X86_F16X8_ROUND(x) _mm256_cvtps_ph((__m256)(x), _MM_FROUND_TO_NEAREST_INT)
+#define X86_BF16X8_LOAD(x) _mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16)
+#define X86_F16X16_LOAD(x) _mm512_cvtph_ps(x)
+#define X86_F16X16_ROUND(x) \
+  _mm512_cvtps_ph((__m512)(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
+#define X86_BF16X16_LOAD(x) _mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)
+
+/* bf16 of a finite number, and of any: a NaN becomes a quiet one. */
+#define X86_BF16(name, isa, type, vector, narrow)                              \
+  isa X86_INLINE vector name##_cut(type##_value x) {                           \
+    type##_bits bits = (type##_bits)x;                                         \
+    return narrow((bits + (bits >> 16 & 1) + 0x7fff) >> 16);                   \
+  }                                                                            \
+  isa X86_INLINE vector name##_round(type##_value x) {                         \
+    type##_bits bits = (type##_bits)x, up = bits + (bits >> 16 & 1) + 0x7fff;  \
+    type##_bits nan = (type##_bits)((bits & X86_F32_MOST) > X86_F32_INFINITY); \
+    return narrow(((up & ~nan) | ((bits | 0x400000) & nan)) >> 16);            \
+  }
+
+X86_AVX2 X86_INLINE __m128i x86_narrow8(x86_f32x8_bits x) {
+  return _mm_packus_epi32(_mm256_castsi256_si128((__m256i)x),
+                          _mm256_extracti128_si256((__m256i)x, 1));
+}
+#define X86_NARROW16(x) _mm512_cvtepi32_epi16((__m512i)(x))
+X86_BF16(x86_bf16x8, X86_AVX2, x86_f32x8, __m128i, x86_narrow8)
+X86_BF16(x86_bf16x16, X86_AVX512, x86_f32x16, __m256i, X86_NARROW16)
+
+/* ---- adding an update ---- */
+
+enum { X86_LOOK, X86_SCALE, X86_ADD, X86_ADD_STREAM };
+
+/* `what` is constant in every call, so that no test of it is left in the loop. The loop is short enough to be
+ * bound by memory without being unrolled. */
+#define X86_ADD_KERNEL(name, isa, type, real, infinity, one)                                      \
+  isa X86_INLINE int name##_add_loop(real *dst, const real *w, const real *u, real s, uint64_t n, \
+                                     int what) {                                                  \
+    const uint64_t lanes = sizeof(type##_value) / sizeof(real);                                   \
+    type##_bits carry = {0};                                                                      \
+    uint64_t any = 0;                                                                             \
+    for (uint64_t i = 0; i < n; i += lanes) {                                                     \
+      type##_value x = name##_load(u + i) * s;                                                    \
+      __asm__("" : "+v"(x));                                                                      \
+      carry |= ((type##_bits)x & (infinity)) + (one);                                             \
+      if (what >= X86_ADD) x = name##_load(w + i) + x;                                            \
+      if (what != X86_LOOK) name##_store(dst + i, x, what == X86_ADD_STREAM);                     \
+    }                                                                                             \
+    if (what == X86_ADD_STREAM) _mm_sfence();                                                     \
+    for (size_t i = 0; i < lanes; i++) any |= carry[i];                                           \
+    return !(any >> (8 * sizeof(real) - 1));                                                      \
+  }                                                                                               \
+  isa static int name##_add(void *to, const void *from, const void *what, double s, uint64_t n,   \
+                            int stream) {                                                         \
+    real *dst = (real *)to;                                                                       \
+    const real *w = (const real *)from, *u = (const real *)what;                                  \
+    if (dst == NULL) return name##_add_loop(dst, w, u, (real)s, n, X86_LOOK);                     \
+    if (w == NULL) return name##_add_loop(dst, w, u, (real)s, n, X86_SCALE);                      \
+    if (stream) return name##_add_loop(dst, w, u, (real)s, n, X86_ADD_STREAM);                    \
+    return name##_add_loop(dst, w, u, (real)s, n, X86_ADD);                                       \
+  }
+
+/* Two vectors of partial sums, added in one order. Norms of F64 are rarer and are left to the compiler. */
+#define X86_NORM2(name, isa, lanes)                                                          \
+  typedef double name##_sums __attribute__((vector_size((lanes)*8)));                        \
+  typedef float name##_items __attribute__((vector_size((lanes)*4), aligned(4), may_alias)); \
+  isa static double name(const float *u, uint64_t n, uint64_t *done_p) {                     \
+    name##_sums a = {0}, b = {0};                                                            \
+    uint64_t whole = n - n % (2 * (lanes));                                                  \
+    double sum = 0.0;                                                                        \
+    for (uint64_t i = 0; i < whole; i += 2 * (lanes)) {                                      \
+      name##_sums x = __builtin_convertvector(*(const name##_items *)(u + i), name##_sums);  \
+      name##_sums y =                                                                        \
+          __builtin_convertvector(*(const name##_items *)(u + i + (lanes)), name##_sums);    \
+      a += x * x;                                                                            \
+      b += y * y;                                                                            \
+    }                                                                                        \
+    a += b;                                                                                  \
+    for (size_t j = 0; j < (lanes); j++) sum += a[j];                                        \
+    *done_p = whole;                                                                         \
+    return sum;                                                                              \
+  }
+
+/* ---- numbers of 16 bits: those of a collective, but what is too large is cut off before it is rounded ---- */
+
+#define X86_LEAST8(a, b) (x86_f32x8_words) _mm256_min_epi32((__m256i)(a), (__m256i)(b))
+#define X86_LEAST16(a, b) (x86_f32x16_words) _mm512_min_epi32((__m512i)(a), (__m512i)(b))
+#define X86_HALVES(name, isa, type, half, vector, least, cut, write)                  \
+  isa static uint64_t name##_half_store(uint16_t *out, const float *in, uint64_t n) { \
+    const type##_words top = (type##_words){0} + (int32_t)mlfab__half_top(half);      \
+    const uint64_t lanes = sizeof(type##_value) / sizeof(float);                      \
+    uint64_t i = 0;                                                                   \
+    for (; i + lanes <= n; i += lanes) {                                              \
+      type##_words x = (type##_words) * (const type##_line *)(in + i);                \
+      x = (x & ~X86_F32_MOST) | least(x & X86_F32_MOST, top);                         \
+      write((vector *)(void *)(out + i), cut((type##_value)x));                       \
+    }                                                                                 \
+    return i;                                                                         \
+  }                                                                                   \
+  isa static uint64_t name##_half_load(float *out, const uint16_t *in, uint64_t n) {  \
+    const uint64_t lanes = sizeof(type##_value) / sizeof(float);                      \
+    uint64_t i = 0;                                                                   \
+    for (; i + lanes <= n; i += lanes)                                                \
+      *(type##_line *)(out + i) = (type##_line)name##_load(in + i);                   \
+    return i;                                                                         \
+  }
+
+/* ---- element-wise operations of collectives ---- */
+
+/* The elements from..to-1, four vectors a turn, so that no sum waits for the one before. `op` is
+ * constant in every call of the loop. Bit d of `past` says that dst[d] is written past the caches:
+ * it lies at a line then. */
+#define X86_KERNEL(name, isa, type, real, lanes, has_or)                                           \
+  isa X86_INLINE void name##_loop(int op, void *const *dst, uint32_t ndst, uint64_t past,          \
+                                  const void *const *in, uint32_t k, uint64_t from, uint64_t to) { \
+    for (; from < to; from += 4 * (lanes)) {                                                       \
+      const real *x = (const real *)in[0] + from;                                                  \
+      type##_value a = name##_load(x), b = name##_load(x + (lanes));                               \
+      type##_value c = name##_load(x + 2 * (lanes)), e = name##_load(x + 3 * (lanes));             \
+      for (uint32_t j = 1; j < k; j++) {                                                           \
+        x = (const real *)in[j] + from;                                                            \
+        a = type##_step(op, a, name##_load(x));                                                    \
+        b = type##_step(op, b, name##_load(x + (lanes)));                                          \
+        c = type##_step(op, c, name##_load(x + 2 * (lanes)));                                      \
+        e = type##_step(op, e, name##_load(x + 3 * (lanes)));                                      \
+      }                                                                                            \
+      for (uint32_t d = 0; d < ndst; d++) {                                                        \
+        real *y = (real *)dst[d] + from;                                                           \
+        int stream = (int)(past >> d & 1);                                                         \
+        name##_store(y, a, stream);                                                                \
+        name##_store(y + (lanes), b, stream);                                                      \
+        name##_store(y + 2 * (lanes), c, stream);                                                  \
+        name##_store(y + 3 * (lanes), e, stream);                                                  \
+      }                                                                                            \
+    }                                                                                              \
+    if (past) _mm_sfence();                                                                        \
+  }                                                                                                \
+  isa static void name(int op, void *const *dst, uint32_t ndst, uint64_t past,                     \
+                       const void *const *in, uint32_t k, uint64_t from, uint64_t to) {            \
+    if (op == MLFAB_MIN)                                                                           \
+      name##_loop(MLFAB_MIN, dst, ndst, past, in, k, from, to);                                    \
+    else if (op == MLFAB_MAX)                                                                      \
+      name##_loop(MLFAB_MAX, dst, ndst, past, in, k, from, to);                                    \
+    else if (op == MLFAB_PRODUCT)                                                                  \
+      name##_loop(MLFAB_PRODUCT, dst, ndst, past, in, k, from, to);                                \
+    else if ((has_or) && op == MLFAB__OP_OR)                                                       \
+      name##_loop(MLFAB__OP_OR, dst, ndst, past, in, k, from, to);                                 \
+    else                                                                                           \
+      name##_loop(MLFAB_SUM, dst, ndst, past, in, k, from, to);                                    \
+  }
+
+#define X86_DIVIDE(name, isa, type, real, number, lanes)                               \
+  isa static void name##_divide(void *data, uint32_t by, uint64_t from, uint64_t to) { \
+    type##_value divisor = (type##_value){0} + (number)by;                             \
+    for (; from < to; from += (lanes)) {                                               \
+      real *x = (real *)data + from;                                                   \
+      name##_store(x, type##_quotient(name##_load(x), divisor), 0);                    \
+    }                                                                                  \
+  }
+
+/* ---- the rows ---- */
+
+X86_AS_IT_IS(x86_f32_avx2, X86_AVX2, x86_f32x8, _mm256_stream_si256, __m256i)
+X86_AS_IT_IS(x86_f64_avx2, X86_AVX2, x86_f64x4, _mm256_stream_si256, __m256i)
+X86_AS_IT_IS(x86_i64_avx2, X86_AVX2, x86_i64x4, _mm256_stream_si256, __m256i)
+X86_AS_IT_IS(x86_f32_avx512, X86_AVX512, x86_f32x16, _mm512_stream_si512, __m512i)
+X86_AS_IT_IS(x86_f64_avx512, X86_AVX512, x86_f64x8, _mm512_stream_si512, __m512i)
+X86_AS_IT_IS(x86_i64_avx512, X86_AVX512, x86_i64x8, _mm512_stream_si512, __m512i)
+X86_AS_HALF(x86_f16_avx2, X86_AVX2, x86_f32x8, __m128i, _mm_loadu_si128, X86_F16X8_LOAD,
+            X86_F16X8_ROUND, _mm_storeu_si128, _mm_stream_si128)
+X86_AS_HALF(x86_bf16_avx2, X86_AVX2, x86_f32x8, __m128i, _mm_loadu_si128, X86_BF16X8_LOAD,
+            x86_bf16x8_round, _mm_storeu_si128, _mm_stream_si128)
+X86_AS_HALF(x86_f16_avx512, X86_AVX512, x86_f32x16, __m256i, _mm256_loadu_si256, X86_F16X16_LOAD,
+            X86_F16X16_ROUND, _mm256_storeu_si256, _mm256_stream_si256)
+X86_AS_HALF(x86_bf16_avx512, X86_AVX512, x86_f32x16, __m256i, _mm256_loadu_si256, X86_BF16X16_LOAD,
+            x86_bf16x16_round, _mm256_storeu_si256, _mm256_stream_si256)
+
+X86_KERNEL(x86_f32_avx2, X86_AVX2, x86_f32x8, float, 8, 0)
+X86_KERNEL(x86_f64_avx2, X86_AVX2, x86_f64x4, double, 4, 0)
+X86_KERNEL(x86_i64_avx2, X86_AVX2, x86_i64x4, int64_t, 4, 1)
+X86_KERNEL(x86_f16_avx2, X86_AVX2, x86_f32x8, uint16_t, 8, 0)
+X86_KERNEL(x86_bf16_avx2, X86_AVX2, x86_f32x8, uint16_t, 8, 0)
+X86_KERNEL(x86_f32_avx512, X86_AVX512, x86_f32x16, float, 16, 0)
+X86_KERNEL(x86_f64_avx512, X86_AVX512, x86_f64x8, double, 8, 0)
+X86_KERNEL(x86_i64_avx512, X86_AVX512, x86_i64x8, int64_t, 8, 1)
+X86_KERNEL(x86_f16_avx512, X86_AVX512, x86_f32x16, uint16_t, 16, 0)
+X86_KERNEL(x86_bf16_avx512, X86_AVX512, x86_f32x16, uint16_t, 16, 0)
+
+X86_DIVIDE(x86_f32_avx2, X86_AVX2, x86_f32x8, float, float, 8)
+X86_DIVIDE(x86_f64_avx2, X86_AVX2, x86_f64x4, double, double, 4)
+X86_DIVIDE(x86_f16_avx2, X86_AVX2, x86_f32x8, uint16_t, float, 8)
+X86_DIVIDE(x86_bf16_avx2, X86_AVX2, x86_f32x8, uint16_t, float, 8)
+X86_DIVIDE(x86_f32_avx512, X86_AVX512, x86_f32x16, float, float, 16)
+X86_DIVIDE(x86_f64_avx512, X86_AVX512, x86_f64x8, double, double, 8)
+X86_DIVIDE(x86_f16_avx512, X86_AVX512, x86_f32x16, uint16_t, float, 16)
+X86_DIVIDE(x86_bf16_avx512, X86_AVX512, x86_f32x16, uint16_t, float, 16)
+
+X86_ADD_KERNEL(x86_f32_avx2, X86_AVX2, x86_f32x8, float, X86_F32_INFINITY, 0x00800000)
+X86_ADD_KERNEL(x86_f64_avx2, X86_AVX2, x86_f64x4, double, X86_F64_INFINITY, 0x0010000000000000)
+X86_ADD_KERNEL(x86_f32_avx512, X86_AVX512, x86_f32x16, float, X86_F32_INFINITY, 0x00800000)
+X86_ADD_KERNEL(x86_f64_avx512, X86_AVX512, x86_f64x8, double, X86_F64_INFINITY, 0x0010000000000000)
+
+X86_NORM2(x86_norm2_avx2, X86_AVX2, 4)
+X86_NORM2(x86_norm2_avx512, X86_AVX512, 8)
+
+X86_HALVES(x86_f16_avx2, X86_AVX2, x86_f32x8, MLFAB_HALF_F16, __m128i, X86_LEAST8, X86_F16X8_ROUND,
+           _mm_storeu_si128)
+X86_HALVES(x86_bf16_avx2, X86_AVX2, x86_f32x8, MLFAB_HALF_BF16, __m128i, X86_LEAST8, x86_bf16x8_cut,
+           _mm_storeu_si128)
+X86_HALVES(x86_f16_avx512, X86_AVX512, x86_f32x16, MLFAB_HALF_F16, __m256i, X86_LEAST16,
+           X86_F16X16_ROUND, _mm256_storeu_si256)
+X86_HALVES(x86_bf16_avx512, X86_AVX512, x86_f32x16, MLFAB_HALF_BF16, __m256i, X86_LEAST16,
+           x86_bf16x16_cut, _mm256_storeu_si256)
+
+#define X86_ROW(isa)                                                               \
+  {                                                                                \
+    .add = {[MLFAB_F32] = x86_f32_##isa##_add, [MLFAB_F64] = x86_f64_##isa##_add}, \
+    .combine = {[MLFAB_F32] = x86_f32_##isa,                                       \
+                [MLFAB_F64] = x86_f64_##isa,                                       \
+                [MLFAB_I64] = x86_i64_##isa,                                       \
+                [MLFAB_F16] = x86_f16_##isa,                                       \
+                [MLFAB_BF16] = x86_bf16_##isa},                                    \
+    .divide = {[MLFAB_F32] = x86_f32_##isa##_divide,                               \
+               [MLFAB_F64] = x86_f64_##isa##_divide,                               \
+               [MLFAB_F16] = x86_f16_##isa##_divide,                               \
+               [MLFAB_BF16] = x86_bf16_##isa##_divide},                            \
+    .norm2 = x86_norm2_##isa,                                                      \
+    .half_store = {[MLFAB_HALF_F16] = x86_f16_##isa##_half_store,                  \
+                   [MLFAB_HALF_BF16] = x86_bf16_##isa##_half_store},               \
+    .half_load = {                                                                 \
+      [MLFAB_HALF_F16] = x86_f16_##isa##_half_load,                                \
+      [MLFAB_HALF_BF16] = x86_bf16_##isa##_half_load                               \
+    }                                                                              \
+  }
+
+MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_row(int level) {
+  static const mlfab__kernels rows[] = {{.norm2 = NULL}, X86_ROW(avx2), X86_ROW(avx512)};
+  return &rows[level];
+}
+
+/* Not every compiler can ask for F16C; whoever has AVX2 and FMA has it. BMI2 is for the filters' kernels. */
+MLFAB__INTERNAL int mlfab__kernel_level(void) {
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+    return 2;
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         __builtin_cpu_supports("bmi2");
+}
+
+#undef X86_AVX2
+#undef X86_AVX512
+#undef X86_INLINE
+#undef X86_F32_MOST
+#undef X86_F32_INFINITY
+#undef X86_F64_MOST
+#undef X86_F64_INFINITY
+#undef X86_TYPES
+#undef X86_INSTRUCTION
+#undef X86_REALS
+#undef X86_INTEGERS
+#undef X86_AS_IT_IS
+#undef X86_AS_HALF
+#undef X86_F16X8_LOAD
+#undef X86_F16X8_ROUND
+#undef X86_BF16X8_LOAD
+#undef X86_F16X16_LOAD
+#undef X86_F16X16_ROUND
+#undef X86_BF16X16_LOAD
+#undef X86_ADD_KERNEL
+#undef X86_NORM2
+#undef X86_HALVES
+#undef X86_BF16
+#undef X86_LEAST8
+#undef X86_LEAST16
+#undef X86_NARROW16
+#undef X86_KERNEL
+#undef X86_DIVIDE
+#undef X86_ROW
 #endif
 
-/* Elements that the portable kernel stages: small enough for the first cache. */
-#define COMBINE_STAGE 256u
-/* Below this a destination may still be in a cache when it is read. */
-#define COMBINE_STREAM_BYTES 65536u
-/* What a vector kernel does is a multiple of this, beginning at a line unless it is little. */
-#define COMBINE_LINE 64u
-#define COMBINE_TURN 256u
-#define COMBINE_LITTLE_BYTES 32768u
-/* One array goes into several destinations in pieces that stay in the first cache. */
-#define COMBINE_COPY_BYTES 16384u
+/* ==============================================================================================
+ * core/kernels/kernels.c
+ * ============================================================================================== */
+/* kernels.c - arithmetic on arrays: the portable kernels, and which row of the table does what. Layer 1.
+ *
+ * For: adding a scaled update to weights, adding up what several workers have, finding NaN and infinity in
+ * the same pass over memory, numbers of 16 bits. Not for: choosing what is added, nor for threads: a
+ * caller splits the work if it wants to.
+ *
+ * Invariants: an element of a result depends on the elements it is made of and on their order, never on the
+ * row, on alignment, on the position in the array or on the flags of the compiler: workers that compute
+ * the same sum must get the same bits. What guards this:
+ *  - The product of an update and its scale passes through an empty asm statement or a settled array before
+ *    it is added, and no compiler can contract the two into a fused multiply-add, whatever its defaults
+ *    are. (gcc contracts in gnu modes and knows no pragma against it; clang ignores the pragma under
+ *    -ffast-math.)
+ *  - On x86 sums, products and quotients of collectives are instructions of their own. No compiler can
+ *    reassociate or contract them, divide by a reciprocal, or exchange operands (of two NaNs the
+ *    processor keeps the first).
+ *  - Smallest and largest are chosen by integers that ascend as the numbers do, so that neither
+ *    -ffinite-math-only nor -fno-signed-zeros shows.
+ *  - Finiteness is a question about exponent bits asked in integers. Adding one to an exponent of all ones
+ *    carries into the sign bit; or-ing these carries keeps branches out of the loops.
+ *  - The portable kernel also does the ragged ends for the rows.
+ * All inputs of a stretch are read before it is written, so a destination may be an input.
+ *
+ * Source: MLfabric §5 adds at aggregators and servers; its kernels are not described. */
 
-#define COMBINE_F32_MOST INT32_MAX
-#define COMBINE_F32_INFINITY 0x7f800000
-#define COMBINE_F64_MOST INT64_MAX
-#define COMBINE_F64_INFINITY 0x7ff0000000000000
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#define KERNEL_X86 1
+#else
+#define KERNEL_X86 0
+#endif
+
+/* After this the compiler believes that anybody may have rewritten the array. */
+#if defined(__GNUC__) || defined(__clang__)
+#define KERNEL_SETTLE(array) __asm__ volatile("" : : "r"(array) : "memory")
+#else
+#pragma STDC FP_CONTRACT OFF
+#define KERNEL_SETTLE(array) ((void)(array))
+#endif
+
+/* Elements that the portable kernels stage: small enough for the first cache. */
+#define KERNEL_STAGE 256u
+/* Below this a destination may still be in a cache when it is read, and streaming would evict it. */
+#define KERNEL_STREAM_BYTES 65536u
+/* What a vector kernel does is a multiple of this, beginning at a line unless it is little. */
+#define KERNEL_LINE 64u
+#define KERNEL_TURN 256u
+#define KERNEL_LITTLE_BYTES 32768u
+/* One array goes into several destinations in pieces that stay in the first cache. */
+#define KERNEL_COPY_BYTES 16384u
+
+#define KERNEL_F32_MOST INT32_MAX
+#define KERNEL_F32_INFINITY 0x7f800000
+#define KERNEL_F64_MOST INT64_MAX
+#define KERNEL_F64_INFINITY 0x7ff0000000000000
+
+#define KERNEL_F32_EXPONENT 0x7f800000u
+#define KERNEL_F32_ONE 0x00800000u
+#define KERNEL_F64_EXPONENT 0x7ff0000000000000u
+#define KERNEL_F64_ONE 0x0010000000000000u
+
+MLFAB__INTERNAL uint32_t mlfab__dtype_bytes(int dtype) {
+  return dtype == MLFAB_F32 ? 4 : dtype == MLFAB_F64 || dtype == MLFAB_I64 ? 8 : 0;
+}
 
 MLFAB__INTERNAL uint32_t mlfab__element_bytes(int dtype) {
   return dtype == MLFAB_F16 || dtype == MLFAB_BF16 ? 2 : mlfab__dtype_bytes(dtype);
 }
 
-MLFAB__INTERNAL const char *mlfab__element_name(int dtype) {
-  return dtype == MLFAB_F16 ? "F16" : dtype == MLFAB_BF16 ? "BF16" : mlfab__dtype_name(dtype);
+MLFAB__INTERNAL const char *mlfab__dtype_name(int dtype) {
+  static const char *const names[] = {"unknown", "F32", "F64", "I64", "F16", "BF16"};
+  return dtype > 0 && (size_t)dtype < MLFAB__COUNT(names) ? names[dtype] : names[0];
 }
 
 MLFAB__INTERNAL const char *mlfab__op_name(int op) {
@@ -3395,13 +3322,164 @@ MLFAB__INTERNAL const char *mlfab__op_name(int op) {
   return op >= 0 && (size_t)op < MLFAB__COUNT(names) ? names[op] : "unknown";
 }
 
-/* ---- halves: unlike what half.h stores, infinity and NaN are kept, and sums overflow ---- */
+#if !KERNEL_X86
+MLFAB__INTERNAL int mlfab__kernel_level(void) { return 0; }
 
-static int combine_half(int dtype) { return dtype == MLFAB_F16 ? MLFAB_HALF_F16 : MLFAB_HALF_BF16; }
+MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_row(int level) {
+  static const mlfab__kernels portable;
+  (void)level;
+  return &portable;
+}
+#endif
+
+/* An address inside an array, or NULL as the array is. */
+static void *kernel_at(const void *array, uint64_t bytes) {
+  return array != NULL ? (void *)((uintptr_t)array + bytes) : NULL;
+}
+
+static int kernel_half(int dtype) { return dtype == MLFAB_F16 ? MLFAB_HALF_F16 : MLFAB_HALF_BF16; }
+
+/* ---- adding an update ---- */
+
+/* The portable kernel: dst = w + s * u, dst = s * u when w is NULL, nothing but the look when dst
+ * is NULL. The destination gets loops of its own when it is w, because compilers vectorise two
+ * pointers only after a test that they are apart. */
+#define KERNEL_PORTABLE(name, real, word, exponent, one)                                    \
+  static int name(void *to, const void *from, const void *what, double scale, uint64_t n) { \
+    real *dst = (real *)to;                                                                 \
+    const real *w = (const real *)from, *u = (const real *)what;                            \
+    const real s = (real)scale;                                                             \
+    real product[KERNEL_STAGE];                                                             \
+    word carry = 0;                                                                         \
+    for (uint64_t at = 0; at < n; at += KERNEL_STAGE) {                                     \
+      size_t count = (size_t)mlfab__min(n - at, KERNEL_STAGE);                              \
+      for (size_t i = 0; i < count; i++) product[i] = s * u[at + i];                        \
+      KERNEL_SETTLE(product);                                                               \
+      for (size_t i = 0; i < count; i++) {                                                  \
+        word bits;                                                                          \
+        memcpy(&bits, &product[i], sizeof bits);                                            \
+        carry |= (bits & (exponent)) + (one);                                               \
+      }                                                                                     \
+      if (dst == NULL) continue;                                                            \
+      if (w == NULL)                                                                        \
+        memcpy(dst + at, product, count * sizeof(real));                                    \
+      else if (w == dst)                                                                    \
+        for (size_t i = 0; i < count; i++) dst[at + i] += product[i];                       \
+      else                                                                                  \
+        for (size_t i = 0; i < count; i++) dst[at + i] = w[at + i] + product[i];            \
+      KERNEL_SETTLE(dst);                                                                   \
+    }                                                                                       \
+    return !(carry >> (8 * sizeof(word) - 1));                                              \
+  }
+
+KERNEL_PORTABLE(kernel_f32_portable, float, uint32_t, KERNEL_F32_EXPONENT, KERNEL_F32_ONE)
+KERNEL_PORTABLE(kernel_f64_portable, double, uint64_t, KERNEL_F64_EXPONENT, KERNEL_F64_ONE)
+
+/* Wraps round through unsigned numbers; a multiply by 1 costs no time beside the memory. */
+static void kernel_i64(int64_t *dst, const int64_t *w, const int64_t *u, int64_t scale,
+                       uint64_t n) {
+  uint64_t s = (uint64_t)scale;
+  if (w == NULL)
+    for (uint64_t i = 0; i < n; i++) dst[i] = (int64_t)(s * (uint64_t)u[i]);
+  else if (w == dst)
+    for (uint64_t i = 0; i < n; i++) dst[i] = (int64_t)((uint64_t)dst[i] + s * (uint64_t)u[i]);
+  else
+    for (uint64_t i = 0; i < n; i++) dst[i] = (int64_t)((uint64_t)w[i] + s * (uint64_t)u[i]);
+}
+
+/* Portable up to the first 64-byte line of dst, the row's while whole lines last, portable again. */
+MLFAB__INTERNAL int mlfab__kernel_add_with(int level, int dtype, void *dst, const void *w,
+                                           const void *u, double scale, uint64_t n, int stream) {
+  if (dtype == MLFAB_I64) {
+    /* Beyond these bounds C gives the conversion no meaning. */
+    if (!mlfab__finite(scale)) return 0;
+    if (scale < -9223372036854775808.0 || scale >= 9223372036854775808.0) return 0;
+    kernel_i64((int64_t *)dst, (const int64_t *)w, (const int64_t *)u, (int64_t)scale, n);
+    return 1;
+  }
+  assert((dtype == MLFAB_F32 || dtype == MLFAB_F64) && "element type");
+  int (*portable)(void *, const void *, const void *, double, uint64_t) =
+      dtype == MLFAB_F32 ? kernel_f32_portable : kernel_f64_portable;
+  const mlfab__kernels *row = mlfab__kernels_row(level);
+  uint64_t bytes = mlfab__dtype_bytes(dtype);
+  uint64_t head = mlfab__min(n, (0 - (uintptr_t)(dst != NULL ? dst : u)) % KERNEL_LINE / bytes);
+  uint64_t body = (n - head) - (n - head) % (KERNEL_LINE / bytes);
+  if (!row->add[dtype] || body == 0) return portable(dst, w, u, scale, n);
+  if (dst == w || dst == u || n * bytes < KERNEL_STREAM_BYTES) stream = 0;
+  uint64_t at = head * bytes, end = (head + body) * bytes;
+  int finite = head == 0 || portable(dst, w, u, scale, head);
+  finite &=
+      row->add[dtype](kernel_at(dst, at), kernel_at(w, at), kernel_at(u, at), scale, body, stream);
+  if (head + body == n) return finite;
+  return finite & portable(kernel_at(dst, end), kernel_at(w, end), kernel_at(u, end), scale,
+                           n - head - body);
+}
+
+/* a + -1 * b has the bits of a - b, because the product is exact. */
+MLFAB__INTERNAL void mlfab__kernel_subtract(int dtype, void *dst, const void *a, const void *b,
+                                            uint64_t n) {
+  (void)mlfab__kernel_add(dtype, dst, a, b, -1.0, n, 0);
+}
+
+MLFAB__INTERNAL int mlfab__kernel_finite(int dtype, const void *data, uint64_t n) {
+  if (dtype == MLFAB_F16 || dtype == MLFAB_BF16)
+    return MLFAB__PLANTED(61) || mlfab__half_finite(kernel_half(dtype), (const uint16_t *)data, n);
+  return dtype == MLFAB_I64 || mlfab__kernel_add(dtype, NULL, NULL, data, 1.0, n, 0);
+}
+
+/* Several partial sums taken in turn and added in one order: fast, and the same bits every time on
+ * one machine. No test of alignment, so that the place of the array does not show either. */
+#define KERNEL_NORM2(name, type)                                                              \
+  static double name(const type *u, uint64_t n) {                                             \
+    double sum[8] = {0};                                                                      \
+    uint64_t whole = n - n % 8;                                                               \
+    for (uint64_t i = 0; i < whole; i += 8)                                                   \
+      for (size_t j = 0; j < 8; j++) sum[j] += (double)u[i + j] * (double)u[i + j];           \
+    for (uint64_t i = whole; i < n; i++) sum[i - whole] += (double)u[i] * (double)u[i];       \
+    return ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7])); \
+  }
+
+KERNEL_NORM2(kernel_norm2_f32, float)
+KERNEL_NORM2(kernel_norm2_f64, double)
+KERNEL_NORM2(kernel_norm2_i64, int64_t)
+
+MLFAB__INTERNAL double mlfab__kernel_norm2(int dtype, const void *u, uint64_t n) {
+  const mlfab__kernels *row = mlfab__kernels_row(mlfab__kernel_level());
+  uint64_t done = 0;
+  if (dtype == MLFAB_I64) return kernel_norm2_i64((const int64_t *)u, n);
+  if (dtype == MLFAB_F64) return kernel_norm2_f64((const double *)u, n);
+  assert(dtype == MLFAB_F32 && "element type");
+  double sum = row->norm2 ? row->norm2((const float *)u, n, &done) : 0.0;
+  return sum + kernel_norm2_f32((const float *)u + done, n - done);
+}
+
+/* ---- numbers of 16 bits ---- */
+
+static void kernel_half_load(int half, float *out, const uint16_t *in, uint64_t n) {
+  for (uint64_t i = 0; i < n; i++) out[i] = mlfab__half_back(half, in[i]);
+}
+
+MLFAB__INTERNAL void mlfab__half_store_with(int level, int half, uint16_t *out, const float *in,
+                                            uint64_t n) {
+  const mlfab__kernels *row = mlfab__kernels_row(level);
+  uint64_t i = row->half_store[half] ? row->half_store[half](out, in, n) : 0;
+  for (; i < n; i++) out[i] = mlfab__half_one(half, in[i]);
+}
+
+MLFAB__INTERNAL void mlfab__half_load_with(int level, int half, float *out, const uint16_t *in,
+                                           uint64_t n) {
+  const mlfab__kernels *row = mlfab__kernels_row(level);
+  uint64_t done = row->half_load[half] ? row->half_load[half](out, in, n) : 0;
+  kernel_half_load(half, out + done, in + done, n - done);
+}
+
+/* ---- element-wise operations of collectives ---- */
+
+/* ---- halves: unlike what half.h stores, infinity and NaN are kept, and sums overflow ---- */
 
 /* A NaN stays one, and becomes a quiet one, as the instruction has it. 65520 lies halfway between
  * the largest number and the next that there would be. */
-static uint16_t combine_round_f16(uint32_t bits) {
+static uint16_t kernel_round_f16(uint32_t bits) {
   uint32_t sign = bits >> 16 & 0x8000u, m = bits & 0x7fffffffu;
   float x;
   if (m > 0x7f800000u) return (uint16_t)(sign | 0x7e00u | (m >> 13 & 0x3ffu));
@@ -3410,49 +3488,49 @@ static uint16_t combine_round_f16(uint32_t bits) {
   return mlfab__half_one(MLFAB_HALF_F16, x);
 }
 
-static uint16_t combine_round_bf16(uint32_t bits) {
+static uint16_t kernel_round_bf16(uint32_t bits) {
   if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(bits >> 16 | 0x40u);
   return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
 }
 
 /* ---- the portable kernels ---- */
 
-typedef union combine_stage {
-  float f32[COMBINE_STAGE];
-  double f64[COMBINE_STAGE];
-  int64_t i64[COMBINE_STAGE];
-} combine_stage;
+typedef union kernel_stage {
+  float f32[KERNEL_STAGE];
+  double f64[KERNEL_STAGE];
+  int64_t i64[KERNEL_STAGE];
+} kernel_stage;
 
 /* Elsewhere one array after the other is added to a whole stage, so that sums keep their order, but
  * which of two NaNs is kept is the compiler's choice. The divisor is read again each time, or the
  * compiler would take its reciprocal. */
-#if COMBINE_X86
-#define COMBINE_SCALAR(name, real, instruction, operator) \
-  static inline real name(real a, real b) {               \
-    __asm__(instruction " %1, %0" : "+x"(a) : "x"(b));    \
-    return a;                                             \
+#if KERNEL_X86
+#define KERNEL_SCALAR(name, real, instruction, operator) \
+  static inline real name(real a, real b) {              \
+    __asm__(instruction " %1, %0" : "+x"(a) : "x"(b));   \
+    return a;                                            \
   }
-#define COMBINE_QUOTIENT(name, real, instruction) COMBINE_SCALAR(name, real, instruction, /)
+#define KERNEL_QUOTIENT(name, real, instruction) KERNEL_SCALAR(name, real, instruction, /)
 #else
-#define COMBINE_SCALAR(name, real, instruction, operator) \
+#define KERNEL_SCALAR(name, real, instruction, operator) \
   static inline real name(real a, real b) { return a operator b; }
-#define COMBINE_QUOTIENT(name, real, instruction) \
-  static inline real name(real a, real b) {       \
-    volatile real by = b;                         \
-    return a / by;                                \
+#define KERNEL_QUOTIENT(name, real, instruction) \
+  static inline real name(real a, real b) {      \
+    volatile real by = b;                        \
+    return a / by;                               \
   }
 #endif
 
-COMBINE_SCALAR(combine_f32_add, float, "addss", +)
-COMBINE_SCALAR(combine_f64_add, double, "addsd", +)
-COMBINE_SCALAR(combine_f32_multiply, float, "mulss", *)
-COMBINE_SCALAR(combine_f64_multiply, double, "mulsd", *)
-COMBINE_QUOTIENT(combine_f32_quotient, float, "divss")
-COMBINE_QUOTIENT(combine_f64_quotient, double, "divsd")
+KERNEL_SCALAR(kernel_f32_add, float, "addss", +)
+KERNEL_SCALAR(kernel_f64_add, double, "addsd", +)
+KERNEL_SCALAR(kernel_f32_multiply, float, "mulss", *)
+KERNEL_SCALAR(kernel_f64_multiply, double, "mulsd", *)
+KERNEL_QUOTIENT(kernel_f32_quotient, float, "divss")
+KERNEL_QUOTIENT(kernel_f64_quotient, double, "divsd")
 
 /* Where a number stands among all: -0 just below +0, a NaN at the end that wins. Negative numbers
  * descend with their bits, so these are turned over. */
-#define COMBINE_STEPS(name, real, word, most, infinity)                                         \
+#define KERNEL_STEPS(name, real, word, most, infinity)                                          \
   static inline word name##_rank(int op, real x) {                                              \
     word v;                                                                                     \
     memcpy(&v, &x, sizeof v);                                                                   \
@@ -3477,10 +3555,10 @@ COMBINE_QUOTIENT(combine_f64_quotient, double, "divsd")
     }                                                                                           \
   }
 
-COMBINE_STEPS(combine_f32, float, int32_t, COMBINE_F32_MOST, COMBINE_F32_INFINITY)
-COMBINE_STEPS(combine_f64, double, int64_t, COMBINE_F64_MOST, COMBINE_F64_INFINITY)
+KERNEL_STEPS(kernel_f32, float, int32_t, KERNEL_F32_MOST, KERNEL_F32_INFINITY)
+KERNEL_STEPS(kernel_f64, double, int64_t, KERNEL_F64_MOST, KERNEL_F64_INFINITY)
 
-static void combine_i64_steps(int op, int64_t *to, const int64_t *x, size_t n) {
+static void kernel_i64_steps(int op, int64_t *to, const int64_t *x, size_t n) {
   switch (op) {
     case MLFAB_MIN:
       for (size_t i = 0; i < n; i++) to[i] = x[i] < to[i] ? x[i] : to[i];
@@ -3499,22 +3577,22 @@ static void combine_i64_steps(int op, int64_t *to, const int64_t *x, size_t n) {
   }
 }
 
-static void combine_load(int dtype, combine_stage *stage, const void *in, uint64_t at, size_t n) {
+static void kernel_load(int dtype, kernel_stage *stage, const void *in, uint64_t at, size_t n) {
   if (dtype == MLFAB_F16 || dtype == MLFAB_BF16) {
-    mlfab__half_load_with(0, combine_half(dtype), stage->f32, (const uint16_t *)in + at, n);
+    kernel_half_load(kernel_half(dtype), stage->f32, (const uint16_t *)in + at, n);
   } else {
     uint32_t bytes = mlfab__element_bytes(dtype);
     memcpy(stage, (const char *)in + at * bytes, n * bytes);
   }
 }
 
-static void combine_store(int dtype, void *out, uint64_t at, const combine_stage *stage, size_t n) {
+static void kernel_store(int dtype, void *out, uint64_t at, const kernel_stage *stage, size_t n) {
   if (dtype == MLFAB_F16 || dtype == MLFAB_BF16) {
     for (size_t i = 0; i < n; i++) {
       uint32_t bits;
       memcpy(&bits, &stage->f32[i], sizeof bits);
       ((uint16_t *)out)[at + i] =
-          dtype == MLFAB_F16 ? combine_round_f16(bits) : combine_round_bf16(bits);
+          dtype == MLFAB_F16 ? kernel_round_f16(bits) : kernel_round_bf16(bits);
     }
   } else {
     uint32_t bytes = mlfab__element_bytes(dtype);
@@ -3523,274 +3601,46 @@ static void combine_store(int dtype, void *out, uint64_t at, const combine_stage
 }
 
 /* The elements from..to-1. */
-static void combine_portable(int op, int dtype, void *const *dst, uint32_t ndst,
-                             const void *const *in, uint32_t k, uint64_t from, uint64_t to) {
-  combine_stage sum, next;
-  for (; from < to; from += COMBINE_STAGE) {
-    size_t n = (size_t)mlfab__min(to - from, COMBINE_STAGE);
-    combine_load(dtype, &sum, in[0], from, n);
+static void kernel_portable(int op, int dtype, void *const *dst, uint32_t ndst,
+                            const void *const *in, uint32_t k, uint64_t from, uint64_t to) {
+  kernel_stage sum, next;
+  for (; from < to; from += KERNEL_STAGE) {
+    size_t n = (size_t)mlfab__min(to - from, KERNEL_STAGE);
+    kernel_load(dtype, &sum, in[0], from, n);
     for (uint32_t j = 1; j < k; j++) {
-      combine_load(dtype, &next, in[j], from, n);
+      kernel_load(dtype, &next, in[j], from, n);
       if (dtype == MLFAB_I64)
-        combine_i64_steps(op, sum.i64, next.i64, n);
+        kernel_i64_steps(op, sum.i64, next.i64, n);
       else if (dtype == MLFAB_F64)
-        combine_f64_steps(op, sum.f64, next.f64, n);
+        kernel_f64_steps(op, sum.f64, next.f64, n);
       else
-        combine_f32_steps(op, sum.f32, next.f32, n);
+        kernel_f32_steps(op, sum.f32, next.f32, n);
     }
-    for (uint32_t d = 0; d < ndst; d++) combine_store(dtype, dst[d], from, &sum, n);
+    for (uint32_t d = 0; d < ndst; d++) kernel_store(dtype, dst[d], from, &sum, n);
   }
 }
 
-static void combine_divide_portable(int dtype, void *data, uint32_t by, uint64_t from,
-                                    uint64_t to) {
-  combine_stage stage;
-  for (; from < to; from += COMBINE_STAGE) {
-    size_t n = (size_t)mlfab__min(to - from, COMBINE_STAGE);
-    combine_load(dtype, &stage, data, from, n);
+static void kernel_divide_portable(int dtype, void *data, uint32_t by, uint64_t from, uint64_t to) {
+  kernel_stage stage;
+  for (; from < to; from += KERNEL_STAGE) {
+    size_t n = (size_t)mlfab__min(to - from, KERNEL_STAGE);
+    kernel_load(dtype, &stage, data, from, n);
     if (dtype == MLFAB_F64)
-      for (size_t i = 0; i < n; i++) stage.f64[i] = combine_f64_quotient(stage.f64[i], by);
+      for (size_t i = 0; i < n; i++) stage.f64[i] = kernel_f64_quotient(stage.f64[i], by);
     else
-      for (size_t i = 0; i < n; i++) stage.f32[i] = combine_f32_quotient(stage.f32[i], (float)by);
-    combine_store(dtype, data, from, &stage, n);
+      for (size_t i = 0; i < n; i++) stage.f32[i] = kernel_f32_quotient(stage.f32[i], (float)by);
+    kernel_store(dtype, data, from, &stage, n);
   }
-}
-
-#if COMBINE_X86
-/* ---- the vector kernels ---- */
-
-#define COMBINE_AVX2 __attribute__((target("avx2,f16c")))
-#define COMBINE_AVX512 __attribute__((target("avx512f")))
-#define COMBINE_INLINE __attribute__((always_inline)) static inline
-
-/* What registers hold: `value` the numbers, `words` their bits, `line` a value anywhere in
- * memory. */
-#define COMBINE_TYPES(name, real, word, width)                   \
-  typedef real name##_value __attribute__((vector_size(width))); \
-  typedef word name##_words __attribute__((vector_size(width))); \
-  typedef real name##_line __attribute__((vector_size(width), may_alias, aligned(sizeof(real))));
-
-#define COMBINE_INSTRUCTION(name, isa, value, instruction)         \
-  isa COMBINE_INLINE value name(value a, value b) {                \
-    __asm__(instruction " %2, %1, %0" : "=v"(a) : "v"(a), "v"(b)); \
-    return a;                                                      \
-  }
-
-/* As the portable steps; all ones and zeros choose. */
-#define COMBINE_REALS(name, isa, real, word, width, most, infinity, suffix)             \
-  COMBINE_TYPES(name, real, word, width)                                                \
-  COMBINE_INSTRUCTION(name##_add, isa, name##_value, "vaddp" suffix)                    \
-  COMBINE_INSTRUCTION(name##_multiply, isa, name##_value, "vmulp" suffix)               \
-  COMBINE_INSTRUCTION(name##_quotient, isa, name##_value, "vdivp" suffix)               \
-  isa COMBINE_INLINE name##_words name##_rank(int op, name##_value x) {                 \
-    name##_words v = (name##_words)x, nan = (v & (most)) > (infinity);                  \
-    v ^= (v < 0) & (most);                                                              \
-    return (v & ~nan) | (nan & (op == MLFAB_MAX ? (most) : ~(most)));                   \
-  }                                                                                     \
-  isa COMBINE_INLINE name##_value name##_step(int op, name##_value a, name##_value b) { \
-    if (op == MLFAB_PRODUCT) return name##_multiply(a, b);                              \
-    if (op == MLFAB_SUM) return name##_add(a, b);                                       \
-    name##_words x = name##_rank(op, a), y = name##_rank(op, b);                        \
-    name##_words take = op == MLFAB_MAX ? y > x : y < x;                                \
-    return (name##_value)(((name##_words)b & take) | ((name##_words)a & ~take));        \
-  }
-
-#define COMBINE_INTEGERS(name, isa, width)                                              \
-  COMBINE_TYPES(name, uint64_t, int64_t, width)                                         \
-  isa COMBINE_INLINE name##_value name##_step(int op, name##_value a, name##_value b) { \
-    if (op == MLFAB_PRODUCT) return a * b;                                              \
-    if (op == MLFAB_SUM) return a + b;                                                  \
-    if (op == MLFAB__OP_OR) return a | b;                                               \
-    name##_words x = (name##_words)a, y = (name##_words)b;                              \
-    name##_words take = op == MLFAB_MAX ? y > x : y < x;                                \
-    return (name##_value)((y & take) | (x & ~take));                                    \
-  }
-
-COMBINE_REALS(combine_f32x8, COMBINE_AVX2, float, int32_t, 32, COMBINE_F32_MOST,
-              COMBINE_F32_INFINITY, "s")
-COMBINE_REALS(combine_f64x4, COMBINE_AVX2, double, int64_t, 32, COMBINE_F64_MOST,
-              COMBINE_F64_INFINITY, "d")
-COMBINE_INTEGERS(combine_i64x4, COMBINE_AVX2, 32)
-COMBINE_REALS(combine_f32x16, COMBINE_AVX512, float, int32_t, 64, COMBINE_F32_MOST,
-              COMBINE_F32_INFINITY, "s")
-COMBINE_REALS(combine_f64x8, COMBINE_AVX512, double, int64_t, 64, COMBINE_F64_MOST,
-              COMBINE_F64_INFINITY, "d")
-COMBINE_INTEGERS(combine_i64x8, COMBINE_AVX512, 64)
-
-/* Memory to value and back: <kernel>_load, <kernel>_store (past the caches or not). */
-#define COMBINE_AS_IT_IS(name, isa, type, stream, vector)                    \
-  isa COMBINE_INLINE type##_value name##_load(const void *at) {              \
-    return (type##_value) * (const type##_line *)at;                         \
-  }                                                                          \
-  isa COMBINE_INLINE void name##_store(void *at, type##_value x, int past) { \
-    if (past)                                                                \
-      stream((vector *)at, (vector)x);                                       \
-    else                                                                     \
-      *(type##_line *)at = (type##_line)x;                                   \
-  }
-
-#define COMBINE_AS_HALF(name, isa, type, vector, read, load, round, write, stream) \
-  isa COMBINE_INLINE type##_value name##_load(const void *at) {                    \
-    return (type##_value)load(read((const vector *)at));                           \
-  }                                                                                \
-  isa COMBINE_INLINE void name##_store(void *at, type##_value x, int past) {       \
-    vector y = round(x);                                                           \
-    if (past)                                                                      \
-      stream((vector *)at, y);                                                     \
-    else                                                                           \
-      write((vector *)at, y);                                                      \
-  }
-
-#define COMBINE_F16X8_LOAD(x) _mm256_cvtph_ps(x)
-#define COMBINE_F16X8_ROUND(x) _mm256_cvtps_ph((__m256)(x), _MM_FROUND_TO_NEAREST_INT)
-#define COMBINE_BF16X8_LOAD(x) _mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16)
-#define COMBINE_F16X16_LOAD(x) _mm512_cvtph_ps(x)
-#define COMBINE_F16X16_ROUND(x) \
-  _mm512_cvtps_ph((__m512)(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
-#define COMBINE_BF16X16_LOAD(x) _mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)
-
-COMBINE_AVX2 COMBINE_INLINE __m128i combine_bf16x8_round(combine_f32x8_value x) {
-  combine_f32x8_words v = (combine_f32x8_words)x;
-  combine_f32x8_words nan = (v & COMBINE_F32_MOST) > COMBINE_F32_INFINITY;
-  __m256i bits = (__m256i)v;
-  __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-  __m256i up = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
-  __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
-  up = _mm256_srli_epi32(_mm256_blendv_epi8(up, quiet, (__m256i)nan), 16);
-  return _mm_packus_epi32(_mm256_castsi256_si128(up), _mm256_extracti128_si256(up, 1));
-}
-
-COMBINE_AVX512 COMBINE_INLINE __m256i combine_bf16x16_round(combine_f32x16_value x) {
-  __m512i bits = (__m512i)x;
-  __m512i magnitude = _mm512_and_si512(bits, _mm512_set1_epi32(COMBINE_F32_MOST));
-  __mmask16 nan = _mm512_cmpgt_epi32_mask(magnitude, _mm512_set1_epi32(COMBINE_F32_INFINITY));
-  __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  __m512i up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-  up = _mm512_mask_or_epi32(up, nan, bits, _mm512_set1_epi32(0x400000));
-  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(up, 16));
-}
-
-/* The elements from..to-1, four vectors a turn, so that no sum waits for the one before. `op` is
- * constant in every call of the loop. Bit d of `past` says that dst[d] is written past the caches:
- * it lies at a line then. */
-#define COMBINE_KERNEL(name, isa, type, real, lanes, has_or)                                  \
-  isa COMBINE_INLINE void name##_loop(int op, void *const *dst, uint32_t ndst, uint64_t past, \
-                                      const void *const *in, uint32_t k, uint64_t from,       \
-                                      uint64_t to) {                                          \
-    for (; from < to; from += 4 * (lanes)) {                                                  \
-      const real *x = (const real *)in[0] + from;                                             \
-      type##_value a = name##_load(x), b = name##_load(x + (lanes));                          \
-      type##_value c = name##_load(x + 2 * (lanes)), e = name##_load(x + 3 * (lanes));        \
-      for (uint32_t j = 1; j < k; j++) {                                                      \
-        x = (const real *)in[j] + from;                                                       \
-        a = type##_step(op, a, name##_load(x));                                               \
-        b = type##_step(op, b, name##_load(x + (lanes)));                                     \
-        c = type##_step(op, c, name##_load(x + 2 * (lanes)));                                 \
-        e = type##_step(op, e, name##_load(x + 3 * (lanes)));                                 \
-      }                                                                                       \
-      for (uint32_t d = 0; d < ndst; d++) {                                                   \
-        real *y = (real *)dst[d] + from;                                                      \
-        int stream = (int)(past >> d & 1);                                                    \
-        name##_store(y, a, stream);                                                           \
-        name##_store(y + (lanes), b, stream);                                                 \
-        name##_store(y + 2 * (lanes), c, stream);                                             \
-        name##_store(y + 3 * (lanes), e, stream);                                             \
-      }                                                                                       \
-    }                                                                                         \
-    if (past) _mm_sfence();                                                                   \
-  }                                                                                           \
-  isa static void name(int op, void *const *dst, uint32_t ndst, uint64_t past,                \
-                       const void *const *in, uint32_t k, uint64_t from, uint64_t to) {       \
-    if (op == MLFAB_MIN)                                                                      \
-      name##_loop(MLFAB_MIN, dst, ndst, past, in, k, from, to);                               \
-    else if (op == MLFAB_MAX)                                                                 \
-      name##_loop(MLFAB_MAX, dst, ndst, past, in, k, from, to);                               \
-    else if (op == MLFAB_PRODUCT)                                                             \
-      name##_loop(MLFAB_PRODUCT, dst, ndst, past, in, k, from, to);                           \
-    else if ((has_or) && op == MLFAB__OP_OR)                                                  \
-      name##_loop(MLFAB__OP_OR, dst, ndst, past, in, k, from, to);                            \
-    else                                                                                      \
-      name##_loop(MLFAB_SUM, dst, ndst, past, in, k, from, to);                               \
-  }
-
-#define COMBINE_DIVIDE(name, isa, type, real, number, lanes)                           \
-  isa static void name##_divide(void *data, uint32_t by, uint64_t from, uint64_t to) { \
-    type##_value divisor = (type##_value){0} + (number)by;                             \
-    for (; from < to; from += (lanes)) {                                               \
-      real *x = (real *)data + from;                                                   \
-      name##_store(x, type##_quotient(name##_load(x), divisor), 0);                    \
-    }                                                                                  \
-  }
-
-COMBINE_AS_IT_IS(combine_f32_avx2, COMBINE_AVX2, combine_f32x8, _mm256_stream_si256, __m256i)
-COMBINE_AS_IT_IS(combine_f64_avx2, COMBINE_AVX2, combine_f64x4, _mm256_stream_si256, __m256i)
-COMBINE_AS_IT_IS(combine_i64_avx2, COMBINE_AVX2, combine_i64x4, _mm256_stream_si256, __m256i)
-COMBINE_AS_IT_IS(combine_f32_avx512, COMBINE_AVX512, combine_f32x16, _mm512_stream_si512, __m512i)
-COMBINE_AS_IT_IS(combine_f64_avx512, COMBINE_AVX512, combine_f64x8, _mm512_stream_si512, __m512i)
-COMBINE_AS_IT_IS(combine_i64_avx512, COMBINE_AVX512, combine_i64x8, _mm512_stream_si512, __m512i)
-COMBINE_AS_HALF(combine_f16_avx2, COMBINE_AVX2, combine_f32x8, __m128i, _mm_loadu_si128,
-                COMBINE_F16X8_LOAD, COMBINE_F16X8_ROUND, _mm_storeu_si128, _mm_stream_si128)
-COMBINE_AS_HALF(combine_bf16_avx2, COMBINE_AVX2, combine_f32x8, __m128i, _mm_loadu_si128,
-                COMBINE_BF16X8_LOAD, combine_bf16x8_round, _mm_storeu_si128, _mm_stream_si128)
-COMBINE_AS_HALF(combine_f16_avx512, COMBINE_AVX512, combine_f32x16, __m256i, _mm256_loadu_si256,
-                COMBINE_F16X16_LOAD, COMBINE_F16X16_ROUND, _mm256_storeu_si256, _mm256_stream_si256)
-COMBINE_AS_HALF(combine_bf16_avx512, COMBINE_AVX512, combine_f32x16, __m256i, _mm256_loadu_si256,
-                COMBINE_BF16X16_LOAD, combine_bf16x16_round, _mm256_storeu_si256,
-                _mm256_stream_si256)
-
-COMBINE_KERNEL(combine_f32_avx2, COMBINE_AVX2, combine_f32x8, float, 8, 0)
-COMBINE_KERNEL(combine_f64_avx2, COMBINE_AVX2, combine_f64x4, double, 4, 0)
-COMBINE_KERNEL(combine_i64_avx2, COMBINE_AVX2, combine_i64x4, int64_t, 4, 1)
-COMBINE_KERNEL(combine_f16_avx2, COMBINE_AVX2, combine_f32x8, uint16_t, 8, 0)
-COMBINE_KERNEL(combine_bf16_avx2, COMBINE_AVX2, combine_f32x8, uint16_t, 8, 0)
-COMBINE_KERNEL(combine_f32_avx512, COMBINE_AVX512, combine_f32x16, float, 16, 0)
-COMBINE_KERNEL(combine_f64_avx512, COMBINE_AVX512, combine_f64x8, double, 8, 0)
-COMBINE_KERNEL(combine_i64_avx512, COMBINE_AVX512, combine_i64x8, int64_t, 8, 1)
-COMBINE_KERNEL(combine_f16_avx512, COMBINE_AVX512, combine_f32x16, uint16_t, 16, 0)
-COMBINE_KERNEL(combine_bf16_avx512, COMBINE_AVX512, combine_f32x16, uint16_t, 16, 0)
-
-COMBINE_DIVIDE(combine_f32_avx2, COMBINE_AVX2, combine_f32x8, float, float, 8)
-COMBINE_DIVIDE(combine_f64_avx2, COMBINE_AVX2, combine_f64x4, double, double, 4)
-COMBINE_DIVIDE(combine_f16_avx2, COMBINE_AVX2, combine_f32x8, uint16_t, float, 8)
-COMBINE_DIVIDE(combine_bf16_avx2, COMBINE_AVX2, combine_f32x8, uint16_t, float, 8)
-COMBINE_DIVIDE(combine_f32_avx512, COMBINE_AVX512, combine_f32x16, float, float, 16)
-COMBINE_DIVIDE(combine_f64_avx512, COMBINE_AVX512, combine_f64x8, double, double, 8)
-COMBINE_DIVIDE(combine_f16_avx512, COMBINE_AVX512, combine_f32x16, uint16_t, float, 16)
-COMBINE_DIVIDE(combine_bf16_avx512, COMBINE_AVX512, combine_f32x16, uint16_t, float, 16)
-
-typedef struct combine_kernel {
-  void (*many)(int op, void *const *dst, uint32_t ndst, uint64_t past, const void *const *in,
-               uint32_t k, uint64_t from, uint64_t to);
-  void (*divide)(void *data, uint32_t by, uint64_t from, uint64_t to);
-} combine_kernel;
-
-/* By level (less one) and element type. */
-static const combine_kernel combine_kernels[2][MLFAB_BF16 + 1] = {
-    {[MLFAB_F32] = {combine_f32_avx2, combine_f32_avx2_divide},
-     [MLFAB_F64] = {combine_f64_avx2, combine_f64_avx2_divide},
-     [MLFAB_I64] = {combine_i64_avx2, NULL},
-     [MLFAB_F16] = {combine_f16_avx2, combine_f16_avx2_divide},
-     [MLFAB_BF16] = {combine_bf16_avx2, combine_bf16_avx2_divide}},
-    {[MLFAB_F32] = {combine_f32_avx512, combine_f32_avx512_divide},
-     [MLFAB_F64] = {combine_f64_avx512, combine_f64_avx512_divide},
-     [MLFAB_I64] = {combine_i64_avx512, NULL},
-     [MLFAB_F16] = {combine_f16_avx512, combine_f16_avx512_divide},
-     [MLFAB_BF16] = {combine_bf16_avx512, combine_bf16_avx512_divide}}};
-
-/* Not every compiler can ask for F16C; whoever has AVX2 and FMA has it. */
-MLFAB__INTERNAL int mlfab__combine_level(void) {
-  if (__builtin_cpu_supports("avx512f")) return 2;
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
 
 /* Which destinations are written past the caches: not those that are read, whose lines are there
  * anyway. */
-static uint64_t combine_past(void *const *dst, uint32_t ndst, const void *const *in, uint32_t k) {
+static uint64_t kernel_past(void *const *dst, uint32_t ndst, const void *const *in, uint32_t k) {
   uint64_t past = 0;
   for (uint32_t d = 0; d < ndst; d++) {
     uint32_t j = 0;
     while (j < k && in[j] != dst[d]) j++;
-    if (j == k && ((uintptr_t)dst[d] - (uintptr_t)dst[0]) % COMBINE_LINE == 0)
+    if (j == k && ((uintptr_t)dst[d] - (uintptr_t)dst[0]) % KERNEL_LINE == 0)
       past |= (uint64_t)1 << d;
   }
   return past;
@@ -3798,124 +3648,84 @@ static uint64_t combine_past(void *const *dst, uint32_t ndst, const void *const 
 
 /* The elements before the first line of memory, and what vectors do after them. Of little that lies
  * astride of lines, the head would cost more than it saves. */
-static void combine_split(const void *at, uint64_t n, uint32_t bytes, uint64_t *head,
-                          uint64_t *body) {
-  *head = mlfab__min(n, (0 - (uintptr_t)at) % COMBINE_LINE / bytes);
-  if (n * bytes <= COMBINE_LITTLE_BYTES) *head = 0;
-  *body = (n - *head) - (n - *head) % (COMBINE_TURN / bytes);
+static void kernel_split(const void *at, uint64_t n, uint32_t bytes, uint64_t *head,
+                         uint64_t *body) {
+  *head = mlfab__min(n, (0 - (uintptr_t)at) % KERNEL_LINE / bytes);
+  if (n * bytes <= KERNEL_LITTLE_BYTES) *head = 0;
+  *body = (n - *head) - (n - *head) % (KERNEL_TURN / bytes);
 }
-#else
-MLFAB__INTERNAL int mlfab__combine_level(void) { return 0; }
-#endif
-
-static void combine_copy(void *const *dst, uint32_t ndst, const char *in, uint64_t bytes) {
-  uint64_t most = ndst == 1 ? bytes : COMBINE_COPY_BYTES;
+static void kernel_copy(void *const *dst, uint32_t ndst, const char *in, uint64_t bytes) {
+  uint64_t most = ndst == 1 ? bytes : KERNEL_COPY_BYTES;
   for (uint64_t at = 0; at < bytes; at += most)
     for (uint32_t d = 0; d < ndst; d++)
       if (dst[d] != (const void *)in)
         memcpy((char *)dst[d] + at, in + at, (size_t)mlfab__min(most, bytes - at));
 }
 
-MLFAB__INTERNAL void mlfab__combine_many_with(int level, int op, int dtype, void *const *dst,
-                                              uint32_t ndst, const void *const *in, uint32_t k,
-                                              uint64_t n, int stream) {
+MLFAB__INTERNAL void mlfab__kernel_combine_many_with(int level, int op, int dtype, void *const *dst,
+                                                     uint32_t ndst, const void *const *in,
+                                                     uint32_t k, uint64_t n, int stream) {
+  const mlfab__kernels *row = mlfab__kernels_row(level);
   uint32_t bytes = mlfab__element_bytes(dtype);
-  uint64_t done = 0;
+  uint64_t head, body, done = 0;
   assert(bytes > 0 && k >= 1 && k <= MLFAB__COMBINE_MOST);
   assert(ndst >= 1 && ndst <= MLFAB__COMBINE_MOST);
   assert(op != MLFAB__OP_OR || dtype == MLFAB_I64);
   if (k == 1) {
-    combine_copy(dst, ndst, (const char *)in[0], n * bytes);
+    kernel_copy(dst, ndst, (const char *)in[0], n * bytes);
     return;
   }
-#if COMBINE_X86
-  uint64_t head, body;
-  combine_split(dst[0], n, bytes, &head, &body);
-  if (level > 0 && body > 0) {
-    uint64_t past =
-        stream && n * bytes >= COMBINE_STREAM_BYTES ? combine_past(dst, ndst, in, k) : 0;
-    combine_portable(op, dtype, dst, ndst, in, k, 0, head);
+  kernel_split(dst[0], n, bytes, &head, &body);
+  if (row->combine[dtype] && body > 0) {
+    uint64_t past = stream && n * bytes >= KERNEL_STREAM_BYTES ? kernel_past(dst, ndst, in, k) : 0;
+    kernel_portable(op, dtype, dst, ndst, in, k, 0, head);
     done = head + body;
-    combine_kernels[level - 1][dtype].many(op, dst, ndst, past, in, k, head, done);
+    row->combine[dtype](op, dst, ndst, past, in, k, head, done);
   }
-#else
-  (void)level;
-  (void)stream;
-#endif
-  combine_portable(op, dtype, dst, ndst, in, k, done, n);
+  kernel_portable(op, dtype, dst, ndst, in, k, done, n);
 }
 
-MLFAB__INTERNAL void mlfab__combine_many(int op, int dtype, void *const *dst, uint32_t ndst,
-                                         const void *const *in, uint32_t k, uint64_t n,
-                                         int stream) {
-  mlfab__combine_many_with(mlfab__combine_level(), op, dtype, dst, ndst, in, k, n, stream);
-}
-
-MLFAB__INTERNAL void mlfab__combine(int op, int dtype, void *dst, const void *a, const void *b,
-                                    uint64_t n, int stream) {
+MLFAB__INTERNAL void mlfab__kernel_combine(int op, int dtype, void *dst, const void *a,
+                                           const void *b, uint64_t n, int stream) {
   const void *in[2] = {a, b};
-  mlfab__combine_many(op, dtype, &dst, 1, in, 2, n, stream);
+  mlfab__kernel_combine_many(op, dtype, &dst, 1, in, 2, n, stream);
 }
 
-MLFAB__INTERNAL void mlfab__combine_divide_with(int level, int dtype, void *data, uint64_t n,
-                                                uint32_t by) {
-  uint64_t done = 0;
+MLFAB__INTERNAL void mlfab__kernel_divide_with(int level, int dtype, void *data, uint64_t n,
+                                               uint32_t by) {
+  const mlfab__kernels *row = mlfab__kernels_row(level);
+  uint64_t head, body, done = 0;
   assert(dtype != MLFAB_I64 && mlfab__element_bytes(dtype) > 0 && by > 0 && by <= 1u << 24);
-#if COMBINE_X86
-  uint64_t head, body;
-  combine_split(data, n, mlfab__element_bytes(dtype), &head, &body);
-  if (level > 0 && body > 0) {
-    combine_divide_portable(dtype, data, by, 0, head);
+  kernel_split(data, n, mlfab__element_bytes(dtype), &head, &body);
+  if (row->divide[dtype] && body > 0) {
+    kernel_divide_portable(dtype, data, by, 0, head);
     done = head + body;
-    combine_kernels[level - 1][dtype].divide(data, by, head, done);
+    row->divide[dtype](data, by, head, done);
   }
-#else
-  (void)level;
-#endif
-  combine_divide_portable(dtype, data, by, done, n);
+  kernel_divide_portable(dtype, data, by, done, n);
 }
 
-MLFAB__INTERNAL void mlfab__combine_divide(int dtype, void *data, uint64_t n, uint32_t by) {
-  mlfab__combine_divide_with(mlfab__combine_level(), dtype, data, n, by);
-}
-
-MLFAB__INTERNAL int mlfab__combine_finite(int dtype, const void *data, uint64_t n) {
-  if (dtype == MLFAB_F16 || dtype == MLFAB_BF16)
-    return MLFAB__PLANTED(61) || mlfab__half_finite(combine_half(dtype), (const uint16_t *)data, n);
-  return mlfab__reduce_finite(dtype, data, n);
-}
-
-#undef COMBINE_X86
-#undef COMBINE_STAGE
-#undef COMBINE_STREAM_BYTES
-#undef COMBINE_LINE
-#undef COMBINE_LITTLE_BYTES
-#undef COMBINE_TURN
-#undef COMBINE_COPY_BYTES
-#undef COMBINE_F32_MOST
-#undef COMBINE_F32_INFINITY
-#undef COMBINE_F64_MOST
-#undef COMBINE_F64_INFINITY
-#undef COMBINE_SCALAR
-#undef COMBINE_QUOTIENT
-#undef COMBINE_STEPS
-#undef COMBINE_AVX2
-#undef COMBINE_AVX512
-#undef COMBINE_INLINE
-#undef COMBINE_TYPES
-#undef COMBINE_INSTRUCTION
-#undef COMBINE_REALS
-#undef COMBINE_INTEGERS
-#undef COMBINE_AS_IT_IS
-#undef COMBINE_AS_HALF
-#undef COMBINE_F16X8_LOAD
-#undef COMBINE_F16X8_ROUND
-#undef COMBINE_BF16X8_LOAD
-#undef COMBINE_F16X16_LOAD
-#undef COMBINE_F16X16_ROUND
-#undef COMBINE_BF16X16_LOAD
-#undef COMBINE_KERNEL
-#undef COMBINE_DIVIDE
+#undef KERNEL_X86
+#undef KERNEL_SETTLE
+#undef KERNEL_STAGE
+#undef KERNEL_STREAM_BYTES
+#undef KERNEL_LINE
+#undef KERNEL_TURN
+#undef KERNEL_LITTLE_BYTES
+#undef KERNEL_COPY_BYTES
+#undef KERNEL_F32_MOST
+#undef KERNEL_F32_INFINITY
+#undef KERNEL_F64_MOST
+#undef KERNEL_F64_INFINITY
+#undef KERNEL_F32_EXPONENT
+#undef KERNEL_F32_ONE
+#undef KERNEL_F64_EXPONENT
+#undef KERNEL_F64_ONE
+#undef KERNEL_PORTABLE
+#undef KERNEL_NORM2
+#undef KERNEL_SCALAR
+#undef KERNEL_QUOTIENT
+#undef KERNEL_STEPS
 
 /* ==============================================================================================
  * core/kernels/packet.h
@@ -4004,7 +3814,7 @@ MLFAB__INTERNAL uint32_t mlfab__packet_begin(uint8_t *out, const mlfab__packet_s
 /* Zeros where nothing is kept. */
 MLFAB__INTERNAL void mlfab__unpack_dense(const mlfab__packet *packet, void *out);
 MLFAB__INTERNAL int mlfab__unpack_finite(const mlfab__packet *packet);
-/* w += scale * u where something is kept, rounded as mlfab__reduce_add does; 0 when some scale * u is
+/* w += scale * u where something is kept, rounded as mlfab__kernel_add does; 0 when some scale * u is
  * not finite, or an I64's scale is none: what w holds is then unspecified. */
 MLFAB__INTERNAL int mlfab__unpack_add(const mlfab__packet *packet, void *w, double scale);
 /* w := u where something is kept. */
@@ -4416,7 +4226,7 @@ static const void *packet_values(const mlfab__packet *packet, uint32_t k, uint32
 
 MLFAB__INTERNAL int mlfab__unpack_finite(const mlfab__packet *packet) {
   if (packet->value == MLFAB_HALF_NONE)
-    return mlfab__reduce_finite(packet->dtype, packet->values, packet->count);
+    return mlfab__kernel_finite(packet->dtype, packet->values, packet->count);
   return mlfab__half_finite(packet->value, (const uint16_t *)(const void *)packet->values,
                             packet->count);
 }
@@ -4482,7 +4292,7 @@ PACKET_AVX512 static void packet_scatter_avx512(float *array, const float *value
 static void packet_gather(int dtype, void *values, const void *array, const uint8_t *marks,
                           uint32_t n) {
 #if PACKET_X86
-  if (dtype == MLFAB_F32 && mlfab__half_level() >= 2) {
+  if (dtype == MLFAB_F32 && mlfab__kernel_level() >= 2) {
     packet_gather_avx512((float *)values, (const float *)array, marks, n);
     return;
   }
@@ -4498,7 +4308,7 @@ static void packet_gather(int dtype, void *values, const void *array, const uint
 static void packet_scatter(int dtype, void *array, const void *values, const uint8_t *marks,
                            uint32_t n, int add) {
 #if PACKET_X86
-  if (dtype == MLFAB_F32 && mlfab__half_level() >= 2) {
+  if (dtype == MLFAB_F32 && mlfab__kernel_level() >= 2) {
     packet_scatter_avx512((float *)array, (const float *)values, marks, n, add);
     return;
   }
@@ -4557,7 +4367,7 @@ static int packet_terms(const mlfab__packet *packet, uint32_t k, uint32_t n, int
                         packet_stage *stage, const void **terms_p) {
   *terms_p = packet_values(packet, k, n, stage);
   if (!add) return 1;
-  int finite = mlfab__reduce_add(packet->dtype, stage, NULL, *terms_p, scale, n, 0);
+  int finite = mlfab__kernel_add(packet->dtype, stage, NULL, *terms_p, scale, n, 0);
   *terms_p = stage;
   return finite;
 }
@@ -4600,7 +4410,7 @@ static int packet_apply(const mlfab__packet *packet, uint8_t *w, int add, double
       const void *u = packet_values(packet, k, n, &stage);
       if (!add)
         memcpy(at, u, (size_t)n * bytes);
-      else if (!mlfab__reduce_add(packet->dtype, at, at, u, scale, n, 0))
+      else if (!mlfab__kernel_add(packet->dtype, at, at, u, scale, n, 0))
         return 0;
     }
   }
@@ -5790,7 +5600,7 @@ typedef struct optimizer_block {
 /* dst = w + scale * u without asking whether it is finite. */
 static void optimizer_add(int dtype, void *dst, const void *w, const void *u, double scale,
                           size_t n) {
-  (void)mlfab__reduce_add(dtype, dst, w, u, scale, n, 0);
+  (void)mlfab__kernel_add(dtype, dst, w, u, scale, n, 0);
 }
 
 /* Eq. (2): h = gamma * h + scale * u; dst = w + h. */
@@ -5957,7 +5767,7 @@ MLFAB__INTERNAL void mlfab__optimizer_apply(const mlfab__optimizer *optimizer,
     scale *= optimizer->adadelay_c / optimizer_sqrt((double)step->t + (double)step->delay);
   uint32_t states = mlfab__optimizer_states(optimizer->kind);
   if (states == 0 && !(optimizer->weight_decay > 0.0)) {
-    (void)mlfab__reduce_add(dtype, dst, w, u, scale, n, 0);
+    (void)mlfab__kernel_add(dtype, dst, w, u, scale, n, 0);
     return;
   }
   size_t width = mlfab__dtype_bytes(dtype);
@@ -12333,7 +12143,7 @@ static double push_clip(const mlfab__worker *worker, const mlfab__outgoing *upda
   double sum = 0.0;
   if (sparse) {
     const mlfab__tensor *tensor = mlfab__layout_find(&worker->layout, sparse->tensor);
-    sum = mlfab__reduce_norm2((int)tensor->dtype, sparse->values, sparse->count);
+    sum = mlfab__kernel_norm2((int)tensor->dtype, sparse->values, sparse->count);
   }
   for (uint32_t i = 0; i < update->nsources && !sparse; i++) {
     const mlfab__source *source = &update->sources[i];
@@ -12341,7 +12151,7 @@ static double push_clip(const mlfab__worker *worker, const mlfab__outgoing *upda
       const mlfab__tensor *tensor = mlfab__layout_tensor_at(&worker->layout, source->offset + at);
       uint64_t bytes =
           mlfab__min(source->bytes - at, tensor->offset + tensor->bytes - (source->offset + at));
-      sum += mlfab__reduce_norm2((int)tensor->dtype, source->data + at,
+      sum += mlfab__kernel_norm2((int)tensor->dtype, source->data + at,
                                  bytes / mlfab__dtype_bytes((int)tensor->dtype));
       at += bytes;
     }
@@ -12400,13 +12210,13 @@ static mlfab__outgoing *push_merge(mlfab__worker *worker, const mlfab_buf *bufs,
   if (bufs->tensor == MLFAB_ALL && (!worker->layout.uniform_dtype || bytes != worker->layout.bytes))
     return NULL;
   /* What is not finite goes alone, so that it is refused alone; this one and the one that waits. */
-  if (!mlfab__reduce_finite((int)tensor->dtype, bufs->data, bufs->count)) return NULL;
+  if (!mlfab__kernel_finite((int)tensor->dtype, bufs->data, bufs->count)) return NULL;
   if (update->members == 1 &&
-      !mlfab__reduce_finite((int)tensor->dtype, update->image, bufs->count)) {
+      !mlfab__kernel_finite((int)tensor->dtype, update->image, bufs->count)) {
     update->mergeable = 0;
     return NULL;
   }
-  mlfab__reduce_add((int)tensor->dtype, update->image, update->image, bufs->data, 1.0, bufs->count,
+  mlfab__kernel_add((int)tensor->dtype, update->image, update->image, bufs->data, 1.0, bufs->count,
                     0);
   update->members++;
   update->norm = 0.0; /* of the sum, it is not known */
@@ -14807,7 +14617,7 @@ static double clock_norm(mlfab__server *server) {
     for (uint64_t at = 0; at < s->bytes; at += piece.bytes) {
       mlfab__store_piece(store, s->offset + at, s->bytes - at, &piece);
       const uint8_t *w = store->blocks[store->w[piece.position]].data + piece.at;
-      sum += mlfab__reduce_norm2(piece.dtype, w, piece.count);
+      sum += mlfab__kernel_norm2(piece.dtype, w, piece.count);
     }
   }
   server->norm_w = sqrt(sum);
@@ -15758,9 +15568,9 @@ static int apply_dense_consume(mlfab__server *server, mlfab__incoming *update, c
       int adds =
           (mode == MLFAB__APPLY_SUM && base != MLFAB__NO_BLOCK) || mode == MLFAB__APPLY_DIRECT;
       const uint8_t *from = adds ? store->blocks[base].data + piece.at : NULL;
-      int finite = mlfab__reduce_add(piece.dtype, dst, from, data, weight, piece.count, stream);
+      int finite = mlfab__kernel_add(piece.dtype, dst, from, data, weight, piece.count, stream);
       if (!finite && !MLFAB__PLANTED(3)) return MLFAB_ERR_NOT_FINITE;
-      if (server->significant) update->norm2 += mlfab__reduce_norm2(piece.dtype, data, piece.count);
+      if (server->significant) update->norm2 += mlfab__kernel_norm2(piece.dtype, data, piece.count);
       if (update->norm2 != update->norm2) return MLFAB_ERR_NOT_FINITE; /* changed meanwhile */
       if (server->watch && mode == MLFAB__APPLY_DIRECT)
         server->sparse->piece(server, &piece, from, dst);
@@ -15800,11 +15610,11 @@ static int apply_whole_judge(mlfab__server *server, mlfab__incoming *update, con
       apply_rewind(update);
       return 0;
     }
-    if (!mlfab__reduce_finite(piece.dtype, data, piece.count) && !MLFAB__PLANTED(3)) {
+    if (!mlfab__kernel_finite(piece.dtype, data, piece.count) && !MLFAB__PLANTED(3)) {
       *code_p = MLFAB_ERR_NOT_FINITE;
       return 1;
     }
-    if (server->significant) update->norm2 += mlfab__reduce_norm2(piece.dtype, data, piece.count);
+    if (server->significant) update->norm2 += mlfab__kernel_norm2(piece.dtype, data, piece.count);
   }
   return 1;
 }
@@ -15848,7 +15658,7 @@ static void apply_whole_add(mlfab__server *server, mlfab__incoming *update, cons
                              piece.count);
     } else {
       double weight = mlfab__apply_weight(server, update, mode, piece.slice);
-      mlfab__reduce_add(piece.dtype, w, w, data, weight, piece.count, 0);
+      mlfab__kernel_add(piece.dtype, w, w, data, weight, piece.count, 0);
     }
     if (watch) server->sparse->piece(server, &piece, server->packed, w);
   }
@@ -16670,7 +16480,7 @@ static int round_block(mlfab__server *server, mlfab_update_info *info, double sh
     mlfab__piece piece;
     mlfab__store_piece(store, at, left, &piece);
     uint8_t *sum = store->blocks[store->sum[p]].data + piece.at;
-    if (divide) mlfab__reduce_add(piece.dtype, sum, NULL, sum, share, piece.count, 0);
+    if (divide) mlfab__kernel_add(piece.dtype, sum, NULL, sum, share, piece.count, 0);
     code = mlfab__apply_piece(server, info, &piece, sum);
     at += piece.bytes;
     left -= piece.bytes;
@@ -19625,7 +19435,7 @@ static void partial_swap(uint8_t **a, uint8_t **b) {
 /* What was not used after all is older than what came since. */
 static void partial_return(mlfab__partial *partial, uint8_t **array, int some, uint64_t calls) {
   if (some && partial->some) {
-    mlfab__combine(MLFAB_SUM, partial->spec.dtype, partial->pending, *array, partial->pending,
+    mlfab__kernel_combine(MLFAB_SUM, partial->spec.dtype, partial->pending, *array, partial->pending,
                    partial->spec.count, 0);
   } else if (some) {
     partial_swap(&partial->pending, array);
@@ -19784,7 +19594,7 @@ MLFAB__INTERNAL int mlfab__partial_compute(mlfab__partial *partial, mlfab__dag *
 MLFAB__INTERNAL void mlfab__partial_keep(mlfab__partial *partial, const void *data) {
   const mlfab__partial_spec *spec = &partial->spec;
   if (partial->some) {
-    mlfab__combine(MLFAB_SUM, spec->dtype, partial->pending, partial->pending, data, spec->count,
+    mlfab__kernel_combine(MLFAB_SUM, spec->dtype, partial->pending, partial->pending, data, spec->count,
                    0);
   } else {
     memcpy(partial->pending, data, partial->bytes);
@@ -21976,10 +21786,10 @@ static const char *comm_words(char text[MLFAB__TEXT_MAX], const mlfab__comm_past
              count * past->width, (int)past->root);
   } else if (past->kind == MLFAB__COLLECTIVE_ALLGATHER) {
     snprintf(text, MLFAB__TEXT_MAX, "%.60s of %llu %s", past->words, count,
-             past->dtype ? mlfab__element_name(past->dtype) : "bytes");
+             past->dtype ? mlfab__dtype_name(past->dtype) : "bytes");
   } else {
     snprintf(text, MLFAB__TEXT_MAX, "%.60s of %llu %s (%s)", past->words, count,
-             mlfab__element_name(past->dtype), mlfab__op_name(past->op));
+             mlfab__dtype_name(past->dtype), mlfab__op_name(past->op));
   }
   return text;
 }
@@ -22338,14 +22148,14 @@ static int comm_finite(const mlfab__comm *comm, const mlfab__comm_call *call, ui
   if (!call->refuse_nan || !brings || !call->dtype || (comm_adds(call) && call->reduce)) return 1;
   if (call->kind != MLFAB__COLLECTIVE_ALLGATHER) {
     for (uint32_t i = 0; i < call->n; i++) {
-      if (!mlfab__combine_finite(call->dtype, call->vecs[i].data,
+      if (!mlfab__kernel_finite(call->dtype, call->vecs[i].data,
                                  call->vecs[i].count * unit / comm_width(call)))
         return 0;
     }
     return 1;
   }
   for (uint32_t r = 0; r < comm->rank; r++) from += call->counts[r];
-  return mlfab__combine_finite(call->dtype,
+  return mlfab__kernel_finite(call->dtype,
                                (const uint8_t *)call->vecs[0].data + from * comm_width(call),
                                call->counts[comm->rank]);
 }
@@ -23603,7 +23413,7 @@ static void engine_apply(mlfab__engine *play, const mlfab__dag_op *op, uint64_t 
     if (op->kind == MLFAB__DAG_RECV) {
       memcpy(piece, bytes, k);
     } else if (!engine_reduces_by_user(play, op)) {
-      mlfab__combine(reduction, dtype, piece, op->left ? bytes : piece, op->left ? piece : bytes,
+      mlfab__kernel_combine(reduction, dtype, piece, op->left ? bytes : piece, op->left ? piece : bytes,
                      k / mlfab__element_bytes(dtype), 0);
     } else if (op->left) {
       play->reduce(play->reduce_user, piece, bytes, k / play->width);
@@ -23880,7 +23690,7 @@ static void engine_divide(const mlfab__comm *comm, const mlfab__engine *play,
   engine_walk walk = engine_walk_begin(play, op, 0, op->bytes);
   uint64_t n;
   for (uint8_t *piece; (piece = engine_walk_next(&walk, &n)) != NULL;)
-    mlfab__combine_divide(play->dtype, piece, n / mlfab__element_bytes(play->dtype), comm->members);
+    mlfab__kernel_divide(play->dtype, piece, n / mlfab__element_bytes(play->dtype), comm->members);
 }
 
 static void engine_compute(mlfab__comm *comm, mlfab__engine *play, uint32_t id) {
@@ -25359,7 +25169,7 @@ MLFAB__INTERNAL int mlfab__partial_run_start(mlfab__comm *comm, uint32_t id, voi
   int code = partial_run_check_call(e, data, error);
   if (!code) code = mlfab__comm_check_state(comm, partial_run_what, error);
   if (code) return code;
-  if (e->refuse_nan && !mlfab__combine_finite(spec->dtype, data, spec->count))
+  if (e->refuse_nan && !mlfab__kernel_finite(spec->dtype, data, spec->count))
     return mlfab__comm_not_finite(comm, partial_run_what, error);
   if (mlfab__comm_owed(comm, error)) {
     mlfab__partial_keep(&e->partial, data);
@@ -25836,9 +25646,9 @@ static void stochastic_mean(const mlfab__stochastic *g, uint32_t n, uint64_t at,
     for (; k < MLFAB__COMBINE_MOST && done < n; done++)
       in[k++] = (const uint8_t *)g->inputs[done] + at;
     void *dst = done < n ? g->sum : data;
-    mlfab__combine_many(MLFAB_SUM, g->dtype, &dst, 1, in, k, bytes / g->width, 0);
+    mlfab__kernel_combine_many(MLFAB_SUM, g->dtype, &dst, 1, in, k, bytes / g->width, 0);
   }
-  mlfab__combine_divide(g->dtype, data, bytes / g->width, n);
+  mlfab__kernel_divide(g->dtype, data, bytes / g->width, n);
 }
 
 /* The iteration is over with the mean; what fails from then on fails the next one. */
@@ -26200,7 +26010,7 @@ static int stochastic_check_call(const mlfab__stochastic *g, const void *data, m
   int code = mlfab__comm_check_data(stochastic_what, data, g->width, error);
   if (code) return code;
   if (g->request) return stochastic_refuse(error, MLFAB_ERR_AGAIN, "an iteration is under way");
-  if (!g->options.refuse_nan || mlfab__combine_finite(g->dtype, data, g->count)) return 0;
+  if (!g->options.refuse_nan || mlfab__kernel_finite(g->dtype, data, g->count)) return 0;
   return mlfab__comm_not_finite(g->comm, stochastic_what, error);
 }
 
@@ -34229,7 +34039,7 @@ static int aggregator_add(mlfab__aggregator *aggregator, mlfab__accumulator *gro
     if (!aggregator->ghost) {
       uint8_t *sum = group->data + addend->added;
       uint64_t count = n / mlfab__dtype_bytes(run->dtype);
-      if (!mlfab__reduce_add(run->dtype, sum, k > 0 ? sum : NULL, from, addend->weight, count, 0))
+      if (!mlfab__kernel_add(run->dtype, sum, k > 0 ? sum : NULL, from, addend->weight, count, 0))
         return MLFAB_ERR_NOT_FINITE;
       from += n;
     }
@@ -36355,7 +36165,7 @@ MLFAB__INTERNAL int mlfab__capacity_attach(mlfab_node *node, mlfab__server *serv
  * so that an update that holds a NaN changes nothing and a packet's form is known before its values
  * are written: mark (looks only) and emit (writes the values, and what is left into the residual).
  * In between others may clear marks: a share of the largest, a user's filter. These need a as an
- * array: add the update to the residual first (mlfab__reduce_add), and pass g NULL from then on.
+ * array: add the update to the residual first (mlfab__kernel_add), and pass g NULL from then on.
  * Parameter side: a change that is too small for its element is not made.
  *
  * Bitmaps: bit i % 64 of keep[i / 64] is element i; bits beyond n are 0. */
@@ -36874,13 +36684,13 @@ MLFAB__INTERNAL uint32_t mlfab__filter_emit_with(int level, const mlfab__filter_
 MLFAB__INTERNAL uint32_t mlfab__filter_mark(const mlfab__filter_rule *rule, const void *g,
                                             const void *residual, uint64_t first, uint32_t n,
                                             uint64_t *keep) {
-  return mlfab__filter_mark_with(mlfab__half_level(), rule, g, residual, first, n, keep);
+  return mlfab__filter_mark_with(mlfab__kernel_level(), rule, g, residual, first, n, keep);
 }
 
 MLFAB__INTERNAL uint32_t mlfab__filter_emit(const mlfab__filter_rule *rule, const void *g,
                                             void *residual, uint32_t n, const uint64_t *keep,
                                             void *values, uint64_t *saturated) {
-  return mlfab__filter_emit_with(mlfab__half_level(), rule, g, residual, n, keep, values,
+  return mlfab__filter_emit_with(mlfab__kernel_level(), rule, g, residual, n, keep, values,
                                  saturated);
 }
 
@@ -37058,7 +36868,7 @@ MLFAB__INTERNAL uint64_t mlfab__filter_change_with(int level, int dtype, const v
 
 MLFAB__INTERNAL uint64_t mlfab__filter_change(int dtype, const void *before, void *after,
                                               uint64_t n, double tau) {
-  return mlfab__filter_change_with(mlfab__half_level(), dtype, before, after, n, tau);
+  return mlfab__filter_change_with(mlfab__kernel_level(), dtype, before, after, n, tau);
 }
 
 #undef FILTER_X86
@@ -37241,7 +37051,7 @@ static int sparse_push_refuse(const mlfab__worker *worker, const sparse_push_pie
     const uint8_t *g = piece->data + (size_t)i * width;
     int bad = rule ? mlfab__filter_mark(rule, g, residual + (size_t)i * width, piece->first + i, 1,
                                         &keep) == MLFAB__FILTER_REFUSED
-                   : !mlfab__reduce_finite(piece->dtype, g, 1);
+                   : !mlfab__kernel_finite(piece->dtype, g, 1);
     if (bad) break;
   }
   return mlfab__error(error, MLFAB_ERR_NOT_FINITE, (int32_t)worker->rank, 0, 0,
@@ -37274,7 +37084,7 @@ static int sparse_push_look(mlfab__worker *worker, const mlfab__outgoing *update
     const mlfab__sieve *sieve = sparse_push_sieve(worker, piece.tensor);
     uint32_t width = mlfab__dtype_bytes(piece.dtype);
     if (!sieve) {
-      if (!mlfab__reduce_finite(piece.dtype, piece.data, piece.n))
+      if (!mlfab__kernel_finite(piece.dtype, piece.data, piece.n))
         return sparse_push_refuse(worker, &piece, NULL, NULL, error);
       *bytes_p += sparse_push_bound(piece.n, piece.n, width);
       continue;
@@ -37310,7 +37120,7 @@ static void sparse_push_choose(const mlfab__worker *worker, const mlfab__outgoin
   const mlfab_filter *filter = &sieve->filter;
   const mlfab__tensor *tensor = &worker->layout.tensors[piece.tensor];
   mlfab__filter_cut cut;
-  mlfab__reduce_add(piece.dtype, sieve->residual, sieve->residual, piece.data, 1.0, tensor->count,
+  mlfab__kernel_add(piece.dtype, sieve->residual, sieve->residual, piece.data, 1.0, tensor->count,
                     0);
   uint64_t k = (uint64_t)(filter->top * (double)tensor->count);
   if (filter->top > 0.0)
@@ -37514,9 +37324,9 @@ static int sparse_push_check_list(const mlfab__worker *worker, const mlfab__spar
                          index, at, (unsigned long long)sparse->indices[i - 1]);
   }
   int dtype = (int)tensor->dtype;
-  if (mlfab__reduce_finite(dtype, sparse->values, sparse->count)) return 0;
+  if (mlfab__kernel_finite(dtype, sparse->values, sparse->count)) return 0;
   uint64_t bad = 0;
-  while (mlfab__reduce_finite(dtype, sparse->values, bad + 1)) bad++;
+  while (mlfab__kernel_finite(dtype, sparse->values, bad + 1)) bad++;
   return mlfab__error(error, MLFAB_ERR_NOT_FINITE, (int32_t)worker->rank, 0, 0,
                       "push_sparse: the value at position %llu, of element %llu of tensor %u, is "
                       "NaN or infinite: nothing was sent",
@@ -37888,7 +37698,7 @@ static double sparse_apply_norm2(const mlfab__server *server, const mlfab__packe
     mlfab__unpack_dense(&view, server->packed);
     values = server->packed;
   }
-  return mlfab__reduce_norm2(packet->dtype, values, packet->count);
+  return mlfab__kernel_norm2(packet->dtype, values, packet->count);
 }
 
 /* Zeros where the update touches a block that is to hold it as it came. */
@@ -42852,7 +42662,7 @@ MLFAB_API int mlfab_push_difference(mlfab *ctx, const mlfab_buf *bufs, uint32_t 
   if (!code && !list) code = MLFAB_ERR_MEMORY;
   for (uint32_t i = 0; i < n && !code; i++) {
     mlfab__snapshot *snapshot = submit_find_snapshot(ctx, &bufs[i]);
-    mlfab__reduce_subtract(snapshot->dtype, snapshot->difference, bufs[i].data, snapshot->before,
+    mlfab__kernel_subtract(snapshot->dtype, snapshot->difference, bufs[i].data, snapshot->before,
                            snapshot->count);
     list[i] = bufs[i];
     list[i].data = snapshot->difference;
@@ -47792,11 +47602,11 @@ static void shm_coll_combine(const mlfab__shm_coll *a, const mlfab__shm_coll_cal
       in[j] = j == a->me ? to[0] : where[j] + done * p->width;
       if (j != a->me && all) to[others++] = where[j] + done * p->width;
     }
-    mlfab__combine_many(c->op, c->dtype, to, mean ? 1 : others, in, a->n, run, 0);
+    mlfab__kernel_combine_many(c->op, c->dtype, to, mean ? 1 : others, in, a->n, run, 0);
     if (!mean) continue;
-    mlfab__combine_divide(c->dtype, to[0], run, a->n);
+    mlfab__kernel_divide(c->dtype, to[0], run, a->n);
     in[0] = to[0];
-    if (others > 1) mlfab__combine_many(c->op, c->dtype, to + 1, others - 1, in, 1, run, 0);
+    if (others > 1) mlfab__kernel_combine_many(c->op, c->dtype, to + 1, others - 1, in, 1, run, 0);
   }
 }
 
@@ -47805,7 +47615,7 @@ static bool shm_coll_finite(const mlfab__shm_coll_call *c, uint32_t width, uint6
   for (uint64_t run; n > 0; at += run, n -= run) {
     const uint8_t *from = shm_coll_at(c, width, at, &run);
     run = mlfab__min(run, n);
-    if (!mlfab__combine_finite(c->dtype, from, run)) return false;
+    if (!mlfab__kernel_finite(c->dtype, from, run)) return false;
   }
   return true;
 }

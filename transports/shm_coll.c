@@ -7,7 +7,7 @@
  *
  * Source: reduce-scatter and allgather, pipelined in rounds that stay in the caches. */
 #include "../core/base/shm_coll.h"
-#include "../core/kernels/combine.h"
+#include "../core/kernels/kernels.h"
 
 #if !MLFAB_WITH_SHM
 
@@ -719,11 +719,11 @@ static void shm_coll_combine(const mlfab__shm_coll *a, const mlfab__shm_coll_cal
       in[j] = j == a->me ? to[0] : where[j] + done * p->width;
       if (j != a->me && all) to[others++] = where[j] + done * p->width;
     }
-    mlfab__combine_many(c->op, c->dtype, to, mean ? 1 : others, in, a->n, run, 0);
+    mlfab__kernel_combine_many(c->op, c->dtype, to, mean ? 1 : others, in, a->n, run, 0);
     if (!mean) continue;
-    mlfab__combine_divide(c->dtype, to[0], run, a->n);
+    mlfab__kernel_divide(c->dtype, to[0], run, a->n);
     in[0] = to[0];
-    if (others > 1) mlfab__combine_many(c->op, c->dtype, to + 1, others - 1, in, 1, run, 0);
+    if (others > 1) mlfab__kernel_combine_many(c->op, c->dtype, to + 1, others - 1, in, 1, run, 0);
   }
 }
 
@@ -732,7 +732,7 @@ static bool shm_coll_finite(const mlfab__shm_coll_call *c, uint32_t width, uint6
   for (uint64_t run; n > 0; at += run, n -= run) {
     const uint8_t *from = shm_coll_at(c, width, at, &run);
     run = mlfab__min(run, n);
-    if (!mlfab__combine_finite(c->dtype, from, run)) return false;
+    if (!mlfab__kernel_finite(c->dtype, from, run)) return false;
   }
   return true;
 }

@@ -1,6 +1,6 @@
 /* calls_coll.c - collectives: reads the options of a call. What there is to check beside, the communicator checks
  * (comm.h). */
-#include "../kernels/combine.h"
+#include "../kernels/kernels.h"
 #include "context.h"
 
 /* --- a node --- */

@@ -32,7 +32,7 @@
 
 #include "../base/rng.h"
 #include "../coll/membership.h"
-#include "../kernels/reduce.h"
+#include "../kernels/kernels.h"
 #include "../server/server.h"
 #include "../worker/worker.h"
 

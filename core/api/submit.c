@@ -1,6 +1,6 @@
 /* submit.c - a context: the calls that a node carries out. The functions of mlfab.h fill a descriptor; what
  * all of them do is mlfab__submit. Those of optional groups stand in the files of these: calls_*.c. */
-#include "../kernels/reduce.h"
+#include "../kernels/kernels.h"
 #include "../worker/worker.h"
 #include "context.h"
 
@@ -191,7 +191,7 @@ MLFAB_API int mlfab_push_difference(mlfab *ctx, const mlfab_buf *bufs, uint32_t 
   if (!code && !list) code = MLFAB_ERR_MEMORY;
   for (uint32_t i = 0; i < n && !code; i++) {
     mlfab__snapshot *snapshot = submit_find_snapshot(ctx, &bufs[i]);
-    mlfab__reduce_subtract(snapshot->dtype, snapshot->difference, bufs[i].data, snapshot->before,
+    mlfab__kernel_subtract(snapshot->dtype, snapshot->difference, bufs[i].data, snapshot->before,
                            snapshot->count);
     list[i] = bufs[i];
     list[i].data = snapshot->difference;

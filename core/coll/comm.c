@@ -210,10 +210,10 @@ static const char *comm_words(char text[MLFAB__TEXT_MAX], const mlfab__comm_past
              count * past->width, (int)past->root);
   } else if (past->kind == MLFAB__COLLECTIVE_ALLGATHER) {
     snprintf(text, MLFAB__TEXT_MAX, "%.60s of %llu %s", past->words, count,
-             past->dtype ? mlfab__element_name(past->dtype) : "bytes");
+             past->dtype ? mlfab__dtype_name(past->dtype) : "bytes");
   } else {
     snprintf(text, MLFAB__TEXT_MAX, "%.60s of %llu %s (%s)", past->words, count,
-             mlfab__element_name(past->dtype), mlfab__op_name(past->op));
+             mlfab__dtype_name(past->dtype), mlfab__op_name(past->op));
   }
   return text;
 }
@@ -572,14 +572,14 @@ static int comm_finite(const mlfab__comm *comm, const mlfab__comm_call *call, ui
   if (!call->refuse_nan || !brings || !call->dtype || (comm_adds(call) && call->reduce)) return 1;
   if (call->kind != MLFAB__COLLECTIVE_ALLGATHER) {
     for (uint32_t i = 0; i < call->n; i++) {
-      if (!mlfab__combine_finite(call->dtype, call->vecs[i].data,
+      if (!mlfab__kernel_finite(call->dtype, call->vecs[i].data,
                                  call->vecs[i].count * unit / comm_width(call)))
         return 0;
     }
     return 1;
   }
   for (uint32_t r = 0; r < comm->rank; r++) from += call->counts[r];
-  return mlfab__combine_finite(call->dtype,
+  return mlfab__kernel_finite(call->dtype,
                                (const uint8_t *)call->vecs[0].data + from * comm_width(call),
                                call->counts[comm->rank]);
 }

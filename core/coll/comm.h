@@ -58,7 +58,7 @@
 #ifndef MLFAB__COMM_H
 #define MLFAB__COMM_H
 
-#include "../kernels/combine.h"
+#include "../kernels/kernels.h"
 #include "dag.h"
 #include "algorithm.h"
 #include "../base/request.h"

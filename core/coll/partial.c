@@ -1,7 +1,7 @@
 /* partial.c - partial reductions: see partial.h. Layer 2. */
 #include "partial.h"
 
-#include "../kernels/combine.h"
+#include "../kernels/kernels.h"
 #include "../base/rng.h"
 
 enum { PARTIAL_TAG_FAR, PARTIAL_TAG_NEAR, PARTIAL_TAG_ARRIVE, PARTIAL_TAGS };
@@ -222,7 +222,7 @@ static void partial_swap(uint8_t **a, uint8_t **b) {
 /* What was not used after all is older than what came since. */
 static void partial_return(mlfab__partial *partial, uint8_t **array, int some, uint64_t calls) {
   if (some && partial->some) {
-    mlfab__combine(MLFAB_SUM, partial->spec.dtype, partial->pending, *array, partial->pending,
+    mlfab__kernel_combine(MLFAB_SUM, partial->spec.dtype, partial->pending, *array, partial->pending,
                    partial->spec.count, 0);
   } else if (some) {
     partial_swap(&partial->pending, array);
@@ -381,7 +381,7 @@ MLFAB__INTERNAL int mlfab__partial_compute(mlfab__partial *partial, mlfab__dag *
 MLFAB__INTERNAL void mlfab__partial_keep(mlfab__partial *partial, const void *data) {
   const mlfab__partial_spec *spec = &partial->spec;
   if (partial->some) {
-    mlfab__combine(MLFAB_SUM, spec->dtype, partial->pending, partial->pending, data, spec->count,
+    mlfab__kernel_combine(MLFAB_SUM, spec->dtype, partial->pending, partial->pending, data, spec->count,
                    0);
   } else {
     memcpy(partial->pending, data, partial->bytes);

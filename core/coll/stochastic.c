@@ -370,9 +370,9 @@ static void stochastic_mean(const mlfab__stochastic *g, uint32_t n, uint64_t at,
     for (; k < MLFAB__COMBINE_MOST && done < n; done++)
       in[k++] = (const uint8_t *)g->inputs[done] + at;
     void *dst = done < n ? g->sum : data;
-    mlfab__combine_many(MLFAB_SUM, g->dtype, &dst, 1, in, k, bytes / g->width, 0);
+    mlfab__kernel_combine_many(MLFAB_SUM, g->dtype, &dst, 1, in, k, bytes / g->width, 0);
   }
-  mlfab__combine_divide(g->dtype, data, bytes / g->width, n);
+  mlfab__kernel_divide(g->dtype, data, bytes / g->width, n);
 }
 
 /* The iteration is over with the mean; what fails from then on fails the next one. */
@@ -734,7 +734,7 @@ static int stochastic_check_call(const mlfab__stochastic *g, const void *data, m
   int code = mlfab__comm_check_data(stochastic_what, data, g->width, error);
   if (code) return code;
   if (g->request) return stochastic_refuse(error, MLFAB_ERR_AGAIN, "an iteration is under way");
-  if (!g->options.refuse_nan || mlfab__combine_finite(g->dtype, data, g->count)) return 0;
+  if (!g->options.refuse_nan || mlfab__kernel_finite(g->dtype, data, g->count)) return 0;
   return mlfab__comm_not_finite(g->comm, stochastic_what, error);
 }
 

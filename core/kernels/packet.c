@@ -12,7 +12,7 @@
 #include "packet.h"
 
 #include "half.h"
-#include "reduce.h"
+#include "kernels.h"
 
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
 #define PACKET_X86 1
@@ -396,7 +396,7 @@ static const void *packet_values(const mlfab__packet *packet, uint32_t k, uint32
 
 MLFAB__INTERNAL int mlfab__unpack_finite(const mlfab__packet *packet) {
   if (packet->value == MLFAB_HALF_NONE)
-    return mlfab__reduce_finite(packet->dtype, packet->values, packet->count);
+    return mlfab__kernel_finite(packet->dtype, packet->values, packet->count);
   return mlfab__half_finite(packet->value, (const uint16_t *)(const void *)packet->values,
                             packet->count);
 }
@@ -462,7 +462,7 @@ PACKET_AVX512 static void packet_scatter_avx512(float *array, const float *value
 static void packet_gather(int dtype, void *values, const void *array, const uint8_t *marks,
                           uint32_t n) {
 #if PACKET_X86
-  if (dtype == MLFAB_F32 && mlfab__half_level() >= 2) {
+  if (dtype == MLFAB_F32 && mlfab__kernel_level() >= 2) {
     packet_gather_avx512((float *)values, (const float *)array, marks, n);
     return;
   }
@@ -478,7 +478,7 @@ static void packet_gather(int dtype, void *values, const void *array, const uint
 static void packet_scatter(int dtype, void *array, const void *values, const uint8_t *marks,
                            uint32_t n, int add) {
 #if PACKET_X86
-  if (dtype == MLFAB_F32 && mlfab__half_level() >= 2) {
+  if (dtype == MLFAB_F32 && mlfab__kernel_level() >= 2) {
     packet_scatter_avx512((float *)array, (const float *)values, marks, n, add);
     return;
   }
@@ -537,7 +537,7 @@ static int packet_terms(const mlfab__packet *packet, uint32_t k, uint32_t n, int
                         packet_stage *stage, const void **terms_p) {
   *terms_p = packet_values(packet, k, n, stage);
   if (!add) return 1;
-  int finite = mlfab__reduce_add(packet->dtype, stage, NULL, *terms_p, scale, n, 0);
+  int finite = mlfab__kernel_add(packet->dtype, stage, NULL, *terms_p, scale, n, 0);
   *terms_p = stage;
   return finite;
 }
@@ -580,7 +580,7 @@ static int packet_apply(const mlfab__packet *packet, uint8_t *w, int add, double
       const void *u = packet_values(packet, k, n, &stage);
       if (!add)
         memcpy(at, u, (size_t)n * bytes);
-      else if (!mlfab__reduce_add(packet->dtype, at, at, u, scale, n, 0))
+      else if (!mlfab__kernel_add(packet->dtype, at, at, u, scale, n, 0))
         return 0;
     }
   }

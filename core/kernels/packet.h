@@ -86,7 +86,7 @@ MLFAB__INTERNAL uint32_t mlfab__packet_begin(uint8_t *out, const mlfab__packet_s
 /* Zeros where nothing is kept. */
 MLFAB__INTERNAL void mlfab__unpack_dense(const mlfab__packet *packet, void *out);
 MLFAB__INTERNAL int mlfab__unpack_finite(const mlfab__packet *packet);
-/* w += scale * u where something is kept, rounded as mlfab__reduce_add does; 0 when some scale * u is
+/* w += scale * u where something is kept, rounded as mlfab__kernel_add does; 0 when some scale * u is
  * not finite, or an I64's scale is none: what w holds is then unspecified. */
 MLFAB__INTERNAL int mlfab__unpack_add(const mlfab__packet *packet, void *w, double scale);
 /* w := u where something is kept. */

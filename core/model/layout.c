@@ -1,7 +1,7 @@
 /* layout.c - the flat model and its slices. See layout.h. */
 #include "layout.h"
 
-#include "../kernels/reduce.h"
+#include "../kernels/kernels.h"
 
 #define LAYOUT_NOBODY 0xffffffffu
 

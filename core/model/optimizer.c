@@ -17,7 +17,7 @@
  * hat. */
 #include "optimizer.h"
 #include "../base/env.h"
-#include "../kernels/reduce.h"
+#include "../kernels/kernels.h"
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -87,7 +87,7 @@ typedef struct optimizer_block {
 /* dst = w + scale * u without asking whether it is finite. */
 static void optimizer_add(int dtype, void *dst, const void *w, const void *u, double scale,
                           size_t n) {
-  (void)mlfab__reduce_add(dtype, dst, w, u, scale, n, 0);
+  (void)mlfab__kernel_add(dtype, dst, w, u, scale, n, 0);
 }
 
 /* Eq. (2): h = gamma * h + scale * u; dst = w + h. */
@@ -254,7 +254,7 @@ MLFAB__INTERNAL void mlfab__optimizer_apply(const mlfab__optimizer *optimizer,
     scale *= optimizer->adadelay_c / optimizer_sqrt((double)step->t + (double)step->delay);
   uint32_t states = mlfab__optimizer_states(optimizer->kind);
   if (states == 0 && !(optimizer->weight_decay > 0.0)) {
-    (void)mlfab__reduce_add(dtype, dst, w, u, scale, n, 0);
+    (void)mlfab__kernel_add(dtype, dst, w, u, scale, n, 0);
     return;
   }
   size_t width = mlfab__dtype_bytes(dtype);

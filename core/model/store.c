@@ -1,7 +1,7 @@
 /* store.c - blocks of a server's shard. See store.h. */
 #include "store.h"
 
-#include "../kernels/reduce.h"
+#include "../kernels/kernels.h"
 #include "sync.h"
 
 enum { STORE_TAGS_MAX = 65536 };

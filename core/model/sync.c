@@ -2,7 +2,7 @@
  *
  * All pull conditions are one: a pull waits with probability P, and only P differs. */
 #include "../base/rng.h"
-#include "../kernels/reduce.h"
+#include "../kernels/kernels.h"
 #include "sync.h"
 
 /* The members of mlfab_sync that a kind looks at. */

@@ -5,7 +5,7 @@
  * one after another without the gaps between segments; `runs` tell their types. */
 #include "aggregator.h"
 
-#include "../kernels/reduce.h"
+#include "../kernels/kernels.h"
 
 /* For decoding: the largest manifests. */
 struct mlfab__aggregator_scratch {
@@ -226,7 +226,7 @@ static int aggregator_add(mlfab__aggregator *aggregator, mlfab__accumulator *gro
     if (!aggregator->ghost) {
       uint8_t *sum = group->data + addend->added;
       uint64_t count = n / mlfab__dtype_bytes(run->dtype);
-      if (!mlfab__reduce_add(run->dtype, sum, k > 0 ? sum : NULL, from, addend->weight, count, 0))
+      if (!mlfab__kernel_add(run->dtype, sum, k > 0 ? sum : NULL, from, addend->weight, count, 0))
         return MLFAB_ERR_NOT_FINITE;
       from += n;
     }

@@ -19,7 +19,7 @@
 #include "client.h"
 
 #include "../base/rng.h"
-#include "../kernels/reduce.h"
+#include "../kernels/kernels.h"
 
 enum {
   ROUTE_WAITS = 2, /* members that a group may lose because they were silent */

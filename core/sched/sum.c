@@ -10,7 +10,7 @@
  * only then, so that there is nothing to cut through. */
 #include "aggregator.h"
 
-#include "../kernels/reduce.h"
+#include "../kernels/kernels.h"
 
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
 #define SUM_X86 1

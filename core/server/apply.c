@@ -13,7 +13,7 @@
  * private memory first. */
 #include "server.h"
 
-#include "../kernels/reduce.h"
+#include "../kernels/kernels.h"
 
 enum {
   APPLY_WHOLE_BYTES = 256 * 1024,
@@ -176,9 +176,9 @@ static int apply_dense_consume(mlfab__server *server, mlfab__incoming *update, c
       int adds =
           (mode == MLFAB__APPLY_SUM && base != MLFAB__NO_BLOCK) || mode == MLFAB__APPLY_DIRECT;
       const uint8_t *from = adds ? store->blocks[base].data + piece.at : NULL;
-      int finite = mlfab__reduce_add(piece.dtype, dst, from, data, weight, piece.count, stream);
+      int finite = mlfab__kernel_add(piece.dtype, dst, from, data, weight, piece.count, stream);
       if (!finite && !MLFAB__PLANTED(3)) return MLFAB_ERR_NOT_FINITE;
-      if (server->significant) update->norm2 += mlfab__reduce_norm2(piece.dtype, data, piece.count);
+      if (server->significant) update->norm2 += mlfab__kernel_norm2(piece.dtype, data, piece.count);
       if (update->norm2 != update->norm2) return MLFAB_ERR_NOT_FINITE; /* changed meanwhile */
       if (server->watch && mode == MLFAB__APPLY_DIRECT)
         server->sparse->piece(server, &piece, from, dst);
@@ -218,11 +218,11 @@ static int apply_whole_judge(mlfab__server *server, mlfab__incoming *update, con
       apply_rewind(update);
       return 0;
     }
-    if (!mlfab__reduce_finite(piece.dtype, data, piece.count) && !MLFAB__PLANTED(3)) {
+    if (!mlfab__kernel_finite(piece.dtype, data, piece.count) && !MLFAB__PLANTED(3)) {
       *code_p = MLFAB_ERR_NOT_FINITE;
       return 1;
     }
-    if (server->significant) update->norm2 += mlfab__reduce_norm2(piece.dtype, data, piece.count);
+    if (server->significant) update->norm2 += mlfab__kernel_norm2(piece.dtype, data, piece.count);
   }
   return 1;
 }
@@ -266,7 +266,7 @@ static void apply_whole_add(mlfab__server *server, mlfab__incoming *update, cons
                              piece.count);
     } else {
       double weight = mlfab__apply_weight(server, update, mode, piece.slice);
-      mlfab__reduce_add(piece.dtype, w, w, data, weight, piece.count, 0);
+      mlfab__kernel_add(piece.dtype, w, w, data, weight, piece.count, 0);
     }
     if (watch) server->sparse->piece(server, &piece, server->packed, w);
   }

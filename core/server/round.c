@@ -1,7 +1,7 @@
 /* round.c - the server role: a round's sum goes into the model, a few blocks a tick. See clock.c. */
 #include "server.h"
 
-#include "../kernels/reduce.h"
+#include "../kernels/kernels.h"
 
 static int round_of(const mlfab__server *server, uint32_t slice) {
   return server->store.slices[slice].clock == server->apply.clock;
@@ -59,7 +59,7 @@ static int round_block(mlfab__server *server, mlfab_update_info *info, double sh
     mlfab__piece piece;
     mlfab__store_piece(store, at, left, &piece);
     uint8_t *sum = store->blocks[store->sum[p]].data + piece.at;
-    if (divide) mlfab__reduce_add(piece.dtype, sum, NULL, sum, share, piece.count, 0);
+    if (divide) mlfab__kernel_add(piece.dtype, sum, NULL, sum, share, piece.count, 0);
     code = mlfab__apply_piece(server, info, &piece, sum);
     at += piece.bytes;
     left -= piece.bytes;

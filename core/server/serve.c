@@ -12,7 +12,7 @@
  * Source: FluentPS Alg. 1, lines of the pull request. */
 #include "server.h"
 
-#include "../kernels/reduce.h"
+#include "../kernels/kernels.h"
 
 #include <stdio.h>
 

@@ -1,7 +1,7 @@
 /* server.c - the server role: its life, its workers, the model's definition. See server.h. */
 #include "server.h"
 
-#include "../kernels/reduce.h"
+#include "../kernels/kernels.h"
 
 #include <stdio.h>
 

@@ -17,7 +17,7 @@
 #include "sparse_apply.h"
 
 #include "filter.h"
-#include "../kernels/reduce.h"
+#include "../kernels/kernels.h"
 
 enum {
   DELTA_WORDS = MLFAB__PACKET_ELEMENTS / 64,

@@ -16,7 +16,7 @@
 
 #include "../kernels/half.h"
 #include "../base/rng.h"
-#include "../kernels/reduce.h"
+#include "../kernels/kernels.h"
 
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
 #define FILTER_X86 1
@@ -447,13 +447,13 @@ MLFAB__INTERNAL uint32_t mlfab__filter_emit_with(int level, const mlfab__filter_
 MLFAB__INTERNAL uint32_t mlfab__filter_mark(const mlfab__filter_rule *rule, const void *g,
                                             const void *residual, uint64_t first, uint32_t n,
                                             uint64_t *keep) {
-  return mlfab__filter_mark_with(mlfab__half_level(), rule, g, residual, first, n, keep);
+  return mlfab__filter_mark_with(mlfab__kernel_level(), rule, g, residual, first, n, keep);
 }
 
 MLFAB__INTERNAL uint32_t mlfab__filter_emit(const mlfab__filter_rule *rule, const void *g,
                                             void *residual, uint32_t n, const uint64_t *keep,
                                             void *values, uint64_t *saturated) {
-  return mlfab__filter_emit_with(mlfab__half_level(), rule, g, residual, n, keep, values,
+  return mlfab__filter_emit_with(mlfab__kernel_level(), rule, g, residual, n, keep, values,
                                  saturated);
 }
 
@@ -631,7 +631,7 @@ MLFAB__INTERNAL uint64_t mlfab__filter_change_with(int level, int dtype, const v
 
 MLFAB__INTERNAL uint64_t mlfab__filter_change(int dtype, const void *before, void *after,
                                               uint64_t n, double tau) {
-  return mlfab__filter_change_with(mlfab__half_level(), dtype, before, after, n, tau);
+  return mlfab__filter_change_with(mlfab__kernel_level(), dtype, before, after, n, tau);
 }
 
 #undef FILTER_X86

@@ -4,7 +4,7 @@
  * so that an update that holds a NaN changes nothing and a packet's form is known before its values
  * are written: mark (looks only) and emit (writes the values, and what is left into the residual).
  * In between others may clear marks: a share of the largest, a user's filter. These need a as an
- * array: add the update to the residual first (mlfab__reduce_add), and pass g NULL from then on.
+ * array: add the update to the residual first (mlfab__kernel_add), and pass g NULL from then on.
  * Parameter side: a change that is too small for its element is not made.
  *
  * Bitmaps: bit i % 64 of keep[i / 64] is element i; bits beyond n are 0. */

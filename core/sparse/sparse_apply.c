@@ -12,7 +12,7 @@
  * runs are many, as the dense stretch that it stands for. */
 #include "sparse_apply.h"
 
-#include "../kernels/reduce.h"
+#include "../kernels/kernels.h"
 
 enum { SPARSE_APPLY_SPARSE = 256 /* one kept of so many: its runs are worth a look each */ };
 
@@ -166,7 +166,7 @@ static double sparse_apply_norm2(const mlfab__server *server, const mlfab__packe
     mlfab__unpack_dense(&view, server->packed);
     values = server->packed;
   }
-  return mlfab__reduce_norm2(packet->dtype, values, packet->count);
+  return mlfab__kernel_norm2(packet->dtype, values, packet->count);
 }
 
 /* Zeros where the update touches a block that is to hold it as it came. */

@@ -15,7 +15,7 @@
 #include "sparse_push.h"
 
 #include "filter.h"
-#include "../kernels/reduce.h"
+#include "../kernels/kernels.h"
 
 #include <float.h>
 #include <math.h>
@@ -146,7 +146,7 @@ static int sparse_push_refuse(const mlfab__worker *worker, const sparse_push_pie
     const uint8_t *g = piece->data + (size_t)i * width;
     int bad = rule ? mlfab__filter_mark(rule, g, residual + (size_t)i * width, piece->first + i, 1,
                                         &keep) == MLFAB__FILTER_REFUSED
-                   : !mlfab__reduce_finite(piece->dtype, g, 1);
+                   : !mlfab__kernel_finite(piece->dtype, g, 1);
     if (bad) break;
   }
   return mlfab__error(error, MLFAB_ERR_NOT_FINITE, (int32_t)worker->rank, 0, 0,
@@ -179,7 +179,7 @@ static int sparse_push_look(mlfab__worker *worker, const mlfab__outgoing *update
     const mlfab__sieve *sieve = sparse_push_sieve(worker, piece.tensor);
     uint32_t width = mlfab__dtype_bytes(piece.dtype);
     if (!sieve) {
-      if (!mlfab__reduce_finite(piece.dtype, piece.data, piece.n))
+      if (!mlfab__kernel_finite(piece.dtype, piece.data, piece.n))
         return sparse_push_refuse(worker, &piece, NULL, NULL, error);
       *bytes_p += sparse_push_bound(piece.n, piece.n, width);
       continue;
@@ -215,7 +215,7 @@ static void sparse_push_choose(const mlfab__worker *worker, const mlfab__outgoin
   const mlfab_filter *filter = &sieve->filter;
   const mlfab__tensor *tensor = &worker->layout.tensors[piece.tensor];
   mlfab__filter_cut cut;
-  mlfab__reduce_add(piece.dtype, sieve->residual, sieve->residual, piece.data, 1.0, tensor->count,
+  mlfab__kernel_add(piece.dtype, sieve->residual, sieve->residual, piece.data, 1.0, tensor->count,
                     0);
   uint64_t k = (uint64_t)(filter->top * (double)tensor->count);
   if (filter->top > 0.0)
@@ -419,9 +419,9 @@ static int sparse_push_check_list(const mlfab__worker *worker, const mlfab__spar
                          index, at, (unsigned long long)sparse->indices[i - 1]);
   }
   int dtype = (int)tensor->dtype;
-  if (mlfab__reduce_finite(dtype, sparse->values, sparse->count)) return 0;
+  if (mlfab__kernel_finite(dtype, sparse->values, sparse->count)) return 0;
   uint64_t bad = 0;
-  while (mlfab__reduce_finite(dtype, sparse->values, bad + 1)) bad++;
+  while (mlfab__kernel_finite(dtype, sparse->values, bad + 1)) bad++;
   return mlfab__error(error, MLFAB_ERR_NOT_FINITE, (int32_t)worker->rank, 0, 0,
                       "push_sparse: the value at position %llu, of element %llu of tensor %u, is "
                       "NaN or infinite: nothing was sent",

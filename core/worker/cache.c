@@ -17,7 +17,7 @@
  * Source: TDF §3. */
 #include "worker.h"
 
-#include "../kernels/reduce.h"
+#include "../kernels/kernels.h"
 
 MLFAB__INTERNAL int mlfab__cache_open(mlfab__worker *worker) {
   mlfab__env *env = worker->env;

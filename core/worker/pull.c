@@ -11,7 +11,7 @@
  * what was sent before it was changed. */
 #include "worker.h"
 
-#include "../kernels/reduce.h"
+#include "../kernels/kernels.h"
 
 #include <stdio.h>
 

@@ -21,7 +21,7 @@
  * number everywhere, and is not waited for by itself at any server. ASYNC costs no frame. */
 #include "worker.h"
 
-#include "../kernels/reduce.h"
+#include "../kernels/kernels.h"
 
 #include <stdio.h>
 
@@ -754,7 +754,7 @@ static double push_clip(const mlfab__worker *worker, const mlfab__outgoing *upda
   double sum = 0.0;
   if (sparse) {
     const mlfab__tensor *tensor = mlfab__layout_find(&worker->layout, sparse->tensor);
-    sum = mlfab__reduce_norm2((int)tensor->dtype, sparse->values, sparse->count);
+    sum = mlfab__kernel_norm2((int)tensor->dtype, sparse->values, sparse->count);
   }
   for (uint32_t i = 0; i < update->nsources && !sparse; i++) {
     const mlfab__source *source = &update->sources[i];
@@ -762,7 +762,7 @@ static double push_clip(const mlfab__worker *worker, const mlfab__outgoing *upda
       const mlfab__tensor *tensor = mlfab__layout_tensor_at(&worker->layout, source->offset + at);
       uint64_t bytes =
           mlfab__min(source->bytes - at, tensor->offset + tensor->bytes - (source->offset + at));
-      sum += mlfab__reduce_norm2((int)tensor->dtype, source->data + at,
+      sum += mlfab__kernel_norm2((int)tensor->dtype, source->data + at,
                                  bytes / mlfab__dtype_bytes((int)tensor->dtype));
       at += bytes;
     }
@@ -821,13 +821,13 @@ static mlfab__outgoing *push_merge(mlfab__worker *worker, const mlfab_buf *bufs,
   if (bufs->tensor == MLFAB_ALL && (!worker->layout.uniform_dtype || bytes != worker->layout.bytes))
     return NULL;
   /* What is not finite goes alone, so that it is refused alone; this one and the one that waits. */
-  if (!mlfab__reduce_finite((int)tensor->dtype, bufs->data, bufs->count)) return NULL;
+  if (!mlfab__kernel_finite((int)tensor->dtype, bufs->data, bufs->count)) return NULL;
   if (update->members == 1 &&
-      !mlfab__reduce_finite((int)tensor->dtype, update->image, bufs->count)) {
+      !mlfab__kernel_finite((int)tensor->dtype, update->image, bufs->count)) {
     update->mergeable = 0;
     return NULL;
   }
-  mlfab__reduce_add((int)tensor->dtype, update->image, update->image, bufs->data, 1.0, bufs->count,
+  mlfab__kernel_add((int)tensor->dtype, update->image, update->image, bufs->data, 1.0, bufs->count,
                     0);
   update->members++;
   update->norm = 0.0; /* of the sum, it is not known */

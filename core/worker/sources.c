@@ -2,7 +2,7 @@
  * server's, and what may go to a server now. See worker.h. */
 #include "worker.h"
 
-#include "../kernels/reduce.h"
+#include "../kernels/kernels.h"
 
 #include <stdio.h>
 

@@ -1,7 +1,7 @@
 /* worker.c - the worker role: its model, its streams. See worker.h. */
 #include "worker.h"
 
-#include "../kernels/reduce.h"
+#include "../kernels/kernels.h"
 #include "../model/store.h"
 
 #include <stdio.h>

@@ -18,7 +18,7 @@
 #include "core/kernels/half.h"
 #include "core/kernels/packet.h"
 #include "core/base/rng.h"
-#include "core/kernels/reduce.h"
+#include "core/kernels/kernels.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -91,7 +91,7 @@ static void top_pack(const cell *c) {
   uint64_t keep[WORDS], saturated = 0;
   mlfab__filter_cut cut;
   packed = 0;
-  require(mlfab__reduce_add(MLFAB_F32, residual, residual, gradient, 1, n, 0), "finite");
+  require(mlfab__kernel_add(MLFAB_F32, residual, residual, gradient, 1, n, 0), "finite");
   mlfab__filter_kth(MLFAB_F32, residual, n, (uint64_t)((double)n * c->share), &cut);
   for (uint64_t at = 0; at < n; at += STRETCH) {
     uint32_t count = (uint32_t)mlfab__min(n - at, STRETCH);
@@ -119,7 +119,7 @@ static void change(const cell *c) {
 static void unpack(const cell *c) {
   mlfab__packet packet;
   if (c->level == 0) { /* the peer */
-    mlfab__reduce_add(MLFAB_F32, model, model, gradient, 0.5, n, 0);
+    mlfab__kernel_add(MLFAB_F32, model, model, gradient, 0.5, n, 0);
     return;
   }
   for (uint64_t at = 0; at < packed;) {
@@ -175,7 +175,7 @@ static void measure(const cell *c, void (*work)(const cell *), const char *peer)
 
 static void all_cells(void) {
   static const int percent[] = {1, 10, 100};
-  int level = mlfab__half_level();
+  int level = mlfab__kernel_level();
   for (int half = MLFAB_HALF_F16; half >= MLFAB_HALF_NONE; half--)
     for (size_t i = 0; i < sizeof percent / sizeof *percent; i++) {
       cell c = {.half = half, .level = level, .share = percent[i] / 100.0, .p = 1};
@@ -224,8 +224,8 @@ int main(int argc, char **argv) {
     if (gradient[i] == 0) gradient[i] = 1;
     model[i] = gradient[i];
   }
-  printf("Kernels: %s.\n", mlfab__half_level() == 2   ? "AVX-512"
-                           : mlfab__half_level() == 1 ? "AVX2"
+  printf("Kernels: %s.\n", mlfab__kernel_level() == 2   ? "AVX-512"
+                           : mlfab__kernel_level() == 1 ? "AVX2"
                                                       : "portable");
   all_cells();
   if (tsv) fclose(tsv);

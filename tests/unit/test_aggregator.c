@@ -5,7 +5,7 @@
  * was when it was lent, until it comes back. */
 #include "core/sched/aggregator.h"
 #include "core/base/rng.h"
-#include "core/kernels/reduce.h"
+#include "core/kernels/kernels.h"
 
 #include <math.h>
 #include <setjmp.h>

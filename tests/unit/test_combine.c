@@ -1,8 +1,8 @@
-/* test_combine.c - the kernels of core/kernels/combine.c against a literal loop at every level, bit for
+/* test_combine.c - the kernels of core/kernels/kernels.c for collectives against a literal loop at every level, bit for
  * bit.
  * Holds under -Ofast -march=native too: the reference rounds by storing and compares bits.
  * MLFAB_SCALE=100 a hundred times as many cases. */
-#include "core/kernels/combine.h"
+#include "core/kernels/kernels.h"
 #include "core/base/rng.h"
 #include "scale.h"
 
@@ -264,18 +264,18 @@ static void one_case(mlfab__rng *prng, arrays *a, int op, int dtype, uint32_t k,
   }
   for (uint64_t i = 0; i < n; i++) a->expected[i] = literal_many(op, dtype, a->in, k, i);
   memcpy(a->kept, a->in_pool, slot * k);
-  for (int level = 0; level <= mlfab__combine_level(); level++) {
+  for (int level = 0; level <= mlfab__kernel_level(); level++) {
     memcpy(a->in_pool, a->kept, slot * k);
     memset(a->out_pool, GUARD, slot * ndst);
-    mlfab__combine_many_with(level, op, dtype, a->dst, ndst, a->in, k, n,
-                             (int)mlfab__rng_below(prng, 2));
+    mlfab__kernel_combine_many_with(level, op, dtype, a->dst, ndst, a->in, k, n,
+                                    (int)mlfab__rng_below(prng, 2));
     for (uint32_t d = 0; d < ndst; d++) {
       for (uint64_t i = 0; i < n; i++) {
         uint64_t is = get(dtype, a->dst[d], i);
         if (!same(dtype, is, a->expected[i]))
           fail_msg("level %d %s %s k %u dst %u of %u, element %llu of %llu: %llx, not %llx", level,
-                   mlfab__op_name(op), mlfab__element_name(dtype), k, d, ndst,
-                   (unsigned long long)i, (unsigned long long)n, (unsigned long long)is,
+                   mlfab__op_name(op), mlfab__dtype_name(dtype), k, d, ndst, (unsigned long long)i,
+                   (unsigned long long)n, (unsigned long long)is,
                    (unsigned long long)a->expected[i]);
       }
       /* The results are looked at; now that nothing else was written. */
@@ -374,12 +374,12 @@ static void special_numbers_meet(void **state) {
     const void *in[2] = {room[0], room[1]};
     void *dst = room[2];
     for (size_t o = 0; o < MLFAB__COUNT(ops); o++)
-      for (int level = 0; level <= mlfab__combine_level(); level++) {
-        mlfab__combine_many_with(level, ops[o], dtype, &dst, 1, in, 2, PAIRS, 0);
+      for (int level = 0; level <= mlfab__kernel_level(); level++) {
+        mlfab__kernel_combine_many_with(level, ops[o], dtype, &dst, 1, in, 2, PAIRS, 0);
         for (uint32_t i = 0; i < PAIRS; i++)
           if (!same(dtype, get(dtype, dst, i), literal_many(ops[o], dtype, in, 2, i)))
             fail_msg("level %d %s %s of %llx and %llx: %llx", level, mlfab__op_name(ops[o]),
-                     mlfab__element_name(dtype), (unsigned long long)bits[i / 26],
+                     mlfab__dtype_name(dtype), (unsigned long long)bits[i / 26],
                      (unsigned long long)bits[i % 26], (unsigned long long)get(dtype, dst, i));
       }
   }
@@ -402,13 +402,14 @@ static void one_pass_equals_many(void **state) {
           for (uint64_t i = 0; i < N; i++)
             put(dtypes[t], array[j], i, any_number(&prng, dtypes[t]));
         }
-        mlfab__combine_many(ops[o], dtypes[t], &dst, 1, in, K, N, 0);
-        mlfab__combine(ops[o], dtypes[t], often, in[0], in[1], N, 0);
-        for (int j = 2; j < K; j++) mlfab__combine(ops[o], dtypes[t], often, often, in[j], N, 0);
-        assert_memory_equal(once, often, N * mlfab__element_bytes(dtypes[t]));
-        mlfab__combine(ops[o], dtypes[t], array[1], in[0], in[1], N, 0);
+        mlfab__kernel_combine_many(ops[o], dtypes[t], &dst, 1, in, K, N, 0);
+        mlfab__kernel_combine(ops[o], dtypes[t], often, in[0], in[1], N, 0);
         for (int j = 2; j < K; j++)
-          mlfab__combine(ops[o], dtypes[t], array[j], array[j - 1], array[j], N, 0);
+          mlfab__kernel_combine(ops[o], dtypes[t], often, often, in[j], N, 0);
+        assert_memory_equal(once, often, N * mlfab__element_bytes(dtypes[t]));
+        mlfab__kernel_combine(ops[o], dtypes[t], array[1], in[0], in[1], N, 0);
+        for (int j = 2; j < K; j++)
+          mlfab__kernel_combine(ops[o], dtypes[t], array[j], array[j - 1], array[j], N, 0);
         assert_memory_equal(array[K - 1], once, N * mlfab__element_bytes(dtypes[t]));
       }
 }
@@ -420,7 +421,7 @@ static void halves_are_rounded_once(void **state) {
   uint16_t c[4] = {0x3c00, 0xfb53, 0, 0}, out[4];
   const void *in[3] = {a, b, c};
   void *dst = out;
-  mlfab__combine_many(MLFAB_SUM, MLFAB_F16, &dst, 1, in, 3, 4, 0);
+  mlfab__kernel_combine_many(MLFAB_SUM, MLFAB_F16, &dst, 1, in, 3, 4, 0);
   assert_int_equal(out[0], 0x6801);
   assert_int_equal(out[1], 0x7b53);
   assert_int_equal(out[2], 0x7bff); /* 65504 + 15 */
@@ -468,21 +469,21 @@ static void divides_with_one_rounding(void **state) {
     char *data = (char *)room + width * mlfab__rng_below(&prng, 16);
     if (dtype == MLFAB_I64) continue;
     for (uint64_t i = 0; i < n; i++) put(dtype, before, i, any_number(&prng, dtype));
-    for (int level = 0; level <= mlfab__combine_level(); level++) {
+    for (int level = 0; level <= mlfab__kernel_level(); level++) {
       memcpy(data, before, (size_t)n * width);
       memset(data + n * width, GUARD, width);
-      mlfab__combine_divide_with(level, dtype, data, n, by);
+      mlfab__kernel_divide_with(level, dtype, data, n, by);
       for (uint64_t i = 0; i < n; i++) {
         uint64_t x = get(dtype, before, i);
         if (!same(dtype, get(dtype, data, i), literal_quotient(dtype, x, by)))
-          fail_msg("level %d %s %llx / %u: %llx", level, mlfab__element_name(dtype),
+          fail_msg("level %d %s %llx / %u: %llx", level, mlfab__dtype_name(dtype),
                    (unsigned long long)x, by, (unsigned long long)get(dtype, data, i));
       }
       for (uint32_t i = 0; i < width; i++) assert_int_equal(data[n * width + i], GUARD);
     }
   }
   float third = 1.0f;
-  mlfab__combine_divide(MLFAB_F32, &third, 1, 3);
+  mlfab__kernel_divide(MLFAB_F32, &third, 1, 3);
   assert_int_equal(get(MLFAB_F32, &third, 0), 0x3eaaaaab);
 }
 
@@ -498,7 +499,7 @@ static void finds_what_is_not_finite(void **state) {
                       sign_of(f) * 2 - 1};
     if (dtypes[t] == MLFAB_I64) {
       memset(room, 0xff, sizeof room);
-      assert_int_equal(mlfab__combine_finite(MLFAB_I64, room, N), 1);
+      assert_int_equal(mlfab__kernel_finite(MLFAB_I64, room, N), 1);
       continue;
     }
     for (uint32_t at = 0; at < N; at++)
@@ -507,10 +508,10 @@ static void finds_what_is_not_finite(void **state) {
           uint64_t x = any_number(&prng, dtypes[t]);
           put(dtypes[t], room, i, (x & infinity_of(f)) == infinity_of(f) ? infinity_of(f) - 1 : x);
         }
-        assert_int_equal(mlfab__combine_finite(dtypes[t], room, N), 1);
+        assert_int_equal(mlfab__kernel_finite(dtypes[t], room, N), 1);
         put(dtypes[t], room, at, bad[b]);
-        assert_int_equal(mlfab__combine_finite(dtypes[t], room, N), 0);
-        assert_int_equal(mlfab__combine_finite(dtypes[t], room, at), 1);
+        assert_int_equal(mlfab__kernel_finite(dtypes[t], room, N), 0);
+        assert_int_equal(mlfab__kernel_finite(dtypes[t], room, at), 1);
       }
   }
 }
@@ -522,11 +523,11 @@ static void knows_its_types(void **state) {
   static const char *const operations[] = {"SUM", "MEAN", "MIN", "MAX", "PRODUCT", "OR", "unknown"};
   for (int i = 0; i < 7; i++) {
     assert_int_equal(mlfab__element_bytes(i), bytes[i]);
-    assert_string_equal(mlfab__element_name(i), names[i]);
+    assert_string_equal(mlfab__dtype_name(i), names[i]);
     assert_string_equal(mlfab__op_name(i), operations[i]);
   }
   assert_int_equal(mlfab__element_bytes(-1), 0);
-  assert_string_equal(mlfab__element_name(-1), "unknown");
+  assert_string_equal(mlfab__dtype_name(-1), "unknown");
   assert_string_equal(mlfab__op_name(-1), "unknown");
 }
 
@@ -537,6 +538,6 @@ int main(void) {
       cmocka_unit_test(halves_are_rounded_once),        cmocka_unit_test(divides_with_one_rounding),
       cmocka_unit_test(finds_what_is_not_finite),       cmocka_unit_test(knows_its_types),
   };
-  printf("levels up to %d\n", mlfab__combine_level());
+  printf("levels up to %d\n", mlfab__kernel_level());
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -466,11 +466,11 @@ static void expected(const worker *me, const open_call *c, uint64_t i, uint8_t *
       compose(w, aligned, to, 1);
       memcpy(to, aligned, what->width);
     } else {
-      mlfab__combine(what->op, what->dtype, to, to, aligned, 1, 0);
+      mlfab__kernel_combine(what->op, what->dtype, to, to, aligned, 1, 0);
     }
   }
   if (what->kind <= MLFAB__COLLECTIVE_REDUCE_SCATTER && what->op == MLFAB_MEAN && !what->user)
-    mlfab__combine_divide(what->dtype, to, 1, adds);
+    mlfab__kernel_divide(what->dtype, to, 1, adds);
 }
 
 static void expect_result(const worker *me, const open_call *c) {

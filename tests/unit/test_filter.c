@@ -5,7 +5,7 @@
 
 #include "core/kernels/half.h"
 #include "core/base/rng.h"
-#include "core/kernels/reduce.h"
+#include "core/kernels/kernels.h"
 #include "scale.h"
 
 #include <math.h>
@@ -158,7 +158,7 @@ static void one_case(uint64_t seed) {
   static outcome wanted, is;
   make(&u, seed);
   literal(&u, &wanted);
-  for (int level = 0; level <= mlfab__half_level(); level++) {
+  for (int level = 0; level <= mlfab__kernel_level(); level++) {
     memset(&is, 0x5a, sizeof is);
     is.saturated = 0;
     memcpy(is.residual, u.residual, sizeof is.residual);
@@ -175,7 +175,7 @@ static void one_case(uint64_t seed) {
   /* The same by way of the sum. */
   is.saturated = 0;
   memcpy(is.residual, u.residual, sizeof is.residual);
-  assert_int_equal(mlfab__reduce_add(u.rule.dtype, is.residual, is.residual, u.g, 1, u.n, 0), 1);
+  assert_int_equal(mlfab__kernel_add(u.rule.dtype, is.residual, is.residual, u.g, 1, u.n, 0), 1);
   assert_int_equal(
       filter_both(&u.rule, NULL, is.residual, u.first, u.n, is.keep, is.values, &is.saturated),
       wanted.count);
@@ -255,7 +255,7 @@ static void refuses_what_is_not_finite(void **state) {
           memcpy((float *)g + at, &bad32[b], 4);
         else
           memcpy(g + at, &bad64[b], 8);
-        for (int level = 0; level <= mlfab__half_level(); level++) {
+        for (int level = 0; level <= mlfab__kernel_level(); level++) {
           assert_int_equal(mlfab__filter_mark_with(level, &u.rule, g, residual, 0, N, keep),
                            MLFAB__FILTER_REFUSED);
           assert_int_equal(mlfab__filter_mark_with(level, &u.rule, g, residual, 0, at, keep), at);
@@ -407,7 +407,7 @@ static void change_case(uint64_t seed) {
     back += (uint64_t)small;
     set(&u, wanted, i, small || is == old ? old : is);
   }
-  for (int level = 0; level <= mlfab__half_level(); level++) {
+  for (int level = 0; level <= mlfab__kernel_level(); level++) {
     static double is[LENGTH_MAX];
     memcpy(is, after, sizeof is);
     assert_int_equal(mlfab__filter_change_with(level, u.rule.dtype, before, is, u.n, tau), back);
@@ -422,7 +422,7 @@ static void puts_small_changes_back(void **state) {
     if (first_seed()) return;
   }
   /* Integers are left alone, also those whose bits would be numbers near to each other. */
-  for (int level = 0; level <= mlfab__half_level(); level++) {
+  for (int level = 0; level <= mlfab__kernel_level(); level++) {
     double one = 1.0, near = 1.25;
     int64_t before[16], after[16], was;
     for (int i = 0; i < 16; i++) memcpy(before + i, &one, 8), memcpy(after + i, &near, 8);
@@ -437,7 +437,7 @@ static void leaves_nan_alone(void **state) {
   (void)state;
   const uint32_t nan = 0x7fc00000u;
   uint32_t is;
-  for (int level = 0; level <= mlfab__half_level(); level++) {
+  for (int level = 0; level <= mlfab__kernel_level(); level++) {
     float before[11] = {1}, after[11] = {0};
     memcpy(after, &nan, sizeof nan);
     before[10] = 1;

@@ -1,6 +1,7 @@
 /* test_half.c - halves against a search through all of them, and the levels against each other, bit for
  * bit. MLFAB_SCALE=100 goes through every float32. */
 #include "core/kernels/half.h"
+#include "core/kernels/kernels.h"
 #include "core/base/rng.h"
 #include "scale.h"
 
@@ -136,7 +137,7 @@ static void levels_agree(void **state) {
     for (size_t h = 0; h < 2; h++) {
       mlfab__half_store_with(0, halves[h], expected, in + skip, n);
       mlfab__half_load_with(0, halves[h], back, expected, n);
-      for (int level = 1; level <= mlfab__half_level(); level++) {
+      for (int level = 1; level <= mlfab__kernel_level(); level++) {
         out[n] = 0x5a5a;
         mlfab__half_store_with(level, halves[h], out, in + skip, n);
         assert_memory_equal(out, expected, n * sizeof *out);
@@ -147,7 +148,7 @@ static void levels_agree(void **state) {
     }
   }
   for (size_t h = 0; h < 2; h++)
-    for (int level = 0; level <= mlfab__half_level(); level++)
+    for (int level = 0; level <= mlfab__kernel_level(); level++)
       for (uint32_t base = 0; base < 0x10000u; base += N) { /* every half, NaNs too */
         for (uint32_t i = 0; i < N; i++) out[i] = (uint16_t)(base + i);
         mlfab__half_load_with(level, halves[h], back, out, N);

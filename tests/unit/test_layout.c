@@ -1,7 +1,7 @@
 /* test_layout.c - core/model/layout.c: the flat model has no gaps and no overlaps, and its look-ups agree with
  * linear scans, for thousands of random models. */
 #include "core/base/rng.h"
-#include "core/kernels/reduce.h"
+#include "core/kernels/kernels.h"
 #include "core/model/layout.h"
 
 #include <setjmp.h>

@@ -9,7 +9,7 @@
 
 #include "core/base/env.h"
 #include "core/base/rng.h"
-#include "core/kernels/reduce.h"
+#include "core/kernels/kernels.h"
 #include "core/model/layout.h"
 
 #include <math.h>
@@ -589,7 +589,7 @@ static void test_differences(void **state) {
         change.data[k] = (uint8_t *)malloc(t->bytes);
         memcpy(before, mine.data[k], t->bytes);
         draw(&s, t->dtype, mine.data[k], t->count);
-        mlfab__reduce_subtract(t->dtype, change.data[k], mine.data[k], before, t->count);
+        mlfab__kernel_subtract(t->dtype, change.data[k], mine.data[k], before, t->count);
         free(before);
       }
       OK(s.w.node[0],
@@ -699,7 +699,7 @@ static int witness_update(void *user, const mlfab_update_info *info, uint32_t id
     if (t->id != id) continue;
     if (t->dtype != dtype || first + count > t->count || count == 0) return 1;
     for (uint64_t i = first; i < first + count; i++) t->sum[i]++;
-    (void)mlfab__reduce_add(dtype, w, w, sum, info->scale, count, 0);
+    (void)mlfab__kernel_add(dtype, w, w, sum, info->scale, count, 0);
     return 0;
   }
   return 1;

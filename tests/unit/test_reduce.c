@@ -1,8 +1,8 @@
-/* test_reduce.c - the kernels of core/kernels/reduce.c against a literal loop, and their levels against each
+/* test_reduce.c - the kernels of core/kernels/kernels.c that add updates against a literal loop, and their levels against each
  * other, bit for bit. Holds under -Ofast -march=native too: the reference keeps every rounding by
  * storing it, and compares bits. */
 #include "core/base/rng.h"
-#include "core/kernels/reduce.h"
+#include "core/kernels/kernels.h"
 
 #include <setjmp.h>
 #include <stdlib.h>
@@ -71,13 +71,13 @@ static void one_case(mlfab__rng *prng, arena *a) {
   memcpy(a->w_kept, w, n * width);
   memcpy(a->u_kept, u, n * width);
   reference(dtype, a->expected, shape == NO_W ? NULL : w, u, scale, n);
-  for (int level = 0; level <= mlfab__reduce_level(); level++) {
+  for (int level = 0; level <= mlfab__kernel_level(); level++) {
     memcpy(w, a->w_kept, n * width);
     memcpy(u, a->u_kept, n * width);
     char *dst = shape == ONTO_W ? w : shape == ONTO_U ? u : out;
     memset(dst + n * width, 0x5a, width);
     int finite =
-        mlfab__reduce_add_with(level, dtype, dst, shape == NO_W ? NULL : w, u, scale, n, stream);
+        mlfab__kernel_add_with(level, dtype, dst, shape == NO_W ? NULL : w, u, scale, n, stream);
     assert_int_equal(finite, 1);
     assert_memory_equal(dst, a->expected, n * width);
     for (size_t i = 0; i < width; i++) assert_int_equal(dst[n * width + i], 0x5a);
@@ -114,9 +114,9 @@ static void streams_long_arrays(void **state) {
       char *dst = (char *)out + offset * width;
       size_t n = STREAMED - offset * 3;
       reference(dtypes[d], expected, w, u, -0.037, n);
-      for (int level = 0; level <= mlfab__reduce_level(); level++) {
+      for (int level = 0; level <= mlfab__kernel_level(); level++) {
         memset(dst, 0, n * width);
-        assert_int_equal(mlfab__reduce_add_with(level, dtypes[d], dst, w, u, -0.037, n, 1), 1);
+        assert_int_equal(mlfab__kernel_add_with(level, dtypes[d], dst, w, u, -0.037, n, 1), 1);
         assert_memory_equal(dst, expected, n * width);
       }
     }
@@ -154,14 +154,14 @@ static void finds_nan_and_infinity(void **state) {
         double scale = mlfab__rng_below(&prng, 2) ? -0.037 : 1.0;
         char *v = (char *)u + skip;
         fill(&prng, dtypes[d], v, N);
-        assert_int_equal(mlfab__reduce_finite(dtypes[d], v, N), 1);
+        assert_int_equal(mlfab__kernel_finite(dtypes[d], v, N), 1);
         plant(dtypes[d], v, at, what);
-        assert_int_equal(mlfab__reduce_finite(dtypes[d], v, N), 0);
-        assert_int_equal(mlfab__reduce_finite(dtypes[d], v, at), 1);
-        for (int level = 0; level <= mlfab__reduce_level(); level++) {
-          assert_int_equal(mlfab__reduce_add_with(level, dtypes[d], dst, w, v, scale, N, 0), 0);
-          assert_int_equal(mlfab__reduce_add_with(level, dtypes[d], dst, NULL, v, scale, N, 0), 0);
-          assert_int_equal(mlfab__reduce_add_with(level, dtypes[d], dst, w, v, scale, at, 0), 1);
+        assert_int_equal(mlfab__kernel_finite(dtypes[d], v, N), 0);
+        assert_int_equal(mlfab__kernel_finite(dtypes[d], v, at), 1);
+        for (int level = 0; level <= mlfab__kernel_level(); level++) {
+          assert_int_equal(mlfab__kernel_add_with(level, dtypes[d], dst, w, v, scale, N, 0), 0);
+          assert_int_equal(mlfab__kernel_add_with(level, dtypes[d], dst, NULL, v, scale, N, 0), 0);
+          assert_int_equal(mlfab__kernel_add_with(level, dtypes[d], dst, w, v, scale, at, 0), 1);
         }
       }
   }
@@ -174,35 +174,35 @@ static void looks_at_the_product(void **state) {
   enum { N = 100 };
   float u[N], w[N], dst[N];
   double u64[N], dst64[N];
-  for (int level = 0; level <= mlfab__reduce_level(); level++)
+  for (int level = 0; level <= mlfab__kernel_level(); level++)
     for (size_t at = 0; at < N; at++) {
       for (size_t i = 0; i < N; i++) u[i] = w[i] = 1.0f, u64[i] = 1.0;
       u[at] = 3.4028234e38f;
       u64[at] = 1.7e308;
-      assert_int_equal(mlfab__reduce_add_with(level, MLFAB_F32, dst, w, u, -1.0, N, 0), 1);
-      assert_int_equal(mlfab__reduce_add_with(level, MLFAB_F32, dst, w, u, -1.5, N, 0), 0);
-      assert_int_equal(mlfab__reduce_add_with(level, MLFAB_F64, dst64, u64, u64, 1.0, N, 0), 1);
-      assert_int_equal(mlfab__reduce_add_with(level, MLFAB_F64, dst64, u64, u64, 1.5, N, 0), 0);
+      assert_int_equal(mlfab__kernel_add_with(level, MLFAB_F32, dst, w, u, -1.0, N, 0), 1);
+      assert_int_equal(mlfab__kernel_add_with(level, MLFAB_F32, dst, w, u, -1.5, N, 0), 0);
+      assert_int_equal(mlfab__kernel_add_with(level, MLFAB_F64, dst64, u64, u64, 1.0, N, 0), 1);
+      assert_int_equal(mlfab__kernel_add_with(level, MLFAB_F64, dst64, u64, u64, 1.5, N, 0), 0);
       plant(MLFAB_F32, w, at, 0);
-      assert_int_equal(mlfab__reduce_add_with(level, MLFAB_F32, dst, w, u, 1.0, N, 0), 1);
-      assert_int_equal(mlfab__reduce_add_with(level, MLFAB_F32, dst, w, u, 1e39, N, 0), 0);
+      assert_int_equal(mlfab__kernel_add_with(level, MLFAB_F32, dst, w, u, 1.0, N, 0), 1);
+      assert_int_equal(mlfab__kernel_add_with(level, MLFAB_F32, dst, w, u, 1e39, N, 0), 0);
     }
 }
 
 static void integers_wrap_and_refuse_scales(void **state) {
   (void)state;
   int64_t w[3] = {INT64_MAX, INT64_MIN, 5}, u[3] = {1, -1, 7}, dst[3] = {8, 8, 8};
-  assert_int_equal(mlfab__reduce_add(MLFAB_I64, dst, w, u, 1e19, 3, 0), 0);
-  assert_int_equal(mlfab__reduce_add(MLFAB_I64, dst, w, u, -1e19, 3, 0), 0);
+  assert_int_equal(mlfab__kernel_add(MLFAB_I64, dst, w, u, 1e19, 3, 0), 0);
+  assert_int_equal(mlfab__kernel_add(MLFAB_I64, dst, w, u, -1e19, 3, 0), 0);
   double nan;
   plant(MLFAB_F64, &nan, 0, 2);
-  assert_int_equal(mlfab__reduce_add(MLFAB_I64, dst, w, u, nan, 3, 0), 0);
+  assert_int_equal(mlfab__kernel_add(MLFAB_I64, dst, w, u, nan, 3, 0), 0);
   assert_true(dst[0] == 8 && dst[1] == 8 && dst[2] == 8);
-  assert_int_equal(mlfab__reduce_add(MLFAB_I64, dst, w, u, 1.0, 3, 0), 1);
+  assert_int_equal(mlfab__kernel_add(MLFAB_I64, dst, w, u, 1.0, 3, 0), 1);
   assert_true(dst[0] == INT64_MIN && dst[1] == INT64_MAX && dst[2] == 12);
-  assert_int_equal(mlfab__reduce_add(MLFAB_I64, dst, w, u, -9223372036854775808.0, 3, 0), 1);
+  assert_int_equal(mlfab__kernel_add(MLFAB_I64, dst, w, u, -9223372036854775808.0, 3, 0), 1);
   assert_true(dst[0] == -1 && dst[1] == 0 && dst[2] == INT64_MIN + 5);
-  assert_int_equal(mlfab__reduce_finite(MLFAB_I64, u, 3), 1);
+  assert_int_equal(mlfab__kernel_finite(MLFAB_I64, u, 3), 1);
 }
 
 static void subtracts(void **state) {
@@ -216,12 +216,12 @@ static void subtracts(void **state) {
       fill(&prng, dtypes[d], a, n);
       fill(&prng, dtypes[d], b, n);
       reference(dtypes[d], expected, a, b, -1.0, n);
-      mlfab__reduce_subtract(dtypes[d], dst, a, b, n);
+      mlfab__kernel_subtract(dtypes[d], dst, a, b, n);
       assert_memory_equal(dst, expected, bytes);
       memcpy(dst, b, bytes);
-      mlfab__reduce_subtract(dtypes[d], dst, a, dst, n);
+      mlfab__kernel_subtract(dtypes[d], dst, a, dst, n);
       assert_memory_equal(dst, expected, bytes);
-      mlfab__reduce_subtract(dtypes[d], a, a, b, n);
+      mlfab__kernel_subtract(dtypes[d], a, a, b, n);
       assert_memory_equal(a, expected, bytes);
     }
 }
@@ -242,12 +242,12 @@ static void norms_are_right_and_repeat(void **state) {
                                             : (double)((int64_t *)u)[i];
         expected += x * x;
       }
-      double norm2 = mlfab__reduce_norm2(dtypes[d], u, n);
+      double norm2 = mlfab__kernel_norm2(dtypes[d], u, n);
       double error = norm2 < expected ? expected - norm2 : norm2 - expected;
       assert_true(error <= 1e-12 * expected);
       for (size_t offset = 0; offset < 16; offset++) {
         memcpy((char *)moved + offset * width, u, n * width);
-        double again = mlfab__reduce_norm2(dtypes[d], (char *)moved + offset * width, n);
+        double again = mlfab__kernel_norm2(dtypes[d], (char *)moved + offset * width, n);
         assert_memory_equal(&again, &norm2, sizeof again);
       }
     }

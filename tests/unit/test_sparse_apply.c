@@ -6,7 +6,7 @@
 #include "core/kernels/half.h"
 #include "core/kernels/packet.h"
 #include "core/base/rng.h"
-#include "core/kernels/reduce.h"
+#include "core/kernels/kernels.h"
 #include "core/sched/client.h"
 #include "core/sparse/sparse_apply.h"
 #include "scale.h"
@@ -435,7 +435,7 @@ static int adds_half(void *user, const mlfab_update_info *info, uint32_t tensor,
                      uint64_t first, uint64_t count, void *weights, const void *sum) {
   (void)user, (void)tensor, (void)first;
   if (info->seq % 7 == 6) return 1;
-  mlfab__reduce_add(dtype, weights, weights, sum, dtype == MLFAB_I64 ? 1.0 : 0.5, count, 0);
+  mlfab__kernel_add(dtype, weights, weights, sum, dtype == MLFAB_I64 ? 1.0 : 0.5, count, 0);
   return 0;
 }
 
@@ -536,7 +536,7 @@ static void test_broken_links(void **state) {
         const mlfab__segment *segment = &u.segments[k];
         for (uint64_t at = segment->offset, end = at + segment->bytes; at < end;) {
           const mlfab__tensor *t = mlfab__layout_tensor_at(layout, at);
-          mlfab__reduce_add((int)t->dtype, sum + at, sum + at, u.values + at, u.scale, 1, 0);
+          mlfab__kernel_add((int)t->dtype, sum + at, sum + at, u.values + at, u.scale, 1, 0);
           at += mlfab__dtype_bytes((int)t->dtype);
         }
       }

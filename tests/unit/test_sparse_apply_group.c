@@ -7,7 +7,7 @@
 #include "core/sched/aggregator.h"
 #include "core/kernels/packet.h"
 #include "core/base/rng.h"
-#include "core/kernels/reduce.h"
+#include "core/kernels/kernels.h"
 #include "core/sched/client.h"
 #include "core/sparse/sparse_apply.h"
 #include "scale.h"

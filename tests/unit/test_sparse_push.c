@@ -6,7 +6,7 @@
 #include "core/kernels/half.h"
 #include "core/kernels/packet.h"
 #include "core/base/rng.h"
-#include "core/kernels/reduce.h"
+#include "core/kernels/kernels.h"
 #include "scale.h"
 
 #include <float.h>

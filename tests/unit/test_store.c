@@ -1,7 +1,7 @@
 /* test_store.c - core/model/store.c: pieces against a byte-wise oracle, references against a count of places,
  * growth, memory that runs out, and the table of options that do not go together. */
 #include "core/base/rng.h"
-#include "core/kernels/reduce.h"
+#include "core/kernels/kernels.h"
 #include "core/model/store.h"
 #include "core/model/sync.h"
 

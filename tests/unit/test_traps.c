@@ -5,12 +5,11 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* feenableexcept */
 #endif
-#include "core/kernels/combine.h"
+#include "core/kernels/kernels.h"
 #include "core/sparse/filter.h"
 #include "core/kernels/half.h"
 #include "core/kernels/packet.h"
 #include "core/base/rng.h"
-#include "core/kernels/reduce.h"
 #include "core/model/optimizer.h"
 
 #include <fenv.h>
@@ -77,14 +76,14 @@ static void reduce(int level, int dtype, uint32_t n) {
   double scale = dtype == MLFAB_I64 ? 3 : 0.1;
   fill(dtype, u, n, 1e15);
   fill(dtype, w, n, 1e15);
-  CALM(level, mlfab__reduce_add_with(level, dtype, x, w, u, scale, n, 0));
-  CALM(level, mlfab__reduce_add_with(level, dtype, w, w, u, scale, n, 1));
-  CALM(level, mlfab__reduce_add_with(level, dtype, x, NULL, u, scale, n, 0));
+  CALM(level, mlfab__kernel_add_with(level, dtype, x, w, u, scale, n, 0));
+  CALM(level, mlfab__kernel_add_with(level, dtype, w, w, u, scale, n, 1));
+  CALM(level, mlfab__kernel_add_with(level, dtype, x, NULL, u, scale, n, 0));
   if (dtype != MLFAB_I64)
-    CALM(level, mlfab__reduce_add_with(level, dtype, NULL, NULL, u, scale, n, 0));
-  CALM(level, mlfab__reduce_finite(dtype, u, n));
-  CALM(level, mlfab__reduce_subtract(dtype, x, w, u, n));
-  CALM(level, mlfab__reduce_norm2(dtype, u, n));
+    CALM(level, mlfab__kernel_add_with(level, dtype, NULL, NULL, u, scale, n, 0));
+  CALM(level, mlfab__kernel_finite(dtype, u, n));
+  CALM(level, mlfab__kernel_subtract(dtype, x, w, u, n));
+  CALM(level, mlfab__kernel_norm2(dtype, u, n));
 }
 
 static void combine(int level, int dtype, uint32_t n) {
@@ -95,9 +94,9 @@ static void combine(int level, int dtype, uint32_t n) {
   fill(dtype, w, n, 10);
   fill(dtype, v, n, 10);
   for (uint32_t i = 0; i < MLFAB__COUNT(ops); i++)
-    CALM(level, mlfab__combine_many_with(level, ops[i], dtype, out, 1, in, 3, n, 0));
-  if (dtype != MLFAB_I64) CALM(level, mlfab__combine_divide_with(level, dtype, x, n, 3));
-  CALM(level, mlfab__combine_finite(dtype, x, n));
+    CALM(level, mlfab__kernel_combine_many_with(level, ops[i], dtype, out, 1, in, 3, n, 0));
+  if (dtype != MLFAB_I64) CALM(level, mlfab__kernel_divide_with(level, dtype, x, n, 3));
+  CALM(level, mlfab__kernel_finite(dtype, x, n));
 }
 
 static void halves(int level, int half, uint32_t n) {
@@ -177,12 +176,12 @@ static void all_kernels(int level) {
   static const int dtypes[] = {MLFAB_F32, MLFAB_F64, MLFAB_I64, MLFAB_F16, MLFAB_BF16};
   for (uint32_t round = 0; round < 60; round++) {
     uint32_t n = round < 20 ? 1 + round : 1 + (uint32_t)below(MOST - 1);
-    for (uint32_t d = 0; d < 3; d++) reduce(upto(level, mlfab__reduce_level()), dtypes[d], n);
-    for (uint32_t d = 0; d < 5; d++) combine(upto(level, mlfab__combine_level()), dtypes[d], n);
+    for (uint32_t d = 0; d < 3; d++) reduce(upto(level, mlfab__kernel_level()), dtypes[d], n);
+    for (uint32_t d = 0; d < 5; d++) combine(upto(level, mlfab__kernel_level()), dtypes[d], n);
     for (int half = MLFAB_HALF_NONE; half <= MLFAB_HALF_BF16; half++) {
-      if (half) halves(upto(level, mlfab__half_level()), half, n);
+      if (half) halves(upto(level, mlfab__kernel_level()), half, n);
       for (uint32_t d = 0; d < 2; d++) {
-        filter(upto(level, mlfab__half_level()), dtypes[d], half, n);
+        filter(upto(level, mlfab__kernel_level()), dtypes[d], half, n);
         pack(level, dtypes[d], half, n);
       }
     }

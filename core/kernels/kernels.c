@@ -1,0 +1,485 @@
+/* kernels.c - arithmetic on arrays: the portable kernels, and which row of the table does what. Layer 1.
+ *
+ * For: adding a scaled update to weights, adding up what several workers have, finding NaN and infinity in
+ * the same pass over memory, numbers of 16 bits. Not for: choosing what is added, nor for threads: a
+ * caller splits the work if it wants to.
+ *
+ * Invariants: an element of a result depends on the elements it is made of and on their order, never on the
+ * row, on alignment, on the position in the array or on the flags of the compiler: workers that compute
+ * the same sum must get the same bits. What guards this:
+ *  - The product of an update and its scale passes through an empty asm statement or a settled array before
+ *    it is added, and no compiler can contract the two into a fused multiply-add, whatever its defaults
+ *    are. (gcc contracts in gnu modes and knows no pragma against it; clang ignores the pragma under
+ *    -ffast-math.)
+ *  - On x86 sums, products and quotients of collectives are instructions of their own. No compiler can
+ *    reassociate or contract them, divide by a reciprocal, or exchange operands (of two NaNs the
+ *    processor keeps the first).
+ *  - Smallest and largest are chosen by integers that ascend as the numbers do, so that neither
+ *    -ffinite-math-only nor -fno-signed-zeros shows.
+ *  - Finiteness is a question about exponent bits asked in integers. Adding one to an exponent of all ones
+ *    carries into the sign bit; or-ing these carries keeps branches out of the loops.
+ *  - The portable kernel also does the ragged ends for the rows.
+ * All inputs of a stretch are read before it is written, so a destination may be an input.
+ *
+ * Source: MLfabric §5 adds at aggregators and servers; its kernels are not described. */
+#include "kernels.h"
+
+#include "half.h"
+
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#define KERNEL_X86 1
+#else
+#define KERNEL_X86 0
+#endif
+
+/* After this the compiler believes that anybody may have rewritten the array. */
+#if defined(__GNUC__) || defined(__clang__)
+#define KERNEL_SETTLE(array) __asm__ volatile("" : : "r"(array) : "memory")
+#else
+#pragma STDC FP_CONTRACT OFF
+#define KERNEL_SETTLE(array) ((void)(array))
+#endif
+
+/* Elements that the portable kernels stage: small enough for the first cache. */
+#define KERNEL_STAGE 256u
+/* Below this a destination may still be in a cache when it is read, and streaming would evict it. */
+#define KERNEL_STREAM_BYTES 65536u
+/* What a vector kernel does is a multiple of this, beginning at a line unless it is little. */
+#define KERNEL_LINE 64u
+#define KERNEL_TURN 256u
+#define KERNEL_LITTLE_BYTES 32768u
+/* One array goes into several destinations in pieces that stay in the first cache. */
+#define KERNEL_COPY_BYTES 16384u
+
+#define KERNEL_F32_MOST INT32_MAX
+#define KERNEL_F32_INFINITY 0x7f800000
+#define KERNEL_F64_MOST INT64_MAX
+#define KERNEL_F64_INFINITY 0x7ff0000000000000
+
+#define KERNEL_F32_EXPONENT 0x7f800000u
+#define KERNEL_F32_ONE 0x00800000u
+#define KERNEL_F64_EXPONENT 0x7ff0000000000000u
+#define KERNEL_F64_ONE 0x0010000000000000u
+
+MLFAB__INTERNAL uint32_t mlfab__dtype_bytes(int dtype) {
+  return dtype == MLFAB_F32 ? 4 : dtype == MLFAB_F64 || dtype == MLFAB_I64 ? 8 : 0;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__element_bytes(int dtype) {
+  return dtype == MLFAB_F16 || dtype == MLFAB_BF16 ? 2 : mlfab__dtype_bytes(dtype);
+}
+
+MLFAB__INTERNAL const char *mlfab__dtype_name(int dtype) {
+  static const char *const names[] = {"unknown", "F32", "F64", "I64", "F16", "BF16"};
+  return dtype > 0 && (size_t)dtype < MLFAB__COUNT(names) ? names[dtype] : names[0];
+}
+
+MLFAB__INTERNAL const char *mlfab__op_name(int op) {
+  static const char *const names[] = {"SUM", "MEAN", "MIN", "MAX", "PRODUCT", "OR"};
+  return op >= 0 && (size_t)op < MLFAB__COUNT(names) ? names[op] : "unknown";
+}
+
+#if !KERNEL_X86
+MLFAB__INTERNAL int mlfab__kernel_level(void) { return 0; }
+
+MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_row(int level) {
+  static const mlfab__kernels portable;
+  (void)level;
+  return &portable;
+}
+#endif
+
+/* An address inside an array, or NULL as the array is. */
+static void *kernel_at(const void *array, uint64_t bytes) {
+  return array != NULL ? (void *)((uintptr_t)array + bytes) : NULL;
+}
+
+static int kernel_half(int dtype) { return dtype == MLFAB_F16 ? MLFAB_HALF_F16 : MLFAB_HALF_BF16; }
+
+/* ---- adding an update ---- */
+
+/* The portable kernel: dst = w + s * u, dst = s * u when w is NULL, nothing but the look when dst
+ * is NULL. The destination gets loops of its own when it is w, because compilers vectorise two
+ * pointers only after a test that they are apart. */
+#define KERNEL_PORTABLE(name, real, word, exponent, one)                                    \
+  static int name(void *to, const void *from, const void *what, double scale, uint64_t n) { \
+    real *dst = (real *)to;                                                                 \
+    const real *w = (const real *)from, *u = (const real *)what;                            \
+    const real s = (real)scale;                                                             \
+    real product[KERNEL_STAGE];                                                             \
+    word carry = 0;                                                                         \
+    for (uint64_t at = 0; at < n; at += KERNEL_STAGE) {                                     \
+      size_t count = (size_t)mlfab__min(n - at, KERNEL_STAGE);                              \
+      for (size_t i = 0; i < count; i++) product[i] = s * u[at + i];                        \
+      KERNEL_SETTLE(product);                                                               \
+      for (size_t i = 0; i < count; i++) {                                                  \
+        word bits;                                                                          \
+        memcpy(&bits, &product[i], sizeof bits);                                            \
+        carry |= (bits & (exponent)) + (one);                                               \
+      }                                                                                     \
+      if (dst == NULL) continue;                                                            \
+      if (w == NULL)                                                                        \
+        memcpy(dst + at, product, count * sizeof(real));                                    \
+      else if (w == dst)                                                                    \
+        for (size_t i = 0; i < count; i++) dst[at + i] += product[i];                       \
+      else                                                                                  \
+        for (size_t i = 0; i < count; i++) dst[at + i] = w[at + i] + product[i];            \
+      KERNEL_SETTLE(dst);                                                                   \
+    }                                                                                       \
+    return !(carry >> (8 * sizeof(word) - 1));                                              \
+  }
+
+KERNEL_PORTABLE(kernel_f32_portable, float, uint32_t, KERNEL_F32_EXPONENT, KERNEL_F32_ONE)
+KERNEL_PORTABLE(kernel_f64_portable, double, uint64_t, KERNEL_F64_EXPONENT, KERNEL_F64_ONE)
+
+/* Wraps round through unsigned numbers; a multiply by 1 costs no time beside the memory. */
+static void kernel_i64(int64_t *dst, const int64_t *w, const int64_t *u, int64_t scale,
+                       uint64_t n) {
+  uint64_t s = (uint64_t)scale;
+  if (w == NULL)
+    for (uint64_t i = 0; i < n; i++) dst[i] = (int64_t)(s * (uint64_t)u[i]);
+  else if (w == dst)
+    for (uint64_t i = 0; i < n; i++) dst[i] = (int64_t)((uint64_t)dst[i] + s * (uint64_t)u[i]);
+  else
+    for (uint64_t i = 0; i < n; i++) dst[i] = (int64_t)((uint64_t)w[i] + s * (uint64_t)u[i]);
+}
+
+/* Portable up to the first 64-byte line of dst, the row's while whole lines last, portable again. */
+MLFAB__INTERNAL int mlfab__kernel_add_with(int level, int dtype, void *dst, const void *w,
+                                           const void *u, double scale, uint64_t n, int stream) {
+  if (dtype == MLFAB_I64) {
+    /* Beyond these bounds C gives the conversion no meaning. */
+    if (!mlfab__finite(scale)) return 0;
+    if (scale < -9223372036854775808.0 || scale >= 9223372036854775808.0) return 0;
+    kernel_i64((int64_t *)dst, (const int64_t *)w, (const int64_t *)u, (int64_t)scale, n);
+    return 1;
+  }
+  assert((dtype == MLFAB_F32 || dtype == MLFAB_F64) && "element type");
+  int (*portable)(void *, const void *, const void *, double, uint64_t) =
+      dtype == MLFAB_F32 ? kernel_f32_portable : kernel_f64_portable;
+  const mlfab__kernels *row = mlfab__kernels_row(level);
+  uint64_t bytes = mlfab__dtype_bytes(dtype);
+  uint64_t head = mlfab__min(n, (0 - (uintptr_t)(dst != NULL ? dst : u)) % KERNEL_LINE / bytes);
+  uint64_t body = (n - head) - (n - head) % (KERNEL_LINE / bytes);
+  if (!row->add[dtype] || body == 0) return portable(dst, w, u, scale, n);
+  if (dst == w || dst == u || n * bytes < KERNEL_STREAM_BYTES) stream = 0;
+  uint64_t at = head * bytes, end = (head + body) * bytes;
+  int finite = head == 0 || portable(dst, w, u, scale, head);
+  finite &=
+      row->add[dtype](kernel_at(dst, at), kernel_at(w, at), kernel_at(u, at), scale, body, stream);
+  if (head + body == n) return finite;
+  return finite & portable(kernel_at(dst, end), kernel_at(w, end), kernel_at(u, end), scale,
+                           n - head - body);
+}
+
+/* a + -1 * b has the bits of a - b, because the product is exact. */
+MLFAB__INTERNAL void mlfab__kernel_subtract(int dtype, void *dst, const void *a, const void *b,
+                                            uint64_t n) {
+  (void)mlfab__kernel_add(dtype, dst, a, b, -1.0, n, 0);
+}
+
+MLFAB__INTERNAL int mlfab__kernel_finite(int dtype, const void *data, uint64_t n) {
+  if (dtype == MLFAB_F16 || dtype == MLFAB_BF16)
+    return MLFAB__PLANTED(61) || mlfab__half_finite(kernel_half(dtype), (const uint16_t *)data, n);
+  return dtype == MLFAB_I64 || mlfab__kernel_add(dtype, NULL, NULL, data, 1.0, n, 0);
+}
+
+/* Several partial sums taken in turn and added in one order: fast, and the same bits every time on
+ * one machine. No test of alignment, so that the place of the array does not show either. */
+#define KERNEL_NORM2(name, type)                                                              \
+  static double name(const type *u, uint64_t n) {                                             \
+    double sum[8] = {0};                                                                      \
+    uint64_t whole = n - n % 8;                                                               \
+    for (uint64_t i = 0; i < whole; i += 8)                                                   \
+      for (size_t j = 0; j < 8; j++) sum[j] += (double)u[i + j] * (double)u[i + j];           \
+    for (uint64_t i = whole; i < n; i++) sum[i - whole] += (double)u[i] * (double)u[i];       \
+    return ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7])); \
+  }
+
+KERNEL_NORM2(kernel_norm2_f32, float)
+KERNEL_NORM2(kernel_norm2_f64, double)
+KERNEL_NORM2(kernel_norm2_i64, int64_t)
+
+MLFAB__INTERNAL double mlfab__kernel_norm2(int dtype, const void *u, uint64_t n) {
+  const mlfab__kernels *row = mlfab__kernels_row(mlfab__kernel_level());
+  uint64_t done = 0;
+  if (dtype == MLFAB_I64) return kernel_norm2_i64((const int64_t *)u, n);
+  if (dtype == MLFAB_F64) return kernel_norm2_f64((const double *)u, n);
+  assert(dtype == MLFAB_F32 && "element type");
+  double sum = row->norm2 ? row->norm2((const float *)u, n, &done) : 0.0;
+  return sum + kernel_norm2_f32((const float *)u + done, n - done);
+}
+
+/* ---- numbers of 16 bits ---- */
+
+static void kernel_half_load(int half, float *out, const uint16_t *in, uint64_t n) {
+  for (uint64_t i = 0; i < n; i++) out[i] = mlfab__half_back(half, in[i]);
+}
+
+MLFAB__INTERNAL void mlfab__half_store_with(int level, int half, uint16_t *out, const float *in,
+                                            uint64_t n) {
+  const mlfab__kernels *row = mlfab__kernels_row(level);
+  uint64_t i = row->half_store[half] ? row->half_store[half](out, in, n) : 0;
+  for (; i < n; i++) out[i] = mlfab__half_one(half, in[i]);
+}
+
+MLFAB__INTERNAL void mlfab__half_load_with(int level, int half, float *out, const uint16_t *in,
+                                           uint64_t n) {
+  const mlfab__kernels *row = mlfab__kernels_row(level);
+  uint64_t done = row->half_load[half] ? row->half_load[half](out, in, n) : 0;
+  kernel_half_load(half, out + done, in + done, n - done);
+}
+
+/* ---- element-wise operations of collectives ---- */
+
+/* ---- halves: unlike what half.h stores, infinity and NaN are kept, and sums overflow ---- */
+
+/* A NaN stays one, and becomes a quiet one, as the instruction has it. 65520 lies halfway between
+ * the largest number and the next that there would be. */
+static uint16_t kernel_round_f16(uint32_t bits) {
+  uint32_t sign = bits >> 16 & 0x8000u, m = bits & 0x7fffffffu;
+  float x;
+  if (m > 0x7f800000u) return (uint16_t)(sign | 0x7e00u | (m >> 13 & 0x3ffu));
+  if (m >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u);
+  memcpy(&x, &bits, sizeof x);
+  return mlfab__half_one(MLFAB_HALF_F16, x);
+}
+
+static uint16_t kernel_round_bf16(uint32_t bits) {
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(bits >> 16 | 0x40u);
+  return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
+}
+
+/* ---- the portable kernels ---- */
+
+typedef union kernel_stage {
+  float f32[KERNEL_STAGE];
+  double f64[KERNEL_STAGE];
+  int64_t i64[KERNEL_STAGE];
+} kernel_stage;
+
+/* Elsewhere one array after the other is added to a whole stage, so that sums keep their order, but
+ * which of two NaNs is kept is the compiler's choice. The divisor is read again each time, or the
+ * compiler would take its reciprocal. */
+#if KERNEL_X86
+#define KERNEL_SCALAR(name, real, instruction, operator) \
+  static inline real name(real a, real b) {              \
+    __asm__(instruction " %1, %0" : "+x"(a) : "x"(b));   \
+    return a;                                            \
+  }
+#define KERNEL_QUOTIENT(name, real, instruction) KERNEL_SCALAR(name, real, instruction, /)
+#else
+#define KERNEL_SCALAR(name, real, instruction, operator) \
+  static inline real name(real a, real b) { return a operator b; }
+#define KERNEL_QUOTIENT(name, real, instruction) \
+  static inline real name(real a, real b) {      \
+    volatile real by = b;                        \
+    return a / by;                               \
+  }
+#endif
+
+KERNEL_SCALAR(kernel_f32_add, float, "addss", +)
+KERNEL_SCALAR(kernel_f64_add, double, "addsd", +)
+KERNEL_SCALAR(kernel_f32_multiply, float, "mulss", *)
+KERNEL_SCALAR(kernel_f64_multiply, double, "mulsd", *)
+KERNEL_QUOTIENT(kernel_f32_quotient, float, "divss")
+KERNEL_QUOTIENT(kernel_f64_quotient, double, "divsd")
+
+/* Where a number stands among all: -0 just below +0, a NaN at the end that wins. Negative numbers
+ * descend with their bits, so these are turned over. */
+#define KERNEL_STEPS(name, real, word, most, infinity)                                          \
+  static inline word name##_rank(int op, real x) {                                              \
+    word v;                                                                                     \
+    memcpy(&v, &x, sizeof v);                                                                   \
+    if ((v & (most)) > (infinity)) return op == MLFAB_MAX ? (most) : ~(most);                   \
+    return v < 0 ? v ^ (most) : v;                                                              \
+  }                                                                                             \
+  static void name##_steps(int op, real *to, const real *x, size_t n) {                         \
+    switch (op) {                                                                               \
+      case MLFAB_MIN:                                                                           \
+        for (size_t i = 0; i < n; i++)                                                          \
+          if (name##_rank(op, x[i]) < name##_rank(op, to[i])) memcpy(to + i, x + i, sizeof *x); \
+        return;                                                                                 \
+      case MLFAB_MAX:                                                                           \
+        for (size_t i = 0; i < n; i++)                                                          \
+          if (name##_rank(op, x[i]) > name##_rank(op, to[i])) memcpy(to + i, x + i, sizeof *x); \
+        return;                                                                                 \
+      case MLFAB_PRODUCT:                                                                       \
+        for (size_t i = 0; i < n; i++) to[i] = name##_multiply(to[i], x[i]);                    \
+        return;                                                                                 \
+      default:                                                                                  \
+        for (size_t i = 0; i < n; i++) to[i] = name##_add(to[i], x[i]);                         \
+    }                                                                                           \
+  }
+
+KERNEL_STEPS(kernel_f32, float, int32_t, KERNEL_F32_MOST, KERNEL_F32_INFINITY)
+KERNEL_STEPS(kernel_f64, double, int64_t, KERNEL_F64_MOST, KERNEL_F64_INFINITY)
+
+static void kernel_i64_steps(int op, int64_t *to, const int64_t *x, size_t n) {
+  switch (op) {
+    case MLFAB_MIN:
+      for (size_t i = 0; i < n; i++) to[i] = x[i] < to[i] ? x[i] : to[i];
+      return;
+    case MLFAB_MAX:
+      for (size_t i = 0; i < n; i++) to[i] = x[i] > to[i] ? x[i] : to[i];
+      return;
+    case MLFAB_PRODUCT:
+      for (size_t i = 0; i < n; i++) to[i] = (int64_t)((uint64_t)to[i] * (uint64_t)x[i]);
+      return;
+    case MLFAB__OP_OR:
+      for (size_t i = 0; i < n; i++) to[i] |= x[i];
+      return;
+    default:
+      for (size_t i = 0; i < n; i++) to[i] = (int64_t)((uint64_t)to[i] + (uint64_t)x[i]);
+  }
+}
+
+static void kernel_load(int dtype, kernel_stage *stage, const void *in, uint64_t at, size_t n) {
+  if (dtype == MLFAB_F16 || dtype == MLFAB_BF16) {
+    kernel_half_load(kernel_half(dtype), stage->f32, (const uint16_t *)in + at, n);
+  } else {
+    uint32_t bytes = mlfab__element_bytes(dtype);
+    memcpy(stage, (const char *)in + at * bytes, n * bytes);
+  }
+}
+
+static void kernel_store(int dtype, void *out, uint64_t at, const kernel_stage *stage, size_t n) {
+  if (dtype == MLFAB_F16 || dtype == MLFAB_BF16) {
+    for (size_t i = 0; i < n; i++) {
+      uint32_t bits;
+      memcpy(&bits, &stage->f32[i], sizeof bits);
+      ((uint16_t *)out)[at + i] =
+          dtype == MLFAB_F16 ? kernel_round_f16(bits) : kernel_round_bf16(bits);
+    }
+  } else {
+    uint32_t bytes = mlfab__element_bytes(dtype);
+    memcpy((char *)out + at * bytes, stage, n * bytes);
+  }
+}
+
+/* The elements from..to-1. */
+static void kernel_portable(int op, int dtype, void *const *dst, uint32_t ndst,
+                            const void *const *in, uint32_t k, uint64_t from, uint64_t to) {
+  kernel_stage sum, next;
+  for (; from < to; from += KERNEL_STAGE) {
+    size_t n = (size_t)mlfab__min(to - from, KERNEL_STAGE);
+    kernel_load(dtype, &sum, in[0], from, n);
+    for (uint32_t j = 1; j < k; j++) {
+      kernel_load(dtype, &next, in[j], from, n);
+      if (dtype == MLFAB_I64)
+        kernel_i64_steps(op, sum.i64, next.i64, n);
+      else if (dtype == MLFAB_F64)
+        kernel_f64_steps(op, sum.f64, next.f64, n);
+      else
+        kernel_f32_steps(op, sum.f32, next.f32, n);
+    }
+    for (uint32_t d = 0; d < ndst; d++) kernel_store(dtype, dst[d], from, &sum, n);
+  }
+}
+
+static void kernel_divide_portable(int dtype, void *data, uint32_t by, uint64_t from, uint64_t to) {
+  kernel_stage stage;
+  for (; from < to; from += KERNEL_STAGE) {
+    size_t n = (size_t)mlfab__min(to - from, KERNEL_STAGE);
+    kernel_load(dtype, &stage, data, from, n);
+    if (dtype == MLFAB_F64)
+      for (size_t i = 0; i < n; i++) stage.f64[i] = kernel_f64_quotient(stage.f64[i], by);
+    else
+      for (size_t i = 0; i < n; i++) stage.f32[i] = kernel_f32_quotient(stage.f32[i], (float)by);
+    kernel_store(dtype, data, from, &stage, n);
+  }
+}
+
+/* Which destinations are written past the caches: not those that are read, whose lines are there
+ * anyway. */
+static uint64_t kernel_past(void *const *dst, uint32_t ndst, const void *const *in, uint32_t k) {
+  uint64_t past = 0;
+  for (uint32_t d = 0; d < ndst; d++) {
+    uint32_t j = 0;
+    while (j < k && in[j] != dst[d]) j++;
+    if (j == k && ((uintptr_t)dst[d] - (uintptr_t)dst[0]) % KERNEL_LINE == 0)
+      past |= (uint64_t)1 << d;
+  }
+  return past;
+}
+
+/* The elements before the first line of memory, and what vectors do after them. Of little that lies
+ * astride of lines, the head would cost more than it saves. */
+static void kernel_split(const void *at, uint64_t n, uint32_t bytes, uint64_t *head,
+                         uint64_t *body) {
+  *head = mlfab__min(n, (0 - (uintptr_t)at) % KERNEL_LINE / bytes);
+  if (n * bytes <= KERNEL_LITTLE_BYTES) *head = 0;
+  *body = (n - *head) - (n - *head) % (KERNEL_TURN / bytes);
+}
+static void kernel_copy(void *const *dst, uint32_t ndst, const char *in, uint64_t bytes) {
+  uint64_t most = ndst == 1 ? bytes : KERNEL_COPY_BYTES;
+  for (uint64_t at = 0; at < bytes; at += most)
+    for (uint32_t d = 0; d < ndst; d++)
+      if (dst[d] != (const void *)in)
+        memcpy((char *)dst[d] + at, in + at, (size_t)mlfab__min(most, bytes - at));
+}
+
+MLFAB__INTERNAL void mlfab__kernel_combine_many_with(int level, int op, int dtype, void *const *dst,
+                                                     uint32_t ndst, const void *const *in,
+                                                     uint32_t k, uint64_t n, int stream) {
+  const mlfab__kernels *row = mlfab__kernels_row(level);
+  uint32_t bytes = mlfab__element_bytes(dtype);
+  uint64_t head, body, done = 0;
+  assert(bytes > 0 && k >= 1 && k <= MLFAB__COMBINE_MOST);
+  assert(ndst >= 1 && ndst <= MLFAB__COMBINE_MOST);
+  assert(op != MLFAB__OP_OR || dtype == MLFAB_I64);
+  if (k == 1) {
+    kernel_copy(dst, ndst, (const char *)in[0], n * bytes);
+    return;
+  }
+  kernel_split(dst[0], n, bytes, &head, &body);
+  if (row->combine[dtype] && body > 0) {
+    uint64_t past = stream && n * bytes >= KERNEL_STREAM_BYTES ? kernel_past(dst, ndst, in, k) : 0;
+    kernel_portable(op, dtype, dst, ndst, in, k, 0, head);
+    done = head + body;
+    row->combine[dtype](op, dst, ndst, past, in, k, head, done);
+  }
+  kernel_portable(op, dtype, dst, ndst, in, k, done, n);
+}
+
+MLFAB__INTERNAL void mlfab__kernel_combine(int op, int dtype, void *dst, const void *a,
+                                           const void *b, uint64_t n, int stream) {
+  const void *in[2] = {a, b};
+  mlfab__kernel_combine_many(op, dtype, &dst, 1, in, 2, n, stream);
+}
+
+MLFAB__INTERNAL void mlfab__kernel_divide_with(int level, int dtype, void *data, uint64_t n,
+                                               uint32_t by) {
+  const mlfab__kernels *row = mlfab__kernels_row(level);
+  uint64_t head, body, done = 0;
+  assert(dtype != MLFAB_I64 && mlfab__element_bytes(dtype) > 0 && by > 0 && by <= 1u << 24);
+  kernel_split(data, n, mlfab__element_bytes(dtype), &head, &body);
+  if (row->divide[dtype] && body > 0) {
+    kernel_divide_portable(dtype, data, by, 0, head);
+    done = head + body;
+    row->divide[dtype](data, by, head, done);
+  }
+  kernel_divide_portable(dtype, data, by, done, n);
+}
+
+#undef KERNEL_X86
+#undef KERNEL_SETTLE
+#undef KERNEL_STAGE
+#undef KERNEL_STREAM_BYTES
+#undef KERNEL_LINE
+#undef KERNEL_TURN
+#undef KERNEL_LITTLE_BYTES
+#undef KERNEL_COPY_BYTES
+#undef KERNEL_F32_MOST
+#undef KERNEL_F32_INFINITY
+#undef KERNEL_F64_MOST
+#undef KERNEL_F64_INFINITY
+#undef KERNEL_F32_EXPONENT
+#undef KERNEL_F32_ONE
+#undef KERNEL_F64_EXPONENT
+#undef KERNEL_F64_ONE
+#undef KERNEL_PORTABLE
+#undef KERNEL_NORM2
+#undef KERNEL_SCALAR
+#undef KERNEL_QUOTIENT
+#undef KERNEL_STEPS
