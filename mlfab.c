@@ -18849,59 +18849,22 @@ static uint32_t algorithm_barrier(algorithm_work *w) {
   return tag + 1;
 }
 
-/* ---- which algorithm */
-
-static int algorithm_can(const mlfab__algorithm_task *task, uint8_t algorithm) {
-  int ring = algorithm == MLFAB_ALGORITHM_RING, tree = algorithm == MLFAB_ALGORITHM_TREE;
-  int halving = algorithm == MLFAB_ALGORITHM_HALVING;
-  int doubling = algorithm == MLFAB_ALGORITHM_DOUBLING;
-  int planned = algorithm == MLFAB_ALGORITHM_PLANNED && task->tree;
-  switch (task->kind) {
-    case MLFAB__COLLECTIVE_ALLREDUCE:
-      return ring || doubling || tree || ((halving || planned) && !task->ordered);
-    case MLFAB__COLLECTIVE_REDUCE_SCATTER:
-      return ring || doubling || (halving && !task->ordered);
-    case MLFAB__COLLECTIVE_ALLGATHER:
-      return ring || doubling || halving;
-    case MLFAB__COLLECTIVE_BROADCAST:
-      return ring || tree;
-    case MLFAB__COLLECTIVE_BARRIER:
-      return doubling;
-    default:
-      return 0;
-  }
-}
-
-static uint32_t algorithm_dispatch(algorithm_work *w) {
+static uint32_t algorithm_ring(algorithm_work *w) {
   const mlfab__algorithm_task *task = w->task;
-  int scatter = task->kind == MLFAB__COLLECTIVE_REDUCE_SCATTER;
-  if (w->members == 1) return task->tag;
-  if (task->kind == MLFAB__COLLECTIVE_BARRIER) return algorithm_barrier(w);
   if (task->kind == MLFAB__COLLECTIVE_BROADCAST) return algorithm_broadcast(w);
-  if (task->algorithm == MLFAB_ALGORITHM_TREE) return algorithm_tree(w);
-  if (task->algorithm == MLFAB_ALGORITHM_PLANNED) return algorithm_planned(w);
-  if (task->algorithm == MLFAB_ALGORITHM_HALVING) return algorithm_halving(w);
-  if (task->algorithm == MLFAB_ALGORITHM_DOUBLING)
-    return task->kind == MLFAB__COLLECTIVE_ALLGATHER ? algorithm_halving(w) : algorithm_exchange(w);
-  if (task->ordered && task->kind != MLFAB__COLLECTIVE_ALLGATHER)
-    return scatter ? algorithm_chain_scatter(w) : algorithm_chain_allreduce(w);
-  return algorithm_around(w);
+  if (!task->ordered || task->kind == MLFAB__COLLECTIVE_ALLGATHER) return algorithm_around(w);
+  return task->kind == MLFAB__COLLECTIVE_REDUCE_SCATTER ? algorithm_chain_scatter(w)
+                                                        : algorithm_chain_allreduce(w);
 }
 
-MLFAB__INTERNAL int mlfab__algorithm_build(mlfab__dag *dag, const mlfab__algorithm_task *task,
-                                           uint32_t *end_p, uint32_t *next_tag_p) {
-  algorithm_work work;
-  int rc = algorithm_measure(&work, task);
-  if (rc || !algorithm_can(task, task->algorithm)) return MLFAB_ERR_ARGUMENT;
-  if (task->after != MLFAB__DAG_NONE && task->after >= dag->nops) return MLFAB_ERR_ARGUMENT;
-  work.dag = dag;
-  work.end = algorithm_add(&work, (mlfab__dag_op){.kind = MLFAB__DAG_NOP}, 0, 0);
-  algorithm_after(&work, work.end, MLFAB__DAG_NONE);
-  uint32_t next_tag = algorithm_dispatch(&work);
-  if (work.rc) return work.rc;
-  *end_p = work.end;
-  *next_tag_p = next_tag;
-  return 0;
+static uint32_t algorithm_doubling(algorithm_work *w) {
+  if (w->task->kind == MLFAB__COLLECTIVE_BARRIER) return algorithm_barrier(w);
+  return w->task->kind == MLFAB__COLLECTIVE_ALLGATHER ? algorithm_halving(w)
+                                                      : algorithm_exchange(w);
+}
+
+static uint32_t algorithm_binomial(algorithm_work *w) {
+  return w->task->kind == MLFAB__COLLECTIVE_BROADCAST ? algorithm_broadcast(w) : algorithm_tree(w);
 }
 
 /* ---- what it costs */
@@ -18953,6 +18916,25 @@ static double algorithm_ring_cost(const algorithm_work *w, const algorithm_link 
   return cost;
 }
 
+/* What comes back down, or goes around, adds nothing. */
+static int algorithm_reduces(const algorithm_work *w) {
+  return w->task->kind != MLFAB__COLLECTIVE_ALLGATHER &&
+         w->task->kind != MLFAB__COLLECTIVE_BROADCAST;
+}
+
+static double algorithm_halving_cost(const algorithm_work *w, const algorithm_link *link) {
+  double cost = algorithm_reduces(w) ? algorithm_half_cost(w, link, 1) : 0;
+  if (w->task->kind == MLFAB__COLLECTIVE_REDUCE_SCATTER) return cost;
+  return cost + algorithm_half_cost(w, link, 0);
+}
+
+/* Of a planned tree, too, whose shape is not looked at. */
+static double algorithm_tree_cost(const algorithm_work *w, const algorithm_link *link) {
+  double log = algorithm_log(w->members), total = (double)w->total;
+  double up = algorithm_reduces(w) ? algorithm_step_cost(w, link, total, 1) : 0;
+  return log * up + log * algorithm_step_cost(w, link, total, 0);
+}
+
 static double algorithm_doubling_cost(const algorithm_work *w, const algorithm_link *link) {
   double total = (double)w->total, log = algorithm_log(w->members), cost;
   if (w->task->kind == MLFAB__COLLECTIVE_BARRIER) return log * link->latency;
@@ -18963,6 +18945,60 @@ static double algorithm_doubling_cost(const algorithm_work *w, const algorithm_l
   return log * cost + algorithm_step_cost(w, link, total, 0);
 }
 
+/* ---- the algorithms */
+
+enum {
+  ALGORITHM_ALLREDUCE = 1 << MLFAB__COLLECTIVE_ALLREDUCE,
+  ALGORITHM_SCATTER = 1 << MLFAB__COLLECTIVE_REDUCE_SCATTER,
+  ALGORITHM_GATHER = 1 << MLFAB__COLLECTIVE_ALLGATHER,
+  ALGORITHM_BROADCAST = 1 << MLFAB__COLLECTIVE_BROADCAST,
+  ALGORITHM_BARRIER = 1 << MLFAB__COLLECTIVE_BARRIER
+};
+
+/* By MLFAB_ALGORITHM_*. */
+static const struct algorithm_row {
+  uint8_t kinds;                        /* of collectives that it can do, as bits */
+  uint8_t ordered;                      /* those that it can do in the order of the members */
+  uint8_t by_tree;                      /* only where the task names a tree */
+  uint32_t (*build)(algorithm_work *w); /* the first tag that is free behind it */
+  double (*cost)(const algorithm_work *w, const algorithm_link *link);
+} algorithm_list[] = {
+    [MLFAB_ALGORITHM_RING] = {ALGORITHM_ALLREDUCE | ALGORITHM_SCATTER | ALGORITHM_GATHER |
+                                  ALGORITHM_BROADCAST,
+                              0xff, 0, algorithm_ring, algorithm_ring_cost},
+    [MLFAB_ALGORITHM_HALVING] = {ALGORITHM_ALLREDUCE | ALGORITHM_SCATTER | ALGORITHM_GATHER,
+                                 ALGORITHM_GATHER, 0, algorithm_halving, algorithm_halving_cost},
+    [MLFAB_ALGORITHM_DOUBLING] = {ALGORITHM_ALLREDUCE | ALGORITHM_SCATTER | ALGORITHM_GATHER |
+                                      ALGORITHM_BARRIER,
+                                  0xff, 0, algorithm_doubling, algorithm_doubling_cost},
+    [MLFAB_ALGORITHM_TREE] = {ALGORITHM_ALLREDUCE | ALGORITHM_BROADCAST, 0xff, 0,
+                              algorithm_binomial, algorithm_tree_cost},
+    [MLFAB_ALGORITHM_PLANNED] = {ALGORITHM_ALLREDUCE, 0, 1, algorithm_planned, algorithm_tree_cost},
+};
+
+static int algorithm_can(const mlfab__algorithm_task *task, uint8_t algorithm) {
+  if (algorithm >= MLFAB__COUNT(algorithm_list)) return 0;
+  const struct algorithm_row *row = &algorithm_list[algorithm];
+  if (task->kind > MLFAB__COLLECTIVE_BARRIER || !(row->kinds & 1 << task->kind)) return 0;
+  return (!row->by_tree || task->tree) && (!task->ordered || (row->ordered & 1 << task->kind));
+}
+
+MLFAB__INTERNAL int mlfab__algorithm_build(mlfab__dag *dag, const mlfab__algorithm_task *task,
+                                           uint32_t *end_p, uint32_t *next_tag_p) {
+  algorithm_work work;
+  int rc = algorithm_measure(&work, task);
+  if (rc || !algorithm_can(task, task->algorithm)) return MLFAB_ERR_ARGUMENT;
+  if (task->after != MLFAB__DAG_NONE && task->after >= dag->nops) return MLFAB_ERR_ARGUMENT;
+  work.dag = dag;
+  work.end = algorithm_add(&work, (mlfab__dag_op){.kind = MLFAB__DAG_NOP}, 0, 0);
+  algorithm_after(&work, work.end, MLFAB__DAG_NONE);
+  uint32_t next_tag = work.members == 1 ? task->tag : algorithm_list[task->algorithm].build(&work);
+  if (work.rc) return work.rc;
+  *end_p = work.end;
+  *next_tag_p = next_tag;
+  return 0;
+}
+
 MLFAB__INTERNAL double mlfab__algorithm_cost(const mlfab__algorithm_task *task, uint8_t algorithm,
                                              double latency_ns, double bytes_per_ns,
                                              double add_bytes_per_ns) {
@@ -18971,22 +19007,7 @@ MLFAB__INTERNAL double mlfab__algorithm_cost(const mlfab__algorithm_task *task, 
                          add_bytes_per_ns > 0 ? 1 / add_bytes_per_ns : 0};
   if (!algorithm_can(task, algorithm) || algorithm_measure(&work, task)) return -1;
   if (task->members == 1) return 0;
-  double log = algorithm_log(task->members), total = (double)work.total;
-  int reduces =
-      task->kind != MLFAB__COLLECTIVE_ALLGATHER && task->kind != MLFAB__COLLECTIVE_BROADCAST;
-  switch (algorithm) {
-    case MLFAB_ALGORITHM_RING:
-      return algorithm_ring_cost(&work, &link);
-    case MLFAB_ALGORITHM_HALVING:
-      return (reduces ? algorithm_half_cost(&work, &link, 1) : 0) +
-             (task->kind != MLFAB__COLLECTIVE_REDUCE_SCATTER ? algorithm_half_cost(&work, &link, 0)
-                                                             : 0);
-    case MLFAB_ALGORITHM_DOUBLING:
-      return algorithm_doubling_cost(&work, &link);
-    default:
-      return log * (reduces ? algorithm_step_cost(&work, &link, total, 1) : 0) +
-             log * algorithm_step_cost(&work, &link, total, 0);
-  }
+  return algorithm_list[algorithm].cost(&work, &link);
 }
 
 MLFAB__INTERNAL uint8_t mlfab__algorithm_choose(const mlfab__algorithm_task *task,
