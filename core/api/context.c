@@ -782,11 +782,12 @@ static int context_test_silent(mlfab *ctx, void *what) {
 }
 
 static void context_stop_thread(mlfab *ctx) {
-  if (!ctx->thread_is) return;
   pthread_mutex_lock(&ctx->lock);
+  int runs = ctx->thread_is != MLFAB__THREAD_NONE;
   ctx->stop = 1;
   pthread_cond_broadcast(&ctx->changed);
   pthread_mutex_unlock(&ctx->lock);
+  if (!runs) return;
   mlfab__context_wake(ctx);
   pthread_join(ctx->thread, NULL);
   ctx->thread_is = MLFAB__THREAD_NONE;
