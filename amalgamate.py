@@ -21,7 +21,7 @@ GROUPS = [
     {"base": "base error env rng heap map request meter shm_coll"},
     {"wire": "wire"},
     {"kernels": "half kernels_x86 kernels packet"},
-    {"model": "sync layout version optimizer store windows"},
+    {"model": "sync layout version optimizer store image windows"},
     {"node": "port role node link outbox claim peer_link inner server_link caller bootstrap alive"},
     {"worker": "sources cache pull push worker worker_role",
      "server": "lazy blocks clock queue apply round serve server server_role",

@@ -1692,16 +1692,10 @@ typedef struct mlfab__reshard_server_clock {
 } mlfab__reshard_server_clock;
 #define MLFAB__RESHARD_SERVER_WORDS_MAX 2048u
 
-enum mlfab__reshard_server_kind {
-  MLFAB__RESHARD_SERVER_WEIGHTS,
-  MLFAB__RESHARD_SERVER_STATE0,
-  MLFAB__RESHARD_SERVER_STATE1,
-  MLFAB__RESHARD_SERVER_SUM
-};
 typedef struct
     mlfab__reshard_server_bytes { /* RESHARD_SERVER, server -> server: the next bytes of a slice */
-  uint32_t attempt, slice, clock, kind;
-  uint64_t offset; /* in the slice */
+  uint32_t attempt, slice, clock, kind; /* kind: MLFAB__IMAGE_* (image.h) */
+  uint64_t offset;                      /* in the slice */
   uint64_t version, commit;
   uint32_t last; /* 1: of this slice */
 } mlfab__reshard_server_bytes;
@@ -6170,6 +6164,193 @@ MLFAB__INTERNAL int mlfab__store_check(const mlfab_model_options *options,
   }
   if (!text) return 0;
   return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED, "not supported: %s", text);
+}
+
+/* ==============================================================================================
+ * core/model/image.h
+ * ============================================================================================== */
+/* image.h - the bytes of slices as one stream of chunks. Layer 3.
+ *
+ * An image holds some slices of a store: one after the other, ascending; of each its kinds of bytes in order
+ * (weights, states of the optimizer, sum of the open round); of each kind the bytes from the first to the
+ * last. Chunks are (slice, kind, offset, bytes), lie within one block, and `last` marks the last one of a
+ * slice. Kinds that the store does not have are left out; so are blocks of a sum that nothing was added to,
+ * which are zero. Whoever sends chunks adds what else belongs to a slice (version, commit, clock).
+ *
+ * Writer: a cursor, which may be set back to the start whenever a link breaks. Nothing of the store is lent
+ * longer than a chunk is used.
+ * Reader: a part for each slice. EMPTY (kind 0, offset 0) -> bytes up to (kind, offset) -> DONE with the last
+ * chunk. The first chunk of a slice leads back to EMPTY, unless it is DONE: then chunks are passed over.
+ *
+ * Invariants. (1) A part is DONE only if every byte of every kind that the store has came, in order. (2) What
+ * does not follow what came before is refused, and changes nothing. (3) Between the first chunk and DONE the
+ * slice's bytes are nobody else's. */
+
+enum mlfab__image_kind {
+  MLFAB__IMAGE_WEIGHTS,
+  MLFAB__IMAGE_STATE0,
+  MLFAB__IMAGE_STATE1,
+  MLFAB__IMAGE_SUM,
+  MLFAB__IMAGE_KINDS
+};
+
+typedef struct mlfab__image_cursor { /* zeros: the start */
+  uint32_t slice, kind;              /* slice: index into store.slices */
+  uint64_t offset;                   /* in the slice */
+} mlfab__image_cursor;
+
+typedef struct mlfab__image_chunk {
+  uint32_t slice, kind; /* as in a cursor */
+  uint64_t offset;
+  uint8_t *data; /* in the store; NULL: ghosts */
+  uint32_t bytes;
+  int last; /* of its slice */
+} mlfab__image_chunk;
+
+/* Moves the cursor to the next chunk, at most `limit` bytes, of the slices that owners (by number of the slice)
+ * gives to `owner`: 1, or 0 behind the last. The caller adds the chunk's bytes to the cursor's offset once
+ * it has them. */
+MLFAB__INTERNAL int mlfab__image_next(const mlfab__store *store, const uint32_t *owners,
+                                      uint32_t owner, uint64_t limit, mlfab__image_cursor *cursor,
+                                      mlfab__image_chunk *chunk);
+
+typedef struct mlfab__image_part { /* zeros: EMPTY */
+  uint8_t done;
+  uint32_t kind;
+  uint64_t offset;
+} mlfab__image_part;
+
+/* Writes a chunk's bytes (data NULL: ghosts) into the store, whose block takes over those that are there.
+ * chunk->slice and the rest may be a stranger's words. Errors: FRAME (out of range, or does not follow),
+ * MEMORY. */
+MLFAB__INTERNAL int mlfab__image_take(mlfab__env *env, mlfab__store *store, mlfab__image_part *part,
+                                      const mlfab__image_chunk *chunk, const uint8_t *data);
+
+
+/* ==============================================================================================
+ * core/model/image.c
+ * ============================================================================================== */
+/* image.c - the bytes of slices as one stream of chunks. See image.h. */
+
+static int image_has(const mlfab__store *store, uint32_t kind) {
+  return kind == MLFAB__IMAGE_STATE0   ? store->s0 != NULL
+         : kind == MLFAB__IMAGE_STATE1 ? store->s1 != NULL
+                                       : kind < MLFAB__IMAGE_KINDS;
+}
+
+/* Bytes of a position by their kind; NULL: ghosts. */
+static uint8_t *image_bytes(const mlfab__store *store, uint32_t kind, uint32_t position) {
+  if (kind == MLFAB__IMAGE_STATE0) return store->s0[position];
+  if (kind == MLFAB__IMAGE_STATE1) return store->s1[position];
+  return store->blocks[kind == MLFAB__IMAGE_SUM ? store->sum[position] : store->w[position]].data;
+}
+
+/* ---- writing ---- */
+
+/* Moves the cursor to the next bytes, from where it stands: 1, or 0 behind the last. */
+static int image_seek(const mlfab__store *store, const uint32_t *owners, uint32_t owner,
+                      mlfab__image_cursor *c) {
+  for (; c->slice < store->nslices; c->slice++, c->kind = 0, c->offset = 0) {
+    const mlfab__shard_slice *s = &store->slices[c->slice];
+    if (owners[s->number] != owner) continue;
+    for (; c->kind < MLFAB__IMAGE_KINDS; c->kind++, c->offset = 0) {
+      if (!image_has(store, c->kind)) continue;
+      /* Of the sum only the blocks that there are. */
+      while (c->kind == MLFAB__IMAGE_SUM && c->offset < s->bytes &&
+             store->sum[s->first + c->offset / store->block_bytes] == MLFAB__NO_BLOCK)
+        c->offset = (c->offset / store->block_bytes + 1) * store->block_bytes;
+      if (c->offset < s->bytes) return 1;
+    }
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__image_next(const mlfab__store *store, const uint32_t *owners,
+                                      uint32_t owner, uint64_t limit, mlfab__image_cursor *cursor,
+                                      mlfab__image_chunk *chunk) {
+  if (!image_seek(store, owners, owner, cursor)) return 0;
+  const mlfab__shard_slice *s = &store->slices[cursor->slice];
+  uint64_t at = cursor->offset % store->block_bytes;
+  uint32_t position = s->first + (uint32_t)(cursor->offset / store->block_bytes);
+  uint64_t bytes = mlfab__min(store->block_bytes - at, s->bytes - cursor->offset);
+  uint8_t *data = image_bytes(store, cursor->kind, position);
+  *chunk = (mlfab__image_chunk){.slice = cursor->slice,
+                                .kind = cursor->kind,
+                                .offset = cursor->offset,
+                                .data = data ? data + at : NULL,
+                                .bytes = (uint32_t)mlfab__min(bytes, limit)};
+  mlfab__image_cursor next = *cursor;
+  next.offset += chunk->bytes;
+  chunk->last = !image_seek(store, owners, owner, &next) || next.slice != cursor->slice;
+  return 1;
+}
+
+/* ---- reading ---- */
+
+/* Is what has come before these bytes all that there is before them? Moves on to their kind. */
+static int image_follows(const mlfab__store *store, const mlfab__shard_slice *slice,
+                         mlfab__image_part *part, uint32_t kind, uint64_t offset) {
+  while (part->kind < kind) {
+    if (image_has(store, part->kind) && part->offset != slice->bytes) return 0;
+    part->kind++;
+    part->offset = 0;
+  }
+  return part->kind == kind &&
+         (kind == MLFAB__IMAGE_SUM ? offset >= part->offset : offset == part->offset);
+}
+
+/* A block of zeros for a sum. */
+static int image_sum_block(mlfab__env *env, mlfab__store *store, uint32_t position) {
+  if (store->sum[position] != MLFAB__NO_BLOCK) return 0;
+  if (store->free_count == 0 && mlfab__store_grow(env, store)) return MLFAB_ERR_MEMORY;
+  store->sum[position] = mlfab__store_take(store);
+  uint8_t *data = store->blocks[store->sum[position]].data;
+  if (data) memset(data, 0, store->block_bytes);
+  return 0;
+}
+
+static int image_write(mlfab__env *env, mlfab__store *store, const mlfab__image_chunk *chunk,
+                       const uint8_t *from) {
+  const mlfab__shard_slice *slice = &store->slices[chunk->slice];
+  uint64_t bytes = chunk->bytes;
+  for (uint64_t offset = chunk->offset, n; bytes > 0; offset += n, bytes -= n) {
+    uint64_t at = offset % store->block_bytes;
+    uint32_t position = slice->first + (uint32_t)(offset / store->block_bytes);
+    n = mlfab__min(bytes, store->block_bytes - at);
+    if (chunk->kind == MLFAB__IMAGE_SUM && image_sum_block(env, store, position))
+      return MLFAB_ERR_MEMORY;
+    uint8_t *data = image_bytes(store, chunk->kind, position);
+    if (!data || !from) continue;
+    memcpy(data + at, from, n);
+    from += n;
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__image_take(mlfab__env *env, mlfab__store *store, mlfab__image_part *part,
+                                      const mlfab__image_chunk *chunk, const uint8_t *data) {
+  if (chunk->slice >= store->nslices || !image_has(store, chunk->kind)) return MLFAB_ERR_FRAME;
+  if (part->done) return 0;
+  const mlfab__shard_slice *slice = &store->slices[chunk->slice];
+  if (chunk->bytes == 0 || chunk->offset > slice->bytes ||
+      chunk->bytes > slice->bytes - chunk->offset || (data == NULL) != store->ghost)
+    return MLFAB_ERR_FRAME;
+  if (chunk->kind == MLFAB__IMAGE_WEIGHTS && chunk->offset == 0) {
+    memset(part, 0, sizeof *part); /* from the first byte again, after a link broke */
+    for (uint32_t p = slice->first; p < slice->first + slice->count; p++)
+      mlfab__store_put(store, &store->sum[p], MLFAB__NO_BLOCK);
+  }
+  mlfab__image_part next = *part;
+  if (!image_follows(store, slice, &next, chunk->kind, chunk->offset)) return MLFAB_ERR_FRAME;
+  next.offset = chunk->offset + chunk->bytes;
+  mlfab__image_part end = next;
+  if (chunk->last && !image_follows(store, slice, &end, MLFAB__IMAGE_SUM, slice->bytes))
+    return MLFAB_ERR_FRAME;
+  int code = image_write(env, store, chunk, data);
+  if (code) return code;
+  *part = next;
+  part->done = chunk->last != 0;
+  return 0;
 }
 
 /* ==============================================================================================
@@ -38874,15 +39055,9 @@ MLFAB__INTERNAL uint64_t mlfab__reshard_deadline(const mlfab__reshard *r) {
 
 #include <stdio.h>
 
-typedef struct reshard_server_cursor {
-  uint32_t slice, kind; /* slice: index in the old store */
-  uint64_t offset;
-} reshard_server_cursor;
-
 typedef struct reshard_server_entry { /* a slice of the new store, and what has come of it */
-  uint8_t done;
-  uint32_t kind, clock; /* clock: index into `clocks` */
-  uint64_t offset;
+  mlfab__image_part part;
+  uint32_t clock; /* index into `clocks` */
 } reshard_server_entry;
 
 typedef struct reshard_server_clock { /* of slices that come */
@@ -38903,9 +39078,9 @@ struct mlfab__reshard_server {
   uint64_t *ahead;
   uint8_t *stage, *scratch;
   uint64_t stage_bytes;
-  reshard_server_entry *entries;  /* by slice of the new store */
-  uint32_t coming;                /* of those, not done */
-  reshard_server_cursor *cursors; /* by server */
+  reshard_server_entry *entries; /* by slice of the new store */
+  uint32_t coming;               /* of those, not done */
+  mlfab__image_cursor *cursors;  /* by server */
   reshard_server_clock *clocks;
   uint32_t ngates, clocks_room, nwords;
 };
@@ -38993,8 +39168,8 @@ static int reshard_server_build(mlfab__server *server, struct mlfab__reshard_ser
   if (code) return code;
   for (uint32_t i = 0; i < shift->store.nslices; i++) {
     uint32_t number = shift->store.slices[i].number;
-    shift->entries[i].done = server->store.local[number] != MLFAB__NO_SLICE;
-    shift->coming += !shift->entries[i].done;
+    shift->entries[i].part.done = server->store.local[number] != MLFAB__NO_SLICE;
+    shift->coming += !shift->entries[i].part.done;
   }
   return 0;
 }
@@ -39068,74 +39243,47 @@ static void reshard_server_hold(mlfab__server *server) {
 
 /* --- leaving --- */
 
-/* Moves the cursor to the next bytes for `to`, from where it stands: 1, or 0 behind the last. */
-static int reshard_server_seek(const mlfab__server *server, uint32_t to, reshard_server_cursor *c) {
-  const mlfab__store *store = &server->store;
-  for (; c->slice < store->nslices; c->slice++, c->kind = 0, c->offset = 0) {
-    const mlfab__shard_slice *s = &store->slices[c->slice];
-    if (server->move.under_way->owners[s->number] != to) continue;
-    for (; c->kind <= MLFAB__RESHARD_SERVER_SUM; c->kind++, c->offset = 0) {
-      if (c->kind == MLFAB__RESHARD_SERVER_STATE0 && !store->s0) continue;
-      if (c->kind == MLFAB__RESHARD_SERVER_STATE1 && !store->s1) continue;
-      /* Of the sum only the blocks that there are. */
-      while (c->kind == MLFAB__RESHARD_SERVER_SUM && c->offset < s->bytes &&
-             store->sum[s->first + c->offset / store->block_bytes] == MLFAB__NO_BLOCK)
-        c->offset = (c->offset / store->block_bytes + 1) * store->block_bytes;
-      if (c->offset < s->bytes) return 1;
-    }
-  }
-  return 0;
-}
-
-/* Bytes of a position by their kind; NULL: ghosts. */
-static uint8_t *reshard_server_bytes(const mlfab__store *store, uint32_t kind, uint32_t position) {
-  if (kind == MLFAB__RESHARD_SERVER_STATE0) return store->s0[position];
-  if (kind == MLFAB__RESHARD_SERVER_STATE1) return store->s1[position];
-  return store
-      ->blocks[kind == MLFAB__RESHARD_SERVER_SUM ? store->sum[position] : store->w[position]]
-      .data;
+/* Moves the cursor to the next bytes for `to`: 1, or 0 behind the last. */
+static int reshard_server_seek(const mlfab__server *server, uint32_t to,
+                               mlfab__image_cursor *cursor, mlfab__image_chunk *chunk) {
+  return mlfab__image_next(&server->store, server->move.under_way->owners, to,
+                           server->config->chunk_bytes, cursor, chunk);
 }
 
 MLFAB__INTERNAL int mlfab__reshard_server_wants(const mlfab__server *server, uint32_t to) {
   const struct mlfab__reshard_server *shift = server->move.under_way;
-  reshard_server_cursor cursor = {0, 0, 0};
+  mlfab__image_cursor cursor = {0, 0, 0};
+  mlfab__image_chunk chunk;
   /* An answer may have to be told again. */
   if (to == 0) return shift || server->move.moved.attempt != 0;
   if (shift && shift->leaderless) return to != server->number;
   return shift && shift->sending && to != server->number &&
-         reshard_server_seek(server, to, &cursor);
+         reshard_server_seek(server, to, &cursor, &chunk);
 }
 
 MLFAB__INTERNAL int mlfab__reshard_server_next(mlfab__server *server, uint32_t to,
                                                mlfab__frame_out *frame) {
   const struct mlfab__reshard_server *shift = server->move.under_way;
-  const mlfab__store *store = &server->store;
+  mlfab__image_chunk chunk;
   if (!shift || !shift->sending || to == server->number) return 0;
-  reshard_server_cursor cursor = shift->cursors[to];
-  if (!reshard_server_seek(server, to, &cursor)) return 0;
-  const mlfab__shard_slice *s = &store->slices[cursor.slice];
-  uint64_t at = cursor.offset % store->block_bytes;
-  uint32_t position = s->first + (uint32_t)(cursor.offset / store->block_bytes);
-  uint64_t bytes = mlfab__min(store->block_bytes - at, s->bytes - cursor.offset);
-  bytes = mlfab__min(bytes, server->config->chunk_bytes);
-  mlfab__reshard_server_bytes head = {shift->attempt, s->number,  s->clock,  cursor.kind,
-                                      cursor.offset,  s->version, s->commit, 0};
-  uint8_t *data = reshard_server_bytes(store, cursor.kind, position);
-  reshard_server_cursor next = cursor;
-  next.offset += bytes;
-  head.last = !reshard_server_seek(server, to, &next) || next.slice != cursor.slice;
+  mlfab__image_cursor cursor = shift->cursors[to];
+  if (!reshard_server_seek(server, to, &cursor, &chunk)) return 0;
+  const mlfab__shard_slice *s = &server->store.slices[chunk.slice];
+  mlfab__reshard_server_bytes head = {shift->attempt, s->number,  s->clock,  chunk.kind,
+                                      chunk.offset,   s->version, s->commit, (uint32_t)chunk.last};
   frame->type = MLFAB__RESHARD_SERVER;
   frame->meta_bytes = mlfab__encode_reshard_server_bytes(frame->meta, &head);
-  frame->bulk = data ? data + at : NULL;
-  frame->bulk_bytes = (uint32_t)bytes;
+  frame->bulk = chunk.data;
+  frame->bulk_bytes = chunk.bytes;
   frame->token = 0;
   return 1;
 }
 
 MLFAB__INTERNAL void mlfab__reshard_server_taken(mlfab__server *server, uint32_t to,
                                                  const mlfab__frame_out *frame) {
-  reshard_server_cursor *cursor = &server->move.under_way->cursors[to];
-  reshard_server_seek(server, to, cursor);
+  mlfab__image_cursor *cursor = &server->move.under_way->cursors[to];
+  mlfab__image_chunk chunk;
+  reshard_server_seek(server, to, cursor, &chunk);
   cursor->offset += frame->bulk_bytes;
 }
 
@@ -39219,59 +39367,6 @@ static int reshard_server_take_clock(mlfab__server *server, uint32_t from,
   return 0;
 }
 
-/* Is what has come of a slice, before these bytes, all that comes before them? Moves on to their
- * kind. */
-static int reshard_server_follows(const mlfab__store *store, const mlfab__shard_slice *slice,
-                                  reshard_server_entry *entry, uint32_t kind, uint64_t offset) {
-  while (entry->kind < kind) {
-    int none = (entry->kind == MLFAB__RESHARD_SERVER_STATE0 && !store->s0) ||
-               (entry->kind == MLFAB__RESHARD_SERVER_STATE1 && !store->s1);
-    if (!none && entry->offset != slice->bytes) return 0;
-    entry->kind++;
-    entry->offset = 0;
-  }
-  return entry->kind == kind &&
-         (kind == MLFAB__RESHARD_SERVER_SUM ? offset >= entry->offset : offset == entry->offset);
-}
-
-/* From the first byte again, after a link broke. */
-static void reshard_server_restart(mlfab__store *store, const mlfab__shard_slice *slice,
-                                   reshard_server_entry *entry) {
-  entry->kind = 0;
-  entry->offset = 0;
-  for (uint32_t p = slice->first; p < slice->first + slice->count; p++)
-    mlfab__store_put(store, &store->sum[p], MLFAB__NO_BLOCK);
-}
-
-/* A block of zeros for a sum. */
-static int reshard_server_sum_block(mlfab__server *server, mlfab__store *store, uint32_t position) {
-  if (store->sum[position] != MLFAB__NO_BLOCK) return 0;
-  if (store->free_count == 0 && mlfab__store_grow(server->env, store)) return MLFAB_ERR_MEMORY;
-  store->sum[position] = mlfab__store_take(store);
-  uint8_t *data = store->blocks[store->sum[position]].data;
-  if (data) memset(data, 0, store->block_bytes);
-  return 0;
-}
-
-static int reshard_server_write(mlfab__server *server, mlfab__store *store,
-                                const mlfab__shard_slice *slice,
-                                const mlfab__reshard_server_bytes *head, const uint8_t *from,
-                                uint64_t bytes) {
-  for (uint64_t offset = head->offset, n; bytes > 0; offset += n, bytes -= n) {
-    uint64_t at = offset % store->block_bytes;
-    uint32_t position = slice->first + (uint32_t)(offset / store->block_bytes);
-    n = mlfab__min(bytes, store->block_bytes - at);
-    if (head->kind == MLFAB__RESHARD_SERVER_SUM &&
-        reshard_server_sum_block(server, store, position))
-      return MLFAB_ERR_MEMORY;
-    uint8_t *data = reshard_server_bytes(store, head->kind, position);
-    if (!data || !from) continue;
-    memcpy(data + at, from, n);
-    from += n;
-  }
-  return 0;
-}
-
 static int reshard_server_take_bytes(mlfab__server *server, uint32_t from,
                                      const mlfab__frame_in *frame) {
   struct mlfab__reshard_server *shift = server->move.under_way;
@@ -39281,33 +39376,24 @@ static int reshard_server_take_bytes(mlfab__server *server, uint32_t from,
   if (!shift || !shift->ready || head.attempt != shift->attempt) return 0;
   mlfab__store *store = &shift->store;
   if (head.slice >= shift->nowners || store->local[head.slice] == MLFAB__NO_SLICE ||
-      server->layout.slices[head.slice].server != from || head.kind > MLFAB__RESHARD_SERVER_SUM)
-    return MLFAB_ERR_FRAME;
-  /* It has another rule: only one of the two has a callback that applies updates. */
-  if ((head.kind == MLFAB__RESHARD_SERVER_STATE0 && !store->s0) ||
-      (head.kind == MLFAB__RESHARD_SERVER_STATE1 && !store->s1))
+      server->layout.slices[head.slice].server != from)
     return MLFAB_ERR_FRAME;
   uint32_t local = store->local[head.slice];
-  mlfab__shard_slice *slice = &store->slices[local];
   reshard_server_entry *entry = &shift->entries[local];
-  if (entry->done) return 0;
   const reshard_server_clock *clock = reshard_server_find_clock(shift, from, head.clock);
-  if (head.kind == MLFAB__RESHARD_SERVER_WEIGHTS && head.offset == 0)
-    reshard_server_restart(store, slice, entry);
-  if (!clock || !reshard_server_follows(store, slice, entry, head.kind, head.offset) ||
-      frame->bulk_bytes == 0 || head.offset > slice->bytes ||
-      frame->bulk_bytes > slice->bytes - head.offset || (frame->bulk == NULL) != store->ghost)
-    return MLFAB_ERR_FRAME;
-  int code = reshard_server_write(server, store, slice, &head, frame->bulk, frame->bulk_bytes);
-  if (code) return code;
-  entry->offset = head.offset + frame->bulk_bytes;
-  if (!head.last) return 0;
-  if (!reshard_server_follows(store, slice, entry, MLFAB__RESHARD_SERVER_SUM, slice->bytes))
-    return MLFAB_ERR_FRAME;
-  entry->done = 1;
+  if (entry->part.done) return 0;
+  if (!clock) return MLFAB_ERR_FRAME;
+  /* States may be missing here: only one of the two may have a callback that applies updates. */
+  const mlfab__image_chunk chunk = {.slice = local,
+                                    .kind = head.kind,
+                                    .offset = head.offset,
+                                    .bytes = frame->bulk_bytes,
+                                    .last = head.last != 0};
+  int code = mlfab__image_take(server->env, store, &entry->part, &chunk, frame->bulk);
+  if (code || !entry->part.done) return code;
   entry->clock = (uint32_t)(clock - shift->clocks);
-  slice->version = head.version;
-  slice->commit = head.commit;
+  store->slices[local].version = head.version;
+  store->slices[local].commit = head.commit;
   shift->coming--;
   return 0;
 }

@@ -593,16 +593,10 @@ typedef struct mlfab__reshard_server_clock {
 } mlfab__reshard_server_clock;
 #define MLFAB__RESHARD_SERVER_WORDS_MAX 2048u
 
-enum mlfab__reshard_server_kind {
-  MLFAB__RESHARD_SERVER_WEIGHTS,
-  MLFAB__RESHARD_SERVER_STATE0,
-  MLFAB__RESHARD_SERVER_STATE1,
-  MLFAB__RESHARD_SERVER_SUM
-};
 typedef struct
     mlfab__reshard_server_bytes { /* RESHARD_SERVER, server -> server: the next bytes of a slice */
-  uint32_t attempt, slice, clock, kind;
-  uint64_t offset; /* in the slice */
+  uint32_t attempt, slice, clock, kind; /* kind: MLFAB__IMAGE_* (image.h) */
+  uint64_t offset;                      /* in the slice */
   uint64_t version, commit;
   uint32_t last; /* 1: of this slice */
 } mlfab__reshard_server_bytes;

@@ -1,6 +1,7 @@
 /* test_reshard_server.c - slices that leave a server for another one, frame by frame: that they arrive, and what the other one
  * refuses. After a refused frame the link ends, and all is sent again from the first byte. */
 #include "core/reshard/reshard.h"
+#include "core/model/image.h"
 #include "core/server/server.h"
 
 #include <setjmp.h>
@@ -102,9 +103,9 @@ static void open_side(side *s, uint32_t number, uint32_t rule, int own_rule) {
 }
 
 static uint8_t *data_at(const mlfab__store *store, uint32_t kind, uint32_t position) {
-  if (kind == MLFAB__RESHARD_SERVER_STATE0) return store->s0 ? store->s0[position] : NULL;
-  if (kind == MLFAB__RESHARD_SERVER_STATE1) return store->s1 ? store->s1[position] : NULL;
-  uint32_t block = kind == MLFAB__RESHARD_SERVER_SUM ? store->sum[position] : store->w[position];
+  if (kind == MLFAB__IMAGE_STATE0) return store->s0 ? store->s0[position] : NULL;
+  if (kind == MLFAB__IMAGE_STATE1) return store->s1 ? store->s1[position] : NULL;
+  uint32_t block = kind == MLFAB__IMAGE_SUM ? store->sum[position] : store->w[position];
   return block == MLFAB__NO_BLOCK ? NULL : store->blocks[block].data;
 }
 
@@ -116,10 +117,10 @@ static uint32_t visit(mlfab__server *server,
   for (uint32_t i = 0; i < store->nslices; i++) {
     const mlfab__shard_slice *s = &store->slices[i];
     for (uint64_t at = 0; at < s->bytes; at += BLOCK) {
-      for (uint32_t kind = 0; kind <= MLFAB__RESHARD_SERVER_SUM; kind++) {
+      for (uint32_t kind = 0; kind <= MLFAB__IMAGE_SUM; kind++) {
         uint8_t *data = data_at(store, kind, s->first + (uint32_t)(at / BLOCK));
         if (data) each(data, kind, s->offset + at, mlfab__min(s->bytes - at, BLOCK));
-        sums += kind == MLFAB__RESHARD_SERVER_SUM && data;
+        sums += kind == MLFAB__IMAGE_SUM && data;
       }
     }
   }
@@ -263,16 +264,16 @@ static int send_wrong(fixture *f, const frame *right, enum wrong wrong) {
   while (layout->slices[kept].server != 1) kept++;
   if (wrong == NO_SUCH_SLICE) head.slice = SLICES;
   if (wrong == KEPT_SLICE) head.slice = kept;
-  if (wrong == NO_SUCH_KIND) head.kind = MLFAB__RESHARD_SERVER_SUM + 1;
+  if (wrong == NO_SUCH_KIND) head.kind = MLFAB__IMAGE_SUM + 1;
   if (wrong == NO_SUCH_CLOCK) head.clock++;
   if (wrong == NO_BYTES) bad.bulk_bytes = 0;
   if (wrong == GAP) {
-    if (head.kind == MLFAB__RESHARD_SERVER_SUM || head.offset + 4 + bad.bulk_bytes > slice->bytes)
+    if (head.kind == MLFAB__IMAGE_SUM || head.offset + 4 + bad.bulk_bytes > slice->bytes)
       return 1;
     head.offset += 4;
   }
   if (wrong == NEXT_KIND) {
-    if (head.kind == MLFAB__RESHARD_SERVER_SUM || (head.kind > 0 && head.offset == 0)) return 1;
+    if (head.kind == MLFAB__IMAGE_SUM || (head.kind > 0 && head.offset == 0)) return 1;
     head.kind++;
     head.offset = 0;
   }
@@ -281,15 +282,15 @@ static int send_wrong(fixture *f, const frame *right, enum wrong wrong) {
     head.kind--;
   }
   if (wrong == TOO_FAR) {
-    if (head.kind != MLFAB__RESHARD_SERVER_SUM) return 1;
+    if (head.kind != MLFAB__IMAGE_SUM) return 1;
     head.offset = slice->bytes + BLOCK;
   }
   if (wrong == TOO_LONG) {
-    if (head.kind != MLFAB__RESHARD_SERVER_SUM) return 1;
+    if (head.kind != MLFAB__IMAGE_SUM) return 1;
     head.offset = slice->bytes - bad.bulk_bytes + 4;
   }
   if (wrong == LAST_TOO_EARLY) {
-    if (head.last || head.kind >= MLFAB__RESHARD_SERVER_STATE1) return 1;
+    if (head.last || head.kind >= MLFAB__IMAGE_STATE1) return 1;
     head.last = 1;
   }
   bad.meta_bytes = mlfab__encode_reshard_server_bytes(bad.meta, &head);
