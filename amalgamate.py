@@ -30,7 +30,7 @@ GROUPS = [
     {"sched": "network order group distribute plan monitor items batch arrange scheduler explain accumulator sum distributor aggregator report route spread client sched_role",
      "sparse": "filter sparse_push sparse_apply delta",
      "reshard": "reshard reshard_server reshard_worker reshard_role"},
-    {"api": "complete parts config calls context shared submit calls_coll calls_partial calls_stochastic calls_dag calls_sched "
+    {"api": "complete parts config calls context memory submit shared calls_coll calls_partial calls_stochastic calls_dag calls_sched "
             "calls_sparse calls_reshard"},
 ]
 # On the floor above: files of one transport begin with its name. A transport includes mlfab.h and the groups

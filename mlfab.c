@@ -6624,7 +6624,9 @@ typedef struct mlfab__role {
 
   /* A request of this role ends by its deadline, or as cancelled. */
   void (*withdraw)(void *self, mlfab__request *request, int code, uint64_t now_ns);
-  /* This node's worker will leave. Does nobody wait for this role any more? It says goodbye now. */
+  /* May others want something of it at any time, without a call of this node's? */
+  int (*serves)(const void *self);
+  /* This node's worker will leave, or has no more data. Does nobody wait for this role any more? It says goodbye now. */
   void (*leave)(void *self);
   int (*quiet)(const void *self);
   void (*part)(void *self);
@@ -7186,6 +7188,9 @@ MLFAB__INTERNAL int mlfab__roles_want(const mlfab_node *node, int kind, uint32_t
 MLFAB__INTERNAL void mlfab__roles_returned(mlfab_node *node, int kind, uint32_t peer,
                                            uint64_t token);
 MLFAB__INTERNAL void mlfab__roles_withdraw(mlfab_node *node, mlfab__request *request, int code);
+/* Tells all roles that this worker takes no further part. May others want something of one at any time? */
+MLFAB__INTERNAL void mlfab__roles_leave(mlfab_node *node);
+MLFAB__INTERNAL int mlfab__roles_serve(const mlfab_node *node);
 /* Tells all roles what this host's links carry. */
 MLFAB__INTERNAL void mlfab__roles_capacity(mlfab_node *node, double in, double out);
 
@@ -7493,6 +7498,20 @@ MLFAB__INTERNAL void mlfab__roles_capacity(mlfab_node *node, double in, double o
   for (uint32_t i = 0; i < node->nroles; i++) {
     if (node->roles[i].capacity) node->roles[i].capacity(node->roles[i].self, in, out);
   }
+}
+
+MLFAB__INTERNAL void mlfab__roles_leave(mlfab_node *node) {
+  for (uint32_t i = 0; i < node->nroles; i++) {
+    if (node->roles[i].leave) node->roles[i].leave(node->roles[i].self);
+  }
+}
+
+MLFAB__INTERNAL int mlfab__roles_serve(const mlfab_node *node) {
+  for (uint32_t i = 0; i < node->nroles; i++) {
+    const mlfab__role *role = &node->roles[i];
+    if (role->serves && role->serves(role->self)) return 1;
+  }
+  return 0;
 }
 
 /* ==============================================================================================
@@ -8241,9 +8260,7 @@ static void node_begin_to_part(mlfab_node *node, int how, uint64_t now_ns) {
   if (!node->parting)
     node->part_ns = node->now_ns + (node->leaving ? 0 : node->config.heartbeat_ns);
   node->parting = how;
-  for (uint32_t i = 0; i < node->nroles; i++) {
-    if (node->roles[i].leave) node->roles[i].leave(node->roles[i].self);
-  }
+  mlfab__roles_leave(node);
   node_epilogue(node);
 }
 
@@ -17882,8 +17899,9 @@ static void server_role_tick(void *self, uint64_t now_ns) { mlfab__server_tick(s
 
 static uint64_t server_role_deadline(const void *self) { return mlfab__server_deadline(self); }
 
-/* Pulls that stand still, and slices on the move, are looked at by `tick`. */
-static int server_role_waits(const void *self) {
+/* Workers may want something at any time; and pulls that stand still, and slices on the move, are looked at by
+ * `tick`. */
+static int server_role_always(const void *self) {
   (void)self;
   return 1;
 }
@@ -17903,7 +17921,8 @@ static const mlfab__role server_row = {
     .gone = server_role_gone,
     .tick = server_role_tick,
     .deadline = server_role_deadline,
-    .waits = server_role_waits,
+    .waits = server_role_always,
+    .serves = server_role_always,
     .free = server_role_free,
 };
 
@@ -27022,7 +27041,8 @@ typedef struct mlfab__barrier_worker {
   uint64_t over; /* barriers that have succeeded */
   uint32_t open; /* requests */
   int32_t missing;
-  int dead; /* server 0 is */
+  int dead;    /* server 0 is */
+  int leaving; /* this worker takes no further part */
 } mlfab__barrier_worker;
 
 /* Errors: MEMORY. */
@@ -27187,6 +27207,8 @@ static void barrier_ask(mlfab__barrier_worker *worker) {
 MLFAB__INTERNAL int mlfab__barrier_start(mlfab__barrier_worker *worker, uint64_t timeout_ns,
                                          uint64_t now_ns, mlfab_request *request_p,
                                          mlfab_error *error) {
+  if (worker->leaving)
+    return MLFAB__FAIL(error, MLFAB_ERR_STATE, "a barrier: this worker takes no further part");
   if (worker->dead)
     return mlfab__error(error, MLFAB_ERR_PEER_DEAD, 0, 1, 0, "barrier: server 0 is dead");
   int code = mlfab__request_reserve(worker->requests);
@@ -27540,6 +27562,11 @@ static void barrier_role_withdraw(void *self, mlfab__request *request, int code,
   mlfab__barrier_withdraw(self, request, code, now_ns);
 }
 
+static void barrier_role_leave(void *self) {
+  mlfab__barrier_worker *worker = self;
+  worker->leaving = 1;
+}
+
 static const mlfab__role barrier_row = {
     .name = "barrier",
     .links = MLFAB__ON(SERVER),
@@ -27548,6 +27575,7 @@ static const mlfab__role barrier_row = {
     .up = barrier_role_up,
     .gone = barrier_role_gone,
     .withdraw = barrier_role_withdraw,
+    .leave = barrier_role_leave,
 };
 
 MLFAB__INTERNAL int mlfab__barrier_attach(mlfab_node *node, mlfab__barrier_worker **barrier_p) {
@@ -27628,6 +27656,14 @@ static void comm_role_withdraw(void *self, mlfab__request *request, int code, ui
   mlfab__comm_withdraw(self, request, code, now_ns);
 }
 
+/* Rounds of an open object go on without this worker's call. */
+static int comm_role_serves(const void *self) {
+  const mlfab__comm *comm = self;
+  for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++)
+    if (comm->objects[i].id) return 1;
+  return 0;
+}
+
 static void comm_role_leave(void *self) { mlfab__comm_leave(self); }
 
 static int comm_role_quiet(const void *self) { return mlfab__comm_quiet(self); }
@@ -27670,6 +27706,7 @@ static const mlfab__role comm_row = {
     .waits = comm_role_waits,
     .idle = comm_role_idle,
     .withdraw = comm_role_withdraw,
+    .serves = comm_role_serves,
     .leave = comm_role_leave,
     .quiet = comm_role_quiet,
     .part = comm_role_part,
@@ -40877,12 +40914,7 @@ MLFAB_API int mlfab_filter_from_env(mlfab_filter *filter, mlfab_error *error_p) 
  * ============================================================================================== */
 /* calls.h - a node: how a call is submitted. */
 
-/* A collective as the communicator is asked for it. call.outside: it got a number, and its caller is to run
- * it in memory that processes of its host share, when mlfab__comm_outside says so. */
-typedef struct mlfab__collective {
-  mlfab_vec one; /* call.vecs, where there is one buffer that is no list's */
-  mlfab__comm_call call;
-} mlfab__collective;
+typedef struct mlfab__collective mlfab__collective; /* calls_coll.h */
 
 /* A call that is being submitted, at node->now_ns. */
 typedef struct mlfab__call_in {
@@ -40890,8 +40922,7 @@ typedef struct mlfab__call_in {
   const mlfab_call *call;
   mlfab_request *request_p;
   mlfab_error *error;
-  mlfab__collective *collective;
-  int may_share; /* as an outside call */
+  mlfab__collective *shared; /* as of mlfab__node_submit, or NULL */
 } mlfab__call_in;
 
 /* Carries out a call, or begins it: 0, or the code of *in->error. */
@@ -40906,7 +40937,7 @@ MLFAB__INTERNAL mlfab__call_begin mlfab__calls_partial;
 MLFAB__INTERNAL mlfab__call_begin mlfab__calls_stochastic;
 
 /* As mlfab_node_submit. `shared`, unless NULL: the caller waits, and has such memory: what has a form there is
- * begun as an outside call, and *shared is filled. Else its call.outside is 0. */
+ * begun as an outside call, and *shared is filled. Only where the call is a collective. */
 MLFAB__INTERNAL int mlfab__node_submit(mlfab_node *node, const mlfab_call *call, uint64_t now_ns,
                                        mlfab_request *request_p, mlfab__collective *shared);
 
@@ -40941,8 +40972,6 @@ static int calls_barrier(const mlfab__call_in *e) {
     return MLFAB__FAIL(e->error, MLFAB_ERR_ARGUMENT, "a barrier: options.size is not set");
   if (options)
     timeout_ns = MLFAB__HAS(options, mlfab_collective, timeout_ns) ? options->timeout_ns : 0;
-  if (e->node->parts->comm->leaving)
-    return MLFAB__FAIL(e->error, MLFAB_ERR_STATE, "a barrier: this worker takes no further part");
   return mlfab__barrier_start(e->node->parts->barrier, timeout_ns, e->node->now_ns, e->request_p,
                               e->error);
 }
@@ -40966,8 +40995,7 @@ static int calls_core(const mlfab__call_in *e) {
       return mlfab__worker_pull(worker, c->bufs, c->n, c->options, now, r, error);
     case MLFAB_CALL_JOIN:
       code = mlfab__worker_join(worker, timeout, now, r, error);
-      if (!code)
-        mlfab__comm_leave(e->node->parts->comm); /* no further part in collectives either */
+      if (!code) mlfab__roles_leave(e->node); /* no further part in collectives either */
       return code;
     case MLFAB_CALL_SET_SYNC:
       return mlfab__worker_set_sync(worker, c->options, c->server, c->tensor, timeout, now, r,
@@ -41036,15 +41064,9 @@ static int calls_check(const mlfab__call_in *e) {
 MLFAB__INTERNAL int mlfab__node_submit(mlfab_node *node, const mlfab_call *call, uint64_t now_ns,
                                        mlfab_request *request_p, mlfab__collective *shared) {
   mlfab_error error;
-  mlfab__collective local;
   if (!node) return MLFAB_ERR_ARGUMENT;
-  mlfab__call_in e = {.node = node,
-                      .call = call,
-                      .request_p = request_p,
-                      .error = &error,
-                      .collective = shared ? shared : &local,
-                      .may_share = shared != NULL};
-  e.collective->call.outside = 0;
+  mlfab__call_in e = {
+      .node = node, .call = call, .request_p = request_p, .error = &error, .shared = shared};
   int code = calls_check(&e);
   int early = !code && calls_kinds[call->kind].flags & CALLS_EARLY && node->is_worker;
   if (!code && !early) code = mlfab__node_enter(node, now_ns, 1, &error);
@@ -41101,9 +41123,9 @@ enum { MLFAB__CONTEXT_TRANSPORTS = 8 };
 /* A transport that a context is to open. */
 typedef struct mlfab__context_choice {
   const mlfab_transport *table;
-  const char *listen;                    /* "": where the transport likes */
-  int publish;                           /* others are told where it listens */
-  const mlfab__shm_coll_table *shm_coll; /* collectives for those that it reaches, or NULL */
+  const char *listen;                           /* "": where the transport likes */
+  int publish;                                  /* others are told where it listens */
+  const struct mlfab__shm_coll_table *shm_coll; /* collectives for those that it reaches, or NULL */
 } mlfab__context_choice;
 
 typedef struct mlfab__context_transport {
@@ -41122,6 +41144,19 @@ typedef struct mlfab__snapshot {
   uint64_t count, bytes;
   uint8_t *before, *difference;
 } mlfab__snapshot;
+
+/* What can be done in memory that workers of one host share: shared.c, where collectives are compiled in. */
+typedef struct mlfab__context_sharing {
+  /* Makes it, and has the next MEMBERSHIP speak of it: 1 when there is some. Gives it back. */
+  int (*make)(mlfab *ctx);
+  void (*destroy)(mlfab *ctx);
+  /* The communicator asks to map the memory of others: does it, unless somebody is in a call of it. 1 when the
+   * node has something to send. */
+  int (*map)(mlfab *ctx);
+  /* As of mlfab__shm_coll_table. */
+  void *(*alloc)(mlfab *ctx, uint64_t bytes);
+  int (*release)(mlfab *ctx, void *memory);
+} mlfab__context_sharing;
 
 typedef struct mlfab__context_memory { /* of mlfab_alloc */
   struct mlfab__context_memory *next;
@@ -41175,8 +41210,9 @@ struct mlfab {
   uint64_t moves_told; /* moves, when mlfab_progress last returned */
   mlfab__snapshot *snapshots;
   /* Collectives in shared memory. */
-  const mlfab__shm_coll_table *shm_coll; /* NULL: none */
-  mlfab__shm_coll *arena;
+  const mlfab__context_sharing *sharing;        /* NULL: they are not compiled in */
+  const struct mlfab__shm_coll_table *shm_coll; /* NULL: none */
+  struct mlfab__shm_coll *arena;
   int arena_tried;            /* it was made, or cannot be */
   int arena_runs;             /* somebody is in a call of it, without the lock */
   mlfab__context_turn *turns; /* calls for it, in the order of their numbers */
@@ -41187,9 +41223,10 @@ struct mlfab {
 typedef int mlfab__node_opener(const mlfab_config *config, const char *addresses, uint64_t now_ns,
                                mlfab_node **node_p, mlfab_error *error);
 /* A context over these transports, best first, of a configuration that is complete, and a node that `open`
- * makes; it is joining then. With an error nothing is left. */
+ * makes; it is joining then. `sharing`: or NULL. With an error nothing is left. */
 MLFAB__INTERNAL int mlfab__context_open(mlfab_config *config, const mlfab__context_choice *choices,
-                                        uint32_t n, mlfab__node_opener *open, mlfab **ctx_p,
+                                        uint32_t n, mlfab__node_opener *open,
+                                        const mlfab__context_sharing *sharing, mlfab **ctx_p,
                                         mlfab_error *error);
 
 /* Every public call that touches the node is between these two. */
@@ -41217,8 +41254,7 @@ MLFAB__INTERNAL int mlfab__context_await(mlfab *ctx, mlfab_request id, uint64_t 
 /* Sends what a call has set off. Returns the call's code. */
 MLFAB__INTERNAL int mlfab__context_sent(mlfab *ctx, int code);
 
-/* Makes the memory for others of this host, where that is possible, and has the next MEMBERSHIP speak of it.
- * To be called before whatever may send the first MEMBERSHIP. 1 when there is some. */
+/* Makes the memory for others of this host, where that is possible. To be called before whatever may send the first MEMBERSHIP. 1 when there is some. */
 MLFAB__INTERNAL int mlfab__context_arena(mlfab *ctx);
 /* Memory of mlfab_alloc that no list has any more. What is shared goes back to the arena, or with it. */
 MLFAB__INTERNAL void mlfab__context_free_memory(mlfab *ctx, mlfab__context_memory *memory);
@@ -41261,29 +41297,6 @@ MLFAB__INTERNAL int mlfab__submit_call(mlfab *ctx, const mlfab_call *call, int w
   CONTEXT_DESCRIBE(call_kind, __VA_ARGS__);     \
   return mlfab__submit_call(ctx, &call, 0, request_p, NULL)
 #define SUBMIT_AT_ONCE(call_kind, ...) SUBMIT_START(call_kind, NULL, __VA_ARGS__)
-
-/* --- calls_coll.c --- */
-
-/* As mlfab__submit and mlfab__submit_call, of a collective, which may run in memory that is shared. */
-MLFAB__INTERNAL int mlfab__coll_submit(mlfab *ctx, const mlfab_call *call, int waits,
-                                       mlfab_request *request_p);
-MLFAB__INTERNAL int mlfab__coll_call(mlfab *ctx, const mlfab_call *call, int waits,
-                                     mlfab_request *request_p);
-
-#define COLL_WAIT(call_kind, ...)           \
-  CONTEXT_DESCRIBE(call_kind, __VA_ARGS__); \
-  return mlfab__coll_call(ctx, &call, 1, NULL)
-#define COLL_START(call_kind, request_p, ...) \
-  CONTEXT_DESCRIBE(call_kind, __VA_ARGS__);   \
-  return mlfab__coll_call(ctx, &call, 0, request_p)
-#define COLL_AT_ONCE(call_kind, ...) COLL_START(call_kind, NULL, __VA_ARGS__)
-
-/* --- shared.c --- */
-
-/* Carries out a call that has a number and may go through the arena, or sees it go on with frames. Its request
- * is to be waited for in any case. */
-MLFAB__INTERNAL void mlfab__shared_run(mlfab *ctx, mlfab_request request,
-                                       const mlfab__comm_call *call);
 
 
 /* ==============================================================================================
@@ -41578,33 +41591,11 @@ static int context_quiet(const mlfab *ctx, uint32_t t) {
 /* --- memory that workers of one host share --- */
 
 MLFAB__INTERNAL int mlfab__context_arena(mlfab *ctx) {
-  mlfab__shm_coll_name name;
   if (ctx->arena_tried) return ctx->arena != NULL;
   ctx->arena_tried = 1;
-  if (!ctx->node->is_worker || ctx->node->config.workers == 1 || !ctx->shm_coll) return 0;
-  if (ctx->shm_coll->create(&ctx->env, &ctx->arena, &name)) return 0;
-  ctx->node->parts->comm->arena_pid = name.pid;
-  ctx->node->parts->comm->arena_fd = name.fd;
-  ctx->node->parts->comm->arena_nonce = name.nonce;
-  ctx->node->parts->comm->arena_bytes = name.bytes;
-  return 1;
-}
-
-/* The communicator asks to map the memory of others: does it, unless somebody is in a call of it. 1 when the
- * node has something to send. */
-static int context_map(mlfab *ctx) {
-  mlfab__shm_coll_name names[MLFAB__SHM_COLL_MOST];
-  mlfab__comm *comm = ctx->node->parts->comm;
-  if (!ctx->node->is_worker || !comm->arena_asked || ctx->arena_runs) return 0;
-  int ok = ctx->arena && comm->members <= MLFAB__SHM_COLL_MOST;
-  for (uint32_t i = 0; ok && i < comm->members; i++) {
-    const mlfab__membership_member *m = &comm->list[i];
-    names[i] = (mlfab__shm_coll_name){m->arena_pid, m->arena_fd, m->arena_nonce, m->arena_bytes};
-  }
-  ok = ok && !ctx->shm_coll->join(ctx->arena, names, comm->members, comm->me, comm->epoch);
-  mlfab__comm_mapped(comm, ok);
-  mlfab__node_return(ctx->node, 0, NULL);
-  return 1;
+  if (!ctx->node->is_worker || ctx->node->config.workers == 1 || !ctx->shm_coll || !ctx->sharing)
+    return 0;
+  return ctx->sharing->make(ctx);
 }
 
 MLFAB__INTERNAL void mlfab__context_free_memory(mlfab *ctx, mlfab__context_memory *memory) {
@@ -41636,7 +41627,7 @@ MLFAB__INTERNAL int mlfab__context_pump(mlfab *ctx) {
       moved = 1;
     }
   }
-  moved |= context_map(ctx);
+  if (ctx->sharing) moved |= ctx->sharing->map(ctx);
   moved |= context_actions(ctx, ctx->now_ns);
   if (moved) {
     ctx->idle_looks = 0;
@@ -41788,19 +41779,10 @@ MLFAB__INTERNAL int mlfab__context_in_vain(mlfab *ctx, int code) {
                      "the context was closed by another thread");
 }
 
-/* May others want something of this node at any time? */
-static int context_serves(const mlfab *ctx) {
-  /* Rounds of an open object go on without this worker's call. */
-  const mlfab__comm *comm = ctx->node->parts->comm;
-  for (uint32_t i = 0; comm && i < MLFAB__COMM_OBJECTS; i++)
-    if (comm->objects[i].id) return 1;
-  return ctx->node->is_server;
-}
-
 /* Is anything under way that the thread should see to? */
 static int context_busy(const mlfab *ctx) {
   const mlfab_node *node = ctx->node;
-  return context_serves(ctx) || node->requests.open > 0 ||
+  return mlfab__roles_serve(ctx->node) || node->requests.open > 0 ||
          (node->is_worker && mlfab__worker_unfinished(node->parts->worker) > 0);
 }
 
@@ -41812,7 +41794,7 @@ static int context_step_aside(mlfab *ctx, int called) {
   uint64_t calls = ctx->calls, looks = ctx->looks, ns = CONTEXT_GRACE_NS;
   ctx->thread_is = MLFAB__THREAD_ASIDE;
   if (ctx->waiters > 0 || !context_busy(ctx)) {
-    int naps = called && ctx->brisk && context_serves(ctx);
+    int naps = called && ctx->brisk && mlfab__roles_serve(ctx->node);
     ctx->thread_is = naps ? MLFAB__THREAD_NAPS : MLFAB__THREAD_DOZES;
     ns = naps ? CONTEXT_NAP_NS : mlfab__min(ctx->heartbeat_ns / 4, 50000000);
   }
@@ -41934,7 +41916,7 @@ static void context_free(mlfab *ctx) {
     ctx->memories = memory->next;
     mlfab__context_free_memory(ctx, memory);
   }
-  if (ctx->arena && !ctx->arena_runs) ctx->shm_coll->destroy(&ctx->arena); /* and what is of it */
+  if (ctx->arena && !ctx->arena_runs) ctx->sharing->destroy(ctx); /* and what is of it */
   while (ctx->snapshots) {
     mlfab__snapshot *snapshot = ctx->snapshots;
     ctx->snapshots = snapshot->next;
@@ -42017,11 +41999,13 @@ static int context_start_thread(mlfab *ctx, const mlfab_config *c, mlfab_error *
 }
 
 MLFAB__INTERNAL int mlfab__context_open(mlfab_config *c, const mlfab__context_choice *choices,
-                                        uint32_t n, mlfab__node_opener *open, mlfab **ctx_p,
+                                        uint32_t n, mlfab__node_opener *open,
+                                        const mlfab__context_sharing *sharing, mlfab **ctx_p,
                                         mlfab_error *error) {
   char addresses[MLFAB__ADDRESSES_MAX] = "";
   mlfab *ctx = context_new(c, error);
   if (!ctx) return error->code;
+  ctx->sharing = sharing;
   uint64_t began_ns =
       mlfab__context_now(ctx); /* finding out where to listen is a part of joining */
   int code = 0;
@@ -42387,134 +42371,21 @@ MLFAB_API int mlfab_get_stats(mlfab *ctx, mlfab_stats *stats_p, size_t size) {
 }
 
 /* ==============================================================================================
- * core/api/shared.c
+ * core/api/memory.c
  * ============================================================================================== */
-/* shared.c - a context: collectives in memory that workers of one host share, and that memory.
- *
- * A blocking call of workers that are all on one host, and have mapped each other's memory, is
- * carried out there (shm_coll.h), without frames. It takes a number from the communicator like any
- * other (comm.h, `outside`), waits until that one's turn has come, and leaves the lock meanwhile:
- * while it waits for the others it looks now and then whether the communicator has ended it. What all do
- * alike is chosen by what is in the call's signature and by the epoch; where another worker's call
- * of this number did not block, the communicator says so, and all go on with frames. */
+/* memory.c - a context: memory that it hands out, shared with the other workers of this host where that is possible
+ * (shared.c). */
 
-/* One thread's call; they are run in the order in which they got their numbers. */
-struct mlfab__context_turn {
-  mlfab__context_turn *next;
-  mlfab *ctx;
-  mlfab_request request;
-  uint64_t number, signature;
-  int ended; /* not by the arena */
-};
-
-/* --- a call in the arena --- */
-
-static void shared_queue(mlfab *ctx, mlfab__context_turn *turn) {
-  mlfab__context_turn **at = &ctx->turns;
-  while (*at) at = &(*at)->next;
-  *at = turn;
-}
-
-/* Lets the next one in, and those who wait until nobody is. */
-static void shared_unqueue(mlfab *ctx, mlfab__context_turn *turn) {
-  mlfab__context_turn **at = &ctx->turns;
-  while (*at != turn) at = &(*at)->next;
-  *at = turn->next;
-  if (ctx->waiters == 0) return;
-  pthread_cond_broadcast(&ctx->changed);
-  if (ctx->sleeping) mlfab__context_wake(ctx);
-}
-
-/* 1 when it may run; not 0 when it need not be waited for. */
-static int shared_stands(mlfab *ctx, void *what) {
-  mlfab__context_turn *turn = what;
-  int state =
-      mlfab__comm_outside(ctx->node->parts->comm, turn->request, &turn->number, &turn->signature);
-  return state == 1 && ctx->turns != turn ? 0 : state;
-}
-
-/* Somebody is awaited in the arena. The thread does not stay aside, and where there is none this does
- * its work. */
-static int shared_pause(void *user) {
-  mlfab__context_turn *turn = user;
-  mlfab *ctx = turn->ctx;
-  pthread_mutex_lock(&ctx->lock);
-  if (ctx->thread_is >= MLFAB__THREAD_DOZES) pthread_cond_broadcast(&ctx->changed);
-  mlfab__context_pump(ctx);
-  int code = mlfab__comm_outside_over(ctx->node->parts->comm, turn->request);
-  code = mlfab__context_in_vain(ctx, code);
-  turn->ended = code != 0;
-  pthread_mutex_unlock(&ctx->lock);
-  return code;
-}
-
-/* Runs it without the lock. Members of one host are in the order of their ranks: the data of blocks
- * lies as the arena has it. */
-static void shared_share(mlfab *ctx, mlfab__context_turn *turn, const mlfab__comm_call *call) {
-  const mlfab__comm *comm = ctx->node->parts->comm;
-  uint64_t counts[MLFAB__SHM_COLL_MOST];
-  uint32_t ranks[MLFAB__SHM_COLL_MOST], culprit = 0;
-  mlfab__shm_coll_call run = {.number = turn->number,
-                              .signature = turn->signature,
-                              .kind = call->kind,
-                              .dtype = call->dtype,
-                              .op = call->op,
-                              .refuse = call->refuse_nan,
-                              .bufs = call->vecs,
-                              .nbufs = call->n,
-                              .counts = call->counts ? counts : NULL,
-                              .pause = shared_pause,
-                              .user = turn};
-  for (uint32_t i = 0; i < call->n; i++) run.count += call->vecs[i].count;
-  for (uint32_t i = 0; i < comm->members; i++) {
-    ranks[i] = comm->ranks[i];
-    if (call->counts) counts[i] = call->counts[ranks[i]];
-  }
-  ctx->arena_runs = 1;
-  pthread_mutex_unlock(&ctx->lock);
-  int code = ctx->shm_coll->run(ctx->arena, &run, &culprit);
-  pthread_mutex_lock(&ctx->lock);
-  ctx->arena_runs = 0;
-  int blames = code == MLFAB_ERR_SHAPE || code == MLFAB_ERR_NOT_FINITE || code == MLFAB_ERR_FRAME;
-  if (turn->ended) {
-    /* Others do without: it goes on with frames, unless it has failed. */
-    (void)mlfab__comm_outside(ctx->node->parts->comm, turn->request, &turn->number,
-                              &turn->signature);
-  } else {
-    ctx->now_ns = mlfab__context_now(ctx);
-    ctx->node->now_ns = mlfab__max(ctx->node->now_ns, ctx->now_ns);
-    mlfab__comm_finish(ctx->node->parts->comm, turn->request, code,
-                       blames ? (int32_t)ranks[culprit] : MLFAB_NO_RANK, ctx->now_ns);
-  }
-  mlfab__node_return(ctx->node, 0, NULL);
-  if (comm->arena_asked) mlfab__context_pump(ctx); /* it had to wait */
-}
-
-MLFAB__INTERNAL void mlfab__shared_run(mlfab *ctx, mlfab_request request,
-                                       const mlfab__comm_call *call) {
-  mlfab__context_turn turn = {.ctx = ctx, .request = request};
-  shared_queue(ctx, &turn);
-  int state = shared_stands(ctx, &turn);
-  if (state == 0) {
-    mlfab__context_sent(ctx, 0);
-    state = mlfab__context_until(ctx, MLFAB__NEVER, shared_stands, &turn);
-  }
-  if (state == 1) shared_share(ctx, &turn, call);
-  shared_unqueue(ctx, &turn);
-}
-
-/* --- memory --- */
-
-static int shared_rests(mlfab *ctx, void *what) {
+static int memory_rests(mlfab *ctx, void *what) {
   (void)what;
   return !ctx->arena_runs;
 }
 
 /* 0, or MEMORY. */
-static int shared_alloc(mlfab *ctx, mlfab__context_memory *memory) {
+static int memory_get(mlfab *ctx, mlfab__context_memory *memory) {
   if (mlfab__context_arena(ctx)) {
-    if (!mlfab__context_until(ctx, MLFAB__NEVER, shared_rests, NULL)) return MLFAB_ERR_CLOSED;
-    memory->at = ctx->shm_coll->alloc(ctx->arena, memory->bytes);
+    if (!mlfab__context_until(ctx, MLFAB__NEVER, memory_rests, NULL)) return MLFAB_ERR_CLOSED;
+    memory->at = ctx->sharing->alloc(ctx, memory->bytes);
     memory->shared = memory->at != NULL;
   }
   if (!memory->at && memory->bytes < SIZE_MAX / 2) {
@@ -42537,7 +42408,7 @@ MLFAB_API int mlfab_alloc(mlfab *ctx, uint64_t bytes, void **memory_p) {
   if (!code) {
     memory = mlfab__alloc(&ctx->env, sizeof *memory);
     if (memory) memory->bytes = bytes;
-    if (!memory || shared_alloc(ctx, memory))
+    if (!memory || memory_get(ctx, memory))
       code = MLFAB__FAIL(last, MLFAB_ERR_MEMORY, "alloc: out of memory for %llu bytes",
                          (unsigned long long)bytes);
     code = mlfab__context_in_vain(ctx, code);
@@ -42556,7 +42427,7 @@ MLFAB_API int mlfab_alloc(mlfab *ctx, uint64_t bytes, void **memory_p) {
 MLFAB_API int mlfab_free(mlfab *ctx, void *memory) {
   CONTEXT_CHECK(ctx);
   mlfab__context_enter(ctx);
-  if (!mlfab__context_until(ctx, MLFAB__NEVER, shared_rests, NULL)) {
+  if (!mlfab__context_until(ctx, MLFAB__NEVER, memory_rests, NULL)) {
     int closed = mlfab__context_in_vain(ctx, 0); /* which frees it */
     mlfab__context_leave(ctx);
     return closed;
@@ -42567,7 +42438,7 @@ MLFAB_API int mlfab_free(mlfab *ctx, void *memory) {
   int code = 0;
   if (found) {
     *at = found->next;
-    if (found->shared) ctx->shm_coll->release(ctx->arena, found->at);
+    if (found->shared) ctx->sharing->release(ctx, found->at);
     mlfab__context_free_memory(ctx, found);
   } else {
     code = MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_ARGUMENT,
@@ -42852,6 +42723,204 @@ MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
 }
 
 /* ==============================================================================================
+ * core/api/shared.c
+ * ============================================================================================== */
+/* shared.c - a context: collectives in memory that workers of one host share, and that memory.
+ *
+ * A blocking call of workers that are all on one host, and have mapped each other's memory, is
+ * carried out there (shm_coll.h), without frames. It takes a number from the communicator like any
+ * other (comm.h, `outside`), waits until that one's turn has come, and leaves the lock meanwhile:
+ * while it waits for the others it looks now and then whether the communicator has ended it. What all do
+ * alike is chosen by what is in the call's signature and by the epoch; where another worker's call
+ * of this number did not block, the communicator says so, and all go on with frames. */
+
+/* ==============================================================================================
+ * core/api/calls_coll.h
+ * ============================================================================================== */
+/* calls_coll.h - a collective on its way to the communicator. */
+
+/* A collective as the communicator is asked for it. call.outside: it got a number, and its caller is to run
+ * it in memory that processes of its host share, when mlfab__comm_outside says so. */
+struct mlfab__collective {
+  mlfab_vec one; /* call.vecs, where there is one buffer that is no list's */
+  mlfab__comm_call call;
+};
+
+/* As mlfab__submit and mlfab__submit_call, of a collective, which may run in memory that is shared. */
+MLFAB__INTERNAL int mlfab__coll_submit(mlfab *ctx, const mlfab_call *call, int waits,
+                                       mlfab_request *request_p);
+MLFAB__INTERNAL int mlfab__coll_call(mlfab *ctx, const mlfab_call *call, int waits,
+                                     mlfab_request *request_p);
+#define COLL_WAIT(call_kind, ...)           \
+  CONTEXT_DESCRIBE(call_kind, __VA_ARGS__); \
+  return mlfab__coll_call(ctx, &call, 1, NULL)
+#define COLL_START(call_kind, request_p, ...) \
+  CONTEXT_DESCRIBE(call_kind, __VA_ARGS__);   \
+  return mlfab__coll_call(ctx, &call, 0, request_p)
+#define COLL_AT_ONCE(call_kind, ...) COLL_START(call_kind, NULL, __VA_ARGS__)
+
+/* --- shared.c --- */
+
+/* Carries out a call that has a number and may go through the arena, or sees it go on with frames. Its request
+ * is to be waited for in any case. */
+MLFAB__INTERNAL void mlfab__shared_run(mlfab *ctx, mlfab_request request,
+                                       const mlfab__comm_call *call);
+
+/* What a context can do with that memory. */
+MLFAB__INTERNAL const mlfab__context_sharing *mlfab__shared_memory(void);
+
+/* core/api/shared.c goes on. */
+
+/* One thread's call; they are run in the order in which they got their numbers. */
+struct mlfab__context_turn {
+  mlfab__context_turn *next;
+  mlfab *ctx;
+  mlfab_request request;
+  uint64_t number, signature;
+  int ended; /* not by the arena */
+};
+
+/* --- a call in the arena --- */
+
+static void shared_queue(mlfab *ctx, mlfab__context_turn *turn) {
+  mlfab__context_turn **at = &ctx->turns;
+  while (*at) at = &(*at)->next;
+  *at = turn;
+}
+
+/* Lets the next one in, and those who wait until nobody is. */
+static void shared_unqueue(mlfab *ctx, mlfab__context_turn *turn) {
+  mlfab__context_turn **at = &ctx->turns;
+  while (*at != turn) at = &(*at)->next;
+  *at = turn->next;
+  if (ctx->waiters == 0) return;
+  pthread_cond_broadcast(&ctx->changed);
+  if (ctx->sleeping) mlfab__context_wake(ctx);
+}
+
+/* 1 when it may run; not 0 when it need not be waited for. */
+static int shared_stands(mlfab *ctx, void *what) {
+  mlfab__context_turn *turn = what;
+  int state =
+      mlfab__comm_outside(ctx->node->parts->comm, turn->request, &turn->number, &turn->signature);
+  return state == 1 && ctx->turns != turn ? 0 : state;
+}
+
+/* Somebody is awaited in the arena. The thread does not stay aside, and where there is none this does
+ * its work. */
+static int shared_pause(void *user) {
+  mlfab__context_turn *turn = user;
+  mlfab *ctx = turn->ctx;
+  pthread_mutex_lock(&ctx->lock);
+  if (ctx->thread_is >= MLFAB__THREAD_DOZES) pthread_cond_broadcast(&ctx->changed);
+  mlfab__context_pump(ctx);
+  int code = mlfab__comm_outside_over(ctx->node->parts->comm, turn->request);
+  code = mlfab__context_in_vain(ctx, code);
+  turn->ended = code != 0;
+  pthread_mutex_unlock(&ctx->lock);
+  return code;
+}
+
+/* Runs it without the lock. Members of one host are in the order of their ranks: the data of blocks
+ * lies as the arena has it. */
+static void shared_share(mlfab *ctx, mlfab__context_turn *turn, const mlfab__comm_call *call) {
+  const mlfab__comm *comm = ctx->node->parts->comm;
+  uint64_t counts[MLFAB__SHM_COLL_MOST];
+  uint32_t ranks[MLFAB__SHM_COLL_MOST], culprit = 0;
+  mlfab__shm_coll_call run = {.number = turn->number,
+                              .signature = turn->signature,
+                              .kind = call->kind,
+                              .dtype = call->dtype,
+                              .op = call->op,
+                              .refuse = call->refuse_nan,
+                              .bufs = call->vecs,
+                              .nbufs = call->n,
+                              .counts = call->counts ? counts : NULL,
+                              .pause = shared_pause,
+                              .user = turn};
+  for (uint32_t i = 0; i < call->n; i++) run.count += call->vecs[i].count;
+  for (uint32_t i = 0; i < comm->members; i++) {
+    ranks[i] = comm->ranks[i];
+    if (call->counts) counts[i] = call->counts[ranks[i]];
+  }
+  ctx->arena_runs = 1;
+  pthread_mutex_unlock(&ctx->lock);
+  int code = ctx->shm_coll->run(ctx->arena, &run, &culprit);
+  pthread_mutex_lock(&ctx->lock);
+  ctx->arena_runs = 0;
+  int blames = code == MLFAB_ERR_SHAPE || code == MLFAB_ERR_NOT_FINITE || code == MLFAB_ERR_FRAME;
+  if (turn->ended) {
+    /* Others do without: it goes on with frames, unless it has failed. */
+    (void)mlfab__comm_outside(ctx->node->parts->comm, turn->request, &turn->number,
+                              &turn->signature);
+  } else {
+    ctx->now_ns = mlfab__context_now(ctx);
+    ctx->node->now_ns = mlfab__max(ctx->node->now_ns, ctx->now_ns);
+    mlfab__comm_finish(ctx->node->parts->comm, turn->request, code,
+                       blames ? (int32_t)ranks[culprit] : MLFAB_NO_RANK, ctx->now_ns);
+  }
+  mlfab__node_return(ctx->node, 0, NULL);
+  if (comm->arena_asked) mlfab__context_pump(ctx); /* it had to wait */
+}
+
+MLFAB__INTERNAL void mlfab__shared_run(mlfab *ctx, mlfab_request request,
+                                       const mlfab__comm_call *call) {
+  mlfab__context_turn turn = {.ctx = ctx, .request = request};
+  shared_queue(ctx, &turn);
+  int state = shared_stands(ctx, &turn);
+  if (state == 0) {
+    mlfab__context_sent(ctx, 0);
+    state = mlfab__context_until(ctx, MLFAB__NEVER, shared_stands, &turn);
+  }
+  if (state == 1) shared_share(ctx, &turn, call);
+  shared_unqueue(ctx, &turn);
+}
+
+/* --- that memory --- */
+
+static int shared_make(mlfab *ctx) {
+  mlfab__shm_coll_name name;
+  mlfab__comm *comm = ctx->node->parts->comm;
+  if (ctx->shm_coll->create(&ctx->env, &ctx->arena, &name)) return 0;
+  comm->arena_pid = name.pid;
+  comm->arena_fd = name.fd;
+  comm->arena_nonce = name.nonce;
+  comm->arena_bytes = name.bytes;
+  return 1;
+}
+
+static void shared_destroy(mlfab *ctx) { ctx->shm_coll->destroy(&ctx->arena); }
+
+static int shared_map(mlfab *ctx) {
+  mlfab__shm_coll_name names[MLFAB__SHM_COLL_MOST];
+  mlfab__comm *comm = ctx->node->parts->comm;
+  if (!comm || !comm->arena_asked || ctx->arena_runs) return 0;
+  int ok = ctx->arena && comm->members <= MLFAB__SHM_COLL_MOST;
+  for (uint32_t i = 0; ok && i < comm->members; i++) {
+    const mlfab__membership_member *m = &comm->list[i];
+    names[i] = (mlfab__shm_coll_name){m->arena_pid, m->arena_fd, m->arena_nonce, m->arena_bytes};
+  }
+  ok = ok && !ctx->shm_coll->join(ctx->arena, names, comm->members, comm->me, comm->epoch);
+  mlfab__comm_mapped(comm, ok);
+  mlfab__node_return(ctx->node, 0, NULL);
+  return 1;
+}
+
+static void *shared_alloc(mlfab *ctx, uint64_t bytes) {
+  return ctx->shm_coll->alloc(ctx->arena, bytes);
+}
+
+static int shared_release(mlfab *ctx, void *memory) {
+  return ctx->shm_coll->release(ctx->arena, memory);
+}
+
+MLFAB__INTERNAL const mlfab__context_sharing *mlfab__shared_memory(void) {
+  static const mlfab__context_sharing functions = {shared_make, shared_destroy, shared_map,
+                                                   shared_alloc, shared_release};
+  return &functions;
+}
+
+/* ==============================================================================================
  * core/api/calls_coll.c
  * ============================================================================================== */
 /* calls_coll.c - collectives: reads the options of a call. What there is to check beside, the communicator checks
@@ -42890,9 +42959,9 @@ static int coll_reduction(const mlfab_collective *options, mlfab__comm_call *cal
 }
 
 /* The blocks of all ranks, as one buffer. */
-static int coll_blocks(const mlfab__call_in *e) {
-  mlfab__comm_call *call = &e->collective->call;
-  uint64_t *sum = &e->collective->one.count;
+static int coll_blocks(const mlfab__call_in *e, mlfab__collective *into) {
+  mlfab__comm_call *call = &into->call;
+  uint64_t *sum = &into->one.count;
   if (!e->call->counts)
     return MLFAB__FAIL(e->error, MLFAB_ERR_ARGUMENT, "%s: counts is NULL", call->words);
   *sum = 0;
@@ -42906,9 +42975,10 @@ static int coll_blocks(const mlfab__call_in *e) {
 }
 
 /* Completes what the communicator is asked for. */
-static int coll_complete(const mlfab__call_in *e, const mlfab_collective *options) {
+static int coll_complete(const mlfab__call_in *e, mlfab__collective *into,
+                         const mlfab_collective *options) {
   const mlfab_call *c = e->call;
-  mlfab__comm_call *call = &e->collective->call;
+  mlfab__comm_call *call = &into->call;
   int code = 0;
   switch (c->kind) {
     case MLFAB_CALL_BROADCAST:
@@ -42922,7 +42992,7 @@ static int coll_complete(const mlfab__call_in *e, const mlfab_collective *option
                            call->words);
   }
   call->dtype = c->dtype;
-  if (call->kind != MLFAB__COLLECTIVE_ALLREDUCE) code = coll_blocks(e);
+  if (call->kind != MLFAB__COLLECTIVE_ALLREDUCE) code = coll_blocks(e, into);
   if (code || call->kind == MLFAB__COLLECTIVE_ALLGATHER) return code;
   return coll_reduction(options, call, e->error);
 }
@@ -42931,11 +43001,12 @@ MLFAB__INTERNAL int mlfab__calls_coll(const mlfab__call_in *e) {
   const mlfab_call *c = e->call;
   const mlfab_collective plain = {.size = sizeof plain, .timeout_ns = c->timeout_ns};
   const mlfab_collective *options = c->options;
-  mlfab__comm_call *call = &e->collective->call;
+  mlfab__collective own, *into = e->shared ? e->shared : &own;
+  mlfab__comm_call *call = &into->call;
   if (!options || c->kind == MLFAB_CALL_ALLREDUCE) options = &plain;
   memset(call, 0, sizeof *call);
-  e->collective->one = (mlfab_vec){c->data, c->count};
-  call->vecs = &e->collective->one;
+  into->one = (mlfab_vec){c->data, c->count};
+  call->vecs = &into->one;
   call->n = 1;
   call->kind = coll_collectives[c->kind - MLFAB_CALL_ALLREDUCE].kind;
   call->words = coll_collectives[c->kind - MLFAB_CALL_ALLREDUCE].words;
@@ -42943,9 +43014,9 @@ MLFAB__INTERNAL int mlfab__calls_coll(const mlfab__call_in *e) {
   if (options->size == 0)
     return MLFAB__FAIL(e->error, MLFAB_ERR_ARGUMENT, "%s: options.size is not set", call->words);
   uint64_t timeout_ns = CALLS_OPTION(options, timeout_ns);
-  int code = coll_complete(e, options);
+  int code = coll_complete(e, into, options);
   if (code) return code;
-  call->outside = e->may_share && call->kind <= MLFAB__COLLECTIVE_ALLGATHER && !call->reduce &&
+  call->outside = e->shared && call->kind <= MLFAB__COLLECTIVE_ALLGATHER && !call->reduce &&
                   call->algorithm == MLFAB_ALGORITHM_AUTO;
   return mlfab__comm_start(e->node->parts->comm, call, timeout_ns, e->node->now_ns, e->request_p,
                            e->error);
@@ -48273,7 +48344,9 @@ MLFAB_API int mlfab_open_start(const mlfab_config *config, mlfab **ctx_p, mlfab_
   int code = ctx_p ? mlfab__config_complete(config, &c, &error)
                    : MLFAB__FAIL(&error, MLFAB_ERR_ARGUMENT, "ctx_p is NULL");
   if (!code) code = open_choose(&c, choices, &n, &error);
-  if (!code) code = mlfab__context_open(&c, choices, n, mlfab_node_open, ctx_p, &error);
+  if (!code)
+    code =
+        mlfab__context_open(&c, choices, n, mlfab_node_open, mlfab__shared_memory(), ctx_p, &error);
   if (error_p) *error_p = error;
   return code;
 }

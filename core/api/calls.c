@@ -29,8 +29,6 @@ static int calls_barrier(const mlfab__call_in *e) {
     return MLFAB__FAIL(e->error, MLFAB_ERR_ARGUMENT, "a barrier: options.size is not set");
   if (options)
     timeout_ns = MLFAB__HAS(options, mlfab_collective, timeout_ns) ? options->timeout_ns : 0;
-  if (e->node->parts->comm->leaving)
-    return MLFAB__FAIL(e->error, MLFAB_ERR_STATE, "a barrier: this worker takes no further part");
   return mlfab__barrier_start(e->node->parts->barrier, timeout_ns, e->node->now_ns, e->request_p,
                               e->error);
 }
@@ -54,8 +52,7 @@ static int calls_core(const mlfab__call_in *e) {
       return mlfab__worker_pull(worker, c->bufs, c->n, c->options, now, r, error);
     case MLFAB_CALL_JOIN:
       code = mlfab__worker_join(worker, timeout, now, r, error);
-      if (!code)
-        mlfab__comm_leave(e->node->parts->comm); /* no further part in collectives either */
+      if (!code) mlfab__roles_leave(e->node); /* no further part in collectives either */
       return code;
     case MLFAB_CALL_SET_SYNC:
       return mlfab__worker_set_sync(worker, c->options, c->server, c->tensor, timeout, now, r,
@@ -124,15 +121,9 @@ static int calls_check(const mlfab__call_in *e) {
 MLFAB__INTERNAL int mlfab__node_submit(mlfab_node *node, const mlfab_call *call, uint64_t now_ns,
                                        mlfab_request *request_p, mlfab__collective *shared) {
   mlfab_error error;
-  mlfab__collective local;
   if (!node) return MLFAB_ERR_ARGUMENT;
-  mlfab__call_in e = {.node = node,
-                      .call = call,
-                      .request_p = request_p,
-                      .error = &error,
-                      .collective = shared ? shared : &local,
-                      .may_share = shared != NULL};
-  e.collective->call.outside = 0;
+  mlfab__call_in e = {
+      .node = node, .call = call, .request_p = request_p, .error = &error, .shared = shared};
   int code = calls_check(&e);
   int early = !code && calls_kinds[call->kind].flags & CALLS_EARLY && node->is_worker;
   if (!code && !early) code = mlfab__node_enter(node, now_ns, 1, &error);

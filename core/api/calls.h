@@ -2,16 +2,10 @@
 #ifndef MLFAB__CALLS_H
 #define MLFAB__CALLS_H
 
-#include "../coll/comm.h"
 #include "../node/node.h"
 #include "parts.h"
 
-/* A collective as the communicator is asked for it. call.outside: it got a number, and its caller is to run
- * it in memory that processes of its host share, when mlfab__comm_outside says so. */
-typedef struct mlfab__collective {
-  mlfab_vec one; /* call.vecs, where there is one buffer that is no list's */
-  mlfab__comm_call call;
-} mlfab__collective;
+typedef struct mlfab__collective mlfab__collective; /* calls_coll.h */
 
 /* A call that is being submitted, at node->now_ns. */
 typedef struct mlfab__call_in {
@@ -19,8 +13,7 @@ typedef struct mlfab__call_in {
   const mlfab_call *call;
   mlfab_request *request_p;
   mlfab_error *error;
-  mlfab__collective *collective;
-  int may_share; /* as an outside call */
+  mlfab__collective *shared; /* as of mlfab__node_submit, or NULL */
 } mlfab__call_in;
 
 /* Carries out a call, or begins it: 0, or the code of *in->error. */
@@ -35,7 +28,7 @@ MLFAB__INTERNAL mlfab__call_begin mlfab__calls_partial;
 MLFAB__INTERNAL mlfab__call_begin mlfab__calls_stochastic;
 
 /* As mlfab_node_submit. `shared`, unless NULL: the caller waits, and has such memory: what has a form there is
- * begun as an outside call, and *shared is filled. Else its call.outside is 0. */
+ * begun as an outside call, and *shared is filled. Only where the call is a collective. */
 MLFAB__INTERNAL int mlfab__node_submit(mlfab_node *node, const mlfab_call *call, uint64_t now_ns,
                                        mlfab_request *request_p, mlfab__collective *shared);
 

@@ -1,7 +1,8 @@
 /* calls_coll.c - collectives: reads the options of a call. What there is to check beside, the communicator checks
  * (comm.h). */
+#include "calls_coll.h"
+
 #include "../kernels/kernels.h"
-#include "context.h"
 
 /* --- a node --- */
 
@@ -36,9 +37,9 @@ static int coll_reduction(const mlfab_collective *options, mlfab__comm_call *cal
 }
 
 /* The blocks of all ranks, as one buffer. */
-static int coll_blocks(const mlfab__call_in *e) {
-  mlfab__comm_call *call = &e->collective->call;
-  uint64_t *sum = &e->collective->one.count;
+static int coll_blocks(const mlfab__call_in *e, mlfab__collective *into) {
+  mlfab__comm_call *call = &into->call;
+  uint64_t *sum = &into->one.count;
   if (!e->call->counts)
     return MLFAB__FAIL(e->error, MLFAB_ERR_ARGUMENT, "%s: counts is NULL", call->words);
   *sum = 0;
@@ -52,9 +53,10 @@ static int coll_blocks(const mlfab__call_in *e) {
 }
 
 /* Completes what the communicator is asked for. */
-static int coll_complete(const mlfab__call_in *e, const mlfab_collective *options) {
+static int coll_complete(const mlfab__call_in *e, mlfab__collective *into,
+                         const mlfab_collective *options) {
   const mlfab_call *c = e->call;
-  mlfab__comm_call *call = &e->collective->call;
+  mlfab__comm_call *call = &into->call;
   int code = 0;
   switch (c->kind) {
     case MLFAB_CALL_BROADCAST:
@@ -68,7 +70,7 @@ static int coll_complete(const mlfab__call_in *e, const mlfab_collective *option
                            call->words);
   }
   call->dtype = c->dtype;
-  if (call->kind != MLFAB__COLLECTIVE_ALLREDUCE) code = coll_blocks(e);
+  if (call->kind != MLFAB__COLLECTIVE_ALLREDUCE) code = coll_blocks(e, into);
   if (code || call->kind == MLFAB__COLLECTIVE_ALLGATHER) return code;
   return coll_reduction(options, call, e->error);
 }
@@ -77,11 +79,12 @@ MLFAB__INTERNAL int mlfab__calls_coll(const mlfab__call_in *e) {
   const mlfab_call *c = e->call;
   const mlfab_collective plain = {.size = sizeof plain, .timeout_ns = c->timeout_ns};
   const mlfab_collective *options = c->options;
-  mlfab__comm_call *call = &e->collective->call;
+  mlfab__collective own, *into = e->shared ? e->shared : &own;
+  mlfab__comm_call *call = &into->call;
   if (!options || c->kind == MLFAB_CALL_ALLREDUCE) options = &plain;
   memset(call, 0, sizeof *call);
-  e->collective->one = (mlfab_vec){c->data, c->count};
-  call->vecs = &e->collective->one;
+  into->one = (mlfab_vec){c->data, c->count};
+  call->vecs = &into->one;
   call->n = 1;
   call->kind = coll_collectives[c->kind - MLFAB_CALL_ALLREDUCE].kind;
   call->words = coll_collectives[c->kind - MLFAB_CALL_ALLREDUCE].words;
@@ -89,9 +92,9 @@ MLFAB__INTERNAL int mlfab__calls_coll(const mlfab__call_in *e) {
   if (options->size == 0)
     return MLFAB__FAIL(e->error, MLFAB_ERR_ARGUMENT, "%s: options.size is not set", call->words);
   uint64_t timeout_ns = CALLS_OPTION(options, timeout_ns);
-  int code = coll_complete(e, options);
+  int code = coll_complete(e, into, options);
   if (code) return code;
-  call->outside = e->may_share && call->kind <= MLFAB__COLLECTIVE_ALLGATHER && !call->reduce &&
+  call->outside = e->shared && call->kind <= MLFAB__COLLECTIVE_ALLGATHER && !call->reduce &&
                   call->algorithm == MLFAB_ALGORITHM_AUTO;
   return mlfab__comm_start(e->node->parts->comm, call, timeout_ns, e->node->now_ns, e->request_p,
                            e->error);

@@ -4,7 +4,7 @@
  * It may trigger operations: `dag_inside` tells that the lock is this thread's already, and what it
  * triggers runs when the function has returned. */
 #include "../coll/user_dag.h"
-#include "context.h"
+#include "calls_coll.h"
 
 /* A schedule is freed by the node when the context is closed, if it is open then. */
 struct mlfab_dag {

@@ -1,6 +1,6 @@
 /* calls_partial.c - partial reductions. */
 #include "../coll/partial_run.h"
-#include "context.h"
+#include "calls_coll.h"
 
 MLFAB__INTERNAL int mlfab__calls_partial(const mlfab__call_in *e) {
   const mlfab_call *c = e->call;

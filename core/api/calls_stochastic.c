@@ -1,6 +1,6 @@
 /* calls_stochastic.c - stochastic reductions. */
 #include "../coll/stochastic.h"
-#include "context.h"
+#include "calls_coll.h"
 
 #if MLFAB_WITH_STOCHASTIC
 MLFAB__INTERNAL int mlfab__calls_stochastic(const mlfab__call_in *e) {

@@ -31,8 +31,6 @@
 #include "context.h"
 
 #include "../base/rng.h"
-#include "../coll/membership.h"
-#include "../kernels/kernels.h"
 #include "../server/server.h"
 #include "../worker/worker.h"
 
@@ -294,33 +292,11 @@ static int context_quiet(const mlfab *ctx, uint32_t t) {
 /* --- memory that workers of one host share --- */
 
 MLFAB__INTERNAL int mlfab__context_arena(mlfab *ctx) {
-  mlfab__shm_coll_name name;
   if (ctx->arena_tried) return ctx->arena != NULL;
   ctx->arena_tried = 1;
-  if (!ctx->node->is_worker || ctx->node->config.workers == 1 || !ctx->shm_coll) return 0;
-  if (ctx->shm_coll->create(&ctx->env, &ctx->arena, &name)) return 0;
-  ctx->node->parts->comm->arena_pid = name.pid;
-  ctx->node->parts->comm->arena_fd = name.fd;
-  ctx->node->parts->comm->arena_nonce = name.nonce;
-  ctx->node->parts->comm->arena_bytes = name.bytes;
-  return 1;
-}
-
-/* The communicator asks to map the memory of others: does it, unless somebody is in a call of it. 1 when the
- * node has something to send. */
-static int context_map(mlfab *ctx) {
-  mlfab__shm_coll_name names[MLFAB__SHM_COLL_MOST];
-  mlfab__comm *comm = ctx->node->parts->comm;
-  if (!ctx->node->is_worker || !comm->arena_asked || ctx->arena_runs) return 0;
-  int ok = ctx->arena && comm->members <= MLFAB__SHM_COLL_MOST;
-  for (uint32_t i = 0; ok && i < comm->members; i++) {
-    const mlfab__membership_member *m = &comm->list[i];
-    names[i] = (mlfab__shm_coll_name){m->arena_pid, m->arena_fd, m->arena_nonce, m->arena_bytes};
-  }
-  ok = ok && !ctx->shm_coll->join(ctx->arena, names, comm->members, comm->me, comm->epoch);
-  mlfab__comm_mapped(comm, ok);
-  mlfab__node_return(ctx->node, 0, NULL);
-  return 1;
+  if (!ctx->node->is_worker || ctx->node->config.workers == 1 || !ctx->shm_coll || !ctx->sharing)
+    return 0;
+  return ctx->sharing->make(ctx);
 }
 
 MLFAB__INTERNAL void mlfab__context_free_memory(mlfab *ctx, mlfab__context_memory *memory) {
@@ -352,7 +328,7 @@ MLFAB__INTERNAL int mlfab__context_pump(mlfab *ctx) {
       moved = 1;
     }
   }
-  moved |= context_map(ctx);
+  if (ctx->sharing) moved |= ctx->sharing->map(ctx);
   moved |= context_actions(ctx, ctx->now_ns);
   if (moved) {
     ctx->idle_looks = 0;
@@ -504,19 +480,10 @@ MLFAB__INTERNAL int mlfab__context_in_vain(mlfab *ctx, int code) {
                      "the context was closed by another thread");
 }
 
-/* May others want something of this node at any time? */
-static int context_serves(const mlfab *ctx) {
-  /* Rounds of an open object go on without this worker's call. */
-  const mlfab__comm *comm = ctx->node->parts->comm;
-  for (uint32_t i = 0; comm && i < MLFAB__COMM_OBJECTS; i++)
-    if (comm->objects[i].id) return 1;
-  return ctx->node->is_server;
-}
-
 /* Is anything under way that the thread should see to? */
 static int context_busy(const mlfab *ctx) {
   const mlfab_node *node = ctx->node;
-  return context_serves(ctx) || node->requests.open > 0 ||
+  return mlfab__roles_serve(ctx->node) || node->requests.open > 0 ||
          (node->is_worker && mlfab__worker_unfinished(node->parts->worker) > 0);
 }
 
@@ -528,7 +495,7 @@ static int context_step_aside(mlfab *ctx, int called) {
   uint64_t calls = ctx->calls, looks = ctx->looks, ns = CONTEXT_GRACE_NS;
   ctx->thread_is = MLFAB__THREAD_ASIDE;
   if (ctx->waiters > 0 || !context_busy(ctx)) {
-    int naps = called && ctx->brisk && context_serves(ctx);
+    int naps = called && ctx->brisk && mlfab__roles_serve(ctx->node);
     ctx->thread_is = naps ? MLFAB__THREAD_NAPS : MLFAB__THREAD_DOZES;
     ns = naps ? CONTEXT_NAP_NS : mlfab__min(ctx->heartbeat_ns / 4, 50000000);
   }
@@ -650,7 +617,7 @@ static void context_free(mlfab *ctx) {
     ctx->memories = memory->next;
     mlfab__context_free_memory(ctx, memory);
   }
-  if (ctx->arena && !ctx->arena_runs) ctx->shm_coll->destroy(&ctx->arena); /* and what is of it */
+  if (ctx->arena && !ctx->arena_runs) ctx->sharing->destroy(ctx); /* and what is of it */
   while (ctx->snapshots) {
     mlfab__snapshot *snapshot = ctx->snapshots;
     ctx->snapshots = snapshot->next;
@@ -733,11 +700,13 @@ static int context_start_thread(mlfab *ctx, const mlfab_config *c, mlfab_error *
 }
 
 MLFAB__INTERNAL int mlfab__context_open(mlfab_config *c, const mlfab__context_choice *choices,
-                                        uint32_t n, mlfab__node_opener *open, mlfab **ctx_p,
+                                        uint32_t n, mlfab__node_opener *open,
+                                        const mlfab__context_sharing *sharing, mlfab **ctx_p,
                                         mlfab_error *error) {
   char addresses[MLFAB__ADDRESSES_MAX] = "";
   mlfab *ctx = context_new(c, error);
   if (!ctx) return error->code;
+  ctx->sharing = sharing;
   uint64_t began_ns =
       mlfab__context_now(ctx); /* finding out where to listen is a part of joining */
   int code = 0;

@@ -18,7 +18,7 @@
 #ifndef MLFAB__CONTEXT_H
 #define MLFAB__CONTEXT_H
 
-#include "../base/shm_coll.h"
+#include "../base/env.h"
 #include "calls.h"
 
 #include <pthread.h>
@@ -30,9 +30,9 @@ enum { MLFAB__CONTEXT_TRANSPORTS = 8 };
 /* A transport that a context is to open. */
 typedef struct mlfab__context_choice {
   const mlfab_transport *table;
-  const char *listen;                    /* "": where the transport likes */
-  int publish;                           /* others are told where it listens */
-  const mlfab__shm_coll_table *shm_coll; /* collectives for those that it reaches, or NULL */
+  const char *listen;                           /* "": where the transport likes */
+  int publish;                                  /* others are told where it listens */
+  const struct mlfab__shm_coll_table *shm_coll; /* collectives for those that it reaches, or NULL */
 } mlfab__context_choice;
 
 typedef struct mlfab__context_transport {
@@ -51,6 +51,19 @@ typedef struct mlfab__snapshot {
   uint64_t count, bytes;
   uint8_t *before, *difference;
 } mlfab__snapshot;
+
+/* What can be done in memory that workers of one host share: shared.c, where collectives are compiled in. */
+typedef struct mlfab__context_sharing {
+  /* Makes it, and has the next MEMBERSHIP speak of it: 1 when there is some. Gives it back. */
+  int (*make)(mlfab *ctx);
+  void (*destroy)(mlfab *ctx);
+  /* The communicator asks to map the memory of others: does it, unless somebody is in a call of it. 1 when the
+   * node has something to send. */
+  int (*map)(mlfab *ctx);
+  /* As of mlfab__shm_coll_table. */
+  void *(*alloc)(mlfab *ctx, uint64_t bytes);
+  int (*release)(mlfab *ctx, void *memory);
+} mlfab__context_sharing;
 
 typedef struct mlfab__context_memory { /* of mlfab_alloc */
   struct mlfab__context_memory *next;
@@ -104,8 +117,9 @@ struct mlfab {
   uint64_t moves_told; /* moves, when mlfab_progress last returned */
   mlfab__snapshot *snapshots;
   /* Collectives in shared memory. */
-  const mlfab__shm_coll_table *shm_coll; /* NULL: none */
-  mlfab__shm_coll *arena;
+  const mlfab__context_sharing *sharing;        /* NULL: they are not compiled in */
+  const struct mlfab__shm_coll_table *shm_coll; /* NULL: none */
+  struct mlfab__shm_coll *arena;
   int arena_tried;            /* it was made, or cannot be */
   int arena_runs;             /* somebody is in a call of it, without the lock */
   mlfab__context_turn *turns; /* calls for it, in the order of their numbers */
@@ -116,9 +130,10 @@ struct mlfab {
 typedef int mlfab__node_opener(const mlfab_config *config, const char *addresses, uint64_t now_ns,
                                mlfab_node **node_p, mlfab_error *error);
 /* A context over these transports, best first, of a configuration that is complete, and a node that `open`
- * makes; it is joining then. With an error nothing is left. */
+ * makes; it is joining then. `sharing`: or NULL. With an error nothing is left. */
 MLFAB__INTERNAL int mlfab__context_open(mlfab_config *config, const mlfab__context_choice *choices,
-                                        uint32_t n, mlfab__node_opener *open, mlfab **ctx_p,
+                                        uint32_t n, mlfab__node_opener *open,
+                                        const mlfab__context_sharing *sharing, mlfab **ctx_p,
                                         mlfab_error *error);
 
 /* Every public call that touches the node is between these two. */
@@ -146,8 +161,7 @@ MLFAB__INTERNAL int mlfab__context_await(mlfab *ctx, mlfab_request id, uint64_t 
 /* Sends what a call has set off. Returns the call's code. */
 MLFAB__INTERNAL int mlfab__context_sent(mlfab *ctx, int code);
 
-/* Makes the memory for others of this host, where that is possible, and has the next MEMBERSHIP speak of it.
- * To be called before whatever may send the first MEMBERSHIP. 1 when there is some. */
+/* Makes the memory for others of this host, where that is possible. To be called before whatever may send the first MEMBERSHIP. 1 when there is some. */
 MLFAB__INTERNAL int mlfab__context_arena(mlfab *ctx);
 /* Memory of mlfab_alloc that no list has any more. What is shared goes back to the arena, or with it. */
 MLFAB__INTERNAL void mlfab__context_free_memory(mlfab *ctx, mlfab__context_memory *memory);
@@ -190,28 +204,5 @@ MLFAB__INTERNAL int mlfab__submit_call(mlfab *ctx, const mlfab_call *call, int w
   CONTEXT_DESCRIBE(call_kind, __VA_ARGS__);     \
   return mlfab__submit_call(ctx, &call, 0, request_p, NULL)
 #define SUBMIT_AT_ONCE(call_kind, ...) SUBMIT_START(call_kind, NULL, __VA_ARGS__)
-
-/* --- calls_coll.c --- */
-
-/* As mlfab__submit and mlfab__submit_call, of a collective, which may run in memory that is shared. */
-MLFAB__INTERNAL int mlfab__coll_submit(mlfab *ctx, const mlfab_call *call, int waits,
-                                       mlfab_request *request_p);
-MLFAB__INTERNAL int mlfab__coll_call(mlfab *ctx, const mlfab_call *call, int waits,
-                                     mlfab_request *request_p);
-
-#define COLL_WAIT(call_kind, ...)           \
-  CONTEXT_DESCRIBE(call_kind, __VA_ARGS__); \
-  return mlfab__coll_call(ctx, &call, 1, NULL)
-#define COLL_START(call_kind, request_p, ...) \
-  CONTEXT_DESCRIBE(call_kind, __VA_ARGS__);   \
-  return mlfab__coll_call(ctx, &call, 0, request_p)
-#define COLL_AT_ONCE(call_kind, ...) COLL_START(call_kind, NULL, __VA_ARGS__)
-
-/* --- shared.c --- */
-
-/* Carries out a call that has a number and may go through the arena, or sees it go on with frames. Its request
- * is to be waited for in any case. */
-MLFAB__INTERNAL void mlfab__shared_run(mlfab *ctx, mlfab_request request,
-                                       const mlfab__comm_call *call);
 
 #endif

@@ -6,7 +6,8 @@
  * while it waits for the others it looks now and then whether the communicator has ended it. What all do
  * alike is chosen by what is in the call's signature and by the epoch; where another worker's call
  * of this number did not block, the communicator says so, and all go on with frames. */
-#include "context.h"
+#include "../base/shm_coll.h"
+#include "calls_coll.h"
 
 /* One thread's call; they are run in the order in which they got their numbers. */
 struct mlfab__context_turn {
@@ -113,76 +114,46 @@ MLFAB__INTERNAL void mlfab__shared_run(mlfab *ctx, mlfab_request request,
   shared_unqueue(ctx, &turn);
 }
 
-/* --- memory --- */
+/* --- that memory --- */
 
-static int shared_rests(mlfab *ctx, void *what) {
-  (void)what;
-  return !ctx->arena_runs;
+static int shared_make(mlfab *ctx) {
+  mlfab__shm_coll_name name;
+  mlfab__comm *comm = ctx->node->parts->comm;
+  if (ctx->shm_coll->create(&ctx->env, &ctx->arena, &name)) return 0;
+  comm->arena_pid = name.pid;
+  comm->arena_fd = name.fd;
+  comm->arena_nonce = name.nonce;
+  comm->arena_bytes = name.bytes;
+  return 1;
 }
 
-/* 0, or MEMORY. */
-static int shared_alloc(mlfab *ctx, mlfab__context_memory *memory) {
-  if (mlfab__context_arena(ctx)) {
-    if (!mlfab__context_until(ctx, MLFAB__NEVER, shared_rests, NULL)) return MLFAB_ERR_CLOSED;
-    memory->at = ctx->shm_coll->alloc(ctx->arena, memory->bytes);
-    memory->shared = memory->at != NULL;
+static void shared_destroy(mlfab *ctx) { ctx->shm_coll->destroy(&ctx->arena); }
+
+static int shared_map(mlfab *ctx) {
+  mlfab__shm_coll_name names[MLFAB__SHM_COLL_MOST];
+  mlfab__comm *comm = ctx->node->parts->comm;
+  if (!comm || !comm->arena_asked || ctx->arena_runs) return 0;
+  int ok = ctx->arena && comm->members <= MLFAB__SHM_COLL_MOST;
+  for (uint32_t i = 0; ok && i < comm->members; i++) {
+    const mlfab__membership_member *m = &comm->list[i];
+    names[i] = (mlfab__shm_coll_name){m->arena_pid, m->arena_fd, m->arena_nonce, m->arena_bytes};
   }
-  if (!memory->at && memory->bytes < SIZE_MAX / 2) {
-    memory->at = mlfab__alloc_aligned(&ctx->env, (size_t)memory->bytes);
-    if (memory->at) memset(memory->at, 0, (size_t)memory->bytes);
-  }
-  return memory->at ? 0 : MLFAB_ERR_MEMORY;
+  ok = ok && !ctx->shm_coll->join(ctx->arena, names, comm->members, comm->me, comm->epoch);
+  mlfab__comm_mapped(comm, ok);
+  mlfab__node_return(ctx->node, 0, NULL);
+  return 1;
 }
 
-MLFAB_API int mlfab_alloc(mlfab *ctx, uint64_t bytes, void **memory_p) {
-  CONTEXT_CHECK(ctx);
-  mlfab__context_enter(ctx);
-  mlfab_error *last = &ctx->node->requests.last;
-  mlfab__context_memory *memory = NULL;
-  int code = 0;
-  if (!memory_p || bytes == 0)
-    code = MLFAB__FAIL(last, MLFAB_ERR_ARGUMENT, "alloc: %s",
-                       memory_p ? "0 bytes" : "memory_p is NULL");
-  if (!code) code = mlfab__context_in_vain(ctx, 0);
-  if (!code) {
-    memory = mlfab__alloc(&ctx->env, sizeof *memory);
-    if (memory) memory->bytes = bytes;
-    if (!memory || shared_alloc(ctx, memory))
-      code = MLFAB__FAIL(last, MLFAB_ERR_MEMORY, "alloc: out of memory for %llu bytes",
-                         (unsigned long long)bytes);
-    code = mlfab__context_in_vain(ctx, code);
-  }
-  if (!code) {
-    memory->next = ctx->memories;
-    ctx->memories = memory;
-    *memory_p = memory->at;
-  } else {
-    mlfab__free(&ctx->env, memory, sizeof *memory);
-  }
-  mlfab__context_leave(ctx);
-  return code;
+static void *shared_alloc(mlfab *ctx, uint64_t bytes) {
+  return ctx->shm_coll->alloc(ctx->arena, bytes);
 }
 
-MLFAB_API int mlfab_free(mlfab *ctx, void *memory) {
-  CONTEXT_CHECK(ctx);
-  mlfab__context_enter(ctx);
-  if (!mlfab__context_until(ctx, MLFAB__NEVER, shared_rests, NULL)) {
-    int closed = mlfab__context_in_vain(ctx, 0); /* which frees it */
-    mlfab__context_leave(ctx);
-    return closed;
-  }
-  mlfab__context_memory **at = &ctx->memories;
-  while (*at && (*at)->at != memory) at = &(*at)->next;
-  mlfab__context_memory *found = *at;
-  int code = 0;
-  if (found) {
-    *at = found->next;
-    if (found->shared) ctx->shm_coll->release(ctx->arena, found->at);
-    mlfab__context_free_memory(ctx, found);
-  } else {
-    code = MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_ARGUMENT,
-                       "free: this memory is not of mlfab_alloc of this context");
-  }
-  mlfab__context_leave(ctx);
-  return code;
+static int shared_release(mlfab *ctx, void *memory) {
+  return ctx->shm_coll->release(ctx->arena, memory);
+}
+
+MLFAB__INTERNAL const mlfab__context_sharing *mlfab__shared_memory(void) {
+  static const mlfab__context_sharing functions = {shared_make, shared_destroy, shared_map,
+                                                   shared_alloc, shared_release};
+  return &functions;
 }

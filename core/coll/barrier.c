@@ -123,6 +123,8 @@ static void barrier_ask(mlfab__barrier_worker *worker) {
 MLFAB__INTERNAL int mlfab__barrier_start(mlfab__barrier_worker *worker, uint64_t timeout_ns,
                                          uint64_t now_ns, mlfab_request *request_p,
                                          mlfab_error *error) {
+  if (worker->leaving)
+    return MLFAB__FAIL(error, MLFAB_ERR_STATE, "a barrier: this worker takes no further part");
   if (worker->dead)
     return mlfab__error(error, MLFAB_ERR_PEER_DEAD, 0, 1, 0, "barrier: server 0 is dead");
   int code = mlfab__request_reserve(worker->requests);

@@ -41,7 +41,8 @@ typedef struct mlfab__barrier_worker {
   uint64_t over; /* barriers that have succeeded */
   uint32_t open; /* requests */
   int32_t missing;
-  int dead; /* server 0 is */
+  int dead;    /* server 0 is */
+  int leaving; /* this worker takes no further part */
 } mlfab__barrier_worker;
 
 /* Errors: MEMORY. */

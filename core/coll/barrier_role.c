@@ -53,6 +53,11 @@ static void barrier_role_withdraw(void *self, mlfab__request *request, int code,
   mlfab__barrier_withdraw(self, request, code, now_ns);
 }
 
+static void barrier_role_leave(void *self) {
+  mlfab__barrier_worker *worker = self;
+  worker->leaving = 1;
+}
+
 static const mlfab__role barrier_row = {
     .name = "barrier",
     .links = MLFAB__ON(SERVER),
@@ -61,6 +66,7 @@ static const mlfab__role barrier_row = {
     .up = barrier_role_up,
     .gone = barrier_role_gone,
     .withdraw = barrier_role_withdraw,
+    .leave = barrier_role_leave,
 };
 
 MLFAB__INTERNAL int mlfab__barrier_attach(mlfab_node *node, mlfab__barrier_worker **barrier_p) {

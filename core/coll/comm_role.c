@@ -68,6 +68,14 @@ static void comm_role_withdraw(void *self, mlfab__request *request, int code, ui
   mlfab__comm_withdraw(self, request, code, now_ns);
 }
 
+/* Rounds of an open object go on without this worker's call. */
+static int comm_role_serves(const void *self) {
+  const mlfab__comm *comm = self;
+  for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++)
+    if (comm->objects[i].id) return 1;
+  return 0;
+}
+
 static void comm_role_leave(void *self) { mlfab__comm_leave(self); }
 
 static int comm_role_quiet(const void *self) { return mlfab__comm_quiet(self); }
@@ -110,6 +118,7 @@ static const mlfab__role comm_row = {
     .waits = comm_role_waits,
     .idle = comm_role_idle,
     .withdraw = comm_role_withdraw,
+    .serves = comm_role_serves,
     .leave = comm_role_leave,
     .quiet = comm_role_quiet,
     .part = comm_role_part,

@@ -742,9 +742,7 @@ static void node_begin_to_part(mlfab_node *node, int how, uint64_t now_ns) {
   if (!node->parting)
     node->part_ns = node->now_ns + (node->leaving ? 0 : node->config.heartbeat_ns);
   node->parting = how;
-  for (uint32_t i = 0; i < node->nroles; i++) {
-    if (node->roles[i].leave) node->roles[i].leave(node->roles[i].self);
-  }
+  mlfab__roles_leave(node);
   node_epilogue(node);
 }
 

@@ -161,3 +161,17 @@ MLFAB__INTERNAL void mlfab__roles_capacity(mlfab_node *node, double in, double o
     if (node->roles[i].capacity) node->roles[i].capacity(node->roles[i].self, in, out);
   }
 }
+
+MLFAB__INTERNAL void mlfab__roles_leave(mlfab_node *node) {
+  for (uint32_t i = 0; i < node->nroles; i++) {
+    if (node->roles[i].leave) node->roles[i].leave(node->roles[i].self);
+  }
+}
+
+MLFAB__INTERNAL int mlfab__roles_serve(const mlfab_node *node) {
+  for (uint32_t i = 0; i < node->nroles; i++) {
+    const mlfab__role *role = &node->roles[i];
+    if (role->serves && role->serves(role->self)) return 1;
+  }
+  return 0;
+}

@@ -9,8 +9,10 @@
  *
  * An address belongs to the transport whose name it begins with ("shm:..."), and to the last of the list when it
  * begins with no name ("host:port", "unix:/path"). */
+#include "../api/calls_coll.h"
 #include "../api/complete.h"
 #include "../api/context.h"
+#include "../base/shm_coll.h"
 
 #include <stdio.h>
 
@@ -110,7 +112,9 @@ MLFAB_API int mlfab_open_start(const mlfab_config *config, mlfab **ctx_p, mlfab_
   int code = ctx_p ? mlfab__config_complete(config, &c, &error)
                    : MLFAB__FAIL(&error, MLFAB_ERR_ARGUMENT, "ctx_p is NULL");
   if (!code) code = open_choose(&c, choices, &n, &error);
-  if (!code) code = mlfab__context_open(&c, choices, n, mlfab_node_open, ctx_p, &error);
+  if (!code)
+    code =
+        mlfab__context_open(&c, choices, n, mlfab_node_open, mlfab__shared_memory(), ctx_p, &error);
   if (error_p) *error_p = error;
   return code;
 }

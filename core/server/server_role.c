@@ -35,8 +35,9 @@ static void server_role_tick(void *self, uint64_t now_ns) { mlfab__server_tick(s
 
 static uint64_t server_role_deadline(const void *self) { return mlfab__server_deadline(self); }
 
-/* Pulls that stand still, and slices on the move, are looked at by `tick`. */
-static int server_role_waits(const void *self) {
+/* Workers may want something at any time; and pulls that stand still, and slices on the move, are looked at by
+ * `tick`. */
+static int server_role_always(const void *self) {
   (void)self;
   return 1;
 }
@@ -56,7 +57,8 @@ static const mlfab__role server_row = {
     .gone = server_role_gone,
     .tick = server_role_tick,
     .deadline = server_role_deadline,
-    .waits = server_role_waits,
+    .waits = server_role_always,
+    .serves = server_role_always,
     .free = server_role_free,
 };
 
