@@ -280,7 +280,7 @@ static void refusals_name_the_member(void **state) {
   memcpy(&nan, &nan_bits, sizeof nan);
   memcpy(&infinity, &infinity_bits, sizeof infinity);
 #define AT(member) offsetof(mlfab_model_options, member)
-  refuse(6, 0, 0.0, MLFAB_ERR_UNSUPPORTED, "unknown optimizer 6");
+  refuse(1000, 0, 0.0, MLFAB_ERR_UNSUPPORTED, "unknown optimizer 1000");
   refuse(kind, AT(gamma), 1.0, MLFAB_ERR_CONFIG, "gamma is 1, must be in [0, 1)");
   refuse(kind, AT(gamma), -0.5, MLFAB_ERR_CONFIG, "gamma is -0.5, must be in [0, 1)");
   refuse(kind, AT(gamma), nan, MLFAB_ERR_CONFIG, "gamma is not finite");
@@ -302,16 +302,19 @@ static void refusals_name_the_member(void **state) {
 
 static void knows_its_rules(void **state) {
   (void)state;
-  static const char *const names[] = {"sgd",     "momentum", "adadelay", "adam",
-                                      "rmsprop", "adagrad",  "unknown"};
-  static const uint32_t states[] = {0, 1, 0, 2, 1, 1, 0};
-  static const int linear[] = {1, 1, 1, 0, 0, 0};
-  for (uint32_t kind = 0; kind < 7; kind++) {
-    assert_string_equal(mlfab__optimizer_name(kind), names[kind]);
-    assert_int_equal(mlfab__optimizer_states(kind), states[kind]);
-    if (kind == 6) break;
+  static const struct {
+    const char *name;
+    uint32_t states;
+    int linear;
+  } rules[] = {{"sgd", 0, 1},  {"momentum", 1, 1}, {"adadelay", 0, 1},
+               {"adam", 2, 0}, {"rmsprop", 1, 0},  {"adagrad", 1, 0}};
+  assert_string_equal(mlfab__optimizer_name(MLFAB__COUNT(kinds)), "unknown");
+  assert_int_equal(mlfab__optimizer_states(MLFAB__COUNT(kinds)), 0);
+  for (uint32_t kind = 0; kind < MLFAB__COUNT(rules); kind++) {
+    assert_string_equal(mlfab__optimizer_name(kind), rules[kind].name);
+    assert_int_equal(mlfab__optimizer_states(kind), rules[kind].states);
     mlfab__optimizer plain = make(kind, 0.0), decays = make(kind, 0.01);
-    assert_int_equal(mlfab__optimizer_linear(&plain), linear[kind]);
+    assert_int_equal(mlfab__optimizer_linear(&plain), rules[kind].linear);
     assert_int_equal(mlfab__optimizer_linear(&decays), 0);
     assert_int_equal(mlfab__optimizer_adds(&plain), kind == MLFAB_OPTIMIZER_SGD);
     assert_int_equal(mlfab__optimizer_adds(&decays), 0);
