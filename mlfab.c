@@ -5760,7 +5760,8 @@ MLFAB__INTERNAL void mlfab__optimizer_apply(const mlfab__optimizer *optimizer,
   if (optimizer->kind == MLFAB_OPTIMIZER_ADADELAY)
     scale *= optimizer->adadelay_c / optimizer_sqrt((double)step->t + (double)step->delay);
   uint32_t states = mlfab__optimizer_states(optimizer->kind);
-  if (states == 0 && !(optimizer->weight_decay > 0.0)) {
+  int plain = optimizer_kinds[optimizer->kind].apply == optimizer_plain;
+  if (plain && !(optimizer->weight_decay > 0.0)) {
     (void)mlfab__kernel_add(dtype, dst, w, u, scale, n, 0);
     return;
   }
