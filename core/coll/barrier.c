@@ -89,11 +89,10 @@ MLFAB__INTERNAL int mlfab__barrier_server_frame(mlfab__barrier_server *server, u
   mlfab__barrier_entry *entry = &server->entries[worker];
   mlfab__barrier in;
   if (frame->type != MLFAB__BARRIER) return 0;
-  if (mlfab__decode_barrier(frame->meta, frame->meta_bytes, &in) || in.number == 0 ||
-      in.number >= MLFAB__BARRIER_MISSING) {
-    server->port.drop(server->port.self, worker, MLFAB_ERR_FRAME, "a BARRIER that does not parse");
+  if (mlfab__port_refuse(&server->port, worker, frame,
+                         mlfab__decode_barrier(frame->meta, frame->meta_bytes, &in) ||
+                             in.number == 0 || in.number >= MLFAB__BARRIER_MISSING))
     return 1;
-  }
   uint64_t asked = mlfab__add_sat(entry->base, in.number);
   /* Asked again, or late: the answer may have been lost. */
   if (asked <= mlfab__max(entry->asked, server->over) && server->over > entry->base)
@@ -180,10 +179,7 @@ MLFAB__INTERNAL int mlfab__barrier_worker_frame(mlfab__barrier_worker *worker,
                                                 const mlfab__frame_in *frame, uint64_t now_ns) {
   mlfab__barrier in;
   if (frame->type != MLFAB__BARRIER_DONE) return 0;
-  if (mlfab__decode_barrier(frame->meta, frame->meta_bytes, &in)) {
-    worker->port.drop(worker->port.self, 0, MLFAB_ERR_FRAME, "a BARRIER_DONE that does not parse");
-    return 1;
-  }
+  if (MLFAB__MALFORMED(&worker->port, 0, frame, barrier, &in)) return 1;
   if (in.number & MLFAB__BARRIER_MISSING) {
     worker->missing = (int32_t)(in.number & 0x7fffffff);
     return 1;

@@ -331,10 +331,7 @@ MLFAB__INTERNAL int mlfab__stream_hop_frame(mlfab__streams *streams, uint32_t ra
                                             const mlfab__frame_in *frame) {
   mlfab__coll_ack ack;
   if (frame->type != MLFAB__COLL_ACK) return 0;
-  if (mlfab__decode_coll_ack(frame->meta, frame->meta_bytes, &ack)) {
-    streams->hop.drop(streams->hop.self, rank, MLFAB_ERR_FRAME, "a COLL_ACK that does not parse");
-    return 1;
-  }
+  if (MLFAB__MALFORMED(&streams->hop, rank, frame, coll_ack, &ack)) return 1;
   if (!streams->epoch || ack.epoch != streams->epoch) return 1;
   mlfab__lane *stream = stream_of(streams, rank);
   if (!stream || ack.received < stream->acked || ack.received > stream->most ||
@@ -432,10 +429,7 @@ MLFAB__INTERNAL int mlfab__stream_member_frame(mlfab__streams *streams, uint32_t
   mlfab__coll head;
   const mlfab__port *down = &streams->down;
   if (frame->type != MLFAB__COLL) return 0;
-  if (mlfab__decode_coll(frame->meta, frame->meta_bytes, &head)) {
-    down->drop(down->self, rank, MLFAB_ERR_FRAME, "a COLL that does not parse");
-    return 1;
-  }
+  if (MLFAB__MALFORMED(down, rank, frame, coll, &head)) return 1;
   if (!streams->epoch || head.epoch != streams->epoch) return 1;
   uint32_t place = stream_place(streams, rank);
   mlfab__lane *stream = place ? stream_open(streams, place - 1) : NULL;

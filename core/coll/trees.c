@@ -83,11 +83,10 @@ MLFAB__INTERNAL int mlfab__trees_frame(mlfab__trees *trees, uint32_t worker,
                                        const mlfab__frame_in *frame, uint64_t now_ns) {
   mlfab__tree_ask in;
   if (frame->type != MLFAB__TREE_ASK) return 0;
-  if (mlfab__decode_tree_ask(frame->meta, frame->meta_bytes, &in, NULL) || in.nodes > 0 ||
-      in.bytes == 0) {
-    trees->port.drop(trees->port.self, worker, MLFAB_ERR_FRAME, "a TREE_ASK that does not parse");
+  if (mlfab__port_refuse(&trees->port, worker, frame,
+                         mlfab__decode_tree_ask(frame->meta, frame->meta_bytes, &in, NULL) ||
+                             in.nodes > 0 || in.bytes == 0))
     return 1;
-  }
   if (!trees_stands(trees, in.number) || !trees->roll->entries[worker].member ||
       worker >= MLFAB__MEMBERSHIP_MEMBERS_MAX)
     return 1;

@@ -1,4 +1,4 @@
-/* port.h - how a role speaks: what it is handed, what it yields, whom it may ask. 
+/* port.h - how a role speaks: what it is handed, what it yields, whom it may ask.
  *
  * A role (worker, server, member) knows its peers by number: a server its workers by rank, a worker
  * its servers by number. Control frames are posted to a queue of the peer's link at once; frames
@@ -43,6 +43,14 @@ typedef struct mlfab__port {
   void (*event)(void *self, uint32_t kind, int32_t rank, int is_server, uint32_t incarnation,
                 int code, const char *text);
 } mlfab__port;
+
+/* Gives the link of `peer` up when `wrong`: the frame is malformed, or says what cannot be. Returns `wrong`. */
+MLFAB__INTERNAL int mlfab__port_refuse(const mlfab__port *port, uint32_t peer,
+                                       const mlfab__frame_in *frame, int wrong);
+/* The same of a frame that does not decode into the struct `m` of the frames called `name`. */
+#define MLFAB__MALFORMED(port, peer, frame, name, m) \
+  mlfab__port_refuse(port, peer, frame,              \
+                     mlfab__decode_##name((frame)->meta, (frame)->meta_bytes, m) != 0)
 
 /* Posts frame `type`, encoded from the struct `meta` of the frames called `name`; for those with a list
  * the last argument is the list, and `room` is enough for it. */

@@ -258,10 +258,10 @@ static void reshard_asked(mlfab__reshard *r, uint32_t worker, const mlfab__frame
   mlfab__reshard_done done;
   uint32_t list[MLFAB__SLICES_MAX];
   mlfab__seat *seat = &r->seats[worker];
-  if (mlfab__decode_reshard_ask(frame->meta, frame->meta_bytes, &ask, list) || ask.ask == 0) {
-    r->down.drop(r->down.self, worker, MLFAB_ERR_FRAME, "a RESHARD that does not parse");
+  if (mlfab__port_refuse(
+          &r->down, worker, frame,
+          mlfab__decode_reshard_ask(frame->meta, frame->meta_bytes, &ask, list) || ask.ask == 0))
     return;
-  }
   memset(&done, 0, sizeof done);
   done.ask = ask.ask;
   done.rank = MLFAB_NO_RANK;
@@ -331,9 +331,8 @@ MLFAB__INTERNAL int mlfab__reshard_frame(mlfab__reshard *r, uint32_t worker,
     return 1;
   }
   if (frame->type != MLFAB__FROZEN) return 0;
-  if (mlfab__decode_freeze(frame->meta, frame->meta_bytes, &frozen)) {
-    r->down.drop(r->down.self, worker, MLFAB_ERR_FRAME, "a FROZEN that does not parse");
-  } else if (frozen.attempt == r->attempt) {
+  if (MLFAB__MALFORMED(&r->down, worker, frame, freeze, &frozen)) return 1;
+  if (frozen.attempt == r->attempt) {
     r->seats[worker].frozen = 1;
     reshard_check(r);
   }

@@ -175,10 +175,10 @@ static void reshard_server_stop(mlfab__server *server, uint32_t worker,
                                 const mlfab__frame_in *frame) {
   mlfab__server_peer *peer = &server->peers[worker];
   mlfab__stop stop;
-  if (mlfab__decode_stop(frame->meta, frame->meta_bytes, &stop) || stop.kind > MLFAB__STOP_OVER) {
-    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a STOP that does not parse");
+  if (mlfab__port_refuse(&server->port, worker, frame,
+                         mlfab__decode_stop(frame->meta, frame->meta_bytes, &stop) ||
+                             stop.kind > MLFAB__STOP_OVER))
     return;
-  }
   peer->stopped = stop.kind == MLFAB__STOP_OVER ? 0 : stop.attempt;
   peer->drained = stop.kind == MLFAB__STOP_DRAINED;
   if (stop.kind != MLFAB__STOP_DRAINED) {

@@ -108,10 +108,7 @@ static void reshard_worker_freeze(mlfab__worker *worker, const mlfab__frame_in *
                                   uint64_t now_ns) {
   mlfab__pause *pause = &worker->pause;
   mlfab__freeze freeze;
-  if (mlfab__decode_freeze(frame->meta, frame->meta_bytes, &freeze)) {
-    worker->port.drop(worker->port.self, 0, MLFAB_ERR_FRAME, "a FREEZE that does not parse");
-    return;
-  }
+  if (MLFAB__MALFORMED(&worker->port, 0, frame, freeze, &freeze)) return;
   if (pause->state != MLFAB__PAUSE_RUNS && freeze.attempt == pause->attempt && !pause->late) {
     if (pause->state == MLFAB__PAUSE_FROZEN) reshard_worker_tell_frozen(worker);
     return;
@@ -187,11 +184,9 @@ static void reshard_worker_thaw(mlfab__worker *worker, uint32_t server,
   uint32_t owners[MLFAB__SLICES_MAX];
   int bad = mlfab__decode_thaw(frame->meta, frame->meta_bytes, &thaw, owners) || thaw.slices == 0;
   for (uint32_t i = 0; !bad && i < thaw.slices; i++) bad = owners[i] >= worker->servers;
-  if (bad || (worker->stands && thaw.slices != worker->layout.nslices)) {
-    worker->port.drop(worker->port.self, 0, MLFAB_ERR_FRAME,
-                      "a THAW that does not parse, or is of another model");
+  if (mlfab__port_refuse(&worker->port, 0, frame,
+                         bad || (worker->stands && thaw.slices != worker->layout.nslices)))
     return;
-  }
   if (thaw.attempt < pause->attempt) return;
   if (server != 0 && thaw.epoch <= worker->epoch) return; /* it knows nothing newer */
   if (reshard_worker_keep(worker, &thaw, owners)) {
@@ -326,10 +321,7 @@ static void reshard_worker_done(mlfab__worker *worker, const mlfab__frame_in *fr
                                 uint64_t now_ns) {
   mlfab__resize *resize = &worker->resize;
   mlfab__reshard_done done;
-  if (mlfab__decode_reshard_done(frame->meta, frame->meta_bytes, &done)) {
-    worker->port.drop(worker->port.self, 0, MLFAB_ERR_FRAME, "a RESHARD_DONE that does not parse");
-    return;
-  }
+  if (MLFAB__MALFORMED(&worker->port, 0, frame, reshard_done, &done)) return;
   mlfab__request *request = mlfab__request_find(worker->requests, resize->request);
   if (resize->request == 0 || done.ask != resize->ask) return;
   resize->request = 0;

@@ -557,11 +557,7 @@ static void aggregator_group(mlfab__aggregator *aggregator, uint32_t server,
 static void aggregator_group_end(mlfab__aggregator *aggregator, uint32_t server,
                                  const mlfab__frame_in *frame) {
   mlfab__group_end end;
-  if (mlfab__decode_group_end(frame->meta, frame->meta_bytes, &end)) {
-    aggregator->up.drop(aggregator->up.self, server, MLFAB_ERR_FRAME,
-                        "a GROUP_END that does not parse");
-    return;
-  }
+  if (MLFAB__MALFORMED(&aggregator->up, server, frame, group_end, &end)) return;
   mlfab__accumulator *group = mlfab__aggregator_find(aggregator, server, end.group);
   if (!group || group->state == MLFAB__ACCUMULATOR_HANDING) return;
   group->state = MLFAB__ACCUMULATOR_FREE;
@@ -578,12 +574,11 @@ static void aggregator_release(mlfab__aggregator *aggregator, uint32_t server,
   if (!code && (!group || group->state != MLFAB__ACCUMULATOR_ADDING)) return;
   int packed =
       group && group->packed; /* of the sum's packets, whose length the server does not know */
-  if (code || (!packed && (release.upto > group->bytes ||
-                           release.upto % (release.upto < group->wide ? 8 : 4) != 0))) {
-    aggregator->up.drop(aggregator->up.self, server, MLFAB_ERR_FRAME,
-                        "a RELEASE that does not parse, or of more than there is");
+  if (mlfab__port_refuse(
+          &aggregator->up, server, frame,
+          code || (!packed && (release.upto > group->bytes ||
+                               release.upto % (release.upto < group->wide ? 8 : 4) != 0))))
     return;
-  }
   group->released = mlfab__max(group->released, release.upto);
   if (aggregator_forwardable(aggregator, group) > 0)
     aggregator->up.ready(aggregator->up.self, server);

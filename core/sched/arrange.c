@@ -154,10 +154,9 @@ static void arrange_places(arrange_work *work) {
 MLFAB__INTERNAL void mlfab__scheduler_arrange(mlfab__scheduler *s, uint32_t server,
                                               const mlfab__frame_in *frame) {
   mlfab__tree_ask ask;
-  if (mlfab__decode_tree_ask(frame->meta, frame->meta_bytes, &ask, NULL)) {
-    s->port.drop(s->port.self, server, MLFAB_ERR_FRAME, "a TREE_ASK that does not parse");
+  if (mlfab__port_refuse(&s->port, server, frame,
+                         mlfab__decode_tree_ask(frame->meta, frame->meta_bytes, &ask, NULL)))
     return;
-  }
   mlfab__tree_plan plan = {ask.number, 0};
   arrange_work *work = NULL;
   if (ask.nodes <= ARRANGE_MAX) work = mlfab__alloc(s->env, sizeof *work);

@@ -85,11 +85,10 @@ MLFAB__INTERNAL void mlfab__server_scheduler_frame(mlfab__server *server,
 static void client_take_schedule(mlfab__server *server, uint32_t worker,
                                  const mlfab__frame_in *frame) {
   mlfab__schedule schedule;
-  if (mlfab__decode_schedule(frame->meta, frame->meta_bytes, &schedule) ||
-      schedule.delay_bound == 0) {
-    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a SCHEDULE that does not parse");
+  if (mlfab__port_refuse(&server->port, worker, frame,
+                         mlfab__decode_schedule(frame->meta, frame->meta_bytes, &schedule) ||
+                             schedule.delay_bound == 0))
     return;
-  }
   server->schedule = schedule;
   client_schedule(server);
   mlfab__server_advance(server);
@@ -106,11 +105,10 @@ MLFAB__INTERNAL void mlfab__server_capacity(mlfab__server *server, const mlfab__
 static void client_take_capacity(mlfab__server *server, uint32_t worker,
                                  const mlfab__frame_in *frame) {
   mlfab__capacity capacity;
-  if (mlfab__decode_capacity(frame->meta, frame->meta_bytes, &capacity) ||
-      !(capacity.in - capacity.in == 0.0) || !(capacity.out - capacity.out == 0.0)) {
-    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a CAPACITY that is no number");
+  if (mlfab__port_refuse(&server->port, worker, frame,
+                         mlfab__decode_capacity(frame->meta, frame->meta_bytes, &capacity) ||
+                             !mlfab__finite(capacity.in) || !mlfab__finite(capacity.out)))
     return;
-  }
   server->peers[worker].link_in = capacity.in;
   server->peers[worker].link_out = capacity.out;
   client_capacity(server, server->peers[worker].host, capacity.in, capacity.out);

@@ -239,11 +239,7 @@ MLFAB__INTERNAL int mlfab__distributor_pull_fail(mlfab__aggregator *aggregator, 
 MLFAB__INTERNAL int mlfab__distributor_skip(mlfab__aggregator *aggregator, uint32_t server,
                                             const mlfab__frame_in *frame) {
   mlfab__spread_fail fail;
-  if (mlfab__decode_spread_fail(frame->meta, frame->meta_bytes, &fail)) {
-    aggregator->up.drop(aggregator->up.self, server, MLFAB_ERR_FRAME,
-                        "a SPREAD_FAIL that does not parse");
-    return 1;
-  }
+  if (MLFAB__MALFORMED(&aggregator->up, server, frame, spread_fail, &fail)) return 1;
   mlfab__accumulator *spread = mlfab__aggregator_find(aggregator, server, fail.request);
   if (!spread || spread->state != MLFAB__ACCUMULATOR_HANDING) return 1;
   for (uint32_t i = 0; i < spread->nrecipients; i++) {

@@ -274,10 +274,7 @@ MLFAB__INTERNAL void mlfab__route_lost(mlfab__server *server, uint32_t aggregato
 static void route_group_fail(mlfab__server *server, uint32_t aggregator,
                              const mlfab__frame_in *frame) {
   mlfab__group_fail fail;
-  if (mlfab__decode_group_fail(frame->meta, frame->meta_bytes, &fail)) {
-    mlfab__server_drop(server, aggregator, MLFAB_ERR_FRAME, "a GROUP_FAIL that does not parse");
-    return;
-  }
+  if (MLFAB__MALFORMED(&server->port, aggregator, frame, group_fail, &fail)) return;
   mlfab__incoming *leader = route_find(server, aggregator, fail.group);
   if (!leader || mlfab__queue_applying(server, leader)) return; /* over meanwhile */
   mlfab__incoming *culprit = fail.worker == MLFAB__NO_NODE ? NULL : leader;
@@ -418,10 +415,7 @@ MLFAB__INTERNAL void mlfab__route_progress(mlfab__server *server, const mlfab__i
 static void route_forward(mlfab__server *server, uint32_t aggregator,
                           const mlfab__frame_in *frame) {
   mlfab__forward forward;
-  if (mlfab__decode_forward(frame->meta, frame->meta_bytes, &forward)) {
-    mlfab__server_drop(server, aggregator, MLFAB_ERR_FRAME, "a FORWARD that does not parse");
-    return;
-  }
+  if (MLFAB__MALFORMED(&server->port, aggregator, frame, forward, &forward)) return;
   mlfab__incoming *update = route_find(server, aggregator, forward.group);
   if (!update) return;
   const char *wrong = route_sum(update, &forward, frame->bulk_bytes);

@@ -294,10 +294,10 @@ static void scheduler_pass_on(mlfab__scheduler *s, uint32_t server) {
 
 static void scheduler_schedule(mlfab__scheduler *s, uint32_t server, const mlfab__frame_in *frame) {
   mlfab__schedule m;
-  if (mlfab__decode_schedule(frame->meta, frame->meta_bytes, &m) || m.delay_bound == 0) {
-    scheduler_drop(s, server, "a SCHEDULE that does not parse, or admits nothing");
+  if (mlfab__port_refuse(
+          &s->port, server, frame,
+          mlfab__decode_schedule(frame->meta, frame->meta_bytes, &m) || m.delay_bound == 0))
     return;
-  }
   uint64_t node = (uint64_t)s->workers + server;
   s->served[server].host = scheduler_host(s, scheduler_key(m.host, node));
   scheduler_pass_on(s, server);
@@ -309,10 +309,10 @@ static void scheduler_schedule(mlfab__scheduler *s, uint32_t server, const mlfab
 
 static void scheduler_station(mlfab__scheduler *s, uint32_t server, const mlfab__frame_in *frame) {
   mlfab__station m;
-  if (mlfab__decode_station(frame->meta, frame->meta_bytes, &m) || m.worker >= s->workers) {
-    scheduler_drop(s, server, "a STATION that does not parse, or of no worker");
+  if (mlfab__port_refuse(
+          &s->port, server, frame,
+          mlfab__decode_station(frame->meta, frame->meta_bytes, &m) || m.worker >= s->workers))
     return;
-  }
   mlfab__station_state *station = &s->stations[m.worker];
   if (m.incarnation < station->incarnation) return; /* the others know a newer process */
   if (m.incarnation > station->incarnation) {
@@ -331,11 +331,10 @@ static void scheduler_station(mlfab__scheduler *s, uint32_t server, const mlfab_
 
 static void scheduler_capacity(mlfab__scheduler *s, uint32_t server, const mlfab__frame_in *frame) {
   mlfab__capacity m;
-  if (mlfab__decode_capacity(frame->meta, frame->meta_bytes, &m) || !mlfab__finite(m.in) ||
-      !mlfab__finite(m.out)) {
-    scheduler_drop(s, server, "a CAPACITY that is no number");
+  if (mlfab__port_refuse(&s->port, server, frame,
+                         mlfab__decode_capacity(frame->meta, frame->meta_bytes, &m) ||
+                             !mlfab__finite(m.in) || !mlfab__finite(m.out)))
     return;
-  }
   if (m.host == 0) return; /* of nobody knows which links */
   uint32_t i = scheduler_host(s, m.host);
   if (i == s->hosts_room - 1) return;
@@ -387,11 +386,11 @@ static uint32_t scheduler_announced(mlfab__scheduler *s, uint32_t server, const 
 
 static void scheduler_announce(mlfab__scheduler *s, uint32_t server, const mlfab__frame_in *frame) {
   mlfab__announce a;
-  if (mlfab__decode_announce(frame->meta, frame->meta_bytes, &a) || a.worker >= s->workers ||
-      a.kind > MLFAB__TRANSFER_PULL || a.members == 0 || a.parts == 0 || a.parts > s->servers) {
-    scheduler_drop(s, server, "an ANNOUNCE that does not parse, or of no worker");
+  if (mlfab__port_refuse(&s->port, server, frame,
+                         mlfab__decode_announce(frame->meta, frame->meta_bytes, &a) ||
+                             a.worker >= s->workers || a.kind > MLFAB__TRANSFER_PULL ||
+                             a.members == 0 || a.parts == 0 || a.parts > s->servers))
     return;
-  }
   const mlfab__station_state *station = &s->stations[a.worker];
   if (!s->alive[(size_t)server * s->workers + a.worker] || a.incarnation != station->incarnation) {
     mlfab__log(s->env, MLFAB_LOG_DEBUG,
@@ -424,11 +423,10 @@ static void scheduler_announce(mlfab__scheduler *s, uint32_t server, const mlfab
 
 static void scheduler_report(mlfab__scheduler *s, uint32_t server, const mlfab__frame_in *frame) {
   mlfab__report m;
-  if (mlfab__decode_report(frame->meta, frame->meta_bytes, &m) ||
-      (m.worker >= s->workers && m.worker != MLFAB__NO_NODE)) {
-    scheduler_drop(s, server, "a REPORT that does not parse, or of no worker");
+  if (mlfab__port_refuse(&s->port, server, frame,
+                         mlfab__decode_report(frame->meta, frame->meta_bytes, &m) ||
+                             (m.worker >= s->workers && m.worker != MLFAB__NO_NODE)))
     return;
-  }
   mlfab__served *served = &s->served[server];
   served->placed = m.placed;
   served->in.reported = m.backlog;

@@ -270,11 +270,10 @@ MLFAB__INTERNAL void mlfab__spread_unschedule(mlfab__server *server) {
 
 static void spread_done(mlfab__server *server, uint32_t worker, const mlfab__frame_in *frame) {
   mlfab__pull_done done;
-  if (mlfab__decode_pull_done(frame->meta, frame->meta_bytes, &done) ||
-      (done.request & MLFAB__SPREAD_BIT) != 0) {
-    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a PULL_DONE that does not parse");
+  if (mlfab__port_refuse(&server->port, worker, frame,
+                         mlfab__decode_pull_done(frame->meta, frame->meta_bytes, &done) ||
+                             (done.request & MLFAB__SPREAD_BIT) != 0))
     return;
-  }
   /* Whatever way the pull is on by now: the worker has all of it, perhaps from a distributor of
    * before. */
   mlfab__server_pull *pull = mlfab__serve_find(server, worker, done.request);
@@ -289,12 +288,11 @@ static void spread_done(mlfab__server *server, uint32_t worker, const mlfab__fra
 static void spread_fail_frame(mlfab__server *server, uint32_t aggregator,
                               const mlfab__frame_in *frame) {
   mlfab__spread_fail fail;
-  if (mlfab__decode_spread_fail(frame->meta, frame->meta_bytes, &fail) ||
-      (fail.request & MLFAB__SPREAD_BIT) == 0 ||
-      (fail.worker >= server->workers && fail.worker != MLFAB__NO_NODE)) {
-    mlfab__server_drop(server, aggregator, MLFAB_ERR_FRAME, "a SPREAD_FAIL that does not parse");
+  if (mlfab__port_refuse(&server->port, aggregator, frame,
+                         mlfab__decode_spread_fail(frame->meta, frame->meta_bytes, &fail) ||
+                             (fail.request & MLFAB__SPREAD_BIT) == 0 ||
+                             (fail.worker >= server->workers && fail.worker != MLFAB__NO_NODE)))
     return;
-  }
   if (fail.worker == MLFAB__NO_NODE) {
     spread_abandon(server, aggregator, fail.request);
   } else {

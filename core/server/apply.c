@@ -809,12 +809,11 @@ MLFAB__INTERNAL void mlfab__apply_push(mlfab__server *server, uint32_t worker,
   mlfab__server_peer *peer = &server->peers[worker];
   mlfab__frame_in own = *frame;
   mlfab__push push;
-  if (mlfab__decode_push(frame->meta, frame->meta_bytes, &push, server->segments_scratch,
-                         server->versions_scratch) ||
-      push.seq == 0) {
-    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a PUSH that does not parse");
+  if (mlfab__port_refuse(&server->port, worker, frame,
+                         mlfab__decode_push(frame->meta, frame->meta_bytes, &push,
+                                            server->segments_scratch, server->versions_scratch) ||
+                             push.seq == 0))
     return;
-  }
   if (push.generation != peer->generation) return; /* of a stream that was reset since */
   /* First weights of a model that was refused: they were on their way. */
   if (worker == 0 && (push.flags & MLFAB__PUSH_INIT) && server->phase == MLFAB__NO_MODEL &&
@@ -920,10 +919,7 @@ MLFAB__INTERNAL void mlfab__apply_bytes(mlfab__server *server, uint32_t peer,
 MLFAB__INTERNAL void mlfab__apply_chunk(mlfab__server *server, uint32_t worker,
                                         const mlfab__frame_in *frame) {
   mlfab__chunk chunk;
-  if (mlfab__decode_chunk(frame->meta, frame->meta_bytes, &chunk)) {
-    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a CHUNK that does not parse");
-    return;
-  }
+  if (MLFAB__MALFORMED(&server->port, worker, frame, chunk, &chunk)) return;
   if (chunk.generation != server->peers[worker].generation) return;
   mlfab__incoming *update = mlfab__queue_find(server, worker, chunk.seq);
   if (!update) return;       /* refused or withdrawn meanwhile */
@@ -936,10 +932,7 @@ MLFAB__INTERNAL void mlfab__apply_chunk(mlfab__server *server, uint32_t worker,
 MLFAB__INTERNAL void mlfab__apply_withdraw(mlfab__server *server, uint32_t worker,
                                            const mlfab__frame_in *frame) {
   mlfab__withdraw withdraw;
-  if (mlfab__decode_withdraw(frame->meta, frame->meta_bytes, &withdraw)) {
-    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a WITHDRAW that does not parse");
-    return;
-  }
+  if (MLFAB__MALFORMED(&server->port, worker, frame, withdraw, &withdraw)) return;
   if (withdraw.generation != server->peers[worker].generation) return;
   mlfab__incoming *update = mlfab__queue_find(server, worker, withdraw.seq);
   if (!update) return;                      /* decided: its PUSH_ACK is on the way */

@@ -208,11 +208,10 @@ MLFAB__INTERNAL void mlfab__clock_reach(mlfab__server *server, uint32_t worker, 
 MLFAB__INTERNAL void mlfab__clock_progress(mlfab__server *server, uint32_t worker,
                                            const mlfab__frame_in *frame) {
   mlfab__progress in;
-  if (mlfab__decode_progress(frame->meta, frame->meta_bytes, &in) ||
-      in.progress > MLFAB__PROGRESS_MAX) {
-    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a PROGRESS that does not parse");
+  if (mlfab__port_refuse(&server->port, worker, frame,
+                         mlfab__decode_progress(frame->meta, frame->meta_bytes, &in) ||
+                             in.progress > MLFAB__PROGRESS_MAX))
     return;
-  }
   if (server->phase != MLFAB__MODEL_STANDS) return;
   mlfab__clock_reach(server, worker, in.progress);
   server->due = 1;
@@ -462,10 +461,10 @@ MLFAB__INTERNAL void mlfab__clock_ask(mlfab__server *server, uint32_t worker,
   mlfab__sync_ask change;
   mlfab_error error;
   error.text[0] = 0;
-  if (mlfab__decode_sync_ask(frame->meta, frame->meta_bytes, &change) || change.ask == 0) {
-    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a SYNC that does not parse");
+  if (mlfab__port_refuse(
+          &server->port, worker, frame,
+          mlfab__decode_sync_ask(frame->meta, frame->meta_bytes, &change) || change.ask == 0))
     return;
-  }
   mlfab__server_peer *peer = &server->peers[worker];
   for (uint32_t i = 0; i < server->nchanges; i++) {
     const struct mlfab__change_wait *wait = &server->changes[i];

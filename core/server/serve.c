@@ -256,14 +256,12 @@ static int serve_cache(mlfab__server *server, uint32_t worker, const mlfab__pull
 MLFAB__INTERNAL void mlfab__serve_pull(mlfab__server *server, uint32_t worker,
                                        const mlfab__frame_in *frame) {
   mlfab__pull in;
-  if (mlfab__decode_pull(frame->meta, frame->meta_bytes, &in, server->segments_scratch,
-                         server->versions_scratch) ||
-      in.request == 0 || (in.request & MLFAB__SPREAD_BIT) != 0 ||
-      mlfab__serve_find(server, worker, in.request)) {
-    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME,
-                       "a PULL that does not parse, or is open already");
+  if (mlfab__port_refuse(&server->port, worker, frame,
+                         mlfab__decode_pull(frame->meta, frame->meta_bytes, &in,
+                                            server->segments_scratch, server->versions_scratch) ||
+                             in.request == 0 || (in.request & MLFAB__SPREAD_BIT) != 0 ||
+                             mlfab__serve_find(server, worker, in.request)))
     return;
-  }
   if (server->phase != MLFAB__MODEL_STANDS) {
     mlfab__serve_fail(server, worker, in.request, MLFAB_ERR_STATE,
                       "a pull before the model exists");
@@ -314,10 +312,7 @@ MLFAB__INTERNAL void mlfab__serve_pull(mlfab__server *server, uint32_t worker,
 MLFAB__INTERNAL void mlfab__serve_cancel(mlfab__server *server, uint32_t worker,
                                          const mlfab__frame_in *frame) {
   mlfab__pull_cancel cancel;
-  if (mlfab__decode_pull_cancel(frame->meta, frame->meta_bytes, &cancel)) {
-    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a PULL_CANCEL that does not parse");
-    return;
-  }
+  if (MLFAB__MALFORMED(&server->port, worker, frame, pull_cancel, &cancel)) return;
   if (cancel.request & MLFAB__SPREAD_BIT) return; /* not the worker's to cancel */
   mlfab__server_pull *pull = mlfab__serve_find(server, worker, cancel.request);
   if (!pull) return;

@@ -404,11 +404,12 @@ static void server_refuse(mlfab__server *server, const mlfab_error *error) {
 static void server_define(mlfab__server *server, uint32_t worker, const mlfab__frame_in *frame) {
   mlfab__server_peer *peer = &server->peers[worker];
   mlfab__define define;
-  if (mlfab__decode_define(frame->meta, frame->meta_bytes, &define) ||
-      frame->bulk_bytes != (uint64_t)define.tensors * MLFAB__TENSOR_INFO_BYTES || !frame->bulk) {
-    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a DEFINE that does not parse");
+  if (mlfab__port_refuse(
+          &server->port, worker, frame,
+          mlfab__decode_define(frame->meta, frame->meta_bytes, &define) ||
+              frame->bulk_bytes != (uint64_t)define.tensors * MLFAB__TENSOR_INFO_BYTES ||
+              !frame->bulk))
     return;
-  }
   define.options.size = sizeof define.options;
   define.options.sync = define.options.consistency.kind;
   peer->define.ask = define.ask;
@@ -487,10 +488,7 @@ MLFAB__INTERNAL void mlfab__server_advance(mlfab__server *server) {
 
 static void server_done(mlfab__server *server, uint32_t worker, const mlfab__frame_in *frame) {
   mlfab__done done;
-  if (mlfab__decode_done(frame->meta, frame->meta_bytes, &done)) {
-    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a DONE that does not parse");
-    return;
-  }
+  if (MLFAB__MALFORMED(&server->port, worker, frame, done, &done)) return;
   server->peers[worker].done = 1;
   mlfab__clock_members(server);
   MLFAB__POST(&server->port, worker, MLFAB__DONE_ACK, done, &done);

@@ -315,12 +315,11 @@ static void pull_route(mlfab__worker *worker, mlfab__fetch_part *part, uint32_t 
 MLFAB__INTERNAL void mlfab__pull_rerouted(mlfab__worker *worker, uint32_t server,
                                           const mlfab__frame_in *frame) {
   mlfab__pull_via via;
-  if (mlfab__decode_pull_via(frame->meta, frame->meta_bytes, &via) || via.attempt == 0 ||
-      (via.aggregator >= worker->config->workers && via.aggregator != MLFAB__NO_NODE)) {
-    worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME,
-                      "a PULL_VIA that does not parse, or names no worker");
+  if (mlfab__port_refuse(
+          &worker->port, server, frame,
+          mlfab__decode_pull_via(frame->meta, frame->meta_bytes, &via) || via.attempt == 0 ||
+              (via.aggregator >= worker->config->workers && via.aggregator != MLFAB__NO_NODE)))
     return;
-  }
   mlfab__fetch *fetch = pull_find(worker, via.request);
   mlfab__fetch_part *part = fetch ? &fetch->parts[server] : NULL;
   /* As new as what is known: the hop has told it already. */
@@ -331,12 +330,10 @@ MLFAB__INTERNAL void mlfab__pull_rerouted(mlfab__worker *worker, uint32_t server
 MLFAB__INTERNAL void mlfab__pull_hop_model(mlfab__worker *worker, uint32_t aggregator,
                                            const mlfab__frame_in *frame, uint64_t now_ns) {
   mlfab__hop_model in;
-  if (mlfab__decode_hop_model(frame->meta, frame->meta_bytes, &in) ||
-      in.server >= worker->servers) {
-    worker->hop.drop(worker->hop.self, aggregator, MLFAB_ERR_FRAME,
-                     "a HOP_MODEL that does not parse, or names no server");
+  if (mlfab__port_refuse(&worker->hop, aggregator, frame,
+                         mlfab__decode_hop_model(frame->meta, frame->meta_bytes, &in) ||
+                             in.server >= worker->servers))
     return;
-  }
   mlfab__fetch *fetch = pull_find(worker, in.request);
   mlfab__fetch_part *part = fetch ? &fetch->parts[in.server] : NULL;
   if (!part || !part->waiting || (in.attempt < part->attempt && !MLFAB__PLANTED(43))) return;
@@ -383,11 +380,7 @@ MLFAB__INTERNAL int mlfab__pull_hop_wanted(const mlfab__worker *worker, uint32_t
 MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
                                         const mlfab__frame_in *frame, uint64_t now_ns) {
   mlfab__pull_fail fail;
-  if (mlfab__decode_pull_fail(frame->meta, frame->meta_bytes, &fail)) {
-    worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME,
-                      "a PULL_FAIL that does not parse");
-    return;
-  }
+  if (MLFAB__MALFORMED(&worker->port, server, frame, pull_fail, &fail)) return;
   mlfab__fetch *fetch = pull_find(worker, fail.request);
   if (!fetch) return;
   if (fail.code == MLFAB_ERR_AGAIN) {

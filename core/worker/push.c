@@ -157,12 +157,11 @@ static void push_route(mlfab__worker *worker, mlfab__outgoing *update, uint32_t 
 MLFAB__INTERNAL void mlfab__push_rerouted(mlfab__worker *worker, uint32_t server,
                                           const mlfab__frame_in *frame) {
   mlfab__via via;
-  if (mlfab__decode_via(frame->meta, frame->meta_bytes, &via) || via.group == 0 ||
-      (via.aggregator >= worker->config->workers && via.aggregator != MLFAB__NO_NODE)) {
-    worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME,
-                      "a VIA that does not parse, or names no worker");
+  if (mlfab__port_refuse(
+          &worker->port, server, frame,
+          mlfab__decode_via(frame->meta, frame->meta_bytes, &via) || via.group == 0 ||
+              (via.aggregator >= worker->config->workers && via.aggregator != MLFAB__NO_NODE)))
     return;
-  }
   mlfab__outgoing *update = push_find(worker, via.seq);
   if (via.generation != worker->streams[server].generation || !update || update->withdrawn) return;
   mlfab__part *part = &update->parts[server];
@@ -182,12 +181,10 @@ MLFAB__INTERNAL void mlfab__push_rerouted(mlfab__worker *worker, uint32_t server
 MLFAB__INTERNAL void mlfab__push_hop_granted(mlfab__worker *worker, uint32_t aggregator,
                                              const mlfab__frame_in *frame) {
   mlfab__hop_grant grant;
-  if (mlfab__decode_hop_grant(frame->meta, frame->meta_bytes, &grant) || grant.group == 0 ||
-      grant.server >= worker->servers) {
-    worker->hop.drop(worker->hop.self, aggregator, MLFAB_ERR_FRAME,
-                     "a HOP_GRANT that does not parse, or names no server");
+  if (mlfab__port_refuse(&worker->hop, aggregator, frame,
+                         mlfab__decode_hop_grant(frame->meta, frame->meta_bytes, &grant) ||
+                             grant.group == 0 || grant.server >= worker->servers))
     return;
-  }
   mlfab__outgoing *update = push_find(worker, grant.seq);
   if (!update || update->withdrawn || !worker->streams[grant.server].up) return;
   mlfab__part *part = &update->parts[grant.server];
@@ -398,10 +395,7 @@ static void push_decide(mlfab__worker *worker, mlfab__outgoing *update, uint32_t
 MLFAB__INTERNAL void mlfab__push_acked(mlfab__worker *worker, uint32_t server,
                                        const mlfab__frame_in *frame, uint64_t now_ns) {
   mlfab__push_ack ack;
-  if (mlfab__decode_push_ack(frame->meta, frame->meta_bytes, &ack)) {
-    worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME, "a PUSH_ACK that does not parse");
-    return;
-  }
+  if (MLFAB__MALFORMED(&worker->port, server, frame, push_ack, &ack)) return;
   for (uint32_t i = 0; i < worker->norder; i++) {
     mlfab__outgoing *update = push_slot(worker, i);
     mlfab__part *part = &update->parts[server];
@@ -419,10 +413,7 @@ MLFAB__INTERNAL void mlfab__push_acked(mlfab__worker *worker, uint32_t server,
 MLFAB__INTERNAL void mlfab__push_granted(mlfab__worker *worker, uint32_t server,
                                          const mlfab__frame_in *frame) {
   mlfab__grant grant;
-  if (mlfab__decode_grant(frame->meta, frame->meta_bytes, &grant)) {
-    worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME, "a GRANT that does not parse");
-    return;
-  }
+  if (MLFAB__MALFORMED(&worker->port, server, frame, grant, &grant)) return;
   if (grant.generation != worker->streams[server].generation) return;
   for (uint32_t i = 0; i < worker->norder; i++) {
     mlfab__outgoing *update = push_slot(worker, i);

@@ -143,8 +143,8 @@ static int worker_check_options(const mlfab__worker *worker, const mlfab_model_o
   if (o->pull_half > MLFAB_HALF_BF16)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
                        "model_start: pull_half is %u, not a MLFAB_HALF_*", o->pull_half);
-  int decay = !(o->change_decay >= 0.0 && o->change_decay - o->change_decay == 0.0);
-  if (decay || !(o->change_threshold >= 0.0 && o->change_threshold - o->change_threshold == 0.0))
+  int decay = !(o->change_decay >= 0.0 && mlfab__finite(o->change_decay));
+  if (decay || !(o->change_threshold >= 0.0 && mlfab__finite(o->change_threshold)))
     return MLFAB__FAIL(
         error, MLFAB_ERR_ARGUMENT, "model_start: %s is %g, not a number of at least 0",
         decay ? "change_decay" : "change_threshold", decay ? o->change_decay : o->change_threshold);
@@ -273,11 +273,7 @@ static void worker_define_ack(mlfab__worker *worker, uint32_t server, const mlfa
                               uint64_t now_ns) {
   mlfab__define_ack ack = {.code = 0};
   mlfab__stream *stream = &worker->streams[server];
-  if (mlfab__decode_define_ack(frame->meta, frame->meta_bytes, &ack)) {
-    worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME,
-                      "a DEFINE_ACK that does not parse");
-    return;
-  }
+  if (MLFAB__MALFORMED(&worker->port, server, frame, define_ack, &ack)) return;
   if (!worker->model_request || stream->defined || ack.ask != worker->define.ask) return;
   if (ack.code == MLFAB_ERR_AGAIN) {
     stream->undefined = 1;
@@ -496,10 +492,7 @@ static void worker_sync_ack(mlfab__worker *worker, uint32_t server, const mlfab_
   mlfab__sync_ack ack;
   mlfab__sync_change *change = &worker->change;
   mlfab__stream *stream = &worker->streams[server];
-  if (mlfab__decode_sync_ack(frame->meta, frame->meta_bytes, &ack)) {
-    worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME, "a SYNC_ACK that does not parse");
-    return;
-  }
+  if (MLFAB__MALFORMED(&worker->port, server, frame, sync_ack, &ack)) return;
   int counted = stream->counts;
   stream->counts = ack.counts != 0;
   if (!counted) mlfab__push_tell(worker, server);
@@ -641,10 +634,7 @@ MLFAB__INTERNAL void mlfab__worker_dead(mlfab__worker *worker, uint32_t server, 
 static void worker_resend(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame,
                           uint64_t now_ns) {
   mlfab__resend resend;
-  if (mlfab__decode_resend(frame->meta, frame->meta_bytes, &resend)) {
-    worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME, "a RESEND that does not parse");
-    return;
-  }
+  if (MLFAB__MALFORMED(&worker->port, server, frame, resend, &resend)) return;
   if (mlfab__worker_usurped(worker, server, resend.top)) {
     worker->port.drop(worker->port.self, server, MLFAB_ERR_FENCED, "a RESEND beyond what was sent");
     return;

@@ -846,7 +846,7 @@ static void test_broken_peers(void **state) {
   /* Rubbish, and somebody who is no member. */
   mlfab__frame_in in = {MLFAB__COLL, 3, 0, (const uint8_t *)"abc", NULL};
   assert_int_equal(mlfab__stream_member_frame(&other->streams, 0, &in), 1);
-  assert_string_equal(w.text, "a COLL that does not parse");
+  assert_string_equal(w.text, "a malformed COLL");
   w.ndoomed = 0;
   other->streams.member_of[0] = 0;
   assert_string_equal(hear(&head, 1, 0), "a collective's frame of a worker that is no member");
@@ -883,7 +883,7 @@ static void test_broken_acknowledgements(void **state) {
   assert_true(acknowledged(3, 3000));
   mlfab__frame_in in = {MLFAB__COLL_ACK, 3, 0, (const uint8_t *)"abc", NULL};
   assert_int_equal(mlfab__stream_hop_frame(&one->streams, 1, &in), 1);
-  assert_string_equal(w.text, "a COLL_ACK that does not parse");
+  assert_string_equal(w.text, "a malformed COLL_ACK");
   w.ndoomed = 0;
   close_world();
 }

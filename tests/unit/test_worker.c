@@ -1529,17 +1529,13 @@ static void test_frames_that_do_not_parse(void **state) {
   uint8_t meta[256];
   memset(meta, 0, sizeof meta);
   mlfab__via v = {1, 7, 1, 3};
-  cut(f, 0, MLFAB__VIA, meta, mlfab__encode_via(meta, &v),
-      "a VIA that does not parse, or names no worker");
+  cut(f, 0, MLFAB__VIA, meta, mlfab__encode_via(meta, &v), "a malformed VIA");
   mlfab__pull_via p = {1, 7, 3};
-  cut(f, 0, MLFAB__PULL_VIA, meta, mlfab__encode_pull_via(meta, &p),
-      "a PULL_VIA that does not parse, or names no worker");
+  cut(f, 0, MLFAB__PULL_VIA, meta, mlfab__encode_pull_via(meta, &p), "a malformed PULL_VIA");
   mlfab__hop_grant g = {7, 1, SHARD, 0};
-  cut(f, 1, MLFAB__HOP_GRANT, meta, mlfab__encode_hop_grant(meta, &g),
-      "a HOP_GRANT that does not parse, or names no server");
+  cut(f, 1, MLFAB__HOP_GRANT, meta, mlfab__encode_hop_grant(meta, &g), "a malformed HOP_GRANT");
   mlfab__hop_model m = {.request = 1, .version = 1, .commit = 1, .server = 4};
-  cut(f, 1, MLFAB__HOP_MODEL, meta, mlfab__encode_hop_model(meta, &m),
-      "a HOP_MODEL that does not parse, or names no server");
+  cut(f, 1, MLFAB__HOP_MODEL, meta, mlfab__encode_hop_model(meta, &m), "a malformed HOP_MODEL");
   for (uint32_t type = 0; type < 256; type++) {
     if (type == MLFAB__HOP_GRANT || type == MLFAB__HOP_MODEL) continue;
     from_hop(f, 4, (uint8_t)type, meta, 0, NULL, 0);
@@ -1554,23 +1550,23 @@ static void test_frames_that_do_not_fit(void **state) {
   announced(f, 0);
   announced(f, 1);
   via(f, 0, 1, 0, 3);
-  assert_dropped(f, 0, 0, "a VIA that does not parse, or names no worker");
+  assert_dropped(f, 0, 0, "a malformed VIA");
   via(f, 0, 1, 7, WORKERS);
-  assert_dropped(f, 0, 0, "a VIA that does not parse, or names no worker");
+  assert_dropped(f, 0, 0, "a malformed VIA");
   via(f, 1, 1, 7, 3);
   assert_dropped(f, 0, 1, "a VIA for an update that is not planned");
   hop_grant(f, 3, 1, 1, 7, 10);
   assert_dropped(f, 1, 3, "a HOP_GRANT for an update that is not planned");
   hop_grant(f, 3, 0, 1, 0, 10);
-  assert_dropped(f, 1, 3, "a HOP_GRANT that does not parse, or names no server");
+  assert_dropped(f, 1, 3, "a malformed HOP_GRANT");
   hop_grant(f, 3, SERVERS, 1, 7, 10);
-  assert_dropped(f, 1, 3, "a HOP_GRANT that does not parse, or names no server");
+  assert_dropped(f, 1, 3, "a malformed HOP_GRANT");
   pull_via(f, 0, 1, 0, 3);
-  assert_dropped(f, 0, 0, "a PULL_VIA that does not parse, or names no worker");
+  assert_dropped(f, 0, 0, "a malformed PULL_VIA");
   pull_via(f, 0, 1, 1, WORKERS);
-  assert_dropped(f, 0, 0, "a PULL_VIA that does not parse, or names no worker");
+  assert_dropped(f, 0, 0, "a malformed PULL_VIA");
   hop_model(f, 3, SERVERS, 1, 1, 0, 4, 1, 0);
-  assert_dropped(f, 1, 3, "a HOP_MODEL that does not parse, or names no server");
+  assert_dropped(f, 1, 3, "a malformed HOP_MODEL");
   assert_int_equal(mlfab__worker_hop_wanted(&f->worker, 3), 0);
 }
 
@@ -1833,7 +1829,7 @@ static void test_set_sync_is_checked(void **state) {
                    MLFAB_ERR_AGAIN);
   uint8_t meta[4] = {0};
   from_server(f, 0, MLFAB__SYNC_ACK, meta, 3, NULL, 0);
-  assert_dropped(f, 0, 0, "a SYNC_ACK that does not parse");
+  assert_dropped(f, 0, 0, "a malformed SYNC_ACK");
 }
 
 /* --- updates in any order of events --- */
