@@ -1261,14 +1261,4 @@ const mlfab_transport *mlfab_transport_shm(void) {
   return &table;
 }
 
-#undef SHM_LINE
-#undef SHM_CONTROL
-#undef SHM_RING
-#undef SHM_SEGMENT
-#undef SHM_MAPPING
-#undef SHM_VALID
-#undef SHM_SLICE_NS
-#undef SHM_DEAF_NS
-#undef SHM_SEALS
-#undef SHM_MAGIC
 #endif

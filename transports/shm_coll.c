@@ -1089,17 +1089,4 @@ MLFAB__INTERNAL const mlfab__shm_coll_table *mlfab__shm_coll_functions(void) {
   return &table;
 }
 
-#undef SHM_COLL_MAGIC
-#undef SHM_COLL_SEALS
-#undef SHM_COLL_LOW
-#undef SHM_COLL_SMALL
-#undef SHM_COLL_SMALL_SUM
-#undef SHM_COLL_SMALL_CROWDED
-#undef SHM_COLL_ROUND
-#undef SHM_COLL_PART
-#undef SHM_COLL_IN
-#undef SHM_COLL_LINE
-#undef SHM_COLL_LINES
-#undef SHM_COLL_SHORT
-#undef SHM_COLL_MEAN
 #endif

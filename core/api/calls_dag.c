@@ -181,4 +181,3 @@ MLFAB_API int mlfab_dag_free(mlfab_dag **dag_p) {
   *dag_p = NULL;
   return 0;
 }
-#undef DAG_CALL

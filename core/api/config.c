@@ -364,13 +364,3 @@ MLFAB_API int mlfab_filter_from_env(mlfab_filter *filter, mlfab_error *error_p) 
   if (!code) *filter = made;
   return code;
 }
-
-#undef CONFIG_WORDS
-#undef CONFIG_AT
-#undef CONFIG_U
-#undef CONFIG_W
-#undef CONFIG_N
-#undef CONFIG_R
-#undef CONFIG_T
-#undef CONFIG_TIME
-#undef CONFIG_HUGE

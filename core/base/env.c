@@ -145,6 +145,3 @@ MLFAB__INTERNAL const char *mlfab__duration(char buffer[24], uint64_t ns) {
   }
   return buffer;
 }
-
-#undef ENV_ALIGNMENT
-#undef ENV_SLACK

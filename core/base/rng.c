@@ -74,5 +74,3 @@ MLFAB__INTERNAL uint64_t mlfab__hash(uint64_t seed, const void *data, size_t byt
   for (size_t i = 0; i < bytes; i++) hash = (hash ^ at[i]) * 0x100000001b3u;
   return mlfab__mix(hash);
 }
-
-#undef RNG_GAMMA

@@ -762,6 +762,3 @@ MLFAB__INTERNAL uint8_t mlfab__algorithm_choose(const mlfab__algorithm_task *tas
   }
   return best;
 }
-
-#undef ALGORITHM_MESSAGES
-#undef ALGORITHM_STEPS

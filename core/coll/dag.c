@@ -276,5 +276,3 @@ MLFAB__INTERNAL uint32_t mlfab__dag_find_recv(const mlfab__dag *dag, uint32_t pe
   uint32_t entry = dag->table[dag_look_up(dag, 1, peer, tag)];
   return entry ? entry - 1 : MLFAB__DAG_NONE;
 }
-
-#undef DAG_FEW

@@ -90,8 +90,3 @@ MLFAB__INTERNAL int mlfab__half_finite(int half, const uint16_t *in, uint64_t n)
   for (; n > 0; n--) carry |= (*in++ & exponent & 0xffffu) + (one & 0xffffu);
   return !(carry & each << 15);
 }
-
-#undef HALF_MAGNITUDE
-#undef HALF_F16_TOP
-#undef HALF_BF16_TOP
-#undef HALF_F32_TOP

@@ -461,25 +461,3 @@ MLFAB__INTERNAL void mlfab__kernel_divide_with(int level, int dtype, void *data,
   }
   kernel_divide_portable(dtype, data, by, done, n);
 }
-
-#undef KERNEL_X86
-#undef KERNEL_SETTLE
-#undef KERNEL_STAGE
-#undef KERNEL_STREAM_BYTES
-#undef KERNEL_LINE
-#undef KERNEL_TURN
-#undef KERNEL_LITTLE_BYTES
-#undef KERNEL_COPY_BYTES
-#undef KERNEL_F32_MOST
-#undef KERNEL_F32_INFINITY
-#undef KERNEL_F64_MOST
-#undef KERNEL_F64_INFINITY
-#undef KERNEL_F32_EXPONENT
-#undef KERNEL_F32_ONE
-#undef KERNEL_F64_EXPONENT
-#undef KERNEL_F64_ONE
-#undef KERNEL_PORTABLE
-#undef KERNEL_NORM2
-#undef KERNEL_SCALAR
-#undef KERNEL_QUOTIENT
-#undef KERNEL_STEPS

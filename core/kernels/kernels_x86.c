@@ -340,33 +340,4 @@ MLFAB__INTERNAL int mlfab__kernel_level(void) {
          __builtin_cpu_supports("bmi2");
 }
 
-#undef X86_AVX2
-#undef X86_AVX512
-#undef X86_INLINE
-#undef X86_F32_MOST
-#undef X86_F32_INFINITY
-#undef X86_F64_MOST
-#undef X86_F64_INFINITY
-#undef X86_TYPES
-#undef X86_INSTRUCTION
-#undef X86_REALS
-#undef X86_INTEGERS
-#undef X86_AS_IT_IS
-#undef X86_AS_HALF
-#undef X86_F16X8_LOAD
-#undef X86_F16X8_ROUND
-#undef X86_BF16X8_LOAD
-#undef X86_F16X16_LOAD
-#undef X86_F16X16_ROUND
-#undef X86_BF16X16_LOAD
-#undef X86_ADD_KERNEL
-#undef X86_NORM2
-#undef X86_HALVES
-#undef X86_BF16
-#undef X86_LEAST8
-#undef X86_LEAST16
-#undef X86_NARROW16
-#undef X86_KERNEL
-#undef X86_DIVIDE
-#undef X86_ROW
 #endif

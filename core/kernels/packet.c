@@ -600,8 +600,3 @@ MLFAB__INTERNAL void mlfab__unpack_dense(const mlfab__packet *packet, void *out)
     memset(out, 0, (size_t)packet->elements * mlfab__dtype_bytes(packet->dtype));
   mlfab__unpack_store(packet, out);
 }
-
-#undef PACKET_X86
-#undef PACKET_AVX512
-#undef PACKET_STAGE
-#undef PACKET_SINGLES

@@ -286,6 +286,3 @@ MLFAB_API void mlfab_push_options_init(mlfab_push_options *options) {
   const mlfab_push_options initial = MLFAB_PUSH_OPTIONS_INIT;
   if (options) *options = initial;
 }
-
-#undef OPTIMIZER_BLOCK
-#undef OPTIMIZER_MEMBER

@@ -305,15 +305,10 @@ static int reshard_server_take_clock(mlfab__server *server, uint32_t from,
       mlfab__sync_check(&state.consistency, server->workers, NULL))
     return MLFAB_ERR_FRAME;
   if (reshard_server_find_clock(shift, from, state.clock)) return 0;
-  if (shift->ngates == shift->clocks_room) {
-    uint32_t room = shift->clocks_room ? 2 * shift->clocks_room : 8;
-    reshard_server_clock *more = mlfab__alloc_array(server->env, room, sizeof *more);
-    if (!more) return MLFAB_ERR_MEMORY;
-    if (shift->ngates) memcpy(more, shift->clocks, shift->ngates * sizeof *more);
-    mlfab__free(server->env, shift->clocks, shift->clocks_room * sizeof *more);
-    shift->clocks = more;
-    shift->clocks_room = room;
-  }
+  reshard_server_clock *more =
+      mlfab__grow(server->env, shift->clocks, &shift->clocks_room, shift->ngates + 1, sizeof *more);
+  if (!more) return MLFAB_ERR_MEMORY;
+  shift->clocks = more;
   reshard_server_clock *clock = &shift->clocks[shift->ngates];
   clock->words = mlfab__alloc_array(server->env, shift->nwords, sizeof *clock->words);
   if (!clock->words) return MLFAB_ERR_MEMORY;

@@ -148,7 +148,3 @@ MLFAB__INTERNAL int mlfab__monitor_take(mlfab__monitor *monitor, uint64_t now_ns
   monitor->out.told = *out_p;
   return 1;
 }
-
-#undef MONITOR_NEWS
-#undef MONITOR_CLOSE
-#undef MONITOR_PROBE

@@ -307,5 +307,3 @@ MLFAB__INTERNAL uint32_t mlfab__sum_forwardable(const mlfab__aggregator *aggrega
   }
   return (uint32_t)n;
 }
-
-#undef SUM_X86

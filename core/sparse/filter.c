@@ -633,20 +633,3 @@ MLFAB__INTERNAL uint64_t mlfab__filter_change(int dtype, const void *before, voi
                                               uint64_t n, double tau) {
   return mlfab__filter_change_with(mlfab__kernel_level(), dtype, before, after, n, tau);
 }
-
-#undef FILTER_X86
-#undef FILTER_AVX2
-#undef FILTER_AVX512
-#undef FILTER_F32_MAGNITUDE
-#undef FILTER_F64_MAGNITUDE
-#undef FILTER_F32_INFINITY
-#undef FILTER_F64_INFINITY
-#undef FILTER_F64_ONE
-#undef FILTER_FAR
-#undef FILTER_MARK
-#undef FILTER_EMIT
-#undef FILTER_AS_IT_IS
-#undef FILTER_RANK
-#undef FILTER_CHANGE
-#undef FILTER_CHANGE_VECTOR
-#undef FILTER_AHEAD

@@ -731,10 +731,3 @@ MLFAB__INTERNAL uint32_t mlfab__crc32c(uint32_t crc, const void *data, size_t by
   return mlfab__crc32c_portable(crc, data, bytes);
 }
 #endif
-
-#undef WIRE_INLINE
-#undef WIRE_FIELDS
-#undef WIRE_META
-#undef WIRE_LIST
-#undef WIRE_BIT
-#undef WIRE_BULK_TYPES

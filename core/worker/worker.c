@@ -86,15 +86,10 @@ MLFAB__INTERNAL int mlfab__worker_tensor(mlfab__worker *worker, uint32_t id, int
   }
   if (worker->ntensors == MLFAB_BULK_MAX / MLFAB__TENSOR_INFO_BYTES)
     return MLFAB__FAIL(error, MLFAB_ERR_LIMIT, "more than %u tensors", worker->ntensors);
-  if (worker->ntensors == worker->tensor_room) {
-    uint32_t room = worker->tensor_room ? 2 * worker->tensor_room : 16;
-    mlfab__tensor_info *more = mlfab__alloc_array(worker->env, room, sizeof *more);
-    if (!more) return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "out of memory for tensors");
-    if (worker->ntensors) memcpy(more, worker->tensors, worker->ntensors * sizeof *more);
-    mlfab__free(worker->env, worker->tensors, worker->tensor_room * sizeof *more);
-    worker->tensors = more;
-    worker->tensor_room = room;
-  }
+  mlfab__tensor_info *more = mlfab__grow(worker->env, worker->tensors, &worker->tensor_room,
+                                         worker->ntensors + 1, sizeof *more);
+  if (!more) return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "out of memory for tensors");
+  worker->tensors = more;
   mlfab__tensor_info *tensor = &worker->tensors[worker->ntensors++];
   tensor->id = id;
   tensor->dtype = (uint32_t)dtype;
