@@ -360,9 +360,6 @@ MLFAB__INTERNAL const char *mlfab__duration(char buffer[24], uint64_t ns) {
   return buffer;
 }
 
-#undef ENV_ALIGNMENT
-#undef ENV_SLACK
-
 /* ==============================================================================================
  * core/base/rng.h
  * ============================================================================================== */
@@ -462,8 +459,6 @@ MLFAB__INTERNAL uint64_t mlfab__hash(uint64_t seed, const void *data, size_t byt
   for (size_t i = 0; i < bytes; i++) hash = (hash ^ at[i]) * 0x100000001b3u;
   return mlfab__mix(hash);
 }
-
-#undef RNG_GAMMA
 
 /* ==============================================================================================
  * core/base/heap.h
@@ -2631,13 +2626,6 @@ MLFAB__INTERNAL uint32_t mlfab__crc32c(uint32_t crc, const void *data, size_t by
 }
 #endif
 
-#undef WIRE_INLINE
-#undef WIRE_FIELDS
-#undef WIRE_META
-#undef WIRE_LIST
-#undef WIRE_BIT
-#undef WIRE_BULK_TYPES
-
 /* ==============================================================================================
  * core/kernels/half.h
  * ============================================================================================== */
@@ -2755,11 +2743,6 @@ MLFAB__INTERNAL int mlfab__half_finite(int half, const uint16_t *in, uint64_t n)
   for (; n > 0; n--) carry |= (*in++ & exponent & 0xffffu) + (one & 0xffffu);
   return !(carry & each << 15);
 }
-
-#undef HALF_MAGNITUDE
-#undef HALF_F16_TOP
-#undef HALF_BF16_TOP
-#undef HALF_F32_TOP
 
 /* ==============================================================================================
  * core/kernels/kernels_x86.c
@@ -3204,35 +3187,6 @@ MLFAB__INTERNAL int mlfab__kernel_level(void) {
          __builtin_cpu_supports("bmi2");
 }
 
-#undef X86_AVX2
-#undef X86_AVX512
-#undef X86_INLINE
-#undef X86_F32_MOST
-#undef X86_F32_INFINITY
-#undef X86_F64_MOST
-#undef X86_F64_INFINITY
-#undef X86_TYPES
-#undef X86_INSTRUCTION
-#undef X86_REALS
-#undef X86_INTEGERS
-#undef X86_AS_IT_IS
-#undef X86_AS_HALF
-#undef X86_F16X8_LOAD
-#undef X86_F16X8_ROUND
-#undef X86_BF16X8_LOAD
-#undef X86_F16X16_LOAD
-#undef X86_F16X16_ROUND
-#undef X86_BF16X16_LOAD
-#undef X86_ADD_KERNEL
-#undef X86_NORM2
-#undef X86_HALVES
-#undef X86_BF16
-#undef X86_LEAST8
-#undef X86_LEAST16
-#undef X86_NARROW16
-#undef X86_KERNEL
-#undef X86_DIVIDE
-#undef X86_ROW
 #endif
 
 /* ==============================================================================================
@@ -3698,28 +3652,6 @@ MLFAB__INTERNAL void mlfab__kernel_divide_with(int level, int dtype, void *data,
   }
   kernel_divide_portable(dtype, data, by, done, n);
 }
-
-#undef KERNEL_X86
-#undef KERNEL_SETTLE
-#undef KERNEL_STAGE
-#undef KERNEL_STREAM_BYTES
-#undef KERNEL_LINE
-#undef KERNEL_TURN
-#undef KERNEL_LITTLE_BYTES
-#undef KERNEL_COPY_BYTES
-#undef KERNEL_F32_MOST
-#undef KERNEL_F32_INFINITY
-#undef KERNEL_F64_MOST
-#undef KERNEL_F64_INFINITY
-#undef KERNEL_F32_EXPONENT
-#undef KERNEL_F32_ONE
-#undef KERNEL_F64_EXPONENT
-#undef KERNEL_F64_ONE
-#undef KERNEL_PORTABLE
-#undef KERNEL_NORM2
-#undef KERNEL_SCALAR
-#undef KERNEL_QUOTIENT
-#undef KERNEL_STEPS
 
 /* ==============================================================================================
  * core/kernels/packet.h
@@ -4424,11 +4356,6 @@ MLFAB__INTERNAL void mlfab__unpack_dense(const mlfab__packet *packet, void *out)
     memset(out, 0, (size_t)packet->elements * mlfab__dtype_bytes(packet->dtype));
   mlfab__unpack_store(packet, out);
 }
-
-#undef PACKET_X86
-#undef PACKET_AVX512
-#undef PACKET_STAGE
-#undef PACKET_SINGLES
 
 /* ==============================================================================================
  * core/model/sync.h
@@ -5794,9 +5721,6 @@ MLFAB_API void mlfab_push_options_init(mlfab_push_options *options) {
   if (options) *options = initial;
 }
 
-#undef OPTIMIZER_BLOCK
-#undef OPTIMIZER_MEMBER
-
 /* ==============================================================================================
  * core/model/store.h
  * ============================================================================================== */
@@ -6470,7 +6394,7 @@ MLFAB__INTERNAL void mlfab__windows_decide(mlfab__window *window, uint64_t seq, 
 /* ==============================================================================================
  * core/node/port.h
  * ============================================================================================== */
-/* port.h - how a role speaks: what it is handed, what it yields, whom it may ask. 
+/* port.h - how a role speaks: what it is handed, what it yields, whom it may ask.
  *
  * A role (worker, server, member) knows its peers by number: a server its workers by rank, a worker
  * its servers by number. Control frames are posted to a queue of the peer's link at once; frames
@@ -6512,6 +6436,14 @@ typedef struct mlfab__port {
                 int code, const char *text);
 } mlfab__port;
 
+/* Gives the link of `peer` up when `wrong`: the frame is malformed, or says what cannot be. Returns `wrong`. */
+MLFAB__INTERNAL int mlfab__port_refuse(const mlfab__port *port, uint32_t peer,
+                                       const mlfab__frame_in *frame, int wrong);
+/* The same of a frame that does not decode into the struct `m` of the frames called `name`. */
+#define MLFAB__MALFORMED(port, peer, frame, name, m) \
+  mlfab__port_refuse(port, peer, frame,              \
+                     mlfab__decode_##name((frame)->meta, (frame)->meta_bytes, m) != 0)
+
 /* Posts frame `type`, encoded from the struct `meta` of the frames called `name`; for those with a list
  * the last argument is the list, and `room` is enough for it. */
 #define MLFAB__POST_LIST(room, port, peer, type, name, ...)                                        \
@@ -6522,6 +6454,22 @@ typedef struct mlfab__port {
 #define MLFAB__POST(port, peer, type, name, meta) \
   MLFAB__POST_LIST(MLFAB__META_PLAIN, port, peer, type, name, meta)
 
+
+/* ==============================================================================================
+ * core/node/port.c
+ * ============================================================================================== */
+/* port.c - how a role speaks. See port.h. */
+
+#include <stdio.h>
+
+MLFAB__INTERNAL int mlfab__port_refuse(const mlfab__port *port, uint32_t peer,
+                                       const mlfab__frame_in *frame, int wrong) {
+  char text[64];
+  if (!wrong) return 0;
+  snprintf(text, sizeof text, "a malformed %s", mlfab__frame_name(frame->type));
+  port->drop(port->self, peer, MLFAB_ERR_FRAME, text);
+  return 1;
+}
 
 /* ==============================================================================================
  * core/node/role.h
@@ -11395,12 +11343,11 @@ static void pull_route(mlfab__worker *worker, mlfab__fetch_part *part, uint32_t 
 MLFAB__INTERNAL void mlfab__pull_rerouted(mlfab__worker *worker, uint32_t server,
                                           const mlfab__frame_in *frame) {
   mlfab__pull_via via;
-  if (mlfab__decode_pull_via(frame->meta, frame->meta_bytes, &via) || via.attempt == 0 ||
-      (via.aggregator >= worker->config->workers && via.aggregator != MLFAB__NO_NODE)) {
-    worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME,
-                      "a PULL_VIA that does not parse, or names no worker");
+  if (mlfab__port_refuse(
+          &worker->port, server, frame,
+          mlfab__decode_pull_via(frame->meta, frame->meta_bytes, &via) || via.attempt == 0 ||
+              (via.aggregator >= worker->config->workers && via.aggregator != MLFAB__NO_NODE)))
     return;
-  }
   mlfab__fetch *fetch = pull_find(worker, via.request);
   mlfab__fetch_part *part = fetch ? &fetch->parts[server] : NULL;
   /* As new as what is known: the hop has told it already. */
@@ -11411,12 +11358,10 @@ MLFAB__INTERNAL void mlfab__pull_rerouted(mlfab__worker *worker, uint32_t server
 MLFAB__INTERNAL void mlfab__pull_hop_model(mlfab__worker *worker, uint32_t aggregator,
                                            const mlfab__frame_in *frame, uint64_t now_ns) {
   mlfab__hop_model in;
-  if (mlfab__decode_hop_model(frame->meta, frame->meta_bytes, &in) ||
-      in.server >= worker->servers) {
-    worker->hop.drop(worker->hop.self, aggregator, MLFAB_ERR_FRAME,
-                     "a HOP_MODEL that does not parse, or names no server");
+  if (mlfab__port_refuse(&worker->hop, aggregator, frame,
+                         mlfab__decode_hop_model(frame->meta, frame->meta_bytes, &in) ||
+                             in.server >= worker->servers))
     return;
-  }
   mlfab__fetch *fetch = pull_find(worker, in.request);
   mlfab__fetch_part *part = fetch ? &fetch->parts[in.server] : NULL;
   if (!part || !part->waiting || (in.attempt < part->attempt && !MLFAB__PLANTED(43))) return;
@@ -11463,11 +11408,7 @@ MLFAB__INTERNAL int mlfab__pull_hop_wanted(const mlfab__worker *worker, uint32_t
 MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
                                         const mlfab__frame_in *frame, uint64_t now_ns) {
   mlfab__pull_fail fail;
-  if (mlfab__decode_pull_fail(frame->meta, frame->meta_bytes, &fail)) {
-    worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME,
-                      "a PULL_FAIL that does not parse");
-    return;
-  }
+  if (MLFAB__MALFORMED(&worker->port, server, frame, pull_fail, &fail)) return;
   mlfab__fetch *fetch = pull_find(worker, fail.request);
   if (!fetch) return;
   if (fail.code == MLFAB_ERR_AGAIN) {
@@ -11745,12 +11686,11 @@ static void push_route(mlfab__worker *worker, mlfab__outgoing *update, uint32_t 
 MLFAB__INTERNAL void mlfab__push_rerouted(mlfab__worker *worker, uint32_t server,
                                           const mlfab__frame_in *frame) {
   mlfab__via via;
-  if (mlfab__decode_via(frame->meta, frame->meta_bytes, &via) || via.group == 0 ||
-      (via.aggregator >= worker->config->workers && via.aggregator != MLFAB__NO_NODE)) {
-    worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME,
-                      "a VIA that does not parse, or names no worker");
+  if (mlfab__port_refuse(
+          &worker->port, server, frame,
+          mlfab__decode_via(frame->meta, frame->meta_bytes, &via) || via.group == 0 ||
+              (via.aggregator >= worker->config->workers && via.aggregator != MLFAB__NO_NODE)))
     return;
-  }
   mlfab__outgoing *update = push_find(worker, via.seq);
   if (via.generation != worker->streams[server].generation || !update || update->withdrawn) return;
   mlfab__part *part = &update->parts[server];
@@ -11770,12 +11710,10 @@ MLFAB__INTERNAL void mlfab__push_rerouted(mlfab__worker *worker, uint32_t server
 MLFAB__INTERNAL void mlfab__push_hop_granted(mlfab__worker *worker, uint32_t aggregator,
                                              const mlfab__frame_in *frame) {
   mlfab__hop_grant grant;
-  if (mlfab__decode_hop_grant(frame->meta, frame->meta_bytes, &grant) || grant.group == 0 ||
-      grant.server >= worker->servers) {
-    worker->hop.drop(worker->hop.self, aggregator, MLFAB_ERR_FRAME,
-                     "a HOP_GRANT that does not parse, or names no server");
+  if (mlfab__port_refuse(&worker->hop, aggregator, frame,
+                         mlfab__decode_hop_grant(frame->meta, frame->meta_bytes, &grant) ||
+                             grant.group == 0 || grant.server >= worker->servers))
     return;
-  }
   mlfab__outgoing *update = push_find(worker, grant.seq);
   if (!update || update->withdrawn || !worker->streams[grant.server].up) return;
   mlfab__part *part = &update->parts[grant.server];
@@ -11986,10 +11924,7 @@ static void push_decide(mlfab__worker *worker, mlfab__outgoing *update, uint32_t
 MLFAB__INTERNAL void mlfab__push_acked(mlfab__worker *worker, uint32_t server,
                                        const mlfab__frame_in *frame, uint64_t now_ns) {
   mlfab__push_ack ack;
-  if (mlfab__decode_push_ack(frame->meta, frame->meta_bytes, &ack)) {
-    worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME, "a PUSH_ACK that does not parse");
-    return;
-  }
+  if (MLFAB__MALFORMED(&worker->port, server, frame, push_ack, &ack)) return;
   for (uint32_t i = 0; i < worker->norder; i++) {
     mlfab__outgoing *update = push_slot(worker, i);
     mlfab__part *part = &update->parts[server];
@@ -12007,10 +11942,7 @@ MLFAB__INTERNAL void mlfab__push_acked(mlfab__worker *worker, uint32_t server,
 MLFAB__INTERNAL void mlfab__push_granted(mlfab__worker *worker, uint32_t server,
                                          const mlfab__frame_in *frame) {
   mlfab__grant grant;
-  if (mlfab__decode_grant(frame->meta, frame->meta_bytes, &grant)) {
-    worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME, "a GRANT that does not parse");
-    return;
-  }
+  if (MLFAB__MALFORMED(&worker->port, server, frame, grant, &grant)) return;
   if (grant.generation != worker->streams[server].generation) return;
   for (uint32_t i = 0; i < worker->norder; i++) {
     mlfab__outgoing *update = push_slot(worker, i);
@@ -13030,15 +12962,10 @@ MLFAB__INTERNAL int mlfab__worker_tensor(mlfab__worker *worker, uint32_t id, int
   }
   if (worker->ntensors == MLFAB_BULK_MAX / MLFAB__TENSOR_INFO_BYTES)
     return MLFAB__FAIL(error, MLFAB_ERR_LIMIT, "more than %u tensors", worker->ntensors);
-  if (worker->ntensors == worker->tensor_room) {
-    uint32_t room = worker->tensor_room ? 2 * worker->tensor_room : 16;
-    mlfab__tensor_info *more = mlfab__alloc_array(worker->env, room, sizeof *more);
-    if (!more) return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "out of memory for tensors");
-    if (worker->ntensors) memcpy(more, worker->tensors, worker->ntensors * sizeof *more);
-    mlfab__free(worker->env, worker->tensors, worker->tensor_room * sizeof *more);
-    worker->tensors = more;
-    worker->tensor_room = room;
-  }
+  mlfab__tensor_info *more = mlfab__grow(worker->env, worker->tensors, &worker->tensor_room,
+                                         worker->ntensors + 1, sizeof *more);
+  if (!more) return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "out of memory for tensors");
+  worker->tensors = more;
   mlfab__tensor_info *tensor = &worker->tensors[worker->ntensors++];
   tensor->id = id;
   tensor->dtype = (uint32_t)dtype;
@@ -13087,8 +13014,8 @@ static int worker_check_options(const mlfab__worker *worker, const mlfab_model_o
   if (o->pull_half > MLFAB_HALF_BF16)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
                        "model_start: pull_half is %u, not a MLFAB_HALF_*", o->pull_half);
-  int decay = !(o->change_decay >= 0.0 && o->change_decay - o->change_decay == 0.0);
-  if (decay || !(o->change_threshold >= 0.0 && o->change_threshold - o->change_threshold == 0.0))
+  int decay = !(o->change_decay >= 0.0 && mlfab__finite(o->change_decay));
+  if (decay || !(o->change_threshold >= 0.0 && mlfab__finite(o->change_threshold)))
     return MLFAB__FAIL(
         error, MLFAB_ERR_ARGUMENT, "model_start: %s is %g, not a number of at least 0",
         decay ? "change_decay" : "change_threshold", decay ? o->change_decay : o->change_threshold);
@@ -13217,11 +13144,7 @@ static void worker_define_ack(mlfab__worker *worker, uint32_t server, const mlfa
                               uint64_t now_ns) {
   mlfab__define_ack ack = {.code = 0};
   mlfab__stream *stream = &worker->streams[server];
-  if (mlfab__decode_define_ack(frame->meta, frame->meta_bytes, &ack)) {
-    worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME,
-                      "a DEFINE_ACK that does not parse");
-    return;
-  }
+  if (MLFAB__MALFORMED(&worker->port, server, frame, define_ack, &ack)) return;
   if (!worker->model_request || stream->defined || ack.ask != worker->define.ask) return;
   if (ack.code == MLFAB_ERR_AGAIN) {
     stream->undefined = 1;
@@ -13440,10 +13363,7 @@ static void worker_sync_ack(mlfab__worker *worker, uint32_t server, const mlfab_
   mlfab__sync_ack ack;
   mlfab__sync_change *change = &worker->change;
   mlfab__stream *stream = &worker->streams[server];
-  if (mlfab__decode_sync_ack(frame->meta, frame->meta_bytes, &ack)) {
-    worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME, "a SYNC_ACK that does not parse");
-    return;
-  }
+  if (MLFAB__MALFORMED(&worker->port, server, frame, sync_ack, &ack)) return;
   int counted = stream->counts;
   stream->counts = ack.counts != 0;
   if (!counted) mlfab__push_tell(worker, server);
@@ -13585,10 +13505,7 @@ MLFAB__INTERNAL void mlfab__worker_dead(mlfab__worker *worker, uint32_t server, 
 static void worker_resend(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame,
                           uint64_t now_ns) {
   mlfab__resend resend;
-  if (mlfab__decode_resend(frame->meta, frame->meta_bytes, &resend)) {
-    worker->port.drop(worker->port.self, server, MLFAB_ERR_FRAME, "a RESEND that does not parse");
-    return;
-  }
+  if (MLFAB__MALFORMED(&worker->port, server, frame, resend, &resend)) return;
   if (mlfab__worker_usurped(worker, server, resend.top)) {
     worker->port.drop(worker->port.self, server, MLFAB_ERR_FENCED, "a RESEND beyond what was sent");
     return;
@@ -14048,6 +13965,9 @@ enum mlfab__pull_held { MLFAB__PULL_GOES = 0, MLFAB__PULL_FOR_PLAN, MLFAB__PULL_
 
 typedef struct mlfab__server_pull {
   uint64_t request; /* 0: free */
+  uint32_t worker;
+  uint64_t opened;                            /* ascending over the server */
+  struct mlfab__server_pull *next, *previous; /* of those that are open, oldest first */
   uint64_t progress;
   mlfab__segment *segments;
   uint32_t segment_room, segments_used;
@@ -14213,14 +14133,13 @@ typedef struct mlfab__server_policy {
   /* What goes by way of this worker's node goes another way. */
   void (*lost)(mlfab__server *server, uint32_t worker);
   /* A pull whose condition holds: 1 when it is held back. It is answered from now on. */
-  int (*pull_hold)(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull);
-  void (*pull_goes)(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull);
+  int (*pull_hold)(mlfab__server *server, mlfab__server_pull *pull);
+  void (*pull_goes)(mlfab__server *server, mlfab__server_pull *pull);
   /* `taken` bytes more of a placed one were handed to the transport; all of one to be handed on. */
   void (*pull_left)(mlfab__server *server, const mlfab__server_pull *pull, uint64_t taken);
   void (*pull_out)(mlfab__server *server, mlfab__server_pull *own);
   /* One is over: what it was. */
-  void (*pull_over)(mlfab__server *server, uint32_t worker, const mlfab__server_pull *was,
-                    int code);
+  void (*pull_over)(mlfab__server *server, const mlfab__server_pull *was, int code);
   /* All pulls of this worker are over. */
   void (*stopped)(mlfab__server *server, uint32_t worker);
   /* Those whose turn it is begin. */
@@ -14255,6 +14174,8 @@ typedef struct mlfab__server_apply {
 
 /* Pulls that wait for a pull condition: serve.c. */
 typedef struct mlfab__server_serve {
+  mlfab__server_pull *first, *last; /* all that are open */
+  uint64_t opened;                  /* how many ever were */
   uint32_t waiting;
   int due;     /* v_train has moved: they are looked at again, where that can help ... */
   int changed; /* ... the consistency has changed: all are */
@@ -14562,18 +14483,25 @@ MLFAB__INTERNAL void mlfab__serve_look(mlfab__server *server);
 /* The pull with this request, or NULL. Answers it from here. */
 MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_find(mlfab__server *server, uint32_t worker,
                                                       uint64_t request);
-MLFAB__INTERNAL void mlfab__serve_begin(mlfab__server *server, uint32_t worker,
-                                        mlfab__server_pull *pull);
+MLFAB__INTERNAL void mlfab__serve_begin(mlfab__server *server, mlfab__server_pull *pull);
 /* Its slot is free; the same, and the policy hears of it. */
 MLFAB__INTERNAL void mlfab__serve_end(mlfab__server *server, mlfab__server_pull *pull);
-MLFAB__INTERNAL void mlfab__serve_over(mlfab__server *server, uint32_t worker,
-                                       mlfab__server_pull *pull, int code);
+MLFAB__INTERNAL void mlfab__serve_over(mlfab__server *server, mlfab__server_pull *pull, int code);
 MLFAB__INTERNAL void mlfab__serve_fail(mlfab__server *server, uint32_t worker, uint64_t request,
                                        int code, const char *text);
+/* Walks the open pulls, oldest first: the next, or NULL behind the last. Begin with zeros. Any pull may end
+ * meanwhile, also the one that was given last. */
+typedef struct mlfab__serve_walk {
+  mlfab__server_pull *at;
+  uint64_t opened;
+} mlfab__serve_walk;
+MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_each(const mlfab__server *server,
+                                                      mlfab__serve_walk *walk);
 /* A free slot with room for so many segments; `own`: for a pull that is handed on. Fills it. */
 MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_slot(mlfab__server *server, uint32_t worker,
                                                       uint32_t segments, int own, int *code_p);
-MLFAB__INTERNAL void mlfab__serve_fill(mlfab__server_pull *pull, uint64_t request,
+MLFAB__INTERNAL void mlfab__serve_fill(mlfab__server *server, uint32_t worker,
+                                       mlfab__server_pull *pull, uint64_t request,
                                        const mlfab__segment *segments, uint32_t n, uint64_t bytes);
 /* How many bytes the next frame of a segment has, and of which slice (index into store.slices). */
 MLFAB__INTERNAL uint32_t mlfab__serve_cut(const mlfab__server *server,
@@ -14628,12 +14556,8 @@ MLFAB__INTERNAL void mlfab__blocks_restart(mlfab__server *server, mlfab__server_
 }
 
 MLFAB__INTERNAL void mlfab__blocks_unpin_all(mlfab__server *server) {
-  for (uint32_t w = 0; w < server->workers; w++) {
-    for (uint32_t k = 0; k < MLFAB__SERVER_SLOTS; k++) {
-      mlfab__server_pull *pull = &server->peers[w].pulls[k];
-      if (pull->request != 0) mlfab__blocks_restart(server, pull);
-    }
-  }
+  for (mlfab__server_pull *pull = server->serve.first; pull; pull = pull->next)
+    mlfab__blocks_restart(server, pull);
 }
 
 MLFAB__INTERNAL uint32_t mlfab__blocks_spare(mlfab__server *server) {
@@ -14867,11 +14791,10 @@ MLFAB__INTERNAL void mlfab__clock_reach(mlfab__server *server, uint32_t worker, 
 MLFAB__INTERNAL void mlfab__clock_progress(mlfab__server *server, uint32_t worker,
                                            const mlfab__frame_in *frame) {
   mlfab__progress in;
-  if (mlfab__decode_progress(frame->meta, frame->meta_bytes, &in) ||
-      in.progress > MLFAB__PROGRESS_MAX) {
-    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a PROGRESS that does not parse");
+  if (mlfab__port_refuse(&server->port, worker, frame,
+                         mlfab__decode_progress(frame->meta, frame->meta_bytes, &in) ||
+                             in.progress > MLFAB__PROGRESS_MAX))
     return;
-  }
   if (server->phase != MLFAB__MODEL_STANDS) return;
   mlfab__clock_reach(server, worker, in.progress);
   server->due = 1;
@@ -15121,10 +15044,10 @@ MLFAB__INTERNAL void mlfab__clock_ask(mlfab__server *server, uint32_t worker,
   mlfab__sync_ask change;
   mlfab_error error;
   error.text[0] = 0;
-  if (mlfab__decode_sync_ask(frame->meta, frame->meta_bytes, &change) || change.ask == 0) {
-    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a SYNC that does not parse");
+  if (mlfab__port_refuse(
+          &server->port, worker, frame,
+          mlfab__decode_sync_ask(frame->meta, frame->meta_bytes, &change) || change.ask == 0))
     return;
-  }
   mlfab__server_peer *peer = &server->peers[worker];
   for (uint32_t i = 0; i < server->nchanges; i++) {
     const struct mlfab__change_wait *wait = &server->changes[i];
@@ -16400,12 +16323,11 @@ MLFAB__INTERNAL void mlfab__apply_push(mlfab__server *server, uint32_t worker,
   mlfab__server_peer *peer = &server->peers[worker];
   mlfab__frame_in own = *frame;
   mlfab__push push;
-  if (mlfab__decode_push(frame->meta, frame->meta_bytes, &push, server->segments_scratch,
-                         server->versions_scratch) ||
-      push.seq == 0) {
-    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a PUSH that does not parse");
+  if (mlfab__port_refuse(&server->port, worker, frame,
+                         mlfab__decode_push(frame->meta, frame->meta_bytes, &push,
+                                            server->segments_scratch, server->versions_scratch) ||
+                             push.seq == 0))
     return;
-  }
   if (push.generation != peer->generation) return; /* of a stream that was reset since */
   /* First weights of a model that was refused: they were on their way. */
   if (worker == 0 && (push.flags & MLFAB__PUSH_INIT) && server->phase == MLFAB__NO_MODEL &&
@@ -16511,10 +16433,7 @@ MLFAB__INTERNAL void mlfab__apply_bytes(mlfab__server *server, uint32_t peer,
 MLFAB__INTERNAL void mlfab__apply_chunk(mlfab__server *server, uint32_t worker,
                                         const mlfab__frame_in *frame) {
   mlfab__chunk chunk;
-  if (mlfab__decode_chunk(frame->meta, frame->meta_bytes, &chunk)) {
-    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a CHUNK that does not parse");
-    return;
-  }
+  if (MLFAB__MALFORMED(&server->port, worker, frame, chunk, &chunk)) return;
   if (chunk.generation != server->peers[worker].generation) return;
   mlfab__incoming *update = mlfab__queue_find(server, worker, chunk.seq);
   if (!update) return;       /* refused or withdrawn meanwhile */
@@ -16527,10 +16446,7 @@ MLFAB__INTERNAL void mlfab__apply_chunk(mlfab__server *server, uint32_t worker,
 MLFAB__INTERNAL void mlfab__apply_withdraw(mlfab__server *server, uint32_t worker,
                                            const mlfab__frame_in *frame) {
   mlfab__withdraw withdraw;
-  if (mlfab__decode_withdraw(frame->meta, frame->meta_bytes, &withdraw)) {
-    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a WITHDRAW that does not parse");
-    return;
-  }
+  if (MLFAB__MALFORMED(&server->port, worker, frame, withdraw, &withdraw)) return;
   if (withdraw.generation != server->peers[worker].generation) return;
   mlfab__incoming *update = mlfab__queue_find(server, worker, withdraw.seq);
   if (!update) return;                      /* decided: its PUSH_ACK is on the way */
@@ -16779,20 +16695,49 @@ static void serve_unwait(mlfab__server *server, mlfab__server_pull *pull) {
   pull->waiting = 0;
 }
 
+/* Into the list of those that are open, at its end; out of it. */
+static void serve_list(mlfab__server *server, mlfab__server_pull *pull) {
+  pull->opened = ++server->serve.opened;
+  pull->next = NULL;
+  pull->previous = server->serve.last;
+  *(pull->previous ? &pull->previous->next : &server->serve.first) = pull;
+  server->serve.last = pull;
+}
+
+static void serve_unlist(mlfab__server *server, mlfab__server_pull *pull) {
+  *(pull->previous ? &pull->previous->next : &server->serve.first) = pull->next;
+  *(pull->next ? &pull->next->previous : &server->serve.last) = pull->previous;
+}
+
+MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_each(const mlfab__server *server,
+                                                      mlfab__serve_walk *walk) {
+  mlfab__server_pull *pull = walk->at;
+  if (pull && pull->request != 0 && pull->opened == walk->opened) {
+    pull = pull->next;
+  } else {
+    pull = server->serve.first;
+    while (pull && pull->opened <= walk->opened) pull = pull->next;
+  }
+  walk->at = pull;
+  if (pull) walk->opened = pull->opened;
+  return pull;
+}
+
 MLFAB__INTERNAL void mlfab__serve_end(mlfab__server *server, mlfab__server_pull *pull) {
+  assert(pull->request != 0);
   if (pull->waiting) mlfab__lazy_remove(&server->clocks[pull->clock].lazy, pull->tag);
   serve_unwait(server, pull);
   mlfab__blocks_unpin(server, pull);
+  serve_unlist(server, pull);
   pull->request = pull->place = pull->spread = 0;
   pull->held = MLFAB__PULL_GOES;
   pull->attempt = 0;
 }
 
-MLFAB__INTERNAL void mlfab__serve_over(mlfab__server *server, uint32_t worker,
-                                       mlfab__server_pull *pull, int code) {
+MLFAB__INTERNAL void mlfab__serve_over(mlfab__server *server, mlfab__server_pull *pull, int code) {
   const mlfab__server_pull was = *pull;
   mlfab__serve_end(server, pull);
-  if (server->policy) server->policy->pull_over(server, worker, &was, code);
+  if (server->policy) server->policy->pull_over(server, &was, code);
 }
 
 MLFAB__INTERNAL void mlfab__serve_fail(mlfab__server *server, uint32_t worker, uint64_t request,
@@ -16808,7 +16753,7 @@ MLFAB__INTERNAL void mlfab__serve_fail(mlfab__server *server, uint32_t worker, u
 }
 
 /* Tells who is waited for, so that a deadline can name it: AGAIN is not the end of the pull. */
-static void serve_wait(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull) {
+static void serve_wait(mlfab__server *server, mlfab__server_pull *pull) {
   const mlfab__clock *clock = &server->clocks[pull->clock];
   mlfab_sync_state state;
   mlfab__pull_fail wait;
@@ -16816,7 +16761,7 @@ static void serve_wait(mlfab__server *server, uint32_t worker, mlfab__server_pul
   wait.request = pull->request;
   wait.code = MLFAB_ERR_AGAIN;
   wait.rank = MLFAB_NO_RANK;
-  mlfab__clock_state(server, clock, worker, pull->progress, &state);
+  mlfab__clock_state(server, clock, pull->worker, pull->progress, &state);
   for (uint32_t w = server->workers; w-- > 0;) {
     const mlfab__server_peer *peer = &server->peers[w];
     if (!peer->dead && !peer->left && !peer->done && peer->pushed == state.slowest)
@@ -16830,16 +16775,15 @@ static void serve_wait(mlfab__server *server, uint32_t worker, mlfab__server_pul
       (unsigned long long)state.fastest, (int)wait.rank, (unsigned long long)state.slowest,
       (unsigned long long)state.v_train, state.arrived, state.members);
   pull->progress_ns = server->now_ns;
-  MLFAB__POST(&server->port, worker, MLFAB__PULL_FAIL, pull_fail, &wait);
+  MLFAB__POST(&server->port, pull->worker, MLFAB__PULL_FAIL, pull_fail, &wait);
 }
 
 /* Answers from here. */
-MLFAB__INTERNAL void mlfab__serve_begin(mlfab__server *server, uint32_t worker,
-                                        mlfab__server_pull *pull) {
+MLFAB__INTERNAL void mlfab__serve_begin(mlfab__server *server, mlfab__server_pull *pull) {
   pull->held = MLFAB__PULL_GOES;
   pull->progress_ns = server->now_ns;
-  if (server->policy) server->policy->pull_goes(server, worker, pull);
-  server->port.ready(server->port.self, worker);
+  if (server->policy) server->policy->pull_goes(server, pull);
+  server->port.ready(server->port.self, pull->worker);
 }
 
 MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_find(mlfab__server *server, uint32_t worker,
@@ -16854,12 +16798,11 @@ MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_find(mlfab__server *server, uin
 /* --- the pull condition --- */
 
 /* Does this clock let the pull pass? `again`: it was buffered. */
-static int serve_may(mlfab__server *server, uint32_t worker, const mlfab__server_pull *pull,
-                     uint32_t g, int again) {
+static int serve_may(mlfab__server *server, const mlfab__server_pull *pull, uint32_t g, int again) {
   const mlfab__clock *clock = &server->clocks[g];
   mlfab_sync_state state;
   if (clock->sync.kind == MLFAB_SYNC_ASYNC) return 1;
-  mlfab__clock_state(server, clock, worker, pull->progress, &state);
+  mlfab__clock_state(server, clock, pull->worker, pull->progress, &state);
   if (clock->sync.kind == MLFAB_SYNC_USER)
     return server->config->pull_condition(server->config->user, &state) != 0;
   uint64_t threshold = clock->tuner.threshold;
@@ -16869,18 +16812,18 @@ static int serve_may(mlfab__server *server, uint32_t worker, const mlfab__server
 
 /* Asks the clocks that it has not passed yet, and buffers it at the first that says no. 1 when all
  * have let it pass, 0 when it waits or has failed. */
-static int serve_pass(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull, int again) {
+static int serve_pass(mlfab__server *server, mlfab__server_pull *pull, int again) {
   uint32_t mask = mlfab__clock_mask(server, pull->segments, pull->segments_used) & ~pull->passed;
   for (uint32_t g = 0; g < server->ngates; g++) {
     mlfab__clock *clock = &server->clocks[g];
     if (!(mask >> g & 1)) continue;
-    if (serve_may(server, worker, pull, g, again)) {
+    if (serve_may(server, pull, g, again)) {
       pull->passed |= 1u << g;
       continue;
     }
     uint64_t at = mlfab__lazy_at((int)clock->sync.soft, pull->progress, clock->v_train);
     if (mlfab__lazy_add(server->env, &clock->lazy, at, pull->tag)) {
-      mlfab__serve_fail(server, worker, pull->request, MLFAB_ERR_MEMORY, "out of memory");
+      mlfab__serve_fail(server, pull->worker, pull->request, MLFAB_ERR_MEMORY, "out of memory");
       mlfab__serve_end(server, pull);
       return 0;
     }
@@ -16893,21 +16836,20 @@ static int serve_pass(mlfab__server *server, uint32_t worker, mlfab__server_pull
 }
 
 /* The pull condition holds: begins to answer, or waits for a plan. */
-static void serve_start(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull) {
+static void serve_start(mlfab__server *server, mlfab__server_pull *pull) {
   serve_unwait(server, pull);
   /* Said once: the next pull gets the model as it stands. */
-  uint64_t refused = 0, told = server->peers[worker].refused_told;
+  uint64_t refused = 0, told = server->peers[pull->worker].refused_told;
   for (uint32_t g = 0; g < server->ngates; g++)
     refused = mlfab__max(refused, server->clocks[g].refused_round);
   if (refused != 0 && pull->progress == refused && told != refused) {
-    server->peers[worker].refused_told = refused;
-    mlfab__serve_fail(server, worker, pull->request, MLFAB_ERR_CALLBACK,
+    server->peers[pull->worker].refused_told = refused;
+    mlfab__serve_fail(server, pull->worker, pull->request, MLFAB_ERR_CALLBACK,
                       "the server's update callback refused the round");
     mlfab__serve_end(server, pull);
     return;
   }
-  if (!server->policy || !server->policy->pull_hold(server, worker, pull))
-    mlfab__serve_begin(server, worker, pull);
+  if (!server->policy || !server->policy->pull_hold(server, pull)) mlfab__serve_begin(server, pull);
 }
 
 /* Pulls of a clock that are due: those that may be answered are. `passes`: what comes out of the
@@ -16915,10 +16857,10 @@ static void serve_start(mlfab__server *server, uint32_t worker, mlfab__server_pu
 static void serve_due(mlfab__server *server, uint32_t g, int passes, int changed) {
   uint64_t tag;
   while (mlfab__lazy_pop(&server->clocks[g].lazy, server->clocks[g].v_train, &tag)) {
-    uint32_t worker = (uint32_t)(tag / MLFAB__SERVER_SLOTS);
-    mlfab__server_pull *pull = &server->peers[worker].pulls[tag % MLFAB__SERVER_SLOTS];
+    mlfab__server_pull *pull =
+        &server->peers[tag / MLFAB__SERVER_SLOTS].pulls[tag % MLFAB__SERVER_SLOTS];
     pull->passed = changed ? 0 : pull->passed | (uint32_t)passes << g;
-    if (serve_pass(server, worker, pull, 1)) serve_start(server, worker, pull);
+    if (serve_pass(server, pull, 1)) serve_start(server, pull);
   }
 }
 
@@ -16968,8 +16910,11 @@ MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_slot(mlfab__server *server, uin
   return pull;
 }
 
-MLFAB__INTERNAL void mlfab__serve_fill(mlfab__server_pull *pull, uint64_t request,
+MLFAB__INTERNAL void mlfab__serve_fill(mlfab__server *server, uint32_t worker,
+                                       mlfab__server_pull *pull, uint64_t request,
                                        const mlfab__segment *segments, uint32_t n, uint64_t bytes) {
+  pull->worker = worker;
+  serve_list(server, pull);
   if (n > 0) memcpy(pull->segments, segments, n * sizeof *segments);
   pull->request = request;
   pull->segments_used = n;
@@ -17010,14 +16955,12 @@ static int serve_cache(mlfab__server *server, uint32_t worker, const mlfab__pull
 MLFAB__INTERNAL void mlfab__serve_pull(mlfab__server *server, uint32_t worker,
                                        const mlfab__frame_in *frame) {
   mlfab__pull in;
-  if (mlfab__decode_pull(frame->meta, frame->meta_bytes, &in, server->segments_scratch,
-                         server->versions_scratch) ||
-      in.request == 0 || (in.request & MLFAB__SPREAD_BIT) != 0 ||
-      mlfab__serve_find(server, worker, in.request)) {
-    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME,
-                       "a PULL that does not parse, or is open already");
+  if (mlfab__port_refuse(&server->port, worker, frame,
+                         mlfab__decode_pull(frame->meta, frame->meta_bytes, &in,
+                                            server->segments_scratch, server->versions_scratch) ||
+                             in.request == 0 || (in.request & MLFAB__SPREAD_BIT) != 0 ||
+                             mlfab__serve_find(server, worker, in.request)))
     return;
-  }
   if (server->phase != MLFAB__MODEL_STANDS) {
     mlfab__serve_fail(server, worker, in.request, MLFAB_ERR_STATE,
                       "a pull before the model exists");
@@ -17046,7 +16989,7 @@ MLFAB__INTERNAL void mlfab__serve_pull(mlfab__server *server, uint32_t worker,
                       code == MLFAB_ERR_MEMORY ? "out of memory" : "too many pulls at once");
     return;
   }
-  mlfab__serve_fill(pull, in.request, server->segments_scratch, in.segments, bytes);
+  mlfab__serve_fill(server, worker, pull, in.request, server->segments_scratch, in.segments, bytes);
   if (server->sparse && server->sparse->keep(server, pull, &in, server->versions_scratch)) {
     mlfab__serve_fail(server, worker, in.request, MLFAB_ERR_MEMORY, "out of memory");
     mlfab__serve_end(server, pull);
@@ -17056,26 +16999,23 @@ MLFAB__INTERNAL void mlfab__serve_pull(mlfab__server *server, uint32_t worker,
   pull->tag =
       (uint64_t)worker * MLFAB__SERVER_SLOTS + (uint64_t)(pull - server->peers[worker].pulls);
   pull->draw = mlfab__sync_draw(server->config->seed, server->number, worker, in.progress);
-  if (serve_pass(server, worker, pull, 0)) {
-    serve_start(server, worker, pull);
+  if (serve_pass(server, pull, 0)) {
+    serve_start(server, pull);
   } else if (pull->waiting) {
     server->stats->pulls_delayed++;
     server->clocks[pull->clock].delayed++;
-    serve_wait(server, worker, pull);
+    serve_wait(server, pull);
   }
 }
 
 MLFAB__INTERNAL void mlfab__serve_cancel(mlfab__server *server, uint32_t worker,
                                          const mlfab__frame_in *frame) {
   mlfab__pull_cancel cancel;
-  if (mlfab__decode_pull_cancel(frame->meta, frame->meta_bytes, &cancel)) {
-    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a PULL_CANCEL that does not parse");
-    return;
-  }
+  if (MLFAB__MALFORMED(&server->port, worker, frame, pull_cancel, &cancel)) return;
   if (cancel.request & MLFAB__SPREAD_BIT) return; /* not the worker's to cancel */
   mlfab__server_pull *pull = mlfab__serve_find(server, worker, cancel.request);
   if (!pull) return;
-  mlfab__serve_over(server, worker, pull, MLFAB_ERR_CANCELLED);
+  mlfab__serve_over(server, pull, MLFAB_ERR_CANCELLED);
   if (server->policy) server->policy->turns(server);
 }
 
@@ -17166,13 +17106,13 @@ MLFAB__INTERNAL int mlfab__server_next(mlfab__server *server, uint32_t worker,
 }
 
 /* All of a pull was handed to the transport. */
-static void serve_out(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull) {
+static void serve_out(mlfab__server *server, mlfab__server_pull *pull) {
   int placed = pull->place != 0;
   if (pull->request & MLFAB__SPREAD_BIT) {
     server->policy->pull_out(server, pull);
   } else {
     server->stats->pulls_answered++;
-    mlfab__serve_over(server, worker, pull, 0);
+    mlfab__serve_over(server, pull, 0);
   }
   if (placed) server->policy->turns(server);
 }
@@ -17209,7 +17149,7 @@ MLFAB__INTERNAL void mlfab__server_taken(mlfab__server *server, uint32_t worker,
   for (uint32_t k = MLFAB__SERVER_PULLS; k < MLFAB__SERVER_SLOTS; k++)
     peer->pulls[k].progress_ns = now_ns;
   if (pull->segment == pull->segments_used) {
-    serve_out(server, worker, pull);
+    serve_out(server, pull);
   } else if (pull->place != 0) {
     /* From time to time the scheduler hears how much is still to go out. */
     server->policy->pull_left(server, pull, frame->note[0]);
@@ -17238,7 +17178,7 @@ MLFAB__INTERNAL void mlfab__serve_stop(mlfab__server *server, uint32_t worker) {
   mlfab__server_peer *peer = &server->peers[worker];
   for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
     mlfab__server_pull *pull = &peer->pulls[k];
-    if (pull->request != 0) mlfab__serve_over(server, worker, pull, MLFAB_ERR_PEER_CLOSED);
+    if (pull->request != 0) mlfab__serve_over(server, pull, MLFAB_ERR_PEER_CLOSED);
   }
   for (uint32_t k = MLFAB__SERVER_PULLS; k < MLFAB__SERVER_SLOTS; k++) {
     if (peer->pulls[k].request != 0) mlfab__serve_end(server, &peer->pulls[k]);
@@ -17252,12 +17192,9 @@ MLFAB__INTERNAL void mlfab__serve_reset(mlfab__server *server, uint32_t worker) 
 }
 
 MLFAB__INTERNAL int mlfab__serve_quiet(const mlfab__server *server) {
+  if (server->serve.first) return 0;
   for (uint32_t w = 0; w < server->workers; w++) {
-    const mlfab__server_peer *peer = &server->peers[w];
-    if (peer->nsends > 0) return 0;
-    for (uint32_t k = 0; k < MLFAB__SERVER_SLOTS; k++) {
-      if (peer->pulls[k].request != 0) return 0;
-    }
+    if (server->peers[w].nsends > 0) return 0;
   }
   return 1;
 }
@@ -17274,18 +17211,15 @@ MLFAB__INTERNAL void mlfab__serve_resize(mlfab__server *server) {
 }
 
 MLFAB__INTERNAL void mlfab__serve_tick(mlfab__server *server) {
-  for (uint32_t w = 0; w < server->workers; w++) {
-    for (uint32_t k = 0; k < MLFAB__SERVER_SLOTS; k++) {
-      mlfab__server_pull *pull = &server->peers[w].pulls[k];
-      if (pull->request == 0) continue;
-      if (k >= MLFAB__SERVER_PULLS || pull->spread != 0) continue; /* the policy looks at these */
-      if (server->now_ns - pull->progress_ns < server->heartbeat_ns) continue;
-      if (pull->waiting) serve_wait(server, w, pull);
-      if (pull->slice == MLFAB__NO_BLOCK) continue;
-      if (server->now_ns - pull->progress_ns < 3 * server->heartbeat_ns) continue;
-      mlfab__blocks_restart(server, pull);
-      pull->progress_ns = server->now_ns;
-    }
+  mlfab__serve_walk walk = {NULL, 0};
+  for (mlfab__server_pull *pull; (pull = mlfab__serve_each(server, &walk)) != NULL;) {
+    if ((pull->request & MLFAB__SPREAD_BIT) || pull->spread != 0) continue; /* the policy's */
+    if (server->now_ns - pull->progress_ns < server->heartbeat_ns) continue;
+    if (pull->waiting) serve_wait(server, pull);
+    if (pull->slice == MLFAB__NO_BLOCK) continue;
+    if (server->now_ns - pull->progress_ns < 3 * server->heartbeat_ns) continue;
+    mlfab__blocks_restart(server, pull);
+    pull->progress_ns = server->now_ns;
   }
 }
 
@@ -17709,11 +17643,12 @@ static void server_refuse(mlfab__server *server, const mlfab_error *error) {
 static void server_define(mlfab__server *server, uint32_t worker, const mlfab__frame_in *frame) {
   mlfab__server_peer *peer = &server->peers[worker];
   mlfab__define define;
-  if (mlfab__decode_define(frame->meta, frame->meta_bytes, &define) ||
-      frame->bulk_bytes != (uint64_t)define.tensors * MLFAB__TENSOR_INFO_BYTES || !frame->bulk) {
-    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a DEFINE that does not parse");
+  if (mlfab__port_refuse(
+          &server->port, worker, frame,
+          mlfab__decode_define(frame->meta, frame->meta_bytes, &define) ||
+              frame->bulk_bytes != (uint64_t)define.tensors * MLFAB__TENSOR_INFO_BYTES ||
+              !frame->bulk))
     return;
-  }
   define.options.size = sizeof define.options;
   define.options.sync = define.options.consistency.kind;
   peer->define.ask = define.ask;
@@ -17792,10 +17727,7 @@ MLFAB__INTERNAL void mlfab__server_advance(mlfab__server *server) {
 
 static void server_done(mlfab__server *server, uint32_t worker, const mlfab__frame_in *frame) {
   mlfab__done done;
-  if (mlfab__decode_done(frame->meta, frame->meta_bytes, &done)) {
-    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a DONE that does not parse");
-    return;
-  }
+  if (MLFAB__MALFORMED(&server->port, worker, frame, done, &done)) return;
   server->peers[worker].done = 1;
   mlfab__clock_members(server);
   MLFAB__POST(&server->port, worker, MLFAB__DONE_ACK, done, &done);
@@ -18349,8 +18281,6 @@ MLFAB__INTERNAL uint32_t mlfab__dag_find_recv(const mlfab__dag *dag, uint32_t pe
   uint32_t entry = dag->table[dag_look_up(dag, 1, peer, tag)];
   return entry ? entry - 1 : MLFAB__DAG_NONE;
 }
-
-#undef DAG_FEW
 
 /* ==============================================================================================
  * core/coll/algorithm.h
@@ -19229,9 +19159,6 @@ MLFAB__INTERNAL uint8_t mlfab__algorithm_choose(const mlfab__algorithm_task *tas
   }
   return best;
 }
-
-#undef ALGORITHM_MESSAGES
-#undef ALGORITHM_STEPS
 
 /* ==============================================================================================
  * core/coll/partial.h
@@ -21156,10 +21083,7 @@ MLFAB__INTERNAL int mlfab__stream_hop_frame(mlfab__streams *streams, uint32_t ra
                                             const mlfab__frame_in *frame) {
   mlfab__coll_ack ack;
   if (frame->type != MLFAB__COLL_ACK) return 0;
-  if (mlfab__decode_coll_ack(frame->meta, frame->meta_bytes, &ack)) {
-    streams->hop.drop(streams->hop.self, rank, MLFAB_ERR_FRAME, "a COLL_ACK that does not parse");
-    return 1;
-  }
+  if (MLFAB__MALFORMED(&streams->hop, rank, frame, coll_ack, &ack)) return 1;
   if (!streams->epoch || ack.epoch != streams->epoch) return 1;
   mlfab__lane *stream = stream_of(streams, rank);
   if (!stream || ack.received < stream->acked || ack.received > stream->most ||
@@ -21257,10 +21181,7 @@ MLFAB__INTERNAL int mlfab__stream_member_frame(mlfab__streams *streams, uint32_t
   mlfab__coll head;
   const mlfab__port *down = &streams->down;
   if (frame->type != MLFAB__COLL) return 0;
-  if (mlfab__decode_coll(frame->meta, frame->meta_bytes, &head)) {
-    down->drop(down->self, rank, MLFAB_ERR_FRAME, "a COLL that does not parse");
-    return 1;
-  }
+  if (MLFAB__MALFORMED(down, rank, frame, coll, &head)) return 1;
   if (!streams->epoch || head.epoch != streams->epoch) return 1;
   uint32_t place = stream_place(streams, rank);
   mlfab__lane *stream = place ? stream_open(streams, place - 1) : NULL;
@@ -27174,11 +27095,10 @@ MLFAB__INTERNAL int mlfab__barrier_server_frame(mlfab__barrier_server *server, u
   mlfab__barrier_entry *entry = &server->entries[worker];
   mlfab__barrier in;
   if (frame->type != MLFAB__BARRIER) return 0;
-  if (mlfab__decode_barrier(frame->meta, frame->meta_bytes, &in) || in.number == 0 ||
-      in.number >= MLFAB__BARRIER_MISSING) {
-    server->port.drop(server->port.self, worker, MLFAB_ERR_FRAME, "a BARRIER that does not parse");
+  if (mlfab__port_refuse(&server->port, worker, frame,
+                         mlfab__decode_barrier(frame->meta, frame->meta_bytes, &in) ||
+                             in.number == 0 || in.number >= MLFAB__BARRIER_MISSING))
     return 1;
-  }
   uint64_t asked = mlfab__add_sat(entry->base, in.number);
   /* Asked again, or late: the answer may have been lost. */
   if (asked <= mlfab__max(entry->asked, server->over) && server->over > entry->base)
@@ -27265,10 +27185,7 @@ MLFAB__INTERNAL int mlfab__barrier_worker_frame(mlfab__barrier_worker *worker,
                                                 const mlfab__frame_in *frame, uint64_t now_ns) {
   mlfab__barrier in;
   if (frame->type != MLFAB__BARRIER_DONE) return 0;
-  if (mlfab__decode_barrier(frame->meta, frame->meta_bytes, &in)) {
-    worker->port.drop(worker->port.self, 0, MLFAB_ERR_FRAME, "a BARRIER_DONE that does not parse");
-    return 1;
-  }
+  if (MLFAB__MALFORMED(&worker->port, 0, frame, barrier, &in)) return 1;
   if (in.number & MLFAB__BARRIER_MISSING) {
     worker->missing = (int32_t)(in.number & 0x7fffffff);
     return 1;
@@ -27427,11 +27344,10 @@ MLFAB__INTERNAL int mlfab__trees_frame(mlfab__trees *trees, uint32_t worker,
                                        const mlfab__frame_in *frame, uint64_t now_ns) {
   mlfab__tree_ask in;
   if (frame->type != MLFAB__TREE_ASK) return 0;
-  if (mlfab__decode_tree_ask(frame->meta, frame->meta_bytes, &in, NULL) || in.nodes > 0 ||
-      in.bytes == 0) {
-    trees->port.drop(trees->port.self, worker, MLFAB_ERR_FRAME, "a TREE_ASK that does not parse");
+  if (mlfab__port_refuse(&trees->port, worker, frame,
+                         mlfab__decode_tree_ask(frame->meta, frame->meta_bytes, &in, NULL) ||
+                             in.nodes > 0 || in.bytes == 0))
     return 1;
-  }
   if (!trees_stands(trees, in.number) || !trees->roll->entries[worker].member ||
       worker >= MLFAB__MEMBERSHIP_MEMBERS_MAX)
     return 1;
@@ -30771,10 +30687,6 @@ MLFAB__INTERNAL int mlfab__monitor_take(mlfab__monitor *monitor, uint64_t now_ns
   return 1;
 }
 
-#undef MONITOR_NEWS
-#undef MONITOR_CLOSE
-#undef MONITOR_PROBE
-
 /* ==============================================================================================
  * core/sched/items.c
  * ============================================================================================== */
@@ -32057,10 +31969,9 @@ static void arrange_places(arrange_work *work) {
 MLFAB__INTERNAL void mlfab__scheduler_arrange(mlfab__scheduler *s, uint32_t server,
                                               const mlfab__frame_in *frame) {
   mlfab__tree_ask ask;
-  if (mlfab__decode_tree_ask(frame->meta, frame->meta_bytes, &ask, NULL)) {
-    s->port.drop(s->port.self, server, MLFAB_ERR_FRAME, "a TREE_ASK that does not parse");
+  if (mlfab__port_refuse(&s->port, server, frame,
+                         mlfab__decode_tree_ask(frame->meta, frame->meta_bytes, &ask, NULL)))
     return;
-  }
   mlfab__tree_plan plan = {ask.number, 0};
   arrange_work *work = NULL;
   if (ask.nodes <= ARRANGE_MAX) work = mlfab__alloc(s->env, sizeof *work);
@@ -32377,10 +32288,10 @@ static void scheduler_pass_on(mlfab__scheduler *s, uint32_t server) {
 
 static void scheduler_schedule(mlfab__scheduler *s, uint32_t server, const mlfab__frame_in *frame) {
   mlfab__schedule m;
-  if (mlfab__decode_schedule(frame->meta, frame->meta_bytes, &m) || m.delay_bound == 0) {
-    scheduler_drop(s, server, "a SCHEDULE that does not parse, or admits nothing");
+  if (mlfab__port_refuse(
+          &s->port, server, frame,
+          mlfab__decode_schedule(frame->meta, frame->meta_bytes, &m) || m.delay_bound == 0))
     return;
-  }
   uint64_t node = (uint64_t)s->workers + server;
   s->served[server].host = scheduler_host(s, scheduler_key(m.host, node));
   scheduler_pass_on(s, server);
@@ -32392,10 +32303,10 @@ static void scheduler_schedule(mlfab__scheduler *s, uint32_t server, const mlfab
 
 static void scheduler_station(mlfab__scheduler *s, uint32_t server, const mlfab__frame_in *frame) {
   mlfab__station m;
-  if (mlfab__decode_station(frame->meta, frame->meta_bytes, &m) || m.worker >= s->workers) {
-    scheduler_drop(s, server, "a STATION that does not parse, or of no worker");
+  if (mlfab__port_refuse(
+          &s->port, server, frame,
+          mlfab__decode_station(frame->meta, frame->meta_bytes, &m) || m.worker >= s->workers))
     return;
-  }
   mlfab__station_state *station = &s->stations[m.worker];
   if (m.incarnation < station->incarnation) return; /* the others know a newer process */
   if (m.incarnation > station->incarnation) {
@@ -32414,11 +32325,10 @@ static void scheduler_station(mlfab__scheduler *s, uint32_t server, const mlfab_
 
 static void scheduler_capacity(mlfab__scheduler *s, uint32_t server, const mlfab__frame_in *frame) {
   mlfab__capacity m;
-  if (mlfab__decode_capacity(frame->meta, frame->meta_bytes, &m) || !mlfab__finite(m.in) ||
-      !mlfab__finite(m.out)) {
-    scheduler_drop(s, server, "a CAPACITY that is no number");
+  if (mlfab__port_refuse(&s->port, server, frame,
+                         mlfab__decode_capacity(frame->meta, frame->meta_bytes, &m) ||
+                             !mlfab__finite(m.in) || !mlfab__finite(m.out)))
     return;
-  }
   if (m.host == 0) return; /* of nobody knows which links */
   uint32_t i = scheduler_host(s, m.host);
   if (i == s->hosts_room - 1) return;
@@ -32470,11 +32380,11 @@ static uint32_t scheduler_announced(mlfab__scheduler *s, uint32_t server, const 
 
 static void scheduler_announce(mlfab__scheduler *s, uint32_t server, const mlfab__frame_in *frame) {
   mlfab__announce a;
-  if (mlfab__decode_announce(frame->meta, frame->meta_bytes, &a) || a.worker >= s->workers ||
-      a.kind > MLFAB__TRANSFER_PULL || a.members == 0 || a.parts == 0 || a.parts > s->servers) {
-    scheduler_drop(s, server, "an ANNOUNCE that does not parse, or of no worker");
+  if (mlfab__port_refuse(&s->port, server, frame,
+                         mlfab__decode_announce(frame->meta, frame->meta_bytes, &a) ||
+                             a.worker >= s->workers || a.kind > MLFAB__TRANSFER_PULL ||
+                             a.members == 0 || a.parts == 0 || a.parts > s->servers))
     return;
-  }
   const mlfab__station_state *station = &s->stations[a.worker];
   if (!s->alive[(size_t)server * s->workers + a.worker] || a.incarnation != station->incarnation) {
     mlfab__log(s->env, MLFAB_LOG_DEBUG,
@@ -32507,11 +32417,10 @@ static void scheduler_announce(mlfab__scheduler *s, uint32_t server, const mlfab
 
 static void scheduler_report(mlfab__scheduler *s, uint32_t server, const mlfab__frame_in *frame) {
   mlfab__report m;
-  if (mlfab__decode_report(frame->meta, frame->meta_bytes, &m) ||
-      (m.worker >= s->workers && m.worker != MLFAB__NO_NODE)) {
-    scheduler_drop(s, server, "a REPORT that does not parse, or of no worker");
+  if (mlfab__port_refuse(&s->port, server, frame,
+                         mlfab__decode_report(frame->meta, frame->meta_bytes, &m) ||
+                             (m.worker >= s->workers && m.worker != MLFAB__NO_NODE)))
     return;
-  }
   mlfab__served *served = &s->served[server];
   served->placed = m.placed;
   served->in.reported = m.backlog;
@@ -33651,8 +33560,6 @@ MLFAB__INTERNAL uint32_t mlfab__sum_forwardable(const mlfab__aggregator *aggrega
   return (uint32_t)n;
 }
 
-#undef SUM_X86
-
 /* ==============================================================================================
  * core/sched/distributor.c
  * ============================================================================================== */
@@ -33896,11 +33803,7 @@ MLFAB__INTERNAL int mlfab__distributor_pull_fail(mlfab__aggregator *aggregator, 
 MLFAB__INTERNAL int mlfab__distributor_skip(mlfab__aggregator *aggregator, uint32_t server,
                                             const mlfab__frame_in *frame) {
   mlfab__spread_fail fail;
-  if (mlfab__decode_spread_fail(frame->meta, frame->meta_bytes, &fail)) {
-    aggregator->up.drop(aggregator->up.self, server, MLFAB_ERR_FRAME,
-                        "a SPREAD_FAIL that does not parse");
-    return 1;
-  }
+  if (MLFAB__MALFORMED(&aggregator->up, server, frame, spread_fail, &fail)) return 1;
   mlfab__accumulator *spread = mlfab__aggregator_find(aggregator, server, fail.request);
   if (!spread || spread->state != MLFAB__ACCUMULATOR_HANDING) return 1;
   for (uint32_t i = 0; i < spread->nrecipients; i++) {
@@ -34610,11 +34513,7 @@ static void aggregator_group(mlfab__aggregator *aggregator, uint32_t server,
 static void aggregator_group_end(mlfab__aggregator *aggregator, uint32_t server,
                                  const mlfab__frame_in *frame) {
   mlfab__group_end end;
-  if (mlfab__decode_group_end(frame->meta, frame->meta_bytes, &end)) {
-    aggregator->up.drop(aggregator->up.self, server, MLFAB_ERR_FRAME,
-                        "a GROUP_END that does not parse");
-    return;
-  }
+  if (MLFAB__MALFORMED(&aggregator->up, server, frame, group_end, &end)) return;
   mlfab__accumulator *group = mlfab__aggregator_find(aggregator, server, end.group);
   if (!group || group->state == MLFAB__ACCUMULATOR_HANDING) return;
   group->state = MLFAB__ACCUMULATOR_FREE;
@@ -34631,12 +34530,11 @@ static void aggregator_release(mlfab__aggregator *aggregator, uint32_t server,
   if (!code && (!group || group->state != MLFAB__ACCUMULATOR_ADDING)) return;
   int packed =
       group && group->packed; /* of the sum's packets, whose length the server does not know */
-  if (code || (!packed && (release.upto > group->bytes ||
-                           release.upto % (release.upto < group->wide ? 8 : 4) != 0))) {
-    aggregator->up.drop(aggregator->up.self, server, MLFAB_ERR_FRAME,
-                        "a RELEASE that does not parse, or of more than there is");
+  if (mlfab__port_refuse(
+          &aggregator->up, server, frame,
+          code || (!packed && (release.upto > group->bytes ||
+                               release.upto % (release.upto < group->wide ? 8 : 4) != 0))))
     return;
-  }
   group->released = mlfab__max(group->released, release.upto);
   if (aggregator_forwardable(aggregator, group) > 0)
     aggregator->up.ready(aggregator->up.self, server);
@@ -34989,15 +34887,13 @@ MLFAB__INTERNAL void mlfab__spread_tick(mlfab__server *server);
 MLFAB__INTERNAL int mlfab__spread_frame(mlfab__server *server, uint32_t worker,
                                         const mlfab__frame_in *frame);
 /* As in mlfab__server_policy. */
-MLFAB__INTERNAL int mlfab__spread_hold(mlfab__server *server, uint32_t worker,
-                                       mlfab__server_pull *pull);
-MLFAB__INTERNAL void mlfab__spread_goes(mlfab__server *server, uint32_t worker,
-                                        mlfab__server_pull *pull);
+MLFAB__INTERNAL int mlfab__spread_hold(mlfab__server *server, mlfab__server_pull *pull);
+MLFAB__INTERNAL void mlfab__spread_goes(mlfab__server *server, mlfab__server_pull *pull);
 MLFAB__INTERNAL void mlfab__spread_left(mlfab__server *server, const mlfab__server_pull *pull,
                                         uint64_t taken);
 MLFAB__INTERNAL void mlfab__spread_out(mlfab__server *server, mlfab__server_pull *own);
-MLFAB__INTERNAL void mlfab__spread_over(mlfab__server *server, uint32_t worker,
-                                        const mlfab__server_pull *was, int code);
+MLFAB__INTERNAL void mlfab__spread_over(mlfab__server *server, const mlfab__server_pull *was,
+                                        int code);
 MLFAB__INTERNAL void mlfab__spread_stopped(mlfab__server *server, uint32_t worker);
 MLFAB__INTERNAL void mlfab__spread_turns(mlfab__server *server);
 
@@ -35020,12 +34916,9 @@ MLFAB__INTERNAL uint64_t mlfab__report_left(const mlfab__server_pull *pull) {
 
 MLFAB__INTERNAL uint64_t mlfab__report_out_backlog(const mlfab__server *server) {
   uint64_t bytes = 0;
-  for (uint32_t w = 0; w < server->workers; w++) {
-    for (uint32_t k = 0; k < MLFAB__SERVER_SLOTS; k++) {
-      const mlfab__server_pull *pull = &server->peers[w].pulls[k];
-      if (mlfab__server_goes(pull) || (pull->request != 0 && pull->held == MLFAB__PULL_FOR_TURN))
-        bytes += mlfab__report_left(pull);
-    }
+  for (const mlfab__server_pull *pull = server->serve.first; pull; pull = pull->next) {
+    if (mlfab__server_goes(pull) || pull->held == MLFAB__PULL_FOR_TURN)
+      bytes += mlfab__report_left(pull);
   }
   return bytes;
 }
@@ -35342,10 +35235,7 @@ MLFAB__INTERNAL void mlfab__route_lost(mlfab__server *server, uint32_t aggregato
 static void route_group_fail(mlfab__server *server, uint32_t aggregator,
                              const mlfab__frame_in *frame) {
   mlfab__group_fail fail;
-  if (mlfab__decode_group_fail(frame->meta, frame->meta_bytes, &fail)) {
-    mlfab__server_drop(server, aggregator, MLFAB_ERR_FRAME, "a GROUP_FAIL that does not parse");
-    return;
-  }
+  if (MLFAB__MALFORMED(&server->port, aggregator, frame, group_fail, &fail)) return;
   mlfab__incoming *leader = route_find(server, aggregator, fail.group);
   if (!leader || mlfab__queue_applying(server, leader)) return; /* over meanwhile */
   mlfab__incoming *culprit = fail.worker == MLFAB__NO_NODE ? NULL : leader;
@@ -35486,10 +35376,7 @@ MLFAB__INTERNAL void mlfab__route_progress(mlfab__server *server, const mlfab__i
 static void route_forward(mlfab__server *server, uint32_t aggregator,
                           const mlfab__frame_in *frame) {
   mlfab__forward forward;
-  if (mlfab__decode_forward(frame->meta, frame->meta_bytes, &forward)) {
-    mlfab__server_drop(server, aggregator, MLFAB_ERR_FRAME, "a FORWARD that does not parse");
-    return;
-  }
+  if (MLFAB__MALFORMED(&server->port, aggregator, frame, forward, &forward)) return;
   mlfab__incoming *update = route_find(server, aggregator, forward.group);
   if (!update) return;
   const char *wrong = route_sum(update, &forward, frame->bulk_bytes);
@@ -35557,23 +35444,18 @@ MLFAB__INTERNAL int mlfab__route_frame(mlfab__server *server, uint32_t worker,
 enum { SPREAD_MOVING = 2 };
 
 /* From now on only frames of this way count. */
-static void spread_via(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull,
-                       uint32_t aggregator) {
+static void spread_via(mlfab__server *server, mlfab__server_pull *pull, uint32_t aggregator) {
   pull->aggregator = aggregator;
   server->sched->spreads++;
   pull->attempt = MLFAB__PLANTED(31) ? pull->attempt + 1 : (uint32_t)server->sched->spreads;
   mlfab__pull_via via = {pull->request, pull->attempt, aggregator};
-  MLFAB__POST(&server->port, worker, MLFAB__PULL_VIA, pull_via, &via);
+  MLFAB__POST(&server->port, pull->worker, MLFAB__PULL_VIA, pull_via, &via);
 }
 
 /* There is news of a spread: its members may wait on from here. */
 static void spread_touch(mlfab__server *server, uint64_t spread) {
-  for (uint32_t w = 0; w < server->workers; w++) {
-    for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
-      mlfab__server_pull *pull = &server->peers[w].pulls[k];
-      if (pull->request != 0 && pull->spread == spread)
-        pull->progress_ns = mlfab__max(pull->progress_ns, server->now_ns);
-    }
+  for (mlfab__server_pull *pull = server->serve.first; pull; pull = pull->next) {
+    if (pull->spread == spread) pull->progress_ns = mlfab__max(pull->progress_ns, server->now_ns);
   }
 }
 
@@ -35581,49 +35463,40 @@ static void spread_touch(mlfab__server *server, uint64_t spread) {
 MLFAB__INTERNAL void mlfab__spread_turns(mlfab__server *server) {
   for (int more = server->sched->places > 0; more;) {
     mlfab__server_pull *next = NULL;
-    uint32_t worker = 0, moving = 0, unknown = 0;
+    uint32_t moving = 0, unknown = 0;
     double taking = 0.0;
-    for (uint32_t w = 0; w < server->workers; w++) {
-      for (uint32_t k = 0; k < MLFAB__SERVER_SLOTS; k++) {
-        mlfab__server_pull *pull = &server->peers[w].pulls[k];
-        if (pull->request == 0 || pull->place == 0) continue;
-        if (pull->held == MLFAB__PULL_FOR_TURN && (!next || pull->place < next->place)) {
-          next = pull;
-          worker = w;
-        }
-        uint64_t idle_ns = server->now_ns - pull->progress_ns;
-        if (!mlfab__server_goes(pull) || idle_ns >= server->heartbeat_ns / 2) continue;
-        double in = server->peers[w].link_in;
-        taking += in > 0.0 ? in : 0.0;
-        unknown += !(in > 0.0);
-        moving++;
-      }
+    for (mlfab__server_pull *pull = server->serve.first; pull; pull = pull->next) {
+      if (pull->place == 0) continue;
+      if (pull->held == MLFAB__PULL_FOR_TURN && (!next || pull->place < next->place)) next = pull;
+      uint64_t idle_ns = server->now_ns - pull->progress_ns;
+      if (!mlfab__server_goes(pull) || idle_ns >= server->heartbeat_ns / 2) continue;
+      double in = server->peers[pull->worker].link_in;
+      taking += in > 0.0 ? in : 0.0;
+      unknown += !(in > 0.0);
+      moving++;
     }
     double out = server->sched->own.out;
     int fills = out > 0.0 && taking >= 0.95 * out;
     more = next && !fills && (moving < SPREAD_MOVING || (out > 0.0 && unknown == 0));
     if (!more) return;
-    mlfab__serve_begin(server, worker, next);
+    mlfab__serve_begin(server, next);
     if (next->request & MLFAB__SPREAD_BIT) spread_touch(server, next->request);
   }
 }
 
 /* A member is answered directly after all. */
-static void spread_direct(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull) {
+static void spread_direct(mlfab__server *server, mlfab__server_pull *pull) {
   pull->spread = 0;
   pull->held = MLFAB__PULL_FOR_TURN;
   server->stats->spreads_failed++;
-  spread_via(server, worker, pull, MLFAB__NO_NODE);
+  spread_via(server, pull, MLFAB__NO_NODE);
 }
 
 /* A member has left a spread. When none is left the spread is over, and the distributor is told so
  * unless all of it is out; with `tell` in any case. */
 static void spread_dissolve(mlfab__server *server, uint32_t aggregator, uint64_t spread, int tell) {
-  for (uint32_t w = 0; w < server->workers; w++) {
-    for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
-      const mlfab__server_pull *pull = &server->peers[w].pulls[k];
-      if (pull->request != 0 && pull->spread == spread) return;
-    }
+  for (const mlfab__server_pull *pull = server->serve.first; pull; pull = pull->next) {
+    if (pull->spread == spread) return;
   }
   mlfab__server_pull *own = mlfab__serve_find(server, aggregator, spread);
   if (own) mlfab__serve_end(server, own);
@@ -35635,37 +35508,30 @@ static void spread_dissolve(mlfab__server *server, uint32_t aggregator, uint64_t
 /* All members that wait for this distributor, of one spread or (0) of all, are answered
  * directly. */
 static void spread_abandon(mlfab__server *server, uint32_t aggregator, uint64_t spread) {
-  for (uint32_t w = 0; w < server->workers && server->sched->spreads > 0; w++) {
-    for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
-      mlfab__server_pull *pull = &server->peers[w].pulls[k];
-      if (pull->request != 0 && pull->spread != 0 && pull->aggregator == aggregator &&
-          (spread == 0 || pull->spread == spread))
-        spread_direct(server, w, pull);
-    }
+  for (mlfab__server_pull *pull = server->serve.first; pull; pull = pull->next) {
+    if (pull->spread != 0 && pull->aggregator == aggregator &&
+        (spread == 0 || pull->spread == spread))
+      spread_direct(server, pull);
   }
 }
 
 /* The spread is out: when each member should have it at the latest, two at a time. */
 static void spread_handed_over(mlfab__server *server, const mlfab__server_pull *own) {
-  for (uint32_t w = 0; w < server->workers; w++) {
-    for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
-      mlfab__server_pull *pull = &server->peers[w].pulls[k];
-      if (pull->request == 0 || pull->spread != own->request) continue;
-      /* It was touched when the spread began, and its place tells how many are before it. */
-      uint64_t took_ns = server->now_ns - mlfab__min(pull->progress_ns, server->now_ns);
-      uint64_t before = pull->place - own->place - 1;
-      pull->progress_ns = server->now_ns + 2 * (before + 2) * took_ns;
-      pull->expect_ns = server->now_ns + (before + 2) * took_ns + server->heartbeat_ns / 4;
-    }
+  for (mlfab__server_pull *pull = server->serve.first; pull; pull = pull->next) {
+    if (pull->spread != own->request) continue;
+    /* It was touched when the spread began, and its place tells how many are before it. */
+    uint64_t took_ns = server->now_ns - mlfab__min(pull->progress_ns, server->now_ns);
+    uint64_t before = pull->place - own->place - 1;
+    pull->progress_ns = server->now_ns + 2 * (before + 2) * took_ns;
+    pull->expect_ns = server->now_ns + (before + 2) * took_ns + server->heartbeat_ns / 4;
   }
 }
 
-static void spread_announce(mlfab__server *server, uint32_t worker,
-                            const mlfab__server_pull *pull) {
+static void spread_announce(mlfab__server *server, const mlfab__server_pull *pull) {
   mlfab__announce announce;
   memset(&announce, 0, sizeof announce);
   announce.kind = MLFAB__TRANSFER_PULL;
-  announce.worker = worker;
+  announce.worker = pull->worker;
   announce.id = pull->request;
   announce.bytes = pull->bytes;
   announce.shape = mlfab__report_shape(pull->segments, pull->segments_used);
@@ -35698,15 +35564,15 @@ static void spread_begin(mlfab__server *server, uint32_t aggregator, uint64_t pl
       mlfab__serve_find(server, members[0].worker, members[0].request);
   mlfab__server_pull *own = mlfab__serve_slot(server, aggregator, first->segments_used, 1, &code);
   if (!own) return;
-  mlfab__serve_fill(own, MLFAB__SPREAD_BIT | ++server->sched->spreads, first->segments,
-                    first->segments_used, first->bytes);
+  mlfab__serve_fill(server, aggregator, own, MLFAB__SPREAD_BIT | ++server->sched->spreads,
+                    first->segments, first->segments_used, first->bytes);
   own->held = MLFAB__PULL_FOR_TURN;
   own->place = place;
   for (uint32_t i = 0; i < n; i++) {
     mlfab__server_pull *pull = mlfab__serve_find(server, members[i].worker, members[i].request);
     pull->held = MLFAB__PULL_GOES;
     pull->spread = own->request;
-    spread_via(server, members[i].worker, pull, aggregator);
+    spread_via(server, pull, aggregator);
     members[i].attempt = pull->attempt;
   }
   mlfab__spread spread = {own->request, own->bytes, spread_frames(server, own),
@@ -35755,42 +35621,30 @@ MLFAB__INTERNAL void mlfab__spread_plan(mlfab__server *server, const mlfab__plan
 }
 
 MLFAB__INTERNAL int mlfab__spread_waits(const mlfab__server *server) {
-  for (uint32_t w = 0; w < server->workers; w++) {
-    for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
-      const mlfab__server_pull *pull = &server->peers[w].pulls[k];
-      if (pull->request != 0 && pull->held == MLFAB__PULL_FOR_PLAN) return 1;
-    }
+  for (const mlfab__server_pull *pull = server->serve.first; pull; pull = pull->next) {
+    if (pull->held == MLFAB__PULL_FOR_PLAN) return 1;
   }
   return 0;
 }
 
 MLFAB__INTERNAL void mlfab__spread_announce_all(mlfab__server *server) {
-  for (uint32_t w = 0; w < server->workers; w++) {
-    for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
-      const mlfab__server_pull *pull = &server->peers[w].pulls[k];
-      if (pull->request != 0 && pull->held == MLFAB__PULL_FOR_PLAN)
-        spread_announce(server, w, pull);
-    }
+  for (const mlfab__server_pull *pull = server->serve.first; pull; pull = pull->next) {
+    if (pull->held == MLFAB__PULL_FOR_PLAN) spread_announce(server, pull);
   }
 }
 
 MLFAB__INTERNAL void mlfab__spread_unschedule(mlfab__server *server) {
-  for (uint32_t w = 0; w < server->workers; w++) {
-    for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
-      mlfab__server_pull *pull = &server->peers[w].pulls[k];
-      if (pull->request != 0 && pull->held == MLFAB__PULL_FOR_PLAN)
-        mlfab__serve_begin(server, w, pull);
-    }
+  for (mlfab__server_pull *pull = server->serve.first; pull; pull = pull->next) {
+    if (pull->held == MLFAB__PULL_FOR_PLAN) mlfab__serve_begin(server, pull);
   }
 }
 
 static void spread_done(mlfab__server *server, uint32_t worker, const mlfab__frame_in *frame) {
   mlfab__pull_done done;
-  if (mlfab__decode_pull_done(frame->meta, frame->meta_bytes, &done) ||
-      (done.request & MLFAB__SPREAD_BIT) != 0) {
-    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a PULL_DONE that does not parse");
+  if (mlfab__port_refuse(&server->port, worker, frame,
+                         mlfab__decode_pull_done(frame->meta, frame->meta_bytes, &done) ||
+                             (done.request & MLFAB__SPREAD_BIT) != 0))
     return;
-  }
   /* Whatever way the pull is on by now: the worker has all of it, perhaps from a distributor of
    * before. */
   mlfab__server_pull *pull = mlfab__serve_find(server, worker, done.request);
@@ -35798,43 +35652,42 @@ static void spread_done(mlfab__server *server, uint32_t worker, const mlfab__fra
   uint64_t spread = pull->spread;
   server->stats->pulls_answered++;
   if (spread != 0) server->stats->spreads_answered++;
-  mlfab__serve_over(server, worker, pull, 0);
+  mlfab__serve_over(server, pull, 0);
   mlfab__spread_turns(server);
 }
 
 static void spread_fail_frame(mlfab__server *server, uint32_t aggregator,
                               const mlfab__frame_in *frame) {
   mlfab__spread_fail fail;
-  if (mlfab__decode_spread_fail(frame->meta, frame->meta_bytes, &fail) ||
-      (fail.request & MLFAB__SPREAD_BIT) == 0 ||
-      (fail.worker >= server->workers && fail.worker != MLFAB__NO_NODE)) {
-    mlfab__server_drop(server, aggregator, MLFAB_ERR_FRAME, "a SPREAD_FAIL that does not parse");
+  if (mlfab__port_refuse(&server->port, aggregator, frame,
+                         mlfab__decode_spread_fail(frame->meta, frame->meta_bytes, &fail) ||
+                             (fail.request & MLFAB__SPREAD_BIT) == 0 ||
+                             (fail.worker >= server->workers && fail.worker != MLFAB__NO_NODE)))
     return;
-  }
   if (fail.worker == MLFAB__NO_NODE) {
     spread_abandon(server, aggregator, fail.request);
   } else {
     mlfab__server_pull *pull = mlfab__serve_find(server, fail.worker, fail.member_request);
     if (!pull || pull->spread != fail.request || pull->aggregator != aggregator) return;
-    spread_direct(server, fail.worker, pull);
+    spread_direct(server, pull);
   }
   spread_dissolve(server, aggregator, fail.request, 0);
   mlfab__spread_turns(server);
 }
 
 /* Looks whether a spread, or a member of one, has to be given up. */
-static void spread_tick_one(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull) {
+static void spread_tick_one(mlfab__server *server, mlfab__server_pull *pull) {
   uint64_t beat = server->heartbeat_ns;
   uint64_t silent_ns = server->now_ns - mlfab__min(pull->progress_ns, server->now_ns);
   if (pull->spread == 0) {
     uint64_t spread = pull->request;
     if (pull->held != MLFAB__PULL_GOES || silent_ns < 3 * beat) return;
-    spread_abandon(server, worker, spread);
-    spread_dissolve(server, worker, spread, 0);
+    spread_abandon(server, pull->worker, spread);
+    spread_dissolve(server, pull->worker, spread, 0);
   } else if (silent_ns >= 4 * beat && !mlfab__serve_find(server, pull->aggregator, pull->spread)) {
     uint64_t spread = pull->spread;
     uint32_t aggregator = pull->aggregator;
-    spread_direct(server, worker, pull);
+    spread_direct(server, pull);
     spread_dissolve(server, aggregator, spread, 1);
   }
 }
@@ -35843,35 +35696,26 @@ static void spread_tick_one(mlfab__server *server, uint32_t worker, mlfab__serve
  * now. */
 static void spread_take_back(mlfab__server *server) {
   mlfab__server_pull *last = NULL;
-  uint32_t worker = 0;
-  for (uint32_t w = 0; w < server->workers; w++) {
-    for (uint32_t k = 0; k < MLFAB__SERVER_SLOTS; k++) {
-      mlfab__server_pull *pull = &server->peers[w].pulls[k];
-      if (pull->request == 0 || pull->place == 0) continue;
-      if (mlfab__server_goes(pull) || pull->held == MLFAB__PULL_FOR_TURN) return;
-      if (pull->spread == 0 || pull->expect_ns == 0 || pull->expect_ns > server->now_ns) continue;
-      if (last && pull->place < last->place) continue;
-      last = pull;
-      worker = w;
-    }
+  for (mlfab__server_pull *pull = server->serve.first; pull; pull = pull->next) {
+    if (pull->place == 0) continue;
+    if (mlfab__server_goes(pull) || pull->held == MLFAB__PULL_FOR_TURN) return;
+    if (pull->spread == 0 || pull->expect_ns == 0 || pull->expect_ns > server->now_ns) continue;
+    if (!last || pull->place > last->place) last = pull;
   }
   if (!last) return;
-  mlfab__spread_fail skip = {last->spread, last->request, worker, 0};
+  mlfab__spread_fail skip = {last->spread, last->request, last->worker, 0};
   uint32_t aggregator = last->aggregator;
   MLFAB__POST(&server->port, aggregator, MLFAB__SPREAD_FAIL, spread_fail, &skip);
   uint64_t spread = last->spread;
-  spread_direct(server, worker, last);
+  spread_direct(server, last);
   spread_dissolve(server, aggregator, spread, 1);
   mlfab__spread_turns(server);
 }
 
 MLFAB__INTERNAL void mlfab__spread_tick(mlfab__server *server) {
-  for (uint32_t w = 0; server->sched->spreads > 0 && w < server->workers; w++) {
-    for (uint32_t k = 0; k < MLFAB__SERVER_SLOTS; k++) {
-      mlfab__server_pull *pull = &server->peers[w].pulls[k];
-      if (pull->request != 0 && (k >= MLFAB__SERVER_PULLS || pull->spread != 0))
-        spread_tick_one(server, w, pull);
-    }
+  mlfab__serve_walk walk = {NULL, 0};
+  for (mlfab__server_pull *pull; (pull = mlfab__serve_each(server, &walk)) != NULL;) {
+    if ((pull->request & MLFAB__SPREAD_BIT) || pull->spread != 0) spread_tick_one(server, pull);
   }
   mlfab__spread_turns(server);
   if (server->sched->spreads > 0) spread_take_back(server);
@@ -35879,20 +35723,18 @@ MLFAB__INTERNAL void mlfab__spread_tick(mlfab__server *server) {
 
 /* --- what answers meet --- */
 
-MLFAB__INTERNAL int mlfab__spread_hold(mlfab__server *server, uint32_t worker,
-                                       mlfab__server_pull *pull) {
+MLFAB__INTERNAL int mlfab__spread_hold(mlfab__server *server, mlfab__server_pull *pull) {
   if (!mlfab__report_plans(server, pull->bytes)) return 0;
   pull->held = MLFAB__PULL_FOR_PLAN;
-  spread_announce(server, worker, pull);
+  spread_announce(server, pull);
   return 1;
 }
 
-MLFAB__INTERNAL void mlfab__spread_goes(mlfab__server *server, uint32_t worker,
-                                        mlfab__server_pull *pull) {
+MLFAB__INTERNAL void mlfab__spread_goes(mlfab__server *server, mlfab__server_pull *pull) {
   int own = (pull->request & MLFAB__SPREAD_BIT) != 0;
   if (!own && pull->attempt == 0 && server->sched->spreads > 0 &&
       pull->bytes > server->config->eager_bytes)
-    spread_via(server, worker, pull, MLFAB__NO_NODE);
+    spread_via(server, pull, MLFAB__NO_NODE);
 }
 
 MLFAB__INTERNAL void mlfab__spread_left(mlfab__server *server, const mlfab__server_pull *pull,
@@ -35908,13 +35750,13 @@ MLFAB__INTERNAL void mlfab__spread_out(mlfab__server *server, mlfab__server_pull
   mlfab__report_over(server, MLFAB__TRANSFER_PULL, MLFAB__NO_NODE, 0, 0);
 }
 
-MLFAB__INTERNAL void mlfab__spread_over(mlfab__server *server, uint32_t worker,
-                                        const mlfab__server_pull *was, int code) {
+MLFAB__INTERNAL void mlfab__spread_over(mlfab__server *server, const mlfab__server_pull *was,
+                                        int code) {
   if (was->held == MLFAB__PULL_FOR_PLAN || was->place != 0)
-    mlfab__report_over(server, MLFAB__TRANSFER_PULL, worker, was->request, code);
+    mlfab__report_over(server, MLFAB__TRANSFER_PULL, was->worker, was->request, code);
   if (was->spread == 0) return;
   if (code == 0) spread_touch(server, was->spread);
-  if (was->aggregator != worker || code != MLFAB_ERR_PEER_CLOSED)
+  if (was->aggregator != was->worker || code != MLFAB_ERR_PEER_CLOSED)
     spread_dissolve(server, was->aggregator, was->spread, 0);
 }
 
@@ -36024,11 +35866,10 @@ MLFAB__INTERNAL void mlfab__server_scheduler_frame(mlfab__server *server,
 static void client_take_schedule(mlfab__server *server, uint32_t worker,
                                  const mlfab__frame_in *frame) {
   mlfab__schedule schedule;
-  if (mlfab__decode_schedule(frame->meta, frame->meta_bytes, &schedule) ||
-      schedule.delay_bound == 0) {
-    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a SCHEDULE that does not parse");
+  if (mlfab__port_refuse(&server->port, worker, frame,
+                         mlfab__decode_schedule(frame->meta, frame->meta_bytes, &schedule) ||
+                             schedule.delay_bound == 0))
     return;
-  }
   server->schedule = schedule;
   client_schedule(server);
   mlfab__server_advance(server);
@@ -36045,11 +35886,10 @@ MLFAB__INTERNAL void mlfab__server_capacity(mlfab__server *server, const mlfab__
 static void client_take_capacity(mlfab__server *server, uint32_t worker,
                                  const mlfab__frame_in *frame) {
   mlfab__capacity capacity;
-  if (mlfab__decode_capacity(frame->meta, frame->meta_bytes, &capacity) ||
-      !(capacity.in - capacity.in == 0.0) || !(capacity.out - capacity.out == 0.0)) {
-    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a CAPACITY that is no number");
+  if (mlfab__port_refuse(&server->port, worker, frame,
+                         mlfab__decode_capacity(frame->meta, frame->meta_bytes, &capacity) ||
+                             !mlfab__finite(capacity.in) || !mlfab__finite(capacity.out)))
     return;
-  }
   server->peers[worker].link_in = capacity.in;
   server->peers[worker].link_out = capacity.out;
   client_capacity(server, server->peers[worker].host, capacity.in, capacity.out);
@@ -37110,23 +36950,6 @@ MLFAB__INTERNAL uint64_t mlfab__filter_change(int dtype, const void *before, voi
                                               uint64_t n, double tau) {
   return mlfab__filter_change_with(mlfab__kernel_level(), dtype, before, after, n, tau);
 }
-
-#undef FILTER_X86
-#undef FILTER_AVX2
-#undef FILTER_AVX512
-#undef FILTER_F32_MAGNITUDE
-#undef FILTER_F64_MAGNITUDE
-#undef FILTER_F32_INFINITY
-#undef FILTER_F64_INFINITY
-#undef FILTER_F64_ONE
-#undef FILTER_FAR
-#undef FILTER_MARK
-#undef FILTER_EMIT
-#undef FILTER_AS_IT_IS
-#undef FILTER_RANK
-#undef FILTER_CHANGE
-#undef FILTER_CHANGE_VECTOR
-#undef FILTER_AHEAD
 
 /* ==============================================================================================
  * core/sparse/sparse_push.h
@@ -38906,10 +38729,10 @@ static void reshard_asked(mlfab__reshard *r, uint32_t worker, const mlfab__frame
   mlfab__reshard_done done;
   uint32_t list[MLFAB__SLICES_MAX];
   mlfab__seat *seat = &r->seats[worker];
-  if (mlfab__decode_reshard_ask(frame->meta, frame->meta_bytes, &ask, list) || ask.ask == 0) {
-    r->down.drop(r->down.self, worker, MLFAB_ERR_FRAME, "a RESHARD that does not parse");
+  if (mlfab__port_refuse(
+          &r->down, worker, frame,
+          mlfab__decode_reshard_ask(frame->meta, frame->meta_bytes, &ask, list) || ask.ask == 0))
     return;
-  }
   memset(&done, 0, sizeof done);
   done.ask = ask.ask;
   done.rank = MLFAB_NO_RANK;
@@ -38979,9 +38802,8 @@ MLFAB__INTERNAL int mlfab__reshard_frame(mlfab__reshard *r, uint32_t worker,
     return 1;
   }
   if (frame->type != MLFAB__FROZEN) return 0;
-  if (mlfab__decode_freeze(frame->meta, frame->meta_bytes, &frozen)) {
-    r->down.drop(r->down.self, worker, MLFAB_ERR_FRAME, "a FROZEN that does not parse");
-  } else if (frozen.attempt == r->attempt) {
+  if (MLFAB__MALFORMED(&r->down, worker, frame, freeze, &frozen)) return 1;
+  if (frozen.attempt == r->attempt) {
     r->seats[worker].frozen = 1;
     reshard_check(r);
   }
@@ -39256,10 +39078,10 @@ static void reshard_server_stop(mlfab__server *server, uint32_t worker,
                                 const mlfab__frame_in *frame) {
   mlfab__server_peer *peer = &server->peers[worker];
   mlfab__stop stop;
-  if (mlfab__decode_stop(frame->meta, frame->meta_bytes, &stop) || stop.kind > MLFAB__STOP_OVER) {
-    mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, "a STOP that does not parse");
+  if (mlfab__port_refuse(&server->port, worker, frame,
+                         mlfab__decode_stop(frame->meta, frame->meta_bytes, &stop) ||
+                             stop.kind > MLFAB__STOP_OVER))
     return;
-  }
   peer->stopped = stop.kind == MLFAB__STOP_OVER ? 0 : stop.attempt;
   peer->drained = stop.kind == MLFAB__STOP_DRAINED;
   if (stop.kind != MLFAB__STOP_DRAINED) {
@@ -39386,15 +39208,10 @@ static int reshard_server_take_clock(mlfab__server *server, uint32_t from,
       mlfab__sync_check(&state.consistency, server->workers, NULL))
     return MLFAB_ERR_FRAME;
   if (reshard_server_find_clock(shift, from, state.clock)) return 0;
-  if (shift->ngates == shift->clocks_room) {
-    uint32_t room = shift->clocks_room ? 2 * shift->clocks_room : 8;
-    reshard_server_clock *more = mlfab__alloc_array(server->env, room, sizeof *more);
-    if (!more) return MLFAB_ERR_MEMORY;
-    if (shift->ngates) memcpy(more, shift->clocks, shift->ngates * sizeof *more);
-    mlfab__free(server->env, shift->clocks, shift->clocks_room * sizeof *more);
-    shift->clocks = more;
-    shift->clocks_room = room;
-  }
+  reshard_server_clock *more =
+      mlfab__grow(server->env, shift->clocks, &shift->clocks_room, shift->ngates + 1, sizeof *more);
+  if (!more) return MLFAB_ERR_MEMORY;
+  shift->clocks = more;
   reshard_server_clock *clock = &shift->clocks[shift->ngates];
   clock->words = mlfab__alloc_array(server->env, shift->nwords, sizeof *clock->words);
   if (!clock->words) return MLFAB_ERR_MEMORY;
@@ -39953,10 +39770,7 @@ static void reshard_worker_freeze(mlfab__worker *worker, const mlfab__frame_in *
                                   uint64_t now_ns) {
   mlfab__pause *pause = &worker->pause;
   mlfab__freeze freeze;
-  if (mlfab__decode_freeze(frame->meta, frame->meta_bytes, &freeze)) {
-    worker->port.drop(worker->port.self, 0, MLFAB_ERR_FRAME, "a FREEZE that does not parse");
-    return;
-  }
+  if (MLFAB__MALFORMED(&worker->port, 0, frame, freeze, &freeze)) return;
   if (pause->state != MLFAB__PAUSE_RUNS && freeze.attempt == pause->attempt && !pause->late) {
     if (pause->state == MLFAB__PAUSE_FROZEN) reshard_worker_tell_frozen(worker);
     return;
@@ -40032,11 +39846,9 @@ static void reshard_worker_thaw(mlfab__worker *worker, uint32_t server,
   uint32_t owners[MLFAB__SLICES_MAX];
   int bad = mlfab__decode_thaw(frame->meta, frame->meta_bytes, &thaw, owners) || thaw.slices == 0;
   for (uint32_t i = 0; !bad && i < thaw.slices; i++) bad = owners[i] >= worker->servers;
-  if (bad || (worker->stands && thaw.slices != worker->layout.nslices)) {
-    worker->port.drop(worker->port.self, 0, MLFAB_ERR_FRAME,
-                      "a THAW that does not parse, or is of another model");
+  if (mlfab__port_refuse(&worker->port, 0, frame,
+                         bad || (worker->stands && thaw.slices != worker->layout.nslices)))
     return;
-  }
   if (thaw.attempt < pause->attempt) return;
   if (server != 0 && thaw.epoch <= worker->epoch) return; /* it knows nothing newer */
   if (reshard_worker_keep(worker, &thaw, owners)) {
@@ -40171,10 +39983,7 @@ static void reshard_worker_done(mlfab__worker *worker, const mlfab__frame_in *fr
                                 uint64_t now_ns) {
   mlfab__resize *resize = &worker->resize;
   mlfab__reshard_done done;
-  if (mlfab__decode_reshard_done(frame->meta, frame->meta_bytes, &done)) {
-    worker->port.drop(worker->port.self, 0, MLFAB_ERR_FRAME, "a RESHARD_DONE that does not parse");
-    return;
-  }
+  if (MLFAB__MALFORMED(&worker->port, 0, frame, reshard_done, &done)) return;
   mlfab__request *request = mlfab__request_find(worker->requests, resize->request);
   if (resize->request == 0 || done.ask != resize->ask) return;
   resize->request = 0;
@@ -40899,16 +40708,6 @@ MLFAB_API int mlfab_filter_from_env(mlfab_filter *filter, mlfab_error *error_p) 
   if (!code) *filter = made;
   return code;
 }
-
-#undef CONFIG_WORDS
-#undef CONFIG_AT
-#undef CONFIG_U
-#undef CONFIG_W
-#undef CONFIG_N
-#undef CONFIG_R
-#undef CONFIG_T
-#undef CONFIG_TIME
-#undef CONFIG_HUGE
 
 /* ==============================================================================================
  * core/api/calls.h
@@ -43427,7 +43226,6 @@ MLFAB_API int mlfab_dag_free(mlfab_dag **dag_p) {
   *dag_p = NULL;
   return 0;
 }
-#undef DAG_CALL
 
 /* ==============================================================================================
  * core/api/calls_sched.c
@@ -47048,16 +46846,6 @@ const mlfab_transport *mlfab_transport_shm(void) {
   return &table;
 }
 
-#undef SHM_LINE
-#undef SHM_CONTROL
-#undef SHM_RING
-#undef SHM_SEGMENT
-#undef SHM_MAPPING
-#undef SHM_VALID
-#undef SHM_SLICE_NS
-#undef SHM_DEAF_NS
-#undef SHM_SEALS
-#undef SHM_MAGIC
 #endif
 
 /* ==============================================================================================
@@ -48152,19 +47940,6 @@ MLFAB__INTERNAL const mlfab__shm_coll_table *mlfab__shm_coll_functions(void) {
   return &table;
 }
 
-#undef SHM_COLL_MAGIC
-#undef SHM_COLL_SEALS
-#undef SHM_COLL_LOW
-#undef SHM_COLL_SMALL
-#undef SHM_COLL_SMALL_SUM
-#undef SHM_COLL_SMALL_CROWDED
-#undef SHM_COLL_ROUND
-#undef SHM_COLL_PART
-#undef SHM_COLL_IN
-#undef SHM_COLL_LINE
-#undef SHM_COLL_LINES
-#undef SHM_COLL_SHORT
-#undef SHM_COLL_MEAN
 #endif
 
 /* ==============================================================================================

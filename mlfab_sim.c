@@ -323,9 +323,6 @@ MLFAB__INTERNAL const char *mlfab__duration(char buffer[24], uint64_t ns) {
   return buffer;
 }
 
-#undef ENV_ALIGNMENT
-#undef ENV_SLACK
-
 /* ==============================================================================================
  * core/base/rng.h
  * ============================================================================================== */
@@ -425,8 +422,6 @@ MLFAB__INTERNAL uint64_t mlfab__hash(uint64_t seed, const void *data, size_t byt
   for (size_t i = 0; i < bytes; i++) hash = (hash ^ at[i]) * 0x100000001b3u;
   return mlfab__mix(hash);
 }
-
-#undef RNG_GAMMA
 
 /* ==============================================================================================
  * core/base/heap.h

@@ -104,15 +104,13 @@ MLFAB__INTERNAL void mlfab__spread_tick(mlfab__server *server);
 MLFAB__INTERNAL int mlfab__spread_frame(mlfab__server *server, uint32_t worker,
                                         const mlfab__frame_in *frame);
 /* As in mlfab__server_policy. */
-MLFAB__INTERNAL int mlfab__spread_hold(mlfab__server *server, uint32_t worker,
-                                       mlfab__server_pull *pull);
-MLFAB__INTERNAL void mlfab__spread_goes(mlfab__server *server, uint32_t worker,
-                                        mlfab__server_pull *pull);
+MLFAB__INTERNAL int mlfab__spread_hold(mlfab__server *server, mlfab__server_pull *pull);
+MLFAB__INTERNAL void mlfab__spread_goes(mlfab__server *server, mlfab__server_pull *pull);
 MLFAB__INTERNAL void mlfab__spread_left(mlfab__server *server, const mlfab__server_pull *pull,
                                         uint64_t taken);
 MLFAB__INTERNAL void mlfab__spread_out(mlfab__server *server, mlfab__server_pull *own);
-MLFAB__INTERNAL void mlfab__spread_over(mlfab__server *server, uint32_t worker,
-                                        const mlfab__server_pull *was, int code);
+MLFAB__INTERNAL void mlfab__spread_over(mlfab__server *server, const mlfab__server_pull *was,
+                                        int code);
 MLFAB__INTERNAL void mlfab__spread_stopped(mlfab__server *server, uint32_t worker);
 MLFAB__INTERNAL void mlfab__spread_turns(mlfab__server *server);
 

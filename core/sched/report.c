@@ -18,12 +18,9 @@ MLFAB__INTERNAL uint64_t mlfab__report_left(const mlfab__server_pull *pull) {
 
 MLFAB__INTERNAL uint64_t mlfab__report_out_backlog(const mlfab__server *server) {
   uint64_t bytes = 0;
-  for (uint32_t w = 0; w < server->workers; w++) {
-    for (uint32_t k = 0; k < MLFAB__SERVER_SLOTS; k++) {
-      const mlfab__server_pull *pull = &server->peers[w].pulls[k];
-      if (mlfab__server_goes(pull) || (pull->request != 0 && pull->held == MLFAB__PULL_FOR_TURN))
-        bytes += mlfab__report_left(pull);
-    }
+  for (const mlfab__server_pull *pull = server->serve.first; pull; pull = pull->next) {
+    if (mlfab__server_goes(pull) || pull->held == MLFAB__PULL_FOR_TURN)
+      bytes += mlfab__report_left(pull);
   }
   return bytes;
 }

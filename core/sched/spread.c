@@ -41,23 +41,18 @@
 enum { SPREAD_MOVING = 2 };
 
 /* From now on only frames of this way count. */
-static void spread_via(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull,
-                       uint32_t aggregator) {
+static void spread_via(mlfab__server *server, mlfab__server_pull *pull, uint32_t aggregator) {
   pull->aggregator = aggregator;
   server->sched->spreads++;
   pull->attempt = MLFAB__PLANTED(31) ? pull->attempt + 1 : (uint32_t)server->sched->spreads;
   mlfab__pull_via via = {pull->request, pull->attempt, aggregator};
-  MLFAB__POST(&server->port, worker, MLFAB__PULL_VIA, pull_via, &via);
+  MLFAB__POST(&server->port, pull->worker, MLFAB__PULL_VIA, pull_via, &via);
 }
 
 /* There is news of a spread: its members may wait on from here. */
 static void spread_touch(mlfab__server *server, uint64_t spread) {
-  for (uint32_t w = 0; w < server->workers; w++) {
-    for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
-      mlfab__server_pull *pull = &server->peers[w].pulls[k];
-      if (pull->request != 0 && pull->spread == spread)
-        pull->progress_ns = mlfab__max(pull->progress_ns, server->now_ns);
-    }
+  for (mlfab__server_pull *pull = server->serve.first; pull; pull = pull->next) {
+    if (pull->spread == spread) pull->progress_ns = mlfab__max(pull->progress_ns, server->now_ns);
   }
 }
 
@@ -65,49 +60,40 @@ static void spread_touch(mlfab__server *server, uint64_t spread) {
 MLFAB__INTERNAL void mlfab__spread_turns(mlfab__server *server) {
   for (int more = server->sched->places > 0; more;) {
     mlfab__server_pull *next = NULL;
-    uint32_t worker = 0, moving = 0, unknown = 0;
+    uint32_t moving = 0, unknown = 0;
     double taking = 0.0;
-    for (uint32_t w = 0; w < server->workers; w++) {
-      for (uint32_t k = 0; k < MLFAB__SERVER_SLOTS; k++) {
-        mlfab__server_pull *pull = &server->peers[w].pulls[k];
-        if (pull->request == 0 || pull->place == 0) continue;
-        if (pull->held == MLFAB__PULL_FOR_TURN && (!next || pull->place < next->place)) {
-          next = pull;
-          worker = w;
-        }
-        uint64_t idle_ns = server->now_ns - pull->progress_ns;
-        if (!mlfab__server_goes(pull) || idle_ns >= server->heartbeat_ns / 2) continue;
-        double in = server->peers[w].link_in;
-        taking += in > 0.0 ? in : 0.0;
-        unknown += !(in > 0.0);
-        moving++;
-      }
+    for (mlfab__server_pull *pull = server->serve.first; pull; pull = pull->next) {
+      if (pull->place == 0) continue;
+      if (pull->held == MLFAB__PULL_FOR_TURN && (!next || pull->place < next->place)) next = pull;
+      uint64_t idle_ns = server->now_ns - pull->progress_ns;
+      if (!mlfab__server_goes(pull) || idle_ns >= server->heartbeat_ns / 2) continue;
+      double in = server->peers[pull->worker].link_in;
+      taking += in > 0.0 ? in : 0.0;
+      unknown += !(in > 0.0);
+      moving++;
     }
     double out = server->sched->own.out;
     int fills = out > 0.0 && taking >= 0.95 * out;
     more = next && !fills && (moving < SPREAD_MOVING || (out > 0.0 && unknown == 0));
     if (!more) return;
-    mlfab__serve_begin(server, worker, next);
+    mlfab__serve_begin(server, next);
     if (next->request & MLFAB__SPREAD_BIT) spread_touch(server, next->request);
   }
 }
 
 /* A member is answered directly after all. */
-static void spread_direct(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull) {
+static void spread_direct(mlfab__server *server, mlfab__server_pull *pull) {
   pull->spread = 0;
   pull->held = MLFAB__PULL_FOR_TURN;
   server->stats->spreads_failed++;
-  spread_via(server, worker, pull, MLFAB__NO_NODE);
+  spread_via(server, pull, MLFAB__NO_NODE);
 }
 
 /* A member has left a spread. When none is left the spread is over, and the distributor is told so
  * unless all of it is out; with `tell` in any case. */
 static void spread_dissolve(mlfab__server *server, uint32_t aggregator, uint64_t spread, int tell) {
-  for (uint32_t w = 0; w < server->workers; w++) {
-    for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
-      const mlfab__server_pull *pull = &server->peers[w].pulls[k];
-      if (pull->request != 0 && pull->spread == spread) return;
-    }
+  for (const mlfab__server_pull *pull = server->serve.first; pull; pull = pull->next) {
+    if (pull->spread == spread) return;
   }
   mlfab__server_pull *own = mlfab__serve_find(server, aggregator, spread);
   if (own) mlfab__serve_end(server, own);
@@ -119,37 +105,30 @@ static void spread_dissolve(mlfab__server *server, uint32_t aggregator, uint64_t
 /* All members that wait for this distributor, of one spread or (0) of all, are answered
  * directly. */
 static void spread_abandon(mlfab__server *server, uint32_t aggregator, uint64_t spread) {
-  for (uint32_t w = 0; w < server->workers && server->sched->spreads > 0; w++) {
-    for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
-      mlfab__server_pull *pull = &server->peers[w].pulls[k];
-      if (pull->request != 0 && pull->spread != 0 && pull->aggregator == aggregator &&
-          (spread == 0 || pull->spread == spread))
-        spread_direct(server, w, pull);
-    }
+  for (mlfab__server_pull *pull = server->serve.first; pull; pull = pull->next) {
+    if (pull->spread != 0 && pull->aggregator == aggregator &&
+        (spread == 0 || pull->spread == spread))
+      spread_direct(server, pull);
   }
 }
 
 /* The spread is out: when each member should have it at the latest, two at a time. */
 static void spread_handed_over(mlfab__server *server, const mlfab__server_pull *own) {
-  for (uint32_t w = 0; w < server->workers; w++) {
-    for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
-      mlfab__server_pull *pull = &server->peers[w].pulls[k];
-      if (pull->request == 0 || pull->spread != own->request) continue;
-      /* It was touched when the spread began, and its place tells how many are before it. */
-      uint64_t took_ns = server->now_ns - mlfab__min(pull->progress_ns, server->now_ns);
-      uint64_t before = pull->place - own->place - 1;
-      pull->progress_ns = server->now_ns + 2 * (before + 2) * took_ns;
-      pull->expect_ns = server->now_ns + (before + 2) * took_ns + server->heartbeat_ns / 4;
-    }
+  for (mlfab__server_pull *pull = server->serve.first; pull; pull = pull->next) {
+    if (pull->spread != own->request) continue;
+    /* It was touched when the spread began, and its place tells how many are before it. */
+    uint64_t took_ns = server->now_ns - mlfab__min(pull->progress_ns, server->now_ns);
+    uint64_t before = pull->place - own->place - 1;
+    pull->progress_ns = server->now_ns + 2 * (before + 2) * took_ns;
+    pull->expect_ns = server->now_ns + (before + 2) * took_ns + server->heartbeat_ns / 4;
   }
 }
 
-static void spread_announce(mlfab__server *server, uint32_t worker,
-                            const mlfab__server_pull *pull) {
+static void spread_announce(mlfab__server *server, const mlfab__server_pull *pull) {
   mlfab__announce announce;
   memset(&announce, 0, sizeof announce);
   announce.kind = MLFAB__TRANSFER_PULL;
-  announce.worker = worker;
+  announce.worker = pull->worker;
   announce.id = pull->request;
   announce.bytes = pull->bytes;
   announce.shape = mlfab__report_shape(pull->segments, pull->segments_used);
@@ -182,15 +161,15 @@ static void spread_begin(mlfab__server *server, uint32_t aggregator, uint64_t pl
       mlfab__serve_find(server, members[0].worker, members[0].request);
   mlfab__server_pull *own = mlfab__serve_slot(server, aggregator, first->segments_used, 1, &code);
   if (!own) return;
-  mlfab__serve_fill(own, MLFAB__SPREAD_BIT | ++server->sched->spreads, first->segments,
-                    first->segments_used, first->bytes);
+  mlfab__serve_fill(server, aggregator, own, MLFAB__SPREAD_BIT | ++server->sched->spreads,
+                    first->segments, first->segments_used, first->bytes);
   own->held = MLFAB__PULL_FOR_TURN;
   own->place = place;
   for (uint32_t i = 0; i < n; i++) {
     mlfab__server_pull *pull = mlfab__serve_find(server, members[i].worker, members[i].request);
     pull->held = MLFAB__PULL_GOES;
     pull->spread = own->request;
-    spread_via(server, members[i].worker, pull, aggregator);
+    spread_via(server, pull, aggregator);
     members[i].attempt = pull->attempt;
   }
   mlfab__spread spread = {own->request, own->bytes, spread_frames(server, own),
@@ -239,32 +218,21 @@ MLFAB__INTERNAL void mlfab__spread_plan(mlfab__server *server, const mlfab__plan
 }
 
 MLFAB__INTERNAL int mlfab__spread_waits(const mlfab__server *server) {
-  for (uint32_t w = 0; w < server->workers; w++) {
-    for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
-      const mlfab__server_pull *pull = &server->peers[w].pulls[k];
-      if (pull->request != 0 && pull->held == MLFAB__PULL_FOR_PLAN) return 1;
-    }
+  for (const mlfab__server_pull *pull = server->serve.first; pull; pull = pull->next) {
+    if (pull->held == MLFAB__PULL_FOR_PLAN) return 1;
   }
   return 0;
 }
 
 MLFAB__INTERNAL void mlfab__spread_announce_all(mlfab__server *server) {
-  for (uint32_t w = 0; w < server->workers; w++) {
-    for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
-      const mlfab__server_pull *pull = &server->peers[w].pulls[k];
-      if (pull->request != 0 && pull->held == MLFAB__PULL_FOR_PLAN)
-        spread_announce(server, w, pull);
-    }
+  for (const mlfab__server_pull *pull = server->serve.first; pull; pull = pull->next) {
+    if (pull->held == MLFAB__PULL_FOR_PLAN) spread_announce(server, pull);
   }
 }
 
 MLFAB__INTERNAL void mlfab__spread_unschedule(mlfab__server *server) {
-  for (uint32_t w = 0; w < server->workers; w++) {
-    for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
-      mlfab__server_pull *pull = &server->peers[w].pulls[k];
-      if (pull->request != 0 && pull->held == MLFAB__PULL_FOR_PLAN)
-        mlfab__serve_begin(server, w, pull);
-    }
+  for (mlfab__server_pull *pull = server->serve.first; pull; pull = pull->next) {
+    if (pull->held == MLFAB__PULL_FOR_PLAN) mlfab__serve_begin(server, pull);
   }
 }
 
@@ -281,7 +249,7 @@ static void spread_done(mlfab__server *server, uint32_t worker, const mlfab__fra
   uint64_t spread = pull->spread;
   server->stats->pulls_answered++;
   if (spread != 0) server->stats->spreads_answered++;
-  mlfab__serve_over(server, worker, pull, 0);
+  mlfab__serve_over(server, pull, 0);
   mlfab__spread_turns(server);
 }
 
@@ -298,25 +266,25 @@ static void spread_fail_frame(mlfab__server *server, uint32_t aggregator,
   } else {
     mlfab__server_pull *pull = mlfab__serve_find(server, fail.worker, fail.member_request);
     if (!pull || pull->spread != fail.request || pull->aggregator != aggregator) return;
-    spread_direct(server, fail.worker, pull);
+    spread_direct(server, pull);
   }
   spread_dissolve(server, aggregator, fail.request, 0);
   mlfab__spread_turns(server);
 }
 
 /* Looks whether a spread, or a member of one, has to be given up. */
-static void spread_tick_one(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull) {
+static void spread_tick_one(mlfab__server *server, mlfab__server_pull *pull) {
   uint64_t beat = server->heartbeat_ns;
   uint64_t silent_ns = server->now_ns - mlfab__min(pull->progress_ns, server->now_ns);
   if (pull->spread == 0) {
     uint64_t spread = pull->request;
     if (pull->held != MLFAB__PULL_GOES || silent_ns < 3 * beat) return;
-    spread_abandon(server, worker, spread);
-    spread_dissolve(server, worker, spread, 0);
+    spread_abandon(server, pull->worker, spread);
+    spread_dissolve(server, pull->worker, spread, 0);
   } else if (silent_ns >= 4 * beat && !mlfab__serve_find(server, pull->aggregator, pull->spread)) {
     uint64_t spread = pull->spread;
     uint32_t aggregator = pull->aggregator;
-    spread_direct(server, worker, pull);
+    spread_direct(server, pull);
     spread_dissolve(server, aggregator, spread, 1);
   }
 }
@@ -325,35 +293,26 @@ static void spread_tick_one(mlfab__server *server, uint32_t worker, mlfab__serve
  * now. */
 static void spread_take_back(mlfab__server *server) {
   mlfab__server_pull *last = NULL;
-  uint32_t worker = 0;
-  for (uint32_t w = 0; w < server->workers; w++) {
-    for (uint32_t k = 0; k < MLFAB__SERVER_SLOTS; k++) {
-      mlfab__server_pull *pull = &server->peers[w].pulls[k];
-      if (pull->request == 0 || pull->place == 0) continue;
-      if (mlfab__server_goes(pull) || pull->held == MLFAB__PULL_FOR_TURN) return;
-      if (pull->spread == 0 || pull->expect_ns == 0 || pull->expect_ns > server->now_ns) continue;
-      if (last && pull->place < last->place) continue;
-      last = pull;
-      worker = w;
-    }
+  for (mlfab__server_pull *pull = server->serve.first; pull; pull = pull->next) {
+    if (pull->place == 0) continue;
+    if (mlfab__server_goes(pull) || pull->held == MLFAB__PULL_FOR_TURN) return;
+    if (pull->spread == 0 || pull->expect_ns == 0 || pull->expect_ns > server->now_ns) continue;
+    if (!last || pull->place > last->place) last = pull;
   }
   if (!last) return;
-  mlfab__spread_fail skip = {last->spread, last->request, worker, 0};
+  mlfab__spread_fail skip = {last->spread, last->request, last->worker, 0};
   uint32_t aggregator = last->aggregator;
   MLFAB__POST(&server->port, aggregator, MLFAB__SPREAD_FAIL, spread_fail, &skip);
   uint64_t spread = last->spread;
-  spread_direct(server, worker, last);
+  spread_direct(server, last);
   spread_dissolve(server, aggregator, spread, 1);
   mlfab__spread_turns(server);
 }
 
 MLFAB__INTERNAL void mlfab__spread_tick(mlfab__server *server) {
-  for (uint32_t w = 0; server->sched->spreads > 0 && w < server->workers; w++) {
-    for (uint32_t k = 0; k < MLFAB__SERVER_SLOTS; k++) {
-      mlfab__server_pull *pull = &server->peers[w].pulls[k];
-      if (pull->request != 0 && (k >= MLFAB__SERVER_PULLS || pull->spread != 0))
-        spread_tick_one(server, w, pull);
-    }
+  mlfab__serve_walk walk = {NULL, 0};
+  for (mlfab__server_pull *pull; (pull = mlfab__serve_each(server, &walk)) != NULL;) {
+    if ((pull->request & MLFAB__SPREAD_BIT) || pull->spread != 0) spread_tick_one(server, pull);
   }
   mlfab__spread_turns(server);
   if (server->sched->spreads > 0) spread_take_back(server);
@@ -361,20 +320,18 @@ MLFAB__INTERNAL void mlfab__spread_tick(mlfab__server *server) {
 
 /* --- what answers meet --- */
 
-MLFAB__INTERNAL int mlfab__spread_hold(mlfab__server *server, uint32_t worker,
-                                       mlfab__server_pull *pull) {
+MLFAB__INTERNAL int mlfab__spread_hold(mlfab__server *server, mlfab__server_pull *pull) {
   if (!mlfab__report_plans(server, pull->bytes)) return 0;
   pull->held = MLFAB__PULL_FOR_PLAN;
-  spread_announce(server, worker, pull);
+  spread_announce(server, pull);
   return 1;
 }
 
-MLFAB__INTERNAL void mlfab__spread_goes(mlfab__server *server, uint32_t worker,
-                                        mlfab__server_pull *pull) {
+MLFAB__INTERNAL void mlfab__spread_goes(mlfab__server *server, mlfab__server_pull *pull) {
   int own = (pull->request & MLFAB__SPREAD_BIT) != 0;
   if (!own && pull->attempt == 0 && server->sched->spreads > 0 &&
       pull->bytes > server->config->eager_bytes)
-    spread_via(server, worker, pull, MLFAB__NO_NODE);
+    spread_via(server, pull, MLFAB__NO_NODE);
 }
 
 MLFAB__INTERNAL void mlfab__spread_left(mlfab__server *server, const mlfab__server_pull *pull,
@@ -390,13 +347,13 @@ MLFAB__INTERNAL void mlfab__spread_out(mlfab__server *server, mlfab__server_pull
   mlfab__report_over(server, MLFAB__TRANSFER_PULL, MLFAB__NO_NODE, 0, 0);
 }
 
-MLFAB__INTERNAL void mlfab__spread_over(mlfab__server *server, uint32_t worker,
-                                        const mlfab__server_pull *was, int code) {
+MLFAB__INTERNAL void mlfab__spread_over(mlfab__server *server, const mlfab__server_pull *was,
+                                        int code) {
   if (was->held == MLFAB__PULL_FOR_PLAN || was->place != 0)
-    mlfab__report_over(server, MLFAB__TRANSFER_PULL, worker, was->request, code);
+    mlfab__report_over(server, MLFAB__TRANSFER_PULL, was->worker, was->request, code);
   if (was->spread == 0) return;
   if (code == 0) spread_touch(server, was->spread);
-  if (was->aggregator != worker || code != MLFAB_ERR_PEER_CLOSED)
+  if (was->aggregator != was->worker || code != MLFAB_ERR_PEER_CLOSED)
     spread_dissolve(server, was->aggregator, was->spread, 0);
 }
 

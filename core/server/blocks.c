@@ -32,12 +32,8 @@ MLFAB__INTERNAL void mlfab__blocks_restart(mlfab__server *server, mlfab__server_
 }
 
 MLFAB__INTERNAL void mlfab__blocks_unpin_all(mlfab__server *server) {
-  for (uint32_t w = 0; w < server->workers; w++) {
-    for (uint32_t k = 0; k < MLFAB__SERVER_SLOTS; k++) {
-      mlfab__server_pull *pull = &server->peers[w].pulls[k];
-      if (pull->request != 0) mlfab__blocks_restart(server, pull);
-    }
-  }
+  for (mlfab__server_pull *pull = server->serve.first; pull; pull = pull->next)
+    mlfab__blocks_restart(server, pull);
 }
 
 MLFAB__INTERNAL uint32_t mlfab__blocks_spare(mlfab__server *server) {

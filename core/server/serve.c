@@ -25,20 +25,49 @@ static void serve_unwait(mlfab__server *server, mlfab__server_pull *pull) {
   pull->waiting = 0;
 }
 
+/* Into the list of those that are open, at its end; out of it. */
+static void serve_list(mlfab__server *server, mlfab__server_pull *pull) {
+  pull->opened = ++server->serve.opened;
+  pull->next = NULL;
+  pull->previous = server->serve.last;
+  *(pull->previous ? &pull->previous->next : &server->serve.first) = pull;
+  server->serve.last = pull;
+}
+
+static void serve_unlist(mlfab__server *server, mlfab__server_pull *pull) {
+  *(pull->previous ? &pull->previous->next : &server->serve.first) = pull->next;
+  *(pull->next ? &pull->next->previous : &server->serve.last) = pull->previous;
+}
+
+MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_each(const mlfab__server *server,
+                                                      mlfab__serve_walk *walk) {
+  mlfab__server_pull *pull = walk->at;
+  if (pull && pull->request != 0 && pull->opened == walk->opened) {
+    pull = pull->next;
+  } else {
+    pull = server->serve.first;
+    while (pull && pull->opened <= walk->opened) pull = pull->next;
+  }
+  walk->at = pull;
+  if (pull) walk->opened = pull->opened;
+  return pull;
+}
+
 MLFAB__INTERNAL void mlfab__serve_end(mlfab__server *server, mlfab__server_pull *pull) {
+  assert(pull->request != 0);
   if (pull->waiting) mlfab__lazy_remove(&server->clocks[pull->clock].lazy, pull->tag);
   serve_unwait(server, pull);
   mlfab__blocks_unpin(server, pull);
+  serve_unlist(server, pull);
   pull->request = pull->place = pull->spread = 0;
   pull->held = MLFAB__PULL_GOES;
   pull->attempt = 0;
 }
 
-MLFAB__INTERNAL void mlfab__serve_over(mlfab__server *server, uint32_t worker,
-                                       mlfab__server_pull *pull, int code) {
+MLFAB__INTERNAL void mlfab__serve_over(mlfab__server *server, mlfab__server_pull *pull, int code) {
   const mlfab__server_pull was = *pull;
   mlfab__serve_end(server, pull);
-  if (server->policy) server->policy->pull_over(server, worker, &was, code);
+  if (server->policy) server->policy->pull_over(server, &was, code);
 }
 
 MLFAB__INTERNAL void mlfab__serve_fail(mlfab__server *server, uint32_t worker, uint64_t request,
@@ -54,7 +83,7 @@ MLFAB__INTERNAL void mlfab__serve_fail(mlfab__server *server, uint32_t worker, u
 }
 
 /* Tells who is waited for, so that a deadline can name it: AGAIN is not the end of the pull. */
-static void serve_wait(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull) {
+static void serve_wait(mlfab__server *server, mlfab__server_pull *pull) {
   const mlfab__clock *clock = &server->clocks[pull->clock];
   mlfab_sync_state state;
   mlfab__pull_fail wait;
@@ -62,7 +91,7 @@ static void serve_wait(mlfab__server *server, uint32_t worker, mlfab__server_pul
   wait.request = pull->request;
   wait.code = MLFAB_ERR_AGAIN;
   wait.rank = MLFAB_NO_RANK;
-  mlfab__clock_state(server, clock, worker, pull->progress, &state);
+  mlfab__clock_state(server, clock, pull->worker, pull->progress, &state);
   for (uint32_t w = server->workers; w-- > 0;) {
     const mlfab__server_peer *peer = &server->peers[w];
     if (!peer->dead && !peer->left && !peer->done && peer->pushed == state.slowest)
@@ -76,16 +105,15 @@ static void serve_wait(mlfab__server *server, uint32_t worker, mlfab__server_pul
       (unsigned long long)state.fastest, (int)wait.rank, (unsigned long long)state.slowest,
       (unsigned long long)state.v_train, state.arrived, state.members);
   pull->progress_ns = server->now_ns;
-  MLFAB__POST(&server->port, worker, MLFAB__PULL_FAIL, pull_fail, &wait);
+  MLFAB__POST(&server->port, pull->worker, MLFAB__PULL_FAIL, pull_fail, &wait);
 }
 
 /* Answers from here. */
-MLFAB__INTERNAL void mlfab__serve_begin(mlfab__server *server, uint32_t worker,
-                                        mlfab__server_pull *pull) {
+MLFAB__INTERNAL void mlfab__serve_begin(mlfab__server *server, mlfab__server_pull *pull) {
   pull->held = MLFAB__PULL_GOES;
   pull->progress_ns = server->now_ns;
-  if (server->policy) server->policy->pull_goes(server, worker, pull);
-  server->port.ready(server->port.self, worker);
+  if (server->policy) server->policy->pull_goes(server, pull);
+  server->port.ready(server->port.self, pull->worker);
 }
 
 MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_find(mlfab__server *server, uint32_t worker,
@@ -100,12 +128,11 @@ MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_find(mlfab__server *server, uin
 /* --- the pull condition --- */
 
 /* Does this clock let the pull pass? `again`: it was buffered. */
-static int serve_may(mlfab__server *server, uint32_t worker, const mlfab__server_pull *pull,
-                     uint32_t g, int again) {
+static int serve_may(mlfab__server *server, const mlfab__server_pull *pull, uint32_t g, int again) {
   const mlfab__clock *clock = &server->clocks[g];
   mlfab_sync_state state;
   if (clock->sync.kind == MLFAB_SYNC_ASYNC) return 1;
-  mlfab__clock_state(server, clock, worker, pull->progress, &state);
+  mlfab__clock_state(server, clock, pull->worker, pull->progress, &state);
   if (clock->sync.kind == MLFAB_SYNC_USER)
     return server->config->pull_condition(server->config->user, &state) != 0;
   uint64_t threshold = clock->tuner.threshold;
@@ -115,18 +142,18 @@ static int serve_may(mlfab__server *server, uint32_t worker, const mlfab__server
 
 /* Asks the clocks that it has not passed yet, and buffers it at the first that says no. 1 when all
  * have let it pass, 0 when it waits or has failed. */
-static int serve_pass(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull, int again) {
+static int serve_pass(mlfab__server *server, mlfab__server_pull *pull, int again) {
   uint32_t mask = mlfab__clock_mask(server, pull->segments, pull->segments_used) & ~pull->passed;
   for (uint32_t g = 0; g < server->ngates; g++) {
     mlfab__clock *clock = &server->clocks[g];
     if (!(mask >> g & 1)) continue;
-    if (serve_may(server, worker, pull, g, again)) {
+    if (serve_may(server, pull, g, again)) {
       pull->passed |= 1u << g;
       continue;
     }
     uint64_t at = mlfab__lazy_at((int)clock->sync.soft, pull->progress, clock->v_train);
     if (mlfab__lazy_add(server->env, &clock->lazy, at, pull->tag)) {
-      mlfab__serve_fail(server, worker, pull->request, MLFAB_ERR_MEMORY, "out of memory");
+      mlfab__serve_fail(server, pull->worker, pull->request, MLFAB_ERR_MEMORY, "out of memory");
       mlfab__serve_end(server, pull);
       return 0;
     }
@@ -139,21 +166,20 @@ static int serve_pass(mlfab__server *server, uint32_t worker, mlfab__server_pull
 }
 
 /* The pull condition holds: begins to answer, or waits for a plan. */
-static void serve_start(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull) {
+static void serve_start(mlfab__server *server, mlfab__server_pull *pull) {
   serve_unwait(server, pull);
   /* Said once: the next pull gets the model as it stands. */
-  uint64_t refused = 0, told = server->peers[worker].refused_told;
+  uint64_t refused = 0, told = server->peers[pull->worker].refused_told;
   for (uint32_t g = 0; g < server->ngates; g++)
     refused = mlfab__max(refused, server->clocks[g].refused_round);
   if (refused != 0 && pull->progress == refused && told != refused) {
-    server->peers[worker].refused_told = refused;
-    mlfab__serve_fail(server, worker, pull->request, MLFAB_ERR_CALLBACK,
+    server->peers[pull->worker].refused_told = refused;
+    mlfab__serve_fail(server, pull->worker, pull->request, MLFAB_ERR_CALLBACK,
                       "the server's update callback refused the round");
     mlfab__serve_end(server, pull);
     return;
   }
-  if (!server->policy || !server->policy->pull_hold(server, worker, pull))
-    mlfab__serve_begin(server, worker, pull);
+  if (!server->policy || !server->policy->pull_hold(server, pull)) mlfab__serve_begin(server, pull);
 }
 
 /* Pulls of a clock that are due: those that may be answered are. `passes`: what comes out of the
@@ -161,10 +187,10 @@ static void serve_start(mlfab__server *server, uint32_t worker, mlfab__server_pu
 static void serve_due(mlfab__server *server, uint32_t g, int passes, int changed) {
   uint64_t tag;
   while (mlfab__lazy_pop(&server->clocks[g].lazy, server->clocks[g].v_train, &tag)) {
-    uint32_t worker = (uint32_t)(tag / MLFAB__SERVER_SLOTS);
-    mlfab__server_pull *pull = &server->peers[worker].pulls[tag % MLFAB__SERVER_SLOTS];
+    mlfab__server_pull *pull =
+        &server->peers[tag / MLFAB__SERVER_SLOTS].pulls[tag % MLFAB__SERVER_SLOTS];
     pull->passed = changed ? 0 : pull->passed | (uint32_t)passes << g;
-    if (serve_pass(server, worker, pull, 1)) serve_start(server, worker, pull);
+    if (serve_pass(server, pull, 1)) serve_start(server, pull);
   }
 }
 
@@ -214,8 +240,11 @@ MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_slot(mlfab__server *server, uin
   return pull;
 }
 
-MLFAB__INTERNAL void mlfab__serve_fill(mlfab__server_pull *pull, uint64_t request,
+MLFAB__INTERNAL void mlfab__serve_fill(mlfab__server *server, uint32_t worker,
+                                       mlfab__server_pull *pull, uint64_t request,
                                        const mlfab__segment *segments, uint32_t n, uint64_t bytes) {
+  pull->worker = worker;
+  serve_list(server, pull);
   if (n > 0) memcpy(pull->segments, segments, n * sizeof *segments);
   pull->request = request;
   pull->segments_used = n;
@@ -290,7 +319,7 @@ MLFAB__INTERNAL void mlfab__serve_pull(mlfab__server *server, uint32_t worker,
                       code == MLFAB_ERR_MEMORY ? "out of memory" : "too many pulls at once");
     return;
   }
-  mlfab__serve_fill(pull, in.request, server->segments_scratch, in.segments, bytes);
+  mlfab__serve_fill(server, worker, pull, in.request, server->segments_scratch, in.segments, bytes);
   if (server->sparse && server->sparse->keep(server, pull, &in, server->versions_scratch)) {
     mlfab__serve_fail(server, worker, in.request, MLFAB_ERR_MEMORY, "out of memory");
     mlfab__serve_end(server, pull);
@@ -300,12 +329,12 @@ MLFAB__INTERNAL void mlfab__serve_pull(mlfab__server *server, uint32_t worker,
   pull->tag =
       (uint64_t)worker * MLFAB__SERVER_SLOTS + (uint64_t)(pull - server->peers[worker].pulls);
   pull->draw = mlfab__sync_draw(server->config->seed, server->number, worker, in.progress);
-  if (serve_pass(server, worker, pull, 0)) {
-    serve_start(server, worker, pull);
+  if (serve_pass(server, pull, 0)) {
+    serve_start(server, pull);
   } else if (pull->waiting) {
     server->stats->pulls_delayed++;
     server->clocks[pull->clock].delayed++;
-    serve_wait(server, worker, pull);
+    serve_wait(server, pull);
   }
 }
 
@@ -316,7 +345,7 @@ MLFAB__INTERNAL void mlfab__serve_cancel(mlfab__server *server, uint32_t worker,
   if (cancel.request & MLFAB__SPREAD_BIT) return; /* not the worker's to cancel */
   mlfab__server_pull *pull = mlfab__serve_find(server, worker, cancel.request);
   if (!pull) return;
-  mlfab__serve_over(server, worker, pull, MLFAB_ERR_CANCELLED);
+  mlfab__serve_over(server, pull, MLFAB_ERR_CANCELLED);
   if (server->policy) server->policy->turns(server);
 }
 
@@ -407,13 +436,13 @@ MLFAB__INTERNAL int mlfab__server_next(mlfab__server *server, uint32_t worker,
 }
 
 /* All of a pull was handed to the transport. */
-static void serve_out(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull) {
+static void serve_out(mlfab__server *server, mlfab__server_pull *pull) {
   int placed = pull->place != 0;
   if (pull->request & MLFAB__SPREAD_BIT) {
     server->policy->pull_out(server, pull);
   } else {
     server->stats->pulls_answered++;
-    mlfab__serve_over(server, worker, pull, 0);
+    mlfab__serve_over(server, pull, 0);
   }
   if (placed) server->policy->turns(server);
 }
@@ -450,7 +479,7 @@ MLFAB__INTERNAL void mlfab__server_taken(mlfab__server *server, uint32_t worker,
   for (uint32_t k = MLFAB__SERVER_PULLS; k < MLFAB__SERVER_SLOTS; k++)
     peer->pulls[k].progress_ns = now_ns;
   if (pull->segment == pull->segments_used) {
-    serve_out(server, worker, pull);
+    serve_out(server, pull);
   } else if (pull->place != 0) {
     /* From time to time the scheduler hears how much is still to go out. */
     server->policy->pull_left(server, pull, frame->note[0]);
@@ -479,7 +508,7 @@ MLFAB__INTERNAL void mlfab__serve_stop(mlfab__server *server, uint32_t worker) {
   mlfab__server_peer *peer = &server->peers[worker];
   for (uint32_t k = 0; k < MLFAB__SERVER_PULLS; k++) {
     mlfab__server_pull *pull = &peer->pulls[k];
-    if (pull->request != 0) mlfab__serve_over(server, worker, pull, MLFAB_ERR_PEER_CLOSED);
+    if (pull->request != 0) mlfab__serve_over(server, pull, MLFAB_ERR_PEER_CLOSED);
   }
   for (uint32_t k = MLFAB__SERVER_PULLS; k < MLFAB__SERVER_SLOTS; k++) {
     if (peer->pulls[k].request != 0) mlfab__serve_end(server, &peer->pulls[k]);
@@ -493,12 +522,9 @@ MLFAB__INTERNAL void mlfab__serve_reset(mlfab__server *server, uint32_t worker) 
 }
 
 MLFAB__INTERNAL int mlfab__serve_quiet(const mlfab__server *server) {
+  if (server->serve.first) return 0;
   for (uint32_t w = 0; w < server->workers; w++) {
-    const mlfab__server_peer *peer = &server->peers[w];
-    if (peer->nsends > 0) return 0;
-    for (uint32_t k = 0; k < MLFAB__SERVER_SLOTS; k++) {
-      if (peer->pulls[k].request != 0) return 0;
-    }
+    if (server->peers[w].nsends > 0) return 0;
   }
   return 1;
 }
@@ -515,18 +541,15 @@ MLFAB__INTERNAL void mlfab__serve_resize(mlfab__server *server) {
 }
 
 MLFAB__INTERNAL void mlfab__serve_tick(mlfab__server *server) {
-  for (uint32_t w = 0; w < server->workers; w++) {
-    for (uint32_t k = 0; k < MLFAB__SERVER_SLOTS; k++) {
-      mlfab__server_pull *pull = &server->peers[w].pulls[k];
-      if (pull->request == 0) continue;
-      if (k >= MLFAB__SERVER_PULLS || pull->spread != 0) continue; /* the policy looks at these */
-      if (server->now_ns - pull->progress_ns < server->heartbeat_ns) continue;
-      if (pull->waiting) serve_wait(server, w, pull);
-      if (pull->slice == MLFAB__NO_BLOCK) continue;
-      if (server->now_ns - pull->progress_ns < 3 * server->heartbeat_ns) continue;
-      mlfab__blocks_restart(server, pull);
-      pull->progress_ns = server->now_ns;
-    }
+  mlfab__serve_walk walk = {NULL, 0};
+  for (mlfab__server_pull *pull; (pull = mlfab__serve_each(server, &walk)) != NULL;) {
+    if ((pull->request & MLFAB__SPREAD_BIT) || pull->spread != 0) continue; /* the policy's */
+    if (server->now_ns - pull->progress_ns < server->heartbeat_ns) continue;
+    if (pull->waiting) serve_wait(server, pull);
+    if (pull->slice == MLFAB__NO_BLOCK) continue;
+    if (server->now_ns - pull->progress_ns < 3 * server->heartbeat_ns) continue;
+    mlfab__blocks_restart(server, pull);
+    pull->progress_ns = server->now_ns;
   }
 }
 

@@ -98,6 +98,9 @@ enum mlfab__pull_held { MLFAB__PULL_GOES = 0, MLFAB__PULL_FOR_PLAN, MLFAB__PULL_
 
 typedef struct mlfab__server_pull {
   uint64_t request; /* 0: free */
+  uint32_t worker;
+  uint64_t opened;                            /* ascending over the server */
+  struct mlfab__server_pull *next, *previous; /* of those that are open, oldest first */
   uint64_t progress;
   mlfab__segment *segments;
   uint32_t segment_room, segments_used;
@@ -263,14 +266,13 @@ typedef struct mlfab__server_policy {
   /* What goes by way of this worker's node goes another way. */
   void (*lost)(mlfab__server *server, uint32_t worker);
   /* A pull whose condition holds: 1 when it is held back. It is answered from now on. */
-  int (*pull_hold)(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull);
-  void (*pull_goes)(mlfab__server *server, uint32_t worker, mlfab__server_pull *pull);
+  int (*pull_hold)(mlfab__server *server, mlfab__server_pull *pull);
+  void (*pull_goes)(mlfab__server *server, mlfab__server_pull *pull);
   /* `taken` bytes more of a placed one were handed to the transport; all of one to be handed on. */
   void (*pull_left)(mlfab__server *server, const mlfab__server_pull *pull, uint64_t taken);
   void (*pull_out)(mlfab__server *server, mlfab__server_pull *own);
   /* One is over: what it was. */
-  void (*pull_over)(mlfab__server *server, uint32_t worker, const mlfab__server_pull *was,
-                    int code);
+  void (*pull_over)(mlfab__server *server, const mlfab__server_pull *was, int code);
   /* All pulls of this worker are over. */
   void (*stopped)(mlfab__server *server, uint32_t worker);
   /* Those whose turn it is begin. */
@@ -305,6 +307,8 @@ typedef struct mlfab__server_apply {
 
 /* Pulls that wait for a pull condition: serve.c. */
 typedef struct mlfab__server_serve {
+  mlfab__server_pull *first, *last; /* all that are open */
+  uint64_t opened;                  /* how many ever were */
   uint32_t waiting;
   int due;     /* v_train has moved: they are looked at again, where that can help ... */
   int changed; /* ... the consistency has changed: all are */
@@ -612,18 +616,25 @@ MLFAB__INTERNAL void mlfab__serve_look(mlfab__server *server);
 /* The pull with this request, or NULL. Answers it from here. */
 MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_find(mlfab__server *server, uint32_t worker,
                                                       uint64_t request);
-MLFAB__INTERNAL void mlfab__serve_begin(mlfab__server *server, uint32_t worker,
-                                        mlfab__server_pull *pull);
+MLFAB__INTERNAL void mlfab__serve_begin(mlfab__server *server, mlfab__server_pull *pull);
 /* Its slot is free; the same, and the policy hears of it. */
 MLFAB__INTERNAL void mlfab__serve_end(mlfab__server *server, mlfab__server_pull *pull);
-MLFAB__INTERNAL void mlfab__serve_over(mlfab__server *server, uint32_t worker,
-                                       mlfab__server_pull *pull, int code);
+MLFAB__INTERNAL void mlfab__serve_over(mlfab__server *server, mlfab__server_pull *pull, int code);
 MLFAB__INTERNAL void mlfab__serve_fail(mlfab__server *server, uint32_t worker, uint64_t request,
                                        int code, const char *text);
+/* Walks the open pulls, oldest first: the next, or NULL behind the last. Begin with zeros. Any pull may end
+ * meanwhile, also the one that was given last. */
+typedef struct mlfab__serve_walk {
+  mlfab__server_pull *at;
+  uint64_t opened;
+} mlfab__serve_walk;
+MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_each(const mlfab__server *server,
+                                                      mlfab__serve_walk *walk);
 /* A free slot with room for so many segments; `own`: for a pull that is handed on. Fills it. */
 MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_slot(mlfab__server *server, uint32_t worker,
                                                       uint32_t segments, int own, int *code_p);
-MLFAB__INTERNAL void mlfab__serve_fill(mlfab__server_pull *pull, uint64_t request,
+MLFAB__INTERNAL void mlfab__serve_fill(mlfab__server *server, uint32_t worker,
+                                       mlfab__server_pull *pull, uint64_t request,
                                        const mlfab__segment *segments, uint32_t n, uint64_t bytes);
 /* How many bytes the next frame of a segment has, and of which slice (index into store.slices). */
 MLFAB__INTERNAL uint32_t mlfab__serve_cut(const mlfab__server *server,
