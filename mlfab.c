@@ -1213,13 +1213,18 @@ typedef struct mlfab__header {
   X(MEMBERSHIP_LEFT, 81)      \
   X(COLL, 82)                 \
   X(COLL_ACK, 83)             \
-  X(PROGRESS, 84)
+  X(PROGRESS, 84)             \
+  X(MEMBERSHIP_FINISH, 85)    \
+  X(MEMBERSHIP_FREEZE, 86)    \
+  X(MEMBERSHIP_FROZEN, 87)    \
+  X(MEMBERSHIP_SETTLE, 88)    \
+  X(MEMBERSHIP_OWED, 89)
 
 enum mlfab__frame_type {
 #define MLFAB__FRAME_ENUM(name, number) MLFAB__##name = number,
   MLFAB__FRAMES(MLFAB__FRAME_ENUM)
 #undef MLFAB__FRAME_ENUM
-      MLFAB__FRAME_TYPES = 85
+      MLFAB__FRAME_TYPES = 90
 };
 
 #define MLFAB__TEXT_MAX 256      /* bytes of a text, its terminating zero included */
@@ -1776,6 +1781,25 @@ typedef struct mlfab__membership_leave { /* LEAVE up, LEFT down: a worker takes 
   uint64_t calls; /* plain collectives of the epoch that it has called */
 } mlfab__membership_leave;
 
+/* A worker finishes (membership.h). FINISH up: it has called so many collectives, or (rank MLFAB_NO_RANK) has
+ * ended all below the limit. FREEZE down: this rank has finished with so many. FROZEN up, to this FREEZE: so many have
+ * begun here. SETTLE down: the epoch ends with so many, and this rank describes what others owe. */
+typedef struct mlfab__membership_finish {
+  uint32_t epoch;
+  int32_t rank;
+  uint64_t calls;
+} mlfab__membership_finish;
+
+/* A call that a worker which has finished still takes part in; to server 0 and on to the worker. u32 count and
+ * the elements of each rank's block follow, where it has blocks. */
+typedef struct mlfab__membership_owed {
+  uint32_t epoch;
+  uint32_t kind, algorithm, dtype, op, width, user, opens;
+  int32_t root;
+  uint64_t number, signature, elements;
+  uint32_t counts;
+} mlfab__membership_owed;
+
 /* flags. READY: no bytes; the sender of this has called it and takes its bytes. EAGER: of a small call, sent
  * without waiting for READY. */
 enum { MLFAB__COLL_READY = 1, MLFAB__COLL_EAGER = 2 };
@@ -1811,7 +1835,7 @@ typedef struct mlfab__coll_ack { /* back on the link of COLL */
   X(hop_model) X(pull_done) \
   X(reshard_done) X(freeze) X(stop) X(moved) X(reshard_server_bytes) \
   X(membership_ask) X(membership_ready) X(membership_go) X(membership_over) X(membership_call) X(membership_tell) X(membership_missing) \
-  X(membership_leave) X(coll) X(coll_ack)
+  X(membership_leave) X(membership_finish) X(coll) X(coll_ack)
 /* clang-format on */
 #define MLFAB__WIRE_DECLARE(name)                                                       \
   MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m); \
@@ -1843,7 +1867,7 @@ MLFAB__INTERNAL int mlfab__decode_group(const uint8_t *meta, uint32_t bytes, mlf
 
 /* One pair for each type with one list, whose entries are of the second argument's type. When decoding,
  * the list has room for the most of its type: MLFAB__PLAN_ENTRIES_MAX, GROUP_MEMBERS_MAX (of a spread),
- * TREE_NODES_MAX, MEMBERSHIP_MEMBERS_MAX, RESHARD_SERVER_WORDS_MAX, SLICES_MAX (of servers or owners,
+ * TREE_NODES_MAX, MEMBERSHIP_MEMBERS_MAX (also of blocks), RESHARD_SERVER_WORDS_MAX, SLICES_MAX (of servers or owners,
  * which are below 65536); or it is NULL, and then only its length is set. A longer list encodes to 0
  * and does not decode. Of a plan, groups whose members do not stand in a row are the receiver's to
  * refuse; so is a spread without members. */
@@ -1853,6 +1877,7 @@ MLFAB__INTERNAL int mlfab__decode_group(const uint8_t *meta, uint32_t bytes, mlf
   X(tree_ask, uint32_t)                        \
   X(tree_plan, mlfab__tree_node)               \
   X(membership_list, mlfab__membership_member) \
+  X(membership_owed, uint64_t)                 \
   X(reshard_ask, uint32_t)                     \
   X(move, uint32_t)                            \
   X(thaw, uint32_t)                            \
@@ -2167,6 +2192,7 @@ WIRE_META(membership_call, N(epoch) N(channel) N(number))
 WIRE_META(membership_tell, N(epoch) N(channel) N(number) N(called) N(signature) T(text))
 WIRE_META(membership_missing, N(epoch) N(channel) N(number) N(rank))
 WIRE_META(membership_leave, N(epoch) N(rank) N(calls))
+WIRE_META(membership_finish, N(epoch) N(rank) N(calls))
 WIRE_META(coll,
   N(epoch) N(channel) N(number) N(tag) N(flags) N(seq) N(signature) N(offset) N(total))
 WIRE_META(coll_ack, N(epoch) N(received) N(consumed))
@@ -2189,6 +2215,9 @@ WIRE_LIST(tree_ask, nodes, u32, uint32_t, 4, MLFAB__TREE_NODES_MAX, N(number) N(
 WIRE_LIST(tree_plan, nodes, tree_node, mlfab__tree_node, 12, MLFAB__TREE_NODES_MAX, N(number))
 WIRE_LIST(membership_list, members, membership_member, mlfab__membership_member, 40, MLFAB__MEMBERSHIP_MEMBERS_MAX,
   N(epoch))
+WIRE_LIST(membership_owed, counts, u64, uint64_t, 8, MLFAB__MEMBERSHIP_MEMBERS_MAX,
+  N(epoch) N(kind) N(algorithm) N(dtype) N(op) N(width) N(user) N(opens) N(root) N(number)
+  N(signature) N(elements))
 WIRE_LIST(reshard_ask, servers, server, uint32_t, 2, MLFAB__SLICES_MAX, N(ask) N(timeout_ns))
 WIRE_LIST(move, slices, server, uint32_t, 2, MLFAB__SLICES_MAX, N(attempt) N(step))
 WIRE_LIST(thaw, slices, server, uint32_t, 2, MLFAB__SLICES_MAX, N(attempt) N(epoch))
@@ -6575,7 +6604,10 @@ typedef struct mlfab__role {
   void (*withdraw)(void *self, mlfab__request *request, int code, uint64_t now_ns);
   /* May others want something of it at any time, without a call of this node's? */
   int (*serves)(const void *self);
-  /* This node's worker will leave, or has no more data. Does nobody wait for this role any more? It says goodbye now. */
+  /* This node's worker has no more data. Does nobody wait for this role because of that any more? */
+  void (*finish)(void *self);
+  int (*finished)(const void *self);
+  /* This node's worker will leave. Does nobody wait for this role any more? It says goodbye now. */
   void (*leave)(void *self);
   int (*quiet)(const void *self);
   void (*part)(void *self);
@@ -6775,7 +6807,7 @@ enum mlfab_call_kind {
   MLFAB_CALL_PUSH = 5, /* bufs, n; options: mlfab_push_options or NULL; request_p may be NULL */
   MLFAB_CALL_PUSH_SPARSE = 6,  /* tensor, indices, data (read only), count; else as PUSH */
   MLFAB_CALL_PULL = 7,         /* bufs, n; options: mlfab_pull_options or NULL */
-  MLFAB_CALL_JOIN = 8,         /* timeout_ns */
+  MLFAB_CALL_FINISH = 8,         /* timeout_ns */
   MLFAB_CALL_SET_SYNC = 9,     /* tensor, server, timeout_ns; options: mlfab_sync */
   MLFAB_CALL_SET_SERVERS = 10, /* servers, n, timeout_ns */
   /* Section 9b. options of the first six: mlfab_collective or NULL; ALLREDUCE: mlfab_allreduce. */
@@ -7139,6 +7171,8 @@ MLFAB__INTERNAL void mlfab__roles_returned(mlfab_node *node, int kind, uint32_t 
 MLFAB__INTERNAL void mlfab__roles_withdraw(mlfab_node *node, mlfab__request *request, int code);
 /* Tells all roles that this worker takes no further part. May others want something of one at any time? */
 MLFAB__INTERNAL void mlfab__roles_leave(mlfab_node *node);
+MLFAB__INTERNAL void mlfab__roles_finish(mlfab_node *node);
+MLFAB__INTERNAL int mlfab__roles_finished(const mlfab_node *node);
 MLFAB__INTERNAL int mlfab__roles_serve(const mlfab_node *node);
 /* Tells all roles what this host's links carry. */
 MLFAB__INTERNAL void mlfab__roles_capacity(mlfab_node *node, double in, double out);
@@ -7447,6 +7481,17 @@ MLFAB__INTERNAL void mlfab__roles_capacity(mlfab_node *node, double in, double o
   for (uint32_t i = 0; i < node->nroles; i++) {
     if (node->roles[i].capacity) node->roles[i].capacity(node->roles[i].self, in, out);
   }
+}
+
+MLFAB__INTERNAL void mlfab__roles_finish(mlfab_node *node) {
+  for (uint32_t i = 0; i < node->nroles; i++)
+    if (node->roles[i].finish) node->roles[i].finish(node->roles[i].self);
+}
+
+MLFAB__INTERNAL int mlfab__roles_finished(const mlfab_node *node) {
+  for (uint32_t i = 0; i < node->nroles; i++)
+    if (node->roles[i].finished && !node->roles[i].finished(node->roles[i].self)) return 0;
+  return 1;
 }
 
 MLFAB__INTERNAL void mlfab__roles_leave(mlfab_node *node) {
@@ -10540,7 +10585,7 @@ MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *b
 MLFAB__INTERNAL int mlfab__worker_cached(const mlfab__worker *worker, uint32_t tensor,
                                          const void **data_p, uint64_t *count_p,
                                          mlfab_error *error);
-MLFAB__INTERNAL int mlfab__worker_join(mlfab__worker *worker, uint64_t timeout_ns, uint64_t now_ns,
+MLFAB__INTERNAL int mlfab__worker_finish(mlfab__worker *worker, uint64_t timeout_ns, uint64_t now_ns,
                                        mlfab_request *request_p, mlfab_error *error);
 /* Tells the servers of another consistency model; server and tensor may be MLFAB_ALL. */
 MLFAB__INTERNAL int mlfab__worker_set_sync(mlfab__worker *worker, const mlfab_sync *sync,
@@ -12245,7 +12290,7 @@ static int push_check(mlfab__worker *worker, const mlfab_push_options *options,
     break;
   }
   if (!worker->stands) code = MLFAB_ERR_STATE, text = "a push before the model exists";
-  if (worker->done) code = MLFAB_ERR_STATE, text = "a push after mlfab_join";
+  if (worker->done) code = MLFAB_ERR_STATE, text = "a push after mlfab_finish";
   for (uint32_t s = 0; s < worker->servers && !code; s++) {
     if (worker->streams[s].dead) {
       return mlfab__error(error, MLFAB_ERR_PEER_DEAD, (int32_t)s, 1, 0, "push: server %u is dead",
@@ -13202,7 +13247,7 @@ static void worker_tell_done(mlfab__worker *worker, uint32_t server) {
 
 /* Each server is told as soon as it has decided everything, not only when all have: they may be at
  * different rounds, and one must not wait for a worker that waits for another. */
-static void worker_join_progress(mlfab__worker *worker, uint64_t now_ns) {
+static void worker_finish_progress(mlfab__worker *worker, uint64_t now_ns) {
   uint32_t acked = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
     if (!worker->streams[s].done_told && !mlfab__push_pending(worker, s))
@@ -13242,21 +13287,21 @@ static void worker_model_progress(mlfab__worker *worker, uint64_t now_ns) {
 static void worker_advance(mlfab__worker *worker, uint64_t now_ns) {
   while (worker->due) {
     worker->due = 0;
-    if (worker->done) worker_join_progress(worker, now_ns);
+    if (worker->done) worker_finish_progress(worker, now_ns);
     worker_model_progress(worker, now_ns);
     if (worker->mover && worker->pause.state == MLFAB__PAUSE_DRAINING)
       worker->mover->decided(worker, now_ns);
   }
 }
 
-MLFAB__INTERNAL int mlfab__worker_join(mlfab__worker *worker, uint64_t timeout_ns, uint64_t now_ns,
+MLFAB__INTERNAL int mlfab__worker_finish(mlfab__worker *worker, uint64_t timeout_ns, uint64_t now_ns,
                                        mlfab_request *request_p, mlfab_error *error) {
   if (worker->done)
-    return MLFAB__FAIL(error, MLFAB_ERR_STATE, "join: this worker has joined before");
+    return MLFAB__FAIL(error, MLFAB_ERR_STATE, "finish: this worker has finished before");
   mlfab__request *request =
       mlfab__request_open(worker->requests, MLFAB__REQUEST_JOIN, 0, now_ns,
                           timeout_ns ? timeout_ns : worker->config->timeout_ns);
-  if (!request) return MLFAB__FAIL(error, MLFAB_ERR_AGAIN, "join: too many requests are open");
+  if (!request) return MLFAB__FAIL(error, MLFAB_ERR_AGAIN, "finish: too many requests are open");
   worker->done = 1;
   worker->join_request = request->id;
   *request_p = request->id;
@@ -19584,8 +19629,8 @@ static void partial_swap(uint8_t **a, uint8_t **b) {
 /* What was not used after all is older than what came since. */
 static void partial_return(mlfab__partial *partial, uint8_t **array, int some, uint64_t calls) {
   if (some && partial->some) {
-    mlfab__kernel_combine(MLFAB_SUM, partial->spec.dtype, partial->pending, *array, partial->pending,
-                   partial->spec.count, 0);
+    mlfab__kernel_combine(MLFAB_SUM, partial->spec.dtype, partial->pending, *array,
+                          partial->pending, partial->spec.count, 0);
   } else if (some) {
     partial_swap(&partial->pending, array);
     partial->some = 1;
@@ -19743,8 +19788,8 @@ MLFAB__INTERNAL int mlfab__partial_compute(mlfab__partial *partial, mlfab__dag *
 MLFAB__INTERNAL void mlfab__partial_keep(mlfab__partial *partial, const void *data) {
   const mlfab__partial_spec *spec = &partial->spec;
   if (partial->some) {
-    mlfab__kernel_combine(MLFAB_SUM, spec->dtype, partial->pending, partial->pending, data, spec->count,
-                   0);
+    mlfab__kernel_combine(MLFAB_SUM, spec->dtype, partial->pending, partial->pending, data,
+                          spec->count, 0);
   } else {
     memcpy(partial->pending, data, partial->bytes);
   }
@@ -21285,6 +21330,10 @@ MLFAB__INTERNAL int mlfab__streams_quiet(const mlfab__streams *streams) {
  * the tree, and the play begins with the answer. Matching, failures and verdicts are the same. With an
  * empty answer all members take what AUTO chooses.
  *
+ * A worker that has finished (mlfab__comm_finish_work) stays in the epoch for the calls that others have begun: each
+ * is described to it, and it takes part with the operation's identity (`owed` slots, without a request).
+ * Calls from the limit on wait for the next epoch.
+ *
  * A call that runs in shared memory (shm_coll.h) takes a number here like any other (`outside`), so
  * that matching, deadlines and verdicts are the same; its bytes pass elsewhere.
  *
@@ -21452,6 +21501,9 @@ typedef struct mlfab__comm_past {
   uint32_t width;
   int32_t root;
   uint8_t kind, user; /* user: a reducer of the user's */
+  uint8_t algorithm, opens;
+  uint64_t *counts; /* by rank; memory of the ring's, where the call has none */
+  uint8_t has_counts;
 } mlfab__comm_past;
 
 enum {
@@ -21467,6 +21519,7 @@ typedef struct mlfab__comm_slot { /* an open plain collective */
   struct mlfab__comm_slot *next; /* spare */
   uint8_t state;
   uint8_t wanted; /* OUTSIDE: others call it as a plain one */
+  uint8_t owed;   /* nobody has called it: this worker has finished, and gives the identity */
   mlfab__comm_call call;
   mlfab_vec one, *vecs; /* in bytes; vecs: &one, or a block of call.n while it is open */
   uint64_t *counts;     /* a copy, by rank */
@@ -21536,6 +21589,13 @@ typedef struct mlfab__comm {
   /* Calls have serials that go on for ever; a call's number is its serial in the epoch, from `base` on. All
    * below `first` are over, all below `begun` have begun; `end` is the next one. */
   uint64_t base, first, begun, end;
+  /* A worker has finished (membership.h): how many calls each member has called before it did, UINT64_MAX for
+   * others, by member (NULL: nobody has); the calls of this epoch; no more begin until that is told; the
+   * server was told that they are over here; this worker has finished. */
+  uint64_t *finished;
+  uint64_t limit;
+  uint8_t frozen, finishing;
+  uint32_t moved;           /* the epoch of which that was said */
   mlfab__comm_slot **slots; /* MLFAB__COMM_CALLS, by serial; NULL before the first call */
   mlfab__comm_slot *spare;  /* list */
   mlfab__comm_object objects[MLFAB__COMM_OBJECTS];
@@ -21599,7 +21659,17 @@ MLFAB__INTERNAL void mlfab__comm_mapped(mlfab__comm *comm, int ok);
 /* A request of ours (plain or an object's) is withdrawn: TIMEOUT or CANCELLED. */
 MLFAB__INTERNAL void mlfab__comm_withdraw(mlfab__comm *comm, mlfab__request *request, int code,
                                           uint64_t now_ns);
-/* The worker takes no further part (done, or closing): tells server 0. */
+/* The worker has no more data: others go on without it, after the calls that they have begun (membership.h). */
+MLFAB__INTERNAL void mlfab__comm_finish_work(mlfab__comm *comm);
+/* The ranks that take part in this worker's next call, as far as known: how many; `ranks` has room for
+ * `room`. */
+MLFAB__INTERNAL uint32_t mlfab__comm_present(const mlfab__comm *comm, uint32_t *ranks,
+                                             uint32_t room);
+/* 1 when nobody waits for this worker any more, which has finished. */
+MLFAB__INTERNAL int mlfab__comm_finish_over(const mlfab__comm *comm);
+/* By how many workers' data a mean of this plain call is divided. */
+MLFAB__INTERNAL uint32_t mlfab__comm_givers(const mlfab__comm *comm, uint64_t number);
+/* The worker closes without having finished: tells server 0. */
 MLFAB__INTERNAL void mlfab__comm_leave(mlfab__comm *comm);
 /* 1 when nothing is under way that others wait for: no play runs, all messages are acknowledged. */
 MLFAB__INTERNAL int mlfab__comm_quiet(const mlfab__comm *comm);
@@ -21730,6 +21800,7 @@ static const double comm_bytes_per_ns = 1.0; /* where server 0 does not know */
 static void comm_begin(mlfab__comm *comm);
 static void comm_begin_waiting(mlfab__comm *comm);
 static void comm_turn_plain(mlfab__comm *comm, mlfab__comm_slot *slot);
+static void comm_check_moved(mlfab__comm *comm);
 
 MLFAB__INTERNAL int mlfab__comm_init(mlfab__comm *comm, mlfab__env *env, const mlfab_config *config,
                                      uint32_t rank, const mlfab__port *up, const mlfab__port *hop,
@@ -21743,6 +21814,7 @@ MLFAB__INTERNAL int mlfab__comm_init(mlfab__comm *comm, mlfab__env *env, const m
   comm->rank = rank;
   comm->missing = comm->left_rank = MLFAB_NO_RANK;
   comm->arena_fd = -1;
+  comm->limit = UINT64_MAX;
   mlfab__streams_init(&comm->streams, env, config, hop, down, &user);
   return 0;
 }
@@ -21757,6 +21829,8 @@ static mlfab__comm_slot **comm_place(const mlfab__comm *comm, uint64_t serial) {
 }
 
 static void comm_free_lists(mlfab__comm *comm, mlfab__comm_slot *slot) {
+  if (slot->owed) mlfab__comm_release(comm, slot->one.data, slot->one.count);
+  slot->owed = 0;
   mlfab__comm_release(comm, slot->blocks, slot->blocks_room * sizeof *slot->blocks);
   if (slot->vecs != &slot->one)
     mlfab__comm_release(comm, slot->vecs, slot->call.n * sizeof *slot->vecs);
@@ -21777,6 +21851,13 @@ static void comm_forget_list(mlfab__comm *comm) {
   comm->list = NULL;
 }
 
+static void comm_no_limit(mlfab__comm *comm) {
+  mlfab__free(comm->env, comm->finished, MLFAB__MEMBERSHIP_MEMBERS_MAX * sizeof *comm->finished);
+  comm->finished = NULL;
+  comm->limit = UINT64_MAX;
+  comm->frozen = 0;
+}
+
 static void comm_ignore(void *self, mlfab__engine *play, int status, uint64_t now_ns) {
   (void)self, (void)play, (void)status, (void)now_ns;
 }
@@ -21795,6 +21876,9 @@ MLFAB__INTERNAL void mlfab__comm_free(mlfab__comm *comm) {
   mlfab__comm_sweep(comm);
   for (; comm->first < comm->end; comm->first++)
     comm_free_slot(comm, *comm_place(comm, comm->first));
+  for (uint32_t i = 0; i < MLFAB__COMM_PAST; i++)
+    mlfab__free(comm->env, comm->past[i].counts,
+                comm->config->workers * sizeof *comm->past[i].counts);
   while (comm->spare) {
     mlfab__comm_slot *slot = comm->spare;
     comm->spare = slot->next;
@@ -21802,6 +21886,7 @@ MLFAB__INTERNAL void mlfab__comm_free(mlfab__comm *comm) {
   }
   mlfab__free(comm->env, comm->slots, MLFAB__COMM_CALLS * sizeof(mlfab__comm_slot *));
   comm_forget_list(comm);
+  comm_no_limit(comm);
   mlfab__free_aligned(comm->env, comm->gather, MLFAB__COMM_GATHER);
   for (uint32_t class = 0; class < MLFAB__COMM_CLASSES; class ++) {
     while (comm->pool[class]) {
@@ -21827,8 +21912,9 @@ static void comm_post(mlfab__comm *comm, uint8_t type, const void *meta, uint32_
 /* Alone: no roll is kept, and nobody is told. */
 static int comm_alone(const mlfab__comm *comm) { return comm->config->workers == 1; }
 
-static void comm_ask(mlfab__comm *comm) {
-  const mlfab__membership_ask ask = {.epoch = comm->over_epoch,
+/* To take part in the epoch after this one. */
+static void comm_ask_after(mlfab__comm *comm, uint32_t epoch) {
+  const mlfab__membership_ask ask = {.epoch = epoch,
                                      .arena_pid = comm->arena_pid,
                                      .arena_fd = comm->arena_fd,
                                      .arena_nonce = comm->arena_nonce,
@@ -21842,6 +21928,14 @@ static void comm_ask(mlfab__comm *comm) {
   comm_post(comm, MLFAB__MEMBERSHIP, meta, mlfab__encode_membership_ask(meta, &ask));
 }
 
+/* Has server 0 been told that the calls of this epoch are over here? */
+static int comm_moved(const mlfab__comm *comm) { return comm->epoch && comm->moved == comm->epoch; }
+
+static void comm_ask(mlfab__comm *comm) { comm_ask_after(comm, comm->over_epoch); }
+
+/* The calls of this epoch are over here. */
+static void comm_ask_next(mlfab__comm *comm) { comm_ask_after(comm, comm->epoch); }
+
 static void comm_say_ready(mlfab__comm *comm) {
   const mlfab__membership_ready ready = {comm->epoch, comm->go.arena};
   uint8_t meta[16];
@@ -21852,6 +21946,14 @@ static void comm_say_failed(mlfab__comm *comm) {
   uint8_t meta[MLFAB__TEXT_MAX + 32];
   comm->fail.epoch = comm->epoch;
   comm_post(comm, MLFAB__MEMBERSHIP_FAIL, meta, mlfab__encode_membership_over(meta, &comm->fail));
+}
+
+/* After so many calls; again when those of this epoch are over. */
+static void comm_say_finish(mlfab__comm *comm, uint64_t calls) {
+  const mlfab__membership_finish finish = {
+      comm->phase == MLFAB__COMM_IN ? comm->epoch : 0,
+      comm_moved(comm) ? (int32_t)MLFAB_NO_RANK : (int32_t)comm->rank, calls};
+  MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP_FINISH, membership_finish, &finish);
 }
 
 static void comm_say_leaving(mlfab__comm *comm) {
@@ -21896,6 +21998,10 @@ static void comm_join(mlfab__comm *comm) {
   if (comm->phase != MLFAB__COMM_OUT || comm->leaving || comm->dead || comm->later) return;
   if (comm_alone(comm)) {
     comm_form_alone(comm);
+    return;
+  }
+  if (comm->finishing && comm->first == comm->end) {
+    comm_say_finish(comm, 0);
     return;
   }
   comm->phase = MLFAB__COMM_ASKED;
@@ -21954,7 +22060,11 @@ static mlfab__comm_past comm_describe(const mlfab__comm_slot *slot) {
                             .width = comm_width(call),
                             .root = call->root,
                             .kind = call->kind,
-                            .user = comm_adds(call) && call->reduce != NULL};
+                            .user = comm_adds(call) && call->reduce != NULL,
+                            .algorithm = call->algorithm,
+                            .opens = call->opens != 0,
+                            .counts = slot->counts,
+                            .has_counts = call->counts != NULL};
 }
 
 /* What is known of a call of this epoch: 1, or 0. */
@@ -21976,7 +22086,13 @@ MLFAB__INTERNAL int mlfab__comm_awaits(mlfab__comm *comm, uint64_t number) {
 /* --- the end of a call, of an epoch --- */
 
 static void comm_close_slot(mlfab__comm *comm, mlfab__comm_slot *slot) {
-  comm->past[slot->serial % MLFAB__COMM_PAST] = comm_describe(slot);
+  mlfab__comm_past *past = &comm->past[slot->serial % MLFAB__COMM_PAST];
+  uint64_t *counts = past->counts;
+  *past = comm_describe(slot);
+  if (past->has_counts)
+    slot->counts = counts;
+  else
+    past->counts = counts;
   comm_free_lists(comm, slot);
   slot->state = MLFAB__SLOT_FREE;
   *comm_place(comm, slot->serial) = NULL;
@@ -21992,6 +22108,7 @@ static void comm_finish_slot(mlfab__comm *comm, mlfab__comm_slot *slot) {
   if (request)
     mlfab__request_finish(comm->requests, request, 0, MLFAB_NO_RANK, 0, comm->now_ns, "%s", "");
   comm_begin_waiting(comm);
+  comm_check_moved(comm);
 }
 
 MLFAB__INTERNAL void mlfab__comm_end_request(mlfab__comm *comm, mlfab_request id, uint64_t now_ns) {
@@ -22013,6 +22130,15 @@ static void comm_set_verdict(mlfab__comm *comm, int code, int32_t rank, int is_s
   snprintf(comm->verdict.text, sizeof comm->verdict.text, "%s", text);
 }
 
+static void comm_objects_over(mlfab__comm *comm, int code) {
+  for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
+    mlfab__comm_object *object = &comm->objects[i];
+    object->upto = 0; /* frames of the next epoch may come before it begins here */
+    if (object->id && object->over) object->over(object->self, code, comm->now_ns);
+    if (comm->closed[i].upto != UINT64_MAX) comm->closed[i].upto = 0;
+  }
+}
+
 /* Everything that is open ends with the verdict. Afterwards numbers begin at 0. */
 static void comm_end(mlfab__comm *comm) {
   comm->ending = 1;
@@ -22026,15 +22152,11 @@ static void comm_end(mlfab__comm *comm) {
     mlfab__comm_end_request(comm, slot->request, comm->now_ns);
     comm_close_slot(comm, slot);
   }
-  for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
-    mlfab__comm_object *object = &comm->objects[i];
-    object->upto = 0; /* frames of the next epoch may come before it begins here */
-    if (object->id && object->over) object->over(object->self, comm->verdict.code, comm->now_ns);
-    if (comm->closed[i].upto != UINT64_MAX) comm->closed[i].upto = 0;
-  }
+  comm_objects_over(comm, comm->verdict.code);
   comm->depth--;
   comm->base = comm->begun = comm->end;
   comm->left = 0;
+  comm_no_limit(comm);
   comm->arena_asked = comm->ready = 0;
   comm->ending = 0;
 }
@@ -22094,8 +22216,8 @@ MLFAB__INTERNAL int mlfab__comm_check_state(const mlfab__comm *comm, const char 
                                             mlfab_error *error) {
   if (comm->dead)
     return mlfab__error(error, MLFAB_ERR_PEER_DEAD, 0, 1, 0, "%s: server 0 is dead", what);
-  if (comm->leaving)
-    return MLFAB__FAIL(error, MLFAB_ERR_STATE, "%s: this worker takes no further part", what);
+  if (comm->leaving || comm->finishing)
+    return MLFAB__FAIL(error, MLFAB_ERR_STATE, "%s: this worker has finished, or closes", what);
   if (comm->config->workers > MLFAB__MEMBERSHIP_MEMBERS_MAX)
     return MLFAB__FAIL(error, MLFAB_ERR_LIMIT, "%s: %u workers, the limit is %u", what,
                        comm->config->workers, MLFAB__MEMBERSHIP_MEMBERS_MAX);
@@ -22292,15 +22414,15 @@ static int comm_finite(const mlfab__comm *comm, const mlfab__comm_call *call, ui
   if (call->kind != MLFAB__COLLECTIVE_ALLGATHER) {
     for (uint32_t i = 0; i < call->n; i++) {
       if (!mlfab__kernel_finite(call->dtype, call->vecs[i].data,
-                                 call->vecs[i].count * unit / comm_width(call)))
+                                call->vecs[i].count * unit / comm_width(call)))
         return 0;
     }
     return 1;
   }
   for (uint32_t r = 0; r < comm->rank; r++) from += call->counts[r];
   return mlfab__kernel_finite(call->dtype,
-                               (const uint8_t *)call->vecs[0].data + from * comm_width(call),
-                               call->counts[comm->rank]);
+                              (const uint8_t *)call->vecs[0].data + from * comm_width(call),
+                              call->counts[comm->rank]);
 }
 
 /* --- a call begins --- */
@@ -22635,7 +22757,8 @@ static void comm_begin_waiting(mlfab__comm *comm) {
   if (comm->beginning || comm->ending) return;
   comm->beginning = 1;
   while (comm->phase == MLFAB__COMM_IN && !comm->failing && comm->begun < comm->end &&
-         comm->begun - comm->first < MLFAB__COMM_AHEAD) {
+         comm->begun - comm->first < MLFAB__COMM_AHEAD && !comm->frozen &&
+         comm->begun - comm->base < comm->limit) {
     mlfab__comm_slot *slot = *comm_place(comm, comm->begun);
     if (!comm_may_begin(comm, &slot->call)) break;
     comm->begun++;
@@ -22720,7 +22843,7 @@ static int32_t comm_awaited(const mlfab__comm *comm, const mlfab__comm_slot *slo
                             const char **why_p) {
   *why_p = "has not called it";
   if (slot->missing != MLFAB_NO_RANK) return slot->missing;
-  if (comm->phase != MLFAB__COMM_IN) {
+  if (comm->phase != MLFAB__COMM_IN || comm_number(slot) >= comm->limit) {
     *why_p = "takes no part yet";
     return comm->missing;
   }
@@ -22821,6 +22944,36 @@ static void comm_listed(mlfab__comm *comm) {
   comm_say_ready(comm);
 }
 
+static int32_t comm_first_finished(const mlfab__comm *comm) {
+  int32_t rank = MLFAB_NO_RANK;
+  for (uint32_t m = 0; m < comm->members && comm->finished; m++)
+    if (comm->finished[m] != UINT64_MAX &&
+        (rank == MLFAB_NO_RANK || (int32_t)comm->ranks[m] < rank))
+      rank = (int32_t)comm->ranks[m];
+  return rank;
+}
+
+/* All members have ended the calls of this epoch. What waits has numbers of the next one. */
+static void comm_renew(mlfab__comm *comm) {
+  char text[MLFAB__TEXT_MAX];
+  int32_t rank = comm_first_finished(comm);
+  snprintf(text, sizeof text, "worker %d has finished while this was under way", (int)rank);
+  comm_set_verdict(comm, MLFAB_ERR_PEER_CLOSED, rank, 0, text);
+  comm->ending = 1;
+  comm->depth++;
+  mlfab__streams_end(&comm->streams);
+  mlfab__engine_end_all(comm, MLFAB_ERR_PEER_CLOSED);
+  comm_objects_over(comm, MLFAB_ERR_PEER_CLOSED);
+  comm->depth--;
+  comm->ending = 0;
+  if (comm->over_epoch < comm->epoch) comm->over_epoch = comm->epoch;
+  comm->phase = MLFAB__COMM_ASKED;
+  comm->base = comm->begun = comm->first;
+  comm->left = 0;
+  comm->missing = MLFAB_NO_RANK;
+  comm_no_limit(comm);
+}
+
 /* 0, or FRAME. */
 static int comm_on_list(mlfab__comm *comm, const mlfab__frame_in *frame) {
   mlfab__membership_list list;
@@ -22831,7 +22984,9 @@ static int comm_on_list(mlfab__comm *comm, const mlfab__frame_in *frame) {
     return 0;
   }
   int code = mlfab__decode_membership_list(frame->meta, frame->meta_bytes, &list, members);
-  int fresh = !code && comm->phase == MLFAB__COMM_ASKED && list.epoch > comm->over_epoch;
+  int fresh = !code && (comm->phase == MLFAB__COMM_ASKED || comm_moved(comm)) &&
+              list.epoch > comm->over_epoch && list.epoch > comm->epoch;
+  if (fresh && comm->phase == MLFAB__COMM_IN) comm_renew(comm);
   if (fresh) code = comm_take_members(comm, &list, members);
   if (!fresh || code) {
     mlfab__free(comm->env, members, MLFAB__MEMBERSHIP_MEMBERS_MAX * sizeof *members);
@@ -22840,7 +22995,9 @@ static int comm_on_list(mlfab__comm *comm, const mlfab__frame_in *frame) {
   comm_forget_list(comm);
   comm->list = members;
   comm->epoch = list.epoch;
-  if (comm->untold) {
+  if (comm->phase == MLFAB__COMM_FAILED) { /* of the epoch before, which nobody can fail any more */
+    comm_say_failed(comm);
+  } else if (comm->untold) {
     comm->untold = 0;
     comm->phase = MLFAB__COMM_FAILED;
     comm_say_failed(comm);
@@ -22870,6 +23027,7 @@ static void comm_begin(mlfab__comm *comm) {
     if (object->channel && object->begin) object->begin(object->self, comm->go.round, comm->now_ns);
   }
   comm->later = comm->failing;
+  if (comm->finishing && !comm_alone(comm)) comm_say_finish(comm, comm->end - comm->base);
   comm_begin_waiting(comm);
   mlfab__comm_exit(comm);
 }
@@ -22889,6 +23047,14 @@ static void comm_on_over(mlfab__comm *comm, const mlfab__membership_over *over) 
   if (over->epoch <= comm->over_epoch) return;
   comm->over_epoch = over->epoch;
   if (comm->phase == MLFAB__COMM_OUT) return;
+  if (over->code == 0) { /* it has not begun, or is over for a worker that has finished */
+    if (comm->phase == MLFAB__COMM_IN) comm_renew(comm);
+    mlfab__streams_end(&comm->streams);
+    comm->arena_asked = comm->ready = 0;
+    comm->phase = MLFAB__COMM_OUT;
+    comm_join(comm);
+    return;
+  }
   if (comm->phase != MLFAB__COMM_FAILED) comm->untold = 0;
   comm->phase = MLFAB__COMM_OUT;
   if (!told || comm->owed) comm_set_verdict(comm, over->code, over->rank, 0, over->text);
@@ -22938,10 +23104,226 @@ static void comm_on_ask(mlfab__comm *comm, const mlfab__membership_call *in) {
   comm_post(comm, MLFAB__MEMBERSHIP_TELL, meta, mlfab__encode_membership_tell(meta, &tell));
 }
 
+/* --- workers that finish --- */
+
+static uint64_t comm_called(const mlfab__comm *comm) { return comm->end - comm->base; }
+
+/* Tells server 0 that all calls below the limit are over here. This worker, if it has finished, is then not
+ * needed any more, so others have acknowledged all bytes. */
+static void comm_check_moved(mlfab__comm *comm) {
+  uint64_t serial = comm->base + comm->limit;
+  if (comm->limit == UINT64_MAX || comm->frozen || comm_moved(comm) || comm->failing ||
+      comm->ending)
+    return;
+  if (comm->phase != MLFAB__COMM_IN || comm->first < serial) return;
+  if (comm->finishing && comm->end == serial) {
+    if (!mlfab__streams_quiet(&comm->streams)) return;
+    comm->moved = comm->epoch;
+    comm_say_finish(comm, comm->limit);
+  } else {
+    comm->moved = comm->epoch;
+    comm_ask_next(comm);
+  }
+}
+
+/* A worker has finished after so many calls. What others run in shared memory goes on without it. */
+static void comm_on_freeze(mlfab__comm *comm, const mlfab__membership_finish *in) {
+  uint64_t bytes = MLFAB__MEMBERSHIP_MEMBERS_MAX * sizeof *comm->finished;
+  mlfab__membership_finish frozen = {comm->epoch, in->rank, comm->begun - comm->base};
+  if (in->epoch != comm->epoch || comm->phase != MLFAB__COMM_IN) return;
+  if (!comm->finished) {
+    comm->finished = mlfab__alloc(comm->env, bytes);
+    if (!comm->finished) {
+      mlfab__comm_fail_memory(comm);
+      return;
+    }
+    memset(comm->finished, 0xff, bytes);
+  }
+  for (uint32_t m = 0; m < comm->members; m++)
+    if ((int32_t)comm->ranks[m] == in->rank) comm->finished[m] = in->calls;
+  comm->frozen = 1;
+  comm->moved = 0;
+  for (uint64_t serial = mlfab__max(comm->first, comm->base + in->calls); serial < comm->begun;
+       serial++) {
+    mlfab__comm_slot *slot = *comm_place(comm, serial);
+    if (slot && slot->state == MLFAB__SLOT_OUTSIDE) slot->wanted = 1;
+  }
+  if (comm->go.arena) comm->go.arena = 2;
+  MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP_FROZEN, membership_finish, &frozen);
+}
+
+/* Describes a call to those that owe it. */
+static void comm_tell_owed(mlfab__comm *comm, uint64_t number) {
+  mlfab__comm_past past;
+  uint8_t meta[MLFAB_META_MAX / 4];
+  if (!comm_past(comm, number, &past)) return;
+  const mlfab__membership_owed owed = {.epoch = comm->epoch,
+                                       .kind = past.kind,
+                                       .algorithm = past.algorithm,
+                                       .dtype = (uint32_t)past.dtype,
+                                       .op = (uint32_t)past.op,
+                                       .width = past.width,
+                                       .user = past.user,
+                                       .opens = past.opens,
+                                       .root = past.root,
+                                       .number = number,
+                                       .signature = past.signature,
+                                       .elements = past.count,
+                                       .counts = past.has_counts ? comm->config->workers : 0};
+  comm_post(comm, MLFAB__MEMBERSHIP_OWED, meta,
+            mlfab__encode_membership_owed(meta, &owed, past.counts));
+}
+
+/* All know who has finished, and the epoch has a limit. */
+static void comm_on_settle(mlfab__comm *comm, const mlfab__membership_finish *in) {
+  uint64_t owed = UINT64_MAX;
+  if (in->epoch != comm->epoch || comm->phase != MLFAB__COMM_IN) return;
+  comm->limit = in->calls;
+  comm->frozen = 0;
+  for (uint32_t m = 0; m < comm->members && comm->finished; m++)
+    owed = mlfab__min(owed, comm->finished[m]);
+  for (; in->rank == (int32_t)comm->rank && owed < comm->limit; owed++) comm_tell_owed(comm, owed);
+  comm_begin_waiting(comm);
+  comm_check_moved(comm);
+}
+
+/* The bits of an element that changes nothing: -0 for sums. By type, then operation. */
+static const uint64_t comm_identities[][MLFAB_PRODUCT + 1] = {
+    [MLFAB_F32] = {0x80000000, 0x80000000, 0x7f800000, 0xff800000, 0x3f800000},
+    [MLFAB_F64] = {0x8000000000000000, 0x8000000000000000, 0x7ff0000000000000, 0xfff0000000000000,
+                   0x3ff0000000000000},
+    [MLFAB_I64] = {0, 0, INT64_MAX, 0x8000000000000000, 1},
+    [MLFAB_F16] = {0x8000, 0x8000, 0x7c00, 0xfc00, 0x3c00},
+    [MLFAB_BF16] = {0x8000, 0x8000, 0x7f80, 0xff80, 0x3f80}};
+
+static void comm_fill_identity(void *data, uint64_t n, int dtype, int op) {
+  uint64_t bits = comm_identities[dtype][op];
+  uint32_t width = mlfab__element_bytes(dtype);
+  uint16_t half = (uint16_t)bits;
+  uint32_t word = (uint32_t)bits;
+  const void *one = width == 2 ? (const void *)&half : width == 4 ? (const void *)&word : &bits;
+  for (uint64_t i = 0; i < n; i++) memcpy((uint8_t *)data + i * width, one, width);
+}
+
+/* Has this call a sense without what this worker would bring? */
+static int comm_has_identity(const mlfab__comm *comm, const mlfab__membership_owed *owed,
+                             const uint64_t *counts) {
+  if (owed->user) return 0;
+  if (owed->kind == MLFAB__COLLECTIVE_BROADCAST) return owed->root != (int32_t)comm->rank;
+  return owed->kind != MLFAB__COLLECTIVE_ALLGATHER || !counts || counts[comm->rank] == 0;
+}
+
+/* Takes part in a call that others have begun. Not 0: MEMORY, or FRAME. */
+static int comm_owe(mlfab__comm *comm, const mlfab__membership_owed *owed, const uint64_t *counts) {
+  const int dtype = (int)owed->dtype;
+  mlfab__comm_call call = {.kind = (uint8_t)owed->kind,
+                           .algorithm = (uint8_t)owed->algorithm,
+                           .dtype = dtype,
+                           .op = (int)owed->op,
+                           .n = owed->kind != MLFAB__COLLECTIVE_BARRIER,
+                           .counts = counts,
+                           .root = owed->root,
+                           .opens = owed->opens ? UINT32_MAX : 0,
+                           .words = "a collective"};
+  mlfab__comm_slot *slot;
+  if (owed->user) call.dtype = 0;
+  uint32_t width = owed->user ? owed->width : comm_width(&call);
+  int valid = call.kind >= MLFAB__COLLECTIVE_ALLREDUCE && call.kind <= MLFAB__COLLECTIVE_BARRIER;
+  if (!valid || (call.n && (!width || owed->elements > comm->config->model_max_bytes / width)) ||
+      (comm_adds(&call) && (call.op < MLFAB_SUM || call.op > MLFAB_PRODUCT)))
+    return MLFAB_ERR_FRAME;
+  int code = comm_new_slot(comm, &call, &slot);
+  if (code) return code;
+  uint64_t bytes = call.n ? owed->elements * width : 0;
+  void *data = mlfab__comm_block(comm, mlfab__max(bytes, 1));
+  if (!data) return MLFAB_ERR_MEMORY;
+  comm->spare = slot->next;
+  slot->serial = comm->end++;
+  slot->request = 0;
+  *comm_place(comm, slot->serial) = slot;
+  const mlfab_vec vec = {data, call.n ? owed->elements : 0};
+  call.vecs = &vec;
+  comm_fill_slot(comm, slot, &call, vec.count);
+  slot->one = (mlfab_vec){data, mlfab__max(bytes, 1)};
+  slot->owed = 1;
+  slot->signature = owed->signature;
+  if (comm_adds(&call) && !owed->user)
+    comm_fill_identity(data, owed->elements, dtype, call.op);
+  else
+    memset(data, 0, bytes);
+  if (!comm_has_identity(comm, owed, counts))
+    comm_fail_call(comm, slot, MLFAB_ERR_PEER_CLOSED, (int32_t)comm->rank,
+                   "has finished, and the call cannot do without it");
+  return 0;
+}
+
+/* 0, or FRAME. */
+static int comm_on_owed(mlfab__comm *comm, const mlfab__frame_in *frame) {
+  mlfab__membership_owed owed;
+  uint64_t *counts = mlfab__alloc_array(comm->env, MLFAB__MEMBERSHIP_MEMBERS_MAX, sizeof *counts);
+  if (!counts) {
+    mlfab__comm_fail_memory(comm);
+    return 0;
+  }
+  int code = mlfab__decode_membership_owed(frame->meta, frame->meta_bytes, &owed, counts);
+  if (!code && owed.counts != 0 && owed.counts != comm->config->workers) code = MLFAB_ERR_FRAME;
+  int next = !code && comm->phase == MLFAB__COMM_IN && owed.epoch == comm->epoch &&
+             comm->finishing && owed.number == comm_called(comm) && owed.number < comm->limit;
+  if (next) code = comm_owe(comm, &owed, owed.counts ? counts : NULL);
+  mlfab__free(comm->env, counts, MLFAB__MEMBERSHIP_MEMBERS_MAX * sizeof *counts);
+  if (code == MLFAB_ERR_MEMORY) mlfab__comm_fail_memory(comm);
+  if (next) comm_begin_waiting(comm);
+  return code == MLFAB_ERR_FRAME ? code : 0;
+}
+
+MLFAB__INTERNAL void mlfab__comm_finish_work(mlfab__comm *comm) {
+  if (comm->finishing || comm->leaving) return;
+  comm->finishing = 1;
+  mlfab__streams_leave(&comm->streams);
+  if (comm_alone(comm) || comm->dead) return;
+  int waits = comm->first < comm->end;
+  if (comm->phase == MLFAB__COMM_IN && comm_called(comm) <= comm->limit) {
+    comm_say_finish(comm, comm_called(comm));
+  } else if (!waits && (comm->phase == MLFAB__COMM_OUT || comm->phase == MLFAB__COMM_ASKED)) {
+    comm->phase = MLFAB__COMM_OUT;
+    comm_say_finish(comm, 0);
+  } /* else as soon as an epoch stands, or the one that failed is over */
+}
+
+MLFAB__INTERNAL int mlfab__comm_finish_over(const mlfab__comm *comm) {
+  if (comm_alone(comm) || comm->dead) return 1;
+  if (comm->first < comm->end) return 0;
+  return comm->phase == MLFAB__COMM_IN ? comm_moved(comm) : comm->phase == MLFAB__COMM_OUT;
+}
+
+static int comm_gives(const mlfab__comm *comm, uint32_t member, uint64_t number) {
+  return !comm->finished || comm->finished[member] > number || MLFAB__PLANTED(99);
+}
+
+MLFAB__INTERNAL uint32_t mlfab__comm_givers(const mlfab__comm *comm, uint64_t number) {
+  uint32_t n = 0;
+  for (uint32_t m = 0; m < comm->members; m++) n += (uint32_t)comm_gives(comm, m, number);
+  return n;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__comm_present(const mlfab__comm *comm, uint32_t *ranks,
+                                             uint32_t room) {
+  int known = comm->phase == MLFAB__COMM_LISTED || comm->phase == MLFAB__COMM_IN;
+  uint32_t most = known ? comm->members : comm->config->workers, n = 0;
+  for (uint32_t i = 0; i < most; i++) {
+    uint32_t rank = known ? comm->ranks[i] : i;
+    if (known && !comm_gives(comm, i, comm_called(comm))) continue;
+    if (n++ < room) ranks[n - 1] = rank;
+  }
+  return n;
+}
+
+/* --- more frames of server 0 --- */
+
 static void comm_on_missing(mlfab__comm *comm, const mlfab__membership_missing *in) {
   int forms = comm->phase == MLFAB__COMM_ASKED || comm->phase == MLFAB__COMM_LISTED;
   if (in->epoch == 0) {
-    if (forms) comm->missing = in->rank;
+    if (forms || comm_moved(comm)) comm->missing = in->rank;
     return;
   }
   if (in->epoch != comm->epoch || comm->phase != MLFAB__COMM_IN) return;
@@ -22959,6 +23341,7 @@ static int comm_roll_frame(mlfab__comm *comm, const mlfab__frame_in *frame) {
     mlfab__membership_leave membership_leave;
     mlfab__membership_call membership_call;
     mlfab__membership_missing membership_missing;
+    mlfab__membership_finish membership_finish;
   } in;
   int code;
 #define COMM_DECODE(name) mlfab__decode_##name(frame->meta, frame->meta_bytes, &in.name)
@@ -22967,6 +23350,16 @@ static int comm_roll_frame(mlfab__comm *comm, const mlfab__frame_in *frame) {
       return comm_on_list(comm, frame);
     case MLFAB__TREE_PLAN:
       return comm_on_tree(comm, frame);
+    case MLFAB__MEMBERSHIP_OWED:
+      return comm_on_owed(comm, frame);
+    case MLFAB__MEMBERSHIP_FREEZE:
+      code = COMM_DECODE(membership_finish);
+      if (!code) comm_on_freeze(comm, &in.membership_finish);
+      return code;
+    case MLFAB__MEMBERSHIP_SETTLE:
+      code = COMM_DECODE(membership_finish);
+      if (!code) comm_on_settle(comm, &in.membership_finish);
+      return code;
     case MLFAB__MEMBERSHIP_GO:
       code = COMM_DECODE(membership_go);
       if (!code) comm_on_go(comm, &in.membership_go);
@@ -23017,6 +23410,7 @@ MLFAB__INTERNAL int mlfab__comm_hop_frame(mlfab__comm *comm, uint32_t rank,
                                           const mlfab__frame_in *frame, uint64_t now_ns) {
   mlfab__comm_enter(comm, now_ns);
   int ours = mlfab__stream_hop_frame(&comm->streams, rank, frame);
+  if (comm->finishing) comm_check_moved(comm); /* it may have been the last acknowledgement */
   mlfab__comm_exit(comm);
   return ours;
 }
@@ -23042,6 +23436,9 @@ MLFAB__INTERNAL void mlfab__comm_leave(mlfab__comm *comm) {
 MLFAB__INTERNAL int mlfab__comm_quiet(const mlfab__comm *comm) {
   if (comm->phase != MLFAB__COMM_IN && comm->phase != MLFAB__COMM_LISTED) return 1;
   if (comm->first < comm->end) return 0;
+  if (comm->finishing && comm->phase == MLFAB__COMM_IN && !comm_moved(comm) && !comm_alone(comm) &&
+      comm_called(comm) <= comm->limit)
+    return 0;
   for (const mlfab__engine *play = comm->armed; play; play = play->next) {
     if (play->moved) return 0;
   }
@@ -23053,6 +23450,12 @@ MLFAB__INTERNAL void mlfab__comm_hello(mlfab__comm *comm) {
   if (comm->phase == MLFAB__COMM_ASKED) comm_ask(comm);
   if (comm->phase == MLFAB__COMM_LISTED && comm->ready) comm_say_ready(comm);
   if (comm->phase == MLFAB__COMM_FAILED) comm_say_failed(comm);
+  if (comm->finishing && comm->phase == MLFAB__COMM_IN && comm_called(comm) <= comm->limit)
+    comm_say_finish(comm, comm_called(comm));
+  else if (comm->finishing && comm->phase == MLFAB__COMM_OUT)
+    comm_say_finish(comm, 0);
+  else if (comm_moved(comm))
+    comm_ask_next(comm);
   if (comm->leaving) comm_say_leaving(comm);
   for (uint64_t serial = comm->first; serial < comm->begun; serial++) {
     const mlfab__comm_slot *slot = *comm_place(comm, serial);
@@ -23149,6 +23552,7 @@ MLFAB__INTERNAL void mlfab__comm_tick(mlfab__comm *comm, uint64_t now_ns) {
     comm_join(comm);
   }
   if (comm->streams.epoch) mlfab__streams_tick(&comm->streams);
+  comm_check_moved(comm);
   mlfab__comm_exit(comm);
 }
 
@@ -23556,8 +23960,8 @@ static void engine_apply(mlfab__engine *play, const mlfab__dag_op *op, uint64_t 
     if (op->kind == MLFAB__DAG_RECV) {
       memcpy(piece, bytes, k);
     } else if (!engine_reduces_by_user(play, op)) {
-      mlfab__kernel_combine(reduction, dtype, piece, op->left ? bytes : piece, op->left ? piece : bytes,
-                     k / mlfab__element_bytes(dtype), 0);
+      mlfab__kernel_combine(reduction, dtype, piece, op->left ? bytes : piece,
+                            op->left ? piece : bytes, k / mlfab__element_bytes(dtype), 0);
     } else if (op->left) {
       play->reduce(play->reduce_user, piece, bytes, k / play->width);
     } else {
@@ -23832,8 +24236,9 @@ static void engine_divide(const mlfab__comm *comm, const mlfab__engine *play,
                           const mlfab__dag_op *op) {
   engine_walk walk = engine_walk_begin(play, op, 0, op->bytes);
   uint64_t n;
+  uint32_t by = mlfab__comm_givers(comm, play->number);
   for (uint8_t *piece; (piece = engine_walk_next(&walk, &n)) != NULL;)
-    mlfab__kernel_divide(play->dtype, piece, n / mlfab__element_bytes(play->dtype), comm->members);
+    mlfab__kernel_divide(play->dtype, piece, n / mlfab__element_bytes(play->dtype), by);
 }
 
 static void engine_compute(mlfab__comm *comm, mlfab__engine *play, uint32_t id) {
@@ -24042,6 +24447,21 @@ MLFAB__INTERNAL int32_t mlfab__engine_awaits(const mlfab__comm *comm, const mlfa
  * has joined is that of epoch 1. Others are told when it would begin: it is over at once, with PEER_DEAD or PEER_CLOSED
  * naming the lowest rank of those who are missing. Whoever is back by then is not missing.
  *
+ * Finishing. A worker that finishes (MEMBERSHIP_FINISH) fails nobody's call. Where it takes effect all must
+ * agree on, and others may have begun calls that it has not called:
+ *
+ *    FINISH(calls) --FREEZE to all--> begins no more calls --FROZEN(begun) of all--> SETTLE(limit) to all
+ *
+ * The limit is the largest of what anybody had begun and of what those who finish had called: calls below it
+ * are those of this epoch. One that a worker which has finished had not called it takes part in with the
+ * operation's identity; a member that knows these calls describes them (MEMBERSHIP_OWED), and server 0 hands
+ * that on. Nobody gives an identity before all know that it does (a mean is divided by the others' number), since
+ * SETTLE comes after all FROZEN. A second worker that finishes has all freeze again, and the limit
+ * stays. Who has ended all calls below the limit says so (MEMBERSHIP of this epoch; FINISH without a rank); when
+ * all members have, the next epoch is listed at once, without a verdict. Until then all keep their
+ * streams, so that nobody misses a byte. A worker that finishes while it is in no epoch, or in one that is
+ * listed, is not a member of the next. Whoever has called more than the limit finishes in the next epoch.
+ *
  * Leaving. Who leaves counts as ready; it is not waited for and not asked, and told of to whoever
  * greets anew. One that dies before it says goodbye ends the epoch all the same: others may wait for
  * its last bytes.
@@ -24069,10 +24489,15 @@ typedef struct mlfab__membership_entry { /* a worker */
   uint8_t alive, done;                   /* alive: also while it is awaited at first */
   uint8_t asked;                         /* for the epoch that forms */
   uint8_t member, ready, arena;          /* of the epoch that stands */
-  int32_t lost;       /* why it is missing from the epoch to come, untold; 0: it is not */
-  uint8_t left;       /* a member that takes no further part ... */
-  uint64_t calls;     /* ... but for so many calls */
+  int32_t lost;   /* why it is missing from the epoch to come, untold; 0: it is not */
+  uint8_t left;   /* a member that takes no further part ... */
+  uint64_t calls; /* ... but for so many calls */
+  uint8_t finished,
+      frozen;         /* a member that has finished with `calls`; has answered the last FREEZE */
+  uint8_t moved;      /* a member that has ended all calls below the limit */
+  uint64_t begun;     /* calls, when it froze */
   uint32_t over_owed; /* epoch whose verdict it has not confirmed; 0: none */
+  uint8_t over_well;  /* it was a member to the end, and has finished */
   uint32_t incarnation;
   int32_t missing; /* who it was told is missing */
   uint32_t lead;   /* the lowest rank among the members of its host */
@@ -24108,6 +24533,9 @@ typedef struct mlfab__membership {
   mlfab__membership_go go;
   mlfab__membership_over verdict; /* the last one */
   mlfab__membership_inquiry inquiry;
+  uint8_t freezing; /* some have not answered FREEZE */
+  int32_t finisher; /* the last rank that has finished in this epoch, or NO_RANK */
+  uint64_t limit;   /* calls of this epoch; UINT64_MAX: not known */
 } mlfab__membership;
 
 /* Errors: MEMORY. Afterwards free works in any case. */
@@ -24117,12 +24545,10 @@ MLFAB__INTERNAL void mlfab__membership_free(mlfab__membership *roll);
 /* Adds the rows of the membership, and of planned trees, at server 0 (comm_role.c). Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__membership_attach(struct mlfab_node *node);
 /* A worker is here on a new link; incarnation tells whether it is a new process. It is gone for good (`left`: said
- * goodbye); it has said DONE. */
+ * goodbye). */
 MLFAB__INTERNAL void mlfab__membership_hello(mlfab__membership *roll, uint32_t worker,
                                              uint32_t incarnation, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__membership_gone(mlfab__membership *roll, uint32_t worker, int left,
-                                            uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__membership_done(mlfab__membership *roll, uint32_t worker,
                                             uint64_t now_ns);
 /* 1 when the frame was of this role. */
 MLFAB__INTERNAL int mlfab__membership_frame(mlfab__membership *roll, uint32_t worker,
@@ -24159,6 +24585,12 @@ static uint32_t membership_room(const mlfab__membership *roll) {
   return (uint32_t)mlfab__min(roll->workers, MLFAB__MEMBERSHIP_MEMBERS_MAX);
 }
 
+static void membership_no_limit(mlfab__membership *roll) {
+  roll->freezing = 0;
+  roll->finisher = MLFAB_NO_RANK;
+  roll->limit = UINT64_MAX;
+}
+
 MLFAB__INTERNAL int mlfab__membership_init(mlfab__membership *roll, mlfab__env *env,
                                            const mlfab_config *config, const mlfab__port *port) {
   memset(roll, 0, sizeof *roll);
@@ -24167,6 +24599,7 @@ MLFAB__INTERNAL int mlfab__membership_init(mlfab__membership *roll, mlfab__env *
   roll->port = *port;
   roll->workers = config->workers;
   uint32_t room = membership_room(roll);
+  membership_no_limit(roll);
   roll->entries = mlfab__alloc_array(env, roll->workers, sizeof *roll->entries);
   roll->order = mlfab__alloc_array(env, room, sizeof *roll->order);
   roll->table = mlfab__alloc_array(env, room, sizeof *roll->table);
@@ -24220,7 +24653,9 @@ static void membership_post_over(mlfab__membership *roll, uint32_t worker) {
   mlfab__membership_over over = roll->verdict;
   uint8_t meta[MLFAB__TEXT_MAX + 32];
   uint32_t epoch = roll->entries[worker].over_owed;
-  if (epoch != over.epoch) {
+  if (epoch != over.epoch && roll->entries[worker].over_well) {
+    over = (mlfab__membership_over){.epoch = epoch, .rank = MLFAB_NO_RANK};
+  } else if (epoch != over.epoch) {
     over.epoch = epoch;
     over.code = MLFAB_ERR_PEER_DEAD;
     over.rank = (int32_t)worker;
@@ -24254,6 +24689,12 @@ static void membership_post_departures(mlfab__membership *roll, uint32_t worker)
 
 /* --- verdicts --- */
 
+/* It is no member any more. */
+static void membership_release(mlfab__membership_entry *entry) {
+  entry->member = entry->ready = entry->arena = entry->left = entry->asked = 0;
+  entry->finished = entry->frozen = entry->moved = 0;
+}
+
 /* The epoch is over for all members. */
 static void membership_verdict(mlfab__membership *roll, int32_t code, int32_t rank,
                                const char *text) {
@@ -24263,11 +24704,13 @@ static void membership_verdict(mlfab__membership *roll, int32_t code, int32_t ra
   snprintf(roll->verdict.text, sizeof roll->verdict.text, "%s", text);
   roll->phase = MLFAB__MEMBERSHIP_GATHERING;
   memset(&roll->inquiry, 0, sizeof roll->inquiry);
+  membership_no_limit(roll);
   for (uint32_t i = 0; i < roll->members; i++) {
     mlfab__membership_entry *entry = membership_member(roll, i);
     if (!entry->member) continue; /* its process is another now */
-    entry->member = entry->ready = entry->arena = entry->left = entry->asked = 0;
+    membership_release(entry);
     entry->over_owed = MLFAB__PLANTED(69) ? 0 : roll->epoch;
+    entry->over_well = 0;
     membership_post_over(roll, roll->order[i]);
   }
   roll->members = 0;
@@ -24336,6 +24779,7 @@ static void membership_refuse(mlfab__membership *roll, int32_t code, int32_t ran
     if (!roll->entries[w].asked) continue;
     roll->entries[w].asked = 0;
     roll->entries[w].over_owed = roll->epoch;
+    roll->entries[w].over_well = 0;
     membership_post_over(roll, w);
   }
 }
@@ -24576,6 +25020,140 @@ static void membership_tell(mlfab__membership *roll, mlfab__membership_entry *en
   membership_look_at_answers(roll, 0);
 }
 
+/* --- a worker finishes --- */
+
+static void membership_post_finish(mlfab__membership *roll, uint32_t worker, uint8_t type,
+                                   int32_t rank, uint64_t calls) {
+  const mlfab__membership_finish finish = {roll->epoch, rank, calls};
+  MLFAB__POST(&roll->port, worker, type, membership_finish, &finish);
+}
+
+/* A member that knows all calls below the limit. */
+static int32_t membership_teller(const mlfab__membership *roll) {
+  for (uint32_t i = 0; i < roll->members; i++) {
+    const mlfab__membership_entry *entry = membership_member(roll, i);
+    if (entry->left) continue;
+    if (mlfab__max(entry->begun, entry->finished ? entry->calls : 0) == roll->limit)
+      return (int32_t)roll->order[i];
+  }
+  return MLFAB_NO_RANK;
+}
+
+/* What a member may have missed: who has finished, the last one last; or, where all know that, the limit. */
+static void membership_post_finished(mlfab__membership *roll, uint32_t worker) {
+  if (roll->finisher == MLFAB_NO_RANK || roll->entries[worker].left) return;
+  for (uint32_t i = 0; i < roll->members && roll->freezing; i++) {
+    const mlfab__membership_entry *entry = membership_member(roll, i);
+    if (entry->finished && roll->order[i] != (uint32_t)roll->finisher)
+      membership_post_finish(roll, worker, MLFAB__MEMBERSHIP_FREEZE, (int32_t)roll->order[i],
+                             entry->calls);
+  }
+  if (roll->freezing)
+    membership_post_finish(roll, worker, MLFAB__MEMBERSHIP_FREEZE, roll->finisher,
+                           roll->entries[roll->finisher].calls);
+  else
+    membership_post_finish(roll, worker, MLFAB__MEMBERSHIP_SETTLE, membership_teller(roll),
+                           roll->limit);
+}
+
+/* Have all answered? Then the epoch has a limit, and what is owed may be given. */
+static void membership_settle(mlfab__membership *roll) {
+  uint64_t limit = 0;
+  if (!roll->freezing) return;
+  for (uint32_t i = 0; i < roll->members; i++) {
+    const mlfab__membership_entry *entry = membership_member(roll, i);
+    if (entry->left) continue;
+    if (!entry->frozen) return;
+    limit = mlfab__max(limit, entry->begun);
+    if (entry->finished) limit = mlfab__max(limit, entry->calls);
+  }
+  roll->freezing = 0;
+  if (roll->limit == UINT64_MAX) roll->limit = limit;
+  for (uint32_t i = 0; i < roll->members; i++)
+    if (!membership_member(roll, i)->left)
+      membership_post_finish(roll, roll->order[i], MLFAB__MEMBERSHIP_SETTLE,
+                             membership_teller(roll), roll->limit);
+}
+
+/* Have all ended the calls below the limit? Then the next epoch begins, without a verdict. */
+static void membership_check_moved(mlfab__membership *roll) {
+  uint32_t asked = 0, members = roll->members;
+  if (roll->limit == UINT64_MAX || roll->freezing) return;
+  for (uint32_t i = 0; i < members; i++) {
+    const mlfab__membership_entry *entry = membership_member(roll, i);
+    if (!entry->moved && !entry->left) return;
+  }
+  roll->verdict = (mlfab__membership_over){.epoch = roll->epoch, .rank = MLFAB_NO_RANK};
+  roll->phase = MLFAB__MEMBERSHIP_GATHERING;
+  roll->members = 0;
+  memset(&roll->inquiry, 0, sizeof roll->inquiry);
+  membership_no_limit(roll);
+  for (uint32_t i = 0; i < members; i++) {
+    mlfab__membership_entry *entry = membership_member(roll, i);
+    int ends = entry->done;
+    membership_release(entry);
+    entry->asked = !ends;
+    asked += !ends;
+    entry->over_owed = ends ? roll->epoch : 0;
+    entry->over_well = 1;
+    if (ends && entry->alive) membership_post_over(roll, roll->order[i]);
+  }
+  if (asked > 0) membership_form(roll, asked);
+}
+
+/* It finishes. Whoever is in an epoch that others are still told of begins nothing in it. */
+static void membership_finishes(mlfab__membership *roll, uint32_t worker,
+                                const mlfab__membership_finish *in) {
+  mlfab__membership_entry *entry = &roll->entries[worker];
+  int running = roll->phase == MLFAB__MEMBERSHIP_RUNNING && in->epoch == roll->epoch;
+  if (!entry->member) {
+    entry->done = 1;
+    entry->asked = 0;
+    membership_check(roll);
+  } else if (roll->phase == MLFAB__MEMBERSHIP_LISTED && in->epoch != roll->epoch) {
+    entry->done = 1;
+    membership_verdict(roll, 0, MLFAB_NO_RANK, "");
+  } else if (running && entry->finished && in->rank == MLFAB_NO_RANK && !roll->freezing) {
+    entry->moved = 1;
+    membership_check_moved(roll);
+  } else if (running && entry->finished) { /* a repetition */
+    membership_post_finished(roll, worker);
+    int32_t teller = roll->freezing ? MLFAB_NO_RANK : membership_teller(roll);
+    if (teller != MLFAB_NO_RANK) membership_post_finished(roll, (uint32_t)teller);
+  } else if (running && !entry->left && in->calls <= roll->limit) {
+    entry->done = entry->finished = 1;
+    entry->calls = in->calls;
+    roll->freezing = 1;
+    roll->finisher = (int32_t)worker;
+    for (uint32_t i = 0; i < roll->members; i++) {
+      mlfab__membership_entry *other = membership_member(roll, i);
+      other->frozen = other->moved = 0;
+      if (!other->left)
+        membership_post_finish(roll, roll->order[i], MLFAB__MEMBERSHIP_FREEZE, roll->finisher,
+                               in->calls);
+    }
+  }
+}
+
+static void membership_freezes(mlfab__membership *roll, uint32_t worker,
+                               const mlfab__membership_finish *in) {
+  mlfab__membership_entry *entry = &roll->entries[worker];
+  if (!roll->freezing || in->rank != roll->finisher) return;
+  entry->frozen = 1;
+  entry->begun = in->calls;
+  membership_settle(roll);
+}
+
+/* To those who owe it. */
+static void membership_hand_on(mlfab__membership *roll, uint64_t number,
+                               const mlfab__frame_in *frame) {
+  for (uint32_t i = 0; i < roll->members; i++) {
+    const mlfab__membership_entry *entry = membership_member(roll, i);
+    if (entry->finished && !entry->left && entry->calls <= number)
+      membership_post(roll, roll->order[i], MLFAB__MEMBERSHIP_OWED, frame->meta, frame->meta_bytes);
+  }
+}
+
 /* --- what workers say --- */
 
 /* It wants to take part. */
@@ -24588,6 +25166,12 @@ static void membership_asks(mlfab__membership *roll, uint32_t worker,
   }
   if (entry->done) return;
   entry->over_owed = 0;
+  if (entry->member && in->epoch == roll->epoch) { /* it has ended all calls below the limit */
+    entry->ask = *in;
+    entry->moved = roll->limit != UINT64_MAX && !roll->freezing;
+    membership_check_moved(roll);
+    return;
+  }
   if (entry->member) { /* a repetition: the list may have been lost */
     membership_post(roll, worker, MLFAB__MEMBERSHIP_LIST, roll->list, roll->list_bytes);
     return;
@@ -24612,6 +25196,7 @@ static void membership_is_ready(mlfab__membership *roll, uint32_t worker,
       MLFAB__MEMBERSHIP_RUNNING) { /* a repetition: what followed may have been lost */
     membership_post_go(roll, worker);
     membership_post_departures(roll, worker);
+    membership_post_finished(roll, worker);
     return;
   }
   if (entry->ready) return;
@@ -24642,6 +25227,7 @@ static void membership_leaves(mlfab__membership *roll, uint32_t worker,
   membership_lose(roll, worker, MLFAB_ERR_PEER_CLOSED);
   entry->done = 1;
   entry->asked = 0;
+  if (entry->finished) return; /* it has said so before */
   if (!entry->member) {
     membership_check(roll);
     return;
@@ -24657,6 +25243,8 @@ static void membership_leaves(mlfab__membership *roll, uint32_t worker,
                         membership_left_meta(roll, worker, meta));
   membership_check_ready(roll);
   membership_look_at_answers(roll, 0);
+  membership_settle(roll);
+  membership_check_moved(roll);
 }
 
 static void membership_broken(mlfab__membership *roll, uint32_t worker, const char *text) {
@@ -24673,6 +25261,7 @@ static int membership_member_frame(mlfab__membership *roll, uint32_t worker,
     mlfab__membership_over membership_over;
     mlfab__membership_call membership_call;
     mlfab__membership_tell membership_tell;
+    mlfab__membership_finish membership_finish;
   } in;
   mlfab__membership_entry *entry = &roll->entries[worker];
   uint32_t epoch = entry->alive && entry->member ? roll->epoch : 0;
@@ -24694,6 +25283,10 @@ static int membership_member_frame(mlfab__membership *roll, uint32_t worker,
       fits = MEMBERSHIP_DECODE(membership_tell);
       if (fits > 0 && epoch && running) membership_tell(roll, entry, &in.membership_tell);
       break;
+    case MLFAB__MEMBERSHIP_FROZEN:
+      fits = MEMBERSHIP_DECODE(membership_finish);
+      if (fits > 0 && epoch && running) membership_freezes(roll, worker, &in.membership_finish);
+      break;
     default:
       return 0;
   }
@@ -24706,6 +25299,24 @@ MLFAB__INTERNAL int mlfab__membership_frame(mlfab__membership *roll, uint32_t wo
                                             const mlfab__frame_in *frame, uint64_t now_ns) {
   mlfab__membership_ask ask;
   mlfab__membership_leave leave;
+  mlfab__membership_finish finish;
+  mlfab__membership_owed owed;
+  if (frame->type == MLFAB__MEMBERSHIP_FINISH) {
+    if (mlfab__decode_membership_finish(frame->meta, frame->meta_bytes, &finish)) {
+      membership_broken(roll, worker, "a MEMBERSHIP_FINISH that does not parse");
+    } else if (roll->entries[worker].alive) {
+      membership_finishes(roll, worker, &finish);
+    }
+    return 1;
+  }
+  if (frame->type == MLFAB__MEMBERSHIP_OWED) {
+    if (mlfab__decode_membership_owed(frame->meta, frame->meta_bytes, &owed, NULL)) {
+      membership_broken(roll, worker, "a MEMBERSHIP_OWED that does not parse");
+    } else if (roll->entries[worker].member && owed.epoch == roll->epoch) {
+      membership_hand_on(roll, owed.number, frame);
+    }
+    return 1;
+  }
   if (frame->type == MLFAB__MEMBERSHIP) {
     if (mlfab__decode_membership_ask(frame->meta, frame->meta_bytes, &ask) ||
         ask.epoch > roll->epoch) {
@@ -24737,6 +25348,7 @@ static void membership_repeat(mlfab__membership *roll, uint32_t worker) {
   if (entry->over_owed) membership_post_over(roll, worker);
   if (!entry->member || roll->phase != MLFAB__MEMBERSHIP_RUNNING) return;
   membership_post_departures(roll, worker);
+  membership_post_finished(roll, worker);
   if (!inquiry->open || entry->told || entry->left) return;
   mlfab__membership_call call = {roll->epoch, inquiry->channel, inquiry->number};
   membership_post(roll, worker, MLFAB__MEMBERSHIP_ASK, meta,
@@ -24772,7 +25384,10 @@ MLFAB__INTERNAL void mlfab__membership_gone(mlfab__membership *roll, uint32_t wo
   (void)now_ns;
   membership_lose(roll, worker, left ? MLFAB_ERR_PEER_CLOSED : MLFAB_ERR_PEER_DEAD);
   entry->alive = entry->asked = 0;
-  if (entry->member && left && entry->left) { /* as it has said */
+  if (entry->member && entry->finished && entry->moved) { /* nobody waits for anything of it */
+    entry->left = 1;
+    membership_check_moved(roll);
+  } else if (entry->member && left && entry->left) { /* as it has said */
     entry->ready = 1;
     membership_check_ready(roll);
   } else if (entry->member) {
@@ -24783,15 +25398,6 @@ MLFAB__INTERNAL void mlfab__membership_gone(mlfab__membership *roll, uint32_t wo
   } else {
     membership_check(roll);
   }
-}
-
-MLFAB__INTERNAL void mlfab__membership_done(mlfab__membership *roll, uint32_t worker,
-                                            uint64_t now_ns) {
-  (void)now_ns;
-  membership_lose(roll, worker, MLFAB_ERR_PEER_CLOSED);
-  roll->entries[worker].done = 1;
-  roll->entries[worker].asked = 0;
-  membership_check(roll);
 }
 
 MLFAB__INTERNAL void mlfab__membership_tick(mlfab__membership *roll, uint64_t now_ns) {
@@ -27493,6 +28099,7 @@ static const mlfab__role barrier_row = {
     .gone = barrier_role_gone,
     .withdraw = barrier_role_withdraw,
     .leave = barrier_role_leave,
+    .finish = barrier_role_leave,
 };
 
 MLFAB__INTERNAL int mlfab__barrier_attach(mlfab_node *node, mlfab__barrier_worker **barrier_p) {
@@ -27583,6 +28190,10 @@ static int comm_role_serves(const void *self) {
 
 static void comm_role_leave(void *self) { mlfab__comm_leave(self); }
 
+static void comm_role_finish(void *self) { mlfab__comm_finish_work(self); }
+
+static int comm_role_finished(const void *self) { return mlfab__comm_finish_over(self); }
+
 static int comm_role_quiet(const void *self) { return mlfab__comm_quiet(self); }
 
 /* Nobody waits for acknowledgements either. */
@@ -27625,6 +28236,8 @@ static const mlfab__role comm_row = {
     .withdraw = comm_role_withdraw,
     .serves = comm_role_serves,
     .leave = comm_role_leave,
+    .finish = comm_role_finish,
+    .finished = comm_role_finished,
     .quiet = comm_role_quiet,
     .part = comm_role_part,
     .capacity = comm_role_capacity,
@@ -27648,9 +28261,7 @@ MLFAB__INTERNAL int mlfab__comm_attach(mlfab_node *node, mlfab__comm **comm_p) {
 /* --- who takes part --- */
 
 static int membership_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
-  if (frame->type != MLFAB__DONE) return mlfab__membership_frame(self, at.peer, frame, at.now_ns);
-  mlfab__membership_done(self, at.peer, at.now_ns);
-  return 0; /* others want it, too */
+  return mlfab__membership_frame(self, at.peer, frame, at.now_ns);
 }
 
 static void membership_role_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
@@ -40793,9 +41404,10 @@ static int calls_core(const mlfab__call_in *e) {
       return mlfab__worker_push(worker, c->bufs, c->n, c->options, now, r, error);
     case MLFAB_CALL_PULL:
       return mlfab__worker_pull(worker, c->bufs, c->n, c->options, now, r, error);
-    case MLFAB_CALL_JOIN:
-      code = mlfab__worker_join(worker, timeout, now, r, error);
-      if (!code) mlfab__roles_leave(e->node); /* no further part in collectives either */
+    case MLFAB_CALL_FINISH:
+      code = mlfab__worker_finish(worker, timeout, now, r, error);
+      if (!code)
+        mlfab__roles_finish(e->node); /* no further part in barriers and collectives either */
       return code;
     case MLFAB_CALL_SET_SYNC:
       return mlfab__worker_set_sync(worker, c->options, c->server, c->tensor, timeout, now, r,
@@ -40825,7 +41437,7 @@ static const struct {
                    [MLFAB_CALL_PUSH] = {calls_core, CALLS_UNASKED},
                    [MLFAB_CALL_PUSH_SPARSE] = {mlfab__calls_sparse, CALLS_UNASKED},
                    [MLFAB_CALL_PULL] = {calls_core, 0},
-                   [MLFAB_CALL_JOIN] = {calls_core, 0},
+                   [MLFAB_CALL_FINISH] = {calls_core, 0},
                    [MLFAB_CALL_SET_SYNC] = {calls_core, 0},
                    [MLFAB_CALL_SET_SERVERS] = {mlfab__calls_reshard, 0},
                    [MLFAB_CALL_ALLREDUCE] = {mlfab__calls_coll, 0},
@@ -42350,8 +42962,26 @@ MLFAB_API int mlfab_barrier(mlfab *ctx, uint64_t timeout_ns) {
   SUBMIT(BARRIER, NULL, .timeout_ns = timeout_ns);
 }
 
-MLFAB_API int mlfab_join(mlfab *ctx, uint64_t timeout_ns) {
-  SUBMIT(JOIN, NULL, .timeout_ns = timeout_ns);
+static int submit_test_finished(mlfab *ctx, void *what) {
+  (void)what;
+  return mlfab__roles_finished(ctx->node);
+}
+
+/* Its own updates first; then what others have begun before they knew. */
+MLFAB_API int mlfab_finish(mlfab *ctx, uint64_t timeout_ns) {
+  const mlfab_call call = {
+      .size = sizeof call, .kind = MLFAB_CALL_FINISH, .timeout_ns = timeout_ns};
+  CONTEXT_CHECK(ctx);
+  uint64_t start = mlfab__context_enter(ctx);
+  uint64_t deadline = mlfab__add_sat(start, timeout_ns ? timeout_ns : ctx->timeout_ns);
+  int code = mlfab__submit(ctx, &call, 1, NULL, NULL);
+  if (!code && !mlfab__context_until(ctx, deadline, submit_test_finished, NULL)) {
+    code = MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_TIMEOUT,
+                       "finish: collectives that others had begun are not over");
+    code = mlfab__context_in_vain(ctx, code);
+  }
+  mlfab__context_leave(ctx);
+  return code;
 }
 
 MLFAB_API int mlfab_set_sync(mlfab *ctx, const mlfab_sync *sync, uint32_t server, uint32_t tensor,
@@ -42892,6 +43522,22 @@ MLFAB_API int mlfab_allgather_start(mlfab *ctx, void *data, const uint64_t *coun
                                     const mlfab_collective *options, mlfab_request *request_p) {
   COLL_START(ALLGATHER, request_p, .options = options, .data = data, .counts = counts,
              .dtype = dtype);
+}
+
+MLFAB_API int mlfab_present(mlfab *ctx, uint32_t *ranks, uint32_t room, uint32_t *count_p) {
+  CONTEXT_CHECK(ctx);
+  mlfab__context_enter(ctx);
+  int code = 0;
+  if (!count_p || (!ranks && room > 0))
+    code = MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_ARGUMENT, "present: %s is NULL",
+                       count_p ? "ranks" : "count_p");
+  else if (!ctx->node->is_worker)
+    code = MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_STATE,
+                       "present: this node is not a worker");
+  else
+    *count_p = mlfab__comm_present(ctx->node->parts->comm, ranks, room);
+  mlfab__context_leave(ctx);
+  return code;
 }
 
 /* ==============================================================================================

@@ -7,7 +7,7 @@
  * This header is the manual. It goes from simple to expert:
  *
  *    1  a complete program          8  push and pull
- *    2  version                     9  barrier, broadcast, join, allreduce, schedule
+ *    2  version                     9  barrier, broadcast, finish, allreduce, schedule
  *    3  errors                     10  telemetry
  *    4  types and units            11  stepping by hand: mlfab_node.h
  *    5  env: memory, clock, log    12  transport interface
@@ -814,7 +814,7 @@ MLFAB_API int mlfab_deadline(mlfab *ctx, uint64_t *at_ns_p);
  * 9. Barrier, broadcast, join, allreduce, schedule
  */
 
-/* Waits until every live worker that has not joined (see mlfab_join) is here. Server 0 counts: a barrier
+/* Waits until every live worker that has not finished is here. Server 0 counts: a barrier
  * needs no collectives, has no limit of workers, and is not failed by the death of a worker, who is then
  * no longer waited for. Barriers match in the order of calls, whether or not they wait
  * (mlfab_barrier_start); one that has run out of time may be called again and is then the same one.
@@ -829,9 +829,20 @@ MLFAB_API int mlfab_barrier(mlfab *ctx, uint64_t timeout_ns);
 MLFAB_API int mlfab_broadcast(mlfab *ctx, int32_t root, void *data, uint64_t bytes,
                               uint64_t timeout_ns);
 
-/* "I have no more data": rounds and barriers no longer count this worker; pulls still work. Pushes and
- * collectives afterwards are MLFAB_ERR_STATE. Waits for its own pushes to finish. */
-MLFAB_API int mlfab_join(mlfab *ctx, uint64_t timeout_ns);
+/* This worker has no more data. Rounds, barriers and collectives of the others go on without it, and none of
+ * their calls fails for it; its pulls still work, its pushes and collectives afterwards are MLFAB_ERR_STATE.
+ * Collectives: it takes effect between two calls, the same two on every worker. In calls before it that this
+ * worker has not made, it takes part with the operation's identity; a mean is divided by the number of the
+ * others. A call that cannot do without it (a broadcast from it, an allgather with a block of it, a reducer
+ * of the user's) fails with MLFAB_ERR_PEER_CLOSED; so does a call of an object (partial, stochastic, task
+ * graph) that is under way when it takes effect. Waits for its own pushes, and until no other worker needs it any more.
+ * Errors: STATE (it has finished before), TIMEOUT, PEER_DEAD. */
+MLFAB_API int mlfab_finish(mlfab *ctx, uint64_t timeout_ns);
+
+/* Who takes part in this worker's next collective, as far as it is known here: *count_p workers, the first
+ * `room` of them in `ranks` (NULL with room 0). A worker that has finished is not among them. Before the
+ * first collective: all workers. Errors: STATE on a node that is not a worker. */
+MLFAB_API int mlfab_present(mlfab *ctx, uint32_t *ranks, uint32_t room, uint32_t *count_p);
 
 /* Server: serves until every worker has closed or died, then returns 0. A scheduler of its own: plans
  * until every server has closed or died. timeout_ns 0: no limit. With a progress thread it only waits.
@@ -840,8 +851,7 @@ MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns);
 
 /* Adds `count` elements of every live worker's `data` and gives all of them the sum, the same bits on
  * every rank. Every worker must call it, in the same order, with the same count and type. Those who have
- * called mlfab_join are not waited for, after one call that tells of it (section 9b). NaN and infinity are
- * added like any number. `data` is borrowed
+ * called mlfab_finish are not waited for. NaN and infinity are added like any number. `data` is borrowed
  * until the call returns; the sum is formed in it, and after a failure what it holds is of no use.
  *
  * It is mlfab_allreduce_list with one buffer and no options: what is said of failures, matching, types
@@ -898,7 +908,7 @@ MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p
 /* ------------------------------------------------------------------------------------------------
  * 9b. Collectives
  *
- * Worker to worker, without a server. Every live worker that has not called mlfab_join calls the same
+ * Worker to worker, without a server. Every live worker that has not called mlfab_finish calls the same
  * collectives, in the same order, with the same sizes; up to 1,024 may be open, and the first 32 of them run. Objects (partial
  * reductions, stochastic reductions, schedules) are opened by all workers in the same order. Calls of
  * several threads match in the order in which they were made, so threads must take turns alike on all
@@ -914,8 +924,8 @@ MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p
  * failure calls an allreduce of MLFAB_MAX over step * workers + rank, then takes the model of that rank
  * by a broadcast into other memory (examples/11_comes_and_goes.c). A worker's deadline names the first
  * rank that has not called; one shorter than two heartbeats may name the worker whose deadline it was.
- * The first call after another worker's mlfab_join or close fails once with MLFAB_ERR_PEER_CLOSED
- * naming it, with whatever is still open. A worker that comes back to a fabric ends the epoch of the
+ * The first call after another worker's close fails once with MLFAB_ERR_PEER_CLOSED naming it, with whatever
+ * is still open, unless it had finished. A worker that comes back to a fabric ends the epoch of the
  * others (MLFAB_ERR_AGAIN), and they wait for its first collective: it should call that early. It has
  * none of their objects: what they call on these ends with its deadline, naming it; they close them,
  * and all open new ones. Buffers of a failed collective hold nothing of use. Server 0 says who takes
@@ -994,7 +1004,7 @@ MLFAB_API int mlfab_free(mlfab *ctx, void *memory);
  * Errors: ARGUMENT (no elements, overlap, what is out of range), DTYPE, UNSUPPORTED (mean of
  * MLFAB_I64, what an algorithm cannot do, refuse_nan with a reducer of the caller's), LIMIT (more than
  * 4096 buffers, model_max_bytes, a fabric of more than 1024 workers), AGAIN (1,024 are under way), STATE
- * (this worker has called mlfab_join), MEMORY; then of failures: SHAPE naming a rank whose sizes or
+ * (this worker has called mlfab_finish), MEMORY; then of failures: SHAPE naming a rank whose sizes or
  * options differ, TIMEOUT naming the first rank that is missing, PEER_DEAD, PEER_CLOSED, NOT_FINITE,
  * CANCELLED, CALLBACK (of a schedule), MEMORY naming the rank, and AGAIN where a worker has come back.
  * Cost: RING and HALVING 2 (P-1)/P of the array's bytes out and in for each worker; within one host the
@@ -1088,7 +1098,7 @@ MLFAB_API int mlfab_partial_open(mlfab *ctx, uint64_t count, int dtype,
                                  uint32_t *id_p);
 /* A step: contributes `data` and puts a result in its place. info_p may be NULL, else its size is set. One
  * at a time an object. Errors: ARGUMENT, NOT_FINITE, AGAIN (a step or a flush is under way), STATE
- * (after mlfab_join), and failures, also those that are told at once: the
+ * (after mlfab_finish), and failures, also those that are told at once: the
  * contribution is then kept for the next round, unless it is in a result that some worker's call has
  * returned. Afterwards steps and rounds go on, for all alike, at the first round that no call has
  * returned; results that were queued before are gone. */

@@ -1,7 +1,7 @@
 /* 03_trainer.c - a complete distributed trainer: linear regression, momentum at the server.
  *
  * Shows:  pull, gradient, push with scale -learning rate; workers with unequal amounts of data, which
- *         say mlfab_join when theirs ends; errors that name who caused them; saving the model.
+ *         say mlfab_finish when theirs ends; errors that name who caused them; saving the model.
  * Run:    build/mlfab-run -n 4 -s 1 build/examples/03_trainer model.safetensors
  *
  * The data are drawn from a seed: y = truth . x + a little noise, with truth[i] = i. Replace
@@ -56,7 +56,7 @@ static int train(mlfab *fabric, const char *path) {
     if (step % 100 == 0) printf("worker %d step %3d loss %.5f\n", (int)rank, step, (double)loss);
   }
 
-  /* Barriers do not wait for workers that have joined: when worker 0 is through this one, every other
+  /* Barriers do not wait for workers that have finished: when worker 0 is through this one, every other
    * worker has either come to it or said that it has no more data. */
   if (!status && rank == 0) status = mlfab_barrier(fabric, 0);
   if (!status && rank == 0) status = mlfab_pull(fabric, &pulled, 1, NULL, NULL);
@@ -65,7 +65,7 @@ static int train(mlfab *fabric, const char *path) {
     printf("weights 1, 2, 3 are %.3f %.3f %.3f\n", (double)weights[1], (double)weights[2],
            (double)weights[3]);
   }
-  return status ? status : mlfab_join(fabric, 0);
+  return status ? status : mlfab_finish(fabric, 0);
 }
 
 int main(int argc, char **argv) {

@@ -73,7 +73,7 @@ static int turn(int i, uint64_t now_ns) {
   uint64_t spread = (w->steps * 7919 + (uint64_t)i * 104729) % 5; /* 8 to 12 ms */
   w->until_ns = now_ns + (8 + spread) * MS * (i == SLOW ? 3 : 1);
   w->does = w->steps < STEPS ? COMPUTES : DONE;
-  if (w->does == DONE) mlfab_join(node[i], 0); /* nobody has to wait for it any more */
+  if (w->does == DONE) mlfab_finish(node[i], 0); /* nobody has to wait for it any more */
   return 1;
 }
 

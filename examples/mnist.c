@@ -475,7 +475,7 @@ static int work(struct worker *me) {
   if (train(me)) return 1;
   /* Where others may be waiting for this worker's next update they have to hear that there is none. */
   int counts = me->options->sync.kind > MLFAB_SYNC_BSP;
-  if (counts ? mlfab_join(me->fabric, 0) : mlfab_barrier(me->fabric, 0))
+  if (counts ? mlfab_finish(me->fabric, 0) : mlfab_barrier(me->fabric, 0))
     return failed(me, "the end of the training");
   double seconds = now_s() - begin;
   mlfab_stats stats;
@@ -488,7 +488,7 @@ static int work(struct worker *me) {
       (unsigned long long)stats.bytes_received, (unsigned long long)me->dropped);
   if (me->rank == 0 && evaluate(me)) return 1;
   /* "No more data from here": nobody waits for this worker any more. */
-  return !counts && mlfab_join(me->fabric, 0) ? failed(me, "joining") : 0;
+  return !counts && mlfab_finish(me->fabric, 0) ? failed(me, "finishing") : 0;
 }
 
 static void work_end(struct worker *me, struct task *task) {

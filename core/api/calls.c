@@ -50,9 +50,10 @@ static int calls_core(const mlfab__call_in *e) {
       return mlfab__worker_push(worker, c->bufs, c->n, c->options, now, r, error);
     case MLFAB_CALL_PULL:
       return mlfab__worker_pull(worker, c->bufs, c->n, c->options, now, r, error);
-    case MLFAB_CALL_JOIN:
-      code = mlfab__worker_join(worker, timeout, now, r, error);
-      if (!code) mlfab__roles_leave(e->node); /* no further part in collectives either */
+    case MLFAB_CALL_FINISH:
+      code = mlfab__worker_finish(worker, timeout, now, r, error);
+      if (!code)
+        mlfab__roles_finish(e->node); /* no further part in barriers and collectives either */
       return code;
     case MLFAB_CALL_SET_SYNC:
       return mlfab__worker_set_sync(worker, c->options, c->server, c->tensor, timeout, now, r,
@@ -82,7 +83,7 @@ static const struct {
                    [MLFAB_CALL_PUSH] = {calls_core, CALLS_UNASKED},
                    [MLFAB_CALL_PUSH_SPARSE] = {mlfab__calls_sparse, CALLS_UNASKED},
                    [MLFAB_CALL_PULL] = {calls_core, 0},
-                   [MLFAB_CALL_JOIN] = {calls_core, 0},
+                   [MLFAB_CALL_FINISH] = {calls_core, 0},
                    [MLFAB_CALL_SET_SYNC] = {calls_core, 0},
                    [MLFAB_CALL_SET_SERVERS] = {mlfab__calls_reshard, 0},
                    [MLFAB_CALL_ALLREDUCE] = {mlfab__calls_coll, 0},

@@ -171,3 +171,19 @@ MLFAB_API int mlfab_allgather_start(mlfab *ctx, void *data, const uint64_t *coun
   COLL_START(ALLGATHER, request_p, .options = options, .data = data, .counts = counts,
              .dtype = dtype);
 }
+
+MLFAB_API int mlfab_present(mlfab *ctx, uint32_t *ranks, uint32_t room, uint32_t *count_p) {
+  CONTEXT_CHECK(ctx);
+  mlfab__context_enter(ctx);
+  int code = 0;
+  if (!count_p || (!ranks && room > 0))
+    code = MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_ARGUMENT, "present: %s is NULL",
+                       count_p ? "ranks" : "count_p");
+  else if (!ctx->node->is_worker)
+    code = MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_STATE,
+                       "present: this node is not a worker");
+  else
+    *count_p = mlfab__comm_present(ctx->node->parts->comm, ranks, room);
+  mlfab__context_leave(ctx);
+  return code;
+}

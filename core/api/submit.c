@@ -100,8 +100,26 @@ MLFAB_API int mlfab_barrier(mlfab *ctx, uint64_t timeout_ns) {
   SUBMIT(BARRIER, NULL, .timeout_ns = timeout_ns);
 }
 
-MLFAB_API int mlfab_join(mlfab *ctx, uint64_t timeout_ns) {
-  SUBMIT(JOIN, NULL, .timeout_ns = timeout_ns);
+static int submit_test_finished(mlfab *ctx, void *what) {
+  (void)what;
+  return mlfab__roles_finished(ctx->node);
+}
+
+/* Its own updates first; then what others have begun before they knew. */
+MLFAB_API int mlfab_finish(mlfab *ctx, uint64_t timeout_ns) {
+  const mlfab_call call = {
+      .size = sizeof call, .kind = MLFAB_CALL_FINISH, .timeout_ns = timeout_ns};
+  CONTEXT_CHECK(ctx);
+  uint64_t start = mlfab__context_enter(ctx);
+  uint64_t deadline = mlfab__add_sat(start, timeout_ns ? timeout_ns : ctx->timeout_ns);
+  int code = mlfab__submit(ctx, &call, 1, NULL, NULL);
+  if (!code && !mlfab__context_until(ctx, deadline, submit_test_finished, NULL)) {
+    code = MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_TIMEOUT,
+                       "finish: collectives that others had begun are not over");
+    code = mlfab__context_in_vain(ctx, code);
+  }
+  mlfab__context_leave(ctx);
+  return code;
 }
 
 MLFAB_API int mlfab_set_sync(mlfab *ctx, const mlfab_sync *sync, uint32_t server, uint32_t tensor,

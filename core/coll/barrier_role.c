@@ -67,6 +67,7 @@ static const mlfab__role barrier_row = {
     .gone = barrier_role_gone,
     .withdraw = barrier_role_withdraw,
     .leave = barrier_role_leave,
+    .finish = barrier_role_leave,
 };
 
 MLFAB__INTERNAL int mlfab__barrier_attach(mlfab_node *node, mlfab__barrier_worker **barrier_p) {

@@ -11,6 +11,7 @@ static const double comm_bytes_per_ns = 1.0; /* where server 0 does not know */
 static void comm_begin(mlfab__comm *comm);
 static void comm_begin_waiting(mlfab__comm *comm);
 static void comm_turn_plain(mlfab__comm *comm, mlfab__comm_slot *slot);
+static void comm_check_moved(mlfab__comm *comm);
 
 MLFAB__INTERNAL int mlfab__comm_init(mlfab__comm *comm, mlfab__env *env, const mlfab_config *config,
                                      uint32_t rank, const mlfab__port *up, const mlfab__port *hop,
@@ -24,6 +25,7 @@ MLFAB__INTERNAL int mlfab__comm_init(mlfab__comm *comm, mlfab__env *env, const m
   comm->rank = rank;
   comm->missing = comm->left_rank = MLFAB_NO_RANK;
   comm->arena_fd = -1;
+  comm->limit = UINT64_MAX;
   mlfab__streams_init(&comm->streams, env, config, hop, down, &user);
   return 0;
 }
@@ -38,6 +40,8 @@ static mlfab__comm_slot **comm_place(const mlfab__comm *comm, uint64_t serial) {
 }
 
 static void comm_free_lists(mlfab__comm *comm, mlfab__comm_slot *slot) {
+  if (slot->owed) mlfab__comm_release(comm, slot->one.data, slot->one.count);
+  slot->owed = 0;
   mlfab__comm_release(comm, slot->blocks, slot->blocks_room * sizeof *slot->blocks);
   if (slot->vecs != &slot->one)
     mlfab__comm_release(comm, slot->vecs, slot->call.n * sizeof *slot->vecs);
@@ -58,6 +62,13 @@ static void comm_forget_list(mlfab__comm *comm) {
   comm->list = NULL;
 }
 
+static void comm_no_limit(mlfab__comm *comm) {
+  mlfab__free(comm->env, comm->finished, MLFAB__MEMBERSHIP_MEMBERS_MAX * sizeof *comm->finished);
+  comm->finished = NULL;
+  comm->limit = UINT64_MAX;
+  comm->frozen = 0;
+}
+
 static void comm_ignore(void *self, mlfab__engine *play, int status, uint64_t now_ns) {
   (void)self, (void)play, (void)status, (void)now_ns;
 }
@@ -76,6 +87,9 @@ MLFAB__INTERNAL void mlfab__comm_free(mlfab__comm *comm) {
   mlfab__comm_sweep(comm);
   for (; comm->first < comm->end; comm->first++)
     comm_free_slot(comm, *comm_place(comm, comm->first));
+  for (uint32_t i = 0; i < MLFAB__COMM_PAST; i++)
+    mlfab__free(comm->env, comm->past[i].counts,
+                comm->config->workers * sizeof *comm->past[i].counts);
   while (comm->spare) {
     mlfab__comm_slot *slot = comm->spare;
     comm->spare = slot->next;
@@ -83,6 +97,7 @@ MLFAB__INTERNAL void mlfab__comm_free(mlfab__comm *comm) {
   }
   mlfab__free(comm->env, comm->slots, MLFAB__COMM_CALLS * sizeof(mlfab__comm_slot *));
   comm_forget_list(comm);
+  comm_no_limit(comm);
   mlfab__free_aligned(comm->env, comm->gather, MLFAB__COMM_GATHER);
   for (uint32_t class = 0; class < MLFAB__COMM_CLASSES; class ++) {
     while (comm->pool[class]) {
@@ -108,8 +123,9 @@ static void comm_post(mlfab__comm *comm, uint8_t type, const void *meta, uint32_
 /* Alone: no roll is kept, and nobody is told. */
 static int comm_alone(const mlfab__comm *comm) { return comm->config->workers == 1; }
 
-static void comm_ask(mlfab__comm *comm) {
-  const mlfab__membership_ask ask = {.epoch = comm->over_epoch,
+/* To take part in the epoch after this one. */
+static void comm_ask_after(mlfab__comm *comm, uint32_t epoch) {
+  const mlfab__membership_ask ask = {.epoch = epoch,
                                      .arena_pid = comm->arena_pid,
                                      .arena_fd = comm->arena_fd,
                                      .arena_nonce = comm->arena_nonce,
@@ -123,6 +139,14 @@ static void comm_ask(mlfab__comm *comm) {
   comm_post(comm, MLFAB__MEMBERSHIP, meta, mlfab__encode_membership_ask(meta, &ask));
 }
 
+/* Has server 0 been told that the calls of this epoch are over here? */
+static int comm_moved(const mlfab__comm *comm) { return comm->epoch && comm->moved == comm->epoch; }
+
+static void comm_ask(mlfab__comm *comm) { comm_ask_after(comm, comm->over_epoch); }
+
+/* The calls of this epoch are over here. */
+static void comm_ask_next(mlfab__comm *comm) { comm_ask_after(comm, comm->epoch); }
+
 static void comm_say_ready(mlfab__comm *comm) {
   const mlfab__membership_ready ready = {comm->epoch, comm->go.arena};
   uint8_t meta[16];
@@ -133,6 +157,14 @@ static void comm_say_failed(mlfab__comm *comm) {
   uint8_t meta[MLFAB__TEXT_MAX + 32];
   comm->fail.epoch = comm->epoch;
   comm_post(comm, MLFAB__MEMBERSHIP_FAIL, meta, mlfab__encode_membership_over(meta, &comm->fail));
+}
+
+/* After so many calls; again when those of this epoch are over. */
+static void comm_say_finish(mlfab__comm *comm, uint64_t calls) {
+  const mlfab__membership_finish finish = {
+      comm->phase == MLFAB__COMM_IN ? comm->epoch : 0,
+      comm_moved(comm) ? (int32_t)MLFAB_NO_RANK : (int32_t)comm->rank, calls};
+  MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP_FINISH, membership_finish, &finish);
 }
 
 static void comm_say_leaving(mlfab__comm *comm) {
@@ -177,6 +209,10 @@ static void comm_join(mlfab__comm *comm) {
   if (comm->phase != MLFAB__COMM_OUT || comm->leaving || comm->dead || comm->later) return;
   if (comm_alone(comm)) {
     comm_form_alone(comm);
+    return;
+  }
+  if (comm->finishing && comm->first == comm->end) {
+    comm_say_finish(comm, 0);
     return;
   }
   comm->phase = MLFAB__COMM_ASKED;
@@ -235,7 +271,11 @@ static mlfab__comm_past comm_describe(const mlfab__comm_slot *slot) {
                             .width = comm_width(call),
                             .root = call->root,
                             .kind = call->kind,
-                            .user = comm_adds(call) && call->reduce != NULL};
+                            .user = comm_adds(call) && call->reduce != NULL,
+                            .algorithm = call->algorithm,
+                            .opens = call->opens != 0,
+                            .counts = slot->counts,
+                            .has_counts = call->counts != NULL};
 }
 
 /* What is known of a call of this epoch: 1, or 0. */
@@ -257,7 +297,13 @@ MLFAB__INTERNAL int mlfab__comm_awaits(mlfab__comm *comm, uint64_t number) {
 /* --- the end of a call, of an epoch --- */
 
 static void comm_close_slot(mlfab__comm *comm, mlfab__comm_slot *slot) {
-  comm->past[slot->serial % MLFAB__COMM_PAST] = comm_describe(slot);
+  mlfab__comm_past *past = &comm->past[slot->serial % MLFAB__COMM_PAST];
+  uint64_t *counts = past->counts;
+  *past = comm_describe(slot);
+  if (past->has_counts)
+    slot->counts = counts;
+  else
+    past->counts = counts;
   comm_free_lists(comm, slot);
   slot->state = MLFAB__SLOT_FREE;
   *comm_place(comm, slot->serial) = NULL;
@@ -273,6 +319,7 @@ static void comm_finish_slot(mlfab__comm *comm, mlfab__comm_slot *slot) {
   if (request)
     mlfab__request_finish(comm->requests, request, 0, MLFAB_NO_RANK, 0, comm->now_ns, "%s", "");
   comm_begin_waiting(comm);
+  comm_check_moved(comm);
 }
 
 MLFAB__INTERNAL void mlfab__comm_end_request(mlfab__comm *comm, mlfab_request id, uint64_t now_ns) {
@@ -294,6 +341,15 @@ static void comm_set_verdict(mlfab__comm *comm, int code, int32_t rank, int is_s
   snprintf(comm->verdict.text, sizeof comm->verdict.text, "%s", text);
 }
 
+static void comm_objects_over(mlfab__comm *comm, int code) {
+  for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
+    mlfab__comm_object *object = &comm->objects[i];
+    object->upto = 0; /* frames of the next epoch may come before it begins here */
+    if (object->id && object->over) object->over(object->self, code, comm->now_ns);
+    if (comm->closed[i].upto != UINT64_MAX) comm->closed[i].upto = 0;
+  }
+}
+
 /* Everything that is open ends with the verdict. Afterwards numbers begin at 0. */
 static void comm_end(mlfab__comm *comm) {
   comm->ending = 1;
@@ -307,15 +363,11 @@ static void comm_end(mlfab__comm *comm) {
     mlfab__comm_end_request(comm, slot->request, comm->now_ns);
     comm_close_slot(comm, slot);
   }
-  for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
-    mlfab__comm_object *object = &comm->objects[i];
-    object->upto = 0; /* frames of the next epoch may come before it begins here */
-    if (object->id && object->over) object->over(object->self, comm->verdict.code, comm->now_ns);
-    if (comm->closed[i].upto != UINT64_MAX) comm->closed[i].upto = 0;
-  }
+  comm_objects_over(comm, comm->verdict.code);
   comm->depth--;
   comm->base = comm->begun = comm->end;
   comm->left = 0;
+  comm_no_limit(comm);
   comm->arena_asked = comm->ready = 0;
   comm->ending = 0;
 }
@@ -375,8 +427,8 @@ MLFAB__INTERNAL int mlfab__comm_check_state(const mlfab__comm *comm, const char 
                                             mlfab_error *error) {
   if (comm->dead)
     return mlfab__error(error, MLFAB_ERR_PEER_DEAD, 0, 1, 0, "%s: server 0 is dead", what);
-  if (comm->leaving)
-    return MLFAB__FAIL(error, MLFAB_ERR_STATE, "%s: this worker takes no further part", what);
+  if (comm->leaving || comm->finishing)
+    return MLFAB__FAIL(error, MLFAB_ERR_STATE, "%s: this worker has finished, or closes", what);
   if (comm->config->workers > MLFAB__MEMBERSHIP_MEMBERS_MAX)
     return MLFAB__FAIL(error, MLFAB_ERR_LIMIT, "%s: %u workers, the limit is %u", what,
                        comm->config->workers, MLFAB__MEMBERSHIP_MEMBERS_MAX);
@@ -573,15 +625,15 @@ static int comm_finite(const mlfab__comm *comm, const mlfab__comm_call *call, ui
   if (call->kind != MLFAB__COLLECTIVE_ALLGATHER) {
     for (uint32_t i = 0; i < call->n; i++) {
       if (!mlfab__kernel_finite(call->dtype, call->vecs[i].data,
-                                 call->vecs[i].count * unit / comm_width(call)))
+                                call->vecs[i].count * unit / comm_width(call)))
         return 0;
     }
     return 1;
   }
   for (uint32_t r = 0; r < comm->rank; r++) from += call->counts[r];
   return mlfab__kernel_finite(call->dtype,
-                               (const uint8_t *)call->vecs[0].data + from * comm_width(call),
-                               call->counts[comm->rank]);
+                              (const uint8_t *)call->vecs[0].data + from * comm_width(call),
+                              call->counts[comm->rank]);
 }
 
 /* --- a call begins --- */
@@ -916,7 +968,8 @@ static void comm_begin_waiting(mlfab__comm *comm) {
   if (comm->beginning || comm->ending) return;
   comm->beginning = 1;
   while (comm->phase == MLFAB__COMM_IN && !comm->failing && comm->begun < comm->end &&
-         comm->begun - comm->first < MLFAB__COMM_AHEAD) {
+         comm->begun - comm->first < MLFAB__COMM_AHEAD && !comm->frozen &&
+         comm->begun - comm->base < comm->limit) {
     mlfab__comm_slot *slot = *comm_place(comm, comm->begun);
     if (!comm_may_begin(comm, &slot->call)) break;
     comm->begun++;
@@ -1001,7 +1054,7 @@ static int32_t comm_awaited(const mlfab__comm *comm, const mlfab__comm_slot *slo
                             const char **why_p) {
   *why_p = "has not called it";
   if (slot->missing != MLFAB_NO_RANK) return slot->missing;
-  if (comm->phase != MLFAB__COMM_IN) {
+  if (comm->phase != MLFAB__COMM_IN || comm_number(slot) >= comm->limit) {
     *why_p = "takes no part yet";
     return comm->missing;
   }
@@ -1102,6 +1155,36 @@ static void comm_listed(mlfab__comm *comm) {
   comm_say_ready(comm);
 }
 
+static int32_t comm_first_finished(const mlfab__comm *comm) {
+  int32_t rank = MLFAB_NO_RANK;
+  for (uint32_t m = 0; m < comm->members && comm->finished; m++)
+    if (comm->finished[m] != UINT64_MAX &&
+        (rank == MLFAB_NO_RANK || (int32_t)comm->ranks[m] < rank))
+      rank = (int32_t)comm->ranks[m];
+  return rank;
+}
+
+/* All members have ended the calls of this epoch. What waits has numbers of the next one. */
+static void comm_renew(mlfab__comm *comm) {
+  char text[MLFAB__TEXT_MAX];
+  int32_t rank = comm_first_finished(comm);
+  snprintf(text, sizeof text, "worker %d has finished while this was under way", (int)rank);
+  comm_set_verdict(comm, MLFAB_ERR_PEER_CLOSED, rank, 0, text);
+  comm->ending = 1;
+  comm->depth++;
+  mlfab__streams_end(&comm->streams);
+  mlfab__engine_end_all(comm, MLFAB_ERR_PEER_CLOSED);
+  comm_objects_over(comm, MLFAB_ERR_PEER_CLOSED);
+  comm->depth--;
+  comm->ending = 0;
+  if (comm->over_epoch < comm->epoch) comm->over_epoch = comm->epoch;
+  comm->phase = MLFAB__COMM_ASKED;
+  comm->base = comm->begun = comm->first;
+  comm->left = 0;
+  comm->missing = MLFAB_NO_RANK;
+  comm_no_limit(comm);
+}
+
 /* 0, or FRAME. */
 static int comm_on_list(mlfab__comm *comm, const mlfab__frame_in *frame) {
   mlfab__membership_list list;
@@ -1112,7 +1195,9 @@ static int comm_on_list(mlfab__comm *comm, const mlfab__frame_in *frame) {
     return 0;
   }
   int code = mlfab__decode_membership_list(frame->meta, frame->meta_bytes, &list, members);
-  int fresh = !code && comm->phase == MLFAB__COMM_ASKED && list.epoch > comm->over_epoch;
+  int fresh = !code && (comm->phase == MLFAB__COMM_ASKED || comm_moved(comm)) &&
+              list.epoch > comm->over_epoch && list.epoch > comm->epoch;
+  if (fresh && comm->phase == MLFAB__COMM_IN) comm_renew(comm);
   if (fresh) code = comm_take_members(comm, &list, members);
   if (!fresh || code) {
     mlfab__free(comm->env, members, MLFAB__MEMBERSHIP_MEMBERS_MAX * sizeof *members);
@@ -1121,7 +1206,9 @@ static int comm_on_list(mlfab__comm *comm, const mlfab__frame_in *frame) {
   comm_forget_list(comm);
   comm->list = members;
   comm->epoch = list.epoch;
-  if (comm->untold) {
+  if (comm->phase == MLFAB__COMM_FAILED) { /* of the epoch before, which nobody can fail any more */
+    comm_say_failed(comm);
+  } else if (comm->untold) {
     comm->untold = 0;
     comm->phase = MLFAB__COMM_FAILED;
     comm_say_failed(comm);
@@ -1151,6 +1238,7 @@ static void comm_begin(mlfab__comm *comm) {
     if (object->channel && object->begin) object->begin(object->self, comm->go.round, comm->now_ns);
   }
   comm->later = comm->failing;
+  if (comm->finishing && !comm_alone(comm)) comm_say_finish(comm, comm->end - comm->base);
   comm_begin_waiting(comm);
   mlfab__comm_exit(comm);
 }
@@ -1170,6 +1258,14 @@ static void comm_on_over(mlfab__comm *comm, const mlfab__membership_over *over) 
   if (over->epoch <= comm->over_epoch) return;
   comm->over_epoch = over->epoch;
   if (comm->phase == MLFAB__COMM_OUT) return;
+  if (over->code == 0) { /* it has not begun, or is over for a worker that has finished */
+    if (comm->phase == MLFAB__COMM_IN) comm_renew(comm);
+    mlfab__streams_end(&comm->streams);
+    comm->arena_asked = comm->ready = 0;
+    comm->phase = MLFAB__COMM_OUT;
+    comm_join(comm);
+    return;
+  }
   if (comm->phase != MLFAB__COMM_FAILED) comm->untold = 0;
   comm->phase = MLFAB__COMM_OUT;
   if (!told || comm->owed) comm_set_verdict(comm, over->code, over->rank, 0, over->text);
@@ -1219,10 +1315,226 @@ static void comm_on_ask(mlfab__comm *comm, const mlfab__membership_call *in) {
   comm_post(comm, MLFAB__MEMBERSHIP_TELL, meta, mlfab__encode_membership_tell(meta, &tell));
 }
 
+/* --- workers that finish --- */
+
+static uint64_t comm_called(const mlfab__comm *comm) { return comm->end - comm->base; }
+
+/* Tells server 0 that all calls below the limit are over here. This worker, if it has finished, is then not
+ * needed any more, so others have acknowledged all bytes. */
+static void comm_check_moved(mlfab__comm *comm) {
+  uint64_t serial = comm->base + comm->limit;
+  if (comm->limit == UINT64_MAX || comm->frozen || comm_moved(comm) || comm->failing ||
+      comm->ending)
+    return;
+  if (comm->phase != MLFAB__COMM_IN || comm->first < serial) return;
+  if (comm->finishing && comm->end == serial) {
+    if (!mlfab__streams_quiet(&comm->streams)) return;
+    comm->moved = comm->epoch;
+    comm_say_finish(comm, comm->limit);
+  } else {
+    comm->moved = comm->epoch;
+    comm_ask_next(comm);
+  }
+}
+
+/* A worker has finished after so many calls. What others run in shared memory goes on without it. */
+static void comm_on_freeze(mlfab__comm *comm, const mlfab__membership_finish *in) {
+  uint64_t bytes = MLFAB__MEMBERSHIP_MEMBERS_MAX * sizeof *comm->finished;
+  mlfab__membership_finish frozen = {comm->epoch, in->rank, comm->begun - comm->base};
+  if (in->epoch != comm->epoch || comm->phase != MLFAB__COMM_IN) return;
+  if (!comm->finished) {
+    comm->finished = mlfab__alloc(comm->env, bytes);
+    if (!comm->finished) {
+      mlfab__comm_fail_memory(comm);
+      return;
+    }
+    memset(comm->finished, 0xff, bytes);
+  }
+  for (uint32_t m = 0; m < comm->members; m++)
+    if ((int32_t)comm->ranks[m] == in->rank) comm->finished[m] = in->calls;
+  comm->frozen = 1;
+  comm->moved = 0;
+  for (uint64_t serial = mlfab__max(comm->first, comm->base + in->calls); serial < comm->begun;
+       serial++) {
+    mlfab__comm_slot *slot = *comm_place(comm, serial);
+    if (slot && slot->state == MLFAB__SLOT_OUTSIDE) slot->wanted = 1;
+  }
+  if (comm->go.arena) comm->go.arena = 2;
+  MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP_FROZEN, membership_finish, &frozen);
+}
+
+/* Describes a call to those that owe it. */
+static void comm_tell_owed(mlfab__comm *comm, uint64_t number) {
+  mlfab__comm_past past;
+  uint8_t meta[MLFAB_META_MAX / 4];
+  if (!comm_past(comm, number, &past)) return;
+  const mlfab__membership_owed owed = {.epoch = comm->epoch,
+                                       .kind = past.kind,
+                                       .algorithm = past.algorithm,
+                                       .dtype = (uint32_t)past.dtype,
+                                       .op = (uint32_t)past.op,
+                                       .width = past.width,
+                                       .user = past.user,
+                                       .opens = past.opens,
+                                       .root = past.root,
+                                       .number = number,
+                                       .signature = past.signature,
+                                       .elements = past.count,
+                                       .counts = past.has_counts ? comm->config->workers : 0};
+  comm_post(comm, MLFAB__MEMBERSHIP_OWED, meta,
+            mlfab__encode_membership_owed(meta, &owed, past.counts));
+}
+
+/* All know who has finished, and the epoch has a limit. */
+static void comm_on_settle(mlfab__comm *comm, const mlfab__membership_finish *in) {
+  uint64_t owed = UINT64_MAX;
+  if (in->epoch != comm->epoch || comm->phase != MLFAB__COMM_IN) return;
+  comm->limit = in->calls;
+  comm->frozen = 0;
+  for (uint32_t m = 0; m < comm->members && comm->finished; m++)
+    owed = mlfab__min(owed, comm->finished[m]);
+  for (; in->rank == (int32_t)comm->rank && owed < comm->limit; owed++) comm_tell_owed(comm, owed);
+  comm_begin_waiting(comm);
+  comm_check_moved(comm);
+}
+
+/* The bits of an element that changes nothing: -0 for sums. By type, then operation. */
+static const uint64_t comm_identities[][MLFAB_PRODUCT + 1] = {
+    [MLFAB_F32] = {0x80000000, 0x80000000, 0x7f800000, 0xff800000, 0x3f800000},
+    [MLFAB_F64] = {0x8000000000000000, 0x8000000000000000, 0x7ff0000000000000, 0xfff0000000000000,
+                   0x3ff0000000000000},
+    [MLFAB_I64] = {0, 0, INT64_MAX, 0x8000000000000000, 1},
+    [MLFAB_F16] = {0x8000, 0x8000, 0x7c00, 0xfc00, 0x3c00},
+    [MLFAB_BF16] = {0x8000, 0x8000, 0x7f80, 0xff80, 0x3f80}};
+
+static void comm_fill_identity(void *data, uint64_t n, int dtype, int op) {
+  uint64_t bits = comm_identities[dtype][op];
+  uint32_t width = mlfab__element_bytes(dtype);
+  uint16_t half = (uint16_t)bits;
+  uint32_t word = (uint32_t)bits;
+  const void *one = width == 2 ? (const void *)&half : width == 4 ? (const void *)&word : &bits;
+  for (uint64_t i = 0; i < n; i++) memcpy((uint8_t *)data + i * width, one, width);
+}
+
+/* Has this call a sense without what this worker would bring? */
+static int comm_has_identity(const mlfab__comm *comm, const mlfab__membership_owed *owed,
+                             const uint64_t *counts) {
+  if (owed->user) return 0;
+  if (owed->kind == MLFAB__COLLECTIVE_BROADCAST) return owed->root != (int32_t)comm->rank;
+  return owed->kind != MLFAB__COLLECTIVE_ALLGATHER || !counts || counts[comm->rank] == 0;
+}
+
+/* Takes part in a call that others have begun. Not 0: MEMORY, or FRAME. */
+static int comm_owe(mlfab__comm *comm, const mlfab__membership_owed *owed, const uint64_t *counts) {
+  const int dtype = (int)owed->dtype;
+  mlfab__comm_call call = {.kind = (uint8_t)owed->kind,
+                           .algorithm = (uint8_t)owed->algorithm,
+                           .dtype = dtype,
+                           .op = (int)owed->op,
+                           .n = owed->kind != MLFAB__COLLECTIVE_BARRIER,
+                           .counts = counts,
+                           .root = owed->root,
+                           .opens = owed->opens ? UINT32_MAX : 0,
+                           .words = "a collective"};
+  mlfab__comm_slot *slot;
+  if (owed->user) call.dtype = 0;
+  uint32_t width = owed->user ? owed->width : comm_width(&call);
+  int valid = call.kind >= MLFAB__COLLECTIVE_ALLREDUCE && call.kind <= MLFAB__COLLECTIVE_BARRIER;
+  if (!valid || (call.n && (!width || owed->elements > comm->config->model_max_bytes / width)) ||
+      (comm_adds(&call) && (call.op < MLFAB_SUM || call.op > MLFAB_PRODUCT)))
+    return MLFAB_ERR_FRAME;
+  int code = comm_new_slot(comm, &call, &slot);
+  if (code) return code;
+  uint64_t bytes = call.n ? owed->elements * width : 0;
+  void *data = mlfab__comm_block(comm, mlfab__max(bytes, 1));
+  if (!data) return MLFAB_ERR_MEMORY;
+  comm->spare = slot->next;
+  slot->serial = comm->end++;
+  slot->request = 0;
+  *comm_place(comm, slot->serial) = slot;
+  const mlfab_vec vec = {data, call.n ? owed->elements : 0};
+  call.vecs = &vec;
+  comm_fill_slot(comm, slot, &call, vec.count);
+  slot->one = (mlfab_vec){data, mlfab__max(bytes, 1)};
+  slot->owed = 1;
+  slot->signature = owed->signature;
+  if (comm_adds(&call) && !owed->user)
+    comm_fill_identity(data, owed->elements, dtype, call.op);
+  else
+    memset(data, 0, bytes);
+  if (!comm_has_identity(comm, owed, counts))
+    comm_fail_call(comm, slot, MLFAB_ERR_PEER_CLOSED, (int32_t)comm->rank,
+                   "has finished, and the call cannot do without it");
+  return 0;
+}
+
+/* 0, or FRAME. */
+static int comm_on_owed(mlfab__comm *comm, const mlfab__frame_in *frame) {
+  mlfab__membership_owed owed;
+  uint64_t *counts = mlfab__alloc_array(comm->env, MLFAB__MEMBERSHIP_MEMBERS_MAX, sizeof *counts);
+  if (!counts) {
+    mlfab__comm_fail_memory(comm);
+    return 0;
+  }
+  int code = mlfab__decode_membership_owed(frame->meta, frame->meta_bytes, &owed, counts);
+  if (!code && owed.counts != 0 && owed.counts != comm->config->workers) code = MLFAB_ERR_FRAME;
+  int next = !code && comm->phase == MLFAB__COMM_IN && owed.epoch == comm->epoch &&
+             comm->finishing && owed.number == comm_called(comm) && owed.number < comm->limit;
+  if (next) code = comm_owe(comm, &owed, owed.counts ? counts : NULL);
+  mlfab__free(comm->env, counts, MLFAB__MEMBERSHIP_MEMBERS_MAX * sizeof *counts);
+  if (code == MLFAB_ERR_MEMORY) mlfab__comm_fail_memory(comm);
+  if (next) comm_begin_waiting(comm);
+  return code == MLFAB_ERR_FRAME ? code : 0;
+}
+
+MLFAB__INTERNAL void mlfab__comm_finish_work(mlfab__comm *comm) {
+  if (comm->finishing || comm->leaving) return;
+  comm->finishing = 1;
+  mlfab__streams_leave(&comm->streams);
+  if (comm_alone(comm) || comm->dead) return;
+  int waits = comm->first < comm->end;
+  if (comm->phase == MLFAB__COMM_IN && comm_called(comm) <= comm->limit) {
+    comm_say_finish(comm, comm_called(comm));
+  } else if (!waits && (comm->phase == MLFAB__COMM_OUT || comm->phase == MLFAB__COMM_ASKED)) {
+    comm->phase = MLFAB__COMM_OUT;
+    comm_say_finish(comm, 0);
+  } /* else as soon as an epoch stands, or the one that failed is over */
+}
+
+MLFAB__INTERNAL int mlfab__comm_finish_over(const mlfab__comm *comm) {
+  if (comm_alone(comm) || comm->dead) return 1;
+  if (comm->first < comm->end) return 0;
+  return comm->phase == MLFAB__COMM_IN ? comm_moved(comm) : comm->phase == MLFAB__COMM_OUT;
+}
+
+static int comm_gives(const mlfab__comm *comm, uint32_t member, uint64_t number) {
+  return !comm->finished || comm->finished[member] > number || MLFAB__PLANTED(99);
+}
+
+MLFAB__INTERNAL uint32_t mlfab__comm_givers(const mlfab__comm *comm, uint64_t number) {
+  uint32_t n = 0;
+  for (uint32_t m = 0; m < comm->members; m++) n += (uint32_t)comm_gives(comm, m, number);
+  return n;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__comm_present(const mlfab__comm *comm, uint32_t *ranks,
+                                             uint32_t room) {
+  int known = comm->phase == MLFAB__COMM_LISTED || comm->phase == MLFAB__COMM_IN;
+  uint32_t most = known ? comm->members : comm->config->workers, n = 0;
+  for (uint32_t i = 0; i < most; i++) {
+    uint32_t rank = known ? comm->ranks[i] : i;
+    if (known && !comm_gives(comm, i, comm_called(comm))) continue;
+    if (n++ < room) ranks[n - 1] = rank;
+  }
+  return n;
+}
+
+/* --- more frames of server 0 --- */
+
 static void comm_on_missing(mlfab__comm *comm, const mlfab__membership_missing *in) {
   int forms = comm->phase == MLFAB__COMM_ASKED || comm->phase == MLFAB__COMM_LISTED;
   if (in->epoch == 0) {
-    if (forms) comm->missing = in->rank;
+    if (forms || comm_moved(comm)) comm->missing = in->rank;
     return;
   }
   if (in->epoch != comm->epoch || comm->phase != MLFAB__COMM_IN) return;
@@ -1240,6 +1552,7 @@ static int comm_roll_frame(mlfab__comm *comm, const mlfab__frame_in *frame) {
     mlfab__membership_leave membership_leave;
     mlfab__membership_call membership_call;
     mlfab__membership_missing membership_missing;
+    mlfab__membership_finish membership_finish;
   } in;
   int code;
 #define COMM_DECODE(name) mlfab__decode_##name(frame->meta, frame->meta_bytes, &in.name)
@@ -1248,6 +1561,16 @@ static int comm_roll_frame(mlfab__comm *comm, const mlfab__frame_in *frame) {
       return comm_on_list(comm, frame);
     case MLFAB__TREE_PLAN:
       return comm_on_tree(comm, frame);
+    case MLFAB__MEMBERSHIP_OWED:
+      return comm_on_owed(comm, frame);
+    case MLFAB__MEMBERSHIP_FREEZE:
+      code = COMM_DECODE(membership_finish);
+      if (!code) comm_on_freeze(comm, &in.membership_finish);
+      return code;
+    case MLFAB__MEMBERSHIP_SETTLE:
+      code = COMM_DECODE(membership_finish);
+      if (!code) comm_on_settle(comm, &in.membership_finish);
+      return code;
     case MLFAB__MEMBERSHIP_GO:
       code = COMM_DECODE(membership_go);
       if (!code) comm_on_go(comm, &in.membership_go);
@@ -1298,6 +1621,7 @@ MLFAB__INTERNAL int mlfab__comm_hop_frame(mlfab__comm *comm, uint32_t rank,
                                           const mlfab__frame_in *frame, uint64_t now_ns) {
   mlfab__comm_enter(comm, now_ns);
   int ours = mlfab__stream_hop_frame(&comm->streams, rank, frame);
+  if (comm->finishing) comm_check_moved(comm); /* it may have been the last acknowledgement */
   mlfab__comm_exit(comm);
   return ours;
 }
@@ -1323,6 +1647,9 @@ MLFAB__INTERNAL void mlfab__comm_leave(mlfab__comm *comm) {
 MLFAB__INTERNAL int mlfab__comm_quiet(const mlfab__comm *comm) {
   if (comm->phase != MLFAB__COMM_IN && comm->phase != MLFAB__COMM_LISTED) return 1;
   if (comm->first < comm->end) return 0;
+  if (comm->finishing && comm->phase == MLFAB__COMM_IN && !comm_moved(comm) && !comm_alone(comm) &&
+      comm_called(comm) <= comm->limit)
+    return 0;
   for (const mlfab__engine *play = comm->armed; play; play = play->next) {
     if (play->moved) return 0;
   }
@@ -1334,6 +1661,12 @@ MLFAB__INTERNAL void mlfab__comm_hello(mlfab__comm *comm) {
   if (comm->phase == MLFAB__COMM_ASKED) comm_ask(comm);
   if (comm->phase == MLFAB__COMM_LISTED && comm->ready) comm_say_ready(comm);
   if (comm->phase == MLFAB__COMM_FAILED) comm_say_failed(comm);
+  if (comm->finishing && comm->phase == MLFAB__COMM_IN && comm_called(comm) <= comm->limit)
+    comm_say_finish(comm, comm_called(comm));
+  else if (comm->finishing && comm->phase == MLFAB__COMM_OUT)
+    comm_say_finish(comm, 0);
+  else if (comm_moved(comm))
+    comm_ask_next(comm);
   if (comm->leaving) comm_say_leaving(comm);
   for (uint64_t serial = comm->first; serial < comm->begun; serial++) {
     const mlfab__comm_slot *slot = *comm_place(comm, serial);
@@ -1430,6 +1763,7 @@ MLFAB__INTERNAL void mlfab__comm_tick(mlfab__comm *comm, uint64_t now_ns) {
     comm_join(comm);
   }
   if (comm->streams.epoch) mlfab__streams_tick(&comm->streams);
+  comm_check_moved(comm);
   mlfab__comm_exit(comm);
 }
 

@@ -50,6 +50,10 @@
  * the tree, and the play begins with the answer. Matching, failures and verdicts are the same. With an
  * empty answer all members take what AUTO chooses.
  *
+ * A worker that has finished (mlfab__comm_finish_work) stays in the epoch for the calls that others have begun: each
+ * is described to it, and it takes part with the operation's identity (`owed` slots, without a request).
+ * Calls from the limit on wait for the next epoch.
+ *
  * A call that runs in shared memory (shm_coll.h) takes a number here like any other (`outside`), so
  * that matching, deadlines and verdicts are the same; its bytes pass elsewhere.
  *
@@ -225,6 +229,9 @@ typedef struct mlfab__comm_past {
   uint32_t width;
   int32_t root;
   uint8_t kind, user; /* user: a reducer of the user's */
+  uint8_t algorithm, opens;
+  uint64_t *counts; /* by rank; memory of the ring's, where the call has none */
+  uint8_t has_counts;
 } mlfab__comm_past;
 
 enum {
@@ -240,6 +247,7 @@ typedef struct mlfab__comm_slot { /* an open plain collective */
   struct mlfab__comm_slot *next; /* spare */
   uint8_t state;
   uint8_t wanted; /* OUTSIDE: others call it as a plain one */
+  uint8_t owed;   /* nobody has called it: this worker has finished, and gives the identity */
   mlfab__comm_call call;
   mlfab_vec one, *vecs; /* in bytes; vecs: &one, or a block of call.n while it is open */
   uint64_t *counts;     /* a copy, by rank */
@@ -309,6 +317,13 @@ typedef struct mlfab__comm {
   /* Calls have serials that go on for ever; a call's number is its serial in the epoch, from `base` on. All
    * below `first` are over, all below `begun` have begun; `end` is the next one. */
   uint64_t base, first, begun, end;
+  /* A worker has finished (membership.h): how many calls each member has called before it did, UINT64_MAX for
+   * others, by member (NULL: nobody has); the calls of this epoch; no more begin until that is told; the
+   * server was told that they are over here; this worker has finished. */
+  uint64_t *finished;
+  uint64_t limit;
+  uint8_t frozen, finishing;
+  uint32_t moved;           /* the epoch of which that was said */
   mlfab__comm_slot **slots; /* MLFAB__COMM_CALLS, by serial; NULL before the first call */
   mlfab__comm_slot *spare;  /* list */
   mlfab__comm_object objects[MLFAB__COMM_OBJECTS];
@@ -372,7 +387,17 @@ MLFAB__INTERNAL void mlfab__comm_mapped(mlfab__comm *comm, int ok);
 /* A request of ours (plain or an object's) is withdrawn: TIMEOUT or CANCELLED. */
 MLFAB__INTERNAL void mlfab__comm_withdraw(mlfab__comm *comm, mlfab__request *request, int code,
                                           uint64_t now_ns);
-/* The worker takes no further part (done, or closing): tells server 0. */
+/* The worker has no more data: others go on without it, after the calls that they have begun (membership.h). */
+MLFAB__INTERNAL void mlfab__comm_finish_work(mlfab__comm *comm);
+/* The ranks that take part in this worker's next call, as far as known: how many; `ranks` has room for
+ * `room`. */
+MLFAB__INTERNAL uint32_t mlfab__comm_present(const mlfab__comm *comm, uint32_t *ranks,
+                                             uint32_t room);
+/* 1 when nobody waits for this worker any more, which has finished. */
+MLFAB__INTERNAL int mlfab__comm_finish_over(const mlfab__comm *comm);
+/* By how many workers' data a mean of this plain call is divided. */
+MLFAB__INTERNAL uint32_t mlfab__comm_givers(const mlfab__comm *comm, uint64_t number);
+/* The worker closes without having finished: tells server 0. */
 MLFAB__INTERNAL void mlfab__comm_leave(mlfab__comm *comm);
 /* 1 when nothing is under way that others wait for: no play runs, all messages are acknowledged. */
 MLFAB__INTERNAL int mlfab__comm_quiet(const mlfab__comm *comm);

@@ -78,6 +78,10 @@ static int comm_role_serves(const void *self) {
 
 static void comm_role_leave(void *self) { mlfab__comm_leave(self); }
 
+static void comm_role_finish(void *self) { mlfab__comm_finish_work(self); }
+
+static int comm_role_finished(const void *self) { return mlfab__comm_finish_over(self); }
+
 static int comm_role_quiet(const void *self) { return mlfab__comm_quiet(self); }
 
 /* Nobody waits for acknowledgements either. */
@@ -120,6 +124,8 @@ static const mlfab__role comm_row = {
     .withdraw = comm_role_withdraw,
     .serves = comm_role_serves,
     .leave = comm_role_leave,
+    .finish = comm_role_finish,
+    .finished = comm_role_finished,
     .quiet = comm_role_quiet,
     .part = comm_role_part,
     .capacity = comm_role_capacity,
@@ -143,9 +149,7 @@ MLFAB__INTERNAL int mlfab__comm_attach(mlfab_node *node, mlfab__comm **comm_p) {
 /* --- who takes part --- */
 
 static int membership_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
-  if (frame->type != MLFAB__DONE) return mlfab__membership_frame(self, at.peer, frame, at.now_ns);
-  mlfab__membership_done(self, at.peer, at.now_ns);
-  return 0; /* others want it, too */
+  return mlfab__membership_frame(self, at.peer, frame, at.now_ns);
 }
 
 static void membership_role_up(void *self, mlfab__at at, mlfab__greeting *greeting) {

@@ -304,8 +304,8 @@ static void engine_apply(mlfab__engine *play, const mlfab__dag_op *op, uint64_t 
     if (op->kind == MLFAB__DAG_RECV) {
       memcpy(piece, bytes, k);
     } else if (!engine_reduces_by_user(play, op)) {
-      mlfab__kernel_combine(reduction, dtype, piece, op->left ? bytes : piece, op->left ? piece : bytes,
-                     k / mlfab__element_bytes(dtype), 0);
+      mlfab__kernel_combine(reduction, dtype, piece, op->left ? bytes : piece,
+                            op->left ? piece : bytes, k / mlfab__element_bytes(dtype), 0);
     } else if (op->left) {
       play->reduce(play->reduce_user, piece, bytes, k / play->width);
     } else {
@@ -580,8 +580,9 @@ static void engine_divide(const mlfab__comm *comm, const mlfab__engine *play,
                           const mlfab__dag_op *op) {
   engine_walk walk = engine_walk_begin(play, op, 0, op->bytes);
   uint64_t n;
+  uint32_t by = mlfab__comm_givers(comm, play->number);
   for (uint8_t *piece; (piece = engine_walk_next(&walk, &n)) != NULL;)
-    mlfab__kernel_divide(play->dtype, piece, n / mlfab__element_bytes(play->dtype), comm->members);
+    mlfab__kernel_divide(play->dtype, piece, n / mlfab__element_bytes(play->dtype), by);
 }
 
 static void engine_compute(mlfab__comm *comm, mlfab__engine *play, uint32_t id) {

@@ -24,6 +24,12 @@ static uint32_t membership_room(const mlfab__membership *roll) {
   return (uint32_t)mlfab__min(roll->workers, MLFAB__MEMBERSHIP_MEMBERS_MAX);
 }
 
+static void membership_no_limit(mlfab__membership *roll) {
+  roll->freezing = 0;
+  roll->finisher = MLFAB_NO_RANK;
+  roll->limit = UINT64_MAX;
+}
+
 MLFAB__INTERNAL int mlfab__membership_init(mlfab__membership *roll, mlfab__env *env,
                                            const mlfab_config *config, const mlfab__port *port) {
   memset(roll, 0, sizeof *roll);
@@ -32,6 +38,7 @@ MLFAB__INTERNAL int mlfab__membership_init(mlfab__membership *roll, mlfab__env *
   roll->port = *port;
   roll->workers = config->workers;
   uint32_t room = membership_room(roll);
+  membership_no_limit(roll);
   roll->entries = mlfab__alloc_array(env, roll->workers, sizeof *roll->entries);
   roll->order = mlfab__alloc_array(env, room, sizeof *roll->order);
   roll->table = mlfab__alloc_array(env, room, sizeof *roll->table);
@@ -85,7 +92,9 @@ static void membership_post_over(mlfab__membership *roll, uint32_t worker) {
   mlfab__membership_over over = roll->verdict;
   uint8_t meta[MLFAB__TEXT_MAX + 32];
   uint32_t epoch = roll->entries[worker].over_owed;
-  if (epoch != over.epoch) {
+  if (epoch != over.epoch && roll->entries[worker].over_well) {
+    over = (mlfab__membership_over){.epoch = epoch, .rank = MLFAB_NO_RANK};
+  } else if (epoch != over.epoch) {
     over.epoch = epoch;
     over.code = MLFAB_ERR_PEER_DEAD;
     over.rank = (int32_t)worker;
@@ -119,6 +128,12 @@ static void membership_post_departures(mlfab__membership *roll, uint32_t worker)
 
 /* --- verdicts --- */
 
+/* It is no member any more. */
+static void membership_release(mlfab__membership_entry *entry) {
+  entry->member = entry->ready = entry->arena = entry->left = entry->asked = 0;
+  entry->finished = entry->frozen = entry->moved = 0;
+}
+
 /* The epoch is over for all members. */
 static void membership_verdict(mlfab__membership *roll, int32_t code, int32_t rank,
                                const char *text) {
@@ -128,11 +143,13 @@ static void membership_verdict(mlfab__membership *roll, int32_t code, int32_t ra
   snprintf(roll->verdict.text, sizeof roll->verdict.text, "%s", text);
   roll->phase = MLFAB__MEMBERSHIP_GATHERING;
   memset(&roll->inquiry, 0, sizeof roll->inquiry);
+  membership_no_limit(roll);
   for (uint32_t i = 0; i < roll->members; i++) {
     mlfab__membership_entry *entry = membership_member(roll, i);
     if (!entry->member) continue; /* its process is another now */
-    entry->member = entry->ready = entry->arena = entry->left = entry->asked = 0;
+    membership_release(entry);
     entry->over_owed = MLFAB__PLANTED(69) ? 0 : roll->epoch;
+    entry->over_well = 0;
     membership_post_over(roll, roll->order[i]);
   }
   roll->members = 0;
@@ -201,6 +218,7 @@ static void membership_refuse(mlfab__membership *roll, int32_t code, int32_t ran
     if (!roll->entries[w].asked) continue;
     roll->entries[w].asked = 0;
     roll->entries[w].over_owed = roll->epoch;
+    roll->entries[w].over_well = 0;
     membership_post_over(roll, w);
   }
 }
@@ -441,6 +459,140 @@ static void membership_tell(mlfab__membership *roll, mlfab__membership_entry *en
   membership_look_at_answers(roll, 0);
 }
 
+/* --- a worker finishes --- */
+
+static void membership_post_finish(mlfab__membership *roll, uint32_t worker, uint8_t type,
+                                   int32_t rank, uint64_t calls) {
+  const mlfab__membership_finish finish = {roll->epoch, rank, calls};
+  MLFAB__POST(&roll->port, worker, type, membership_finish, &finish);
+}
+
+/* A member that knows all calls below the limit. */
+static int32_t membership_teller(const mlfab__membership *roll) {
+  for (uint32_t i = 0; i < roll->members; i++) {
+    const mlfab__membership_entry *entry = membership_member(roll, i);
+    if (entry->left) continue;
+    if (mlfab__max(entry->begun, entry->finished ? entry->calls : 0) == roll->limit)
+      return (int32_t)roll->order[i];
+  }
+  return MLFAB_NO_RANK;
+}
+
+/* What a member may have missed: who has finished, the last one last; or, where all know that, the limit. */
+static void membership_post_finished(mlfab__membership *roll, uint32_t worker) {
+  if (roll->finisher == MLFAB_NO_RANK || roll->entries[worker].left) return;
+  for (uint32_t i = 0; i < roll->members && roll->freezing; i++) {
+    const mlfab__membership_entry *entry = membership_member(roll, i);
+    if (entry->finished && roll->order[i] != (uint32_t)roll->finisher)
+      membership_post_finish(roll, worker, MLFAB__MEMBERSHIP_FREEZE, (int32_t)roll->order[i],
+                             entry->calls);
+  }
+  if (roll->freezing)
+    membership_post_finish(roll, worker, MLFAB__MEMBERSHIP_FREEZE, roll->finisher,
+                           roll->entries[roll->finisher].calls);
+  else
+    membership_post_finish(roll, worker, MLFAB__MEMBERSHIP_SETTLE, membership_teller(roll),
+                           roll->limit);
+}
+
+/* Have all answered? Then the epoch has a limit, and what is owed may be given. */
+static void membership_settle(mlfab__membership *roll) {
+  uint64_t limit = 0;
+  if (!roll->freezing) return;
+  for (uint32_t i = 0; i < roll->members; i++) {
+    const mlfab__membership_entry *entry = membership_member(roll, i);
+    if (entry->left) continue;
+    if (!entry->frozen) return;
+    limit = mlfab__max(limit, entry->begun);
+    if (entry->finished) limit = mlfab__max(limit, entry->calls);
+  }
+  roll->freezing = 0;
+  if (roll->limit == UINT64_MAX) roll->limit = limit;
+  for (uint32_t i = 0; i < roll->members; i++)
+    if (!membership_member(roll, i)->left)
+      membership_post_finish(roll, roll->order[i], MLFAB__MEMBERSHIP_SETTLE,
+                             membership_teller(roll), roll->limit);
+}
+
+/* Have all ended the calls below the limit? Then the next epoch begins, without a verdict. */
+static void membership_check_moved(mlfab__membership *roll) {
+  uint32_t asked = 0, members = roll->members;
+  if (roll->limit == UINT64_MAX || roll->freezing) return;
+  for (uint32_t i = 0; i < members; i++) {
+    const mlfab__membership_entry *entry = membership_member(roll, i);
+    if (!entry->moved && !entry->left) return;
+  }
+  roll->verdict = (mlfab__membership_over){.epoch = roll->epoch, .rank = MLFAB_NO_RANK};
+  roll->phase = MLFAB__MEMBERSHIP_GATHERING;
+  roll->members = 0;
+  memset(&roll->inquiry, 0, sizeof roll->inquiry);
+  membership_no_limit(roll);
+  for (uint32_t i = 0; i < members; i++) {
+    mlfab__membership_entry *entry = membership_member(roll, i);
+    int ends = entry->done;
+    membership_release(entry);
+    entry->asked = !ends;
+    asked += !ends;
+    entry->over_owed = ends ? roll->epoch : 0;
+    entry->over_well = 1;
+    if (ends && entry->alive) membership_post_over(roll, roll->order[i]);
+  }
+  if (asked > 0) membership_form(roll, asked);
+}
+
+/* It finishes. Whoever is in an epoch that others are still told of begins nothing in it. */
+static void membership_finishes(mlfab__membership *roll, uint32_t worker,
+                                const mlfab__membership_finish *in) {
+  mlfab__membership_entry *entry = &roll->entries[worker];
+  int running = roll->phase == MLFAB__MEMBERSHIP_RUNNING && in->epoch == roll->epoch;
+  if (!entry->member) {
+    entry->done = 1;
+    entry->asked = 0;
+    membership_check(roll);
+  } else if (roll->phase == MLFAB__MEMBERSHIP_LISTED && in->epoch != roll->epoch) {
+    entry->done = 1;
+    membership_verdict(roll, 0, MLFAB_NO_RANK, "");
+  } else if (running && entry->finished && in->rank == MLFAB_NO_RANK && !roll->freezing) {
+    entry->moved = 1;
+    membership_check_moved(roll);
+  } else if (running && entry->finished) { /* a repetition */
+    membership_post_finished(roll, worker);
+    int32_t teller = roll->freezing ? MLFAB_NO_RANK : membership_teller(roll);
+    if (teller != MLFAB_NO_RANK) membership_post_finished(roll, (uint32_t)teller);
+  } else if (running && !entry->left && in->calls <= roll->limit) {
+    entry->done = entry->finished = 1;
+    entry->calls = in->calls;
+    roll->freezing = 1;
+    roll->finisher = (int32_t)worker;
+    for (uint32_t i = 0; i < roll->members; i++) {
+      mlfab__membership_entry *other = membership_member(roll, i);
+      other->frozen = other->moved = 0;
+      if (!other->left)
+        membership_post_finish(roll, roll->order[i], MLFAB__MEMBERSHIP_FREEZE, roll->finisher,
+                               in->calls);
+    }
+  }
+}
+
+static void membership_freezes(mlfab__membership *roll, uint32_t worker,
+                               const mlfab__membership_finish *in) {
+  mlfab__membership_entry *entry = &roll->entries[worker];
+  if (!roll->freezing || in->rank != roll->finisher) return;
+  entry->frozen = 1;
+  entry->begun = in->calls;
+  membership_settle(roll);
+}
+
+/* To those who owe it. */
+static void membership_hand_on(mlfab__membership *roll, uint64_t number,
+                               const mlfab__frame_in *frame) {
+  for (uint32_t i = 0; i < roll->members; i++) {
+    const mlfab__membership_entry *entry = membership_member(roll, i);
+    if (entry->finished && !entry->left && entry->calls <= number)
+      membership_post(roll, roll->order[i], MLFAB__MEMBERSHIP_OWED, frame->meta, frame->meta_bytes);
+  }
+}
+
 /* --- what workers say --- */
 
 /* It wants to take part. */
@@ -453,6 +605,12 @@ static void membership_asks(mlfab__membership *roll, uint32_t worker,
   }
   if (entry->done) return;
   entry->over_owed = 0;
+  if (entry->member && in->epoch == roll->epoch) { /* it has ended all calls below the limit */
+    entry->ask = *in;
+    entry->moved = roll->limit != UINT64_MAX && !roll->freezing;
+    membership_check_moved(roll);
+    return;
+  }
   if (entry->member) { /* a repetition: the list may have been lost */
     membership_post(roll, worker, MLFAB__MEMBERSHIP_LIST, roll->list, roll->list_bytes);
     return;
@@ -477,6 +635,7 @@ static void membership_is_ready(mlfab__membership *roll, uint32_t worker,
       MLFAB__MEMBERSHIP_RUNNING) { /* a repetition: what followed may have been lost */
     membership_post_go(roll, worker);
     membership_post_departures(roll, worker);
+    membership_post_finished(roll, worker);
     return;
   }
   if (entry->ready) return;
@@ -507,6 +666,7 @@ static void membership_leaves(mlfab__membership *roll, uint32_t worker,
   membership_lose(roll, worker, MLFAB_ERR_PEER_CLOSED);
   entry->done = 1;
   entry->asked = 0;
+  if (entry->finished) return; /* it has said so before */
   if (!entry->member) {
     membership_check(roll);
     return;
@@ -522,6 +682,8 @@ static void membership_leaves(mlfab__membership *roll, uint32_t worker,
                         membership_left_meta(roll, worker, meta));
   membership_check_ready(roll);
   membership_look_at_answers(roll, 0);
+  membership_settle(roll);
+  membership_check_moved(roll);
 }
 
 static void membership_broken(mlfab__membership *roll, uint32_t worker, const char *text) {
@@ -538,6 +700,7 @@ static int membership_member_frame(mlfab__membership *roll, uint32_t worker,
     mlfab__membership_over membership_over;
     mlfab__membership_call membership_call;
     mlfab__membership_tell membership_tell;
+    mlfab__membership_finish membership_finish;
   } in;
   mlfab__membership_entry *entry = &roll->entries[worker];
   uint32_t epoch = entry->alive && entry->member ? roll->epoch : 0;
@@ -559,6 +722,10 @@ static int membership_member_frame(mlfab__membership *roll, uint32_t worker,
       fits = MEMBERSHIP_DECODE(membership_tell);
       if (fits > 0 && epoch && running) membership_tell(roll, entry, &in.membership_tell);
       break;
+    case MLFAB__MEMBERSHIP_FROZEN:
+      fits = MEMBERSHIP_DECODE(membership_finish);
+      if (fits > 0 && epoch && running) membership_freezes(roll, worker, &in.membership_finish);
+      break;
     default:
       return 0;
   }
@@ -571,6 +738,24 @@ MLFAB__INTERNAL int mlfab__membership_frame(mlfab__membership *roll, uint32_t wo
                                             const mlfab__frame_in *frame, uint64_t now_ns) {
   mlfab__membership_ask ask;
   mlfab__membership_leave leave;
+  mlfab__membership_finish finish;
+  mlfab__membership_owed owed;
+  if (frame->type == MLFAB__MEMBERSHIP_FINISH) {
+    if (mlfab__decode_membership_finish(frame->meta, frame->meta_bytes, &finish)) {
+      membership_broken(roll, worker, "a MEMBERSHIP_FINISH that does not parse");
+    } else if (roll->entries[worker].alive) {
+      membership_finishes(roll, worker, &finish);
+    }
+    return 1;
+  }
+  if (frame->type == MLFAB__MEMBERSHIP_OWED) {
+    if (mlfab__decode_membership_owed(frame->meta, frame->meta_bytes, &owed, NULL)) {
+      membership_broken(roll, worker, "a MEMBERSHIP_OWED that does not parse");
+    } else if (roll->entries[worker].member && owed.epoch == roll->epoch) {
+      membership_hand_on(roll, owed.number, frame);
+    }
+    return 1;
+  }
   if (frame->type == MLFAB__MEMBERSHIP) {
     if (mlfab__decode_membership_ask(frame->meta, frame->meta_bytes, &ask) ||
         ask.epoch > roll->epoch) {
@@ -602,6 +787,7 @@ static void membership_repeat(mlfab__membership *roll, uint32_t worker) {
   if (entry->over_owed) membership_post_over(roll, worker);
   if (!entry->member || roll->phase != MLFAB__MEMBERSHIP_RUNNING) return;
   membership_post_departures(roll, worker);
+  membership_post_finished(roll, worker);
   if (!inquiry->open || entry->told || entry->left) return;
   mlfab__membership_call call = {roll->epoch, inquiry->channel, inquiry->number};
   membership_post(roll, worker, MLFAB__MEMBERSHIP_ASK, meta,
@@ -637,7 +823,10 @@ MLFAB__INTERNAL void mlfab__membership_gone(mlfab__membership *roll, uint32_t wo
   (void)now_ns;
   membership_lose(roll, worker, left ? MLFAB_ERR_PEER_CLOSED : MLFAB_ERR_PEER_DEAD);
   entry->alive = entry->asked = 0;
-  if (entry->member && left && entry->left) { /* as it has said */
+  if (entry->member && entry->finished && entry->moved) { /* nobody waits for anything of it */
+    entry->left = 1;
+    membership_check_moved(roll);
+  } else if (entry->member && left && entry->left) { /* as it has said */
     entry->ready = 1;
     membership_check_ready(roll);
   } else if (entry->member) {
@@ -648,15 +837,6 @@ MLFAB__INTERNAL void mlfab__membership_gone(mlfab__membership *roll, uint32_t wo
   } else {
     membership_check(roll);
   }
-}
-
-MLFAB__INTERNAL void mlfab__membership_done(mlfab__membership *roll, uint32_t worker,
-                                            uint64_t now_ns) {
-  (void)now_ns;
-  membership_lose(roll, worker, MLFAB_ERR_PEER_CLOSED);
-  roll->entries[worker].done = 1;
-  roll->entries[worker].asked = 0;
-  membership_check(roll);
 }
 
 MLFAB__INTERNAL void mlfab__membership_tick(mlfab__membership *roll, uint64_t now_ns) {

@@ -24,6 +24,21 @@
  * has joined is that of epoch 1. Others are told when it would begin: it is over at once, with PEER_DEAD or PEER_CLOSED
  * naming the lowest rank of those who are missing. Whoever is back by then is not missing.
  *
+ * Finishing. A worker that finishes (MEMBERSHIP_FINISH) fails nobody's call. Where it takes effect all must
+ * agree on, and others may have begun calls that it has not called:
+ *
+ *    FINISH(calls) --FREEZE to all--> begins no more calls --FROZEN(begun) of all--> SETTLE(limit) to all
+ *
+ * The limit is the largest of what anybody had begun and of what those who finish had called: calls below it
+ * are those of this epoch. One that a worker which has finished had not called it takes part in with the
+ * operation's identity; a member that knows these calls describes them (MEMBERSHIP_OWED), and server 0 hands
+ * that on. Nobody gives an identity before all know that it does (a mean is divided by the others' number), since
+ * SETTLE comes after all FROZEN. A second worker that finishes has all freeze again, and the limit
+ * stays. Who has ended all calls below the limit says so (MEMBERSHIP of this epoch; FINISH without a rank); when
+ * all members have, the next epoch is listed at once, without a verdict. Until then all keep their
+ * streams, so that nobody misses a byte. A worker that finishes while it is in no epoch, or in one that is
+ * listed, is not a member of the next. Whoever has called more than the limit finishes in the next epoch.
+ *
  * Leaving. Who leaves counts as ready; it is not waited for and not asked, and told of to whoever
  * greets anew. One that dies before it says goodbye ends the epoch all the same: others may wait for
  * its last bytes.
@@ -56,10 +71,15 @@ typedef struct mlfab__membership_entry { /* a worker */
   uint8_t alive, done;                   /* alive: also while it is awaited at first */
   uint8_t asked;                         /* for the epoch that forms */
   uint8_t member, ready, arena;          /* of the epoch that stands */
-  int32_t lost;       /* why it is missing from the epoch to come, untold; 0: it is not */
-  uint8_t left;       /* a member that takes no further part ... */
-  uint64_t calls;     /* ... but for so many calls */
+  int32_t lost;   /* why it is missing from the epoch to come, untold; 0: it is not */
+  uint8_t left;   /* a member that takes no further part ... */
+  uint64_t calls; /* ... but for so many calls */
+  uint8_t finished,
+      frozen;         /* a member that has finished with `calls`; has answered the last FREEZE */
+  uint8_t moved;      /* a member that has ended all calls below the limit */
+  uint64_t begun;     /* calls, when it froze */
   uint32_t over_owed; /* epoch whose verdict it has not confirmed; 0: none */
+  uint8_t over_well;  /* it was a member to the end, and has finished */
   uint32_t incarnation;
   int32_t missing; /* who it was told is missing */
   uint32_t lead;   /* the lowest rank among the members of its host */
@@ -95,6 +115,9 @@ typedef struct mlfab__membership {
   mlfab__membership_go go;
   mlfab__membership_over verdict; /* the last one */
   mlfab__membership_inquiry inquiry;
+  uint8_t freezing; /* some have not answered FREEZE */
+  int32_t finisher; /* the last rank that has finished in this epoch, or NO_RANK */
+  uint64_t limit;   /* calls of this epoch; UINT64_MAX: not known */
 } mlfab__membership;
 
 /* Errors: MEMORY. Afterwards free works in any case. */
@@ -104,12 +127,10 @@ MLFAB__INTERNAL void mlfab__membership_free(mlfab__membership *roll);
 /* Adds the rows of the membership, and of planned trees, at server 0 (comm_role.c). Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__membership_attach(struct mlfab_node *node);
 /* A worker is here on a new link; incarnation tells whether it is a new process. It is gone for good (`left`: said
- * goodbye); it has said DONE. */
+ * goodbye). */
 MLFAB__INTERNAL void mlfab__membership_hello(mlfab__membership *roll, uint32_t worker,
                                              uint32_t incarnation, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__membership_gone(mlfab__membership *roll, uint32_t worker, int left,
-                                            uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__membership_done(mlfab__membership *roll, uint32_t worker,
                                             uint64_t now_ns);
 /* 1 when the frame was of this role. */
 MLFAB__INTERNAL int mlfab__membership_frame(mlfab__membership *roll, uint32_t worker,

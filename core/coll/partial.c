@@ -222,8 +222,8 @@ static void partial_swap(uint8_t **a, uint8_t **b) {
 /* What was not used after all is older than what came since. */
 static void partial_return(mlfab__partial *partial, uint8_t **array, int some, uint64_t calls) {
   if (some && partial->some) {
-    mlfab__kernel_combine(MLFAB_SUM, partial->spec.dtype, partial->pending, *array, partial->pending,
-                   partial->spec.count, 0);
+    mlfab__kernel_combine(MLFAB_SUM, partial->spec.dtype, partial->pending, *array,
+                          partial->pending, partial->spec.count, 0);
   } else if (some) {
     partial_swap(&partial->pending, array);
     partial->some = 1;
@@ -381,8 +381,8 @@ MLFAB__INTERNAL int mlfab__partial_compute(mlfab__partial *partial, mlfab__dag *
 MLFAB__INTERNAL void mlfab__partial_keep(mlfab__partial *partial, const void *data) {
   const mlfab__partial_spec *spec = &partial->spec;
   if (partial->some) {
-    mlfab__kernel_combine(MLFAB_SUM, spec->dtype, partial->pending, partial->pending, data, spec->count,
-                   0);
+    mlfab__kernel_combine(MLFAB_SUM, spec->dtype, partial->pending, partial->pending, data,
+                          spec->count, 0);
   } else {
     memcpy(partial->pending, data, partial->bytes);
   }

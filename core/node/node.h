@@ -404,6 +404,8 @@ MLFAB__INTERNAL void mlfab__roles_returned(mlfab_node *node, int kind, uint32_t 
 MLFAB__INTERNAL void mlfab__roles_withdraw(mlfab_node *node, mlfab__request *request, int code);
 /* Tells all roles that this worker takes no further part. May others want something of one at any time? */
 MLFAB__INTERNAL void mlfab__roles_leave(mlfab_node *node);
+MLFAB__INTERNAL void mlfab__roles_finish(mlfab_node *node);
+MLFAB__INTERNAL int mlfab__roles_finished(const mlfab_node *node);
 MLFAB__INTERNAL int mlfab__roles_serve(const mlfab_node *node);
 /* Tells all roles what this host's links carry. */
 MLFAB__INTERNAL void mlfab__roles_capacity(mlfab_node *node, double in, double out);

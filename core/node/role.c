@@ -162,6 +162,17 @@ MLFAB__INTERNAL void mlfab__roles_capacity(mlfab_node *node, double in, double o
   }
 }
 
+MLFAB__INTERNAL void mlfab__roles_finish(mlfab_node *node) {
+  for (uint32_t i = 0; i < node->nroles; i++)
+    if (node->roles[i].finish) node->roles[i].finish(node->roles[i].self);
+}
+
+MLFAB__INTERNAL int mlfab__roles_finished(const mlfab_node *node) {
+  for (uint32_t i = 0; i < node->nroles; i++)
+    if (node->roles[i].finished && !node->roles[i].finished(node->roles[i].self)) return 0;
+  return 1;
+}
+
 MLFAB__INTERNAL void mlfab__roles_leave(mlfab_node *node) {
   for (uint32_t i = 0; i < node->nroles; i++) {
     if (node->roles[i].leave) node->roles[i].leave(node->roles[i].self);

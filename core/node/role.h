@@ -104,7 +104,10 @@ typedef struct mlfab__role {
   void (*withdraw)(void *self, mlfab__request *request, int code, uint64_t now_ns);
   /* May others want something of it at any time, without a call of this node's? */
   int (*serves)(const void *self);
-  /* This node's worker will leave, or has no more data. Does nobody wait for this role any more? It says goodbye now. */
+  /* This node's worker has no more data. Does nobody wait for this role because of that any more? */
+  void (*finish)(void *self);
+  int (*finished)(const void *self);
+  /* This node's worker will leave. Does nobody wait for this role any more? It says goodbye now. */
   void (*leave)(void *self);
   int (*quiet)(const void *self);
   void (*part)(void *self);

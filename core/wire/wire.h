@@ -119,13 +119,18 @@ typedef struct mlfab__header {
   X(MEMBERSHIP_LEFT, 81)      \
   X(COLL, 82)                 \
   X(COLL_ACK, 83)             \
-  X(PROGRESS, 84)
+  X(PROGRESS, 84)             \
+  X(MEMBERSHIP_FINISH, 85)    \
+  X(MEMBERSHIP_FREEZE, 86)    \
+  X(MEMBERSHIP_FROZEN, 87)    \
+  X(MEMBERSHIP_SETTLE, 88)    \
+  X(MEMBERSHIP_OWED, 89)
 
 enum mlfab__frame_type {
 #define MLFAB__FRAME_ENUM(name, number) MLFAB__##name = number,
   MLFAB__FRAMES(MLFAB__FRAME_ENUM)
 #undef MLFAB__FRAME_ENUM
-      MLFAB__FRAME_TYPES = 85
+      MLFAB__FRAME_TYPES = 90
 };
 
 #define MLFAB__TEXT_MAX 256      /* bytes of a text, its terminating zero included */
@@ -682,6 +687,25 @@ typedef struct mlfab__membership_leave { /* LEAVE up, LEFT down: a worker takes 
   uint64_t calls; /* plain collectives of the epoch that it has called */
 } mlfab__membership_leave;
 
+/* A worker finishes (membership.h). FINISH up: it has called so many collectives, or (rank MLFAB_NO_RANK) has
+ * ended all below the limit. FREEZE down: this rank has finished with so many. FROZEN up, to this FREEZE: so many have
+ * begun here. SETTLE down: the epoch ends with so many, and this rank describes what others owe. */
+typedef struct mlfab__membership_finish {
+  uint32_t epoch;
+  int32_t rank;
+  uint64_t calls;
+} mlfab__membership_finish;
+
+/* A call that a worker which has finished still takes part in; to server 0 and on to the worker. u32 count and
+ * the elements of each rank's block follow, where it has blocks. */
+typedef struct mlfab__membership_owed {
+  uint32_t epoch;
+  uint32_t kind, algorithm, dtype, op, width, user, opens;
+  int32_t root;
+  uint64_t number, signature, elements;
+  uint32_t counts;
+} mlfab__membership_owed;
+
 /* flags. READY: no bytes; the sender of this has called it and takes its bytes. EAGER: of a small call, sent
  * without waiting for READY. */
 enum { MLFAB__COLL_READY = 1, MLFAB__COLL_EAGER = 2 };
@@ -717,7 +741,7 @@ typedef struct mlfab__coll_ack { /* back on the link of COLL */
   X(hop_model) X(pull_done) \
   X(reshard_done) X(freeze) X(stop) X(moved) X(reshard_server_bytes) \
   X(membership_ask) X(membership_ready) X(membership_go) X(membership_over) X(membership_call) X(membership_tell) X(membership_missing) \
-  X(membership_leave) X(coll) X(coll_ack)
+  X(membership_leave) X(membership_finish) X(coll) X(coll_ack)
 /* clang-format on */
 #define MLFAB__WIRE_DECLARE(name)                                                       \
   MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m); \
@@ -749,7 +773,7 @@ MLFAB__INTERNAL int mlfab__decode_group(const uint8_t *meta, uint32_t bytes, mlf
 
 /* One pair for each type with one list, whose entries are of the second argument's type. When decoding,
  * the list has room for the most of its type: MLFAB__PLAN_ENTRIES_MAX, GROUP_MEMBERS_MAX (of a spread),
- * TREE_NODES_MAX, MEMBERSHIP_MEMBERS_MAX, RESHARD_SERVER_WORDS_MAX, SLICES_MAX (of servers or owners,
+ * TREE_NODES_MAX, MEMBERSHIP_MEMBERS_MAX (also of blocks), RESHARD_SERVER_WORDS_MAX, SLICES_MAX (of servers or owners,
  * which are below 65536); or it is NULL, and then only its length is set. A longer list encodes to 0
  * and does not decode. Of a plan, groups whose members do not stand in a row are the receiver's to
  * refuse; so is a spread without members. */
@@ -759,6 +783,7 @@ MLFAB__INTERNAL int mlfab__decode_group(const uint8_t *meta, uint32_t bytes, mlf
   X(tree_ask, uint32_t)                        \
   X(tree_plan, mlfab__tree_node)               \
   X(membership_list, mlfab__membership_member) \
+  X(membership_owed, uint64_t)                 \
   X(reshard_ask, uint32_t)                     \
   X(move, uint32_t)                            \
   X(thaw, uint32_t)                            \

@@ -716,7 +716,7 @@ static int push_check(mlfab__worker *worker, const mlfab_push_options *options,
     break;
   }
   if (!worker->stands) code = MLFAB_ERR_STATE, text = "a push before the model exists";
-  if (worker->done) code = MLFAB_ERR_STATE, text = "a push after mlfab_join";
+  if (worker->done) code = MLFAB_ERR_STATE, text = "a push after mlfab_finish";
   for (uint32_t s = 0; s < worker->servers && !code; s++) {
     if (worker->streams[s].dead) {
       return mlfab__error(error, MLFAB_ERR_PEER_DEAD, (int32_t)s, 1, 0, "push: server %u is dead",

@@ -326,7 +326,7 @@ static void worker_tell_done(mlfab__worker *worker, uint32_t server) {
 
 /* Each server is told as soon as it has decided everything, not only when all have: they may be at
  * different rounds, and one must not wait for a worker that waits for another. */
-static void worker_join_progress(mlfab__worker *worker, uint64_t now_ns) {
+static void worker_finish_progress(mlfab__worker *worker, uint64_t now_ns) {
   uint32_t acked = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
     if (!worker->streams[s].done_told && !mlfab__push_pending(worker, s))
@@ -366,21 +366,21 @@ static void worker_model_progress(mlfab__worker *worker, uint64_t now_ns) {
 static void worker_advance(mlfab__worker *worker, uint64_t now_ns) {
   while (worker->due) {
     worker->due = 0;
-    if (worker->done) worker_join_progress(worker, now_ns);
+    if (worker->done) worker_finish_progress(worker, now_ns);
     worker_model_progress(worker, now_ns);
     if (worker->mover && worker->pause.state == MLFAB__PAUSE_DRAINING)
       worker->mover->decided(worker, now_ns);
   }
 }
 
-MLFAB__INTERNAL int mlfab__worker_join(mlfab__worker *worker, uint64_t timeout_ns, uint64_t now_ns,
+MLFAB__INTERNAL int mlfab__worker_finish(mlfab__worker *worker, uint64_t timeout_ns, uint64_t now_ns,
                                        mlfab_request *request_p, mlfab_error *error) {
   if (worker->done)
-    return MLFAB__FAIL(error, MLFAB_ERR_STATE, "join: this worker has joined before");
+    return MLFAB__FAIL(error, MLFAB_ERR_STATE, "finish: this worker has finished before");
   mlfab__request *request =
       mlfab__request_open(worker->requests, MLFAB__REQUEST_JOIN, 0, now_ns,
                           timeout_ns ? timeout_ns : worker->config->timeout_ns);
-  if (!request) return MLFAB__FAIL(error, MLFAB_ERR_AGAIN, "join: too many requests are open");
+  if (!request) return MLFAB__FAIL(error, MLFAB_ERR_AGAIN, "finish: too many requests are open");
   worker->done = 1;
   worker->join_request = request->id;
   *request_p = request->id;

@@ -250,7 +250,7 @@ static int alone_dag_round(alone *a) {
 }
 
 static int alone_dag_free(alone *a) { return mlfab_dag_free(&a->dag); }
-static int alone_join(alone *a) { return mlfab_join(a->ctx, 0); }
+static int alone_join(alone *a) { return mlfab_finish(a->ctx, 0); }
 
 /* A call; when the fault comes it fails, and succeeds the next time. */
 static void alone_call(alone *a, call fn, size_t number) {

@@ -85,7 +85,7 @@ static int broadcast(void) { return mlfab_broadcast(fabric, 0, weights, sizeof w
 
 static int join(void) {
   int code = push();
-  return code ? code : mlfab_join(fabric, 0);
+  return code ? code : mlfab_finish(fabric, 0);
 }
 
 static int allreduce(void) { return mlfab_allreduce(fabric, gradient, COUNT, MLFAB_F32, 0); }

@@ -125,6 +125,17 @@ def test_eight_workers():
     goes_well("begin", 8, 5, 3)
 
 
+def test_all_finish_one_by_one():
+    """Nobody's call fails, and every mean is that of those who still have data."""
+    for transport in ("--tcp", "--shm"):
+        for workers in (2, 8):
+            for victim in (0, 1):
+                sums, failures, result = scene("finish", transport, workers, victim)
+                ends = [20 + 15 * (workers - 1 - r if victim == 0 else r) for r in range(workers)]
+                expect(sums == [[workers, n] for n in ends] and failures == [[]] * workers,
+                       "%r, %r" % (sums, failures), result)
+
+
 def test_all_close_at_once():
     for _ in range(5):
         goes_well("quick", 3, 0, 1)

@@ -8,7 +8,7 @@
  *    start                  before a push
  *    done                   after the push was acknowledged
  *    barrier                after a barrier
- *    stopped                after mlfab_join, once the file <folder>/stop exists
+ *    stopped                after mlfab_finish, once the file <folder>/stop exists
  *    added <updates>        before that, with a scheduler: what this life added up for others
  *    final <small elements> <least and largest of the large tensor>
  *                           once <folder>/read exists
@@ -122,7 +122,7 @@ static int work(mlfab *fabric, const char *folder, uint64_t elements, int schedu
       tell("barrier");
     }
   }
-  code = mlfab_join(fabric, 0);
+  code = mlfab_finish(fabric, 0);
   if (code) return failed(fabric, "join", code);
   if (scheduled) tell_added(fabric);
   tell("stopped");

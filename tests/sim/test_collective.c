@@ -77,6 +77,8 @@ typedef struct rank {
   uint64_t pushed;
   int64_t gradient[MODEL], weights[MODEL];
   int silent; /* it makes no calls */
+  int finished;
+  uint64_t last; /* calls that it had made when it finished */
 } rank;
 
 /* What a result must be: numbers with how far off they may be, or bytes. */
@@ -93,6 +95,7 @@ typedef struct world {
   uint32_t workers, nodes, depth;
   uint64_t seed, dice, slice_ns, timeout_ns, think_ns, most, goal;
   uint64_t sure; /* not 0: any set of members may be what a sum is of; these alone have blocks */
+  int exact;     /* all who have not finished are members, and nothing fails */
   int deaths;    /* some epoch may have fewer members than another */
   int pushes;
   plan (*make)(const struct world *w, uint64_t number, uint64_t members);
@@ -439,20 +442,28 @@ static void check_bits(world *w, uint32_t i, const plan *p, uint64_t members, co
   w->seen[at].hash = hash;
 }
 
+/* Whose data a call has: of those that have finished, what they had called before. */
+static uint64_t givers(const world *w, uint32_t i, uint64_t number) {
+  uint64_t set = w->ranks[i].members;
+  for (uint32_t r = 0; r < w->workers; r++)
+    if (w->ranks[r].finished && number >= w->ranks[r].last) set &= ~bit(r);
+  return set;
+}
+
 static void check_sum(world *w, uint32_t i, open_call *c, const uint8_t *data) {
   plan *p = &c->plan;
-  uint64_t set = w->ranks[i].members, from = 0, to = p->count;
+  uint64_t set = givers(w, i, p->number), from = 0, to = p->count;
   if (p->kind == REDUCE_SCATTER) {
     for (uint32_t r = 0; r < i; r++) from += p->blocks[r];
     to = from + p->blocks[i];
   }
   uint64_t wrong = first_wrong(w, p, set, data, from, to), first = wrong;
-  for (uint64_t k = all_of(w) + 1; wrong < to && w->sure && k-- > 1;) {
+  for (uint64_t k = all_of(w) + 1; wrong < to && w->sure && !w->exact && k-- > 1;) {
     set = k;
     if (set >> i & 1) wrong = first_wrong(w, p, set, data, from, to);
   }
   if (wrong == to) {
-    w->ranks[i].members = set;
+    if (!w->exact) w->ranks[i].members = set;
     if (p->kind == ALLREDUCE) check_bits(w, i, p, set, data);
     return;
   }
@@ -1284,15 +1295,10 @@ static void test_leaves(void **state) {
     uint32_t who = (uint32_t)below(&w, w.workers), early = seed % 4 < 2;
     uint64_t others = all_of(&w) & ~bit(who);
     rank *r = &w.ranks[who];
-    mlfab_request joined = 0;
     w.most = 3000;
     w.goal = 5 + below(&w, 20);
     while (!w.failure[0] && (r->calls < w.goal || (!early && r->nopen))) live_on(&w);
-    if (seed % 2) {
-      mlfab_node_leave(r->node, now(&w));
-    } else {
-      assert_int_equal(SUBMIT(r->node, now(&w), &joined, JOIN, .timeout_ns = 10 * SECOND), 0);
-    }
+    mlfab_node_leave(r->node, now(&w));
     run_calls(&w, w.goal, 60 * SECOND);
     expect_failures(&w, all_of(&w), 0, 0, 0);
     r->silent = 1;
@@ -1300,6 +1306,73 @@ static void test_leaves(void **state) {
     run_more(&w, 10, 60 * SECOND);
     expect_failures(&w, others, 1, MLFAB_ERR_PEER_CLOSED, (int32_t)who);
     end_test(&w);
+  }
+}
+
+/* What can do without a worker that has finished. */
+static plan make_without(const world *w, uint64_t number, uint64_t members) {
+  plan p = make_any(w, number, members);
+  p.own = NO_REDUCER;
+  if (p.kind == ALLREDUCE || p.kind == REDUCE_SCATTER) p.width = width_of(p.dtype);
+  return p;
+}
+
+static void begin_to_finish(world *w, uint32_t who, mlfab_request *request) {
+  rank *r = &w->ranks[who];
+  if (r->finished || r->calls < r->last) return;
+  r->last = r->calls;
+  r->finished = r->silent = 1;
+  assert_int_equal(SUBMIT(r->node, now(w), request, FINISH, .timeout_ns = 20 * SECOND), 0);
+}
+
+/* Some finish, with calls of theirs open or not, while others are ahead or behind: nothing fails, and each result is
+ * that of those who had not finished. In the end one is left, or two. */
+static void finish_one_by_one(uint64_t seed, const mlfab_sim_options *faults) {
+  static world w;
+  uint32_t workers = 2 + (uint32_t)seed % 7;
+  mlfab_request requests[RANKS] = {0};
+  failing_world(&w, workers, seed);
+  if (faults) mlfab_sim_set_faults(w.sim, faults);
+  w.make = make_without;
+  w.exact = 1;
+  w.most = below(&w, 2) ? 60 : 3000;
+  w.depth = 1 + (uint32_t)below(&w, DEPTH);
+  w.sure = bit((uint32_t)below(&w, workers)) | bit((uint32_t)below(&w, workers));
+  uint64_t goal = 0;
+  for (uint32_t i = 0; i < workers; i++) {
+    w.ranks[i].last = w.sure >> i & 1 ? UINT64_MAX : below(&w, 40);
+    if (w.ranks[i].last < UINT64_MAX && w.ranks[i].last > goal) goal = w.ranks[i].last;
+  }
+  w.goal = goal + 30;
+  for (uint64_t end = now(&w) + 60 * SECOND; !settled(&w) && !w.failure[0];) {
+    for (uint32_t i = 0; i < workers; i++) begin_to_finish(&w, i, &requests[i]);
+    live_on(&w);
+    if (now(&w) > end) broken(&w, "calls are not made in time");
+  }
+  run_more(&w, 5, 60 * SECOND);
+  expect_failures(&w, all_of(&w), 0, 0, 0);
+  for (uint32_t i = 0; i < workers; i++) {
+    if (w.sure >> i & 1) continue;
+    mlfab_result result = {0};
+    int done = 0;
+    assert_int_equal(mlfab_node_test(w.ranks[i].node, requests[i], &done, &result), 0);
+    if (!done || result.status) broken(&w, "rank %u has not finished", i);
+    if (w.ranks[i].nopen) broken(&w, "rank %u: a call is still open", i);
+  }
+  end_test(&w);
+}
+
+static void test_finishes(void **state) {
+  const mlfab_sim_options faults = {.latency_ns = 50000,
+                                    .latency_jitter = 0.5,
+                                    .rate_bytes_per_s = 100000000,
+                                    .loss = 0.002,
+                                    .duplicate = 0.002,
+                                    .reorder = 0.05};
+  (void)state;
+  for (uint64_t seed = 1, n = test_cases_from(30, 30); seed <= n; seed++) {
+    finish_one_by_one(seed, NULL);
+    finish_one_by_one(seed + n, &faults);
   }
 }
 
@@ -1479,9 +1552,10 @@ int main(void) {
       cmocka_unit_test(test_steady),        cmocka_unit_test(test_crash),
       cmocka_unit_test(test_quick_restart), cmocka_unit_test(test_forgets),
       cmocka_unit_test(test_slow_rank),     cmocka_unit_test(test_differs),
-      cmocka_unit_test(test_leaves),        cmocka_unit_test(test_cancel),
-      cmocka_unit_test(test_not_finite),    cmocka_unit_test(test_memory),
-      cmocka_unit_test(test_seeds),         cmocka_unit_test(test_lost_early),
+      cmocka_unit_test(test_leaves),        cmocka_unit_test(test_finishes),
+      cmocka_unit_test(test_cancel),        cmocka_unit_test(test_not_finite),
+      cmocka_unit_test(test_memory),        cmocka_unit_test(test_seeds),
+      cmocka_unit_test(test_lost_early),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -195,7 +195,7 @@ static void advance(job *j, uint32_t k) {
       compute(j, k);
     } else {
       me->phase = JOINED;
-      OK(node, mlfab_join(node, 0));
+      OK(node, mlfab_finish(node, 0));
     }
   }
 }

@@ -687,7 +687,7 @@ static void tell(run *r, worker *w) {
 static void join(run *r, worker *w) {
   if (!may_block(r, JOIN)) return;
   block(r, w, JOIN);
-  int code = mlfab_join(w->ctx, 8 * SECOND);
+  int code = mlfab_finish(w->ctx, 8 * SECOND);
   unblock(r, w);
   say(r, w, "join: %s", mlfab_error_name(code));
   if (is_fatal(code) && w->phase != JOINING) give_up(r, w, "join failed");

@@ -156,7 +156,7 @@ static void advance(job *j, uint32_t k) {
     me->phase = LAST;
   } else {
     me->phase = JOINED;
-    OK(node, mlfab_join(node, 0));
+    OK(node, mlfab_finish(node, 0));
   }
 }
 

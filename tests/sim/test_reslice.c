@@ -437,7 +437,7 @@ static void die(run *r, worker *w) {
 static void join(run *r, worker *w) {
   if (!may_block(r, JOIN)) return;
   int before = block(r, w, JOIN);
-  int code = mlfab_join(w->ctx, 20 * SECOND);
+  int code = mlfab_finish(w->ctx, 20 * SECOND);
   unblock(r, w, before);
   if (code)
     broken(r, "worker %u's join: %s (%s)", w->rank, mlfab_error_name(code), last_text(w->ctx));
@@ -615,7 +615,7 @@ static void push_zeros(run *r) {
     if (code) broken(r, "the last updates: %s (%s)", mlfab_error_name(code), last_text(w->ctx));
   }
   /* Open rounds are closed when nobody pushes any more. */
-  int code = r->failure[0] ? 0 : mlfab_join(w->ctx, 20 * SECOND);
+  int code = r->failure[0] ? 0 : mlfab_finish(w->ctx, 20 * SECOND);
   if (code) broken(r, "worker 0's join: %s (%s)", mlfab_error_name(code), last_text(w->ctx));
 }
 

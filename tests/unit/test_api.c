@@ -156,7 +156,7 @@ static void test_null_context(void **state) {
   assert_int_equal(mlfab_deadline(NULL, &at), MLFAB_ERR_ARGUMENT);
   assert_int_equal(mlfab_barrier(NULL, 0), MLFAB_ERR_ARGUMENT);
   assert_int_equal(mlfab_broadcast(NULL, 0, &fd, 4, 0), MLFAB_ERR_ARGUMENT);
-  assert_int_equal(mlfab_join(NULL, 0), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_finish(NULL, 0), MLFAB_ERR_ARGUMENT);
   assert_int_equal(mlfab_serve(NULL, 0), MLFAB_ERR_ARGUMENT);
   assert_int_equal(mlfab_get_stats(NULL, &stats, sizeof stats), MLFAB_ERR_ARGUMENT);
 }
@@ -1087,7 +1087,7 @@ static void later_fn(void *user) {
       l->code = mlfab_broadcast(l->node, l->root, l->data, l->bytes, 0);
       break;
     case LATER_JOIN:
-      l->code = mlfab_join(l->node, 0);
+      l->code = mlfab_finish(l->node, 0);
       break;
     case LATER_ABANDON:
       l->code = mlfab_abandon(l->abandon);
@@ -1266,7 +1266,7 @@ static void test_broadcast_root_dies(void **state) {
   world_close(&w);
 }
 
-static void test_join(void **state) {
+static void test_finish(void **state) {
   fixture f;
   float data[COUNT] = {0};
   mlfab_buf b = buf(5, data, COUNT);
@@ -1276,10 +1276,10 @@ static void test_join(void **state) {
   mlfab_model_options o = rules(MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_BSP);
   model(&f, &o);
   mlfab *n = f.w.node[1];
-  OK(n, mlfab_join(n, 0));
-  EXPECT(n, mlfab_join(n, 0), MLFAB_ERR_STATE);
+  OK(n, mlfab_finish(n, 0));
+  EXPECT(n, mlfab_finish(n, 0), MLFAB_ERR_STATE);
   EXPECT(n, mlfab_push(n, &b, 1, NULL, NULL), MLFAB_ERR_STATE);
-  said(n, MLFAB_ERR_STATE, "join");
+  said(n, MLFAB_ERR_STATE, "mlfab_finish");
   EXPECT(n, mlfab_push_start(n, &b, 1, NULL, NULL), MLFAB_ERR_STATE);
   OK(n, mlfab_pull(n, &b, 1, NULL, NULL));
   /* Rounds and barriers do not wait for it. */
@@ -1727,7 +1727,7 @@ int main(void) {
       cmocka_unit_test(test_barrier_deadline),
       cmocka_unit_test(test_broadcast),
       cmocka_unit_test(test_broadcast_root_dies),
-      cmocka_unit_test(test_join),
+      cmocka_unit_test(test_finish),
       cmocka_unit_test(test_server_dies),
       cmocka_unit_test(test_worker_dies),
       cmocka_unit_test(test_cancel),

@@ -348,12 +348,15 @@ static void test_wrong_states(void **state) {
         "this node is not a worker");
   WRONG(w.node[2], mlfab_barrier_start(w.node[2], NULL, &r), MLFAB_ERR_STATE, "not a worker");
   adds_up(&w);
-  OK(w.node[0], mlfab_join(w.node[0], 0));
+  OK(w.node[0], mlfab_finish(w.node[0], 0));
   WRONG(w.node[0], mlfab_allreduce(w.node[0], &x, 1, MLFAB_F32, 0), MLFAB_ERR_STATE,
-        "takes no further part");
-  /* The other one hears of it, and goes on alone. */
-  EXPECT(w.node[1], mlfab_allreduce(w.node[1], &x, 1, MLFAB_F32, 0), MLFAB_ERR_PEER_CLOSED);
-  said(w.node[1], MLFAB_ERR_PEER_CLOSED, 0, "has left");
+        "has finished");
+  /* The other one goes on alone, and is told so. */
+  uint32_t ranks[2] = {9, 9}, n = 0;
+  OK(w.node[1], mlfab_present(w.node[1], ranks, 2, &n));
+  assert_true(n == 1 && ranks[0] == 1 && ranks[1] == 9);
+  WRONG(w.node[1], mlfab_present(w.node[1], NULL, 1, &n), MLFAB_ERR_ARGUMENT, "ranks is NULL");
+  EXPECT(w.node[2], mlfab_present(w.node[2], ranks, 2, &n), MLFAB_ERR_STATE);
   OK(w.node[1], mlfab_allreduce(w.node[1], &x, 1, MLFAB_F32, 0));
   assert_true(x == 1.0f);
   world_close(&w);

@@ -217,7 +217,7 @@ static void test_slowest_leaves(void **state) {
           "worker 2");
   mlfab_request request;
   OK(f.w.node[0], mlfab_pull_start(f.w.node[0], &b, 1, NULL, &request));
-  OK(f.w.node[2], mlfab_join(f.w.node[2], 0));
+  OK(f.w.node[2], mlfab_finish(f.w.node[2], 0));
   OK(f.w.node[0], mlfab_wait(f.w.node[0], request, 0, NULL));
   world_close(&f.w);
 }

@@ -280,7 +280,7 @@ static int calls_fail(void) {
   FAILS(mlfab_is_ready(ctx, NULL));
   FAILS(mlfab_barrier(ctx, 0));
   FAILS(mlfab_broadcast(ctx, 0, data, 8, 0));
-  FAILS(mlfab_join(ctx, 0));
+  FAILS(mlfab_finish(ctx, 0));
   FAILS(mlfab_serve(P.node[0], 1));
   FAILS(mlfab_save(ctx, "/tmp/mlfab-guest-child"));
   FAILS(mlfab_set_filter(ctx, 0, &filter));

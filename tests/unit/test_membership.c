@@ -30,6 +30,9 @@ enum state { OUT, ASKED, LISTED, IN };
 typedef struct worker {
   int alive, here, up; /* the process; as server 0 thinks; its link */
   int process_left, done, wants;
+  int finishes, frozen; /* it has no more data; begins nothing */
+  uint64_t limit;       /* calls of this epoch */
+  uint32_t moved;       /* the epoch of which it has ended them */
   uint32_t incarnation;
   pipe to, from;
   enum state state;
@@ -113,7 +116,7 @@ static void look(uint32_t to, uint8_t type, const void *meta, uint32_t bytes) {
     w->last_go = go.epoch;
   } else if (type == MLFAB__MEMBERSHIP_OVER) {
     assert_int_equal(mlfab__decode_membership_over(meta, bytes, &over), 0);
-    assert_true(over.code < 0 && over.text[0]);
+    assert_true(over.code < 0 ? over.text[0] : !over.text[0]);
     if (!w->members_of[over.epoch] || w->stillborn[over.epoch]) { /* it was over as it began */
       w->stillborn[over.epoch] = 1;
       w->members_of[over.epoch] |= (uint64_t)1 << to;
@@ -173,17 +176,46 @@ static void say_fail(worker *me) {
   say(me, MLFAB__MEMBERSHIP_FAIL, meta, mlfab__encode_membership_over(meta, &fail));
 }
 
+static void say_finish(worker *me, uint8_t type, int32_t rank) {
+  mlfab__membership_finish finish = {me->state == IN ? me->epoch : 0, rank, me->calls};
+  uint8_t meta[32];
+  say(me, type, meta, mlfab__encode_membership_finish(meta, &finish));
+}
+
+/* It has ended all calls of the epoch; one that has finished takes part in those that it has not called. */
+static void look_at_limit(worker *me) {
+  if (me->state != IN || me->frozen || me->moved == me->epoch || me->failing) return;
+  if (me->finishes && me->limit < UINT64_MAX) me->calls = me->limit;
+  if (me->calls < me->limit) return;
+  me->moved = me->epoch;
+  if (me->finishes) {
+    say_finish(me, MLFAB__MEMBERSHIP_FINISH, MLFAB_NO_RANK);
+  } else {
+    uint32_t over = me->over;
+    me->over = me->epoch;
+    say_roll(me);
+    me->over = over;
+  }
+}
+
 static void call(worker *me) {
   me->wants = 1;
   if (me->state != OUT || me->done) return;
+  if (me->finishes) {
+    say_finish(me, MLFAB__MEMBERSHIP_FINISH, 0);
+    return;
+  }
   me->state = ASKED;
   say_roll(me);
 }
 
 static void heard_over(worker *me, const mlfab__membership_over *over) {
   if (over->epoch <= me->over) return; /* said again */
-  /* (3): the one that it is in, or that it was to be in. */
-  if (me->state >= LISTED) assert_int_equal(over->epoch, me->epoch);
+  /* (3): the one that it is in, or that it was to be in; the next, where the list was lost. */
+  if (me->state >= LISTED && me->moved != me->epoch) assert_int_equal(over->epoch, me->epoch);
+  if (me->state == IN && over->code == 0) assert_true(me->done || me->moved == me->epoch);
+  me->frozen = 0;
+  me->limit = UINT64_MAX;
   assert_false(me->overs[over->epoch / 32] >> over->epoch % 32 & 1);
   me->overs[over->epoch / 32] |= 1u << over->epoch % 32;
   me->over = over->epoch;
@@ -203,24 +235,37 @@ static void hears(worker *me, const message *m) {
   mlfab__membership_call ask;
   mlfab__membership_missing missing;
   mlfab__membership_leave left;
+  mlfab__membership_finish finish;
   mlfab__membership_member members[WORKERS];
   uint8_t meta[512];
   switch (m->type) {
     case MLFAB__MEMBERSHIP_LIST:
       assert_int_equal(mlfab__decode_membership_list(m->meta, m->bytes, &list, members), 0);
-      if (me->state != ASKED || list.epoch <= me->over) break;
+      if (list.epoch <= me->over || list.epoch <= me->epoch) break;
+      if (me->state == IN && me->moved == me->epoch) {
+        me->over = me->epoch; /* without a verdict */
+        me->left_known = 0;
+      } else if (me->state != ASKED) {
+        break;
+      }
+      me->frozen = 0;
+      me->limit = UINT64_MAX;
       me->state = LISTED;
       me->epoch = list.epoch;
       me->members = list.members;
       memcpy(me->list, members, sizeof members);
       me->calls = 0;
-      if (!me->done) say_ready(me);
+      if (me->failing)
+        say_fail(me);
+      else if (!me->done)
+        say_ready(me);
       break;
     case MLFAB__MEMBERSHIP_GO:
       assert_int_equal(mlfab__decode_membership_go(m->meta, m->bytes, &go), 0);
       if (me->state != LISTED || go.epoch != me->epoch) break;
       me->state = IN;
       me->go = go;
+      if (me->finishes) say_finish(me, MLFAB__MEMBERSHIP_FINISH, (int32_t)(me - w->workers));
       break;
     case MLFAB__MEMBERSHIP_OVER:
       assert_int_equal(mlfab__decode_membership_over(m->meta, m->bytes, &over), 0);
@@ -247,6 +292,22 @@ static void hears(worker *me, const message *m) {
     case MLFAB__MEMBERSHIP_LEFT:
       assert_int_equal(mlfab__decode_membership_leave(m->meta, m->bytes, &left), 0);
       if (left.epoch == me->epoch) me->left_known |= 1u << left.rank;
+      break;
+    case MLFAB__MEMBERSHIP_FREEZE:
+      assert_int_equal(mlfab__decode_membership_finish(m->meta, m->bytes, &finish), 0);
+      if (me->state != IN || finish.epoch != me->epoch || me->failing) break;
+      me->frozen = 1;
+      me->moved = 0;
+      say_finish(me, MLFAB__MEMBERSHIP_FROZEN, finish.rank);
+      break;
+    case MLFAB__MEMBERSHIP_SETTLE:
+      assert_int_equal(mlfab__decode_membership_finish(m->meta, m->bytes, &finish), 0);
+      if (me->state != IN || finish.epoch != me->epoch || me->failing) break;
+      assert_true(me->limit == UINT64_MAX || me->limit == finish.calls);
+      assert_true(me->calls <= finish.calls);
+      me->limit = finish.calls;
+      me->frozen = 0;
+      look_at_limit(me);
       break;
     default:
       fail_msg("a frame of type %d", m->type);
@@ -304,7 +365,14 @@ static void greet(uint32_t i) {
     return;
   }
   if (me->state == ASKED) say_roll(me);
-  if (me->state == LISTED) say_ready(me);
+  if (me->state == LISTED && !me->failing) say_ready(me);
+  if (me->finishes && (me->state == IN || me->state == OUT))
+    say_finish(me, MLFAB__MEMBERSHIP_FINISH,
+               me->moved == me->epoch ? MLFAB_NO_RANK : (int32_t)(me - w->workers));
+  if (me->state == IN && !me->finishes && !me->failing && me->moved == me->epoch) {
+    me->moved = 0;
+    look_at_limit(me);
+  }
   if (me->failing) say_fail(me);
 }
 
@@ -336,6 +404,7 @@ static void come(uint32_t i) {
   me->rate = rate;
   me->incarnation = incarnation;
   me->missing = me->awaited = -2;
+  me->limit = UINT64_MAX;
   greet(i);
 }
 
@@ -344,6 +413,15 @@ static void leave(uint32_t i) {
   if (!me->alive || me->done) return;
   me->done = 1;
   say_leave(me);
+}
+
+/* It has no more data: as the communicator, which says so in an epoch or in none. */
+static void finish(uint32_t i) {
+  worker *me = &w->workers[i];
+  if (!me->alive || me->done || me->finishes) return;
+  me->finishes = 1;
+  if (me->state == ASKED) me->state = OUT;
+  if (me->state == IN || me->state == OUT) say_finish(me, MLFAB__MEMBERSHIP_FINISH, (int32_t)i);
 }
 
 /* The last frames, then the goodbye. */
@@ -394,9 +472,11 @@ static void act(int violent) {
   } else if (what < 60) {
     if (me->alive) call(me);
   } else if (what < 75) {
-    if (me->state == IN && me->alive && me->calls < 4) {
-      me->signature[me->calls] = chance(40) ? me->calls : 100 + chance(3);
+    if (me->state == IN && me->alive && me->calls < 4 && !me->frozen && !me->finishes &&
+        me->calls < me->limit) {
+      me->signature[me->calls] = violent < 0 || chance(40) ? me->calls : 100 + chance(3);
       me->calls++;
+      look_at_limit(me);
     }
   } else if (what < 80) {
     mlfab__membership_tick(&w->roll, w->now);
@@ -405,17 +485,18 @@ static void act(int violent) {
   } else if (what < 88) {
     if (me->alive && !me->up) greet(i);
   } else if (what < 91) {
-    cut(i);
+    if (violent >= 0 || chance(2)) cut(i);
   } else if (what < 93) {
-    give_up(i);
+    if (violent >= 0) give_up(i);
   } else if (what < 95) {
     come(i);
-  } else if (!violent) {
+  } else if (violent <= 0) {
     deliver(i, 1);
   } else if (what == 95) {
     die(i);
   } else if (what == 96) {
     if (chance(2)) leave(i);
+    if (chance(2)) finish(i);
   } else if (what == 97) {
     close_one(i);
   } else if (what == 98) {
@@ -513,6 +594,7 @@ static void test_chaos(void **state) {
     for (int k = 0; k < 1200 && w->roll.epoch < EPOCHS - 64; k++) act(1);
     for (uint32_t i = 0; i < w->n; i++) {
       come(i);
+      if (w->workers[i].finishes) leave(i);
       if (w->workers[i].alive && w->workers[i].done) { /* it goes, and comes again */
         if (!w->workers[i].up) greet(i);
         close_one(i);
@@ -521,6 +603,13 @@ static void test_chaos(void **state) {
     }
     settle();
     for (uint32_t i = 0; i < w->n; i++) call(&w->workers[i]);
+    settle();
+    for (uint32_t i = 0; i < w->n; i++) { /* the calls of an epoch that has a limit are made */
+      worker *me = &w->workers[i];
+      if (me->state != IN || me->limit == UINT64_MAX) continue;
+      me->calls = me->limit;
+      look_at_limit(me);
+    }
     settle();
     assert_int_equal(w->roll.phase, MLFAB__MEMBERSHIP_RUNNING);
     for (uint32_t i = 0; i < w->n; i++) {
@@ -680,10 +769,11 @@ static void test_leaving(void **state) {
   settle();
   assert_int_equal(w->workers[0].verdict.code, MLFAB_ERR_PEER_DEAD);
   assert_int_equal(w->workers[0].members, 2);
-  /* All others are done: the last one is alone. */
-  mlfab__membership_done(&w->roll, 2, w->now);
-  say_fail(&w->workers[0]);
+  /* All others have finished: the last one is alone, without a verdict. */
+  finish(2);
   settle();
+  assert_int_equal(w->workers[0].over, 3);
+  assert_int_equal(w->workers[0].verdict.epoch, 2);
   assert_int_equal(w->workers[0].epoch, 4);
   assert_int_equal(w->workers[0].members, 1);
   close_world();
@@ -783,6 +873,43 @@ static void ask(uint32_t n, uint64_t seed) {
   for (uint32_t i = 0; i < n; i++) {
     assert_int_equal(w->workers[i].from.count, 1);
     w->workers[i].from.count = 0; /* nobody answers by itself */
+  }
+}
+
+/* Three of five finish at random: each call below the limit is made by all, none above it, and nobody hears of a
+ * failure. */
+static void test_finishing(void **state) {
+  (void)state;
+  for (uint64_t seed = first_seed(), end = seed + rounds(2000); seed < end; seed++) {
+    open_world(5, seed);
+    for (uint32_t i = 0; i < 5; i++) come(i);
+    for (uint32_t i = 0; i < 5; i++) call(&w->workers[i]);
+    settle();
+    for (int k = 0; k < 400; k++) {
+      if (k % 100 == 7 && k < 300) finish(1 + chance(3));
+      act(-1);
+    }
+    settle();
+    for (int more = 1, turns = 0; more; turns++) {
+      assert_true(turns < 20);
+      more = 0;
+      for (uint32_t i = 0; i < 5; i++) {
+        worker *me = &w->workers[i];
+        if (me->finishes || me->state != IN || me->limit == UINT64_MAX) continue;
+        more |= me->moved != me->epoch;
+        me->calls = me->limit;
+        look_at_limit(me);
+      }
+      settle();
+    }
+    for (uint32_t i = 0; i < 5; i++) {
+      worker *me = &w->workers[i];
+      assert_int_equal(me->verdict.code, 0);
+      assert_int_equal(me->state, me->finishes ? OUT : IN);
+      if (!me->finishes) assert_int_equal(me->epoch, w->roll.epoch);
+      if (!me->finishes) assert_int_equal(w->members_of[me->epoch] & 1 << i, 1 << i);
+    }
+    close_world();
   }
 }
 
@@ -999,9 +1126,10 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_chaos),       cmocka_unit_test(test_missing),
       cmocka_unit_test(test_verdicts),    cmocka_unit_test(test_leaving),
-      cmocka_unit_test(test_stuck),       cmocka_unit_test(test_differ),
-      cmocka_unit_test(test_asking_rate), cmocka_unit_test(test_too_many),
-      cmocka_unit_test(test_hostile),     cmocka_unit_test(test_lost_before),
+      cmocka_unit_test(test_finishing),   cmocka_unit_test(test_stuck),
+      cmocka_unit_test(test_differ),      cmocka_unit_test(test_asking_rate),
+      cmocka_unit_test(test_too_many),    cmocka_unit_test(test_hostile),
+      cmocka_unit_test(test_lost_before),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -853,7 +853,7 @@ static void test_leave_is_lost(void **state) {
       pipe_cut(&me->from_server);
       for (int k = 0; k < 500; k++) (void)act();
       break_up(3);
-      mlfab__membership_done(&w->roll, 3, w->now);
+      mlfab__membership_gone(&w->roll, 3, 1, w->now);
       uint64_t end = w->now + 100 * BEAT;
       while (w->workers[0].comm.phase != MLFAB__COMM_IN) {
         assert_true(w->now < end);

@@ -94,6 +94,7 @@ static const codec codecs[] = {
     CODEC_TEXT(membership_tell, text, 3 * 4 + 2 * 8 + 2),
     CODEC(membership_missing, 3 * 4 + 8),
     CODEC(membership_leave, 2 * 4 + 8),
+    CODEC(membership_finish, 2 * 4 + 8),
     CODEC(coll, 4 * 4 + 5 * 8),
     CODEC(coll_ack, 4 + 2 * 8),
 };
@@ -805,6 +806,29 @@ static void test_roll(void **state) {
   assert_int_equal(mlfab__encode_membership_list(meta_a, &m, roll), 0);
 }
 
+static void test_owed(void **state) {
+  mlfab__rng prng;
+  mlfab__membership_owed m, got;
+  uint64_t counts[12], back[12];
+  (void)state;
+  mlfab__rng_seed(&prng, 26);
+  for (uint32_t round = 0; round < 100; round++) {
+    random_bytes(&prng, &m, sizeof m);
+    random_bytes(&prng, counts, sizeof counts);
+    m.counts = round % 13;
+    uint32_t bytes = mlfab__encode_membership_owed(meta_a, &m, counts);
+    assert_int_equal(bytes, 9 * 4 + 3 * 8 + 4 + 8 * m.counts);
+    assert_int_equal(mlfab__decode_membership_owed(meta_a, bytes, &got, back), 0);
+    assert_memory_equal(back, counts, m.counts * sizeof *counts);
+    assert_int_equal(mlfab__encode_membership_owed(meta_b, &got, back), bytes);
+    assert_memory_equal(meta_a, meta_b, bytes);
+    for (uint32_t cut = 0; cut < bytes; cut++)
+      assert_int_equal(mlfab__decode_membership_owed(meta_a, cut, &got, back), MLFAB_ERR_FRAME);
+  }
+  m.counts = MLFAB__MEMBERSHIP_MEMBERS_MAX + 1;
+  assert_int_equal(mlfab__encode_membership_owed(meta_a, &m, counts), 0);
+}
+
 static void test_bulk_lists(void **state) {
   mlfab__rng prng;
   mlfab__member_info m, back;
@@ -1124,6 +1148,7 @@ int main(void) {
       cmocka_unit_test(test_lists_refused),
       cmocka_unit_test(test_trees),
       cmocka_unit_test(test_roll),
+      cmocka_unit_test(test_owed),
       cmocka_unit_test(test_moves),
       cmocka_unit_test(test_bulk_lists),
       cmocka_unit_test(test_golden_frame),
