@@ -14088,7 +14088,20 @@ typedef struct mlfab__clock {
   double round_scale;                   /* weight of the sum: of its first member, or 1 */
   uint64_t refused_round;               /* the last that a callback refused, plus one */
   int flush; /* the open round is applied as it stands, and v_train stays */
+  /* Live workers whose progress is beyond v_train, if `arrived_at` is v_train + 1. */
+  uint32_t arrived;
+  uint64_t arrived_at;
 } mlfab__clock;
+
+/* How far the workers are, kept up with every update so that no pull has to look at all of them. */
+typedef struct mlfab__clock_tally {
+  int counted;      /* 0: it does not stand, as workers came or went */
+  uint32_t members; /* that live */
+  uint32_t stopped; /* workers that stand still while slices move, whether they live or not */
+  uint32_t lowest;  /* members whose progress is `slowest` */
+  uint64_t slowest, fastest; /* of the members; 0 without one */
+  uint64_t most;             /* of all that ever were here */
+} mlfab__clock_tally;
 
 enum mlfab__server_phase { MLFAB__NO_MODEL, MLFAB__MODEL_DEFINED, MLFAB__MODEL_STANDS };
 
@@ -14276,6 +14289,7 @@ struct mlfab__server {
   int watch;       /* what a commit changes is looked at: tags, a parameter filter */
   /* Consistency: clock.c. */
   mlfab__clock clocks[MLFAB__CLOCKS];
+  mlfab__clock_tally tally;
   uint32_t ngates; /* none behind them is used */
   int significant; /* a model looks at |g| / |w| */
   int untidy;      /* clocks of one model stand side by side */
@@ -14724,25 +14738,74 @@ MLFAB__INTERNAL int mlfab__clock_absolute(const mlfab__server *server) {
   return mlfab__optimizer_linear(&server->optimizer) && !told;
 }
 
+/* --- who is how far --- */
+
+/* Counts all workers, where the tally does not stand any more. Costs a look at each: once for every worker
+ * that comes or goes, and once for every step of the slowest. */
+static void clock_count(mlfab__server *server) {
+  mlfab__clock_tally *tally = &server->tally;
+  if (tally->counted) return;
+  memset(tally, 0, sizeof *tally);
+  tally->counted = 1;
+  for (uint32_t w = 0; w < server->workers; w++) {
+    const mlfab__server_peer *peer = &server->peers[w];
+    tally->stopped += peer->stopped != 0;
+    tally->most = mlfab__max(tally->most, peer->pushed);
+    if (!clock_live(peer)) continue;
+    if (tally->members++ == 0 || peer->pushed < tally->slowest) {
+      tally->slowest = peer->pushed;
+      tally->lowest = 0;
+    }
+    tally->lowest += peer->pushed == tally->slowest;
+    tally->fastest = mlfab__max(tally->fastest, peer->pushed);
+  }
+  for (uint32_t g = 0; g < MLFAB__CLOCKS; g++) server->clocks[g].arrived_at = 0;
+}
+
+/* Members whose update of the open iteration was decided. */
+static uint32_t clock_arrived(mlfab__server *server, uint32_t g) {
+  mlfab__clock *clock = &server->clocks[g];
+  clock_count(server);
+  if (clock->v_train < server->tally.slowest) return server->tally.members;
+  if (clock->arrived_at == clock->v_train + 1) return clock->arrived;
+  clock->arrived_at = clock->v_train + 1;
+  clock->arrived = 0;
+  for (uint32_t w = 0; w < server->workers; w++) {
+    const mlfab__server_peer *peer = &server->peers[w];
+    clock->arrived += clock_live(peer) && peer->pushed > clock->v_train;
+  }
+  return clock->arrived;
+}
+
+/* The tally, after a worker's progress was `before` and is more now. */
+static void clock_tell_tally(mlfab__server *server, const mlfab__server_peer *peer,
+                             uint64_t before) {
+  mlfab__clock_tally *tally = &server->tally;
+  if (!tally->counted) return;
+  tally->most = mlfab__max(tally->most, peer->pushed);
+  if (!clock_live(peer) || peer->pushed == before) return;
+  tally->fastest = mlfab__max(tally->fastest, peer->pushed);
+  if (before == tally->slowest && --tally->lowest == 0) tally->counted = 0;
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    mlfab__clock *clock = &server->clocks[g];
+    clock->arrived += before < clock->arrived_at && peer->pushed >= clock->arrived_at;
+  }
+}
+
 MLFAB__INTERNAL void mlfab__clock_state(mlfab__server *server, const mlfab__clock *clock,
                                         uint32_t worker, uint64_t progress,
                                         mlfab_sync_state *state) {
+  clock_count(server);
   memset(state, 0, sizeof *state);
   state->server = server->number;
   state->worker = worker;
   state->progress = progress;
   state->v_train = clock->v_train;
   state->significance = worker < server->workers ? server->peers[worker].significance : -1.0;
-  uint64_t slowest = UINT64_MAX;
-  for (uint32_t w = 0; w < server->workers; w++) {
-    const mlfab__server_peer *peer = &server->peers[w];
-    if (!clock_live(peer)) continue;
-    state->members++;
-    state->arrived += peer->pushed > clock->v_train;
-    state->fastest = mlfab__max(state->fastest, peer->pushed);
-    slowest = mlfab__min(slowest, peer->pushed);
-  }
-  state->slowest = state->members > 0 ? slowest : 0;
+  state->members = server->tally.members;
+  state->arrived = clock_arrived(server, (uint32_t)(clock - server->clocks));
+  state->fastest = server->tally.fastest;
+  state->slowest = server->tally.slowest;
 }
 
 /* --- updates --- */
@@ -14803,6 +14866,7 @@ static void clock_significance(mlfab__server *server, const mlfab__incoming *upd
 
 /* A worker's progress was `before`, and is more now. */
 static void clock_crossed(mlfab__server *server, const mlfab__server_peer *peer, uint64_t before) {
+  clock_tell_tally(server, peer, before);
   for (uint32_t g = 0; g < server->ngates; g++) {
     mlfab__clock *clock = &server->clocks[g];
     int crossed = before <= clock->v_train && peer->pushed > clock->v_train;
@@ -14892,6 +14956,7 @@ MLFAB__INTERNAL uint64_t mlfab__clock_join(const mlfab__server *server, uint32_t
 /* --- rounds and iterations --- */
 
 MLFAB__INTERNAL void mlfab__clock_members(mlfab__server *server) {
+  server->tally.counted = 0;
   server->queue.place_due = 1;
   for (uint32_t g = 0; g < server->ngates; g++) server->clocks[g].due = server->clocks[g].used;
 }
@@ -14902,7 +14967,7 @@ MLFAB__INTERNAL void mlfab__clock_members(mlfab__server *server) {
  * when all had pushed to the round before, so each of them sees to that here first. */
 static int clock_forced(mlfab__server *server, const mlfab__clock *clock) {
   int waits = 0;
-  if (!mlfab__sync_rounds(clock->sync.kind)) return 0;
+  if (!mlfab__sync_rounds(clock->sync.kind) || server->tally.stopped == 0) return 0;
   for (uint32_t w = 0; w < server->workers; w++) {
     const mlfab__server_peer *peer = &server->peers[w];
     waits |= peer->stopped && !peer->drained && peer->queued > 0 && peer->pushed > clock->v_train;
@@ -14911,6 +14976,7 @@ static int clock_forced(mlfab__server *server, const mlfab__clock *clock) {
   for (uint32_t w = 0; waits && w < server->workers; w++) {
     mlfab__server_peer *peer = &server->peers[w];
     if (peer->drained) peer->pushed = mlfab__max(peer->pushed, clock->v_train + 1);
+    server->tally.counted = 0;
   }
   return waits;
 }
@@ -14927,24 +14993,19 @@ static uint32_t clock_came(const mlfab__server *server, const mlfab__clock *cloc
   return n;
 }
 
-/* Of all that ever were here. */
-static uint64_t clock_most(const mlfab__server *server) {
-  uint64_t most = 0;
-  for (uint32_t w = 0; w < server->workers; w++) most = mlfab__max(most, server->peers[w].pushed);
-  return most;
-}
-
 /* Without members left, an iteration in which anything arrived is closed as it stands, and be it
  * empty: pulls wait for it. */
 static int clock_complete(mlfab__server *server, const mlfab__clock *clock) {
   mlfab_sync_state state;
-  uint64_t most = clock_most(server);
+  clock_count(server);
+  uint64_t most = server->tally.most;
   mlfab__clock_state(server, clock, MLFAB__NO_NODE, most, &state);
   if (state.members == 0) return clock->round_members > 0 || most > clock->v_train;
   if (most <= clock->v_train) return 0;
   if (clock->sync.kind == MLFAB_SYNC_USER)
     return server->config->push_condition(server->config->user, &state) != 0;
-  if (clock->sync.kind == MLFAB_SYNC_DROP && state.arrived < state.members)
+  if (clock->sync.kind == MLFAB_SYNC_DROP && state.arrived < state.members &&
+      state.arrived >= clock->sync.need)
     state.arrived = clock_came(server, clock);
   return mlfab__sync_complete_round(&clock->sync, &state) || clock_forced(server, clock);
 }
@@ -14964,7 +15025,7 @@ static uint32_t clock_behind(const mlfab__server *server, uint64_t progress) {
 static uint64_t clock_reached(const mlfab__server *server, const mlfab__clock *clock,
                               const mlfab_sync_state *state) {
   uint64_t reached = clock->v_train;
-  if (state->members == 0) return clock_most(server);
+  if (state->members == 0) return server->tally.most;
   if (clock->sync.kind != MLFAB_SYNC_DROP || clock->sync.need >= state->members ||
       clock_behind(server, reached + MLFAB__SERVER_QUEUED + 1) < clock->sync.need)
     return state->slowest;
@@ -16176,11 +16237,14 @@ MLFAB__INTERNAL void mlfab__apply_release(mlfab__server *server) {
   int ends = head->push.bytes - head->received <= little;
   int idle = server->scheduled && mlfab__meter_idle(&server->apply.meter, server->now_ns);
   if (!ends && !idle) return;
-  for (const mlfab__incoming *u = server->queue.first; u && !idle; u = u->next)
+  mlfab__incoming *update = apply_unreleased(server);
+  /* Without a scheduler nothing beyond its credit is on its way behind the one to be released. */
+  const mlfab__incoming *end = server->scheduled || !update ? NULL : update->next;
+  if (!update && !server->scheduled) return;
+  for (const mlfab__incoming *u = server->queue.first; u != end && !idle; u = u->next)
     coming += mlfab__max(u->granted, u->received) - u->received;
   if (coming > little) return;
   mlfab__meter_begin(&server->apply.meter, server->now_ns);
-  mlfab__incoming *update = apply_unreleased(server);
   if (!update) return;
   uint32_t stage = apply_free_stage(server);
   if (stage == MLFAB__SERVER_STAGES) return;

@@ -617,11 +617,14 @@ MLFAB__INTERNAL void mlfab__apply_release(mlfab__server *server) {
   int ends = head->push.bytes - head->received <= little;
   int idle = server->scheduled && mlfab__meter_idle(&server->apply.meter, server->now_ns);
   if (!ends && !idle) return;
-  for (const mlfab__incoming *u = server->queue.first; u && !idle; u = u->next)
+  mlfab__incoming *update = apply_unreleased(server);
+  /* Without a scheduler nothing beyond its credit is on its way behind the one to be released. */
+  const mlfab__incoming *end = server->scheduled || !update ? NULL : update->next;
+  if (!update && !server->scheduled) return;
+  for (const mlfab__incoming *u = server->queue.first; u != end && !idle; u = u->next)
     coming += mlfab__max(u->granted, u->received) - u->received;
   if (coming > little) return;
   mlfab__meter_begin(&server->apply.meter, server->now_ns);
-  mlfab__incoming *update = apply_unreleased(server);
   if (!update) return;
   uint32_t stage = apply_free_stage(server);
   if (stage == MLFAB__SERVER_STAGES) return;

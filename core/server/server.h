@@ -176,7 +176,20 @@ typedef struct mlfab__clock {
   double round_scale;                   /* weight of the sum: of its first member, or 1 */
   uint64_t refused_round;               /* the last that a callback refused, plus one */
   int flush; /* the open round is applied as it stands, and v_train stays */
+  /* Live workers whose progress is beyond v_train, if `arrived_at` is v_train + 1. */
+  uint32_t arrived;
+  uint64_t arrived_at;
 } mlfab__clock;
+
+/* How far the workers are, kept up with every update so that no pull has to look at all of them. */
+typedef struct mlfab__clock_tally {
+  int counted;      /* 0: it does not stand, as workers came or went */
+  uint32_t members; /* that live */
+  uint32_t stopped; /* workers that stand still while slices move, whether they live or not */
+  uint32_t lowest;  /* members whose progress is `slowest` */
+  uint64_t slowest, fastest; /* of the members; 0 without one */
+  uint64_t most;             /* of all that ever were here */
+} mlfab__clock_tally;
 
 enum mlfab__server_phase { MLFAB__NO_MODEL, MLFAB__MODEL_DEFINED, MLFAB__MODEL_STANDS };
 
@@ -364,6 +377,7 @@ struct mlfab__server {
   int watch;       /* what a commit changes is looked at: tags, a parameter filter */
   /* Consistency: clock.c. */
   mlfab__clock clocks[MLFAB__CLOCKS];
+  mlfab__clock_tally tally;
   uint32_t ngates; /* none behind them is used */
   int significant; /* a model looks at |g| / |w| */
   int untidy;      /* clocks of one model stand side by side */

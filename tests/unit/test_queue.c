@@ -741,6 +741,7 @@ static void callback_case(uint32_t aggregator, uint32_t sync, uint32_t then, flo
   start_as(&f, 1, MLFAB_UNBOUNDED, MLFAB_OPTIMIZER_SGD, sync, MLFAB_F32, add_as_told);
   for (uint32_t w = 0; w < WORKERS && (sync == MLFAB_SYNC_BSP || then == MLFAB_SYNC_BSP); w++)
     f.server.peers[w].done = w < 1 || w > 2;
+  mlfab__clock_members(&f.server);
   mlfab__plan_entry entries[2], blocks = {.id = 1, .worker = 3, .aggregator = MLFAB__NO_NODE};
   memset(entries, 0, sizeof entries);
   offer(&f, 3, 0);

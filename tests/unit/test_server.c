@@ -367,6 +367,74 @@ static void say_progress(fixture *f, uint32_t worker, uint64_t progress) {
   mlfab__server_frame(&f->server, worker, &in, 1000);
 }
 
+/* What a clock's conditions look at, counted literally. */
+static void same_state(fixture *f) {
+  for (uint32_t g = 0; g < f->server.ngates; g++) {
+    const mlfab__clock *clock = &f->server.clocks[g];
+    mlfab_sync_state want, state;
+    memset(&want, 0, sizeof want);
+    uint64_t slowest = UINT64_MAX;
+    for (uint32_t w = 0; w < f->server.workers; w++) {
+      const mlfab__server_peer *peer = &f->server.peers[w];
+      if (peer->dead || peer->left || peer->done) continue;
+      want.members++;
+      want.arrived += peer->pushed > clock->v_train;
+      want.fastest = want.fastest > peer->pushed ? want.fastest : peer->pushed;
+      slowest = slowest < peer->pushed ? slowest : peer->pushed;
+    }
+    want.slowest = want.members > 0 ? slowest : 0;
+    mlfab__clock_state(&f->server, clock, 0, 0, &state);
+    assert_int_equal(state.members, want.members);
+    assert_int_equal(state.arrived, want.arrived);
+    assert_int_equal(state.fastest, want.fastest);
+    assert_int_equal(state.slowest, want.slowest);
+  }
+}
+
+/* Workers come, go, move on and change the model in any order: the tally is what counting them gives. */
+static void test_tally(void **state) {
+  static const uint32_t kinds[] = {MLFAB_SYNC_ASYNC, MLFAB_SYNC_BSP, MLFAB_SYNC_SSP,
+                                   MLFAB_SYNC_DROP};
+  fixture *f = *state;
+  mlfab__rng rng;
+  mlfab__define d;
+  uint32_t incarnation[3] = {1, 1, 1};
+  mlfab__rng_seed(&rng, 1);
+  memset(&d, 0, sizeof d);
+  d.tensors = 1;
+  d.options.consistency.kind = MLFAB_SYNC_SSP;
+  for (uint32_t w = 0; w < 3; w++) {
+    hello_of(f, w, 1);
+    define_as(f, w, &d);
+  }
+  assert_int_equal(f->server.phase, MLFAB__MODEL_STANDS);
+  for (int round = 0; round < 20000; round++) {
+    uint32_t w = (uint32_t)mlfab__rng_below(&rng, 3);
+    mlfab__server_peer *peer = &f->server.peers[w];
+    uint64_t dice = mlfab__rng_below(&rng, 20);
+    mlfab__sync_ask change;
+    uint8_t meta[256];
+    if (dice < 14) {
+      if (!peer->dead && !peer->left) say_progress(f, w, peer->pushed + mlfab__rng_below(&rng, 3));
+    } else if (dice < 16) {
+      mlfab__server_gone(&f->server, w, dice == 14, 1000);
+    } else if (dice < 19) {
+      incarnation[w] += (uint32_t)mlfab__rng_below(&rng, 2);
+      hello_of(f, w, incarnation[w]);
+      define_as(f, w, &d);
+    } else if (!peer->dead && !peer->left) {
+      memset(&change, 0, sizeof change);
+      change.ask = (uint64_t)round + 1;
+      change.tensor = MLFAB_ALL;
+      change.consistency.kind = kinds[mlfab__rng_below(&rng, 4)];
+      change.consistency.need = 2;
+      frame_of(f, w, MLFAB__SYNC, meta, mlfab__encode_sync_ask(meta, &change), NULL, 0);
+    }
+    same_state(f);
+  }
+  assert_true(f->stats.rounds > 1000);
+}
+
 /* Rounds that one of three closes begin when it is far ahead: they are not counted up. */
 static void test_one_far_ahead(void **state) {
   fixture *f = *state;
@@ -422,6 +490,7 @@ static void test_new_process_in_round(void **state) {
     define_as(f, w, &d);
   }
   f->server.peers[2].pushed = f->server.peers[2].decided = 4;
+  mlfab__clock_members(&f->server);
   mlfab__hello again = {.node = 2, .incarnation = 2, .roles = MLFAB_ROLE_WORKER};
   mlfab__hello_ack other;
   assert_int_equal(mlfab__server_hello(&f->server, 2, &again, &other, 1000), 0);
@@ -527,6 +596,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_released_when_little_comes, open_three, close_server),
       cmocka_unit_test_setup_teardown(test_new_process_in_round, open_three, close_server),
       cmocka_unit_test_setup_teardown(test_one_far_ahead, open_three, close_server),
+      cmocka_unit_test_setup_teardown(test_tally, open_three, close_server),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
