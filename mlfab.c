@@ -31570,6 +31570,7 @@ struct mlfab__scheduler {
   mlfab__item_part *parts;
   uint32_t items_room, parts_room, items_used, free_item;
   mlfab__list waiting, placed;
+  uint64_t listed; /* items in the two lists */
   uint64_t serial, groups;
   /* When to plan. */
   int dirty; /* bookings and due times are to be reckoned anew */
@@ -31645,12 +31646,14 @@ MLFAB__INTERNAL void mlfab__scheduler_append(mlfab__scheduler *s, mlfab__list *l
   item->next = MLFAB__NO_ITEM;
   *(list->last == MLFAB__NO_ITEM ? &list->first : &s->items[list->last].next) = i;
   list->last = i;
+  s->listed++;
 }
 
 MLFAB__INTERNAL void mlfab__scheduler_unlink(mlfab__scheduler *s, mlfab__list *list, uint32_t i) {
   const mlfab__item *item = &s->items[i];
   *(item->previous == MLFAB__NO_ITEM ? &list->first : &s->items[item->previous].next) = item->next;
   *(item->next == MLFAB__NO_ITEM ? &list->last : &s->items[item->next].previous) = item->previous;
+  s->listed--;
 }
 
 MLFAB__INTERNAL void mlfab__scheduler_place(mlfab__scheduler *s, uint32_t item) {
@@ -32679,7 +32682,10 @@ enum {
   /* What a worker may have under way at a server: the server's own limits. */
   SCHEDULER_PUSHES = 64,
   SCHEDULER_PULLS = 8,
-  SCHEDULER_ACCUMULATORS = 1 << 16
+  SCHEDULER_ACCUMULATORS = 1 << 16,
+  /* Beyond so many items reckoning pauses, so long for each of them. */
+  SCHEDULER_MANY = 1024,
+  SCHEDULER_ITEM_NS = 50
 };
 /* 10 Gbit/s: a network that nobody has measured yet is reckoned like this. */
 #define SCHEDULER_RATE 1.25e9
@@ -33289,6 +33295,7 @@ static void scheduler_reckon(mlfab__scheduler *s) {
 
 /* The first waiting item of this kind that is due: with a part at `server` when it is a pull. */
 static int scheduler_is_due(const mlfab__scheduler *s, uint32_t kind, uint32_t server) {
+  if (s->due_ns > s->now_ns) return 0;
   for (uint32_t i = s->waiting.first; i != MLFAB__NO_ITEM; i = s->items[i].next) {
     if (s->items[i].kind != kind || s->items[i].due_ns > s->now_ns) continue;
     if (kind == MLFAB__TRANSFER_PUSH) return 1;
@@ -33316,9 +33323,17 @@ static void scheduler_reassure(mlfab__scheduler *s) {
   }
 }
 
+/* When to reckon next. Of many items news are taken together, so that reckoning takes a share of the time
+ * that does not grow with their number. */
+static uint64_t scheduler_look_at(const mlfab__scheduler *s) {
+  uint64_t pause_ns = s->listed > SCHEDULER_MANY ? s->listed * SCHEDULER_ITEM_NS : 0;
+  if (!s->dirty) return s->due_ns;
+  return mlfab__min(s->due_ns, mlfab__max(s->now_ns, mlfab__add_sat(s->reckoned_ns, pause_ns)));
+}
+
 static void scheduler_look(mlfab__scheduler *s) {
   uint64_t now_ns = s->now_ns;
-  if (!s->dirty && now_ns < s->due_ns) return;
+  if (now_ns < scheduler_look_at(s)) return;
   int timer = !s->dirty;
   scheduler_reckon(s);
   /* A link that is slower than predicted would come near its time in ever smaller steps. */
@@ -33346,9 +33361,9 @@ MLFAB__INTERNAL void mlfab__scheduler_tick(mlfab__scheduler *scheduler, uint64_t
 }
 
 MLFAB__INTERNAL uint64_t mlfab__scheduler_deadline(const mlfab__scheduler *scheduler) {
-  if (scheduler->dirty) return scheduler->now_ns;
+  uint64_t at = scheduler_look_at(scheduler);
   int waits = scheduler->waiting.first != MLFAB__NO_ITEM;
-  return waits ? mlfab__min(scheduler->due_ns, scheduler->reassure_ns) : scheduler->due_ns;
+  return waits ? mlfab__min(at, scheduler->reassure_ns) : at;
 }
 
 /* ==============================================================================================
@@ -35682,18 +35697,6 @@ static void route_take(mlfab__server *server, mlfab__incoming *update) {
   update->unplaced = 0;
 }
 
-MLFAB__INTERNAL int mlfab__route_hold(mlfab__server *server, mlfab__incoming *update) {
-  mlfab__server_peer *peer = &server->peers[update->worker];
-  if (!server->sched->up || (!route_planned(update) && peer->unplaced == 0)) return 0;
-  mlfab__queue_append(server, update, 1);
-  server->queue.place_due = 1;
-  update->shape = mlfab__report_shape(update->segments, update->push.segments);
-  /* Not of one shape with what is dense. */
-  if (route_packed(update)) update->shape = mlfab__mix(update->shape);
-  peer->unplaced++;
-  return 1;
-}
-
 MLFAB__INTERNAL void mlfab__route_over(mlfab__server *server, const mlfab__incoming *update) {
   mlfab__report_over(server, MLFAB__TRANSFER_PUSH, update->worker, update->push.seq, 0);
 }
@@ -35720,6 +35723,19 @@ static void route_announce(mlfab__server *server, mlfab__incoming *update) {
   announce.parts = update->push.parts;
   update->announced = 1;
   mlfab__report_announce(server, &announce);
+}
+
+MLFAB__INTERNAL int mlfab__route_hold(mlfab__server *server, mlfab__incoming *update) {
+  mlfab__server_peer *peer = &server->peers[update->worker];
+  if (!server->sched->up || (!route_planned(update) && peer->unplaced == 0)) return 0;
+  mlfab__queue_append(server, update, 1);
+  update->shape = mlfab__report_shape(update->segments, update->push.segments);
+  /* Not of one shape with what is dense. */
+  if (route_packed(update)) update->shape = mlfab__mix(update->shape);
+  /* The others wait for the same as before. */
+  if (peer->unplaced++ == 0 && mlfab__queue_eligible(server, update))
+    route_announce(server, update);
+  return 1;
 }
 
 MLFAB__INTERNAL void mlfab__route_advance(mlfab__server *server) {

@@ -15,12 +15,14 @@ MLFAB__INTERNAL void mlfab__scheduler_append(mlfab__scheduler *s, mlfab__list *l
   item->next = MLFAB__NO_ITEM;
   *(list->last == MLFAB__NO_ITEM ? &list->first : &s->items[list->last].next) = i;
   list->last = i;
+  s->listed++;
 }
 
 MLFAB__INTERNAL void mlfab__scheduler_unlink(mlfab__scheduler *s, mlfab__list *list, uint32_t i) {
   const mlfab__item *item = &s->items[i];
   *(item->previous == MLFAB__NO_ITEM ? &list->first : &s->items[item->previous].next) = item->next;
   *(item->next == MLFAB__NO_ITEM ? &list->last : &s->items[item->next].previous) = item->previous;
+  s->listed--;
 }
 
 MLFAB__INTERNAL void mlfab__scheduler_place(mlfab__scheduler *s, uint32_t item) {

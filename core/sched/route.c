@@ -46,18 +46,6 @@ static void route_take(mlfab__server *server, mlfab__incoming *update) {
   update->unplaced = 0;
 }
 
-MLFAB__INTERNAL int mlfab__route_hold(mlfab__server *server, mlfab__incoming *update) {
-  mlfab__server_peer *peer = &server->peers[update->worker];
-  if (!server->sched->up || (!route_planned(update) && peer->unplaced == 0)) return 0;
-  mlfab__queue_append(server, update, 1);
-  server->queue.place_due = 1;
-  update->shape = mlfab__report_shape(update->segments, update->push.segments);
-  /* Not of one shape with what is dense. */
-  if (route_packed(update)) update->shape = mlfab__mix(update->shape);
-  peer->unplaced++;
-  return 1;
-}
-
 MLFAB__INTERNAL void mlfab__route_over(mlfab__server *server, const mlfab__incoming *update) {
   mlfab__report_over(server, MLFAB__TRANSFER_PUSH, update->worker, update->push.seq, 0);
 }
@@ -84,6 +72,19 @@ static void route_announce(mlfab__server *server, mlfab__incoming *update) {
   announce.parts = update->push.parts;
   update->announced = 1;
   mlfab__report_announce(server, &announce);
+}
+
+MLFAB__INTERNAL int mlfab__route_hold(mlfab__server *server, mlfab__incoming *update) {
+  mlfab__server_peer *peer = &server->peers[update->worker];
+  if (!server->sched->up || (!route_planned(update) && peer->unplaced == 0)) return 0;
+  mlfab__queue_append(server, update, 1);
+  update->shape = mlfab__report_shape(update->segments, update->push.segments);
+  /* Not of one shape with what is dense. */
+  if (route_packed(update)) update->shape = mlfab__mix(update->shape);
+  /* The others wait for the same as before. */
+  if (peer->unplaced++ == 0 && mlfab__queue_eligible(server, update))
+    route_announce(server, update);
+  return 1;
 }
 
 MLFAB__INTERNAL void mlfab__route_advance(mlfab__server *server) {

@@ -10,7 +10,10 @@ enum {
   /* What a worker may have under way at a server: the server's own limits. */
   SCHEDULER_PUSHES = 64,
   SCHEDULER_PULLS = 8,
-  SCHEDULER_ACCUMULATORS = 1 << 16
+  SCHEDULER_ACCUMULATORS = 1 << 16,
+  /* Beyond so many items reckoning pauses, so long for each of them. */
+  SCHEDULER_MANY = 1024,
+  SCHEDULER_ITEM_NS = 50
 };
 /* 10 Gbit/s: a network that nobody has measured yet is reckoned like this. */
 #define SCHEDULER_RATE 1.25e9
@@ -620,6 +623,7 @@ static void scheduler_reckon(mlfab__scheduler *s) {
 
 /* The first waiting item of this kind that is due: with a part at `server` when it is a pull. */
 static int scheduler_is_due(const mlfab__scheduler *s, uint32_t kind, uint32_t server) {
+  if (s->due_ns > s->now_ns) return 0;
   for (uint32_t i = s->waiting.first; i != MLFAB__NO_ITEM; i = s->items[i].next) {
     if (s->items[i].kind != kind || s->items[i].due_ns > s->now_ns) continue;
     if (kind == MLFAB__TRANSFER_PUSH) return 1;
@@ -647,9 +651,17 @@ static void scheduler_reassure(mlfab__scheduler *s) {
   }
 }
 
+/* When to reckon next. Of many items news are taken together, so that reckoning takes a share of the time
+ * that does not grow with their number. */
+static uint64_t scheduler_look_at(const mlfab__scheduler *s) {
+  uint64_t pause_ns = s->listed > SCHEDULER_MANY ? s->listed * SCHEDULER_ITEM_NS : 0;
+  if (!s->dirty) return s->due_ns;
+  return mlfab__min(s->due_ns, mlfab__max(s->now_ns, mlfab__add_sat(s->reckoned_ns, pause_ns)));
+}
+
 static void scheduler_look(mlfab__scheduler *s) {
   uint64_t now_ns = s->now_ns;
-  if (!s->dirty && now_ns < s->due_ns) return;
+  if (now_ns < scheduler_look_at(s)) return;
   int timer = !s->dirty;
   scheduler_reckon(s);
   /* A link that is slower than predicted would come near its time in ever smaller steps. */
@@ -677,7 +689,7 @@ MLFAB__INTERNAL void mlfab__scheduler_tick(mlfab__scheduler *scheduler, uint64_t
 }
 
 MLFAB__INTERNAL uint64_t mlfab__scheduler_deadline(const mlfab__scheduler *scheduler) {
-  if (scheduler->dirty) return scheduler->now_ns;
+  uint64_t at = scheduler_look_at(scheduler);
   int waits = scheduler->waiting.first != MLFAB__NO_ITEM;
-  return waits ? mlfab__min(scheduler->due_ns, scheduler->reassure_ns) : scheduler->due_ns;
+  return waits ? mlfab__min(at, scheduler->reassure_ns) : at;
 }

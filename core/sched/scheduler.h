@@ -203,6 +203,7 @@ struct mlfab__scheduler {
   mlfab__item_part *parts;
   uint32_t items_room, parts_room, items_used, free_item;
   mlfab__list waiting, placed;
+  uint64_t listed; /* items in the two lists */
   uint64_t serial, groups;
   /* When to plan. */
   int dirty; /* bookings and due times are to be reckoned anew */
