@@ -35,7 +35,7 @@ GROUPS = [
 ]
 # On the floor above: files of one transport begin with its name. A transport includes mlfab.h and the groups
 # `base`, `wire` and `kernels`, and no other transport.
-TRANSPORTS = "tcp shm shm_coll sim"
+TRANSPORTS = "tcp shm_file shm shm_coll sim"
 TRANSPORT_FLOORS = 3
 # On the top floor, which alone knows them: the list of transports, and what opens a context with it.
 TOP = {"open": "compose open"}

@@ -65,7 +65,7 @@
  *
  * Threads: wait, wake and fd may run beside the rest. wait looks at the rings under `lock`, which the
  * others take only when the list of links changes. */
-#include "../core/base/shm_coll.h"
+#include "shm_file.h"
 #include "../core/base/base.h"
 #include "../core/base/env.h"
 #include "../core/wire/wire.h"
@@ -839,7 +839,7 @@ static void shm_stop(void *self) {
 static int shm_open_fds(struct shm *t, const char *name) {
   struct sockaddr_un at;
   socklen_t bytes = shm_sockaddr(name, &at);
-  t->bell_fd = mlfab__shm_coll_file("mlfab-bell", SHM_CONTROL, F_SEAL_SEAL);
+  t->bell_fd = mlfab__shm_file("mlfab-bell", SHM_CONTROL, F_SEAL_SEAL);
   if (t->bell_fd < 0) return MLFAB_ERR_IO;
   t->event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   t->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
@@ -922,7 +922,7 @@ static int shm_connect(void *self, const char *address, uint64_t token) {
   }
   link->token = token;
   snprintf(link->address, sizeof link->address, "%s", address);
-  link->segment_fd = mlfab__shm_coll_file("mlfab-link", SHM_SEGMENT, F_SEAL_SEAL);
+  link->segment_fd = mlfab__shm_file("mlfab-link", SHM_SEGMENT, F_SEAL_SEAL);
   if (link->segment_fd < 0 || !shm_map_segment(link, link->segment_fd)) {
     shm_drop_half(t, link);
     return MLFAB_ERR_IO;

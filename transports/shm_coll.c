@@ -6,6 +6,7 @@
  * other users' processes. Layout, invariants and waiting: core/base/shm_coll.h.
  *
  * Source: reduce-scatter and allgather, pipelined in rounds that stay in the caches. */
+#include "shm_file.h"
 #include "../core/base/shm_coll.h"
 #include "../core/kernels/kernels.h"
 
@@ -274,23 +275,7 @@ static void shm_coll_leave(mlfab__shm_coll *a) {
 
 /* ---- descriptors and mappings ---- */
 
-MLFAB__INTERNAL int mlfab__shm_coll_file(const char *name, uint64_t bytes, int seals) {
-  struct rlimit most;
-  if (getrlimit(RLIMIT_FSIZE, &most) == 0 && bytes > most.rlim_cur) {
-    errno = EFBIG;
-    return -1;
-  }
-  int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (fd < 0) return -1;
-  if (ftruncate(fd, (off_t)bytes) == 0 && fcntl(fd, F_ADD_SEALS, SHM_COLL_SEALS | seals) == 0)
-    return fd;
-  int why = errno;
-  close(fd);
-  errno = why;
-  return -1;
-}
-
-static int shm_coll_memfd(uint64_t bytes) { return mlfab__shm_coll_file("mlfab-arena", bytes, 0); }
+static int shm_coll_memfd(uint64_t bytes) { return mlfab__shm_file("mlfab-arena", bytes, 0); }
 
 /* Maps memory that the other members share. A forked child does not inherit the mapping: a write of the child
  * would change the sums of all members. */

@@ -75,9 +75,6 @@
 
 #define MLFAB__SHM_COLL_MOST 64u /* members */
 
-/* Of linux/futex.h, which C libraries without the kernel's headers do not find. */
-enum { MLFAB__FUTEX_WAIT = 0, MLFAB__FUTEX_WAKE = 1 };
-
 /* As the numbers of schedules: MLFAB__COLLECTIVE_ALLREDUCE ... */
 enum {
   MLFAB__SHM_COLL_ALLREDUCE = 1,
@@ -114,12 +111,6 @@ typedef struct mlfab__shm_coll_call {
   mlfab__shm_coll_pause_fn pause; /* not NULL */
   void *user;                     /* of pause */
 } mlfab__shm_coll_call;
-
-/* A nameless file of `bytes` in memory, sealed against shrinking, growing, and `seals` besides; -1 with
- * errno. What would raise SIGXFSZ (ulimit -f) is EFBIG. */
-#if MLFAB_WITH_SHM /* or nobody calls it */
-MLFAB__INTERNAL int mlfab__shm_coll_file(const char *name, uint64_t bytes, int seals);
-#endif
 
 /* The functions, which a transport's entry in the list gives to a context. */
 typedef struct mlfab__shm_coll_table {

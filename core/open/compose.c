@@ -8,6 +8,7 @@
 #include "../reshard/reshard.h"
 #include "../sched/sched_role.h"
 #include "../sparse/sparse_apply.h"
+#include "../sparse/sparse_push.h"
 
 static int compose_worker(mlfab_node *node) {
   mlfab__parts *parts = node->parts;
@@ -18,6 +19,7 @@ static int compose_worker(mlfab_node *node) {
   if (!code) code = mlfab__comm_attach(node, &parts->comm);
   if (!code) code = mlfab__worker_attach(node, &parts->worker);
   if (code) return code;
+  mlfab__sparse_worker_attach(parts->worker);
   mlfab__reshard_worker_attach(parts->worker);
   if (aggregator) aggregator->worker = parts->worker;
   return 0;

@@ -14,6 +14,8 @@
  * Source: TDF §4.2, 4.3. */
 #include "sparse_push.h"
 
+#include "../kernels/packet.h"
+
 #include "filter.h"
 #include "../kernels/kernels.h"
 
@@ -605,4 +607,36 @@ MLFAB__INTERNAL int mlfab__worker_set_filter(mlfab__worker *worker, uint32_t ten
     worker->sieves[i].leaves = 0;
   }
   return 0;
+}
+
+/* --- pulls --- */
+
+/* Writes packets. 0; FRAME when they are malformed or not of the stretch; MEMORY. */
+static int sparse_push_unpack(mlfab__worker *worker, const mlfab__fetch *fetch,
+                              const mlfab__model *model, const mlfab__frame_in *frame) {
+  uint64_t room = frame->bulk_bytes;
+  if (mlfab__packet_room(worker->env, &worker->came)) return MLFAB_ERR_MEMORY;
+  worker->came_bytes = MLFAB__PACKET_ROOM;
+  const uint8_t *bulk = mlfab__packet_private(worker->came, frame->bulk, frame->bulk_bytes);
+  uint64_t next = model->offset, end = model->offset + model->bytes;
+  while (room > 0) {
+    mlfab__packet packet;
+    uint32_t bytes = mlfab__packet_open(bulk, room, &packet);
+    if (bytes == 0 || packet.offset < next || packet.offset >= end) return MLFAB_ERR_FRAME;
+    const mlfab__tensor *tensor = mlfab__layout_tensor_at(&worker->layout, packet.offset);
+    uint64_t most = mlfab__min(end, tensor->offset + tensor->bytes) - packet.offset;
+    uint64_t length = (uint64_t)packet.elements * mlfab__dtype_bytes(packet.dtype);
+    if (packet.dtype != tensor->dtype || length > most) return MLFAB_ERR_FRAME;
+    uint8_t *into = mlfab__pull_into(worker, fetch, packet.offset);
+    if (worker->cache.bytes) mlfab__unpack_store(&packet, worker->cache.bytes + packet.offset);
+    if (into) mlfab__unpack_store(&packet, into);
+    next = packet.offset + length;
+    bulk += bytes;
+    room -= bytes;
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__sparse_worker_attach(mlfab__worker *worker) {
+  worker->unpack = sparse_push_unpack;
 }

@@ -14,4 +14,7 @@ MLFAB__INTERNAL int mlfab__worker_push_sparse(mlfab__worker *worker, uint32_t te
 MLFAB__INTERNAL int mlfab__worker_set_filter(mlfab__worker *worker, uint32_t tensor,
                                              const mlfab_filter *filter, mlfab_error *error);
 
+/* From now on the worker reads packets. */
+MLFAB__INTERNAL void mlfab__sparse_worker_attach(mlfab__worker *worker);
+
 #endif

@@ -223,31 +223,11 @@ static void pull_write(mlfab__worker *worker, const mlfab__fetch *fetch, uint64_
   }
 }
 
-/* Writes packets. 0; FRAME when they are malformed or not of the stretch; MEMORY. */
-static int pull_unpack(mlfab__worker *worker, const mlfab__fetch *fetch, const mlfab__model *model,
-                       const mlfab__frame_in *frame) {
-  uint64_t room = frame->bulk_bytes;
-  if (mlfab__packet_room(worker->env, &worker->came)) return MLFAB_ERR_MEMORY;
-  const uint8_t *bulk = mlfab__packet_private(worker->came, frame->bulk, frame->bulk_bytes);
-  uint64_t next = model->offset, end = model->offset + model->bytes;
-  while (room > 0) {
-    mlfab__packet packet;
-    uint32_t bytes = mlfab__packet_open(bulk, room, &packet);
-    if (bytes == 0 || packet.offset < next || packet.offset >= end) return MLFAB_ERR_FRAME;
-    const mlfab__tensor *tensor = mlfab__layout_tensor_at(&worker->layout, packet.offset);
-    uint64_t most = mlfab__min(end, tensor->offset + tensor->bytes) - packet.offset;
-    uint64_t length = (uint64_t)packet.elements * mlfab__dtype_bytes(packet.dtype);
-    if (packet.dtype != tensor->dtype || length > most) return MLFAB_ERR_FRAME;
-    const mlfab__source *source =
-        pull_into_buffers(worker, fetch) ? pull_source(fetch, packet.offset) : NULL;
-    if (worker->cache.bytes) mlfab__unpack_store(&packet, worker->cache.bytes + packet.offset);
-    if (source && source->data)
-      mlfab__unpack_store(&packet, source->data + (packet.offset - source->offset));
-    next = packet.offset + length;
-    bulk += bytes;
-    room -= bytes;
-  }
-  return 0;
+MLFAB__INTERNAL uint8_t *mlfab__pull_into(const mlfab__worker *worker, const mlfab__fetch *fetch,
+                                          uint64_t offset) {
+  const mlfab__source *source =
+      pull_into_buffers(worker, fetch) ? pull_source(fetch, offset) : NULL;
+  return source && source->data ? source->data + (offset - source->offset) : NULL;
 }
 
 /* Takes in a MODEL frame, by whatever way it came. 0; FRAME when it is not what was asked for;
@@ -267,7 +247,8 @@ static int pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server
     return MLFAB_ERR_FRAME;
   if (worker->cache.bytes && mlfab__cache_begin(worker, fetch, server, model))
     return MLFAB_ERR_FRAME;
-  int code = packed ? pull_unpack(worker, fetch, model, frame) : 0;
+  int code = 0;
+  if (packed) code = worker->unpack ? worker->unpack(worker, fetch, model, frame) : MLFAB_ERR_FRAME;
   if (code) return code;
   if (!packed && !ghost) pull_write(worker, fetch, model->offset, frame->bulk, model->bytes);
   if (worker->cache.bytes) mlfab__cache_taken(worker, fetch, server, model, frame->bulk_bytes > 0);
@@ -495,6 +476,6 @@ MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker) {
     mlfab__free(worker->env, fetch->parts, worker->servers * sizeof *fetch->parts);
     memset(fetch, 0, sizeof *fetch);
   }
-  mlfab__free_aligned(worker->env, worker->came, MLFAB__PACKET_ROOM);
+  mlfab__free_aligned(worker->env, worker->came, worker->came_bytes);
   worker->came = NULL;
 }

@@ -27,7 +27,6 @@
 #define MLFAB__WORKER_H
 
 #include "../model/windows.h"
-#include "../kernels/packet.h"
 #include "../node/role.h"
 #include "../base/request.h"
 #include "../model/layout.h"
@@ -279,11 +278,15 @@ struct mlfab__worker {
   int16_t status[MLFAB__WINDOW]; /* of the last updates, by number */
   mlfab__segment *segments_scratch;
   uint64_t *versions_scratch;
-  uint8_t
-      *came; /* MLFAB__PACKET_ROOM: the packets of the frame that is being taken in, once needed */
-  int due;   /* something ended, or was decided: worker.c looks what follows */
+  uint8_t *came; /* the packets of the frame that is being taken in: came_bytes, once needed */
+  size_t came_bytes;
+  int due; /* something ended, or was decided: worker.c looks what follows */
   const mlfab__worker_mover *mover; /* or NULL */
   const mlfab__push_codec *packed;  /* once there was a filter or a sparse update, or NULL */
+  /* Writes the packets of a MODEL frame, where somebody is attached who reads them; or NULL. Errors: FRAME when
+   * they are malformed or not of the stretch; MEMORY. */
+  int (*unpack)(mlfab__worker *worker, const mlfab__fetch *fetch, const mlfab__model *model,
+                const mlfab__frame_in *frame);
 };
 
 MLFAB__INTERNAL int mlfab__worker_init(mlfab__worker *worker, mlfab__env *env,
@@ -353,6 +356,9 @@ MLFAB__INTERNAL void mlfab__worker_hop_taken(mlfab__worker *worker, uint32_t agg
                                              const mlfab__frame_out *frame);
 MLFAB__INTERNAL void mlfab__worker_hop_sent(mlfab__worker *worker, uint32_t aggregator,
                                             uint64_t token, uint64_t now_ns);
+/* Where a pull puts the model's byte `offset`, of those that it asked for; NULL: nowhere. */
+MLFAB__INTERNAL uint8_t *mlfab__pull_into(const mlfab__worker *worker, const mlfab__fetch *fetch,
+                                          uint64_t offset);
 /* Does anything go, or come, by this aggregator? Then the link to it is wanted. */
 MLFAB__INTERNAL int mlfab__worker_hop_wanted(const mlfab__worker *worker, uint32_t aggregator);
 /* Updates that no server has decided yet. */

@@ -1,5 +1,7 @@
 /* test_cache.c - pulls at the worker with version tags and with halves: whatever is lost, cut off, begun
  * again and asked for at once, buffers and cache hold of every slice what its server answered last. */
+#include "core/kernels/packet.h"
+#include "core/sparse/sparse_push.h"
 #include "core/worker/worker.h"
 
 #include "core/kernels/half.h"
@@ -240,6 +242,7 @@ static void prepare(uint32_t servers) {
   F.config.timeout_ns = 1000000000;
   assert_int_equal(
       mlfab__worker_init(&F.worker, &F.env, &F.config, 1, &port, &port, &F.stats, &F.requests), 0);
+  mlfab__sparse_worker_attach(&F.worker);
   for (uint32_t i = 0; i < TENSORS; i++)
     assert_int_equal(mlfab__worker_tensor(&F.worker, i, shapes[i].dtype, shapes[i].count, &error),
                      0);
