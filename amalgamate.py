@@ -4,6 +4,9 @@
     amalgamate.py            writes both
     amalgamate.py --check    compares instead: exit 1 when a file is not what the parts make
     amalgamate.py --graph    prints the groups and who includes or calls whom, as Graphviz text
+    amalgamate.py --breaches lists what is still wrong with the order of groups
+    amalgamate.py --profile minimal|core -o DIR
+                             writes a smaller mlfab.c, and the headers that it needs, to DIR: see PROFILES
 
 A folder of core/ is a group. GROUPS below is the order of everything, and the one place where it stands:
 floors of groups, lowest first, and the modules of each group. A file includes and calls what is in its own
@@ -43,6 +46,26 @@ TOP = {"open": "compose open"}
 # else is in mlfab.c.
 SIMULATOR = "transports/sim"
 
+# What can be left out: MLFAB_WITH_<name> -> what it is, in words, and its folders and modules. The text of these is
+# put between `#if MLFAB_WITH_<name>` and `#endif`. Its public functions then return UNSUPPORTED and name the
+# switch: see stubs. Nothing outside calls what is inside, but the files that compose (TOP) and other groups that can
+# be left out; the compiler sees to that when a switch is off.
+SWITCHES = {
+    "SCHED": ("scheduling", "core/sched core/api/calls_sched"),
+    "SPARSE": ("filters and sparse updates", "core/sparse core/api/calls_sparse"),
+    "RESHARD": ("moving slices", "core/reshard core/api/calls_reshard"),
+    "COLL": ("collectives", "core/coll core/api/calls_coll core/api/shared core/base/shm_coll transports/shm_coll"),
+    "PARTIAL": ("partial collectives", "core/coll/partial core/coll/partial_run core/api/calls_partial"),
+    "STOCHASTIC": ("stochastic reductions",
+                   "core/coll/graph core/coll/notify core/coll/stochastic core/api/calls_stochastic"),
+    "DAG": ("user's schedules of operations", "core/coll/user_dag core/api/calls_dag"),
+}
+# Modules that stay, or that several switches need, whatever their folder is.
+ALWAYS = "core/coll/barrier core/coll/barrier_role".split()
+NEEDED_BY = {"core/kernels/packet": ["SCHED", "SPARSE"]}
+# A smaller mlfab.c: which of the switches are left in. Those left out have no text in it.
+PROFILES = {"minimal": [], "core": ["SCHED", "SPARSE"]}
+
 # What is still wrong with the house: it may only become less. Includes and calls between groups that go up or
 # across, files that are on a circle.
 BREACHES = {"up": 0, "circle": 2}
@@ -59,7 +82,9 @@ LIBRARY_TITLE = """\
  *
  *    cc -O2 -c mlfab.c        and link with -lpthread -lm
  *
- * Define MLFAB_WITH_TCP or MLFAB_WITH_SHM as 0 to leave that transport out.
+ * Define as 0 what is to be left out: MLFAB_WITH_TCP, _SHM (transports), _COLL (collectives; with it _PARTIAL,
+ * _STOCHASTIC, _DAG, which can go alone), _SCHED (scheduling), _SPARSE (filters), _RESHARD (moving slices). What was
+ * left out returns MLFAB_ERR_UNSUPPORTED. `amalgamate.py --profile minimal|core` writes a shorter file.
  *
 """
 SIMULATOR_TITLE = """\
@@ -115,6 +140,15 @@ class Part:
     def __init__(self, path, group, floor, position):
         self.path, self.group, self.floor, self.position = path, group, floor, position
         self.module = path.rsplit(".", 1)[0]
+        # The switches of which one has to be on; none: it is always there.
+        self.switches = NEEDED_BY.get(self.module, [])
+        homes = {home: name for name, (_, places) in SWITCHES.items() for home in places.split()}
+        for home in (self.module, os.path.dirname(path)):
+            if home in homes and not self.switches and self.module not in ALWAYS:
+                self.switches = [homes[home]]
+
+    def condition(self):
+        return " || ".join("MLFAB_WITH_" + name for name in self.switches)
 
 
 def list_parts():
@@ -253,10 +287,63 @@ def simulator_parts(parts):
     return needed
 
 
-def join(parts, title, main_header):
-    """The text of a file that is made of these parts."""
+PUBLIC = re.compile(r"^(?:MLFAB_API )?(int) (mlfab_(?!_)\w+)\(([^)]*)\) \{", re.M)
+BEGINS = re.compile(r"^MLFAB__INTERNAL (int) (mlfab__calls_\w+)\(([^)]*)\) \{", re.M)
+
+
+def stub(name, arguments, text):
+    """A function of something that was left out: UNSUPPORTED, and where it can be told, why."""
+    names = re.findall(r"(\w+)(?:\[\])?(?:,|$)", arguments)
+    if arguments.startswith("mlfab *ctx"):
+        result = "mlfab__context_without(ctx, %s)" % text
+    elif arguments.startswith("mlfab_node *node"):
+        result = "mlfab__node_without(node, %s)" % text
+    elif "mlfab__call_in" in arguments:
+        result = "mlfab__error_without(%s->error, %s)" % (names[0], text)
+    elif names[-1] == "error_p":
+        result = "mlfab__error_without(error_p, %s)" % text
+    else:
+        result = "MLFAB_ERR_UNSUPPORTED"
+    return "int %s(%s) {\n  %s;\n  return %s;\n}\n" % (
+        name, arguments, ", ".join("(void)" + each for each in names), result)
+
+
+def stubs(parts):
+    """What the functions of each switch are while it is off."""
+    text = []
+    for name, (words, _) in SWITCHES.items():
+        functions = []
+        for part in parts.values():
+            if part.switches != [name] or not part.path.endswith(".c"):
+                continue
+            for pattern, prefix in ((PUBLIC, "MLFAB_API "), (BEGINS, "MLFAB__INTERNAL ")):
+                functions += [prefix + stub(function, " ".join(arguments.split()), "LEFT_OUT")
+                              for _, function, arguments in pattern.findall(read(part.path))]
+        if functions:
+            left_out = '#define LEFT_OUT "%s (MLFAB_WITH_%s is 0)"' % (words, name)
+            text.append("\n#if !MLFAB_WITH_%s\n%s\n\n%s#undef LEFT_OUT\n#endif\n"
+                        % (name, left_out, "\n".join(functions)))
+    rule = "=" * (100 - 6)
+    return "\n/* %s\n * what is left out\n * %s */\n%s" % (rule, rule, "".join(text))
+
+
+def profile_prologue(profile):
+    """Which switches a smaller file has off, for good."""
+    text = ["\n/* Made by amalgamate.py --profile %s: these groups are not in this file. */\n" % profile]
+    for name in SWITCHES:
+        if name not in PROFILES[profile]:
+            text.append('#if defined(MLFAB_WITH_%s) && MLFAB_WITH_%s + 0\n#error "this mlfab.c was made without '
+                        'MLFAB_WITH_%s"\n#endif\n#undef MLFAB_WITH_%s\n#define MLFAB_WITH_%s 0\n'
+                        % ((name,) * 5))
+    return "".join(text)
+
+
+def join(parts, title, main_header, profile=None):
+    """The text of a file that is made of these parts; without those that the profile leaves out."""
     done = set()
     out = []
+    left_out = {path for path, part in parts.items()
+                if profile and part.switches and not set(part.switches) & set(PROFILES[profile])}
 
     def banner(path, text):
         rule = "=" * (100 - 6)
@@ -264,7 +351,7 @@ def join(parts, title, main_header):
 
     def text_of(part):
         """The file's text with its local includes replaced; headers come first, once each."""
-        if part.path in done:
+        if part.path in done or part.path in left_out:
             return ""
         done.add(part.path)
         text = read(part.path)
@@ -304,19 +391,27 @@ def join(parts, title, main_header):
             if depth > 0 and path not in done and target.module != part.module:
                 problem("%s: includes %s inside a condition, where others need it too"
                         % (where, path))
+            if part.switches and path not in done and target.switches != part.switches:
+                problem("%s: includes %s first, which is not left out with it" % (where, path))
             inlined = text_of(target)
             if inlined:
                 result.append(inlined + "\n/* %s goes on. */\n" % part.path)
-        return banner(part.path, "".join(result)).replace("\n\n\n", "\n\n")
+        text = "".join(result)
+        if part.switches:
+            text = "#if %s\n%s#endif /* %s */\n" % (part.condition(), text, part.condition())
+        return banner(part.path, text).replace("\n\n\n", "\n\n")
 
     for part in sorted(parts.values(), key=lambda p: (p.position, p.path.endswith(".c"))):
         out.append(text_of(part))
+    if any(part.switches and part.path.endswith(".c") for part in parts.values()):
+        out.append(stubs(parts))
 
     header = read("mlfab.h")
     version = re.search(r'#define MLFAB_VERSION "([^"]+)"', header).group(1)
     licence = "\n".join(" * " + line if line else " *"
                         for line in read("LICENSE").strip().splitlines())
-    return (title + PROLOGUE).format(version=version, licence=licence, header=main_header) + "".join(out)
+    opening = (title + PROLOGUE).format(version=version, licence=licence, header=main_header)
+    return opening + (profile_prologue(profile) if profile else "") + "".join(out)
 
 
 def stored(path):
@@ -348,8 +443,9 @@ def check(path, text):
 
 
 def main():
-    how = sys.argv[1] if len(sys.argv) == 2 else ""
-    if sys.argv[1:] and how not in ("--check", "--graph", "--breaches"):
+    how = sys.argv[1] if len(sys.argv) > 1 else ""
+    profile = len(sys.argv) == 5 and how == "--profile" and sys.argv[2] in PROFILES and sys.argv[3] == "-o"
+    if not profile and (sys.argv[2:] or how not in ("", "--check", "--graph", "--breaches")):
         sys.exit(__doc__.strip())
     parts = list_parts()
     if how == "--graph" and not problems:
@@ -357,6 +453,12 @@ def main():
         return
     simulator = simulator_parts(parts)
     library = {path: part for path, part in parts.items() if part.module != SIMULATOR}
+    if profile and not problems:
+        os.makedirs(sys.argv[4], exist_ok=True)
+        folder = os.path.abspath(sys.argv[4])
+        write(os.path.join(folder, "mlfab.c"), join(library, LIBRARY_TITLE, "mlfab.h", sys.argv[2]))
+        write(os.path.join(folder, "mlfab.h"), read("mlfab.h"))
+        return
     texts = {"mlfab.c": join(library, LIBRARY_TITLE, "mlfab.h"),
              "mlfab_sim.c": join(simulator, SIMULATOR_TITLE, "mlfab_sim.h")}
     judge(parts, how == "--breaches")

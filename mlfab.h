@@ -1120,11 +1120,6 @@ MLFAB_API int mlfab_partial_resync(mlfab *ctx, uint32_t id, void *model, uint64_
  * barrier before. Errors: ARGUMENT (no such id), STATE (a step or a flush is under way). */
 MLFAB_API int mlfab_partial_close(mlfab *ctx, uint32_t id);
 
-#ifndef MLFAB_WITH_STOCHASTIC
-#define MLFAB_WITH_STOCHASTIC \
-  1 /* 0 leaves stochastic reduce out: its functions return UNSUPPORTED */
-#endif
-
 /* --- stochastic reduce (ASAP) ---
  *
  * A worker sends its model to the few workers that a graph names, and averages what comes from those

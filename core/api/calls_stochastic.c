@@ -2,7 +2,6 @@
 #include "../coll/stochastic.h"
 #include "calls_coll.h"
 
-#if MLFAB_WITH_STOCHASTIC
 MLFAB__INTERNAL int mlfab__calls_stochastic(const mlfab__call_in *e) {
   const mlfab_call *c = e->call;
   mlfab__comm *comm = e->node->parts->comm;
@@ -24,13 +23,6 @@ MLFAB__INTERNAL int mlfab__calls_stochastic(const mlfab__call_in *e) {
       return mlfab__stochastic_close(comm, c->id, error);
   }
 }
-
-#else
-MLFAB__INTERNAL int mlfab__calls_stochastic(const mlfab__call_in *e) {
-  return MLFAB__FAIL(e->error, MLFAB_ERR_UNSUPPORTED,
-                     "stochastic reductions were left out: MLFAB_WITH_STOCHASTIC is 0");
-}
-#endif
 
 /* One whose workers have no graph is closed again, on all of them. */
 MLFAB_API int mlfab_stochastic_open(mlfab *ctx, uint64_t count, int dtype,

@@ -163,6 +163,11 @@ MLFAB__INTERNAL int mlfab__context_sent(mlfab *ctx, int code);
 
 /* Makes the memory for others of this host, where that is possible. To be called before whatever may send the first MEMBERSHIP. 1 when there is some. */
 MLFAB__INTERNAL int mlfab__context_arena(mlfab *ctx);
+/* A call of something that was not compiled in, which `what` names, with its switch: UNSUPPORTED, and the error
+ * where the caller finds it. */
+MLFAB__INTERNAL int mlfab__error_without(mlfab_error *error, const char *what);
+MLFAB__INTERNAL int mlfab__node_without(mlfab_node *node, const char *what);
+MLFAB__INTERNAL int mlfab__context_without(mlfab *ctx, const char *what);
 /* Memory of mlfab_alloc that no list has any more. What is shared goes back to the arena, or with it. */
 MLFAB__INTERNAL void mlfab__context_free_memory(mlfab *ctx, mlfab__context_memory *memory);
 

@@ -137,6 +137,21 @@ MLFAB_API int mlfab_barrier_start(mlfab *ctx, const mlfab_collective *options,
   SUBMIT_START(BARRIER, request_p, .options = options);
 }
 
+/* --- calls of what was left out --- */
+
+MLFAB__INTERNAL int mlfab__error_without(mlfab_error *error, const char *what) {
+  return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED, "mlfab was compiled without %s", what);
+}
+
+MLFAB__INTERNAL int mlfab__node_without(mlfab_node *node, const char *what) {
+  if (!node) return MLFAB_ERR_ARGUMENT;
+  return mlfab__error_without(&node->requests.last, what);
+}
+
+MLFAB__INTERNAL int mlfab__context_without(mlfab *ctx, const char *what) {
+  CONTEXT_LOOK(ctx, mlfab__node_without(ctx->node, what));
+}
+
 /* --- snapshots --- */
 
 static mlfab__snapshot *submit_find_snapshot(const mlfab *ctx, const mlfab_buf *buf) {

@@ -5,8 +5,6 @@
 
 #include <math.h>
 
-#if MLFAB_WITH_STOCHASTIC
-
 enum { GRAPH_WORDS = MLFAB__GRAPH_NODES_MAX / 64, GRAPH_REGULAR_ROUNDS = 16 };
 
 /* Below this a gap is the rounding of 0. */
@@ -402,20 +400,3 @@ MLFAB__INTERNAL uint32_t mlfab__graph_peers(const mlfab_edge *edges, uint32_t n,
   }
   return count;
 }
-
-#else
-
-int mlfab_graph_build(uint32_t kind, uint32_t nodes, uint32_t degree, uint64_t seed,
-                      mlfab_edge *edges, uint32_t room, uint32_t *edges_p) {
-  (void)kind, (void)nodes, (void)degree, (void)seed, (void)edges, (void)room, (void)edges_p;
-  return MLFAB_ERR_UNSUPPORTED;
-}
-
-int mlfab_graph_check(const mlfab_edge *edges, uint32_t n, uint32_t nodes, mlfab_graph_info *info_p,
-                      mlfab_error *error_p) {
-  (void)edges, (void)n, (void)nodes, (void)info_p;
-  return MLFAB__FAIL(error_p, MLFAB_ERR_UNSUPPORTED,
-                     "graphs were left out: MLFAB_WITH_STOCHASTIC is 0");
-}
-
-#endif

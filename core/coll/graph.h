@@ -17,8 +17,6 @@
 
 #include "../base/env.h"
 
-#if MLFAB_WITH_STOCHASTIC
-
 enum { MLFAB__GRAPH_NODES_MAX = 1024 };
 
 /* The nodes that send to `node` (incoming 1), or that it sends to (0): ascending, once each,
@@ -27,5 +25,4 @@ enum { MLFAB__GRAPH_NODES_MAX = 1024 };
 MLFAB__INTERNAL uint32_t mlfab__graph_peers(const mlfab_edge *edges, uint32_t n, uint32_t node,
                                             int incoming, uint32_t *peers);
 
-#endif
 #endif

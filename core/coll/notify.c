@@ -1,8 +1,6 @@
 /* notify.c - the NOTIFY-ACK state machine: see notify.h. */
 #include "notify.h"
 
-#if MLFAB_WITH_STOCHASTIC
-
 MLFAB__INTERNAL int mlfab__notify_init(mlfab__notify *notify, mlfab__env *env, uint32_t mode,
                                        const uint32_t *out_peer, uint32_t outs,
                                        const uint32_t *in_peer, uint32_t ins) {
@@ -217,5 +215,3 @@ MLFAB__INTERNAL int mlfab__notify_awaits(const mlfab__notify *notify, int32_t *r
   }
   return MLFAB__NOTIFY_FOR_NOTIFY;
 }
-
-#endif

@@ -31,8 +31,6 @@
 
 #include "../base/env.h"
 
-#if MLFAB_WITH_STOCHASTIC
-
 typedef struct mlfab__notify_out {
   uint64_t sent, acked; /* iterations; 0: none */
 } mlfab__notify_out;
@@ -133,5 +131,4 @@ MLFAB__INTERNAL int mlfab__notify_acked(mlfab__notify *notify, uint32_t edge, ui
 /* An enum mlfab__notify_wait; *rank_p is the first peer that is waited for, or MLFAB_NO_RANK. */
 MLFAB__INTERNAL int mlfab__notify_awaits(const mlfab__notify *notify, int32_t *rank_p);
 
-#endif
 #endif

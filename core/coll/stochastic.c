@@ -22,8 +22,6 @@
  * Source: ASAP §4, §6.2. Departs: iterations end with an epoch; notices come with the bytes. */
 #include "stochastic.h"
 
-#if MLFAB_WITH_STOCHASTIC
-
 #include "graph.h"
 #include "notify.h"
 
@@ -786,5 +784,3 @@ MLFAB__INTERNAL int mlfab__stochastic_close(mlfab__comm *comm, uint32_t id, mlfa
   mlfab__comm_exit(comm);
   return 0;
 }
-
-#endif

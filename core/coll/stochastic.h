@@ -4,8 +4,6 @@
 
 #include "comm.h"
 
-#if MLFAB_WITH_STOCHASTIC
-
 typedef struct mlfab__stochastic mlfab__stochastic; /* stochastic.c */
 
 /* Opens one; it is open for all when the request has ended with 0, and for nobody with an error.
@@ -25,7 +23,5 @@ MLFAB__INTERNAL int mlfab__stochastic_start(mlfab__comm *comm, uint32_t id, void
                                             mlfab_error *error);
 /* Errors: STATE (an iteration is under way). */
 MLFAB__INTERNAL int mlfab__stochastic_close(mlfab__comm *comm, uint32_t id, mlfab_error *error);
-
-#endif
 
 #endif

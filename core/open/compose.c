@@ -2,40 +2,74 @@
 #include "../api/complete.h"
 #include "../api/parts.h"
 #include "../coll/barrier.h"
+#include "../node/node.h"
+#include "../server/server.h"
+#include "../worker/worker.h"
+#if MLFAB_WITH_COLL
 #include "../coll/comm.h"
 #include "../coll/membership.h"
-#include "../node/node.h"
+#endif
+#if MLFAB_WITH_RESHARD
 #include "../reshard/reshard.h"
+#endif
+#if MLFAB_WITH_SCHED
 #include "../sched/sched_role.h"
+#endif
+#if MLFAB_WITH_SPARSE
 #include "../sparse/sparse_apply.h"
 #include "../sparse/sparse_push.h"
+#endif
+
+/* What a configuration needs, and is not compiled in: UNSUPPORTED. */
+static int compose_check(const mlfab_config *config, mlfab_error *error) {
+  if (MLFAB_WITH_SCHED || config->scheduler == MLFAB_SCHEDULER_NONE) return 0;
+  return MLFAB__FAIL(
+      error, MLFAB_ERR_UNSUPPORTED,
+      "configuration: a scheduler (MLFAB_SCHEDULER) needs scheduling, which was left "
+      "out (MLFAB_WITH_SCHED is 0)");
+}
 
 static int compose_worker(mlfab_node *node) {
   mlfab__parts *parts = node->parts;
+  int code = mlfab__barrier_attach(node, &parts->barrier);
+#if MLFAB_WITH_SCHED
   mlfab__aggregator *aggregator = NULL;
-  int scheduled = node->config.scheduler != MLFAB_SCHEDULER_NONE;
-  int code = scheduled ? mlfab__aggregator_attach(node, &aggregator) : 0;
-  if (!code) code = mlfab__barrier_attach(node, &parts->barrier);
+  if (!code && node->config.scheduler != MLFAB_SCHEDULER_NONE)
+    code = mlfab__aggregator_attach(node, &aggregator);
+#endif
+#if MLFAB_WITH_COLL
   if (!code) code = mlfab__comm_attach(node, &parts->comm);
+#endif
   if (!code) code = mlfab__worker_attach(node, &parts->worker);
   if (code) return code;
-  mlfab__sparse_worker_attach(parts->worker);
-  mlfab__reshard_worker_attach(parts->worker);
+#if MLFAB_WITH_SCHED
   if (aggregator) aggregator->worker = parts->worker;
+#endif
+#if MLFAB_WITH_SPARSE
+  mlfab__sparse_worker_attach(parts->worker);
+#endif
+#if MLFAB_WITH_RESHARD
+  mlfab__reshard_worker_attach(parts->worker);
+#endif
   return 0;
 }
 
 static int compose_server(mlfab_node *node) {
   int code = mlfab__server_attach(node, &node->parts->server);
-  if (code) return code;
-  mlfab__server *server = node->parts->server;
-  code = mlfab__client_attach(node, server);
-  mlfab__sparse_attach(server);
-  mlfab__reshard_server_attach(node, server);
-  if (code || !node->is_coordinator) return code;
-  code = mlfab__barrier_server_attach(node);
-  if (!code) code = mlfab__membership_attach(node);
-  if (!code) code = mlfab__reshard_attach(node, server);
+  if (!code && node->is_coordinator) code = mlfab__barrier_server_attach(node);
+#if MLFAB_WITH_SCHED
+  if (!code) code = mlfab__client_attach(node, node->parts->server);
+#endif
+#if MLFAB_WITH_SPARSE
+  if (!code) mlfab__sparse_attach(node->parts->server);
+#endif
+#if MLFAB_WITH_RESHARD
+  if (!code) mlfab__reshard_server_attach(node, node->parts->server);
+  if (!code && node->is_coordinator) code = mlfab__reshard_attach(node, node->parts->server);
+#endif
+#if MLFAB_WITH_COLL
+  if (!code && node->is_coordinator) code = mlfab__membership_attach(node);
+#endif
   return code;
 }
 
@@ -45,8 +79,10 @@ static int compose(mlfab_node *node) {
   if (!node->parts) return MLFAB_ERR_MEMORY;
   int code = node->is_worker ? compose_worker(node) : 0;
   if (!code && node->is_server) code = compose_server(node);
+#if MLFAB_WITH_SCHED
   if (!code && node->is_scheduler) code = mlfab__scheduler_attach(node, &node->parts->scheduler);
   if (!code) code = mlfab__capacity_attach(node, node->parts->server, &node->parts->capacity);
+#endif
   return code;
 }
 
@@ -58,6 +94,7 @@ MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses,
   if (error) memset(error, 0, sizeof *error);
   if (!node_p) return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "node_p is NULL");
   int code = mlfab__config_complete(config, &complete, error);
+  if (!code) code = compose_check(&complete, error);
   if (!code) code = mlfab__env_init(&env, complete.env);
   if (code) return code;
   code = mlfab__node_make(&complete, &env, addresses, now_ns, &node);

@@ -9,23 +9,31 @@
  *
  * An address belongs to the transport whose name it begins with ("shm:..."), and to the last of the list when it
  * begins with no name ("host:port", "unix:/path"). */
-#include "../api/calls_coll.h"
 #include "../api/complete.h"
 #include "../api/context.h"
+#if MLFAB_WITH_COLL
+#include "../api/calls_coll.h"
 #include "../base/shm_coll.h"
+#define OPEN_SHARING mlfab__shared_memory()
+#define OPEN_SHM_COLL mlfab__shm_coll_functions
+#else
+#define OPEN_SHARING NULL
+#define OPEN_SHM_COLL NULL
+#endif
 
 #include <stdio.h>
 
 typedef struct open_transport {
   uint32_t use; /* MLFAB_USE_* */
   const char *name;
-  const char *without;                        /* the switch that leaves it out */
-  const mlfab_transport *(*table)(void);      /* gives NULL when it is left out */
-  const mlfab__shm_coll_table *(*coll)(void); /* collectives for those that it reaches, or NULL */
+  const char *without;                   /* the switch that leaves it out */
+  const mlfab_transport *(*table)(void); /* gives NULL when it is left out */
+  const struct mlfab__shm_coll_table *(*coll)(
+      void); /* collectives for those that it reaches, or NULL */
 } open_transport;
 
 static const open_transport open_list[] = {
-    {MLFAB_USE_SHM, "shm", "MLFAB_WITH_SHM", mlfab_transport_shm, mlfab__shm_coll_functions},
+    {MLFAB_USE_SHM, "shm", "MLFAB_WITH_SHM", mlfab_transport_shm, OPEN_SHM_COLL},
     {MLFAB_USE_TCP, "tcp", "MLFAB_WITH_TCP", mlfab_transport_tcp, NULL},
 };
 
@@ -113,8 +121,7 @@ MLFAB_API int mlfab_open_start(const mlfab_config *config, mlfab **ctx_p, mlfab_
                    : MLFAB__FAIL(&error, MLFAB_ERR_ARGUMENT, "ctx_p is NULL");
   if (!code) code = open_choose(&c, choices, &n, &error);
   if (!code)
-    code =
-        mlfab__context_open(&c, choices, n, mlfab_node_open, mlfab__shared_memory(), ctx_p, &error);
+    code = mlfab__context_open(&c, choices, n, mlfab_node_open, OPEN_SHARING, ctx_p, &error);
   if (error_p) *error_p = error;
   return code;
 }

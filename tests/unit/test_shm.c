@@ -595,9 +595,9 @@ static void test_strangers(void **state) {
   close(silent);
   end_next(&end, MLFAB_IO_REFUSED);
   close(garbage);
-  int segment = mlfab__shm_coll_file("s", CONTROL + 2 * RING, F_SEAL_SEAL),
-      bell = mlfab__shm_coll_file("b", CONTROL, F_SEAL_SEAL);
-  int small = mlfab__shm_coll_file("t", 4096, F_SEAL_SEAL), event_fd = eventfd(0, EFD_CLOEXEC),
+  int segment = mlfab__shm_file("s", CONTROL + 2 * RING, F_SEAL_SEAL),
+      bell = mlfab__shm_file("b", CONTROL, F_SEAL_SEAL);
+  int small = mlfab__shm_file("t", 4096, F_SEAL_SEAL), event_fd = eventfd(0, EFD_CLOEXEC),
       pipes[2];
   int open_before = entries("/proc/self/fd");
   assert_int_equal(pipe(pipes), 0);
