@@ -61,7 +61,7 @@ RUN_TESTS = MLFAB_BUILD=$(BUILD) $(PYTHON) tests/run.py
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: all demo deps test check amalgamate tools examples bench paper sim fuzz soak dropin install \
+.PHONY: all demo deps test check amalgamate tools examples bench paper sim fuzz soak dropin switches install \
         uninstall clean help libraries tests-built run-tests run-check fuzzers-built
 
 ##: the libraries, the tools and the examples, in build/
@@ -207,7 +207,7 @@ run-check:
 	  'amalgamation=$(PYTHON) amalgamate.py --check' \
 	  'format=command -v clang-format >/dev/null || { echo clang-format is not installed; exit 77; }; clang-format --dry-run -Werror $(HAND_WRITTEN)' \
 	  'tidy@1200=command -v clang-tidy >/dev/null || { echo clang-tidy is not installed; exit 77; }; printf "%s\n" $(wildcard core/*/*.c transports/*.c tools/*.c) | xargs -P $(NPROC) -n 1 sh -c '\''$(TIDY) "$$0" -- -std=c11 -I. 2>/dev/null'\''' \
-	  'dropin@1200=tests/dropin/dropin.sh' 'planted bugs@1800=$(PYTHON) tests/plant.py' \
+	  'dropin@1200=tests/dropin/dropin.sh' 'switches@600=tests/dropin/switches.sh' 'planted bugs@1800=$(PYTHON) tests/plant.py' \
 	  $(patsubst $(BUILD)/%,$(BUILD)/asan/%@600,$(filter-out $(ALONE),$(BUILT_TESTS))) \
 	  $(foreach test,$(FUZZERS:.c=),'$(test)@200=MLFAB_FUZZ_SECONDS=10 $(BUILD)/asan/$(test)') \
 	  'libfuzzer@900=command -v $(CLANG) >/dev/null || { echo $(CLANG) is not installed; exit 77; }; $(MAKE) fuzz FUZZ_SECONDS=10' \
@@ -218,6 +218,10 @@ run-check:
 ##: copies the generated files and their headers into an empty folder, and builds and runs a trainer there in many ways
 dropin: all
 	@$(RUN_TESTS) 'dropin@1200=tests/dropin/dropin.sh'
+
+##: compiles without each group that can be left out, and the profiles, and runs the smallest
+switches: all
+	@$(RUN_TESTS) 'switches@600=tests/dropin/switches.sh'
 
 ##: whole clusters in one process, from seeds (MLFAB_SCALE=1: a hundredth; 100: all of them)
 sim:

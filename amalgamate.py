@@ -304,8 +304,8 @@ def stub(name, arguments, text):
         result = "mlfab__error_without(error_p, %s)" % text
     else:
         result = "MLFAB_ERR_UNSUPPORTED"
-    return "int %s(%s) {\n  %s;\n  return %s;\n}\n" % (
-        name, arguments, ", ".join("(void)" + each for each in names), result)
+    unused = ", ".join("(void)" + each for each in names if not re.search(r"\b%s\b" % each, result))
+    return "int %s(%s) {\n%s  return %s;\n}\n" % (name, arguments, unused and "  %s;\n" % unused, result)
 
 
 def stubs(parts):
@@ -317,7 +317,7 @@ def stubs(parts):
             if part.switches != [name] or not part.path.endswith(".c"):
                 continue
             for pattern, prefix in ((PUBLIC, "MLFAB_API "), (BEGINS, "MLFAB__INTERNAL ")):
-                functions += [prefix + stub(function, " ".join(arguments.split()), "LEFT_OUT")
+                functions += [prefix + stub(function, arguments, "LEFT_OUT")
                               for _, function, arguments in pattern.findall(read(part.path))]
         if functions:
             left_out = '#define LEFT_OUT "%s (MLFAB_WITH_%s is 0)"' % (words, name)

@@ -6,7 +6,9 @@
  *
  *    cc -O2 -c mlfab.c        and link with -lpthread -lm
  *
- * Define MLFAB_WITH_TCP or MLFAB_WITH_SHM as 0 to leave that transport out.
+ * Define as 0 what is to be left out: MLFAB_WITH_TCP, _SHM (transports), _COLL (collectives; with it _PARTIAL,
+ * _STOCHASTIC, _DAG, which can go alone), _SCHED (scheduling), _SPARSE (filters), _RESHARD (moving slices). What was
+ * left out returns MLFAB_ERR_UNSUPPORTED. `amalgamate.py --profile minimal|core` writes a shorter file.
  *
  * SPDX-License-Identifier: MIT
  *
@@ -100,7 +102,32 @@
 #endif
 #define MLFAB__PLANTED(n) (MLFAB_PLANT == (n))
 
-/* Transports that are compiled in; 0 leaves one out. Shared memory needs Linux. */
+/* What is compiled in; 0 leaves it out. amalgamate.py puts these switches around the text of groups of files;
+ * whoever composes a node or a context of them asks here. Shared memory needs Linux. */
+#ifndef MLFAB_WITH_SCHED
+#define MLFAB_WITH_SCHED 1
+#endif
+#ifndef MLFAB_WITH_SPARSE
+#define MLFAB_WITH_SPARSE 1
+#endif
+#ifndef MLFAB_WITH_RESHARD
+#define MLFAB_WITH_RESHARD 1
+#endif
+#ifndef MLFAB_WITH_COLL
+#define MLFAB_WITH_COLL 1
+#endif
+#ifndef MLFAB_WITH_PARTIAL
+#define MLFAB_WITH_PARTIAL MLFAB_WITH_COLL
+#endif
+#ifndef MLFAB_WITH_STOCHASTIC
+#define MLFAB_WITH_STOCHASTIC MLFAB_WITH_COLL
+#endif
+#ifndef MLFAB_WITH_DAG
+#define MLFAB_WITH_DAG MLFAB_WITH_COLL
+#endif
+#if !MLFAB_WITH_COLL && (MLFAB_WITH_PARTIAL || MLFAB_WITH_STOCHASTIC || MLFAB_WITH_DAG)
+#error "MLFAB_WITH_PARTIAL, MLFAB_WITH_STOCHASTIC and MLFAB_WITH_DAG need MLFAB_WITH_COLL"
+#endif
 #ifndef MLFAB_WITH_TCP
 #define MLFAB_WITH_TCP 1
 #endif
@@ -941,6 +968,7 @@ static inline int mlfab__meter_idle(mlfab__meter *meter, uint64_t now_ns) {
 /* ==============================================================================================
  * core/base/shm_coll.h
  * ============================================================================================== */
+#if MLFAB_WITH_COLL
 /* shm_coll.h - collectives of the processes of one host, in shared memory. Layer 1.
  *
  * Declarations only: transports/shm_coll.c has the code, as it makes system calls; a context is given its table of
@@ -1014,9 +1042,6 @@ static inline int mlfab__meter_idle(mlfab__meter *meter, uint64_t now_ns) {
 
 #define MLFAB__SHM_COLL_MOST 64u /* members */
 
-/* Of linux/futex.h, which C libraries without the kernel's headers do not find. */
-enum { MLFAB__FUTEX_WAIT = 0, MLFAB__FUTEX_WAKE = 1 };
-
 /* As the numbers of schedules: MLFAB__COLLECTIVE_ALLREDUCE ... */
 enum {
   MLFAB__SHM_COLL_ALLREDUCE = 1,
@@ -1054,12 +1079,6 @@ typedef struct mlfab__shm_coll_call {
   void *user;                     /* of pause */
 } mlfab__shm_coll_call;
 
-/* A nameless file of `bytes` in memory, sealed against shrinking, growing, and `seals` besides; -1 with
- * errno. What would raise SIGXFSZ (ulimit -f) is EFBIG. */
-#if MLFAB_WITH_SHM /* or nobody calls it */
-MLFAB__INTERNAL int mlfab__shm_coll_file(const char *name, uint64_t bytes, int seals);
-#endif
-
 /* The functions, which a transport's entry in the list gives to a context. */
 typedef struct mlfab__shm_coll_table {
   /* Makes this process's segment and slots, 2 MB of which pages count when they are first used. Errors:
@@ -1093,6 +1112,7 @@ typedef struct mlfab__shm_coll_table {
 /* NULL when MLFAB_WITH_SHM is 0. */
 MLFAB__INTERNAL const mlfab__shm_coll_table *mlfab__shm_coll_functions(void);
 
+#endif /* MLFAB_WITH_COLL */
 
 /* ==============================================================================================
  * core/wire/wire.h
@@ -3685,6 +3705,7 @@ MLFAB__INTERNAL void mlfab__kernel_divide_with(int level, int dtype, void *data,
 /* ==============================================================================================
  * core/kernels/packet.h
  * ============================================================================================== */
+#if MLFAB_WITH_SCHED || MLFAB_WITH_SPARSE
 /* packet.h - packets: how values travel that are rounded, sparse or both. Layer 2.
  *
  * A packet is one stretch of the flat model, at most 65536 elements of one slice and one tensor:
@@ -3783,10 +3804,12 @@ typedef struct mlfab__packet_cursor {
 MLFAB__INTERNAL int mlfab__unpack_run(const mlfab__packet *packet, mlfab__packet_cursor *cursor,
                                       uint32_t *first_p, uint32_t *n_p);
 
+#endif /* MLFAB_WITH_SCHED || MLFAB_WITH_SPARSE */
 
 /* ==============================================================================================
  * core/kernels/packet.c
  * ============================================================================================== */
+#if MLFAB_WITH_SCHED || MLFAB_WITH_SPARSE
 /* packet.c - packets: how values travel that are rounded, sparse or both. Layer 2.
  *
  * For: writing packets, and reading those of strangers. Not for: what is kept and why, where packets
@@ -4385,6 +4408,7 @@ MLFAB__INTERNAL void mlfab__unpack_dense(const mlfab__packet *packet, void *out)
     memset(out, 0, (size_t)packet->elements * mlfab__dtype_bytes(packet->dtype));
   mlfab__unpack_store(packet, out);
 }
+#endif /* MLFAB_WITH_SCHED || MLFAB_WITH_SPARSE */
 
 /* ==============================================================================================
  * core/model/sync.h
@@ -10554,11 +10578,15 @@ struct mlfab__worker {
   int16_t status[MLFAB__WINDOW]; /* of the last updates, by number */
   mlfab__segment *segments_scratch;
   uint64_t *versions_scratch;
-  uint8_t
-      *came; /* MLFAB__PACKET_ROOM: the packets of the frame that is being taken in, once needed */
-  int due;   /* something ended, or was decided: worker.c looks what follows */
+  uint8_t *came; /* the packets of the frame that is being taken in: came_bytes, once needed */
+  size_t came_bytes;
+  int due; /* something ended, or was decided: worker.c looks what follows */
   const mlfab__worker_mover *mover; /* or NULL */
   const mlfab__push_codec *packed;  /* once there was a filter or a sparse update, or NULL */
+  /* Writes the packets of a MODEL frame, where somebody is attached who reads them; or NULL. Errors: FRAME when
+   * they are malformed or not of the stretch; MEMORY. */
+  int (*unpack)(mlfab__worker *worker, const mlfab__fetch *fetch, const mlfab__model *model,
+                const mlfab__frame_in *frame);
 };
 
 MLFAB__INTERNAL int mlfab__worker_init(mlfab__worker *worker, mlfab__env *env,
@@ -10628,6 +10656,9 @@ MLFAB__INTERNAL void mlfab__worker_hop_taken(mlfab__worker *worker, uint32_t agg
                                              const mlfab__frame_out *frame);
 MLFAB__INTERNAL void mlfab__worker_hop_sent(mlfab__worker *worker, uint32_t aggregator,
                                             uint64_t token, uint64_t now_ns);
+/* Where a pull puts the model's byte `offset`, of those that it asked for; NULL: nowhere. */
+MLFAB__INTERNAL uint8_t *mlfab__pull_into(const mlfab__worker *worker, const mlfab__fetch *fetch,
+                                          uint64_t offset);
 /* Does anything go, or come, by this aggregator? Then the link to it is wanted. */
 MLFAB__INTERNAL int mlfab__worker_hop_wanted(const mlfab__worker *worker, uint32_t aggregator);
 /* Updates that no server has decided yet. */
@@ -11296,31 +11327,11 @@ static void pull_write(mlfab__worker *worker, const mlfab__fetch *fetch, uint64_
   }
 }
 
-/* Writes packets. 0; FRAME when they are malformed or not of the stretch; MEMORY. */
-static int pull_unpack(mlfab__worker *worker, const mlfab__fetch *fetch, const mlfab__model *model,
-                       const mlfab__frame_in *frame) {
-  uint64_t room = frame->bulk_bytes;
-  if (mlfab__packet_room(worker->env, &worker->came)) return MLFAB_ERR_MEMORY;
-  const uint8_t *bulk = mlfab__packet_private(worker->came, frame->bulk, frame->bulk_bytes);
-  uint64_t next = model->offset, end = model->offset + model->bytes;
-  while (room > 0) {
-    mlfab__packet packet;
-    uint32_t bytes = mlfab__packet_open(bulk, room, &packet);
-    if (bytes == 0 || packet.offset < next || packet.offset >= end) return MLFAB_ERR_FRAME;
-    const mlfab__tensor *tensor = mlfab__layout_tensor_at(&worker->layout, packet.offset);
-    uint64_t most = mlfab__min(end, tensor->offset + tensor->bytes) - packet.offset;
-    uint64_t length = (uint64_t)packet.elements * mlfab__dtype_bytes(packet.dtype);
-    if (packet.dtype != tensor->dtype || length > most) return MLFAB_ERR_FRAME;
-    const mlfab__source *source =
-        pull_into_buffers(worker, fetch) ? pull_source(fetch, packet.offset) : NULL;
-    if (worker->cache.bytes) mlfab__unpack_store(&packet, worker->cache.bytes + packet.offset);
-    if (source && source->data)
-      mlfab__unpack_store(&packet, source->data + (packet.offset - source->offset));
-    next = packet.offset + length;
-    bulk += bytes;
-    room -= bytes;
-  }
-  return 0;
+MLFAB__INTERNAL uint8_t *mlfab__pull_into(const mlfab__worker *worker, const mlfab__fetch *fetch,
+                                          uint64_t offset) {
+  const mlfab__source *source =
+      pull_into_buffers(worker, fetch) ? pull_source(fetch, offset) : NULL;
+  return source && source->data ? source->data + (offset - source->offset) : NULL;
 }
 
 /* Takes in a MODEL frame, by whatever way it came. 0; FRAME when it is not what was asked for;
@@ -11340,7 +11351,8 @@ static int pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server
     return MLFAB_ERR_FRAME;
   if (worker->cache.bytes && mlfab__cache_begin(worker, fetch, server, model))
     return MLFAB_ERR_FRAME;
-  int code = packed ? pull_unpack(worker, fetch, model, frame) : 0;
+  int code = 0;
+  if (packed) code = worker->unpack ? worker->unpack(worker, fetch, model, frame) : MLFAB_ERR_FRAME;
   if (code) return code;
   if (!packed && !ghost) pull_write(worker, fetch, model->offset, frame->bulk, model->bytes);
   if (worker->cache.bytes) mlfab__cache_taken(worker, fetch, server, model, frame->bulk_bytes > 0);
@@ -11568,7 +11580,7 @@ MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker) {
     mlfab__free(worker->env, fetch->parts, worker->servers * sizeof *fetch->parts);
     memset(fetch, 0, sizeof *fetch);
   }
-  mlfab__free_aligned(worker->env, worker->came, MLFAB__PACKET_ROOM);
+  mlfab__free_aligned(worker->env, worker->came, worker->came_bytes);
   worker->came = NULL;
 }
 
@@ -17980,6 +17992,7 @@ MLFAB__INTERNAL int mlfab__server_attach(mlfab_node *node, mlfab__server **serve
 /* ==============================================================================================
  * core/coll/dag.h
  * ============================================================================================== */
+#if MLFAB_WITH_COLL
 /* dag.h - a schedule: operations of one member of a collective, and what each waits for. Layer 1.
  *
  * Pure bookkeeping: which operation may run now. What running means (messages, memory, sums) is the
@@ -18111,10 +18124,12 @@ MLFAB__INTERNAL int mlfab__dag_state(const mlfab__dag *dag, uint32_t id);
  * schedules only. O(1). */
 MLFAB__INTERNAL uint32_t mlfab__dag_find_recv(const mlfab__dag *dag, uint32_t peer, uint32_t tag);
 
+#endif /* MLFAB_WITH_COLL */
 
 /* ==============================================================================================
  * core/coll/dag.c
  * ============================================================================================== */
+#if MLFAB_WITH_COLL
 /* dag.c - schedules: see dag.h. Layer 1.
  *
  * seal sorts the edges by dependency (a counting sort: dependents start in the order in which they
@@ -18390,10 +18405,12 @@ MLFAB__INTERNAL uint32_t mlfab__dag_find_recv(const mlfab__dag *dag, uint32_t pe
   uint32_t entry = dag->table[dag_look_up(dag, 1, peer, tag)];
   return entry ? entry - 1 : MLFAB__DAG_NONE;
 }
+#endif /* MLFAB_WITH_COLL */
 
 /* ==============================================================================================
  * core/coll/algorithm.h
  * ============================================================================================== */
+#if MLFAB_WITH_COLL
 /* algorithm.h - builders of full collectives as schedules: what one member sends, receives and adds.
  * Layer 2. Pure: it appends operations to a dag, the same for everybody who asks the same.
  *
@@ -18501,10 +18518,12 @@ MLFAB__INTERNAL double mlfab__algorithm_cost(const mlfab__algorithm_task *task, 
                                              double latency_ns, double bytes_per_ns,
                                              double add_bytes_per_ns);
 
+#endif /* MLFAB_WITH_COLL */
 
 /* ==============================================================================================
  * core/coll/algorithm.c
  * ============================================================================================== */
+#if MLFAB_WITH_COLL
 /* algorithm.c - collectives as schedules: see algorithm.h. Layer 2.
  *
  * Most algorithms are rows: one operation for each segment of a stretch, each waiting for the same
@@ -19268,10 +19287,12 @@ MLFAB__INTERNAL uint8_t mlfab__algorithm_choose(const mlfab__algorithm_task *tas
   }
   return best;
 }
+#endif /* MLFAB_WITH_COLL */
 
 /* ==============================================================================================
  * core/coll/partial.h
  * ============================================================================================== */
+#if MLFAB_WITH_PARTIAL
 /* partial.h - partial reductions: one member's round as a schedule, and what it keeps between
  * rounds. Layer 2. Messages, plays and requests are the runner's (partial_run.c).
  *
@@ -19469,10 +19490,12 @@ MLFAB__INTERNAL int mlfab__partial_flush_room(mlfab__partial *partial);
 MLFAB__INTERNAL void mlfab__partial_flush(mlfab__partial *partial, void *data);
 MLFAB__INTERNAL void mlfab__partial_flushed(mlfab__partial *partial, int done);
 
+#endif /* MLFAB_WITH_PARTIAL */
 
 /* ==============================================================================================
  * core/coll/partial.c
  * ============================================================================================== */
+#if MLFAB_WITH_PARTIAL
 /* partial.c - partial reductions: see partial.h. Layer 2. */
 
 enum { PARTIAL_TAG_FAR, PARTIAL_TAG_NEAR, PARTIAL_TAG_ARRIVE, PARTIAL_TAGS };
@@ -19906,10 +19929,12 @@ MLFAB__INTERNAL void mlfab__partial_flushed(mlfab__partial *partial, int done) {
   partial->flushing = 0;
   partial->flushes++;
 }
+#endif /* MLFAB_WITH_PARTIAL */
 
 /* ==============================================================================================
  * core/coll/graph.h
  * ============================================================================================== */
+#if MLFAB_WITH_STOCHASTIC
 /* graph.h - who sends its model to whom in a stochastic reduce. Layer 2, pure.
  *
  * A[i][j] = 1 iff j sends to i, or i = j; P = A with each row divided by its sum, the node's
@@ -19925,8 +19950,6 @@ MLFAB__INTERNAL void mlfab__partial_flushed(mlfab__partial *partial, int done) {
  * Source: ASAP §4, fig. 2. Departs: the root expander's step is sqrt N rounded half up (the paper
  * does not say), its chain is a directed ring, the star is no graph to reduce over. */
 
-#if MLFAB_WITH_STOCHASTIC
-
 enum { MLFAB__GRAPH_NODES_MAX = 1024 };
 
 /* The nodes that send to `node` (incoming 1), or that it sends to (0): ascending, once each,
@@ -19935,16 +19958,15 @@ enum { MLFAB__GRAPH_NODES_MAX = 1024 };
 MLFAB__INTERNAL uint32_t mlfab__graph_peers(const mlfab_edge *edges, uint32_t n, uint32_t node,
                                             int incoming, uint32_t *peers);
 
-#endif
+#endif /* MLFAB_WITH_STOCHASTIC */
 
 /* ==============================================================================================
  * core/coll/graph.c
  * ============================================================================================== */
+#if MLFAB_WITH_STOCHASTIC
 /* graph.c - communication graphs and their gaps: see graph.h. */
 
 #include <math.h>
-
-#if MLFAB_WITH_STOCHASTIC
 
 enum { GRAPH_WORDS = MLFAB__GRAPH_NODES_MAX / 64, GRAPH_REGULAR_ROUNDS = 16 };
 
@@ -20341,27 +20363,12 @@ MLFAB__INTERNAL uint32_t mlfab__graph_peers(const mlfab_edge *edges, uint32_t n,
   }
   return count;
 }
-
-#else
-
-int mlfab_graph_build(uint32_t kind, uint32_t nodes, uint32_t degree, uint64_t seed,
-                      mlfab_edge *edges, uint32_t room, uint32_t *edges_p) {
-  (void)kind, (void)nodes, (void)degree, (void)seed, (void)edges, (void)room, (void)edges_p;
-  return MLFAB_ERR_UNSUPPORTED;
-}
-
-int mlfab_graph_check(const mlfab_edge *edges, uint32_t n, uint32_t nodes, mlfab_graph_info *info_p,
-                      mlfab_error *error_p) {
-  (void)edges, (void)n, (void)nodes, (void)info_p;
-  return MLFAB__FAIL(error_p, MLFAB_ERR_UNSUPPORTED,
-                     "graphs were left out: MLFAB_WITH_STOCHASTIC is 0");
-}
-
-#endif
+#endif /* MLFAB_WITH_STOCHASTIC */
 
 /* ==============================================================================================
  * core/coll/notify.h
  * ============================================================================================== */
+#if MLFAB_WITH_STOCHASTIC
 /* notify.h - when a node of a stochastic reduce may send, may average, and must acknowledge. Layer
  * 2, pure: one node, its edges, numbers of iterations. Slots, bytes and messages are the runner's.
  *
@@ -20390,8 +20397,6 @@ int mlfab_graph_check(const mlfab_edge *edges, uint32_t n, uint32_t nodes, mlfab
  *
  * Source: ASAP §4, §6.2. Departs: §6.2 waits for the ACK before the reduce, which deadlocks on any
  * cycle; §4 is followed. */
-
-#if MLFAB_WITH_STOCHASTIC
 
 typedef struct mlfab__notify_out {
   uint64_t sent, acked; /* iterations; 0: none */
@@ -20493,14 +20498,13 @@ MLFAB__INTERNAL int mlfab__notify_acked(mlfab__notify *notify, uint32_t edge, ui
 /* An enum mlfab__notify_wait; *rank_p is the first peer that is waited for, or MLFAB_NO_RANK. */
 MLFAB__INTERNAL int mlfab__notify_awaits(const mlfab__notify *notify, int32_t *rank_p);
 
-#endif
+#endif /* MLFAB_WITH_STOCHASTIC */
 
 /* ==============================================================================================
  * core/coll/notify.c
  * ============================================================================================== */
-/* notify.c - the NOTIFY-ACK state machine: see notify.h. */
-
 #if MLFAB_WITH_STOCHASTIC
+/* notify.c - the NOTIFY-ACK state machine: see notify.h. */
 
 MLFAB__INTERNAL int mlfab__notify_init(mlfab__notify *notify, mlfab__env *env, uint32_t mode,
                                        const uint32_t *out_peer, uint32_t outs,
@@ -20716,12 +20720,12 @@ MLFAB__INTERNAL int mlfab__notify_awaits(const mlfab__notify *notify, int32_t *r
   }
   return MLFAB__NOTIFY_FOR_NOTIFY;
 }
-
-#endif
+#endif /* MLFAB_WITH_STOCHASTIC */
 
 /* ==============================================================================================
  * core/coll/stream.h
  * ============================================================================================== */
+#if MLFAB_WITH_COLL
 /* stream.h - reliable messages between the workers of one epoch. Layer 3.
  *
  * A message is bytes with a name: (channel, number, tag), see mlfab__coll. It goes over the
@@ -20856,10 +20860,12 @@ MLFAB__INTERNAL void mlfab__stream_parted(mlfab__streams *streams, uint32_t rank
 /* 1 when every message that was queued for somebody who is still here has been acknowledged. */
 MLFAB__INTERNAL int mlfab__streams_quiet(const mlfab__streams *streams);
 
+#endif /* MLFAB_WITH_COLL */
 
 /* ==============================================================================================
  * core/coll/stream.c
  * ============================================================================================== */
+#if MLFAB_WITH_COLL
 /* stream.c - reliable messages between the workers of one epoch. See stream.h. */
 
 enum { STREAM_BLOCK = 64, STREAM_RING = 16 }; /* the least block of the pool, the first ring */
@@ -21338,10 +21344,12 @@ MLFAB__INTERNAL int mlfab__streams_quiet(const mlfab__streams *streams) {
   }
   return 1;
 }
+#endif /* MLFAB_WITH_COLL */
 
 /* ==============================================================================================
  * core/coll/comm.h
  * ============================================================================================== */
+#if MLFAB_WITH_COLL
 /* comm.h - the communicator: a worker's collectives, their epochs, their execution. Layer 4.
  *
  * Server 0 keeps the roll of those who take part (membership.h). A worker:
@@ -21848,10 +21856,12 @@ MLFAB__INTERNAL int mlfab__engine_came(const mlfab__comm *comm, uint64_t number)
 /* From whom a message is awaited, or that it takes one: a rank, or MLFAB_NO_RANK. */
 MLFAB__INTERNAL int32_t mlfab__engine_awaits(const mlfab__comm *comm, const mlfab__engine *play);
 
+#endif /* MLFAB_WITH_COLL */
 
 /* ==============================================================================================
  * core/coll/comm.c
  * ============================================================================================== */
+#if MLFAB_WITH_COLL
 /* comm.c - the communicator: epochs, calls and failures. See comm.h. */
 
 #include <stdio.h>
@@ -23715,10 +23725,12 @@ MLFAB__INTERNAL int32_t mlfab__comm_missing(const mlfab__comm *comm,
                                             const mlfab__comm_object *object) {
   return comm->phase == MLFAB__COMM_IN ? object->missing : comm->missing;
 }
+#endif /* MLFAB_WITH_COLL */
 
 /* ==============================================================================================
  * core/coll/engine.c
  * ============================================================================================== */
+#if MLFAB_WITH_COLL
 /* engine.c - the communicator: schedules being executed, and the messages of them. See comm.h. */
 
 #include <stdio.h>
@@ -24481,10 +24493,12 @@ MLFAB__INTERNAL int32_t mlfab__engine_awaits(const mlfab__comm *comm, const mlfa
   }
   return MLFAB_NO_RANK;
 }
+#endif /* MLFAB_WITH_COLL */
 
 /* ==============================================================================================
  * core/coll/membership.h
  * ============================================================================================== */
+#if MLFAB_WITH_COLL
 /* membership.h - server 0 keeps the roll of collectives: who takes part, in which epoch, and verdicts. Layer 4.
  *
  *    IDLE --a worker's MEMBERSHIP--> GATHERING --MEMBERSHIP of every live worker that is not done--> LISTED: MEMBERSHIP_LIST to all
@@ -24620,10 +24634,12 @@ MLFAB__INTERNAL int mlfab__membership_frame(mlfab__membership *roll, uint32_t wo
 /* Four times a heartbeat. */
 MLFAB__INTERNAL void mlfab__membership_tick(mlfab__membership *roll, uint64_t now_ns);
 
+#endif /* MLFAB_WITH_COLL */
 
 /* ==============================================================================================
  * core/coll/membership.c
  * ============================================================================================== */
+#if MLFAB_WITH_COLL
 /* membership.c - server 0 keeps the roll of collectives. See membership.h.
  *
  * It holds no bytes and no schedules: it knows who has asked, who knows of the others, and how an
@@ -25474,10 +25490,12 @@ MLFAB__INTERNAL void mlfab__membership_tick(mlfab__membership *roll, uint64_t no
   if (!inquiry->open && inquiry->pending && membership_may_ask(roll, now_ns))
     membership_ask_all(roll, inquiry->pending_channel, inquiry->pending_number, now_ns);
 }
+#endif /* MLFAB_WITH_COLL */
 
 /* ==============================================================================================
  * core/coll/partial_run.h
  * ============================================================================================== */
+#if MLFAB_WITH_PARTIAL
 /* partial_run.h - partial reductions over the communicator. Layer 4. What they are: partial_run.c. */
 
 enum { MLFAB__PARTIAL_RUN_QUEUE_MAX = 1 << 16 };
@@ -25507,10 +25525,12 @@ MLFAB__INTERNAL int mlfab__partial_run_resync(mlfab__comm *comm, uint32_t id, vo
 /* Errors: STATE (a step or a flush is under way). */
 MLFAB__INTERNAL int mlfab__partial_run_close(mlfab__comm *comm, uint32_t id, mlfab_error *error);
 
+#endif /* MLFAB_WITH_PARTIAL */
 
 /* ==============================================================================================
  * core/coll/partial_run.c
  * ============================================================================================== */
+#if MLFAB_WITH_PARTIAL
 /* partial_run.c - the communicator: partial reductions. See comm.h; what a round is and what a member
  * keeps is partial.h's.
  *
@@ -26057,13 +26077,13 @@ MLFAB__INTERNAL int mlfab__partial_run_close(mlfab__comm *comm, uint32_t id, mlf
   }
   return 0;
 }
+#endif /* MLFAB_WITH_PARTIAL */
 
 /* ==============================================================================================
  * core/coll/stochastic.h
  * ============================================================================================== */
-/* stochastic.h - stochastic reductions over the communicator. Layer 4. What they are: stochastic.c. */
-
 #if MLFAB_WITH_STOCHASTIC
+/* stochastic.h - stochastic reductions over the communicator. Layer 4. What they are: stochastic.c. */
 
 typedef struct mlfab__stochastic mlfab__stochastic; /* stochastic.c */
 
@@ -26085,12 +26105,12 @@ MLFAB__INTERNAL int mlfab__stochastic_start(mlfab__comm *comm, uint32_t id, void
 /* Errors: STATE (an iteration is under way). */
 MLFAB__INTERNAL int mlfab__stochastic_close(mlfab__comm *comm, uint32_t id, mlfab_error *error);
 
-#endif
-
+#endif /* MLFAB_WITH_STOCHASTIC */
 
 /* ==============================================================================================
  * core/coll/stochastic.c
  * ============================================================================================== */
+#if MLFAB_WITH_STOCHASTIC
 /* stochastic.c - the communicator: stochastic reduce. See comm.h; what may be sent and averaged when is
  * notify.h's.
  *
@@ -26113,8 +26133,6 @@ MLFAB__INTERNAL int mlfab__stochastic_close(mlfab__comm *comm, uint32_t id, mlfa
  * division: the same inputs give the same bits.
  *
  * Source: ASAP §4, §6.2. Departs: iterations end with an epoch; notices come with the bytes. */
-
-#if MLFAB_WITH_STOCHASTIC
 
 #include <stdio.h>
 
@@ -26875,12 +26893,12 @@ MLFAB__INTERNAL int mlfab__stochastic_close(mlfab__comm *comm, uint32_t id, mlfa
   mlfab__comm_exit(comm);
   return 0;
 }
-
-#endif
+#endif /* MLFAB_WITH_STOCHASTIC */
 
 /* ==============================================================================================
  * core/coll/user_dag.h
  * ============================================================================================== */
+#if MLFAB_WITH_DAG
 /* user_dag.h - schedules of the user's own (mlfab_dag) over the communicator. Layer 4. What they are: user_dag.c. */
 
 enum { MLFAB__USER_DAG_WAITERS = 8 }; /* requests of one schedule that are open */
@@ -26976,10 +26994,12 @@ MLFAB__INTERNAL int mlfab__user_dag_trigger(mlfab__user_dag *script, uint32_t op
 /* Is memory of an armed round on its way to others? */
 MLFAB__INTERNAL int mlfab__user_dag_lends(const mlfab__user_dag *script);
 
+#endif /* MLFAB_WITH_DAG */
 
 /* ==============================================================================================
  * core/coll/user_dag.c
  * ============================================================================================== */
+#if MLFAB_WITH_DAG
 /* user_dag.c - the communicator: schedules of the user's own. See comm.h; what may run when is
  * dag.h's.
  *
@@ -27591,6 +27611,7 @@ MLFAB__INTERNAL void mlfab__user_dag_free(mlfab__user_dag *script) {
   script->ops = NULL;
   script->room = 0;
 }
+#endif /* MLFAB_WITH_DAG */
 
 /* ==============================================================================================
  * core/coll/barrier.h
@@ -27871,6 +27892,7 @@ MLFAB__INTERNAL int mlfab__barrier_worker_frame(mlfab__barrier_worker *worker,
 /* ==============================================================================================
  * core/coll/trees.h
  * ============================================================================================== */
+#if MLFAB_WITH_COLL
 /* trees.h - server 0 has the scheduler plan the trees of allreduces, and tells the members.
  *
  * Members number their calls alike in each epoch (comm.h), so (epoch, number) means one allreduce
@@ -27926,10 +27948,12 @@ MLFAB__INTERNAL void mlfab__trees_tick(mlfab__trees *trees, uint64_t now_ns);
 /* The root of a tree: one of n members. */
 MLFAB__INTERNAL uint32_t mlfab__trees_root(uint64_t seed, uint64_t number, uint32_t n);
 
+#endif /* MLFAB_WITH_COLL */
 
 /* ==============================================================================================
  * core/coll/trees.c
  * ============================================================================================== */
+#if MLFAB_WITH_COLL
 /* trees.c - server 0 has the scheduler plan the trees of allreduces. See trees.h.
  *
  * Source: MLfabric §6 (AllReduce: push to a random root, get from it). */
@@ -28093,6 +28117,7 @@ MLFAB__INTERNAL void mlfab__trees_tick(mlfab__trees *trees, uint64_t now_ns) {
   uint64_t beat = trees->config->heartbeat_ns;
   if (now_ns >= beat) trees_give_up(trees, now_ns - beat);
 }
+#endif /* MLFAB_WITH_COLL */
 
 /* ==============================================================================================
  * core/coll/barrier_role.c
@@ -28178,6 +28203,7 @@ MLFAB__INTERNAL int mlfab__barrier_attach(mlfab_node *node, mlfab__barrier_worke
 /* ==============================================================================================
  * core/coll/comm_role.c
  * ============================================================================================== */
+#if MLFAB_WITH_COLL
 /* comm_role.c - collectives as roles of their node. The communicator: PEER are this worker's links to others,
  * PEER_IN theirs to it, SERVER the one to server 0. At server 0 who takes part, and planned trees: WORKER, and
  * SCHEDULER. */
@@ -28400,10 +28426,12 @@ MLFAB__INTERNAL int mlfab__membership_attach(mlfab_node *node) {
   mlfab__trees_init(role->self, &node->env, &node->config, &down, membership);
   return 0;
 }
+#endif /* MLFAB_WITH_COLL */
 
 /* ==============================================================================================
  * core/sched/network.h
  * ============================================================================================== */
+#if MLFAB_WITH_SCHED
 /* network.h - what a network can carry over time, and what has been promised of it. Layer 1.
  *
  * Every node has an egress and an ingress, and the core may have shared links; each is a step
@@ -28631,10 +28659,12 @@ typedef struct mlfab__candidate {
   const double *bytes; /* one a server */
 } mlfab__candidate;
 
+#endif /* MLFAB_WITH_SCHED */
 
 /* ==============================================================================================
  * core/sched/network.c
  * ============================================================================================== */
+#if MLFAB_WITH_SCHED
 /* network.c - residual capacities, how long transfers take, and reservations: see network.h. */
 
 enum {
@@ -29250,10 +29280,12 @@ MLFAB__INTERNAL int mlfab__network_cut_through(mlfab__network *net, uint32_t fro
   *begin_p = mlfab__network_end(net, from, to, lead, available);
   return 0;
 }
+#endif /* MLFAB_WITH_SCHED */
 
 /* ==============================================================================================
  * core/sched/order.h
  * ============================================================================================== */
+#if MLFAB_WITH_SCHED
 /* order.h - in which order updates are sent to their servers, and which are not sent. Layer 2.
  *
  * Alg. 1 sends the update that arrives first, first. Alg. 2 does so too, but takes an update whose
@@ -29339,10 +29371,12 @@ MLFAB__INTERNAL void mlfab__order_free(mlfab__orderer *o, mlfab__env *env);
 MLFAB__INTERNAL int64_t mlfab__order_deadline(int64_t version, int64_t delay_bound,
                                               int64_t model_version);
 
+#endif /* MLFAB_WITH_SCHED */
 
 /* ==============================================================================================
  * core/sched/order.c
  * ============================================================================================== */
+#if MLFAB_WITH_SCHED
 /* order.c - Alg. 1 and Alg. 2: see order.h.
  *
  * One loop does both. It asks for the pick of position p; the pick of p + 1 is the "next" that Alg.
@@ -29959,10 +29993,12 @@ MLFAB__INTERNAL int mlfab__order_shortest(mlfab__orderer *o, mlfab__network *net
                                           uint32_t *applied_p) {
   return order_run_all(o, net, in, 0, out, applied_p);
 }
+#endif /* MLFAB_WITH_SCHED */
 
 /* ==============================================================================================
  * core/sched/group.h
  * ============================================================================================== */
+#if MLFAB_WITH_SCHED
 /* group.h - which updates of an order go to an aggregator first, and the same for models on their
  * way back. Layer 2.
  *
@@ -30126,10 +30162,12 @@ MLFAB__INTERNAL int mlfab__group_allreduce(mlfab__grouper *g, mlfab__network *ne
 MLFAB__INTERNAL int mlfab__group_may_start(const uint64_t *finished, uint32_t n, uint64_t mine,
                                            uint64_t staleness);
 
+#endif /* MLFAB_WITH_SCHED */
 
 /* ==============================================================================================
  * core/sched/group.c
  * ============================================================================================== */
+#if MLFAB_WITH_SCHED
 /* group.c - Alg. 3, case by case: see group.h.
  *
  * The cases n = 0, 1, ... share their direct transfers: those of n + 1 are those of n and one more.
@@ -30656,10 +30694,12 @@ MLFAB__INTERNAL int mlfab__group_may_start(const uint64_t *finished, uint32_t n,
   for (uint32_t i = 0; i < n; i++) least = mlfab__min(least, finished[i]);
   return mine - least <= staleness;
 }
+#endif /* MLFAB_WITH_SCHED */
 
 /* ==============================================================================================
  * core/sched/distribute.c
  * ============================================================================================== */
+#if MLFAB_WITH_SCHED
 /* distribute.c - models on their way back, and AllReduce: see group.h.
  *
  * Time reversed, distribution is aggregation: the server's egress must never be idle, as its
@@ -30939,10 +30979,12 @@ MLFAB__INTERNAL int mlfab__group_allreduce(mlfab__grouper *g, mlfab__network *ne
   if (!code && root < a->n) get[root] = (mlfab__delivery){0, now};
   return code;
 }
+#endif /* MLFAB_WITH_SCHED */
 
 /* ==============================================================================================
  * core/sched/plan.h
  * ============================================================================================== */
+#if MLFAB_WITH_SCHED
 /* plan.h - the plan of a batch: which updates are applied, in which order, over which hop. Layer 3.
  *
  * order.h says in which order, group.h over which hop; here the two are one call, with everything
@@ -31009,10 +31051,12 @@ MLFAB__INTERNAL int mlfab__plan_batch(mlfab__planner *planner, mlfab__network *n
                                       const mlfab__batch *batch, mlfab__planned *out,
                                       uint32_t *applied_p, mlfab__group_choice *choice_p);
 
+#endif /* MLFAB_WITH_SCHED */
 
 /* ==============================================================================================
  * core/sched/plan.c
  * ============================================================================================== */
+#if MLFAB_WITH_SCHED
 /* plan.c - the plan of a batch: see plan.h. */
 
 MLFAB__INTERNAL void mlfab__planner_init(mlfab__planner *planner, mlfab__env *env) {
@@ -31139,10 +31183,12 @@ MLFAB__INTERNAL int mlfab__plan_batch(mlfab__planner *planner, mlfab__network *n
   if (choice_p) *choice_p = choice;
   return 0;
 }
+#endif /* MLFAB_WITH_SCHED */
 
 /* ==============================================================================================
  * core/sched/monitor.h
  * ============================================================================================== */
+#if MLFAB_WITH_SCHED
 /* monitor.h - what a host's network links carry, told from what passed through them. Layer 2.
  *
  * A pure estimator, one a node: samples of the transports (mlfab_measure) in, two capacities out,
@@ -31208,10 +31254,12 @@ MLFAB__INTERNAL void mlfab__monitor_set(mlfab__monitor *monitor, double in, doub
 MLFAB__INTERNAL int mlfab__monitor_take(mlfab__monitor *monitor, uint64_t now_ns, double *in_p,
                                         double *out_p);
 
+#endif /* MLFAB_WITH_SCHED */
 
 /* ==============================================================================================
  * core/sched/monitor.c
  * ============================================================================================== */
+#if MLFAB_WITH_SCHED
 /* monitor.c - what a host's network links carry, told from what passed through them. See
  * monitor.h. */
 
@@ -31361,10 +31409,12 @@ MLFAB__INTERNAL int mlfab__monitor_take(mlfab__monitor *monitor, uint64_t now_ns
   monitor->out.told = *out_p;
   return 1;
 }
+#endif /* MLFAB_WITH_SCHED */
 
 /* ==============================================================================================
  * core/sched/items.c
  * ============================================================================================== */
+#if MLFAB_WITH_SCHED
 /* items.c - the scheduler role: what is kept of items, their legs and their hosts' links. See scheduler.h.
  *
  * The files above this one all use it: scheduler.c, batch.c and arrange.c. */
@@ -31372,6 +31422,7 @@ MLFAB__INTERNAL int mlfab__monitor_take(mlfab__monitor *monitor, uint64_t now_ns
 /* ==============================================================================================
  * core/sched/scheduler.h
  * ============================================================================================== */
+#if MLFAB_WITH_SCHED
 /* scheduler.h - the scheduler role: decides in which order and by which hop large transfers go.
  * Layer 4.
  *
@@ -31632,6 +31683,8 @@ MLFAB__INTERNAL void mlfab__scheduler_arrange(mlfab__scheduler *s, uint32_t serv
 MLFAB__INTERNAL void mlfab__scheduler_plan_pushes(mlfab__scheduler *s);
 MLFAB__INTERNAL void mlfab__scheduler_plan_pulls(mlfab__scheduler *s, uint32_t server);
 
+#endif /* MLFAB_WITH_SCHED */
+
 /* core/sched/items.c goes on. */
 
 MLFAB__INTERNAL double mlfab__scheduler_rate(const mlfab__scheduler *s, uint32_t host, int out) {
@@ -31689,10 +31742,12 @@ MLFAB__INTERNAL mlfab__leg *mlfab__scheduler_crossing(mlfab__scheduler *s, uint3
   s->counted[server] = it->group;
   return &part->sum;
 }
+#endif /* MLFAB_WITH_SCHED */
 
 /* ==============================================================================================
  * core/sched/batch.c
  * ============================================================================================== */
+#if MLFAB_WITH_SCHED
 /* batch.c - the scheduler role: plans a batch and tells it. See scheduler.h.
  *
  * Hosts are the nodes of the network, so workers on one host share its links. Time 0 is now. The
@@ -32488,10 +32543,12 @@ MLFAB__INTERNAL void mlfab__scheduler_plan_pulls(mlfab__scheduler *s, uint32_t s
   if (other) batch_retime(s, MLFAB__TRANSFER_PULL, before);
   batch_tell_all(s, before, groups);
 }
+#endif /* MLFAB_WITH_SCHED */
 
 /* ==============================================================================================
  * core/sched/arrange.c
  * ============================================================================================== */
+#if MLFAB_WITH_SCHED
 /* arrange.c - the scheduler role: arranges the tree of an allreduce. See scheduler.h, and trees.h
  * for what it is for.
  *
@@ -32667,10 +32724,12 @@ MLFAB__INTERNAL void mlfab__scheduler_arrange(mlfab__scheduler *s, uint32_t serv
                mlfab__encode_tree_plan(s->meta, &plan, work ? work->places : NULL));
   mlfab__free(s->env, work, sizeof *work);
 }
+#endif /* MLFAB_WITH_SCHED */
 
 /* ==============================================================================================
  * core/sched/scheduler.c
  * ============================================================================================== */
+#if MLFAB_WITH_SCHED
 /* scheduler.c - the scheduler role: what the servers told, and when to plan. See scheduler.h.
  *
  * Frames only change what is known; planning happens in the tick, so that announcements that come
@@ -33365,10 +33424,12 @@ MLFAB__INTERNAL uint64_t mlfab__scheduler_deadline(const mlfab__scheduler *sched
   int waits = scheduler->waiting.first != MLFAB__NO_ITEM;
   return waits ? mlfab__min(at, scheduler->reassure_ns) : at;
 }
+#endif /* MLFAB_WITH_SCHED */
 
 /* ==============================================================================================
  * core/sched/explain.c
  * ============================================================================================== */
+#if MLFAB_WITH_SCHED
 /* explain.c - the scheduler role: its last plans as text, for people. See scheduler.h.
  *
  * One line an update or pull, in the order of the plan, with a picture of when it travels: '-' to
@@ -33523,10 +33584,12 @@ MLFAB__INTERNAL void mlfab__scheduler_explain(const mlfab__scheduler *scheduler,
   }
   if (bytes_p) *bytes_p = t.used + 1;
 }
+#endif /* MLFAB_WITH_SCHED */
 
 /* ==============================================================================================
  * core/sched/accumulator.c
  * ============================================================================================== */
+#if MLFAB_WITH_SCHED
 /* accumulator.c - the aggregator role: its accumulators, and what is lent of them. See aggregator.h.
  *
  * Below aggregator.c and distributor.c, which use them for groups and for spreads. */
@@ -33534,6 +33597,7 @@ MLFAB__INTERNAL void mlfab__scheduler_explain(const mlfab__scheduler *scheduler,
 /* ==============================================================================================
  * core/sched/aggregator.h
  * ============================================================================================== */
+#if MLFAB_WITH_SCHED
 /* aggregator.h - the aggregator role: adds updates up on their way, hands the model on. Layer 4.
  *
  * It lives on a worker's node. Servers tell it what to do over that worker's links to them; workers
@@ -33849,6 +33913,8 @@ MLFAB__INTERNAL void mlfab__distributor_tick(mlfab__aggregator *aggregator,
 MLFAB__INTERNAL uint64_t mlfab__distributor_deadline(const mlfab__aggregator *aggregator,
                                                      const mlfab__accumulator *accumulator);
 
+#endif /* MLFAB_WITH_SCHED */
+
 /* core/sched/accumulator.c goes on. */
 
 MLFAB__INTERNAL int mlfab__aggregator_stands(const mlfab__aggregator *aggregator, uint32_t worker,
@@ -33939,10 +34005,12 @@ MLFAB__INTERNAL void mlfab__aggregator_all_returned(mlfab__aggregator *aggregato
     }
   }
 }
+#endif /* MLFAB_WITH_SCHED */
 
 /* ==============================================================================================
  * core/sched/sum.c
  * ============================================================================================== */
+#if MLFAB_WITH_SCHED
 /* sum.c - the aggregator role: groups whose members, and whose sum, come as packets. See
  * aggregator.h and packet.h.
  *
@@ -34249,10 +34317,12 @@ MLFAB__INTERNAL uint32_t mlfab__sum_forwardable(const mlfab__aggregator *aggrega
   }
   return (uint32_t)n;
 }
+#endif /* MLFAB_WITH_SCHED */
 
 /* ==============================================================================================
  * core/sched/distributor.c
  * ============================================================================================== */
+#if MLFAB_WITH_SCHED
 /* distributor.c - the aggregator role: spreads, going down. See aggregator.h.
  *
  * Every MODEL frame of a spread becomes a record; a member is a cursor into the list of records, so
@@ -34643,10 +34713,12 @@ MLFAB__INTERNAL uint64_t mlfab__distributor_deadline(const mlfab__aggregator *ag
   }
   return deadline;
 }
+#endif /* MLFAB_WITH_SCHED */
 
 /* ==============================================================================================
  * core/sched/aggregator.c
  * ============================================================================================== */
+#if MLFAB_WITH_SCHED
 /* aggregator.c - the aggregator role: groups, going up. See aggregator.h.
  *
  * What comes in order is added straight from where it was received, so that a byte of a member
@@ -35466,15 +35538,18 @@ MLFAB__INTERNAL uint64_t mlfab__aggregator_deadline(const mlfab__aggregator *agg
     deadline = mlfab__min(deadline, mlfab__meter_due(&aggregator->meter));
   return deadline;
 }
+#endif /* MLFAB_WITH_SCHED */
 
 /* ==============================================================================================
  * core/sched/report.c
  * ============================================================================================== */
+#if MLFAB_WITH_SCHED
 /* report.c - the server role: what its scheduler is told. See client.h. */
 
 /* ==============================================================================================
  * core/sched/client.h
  * ============================================================================================== */
+#if MLFAB_WITH_SCHED
 /* client.h - the server role in a fabric with a scheduler: it announces large transfers, and takes them
  * in the order and by the ways of the plans. Attached to the server as its policy (server.h).
  *
@@ -35587,6 +35662,8 @@ MLFAB__INTERNAL void mlfab__spread_over(mlfab__server *server, const mlfab__serv
 MLFAB__INTERNAL void mlfab__spread_stopped(mlfab__server *server, uint32_t worker);
 MLFAB__INTERNAL void mlfab__spread_turns(mlfab__server *server);
 
+#endif /* MLFAB_WITH_SCHED */
+
 /* core/sched/report.c goes on. */
 
 MLFAB__INTERNAL int mlfab__report_plans(const mlfab__server *server, uint64_t bytes) {
@@ -35649,10 +35726,12 @@ MLFAB__INTERNAL void mlfab__report_announce(mlfab__server *server, mlfab__announ
   announce->incarnation = server->peers[announce->worker].incarnation;
   mlfab__report_tell(server, MLFAB__ANNOUNCE, meta, mlfab__encode_announce(meta, announce));
 }
+#endif /* MLFAB_WITH_SCHED */
 
 /* ==============================================================================================
  * core/sched/route.c
  * ============================================================================================== */
+#if MLFAB_WITH_SCHED
 /* route.c - the server role: which way large updates come, in which order, and in which groups. See
  * client.h and queue.c.
  *
@@ -36089,10 +36168,12 @@ MLFAB__INTERNAL int mlfab__route_frame(mlfab__server *server, uint32_t worker,
   }
   return 1;
 }
+#endif /* MLFAB_WITH_SCHED */
 
 /* ==============================================================================================
  * core/sched/spread.c
  * ============================================================================================== */
+#if MLFAB_WITH_SCHED
 /* spread.c - the server role: in which order large pulls are answered, and by which way. See client.h and
  * serve.c.
  *
@@ -36467,10 +36548,12 @@ MLFAB__INTERNAL int mlfab__spread_frame(mlfab__server *server, uint32_t worker,
   }
   return 1;
 }
+#endif /* MLFAB_WITH_SCHED */
 
 /* ==============================================================================================
  * core/sched/client.c
  * ============================================================================================== */
+#if MLFAB_WITH_SCHED
 /* client.c - the server role: its link to the scheduler, and the policy by which large transfers go. See
  * client.h. */
 
@@ -36667,10 +36750,12 @@ MLFAB__INTERNAL int mlfab__client_init(mlfab__server *server) {
   sched->meta = mlfab__alloc(env, MLFAB_META_MAX);
   return sched->entries && sched->members && sched->meta ? 0 : MLFAB_ERR_MEMORY;
 }
+#endif /* MLFAB_WITH_SCHED */
 
 /* ==============================================================================================
  * core/sched/sched_role.h
  * ============================================================================================== */
+#if MLFAB_WITH_SCHED
 /* sched_role.h - scheduling as roles of a node. */
 
 /* What this host's links carry, as measured or set, and who is told. */
@@ -36692,10 +36777,12 @@ MLFAB__INTERNAL int mlfab__capacity_attach(mlfab_node *node, mlfab__server *serv
 MLFAB__INTERNAL void mlfab__capacity_set(mlfab__capacity_role *role, double in, double out,
                                          uint64_t now_ns);
 
+#endif /* MLFAB_WITH_SCHED */
 
 /* ==============================================================================================
  * core/sched/sched_role.c
  * ============================================================================================== */
+#if MLFAB_WITH_SCHED
 /* sched_role.c - scheduling as roles of a node: the aggregator beside a worker (SERVER: its links to servers,
  * PEER_IN: members' links to it), the scheduler (PLANNER), and what links the server to it (SCHEDULER). */
 
@@ -36926,10 +37013,12 @@ MLFAB__INTERNAL int mlfab__capacity_attach(mlfab_node *node, mlfab__server *serv
   mlfab__monitor_init(&self->monitor, node->config.heartbeat_ns);
   return 0;
 }
+#endif /* MLFAB_WITH_SCHED */
 
 /* ==============================================================================================
  * core/sparse/filter.h
  * ============================================================================================== */
+#if MLFAB_WITH_SPARSE
 /* filter.h - what of an update travels, and what of a change of the model is made. Layer 2.
  *
  * Gradient side: a = update + residual is sent or held back element by element. It goes in two steps,
@@ -37007,10 +37096,12 @@ MLFAB__INTERNAL uint32_t mlfab__filter_emit_with(int level, const mlfab__filter_
 MLFAB__INTERNAL uint64_t mlfab__filter_change_with(int level, int dtype, const void *before,
                                                    void *after, uint64_t n, double tau);
 
+#endif /* MLFAB_WITH_SPARSE */
 
 /* ==============================================================================================
  * core/sparse/filter.c
  * ============================================================================================== */
+#if MLFAB_WITH_SPARSE
 /* filter.c - what of an update travels, and what of a change of the model is made. Layer 2.
  *
  * For: TDF's gradient filters (significance, random, half precision) with their residual, the
@@ -37641,10 +37732,12 @@ MLFAB__INTERNAL uint64_t mlfab__filter_change(int dtype, const void *before, voi
                                               uint64_t n, double tau) {
   return mlfab__filter_change_with(mlfab__kernel_level(), dtype, before, after, n, tau);
 }
+#endif /* MLFAB_WITH_SPARSE */
 
 /* ==============================================================================================
  * core/sparse/sparse_push.h
  * ============================================================================================== */
+#if MLFAB_WITH_SPARSE
 /* sparse_push.h - the worker role: calls whose updates travel as packets. See sparse_push.c. */
 
 /* A sparse update of one tensor: all of it is copied. */
@@ -37657,10 +37750,15 @@ MLFAB__INTERNAL int mlfab__worker_push_sparse(mlfab__worker *worker, uint32_t te
 MLFAB__INTERNAL int mlfab__worker_set_filter(mlfab__worker *worker, uint32_t tensor,
                                              const mlfab_filter *filter, mlfab_error *error);
 
+/* From now on the worker reads packets. */
+MLFAB__INTERNAL void mlfab__sparse_worker_attach(mlfab__worker *worker);
+
+#endif /* MLFAB_WITH_SPARSE */
 
 /* ==============================================================================================
  * core/sparse/sparse_push.c
  * ============================================================================================== */
+#if MLFAB_WITH_SPARSE
 /* sparse_push.c - the worker role: updates of which only some values travel. See worker.h.
  *
  * A filter holds back what is not worth sending in a residual of its tensor, which the next update
@@ -37675,6 +37773,7 @@ MLFAB__INTERNAL int mlfab__worker_set_filter(mlfab__worker *worker, uint32_t ten
  * and touches no residual. To filter the same buffers once more would send what was held back twice.
  *
  * Source: TDF §4.2, 4.3. */
+
 
 #include <float.h>
 #include <math.h>
@@ -38266,9 +38365,43 @@ MLFAB__INTERNAL int mlfab__worker_set_filter(mlfab__worker *worker, uint32_t ten
   return 0;
 }
 
+/* --- pulls --- */
+
+/* Writes packets. 0; FRAME when they are malformed or not of the stretch; MEMORY. */
+static int sparse_push_unpack(mlfab__worker *worker, const mlfab__fetch *fetch,
+                              const mlfab__model *model, const mlfab__frame_in *frame) {
+  uint64_t room = frame->bulk_bytes;
+  if (mlfab__packet_room(worker->env, &worker->came)) return MLFAB_ERR_MEMORY;
+  worker->came_bytes = MLFAB__PACKET_ROOM;
+  const uint8_t *bulk = mlfab__packet_private(worker->came, frame->bulk, frame->bulk_bytes);
+  uint64_t next = model->offset, end = model->offset + model->bytes;
+  while (room > 0) {
+    mlfab__packet packet;
+    uint32_t bytes = mlfab__packet_open(bulk, room, &packet);
+    if (bytes == 0 || packet.offset < next || packet.offset >= end) return MLFAB_ERR_FRAME;
+    const mlfab__tensor *tensor = mlfab__layout_tensor_at(&worker->layout, packet.offset);
+    uint64_t most = mlfab__min(end, tensor->offset + tensor->bytes) - packet.offset;
+    uint64_t length = (uint64_t)packet.elements * mlfab__dtype_bytes(packet.dtype);
+    if (packet.dtype != tensor->dtype || length > most) return MLFAB_ERR_FRAME;
+    uint8_t *into = mlfab__pull_into(worker, fetch, packet.offset);
+    if (worker->cache.bytes) mlfab__unpack_store(&packet, worker->cache.bytes + packet.offset);
+    if (into) mlfab__unpack_store(&packet, into);
+    next = packet.offset + length;
+    bulk += bytes;
+    room -= bytes;
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__sparse_worker_attach(mlfab__worker *worker) {
+  worker->unpack = sparse_push_unpack;
+}
+#endif /* MLFAB_WITH_SPARSE */
+
 /* ==============================================================================================
  * core/sparse/sparse_apply.h
  * ============================================================================================== */
+#if MLFAB_WITH_SPARSE
 /* sparse_apply.h - the server role: packets in updates (sparse_apply.c) and in answers (delta.c), attached
  * to the server. See server.h. */
 
@@ -38283,10 +38416,12 @@ MLFAB__INTERNAL void mlfab__sparse_apply_free(mlfab__server *server);
 /* The row of packets. */
 MLFAB__INTERNAL const mlfab__apply_codec *mlfab__sparse_apply_codec(void);
 
+#endif /* MLFAB_WITH_SPARSE */
 
 /* ==============================================================================================
  * core/sparse/sparse_apply.c
  * ============================================================================================== */
+#if MLFAB_WITH_SPARSE
 /* sparse_apply.c - the server role: packets in updates and in answers. See server.h and packet.h.
  *
  * For: what apply.c and serve.c need where bytes come and go as packets. Not for: the queue, credit,
@@ -38685,10 +38820,12 @@ MLFAB__INTERNAL const mlfab__apply_codec *mlfab__sparse_apply_codec(void) {
                                            sparse_apply_fresh};
   return &codec;
 }
+#endif /* MLFAB_WITH_SPARSE */
 
 /* ==============================================================================================
  * core/sparse/delta.c
  * ============================================================================================== */
+#if MLFAB_WITH_SPARSE
 /* delta.c - the server role: what of the model has changed, and how that is answered. See server.h,
  * version.h and packet.h.
  *
@@ -38973,10 +39110,12 @@ static const mlfab__server_sparse delta_sparse = {mlfab__sparse_apply_codec,
                                                   delta_answer};
 
 MLFAB__INTERNAL void mlfab__sparse_attach(mlfab__server *server) { server->sparse = &delta_sparse; }
+#endif /* MLFAB_WITH_SPARSE */
 
 /* ==============================================================================================
  * core/reshard/reshard.h
  * ============================================================================================== */
+#if MLFAB_WITH_RESHARD
 /* reshard.h - slices move between servers while workers push and pull: server 0's side. Layer 4.
  *
  * A worker asks (RESHARD); server 0 computes who owns what from then on (layout.h) and carries it out
@@ -39157,10 +39296,12 @@ MLFAB__INTERNAL int mlfab__worker_set_servers(struct mlfab__worker *worker, cons
                                               uint32_t n, uint64_t timeout_ns, uint64_t now_ns,
                                               mlfab_request *request_p, mlfab_error *error);
 
+#endif /* MLFAB_WITH_RESHARD */
 
 /* ==============================================================================================
  * core/reshard/reshard.c
  * ============================================================================================== */
+#if MLFAB_WITH_RESHARD
 /* reshard.c - server 0 leads slices from server to server. See reshard.h. */
 
 #include <stdio.h>
@@ -39592,10 +39733,12 @@ MLFAB__INTERNAL uint64_t mlfab__reshard_deadline(const mlfab__reshard *r) {
                 r->phase == MLFAB__RESHARD_SENDING;
   return may_end ? r->deadline_ns : MLFAB__NEVER;
 }
+#endif /* MLFAB_WITH_RESHARD */
 
 /* ==============================================================================================
  * core/reshard/reshard_server.c
  * ============================================================================================== */
+#if MLFAB_WITH_RESHARD
 /* reshard_server.c - the server role: slices that leave for other servers, and those that come. See reshard.h.
  *
  * PREPARE: held; once nothing is under way and nothing lent, a second layout and store are made. SEND:
@@ -40350,10 +40493,12 @@ MLFAB__INTERNAL void mlfab__reshard_server_init(mlfab__server *server) {
                                             reshard_server_drop};
   server->move.hooks = &mover;
 }
+#endif /* MLFAB_WITH_RESHARD */
 
 /* ==============================================================================================
  * core/reshard/reshard_worker.c
  * ============================================================================================== */
+#if MLFAB_WITH_RESHARD
 /* reshard_worker.c - the worker role: stops while slices move, and goes on with their new servers. See reshard.h.
  *
  *    RUNS --FREEZE--> STOPPING --all servers stopped--> DRAINING --all decided--> FROZEN --THAW--> RUNS
@@ -40719,10 +40864,12 @@ MLFAB__INTERNAL void mlfab__reshard_worker_attach(mlfab__worker *worker) {
                                             reshard_worker_withdraw, reshard_worker_free};
   worker->mover = &mover;
 }
+#endif /* MLFAB_WITH_RESHARD */
 
 /* ==============================================================================================
  * core/reshard/reshard_role.c
  * ============================================================================================== */
+#if MLFAB_WITH_RESHARD
 /* reshard_role.c - moving slices as roles of a node: who leads it at server 0 (WORKER, and RESHARD to the
  * servers), and what every server does (RESHARD: its links to the others, RESHARD_IN: theirs to it). */
 
@@ -40859,6 +41006,7 @@ MLFAB__INTERNAL void mlfab__reshard_server_attach(mlfab_node *node, mlfab__serve
   mlfab__reshard_server_init(server);
   server->move.across = mlfab__roles_port(node, role, MLFAB__LINK_RESHARD);
 }
+#endif /* MLFAB_WITH_RESHARD */
 
 /* ==============================================================================================
  * core/api/complete.h
@@ -41748,6 +41896,11 @@ MLFAB__INTERNAL int mlfab__context_sent(mlfab *ctx, int code);
 
 /* Makes the memory for others of this host, where that is possible. To be called before whatever may send the first MEMBERSHIP. 1 when there is some. */
 MLFAB__INTERNAL int mlfab__context_arena(mlfab *ctx);
+/* A call of something that was not compiled in, which `what` names, with its switch: UNSUPPORTED, and the error
+ * where the caller finds it. */
+MLFAB__INTERNAL int mlfab__error_without(mlfab_error *error, const char *what);
+MLFAB__INTERNAL int mlfab__node_without(mlfab_node *node, const char *what);
+MLFAB__INTERNAL int mlfab__context_without(mlfab *ctx, const char *what);
 /* Memory of mlfab_alloc that no list has any more. What is shared goes back to the arena, or with it. */
 MLFAB__INTERNAL void mlfab__context_free_memory(mlfab *ctx, mlfab__context_memory *memory);
 
@@ -43079,6 +43232,21 @@ MLFAB_API int mlfab_barrier_start(mlfab *ctx, const mlfab_collective *options,
   SUBMIT_START(BARRIER, request_p, .options = options);
 }
 
+/* --- calls of what was left out --- */
+
+MLFAB__INTERNAL int mlfab__error_without(mlfab_error *error, const char *what) {
+  return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED, "mlfab was compiled without %s", what);
+}
+
+MLFAB__INTERNAL int mlfab__node_without(mlfab_node *node, const char *what) {
+  if (!node) return MLFAB_ERR_ARGUMENT;
+  return mlfab__error_without(&node->requests.last, what);
+}
+
+MLFAB__INTERNAL int mlfab__context_without(mlfab *ctx, const char *what) {
+  CONTEXT_LOOK(ctx, mlfab__node_without(ctx->node, what));
+}
+
 /* --- snapshots --- */
 
 static mlfab__snapshot *submit_find_snapshot(const mlfab *ctx, const mlfab_buf *buf) {
@@ -43235,6 +43403,7 @@ MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
 /* ==============================================================================================
  * core/api/shared.c
  * ============================================================================================== */
+#if MLFAB_WITH_COLL
 /* shared.c - a context: collectives in memory that workers of one host share, and that memory.
  *
  * A blocking call of workers that are all on one host, and have mapped each other's memory, is
@@ -43247,6 +43416,7 @@ MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
 /* ==============================================================================================
  * core/api/calls_coll.h
  * ============================================================================================== */
+#if MLFAB_WITH_COLL
 /* calls_coll.h - a collective on its way to the communicator. */
 
 /* A collective as the communicator is asked for it. call.outside: it got a number, and its caller is to run
@@ -43278,6 +43448,8 @@ MLFAB__INTERNAL void mlfab__shared_run(mlfab *ctx, mlfab_request request,
 
 /* What a context can do with that memory. */
 MLFAB__INTERNAL const mlfab__context_sharing *mlfab__shared_memory(void);
+
+#endif /* MLFAB_WITH_COLL */
 
 /* core/api/shared.c goes on. */
 
@@ -43429,10 +43601,12 @@ MLFAB__INTERNAL const mlfab__context_sharing *mlfab__shared_memory(void) {
                                                    shared_alloc, shared_release};
   return &functions;
 }
+#endif /* MLFAB_WITH_COLL */
 
 /* ==============================================================================================
  * core/api/calls_coll.c
  * ============================================================================================== */
+#if MLFAB_WITH_COLL
 /* calls_coll.c - collectives: reads the options of a call. What there is to check beside, the communicator checks
  * (comm.h). */
 
@@ -43619,10 +43793,12 @@ MLFAB_API int mlfab_present(mlfab *ctx, uint32_t *ranks, uint32_t room, uint32_t
   mlfab__context_leave(ctx);
   return code;
 }
+#endif /* MLFAB_WITH_COLL */
 
 /* ==============================================================================================
  * core/api/calls_partial.c
  * ============================================================================================== */
+#if MLFAB_WITH_PARTIAL
 /* calls_partial.c - partial reductions. */
 
 MLFAB__INTERNAL int mlfab__calls_partial(const mlfab__call_in *e) {
@@ -43694,13 +43870,14 @@ MLFAB_API int mlfab_partial_resync(mlfab *ctx, uint32_t id, void *model, uint64_
 MLFAB_API int mlfab_partial_close(mlfab *ctx, uint32_t id) {
   COLL_AT_ONCE(PARTIAL_CLOSE, .id = id);
 }
+#endif /* MLFAB_WITH_PARTIAL */
 
 /* ==============================================================================================
  * core/api/calls_stochastic.c
  * ============================================================================================== */
+#if MLFAB_WITH_STOCHASTIC
 /* calls_stochastic.c - stochastic reductions. */
 
-#if MLFAB_WITH_STOCHASTIC
 MLFAB__INTERNAL int mlfab__calls_stochastic(const mlfab__call_in *e) {
   const mlfab_call *c = e->call;
   mlfab__comm *comm = e->node->parts->comm;
@@ -43722,13 +43899,6 @@ MLFAB__INTERNAL int mlfab__calls_stochastic(const mlfab__call_in *e) {
       return mlfab__stochastic_close(comm, c->id, error);
   }
 }
-
-#else
-MLFAB__INTERNAL int mlfab__calls_stochastic(const mlfab__call_in *e) {
-  return MLFAB__FAIL(e->error, MLFAB_ERR_UNSUPPORTED,
-                     "stochastic reductions were left out: MLFAB_WITH_STOCHASTIC is 0");
-}
-#endif
 
 /* One whose workers have no graph is closed again, on all of them. */
 MLFAB_API int mlfab_stochastic_open(mlfab *ctx, uint64_t count, int dtype,
@@ -43767,10 +43937,12 @@ MLFAB_API int mlfab_stochastic_start(mlfab *ctx, uint32_t id, void *data, uint64
 MLFAB_API int mlfab_stochastic_close(mlfab *ctx, uint32_t id) {
   COLL_AT_ONCE(STOCHASTIC_CLOSE, .id = id);
 }
+#endif /* MLFAB_WITH_STOCHASTIC */
 
 /* ==============================================================================================
  * core/api/calls_dag.c
  * ============================================================================================== */
+#if MLFAB_WITH_DAG
 /* calls_dag.c - a context: schedules of the user's own. What they are: user_dag.c.
  *
  * A function that a schedule computes runs under the lock, in whatever thread drives the context.
@@ -43952,10 +44124,12 @@ MLFAB_API int mlfab_dag_free(mlfab_dag **dag_p) {
   *dag_p = NULL;
   return 0;
 }
+#endif /* MLFAB_WITH_DAG */
 
 /* ==============================================================================================
  * core/api/calls_sched.c
  * ============================================================================================== */
+#if MLFAB_WITH_SCHED
 /* calls_sched.c - the schedule of a fabric, and what was planned by it. */
 
 MLFAB__INTERNAL int mlfab__calls_sched(const mlfab__call_in *e) {
@@ -44015,10 +44189,12 @@ MLFAB_API int mlfab_set_schedule(mlfab *ctx, const mlfab_schedule *schedule) {
 MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p) {
   CONTEXT_LOOK(ctx, mlfab_node_explain(ctx->node, text, room, bytes_p));
 }
+#endif /* MLFAB_WITH_SCHED */
 
 /* ==============================================================================================
  * core/api/calls_sparse.c
  * ============================================================================================== */
+#if MLFAB_WITH_SPARSE
 /* calls_sparse.c - filters and sparse updates. */
 
 MLFAB__INTERNAL int mlfab__calls_sparse(const mlfab__call_in *in) {
@@ -44048,10 +44224,12 @@ MLFAB_API int mlfab_push_sparse_start(mlfab *ctx, uint32_t tensor, const uint64_
 MLFAB_API int mlfab_set_filter(mlfab *ctx, uint32_t tensor, const mlfab_filter *filter) {
   SUBMIT_AT_ONCE(SET_FILTER, .options = filter, .tensor = tensor);
 }
+#endif /* MLFAB_WITH_SPARSE */
 
 /* ==============================================================================================
  * core/api/calls_reshard.c
  * ============================================================================================== */
+#if MLFAB_WITH_RESHARD
 /* calls_reshard.c - moving slices between servers. */
 
 MLFAB__INTERNAL int mlfab__calls_reshard(const mlfab__call_in *in) {
@@ -44064,6 +44242,7 @@ MLFAB_API int mlfab_set_servers(mlfab *ctx, const uint32_t *servers, uint32_t n,
                                 uint64_t timeout_ns) {
   SUBMIT(SET_SERVERS, NULL, .servers = servers, .n = n, .timeout_ns = timeout_ns);
 }
+#endif /* MLFAB_WITH_RESHARD */
 
 /* ==============================================================================================
  * transports/tcp.c
@@ -46311,6 +46490,53 @@ MLFAB_API const mlfab_transport *mlfab_transport_tcp(void) { return NULL; }
 #endif
 
 /* ==============================================================================================
+ * transports/shm_file.h
+ * ============================================================================================== */
+/* shm_file.h - files in memory that processes of one host share: of the transport, and of collectives. */
+
+/* Of linux/futex.h, which C libraries without the kernel's headers do not find. */
+enum { MLFAB__FUTEX_WAIT = 0, MLFAB__FUTEX_WAKE = 1 };
+
+#if MLFAB_WITH_SHM /* or nobody calls it */
+/* A nameless file of `bytes` in memory, sealed against shrinking, growing, and `seals` besides; -1 with
+ * errno. What would raise SIGXFSZ (ulimit -f) is EFBIG. */
+MLFAB__INTERNAL int mlfab__shm_file(const char *name, uint64_t bytes, int seals);
+#endif
+
+
+/* ==============================================================================================
+ * transports/shm_file.c
+ * ============================================================================================== */
+/* shm_file.c - files in memory that processes of one host share. */
+
+#if MLFAB_WITH_SHM
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+MLFAB__INTERNAL int mlfab__shm_file(const char *name, uint64_t bytes, int seals) {
+  struct rlimit most;
+  if (getrlimit(RLIMIT_FSIZE, &most) == 0 && bytes > most.rlim_cur) {
+    errno = EFBIG;
+    return -1;
+  }
+  int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (fd < 0) return -1;
+  if (ftruncate(fd, (off_t)bytes) == 0 &&
+      fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | seals) == 0)
+    return fd;
+  int why = errno;
+  close(fd);
+  errno = why;
+  return -1;
+}
+
+#endif
+
+/* ==============================================================================================
  * transports/shm.c
  * ============================================================================================== */
 /* shm.c - carries frames between processes of one host through shared memory.
@@ -47150,7 +47376,7 @@ static void shm_stop(void *self) {
 static int shm_open_fds(struct shm *t, const char *name) {
   struct sockaddr_un at;
   socklen_t bytes = shm_sockaddr(name, &at);
-  t->bell_fd = mlfab__shm_coll_file("mlfab-bell", SHM_CONTROL, F_SEAL_SEAL);
+  t->bell_fd = mlfab__shm_file("mlfab-bell", SHM_CONTROL, F_SEAL_SEAL);
   if (t->bell_fd < 0) return MLFAB_ERR_IO;
   t->event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   t->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
@@ -47233,7 +47459,7 @@ static int shm_connect(void *self, const char *address, uint64_t token) {
   }
   link->token = token;
   snprintf(link->address, sizeof link->address, "%s", address);
-  link->segment_fd = mlfab__shm_coll_file("mlfab-link", SHM_SEGMENT, F_SEAL_SEAL);
+  link->segment_fd = mlfab__shm_file("mlfab-link", SHM_SEGMENT, F_SEAL_SEAL);
   if (link->segment_fd < 0 || !shm_map_segment(link, link->segment_fd)) {
     shm_drop_half(t, link);
     return MLFAB_ERR_IO;
@@ -47577,6 +47803,7 @@ const mlfab_transport *mlfab_transport_shm(void) {
 /* ==============================================================================================
  * transports/shm_coll.c
  * ============================================================================================== */
+#if MLFAB_WITH_COLL
 /* shm_coll.c - collectives of the processes of one host, in shared memory.
  *
  * It is for blocking calls of members that map each other's memories: one copy of what the others
@@ -47851,23 +48078,7 @@ static void shm_coll_leave(mlfab__shm_coll *a) {
 
 /* ---- descriptors and mappings ---- */
 
-MLFAB__INTERNAL int mlfab__shm_coll_file(const char *name, uint64_t bytes, int seals) {
-  struct rlimit most;
-  if (getrlimit(RLIMIT_FSIZE, &most) == 0 && bytes > most.rlim_cur) {
-    errno = EFBIG;
-    return -1;
-  }
-  int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (fd < 0) return -1;
-  if (ftruncate(fd, (off_t)bytes) == 0 && fcntl(fd, F_ADD_SEALS, SHM_COLL_SEALS | seals) == 0)
-    return fd;
-  int why = errno;
-  close(fd);
-  errno = why;
-  return -1;
-}
-
-static int shm_coll_memfd(uint64_t bytes) { return mlfab__shm_coll_file("mlfab-arena", bytes, 0); }
+static int shm_coll_memfd(uint64_t bytes) { return mlfab__shm_file("mlfab-arena", bytes, 0); }
 
 /* Maps memory that the other members share. A forked child does not inherit the mapping: a write of the child
  * would change the sums of all members. */
@@ -48667,37 +48878,71 @@ MLFAB__INTERNAL const mlfab__shm_coll_table *mlfab__shm_coll_functions(void) {
 }
 
 #endif
+#endif /* MLFAB_WITH_COLL */
 
 /* ==============================================================================================
  * core/open/compose.c
  * ============================================================================================== */
 /* compose.c - makes a node of its roles. Top floor: the one file that knows them all. */
+#if MLFAB_WITH_COLL
+#endif
+#if MLFAB_WITH_RESHARD
+#endif
+#if MLFAB_WITH_SCHED
+#endif
+#if MLFAB_WITH_SPARSE
+#endif
+
+/* What a configuration needs, and is not compiled in: UNSUPPORTED. */
+static int compose_check(const mlfab_config *config, mlfab_error *error) {
+  if (MLFAB_WITH_SCHED || config->scheduler == MLFAB_SCHEDULER_NONE) return 0;
+  return MLFAB__FAIL(
+      error, MLFAB_ERR_UNSUPPORTED,
+      "configuration: a scheduler (MLFAB_SCHEDULER) needs scheduling, which was left "
+      "out (MLFAB_WITH_SCHED is 0)");
+}
 
 static int compose_worker(mlfab_node *node) {
   mlfab__parts *parts = node->parts;
+  int code = mlfab__barrier_attach(node, &parts->barrier);
+#if MLFAB_WITH_SCHED
   mlfab__aggregator *aggregator = NULL;
-  int scheduled = node->config.scheduler != MLFAB_SCHEDULER_NONE;
-  int code = scheduled ? mlfab__aggregator_attach(node, &aggregator) : 0;
-  if (!code) code = mlfab__barrier_attach(node, &parts->barrier);
+  if (!code && node->config.scheduler != MLFAB_SCHEDULER_NONE)
+    code = mlfab__aggregator_attach(node, &aggregator);
+#endif
+#if MLFAB_WITH_COLL
   if (!code) code = mlfab__comm_attach(node, &parts->comm);
+#endif
   if (!code) code = mlfab__worker_attach(node, &parts->worker);
   if (code) return code;
-  mlfab__reshard_worker_attach(parts->worker);
+#if MLFAB_WITH_SCHED
   if (aggregator) aggregator->worker = parts->worker;
+#endif
+#if MLFAB_WITH_SPARSE
+  mlfab__sparse_worker_attach(parts->worker);
+#endif
+#if MLFAB_WITH_RESHARD
+  mlfab__reshard_worker_attach(parts->worker);
+#endif
   return 0;
 }
 
 static int compose_server(mlfab_node *node) {
   int code = mlfab__server_attach(node, &node->parts->server);
-  if (code) return code;
-  mlfab__server *server = node->parts->server;
-  code = mlfab__client_attach(node, server);
-  mlfab__sparse_attach(server);
-  mlfab__reshard_server_attach(node, server);
-  if (code || !node->is_coordinator) return code;
-  code = mlfab__barrier_server_attach(node);
-  if (!code) code = mlfab__membership_attach(node);
-  if (!code) code = mlfab__reshard_attach(node, server);
+  if (!code && node->is_coordinator) code = mlfab__barrier_server_attach(node);
+#if MLFAB_WITH_SCHED
+  if (!code) code = mlfab__client_attach(node, node->parts->server);
+#endif
+#if MLFAB_WITH_SPARSE
+  if (!code) mlfab__sparse_attach(node->parts->server);
+#endif
+#if MLFAB_WITH_RESHARD
+  if (!code) mlfab__reshard_server_attach(node, node->parts->server);
+  if (!code && node->is_coordinator) code = mlfab__reshard_attach(node, node->parts->server);
+#endif
+#if MLFAB_WITH_COLL
+  if (!code && node->is_coordinator) code = mlfab__membership_attach(node);
+#endif
   return code;
 }
 
@@ -48707,8 +48952,10 @@ static int compose(mlfab_node *node) {
   if (!node->parts) return MLFAB_ERR_MEMORY;
   int code = node->is_worker ? compose_worker(node) : 0;
   if (!code && node->is_server) code = compose_server(node);
+#if MLFAB_WITH_SCHED
   if (!code && node->is_scheduler) code = mlfab__scheduler_attach(node, &node->parts->scheduler);
   if (!code) code = mlfab__capacity_attach(node, node->parts->server, &node->parts->capacity);
+#endif
   return code;
 }
 
@@ -48720,6 +48967,7 @@ MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses,
   if (error) memset(error, 0, sizeof *error);
   if (!node_p) return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "node_p is NULL");
   int code = mlfab__config_complete(config, &complete, error);
+  if (!code) code = compose_check(&complete, error);
   if (!code) code = mlfab__env_init(&env, complete.env);
   if (code) return code;
   code = mlfab__node_make(&complete, &env, addresses, now_ns, &node);
@@ -48747,19 +48995,27 @@ MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses,
  *
  * An address belongs to the transport whose name it begins with ("shm:..."), and to the last of the list when it
  * begins with no name ("host:port", "unix:/path"). */
+#if MLFAB_WITH_COLL
+#define OPEN_SHARING mlfab__shared_memory()
+#define OPEN_SHM_COLL mlfab__shm_coll_functions
+#else
+#define OPEN_SHARING NULL
+#define OPEN_SHM_COLL NULL
+#endif
 
 #include <stdio.h>
 
 typedef struct open_transport {
   uint32_t use; /* MLFAB_USE_* */
   const char *name;
-  const char *without;                        /* the switch that leaves it out */
-  const mlfab_transport *(*table)(void);      /* gives NULL when it is left out */
-  const mlfab__shm_coll_table *(*coll)(void); /* collectives for those that it reaches, or NULL */
+  const char *without;                   /* the switch that leaves it out */
+  const mlfab_transport *(*table)(void); /* gives NULL when it is left out */
+  const struct mlfab__shm_coll_table *(*coll)(
+      void); /* collectives for those that it reaches, or NULL */
 } open_transport;
 
 static const open_transport open_list[] = {
-    {MLFAB_USE_SHM, "shm", "MLFAB_WITH_SHM", mlfab_transport_shm, mlfab__shm_coll_functions},
+    {MLFAB_USE_SHM, "shm", "MLFAB_WITH_SHM", mlfab_transport_shm, OPEN_SHM_COLL},
     {MLFAB_USE_TCP, "tcp", "MLFAB_WITH_TCP", mlfab_transport_tcp, NULL},
 };
 
@@ -48847,8 +49103,7 @@ MLFAB_API int mlfab_open_start(const mlfab_config *config, mlfab **ctx_p, mlfab_
                    : MLFAB__FAIL(&error, MLFAB_ERR_ARGUMENT, "ctx_p is NULL");
   if (!code) code = open_choose(&c, choices, &n, &error);
   if (!code)
-    code =
-        mlfab__context_open(&c, choices, n, mlfab_node_open, mlfab__shared_memory(), ctx_p, &error);
+    code = mlfab__context_open(&c, choices, n, mlfab_node_open, OPEN_SHARING, ctx_p, &error);
   if (error_p) *error_p = error;
   return code;
 }
@@ -48887,3 +49142,310 @@ MLFAB_API int mlfab_open_env(mlfab **ctx_p, mlfab_error *error_p) {
     fprintf(stderr, "mlfab: no launcher has set its variables: a world of one worker\n");
   return 0;
 }
+
+/* ==============================================================================================
+ * what is left out
+ * ============================================================================================== */
+
+#if !MLFAB_WITH_SCHED
+#define LEFT_OUT "scheduling (MLFAB_WITH_SCHED is 0)"
+
+MLFAB_API int mlfab_node_explain(const mlfab_node *node, char *text, size_t room, size_t *bytes_p) {
+  (void)node, (void)text, (void)room, (void)bytes_p;
+  return MLFAB_ERR_UNSUPPORTED;
+}
+
+MLFAB_API int mlfab_node_set_link(mlfab_node *node, double in, double out, uint64_t now_ns) {
+  (void)in, (void)out, (void)now_ns;
+  return mlfab__node_without(node, LEFT_OUT);
+}
+
+MLFAB_API int mlfab_set_schedule(mlfab *ctx, const mlfab_schedule *schedule) {
+  (void)schedule;
+  return mlfab__context_without(ctx, LEFT_OUT);
+}
+
+MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p) {
+  (void)text, (void)room, (void)bytes_p;
+  return mlfab__context_without(ctx, LEFT_OUT);
+}
+
+MLFAB__INTERNAL int mlfab__calls_sched(const mlfab__call_in *e) {
+  return mlfab__error_without(e->error, LEFT_OUT);
+}
+#undef LEFT_OUT
+#endif
+
+#if !MLFAB_WITH_SPARSE
+#define LEFT_OUT "filters and sparse updates (MLFAB_WITH_SPARSE is 0)"
+
+MLFAB_API int mlfab_push_sparse(mlfab *ctx, uint32_t tensor, const uint64_t *indices,
+                                const void *values, uint64_t count,
+                                const mlfab_push_options *options, mlfab_result *result_p) {
+  (void)tensor, (void)indices, (void)values, (void)count, (void)options, (void)result_p;
+  return mlfab__context_without(ctx, LEFT_OUT);
+}
+
+MLFAB_API int mlfab_push_sparse_start(mlfab *ctx, uint32_t tensor, const uint64_t *indices,
+                                      const void *values, uint64_t count,
+                                      const mlfab_push_options *options, mlfab_request *request_p) {
+  (void)tensor, (void)indices, (void)values, (void)count, (void)options, (void)request_p;
+  return mlfab__context_without(ctx, LEFT_OUT);
+}
+
+MLFAB_API int mlfab_set_filter(mlfab *ctx, uint32_t tensor, const mlfab_filter *filter) {
+  (void)tensor, (void)filter;
+  return mlfab__context_without(ctx, LEFT_OUT);
+}
+
+MLFAB__INTERNAL int mlfab__calls_sparse(const mlfab__call_in *in) {
+  return mlfab__error_without(in->error, LEFT_OUT);
+}
+#undef LEFT_OUT
+#endif
+
+#if !MLFAB_WITH_RESHARD
+#define LEFT_OUT "moving slices (MLFAB_WITH_RESHARD is 0)"
+
+MLFAB_API int mlfab_set_servers(mlfab *ctx, const uint32_t *servers, uint32_t n,
+                                uint64_t timeout_ns) {
+  (void)servers, (void)n, (void)timeout_ns;
+  return mlfab__context_without(ctx, LEFT_OUT);
+}
+
+MLFAB__INTERNAL int mlfab__calls_reshard(const mlfab__call_in *in) {
+  return mlfab__error_without(in->error, LEFT_OUT);
+}
+#undef LEFT_OUT
+#endif
+
+#if !MLFAB_WITH_COLL
+#define LEFT_OUT "collectives (MLFAB_WITH_COLL is 0)"
+
+MLFAB_API int mlfab_broadcast(mlfab *ctx, int32_t root, void *data, uint64_t bytes,
+                              uint64_t timeout_ns) {
+  (void)root, (void)data, (void)bytes, (void)timeout_ns;
+  return mlfab__context_without(ctx, LEFT_OUT);
+}
+
+MLFAB_API int mlfab_broadcast_start(mlfab *ctx, int32_t root, void *data, uint64_t bytes,
+                                    const mlfab_collective *options, mlfab_request *request_p) {
+  (void)root, (void)data, (void)bytes, (void)options, (void)request_p;
+  return mlfab__context_without(ctx, LEFT_OUT);
+}
+
+MLFAB_API int mlfab_allreduce(mlfab *ctx, void *data, uint64_t count, int dtype,
+                              uint64_t timeout_ns) {
+  (void)data, (void)count, (void)dtype, (void)timeout_ns;
+  return mlfab__context_without(ctx, LEFT_OUT);
+}
+
+MLFAB_API int mlfab_allreduce_list(mlfab *ctx, const mlfab_vec *bufs, uint32_t n, int dtype,
+                                   const mlfab_collective *options) {
+  (void)bufs, (void)n, (void)dtype, (void)options;
+  return mlfab__context_without(ctx, LEFT_OUT);
+}
+
+MLFAB_API int mlfab_allreduce_start(mlfab *ctx, const mlfab_vec *bufs, uint32_t n, int dtype,
+                                    const mlfab_collective *options, mlfab_request *request_p) {
+  (void)bufs, (void)n, (void)dtype, (void)options, (void)request_p;
+  return mlfab__context_without(ctx, LEFT_OUT);
+}
+
+MLFAB_API int mlfab_reduce_scatter(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
+                                   const mlfab_collective *options) {
+  (void)data, (void)counts, (void)dtype, (void)options;
+  return mlfab__context_without(ctx, LEFT_OUT);
+}
+
+MLFAB_API int mlfab_reduce_scatter_start(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
+                                         const mlfab_collective *options,
+                                         mlfab_request *request_p) {
+  (void)data, (void)counts, (void)dtype, (void)options, (void)request_p;
+  return mlfab__context_without(ctx, LEFT_OUT);
+}
+
+MLFAB_API int mlfab_allgather(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
+                              const mlfab_collective *options) {
+  (void)data, (void)counts, (void)dtype, (void)options;
+  return mlfab__context_without(ctx, LEFT_OUT);
+}
+
+MLFAB_API int mlfab_allgather_start(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
+                                    const mlfab_collective *options, mlfab_request *request_p) {
+  (void)data, (void)counts, (void)dtype, (void)options, (void)request_p;
+  return mlfab__context_without(ctx, LEFT_OUT);
+}
+
+MLFAB_API int mlfab_present(mlfab *ctx, uint32_t *ranks, uint32_t room, uint32_t *count_p) {
+  (void)ranks, (void)room, (void)count_p;
+  return mlfab__context_without(ctx, LEFT_OUT);
+}
+
+MLFAB__INTERNAL int mlfab__calls_coll(const mlfab__call_in *e) {
+  return mlfab__error_without(e->error, LEFT_OUT);
+}
+#undef LEFT_OUT
+#endif
+
+#if !MLFAB_WITH_PARTIAL
+#define LEFT_OUT "partial collectives (MLFAB_WITH_PARTIAL is 0)"
+
+MLFAB_API int mlfab_partial_open(mlfab *ctx, uint64_t count, int dtype,
+                                 const mlfab_partial_options *options, uint64_t timeout_ns,
+                                 uint32_t *id_p) {
+  (void)count, (void)dtype, (void)options, (void)timeout_ns, (void)id_p;
+  return mlfab__context_without(ctx, LEFT_OUT);
+}
+
+MLFAB_API int mlfab_partial_reduce(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
+                                   mlfab_partial_info *info_p) {
+  (void)id, (void)data, (void)timeout_ns, (void)info_p;
+  return mlfab__context_without(ctx, LEFT_OUT);
+}
+
+MLFAB_API int mlfab_partial_start(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
+                                  mlfab_partial_info *info_p, mlfab_request *request_p) {
+  (void)id, (void)data, (void)timeout_ns, (void)info_p, (void)request_p;
+  return mlfab__context_without(ctx, LEFT_OUT);
+}
+
+MLFAB_API int mlfab_partial_flush(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns) {
+  (void)id, (void)data, (void)timeout_ns;
+  return mlfab__context_without(ctx, LEFT_OUT);
+}
+
+MLFAB_API int mlfab_partial_resync(mlfab *ctx, uint32_t id, void *model, uint64_t count, int dtype,
+                                   uint64_t timeout_ns) {
+  (void)id, (void)model, (void)count, (void)dtype, (void)timeout_ns;
+  return mlfab__context_without(ctx, LEFT_OUT);
+}
+
+MLFAB_API int mlfab_partial_close(mlfab *ctx, uint32_t id) {
+  (void)id;
+  return mlfab__context_without(ctx, LEFT_OUT);
+}
+
+MLFAB__INTERNAL int mlfab__calls_partial(const mlfab__call_in *e) {
+  return mlfab__error_without(e->error, LEFT_OUT);
+}
+#undef LEFT_OUT
+#endif
+
+#if !MLFAB_WITH_STOCHASTIC
+#define LEFT_OUT "stochastic reductions (MLFAB_WITH_STOCHASTIC is 0)"
+
+MLFAB_API int mlfab_graph_build(uint32_t kind, uint32_t nodes, uint32_t degree, uint64_t seed,
+                      mlfab_edge *edges, uint32_t room, uint32_t *edges_p) {
+  (void)kind, (void)nodes, (void)degree, (void)seed, (void)edges, (void)room, (void)edges_p;
+  return MLFAB_ERR_UNSUPPORTED;
+}
+
+MLFAB_API int mlfab_graph_check(const mlfab_edge *edges, uint32_t n, uint32_t nodes, mlfab_graph_info *info_p,
+                      mlfab_error *error_p) {
+  (void)edges, (void)n, (void)nodes, (void)info_p;
+  return mlfab__error_without(error_p, LEFT_OUT);
+}
+
+MLFAB_API int mlfab_stochastic_open(mlfab *ctx, uint64_t count, int dtype,
+                                    const mlfab_stochastic_options *options, uint64_t timeout_ns,
+                                    uint32_t *id_p) {
+  (void)count, (void)dtype, (void)options, (void)timeout_ns, (void)id_p;
+  return mlfab__context_without(ctx, LEFT_OUT);
+}
+
+MLFAB_API int mlfab_stochastic_reduce(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
+                                      mlfab_stochastic_info *info_p) {
+  (void)id, (void)data, (void)timeout_ns, (void)info_p;
+  return mlfab__context_without(ctx, LEFT_OUT);
+}
+
+MLFAB_API int mlfab_stochastic_start(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns,
+                                     mlfab_stochastic_info *info_p, mlfab_request *request_p) {
+  (void)id, (void)data, (void)timeout_ns, (void)info_p, (void)request_p;
+  return mlfab__context_without(ctx, LEFT_OUT);
+}
+
+MLFAB_API int mlfab_stochastic_close(mlfab *ctx, uint32_t id) {
+  (void)id;
+  return mlfab__context_without(ctx, LEFT_OUT);
+}
+
+MLFAB__INTERNAL int mlfab__calls_stochastic(const mlfab__call_in *e) {
+  return mlfab__error_without(e->error, LEFT_OUT);
+}
+#undef LEFT_OUT
+#endif
+
+#if !MLFAB_WITH_DAG
+#define LEFT_OUT "user's schedules of operations (MLFAB_WITH_DAG is 0)"
+
+MLFAB_API int mlfab_dag_create(mlfab *ctx, mlfab_dag **dag_p) {
+  (void)dag_p;
+  return mlfab__context_without(ctx, LEFT_OUT);
+}
+
+MLFAB_API int mlfab_dag_send(mlfab_dag *dag, int32_t rank, uint32_t tag, const void *data,
+                             uint64_t bytes, uint32_t *op_p) {
+  (void)dag, (void)rank, (void)tag, (void)data, (void)bytes, (void)op_p;
+  return MLFAB_ERR_UNSUPPORTED;
+}
+
+MLFAB_API int mlfab_dag_recv(mlfab_dag *dag, int32_t rank, uint32_t tag, void *data, uint64_t bytes,
+                             uint32_t *op_p) {
+  (void)dag, (void)rank, (void)tag, (void)data, (void)bytes, (void)op_p;
+  return MLFAB_ERR_UNSUPPORTED;
+}
+
+MLFAB_API int mlfab_dag_recv_reduce(mlfab_dag *dag, int32_t rank, uint32_t tag, void *data,
+                                    uint64_t count, int dtype, int op, uint32_t *op_p) {
+  (void)dag, (void)rank, (void)tag, (void)data, (void)count, (void)dtype, (void)op, (void)op_p;
+  return MLFAB_ERR_UNSUPPORTED;
+}
+
+MLFAB_API int mlfab_dag_compute(mlfab_dag *dag, mlfab_compute_fn fn, void *user, uint32_t *op_p) {
+  (void)dag, (void)fn, (void)user, (void)op_p;
+  return MLFAB_ERR_UNSUPPORTED;
+}
+
+MLFAB_API int mlfab_dag_nop(mlfab_dag *dag, uint32_t *op_p) {
+  (void)dag, (void)op_p;
+  return MLFAB_ERR_UNSUPPORTED;
+}
+
+MLFAB_API int mlfab_dag_after(mlfab_dag *dag, uint32_t op, uint32_t dependency) {
+  (void)dag, (void)op, (void)dependency;
+  return MLFAB_ERR_UNSUPPORTED;
+}
+
+MLFAB_API int mlfab_dag_set(mlfab_dag *dag, uint32_t op, uint32_t need, uint32_t flags) {
+  (void)dag, (void)op, (void)need, (void)flags;
+  return MLFAB_ERR_UNSUPPORTED;
+}
+
+MLFAB_API int mlfab_dag_open(mlfab_dag *dag, int persistent, uint64_t timeout_ns) {
+  (void)dag, (void)persistent, (void)timeout_ns;
+  return MLFAB_ERR_UNSUPPORTED;
+}
+
+MLFAB_API int mlfab_dag_start(mlfab_dag *dag, uint64_t timeout_ns, mlfab_request *request_p) {
+  (void)dag, (void)timeout_ns, (void)request_p;
+  return MLFAB_ERR_UNSUPPORTED;
+}
+
+MLFAB_API int mlfab_dag_wait(mlfab_dag *dag, uint64_t round, uint64_t timeout_ns) {
+  (void)dag, (void)round, (void)timeout_ns;
+  return MLFAB_ERR_UNSUPPORTED;
+}
+
+MLFAB_API int mlfab_dag_trigger(mlfab_dag *dag, uint32_t op) {
+  (void)dag, (void)op;
+  return MLFAB_ERR_UNSUPPORTED;
+}
+
+MLFAB_API int mlfab_dag_free(mlfab_dag **dag_p) {
+  (void)dag_p;
+  return MLFAB_ERR_UNSUPPORTED;
+}
+#undef LEFT_OUT
+#endif

@@ -82,6 +82,21 @@
  * and 1,024 collectives may be under way; one more gets MLFAB_ERR_AGAIN at once. At most 16 objects of
  * section 9b are open.
  *
+ * Compile-time switches
+ * ---------------------
+ * Each is 1; define it as 0 when you compile mlfab.c to leave something out:
+ *    MLFAB_WITH_TCP, MLFAB_WITH_SHM   a transport
+ *    MLFAB_WITH_COLL                  collectives; PARTIAL, STOCHASTIC and DAG are parts of them:
+ *    MLFAB_WITH_PARTIAL               partial collectives
+ *    MLFAB_WITH_STOCHASTIC            stochastic reductions
+ *    MLFAB_WITH_DAG                   schedules of operations
+ *    MLFAB_WITH_SCHED                 the scheduler, aggregators, measured links
+ *    MLFAB_WITH_SPARSE                filters, sparse updates, version tags
+ *    MLFAB_WITH_RESHARD               moving slices between servers
+ * A function of something that was left out returns MLFAB_ERR_UNSUPPORTED, and mlfab_last_error names the
+ * switch; so does opening with a configuration that needs it. All processes of a fabric should be built
+ * alike. `amalgamate.py --profile minimal|core` writes a mlfab.c without the text of such groups.
+ *
  * SPDX-License-Identifier: MIT
  */
 #ifndef MLFAB_H

@@ -98,7 +98,32 @@
 #endif
 #define MLFAB__PLANTED(n) (MLFAB_PLANT == (n))
 
-/* Transports that are compiled in; 0 leaves one out. Shared memory needs Linux. */
+/* What is compiled in; 0 leaves it out. amalgamate.py puts these switches around the text of groups of files;
+ * whoever composes a node or a context of them asks here. Shared memory needs Linux. */
+#ifndef MLFAB_WITH_SCHED
+#define MLFAB_WITH_SCHED 1
+#endif
+#ifndef MLFAB_WITH_SPARSE
+#define MLFAB_WITH_SPARSE 1
+#endif
+#ifndef MLFAB_WITH_RESHARD
+#define MLFAB_WITH_RESHARD 1
+#endif
+#ifndef MLFAB_WITH_COLL
+#define MLFAB_WITH_COLL 1
+#endif
+#ifndef MLFAB_WITH_PARTIAL
+#define MLFAB_WITH_PARTIAL MLFAB_WITH_COLL
+#endif
+#ifndef MLFAB_WITH_STOCHASTIC
+#define MLFAB_WITH_STOCHASTIC MLFAB_WITH_COLL
+#endif
+#ifndef MLFAB_WITH_DAG
+#define MLFAB_WITH_DAG MLFAB_WITH_COLL
+#endif
+#if !MLFAB_WITH_COLL && (MLFAB_WITH_PARTIAL || MLFAB_WITH_STOCHASTIC || MLFAB_WITH_DAG)
+#error "MLFAB_WITH_PARTIAL, MLFAB_WITH_STOCHASTIC and MLFAB_WITH_DAG need MLFAB_WITH_COLL"
+#endif
 #ifndef MLFAB_WITH_TCP
 #define MLFAB_WITH_TCP 1
 #endif

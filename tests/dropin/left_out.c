@@ -1,0 +1,72 @@
+/* left_out.c - what a mlfab.c says that was compiled without groups: each public function of one returns
+ * UNSUPPORTED and names the switch, and a configuration that needs one is refused. All of them are off. */
+#include "mlfab.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static int failed;
+
+static void says(const char *what, int code, const char *text, const char *name) {
+  if (code == MLFAB_ERR_UNSUPPORTED && strstr(text, name)) return;
+  fprintf(stderr, "%s: %s, and not %s: %s\n", what, mlfab_error_name(code), name, text);
+  failed = 1;
+}
+
+static void refused(mlfab *ctx, const char *what, int code, const char *name) {
+  mlfab_error error = {0};
+  mlfab_last_error(ctx, &error);
+  says(what, code, error.text, name);
+}
+
+#define REFUSED(call, name) refused(ctx, #call, call, name)
+
+/* A push, and a pull that brings it back. */
+static void push_pull(mlfab *ctx) {
+  float w[4] = {0}, u[4] = {1, 2, 3, 4};
+  mlfab_buf weights = {0, 0, w, 4}, update = {0, 0, u, 4};
+  int code = mlfab_tensor_add(ctx, 0, MLFAB_F32, 4);
+  if (!code) code = mlfab_model_start(ctx, NULL, &weights, 1);
+  if (!code) code = mlfab_push(ctx, &update, 1, NULL, NULL);
+  if (!code) code = mlfab_pull(ctx, &weights, 1, NULL, NULL);
+  if (!code) code = mlfab_barrier(ctx, 0);
+  if (!code && w[3] == 4.0f) return;
+  fprintf(stderr, "push and pull: %s, %g\n", mlfab_error_name(code), (double)w[3]);
+  failed = 1;
+}
+
+int main(void) {
+  mlfab *ctx = NULL;
+  mlfab_error error;
+  mlfab_config config;
+  mlfab_config_init(&config);
+  config.scheduler = MLFAB_SCHEDULER_BESIDE;
+  int code = mlfab_open(&config, &ctx, &error);
+  says("a scheduler", code, error.text, "MLFAB_SCHEDULER) needs scheduling");
+  says("a scheduler", code, error.text, "MLFAB_WITH_SCHED is 0");
+  config.scheduler = MLFAB_SCHEDULER_NONE;
+  if (mlfab_open(&config, &ctx, &error)) {
+    fprintf(stderr, "mlfab_open: %s\n", error.text);
+    return 1;
+  }
+  push_pull(ctx);
+  float x[4] = {0};
+  uint64_t index = 0;
+  uint32_t id = 0, servers[] = {0};
+  mlfab_dag *dag = NULL;
+  mlfab_filter filter = {.size = sizeof filter};
+  mlfab_schedule schedule;
+  mlfab_schedule_init(&schedule);
+  REFUSED(mlfab_allreduce(ctx, x, 4, MLFAB_F32, 0), "collectives (MLFAB_WITH_COLL is 0)");
+  REFUSED(mlfab_partial_open(ctx, 4, MLFAB_F32, NULL, 0, &id), "MLFAB_WITH_PARTIAL is 0");
+  REFUSED(mlfab_stochastic_open(ctx, 4, MLFAB_F32, NULL, 0, &id), "MLFAB_WITH_STOCHASTIC is 0");
+  REFUSED(mlfab_dag_create(ctx, &dag), "MLFAB_WITH_DAG is 0");
+  REFUSED(mlfab_set_schedule(ctx, &schedule), "MLFAB_WITH_SCHED is 0");
+  REFUSED(mlfab_set_link(ctx, 1.0, 1.0), "MLFAB_WITH_SCHED is 0");
+  REFUSED(mlfab_set_filter(ctx, 0, &filter), "MLFAB_WITH_SPARSE is 0");
+  REFUSED(mlfab_push_sparse(ctx, 0, &index, x, 1, NULL, NULL), "MLFAB_WITH_SPARSE is 0");
+  REFUSED(mlfab_set_servers(ctx, servers, 1, 0), "MLFAB_WITH_RESHARD is 0");
+  code = mlfab_close(&ctx);
+  if (code) fprintf(stderr, "mlfab_close: %s\n", mlfab_error_name(code));
+  return failed || code;
+}

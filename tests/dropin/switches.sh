@@ -1,0 +1,88 @@
+#!/bin/sh
+# switches.sh: compiles mlfab.c without each group that can be left out, without all of them, and in its
+# profiles, each alone in an empty folder; runs trainers and the tests of pushes and pulls with the smallest; asks
+# for what was left out; and runs two copies in one process. Prints TAP.
+set -u
+root=$(cd "$(dirname "$0")/../.." && pwd)
+run=${MLFAB_BUILD:-build}/mlfab-run
+case $run in /*) ;; *) run=$root/$run ;; esac
+folder=$(mktemp -d) || exit 1
+trap 'rm -rf "$folder"' EXIT
+trap 'exit 1' INT TERM
+cd "$folder" || exit 1
+
+number=0
+status=0
+
+# check NAME COMMAND...: passes when the command succeeds.
+check() {
+  number=$((number + 1))
+  name=$1
+  shift
+  if "$@" >out.txt 2>err.txt; then
+    echo "ok $number - $name"
+  else
+    echo "not ok $number - $name"
+    echo "# $*"
+    cat err.txt out.txt | sed 's/^/# /' | head -40
+    status=1
+  fi
+}
+
+compile="${CC:-cc} -std=c11 -O0 -Wall -Wextra -Werror"
+dropin=$root/tests/dropin
+groups="COLL PARTIAL STOCHASTIC DAG SCHED SPARSE RESHARD"
+all="-DMLFAB_WITH_COLL=0 -DMLFAB_WITH_SCHED=0 -DMLFAB_WITH_SPARSE=0 -DMLFAB_WITH_RESHARD=0"
+
+mkdir full && cp "$root/mlfab.h" "$root/mlfab.c" full || exit 1
+for group in $groups TCP SHM; do
+  check "without $group" $compile -fsyntax-only -DMLFAB_WITH_$group=0 full/mlfab.c
+done
+check "without any" $compile -fsyntax-only $all -DMLFAB_WITH_TCP=0 -DMLFAB_WITH_SHM=0 full/mlfab.c
+check "without any group" $compile $all -c full/mlfab.c -o none.o
+refuses() { ! "$@"; }
+check "refuses a part of what is left out" refuses $compile -DMLFAB_WITH_COLL=0 -DMLFAB_WITH_DAG=1 -c full/mlfab.c
+
+for profile in core minimal; do
+  check "makes $profile" python3 "$root/amalgamate.py" --profile $profile -o "$folder/$profile"
+  check "compiles $profile" $compile -c $profile/mlfab.c -o $profile/mlfab.o
+  check "$profile exports its functions only" "$dropin/symbols.sh" $profile/mlfab.o
+done
+check "refuses what a profile has not" refuses $compile -DMLFAB_WITH_COLL=1 -c minimal/mlfab.c
+
+# The smallest at work. Its servers are of another build, where mlfab-run has them (-s).
+link="-lpthread -lm"
+check "a trainer with minimal" $compile -Iminimal -o trainer "$dropin/trainer.c" minimal/mlfab.o $link
+for how in "-n 2 -s 1 --shm" "-n 2 -s 1 --tcp" "-n 3 --tcp" "-n 3"; do
+  check "runs as $how" "$run" $how --timeout 60 ./trainer
+done
+check "example 2 with minimal" $compile -Iminimal -o two "$root/examples/02_push_pull.c" minimal/mlfab.o $link
+check "runs example 2" "$run" -n 3 --timeout 60 ./two
+
+# Tests that use the public functions only; what they test of other groups they skip.
+if echo '#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <cmocka.h>' | ${CC:-cc} -E -x c - >/dev/null 2>&1; then
+  for test in sim/test_consistency unit/test_alive; do
+    check "builds $test with minimal" ${CC:-cc} -std=gnu11 -DWORLD_COMPLETE=0 -I"$root" -o tests \
+      "$root/tests/$test.c" minimal/mlfab.o "$root/mlfab_sim.c" -lcmocka $link
+    check "runs $test" ./tests
+  done
+fi
+
+for build in none.o minimal/mlfab.o; do
+  check "asks $build for what was left out" $compile -Ifull -o left_out "$dropin/left_out.c" $build $link
+  check "is told what was left out" ./left_out
+done
+
+# Two copies, one of which could be seen by the other.
+check "a copy in the program" $compile -rdynamic -DMLFAB_WITH_SCHED=0 -Ifull -o copies "$dropin/copies.c" \
+  full/mlfab.c $link -ldl
+check "a copy in a shared object" $compile -fPIC -shared -fvisibility=hidden -DPLUGIN -Ifull -o copies.so \
+  "$dropin/copies.c" full/mlfab.c $link
+check "two copies do not meet" ./copies ./copies.so "unix:$folder/socket"
+
+echo "1..$number"
+exit $status
