@@ -1094,7 +1094,7 @@ typedef struct mlfab__shm_coll_table {
               uint32_t epoch);
   /* Runs a collective; all members call it with the same number, signature and sizes. REDUCE_SCATTER
    * leaves blocks of others as they were. The order of adding is that of members, for every element.
-   * 0; SHAPE with the member whose signature differs, NOT_FINITE with the one whose data was refused
+   * 0; MISMATCH with the member whose signature differs, NOT_FINITE with the one whose data was refused
    * (for all members alike, and nothing was changed); FRAME with a member that says what cannot be; STATE
    * in no epoch; or what pause said. After an error the arena is in no epoch; but for the first two,
    * what the buffers hold is of no use.
@@ -21389,7 +21389,7 @@ MLFAB__INTERNAL int mlfab__streams_quiet(const mlfab__streams *streams) {
  *
  * Invariants. (1) Plain calls are numbered in the order of calls, from 0 in each epoch;
  * (channel, number) means the same play on all workers, and its signature (kind, sizes, types,
- * options) is in every message: one that differs from ours is a failure with SHAPE, found by
+ * options) is in every message: one that differs from ours is a failure with MISMATCH, found by
  * server 0, which asks everybody. (2) A message is accepted once, for its RECV only, with the
  * length that the RECV says. (3) Every failure is seen once by every worker: its open calls and
  * steps fail with it, or the next. (4) Nothing of an epoch that is over touches a caller's
@@ -21557,17 +21557,19 @@ typedef struct mlfab__comm_call {
   void *reduce_user;
   const mlfab_vec *vecs; /* counts in elements; copied */
   uint32_t n;
-  const uint64_t *counts; /* by rank, `workers` of them: reduce-scatter, allgather; else NULL */
-  int32_t root;           /* rank; broadcast */
-  uint64_t salt;          /* what else must be the same everywhere: hashed into the signature */
-  uint32_t opens;         /* the object that it opens, or 0 */
-  uint32_t of;            /* the object that it belongs to, or 0: begins when that stands */
-  const char *words;      /* what it is, for texts: "an allreduce"; static */
+  const uint64_t *counts;    /* by rank, `workers` of them: reduce-scatter, allgather; else NULL */
+  int32_t root;              /* rank; broadcast */
+  uint64_t tag;              /* the user's, or 0 */
+  const void *const *inputs; /* copied into vecs when it begins; NULL: in place */
+  uint64_t salt;             /* what else must be the same everywhere: hashed into the signature */
+  uint32_t opens;            /* the object that it opens, or 0 */
+  uint32_t of;               /* the object that it belongs to, or 0: begins when that stands */
+  const char *words;         /* what it is, for texts: "an allreduce"; static */
 } mlfab__comm_call;
 
 /* A call as it is told of. */
 typedef struct mlfab__comm_past {
-  uint64_t signature, count;
+  uint64_t signature, count, tag;
   const char *words;
   int dtype, op;
   uint32_t width;
@@ -21722,7 +21724,7 @@ MLFAB__INTERNAL int mlfab__comm_outside(mlfab__comm *comm, mlfab_request request
  * its memory is the arena's until that has been left, and comm_outside is asked again. */
 MLFAB__INTERNAL int mlfab__comm_outside_over(mlfab__comm *comm, mlfab_request request);
 /* It was carried out (0), or failed with this code and culprit (a member's rank, or
- * MLFAB_NO_RANK). SHAPE, which all members get alike, only asks server 0 to compare the calls: its
+ * MLFAB_NO_RANK). MISMATCH, which all members get alike, only asks server 0 to compare the calls: its
  * verdict ends the call. */
 MLFAB__INTERNAL void mlfab__comm_finish(mlfab__comm *comm, mlfab_request request, int code,
                                         int32_t rank, uint64_t now_ns);
@@ -22114,6 +22116,9 @@ static const char *comm_words(char text[MLFAB__TEXT_MAX], const mlfab__comm_past
     snprintf(text, MLFAB__TEXT_MAX, "%.60s of %llu %s (%s)", past->words, count,
              mlfab__dtype_name(past->dtype), mlfab__op_name(past->op));
   }
+  size_t n = strlen(text);
+  if (past->tag)
+    snprintf(text + n, MLFAB__TEXT_MAX - n, ", tag %llu", (unsigned long long)past->tag);
   return text;
 }
 
@@ -22128,6 +22133,7 @@ static mlfab__comm_past comm_describe(const mlfab__comm_slot *slot) {
   const mlfab__comm_call *call = &slot->call;
   return (mlfab__comm_past){.signature = slot->signature,
                             .count = slot->count,
+                            .tag = call->tag,
                             .words = call->words,
                             .dtype = call->dtype,
                             .op = call->op,
@@ -22367,10 +22373,42 @@ static void comm_sort(const mlfab__comm_call *call, uint16_t *order, uint32_t n)
   }
 }
 
-/* Sorted by address, neighbours must not overlap. */
-static int comm_check_overlap(const mlfab__comm_call *call, mlfab_error *error) {
+/* Bytes that an input has: of an allgather this worker's block, of a broadcast what the root brings. */
+static uint64_t comm_input_bytes(const mlfab__comm *comm, const mlfab__comm_call *call,
+                                 uint32_t i) {
+  uint64_t count = call->vecs[i].count;
+  if (call->kind == MLFAB__COLLECTIVE_ALLGATHER) count = call->counts[comm->rank];
+  if (call->kind == MLFAB__COLLECTIVE_BROADCAST && call->root != (int32_t)comm->rank) count = 0;
+  return count * comm_width(call);
+}
+
+/* An input lies apart from all buffers, which are sorted by `order`. */
+static int comm_check_input(const mlfab__comm *comm, const mlfab__comm_call *call, uint32_t i,
+                            const uint16_t *order, uint32_t n, mlfab_error *error) {
+  uintptr_t from = (uintptr_t)call->inputs[i];
+  uint64_t bytes = comm_input_bytes(comm, call, i);
+  uint32_t low = 0, high = n;
+  if (bytes == 0) return 0;
+  if (!from) return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "%s: input %u is NULL", call->words, i);
+  while (low < high) { /* the first buffer that ends behind it begins */
+    uint32_t at = (low + high) / 2;
+    const mlfab_vec *vec = &call->vecs[order[at]];
+    if ((uintptr_t)vec->data + vec->count * comm_width(call) > from)
+      high = at;
+    else
+      low = at + 1;
+  }
+  if (low == n || (uintptr_t)call->vecs[order[low]].data >= from + bytes) return 0;
+  return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "%s: input %u and buffer %u overlap", call->words,
+                     i, order[low]);
+}
+
+/* Sorted by address, neighbours must not overlap, and inputs none of them. */
+static int comm_check_overlap(const mlfab__comm *comm, const mlfab__comm_call *call,
+                              mlfab_error *error) {
   uint16_t order[MLFAB__COMM_BUFS];
   uint32_t n = 0, width = comm_width(call);
+  int code = 0;
   for (uint32_t i = 0; i < call->n; i++)
     if (call->vecs[i].count > 0) order[n++] = (uint16_t)i;
   comm_sort(call, order, n);
@@ -22380,7 +22418,9 @@ static int comm_check_overlap(const mlfab__comm_call *call, mlfab_error *error) 
       return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "%s: buffers %u and %u overlap", call->words,
                          order[i - 1], order[i]);
   }
-  return 0;
+  for (uint32_t i = 0; call->inputs && i < call->n && !code; i++)
+    code = comm_check_input(comm, call, i, order, n, error);
+  return code;
 }
 
 /* The buffers, and how many elements they have together. */
@@ -22402,7 +22442,7 @@ static int comm_check_buffers(const mlfab__comm *comm, const mlfab__comm_call *c
     return comm_refuse(error, MLFAB_ERR_ARGUMENT, call, "counts are not those of the data");
   int code = mlfab__comm_check_count(comm, call->words, count, width, error);
   *count_p = count;
-  return code ? code : comm_check_overlap(call, error);
+  return code ? code : comm_check_overlap(comm, call, error);
 }
 
 static int comm_is_member(const mlfab__comm *comm, uint32_t rank) {
@@ -22513,6 +22553,7 @@ static uint64_t comm_signature(const mlfab__comm *comm, const mlfab__comm_call *
                          count,
                          call->kind == MLFAB__COLLECTIVE_BROADCAST ? (uint64_t)call->root : 0,
                          call->algorithm,
+                         MLFAB__PLANTED(100) ? 0 : call->tag,
                          call->salt};
   uint64_t hash = mlfab__hash(0, of, sizeof of);
   if (call->counts)
@@ -22598,6 +22639,16 @@ static int comm_refuse_nan(mlfab__comm *comm, const mlfab__comm_call *call, uint
   return mlfab__error(error, MLFAB_ERR_NOT_FINITE, (int32_t)comm->rank, 0, 0, "%s", text);
 }
 
+/* Brings the inputs to where they are worked on. */
+static void comm_take_inputs(const mlfab__comm *comm, const mlfab__comm_call *call) {
+  for (uint32_t i = 0; call->inputs && i < call->n; i++) {
+    uint64_t bytes = comm_input_bytes(comm, call, i), at = 0;
+    for (uint32_t r = 0; call->kind == MLFAB__COLLECTIVE_ALLGATHER && r < comm->rank; r++)
+      at += call->counts[r] * comm_width(call);
+    if (bytes > 0) memcpy((uint8_t *)call->vecs[i].data + at, call->inputs[i], bytes);
+  }
+}
+
 MLFAB__INTERNAL int mlfab__comm_start(mlfab__comm *comm, const mlfab__comm_call *call,
                                       uint64_t timeout_ns, uint64_t now_ns,
                                       mlfab_request *request_p, mlfab_error *error) {
@@ -22606,6 +22657,7 @@ MLFAB__INTERNAL int mlfab__comm_start(mlfab__comm *comm, const mlfab__comm_call 
   if (code) return code;
   if (mlfab__comm_owed(comm, error)) return comm->verdict.code;
   comm->now_ns = now_ns;
+  comm_take_inputs(comm, call);
   if (!call->outside && !comm_finite(comm, call, comm_width(call)))
     return comm_refuse_nan(comm, call, count, error);
   mlfab__comm_enter(comm, now_ns);
@@ -22899,7 +22951,7 @@ MLFAB__INTERNAL void mlfab__comm_finish(mlfab__comm *comm, mlfab_request id, int
   mlfab__comm_enter(comm, now_ns);
   if (code == 0) {
     comm_finish_slot(comm, slot);
-  } else if (code == MLFAB_ERR_SHAPE) {
+  } else if (code == MLFAB_ERR_MISMATCH) {
     /* All have called: server 0 compares what, and its verdict names both calls. */
     mlfab__comm_stuck(comm, 0, comm_number(slot));
   } else if (code == MLFAB_ERR_NOT_FINITE) {
@@ -24084,7 +24136,7 @@ static void engine_other_size(mlfab__comm *comm, uint32_t member, const mlfab__c
   snprintf(text, sizeof text, "worker %u sends %llu bytes under tag %u, and worker %u expects %llu",
            comm->ranks[member], (unsigned long long)head->total, head->tag, comm->rank,
            (unsigned long long)op->bytes);
-  mlfab__comm_fail(comm, MLFAB_ERR_SHAPE, (int32_t)comm->ranks[member], text);
+  mlfab__comm_fail(comm, MLFAB_ERR_MISMATCH, (int32_t)comm->ranks[member], text);
 }
 
 /* No RECV is for it. Where the user makes the schedules, the two parts do not fit; else the peer is wrong. */
@@ -24098,7 +24150,7 @@ static void engine_unexpected(mlfab__comm *comm, const mlfab__engine *play, uint
   snprintf(text, sizeof text,
            "worker %u sends %llu bytes under tag %u, which worker %u does not receive",
            comm->ranks[member], (unsigned long long)head->total, head->tag, comm->rank);
-  mlfab__comm_fail(comm, MLFAB_ERR_SHAPE, (int32_t)comm->ranks[member], text);
+  mlfab__comm_fail(comm, MLFAB_ERR_MISMATCH, (int32_t)comm->ranks[member], text);
 }
 
 /* Bytes for the RECV `id`. */
@@ -24506,7 +24558,7 @@ MLFAB__INTERNAL int32_t mlfab__engine_awaits(const mlfab__comm *comm, const mlfa
  *      LISTED, RUNNING --verdict: MEMBERSHIP_OVER to all--> GATHERING
  *
  * Verdicts: a member died (PEER_DEAD, or PEER_CLOSED when it left without a word), is back as a new process or one that is no member
- * calls (AGAIN), a member says MEMBERSHIP_FAIL (its code and text; the first one counts), calls that differ (SHAPE). A member that
+ * calls (AGAIN), a member says MEMBERSHIP_FAIL (its code and text; the first one counts), calls that differ (MISMATCH). A member that
  * leaves in good order (MEMBERSHIP_LEAVE, DONE) ends nothing: the others are told how far it came (MEMBERSHIP_LEFT), and fail what it
  * has not called by themselves.
  *
@@ -24518,7 +24570,7 @@ MLFAB__INTERNAL int32_t mlfab__engine_awaits(const mlfab__comm *comm, const mlfa
  * not the same one twice in a beat; of those that come meanwhile the one with the lowest number is next.
  * From the answers (MEMBERSHIP_TELL) it finds who has not, and tells all (MEMBERSHIP_MISSING: the lowest rank, or else
  * one that did not answer for two beats, or nobody). When all have and signatures differ, the
- * verdict is SHAPE: on the lowest rank that is not with the most (of two as many, those of the
+ * verdict is MISMATCH: on the lowest rank that is not with the most (of two as many, those of the
  * lowest rank count), with both calls in words.
  *
  * Lost before. A worker that dies, closes or is done while no epoch stands was to be in the next one: the set that
@@ -25041,7 +25093,7 @@ static void membership_compare(mlfab__membership *roll) {
   uint32_t worker = (uint32_t)(odd - roll->entries);
   snprintf(text, sizeof text, "calls differ: worker %u has called %.90s, worker %u %.90s", worker,
            odd->words, (uint32_t)(usual - roll->entries), usual->words);
-  membership_verdict(roll, MLFAB_ERR_SHAPE, (int32_t)worker, text);
+  membership_verdict(roll, MLFAB_ERR_MISMATCH, (int32_t)worker, text);
 }
 
 /* Looks at the answers; `late`: whoever has not answered is not waited for any longer. */
@@ -26598,7 +26650,7 @@ static void stochastic_frame(void *self, uint32_t member, const mlfab__coll *hea
     char text[96];
     snprintf(text, sizeof text, "workers %u and %u have opened object %u with other options",
              g->comm->rank, g->comm->ranks[member], g->object->channel);
-    mlfab__comm_fail(g->comm, MLFAB_ERR_SHAPE, (int32_t)g->comm->ranks[member], text);
+    mlfab__comm_fail(g->comm, MLFAB_ERR_MISMATCH, (int32_t)g->comm->ranks[member], text);
   } else if (head->tag == STOCHASTIC_MODEL) {
     stochastic_model(g, member, head, bulk, bytes);
   } else if (head->tag == STOCHASTIC_ACK) {
@@ -43530,7 +43582,7 @@ static void shared_share(mlfab *ctx, mlfab__context_turn *turn, const mlfab__com
   int code = ctx->shm_coll->run(ctx->arena, &run, &culprit);
   pthread_mutex_lock(&ctx->lock);
   ctx->arena_runs = 0;
-  int blames = code == MLFAB_ERR_SHAPE || code == MLFAB_ERR_NOT_FINITE || code == MLFAB_ERR_FRAME;
+  int blames = code == MLFAB_ERR_MISMATCH || code == MLFAB_ERR_NOT_FINITE || code == MLFAB_ERR_FRAME;
   if (turn->ended) {
     /* Others do without: it goes on with frames, unless it has failed. */
     (void)mlfab__comm_outside(ctx->node->parts->comm, turn->request, &turn->number,
@@ -43652,7 +43704,9 @@ static int coll_blocks(const mlfab__call_in *e, mlfab__collective *into) {
   for (uint32_t r = 0; r < e->node->config.workers; r++)
     *sum = mlfab__add_sat(*sum, e->call->counts[r]);
   call->counts = e->call->counts;
-  if (call->kind == MLFAB__COLLECTIVE_ALLGATHER && !mlfab__element_bytes(call->dtype))
+  if (call->kind == MLFAB__COLLECTIVE_ALLGATHER && call->dtype == MLFAB_BYTES)
+    call->dtype = 0;
+  else if (call->kind == MLFAB__COLLECTIVE_ALLGATHER && !mlfab__element_bytes(call->dtype))
     return MLFAB__FAIL(e->error, MLFAB_ERR_DTYPE, "%s: %d is not an element type", call->words,
                        call->dtype);
   return 0;
@@ -43695,13 +43749,15 @@ MLFAB__INTERNAL int mlfab__calls_coll(const mlfab__call_in *e) {
   call->kind = coll_collectives[c->kind - MLFAB_CALL_ALLREDUCE].kind;
   call->words = coll_collectives[c->kind - MLFAB_CALL_ALLREDUCE].words;
   call->algorithm = (uint8_t)mlfab__min(CALLS_OPTION(options, algorithm), UINT8_MAX);
+  call->tag = CALLS_OPTION(options, tag);
+  call->inputs = CALLS_OPTION(options, inputs);
   if (options->size == 0)
     return MLFAB__FAIL(e->error, MLFAB_ERR_ARGUMENT, "%s: options.size is not set", call->words);
   uint64_t timeout_ns = CALLS_OPTION(options, timeout_ns);
   int code = coll_complete(e, into, options);
   if (code) return code;
-  call->outside = e->shared && call->kind <= MLFAB__COLLECTIVE_ALLGATHER && !call->reduce &&
-                  call->algorithm == MLFAB_ALGORITHM_AUTO;
+  call->outside = e->shared && call->kind <= MLFAB__COLLECTIVE_ALLGATHER && call->dtype &&
+                  !call->reduce && call->algorithm == MLFAB_ALGORITHM_AUTO;
   return mlfab__comm_start(e->node->parts->comm, call, timeout_ns, e->node->now_ns, e->request_p,
                            e->error);
 }
@@ -43743,6 +43799,12 @@ MLFAB_API int mlfab_broadcast_start(mlfab *ctx, int32_t root, void *data, uint64
 MLFAB_API int mlfab_allreduce(mlfab *ctx, void *data, uint64_t count, int dtype,
                               uint64_t timeout_ns) {
   COLL_WAIT(ALLREDUCE, .data = data, .count = count, .dtype = dtype, .timeout_ns = timeout_ns);
+}
+
+MLFAB_API int mlfab_allreduce_mean(mlfab *ctx, float *data, uint64_t count) {
+  const mlfab_collective mean = {.size = sizeof mean, .op = MLFAB_MEAN};
+  const mlfab_vec vec = {data, count};
+  COLL_WAIT(ALLREDUCE_LIST, .options = &mean, .vecs = &vec, .n = 1, .dtype = MLFAB_F32);
 }
 
 MLFAB_API int mlfab_allreduce_list(mlfab *ctx, const mlfab_vec *bufs, uint32_t n, int dtype,
@@ -48736,7 +48798,7 @@ static int shm_coll_judge(const mlfab__shm_coll *a, uint32_t *culprit_p) {
   }
   *culprit_p = 0;
   while (a->peers[*culprit_p].offer.signature == a->peers[right].offer.signature) ++*culprit_p;
-  return MLFAB_ERR_SHAPE;
+  return MLFAB_ERR_MISMATCH;
 }
 
 /* Publishes this member's door and waits for all. */
@@ -49237,6 +49299,11 @@ MLFAB_API int mlfab_broadcast_start(mlfab *ctx, int32_t root, void *data, uint64
 MLFAB_API int mlfab_allreduce(mlfab *ctx, void *data, uint64_t count, int dtype,
                               uint64_t timeout_ns) {
   (void)data, (void)count, (void)dtype, (void)timeout_ns;
+  return mlfab__context_without(ctx, LEFT_OUT);
+}
+
+MLFAB_API int mlfab_allreduce_mean(mlfab *ctx, float *data, uint64_t count) {
+  (void)data, (void)count;
   return mlfab__context_without(ctx, LEFT_OUT);
 }
 

@@ -172,6 +172,7 @@ MLFAB_API const char *mlfab_version(void);
   X(WITHDRAWN, -55, "the update was withdrawn before it was applied")                     \
   X(PARTIAL, -56, "withdrawn when some servers had applied it, and others had not")       \
   X(DROPPED, -57, "dropped: it came, or would have come, too late, or held others up")    \
+  X(MISMATCH, -58, "the collective calls of the workers differ")                          \
   /* fatal */                                                                             \
   X(MEMORY, -70, "out of memory")                                                         \
   X(IO, -71, "an operating system call failed")                                           \
@@ -212,8 +213,9 @@ enum mlfab_dtype {
   MLFAB_F64 = 2, /* 8 bytes */
   MLFAB_I64 = 3, /* 8 bytes, sums are exact modulo 2^64 */
   /* Collectives only; tensors of the model are not made of them. */
-  MLFAB_F16 = 4, /* 2 bytes, IEEE half precision; added in float32 */
-  MLFAB_BF16 = 5 /* 2 bytes, the upper half of a float32; added in float32 */
+  MLFAB_F16 = 4,  /* 2 bytes, IEEE half precision; added in float32 */
+  MLFAB_BF16 = 5, /* 2 bytes, the upper half of a float32; added in float32 */
+  MLFAB_BYTES = 6 /* 1 byte, of any meaning: mlfab_allgather only */
 };
 
 /* Names the whole model: one array that holds all tensors in the order in which they were added.
@@ -875,6 +877,11 @@ MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns);
 MLFAB_API int mlfab_allreduce(mlfab *ctx, void *data, uint64_t count, int dtype,
                               uint64_t timeout_ns);
 
+/* The mean of one array over all workers, in place. A data-parallel trainer needs no more than this:
+ *    status = mlfab_allreduce_mean(fabric, gradient, count);
+ * As mlfab_allreduce_list with MLFAB_F32, MLFAB_MEAN and the config's timeout. */
+MLFAB_API int mlfab_allreduce_mean(mlfab *ctx, float *data, uint64_t count);
+
 /* Changes the consistency model while the fabric runs, from any worker: of the slices that have
  * bytes of a tensor, or of all (MLFAB_ALL), at one server or at all (MLFAB_ALL). The last change
  * wins. Pulls that are buffered are looked at again: those that the new condition satisfies are
@@ -996,6 +1003,13 @@ typedef struct mlfab_collective { /* options of a collective */
   uint32_t ordered;    /* 1: reduce does not commute: x_0 o x_1 o ... in the order of members, which
                        is that of ranks where each host has consecutive ones */
   uint64_t timeout_ns; /* 0: the config's */
+  /* A number of the caller's, 0: none. Calls match by their order; workers whose calls have different tags
+   * get MLFAB_ERR_MISMATCH with both, where equal sizes would give a wrong sum. */
+  uint64_t tag;
+  /* Where the data comes from, one pointer for each buffer; NULL: in place. The call only reads it, and not
+   * any more when it has returned or begun; the result is in the buffer. An allgather's is this rank's block; a
+   * broadcast's counts at the root. It must not overlap any buffer of the call (ARGUMENT). */
+  const void *const *inputs;
 } mlfab_collective;
 
 /* One of a list of buffers that are reduced as one operation. */
@@ -1019,7 +1033,7 @@ MLFAB_API int mlfab_free(mlfab *ctx, void *memory);
  * Errors: ARGUMENT (no elements, overlap, what is out of range), DTYPE, UNSUPPORTED (mean of
  * MLFAB_I64, what an algorithm cannot do, refuse_nan with a reducer of the caller's), LIMIT (more than
  * 4096 buffers, model_max_bytes, a fabric of more than 1024 workers), AGAIN (1,024 are under way), STATE
- * (this worker has called mlfab_finish), MEMORY; then of failures: SHAPE naming a rank whose sizes or
+ * (this worker has called mlfab_finish), MEMORY; then of failures: MISMATCH naming a rank whose sizes or
  * options differ, TIMEOUT naming the first rank that is missing, PEER_DEAD, PEER_CLOSED, NOT_FINITE,
  * CANCELLED, CALLBACK (of a schedule), MEMORY naming the rank, and AGAIN where a worker has come back.
  * Cost: RING and HALVING 2 (P-1)/P of the array's bytes out and in for each worker; within one host the
@@ -1042,15 +1056,15 @@ MLFAB_API int mlfab_reduce_scatter(mlfab *ctx, void *data, const uint64_t *count
 MLFAB_API int mlfab_reduce_scatter_start(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
                                          const mlfab_collective *options, mlfab_request *request_p);
 
-/* Every worker brings its block of `data` and gets all others'. counts as above. options: algorithm and
- * timeout count. */
+/* Every worker brings its block of `data` and gets all others'. counts as above; with MLFAB_BYTES they are bytes,
+ * any number of them. Of the options algorithm, timeout, tag and inputs count. */
 MLFAB_API int mlfab_allgather(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
                               const mlfab_collective *options);
 MLFAB_API int mlfab_allgather_start(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
                                     const mlfab_collective *options, mlfab_request *request_p);
 
 /* mlfab_broadcast and mlfab_barrier of section 9 without waiting; they match those. Of the options only
- * timeout counts, for the broadcast also the algorithm. Any number of barriers may be open, as far as
+ * timeout counts, for the broadcast also algorithm, tag and inputs. Any number of barriers may be open, as far as
  * there are requests. Errors: as of the forms that wait; ARGUMENT (options.size). */
 MLFAB_API int mlfab_broadcast_start(mlfab *ctx, int32_t root, void *data, uint64_t bytes,
                                     const mlfab_collective *options, mlfab_request *request_p);
@@ -1106,7 +1120,7 @@ typedef struct mlfab_partial_info {
 
 /* Opens a partial reduction of `count` elements: collective, waits for all workers. At most 16 objects
  * of section 9b are open. Errors: ARGUMENT (quorum 0 or above the world, ...), DTYPE, UNSUPPORTED (mean of
- * MLFAB_I64), LIMIT, MEMORY, and failures (SHAPE: the options differ).
+ * MLFAB_I64), LIMIT, MEMORY, and failures (MISMATCH: the options differ).
  * Memory: 4 arrays, and queue_max more with QUEUED. */
 MLFAB_API int mlfab_partial_open(mlfab *ctx, uint64_t count, int dtype,
                                  const mlfab_partial_options *options, uint64_t timeout_ns,
@@ -1206,7 +1220,7 @@ typedef struct mlfab_stochastic_info {
  * failure it is built anew for those that are left: of USER's edges those among them. It is checked:
  * in-degrees must be equal. Out-degrees need not be, but then the mean of all models drifts towards
  * those that send to more: see doubly_stochastic of mlfab_graph_check.
- * Errors: ARGUMENT (what mlfab_graph_check says), DTYPE, LIMIT, MEMORY, UNSUPPORTED, and failures (SHAPE:
+ * Errors: ARGUMENT (what mlfab_graph_check says), DTYPE, LIMIT, MEMORY, UNSUPPORTED, and failures (MISMATCH:
  * the options differ). Memory: an array a sender, and one. */
 MLFAB_API int mlfab_stochastic_open(mlfab *ctx, uint64_t count, int dtype,
                                     const mlfab_stochastic_options *options, uint64_t timeout_ns,

@@ -933,7 +933,7 @@ static int shm_coll_judge(const mlfab__shm_coll *a, uint32_t *culprit_p) {
   }
   *culprit_p = 0;
   while (a->peers[*culprit_p].offer.signature == a->peers[right].offer.signature) ++*culprit_p;
-  return MLFAB_ERR_SHAPE;
+  return MLFAB_ERR_MISMATCH;
 }
 
 /* Publishes this member's door and waits for all. */

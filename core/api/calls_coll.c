@@ -46,7 +46,9 @@ static int coll_blocks(const mlfab__call_in *e, mlfab__collective *into) {
   for (uint32_t r = 0; r < e->node->config.workers; r++)
     *sum = mlfab__add_sat(*sum, e->call->counts[r]);
   call->counts = e->call->counts;
-  if (call->kind == MLFAB__COLLECTIVE_ALLGATHER && !mlfab__element_bytes(call->dtype))
+  if (call->kind == MLFAB__COLLECTIVE_ALLGATHER && call->dtype == MLFAB_BYTES)
+    call->dtype = 0;
+  else if (call->kind == MLFAB__COLLECTIVE_ALLGATHER && !mlfab__element_bytes(call->dtype))
     return MLFAB__FAIL(e->error, MLFAB_ERR_DTYPE, "%s: %d is not an element type", call->words,
                        call->dtype);
   return 0;
@@ -89,13 +91,15 @@ MLFAB__INTERNAL int mlfab__calls_coll(const mlfab__call_in *e) {
   call->kind = coll_collectives[c->kind - MLFAB_CALL_ALLREDUCE].kind;
   call->words = coll_collectives[c->kind - MLFAB_CALL_ALLREDUCE].words;
   call->algorithm = (uint8_t)mlfab__min(CALLS_OPTION(options, algorithm), UINT8_MAX);
+  call->tag = CALLS_OPTION(options, tag);
+  call->inputs = CALLS_OPTION(options, inputs);
   if (options->size == 0)
     return MLFAB__FAIL(e->error, MLFAB_ERR_ARGUMENT, "%s: options.size is not set", call->words);
   uint64_t timeout_ns = CALLS_OPTION(options, timeout_ns);
   int code = coll_complete(e, into, options);
   if (code) return code;
-  call->outside = e->shared && call->kind <= MLFAB__COLLECTIVE_ALLGATHER && !call->reduce &&
-                  call->algorithm == MLFAB_ALGORITHM_AUTO;
+  call->outside = e->shared && call->kind <= MLFAB__COLLECTIVE_ALLGATHER && call->dtype &&
+                  !call->reduce && call->algorithm == MLFAB_ALGORITHM_AUTO;
   return mlfab__comm_start(e->node->parts->comm, call, timeout_ns, e->node->now_ns, e->request_p,
                            e->error);
 }
@@ -137,6 +141,12 @@ MLFAB_API int mlfab_broadcast_start(mlfab *ctx, int32_t root, void *data, uint64
 MLFAB_API int mlfab_allreduce(mlfab *ctx, void *data, uint64_t count, int dtype,
                               uint64_t timeout_ns) {
   COLL_WAIT(ALLREDUCE, .data = data, .count = count, .dtype = dtype, .timeout_ns = timeout_ns);
+}
+
+MLFAB_API int mlfab_allreduce_mean(mlfab *ctx, float *data, uint64_t count) {
+  const mlfab_collective mean = {.size = sizeof mean, .op = MLFAB_MEAN};
+  const mlfab_vec vec = {data, count};
+  COLL_WAIT(ALLREDUCE_LIST, .options = &mean, .vecs = &vec, .n = 1, .dtype = MLFAB_F32);
 }
 
 MLFAB_API int mlfab_allreduce_list(mlfab *ctx, const mlfab_vec *bufs, uint32_t n, int dtype,

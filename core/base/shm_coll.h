@@ -127,7 +127,7 @@ typedef struct mlfab__shm_coll_table {
               uint32_t epoch);
   /* Runs a collective; all members call it with the same number, signature and sizes. REDUCE_SCATTER
    * leaves blocks of others as they were. The order of adding is that of members, for every element.
-   * 0; SHAPE with the member whose signature differs, NOT_FINITE with the one whose data was refused
+   * 0; MISMATCH with the member whose signature differs, NOT_FINITE with the one whose data was refused
    * (for all members alike, and nothing was changed); FRAME with a member that says what cannot be; STATE
    * in no epoch; or what pause said. After an error the arena is in no epoch; but for the first two,
    * what the buffers hold is of no use.

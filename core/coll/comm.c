@@ -251,6 +251,9 @@ static const char *comm_words(char text[MLFAB__TEXT_MAX], const mlfab__comm_past
     snprintf(text, MLFAB__TEXT_MAX, "%.60s of %llu %s (%s)", past->words, count,
              mlfab__dtype_name(past->dtype), mlfab__op_name(past->op));
   }
+  size_t n = strlen(text);
+  if (past->tag)
+    snprintf(text + n, MLFAB__TEXT_MAX - n, ", tag %llu", (unsigned long long)past->tag);
   return text;
 }
 
@@ -265,6 +268,7 @@ static mlfab__comm_past comm_describe(const mlfab__comm_slot *slot) {
   const mlfab__comm_call *call = &slot->call;
   return (mlfab__comm_past){.signature = slot->signature,
                             .count = slot->count,
+                            .tag = call->tag,
                             .words = call->words,
                             .dtype = call->dtype,
                             .op = call->op,
@@ -504,10 +508,42 @@ static void comm_sort(const mlfab__comm_call *call, uint16_t *order, uint32_t n)
   }
 }
 
-/* Sorted by address, neighbours must not overlap. */
-static int comm_check_overlap(const mlfab__comm_call *call, mlfab_error *error) {
+/* Bytes that an input has: of an allgather this worker's block, of a broadcast what the root brings. */
+static uint64_t comm_input_bytes(const mlfab__comm *comm, const mlfab__comm_call *call,
+                                 uint32_t i) {
+  uint64_t count = call->vecs[i].count;
+  if (call->kind == MLFAB__COLLECTIVE_ALLGATHER) count = call->counts[comm->rank];
+  if (call->kind == MLFAB__COLLECTIVE_BROADCAST && call->root != (int32_t)comm->rank) count = 0;
+  return count * comm_width(call);
+}
+
+/* An input lies apart from all buffers, which are sorted by `order`. */
+static int comm_check_input(const mlfab__comm *comm, const mlfab__comm_call *call, uint32_t i,
+                            const uint16_t *order, uint32_t n, mlfab_error *error) {
+  uintptr_t from = (uintptr_t)call->inputs[i];
+  uint64_t bytes = comm_input_bytes(comm, call, i);
+  uint32_t low = 0, high = n;
+  if (bytes == 0) return 0;
+  if (!from) return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "%s: input %u is NULL", call->words, i);
+  while (low < high) { /* the first buffer that ends behind it begins */
+    uint32_t at = (low + high) / 2;
+    const mlfab_vec *vec = &call->vecs[order[at]];
+    if ((uintptr_t)vec->data + vec->count * comm_width(call) > from)
+      high = at;
+    else
+      low = at + 1;
+  }
+  if (low == n || (uintptr_t)call->vecs[order[low]].data >= from + bytes) return 0;
+  return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "%s: input %u and buffer %u overlap", call->words,
+                     i, order[low]);
+}
+
+/* Sorted by address, neighbours must not overlap, and inputs none of them. */
+static int comm_check_overlap(const mlfab__comm *comm, const mlfab__comm_call *call,
+                              mlfab_error *error) {
   uint16_t order[MLFAB__COMM_BUFS];
   uint32_t n = 0, width = comm_width(call);
+  int code = 0;
   for (uint32_t i = 0; i < call->n; i++)
     if (call->vecs[i].count > 0) order[n++] = (uint16_t)i;
   comm_sort(call, order, n);
@@ -517,7 +553,9 @@ static int comm_check_overlap(const mlfab__comm_call *call, mlfab_error *error) 
       return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "%s: buffers %u and %u overlap", call->words,
                          order[i - 1], order[i]);
   }
-  return 0;
+  for (uint32_t i = 0; call->inputs && i < call->n && !code; i++)
+    code = comm_check_input(comm, call, i, order, n, error);
+  return code;
 }
 
 /* The buffers, and how many elements they have together. */
@@ -539,7 +577,7 @@ static int comm_check_buffers(const mlfab__comm *comm, const mlfab__comm_call *c
     return comm_refuse(error, MLFAB_ERR_ARGUMENT, call, "counts are not those of the data");
   int code = mlfab__comm_check_count(comm, call->words, count, width, error);
   *count_p = count;
-  return code ? code : comm_check_overlap(call, error);
+  return code ? code : comm_check_overlap(comm, call, error);
 }
 
 static int comm_is_member(const mlfab__comm *comm, uint32_t rank) {
@@ -650,6 +688,7 @@ static uint64_t comm_signature(const mlfab__comm *comm, const mlfab__comm_call *
                          count,
                          call->kind == MLFAB__COLLECTIVE_BROADCAST ? (uint64_t)call->root : 0,
                          call->algorithm,
+                         MLFAB__PLANTED(100) ? 0 : call->tag,
                          call->salt};
   uint64_t hash = mlfab__hash(0, of, sizeof of);
   if (call->counts)
@@ -735,6 +774,16 @@ static int comm_refuse_nan(mlfab__comm *comm, const mlfab__comm_call *call, uint
   return mlfab__error(error, MLFAB_ERR_NOT_FINITE, (int32_t)comm->rank, 0, 0, "%s", text);
 }
 
+/* Brings the inputs to where they are worked on. */
+static void comm_take_inputs(const mlfab__comm *comm, const mlfab__comm_call *call) {
+  for (uint32_t i = 0; call->inputs && i < call->n; i++) {
+    uint64_t bytes = comm_input_bytes(comm, call, i), at = 0;
+    for (uint32_t r = 0; call->kind == MLFAB__COLLECTIVE_ALLGATHER && r < comm->rank; r++)
+      at += call->counts[r] * comm_width(call);
+    if (bytes > 0) memcpy((uint8_t *)call->vecs[i].data + at, call->inputs[i], bytes);
+  }
+}
+
 MLFAB__INTERNAL int mlfab__comm_start(mlfab__comm *comm, const mlfab__comm_call *call,
                                       uint64_t timeout_ns, uint64_t now_ns,
                                       mlfab_request *request_p, mlfab_error *error) {
@@ -743,6 +792,7 @@ MLFAB__INTERNAL int mlfab__comm_start(mlfab__comm *comm, const mlfab__comm_call 
   if (code) return code;
   if (mlfab__comm_owed(comm, error)) return comm->verdict.code;
   comm->now_ns = now_ns;
+  comm_take_inputs(comm, call);
   if (!call->outside && !comm_finite(comm, call, comm_width(call)))
     return comm_refuse_nan(comm, call, count, error);
   mlfab__comm_enter(comm, now_ns);
@@ -1036,7 +1086,7 @@ MLFAB__INTERNAL void mlfab__comm_finish(mlfab__comm *comm, mlfab_request id, int
   mlfab__comm_enter(comm, now_ns);
   if (code == 0) {
     comm_finish_slot(comm, slot);
-  } else if (code == MLFAB_ERR_SHAPE) {
+  } else if (code == MLFAB_ERR_MISMATCH) {
     /* All have called: server 0 compares what, and its verdict names both calls. */
     mlfab__comm_stuck(comm, 0, comm_number(slot));
   } else if (code == MLFAB_ERR_NOT_FINITE) {

@@ -37,7 +37,7 @@
  *
  * Invariants. (1) Plain calls are numbered in the order of calls, from 0 in each epoch;
  * (channel, number) means the same play on all workers, and its signature (kind, sizes, types,
- * options) is in every message: one that differs from ours is a failure with SHAPE, found by
+ * options) is in every message: one that differs from ours is a failure with MISMATCH, found by
  * server 0, which asks everybody. (2) A message is accepted once, for its RECV only, with the
  * length that the RECV says. (3) Every failure is seen once by every worker: its open calls and
  * steps fail with it, or the next. (4) Nothing of an epoch that is over touches a caller's
@@ -213,17 +213,19 @@ typedef struct mlfab__comm_call {
   void *reduce_user;
   const mlfab_vec *vecs; /* counts in elements; copied */
   uint32_t n;
-  const uint64_t *counts; /* by rank, `workers` of them: reduce-scatter, allgather; else NULL */
-  int32_t root;           /* rank; broadcast */
-  uint64_t salt;          /* what else must be the same everywhere: hashed into the signature */
-  uint32_t opens;         /* the object that it opens, or 0 */
-  uint32_t of;            /* the object that it belongs to, or 0: begins when that stands */
-  const char *words;      /* what it is, for texts: "an allreduce"; static */
+  const uint64_t *counts;    /* by rank, `workers` of them: reduce-scatter, allgather; else NULL */
+  int32_t root;              /* rank; broadcast */
+  uint64_t tag;              /* the user's, or 0 */
+  const void *const *inputs; /* copied into vecs when it begins; NULL: in place */
+  uint64_t salt;             /* what else must be the same everywhere: hashed into the signature */
+  uint32_t opens;            /* the object that it opens, or 0 */
+  uint32_t of;               /* the object that it belongs to, or 0: begins when that stands */
+  const char *words;         /* what it is, for texts: "an allreduce"; static */
 } mlfab__comm_call;
 
 /* A call as it is told of. */
 typedef struct mlfab__comm_past {
-  uint64_t signature, count;
+  uint64_t signature, count, tag;
   const char *words;
   int dtype, op;
   uint32_t width;
@@ -378,7 +380,7 @@ MLFAB__INTERNAL int mlfab__comm_outside(mlfab__comm *comm, mlfab_request request
  * its memory is the arena's until that has been left, and comm_outside is asked again. */
 MLFAB__INTERNAL int mlfab__comm_outside_over(mlfab__comm *comm, mlfab_request request);
 /* It was carried out (0), or failed with this code and culprit (a member's rank, or
- * MLFAB_NO_RANK). SHAPE, which all members get alike, only asks server 0 to compare the calls: its
+ * MLFAB_NO_RANK). MISMATCH, which all members get alike, only asks server 0 to compare the calls: its
  * verdict ends the call. */
 MLFAB__INTERNAL void mlfab__comm_finish(mlfab__comm *comm, mlfab_request request, int code,
                                         int32_t rank, uint64_t now_ns);

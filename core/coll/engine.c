@@ -352,7 +352,7 @@ static void engine_other_size(mlfab__comm *comm, uint32_t member, const mlfab__c
   snprintf(text, sizeof text, "worker %u sends %llu bytes under tag %u, and worker %u expects %llu",
            comm->ranks[member], (unsigned long long)head->total, head->tag, comm->rank,
            (unsigned long long)op->bytes);
-  mlfab__comm_fail(comm, MLFAB_ERR_SHAPE, (int32_t)comm->ranks[member], text);
+  mlfab__comm_fail(comm, MLFAB_ERR_MISMATCH, (int32_t)comm->ranks[member], text);
 }
 
 /* No RECV is for it. Where the user makes the schedules, the two parts do not fit; else the peer is wrong. */
@@ -366,7 +366,7 @@ static void engine_unexpected(mlfab__comm *comm, const mlfab__engine *play, uint
   snprintf(text, sizeof text,
            "worker %u sends %llu bytes under tag %u, which worker %u does not receive",
            comm->ranks[member], (unsigned long long)head->total, head->tag, comm->rank);
-  mlfab__comm_fail(comm, MLFAB_ERR_SHAPE, (int32_t)comm->ranks[member], text);
+  mlfab__comm_fail(comm, MLFAB_ERR_MISMATCH, (int32_t)comm->ranks[member], text);
 }
 
 /* Bytes for the RECV `id`. */

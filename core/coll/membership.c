@@ -400,7 +400,7 @@ static void membership_compare(mlfab__membership *roll) {
   uint32_t worker = (uint32_t)(odd - roll->entries);
   snprintf(text, sizeof text, "calls differ: worker %u has called %.90s, worker %u %.90s", worker,
            odd->words, (uint32_t)(usual - roll->entries), usual->words);
-  membership_verdict(roll, MLFAB_ERR_SHAPE, (int32_t)worker, text);
+  membership_verdict(roll, MLFAB_ERR_MISMATCH, (int32_t)worker, text);
 }
 
 /* Looks at the answers; `late`: whoever has not answered is not waited for any longer. */

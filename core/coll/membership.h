@@ -5,7 +5,7 @@
  *      LISTED, RUNNING --verdict: MEMBERSHIP_OVER to all--> GATHERING
  *
  * Verdicts: a member died (PEER_DEAD, or PEER_CLOSED when it left without a word), is back as a new process or one that is no member
- * calls (AGAIN), a member says MEMBERSHIP_FAIL (its code and text; the first one counts), calls that differ (SHAPE). A member that
+ * calls (AGAIN), a member says MEMBERSHIP_FAIL (its code and text; the first one counts), calls that differ (MISMATCH). A member that
  * leaves in good order (MEMBERSHIP_LEAVE, DONE) ends nothing: the others are told how far it came (MEMBERSHIP_LEFT), and fail what it
  * has not called by themselves.
  *
@@ -17,7 +17,7 @@
  * not the same one twice in a beat; of those that come meanwhile the one with the lowest number is next.
  * From the answers (MEMBERSHIP_TELL) it finds who has not, and tells all (MEMBERSHIP_MISSING: the lowest rank, or else
  * one that did not answer for two beats, or nobody). When all have and signatures differ, the
- * verdict is SHAPE: on the lowest rank that is not with the most (of two as many, those of the
+ * verdict is MISMATCH: on the lowest rank that is not with the most (of two as many, those of the
  * lowest rank count), with both calls in words.
  *
  * Lost before. A worker that dies, closes or is done while no epoch stands was to be in the next one: the set that

@@ -489,7 +489,7 @@ static void stochastic_frame(void *self, uint32_t member, const mlfab__coll *hea
     char text[96];
     snprintf(text, sizeof text, "workers %u and %u have opened object %u with other options",
              g->comm->rank, g->comm->ranks[member], g->object->channel);
-    mlfab__comm_fail(g->comm, MLFAB_ERR_SHAPE, (int32_t)g->comm->ranks[member], text);
+    mlfab__comm_fail(g->comm, MLFAB_ERR_MISMATCH, (int32_t)g->comm->ranks[member], text);
   } else if (head->tag == STOCHASTIC_MODEL) {
     stochastic_model(g, member, head, bulk, bytes);
   } else if (head->tag == STOCHASTIC_ACK) {

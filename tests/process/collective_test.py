@@ -57,11 +57,11 @@ def test_one_forgets_to_call():
 
 
 def test_one_calls_with_another_size():
-    everywhere("size", "MLFAB_ERR_SHAPE")
+    everywhere("size", "MLFAB_ERR_MISMATCH")
 
 
 def test_one_calls_something_else():
-    everywhere("kind", "MLFAB_ERR_SHAPE")
+    everywhere("kind", "MLFAB_ERR_MISMATCH")
 
 
 def test_one_has_a_nan():

@@ -1281,7 +1281,7 @@ static void test_differs(void **state) {
     if (!w.failure[0]) assert_int_equal(begin_plan(&w, who, &p), 0);
     run_to_failure(&w, all_of(&w), 1, 8 * w.config.heartbeat_ns);
     run_more(&w, 10, 60 * SECOND);
-    expect_failures(&w, all_of(&w), 1, MLFAB_ERR_SHAPE, (int32_t)who);
+    expect_failures(&w, all_of(&w), 1, MLFAB_ERR_MISMATCH, (int32_t)who);
     end_test(&w);
   }
 }

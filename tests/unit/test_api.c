@@ -1198,24 +1198,24 @@ static void test_broadcast(void **state) {
                 {w.node[2], 0, LATER_BROADCAST, 2, third, 5000, NULL}};
   do_later(&w, &l[0], 2 * WORLD_MS);
   do_later(&w, &l[1], 3 * WORLD_MS);
-  EXPECT(n, heard(&w, n, mlfab_broadcast(n, 2, mine, 5000, 0)), MLFAB_ERR_SHAPE);
+  EXPECT(n, heard(&w, n, mlfab_broadcast(n, 2, mine, 5000, 0)), MLFAB_ERR_MISMATCH);
   assert_int_equal(mlfab_last_error(n, &error), 0);
   assert_int_equal(error.rank, 1);
-  said(n, MLFAB_ERR_SHAPE,
+  said(n, MLFAB_ERR_MISMATCH,
        "worker 1 has called a broadcast of 4999 bytes from worker 2, worker 0 a broadcast of 5000 "
        "bytes from worker 2");
   for (int i = 0; i < 2; i++) {
-    EXPECT(l[i].node, heard(&w, l[i].node, l[i].code), MLFAB_ERR_SHAPE);
-    said(l[i].node, MLFAB_ERR_SHAPE, "worker 1 has called a broadcast of 4999 bytes from worker 2");
+    EXPECT(l[i].node, heard(&w, l[i].node, l[i].code), MLFAB_ERR_MISMATCH);
+    said(l[i].node, MLFAB_ERR_MISMATCH, "worker 1 has called a broadcast of 4999 bytes from worker 2");
   }
   /* Roots that differ are another broadcast each: refused the same way. */
   l[0].bytes = 5000, l[0].root = 0;
   do_later(&w, &l[0], 2 * WORLD_MS);
   do_later(&w, &l[1], 3 * WORLD_MS);
-  EXPECT(n, heard(&w, n, mlfab_broadcast(n, 2, mine, 5000, 0)), MLFAB_ERR_SHAPE);
-  said(n, MLFAB_ERR_SHAPE,
+  EXPECT(n, heard(&w, n, mlfab_broadcast(n, 2, mine, 5000, 0)), MLFAB_ERR_MISMATCH);
+  said(n, MLFAB_ERR_MISMATCH,
        "5000 bytes from worker 0, worker 0 a broadcast of 5000 bytes from worker 2");
-  for (int i = 0; i < 2; i++) EXPECT(l[i].node, heard(&w, l[i].node, l[i].code), MLFAB_ERR_SHAPE);
+  for (int i = 0; i < 2; i++) EXPECT(l[i].node, heard(&w, l[i].node, l[i].code), MLFAB_ERR_MISMATCH);
   /* And the next one works. */
   for (int i = 0; i < 5000; i++) mine[i] = (uint8_t)(i * 7), theirs[i] = third[i] = 0;
   l[0].root = l[1].root = 0;

@@ -120,7 +120,8 @@ static void test_wrong_buffers(void **state) {
   WRONG(n, mlfab_allreduce_list(n, NULL, 1, MLFAB_F32, NULL), MLFAB_ERR_ARGUMENT,
         "an allreduce: the list of buffers is NULL");
   WRONG(n, mlfab_allreduce_list(n, NULL, 0, MLFAB_F32, NULL), MLFAB_ERR_ARGUMENT, "no elements");
-  WRONG(n, mlfab_allreduce_list(n, many, BUFFERS, MLFAB_F32, NULL), MLFAB_ERR_LIMIT, "4097 buffers");
+  WRONG(n, mlfab_allreduce_list(n, many, BUFFERS, MLFAB_F32, NULL), MLFAB_ERR_LIMIT,
+        "4097 buffers");
   one.count = 0;
   WRONG(n, mlfab_allreduce_list(n, &one, 1, MLFAB_F32, NULL), MLFAB_ERR_ARGUMENT, "no elements");
   one.count = UINT64_MAX / 2;
@@ -161,6 +162,7 @@ static void test_wrong_types(void **state) {
     WRONG(n, mlfab_allreduce_list(n, &one, 1, dtype, NULL), MLFAB_ERR_DTYPE,
           "is not an element type");
     WRONG(n, mlfab_reduce_scatter(n, data, counts, dtype, NULL), MLFAB_ERR_DTYPE, "element type");
+    if (dtype == MLFAB_BYTES) continue;
     WRONG(n, mlfab_allgather(n, data, counts, dtype, NULL), MLFAB_ERR_DTYPE, "element type");
   }
   o.op = 5;
@@ -337,6 +339,102 @@ static void test_barriers(void **state) {
   world_close(&w);
 }
 
+/* Equal calls in another order: told, with both tags, instead of a wrong sum. */
+static void test_tags(void **state) {
+  float data[RANKS][2] = {{1, 1}, {1, 1}, {1, 1}};
+  mlfab_request requests[RANKS][2];
+  mlfab_collective o = with(MLFAB_SUM, 0);
+  mlfab_result result;
+  world w;
+  (void)state;
+  begin(&w, RANKS);
+  for (int round = 0; round < 2; round++) {
+    for (uint32_t i = 0; i < RANKS; i++) {
+      for (uint32_t k = 0; k < 2; k++) {
+        uint32_t which = round && i == 1 ? 1 - k : k;
+        mlfab_vec vec = {&data[i][which], 1};
+        o.tag = 70 + which;
+        OK(w.node[i], mlfab_allreduce_start(w.node[i], &vec, 1, MLFAB_F32, &o, &requests[i][k]));
+      }
+    }
+    for (uint32_t i = 0; i < RANKS; i++) {
+      for (uint32_t k = 0; k < 2; k++) {
+        int code = mlfab_wait(w.node[i], requests[i][k], 0, &result);
+        assert_int_equal(code, round ? MLFAB_ERR_MISMATCH : 0);
+        if (round) said(w.node[i], MLFAB_ERR_MISMATCH, 1, "tag 71");
+        if (round) said(w.node[i], MLFAB_ERR_MISMATCH, 1, "tag 70");
+      }
+    }
+    if (!round) assert_true(data[2][0] == 3 && data[1][1] == 3);
+  }
+  adds_up(&w);
+  world_close(&w);
+}
+
+/* Blocks of bytes, of any length. */
+static void test_bytes(void **state) {
+  uint8_t data[RANKS][64], own[RANKS][64];
+  const uint64_t counts[RANKS] = {3, 0, 46};
+  mlfab_request requests[RANKS];
+  world w;
+  (void)state;
+  begin(&w, RANKS);
+  memset(data, 0, sizeof data);
+  for (uint32_t i = 0; i < RANKS; i++) {
+    mlfab_collective o = with(0, 0);
+    const void *input = own[i];
+    memset(own[i], 'a' + (int)i, sizeof own[i]);
+    o.inputs = &input;
+    OK(w.node[i], mlfab_allgather_start(w.node[i], data[i], counts, MLFAB_BYTES, &o, &requests[i]));
+  }
+  for (uint32_t i = 0; i < RANKS; i++) {
+    OK(w.node[i], mlfab_wait(w.node[i], requests[i], 0, NULL));
+    for (uint32_t k = 0; k < 50; k++) assert_int_equal(data[i][k], k < 3 ? 'a' : k < 49 ? 'c' : 0);
+  }
+  const mlfab_vec one = {data[0], 1};
+  WRONG(w.node[0], mlfab_allreduce_list(w.node[0], &one, 1, MLFAB_BYTES, NULL), MLFAB_ERR_DTYPE,
+        "6 is not an element type");
+  world_close(&w);
+}
+
+/* From inputs that are only read, into other buffers; overlap is refused and changes nothing. */
+static void test_inputs(void **state) {
+  int64_t data[RANKS][6];
+  static const int64_t from[6] = {1, 2, 3, 4, 5, 6};
+  mlfab_request requests[RANKS];
+  mlfab_collective o = with(MLFAB_SUM, 0);
+  world w;
+  (void)state;
+  begin(&w, RANKS);
+  memset(data, 0x77, sizeof data);
+  for (uint32_t i = 0; i < RANKS; i++) {
+    const void *inputs[2] = {from + 3, from};
+    const mlfab_vec vecs[2] = {{data[i], 3}, {data[i] + 3, 3}};
+    o.inputs = inputs;
+    OK(w.node[i], mlfab_allreduce_start(w.node[i], vecs, 2, MLFAB_I64, &o, &requests[i]));
+  }
+  for (uint32_t i = 0; i < RANKS; i++) {
+    OK(w.node[i], mlfab_wait(w.node[i], requests[i], 0, NULL));
+    for (uint32_t k = 0; k < 6; k++) assert_true(data[i][k] == 3 * from[(k + 3) % 6]);
+  }
+  const void *bad[2] = {data[0] + 1, from};
+  const mlfab_vec vecs[2] = {{data[0] + 3, 3}, {data[0], 2}};
+  o.inputs = bad;
+  WRONG(w.node[0], mlfab_allreduce_list(w.node[0], vecs, 2, MLFAB_I64, &o), MLFAB_ERR_ARGUMENT,
+        "input 0 and buffer 1 overlap");
+  bad[0] = NULL;
+  WRONG(w.node[0], mlfab_allreduce_list(w.node[0], vecs, 2, MLFAB_I64, &o), MLFAB_ERR_ARGUMENT,
+        "input 0 is NULL");
+  assert_true(data[0][3] == 3 * from[0]);
+  float x = 3;
+  mlfab *only = w.node[0];
+  assert_int_equal(mlfab_allreduce_mean(only, NULL, 1), MLFAB_ERR_ARGUMENT);
+  for (uint32_t i = 1; i < RANKS; i++) OK(w.node[i], mlfab_finish(w.node[i], 0));
+  OK(only, mlfab_allreduce_mean(only, &x, 1));
+  assert_true(x == 3);
+  world_close(&w);
+}
+
 static void test_wrong_states(void **state) {
   float x = 1;
   mlfab_request r;
@@ -434,8 +532,8 @@ static void test_sizes_differ(void **state) {
         }
       }
       for (uint32_t i = 0; i < RANKS; i++) {
-        EXPECT(w.node[i], mlfab_wait(w.node[i], r[i], 0, NULL), MLFAB_ERR_SHAPE);
-        said(w.node[i], MLFAB_ERR_SHAPE, (int32_t)odd, "an allreduce of 39 F32 (SUM)");
+        EXPECT(w.node[i], mlfab_wait(w.node[i], r[i], 0, NULL), MLFAB_ERR_MISMATCH);
+        said(w.node[i], MLFAB_ERR_MISMATCH, (int32_t)odd, "an allreduce of 39 F32 (SUM)");
       }
       adds_up(&w);
       world_close(&w);
@@ -717,42 +815,27 @@ static void test_question_is_lost(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_null),
-      cmocka_unit_test(test_wrong_buffers),
-      cmocka_unit_test(test_wrong_types),
-      cmocka_unit_test(test_wrong_blocks),
-      cmocka_unit_test(test_older_options),
-      cmocka_unit_test(test_many_at_once),
-      cmocka_unit_test(test_long_list),
-      cmocka_unit_test(test_barriers),
-      cmocka_unit_test(test_wrong_states),
-      cmocka_unit_test(test_deadline),
-      cmocka_unit_test(test_cancel),
-      cmocka_unit_test(test_sizes_differ),
-      cmocka_unit_test(test_not_finite),
-      cmocka_unit_test(test_death),
-      cmocka_unit_test(test_leaving),
-      cmocka_unit_test(test_world_of_one),
-      cmocka_unit_test(test_memory),
-      cmocka_unit_test(test_order_by_rate),
-      cmocka_unit_test(test_question_is_lost),
-      cmocka_unit_test(test_null),
-      cmocka_unit_test(test_wrong_buffers),
-      cmocka_unit_test(test_wrong_types),
-      cmocka_unit_test(test_wrong_blocks),
-      cmocka_unit_test(test_older_options),
-      cmocka_unit_test(test_many_at_once),
-      cmocka_unit_test(test_long_list),
-      cmocka_unit_test(test_barriers),
-      cmocka_unit_test(test_wrong_states),
-      cmocka_unit_test(test_deadline),
-      cmocka_unit_test(test_cancel),
-      cmocka_unit_test(test_sizes_differ),
-      cmocka_unit_test(test_not_finite),
-      cmocka_unit_test(test_death),
-      cmocka_unit_test(test_leaving),
-      cmocka_unit_test(test_world_of_one),
-      cmocka_unit_test(test_older_info),
+      cmocka_unit_test(test_null),          cmocka_unit_test(test_wrong_buffers),
+      cmocka_unit_test(test_wrong_types),   cmocka_unit_test(test_wrong_blocks),
+      cmocka_unit_test(test_older_options), cmocka_unit_test(test_many_at_once),
+      cmocka_unit_test(test_long_list),     cmocka_unit_test(test_tags),
+      cmocka_unit_test(test_bytes),         cmocka_unit_test(test_inputs),
+      cmocka_unit_test(test_barriers),      cmocka_unit_test(test_wrong_states),
+      cmocka_unit_test(test_deadline),      cmocka_unit_test(test_cancel),
+      cmocka_unit_test(test_sizes_differ),  cmocka_unit_test(test_not_finite),
+      cmocka_unit_test(test_death),         cmocka_unit_test(test_leaving),
+      cmocka_unit_test(test_world_of_one),  cmocka_unit_test(test_memory),
+      cmocka_unit_test(test_order_by_rate), cmocka_unit_test(test_question_is_lost),
+      cmocka_unit_test(test_null),          cmocka_unit_test(test_wrong_buffers),
+      cmocka_unit_test(test_wrong_types),   cmocka_unit_test(test_wrong_blocks),
+      cmocka_unit_test(test_older_options), cmocka_unit_test(test_many_at_once),
+      cmocka_unit_test(test_long_list),     cmocka_unit_test(test_tags),
+      cmocka_unit_test(test_bytes),         cmocka_unit_test(test_inputs),
+      cmocka_unit_test(test_barriers),      cmocka_unit_test(test_wrong_states),
+      cmocka_unit_test(test_deadline),      cmocka_unit_test(test_cancel),
+      cmocka_unit_test(test_sizes_differ),  cmocka_unit_test(test_not_finite),
+      cmocka_unit_test(test_death),         cmocka_unit_test(test_leaving),
+      cmocka_unit_test(test_world_of_one),  cmocka_unit_test(test_older_info),
       cmocka_unit_test(test_memory),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

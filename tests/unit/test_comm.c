@@ -942,7 +942,7 @@ static void test_failures(void **state) {
     expect_calm();
     for (uint32_t i = 0; i < w->n; i++) {
       if (w->workers[i].alive && w->workers[i].generation > 0)
-        assert_int_not_equal(w->workers[i].code, MLFAB_ERR_SHAPE);
+        assert_int_not_equal(w->workers[i].code, MLFAB_ERR_MISMATCH);
     }
     if (!w->merged) assert_int_equal(w->workers[0].generation, w->workers[1].generation);
     assert_int_equal(w->drops, 0);
@@ -973,7 +973,7 @@ static void test_server_links(void **state) {
     expect_calm();
     for (uint32_t i = 0; i < w->n; i++) {
       if (!w->merged) assert_int_equal(w->workers[i].generation, w->workers[0].generation);
-      assert_int_not_equal(w->workers[i].code, MLFAB_ERR_SHAPE);
+      assert_int_not_equal(w->workers[i].code, MLFAB_ERR_MISMATCH);
     }
     close_world();
   }
@@ -1030,11 +1030,11 @@ static void test_shapes(void **state) {
     for (uint32_t i = 0; i < 4; i++)
       assert_int_equal(begin(&w->workers[i], i == odd ? &other : &plain_sum, 0), 0);
     settle();
-    expect_all(1, MLFAB_ERR_SHAPE, (int32_t)odd, "a collective of 100 F64 (SUM)");
+    expect_all(1, MLFAB_ERR_MISMATCH, (int32_t)odd, "a collective of 100 F64 (SUM)");
     assert_true(w->now - start < BEAT); /* not by the look at the clock */
     begin_all(&plain_sum, 0);
     settle();
-    expect_all(1, MLFAB_ERR_SHAPE, (int32_t)odd, "");
+    expect_all(1, MLFAB_ERR_MISMATCH, (int32_t)odd, "");
     close_world();
   }
 }
@@ -1350,8 +1350,8 @@ static void test_outside(void **state) {
       for (uint32_t i = 0; i < 3; i++) {
         worker *me = &w->workers[i];
         assert_int_equal(me->nopen, 1);
-        mlfab__comm_finish(&me->comm, me->open[0].request, bad ? MLFAB_ERR_SHAPE : 0, bad ? 1 : 0,
-                           w->now);
+        mlfab__comm_finish(&me->comm, me->open[0].request, bad ? MLFAB_ERR_MISMATCH : 0,
+                           bad ? 1 : 0, w->now);
         if (bad) continue; /* until server 0 has compared the calls */
         assert_int_equal(mlfab__request_find(&me->requests, me->open[0].request)->done, 1);
         mlfab__request_end(&me->requests, mlfab__request_find(&me->requests, me->open[0].request));
@@ -1359,8 +1359,8 @@ static void test_outside(void **state) {
       }
       if (bad) {
         settle();
-        expect_all(1, MLFAB_ERR_SHAPE, 1, "calls differ: worker 1 has called ");
-        expect_all(1, MLFAB_ERR_SHAPE, 1, seed % 2 ? "20001" : "101");
+        expect_all(1, MLFAB_ERR_MISMATCH, 1, "calls differ: worker 1 has called ");
+        expect_all(1, MLFAB_ERR_MISMATCH, 1, seed % 2 ? "20001" : "101");
       }
     } else {
       assert_int_equal(plain, 1);

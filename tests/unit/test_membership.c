@@ -975,7 +975,7 @@ static void test_differ(void **state) {
   answer(2, 1, 5);
   answer(3, 1, 5);
   settle();
-  expect_verdict(4, MLFAB_ERR_SHAPE, 0,
+  expect_verdict(4, MLFAB_ERR_MISMATCH, 0,
                  "calls differ: worker 0 has called a call 9, worker 1 a call 5");
   close_world();
   ask(4, 2); /* two and two: the lowest rank's count */
@@ -984,7 +984,7 @@ static void test_differ(void **state) {
   answer(1, 1, 9);
   answer(0, 1, 5);
   settle();
-  expect_verdict(4, MLFAB_ERR_SHAPE, 1,
+  expect_verdict(4, MLFAB_ERR_MISMATCH, 1,
                  "calls differ: worker 1 has called a call 9, worker 0 a call 5");
   close_world();
   /* Most of them, against a brute-force count. */
@@ -1009,7 +1009,7 @@ static void test_differ(void **state) {
     } else {
       uint32_t odd = 0;
       while (signature[odd] == signature[best]) odd++;
-      assert_int_equal(w->workers[0].verdict.code, MLFAB_ERR_SHAPE);
+      assert_int_equal(w->workers[0].verdict.code, MLFAB_ERR_MISMATCH);
       assert_int_equal(w->workers[0].verdict.rank, odd);
     }
     close_world();

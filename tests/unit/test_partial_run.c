@@ -1139,7 +1139,7 @@ static void test_other_options(void **state) {
     for (uint32_t i = 0; i < w->n; i++) failed &= w->workers[i].failures > 0;
     (void)act();
   }
-  expect_all(MLFAB_ERR_SHAPE, 2, "worker 2");
+  expect_all(MLFAB_ERR_MISMATCH, 2, "worker 2");
   for (uint32_t i = 0; i < w->n; i++) {
     mlfab_error error;
     assert_int_equal(mlfab__partial_run_close(&w->workers[i].comm, w->workers[i].id, &error), 0);

@@ -485,7 +485,7 @@ static void mismatch(struct member *m, uint64_t seed) {
     mlfab_vec buf = {data, m->me == odd ? count / 2 : count};
     struct trial t = plain(buf.count, m->me == odd ? 2 : 4);
     for (uint64_t i = 0; i < buf.count; i++) data[i] = (float)m->me;
-    CHECK(run(m, &t, &buf, &culprit) == MLFAB_ERR_SHAPE);
+    CHECK(run(m, &t, &buf, &culprit) == MLFAB_ERR_MISMATCH);
     CHECK(culprit == blamed);
     for (uint64_t i = 0; i < buf.count; i++) CHECK(data[i] == (float)m->me);
     CHECK(run(m, &t, &buf, &culprit) == MLFAB_ERR_STATE);

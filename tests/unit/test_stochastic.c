@@ -887,7 +887,7 @@ static void other_options(void **state) {
     }
     run(1000000);
     for (uint32_t i = 0; i < 5; i++) {
-      assert_int_equal(w->workers[i].code, MLFAB_ERR_SHAPE);
+      assert_int_equal(w->workers[i].code, MLFAB_ERR_MISMATCH);
       assert_int_equal(w->workers[i].rank, 3);
     }
     close_world();
