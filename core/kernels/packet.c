@@ -37,23 +37,6 @@ typedef union packet_stage {
 
 static inline uint32_t packet_pad(uint32_t bytes) { return (bytes + 7) & ~7u; }
 
-static inline uint32_t packet_lowest(uint64_t x) {
-#if defined(__GNUC__) || defined(__clang__)
-  return (uint32_t)__builtin_ctzll(x);
-#else
-  uint32_t i = 0;
-  while (!(x >> i & 1)) i++;
-  return i;
-#endif
-}
-
-static uint32_t packet_bits(uint64_t x) {
-  x -= x >> 1 & 0x5555555555555555u;
-  x = (x & 0x3333333333333333u) + (x >> 2 & 0x3333333333333333u);
-  x = (x + (x >> 4)) & 0x0f0f0f0f0f0f0f0fu;
-  return (uint32_t)(x * 0x0101010101010101u >> 56);
-}
-
 #if PACKET_X86
 __attribute__((target("popcnt"))) static uint32_t packet_sum_popcnt(const uint8_t *marks,
                                                                     uint32_t words) {
@@ -78,7 +61,7 @@ static uint32_t packet_sum(const uint8_t *marks, uint32_t n) {
 #if PACKET_X86
   if (__builtin_cpu_supports("popcnt")) return packet_sum_popcnt(marks, words);
 #endif
-  for (uint32_t i = 0; i < words; i++) sum += packet_bits(packet_word(marks, i));
+  for (uint32_t i = 0; i < words; i++) sum += mlfab__bits(packet_word(marks, i));
   return sum;
 }
 
@@ -268,12 +251,12 @@ static void packet_write_marks(uint8_t *marks, const mlfab__packet *packet, cons
     /* Of few marks most words have one or none: the first is written without a branch, as a zero that
      * the next index, the padding or a value covers when there is none. */
     uint64_t word = keep[i];
-    uint32_t any = word != 0, first = packet_lowest(word | (uint64_t)1 << 63);
+    uint32_t any = word != 0, first = mlfab__lowest(word | (uint64_t)1 << 63);
     uint16_t index = (uint16_t)((i * 64 + first) * any);
     memcpy(marks, &index, sizeof index);
     marks += any * sizeof index;
     for (word &= word - any; word != 0; word &= word - 1) {
-      index = (uint16_t)(i * 64 + packet_lowest(word));
+      index = (uint16_t)(i * 64 + mlfab__lowest(word));
       memcpy(marks, &index, sizeof index);
       marks += sizeof index;
     }
@@ -350,7 +333,7 @@ static uint32_t packet_find(const uint8_t *marks, uint32_t at, uint32_t n, int s
   while (at < n) {
     uint64_t word = packet_word(marks, at / 64);
     word = (set ? word : ~word) >> (at % 64);
-    if (word != 0) return (uint32_t)mlfab__min(n, at + packet_lowest(word));
+    if (word != 0) return (uint32_t)mlfab__min(n, at + mlfab__lowest(word));
     at = (at | 63) + 1;
   }
   return n;
@@ -410,13 +393,13 @@ MLFAB__INTERNAL int mlfab__unpack_finite(const mlfab__packet *packet) {
                                  uint32_t n) {                                           \
     for (uint32_t at = 0; at < n; at += 64)                                              \
       for (uint64_t word = packet_word(marks, at / 64); word != 0; word &= word - 1)     \
-        *values++ = array[at + packet_lowest(word)];                                     \
+        *values++ = array[at + mlfab__lowest(word)];                                     \
   }                                                                                      \
   static void pack_scatter_##name(type *array, const type *values, const uint8_t *marks, \
                                   uint32_t n, int add) {                                 \
     for (uint32_t at = 0; at < n; at += 64)                                              \
       for (uint64_t word = packet_word(marks, at / 64); word != 0; word &= word - 1) {   \
-        type *to = array + at + packet_lowest(word);                                     \
+        type *to = array + at + mlfab__lowest(word);                                     \
         *to = add ? (type)(*to + *values) : *values;                                     \
         values++;                                                                        \
       }                                                                                  \

@@ -10,16 +10,6 @@
 
 enum { VERSION_BLOCK = 64, VERSION_LARGE = 256 };
 
-static uint32_t version_lowest(uint64_t bits) {
-#if defined(__GNUC__) || defined(__clang__)
-  return (uint32_t)__builtin_ctzll(bits);
-#else
-  uint32_t n = 0;
-  for (; !(bits & 1); bits >>= 1) n++;
-  return n;
-#endif
-}
-
 static uint64_t version_grains(uint64_t bytes, uint64_t grain_bytes) {
   return bytes / grain_bytes + (bytes % grain_bytes != 0);
 }
@@ -34,7 +24,7 @@ MLFAB__INTERNAL int mlfab__tags_init(mlfab__env *env, mlfab__tags *tags, uint64_
   memset(tags, 0, sizeof *tags);
   tags->bytes = bytes;
   tags->grain_bytes = grain_bytes;
-  tags->shift = version_lowest(grain_bytes);
+  tags->shift = mlfab__lowest(grain_bytes);
   tags->grains = version_grains(bytes, grain_bytes);
   uint64_t blocks = version_blocks(tags->grains);
   tags->fine = mlfab__alloc_array(env, blocks * VERSION_BLOCK, sizeof *tags->fine);
@@ -200,12 +190,12 @@ MLFAB__INTERNAL void mlfab__tags_next(const mlfab__tags *tags, uint64_t since, u
     }
     bits = version_changed(tags, block, limit);
   }
-  uint64_t g = block * VERSION_BLOCK + version_lowest(bits);
+  uint64_t g = block * VERSION_BLOCK + mlfab__lowest(bits);
   *begin_p = mlfab__min(end, mlfab__max(from, g << tags->shift));
   for (bits = ~bits & UINT64_MAX << g % VERSION_BLOCK; bits == 0 && ++block < blocks;)
     bits = ~version_changed(tags, block, limit);
   if (bits == 0) return;
-  g = block * VERSION_BLOCK + version_lowest(bits);
+  g = block * VERSION_BLOCK + mlfab__lowest(bits);
   *stop_p = mlfab__min(end, g << tags->shift);
 }
 

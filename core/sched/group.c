@@ -445,19 +445,15 @@ static int group_reserve(mlfab__grouper *g, mlfab__env *env, const mlfab__group_
 }
 
 MLFAB__INTERNAL void mlfab__group_free(mlfab__grouper *g, mlfab__env *env) {
-  if (g->times) mlfab__free(env, g->times, g->times_room * sizeof *g->times);
-  if (g->tail) mlfab__free(env, g->tail, g->tail_room * sizeof *g->tail);
-  if (g->sizes) mlfab__free(env, g->sizes, g->sizes_room * sizeof *g->sizes);
-  if (g->late) mlfab__free(env, g->late, g->late_room * sizeof *g->late);
-  if (g->stretches) {
-    mlfab__free(env, g->stretches, g->stretches_room * sizeof *g->stretches);
-  }
-  if (g->hubs) mlfab__free(env, g->hubs, g->hubs_room * sizeof *g->hubs);
-  if (g->candidates) {
-    mlfab__free(env, g->candidates, g->candidates_room * sizeof *g->candidates);
-  }
-  if (g->grouped) mlfab__free(env, g->grouped, g->grouped_room * sizeof *g->grouped);
-  if (g->members) mlfab__free(env, g->members, g->members_room * sizeof *g->members);
+  mlfab__free(env, g->times, g->times_room * sizeof *g->times);
+  mlfab__free(env, g->tail, g->tail_room * sizeof *g->tail);
+  mlfab__free(env, g->sizes, g->sizes_room * sizeof *g->sizes);
+  mlfab__free(env, g->late, g->late_room * sizeof *g->late);
+  mlfab__free(env, g->stretches, g->stretches_room * sizeof *g->stretches);
+  mlfab__free(env, g->hubs, g->hubs_room * sizeof *g->hubs);
+  mlfab__free(env, g->candidates, g->candidates_room * sizeof *g->candidates);
+  mlfab__free(env, g->grouped, g->grouped_room * sizeof *g->grouped);
+  mlfab__free(env, g->members, g->members_room * sizeof *g->members);
   memset(g, 0, sizeof *g);
 }
 

@@ -71,17 +71,15 @@ MLFAB__INTERNAL void mlfab__network_free(mlfab__network *net) {
     mlfab__profile *p = &net->profiles[i];
     if (p->room > NETWORK_FIRST) mlfab__free(env, p->steps, p->room * sizeof *p->steps);
   }
-  if (net->profiles) mlfab__free(env, net->profiles, count * sizeof *net->profiles);
-  if (net->slab) mlfab__free(env, net->slab, (size_t)count * NETWORK_FIRST * sizeof *net->slab);
+  mlfab__free(env, net->profiles, count * sizeof *net->profiles);
+  mlfab__free(env, net->slab, (size_t)count * NETWORK_FIRST * sizeof *net->slab);
   mlfab__map_free(env, &net->paths);
-  if (net->path_links) {
-    mlfab__free(env, net->path_links, net->path_room * sizeof *net->path_links);
-  }
-  if (net->changes) mlfab__free(env, net->changes, net->changes_room * sizeof *net->changes);
-  if (net->replaced) mlfab__free(env, net->replaced, net->replaced_room * sizeof *net->replaced);
-  if (net->built) mlfab__free(env, net->built, net->built_room * sizeof *net->built);
-  if (net->pieces) mlfab__free(env, net->pieces, net->pieces_room * sizeof *net->pieces);
-  if (net->cursors) mlfab__free(env, net->cursors, net->cursors_room * sizeof *net->cursors);
+  mlfab__free(env, net->path_links, net->path_room * sizeof *net->path_links);
+  mlfab__free(env, net->changes, net->changes_room * sizeof *net->changes);
+  mlfab__free(env, net->replaced, net->replaced_room * sizeof *net->replaced);
+  mlfab__free(env, net->built, net->built_room * sizeof *net->built);
+  mlfab__free(env, net->pieces, net->pieces_room * sizeof *net->pieces);
+  mlfab__free(env, net->cursors, net->cursors_room * sizeof *net->cursors);
   memset(net, 0, sizeof *net);
 }
 

@@ -134,16 +134,6 @@ static void order_bit_clear(mlfab__orderer *o, uint32_t at) {
   }
 }
 
-static uint32_t order_lowest(uint64_t word) {
-#if defined(__GNUC__) || defined(__clang__)
-  return (uint32_t)__builtin_ctzll(word);
-#else
-  uint32_t at = 0;
-  while (!(word >> at & 1)) at++;
-  return at;
-#endif
-}
-
 /* The first member at `at` or behind it; n: none. */
 static uint32_t order_bit_next(const order_run *r, uint32_t at) {
   const mlfab__orderer *o = r->o;
@@ -154,7 +144,7 @@ static uint32_t order_bit_next(const order_run *r, uint32_t at) {
     uint32_t word = at / 64;
     uint64_t rest = word < counts[level] ? o->bits[level][word] & (UINT64_MAX << at % 64) : 0;
     if (rest) {
-      at = word * 64 + order_lowest(rest);
+      at = word * 64 + mlfab__lowest(rest);
       if (level == 0) return at;
       level--;
       at *= 64;

@@ -7,9 +7,9 @@ MLFAB__INTERNAL void mlfab__planner_init(mlfab__planner *planner, mlfab__env *en
 }
 
 static void plan_free_arrays(mlfab__planner *p) {
-  if (p->ordered) mlfab__free(p->env, p->ordered, p->room * sizeof *p->ordered);
-  if (p->grouped) mlfab__free(p->env, p->grouped, p->room * sizeof *p->grouped);
-  if (p->order) mlfab__free(p->env, p->order, p->room * sizeof *p->order);
+  mlfab__free(p->env, p->ordered, p->room * sizeof *p->ordered);
+  mlfab__free(p->env, p->grouped, p->room * sizeof *p->grouped);
+  mlfab__free(p->env, p->order, p->room * sizeof *p->order);
   p->ordered = NULL;
   p->grouped = NULL;
   p->order = NULL;

@@ -232,13 +232,6 @@ static uint64_t sum_pairs(uint64_t x) {
   return (x | x >> 16) & 0xffffffffu;
 }
 
-static uint32_t sum_count(uint64_t x) {
-  x -= x >> 1 & 0x5555555555555555u;
-  x = (x & 0x3333333333333333u) + (x >> 2 & 0x3333333333333333u);
-  x = (x + (x >> 4)) & 0x0f0f0f0f0f0f0f0fu;
-  return (uint32_t)(x * 0x0101010101010101u >> 56);
-}
-
 /* Marks which of n elements are not zero; returns how many. Looks at bits: a sum that began with 0
  * is never -0. */
 static uint32_t sum_mark(const uint8_t *at, uint32_t width, uint32_t n, uint64_t *keep) {
@@ -253,7 +246,7 @@ static uint32_t sum_mark(const uint8_t *at, uint32_t width, uint32_t n, uint64_t
     }
     uint64_t bits = sum_words(from);
     if (width == 8) bits = sum_pairs(bits) | sum_pairs(sum_words(from + 256)) << 32;
-    kept += sum_count(bits);
+    kept += mlfab__bits(bits);
     keep[first / 64] = bits;
   }
   return kept;

@@ -46,17 +46,13 @@ MLFAB__INTERNAL mlfab__incoming *mlfab__queue_take(mlfab__server *server, const 
     update = mlfab__alloc(server->env, sizeof *update);
     if (!update) return NULL;
   }
-  if (push->segments > update->segment_room) {
-    mlfab__free(server->env, update->segments, update->segment_room * sizeof *update->segments);
-    update->segments = mlfab__alloc_array(server->env, push->segments, sizeof *update->segments);
-    update->segment_room = update->segments ? push->segments : 0;
-  }
-  if (push->versions > update->version_room) {
-    mlfab__free(server->env, update->versions, update->version_room * sizeof *update->versions);
-    update->versions = mlfab__alloc_array(server->env, push->versions, sizeof *update->versions);
-    update->version_room = update->versions ? push->versions : 0;
-  }
-  if (push->segments > update->segment_room || push->versions > update->version_room) {
+  mlfab__segment *segments = mlfab__grow(server->env, update->segments, &update->segment_room,
+                                         push->segments, sizeof *segments);
+  if (segments) update->segments = segments;
+  uint64_t *versions = mlfab__grow(server->env, update->versions, &update->version_room,
+                                   push->versions, sizeof *versions);
+  if (versions) update->versions = versions;
+  if (!segments || !versions) {
     mlfab__queue_give_back(server, update);
     return NULL;
   }

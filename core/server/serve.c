@@ -231,12 +231,10 @@ MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_slot(mlfab__server *server, uin
         mlfab__alloc_array(server->env, server->store.positions_per_slice, sizeof *pull->pinned);
     if (!pull->pinned) return NULL;
   }
-  if (segments > pull->segment_room) {
-    mlfab__free(server->env, pull->segments, pull->segment_room * sizeof *pull->segments);
-    pull->segments = mlfab__alloc_array(server->env, segments, sizeof *pull->segments);
-    pull->segment_room = pull->segments ? segments : 0;
-    if (!pull->segments) return NULL;
-  }
+  mlfab__segment *room =
+      mlfab__grow(server->env, pull->segments, &pull->segment_room, segments, sizeof *room);
+  if (!room) return NULL;
+  pull->segments = room;
   return pull;
 }
 

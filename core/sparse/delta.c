@@ -135,12 +135,9 @@ static int delta_keep(mlfab__server *server, mlfab__server_pull *pull, const mlf
   uint32_t n = server->store.nslices, seen = 0, i;
   pull->cached = 0;
   if (in->sinces == 0 || in->epoch != server->epoch || !server->store.tags) return 0;
-  if (n > pull->since_room) {
-    mlfab__free(server->env, pull->sinces, pull->since_room * sizeof *pull->sinces);
-    pull->sinces = mlfab__alloc_array(server->env, n, sizeof *pull->sinces);
-    pull->since_room = pull->sinces ? n : 0;
-    if (!pull->sinces) return MLFAB_ERR_MEMORY;
-  }
+  uint64_t *room = mlfab__grow(server->env, pull->sinces, &pull->since_room, n, sizeof *room);
+  if (!room) return MLFAB_ERR_MEMORY;
+  pull->sinces = room;
   pull->cached = 1;
   while ((i = delta_next(server, pull->segments, pull->segments_used, &walk)) != MLFAB__NO_SLICE)
     pull->sinces[i] = sinces[in->sinces == 1 ? 0 : seen++];
@@ -166,13 +163,6 @@ static uint32_t delta_log2(uint64_t x) {
   return log2;
 }
 
-static uint32_t delta_bits(uint64_t x) {
-  x -= x >> 1 & 0x5555555555555555u;
-  x = (x & 0x3333333333333333u) + (x >> 2 & 0x3333333333333333u);
-  x = (x + (x >> 4)) & 0x0f0f0f0f0f0f0f0fu;
-  return (uint32_t)(x * 0x0101010101010101u >> 56);
-}
-
 /* Marks what is to be sent of `elements` from byte `at` of the slice on, by grains: how many elements
  * these have at most. */
 static uint64_t delta_mark(const delta_frame *f, uint64_t at, uint32_t elements,
@@ -180,7 +170,7 @@ static uint64_t delta_mark(const delta_frame *f, uint64_t at, uint32_t elements,
   uint32_t grains = (elements + (1u << grain_log2) - 1) >> grain_log2;
   uint64_t kept = 0;
   mlfab__tags_bitmap(f->tags, f->since, at, grains, keep);
-  for (uint32_t i = 0; i < (grains + 63) / 64; i++) kept += delta_bits(keep[i]);
+  for (uint32_t i = 0; i < (grains + 63) / 64; i++) kept += mlfab__bits(keep[i]);
   return mlfab__min(kept << grain_log2, elements);
 }
 

@@ -114,13 +114,6 @@ static filter_limits filter_prepare(const mlfab__filter_rule *rule) {
   return limits;
 }
 
-static uint32_t filter_bits(uint64_t x) {
-  x -= x >> 1 & 0x5555555555555555u;
-  x = (x & 0x3333333333333333u) + (x >> 2 & 0x3333333333333333u);
-  x = (x + (x >> 4)) & 0x0f0f0f0f0f0f0f0fu;
-  return (uint32_t)(x * 0x0101010101010101u >> 56);
-}
-
 /* ---- the portable kernels ---- */
 
 #define FILTER_MARK(name, real, word, magnitude, infinity)                                         \
@@ -142,7 +135,7 @@ static uint32_t filter_bits(uint64_t x) {
         marks |= (uint64_t)sent << (i - at);                                                       \
       }                                                                                            \
       keep[at / 64] = marks;                                                                       \
-      kept += filter_bits(marks);                                                                  \
+      kept += mlfab__bits(marks);                                                                  \
     }                                                                                              \
     return worst >= (infinity) ? MLFAB__FILTER_REFUSED : kept;                                     \
   }
@@ -371,7 +364,7 @@ FILTER_AVX2 static uint32_t filter_emit_avx2(int half, const float *g, float *re
         __m256 left = _mm256_sub_ps(_mm256_castsi256_ps(a), _mm256_castsi256_ps(cut));
         rest = _mm256_blendv_epi8(rest, _mm256_castps_si256(left), over);
         a = _mm256_blendv_epi8(a, cut, over);
-        *saturated += filter_bits((uint32_t)_mm256_movemask_epi8(over)) / 4;
+        *saturated += mlfab__bits((uint32_t)_mm256_movemask_epi8(over)) / 4;
       }
     }
     _mm256_storeu_si256((__m256i *)(void *)(residual + i), rest);
@@ -525,7 +518,7 @@ MLFAB__INTERNAL uint32_t mlfab__filter_top(int dtype, const void *values, uint32
                 : filter_above_f64((const double *)values + at, count, cut->magnitude, &ties);
     for (; ties != 0 && cut->ties > 0; ties &= ties - 1, cut->ties--) marks |= ties & (0 - ties);
     keep[at / 64] &= marks;
-    kept += filter_bits(keep[at / 64]);
+    kept += mlfab__bits(keep[at / 64]);
   }
   return kept;
 }

@@ -373,8 +373,9 @@ static void worker_advance(mlfab__worker *worker, uint64_t now_ns) {
   }
 }
 
-MLFAB__INTERNAL int mlfab__worker_finish(mlfab__worker *worker, uint64_t timeout_ns, uint64_t now_ns,
-                                       mlfab_request *request_p, mlfab_error *error) {
+MLFAB__INTERNAL int mlfab__worker_finish(mlfab__worker *worker, uint64_t timeout_ns,
+                                         uint64_t now_ns, mlfab_request *request_p,
+                                         mlfab_error *error) {
   if (worker->done)
     return MLFAB__FAIL(error, MLFAB_ERR_STATE, "finish: this worker has finished before");
   mlfab__request *request =
