@@ -156,6 +156,24 @@ MLFAB__UNUSED static inline int mlfab__finite(double x) {
   return (bits >> 52 & 0x7ff) != 0x7ff;
 }
 
+/* How many bits are set; the lowest one that is (x is not 0). */
+MLFAB__UNUSED static inline uint32_t mlfab__bits(uint64_t x) {
+  x -= x >> 1 & 0x5555555555555555u;
+  x = (x & 0x3333333333333333u) + (x >> 2 & 0x3333333333333333u);
+  x = (x + (x >> 4)) & 0x0f0f0f0f0f0f0f0fu;
+  return (uint32_t)(x * 0x0101010101010101u >> 56);
+}
+
+MLFAB__UNUSED static inline uint32_t mlfab__lowest(uint64_t x) {
+#if defined(__GNUC__) || defined(__clang__)
+  return (uint32_t)__builtin_ctzll(x);
+#else
+  uint32_t i = 0;
+  while (!(x >> i & 1)) i++;
+  return i;
+#endif
+}
+
 /* The value of a caller's struct member that its `size` may be too old to have. */
 #define MLFAB__HAS(ptr, type, member) \
   ((ptr)->size >= offsetof(type, member) + sizeof((ptr)->member))
@@ -3845,23 +3863,6 @@ typedef union packet_stage {
 
 static inline uint32_t packet_pad(uint32_t bytes) { return (bytes + 7) & ~7u; }
 
-static inline uint32_t packet_lowest(uint64_t x) {
-#if defined(__GNUC__) || defined(__clang__)
-  return (uint32_t)__builtin_ctzll(x);
-#else
-  uint32_t i = 0;
-  while (!(x >> i & 1)) i++;
-  return i;
-#endif
-}
-
-static uint32_t packet_bits(uint64_t x) {
-  x -= x >> 1 & 0x5555555555555555u;
-  x = (x & 0x3333333333333333u) + (x >> 2 & 0x3333333333333333u);
-  x = (x + (x >> 4)) & 0x0f0f0f0f0f0f0f0fu;
-  return (uint32_t)(x * 0x0101010101010101u >> 56);
-}
-
 #if PACKET_X86
 __attribute__((target("popcnt"))) static uint32_t packet_sum_popcnt(const uint8_t *marks,
                                                                     uint32_t words) {
@@ -3886,7 +3887,7 @@ static uint32_t packet_sum(const uint8_t *marks, uint32_t n) {
 #if PACKET_X86
   if (__builtin_cpu_supports("popcnt")) return packet_sum_popcnt(marks, words);
 #endif
-  for (uint32_t i = 0; i < words; i++) sum += packet_bits(packet_word(marks, i));
+  for (uint32_t i = 0; i < words; i++) sum += mlfab__bits(packet_word(marks, i));
   return sum;
 }
 
@@ -4076,12 +4077,12 @@ static void packet_write_marks(uint8_t *marks, const mlfab__packet *packet, cons
     /* Of few marks most words have one or none: the first is written without a branch, as a zero that
      * the next index, the padding or a value covers when there is none. */
     uint64_t word = keep[i];
-    uint32_t any = word != 0, first = packet_lowest(word | (uint64_t)1 << 63);
+    uint32_t any = word != 0, first = mlfab__lowest(word | (uint64_t)1 << 63);
     uint16_t index = (uint16_t)((i * 64 + first) * any);
     memcpy(marks, &index, sizeof index);
     marks += any * sizeof index;
     for (word &= word - any; word != 0; word &= word - 1) {
-      index = (uint16_t)(i * 64 + packet_lowest(word));
+      index = (uint16_t)(i * 64 + mlfab__lowest(word));
       memcpy(marks, &index, sizeof index);
       marks += sizeof index;
     }
@@ -4158,7 +4159,7 @@ static uint32_t packet_find(const uint8_t *marks, uint32_t at, uint32_t n, int s
   while (at < n) {
     uint64_t word = packet_word(marks, at / 64);
     word = (set ? word : ~word) >> (at % 64);
-    if (word != 0) return (uint32_t)mlfab__min(n, at + packet_lowest(word));
+    if (word != 0) return (uint32_t)mlfab__min(n, at + mlfab__lowest(word));
     at = (at | 63) + 1;
   }
   return n;
@@ -4218,13 +4219,13 @@ MLFAB__INTERNAL int mlfab__unpack_finite(const mlfab__packet *packet) {
                                  uint32_t n) {                                           \
     for (uint32_t at = 0; at < n; at += 64)                                              \
       for (uint64_t word = packet_word(marks, at / 64); word != 0; word &= word - 1)     \
-        *values++ = array[at + packet_lowest(word)];                                     \
+        *values++ = array[at + mlfab__lowest(word)];                                     \
   }                                                                                      \
   static void pack_scatter_##name(type *array, const type *values, const uint8_t *marks, \
                                   uint32_t n, int add) {                                 \
     for (uint32_t at = 0; at < n; at += 64)                                              \
       for (uint64_t word = packet_word(marks, at / 64); word != 0; word &= word - 1) {   \
-        type *to = array + at + packet_lowest(word);                                     \
+        type *to = array + at + mlfab__lowest(word);                                     \
         *to = add ? (type)(*to + *values) : *values;                                     \
         values++;                                                                        \
       }                                                                                  \
@@ -5217,16 +5218,6 @@ MLFAB__INTERNAL void mlfab__tags_bitmap(const mlfab__tags *tags, uint64_t since,
 
 enum { VERSION_BLOCK = 64, VERSION_LARGE = 256 };
 
-static uint32_t version_lowest(uint64_t bits) {
-#if defined(__GNUC__) || defined(__clang__)
-  return (uint32_t)__builtin_ctzll(bits);
-#else
-  uint32_t n = 0;
-  for (; !(bits & 1); bits >>= 1) n++;
-  return n;
-#endif
-}
-
 static uint64_t version_grains(uint64_t bytes, uint64_t grain_bytes) {
   return bytes / grain_bytes + (bytes % grain_bytes != 0);
 }
@@ -5241,7 +5232,7 @@ MLFAB__INTERNAL int mlfab__tags_init(mlfab__env *env, mlfab__tags *tags, uint64_
   memset(tags, 0, sizeof *tags);
   tags->bytes = bytes;
   tags->grain_bytes = grain_bytes;
-  tags->shift = version_lowest(grain_bytes);
+  tags->shift = mlfab__lowest(grain_bytes);
   tags->grains = version_grains(bytes, grain_bytes);
   uint64_t blocks = version_blocks(tags->grains);
   tags->fine = mlfab__alloc_array(env, blocks * VERSION_BLOCK, sizeof *tags->fine);
@@ -5407,12 +5398,12 @@ MLFAB__INTERNAL void mlfab__tags_next(const mlfab__tags *tags, uint64_t since, u
     }
     bits = version_changed(tags, block, limit);
   }
-  uint64_t g = block * VERSION_BLOCK + version_lowest(bits);
+  uint64_t g = block * VERSION_BLOCK + mlfab__lowest(bits);
   *begin_p = mlfab__min(end, mlfab__max(from, g << tags->shift));
   for (bits = ~bits & UINT64_MAX << g % VERSION_BLOCK; bits == 0 && ++block < blocks;)
     bits = ~version_changed(tags, block, limit);
   if (bits == 0) return;
-  g = block * VERSION_BLOCK + version_lowest(bits);
+  g = block * VERSION_BLOCK + mlfab__lowest(bits);
   *stop_p = mlfab__min(end, g << tags->shift);
 }
 
@@ -6319,7 +6310,8 @@ MLFAB__INTERNAL int mlfab__image_take(mlfab__env *env, mlfab__store *store, mlfa
       mlfab__store_put(store, &store->sum[p], MLFAB__NO_BLOCK);
   }
   mlfab__image_part next = *part;
-  if (!image_follows(store, slice, &next, chunk->kind, chunk->offset)) return MLFAB_ERR_FRAME;
+  if (!image_follows(store, slice, &next, chunk->kind, chunk->offset) && !MLFAB__PLANTED(101))
+    return MLFAB_ERR_FRAME;
   next.offset = chunk->offset + chunk->bytes;
   mlfab__image_part end = next;
   if (chunk->last && !image_follows(store, slice, &end, MLFAB__IMAGE_SUM, slice->bytes))
@@ -10613,8 +10605,9 @@ MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *b
 MLFAB__INTERNAL int mlfab__worker_cached(const mlfab__worker *worker, uint32_t tensor,
                                          const void **data_p, uint64_t *count_p,
                                          mlfab_error *error);
-MLFAB__INTERNAL int mlfab__worker_finish(mlfab__worker *worker, uint64_t timeout_ns, uint64_t now_ns,
-                                       mlfab_request *request_p, mlfab_error *error);
+MLFAB__INTERNAL int mlfab__worker_finish(mlfab__worker *worker, uint64_t timeout_ns,
+                                         uint64_t now_ns, mlfab_request *request_p,
+                                         mlfab_error *error);
 /* Tells the servers of another consistency model; server and tensor may be MLFAB_ALL. */
 MLFAB__INTERNAL int mlfab__worker_set_sync(mlfab__worker *worker, const mlfab_sync *sync,
                                            uint32_t server, uint32_t tensor, uint64_t timeout_ns,
@@ -13306,8 +13299,9 @@ static void worker_advance(mlfab__worker *worker, uint64_t now_ns) {
   }
 }
 
-MLFAB__INTERNAL int mlfab__worker_finish(mlfab__worker *worker, uint64_t timeout_ns, uint64_t now_ns,
-                                       mlfab_request *request_p, mlfab_error *error) {
+MLFAB__INTERNAL int mlfab__worker_finish(mlfab__worker *worker, uint64_t timeout_ns,
+                                         uint64_t now_ns, mlfab_request *request_p,
+                                         mlfab_error *error) {
   if (worker->done)
     return MLFAB__FAIL(error, MLFAB_ERR_STATE, "finish: this worker has finished before");
   mlfab__request *request =
@@ -15465,17 +15459,13 @@ MLFAB__INTERNAL mlfab__incoming *mlfab__queue_take(mlfab__server *server, const 
     update = mlfab__alloc(server->env, sizeof *update);
     if (!update) return NULL;
   }
-  if (push->segments > update->segment_room) {
-    mlfab__free(server->env, update->segments, update->segment_room * sizeof *update->segments);
-    update->segments = mlfab__alloc_array(server->env, push->segments, sizeof *update->segments);
-    update->segment_room = update->segments ? push->segments : 0;
-  }
-  if (push->versions > update->version_room) {
-    mlfab__free(server->env, update->versions, update->version_room * sizeof *update->versions);
-    update->versions = mlfab__alloc_array(server->env, push->versions, sizeof *update->versions);
-    update->version_room = update->versions ? push->versions : 0;
-  }
-  if (push->segments > update->segment_room || push->versions > update->version_room) {
+  mlfab__segment *segments = mlfab__grow(server->env, update->segments, &update->segment_room,
+                                         push->segments, sizeof *segments);
+  if (segments) update->segments = segments;
+  uint64_t *versions = mlfab__grow(server->env, update->versions, &update->version_room,
+                                   push->versions, sizeof *versions);
+  if (versions) update->versions = versions;
+  if (!segments || !versions) {
     mlfab__queue_give_back(server, update);
     return NULL;
   }
@@ -17022,12 +17012,10 @@ MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_slot(mlfab__server *server, uin
         mlfab__alloc_array(server->env, server->store.positions_per_slice, sizeof *pull->pinned);
     if (!pull->pinned) return NULL;
   }
-  if (segments > pull->segment_room) {
-    mlfab__free(server->env, pull->segments, pull->segment_room * sizeof *pull->segments);
-    pull->segments = mlfab__alloc_array(server->env, segments, sizeof *pull->segments);
-    pull->segment_room = pull->segments ? segments : 0;
-    if (!pull->segments) return NULL;
-  }
+  mlfab__segment *room =
+      mlfab__grow(server->env, pull->segments, &pull->segment_room, segments, sizeof *room);
+  if (!room) return NULL;
+  pull->segments = room;
   return pull;
 }
 
@@ -28789,17 +28777,15 @@ MLFAB__INTERNAL void mlfab__network_free(mlfab__network *net) {
     mlfab__profile *p = &net->profiles[i];
     if (p->room > NETWORK_FIRST) mlfab__free(env, p->steps, p->room * sizeof *p->steps);
   }
-  if (net->profiles) mlfab__free(env, net->profiles, count * sizeof *net->profiles);
-  if (net->slab) mlfab__free(env, net->slab, (size_t)count * NETWORK_FIRST * sizeof *net->slab);
+  mlfab__free(env, net->profiles, count * sizeof *net->profiles);
+  mlfab__free(env, net->slab, (size_t)count * NETWORK_FIRST * sizeof *net->slab);
   mlfab__map_free(env, &net->paths);
-  if (net->path_links) {
-    mlfab__free(env, net->path_links, net->path_room * sizeof *net->path_links);
-  }
-  if (net->changes) mlfab__free(env, net->changes, net->changes_room * sizeof *net->changes);
-  if (net->replaced) mlfab__free(env, net->replaced, net->replaced_room * sizeof *net->replaced);
-  if (net->built) mlfab__free(env, net->built, net->built_room * sizeof *net->built);
-  if (net->pieces) mlfab__free(env, net->pieces, net->pieces_room * sizeof *net->pieces);
-  if (net->cursors) mlfab__free(env, net->cursors, net->cursors_room * sizeof *net->cursors);
+  mlfab__free(env, net->path_links, net->path_room * sizeof *net->path_links);
+  mlfab__free(env, net->changes, net->changes_room * sizeof *net->changes);
+  mlfab__free(env, net->replaced, net->replaced_room * sizeof *net->replaced);
+  mlfab__free(env, net->built, net->built_room * sizeof *net->built);
+  mlfab__free(env, net->pieces, net->pieces_room * sizeof *net->pieces);
+  mlfab__free(env, net->cursors, net->cursors_room * sizeof *net->cursors);
   memset(net, 0, sizeof *net);
 }
 
@@ -29564,16 +29550,6 @@ static void order_bit_clear(mlfab__orderer *o, uint32_t at) {
   }
 }
 
-static uint32_t order_lowest(uint64_t word) {
-#if defined(__GNUC__) || defined(__clang__)
-  return (uint32_t)__builtin_ctzll(word);
-#else
-  uint32_t at = 0;
-  while (!(word >> at & 1)) at++;
-  return at;
-#endif
-}
-
 /* The first member at `at` or behind it; n: none. */
 static uint32_t order_bit_next(const order_run *r, uint32_t at) {
   const mlfab__orderer *o = r->o;
@@ -29584,7 +29560,7 @@ static uint32_t order_bit_next(const order_run *r, uint32_t at) {
     uint32_t word = at / 64;
     uint64_t rest = word < counts[level] ? o->bits[level][word] & (UINT64_MAX << at % 64) : 0;
     if (rest) {
-      at = word * 64 + order_lowest(rest);
+      at = word * 64 + mlfab__lowest(rest);
       if (level == 0) return at;
       level--;
       at *= 64;
@@ -30666,19 +30642,15 @@ static int group_reserve(mlfab__grouper *g, mlfab__env *env, const mlfab__group_
 }
 
 MLFAB__INTERNAL void mlfab__group_free(mlfab__grouper *g, mlfab__env *env) {
-  if (g->times) mlfab__free(env, g->times, g->times_room * sizeof *g->times);
-  if (g->tail) mlfab__free(env, g->tail, g->tail_room * sizeof *g->tail);
-  if (g->sizes) mlfab__free(env, g->sizes, g->sizes_room * sizeof *g->sizes);
-  if (g->late) mlfab__free(env, g->late, g->late_room * sizeof *g->late);
-  if (g->stretches) {
-    mlfab__free(env, g->stretches, g->stretches_room * sizeof *g->stretches);
-  }
-  if (g->hubs) mlfab__free(env, g->hubs, g->hubs_room * sizeof *g->hubs);
-  if (g->candidates) {
-    mlfab__free(env, g->candidates, g->candidates_room * sizeof *g->candidates);
-  }
-  if (g->grouped) mlfab__free(env, g->grouped, g->grouped_room * sizeof *g->grouped);
-  if (g->members) mlfab__free(env, g->members, g->members_room * sizeof *g->members);
+  mlfab__free(env, g->times, g->times_room * sizeof *g->times);
+  mlfab__free(env, g->tail, g->tail_room * sizeof *g->tail);
+  mlfab__free(env, g->sizes, g->sizes_room * sizeof *g->sizes);
+  mlfab__free(env, g->late, g->late_room * sizeof *g->late);
+  mlfab__free(env, g->stretches, g->stretches_room * sizeof *g->stretches);
+  mlfab__free(env, g->hubs, g->hubs_room * sizeof *g->hubs);
+  mlfab__free(env, g->candidates, g->candidates_room * sizeof *g->candidates);
+  mlfab__free(env, g->grouped, g->grouped_room * sizeof *g->grouped);
+  mlfab__free(env, g->members, g->members_room * sizeof *g->members);
   memset(g, 0, sizeof *g);
 }
 
@@ -31117,9 +31089,9 @@ MLFAB__INTERNAL void mlfab__planner_init(mlfab__planner *planner, mlfab__env *en
 }
 
 static void plan_free_arrays(mlfab__planner *p) {
-  if (p->ordered) mlfab__free(p->env, p->ordered, p->room * sizeof *p->ordered);
-  if (p->grouped) mlfab__free(p->env, p->grouped, p->room * sizeof *p->grouped);
-  if (p->order) mlfab__free(p->env, p->order, p->room * sizeof *p->order);
+  mlfab__free(p->env, p->ordered, p->room * sizeof *p->ordered);
+  mlfab__free(p->env, p->grouped, p->room * sizeof *p->grouped);
+  mlfab__free(p->env, p->order, p->room * sizeof *p->order);
   p->ordered = NULL;
   p->grouped = NULL;
   p->order = NULL;
@@ -34294,13 +34266,6 @@ static uint64_t sum_pairs(uint64_t x) {
   return (x | x >> 16) & 0xffffffffu;
 }
 
-static uint32_t sum_count(uint64_t x) {
-  x -= x >> 1 & 0x5555555555555555u;
-  x = (x & 0x3333333333333333u) + (x >> 2 & 0x3333333333333333u);
-  x = (x + (x >> 4)) & 0x0f0f0f0f0f0f0f0fu;
-  return (uint32_t)(x * 0x0101010101010101u >> 56);
-}
-
 /* Marks which of n elements are not zero; returns how many. Looks at bits: a sum that began with 0
  * is never -0. */
 static uint32_t sum_mark(const uint8_t *at, uint32_t width, uint32_t n, uint64_t *keep) {
@@ -34315,7 +34280,7 @@ static uint32_t sum_mark(const uint8_t *at, uint32_t width, uint32_t n, uint64_t
     }
     uint64_t bits = sum_words(from);
     if (width == 8) bits = sum_pairs(bits) | sum_pairs(sum_words(from + 256)) << 32;
-    kept += sum_count(bits);
+    kept += mlfab__bits(bits);
     keep[first / 64] = bits;
   }
   return kept;
@@ -37265,13 +37230,6 @@ static filter_limits filter_prepare(const mlfab__filter_rule *rule) {
   return limits;
 }
 
-static uint32_t filter_bits(uint64_t x) {
-  x -= x >> 1 & 0x5555555555555555u;
-  x = (x & 0x3333333333333333u) + (x >> 2 & 0x3333333333333333u);
-  x = (x + (x >> 4)) & 0x0f0f0f0f0f0f0f0fu;
-  return (uint32_t)(x * 0x0101010101010101u >> 56);
-}
-
 /* ---- the portable kernels ---- */
 
 #define FILTER_MARK(name, real, word, magnitude, infinity)                                         \
@@ -37293,7 +37251,7 @@ static uint32_t filter_bits(uint64_t x) {
         marks |= (uint64_t)sent << (i - at);                                                       \
       }                                                                                            \
       keep[at / 64] = marks;                                                                       \
-      kept += filter_bits(marks);                                                                  \
+      kept += mlfab__bits(marks);                                                                  \
     }                                                                                              \
     return worst >= (infinity) ? MLFAB__FILTER_REFUSED : kept;                                     \
   }
@@ -37522,7 +37480,7 @@ FILTER_AVX2 static uint32_t filter_emit_avx2(int half, const float *g, float *re
         __m256 left = _mm256_sub_ps(_mm256_castsi256_ps(a), _mm256_castsi256_ps(cut));
         rest = _mm256_blendv_epi8(rest, _mm256_castps_si256(left), over);
         a = _mm256_blendv_epi8(a, cut, over);
-        *saturated += filter_bits((uint32_t)_mm256_movemask_epi8(over)) / 4;
+        *saturated += mlfab__bits((uint32_t)_mm256_movemask_epi8(over)) / 4;
       }
     }
     _mm256_storeu_si256((__m256i *)(void *)(residual + i), rest);
@@ -37676,7 +37634,7 @@ MLFAB__INTERNAL uint32_t mlfab__filter_top(int dtype, const void *values, uint32
                 : filter_above_f64((const double *)values + at, count, cut->magnitude, &ties);
     for (; ties != 0 && cut->ties > 0; ties &= ties - 1, cut->ties--) marks |= ties & (0 - ties);
     keep[at / 64] &= marks;
-    kept += filter_bits(keep[at / 64]);
+    kept += mlfab__bits(keep[at / 64]);
   }
   return kept;
 }
@@ -39011,12 +38969,9 @@ static int delta_keep(mlfab__server *server, mlfab__server_pull *pull, const mlf
   uint32_t n = server->store.nslices, seen = 0, i;
   pull->cached = 0;
   if (in->sinces == 0 || in->epoch != server->epoch || !server->store.tags) return 0;
-  if (n > pull->since_room) {
-    mlfab__free(server->env, pull->sinces, pull->since_room * sizeof *pull->sinces);
-    pull->sinces = mlfab__alloc_array(server->env, n, sizeof *pull->sinces);
-    pull->since_room = pull->sinces ? n : 0;
-    if (!pull->sinces) return MLFAB_ERR_MEMORY;
-  }
+  uint64_t *room = mlfab__grow(server->env, pull->sinces, &pull->since_room, n, sizeof *room);
+  if (!room) return MLFAB_ERR_MEMORY;
+  pull->sinces = room;
   pull->cached = 1;
   while ((i = delta_next(server, pull->segments, pull->segments_used, &walk)) != MLFAB__NO_SLICE)
     pull->sinces[i] = sinces[in->sinces == 1 ? 0 : seen++];
@@ -39042,13 +38997,6 @@ static uint32_t delta_log2(uint64_t x) {
   return log2;
 }
 
-static uint32_t delta_bits(uint64_t x) {
-  x -= x >> 1 & 0x5555555555555555u;
-  x = (x & 0x3333333333333333u) + (x >> 2 & 0x3333333333333333u);
-  x = (x + (x >> 4)) & 0x0f0f0f0f0f0f0f0fu;
-  return (uint32_t)(x * 0x0101010101010101u >> 56);
-}
-
 /* Marks what is to be sent of `elements` from byte `at` of the slice on, by grains: how many elements
  * these have at most. */
 static uint64_t delta_mark(const delta_frame *f, uint64_t at, uint32_t elements,
@@ -39056,7 +39004,7 @@ static uint64_t delta_mark(const delta_frame *f, uint64_t at, uint32_t elements,
   uint32_t grains = (elements + (1u << grain_log2) - 1) >> grain_log2;
   uint64_t kept = 0;
   mlfab__tags_bitmap(f->tags, f->since, at, grains, keep);
-  for (uint32_t i = 0; i < (grains + 63) / 64; i++) kept += delta_bits(keep[i]);
+  for (uint32_t i = 0; i < (grains + 63) / 64; i++) kept += mlfab__bits(keep[i]);
   return mlfab__min(kept << grain_log2, elements);
 }
 

@@ -152,6 +152,24 @@ MLFAB__UNUSED static inline int mlfab__finite(double x) {
   return (bits >> 52 & 0x7ff) != 0x7ff;
 }
 
+/* How many bits are set; the lowest one that is (x is not 0). */
+MLFAB__UNUSED static inline uint32_t mlfab__bits(uint64_t x) {
+  x -= x >> 1 & 0x5555555555555555u;
+  x = (x & 0x3333333333333333u) + (x >> 2 & 0x3333333333333333u);
+  x = (x + (x >> 4)) & 0x0f0f0f0f0f0f0f0fu;
+  return (uint32_t)(x * 0x0101010101010101u >> 56);
+}
+
+MLFAB__UNUSED static inline uint32_t mlfab__lowest(uint64_t x) {
+#if defined(__GNUC__) || defined(__clang__)
+  return (uint32_t)__builtin_ctzll(x);
+#else
+  uint32_t i = 0;
+  while (!(x >> i & 1)) i++;
+  return i;
+#endif
+}
+
 /* The value of a caller's struct member that its `size` may be too old to have. */
 #define MLFAB__HAS(ptr, type, member) \
   ((ptr)->size >= offsetof(type, member) + sizeof((ptr)->member))
