@@ -7399,12 +7399,12 @@ MLFAB__INTERNAL mlfab__role *mlfab__roles_add(mlfab_node *node, const mlfab__rol
 }
 
 MLFAB__INTERNAL void mlfab__roles_list(mlfab_node *node) {
-  for (uint32_t i = 0; i < 2 * node->nroles; i++) {
-    const mlfab__role *role = &node->roles[i % node->nroles];
-    if (role->rest != (i >= node->nroles)) continue;
-    for (int kind = 0; kind < MLFAB__LINK_KINDS; kind++) {
-      if (role->links & 1u << kind)
-        node->on[kind][node->non[kind]++] = (uint8_t)(role - node->roles);
+  for (int rest = 0; rest < 2; rest++) {
+    for (uint32_t i = 0; i < node->nroles; i++) {
+      if (node->roles[i].rest != rest) continue;
+      for (int kind = 0; kind < MLFAB__LINK_KINDS; kind++) {
+        if (node->roles[i].links & 1u << kind) node->on[kind][node->non[kind]++] = (uint8_t)i;
+      }
     }
   }
 }
@@ -28739,7 +28739,8 @@ static inline int network_room(mlfab__network *net, mlfab__profile *profile, uin
   void *old = room > NETWORK_FIRST ? profile->steps : NULL;
   mlfab__step *steps = mlfab__grow(net->env, old, &room, need, sizeof *steps);
   if (steps == NULL) return MLFAB_ERR_MEMORY;
-  if (old == NULL && profile->n > 0) memcpy(steps, profile->steps, profile->n * sizeof *steps);
+  if (old == NULL && profile->steps != NULL)
+    memcpy(steps, profile->steps, profile->n * sizeof *steps);
   profile->steps = steps;
   profile->room = room;
   return 0;

@@ -62,12 +62,12 @@ MLFAB__INTERNAL mlfab__role *mlfab__roles_add(mlfab_node *node, const mlfab__rol
 }
 
 MLFAB__INTERNAL void mlfab__roles_list(mlfab_node *node) {
-  for (uint32_t i = 0; i < 2 * node->nroles; i++) {
-    const mlfab__role *role = &node->roles[i % node->nroles];
-    if (role->rest != (i >= node->nroles)) continue;
-    for (int kind = 0; kind < MLFAB__LINK_KINDS; kind++) {
-      if (role->links & 1u << kind)
-        node->on[kind][node->non[kind]++] = (uint8_t)(role - node->roles);
+  for (int rest = 0; rest < 2; rest++) {
+    for (uint32_t i = 0; i < node->nroles; i++) {
+      if (node->roles[i].rest != rest) continue;
+      for (int kind = 0; kind < MLFAB__LINK_KINDS; kind++) {
+        if (node->roles[i].links & 1u << kind) node->on[kind][node->non[kind]++] = (uint8_t)i;
+      }
     }
   }
 }

@@ -33,7 +33,8 @@ static inline int network_room(mlfab__network *net, mlfab__profile *profile, uin
   void *old = room > NETWORK_FIRST ? profile->steps : NULL;
   mlfab__step *steps = mlfab__grow(net->env, old, &room, need, sizeof *steps);
   if (steps == NULL) return MLFAB_ERR_MEMORY;
-  if (old == NULL && profile->n > 0) memcpy(steps, profile->steps, profile->n * sizeof *steps);
+  if (old == NULL && profile->steps != NULL)
+    memcpy(steps, profile->steps, profile->n * sizeof *steps);
   profile->steps = steps;
   profile->room = room;
   return 0;
