@@ -126,6 +126,10 @@ extern "C" {
 /* The version of the compiled library, "major.minor.patch". */
 MLFAB_API const char *mlfab_version(void);
 
+/* For bindings: the size of a public struct by its name without mlfab_ ("config", "push_options"); 0 when there is
+ * none of that name. */
+MLFAB_API size_t mlfab_struct_size(const char *name);
+
 /* ------------------------------------------------------------------------------------------------
  * 3. Errors
  *
@@ -477,7 +481,7 @@ MLFAB_API int mlfab_abandon(mlfab **ctx_p);
 MLFAB_API int mlfab_rank(const mlfab *ctx, int32_t *rank_p, uint32_t *workers_p,
                          uint32_t *servers_p);
 
-/* The last error of this context, in full. */
+/* The last error of this context in full, whichever thread had it. */
 MLFAB_API int mlfab_last_error(mlfab *ctx, mlfab_error *error_p);
 
 /* ------------------------------------------------------------------------------------------------
@@ -797,6 +801,16 @@ MLFAB_API int mlfab_test(mlfab *ctx, mlfab_request request, int *done_p, mlfab_r
  * TIMEOUT when the wait was shorter than the request's deadline; the request is then still open. */
 MLFAB_API int mlfab_wait(mlfab *ctx, mlfab_request request, uint64_t timeout_ns,
                          mlfab_result *result_p);
+
+/* Calls fn once when the request has finished, which also ends it: test and wait then do not know it any more. A
+ * request that has finished already: soon, or before this returns. The thread that drives the context calls
+ * it: the progress thread, or one that is in any call of this context; one function of a context at a time,
+ * in the order in which they were given among those that are due. Inside, every call is allowed that does
+ * not wait: the _start forms, test, cancel, on_done. One that waits, mlfab_close and mlfab_abandon
+ * return MLFAB_ERR_STATE. Requests that are open when the context is closed are not told of. Errors:
+ * REQUEST (unknown, or it has a function), ARGUMENT (fn is NULL), MEMORY. */
+typedef void (*mlfab_done_fn)(void *user, mlfab_request request, const mlfab_result *result);
+MLFAB_API int mlfab_on_done(mlfab *ctx, mlfab_request request, mlfab_done_fn fn, void *user);
 
 /* Withdraws a request and gives its buffers back at once. It still has to be ended with test or wait,
  * which say CANCELLED (it never left, or the server dropped it), 0 (it was too late: applied) or

@@ -111,6 +111,7 @@ MLFAB__INTERNAL int mlfab__coll_submit(mlfab *ctx, const mlfab_call *call, int w
                                        mlfab_request *request_p) {
   mlfab__collective shared;
   mlfab_request request = 0;
+  if (waits && mlfab__context_is_told(ctx)) return MLFAB_ERR_STATE;
   int arena = mlfab__context_arena(ctx) && waits;
   if (!arena) return mlfab__submit(ctx, call, waits, request_p, NULL);
   int code = mlfab__node_submit(ctx->node, call, ctx->now_ns, &request, &shared);

@@ -118,6 +118,7 @@ MLFAB_API int mlfab_dag_open(mlfab_dag *dag, int persistent, uint64_t timeout_ns
   if (!dag) return MLFAB_ERR_ARGUMENT;
   CONTEXT_CHECK(dag->ctx);
   mlfab *ctx = dag->ctx;
+  CONTEXT_MAY_WAIT(ctx);
   int code = dag_enter(ctx, &error);
   if (!code) {
     (void)mlfab__context_arena(ctx);
@@ -141,6 +142,8 @@ MLFAB_API int mlfab_dag_start(mlfab_dag *dag, uint64_t timeout_ns, mlfab_request
 }
 
 MLFAB_API int mlfab_dag_wait(mlfab_dag *dag, uint64_t round, uint64_t timeout_ns) {
+  if (!dag) return MLFAB_ERR_ARGUMENT;
+  CONTEXT_MAY_WAIT(dag->ctx);
   DAG_CALL(
       mlfab__user_dag_wait(&dag->script, round, timeout_ns, dag->ctx->now_ns, &request, &error));
 }

@@ -438,6 +438,87 @@ static void context_let_others(mlfab *ctx, uint64_t idle_ns) {
   if (spun) ctx->idle_looks = 0; /* a turn of another's may have been long: the clock is read */
 }
 
+/* --- telling of requests that are done --- */
+
+/* The context whose watching function this thread is in. */
+static _Thread_local const mlfab *context_told;
+
+MLFAB__INTERNAL int mlfab__context_is_told(mlfab *ctx) {
+  if (context_told != ctx) return 0;
+  MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_STATE,
+              "a call that waits, from a function that is told of the end of a request");
+  return 1;
+}
+
+MLFAB__INTERNAL int mlfab__context_refuses(mlfab *ctx) {
+  if (context_told != ctx) return 0;
+  mlfab__context_enter(ctx);
+  (void)mlfab__context_is_told(ctx);
+  mlfab__context_leave(ctx);
+  return 1;
+}
+
+/* The first watch whose request is done, or was ended otherwise; it is taken from the list. */
+static mlfab__context_watch *context_next_watch(mlfab *ctx) {
+  mlfab__context_watch **at = &ctx->watches;
+  for (; *at; at = &(*at)->next) {
+    mlfab__context_watch *watch = *at;
+    const mlfab__request *request = mlfab__request_find(&ctx->node->requests, watch->request);
+    if (request && !request->done) continue;
+    *at = watch->next;
+    return watch;
+  }
+  return NULL;
+}
+
+/* Calls what watches requests that are done, one at a time, without the lock. */
+static void context_tell_done(mlfab *ctx) {
+  const mlfab *outer = context_told;
+  mlfab__context_watch *watch;
+  if (ctx->node->requests.to_tell == 0 || ctx->tells || ctx->closed) return;
+  ctx->tells = 1;
+  while (ctx->node->requests.to_tell > 0 && !ctx->closed &&
+         (watch = context_next_watch(ctx)) != NULL) {
+    mlfab_result result;
+    int done = 0;
+    if (!mlfab_node_test(ctx->node, watch->request, &done, &result) && done) {
+      pthread_mutex_unlock(&ctx->lock);
+      context_told = ctx;
+      watch->fn(watch->user, watch->request, &result);
+      context_told = outer;
+      pthread_mutex_lock(&ctx->lock);
+    }
+    mlfab__free(&ctx->env, watch, sizeof *watch);
+  }
+  ctx->tells = 0;
+}
+
+MLFAB_API int mlfab_on_done(mlfab *ctx, mlfab_request id, mlfab_done_fn fn, void *user) {
+  CONTEXT_CHECK(ctx);
+  mlfab__context_enter(ctx);
+  mlfab_error *last = &ctx->node->requests.last;
+  mlfab__request *request = mlfab__request_find(&ctx->node->requests, id);
+  mlfab__context_watch *watch = NULL;
+  int code = 0;
+  if (!fn)
+    code = MLFAB__FAIL(last, MLFAB_ERR_ARGUMENT, "on_done: the function is NULL");
+  else if (!request || request->watched)
+    code = MLFAB__FAIL(last, MLFAB_ERR_REQUEST, "on_done: the request %s",
+                       request ? "has a function" : "is unknown, or was ended before");
+  else if (!(watch = mlfab__alloc(&ctx->env, sizeof *watch)))
+    code = MLFAB__FAIL(last, MLFAB_ERR_MEMORY, "on_done: out of memory");
+  if (!code) {
+    mlfab__context_watch **end = &ctx->watches;
+    while (*end) end = &(*end)->next;
+    *watch = (mlfab__context_watch){NULL, id, fn, user};
+    *end = watch;
+    request->watched = 1;
+    ctx->node->requests.to_tell += request->done;
+  }
+  mlfab__context_leave(ctx);
+  return code;
+}
+
 /* closed: whether the context was when the wait began; it ends when that changes. */
 static int context_until(mlfab *ctx, uint64_t deadline, mlfab__context_test test, void *what,
                          int closed) {
@@ -445,7 +526,9 @@ static int context_until(mlfab *ctx, uint64_t deadline, mlfab__context_test test
   int holds;
   ctx->waiters++;
   while (!(holds = test(ctx, what)) && ctx->closed == closed) {
-    if (mlfab__context_pump(ctx)) {
+    int moved = mlfab__context_pump(ctx);
+    context_tell_done(ctx);
+    if (moved) {
       idle_since = 0;
       if (ctx->now_ns < deadline) continue;
       holds = test(ctx, what);
@@ -507,6 +590,12 @@ static int context_step_aside(mlfab *ctx, int called) {
   return called;
 }
 
+static int context_pump_and_tell(mlfab *ctx) {
+  int moved = mlfab__context_pump(ctx);
+  context_tell_done(ctx);
+  return moved;
+}
+
 static void *context_thread(void *argument) {
   mlfab *ctx = argument;
   uint64_t idle_since = 0;
@@ -516,7 +605,7 @@ static void *context_thread(void *argument) {
     if (ctx->waiters > 0 || ctx->parked) {
       called = context_step_aside(ctx, called);
       idle_since = 0;
-    } else if (mlfab__context_pump(ctx)) {
+    } else if (context_pump_and_tell(ctx)) {
       idle_since = 0;
     } else if (context_busy(ctx) && (idle_since == 0 || ctx->now_ns - idle_since < ctx->spin_ns)) {
       /* More is to be expected soon: look again before sleeping, and let others in meanwhile. */
@@ -555,6 +644,7 @@ MLFAB__INTERNAL uint64_t mlfab__context_enter(mlfab *ctx) {
 /* Who looks after what is left? The caller, as long as it calls again and again and so moves things
  * itself: two threads would only wake each other. Else the thread. */
 MLFAB__INTERNAL void mlfab__context_leave(mlfab *ctx) {
+  context_tell_done(ctx);
   ctx->calls++;
   if (ctx->thread_is && ctx->waiters == 0) {
     int busy = context_busy(ctx), listens = ctx->thread_is == MLFAB__THREAD_LISTENS;
@@ -608,6 +698,11 @@ static int context_open_one(mlfab *ctx, const mlfab_config *c, const mlfab__cont
 }
 
 static void context_free(mlfab *ctx) {
+  while (ctx->watches) {
+    mlfab__context_watch *watch = ctx->watches;
+    ctx->watches = watch->next;
+    mlfab__free(&ctx->env, watch, sizeof *watch);
+  }
   mlfab__env env = ctx->env;
   for (uint32_t t = 0; t < ctx->ntransports; t++)
     ctx->transports[t].table->close(ctx->transports[t].self);
@@ -791,6 +886,10 @@ static int context_shut(mlfab **ctx_p, mlfab **closed_p) {
   if (!ctx) return MLFAB_ERR_CLOSED;
   if (context_is_child(ctx)) return context_disown(ctx_p);
   mlfab__context_enter(ctx);
+  if (mlfab__context_is_told(ctx)) {
+    mlfab__context_leave(ctx);
+    return MLFAB_ERR_STATE;
+  }
   if (ctx->closed) {
     mlfab__context_leave(ctx);
     return MLFAB_ERR_CLOSED;
@@ -901,6 +1000,7 @@ MLFAB_API int mlfab_test(mlfab *ctx, mlfab_request request, int *done_p, mlfab_r
 MLFAB_API int mlfab_wait(mlfab *ctx, mlfab_request request, uint64_t timeout_ns,
                          mlfab_result *result_p) {
   CONTEXT_CHECK(ctx);
+  CONTEXT_MAY_WAIT(ctx);
   mlfab__context_enter(ctx);
   int code = mlfab__context_await(ctx, request, timeout_ns, result_p);
   mlfab__context_leave(ctx);
@@ -914,6 +1014,7 @@ static int context_test_flushed(mlfab *ctx, void *what) {
 
 MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
   CONTEXT_CHECK(ctx);
+  CONTEXT_MAY_WAIT(ctx);
   mlfab__context_enter(ctx);
   if (!ctx->node->is_worker) {
     int wrong =
@@ -959,6 +1060,7 @@ static void context_untell(mlfab *ctx) {
 
 MLFAB_API int mlfab_progress(mlfab *ctx, uint64_t timeout_ns) {
   CONTEXT_CHECK(ctx);
+  CONTEXT_MAY_WAIT(ctx);
   mlfab__context_enter(ctx);
   context_untell(ctx);
   uint64_t before = ctx->moves;
@@ -983,6 +1085,7 @@ MLFAB_API int mlfab_deadline(mlfab *ctx, uint64_t *at_ns_p) {
 
 MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns) {
   CONTEXT_CHECK(ctx);
+  CONTEXT_MAY_WAIT(ctx);
   mlfab__context_enter(ctx);
   if (!ctx->node->is_server && !ctx->node->is_scheduler) {
     int wrong = MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_STATE,

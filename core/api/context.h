@@ -65,6 +65,14 @@ typedef struct mlfab__context_sharing {
   int (*release)(mlfab *ctx, void *memory);
 } mlfab__context_sharing;
 
+/* A request whose end somebody is to be told. */
+typedef struct mlfab__context_watch {
+  struct mlfab__context_watch *next;
+  mlfab_request request;
+  mlfab_done_fn fn;
+  void *user;
+} mlfab__context_watch;
+
 typedef struct mlfab__context_memory { /* of mlfab_alloc */
   struct mlfab__context_memory *next;
   void *at;
@@ -116,6 +124,8 @@ struct mlfab {
   int tell;            /* an eventfd in it */
   uint64_t moves_told; /* moves, when mlfab_progress last returned */
   mlfab__snapshot *snapshots;
+  mlfab__context_watch *watches;
+  int tells; /* some thread is calling what watches */
   /* Collectives in shared memory. */
   const mlfab__context_sharing *sharing;        /* NULL: they are not compiled in */
   const struct mlfab__shm_coll_table *shm_coll; /* NULL: none */
@@ -145,6 +155,9 @@ MLFAB__INTERNAL uint64_t mlfab__context_now(const mlfab *ctx);
 
 /* Moves what can be moved now; 1 when something was. */
 MLFAB__INTERNAL int mlfab__context_pump(mlfab *ctx);
+/* 1 in a function that watches a request, which must not wait: sets the error. */
+MLFAB__INTERNAL int mlfab__context_is_told(mlfab *ctx);
+MLFAB__INTERNAL int mlfab__context_refuses(mlfab *ctx); /* the same without the lock */
 /* Ends a sleep in the transports. */
 MLFAB__INTERNAL void mlfab__context_wake(mlfab *ctx);
 /* What a waiter waits for: not 0 when it is there. */
@@ -179,6 +192,13 @@ MLFAB__INTERNAL int mlfab__context_check(const mlfab *ctx);
   do {                                             \
     int wrong_with_it = mlfab__context_check(ctx); \
     if (wrong_with_it) return wrong_with_it;       \
+  } while (0)
+
+/* Where a call waits: not in a function that is told of the end of a request, whose thread may be the one that
+ * is waited for. */
+#define CONTEXT_MAY_WAIT(ctx)                                \
+  do {                                                       \
+    if (mlfab__context_refuses(ctx)) return MLFAB_ERR_STATE; \
   } while (0)
 
 /* A call that needs the lock, and waits for nothing; CONTEXT_LOOK: that sets off nothing either. */

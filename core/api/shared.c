@@ -86,7 +86,8 @@ static void shared_share(mlfab *ctx, mlfab__context_turn *turn, const mlfab__com
   int code = ctx->shm_coll->run(ctx->arena, &run, &culprit);
   pthread_mutex_lock(&ctx->lock);
   ctx->arena_runs = 0;
-  int blames = code == MLFAB_ERR_MISMATCH || code == MLFAB_ERR_NOT_FINITE || code == MLFAB_ERR_FRAME;
+  int blames =
+      code == MLFAB_ERR_MISMATCH || code == MLFAB_ERR_NOT_FINITE || code == MLFAB_ERR_FRAME;
   if (turn->ended) {
     /* Others do without: it goes on with frames, unless it has failed. */
     (void)mlfab__comm_outside(ctx->node->parts->comm, turn->request, &turn->number,

@@ -10,6 +10,7 @@
 MLFAB__INTERNAL int mlfab__submit(mlfab *ctx, const mlfab_call *call, int waits,
                                   mlfab_request *request_p, mlfab_result *result_p) {
   mlfab_request request = 0;
+  if (waits && mlfab__context_is_told(ctx)) return MLFAB_ERR_STATE;
   int code = mlfab__node_submit(ctx->node, call, ctx->now_ns, waits ? &request : request_p, NULL);
   if (!code && request) return mlfab__context_await(ctx, request, 0, result_p);
   return mlfab__context_sent(ctx, code);

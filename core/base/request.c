@@ -64,6 +64,7 @@ MLFAB__INTERNAL void mlfab__request_finish(mlfab__requests *table, mlfab__reques
                                            int status, int32_t rank, int is_server, uint64_t now_ns,
                                            const char *format, ...) {
   request->done = 1;
+  table->to_tell += request->watched;
   request->result.status = status;
   request->result.rank = rank;
   request->result.waited_ns = now_ns - request->started_ns;
@@ -86,6 +87,7 @@ MLFAB__INTERNAL void mlfab__request_end(mlfab__requests *table, mlfab__request *
   else
     table->buckets[request->slot % MLFAB__REQUEST_BUCKETS] = request->next;
   if (request->next) request->next->previous = request->previous;
+  if (request->done) table->to_tell -= request->watched;
   request->kind = MLFAB__REQUEST_FREE;
   request->next = table->free;
   table->free = request;

@@ -37,6 +37,7 @@ typedef struct mlfab__request {
   mlfab_request id;
   uint8_t kind; /* enum mlfab__request_kind */
   uint8_t done;
+  uint8_t watched; /* somebody is to be told when it is done */
   uint32_t slot; /* of the role that serves it */
   uint32_t place;
   struct mlfab__request *next, *previous; /* of its bucket; free: next is the next free one */
@@ -54,6 +55,7 @@ typedef struct mlfab__requests {
   uint32_t room;
   uint64_t count;     /* handles given out */
   uint32_t open;      /* entries in use */
+  uint32_t to_tell;   /* watched requests that are done */
   uint64_t earliest;  /* no open request has an earlier deadline; MLFAB__NEVER when none can have */
   mlfab_error last;   /* the last error, in full */
   int abandoned_code; /* first failure of a push that nobody waits for */

@@ -1206,7 +1206,8 @@ static void test_broadcast(void **state) {
        "bytes from worker 2");
   for (int i = 0; i < 2; i++) {
     EXPECT(l[i].node, heard(&w, l[i].node, l[i].code), MLFAB_ERR_MISMATCH);
-    said(l[i].node, MLFAB_ERR_MISMATCH, "worker 1 has called a broadcast of 4999 bytes from worker 2");
+    said(l[i].node, MLFAB_ERR_MISMATCH,
+         "worker 1 has called a broadcast of 4999 bytes from worker 2");
   }
   /* Roots that differ are another broadcast each: refused the same way. */
   l[0].bytes = 5000, l[0].root = 0;
@@ -1215,7 +1216,8 @@ static void test_broadcast(void **state) {
   EXPECT(n, heard(&w, n, mlfab_broadcast(n, 2, mine, 5000, 0)), MLFAB_ERR_MISMATCH);
   said(n, MLFAB_ERR_MISMATCH,
        "5000 bytes from worker 0, worker 0 a broadcast of 5000 bytes from worker 2");
-  for (int i = 0; i < 2; i++) EXPECT(l[i].node, heard(&w, l[i].node, l[i].code), MLFAB_ERR_MISMATCH);
+  for (int i = 0; i < 2; i++)
+    EXPECT(l[i].node, heard(&w, l[i].node, l[i].code), MLFAB_ERR_MISMATCH);
   /* And the next one works. */
   for (int i = 0; i < 5000; i++) mine[i] = (uint8_t)(i * 7), theirs[i] = third[i] = 0;
   l[0].root = l[1].root = 0;
@@ -1289,6 +1291,62 @@ static void test_finish(void **state) {
   }
   OK(f.w.node[0], mlfab_barrier(f.w.node[0], 0));
   world_close(&f.w);
+}
+
+/* --- being told --- */
+
+typedef struct told {
+  mlfab *node;
+  mlfab_buf update;
+  int calls, status, wait, close;
+  mlfab_request next;
+} told;
+
+static void told_of(void *user, mlfab_request request, const mlfab_result *result) {
+  told *t = user;
+  mlfab *copy = t->node;
+  int done;
+  t->calls++;
+  t->status = result->status;
+  if (t->calls > 1) return;
+  assert_int_equal(mlfab_test(t->node, request, &done, NULL), MLFAB_ERR_REQUEST);
+  t->wait = mlfab_push(t->node, &t->update, 1, NULL, NULL);
+  t->close = mlfab_close(&copy);
+  assert_int_equal(mlfab_push_start(t->node, &t->update, 1, NULL, &t->next), 0);
+  assert_int_equal(mlfab_on_done(t->node, t->next, told_of, t), 0);
+}
+
+/* A function is called once when a request has finished; it starts others, and may not wait. */
+static void test_on_done(void **state) {
+  fixture f;
+  double data[COUNT] = {1};
+  told t = {.update = buf(5, data, COUNT)};
+  mlfab_request request;
+  (void)state;
+  begin(&f, 1, 1, 1);
+  world_open(&f.w, 1);
+  mlfab_model_options o = rules(MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_ASYNC);
+  model(&f, &o);
+  mlfab *n = t.node = f.w.node[0];
+  OK(n, mlfab_push_start(n, &t.update, 1, NULL, &request));
+  EXPECT(n, mlfab_on_done(n, request, NULL, NULL), MLFAB_ERR_ARGUMENT);
+  EXPECT(n, mlfab_on_done(n, request + 1, told_of, &t), MLFAB_ERR_REQUEST);
+  OK(n, mlfab_on_done(n, request, told_of, &t));
+  for (int k = 0; k < 100 && t.calls < 2; k++) OK(n, mlfab_flush(n, 0));
+  assert_true(t.calls == 2 && t.status == 0);
+  assert_true(t.wait == MLFAB_ERR_STATE && t.close == MLFAB_ERR_STATE);
+  EXPECT(n, mlfab_wait(n, request, 0, NULL), MLFAB_ERR_REQUEST);
+  /* One that is over already, and one that is withdrawn. */
+  OK(n, mlfab_push_start(n, &t.update, 1, NULL, &request));
+  OK(n, mlfab_flush(n, 0));
+  OK(n, mlfab_on_done(n, request, told_of, &t));
+  assert_int_equal(t.calls, 3);
+  OK(n, mlfab_push_start(n, &t.update, 1, NULL, &request));
+  OK(n, mlfab_on_done(n, request, told_of, &t)); /* not told of: the context is closed */
+  world_close(&f.w);
+  assert_true(mlfab_struct_size("config") == sizeof(mlfab_config));
+  assert_true(mlfab_struct_size("result") == sizeof(mlfab_result));
+  assert_true(mlfab_struct_size("mlfab_config") == 0 && mlfab_struct_size(NULL) == 0);
 }
 
 /* --- deaths --- */
@@ -1728,6 +1786,7 @@ int main(void) {
       cmocka_unit_test(test_broadcast),
       cmocka_unit_test(test_broadcast_root_dies),
       cmocka_unit_test(test_finish),
+      cmocka_unit_test(test_on_done),
       cmocka_unit_test(test_server_dies),
       cmocka_unit_test(test_worker_dies),
       cmocka_unit_test(test_cancel),
