@@ -770,6 +770,7 @@ typedef struct mlfab__request {
   mlfab_request id;
   uint8_t kind; /* enum mlfab__request_kind */
   uint8_t done;
+  uint8_t watched; /* somebody is to be told when it is done */
   uint32_t slot; /* of the role that serves it */
   uint32_t place;
   struct mlfab__request *next, *previous; /* of its bucket; free: next is the next free one */
@@ -787,6 +788,7 @@ typedef struct mlfab__requests {
   uint32_t room;
   uint64_t count;     /* handles given out */
   uint32_t open;      /* entries in use */
+  uint32_t to_tell;   /* watched requests that are done */
   uint64_t earliest;  /* no open request has an earlier deadline; MLFAB__NEVER when none can have */
   mlfab_error last;   /* the last error, in full */
   int abandoned_code; /* first failure of a push that nobody waits for */
@@ -882,6 +884,7 @@ MLFAB__INTERNAL void mlfab__request_finish(mlfab__requests *table, mlfab__reques
                                            int status, int32_t rank, int is_server, uint64_t now_ns,
                                            const char *format, ...) {
   request->done = 1;
+  table->to_tell += request->watched;
   request->result.status = status;
   request->result.rank = rank;
   request->result.waited_ns = now_ns - request->started_ns;
@@ -904,6 +907,7 @@ MLFAB__INTERNAL void mlfab__request_end(mlfab__requests *table, mlfab__request *
   else
     table->buckets[request->slot % MLFAB__REQUEST_BUCKETS] = request->next;
   if (request->next) request->next->previous = request->previous;
+  if (request->done) table->to_tell -= request->watched;
   request->kind = MLFAB__REQUEST_FREE;
   request->next = table->free;
   table->free = request;
@@ -1086,7 +1090,7 @@ typedef struct mlfab__shm_coll_call {
   uint64_t number;    /* ascending within an epoch, below 2^40 - 1 */
   uint64_t signature; /* whatever must be the same for all members */
   int kind;           /* MLFAB__SHM_COLL_* */
-  int dtype, op; /* of combine.h; MLFAB_MEAN divides by the number of members. Not of BARRIER */
+  int dtype, op; /* of combine.h; MLFAB_OP_MEAN divides by the number of members. Not of BARRIER */
   int refuse;    /* 1: NaN and infinity in what this member brings are refused */
   uint32_t root; /* BROADCAST */
   const mlfab_vec *bufs; /* one vector of `count` elements, in place; they do not overlap */
@@ -2831,9 +2835,9 @@ MLFAB__INTERNAL int mlfab__half_finite(int half, const uint16_t *in, uint64_t n)
  *
  * Arithmetic: F32 and F64 round once an operation; F16 and BF16 are combined in float32 and rounded
  * once at the end, to nearest, ties to even, beyond the largest number to infinity. I64 is modulo
- * 2^64. MLFAB_MIN and MLFAB_MAX: NaN wins over any number, of two NaNs the left one; -0 < +0. A sum
+ * 2^64. MLFAB_OP_MIN and MLFAB_OP_MAX: NaN wins over any number, of two NaNs the left one; -0 < +0. A sum
  * or product of two NaNs is one of them, on x86 the left one; it is quiet, as halves that are NaN
- * always come out. MLFAB_MEAN adds; mlfab__kernel_divide does the rest.
+ * always come out. MLFAB_OP_MEAN adds; mlfab__kernel_divide does the rest.
  *
  * Functions that end in _with take the row: 0 portable, 1 AVX2 (with F16C and BMI2), 2 AVX-512 (F, BW, DQ, VL).
  * It must not be above mlfab__kernel_level. Those without take the highest. Tests compare the rows. */
@@ -2954,24 +2958,24 @@ MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_row(int level);
   isa X86_INLINE name##_words name##_rank(int op, name##_value x) {                 \
     name##_words v = (name##_words)x, nan = (v & (most)) > (infinity);              \
     v ^= (v < 0) & (most);                                                          \
-    return (v & ~nan) | (nan & (op == MLFAB_MAX ? (most) : ~(most)));               \
+    return (v & ~nan) | (nan & (op == MLFAB_OP_MAX ? (most) : ~(most)));            \
   }                                                                                 \
   isa X86_INLINE name##_value name##_step(int op, name##_value a, name##_value b) { \
-    if (op == MLFAB_PRODUCT) return name##_multiply(a, b);                          \
-    if (op == MLFAB_SUM) return name##_add(a, b);                                   \
+    if (op == MLFAB_OP_PRODUCT) return name##_multiply(a, b);                       \
+    if (op == MLFAB_OP_SUM) return name##_add(a, b);                                \
     name##_words x = name##_rank(op, a), y = name##_rank(op, b);                    \
-    name##_words take = op == MLFAB_MAX ? y > x : y < x;                            \
+    name##_words take = op == MLFAB_OP_MAX ? y > x : y < x;                         \
     return (name##_value)(((name##_words)b & take) | ((name##_words)a & ~take));    \
   }
 
 #define X86_INTEGERS(name, isa, width)                                              \
   X86_TYPES(name, uint64_t, int64_t, width)                                         \
   isa X86_INLINE name##_value name##_step(int op, name##_value a, name##_value b) { \
-    if (op == MLFAB_PRODUCT) return a * b;                                          \
-    if (op == MLFAB_SUM) return a + b;                                              \
+    if (op == MLFAB_OP_PRODUCT) return a * b;                                       \
+    if (op == MLFAB_OP_SUM) return a + b;                                           \
     if (op == MLFAB__OP_OR) return a | b;                                           \
     name##_words x = (name##_words)a, y = (name##_words)b;                          \
-    name##_words take = op == MLFAB_MAX ? y > x : y < x;                            \
+    name##_words take = op == MLFAB_OP_MAX ? y > x : y < x;                         \
     return (name##_value)((y & take) | (x & ~take));                                \
   }
 
@@ -3144,16 +3148,16 @@ enum { X86_LOOK, X86_SCALE, X86_ADD, X86_ADD_STREAM };
   }                                                                                                \
   isa static void name(int op, void *const *dst, uint32_t ndst, uint64_t past,                     \
                        const void *const *in, uint32_t k, uint64_t from, uint64_t to) {            \
-    if (op == MLFAB_MIN)                                                                           \
-      name##_loop(MLFAB_MIN, dst, ndst, past, in, k, from, to);                                    \
-    else if (op == MLFAB_MAX)                                                                      \
-      name##_loop(MLFAB_MAX, dst, ndst, past, in, k, from, to);                                    \
-    else if (op == MLFAB_PRODUCT)                                                                  \
-      name##_loop(MLFAB_PRODUCT, dst, ndst, past, in, k, from, to);                                \
+    if (op == MLFAB_OP_MIN)                                                                        \
+      name##_loop(MLFAB_OP_MIN, dst, ndst, past, in, k, from, to);                                 \
+    else if (op == MLFAB_OP_MAX)                                                                   \
+      name##_loop(MLFAB_OP_MAX, dst, ndst, past, in, k, from, to);                                 \
+    else if (op == MLFAB_OP_PRODUCT)                                                               \
+      name##_loop(MLFAB_OP_PRODUCT, dst, ndst, past, in, k, from, to);                             \
     else if ((has_or) && op == MLFAB__OP_OR)                                                       \
       name##_loop(MLFAB__OP_OR, dst, ndst, past, in, k, from, to);                                 \
     else                                                                                           \
-      name##_loop(MLFAB_SUM, dst, ndst, past, in, k, from, to);                                    \
+      name##_loop(MLFAB_OP_SUM, dst, ndst, past, in, k, from, to);                                 \
   }
 
 #define X86_DIVIDE(name, isa, type, real, number, lanes)                               \
@@ -3549,20 +3553,20 @@ KERNEL_QUOTIENT(kernel_f64_quotient, double, "divsd")
   static inline word name##_rank(int op, real x) {                                              \
     word v;                                                                                     \
     memcpy(&v, &x, sizeof v);                                                                   \
-    if ((v & (most)) > (infinity)) return op == MLFAB_MAX ? (most) : ~(most);                   \
+    if ((v & (most)) > (infinity)) return op == MLFAB_OP_MAX ? (most) : ~(most);                \
     return v < 0 ? v ^ (most) : v;                                                              \
   }                                                                                             \
   static void name##_steps(int op, real *to, const real *x, size_t n) {                         \
     switch (op) {                                                                               \
-      case MLFAB_MIN:                                                                           \
+      case MLFAB_OP_MIN:                                                                        \
         for (size_t i = 0; i < n; i++)                                                          \
           if (name##_rank(op, x[i]) < name##_rank(op, to[i])) memcpy(to + i, x + i, sizeof *x); \
         return;                                                                                 \
-      case MLFAB_MAX:                                                                           \
+      case MLFAB_OP_MAX:                                                                        \
         for (size_t i = 0; i < n; i++)                                                          \
           if (name##_rank(op, x[i]) > name##_rank(op, to[i])) memcpy(to + i, x + i, sizeof *x); \
         return;                                                                                 \
-      case MLFAB_PRODUCT:                                                                       \
+      case MLFAB_OP_PRODUCT:                                                                    \
         for (size_t i = 0; i < n; i++) to[i] = name##_multiply(to[i], x[i]);                    \
         return;                                                                                 \
       default:                                                                                  \
@@ -3575,13 +3579,13 @@ KERNEL_STEPS(kernel_f64, double, int64_t, KERNEL_F64_MOST, KERNEL_F64_INFINITY)
 
 static void kernel_i64_steps(int op, int64_t *to, const int64_t *x, size_t n) {
   switch (op) {
-    case MLFAB_MIN:
+    case MLFAB_OP_MIN:
       for (size_t i = 0; i < n; i++) to[i] = x[i] < to[i] ? x[i] : to[i];
       return;
-    case MLFAB_MAX:
+    case MLFAB_OP_MAX:
       for (size_t i = 0; i < n; i++) to[i] = x[i] > to[i] ? x[i] : to[i];
       return;
-    case MLFAB_PRODUCT:
+    case MLFAB_OP_PRODUCT:
       for (size_t i = 0; i < n; i++) to[i] = (int64_t)((uint64_t)to[i] * (uint64_t)x[i]);
       return;
     case MLFAB__OP_OR:
@@ -6749,7 +6753,7 @@ typedef struct mlfab__role {
  * mlfab_node.h
  * ============================================================================================== */
 /*
- * mlfab_node.h - stepping by hand: the node level. Section 11 of mlfab.h.
+ * mlfab_node.h - stepping by hand: the node level, below mlfab.h.
  *
  * A node is a state machine without I/O, clock or threads: feed it events (mlfab_io_event, section 12 of
  * mlfab.h) with the present time, carry out the actions that it yields, and call it again at its
@@ -6811,7 +6815,7 @@ MLFAB_API void mlfab_node_done(mlfab_node *node, const mlfab_action *action, int
 MLFAB_API uint64_t mlfab_node_deadline(const mlfab_node *node);
 /* 0 while joining, 1 when the fabric is complete, or the error that ended it. */
 MLFAB_API int mlfab_node_ready(const mlfab_node *node, mlfab_error *error_p);
-/* The calls of sections 7 to 9b. Beside each kind: the function that it stands for, whose rules and errors hold,
+/* The calls of sections 7 to 10. Beside each kind: the function that it stands for, whose rules and errors hold,
  * and the members of mlfab_call that it takes. */
 enum mlfab_call_kind {
   /* Done when mlfab_node_submit returns; there is no request. */
@@ -6823,10 +6827,10 @@ enum mlfab_call_kind {
   MLFAB_CALL_PUSH = 5, /* bufs, n; options: mlfab_push_options or NULL; request_p may be NULL */
   MLFAB_CALL_PUSH_SPARSE = 6,  /* tensor, indices, data (read only), count; else as PUSH */
   MLFAB_CALL_PULL = 7,         /* bufs, n; options: mlfab_pull_options or NULL */
-  MLFAB_CALL_FINISH = 8,         /* timeout_ns */
+  MLFAB_CALL_FINISH = 8,       /* timeout_ns */
   MLFAB_CALL_SET_SYNC = 9,     /* tensor, server, timeout_ns; options: mlfab_sync */
   MLFAB_CALL_SET_SERVERS = 10, /* servers, n, timeout_ns */
-  /* Section 9b. options of the first six: mlfab_collective or NULL; ALLREDUCE: mlfab_allreduce. */
+  /* Section 10. options of the first six: mlfab_collective or NULL; ALLREDUCE: mlfab_allreduce. */
   MLFAB_CALL_ALLREDUCE = 11,      /* data, count, dtype, timeout_ns, and no options */
   MLFAB_CALL_ALLREDUCE_LIST = 12, /* vecs, n, dtype */
   MLFAB_CALL_REDUCE_SCATTER = 13, /* data, counts, dtype */
@@ -19347,9 +19351,9 @@ enum { MLFAB__PARTIAL_DATA, MLFAB__PARTIAL_BITMAP };
 
 /* The same on all members. */
 typedef struct mlfab__partial_spec {
-  uint32_t mode;    /* MLFAB_SOLO ... */
+  uint32_t mode;    /* MLFAB_PARTIAL_SOLO ... */
   uint32_t quorum;  /* QUORUM: 1 or more; above the members it is all of them */
-  uint32_t results; /* MLFAB_LATEST, MLFAB_QUEUED */
+  uint32_t results; /* MLFAB_PARTIAL_LATEST, MLFAB_PARTIAL_QUEUED */
   uint32_t queue_max;
   uint32_t segment; /* as of mlfab__algorithm_task */
   uint8_t algorithm;
@@ -19494,7 +19498,7 @@ static uint64_t partial_stride(uint64_t bytes) { return (bytes + 63) & ~(uint64_
 
 MLFAB__INTERNAL int mlfab__partial_init(mlfab__partial *partial, mlfab__env *env,
                                         const mlfab__partial_spec *spec, uint32_t rank) {
-  uint32_t queued = spec->results == MLFAB_QUEUED ? spec->queue_max : 0;
+  uint32_t queued = spec->results == MLFAB_PARTIAL_QUEUED ? spec->queue_max : 0;
   uint64_t stride = partial_stride(spec->count * spec->width);
   memset(partial, 0, sizeof *partial);
   partial->env = env;
@@ -19623,7 +19627,7 @@ MLFAB__INTERNAL int mlfab__partial_build(mlfab__partial *partial, mlfab__dag *da
                                          uint8_t algorithm) {
   const mlfab__partial_spec *spec = &partial->spec;
   partial_work work = {dag, 0};
-  uint32_t quorum = spec->mode == MLFAB_QUORUM ? spec->quorum : 1, start, deliver, culprit;
+  uint32_t quorum = spec->mode == MLFAB_PARTIAL_QUORUM ? spec->quorum : 1, start, deliver, culprit;
   mlfab__dag_op initiate = {.kind = MLFAB__DAG_COMPUTE,
                             .outside = 1,
                             .optional = 1,
@@ -19635,7 +19639,7 @@ MLFAB__INTERNAL int mlfab__partial_build(mlfab__partial *partial, mlfab__dag *da
   start = partial_add(&work, (mlfab__dag_op){.kind = MLFAB__DAG_NOP, .need = 1});
   partial_after(&work, start, partial->plan.initiate);
   for (uint32_t b = 0; b < partial->levels; b++) partial_add_level(&work, partial, b, start);
-  if (spec->mode == MLFAB_QUORUM) partial_add_arrivals(&work, partial);
+  if (spec->mode == MLFAB_PARTIAL_QUORUM) partial_add_arrivals(&work, partial);
   partial->plan.take = partial_add(&work, take);
   partial_after(&work, partial->plan.take, start);
   deliver = partial_add(
@@ -19670,15 +19674,15 @@ MLFAB__INTERNAL uint32_t mlfab__partial_draw(const mlfab__partial *partial, uint
 MLFAB__INTERNAL uint32_t mlfab__partial_trigger(const mlfab__partial *partial) {
   const mlfab__partial_plan *plan = &partial->plan;
   if (!partial->settled || !partial->waiting || partial->taken) return MLFAB__DAG_NONE;
-  if (partial->spec.mode == MLFAB_SOLO) return plan->initiate;
+  if (partial->spec.mode == MLFAB_PARTIAL_SOLO) return plan->initiate;
   uint32_t drawn = mlfab__partial_draw(partial, partial->over);
   if (drawn == partial->me) return plan->initiate;
-  if (partial->spec.mode == MLFAB_MAJORITY) return MLFAB__DAG_NONE;
+  if (partial->spec.mode == MLFAB_PARTIAL_MAJORITY) return MLFAB__DAG_NONE;
   return plan->arrive + drawn - (drawn > partial->me);
 }
 
 MLFAB__INTERNAL uint32_t mlfab__partial_awaits(const mlfab__partial *partial) {
-  if (!partial->settled || partial->taken || partial->spec.mode != MLFAB_MAJORITY)
+  if (!partial->settled || partial->taken || partial->spec.mode != MLFAB_PARTIAL_MAJORITY)
     return MLFAB__DAG_NONE;
   return mlfab__partial_draw(partial, partial->over);
 }
@@ -19704,7 +19708,7 @@ static void partial_swap(uint8_t **a, uint8_t **b) {
 /* What was not used after all is older than what came since. */
 static void partial_return(mlfab__partial *partial, uint8_t **array, int some, uint64_t calls) {
   if (some && partial->some) {
-    mlfab__kernel_combine(MLFAB_SUM, partial->spec.dtype, partial->pending, *array,
+    mlfab__kernel_combine(MLFAB_OP_SUM, partial->spec.dtype, partial->pending, *array,
                           partial->pending, partial->spec.count, 0);
   } else if (some) {
     partial_swap(&partial->pending, array);
@@ -19767,7 +19771,7 @@ MLFAB__INTERNAL void mlfab__partial_end(mlfab__partial *partial) {
 
 MLFAB__INTERNAL int mlfab__partial_may_take(const mlfab__partial *partial) {
   if (!partial->settled || partial->taken) return 0;
-  return partial->spec.results != MLFAB_QUEUED ||
+  return partial->spec.results != MLFAB_PARTIAL_QUEUED ||
          partial->over < partial->step + partial->spec.queue_max;
 }
 
@@ -19838,7 +19842,7 @@ static int partial_deliver(mlfab__partial *partial, uint64_t round) {
     partial_answer(partial, round, data);
     return 1;
   }
-  if (partial->spec.results == MLFAB_QUEUED)
+  if (partial->spec.results == MLFAB_PARTIAL_QUEUED)
     memcpy(partial->queue + round % partial->spec.queue_max * partial_stride(partial->bytes), data,
            partial->bytes);
   return 0;
@@ -19863,7 +19867,7 @@ MLFAB__INTERNAL int mlfab__partial_compute(mlfab__partial *partial, mlfab__dag *
 MLFAB__INTERNAL void mlfab__partial_keep(mlfab__partial *partial, const void *data) {
   const mlfab__partial_spec *spec = &partial->spec;
   if (partial->some) {
-    mlfab__kernel_combine(MLFAB_SUM, spec->dtype, partial->pending, partial->pending, data,
+    mlfab__kernel_combine(MLFAB_OP_SUM, spec->dtype, partial->pending, partial->pending, data,
                           spec->count, 0);
   } else {
     memcpy(partial->pending, data, partial->bytes);
@@ -19881,7 +19885,7 @@ MLFAB__INTERNAL int mlfab__partial_call(mlfab__partial *partial, void *data) {
   if (!partial->settled) return 0;
   uint64_t step = partial->step++, newest = partial->over - 1;
   if (step >= partial->over) return 0;
-  if (spec->results == MLFAB_LATEST) {
+  if (spec->results == MLFAB_PARTIAL_LATEST) {
     partial_answer(partial, newest, partial->data[newest & 1]);
   } else {
     partial_answer(partial, step,
@@ -22326,11 +22330,11 @@ static int comm_check_type(const mlfab__comm_call *call, mlfab_error *error) {
     return MLFAB__FAIL(error, MLFAB_ERR_DTYPE, "%s: %d is not an element type", call->words,
                        call->dtype);
   if (!comm_adds(call)) return 0;
-  if (call->op < MLFAB_SUM || call->op > MLFAB_PRODUCT)
+  if (call->op < MLFAB_OP_SUM || call->op > MLFAB_OP_PRODUCT)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
-                       "%s: %d is not an operation (MLFAB_SUM ... MLFAB_PRODUCT)", call->words,
-                       call->op);
-  if (call->op == MLFAB_MEAN && call->dtype == MLFAB_I64)
+                       "%s: %d is not an operation (MLFAB_OP_SUM ... MLFAB_OP_PRODUCT)",
+                       call->words, call->op);
+  if (call->op == MLFAB_OP_MEAN && call->dtype == MLFAB_I64)
     return comm_refuse(error, MLFAB_ERR_UNSUPPORTED, call, "there is no mean of MLFAB_I64");
   return 0;
 }
@@ -22470,15 +22474,16 @@ static int comm_check_ranks(const mlfab__comm *comm, const mlfab__comm_call *cal
 
 static mlfab__algorithm_task comm_task(const mlfab__comm_call *call, uint64_t count,
                                        uint32_t members) {
-  return (mlfab__algorithm_task){.kind = call->kind,
-                                 .algorithm = call->algorithm,
-                                 .ordered = call->ordered && call->reduce,
-                                 .mean = comm_adds(call) && !call->reduce && call->op == MLFAB_MEAN,
-                                 .members = members,
-                                 .width = comm_width(call),
-                                 .count = count,
-                                 .segment = MLFAB__COMM_SEGMENT,
-                                 .after = MLFAB__DAG_NONE};
+  return (mlfab__algorithm_task){
+      .kind = call->kind,
+      .algorithm = call->algorithm,
+      .ordered = call->ordered && call->reduce,
+      .mean = comm_adds(call) && !call->reduce && call->op == MLFAB_OP_MEAN,
+      .members = members,
+      .width = comm_width(call),
+      .count = count,
+      .segment = MLFAB__COMM_SEGMENT,
+      .after = MLFAB__DAG_NONE};
 }
 
 static int comm_check_algorithm(const mlfab__comm *comm, const mlfab__comm_call *call,
@@ -23302,7 +23307,7 @@ static void comm_on_settle(mlfab__comm *comm, const mlfab__membership_finish *in
 }
 
 /* The bits of an element that changes nothing: -0 for sums. By type, then operation. */
-static const uint64_t comm_identities[][MLFAB_PRODUCT + 1] = {
+static const uint64_t comm_identities[][MLFAB_OP_PRODUCT + 1] = {
     [MLFAB_F32] = {0x80000000, 0x80000000, 0x7f800000, 0xff800000, 0x3f800000},
     [MLFAB_F64] = {0x8000000000000000, 0x8000000000000000, 0x7ff0000000000000, 0xfff0000000000000,
                    0x3ff0000000000000},
@@ -23344,7 +23349,7 @@ static int comm_owe(mlfab__comm *comm, const mlfab__membership_owed *owed, const
   uint32_t width = owed->user ? owed->width : comm_width(&call);
   int valid = call.kind >= MLFAB__COLLECTIVE_ALLREDUCE && call.kind <= MLFAB__COLLECTIVE_BARRIER;
   if (!valid || (call.n && (!width || owed->elements > comm->config->model_max_bytes / width)) ||
-      (comm_adds(&call) && (call.op < MLFAB_SUM || call.op > MLFAB_PRODUCT)))
+      (comm_adds(&call) && (call.op < MLFAB_OP_SUM || call.op > MLFAB_OP_PRODUCT)))
     return MLFAB_ERR_FRAME;
   int code = comm_new_slot(comm, &call, &slot);
   if (code) return code;
@@ -25779,7 +25784,7 @@ static void partial_run_fill_plays(mlfab__partial_run *e) {
     partial_run_fill_play(e, play, e->signature);
     play->eager = e->partial.bytes <= MLFAB__COMM_EAGER;
     play->dtype = spec->dtype;
-    play->op = MLFAB_SUM;
+    play->op = MLFAB_OP_SUM;
     play->width = spec->width;
     play->compute = partial_run_compute;
     play->spaces[MLFAB__PARTIAL_DATA] = (mlfab__comm_space){&e->vecs[i][0], 1};
@@ -25788,7 +25793,7 @@ static void partial_run_fill_plays(mlfab__partial_run *e) {
   partial_run_fill_play(e, &e->settle, e->signature + 1);
   e->settle.eager = 1;
   e->settle.dtype = MLFAB_I64;
-  e->settle.op = MLFAB_MAX;
+  e->settle.op = MLFAB_OP_MAX;
   e->settle.width = sizeof(int64_t);
   e->settle.over = partial_run_settle_over;
   e->settle_vec = (mlfab_vec){&e->partial.marks, sizeof e->partial.marks};
@@ -25870,8 +25875,9 @@ static int partial_run_called(void *self, uint64_t number) {
   if (number == 0 || !partial->settled || round < partial->over) return 1;
   if (partial->taken && round == partial->over) return 1;
   if (!partial->taken && !mlfab__partial_may_take(partial)) return 0;
-  if (partial->spec.mode == MLFAB_SOLO || partial->step > round) return 1;
-  return partial->spec.mode == MLFAB_MAJORITY && mlfab__partial_draw(partial, round) != partial->me;
+  if (partial->spec.mode == MLFAB_PARTIAL_SOLO || partial->step > round) return 1;
+  return partial->spec.mode == MLFAB_PARTIAL_MAJORITY &&
+         mlfab__partial_draw(partial, round) != partial->me;
 }
 
 /* --- opening --- */
@@ -25890,10 +25896,11 @@ static int partial_run_check_type(const mlfab__comm *comm, uint64_t count, int d
                        dtype);
   int code = mlfab__comm_check_count(comm, partial_run_what, count, width, error);
   if (code) return code;
-  if (op != MLFAB_SUM && op != MLFAB_MEAN)
+  if (op != MLFAB_OP_SUM && op != MLFAB_OP_MEAN)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
-                       "a partial reduction: op is %u, and must be MLFAB_SUM or MLFAB_MEAN", op);
-  if (op == MLFAB_MEAN && dtype == MLFAB_I64)
+                       "a partial reduction: op is %u, and must be MLFAB_OP_SUM or MLFAB_OP_MEAN",
+                       op);
+  if (op == MLFAB_OP_MEAN && dtype == MLFAB_I64)
     return partial_run_refuse(error, MLFAB_ERR_UNSUPPORTED, "there is no mean of MLFAB_I64");
   return 0;
 }
@@ -25901,18 +25908,18 @@ static int partial_run_check_type(const mlfab__comm *comm, uint64_t count, int d
 static int partial_run_check_options(const mlfab__comm *comm, const mlfab_partial_options *o,
                                      mlfab_error *error) {
   uint32_t live = comm->phase == MLFAB__COMM_IN ? comm->members : comm->config->workers;
-  if (o->mode < MLFAB_SOLO || o->mode > MLFAB_QUORUM)
+  if (o->mode < MLFAB_PARTIAL_SOLO || o->mode > MLFAB_PARTIAL_QUORUM)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
-                       "a partial reduction: %u is not a mode (MLFAB_SOLO ...)", o->mode);
-  if (o->mode == MLFAB_QUORUM && (o->quorum == 0 || o->quorum > live))
+                       "a partial reduction: %u is not a mode (MLFAB_PARTIAL_SOLO ...)", o->mode);
+  if (o->mode == MLFAB_PARTIAL_QUORUM && (o->quorum == 0 || o->quorum > live))
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
                        "a partial reduction: quorum is %u, and must be 1..%u: so many workers "
                        "take part",
                        o->quorum, live);
-  if (o->results > MLFAB_QUEUED)
+  if (o->results > MLFAB_PARTIAL_QUEUED)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
-                       "a partial reduction: results is %u, and must be MLFAB_LATEST or "
-                       "MLFAB_QUEUED",
+                       "a partial reduction: results is %u, and must be MLFAB_PARTIAL_LATEST or "
+                       "MLFAB_PARTIAL_QUEUED",
                        o->results);
   if (o->queue_max > MLFAB__PARTIAL_RUN_QUEUE_MAX)
     return MLFAB__FAIL(error, MLFAB_ERR_LIMIT,
@@ -25929,12 +25936,12 @@ static int partial_run_check_options(const mlfab__comm *comm, const mlfab_partia
 static mlfab__partial_spec partial_run_spec(const mlfab__comm *comm, uint64_t count, int dtype,
                                             const mlfab_partial_options *o) {
   return (mlfab__partial_spec){.mode = o->mode,
-                               .quorum = o->mode == MLFAB_QUORUM ? o->quorum : 0,
+                               .quorum = o->mode == MLFAB_PARTIAL_QUORUM ? o->quorum : 0,
                                .results = o->results,
                                .queue_max = o->queue_max ? o->queue_max : 8,
                                .segment = MLFAB__COMM_SEGMENT,
                                .algorithm = (uint8_t)o->algorithm,
-                               .mean = o->op == MLFAB_MEAN,
+                               .mean = o->op == MLFAB_OP_MEAN,
                                .reduce_or = MLFAB__COMM_REDUCE(0, MLFAB__OP_OR),
                                .dtype = dtype,
                                .width = mlfab__element_bytes(dtype),
@@ -26069,7 +26076,7 @@ MLFAB__INTERNAL int mlfab__partial_run_flush(mlfab__comm *comm, uint32_t id, voi
   const mlfab__comm_call call = {.kind = MLFAB__COLLECTIVE_ALLREDUCE,
                                  .algorithm = spec->algorithm,
                                  .dtype = spec->dtype,
-                                 .op = spec->mean ? MLFAB_MEAN : MLFAB_SUM,
+                                 .op = spec->mean ? MLFAB_OP_MEAN : MLFAB_OP_SUM,
                                  .vecs = &vec,
                                  .n = 1,
                                  .salt = e->object->channel,
@@ -26096,7 +26103,7 @@ MLFAB__INTERNAL int mlfab__partial_run_resync(mlfab__comm *comm, uint32_t id, vo
   if (!e) return MLFAB_ERR_ARGUMENT;
   const mlfab__comm_call call = {.kind = MLFAB__COLLECTIVE_ALLREDUCE,
                                  .dtype = dtype,
-                                 .op = MLFAB_MEAN,
+                                 .op = MLFAB_OP_MEAN,
                                  .vecs = &vec,
                                  .n = 1,
                                  .salt = e->object->channel,
@@ -26517,7 +26524,7 @@ static void stochastic_mean(const mlfab__stochastic *g, uint32_t n, uint64_t at,
     for (; k < MLFAB__COMBINE_MOST && done < n; done++)
       in[k++] = (const uint8_t *)g->inputs[done] + at;
     void *dst = done < n ? g->sum : data;
-    mlfab__kernel_combine_many(MLFAB_SUM, g->dtype, &dst, 1, in, k, bytes / g->width, 0);
+    mlfab__kernel_combine_many(MLFAB_OP_SUM, g->dtype, &dst, 1, in, k, bytes / g->width, 0);
   }
   mlfab__kernel_divide(g->dtype, data, bytes / g->width, n);
 }
@@ -26992,7 +26999,7 @@ typedef struct mlfab__user_dag_message {
   int32_t rank;
   uint32_t tag;
   void *data;
-  uint64_t bytes; /* RECV_REDUCE: elements of dtype, to be combined by op (MLFAB_SUM ...) */
+  uint64_t bytes; /* RECV_REDUCE: elements of dtype, to be combined by op (MLFAB_OP_SUM ...) */
   int dtype, op;
 } mlfab__user_dag_message;
 
@@ -27146,11 +27153,11 @@ static int user_dag_check_reduction(const mlfab__user_dag_message *message, uint
   if (width == 0)
     return MLFAB__FAIL(error, MLFAB_ERR_DTYPE, "a schedule: %d is not an element type",
                        message->dtype);
-  if (message->op < MLFAB_SUM || message->op > MLFAB_PRODUCT)
+  if (message->op < MLFAB_OP_SUM || message->op > MLFAB_OP_PRODUCT)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
-                       "a schedule: %d is not an operation (MLFAB_SUM ... MLFAB_PRODUCT)",
+                       "a schedule: %d is not an operation (MLFAB_OP_SUM ... MLFAB_OP_PRODUCT)",
                        message->op);
-  if (message->op == MLFAB_MEAN)
+  if (message->op == MLFAB_OP_MEAN)
     return user_dag_refuse(error, MLFAB_ERR_UNSUPPORTED,
                            "not supported: a mean of two; add, and divide in a compute operation");
   if ((uintptr_t)message->data % width)
@@ -41549,6 +41556,25 @@ MLFAB_API int mlfab_filter_from_env(mlfab_filter *filter, mlfab_error *error_p) 
   return code;
 }
 
+/* --- for bindings --- */
+
+#define CONFIG_STRUCTS(X)                                                                         \
+  X(error)                                                                                        \
+  X(buf)                                                                                          \
+  X(env) X(schedule) X(config) X(sync) X(sync_state) X(model_options) X(push_options)             \
+      X(pull_options) X(result) X(filter_info) X(filter) X(collective) X(vec) X(partial_options)  \
+          X(partial_info) X(edge) X(graph_info) X(stochastic_options) X(stochastic_info) X(stats) \
+              X(update_info) X(pull_info) X(event_info) X(measure) X(io_event)                    \
+                  X(transport_options) X(transport)
+
+MLFAB_API size_t mlfab_struct_size(const char *name) {
+#define CONFIG_STRUCT(struct_name) \
+  if (name && strcmp(name, #struct_name) == 0) return sizeof(mlfab_##struct_name);
+  CONFIG_STRUCTS(CONFIG_STRUCT)
+#undef CONFIG_STRUCT
+  return 0;
+}
+
 /* ==============================================================================================
  * core/api/calls.h
  * ============================================================================================== */
@@ -41799,6 +41825,14 @@ typedef struct mlfab__context_sharing {
   int (*release)(mlfab *ctx, void *memory);
 } mlfab__context_sharing;
 
+/* A request whose end somebody is to be told. */
+typedef struct mlfab__context_watch {
+  struct mlfab__context_watch *next;
+  mlfab_request request;
+  mlfab_done_fn fn;
+  void *user;
+} mlfab__context_watch;
+
 typedef struct mlfab__context_memory { /* of mlfab_alloc */
   struct mlfab__context_memory *next;
   void *at;
@@ -41850,6 +41884,8 @@ struct mlfab {
   int tell;            /* an eventfd in it */
   uint64_t moves_told; /* moves, when mlfab_progress last returned */
   mlfab__snapshot *snapshots;
+  mlfab__context_watch *watches;
+  int tells; /* some thread is calling what watches */
   /* Collectives in shared memory. */
   const mlfab__context_sharing *sharing;        /* NULL: they are not compiled in */
   const struct mlfab__shm_coll_table *shm_coll; /* NULL: none */
@@ -41879,6 +41915,9 @@ MLFAB__INTERNAL uint64_t mlfab__context_now(const mlfab *ctx);
 
 /* Moves what can be moved now; 1 when something was. */
 MLFAB__INTERNAL int mlfab__context_pump(mlfab *ctx);
+/* 1 in a function that watches a request, which must not wait: sets the error. */
+MLFAB__INTERNAL int mlfab__context_is_told(mlfab *ctx);
+MLFAB__INTERNAL int mlfab__context_refuses(mlfab *ctx); /* the same without the lock */
 /* Ends a sleep in the transports. */
 MLFAB__INTERNAL void mlfab__context_wake(mlfab *ctx);
 /* What a waiter waits for: not 0 when it is there. */
@@ -41913,6 +41952,13 @@ MLFAB__INTERNAL int mlfab__context_check(const mlfab *ctx);
   do {                                             \
     int wrong_with_it = mlfab__context_check(ctx); \
     if (wrong_with_it) return wrong_with_it;       \
+  } while (0)
+
+/* Where a call waits: not in a function that is told of the end of a request, whose thread may be the one that
+ * is waited for. */
+#define CONTEXT_MAY_WAIT(ctx)                                \
+  do {                                                       \
+    if (mlfab__context_refuses(ctx)) return MLFAB_ERR_STATE; \
   } while (0)
 
 /* A call that needs the lock, and waits for nothing; CONTEXT_LOOK: that sets off nothing either. */
@@ -42383,6 +42429,87 @@ static void context_let_others(mlfab *ctx, uint64_t idle_ns) {
   if (spun) ctx->idle_looks = 0; /* a turn of another's may have been long: the clock is read */
 }
 
+/* --- telling of requests that are done --- */
+
+/* The context whose watching function this thread is in. */
+static _Thread_local const mlfab *context_told;
+
+MLFAB__INTERNAL int mlfab__context_is_told(mlfab *ctx) {
+  if (context_told != ctx) return 0;
+  MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_STATE,
+              "a call that waits, from a function that is told of the end of a request");
+  return 1;
+}
+
+MLFAB__INTERNAL int mlfab__context_refuses(mlfab *ctx) {
+  if (context_told != ctx) return 0;
+  mlfab__context_enter(ctx);
+  (void)mlfab__context_is_told(ctx);
+  mlfab__context_leave(ctx);
+  return 1;
+}
+
+/* The first watch whose request is done, or was ended otherwise; it is taken from the list. */
+static mlfab__context_watch *context_next_watch(mlfab *ctx) {
+  mlfab__context_watch **at = &ctx->watches;
+  for (; *at; at = &(*at)->next) {
+    mlfab__context_watch *watch = *at;
+    const mlfab__request *request = mlfab__request_find(&ctx->node->requests, watch->request);
+    if (request && !request->done) continue;
+    *at = watch->next;
+    return watch;
+  }
+  return NULL;
+}
+
+/* Calls what watches requests that are done, one at a time, without the lock. */
+static void context_tell_done(mlfab *ctx) {
+  const mlfab *outer = context_told;
+  mlfab__context_watch *watch;
+  if (ctx->node->requests.to_tell == 0 || ctx->tells || ctx->closed) return;
+  ctx->tells = 1;
+  while (ctx->node->requests.to_tell > 0 && !ctx->closed &&
+         (watch = context_next_watch(ctx)) != NULL) {
+    mlfab_result result;
+    int done = 0;
+    if (!mlfab_node_test(ctx->node, watch->request, &done, &result) && done) {
+      pthread_mutex_unlock(&ctx->lock);
+      context_told = ctx;
+      watch->fn(watch->user, watch->request, &result);
+      context_told = outer;
+      pthread_mutex_lock(&ctx->lock);
+    }
+    mlfab__free(&ctx->env, watch, sizeof *watch);
+  }
+  ctx->tells = 0;
+}
+
+MLFAB_API int mlfab_on_done(mlfab *ctx, mlfab_request id, mlfab_done_fn fn, void *user) {
+  CONTEXT_CHECK(ctx);
+  mlfab__context_enter(ctx);
+  mlfab_error *last = &ctx->node->requests.last;
+  mlfab__request *request = mlfab__request_find(&ctx->node->requests, id);
+  mlfab__context_watch *watch = NULL;
+  int code = 0;
+  if (!fn)
+    code = MLFAB__FAIL(last, MLFAB_ERR_ARGUMENT, "on_done: the function is NULL");
+  else if (!request || request->watched)
+    code = MLFAB__FAIL(last, MLFAB_ERR_REQUEST, "on_done: the request %s",
+                       request ? "has a function" : "is unknown, or was ended before");
+  else if (!(watch = mlfab__alloc(&ctx->env, sizeof *watch)))
+    code = MLFAB__FAIL(last, MLFAB_ERR_MEMORY, "on_done: out of memory");
+  if (!code) {
+    mlfab__context_watch **end = &ctx->watches;
+    while (*end) end = &(*end)->next;
+    *watch = (mlfab__context_watch){NULL, id, fn, user};
+    *end = watch;
+    request->watched = 1;
+    ctx->node->requests.to_tell += request->done;
+  }
+  mlfab__context_leave(ctx);
+  return code;
+}
+
 /* closed: whether the context was when the wait began; it ends when that changes. */
 static int context_until(mlfab *ctx, uint64_t deadline, mlfab__context_test test, void *what,
                          int closed) {
@@ -42390,7 +42517,9 @@ static int context_until(mlfab *ctx, uint64_t deadline, mlfab__context_test test
   int holds;
   ctx->waiters++;
   while (!(holds = test(ctx, what)) && ctx->closed == closed) {
-    if (mlfab__context_pump(ctx)) {
+    int moved = mlfab__context_pump(ctx);
+    context_tell_done(ctx);
+    if (moved) {
       idle_since = 0;
       if (ctx->now_ns < deadline) continue;
       holds = test(ctx, what);
@@ -42452,6 +42581,12 @@ static int context_step_aside(mlfab *ctx, int called) {
   return called;
 }
 
+static int context_pump_and_tell(mlfab *ctx) {
+  int moved = mlfab__context_pump(ctx);
+  context_tell_done(ctx);
+  return moved;
+}
+
 static void *context_thread(void *argument) {
   mlfab *ctx = argument;
   uint64_t idle_since = 0;
@@ -42461,7 +42596,7 @@ static void *context_thread(void *argument) {
     if (ctx->waiters > 0 || ctx->parked) {
       called = context_step_aside(ctx, called);
       idle_since = 0;
-    } else if (mlfab__context_pump(ctx)) {
+    } else if (context_pump_and_tell(ctx)) {
       idle_since = 0;
     } else if (context_busy(ctx) && (idle_since == 0 || ctx->now_ns - idle_since < ctx->spin_ns)) {
       /* More is to be expected soon: look again before sleeping, and let others in meanwhile. */
@@ -42500,6 +42635,7 @@ MLFAB__INTERNAL uint64_t mlfab__context_enter(mlfab *ctx) {
 /* Who looks after what is left? The caller, as long as it calls again and again and so moves things
  * itself: two threads would only wake each other. Else the thread. */
 MLFAB__INTERNAL void mlfab__context_leave(mlfab *ctx) {
+  context_tell_done(ctx);
   ctx->calls++;
   if (ctx->thread_is && ctx->waiters == 0) {
     int busy = context_busy(ctx), listens = ctx->thread_is == MLFAB__THREAD_LISTENS;
@@ -42553,6 +42689,11 @@ static int context_open_one(mlfab *ctx, const mlfab_config *c, const mlfab__cont
 }
 
 static void context_free(mlfab *ctx) {
+  while (ctx->watches) {
+    mlfab__context_watch *watch = ctx->watches;
+    ctx->watches = watch->next;
+    mlfab__free(&ctx->env, watch, sizeof *watch);
+  }
   mlfab__env env = ctx->env;
   for (uint32_t t = 0; t < ctx->ntransports; t++)
     ctx->transports[t].table->close(ctx->transports[t].self);
@@ -42736,6 +42877,10 @@ static int context_shut(mlfab **ctx_p, mlfab **closed_p) {
   if (!ctx) return MLFAB_ERR_CLOSED;
   if (context_is_child(ctx)) return context_disown(ctx_p);
   mlfab__context_enter(ctx);
+  if (mlfab__context_is_told(ctx)) {
+    mlfab__context_leave(ctx);
+    return MLFAB_ERR_STATE;
+  }
   if (ctx->closed) {
     mlfab__context_leave(ctx);
     return MLFAB_ERR_CLOSED;
@@ -42846,6 +42991,7 @@ MLFAB_API int mlfab_test(mlfab *ctx, mlfab_request request, int *done_p, mlfab_r
 MLFAB_API int mlfab_wait(mlfab *ctx, mlfab_request request, uint64_t timeout_ns,
                          mlfab_result *result_p) {
   CONTEXT_CHECK(ctx);
+  CONTEXT_MAY_WAIT(ctx);
   mlfab__context_enter(ctx);
   int code = mlfab__context_await(ctx, request, timeout_ns, result_p);
   mlfab__context_leave(ctx);
@@ -42859,6 +43005,7 @@ static int context_test_flushed(mlfab *ctx, void *what) {
 
 MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
   CONTEXT_CHECK(ctx);
+  CONTEXT_MAY_WAIT(ctx);
   mlfab__context_enter(ctx);
   if (!ctx->node->is_worker) {
     int wrong =
@@ -42904,6 +43051,7 @@ static void context_untell(mlfab *ctx) {
 
 MLFAB_API int mlfab_progress(mlfab *ctx, uint64_t timeout_ns) {
   CONTEXT_CHECK(ctx);
+  CONTEXT_MAY_WAIT(ctx);
   mlfab__context_enter(ctx);
   context_untell(ctx);
   uint64_t before = ctx->moves;
@@ -42928,6 +43076,7 @@ MLFAB_API int mlfab_deadline(mlfab *ctx, uint64_t *at_ns_p) {
 
 MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns) {
   CONTEXT_CHECK(ctx);
+  CONTEXT_MAY_WAIT(ctx);
   mlfab__context_enter(ctx);
   if (!ctx->node->is_server && !ctx->node->is_scheduler) {
     int wrong = MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_STATE,
@@ -43106,6 +43255,7 @@ MLFAB_API int mlfab_free(mlfab *ctx, void *memory) {
 MLFAB__INTERNAL int mlfab__submit(mlfab *ctx, const mlfab_call *call, int waits,
                                   mlfab_request *request_p, mlfab_result *result_p) {
   mlfab_request request = 0;
+  if (waits && mlfab__context_is_told(ctx)) return MLFAB_ERR_STATE;
   int code = mlfab__node_submit(ctx->node, call, ctx->now_ns, waits ? &request : request_p, NULL);
   if (!code && request) return mlfab__context_await(ctx, request, 0, result_p);
   return mlfab__context_sent(ctx, code);
@@ -43531,7 +43681,8 @@ static void shared_share(mlfab *ctx, mlfab__context_turn *turn, const mlfab__com
   int code = ctx->shm_coll->run(ctx->arena, &run, &culprit);
   pthread_mutex_lock(&ctx->lock);
   ctx->arena_runs = 0;
-  int blames = code == MLFAB_ERR_MISMATCH || code == MLFAB_ERR_NOT_FINITE || code == MLFAB_ERR_FRAME;
+  int blames =
+      code == MLFAB_ERR_MISMATCH || code == MLFAB_ERR_NOT_FINITE || code == MLFAB_ERR_FRAME;
   if (turn->ended) {
     /* Others do without: it goes on with frames, unless it has failed. */
     (void)mlfab__comm_outside(ctx->node->parts->comm, turn->request, &turn->number,
@@ -43718,6 +43869,7 @@ MLFAB__INTERNAL int mlfab__coll_submit(mlfab *ctx, const mlfab_call *call, int w
                                        mlfab_request *request_p) {
   mlfab__collective shared;
   mlfab_request request = 0;
+  if (waits && mlfab__context_is_told(ctx)) return MLFAB_ERR_STATE;
   int arena = mlfab__context_arena(ctx) && waits;
   if (!arena) return mlfab__submit(ctx, call, waits, request_p, NULL);
   int code = mlfab__node_submit(ctx->node, call, ctx->now_ns, &request, &shared);
@@ -43751,7 +43903,7 @@ MLFAB_API int mlfab_allreduce(mlfab *ctx, void *data, uint64_t count, int dtype,
 }
 
 MLFAB_API int mlfab_allreduce_mean(mlfab *ctx, float *data, uint64_t count) {
-  const mlfab_collective mean = {.size = sizeof mean, .op = MLFAB_MEAN};
+  const mlfab_collective mean = {.size = sizeof mean, .op = MLFAB_OP_MEAN};
   const mlfab_vec vec = {data, count};
   COLL_WAIT(ALLREDUCE_LIST, .options = &mean, .vecs = &vec, .n = 1, .dtype = MLFAB_F32);
 }
@@ -44072,6 +44224,7 @@ MLFAB_API int mlfab_dag_open(mlfab_dag *dag, int persistent, uint64_t timeout_ns
   if (!dag) return MLFAB_ERR_ARGUMENT;
   CONTEXT_CHECK(dag->ctx);
   mlfab *ctx = dag->ctx;
+  CONTEXT_MAY_WAIT(ctx);
   int code = dag_enter(ctx, &error);
   if (!code) {
     (void)mlfab__context_arena(ctx);
@@ -44095,6 +44248,8 @@ MLFAB_API int mlfab_dag_start(mlfab_dag *dag, uint64_t timeout_ns, mlfab_request
 }
 
 MLFAB_API int mlfab_dag_wait(mlfab_dag *dag, uint64_t round, uint64_t timeout_ns) {
+  if (!dag) return MLFAB_ERR_ARGUMENT;
+  CONTEXT_MAY_WAIT(dag->ctx);
   DAG_CALL(
       mlfab__user_dag_wait(&dag->script, round, timeout_ns, dag->ctx->now_ns, &request, &error));
 }
@@ -48508,7 +48663,7 @@ static void shm_coll_combine(const mlfab__shm_coll *a, const mlfab__shm_coll_cal
                              uint8_t *const *where, bool all) {
   const void *in[MLFAB__SHM_COLL_MOST];
   void *to[MLFAB__SHM_COLL_MOST];
-  bool mean = c->op == MLFAB_MEAN;
+  bool mean = c->op == MLFAB_OP_MEAN;
   for (uint64_t done = 0, run; done < n; done += run) {
     uint32_t others = 1;
     to[0] = shm_coll_at(c, p->width, at + done, &run);

@@ -7,12 +7,14 @@
  * This header is the manual. It goes from simple to expert:
  *
  *    1  a complete program          8  push and pull
- *    2  version                     9  barrier, broadcast, finish, allreduce, schedule
- *    3  errors                     10  telemetry
- *    4  types and units            11  stepping by hand: mlfab_node.h
+ *    2  version                     9  the fabric: barrier, broadcast, finish, changes while it runs
+ *    3  errors                     10  collectives
+ *    4  types and units            11  telemetry
  *    5  env: memory, clock, log    12  transport interface
  *    6  open and close             13  built-in transports
- *    7  the model                  9b  collectives
+ *    7  the model
+ *
+ * Stepping a node by hand, for embedders with an event loop of their own: mlfab_node.h.
  *
  * 1. A complete program
  * ---------------------
@@ -80,7 +82,7 @@
  *
  * Limits: of a context, 1,024 requests may be open, those of blocking calls included, and 64 updates, 8 pulls
  * and 1,024 collectives may be under way; one more gets MLFAB_ERR_AGAIN at once. At most 16 objects of
- * section 9b are open.
+ * section 10 are open.
  *
  * Compile-time switches
  * ---------------------
@@ -293,7 +295,8 @@ typedef struct mlfab_schedule {
    * themselves, in a fabric without a scheduler too. */
   uint64_t delay_bound;
   /* Plan when the server's link is booked for less than this (MLfabric's setting behaves best with
-   * 150 ms). 0: for less than what waits takes on it, and a little more. */
+   * 150 ms). 0: plan when the server's in-link is booked for less than the queued
+   * bytes need, plus 6 %. */
   uint64_t plan_ahead_ns;
   /* Plan every so often instead, as in the paper. 0: as above. */
   uint64_t interval_ns;
@@ -398,7 +401,7 @@ typedef struct mlfab_config {
   /* A fabric with a scheduler. */
   uint32_t scheduler; /* MLFAB_SCHEDULER_*; all nodes must agree */
   /* Workers: groups that this node may add up or models that it may hand on for others at a time, each
-   * worth a shard of memory once it is used. 0: 2; ~0: none. */
+   * allocates one shard on first use. 0: 2; ~0: none. */
   uint32_t accumulators;
   uint64_t host;           /* nodes with one number share network links; 0: told by the address */
   mlfab_schedule schedule; /* server 0's counts; size 0: defaults */
@@ -411,7 +414,7 @@ typedef struct mlfab_config {
   uint32_t order_by_rate;
   /* 32 hexadecimal digits that all processes of the fabric were given, and nobody else; "": none.
    * Every connection opens with it, and whoever has another one, or none, is refused
-   * (MLFAB_ERR_JOB). A password, sent as it is: it keeps out who cannot read the traffic. mlfab-run
+   * (MLFAB_ERR_JOB). It is a password that travels in clear text: it keeps out those who cannot read the traffic. mlfab-run
    * makes one for each run. */
   char secret[64];
   /* A peer that says nothing although its connection stands and its system acknowledges what is sent
@@ -662,8 +665,8 @@ typedef struct mlfab_push_options {
    * an update that ended so is folded back into its residual. */
   uint64_t retry_seq;
   double norm; /* u's global norm for whoever is told of the update; 0: not known */
-  /* This worker's iteration plus one, to be checked: another one than the library's count, which is
-   * one a whole push, is ARGUMENT with both numbers. 0: not checked. */
+  /* Expected iteration + 1: a mismatch with the library's count, which is one a whole push, returns ARGUMENT with
+   * both numbers. 0: not checked. */
   uint64_t progress;
 } mlfab_push_options;
 
@@ -793,7 +796,7 @@ MLFAB_API int mlfab_snapshot(mlfab *ctx, const mlfab_buf *bufs, uint32_t n);
 MLFAB_API int mlfab_push_difference(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
                                     const mlfab_push_options *options, mlfab_result *result_p);
 
-/* Asks after a request: *done_p 1 when it has finished, which also ends it. result_p may be NULL.
+/* Polls a request: *done_p 1 when it has finished, which also ends it. result_p may be NULL.
  * Errors: REQUEST when it is unknown or was ended before. */
 MLFAB_API int mlfab_test(mlfab *ctx, mlfab_request request, int *done_p, mlfab_result *result_p);
 
@@ -815,7 +818,7 @@ MLFAB_API int mlfab_on_done(mlfab *ctx, mlfab_request request, mlfab_done_fn fn,
 /* Withdraws a request and gives its buffers back at once. It still has to be ended with test or wait,
  * which say CANCELLED (it never left, or the server dropped it), 0 (it was too late: applied) or
  * IN_DOUBT (not known yet: ask mlfab_push_status later). A collective's ends all that are open, on all
- * workers (section 9b). */
+ * workers (section 10). */
 MLFAB_API int mlfab_cancel(mlfab *ctx, mlfab_request request);
 
 /* What became of update `seq` of this node: *status_p is 0 (applied everywhere), IN_DOUBT (still
@@ -842,7 +845,7 @@ MLFAB_API int mlfab_progress(mlfab *ctx, uint64_t timeout_ns);
 MLFAB_API int mlfab_deadline(mlfab *ctx, uint64_t *at_ns_p);
 
 /* ------------------------------------------------------------------------------------------------
- * 9. Barrier, broadcast, join, allreduce, schedule
+ * 9. The fabric: barrier, broadcast, finish, allreduce, changes while it runs
  */
 
 /* Waits until every live worker that has not finished is here. Server 0 counts: a barrier
@@ -854,7 +857,7 @@ MLFAB_API int mlfab_deadline(mlfab *ctx, uint64_t *at_ns_p);
 MLFAB_API int mlfab_barrier(mlfab *ctx, uint64_t timeout_ns);
 
 /* Copies `bytes` bytes from worker `root` to all others, from worker to worker, up to model_max_bytes.
- * A collective (section 9b): every worker calls it in the same order, with the same root and size, as
+ * A collective (section 10): every worker calls it in the same order, with the same root and size, as
  * this or as mlfab_broadcast_start. Errors: as of mlfab_allreduce_list; also RANK_RANGE (root) and
  * ARGUMENT (0 bytes; root does not take part). */
 MLFAB_API int mlfab_broadcast(mlfab *ctx, int32_t root, void *data, uint64_t bytes,
@@ -886,14 +889,14 @@ MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns);
  * until the call returns; the sum is formed in it, and after a failure what it holds is of no use.
  *
  * It is mlfab_allreduce_list with one buffer and no options: what is said of failures, matching, types
- * and cost there (section 9b) holds here.
+ * and cost there (section 10) holds here.
  * Errors: as of mlfab_allreduce_list. */
 MLFAB_API int mlfab_allreduce(mlfab *ctx, void *data, uint64_t count, int dtype,
                               uint64_t timeout_ns);
 
 /* The mean of one array over all workers, in place. A data-parallel trainer needs no more than this:
  *    status = mlfab_allreduce_mean(fabric, gradient, count);
- * As mlfab_allreduce_list with MLFAB_F32, MLFAB_MEAN and the config's timeout. */
+ * As mlfab_allreduce_list with MLFAB_F32, MLFAB_OP_MEAN and the config's timeout. */
 MLFAB_API int mlfab_allreduce_mean(mlfab *ctx, float *data, uint64_t count);
 
 /* Changes the consistency model while the fabric runs, from any worker: of the slices that have
@@ -942,7 +945,7 @@ MLFAB_API int mlfab_set_link(mlfab *ctx, double in_bytes_per_s, double out_bytes
 MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p);
 
 /* ------------------------------------------------------------------------------------------------
- * 9b. Collectives
+ * 10. Collectives
  *
  * Worker to worker, without a server. Every live worker that has not called mlfab_finish calls the same
  * collectives, in the same order, with the same sizes; up to 1,024 may be open, and the first 32 of them run. Objects (partial
@@ -957,15 +960,15 @@ MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p
  * several since its last call, the last one). After that calls match again, among the workers that
  * live: a new epoch. It may be a later call on one worker than on another: a call that has returned 0
  * here may fail there. Who repeats steps therefore agrees on one first: every worker that has seen a
- * failure calls an allreduce of MLFAB_MAX over step * workers + rank, then takes the model of that rank
+ * failure calls an allreduce of MLFAB_OP_MAX over step * workers + rank, then takes the model of that rank
  * by a broadcast into other memory (examples/11_comes_and_goes.c). A worker's deadline names the first
  * rank that has not called; one shorter than two heartbeats may name the worker whose deadline it was.
  * The first call after another worker's close fails once with MLFAB_ERR_PEER_CLOSED naming it, with whatever
  * is still open, unless it had finished. A worker that comes back to a fabric ends the epoch of the
  * others (MLFAB_ERR_AGAIN), and they wait for its first collective: it should call that early. It has
  * none of their objects: what they call on these ends with its deadline, naming it; they close them,
- * and all open new ones. Buffers of a failed collective hold nothing of use. Server 0 says who takes
- * part, and is on the way of no call. When it dies, what is open fails with MLFAB_ERR_PEER_DEAD
+ * and all open new ones. After a failure the contents of its buffers are
+ * undefined. Server 0 manages membership and is not on the data path. When it dies, what is open fails with MLFAB_ERR_PEER_DEAD
  * (is_server 1), and so does every later call of this section: without servers of their own (mlfab-run
  * -s 0, torchrun, mpirun) it is in worker 0's process.
  *
@@ -977,11 +980,11 @@ MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p
  * unless `refuse_nan` is set.
  */
 enum mlfab_op {
-  MLFAB_SUM = 0,
-  MLFAB_MEAN = 1, /* the sum divided by the number of workers that take part; not of MLFAB_I64 */
-  MLFAB_MIN = 2,
-  MLFAB_MAX = 3,
-  MLFAB_PRODUCT = 4
+  MLFAB_OP_SUM = 0,
+  MLFAB_OP_MEAN = 1, /* the sum divided by the number of workers that take part; not of MLFAB_I64 */
+  MLFAB_OP_MIN = 2,
+  MLFAB_OP_MAX = 3,
+  MLFAB_OP_PRODUCT = 4
 };
 
 enum mlfab_algorithm {
@@ -1007,7 +1010,7 @@ typedef void (*mlfab_reduce_fn)(void *user, void *inout, const void *in, uint64_
 
 typedef struct mlfab_collective { /* options of a collective */
   uint32_t size;
-  uint32_t op;            /* MLFAB_SUM ... */
+  uint32_t op;            /* MLFAB_OP_SUM ... */
   uint32_t algorithm;     /* MLFAB_ALGORITHM_* */
   uint32_t refuse_nan;    /* 1: NaN and infinity in what this worker brings to an allreduce or a
                           reduce-scatter fail it, naming the worker; sums are not looked at */
@@ -1096,22 +1099,27 @@ MLFAB_API int mlfab_barrier_start(mlfab *ctx, const mlfab_collective *options,
  * Step s waits until round s is over: a worker that lags returns at once. A worker without a progress
  * thread (MLFAB_PROGRESS_HAND) takes part in its calls and in mlfab_progress only: rounds wait for it.
  */
-enum mlfab_partial_mode { MLFAB_SOLO = 1, MLFAB_MAJORITY = 2, MLFAB_QUORUM = 3 };
+enum mlfab_partial_mode {
+  MLFAB_PARTIAL_SOLO = 1,
+  MLFAB_PARTIAL_MAJORITY = 2,
+  MLFAB_PARTIAL_QUORUM = 3
+};
 
 enum mlfab_partial_results {
-  MLFAB_LATEST = 0, /* a call returns the newest round's result; older ones are overwritten */
-  MLFAB_QUEUED =
+  MLFAB_PARTIAL_LATEST =
+      0, /* a call returns the newest round's result; older ones are overwritten */
+  MLFAB_PARTIAL_QUEUED =
       1 /* every round's result is returned once, in order, by every worker; a worker with
                        queue_max results that it has not taken holds the next round up */
 };
 
 typedef struct mlfab_partial_options {
   uint32_t size;
-  uint32_t mode;    /* MLFAB_SOLO ... */
+  uint32_t mode;    /* MLFAB_PARTIAL_SOLO ... */
   uint32_t quorum;  /* with QUORUM: 1..workers that live when it opens; later at most those alive */
-  uint32_t results; /* MLFAB_LATEST, MLFAB_QUEUED */
+  uint32_t results; /* MLFAB_PARTIAL_LATEST, MLFAB_PARTIAL_QUEUED */
   uint32_t queue_max; /* 0: 8 */
-  uint32_t op;        /* MLFAB_SUM or MLFAB_MEAN (divided by the number of workers) */
+  uint32_t op;        /* MLFAB_OP_SUM or MLFAB_OP_MEAN (divided by the number of workers) */
   uint32_t algorithm; /* of the exchange: MLFAB_ALGORITHM_AUTO ... TREE */
   uint32_t
       refuse_nan;  /* 1: a contribution with NaN or infinity is refused alone, nothing is changed */
@@ -1133,7 +1141,7 @@ typedef struct mlfab_partial_info {
 } mlfab_partial_info;
 
 /* Opens a partial reduction of `count` elements: collective, waits for all workers. At most 16 objects
- * of section 9b are open. Errors: ARGUMENT (quorum 0 or above the world, ...), DTYPE, UNSUPPORTED (mean of
+ * of section 10 are open. Errors: ARGUMENT (quorum 0 or above the world, ...), DTYPE, UNSUPPORTED (mean of
  * MLFAB_I64), LIMIT, MEMORY, and failures (MISMATCH: the options differ).
  * Memory: 4 arrays, and queue_max more with QUEUED. */
 MLFAB_API int mlfab_partial_open(mlfab *ctx, uint64_t count, int dtype,
@@ -1307,7 +1315,7 @@ MLFAB_API int mlfab_dag_trigger(mlfab_dag *dag, uint32_t op);
 MLFAB_API int mlfab_dag_free(mlfab_dag **dag_p);
 
 /* ------------------------------------------------------------------------------------------------
- * 10. Telemetry
+ * 11. Telemetry
  */
 typedef struct mlfab_stats {
   uint64_t frames_sent, frames_received;
@@ -1340,7 +1348,7 @@ typedef struct mlfab_stats {
   uint64_t pull_raw_bytes, pull_bytes;
   uint64_t rounds;                    /* server: iterations completed, of its first slice's model */
   uint64_t slices_moved, bytes_moved; /* server: that came here from others */
-  /* Section 9b: collectives that finished and failed here, epochs that this worker was in, partial
+  /* Section 10: collectives that finished and failed here, epochs that this worker was in, partial
    * rounds that it has seen the end of. */
   uint64_t collectives, collectives_failed, collective_epochs, rounds_partial;
 } mlfab_stats;

@@ -1,5 +1,5 @@
 /*
- * mlfab_node.h - stepping by hand: the node level. Section 11 of mlfab.h.
+ * mlfab_node.h - stepping by hand: the node level, below mlfab.h.
  *
  * A node is a state machine without I/O, clock or threads: feed it events (mlfab_io_event, section 12 of
  * mlfab.h) with the present time, carry out the actions that it yields, and call it again at its
@@ -63,7 +63,7 @@ MLFAB_API void mlfab_node_done(mlfab_node *node, const mlfab_action *action, int
 MLFAB_API uint64_t mlfab_node_deadline(const mlfab_node *node);
 /* 0 while joining, 1 when the fabric is complete, or the error that ended it. */
 MLFAB_API int mlfab_node_ready(const mlfab_node *node, mlfab_error *error_p);
-/* The calls of sections 7 to 9b. Beside each kind: the function that it stands for, whose rules and errors hold,
+/* The calls of sections 7 to 10. Beside each kind: the function that it stands for, whose rules and errors hold,
  * and the members of mlfab_call that it takes. */
 enum mlfab_call_kind {
   /* Done when mlfab_node_submit returns; there is no request. */
@@ -75,10 +75,10 @@ enum mlfab_call_kind {
   MLFAB_CALL_PUSH = 5, /* bufs, n; options: mlfab_push_options or NULL; request_p may be NULL */
   MLFAB_CALL_PUSH_SPARSE = 6,  /* tensor, indices, data (read only), count; else as PUSH */
   MLFAB_CALL_PULL = 7,         /* bufs, n; options: mlfab_pull_options or NULL */
-  MLFAB_CALL_FINISH = 8,         /* timeout_ns */
+  MLFAB_CALL_FINISH = 8,       /* timeout_ns */
   MLFAB_CALL_SET_SYNC = 9,     /* tensor, server, timeout_ns; options: mlfab_sync */
   MLFAB_CALL_SET_SERVERS = 10, /* servers, n, timeout_ns */
-  /* Section 9b. options of the first six: mlfab_collective or NULL; ALLREDUCE: mlfab_allreduce. */
+  /* Section 10. options of the first six: mlfab_collective or NULL; ALLREDUCE: mlfab_allreduce. */
   MLFAB_CALL_ALLREDUCE = 11,      /* data, count, dtype, timeout_ns, and no options */
   MLFAB_CALL_ALLREDUCE_LIST = 12, /* vecs, n, dtype */
   MLFAB_CALL_REDUCE_SCATTER = 13, /* data, counts, dtype */

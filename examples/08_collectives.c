@@ -25,7 +25,7 @@ static void fill(float x) {
 /* 1. Everybody's gradient becomes the mean of all: two buffers, one operation. */
 static int mean_of_a_list(mlfab *fabric) {
   const mlfab_vec list[] = {{gradient, COUNT}, {bias, FEW}};
-  const mlfab_collective mean = {.size = sizeof mean, .op = MLFAB_MEAN};
+  const mlfab_collective mean = {.size = sizeof mean, .op = MLFAB_OP_MEAN};
   fill((float)rank);
   int status = mlfab_allreduce_list(fabric, list, 2, MLFAB_F32, &mean);
   if (!status && rank == 0)

@@ -48,7 +48,8 @@ static int partial(mlfab *fabric, int rank, int slow, const char *name, uint32_t
   mlfab_partial_info info[STEPS];
   uint32_t workers, id;
   int64_t total = 0, rest = 0, all = 0;
-  options.results = MLFAB_QUEUED; /* every round's result once, in order: no worker misses one */
+  options.results =
+      MLFAB_PARTIAL_QUEUED; /* every round's result once, in order: no worker misses one */
   if (mlfab_rank(fabric, NULL, &workers, NULL)) return 1;
   if (mlfab_partial_open(fabric, 1, MLFAB_I64, &options, 0, &id)) return 1; /* waits for all */
   double begin = now_ms();
@@ -86,9 +87,10 @@ int main(void) {
     mlfab_close(&fabric);
     return 2;
   }
-  int status = full(fabric, rank, slow) || partial(fabric, rank, slow, "solo", MLFAB_SOLO) ||
-               partial(fabric, rank, slow, "majority", MLFAB_MAJORITY) ||
-               partial(fabric, rank, slow, "quorum(3)", MLFAB_QUORUM);
+  int status = full(fabric, rank, slow) ||
+               partial(fabric, rank, slow, "solo", MLFAB_PARTIAL_SOLO) ||
+               partial(fabric, rank, slow, "majority", MLFAB_PARTIAL_MAJORITY) ||
+               partial(fabric, rank, slow, "quorum(3)", MLFAB_PARTIAL_QUORUM);
   if (status && !mlfab_last_error(fabric, &error)) fprintf(stderr, "%s\n", error.text);
   mlfab_close(&fabric);
   return status;

@@ -68,8 +68,8 @@ static int agree(void) {
     int64_t most = step * workers + rank, others = 1;
     mlfab_request request;
     for (int f = 0; f < FEATURES; f++) taken[f] = weights[f];
-    code = reduce(&most, 1, MLFAB_I64, MLFAB_MAX);
-    if (!code) code = reduce(&others, 1, MLFAB_I64, MLFAB_SUM);
+    code = reduce(&most, 1, MLFAB_I64, MLFAB_OP_MAX);
+    if (!code) code = reduce(&others, 1, MLFAB_I64, MLFAB_OP_SUM);
     if (!code) {
       int32_t root = (int32_t)(most % workers);
       code = mlfab_broadcast_start(fabric, root, taken, sizeof taken, NULL, &request);
@@ -90,7 +90,7 @@ static int agree(void) {
 static int advance(void) {
   float gradient[FEATURES];
   compute(gradient);
-  int code = reduce(gradient, FEATURES, MLFAB_F32, MLFAB_MEAN);
+  int code = reduce(gradient, FEATURES, MLFAB_F32, MLFAB_OP_MEAN);
   if (code) return code;
   for (int f = 0; f < FEATURES; f++) weights[f] -= 0.2f * gradient[f];
   step++;
@@ -101,8 +101,8 @@ static int advance(void) {
 static int compare(int *same_p) {
   float low[FEATURES], high[FEATURES];
   for (int f = 0; f < FEATURES; f++) low[f] = high[f] = weights[f];
-  int code = reduce(low, FEATURES, MLFAB_F32, MLFAB_MIN);
-  if (!code) code = reduce(high, FEATURES, MLFAB_F32, MLFAB_MAX);
+  int code = reduce(low, FEATURES, MLFAB_F32, MLFAB_OP_MIN);
+  if (!code) code = reduce(high, FEATURES, MLFAB_F32, MLFAB_OP_MAX);
   *same_p = 1;
   for (int f = 0; f < FEATURES; f++) *same_p &= low[f] == high[f];
   return code;

@@ -694,7 +694,7 @@ static void shm_coll_combine(const mlfab__shm_coll *a, const mlfab__shm_coll_cal
                              uint8_t *const *where, bool all) {
   const void *in[MLFAB__SHM_COLL_MOST];
   void *to[MLFAB__SHM_COLL_MOST];
-  bool mean = c->op == MLFAB_MEAN;
+  bool mean = c->op == MLFAB_OP_MEAN;
   for (uint64_t done = 0, run; done < n; done += run) {
     uint32_t others = 1;
     to[0] = shm_coll_at(c, p->width, at + done, &run);

@@ -145,7 +145,7 @@ MLFAB_API int mlfab_allreduce(mlfab *ctx, void *data, uint64_t count, int dtype,
 }
 
 MLFAB_API int mlfab_allreduce_mean(mlfab *ctx, float *data, uint64_t count) {
-  const mlfab_collective mean = {.size = sizeof mean, .op = MLFAB_MEAN};
+  const mlfab_collective mean = {.size = sizeof mean, .op = MLFAB_OP_MEAN};
   const mlfab_vec vec = {data, count};
   COLL_WAIT(ALLREDUCE_LIST, .options = &mean, .vecs = &vec, .n = 1, .dtype = MLFAB_F32);
 }

@@ -101,7 +101,7 @@ typedef struct mlfab__shm_coll_call {
   uint64_t number;    /* ascending within an epoch, below 2^40 - 1 */
   uint64_t signature; /* whatever must be the same for all members */
   int kind;           /* MLFAB__SHM_COLL_* */
-  int dtype, op; /* of combine.h; MLFAB_MEAN divides by the number of members. Not of BARRIER */
+  int dtype, op; /* of combine.h; MLFAB_OP_MEAN divides by the number of members. Not of BARRIER */
   int refuse;    /* 1: NaN and infinity in what this member brings are refused */
   uint32_t root; /* BROADCAST */
   const mlfab_vec *bufs; /* one vector of `count` elements, in place; they do not overlap */

@@ -473,11 +473,11 @@ static int comm_check_type(const mlfab__comm_call *call, mlfab_error *error) {
     return MLFAB__FAIL(error, MLFAB_ERR_DTYPE, "%s: %d is not an element type", call->words,
                        call->dtype);
   if (!comm_adds(call)) return 0;
-  if (call->op < MLFAB_SUM || call->op > MLFAB_PRODUCT)
+  if (call->op < MLFAB_OP_SUM || call->op > MLFAB_OP_PRODUCT)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
-                       "%s: %d is not an operation (MLFAB_SUM ... MLFAB_PRODUCT)", call->words,
-                       call->op);
-  if (call->op == MLFAB_MEAN && call->dtype == MLFAB_I64)
+                       "%s: %d is not an operation (MLFAB_OP_SUM ... MLFAB_OP_PRODUCT)",
+                       call->words, call->op);
+  if (call->op == MLFAB_OP_MEAN && call->dtype == MLFAB_I64)
     return comm_refuse(error, MLFAB_ERR_UNSUPPORTED, call, "there is no mean of MLFAB_I64");
   return 0;
 }
@@ -617,15 +617,16 @@ static int comm_check_ranks(const mlfab__comm *comm, const mlfab__comm_call *cal
 
 static mlfab__algorithm_task comm_task(const mlfab__comm_call *call, uint64_t count,
                                        uint32_t members) {
-  return (mlfab__algorithm_task){.kind = call->kind,
-                                 .algorithm = call->algorithm,
-                                 .ordered = call->ordered && call->reduce,
-                                 .mean = comm_adds(call) && !call->reduce && call->op == MLFAB_MEAN,
-                                 .members = members,
-                                 .width = comm_width(call),
-                                 .count = count,
-                                 .segment = MLFAB__COMM_SEGMENT,
-                                 .after = MLFAB__DAG_NONE};
+  return (mlfab__algorithm_task){
+      .kind = call->kind,
+      .algorithm = call->algorithm,
+      .ordered = call->ordered && call->reduce,
+      .mean = comm_adds(call) && !call->reduce && call->op == MLFAB_OP_MEAN,
+      .members = members,
+      .width = comm_width(call),
+      .count = count,
+      .segment = MLFAB__COMM_SEGMENT,
+      .after = MLFAB__DAG_NONE};
 }
 
 static int comm_check_algorithm(const mlfab__comm *comm, const mlfab__comm_call *call,
@@ -1449,7 +1450,7 @@ static void comm_on_settle(mlfab__comm *comm, const mlfab__membership_finish *in
 }
 
 /* The bits of an element that changes nothing: -0 for sums. By type, then operation. */
-static const uint64_t comm_identities[][MLFAB_PRODUCT + 1] = {
+static const uint64_t comm_identities[][MLFAB_OP_PRODUCT + 1] = {
     [MLFAB_F32] = {0x80000000, 0x80000000, 0x7f800000, 0xff800000, 0x3f800000},
     [MLFAB_F64] = {0x8000000000000000, 0x8000000000000000, 0x7ff0000000000000, 0xfff0000000000000,
                    0x3ff0000000000000},
@@ -1491,7 +1492,7 @@ static int comm_owe(mlfab__comm *comm, const mlfab__membership_owed *owed, const
   uint32_t width = owed->user ? owed->width : comm_width(&call);
   int valid = call.kind >= MLFAB__COLLECTIVE_ALLREDUCE && call.kind <= MLFAB__COLLECTIVE_BARRIER;
   if (!valid || (call.n && (!width || owed->elements > comm->config->model_max_bytes / width)) ||
-      (comm_adds(&call) && (call.op < MLFAB_SUM || call.op > MLFAB_PRODUCT)))
+      (comm_adds(&call) && (call.op < MLFAB_OP_SUM || call.op > MLFAB_OP_PRODUCT)))
     return MLFAB_ERR_FRAME;
   int code = comm_new_slot(comm, &call, &slot);
   if (code) return code;

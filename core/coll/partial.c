@@ -12,7 +12,7 @@ static uint64_t partial_stride(uint64_t bytes) { return (bytes + 63) & ~(uint64_
 
 MLFAB__INTERNAL int mlfab__partial_init(mlfab__partial *partial, mlfab__env *env,
                                         const mlfab__partial_spec *spec, uint32_t rank) {
-  uint32_t queued = spec->results == MLFAB_QUEUED ? spec->queue_max : 0;
+  uint32_t queued = spec->results == MLFAB_PARTIAL_QUEUED ? spec->queue_max : 0;
   uint64_t stride = partial_stride(spec->count * spec->width);
   memset(partial, 0, sizeof *partial);
   partial->env = env;
@@ -141,7 +141,7 @@ MLFAB__INTERNAL int mlfab__partial_build(mlfab__partial *partial, mlfab__dag *da
                                          uint8_t algorithm) {
   const mlfab__partial_spec *spec = &partial->spec;
   partial_work work = {dag, 0};
-  uint32_t quorum = spec->mode == MLFAB_QUORUM ? spec->quorum : 1, start, deliver, culprit;
+  uint32_t quorum = spec->mode == MLFAB_PARTIAL_QUORUM ? spec->quorum : 1, start, deliver, culprit;
   mlfab__dag_op initiate = {.kind = MLFAB__DAG_COMPUTE,
                             .outside = 1,
                             .optional = 1,
@@ -153,7 +153,7 @@ MLFAB__INTERNAL int mlfab__partial_build(mlfab__partial *partial, mlfab__dag *da
   start = partial_add(&work, (mlfab__dag_op){.kind = MLFAB__DAG_NOP, .need = 1});
   partial_after(&work, start, partial->plan.initiate);
   for (uint32_t b = 0; b < partial->levels; b++) partial_add_level(&work, partial, b, start);
-  if (spec->mode == MLFAB_QUORUM) partial_add_arrivals(&work, partial);
+  if (spec->mode == MLFAB_PARTIAL_QUORUM) partial_add_arrivals(&work, partial);
   partial->plan.take = partial_add(&work, take);
   partial_after(&work, partial->plan.take, start);
   deliver = partial_add(
@@ -188,15 +188,15 @@ MLFAB__INTERNAL uint32_t mlfab__partial_draw(const mlfab__partial *partial, uint
 MLFAB__INTERNAL uint32_t mlfab__partial_trigger(const mlfab__partial *partial) {
   const mlfab__partial_plan *plan = &partial->plan;
   if (!partial->settled || !partial->waiting || partial->taken) return MLFAB__DAG_NONE;
-  if (partial->spec.mode == MLFAB_SOLO) return plan->initiate;
+  if (partial->spec.mode == MLFAB_PARTIAL_SOLO) return plan->initiate;
   uint32_t drawn = mlfab__partial_draw(partial, partial->over);
   if (drawn == partial->me) return plan->initiate;
-  if (partial->spec.mode == MLFAB_MAJORITY) return MLFAB__DAG_NONE;
+  if (partial->spec.mode == MLFAB_PARTIAL_MAJORITY) return MLFAB__DAG_NONE;
   return plan->arrive + drawn - (drawn > partial->me);
 }
 
 MLFAB__INTERNAL uint32_t mlfab__partial_awaits(const mlfab__partial *partial) {
-  if (!partial->settled || partial->taken || partial->spec.mode != MLFAB_MAJORITY)
+  if (!partial->settled || partial->taken || partial->spec.mode != MLFAB_PARTIAL_MAJORITY)
     return MLFAB__DAG_NONE;
   return mlfab__partial_draw(partial, partial->over);
 }
@@ -222,7 +222,7 @@ static void partial_swap(uint8_t **a, uint8_t **b) {
 /* What was not used after all is older than what came since. */
 static void partial_return(mlfab__partial *partial, uint8_t **array, int some, uint64_t calls) {
   if (some && partial->some) {
-    mlfab__kernel_combine(MLFAB_SUM, partial->spec.dtype, partial->pending, *array,
+    mlfab__kernel_combine(MLFAB_OP_SUM, partial->spec.dtype, partial->pending, *array,
                           partial->pending, partial->spec.count, 0);
   } else if (some) {
     partial_swap(&partial->pending, array);
@@ -285,7 +285,7 @@ MLFAB__INTERNAL void mlfab__partial_end(mlfab__partial *partial) {
 
 MLFAB__INTERNAL int mlfab__partial_may_take(const mlfab__partial *partial) {
   if (!partial->settled || partial->taken) return 0;
-  return partial->spec.results != MLFAB_QUEUED ||
+  return partial->spec.results != MLFAB_PARTIAL_QUEUED ||
          partial->over < partial->step + partial->spec.queue_max;
 }
 
@@ -356,7 +356,7 @@ static int partial_deliver(mlfab__partial *partial, uint64_t round) {
     partial_answer(partial, round, data);
     return 1;
   }
-  if (partial->spec.results == MLFAB_QUEUED)
+  if (partial->spec.results == MLFAB_PARTIAL_QUEUED)
     memcpy(partial->queue + round % partial->spec.queue_max * partial_stride(partial->bytes), data,
            partial->bytes);
   return 0;
@@ -381,7 +381,7 @@ MLFAB__INTERNAL int mlfab__partial_compute(mlfab__partial *partial, mlfab__dag *
 MLFAB__INTERNAL void mlfab__partial_keep(mlfab__partial *partial, const void *data) {
   const mlfab__partial_spec *spec = &partial->spec;
   if (partial->some) {
-    mlfab__kernel_combine(MLFAB_SUM, spec->dtype, partial->pending, partial->pending, data,
+    mlfab__kernel_combine(MLFAB_OP_SUM, spec->dtype, partial->pending, partial->pending, data,
                           spec->count, 0);
   } else {
     memcpy(partial->pending, data, partial->bytes);
@@ -399,7 +399,7 @@ MLFAB__INTERNAL int mlfab__partial_call(mlfab__partial *partial, void *data) {
   if (!partial->settled) return 0;
   uint64_t step = partial->step++, newest = partial->over - 1;
   if (step >= partial->over) return 0;
-  if (spec->results == MLFAB_LATEST) {
+  if (spec->results == MLFAB_PARTIAL_LATEST) {
     partial_answer(partial, newest, partial->data[newest & 1]);
   } else {
     partial_answer(partial, step,

@@ -68,9 +68,9 @@ enum { MLFAB__PARTIAL_DATA, MLFAB__PARTIAL_BITMAP };
 
 /* The same on all members. */
 typedef struct mlfab__partial_spec {
-  uint32_t mode;    /* MLFAB_SOLO ... */
+  uint32_t mode;    /* MLFAB_PARTIAL_SOLO ... */
   uint32_t quorum;  /* QUORUM: 1 or more; above the members it is all of them */
-  uint32_t results; /* MLFAB_LATEST, MLFAB_QUEUED */
+  uint32_t results; /* MLFAB_PARTIAL_LATEST, MLFAB_PARTIAL_QUEUED */
   uint32_t queue_max;
   uint32_t segment; /* as of mlfab__algorithm_task */
   uint8_t algorithm;

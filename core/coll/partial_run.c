@@ -209,7 +209,7 @@ static void partial_run_fill_plays(mlfab__partial_run *e) {
     partial_run_fill_play(e, play, e->signature);
     play->eager = e->partial.bytes <= MLFAB__COMM_EAGER;
     play->dtype = spec->dtype;
-    play->op = MLFAB_SUM;
+    play->op = MLFAB_OP_SUM;
     play->width = spec->width;
     play->compute = partial_run_compute;
     play->spaces[MLFAB__PARTIAL_DATA] = (mlfab__comm_space){&e->vecs[i][0], 1};
@@ -218,7 +218,7 @@ static void partial_run_fill_plays(mlfab__partial_run *e) {
   partial_run_fill_play(e, &e->settle, e->signature + 1);
   e->settle.eager = 1;
   e->settle.dtype = MLFAB_I64;
-  e->settle.op = MLFAB_MAX;
+  e->settle.op = MLFAB_OP_MAX;
   e->settle.width = sizeof(int64_t);
   e->settle.over = partial_run_settle_over;
   e->settle_vec = (mlfab_vec){&e->partial.marks, sizeof e->partial.marks};
@@ -300,8 +300,9 @@ static int partial_run_called(void *self, uint64_t number) {
   if (number == 0 || !partial->settled || round < partial->over) return 1;
   if (partial->taken && round == partial->over) return 1;
   if (!partial->taken && !mlfab__partial_may_take(partial)) return 0;
-  if (partial->spec.mode == MLFAB_SOLO || partial->step > round) return 1;
-  return partial->spec.mode == MLFAB_MAJORITY && mlfab__partial_draw(partial, round) != partial->me;
+  if (partial->spec.mode == MLFAB_PARTIAL_SOLO || partial->step > round) return 1;
+  return partial->spec.mode == MLFAB_PARTIAL_MAJORITY &&
+         mlfab__partial_draw(partial, round) != partial->me;
 }
 
 /* --- opening --- */
@@ -320,10 +321,11 @@ static int partial_run_check_type(const mlfab__comm *comm, uint64_t count, int d
                        dtype);
   int code = mlfab__comm_check_count(comm, partial_run_what, count, width, error);
   if (code) return code;
-  if (op != MLFAB_SUM && op != MLFAB_MEAN)
+  if (op != MLFAB_OP_SUM && op != MLFAB_OP_MEAN)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
-                       "a partial reduction: op is %u, and must be MLFAB_SUM or MLFAB_MEAN", op);
-  if (op == MLFAB_MEAN && dtype == MLFAB_I64)
+                       "a partial reduction: op is %u, and must be MLFAB_OP_SUM or MLFAB_OP_MEAN",
+                       op);
+  if (op == MLFAB_OP_MEAN && dtype == MLFAB_I64)
     return partial_run_refuse(error, MLFAB_ERR_UNSUPPORTED, "there is no mean of MLFAB_I64");
   return 0;
 }
@@ -331,18 +333,18 @@ static int partial_run_check_type(const mlfab__comm *comm, uint64_t count, int d
 static int partial_run_check_options(const mlfab__comm *comm, const mlfab_partial_options *o,
                                      mlfab_error *error) {
   uint32_t live = comm->phase == MLFAB__COMM_IN ? comm->members : comm->config->workers;
-  if (o->mode < MLFAB_SOLO || o->mode > MLFAB_QUORUM)
+  if (o->mode < MLFAB_PARTIAL_SOLO || o->mode > MLFAB_PARTIAL_QUORUM)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
-                       "a partial reduction: %u is not a mode (MLFAB_SOLO ...)", o->mode);
-  if (o->mode == MLFAB_QUORUM && (o->quorum == 0 || o->quorum > live))
+                       "a partial reduction: %u is not a mode (MLFAB_PARTIAL_SOLO ...)", o->mode);
+  if (o->mode == MLFAB_PARTIAL_QUORUM && (o->quorum == 0 || o->quorum > live))
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
                        "a partial reduction: quorum is %u, and must be 1..%u: so many workers "
                        "take part",
                        o->quorum, live);
-  if (o->results > MLFAB_QUEUED)
+  if (o->results > MLFAB_PARTIAL_QUEUED)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
-                       "a partial reduction: results is %u, and must be MLFAB_LATEST or "
-                       "MLFAB_QUEUED",
+                       "a partial reduction: results is %u, and must be MLFAB_PARTIAL_LATEST or "
+                       "MLFAB_PARTIAL_QUEUED",
                        o->results);
   if (o->queue_max > MLFAB__PARTIAL_RUN_QUEUE_MAX)
     return MLFAB__FAIL(error, MLFAB_ERR_LIMIT,
@@ -359,12 +361,12 @@ static int partial_run_check_options(const mlfab__comm *comm, const mlfab_partia
 static mlfab__partial_spec partial_run_spec(const mlfab__comm *comm, uint64_t count, int dtype,
                                             const mlfab_partial_options *o) {
   return (mlfab__partial_spec){.mode = o->mode,
-                               .quorum = o->mode == MLFAB_QUORUM ? o->quorum : 0,
+                               .quorum = o->mode == MLFAB_PARTIAL_QUORUM ? o->quorum : 0,
                                .results = o->results,
                                .queue_max = o->queue_max ? o->queue_max : 8,
                                .segment = MLFAB__COMM_SEGMENT,
                                .algorithm = (uint8_t)o->algorithm,
-                               .mean = o->op == MLFAB_MEAN,
+                               .mean = o->op == MLFAB_OP_MEAN,
                                .reduce_or = MLFAB__COMM_REDUCE(0, MLFAB__OP_OR),
                                .dtype = dtype,
                                .width = mlfab__element_bytes(dtype),
@@ -499,7 +501,7 @@ MLFAB__INTERNAL int mlfab__partial_run_flush(mlfab__comm *comm, uint32_t id, voi
   const mlfab__comm_call call = {.kind = MLFAB__COLLECTIVE_ALLREDUCE,
                                  .algorithm = spec->algorithm,
                                  .dtype = spec->dtype,
-                                 .op = spec->mean ? MLFAB_MEAN : MLFAB_SUM,
+                                 .op = spec->mean ? MLFAB_OP_MEAN : MLFAB_OP_SUM,
                                  .vecs = &vec,
                                  .n = 1,
                                  .salt = e->object->channel,
@@ -526,7 +528,7 @@ MLFAB__INTERNAL int mlfab__partial_run_resync(mlfab__comm *comm, uint32_t id, vo
   if (!e) return MLFAB_ERR_ARGUMENT;
   const mlfab__comm_call call = {.kind = MLFAB__COLLECTIVE_ALLREDUCE,
                                  .dtype = dtype,
-                                 .op = MLFAB_MEAN,
+                                 .op = MLFAB_OP_MEAN,
                                  .vecs = &vec,
                                  .n = 1,
                                  .salt = e->object->channel,

@@ -105,11 +105,11 @@ static int user_dag_check_reduction(const mlfab__user_dag_message *message, uint
   if (width == 0)
     return MLFAB__FAIL(error, MLFAB_ERR_DTYPE, "a schedule: %d is not an element type",
                        message->dtype);
-  if (message->op < MLFAB_SUM || message->op > MLFAB_PRODUCT)
+  if (message->op < MLFAB_OP_SUM || message->op > MLFAB_OP_PRODUCT)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
-                       "a schedule: %d is not an operation (MLFAB_SUM ... MLFAB_PRODUCT)",
+                       "a schedule: %d is not an operation (MLFAB_OP_SUM ... MLFAB_OP_PRODUCT)",
                        message->op);
-  if (message->op == MLFAB_MEAN)
+  if (message->op == MLFAB_OP_MEAN)
     return user_dag_refuse(error, MLFAB_ERR_UNSUPPORTED,
                            "not supported: a mean of two; add, and divide in a compute operation");
   if ((uintptr_t)message->data % width)

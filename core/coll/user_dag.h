@@ -55,7 +55,7 @@ typedef struct mlfab__user_dag_message {
   int32_t rank;
   uint32_t tag;
   void *data;
-  uint64_t bytes; /* RECV_REDUCE: elements of dtype, to be combined by op (MLFAB_SUM ...) */
+  uint64_t bytes; /* RECV_REDUCE: elements of dtype, to be combined by op (MLFAB_OP_SUM ...) */
   int dtype, op;
 } mlfab__user_dag_message;
 

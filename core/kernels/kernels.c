@@ -291,20 +291,20 @@ KERNEL_QUOTIENT(kernel_f64_quotient, double, "divsd")
   static inline word name##_rank(int op, real x) {                                              \
     word v;                                                                                     \
     memcpy(&v, &x, sizeof v);                                                                   \
-    if ((v & (most)) > (infinity)) return op == MLFAB_MAX ? (most) : ~(most);                   \
+    if ((v & (most)) > (infinity)) return op == MLFAB_OP_MAX ? (most) : ~(most);                \
     return v < 0 ? v ^ (most) : v;                                                              \
   }                                                                                             \
   static void name##_steps(int op, real *to, const real *x, size_t n) {                         \
     switch (op) {                                                                               \
-      case MLFAB_MIN:                                                                           \
+      case MLFAB_OP_MIN:                                                                        \
         for (size_t i = 0; i < n; i++)                                                          \
           if (name##_rank(op, x[i]) < name##_rank(op, to[i])) memcpy(to + i, x + i, sizeof *x); \
         return;                                                                                 \
-      case MLFAB_MAX:                                                                           \
+      case MLFAB_OP_MAX:                                                                        \
         for (size_t i = 0; i < n; i++)                                                          \
           if (name##_rank(op, x[i]) > name##_rank(op, to[i])) memcpy(to + i, x + i, sizeof *x); \
         return;                                                                                 \
-      case MLFAB_PRODUCT:                                                                       \
+      case MLFAB_OP_PRODUCT:                                                                    \
         for (size_t i = 0; i < n; i++) to[i] = name##_multiply(to[i], x[i]);                    \
         return;                                                                                 \
       default:                                                                                  \
@@ -317,13 +317,13 @@ KERNEL_STEPS(kernel_f64, double, int64_t, KERNEL_F64_MOST, KERNEL_F64_INFINITY)
 
 static void kernel_i64_steps(int op, int64_t *to, const int64_t *x, size_t n) {
   switch (op) {
-    case MLFAB_MIN:
+    case MLFAB_OP_MIN:
       for (size_t i = 0; i < n; i++) to[i] = x[i] < to[i] ? x[i] : to[i];
       return;
-    case MLFAB_MAX:
+    case MLFAB_OP_MAX:
       for (size_t i = 0; i < n; i++) to[i] = x[i] > to[i] ? x[i] : to[i];
       return;
-    case MLFAB_PRODUCT:
+    case MLFAB_OP_PRODUCT:
       for (size_t i = 0; i < n; i++) to[i] = (int64_t)((uint64_t)to[i] * (uint64_t)x[i]);
       return;
     case MLFAB__OP_OR:

@@ -8,9 +8,9 @@
  *
  * Arithmetic: F32 and F64 round once an operation; F16 and BF16 are combined in float32 and rounded
  * once at the end, to nearest, ties to even, beyond the largest number to infinity. I64 is modulo
- * 2^64. MLFAB_MIN and MLFAB_MAX: NaN wins over any number, of two NaNs the left one; -0 < +0. A sum
+ * 2^64. MLFAB_OP_MIN and MLFAB_OP_MAX: NaN wins over any number, of two NaNs the left one; -0 < +0. A sum
  * or product of two NaNs is one of them, on x86 the left one; it is quiet, as halves that are NaN
- * always come out. MLFAB_MEAN adds; mlfab__kernel_divide does the rest.
+ * always come out. MLFAB_OP_MEAN adds; mlfab__kernel_divide does the rest.
  *
  * Functions that end in _with take the row: 0 portable, 1 AVX2 (with F16C and BMI2), 2 AVX-512 (F, BW, DQ, VL).
  * It must not be above mlfab__kernel_level. Those without take the highest. Tests compare the rows. */

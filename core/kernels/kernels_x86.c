@@ -40,24 +40,24 @@
   isa X86_INLINE name##_words name##_rank(int op, name##_value x) {                 \
     name##_words v = (name##_words)x, nan = (v & (most)) > (infinity);              \
     v ^= (v < 0) & (most);                                                          \
-    return (v & ~nan) | (nan & (op == MLFAB_MAX ? (most) : ~(most)));               \
+    return (v & ~nan) | (nan & (op == MLFAB_OP_MAX ? (most) : ~(most)));            \
   }                                                                                 \
   isa X86_INLINE name##_value name##_step(int op, name##_value a, name##_value b) { \
-    if (op == MLFAB_PRODUCT) return name##_multiply(a, b);                          \
-    if (op == MLFAB_SUM) return name##_add(a, b);                                   \
+    if (op == MLFAB_OP_PRODUCT) return name##_multiply(a, b);                       \
+    if (op == MLFAB_OP_SUM) return name##_add(a, b);                                \
     name##_words x = name##_rank(op, a), y = name##_rank(op, b);                    \
-    name##_words take = op == MLFAB_MAX ? y > x : y < x;                            \
+    name##_words take = op == MLFAB_OP_MAX ? y > x : y < x;                         \
     return (name##_value)(((name##_words)b & take) | ((name##_words)a & ~take));    \
   }
 
 #define X86_INTEGERS(name, isa, width)                                              \
   X86_TYPES(name, uint64_t, int64_t, width)                                         \
   isa X86_INLINE name##_value name##_step(int op, name##_value a, name##_value b) { \
-    if (op == MLFAB_PRODUCT) return a * b;                                          \
-    if (op == MLFAB_SUM) return a + b;                                              \
+    if (op == MLFAB_OP_PRODUCT) return a * b;                                       \
+    if (op == MLFAB_OP_SUM) return a + b;                                           \
     if (op == MLFAB__OP_OR) return a | b;                                           \
     name##_words x = (name##_words)a, y = (name##_words)b;                          \
-    name##_words take = op == MLFAB_MAX ? y > x : y < x;                            \
+    name##_words take = op == MLFAB_OP_MAX ? y > x : y < x;                         \
     return (name##_value)((y & take) | (x & ~take));                                \
   }
 
@@ -230,16 +230,16 @@ enum { X86_LOOK, X86_SCALE, X86_ADD, X86_ADD_STREAM };
   }                                                                                                \
   isa static void name(int op, void *const *dst, uint32_t ndst, uint64_t past,                     \
                        const void *const *in, uint32_t k, uint64_t from, uint64_t to) {            \
-    if (op == MLFAB_MIN)                                                                           \
-      name##_loop(MLFAB_MIN, dst, ndst, past, in, k, from, to);                                    \
-    else if (op == MLFAB_MAX)                                                                      \
-      name##_loop(MLFAB_MAX, dst, ndst, past, in, k, from, to);                                    \
-    else if (op == MLFAB_PRODUCT)                                                                  \
-      name##_loop(MLFAB_PRODUCT, dst, ndst, past, in, k, from, to);                                \
+    if (op == MLFAB_OP_MIN)                                                                        \
+      name##_loop(MLFAB_OP_MIN, dst, ndst, past, in, k, from, to);                                 \
+    else if (op == MLFAB_OP_MAX)                                                                   \
+      name##_loop(MLFAB_OP_MAX, dst, ndst, past, in, k, from, to);                                 \
+    else if (op == MLFAB_OP_PRODUCT)                                                               \
+      name##_loop(MLFAB_OP_PRODUCT, dst, ndst, past, in, k, from, to);                             \
     else if ((has_or) && op == MLFAB__OP_OR)                                                       \
       name##_loop(MLFAB__OP_OR, dst, ndst, past, in, k, from, to);                                 \
     else                                                                                           \
-      name##_loop(MLFAB_SUM, dst, ndst, past, in, k, from, to);                                    \
+      name##_loop(MLFAB_OP_SUM, dst, ndst, past, in, k, from, to);                                 \
   }
 
 #define X86_DIVIDE(name, isa, type, real, number, lanes)                               \

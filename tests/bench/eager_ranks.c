@@ -61,7 +61,7 @@ static void sleep_until(int64_t at_ns) {
 static int64_t agree(rank *r) {
   int64_t at = now_ns() + AHEAD;
   mlfab_vec vec = {&at, 1};
-  mlfab_collective options = {.size = sizeof options, .op = MLFAB_MAX};
+  mlfab_collective options = {.size = sizeof options, .op = MLFAB_OP_MAX};
   require(r, mlfab_allreduce_list(r->ctx, &vec, 1, MLFAB_I64, &options), "agreeing on an instant");
   return at;
 }
@@ -127,10 +127,10 @@ static void case_run(rank *r, const char *name) {
     exit(2);
   }
   int partial = strcmp(mode, "full") != 0;
-  options.mode = !strcmp(mode, "solo")       ? MLFAB_SOLO
-                 : !strcmp(mode, "majority") ? MLFAB_MAJORITY
-                                             : MLFAB_QUORUM;
-  options.quorum = options.mode == MLFAB_QUORUM ? (uint32_t)strtoul(mode, NULL, 10) : 0;
+  options.mode = !strcmp(mode, "solo")       ? MLFAB_PARTIAL_SOLO
+                 : !strcmp(mode, "majority") ? MLFAB_PARTIAL_MAJORITY
+                                             : MLFAB_PARTIAL_QUORUM;
+  options.quorum = options.mode == MLFAB_PARTIAL_QUORUM ? (uint32_t)strtoul(mode, NULL, 10) : 0;
   r->count = bytes / sizeof(int64_t);
   r->wrong = 0;
   if (partial)

@@ -293,12 +293,12 @@ static void prepare(trainer *t) {
 }
 
 static void open_partial(trainer *t) {
-  mlfab_partial_options options = {.size = sizeof options, .op = MLFAB_MEAN};
-  options.mode = !strcmp(t->mode, "solo")       ? MLFAB_SOLO
-                 : !strcmp(t->mode, "majority") ? MLFAB_MAJORITY
-                                                : MLFAB_QUORUM;
-  options.quorum = options.mode == MLFAB_QUORUM ? (uint32_t)strtoul(t->mode, NULL, 10) : 0;
-  options.results = t->queued ? MLFAB_QUEUED : MLFAB_LATEST;
+  mlfab_partial_options options = {.size = sizeof options, .op = MLFAB_OP_MEAN};
+  options.mode = !strcmp(t->mode, "solo")       ? MLFAB_PARTIAL_SOLO
+                 : !strcmp(t->mode, "majority") ? MLFAB_PARTIAL_MAJORITY
+                                                : MLFAB_PARTIAL_QUORUM;
+  options.quorum = options.mode == MLFAB_PARTIAL_QUORUM ? (uint32_t)strtoul(t->mode, NULL, 10) : 0;
+  options.results = t->queued ? MLFAB_PARTIAL_QUEUED : MLFAB_PARTIAL_LATEST;
   options.resync = t->queued ? 0 : t->resync; /* with all results in order models stay equal */
   require(t, mlfab_partial_open(t->ctx, t->count, MLFAB_F32, &options, 0, &t->id), "opening");
 }
@@ -320,7 +320,7 @@ static void step_partial(trainer *t) {
 }
 
 static void step_full(trainer *t) {
-  mlfab_collective options = {.size = sizeof options, .op = MLFAB_MEAN};
+  mlfab_collective options = {.size = sizeof options, .op = MLFAB_OP_MEAN};
   mlfab_vec vec = {t->g, t->count};
   require(t, mlfab_allreduce_list(t->ctx, &vec, 1, MLFAB_F32, &options), "a step");
   t->in_time += 1;
@@ -354,7 +354,7 @@ static void train(trainer *t) {
 
 static void report(trainer *t) {
   double sums[2] = {t->in_time, t->not_seen};
-  mlfab_collective most = {.size = sizeof most, .op = MLFAB_MAX};
+  mlfab_collective most = {.size = sizeof most, .op = MLFAB_OP_MAX};
   mlfab_vec seconds = {&t->seconds, 1};
   require(t, mlfab_allreduce(t->ctx, sums, 2, MLFAB_F64, 0), "adding up");
   require(t, mlfab_allreduce_list(t->ctx, &seconds, 1, MLFAB_F64, &most), "the slowest");

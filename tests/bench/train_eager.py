@@ -7,7 +7,7 @@ the paper's: a step of 31 ms, which is what its figures imply, delays of 20, 30 
 has ResNet-32 on CIFAR-10). Without MNIST in MLFAB_DATA the images are generated, and this says so. A
 computation is real, and filled up with sleep, so that eight processes can share two cores.
 
-On the hyperplane solo and majority get every round's result once, in order (MLFAB_QUEUED), so that models
+On the hyperplane solo and majority get every round's result once, in order (MLFAB_PARTIAL_QUEUED), so that models
 stay equal; solo/latest gets the newest one, as in the paper, and models are made equal every 32 steps, since
 what a worker never saw spoils them. On images it is the newest, and every 100 steps.
 

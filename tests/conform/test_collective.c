@@ -130,8 +130,8 @@ static call draw_call(uint64_t number, uint32_t ranks) {
   call c = {.number = number, .kind = (int)draw(number, 4, KINDS), .count = draw_count(number)};
   c.dtype = MLFAB_F32 + (int)draw(number, 5, 5);
   c.op = (int)draw(number, 6, 5);
-  if (c.op == MLFAB_MEAN && c.dtype == MLFAB_I64) c.op = MLFAB_SUM;
-  if (c.kind == PLAIN) c.op = MLFAB_SUM;
+  if (c.op == MLFAB_OP_MEAN && c.dtype == MLFAB_I64) c.op = MLFAB_OP_SUM;
+  if (c.kind == PLAIN) c.op = MLFAB_OP_SUM;
   c.noisy =
       draw(number, 7, 4) == 0 && c.dtype != MLFAB_I64 && (c.kind == ALLREDUCE || c.kind == PLAIN);
   c.root = (int32_t)draw(number, 8, ranks);
@@ -150,7 +150,7 @@ static call draw_call(uint64_t number, uint32_t ranks) {
 static double value(const call *c, uint32_t rank, uint64_t i) {
   uint64_t x = mix((i * RANKS_MAX + rank) * 1000 + c->number);
   if (c->noisy) return ((double)(x >> 11) * 0x1p-53 - 0.5) * (double)(1u << (x & 7));
-  if (c->op == MLFAB_PRODUCT) return x & 1 ? 2 : x & 2 ? 1 : -1;
+  if (c->op == MLFAB_OP_PRODUCT) return x & 1 ? 2 : x & 2 ? 1 : -1;
   return (double)(x % 15) - 7;
 }
 
@@ -158,12 +158,12 @@ static double reduced(const call *c, uint32_t ranks, uint64_t i) {
   double sum = value(c, 0, i);
   for (uint32_t r = 1; r < ranks; r++) {
     double x = value(c, r, i);
-    if (c->op == MLFAB_SUM || c->op == MLFAB_MEAN) sum += x;
-    if (c->op == MLFAB_MIN) sum = x < sum ? x : sum;
-    if (c->op == MLFAB_MAX) sum = x > sum ? x : sum;
-    if (c->op == MLFAB_PRODUCT) sum *= x;
+    if (c->op == MLFAB_OP_SUM || c->op == MLFAB_OP_MEAN) sum += x;
+    if (c->op == MLFAB_OP_MIN) sum = x < sum ? x : sum;
+    if (c->op == MLFAB_OP_MAX) sum = x > sum ? x : sum;
+    if (c->op == MLFAB_OP_PRODUCT) sum *= x;
   }
-  return c->op == MLFAB_MEAN ? sum / ranks : sum;
+  return c->op == MLFAB_OP_MEAN ? sum / ranks : sum;
 }
 
 /* As an element of the type. */

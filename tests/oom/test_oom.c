@@ -180,7 +180,8 @@ static int alone_servers(alone *a) {
 }
 
 static int alone_partial_open(alone *a) {
-  const mlfab_partial_options o = {.size = sizeof o, .mode = MLFAB_SOLO, .results = MLFAB_QUEUED};
+  const mlfab_partial_options o = {
+      .size = sizeof o, .mode = MLFAB_PARTIAL_SOLO, .results = MLFAB_PARTIAL_QUEUED};
   return mlfab_partial_open(a->ctx, COUNT, MLFAB_I64, &o, 0, &a->partial);
 }
 
@@ -648,7 +649,7 @@ static int planned_session(uint32_t victim, uint64_t fail_at, uint64_t *failures
 enum { FIRST = 2, SECOND_WORKER = 3, OBJECT_NODES = 4 };
 
 static int object_partial_open(fabric *f, uint32_t i) {
-  const mlfab_partial_options o = {.size = sizeof o, .mode = MLFAB_QUORUM, .quorum = 2};
+  const mlfab_partial_options o = {.size = sizeof o, .mode = MLFAB_PARTIAL_QUORUM, .quorum = 2};
   return mlfab_partial_open(f->node[i], COUNT, MLFAB_I64, &o, 2 * SECOND, &f->object[i]);
 }
 

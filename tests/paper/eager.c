@@ -42,10 +42,10 @@ static const uint64_t sizes[SIZES] = {64, 4096, 65536, 1 << 20, 4 << 20};
 static const char *const size_names[SIZES] = {"64 B", "4 KiB", "64 KiB", "1 MiB", "4 MiB"};
 static const eager_kind kinds[KINDS] = {
     [FULL] = {"full", 0, 0, {4, 4, 4, 2, 2}},
-    [SOLO] = {"solo", MLFAB_SOLO, 0, {32, 16, 16, 8, 4}},
-    [MAJORITY] = {"majority", MLFAB_MAJORITY, 0, {1024, 256, 256, 64, 32}},
-    [QUORUM_8] = {"quorum(8)", MLFAB_QUORUM, 8, {32, 16, 16, 8, 4}},
-    [QUORUM_16] = {"quorum(16)", MLFAB_QUORUM, 16, {64, 32, 32, 8, 4}},
+    [SOLO] = {"solo", MLFAB_PARTIAL_SOLO, 0, {32, 16, 16, 8, 4}},
+    [MAJORITY] = {"majority", MLFAB_PARTIAL_MAJORITY, 0, {1024, 256, 256, 64, 32}},
+    [QUORUM_8] = {"quorum(8)", MLFAB_PARTIAL_QUORUM, 8, {32, 16, 16, 8, 4}},
+    [QUORUM_16] = {"quorum(16)", MLFAB_PARTIAL_QUORUM, 16, {64, 32, 32, 8, 4}},
 };
 
 typedef struct eager_outcome {

@@ -120,7 +120,7 @@ static int scatter_gather(void) {
 }
 
 static int open_partial(uint32_t *id_p) {
-  mlfab_partial_options options = {.size = sizeof options, .mode = MLFAB_SOLO};
+  mlfab_partial_options options = {.size = sizeof options, .mode = MLFAB_PARTIAL_SOLO};
   return mlfab_partial_open(fabric, SMALL, MLFAB_F32, &options, 0, id_p);
 }
 

@@ -294,7 +294,7 @@ static void send_and_go(void) {
 /* A partial reduction that everybody opens, for one round of all. */
 static void share_round(void) {
   const mlfab_partial_options options = {
-      .size = sizeof options, .mode = MLFAB_QUORUM, .quorum = workers};
+      .size = sizeof options, .mode = MLFAB_PARTIAL_QUORUM, .quorum = workers};
   int64_t sum = INT64_C(1) << rank;
   uint32_t id = 0;
   called = now();
@@ -342,7 +342,7 @@ static void check_mean(float got, uint32_t k) {
 
 static void finish_early(void) {
   enum { OPEN = 8 };
-  const mlfab_collective mean = {.size = sizeof mean, .op = MLFAB_MEAN};
+  const mlfab_collective mean = {.size = sizeof mean, .op = MLFAB_OP_MEAN};
   mlfab_request requests[OPEN];
   uint32_t n = last_call(rank), open = rank % 2 ? OPEN : 1;
   uint64_t count = victim ? 100 : LARGE / OPEN; /* large ones are sent when all are there */

@@ -203,7 +203,7 @@ static double number(const plan *p, uint32_t who, uint64_t i) {
   double magnitude = 1.0 + (double)(d >> 8 & 127) / 128.0;
   if (p->numbers == WITH_NAN && who == 0 && i % 16 == 3) return (double)NAN;
   if (p->numbers == ROUGH) return d & 1 ? magnitude : -magnitude;
-  if (p->op == MLFAB_PRODUCT) return d % 3 == 0 ? -1.0 : who % 8 == 1 && d % 3 == 1 ? 2.0 : 1.0;
+  if (p->op == MLFAB_OP_PRODUCT) return d % 3 == 0 ? -1.0 : who % 8 == 1 && d % 3 == 1 ? 2.0 : 1.0;
   return width_of(p->dtype) == 2 ? (double)(d % 3) - 1.0 : (double)(d % 2001) - 1000.0;
 }
 
@@ -287,15 +287,15 @@ static void make_reduction(const world *w, plan *p, uint64_t d) {
   static const uint32_t widths[] = {1, 3, 8, 20, 64};
   p->dtype = types[mix(d + 1) % 5];
   p->op = (int)(mix(d + 2) % 5);
-  if (p->op == MLFAB_MEAN && p->dtype == MLFAB_I64) p->op = MLFAB_SUM;
+  if (p->op == MLFAB_OP_MEAN && p->dtype == MLFAB_I64) p->op = MLFAB_OP_SUM;
   p->own = mix(d + 3) % 4 ? NO_REDUCER : mix(d + 4) % 2 ? AFFINE : XOR;
-  p->numbers = p->op == MLFAB_PRODUCT ? EXACT : mix(d + 5) % 8 == 0 ? WITH_NAN : mix(d + 6) % 2;
+  p->numbers = p->op == MLFAB_OP_PRODUCT ? EXACT : mix(d + 5) % 8 == 0 ? WITH_NAN : mix(d + 6) % 2;
   /* Which algorithm it chooses may depend on measured links, and so the bits of what is rounded. */
   if (w->deaths && p->algorithm == MLFAB_ALGORITHM_AUTO && p->numbers == ROUGH) p->numbers = EXACT;
   p->width = width_of(p->dtype);
   if (p->own) p->width = p->own == AFFINE ? sizeof(affine) : widths[mix(d + 7) % 5];
   p->plain = p->kind == ALLREDUCE && !p->own && mix(d + 8) % 4 == 0;
-  if (p->plain) p->algorithm = MLFAB_ALGORITHM_AUTO, p->op = MLFAB_SUM;
+  if (p->plain) p->algorithm = MLFAB_ALGORITHM_AUTO, p->op = MLFAB_OP_SUM;
   if (p->plain && w->deaths && p->numbers == ROUGH) p->numbers = EXACT;
 }
 
@@ -333,19 +333,19 @@ static void forget_literal(literal *l) {
 static void add_number(const plan *p, double *v, double x) {
   if (isnan(x) || isnan(*v)) {
     *v = (double)NAN;
-  } else if (p->op == MLFAB_MIN) {
+  } else if (p->op == MLFAB_OP_MIN) {
     *v = x < *v ? x : *v;
-  } else if (p->op == MLFAB_MAX) {
+  } else if (p->op == MLFAB_OP_MAX) {
     *v = x > *v ? x : *v;
   } else {
-    *v = p->op == MLFAB_PRODUCT ? *v * x : *v + x;
+    *v = p->op == MLFAB_OP_PRODUCT ? *v * x : *v + x;
   }
 }
 
 static uint64_t add_integer(const plan *p, uint64_t v, uint64_t x) {
-  if (p->op == MLFAB_MIN) return (int64_t)x < (int64_t)v ? x : v;
-  if (p->op == MLFAB_MAX) return (int64_t)x > (int64_t)v ? x : v;
-  return p->op == MLFAB_PRODUCT ? v * x : v + x;
+  if (p->op == MLFAB_OP_MIN) return (int64_t)x < (int64_t)v ? x : v;
+  if (p->op == MLFAB_OP_MAX) return (int64_t)x > (int64_t)v ? x : v;
+  return p->op == MLFAB_OP_PRODUCT ? v * x : v + x;
 }
 
 static void add_element(plan *p, literal *l, uint32_t who, uint64_t i, int first) {
@@ -396,10 +396,10 @@ static const literal *literal_of(world *w, plan *p, uint64_t members) {
     for (uint64_t i = 0; i < p->count; i++) add_element(p, l, r, i, first);
     first = 0;
   }
-  int adds = p->op == MLFAB_SUM || p->op == MLFAB_MEAN;
+  int adds = p->op == MLFAB_OP_SUM || p->op == MLFAB_OP_MEAN;
   for (uint64_t i = 0; i < p->count && !p->own && p->dtype != MLFAB_I64; i++) {
     l->slack[i] = p->numbers == ROUGH && adds ? l->slack[i] * n * rounding : 0.0;
-    if (p->op != MLFAB_MEAN) continue;
+    if (p->op != MLFAB_OP_MEAN) continue;
     l->values[i] /= n;
     l->slack[i] = l->slack[i] / n + fabs(l->values[i]) * rounding * 1.001;
   }
@@ -1259,7 +1259,7 @@ static void test_slow_rank(void **state) {
 static plan differs(const world *w, uint64_t number, uint64_t members, uint64_t how) {
   plan p = make_sum(w, number, members);
   if (how % 5 == 0) p.count = ++p.lengths[0];
-  if (how % 5 == 1) p.op = MLFAB_MAX;
+  if (how % 5 == 1) p.op = MLFAB_OP_MAX;
   if (how % 5 == 2) p.dtype = MLFAB_F64;
   if (how % 5 == 3) p.kind = BROADCAST, p.width = 1, p.root = 0;
   if (how % 5 == 4) p.kind = BROADCAST, p.width = 1, p.root = 1;

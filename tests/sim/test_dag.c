@@ -331,7 +331,7 @@ static void add_op(rank *r, op *o) {
       break;
     default:
       MUST(r, mlfab_dag_recv_reduce(r->dag, (int32_t)peer->rank, o->tag, cell->words, cell->len,
-                                    MLFAB_I64, MLFAB_SUM, &o->number));
+                                    MLFAB_I64, MLFAB_OP_SUM, &o->number));
   }
   MUST(r, mlfab_dag_set(r->dag, o->number, o->need, flags));
   for (uint32_t d = 0; d < o->ndeps; d++)

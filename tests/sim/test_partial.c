@@ -118,7 +118,7 @@ static uint32_t ones(const uint64_t *bitmap) {
 }
 
 static void check_first(const object *o, const past *p) {
-  uint32_t quorum = o->options.mode == MLFAB_QUORUM ? o->options.quorum : 1;
+  uint32_t quorum = o->options.mode == MLFAB_PARTIAL_QUORUM ? o->options.quorum : 1;
   if (p->info.active != ones(p->info.bitmap)) broken("the bitmap is not of %u", p->info.active);
   if (p->info.active < (quorum < p->info.workers ? quorum : p->info.workers))
     broken("%u active, and the quorum is %u", p->info.active, quorum);
@@ -155,7 +155,7 @@ static void check_result(part *p) {
   if (w.dead != MLFAB_NO_RANK && info->workers == alive() && o->base == UINT64_MAX)
     begin_anew(o, info->step);
   if (info->round + 1 < p->newest) broken("rank %u: a round that is older", me);
-  if (o->options.results == MLFAB_QUEUED && info->round != info->step)
+  if (o->options.results == MLFAB_PARTIAL_QUEUED && info->round != info->step)
     broken("rank %u: round %u in step %u", me, (unsigned)info->round, (unsigned)info->step);
   int active = info->bitmap[me / 64] >> me % 64 & 1;
   if (info->included != (active && info->round == info->step)) broken("included is wrong");
@@ -353,7 +353,7 @@ static void check_end(uint32_t which) {
   }
   for (uint32_t k = 0; k < w.steps && w.dead == MLFAB_NO_RANK; k++) {
     if (!o->rounds[k].data) broken("nobody got round %u", k);
-    if (o->options.results == MLFAB_QUEUED && o->rounds[k].seen != w.ranks)
+    if (o->options.results == MLFAB_PARTIAL_QUEUED && o->rounds[k].seen != w.ranks)
       broken("%u ranks got round %u", o->rounds[k].seen, k);
   }
 }

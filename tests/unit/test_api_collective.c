@@ -170,7 +170,7 @@ static void test_wrong_types(void **state) {
         "5 is not an operation");
   o.op = UINT32_MAX;
   WRONG(n, mlfab_allreduce_list(n, &one, 1, MLFAB_F64, &o), MLFAB_ERR_ARGUMENT, "not an operation");
-  o = with(MLFAB_MEAN, 0);
+  o = with(MLFAB_OP_MEAN, 0);
   WRONG(n, mlfab_allreduce_list(n, &one, 1, MLFAB_I64, &o), MLFAB_ERR_UNSUPPORTED,
         "mean of MLFAB_I64");
   o = with(0, 6);
@@ -234,7 +234,7 @@ static void test_older_options(void **state) {
       mlfab_vec one = {&data[i], 1};
       memset(&o, 0xa5, sizeof o);
       o.size = size;
-      o.op = MLFAB_MAX;
+      o.op = MLFAB_OP_MAX;
       data[i] = i + 1;
       OK(w.node[i], mlfab_allreduce_start(w.node[i], &one, 1, MLFAB_I64, &o, &requests[i]));
     }
@@ -343,7 +343,7 @@ static void test_barriers(void **state) {
 static void test_tags(void **state) {
   float data[RANKS][2] = {{1, 1}, {1, 1}, {1, 1}};
   mlfab_request requests[RANKS][2];
-  mlfab_collective o = with(MLFAB_SUM, 0);
+  mlfab_collective o = with(MLFAB_OP_SUM, 0);
   mlfab_result result;
   world w;
   (void)state;
@@ -402,7 +402,7 @@ static void test_inputs(void **state) {
   int64_t data[RANKS][6];
   static const int64_t from[6] = {1, 2, 3, 4, 5, 6};
   mlfab_request requests[RANKS];
-  mlfab_collective o = with(MLFAB_SUM, 0);
+  mlfab_collective o = with(MLFAB_OP_SUM, 0);
   world w;
   (void)state;
   begin(&w, RANKS);
@@ -522,7 +522,7 @@ static void test_sizes_differ(void **state) {
         mlfab_collective o = with(0, 0);
         uint64_t wrong = i == odd;
         if (how == 0) one.count += wrong;
-        if (how == 1 && wrong) o.op = MLFAB_MIN;
+        if (how == 1 && wrong) o.op = MLFAB_OP_MIN;
         if (how == 2 && wrong) o.algorithm = MLFAB_ALGORITHM_RING;
         if (how == 3 && wrong) {
           OK(w.node[i],
@@ -643,7 +643,7 @@ static void test_world_of_one(void **state) {
   (void)state;
   begin(&w, 1);
   mlfab *n = w.node[0];
-  for (uint32_t op = MLFAB_SUM; op <= MLFAB_PRODUCT; op++) {
+  for (uint32_t op = MLFAB_OP_SUM; op <= MLFAB_OP_PRODUCT; op++) {
     for (uint32_t algorithm = 0; algorithm < 5; algorithm++) {
       mlfab_collective o = with(op, algorithm);
       OK(n, mlfab_allreduce_list(n, two, 2, MLFAB_F64, &o));
@@ -672,7 +672,7 @@ static void test_older_info(void **state) {
   mlfab *ctx = NULL;
   mlfab_error error;
   mlfab_config config;
-  mlfab_partial_options options = {.size = sizeof options, .mode = MLFAB_SOLO};
+  mlfab_partial_options options = {.size = sizeof options, .mode = MLFAB_PARTIAL_SOLO};
   mlfab_partial_info info;
   float x = 1.0f;
   uint32_t id = 0;

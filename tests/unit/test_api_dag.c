@@ -134,13 +134,13 @@ static void test_building(void **state) {
   EXPECT(n, mlfab_dag_send(d, 0, 0, x, 8, &op), MLFAB_ERR_ARGUMENT); /* itself */
   EXPECT(n, mlfab_dag_send(d, 1, 0, NULL, 8, &op), MLFAB_ERR_ARGUMENT);
   EXPECT(n, mlfab_dag_recv(d, 1, 0, x, (1u << 30) + 1, &op), MLFAB_ERR_LIMIT);
-  EXPECT(n, mlfab_dag_recv_reduce(d, 1, 0, x, 1ull << 61, MLFAB_I64, MLFAB_SUM, &op),
+  EXPECT(n, mlfab_dag_recv_reduce(d, 1, 0, x, 1ull << 61, MLFAB_I64, MLFAB_OP_SUM, &op),
          MLFAB_ERR_LIMIT);
-  EXPECT(n, mlfab_dag_recv_reduce(d, 1, 0, x, 1, 99, MLFAB_SUM, &op), MLFAB_ERR_DTYPE);
+  EXPECT(n, mlfab_dag_recv_reduce(d, 1, 0, x, 1, 99, MLFAB_OP_SUM, &op), MLFAB_ERR_DTYPE);
   EXPECT(n, mlfab_dag_recv_reduce(d, 1, 0, x, 1, MLFAB_F32, 5, &op), MLFAB_ERR_ARGUMENT);
-  EXPECT(n, mlfab_dag_recv_reduce(d, 1, 0, x, 1, MLFAB_F32, MLFAB_MEAN, &op),
+  EXPECT(n, mlfab_dag_recv_reduce(d, 1, 0, x, 1, MLFAB_F32, MLFAB_OP_MEAN, &op),
          MLFAB_ERR_UNSUPPORTED);
-  EXPECT(n, mlfab_dag_recv_reduce(d, 1, 0, (char *)x + 4, 1, MLFAB_F64, MLFAB_SUM, &op),
+  EXPECT(n, mlfab_dag_recv_reduce(d, 1, 0, (char *)x + 4, 1, MLFAB_F64, MLFAB_OP_SUM, &op),
          MLFAB_ERR_ARGUMENT);
   EXPECT(n, mlfab_dag_compute(d, NULL, x, &op), MLFAB_ERR_ARGUMENT);
   assert_int_equal(op, 77);
@@ -199,7 +199,7 @@ static void test_flaws(void **state) {
   d = afresh();
   OK(n, mlfab_dag_recv(d, 1, 4, &x, 8, &a));
   OK(n, mlfab_dag_send(d, 1, 4, &x, 8, &b)); /* another direction */
-  OK(n, mlfab_dag_recv_reduce(d, 1, 4, &x, 1, MLFAB_I64, MLFAB_SUM, &c));
+  OK(n, mlfab_dag_recv_reduce(d, 1, 4, &x, 1, MLFAB_I64, MLFAB_OP_SUM, &c));
   EXPECT(n, mlfab_dag_open(d, 0, 0), MLFAB_ERR_ARGUMENT);
   assert_non_null(strstr(said(0)->text, "operation 2"));
   assert_non_null(strstr(said(0)->text, "worker 1 under tag 4"));
@@ -275,9 +275,9 @@ static void test_reduce(void **state) {
     int32_t before = (int32_t)i - 1, behind = (int32_t)i + 1;
     if (i > 0) {
       OK(r->ctx,
-         mlfab_dag_recv_reduce(r->dag, before, 1, sums[i], LARGE, MLFAB_F64, MLFAB_SUM, &in));
+         mlfab_dag_recv_reduce(r->dag, before, 1, sums[i], LARGE, MLFAB_F64, MLFAB_OP_SUM, &in));
       OK(r->ctx,
-         mlfab_dag_recv_reduce(r->dag, before, 2, small[i], 5, MLFAB_F32, MLFAB_MAX, &more));
+         mlfab_dag_recv_reduce(r->dag, before, 2, small[i], 5, MLFAB_F32, MLFAB_OP_MAX, &more));
     }
     if (i < 2) {
       OK(r->ctx, mlfab_dag_send(r->dag, behind, 1, sums[i], sizeof sums[i], &op));

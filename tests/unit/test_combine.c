@@ -14,7 +14,8 @@
 enum { POOL = 1 << 21, MOST = 64, GUARD = 0x5a };
 
 static const int dtypes[] = {MLFAB_F32, MLFAB_F64, MLFAB_I64, MLFAB_F16, MLFAB_BF16};
-static const int ops[] = {MLFAB_SUM, MLFAB_MEAN, MLFAB_MIN, MLFAB_MAX, MLFAB_PRODUCT};
+static const int ops[] = {MLFAB_OP_SUM, MLFAB_OP_MEAN, MLFAB_OP_MIN, MLFAB_OP_MAX,
+                          MLFAB_OP_PRODUCT};
 
 /* ---- the literal version: a number is its bits, in the low end of a word ---- */
 
@@ -134,8 +135,8 @@ static int is_less(format f, uint64_t a, uint64_t b) {
 
 static uint64_t literal_real(int op, int dtype, uint64_t a, uint64_t b) {
   format f = format_of(dtype);
-  int smaller = op == MLFAB_MIN;
-  if (op == MLFAB_MIN || op == MLFAB_MAX) {
+  int smaller = op == MLFAB_OP_MIN;
+  if (op == MLFAB_OP_MIN || op == MLFAB_OP_MAX) {
     if (is_nan(f, a)) return a;
     if (is_nan(f, b)) return b;
     return (smaller ? is_less(f, b, a) : is_less(f, a, b)) ? b : a;
@@ -147,7 +148,7 @@ static uint64_t literal_real(int op, int dtype, uint64_t a, uint64_t b) {
     volatile double x, y, r;
     memcpy((void *)&x, &a, 8);
     memcpy((void *)&y, &b, 8);
-    if (op == MLFAB_PRODUCT)
+    if (op == MLFAB_OP_PRODUCT)
       r = x * y;
     else
       r = x + y;
@@ -157,7 +158,7 @@ static uint64_t literal_real(int op, int dtype, uint64_t a, uint64_t b) {
     uint32_t a32 = (uint32_t)a, b32 = (uint32_t)b;
     memcpy((void *)&x, &a32, 4);
     memcpy((void *)&y, &b32, 4);
-    if (op == MLFAB_PRODUCT)
+    if (op == MLFAB_OP_PRODUCT)
       r = x * y;
     else
       r = x + y;
@@ -168,9 +169,9 @@ static uint64_t literal_real(int op, int dtype, uint64_t a, uint64_t b) {
 }
 
 static uint64_t literal_integer(int op, uint64_t a, uint64_t b) {
-  if (op == MLFAB_MIN) return (int64_t)b < (int64_t)a ? b : a;
-  if (op == MLFAB_MAX) return (int64_t)b > (int64_t)a ? b : a;
-  if (op == MLFAB_PRODUCT) return a * b;
+  if (op == MLFAB_OP_MIN) return (int64_t)b < (int64_t)a ? b : a;
+  if (op == MLFAB_OP_MAX) return (int64_t)b > (int64_t)a ? b : a;
+  if (op == MLFAB_OP_PRODUCT) return a * b;
   return op == MLFAB__OP_OR ? (a | b) : a + b;
 }
 
@@ -421,7 +422,7 @@ static void halves_are_rounded_once(void **state) {
   uint16_t c[4] = {0x3c00, 0xfb53, 0, 0}, out[4];
   const void *in[3] = {a, b, c};
   void *dst = out;
-  mlfab__kernel_combine_many(MLFAB_SUM, MLFAB_F16, &dst, 1, in, 3, 4, 0);
+  mlfab__kernel_combine_many(MLFAB_OP_SUM, MLFAB_F16, &dst, 1, in, 3, 4, 0);
   assert_int_equal(out[0], 0x6801);
   assert_int_equal(out[1], 0x7b53);
   assert_int_equal(out[2], 0x7bff); /* 65504 + 15 */

@@ -367,8 +367,8 @@ static shape program(uint64_t index) {
   call.root = w->plain ? 0 : (int32_t)(r[3] % w->n);
   call.dtype = dtypes[r[4] % MLFAB__COUNT(dtypes)];
   call.op = (int)(r[5] % 5);
-  if (call.op == MLFAB_PRODUCT && call.dtype != MLFAB_F64) call.dtype = MLFAB_I64;
-  if (call.op == MLFAB_MEAN) call.dtype = r[5] & 64 ? MLFAB_F32 : MLFAB_F64;
+  if (call.op == MLFAB_OP_PRODUCT && call.dtype != MLFAB_F64) call.dtype = MLFAB_I64;
+  if (call.op == MLFAB_OP_MEAN) call.dtype = r[5] & 64 ? MLFAB_F32 : MLFAB_F64;
   call.width = mlfab__element_bytes(call.dtype);
   call.user = call.kind <= MLFAB__COLLECTIVE_REDUCE_SCATTER && r[6] % 5 == 0;
   call.ordered = call.user;
@@ -402,7 +402,7 @@ static void element(const shape *what, uint32_t rank, uint64_t generation, uint6
                     uint64_t i, uint8_t *to) {
   uint64_t x = mlfab__mix(((rank * 1009 + generation) * 10007 + index) * 100003 + i);
   int64_t small = (int64_t)(x % 9) - 4;
-  if (what->op == MLFAB_PRODUCT) small = x & 1 ? 2 : 1;
+  if (what->op == MLFAB_OP_PRODUCT) small = x & 1 ? 2 : 1;
   if (what->user) {
     const affine map = {(uint32_t)x | 1, (uint32_t)(x >> 32), 1};
     memcpy(to, &map, sizeof map);
@@ -469,7 +469,7 @@ static void expected(const worker *me, const open_call *c, uint64_t i, uint8_t *
       mlfab__kernel_combine(what->op, what->dtype, to, to, aligned, 1, 0);
     }
   }
-  if (what->kind <= MLFAB__COLLECTIVE_REDUCE_SCATTER && what->op == MLFAB_MEAN && !what->user)
+  if (what->kind <= MLFAB__COLLECTIVE_REDUCE_SCATTER && what->op == MLFAB_OP_MEAN && !what->user)
     mlfab__kernel_divide(what->dtype, to, 1, adds);
 }
 
@@ -1022,7 +1022,7 @@ static void test_shapes(void **state) {
     shape other = plain_sum;
     if (odd == 0) other.count++;
     if (odd == 1) other.dtype = MLFAB_I64;
-    if (odd == 2) other.op = MLFAB_MAX;
+    if (odd == 2) other.op = MLFAB_OP_MAX;
     if (odd == 3) other = large_sum;
     begin_all(&plain_sum, 0);
     settle();
@@ -1247,7 +1247,7 @@ static void test_arguments(void **state) {
   c = good;
   c.op = 7;
   assert_int_equal(refused(c, "7 is not an operation"), MLFAB_ERR_ARGUMENT);
-  c.op = MLFAB_MEAN;
+  c.op = MLFAB_OP_MEAN;
   c.dtype = MLFAB_I64;
   assert_int_equal(refused(c, "mean of MLFAB_I64"), MLFAB_ERR_UNSUPPORTED);
   c = good;

@@ -137,7 +137,7 @@ static void took(world *w, member *m, uint64_t round) {
 }
 
 static uint32_t quorum_of(const world *w) {
-  if (w->spec.mode != MLFAB_QUORUM) return 1;
+  if (w->spec.mode != MLFAB_PARTIAL_QUORUM) return 1;
   return w->spec.quorum < w->members ? w->spec.quorum : w->members;
 }
 
@@ -149,7 +149,7 @@ static void delivered(world *w, member *m, uint64_t round) {
   for (uint32_t i = 0; i < w->members; i++) assert_true(p->took[w->list[i]]);
   assert_true(p->bits >= quorum_of(w));
   p->members = w->members;
-  if (w->spec.mode == MLFAB_MAJORITY)
+  if (w->spec.mode == MLFAB_PARTIAL_MAJORITY)
     assert_true(p->bit[w->list[mlfab__partial_draw(&m->partial, round)]]);
   for (uint32_t r = 0; r < w->ranks; r++) {
     w->got_calls[r] += p->calls[r];
@@ -165,7 +165,7 @@ static void check_answer(world *w, member *m) {
   assert_int_equal(info->step + 1, m->book.last_step);
   assert_true(info->round >= info->step);
   assert_true(info->round + 1 >= m->seen);
-  if (w->spec.results == MLFAB_QUEUED) assert_int_equal(info->round, info->step);
+  if (w->spec.results == MLFAB_PARTIAL_QUEUED) assert_int_equal(info->round, info->step);
   m->seen = info->round + 1;
   assert_int_equal(info->active, p->bits);
   assert_int_equal(info->workers, p->members);
@@ -559,7 +559,7 @@ static void one_world(uint64_t seed) {
     const past *p = &w->rounds[r];
     assert_int_equal(p->delivered, w->members);
     assert_true(p->initiators >= 1);
-    if (w->spec.mode != MLFAB_SOLO) assert_int_equal(p->initiators, 1);
+    if (w->spec.mode != MLFAB_PARTIAL_SOLO) assert_int_equal(p->initiators, 1);
     if (p->initiators == 1) assert_int_equal(p->notices, w->members - 1);
     assert_true(p->notices <= w->members * w->of[0]->partial.levels);
   }
@@ -615,7 +615,7 @@ static void activate(uint32_t members, uint32_t first, uint32_t second, int all)
   mlfab__rng_seed(&w->prng, members * 1000003 + first * 1009 + second);
   w->members = w->ranks = members;
   w->hurry = 1 + below(&w->prng, 15);
-  w->spec = (mlfab__partial_spec){.mode = MLFAB_SOLO, .reduce_or = 6, .dtype = MLFAB_I64};
+  w->spec = (mlfab__partial_spec){.mode = MLFAB_PARTIAL_SOLO, .reduce_or = 6, .dtype = MLFAB_I64};
   w->spec.width = 8;
   w->spec.count = BLOCKS * members;
   w->spec.segment = 4096;
@@ -682,7 +682,7 @@ static void lag(uint32_t results, uint32_t queue_max) {
   mlfab__rng_seed(&w->prng, 5);
   w->members = w->ranks = 2;
   w->hurry = 8;
-  w->spec = (mlfab__partial_spec){.mode = MLFAB_SOLO, .reduce_or = 6, .dtype = MLFAB_I64};
+  w->spec = (mlfab__partial_spec){.mode = MLFAB_PARTIAL_SOLO, .reduce_or = 6, .dtype = MLFAB_I64};
   w->spec.width = 8;
   w->spec.count = BLOCKS * 2;
   w->spec.results = results;
@@ -699,7 +699,7 @@ static void lag(uint32_t results, uint32_t queue_max) {
   begin(w, 1);
   w->of[0]->calls_left = 6;
   run_world(w, 0);
-  if (results == MLFAB_QUEUED) {
+  if (results == MLFAB_PARTIAL_QUEUED) {
     assert_int_equal(w->of[0]->partial.over, queue_max);
     assert_true(w->of[0]->calling);
     w->of[1]->calls_left = 1;
@@ -728,8 +728,8 @@ static void lag(uint32_t results, uint32_t queue_max) {
 
 static void test_lag(void **state) {
   (void)state;
-  lag(MLFAB_LATEST, 1);
-  for (uint32_t q = 1; q < 4; q++) lag(MLFAB_QUEUED, q);
+  lag(MLFAB_PARTIAL_LATEST, 1);
+  for (uint32_t q = 1; q < 4; q++) lag(MLFAB_PARTIAL_QUEUED, q);
   assert_int_equal(env.bytes, 0);
 }
 
@@ -753,7 +753,8 @@ static void test_memory(void **state) {
   mlfab__env poor;
   mlfab_env hooks = {.size = sizeof hooks, .allocate = scarce, .release = give};
   const uint32_t ranks[] = {0, 1, 2};
-  mlfab__partial_spec spec = {.mode = MLFAB_QUORUM, .quorum = 2, .results = MLFAB_QUEUED};
+  mlfab__partial_spec spec = {
+      .mode = MLFAB_PARTIAL_QUORUM, .quorum = 2, .results = MLFAB_PARTIAL_QUEUED};
   int rc = MLFAB_ERR_MEMORY;
   spec.queue_max = 2;
   spec.reduce_or = 6;

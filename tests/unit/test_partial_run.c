@@ -358,13 +358,13 @@ static void look_at_result(worker *me) {
   assert_true(info->round >= info->step);
   assert_true(info->round + 1 >= me->last_round);
   me->last_round = info->round + 1;
-  if (w->options.results == MLFAB_QUEUED) assert_int_equal(info->round, info->step);
+  if (w->options.results == MLFAB_PARTIAL_QUEUED) assert_int_equal(info->round, info->step);
   assert_int_equal(info->active, ones(info->bitmap));
   assert_int_equal(info->included,
                    info->round == info->step && (info->bitmap[rank / 64] >> rank % 64 & 1));
   assert_int_equal(info->resync,
                    w->options.resync > 0 && (info->step + 1) % w->options.resync == 0);
-  uint64_t quorum = w->options.mode == MLFAB_QUORUM ? w->options.quorum : 1;
+  uint64_t quorum = w->options.mode == MLFAB_PARTIAL_QUORUM ? w->options.quorum : 1;
   assert_true(info->active >= mlfab__min(quorum, info->workers));
   if (!p->data) {
     p->data = malloc(w->count * 8);
@@ -670,7 +670,7 @@ static void check_conservation(void) {
   }
   for (uint32_t k = 0; k < ROUNDS; k++) {
     w->rounds_done += w->rounds[k].data != NULL;
-    if (w->options.results == MLFAB_QUEUED && w->rounds[k].data && !w->workers[0].failures)
+    if (w->options.results == MLFAB_PARTIAL_QUEUED && w->rounds[k].data && !w->workers[0].failures)
       assert_int_equal(w->rounds[k].seen, w->n);
   }
 }
@@ -774,7 +774,8 @@ static void test_taken_for_dead(void **state) {
   uint32_t waited = 0;
   (void)state;
   for (uint64_t seed = 1; seed <= 60; seed++) {
-    open_small(MLFAB_SOLO, 0, seed % 2 ? MLFAB_LATEST : MLFAB_QUEUED, seed_of(70 + seed));
+    open_small(MLFAB_PARTIAL_SOLO, 0, seed % 2 ? MLFAB_PARTIAL_LATEST : MLFAB_PARTIAL_QUEUED,
+               seed_of(70 + seed));
     worker *me = &w->workers[1];
     assert_int_equal(call(me, 0), 0);
     for (uint64_t k = chance(60); k > 0; k--) (void)act();
@@ -813,8 +814,8 @@ static void test_closed_in_good_order(void **state) {
   for (uint64_t seed = 0; seed < 40; seed++) {
     mlfab_error error;
     open_world(4, seed_of(900 + seed));
-    w->options.mode = MLFAB_SOLO;
-    w->options.results = MLFAB_LATEST;
+    w->options.mode = MLFAB_PARTIAL_SOLO;
+    w->options.results = MLFAB_PARTIAL_LATEST;
     w->options.algorithm = MLFAB_ALGORITHM_TREE;
     w->count = 100000;
     open_all();
@@ -837,7 +838,7 @@ static void test_leave_is_lost(void **state) {
   int tried = 0;
   (void)state;
   for (uint64_t seed = 0; seed < 40; seed++) {
-    open_small(MLFAB_SOLO, 0, MLFAB_LATEST, seed_of(300 + seed));
+    open_small(MLFAB_PARTIAL_SOLO, 0, MLFAB_PARTIAL_LATEST, seed_of(300 + seed));
     worker *me = &w->workers[3];
     mlfab__comm *comm = &me->comm;
     mlfab__comm_fail(&w->workers[0].comm, MLFAB_ERR_CANCELLED, 0, "test");
@@ -885,7 +886,7 @@ static void expect_drops(void) {
 static void test_ready_with_bytes(void **state) {
   static const uint8_t bulk[4096];
   (void)state;
-  open_small(MLFAB_SOLO, 0, MLFAB_LATEST, seed_of(5));
+  open_small(MLFAB_PARTIAL_SOLO, 0, MLFAB_PARTIAL_LATEST, seed_of(5));
   const mlfab__coll head = {
       .number = 1000000, .flags = MLFAB__COLL_READY, .signature = 1, .total = sizeof bulk};
   forge(&w->workers[1], 0, &head, bulk, sizeof bulk);
@@ -897,8 +898,8 @@ static void test_flags_that_change(void **state) {
   static const uint8_t bulk[4800];
   (void)state;
   open_world(2, seed_of(6));
-  w->options.mode = MLFAB_SOLO;
-  w->options.results = MLFAB_LATEST;
+  w->options.mode = MLFAB_PARTIAL_SOLO;
+  w->options.results = MLFAB_PARTIAL_LATEST;
   w->options.algorithm = MLFAB_ALGORITHM_DOUBLING;
   w->count = sizeof bulk / 8;
   open_all();
@@ -961,7 +962,7 @@ static void expect_all(int32_t code, int32_t rank, const char *part) {
 static void test_majority_waits_for_the_drawn(void **state) {
   (void)state;
   for (uint64_t seed = 1; seed < 9; seed++) {
-    open_small(MLFAB_MAJORITY, 0, MLFAB_LATEST, seed_of(seed));
+    open_small(MLFAB_PARTIAL_MAJORITY, 0, MLFAB_PARTIAL_LATEST, seed_of(seed));
     /* Who it is shows when it alone does not call. */
     uint32_t drawn = w->n, order[WORKERS];
     for (uint32_t i = 0; i < w->n; i++) order[w->workers[0].comm.ranks[i]] = i;
@@ -979,7 +980,7 @@ static void test_majority_waits_for_the_drawn(void **state) {
 static void test_quorum_waits_for_all(void **state) {
   (void)state;
   for (uint32_t rank = 0; rank < 4; rank++) {
-    open_small(MLFAB_QUORUM, 4, MLFAB_LATEST, seed_of(20 + rank));
+    open_small(MLFAB_PARTIAL_QUORUM, 4, MLFAB_PARTIAL_LATEST, seed_of(20 + rank));
     call_without(rank, 8 * BEAT);
     run_until_failure(40);
     expect_all(MLFAB_ERR_TIMEOUT, (int32_t)rank, "has not called it");
@@ -989,7 +990,7 @@ static void test_quorum_waits_for_all(void **state) {
 
 static void test_full_queue(void **state) {
   (void)state;
-  open_small(MLFAB_SOLO, 0, MLFAB_QUEUED, seed_of(30));
+  open_small(MLFAB_PARTIAL_SOLO, 0, MLFAB_PARTIAL_QUEUED, seed_of(30));
   for (int step = 0; step < 3; step++) {
     call_without(2, 8 * BEAT);
     run_until_failure(40);
@@ -1002,7 +1003,7 @@ static void test_full_queue(void **state) {
 static void test_gone(void **state) {
   (void)state;
   mlfab_error error;
-  open_small(MLFAB_QUORUM, 4, MLFAB_LATEST, seed_of(40));
+  open_small(MLFAB_PARTIAL_QUORUM, 4, MLFAB_PARTIAL_LATEST, seed_of(40));
   call_without(1, 0);
   for (int i = 0; i < 200; i++) (void)act();
   free_worker(1);
@@ -1015,7 +1016,7 @@ static void test_gone(void **state) {
     if (i != 1) assert_int_equal(w->workers[i].info.workers, 3);
   close_world();
 
-  open_small(MLFAB_MAJORITY, 0, MLFAB_LATEST, seed_of(41));
+  open_small(MLFAB_PARTIAL_MAJORITY, 0, MLFAB_PARTIAL_LATEST, seed_of(41));
   assert_int_equal(mlfab__partial_run_close(&w->workers[3].comm, w->workers[3].id, &error), 0);
   w->workers[3].state = DONE;
   call_without(3, 0);
@@ -1031,7 +1032,7 @@ static void test_closed_between_epochs(void **state) {
   for (uint64_t seed = 0; seed < 3; seed++) {
     mlfab_error error;
     uint32_t closer = closers[seed];
-    open_small(MLFAB_QUORUM, 2, MLFAB_LATEST, seed_of(70 + seed));
+    open_small(MLFAB_PARTIAL_QUORUM, 2, MLFAB_PARTIAL_LATEST, seed_of(70 + seed));
     worker *me = &w->workers[closer], *other = &w->workers[closer == 2 ? 3 : 2];
     free_worker(1);
     mlfab__membership_gone(&w->roll, 1, 0, w->now);
@@ -1066,7 +1067,7 @@ static void test_closed_while_lent(void **state) {
   for (uint64_t seed = 0; seed < 12; seed++) {
     open_world(3, seed_of(50 + seed));
     w->count = w->elements + 40000;
-    w->options.mode = MLFAB_SOLO;
+    w->options.mode = MLFAB_PARTIAL_SOLO;
     open_all();
     assert_int_equal(call(&w->workers[0], 0), 0);
     worker *me = &w->workers[1];
@@ -1111,7 +1112,7 @@ static void test_closed_before_a_round(void **state) {
   mlfab_error error;
   (void)state;
   for (uint64_t number = 64; number < 128; number++) {
-    open_small(MLFAB_SOLO, 0, MLFAB_LATEST, seed_of(number));
+    open_small(MLFAB_PARTIAL_SOLO, 0, MLFAB_PARTIAL_LATEST, seed_of(number));
     worker *me = &w->workers[1];
     const mlfab__coll head = {
         .channel = 1, .number = number, .flags = MLFAB__COLL_EAGER, .total = sizeof bulk};
@@ -1163,7 +1164,7 @@ static void expect_refused(uint64_t count, int dtype, const mlfab_partial_option
 static void test_refusals(void **state) {
   (void)state;
   open_world(3, seed_of(60));
-  mlfab_partial_options good = {.size = sizeof good, .mode = MLFAB_SOLO}, bad = good;
+  mlfab_partial_options good = {.size = sizeof good, .mode = MLFAB_PARTIAL_SOLO}, bad = good;
   expect_refused(4, MLFAB_F32, NULL, MLFAB_ERR_ARGUMENT, "no options");
   expect_refused(4, 99, &good, MLFAB_ERR_DTYPE, "99 is not an element type");
   expect_refused(0, MLFAB_F32, &good, MLFAB_ERR_ARGUMENT, "no elements");
@@ -1171,14 +1172,14 @@ static void test_refusals(void **state) {
   bad.mode = 4;
   expect_refused(4, MLFAB_F32, &bad, MLFAB_ERR_ARGUMENT, "4 is not a mode");
   bad = good;
-  bad.mode = MLFAB_QUORUM;
+  bad.mode = MLFAB_PARTIAL_QUORUM;
   expect_refused(4, MLFAB_F32, &bad, MLFAB_ERR_ARGUMENT, "quorum is 0");
   bad.quorum = 4;
   expect_refused(4, MLFAB_F32, &bad, MLFAB_ERR_ARGUMENT, "must be 1..3");
   bad = good;
-  bad.op = MLFAB_MEAN;
+  bad.op = MLFAB_OP_MEAN;
   expect_refused(4, MLFAB_I64, &bad, MLFAB_ERR_UNSUPPORTED, "no mean");
-  bad.op = MLFAB_MAX;
+  bad.op = MLFAB_OP_MAX;
   expect_refused(4, MLFAB_F32, &bad, MLFAB_ERR_ARGUMENT, "op is 3");
   bad = good;
   bad.results = 2;
@@ -1196,15 +1197,18 @@ static void test_refusals(void **state) {
 static void test_floats(void **state) {
   (void)state;
   enum { N = 2 };
-  mlfab_partial_options options = {
-      .size = sizeof options, .mode = MLFAB_QUORUM, .quorum = N, .op = MLFAB_MEAN, .refuse_nan = 1};
+  mlfab_partial_options options = {.size = sizeof options,
+                                   .mode = MLFAB_PARTIAL_QUORUM,
+                                   .quorum = N,
+                                   .op = MLFAB_OP_MEAN,
+                                   .refuse_nan = 1};
   mlfab_error error = {0};
   mlfab_request request;
   uint32_t ids[N];
   float data[N][2], model[N][3];
   open_world(N, seed_of(70));
-  w->options.mode = MLFAB_SOLO;
-  w->options.results = MLFAB_LATEST;
+  w->options.mode = MLFAB_PARTIAL_SOLO;
+  w->options.results = MLFAB_PARTIAL_LATEST;
   open_all();
   for (uint32_t i = 0; i < N; i++) {
     assert_int_equal(mlfab__partial_run_open(&w->workers[i].comm, 2, MLFAB_F32, &options, 0, w->now,

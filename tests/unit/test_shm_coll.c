@@ -154,7 +154,7 @@ static union element brought(int dtype, int op, uint64_t seed, uint32_t j, uint6
   uint64_t r = mlfab__mix(seed ^ mlfab__mix(i * 64 + j));
   union element e = {.i = 0};
   double x = (double)(int64_t)r / 9.3e18;
-  int small = op == MLFAB_PRODUCT ? (r & 1 ? 1 : -1) : (int)(r % 9) - 4;
+  int small = op == MLFAB_OP_PRODUCT ? (r & 1 ? 1 : -1) : (int)(r % 9) - 4;
   if (dtype == MLFAB_F32) e.f = (float)x * (r & 7 ? 1.0f : 1000.0f);
   if (dtype == MLFAB_F64) e.d = x * (r & 7 ? 1.0 : 1000.0);
   if (dtype == MLFAB_I64) e.i = (int64_t)r;
@@ -162,11 +162,11 @@ static union element brought(int dtype, int op, uint64_t seed, uint32_t j, uint6
   return e;
 }
 
-#define PUT(x, y)                              \
-  (op <= MLFAB_MEAN  ? (x) + (y)               \
-   : op == MLFAB_MIN ? ((y) < (x) ? (y) : (x)) \
-   : op == MLFAB_MAX ? ((y) > (x) ? (y) : (x)) \
-                     : (x) * (y))
+#define PUT(x, y)                                 \
+  (op <= MLFAB_OP_MEAN  ? (x) + (y)               \
+   : op == MLFAB_OP_MIN ? ((y) < (x) ? (y) : (x)) \
+   : op == MLFAB_OP_MAX ? ((y) > (x) ? (y) : (x)) \
+                        : (x) * (y))
 
 static union element put_together(int dtype, int op, uint64_t seed, uint32_t n, uint64_t i) {
   union element e = brought(dtype, op, seed, 0, i);
@@ -177,13 +177,13 @@ static union element put_together(int dtype, int op, uint64_t seed, uint32_t n, 
     if (dtype == MLFAB_F32) e.f = PUT(e.f, b.f);
     if (dtype == MLFAB_F64) e.d = PUT(e.d, b.d);
     if (dtype == MLFAB_I64) {
-      e.i = op <= MLFAB_MEAN      ? (int64_t)((uint64_t)e.i + (uint64_t)b.i)
-            : op == MLFAB_PRODUCT ? (int64_t)((uint64_t)e.i * (uint64_t)b.i)
-                                  : PUT(e.i, b.i);
+      e.i = op <= MLFAB_OP_MEAN      ? (int64_t)((uint64_t)e.i + (uint64_t)b.i)
+            : op == MLFAB_OP_PRODUCT ? (int64_t)((uint64_t)e.i * (uint64_t)b.i)
+                                     : PUT(e.i, b.i);
     }
     h = PUT(h, g);
   }
-  if (op == MLFAB_MEAN) {
+  if (op == MLFAB_OP_MEAN) {
     if (dtype == MLFAB_F32) e.f /= (float)n;
     if (dtype == MLFAB_F64) e.d /= n;
     h /= (float)n;
@@ -222,8 +222,8 @@ static struct trial draw(mlfab__rng *prng, uint32_t n) {
                     .count = some_count(prng),
                     .seed = mlfab__rng_next(prng)};
   bool half = t.dtype == MLFAB_F16 || t.dtype == MLFAB_BF16;
-  if (t.op == MLFAB_MEAN && (t.dtype == MLFAB_I64 || (half && (n & (n - 1)) != 0)))
-    t.op = MLFAB_SUM;
+  if (t.op == MLFAB_OP_MEAN && (t.dtype == MLFAB_I64 || (half && (n & (n - 1)) != 0)))
+    t.op = MLFAB_OP_SUM;
   uint64_t style = mlfab__rng_below(prng, 3);
   t.shared = style == 0 ? 0 : style == 1 ? ~0u : (uint32_t)mlfab__rng_next(prng);
   t.width = half ? 2 : t.dtype == MLFAB_F32 ? 4 : 8;

@@ -87,7 +87,7 @@ static void reduce(int level, int dtype, uint32_t n) {
 }
 
 static void combine(int level, int dtype, uint32_t n) {
-  static const int ops[] = {MLFAB_SUM, MLFAB_MIN, MLFAB_MAX, MLFAB_PRODUCT};
+  static const int ops[] = {MLFAB_OP_SUM, MLFAB_OP_MIN, MLFAB_OP_MAX, MLFAB_OP_PRODUCT};
   const void *in[3] = {u, w, v};
   void *out[1] = {x};
   fill(dtype, u, n, 10);
