@@ -6587,7 +6587,9 @@ typedef struct mlfab__role {
   void *self;
   size_t bytes;      /* of self, which the node gives back after `free`; 0: not the node's */
   uint32_t links;    /* MLFAB__ON(kind) | ... */
+  uint32_t sends;    /* of those: on which `next` is asked */
   uint32_t requests; /* MLFAB__SERVES(kind) | ... of `withdraw` */
+  uint8_t from, to;  /* it takes no frame of a type outside of these; 0 and 0: of any */
   uint8_t rest;      /* refuses frames that it does not know: stands behind those that do not */
 
   /* A frame: 1 when this role takes it, 0 when it is not of this role, or an error: the link is given up. */
@@ -7038,8 +7040,11 @@ struct mlfab_node {
   int is_worker, is_server, is_coordinator, is_scheduler;
   mlfab__role roles[MLFAB__ROLES_MAX];
   uint32_t nroles;
-  uint8_t on[MLFAB__LINK_KINDS][MLFAB__ROLES_MAX],
-      non[MLFAB__LINK_KINDS]; /* roles by kind of link */
+  /* Roles by kind of link; those of them that send there. */
+  uint8_t on[MLFAB__LINK_KINDS][MLFAB__ROLES_MAX], non[MLFAB__LINK_KINDS];
+  uint8_t senders[MLFAB__LINK_KINDS][MLFAB__ROLES_MAX], nsenders[MLFAB__LINK_KINDS];
+  uint8_t settles[MLFAB__ROLES_MAX], idles[MLFAB__ROLES_MAX]; /* those with the function */
+  uint32_t nsettles, nidles;
   mlfab__outlet outlets[MLFAB__OUTLETS];
   uint32_t noutlets;
   const mlfab__link_rule *rules; /* by kind of link */
@@ -7080,6 +7085,7 @@ struct mlfab_node {
   int doomed;                      /* a link is */
   uint32_t claims;                 /* links that are claims */
   int claim_due;                   /* one is to be looked at again */
+  int self_due;                    /* an inner link is listed: it may have something to carry */
   int self_lost;                   /* the inner links broke */
   int self_more;                   /* they have more to carry than one look may */
   /* The action that was yielded last. */
@@ -7403,11 +7409,18 @@ MLFAB__INTERNAL mlfab__role *mlfab__roles_add(mlfab_node *node, const mlfab__rol
 }
 
 MLFAB__INTERNAL void mlfab__roles_list(mlfab_node *node) {
+  for (uint32_t i = 0; i < node->nroles; i++) {
+    if (node->roles[i].to == 0) node->roles[i].to = UINT8_MAX;
+    if (node->roles[i].settle) node->settles[node->nsettles++] = (uint8_t)i;
+    if (node->roles[i].idle) node->idles[node->nidles++] = (uint8_t)i;
+  }
   for (int rest = 0; rest < 2; rest++) {
     for (uint32_t i = 0; i < node->nroles; i++) {
-      if (node->roles[i].rest != rest) continue;
+      const mlfab__role *role = &node->roles[i];
+      if (role->rest != rest) continue;
       for (int kind = 0; kind < MLFAB__LINK_KINDS; kind++) {
-        if (node->roles[i].links & 1u << kind) node->on[kind][node->non[kind]++] = (uint8_t)i;
+        if (role->links & 1u << kind) node->on[kind][node->non[kind]++] = (uint8_t)i;
+        if (role->sends & 1u << kind) node->senders[kind][node->nsenders[kind]++] = (uint8_t)i;
       }
     }
   }
@@ -7433,8 +7446,8 @@ MLFAB__INTERNAL void mlfab__roles_frame(mlfab_node *node, uint32_t link,
   uint32_t peer = node->links[link].peer;
   for (uint32_t i = 0; i < node->non[kind]; i++) {
     const mlfab__role *role = &node->roles[node->on[kind][i]];
-    int took =
-        role->frame ? role->frame(role->self, (mlfab__at){kind, peer, node->now_ns}, frame) : 0;
+    if (!role->frame || frame->type < role->from || frame->type > role->to) continue;
+    int took = role->frame(role->self, (mlfab__at){kind, peer, node->now_ns}, frame);
     if (took < 0)
       mlfab__node_drop(node, link, took, "a frame that does not parse, or is out of place");
     if (took) return;
@@ -7721,12 +7734,13 @@ static int node_waits(const mlfab_node *node) {
 
 /* After everything that may have changed something. */
 static void node_epilogue(mlfab_node *node) {
-  for (uint32_t i = 0; i < node->nroles; i++) {
-    if (node->roles[i].settle) node->roles[i].settle(node->roles[i].self);
+  for (uint32_t i = 0; i < node->nsettles; i++) {
+    const mlfab__role *role = &node->roles[node->settles[i]];
+    role->settle(role->self);
   }
   node_settle(node);
   mlfab__claim_again(node);
-  mlfab__inner_run(node);
+  if (node->self_due) mlfab__inner_run(node);
   if (node->parting) node_part(node);
   if (!mlfab__heap_has(&node->timers, mlfab__node_timer(node, MLFAB__TIMER_SCAN, 0)) &&
       node_waits(node))
@@ -8014,8 +8028,9 @@ MLFAB_API int mlfab_node_next(mlfab_node *node, uint64_t now_ns, mlfab_action *a
       mlfab__node_hang_up(node, index, "closed");
     if (node->actions_count > 0) return mlfab_node_next(node, now_ns, action_p);
   }
-  for (uint32_t i = 0; i < node->nroles; i++) {
-    if (node->roles[i].idle) node->roles[i].idle(node->roles[i].self);
+  for (uint32_t i = 0; i < node->nidles; i++) {
+    const mlfab__role *role = &node->roles[node->idles[i]];
+    role->idle(role->self);
   }
   return 0;
 }
@@ -8561,6 +8576,10 @@ MLFAB__INTERNAL void mlfab__node_ready_link(mlfab_node *node, uint32_t index) {
   mlfab__link *link = &node->links[index];
   if (link->listed || link->blocked || link->kind == MLFAB__LINK_FREE) return;
   link->listed = 1;
+  if (link->self) { /* inner.c looks at those */
+    node->self_due = 1;
+    return;
+  }
   node->ready[(node->ready_begin + node->ready_count++) % node->nlinks] = index;
 }
 
@@ -8678,11 +8697,11 @@ MLFAB__INTERNAL void mlfab__node_hang_up(mlfab_node *node, uint32_t index, const
 /* The first of the roles on this link that has something: they take turns. */
 static int outbox_ask(mlfab_node *node, const mlfab__link *link) {
   mlfab__at at = {link->kind, link->peer, node->now_ns};
-  uint32_t n = node->non[link->kind];
+  uint32_t n = node->nsenders[link->kind];
   for (uint32_t i = 0; i < n; i++) {
     uint32_t place = link->turn + i < n ? link->turn + i : link->turn + i - n;
-    const mlfab__role *role = &node->roles[node->on[link->kind][place]];
-    if (!role->next || !role->next(role->self, at, &node->frame)) continue;
+    const mlfab__role *role = &node->roles[node->senders[link->kind][place]];
+    if (!role->next(role->self, at, &node->frame)) continue;
     node->out = MLFAB__OUT_ROLE;
     node->out_role = (uint32_t)(role - node->roles);
     node->out_turn = (uint8_t)(place + 1 < n ? place + 1 : 0);
@@ -9104,6 +9123,8 @@ MLFAB__INTERNAL int mlfab__inner_pair(mlfab_node *node, uint32_t which, int aski
   }
   node->pairs[which][0] = up;
   node->pairs[which][1] = down;
+  mlfab__node_ready_link(node, up);
+  mlfab__node_ready_link(node, down);
   return 0;
 }
 
@@ -9129,6 +9150,7 @@ MLFAB__INTERNAL void mlfab__inner_greet(mlfab_node *node, uint32_t which, int fr
   ack.server = peers[0];
   mlfab__greeting answer = {.ack = &ack};
   mlfab__roles_up(node, kinds[0], peers[0], &answer);
+  for (uint32_t i = 0; i < 2; i++) mlfab__node_ready_link(node, node->pairs[which][i]);
 }
 
 MLFAB__INTERNAL void mlfab__inner_greet_again(mlfab_node *node) {
@@ -9191,17 +9213,19 @@ static int inner_carry(mlfab_node *node, uint32_t from, uint32_t to) {
 MLFAB__INTERNAL void mlfab__inner_run(mlfab_node *node) {
   if (node->out != MLFAB__OUT_NONE) return;
   int budget = 256;
-  for (int moved = 1; moved && budget > 0;) {
-    moved = 0;
+  while (node->self_due && budget > 0) {
+    node->self_due = 0;
     for (int i = 0; i < 2 * MLFAB__PAIRS; i++) {
       const uint32_t *pair = node->pairs[i / 2];
-      while (pair[0] != MLFAB__NO_LINK && budget-- > 0 &&
-             inner_carry(node, pair[i % 2], pair[1 - i % 2]))
-        moved = 1;
+      uint32_t from = pair[i % 2], to = pair[1 - i % 2];
+      while (from != MLFAB__NO_LINK && node->links[from].listed && budget-- > 0) {
+        if (!inner_carry(node, from, to)) node->links[from].listed = 0;
+      }
     }
   }
   /* No event tells of what is left: the next tick is due at once. */
   node->self_more = budget <= 0;
+  node->self_due |= node->self_more;
 }
 
 /* ==============================================================================================
@@ -13758,6 +13782,7 @@ static void worker_role_free(void *self) { mlfab__worker_free(self); }
 static const mlfab__role worker_row = {
     .name = "worker",
     .rest = 1,
+    .sends = MLFAB__ON(SERVER) | MLFAB__ON(PEER),
     .links = MLFAB__ON(SERVER) | MLFAB__ON(PEER),
     .requests = MLFAB__SERVES(PUSH) | MLFAB__SERVES(PULL) | MLFAB__SERVES(MODEL) |
                 MLFAB__SERVES(JOIN) | MLFAB__SERVES(SYNC) | MLFAB__SERVES(RESLICE),
@@ -17957,6 +17982,7 @@ static void server_role_free(void *self) { mlfab__server_free(self); }
 static const mlfab__role server_row = {
     .name = "server",
     .rest = 1,
+    .sends = MLFAB__ON(WORKER),
     .links = MLFAB__ON(WORKER),
     .frame = server_role_frame,
     .next = server_role_next,
@@ -28189,6 +28215,8 @@ static void barrier_server_role_gone(void *self, mlfab__at at, int left) {
 static void barrier_server_role_free(void *self) { mlfab__barrier_server_free(self); }
 
 static const mlfab__role barrier_server_row = {
+    .from = MLFAB__BARRIER,
+    .to = MLFAB__DONE,
     .name = "barrier server",
     .links = MLFAB__ON(WORKER),
     .frame = barrier_server_role_frame,
@@ -28227,6 +28255,8 @@ static void barrier_role_leave(void *self) {
 }
 
 static const mlfab__role barrier_row = {
+    .from = MLFAB__BARRIER,
+    .to = MLFAB__BARRIER_DONE,
     .name = "barrier",
     .links = MLFAB__ON(SERVER),
     .requests = MLFAB__SERVES(BARRIER),
@@ -28268,7 +28298,7 @@ static int comm_role_frame(void *self, mlfab__at at, const mlfab__frame_in *fram
 
 static int comm_role_next(void *self, mlfab__at at, mlfab__frame_out *frame) {
   mlfab__comm *comm = self;
-  return at.kind == MLFAB__LINK_PEER && mlfab__stream_next(&comm->streams, at.peer, frame);
+  return mlfab__stream_next(&comm->streams, at.peer, frame);
 }
 
 static void comm_role_taken(void *self, mlfab__at at, const mlfab__frame_out *frame) {
@@ -28356,7 +28386,10 @@ static void comm_role_stats(const void *self, mlfab_stats *stats) {
 static void comm_role_free(void *self) { mlfab__comm_free(self); }
 
 static const mlfab__role comm_row = {
+    .from = MLFAB__TREE_ASK,
+    .to = MLFAB__MEMBERSHIP_OWED,
     .name = "comm",
+    .sends = MLFAB__ON(PEER),
     .links = MLFAB__ON(SERVER) | MLFAB__ON(PEER) | MLFAB__ON(PEER_IN),
     .requests = MLFAB__SERVES(COLLECTIVE),
     .frame = comm_role_frame,
@@ -28416,6 +28449,8 @@ static void membership_role_scan(void *self, uint64_t now_ns) {
 static void membership_role_free(void *self) { mlfab__membership_free(self); }
 
 static const mlfab__role membership_row = {
+    .from = MLFAB__DONE,
+    .to = MLFAB__MEMBERSHIP_OWED,
     .name = "membership",
     .links = MLFAB__ON(WORKER),
     .frame = membership_role_frame,
@@ -28455,6 +28490,8 @@ static void trees_role_scan(void *self, uint64_t now_ns) { mlfab__trees_tick(sel
 static void trees_role_free(void *self) { mlfab__trees_free(self); }
 
 static const mlfab__role trees_row = {
+    .from = MLFAB__TREE_ASK,
+    .to = MLFAB__TREE_PLAN,
     .name = "trees",
     .links = MLFAB__ON(WORKER) | MLFAB__ON(SCHEDULER),
     .frame = trees_role_frame,
@@ -36876,8 +36913,11 @@ static void aggregator_role_settle(void *self) {
 static void aggregator_role_free(void *self) { mlfab__aggregator_free(self); }
 
 static const mlfab__role aggregator_row = {
+    .from = MLFAB__MODEL,
+    .to = MLFAB__SPREAD_FAIL,
     .name = "aggregator",
     .rest = 1,
+    .sends = MLFAB__ON(SERVER) | MLFAB__ON(PEER_IN),
     .links = MLFAB__ON(SERVER) | MLFAB__ON(PEER_IN),
     .frame = aggregator_role_frame,
     .next = aggregator_role_next,
@@ -40919,6 +40959,8 @@ static uint64_t reshard_role_deadline(const void *self) { return mlfab__reshard_
 static void reshard_role_free(void *self) { mlfab__reshard_free(self); }
 
 static const mlfab__role reshard_row = {
+    .from = MLFAB__RESHARD,
+    .to = MLFAB__MOVED,
     .name = "reshard",
     .links = MLFAB__ON(WORKER) | MLFAB__ON(RESHARD) | MLFAB__ON(RESHARD_IN),
     .frame = reshard_role_frame,
@@ -40962,7 +41004,7 @@ static int reshard_server_role_frame(void *self, mlfab__at at, const mlfab__fram
 }
 
 static int reshard_server_role_next(void *self, mlfab__at at, mlfab__frame_out *frame) {
-  return at.kind == MLFAB__LINK_RESHARD && mlfab__reshard_server_next(self, at.peer, frame);
+  return mlfab__reshard_server_next(self, at.peer, frame);
 }
 
 static void reshard_server_role_taken(void *self, mlfab__at at, const mlfab__frame_out *frame) {
@@ -40997,6 +41039,7 @@ static void reshard_server_role_settle(void *self) { mlfab__reshard_server_check
 static const mlfab__role reshard_server_row = {
     .name = "reshard server",
     .rest = 1,
+    .sends = MLFAB__ON(RESHARD),
     .links = MLFAB__ON(RESHARD) | MLFAB__ON(RESHARD_IN),
     .frame = reshard_server_role_frame,
     .next = reshard_server_role_next,

@@ -21,6 +21,8 @@ static void barrier_server_role_gone(void *self, mlfab__at at, int left) {
 static void barrier_server_role_free(void *self) { mlfab__barrier_server_free(self); }
 
 static const mlfab__role barrier_server_row = {
+    .from = MLFAB__BARRIER,
+    .to = MLFAB__DONE,
     .name = "barrier server",
     .links = MLFAB__ON(WORKER),
     .frame = barrier_server_role_frame,
@@ -59,6 +61,8 @@ static void barrier_role_leave(void *self) {
 }
 
 static const mlfab__role barrier_row = {
+    .from = MLFAB__BARRIER,
+    .to = MLFAB__BARRIER_DONE,
     .name = "barrier",
     .links = MLFAB__ON(SERVER),
     .requests = MLFAB__SERVES(BARRIER),

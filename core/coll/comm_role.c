@@ -19,7 +19,7 @@ static int comm_role_frame(void *self, mlfab__at at, const mlfab__frame_in *fram
 
 static int comm_role_next(void *self, mlfab__at at, mlfab__frame_out *frame) {
   mlfab__comm *comm = self;
-  return at.kind == MLFAB__LINK_PEER && mlfab__stream_next(&comm->streams, at.peer, frame);
+  return mlfab__stream_next(&comm->streams, at.peer, frame);
 }
 
 static void comm_role_taken(void *self, mlfab__at at, const mlfab__frame_out *frame) {
@@ -107,7 +107,10 @@ static void comm_role_stats(const void *self, mlfab_stats *stats) {
 static void comm_role_free(void *self) { mlfab__comm_free(self); }
 
 static const mlfab__role comm_row = {
+    .from = MLFAB__TREE_ASK,
+    .to = MLFAB__MEMBERSHIP_OWED,
     .name = "comm",
+    .sends = MLFAB__ON(PEER),
     .links = MLFAB__ON(SERVER) | MLFAB__ON(PEER) | MLFAB__ON(PEER_IN),
     .requests = MLFAB__SERVES(COLLECTIVE),
     .frame = comm_role_frame,
@@ -167,6 +170,8 @@ static void membership_role_scan(void *self, uint64_t now_ns) {
 static void membership_role_free(void *self) { mlfab__membership_free(self); }
 
 static const mlfab__role membership_row = {
+    .from = MLFAB__DONE,
+    .to = MLFAB__MEMBERSHIP_OWED,
     .name = "membership",
     .links = MLFAB__ON(WORKER),
     .frame = membership_role_frame,
@@ -206,6 +211,8 @@ static void trees_role_scan(void *self, uint64_t now_ns) { mlfab__trees_tick(sel
 static void trees_role_free(void *self) { mlfab__trees_free(self); }
 
 static const mlfab__role trees_row = {
+    .from = MLFAB__TREE_ASK,
+    .to = MLFAB__TREE_PLAN,
     .name = "trees",
     .links = MLFAB__ON(WORKER) | MLFAB__ON(SCHEDULER),
     .frame = trees_role_frame,

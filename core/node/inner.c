@@ -19,6 +19,8 @@ MLFAB__INTERNAL int mlfab__inner_pair(mlfab_node *node, uint32_t which, int aski
   }
   node->pairs[which][0] = up;
   node->pairs[which][1] = down;
+  mlfab__node_ready_link(node, up);
+  mlfab__node_ready_link(node, down);
   return 0;
 }
 
@@ -44,6 +46,7 @@ MLFAB__INTERNAL void mlfab__inner_greet(mlfab_node *node, uint32_t which, int fr
   ack.server = peers[0];
   mlfab__greeting answer = {.ack = &ack};
   mlfab__roles_up(node, kinds[0], peers[0], &answer);
+  for (uint32_t i = 0; i < 2; i++) mlfab__node_ready_link(node, node->pairs[which][i]);
 }
 
 MLFAB__INTERNAL void mlfab__inner_greet_again(mlfab_node *node) {
@@ -106,15 +109,17 @@ static int inner_carry(mlfab_node *node, uint32_t from, uint32_t to) {
 MLFAB__INTERNAL void mlfab__inner_run(mlfab_node *node) {
   if (node->out != MLFAB__OUT_NONE) return;
   int budget = 256;
-  for (int moved = 1; moved && budget > 0;) {
-    moved = 0;
+  while (node->self_due && budget > 0) {
+    node->self_due = 0;
     for (int i = 0; i < 2 * MLFAB__PAIRS; i++) {
       const uint32_t *pair = node->pairs[i / 2];
-      while (pair[0] != MLFAB__NO_LINK && budget-- > 0 &&
-             inner_carry(node, pair[i % 2], pair[1 - i % 2]))
-        moved = 1;
+      uint32_t from = pair[i % 2], to = pair[1 - i % 2];
+      while (from != MLFAB__NO_LINK && node->links[from].listed && budget-- > 0) {
+        if (!inner_carry(node, from, to)) node->links[from].listed = 0;
+      }
     }
   }
   /* No event tells of what is left: the next tick is due at once. */
   node->self_more = budget <= 0;
+  node->self_due |= node->self_more;
 }

@@ -225,6 +225,10 @@ MLFAB__INTERNAL void mlfab__node_ready_link(mlfab_node *node, uint32_t index) {
   mlfab__link *link = &node->links[index];
   if (link->listed || link->blocked || link->kind == MLFAB__LINK_FREE) return;
   link->listed = 1;
+  if (link->self) { /* inner.c looks at those */
+    node->self_due = 1;
+    return;
+  }
   node->ready[(node->ready_begin + node->ready_count++) % node->nlinks] = index;
 }
 

@@ -189,12 +189,13 @@ static int node_waits(const mlfab_node *node) {
 
 /* After everything that may have changed something. */
 static void node_epilogue(mlfab_node *node) {
-  for (uint32_t i = 0; i < node->nroles; i++) {
-    if (node->roles[i].settle) node->roles[i].settle(node->roles[i].self);
+  for (uint32_t i = 0; i < node->nsettles; i++) {
+    const mlfab__role *role = &node->roles[node->settles[i]];
+    role->settle(role->self);
   }
   node_settle(node);
   mlfab__claim_again(node);
-  mlfab__inner_run(node);
+  if (node->self_due) mlfab__inner_run(node);
   if (node->parting) node_part(node);
   if (!mlfab__heap_has(&node->timers, mlfab__node_timer(node, MLFAB__TIMER_SCAN, 0)) &&
       node_waits(node))
@@ -482,8 +483,9 @@ MLFAB_API int mlfab_node_next(mlfab_node *node, uint64_t now_ns, mlfab_action *a
       mlfab__node_hang_up(node, index, "closed");
     if (node->actions_count > 0) return mlfab_node_next(node, now_ns, action_p);
   }
-  for (uint32_t i = 0; i < node->nroles; i++) {
-    if (node->roles[i].idle) node->roles[i].idle(node->roles[i].self);
+  for (uint32_t i = 0; i < node->nidles; i++) {
+    const mlfab__role *role = &node->roles[node->idles[i]];
+    role->idle(role->self);
   }
   return 0;
 }

@@ -251,8 +251,11 @@ struct mlfab_node {
   int is_worker, is_server, is_coordinator, is_scheduler;
   mlfab__role roles[MLFAB__ROLES_MAX];
   uint32_t nroles;
-  uint8_t on[MLFAB__LINK_KINDS][MLFAB__ROLES_MAX],
-      non[MLFAB__LINK_KINDS]; /* roles by kind of link */
+  /* Roles by kind of link; those of them that send there. */
+  uint8_t on[MLFAB__LINK_KINDS][MLFAB__ROLES_MAX], non[MLFAB__LINK_KINDS];
+  uint8_t senders[MLFAB__LINK_KINDS][MLFAB__ROLES_MAX], nsenders[MLFAB__LINK_KINDS];
+  uint8_t settles[MLFAB__ROLES_MAX], idles[MLFAB__ROLES_MAX]; /* those with the function */
+  uint32_t nsettles, nidles;
   mlfab__outlet outlets[MLFAB__OUTLETS];
   uint32_t noutlets;
   const mlfab__link_rule *rules; /* by kind of link */
@@ -293,6 +296,7 @@ struct mlfab_node {
   int doomed;                      /* a link is */
   uint32_t claims;                 /* links that are claims */
   int claim_due;                   /* one is to be looked at again */
+  int self_due;                    /* an inner link is listed: it may have something to carry */
   int self_lost;                   /* the inner links broke */
   int self_more;                   /* they have more to carry than one look may */
   /* The action that was yielded last. */

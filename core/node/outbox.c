@@ -5,11 +5,11 @@
 /* The first of the roles on this link that has something: they take turns. */
 static int outbox_ask(mlfab_node *node, const mlfab__link *link) {
   mlfab__at at = {link->kind, link->peer, node->now_ns};
-  uint32_t n = node->non[link->kind];
+  uint32_t n = node->nsenders[link->kind];
   for (uint32_t i = 0; i < n; i++) {
     uint32_t place = link->turn + i < n ? link->turn + i : link->turn + i - n;
-    const mlfab__role *role = &node->roles[node->on[link->kind][place]];
-    if (!role->next || !role->next(role->self, at, &node->frame)) continue;
+    const mlfab__role *role = &node->roles[node->senders[link->kind][place]];
+    if (!role->next(role->self, at, &node->frame)) continue;
     node->out = MLFAB__OUT_ROLE;
     node->out_role = (uint32_t)(role - node->roles);
     node->out_turn = (uint8_t)(place + 1 < n ? place + 1 : 0);

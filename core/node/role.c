@@ -62,11 +62,18 @@ MLFAB__INTERNAL mlfab__role *mlfab__roles_add(mlfab_node *node, const mlfab__rol
 }
 
 MLFAB__INTERNAL void mlfab__roles_list(mlfab_node *node) {
+  for (uint32_t i = 0; i < node->nroles; i++) {
+    if (node->roles[i].to == 0) node->roles[i].to = UINT8_MAX;
+    if (node->roles[i].settle) node->settles[node->nsettles++] = (uint8_t)i;
+    if (node->roles[i].idle) node->idles[node->nidles++] = (uint8_t)i;
+  }
   for (int rest = 0; rest < 2; rest++) {
     for (uint32_t i = 0; i < node->nroles; i++) {
-      if (node->roles[i].rest != rest) continue;
+      const mlfab__role *role = &node->roles[i];
+      if (role->rest != rest) continue;
       for (int kind = 0; kind < MLFAB__LINK_KINDS; kind++) {
-        if (node->roles[i].links & 1u << kind) node->on[kind][node->non[kind]++] = (uint8_t)i;
+        if (role->links & 1u << kind) node->on[kind][node->non[kind]++] = (uint8_t)i;
+        if (role->sends & 1u << kind) node->senders[kind][node->nsenders[kind]++] = (uint8_t)i;
       }
     }
   }
@@ -92,8 +99,8 @@ MLFAB__INTERNAL void mlfab__roles_frame(mlfab_node *node, uint32_t link,
   uint32_t peer = node->links[link].peer;
   for (uint32_t i = 0; i < node->non[kind]; i++) {
     const mlfab__role *role = &node->roles[node->on[kind][i]];
-    int took =
-        role->frame ? role->frame(role->self, (mlfab__at){kind, peer, node->now_ns}, frame) : 0;
+    if (!role->frame || frame->type < role->from || frame->type > role->to) continue;
+    int took = role->frame(role->self, (mlfab__at){kind, peer, node->now_ns}, frame);
     if (took < 0)
       mlfab__node_drop(node, link, took, "a frame that does not parse, or is out of place");
     if (took) return;

@@ -67,7 +67,9 @@ typedef struct mlfab__role {
   void *self;
   size_t bytes;      /* of self, which the node gives back after `free`; 0: not the node's */
   uint32_t links;    /* MLFAB__ON(kind) | ... */
+  uint32_t sends;    /* of those: on which `next` is asked */
   uint32_t requests; /* MLFAB__SERVES(kind) | ... of `withdraw` */
+  uint8_t from, to;  /* it takes no frame of a type outside of these; 0 and 0: of any */
   uint8_t rest;      /* refuses frames that it does not know: stands behind those that do not */
 
   /* A frame: 1 when this role takes it, 0 when it is not of this role, or an error: the link is given up. */

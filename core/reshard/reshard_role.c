@@ -42,6 +42,8 @@ static uint64_t reshard_role_deadline(const void *self) { return mlfab__reshard_
 static void reshard_role_free(void *self) { mlfab__reshard_free(self); }
 
 static const mlfab__role reshard_row = {
+    .from = MLFAB__RESHARD,
+    .to = MLFAB__MOVED,
     .name = "reshard",
     .links = MLFAB__ON(WORKER) | MLFAB__ON(RESHARD) | MLFAB__ON(RESHARD_IN),
     .frame = reshard_role_frame,
@@ -85,7 +87,7 @@ static int reshard_server_role_frame(void *self, mlfab__at at, const mlfab__fram
 }
 
 static int reshard_server_role_next(void *self, mlfab__at at, mlfab__frame_out *frame) {
-  return at.kind == MLFAB__LINK_RESHARD && mlfab__reshard_server_next(self, at.peer, frame);
+  return mlfab__reshard_server_next(self, at.peer, frame);
 }
 
 static void reshard_server_role_taken(void *self, mlfab__at at, const mlfab__frame_out *frame) {
@@ -120,6 +122,7 @@ static void reshard_server_role_settle(void *self) { mlfab__reshard_server_check
 static const mlfab__role reshard_server_row = {
     .name = "reshard server",
     .rest = 1,
+    .sends = MLFAB__ON(RESHARD),
     .links = MLFAB__ON(RESHARD) | MLFAB__ON(RESHARD_IN),
     .frame = reshard_server_role_frame,
     .next = reshard_server_role_next,

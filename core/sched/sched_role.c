@@ -67,8 +67,11 @@ static void aggregator_role_settle(void *self) {
 static void aggregator_role_free(void *self) { mlfab__aggregator_free(self); }
 
 static const mlfab__role aggregator_row = {
+    .from = MLFAB__MODEL,
+    .to = MLFAB__SPREAD_FAIL,
     .name = "aggregator",
     .rest = 1,
+    .sends = MLFAB__ON(SERVER) | MLFAB__ON(PEER_IN),
     .links = MLFAB__ON(SERVER) | MLFAB__ON(PEER_IN),
     .frame = aggregator_role_frame,
     .next = aggregator_role_next,

@@ -47,6 +47,7 @@ static void server_role_free(void *self) { mlfab__server_free(self); }
 static const mlfab__role server_row = {
     .name = "server",
     .rest = 1,
+    .sends = MLFAB__ON(WORKER),
     .links = MLFAB__ON(WORKER),
     .frame = server_role_frame,
     .next = server_role_next,

@@ -73,6 +73,7 @@ static void worker_role_free(void *self) { mlfab__worker_free(self); }
 static const mlfab__role worker_row = {
     .name = "worker",
     .rest = 1,
+    .sends = MLFAB__ON(SERVER) | MLFAB__ON(PEER),
     .links = MLFAB__ON(SERVER) | MLFAB__ON(PEER),
     .requests = MLFAB__SERVES(PUSH) | MLFAB__SERVES(PULL) | MLFAB__SERVES(MODEL) |
                 MLFAB__SERVES(JOIN) | MLFAB__SERVES(SYNC) | MLFAB__SERVES(RESLICE),
