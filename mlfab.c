@@ -4924,7 +4924,8 @@ MLFAB__INTERNAL int mlfab__layout_build(mlfab__env *env, const mlfab__tensor_inf
                                         mlfab_error *error) {
   memset(layout, 0, sizeof *layout);
   if (n == 0 || servers == 0) {
-    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "a model without tensors");
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                       "the model has no tensors: call mlfab_tensor_add first");
   }
   if (active > servers) {
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
@@ -9010,7 +9011,8 @@ MLFAB__INTERNAL int mlfab__peer_link_up(mlfab_node *node, uint64_t rank, uint32_
   mlfab__peer_link *hop =
       rank < node->config.workers && node->peers_out ? node->peers_out[rank] : NULL;
   if (!hop || !hop->connecting || node->leaving) return 0;
-  if (hop->link != MLFAB__NO_LINK) mlfab__node_hang_up(node, hop->link, "replaced by a newer link");
+  if (hop->link != MLFAB__NO_LINK)
+    mlfab__node_hang_up(node, hop->link, "replaced by a newer connection");
   mlfab__link *link = &node->links[index];
   hop->connecting = 0;
   hop->link = index;
@@ -9047,7 +9049,7 @@ MLFAB__INTERNAL void mlfab__peer_link_meet(mlfab_node *node, uint32_t index,
                        "another process is here as this worker");
     return;
   }
-  if (old != MLFAB__NO_LINK) mlfab__node_hang_up(node, old, "replaced by a newer link");
+  if (old != MLFAB__NO_LINK) mlfab__node_hang_up(node, old, "replaced by a newer connection");
   mlfab__link *link = &node->links[index];
   link->kind = MLFAB__LINK_PEER_IN;
   link->peer = meet.node;
@@ -9309,7 +9311,7 @@ MLFAB__INTERNAL void mlfab__server_link_up(mlfab_node *node, uint32_t number, ui
                   : kind == MLFAB__LINK_PLANNER ? MLFAB_ROLE_SCHEDULER
                                                 : MLFAB_ROLE_SERVER;
   if (route->link != MLFAB__NO_LINK)
-    mlfab__node_hang_up(node, route->link, "replaced by a newer link");
+    mlfab__node_hang_up(node, route->link, "replaced by a newer connection");
   route->connecting = 0;
   route->link = index;
   if (route->greeted) node->stats.reconnects++;
@@ -9350,9 +9352,10 @@ static void server_link_greeted(mlfab_node *node, uint32_t index, mlfab__hello_a
 static void server_link_member(mlfab_node *node, const mlfab__member *member) {
   int dead = member->kind == MLFAB_EVENT_DEAD;
   if (node->is_server) return; /* we see it ourselves */
-  mlfab__node_emit(node, member->kind, (int32_t)member->node, 0, member->incarnation,
-                   dead ? MLFAB_ERR_PEER_DEAD : 0,
-                   dead ? "dead, says server 0" : "left or came, says server 0");
+  mlfab__node_emit(
+      node, member->kind, (int32_t)member->node, 0, member->incarnation,
+      dead ? MLFAB_ERR_PEER_DEAD : 0,
+      dead ? "server 0 reports that it is dead" : "server 0 reports that it left or joined");
 }
 
 MLFAB__INTERNAL void mlfab__server_link_frame(mlfab_node *node, uint32_t index,
@@ -9638,7 +9641,7 @@ static mlfab__caller *caller_admit(mlfab_node *node, uint32_t index, int kind, u
   mlfab__link *link = &node->links[index];
   if (caller->link != MLFAB__NO_LINK && caller->link != index) {
     node->stats.reconnects += kind == MLFAB__LINK_WORKER;
-    mlfab__node_hang_up(node, caller->link, "replaced by a newer link");
+    mlfab__node_hang_up(node, caller->link, "replaced by a newer connection");
   }
   link->kind = (uint8_t)kind;
   link->peer = number;
@@ -9686,7 +9689,7 @@ static void caller_server(mlfab_node *node, uint32_t index, const mlfab__hello *
   uint32_t first = mlfab__node_of_server(node, 0), server = hello->node - first;
   if (hello->node < first || server >= node->config.servers || server == node->server_number) {
     mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
-                       "a HELLO of a server that there is not");
+                       "a HELLO of a server that does not exist");
     return;
   }
   if (!caller_issued(node, hello, server)) {
@@ -9697,7 +9700,7 @@ static void caller_server(mlfab_node *node, uint32_t index, const mlfab__hello *
   uint32_t old = node->reshard_links[server];
   if (!mlfab__claim_ask(node, index, old, hello->nonce, frame)) return;
   if (old != MLFAB__NO_LINK && old != index)
-    mlfab__node_hang_up(node, old, "replaced by a newer link");
+    mlfab__node_hang_up(node, old, "replaced by a newer connection");
   mlfab__link *link = &node->links[index];
   link->kind = MLFAB__LINK_RESHARD_IN;
   link->peer = server;
@@ -9885,14 +9888,14 @@ static int bootstrap_judge(mlfab_node *node, const mlfab__join *join, uint32_t *
     return MLFAB_ERR_REFUSED;
   }
   if (join->scheduler != c->scheduler) {
-    snprintf(text, room, "the worlds disagree: scheduler is %u at %d, %u at server 0",
+    snprintf(text, room, "the configurations differ: scheduler is %u at %d, %u at server 0",
              join->scheduler, (int)join->rank, c->scheduler);
     return MLFAB_ERR_WORLD;
   }
   if (join->workers != c->workers || join->servers != c->servers ||
       join->dedicated != c->dedicated) {
     snprintf(text, room,
-             "the worlds disagree: %d has %u workers, %u %sservers; server 0 has %u, %u %s",
+             "the configurations differ: %d has %u workers, %u %sservers; server 0 has %u, %u %s",
              (int)join->rank, join->workers, join->servers, join->dedicated ? "dedicated " : "",
              c->workers, c->servers, c->dedicated ? "dedicated" : "");
     return MLFAB_ERR_WORLD;
@@ -10005,7 +10008,7 @@ static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_i
   }
   int again = peer->joined && peer->nonce == join.nonce;
   if (peer->link != MLFAB__NO_LINK && peer->link != link)
-    mlfab__node_hang_up(node, peer->link, "replaced by a newer link");
+    mlfab__node_hang_up(node, peer->link, "replaced by a newer connection");
   if (!peer->joined) node->joined++;
   if (!again) peer->incarnation = ++node->incarnations;
   peer->joined = 1;
@@ -10142,7 +10145,7 @@ MLFAB__INTERNAL void mlfab__bootstrap_frame(mlfab_node *node, uint32_t link,
     bootstrap_join(node, link, frame);
   } else if (node->links[link].kind != MLFAB__LINK_JOIN_OUT) {
     mlfab__node_refuse(node, link, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
-                       "a frame that no node sends that joins");
+                       "a frame that a joining node never sends");
   } else if (frame->type == MLFAB__WELCOME && node->phase == MLFAB__BOOTSTRAP_JOINING) {
     bootstrap_welcome(node, link, frame);
   } else if (frame->type == MLFAB__REFUSE &&
@@ -10305,7 +10308,7 @@ static void alive_look(mlfab_node *node, uint32_t index) {
                         : link->kind == MLFAB__LINK_NEW ? "said nothing"
                                                         : "silent");
   } else if (link->kind == MLFAB__LINK_JOIN_IN && mlfab__bootstrap_overdue(node, link)) {
-    mlfab__node_hang_up(node, index, "welcomed, and did not hang up");
+    mlfab__node_hang_up(node, index, "did not close its joining connection");
   } else if (silent >= 3 * beat) {
     alive_suspect(node, index);
   }
@@ -10866,7 +10869,7 @@ MLFAB__INTERNAL int mlfab__worker_sources(mlfab__worker *worker, const mlfab_buf
   }
   for (uint32_t i = 1; i < n; i++) {
     if (list[i - 1].offset + list[i - 1].bytes <= list[i].offset) continue;
-    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "a tensor stands twice in the list");
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "a tensor is named twice in the list of buffers");
   }
   *nsources = n;
   return 0;
@@ -10995,8 +10998,9 @@ MLFAB__INTERNAL int mlfab__worker_cached(const mlfab__worker *worker, uint32_t t
   const mlfab__layout *layout = &worker->layout;
   if (!worker->stands || !worker->cache.bytes)
     return MLFAB__FAIL(error, MLFAB_ERR_STATE,
-                       worker->stands ? "cached: the model has no version tags"
-                                      : "cached: before the model exists");
+                       worker->stands
+                           ? "cached: the model has no version tags"
+                           : "cached: there is no model yet: call mlfab_model_start first");
   const mlfab__tensor *found = mlfab__layout_find(layout, tensor);
   if (!found && (tensor != MLFAB_ALL || !layout->uniform_dtype))
     return MLFAB__FAIL(error, MLFAB_ERR_TENSOR,
@@ -11227,7 +11231,8 @@ static int pull_check(const mlfab__worker *worker, uint32_t flags, mlfab_error *
   if (flags & ~(uint32_t)(MLFAB_PULL_FULL | MLFAB_PULL_KEPT))
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "pull: unknown flags");
   if (!worker->stands && !worker->model_request) {
-    return MLFAB__FAIL(error, MLFAB_ERR_STATE, "pull: before the model exists");
+    return MLFAB__FAIL(error, MLFAB_ERR_STATE,
+                       "pull: there is no model yet: call mlfab_model_start first");
   }
   if (flags && !worker->cache.bytes)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
@@ -11257,7 +11262,8 @@ MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *b
     return MLFAB__FAIL(error, MLFAB_ERR_AGAIN, "pull: %d pulls are under way", MLFAB__WORKER_PULLS);
   code = mlfab__request_reserve(worker->requests);
   if (code == MLFAB_ERR_AGAIN)
-    return MLFAB__FAIL(error, code, "pull: %d requests are open that were not waited for",
+    return MLFAB__FAIL(error, code,
+                       "pull: %d requests are open: end some with mlfab_wait or mlfab_test",
                        MLFAB__REQUESTS);
   if (code) return MLFAB__FAIL(error, code, "pull: out of memory");
   if (!fetch->parts)
@@ -12322,7 +12328,8 @@ static int push_check(mlfab__worker *worker, const mlfab_push_options *options,
       code = MLFAB_ERR_DTYPE, text = "clip_norm does not go with int64 tensors";
     break;
   }
-  if (!worker->stands) code = MLFAB_ERR_STATE, text = "a push before the model exists";
+  if (!worker->stands)
+    code = MLFAB_ERR_STATE, text = "push: there is no model yet: call mlfab_model_start first";
   if (worker->done) code = MLFAB_ERR_STATE, text = "a push after mlfab_finish";
   for (uint32_t s = 0; s < worker->servers && !code; s++) {
     if (worker->streams[s].dead) {
@@ -12602,7 +12609,8 @@ MLFAB__INTERNAL int mlfab__push_start(mlfab__worker *worker, const mlfab__push_w
   uint64_t timeout = options.timeout_ns ? options.timeout_ns : worker->config->timeout_ns;
   code = request_p ? mlfab__request_reserve(worker->requests) : 0;
   if (code == MLFAB_ERR_AGAIN)
-    return MLFAB__FAIL(error, code, "push: %d requests are open that were not waited for",
+    return MLFAB__FAIL(error, code,
+                       "push: %d requests are open: end some with mlfab_wait or mlfab_test",
                        MLFAB__REQUESTS);
   if (code) return MLFAB__FAIL(error, code, "push: out of memory");
   if (applied) {
@@ -13026,7 +13034,9 @@ MLFAB__INTERNAL void mlfab__worker_free(mlfab__worker *worker) {
 
 MLFAB__INTERNAL int mlfab__worker_tensor(mlfab__worker *worker, uint32_t id, int dtype,
                                          uint64_t count, mlfab_error *error) {
-  if (worker->table) return MLFAB__FAIL(error, MLFAB_ERR_STATE, "tensor_add after model_start");
+  if (worker->table)
+    return MLFAB__FAIL(error, MLFAB_ERR_STATE,
+                       "tensor_add: the model was started before; add all tensors first");
   if (!mlfab__dtype_bytes(dtype))
     return MLFAB__FAIL(error, MLFAB_ERR_DTYPE, "tensor %u: unknown element type %d", id, dtype);
   if (count == 0 || id == MLFAB_ALL) {
@@ -13169,9 +13179,11 @@ MLFAB__INTERNAL int mlfab__worker_model(mlfab__worker *worker, const mlfab_model
   if (given) memcpy(&options, given, mlfab__min(given->size, sizeof options));
   if (given && given->size < offsetof(mlfab_model_options, sync))
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "model_start: options.size is not set");
-  if (worker->table) return MLFAB__FAIL(error, MLFAB_ERR_STATE, "model_start twice");
+  if (worker->table)
+    return MLFAB__FAIL(error, MLFAB_ERR_STATE, "model_start: the model was started before");
   if ((n > 0) != (bufs != NULL))
-    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "model_start: bufs and n do not fit");
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                       "model_start: bufs is NULL and n is not 0, or n is 0 and bufs is not NULL");
   for (uint32_t s = 0; s < worker->servers; s++) {
     if (worker->streams[s].dead)
       return mlfab__error(error, MLFAB_ERR_PEER_DEAD, (int32_t)s, 1, 0,
@@ -13180,7 +13192,9 @@ MLFAB__INTERNAL int mlfab__worker_model(mlfab__worker *worker, const mlfab_model
   mlfab__request *request = mlfab__request_open(worker->requests, MLFAB__REQUEST_MODEL, 0, now_ns,
                                                 worker->config->timeout_ns);
   if (!request)
-    return MLFAB__FAIL(error, MLFAB_ERR_AGAIN, "model_start: too many requests are open");
+    return MLFAB__FAIL(
+        error, MLFAB_ERR_AGAIN,
+        "model_start: too many requests are open: end some with mlfab_wait or mlfab_test");
   int code = worker_build(worker, &options, bufs, n, error);
   if (code) {
     mlfab__request_end(worker->requests, request);
@@ -13335,7 +13349,10 @@ MLFAB__INTERNAL int mlfab__worker_finish(mlfab__worker *worker, uint64_t timeout
   mlfab__request *request =
       mlfab__request_open(worker->requests, MLFAB__REQUEST_JOIN, 0, now_ns,
                           timeout_ns ? timeout_ns : worker->config->timeout_ns);
-  if (!request) return MLFAB__FAIL(error, MLFAB_ERR_AGAIN, "finish: too many requests are open");
+  if (!request)
+    return MLFAB__FAIL(
+        error, MLFAB_ERR_AGAIN,
+        "finish: too many requests are open: end some with mlfab_wait or mlfab_test");
   worker->done = 1;
   worker->join_request = request->id;
   *request_p = request->id;
@@ -13354,7 +13371,8 @@ static void worker_change_ask(mlfab__worker *worker, uint32_t server) {
 static int worker_change_check(const mlfab__worker *worker, const mlfab_sync *sync, uint32_t server,
                                uint32_t tensor, mlfab_error *error) {
   if (!worker->stands)
-    return MLFAB__FAIL(error, MLFAB_ERR_STATE, "set_sync: before the model exists");
+    return MLFAB__FAIL(error, MLFAB_ERR_STATE,
+                       "set_sync: there is no model yet: call mlfab_model_start first");
   if (server != MLFAB_ALL && server >= worker->servers)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "set_sync: there is no server %u, there are %u",
                        server, worker->servers);
@@ -13362,7 +13380,7 @@ static int worker_change_check(const mlfab__worker *worker, const mlfab_sync *sy
     return MLFAB__FAIL(error, MLFAB_ERR_TENSOR, "set_sync: there is no tensor %u", tensor);
   if (worker->change.request)
     return MLFAB__FAIL(error, MLFAB_ERR_AGAIN,
-                       "set_sync: another change of this worker is under way");
+                       "set_sync: an earlier set_sync of this worker has not ended");
   for (uint32_t s = 0; s < worker->servers; s++) {
     if (worker->streams[s].dead && (server == MLFAB_ALL || server == s))
       return mlfab__error(error, MLFAB_ERR_PEER_DEAD, (int32_t)s, 1, 0,
@@ -13387,7 +13405,10 @@ MLFAB__INTERNAL int mlfab__worker_set_sync(mlfab__worker *worker, const mlfab_sy
   mlfab__request *request =
       mlfab__request_open(worker->requests, MLFAB__REQUEST_SYNC, 0, now_ns,
                           timeout_ns ? timeout_ns : worker->config->timeout_ns);
-  if (!request) return MLFAB__FAIL(error, MLFAB_ERR_AGAIN, "set_sync: too many requests are open");
+  if (!request)
+    return MLFAB__FAIL(
+        error, MLFAB_ERR_AGAIN,
+        "set_sync: too many requests are open: end some with mlfab_wait or mlfab_test");
   mlfab__sync_complete(&sync);
   change->request = request->id;
   change->ask.ask++;
@@ -22361,7 +22382,8 @@ static int comm_check_type(const mlfab__comm_call *call, mlfab_error *error) {
                        "%s: %d is not an operation (MLFAB_OP_SUM ... MLFAB_OP_PRODUCT)",
                        call->words, call->op);
   if (call->op == MLFAB_OP_MEAN && call->dtype == MLFAB_I64)
-    return comm_refuse(error, MLFAB_ERR_UNSUPPORTED, call, "there is no mean of MLFAB_I64");
+    return comm_refuse(error, MLFAB_ERR_UNSUPPORTED, call,
+                       "MLFAB_MEAN cannot be used with MLFAB_I64");
   return 0;
 }
 
@@ -22636,7 +22658,8 @@ static int comm_open_slot(mlfab__comm *comm, const mlfab__comm_call *call, uint6
   if (!request) {
     slot->call.n = call->n;
     comm_free_lists(comm, slot);
-    return comm_refuse(error, MLFAB_ERR_AGAIN, call, "too many requests are open");
+    return comm_refuse(error, MLFAB_ERR_AGAIN, call,
+                       "too many requests are open: end some with mlfab_wait or mlfab_test");
   }
   comm->spare = slot->next;
   slot->serial = comm->end++;
@@ -23756,7 +23779,9 @@ MLFAB__INTERNAL int mlfab__comm_object_request(mlfab__comm *comm, const mlfab__c
                                                 MLFAB__COMM_REQUEST(object->id), now_ns,
                                                 timeout_ns ? timeout_ns : comm->config->timeout_ns);
   if (!request)
-    return MLFAB__FAIL(error, MLFAB_ERR_AGAIN, "%s: too many requests are open", object->what);
+    return MLFAB__FAIL(error, MLFAB_ERR_AGAIN,
+                       "%s: too many requests are open: end some with mlfab_wait or mlfab_test",
+                       object->what);
   *request_p = request->id;
   return 0;
 }
@@ -25927,7 +25952,8 @@ static int partial_run_check_type(const mlfab__comm *comm, uint64_t count, int d
                        "a partial reduction: op is %u, and must be MLFAB_OP_SUM or MLFAB_OP_MEAN",
                        op);
   if (op == MLFAB_OP_MEAN && dtype == MLFAB_I64)
-    return partial_run_refuse(error, MLFAB_ERR_UNSUPPORTED, "there is no mean of MLFAB_I64");
+    return partial_run_refuse(error, MLFAB_ERR_UNSUPPORTED,
+                              "MLFAB_MEAN cannot be used with MLFAB_I64");
   return 0;
 }
 
@@ -27573,7 +27599,8 @@ static int user_dag_await(mlfab__user_dag *script, uint64_t round, uint64_t time
                           uint64_t now_ns, mlfab_request *request_p, mlfab_error *error) {
   mlfab__comm *comm = script->comm;
   if (script->nwaiters == MLFAB__COUNT(script->waiters))
-    return user_dag_refuse(error, MLFAB_ERR_AGAIN, "too many requests are open");
+    return user_dag_refuse(error, MLFAB_ERR_AGAIN,
+                           "too many requests are open: end some with mlfab_wait or mlfab_test");
   int code = mlfab__comm_object_request(comm, script->object, timeout_ns, now_ns, request_p, error);
   if (code) return code;
   script->waiters[script->nwaiters++] = (mlfab__user_dag_waiter){*request_p, round};
@@ -27898,7 +27925,8 @@ MLFAB__INTERNAL int mlfab__barrier_start(mlfab__barrier_worker *worker, uint64_t
     return mlfab__error(error, MLFAB_ERR_PEER_DEAD, 0, 1, 0, "barrier: server 0 is dead");
   int code = mlfab__request_reserve(worker->requests);
   if (code == MLFAB_ERR_AGAIN)
-    return MLFAB__FAIL(error, code, "barrier: too many requests are open");
+    return MLFAB__FAIL(
+        error, code, "barrier: too many requests are open: end some with mlfab_wait or mlfab_test");
   if (code) return MLFAB__FAIL(error, code, "barrier: out of memory");
   mlfab__request *request =
       mlfab__request_open(worker->requests, MLFAB__REQUEST_BARRIER, 0, now_ns,
@@ -35182,14 +35210,14 @@ MLFAB__INTERNAL void mlfab__aggregator_member_frame(mlfab__aggregator *aggregato
   if (frame->type != MLFAB__HOP_CHUNK ||
       mlfab__decode_hop_chunk(frame->meta, frame->meta_bytes, &chunk) ||
       chunk.server >= aggregator->servers) {
-    wrong = "not a HOP_CHUNK that parses";
+    wrong = "a HOP_CHUNK that does not parse";
     aggregator->down.drop(aggregator->down.self, member, MLFAB_ERR_FRAME, wrong);
     return;
   }
   mlfab__meter_count(&aggregator->meter, frame->bulk_bytes);
   mlfab__accumulator *group = mlfab__aggregator_find(aggregator, chunk.server, chunk.group);
   if (!group && chunk.group > aggregator->numbers[chunk.server].newest) {
-    wrong = "a chunk for a group that never was";
+    wrong = "a chunk for a group that does not exist";
   } else if (group && (group->state == MLFAB__ACCUMULATOR_ADDING ||
                        group->state == MLFAB__ACCUMULATOR_SENT)) {
     mlfab__addend *addend = NULL;
@@ -36681,7 +36709,7 @@ MLFAB__INTERNAL void mlfab__server_scheduler_frame(mlfab__server *server,
   if (frame->type != MLFAB__PLAN ||
       mlfab__decode_plan(frame->meta, frame->meta_bytes, &plan, server->sched->entries)) {
     mlfab__server_drop(server, server->workers, MLFAB_ERR_FRAME,
-                       "neither PLAN nor SCHEDULE that parses");
+                       "a frame that is neither a PLAN nor a SCHEDULE, or does not parse");
     return;
   }
   server->sched->unplanned_ns = 0;
@@ -36692,7 +36720,7 @@ MLFAB__INTERNAL void mlfab__server_scheduler_frame(mlfab__server *server,
     uint32_t worker = server->sched->entries[i].worker, hop = server->sched->entries[i].aggregator;
     if (worker < server->workers && (hop < server->workers || hop == MLFAB__NO_NODE)) continue;
     mlfab__server_drop(server, server->workers, MLFAB_ERR_FRAME,
-                       "a PLAN with a worker that there is not");
+                       "a PLAN with a worker that does not exist");
     return;
   }
   mlfab__route_plan(server, server->sched->entries, plan.entries);
@@ -36740,7 +36768,7 @@ static void client_watch(mlfab__server *server) {
   if (server->sched->unplanned_ns < MLFAB__SERVER_PLAN_BEATS * server->heartbeat_ns) return;
   server->sched->unplanned_ns = 0;
   mlfab__server_drop(server, server->workers, MLFAB_ERR_TIMEOUT,
-                     "the scheduler plans nothing of what it was told");
+                     "the scheduler has planned nothing of what it was told for 8 heartbeats");
 }
 
 /* --- the policy --- */
@@ -38387,7 +38415,8 @@ MLFAB__INTERNAL int mlfab__worker_set_filter(mlfab__worker *worker, uint32_t ten
   mlfab_filter filter;
   memset(&filter, 0, sizeof filter);
   if (!worker->stands)
-    return MLFAB__FAIL(error, MLFAB_ERR_STATE, "set_filter: before the model exists");
+    return MLFAB__FAIL(error, MLFAB_ERR_STATE,
+                       "set_filter: there is no model yet: call mlfab_model_start first");
   if (given && given->size < offsetof(mlfab_filter, threshold))
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "set_filter: filter.size is not set");
   const mlfab__tensor *one = tensor == MLFAB_ALL ? NULL : mlfab__layout_find(layout, tensor);
@@ -38415,7 +38444,7 @@ MLFAB__INTERNAL int mlfab__worker_set_filter(mlfab__worker *worker, uint32_t ten
   }
   worker->packed = &sparse_push_codec;
   if (sparse_push_add(worker, first, end))
-    return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "set_filter: out of memory for what is held back");
+    return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "set_filter: out of memory for the residual");
   for (uint32_t i = first; i < end; i++) {
     worker->sieves[i].filter = filter;
     worker->sieves[i].leaves = 0;
@@ -39581,7 +39610,7 @@ static int reshard_refuse(const mlfab__reshard *r, const uint32_t *list, uint32_
     for (uint32_t k = 0; k < i && !code; k++) {
       if (list[i] != list[k]) continue;
       code = MLFAB_ERR_ARGUMENT;
-      snprintf(done->text, sizeof done->text, "server %u stands twice in the list", list[i]);
+      snprintf(done->text, sizeof done->text, "server %u is named twice in the list", list[i]);
     }
   }
   return code;
@@ -40812,11 +40841,12 @@ static int reshard_worker_refuse(const mlfab__worker *worker, const uint32_t *se
     for (uint32_t k = 0; k < i; k++) {
       if (servers[i] == servers[k])
         return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
-                           "set_servers: server %u stands twice in the list", servers[i]);
+                           "set_servers: server %u is named twice in the list", servers[i]);
     }
   }
   if (!worker->stands)
-    return MLFAB__FAIL(error, MLFAB_ERR_STATE, "set_servers: before the model exists");
+    return MLFAB__FAIL(error, MLFAB_ERR_STATE,
+                       "set_servers: there is no model yet: call mlfab_model_start first");
   if (worker->resize.request)
     return MLFAB__FAIL(error, MLFAB_ERR_AGAIN,
                        "set_servers: another call of this worker is under way");
@@ -40841,7 +40871,9 @@ MLFAB__INTERNAL int mlfab__worker_set_servers(mlfab__worker *worker, const uint3
   mlfab__request *request =
       mlfab__request_open(worker->requests, MLFAB__REQUEST_RESLICE, 0, now_ns, timeout_ns);
   if (!request)
-    return MLFAB__FAIL(error, MLFAB_ERR_AGAIN, "set_servers: too many requests are open");
+    return MLFAB__FAIL(
+        error, MLFAB_ERR_AGAIN,
+        "set_servers: too many requests are open: end some with mlfab_wait or mlfab_test");
   memcpy(resize->servers, servers, n * sizeof *servers);
   resize->n = n;
   resize->ask++;
@@ -41123,11 +41155,12 @@ static int complete_check_scheduler(mlfab_config *c, mlfab_error *error) {
   int own = (c->roles & MLFAB_ROLE_SCHEDULER) != 0;
   if (c->scheduler > MLFAB_SCHEDULER_OWN) return complete_config_error(error, "unknown scheduler");
   if (own && c->roles != MLFAB_ROLE_SCHEDULER)
-    return complete_config_error(error, "a scheduler of its own has no other role");
+    return complete_config_error(error, "a process with MLFAB_ROLE_SCHEDULER has no other role");
   if (own && c->scheduler != MLFAB_SCHEDULER_OWN)
-    return complete_config_error(error, "the role of a scheduler needs scheduler = own");
+    return complete_config_error(error,
+                                 "MLFAB_ROLE_SCHEDULER needs scheduler = MLFAB_SCHEDULER_OWN");
   if (own && c->rank != 0)
-    return complete_config_error(error, "there is one scheduler, with rank 0");
+    return complete_config_error(error, "the rank of the scheduler process must be 0");
   int code = mlfab__schedule_complete(&c->schedule, &schedule, error);
   if (code) {
     error->code = MLFAB_ERR_CONFIG;
@@ -41137,21 +41170,22 @@ static int complete_check_scheduler(mlfab_config *c, mlfab_error *error) {
   /* Whoever is driven by hand computes for long: nothing would move meanwhile. */
   if (c->accumulators == 0 && c->progress != MLFAB_PROGRESS_HAND) c->accumulators = 2;
   if (c->accumulators == UINT32_MAX || c->scheduler == MLFAB_SCHEDULER_NONE) c->accumulators = 0;
-  if (c->accumulators > 64) return complete_config_error(error, "more than 64 accumulators");
+  if (c->accumulators > 64) return complete_config_error(error, "the limit is 64 accumulators");
   return 0;
 }
 
 static int complete_check_world(mlfab_config *c, mlfab_error *error) {
   if (c->workers > 65536 || c->servers > 4096)
-    return complete_config_error(error, "more than 65536 workers or 4096 servers");
+    return complete_config_error(error, "the limits are 65536 workers and 4096 servers");
   if (!c->dedicated && c->servers > c->workers)
-    return complete_config_error(error, "more servers than workers, and servers are not dedicated");
+    return complete_config_error(
+        error, "there are more servers than workers, and servers are not dedicated");
   if (c->roles & ~(uint32_t)(MLFAB_ROLE_WORKER | MLFAB_ROLE_SERVER | MLFAB_ROLE_SCHEDULER))
     return complete_config_error(error, "unknown roles");
   int code = complete_check_scheduler(c, error);
   if (code) return code;
   if (c->dedicated && c->roles == (MLFAB_ROLE_WORKER | MLFAB_ROLE_SERVER))
-    return complete_config_error(error, "a worker that serves, and dedicated servers");
+    return complete_config_error(error, "roles say worker and server, but servers are dedicated");
   uint32_t limit = c->dedicated && c->roles == MLFAB_ROLE_SERVER ? c->servers : c->workers;
   if (c->rank < 0 || (uint32_t)c->rank >= limit) {
     return mlfab__error(error, MLFAB_ERR_RANK_RANGE, c->rank, c->roles == MLFAB_ROLE_SERVER, 0,
@@ -41185,7 +41219,8 @@ MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_conf
   memcpy(config, given, mlfab__min(given->size, sizeof *config));
   config->size = sizeof *config;
   uint64_t secret[2];
-  if (!complete_texts_end(config)) return complete_config_error(error, "a text without its end");
+  if (!complete_texts_end(config))
+    return complete_config_error(error, "a text of the configuration has no terminating zero byte");
   if (mlfab__secret_parse(config->secret, secret))
     return complete_config_error(error, "secret (MLFAB_JOB_SECRET) is not 32 hexadecimal digits");
   complete_default32(&config->workers, 1);
@@ -41202,7 +41237,7 @@ MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_conf
   complete_default32(&config->merge_max, 128);
   complete_default64(&config->model_max_bytes, (uint64_t)64 << 30);
   if (config->heartbeat_ns < 1000000)
-    return complete_config_error(error, "heartbeat_ns below 1 ms");
+    return complete_config_error(error, "heartbeat_ns is below 1 ms");
   if (config->chunk_bytes % 64 || config->chunk_bytes > MLFAB_BULK_MAX)
     return complete_config_error(error, "chunk_bytes must be a multiple of 64, at most 1 MiB");
   if (config->block_bytes % 64 || config->block_bytes > (1u << 30))
@@ -41425,7 +41460,7 @@ static int config_put(void *base, const config_setting *s, const char *name, con
 static int config_set(void *base, const config_setting *settings, size_t n, const char *name,
                       const char *value, mlfab_error *error) {
   if (!base || !name || !value)
-    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "what is to be set, name or value is NULL");
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "the struct, the name or the value is NULL");
   for (size_t i = 0; i < n; i++) {
     if (!strcmp(settings[i].name, name)) return config_put(base, &settings[i], name, value, error);
   }
@@ -41478,7 +41513,7 @@ static int config_rank(mlfab_config *c, int rank_given, mlfab_error *error) {
     const char *text = getenv(sources[i][0]), *world = getenv(sources[i][1]);
     if (world && !*world) world = NULL;
     if (i == 1 && (!text || !*text) && world)
-      return config_bad(error, sources[i][1], world, "is set, but not RANK beside it");
+      return config_bad(error, sources[i][1], world, "is set, but RANK is not");
     if (!text || !*text || (i == 4 && !getenv("SLURM_STEP_ID"))) continue;
     int code = config_number(sources[i][0], text, 0, INT32_MAX, &rank, error);
     if (code) return code;
@@ -41486,7 +41521,7 @@ static int config_rank(mlfab_config *c, int rank_given, mlfab_error *error) {
     if (c->workers) return 0;
     if (!world && i > 0)
       return config_bad(error, sources[i][0], text,
-                        "is set, but not the size of the world beside it");
+                        "is set, but the variable with the number of processes is not");
     if (!world) return 0;
     code = config_number(sources[i][1], world, 1, 65536, &size, error);
     if (!code) c->workers = (uint32_t)size;
@@ -41499,7 +41534,8 @@ static int config_master(mlfab_config *c, mlfab_error *error) {
   const char *host = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT");
   uint64_t number = 0;
   if (c->coordinator[0] || !host || !*host) return 0;
-  if (!port || !*port) return config_bad(error, "MASTER_ADDR", host, "is set, but not MASTER_PORT");
+  if (!port || !*port)
+    return config_bad(error, "MASTER_ADDR", host, "is set, but MASTER_PORT is not");
   int code = config_number("MASTER_PORT", port, 1, 65535, &number, error);
   if (code) return code;
   int bare6 = strchr(host, ':') && host[0] != '[';
@@ -41601,14 +41637,14 @@ MLFAB_API int mlfab_filter_from_env(mlfab_filter *filter, mlfab_error *error_p) 
 
 /* --- for bindings --- */
 
-#define CONFIG_STRUCTS(X)                                                                         \
-  X(error)                                                                                        \
-  X(buf)                                                                                          \
-  X(env) X(schedule) X(config) X(sync) X(sync_state) X(model_options) X(push_options)             \
-      X(pull_options) X(result) X(filter_info) X(filter) X(collective) X(vec) X(partial_options)  \
-          X(partial_info) X(edge) X(graph_info) X(stochastic_options) X(stochastic_info) X(stats) \
-              X(update_info) X(pull_info) X(event_info) X(measure) X(io_event)                    \
-                  X(transport_options) X(transport)
+#define CONFIG_STRUCTS(X)                                                                        \
+  X(error)                                                                                       \
+  X(buf)                                                                                         \
+  X(env)                                                                                         \
+  X(schedule) X(config) X(sync) X(sync_state) X(model_options) X(push_options) X(pull_options)   \
+      X(result) X(filter_info) X(filter) X(collective) X(vec) X(partial_options) X(partial_info) \
+          X(edge) X(graph_info) X(stochastic_options) X(stochastic_info) X(stats) X(update_info) \
+              X(pull_info) X(event_info) X(measure) X(io_event) X(transport_options) X(transport)
 
 MLFAB_API size_t mlfab_struct_size(const char *name) {
 #define CONFIG_STRUCT(struct_name) \
@@ -41668,8 +41704,9 @@ static int calls_check_ghost(const mlfab__call_in *e) {
   for (uint32_t s = 0; ghost && s < node->config.servers; s++) {
     uint32_t link = node->routes[s].link;
     if (link == MLFAB__NO_LINK || node->links[link].caps & MLFAB_CAP_GHOST) continue;
-    return mlfab__error(e->error, MLFAB_ERR_UNSUPPORTED, (int32_t)s, 1, 0,
-                        "not supported: ghost tensors on a transport that carries bytes");
+    return mlfab__error(
+        e->error, MLFAB_ERR_UNSUPPORTED, (int32_t)s, 1, 0,
+        "not supported: ghost tensors (data NULL) on a transport that carries bytes");
   }
   return 0;
 }
@@ -42766,7 +42803,7 @@ static mlfab *context_new(const mlfab_config *c, mlfab_error *error) {
   mlfab__env env;
   int code = mlfab__env_init(&env, c->env);
   if (code) {
-    MLFAB__FAIL(error, code, "env: allocate and release go together");
+    MLFAB__FAIL(error, code, "env: allocate and release must both be set, or both be NULL");
     return NULL;
   }
   pthread_once(&context_once, context_watch_forks);
@@ -43130,10 +43167,10 @@ MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns) {
   uint64_t deadline =
       timeout_ns ? mlfab__add_sat(mlfab__context_now(ctx), timeout_ns) : MLFAB__NEVER;
   int served = mlfab__context_until(ctx, deadline, context_test_served, NULL);
-  int code =
-      served ? 0
-             : mlfab__error(&ctx->node->requests.last, MLFAB_ERR_TIMEOUT, MLFAB_NO_RANK, 0,
-                            timeout_ns, "serve: the deadline passed, and workers are still here");
+  int code = served ? 0
+                    : mlfab__error(&ctx->node->requests.last, MLFAB_ERR_TIMEOUT, MLFAB_NO_RANK, 0,
+                                   timeout_ns,
+                                   "serve: the deadline passed, and workers are still connected");
   if (!served) code = mlfab__context_in_vain(ctx, code);
   mlfab__context_leave(ctx);
   return code;
@@ -43197,8 +43234,9 @@ MLFAB_API int mlfab_rank(const mlfab *ctx, int32_t *rank_p, uint32_t *workers_p,
 
 MLFAB_API int mlfab_last_error(mlfab *ctx, mlfab_error *error_p) {
   if (ctx && error_p && context_is_child(ctx)) {
-    MLFAB__FAIL(error_p, MLFAB_ERR_STATE,
-                "this process is a child of the one that opened the context: it can only close it");
+    MLFAB__FAIL(
+        error_p, MLFAB_ERR_STATE,
+        "this process was forked from the one that opened the context: it can only close it");
     return 0;
   }
   CONTEXT_LOOK(ctx, mlfab_node_last_error(ctx->node, error_p));
@@ -43280,7 +43318,7 @@ MLFAB_API int mlfab_free(mlfab *ctx, void *memory) {
     mlfab__context_free_memory(ctx, found);
   } else {
     code = MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_ARGUMENT,
-                       "free: this memory is not of mlfab_alloc of this context");
+                       "free: this memory does not come from mlfab_alloc of this context");
   }
   mlfab__context_leave(ctx);
   return code;
@@ -43484,7 +43522,8 @@ static int submit_check_bufs(mlfab *ctx, const mlfab_buf *bufs, uint32_t n) {
   uint32_t nsources, room = 0;
   mlfab_error *last = &ctx->node->requests.last;
   if (!worker || !worker->stands)
-    return MLFAB__FAIL(last, MLFAB_ERR_STATE, "snapshot: before the model exists");
+    return MLFAB__FAIL(last, MLFAB_ERR_STATE,
+                       "snapshot: there is no model yet: call mlfab_model_start first");
   int code = mlfab__worker_sources(worker, bufs, n, 0, &sources, &nsources, &room, last);
   mlfab__free(&ctx->node->env, sources, room * sizeof *sources);
   return code;
@@ -47423,7 +47462,7 @@ static int shm_meet(struct shm *t, struct shm_link *link, mlfab_io_event *event)
   int got = shm_packet_receive(link->fd, fds, 2 + own_segment);
   if (got == 0) return 0;
   if (got < 0)
-    return shm_give_up(t, link, MLFAB_ERR_REFUSED, "did not speak as a peer does ", event);
+    return shm_give_up(t, link, MLFAB_ERR_REFUSED, "did not follow the protocol ", event);
   int bell_fd = fds[own_segment];
   int code = MLFAB_ERR_FRAME;
   link->event_fd = fds[own_segment + 1];
@@ -47781,7 +47820,7 @@ static int shm_take(struct shm *t, struct shm_link *link, uint64_t word, mlfab_i
   uint8_t *head;
   if ((word & SHM_VALID) == 0 || head_bytes < MLFAB_HEADER_BYTES ||
       head_bytes > MLFAB_HEADER_BYTES + MLFAB_META_MAX || bulk_bytes > MLFAB_BULK_MAX)
-    return shm_down(t, link, MLFAB_ERR_FRAME, "wrote a record that cannot be", event);
+    return shm_down(t, link, MLFAB_ERR_FRAME, "wrote an impossible record", event);
   struct shm_slot *slot = shm_get_slot(t, head_bytes, &head);
   if (slot == NULL) return 0;
   memcpy(head, link->rx + offset + 8, head_bytes);
@@ -49229,7 +49268,8 @@ static const open_transport open_list[] = {
 };
 
 enum { OPEN_COUNT = (int)MLFAB__COUNT(open_list) };
-_Static_assert(OPEN_COUNT + 1 <= MLFAB__CONTEXT_TRANSPORTS, "more transports than a context takes");
+_Static_assert(OPEN_COUNT + 1 <= MLFAB__CONTEXT_TRANSPORTS,
+               "the configuration has too many transports");
 
 static int open_begins(const char *address, const char *name) {
   size_t n = strlen(name);
@@ -49264,7 +49304,8 @@ static int open_own(const mlfab_config *c, mlfab__context_choice *choices, uint3
                     mlfab_error *error) {
   const mlfab_transport *own = c->transport;
   if (own->abi != MLFAB_TRANSPORT_ABI || own->size < sizeof *own)
-    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "the transport is of another ABI");
+    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
+                       "the transport was built for another version of mlfab_transport");
   if (own->caps & MLFAB_CAP_VIRTUAL && c->transports)
     return MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
                        "transports: beside the transport '%s', whose time is virtual, is no other",

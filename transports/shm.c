@@ -677,7 +677,7 @@ static int shm_meet(struct shm *t, struct shm_link *link, mlfab_io_event *event)
   int got = shm_packet_receive(link->fd, fds, 2 + own_segment);
   if (got == 0) return 0;
   if (got < 0)
-    return shm_give_up(t, link, MLFAB_ERR_REFUSED, "did not speak as a peer does ", event);
+    return shm_give_up(t, link, MLFAB_ERR_REFUSED, "did not follow the protocol ", event);
   int bell_fd = fds[own_segment];
   int code = MLFAB_ERR_FRAME;
   link->event_fd = fds[own_segment + 1];
@@ -1035,7 +1035,7 @@ static int shm_take(struct shm *t, struct shm_link *link, uint64_t word, mlfab_i
   uint8_t *head;
   if ((word & SHM_VALID) == 0 || head_bytes < MLFAB_HEADER_BYTES ||
       head_bytes > MLFAB_HEADER_BYTES + MLFAB_META_MAX || bulk_bytes > MLFAB_BULK_MAX)
-    return shm_down(t, link, MLFAB_ERR_FRAME, "wrote a record that cannot be", event);
+    return shm_down(t, link, MLFAB_ERR_FRAME, "wrote an impossible record", event);
   struct shm_slot *slot = shm_get_slot(t, head_bytes, &head);
   if (slot == NULL) return 0;
   memcpy(head, link->rx + offset + 8, head_bytes);

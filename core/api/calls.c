@@ -16,8 +16,9 @@ static int calls_check_ghost(const mlfab__call_in *e) {
   for (uint32_t s = 0; ghost && s < node->config.servers; s++) {
     uint32_t link = node->routes[s].link;
     if (link == MLFAB__NO_LINK || node->links[link].caps & MLFAB_CAP_GHOST) continue;
-    return mlfab__error(e->error, MLFAB_ERR_UNSUPPORTED, (int32_t)s, 1, 0,
-                        "not supported: ghost tensors on a transport that carries bytes");
+    return mlfab__error(
+        e->error, MLFAB_ERR_UNSUPPORTED, (int32_t)s, 1, 0,
+        "not supported: ghost tensors (data NULL) on a transport that carries bytes");
   }
   return 0;
 }

@@ -48,11 +48,12 @@ static int complete_check_scheduler(mlfab_config *c, mlfab_error *error) {
   int own = (c->roles & MLFAB_ROLE_SCHEDULER) != 0;
   if (c->scheduler > MLFAB_SCHEDULER_OWN) return complete_config_error(error, "unknown scheduler");
   if (own && c->roles != MLFAB_ROLE_SCHEDULER)
-    return complete_config_error(error, "a scheduler of its own has no other role");
+    return complete_config_error(error, "a process with MLFAB_ROLE_SCHEDULER has no other role");
   if (own && c->scheduler != MLFAB_SCHEDULER_OWN)
-    return complete_config_error(error, "the role of a scheduler needs scheduler = own");
+    return complete_config_error(error,
+                                 "MLFAB_ROLE_SCHEDULER needs scheduler = MLFAB_SCHEDULER_OWN");
   if (own && c->rank != 0)
-    return complete_config_error(error, "there is one scheduler, with rank 0");
+    return complete_config_error(error, "the rank of the scheduler process must be 0");
   int code = mlfab__schedule_complete(&c->schedule, &schedule, error);
   if (code) {
     error->code = MLFAB_ERR_CONFIG;
@@ -62,21 +63,22 @@ static int complete_check_scheduler(mlfab_config *c, mlfab_error *error) {
   /* Whoever is driven by hand computes for long: nothing would move meanwhile. */
   if (c->accumulators == 0 && c->progress != MLFAB_PROGRESS_HAND) c->accumulators = 2;
   if (c->accumulators == UINT32_MAX || c->scheduler == MLFAB_SCHEDULER_NONE) c->accumulators = 0;
-  if (c->accumulators > 64) return complete_config_error(error, "more than 64 accumulators");
+  if (c->accumulators > 64) return complete_config_error(error, "the limit is 64 accumulators");
   return 0;
 }
 
 static int complete_check_world(mlfab_config *c, mlfab_error *error) {
   if (c->workers > 65536 || c->servers > 4096)
-    return complete_config_error(error, "more than 65536 workers or 4096 servers");
+    return complete_config_error(error, "the limits are 65536 workers and 4096 servers");
   if (!c->dedicated && c->servers > c->workers)
-    return complete_config_error(error, "more servers than workers, and servers are not dedicated");
+    return complete_config_error(
+        error, "there are more servers than workers, and servers are not dedicated");
   if (c->roles & ~(uint32_t)(MLFAB_ROLE_WORKER | MLFAB_ROLE_SERVER | MLFAB_ROLE_SCHEDULER))
     return complete_config_error(error, "unknown roles");
   int code = complete_check_scheduler(c, error);
   if (code) return code;
   if (c->dedicated && c->roles == (MLFAB_ROLE_WORKER | MLFAB_ROLE_SERVER))
-    return complete_config_error(error, "a worker that serves, and dedicated servers");
+    return complete_config_error(error, "roles say worker and server, but servers are dedicated");
   uint32_t limit = c->dedicated && c->roles == MLFAB_ROLE_SERVER ? c->servers : c->workers;
   if (c->rank < 0 || (uint32_t)c->rank >= limit) {
     return mlfab__error(error, MLFAB_ERR_RANK_RANGE, c->rank, c->roles == MLFAB_ROLE_SERVER, 0,
@@ -110,7 +112,8 @@ MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_conf
   memcpy(config, given, mlfab__min(given->size, sizeof *config));
   config->size = sizeof *config;
   uint64_t secret[2];
-  if (!complete_texts_end(config)) return complete_config_error(error, "a text without its end");
+  if (!complete_texts_end(config))
+    return complete_config_error(error, "a text of the configuration has no terminating zero byte");
   if (mlfab__secret_parse(config->secret, secret))
     return complete_config_error(error, "secret (MLFAB_JOB_SECRET) is not 32 hexadecimal digits");
   complete_default32(&config->workers, 1);
@@ -127,7 +130,7 @@ MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_conf
   complete_default32(&config->merge_max, 128);
   complete_default64(&config->model_max_bytes, (uint64_t)64 << 30);
   if (config->heartbeat_ns < 1000000)
-    return complete_config_error(error, "heartbeat_ns below 1 ms");
+    return complete_config_error(error, "heartbeat_ns is below 1 ms");
   if (config->chunk_bytes % 64 || config->chunk_bytes > MLFAB_BULK_MAX)
     return complete_config_error(error, "chunk_bytes must be a multiple of 64, at most 1 MiB");
   if (config->block_bytes % 64 || config->block_bytes > (1u << 30))

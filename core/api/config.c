@@ -191,7 +191,7 @@ static int config_put(void *base, const config_setting *s, const char *name, con
 static int config_set(void *base, const config_setting *settings, size_t n, const char *name,
                       const char *value, mlfab_error *error) {
   if (!base || !name || !value)
-    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "what is to be set, name or value is NULL");
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "the struct, the name or the value is NULL");
   for (size_t i = 0; i < n; i++) {
     if (!strcmp(settings[i].name, name)) return config_put(base, &settings[i], name, value, error);
   }
@@ -244,7 +244,7 @@ static int config_rank(mlfab_config *c, int rank_given, mlfab_error *error) {
     const char *text = getenv(sources[i][0]), *world = getenv(sources[i][1]);
     if (world && !*world) world = NULL;
     if (i == 1 && (!text || !*text) && world)
-      return config_bad(error, sources[i][1], world, "is set, but not RANK beside it");
+      return config_bad(error, sources[i][1], world, "is set, but RANK is not");
     if (!text || !*text || (i == 4 && !getenv("SLURM_STEP_ID"))) continue;
     int code = config_number(sources[i][0], text, 0, INT32_MAX, &rank, error);
     if (code) return code;
@@ -252,7 +252,7 @@ static int config_rank(mlfab_config *c, int rank_given, mlfab_error *error) {
     if (c->workers) return 0;
     if (!world && i > 0)
       return config_bad(error, sources[i][0], text,
-                        "is set, but not the size of the world beside it");
+                        "is set, but the variable with the number of processes is not");
     if (!world) return 0;
     code = config_number(sources[i][1], world, 1, 65536, &size, error);
     if (!code) c->workers = (uint32_t)size;
@@ -265,7 +265,8 @@ static int config_master(mlfab_config *c, mlfab_error *error) {
   const char *host = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT");
   uint64_t number = 0;
   if (c->coordinator[0] || !host || !*host) return 0;
-  if (!port || !*port) return config_bad(error, "MASTER_ADDR", host, "is set, but not MASTER_PORT");
+  if (!port || !*port)
+    return config_bad(error, "MASTER_ADDR", host, "is set, but MASTER_PORT is not");
   int code = config_number("MASTER_PORT", port, 1, 65535, &number, error);
   if (code) return code;
   int bare6 = strchr(host, ':') && host[0] != '[';
@@ -367,14 +368,14 @@ MLFAB_API int mlfab_filter_from_env(mlfab_filter *filter, mlfab_error *error_p) 
 
 /* --- for bindings --- */
 
-#define CONFIG_STRUCTS(X)                                                                         \
-  X(error)                                                                                        \
-  X(buf)                                                                                          \
-  X(env) X(schedule) X(config) X(sync) X(sync_state) X(model_options) X(push_options)             \
-      X(pull_options) X(result) X(filter_info) X(filter) X(collective) X(vec) X(partial_options)  \
-          X(partial_info) X(edge) X(graph_info) X(stochastic_options) X(stochastic_info) X(stats) \
-              X(update_info) X(pull_info) X(event_info) X(measure) X(io_event)                    \
-                  X(transport_options) X(transport)
+#define CONFIG_STRUCTS(X)                                                                        \
+  X(error)                                                                                       \
+  X(buf)                                                                                         \
+  X(env)                                                                                         \
+  X(schedule) X(config) X(sync) X(sync_state) X(model_options) X(push_options) X(pull_options)   \
+      X(result) X(filter_info) X(filter) X(collective) X(vec) X(partial_options) X(partial_info) \
+          X(edge) X(graph_info) X(stochastic_options) X(stochastic_info) X(stats) X(update_info) \
+              X(pull_info) X(event_info) X(measure) X(io_event) X(transport_options) X(transport)
 
 MLFAB_API size_t mlfab_struct_size(const char *name) {
 #define CONFIG_STRUCT(struct_name) \

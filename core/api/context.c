@@ -732,7 +732,7 @@ static mlfab *context_new(const mlfab_config *c, mlfab_error *error) {
   mlfab__env env;
   int code = mlfab__env_init(&env, c->env);
   if (code) {
-    MLFAB__FAIL(error, code, "env: allocate and release go together");
+    MLFAB__FAIL(error, code, "env: allocate and release must both be set, or both be NULL");
     return NULL;
   }
   pthread_once(&context_once, context_watch_forks);
@@ -1096,10 +1096,10 @@ MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns) {
   uint64_t deadline =
       timeout_ns ? mlfab__add_sat(mlfab__context_now(ctx), timeout_ns) : MLFAB__NEVER;
   int served = mlfab__context_until(ctx, deadline, context_test_served, NULL);
-  int code =
-      served ? 0
-             : mlfab__error(&ctx->node->requests.last, MLFAB_ERR_TIMEOUT, MLFAB_NO_RANK, 0,
-                            timeout_ns, "serve: the deadline passed, and workers are still here");
+  int code = served ? 0
+                    : mlfab__error(&ctx->node->requests.last, MLFAB_ERR_TIMEOUT, MLFAB_NO_RANK, 0,
+                                   timeout_ns,
+                                   "serve: the deadline passed, and workers are still connected");
   if (!served) code = mlfab__context_in_vain(ctx, code);
   mlfab__context_leave(ctx);
   return code;
@@ -1163,8 +1163,9 @@ MLFAB_API int mlfab_rank(const mlfab *ctx, int32_t *rank_p, uint32_t *workers_p,
 
 MLFAB_API int mlfab_last_error(mlfab *ctx, mlfab_error *error_p) {
   if (ctx && error_p && context_is_child(ctx)) {
-    MLFAB__FAIL(error_p, MLFAB_ERR_STATE,
-                "this process is a child of the one that opened the context: it can only close it");
+    MLFAB__FAIL(
+        error_p, MLFAB_ERR_STATE,
+        "this process was forked from the one that opened the context: it can only close it");
     return 0;
   }
   CONTEXT_LOOK(ctx, mlfab_node_last_error(ctx->node, error_p));

@@ -68,7 +68,7 @@ MLFAB_API int mlfab_free(mlfab *ctx, void *memory) {
     mlfab__context_free_memory(ctx, found);
   } else {
     code = MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_ARGUMENT,
-                       "free: this memory is not of mlfab_alloc of this context");
+                       "free: this memory does not come from mlfab_alloc of this context");
   }
   mlfab__context_leave(ctx);
   return code;

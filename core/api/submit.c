@@ -196,7 +196,8 @@ static int submit_check_bufs(mlfab *ctx, const mlfab_buf *bufs, uint32_t n) {
   uint32_t nsources, room = 0;
   mlfab_error *last = &ctx->node->requests.last;
   if (!worker || !worker->stands)
-    return MLFAB__FAIL(last, MLFAB_ERR_STATE, "snapshot: before the model exists");
+    return MLFAB__FAIL(last, MLFAB_ERR_STATE,
+                       "snapshot: there is no model yet: call mlfab_model_start first");
   int code = mlfab__worker_sources(worker, bufs, n, 0, &sources, &nsources, &room, last);
   mlfab__free(&ctx->node->env, sources, room * sizeof *sources);
   return code;

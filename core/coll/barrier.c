@@ -128,7 +128,8 @@ MLFAB__INTERNAL int mlfab__barrier_start(mlfab__barrier_worker *worker, uint64_t
     return mlfab__error(error, MLFAB_ERR_PEER_DEAD, 0, 1, 0, "barrier: server 0 is dead");
   int code = mlfab__request_reserve(worker->requests);
   if (code == MLFAB_ERR_AGAIN)
-    return MLFAB__FAIL(error, code, "barrier: too many requests are open");
+    return MLFAB__FAIL(
+        error, code, "barrier: too many requests are open: end some with mlfab_wait or mlfab_test");
   if (code) return MLFAB__FAIL(error, code, "barrier: out of memory");
   mlfab__request *request =
       mlfab__request_open(worker->requests, MLFAB__REQUEST_BARRIER, 0, now_ns,

@@ -478,7 +478,8 @@ static int comm_check_type(const mlfab__comm_call *call, mlfab_error *error) {
                        "%s: %d is not an operation (MLFAB_OP_SUM ... MLFAB_OP_PRODUCT)",
                        call->words, call->op);
   if (call->op == MLFAB_OP_MEAN && call->dtype == MLFAB_I64)
-    return comm_refuse(error, MLFAB_ERR_UNSUPPORTED, call, "there is no mean of MLFAB_I64");
+    return comm_refuse(error, MLFAB_ERR_UNSUPPORTED, call,
+                       "MLFAB_MEAN cannot be used with MLFAB_I64");
   return 0;
 }
 
@@ -753,7 +754,8 @@ static int comm_open_slot(mlfab__comm *comm, const mlfab__comm_call *call, uint6
   if (!request) {
     slot->call.n = call->n;
     comm_free_lists(comm, slot);
-    return comm_refuse(error, MLFAB_ERR_AGAIN, call, "too many requests are open");
+    return comm_refuse(error, MLFAB_ERR_AGAIN, call,
+                       "too many requests are open: end some with mlfab_wait or mlfab_test");
   }
   comm->spare = slot->next;
   slot->serial = comm->end++;
@@ -1873,7 +1875,9 @@ MLFAB__INTERNAL int mlfab__comm_object_request(mlfab__comm *comm, const mlfab__c
                                                 MLFAB__COMM_REQUEST(object->id), now_ns,
                                                 timeout_ns ? timeout_ns : comm->config->timeout_ns);
   if (!request)
-    return MLFAB__FAIL(error, MLFAB_ERR_AGAIN, "%s: too many requests are open", object->what);
+    return MLFAB__FAIL(error, MLFAB_ERR_AGAIN,
+                       "%s: too many requests are open: end some with mlfab_wait or mlfab_test",
+                       object->what);
   *request_p = request->id;
   return 0;
 }

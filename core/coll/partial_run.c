@@ -326,7 +326,8 @@ static int partial_run_check_type(const mlfab__comm *comm, uint64_t count, int d
                        "a partial reduction: op is %u, and must be MLFAB_OP_SUM or MLFAB_OP_MEAN",
                        op);
   if (op == MLFAB_OP_MEAN && dtype == MLFAB_I64)
-    return partial_run_refuse(error, MLFAB_ERR_UNSUPPORTED, "there is no mean of MLFAB_I64");
+    return partial_run_refuse(error, MLFAB_ERR_UNSUPPORTED,
+                              "MLFAB_MEAN cannot be used with MLFAB_I64");
   return 0;
 }
 

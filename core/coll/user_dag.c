@@ -499,7 +499,8 @@ static int user_dag_await(mlfab__user_dag *script, uint64_t round, uint64_t time
                           uint64_t now_ns, mlfab_request *request_p, mlfab_error *error) {
   mlfab__comm *comm = script->comm;
   if (script->nwaiters == MLFAB__COUNT(script->waiters))
-    return user_dag_refuse(error, MLFAB_ERR_AGAIN, "too many requests are open");
+    return user_dag_refuse(error, MLFAB_ERR_AGAIN,
+                           "too many requests are open: end some with mlfab_wait or mlfab_test");
   int code = mlfab__comm_object_request(comm, script->object, timeout_ns, now_ns, request_p, error);
   if (code) return code;
   script->waiters[script->nwaiters++] = (mlfab__user_dag_waiter){*request_p, round};

@@ -128,7 +128,8 @@ MLFAB__INTERNAL int mlfab__layout_build(mlfab__env *env, const mlfab__tensor_inf
                                         mlfab_error *error) {
   memset(layout, 0, sizeof *layout);
   if (n == 0 || servers == 0) {
-    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "a model without tensors");
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                       "the model has no tensors: call mlfab_tensor_add first");
   }
   if (active > servers) {
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,

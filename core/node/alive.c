@@ -76,7 +76,7 @@ static void alive_look(mlfab_node *node, uint32_t index) {
                         : link->kind == MLFAB__LINK_NEW ? "said nothing"
                                                         : "silent");
   } else if (link->kind == MLFAB__LINK_JOIN_IN && mlfab__bootstrap_overdue(node, link)) {
-    mlfab__node_hang_up(node, index, "welcomed, and did not hang up");
+    mlfab__node_hang_up(node, index, "did not close its joining connection");
   } else if (silent >= 3 * beat) {
     alive_suspect(node, index);
   }

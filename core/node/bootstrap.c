@@ -101,14 +101,14 @@ static int bootstrap_judge(mlfab_node *node, const mlfab__join *join, uint32_t *
     return MLFAB_ERR_REFUSED;
   }
   if (join->scheduler != c->scheduler) {
-    snprintf(text, room, "the worlds disagree: scheduler is %u at %d, %u at server 0",
+    snprintf(text, room, "the configurations differ: scheduler is %u at %d, %u at server 0",
              join->scheduler, (int)join->rank, c->scheduler);
     return MLFAB_ERR_WORLD;
   }
   if (join->workers != c->workers || join->servers != c->servers ||
       join->dedicated != c->dedicated) {
     snprintf(text, room,
-             "the worlds disagree: %d has %u workers, %u %sservers; server 0 has %u, %u %s",
+             "the configurations differ: %d has %u workers, %u %sservers; server 0 has %u, %u %s",
              (int)join->rank, join->workers, join->servers, join->dedicated ? "dedicated " : "",
              c->workers, c->servers, c->dedicated ? "dedicated" : "");
     return MLFAB_ERR_WORLD;
@@ -221,7 +221,7 @@ static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_i
   }
   int again = peer->joined && peer->nonce == join.nonce;
   if (peer->link != MLFAB__NO_LINK && peer->link != link)
-    mlfab__node_hang_up(node, peer->link, "replaced by a newer link");
+    mlfab__node_hang_up(node, peer->link, "replaced by a newer connection");
   if (!peer->joined) node->joined++;
   if (!again) peer->incarnation = ++node->incarnations;
   peer->joined = 1;
@@ -358,7 +358,7 @@ MLFAB__INTERNAL void mlfab__bootstrap_frame(mlfab_node *node, uint32_t link,
     bootstrap_join(node, link, frame);
   } else if (node->links[link].kind != MLFAB__LINK_JOIN_OUT) {
     mlfab__node_refuse(node, link, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
-                       "a frame that no node sends that joins");
+                       "a frame that a joining node never sends");
   } else if (frame->type == MLFAB__WELCOME && node->phase == MLFAB__BOOTSTRAP_JOINING) {
     bootstrap_welcome(node, link, frame);
   } else if (frame->type == MLFAB__REFUSE &&

@@ -145,7 +145,7 @@ static mlfab__caller *caller_admit(mlfab_node *node, uint32_t index, int kind, u
   mlfab__link *link = &node->links[index];
   if (caller->link != MLFAB__NO_LINK && caller->link != index) {
     node->stats.reconnects += kind == MLFAB__LINK_WORKER;
-    mlfab__node_hang_up(node, caller->link, "replaced by a newer link");
+    mlfab__node_hang_up(node, caller->link, "replaced by a newer connection");
   }
   link->kind = (uint8_t)kind;
   link->peer = number;
@@ -193,7 +193,7 @@ static void caller_server(mlfab_node *node, uint32_t index, const mlfab__hello *
   uint32_t first = mlfab__node_of_server(node, 0), server = hello->node - first;
   if (hello->node < first || server >= node->config.servers || server == node->server_number) {
     mlfab__node_refuse(node, index, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
-                       "a HELLO of a server that there is not");
+                       "a HELLO of a server that does not exist");
     return;
   }
   if (!caller_issued(node, hello, server)) {
@@ -204,7 +204,7 @@ static void caller_server(mlfab_node *node, uint32_t index, const mlfab__hello *
   uint32_t old = node->reshard_links[server];
   if (!mlfab__claim_ask(node, index, old, hello->nonce, frame)) return;
   if (old != MLFAB__NO_LINK && old != index)
-    mlfab__node_hang_up(node, old, "replaced by a newer link");
+    mlfab__node_hang_up(node, old, "replaced by a newer connection");
   mlfab__link *link = &node->links[index];
   link->kind = MLFAB__LINK_RESHARD_IN;
   link->peer = server;

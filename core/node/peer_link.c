@@ -103,7 +103,8 @@ MLFAB__INTERNAL int mlfab__peer_link_up(mlfab_node *node, uint64_t rank, uint32_
   mlfab__peer_link *hop =
       rank < node->config.workers && node->peers_out ? node->peers_out[rank] : NULL;
   if (!hop || !hop->connecting || node->leaving) return 0;
-  if (hop->link != MLFAB__NO_LINK) mlfab__node_hang_up(node, hop->link, "replaced by a newer link");
+  if (hop->link != MLFAB__NO_LINK)
+    mlfab__node_hang_up(node, hop->link, "replaced by a newer connection");
   mlfab__link *link = &node->links[index];
   hop->connecting = 0;
   hop->link = index;
@@ -140,7 +141,7 @@ MLFAB__INTERNAL void mlfab__peer_link_meet(mlfab_node *node, uint32_t index,
                        "another process is here as this worker");
     return;
   }
-  if (old != MLFAB__NO_LINK) mlfab__node_hang_up(node, old, "replaced by a newer link");
+  if (old != MLFAB__NO_LINK) mlfab__node_hang_up(node, old, "replaced by a newer connection");
   mlfab__link *link = &node->links[index];
   link->kind = MLFAB__LINK_PEER_IN;
   link->peer = meet.node;

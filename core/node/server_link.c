@@ -77,7 +77,7 @@ MLFAB__INTERNAL void mlfab__server_link_up(mlfab_node *node, uint32_t number, ui
                   : kind == MLFAB__LINK_PLANNER ? MLFAB_ROLE_SCHEDULER
                                                 : MLFAB_ROLE_SERVER;
   if (route->link != MLFAB__NO_LINK)
-    mlfab__node_hang_up(node, route->link, "replaced by a newer link");
+    mlfab__node_hang_up(node, route->link, "replaced by a newer connection");
   route->connecting = 0;
   route->link = index;
   if (route->greeted) node->stats.reconnects++;
@@ -118,9 +118,10 @@ static void server_link_greeted(mlfab_node *node, uint32_t index, mlfab__hello_a
 static void server_link_member(mlfab_node *node, const mlfab__member *member) {
   int dead = member->kind == MLFAB_EVENT_DEAD;
   if (node->is_server) return; /* we see it ourselves */
-  mlfab__node_emit(node, member->kind, (int32_t)member->node, 0, member->incarnation,
-                   dead ? MLFAB_ERR_PEER_DEAD : 0,
-                   dead ? "dead, says server 0" : "left or came, says server 0");
+  mlfab__node_emit(
+      node, member->kind, (int32_t)member->node, 0, member->incarnation,
+      dead ? MLFAB_ERR_PEER_DEAD : 0,
+      dead ? "server 0 reports that it is dead" : "server 0 reports that it left or joined");
 }
 
 MLFAB__INTERNAL void mlfab__server_link_frame(mlfab_node *node, uint32_t index,

@@ -38,7 +38,8 @@ static const open_transport open_list[] = {
 };
 
 enum { OPEN_COUNT = (int)MLFAB__COUNT(open_list) };
-_Static_assert(OPEN_COUNT + 1 <= MLFAB__CONTEXT_TRANSPORTS, "more transports than a context takes");
+_Static_assert(OPEN_COUNT + 1 <= MLFAB__CONTEXT_TRANSPORTS,
+               "the configuration has too many transports");
 
 static int open_begins(const char *address, const char *name) {
   size_t n = strlen(name);
@@ -73,7 +74,8 @@ static int open_own(const mlfab_config *c, mlfab__context_choice *choices, uint3
                     mlfab_error *error) {
   const mlfab_transport *own = c->transport;
   if (own->abi != MLFAB_TRANSPORT_ABI || own->size < sizeof *own)
-    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "the transport is of another ABI");
+    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
+                       "the transport was built for another version of mlfab_transport");
   if (own->caps & MLFAB_CAP_VIRTUAL && c->transports)
     return MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
                        "transports: beside the transport '%s', whose time is virtual, is no other",

@@ -230,7 +230,7 @@ static int reshard_refuse(const mlfab__reshard *r, const uint32_t *list, uint32_
     for (uint32_t k = 0; k < i && !code; k++) {
       if (list[i] != list[k]) continue;
       code = MLFAB_ERR_ARGUMENT;
-      snprintf(done->text, sizeof done->text, "server %u stands twice in the list", list[i]);
+      snprintf(done->text, sizeof done->text, "server %u is named twice in the list", list[i]);
     }
   }
   return code;

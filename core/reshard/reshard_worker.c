@@ -266,11 +266,12 @@ static int reshard_worker_refuse(const mlfab__worker *worker, const uint32_t *se
     for (uint32_t k = 0; k < i; k++) {
       if (servers[i] == servers[k])
         return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
-                           "set_servers: server %u stands twice in the list", servers[i]);
+                           "set_servers: server %u is named twice in the list", servers[i]);
     }
   }
   if (!worker->stands)
-    return MLFAB__FAIL(error, MLFAB_ERR_STATE, "set_servers: before the model exists");
+    return MLFAB__FAIL(error, MLFAB_ERR_STATE,
+                       "set_servers: there is no model yet: call mlfab_model_start first");
   if (worker->resize.request)
     return MLFAB__FAIL(error, MLFAB_ERR_AGAIN,
                        "set_servers: another call of this worker is under way");
@@ -295,7 +296,9 @@ MLFAB__INTERNAL int mlfab__worker_set_servers(mlfab__worker *worker, const uint3
   mlfab__request *request =
       mlfab__request_open(worker->requests, MLFAB__REQUEST_RESLICE, 0, now_ns, timeout_ns);
   if (!request)
-    return MLFAB__FAIL(error, MLFAB_ERR_AGAIN, "set_servers: too many requests are open");
+    return MLFAB__FAIL(
+        error, MLFAB_ERR_AGAIN,
+        "set_servers: too many requests are open: end some with mlfab_wait or mlfab_test");
   memcpy(resize->servers, servers, n * sizeof *servers);
   resize->n = n;
   resize->ask++;

@@ -402,14 +402,14 @@ MLFAB__INTERNAL void mlfab__aggregator_member_frame(mlfab__aggregator *aggregato
   if (frame->type != MLFAB__HOP_CHUNK ||
       mlfab__decode_hop_chunk(frame->meta, frame->meta_bytes, &chunk) ||
       chunk.server >= aggregator->servers) {
-    wrong = "not a HOP_CHUNK that parses";
+    wrong = "a HOP_CHUNK that does not parse";
     aggregator->down.drop(aggregator->down.self, member, MLFAB_ERR_FRAME, wrong);
     return;
   }
   mlfab__meter_count(&aggregator->meter, frame->bulk_bytes);
   mlfab__accumulator *group = mlfab__aggregator_find(aggregator, chunk.server, chunk.group);
   if (!group && chunk.group > aggregator->numbers[chunk.server].newest) {
-    wrong = "a chunk for a group that never was";
+    wrong = "a chunk for a group that does not exist";
   } else if (group && (group->state == MLFAB__ACCUMULATOR_ADDING ||
                        group->state == MLFAB__ACCUMULATOR_SENT)) {
     mlfab__addend *addend = NULL;

@@ -64,7 +64,7 @@ MLFAB__INTERNAL void mlfab__server_scheduler_frame(mlfab__server *server,
   if (frame->type != MLFAB__PLAN ||
       mlfab__decode_plan(frame->meta, frame->meta_bytes, &plan, server->sched->entries)) {
     mlfab__server_drop(server, server->workers, MLFAB_ERR_FRAME,
-                       "neither PLAN nor SCHEDULE that parses");
+                       "a frame that is neither a PLAN nor a SCHEDULE, or does not parse");
     return;
   }
   server->sched->unplanned_ns = 0;
@@ -75,7 +75,7 @@ MLFAB__INTERNAL void mlfab__server_scheduler_frame(mlfab__server *server,
     uint32_t worker = server->sched->entries[i].worker, hop = server->sched->entries[i].aggregator;
     if (worker < server->workers && (hop < server->workers || hop == MLFAB__NO_NODE)) continue;
     mlfab__server_drop(server, server->workers, MLFAB_ERR_FRAME,
-                       "a PLAN with a worker that there is not");
+                       "a PLAN with a worker that does not exist");
     return;
   }
   mlfab__route_plan(server, server->sched->entries, plan.entries);
@@ -123,7 +123,7 @@ static void client_watch(mlfab__server *server) {
   if (server->sched->unplanned_ns < MLFAB__SERVER_PLAN_BEATS * server->heartbeat_ns) return;
   server->sched->unplanned_ns = 0;
   mlfab__server_drop(server, server->workers, MLFAB_ERR_TIMEOUT,
-                     "the scheduler plans nothing of what it was told");
+                     "the scheduler has planned nothing of what it was told for 8 heartbeats");
 }
 
 /* --- the policy --- */

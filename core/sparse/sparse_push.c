@@ -573,7 +573,8 @@ MLFAB__INTERNAL int mlfab__worker_set_filter(mlfab__worker *worker, uint32_t ten
   mlfab_filter filter;
   memset(&filter, 0, sizeof filter);
   if (!worker->stands)
-    return MLFAB__FAIL(error, MLFAB_ERR_STATE, "set_filter: before the model exists");
+    return MLFAB__FAIL(error, MLFAB_ERR_STATE,
+                       "set_filter: there is no model yet: call mlfab_model_start first");
   if (given && given->size < offsetof(mlfab_filter, threshold))
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "set_filter: filter.size is not set");
   const mlfab__tensor *one = tensor == MLFAB_ALL ? NULL : mlfab__layout_find(layout, tensor);
@@ -601,7 +602,7 @@ MLFAB__INTERNAL int mlfab__worker_set_filter(mlfab__worker *worker, uint32_t ten
   }
   worker->packed = &sparse_push_codec;
   if (sparse_push_add(worker, first, end))
-    return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "set_filter: out of memory for what is held back");
+    return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "set_filter: out of memory for the residual");
   for (uint32_t i = first; i < end; i++) {
     worker->sieves[i].filter = filter;
     worker->sieves[i].leaves = 0;

@@ -60,8 +60,9 @@ MLFAB__INTERNAL int mlfab__worker_cached(const mlfab__worker *worker, uint32_t t
   const mlfab__layout *layout = &worker->layout;
   if (!worker->stands || !worker->cache.bytes)
     return MLFAB__FAIL(error, MLFAB_ERR_STATE,
-                       worker->stands ? "cached: the model has no version tags"
-                                      : "cached: before the model exists");
+                       worker->stands
+                           ? "cached: the model has no version tags"
+                           : "cached: there is no model yet: call mlfab_model_start first");
   const mlfab__tensor *found = mlfab__layout_find(layout, tensor);
   if (!found && (tensor != MLFAB_ALL || !layout->uniform_dtype))
     return MLFAB__FAIL(error, MLFAB_ERR_TENSOR,

@@ -102,7 +102,8 @@ static int pull_check(const mlfab__worker *worker, uint32_t flags, mlfab_error *
   if (flags & ~(uint32_t)(MLFAB_PULL_FULL | MLFAB_PULL_KEPT))
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "pull: unknown flags");
   if (!worker->stands && !worker->model_request) {
-    return MLFAB__FAIL(error, MLFAB_ERR_STATE, "pull: before the model exists");
+    return MLFAB__FAIL(error, MLFAB_ERR_STATE,
+                       "pull: there is no model yet: call mlfab_model_start first");
   }
   if (flags && !worker->cache.bytes)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
@@ -132,7 +133,8 @@ MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *b
     return MLFAB__FAIL(error, MLFAB_ERR_AGAIN, "pull: %d pulls are under way", MLFAB__WORKER_PULLS);
   code = mlfab__request_reserve(worker->requests);
   if (code == MLFAB_ERR_AGAIN)
-    return MLFAB__FAIL(error, code, "pull: %d requests are open that were not waited for",
+    return MLFAB__FAIL(error, code,
+                       "pull: %d requests are open: end some with mlfab_wait or mlfab_test",
                        MLFAB__REQUESTS);
   if (code) return MLFAB__FAIL(error, code, "pull: out of memory");
   if (!fetch->parts)

@@ -715,7 +715,8 @@ static int push_check(mlfab__worker *worker, const mlfab_push_options *options,
       code = MLFAB_ERR_DTYPE, text = "clip_norm does not go with int64 tensors";
     break;
   }
-  if (!worker->stands) code = MLFAB_ERR_STATE, text = "a push before the model exists";
+  if (!worker->stands)
+    code = MLFAB_ERR_STATE, text = "push: there is no model yet: call mlfab_model_start first";
   if (worker->done) code = MLFAB_ERR_STATE, text = "a push after mlfab_finish";
   for (uint32_t s = 0; s < worker->servers && !code; s++) {
     if (worker->streams[s].dead) {
@@ -995,7 +996,8 @@ MLFAB__INTERNAL int mlfab__push_start(mlfab__worker *worker, const mlfab__push_w
   uint64_t timeout = options.timeout_ns ? options.timeout_ns : worker->config->timeout_ns;
   code = request_p ? mlfab__request_reserve(worker->requests) : 0;
   if (code == MLFAB_ERR_AGAIN)
-    return MLFAB__FAIL(error, code, "push: %d requests are open that were not waited for",
+    return MLFAB__FAIL(error, code,
+                       "push: %d requests are open: end some with mlfab_wait or mlfab_test",
                        MLFAB__REQUESTS);
   if (code) return MLFAB__FAIL(error, code, "push: out of memory");
   if (applied) {

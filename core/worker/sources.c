@@ -69,7 +69,7 @@ MLFAB__INTERNAL int mlfab__worker_sources(mlfab__worker *worker, const mlfab_buf
   }
   for (uint32_t i = 1; i < n; i++) {
     if (list[i - 1].offset + list[i - 1].bytes <= list[i].offset) continue;
-    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "a tensor stands twice in the list");
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "a tensor is named twice in the list of buffers");
   }
   *nsources = n;
   return 0;

@@ -72,7 +72,9 @@ MLFAB__INTERNAL void mlfab__worker_free(mlfab__worker *worker) {
 
 MLFAB__INTERNAL int mlfab__worker_tensor(mlfab__worker *worker, uint32_t id, int dtype,
                                          uint64_t count, mlfab_error *error) {
-  if (worker->table) return MLFAB__FAIL(error, MLFAB_ERR_STATE, "tensor_add after model_start");
+  if (worker->table)
+    return MLFAB__FAIL(error, MLFAB_ERR_STATE,
+                       "tensor_add: the model was started before; add all tensors first");
   if (!mlfab__dtype_bytes(dtype))
     return MLFAB__FAIL(error, MLFAB_ERR_DTYPE, "tensor %u: unknown element type %d", id, dtype);
   if (count == 0 || id == MLFAB_ALL) {
@@ -215,9 +217,11 @@ MLFAB__INTERNAL int mlfab__worker_model(mlfab__worker *worker, const mlfab_model
   if (given) memcpy(&options, given, mlfab__min(given->size, sizeof options));
   if (given && given->size < offsetof(mlfab_model_options, sync))
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "model_start: options.size is not set");
-  if (worker->table) return MLFAB__FAIL(error, MLFAB_ERR_STATE, "model_start twice");
+  if (worker->table)
+    return MLFAB__FAIL(error, MLFAB_ERR_STATE, "model_start: the model was started before");
   if ((n > 0) != (bufs != NULL))
-    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "model_start: bufs and n do not fit");
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                       "model_start: bufs is NULL and n is not 0, or n is 0 and bufs is not NULL");
   for (uint32_t s = 0; s < worker->servers; s++) {
     if (worker->streams[s].dead)
       return mlfab__error(error, MLFAB_ERR_PEER_DEAD, (int32_t)s, 1, 0,
@@ -226,7 +230,9 @@ MLFAB__INTERNAL int mlfab__worker_model(mlfab__worker *worker, const mlfab_model
   mlfab__request *request = mlfab__request_open(worker->requests, MLFAB__REQUEST_MODEL, 0, now_ns,
                                                 worker->config->timeout_ns);
   if (!request)
-    return MLFAB__FAIL(error, MLFAB_ERR_AGAIN, "model_start: too many requests are open");
+    return MLFAB__FAIL(
+        error, MLFAB_ERR_AGAIN,
+        "model_start: too many requests are open: end some with mlfab_wait or mlfab_test");
   int code = worker_build(worker, &options, bufs, n, error);
   if (code) {
     mlfab__request_end(worker->requests, request);
@@ -381,7 +387,10 @@ MLFAB__INTERNAL int mlfab__worker_finish(mlfab__worker *worker, uint64_t timeout
   mlfab__request *request =
       mlfab__request_open(worker->requests, MLFAB__REQUEST_JOIN, 0, now_ns,
                           timeout_ns ? timeout_ns : worker->config->timeout_ns);
-  if (!request) return MLFAB__FAIL(error, MLFAB_ERR_AGAIN, "finish: too many requests are open");
+  if (!request)
+    return MLFAB__FAIL(
+        error, MLFAB_ERR_AGAIN,
+        "finish: too many requests are open: end some with mlfab_wait or mlfab_test");
   worker->done = 1;
   worker->join_request = request->id;
   *request_p = request->id;
@@ -400,7 +409,8 @@ static void worker_change_ask(mlfab__worker *worker, uint32_t server) {
 static int worker_change_check(const mlfab__worker *worker, const mlfab_sync *sync, uint32_t server,
                                uint32_t tensor, mlfab_error *error) {
   if (!worker->stands)
-    return MLFAB__FAIL(error, MLFAB_ERR_STATE, "set_sync: before the model exists");
+    return MLFAB__FAIL(error, MLFAB_ERR_STATE,
+                       "set_sync: there is no model yet: call mlfab_model_start first");
   if (server != MLFAB_ALL && server >= worker->servers)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "set_sync: there is no server %u, there are %u",
                        server, worker->servers);
@@ -408,7 +418,7 @@ static int worker_change_check(const mlfab__worker *worker, const mlfab_sync *sy
     return MLFAB__FAIL(error, MLFAB_ERR_TENSOR, "set_sync: there is no tensor %u", tensor);
   if (worker->change.request)
     return MLFAB__FAIL(error, MLFAB_ERR_AGAIN,
-                       "set_sync: another change of this worker is under way");
+                       "set_sync: an earlier set_sync of this worker has not ended");
   for (uint32_t s = 0; s < worker->servers; s++) {
     if (worker->streams[s].dead && (server == MLFAB_ALL || server == s))
       return mlfab__error(error, MLFAB_ERR_PEER_DEAD, (int32_t)s, 1, 0,
@@ -433,7 +443,10 @@ MLFAB__INTERNAL int mlfab__worker_set_sync(mlfab__worker *worker, const mlfab_sy
   mlfab__request *request =
       mlfab__request_open(worker->requests, MLFAB__REQUEST_SYNC, 0, now_ns,
                           timeout_ns ? timeout_ns : worker->config->timeout_ns);
-  if (!request) return MLFAB__FAIL(error, MLFAB_ERR_AGAIN, "set_sync: too many requests are open");
+  if (!request)
+    return MLFAB__FAIL(
+        error, MLFAB_ERR_AGAIN,
+        "set_sync: too many requests are open: end some with mlfab_wait or mlfab_test");
   mlfab__sync_complete(&sync);
   change->request = request->id;
   change->ask.ask++;

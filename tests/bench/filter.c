@@ -226,7 +226,7 @@ int main(int argc, char **argv) {
   }
   printf("Kernels: %s.\n", mlfab__kernel_level() == 2   ? "AVX-512"
                            : mlfab__kernel_level() == 1 ? "AVX2"
-                                                      : "portable");
+                                                        : "portable");
   all_cells();
   if (tsv) fclose(tsv);
   return 0;

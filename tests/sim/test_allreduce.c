@@ -398,7 +398,8 @@ static void live_on(world *w) {
     } else if (finish(w, i, &mask)) {
       r->next_ns = now(w) + below(w, 20 * MS);
       r->successes += r->code == 0 && mask == alive;
-      if (r->code == MLFAB_ERR_INTERNAL || r->code == MLFAB_ERR_FRAME || r->code == MLFAB_ERR_MISMATCH)
+      if (r->code == MLFAB_ERR_INTERNAL || r->code == MLFAB_ERR_FRAME ||
+          r->code == MLFAB_ERR_MISMATCH)
         broken(w, "rank %u: %s", i, mlfab_error_name(r->code));
     } else if (below(w, 20000) == 0) {
       mlfab_node_cancel(r->node, r->request, now(w));

@@ -421,9 +421,9 @@ static void spoil_address(mlfab_config *c) { strcpy(c->coordinator, "sim:1"); }
 
 static void test_misfits(void **state) {
   (void)state;
-  misfit(2, spoil_workers, MLFAB_ERR_WORLD, "worlds disagree");
-  misfit(2, spoil_servers, MLFAB_ERR_WORLD, "worlds disagree");
-  misfit(2, spoil_dedicated, MLFAB_ERR_WORLD, "worlds disagree");
+  misfit(2, spoil_workers, MLFAB_ERR_WORLD, "configurations differ");
+  misfit(2, spoil_servers, MLFAB_ERR_WORLD, "configurations differ");
+  misfit(2, spoil_dedicated, MLFAB_ERR_WORLD, "configurations differ");
   misfit(2, spoil_job, MLFAB_ERR_JOB, "job");
   misfit(2, spoil_secret, MLFAB_ERR_JOB, "this job has none (MLFAB_JOB_SECRET)");
   misfit(3, spoil_nothing, MLFAB_ERR_RANK_TAKEN, "worker 1");
@@ -1717,11 +1717,11 @@ static void test_schedule_configurations(void **state) {
     if (!strstr(error.text, said)) fail_msg("%s: %s", said, error.text); \
   } while (0)
   BAD(c.scheduler = 3, "unknown scheduler");
-  BAD(c.roles = MLFAB_ROLE_SCHEDULER, "scheduler = own");
+  BAD(c.roles = MLFAB_ROLE_SCHEDULER, "scheduler = MLFAB_SCHEDULER_OWN");
   BAD(c.roles = MLFAB_ROLE_SCHEDULER | MLFAB_ROLE_WORKER, "no other role");
   BAD((c.scheduler = MLFAB_SCHEDULER_OWN, c.roles = MLFAB_ROLE_SCHEDULER, c.rank = 1,
        c.workers = 2),
-      "one scheduler");
+      "rank of the scheduler process");
   BAD(c.scheduler = MLFAB_SCHEDULER_OWN, "coordinator");
   BAD(c.schedule = schedule_of(0), "delay below 0");
   BAD((c.schedule = schedule_of(4), c.schedule.size = 2), "schedule.size");

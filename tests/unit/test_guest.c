@@ -300,7 +300,7 @@ static int calls_fail(void) {
   FAILS(mlfab_dag_free(&P.dag));
 #undef FAILS
   wrong += expect(__LINE__, mlfab_last_error(ctx, &error) ? 0 : error.code, &error, MLFAB_ERR_STATE,
-                  "child");
+                  "forked");
   return wrong != 0;
 }
 

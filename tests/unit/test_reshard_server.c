@@ -268,8 +268,7 @@ static int send_wrong(fixture *f, const frame *right, enum wrong wrong) {
   if (wrong == NO_SUCH_CLOCK) head.clock++;
   if (wrong == NO_BYTES) bad.bulk_bytes = 0;
   if (wrong == GAP) {
-    if (head.kind == MLFAB__IMAGE_SUM || head.offset + 4 + bad.bulk_bytes > slice->bytes)
-      return 1;
+    if (head.kind == MLFAB__IMAGE_SUM || head.offset + 4 + bad.bulk_bytes > slice->bytes) return 1;
     head.offset += 4;
   }
   if (wrong == NEXT_KIND) {

@@ -597,8 +597,7 @@ static void test_strangers(void **state) {
   close(garbage);
   int segment = mlfab__shm_file("s", CONTROL + 2 * RING, F_SEAL_SEAL),
       bell = mlfab__shm_file("b", CONTROL, F_SEAL_SEAL);
-  int small = mlfab__shm_file("t", 4096, F_SEAL_SEAL), event_fd = eventfd(0, EFD_CLOEXEC),
-      pipes[2];
+  int small = mlfab__shm_file("t", 4096, F_SEAL_SEAL), event_fd = eventfd(0, EFD_CLOEXEC), pipes[2];
   int open_before = entries("/proc/self/fd");
   assert_int_equal(pipe(pipes), 0);
   assert_int_equal(ftruncate(unsealed, CONTROL + 2 * RING), 0);
