@@ -28,7 +28,7 @@ GROUPS = [
     {"node": "port role node link outbox claim peer_link inner server_link caller bootstrap alive"},
     {"worker": "sources cache pull push worker worker_role",
      "server": "lazy blocks clock queue apply round serve server server_role",
-     "coll": "dag algorithm partial graph notify stream comm engine membership partial_run stochastic "
+     "coll": "dag algorithm partial graph notify stream comm failure engine membership partial_run stochastic "
              "user_dag barrier trees barrier_role comm_role"},
     {"sched": "network order group distribute plan monitor items batch arrange scheduler explain accumulator sum distributor aggregator report route spread client sched_role",
      "sparse": "filter sparse_push sparse_apply delta",
@@ -68,7 +68,7 @@ PROFILES = {"minimal": [], "core": ["SCHED", "SPARSE"]}
 
 # What is still wrong with the house: it may only become less. Includes and calls between groups that go up or
 # across, files that are on a circle.
-BREACHES = {"up": 0, "circle": 2}
+BREACHES = {"up": 0, "circle": 0}
 
 ROOT = os.path.dirname(os.path.abspath(__file__))
 PUBLIC_HEADERS = "mlfab.h", "mlfab_sim.h"

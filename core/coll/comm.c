@@ -9,6 +9,7 @@ static const double comm_add_bytes_per_ns = 4.0;
 static const double comm_bytes_per_ns = 1.0; /* where server 0 does not know */
 
 static void comm_begin(mlfab__comm *comm);
+static void comm_act_on_failure(mlfab__comm *comm);
 static void comm_begin_waiting(mlfab__comm *comm);
 static void comm_turn_plain(mlfab__comm *comm, mlfab__comm_slot *slot);
 static void comm_check_moved(mlfab__comm *comm);
@@ -26,17 +27,13 @@ MLFAB__INTERNAL int mlfab__comm_init(mlfab__comm *comm, mlfab__env *env, const m
   comm->missing = comm->left_rank = MLFAB_NO_RANK;
   comm->arena_fd = -1;
   comm->limit = UINT64_MAX;
+  comm->act = comm_act_on_failure;
   mlfab__streams_init(&comm->streams, env, config, hop, down, &user);
   return 0;
 }
 
 static uint64_t comm_number(const mlfab__comm_slot *slot) {
   return slot->serial - slot->comm->base;
-}
-
-/* Where the slot of a call stands. */
-static mlfab__comm_slot **comm_place(const mlfab__comm *comm, uint64_t serial) {
-  return &comm->slots[serial % MLFAB__COMM_CALLS];
 }
 
 static void comm_free_lists(mlfab__comm *comm, mlfab__comm_slot *slot) {
@@ -86,7 +83,7 @@ MLFAB__INTERNAL void mlfab__comm_free(mlfab__comm *comm) {
   }
   mlfab__comm_sweep(comm);
   for (; comm->first < comm->end; comm->first++)
-    comm_free_slot(comm, *comm_place(comm, comm->first));
+    comm_free_slot(comm, *mlfab__comm_place(comm, comm->first));
   for (uint32_t i = 0; i < MLFAB__COMM_PAST; i++)
     mlfab__free(comm->env, comm->past[i].counts,
                 comm->config->workers * sizeof *comm->past[i].counts);
@@ -107,11 +104,6 @@ MLFAB__INTERNAL void mlfab__comm_free(mlfab__comm *comm) {
     }
   }
   memset(comm, 0, sizeof *comm);
-}
-
-MLFAB__INTERNAL void mlfab__comm_enter(mlfab__comm *comm, uint64_t now_ns) {
-  comm->depth++;
-  if (now_ns) comm->now_ns = now_ns;
 }
 
 /* --- what server 0 is told --- */
@@ -173,19 +165,6 @@ static void comm_say_leaving(mlfab__comm *comm) {
                                          comm->end - comm->base};
   uint8_t meta[32];
   comm_post(comm, MLFAB__MEMBERSHIP_LEAVE, meta, mlfab__encode_membership_leave(meta, &leave));
-}
-
-MLFAB__INTERNAL void mlfab__comm_stuck(mlfab__comm *comm, uint32_t channel, uint64_t number) {
-  const mlfab__membership_call call = {comm->epoch, channel, number};
-  uint8_t meta[32];
-  if (comm->phase != MLFAB__COMM_IN || comm_alone(comm)) return;
-  comm_post(comm, MLFAB__MEMBERSHIP_STUCK, meta, mlfab__encode_membership_call(meta, &call));
-}
-
-MLFAB__INTERNAL void mlfab__comm_fail_memory(mlfab__comm *comm) {
-  char text[64];
-  snprintf(text, sizeof text, "worker %u is out of memory", comm->rank);
-  mlfab__comm_fail(comm, MLFAB_ERR_MEMORY, (int32_t)comm->rank, text);
 }
 
 /* A worker alone is its own epoch. */
@@ -257,13 +236,6 @@ static const char *comm_words(char text[MLFAB__TEXT_MAX], const mlfab__comm_past
   return text;
 }
 
-/* The open call of this number, or NULL. */
-static mlfab__comm_slot *comm_slot_of(const mlfab__comm *comm, uint64_t number) {
-  uint64_t serial = comm->base + number;
-  return number < comm->end - comm->base && serial >= comm->first ? *comm_place(comm, serial)
-                                                                  : NULL;
-}
-
 static mlfab__comm_past comm_describe(const mlfab__comm_slot *slot) {
   const mlfab__comm_call *call = &slot->call;
   return (mlfab__comm_past){.signature = slot->signature,
@@ -284,18 +256,12 @@ static mlfab__comm_past comm_describe(const mlfab__comm_slot *slot) {
 
 /* What is known of a call of this epoch: 1, or 0. */
 static int comm_past(const mlfab__comm *comm, uint64_t number, mlfab__comm_past *past_p) {
-  const mlfab__comm_slot *slot = comm_slot_of(comm, number);
+  const mlfab__comm_slot *slot = mlfab__comm_slot_of(comm, number);
   uint64_t serial = comm->base + number;
   if (number >= comm->end - comm->base) return 0;
   if (!slot && comm->begun - serial > MLFAB__COMM_PAST) return 0;
   *past_p = slot ? comm_describe(slot) : comm->past[serial % MLFAB__COMM_PAST];
   return 1;
-}
-
-MLFAB__INTERNAL int mlfab__comm_awaits(mlfab__comm *comm, uint64_t number) {
-  mlfab__comm_slot *slot = comm_slot_of(comm, number);
-  if (slot && slot->state == MLFAB__SLOT_OUTSIDE) slot->wanted = 1;
-  return slot != NULL || number >= comm->end - comm->base;
 }
 
 /* --- the end of a call, of an epoch --- */
@@ -310,10 +276,10 @@ static void comm_close_slot(mlfab__comm *comm, mlfab__comm_slot *slot) {
     past->counts = counts;
   comm_free_lists(comm, slot);
   slot->state = MLFAB__SLOT_FREE;
-  *comm_place(comm, slot->serial) = NULL;
+  *mlfab__comm_place(comm, slot->serial) = NULL;
   slot->next = comm->spare;
   comm->spare = slot;
-  while (comm->first < comm->end && !*comm_place(comm, comm->first)) comm->first++;
+  while (comm->first < comm->end && !*mlfab__comm_place(comm, comm->first)) comm->first++;
 }
 
 static void comm_finish_slot(mlfab__comm *comm, mlfab__comm_slot *slot) {
@@ -336,15 +302,6 @@ MLFAB__INTERNAL void mlfab__comm_end_request(mlfab__comm *comm, mlfab_request id
                         now_ns, "%s", verdict->text);
 }
 
-static void comm_set_verdict(mlfab__comm *comm, int code, int32_t rank, int is_server,
-                             const char *text) {
-  memset(&comm->verdict, 0, sizeof comm->verdict);
-  comm->verdict.code = code;
-  comm->verdict.rank = rank;
-  comm->verdict.is_server = is_server;
-  snprintf(comm->verdict.text, sizeof comm->verdict.text, "%s", text);
-}
-
 static void comm_objects_over(mlfab__comm *comm, int code) {
   for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
     mlfab__comm_object *object = &comm->objects[i];
@@ -363,7 +320,7 @@ static void comm_end(mlfab__comm *comm) {
   mlfab__streams_end(&comm->streams);
   mlfab__engine_end_all(comm, comm->verdict.code);
   while (comm->first < comm->end) {
-    mlfab__comm_slot *slot = *comm_place(comm, comm->first);
+    mlfab__comm_slot *slot = *mlfab__comm_place(comm, comm->first);
     mlfab__comm_end_request(comm, slot->request, comm->now_ns);
     comm_close_slot(comm, slot);
   }
@@ -394,23 +351,6 @@ static void comm_act_on_failure(mlfab__comm *comm) {
     comm->untold = 1;
     comm_join(comm);
   }
-}
-
-MLFAB__INTERNAL void mlfab__comm_exit(mlfab__comm *comm) {
-  comm->depth--;
-  if (comm->depth == 0 && comm->failing) comm_act_on_failure(comm);
-}
-
-MLFAB__INTERNAL void mlfab__comm_fail(mlfab__comm *comm, int code, int32_t rank, const char *text) {
-  if (comm->failing || comm->ending || comm->dead) return;
-  if (rank == MLFAB_NO_RANK) rank = (int32_t)comm->rank; /* as server 0 tells the others */
-  comm->failing = 1;
-  comm->fail.code = code;
-  comm->fail.rank = rank;
-  snprintf(comm->fail.text, sizeof comm->fail.text, "%s", text);
-  comm_set_verdict(comm, code, rank, 0, text);
-  mlfab__comm_enter(comm, 0);
-  mlfab__comm_exit(comm);
 }
 
 MLFAB__INTERNAL int mlfab__comm_owed(mlfab__comm *comm, mlfab_error *error) {
@@ -760,7 +700,7 @@ static int comm_open_slot(mlfab__comm *comm, const mlfab__comm_call *call, uint6
   comm->spare = slot->next;
   slot->serial = comm->end++;
   slot->request = *request_p = request->id;
-  *comm_place(comm, slot->serial) = slot;
+  *mlfab__comm_place(comm, slot->serial) = slot;
   comm_fill_slot(comm, slot, call, count);
   comm_begin_waiting(comm); /* the request tells how that goes */
   comm_join(comm);
@@ -953,7 +893,7 @@ static int comm_on_tree(mlfab__comm *comm, const mlfab__frame_in *frame) {
   int code = mlfab__decode_tree_plan(frame->meta, frame->meta_bytes, &plan, NULL);
   uint64_t number = code ? 0 : plan.number - MLFAB__COMM_TREE(comm->epoch, 0);
   mlfab__comm_slot *slot =
-      code || comm->phase != MLFAB__COMM_IN ? NULL : comm_slot_of(comm, number);
+      code || comm->phase != MLFAB__COMM_IN ? NULL : mlfab__comm_slot_of(comm, number);
   if (!slot || slot->state != MLFAB__SLOT_PLANNING || comm->failing) return code;
   if (plan.nodes > 0 && plan.nodes != comm->members) return MLFAB_ERR_FRAME;
   uint64_t bytes = MLFAB__TREE_NODES_MAX * sizeof(mlfab__tree_node);
@@ -1023,7 +963,7 @@ static void comm_begin_waiting(mlfab__comm *comm) {
   while (comm->phase == MLFAB__COMM_IN && !comm->failing && comm->begun < comm->end &&
          comm->begun - comm->first < MLFAB__COMM_AHEAD && !comm->frozen &&
          comm->begun - comm->base < comm->limit) {
-    mlfab__comm_slot *slot = *comm_place(comm, comm->begun);
+    mlfab__comm_slot *slot = *mlfab__comm_place(comm, comm->begun);
     if (!comm_may_begin(comm, &slot->call)) break;
     comm->begun++;
     (void)comm_begin_call(comm, slot);
@@ -1222,7 +1162,7 @@ static void comm_renew(mlfab__comm *comm) {
   char text[MLFAB__TEXT_MAX];
   int32_t rank = comm_first_finished(comm);
   snprintf(text, sizeof text, "worker %d has finished while this was under way", (int)rank);
-  comm_set_verdict(comm, MLFAB_ERR_PEER_CLOSED, rank, 0, text);
+  mlfab__comm_set_verdict(comm, MLFAB_ERR_PEER_CLOSED, rank, 0, text);
   comm->ending = 1;
   comm->depth++;
   mlfab__streams_end(&comm->streams);
@@ -1321,7 +1261,7 @@ static void comm_on_over(mlfab__comm *comm, const mlfab__membership_over *over) 
   }
   if (comm->phase != MLFAB__COMM_FAILED) comm->untold = 0;
   comm->phase = MLFAB__COMM_OUT;
-  if (!told || comm->owed) comm_set_verdict(comm, over->code, over->rank, 0, over->text);
+  if (!told || comm->owed) mlfab__comm_set_verdict(comm, over->code, over->rank, 0, over->text);
   if (!told) comm_end(comm);
   comm_join(comm);
 }
@@ -1339,7 +1279,7 @@ static void comm_on_left(mlfab__comm *comm, const mlfab__membership_leave *in) {
   comm->left = 1;
   if (comm->phase != MLFAB__COMM_IN) return;
   for (uint64_t number = comm->left_calls; number < comm->end - comm->base; number++) {
-    const mlfab__comm_slot *slot = comm_slot_of(comm, number);
+    const mlfab__comm_slot *slot = mlfab__comm_slot_of(comm, number);
     if (slot) comm_fail_call(comm, slot, MLFAB_ERR_PEER_CLOSED, comm->left_rank, "has left");
   }
 }
@@ -1409,7 +1349,7 @@ static void comm_on_freeze(mlfab__comm *comm, const mlfab__membership_finish *in
   comm->moved = 0;
   for (uint64_t serial = mlfab__max(comm->first, comm->base + in->calls); serial < comm->begun;
        serial++) {
-    mlfab__comm_slot *slot = *comm_place(comm, serial);
+    mlfab__comm_slot *slot = *mlfab__comm_place(comm, serial);
     if (slot && slot->state == MLFAB__SLOT_OUTSIDE) slot->wanted = 1;
   }
   if (comm->go.arena) comm->go.arena = 2;
@@ -1504,7 +1444,7 @@ static int comm_owe(mlfab__comm *comm, const mlfab__membership_owed *owed, const
   comm->spare = slot->next;
   slot->serial = comm->end++;
   slot->request = 0;
-  *comm_place(comm, slot->serial) = slot;
+  *mlfab__comm_place(comm, slot->serial) = slot;
   const mlfab_vec vec = {data, call.n ? owed->elements : 0};
   call.vecs = &vec;
   comm_fill_slot(comm, slot, &call, vec.count);
@@ -1560,23 +1500,13 @@ MLFAB__INTERNAL int mlfab__comm_finish_over(const mlfab__comm *comm) {
   return comm->phase == MLFAB__COMM_IN ? comm_moved(comm) : comm->phase == MLFAB__COMM_OUT;
 }
 
-static int comm_gives(const mlfab__comm *comm, uint32_t member, uint64_t number) {
-  return !comm->finished || comm->finished[member] > number || MLFAB__PLANTED(99);
-}
-
-MLFAB__INTERNAL uint32_t mlfab__comm_givers(const mlfab__comm *comm, uint64_t number) {
-  uint32_t n = 0;
-  for (uint32_t m = 0; m < comm->members; m++) n += (uint32_t)comm_gives(comm, m, number);
-  return n;
-}
-
 MLFAB__INTERNAL uint32_t mlfab__comm_present(const mlfab__comm *comm, uint32_t *ranks,
                                              uint32_t room) {
   int known = comm->phase == MLFAB__COMM_LISTED || comm->phase == MLFAB__COMM_IN;
   uint32_t most = known ? comm->members : comm->config->workers, n = 0;
   for (uint32_t i = 0; i < most; i++) {
     uint32_t rank = known ? comm->ranks[i] : i;
-    if (known && !comm_gives(comm, i, comm_called(comm))) continue;
+    if (known && !mlfab__comm_gives(comm, i, comm_called(comm))) continue;
     if (n++ < room) ranks[n - 1] = rank;
   }
   return n;
@@ -1592,7 +1522,7 @@ static void comm_on_missing(mlfab__comm *comm, const mlfab__membership_missing *
   }
   if (in->epoch != comm->epoch || comm->phase != MLFAB__COMM_IN) return;
   mlfab__comm_object *object = mlfab__comm_channel_find(comm, in->channel);
-  mlfab__comm_slot *slot = in->channel ? NULL : comm_slot_of(comm, in->number);
+  mlfab__comm_slot *slot = in->channel ? NULL : mlfab__comm_slot_of(comm, in->number);
   if (object) object->missing = in->rank;
   if (slot) slot->missing = in->rank;
 }
@@ -1692,7 +1622,7 @@ MLFAB__INTERNAL void mlfab__comm_leave(mlfab__comm *comm) {
     snprintf(text, sizeof text, "worker %u takes no further part", comm->rank);
     comm->phase = MLFAB__COMM_OUT;
     comm->untold = 0;
-    comm_set_verdict(comm, MLFAB_ERR_CANCELLED, (int32_t)comm->rank, 0, text);
+    mlfab__comm_set_verdict(comm, MLFAB_ERR_CANCELLED, (int32_t)comm->rank, 0, text);
     comm_end(comm);
   }
 }
@@ -1722,7 +1652,7 @@ MLFAB__INTERNAL void mlfab__comm_hello(mlfab__comm *comm) {
     comm_ask_next(comm);
   if (comm->leaving) comm_say_leaving(comm);
   for (uint64_t serial = comm->first; serial < comm->begun; serial++) {
-    const mlfab__comm_slot *slot = *comm_place(comm, serial);
+    const mlfab__comm_slot *slot = *mlfab__comm_place(comm, serial);
     if (slot && slot->state == MLFAB__SLOT_PLANNING) comm_ask_tree(comm, slot);
   }
 }
@@ -1734,7 +1664,7 @@ MLFAB__INTERNAL void mlfab__comm_dead(mlfab__comm *comm, uint64_t now_ns) {
   comm->now_ns = now_ns;
   comm->phase = MLFAB__COMM_OUT;
   comm->untold = 0;
-  comm_set_verdict(comm, MLFAB_ERR_PEER_DEAD, 0, 1, "server 0 is dead");
+  mlfab__comm_set_verdict(comm, MLFAB_ERR_PEER_DEAD, 0, 1, "server 0 is dead");
   comm_end(comm);
   comm->owed = 0; /* every later call hears it */
 }
@@ -1742,7 +1672,7 @@ MLFAB__INTERNAL void mlfab__comm_dead(mlfab__comm *comm, uint64_t now_ns) {
 /* Says which call seems to be stuck: the first, as later ones may wait for it. */
 static void comm_say_stuck(mlfab__comm *comm) {
   uint64_t beat = comm->config->heartbeat_ns;
-  mlfab__comm_slot *first = comm->first < comm->end ? *comm_place(comm, comm->first) : NULL;
+  mlfab__comm_slot *first = comm->first < comm->end ? *mlfab__comm_place(comm, comm->first) : NULL;
   if (first && comm->now_ns - first->stuck_ns >= beat) {
     first->stuck_ns = comm->now_ns;
     mlfab__comm_stuck(comm, 0, comm_number(first));
@@ -1821,20 +1751,6 @@ MLFAB__INTERNAL void mlfab__comm_tick(mlfab__comm *comm, uint64_t now_ns) {
 }
 
 /* --- objects --- */
-
-MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_find(mlfab__comm *comm, uint32_t id) {
-  for (uint32_t i = 0; id && i < MLFAB__COMM_OBJECTS; i++) {
-    if (comm->objects[i].id == id) return &comm->objects[i];
-  }
-  return NULL;
-}
-
-MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_channel_find(mlfab__comm *comm, uint32_t channel) {
-  for (uint32_t i = 0; channel && i < MLFAB__COMM_OBJECTS; i++) {
-    if (comm->objects[i].id && comm->objects[i].channel == channel) return &comm->objects[i];
-  }
-  return NULL;
-}
 
 MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_add(mlfab__comm *comm,
                                                            const mlfab__comm_object *object) {

@@ -309,6 +309,7 @@ typedef struct mlfab__comm {
   uint8_t later;   /* the last epoch could not begin here: takes part again at the next tick */
   uint8_t ending, beginning; /* calls, now */
   uint32_t depth;            /* frames and calls that are being worked on, one within the other */
+  void (*act)(struct mlfab__comm *comm); /* a failure takes effect */
   uint64_t now_ns;
   mlfab_error verdict;
   mlfab__membership_over fail; /* what server 0 is told */
@@ -493,6 +494,13 @@ MLFAB__INTERNAL void mlfab__comm_enter(mlfab__comm *comm, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__comm_exit(mlfab__comm *comm);
 /* Says that this call seems to be stuck. */
 MLFAB__INTERNAL void mlfab__comm_stuck(mlfab__comm *comm, uint32_t channel, uint64_t number);
+MLFAB__INTERNAL void mlfab__comm_set_verdict(mlfab__comm *comm, int code, int32_t rank,
+                                             int is_server, const char *text);
+/* Where the slot of a call stands; the open call of this number, or NULL. */
+MLFAB__INTERNAL mlfab__comm_slot **mlfab__comm_place(const mlfab__comm *comm, uint64_t serial);
+MLFAB__INTERNAL mlfab__comm_slot *mlfab__comm_slot_of(const mlfab__comm *comm, uint64_t number);
+/* Does this member bring its own data to the plain call? */
+MLFAB__INTERNAL int mlfab__comm_gives(const mlfab__comm *comm, uint32_t member, uint64_t number);
 /* A frame of a plain call that is not armed: 1 when it is to be kept. */
 MLFAB__INTERNAL int mlfab__comm_awaits(mlfab__comm *comm, uint64_t number);
 /* Blocks of a pool; what they hold is not specified. NULL: out of memory. bytes of release as of
