@@ -771,7 +771,7 @@ typedef struct mlfab__request {
   uint8_t kind; /* enum mlfab__request_kind */
   uint8_t done;
   uint8_t watched; /* somebody is to be told when it is done */
-  uint32_t slot; /* of the role that serves it */
+  uint32_t slot;   /* of the role that serves it */
   uint32_t place;
   struct mlfab__request *next, *previous; /* of its bucket; free: next is the next free one */
   uint64_t started_ns, deadline_ns;
@@ -41659,13 +41659,14 @@ MLFAB_API int mlfab_filter_from_env(mlfab_filter *filter, mlfab_error *error_p) 
 
 /* --- for bindings --- */
 
-#define CONFIG_STRUCTS(X)                                                                        \
-  X(error)                                                                                       \
-  X(buf)                                                                                         \
-  X(env)                                                                                         \
-  X(schedule) X(config) X(sync) X(sync_state) X(model_options) X(push_options) X(pull_options)   \
-      X(result) X(filter_info) X(filter) X(collective) X(vec) X(partial_options) X(partial_info) \
-          X(edge) X(graph_info) X(stochastic_options) X(stochastic_info) X(stats) X(update_info) \
+#define CONFIG_STRUCTS(X)                                                                      \
+  X(error)                                                                                     \
+  X(buf)                                                                                       \
+  X(env)                                                                                       \
+  X(schedule)                                                                                  \
+  X(config) X(sync) X(sync_state) X(model_options) X(push_options) X(pull_options) X(result)   \
+      X(filter_info) X(filter) X(collective) X(vec) X(partial_options) X(partial_info) X(edge) \
+          X(graph_info) X(stochastic_options) X(stochastic_info) X(stats) X(update_info)       \
               X(pull_info) X(event_info) X(measure) X(io_event) X(transport_options) X(transport)
 
 MLFAB_API size_t mlfab_struct_size(const char *name) {

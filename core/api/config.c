@@ -368,13 +368,14 @@ MLFAB_API int mlfab_filter_from_env(mlfab_filter *filter, mlfab_error *error_p) 
 
 /* --- for bindings --- */
 
-#define CONFIG_STRUCTS(X)                                                                        \
-  X(error)                                                                                       \
-  X(buf)                                                                                         \
-  X(env)                                                                                         \
-  X(schedule) X(config) X(sync) X(sync_state) X(model_options) X(push_options) X(pull_options)   \
-      X(result) X(filter_info) X(filter) X(collective) X(vec) X(partial_options) X(partial_info) \
-          X(edge) X(graph_info) X(stochastic_options) X(stochastic_info) X(stats) X(update_info) \
+#define CONFIG_STRUCTS(X)                                                                      \
+  X(error)                                                                                     \
+  X(buf)                                                                                       \
+  X(env)                                                                                       \
+  X(schedule)                                                                                  \
+  X(config) X(sync) X(sync_state) X(model_options) X(push_options) X(pull_options) X(result)   \
+      X(filter_info) X(filter) X(collective) X(vec) X(partial_options) X(partial_info) X(edge) \
+          X(graph_info) X(stochastic_options) X(stochastic_info) X(stats) X(update_info)       \
               X(pull_info) X(event_info) X(measure) X(io_event) X(transport_options) X(transport)
 
 MLFAB_API size_t mlfab_struct_size(const char *name) {

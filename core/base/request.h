@@ -38,7 +38,7 @@ typedef struct mlfab__request {
   uint8_t kind; /* enum mlfab__request_kind */
   uint8_t done;
   uint8_t watched; /* somebody is to be told when it is done */
-  uint32_t slot; /* of the role that serves it */
+  uint32_t slot;   /* of the role that serves it */
   uint32_t place;
   struct mlfab__request *next, *previous; /* of its bucket; free: next is the next free one */
   uint64_t started_ns, deadline_ns;
