@@ -41659,21 +41659,48 @@ MLFAB_API int mlfab_filter_from_env(mlfab_filter *filter, mlfab_error *error_p) 
 
 /* --- for bindings --- */
 
-#define CONFIG_STRUCTS(X)                                                                      \
-  X(error)                                                                                     \
-  X(buf)                                                                                       \
-  X(env)                                                                                       \
-  X(schedule)                                                                                  \
-  X(config) X(sync) X(sync_state) X(model_options) X(push_options) X(pull_options) X(result)   \
-      X(filter_info) X(filter) X(collective) X(vec) X(partial_options) X(partial_info) X(edge) \
-          X(graph_info) X(stochastic_options) X(stochastic_info) X(stats) X(update_info)       \
-              X(pull_info) X(event_info) X(measure) X(io_event) X(transport_options) X(transport)
+#define CONFIG_S(name) \
+  { #name, sizeof(mlfab_##name) }
+
+static const struct {
+  const char *name;
+  size_t bytes;
+} config_structs[] = {
+    CONFIG_S(error),
+    CONFIG_S(buf),
+    CONFIG_S(env),
+    CONFIG_S(schedule),
+    CONFIG_S(config),
+    CONFIG_S(sync),
+    CONFIG_S(sync_state),
+    CONFIG_S(model_options),
+    CONFIG_S(push_options),
+    CONFIG_S(pull_options),
+    CONFIG_S(result),
+    CONFIG_S(filter_info),
+    CONFIG_S(filter),
+    CONFIG_S(collective),
+    CONFIG_S(vec),
+    CONFIG_S(partial_options),
+    CONFIG_S(partial_info),
+    CONFIG_S(edge),
+    CONFIG_S(graph_info),
+    CONFIG_S(stochastic_options),
+    CONFIG_S(stochastic_info),
+    CONFIG_S(stats),
+    CONFIG_S(update_info),
+    CONFIG_S(pull_info),
+    CONFIG_S(event_info),
+    CONFIG_S(measure),
+    CONFIG_S(io_event),
+    CONFIG_S(transport_options),
+    CONFIG_S(transport),
+};
 
 MLFAB_API size_t mlfab_struct_size(const char *name) {
-#define CONFIG_STRUCT(struct_name) \
-  if (name && strcmp(name, #struct_name) == 0) return sizeof(mlfab_##struct_name);
-  CONFIG_STRUCTS(CONFIG_STRUCT)
-#undef CONFIG_STRUCT
+  for (size_t i = 0; name && i < MLFAB__COUNT(config_structs); i++) {
+    if (!strcmp(name, config_structs[i].name)) return config_structs[i].bytes;
+  }
   return 0;
 }
 
