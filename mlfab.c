@@ -1266,7 +1266,7 @@ enum mlfab__frame_type {
 #define MLFAB__FRAME_ENUM(name, number) MLFAB__##name = number,
   MLFAB__FRAMES(MLFAB__FRAME_ENUM)
 #undef MLFAB__FRAME_ENUM
-      MLFAB__FRAME_TYPES = 90
+      MLFAB__FRAME_TYPES /* the last one's number and one */
 };
 
 #define MLFAB__TEXT_MAX 256      /* bytes of a text, its terminating zero included */
@@ -18546,6 +18546,8 @@ MLFAB__INTERNAL int mlfab__algorithm_check_tree(const mlfab__tree_node *tree, ui
  * cleared. */
 MLFAB__INTERNAL int mlfab__algorithm_build(mlfab__dag *dag, const mlfab__algorithm_task *task,
                                            uint32_t *end_p, uint32_t *next_tag_p);
+/* 1 when there is an algorithm of this number, or it is MLFAB_ALGORITHM_AUTO. */
+MLFAB__INTERNAL int mlfab__algorithm_exists(uint32_t algorithm);
 /* The algorithm that the task gets: its own, if it can be done so, else the cheapest one that can.
  * `me` does not matter: all members choose the same. */
 MLFAB__INTERNAL uint8_t mlfab__algorithm_choose(const mlfab__algorithm_task *task,
@@ -19274,6 +19276,10 @@ static const struct algorithm_row {
     [MLFAB_ALGORITHM_PLANNED] = {ALGORITHM_ALLREDUCE, 0, 1, algorithm_planned, algorithm_tree_cost},
 };
 
+MLFAB__INTERNAL int mlfab__algorithm_exists(uint32_t algorithm) {
+  return algorithm < MLFAB__COUNT(algorithm_list);
+}
+
 static int algorithm_can(const mlfab__algorithm_task *task, uint8_t algorithm) {
   if (algorithm >= MLFAB__COUNT(algorithm_list)) return 0;
   const struct algorithm_row *row = &algorithm_list[algorithm];
@@ -19314,8 +19320,8 @@ MLFAB__INTERNAL uint8_t mlfab__algorithm_choose(const mlfab__algorithm_task *tas
   uint8_t best = MLFAB_ALGORITHM_RING;
   double least = -1;
   if (algorithm_can(task, task->algorithm)) return task->algorithm;
-  for (int k = MLFAB_ALGORITHM_RING; k <= MLFAB_ALGORITHM_TREE; k++) {
-    uint8_t a = (uint8_t)k;
+  for (uint8_t a = MLFAB_ALGORITHM_RING; a < MLFAB__COUNT(algorithm_list); a++) {
+    if (algorithm_list[a].by_tree) continue;
     double cost = mlfab__algorithm_cost(task, a, latency_ns, bytes_per_ns, add_bytes_per_ns);
     /* Members are in the order of hosts, so the ring's messages mostly stay within one, and it
      * pipelines over its steps: another one has to be a tenth better. */
@@ -22484,7 +22490,7 @@ static mlfab__algorithm_task comm_task(const mlfab__comm_call *call, uint64_t co
 
 static int comm_check_algorithm(const mlfab__comm *comm, const mlfab__comm_call *call,
                                 uint64_t count, mlfab_error *error) {
-  if (call->algorithm > MLFAB_ALGORITHM_PLANNED)
+  if (!mlfab__algorithm_exists(call->algorithm))
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "%s: %d is not an algorithm (MLFAB_ALGORITHM_*)",
                        call->words, call->algorithm);
   if (call->algorithm == MLFAB_ALGORITHM_AUTO || call->kind == MLFAB__COLLECTIVE_BARRIER) return 0;

@@ -710,6 +710,10 @@ static const struct algorithm_row {
     [MLFAB_ALGORITHM_PLANNED] = {ALGORITHM_ALLREDUCE, 0, 1, algorithm_planned, algorithm_tree_cost},
 };
 
+MLFAB__INTERNAL int mlfab__algorithm_exists(uint32_t algorithm) {
+  return algorithm < MLFAB__COUNT(algorithm_list);
+}
+
 static int algorithm_can(const mlfab__algorithm_task *task, uint8_t algorithm) {
   if (algorithm >= MLFAB__COUNT(algorithm_list)) return 0;
   const struct algorithm_row *row = &algorithm_list[algorithm];
@@ -750,8 +754,8 @@ MLFAB__INTERNAL uint8_t mlfab__algorithm_choose(const mlfab__algorithm_task *tas
   uint8_t best = MLFAB_ALGORITHM_RING;
   double least = -1;
   if (algorithm_can(task, task->algorithm)) return task->algorithm;
-  for (int k = MLFAB_ALGORITHM_RING; k <= MLFAB_ALGORITHM_TREE; k++) {
-    uint8_t a = (uint8_t)k;
+  for (uint8_t a = MLFAB_ALGORITHM_RING; a < MLFAB__COUNT(algorithm_list); a++) {
+    if (algorithm_list[a].by_tree) continue;
     double cost = mlfab__algorithm_cost(task, a, latency_ns, bytes_per_ns, add_bytes_per_ns);
     /* Members are in the order of hosts, so the ring's messages mostly stay within one, and it
      * pipelines over its steps: another one has to be a tenth better. */

@@ -99,6 +99,8 @@ MLFAB__INTERNAL int mlfab__algorithm_check_tree(const mlfab__tree_node *tree, ui
  * cleared. */
 MLFAB__INTERNAL int mlfab__algorithm_build(mlfab__dag *dag, const mlfab__algorithm_task *task,
                                            uint32_t *end_p, uint32_t *next_tag_p);
+/* 1 when there is an algorithm of this number, or it is MLFAB_ALGORITHM_AUTO. */
+MLFAB__INTERNAL int mlfab__algorithm_exists(uint32_t algorithm);
 /* The algorithm that the task gets: its own, if it can be done so, else the cheapest one that can.
  * `me` does not matter: all members choose the same. */
 MLFAB__INTERNAL uint8_t mlfab__algorithm_choose(const mlfab__algorithm_task *task,

@@ -572,7 +572,7 @@ static mlfab__algorithm_task comm_task(const mlfab__comm_call *call, uint64_t co
 
 static int comm_check_algorithm(const mlfab__comm *comm, const mlfab__comm_call *call,
                                 uint64_t count, mlfab_error *error) {
-  if (call->algorithm > MLFAB_ALGORITHM_PLANNED)
+  if (!mlfab__algorithm_exists(call->algorithm))
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "%s: %d is not an algorithm (MLFAB_ALGORITHM_*)",
                        call->words, call->algorithm);
   if (call->algorithm == MLFAB_ALGORITHM_AUTO || call->kind == MLFAB__COLLECTIVE_BARRIER) return 0;

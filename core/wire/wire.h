@@ -130,7 +130,7 @@ enum mlfab__frame_type {
 #define MLFAB__FRAME_ENUM(name, number) MLFAB__##name = number,
   MLFAB__FRAMES(MLFAB__FRAME_ENUM)
 #undef MLFAB__FRAME_ENUM
-      MLFAB__FRAME_TYPES = 90
+      MLFAB__FRAME_TYPES /* the last one's number and one */
 };
 
 #define MLFAB__TEXT_MAX 256      /* bytes of a text, its terminating zero included */

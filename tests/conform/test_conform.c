@@ -111,7 +111,7 @@ static void sim_step(conform_world *world) { mlfab_sim_run(world->user, 100000);
 #endif
 
 int main(void) {
-  conform_transport list[6];
+  conform_transport list[8];
   size_t n = 0;
   memset(list, 0, sizeof list);
 #if CONFORM_TCP

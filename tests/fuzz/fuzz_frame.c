@@ -26,6 +26,7 @@ static mlfab__spread_member readers[MLFAB__GROUP_MEMBERS_MAX];
 static uint32_t ranks[MLFAB__TREE_NODES_MAX];
 static mlfab__tree_node tree_nodes[MLFAB__TREE_NODES_MAX];
 static uint32_t numbers[MLFAB__SLICES_MAX];
+static uint64_t blocks[MLFAB__MEMBERSHIP_MEMBERS_MAX];
 static mlfab__membership_member roll[MLFAB__MEMBERSHIP_MEMBERS_MAX];
 static uint8_t again[MLFAB_META_MAX + 4096];
 
@@ -51,12 +52,12 @@ static void *copy_of(const uint8_t *data, size_t bytes) {
     break;                                               \
   }
 
-#define TRY_LIST(NAME, name)                                      \
-  case MLFAB__##NAME: {                                           \
-    mlfab__##name m;                                              \
-    if (mlfab__decode_##name(meta, bytes, &m, numbers)) return 0; \
-    taken = mlfab__encode_##name(again, &m, numbers);             \
-    break;                                                        \
+#define TRY_LIST(NAME, name, list)                             \
+  case MLFAB__##NAME: {                                        \
+    mlfab__##name m;                                           \
+    if (mlfab__decode_##name(meta, bytes, &m, list)) return 0; \
+    taken = mlfab__encode_##name(again, &m, list);             \
+    break;                                                     \
   }
 
 /* 1 when the meta decodes as this type. */
@@ -128,13 +129,13 @@ static int try_meta(unsigned type, const uint8_t *meta, uint32_t bytes) {
     TRY(MEMBERSHIP_FREEZE, membership_finish)
     TRY(MEMBERSHIP_FROZEN, membership_finish)
     TRY(MEMBERSHIP_SETTLE, membership_finish)
-    TRY_LIST(MEMBERSHIP_OWED, membership_owed)
+    TRY_LIST(MEMBERSHIP_OWED, membership_owed, blocks)
     TRY(COLL, coll)
     TRY(COLL_ACK, coll_ack)
-    TRY_LIST(RESHARD, reshard_ask)
-    TRY_LIST(MOVE, move)
-    TRY_LIST(THAW, thaw)
-    TRY_LIST(RESHARD_SERVER_CLOCK, reshard_server_clock)
+    TRY_LIST(RESHARD, reshard_ask, numbers)
+    TRY_LIST(MOVE, move, numbers)
+    TRY_LIST(THAW, thaw, numbers)
+    TRY_LIST(RESHARD_SERVER_CLOCK, reshard_server_clock, numbers)
     case MLFAB__PUSH: {
       mlfab__push m;
       uint64_t sum = 0;
@@ -311,10 +312,10 @@ static uint32_t random_text(mlfab__rng *prng, uint8_t *at) {
 
 /* The meta's bytes without its text, and what follows the text, of each type that is not a list. */
 static const uint8_t before_text[MLFAB__FRAME_TYPES] = {
-    0, 40, 8,  8,  36, 116, 12, 4,  12, 160, 16, 0,  20, 20, 44, 76, 16, 0,  52, 16, 8,  8,
-    8, 36, 36, 8,  8,  16,  4,  12, 24, 24,  52, 68, 0,  52, 24, 0,  8,  16, 24, 24, 28, 36,
-    0, 24, 16, 60, 8,  32,  28, 0,  16, 24,  16, 16, 0,  0,  64, 16, 44, 0,  20, 4,  4,  8,
-    0, 16, 0,  0,  68, 0,   8,  40, 12, 12,  16, 16, 28, 20, 16, 16, 56, 20, 8};
+    0,  40, 8, 8,  36, 116, 12, 4,  12, 160, 16, 0,  20, 20, 44, 76, 16, 0,  52, 16, 8,  8,  8,
+    36, 36, 8, 8,  16, 4,   12, 24, 24, 52,  68, 0,  52, 24, 0,  8,  16, 24, 24, 28, 36, 0,  24,
+    16, 60, 8, 32, 28, 0,   16, 24, 16, 16,  0,  0,  64, 16, 44, 0,  20, 4,  4,  8,  0,  16, 0,
+    0,  68, 0, 8,  40, 12,  12, 16, 16, 28,  20, 16, 16, 56, 20, 8,  16, 16, 16, 16, 0};
 static const uint8_t has_text[MLFAB__FRAME_TYPES] = {
     [MLFAB__JOIN] = 1,           [MLFAB__REFUSE] = 1,          [MLFAB__BYE] = 1,
     [MLFAB__MEMBER] = 1,         [MLFAB__DEFINE_ACK] = 1,      [MLFAB__PULL_FAIL] = 1,
@@ -348,8 +349,11 @@ static uint32_t random_entries(mlfab__rng *prng, unsigned type, uint8_t *meta) {
   mlfab__membership_list list_roll = {1, n};
   for (uint32_t i = 0; i < n; i++) {
     numbers[i] = i * 7;
+    blocks[i] = mlfab__rng_next(prng);
     roll[i] = (mlfab__membership_member){i, 1, 2, -3, 4, 5, mlfab__rng_next(prng)};
   }
+  mlfab__membership_owed owed = {1, 2, 3, 4, 5, 6, 0, 0, 7, 8, mlfab__rng_next(prng), 9, n};
+  if (type == MLFAB__MEMBERSHIP_OWED) return mlfab__encode_membership_owed(meta, &owed, blocks);
   if (type == MLFAB__MEMBERSHIP_LIST) return mlfab__encode_membership_list(meta, &list_roll, roll);
   if (type == MLFAB__RESHARD) return mlfab__encode_reshard_ask(meta, &ask_move, numbers);
   if (type == MLFAB__MOVE) return mlfab__encode_move(meta, &move, numbers);
@@ -368,7 +372,7 @@ static uint32_t random_meta(mlfab__rng *prng, unsigned type, uint8_t *meta) {
   if (type == MLFAB__PLAN || type == MLFAB__GROUP || type == MLFAB__SPREAD ||
       type == MLFAB__TREE_ASK || type == MLFAB__TREE_PLAN || type == MLFAB__RESHARD ||
       type == MLFAB__MOVE || type == MLFAB__THAW || type == MLFAB__RESHARD_SERVER_CLOCK ||
-      type == MLFAB__MEMBERSHIP_LIST)
+      type == MLFAB__MEMBERSHIP_LIST || type == MLFAB__MEMBERSHIP_OWED)
     return random_entries(prng, type, meta);
   if (type == MLFAB__PUSH) {
     mlfab__push m = {0};
@@ -385,7 +389,7 @@ static uint32_t random_meta(mlfab__rng *prng, unsigned type, uint8_t *meta) {
   while (bytes < before_text[type]) meta[bytes++] = (uint8_t)mlfab__rng_next(prng);
   if (has_text[type]) bytes += random_text(prng, meta + bytes);
   if (type == MLFAB__DEFINE_ACK) {
-    for (int i = 0; i < 160; i++) meta[bytes++] = (uint8_t)mlfab__rng_next(prng);
+    for (int i = 0; i < 156; i++) meta[bytes++] = (uint8_t)mlfab__rng_next(prng);
   }
   return bytes;
 }
