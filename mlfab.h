@@ -49,28 +49,27 @@
  *      return status ? 1 : 0;
  *    }
  *
- * Started by hand it is a world of one: it learns alone, without a server or sockets, and says so. So does a
- * program that opens without the environment, however many of it are started.
+ * Started by hand it is a world of one: it learns alone, without a server or sockets, and mlfab_open_env says so
+ * on stderr. mlfab_open without rank and coordinator makes a world of one, too, silently.
  *
  * Conventions
  * -----------
  * Every function that returns an int returns 0 or a negative MLFAB_ERR_* code (some, 1 as well: their
- * comments say so); outputs end in `_p`, come last, and are set on success only. NULL is accepted
- * where a comment says so and refused with MLFAB_ERR_ARGUMENT everywhere else.
+ * comments say so). Pointers to single outputs end in `_p`; but for error_p and result_p they are set on success
+ * only. NULL is accepted where a comment says so and refused with MLFAB_ERR_ARGUMENT everywhere else.
  *
- * Structs that callers fill begin with `size`, which the caller sets to sizeof: later versions append
- * members, and a member that an older caller does not have means its default. Zero means default in
- * every option that has one, and the default is told beside it; so zero the rest:
- *    mlfab_push_options options = {.size = sizeof options};                      // C
- *    mlfab_push_options options{}; options.size = sizeof options;                // C++
- * mlfab_config has mlfab_config_init for that. Counts are elements, sizes are bytes, times are
- * nanoseconds, rates are bytes a second.
+ * Structs that callers fill begin with `size`. Initialise them, then change members:
+ *    mlfab_push_options options = MLFAB_PUSH_OPTIONS_INIT;                       // C and C++
+ *    mlfab_collective how = {.size = sizeof how};                                // where there is no _INIT
+ * The _INIT macros and _init functions set real defaults, so that zero can be said: scale = 0 is 0. In structs
+ * without one, zero means the default that is told beside the member. Counts are elements, sizes are bytes, times
+ * are nanoseconds, rates are bytes a second.
  *
  * Threads: a context may be used from several threads at once; calls on one context exclude each
  * other for a few microseconds and blocking calls wait without holding the others up. Contexts
- * share nothing. No function exits, aborts, prints, installs a signal handler, raises SIGPIPE or SIGXFSZ,
- * or reads the environment (except mlfab_config_from_env, whose purpose it is). Threads of the library's
- * block all signals but those of faults, so that the program's own threads get them.
+ * share nothing. No function exits, aborts, installs a signal handler, or raises SIGPIPE or SIGXFSZ. Only
+ * mlfab_open_env prints (one line, above), and only it and the _from_env functions read the environment. Threads of
+ * the library's block all signals but those of faults, so that the program's own threads get them.
  *
  * Forks: a context belongs to the process that opened it. In a child of fork every call on it returns
  * MLFAB_ERR_STATE (mlfab_last_error says why) but mlfab_close and mlfab_abandon, which free there what is
@@ -136,7 +135,7 @@ MLFAB_API size_t mlfab_struct_size(const char *name);
  * 3. Errors
  *
  * Codes are pinned: they never change their number. Four kinds: usage (the caller's mistake, nothing
- * changed), retryable (try again as it is), peer (another rank caused it; `rank` says which), fatal
+ * changed), retryable (try again; a push with retry_seq, or it may count twice), peer (another rank caused it; `rank` says which), fatal
  * (this context or this machine).
  */
 #define MLFAB_ERRORS(X)                                                                   \
@@ -383,7 +382,7 @@ typedef struct mlfab_config {
   uint64_t seed;        /* 0: 1 */
   uint32_t chunk_bytes; /* largest payload of a frame; 0: 256 KiB; at most 1 MiB */
   uint32_t eager_bytes; /* a worker may have this much under way at a server without a grant;
-                            0: 256 KiB. Costs as much memory a worker at the server */
+                            0: 256 KiB. Costs a server twice as much memory for each worker */
   uint32_t block_bytes; /* 0: 1 MiB */
   uint32_t merge_max;   /* small pushes that wait are added together, up to this many; 0: 128;
                             1: never */
@@ -401,7 +400,7 @@ typedef struct mlfab_config {
   /* A fabric with a scheduler. */
   uint32_t scheduler; /* MLFAB_SCHEDULER_*; all nodes must agree */
   /* Workers: groups that this node may add up or models that it may hand on for others at a time, each
-   * allocates one shard on first use. 0: 2; ~0: none. */
+   * allocates one shard on first use. At most 64. 0: 2, or none with MLFAB_PROGRESS_HAND; ~0: none. */
   uint32_t accumulators;
   uint64_t host;           /* nodes with one number share network links; 0: told by the address */
   mlfab_schedule schedule; /* server 0's counts; size 0: defaults */
@@ -789,7 +788,7 @@ MLFAB_API int mlfab_pull_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
 MLFAB_API int mlfab_cached(mlfab *ctx, uint32_t tensor, const void **data_p, uint64_t *count_p);
 
 /* For trainers that update weights in place and have no gradient array: mlfab_snapshot keeps a copy
- * of the buffers (memory: once their bytes), mlfab_push_difference pushes buffer minus snapshot (scale as in
+ * of the buffers (memory: twice their bytes), mlfab_push_difference pushes buffer minus snapshot (scale as in
  * options, default 1) and then takes the snapshot anew. Pulling into a buffer does not change its
  * snapshot: take one after the pull. Errors: STATE without a snapshot; MEMORY. */
 MLFAB_API int mlfab_snapshot(mlfab *ctx, const mlfab_buf *bufs, uint32_t n);
@@ -805,10 +804,10 @@ MLFAB_API int mlfab_test(mlfab *ctx, mlfab_request request, int *done_p, mlfab_r
 MLFAB_API int mlfab_wait(mlfab *ctx, mlfab_request request, uint64_t timeout_ns,
                          mlfab_result *result_p);
 
-/* Calls fn once when the request has finished, which also ends it: test and wait then do not know it any more. A
- * request that has finished already: soon, or before this returns. The thread that drives the context calls
- * it: the progress thread, or one that is in any call of this context; one function of a context at a time,
- * in the order in which they were given among those that are due. Inside, every call is allowed that does
+/* Calls fn once when the request has finished, which also ends it: test and wait then do not know it any more. If the
+ * request has finished already, fn is called soon, possibly before mlfab_on_done returns. The thread that drives
+ * the context calls it: the progress thread, or one that is in any call of this context. A context calls one
+ * function at a time; of those that are due, the one that was given first. Inside, every call is allowed that does
  * not wait: the _start forms, test, cancel, on_done. One that waits, mlfab_close and mlfab_abandon
  * return MLFAB_ERR_STATE. Requests that are open when the context is closed are not told of. Errors:
  * REQUEST (unknown, or it has a function), ARGUMENT (fn is NULL), MEMORY. */
@@ -865,9 +864,9 @@ MLFAB_API int mlfab_broadcast(mlfab *ctx, int32_t root, void *data, uint64_t byt
 
 /* This worker has no more data. Rounds, barriers and collectives of the others go on without it, and none of
  * their calls fails for it; its pulls still work, its pushes and collectives afterwards are MLFAB_ERR_STATE.
- * Collectives: it takes effect between two calls, the same two on every worker. In calls before it that this
- * worker has not made, it takes part with the operation's identity; a mean is divided by the number of the
- * others. A call that cannot do without it (a broadcast from it, an allgather with a block of it, a reducer
+ * Collectives: it takes effect between two calls, the same two on every worker. Others may have begun calls that
+ * this worker never makes: in those the library contributes the operation's identity for it (0 to a sum), and a
+ * mean is divided by the number of the others. A call that cannot do without it (a broadcast from it, an allgather with a block of it, a reducer
  * of the user's) fails with MLFAB_ERR_PEER_CLOSED; so does a call of an object (partial, stochastic, task
  * graph) that is under way when it takes effect. Waits for its own pushes, and until no other worker needs it any more.
  * Errors: STATE (it has finished before), TIMEOUT, PEER_DEAD. */
@@ -958,8 +957,8 @@ MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p
  * own): a worker that died or left, sizes that differ, a deadline, a NaN that was refused, a cancelled
  * request. Every worker sees a failure once: its open calls return it, or its next call does (of
  * several since its last call, the last one). After that calls match again, among the workers that
- * live: a new epoch. It may be a later call on one worker than on another: a call that has returned 0
- * here may fail there. Who repeats steps therefore agrees on one first: every worker that has seen a
+ * live: a new epoch. Workers may see one failure in different calls: a call that returned 0 on one may fail on
+ * another. Before they repeat a step, all workers must agree which one: every worker that has seen the
  * failure calls an allreduce of MLFAB_OP_MAX over step * workers + rank, then takes the model of that rank
  * by a broadcast into other memory (examples/11_comes_and_goes.c). A worker's deadline names the first
  * rank that has not called; one shorter than two heartbeats may name the worker whose deadline it was.
