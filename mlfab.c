@@ -43096,7 +43096,9 @@ MLFAB__INTERNAL int mlfab__context_await(mlfab *ctx, mlfab_request id, uint64_t 
     context_actions(ctx, now); /* transports let go of what was lent */
     return mlfab__context_in_vain(ctx, 0);
   }
-  if (!done) return MLFAB_ERR_TIMEOUT;
+  if (!done)
+    return MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_TIMEOUT,
+                       "wait: the timeout passed; the request is still open");
   if (result_p) *result_p = result;
   /* By another thread's withdrawal, which ends all open collectives. */
   if (result.status == MLFAB_ERR_CANCELLED) return mlfab__context_in_vain(ctx, result.status);

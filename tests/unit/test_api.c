@@ -796,6 +796,9 @@ static void test_requests(void **state) {
   OK(n, mlfab_push_start(n, &b, 1, NULL, &request));
   EXPECT(n, mlfab_test(n, request, NULL, NULL), MLFAB_ERR_ARGUMENT);
   EXPECT(n, mlfab_wait(n, request, 1, NULL), MLFAB_ERR_TIMEOUT); /* still open */
+  mlfab_error said;
+  OK(n, mlfab_last_error(n, &said));
+  assert_non_null(strstr(said.text, "still open"));
   OK(n, mlfab_wait(n, request, 0, &result));
   EXPECT(n, mlfab_wait(n, request, 0, NULL), MLFAB_ERR_REQUEST);
   EXPECT(n, mlfab_test(n, request, &done, NULL), MLFAB_ERR_REQUEST);
