@@ -56,8 +56,7 @@ static int train(mlfab *fabric, const char *path) {
     if (step % 100 == 0) printf("worker %d step %3d loss %.5f\n", (int)rank, step, (double)loss);
   }
 
-  /* Barriers do not wait for workers that have finished: when worker 0 is through this one, every other
-   * worker has either come to it or said that it has no more data. */
+  /* Only worker 0 calls this barrier. It returns when every other worker has called mlfab_finish, or has died. */
   if (!status && rank == 0) status = mlfab_barrier(fabric, 0);
   if (!status && rank == 0) status = mlfab_pull(fabric, &pulled, 1, NULL, NULL);
   if (!status && rank == 0 && path) status = mlfab_save(fabric, path);

@@ -114,7 +114,11 @@ int main(void) {
     return 1;
   }
   int status = mlfab_rank(fabric, &rank, &workers, NULL);
-  if (!status && workers > WORKERS_MAX) status = MLFAB_ERR_LIMIT;
+  if (!status && workers > WORKERS_MAX) {
+    fprintf(stderr, "this example is for %d workers at most\n", WORKERS_MAX);
+    mlfab_close(&fabric);
+    return 1;
+  }
   if (!status) status = mean_of_a_list(fabric);
   if (!status) status = sum_of_my_block(fabric);
   if (!status) status = overlap(fabric);
