@@ -754,8 +754,9 @@ MLFAB__INTERNAL uint8_t mlfab__algorithm_choose(const mlfab__algorithm_task *tas
   uint8_t best = MLFAB_ALGORITHM_RING;
   double least = -1;
   if (algorithm_can(task, task->algorithm)) return task->algorithm;
-  for (uint8_t a = MLFAB_ALGORITHM_RING; a < MLFAB__COUNT(algorithm_list); a++) {
-    if (algorithm_list[a].by_tree) continue;
+  for (uint32_t k = MLFAB_ALGORITHM_RING; k < MLFAB__COUNT(algorithm_list); k++) {
+    uint8_t a = (uint8_t)k;
+    if (algorithm_list[k].by_tree) continue;
     double cost = mlfab__algorithm_cost(task, a, latency_ns, bytes_per_ns, add_bytes_per_ns);
     /* Members are in the order of hosts, so the ring's messages mostly stay within one, and it
      * pipelines over its steps: another one has to be a tenth better. */

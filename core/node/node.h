@@ -251,13 +251,14 @@ struct mlfab_node {
   int is_worker, is_server, is_coordinator, is_scheduler;
   mlfab__role roles[MLFAB__ROLES_MAX];
   uint32_t nroles;
+  uint32_t noutlets;
   /* Roles by kind of link; those of them that send there. */
   uint8_t on[MLFAB__LINK_KINDS][MLFAB__ROLES_MAX], non[MLFAB__LINK_KINDS];
   uint8_t senders[MLFAB__LINK_KINDS][MLFAB__ROLES_MAX], nsenders[MLFAB__LINK_KINDS];
   uint8_t settles[MLFAB__ROLES_MAX], idles[MLFAB__ROLES_MAX]; /* those with the function */
+  uint8_t out_turn; /* OUT_ROLE: the frame's role, by its place among those on the link */
   uint32_t nsettles, nidles;
   mlfab__outlet outlets[MLFAB__OUTLETS];
-  uint32_t noutlets;
   const mlfab__link_rule *rules; /* by kind of link */
   struct mlfab__parts *parts;    /* parts_bytes of it, freed with the node; not looked at here */
   size_t parts_bytes;
@@ -280,7 +281,6 @@ struct mlfab_node {
   uint32_t *reshard_links;      /* by server: it has called our server role */
   mlfab__peer_link **peers_out; /* by rank; worker role only */
   uint32_t *hops, nhops, hops_room; /* the ranks that have one */
-  int hops_short;                   /* one was wanted, and there was no memory for it */
   uint32_t *peer_in_links;          /* by rank; aggregator role only */
   /* Links. */
   mlfab__link *links;
@@ -295,6 +295,8 @@ struct mlfab_node {
   uint32_t pairs[MLFAB__PAIRS][2]; /* the asking end and the other, or MLFAB__NO_LINK */
   int doomed;                      /* a link is */
   uint32_t claims;                 /* links that are claims */
+  int closed;                      /* no call begins any more: its context is being closed */
+  int hops_short;                  /* one was wanted, and there was no memory for it */
   int claim_due;                   /* one is to be looked at again */
   int self_due;                    /* an inner link is listed: it may have something to carry */
   int self_lost;                   /* the inner links broke */
@@ -307,8 +309,7 @@ struct mlfab_node {
     MLFAB__OUT_ROLE,
     MLFAB__OUT_ACTION
   } out;
-  uint32_t out_role; /* OUT_ROLE: whose frame it is, and its place among those on the link */
-  uint8_t out_turn;
+  uint32_t out_role; /* OUT_ROLE: whose frame it is */
   uint32_t out_link;
   mlfab__frame_out frame;
   mlfab_action action;
@@ -318,7 +319,6 @@ struct mlfab_node {
    * workers wait for, until part_ns at most; leaving: it has said goodbye. */
   int parting, leaving;
   uint64_t part_ns;
-  int closed; /* no call begins any more: its context is being closed */
 };
 
 /* --- link.c: links, queues, timers, actions --- */

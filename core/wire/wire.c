@@ -25,7 +25,6 @@ static inline void wire_number(void *to, const void *from, size_t bytes) {
 #endif
 }
 
-static inline void wire_put16(uint8_t *at, uint16_t x) { wire_number(at, &x, sizeof x); }
 static inline void wire_put32(uint8_t *at, uint32_t x) { wire_number(at, &x, sizeof x); }
 static inline void wire_put64(uint8_t *at, uint64_t x) { wire_number(at, &x, sizeof x); }
 
