@@ -403,6 +403,13 @@ static void membership_compare(mlfab__membership *roll) {
   membership_verdict(roll, MLFAB_ERR_MISMATCH, (int32_t)worker, text);
 }
 
+/* Does a call wait for this member to call it? Not while all hold still because one finishes, nor ever for one that
+ * has finished: it takes part in what others have begun by itself. */
+static int membership_may_call(const mlfab__membership *roll,
+                               const mlfab__membership_entry *entry) {
+  return !roll->freezing && !entry->finished;
+}
+
 /* Looks at the answers; `late`: whoever has not answered is not waited for any longer. */
 static void membership_look_at_answers(mlfab__membership *roll, int late) {
   int32_t silent = MLFAB_NO_RANK, missing = MLFAB_NO_RANK;
@@ -412,7 +419,7 @@ static void membership_look_at_answers(mlfab__membership *roll, int late) {
     if (!membership_awaited(entry)) continue;
     if (!entry->told) {
       silent = (int32_t)w;
-    } else if (!entry->called) {
+    } else if (!entry->called && membership_may_call(roll, entry)) {
       missing = (int32_t)w;
     }
   }

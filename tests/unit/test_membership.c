@@ -967,6 +967,37 @@ static void test_stuck(void **state) {
   close_world();
 }
 
+/* While a worker finishes, the others wait for whoever has not answered FREEZE: those who begin nothing for that
+ * reason, and the one that has finished, are not missing. */
+static void test_stuck_while_one_finishes(void **state) {
+  (void)state;
+  for (int late = 1; late >= 0; late--) {
+    all_in(4, 1);
+    finish(3);
+    deliver(3, 1);
+    for (uint32_t i = 0; i < 4; i++) {
+      if (late && i == 1) {
+        w->workers[i].from.count = 0; /* it does not answer */
+      } else {
+        deliver(i, 0);
+        deliver(i, 1);
+      }
+    }
+    for (uint32_t i = 0; i < 4 && !late; i++) w->workers[i].from.count = 0;
+    stuck(0, 7);
+    deliver(0, 1);
+    answer(0, 1, 5);
+    answer(2, !late, 5);
+    answer(3, 0, 0);
+    if (!late) answer(1, 1, 5);
+    w->now += 2 * BEAT;
+    mlfab__membership_tick(&w->roll, w->now);
+    while (w->workers[0].from.count > 0) deliver(0, 0);
+    assert_int_equal(w->workers[0].missing, late ? 1 : MLFAB_NO_RANK);
+    close_world();
+  }
+}
+
 static void test_differ(void **state) {
   (void)state;
   ask(4, 1);
@@ -1124,11 +1155,17 @@ static void test_hostile(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_chaos),       cmocka_unit_test(test_missing),
-      cmocka_unit_test(test_verdicts),    cmocka_unit_test(test_leaving),
-      cmocka_unit_test(test_finishing),   cmocka_unit_test(test_stuck),
-      cmocka_unit_test(test_differ),      cmocka_unit_test(test_asking_rate),
-      cmocka_unit_test(test_too_many),    cmocka_unit_test(test_hostile),
+      cmocka_unit_test(test_chaos),
+      cmocka_unit_test(test_missing),
+      cmocka_unit_test(test_verdicts),
+      cmocka_unit_test(test_leaving),
+      cmocka_unit_test(test_finishing),
+      cmocka_unit_test(test_stuck),
+      cmocka_unit_test(test_stuck_while_one_finishes),
+      cmocka_unit_test(test_differ),
+      cmocka_unit_test(test_asking_rate),
+      cmocka_unit_test(test_too_many),
+      cmocka_unit_test(test_hostile),
       cmocka_unit_test(test_lost_before),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
