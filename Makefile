@@ -174,7 +174,7 @@ test: $(filter deps,$(MAKECMDGOALS))
 tests-built: $(BUILT_TESTS) $(HELPERS)
 
 # The long ones name their time limit in seconds behind an @.
-LIMITS := tests/process/kill9_test.py@1200 tests/process/reslice_test.py@400
+LIMITS := tests/process/kill9_test.py@1200 tests/process/reshard_test.py@400
 limit   = $(foreach test,$(1),$(firstword $(filter $(test)@%,$(LIMITS)) $(test)))
 
 # What needs processors only is run on all of them; what several processes or threads do, alone.
@@ -234,7 +234,7 @@ soak:
 	+@$(SUBMAKE) all tests-built
 	@$(RUN_TESTS) --jobs $(NPROC) \
 	  $(patsubst %.c,$(BUILD)/%@36000,$(wildcard tests/sim/*.c tests/oom/*.c) tests/unit/test_order.c) \
-	  --alone tests/process/kill9_test.py@36000 tests/process/reslice_test.py@3600 \
+	  --alone tests/process/kill9_test.py@36000 tests/process/reshard_test.py@3600 \
 	    tests/process/close_test.py@14400 tests/process/soak_test.py@3600 \
 	  $(if $(filter 100,$(MLFAB_SCALE)),"mutants@36000=CC='$(CC)' $(PYTHON) tests/mutate.py --goal 0.8")
 

@@ -1240,7 +1240,7 @@ typedef struct mlfab__header {
   X(MOVE, 66)                 \
   X(MOVED, 67)                \
   X(RESHARD_SERVER_CLOCK, 68) \
-  X(THAW, 69)                 \
+  X(RESUME, 69)               \
   X(MEMBERSHIP, 70)           \
   X(MEMBERSHIP_LIST, 71)      \
   X(MEMBERSHIP_READY, 72)     \
@@ -1742,11 +1742,12 @@ typedef struct
   uint32_t last; /* 1: of this slice */
 } mlfab__reshard_server_bytes;
 
-typedef struct mlfab__thaw { /* server 0 -> worker; u32 count and u16 owners of all slices follow */
-  uint32_t attempt;          /* that is over, or all that ever were */
-  uint32_t epoch;            /* of the layout that counts */
+typedef struct
+    mlfab__resume { /* server 0 -> worker; u32 count and u16 owners of all slices follow */
+  uint32_t attempt; /* that is over, or all that ever were */
+  uint32_t epoch;   /* of the layout that counts */
   uint32_t slices;
-} mlfab__thaw;
+} mlfab__resume;
 
 /* --- collectives: who takes part (membership.h), and what passes between workers (stream.h) --- */
 
@@ -1922,7 +1923,7 @@ MLFAB__INTERNAL int mlfab__decode_group(const uint8_t *meta, uint32_t bytes, mlf
   X(membership_owed, uint64_t)                 \
   X(reshard_ask, uint32_t)                     \
   X(move, uint32_t)                            \
-  X(thaw, uint32_t)                            \
+  X(resume, uint32_t)                          \
   X(reshard_server_clock, uint32_t)
 #define MLFAB__WIRE_DECLARE(name, entry)                                                          \
   MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m,            \
@@ -2261,7 +2262,7 @@ WIRE_LIST(membership_owed, counts, u64, uint64_t, 8, MLFAB__MEMBERSHIP_MEMBERS_M
   N(signature) N(elements))
 WIRE_LIST(reshard_ask, servers, server, uint32_t, 2, MLFAB__SLICES_MAX, N(ask) N(timeout_ns))
 WIRE_LIST(move, slices, server, uint32_t, 2, MLFAB__SLICES_MAX, N(attempt) N(step))
-WIRE_LIST(thaw, slices, server, uint32_t, 2, MLFAB__SLICES_MAX, N(attempt) N(epoch))
+WIRE_LIST(resume, slices, server, uint32_t, 2, MLFAB__SLICES_MAX, N(attempt) N(epoch))
 WIRE_LIST(reshard_server_clock, words, u32, uint32_t, 4, MLFAB__RESHARD_SERVER_WORDS_MAX,
   N(attempt) N(clock) N(contributors) N(members) N(quiet) N(v_train) N(refused_round)
   N(threshold) N(scale) F(sync, consistency))
@@ -10537,7 +10538,7 @@ typedef struct mlfab__pause {
   uint32_t attempt;
   int late;      /* it is over already, and what it told is adopted when the servers have stopped */
   uint64_t last; /* updates up to here are decided everywhere before it is frozen */
-  uint32_t *owners; /* as THAW told last, and of which epoch */
+  uint32_t *owners; /* as RESUME told last, and of which epoch */
   uint32_t nowners, epoch;
 } mlfab__pause;
 
@@ -18031,12 +18032,12 @@ MLFAB__INTERNAL int mlfab__server_attach(mlfab_node *node, mlfab__server **serve
  * core/coll/dag.h
  * ============================================================================================== */
 #if MLFAB_WITH_COLL
-/* dag.h - a schedule: operations of one member of a collective, and what each waits for. Layer 1.
+/* dag.h - a task graph: operations of one member of a collective, and what each waits for. Layer 1.
  *
  * Pure bookkeeping: which operation may run now. What running means (messages, memory, sums) is the
  * runner's. An operation starts when all of its dependencies are done, or any of them (OR), or k of
  * them (a quorum); it is consumable: it runs at most once a round, and what comes later does not
- * start it again. A schedule is built once and run for any number of rounds.
+ * start it again. A task graph is built once and run for any number of rounds.
  *
  *    init; add, after, ... ; seal; then for each round: start; while (next) run it; done; finished
  *
@@ -18044,7 +18045,7 @@ MLFAB__INTERNAL int mlfab__server_attach(mlfab_node *node, mlfab__server **serve
  * operations become READY in an order that only depends on the order of done and trigger. After
  * seal nothing is allocated until the next add.
  *
- * Source: eagerSGD §III-B (schedules of consumable operations, AND and OR dependencies). Departs:
+ * Source: eagerSGD §III-B (task graphs of consumable operations, AND and OR dependencies). Departs:
  * k of n for quorums, and cycles are refused also where an OR would break them. */
 
 enum mlfab__dag_kind {
@@ -18085,11 +18086,11 @@ typedef struct mlfab__dag_op {
   /* SEND: under the peer's credit, which counts such messages by their tags, from 0. RECV_REDUCE: the
    * runner bounds how far the peers of such ones are ahead of each other. */
   uint8_t paced;
-  uint8_t reduce;     /* RECV_REDUCE: 0 the schedule's operation, else 1 + an operation's number */
-  uint32_t need;      /* how many dependencies start it; 0: all; 1: any (OR); q: a quorum of q */
-  uint32_t peer;      /* SEND, RECV, RECV_REDUCE: index of the member */
-  uint32_t tag;       /* (peer, tag) is unique among RECVs (of both kinds), and among SENDs */
-  uint32_t space;     /* which of the runner's memories: 0 the data, 1.. others */
+  uint8_t reduce; /* RECV_REDUCE: 0 the task graph's operation, else 1 + an operation's number */
+  uint32_t need;  /* how many dependencies start it; 0: all; 1: any (OR); q: a quorum of q */
+  uint32_t peer;  /* SEND, RECV, RECV_REDUCE: index of the member */
+  uint32_t tag;   /* (peer, tag) is unique among RECVs (of both kinds), and among SENDs */
+  uint32_t space; /* which of the runner's memories: 0 the data, 1.. others */
   uint64_t at, bytes; /* a stretch of it; bytes may be 0 (a bare notice) */
   uint32_t code;      /* COMPUTE: what, the runner's own */
 } mlfab__dag_op;
@@ -18126,7 +18127,7 @@ typedef struct mlfab__dag {
   uint64_t round; /* how many were started */
 } mlfab__dag;
 
-/* An empty schedule; `env` must outlive it. Cannot fail. */
+/* An empty task graph; `env` must outlive it. Cannot fail. */
 MLFAB__INTERNAL void mlfab__dag_init(mlfab__dag *dag, mlfab__env *env);
 MLFAB__INTERNAL void mlfab__dag_free(mlfab__dag *dag);
 /* Empties it for the next one and keeps the memory. The count of rounds begins anew. */
@@ -18138,12 +18139,12 @@ MLFAB__INTERNAL int mlfab__dag_add(mlfab__dag *dag, const mlfab__dag_op *op, uin
 /* `op` waits for `dependency`; said twice it counts twice. Amortized O(1). Errors: ARGUMENT (no
  * such operation), LIMIT (MLFAB__DAG_EDGES_MAX), MEMORY; nothing has changed. */
 MLFAB__INTERNAL int mlfab__dag_after(mlfab__dag *dag, uint32_t op, uint32_t dependency);
-/* Checks the schedule and makes it ready to be started. O(ops + edges). Errors: ARGUMENT, with the
+/* Checks the task graph and makes it ready to be started. O(ops + edges). Errors: ARGUMENT, with the
  * culprit and dag->flaw: a cycle (an operation on it), a need above the number of dependencies, a
  * (peer, tag) twice (the later one); MEMORY (culprit MLFAB__DAG_NONE). */
 MLFAB__INTERNAL int mlfab__dag_seal(mlfab__dag *dag, uint32_t *culprit_p);
 
-/* Begins a new round of a sealed schedule: all is WAITING, and what waits for nothing is READY.
+/* Begins a new round of a sealed task graph: all is WAITING, and what waits for nothing is READY.
  * What still runs of the round before is forgotten: its done must not come any more. O(ops). */
 MLFAB__INTERNAL void mlfab__dag_start(mlfab__dag *dag);
 /* 1 and the next operation that may run, first come first served, or 0. It is RUNNING until
@@ -18159,7 +18160,7 @@ MLFAB__INTERNAL int mlfab__dag_finished(const mlfab__dag *dag);
 /* An mlfab__dag_state. O(1). */
 MLFAB__INTERNAL int mlfab__dag_state(const mlfab__dag *dag, uint32_t id);
 /* The RECV or RECV_REDUCE for what the peer sends under this tag, or MLFAB__DAG_NONE. Sealed
- * schedules only. O(1). */
+ * task graphs only. O(1). */
 MLFAB__INTERNAL uint32_t mlfab__dag_find_recv(const mlfab__dag *dag, uint32_t peer, uint32_t tag);
 
 #endif /* MLFAB_WITH_COLL */
@@ -18168,7 +18169,7 @@ MLFAB__INTERNAL uint32_t mlfab__dag_find_recv(const mlfab__dag *dag, uint32_t pe
  * core/coll/dag.c
  * ============================================================================================== */
 #if MLFAB_WITH_COLL
-/* dag.c - schedules: see dag.h. Layer 1.
+/* dag.c - task graphs: see dag.h. Layer 1.
  *
  * seal sorts the edges by dependency (a counting sort: dependents start in the order in which they
  * were named), looks for cycles by taking away what waits for nothing, and hashes the messages. A
@@ -18449,7 +18450,7 @@ MLFAB__INTERNAL uint32_t mlfab__dag_find_recv(const mlfab__dag *dag, uint32_t pe
  * core/coll/algorithm.h
  * ============================================================================================== */
 #if MLFAB_WITH_COLL
-/* algorithm.h - builders of full collectives as schedules: what one member sends, receives and adds.
+/* algorithm.h - builders of full collectives as task graphs: what one member sends, receives and adds.
  * Layer 2. Pure: it appends operations to a dag, the same for everybody who asks the same.
  *
  * Everything happens in place in one stretch of memory. The data is cut into blocks, one a member
@@ -18564,7 +18565,7 @@ MLFAB__INTERNAL double mlfab__algorithm_cost(const mlfab__algorithm_task *task, 
  * core/coll/algorithm.c
  * ============================================================================================== */
 #if MLFAB_WITH_COLL
-/* algorithm.c - collectives as schedules: see algorithm.h. Layer 2.
+/* algorithm.c - collectives as task graphs: see algorithm.h. Layer 2.
  *
  * Most algorithms are rows: one operation for each segment of a stretch, each waiting for the same
  * segment of an earlier row. Only HALVING moves stretches that begin at a different block at either
@@ -19338,8 +19339,8 @@ MLFAB__INTERNAL uint8_t mlfab__algorithm_choose(const mlfab__algorithm_task *tas
  * core/coll/partial.h
  * ============================================================================================== */
 #if MLFAB_WITH_PARTIAL
-/* partial.h - partial reductions: one member's round as a schedule, and what it keeps between
- * rounds. Layer 2. Messages, plays and requests are the runner's (partial_run.c).
+/* partial.h - partial reductions: one member's round as a task graph, and what it keeps between
+ * rounds. Layer 2. Messages, runs and requests are the runner's (partial_run.c).
  *
  * A round is activation, then exchange:
  *
@@ -19399,7 +19400,7 @@ enum {
   MLFAB__PARTIAL_NOTICES
 };
 
-/* The spaces of its schedules: the round's array; the bitmap's words. */
+/* The spaces of its task graphs: the round's array; the bitmap's words. */
 enum { MLFAB__PARTIAL_DATA, MLFAB__PARTIAL_BITMAP };
 
 /* The same on all members. */
@@ -19417,7 +19418,7 @@ typedef struct mlfab__partial_spec {
   uint64_t count, seed, resync;
 } mlfab__partial_spec;
 
-/* Operations of a member's schedule. */
+/* Operations of a member's task graph. */
 typedef struct mlfab__partial_plan {
   uint32_t initiate, take;
   uint32_t arrive; /* SENDs of ARRIVE to members 0, 1, ...; none to itself */
@@ -19485,13 +19486,13 @@ MLFAB__INTERNAL void mlfab__partial_free(mlfab__partial *partial);
 
 /* --- an epoch --- */
 
-/* These are the members (1..MLFAB__COLLECTIVE_MEMBERS_MAX); ranks are borrowed. Schedules are to be built
+/* These are the members (1..MLFAB__COLLECTIVE_MEMBERS_MAX); ranks are borrowed. Task graphs are to be built
  * again; rounds go on after `settle`. */
 MLFAB__INTERNAL void mlfab__partial_begin(mlfab__partial *partial, uint32_t members, uint32_t me,
                                           const uint32_t *ranks);
 /* The exchange of the data, for mlfab__algorithm_choose. */
 MLFAB__INTERNAL mlfab__algorithm_task mlfab__partial_task(const mlfab__partial *partial);
-/* Builds and seals the schedule of a round, the same for all rounds; `algorithm` as chosen. Errors:
+/* Builds and seals the task graph of a round, the same for all rounds; `algorithm` as chosen. Errors:
  * MEMORY, LIMIT. O(members). */
 MLFAB__INTERNAL int mlfab__partial_build(mlfab__partial *partial, mlfab__dag *dag,
                                          uint8_t algorithm);
@@ -19509,7 +19510,7 @@ MLFAB__INTERNAL void mlfab__partial_end(mlfab__partial *partial);
 
 /* The member that is drawn for a round, in 0..members-1. */
 MLFAB__INTERNAL uint32_t mlfab__partial_draw(const mlfab__partial *partial, uint64_t round);
-/* What a COMPUTE of round `number` does to member and schedule, but for MLFAB__COLLECTIVE_DIVIDE. 1: the
+/* What a COMPUTE of round `number` does to member and task graph, but for MLFAB__COLLECTIVE_DIVIDE. 1: the
  * waiting call has been answered. Afterwards TAKE of a round may be due. */
 MLFAB__INTERNAL int mlfab__partial_compute(mlfab__partial *partial, mlfab__dag *dag,
                                            uint64_t number, uint32_t code);
@@ -19583,7 +19584,7 @@ MLFAB__INTERNAL void mlfab__partial_free(mlfab__partial *partial) {
   partial->notes = NULL;
 }
 
-/* ---- the schedule */
+/* ---- the task graph */
 
 /* One under construction: the first error, after which nothing is added. */
 typedef struct partial_work {
@@ -20832,8 +20833,8 @@ typedef struct mlfab__lane mlfab__lane; /* one peer: stream.c */
 typedef struct mlfab__streams {
   mlfab__env *env;
   const mlfab_config *config;
-  mlfab__port hop;  /* our links to others, by rank: `ready` opens the link when there is none */
-  mlfab__port down; /* others' links to us, by rank: acknowledgements are posted there */
+  mlfab__port links; /* our links to others, by rank: `ready` opens the link when there is none */
+  mlfab__port down;  /* others' links to us, by rank: acknowledgements are posted there */
   mlfab__stream_user user;
   uint32_t epoch; /* 0: none */
   uint32_t members;
@@ -20850,7 +20851,7 @@ typedef struct mlfab__streams {
 } mlfab__streams;
 
 MLFAB__INTERNAL void mlfab__streams_init(mlfab__streams *streams, mlfab__env *env,
-                                         const mlfab_config *config, const mlfab__port *hop,
+                                         const mlfab_config *config, const mlfab__port *links,
                                          const mlfab__port *down, const mlfab__stream_user *user);
 MLFAB__INTERNAL void mlfab__streams_free(mlfab__streams *streams);
 /* A new epoch, with a number of its own; ends the one before. Errors: MEMORY: there is none
@@ -20879,15 +20880,15 @@ MLFAB__INTERNAL void mlfab__stream_consumed(mlfab__streams *streams, uint32_t me
  * breaks the protocol drops the link. */
 MLFAB__INTERNAL int mlfab__stream_member_frame(mlfab__streams *streams, uint32_t rank,
                                                const mlfab__frame_in *frame);
-MLFAB__INTERNAL int mlfab__stream_hop_frame(mlfab__streams *streams, uint32_t rank,
-                                            const mlfab__frame_in *frame);
+MLFAB__INTERNAL int mlfab__stream_peer_frame(mlfab__streams *streams, uint32_t rank,
+                                             const mlfab__frame_in *frame);
 /* Our link to a worker stands; is lost. Another's to us is lost (nothing is forgotten). */
-MLFAB__INTERNAL void mlfab__stream_hop_up(mlfab__streams *streams, uint32_t rank);
-MLFAB__INTERNAL void mlfab__stream_hop_lost(mlfab__streams *streams, uint32_t rank);
+MLFAB__INTERNAL void mlfab__stream_peer_up(mlfab__streams *streams, uint32_t rank);
+MLFAB__INTERNAL void mlfab__stream_peer_lost(mlfab__streams *streams, uint32_t rank);
 /* 1 when something waits for a link to this worker. since_p: since when it has been missing
  * while it was wanted (now, when it is not yet counted); NULL is accepted. */
-MLFAB__INTERNAL int mlfab__stream_hop_missing(mlfab__streams *streams, uint32_t rank,
-                                              uint64_t now_ns, uint64_t *since_p);
+MLFAB__INTERNAL int mlfab__stream_peer_missing(mlfab__streams *streams, uint32_t rank,
+                                               uint64_t now_ns, uint64_t *since_p);
 /* The next frame for this worker: 1, or 0; it was taken; the bulk of a token is free. A token
  * is one more than the message's serial, which no other message for this peer ever has: a late report finds
  * nothing. */
@@ -21030,7 +21031,7 @@ static stream_message *stream_at(const mlfab__lane *stream, uint64_t serial) {
 /* Nothing of this message is needed any more. Its place in the ring may be another's by now. */
 static void stream_forget(mlfab__streams *streams, uint32_t rank, const stream_message *message,
                           uint64_t serial) {
-  if (message->lent > 0) streams->hop.detach(streams->hop.self, rank, serial + 1);
+  if (message->lent > 0) streams->links.detach(streams->links.self, rank, serial + 1);
   if (message->copied && message->n > 0)
     stream_unblock(streams, (void *)(uintptr_t)message->bytes, message->n);
   streams->bytes_waiting -= message->n;
@@ -21049,12 +21050,12 @@ static void stream_close(mlfab__streams *streams, uint32_t member) {
 }
 
 MLFAB__INTERNAL void mlfab__streams_init(mlfab__streams *streams, mlfab__env *env,
-                                         const mlfab_config *config, const mlfab__port *hop,
+                                         const mlfab_config *config, const mlfab__port *links,
                                          const mlfab__port *down, const mlfab__stream_user *user) {
   memset(streams, 0, sizeof *streams);
   streams->env = env;
   streams->config = config;
-  streams->hop = *hop;
+  streams->links = *links;
   streams->down = *down;
   streams->user = *user;
 }
@@ -21138,7 +21139,7 @@ MLFAB__INTERNAL int mlfab__stream_send(mlfab__streams *streams, uint32_t member,
   message->copied = copy != 0;
   stream->queued += message->frames;
   streams->bytes_waiting += n;
-  streams->hop.ready(streams->hop.self, streams->ranks[member]);
+  streams->links.ready(streams->links.self, streams->ranks[member]);
   return 0;
 }
 
@@ -21174,7 +21175,7 @@ static void stream_ask(mlfab__streams *streams, uint32_t rank) {
   mlfab__coll question;
   memset(&question, 0, sizeof question);
   question.epoch = streams->epoch;
-  MLFAB__POST(&streams->hop, rank, MLFAB__COLL, coll, &question);
+  MLFAB__POST(&streams->links, rank, MLFAB__COLL, coll, &question);
 }
 
 /* All is sent, and nothing would tell soon that it has come. */
@@ -21201,7 +21202,7 @@ MLFAB__INTERNAL void mlfab__stream_taken(mlfab__streams *streams, uint32_t rank,
   if (!stream || frame->slot != streams->epoch || frame->note[0] != stream->next ||
       stream->asking) {
     /* It was forgotten between being yielded and being taken. */
-    if (frame->token) streams->hop.detach(streams->hop.self, rank, frame->token);
+    if (frame->token) streams->links.detach(streams->links.self, rank, frame->token);
     return;
   }
   stream_message *message = stream_at(stream, stream->cursor);
@@ -21239,24 +21240,24 @@ static void stream_acknowledged(mlfab__streams *streams, uint32_t rank, uint32_t
   }
 }
 
-MLFAB__INTERNAL int mlfab__stream_hop_frame(mlfab__streams *streams, uint32_t rank,
-                                            const mlfab__frame_in *frame) {
+MLFAB__INTERNAL int mlfab__stream_peer_frame(mlfab__streams *streams, uint32_t rank,
+                                             const mlfab__frame_in *frame) {
   mlfab__coll_ack ack;
   if (frame->type != MLFAB__COLL_ACK) return 0;
-  if (MLFAB__MALFORMED(&streams->hop, rank, frame, coll_ack, &ack)) return 1;
+  if (MLFAB__MALFORMED(&streams->links, rank, frame, coll_ack, &ack)) return 1;
   if (!streams->epoch || ack.epoch != streams->epoch) return 1;
   mlfab__lane *stream = stream_of(streams, rank);
   if (!stream || ack.received < stream->acked || ack.received > stream->most ||
       ack.consumed < stream->consumed || ack.consumed > stream->eager) {
-    streams->hop.drop(streams->hop.self, rank, MLFAB_ERR_FRAME,
-                      "an acknowledgement of what was not sent, or less than before");
+    streams->links.drop(streams->links.self, rank, MLFAB_ERR_FRAME,
+                        "an acknowledgement of what was not sent, or less than before");
     return 1;
   }
   stream->asking = 0;
   stream->acked = ack.received;
   stream->consumed = ack.consumed;
   stream->next = mlfab__max(stream->next, stream->acked + 1);
-  if (stream->next <= stream->queued) streams->hop.ready(streams->hop.self, rank);
+  if (stream->next <= stream->queued) streams->links.ready(streams->links.self, rank);
   stream_acknowledged(streams, rank, ack.epoch);
   return 1;
 }
@@ -21269,7 +21270,7 @@ static void stream_restart(mlfab__lane *stream) {
   if (!MLFAB__PLANTED(65)) stream->next = stream->acked + 1;
 }
 
-MLFAB__INTERNAL void mlfab__stream_hop_up(mlfab__streams *streams, uint32_t rank) {
+MLFAB__INTERNAL void mlfab__stream_peer_up(mlfab__streams *streams, uint32_t rank) {
   mlfab__lane *stream = stream_of(streams, rank);
   if (!stream) return;
   stream_restart(stream);
@@ -21278,17 +21279,17 @@ MLFAB__INTERNAL void mlfab__stream_hop_up(mlfab__streams *streams, uint32_t rank
   if (stream->asking) {
     stream_ask(streams, rank);
   } else if (stream->count > 0) {
-    streams->hop.ready(streams->hop.self, rank);
+    streams->links.ready(streams->links.self, rank);
   }
 }
 
-MLFAB__INTERNAL void mlfab__stream_hop_lost(mlfab__streams *streams, uint32_t rank) {
+MLFAB__INTERNAL void mlfab__stream_peer_lost(mlfab__streams *streams, uint32_t rank) {
   mlfab__lane *stream = stream_of(streams, rank);
   if (stream) stream_restart(stream);
 }
 
-MLFAB__INTERNAL int mlfab__stream_hop_missing(mlfab__streams *streams, uint32_t rank,
-                                              uint64_t now_ns, uint64_t *since_p) {
+MLFAB__INTERNAL int mlfab__stream_peer_missing(mlfab__streams *streams, uint32_t rank,
+                                               uint64_t now_ns, uint64_t *since_p) {
   mlfab__lane *stream = stream_of(streams, rank);
   if (since_p) *since_p = now_ns;
   if (!stream) return 0;
@@ -21397,7 +21398,7 @@ MLFAB__INTERNAL int mlfab__streams_quiet(const mlfab__streams *streams) {
 #if MLFAB_WITH_COLL
 /* comm.h - the communicator: a worker's collectives, their epochs, their execution. Layer 4.
  *
- * Server 0 keeps the roll of those who take part (membership.h). A worker:
+ * Server 0 keeps the membership of those who take part (membership.h). A worker:
  *
  *    OUT --first call: MEMBERSHIP--> ASKED --MEMBERSHIP_LIST--> LISTED (READY) --MEMBERSHIP_GO--> IN
  *                                ^                     |                         |
@@ -21415,25 +21416,25 @@ MLFAB__INTERNAL int mlfab__streams_quiet(const mlfab__streams *streams) {
  * any other. This worker then says MEMBERSHIP at the next tick and not at once (`later`); alone, it forms
  * the next epoch then. So each attempt ends the calls that wait, and attempts are bounded by time.
  *
- * A play is a schedule (dag.h) being executed: of a plain collective (channel 0, its number), of
+ * A run is a task graph (dag.h) being executed: of a plain collective (channel 0, its number), of
  * a round of an object (channel, round). Operations:
- *    SEND      one message, when the peer may have it: at once if the play is eager, else when its
+ *    SEND      one message, when the peer may have it: at once if the run is eager, else when its
  *              READY came. Done when it is queued and copied, or (borrowed) queued.
  *    RECV      done when all its bytes are in place. What comes for it before it may run is
  *              staged in memory of the message's length.
  *    RECV_REDUCE  likewise, added as the bytes come.
  *    Where several peers send what one element's sum is made of (up a tree), their messages are paced:
  *              READY carries a credit in its tag, and paced SENDs of lower tags may go. A peer may be
- *              `window` messages ahead of what all of them have had added. Windows of all plays share
- *              MLFAB__COMM_WINDOWS bytes, the oldest play first; that one always has a window of 1, also
+ *              `window` messages ahead of what all of them have had added. Windows of all runs share
+ *              MLFAB__COMM_WINDOWS bytes, the oldest run first; that one always has a window of 1, also
  *              beyond the bytes. The oldest call that is open anywhere is the oldest at every member
  *              that has it, so it goes on, and no window that is held by others can stop it.
- *    COMPUTE   the play's function.
- * A play is over when its schedule is finished and nothing borrowed is out: then the caller has
+ *    COMPUTE   the run's function.
+ * A run is over when its task graph is finished and nothing borrowed is out: then the caller has
  * its buffers again.
  *
  * Invariants. (1) Plain calls are numbered in the order of calls, from 0 in each epoch;
- * (channel, number) means the same play on all workers, and its signature (kind, sizes, types,
+ * (channel, number) means the same run on all workers, and its signature (kind, sizes, types,
  * options) is in every message: one that differs from ours is a failure with MISMATCH, found by
  * server 0, which asks everybody. (2) A message is accepted once, for its RECV only, with the
  * length that the RECV says. (3) Every failure is seen once by every worker: its open calls and
@@ -21444,7 +21445,7 @@ MLFAB__INTERNAL int mlfab__streams_quiet(const mlfab__streams *streams) {
  *
  * An allreduce of more than eager_bytes, in a fabric with a scheduler, or of MLFAB_ALGORITHM_PLANNED,
  * goes by a tree that the scheduler plans (trees.h): when its turn has come the worker asks server 0 for
- * the tree, and the play begins with the answer. Matching, failures and verdicts are the same. With an
+ * the tree, and the run begins with the answer. Matching, failures and verdicts are the same. With an
  * empty answer all members take what AUTO chooses.
  *
  * A worker that has finished (mlfab__comm_finish_work) stays in the epoch for the calls that others have begun: each
@@ -21454,12 +21455,12 @@ MLFAB__INTERNAL int mlfab__streams_quiet(const mlfab__streams *streams) {
  * A call that runs in shared memory (shm_coll.h) takes a number here like any other (`outside`), so
  * that matching, deadlines and verdicts are the same; its bytes pass elsewhere.
  *
- * Source: eagerSGD §4 (schedules). Departs: sends are matched by the number of the round, not by
+ * Source: eagerSGD §4 (task graphs). Departs: sends are matched by the number of the round, not by
  * persistent connections; failures. */
 
 enum {
   MLFAB__COMM_CALLS = 1024,     /* plain collectives that are open; a power of 2 */
-  MLFAB__COMM_OBJECTS = 16,     /* partial, stochastic, schedules */
+  MLFAB__COMM_OBJECTS = 16,     /* partial, stochastic, task graphs */
   MLFAB__COMM_EAGER = 64 << 10, /* a call of up to so many bytes is sent without READY */
   /* A root may be ahead of those who only receive: every so many calls it waits for them, and by
    * so many others may be ahead of the first that is open. */
@@ -21474,11 +21475,11 @@ enum {
   MLFAB__COMM_BLOCK = 64,        /* the least block of the pool */
   MLFAB__COMM_CLASSES = 26,      /* blocks of 64 bytes, twice as many, ... 2 GiB */
   MLFAB__COMM_WINDOW = 4,        /* most messages that a paced peer is ahead of the last one */
-  MLFAB__COMM_WINDOWS = 4 << 20  /* bytes that the windows of all plays may have staged */
+  MLFAB__COMM_WINDOWS = 4 << 20  /* bytes that the windows of all runs may have staged */
 };
 
 /* dag_op.reduce for an operation of its own: 16 * (element type) + operation + 1. Type 0 is the
- * play's, or I64 for MLFAB__OP_OR. */
+ * run's, or I64 for MLFAB__OP_OR. */
 #define MLFAB__COMM_REDUCE(dtype, op) ((uint8_t)(16 * (dtype) + (op) + 1))
 /* How the tree of a call is asked for: calls of later epochs have larger numbers. */
 #define MLFAB__COMM_TREE(epoch, number) ((uint64_t)(epoch) << 40 | (number))
@@ -21498,13 +21499,13 @@ enum mlfab__comm_phase {
 
 struct mlfab__comm;
 
-/* Memory that a schedule works on: a list of stretches taken as one. */
+/* Memory that a task graph works on: a list of stretches taken as one. */
 typedef struct mlfab__comm_space {
   mlfab_vec *vecs; /* count in bytes here */
   uint32_t n;
 } mlfab__comm_space;
 
-/* An operation of a play. RECVs: what has come. SENDs: the next that waits for the same READY. */
+/* An operation of a run. RECVs: what has come. SENDs: the next that waits for the same READY. */
 typedef struct mlfab__comm_recv {
   uint64_t got, from; /* bytes; the first that is staged */
   uint8_t *stage;     /* as long as the message; NULL: its bytes went to their place */
@@ -21512,7 +21513,7 @@ typedef struct mlfab__comm_recv {
   uint8_t whole, eager;
 } mlfab__comm_recv;
 
-typedef struct mlfab__comm_peer { /* a member, to a play */
+typedef struct mlfab__comm_peer { /* a member, to a run */
   uint8_t ready, told;            /* its READY came; ours went out */
   uint8_t paced;                  /* it sends messages that are paced */
   uint32_t credit, given; /* paced SENDs below this tag may go: to it; to us, as last told */
@@ -21520,7 +21521,7 @@ typedef struct mlfab__comm_peer { /* a member, to a play */
   uint32_t first, last;   /* SENDs that wait for it, plus one; 0: none */
 } mlfab__comm_peer;
 
-typedef struct mlfab__engine {
+typedef struct mlfab__engine_run {
   /* Filled by whoever arms it, and left alone until it is over. */
   uint32_t channel;
   uint64_t number, signature;
@@ -21532,28 +21533,28 @@ typedef struct mlfab__engine {
   mlfab__comm_space spaces[MLFAB__COMM_SPACES];
   /* COMPUTE: 0, or a code that ends the epoch. NULL: only MLFAB__COLLECTIVE_DIVIDE occurs, which comm
    * does. */
-  int (*compute)(void *self, struct mlfab__engine *play, const mlfab__dag_op *op);
-  /* It is over: status 0, or the verdict that ended it (told once; the play is then not armed any
+  int (*compute)(void *self, struct mlfab__engine_run *run, const mlfab__dag_op *op);
+  /* It is over: status 0, or the verdict that ended it (told once; the run is then not armed any
    * more). With 0 it may arm another, and this one again. */
-  void (*over)(void *self, struct mlfab__engine *play, int status, uint64_t now_ns);
+  void (*over)(void *self, struct mlfab__engine_run *run, int status, uint64_t now_ns);
   void *self;
   mlfab__dag dag; /* sealed; comm starts it */
   /* comm's own. */
   uint8_t armed;
-  uint8_t running;            /* not finished: its operations run, its messages are taken */
-  uint8_t busy;               /* its operations are being run */
-  uint8_t moved;              /* it has sent or got something */
-  uint32_t lent;              /* parts of messages that are borrowed */
-  uint32_t paced, behind;     /* peers that are paced; of them, those with `step` messages added */
-  uint32_t step, window;      /* what all of them have had added; messages that one may be ahead */
-  uint64_t step_bytes;        /* what a window of 1 may have staged */
-  uint32_t staged;            /* RECVs that have a stage */
-  mlfab__comm_recv *recvs;    /* by operation */
-  mlfab__comm_peer *peers;    /* by member */
-  struct mlfab__engine *next; /* of the armed ones */
-} mlfab__engine;
+  uint8_t running;         /* not finished: its operations run, its messages are taken */
+  uint8_t busy;            /* its operations are being run */
+  uint8_t moved;           /* it has sent or got something */
+  uint32_t lent;           /* parts of messages that are borrowed */
+  uint32_t paced, behind;  /* peers that are paced; of them, those with `step` messages added */
+  uint32_t step, window;   /* what all of them have had added; messages that one may be ahead */
+  uint64_t step_bytes;     /* what a window of 1 may have staged */
+  uint32_t staged;         /* RECVs that have a stage */
+  mlfab__comm_recv *recvs; /* by operation */
+  mlfab__comm_peer *peers; /* by member */
+  struct mlfab__engine_run *next; /* of the armed ones */
+} mlfab__engine_run;
 
-/* Everything that another part of the communicator (partial_run.c, stochastic.c, a user's schedule) is,
+/* Everything that another part of the communicator (partial_run.c, stochastic.c, a user's task graph) is,
  * towards comm. It has a number of this worker's own from the beginning, and one that is the same
  * for all, its channel, from when the plain call that opens it (comm_call.opens) begins: so many
  * openings have then begun, here as elsewhere, and server 0 levels the count with every epoch. */
@@ -21562,17 +21563,17 @@ typedef struct mlfab__comm_object {
   uint32_t channel;   /* likewise; 0: not yet */
   const char *what;   /* "a partial reduction", and ... */
   const char *counts; /* ... what it counts: "round"; static, for texts */
-  uint8_t ahead; /* plays are armed before anybody calls them: a READY does not tell that, nor what
-                       play 0 sends, which is armed by begin */
+  uint8_t ahead; /* runs are armed before anybody calls them: a READY does not tell that, nor what
+                       run 0 sends, which is armed by begin */
   void *self;
-  /* A frame of this channel that is not an armed play's, which consumes it
-   * (mlfab__stream_consumed): NULL where there are only plays, of which what comes early is
+  /* A frame of this channel that is not an armed run's, which consumes it
+   * (mlfab__stream_consumed): NULL where there are only runs, of which what comes early is
    * kept. */
   void (*frame)(void *self, uint32_t member, const mlfab__coll *head, const void *bulk,
                 uint32_t bytes, uint64_t now_ns);
   void (*given_back)(void *self, uint32_t member, uint64_t cookie);
   /* A new epoch has begun (members may be others; round: the first of it), or its opening, in one
-   * that stands; or an epoch is over (plays of it have been told). */
+   * that stands; or an epoch is over (runs of it have been told). */
   void (*begin)(void *self, uint64_t round, uint64_t now_ns);
   void (*over)(void *self, int code, uint64_t now_ns);
   /* May plain calls that are its own (comm_call.of) begin? It may fill their buffers then. Whoever has
@@ -21584,9 +21585,9 @@ typedef struct mlfab__comm_object {
   /* Has this worker called `number`, as far as others wait for it? */
   int (*called)(void *self, uint64_t number);
   void (*free_self)(void *self);
-  uint64_t waits_for; /* without plays: which number its open request is; the object keeps it */
+  uint64_t waits_for; /* without runs: which number its open request is; the object keeps it */
   /* comm's own. */
-  uint64_t upto;     /* above the numbers of all plays that were armed in this epoch */
+  uint64_t upto;     /* above the numbers of all runs that were armed in this epoch */
   uint64_t stuck_ns; /* when it was last said that a request is open for long */
   int32_t missing;   /* who server 0 says has not called */
 } mlfab__comm_object;
@@ -21629,7 +21630,7 @@ enum {
   MLFAB__SLOT_FREE,
   MLFAB__SLOT_WAITING,  /* for the epoch, for its turn: those from comm.begun on */
   MLFAB__SLOT_PLANNING, /* for its tree (trees.h); what follows may begin */
-  MLFAB__SLOT_PLAIN,    /* a play */
+  MLFAB__SLOT_PLAIN,    /* a run */
   MLFAB__SLOT_OUTSIDE
 };
 
@@ -21648,10 +21649,10 @@ typedef struct mlfab__comm_slot { /* an open plain collective */
   mlfab_request request;
   uint64_t stuck_ns;
   int32_t missing; /* who server 0 says has not called */
-  mlfab__engine play;
+  mlfab__engine_run run;
 } mlfab__comm_slot;
 
-/* A frame of a play that is not armed yet; its bytes follow. */
+/* A frame of a run that is not armed yet; its bytes follow. */
 typedef struct mlfab__comm_stage {
   struct mlfab__comm_stage *next;
   mlfab__coll head;
@@ -21723,7 +21724,7 @@ typedef struct mlfab__comm {
   uint32_t closed_next;
   mlfab__comm_grave *graves;
   mlfab__comm_past past[MLFAB__COMM_PAST]; /* by serial */
-  mlfab__engine *armed;                    /* list */
+  mlfab__engine_run *armed;                /* list */
   /* Messages that came early, by channel and number; the last of each list. */
   mlfab__comm_stage *stages[MLFAB__COMM_BUCKETS], *stage_ends[MLFAB__COMM_BUCKETS];
   uint32_t stage_count;
@@ -21744,7 +21745,7 @@ typedef struct mlfab__comm {
 } mlfab__comm;
 
 MLFAB__INTERNAL int mlfab__comm_init(mlfab__comm *comm, mlfab__env *env, const mlfab_config *config,
-                                     uint32_t rank, const mlfab__port *up, const mlfab__port *hop,
+                                     uint32_t rank, const mlfab__port *up, const mlfab__port *links,
                                      const mlfab__port *down, mlfab__requests *requests);
 MLFAB__INTERNAL void mlfab__comm_free(mlfab__comm *comm);
 /* Adds the row of a communicator, *comm_p, which is the node's (comm_role.c). Errors: MEMORY. */
@@ -21791,7 +21792,7 @@ MLFAB__INTERNAL int mlfab__comm_finish_over(const mlfab__comm *comm);
 MLFAB__INTERNAL uint32_t mlfab__comm_givers(const mlfab__comm *comm, uint64_t number);
 /* The worker closes without having finished: tells server 0. */
 MLFAB__INTERNAL void mlfab__comm_leave(mlfab__comm *comm);
-/* 1 when nothing is under way that others wait for: no play runs, all messages are acknowledged. */
+/* 1 when nothing is under way that others wait for: no run runs, all messages are acknowledged. */
 MLFAB__INTERNAL int mlfab__comm_quiet(const mlfab__comm *comm);
 
 /* The link to server 0 stands (again); server 0 is dead. */
@@ -21803,11 +21804,11 @@ MLFAB__INTERNAL int mlfab__comm_server_frame(mlfab__comm *comm, const mlfab__fra
                                              uint64_t now_ns);
 MLFAB__INTERNAL int mlfab__comm_member_frame(mlfab__comm *comm, uint32_t rank,
                                              const mlfab__frame_in *frame, uint64_t now_ns);
-MLFAB__INTERNAL int mlfab__comm_hop_frame(mlfab__comm *comm, uint32_t rank,
-                                          const mlfab__frame_in *frame, uint64_t now_ns);
+MLFAB__INTERNAL int mlfab__comm_peer_frame(mlfab__comm *comm, uint32_t rank,
+                                           const mlfab__frame_in *frame, uint64_t now_ns);
 /* There is no link of ours to this worker: 1 when one is wanted. After 8 heartbeats that is a
  * failure. Only asked while there is none. Up and lost links are told to the streams. */
-MLFAB__INTERNAL int mlfab__comm_hop_missing(mlfab__comm *comm, uint32_t rank, uint64_t now_ns);
+MLFAB__INTERNAL int mlfab__comm_peer_missing(mlfab__comm *comm, uint32_t rank, uint64_t now_ns);
 /* Does it have anything that mlfab__comm_tick looks after? */
 MLFAB__INTERNAL int mlfab__comm_waits(const mlfab__comm *comm);
 /* Four times a heartbeat, while it has. */
@@ -21815,7 +21816,7 @@ MLFAB__INTERNAL void mlfab__comm_tick(mlfab__comm *comm, uint64_t now_ns);
 /* All actions have been carried out: nothing is lent any more but what is open. */
 MLFAB__INTERNAL void mlfab__comm_sweep(mlfab__comm *comm);
 
-/* --- for objects: partial_run.c, stochastic.c, schedules --- */
+/* --- for objects: partial_run.c, stochastic.c, task graphs --- */
 
 /* Where a copy of it lives until it is removed, or NULL: there are MLFAB__COMM_OBJECTS. Takes no part in
  * anything before the call that opens it (comm_call.opens). */
@@ -21843,14 +21844,14 @@ MLFAB__INTERNAL void mlfab__comm_bury(mlfab__comm *comm, mlfab__comm_grave *grav
 /* NULL: there is none. */
 MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_find(mlfab__comm *comm, uint32_t id);
 MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_channel_find(mlfab__comm *comm, uint32_t channel);
-/* Arms a play: its READYs go out, its schedule starts, what came early is delivered. Its dag is
+/* Arms a run: its READYs go out, its task graph starts, what came early is delivered. Its dag is
  * sealed. In phase IN only. Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__comm_arm(mlfab__comm *comm, mlfab__engine *play, uint64_t now_ns);
-/* Takes a play back without telling anybody: nothing of it is borrowed on return. Where others
+MLFAB__INTERNAL int mlfab__comm_arm(mlfab__comm *comm, mlfab__engine_run *run, uint64_t now_ns);
+/* Takes a run back without telling anybody: nothing of it is borrowed on return. Where others
  * are still to get bytes of it, that is a failure (CANCELLED). */
-MLFAB__INTERNAL void mlfab__comm_disarm(mlfab__comm *comm, mlfab__engine *play);
-/* Triggers an operation of an armed play. */
-MLFAB__INTERNAL void mlfab__comm_trigger(mlfab__comm *comm, mlfab__engine *play, uint32_t op,
+MLFAB__INTERNAL void mlfab__comm_disarm(mlfab__comm *comm, mlfab__engine_run *run);
+/* Triggers an operation of an armed run. */
+MLFAB__INTERNAL void mlfab__comm_trigger(mlfab__comm *comm, mlfab__engine_run *run, uint32_t op,
                                          uint64_t now_ns);
 /* Ends the epoch for all, with this code, rank to blame and text. Within calls of comm it takes
  * effect at their end. */
@@ -21900,16 +21901,16 @@ MLFAB__INTERNAL void mlfab__comm_release(mlfab__comm *comm, void *block, uint64_
 MLFAB__INTERNAL void mlfab__engine_deliver(void *self, uint32_t member, const mlfab__coll *head,
                                            const void *bulk, uint32_t bytes);
 MLFAB__INTERNAL void mlfab__engine_given_back(void *self, uint32_t member, uint64_t cookie);
-/* The epoch is over, and the streams' memory is free: ends all plays with this code, and forgets
+/* The epoch is over, and the streams' memory is free: ends all runs with this code, and forgets
  * what came early. */
 MLFAB__INTERNAL void mlfab__engine_end_all(mlfab__comm *comm, int code);
-/* Disarms the plays of an object that is closed; a failure where others have begun what needs
+/* Disarms the runs of an object that is closed; a failure where others have begun what needs
  * it. */
 MLFAB__INTERNAL void mlfab__engine_close(mlfab__comm *comm, const mlfab__comm_object *object);
 /* 1 when there are frames of this plain call, which came early. */
 MLFAB__INTERNAL int mlfab__engine_came(const mlfab__comm *comm, uint64_t number);
 /* From whom a message is awaited, or that it takes one: a rank, or MLFAB_NO_RANK. */
-MLFAB__INTERNAL int32_t mlfab__engine_awaits(const mlfab__comm *comm, const mlfab__engine *play);
+MLFAB__INTERNAL int32_t mlfab__engine_awaits(const mlfab__comm *comm, const mlfab__engine_run *run);
 
 #endif /* MLFAB_WITH_COLL */
 
@@ -21933,7 +21934,7 @@ static void comm_turn_plain(mlfab__comm *comm, mlfab__comm_slot *slot);
 static void comm_check_moved(mlfab__comm *comm);
 
 MLFAB__INTERNAL int mlfab__comm_init(mlfab__comm *comm, mlfab__env *env, const mlfab_config *config,
-                                     uint32_t rank, const mlfab__port *up, const mlfab__port *hop,
+                                     uint32_t rank, const mlfab__port *up, const mlfab__port *links,
                                      const mlfab__port *down, mlfab__requests *requests) {
   const mlfab__stream_user user = {comm, mlfab__engine_deliver, mlfab__engine_given_back};
   memset(comm, 0, sizeof *comm);
@@ -21946,7 +21947,7 @@ MLFAB__INTERNAL int mlfab__comm_init(mlfab__comm *comm, mlfab__env *env, const m
   comm->arena_fd = -1;
   comm->limit = UINT64_MAX;
   comm->act = comm_act_on_failure;
-  mlfab__streams_init(&comm->streams, env, config, hop, down, &user);
+  mlfab__streams_init(&comm->streams, env, config, links, down, &user);
   return 0;
 }
 
@@ -21966,7 +21967,7 @@ static void comm_free_lists(mlfab__comm *comm, mlfab__comm_slot *slot) {
 
 static void comm_free_slot(mlfab__comm *comm, mlfab__comm_slot *slot) {
   if (!slot) return;
-  mlfab__dag_free(&slot->play.dag);
+  mlfab__dag_free(&slot->run.dag);
   mlfab__free(comm->env, slot->counts, comm->config->workers * sizeof *slot->counts);
   comm_free_lists(comm, slot);
   mlfab__free(comm->env, slot, sizeof *slot);
@@ -21984,15 +21985,15 @@ static void comm_no_limit(mlfab__comm *comm) {
   comm->frozen = 0;
 }
 
-static void comm_ignore(void *self, mlfab__engine *play, int status, uint64_t now_ns) {
-  (void)self, (void)play, (void)status, (void)now_ns;
+static void comm_ignore(void *self, mlfab__engine_run *run, int status, uint64_t now_ns) {
+  (void)self, (void)run, (void)status, (void)now_ns;
 }
 
 MLFAB__INTERNAL void mlfab__comm_free(mlfab__comm *comm) {
   if (!comm->env) return;
   comm->ending = 1;
   mlfab__streams_free(&comm->streams);
-  for (mlfab__engine *play = comm->armed; play; play = play->next) play->over = comm_ignore;
+  for (mlfab__engine_run *run = comm->armed; run; run = run->next) run->over = comm_ignore;
   mlfab__engine_end_all(comm, MLFAB_ERR_CLOSED);
   for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
     mlfab__comm_object object = comm->objects[i];
@@ -22030,7 +22031,7 @@ static void comm_post(mlfab__comm *comm, uint8_t type, const void *meta, uint32_
   comm->up.post(comm->up.self, 0, type, meta, bytes);
 }
 
-/* Alone: no roll is kept, and nobody is told. */
+/* Alone: no membership is kept, and nobody is told. */
 static int comm_alone(const mlfab__comm *comm) { return comm->config->workers == 1; }
 
 /* To take part in the epoch after this one. */
@@ -22568,7 +22569,7 @@ static int comm_new_slot(mlfab__comm *comm, const mlfab__comm_call *call,
     slot = comm->spare = mlfab__alloc(comm->env, sizeof *slot);
     if (!slot) return MLFAB_ERR_MEMORY;
     slot->comm = comm;
-    mlfab__dag_init(&slot->play.dag, comm->env);
+    mlfab__dag_init(&slot->run.dag, comm->env);
   }
   if (call->counts && !slot->counts)
     slot->counts = mlfab__alloc_array(comm->env, comm->config->workers, sizeof *slot->counts);
@@ -22681,7 +22682,7 @@ static int comm_blocks(mlfab__comm *comm, mlfab__comm_slot *slot, uint64_t *leng
     }
     end = at + lengths[m] * width;
   }
-  slot->play.spaces[0] = (mlfab__comm_space){slot->blocks, n};
+  slot->run.spaces[0] = (mlfab__comm_space){slot->blocks, n};
   return 0;
 }
 
@@ -22691,7 +22692,7 @@ static uint32_t comm_tree_segment(uint32_t children) {
   return (uint32_t)mlfab__min(MLFAB__COMM_SEGMENT, mlfab__max(all / 64 * 64, 4096));
 }
 
-/* Its schedule; `tree` with so many children at most, or NULL. Errors: MEMORY, LIMIT. */
+/* Its task graph; `tree` with so many children at most, or NULL. Errors: MEMORY, LIMIT. */
 static int comm_schedule(mlfab__comm *comm, mlfab__comm_slot *slot, const mlfab__tree_node *tree,
                          uint32_t children) {
   const mlfab__comm_call *call = &slot->call;
@@ -22704,7 +22705,7 @@ static int comm_schedule(mlfab__comm *comm, mlfab__comm_slot *slot, const mlfab_
   task.tree = tree;
   if (tree) task.algorithm = MLFAB_ALGORITHM_PLANNED;
   if (tree) task.segment = comm_tree_segment(children);
-  slot->play.spaces[0] = (mlfab__comm_space){slot->vecs, call->n};
+  slot->run.spaces[0] = (mlfab__comm_space){slot->vecs, call->n};
   for (uint32_t m = 0; call->kind == MLFAB__COLLECTIVE_BROADCAST && m < comm->members; m++) {
     if (comm->ranks[m] == (uint32_t)call->root) task.root = m;
   }
@@ -22713,20 +22714,20 @@ static int comm_schedule(mlfab__comm *comm, mlfab__comm_slot *slot, const mlfab_
     code = lengths ? comm_blocks(comm, slot, lengths) : MLFAB_ERR_MEMORY;
     task.counts = lengths;
   }
-  mlfab__dag_clear(&slot->play.dag);
+  mlfab__dag_clear(&slot->run.dag);
   if (!code) {
     task.algorithm =
         mlfab__algorithm_choose(&task, (double)comm->go.latency_ns, rate, comm_add_bytes_per_ns);
-    code = mlfab__algorithm_build(&slot->play.dag, &task, &end, &tag);
+    code = mlfab__algorithm_build(&slot->run.dag, &task, &end, &tag);
   }
-  if (!code) code = mlfab__dag_seal(&slot->play.dag, &culprit);
+  if (!code) code = mlfab__dag_seal(&slot->run.dag, &culprit);
   mlfab__comm_release(comm, lengths, bytes);
   return code;
 }
 
-static void comm_slot_over(void *self, mlfab__engine *play, int status, uint64_t now_ns) {
+static void comm_slot_over(void *self, mlfab__engine_run *run, int status, uint64_t now_ns) {
   mlfab__comm_slot *slot = self;
-  (void)play, (void)now_ns;
+  (void)run, (void)now_ns;
   if (status == 0) comm_finish_slot(slot->comm, slot);
 }
 
@@ -22765,27 +22766,27 @@ static void comm_ask_tree(mlfab__comm *comm, const mlfab__comm_slot *slot) {
   comm_post(comm, MLFAB__TREE_ASK, meta, mlfab__encode_tree_ask(meta, &ask, NULL));
 }
 
-/* Runs as a schedule, up and down `tree` where there is one. Not 0: the epoch fails. */
+/* Runs as a task graph, up and down `tree` where there is one. Not 0: the epoch fails. */
 static int comm_begin_play(mlfab__comm *comm, mlfab__comm_slot *slot, const mlfab__tree_node *tree,
                            uint32_t children) {
-  mlfab__engine *play = &slot->play;
+  mlfab__engine_run *run = &slot->run;
   const mlfab__comm_call *call = &slot->call;
   slot->state = MLFAB__SLOT_PLAIN;
   int code = comm_schedule(comm, slot, tree, children);
   if (!code) {
-    play->channel = 0;
-    play->number = comm_number(slot);
-    play->signature = slot->signature;
-    play->eager = (uint8_t)comm_is_eager(slot);
-    play->dtype = call->dtype;
-    play->op = call->op;
-    play->width = comm_width(call);
-    play->reduce = comm_adds(call) ? call->reduce : NULL;
-    play->reduce_user = call->reduce_user;
-    play->compute = NULL;
-    play->over = comm_slot_over;
-    play->self = slot;
-    code = mlfab__comm_arm(comm, play, comm->now_ns);
+    run->channel = 0;
+    run->number = comm_number(slot);
+    run->signature = slot->signature;
+    run->eager = (uint8_t)comm_is_eager(slot);
+    run->dtype = call->dtype;
+    run->op = call->op;
+    run->width = comm_width(call);
+    run->reduce = comm_adds(call) ? call->reduce : NULL;
+    run->reduce_user = call->reduce_user;
+    run->compute = NULL;
+    run->over = comm_slot_over;
+    run->self = slot;
+    code = mlfab__comm_arm(comm, run, comm->now_ns);
   }
   if (code) comm_fail_call(comm, slot, code, (int32_t)comm->rank, mlfab_error_text(code));
   return code;
@@ -22899,7 +22900,7 @@ static mlfab__comm_slot *comm_slot_by_request(mlfab__comm *comm, const mlfab__re
   return slot && slot->request == request->id ? slot : NULL;
 }
 
-/* It is run as a schedule after all. */
+/* It is run as a task graph after all. */
 static void comm_turn_plain(mlfab__comm *comm, mlfab__comm_slot *slot) {
   /* For this worker it is over; others may not know yet. */
   if (comm->go.arena) comm->go.arena = 2;
@@ -22970,7 +22971,7 @@ static int32_t comm_awaited(const mlfab__comm *comm, const mlfab__comm_slot *slo
     return comm->missing;
   }
   *why_p = "is awaited";
-  return mlfab__engine_awaits(comm, &slot->play);
+  return mlfab__engine_awaits(comm, &slot->run);
 }
 
 /* A request is withdrawn, which ends the epoch: of `what`, with this number of what it counts. A deadline
@@ -23218,9 +23219,8 @@ static void comm_on_ask(mlfab__comm *comm, const mlfab__membership_call *in) {
     tell.called = object && (!object->called || object->called(object->self, in->number));
     snprintf(tell.text, sizeof tell.text, "round %llu of object %u", (unsigned long long)in->number,
              in->channel);
-    for (const mlfab__engine *play = comm->armed; play; play = play->next) {
-      if (play->channel == in->channel && play->number == in->number)
-        tell.signature = play->signature;
+    for (const mlfab__engine_run *run = comm->armed; run; run = run->next) {
+      if (run->channel == in->channel && run->number == in->number) tell.signature = run->signature;
     }
   }
   comm_post(comm, MLFAB__MEMBERSHIP_TELL, meta, mlfab__encode_membership_tell(meta, &tell));
@@ -23504,7 +23504,8 @@ MLFAB__INTERNAL int mlfab__comm_server_frame(mlfab__comm *comm, const mlfab__fra
   int code = comm_roll_frame(comm, frame);
   mlfab__comm_exit(comm);
   if (code == MLFAB_ERR_FRAME)
-    comm->up.drop(comm->up.self, 0, MLFAB_ERR_FRAME, "a frame of the roll that does not parse");
+    comm->up.drop(comm->up.self, 0, MLFAB_ERR_FRAME,
+                  "a frame of the membership that does not parse");
   return code != 1;
 }
 
@@ -23518,10 +23519,10 @@ MLFAB__INTERNAL int mlfab__comm_member_frame(mlfab__comm *comm, uint32_t rank,
   return ours;
 }
 
-MLFAB__INTERNAL int mlfab__comm_hop_frame(mlfab__comm *comm, uint32_t rank,
-                                          const mlfab__frame_in *frame, uint64_t now_ns) {
+MLFAB__INTERNAL int mlfab__comm_peer_frame(mlfab__comm *comm, uint32_t rank,
+                                           const mlfab__frame_in *frame, uint64_t now_ns) {
   mlfab__comm_enter(comm, now_ns);
-  int ours = mlfab__stream_hop_frame(&comm->streams, rank, frame);
+  int ours = mlfab__stream_peer_frame(&comm->streams, rank, frame);
   if (comm->finishing) comm_check_moved(comm); /* it may have been the last acknowledgement */
   mlfab__comm_exit(comm);
   return ours;
@@ -23551,8 +23552,8 @@ MLFAB__INTERNAL int mlfab__comm_quiet(const mlfab__comm *comm) {
   if (comm->finishing && comm->phase == MLFAB__COMM_IN && !comm_moved(comm) && !comm_alone(comm) &&
       comm_called(comm) <= comm->limit)
     return 0;
-  for (const mlfab__engine *play = comm->armed; play; play = play->next) {
-    if (play->moved) return 0;
+  for (const mlfab__engine_run *run = comm->armed; run; run = run->next) {
+    if (run->moved) return 0;
   }
   return mlfab__streams_quiet(&comm->streams);
 }
@@ -23598,10 +23599,10 @@ static void comm_say_stuck(mlfab__comm *comm) {
 }
 
 /* The lowest round of an object that is armed, or NULL. */
-static const mlfab__engine *comm_oldest_play(const mlfab__comm *comm, uint32_t channel) {
-  const mlfab__engine *oldest = NULL;
-  for (const mlfab__engine *play = comm->armed; play; play = play->next) {
-    if (play->channel == channel && (!oldest || play->number < oldest->number)) oldest = play;
+static const mlfab__engine_run *comm_oldest_run(const mlfab__comm *comm, uint32_t channel) {
+  const mlfab__engine_run *oldest = NULL;
+  for (const mlfab__engine_run *run = comm->armed; run; run = run->next) {
+    if (run->channel == channel && (!oldest || run->number < oldest->number)) oldest = run;
   }
   return oldest;
 }
@@ -23611,15 +23612,14 @@ static void comm_look_at_object(mlfab__comm *comm, mlfab__comm_object *object,
                                 const mlfab__request *request) {
   uint64_t beat = comm->config->heartbeat_ns;
   uint64_t since = mlfab__max(request->started_ns, comm->in_ns);
-  const mlfab__engine *play = comm_oldest_play(comm, object->channel);
+  const mlfab__engine_run *run = comm_oldest_run(comm, object->channel);
   if (comm->left && comm->now_ns - mlfab__max(since, comm->left_ns) >= 2 * beat) {
     char text[64];
     snprintf(text, sizeof text, "worker %d has left", (int)comm->left_rank);
     mlfab__comm_fail(comm, MLFAB_ERR_PEER_CLOSED, comm->left_rank, text);
-  } else if ((play || object->frame) &&
-             comm->now_ns - mlfab__max(since, object->stuck_ns) >= beat) {
+  } else if ((run || object->frame) && comm->now_ns - mlfab__max(since, object->stuck_ns) >= beat) {
     object->stuck_ns = comm->now_ns;
-    mlfab__comm_stuck(comm, object->channel, play ? play->number : object->waits_for);
+    mlfab__comm_stuck(comm, object->channel, run ? run->number : object->waits_for);
   }
 }
 
@@ -23634,10 +23634,10 @@ static void comm_look_at_objects(mlfab__comm *comm) {
   }
 }
 
-MLFAB__INTERNAL int mlfab__comm_hop_missing(mlfab__comm *comm, uint32_t rank, uint64_t now_ns) {
+MLFAB__INTERNAL int mlfab__comm_peer_missing(mlfab__comm *comm, uint32_t rank, uint64_t now_ns) {
   char text[96], waited[24];
   uint64_t since;
-  if (!comm->streams.epoch || !mlfab__stream_hop_missing(&comm->streams, rank, now_ns, &since))
+  if (!comm->streams.epoch || !mlfab__stream_peer_missing(&comm->streams, rank, now_ns, &since))
     return 0;
   if (now_ns - since >= MLFAB__COMM_PATIENCE * comm->config->heartbeat_ns) {
     mlfab__duration(waited, now_ns - since);
@@ -23757,7 +23757,7 @@ MLFAB__INTERNAL int32_t mlfab__comm_missing(const mlfab__comm *comm,
  * core/coll/failure.c
  * ============================================================================================== */
 #if MLFAB_WITH_COLL
-/* failure.c - the communicator: what its schedules (engine.c) and its epochs (comm.c) have in common: how a
+/* failure.c - the communicator: what its task graphs (engine.c) and its epochs (comm.c) have in common: how a
  * failure is noted, which takes effect when no frame or call is being worked on; objects and open calls
  * by their numbers. See comm.h. */
 
@@ -23855,7 +23855,7 @@ MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_channel_find(mlfab__comm *comm, 
  * core/coll/engine.c
  * ============================================================================================== */
 #if MLFAB_WITH_COLL
-/* engine.c - the communicator: schedules being executed, and the messages of them. See comm.h. */
+/* engine.c - the communicator: task graphs being executed, and the messages of them. See comm.h. */
 
 #include <stdio.h>
 
@@ -23895,16 +23895,16 @@ MLFAB__INTERNAL void mlfab__comm_release(mlfab__comm *comm, void *block, uint64_
   comm->pooled += room;
 }
 
-/* --- stretches of the plays' memory --- */
+/* --- stretches of the runs' memory --- */
 
 typedef struct engine_walk {
   const mlfab_vec *vec;
   uint64_t skip, left;
 } engine_walk;
 
-static engine_walk engine_walk_begin(const mlfab__engine *play, const mlfab__dag_op *op,
+static engine_walk engine_walk_begin(const mlfab__engine_run *run, const mlfab__dag_op *op,
                                      uint64_t offset, uint64_t bytes) {
-  engine_walk walk = {play->spaces[op->space].vecs, op->at + offset, bytes};
+  engine_walk walk = {run->spaces[op->space].vecs, op->at + offset, bytes};
   if (bytes > 0) {
     for (; walk.skip >= walk.vec->count; walk.vec++) walk.skip -= walk.vec->count;
   }
@@ -23927,31 +23927,31 @@ static uint8_t *engine_walk_next(engine_walk *walk, uint64_t *bytes_p) {
 
 /* --- sending --- */
 
-static mlfab__coll engine_head(const mlfab__engine *play, uint32_t tag, uint32_t flags,
+static mlfab__coll engine_head(const mlfab__engine_run *run, uint32_t tag, uint32_t flags,
                                uint64_t total) {
-  return (mlfab__coll){.channel = play->channel,
-                       .number = play->number,
+  return (mlfab__coll){.channel = run->channel,
+                       .number = run->number,
                        .tag = tag,
                        .flags = flags,
-                       .signature = play->signature,
+                       .signature = run->signature,
                        .total = total};
 }
 
 /* The next n bytes of a message. Small ones are copied: nothing waits for their acknowledgement. */
-static int engine_send_part(mlfab__comm *comm, mlfab__engine *play, uint32_t peer,
+static int engine_send_part(mlfab__comm *comm, mlfab__engine_run *run, uint32_t peer,
                             mlfab__coll *head, const void *bytes, uint64_t n, int copy) {
   int borrow = !copy && n > MLFAB__STREAM_LEND;
   int code =
-      mlfab__stream_send(&comm->streams, peer, head, bytes, n, !borrow, (uint64_t)(uintptr_t)play);
+      mlfab__stream_send(&comm->streams, peer, head, bytes, n, !borrow, (uint64_t)(uintptr_t)run);
   head->offset += n;
-  if (!code && borrow) play->lent++;
+  if (!code && borrow) run->lent++;
   return code;
 }
 
 /* A message of several stretches: small ones go as one. */
-static int engine_send_list(mlfab__comm *comm, mlfab__engine *play, const mlfab__dag_op *op,
+static int engine_send_list(mlfab__comm *comm, mlfab__engine_run *run, const mlfab__dag_op *op,
                             mlfab__coll *head) {
-  engine_walk walk = engine_walk_begin(play, op, 0, op->bytes);
+  engine_walk walk = engine_walk_begin(run, op, 0, op->bytes);
   uint64_t n, gathered = 0;
   int code = 0;
   for (const uint8_t *piece; !code && (piece = engine_walk_next(&walk, &n)) != NULL;) {
@@ -23959,81 +23959,81 @@ static int engine_send_list(mlfab__comm *comm, mlfab__engine *play, const mlfab_
     if (small && !comm->gather) comm->gather = mlfab__alloc_aligned(comm->env, MLFAB__COMM_GATHER);
     if (small && !comm->gather) return MLFAB_ERR_MEMORY;
     if (gathered > 0 && (!small || gathered + n > MLFAB__COMM_GATHER)) {
-      code = engine_send_part(comm, play, op->peer, head, comm->gather, gathered, 1);
+      code = engine_send_part(comm, run, op->peer, head, comm->gather, gathered, 1);
       gathered = 0;
     }
     if (small) {
       memcpy(comm->gather + gathered, piece, n);
       gathered += n;
     } else if (!code) {
-      code = engine_send_part(comm, play, op->peer, head, piece, n, op->copy);
+      code = engine_send_part(comm, run, op->peer, head, piece, n, op->copy);
     }
   }
   if (!code && gathered > 0)
-    code = engine_send_part(comm, play, op->peer, head, comm->gather, gathered, 1);
+    code = engine_send_part(comm, run, op->peer, head, comm->gather, gathered, 1);
   return code;
 }
 
-static int engine_is_eager(const mlfab__engine *play, uint64_t bytes) {
-  return play->eager || bytes == 0;
+static int engine_is_eager(const mlfab__engine_run *run, uint64_t bytes) {
+  return run->eager || bytes == 0;
 }
 
 /* Has the peer asked for it? */
-static int engine_has_credit(const mlfab__engine *play, const mlfab__dag_op *op) {
-  const mlfab__comm_peer *peer = &play->peers[op->peer];
-  if (engine_is_eager(play, op->bytes)) return 1;
+static int engine_has_credit(const mlfab__engine_run *run, const mlfab__dag_op *op) {
+  const mlfab__comm_peer *peer = &run->peers[op->peer];
+  if (engine_is_eager(run, op->bytes)) return 1;
   return peer->ready && (!op->paced || op->tag < peer->credit || MLFAB__PLANTED(33));
 }
 
-static void engine_send(mlfab__comm *comm, mlfab__engine *play, uint32_t id) {
-  const mlfab__dag_op *op = &play->dag.ops[id];
-  mlfab__coll head = engine_head(
-      play, op->tag, engine_is_eager(play, op->bytes) ? MLFAB__COLL_EAGER : 0, op->bytes);
-  int code = op->bytes == 0 ? engine_send_part(comm, play, op->peer, &head, NULL, 0, 1)
-                            : engine_send_list(comm, play, op, &head);
-  play->moved = 1;
+static void engine_send(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id) {
+  const mlfab__dag_op *op = &run->dag.ops[id];
+  mlfab__coll head =
+      engine_head(run, op->tag, engine_is_eager(run, op->bytes) ? MLFAB__COLL_EAGER : 0, op->bytes);
+  int code = op->bytes == 0 ? engine_send_part(comm, run, op->peer, &head, NULL, 0, 1)
+                            : engine_send_list(comm, run, op, &head);
+  run->moved = 1;
   if (code) {
     mlfab__comm_fail_memory(comm);
   } else {
-    mlfab__dag_done(&play->dag, id);
+    mlfab__dag_done(&run->dag, id);
   }
 }
 
 /* A SEND that may run: at once, or when the peer takes its bytes. */
-static void engine_may_send(mlfab__comm *comm, mlfab__engine *play, uint32_t id) {
-  const mlfab__dag_op *op = &play->dag.ops[id];
-  mlfab__comm_peer *peer = &play->peers[op->peer];
-  if (engine_has_credit(play, op)) {
-    engine_send(comm, play, id);
+static void engine_may_send(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id) {
+  const mlfab__dag_op *op = &run->dag.ops[id];
+  mlfab__comm_peer *peer = &run->peers[op->peer];
+  if (engine_has_credit(run, op)) {
+    engine_send(comm, run, id);
     return;
   }
-  play->recvs[id].next = 0;
+  run->recvs[id].next = 0;
   if (peer->last) {
-    play->recvs[peer->last - 1].next = id + 1;
+    run->recvs[peer->last - 1].next = id + 1;
   } else {
     peer->first = id + 1;
   }
   peer->last = id + 1;
 }
 
-static void engine_is_ready(mlfab__comm *comm, mlfab__engine *play, uint32_t member,
+static void engine_is_ready(mlfab__comm *comm, mlfab__engine_run *run, uint32_t member,
                             uint32_t credit) {
-  mlfab__comm_peer *peer = &play->peers[member];
+  mlfab__comm_peer *peer = &run->peers[member];
   uint32_t next, id = peer->first;
   peer->ready = 1;
   peer->credit = (uint32_t)mlfab__max(peer->credit, credit);
   peer->first = peer->last = 0;
   for (; id != 0; id = next) {
-    next = play->recvs[id - 1].next;
-    engine_may_send(comm, play, id - 1);
+    next = run->recvs[id - 1].next;
+    engine_may_send(comm, run, id - 1);
   }
 }
 
-static void engine_say_ready(mlfab__comm *comm, mlfab__engine *play, uint32_t member) {
-  mlfab__comm_peer *peer = &play->peers[member];
+static void engine_say_ready(mlfab__comm *comm, mlfab__engine_run *run, uint32_t member) {
+  mlfab__comm_peer *peer = &run->peers[member];
   peer->told = 1;
-  peer->given = peer->paced ? play->step + play->window : 0;
-  mlfab__coll head = engine_head(play, peer->given, MLFAB__COLL_READY, 0);
+  peer->given = peer->paced ? run->step + run->window : 0;
+  mlfab__coll head = engine_head(run, peer->given, MLFAB__COLL_READY, 0);
   if (mlfab__stream_send(&comm->streams, member, &head, NULL, 0, 1, 0))
     mlfab__comm_fail_memory(comm);
 }
@@ -24041,96 +24041,97 @@ static void engine_say_ready(mlfab__comm *comm, mlfab__engine *play, uint32_t me
 /* Tells those from whom bytes come that they may send them. In an epoch with an arena all with
  * whom there is anything to do, also where they need not know: so they learn that this call is a
  * plain one. */
-static void engine_tell_ready(mlfab__comm *comm, mlfab__engine *play) {
-  int all = play->channel == 0 && comm->go.arena;
-  if (play->eager && !all) return;
-  for (uint32_t id = 0; id < play->dag.nops; id++) {
-    const mlfab__dag_op *op = &play->dag.ops[id];
+static void engine_tell_ready(mlfab__comm *comm, mlfab__engine_run *run) {
+  int all = run->channel == 0 && comm->go.arena;
+  if (run->eager && !all) return;
+  for (uint32_t id = 0; id < run->dag.nops; id++) {
+    const mlfab__dag_op *op = &run->dag.ops[id];
     int gets = op->kind == MLFAB__DAG_RECV || op->kind == MLFAB__DAG_RECV_REDUCE;
     if (!(gets && op->bytes > 0) && !(all && (gets || op->kind == MLFAB__DAG_SEND))) continue;
-    if (!play->peers[op->peer].told) engine_say_ready(comm, play, op->peer);
+    if (!run->peers[op->peer].told) engine_say_ready(comm, run, op->peer);
   }
 }
 
 /* --- pacing --- */
 
 /* Raises the credit of those who are paced, once it is worth a message. */
-static void engine_raise(mlfab__comm *comm, mlfab__engine *play) {
-  uint32_t worth = (uint32_t)mlfab__max(play->window / 2, 1);
+static void engine_raise(mlfab__comm *comm, mlfab__engine_run *run) {
+  uint32_t worth = (uint32_t)mlfab__max(run->window / 2, 1);
   for (uint32_t m = 0; m < comm->members; m++) {
-    const mlfab__comm_peer *peer = &play->peers[m];
-    if (peer->paced && play->step + play->window - peer->given >= worth)
-      engine_say_ready(comm, play, m);
+    const mlfab__comm_peer *peer = &run->peers[m];
+    if (peer->paced && run->step + run->window - peer->given >= worth)
+      engine_say_ready(comm, run, m);
   }
 }
 
-/* Whom a new play paces. What is eager goes at once. */
-static void engine_pace(mlfab__engine *play) {
+/* Whom a new run paces. What is eager goes at once. */
+static void engine_pace(mlfab__engine_run *run) {
   uint64_t most = 0;
-  play->paced = play->behind = play->step = play->window = 0;
-  for (uint32_t id = 0; id < play->dag.nops && !play->eager; id++) {
-    const mlfab__dag_op *op = &play->dag.ops[id];
+  run->paced = run->behind = run->step = run->window = 0;
+  for (uint32_t id = 0; id < run->dag.nops && !run->eager; id++) {
+    const mlfab__dag_op *op = &run->dag.ops[id];
     if (!op->paced || op->kind != MLFAB__DAG_RECV_REDUCE) continue;
-    play->paced += !play->peers[op->peer].paced;
-    play->peers[op->peer].paced = 1;
+    run->paced += !run->peers[op->peer].paced;
+    run->peers[op->peer].paced = 1;
     most = mlfab__max(most, op->bytes);
   }
-  play->behind = play->paced;
-  play->step_bytes = play->paced * most;
+  run->behind = run->paced;
+  run->step_bytes = run->paced * most;
 }
 
-/* The oldest play that is paced and newer than `than`, or NULL. */
-static mlfab__engine *engine_next_paced(const mlfab__comm *comm, const mlfab__engine *than) {
-  mlfab__engine *oldest = NULL;
-  for (mlfab__engine *play = comm->armed; play; play = play->next) {
-    if (!play->paced || (than && play->number <= than->number)) continue;
-    if (!oldest || play->number < oldest->number) oldest = play;
+/* The oldest run that is paced and newer than `than`, or NULL. */
+static mlfab__engine_run *engine_next_paced(const mlfab__comm *comm,
+                                            const mlfab__engine_run *than) {
+  mlfab__engine_run *oldest = NULL;
+  for (mlfab__engine_run *run = comm->armed; run; run = run->next) {
+    if (!run->paced || (than && run->number <= than->number)) continue;
+    if (!oldest || run->number < oldest->number) oldest = run;
   }
   return oldest;
 }
 
 /* Gives out what there is of the windows' bytes. `fresh`: nothing was told to its peers yet. */
-static void engine_open_windows(mlfab__comm *comm, const mlfab__engine *fresh) {
-  const mlfab__engine *first = engine_next_paced(comm, NULL);
-  for (mlfab__engine *play = engine_next_paced(comm, NULL); play && !comm->ending;
-       play = engine_next_paced(comm, play)) {
-    uint32_t before = play->window;
-    while (play->window < MLFAB__COMM_WINDOW &&
-           (comm->window_bytes + play->step_bytes <= MLFAB__COMM_WINDOWS ||
-            (play == first && play->window == 0))) {
-      play->window++;
-      comm->window_bytes += play->step_bytes;
+static void engine_open_windows(mlfab__comm *comm, const mlfab__engine_run *fresh) {
+  const mlfab__engine_run *first = engine_next_paced(comm, NULL);
+  for (mlfab__engine_run *run = engine_next_paced(comm, NULL); run && !comm->ending;
+       run = engine_next_paced(comm, run)) {
+    uint32_t before = run->window;
+    while (run->window < MLFAB__COMM_WINDOW &&
+           (comm->window_bytes + run->step_bytes <= MLFAB__COMM_WINDOWS ||
+            (run == first && run->window == 0))) {
+      run->window++;
+      comm->window_bytes += run->step_bytes;
     }
-    if (play->window > before && play != fresh) engine_raise(comm, play);
+    if (run->window > before && run != fresh) engine_raise(comm, run);
   }
 }
 
 /* Nothing more of it is awaited. */
-static void engine_close_window(mlfab__comm *comm, mlfab__engine *play) {
-  comm->window_bytes -= play->window * play->step_bytes;
-  play->paced = play->window = 0;
+static void engine_close_window(mlfab__comm *comm, mlfab__engine_run *run) {
+  comm->window_bytes -= run->window * run->step_bytes;
+  run->paced = run->window = 0;
 }
 
 /* A paced message of this peer is in the sum. */
-static void engine_added(mlfab__comm *comm, mlfab__engine *play, uint32_t member) {
-  if (!play->paced || play->peers[member].added++ != play->step || --play->behind > 0) return;
-  play->step++;
+static void engine_added(mlfab__comm *comm, mlfab__engine_run *run, uint32_t member) {
+  if (!run->paced || run->peers[member].added++ != run->step || --run->behind > 0) return;
+  run->step++;
   for (uint32_t m = 0; m < comm->members; m++)
-    play->behind += play->peers[m].paced && play->peers[m].added == play->step;
-  engine_raise(comm, play);
+    run->behind += run->peers[m].paced && run->peers[m].added == run->step;
+  engine_raise(comm, run);
 }
 
 /* --- what came --- */
 
-static int engine_reduces_by_user(const mlfab__engine *play, const mlfab__dag_op *op) {
-  return op->kind == MLFAB__DAG_RECV_REDUCE && op->reduce == 0 && play->reduce != NULL;
+static int engine_reduces_by_user(const mlfab__engine_run *run, const mlfab__dag_op *op) {
+  return op->kind == MLFAB__DAG_RECV_REDUCE && op->reduce == 0 && run->reduce != NULL;
 }
 
 /* The type and operation of a RECV_REDUCE that is not the user's. */
-static int engine_reduction(const mlfab__engine *play, const mlfab__dag_op *op, int *dtype_p) {
+static int engine_reduction(const mlfab__engine_run *run, const mlfab__dag_op *op, int *dtype_p) {
   int which = op->reduce - 1;
-  *dtype_p = play->dtype;
-  if (op->reduce == 0) return play->op;
+  *dtype_p = run->dtype;
+  if (op->reduce == 0) return run->op;
   if (which / 16) {
     *dtype_p = which / 16;
   } else if (which % 16 == MLFAB__OP_OR) {
@@ -24141,60 +24142,60 @@ static int engine_reduction(const mlfab__engine *play, const mlfab__dag_op *op, 
 
 /* May these bytes go to their place as they are? They begin and end with elements: frames are
  * cut at multiples of 64 bytes, and where a stretch of the sender's ends. */
-static int engine_fits(const mlfab__engine *play, const mlfab__dag_op *op, const void *bytes) {
+static int engine_fits(const mlfab__engine_run *run, const mlfab__dag_op *op, const void *bytes) {
   int dtype;
   if (op->kind == MLFAB__DAG_RECV) return 1;
-  if (engine_reduces_by_user(play, op)) return 0;
-  (void)engine_reduction(play, op, &dtype);
+  if (engine_reduces_by_user(run, op)) return 0;
+  (void)engine_reduction(run, op, &dtype);
   return (uintptr_t)bytes % mlfab__element_bytes(dtype) == 0;
 }
 
 /* Puts or adds n bytes of the message to their place. `stage`: the same bytes where they may be
  * changed; the user's reducer is only called with it. */
-static void engine_apply(mlfab__engine *play, const mlfab__dag_op *op, uint64_t offset,
+static void engine_apply(mlfab__engine_run *run, const mlfab__dag_op *op, uint64_t offset,
                          const uint8_t *bytes, uint64_t n, uint8_t *stage) {
-  engine_walk walk = engine_walk_begin(play, op, offset, n);
+  engine_walk walk = engine_walk_begin(run, op, offset, n);
   uint64_t k;
-  int dtype, reduction = engine_reduction(play, op, &dtype);
+  int dtype, reduction = engine_reduction(run, op, &dtype);
   for (uint8_t *piece; (piece = engine_walk_next(&walk, &k)) != NULL; bytes += k) {
     if (op->kind == MLFAB__DAG_RECV) {
       memcpy(piece, bytes, k);
-    } else if (!engine_reduces_by_user(play, op)) {
+    } else if (!engine_reduces_by_user(run, op)) {
       mlfab__kernel_combine(reduction, dtype, piece, op->left ? bytes : piece,
                             op->left ? piece : bytes, k / mlfab__element_bytes(dtype), 0);
     } else if (op->left) {
-      play->reduce(play->reduce_user, piece, bytes, k / play->width);
+      run->reduce(run->reduce_user, piece, bytes, k / run->width);
     } else {
-      play->reduce(play->reduce_user, stage, piece, k / play->width);
+      run->reduce(run->reduce_user, stage, piece, k / run->width);
       memcpy(piece, stage, k);
     }
     if (stage) stage += k;
   }
 }
 
-static void engine_drop_stage(mlfab__comm *comm, mlfab__engine *play, uint32_t id) {
-  mlfab__comm_recv *recv = &play->recvs[id];
-  const mlfab__dag_op *op = &play->dag.ops[id];
+static void engine_drop_stage(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id) {
+  mlfab__comm_recv *recv = &run->recvs[id];
+  const mlfab__dag_op *op = &run->dag.ops[id];
   if (!recv->stage) return;
   if (recv->eager && comm->streams.epoch)
     mlfab__stream_consumed(&comm->streams, op->peer, recv->got - recv->from);
   mlfab__comm_release(comm, recv->stage, op->bytes);
   recv->stage = NULL;
-  play->staged--;
+  run->staged--;
 }
 
 /* A RECV that may run, or of which the last byte came: what was staged goes to its place. */
-static void engine_settle(mlfab__comm *comm, mlfab__engine *play, uint32_t id) {
-  mlfab__comm_recv *recv = &play->recvs[id];
-  const mlfab__dag_op *op = &play->dag.ops[id];
-  if (recv->stage && (recv->whole || engine_fits(play, op, recv->stage))) {
+static void engine_settle(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id) {
+  mlfab__comm_recv *recv = &run->recvs[id];
+  const mlfab__dag_op *op = &run->dag.ops[id];
+  if (recv->stage && (recv->whole || engine_fits(run, op, recv->stage))) {
     uint8_t *stage = recv->stage + recv->from;
-    engine_apply(play, op, recv->from, stage, recv->got - recv->from, stage);
-    engine_drop_stage(comm, play, id);
+    engine_apply(run, op, recv->from, stage, recv->got - recv->from, stage);
+    engine_drop_stage(comm, run, id);
   }
   if (!recv->whole) return;
-  mlfab__dag_done(&play->dag, id);
-  if (op->paced) engine_added(comm, play, op->peer);
+  mlfab__dag_done(&run->dag, id);
+  if (op->paced) engine_added(comm, run, op->peer);
 }
 
 static void engine_wrong(mlfab__comm *comm, uint32_t member, const char *text) {
@@ -24211,12 +24212,12 @@ static void engine_other_size(mlfab__comm *comm, uint32_t member, const mlfab__c
   mlfab__comm_fail(comm, MLFAB_ERR_MISMATCH, (int32_t)comm->ranks[member], text);
 }
 
-/* No RECV is for it. Where the user makes the schedules, the two parts do not fit; else the peer is wrong. */
-static void engine_unexpected(mlfab__comm *comm, const mlfab__engine *play, uint32_t member,
+/* No RECV is for it. Where the user makes the task graphs, the two parts do not fit; else the peer is wrong. */
+static void engine_unexpected(mlfab__comm *comm, const mlfab__engine_run *run, uint32_t member,
                               const mlfab__coll *head) {
   char text[160];
-  if (play->channel == 0) {
-    engine_wrong(comm, member, "a message that no schedule receives");
+  if (run->channel == 0) {
+    engine_wrong(comm, member, "a message that no task graph receives");
     return;
   }
   snprintf(text, sizeof text,
@@ -24226,15 +24227,15 @@ static void engine_unexpected(mlfab__comm *comm, const mlfab__engine *play, uint
 }
 
 /* Bytes for the RECV `id`. */
-static void engine_take(mlfab__comm *comm, mlfab__engine *play, uint32_t id,
+static void engine_take(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id,
                         const mlfab__coll *head, const uint8_t *bytes, uint32_t n) {
-  mlfab__comm_recv *recv = &play->recvs[id];
-  const mlfab__dag_op *op = &play->dag.ops[id];
-  int runs = mlfab__dag_state(&play->dag, id) == MLFAB__DAG_RUNNING;
-  int direct = runs && !recv->stage && engine_fits(play, op, bytes);
+  mlfab__comm_recv *recv = &run->recvs[id];
+  const mlfab__dag_op *op = &run->dag.ops[id];
+  int runs = mlfab__dag_state(&run->dag, id) == MLFAB__DAG_RUNNING;
+  int direct = runs && !recv->stage && engine_fits(run, op, bytes);
   recv->eager = head->flags & MLFAB__COLL_EAGER ? 1 : 0;
   if (direct) {
-    engine_apply(play, op, recv->got, bytes, n, NULL);
+    engine_apply(run, op, recv->got, bytes, n, NULL);
   } else if (n > 0) {
     if (!recv->stage) {
       recv->stage = mlfab__comm_block(comm, op->bytes);
@@ -24243,19 +24244,19 @@ static void engine_take(mlfab__comm *comm, mlfab__engine *play, uint32_t id,
         return;
       }
       recv->from = recv->got;
-      play->staged++;
+      run->staged++;
     }
     memcpy(recv->stage + recv->got, bytes, n);
   }
   recv->got += n;
   recv->whole = recv->got == op->bytes;
   if (direct && recv->eager && n > 0) mlfab__stream_consumed(&comm->streams, op->peer, n);
-  if (runs && recv->whole) engine_settle(comm, play, id);
+  if (runs && recv->whole) engine_settle(comm, run, id);
 }
 
-static void engine_run(mlfab__comm *comm, mlfab__engine *play);
+static void engine_run(mlfab__comm *comm, mlfab__engine_run *run);
 
-/* Of an object whose plays are armed ahead: a READY, or anything of play 0, which its begin arms.
+/* Of an object whose runs are armed ahead: a READY, or anything of run 0, which its begin arms.
  * Nobody has called it for that. */
 static int engine_is_ahead(int ahead, uint32_t flags, uint64_t number) {
   return ahead && (flags & MLFAB__COLL_READY || number == 0);
@@ -24266,40 +24267,40 @@ static int engine_says_nothing(mlfab__comm *comm, const mlfab__coll *head) {
   return object && engine_is_ahead(object->ahead, head->flags, head->number);
 }
 
-/* A frame of an armed play. */
-static void engine_frame(mlfab__comm *comm, mlfab__engine *play, uint32_t member,
+/* A frame of an armed run. */
+static void engine_frame(mlfab__comm *comm, mlfab__engine_run *run, uint32_t member,
                          const mlfab__coll *head, const void *bulk, uint32_t bytes) {
-  if (!engine_says_nothing(comm, head)) play->moved = 1;
-  if (head->signature != play->signature) {
-    mlfab__comm_stuck(comm, play->channel, play->number);
+  if (!engine_says_nothing(comm, head)) run->moved = 1;
+  if (head->signature != run->signature) {
+    mlfab__comm_stuck(comm, run->channel, run->number);
     return;
   }
   if (head->flags & MLFAB__COLL_READY) {
-    engine_is_ready(comm, play, member, head->tag);
-    engine_run(comm, play);
+    engine_is_ready(comm, run, member, head->tag);
+    engine_run(comm, run);
     return;
   }
-  uint32_t id = mlfab__dag_find_recv(&play->dag, member, head->tag);
+  uint32_t id = mlfab__dag_find_recv(&run->dag, member, head->tag);
   if (id == MLFAB__DAG_NONE) {
-    engine_unexpected(comm, play, member, head);
+    engine_unexpected(comm, run, member, head);
     return;
   }
-  const mlfab__comm_recv *recv = &play->recvs[id];
-  if (head->total != play->dag.ops[id].bytes) {
-    engine_other_size(comm, member, head, &play->dag.ops[id]);
+  const mlfab__comm_recv *recv = &run->recvs[id];
+  if (head->total != run->dag.ops[id].bytes) {
+    engine_other_size(comm, member, head, &run->dag.ops[id]);
   } else if (recv->whole || head->offset != recv->got ||
              (recv->got > 0 && recv->eager != (head->flags & MLFAB__COLL_EAGER ? 1 : 0))) {
     engine_wrong(comm, member, "a message's bytes out of place");
   } else {
-    engine_take(comm, play, id, head, bulk, bytes);
-    engine_run(comm, play);
+    engine_take(comm, run, id, head, bulk, bytes);
+    engine_run(comm, run);
   }
 }
 
-static mlfab__engine *engine_find(const mlfab__comm *comm, uint32_t channel, uint64_t number) {
-  mlfab__engine *play = comm->armed;
-  while (play && (play->channel != channel || play->number != number)) play = play->next;
-  return play;
+static mlfab__engine_run *engine_find(const mlfab__comm *comm, uint32_t channel, uint64_t number) {
+  mlfab__engine_run *run = comm->armed;
+  while (run && (run->channel != channel || run->number != number)) run = run->next;
+  return run;
 }
 
 /* --- what came early, or late --- */
@@ -24338,7 +24339,7 @@ MLFAB__INTERNAL int mlfab__engine_came(const mlfab__comm *comm, uint64_t number)
   return stage != NULL;
 }
 
-/* Those of one play that came early, in their order, out of the bucket. */
+/* Those of one run that came early, in their order, out of the bucket. */
 static mlfab__comm_stage *engine_pick(mlfab__comm *comm, uint32_t channel, uint64_t number) {
   uint32_t bucket = engine_bucket(channel, number);
   mlfab__comm_stage *picked = NULL, **picked_end = &picked, **kept = &comm->stages[bucket];
@@ -24381,7 +24382,7 @@ static void engine_closed(mlfab__comm *comm, const mlfab__coll *head) {
   }
 }
 
-/* A frame for which no play is armed: 1 when it is kept, or is an object's. */
+/* A frame for which no run is armed: 1 when it is kept, or is an object's. */
 static int engine_other(mlfab__comm *comm, uint32_t member, const mlfab__coll *head,
                         const void *bulk, uint32_t bytes) {
   mlfab__comm_object *object = mlfab__comm_channel_find(comm, head->channel);
@@ -24409,18 +24410,18 @@ static void engine_consume(mlfab__comm *comm, uint32_t member, const mlfab__coll
 MLFAB__INTERNAL void mlfab__engine_deliver(void *self, uint32_t member, const mlfab__coll *head,
                                            const void *bulk, uint32_t bytes) {
   mlfab__comm *comm = self;
-  mlfab__engine *play = engine_find(comm, head->channel, head->number);
+  mlfab__engine_run *run = engine_find(comm, head->channel, head->number);
   if (comm->failing || comm->ending) return;
   mlfab__comm_enter(comm, 0);
-  if (play && play->running) {
-    engine_frame(comm, play, member, head, bulk, bytes);
-  } else if (play || !engine_other(comm, member, head, bulk, bytes)) {
-    engine_consume(comm, member, head, bytes); /* late: the play went on without it */
+  if (run && run->running) {
+    engine_frame(comm, run, member, head, bulk, bytes);
+  } else if (run || !engine_other(comm, member, head, bulk, bytes)) {
+    engine_consume(comm, member, head, bytes); /* late: the run went on without it */
   }
   mlfab__comm_exit(comm);
 }
 
-/* Delivers what came early for a play that is armed now. It may be over before the last. */
+/* Delivers what came early for a run that is armed now. It may be over before the last. */
 static void engine_take_early(mlfab__comm *comm, uint32_t channel, uint64_t number) {
   mlfab__comm_stage *stage = engine_pick(comm, channel, number);
   for (mlfab__comm_stage *next; stage; stage = next) {
@@ -24432,72 +24433,72 @@ static void engine_take_early(mlfab__comm *comm, uint32_t channel, uint64_t numb
 
 /* --- running --- */
 
-static void engine_divide(const mlfab__comm *comm, const mlfab__engine *play,
+static void engine_divide(const mlfab__comm *comm, const mlfab__engine_run *run,
                           const mlfab__dag_op *op) {
-  engine_walk walk = engine_walk_begin(play, op, 0, op->bytes);
+  engine_walk walk = engine_walk_begin(run, op, 0, op->bytes);
   uint64_t n;
-  uint32_t by = mlfab__comm_givers(comm, play->number);
+  uint32_t by = mlfab__comm_givers(comm, run->number);
   for (uint8_t *piece; (piece = engine_walk_next(&walk, &n)) != NULL;)
-    mlfab__kernel_divide(play->dtype, piece, n / mlfab__element_bytes(play->dtype), by);
+    mlfab__kernel_divide(run->dtype, piece, n / mlfab__element_bytes(run->dtype), by);
 }
 
-static void engine_compute(mlfab__comm *comm, mlfab__engine *play, uint32_t id) {
-  const mlfab__dag_op *op = &play->dag.ops[id];
+static void engine_compute(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id) {
+  const mlfab__dag_op *op = &run->dag.ops[id];
   int code = 0;
   if (op->code == MLFAB__COLLECTIVE_DIVIDE) {
-    engine_divide(comm, play, op);
+    engine_divide(comm, run, op);
   } else {
-    code = play->compute(play->self, play, op);
+    code = run->compute(run->self, run, op);
   }
   if (code) {
     char text[96];
-    snprintf(text, sizeof text, "an operation of worker %u's schedule has failed", comm->rank);
+    snprintf(text, sizeof text, "an operation of worker %u's task graph has failed", comm->rank);
     mlfab__comm_fail(comm, code, (int32_t)comm->rank, text);
   } else {
-    mlfab__dag_done(&play->dag, id);
+    mlfab__dag_done(&run->dag, id);
   }
 }
 
-static void engine_unlink(mlfab__comm *comm, mlfab__engine *play) {
-  mlfab__engine **at = &comm->armed;
-  while (*at != play) at = &(*at)->next;
-  *at = play->next;
-  engine_close_window(comm, play);
-  play->armed = play->running = 0;
-  for (uint32_t id = 0; play->staged > 0; id++) engine_drop_stage(comm, play, id);
-  mlfab__comm_release(comm, play->recvs, play->dag.nops * sizeof *play->recvs);
-  mlfab__comm_release(comm, play->peers, comm->members * sizeof *play->peers);
-  play->recvs = NULL;
-  play->peers = NULL;
+static void engine_unlink(mlfab__comm *comm, mlfab__engine_run *run) {
+  mlfab__engine_run **at = &comm->armed;
+  while (*at != run) at = &(*at)->next;
+  *at = run->next;
+  engine_close_window(comm, run);
+  run->armed = run->running = 0;
+  for (uint32_t id = 0; run->staged > 0; id++) engine_drop_stage(comm, run, id);
+  mlfab__comm_release(comm, run->recvs, run->dag.nops * sizeof *run->recvs);
+  mlfab__comm_release(comm, run->peers, comm->members * sizeof *run->peers);
+  run->recvs = NULL;
+  run->peers = NULL;
 }
 
-static void engine_run(mlfab__comm *comm, mlfab__engine *play) {
+static void engine_run(mlfab__comm *comm, mlfab__engine_run *run) {
   uint32_t id;
-  if (play->busy) return; /* it is seen to further out */
-  play->busy = 1;
-  while (play->running && !comm->failing && mlfab__dag_next(&play->dag, &id)) {
-    switch (play->dag.ops[id].kind) {
+  if (run->busy) return; /* it is seen to further out */
+  run->busy = 1;
+  while (run->running && !comm->failing && mlfab__dag_next(&run->dag, &id)) {
+    switch (run->dag.ops[id].kind) {
       case MLFAB__DAG_SEND:
-        engine_may_send(comm, play, id);
+        engine_may_send(comm, run, id);
         break;
       case MLFAB__DAG_COMPUTE:
-        engine_compute(comm, play, id);
+        engine_compute(comm, run, id);
         break;
       case MLFAB__DAG_NOP:
-        mlfab__dag_done(&play->dag, id);
+        mlfab__dag_done(&run->dag, id);
         break;
       default:
-        engine_settle(comm, play, id);
+        engine_settle(comm, run, id);
     }
   }
-  play->busy = 0;
+  run->busy = 0;
   if (comm->failing) return; /* the epoch's end will end it */
-  if (mlfab__dag_finished(&play->dag)) play->running = 0;
-  if (!play->running) engine_close_window(comm, play);
-  if (play->running || play->lent > 0) return;
-  engine_unlink(comm, play);
+  if (mlfab__dag_finished(&run->dag)) run->running = 0;
+  if (!run->running) engine_close_window(comm, run);
+  if (run->running || run->lent > 0) return;
+  engine_unlink(comm, run);
   engine_open_windows(comm, NULL);
-  play->over(play->self, play, 0, comm->now_ns);
+  run->over(run->self, run, 0, comm->now_ns);
 }
 
 MLFAB__INTERNAL void mlfab__engine_given_back(void *self, uint32_t member, uint64_t cookie) {
@@ -24508,63 +24509,63 @@ MLFAB__INTERNAL void mlfab__engine_given_back(void *self, uint32_t member, uint6
     if (object && object->given_back)
       object->given_back(object->self, member, cookie >> 1 & UINT32_MAX);
   } else {
-    mlfab__engine *play = (mlfab__engine *)(uintptr_t)cookie;
-    play->lent--;
-    engine_run(comm, play);
+    mlfab__engine_run *run = (mlfab__engine_run *)(uintptr_t)cookie;
+    run->lent--;
+    engine_run(comm, run);
   }
   mlfab__comm_exit(comm);
 }
 
-MLFAB__INTERNAL int mlfab__comm_arm(mlfab__comm *comm, mlfab__engine *play, uint64_t now_ns) {
-  mlfab__comm_object *object = mlfab__comm_channel_find(comm, play->channel);
-  if (comm->phase != MLFAB__COMM_IN || comm->failing || comm->ending || play->armed)
+MLFAB__INTERNAL int mlfab__comm_arm(mlfab__comm *comm, mlfab__engine_run *run, uint64_t now_ns) {
+  mlfab__comm_object *object = mlfab__comm_channel_find(comm, run->channel);
+  if (comm->phase != MLFAB__COMM_IN || comm->failing || comm->ending || run->armed)
     return MLFAB_ERR_STATE;
-  uint64_t recvs = play->dag.nops * sizeof *play->recvs;
-  uint64_t peers = comm->members * sizeof *play->peers;
-  play->recvs = mlfab__comm_block(comm, recvs);
-  play->peers = mlfab__comm_block(comm, peers);
-  if (!play->recvs || !play->peers) {
-    mlfab__comm_release(comm, play->recvs, recvs);
-    mlfab__comm_release(comm, play->peers, peers);
+  uint64_t recvs = run->dag.nops * sizeof *run->recvs;
+  uint64_t peers = comm->members * sizeof *run->peers;
+  run->recvs = mlfab__comm_block(comm, recvs);
+  run->peers = mlfab__comm_block(comm, peers);
+  if (!run->recvs || !run->peers) {
+    mlfab__comm_release(comm, run->recvs, recvs);
+    mlfab__comm_release(comm, run->peers, peers);
     return MLFAB_ERR_MEMORY;
   }
-  memset(play->recvs, 0, recvs);
-  memset(play->peers, 0, peers);
-  play->armed = play->running = 1;
-  play->busy = play->moved = 0;
-  play->lent = play->staged = 0;
-  play->next = comm->armed;
-  comm->armed = play;
-  if (object) object->upto = mlfab__max(object->upto, play->number + 1);
-  uint32_t channel = play->channel;
-  uint64_t number = play->number;
+  memset(run->recvs, 0, recvs);
+  memset(run->peers, 0, peers);
+  run->armed = run->running = 1;
+  run->busy = run->moved = 0;
+  run->lent = run->staged = 0;
+  run->next = comm->armed;
+  comm->armed = run;
+  if (object) object->upto = mlfab__max(object->upto, run->number + 1);
+  uint32_t channel = run->channel;
+  uint64_t number = run->number;
   mlfab__comm_enter(comm, now_ns);
-  mlfab__dag_start(&play->dag);
-  engine_pace(play);
-  engine_open_windows(comm, play);
-  engine_tell_ready(comm, play);
-  engine_run(comm, play);
+  mlfab__dag_start(&run->dag);
+  engine_pace(run);
+  engine_open_windows(comm, run);
+  engine_tell_ready(comm, run);
+  engine_run(comm, run);
   engine_take_early(comm, channel, number);
   mlfab__comm_exit(comm);
   return 0;
 }
 
-MLFAB__INTERNAL void mlfab__comm_trigger(mlfab__comm *comm, mlfab__engine *play, uint32_t op,
+MLFAB__INTERNAL void mlfab__comm_trigger(mlfab__comm *comm, mlfab__engine_run *run, uint32_t op,
                                          uint64_t now_ns) {
-  if (!play->armed || !play->running) return;
+  if (!run->armed || !run->running) return;
   mlfab__comm_enter(comm, now_ns);
-  mlfab__dag_trigger(&play->dag, op);
-  engine_run(comm, play);
+  mlfab__dag_trigger(&run->dag, op);
+  engine_run(comm, run);
   mlfab__comm_exit(comm);
 }
 
-MLFAB__INTERNAL void mlfab__comm_disarm(mlfab__comm *comm, mlfab__engine *play) {
-  mlfab__comm_object *object = mlfab__comm_channel_find(comm, play->channel);
-  if (!play->armed) return;
+MLFAB__INTERNAL void mlfab__comm_disarm(mlfab__comm *comm, mlfab__engine_run *run) {
+  mlfab__comm_object *object = mlfab__comm_channel_find(comm, run->channel);
+  if (!run->armed) return;
   mlfab__comm_enter(comm, 0);
-  uint32_t lent = play->lent;
-  if (play->running && object) object->upto = mlfab__min(object->upto, play->number);
-  engine_unlink(comm, play);
+  uint32_t lent = run->lent;
+  if (run->running && object) object->upto = mlfab__min(object->upto, run->number);
+  engine_unlink(comm, run);
   if (lent > 0) {
     /* Only the end of the epoch gives them back, and it must be here and now. */
     char text[96];
@@ -24576,12 +24577,12 @@ MLFAB__INTERNAL void mlfab__comm_disarm(mlfab__comm *comm, mlfab__engine *play) 
 }
 
 MLFAB__INTERNAL void mlfab__engine_close(mlfab__comm *comm, const mlfab__comm_object *object) {
-  for (mlfab__engine *play = comm->armed, *next; play; play = next) {
-    next = play->next;
-    if (play->channel != object->channel) continue;
-    if (play->running && play->moved && !engine_is_ahead(object->ahead, 0, play->number))
+  for (mlfab__engine_run *run = comm->armed, *next; run; run = next) {
+    next = run->next;
+    if (run->channel != object->channel) continue;
+    if (run->running && run->moved && !engine_is_ahead(object->ahead, 0, run->number))
       engine_fail_closed(comm, object->channel);
-    mlfab__comm_disarm(comm, play);
+    mlfab__comm_disarm(comm, run);
   }
   for (uint32_t b = 0; b < MLFAB__COMM_BUCKETS; b++) {
     for (const mlfab__comm_stage *stage = comm->stages[b]; stage; stage = stage->next) {
@@ -24601,18 +24602,19 @@ MLFAB__INTERNAL void mlfab__engine_end_all(mlfab__comm *comm, int code) {
     comm->stages[b] = comm->stage_ends[b] = NULL;
   }
   while (comm->armed) {
-    mlfab__engine *play = comm->armed;
-    engine_unlink(comm, play);
-    play->lent = 0;
-    play->over(play->self, play, code, comm->now_ns);
+    mlfab__engine_run *run = comm->armed;
+    engine_unlink(comm, run);
+    run->lent = 0;
+    run->over(run->self, run, code, comm->now_ns);
   }
 }
 
-MLFAB__INTERNAL int32_t mlfab__engine_awaits(const mlfab__comm *comm, const mlfab__engine *play) {
-  for (uint32_t id = 0; play->running && id < play->dag.nops; id++) {
-    const mlfab__dag_op *op = &play->dag.ops[id];
+MLFAB__INTERNAL int32_t mlfab__engine_awaits(const mlfab__comm *comm,
+                                             const mlfab__engine_run *run) {
+  for (uint32_t id = 0; run->running && id < run->dag.nops; id++) {
+    const mlfab__dag_op *op = &run->dag.ops[id];
     if (op->optional || op->kind == MLFAB__DAG_NOP || op->kind == MLFAB__DAG_COMPUTE) continue;
-    if (mlfab__dag_state(&play->dag, id) == MLFAB__DAG_RUNNING)
+    if (mlfab__dag_state(&run->dag, id) == MLFAB__DAG_RUNNING)
       return (int32_t)comm->ranks[op->peer];
   }
   return MLFAB_NO_RANK;
@@ -24623,7 +24625,7 @@ MLFAB__INTERNAL int32_t mlfab__engine_awaits(const mlfab__comm *comm, const mlfa
  * core/coll/membership.h
  * ============================================================================================== */
 #if MLFAB_WITH_COLL
-/* membership.h - server 0 keeps the roll of collectives: who takes part, in which epoch, and verdicts. Layer 4.
+/* membership.h - server 0 keeps the membership of collectives: who takes part, in which epoch, and verdicts. Layer 4.
  *
  *    IDLE --a worker's MEMBERSHIP--> GATHERING --MEMBERSHIP of every live worker that is not done--> LISTED: MEMBERSHIP_LIST to all
  *      LISTED --MEMBERSHIP_READY of all--> RUNNING: MEMBERSHIP_GO to all
@@ -24741,22 +24743,22 @@ typedef struct mlfab__membership {
 } mlfab__membership;
 
 /* Errors: MEMORY. Afterwards free works in any case. */
-MLFAB__INTERNAL int mlfab__membership_init(mlfab__membership *roll, mlfab__env *env,
+MLFAB__INTERNAL int mlfab__membership_init(mlfab__membership *membership, mlfab__env *env,
                                            const mlfab_config *config, const mlfab__port *port);
-MLFAB__INTERNAL void mlfab__membership_free(mlfab__membership *roll);
+MLFAB__INTERNAL void mlfab__membership_free(mlfab__membership *membership);
 /* Adds the rows of the membership, and of planned trees, at server 0 (comm_role.c). Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__membership_attach(struct mlfab_node *node);
 /* A worker is here on a new link; incarnation tells whether it is a new process. It is gone for good (`left`: said
  * goodbye). */
-MLFAB__INTERNAL void mlfab__membership_hello(mlfab__membership *roll, uint32_t worker,
+MLFAB__INTERNAL void mlfab__membership_hello(mlfab__membership *membership, uint32_t worker,
                                              uint32_t incarnation, uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__membership_gone(mlfab__membership *roll, uint32_t worker, int left,
-                                            uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__membership_gone(mlfab__membership *membership, uint32_t worker,
+                                            int left, uint64_t now_ns);
 /* 1 when the frame was of this role. */
-MLFAB__INTERNAL int mlfab__membership_frame(mlfab__membership *roll, uint32_t worker,
+MLFAB__INTERNAL int mlfab__membership_frame(mlfab__membership *membership, uint32_t worker,
                                             const mlfab__frame_in *frame, uint64_t now_ns);
 /* Four times a heartbeat. */
-MLFAB__INTERNAL void mlfab__membership_tick(mlfab__membership *roll, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__membership_tick(mlfab__membership *membership, uint64_t now_ns);
 
 #endif /* MLFAB_WITH_COLL */
 
@@ -24764,9 +24766,9 @@ MLFAB__INTERNAL void mlfab__membership_tick(mlfab__membership *roll, uint64_t no
  * core/coll/membership.c
  * ============================================================================================== */
 #if MLFAB_WITH_COLL
-/* membership.c - server 0 keeps the roll of collectives. See membership.h.
+/* membership.c - server 0 keeps the membership of collectives. See membership.h.
  *
- * It holds no bytes and no schedules: it knows who has asked, who knows of the others, and how an
+ * It holds no bytes and no task graphs: it knows who has asked, who knows of the others, and how an
  * epoch ended. Everything that it says is said again when a worker repeats what it said itself;
  * only verdicts, departures and open questions, after which a worker is silent, are repeated at
  * its greeting. */
@@ -24783,81 +24785,86 @@ enum {
 static const double membership_rate_inside = 4e9; /* bytes a second */
 static const double membership_rate_unknown = 1.25e9;
 
-static void membership_check(mlfab__membership *roll);
+static void membership_check(mlfab__membership *membership);
 
-static uint32_t membership_room(const mlfab__membership *roll) {
-  return (uint32_t)mlfab__min(roll->workers, MLFAB__MEMBERSHIP_MEMBERS_MAX);
+static uint32_t membership_room(const mlfab__membership *membership) {
+  return (uint32_t)mlfab__min(membership->workers, MLFAB__MEMBERSHIP_MEMBERS_MAX);
 }
 
-static void membership_no_limit(mlfab__membership *roll) {
-  roll->freezing = 0;
-  roll->finisher = MLFAB_NO_RANK;
-  roll->limit = UINT64_MAX;
+static void membership_no_limit(mlfab__membership *membership) {
+  membership->freezing = 0;
+  membership->finisher = MLFAB_NO_RANK;
+  membership->limit = UINT64_MAX;
 }
 
-MLFAB__INTERNAL int mlfab__membership_init(mlfab__membership *roll, mlfab__env *env,
+MLFAB__INTERNAL int mlfab__membership_init(mlfab__membership *membership, mlfab__env *env,
                                            const mlfab_config *config, const mlfab__port *port) {
-  memset(roll, 0, sizeof *roll);
-  roll->env = env;
-  roll->config = config;
-  roll->port = *port;
-  roll->workers = config->workers;
-  uint32_t room = membership_room(roll);
-  membership_no_limit(roll);
-  roll->entries = mlfab__alloc_array(env, roll->workers, sizeof *roll->entries);
-  roll->order = mlfab__alloc_array(env, room, sizeof *roll->order);
-  roll->table = mlfab__alloc_array(env, room, sizeof *roll->table);
-  roll->list = mlfab__alloc(env, MEMBERSHIP_LIST_BYTES + room * MEMBERSHIP_MEMBER_BYTES);
-  if (!roll->entries || !roll->order || !roll->table || !roll->list) return MLFAB_ERR_MEMORY;
-  for (uint32_t w = 0; w < roll->workers; w++) {
-    roll->entries[w].alive = 1;
-    roll->entries[w].missing = MEMBERSHIP_UNTOLD;
+  memset(membership, 0, sizeof *membership);
+  membership->env = env;
+  membership->config = config;
+  membership->port = *port;
+  membership->workers = config->workers;
+  uint32_t room = membership_room(membership);
+  membership_no_limit(membership);
+  membership->entries = mlfab__alloc_array(env, membership->workers, sizeof *membership->entries);
+  membership->order = mlfab__alloc_array(env, room, sizeof *membership->order);
+  membership->table = mlfab__alloc_array(env, room, sizeof *membership->table);
+  membership->list = mlfab__alloc(env, MEMBERSHIP_LIST_BYTES + room * MEMBERSHIP_MEMBER_BYTES);
+  if (!membership->entries || !membership->order || !membership->table || !membership->list)
+    return MLFAB_ERR_MEMORY;
+  for (uint32_t w = 0; w < membership->workers; w++) {
+    membership->entries[w].alive = 1;
+    membership->entries[w].missing = MEMBERSHIP_UNTOLD;
   }
   return 0;
 }
 
-MLFAB__INTERNAL void mlfab__membership_free(mlfab__membership *roll) {
-  if (!roll->env) return;
-  uint32_t room = membership_room(roll);
-  mlfab__free(roll->env, roll->entries, roll->workers * sizeof *roll->entries);
-  mlfab__free(roll->env, roll->order, room * sizeof *roll->order);
-  mlfab__free(roll->env, roll->table, room * sizeof *roll->table);
-  mlfab__free(roll->env, roll->list, MEMBERSHIP_LIST_BYTES + room * MEMBERSHIP_MEMBER_BYTES);
-  memset(roll, 0, sizeof *roll);
+MLFAB__INTERNAL void mlfab__membership_free(mlfab__membership *membership) {
+  if (!membership->env) return;
+  uint32_t room = membership_room(membership);
+  mlfab__free(membership->env, membership->entries,
+              membership->workers * sizeof *membership->entries);
+  mlfab__free(membership->env, membership->order, room * sizeof *membership->order);
+  mlfab__free(membership->env, membership->table, room * sizeof *membership->table);
+  mlfab__free(membership->env, membership->list,
+              MEMBERSHIP_LIST_BYTES + room * MEMBERSHIP_MEMBER_BYTES);
+  memset(membership, 0, sizeof *membership);
 }
 
-static int membership_stands(const mlfab__membership *roll) {
-  return roll->phase == MLFAB__MEMBERSHIP_LISTED || roll->phase == MLFAB__MEMBERSHIP_RUNNING;
+static int membership_stands(const mlfab__membership *membership) {
+  return membership->phase == MLFAB__MEMBERSHIP_LISTED ||
+         membership->phase == MLFAB__MEMBERSHIP_RUNNING;
 }
 
 /* The members in their order. */
-static mlfab__membership_entry *membership_member(const mlfab__membership *roll, uint32_t i) {
-  return &roll->entries[roll->order[i]];
+static mlfab__membership_entry *membership_member(const mlfab__membership *membership, uint32_t i) {
+  return &membership->entries[membership->order[i]];
 }
 
 /* --- what is said --- */
 
-static void membership_post(mlfab__membership *roll, uint32_t worker, uint8_t type,
+static void membership_post(mlfab__membership *membership, uint32_t worker, uint8_t type,
                             const void *meta, uint32_t bytes) {
-  roll->port.post(roll->port.self, worker, type, meta, bytes);
+  membership->port.post(membership->port.self, worker, type, meta, bytes);
 }
 
 /* To all members that have not left. */
-static void membership_post_all(mlfab__membership *roll, uint8_t type, const void *meta,
+static void membership_post_all(mlfab__membership *membership, uint8_t type, const void *meta,
                                 uint32_t bytes) {
-  for (uint32_t i = 0; i < roll->members; i++) {
-    const mlfab__membership_entry *entry = membership_member(roll, i);
-    if (entry->member && !entry->left) membership_post(roll, roll->order[i], type, meta, bytes);
+  for (uint32_t i = 0; i < membership->members; i++) {
+    const mlfab__membership_entry *entry = membership_member(membership, i);
+    if (entry->member && !entry->left)
+      membership_post(membership, membership->order[i], type, meta, bytes);
   }
 }
 
 /* The verdict on the epoch that this worker was in. One that was taken for dead may owe an older
  * one than the last. */
-static void membership_post_over(mlfab__membership *roll, uint32_t worker) {
-  mlfab__membership_over over = roll->verdict;
+static void membership_post_over(mlfab__membership *membership, uint32_t worker) {
+  mlfab__membership_over over = membership->verdict;
   uint8_t meta[MLFAB__TEXT_MAX + 32];
-  uint32_t epoch = roll->entries[worker].over_owed;
-  if (epoch != over.epoch && roll->entries[worker].over_well) {
+  uint32_t epoch = membership->entries[worker].over_owed;
+  if (epoch != over.epoch && membership->entries[worker].over_well) {
     over = (mlfab__membership_over){.epoch = epoch, .rank = MLFAB_NO_RANK};
   } else if (epoch != over.epoch) {
     over.epoch = epoch;
@@ -24865,29 +24872,30 @@ static void membership_post_over(mlfab__membership *roll, uint32_t worker) {
     over.rank = (int32_t)worker;
     snprintf(over.text, sizeof over.text, "worker %u was taken for dead", worker);
   }
-  membership_post(roll, worker, MLFAB__MEMBERSHIP_OVER, meta,
+  membership_post(membership, worker, MLFAB__MEMBERSHIP_OVER, meta,
                   mlfab__encode_membership_over(meta, &over));
 }
 
-static uint32_t membership_left_meta(const mlfab__membership *roll, uint32_t worker,
+static uint32_t membership_left_meta(const mlfab__membership *membership, uint32_t worker,
                                      uint8_t *meta) {
-  mlfab__membership_leave left = {roll->epoch, (int32_t)worker, roll->entries[worker].calls};
+  mlfab__membership_leave left = {membership->epoch, (int32_t)worker,
+                                  membership->entries[worker].calls};
   return mlfab__encode_membership_leave(meta, &left);
 }
 
-static void membership_post_go(mlfab__membership *roll, uint32_t worker) {
+static void membership_post_go(mlfab__membership *membership, uint32_t worker) {
   uint8_t meta[64];
-  membership_post(roll, worker, MLFAB__MEMBERSHIP_GO, meta,
-                  mlfab__encode_membership_go(meta, &roll->go));
+  membership_post(membership, worker, MLFAB__MEMBERSHIP_GO, meta,
+                  mlfab__encode_membership_go(meta, &membership->go));
 }
 
 /* Everything that a member of a running epoch may have missed. */
-static void membership_post_departures(mlfab__membership *roll, uint32_t worker) {
+static void membership_post_departures(mlfab__membership *membership, uint32_t worker) {
   uint8_t meta[32];
-  for (uint32_t i = 0; i < roll->members; i++) {
-    if (membership_member(roll, i)->left && roll->order[i] != worker)
-      membership_post(roll, worker, MLFAB__MEMBERSHIP_LEFT, meta,
-                      membership_left_meta(roll, roll->order[i], meta));
+  for (uint32_t i = 0; i < membership->members; i++) {
+    if (membership_member(membership, i)->left && membership->order[i] != worker)
+      membership_post(membership, worker, MLFAB__MEMBERSHIP_LEFT, meta,
+                      membership_left_meta(membership, membership->order[i], meta));
   }
 }
 
@@ -24900,25 +24908,25 @@ static void membership_release(mlfab__membership_entry *entry) {
 }
 
 /* The epoch is over for all members. */
-static void membership_verdict(mlfab__membership *roll, int32_t code, int32_t rank,
+static void membership_verdict(mlfab__membership *membership, int32_t code, int32_t rank,
                                const char *text) {
-  roll->verdict.epoch = roll->epoch;
-  roll->verdict.code = code;
-  roll->verdict.rank = rank;
-  snprintf(roll->verdict.text, sizeof roll->verdict.text, "%s", text);
-  roll->phase = MLFAB__MEMBERSHIP_GATHERING;
-  memset(&roll->inquiry, 0, sizeof roll->inquiry);
-  membership_no_limit(roll);
-  for (uint32_t i = 0; i < roll->members; i++) {
-    mlfab__membership_entry *entry = membership_member(roll, i);
+  membership->verdict.epoch = membership->epoch;
+  membership->verdict.code = code;
+  membership->verdict.rank = rank;
+  snprintf(membership->verdict.text, sizeof membership->verdict.text, "%s", text);
+  membership->phase = MLFAB__MEMBERSHIP_GATHERING;
+  memset(&membership->inquiry, 0, sizeof membership->inquiry);
+  membership_no_limit(membership);
+  for (uint32_t i = 0; i < membership->members; i++) {
+    mlfab__membership_entry *entry = membership_member(membership, i);
     if (!entry->member) continue; /* its process is another now */
     membership_release(entry);
-    entry->over_owed = MLFAB__PLANTED(69) ? 0 : roll->epoch;
+    entry->over_owed = MLFAB__PLANTED(69) ? 0 : membership->epoch;
     entry->over_well = 0;
-    membership_post_over(roll, roll->order[i]);
+    membership_post_over(membership, membership->order[i]);
   }
-  roll->members = 0;
-  membership_check(roll);
+  membership->members = 0;
+  membership_check(membership);
 }
 
 /* --- forming an epoch --- */
@@ -24930,145 +24938,148 @@ static double membership_rate(const mlfab__membership_ask *ask) {
 }
 
 /* Members of one host share its link: each tells what it has seen of it. */
-static void membership_look_at_hosts(mlfab__membership *roll) {
-  for (uint32_t i = 0; i < roll->members; i++) {
-    mlfab__membership_entry *entry = membership_member(roll, i);
+static void membership_look_at_hosts(mlfab__membership *membership) {
+  for (uint32_t i = 0; i < membership->members; i++) {
+    mlfab__membership_entry *entry = membership_member(membership, i);
     entry->lead = MLFAB__NO_NODE;
     entry->rate = 0.0;
-    for (uint32_t k = 0; k < roll->members; k++) {
-      const mlfab__membership_entry *other = membership_member(roll, k);
+    for (uint32_t k = 0; k < membership->members; k++) {
+      const mlfab__membership_entry *other = membership_member(membership, k);
       if (other->ask.host != entry->ask.host) continue;
-      if (roll->order[k] < entry->lead) entry->lead = roll->order[k];
+      if (membership->order[k] < entry->lead) entry->lead = membership->order[k];
       if (membership_rate(&other->ask) > entry->rate) entry->rate = membership_rate(&other->ask);
     }
   }
 }
 
-static int membership_before(const mlfab__membership *roll, uint32_t a, uint32_t b) {
-  const mlfab__membership_entry *x = &roll->entries[a], *y = &roll->entries[b];
-  if (roll->config->order_by_rate && x->rate > y->rate) return 1;
-  if (roll->config->order_by_rate && x->rate < y->rate) return 0;
+static int membership_before(const mlfab__membership *membership, uint32_t a, uint32_t b) {
+  const mlfab__membership_entry *x = &membership->entries[a], *y = &membership->entries[b];
+  if (membership->config->order_by_rate && x->rate > y->rate) return 1;
+  if (membership->config->order_by_rate && x->rate < y->rate) return 0;
   return x->lead != y->lead ? x->lead < y->lead : a < b;
 }
 
-static void membership_arrange(mlfab__membership *roll) {
-  membership_look_at_hosts(roll);
-  for (uint32_t i = 1; i < roll->members; i++) {
-    uint32_t worker = roll->order[i], at = i;
-    for (; at > 0 && membership_before(roll, worker, roll->order[at - 1]); at--)
-      roll->order[at] = roll->order[at - 1];
-    roll->order[at] = worker;
+static void membership_arrange(mlfab__membership *membership) {
+  membership_look_at_hosts(membership);
+  for (uint32_t i = 1; i < membership->members; i++) {
+    uint32_t worker = membership->order[i], at = i;
+    for (; at > 0 && membership_before(membership, worker, membership->order[at - 1]); at--)
+      membership->order[at] = membership->order[at - 1];
+    membership->order[at] = worker;
   }
 }
 
-static void membership_make_list(mlfab__membership *roll) {
-  mlfab__membership_list list = {roll->epoch, roll->members};
-  for (uint32_t i = 0; i < roll->members; i++) {
-    const mlfab__membership_entry *entry = membership_member(roll, i);
+static void membership_make_list(mlfab__membership *membership) {
+  mlfab__membership_list list = {membership->epoch, membership->members};
+  for (uint32_t i = 0; i < membership->members; i++) {
+    const mlfab__membership_entry *entry = membership_member(membership, i);
     const mlfab__membership_ask *ask = &entry->ask;
-    roll->table[i] = (mlfab__membership_member){
-        roll->order[i],   entry->incarnation, ask->arena_pid, ask->arena_fd,
-        ask->arena_nonce, ask->arena_bytes,   ask->host};
+    membership->table[i] = (mlfab__membership_member){
+        membership->order[i], entry->incarnation, ask->arena_pid, ask->arena_fd,
+        ask->arena_nonce,     ask->arena_bytes,   ask->host};
   }
-  roll->list_bytes = mlfab__encode_membership_list(roll->list, &list, roll->table);
+  membership->list_bytes =
+      mlfab__encode_membership_list(membership->list, &list, membership->table);
 }
 
 /* The epoch is over as it begins, for all who have asked. */
-static void membership_refuse(mlfab__membership *roll, int32_t code, int32_t rank,
+static void membership_refuse(mlfab__membership *membership, int32_t code, int32_t rank,
                               const char *text) {
-  roll->verdict = (mlfab__membership_over){roll->epoch, code, rank, {0}};
-  snprintf(roll->verdict.text, sizeof roll->verdict.text, "%s", text);
-  for (uint32_t w = 0; w < roll->workers; w++) {
-    roll->entries[w].lost = 0;
-    if (!roll->entries[w].asked) continue;
-    roll->entries[w].asked = 0;
-    roll->entries[w].over_owed = roll->epoch;
-    roll->entries[w].over_well = 0;
-    membership_post_over(roll, w);
+  membership->verdict = (mlfab__membership_over){membership->epoch, code, rank, {0}};
+  snprintf(membership->verdict.text, sizeof membership->verdict.text, "%s", text);
+  for (uint32_t w = 0; w < membership->workers; w++) {
+    membership->entries[w].lost = 0;
+    if (!membership->entries[w].asked) continue;
+    membership->entries[w].asked = 0;
+    membership->entries[w].over_owed = membership->epoch;
+    membership->entries[w].over_well = 0;
+    membership_post_over(membership, w);
   }
 }
 
 /* May those who have asked be an epoch? Else it is refused. */
-static int membership_may_form(mlfab__membership *roll, uint32_t asked) {
+static int membership_may_form(mlfab__membership *membership, uint32_t asked) {
   char text[128];
-  if (asked > membership_room(roll)) {
+  if (asked > membership_room(membership)) {
     snprintf(text, sizeof text, "%u workers call collectives, which are for %u at most", asked,
-             membership_room(roll));
-    membership_refuse(roll, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, text);
+             membership_room(membership));
+    membership_refuse(membership, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, text);
     return 0;
   }
-  for (uint32_t w = 0; w < roll->workers && !MLFAB__PLANTED(73); w++) {
-    int32_t lost = roll->entries[w].lost;
+  for (uint32_t w = 0; w < membership->workers && !MLFAB__PLANTED(73); w++) {
+    int32_t lost = membership->entries[w].lost;
     if (!lost) continue;
     snprintf(text, sizeof text,
              lost == MLFAB_ERR_PEER_DEAD ? "worker %u is dead" : "worker %u has left", w);
-    membership_refuse(roll, lost, (int32_t)w, text);
+    membership_refuse(membership, lost, (int32_t)w, text);
     return 0;
   }
   return 1;
 }
 
 /* Those who have asked are the next epoch. */
-static void membership_form(mlfab__membership *roll, uint32_t asked) {
-  roll->epoch++;
-  if (!membership_may_form(roll, asked)) return;
-  roll->phase = MLFAB__MEMBERSHIP_LISTED;
-  for (uint32_t w = 0; w < roll->workers; w++) {
-    mlfab__membership_entry *entry = &roll->entries[w];
+static void membership_form(mlfab__membership *membership, uint32_t asked) {
+  membership->epoch++;
+  if (!membership_may_form(membership, asked)) return;
+  membership->phase = MLFAB__MEMBERSHIP_LISTED;
+  for (uint32_t w = 0; w < membership->workers; w++) {
+    mlfab__membership_entry *entry = &membership->entries[w];
     if (!entry->asked) continue;
     entry->asked = 0;
     entry->member = 1;
     entry->missing = MEMBERSHIP_UNTOLD;
-    roll->order[roll->members++] = w;
+    membership->order[membership->members++] = w;
   }
-  membership_arrange(roll);
-  membership_make_list(roll);
-  membership_post_all(roll, MLFAB__MEMBERSHIP_LIST, roll->list, roll->list_bytes);
+  membership_arrange(membership);
+  membership_make_list(membership);
+  membership_post_all(membership, MLFAB__MEMBERSHIP_LIST, membership->list, membership->list_bytes);
 }
 
 /* Who an epoch that forms waits for: the first rank that has not asked, or is not ready. */
-static int32_t membership_missing(const mlfab__membership *roll) {
-  for (uint32_t w = 0; w < roll->workers; w++) {
-    const mlfab__membership_entry *entry = &roll->entries[w];
-    if (roll->phase == MLFAB__MEMBERSHIP_GATHERING && entry->alive && !entry->done && !entry->asked)
+static int32_t membership_missing(const mlfab__membership *membership) {
+  for (uint32_t w = 0; w < membership->workers; w++) {
+    const mlfab__membership_entry *entry = &membership->entries[w];
+    if (membership->phase == MLFAB__MEMBERSHIP_GATHERING && entry->alive && !entry->done &&
+        !entry->asked)
       return (int32_t)w;
-    if (roll->phase == MLFAB__MEMBERSHIP_LISTED && entry->member && !entry->ready)
+    if (membership->phase == MLFAB__MEMBERSHIP_LISTED && entry->member && !entry->ready)
       return (int32_t)w;
   }
   return MLFAB_NO_RANK;
 }
 
 /* Tells those who wait who is missing, where it is another than they were told. */
-static void membership_tell_missing(mlfab__membership *roll) {
-  mlfab__membership_missing missing = {0, 0, 0, membership_missing(roll)};
+static void membership_tell_missing(mlfab__membership *membership) {
+  mlfab__membership_missing missing = {0, 0, 0, membership_missing(membership)};
   uint8_t meta[32];
   uint32_t bytes = mlfab__encode_membership_missing(meta, &missing);
-  for (uint32_t w = 0; w < roll->workers; w++) {
-    mlfab__membership_entry *entry = &roll->entries[w];
-    int waits =
-        roll->phase == MLFAB__MEMBERSHIP_GATHERING ? entry->asked : entry->member && entry->ready;
+  for (uint32_t w = 0; w < membership->workers; w++) {
+    mlfab__membership_entry *entry = &membership->entries[w];
+    int waits = membership->phase == MLFAB__MEMBERSHIP_GATHERING ? entry->asked
+                                                                 : entry->member && entry->ready;
     if (!waits || entry->left || entry->missing == missing.rank) continue;
     entry->missing = missing.rank;
-    membership_post(roll, w, MLFAB__MEMBERSHIP_MISSING, meta, bytes);
+    membership_post(membership, w, MLFAB__MEMBERSHIP_MISSING, meta, bytes);
   }
 }
 
 /* Has everybody asked who is awaited? */
-static void membership_check(mlfab__membership *roll) {
+static void membership_check(mlfab__membership *membership) {
   uint32_t asked = 0;
-  if (roll->phase != MLFAB__MEMBERSHIP_GATHERING) return;
-  for (uint32_t w = 0; w < roll->workers; w++) asked += roll->entries[w].asked;
-  if (asked > 0 && membership_missing(roll) == MLFAB_NO_RANK) membership_form(roll, asked);
+  if (membership->phase != MLFAB__MEMBERSHIP_GATHERING) return;
+  for (uint32_t w = 0; w < membership->workers; w++) asked += membership->entries[w].asked;
+  if (asked > 0 && membership_missing(membership) == MLFAB_NO_RANK)
+    membership_form(membership, asked);
 }
 
 /* What members choose their algorithms by. */
-static void membership_make_go(mlfab__membership *roll) {
-  const mlfab__membership_entry *first = membership_member(roll, 0);
-  mlfab__membership_go *go = &roll->go;
+static void membership_make_go(mlfab__membership *membership) {
+  const mlfab__membership_entry *first = membership_member(membership, 0);
+  mlfab__membership_go *go = &membership->go;
   int inside = 1;
-  *go = (mlfab__membership_go){.epoch = roll->epoch, .arena = 1};
-  for (uint32_t i = 0; i < roll->members; i++) {
-    const mlfab__membership_entry *entry = membership_member(roll, i);
+  *go = (mlfab__membership_go){.epoch = membership->epoch, .arena = 1};
+  for (uint32_t i = 0; i < membership->members; i++) {
+    const mlfab__membership_entry *entry = membership_member(membership, i);
     go->arena &= entry->arena;
     go->round = mlfab__max(go->round, entry->ask.round);
     go->objects = mlfab__max(go->objects, entry->ask.objects);
@@ -25081,15 +25092,17 @@ static void membership_make_go(mlfab__membership *roll) {
 }
 
 /* Is everybody ready who is awaited? */
-static void membership_check_ready(mlfab__membership *roll) {
-  if (roll->phase != MLFAB__MEMBERSHIP_LISTED || membership_missing(roll) != MLFAB_NO_RANK) return;
-  roll->phase = MLFAB__MEMBERSHIP_RUNNING;
-  membership_make_go(roll);
-  for (uint32_t i = 0; i < roll->members; i++) {
-    uint32_t worker = roll->order[i];
-    if (!membership_member(roll, i)->alive) continue;
-    membership_post_go(roll, worker);
-    membership_post_departures(roll, worker);
+static void membership_check_ready(mlfab__membership *membership) {
+  if (membership->phase != MLFAB__MEMBERSHIP_LISTED ||
+      membership_missing(membership) != MLFAB_NO_RANK)
+    return;
+  membership->phase = MLFAB__MEMBERSHIP_RUNNING;
+  membership_make_go(membership);
+  for (uint32_t i = 0; i < membership->members; i++) {
+    uint32_t worker = membership->order[i];
+    if (!membership_member(membership, i)->alive) continue;
+    membership_post_go(membership, worker);
+    membership_post_departures(membership, worker);
   }
 }
 
@@ -25099,10 +25112,10 @@ static int membership_awaited(const mlfab__membership_entry *entry) {
   return entry->member && !entry->left;
 }
 
-static void membership_ask_all(mlfab__membership *roll, uint32_t channel, uint64_t number,
+static void membership_ask_all(mlfab__membership *membership, uint32_t channel, uint64_t number,
                                uint64_t now_ns) {
-  mlfab__membership_inquiry *inquiry = &roll->inquiry;
-  mlfab__membership_call call = {roll->epoch, channel, number};
+  mlfab__membership_inquiry *inquiry = &membership->inquiry;
+  mlfab__membership_call call = {membership->epoch, channel, number};
   uint8_t meta[32];
   inquiry->open = 1;
   if (inquiry->pending_channel == channel && inquiry->pending_number == number)
@@ -25110,18 +25123,18 @@ static void membership_ask_all(mlfab__membership *roll, uint32_t channel, uint64
   inquiry->channel = channel;
   inquiry->number = number;
   inquiry->asked_ns = mlfab__max(now_ns, 1);
-  for (uint32_t i = 0; i < roll->members; i++) membership_member(roll, i)->told = 0;
-  membership_post_all(roll, MLFAB__MEMBERSHIP_ASK, meta,
+  for (uint32_t i = 0; i < membership->members; i++) membership_member(membership, i)->told = 0;
+  membership_post_all(membership, MLFAB__MEMBERSHIP_ASK, meta,
                       mlfab__encode_membership_call(meta, &call));
 }
 
 /* The inquiry is over: this rank has not called, or did not answer; or nobody is missing. */
-static void membership_answer(mlfab__membership *roll, int32_t rank) {
-  mlfab__membership_inquiry *inquiry = &roll->inquiry;
-  mlfab__membership_missing missing = {roll->epoch, inquiry->channel, inquiry->number, rank};
+static void membership_answer(mlfab__membership *membership, int32_t rank) {
+  mlfab__membership_inquiry *inquiry = &membership->inquiry;
+  mlfab__membership_missing missing = {membership->epoch, inquiry->channel, inquiry->number, rank};
   uint8_t meta[32];
   inquiry->open = 0;
-  membership_post_all(roll, MLFAB__MEMBERSHIP_MISSING, meta,
+  membership_post_all(membership, MLFAB__MEMBERSHIP_MISSING, meta,
                       mlfab__encode_membership_missing(meta, &missing));
 }
 
@@ -25131,84 +25144,84 @@ static int membership_knows(const mlfab__membership_entry *entry) {
 }
 
 /* How many have called the same as this one. */
-static uint32_t membership_agreeing(const mlfab__membership *roll, uint64_t signature) {
+static uint32_t membership_agreeing(const mlfab__membership *membership, uint64_t signature) {
   uint32_t n = 0;
-  for (uint32_t i = 0; i < roll->members; i++) {
-    const mlfab__membership_entry *entry = membership_member(roll, i);
+  for (uint32_t i = 0; i < membership->members; i++) {
+    const mlfab__membership_entry *entry = membership_member(membership, i);
     n += membership_knows(entry) && entry->signature == signature;
   }
   return n;
 }
 
 /* All have called. When not all have called the same, the verdict. */
-static void membership_compare(mlfab__membership *roll) {
+static void membership_compare(mlfab__membership *membership) {
   const mlfab__membership_entry *usual = NULL, *odd = NULL;
   uint32_t most = 0;
   char text[MLFAB__TEXT_MAX];
-  for (uint32_t w = 0; w < roll->workers; w++) {
-    const mlfab__membership_entry *entry = &roll->entries[w];
+  for (uint32_t w = 0; w < membership->workers; w++) {
+    const mlfab__membership_entry *entry = &membership->entries[w];
     if (!membership_knows(entry) || (usual && entry->signature == usual->signature)) continue;
-    uint32_t n = membership_agreeing(roll, entry->signature);
+    uint32_t n = membership_agreeing(membership, entry->signature);
     if (n <= most && !MLFAB__PLANTED(68)) continue;
     most = n;
     usual = entry;
-    if (n == roll->members) break;
+    if (n == membership->members) break;
   }
-  for (uint32_t w = 0; w < roll->workers && usual && !odd; w++) {
-    const mlfab__membership_entry *entry = &roll->entries[w];
+  for (uint32_t w = 0; w < membership->workers && usual && !odd; w++) {
+    const mlfab__membership_entry *entry = &membership->entries[w];
     if (membership_knows(entry) && entry->signature != usual->signature) odd = entry;
   }
   if (!odd) {
-    membership_answer(roll, MLFAB_NO_RANK);
+    membership_answer(membership, MLFAB_NO_RANK);
     return;
   }
-  uint32_t worker = (uint32_t)(odd - roll->entries);
+  uint32_t worker = (uint32_t)(odd - membership->entries);
   snprintf(text, sizeof text, "calls differ: worker %u has called %.90s, worker %u %.90s", worker,
-           odd->words, (uint32_t)(usual - roll->entries), usual->words);
-  membership_verdict(roll, MLFAB_ERR_MISMATCH, (int32_t)worker, text);
+           odd->words, (uint32_t)(usual - membership->entries), usual->words);
+  membership_verdict(membership, MLFAB_ERR_MISMATCH, (int32_t)worker, text);
 }
 
 /* Does a call wait for this member to call it? Not while all hold still because one finishes, nor ever for one that
  * has finished: it takes part in what others have begun by itself. */
-static int membership_may_call(const mlfab__membership *roll,
+static int membership_may_call(const mlfab__membership *membership,
                                const mlfab__membership_entry *entry) {
-  return !roll->freezing && !entry->finished;
+  return !membership->freezing && !entry->finished;
 }
 
 /* Looks at the answers; `late`: whoever has not answered is not waited for any longer. */
-static void membership_look_at_answers(mlfab__membership *roll, int late) {
+static void membership_look_at_answers(mlfab__membership *membership, int late) {
   int32_t silent = MLFAB_NO_RANK, missing = MLFAB_NO_RANK;
-  if (!roll->inquiry.open) return;
-  for (uint32_t w = roll->workers; w-- > 0;) {
-    const mlfab__membership_entry *entry = &roll->entries[w];
+  if (!membership->inquiry.open) return;
+  for (uint32_t w = membership->workers; w-- > 0;) {
+    const mlfab__membership_entry *entry = &membership->entries[w];
     if (!membership_awaited(entry)) continue;
     if (!entry->told) {
       silent = (int32_t)w;
-    } else if (!entry->called && membership_may_call(roll, entry)) {
+    } else if (!entry->called && membership_may_call(membership, entry)) {
       missing = (int32_t)w;
     }
   }
   if (silent != MLFAB_NO_RANK && !late) return;
   if (missing != MLFAB_NO_RANK || silent != MLFAB_NO_RANK) {
-    membership_answer(roll, missing != MLFAB_NO_RANK ? missing : silent);
+    membership_answer(membership, missing != MLFAB_NO_RANK ? missing : silent);
   } else {
-    membership_compare(roll);
+    membership_compare(membership);
   }
 }
 
-static int membership_may_ask(const mlfab__membership *roll, uint64_t now_ns) {
-  const mlfab__membership_inquiry *inquiry = &roll->inquiry;
-  return !inquiry->asked_ns || now_ns - inquiry->asked_ns >= roll->config->heartbeat_ns / 4;
+static int membership_may_ask(const mlfab__membership *membership, uint64_t now_ns) {
+  const mlfab__membership_inquiry *inquiry = &membership->inquiry;
+  return !inquiry->asked_ns || now_ns - inquiry->asked_ns >= membership->config->heartbeat_ns / 4;
 }
 
-static void membership_stuck(mlfab__membership *roll, const mlfab__membership_call *in,
+static void membership_stuck(mlfab__membership *membership, const mlfab__membership_call *in,
                              uint64_t now_ns) {
-  mlfab__membership_inquiry *inquiry = &roll->inquiry;
-  int beat = now_ns - inquiry->asked_ns >= roll->config->heartbeat_ns;
+  mlfab__membership_inquiry *inquiry = &membership->inquiry;
+  int beat = now_ns - inquiry->asked_ns >= membership->config->heartbeat_ns;
   int same = in->channel == inquiry->channel && in->number == inquiry->number;
   if (inquiry->asked_ns && same && (inquiry->open || !beat)) return;
-  if (!inquiry->open && membership_may_ask(roll, now_ns)) {
-    membership_ask_all(roll, in->channel, in->number, now_ns);
+  if (!inquiry->open && membership_may_ask(membership, now_ns)) {
+    membership_ask_all(membership, in->channel, in->number, now_ns);
     return;
   }
   if (inquiry->pending &&
@@ -25220,252 +25233,255 @@ static void membership_stuck(mlfab__membership *roll, const mlfab__membership_ca
   inquiry->pending_number = in->number;
 }
 
-static void membership_tell(mlfab__membership *roll, mlfab__membership_entry *entry,
+static void membership_tell(mlfab__membership *membership, mlfab__membership_entry *entry,
                             const mlfab__membership_tell *in) {
-  const mlfab__membership_inquiry *inquiry = &roll->inquiry;
+  const mlfab__membership_inquiry *inquiry = &membership->inquiry;
   if (!inquiry->open || in->channel != inquiry->channel || in->number != inquiry->number) return;
   entry->told = 1;
   entry->called = in->called != 0;
   entry->signature = in->signature;
   memcpy(entry->words, in->text, sizeof entry->words);
-  membership_look_at_answers(roll, 0);
+  membership_look_at_answers(membership, 0);
 }
 
 /* --- a worker finishes --- */
 
-static void membership_post_finish(mlfab__membership *roll, uint32_t worker, uint8_t type,
+static void membership_post_finish(mlfab__membership *membership, uint32_t worker, uint8_t type,
                                    int32_t rank, uint64_t calls) {
-  const mlfab__membership_finish finish = {roll->epoch, rank, calls};
-  MLFAB__POST(&roll->port, worker, type, membership_finish, &finish);
+  const mlfab__membership_finish finish = {membership->epoch, rank, calls};
+  MLFAB__POST(&membership->port, worker, type, membership_finish, &finish);
 }
 
 /* A member that knows all calls below the limit. */
-static int32_t membership_teller(const mlfab__membership *roll) {
-  for (uint32_t i = 0; i < roll->members; i++) {
-    const mlfab__membership_entry *entry = membership_member(roll, i);
+static int32_t membership_teller(const mlfab__membership *membership) {
+  for (uint32_t i = 0; i < membership->members; i++) {
+    const mlfab__membership_entry *entry = membership_member(membership, i);
     if (entry->left) continue;
-    if (mlfab__max(entry->begun, entry->finished ? entry->calls : 0) == roll->limit)
-      return (int32_t)roll->order[i];
+    if (mlfab__max(entry->begun, entry->finished ? entry->calls : 0) == membership->limit)
+      return (int32_t)membership->order[i];
   }
   return MLFAB_NO_RANK;
 }
 
 /* What a member may have missed: who has finished, the last one last; or, where all know that, the limit. */
-static void membership_post_finished(mlfab__membership *roll, uint32_t worker) {
-  if (roll->finisher == MLFAB_NO_RANK || roll->entries[worker].left) return;
-  for (uint32_t i = 0; i < roll->members && roll->freezing; i++) {
-    const mlfab__membership_entry *entry = membership_member(roll, i);
-    if (entry->finished && roll->order[i] != (uint32_t)roll->finisher)
-      membership_post_finish(roll, worker, MLFAB__MEMBERSHIP_FREEZE, (int32_t)roll->order[i],
-                             entry->calls);
+static void membership_post_finished(mlfab__membership *membership, uint32_t worker) {
+  if (membership->finisher == MLFAB_NO_RANK || membership->entries[worker].left) return;
+  for (uint32_t i = 0; i < membership->members && membership->freezing; i++) {
+    const mlfab__membership_entry *entry = membership_member(membership, i);
+    if (entry->finished && membership->order[i] != (uint32_t)membership->finisher)
+      membership_post_finish(membership, worker, MLFAB__MEMBERSHIP_FREEZE,
+                             (int32_t)membership->order[i], entry->calls);
   }
-  if (roll->freezing)
-    membership_post_finish(roll, worker, MLFAB__MEMBERSHIP_FREEZE, roll->finisher,
-                           roll->entries[roll->finisher].calls);
+  if (membership->freezing)
+    membership_post_finish(membership, worker, MLFAB__MEMBERSHIP_FREEZE, membership->finisher,
+                           membership->entries[membership->finisher].calls);
   else
-    membership_post_finish(roll, worker, MLFAB__MEMBERSHIP_SETTLE, membership_teller(roll),
-                           roll->limit);
+    membership_post_finish(membership, worker, MLFAB__MEMBERSHIP_SETTLE,
+                           membership_teller(membership), membership->limit);
 }
 
 /* Have all answered? Then the epoch has a limit, and what is owed may be given. */
-static void membership_settle(mlfab__membership *roll) {
+static void membership_settle(mlfab__membership *membership) {
   uint64_t limit = 0;
-  if (!roll->freezing) return;
-  for (uint32_t i = 0; i < roll->members; i++) {
-    const mlfab__membership_entry *entry = membership_member(roll, i);
+  if (!membership->freezing) return;
+  for (uint32_t i = 0; i < membership->members; i++) {
+    const mlfab__membership_entry *entry = membership_member(membership, i);
     if (entry->left) continue;
     if (!entry->frozen) return;
     limit = mlfab__max(limit, entry->begun);
     if (entry->finished) limit = mlfab__max(limit, entry->calls);
   }
-  roll->freezing = 0;
-  if (roll->limit == UINT64_MAX) roll->limit = limit;
-  for (uint32_t i = 0; i < roll->members; i++)
-    if (!membership_member(roll, i)->left)
-      membership_post_finish(roll, roll->order[i], MLFAB__MEMBERSHIP_SETTLE,
-                             membership_teller(roll), roll->limit);
+  membership->freezing = 0;
+  if (membership->limit == UINT64_MAX) membership->limit = limit;
+  for (uint32_t i = 0; i < membership->members; i++)
+    if (!membership_member(membership, i)->left)
+      membership_post_finish(membership, membership->order[i], MLFAB__MEMBERSHIP_SETTLE,
+                             membership_teller(membership), membership->limit);
 }
 
 /* Have all ended the calls below the limit? Then the next epoch begins, without a verdict. */
-static void membership_check_moved(mlfab__membership *roll) {
-  uint32_t asked = 0, members = roll->members;
-  if (roll->limit == UINT64_MAX || roll->freezing) return;
+static void membership_check_moved(mlfab__membership *membership) {
+  uint32_t asked = 0, members = membership->members;
+  if (membership->limit == UINT64_MAX || membership->freezing) return;
   for (uint32_t i = 0; i < members; i++) {
-    const mlfab__membership_entry *entry = membership_member(roll, i);
+    const mlfab__membership_entry *entry = membership_member(membership, i);
     if (!entry->moved && !entry->left) return;
   }
-  roll->verdict = (mlfab__membership_over){.epoch = roll->epoch, .rank = MLFAB_NO_RANK};
-  roll->phase = MLFAB__MEMBERSHIP_GATHERING;
-  roll->members = 0;
-  memset(&roll->inquiry, 0, sizeof roll->inquiry);
-  membership_no_limit(roll);
+  membership->verdict = (mlfab__membership_over){.epoch = membership->epoch, .rank = MLFAB_NO_RANK};
+  membership->phase = MLFAB__MEMBERSHIP_GATHERING;
+  membership->members = 0;
+  memset(&membership->inquiry, 0, sizeof membership->inquiry);
+  membership_no_limit(membership);
   for (uint32_t i = 0; i < members; i++) {
-    mlfab__membership_entry *entry = membership_member(roll, i);
+    mlfab__membership_entry *entry = membership_member(membership, i);
     int ends = entry->done;
     membership_release(entry);
     entry->asked = !ends;
     asked += !ends;
-    entry->over_owed = ends ? roll->epoch : 0;
+    entry->over_owed = ends ? membership->epoch : 0;
     entry->over_well = 1;
-    if (ends && entry->alive) membership_post_over(roll, roll->order[i]);
+    if (ends && entry->alive) membership_post_over(membership, membership->order[i]);
   }
-  if (asked > 0) membership_form(roll, asked);
+  if (asked > 0) membership_form(membership, asked);
 }
 
 /* It finishes. Whoever is in an epoch that others are still told of begins nothing in it. */
-static void membership_finishes(mlfab__membership *roll, uint32_t worker,
+static void membership_finishes(mlfab__membership *membership, uint32_t worker,
                                 const mlfab__membership_finish *in) {
-  mlfab__membership_entry *entry = &roll->entries[worker];
-  int running = roll->phase == MLFAB__MEMBERSHIP_RUNNING && in->epoch == roll->epoch;
+  mlfab__membership_entry *entry = &membership->entries[worker];
+  int running = membership->phase == MLFAB__MEMBERSHIP_RUNNING && in->epoch == membership->epoch;
   if (!entry->member) {
     entry->done = 1;
     entry->asked = 0;
-    membership_check(roll);
-  } else if (roll->phase == MLFAB__MEMBERSHIP_LISTED && in->epoch != roll->epoch) {
+    membership_check(membership);
+  } else if (membership->phase == MLFAB__MEMBERSHIP_LISTED && in->epoch != membership->epoch) {
     entry->done = 1;
-    membership_verdict(roll, 0, MLFAB_NO_RANK, "");
-  } else if (running && entry->finished && in->rank == MLFAB_NO_RANK && !roll->freezing) {
+    membership_verdict(membership, 0, MLFAB_NO_RANK, "");
+  } else if (running && entry->finished && in->rank == MLFAB_NO_RANK && !membership->freezing) {
     entry->moved = 1;
-    membership_check_moved(roll);
+    membership_check_moved(membership);
   } else if (running && entry->finished) { /* a repetition */
-    membership_post_finished(roll, worker);
-    int32_t teller = roll->freezing ? MLFAB_NO_RANK : membership_teller(roll);
-    if (teller != MLFAB_NO_RANK) membership_post_finished(roll, (uint32_t)teller);
-  } else if (running && !entry->left && in->calls <= roll->limit) {
+    membership_post_finished(membership, worker);
+    int32_t teller = membership->freezing ? MLFAB_NO_RANK : membership_teller(membership);
+    if (teller != MLFAB_NO_RANK) membership_post_finished(membership, (uint32_t)teller);
+  } else if (running && !entry->left && in->calls <= membership->limit) {
     entry->done = entry->finished = 1;
     entry->calls = in->calls;
-    roll->freezing = 1;
-    roll->finisher = (int32_t)worker;
-    for (uint32_t i = 0; i < roll->members; i++) {
-      mlfab__membership_entry *other = membership_member(roll, i);
+    membership->freezing = 1;
+    membership->finisher = (int32_t)worker;
+    for (uint32_t i = 0; i < membership->members; i++) {
+      mlfab__membership_entry *other = membership_member(membership, i);
       other->frozen = other->moved = 0;
       if (!other->left)
-        membership_post_finish(roll, roll->order[i], MLFAB__MEMBERSHIP_FREEZE, roll->finisher,
-                               in->calls);
+        membership_post_finish(membership, membership->order[i], MLFAB__MEMBERSHIP_FREEZE,
+                               membership->finisher, in->calls);
     }
   }
 }
 
-static void membership_freezes(mlfab__membership *roll, uint32_t worker,
+static void membership_freezes(mlfab__membership *membership, uint32_t worker,
                                const mlfab__membership_finish *in) {
-  mlfab__membership_entry *entry = &roll->entries[worker];
-  if (!roll->freezing || in->rank != roll->finisher) return;
+  mlfab__membership_entry *entry = &membership->entries[worker];
+  if (!membership->freezing || in->rank != membership->finisher) return;
   entry->frozen = 1;
   entry->begun = in->calls;
-  membership_settle(roll);
+  membership_settle(membership);
 }
 
 /* To those who owe it. */
-static void membership_hand_on(mlfab__membership *roll, uint64_t number,
+static void membership_hand_on(mlfab__membership *membership, uint64_t number,
                                const mlfab__frame_in *frame) {
-  for (uint32_t i = 0; i < roll->members; i++) {
-    const mlfab__membership_entry *entry = membership_member(roll, i);
+  for (uint32_t i = 0; i < membership->members; i++) {
+    const mlfab__membership_entry *entry = membership_member(membership, i);
     if (entry->finished && !entry->left && entry->calls <= number)
-      membership_post(roll, roll->order[i], MLFAB__MEMBERSHIP_OWED, frame->meta, frame->meta_bytes);
+      membership_post(membership, membership->order[i], MLFAB__MEMBERSHIP_OWED, frame->meta,
+                      frame->meta_bytes);
   }
 }
 
 /* --- what workers say --- */
 
 /* It wants to take part. */
-static void membership_asks(mlfab__membership *roll, uint32_t worker,
+static void membership_asks(mlfab__membership *membership, uint32_t worker,
                             const mlfab__membership_ask *in) {
-  mlfab__membership_entry *entry = &roll->entries[worker];
+  mlfab__membership_entry *entry = &membership->entries[worker];
   if (entry->over_owed > in->epoch) { /* said before it heard of it */
-    membership_post_over(roll, worker);
+    membership_post_over(membership, worker);
     return;
   }
   if (entry->done) return;
   entry->over_owed = 0;
-  if (entry->member && in->epoch == roll->epoch) { /* it has ended all calls below the limit */
+  if (entry->member &&
+      in->epoch == membership->epoch) { /* it has ended all calls below the limit */
     entry->ask = *in;
-    entry->moved = roll->limit != UINT64_MAX && !roll->freezing;
-    membership_check_moved(roll);
+    entry->moved = membership->limit != UINT64_MAX && !membership->freezing;
+    membership_check_moved(membership);
     return;
   }
   if (entry->member) { /* a repetition: the list may have been lost */
-    membership_post(roll, worker, MLFAB__MEMBERSHIP_LIST, roll->list, roll->list_bytes);
+    membership_post(membership, worker, MLFAB__MEMBERSHIP_LIST, membership->list,
+                    membership->list_bytes);
     return;
   }
   entry->asked = 1;
   entry->ask = *in;
   entry->missing = MEMBERSHIP_UNTOLD;
-  if (roll->phase == MLFAB__MEMBERSHIP_IDLE) roll->phase = MLFAB__MEMBERSHIP_GATHERING;
-  if (membership_stands(roll)) {
+  if (membership->phase == MLFAB__MEMBERSHIP_IDLE) membership->phase = MLFAB__MEMBERSHIP_GATHERING;
+  if (membership_stands(membership)) {
     char text[64];
     snprintf(text, sizeof text, "worker %u has come in: collectives begin anew", worker);
-    membership_verdict(roll, MLFAB_ERR_AGAIN, (int32_t)worker, text);
+    membership_verdict(membership, MLFAB_ERR_AGAIN, (int32_t)worker, text);
   } else {
-    membership_check(roll);
+    membership_check(membership);
   }
 }
 
-static void membership_is_ready(mlfab__membership *roll, uint32_t worker,
+static void membership_is_ready(mlfab__membership *membership, uint32_t worker,
                                 const mlfab__membership_ready *in) {
-  mlfab__membership_entry *entry = &roll->entries[worker];
-  if (roll->phase ==
+  mlfab__membership_entry *entry = &membership->entries[worker];
+  if (membership->phase ==
       MLFAB__MEMBERSHIP_RUNNING) { /* a repetition: what followed may have been lost */
-    membership_post_go(roll, worker);
-    membership_post_departures(roll, worker);
-    membership_post_finished(roll, worker);
+    membership_post_go(membership, worker);
+    membership_post_departures(membership, worker);
+    membership_post_finished(membership, worker);
     return;
   }
   if (entry->ready) return;
   entry->ready = 1;
   entry->arena = in->arena == 1 && !entry->left;
-  membership_check_ready(roll);
+  membership_check_ready(membership);
 }
 
-static void membership_fails(mlfab__membership *roll, uint32_t worker,
+static void membership_fails(mlfab__membership *membership, uint32_t worker,
                              const mlfab__membership_over *in) {
-  int known = in->rank >= 0 && (uint32_t)in->rank < roll->workers;
-  membership_verdict(roll, in->code < 0 ? in->code : MLFAB_ERR_REFUSED,
+  int known = in->rank >= 0 && (uint32_t)in->rank < membership->workers;
+  membership_verdict(membership, in->code < 0 ? in->code : MLFAB_ERR_REFUSED,
                      known ? in->rank : (int32_t)worker, in->text);
 }
 
 /* It takes no further part, and is no member: others are told when they begin one without it. */
-static void membership_lose(mlfab__membership *roll, uint32_t worker, int32_t code) {
-  mlfab__membership_entry *entry = &roll->entries[worker];
+static void membership_lose(mlfab__membership *membership, uint32_t worker, int32_t code) {
+  mlfab__membership_entry *entry = &membership->entries[worker];
   int counted = entry->alive && !entry->done && !entry->member;
-  if (counted && !membership_stands(roll)) entry->lost = code;
+  if (counted && !membership_stands(membership)) entry->lost = code;
 }
 
 /* It takes no further part. Of an epoch that it did not know yet it has called nothing. */
-static void membership_leaves(mlfab__membership *roll, uint32_t worker,
+static void membership_leaves(mlfab__membership *membership, uint32_t worker,
                               const mlfab__membership_leave *in) {
-  mlfab__membership_entry *entry = &roll->entries[worker];
+  mlfab__membership_entry *entry = &membership->entries[worker];
   uint8_t meta[32];
-  membership_lose(roll, worker, MLFAB_ERR_PEER_CLOSED);
+  membership_lose(membership, worker, MLFAB_ERR_PEER_CLOSED);
   entry->done = 1;
   entry->asked = 0;
   if (entry->finished) return; /* it has said so before */
   if (!entry->member) {
-    membership_check(roll);
+    membership_check(membership);
     return;
   }
   if (entry->left) return;
-  int knows = in->epoch == roll->epoch;
+  int knows = in->epoch == membership->epoch;
   entry->left = 1;
   entry->calls = knows ? in->calls : 0;
   entry->arena = 0;
   if (!knows) entry->ready = 1;
-  if (roll->phase == MLFAB__MEMBERSHIP_RUNNING)
-    membership_post_all(roll, MLFAB__MEMBERSHIP_LEFT, meta,
-                        membership_left_meta(roll, worker, meta));
-  membership_check_ready(roll);
-  membership_look_at_answers(roll, 0);
-  membership_settle(roll);
-  membership_check_moved(roll);
+  if (membership->phase == MLFAB__MEMBERSHIP_RUNNING)
+    membership_post_all(membership, MLFAB__MEMBERSHIP_LEFT, meta,
+                        membership_left_meta(membership, worker, meta));
+  membership_check_ready(membership);
+  membership_look_at_answers(membership, 0);
+  membership_settle(membership);
+  membership_check_moved(membership);
 }
 
-static void membership_broken(mlfab__membership *roll, uint32_t worker, const char *text) {
-  roll->port.drop(roll->port.self, worker, MLFAB_ERR_FRAME, text);
+static void membership_broken(mlfab__membership *membership, uint32_t worker, const char *text) {
+  membership->port.drop(membership->port.self, worker, MLFAB_ERR_FRAME, text);
 }
 
 /* Frames of members about the epoch that stands. Others are of what is over. */
 #define MEMBERSHIP_DECODE(name) \
   mlfab__decode_##name(frame->meta, frame->meta_bytes, &in.name) ? -1 : in.name.epoch == epoch
-static int membership_member_frame(mlfab__membership *roll, uint32_t worker,
+static int membership_member_frame(mlfab__membership *membership, uint32_t worker,
                                    const mlfab__frame_in *frame, uint64_t now_ns) {
   union {
     mlfab__membership_ready membership_ready;
@@ -25474,39 +25490,41 @@ static int membership_member_frame(mlfab__membership *roll, uint32_t worker,
     mlfab__membership_tell membership_tell;
     mlfab__membership_finish membership_finish;
   } in;
-  mlfab__membership_entry *entry = &roll->entries[worker];
-  uint32_t epoch = entry->alive && entry->member ? roll->epoch : 0;
-  int running = roll->phase == MLFAB__MEMBERSHIP_RUNNING, fits;
+  mlfab__membership_entry *entry = &membership->entries[worker];
+  uint32_t epoch = entry->alive && entry->member ? membership->epoch : 0;
+  int running = membership->phase == MLFAB__MEMBERSHIP_RUNNING, fits;
   switch (frame->type) {
     case MLFAB__MEMBERSHIP_READY:
       fits = MEMBERSHIP_DECODE(membership_ready);
-      if (fits > 0 && epoch) membership_is_ready(roll, worker, &in.membership_ready);
+      if (fits > 0 && epoch) membership_is_ready(membership, worker, &in.membership_ready);
       break;
     case MLFAB__MEMBERSHIP_FAIL:
       fits = MEMBERSHIP_DECODE(membership_over);
-      if (fits > 0 && epoch) membership_fails(roll, worker, &in.membership_over);
+      if (fits > 0 && epoch) membership_fails(membership, worker, &in.membership_over);
       break;
     case MLFAB__MEMBERSHIP_STUCK:
       fits = MEMBERSHIP_DECODE(membership_call);
-      if (fits > 0 && epoch && running) membership_stuck(roll, &in.membership_call, now_ns);
+      if (fits > 0 && epoch && running) membership_stuck(membership, &in.membership_call, now_ns);
       break;
     case MLFAB__MEMBERSHIP_TELL:
       fits = MEMBERSHIP_DECODE(membership_tell);
-      if (fits > 0 && epoch && running) membership_tell(roll, entry, &in.membership_tell);
+      if (fits > 0 && epoch && running) membership_tell(membership, entry, &in.membership_tell);
       break;
     case MLFAB__MEMBERSHIP_FROZEN:
       fits = MEMBERSHIP_DECODE(membership_finish);
-      if (fits > 0 && epoch && running) membership_freezes(roll, worker, &in.membership_finish);
+      if (fits > 0 && epoch && running)
+        membership_freezes(membership, worker, &in.membership_finish);
       break;
     default:
       return 0;
   }
-  if (fits < 0) membership_broken(roll, worker, "a frame of the roll that does not parse");
+  if (fits < 0)
+    membership_broken(membership, worker, "a frame of the membership that does not parse");
   return 1;
 }
 #undef MEMBERSHIP_DECODE
 
-MLFAB__INTERNAL int mlfab__membership_frame(mlfab__membership *roll, uint32_t worker,
+MLFAB__INTERNAL int mlfab__membership_frame(mlfab__membership *membership, uint32_t worker,
                                             const mlfab__frame_in *frame, uint64_t now_ns) {
   mlfab__membership_ask ask;
   mlfab__membership_leave leave;
@@ -25514,67 +25532,67 @@ MLFAB__INTERNAL int mlfab__membership_frame(mlfab__membership *roll, uint32_t wo
   mlfab__membership_owed owed;
   if (frame->type == MLFAB__MEMBERSHIP_FINISH) {
     if (mlfab__decode_membership_finish(frame->meta, frame->meta_bytes, &finish)) {
-      membership_broken(roll, worker, "a MEMBERSHIP_FINISH that does not parse");
-    } else if (roll->entries[worker].alive) {
-      membership_finishes(roll, worker, &finish);
+      membership_broken(membership, worker, "a MEMBERSHIP_FINISH that does not parse");
+    } else if (membership->entries[worker].alive) {
+      membership_finishes(membership, worker, &finish);
     }
     return 1;
   }
   if (frame->type == MLFAB__MEMBERSHIP_OWED) {
     if (mlfab__decode_membership_owed(frame->meta, frame->meta_bytes, &owed, NULL)) {
-      membership_broken(roll, worker, "a MEMBERSHIP_OWED that does not parse");
-    } else if (roll->entries[worker].member && owed.epoch == roll->epoch) {
-      membership_hand_on(roll, owed.number, frame);
+      membership_broken(membership, worker, "a MEMBERSHIP_OWED that does not parse");
+    } else if (membership->entries[worker].member && owed.epoch == membership->epoch) {
+      membership_hand_on(membership, owed.number, frame);
     }
     return 1;
   }
   if (frame->type == MLFAB__MEMBERSHIP) {
     if (mlfab__decode_membership_ask(frame->meta, frame->meta_bytes, &ask) ||
-        ask.epoch > roll->epoch) {
-      membership_broken(roll, worker,
+        ask.epoch > membership->epoch) {
+      membership_broken(membership, worker,
                         "a MEMBERSHIP that does not parse, or of an epoch that never was");
-    } else if (roll->entries[worker].alive) {
-      membership_asks(roll, worker, &ask);
+    } else if (membership->entries[worker].alive) {
+      membership_asks(membership, worker, &ask);
     }
     return 1;
   }
   if (frame->type == MLFAB__MEMBERSHIP_LEAVE) {
     if (mlfab__decode_membership_leave(frame->meta, frame->meta_bytes, &leave)) {
-      membership_broken(roll, worker, "a MEMBERSHIP_LEAVE that does not parse");
-    } else if (roll->entries[worker].alive) {
-      membership_leaves(roll, worker, &leave);
+      membership_broken(membership, worker, "a MEMBERSHIP_LEAVE that does not parse");
+    } else if (membership->entries[worker].alive) {
+      membership_leaves(membership, worker, &leave);
     }
     return 1;
   }
-  return membership_member_frame(roll, worker, frame, now_ns);
+  return membership_member_frame(membership, worker, frame, now_ns);
 }
 
 /* --- who comes and goes --- */
 
 /* What a member may have missed while it had no link. What it repeats itself is answered then. */
-static void membership_repeat(mlfab__membership *roll, uint32_t worker) {
-  const mlfab__membership_entry *entry = &roll->entries[worker];
-  const mlfab__membership_inquiry *inquiry = &roll->inquiry;
+static void membership_repeat(mlfab__membership *membership, uint32_t worker) {
+  const mlfab__membership_entry *entry = &membership->entries[worker];
+  const mlfab__membership_inquiry *inquiry = &membership->inquiry;
   uint8_t meta[32];
-  if (entry->over_owed) membership_post_over(roll, worker);
-  if (!entry->member || roll->phase != MLFAB__MEMBERSHIP_RUNNING) return;
-  membership_post_departures(roll, worker);
-  membership_post_finished(roll, worker);
+  if (entry->over_owed) membership_post_over(membership, worker);
+  if (!entry->member || membership->phase != MLFAB__MEMBERSHIP_RUNNING) return;
+  membership_post_departures(membership, worker);
+  membership_post_finished(membership, worker);
   if (!inquiry->open || entry->told || entry->left) return;
-  mlfab__membership_call call = {roll->epoch, inquiry->channel, inquiry->number};
-  membership_post(roll, worker, MLFAB__MEMBERSHIP_ASK, meta,
+  mlfab__membership_call call = {membership->epoch, inquiry->channel, inquiry->number};
+  membership_post(membership, worker, MLFAB__MEMBERSHIP_ASK, meta,
                   mlfab__encode_membership_call(meta, &call));
 }
 
-MLFAB__INTERNAL void mlfab__membership_hello(mlfab__membership *roll, uint32_t worker,
+MLFAB__INTERNAL void mlfab__membership_hello(mlfab__membership *membership, uint32_t worker,
                                              uint32_t incarnation, uint64_t now_ns) {
-  mlfab__membership_entry *entry = &roll->entries[worker];
+  mlfab__membership_entry *entry = &membership->entries[worker];
   (void)now_ns;
   if (entry->incarnation == incarnation) {
     if (!entry->alive) entry->lost = 0;
     entry->alive = 1;
     entry->missing = MEMBERSHIP_UNTOLD;
-    membership_repeat(roll, worker);
+    membership_repeat(membership, worker);
     return;
   }
   int ends = entry->member;
@@ -25585,41 +25603,42 @@ MLFAB__INTERNAL void mlfab__membership_hello(mlfab__membership *roll, uint32_t w
   if (ends) {
     char text[64];
     snprintf(text, sizeof text, "worker %u is back as a new process", worker);
-    membership_verdict(roll, MLFAB_ERR_AGAIN, (int32_t)worker, text);
+    membership_verdict(membership, MLFAB_ERR_AGAIN, (int32_t)worker, text);
   }
 }
 
-MLFAB__INTERNAL void mlfab__membership_gone(mlfab__membership *roll, uint32_t worker, int left,
-                                            uint64_t now_ns) {
-  mlfab__membership_entry *entry = &roll->entries[worker];
+MLFAB__INTERNAL void mlfab__membership_gone(mlfab__membership *membership, uint32_t worker,
+                                            int left, uint64_t now_ns) {
+  mlfab__membership_entry *entry = &membership->entries[worker];
   (void)now_ns;
-  membership_lose(roll, worker, left ? MLFAB_ERR_PEER_CLOSED : MLFAB_ERR_PEER_DEAD);
+  membership_lose(membership, worker, left ? MLFAB_ERR_PEER_CLOSED : MLFAB_ERR_PEER_DEAD);
   entry->alive = entry->asked = 0;
   if (entry->member && entry->finished && entry->moved) { /* nobody waits for anything of it */
     entry->left = 1;
-    membership_check_moved(roll);
+    membership_check_moved(membership);
   } else if (entry->member && left && entry->left) { /* as it has said */
     entry->ready = 1;
-    membership_check_ready(roll);
+    membership_check_ready(membership);
   } else if (entry->member) {
     char text[64];
     snprintf(text, sizeof text, left ? "worker %u has closed" : "worker %u is dead", worker);
-    membership_verdict(roll, left ? MLFAB_ERR_PEER_CLOSED : MLFAB_ERR_PEER_DEAD, (int32_t)worker,
-                       text);
+    membership_verdict(membership, left ? MLFAB_ERR_PEER_CLOSED : MLFAB_ERR_PEER_DEAD,
+                       (int32_t)worker, text);
   } else {
-    membership_check(roll);
+    membership_check(membership);
   }
 }
 
-MLFAB__INTERNAL void mlfab__membership_tick(mlfab__membership *roll, uint64_t now_ns) {
-  mlfab__membership_inquiry *inquiry = &roll->inquiry;
-  if (roll->phase == MLFAB__MEMBERSHIP_GATHERING || roll->phase == MLFAB__MEMBERSHIP_LISTED)
-    membership_tell_missing(roll);
-  if (roll->phase != MLFAB__MEMBERSHIP_RUNNING) return;
-  if (inquiry->open && now_ns - inquiry->asked_ns >= 2 * roll->config->heartbeat_ns)
-    membership_look_at_answers(roll, 1);
-  if (!inquiry->open && inquiry->pending && membership_may_ask(roll, now_ns))
-    membership_ask_all(roll, inquiry->pending_channel, inquiry->pending_number, now_ns);
+MLFAB__INTERNAL void mlfab__membership_tick(mlfab__membership *membership, uint64_t now_ns) {
+  mlfab__membership_inquiry *inquiry = &membership->inquiry;
+  if (membership->phase == MLFAB__MEMBERSHIP_GATHERING ||
+      membership->phase == MLFAB__MEMBERSHIP_LISTED)
+    membership_tell_missing(membership);
+  if (membership->phase != MLFAB__MEMBERSHIP_RUNNING) return;
+  if (inquiry->open && now_ns - inquiry->asked_ns >= 2 * membership->config->heartbeat_ns)
+    membership_look_at_answers(membership, 1);
+  if (!inquiry->open && inquiry->pending && membership_may_ask(membership, now_ns))
+    membership_ask_all(membership, inquiry->pending_channel, inquiry->pending_number, now_ns);
 }
 #endif /* MLFAB_WITH_COLL */
 
@@ -25665,11 +25684,11 @@ MLFAB__INTERNAL int mlfab__partial_run_close(mlfab__comm *comm, uint32_t id, mlf
 /* partial_run.c - the communicator: partial reductions. See comm.h; what a round is and what a member
  * keeps is partial.h's.
  *
- * Two plays, by parity of the round: one is armed as soon as the round two before it is over and
+ * Two runs, by parity of the round: one is armed as soon as the round two before it is over and
  * nothing of it is borrowed, so that a worker that does not call takes part all the same. A round's
- * play has the number round - base + 1, where base is the first round of the epoch.
+ * run has the number round - base + 1, where base is the first round of the epoch.
  *
- * An epoch begins with a play that exchanges marks (partial.h; number 0: an allreduce, MAX): the base,
+ * An epoch begins with a run that exchanges marks (partial.h; number 0: an allreduce, MAX): the base,
  * which is the first round that no call is known to have got, and how many flushes have succeeded, now and
  * in epochs before. From them everybody knows whether what it gave to the round, or the flush, that a
  * failure has ended is in a result that somebody has. It is left out in an object's first epoch, where
@@ -25678,7 +25697,7 @@ MLFAB__INTERNAL int mlfab__partial_run_close(mlfab__comm *comm, uint32_t id, mlf
  * Closing waits for the round that has taken here, and for what of it is borrowed: all have given to it,
  * so it ends by itself. A round that has not is another's to miss: it fails, naming this worker.
  *
- * Invariants. (1) A round's play takes only when the round before is over here (partial.h), so
+ * Invariants. (1) A round's run takes only when the round before is over here (partial.h), so
  * rounds are delivered in order. (2) A call's buffers are not touched after its request has ended.
  * (3) While a flush is open there is no call, and no round takes from what is flushed; a flush
  * that ended without a failure has succeeded, as every failure is told to objects; one that has failed
@@ -25695,8 +25714,8 @@ struct mlfab__partial_run {
   uint32_t refuse_nan;
   uint64_t signature;
   mlfab__partial partial;
-  mlfab__engine plays[2]; /* rounds, by parity */
-  mlfab__engine settle;
+  mlfab__engine_run runs[2]; /* rounds, by parity */
+  mlfab__engine_run settle;
   mlfab_vec vecs[2][2], settle_vec;
   uint64_t base;   /* the epoch's first round */
   uint64_t armed;  /* rounds below it have been armed in this epoch, as far as they are not over */
@@ -25719,8 +25738,8 @@ static void partial_run_fail(const mlfab__partial_run *e, int code) {
   mlfab__comm_fail(e->comm, code, (int32_t)e->comm->rank, text);
 }
 
-static void partial_run_arm(const mlfab__partial_run *e, mlfab__engine *play) {
-  int code = mlfab__comm_arm(e->comm, play, e->comm->now_ns);
+static void partial_run_arm(const mlfab__partial_run *e, mlfab__engine_run *run) {
+  int code = mlfab__comm_arm(e->comm, run, e->comm->now_ns);
   if (code && code != MLFAB_ERR_STATE) partial_run_fail(e, code);
 }
 
@@ -25728,12 +25747,12 @@ static void partial_run_arm(const mlfab__partial_run *e, mlfab__engine *play) {
 static void partial_run_go_on(mlfab__partial_run *e) {
   mlfab__comm *comm = e->comm;
   mlfab__partial *partial = &e->partial;
-  while (partial->settled && !e->closing && !comm->failing && !e->plays[e->armed & 1].armed) {
-    mlfab__engine *play = &e->plays[e->armed & 1];
-    play->number = e->armed++ - e->base + 1;
-    partial_run_arm(e, play);
+  while (partial->settled && !e->closing && !comm->failing && !e->runs[e->armed & 1].armed) {
+    mlfab__engine_run *run = &e->runs[e->armed & 1];
+    run->number = e->armed++ - e->base + 1;
+    partial_run_arm(e, run);
   }
-  mlfab__engine *open = &e->plays[partial->over & 1];
+  mlfab__engine_run *open = &e->runs[partial->over & 1];
   if (!partial->settled || !open->armed || open->number != partial->over - e->base + 1) return;
   uint32_t op = mlfab__partial_trigger(partial);
   int take = mlfab__partial_may_take(partial);
@@ -25757,10 +25776,10 @@ static void partial_run_finish(mlfab__partial_run *e) {
   mlfab__request_finish(e->comm->requests, request, 0, MLFAB_NO_RANK, 0, e->comm->now_ns, "%s", "");
 }
 
-static int partial_run_compute(void *self, mlfab__engine *play, const mlfab__dag_op *op) {
+static int partial_run_compute(void *self, mlfab__engine_run *run, const mlfab__dag_op *op) {
   mlfab__partial_run *e = self;
   mlfab__partial *partial = &e->partial;
-  int answered = mlfab__partial_compute(partial, &play->dag, e->base + play->number - 1, op->code);
+  int answered = mlfab__partial_compute(partial, &run->dag, e->base + run->number - 1, op->code);
   if (answered) partial_run_finish(e);
   if (op->code != MLFAB__PARTIAL_DELIVER) return 0;
   e->comm->rounds++;
@@ -25774,7 +25793,7 @@ static int partial_run_compute(void *self, mlfab__engine *play, const mlfab__dag
 static void partial_run_free(void *self) {
   mlfab__partial_run *e = self;
   mlfab__env *env = e->comm->env;
-  for (uint32_t i = 0; i < 2; i++) mlfab__dag_free(&e->plays[i].dag);
+  for (uint32_t i = 0; i < 2; i++) mlfab__dag_free(&e->runs[i].dag);
   mlfab__dag_free(&e->settle.dag);
   mlfab__partial_free(&e->partial);
   mlfab__free(env, e, sizeof *e);
@@ -25790,13 +25809,14 @@ static void partial_run_remove(mlfab__partial_run *e) {
 static int partial_run_ends(const mlfab__partial_run *e) {
   if (e->partial.settled && e->partial.taken) return 1;
   for (uint32_t i = 0; i < 2; i++)
-    if (e->plays[i].armed && !e->plays[i].running) return 1;
+    if (e->runs[i].armed && !e->runs[i].running) return 1;
   return 0;
 }
 
-static void partial_run_round_over(void *self, mlfab__engine *play, int status, uint64_t now_ns) {
+static void partial_run_round_over(void *self, mlfab__engine_run *run, int status,
+                                   uint64_t now_ns) {
   mlfab__partial_run *e = self;
-  (void)play, (void)now_ns;
+  (void)run, (void)now_ns;
   if (status) return;
   if (!e->closing) {
     partial_run_go_on(e);
@@ -25818,9 +25838,10 @@ static void partial_run_settled(mlfab__partial_run *e) {
   mlfab__comm_go_on(e->comm);
 }
 
-static void partial_run_settle_over(void *self, mlfab__engine *play, int status, uint64_t now_ns) {
+static void partial_run_settle_over(void *self, mlfab__engine_run *run, int status,
+                                    uint64_t now_ns) {
   mlfab__partial_run *e = self;
-  (void)play, (void)now_ns;
+  (void)run, (void)now_ns;
   if (!status && !e->closing) partial_run_settled(e);
 }
 
@@ -25839,7 +25860,7 @@ static int partial_run_build_settle(mlfab__partial_run *e) {
   return code ? code : mlfab__dag_seal(&e->settle.dag, &culprit);
 }
 
-/* The schedules for these members. */
+/* The task graphs for these members. */
 static int partial_run_build(mlfab__partial_run *e) {
   const mlfab__comm *comm = e->comm;
   double rate = comm->go.rate > 0.0 ? comm->go.rate / 1e9 : partial_run_bytes_per_ns;
@@ -25849,32 +25870,33 @@ static int partial_run_build(mlfab__partial_run *e) {
                                               partial_run_add_bytes_per_ns);
   int code = 0;
   for (uint32_t i = 0; i < 2 && !code; i++) {
-    code = mlfab__partial_build(&e->partial, &e->plays[i].dag, algorithm);
+    code = mlfab__partial_build(&e->partial, &e->runs[i].dag, algorithm);
     e->vecs[i][0] = (mlfab_vec){e->partial.data[i], e->partial.bytes};
     e->vecs[i][1] = (mlfab_vec){e->partial.bitmap[i], sizeof e->partial.bitmap[i]};
   }
   return code ? code : partial_run_build_settle(e);
 }
 
-static void partial_run_fill_play(mlfab__partial_run *e, mlfab__engine *play, uint64_t signature) {
-  play->channel = e->object->channel;
-  play->signature = signature;
-  play->self = e;
-  play->over = partial_run_round_over;
+static void partial_run_fill_play(mlfab__partial_run *e, mlfab__engine_run *run,
+                                  uint64_t signature) {
+  run->channel = e->object->channel;
+  run->signature = signature;
+  run->self = e;
+  run->over = partial_run_round_over;
 }
 
 static void partial_run_fill_plays(mlfab__partial_run *e) {
   const mlfab__partial_spec *spec = &e->partial.spec;
   for (uint32_t i = 0; i < 2; i++) {
-    mlfab__engine *play = &e->plays[i];
-    partial_run_fill_play(e, play, e->signature);
-    play->eager = e->partial.bytes <= MLFAB__COMM_EAGER;
-    play->dtype = spec->dtype;
-    play->op = MLFAB_OP_SUM;
-    play->width = spec->width;
-    play->compute = partial_run_compute;
-    play->spaces[MLFAB__PARTIAL_DATA] = (mlfab__comm_space){&e->vecs[i][0], 1};
-    play->spaces[MLFAB__PARTIAL_BITMAP] = (mlfab__comm_space){&e->vecs[i][1], 1};
+    mlfab__engine_run *run = &e->runs[i];
+    partial_run_fill_play(e, run, e->signature);
+    run->eager = e->partial.bytes <= MLFAB__COMM_EAGER;
+    run->dtype = spec->dtype;
+    run->op = MLFAB_OP_SUM;
+    run->width = spec->width;
+    run->compute = partial_run_compute;
+    run->spaces[MLFAB__PARTIAL_DATA] = (mlfab__comm_space){&e->vecs[i][0], 1};
+    run->spaces[MLFAB__PARTIAL_BITMAP] = (mlfab__comm_space){&e->vecs[i][1], 1};
   }
   partial_run_fill_play(e, &e->settle, e->signature + 1);
   e->settle.eager = 1;
@@ -25949,7 +25971,7 @@ static int32_t partial_run_awaited(void *self, uint64_t *number_p, const char **
   if (rank != MLFAB_NO_RANK || comm->phase != MLFAB__COMM_IN) return rank;
   if (drawn != MLFAB__DAG_NONE && drawn != comm->me) return (int32_t)comm->ranks[drawn];
   *why_p = "is awaited";
-  return mlfab__engine_awaits(comm, &e->plays[e->partial.over & 1]);
+  return mlfab__engine_awaits(comm, &e->runs[e->partial.over & 1]);
 }
 
 /* Others wait for this worker where it was drawn and has not called, where it is one of a quorum
@@ -26052,7 +26074,7 @@ static mlfab__partial_run *partial_run_new(mlfab__comm *comm, const mlfab__parti
   e->comm = comm;
   e->refuse_nan = refuse_nan;
   e->signature = partial_run_signature(spec);
-  for (uint32_t i = 0; i < 2; i++) mlfab__dag_init(&e->plays[i].dag, comm->env);
+  for (uint32_t i = 0; i < 2; i++) mlfab__dag_init(&e->runs[i].dag, comm->env);
   mlfab__dag_init(&e->settle.dag, comm->env);
   if (mlfab__partial_init(&e->partial, comm->env, spec, comm->rank) == 0) return e;
   partial_run_free(e);
@@ -27033,9 +27055,9 @@ MLFAB__INTERNAL int mlfab__stochastic_close(mlfab__comm *comm, uint32_t id, mlfa
  * core/coll/user_dag.h
  * ============================================================================================== */
 #if MLFAB_WITH_DAG
-/* user_dag.h - schedules of the user's own (mlfab_dag) over the communicator. Layer 4. What they are: user_dag.c. */
+/* user_dag.h - task graphs of the user's own (mlfab_dag) over the communicator. Layer 4. What they are: user_dag.c. */
 
-enum { MLFAB__USER_DAG_WAITERS = 8 }; /* requests of one schedule that are open */
+enum { MLFAB__USER_DAG_WAITERS = 8 }; /* requests of one task graph that are open */
 
 enum { MLFAB__USER_DAG_BUILT, MLFAB__USER_DAG_OPENING, MLFAB__USER_DAG_OPEN };
 
@@ -27067,19 +27089,19 @@ typedef struct mlfab__user_dag {
   uint8_t state; /* MLFAB__USER_DAG_* */
   uint8_t persistent;
   uint8_t started;            /* the present round may be armed; always when persistent */
-  uint8_t arming;             /* script_run is at work */
+  uint8_t arming;             /* graph_run is at work */
   mlfab__comm_object *object; /* from when it is OPENING */
   uint32_t epoch;             /* whose members the operations name; 0: none */
   int32_t stranger;           /* a rank that is no member of it */
   uint64_t round;             /* the present one; those below are over */
   uint64_t lost, lost_end;    /* the last rounds in a row that failures ended */
   uint64_t number;            /* rounds armed in this epoch */
-  mlfab__user_dag_op *ops;    /* beside those of play.dag */
+  mlfab__user_dag_op *ops;    /* beside those of run.dag */
   uint32_t room, npending;
   mlfab__user_dag_waiter waiters[MLFAB__USER_DAG_WAITERS];
   uint32_t nwaiters;
   mlfab_vec whole; /* from the lowest address of a message to the highest */
-  mlfab__engine play;
+  mlfab__engine_run run;
 } mlfab__user_dag;
 
 typedef struct mlfab__user_dag_message {
@@ -27090,43 +27112,42 @@ typedef struct mlfab__user_dag_message {
   int dtype, op;
 } mlfab__user_dag_message;
 
-MLFAB__INTERNAL void mlfab__user_dag_init(mlfab__user_dag *script, mlfab__comm *comm,
+MLFAB__INTERNAL void mlfab__user_dag_init(mlfab__user_dag *graph, mlfab__comm *comm,
                                           const mlfab__user_dag_user *user);
 /* Closes it, too. A round that was started and is not over fails everywhere (CANCELLED); of a
  * persistent one it is forgotten here, unless something is lent (mlfab__user_dag_lends). */
-MLFAB__INTERNAL void mlfab__user_dag_free(mlfab__user_dag *script);
+MLFAB__INTERNAL void mlfab__user_dag_free(mlfab__user_dag *graph);
 
 /* Building: as the calls of mlfab.h. kind: MLFAB__DAG_SEND, RECV, RECV_REDUCE. */
-MLFAB__INTERNAL int mlfab__user_dag_message_op(mlfab__user_dag *script, uint8_t kind,
+MLFAB__INTERNAL int mlfab__user_dag_message_op(mlfab__user_dag *graph, uint8_t kind,
                                                const mlfab__user_dag_message *message,
                                                uint32_t *op_p, mlfab_error *error);
-MLFAB__INTERNAL int mlfab__user_dag_compute(mlfab__user_dag *script, mlfab_compute_fn fn,
-                                            void *user, uint32_t *op_p, mlfab_error *error);
-MLFAB__INTERNAL int mlfab__user_dag_nop(mlfab__user_dag *script, uint32_t *op_p,
-                                        mlfab_error *error);
-MLFAB__INTERNAL int mlfab__user_dag_after(mlfab__user_dag *script, uint32_t op, uint32_t dependency,
+MLFAB__INTERNAL int mlfab__user_dag_compute(mlfab__user_dag *graph, mlfab_compute_fn fn, void *user,
+                                            uint32_t *op_p, mlfab_error *error);
+MLFAB__INTERNAL int mlfab__user_dag_nop(mlfab__user_dag *graph, uint32_t *op_p, mlfab_error *error);
+MLFAB__INTERNAL int mlfab__user_dag_after(mlfab__user_dag *graph, uint32_t op, uint32_t dependency,
                                           mlfab_error *error);
-MLFAB__INTERNAL int mlfab__user_dag_set(mlfab__user_dag *script, uint32_t op, uint32_t need,
+MLFAB__INTERNAL int mlfab__user_dag_set(mlfab__user_dag *graph, uint32_t op, uint32_t need,
                                         uint32_t flags, mlfab_error *error);
 
 /* Checks it and begins to open it. With 0, mlfab__user_dag_opened is to be told how the request has
  * ended; with an error it is as it was. */
-MLFAB__INTERNAL int mlfab__user_dag_open(mlfab__user_dag *script, int persistent,
+MLFAB__INTERNAL int mlfab__user_dag_open(mlfab__user_dag *graph, int persistent,
                                          uint64_t timeout_ns, uint64_t now_ns,
                                          mlfab_request *request_p, mlfab_error *error);
-MLFAB__INTERNAL void mlfab__user_dag_opened(mlfab__user_dag *script, int code, uint64_t now_ns);
-MLFAB__INTERNAL int mlfab__user_dag_start(mlfab__user_dag *script, uint64_t timeout_ns,
+MLFAB__INTERNAL void mlfab__user_dag_opened(mlfab__user_dag *graph, int code, uint64_t now_ns);
+MLFAB__INTERNAL int mlfab__user_dag_start(mlfab__user_dag *graph, uint64_t timeout_ns,
                                           uint64_t now_ns, mlfab_request *request_p,
                                           mlfab_error *error);
 /* *request_p is 0 where the round is over. */
-MLFAB__INTERNAL int mlfab__user_dag_wait(mlfab__user_dag *script, uint64_t round,
+MLFAB__INTERNAL int mlfab__user_dag_wait(mlfab__user_dag *graph, uint64_t round,
                                          uint64_t timeout_ns, uint64_t now_ns,
                                          mlfab_request *request_p, mlfab_error *error);
 /* inside: it is a function that an operation computes that calls. */
-MLFAB__INTERNAL int mlfab__user_dag_trigger(mlfab__user_dag *script, uint32_t op, int inside,
+MLFAB__INTERNAL int mlfab__user_dag_trigger(mlfab__user_dag *graph, uint32_t op, int inside,
                                             uint64_t now_ns, mlfab_error *error);
 /* Is memory of an armed round on its way to others? */
-MLFAB__INTERNAL int mlfab__user_dag_lends(const mlfab__user_dag *script);
+MLFAB__INTERNAL int mlfab__user_dag_lends(const mlfab__user_dag *graph);
 
 #endif /* MLFAB_WITH_DAG */
 
@@ -27134,16 +27155,16 @@ MLFAB__INTERNAL int mlfab__user_dag_lends(const mlfab__user_dag *script);
  * core/coll/user_dag.c
  * ============================================================================================== */
 #if MLFAB_WITH_DAG
-/* user_dag.c - the communicator: schedules of the user's own. See comm.h; what may run when is
+/* user_dag.c - the communicator: task graphs of the user's own. See comm.h; what may run when is
  * dag.h's.
  *
- * A round is a play. Messages are numbered by the rounds that were armed in this epoch, which are
+ * A round is a run. Messages are numbered by the rounds that were armed in this epoch, which are
  * the same on all workers; the user's numbers count what was over here, with or without success, so
  * that a round and the call that waits for it go together whatever failed.
  *
- *    BUILT --open--> OPENING --opened--> OPEN, in which a round is armed, played, over, and so on
+ *    BUILT --open--> OPENING --opened--> OPEN, in which a round is armed, run, over, and so on
  *
- * Everything is sent when its receiver has asked for it (READY), however small: what a schedule
+ * Everything is sent when its receiver has asked for it (READY), however small: what a task graph
  * waits for first may be what its peer sends last, and credit must not stand in between. So nobody
  * with messages that have bytes is more than a round ahead.
  *
@@ -27156,27 +27177,27 @@ MLFAB__INTERNAL int mlfab__user_dag_lends(const mlfab__user_dag *script);
 
 enum { USER_DAG_MESSAGE_MAX = 1 << 30, USER_DAG_FEW = 16 };
 
-static void user_dag_run(mlfab__user_dag *script);
+static void user_dag_run(mlfab__user_dag *graph);
 
-static const char user_dag_what[] = "a schedule";
+static const char user_dag_what[] = "a task graph";
 
 static int user_dag_refuse(mlfab_error *error, int code, const char *what) {
-  return MLFAB__FAIL(error, code, "a schedule: %s", what);
+  return MLFAB__FAIL(error, code, "a task graph: %s", what);
 }
 
 /* --- building --- */
 
-MLFAB__INTERNAL void mlfab__user_dag_init(mlfab__user_dag *script, mlfab__comm *comm,
+MLFAB__INTERNAL void mlfab__user_dag_init(mlfab__user_dag *graph, mlfab__comm *comm,
                                           const mlfab__user_dag_user *user) {
-  memset(script, 0, sizeof *script);
-  script->comm = comm;
-  script->user = *user;
-  script->stranger = MLFAB_NO_RANK;
-  mlfab__dag_init(&script->play.dag, comm->env);
+  memset(graph, 0, sizeof *graph);
+  graph->comm = comm;
+  graph->user = *user;
+  graph->stranger = MLFAB_NO_RANK;
+  mlfab__dag_init(&graph->run.dag, comm->env);
 }
 
-static int user_dag_check_building(const mlfab__user_dag *script, mlfab_error *error) {
-  if (script->state == MLFAB__USER_DAG_BUILT) return 0;
+static int user_dag_check_building(const mlfab__user_dag *graph, mlfab_error *error) {
+  if (graph->state == MLFAB__USER_DAG_BUILT) return 0;
   return user_dag_refuse(error, MLFAB_ERR_STATE, "it is open and cannot be changed");
 }
 
@@ -27184,53 +27205,53 @@ static int user_dag_no_memory(mlfab_error *error) {
   return user_dag_refuse(error, MLFAB_ERR_MEMORY, "out of memory");
 }
 
-static int user_dag_grow(mlfab__user_dag *script) {
-  mlfab__env *env = script->comm->env;
-  uint32_t n = script->play.dag.nops, room = script->room ? 2 * script->room : USER_DAG_FEW;
-  if (n < script->room) return 0;
+static int user_dag_grow(mlfab__user_dag *graph) {
+  mlfab__env *env = graph->comm->env;
+  uint32_t n = graph->run.dag.nops, room = graph->room ? 2 * graph->room : USER_DAG_FEW;
+  if (n < graph->room) return 0;
   mlfab__user_dag_op *ops = mlfab__alloc_array(env, room, sizeof *ops);
   if (!ops) return MLFAB_ERR_MEMORY;
-  if (n > 0) memcpy(ops, script->ops, n * sizeof *ops);
-  mlfab__free(env, script->ops, script->room * sizeof *ops);
-  script->ops = ops;
-  script->room = room;
+  if (n > 0) memcpy(ops, graph->ops, n * sizeof *ops);
+  mlfab__free(env, graph->ops, graph->room * sizeof *ops);
+  graph->ops = ops;
+  graph->room = room;
   return 0;
 }
 
-static int user_dag_add(mlfab__user_dag *script, const mlfab__dag_op *op,
+static int user_dag_add(mlfab__user_dag *graph, const mlfab__dag_op *op,
                         const mlfab__user_dag_op *more, uint32_t *op_p, mlfab_error *error) {
   uint32_t id;
-  int code = user_dag_check_building(script, error);
+  int code = user_dag_check_building(graph, error);
   if (code) return code;
   if (!op_p) return user_dag_refuse(error, MLFAB_ERR_ARGUMENT, "op_p is NULL");
-  code = user_dag_grow(script);
-  if (!code) code = mlfab__dag_add(&script->play.dag, op, &id);
+  code = user_dag_grow(graph);
+  if (!code) code = mlfab__dag_add(&graph->run.dag, op, &id);
   if (code == MLFAB_ERR_LIMIT)
-    return MLFAB__FAIL(error, code, "a schedule: more than %u operations", MLFAB__DAG_OPS_MAX);
+    return MLFAB__FAIL(error, code, "a task graph: more than %u operations", MLFAB__DAG_OPS_MAX);
   if (code) return user_dag_no_memory(error);
-  script->ops[id] = *more;
+  graph->ops[id] = *more;
   *op_p = id;
   return 0;
 }
 
-static int user_dag_check_message(const mlfab__user_dag *script,
+static int user_dag_check_message(const mlfab__user_dag *graph,
                                   const mlfab__user_dag_message *message, mlfab_error *error) {
-  uint32_t workers = script->comm->config->workers;
+  uint32_t workers = graph->comm->config->workers;
   unsigned long long bytes = message->bytes;
   if (message->rank < 0 || (uint32_t)message->rank >= workers)
     return mlfab__error(error, MLFAB_ERR_RANK_RANGE, message->rank, 0, 0,
-                        "a schedule: rank %d is not one of %u workers", (int)message->rank,
+                        "a task graph: rank %d is not one of %u workers", (int)message->rank,
                         workers);
-  if ((uint32_t)message->rank == script->comm->rank)
+  if ((uint32_t)message->rank == graph->comm->rank)
     return mlfab__error(error, MLFAB_ERR_ARGUMENT, message->rank, 0, 0,
-                        "a schedule: worker %d sends to itself", (int)message->rank);
+                        "a task graph: worker %d sends to itself", (int)message->rank);
   if (bytes > USER_DAG_MESSAGE_MAX)
     return MLFAB__FAIL(error, MLFAB_ERR_LIMIT,
-                       "a schedule: a message of %llu bytes, the limit is %d", bytes,
+                       "a task graph: a message of %llu bytes, the limit is %d", bytes,
                        USER_DAG_MESSAGE_MAX);
   if (bytes > 0 && !message->data)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
-                       "a schedule: data is NULL, and the message has %llu bytes", bytes);
+                       "a task graph: data is NULL, and the message has %llu bytes", bytes);
   return 0;
 }
 
@@ -27238,11 +27259,11 @@ static int user_dag_check_message(const mlfab__user_dag *script,
 static int user_dag_check_reduction(const mlfab__user_dag_message *message, uint32_t width,
                                     mlfab_error *error) {
   if (width == 0)
-    return MLFAB__FAIL(error, MLFAB_ERR_DTYPE, "a schedule: %d is not an element type",
+    return MLFAB__FAIL(error, MLFAB_ERR_DTYPE, "a task graph: %d is not an element type",
                        message->dtype);
   if (message->op < MLFAB_OP_SUM || message->op > MLFAB_OP_PRODUCT)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
-                       "a schedule: %d is not an operation (MLFAB_OP_SUM ... MLFAB_OP_PRODUCT)",
+                       "a task graph: %d is not an operation (MLFAB_OP_SUM ... MLFAB_OP_PRODUCT)",
                        message->op);
   if (message->op == MLFAB_OP_MEAN)
     return user_dag_refuse(error, MLFAB_ERR_UNSUPPORTED,
@@ -27252,7 +27273,7 @@ static int user_dag_check_reduction(const mlfab__user_dag_message *message, uint
   return 0;
 }
 
-MLFAB__INTERNAL int mlfab__user_dag_message_op(mlfab__user_dag *script, uint8_t kind,
+MLFAB__INTERNAL int mlfab__user_dag_message_op(mlfab__user_dag *graph, uint8_t kind,
                                                const mlfab__user_dag_message *given, uint32_t *op_p,
                                                mlfab_error *error) {
   mlfab__user_dag_message message = *given;
@@ -27265,57 +27286,58 @@ MLFAB__INTERNAL int mlfab__user_dag_message_op(mlfab__user_dag *script, uint8_t 
     message.bytes = message.bytes > USER_DAG_MESSAGE_MAX ? UINT64_MAX : message.bytes * width;
     op.reduce = MLFAB__COMM_REDUCE(message.dtype, message.op);
   }
-  code = user_dag_check_message(script, &message, error);
+  code = user_dag_check_message(graph, &message, error);
   if (code) return code;
   op.peer = (uint32_t)message.rank; /* a member's index when it is armed */
   op.bytes = message.bytes;
   const mlfab__user_dag_op more = {.rank = op.peer, .data = (uintptr_t)message.data};
-  return user_dag_add(script, &op, &more, op_p, error);
+  return user_dag_add(graph, &op, &more, op_p, error);
 }
 
-MLFAB__INTERNAL int mlfab__user_dag_compute(mlfab__user_dag *script, mlfab_compute_fn fn,
-                                            void *user, uint32_t *op_p, mlfab_error *error) {
+MLFAB__INTERNAL int mlfab__user_dag_compute(mlfab__user_dag *graph, mlfab_compute_fn fn, void *user,
+                                            uint32_t *op_p, mlfab_error *error) {
   const mlfab__dag_op op = {.kind = MLFAB__DAG_COMPUTE};
   const mlfab__user_dag_op more = {.fn = fn, .user = user};
   if (!fn) return user_dag_refuse(error, MLFAB_ERR_ARGUMENT, "the function to compute is NULL");
-  return user_dag_add(script, &op, &more, op_p, error);
+  return user_dag_add(graph, &op, &more, op_p, error);
 }
 
-MLFAB__INTERNAL int mlfab__user_dag_nop(mlfab__user_dag *script, uint32_t *op_p,
+MLFAB__INTERNAL int mlfab__user_dag_nop(mlfab__user_dag *graph, uint32_t *op_p,
                                         mlfab_error *error) {
   const mlfab__dag_op op = {.kind = MLFAB__DAG_NOP};
   const mlfab__user_dag_op more = {0};
-  return user_dag_add(script, &op, &more, op_p, error);
+  return user_dag_add(graph, &op, &more, op_p, error);
 }
 
-static int user_dag_check_op(const mlfab__user_dag *script, uint32_t op, mlfab_error *error) {
-  if (op < script->play.dag.nops) return 0;
+static int user_dag_check_op(const mlfab__user_dag *graph, uint32_t op, mlfab_error *error) {
+  if (op < graph->run.dag.nops) return 0;
   return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
-                     "a schedule: there is no operation %u, only %u of them, from 0", op,
-                     script->play.dag.nops);
+                     "a task graph: there is no operation %u, only %u of them, from 0", op,
+                     graph->run.dag.nops);
 }
 
-MLFAB__INTERNAL int mlfab__user_dag_after(mlfab__user_dag *script, uint32_t op, uint32_t dependency,
+MLFAB__INTERNAL int mlfab__user_dag_after(mlfab__user_dag *graph, uint32_t op, uint32_t dependency,
                                           mlfab_error *error) {
-  int code = user_dag_check_building(script, error);
-  if (!code) code = user_dag_check_op(script, op, error);
-  if (!code) code = user_dag_check_op(script, dependency, error);
+  int code = user_dag_check_building(graph, error);
+  if (!code) code = user_dag_check_op(graph, op, error);
+  if (!code) code = user_dag_check_op(graph, dependency, error);
   if (code) return code;
-  code = mlfab__dag_after(&script->play.dag, op, dependency);
+  code = mlfab__dag_after(&graph->run.dag, op, dependency);
   if (code == MLFAB_ERR_LIMIT)
-    return MLFAB__FAIL(error, code, "a schedule: more than %u dependencies", MLFAB__DAG_EDGES_MAX);
+    return MLFAB__FAIL(error, code, "a task graph: more than %u dependencies",
+                       MLFAB__DAG_EDGES_MAX);
   return code ? user_dag_no_memory(error) : 0;
 }
 
-MLFAB__INTERNAL int mlfab__user_dag_set(mlfab__user_dag *script, uint32_t op, uint32_t need,
+MLFAB__INTERNAL int mlfab__user_dag_set(mlfab__user_dag *graph, uint32_t op, uint32_t need,
                                         uint32_t flags, mlfab_error *error) {
-  int code = user_dag_check_building(script, error);
-  if (!code) code = user_dag_check_op(script, op, error);
+  int code = user_dag_check_building(graph, error);
+  if (!code) code = user_dag_check_op(graph, op, error);
   if (code) return code;
   if (flags & ~(uint32_t)(MLFAB_DAG_OUTSIDE | MLFAB_DAG_OPTIONAL))
-    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "a schedule: 0x%x are not flags (MLFAB_DAG_*)",
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "a task graph: 0x%x are not flags (MLFAB_DAG_*)",
                        flags);
-  mlfab__dag_op *its = &script->play.dag.ops[op];
+  mlfab__dag_op *its = &graph->run.dag.ops[op];
   its->need = need;
   its->outside = (flags & MLFAB_DAG_OUTSIDE) != 0;
   its->optional = (flags & MLFAB_DAG_OPTIONAL) != 0;
@@ -27328,20 +27350,20 @@ static int user_dag_is_message(const mlfab__dag_op *op) {
   return op->kind != MLFAB__DAG_NOP && op->kind != MLFAB__DAG_COMPUTE;
 }
 
-static int user_dag_flaw(const mlfab__user_dag *script, uint32_t culprit, mlfab_error *error) {
-  const mlfab__dag_op *op = &script->play.dag.ops[culprit];
-  switch (script->play.dag.flaw) {
+static int user_dag_flaw(const mlfab__user_dag *graph, uint32_t culprit, mlfab_error *error) {
+  const mlfab__dag_op *op = &graph->run.dag.ops[culprit];
+  switch (graph->run.dag.flaw) {
     case MLFAB__DAG_CYCLE:
-      return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "a schedule: operation %u comes after itself",
+      return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "a task graph: operation %u comes after itself",
                          culprit);
     case MLFAB__DAG_NEED:
       return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
-                         "a schedule: operation %u needs %u of what it comes after, more than "
+                         "a task graph: operation %u needs %u of what it comes after, more than "
                          "there is",
                          culprit, op->need);
     case MLFAB__DAG_TWICE:
       return mlfab__error(error, MLFAB_ERR_ARGUMENT, (int32_t)op->peer, 0, 0,
-                          "a schedule: operation %u: another one %s worker %u under tag %u too",
+                          "a task graph: operation %u: another one %s worker %u under tag %u too",
                           culprit, op->kind == MLFAB__DAG_SEND ? "sends to" : "receives from",
                           op->peer, op->tag);
     default:
@@ -27362,389 +27384,391 @@ static int user_dag_runs_alone(mlfab__dag *dag) {
 
 /* Where memory lies: addresses are reckoned from the lowest, as offsets into one stretch, which a
  * message finds at once, in place of a list. What comes after a SEND may change its bytes. */
-static void user_dag_lay_out(mlfab__user_dag *script) {
-  mlfab__dag *dag = &script->play.dag;
+static void user_dag_lay_out(mlfab__user_dag *graph) {
+  mlfab__dag *dag = &graph->run.dag;
   uintptr_t low = UINTPTR_MAX, high = 0;
   for (uint32_t id = 0; id < dag->nops; id++) {
     if (dag->ops[id].bytes == 0) continue;
-    low = (uintptr_t)mlfab__min(low, script->ops[id].data);
-    high = (uintptr_t)mlfab__max(high, script->ops[id].data + dag->ops[id].bytes);
+    low = (uintptr_t)mlfab__min(low, graph->ops[id].data);
+    high = (uintptr_t)mlfab__max(high, graph->ops[id].data + dag->ops[id].bytes);
   }
   for (uint32_t id = 0; id < dag->nops; id++) {
     mlfab__dag_op *op = &dag->ops[id];
-    op->at = op->bytes > 0 ? script->ops[id].data - low : 0;
+    op->at = op->bytes > 0 ? graph->ops[id].data - low : 0;
     op->copy = op->kind == MLFAB__DAG_SEND && dag->first[id + 1] > dag->first[id];
   }
-  script->whole = (mlfab_vec){(void *)low, high > low ? high - low : 0};
+  graph->whole = (mlfab_vec){(void *)low, high > low ? high - low : 0};
 }
 
 /* Seals it by ranks: `peer` is a rank here. */
-static int user_dag_seal(mlfab__user_dag *script, mlfab_error *error) {
-  mlfab__dag *dag = &script->play.dag;
+static int user_dag_seal(mlfab__user_dag *graph, mlfab_error *error) {
+  mlfab__dag *dag = &graph->run.dag;
   uint32_t culprit;
   if (dag->nops == 0) return user_dag_refuse(error, MLFAB_ERR_ARGUMENT, "it has no operations");
-  for (uint32_t id = 0; id < dag->nops; id++) dag->ops[id].peer = script->ops[id].rank;
-  if (mlfab__dag_seal(dag, &culprit)) return user_dag_flaw(script, culprit, error);
-  if (script->persistent && user_dag_runs_alone(dag))
+  for (uint32_t id = 0; id < dag->nops; id++) dag->ops[id].peer = graph->ops[id].rank;
+  if (mlfab__dag_seal(dag, &culprit)) return user_dag_flaw(graph, culprit, error);
+  if (graph->persistent && user_dag_runs_alone(dag))
     return user_dag_refuse(error, MLFAB_ERR_ARGUMENT,
                            "a persistent one must wait for a trigger or a message: this one would "
                            "run without end");
-  user_dag_lay_out(script);
+  user_dag_lay_out(graph);
   return 0;
 }
 
 /* --- rounds --- */
 
-static void user_dag_fail_memory(const mlfab__user_dag *script) {
+static void user_dag_fail_memory(const mlfab__user_dag *graph) {
   char text[64];
-  snprintf(text, sizeof text, "a schedule: worker %u is out of memory", script->comm->rank);
-  mlfab__comm_fail(script->comm, MLFAB_ERR_MEMORY, (int32_t)script->comm->rank, text);
+  snprintf(text, sizeof text, "a task graph: worker %u is out of memory", graph->comm->rank);
+  mlfab__comm_fail(graph->comm, MLFAB_ERR_MEMORY, (int32_t)graph->comm->rank, text);
 }
 
 /* Requests that wait for rounds below `round` are finished: 0, or an error of this worker alone. */
-static void user_dag_finish(mlfab__user_dag *script, uint64_t round, int code, int32_t rank,
+static void user_dag_finish(mlfab__user_dag *graph, uint64_t round, int code, int32_t rank,
                             const char *text) {
-  mlfab__comm *comm = script->comm;
-  for (uint32_t i = 0; i < script->nwaiters;) {
-    mlfab__user_dag_waiter waiter = script->waiters[i];
+  mlfab__comm *comm = graph->comm;
+  for (uint32_t i = 0; i < graph->nwaiters;) {
+    mlfab__user_dag_waiter waiter = graph->waiters[i];
     if (waiter.round >= round) {
       i++;
       continue;
     }
-    script->waiters[i] = script->waiters[--script->nwaiters];
+    graph->waiters[i] = graph->waiters[--graph->nwaiters];
     mlfab__request *request = mlfab__request_find(comm->requests, waiter.request);
     if (request && !request->done)
       mlfab__request_finish(comm->requests, request, code, rank, 0, comm->now_ns, "%s", text);
   }
 }
 
-/* Members' indices for ranks. The epoch's, or MLFAB_ERR_MEMORY; script->stranger: a rank that is no
+/* Members' indices for ranks. The epoch's, or MLFAB_ERR_MEMORY; graph->stranger: a rank that is no
  * member. */
-static int user_dag_map(mlfab__user_dag *script) {
-  mlfab__comm *comm = script->comm;
-  mlfab__dag *dag = &script->play.dag;
+static int user_dag_map(mlfab__user_dag *graph) {
+  mlfab__comm *comm = graph->comm;
+  mlfab__dag *dag = &graph->run.dag;
   uint64_t bytes = comm->config->workers * sizeof(uint32_t);
   uint32_t culprit, *index;
-  if (script->epoch == comm->epoch) return 0;
+  if (graph->epoch == comm->epoch) return 0;
   index = mlfab__comm_block(comm, bytes);
   if (!index) return MLFAB_ERR_MEMORY;
   memset(index, 0, bytes);
   for (uint32_t m = 0; m < comm->members; m++) index[comm->ranks[m]] = m + 1;
-  script->stranger = MLFAB_NO_RANK;
+  graph->stranger = MLFAB_NO_RANK;
   for (uint32_t id = dag->nops; id-- > 0;) {
-    uint32_t rank = script->ops[id].rank;
+    uint32_t rank = graph->ops[id].rank;
     if (!user_dag_is_message(&dag->ops[id])) continue;
-    if (!index[rank]) script->stranger = (int32_t)rank;
+    if (!index[rank]) graph->stranger = (int32_t)rank;
     dag->ops[id].peer = index[rank] - 1;
   }
   mlfab__comm_release(comm, index, bytes);
-  script->epoch = comm->epoch;
-  if (script->stranger != MLFAB_NO_RANK) return 0;
+  graph->epoch = comm->epoch;
+  if (graph->stranger != MLFAB_NO_RANK) return 0;
   return mlfab__dag_seal(dag, &culprit);
 }
 
-static int user_dag_stranger(const mlfab__user_dag *script, mlfab_error *error) {
-  return mlfab__error(error, MLFAB_ERR_PEER_DEAD, script->stranger, 0, 0,
-                      "a schedule: worker %d does not take part any more, and is sent to or "
+static int user_dag_stranger(const mlfab__user_dag *graph, mlfab_error *error) {
+  return mlfab__error(error, MLFAB_ERR_PEER_DEAD, graph->stranger, 0, 0,
+                      "a task graph: worker %d does not take part any more, and is sent to or "
                       "received from",
-                      (int)script->stranger);
+                      (int)graph->stranger);
 }
 
-static int user_dag_may_arm(const mlfab__user_dag *script) {
-  const mlfab__comm *comm = script->comm;
-  return script->state == MLFAB__USER_DAG_OPEN && script->started && !script->play.armed &&
+static int user_dag_may_arm(const mlfab__user_dag *graph) {
+  const mlfab__comm *comm = graph->comm;
+  return graph->state == MLFAB__USER_DAG_OPEN && graph->started && !graph->run.armed &&
          comm->phase == MLFAB__COMM_IN && !comm->failing && !comm->ending;
 }
 
 /* Not 0: there is nothing more to arm. */
-static int user_dag_arm(mlfab__user_dag *script) {
-  mlfab__comm *comm = script->comm;
-  uint64_t round = script->round;
-  int code = user_dag_map(script);
-  if (!code && script->stranger != MLFAB_NO_RANK) {
+static int user_dag_arm(mlfab__user_dag *graph) {
+  mlfab__comm *comm = graph->comm;
+  uint64_t round = graph->round;
+  int code = user_dag_map(graph);
+  if (!code && graph->stranger != MLFAB_NO_RANK) {
     mlfab_error error;
-    code = user_dag_stranger(script, &error);
-    script->started = script->persistent;
-    user_dag_finish(script, MLFAB__NEVER, code, error.rank, error.text);
+    code = user_dag_stranger(graph, &error);
+    graph->started = graph->persistent;
+    user_dag_finish(graph, MLFAB__NEVER, code, error.rank, error.text);
     return code;
   }
-  script->play.number = script->number++;
-  if (!code) code = mlfab__comm_arm(comm, &script->play, comm->now_ns);
+  graph->run.number = graph->number++;
+  if (!code) code = mlfab__comm_arm(comm, &graph->run, comm->now_ns);
   if (code) {
-    user_dag_fail_memory(script);
+    user_dag_fail_memory(graph);
     return code;
   }
-  for (uint32_t id = 0; script->npending > 0 && id < script->play.dag.nops; id++) {
-    if (!script->ops[id].pending) continue;
-    script->ops[id].pending = 0;
-    script->npending--;
-    if (script->round == round) mlfab__comm_trigger(comm, &script->play, id, 0);
+  for (uint32_t id = 0; graph->npending > 0 && id < graph->run.dag.nops; id++) {
+    if (!graph->ops[id].pending) continue;
+    graph->ops[id].pending = 0;
+    graph->npending--;
+    if (graph->round == round) mlfab__comm_trigger(comm, &graph->run, id, 0);
   }
   return 0;
 }
 
 /* Arms as many rounds as come to their end at once. */
-static void user_dag_run(mlfab__user_dag *script) {
-  if (script->arming) return; /* it is seen to further out */
-  script->arming = 1;
-  while (user_dag_may_arm(script) && !user_dag_arm(script)) {
+static void user_dag_run(mlfab__user_dag *graph) {
+  if (graph->arming) return; /* it is seen to further out */
+  graph->arming = 1;
+  while (user_dag_may_arm(graph) && !user_dag_arm(graph)) {
   }
-  script->arming = 0;
+  graph->arming = 0;
 }
 
 /* It was told of the end by the epoch (user_dag_over), or has ended by itself. */
-static void user_dag_played(void *self, mlfab__engine *play, int status, uint64_t now_ns) {
-  mlfab__user_dag *script = self;
-  (void)play, (void)now_ns;
+static void user_dag_played(void *self, mlfab__engine_run *run, int status, uint64_t now_ns) {
+  mlfab__user_dag *graph = self;
+  (void)run, (void)now_ns;
   if (status) return;
-  script->round++;
-  script->started = script->persistent;
-  user_dag_finish(script, script->round, 0, MLFAB_NO_RANK, "");
-  user_dag_run(script);
+  graph->round++;
+  graph->started = graph->persistent;
+  user_dag_finish(graph, graph->round, 0, MLFAB_NO_RANK, "");
+  user_dag_run(graph);
 }
 
-static int user_dag_call(void *self, mlfab__engine *play, const mlfab__dag_op *op) {
-  mlfab__user_dag *script = self;
-  uint32_t id = (uint32_t)(op - play->dag.ops);
+static int user_dag_call(void *self, mlfab__engine_run *run, const mlfab__dag_op *op) {
+  mlfab__user_dag *graph = self;
+  uint32_t id = (uint32_t)(op - run->dag.ops);
   char text[160];
-  int code = script->user.compute(script->user.self, script->ops[id].fn, script->ops[id].user,
-                                  script->round);
+  int code =
+      graph->user.compute(graph->user.self, graph->ops[id].fn, graph->ops[id].user, graph->round);
   if (!code) return 0;
-  snprintf(text, sizeof text, "a schedule: operation %u of worker %u has returned %d in round %llu",
-           id, script->comm->rank, code, (unsigned long long)script->round);
-  mlfab__comm_fail(script->comm, MLFAB_ERR_CALLBACK, (int32_t)script->comm->rank, text);
+  snprintf(text, sizeof text,
+           "a task graph: operation %u of worker %u has returned %d in round %llu", id,
+           graph->comm->rank, code, (unsigned long long)graph->round);
+  mlfab__comm_fail(graph->comm, MLFAB_ERR_CALLBACK, (int32_t)graph->comm->rank, text);
   return MLFAB_ERR_CALLBACK;
 }
 
 /* --- what the communicator tells --- */
 
 static void user_dag_begin(void *self, uint64_t round, uint64_t now_ns) {
-  mlfab__user_dag *script = self;
+  mlfab__user_dag *graph = self;
   (void)round, (void)now_ns; /* those are of objects whose rounds are the same everywhere */
-  script->number = 0;
-  user_dag_run(script);
+  graph->number = 0;
+  user_dag_run(graph);
 }
 
 static void user_dag_over(void *self, int code, uint64_t now_ns) {
-  mlfab__user_dag *script = self;
+  mlfab__user_dag *graph = self;
   (void)code;
-  if (script->state != MLFAB__USER_DAG_OPEN) return;
-  if (script->lost_end != script->round) script->lost = script->round;
-  script->lost_end = ++script->round;
-  script->started = script->persistent;
-  for (uint32_t id = 0; id < script->play.dag.nops; id++) script->ops[id].pending = 0;
-  script->npending = 0;
-  for (; script->nwaiters > 0; script->nwaiters--)
-    mlfab__comm_end_request(script->comm, script->waiters[script->nwaiters - 1].request, now_ns);
+  if (graph->state != MLFAB__USER_DAG_OPEN) return;
+  if (graph->lost_end != graph->round) graph->lost = graph->round;
+  graph->lost_end = ++graph->round;
+  graph->started = graph->persistent;
+  for (uint32_t id = 0; id < graph->run.dag.nops; id++) graph->ops[id].pending = 0;
+  graph->npending = 0;
+  for (; graph->nwaiters > 0; graph->nwaiters--)
+    mlfab__comm_end_request(graph->comm, graph->waiters[graph->nwaiters - 1].request, now_ns);
 }
 
 /* Whom the round waits for, and why as far as known. */
 static int32_t user_dag_awaited(void *self, uint64_t *number_p, const char **why_p) {
-  const mlfab__user_dag *script = self;
-  const mlfab__comm *comm = script->comm;
-  int32_t missing = mlfab__comm_missing(comm, script->object);
-  *number_p = script->round;
+  const mlfab__user_dag *graph = self;
+  const mlfab__comm *comm = graph->comm;
+  int32_t missing = mlfab__comm_missing(comm, graph->object);
+  *number_p = graph->round;
   *why_p = "is not in this round";
   if (missing != MLFAB_NO_RANK) return missing;
   *why_p = "is awaited";
-  return script->play.armed ? mlfab__engine_awaits(comm, &script->play) : (int32_t)MLFAB_NO_RANK;
+  return graph->run.armed ? mlfab__engine_awaits(comm, &graph->run) : (int32_t)MLFAB_NO_RANK;
 }
 
 static int user_dag_called(void *self, uint64_t number) {
-  const mlfab__user_dag *script = self;
-  return number < script->number;
+  const mlfab__user_dag *graph = self;
+  return number < graph->number;
 }
 
 static void user_dag_gone(void *self) {
-  mlfab__user_dag *script = self;
-  script->state = MLFAB__USER_DAG_BUILT;
-  script->user.gone(script->user.self);
+  mlfab__user_dag *graph = self;
+  graph->state = MLFAB__USER_DAG_BUILT;
+  graph->user.gone(graph->user.self);
 }
 
-MLFAB__INTERNAL int mlfab__user_dag_open(mlfab__user_dag *script, int persistent,
+MLFAB__INTERNAL int mlfab__user_dag_open(mlfab__user_dag *graph, int persistent,
                                          uint64_t timeout_ns, uint64_t now_ns,
                                          mlfab_request *request_p, mlfab_error *error) {
-  mlfab__comm *comm = script->comm;
+  mlfab__comm *comm = graph->comm;
   const mlfab__comm_object object = {.what = user_dag_what,
                                      .counts = "round",
-                                     .self = script,
+                                     .self = graph,
                                      .begin = user_dag_begin,
                                      .over = user_dag_over,
                                      .awaited = user_dag_awaited,
                                      .called = user_dag_called,
                                      .free_self = user_dag_gone};
-  int code = user_dag_check_building(script, error);
+  int code = user_dag_check_building(graph, error);
   if (!code) code = mlfab__comm_check_state(comm, user_dag_what, error);
   if (code) return code;
-  script->persistent = persistent != 0;
-  code = user_dag_seal(script, error);
+  graph->persistent = persistent != 0;
+  code = user_dag_seal(graph, error);
   if (code) return code;
   if (mlfab__comm_owed(comm, error)) return comm->verdict.code;
   mlfab__comm_enter(comm, now_ns);
-  script->play.signature = mlfab__hash(3, &script->persistent, sizeof script->persistent) | 1;
-  code = mlfab__comm_object_open(comm, &object, "the opening of a schedule", script->play.signature,
-                                 timeout_ns, now_ns, &script->object, request_p, error);
-  script->state = code ? MLFAB__USER_DAG_BUILT : MLFAB__USER_DAG_OPENING;
+  graph->run.signature = mlfab__hash(3, &graph->persistent, sizeof graph->persistent) | 1;
+  code = mlfab__comm_object_open(comm, &object, "the opening of a task graph", graph->run.signature,
+                                 timeout_ns, now_ns, &graph->object, request_p, error);
+  graph->state = code ? MLFAB__USER_DAG_BUILT : MLFAB__USER_DAG_OPENING;
   mlfab__comm_exit(comm);
   return code;
 }
 
-static void user_dag_forget_object(mlfab__user_dag *script) {
-  mlfab__comm_object_remove(script->comm, script->object);
-  script->state = MLFAB__USER_DAG_BUILT;
-  script->object = NULL;
-  script->epoch = 0;
+static void user_dag_forget_object(mlfab__user_dag *graph) {
+  mlfab__comm_object_remove(graph->comm, graph->object);
+  graph->state = MLFAB__USER_DAG_BUILT;
+  graph->object = NULL;
+  graph->epoch = 0;
 }
 
-MLFAB__INTERNAL void mlfab__user_dag_opened(mlfab__user_dag *script, int code, uint64_t now_ns) {
-  mlfab__engine *play = &script->play;
-  if (script->state != MLFAB__USER_DAG_OPENING) return;
+MLFAB__INTERNAL void mlfab__user_dag_opened(mlfab__user_dag *graph, int code, uint64_t now_ns) {
+  mlfab__engine_run *run = &graph->run;
+  if (graph->state != MLFAB__USER_DAG_OPENING) return;
   if (code) {
-    user_dag_forget_object(script);
+    user_dag_forget_object(graph);
     return;
   }
-  play->channel = script->object->channel;
-  play->spaces[0] = (mlfab__comm_space){&script->whole, 1};
-  play->compute = user_dag_call;
-  play->over = user_dag_played;
-  play->self = script;
-  script->state = MLFAB__USER_DAG_OPEN;
-  script->started = script->persistent;
-  script->round = script->number = script->lost = script->lost_end = 0;
-  mlfab__comm_enter(script->comm, now_ns);
-  user_dag_run(script);
-  mlfab__comm_exit(script->comm);
+  run->channel = graph->object->channel;
+  run->spaces[0] = (mlfab__comm_space){&graph->whole, 1};
+  run->compute = user_dag_call;
+  run->over = user_dag_played;
+  run->self = graph;
+  graph->state = MLFAB__USER_DAG_OPEN;
+  graph->started = graph->persistent;
+  graph->round = graph->number = graph->lost = graph->lost_end = 0;
+  mlfab__comm_enter(graph->comm, now_ns);
+  user_dag_run(graph);
+  mlfab__comm_exit(graph->comm);
 }
 
 /* --- calls --- */
 
-static int user_dag_check_open(const mlfab__user_dag *script, mlfab_error *error) {
-  if (script->state == MLFAB__USER_DAG_OPEN) return 0;
+static int user_dag_check_open(const mlfab__user_dag *graph, mlfab_error *error) {
+  if (graph->state == MLFAB__USER_DAG_OPEN) return 0;
   return user_dag_refuse(error, MLFAB_ERR_STATE, "it is not open");
 }
 
 /* 0, or that a rank of it is not in the epoch that stands. */
-static int user_dag_check_members(mlfab__user_dag *script, mlfab_error *error) {
-  if (script->comm->phase != MLFAB__COMM_IN) return 0;
-  if (user_dag_map(script)) return user_dag_no_memory(error);
-  return script->stranger == MLFAB_NO_RANK ? 0 : user_dag_stranger(script, error);
+static int user_dag_check_members(mlfab__user_dag *graph, mlfab_error *error) {
+  if (graph->comm->phase != MLFAB__COMM_IN) return 0;
+  if (user_dag_map(graph)) return user_dag_no_memory(error);
+  return graph->stranger == MLFAB_NO_RANK ? 0 : user_dag_stranger(graph, error);
 }
 
-static int user_dag_await(mlfab__user_dag *script, uint64_t round, uint64_t timeout_ns,
+static int user_dag_await(mlfab__user_dag *graph, uint64_t round, uint64_t timeout_ns,
                           uint64_t now_ns, mlfab_request *request_p, mlfab_error *error) {
-  mlfab__comm *comm = script->comm;
-  if (script->nwaiters == MLFAB__COUNT(script->waiters))
+  mlfab__comm *comm = graph->comm;
+  if (graph->nwaiters == MLFAB__COUNT(graph->waiters))
     return user_dag_refuse(error, MLFAB_ERR_AGAIN,
                            "too many requests are open: end some with mlfab_wait or mlfab_test");
-  int code = mlfab__comm_object_request(comm, script->object, timeout_ns, now_ns, request_p, error);
+  int code = mlfab__comm_object_request(comm, graph->object, timeout_ns, now_ns, request_p, error);
   if (code) return code;
-  script->waiters[script->nwaiters++] = (mlfab__user_dag_waiter){*request_p, round};
+  graph->waiters[graph->nwaiters++] = (mlfab__user_dag_waiter){*request_p, round};
   return 0;
 }
 
-MLFAB__INTERNAL int mlfab__user_dag_start(mlfab__user_dag *script, uint64_t timeout_ns,
+MLFAB__INTERNAL int mlfab__user_dag_start(mlfab__user_dag *graph, uint64_t timeout_ns,
                                           uint64_t now_ns, mlfab_request *request_p,
                                           mlfab_error *error) {
-  mlfab__comm *comm = script->comm;
-  int code = user_dag_check_open(script, error);
+  mlfab__comm *comm = graph->comm;
+  int code = user_dag_check_open(graph, error);
   if (code) return code;
   if (!request_p) return user_dag_refuse(error, MLFAB_ERR_ARGUMENT, "request_p is NULL");
-  if (script->persistent)
+  if (graph->persistent)
     return user_dag_refuse(error, MLFAB_ERR_STATE, "a persistent one starts its rounds itself");
-  if (script->started)
-    return MLFAB__FAIL(error, MLFAB_ERR_AGAIN, "a schedule: round %llu is under way",
-                       (unsigned long long)script->round);
+  if (graph->started)
+    return MLFAB__FAIL(error, MLFAB_ERR_AGAIN, "a task graph: round %llu is under way",
+                       (unsigned long long)graph->round);
   code = mlfab__comm_check_state(comm, user_dag_what, error);
   if (!code && mlfab__comm_owed(comm, error)) return comm->verdict.code;
-  if (!code) code = user_dag_check_members(script, error);
-  if (!code) code = user_dag_await(script, script->round, timeout_ns, now_ns, request_p, error);
+  if (!code) code = user_dag_check_members(graph, error);
+  if (!code) code = user_dag_await(graph, graph->round, timeout_ns, now_ns, request_p, error);
   if (code) return code;
-  script->started = 1;
+  graph->started = 1;
   mlfab__comm_enter(comm, now_ns);
-  user_dag_run(script);
+  user_dag_run(graph);
   mlfab__comm_exit(comm);
   return 0;
 }
 
 /* May the round be waited for? 1: it is over. */
-static int user_dag_look(const mlfab__user_dag *script, uint64_t round, mlfab_error *error) {
+static int user_dag_look(const mlfab__user_dag *graph, uint64_t round, mlfab_error *error) {
   unsigned long long number = round;
-  if (round >= script->lost && round < script->lost_end)
+  if (round >= graph->lost && round < graph->lost_end)
     return MLFAB__FAIL(error, MLFAB_ERR_STATE,
-                       "a schedule: round %llu was ended by a failure; the next is %llu", number,
-                       (unsigned long long)script->round);
-  if (round < script->round) return 1;
-  if (script->persistent || (script->started && round == script->round)) return 0;
-  return MLFAB__FAIL(error, MLFAB_ERR_STATE, "a schedule: round %llu has not been started", number);
+                       "a task graph: round %llu was ended by a failure; the next is %llu", number,
+                       (unsigned long long)graph->round);
+  if (round < graph->round) return 1;
+  if (graph->persistent || (graph->started && round == graph->round)) return 0;
+  return MLFAB__FAIL(error, MLFAB_ERR_STATE, "a task graph: round %llu has not been started",
+                     number);
 }
 
-MLFAB__INTERNAL int mlfab__user_dag_wait(mlfab__user_dag *script, uint64_t round,
+MLFAB__INTERNAL int mlfab__user_dag_wait(mlfab__user_dag *graph, uint64_t round,
                                          uint64_t timeout_ns, uint64_t now_ns,
                                          mlfab_request *request_p, mlfab_error *error) {
   *request_p = 0;
-  int code = user_dag_check_open(script, error);
+  int code = user_dag_check_open(graph, error);
   if (code) return code;
-  if (mlfab__comm_owed(script->comm, error)) return script->comm->verdict.code;
-  code = user_dag_look(script, round, error);
+  if (mlfab__comm_owed(graph->comm, error)) return graph->comm->verdict.code;
+  code = user_dag_look(graph, round, error);
   if (code) return code == 1 ? 0 : code;
-  code = mlfab__comm_check_state(script->comm, user_dag_what, error);
-  if (!code) code = user_dag_check_members(script, error);
-  return code ? code : user_dag_await(script, round, timeout_ns, now_ns, request_p, error);
+  code = mlfab__comm_check_state(graph->comm, user_dag_what, error);
+  if (!code) code = user_dag_check_members(graph, error);
+  return code ? code : user_dag_await(graph, round, timeout_ns, now_ns, request_p, error);
 }
 
-MLFAB__INTERNAL int mlfab__user_dag_trigger(mlfab__user_dag *script, uint32_t op, int inside,
+MLFAB__INTERNAL int mlfab__user_dag_trigger(mlfab__user_dag *graph, uint32_t op, int inside,
                                             uint64_t now_ns, mlfab_error *error) {
-  mlfab__comm *comm = script->comm;
-  int code = user_dag_check_open(script, error);
-  if (!code) code = user_dag_check_op(script, op, error);
+  mlfab__comm *comm = graph->comm;
+  int code = user_dag_check_open(graph, error);
+  if (!code) code = user_dag_check_op(graph, op, error);
   if (code) return code;
-  if (!script->play.dag.ops[op].outside)
+  if (!graph->run.dag.ops[op].outside)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
-                       "a schedule: operation %u is not MLFAB_DAG_OUTSIDE", op);
+                       "a task graph: operation %u is not MLFAB_DAG_OUTSIDE", op);
   code = mlfab__comm_check_state(comm, user_dag_what, error);
   if (!code && !inside && mlfab__comm_owed(comm, error)) return comm->verdict.code;
-  if (!code && !script->started)
+  if (!code && !graph->started)
     return user_dag_refuse(error, MLFAB_ERR_STATE, "no round is under way");
-  if (!code) code = user_dag_check_members(script, error);
+  if (!code) code = user_dag_check_members(graph, error);
   if (code) return code;
-  if (script->play.armed) {
-    mlfab__comm_trigger(comm, &script->play, op, inside ? 0 : now_ns);
-  } else if (!script->ops[op].pending) {
-    script->ops[op].pending = 1;
-    script->npending++;
+  if (graph->run.armed) {
+    mlfab__comm_trigger(comm, &graph->run, op, inside ? 0 : now_ns);
+  } else if (!graph->ops[op].pending) {
+    graph->ops[op].pending = 1;
+    graph->npending++;
   }
   return 0;
 }
 
 /* --- the end --- */
 
-MLFAB__INTERNAL int mlfab__user_dag_lends(const mlfab__user_dag *script) {
-  return script->play.armed && script->play.lent > 0;
+MLFAB__INTERNAL int mlfab__user_dag_lends(const mlfab__user_dag *graph) {
+  return graph->run.armed && graph->run.lent > 0;
 }
 
-static void user_dag_close(mlfab__user_dag *script) {
-  mlfab__comm *comm = script->comm;
+static void user_dag_close(mlfab__user_dag *graph) {
+  mlfab__comm *comm = graph->comm;
   char text[MLFAB__TEXT_MAX];
-  snprintf(text, sizeof text, "a schedule (round %llu): freed by worker %u",
-           (unsigned long long)script->round, comm->rank);
-  if (script->started && !script->persistent)
+  snprintf(text, sizeof text, "a task graph (round %llu): freed by worker %u",
+           (unsigned long long)graph->round, comm->rank);
+  if (graph->started && !graph->persistent)
     mlfab__comm_fail(comm, MLFAB_ERR_CANCELLED, (int32_t)comm->rank, text);
-  script->started = 0;
-  mlfab__comm_disarm(comm, &script->play);
-  user_dag_finish(script, MLFAB__NEVER, MLFAB_ERR_CANCELLED, (int32_t)comm->rank, text);
+  graph->started = 0;
+  mlfab__comm_disarm(comm, &graph->run);
+  user_dag_finish(graph, MLFAB__NEVER, MLFAB_ERR_CANCELLED, (int32_t)comm->rank, text);
   /* The next round of a persistent one has begun elsewhere by itself, and nobody may miss it. */
-  if (script->persistent) script->object->upto = MLFAB__NEVER;
-  user_dag_forget_object(script);
+  if (graph->persistent) graph->object->upto = MLFAB__NEVER;
+  user_dag_forget_object(graph);
 }
 
-MLFAB__INTERNAL void mlfab__user_dag_free(mlfab__user_dag *script) {
-  mlfab__env *env = script->comm->env;
-  if (script->state == MLFAB__USER_DAG_OPENING) user_dag_forget_object(script);
-  if (script->state == MLFAB__USER_DAG_OPEN) user_dag_close(script);
-  mlfab__dag_free(&script->play.dag);
-  mlfab__free(env, script->ops, script->room * sizeof *script->ops);
-  script->ops = NULL;
-  script->room = 0;
+MLFAB__INTERNAL void mlfab__user_dag_free(mlfab__user_dag *graph) {
+  mlfab__env *env = graph->comm->env;
+  if (graph->state == MLFAB__USER_DAG_OPENING) user_dag_forget_object(graph);
+  if (graph->state == MLFAB__USER_DAG_OPEN) user_dag_close(graph);
+  mlfab__dag_free(&graph->run.dag);
+  mlfab__free(env, graph->ops, graph->room * sizeof *graph->ops);
+  graph->ops = NULL;
+  graph->room = 0;
 }
 #endif /* MLFAB_WITH_DAG */
 
@@ -28062,16 +28086,16 @@ typedef struct mlfab__trees {
   mlfab__env *env;
   const mlfab_config *config;
   mlfab__port port; /* peers are workers; behind them the scheduler */
-  const mlfab__membership *roll;
+  const mlfab__membership *membership;
   int scheduler; /* one is here */
   uint8_t *meta; /* a frame; with the first tree */
   mlfab__trees_entry entries[MLFAB__COMM_AHEAD];
 } mlfab__trees;
 
-/* Cannot fail. `roll` must outlive it. */
+/* Cannot fail. `membership` must outlive it. */
 MLFAB__INTERNAL void mlfab__trees_init(mlfab__trees *trees, mlfab__env *env,
                                        const mlfab_config *config, const mlfab__port *port,
-                                       const mlfab__membership *roll);
+                                       const mlfab__membership *membership);
 MLFAB__INTERNAL void mlfab__trees_free(mlfab__trees *trees);
 /* A frame of a worker: 1 when it was of this role (TREE_ASK). */
 MLFAB__INTERNAL int mlfab__trees_frame(mlfab__trees *trees, uint32_t worker,
@@ -28098,12 +28122,12 @@ enum { TREES_META = 64 + 12 * MLFAB__MEMBERSHIP_MEMBERS_MAX };
 
 MLFAB__INTERNAL void mlfab__trees_init(mlfab__trees *trees, mlfab__env *env,
                                        const mlfab_config *config, const mlfab__port *port,
-                                       const mlfab__membership *roll) {
+                                       const mlfab__membership *membership) {
   memset(trees, 0, sizeof *trees);
   trees->env = env;
   trees->config = config;
   trees->port = *port;
-  trees->roll = roll;
+  trees->membership = membership;
 }
 
 MLFAB__INTERNAL void mlfab__trees_free(mlfab__trees *trees) {
@@ -28123,9 +28147,9 @@ MLFAB__INTERNAL uint32_t mlfab__trees_root(uint64_t seed, uint64_t number, uint3
 
 /* Is it of the epoch that stands? */
 static int trees_stands(const mlfab__trees *trees, uint64_t number) {
-  const mlfab__membership *roll = trees->roll;
-  return roll->phase == MLFAB__MEMBERSHIP_RUNNING &&
-         number >> 40 == MLFAB__COMM_TREE(roll->epoch, 0) >> 40;
+  const mlfab__membership *membership = trees->membership;
+  return membership->phase == MLFAB__MEMBERSHIP_RUNNING &&
+         number >> 40 == MLFAB__COMM_TREE(membership->epoch, 0) >> 40;
 }
 
 /* --- answers --- */
@@ -28153,21 +28177,23 @@ static void trees_know(mlfab__trees *trees, mlfab__trees_entry *tree, uint32_t n
 /* Asks the scheduler. Without one, and where it cannot be asked, there is no tree. */
 static void trees_begin(mlfab__trees *trees, mlfab__trees_entry *tree, const mlfab__tree_ask *in,
                         uint64_t now_ns) {
-  const mlfab__membership *roll = trees->roll;
+  const mlfab__membership *membership = trees->membership;
   mlfab__tree_node *nodes = tree->nodes;
-  if (tree->room != roll->members) {
+  if (tree->room != membership->members) {
     mlfab__free(trees->env, nodes, tree->room * sizeof *nodes);
-    nodes = mlfab__alloc_array(trees->env, roll->members, sizeof *nodes);
+    nodes = mlfab__alloc_array(trees->env, membership->members, sizeof *nodes);
   }
   if (!trees->meta) trees->meta = mlfab__alloc(trees->env, TREES_META);
-  *tree = (mlfab__trees_entry){
-      .number = in->number, .since_ns = now_ns, .nodes = nodes, .room = nodes ? roll->members : 0};
+  *tree = (mlfab__trees_entry){.number = in->number,
+                               .since_ns = now_ns,
+                               .nodes = nodes,
+                               .room = nodes ? membership->members : 0};
   tree->known = !trees->scheduler || !nodes || !trees->meta;
   if (tree->known) return;
-  uint32_t root = mlfab__trees_root(trees->config->seed, in->number, roll->members);
-  mlfab__tree_ask ask = {in->number, in->bytes, roll->order[root], roll->members};
+  uint32_t root = mlfab__trees_root(trees->config->seed, in->number, membership->members);
+  mlfab__tree_ask ask = {in->number, in->bytes, membership->order[root], membership->members};
   trees->port.post(trees->port.self, trees->config->workers, MLFAB__TREE_ASK, trees->meta,
-                   mlfab__encode_tree_ask(trees->meta, &ask, roll->order));
+                   mlfab__encode_tree_ask(trees->meta, &ask, membership->order));
 }
 
 MLFAB__INTERNAL int mlfab__trees_frame(mlfab__trees *trees, uint32_t worker,
@@ -28178,7 +28204,7 @@ MLFAB__INTERNAL int mlfab__trees_frame(mlfab__trees *trees, uint32_t worker,
                          mlfab__decode_tree_ask(frame->meta, frame->meta_bytes, &in, NULL) ||
                              in.nodes > 0 || in.bytes == 0))
     return 1;
-  if (!trees_stands(trees, in.number) || !trees->roll->entries[worker].member ||
+  if (!trees_stands(trees, in.number) || !trees->membership->entries[worker].member ||
       worker >= MLFAB__MEMBERSHIP_MEMBERS_MAX)
     return 1;
   mlfab__trees_entry *tree = &trees->entries[in.number % MLFAB__COMM_AHEAD];
@@ -28193,11 +28219,11 @@ MLFAB__INTERNAL int mlfab__trees_frame(mlfab__trees *trees, uint32_t worker,
 
 /* Ranks become the members' numbers; 0 when one is no member. */
 static int trees_translate(const mlfab__trees *trees, mlfab__trees_entry *tree, uint32_t n) {
-  const mlfab__membership *roll = trees->roll;
+  const mlfab__membership *membership = trees->membership;
   uint32_t place[MLFAB__MEMBERSHIP_MEMBERS_MAX];
   memset(place, 0xff, sizeof place);
-  for (uint32_t i = 0; i < roll->members; i++) {
-    if (roll->order[i] < MLFAB__MEMBERSHIP_MEMBERS_MAX) place[roll->order[i]] = i;
+  for (uint32_t i = 0; i < membership->members; i++) {
+    if (membership->order[i] < MLFAB__MEMBERSHIP_MEMBERS_MAX) place[membership->order[i]] = i;
   }
   for (uint32_t i = 0; i < n; i++) {
     uint32_t *of[] = {&tree->nodes[i].worker, &tree->nodes[i].parent, &tree->nodes[i].giver};
@@ -28207,7 +28233,7 @@ static int trees_translate(const mlfab__trees *trees, mlfab__trees_entry *tree, 
       *of[k] = place[*of[k]];
     }
   }
-  return n == roll->members;
+  return n == membership->members;
 }
 
 MLFAB__INTERNAL int mlfab__trees_scheduler_frame(mlfab__trees *trees,
@@ -28351,7 +28377,7 @@ MLFAB__INTERNAL int mlfab__barrier_attach(mlfab_node *node, mlfab__barrier_worke
 static int comm_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
   switch (at.kind) {
     case MLFAB__LINK_PEER:
-      return mlfab__comm_hop_frame(self, at.peer, frame, at.now_ns);
+      return mlfab__comm_peer_frame(self, at.peer, frame, at.now_ns);
     case MLFAB__LINK_PEER_IN:
       return mlfab__comm_member_frame(self, at.peer, frame, at.now_ns);
     default:
@@ -28376,14 +28402,14 @@ static void comm_role_returned(void *self, mlfab__at at, uint64_t token) {
 
 static void comm_role_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
   mlfab__comm *comm = self;
-  if (at.kind == MLFAB__LINK_PEER) mlfab__stream_hop_up(&comm->streams, at.peer);
+  if (at.kind == MLFAB__LINK_PEER) mlfab__stream_peer_up(&comm->streams, at.peer);
   if (at.kind == MLFAB__LINK_SERVER && at.peer == 0 && greeting->ack->was_dead < 2)
     mlfab__comm_hello(comm);
 }
 
 static void comm_role_lost(void *self, mlfab__at at) {
   mlfab__comm *comm = self;
-  if (at.kind == MLFAB__LINK_PEER) mlfab__stream_hop_lost(&comm->streams, at.peer);
+  if (at.kind == MLFAB__LINK_PEER) mlfab__stream_peer_lost(&comm->streams, at.peer);
 }
 
 static void comm_role_gone(void *self, mlfab__at at, int left) {
@@ -28397,7 +28423,7 @@ static void comm_role_gone(void *self, mlfab__at at, int left) {
 }
 
 static int comm_role_wants(void *self, mlfab__at at) {
-  return at.kind == MLFAB__LINK_PEER && mlfab__comm_hop_missing(self, at.peer, at.now_ns);
+  return at.kind == MLFAB__LINK_PEER && mlfab__comm_peer_missing(self, at.peer, at.now_ns);
 }
 
 static void comm_role_scan(void *self, uint64_t now_ns) { mlfab__comm_tick(self, now_ns); }
@@ -28482,11 +28508,11 @@ MLFAB__INTERNAL int mlfab__comm_attach(mlfab_node *node, mlfab__comm **comm_p) {
   mlfab__role *role = mlfab__roles_add(node, &comm_row, sizeof **comm_p);
   if (!role) return MLFAB_ERR_MEMORY;
   mlfab__port up = mlfab__roles_port(node, role, MLFAB__LINK_SERVER);
-  mlfab__port hop = mlfab__roles_port(node, role, MLFAB__LINK_PEER);
+  mlfab__port links = mlfab__roles_port(node, role, MLFAB__LINK_PEER);
   mlfab__port down = mlfab__roles_port(node, role, MLFAB__LINK_PEER_IN);
   *comm_p = role->self;
   int code = mlfab__comm_init(*comm_p, &node->env, &node->config, (uint32_t)node->config.rank, &up,
-                              &hop, &down, &node->requests);
+                              &links, &down, &node->requests);
   (*comm_p)->host = node->config.host;
   return code;
 }
@@ -39240,7 +39266,7 @@ MLFAB__INTERNAL void mlfab__sparse_attach(mlfab__server *server) { server->spars
  *     |                   +---- deadline ---------+               v no memory                  |
  *     |                                           |           ABORTING                         |
  *     |                                           v               |                            |
- *     +------- THAW to the workers, RESHARD_DONE -+---------------+----------------------------+
+ *     +------- RESUME to the workers, RESHARD_DONE -+---------------+----------------------------+
  *
  * FREEZING. Workers get FREEZE. A worker announces nothing new, and says STOP to every server, which
  * forgets what it has not decided of this worker, ends its pulls, and answers with what it has
@@ -39283,15 +39309,15 @@ MLFAB__INTERNAL void mlfab__sparse_attach(mlfab__server *server) { server->spars
  * have installed, and goes on. A server that was restarted in the middle has nothing of the attempt, and
  * says so: it counts as dead. What a server says of an attempt that is over (it was out of reach at
  * the end) is answered with the outcome. While it is held a server says every heartbeat what it said
- * last. While server 0 is out of reach the servers tell THAW to the workers that have lost it, too. So a
+ * last. While server 0 is out of reach the servers tell RESUME to the workers that have lost it, too. So a
  * server is held no longer than the deadline of the attempt, or the time after which those
  * that it waits for are out of reach. Not solved: two servers of which each holds the other to be out
  * of reach while server 0 is, may decide otherwise.
  *
- * THAW. Workers hear which layout counts, cut what waits anew, greet the servers (STOP, over), and ask
+ * RESUME. Workers hear which layout counts, cut what waits anew, greet the servers (STOP, over), and ask
  * their pulls again. A worker sends no update and no pull to a server that has told another epoch
  * than its own; one whose slices are on the move tells 0. Workers that come (back) hear FREEZE, or
- * THAW with the owners, after every HELLO.
+ * RESUME with the owners, after every HELLO.
  *
  * What moves and what does not. Windows (windows.h) stay: what was decided before is below every later
  * number, at every server. Progress stays, too: a worker has one at all servers (push.c). PROGRESS that
@@ -39345,10 +39371,10 @@ typedef struct mlfab__reshard {
   mlfab__reshard_done done; /* what will be answered, or was last */
 } mlfab__reshard;
 
-MLFAB__INTERNAL int mlfab__reshard_init(mlfab__reshard *reslice, mlfab__env *env,
+MLFAB__INTERNAL int mlfab__reshard_init(mlfab__reshard *reshard, mlfab__env *env,
                                         const mlfab_config *config, const mlfab__layout *layout,
                                         const mlfab__port *down, const mlfab__port *across);
-MLFAB__INTERNAL void mlfab__reshard_free(mlfab__reshard *reslice);
+MLFAB__INTERNAL void mlfab__reshard_free(mlfab__reshard *reshard);
 /* Adds the rows of who leads, and of a server (reshard_role.c). The server must outlive them. Errors:
  * MEMORY. */
 MLFAB__INTERNAL int mlfab__reshard_attach(struct mlfab_node *node, struct mlfab__server *server);
@@ -39356,22 +39382,22 @@ MLFAB__INTERNAL void mlfab__reshard_server_attach(struct mlfab_node *node,
                                                   struct mlfab__server *server);
 /* A worker is here on a new link; `fresh`: a process that was not here before. It is dead, or has
  * left. */
-MLFAB__INTERNAL void mlfab__reshard_hello(mlfab__reshard *reslice, uint32_t worker, int fresh);
-MLFAB__INTERNAL void mlfab__reshard_lost(mlfab__reshard *reslice, uint32_t worker);
-MLFAB__INTERNAL void mlfab__reshard_gone(mlfab__reshard *reslice, uint32_t worker);
+MLFAB__INTERNAL void mlfab__reshard_hello(mlfab__reshard *reshard, uint32_t worker, int fresh);
+MLFAB__INTERNAL void mlfab__reshard_lost(mlfab__reshard *reshard, uint32_t worker);
+MLFAB__INTERNAL void mlfab__reshard_gone(mlfab__reshard *reshard, uint32_t worker);
 /* RESHARD and FROZEN of a worker: 1 when the frame was of this kind. `stands`: there is a model. */
-MLFAB__INTERNAL int mlfab__reshard_frame(mlfab__reshard *reslice, uint32_t worker,
+MLFAB__INTERNAL int mlfab__reshard_frame(mlfab__reshard *reshard, uint32_t worker,
                                          const mlfab__frame_in *frame, int stands, uint64_t now_ns);
 /* The link to a server stands; the server is out of reach; MOVED came from it. */
-MLFAB__INTERNAL void mlfab__reshard_up(mlfab__reshard *reslice, uint32_t server);
-MLFAB__INTERNAL void mlfab__reshard_dead(mlfab__reshard *reslice, uint32_t server);
+MLFAB__INTERNAL void mlfab__reshard_up(mlfab__reshard *reshard, uint32_t server);
+MLFAB__INTERNAL void mlfab__reshard_dead(mlfab__reshard *reshard, uint32_t server);
 /* Errors: FRAME. */
-MLFAB__INTERNAL int mlfab__reshard_moved(mlfab__reshard *reslice, uint32_t server,
+MLFAB__INTERNAL int mlfab__reshard_moved(mlfab__reshard *reshard, uint32_t server,
                                          const mlfab__frame_in *frame);
-MLFAB__INTERNAL void mlfab__reshard_tick(mlfab__reshard *reslice, uint64_t now_ns);
-MLFAB__INTERNAL uint64_t mlfab__reshard_deadline(const mlfab__reshard *reslice);
+MLFAB__INTERNAL void mlfab__reshard_tick(mlfab__reshard *reshard, uint64_t now_ns);
+MLFAB__INTERNAL uint64_t mlfab__reshard_deadline(const mlfab__reshard *reshard);
 /* Are links to all servers wanted? */
-MLFAB__INTERNAL int mlfab__reshard_busy(const mlfab__reshard *reslice);
+MLFAB__INTERNAL int mlfab__reshard_busy(const mlfab__reshard *reshard);
 
 /* --- at a server (reshard_server.c) --- */
 
@@ -39468,11 +39494,11 @@ static void reshard_freeze(mlfab__reshard *r, uint32_t worker) {
   MLFAB__POST(&r->down, worker, MLFAB__FREEZE, freeze, &freeze);
 }
 
-static void reshard_thaw(mlfab__reshard *r, uint32_t worker) {
+static void reshard_resume(mlfab__reshard *r, uint32_t worker) {
   uint32_t owners[MLFAB__SLICES_MAX];
-  mlfab__thaw thaw = {r->attempt, r->epoch, r->layout->nslices};
-  for (uint32_t i = 0; i < thaw.slices; i++) owners[i] = r->layout->slices[i].server;
-  MLFAB__POST_LIST(RESHARD_META, &r->down, worker, MLFAB__THAW, thaw, &thaw, owners);
+  mlfab__resume resume = {r->attempt, r->epoch, r->layout->nslices};
+  for (uint32_t i = 0; i < resume.slices; i++) owners[i] = r->layout->slices[i].server;
+  MLFAB__POST_LIST(RESHARD_META, &r->down, worker, MLFAB__RESUME, resume, &resume, owners);
 }
 
 /* --- the end --- */
@@ -39482,7 +39508,7 @@ static void reshard_end(mlfab__reshard *r) {
   r->phase = MLFAB__RESHARD_IDLE;
   reshard_free_owners(r);
   for (uint32_t w = 0; w < r->workers; w++) {
-    if (r->seats[w].here) reshard_thaw(r, w);
+    if (r->seats[w].here) reshard_resume(r, w);
   }
   if (r->asker == MLFAB__NO_NODE) return;
   mlfab__seat *seat = &r->seats[r->asker];
@@ -39723,7 +39749,7 @@ MLFAB__INTERNAL void mlfab__reshard_hello(mlfab__reshard *r, uint32_t worker, in
   if (r->phase != MLFAB__RESHARD_IDLE) {
     reshard_freeze(r, worker);
   } else if (r->attempt > 1) {
-    reshard_thaw(r, worker);
+    reshard_resume(r, worker);
   }
 }
 
@@ -40342,7 +40368,7 @@ static void reshard_server_end(mlfab__server *server) {
     mlfab__server_peer *peer = &server->peers[w];
     peer->stopped = 0;
     peer->drained = 0;
-    /* THAW may have been faster than the word that put it off. */
+    /* RESUME may have been faster than the word that put it off. */
     if (peer->put_off && peer->connected) mlfab__server_tell(server, w);
   }
   mlfab__clock_members(server);
@@ -40460,13 +40486,13 @@ MLFAB__INTERNAL void mlfab__reshard_server_dead(mlfab__server *server, uint32_t 
 }
 
 /* Nobody leads any more: a worker that has lost server 0, too, hears from here which layout counts. */
-static void reshard_server_thaw(mlfab__server *server, uint32_t worker) {
+static void reshard_server_resume(mlfab__server *server, uint32_t worker) {
   uint32_t owners[MLFAB__SLICES_MAX];
-  mlfab__thaw thaw = {server->epoch, server->epoch, server->layout.nslices};
+  mlfab__resume resume = {server->epoch, server->epoch, server->layout.nslices};
   if (server->phase != MLFAB__MODEL_STANDS || !server->peers[worker].connected) return;
-  for (uint32_t i = 0; i < thaw.slices; i++) owners[i] = server->layout.slices[i].server;
-  MLFAB__POST_LIST(64 + 2 * MLFAB__SLICES_MAX, &server->port, worker, MLFAB__THAW, thaw, &thaw,
-                   owners);
+  for (uint32_t i = 0; i < resume.slices; i++) owners[i] = server->layout.slices[i].server;
+  MLFAB__POST_LIST(64 + 2 * MLFAB__SLICES_MAX, &server->port, worker, MLFAB__RESUME, resume,
+                   &resume, owners);
 }
 
 static void reshard_server_tick(mlfab__server *server) {
@@ -40475,7 +40501,7 @@ static void reshard_server_tick(mlfab__server *server) {
   if (server->now_ns - server->move.said_ns < server->config->heartbeat_ns) return;
   server->move.said_ns = server->now_ns;
   if (!shift) {
-    for (uint32_t w = 0; w < server->workers; w++) reshard_server_thaw(server, w);
+    for (uint32_t w = 0; w < server->workers; w++) reshard_server_resume(server, w);
     return;
   }
   if (!shift->leaderless) {
@@ -40613,9 +40639,9 @@ MLFAB__INTERNAL void mlfab__reshard_server_init(mlfab__server *server) {
 #if MLFAB_WITH_RESHARD
 /* reshard_worker.c - the worker role: stops while slices move, and goes on with their new servers. See reshard.h.
  *
- *    RUNS --FREEZE--> STOPPING --all servers stopped--> DRAINING --all decided--> FROZEN --THAW--> RUNS
+ *    RUNS --FREEZE--> STOPPING --all servers stopped--> DRAINING --all decided--> FROZEN --RESUME--> RUNS
  *     |                  ^                                                                         ^
- *     +--THAW, another --+--- all servers stopped: what is decided in part is lost ----------------+
+ *     +--RESUME, another --+--- all servers stopped: what is decided in part is lost ----------------+
  *        epoch (late)
  *
  * DRAINING: let M be the largest number that any server has decided. Updates up to M are announced
@@ -40752,7 +40778,7 @@ static void reshard_worker_run(mlfab__worker *worker) {
   }
 }
 
-/* The layout that THAW told counts from now on. */
+/* The layout that RESUME told counts from now on. */
 static void reshard_worker_adopt(mlfab__worker *worker, uint64_t now_ns) {
   mlfab__pause *pause = &worker->pause;
   reshard_worker_lose(worker, now_ns);
@@ -40773,48 +40799,49 @@ static void reshard_worker_adopt(mlfab__worker *worker, uint64_t now_ns) {
 }
 
 /* Remembers who owns what, for a model that is still to be made, too. */
-static int reshard_worker_keep(mlfab__worker *worker, const mlfab__thaw *thaw,
+static int reshard_worker_keep(mlfab__worker *worker, const mlfab__resume *resume,
                                const uint32_t *owners) {
   mlfab__pause *pause = &worker->pause;
-  if (thaw->slices != pause->nowners) {
+  if (resume->slices != pause->nowners) {
     mlfab__free(worker->env, pause->owners, pause->nowners * sizeof *owners);
-    pause->owners = mlfab__alloc_array(worker->env, thaw->slices, sizeof *owners);
-    pause->nowners = pause->owners ? thaw->slices : 0;
+    pause->owners = mlfab__alloc_array(worker->env, resume->slices, sizeof *owners);
+    pause->nowners = pause->owners ? resume->slices : 0;
     if (!pause->owners) return MLFAB_ERR_MEMORY;
   }
-  memcpy(pause->owners, owners, thaw->slices * sizeof *owners);
-  pause->epoch = thaw->epoch;
+  memcpy(pause->owners, owners, resume->slices * sizeof *owners);
+  pause->epoch = resume->epoch;
   return 0;
 }
 
-static void reshard_worker_thaw(mlfab__worker *worker, uint32_t server,
-                                const mlfab__frame_in *frame, uint64_t now_ns) {
+static void reshard_worker_resume(mlfab__worker *worker, uint32_t server,
+                                  const mlfab__frame_in *frame, uint64_t now_ns) {
   mlfab__pause *pause = &worker->pause;
-  mlfab__thaw thaw;
+  mlfab__resume resume;
   uint32_t owners[MLFAB__SLICES_MAX];
-  int bad = mlfab__decode_thaw(frame->meta, frame->meta_bytes, &thaw, owners) || thaw.slices == 0;
-  for (uint32_t i = 0; !bad && i < thaw.slices; i++) bad = owners[i] >= worker->servers;
+  int bad =
+      mlfab__decode_resume(frame->meta, frame->meta_bytes, &resume, owners) || resume.slices == 0;
+  for (uint32_t i = 0; !bad && i < resume.slices; i++) bad = owners[i] >= worker->servers;
   if (mlfab__port_refuse(&worker->port, 0, frame,
-                         bad || (worker->stands && thaw.slices != worker->layout.nslices)))
+                         bad || (worker->stands && resume.slices != worker->layout.nslices)))
     return;
-  if (thaw.attempt < pause->attempt) return;
-  if (server != 0 && thaw.epoch <= worker->epoch) return; /* it knows nothing newer */
-  if (reshard_worker_keep(worker, &thaw, owners)) {
+  if (resume.attempt < pause->attempt) return;
+  if (server != 0 && resume.epoch <= worker->epoch) return; /* it knows nothing newer */
+  if (reshard_worker_keep(worker, &resume, owners)) {
     worker->port.drop(worker->port.self, 0, MLFAB_ERR_MEMORY, "out of memory for a layout");
     return;
   }
-  int frozen = pause->state == MLFAB__PAUSE_FROZEN && pause->attempt == thaw.attempt;
+  int frozen = pause->state == MLFAB__PAUSE_FROZEN && pause->attempt == resume.attempt;
   if (frozen || worker->layout.nslices == 0) {
-    pause->attempt = thaw.attempt;
+    pause->attempt = resume.attempt;
     reshard_worker_adopt(worker, now_ns);
-  } else if (thaw.epoch != worker->epoch) {
-    if (pause->late && pause->attempt == thaw.attempt) return; /* it stops for it already */
-    reshard_worker_begin(worker, thaw.attempt, 1);
+  } else if (resume.epoch != worker->epoch) {
+    if (pause->late && pause->attempt == resume.attempt) return; /* it stops for it already */
+    reshard_worker_begin(worker, resume.attempt, 1);
     reshard_worker_check(worker, now_ns);
   } else {
     /* Nothing has moved. Servers may have, and may not, told that something would. */
     int greets = pause->state != MLFAB__PAUSE_RUNS;
-    pause->attempt = thaw.attempt;
+    pause->attempt = resume.attempt;
     for (uint32_t s = 0; s < worker->servers; s++)
       greets |= worker->streams[s].up && worker->streams[s].epoch != worker->epoch;
     if (greets) reshard_worker_run(worker);
@@ -40947,14 +40974,14 @@ static void reshard_worker_done(mlfab__worker *worker, const mlfab__frame_in *fr
 static int reshard_worker_frame(mlfab__worker *worker, uint32_t server,
                                 const mlfab__frame_in *frame, uint64_t now_ns) {
   /* Without server 0 the others tell what counts. */
-  if (server != 0 && frame->type != MLFAB__THAW) return 0;
+  if (server != 0 && frame->type != MLFAB__RESUME) return 0;
   if (server != 0 && !worker->streams[0].dead) return 1;
   switch (frame->type) {
     case MLFAB__FREEZE:
       reshard_worker_freeze(worker, frame, now_ns);
       return 1;
-    case MLFAB__THAW:
-      reshard_worker_thaw(worker, server, frame, now_ns);
+    case MLFAB__RESUME:
+      reshard_worker_resume(worker, server, frame, now_ns);
       return 1;
     case MLFAB__RESHARD_DONE:
       reshard_worker_done(worker, frame, now_ns);
@@ -44261,7 +44288,7 @@ MLFAB_API int mlfab_stochastic_close(mlfab *ctx, uint32_t id) {
 
 /* A schedule is freed by the node when the context is closed, if it is open then. */
 struct mlfab_dag {
-  mlfab__user_dag script;
+  mlfab__user_dag graph;
   mlfab *ctx;
 };
 
@@ -44280,7 +44307,7 @@ static int dag_compute(void *self, mlfab_compute_fn fn, void *user, uint64_t rou
 static void dag_gone(void *self) {
   mlfab_dag *dag = self;
   mlfab *ctx = dag->ctx;
-  mlfab__user_dag_free(&dag->script);
+  mlfab__user_dag_free(&dag->graph);
   mlfab__free(&ctx->env, dag, sizeof *dag);
 }
 
@@ -44323,7 +44350,7 @@ MLFAB_API int mlfab_dag_create(mlfab *ctx, mlfab_dag **dag_p) {
   if (!code) {
     const mlfab__user_dag_user user = {dag, dag_compute, dag_gone};
     dag->ctx = ctx;
-    mlfab__user_dag_init(&dag->script, ctx->node->parts->comm, &user);
+    mlfab__user_dag_init(&dag->graph, ctx->node->parts->comm, &user);
     *dag_p = dag;
   }
   return dag_leave(ctx, code, 0, &error);
@@ -44333,36 +44360,35 @@ MLFAB_API int mlfab_dag_send(mlfab_dag *dag, int32_t rank, uint32_t tag, const v
                              uint64_t bytes, uint32_t *op_p) {
   /* What is sent is only read. */
   const mlfab__user_dag_message message = {rank, tag, (void *)(uintptr_t)data, bytes, 0, 0};
-  DAG_CALL(mlfab__user_dag_message_op(&dag->script, MLFAB__DAG_SEND, &message, op_p, &error));
+  DAG_CALL(mlfab__user_dag_message_op(&dag->graph, MLFAB__DAG_SEND, &message, op_p, &error));
 }
 
 MLFAB_API int mlfab_dag_recv(mlfab_dag *dag, int32_t rank, uint32_t tag, void *data, uint64_t bytes,
                              uint32_t *op_p) {
   const mlfab__user_dag_message message = {rank, tag, data, bytes, 0, 0};
-  DAG_CALL(mlfab__user_dag_message_op(&dag->script, MLFAB__DAG_RECV, &message, op_p, &error));
+  DAG_CALL(mlfab__user_dag_message_op(&dag->graph, MLFAB__DAG_RECV, &message, op_p, &error));
 }
 
 MLFAB_API int mlfab_dag_recv_reduce(mlfab_dag *dag, int32_t rank, uint32_t tag, void *data,
                                     uint64_t count, int dtype, int op, uint32_t *op_p) {
   const mlfab__user_dag_message message = {rank, tag, data, count, dtype, op};
-  DAG_CALL(
-      mlfab__user_dag_message_op(&dag->script, MLFAB__DAG_RECV_REDUCE, &message, op_p, &error));
+  DAG_CALL(mlfab__user_dag_message_op(&dag->graph, MLFAB__DAG_RECV_REDUCE, &message, op_p, &error));
 }
 
 MLFAB_API int mlfab_dag_compute(mlfab_dag *dag, mlfab_compute_fn fn, void *user, uint32_t *op_p) {
-  DAG_CALL(mlfab__user_dag_compute(&dag->script, fn, user, op_p, &error));
+  DAG_CALL(mlfab__user_dag_compute(&dag->graph, fn, user, op_p, &error));
 }
 
 MLFAB_API int mlfab_dag_nop(mlfab_dag *dag, uint32_t *op_p) {
-  DAG_CALL(mlfab__user_dag_nop(&dag->script, op_p, &error));
+  DAG_CALL(mlfab__user_dag_nop(&dag->graph, op_p, &error));
 }
 
 MLFAB_API int mlfab_dag_after(mlfab_dag *dag, uint32_t op, uint32_t dependency) {
-  DAG_CALL(mlfab__user_dag_after(&dag->script, op, dependency, &error));
+  DAG_CALL(mlfab__user_dag_after(&dag->graph, op, dependency, &error));
 }
 
 MLFAB_API int mlfab_dag_set(mlfab_dag *dag, uint32_t op, uint32_t need, uint32_t flags) {
-  DAG_CALL(mlfab__user_dag_set(&dag->script, op, need, flags, &error));
+  DAG_CALL(mlfab__user_dag_set(&dag->graph, op, need, flags, &error));
 }
 
 MLFAB_API int mlfab_dag_open(mlfab_dag *dag, int persistent, uint64_t timeout_ns) {
@@ -44375,14 +44401,13 @@ MLFAB_API int mlfab_dag_open(mlfab_dag *dag, int persistent, uint64_t timeout_ns
   int code = dag_enter(ctx, &error);
   if (!code) {
     (void)mlfab__context_arena(ctx);
-    code =
-        mlfab__user_dag_open(&dag->script, persistent, timeout_ns, ctx->now_ns, &request, &error);
+    code = mlfab__user_dag_open(&dag->graph, persistent, timeout_ns, ctx->now_ns, &request, &error);
   }
   code = mlfab__node_return(ctx->node, code, &error);
   if (!code) {
     code = mlfab__context_await(ctx, request, 0, NULL);
     ctx->now_ns = mlfab__context_now(ctx);
-    mlfab__user_dag_opened(&dag->script, code, ctx->now_ns);
+    mlfab__user_dag_opened(&dag->graph, code, ctx->now_ns);
     mlfab__node_return(ctx->node, 0, NULL);
     mlfab__context_sent(ctx, 0);
   }
@@ -44391,27 +44416,27 @@ MLFAB_API int mlfab_dag_open(mlfab_dag *dag, int persistent, uint64_t timeout_ns
 }
 
 MLFAB_API int mlfab_dag_start(mlfab_dag *dag, uint64_t timeout_ns, mlfab_request *request_p) {
-  DAG_CALL(mlfab__user_dag_start(&dag->script, timeout_ns, dag->ctx->now_ns, request_p, &error));
+  DAG_CALL(mlfab__user_dag_start(&dag->graph, timeout_ns, dag->ctx->now_ns, request_p, &error));
 }
 
 MLFAB_API int mlfab_dag_wait(mlfab_dag *dag, uint64_t round, uint64_t timeout_ns) {
   if (!dag) return MLFAB_ERR_ARGUMENT;
   CONTEXT_MAY_WAIT(dag->ctx);
   DAG_CALL(
-      mlfab__user_dag_wait(&dag->script, round, timeout_ns, dag->ctx->now_ns, &request, &error));
+      mlfab__user_dag_wait(&dag->graph, round, timeout_ns, dag->ctx->now_ns, &request, &error));
 }
 
 /* Under the lock that the caller of the computing function has: what it sets off is sent there. */
 static int dag_trigger_inside(mlfab_dag *dag, uint32_t op) {
   mlfab_error error;
-  int code = mlfab__user_dag_trigger(&dag->script, op, 1, 0, &error);
+  int code = mlfab__user_dag_trigger(&dag->graph, op, 1, 0, &error);
   if (code) dag->ctx->node->requests.last = error;
   return code;
 }
 
 MLFAB_API int mlfab_dag_trigger(mlfab_dag *dag, uint32_t op) {
   if (dag && dag_inside == dag->ctx) return dag_trigger_inside(dag, op);
-  DAG_CALL(mlfab__user_dag_trigger(&dag->script, op, 0, dag->ctx->now_ns, &error));
+  DAG_CALL(mlfab__user_dag_trigger(&dag->graph, op, 0, dag->ctx->now_ns, &error));
 }
 
 static int dag_test_given_back(mlfab *ctx, void *what) {
@@ -44427,9 +44452,9 @@ MLFAB_API int mlfab_dag_free(mlfab_dag **dag_p) {
   CONTEXT_CHECK(ctx);
   uint64_t now = mlfab__context_enter(ctx);
   /* A persistent one may have begun to send for a round that nobody will ask for. */
-  if (dag->script.persistent)
+  if (dag->graph.persistent)
     mlfab__context_until(ctx, mlfab__add_sat(now, ctx->heartbeat_ns), dag_test_given_back,
-                         &dag->script);
+                         &dag->graph);
   dag_gone(dag);
   mlfab__node_return(ctx->node, 0, NULL);
   mlfab__context_sent(ctx, 0);

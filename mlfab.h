@@ -90,7 +90,7 @@
  *    MLFAB_WITH_COLL                  collectives; PARTIAL, STOCHASTIC and DAG are parts of them:
  *    MLFAB_WITH_PARTIAL               partial collectives
  *    MLFAB_WITH_STOCHASTIC            stochastic reductions
- *    MLFAB_WITH_DAG                   schedules of operations
+ *    MLFAB_WITH_DAG                   task graphs of operations
  *    MLFAB_WITH_SCHED                 the scheduler, aggregators, measured links
  *    MLFAB_WITH_SPARSE                filters, sparse updates, version tags
  *    MLFAB_WITH_RESHARD               moving slices between servers
@@ -948,7 +948,7 @@ MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p
  *
  * Worker to worker, without a server. Every live worker that has not called mlfab_finish calls the same
  * collectives, in the same order, with the same sizes; up to 1,024 may be open, and the first 32 of them run. Objects (partial
- * reductions, stochastic reductions, schedules) are opened by all workers in the same order. Calls of
+ * reductions, stochastic reductions, task graphs) are opened by all workers in the same order. Calls of
  * several threads match in the order in which they were made, so threads must take turns alike on all
  * workers.
  *
@@ -1051,7 +1051,7 @@ MLFAB_API int mlfab_free(mlfab *ctx, void *memory);
  * 4096 buffers, model_max_bytes, a fabric of more than 1024 workers), AGAIN (1,024 are under way), STATE
  * (this worker has called mlfab_finish), MEMORY; then of failures: MISMATCH naming a rank whose sizes or
  * options differ, TIMEOUT naming the first rank that is missing, PEER_DEAD, PEER_CLOSED, NOT_FINITE,
- * CANCELLED, CALLBACK (of a schedule), MEMORY naming the rank, and AGAIN where a worker has come back.
+ * CANCELLED, CALLBACK (of a task graph), MEMORY naming the rank, and AGAIN where a worker has come back.
  * Cost: RING and HALVING 2 (P-1)/P of the array's bytes out and in for each worker; within one host the
  * blocking form goes through shared memory, with MLFAB_ALGORITHM_AUTO, without a reducer of the
  * caller's, and up to 64 workers. Half types are added in float32 and rounded to nearest once for each
@@ -1261,14 +1261,14 @@ MLFAB_API int mlfab_stochastic_start(mlfab *ctx, uint32_t id, void *data, uint64
  * (one is under way). */
 MLFAB_API int mlfab_stochastic_close(mlfab *ctx, uint32_t id);
 
-/* --- schedules of the user's own ---
+/* --- task graphs of the user's own ---
  *
  * A directed acyclic graph of operations, executed by whatever drives the context (eagerSGD §4). An operation
  * runs when all it comes after are done, or `need` of them (1: OR), and once a round, whatever comes
  * later. Every worker makes its own part; sends and receives match by (rank, tag).
  */
 typedef struct mlfab_dag mlfab_dag;
-/* Non-zero fails the schedule on all workers (MLFAB_ERR_CALLBACK). Must not call back into the context, but for
+/* Non-zero fails the task graph on all workers (MLFAB_ERR_CALLBACK). Must not call back into the context, but for
  * mlfab_dag_trigger. */
 typedef int (*mlfab_compute_fn)(void *user, uint64_t round);
 
@@ -1278,7 +1278,7 @@ enum mlfab_dag_flags {
 };
 
 MLFAB_API int mlfab_dag_create(mlfab *ctx, mlfab_dag **dag_p);
-/* Operations; *op_p is its number. Memory is the caller's, borrowed until the schedule is freed. Up to 1 GiB a
+/* Operations; *op_p is its number. Memory is the caller's, borrowed until the task graph is freed. Up to 1 GiB a
  * message. Errors: ARGUMENT, RANK_RANGE, LIMIT, STATE (it is open), MEMORY; of recv_reduce also DTYPE
  * and UNSUPPORTED (mean). */
 MLFAB_API int mlfab_dag_send(mlfab_dag *dag, int32_t rank, uint32_t tag, const void *data,
@@ -1308,7 +1308,7 @@ MLFAB_API int mlfab_dag_wait(mlfab_dag *dag, uint64_t round, uint64_t timeout_ns
  * (no such operation, or another sort), STATE (no round is under way). */
 MLFAB_API int mlfab_dag_trigger(mlfab_dag *dag, uint32_t op);
 /* Closes it on this worker: others cannot go on with it then (PEER_CLOSED), and a round that is under way
- * fails everywhere (CANCELLED). *dag_p becomes NULL. Call it before mlfab_close and mlfab_abandon: a schedule
+ * fails everywhere (CANCELLED). *dag_p becomes NULL. Call it before mlfab_close and mlfab_abandon: a task graph
  * whose context is closed may be given to no call any more, not to this one either, and its memory is lost.
  * Errors: ARGUMENT (dag_p is NULL), CLOSED (*dag_p is NULL). */
 MLFAB_API int mlfab_dag_free(mlfab_dag **dag_p);

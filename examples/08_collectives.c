@@ -1,7 +1,7 @@
-/* 08_collectives.c - from worker to worker, without a server: collectives, and your own schedule.
+/* 08_collectives.c - from worker to worker, without a server: collectives, and your own task graph.
  *
  * Shows:  an allreduce of a list of buffers; a reduce-scatter; an allreduce that runs while the
- *         worker computes; and a schedule (send, receive, compute) that is opened once and then
+ *         worker computes; and a task graph (send, receive, compute) that is opened once and then
  *         runs a round for each trigger. Every worker makes the same calls in the same order.
  * Run:    build/mlfab-run -n 4 -s 1 build/examples/08_collectives
  *
@@ -61,7 +61,7 @@ static int overlap(mlfab *fabric) {
   return status;
 }
 
-/* 4. A schedule: my number goes to the worker behind me, and becomes the mean of it and of what
+/* 4. A task graph: my number goes to the worker behind me, and becomes the mean of it and of what
  * comes from the one before me. So all of them come closer, though nobody waits for more than a
  * neighbour. */
 typedef struct ring {

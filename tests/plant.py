@@ -23,7 +23,7 @@ LIKELY = {16: "sim/test_schedule",
           74: "unit/test_alive",
           75: "unit/test_alive",
           77: "unit/test_server",
-          81: "sim/test_reslice",
+          81: "sim/test_reshard",
           86: "unit/test_sparse_apply",
           88: "unit/test_guest",
           89: "unit/test_guest",
@@ -50,9 +50,9 @@ LIKELY = {16: "sim/test_schedule",
           "clock": "sim/test_consistency",
           "peer_link": "unit/test_api_collective",
           "delta": "unit/test_sparse_apply",
-          "reshard_server": "sim/test_reslice",
-          "reshard_worker": "sim/test_reslice",
-          "reshard": "sim/test_reslice"}
+          "reshard_server": "sim/test_reshard",
+          "reshard_worker": "sim/test_reshard",
+          "reshard": "sim/test_reshard"}
 
 
 def planted():

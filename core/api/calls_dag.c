@@ -8,7 +8,7 @@
 
 /* A schedule is freed by the node when the context is closed, if it is open then. */
 struct mlfab_dag {
-  mlfab__user_dag script;
+  mlfab__user_dag graph;
   mlfab *ctx;
 };
 
@@ -27,7 +27,7 @@ static int dag_compute(void *self, mlfab_compute_fn fn, void *user, uint64_t rou
 static void dag_gone(void *self) {
   mlfab_dag *dag = self;
   mlfab *ctx = dag->ctx;
-  mlfab__user_dag_free(&dag->script);
+  mlfab__user_dag_free(&dag->graph);
   mlfab__free(&ctx->env, dag, sizeof *dag);
 }
 
@@ -70,7 +70,7 @@ MLFAB_API int mlfab_dag_create(mlfab *ctx, mlfab_dag **dag_p) {
   if (!code) {
     const mlfab__user_dag_user user = {dag, dag_compute, dag_gone};
     dag->ctx = ctx;
-    mlfab__user_dag_init(&dag->script, ctx->node->parts->comm, &user);
+    mlfab__user_dag_init(&dag->graph, ctx->node->parts->comm, &user);
     *dag_p = dag;
   }
   return dag_leave(ctx, code, 0, &error);
@@ -80,36 +80,35 @@ MLFAB_API int mlfab_dag_send(mlfab_dag *dag, int32_t rank, uint32_t tag, const v
                              uint64_t bytes, uint32_t *op_p) {
   /* What is sent is only read. */
   const mlfab__user_dag_message message = {rank, tag, (void *)(uintptr_t)data, bytes, 0, 0};
-  DAG_CALL(mlfab__user_dag_message_op(&dag->script, MLFAB__DAG_SEND, &message, op_p, &error));
+  DAG_CALL(mlfab__user_dag_message_op(&dag->graph, MLFAB__DAG_SEND, &message, op_p, &error));
 }
 
 MLFAB_API int mlfab_dag_recv(mlfab_dag *dag, int32_t rank, uint32_t tag, void *data, uint64_t bytes,
                              uint32_t *op_p) {
   const mlfab__user_dag_message message = {rank, tag, data, bytes, 0, 0};
-  DAG_CALL(mlfab__user_dag_message_op(&dag->script, MLFAB__DAG_RECV, &message, op_p, &error));
+  DAG_CALL(mlfab__user_dag_message_op(&dag->graph, MLFAB__DAG_RECV, &message, op_p, &error));
 }
 
 MLFAB_API int mlfab_dag_recv_reduce(mlfab_dag *dag, int32_t rank, uint32_t tag, void *data,
                                     uint64_t count, int dtype, int op, uint32_t *op_p) {
   const mlfab__user_dag_message message = {rank, tag, data, count, dtype, op};
-  DAG_CALL(
-      mlfab__user_dag_message_op(&dag->script, MLFAB__DAG_RECV_REDUCE, &message, op_p, &error));
+  DAG_CALL(mlfab__user_dag_message_op(&dag->graph, MLFAB__DAG_RECV_REDUCE, &message, op_p, &error));
 }
 
 MLFAB_API int mlfab_dag_compute(mlfab_dag *dag, mlfab_compute_fn fn, void *user, uint32_t *op_p) {
-  DAG_CALL(mlfab__user_dag_compute(&dag->script, fn, user, op_p, &error));
+  DAG_CALL(mlfab__user_dag_compute(&dag->graph, fn, user, op_p, &error));
 }
 
 MLFAB_API int mlfab_dag_nop(mlfab_dag *dag, uint32_t *op_p) {
-  DAG_CALL(mlfab__user_dag_nop(&dag->script, op_p, &error));
+  DAG_CALL(mlfab__user_dag_nop(&dag->graph, op_p, &error));
 }
 
 MLFAB_API int mlfab_dag_after(mlfab_dag *dag, uint32_t op, uint32_t dependency) {
-  DAG_CALL(mlfab__user_dag_after(&dag->script, op, dependency, &error));
+  DAG_CALL(mlfab__user_dag_after(&dag->graph, op, dependency, &error));
 }
 
 MLFAB_API int mlfab_dag_set(mlfab_dag *dag, uint32_t op, uint32_t need, uint32_t flags) {
-  DAG_CALL(mlfab__user_dag_set(&dag->script, op, need, flags, &error));
+  DAG_CALL(mlfab__user_dag_set(&dag->graph, op, need, flags, &error));
 }
 
 MLFAB_API int mlfab_dag_open(mlfab_dag *dag, int persistent, uint64_t timeout_ns) {
@@ -122,14 +121,13 @@ MLFAB_API int mlfab_dag_open(mlfab_dag *dag, int persistent, uint64_t timeout_ns
   int code = dag_enter(ctx, &error);
   if (!code) {
     (void)mlfab__context_arena(ctx);
-    code =
-        mlfab__user_dag_open(&dag->script, persistent, timeout_ns, ctx->now_ns, &request, &error);
+    code = mlfab__user_dag_open(&dag->graph, persistent, timeout_ns, ctx->now_ns, &request, &error);
   }
   code = mlfab__node_return(ctx->node, code, &error);
   if (!code) {
     code = mlfab__context_await(ctx, request, 0, NULL);
     ctx->now_ns = mlfab__context_now(ctx);
-    mlfab__user_dag_opened(&dag->script, code, ctx->now_ns);
+    mlfab__user_dag_opened(&dag->graph, code, ctx->now_ns);
     mlfab__node_return(ctx->node, 0, NULL);
     mlfab__context_sent(ctx, 0);
   }
@@ -138,27 +136,27 @@ MLFAB_API int mlfab_dag_open(mlfab_dag *dag, int persistent, uint64_t timeout_ns
 }
 
 MLFAB_API int mlfab_dag_start(mlfab_dag *dag, uint64_t timeout_ns, mlfab_request *request_p) {
-  DAG_CALL(mlfab__user_dag_start(&dag->script, timeout_ns, dag->ctx->now_ns, request_p, &error));
+  DAG_CALL(mlfab__user_dag_start(&dag->graph, timeout_ns, dag->ctx->now_ns, request_p, &error));
 }
 
 MLFAB_API int mlfab_dag_wait(mlfab_dag *dag, uint64_t round, uint64_t timeout_ns) {
   if (!dag) return MLFAB_ERR_ARGUMENT;
   CONTEXT_MAY_WAIT(dag->ctx);
   DAG_CALL(
-      mlfab__user_dag_wait(&dag->script, round, timeout_ns, dag->ctx->now_ns, &request, &error));
+      mlfab__user_dag_wait(&dag->graph, round, timeout_ns, dag->ctx->now_ns, &request, &error));
 }
 
 /* Under the lock that the caller of the computing function has: what it sets off is sent there. */
 static int dag_trigger_inside(mlfab_dag *dag, uint32_t op) {
   mlfab_error error;
-  int code = mlfab__user_dag_trigger(&dag->script, op, 1, 0, &error);
+  int code = mlfab__user_dag_trigger(&dag->graph, op, 1, 0, &error);
   if (code) dag->ctx->node->requests.last = error;
   return code;
 }
 
 MLFAB_API int mlfab_dag_trigger(mlfab_dag *dag, uint32_t op) {
   if (dag && dag_inside == dag->ctx) return dag_trigger_inside(dag, op);
-  DAG_CALL(mlfab__user_dag_trigger(&dag->script, op, 0, dag->ctx->now_ns, &error));
+  DAG_CALL(mlfab__user_dag_trigger(&dag->graph, op, 0, dag->ctx->now_ns, &error));
 }
 
 static int dag_test_given_back(mlfab *ctx, void *what) {
@@ -174,9 +172,9 @@ MLFAB_API int mlfab_dag_free(mlfab_dag **dag_p) {
   CONTEXT_CHECK(ctx);
   uint64_t now = mlfab__context_enter(ctx);
   /* A persistent one may have begun to send for a round that nobody will ask for. */
-  if (dag->script.persistent)
+  if (dag->graph.persistent)
     mlfab__context_until(ctx, mlfab__add_sat(now, ctx->heartbeat_ns), dag_test_given_back,
-                         &dag->script);
+                         &dag->graph);
   dag_gone(dag);
   mlfab__node_return(ctx->node, 0, NULL);
   mlfab__context_sent(ctx, 0);

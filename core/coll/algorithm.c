@@ -1,4 +1,4 @@
-/* algorithm.c - collectives as schedules: see algorithm.h. Layer 2.
+/* algorithm.c - collectives as task graphs: see algorithm.h. Layer 2.
  *
  * Most algorithms are rows: one operation for each segment of a stretch, each waiting for the same
  * segment of an earlier row. Only HALVING moves stretches that begin at a different block at either

@@ -1,4 +1,4 @@
-/* algorithm.h - builders of full collectives as schedules: what one member sends, receives and adds.
+/* algorithm.h - builders of full collectives as task graphs: what one member sends, receives and adds.
  * Layer 2. Pure: it appends operations to a dag, the same for everybody who asks the same.
  *
  * Everything happens in place in one stretch of memory. The data is cut into blocks, one a member

@@ -15,7 +15,7 @@ static void comm_turn_plain(mlfab__comm *comm, mlfab__comm_slot *slot);
 static void comm_check_moved(mlfab__comm *comm);
 
 MLFAB__INTERNAL int mlfab__comm_init(mlfab__comm *comm, mlfab__env *env, const mlfab_config *config,
-                                     uint32_t rank, const mlfab__port *up, const mlfab__port *hop,
+                                     uint32_t rank, const mlfab__port *up, const mlfab__port *links,
                                      const mlfab__port *down, mlfab__requests *requests) {
   const mlfab__stream_user user = {comm, mlfab__engine_deliver, mlfab__engine_given_back};
   memset(comm, 0, sizeof *comm);
@@ -28,7 +28,7 @@ MLFAB__INTERNAL int mlfab__comm_init(mlfab__comm *comm, mlfab__env *env, const m
   comm->arena_fd = -1;
   comm->limit = UINT64_MAX;
   comm->act = comm_act_on_failure;
-  mlfab__streams_init(&comm->streams, env, config, hop, down, &user);
+  mlfab__streams_init(&comm->streams, env, config, links, down, &user);
   return 0;
 }
 
@@ -48,7 +48,7 @@ static void comm_free_lists(mlfab__comm *comm, mlfab__comm_slot *slot) {
 
 static void comm_free_slot(mlfab__comm *comm, mlfab__comm_slot *slot) {
   if (!slot) return;
-  mlfab__dag_free(&slot->play.dag);
+  mlfab__dag_free(&slot->run.dag);
   mlfab__free(comm->env, slot->counts, comm->config->workers * sizeof *slot->counts);
   comm_free_lists(comm, slot);
   mlfab__free(comm->env, slot, sizeof *slot);
@@ -66,15 +66,15 @@ static void comm_no_limit(mlfab__comm *comm) {
   comm->frozen = 0;
 }
 
-static void comm_ignore(void *self, mlfab__engine *play, int status, uint64_t now_ns) {
-  (void)self, (void)play, (void)status, (void)now_ns;
+static void comm_ignore(void *self, mlfab__engine_run *run, int status, uint64_t now_ns) {
+  (void)self, (void)run, (void)status, (void)now_ns;
 }
 
 MLFAB__INTERNAL void mlfab__comm_free(mlfab__comm *comm) {
   if (!comm->env) return;
   comm->ending = 1;
   mlfab__streams_free(&comm->streams);
-  for (mlfab__engine *play = comm->armed; play; play = play->next) play->over = comm_ignore;
+  for (mlfab__engine_run *run = comm->armed; run; run = run->next) run->over = comm_ignore;
   mlfab__engine_end_all(comm, MLFAB_ERR_CLOSED);
   for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
     mlfab__comm_object object = comm->objects[i];
@@ -112,7 +112,7 @@ static void comm_post(mlfab__comm *comm, uint8_t type, const void *meta, uint32_
   comm->up.post(comm->up.self, 0, type, meta, bytes);
 }
 
-/* Alone: no roll is kept, and nobody is told. */
+/* Alone: no membership is kept, and nobody is told. */
 static int comm_alone(const mlfab__comm *comm) { return comm->config->workers == 1; }
 
 /* To take part in the epoch after this one. */
@@ -650,7 +650,7 @@ static int comm_new_slot(mlfab__comm *comm, const mlfab__comm_call *call,
     slot = comm->spare = mlfab__alloc(comm->env, sizeof *slot);
     if (!slot) return MLFAB_ERR_MEMORY;
     slot->comm = comm;
-    mlfab__dag_init(&slot->play.dag, comm->env);
+    mlfab__dag_init(&slot->run.dag, comm->env);
   }
   if (call->counts && !slot->counts)
     slot->counts = mlfab__alloc_array(comm->env, comm->config->workers, sizeof *slot->counts);
@@ -763,7 +763,7 @@ static int comm_blocks(mlfab__comm *comm, mlfab__comm_slot *slot, uint64_t *leng
     }
     end = at + lengths[m] * width;
   }
-  slot->play.spaces[0] = (mlfab__comm_space){slot->blocks, n};
+  slot->run.spaces[0] = (mlfab__comm_space){slot->blocks, n};
   return 0;
 }
 
@@ -773,7 +773,7 @@ static uint32_t comm_tree_segment(uint32_t children) {
   return (uint32_t)mlfab__min(MLFAB__COMM_SEGMENT, mlfab__max(all / 64 * 64, 4096));
 }
 
-/* Its schedule; `tree` with so many children at most, or NULL. Errors: MEMORY, LIMIT. */
+/* Its task graph; `tree` with so many children at most, or NULL. Errors: MEMORY, LIMIT. */
 static int comm_schedule(mlfab__comm *comm, mlfab__comm_slot *slot, const mlfab__tree_node *tree,
                          uint32_t children) {
   const mlfab__comm_call *call = &slot->call;
@@ -786,7 +786,7 @@ static int comm_schedule(mlfab__comm *comm, mlfab__comm_slot *slot, const mlfab_
   task.tree = tree;
   if (tree) task.algorithm = MLFAB_ALGORITHM_PLANNED;
   if (tree) task.segment = comm_tree_segment(children);
-  slot->play.spaces[0] = (mlfab__comm_space){slot->vecs, call->n};
+  slot->run.spaces[0] = (mlfab__comm_space){slot->vecs, call->n};
   for (uint32_t m = 0; call->kind == MLFAB__COLLECTIVE_BROADCAST && m < comm->members; m++) {
     if (comm->ranks[m] == (uint32_t)call->root) task.root = m;
   }
@@ -795,20 +795,20 @@ static int comm_schedule(mlfab__comm *comm, mlfab__comm_slot *slot, const mlfab_
     code = lengths ? comm_blocks(comm, slot, lengths) : MLFAB_ERR_MEMORY;
     task.counts = lengths;
   }
-  mlfab__dag_clear(&slot->play.dag);
+  mlfab__dag_clear(&slot->run.dag);
   if (!code) {
     task.algorithm =
         mlfab__algorithm_choose(&task, (double)comm->go.latency_ns, rate, comm_add_bytes_per_ns);
-    code = mlfab__algorithm_build(&slot->play.dag, &task, &end, &tag);
+    code = mlfab__algorithm_build(&slot->run.dag, &task, &end, &tag);
   }
-  if (!code) code = mlfab__dag_seal(&slot->play.dag, &culprit);
+  if (!code) code = mlfab__dag_seal(&slot->run.dag, &culprit);
   mlfab__comm_release(comm, lengths, bytes);
   return code;
 }
 
-static void comm_slot_over(void *self, mlfab__engine *play, int status, uint64_t now_ns) {
+static void comm_slot_over(void *self, mlfab__engine_run *run, int status, uint64_t now_ns) {
   mlfab__comm_slot *slot = self;
-  (void)play, (void)now_ns;
+  (void)run, (void)now_ns;
   if (status == 0) comm_finish_slot(slot->comm, slot);
 }
 
@@ -847,27 +847,27 @@ static void comm_ask_tree(mlfab__comm *comm, const mlfab__comm_slot *slot) {
   comm_post(comm, MLFAB__TREE_ASK, meta, mlfab__encode_tree_ask(meta, &ask, NULL));
 }
 
-/* Runs as a schedule, up and down `tree` where there is one. Not 0: the epoch fails. */
+/* Runs as a task graph, up and down `tree` where there is one. Not 0: the epoch fails. */
 static int comm_begin_play(mlfab__comm *comm, mlfab__comm_slot *slot, const mlfab__tree_node *tree,
                            uint32_t children) {
-  mlfab__engine *play = &slot->play;
+  mlfab__engine_run *run = &slot->run;
   const mlfab__comm_call *call = &slot->call;
   slot->state = MLFAB__SLOT_PLAIN;
   int code = comm_schedule(comm, slot, tree, children);
   if (!code) {
-    play->channel = 0;
-    play->number = comm_number(slot);
-    play->signature = slot->signature;
-    play->eager = (uint8_t)comm_is_eager(slot);
-    play->dtype = call->dtype;
-    play->op = call->op;
-    play->width = comm_width(call);
-    play->reduce = comm_adds(call) ? call->reduce : NULL;
-    play->reduce_user = call->reduce_user;
-    play->compute = NULL;
-    play->over = comm_slot_over;
-    play->self = slot;
-    code = mlfab__comm_arm(comm, play, comm->now_ns);
+    run->channel = 0;
+    run->number = comm_number(slot);
+    run->signature = slot->signature;
+    run->eager = (uint8_t)comm_is_eager(slot);
+    run->dtype = call->dtype;
+    run->op = call->op;
+    run->width = comm_width(call);
+    run->reduce = comm_adds(call) ? call->reduce : NULL;
+    run->reduce_user = call->reduce_user;
+    run->compute = NULL;
+    run->over = comm_slot_over;
+    run->self = slot;
+    code = mlfab__comm_arm(comm, run, comm->now_ns);
   }
   if (code) comm_fail_call(comm, slot, code, (int32_t)comm->rank, mlfab_error_text(code));
   return code;
@@ -981,7 +981,7 @@ static mlfab__comm_slot *comm_slot_by_request(mlfab__comm *comm, const mlfab__re
   return slot && slot->request == request->id ? slot : NULL;
 }
 
-/* It is run as a schedule after all. */
+/* It is run as a task graph after all. */
 static void comm_turn_plain(mlfab__comm *comm, mlfab__comm_slot *slot) {
   /* For this worker it is over; others may not know yet. */
   if (comm->go.arena) comm->go.arena = 2;
@@ -1052,7 +1052,7 @@ static int32_t comm_awaited(const mlfab__comm *comm, const mlfab__comm_slot *slo
     return comm->missing;
   }
   *why_p = "is awaited";
-  return mlfab__engine_awaits(comm, &slot->play);
+  return mlfab__engine_awaits(comm, &slot->run);
 }
 
 /* A request is withdrawn, which ends the epoch: of `what`, with this number of what it counts. A deadline
@@ -1300,9 +1300,8 @@ static void comm_on_ask(mlfab__comm *comm, const mlfab__membership_call *in) {
     tell.called = object && (!object->called || object->called(object->self, in->number));
     snprintf(tell.text, sizeof tell.text, "round %llu of object %u", (unsigned long long)in->number,
              in->channel);
-    for (const mlfab__engine *play = comm->armed; play; play = play->next) {
-      if (play->channel == in->channel && play->number == in->number)
-        tell.signature = play->signature;
+    for (const mlfab__engine_run *run = comm->armed; run; run = run->next) {
+      if (run->channel == in->channel && run->number == in->number) tell.signature = run->signature;
     }
   }
   comm_post(comm, MLFAB__MEMBERSHIP_TELL, meta, mlfab__encode_membership_tell(meta, &tell));
@@ -1586,7 +1585,8 @@ MLFAB__INTERNAL int mlfab__comm_server_frame(mlfab__comm *comm, const mlfab__fra
   int code = comm_roll_frame(comm, frame);
   mlfab__comm_exit(comm);
   if (code == MLFAB_ERR_FRAME)
-    comm->up.drop(comm->up.self, 0, MLFAB_ERR_FRAME, "a frame of the roll that does not parse");
+    comm->up.drop(comm->up.self, 0, MLFAB_ERR_FRAME,
+                  "a frame of the membership that does not parse");
   return code != 1;
 }
 
@@ -1600,10 +1600,10 @@ MLFAB__INTERNAL int mlfab__comm_member_frame(mlfab__comm *comm, uint32_t rank,
   return ours;
 }
 
-MLFAB__INTERNAL int mlfab__comm_hop_frame(mlfab__comm *comm, uint32_t rank,
-                                          const mlfab__frame_in *frame, uint64_t now_ns) {
+MLFAB__INTERNAL int mlfab__comm_peer_frame(mlfab__comm *comm, uint32_t rank,
+                                           const mlfab__frame_in *frame, uint64_t now_ns) {
   mlfab__comm_enter(comm, now_ns);
-  int ours = mlfab__stream_hop_frame(&comm->streams, rank, frame);
+  int ours = mlfab__stream_peer_frame(&comm->streams, rank, frame);
   if (comm->finishing) comm_check_moved(comm); /* it may have been the last acknowledgement */
   mlfab__comm_exit(comm);
   return ours;
@@ -1633,8 +1633,8 @@ MLFAB__INTERNAL int mlfab__comm_quiet(const mlfab__comm *comm) {
   if (comm->finishing && comm->phase == MLFAB__COMM_IN && !comm_moved(comm) && !comm_alone(comm) &&
       comm_called(comm) <= comm->limit)
     return 0;
-  for (const mlfab__engine *play = comm->armed; play; play = play->next) {
-    if (play->moved) return 0;
+  for (const mlfab__engine_run *run = comm->armed; run; run = run->next) {
+    if (run->moved) return 0;
   }
   return mlfab__streams_quiet(&comm->streams);
 }
@@ -1680,10 +1680,10 @@ static void comm_say_stuck(mlfab__comm *comm) {
 }
 
 /* The lowest round of an object that is armed, or NULL. */
-static const mlfab__engine *comm_oldest_play(const mlfab__comm *comm, uint32_t channel) {
-  const mlfab__engine *oldest = NULL;
-  for (const mlfab__engine *play = comm->armed; play; play = play->next) {
-    if (play->channel == channel && (!oldest || play->number < oldest->number)) oldest = play;
+static const mlfab__engine_run *comm_oldest_run(const mlfab__comm *comm, uint32_t channel) {
+  const mlfab__engine_run *oldest = NULL;
+  for (const mlfab__engine_run *run = comm->armed; run; run = run->next) {
+    if (run->channel == channel && (!oldest || run->number < oldest->number)) oldest = run;
   }
   return oldest;
 }
@@ -1693,15 +1693,14 @@ static void comm_look_at_object(mlfab__comm *comm, mlfab__comm_object *object,
                                 const mlfab__request *request) {
   uint64_t beat = comm->config->heartbeat_ns;
   uint64_t since = mlfab__max(request->started_ns, comm->in_ns);
-  const mlfab__engine *play = comm_oldest_play(comm, object->channel);
+  const mlfab__engine_run *run = comm_oldest_run(comm, object->channel);
   if (comm->left && comm->now_ns - mlfab__max(since, comm->left_ns) >= 2 * beat) {
     char text[64];
     snprintf(text, sizeof text, "worker %d has left", (int)comm->left_rank);
     mlfab__comm_fail(comm, MLFAB_ERR_PEER_CLOSED, comm->left_rank, text);
-  } else if ((play || object->frame) &&
-             comm->now_ns - mlfab__max(since, object->stuck_ns) >= beat) {
+  } else if ((run || object->frame) && comm->now_ns - mlfab__max(since, object->stuck_ns) >= beat) {
     object->stuck_ns = comm->now_ns;
-    mlfab__comm_stuck(comm, object->channel, play ? play->number : object->waits_for);
+    mlfab__comm_stuck(comm, object->channel, run ? run->number : object->waits_for);
   }
 }
 
@@ -1716,10 +1715,10 @@ static void comm_look_at_objects(mlfab__comm *comm) {
   }
 }
 
-MLFAB__INTERNAL int mlfab__comm_hop_missing(mlfab__comm *comm, uint32_t rank, uint64_t now_ns) {
+MLFAB__INTERNAL int mlfab__comm_peer_missing(mlfab__comm *comm, uint32_t rank, uint64_t now_ns) {
   char text[96], waited[24];
   uint64_t since;
-  if (!comm->streams.epoch || !mlfab__stream_hop_missing(&comm->streams, rank, now_ns, &since))
+  if (!comm->streams.epoch || !mlfab__stream_peer_missing(&comm->streams, rank, now_ns, &since))
     return 0;
   if (now_ns - since >= MLFAB__COMM_PATIENCE * comm->config->heartbeat_ns) {
     mlfab__duration(waited, now_ns - since);

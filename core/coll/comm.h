@@ -1,6 +1,6 @@
 /* comm.h - the communicator: a worker's collectives, their epochs, their execution. Layer 4.
  *
- * Server 0 keeps the roll of those who take part (membership.h). A worker:
+ * Server 0 keeps the membership of those who take part (membership.h). A worker:
  *
  *    OUT --first call: MEMBERSHIP--> ASKED --MEMBERSHIP_LIST--> LISTED (READY) --MEMBERSHIP_GO--> IN
  *                                ^                     |                         |
@@ -18,25 +18,25 @@
  * any other. This worker then says MEMBERSHIP at the next tick and not at once (`later`); alone, it forms
  * the next epoch then. So each attempt ends the calls that wait, and attempts are bounded by time.
  *
- * A play is a schedule (dag.h) being executed: of a plain collective (channel 0, its number), of
+ * A run is a task graph (dag.h) being executed: of a plain collective (channel 0, its number), of
  * a round of an object (channel, round). Operations:
- *    SEND      one message, when the peer may have it: at once if the play is eager, else when its
+ *    SEND      one message, when the peer may have it: at once if the run is eager, else when its
  *              READY came. Done when it is queued and copied, or (borrowed) queued.
  *    RECV      done when all its bytes are in place. What comes for it before it may run is
  *              staged in memory of the message's length.
  *    RECV_REDUCE  likewise, added as the bytes come.
  *    Where several peers send what one element's sum is made of (up a tree), their messages are paced:
  *              READY carries a credit in its tag, and paced SENDs of lower tags may go. A peer may be
- *              `window` messages ahead of what all of them have had added. Windows of all plays share
- *              MLFAB__COMM_WINDOWS bytes, the oldest play first; that one always has a window of 1, also
+ *              `window` messages ahead of what all of them have had added. Windows of all runs share
+ *              MLFAB__COMM_WINDOWS bytes, the oldest run first; that one always has a window of 1, also
  *              beyond the bytes. The oldest call that is open anywhere is the oldest at every member
  *              that has it, so it goes on, and no window that is held by others can stop it.
- *    COMPUTE   the play's function.
- * A play is over when its schedule is finished and nothing borrowed is out: then the caller has
+ *    COMPUTE   the run's function.
+ * A run is over when its task graph is finished and nothing borrowed is out: then the caller has
  * its buffers again.
  *
  * Invariants. (1) Plain calls are numbered in the order of calls, from 0 in each epoch;
- * (channel, number) means the same play on all workers, and its signature (kind, sizes, types,
+ * (channel, number) means the same run on all workers, and its signature (kind, sizes, types,
  * options) is in every message: one that differs from ours is a failure with MISMATCH, found by
  * server 0, which asks everybody. (2) A message is accepted once, for its RECV only, with the
  * length that the RECV says. (3) Every failure is seen once by every worker: its open calls and
@@ -47,7 +47,7 @@
  *
  * An allreduce of more than eager_bytes, in a fabric with a scheduler, or of MLFAB_ALGORITHM_PLANNED,
  * goes by a tree that the scheduler plans (trees.h): when its turn has come the worker asks server 0 for
- * the tree, and the play begins with the answer. Matching, failures and verdicts are the same. With an
+ * the tree, and the run begins with the answer. Matching, failures and verdicts are the same. With an
  * empty answer all members take what AUTO chooses.
  *
  * A worker that has finished (mlfab__comm_finish_work) stays in the epoch for the calls that others have begun: each
@@ -57,7 +57,7 @@
  * A call that runs in shared memory (shm_coll.h) takes a number here like any other (`outside`), so
  * that matching, deadlines and verdicts are the same; its bytes pass elsewhere.
  *
- * Source: eagerSGD §4 (schedules). Departs: sends are matched by the number of the round, not by
+ * Source: eagerSGD §4 (task graphs). Departs: sends are matched by the number of the round, not by
  * persistent connections; failures. */
 #ifndef MLFAB__COMM_H
 #define MLFAB__COMM_H
@@ -70,7 +70,7 @@
 
 enum {
   MLFAB__COMM_CALLS = 1024,     /* plain collectives that are open; a power of 2 */
-  MLFAB__COMM_OBJECTS = 16,     /* partial, stochastic, schedules */
+  MLFAB__COMM_OBJECTS = 16,     /* partial, stochastic, task graphs */
   MLFAB__COMM_EAGER = 64 << 10, /* a call of up to so many bytes is sent without READY */
   /* A root may be ahead of those who only receive: every so many calls it waits for them, and by
    * so many others may be ahead of the first that is open. */
@@ -85,11 +85,11 @@ enum {
   MLFAB__COMM_BLOCK = 64,        /* the least block of the pool */
   MLFAB__COMM_CLASSES = 26,      /* blocks of 64 bytes, twice as many, ... 2 GiB */
   MLFAB__COMM_WINDOW = 4,        /* most messages that a paced peer is ahead of the last one */
-  MLFAB__COMM_WINDOWS = 4 << 20  /* bytes that the windows of all plays may have staged */
+  MLFAB__COMM_WINDOWS = 4 << 20  /* bytes that the windows of all runs may have staged */
 };
 
 /* dag_op.reduce for an operation of its own: 16 * (element type) + operation + 1. Type 0 is the
- * play's, or I64 for MLFAB__OP_OR. */
+ * run's, or I64 for MLFAB__OP_OR. */
 #define MLFAB__COMM_REDUCE(dtype, op) ((uint8_t)(16 * (dtype) + (op) + 1))
 /* How the tree of a call is asked for: calls of later epochs have larger numbers. */
 #define MLFAB__COMM_TREE(epoch, number) ((uint64_t)(epoch) << 40 | (number))
@@ -109,13 +109,13 @@ enum mlfab__comm_phase {
 
 struct mlfab__comm;
 
-/* Memory that a schedule works on: a list of stretches taken as one. */
+/* Memory that a task graph works on: a list of stretches taken as one. */
 typedef struct mlfab__comm_space {
   mlfab_vec *vecs; /* count in bytes here */
   uint32_t n;
 } mlfab__comm_space;
 
-/* An operation of a play. RECVs: what has come. SENDs: the next that waits for the same READY. */
+/* An operation of a run. RECVs: what has come. SENDs: the next that waits for the same READY. */
 typedef struct mlfab__comm_recv {
   uint64_t got, from; /* bytes; the first that is staged */
   uint8_t *stage;     /* as long as the message; NULL: its bytes went to their place */
@@ -123,7 +123,7 @@ typedef struct mlfab__comm_recv {
   uint8_t whole, eager;
 } mlfab__comm_recv;
 
-typedef struct mlfab__comm_peer { /* a member, to a play */
+typedef struct mlfab__comm_peer { /* a member, to a run */
   uint8_t ready, told;            /* its READY came; ours went out */
   uint8_t paced;                  /* it sends messages that are paced */
   uint32_t credit, given; /* paced SENDs below this tag may go: to it; to us, as last told */
@@ -131,7 +131,7 @@ typedef struct mlfab__comm_peer { /* a member, to a play */
   uint32_t first, last;   /* SENDs that wait for it, plus one; 0: none */
 } mlfab__comm_peer;
 
-typedef struct mlfab__engine {
+typedef struct mlfab__engine_run {
   /* Filled by whoever arms it, and left alone until it is over. */
   uint32_t channel;
   uint64_t number, signature;
@@ -143,28 +143,28 @@ typedef struct mlfab__engine {
   mlfab__comm_space spaces[MLFAB__COMM_SPACES];
   /* COMPUTE: 0, or a code that ends the epoch. NULL: only MLFAB__COLLECTIVE_DIVIDE occurs, which comm
    * does. */
-  int (*compute)(void *self, struct mlfab__engine *play, const mlfab__dag_op *op);
-  /* It is over: status 0, or the verdict that ended it (told once; the play is then not armed any
+  int (*compute)(void *self, struct mlfab__engine_run *run, const mlfab__dag_op *op);
+  /* It is over: status 0, or the verdict that ended it (told once; the run is then not armed any
    * more). With 0 it may arm another, and this one again. */
-  void (*over)(void *self, struct mlfab__engine *play, int status, uint64_t now_ns);
+  void (*over)(void *self, struct mlfab__engine_run *run, int status, uint64_t now_ns);
   void *self;
   mlfab__dag dag; /* sealed; comm starts it */
   /* comm's own. */
   uint8_t armed;
-  uint8_t running;            /* not finished: its operations run, its messages are taken */
-  uint8_t busy;               /* its operations are being run */
-  uint8_t moved;              /* it has sent or got something */
-  uint32_t lent;              /* parts of messages that are borrowed */
-  uint32_t paced, behind;     /* peers that are paced; of them, those with `step` messages added */
-  uint32_t step, window;      /* what all of them have had added; messages that one may be ahead */
-  uint64_t step_bytes;        /* what a window of 1 may have staged */
-  uint32_t staged;            /* RECVs that have a stage */
-  mlfab__comm_recv *recvs;    /* by operation */
-  mlfab__comm_peer *peers;    /* by member */
-  struct mlfab__engine *next; /* of the armed ones */
-} mlfab__engine;
+  uint8_t running;         /* not finished: its operations run, its messages are taken */
+  uint8_t busy;            /* its operations are being run */
+  uint8_t moved;           /* it has sent or got something */
+  uint32_t lent;           /* parts of messages that are borrowed */
+  uint32_t paced, behind;  /* peers that are paced; of them, those with `step` messages added */
+  uint32_t step, window;   /* what all of them have had added; messages that one may be ahead */
+  uint64_t step_bytes;     /* what a window of 1 may have staged */
+  uint32_t staged;         /* RECVs that have a stage */
+  mlfab__comm_recv *recvs; /* by operation */
+  mlfab__comm_peer *peers; /* by member */
+  struct mlfab__engine_run *next; /* of the armed ones */
+} mlfab__engine_run;
 
-/* Everything that another part of the communicator (partial_run.c, stochastic.c, a user's schedule) is,
+/* Everything that another part of the communicator (partial_run.c, stochastic.c, a user's task graph) is,
  * towards comm. It has a number of this worker's own from the beginning, and one that is the same
  * for all, its channel, from when the plain call that opens it (comm_call.opens) begins: so many
  * openings have then begun, here as elsewhere, and server 0 levels the count with every epoch. */
@@ -173,17 +173,17 @@ typedef struct mlfab__comm_object {
   uint32_t channel;   /* likewise; 0: not yet */
   const char *what;   /* "a partial reduction", and ... */
   const char *counts; /* ... what it counts: "round"; static, for texts */
-  uint8_t ahead; /* plays are armed before anybody calls them: a READY does not tell that, nor what
-                       play 0 sends, which is armed by begin */
+  uint8_t ahead; /* runs are armed before anybody calls them: a READY does not tell that, nor what
+                       run 0 sends, which is armed by begin */
   void *self;
-  /* A frame of this channel that is not an armed play's, which consumes it
-   * (mlfab__stream_consumed): NULL where there are only plays, of which what comes early is
+  /* A frame of this channel that is not an armed run's, which consumes it
+   * (mlfab__stream_consumed): NULL where there are only runs, of which what comes early is
    * kept. */
   void (*frame)(void *self, uint32_t member, const mlfab__coll *head, const void *bulk,
                 uint32_t bytes, uint64_t now_ns);
   void (*given_back)(void *self, uint32_t member, uint64_t cookie);
   /* A new epoch has begun (members may be others; round: the first of it), or its opening, in one
-   * that stands; or an epoch is over (plays of it have been told). */
+   * that stands; or an epoch is over (runs of it have been told). */
   void (*begin)(void *self, uint64_t round, uint64_t now_ns);
   void (*over)(void *self, int code, uint64_t now_ns);
   /* May plain calls that are its own (comm_call.of) begin? It may fill their buffers then. Whoever has
@@ -195,9 +195,9 @@ typedef struct mlfab__comm_object {
   /* Has this worker called `number`, as far as others wait for it? */
   int (*called)(void *self, uint64_t number);
   void (*free_self)(void *self);
-  uint64_t waits_for; /* without plays: which number its open request is; the object keeps it */
+  uint64_t waits_for; /* without runs: which number its open request is; the object keeps it */
   /* comm's own. */
-  uint64_t upto;     /* above the numbers of all plays that were armed in this epoch */
+  uint64_t upto;     /* above the numbers of all runs that were armed in this epoch */
   uint64_t stuck_ns; /* when it was last said that a request is open for long */
   int32_t missing;   /* who server 0 says has not called */
 } mlfab__comm_object;
@@ -240,7 +240,7 @@ enum {
   MLFAB__SLOT_FREE,
   MLFAB__SLOT_WAITING,  /* for the epoch, for its turn: those from comm.begun on */
   MLFAB__SLOT_PLANNING, /* for its tree (trees.h); what follows may begin */
-  MLFAB__SLOT_PLAIN,    /* a play */
+  MLFAB__SLOT_PLAIN,    /* a run */
   MLFAB__SLOT_OUTSIDE
 };
 
@@ -259,10 +259,10 @@ typedef struct mlfab__comm_slot { /* an open plain collective */
   mlfab_request request;
   uint64_t stuck_ns;
   int32_t missing; /* who server 0 says has not called */
-  mlfab__engine play;
+  mlfab__engine_run run;
 } mlfab__comm_slot;
 
-/* A frame of a play that is not armed yet; its bytes follow. */
+/* A frame of a run that is not armed yet; its bytes follow. */
 typedef struct mlfab__comm_stage {
   struct mlfab__comm_stage *next;
   mlfab__coll head;
@@ -334,7 +334,7 @@ typedef struct mlfab__comm {
   uint32_t closed_next;
   mlfab__comm_grave *graves;
   mlfab__comm_past past[MLFAB__COMM_PAST]; /* by serial */
-  mlfab__engine *armed;                    /* list */
+  mlfab__engine_run *armed;                /* list */
   /* Messages that came early, by channel and number; the last of each list. */
   mlfab__comm_stage *stages[MLFAB__COMM_BUCKETS], *stage_ends[MLFAB__COMM_BUCKETS];
   uint32_t stage_count;
@@ -355,7 +355,7 @@ typedef struct mlfab__comm {
 } mlfab__comm;
 
 MLFAB__INTERNAL int mlfab__comm_init(mlfab__comm *comm, mlfab__env *env, const mlfab_config *config,
-                                     uint32_t rank, const mlfab__port *up, const mlfab__port *hop,
+                                     uint32_t rank, const mlfab__port *up, const mlfab__port *links,
                                      const mlfab__port *down, mlfab__requests *requests);
 MLFAB__INTERNAL void mlfab__comm_free(mlfab__comm *comm);
 /* Adds the row of a communicator, *comm_p, which is the node's (comm_role.c). Errors: MEMORY. */
@@ -402,7 +402,7 @@ MLFAB__INTERNAL int mlfab__comm_finish_over(const mlfab__comm *comm);
 MLFAB__INTERNAL uint32_t mlfab__comm_givers(const mlfab__comm *comm, uint64_t number);
 /* The worker closes without having finished: tells server 0. */
 MLFAB__INTERNAL void mlfab__comm_leave(mlfab__comm *comm);
-/* 1 when nothing is under way that others wait for: no play runs, all messages are acknowledged. */
+/* 1 when nothing is under way that others wait for: no run runs, all messages are acknowledged. */
 MLFAB__INTERNAL int mlfab__comm_quiet(const mlfab__comm *comm);
 
 /* The link to server 0 stands (again); server 0 is dead. */
@@ -414,11 +414,11 @@ MLFAB__INTERNAL int mlfab__comm_server_frame(mlfab__comm *comm, const mlfab__fra
                                              uint64_t now_ns);
 MLFAB__INTERNAL int mlfab__comm_member_frame(mlfab__comm *comm, uint32_t rank,
                                              const mlfab__frame_in *frame, uint64_t now_ns);
-MLFAB__INTERNAL int mlfab__comm_hop_frame(mlfab__comm *comm, uint32_t rank,
-                                          const mlfab__frame_in *frame, uint64_t now_ns);
+MLFAB__INTERNAL int mlfab__comm_peer_frame(mlfab__comm *comm, uint32_t rank,
+                                           const mlfab__frame_in *frame, uint64_t now_ns);
 /* There is no link of ours to this worker: 1 when one is wanted. After 8 heartbeats that is a
  * failure. Only asked while there is none. Up and lost links are told to the streams. */
-MLFAB__INTERNAL int mlfab__comm_hop_missing(mlfab__comm *comm, uint32_t rank, uint64_t now_ns);
+MLFAB__INTERNAL int mlfab__comm_peer_missing(mlfab__comm *comm, uint32_t rank, uint64_t now_ns);
 /* Does it have anything that mlfab__comm_tick looks after? */
 MLFAB__INTERNAL int mlfab__comm_waits(const mlfab__comm *comm);
 /* Four times a heartbeat, while it has. */
@@ -426,7 +426,7 @@ MLFAB__INTERNAL void mlfab__comm_tick(mlfab__comm *comm, uint64_t now_ns);
 /* All actions have been carried out: nothing is lent any more but what is open. */
 MLFAB__INTERNAL void mlfab__comm_sweep(mlfab__comm *comm);
 
-/* --- for objects: partial_run.c, stochastic.c, schedules --- */
+/* --- for objects: partial_run.c, stochastic.c, task graphs --- */
 
 /* Where a copy of it lives until it is removed, or NULL: there are MLFAB__COMM_OBJECTS. Takes no part in
  * anything before the call that opens it (comm_call.opens). */
@@ -454,14 +454,14 @@ MLFAB__INTERNAL void mlfab__comm_bury(mlfab__comm *comm, mlfab__comm_grave *grav
 /* NULL: there is none. */
 MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_find(mlfab__comm *comm, uint32_t id);
 MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_channel_find(mlfab__comm *comm, uint32_t channel);
-/* Arms a play: its READYs go out, its schedule starts, what came early is delivered. Its dag is
+/* Arms a run: its READYs go out, its task graph starts, what came early is delivered. Its dag is
  * sealed. In phase IN only. Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__comm_arm(mlfab__comm *comm, mlfab__engine *play, uint64_t now_ns);
-/* Takes a play back without telling anybody: nothing of it is borrowed on return. Where others
+MLFAB__INTERNAL int mlfab__comm_arm(mlfab__comm *comm, mlfab__engine_run *run, uint64_t now_ns);
+/* Takes a run back without telling anybody: nothing of it is borrowed on return. Where others
  * are still to get bytes of it, that is a failure (CANCELLED). */
-MLFAB__INTERNAL void mlfab__comm_disarm(mlfab__comm *comm, mlfab__engine *play);
-/* Triggers an operation of an armed play. */
-MLFAB__INTERNAL void mlfab__comm_trigger(mlfab__comm *comm, mlfab__engine *play, uint32_t op,
+MLFAB__INTERNAL void mlfab__comm_disarm(mlfab__comm *comm, mlfab__engine_run *run);
+/* Triggers an operation of an armed run. */
+MLFAB__INTERNAL void mlfab__comm_trigger(mlfab__comm *comm, mlfab__engine_run *run, uint32_t op,
                                          uint64_t now_ns);
 /* Ends the epoch for all, with this code, rank to blame and text. Within calls of comm it takes
  * effect at their end. */
@@ -511,15 +511,15 @@ MLFAB__INTERNAL void mlfab__comm_release(mlfab__comm *comm, void *block, uint64_
 MLFAB__INTERNAL void mlfab__engine_deliver(void *self, uint32_t member, const mlfab__coll *head,
                                            const void *bulk, uint32_t bytes);
 MLFAB__INTERNAL void mlfab__engine_given_back(void *self, uint32_t member, uint64_t cookie);
-/* The epoch is over, and the streams' memory is free: ends all plays with this code, and forgets
+/* The epoch is over, and the streams' memory is free: ends all runs with this code, and forgets
  * what came early. */
 MLFAB__INTERNAL void mlfab__engine_end_all(mlfab__comm *comm, int code);
-/* Disarms the plays of an object that is closed; a failure where others have begun what needs
+/* Disarms the runs of an object that is closed; a failure where others have begun what needs
  * it. */
 MLFAB__INTERNAL void mlfab__engine_close(mlfab__comm *comm, const mlfab__comm_object *object);
 /* 1 when there are frames of this plain call, which came early. */
 MLFAB__INTERNAL int mlfab__engine_came(const mlfab__comm *comm, uint64_t number);
 /* From whom a message is awaited, or that it takes one: a rank, or MLFAB_NO_RANK. */
-MLFAB__INTERNAL int32_t mlfab__engine_awaits(const mlfab__comm *comm, const mlfab__engine *play);
+MLFAB__INTERNAL int32_t mlfab__engine_awaits(const mlfab__comm *comm, const mlfab__engine_run *run);
 
 #endif

@@ -9,7 +9,7 @@
 static int comm_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
   switch (at.kind) {
     case MLFAB__LINK_PEER:
-      return mlfab__comm_hop_frame(self, at.peer, frame, at.now_ns);
+      return mlfab__comm_peer_frame(self, at.peer, frame, at.now_ns);
     case MLFAB__LINK_PEER_IN:
       return mlfab__comm_member_frame(self, at.peer, frame, at.now_ns);
     default:
@@ -34,14 +34,14 @@ static void comm_role_returned(void *self, mlfab__at at, uint64_t token) {
 
 static void comm_role_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
   mlfab__comm *comm = self;
-  if (at.kind == MLFAB__LINK_PEER) mlfab__stream_hop_up(&comm->streams, at.peer);
+  if (at.kind == MLFAB__LINK_PEER) mlfab__stream_peer_up(&comm->streams, at.peer);
   if (at.kind == MLFAB__LINK_SERVER && at.peer == 0 && greeting->ack->was_dead < 2)
     mlfab__comm_hello(comm);
 }
 
 static void comm_role_lost(void *self, mlfab__at at) {
   mlfab__comm *comm = self;
-  if (at.kind == MLFAB__LINK_PEER) mlfab__stream_hop_lost(&comm->streams, at.peer);
+  if (at.kind == MLFAB__LINK_PEER) mlfab__stream_peer_lost(&comm->streams, at.peer);
 }
 
 static void comm_role_gone(void *self, mlfab__at at, int left) {
@@ -55,7 +55,7 @@ static void comm_role_gone(void *self, mlfab__at at, int left) {
 }
 
 static int comm_role_wants(void *self, mlfab__at at) {
-  return at.kind == MLFAB__LINK_PEER && mlfab__comm_hop_missing(self, at.peer, at.now_ns);
+  return at.kind == MLFAB__LINK_PEER && mlfab__comm_peer_missing(self, at.peer, at.now_ns);
 }
 
 static void comm_role_scan(void *self, uint64_t now_ns) { mlfab__comm_tick(self, now_ns); }
@@ -140,11 +140,11 @@ MLFAB__INTERNAL int mlfab__comm_attach(mlfab_node *node, mlfab__comm **comm_p) {
   mlfab__role *role = mlfab__roles_add(node, &comm_row, sizeof **comm_p);
   if (!role) return MLFAB_ERR_MEMORY;
   mlfab__port up = mlfab__roles_port(node, role, MLFAB__LINK_SERVER);
-  mlfab__port hop = mlfab__roles_port(node, role, MLFAB__LINK_PEER);
+  mlfab__port links = mlfab__roles_port(node, role, MLFAB__LINK_PEER);
   mlfab__port down = mlfab__roles_port(node, role, MLFAB__LINK_PEER_IN);
   *comm_p = role->self;
   int code = mlfab__comm_init(*comm_p, &node->env, &node->config, (uint32_t)node->config.rank, &up,
-                              &hop, &down, &node->requests);
+                              &links, &down, &node->requests);
   (*comm_p)->host = node->config.host;
   return code;
 }

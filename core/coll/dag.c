@@ -1,4 +1,4 @@
-/* dag.c - schedules: see dag.h. Layer 1.
+/* dag.c - task graphs: see dag.h. Layer 1.
  *
  * seal sorts the edges by dependency (a counting sort: dependents start in the order in which they
  * were named), looks for cycles by taking away what waits for nothing, and hashes the messages. A

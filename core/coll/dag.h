@@ -1,9 +1,9 @@
-/* dag.h - a schedule: operations of one member of a collective, and what each waits for. Layer 1.
+/* dag.h - a task graph: operations of one member of a collective, and what each waits for. Layer 1.
  *
  * Pure bookkeeping: which operation may run now. What running means (messages, memory, sums) is the
  * runner's. An operation starts when all of its dependencies are done, or any of them (OR), or k of
  * them (a quorum); it is consumable: it runs at most once a round, and what comes later does not
- * start it again. A schedule is built once and run for any number of rounds.
+ * start it again. A task graph is built once and run for any number of rounds.
  *
  *    init; add, after, ... ; seal; then for each round: start; while (next) run it; done; finished
  *
@@ -11,7 +11,7 @@
  * operations become READY in an order that only depends on the order of done and trigger. After
  * seal nothing is allocated until the next add.
  *
- * Source: eagerSGD §III-B (schedules of consumable operations, AND and OR dependencies). Departs:
+ * Source: eagerSGD §III-B (task graphs of consumable operations, AND and OR dependencies). Departs:
  * k of n for quorums, and cycles are refused also where an OR would break them. */
 #ifndef MLFAB__DAG_H
 #define MLFAB__DAG_H
@@ -56,11 +56,11 @@ typedef struct mlfab__dag_op {
   /* SEND: under the peer's credit, which counts such messages by their tags, from 0. RECV_REDUCE: the
    * runner bounds how far the peers of such ones are ahead of each other. */
   uint8_t paced;
-  uint8_t reduce;     /* RECV_REDUCE: 0 the schedule's operation, else 1 + an operation's number */
-  uint32_t need;      /* how many dependencies start it; 0: all; 1: any (OR); q: a quorum of q */
-  uint32_t peer;      /* SEND, RECV, RECV_REDUCE: index of the member */
-  uint32_t tag;       /* (peer, tag) is unique among RECVs (of both kinds), and among SENDs */
-  uint32_t space;     /* which of the runner's memories: 0 the data, 1.. others */
+  uint8_t reduce; /* RECV_REDUCE: 0 the task graph's operation, else 1 + an operation's number */
+  uint32_t need;  /* how many dependencies start it; 0: all; 1: any (OR); q: a quorum of q */
+  uint32_t peer;  /* SEND, RECV, RECV_REDUCE: index of the member */
+  uint32_t tag;   /* (peer, tag) is unique among RECVs (of both kinds), and among SENDs */
+  uint32_t space; /* which of the runner's memories: 0 the data, 1.. others */
   uint64_t at, bytes; /* a stretch of it; bytes may be 0 (a bare notice) */
   uint32_t code;      /* COMPUTE: what, the runner's own */
 } mlfab__dag_op;
@@ -97,7 +97,7 @@ typedef struct mlfab__dag {
   uint64_t round; /* how many were started */
 } mlfab__dag;
 
-/* An empty schedule; `env` must outlive it. Cannot fail. */
+/* An empty task graph; `env` must outlive it. Cannot fail. */
 MLFAB__INTERNAL void mlfab__dag_init(mlfab__dag *dag, mlfab__env *env);
 MLFAB__INTERNAL void mlfab__dag_free(mlfab__dag *dag);
 /* Empties it for the next one and keeps the memory. The count of rounds begins anew. */
@@ -109,12 +109,12 @@ MLFAB__INTERNAL int mlfab__dag_add(mlfab__dag *dag, const mlfab__dag_op *op, uin
 /* `op` waits for `dependency`; said twice it counts twice. Amortized O(1). Errors: ARGUMENT (no
  * such operation), LIMIT (MLFAB__DAG_EDGES_MAX), MEMORY; nothing has changed. */
 MLFAB__INTERNAL int mlfab__dag_after(mlfab__dag *dag, uint32_t op, uint32_t dependency);
-/* Checks the schedule and makes it ready to be started. O(ops + edges). Errors: ARGUMENT, with the
+/* Checks the task graph and makes it ready to be started. O(ops + edges). Errors: ARGUMENT, with the
  * culprit and dag->flaw: a cycle (an operation on it), a need above the number of dependencies, a
  * (peer, tag) twice (the later one); MEMORY (culprit MLFAB__DAG_NONE). */
 MLFAB__INTERNAL int mlfab__dag_seal(mlfab__dag *dag, uint32_t *culprit_p);
 
-/* Begins a new round of a sealed schedule: all is WAITING, and what waits for nothing is READY.
+/* Begins a new round of a sealed task graph: all is WAITING, and what waits for nothing is READY.
  * What still runs of the round before is forgotten: its done must not come any more. O(ops). */
 MLFAB__INTERNAL void mlfab__dag_start(mlfab__dag *dag);
 /* 1 and the next operation that may run, first come first served, or 0. It is RUNNING until
@@ -130,7 +130,7 @@ MLFAB__INTERNAL int mlfab__dag_finished(const mlfab__dag *dag);
 /* An mlfab__dag_state. O(1). */
 MLFAB__INTERNAL int mlfab__dag_state(const mlfab__dag *dag, uint32_t id);
 /* The RECV or RECV_REDUCE for what the peer sends under this tag, or MLFAB__DAG_NONE. Sealed
- * schedules only. O(1). */
+ * task graphs only. O(1). */
 MLFAB__INTERNAL uint32_t mlfab__dag_find_recv(const mlfab__dag *dag, uint32_t peer, uint32_t tag);
 
 #endif

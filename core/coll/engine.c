@@ -1,4 +1,4 @@
-/* engine.c - the communicator: schedules being executed, and the messages of them. See comm.h. */
+/* engine.c - the communicator: task graphs being executed, and the messages of them. See comm.h. */
 #include "comm.h"
 
 #include <stdio.h>
@@ -39,16 +39,16 @@ MLFAB__INTERNAL void mlfab__comm_release(mlfab__comm *comm, void *block, uint64_
   comm->pooled += room;
 }
 
-/* --- stretches of the plays' memory --- */
+/* --- stretches of the runs' memory --- */
 
 typedef struct engine_walk {
   const mlfab_vec *vec;
   uint64_t skip, left;
 } engine_walk;
 
-static engine_walk engine_walk_begin(const mlfab__engine *play, const mlfab__dag_op *op,
+static engine_walk engine_walk_begin(const mlfab__engine_run *run, const mlfab__dag_op *op,
                                      uint64_t offset, uint64_t bytes) {
-  engine_walk walk = {play->spaces[op->space].vecs, op->at + offset, bytes};
+  engine_walk walk = {run->spaces[op->space].vecs, op->at + offset, bytes};
   if (bytes > 0) {
     for (; walk.skip >= walk.vec->count; walk.vec++) walk.skip -= walk.vec->count;
   }
@@ -71,31 +71,31 @@ static uint8_t *engine_walk_next(engine_walk *walk, uint64_t *bytes_p) {
 
 /* --- sending --- */
 
-static mlfab__coll engine_head(const mlfab__engine *play, uint32_t tag, uint32_t flags,
+static mlfab__coll engine_head(const mlfab__engine_run *run, uint32_t tag, uint32_t flags,
                                uint64_t total) {
-  return (mlfab__coll){.channel = play->channel,
-                       .number = play->number,
+  return (mlfab__coll){.channel = run->channel,
+                       .number = run->number,
                        .tag = tag,
                        .flags = flags,
-                       .signature = play->signature,
+                       .signature = run->signature,
                        .total = total};
 }
 
 /* The next n bytes of a message. Small ones are copied: nothing waits for their acknowledgement. */
-static int engine_send_part(mlfab__comm *comm, mlfab__engine *play, uint32_t peer,
+static int engine_send_part(mlfab__comm *comm, mlfab__engine_run *run, uint32_t peer,
                             mlfab__coll *head, const void *bytes, uint64_t n, int copy) {
   int borrow = !copy && n > MLFAB__STREAM_LEND;
   int code =
-      mlfab__stream_send(&comm->streams, peer, head, bytes, n, !borrow, (uint64_t)(uintptr_t)play);
+      mlfab__stream_send(&comm->streams, peer, head, bytes, n, !borrow, (uint64_t)(uintptr_t)run);
   head->offset += n;
-  if (!code && borrow) play->lent++;
+  if (!code && borrow) run->lent++;
   return code;
 }
 
 /* A message of several stretches: small ones go as one. */
-static int engine_send_list(mlfab__comm *comm, mlfab__engine *play, const mlfab__dag_op *op,
+static int engine_send_list(mlfab__comm *comm, mlfab__engine_run *run, const mlfab__dag_op *op,
                             mlfab__coll *head) {
-  engine_walk walk = engine_walk_begin(play, op, 0, op->bytes);
+  engine_walk walk = engine_walk_begin(run, op, 0, op->bytes);
   uint64_t n, gathered = 0;
   int code = 0;
   for (const uint8_t *piece; !code && (piece = engine_walk_next(&walk, &n)) != NULL;) {
@@ -103,81 +103,81 @@ static int engine_send_list(mlfab__comm *comm, mlfab__engine *play, const mlfab_
     if (small && !comm->gather) comm->gather = mlfab__alloc_aligned(comm->env, MLFAB__COMM_GATHER);
     if (small && !comm->gather) return MLFAB_ERR_MEMORY;
     if (gathered > 0 && (!small || gathered + n > MLFAB__COMM_GATHER)) {
-      code = engine_send_part(comm, play, op->peer, head, comm->gather, gathered, 1);
+      code = engine_send_part(comm, run, op->peer, head, comm->gather, gathered, 1);
       gathered = 0;
     }
     if (small) {
       memcpy(comm->gather + gathered, piece, n);
       gathered += n;
     } else if (!code) {
-      code = engine_send_part(comm, play, op->peer, head, piece, n, op->copy);
+      code = engine_send_part(comm, run, op->peer, head, piece, n, op->copy);
     }
   }
   if (!code && gathered > 0)
-    code = engine_send_part(comm, play, op->peer, head, comm->gather, gathered, 1);
+    code = engine_send_part(comm, run, op->peer, head, comm->gather, gathered, 1);
   return code;
 }
 
-static int engine_is_eager(const mlfab__engine *play, uint64_t bytes) {
-  return play->eager || bytes == 0;
+static int engine_is_eager(const mlfab__engine_run *run, uint64_t bytes) {
+  return run->eager || bytes == 0;
 }
 
 /* Has the peer asked for it? */
-static int engine_has_credit(const mlfab__engine *play, const mlfab__dag_op *op) {
-  const mlfab__comm_peer *peer = &play->peers[op->peer];
-  if (engine_is_eager(play, op->bytes)) return 1;
+static int engine_has_credit(const mlfab__engine_run *run, const mlfab__dag_op *op) {
+  const mlfab__comm_peer *peer = &run->peers[op->peer];
+  if (engine_is_eager(run, op->bytes)) return 1;
   return peer->ready && (!op->paced || op->tag < peer->credit || MLFAB__PLANTED(33));
 }
 
-static void engine_send(mlfab__comm *comm, mlfab__engine *play, uint32_t id) {
-  const mlfab__dag_op *op = &play->dag.ops[id];
-  mlfab__coll head = engine_head(
-      play, op->tag, engine_is_eager(play, op->bytes) ? MLFAB__COLL_EAGER : 0, op->bytes);
-  int code = op->bytes == 0 ? engine_send_part(comm, play, op->peer, &head, NULL, 0, 1)
-                            : engine_send_list(comm, play, op, &head);
-  play->moved = 1;
+static void engine_send(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id) {
+  const mlfab__dag_op *op = &run->dag.ops[id];
+  mlfab__coll head =
+      engine_head(run, op->tag, engine_is_eager(run, op->bytes) ? MLFAB__COLL_EAGER : 0, op->bytes);
+  int code = op->bytes == 0 ? engine_send_part(comm, run, op->peer, &head, NULL, 0, 1)
+                            : engine_send_list(comm, run, op, &head);
+  run->moved = 1;
   if (code) {
     mlfab__comm_fail_memory(comm);
   } else {
-    mlfab__dag_done(&play->dag, id);
+    mlfab__dag_done(&run->dag, id);
   }
 }
 
 /* A SEND that may run: at once, or when the peer takes its bytes. */
-static void engine_may_send(mlfab__comm *comm, mlfab__engine *play, uint32_t id) {
-  const mlfab__dag_op *op = &play->dag.ops[id];
-  mlfab__comm_peer *peer = &play->peers[op->peer];
-  if (engine_has_credit(play, op)) {
-    engine_send(comm, play, id);
+static void engine_may_send(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id) {
+  const mlfab__dag_op *op = &run->dag.ops[id];
+  mlfab__comm_peer *peer = &run->peers[op->peer];
+  if (engine_has_credit(run, op)) {
+    engine_send(comm, run, id);
     return;
   }
-  play->recvs[id].next = 0;
+  run->recvs[id].next = 0;
   if (peer->last) {
-    play->recvs[peer->last - 1].next = id + 1;
+    run->recvs[peer->last - 1].next = id + 1;
   } else {
     peer->first = id + 1;
   }
   peer->last = id + 1;
 }
 
-static void engine_is_ready(mlfab__comm *comm, mlfab__engine *play, uint32_t member,
+static void engine_is_ready(mlfab__comm *comm, mlfab__engine_run *run, uint32_t member,
                             uint32_t credit) {
-  mlfab__comm_peer *peer = &play->peers[member];
+  mlfab__comm_peer *peer = &run->peers[member];
   uint32_t next, id = peer->first;
   peer->ready = 1;
   peer->credit = (uint32_t)mlfab__max(peer->credit, credit);
   peer->first = peer->last = 0;
   for (; id != 0; id = next) {
-    next = play->recvs[id - 1].next;
-    engine_may_send(comm, play, id - 1);
+    next = run->recvs[id - 1].next;
+    engine_may_send(comm, run, id - 1);
   }
 }
 
-static void engine_say_ready(mlfab__comm *comm, mlfab__engine *play, uint32_t member) {
-  mlfab__comm_peer *peer = &play->peers[member];
+static void engine_say_ready(mlfab__comm *comm, mlfab__engine_run *run, uint32_t member) {
+  mlfab__comm_peer *peer = &run->peers[member];
   peer->told = 1;
-  peer->given = peer->paced ? play->step + play->window : 0;
-  mlfab__coll head = engine_head(play, peer->given, MLFAB__COLL_READY, 0);
+  peer->given = peer->paced ? run->step + run->window : 0;
+  mlfab__coll head = engine_head(run, peer->given, MLFAB__COLL_READY, 0);
   if (mlfab__stream_send(&comm->streams, member, &head, NULL, 0, 1, 0))
     mlfab__comm_fail_memory(comm);
 }
@@ -185,96 +185,97 @@ static void engine_say_ready(mlfab__comm *comm, mlfab__engine *play, uint32_t me
 /* Tells those from whom bytes come that they may send them. In an epoch with an arena all with
  * whom there is anything to do, also where they need not know: so they learn that this call is a
  * plain one. */
-static void engine_tell_ready(mlfab__comm *comm, mlfab__engine *play) {
-  int all = play->channel == 0 && comm->go.arena;
-  if (play->eager && !all) return;
-  for (uint32_t id = 0; id < play->dag.nops; id++) {
-    const mlfab__dag_op *op = &play->dag.ops[id];
+static void engine_tell_ready(mlfab__comm *comm, mlfab__engine_run *run) {
+  int all = run->channel == 0 && comm->go.arena;
+  if (run->eager && !all) return;
+  for (uint32_t id = 0; id < run->dag.nops; id++) {
+    const mlfab__dag_op *op = &run->dag.ops[id];
     int gets = op->kind == MLFAB__DAG_RECV || op->kind == MLFAB__DAG_RECV_REDUCE;
     if (!(gets && op->bytes > 0) && !(all && (gets || op->kind == MLFAB__DAG_SEND))) continue;
-    if (!play->peers[op->peer].told) engine_say_ready(comm, play, op->peer);
+    if (!run->peers[op->peer].told) engine_say_ready(comm, run, op->peer);
   }
 }
 
 /* --- pacing --- */
 
 /* Raises the credit of those who are paced, once it is worth a message. */
-static void engine_raise(mlfab__comm *comm, mlfab__engine *play) {
-  uint32_t worth = (uint32_t)mlfab__max(play->window / 2, 1);
+static void engine_raise(mlfab__comm *comm, mlfab__engine_run *run) {
+  uint32_t worth = (uint32_t)mlfab__max(run->window / 2, 1);
   for (uint32_t m = 0; m < comm->members; m++) {
-    const mlfab__comm_peer *peer = &play->peers[m];
-    if (peer->paced && play->step + play->window - peer->given >= worth)
-      engine_say_ready(comm, play, m);
+    const mlfab__comm_peer *peer = &run->peers[m];
+    if (peer->paced && run->step + run->window - peer->given >= worth)
+      engine_say_ready(comm, run, m);
   }
 }
 
-/* Whom a new play paces. What is eager goes at once. */
-static void engine_pace(mlfab__engine *play) {
+/* Whom a new run paces. What is eager goes at once. */
+static void engine_pace(mlfab__engine_run *run) {
   uint64_t most = 0;
-  play->paced = play->behind = play->step = play->window = 0;
-  for (uint32_t id = 0; id < play->dag.nops && !play->eager; id++) {
-    const mlfab__dag_op *op = &play->dag.ops[id];
+  run->paced = run->behind = run->step = run->window = 0;
+  for (uint32_t id = 0; id < run->dag.nops && !run->eager; id++) {
+    const mlfab__dag_op *op = &run->dag.ops[id];
     if (!op->paced || op->kind != MLFAB__DAG_RECV_REDUCE) continue;
-    play->paced += !play->peers[op->peer].paced;
-    play->peers[op->peer].paced = 1;
+    run->paced += !run->peers[op->peer].paced;
+    run->peers[op->peer].paced = 1;
     most = mlfab__max(most, op->bytes);
   }
-  play->behind = play->paced;
-  play->step_bytes = play->paced * most;
+  run->behind = run->paced;
+  run->step_bytes = run->paced * most;
 }
 
-/* The oldest play that is paced and newer than `than`, or NULL. */
-static mlfab__engine *engine_next_paced(const mlfab__comm *comm, const mlfab__engine *than) {
-  mlfab__engine *oldest = NULL;
-  for (mlfab__engine *play = comm->armed; play; play = play->next) {
-    if (!play->paced || (than && play->number <= than->number)) continue;
-    if (!oldest || play->number < oldest->number) oldest = play;
+/* The oldest run that is paced and newer than `than`, or NULL. */
+static mlfab__engine_run *engine_next_paced(const mlfab__comm *comm,
+                                            const mlfab__engine_run *than) {
+  mlfab__engine_run *oldest = NULL;
+  for (mlfab__engine_run *run = comm->armed; run; run = run->next) {
+    if (!run->paced || (than && run->number <= than->number)) continue;
+    if (!oldest || run->number < oldest->number) oldest = run;
   }
   return oldest;
 }
 
 /* Gives out what there is of the windows' bytes. `fresh`: nothing was told to its peers yet. */
-static void engine_open_windows(mlfab__comm *comm, const mlfab__engine *fresh) {
-  const mlfab__engine *first = engine_next_paced(comm, NULL);
-  for (mlfab__engine *play = engine_next_paced(comm, NULL); play && !comm->ending;
-       play = engine_next_paced(comm, play)) {
-    uint32_t before = play->window;
-    while (play->window < MLFAB__COMM_WINDOW &&
-           (comm->window_bytes + play->step_bytes <= MLFAB__COMM_WINDOWS ||
-            (play == first && play->window == 0))) {
-      play->window++;
-      comm->window_bytes += play->step_bytes;
+static void engine_open_windows(mlfab__comm *comm, const mlfab__engine_run *fresh) {
+  const mlfab__engine_run *first = engine_next_paced(comm, NULL);
+  for (mlfab__engine_run *run = engine_next_paced(comm, NULL); run && !comm->ending;
+       run = engine_next_paced(comm, run)) {
+    uint32_t before = run->window;
+    while (run->window < MLFAB__COMM_WINDOW &&
+           (comm->window_bytes + run->step_bytes <= MLFAB__COMM_WINDOWS ||
+            (run == first && run->window == 0))) {
+      run->window++;
+      comm->window_bytes += run->step_bytes;
     }
-    if (play->window > before && play != fresh) engine_raise(comm, play);
+    if (run->window > before && run != fresh) engine_raise(comm, run);
   }
 }
 
 /* Nothing more of it is awaited. */
-static void engine_close_window(mlfab__comm *comm, mlfab__engine *play) {
-  comm->window_bytes -= play->window * play->step_bytes;
-  play->paced = play->window = 0;
+static void engine_close_window(mlfab__comm *comm, mlfab__engine_run *run) {
+  comm->window_bytes -= run->window * run->step_bytes;
+  run->paced = run->window = 0;
 }
 
 /* A paced message of this peer is in the sum. */
-static void engine_added(mlfab__comm *comm, mlfab__engine *play, uint32_t member) {
-  if (!play->paced || play->peers[member].added++ != play->step || --play->behind > 0) return;
-  play->step++;
+static void engine_added(mlfab__comm *comm, mlfab__engine_run *run, uint32_t member) {
+  if (!run->paced || run->peers[member].added++ != run->step || --run->behind > 0) return;
+  run->step++;
   for (uint32_t m = 0; m < comm->members; m++)
-    play->behind += play->peers[m].paced && play->peers[m].added == play->step;
-  engine_raise(comm, play);
+    run->behind += run->peers[m].paced && run->peers[m].added == run->step;
+  engine_raise(comm, run);
 }
 
 /* --- what came --- */
 
-static int engine_reduces_by_user(const mlfab__engine *play, const mlfab__dag_op *op) {
-  return op->kind == MLFAB__DAG_RECV_REDUCE && op->reduce == 0 && play->reduce != NULL;
+static int engine_reduces_by_user(const mlfab__engine_run *run, const mlfab__dag_op *op) {
+  return op->kind == MLFAB__DAG_RECV_REDUCE && op->reduce == 0 && run->reduce != NULL;
 }
 
 /* The type and operation of a RECV_REDUCE that is not the user's. */
-static int engine_reduction(const mlfab__engine *play, const mlfab__dag_op *op, int *dtype_p) {
+static int engine_reduction(const mlfab__engine_run *run, const mlfab__dag_op *op, int *dtype_p) {
   int which = op->reduce - 1;
-  *dtype_p = play->dtype;
-  if (op->reduce == 0) return play->op;
+  *dtype_p = run->dtype;
+  if (op->reduce == 0) return run->op;
   if (which / 16) {
     *dtype_p = which / 16;
   } else if (which % 16 == MLFAB__OP_OR) {
@@ -285,60 +286,60 @@ static int engine_reduction(const mlfab__engine *play, const mlfab__dag_op *op, 
 
 /* May these bytes go to their place as they are? They begin and end with elements: frames are
  * cut at multiples of 64 bytes, and where a stretch of the sender's ends. */
-static int engine_fits(const mlfab__engine *play, const mlfab__dag_op *op, const void *bytes) {
+static int engine_fits(const mlfab__engine_run *run, const mlfab__dag_op *op, const void *bytes) {
   int dtype;
   if (op->kind == MLFAB__DAG_RECV) return 1;
-  if (engine_reduces_by_user(play, op)) return 0;
-  (void)engine_reduction(play, op, &dtype);
+  if (engine_reduces_by_user(run, op)) return 0;
+  (void)engine_reduction(run, op, &dtype);
   return (uintptr_t)bytes % mlfab__element_bytes(dtype) == 0;
 }
 
 /* Puts or adds n bytes of the message to their place. `stage`: the same bytes where they may be
  * changed; the user's reducer is only called with it. */
-static void engine_apply(mlfab__engine *play, const mlfab__dag_op *op, uint64_t offset,
+static void engine_apply(mlfab__engine_run *run, const mlfab__dag_op *op, uint64_t offset,
                          const uint8_t *bytes, uint64_t n, uint8_t *stage) {
-  engine_walk walk = engine_walk_begin(play, op, offset, n);
+  engine_walk walk = engine_walk_begin(run, op, offset, n);
   uint64_t k;
-  int dtype, reduction = engine_reduction(play, op, &dtype);
+  int dtype, reduction = engine_reduction(run, op, &dtype);
   for (uint8_t *piece; (piece = engine_walk_next(&walk, &k)) != NULL; bytes += k) {
     if (op->kind == MLFAB__DAG_RECV) {
       memcpy(piece, bytes, k);
-    } else if (!engine_reduces_by_user(play, op)) {
+    } else if (!engine_reduces_by_user(run, op)) {
       mlfab__kernel_combine(reduction, dtype, piece, op->left ? bytes : piece,
                             op->left ? piece : bytes, k / mlfab__element_bytes(dtype), 0);
     } else if (op->left) {
-      play->reduce(play->reduce_user, piece, bytes, k / play->width);
+      run->reduce(run->reduce_user, piece, bytes, k / run->width);
     } else {
-      play->reduce(play->reduce_user, stage, piece, k / play->width);
+      run->reduce(run->reduce_user, stage, piece, k / run->width);
       memcpy(piece, stage, k);
     }
     if (stage) stage += k;
   }
 }
 
-static void engine_drop_stage(mlfab__comm *comm, mlfab__engine *play, uint32_t id) {
-  mlfab__comm_recv *recv = &play->recvs[id];
-  const mlfab__dag_op *op = &play->dag.ops[id];
+static void engine_drop_stage(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id) {
+  mlfab__comm_recv *recv = &run->recvs[id];
+  const mlfab__dag_op *op = &run->dag.ops[id];
   if (!recv->stage) return;
   if (recv->eager && comm->streams.epoch)
     mlfab__stream_consumed(&comm->streams, op->peer, recv->got - recv->from);
   mlfab__comm_release(comm, recv->stage, op->bytes);
   recv->stage = NULL;
-  play->staged--;
+  run->staged--;
 }
 
 /* A RECV that may run, or of which the last byte came: what was staged goes to its place. */
-static void engine_settle(mlfab__comm *comm, mlfab__engine *play, uint32_t id) {
-  mlfab__comm_recv *recv = &play->recvs[id];
-  const mlfab__dag_op *op = &play->dag.ops[id];
-  if (recv->stage && (recv->whole || engine_fits(play, op, recv->stage))) {
+static void engine_settle(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id) {
+  mlfab__comm_recv *recv = &run->recvs[id];
+  const mlfab__dag_op *op = &run->dag.ops[id];
+  if (recv->stage && (recv->whole || engine_fits(run, op, recv->stage))) {
     uint8_t *stage = recv->stage + recv->from;
-    engine_apply(play, op, recv->from, stage, recv->got - recv->from, stage);
-    engine_drop_stage(comm, play, id);
+    engine_apply(run, op, recv->from, stage, recv->got - recv->from, stage);
+    engine_drop_stage(comm, run, id);
   }
   if (!recv->whole) return;
-  mlfab__dag_done(&play->dag, id);
-  if (op->paced) engine_added(comm, play, op->peer);
+  mlfab__dag_done(&run->dag, id);
+  if (op->paced) engine_added(comm, run, op->peer);
 }
 
 static void engine_wrong(mlfab__comm *comm, uint32_t member, const char *text) {
@@ -355,12 +356,12 @@ static void engine_other_size(mlfab__comm *comm, uint32_t member, const mlfab__c
   mlfab__comm_fail(comm, MLFAB_ERR_MISMATCH, (int32_t)comm->ranks[member], text);
 }
 
-/* No RECV is for it. Where the user makes the schedules, the two parts do not fit; else the peer is wrong. */
-static void engine_unexpected(mlfab__comm *comm, const mlfab__engine *play, uint32_t member,
+/* No RECV is for it. Where the user makes the task graphs, the two parts do not fit; else the peer is wrong. */
+static void engine_unexpected(mlfab__comm *comm, const mlfab__engine_run *run, uint32_t member,
                               const mlfab__coll *head) {
   char text[160];
-  if (play->channel == 0) {
-    engine_wrong(comm, member, "a message that no schedule receives");
+  if (run->channel == 0) {
+    engine_wrong(comm, member, "a message that no task graph receives");
     return;
   }
   snprintf(text, sizeof text,
@@ -370,15 +371,15 @@ static void engine_unexpected(mlfab__comm *comm, const mlfab__engine *play, uint
 }
 
 /* Bytes for the RECV `id`. */
-static void engine_take(mlfab__comm *comm, mlfab__engine *play, uint32_t id,
+static void engine_take(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id,
                         const mlfab__coll *head, const uint8_t *bytes, uint32_t n) {
-  mlfab__comm_recv *recv = &play->recvs[id];
-  const mlfab__dag_op *op = &play->dag.ops[id];
-  int runs = mlfab__dag_state(&play->dag, id) == MLFAB__DAG_RUNNING;
-  int direct = runs && !recv->stage && engine_fits(play, op, bytes);
+  mlfab__comm_recv *recv = &run->recvs[id];
+  const mlfab__dag_op *op = &run->dag.ops[id];
+  int runs = mlfab__dag_state(&run->dag, id) == MLFAB__DAG_RUNNING;
+  int direct = runs && !recv->stage && engine_fits(run, op, bytes);
   recv->eager = head->flags & MLFAB__COLL_EAGER ? 1 : 0;
   if (direct) {
-    engine_apply(play, op, recv->got, bytes, n, NULL);
+    engine_apply(run, op, recv->got, bytes, n, NULL);
   } else if (n > 0) {
     if (!recv->stage) {
       recv->stage = mlfab__comm_block(comm, op->bytes);
@@ -387,19 +388,19 @@ static void engine_take(mlfab__comm *comm, mlfab__engine *play, uint32_t id,
         return;
       }
       recv->from = recv->got;
-      play->staged++;
+      run->staged++;
     }
     memcpy(recv->stage + recv->got, bytes, n);
   }
   recv->got += n;
   recv->whole = recv->got == op->bytes;
   if (direct && recv->eager && n > 0) mlfab__stream_consumed(&comm->streams, op->peer, n);
-  if (runs && recv->whole) engine_settle(comm, play, id);
+  if (runs && recv->whole) engine_settle(comm, run, id);
 }
 
-static void engine_run(mlfab__comm *comm, mlfab__engine *play);
+static void engine_run(mlfab__comm *comm, mlfab__engine_run *run);
 
-/* Of an object whose plays are armed ahead: a READY, or anything of play 0, which its begin arms.
+/* Of an object whose runs are armed ahead: a READY, or anything of run 0, which its begin arms.
  * Nobody has called it for that. */
 static int engine_is_ahead(int ahead, uint32_t flags, uint64_t number) {
   return ahead && (flags & MLFAB__COLL_READY || number == 0);
@@ -410,40 +411,40 @@ static int engine_says_nothing(mlfab__comm *comm, const mlfab__coll *head) {
   return object && engine_is_ahead(object->ahead, head->flags, head->number);
 }
 
-/* A frame of an armed play. */
-static void engine_frame(mlfab__comm *comm, mlfab__engine *play, uint32_t member,
+/* A frame of an armed run. */
+static void engine_frame(mlfab__comm *comm, mlfab__engine_run *run, uint32_t member,
                          const mlfab__coll *head, const void *bulk, uint32_t bytes) {
-  if (!engine_says_nothing(comm, head)) play->moved = 1;
-  if (head->signature != play->signature) {
-    mlfab__comm_stuck(comm, play->channel, play->number);
+  if (!engine_says_nothing(comm, head)) run->moved = 1;
+  if (head->signature != run->signature) {
+    mlfab__comm_stuck(comm, run->channel, run->number);
     return;
   }
   if (head->flags & MLFAB__COLL_READY) {
-    engine_is_ready(comm, play, member, head->tag);
-    engine_run(comm, play);
+    engine_is_ready(comm, run, member, head->tag);
+    engine_run(comm, run);
     return;
   }
-  uint32_t id = mlfab__dag_find_recv(&play->dag, member, head->tag);
+  uint32_t id = mlfab__dag_find_recv(&run->dag, member, head->tag);
   if (id == MLFAB__DAG_NONE) {
-    engine_unexpected(comm, play, member, head);
+    engine_unexpected(comm, run, member, head);
     return;
   }
-  const mlfab__comm_recv *recv = &play->recvs[id];
-  if (head->total != play->dag.ops[id].bytes) {
-    engine_other_size(comm, member, head, &play->dag.ops[id]);
+  const mlfab__comm_recv *recv = &run->recvs[id];
+  if (head->total != run->dag.ops[id].bytes) {
+    engine_other_size(comm, member, head, &run->dag.ops[id]);
   } else if (recv->whole || head->offset != recv->got ||
              (recv->got > 0 && recv->eager != (head->flags & MLFAB__COLL_EAGER ? 1 : 0))) {
     engine_wrong(comm, member, "a message's bytes out of place");
   } else {
-    engine_take(comm, play, id, head, bulk, bytes);
-    engine_run(comm, play);
+    engine_take(comm, run, id, head, bulk, bytes);
+    engine_run(comm, run);
   }
 }
 
-static mlfab__engine *engine_find(const mlfab__comm *comm, uint32_t channel, uint64_t number) {
-  mlfab__engine *play = comm->armed;
-  while (play && (play->channel != channel || play->number != number)) play = play->next;
-  return play;
+static mlfab__engine_run *engine_find(const mlfab__comm *comm, uint32_t channel, uint64_t number) {
+  mlfab__engine_run *run = comm->armed;
+  while (run && (run->channel != channel || run->number != number)) run = run->next;
+  return run;
 }
 
 /* --- what came early, or late --- */
@@ -482,7 +483,7 @@ MLFAB__INTERNAL int mlfab__engine_came(const mlfab__comm *comm, uint64_t number)
   return stage != NULL;
 }
 
-/* Those of one play that came early, in their order, out of the bucket. */
+/* Those of one run that came early, in their order, out of the bucket. */
 static mlfab__comm_stage *engine_pick(mlfab__comm *comm, uint32_t channel, uint64_t number) {
   uint32_t bucket = engine_bucket(channel, number);
   mlfab__comm_stage *picked = NULL, **picked_end = &picked, **kept = &comm->stages[bucket];
@@ -525,7 +526,7 @@ static void engine_closed(mlfab__comm *comm, const mlfab__coll *head) {
   }
 }
 
-/* A frame for which no play is armed: 1 when it is kept, or is an object's. */
+/* A frame for which no run is armed: 1 when it is kept, or is an object's. */
 static int engine_other(mlfab__comm *comm, uint32_t member, const mlfab__coll *head,
                         const void *bulk, uint32_t bytes) {
   mlfab__comm_object *object = mlfab__comm_channel_find(comm, head->channel);
@@ -553,18 +554,18 @@ static void engine_consume(mlfab__comm *comm, uint32_t member, const mlfab__coll
 MLFAB__INTERNAL void mlfab__engine_deliver(void *self, uint32_t member, const mlfab__coll *head,
                                            const void *bulk, uint32_t bytes) {
   mlfab__comm *comm = self;
-  mlfab__engine *play = engine_find(comm, head->channel, head->number);
+  mlfab__engine_run *run = engine_find(comm, head->channel, head->number);
   if (comm->failing || comm->ending) return;
   mlfab__comm_enter(comm, 0);
-  if (play && play->running) {
-    engine_frame(comm, play, member, head, bulk, bytes);
-  } else if (play || !engine_other(comm, member, head, bulk, bytes)) {
-    engine_consume(comm, member, head, bytes); /* late: the play went on without it */
+  if (run && run->running) {
+    engine_frame(comm, run, member, head, bulk, bytes);
+  } else if (run || !engine_other(comm, member, head, bulk, bytes)) {
+    engine_consume(comm, member, head, bytes); /* late: the run went on without it */
   }
   mlfab__comm_exit(comm);
 }
 
-/* Delivers what came early for a play that is armed now. It may be over before the last. */
+/* Delivers what came early for a run that is armed now. It may be over before the last. */
 static void engine_take_early(mlfab__comm *comm, uint32_t channel, uint64_t number) {
   mlfab__comm_stage *stage = engine_pick(comm, channel, number);
   for (mlfab__comm_stage *next; stage; stage = next) {
@@ -576,72 +577,72 @@ static void engine_take_early(mlfab__comm *comm, uint32_t channel, uint64_t numb
 
 /* --- running --- */
 
-static void engine_divide(const mlfab__comm *comm, const mlfab__engine *play,
+static void engine_divide(const mlfab__comm *comm, const mlfab__engine_run *run,
                           const mlfab__dag_op *op) {
-  engine_walk walk = engine_walk_begin(play, op, 0, op->bytes);
+  engine_walk walk = engine_walk_begin(run, op, 0, op->bytes);
   uint64_t n;
-  uint32_t by = mlfab__comm_givers(comm, play->number);
+  uint32_t by = mlfab__comm_givers(comm, run->number);
   for (uint8_t *piece; (piece = engine_walk_next(&walk, &n)) != NULL;)
-    mlfab__kernel_divide(play->dtype, piece, n / mlfab__element_bytes(play->dtype), by);
+    mlfab__kernel_divide(run->dtype, piece, n / mlfab__element_bytes(run->dtype), by);
 }
 
-static void engine_compute(mlfab__comm *comm, mlfab__engine *play, uint32_t id) {
-  const mlfab__dag_op *op = &play->dag.ops[id];
+static void engine_compute(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id) {
+  const mlfab__dag_op *op = &run->dag.ops[id];
   int code = 0;
   if (op->code == MLFAB__COLLECTIVE_DIVIDE) {
-    engine_divide(comm, play, op);
+    engine_divide(comm, run, op);
   } else {
-    code = play->compute(play->self, play, op);
+    code = run->compute(run->self, run, op);
   }
   if (code) {
     char text[96];
-    snprintf(text, sizeof text, "an operation of worker %u's schedule has failed", comm->rank);
+    snprintf(text, sizeof text, "an operation of worker %u's task graph has failed", comm->rank);
     mlfab__comm_fail(comm, code, (int32_t)comm->rank, text);
   } else {
-    mlfab__dag_done(&play->dag, id);
+    mlfab__dag_done(&run->dag, id);
   }
 }
 
-static void engine_unlink(mlfab__comm *comm, mlfab__engine *play) {
-  mlfab__engine **at = &comm->armed;
-  while (*at != play) at = &(*at)->next;
-  *at = play->next;
-  engine_close_window(comm, play);
-  play->armed = play->running = 0;
-  for (uint32_t id = 0; play->staged > 0; id++) engine_drop_stage(comm, play, id);
-  mlfab__comm_release(comm, play->recvs, play->dag.nops * sizeof *play->recvs);
-  mlfab__comm_release(comm, play->peers, comm->members * sizeof *play->peers);
-  play->recvs = NULL;
-  play->peers = NULL;
+static void engine_unlink(mlfab__comm *comm, mlfab__engine_run *run) {
+  mlfab__engine_run **at = &comm->armed;
+  while (*at != run) at = &(*at)->next;
+  *at = run->next;
+  engine_close_window(comm, run);
+  run->armed = run->running = 0;
+  for (uint32_t id = 0; run->staged > 0; id++) engine_drop_stage(comm, run, id);
+  mlfab__comm_release(comm, run->recvs, run->dag.nops * sizeof *run->recvs);
+  mlfab__comm_release(comm, run->peers, comm->members * sizeof *run->peers);
+  run->recvs = NULL;
+  run->peers = NULL;
 }
 
-static void engine_run(mlfab__comm *comm, mlfab__engine *play) {
+static void engine_run(mlfab__comm *comm, mlfab__engine_run *run) {
   uint32_t id;
-  if (play->busy) return; /* it is seen to further out */
-  play->busy = 1;
-  while (play->running && !comm->failing && mlfab__dag_next(&play->dag, &id)) {
-    switch (play->dag.ops[id].kind) {
+  if (run->busy) return; /* it is seen to further out */
+  run->busy = 1;
+  while (run->running && !comm->failing && mlfab__dag_next(&run->dag, &id)) {
+    switch (run->dag.ops[id].kind) {
       case MLFAB__DAG_SEND:
-        engine_may_send(comm, play, id);
+        engine_may_send(comm, run, id);
         break;
       case MLFAB__DAG_COMPUTE:
-        engine_compute(comm, play, id);
+        engine_compute(comm, run, id);
         break;
       case MLFAB__DAG_NOP:
-        mlfab__dag_done(&play->dag, id);
+        mlfab__dag_done(&run->dag, id);
         break;
       default:
-        engine_settle(comm, play, id);
+        engine_settle(comm, run, id);
     }
   }
-  play->busy = 0;
+  run->busy = 0;
   if (comm->failing) return; /* the epoch's end will end it */
-  if (mlfab__dag_finished(&play->dag)) play->running = 0;
-  if (!play->running) engine_close_window(comm, play);
-  if (play->running || play->lent > 0) return;
-  engine_unlink(comm, play);
+  if (mlfab__dag_finished(&run->dag)) run->running = 0;
+  if (!run->running) engine_close_window(comm, run);
+  if (run->running || run->lent > 0) return;
+  engine_unlink(comm, run);
   engine_open_windows(comm, NULL);
-  play->over(play->self, play, 0, comm->now_ns);
+  run->over(run->self, run, 0, comm->now_ns);
 }
 
 MLFAB__INTERNAL void mlfab__engine_given_back(void *self, uint32_t member, uint64_t cookie) {
@@ -652,63 +653,63 @@ MLFAB__INTERNAL void mlfab__engine_given_back(void *self, uint32_t member, uint6
     if (object && object->given_back)
       object->given_back(object->self, member, cookie >> 1 & UINT32_MAX);
   } else {
-    mlfab__engine *play = (mlfab__engine *)(uintptr_t)cookie;
-    play->lent--;
-    engine_run(comm, play);
+    mlfab__engine_run *run = (mlfab__engine_run *)(uintptr_t)cookie;
+    run->lent--;
+    engine_run(comm, run);
   }
   mlfab__comm_exit(comm);
 }
 
-MLFAB__INTERNAL int mlfab__comm_arm(mlfab__comm *comm, mlfab__engine *play, uint64_t now_ns) {
-  mlfab__comm_object *object = mlfab__comm_channel_find(comm, play->channel);
-  if (comm->phase != MLFAB__COMM_IN || comm->failing || comm->ending || play->armed)
+MLFAB__INTERNAL int mlfab__comm_arm(mlfab__comm *comm, mlfab__engine_run *run, uint64_t now_ns) {
+  mlfab__comm_object *object = mlfab__comm_channel_find(comm, run->channel);
+  if (comm->phase != MLFAB__COMM_IN || comm->failing || comm->ending || run->armed)
     return MLFAB_ERR_STATE;
-  uint64_t recvs = play->dag.nops * sizeof *play->recvs;
-  uint64_t peers = comm->members * sizeof *play->peers;
-  play->recvs = mlfab__comm_block(comm, recvs);
-  play->peers = mlfab__comm_block(comm, peers);
-  if (!play->recvs || !play->peers) {
-    mlfab__comm_release(comm, play->recvs, recvs);
-    mlfab__comm_release(comm, play->peers, peers);
+  uint64_t recvs = run->dag.nops * sizeof *run->recvs;
+  uint64_t peers = comm->members * sizeof *run->peers;
+  run->recvs = mlfab__comm_block(comm, recvs);
+  run->peers = mlfab__comm_block(comm, peers);
+  if (!run->recvs || !run->peers) {
+    mlfab__comm_release(comm, run->recvs, recvs);
+    mlfab__comm_release(comm, run->peers, peers);
     return MLFAB_ERR_MEMORY;
   }
-  memset(play->recvs, 0, recvs);
-  memset(play->peers, 0, peers);
-  play->armed = play->running = 1;
-  play->busy = play->moved = 0;
-  play->lent = play->staged = 0;
-  play->next = comm->armed;
-  comm->armed = play;
-  if (object) object->upto = mlfab__max(object->upto, play->number + 1);
-  uint32_t channel = play->channel;
-  uint64_t number = play->number;
+  memset(run->recvs, 0, recvs);
+  memset(run->peers, 0, peers);
+  run->armed = run->running = 1;
+  run->busy = run->moved = 0;
+  run->lent = run->staged = 0;
+  run->next = comm->armed;
+  comm->armed = run;
+  if (object) object->upto = mlfab__max(object->upto, run->number + 1);
+  uint32_t channel = run->channel;
+  uint64_t number = run->number;
   mlfab__comm_enter(comm, now_ns);
-  mlfab__dag_start(&play->dag);
-  engine_pace(play);
-  engine_open_windows(comm, play);
-  engine_tell_ready(comm, play);
-  engine_run(comm, play);
+  mlfab__dag_start(&run->dag);
+  engine_pace(run);
+  engine_open_windows(comm, run);
+  engine_tell_ready(comm, run);
+  engine_run(comm, run);
   engine_take_early(comm, channel, number);
   mlfab__comm_exit(comm);
   return 0;
 }
 
-MLFAB__INTERNAL void mlfab__comm_trigger(mlfab__comm *comm, mlfab__engine *play, uint32_t op,
+MLFAB__INTERNAL void mlfab__comm_trigger(mlfab__comm *comm, mlfab__engine_run *run, uint32_t op,
                                          uint64_t now_ns) {
-  if (!play->armed || !play->running) return;
+  if (!run->armed || !run->running) return;
   mlfab__comm_enter(comm, now_ns);
-  mlfab__dag_trigger(&play->dag, op);
-  engine_run(comm, play);
+  mlfab__dag_trigger(&run->dag, op);
+  engine_run(comm, run);
   mlfab__comm_exit(comm);
 }
 
-MLFAB__INTERNAL void mlfab__comm_disarm(mlfab__comm *comm, mlfab__engine *play) {
-  mlfab__comm_object *object = mlfab__comm_channel_find(comm, play->channel);
-  if (!play->armed) return;
+MLFAB__INTERNAL void mlfab__comm_disarm(mlfab__comm *comm, mlfab__engine_run *run) {
+  mlfab__comm_object *object = mlfab__comm_channel_find(comm, run->channel);
+  if (!run->armed) return;
   mlfab__comm_enter(comm, 0);
-  uint32_t lent = play->lent;
-  if (play->running && object) object->upto = mlfab__min(object->upto, play->number);
-  engine_unlink(comm, play);
+  uint32_t lent = run->lent;
+  if (run->running && object) object->upto = mlfab__min(object->upto, run->number);
+  engine_unlink(comm, run);
   if (lent > 0) {
     /* Only the end of the epoch gives them back, and it must be here and now. */
     char text[96];
@@ -720,12 +721,12 @@ MLFAB__INTERNAL void mlfab__comm_disarm(mlfab__comm *comm, mlfab__engine *play) 
 }
 
 MLFAB__INTERNAL void mlfab__engine_close(mlfab__comm *comm, const mlfab__comm_object *object) {
-  for (mlfab__engine *play = comm->armed, *next; play; play = next) {
-    next = play->next;
-    if (play->channel != object->channel) continue;
-    if (play->running && play->moved && !engine_is_ahead(object->ahead, 0, play->number))
+  for (mlfab__engine_run *run = comm->armed, *next; run; run = next) {
+    next = run->next;
+    if (run->channel != object->channel) continue;
+    if (run->running && run->moved && !engine_is_ahead(object->ahead, 0, run->number))
       engine_fail_closed(comm, object->channel);
-    mlfab__comm_disarm(comm, play);
+    mlfab__comm_disarm(comm, run);
   }
   for (uint32_t b = 0; b < MLFAB__COMM_BUCKETS; b++) {
     for (const mlfab__comm_stage *stage = comm->stages[b]; stage; stage = stage->next) {
@@ -745,18 +746,19 @@ MLFAB__INTERNAL void mlfab__engine_end_all(mlfab__comm *comm, int code) {
     comm->stages[b] = comm->stage_ends[b] = NULL;
   }
   while (comm->armed) {
-    mlfab__engine *play = comm->armed;
-    engine_unlink(comm, play);
-    play->lent = 0;
-    play->over(play->self, play, code, comm->now_ns);
+    mlfab__engine_run *run = comm->armed;
+    engine_unlink(comm, run);
+    run->lent = 0;
+    run->over(run->self, run, code, comm->now_ns);
   }
 }
 
-MLFAB__INTERNAL int32_t mlfab__engine_awaits(const mlfab__comm *comm, const mlfab__engine *play) {
-  for (uint32_t id = 0; play->running && id < play->dag.nops; id++) {
-    const mlfab__dag_op *op = &play->dag.ops[id];
+MLFAB__INTERNAL int32_t mlfab__engine_awaits(const mlfab__comm *comm,
+                                             const mlfab__engine_run *run) {
+  for (uint32_t id = 0; run->running && id < run->dag.nops; id++) {
+    const mlfab__dag_op *op = &run->dag.ops[id];
     if (op->optional || op->kind == MLFAB__DAG_NOP || op->kind == MLFAB__DAG_COMPUTE) continue;
-    if (mlfab__dag_state(&play->dag, id) == MLFAB__DAG_RUNNING)
+    if (mlfab__dag_state(&run->dag, id) == MLFAB__DAG_RUNNING)
       return (int32_t)comm->ranks[op->peer];
   }
   return MLFAB_NO_RANK;

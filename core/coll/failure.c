@@ -1,4 +1,4 @@
-/* failure.c - the communicator: what its schedules (engine.c) and its epochs (comm.c) have in common: how a
+/* failure.c - the communicator: what its task graphs (engine.c) and its epochs (comm.c) have in common: how a
  * failure is noted, which takes effect when no frame or call is being worked on; objects and open calls
  * by their numbers. See comm.h. */
 #include "comm.h"

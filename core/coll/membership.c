@@ -1,6 +1,6 @@
-/* membership.c - server 0 keeps the roll of collectives. See membership.h.
+/* membership.c - server 0 keeps the membership of collectives. See membership.h.
  *
- * It holds no bytes and no schedules: it knows who has asked, who knows of the others, and how an
+ * It holds no bytes and no task graphs: it knows who has asked, who knows of the others, and how an
  * epoch ended. Everything that it says is said again when a worker repeats what it said itself;
  * only verdicts, departures and open questions, after which a worker is silent, are repeated at
  * its greeting. */
@@ -18,81 +18,86 @@ enum {
 static const double membership_rate_inside = 4e9; /* bytes a second */
 static const double membership_rate_unknown = 1.25e9;
 
-static void membership_check(mlfab__membership *roll);
+static void membership_check(mlfab__membership *membership);
 
-static uint32_t membership_room(const mlfab__membership *roll) {
-  return (uint32_t)mlfab__min(roll->workers, MLFAB__MEMBERSHIP_MEMBERS_MAX);
+static uint32_t membership_room(const mlfab__membership *membership) {
+  return (uint32_t)mlfab__min(membership->workers, MLFAB__MEMBERSHIP_MEMBERS_MAX);
 }
 
-static void membership_no_limit(mlfab__membership *roll) {
-  roll->freezing = 0;
-  roll->finisher = MLFAB_NO_RANK;
-  roll->limit = UINT64_MAX;
+static void membership_no_limit(mlfab__membership *membership) {
+  membership->freezing = 0;
+  membership->finisher = MLFAB_NO_RANK;
+  membership->limit = UINT64_MAX;
 }
 
-MLFAB__INTERNAL int mlfab__membership_init(mlfab__membership *roll, mlfab__env *env,
+MLFAB__INTERNAL int mlfab__membership_init(mlfab__membership *membership, mlfab__env *env,
                                            const mlfab_config *config, const mlfab__port *port) {
-  memset(roll, 0, sizeof *roll);
-  roll->env = env;
-  roll->config = config;
-  roll->port = *port;
-  roll->workers = config->workers;
-  uint32_t room = membership_room(roll);
-  membership_no_limit(roll);
-  roll->entries = mlfab__alloc_array(env, roll->workers, sizeof *roll->entries);
-  roll->order = mlfab__alloc_array(env, room, sizeof *roll->order);
-  roll->table = mlfab__alloc_array(env, room, sizeof *roll->table);
-  roll->list = mlfab__alloc(env, MEMBERSHIP_LIST_BYTES + room * MEMBERSHIP_MEMBER_BYTES);
-  if (!roll->entries || !roll->order || !roll->table || !roll->list) return MLFAB_ERR_MEMORY;
-  for (uint32_t w = 0; w < roll->workers; w++) {
-    roll->entries[w].alive = 1;
-    roll->entries[w].missing = MEMBERSHIP_UNTOLD;
+  memset(membership, 0, sizeof *membership);
+  membership->env = env;
+  membership->config = config;
+  membership->port = *port;
+  membership->workers = config->workers;
+  uint32_t room = membership_room(membership);
+  membership_no_limit(membership);
+  membership->entries = mlfab__alloc_array(env, membership->workers, sizeof *membership->entries);
+  membership->order = mlfab__alloc_array(env, room, sizeof *membership->order);
+  membership->table = mlfab__alloc_array(env, room, sizeof *membership->table);
+  membership->list = mlfab__alloc(env, MEMBERSHIP_LIST_BYTES + room * MEMBERSHIP_MEMBER_BYTES);
+  if (!membership->entries || !membership->order || !membership->table || !membership->list)
+    return MLFAB_ERR_MEMORY;
+  for (uint32_t w = 0; w < membership->workers; w++) {
+    membership->entries[w].alive = 1;
+    membership->entries[w].missing = MEMBERSHIP_UNTOLD;
   }
   return 0;
 }
 
-MLFAB__INTERNAL void mlfab__membership_free(mlfab__membership *roll) {
-  if (!roll->env) return;
-  uint32_t room = membership_room(roll);
-  mlfab__free(roll->env, roll->entries, roll->workers * sizeof *roll->entries);
-  mlfab__free(roll->env, roll->order, room * sizeof *roll->order);
-  mlfab__free(roll->env, roll->table, room * sizeof *roll->table);
-  mlfab__free(roll->env, roll->list, MEMBERSHIP_LIST_BYTES + room * MEMBERSHIP_MEMBER_BYTES);
-  memset(roll, 0, sizeof *roll);
+MLFAB__INTERNAL void mlfab__membership_free(mlfab__membership *membership) {
+  if (!membership->env) return;
+  uint32_t room = membership_room(membership);
+  mlfab__free(membership->env, membership->entries,
+              membership->workers * sizeof *membership->entries);
+  mlfab__free(membership->env, membership->order, room * sizeof *membership->order);
+  mlfab__free(membership->env, membership->table, room * sizeof *membership->table);
+  mlfab__free(membership->env, membership->list,
+              MEMBERSHIP_LIST_BYTES + room * MEMBERSHIP_MEMBER_BYTES);
+  memset(membership, 0, sizeof *membership);
 }
 
-static int membership_stands(const mlfab__membership *roll) {
-  return roll->phase == MLFAB__MEMBERSHIP_LISTED || roll->phase == MLFAB__MEMBERSHIP_RUNNING;
+static int membership_stands(const mlfab__membership *membership) {
+  return membership->phase == MLFAB__MEMBERSHIP_LISTED ||
+         membership->phase == MLFAB__MEMBERSHIP_RUNNING;
 }
 
 /* The members in their order. */
-static mlfab__membership_entry *membership_member(const mlfab__membership *roll, uint32_t i) {
-  return &roll->entries[roll->order[i]];
+static mlfab__membership_entry *membership_member(const mlfab__membership *membership, uint32_t i) {
+  return &membership->entries[membership->order[i]];
 }
 
 /* --- what is said --- */
 
-static void membership_post(mlfab__membership *roll, uint32_t worker, uint8_t type,
+static void membership_post(mlfab__membership *membership, uint32_t worker, uint8_t type,
                             const void *meta, uint32_t bytes) {
-  roll->port.post(roll->port.self, worker, type, meta, bytes);
+  membership->port.post(membership->port.self, worker, type, meta, bytes);
 }
 
 /* To all members that have not left. */
-static void membership_post_all(mlfab__membership *roll, uint8_t type, const void *meta,
+static void membership_post_all(mlfab__membership *membership, uint8_t type, const void *meta,
                                 uint32_t bytes) {
-  for (uint32_t i = 0; i < roll->members; i++) {
-    const mlfab__membership_entry *entry = membership_member(roll, i);
-    if (entry->member && !entry->left) membership_post(roll, roll->order[i], type, meta, bytes);
+  for (uint32_t i = 0; i < membership->members; i++) {
+    const mlfab__membership_entry *entry = membership_member(membership, i);
+    if (entry->member && !entry->left)
+      membership_post(membership, membership->order[i], type, meta, bytes);
   }
 }
 
 /* The verdict on the epoch that this worker was in. One that was taken for dead may owe an older
  * one than the last. */
-static void membership_post_over(mlfab__membership *roll, uint32_t worker) {
-  mlfab__membership_over over = roll->verdict;
+static void membership_post_over(mlfab__membership *membership, uint32_t worker) {
+  mlfab__membership_over over = membership->verdict;
   uint8_t meta[MLFAB__TEXT_MAX + 32];
-  uint32_t epoch = roll->entries[worker].over_owed;
-  if (epoch != over.epoch && roll->entries[worker].over_well) {
+  uint32_t epoch = membership->entries[worker].over_owed;
+  if (epoch != over.epoch && membership->entries[worker].over_well) {
     over = (mlfab__membership_over){.epoch = epoch, .rank = MLFAB_NO_RANK};
   } else if (epoch != over.epoch) {
     over.epoch = epoch;
@@ -100,29 +105,30 @@ static void membership_post_over(mlfab__membership *roll, uint32_t worker) {
     over.rank = (int32_t)worker;
     snprintf(over.text, sizeof over.text, "worker %u was taken for dead", worker);
   }
-  membership_post(roll, worker, MLFAB__MEMBERSHIP_OVER, meta,
+  membership_post(membership, worker, MLFAB__MEMBERSHIP_OVER, meta,
                   mlfab__encode_membership_over(meta, &over));
 }
 
-static uint32_t membership_left_meta(const mlfab__membership *roll, uint32_t worker,
+static uint32_t membership_left_meta(const mlfab__membership *membership, uint32_t worker,
                                      uint8_t *meta) {
-  mlfab__membership_leave left = {roll->epoch, (int32_t)worker, roll->entries[worker].calls};
+  mlfab__membership_leave left = {membership->epoch, (int32_t)worker,
+                                  membership->entries[worker].calls};
   return mlfab__encode_membership_leave(meta, &left);
 }
 
-static void membership_post_go(mlfab__membership *roll, uint32_t worker) {
+static void membership_post_go(mlfab__membership *membership, uint32_t worker) {
   uint8_t meta[64];
-  membership_post(roll, worker, MLFAB__MEMBERSHIP_GO, meta,
-                  mlfab__encode_membership_go(meta, &roll->go));
+  membership_post(membership, worker, MLFAB__MEMBERSHIP_GO, meta,
+                  mlfab__encode_membership_go(meta, &membership->go));
 }
 
 /* Everything that a member of a running epoch may have missed. */
-static void membership_post_departures(mlfab__membership *roll, uint32_t worker) {
+static void membership_post_departures(mlfab__membership *membership, uint32_t worker) {
   uint8_t meta[32];
-  for (uint32_t i = 0; i < roll->members; i++) {
-    if (membership_member(roll, i)->left && roll->order[i] != worker)
-      membership_post(roll, worker, MLFAB__MEMBERSHIP_LEFT, meta,
-                      membership_left_meta(roll, roll->order[i], meta));
+  for (uint32_t i = 0; i < membership->members; i++) {
+    if (membership_member(membership, i)->left && membership->order[i] != worker)
+      membership_post(membership, worker, MLFAB__MEMBERSHIP_LEFT, meta,
+                      membership_left_meta(membership, membership->order[i], meta));
   }
 }
 
@@ -135,25 +141,25 @@ static void membership_release(mlfab__membership_entry *entry) {
 }
 
 /* The epoch is over for all members. */
-static void membership_verdict(mlfab__membership *roll, int32_t code, int32_t rank,
+static void membership_verdict(mlfab__membership *membership, int32_t code, int32_t rank,
                                const char *text) {
-  roll->verdict.epoch = roll->epoch;
-  roll->verdict.code = code;
-  roll->verdict.rank = rank;
-  snprintf(roll->verdict.text, sizeof roll->verdict.text, "%s", text);
-  roll->phase = MLFAB__MEMBERSHIP_GATHERING;
-  memset(&roll->inquiry, 0, sizeof roll->inquiry);
-  membership_no_limit(roll);
-  for (uint32_t i = 0; i < roll->members; i++) {
-    mlfab__membership_entry *entry = membership_member(roll, i);
+  membership->verdict.epoch = membership->epoch;
+  membership->verdict.code = code;
+  membership->verdict.rank = rank;
+  snprintf(membership->verdict.text, sizeof membership->verdict.text, "%s", text);
+  membership->phase = MLFAB__MEMBERSHIP_GATHERING;
+  memset(&membership->inquiry, 0, sizeof membership->inquiry);
+  membership_no_limit(membership);
+  for (uint32_t i = 0; i < membership->members; i++) {
+    mlfab__membership_entry *entry = membership_member(membership, i);
     if (!entry->member) continue; /* its process is another now */
     membership_release(entry);
-    entry->over_owed = MLFAB__PLANTED(69) ? 0 : roll->epoch;
+    entry->over_owed = MLFAB__PLANTED(69) ? 0 : membership->epoch;
     entry->over_well = 0;
-    membership_post_over(roll, roll->order[i]);
+    membership_post_over(membership, membership->order[i]);
   }
-  roll->members = 0;
-  membership_check(roll);
+  membership->members = 0;
+  membership_check(membership);
 }
 
 /* --- forming an epoch --- */
@@ -165,145 +171,148 @@ static double membership_rate(const mlfab__membership_ask *ask) {
 }
 
 /* Members of one host share its link: each tells what it has seen of it. */
-static void membership_look_at_hosts(mlfab__membership *roll) {
-  for (uint32_t i = 0; i < roll->members; i++) {
-    mlfab__membership_entry *entry = membership_member(roll, i);
+static void membership_look_at_hosts(mlfab__membership *membership) {
+  for (uint32_t i = 0; i < membership->members; i++) {
+    mlfab__membership_entry *entry = membership_member(membership, i);
     entry->lead = MLFAB__NO_NODE;
     entry->rate = 0.0;
-    for (uint32_t k = 0; k < roll->members; k++) {
-      const mlfab__membership_entry *other = membership_member(roll, k);
+    for (uint32_t k = 0; k < membership->members; k++) {
+      const mlfab__membership_entry *other = membership_member(membership, k);
       if (other->ask.host != entry->ask.host) continue;
-      if (roll->order[k] < entry->lead) entry->lead = roll->order[k];
+      if (membership->order[k] < entry->lead) entry->lead = membership->order[k];
       if (membership_rate(&other->ask) > entry->rate) entry->rate = membership_rate(&other->ask);
     }
   }
 }
 
-static int membership_before(const mlfab__membership *roll, uint32_t a, uint32_t b) {
-  const mlfab__membership_entry *x = &roll->entries[a], *y = &roll->entries[b];
-  if (roll->config->order_by_rate && x->rate > y->rate) return 1;
-  if (roll->config->order_by_rate && x->rate < y->rate) return 0;
+static int membership_before(const mlfab__membership *membership, uint32_t a, uint32_t b) {
+  const mlfab__membership_entry *x = &membership->entries[a], *y = &membership->entries[b];
+  if (membership->config->order_by_rate && x->rate > y->rate) return 1;
+  if (membership->config->order_by_rate && x->rate < y->rate) return 0;
   return x->lead != y->lead ? x->lead < y->lead : a < b;
 }
 
-static void membership_arrange(mlfab__membership *roll) {
-  membership_look_at_hosts(roll);
-  for (uint32_t i = 1; i < roll->members; i++) {
-    uint32_t worker = roll->order[i], at = i;
-    for (; at > 0 && membership_before(roll, worker, roll->order[at - 1]); at--)
-      roll->order[at] = roll->order[at - 1];
-    roll->order[at] = worker;
+static void membership_arrange(mlfab__membership *membership) {
+  membership_look_at_hosts(membership);
+  for (uint32_t i = 1; i < membership->members; i++) {
+    uint32_t worker = membership->order[i], at = i;
+    for (; at > 0 && membership_before(membership, worker, membership->order[at - 1]); at--)
+      membership->order[at] = membership->order[at - 1];
+    membership->order[at] = worker;
   }
 }
 
-static void membership_make_list(mlfab__membership *roll) {
-  mlfab__membership_list list = {roll->epoch, roll->members};
-  for (uint32_t i = 0; i < roll->members; i++) {
-    const mlfab__membership_entry *entry = membership_member(roll, i);
+static void membership_make_list(mlfab__membership *membership) {
+  mlfab__membership_list list = {membership->epoch, membership->members};
+  for (uint32_t i = 0; i < membership->members; i++) {
+    const mlfab__membership_entry *entry = membership_member(membership, i);
     const mlfab__membership_ask *ask = &entry->ask;
-    roll->table[i] = (mlfab__membership_member){
-        roll->order[i],   entry->incarnation, ask->arena_pid, ask->arena_fd,
-        ask->arena_nonce, ask->arena_bytes,   ask->host};
+    membership->table[i] = (mlfab__membership_member){
+        membership->order[i], entry->incarnation, ask->arena_pid, ask->arena_fd,
+        ask->arena_nonce,     ask->arena_bytes,   ask->host};
   }
-  roll->list_bytes = mlfab__encode_membership_list(roll->list, &list, roll->table);
+  membership->list_bytes =
+      mlfab__encode_membership_list(membership->list, &list, membership->table);
 }
 
 /* The epoch is over as it begins, for all who have asked. */
-static void membership_refuse(mlfab__membership *roll, int32_t code, int32_t rank,
+static void membership_refuse(mlfab__membership *membership, int32_t code, int32_t rank,
                               const char *text) {
-  roll->verdict = (mlfab__membership_over){roll->epoch, code, rank, {0}};
-  snprintf(roll->verdict.text, sizeof roll->verdict.text, "%s", text);
-  for (uint32_t w = 0; w < roll->workers; w++) {
-    roll->entries[w].lost = 0;
-    if (!roll->entries[w].asked) continue;
-    roll->entries[w].asked = 0;
-    roll->entries[w].over_owed = roll->epoch;
-    roll->entries[w].over_well = 0;
-    membership_post_over(roll, w);
+  membership->verdict = (mlfab__membership_over){membership->epoch, code, rank, {0}};
+  snprintf(membership->verdict.text, sizeof membership->verdict.text, "%s", text);
+  for (uint32_t w = 0; w < membership->workers; w++) {
+    membership->entries[w].lost = 0;
+    if (!membership->entries[w].asked) continue;
+    membership->entries[w].asked = 0;
+    membership->entries[w].over_owed = membership->epoch;
+    membership->entries[w].over_well = 0;
+    membership_post_over(membership, w);
   }
 }
 
 /* May those who have asked be an epoch? Else it is refused. */
-static int membership_may_form(mlfab__membership *roll, uint32_t asked) {
+static int membership_may_form(mlfab__membership *membership, uint32_t asked) {
   char text[128];
-  if (asked > membership_room(roll)) {
+  if (asked > membership_room(membership)) {
     snprintf(text, sizeof text, "%u workers call collectives, which are for %u at most", asked,
-             membership_room(roll));
-    membership_refuse(roll, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, text);
+             membership_room(membership));
+    membership_refuse(membership, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, text);
     return 0;
   }
-  for (uint32_t w = 0; w < roll->workers && !MLFAB__PLANTED(73); w++) {
-    int32_t lost = roll->entries[w].lost;
+  for (uint32_t w = 0; w < membership->workers && !MLFAB__PLANTED(73); w++) {
+    int32_t lost = membership->entries[w].lost;
     if (!lost) continue;
     snprintf(text, sizeof text,
              lost == MLFAB_ERR_PEER_DEAD ? "worker %u is dead" : "worker %u has left", w);
-    membership_refuse(roll, lost, (int32_t)w, text);
+    membership_refuse(membership, lost, (int32_t)w, text);
     return 0;
   }
   return 1;
 }
 
 /* Those who have asked are the next epoch. */
-static void membership_form(mlfab__membership *roll, uint32_t asked) {
-  roll->epoch++;
-  if (!membership_may_form(roll, asked)) return;
-  roll->phase = MLFAB__MEMBERSHIP_LISTED;
-  for (uint32_t w = 0; w < roll->workers; w++) {
-    mlfab__membership_entry *entry = &roll->entries[w];
+static void membership_form(mlfab__membership *membership, uint32_t asked) {
+  membership->epoch++;
+  if (!membership_may_form(membership, asked)) return;
+  membership->phase = MLFAB__MEMBERSHIP_LISTED;
+  for (uint32_t w = 0; w < membership->workers; w++) {
+    mlfab__membership_entry *entry = &membership->entries[w];
     if (!entry->asked) continue;
     entry->asked = 0;
     entry->member = 1;
     entry->missing = MEMBERSHIP_UNTOLD;
-    roll->order[roll->members++] = w;
+    membership->order[membership->members++] = w;
   }
-  membership_arrange(roll);
-  membership_make_list(roll);
-  membership_post_all(roll, MLFAB__MEMBERSHIP_LIST, roll->list, roll->list_bytes);
+  membership_arrange(membership);
+  membership_make_list(membership);
+  membership_post_all(membership, MLFAB__MEMBERSHIP_LIST, membership->list, membership->list_bytes);
 }
 
 /* Who an epoch that forms waits for: the first rank that has not asked, or is not ready. */
-static int32_t membership_missing(const mlfab__membership *roll) {
-  for (uint32_t w = 0; w < roll->workers; w++) {
-    const mlfab__membership_entry *entry = &roll->entries[w];
-    if (roll->phase == MLFAB__MEMBERSHIP_GATHERING && entry->alive && !entry->done && !entry->asked)
+static int32_t membership_missing(const mlfab__membership *membership) {
+  for (uint32_t w = 0; w < membership->workers; w++) {
+    const mlfab__membership_entry *entry = &membership->entries[w];
+    if (membership->phase == MLFAB__MEMBERSHIP_GATHERING && entry->alive && !entry->done &&
+        !entry->asked)
       return (int32_t)w;
-    if (roll->phase == MLFAB__MEMBERSHIP_LISTED && entry->member && !entry->ready)
+    if (membership->phase == MLFAB__MEMBERSHIP_LISTED && entry->member && !entry->ready)
       return (int32_t)w;
   }
   return MLFAB_NO_RANK;
 }
 
 /* Tells those who wait who is missing, where it is another than they were told. */
-static void membership_tell_missing(mlfab__membership *roll) {
-  mlfab__membership_missing missing = {0, 0, 0, membership_missing(roll)};
+static void membership_tell_missing(mlfab__membership *membership) {
+  mlfab__membership_missing missing = {0, 0, 0, membership_missing(membership)};
   uint8_t meta[32];
   uint32_t bytes = mlfab__encode_membership_missing(meta, &missing);
-  for (uint32_t w = 0; w < roll->workers; w++) {
-    mlfab__membership_entry *entry = &roll->entries[w];
-    int waits =
-        roll->phase == MLFAB__MEMBERSHIP_GATHERING ? entry->asked : entry->member && entry->ready;
+  for (uint32_t w = 0; w < membership->workers; w++) {
+    mlfab__membership_entry *entry = &membership->entries[w];
+    int waits = membership->phase == MLFAB__MEMBERSHIP_GATHERING ? entry->asked
+                                                                 : entry->member && entry->ready;
     if (!waits || entry->left || entry->missing == missing.rank) continue;
     entry->missing = missing.rank;
-    membership_post(roll, w, MLFAB__MEMBERSHIP_MISSING, meta, bytes);
+    membership_post(membership, w, MLFAB__MEMBERSHIP_MISSING, meta, bytes);
   }
 }
 
 /* Has everybody asked who is awaited? */
-static void membership_check(mlfab__membership *roll) {
+static void membership_check(mlfab__membership *membership) {
   uint32_t asked = 0;
-  if (roll->phase != MLFAB__MEMBERSHIP_GATHERING) return;
-  for (uint32_t w = 0; w < roll->workers; w++) asked += roll->entries[w].asked;
-  if (asked > 0 && membership_missing(roll) == MLFAB_NO_RANK) membership_form(roll, asked);
+  if (membership->phase != MLFAB__MEMBERSHIP_GATHERING) return;
+  for (uint32_t w = 0; w < membership->workers; w++) asked += membership->entries[w].asked;
+  if (asked > 0 && membership_missing(membership) == MLFAB_NO_RANK)
+    membership_form(membership, asked);
 }
 
 /* What members choose their algorithms by. */
-static void membership_make_go(mlfab__membership *roll) {
-  const mlfab__membership_entry *first = membership_member(roll, 0);
-  mlfab__membership_go *go = &roll->go;
+static void membership_make_go(mlfab__membership *membership) {
+  const mlfab__membership_entry *first = membership_member(membership, 0);
+  mlfab__membership_go *go = &membership->go;
   int inside = 1;
-  *go = (mlfab__membership_go){.epoch = roll->epoch, .arena = 1};
-  for (uint32_t i = 0; i < roll->members; i++) {
-    const mlfab__membership_entry *entry = membership_member(roll, i);
+  *go = (mlfab__membership_go){.epoch = membership->epoch, .arena = 1};
+  for (uint32_t i = 0; i < membership->members; i++) {
+    const mlfab__membership_entry *entry = membership_member(membership, i);
     go->arena &= entry->arena;
     go->round = mlfab__max(go->round, entry->ask.round);
     go->objects = mlfab__max(go->objects, entry->ask.objects);
@@ -316,15 +325,17 @@ static void membership_make_go(mlfab__membership *roll) {
 }
 
 /* Is everybody ready who is awaited? */
-static void membership_check_ready(mlfab__membership *roll) {
-  if (roll->phase != MLFAB__MEMBERSHIP_LISTED || membership_missing(roll) != MLFAB_NO_RANK) return;
-  roll->phase = MLFAB__MEMBERSHIP_RUNNING;
-  membership_make_go(roll);
-  for (uint32_t i = 0; i < roll->members; i++) {
-    uint32_t worker = roll->order[i];
-    if (!membership_member(roll, i)->alive) continue;
-    membership_post_go(roll, worker);
-    membership_post_departures(roll, worker);
+static void membership_check_ready(mlfab__membership *membership) {
+  if (membership->phase != MLFAB__MEMBERSHIP_LISTED ||
+      membership_missing(membership) != MLFAB_NO_RANK)
+    return;
+  membership->phase = MLFAB__MEMBERSHIP_RUNNING;
+  membership_make_go(membership);
+  for (uint32_t i = 0; i < membership->members; i++) {
+    uint32_t worker = membership->order[i];
+    if (!membership_member(membership, i)->alive) continue;
+    membership_post_go(membership, worker);
+    membership_post_departures(membership, worker);
   }
 }
 
@@ -334,10 +345,10 @@ static int membership_awaited(const mlfab__membership_entry *entry) {
   return entry->member && !entry->left;
 }
 
-static void membership_ask_all(mlfab__membership *roll, uint32_t channel, uint64_t number,
+static void membership_ask_all(mlfab__membership *membership, uint32_t channel, uint64_t number,
                                uint64_t now_ns) {
-  mlfab__membership_inquiry *inquiry = &roll->inquiry;
-  mlfab__membership_call call = {roll->epoch, channel, number};
+  mlfab__membership_inquiry *inquiry = &membership->inquiry;
+  mlfab__membership_call call = {membership->epoch, channel, number};
   uint8_t meta[32];
   inquiry->open = 1;
   if (inquiry->pending_channel == channel && inquiry->pending_number == number)
@@ -345,18 +356,18 @@ static void membership_ask_all(mlfab__membership *roll, uint32_t channel, uint64
   inquiry->channel = channel;
   inquiry->number = number;
   inquiry->asked_ns = mlfab__max(now_ns, 1);
-  for (uint32_t i = 0; i < roll->members; i++) membership_member(roll, i)->told = 0;
-  membership_post_all(roll, MLFAB__MEMBERSHIP_ASK, meta,
+  for (uint32_t i = 0; i < membership->members; i++) membership_member(membership, i)->told = 0;
+  membership_post_all(membership, MLFAB__MEMBERSHIP_ASK, meta,
                       mlfab__encode_membership_call(meta, &call));
 }
 
 /* The inquiry is over: this rank has not called, or did not answer; or nobody is missing. */
-static void membership_answer(mlfab__membership *roll, int32_t rank) {
-  mlfab__membership_inquiry *inquiry = &roll->inquiry;
-  mlfab__membership_missing missing = {roll->epoch, inquiry->channel, inquiry->number, rank};
+static void membership_answer(mlfab__membership *membership, int32_t rank) {
+  mlfab__membership_inquiry *inquiry = &membership->inquiry;
+  mlfab__membership_missing missing = {membership->epoch, inquiry->channel, inquiry->number, rank};
   uint8_t meta[32];
   inquiry->open = 0;
-  membership_post_all(roll, MLFAB__MEMBERSHIP_MISSING, meta,
+  membership_post_all(membership, MLFAB__MEMBERSHIP_MISSING, meta,
                       mlfab__encode_membership_missing(meta, &missing));
 }
 
@@ -366,84 +377,84 @@ static int membership_knows(const mlfab__membership_entry *entry) {
 }
 
 /* How many have called the same as this one. */
-static uint32_t membership_agreeing(const mlfab__membership *roll, uint64_t signature) {
+static uint32_t membership_agreeing(const mlfab__membership *membership, uint64_t signature) {
   uint32_t n = 0;
-  for (uint32_t i = 0; i < roll->members; i++) {
-    const mlfab__membership_entry *entry = membership_member(roll, i);
+  for (uint32_t i = 0; i < membership->members; i++) {
+    const mlfab__membership_entry *entry = membership_member(membership, i);
     n += membership_knows(entry) && entry->signature == signature;
   }
   return n;
 }
 
 /* All have called. When not all have called the same, the verdict. */
-static void membership_compare(mlfab__membership *roll) {
+static void membership_compare(mlfab__membership *membership) {
   const mlfab__membership_entry *usual = NULL, *odd = NULL;
   uint32_t most = 0;
   char text[MLFAB__TEXT_MAX];
-  for (uint32_t w = 0; w < roll->workers; w++) {
-    const mlfab__membership_entry *entry = &roll->entries[w];
+  for (uint32_t w = 0; w < membership->workers; w++) {
+    const mlfab__membership_entry *entry = &membership->entries[w];
     if (!membership_knows(entry) || (usual && entry->signature == usual->signature)) continue;
-    uint32_t n = membership_agreeing(roll, entry->signature);
+    uint32_t n = membership_agreeing(membership, entry->signature);
     if (n <= most && !MLFAB__PLANTED(68)) continue;
     most = n;
     usual = entry;
-    if (n == roll->members) break;
+    if (n == membership->members) break;
   }
-  for (uint32_t w = 0; w < roll->workers && usual && !odd; w++) {
-    const mlfab__membership_entry *entry = &roll->entries[w];
+  for (uint32_t w = 0; w < membership->workers && usual && !odd; w++) {
+    const mlfab__membership_entry *entry = &membership->entries[w];
     if (membership_knows(entry) && entry->signature != usual->signature) odd = entry;
   }
   if (!odd) {
-    membership_answer(roll, MLFAB_NO_RANK);
+    membership_answer(membership, MLFAB_NO_RANK);
     return;
   }
-  uint32_t worker = (uint32_t)(odd - roll->entries);
+  uint32_t worker = (uint32_t)(odd - membership->entries);
   snprintf(text, sizeof text, "calls differ: worker %u has called %.90s, worker %u %.90s", worker,
-           odd->words, (uint32_t)(usual - roll->entries), usual->words);
-  membership_verdict(roll, MLFAB_ERR_MISMATCH, (int32_t)worker, text);
+           odd->words, (uint32_t)(usual - membership->entries), usual->words);
+  membership_verdict(membership, MLFAB_ERR_MISMATCH, (int32_t)worker, text);
 }
 
 /* Does a call wait for this member to call it? Not while all hold still because one finishes, nor ever for one that
  * has finished: it takes part in what others have begun by itself. */
-static int membership_may_call(const mlfab__membership *roll,
+static int membership_may_call(const mlfab__membership *membership,
                                const mlfab__membership_entry *entry) {
-  return !roll->freezing && !entry->finished;
+  return !membership->freezing && !entry->finished;
 }
 
 /* Looks at the answers; `late`: whoever has not answered is not waited for any longer. */
-static void membership_look_at_answers(mlfab__membership *roll, int late) {
+static void membership_look_at_answers(mlfab__membership *membership, int late) {
   int32_t silent = MLFAB_NO_RANK, missing = MLFAB_NO_RANK;
-  if (!roll->inquiry.open) return;
-  for (uint32_t w = roll->workers; w-- > 0;) {
-    const mlfab__membership_entry *entry = &roll->entries[w];
+  if (!membership->inquiry.open) return;
+  for (uint32_t w = membership->workers; w-- > 0;) {
+    const mlfab__membership_entry *entry = &membership->entries[w];
     if (!membership_awaited(entry)) continue;
     if (!entry->told) {
       silent = (int32_t)w;
-    } else if (!entry->called && membership_may_call(roll, entry)) {
+    } else if (!entry->called && membership_may_call(membership, entry)) {
       missing = (int32_t)w;
     }
   }
   if (silent != MLFAB_NO_RANK && !late) return;
   if (missing != MLFAB_NO_RANK || silent != MLFAB_NO_RANK) {
-    membership_answer(roll, missing != MLFAB_NO_RANK ? missing : silent);
+    membership_answer(membership, missing != MLFAB_NO_RANK ? missing : silent);
   } else {
-    membership_compare(roll);
+    membership_compare(membership);
   }
 }
 
-static int membership_may_ask(const mlfab__membership *roll, uint64_t now_ns) {
-  const mlfab__membership_inquiry *inquiry = &roll->inquiry;
-  return !inquiry->asked_ns || now_ns - inquiry->asked_ns >= roll->config->heartbeat_ns / 4;
+static int membership_may_ask(const mlfab__membership *membership, uint64_t now_ns) {
+  const mlfab__membership_inquiry *inquiry = &membership->inquiry;
+  return !inquiry->asked_ns || now_ns - inquiry->asked_ns >= membership->config->heartbeat_ns / 4;
 }
 
-static void membership_stuck(mlfab__membership *roll, const mlfab__membership_call *in,
+static void membership_stuck(mlfab__membership *membership, const mlfab__membership_call *in,
                              uint64_t now_ns) {
-  mlfab__membership_inquiry *inquiry = &roll->inquiry;
-  int beat = now_ns - inquiry->asked_ns >= roll->config->heartbeat_ns;
+  mlfab__membership_inquiry *inquiry = &membership->inquiry;
+  int beat = now_ns - inquiry->asked_ns >= membership->config->heartbeat_ns;
   int same = in->channel == inquiry->channel && in->number == inquiry->number;
   if (inquiry->asked_ns && same && (inquiry->open || !beat)) return;
-  if (!inquiry->open && membership_may_ask(roll, now_ns)) {
-    membership_ask_all(roll, in->channel, in->number, now_ns);
+  if (!inquiry->open && membership_may_ask(membership, now_ns)) {
+    membership_ask_all(membership, in->channel, in->number, now_ns);
     return;
   }
   if (inquiry->pending &&
@@ -455,252 +466,255 @@ static void membership_stuck(mlfab__membership *roll, const mlfab__membership_ca
   inquiry->pending_number = in->number;
 }
 
-static void membership_tell(mlfab__membership *roll, mlfab__membership_entry *entry,
+static void membership_tell(mlfab__membership *membership, mlfab__membership_entry *entry,
                             const mlfab__membership_tell *in) {
-  const mlfab__membership_inquiry *inquiry = &roll->inquiry;
+  const mlfab__membership_inquiry *inquiry = &membership->inquiry;
   if (!inquiry->open || in->channel != inquiry->channel || in->number != inquiry->number) return;
   entry->told = 1;
   entry->called = in->called != 0;
   entry->signature = in->signature;
   memcpy(entry->words, in->text, sizeof entry->words);
-  membership_look_at_answers(roll, 0);
+  membership_look_at_answers(membership, 0);
 }
 
 /* --- a worker finishes --- */
 
-static void membership_post_finish(mlfab__membership *roll, uint32_t worker, uint8_t type,
+static void membership_post_finish(mlfab__membership *membership, uint32_t worker, uint8_t type,
                                    int32_t rank, uint64_t calls) {
-  const mlfab__membership_finish finish = {roll->epoch, rank, calls};
-  MLFAB__POST(&roll->port, worker, type, membership_finish, &finish);
+  const mlfab__membership_finish finish = {membership->epoch, rank, calls};
+  MLFAB__POST(&membership->port, worker, type, membership_finish, &finish);
 }
 
 /* A member that knows all calls below the limit. */
-static int32_t membership_teller(const mlfab__membership *roll) {
-  for (uint32_t i = 0; i < roll->members; i++) {
-    const mlfab__membership_entry *entry = membership_member(roll, i);
+static int32_t membership_teller(const mlfab__membership *membership) {
+  for (uint32_t i = 0; i < membership->members; i++) {
+    const mlfab__membership_entry *entry = membership_member(membership, i);
     if (entry->left) continue;
-    if (mlfab__max(entry->begun, entry->finished ? entry->calls : 0) == roll->limit)
-      return (int32_t)roll->order[i];
+    if (mlfab__max(entry->begun, entry->finished ? entry->calls : 0) == membership->limit)
+      return (int32_t)membership->order[i];
   }
   return MLFAB_NO_RANK;
 }
 
 /* What a member may have missed: who has finished, the last one last; or, where all know that, the limit. */
-static void membership_post_finished(mlfab__membership *roll, uint32_t worker) {
-  if (roll->finisher == MLFAB_NO_RANK || roll->entries[worker].left) return;
-  for (uint32_t i = 0; i < roll->members && roll->freezing; i++) {
-    const mlfab__membership_entry *entry = membership_member(roll, i);
-    if (entry->finished && roll->order[i] != (uint32_t)roll->finisher)
-      membership_post_finish(roll, worker, MLFAB__MEMBERSHIP_FREEZE, (int32_t)roll->order[i],
-                             entry->calls);
+static void membership_post_finished(mlfab__membership *membership, uint32_t worker) {
+  if (membership->finisher == MLFAB_NO_RANK || membership->entries[worker].left) return;
+  for (uint32_t i = 0; i < membership->members && membership->freezing; i++) {
+    const mlfab__membership_entry *entry = membership_member(membership, i);
+    if (entry->finished && membership->order[i] != (uint32_t)membership->finisher)
+      membership_post_finish(membership, worker, MLFAB__MEMBERSHIP_FREEZE,
+                             (int32_t)membership->order[i], entry->calls);
   }
-  if (roll->freezing)
-    membership_post_finish(roll, worker, MLFAB__MEMBERSHIP_FREEZE, roll->finisher,
-                           roll->entries[roll->finisher].calls);
+  if (membership->freezing)
+    membership_post_finish(membership, worker, MLFAB__MEMBERSHIP_FREEZE, membership->finisher,
+                           membership->entries[membership->finisher].calls);
   else
-    membership_post_finish(roll, worker, MLFAB__MEMBERSHIP_SETTLE, membership_teller(roll),
-                           roll->limit);
+    membership_post_finish(membership, worker, MLFAB__MEMBERSHIP_SETTLE,
+                           membership_teller(membership), membership->limit);
 }
 
 /* Have all answered? Then the epoch has a limit, and what is owed may be given. */
-static void membership_settle(mlfab__membership *roll) {
+static void membership_settle(mlfab__membership *membership) {
   uint64_t limit = 0;
-  if (!roll->freezing) return;
-  for (uint32_t i = 0; i < roll->members; i++) {
-    const mlfab__membership_entry *entry = membership_member(roll, i);
+  if (!membership->freezing) return;
+  for (uint32_t i = 0; i < membership->members; i++) {
+    const mlfab__membership_entry *entry = membership_member(membership, i);
     if (entry->left) continue;
     if (!entry->frozen) return;
     limit = mlfab__max(limit, entry->begun);
     if (entry->finished) limit = mlfab__max(limit, entry->calls);
   }
-  roll->freezing = 0;
-  if (roll->limit == UINT64_MAX) roll->limit = limit;
-  for (uint32_t i = 0; i < roll->members; i++)
-    if (!membership_member(roll, i)->left)
-      membership_post_finish(roll, roll->order[i], MLFAB__MEMBERSHIP_SETTLE,
-                             membership_teller(roll), roll->limit);
+  membership->freezing = 0;
+  if (membership->limit == UINT64_MAX) membership->limit = limit;
+  for (uint32_t i = 0; i < membership->members; i++)
+    if (!membership_member(membership, i)->left)
+      membership_post_finish(membership, membership->order[i], MLFAB__MEMBERSHIP_SETTLE,
+                             membership_teller(membership), membership->limit);
 }
 
 /* Have all ended the calls below the limit? Then the next epoch begins, without a verdict. */
-static void membership_check_moved(mlfab__membership *roll) {
-  uint32_t asked = 0, members = roll->members;
-  if (roll->limit == UINT64_MAX || roll->freezing) return;
+static void membership_check_moved(mlfab__membership *membership) {
+  uint32_t asked = 0, members = membership->members;
+  if (membership->limit == UINT64_MAX || membership->freezing) return;
   for (uint32_t i = 0; i < members; i++) {
-    const mlfab__membership_entry *entry = membership_member(roll, i);
+    const mlfab__membership_entry *entry = membership_member(membership, i);
     if (!entry->moved && !entry->left) return;
   }
-  roll->verdict = (mlfab__membership_over){.epoch = roll->epoch, .rank = MLFAB_NO_RANK};
-  roll->phase = MLFAB__MEMBERSHIP_GATHERING;
-  roll->members = 0;
-  memset(&roll->inquiry, 0, sizeof roll->inquiry);
-  membership_no_limit(roll);
+  membership->verdict = (mlfab__membership_over){.epoch = membership->epoch, .rank = MLFAB_NO_RANK};
+  membership->phase = MLFAB__MEMBERSHIP_GATHERING;
+  membership->members = 0;
+  memset(&membership->inquiry, 0, sizeof membership->inquiry);
+  membership_no_limit(membership);
   for (uint32_t i = 0; i < members; i++) {
-    mlfab__membership_entry *entry = membership_member(roll, i);
+    mlfab__membership_entry *entry = membership_member(membership, i);
     int ends = entry->done;
     membership_release(entry);
     entry->asked = !ends;
     asked += !ends;
-    entry->over_owed = ends ? roll->epoch : 0;
+    entry->over_owed = ends ? membership->epoch : 0;
     entry->over_well = 1;
-    if (ends && entry->alive) membership_post_over(roll, roll->order[i]);
+    if (ends && entry->alive) membership_post_over(membership, membership->order[i]);
   }
-  if (asked > 0) membership_form(roll, asked);
+  if (asked > 0) membership_form(membership, asked);
 }
 
 /* It finishes. Whoever is in an epoch that others are still told of begins nothing in it. */
-static void membership_finishes(mlfab__membership *roll, uint32_t worker,
+static void membership_finishes(mlfab__membership *membership, uint32_t worker,
                                 const mlfab__membership_finish *in) {
-  mlfab__membership_entry *entry = &roll->entries[worker];
-  int running = roll->phase == MLFAB__MEMBERSHIP_RUNNING && in->epoch == roll->epoch;
+  mlfab__membership_entry *entry = &membership->entries[worker];
+  int running = membership->phase == MLFAB__MEMBERSHIP_RUNNING && in->epoch == membership->epoch;
   if (!entry->member) {
     entry->done = 1;
     entry->asked = 0;
-    membership_check(roll);
-  } else if (roll->phase == MLFAB__MEMBERSHIP_LISTED && in->epoch != roll->epoch) {
+    membership_check(membership);
+  } else if (membership->phase == MLFAB__MEMBERSHIP_LISTED && in->epoch != membership->epoch) {
     entry->done = 1;
-    membership_verdict(roll, 0, MLFAB_NO_RANK, "");
-  } else if (running && entry->finished && in->rank == MLFAB_NO_RANK && !roll->freezing) {
+    membership_verdict(membership, 0, MLFAB_NO_RANK, "");
+  } else if (running && entry->finished && in->rank == MLFAB_NO_RANK && !membership->freezing) {
     entry->moved = 1;
-    membership_check_moved(roll);
+    membership_check_moved(membership);
   } else if (running && entry->finished) { /* a repetition */
-    membership_post_finished(roll, worker);
-    int32_t teller = roll->freezing ? MLFAB_NO_RANK : membership_teller(roll);
-    if (teller != MLFAB_NO_RANK) membership_post_finished(roll, (uint32_t)teller);
-  } else if (running && !entry->left && in->calls <= roll->limit) {
+    membership_post_finished(membership, worker);
+    int32_t teller = membership->freezing ? MLFAB_NO_RANK : membership_teller(membership);
+    if (teller != MLFAB_NO_RANK) membership_post_finished(membership, (uint32_t)teller);
+  } else if (running && !entry->left && in->calls <= membership->limit) {
     entry->done = entry->finished = 1;
     entry->calls = in->calls;
-    roll->freezing = 1;
-    roll->finisher = (int32_t)worker;
-    for (uint32_t i = 0; i < roll->members; i++) {
-      mlfab__membership_entry *other = membership_member(roll, i);
+    membership->freezing = 1;
+    membership->finisher = (int32_t)worker;
+    for (uint32_t i = 0; i < membership->members; i++) {
+      mlfab__membership_entry *other = membership_member(membership, i);
       other->frozen = other->moved = 0;
       if (!other->left)
-        membership_post_finish(roll, roll->order[i], MLFAB__MEMBERSHIP_FREEZE, roll->finisher,
-                               in->calls);
+        membership_post_finish(membership, membership->order[i], MLFAB__MEMBERSHIP_FREEZE,
+                               membership->finisher, in->calls);
     }
   }
 }
 
-static void membership_freezes(mlfab__membership *roll, uint32_t worker,
+static void membership_freezes(mlfab__membership *membership, uint32_t worker,
                                const mlfab__membership_finish *in) {
-  mlfab__membership_entry *entry = &roll->entries[worker];
-  if (!roll->freezing || in->rank != roll->finisher) return;
+  mlfab__membership_entry *entry = &membership->entries[worker];
+  if (!membership->freezing || in->rank != membership->finisher) return;
   entry->frozen = 1;
   entry->begun = in->calls;
-  membership_settle(roll);
+  membership_settle(membership);
 }
 
 /* To those who owe it. */
-static void membership_hand_on(mlfab__membership *roll, uint64_t number,
+static void membership_hand_on(mlfab__membership *membership, uint64_t number,
                                const mlfab__frame_in *frame) {
-  for (uint32_t i = 0; i < roll->members; i++) {
-    const mlfab__membership_entry *entry = membership_member(roll, i);
+  for (uint32_t i = 0; i < membership->members; i++) {
+    const mlfab__membership_entry *entry = membership_member(membership, i);
     if (entry->finished && !entry->left && entry->calls <= number)
-      membership_post(roll, roll->order[i], MLFAB__MEMBERSHIP_OWED, frame->meta, frame->meta_bytes);
+      membership_post(membership, membership->order[i], MLFAB__MEMBERSHIP_OWED, frame->meta,
+                      frame->meta_bytes);
   }
 }
 
 /* --- what workers say --- */
 
 /* It wants to take part. */
-static void membership_asks(mlfab__membership *roll, uint32_t worker,
+static void membership_asks(mlfab__membership *membership, uint32_t worker,
                             const mlfab__membership_ask *in) {
-  mlfab__membership_entry *entry = &roll->entries[worker];
+  mlfab__membership_entry *entry = &membership->entries[worker];
   if (entry->over_owed > in->epoch) { /* said before it heard of it */
-    membership_post_over(roll, worker);
+    membership_post_over(membership, worker);
     return;
   }
   if (entry->done) return;
   entry->over_owed = 0;
-  if (entry->member && in->epoch == roll->epoch) { /* it has ended all calls below the limit */
+  if (entry->member &&
+      in->epoch == membership->epoch) { /* it has ended all calls below the limit */
     entry->ask = *in;
-    entry->moved = roll->limit != UINT64_MAX && !roll->freezing;
-    membership_check_moved(roll);
+    entry->moved = membership->limit != UINT64_MAX && !membership->freezing;
+    membership_check_moved(membership);
     return;
   }
   if (entry->member) { /* a repetition: the list may have been lost */
-    membership_post(roll, worker, MLFAB__MEMBERSHIP_LIST, roll->list, roll->list_bytes);
+    membership_post(membership, worker, MLFAB__MEMBERSHIP_LIST, membership->list,
+                    membership->list_bytes);
     return;
   }
   entry->asked = 1;
   entry->ask = *in;
   entry->missing = MEMBERSHIP_UNTOLD;
-  if (roll->phase == MLFAB__MEMBERSHIP_IDLE) roll->phase = MLFAB__MEMBERSHIP_GATHERING;
-  if (membership_stands(roll)) {
+  if (membership->phase == MLFAB__MEMBERSHIP_IDLE) membership->phase = MLFAB__MEMBERSHIP_GATHERING;
+  if (membership_stands(membership)) {
     char text[64];
     snprintf(text, sizeof text, "worker %u has come in: collectives begin anew", worker);
-    membership_verdict(roll, MLFAB_ERR_AGAIN, (int32_t)worker, text);
+    membership_verdict(membership, MLFAB_ERR_AGAIN, (int32_t)worker, text);
   } else {
-    membership_check(roll);
+    membership_check(membership);
   }
 }
 
-static void membership_is_ready(mlfab__membership *roll, uint32_t worker,
+static void membership_is_ready(mlfab__membership *membership, uint32_t worker,
                                 const mlfab__membership_ready *in) {
-  mlfab__membership_entry *entry = &roll->entries[worker];
-  if (roll->phase ==
+  mlfab__membership_entry *entry = &membership->entries[worker];
+  if (membership->phase ==
       MLFAB__MEMBERSHIP_RUNNING) { /* a repetition: what followed may have been lost */
-    membership_post_go(roll, worker);
-    membership_post_departures(roll, worker);
-    membership_post_finished(roll, worker);
+    membership_post_go(membership, worker);
+    membership_post_departures(membership, worker);
+    membership_post_finished(membership, worker);
     return;
   }
   if (entry->ready) return;
   entry->ready = 1;
   entry->arena = in->arena == 1 && !entry->left;
-  membership_check_ready(roll);
+  membership_check_ready(membership);
 }
 
-static void membership_fails(mlfab__membership *roll, uint32_t worker,
+static void membership_fails(mlfab__membership *membership, uint32_t worker,
                              const mlfab__membership_over *in) {
-  int known = in->rank >= 0 && (uint32_t)in->rank < roll->workers;
-  membership_verdict(roll, in->code < 0 ? in->code : MLFAB_ERR_REFUSED,
+  int known = in->rank >= 0 && (uint32_t)in->rank < membership->workers;
+  membership_verdict(membership, in->code < 0 ? in->code : MLFAB_ERR_REFUSED,
                      known ? in->rank : (int32_t)worker, in->text);
 }
 
 /* It takes no further part, and is no member: others are told when they begin one without it. */
-static void membership_lose(mlfab__membership *roll, uint32_t worker, int32_t code) {
-  mlfab__membership_entry *entry = &roll->entries[worker];
+static void membership_lose(mlfab__membership *membership, uint32_t worker, int32_t code) {
+  mlfab__membership_entry *entry = &membership->entries[worker];
   int counted = entry->alive && !entry->done && !entry->member;
-  if (counted && !membership_stands(roll)) entry->lost = code;
+  if (counted && !membership_stands(membership)) entry->lost = code;
 }
 
 /* It takes no further part. Of an epoch that it did not know yet it has called nothing. */
-static void membership_leaves(mlfab__membership *roll, uint32_t worker,
+static void membership_leaves(mlfab__membership *membership, uint32_t worker,
                               const mlfab__membership_leave *in) {
-  mlfab__membership_entry *entry = &roll->entries[worker];
+  mlfab__membership_entry *entry = &membership->entries[worker];
   uint8_t meta[32];
-  membership_lose(roll, worker, MLFAB_ERR_PEER_CLOSED);
+  membership_lose(membership, worker, MLFAB_ERR_PEER_CLOSED);
   entry->done = 1;
   entry->asked = 0;
   if (entry->finished) return; /* it has said so before */
   if (!entry->member) {
-    membership_check(roll);
+    membership_check(membership);
     return;
   }
   if (entry->left) return;
-  int knows = in->epoch == roll->epoch;
+  int knows = in->epoch == membership->epoch;
   entry->left = 1;
   entry->calls = knows ? in->calls : 0;
   entry->arena = 0;
   if (!knows) entry->ready = 1;
-  if (roll->phase == MLFAB__MEMBERSHIP_RUNNING)
-    membership_post_all(roll, MLFAB__MEMBERSHIP_LEFT, meta,
-                        membership_left_meta(roll, worker, meta));
-  membership_check_ready(roll);
-  membership_look_at_answers(roll, 0);
-  membership_settle(roll);
-  membership_check_moved(roll);
+  if (membership->phase == MLFAB__MEMBERSHIP_RUNNING)
+    membership_post_all(membership, MLFAB__MEMBERSHIP_LEFT, meta,
+                        membership_left_meta(membership, worker, meta));
+  membership_check_ready(membership);
+  membership_look_at_answers(membership, 0);
+  membership_settle(membership);
+  membership_check_moved(membership);
 }
 
-static void membership_broken(mlfab__membership *roll, uint32_t worker, const char *text) {
-  roll->port.drop(roll->port.self, worker, MLFAB_ERR_FRAME, text);
+static void membership_broken(mlfab__membership *membership, uint32_t worker, const char *text) {
+  membership->port.drop(membership->port.self, worker, MLFAB_ERR_FRAME, text);
 }
 
 /* Frames of members about the epoch that stands. Others are of what is over. */
 #define MEMBERSHIP_DECODE(name) \
   mlfab__decode_##name(frame->meta, frame->meta_bytes, &in.name) ? -1 : in.name.epoch == epoch
-static int membership_member_frame(mlfab__membership *roll, uint32_t worker,
+static int membership_member_frame(mlfab__membership *membership, uint32_t worker,
                                    const mlfab__frame_in *frame, uint64_t now_ns) {
   union {
     mlfab__membership_ready membership_ready;
@@ -709,39 +723,41 @@ static int membership_member_frame(mlfab__membership *roll, uint32_t worker,
     mlfab__membership_tell membership_tell;
     mlfab__membership_finish membership_finish;
   } in;
-  mlfab__membership_entry *entry = &roll->entries[worker];
-  uint32_t epoch = entry->alive && entry->member ? roll->epoch : 0;
-  int running = roll->phase == MLFAB__MEMBERSHIP_RUNNING, fits;
+  mlfab__membership_entry *entry = &membership->entries[worker];
+  uint32_t epoch = entry->alive && entry->member ? membership->epoch : 0;
+  int running = membership->phase == MLFAB__MEMBERSHIP_RUNNING, fits;
   switch (frame->type) {
     case MLFAB__MEMBERSHIP_READY:
       fits = MEMBERSHIP_DECODE(membership_ready);
-      if (fits > 0 && epoch) membership_is_ready(roll, worker, &in.membership_ready);
+      if (fits > 0 && epoch) membership_is_ready(membership, worker, &in.membership_ready);
       break;
     case MLFAB__MEMBERSHIP_FAIL:
       fits = MEMBERSHIP_DECODE(membership_over);
-      if (fits > 0 && epoch) membership_fails(roll, worker, &in.membership_over);
+      if (fits > 0 && epoch) membership_fails(membership, worker, &in.membership_over);
       break;
     case MLFAB__MEMBERSHIP_STUCK:
       fits = MEMBERSHIP_DECODE(membership_call);
-      if (fits > 0 && epoch && running) membership_stuck(roll, &in.membership_call, now_ns);
+      if (fits > 0 && epoch && running) membership_stuck(membership, &in.membership_call, now_ns);
       break;
     case MLFAB__MEMBERSHIP_TELL:
       fits = MEMBERSHIP_DECODE(membership_tell);
-      if (fits > 0 && epoch && running) membership_tell(roll, entry, &in.membership_tell);
+      if (fits > 0 && epoch && running) membership_tell(membership, entry, &in.membership_tell);
       break;
     case MLFAB__MEMBERSHIP_FROZEN:
       fits = MEMBERSHIP_DECODE(membership_finish);
-      if (fits > 0 && epoch && running) membership_freezes(roll, worker, &in.membership_finish);
+      if (fits > 0 && epoch && running)
+        membership_freezes(membership, worker, &in.membership_finish);
       break;
     default:
       return 0;
   }
-  if (fits < 0) membership_broken(roll, worker, "a frame of the roll that does not parse");
+  if (fits < 0)
+    membership_broken(membership, worker, "a frame of the membership that does not parse");
   return 1;
 }
 #undef MEMBERSHIP_DECODE
 
-MLFAB__INTERNAL int mlfab__membership_frame(mlfab__membership *roll, uint32_t worker,
+MLFAB__INTERNAL int mlfab__membership_frame(mlfab__membership *membership, uint32_t worker,
                                             const mlfab__frame_in *frame, uint64_t now_ns) {
   mlfab__membership_ask ask;
   mlfab__membership_leave leave;
@@ -749,67 +765,67 @@ MLFAB__INTERNAL int mlfab__membership_frame(mlfab__membership *roll, uint32_t wo
   mlfab__membership_owed owed;
   if (frame->type == MLFAB__MEMBERSHIP_FINISH) {
     if (mlfab__decode_membership_finish(frame->meta, frame->meta_bytes, &finish)) {
-      membership_broken(roll, worker, "a MEMBERSHIP_FINISH that does not parse");
-    } else if (roll->entries[worker].alive) {
-      membership_finishes(roll, worker, &finish);
+      membership_broken(membership, worker, "a MEMBERSHIP_FINISH that does not parse");
+    } else if (membership->entries[worker].alive) {
+      membership_finishes(membership, worker, &finish);
     }
     return 1;
   }
   if (frame->type == MLFAB__MEMBERSHIP_OWED) {
     if (mlfab__decode_membership_owed(frame->meta, frame->meta_bytes, &owed, NULL)) {
-      membership_broken(roll, worker, "a MEMBERSHIP_OWED that does not parse");
-    } else if (roll->entries[worker].member && owed.epoch == roll->epoch) {
-      membership_hand_on(roll, owed.number, frame);
+      membership_broken(membership, worker, "a MEMBERSHIP_OWED that does not parse");
+    } else if (membership->entries[worker].member && owed.epoch == membership->epoch) {
+      membership_hand_on(membership, owed.number, frame);
     }
     return 1;
   }
   if (frame->type == MLFAB__MEMBERSHIP) {
     if (mlfab__decode_membership_ask(frame->meta, frame->meta_bytes, &ask) ||
-        ask.epoch > roll->epoch) {
-      membership_broken(roll, worker,
+        ask.epoch > membership->epoch) {
+      membership_broken(membership, worker,
                         "a MEMBERSHIP that does not parse, or of an epoch that never was");
-    } else if (roll->entries[worker].alive) {
-      membership_asks(roll, worker, &ask);
+    } else if (membership->entries[worker].alive) {
+      membership_asks(membership, worker, &ask);
     }
     return 1;
   }
   if (frame->type == MLFAB__MEMBERSHIP_LEAVE) {
     if (mlfab__decode_membership_leave(frame->meta, frame->meta_bytes, &leave)) {
-      membership_broken(roll, worker, "a MEMBERSHIP_LEAVE that does not parse");
-    } else if (roll->entries[worker].alive) {
-      membership_leaves(roll, worker, &leave);
+      membership_broken(membership, worker, "a MEMBERSHIP_LEAVE that does not parse");
+    } else if (membership->entries[worker].alive) {
+      membership_leaves(membership, worker, &leave);
     }
     return 1;
   }
-  return membership_member_frame(roll, worker, frame, now_ns);
+  return membership_member_frame(membership, worker, frame, now_ns);
 }
 
 /* --- who comes and goes --- */
 
 /* What a member may have missed while it had no link. What it repeats itself is answered then. */
-static void membership_repeat(mlfab__membership *roll, uint32_t worker) {
-  const mlfab__membership_entry *entry = &roll->entries[worker];
-  const mlfab__membership_inquiry *inquiry = &roll->inquiry;
+static void membership_repeat(mlfab__membership *membership, uint32_t worker) {
+  const mlfab__membership_entry *entry = &membership->entries[worker];
+  const mlfab__membership_inquiry *inquiry = &membership->inquiry;
   uint8_t meta[32];
-  if (entry->over_owed) membership_post_over(roll, worker);
-  if (!entry->member || roll->phase != MLFAB__MEMBERSHIP_RUNNING) return;
-  membership_post_departures(roll, worker);
-  membership_post_finished(roll, worker);
+  if (entry->over_owed) membership_post_over(membership, worker);
+  if (!entry->member || membership->phase != MLFAB__MEMBERSHIP_RUNNING) return;
+  membership_post_departures(membership, worker);
+  membership_post_finished(membership, worker);
   if (!inquiry->open || entry->told || entry->left) return;
-  mlfab__membership_call call = {roll->epoch, inquiry->channel, inquiry->number};
-  membership_post(roll, worker, MLFAB__MEMBERSHIP_ASK, meta,
+  mlfab__membership_call call = {membership->epoch, inquiry->channel, inquiry->number};
+  membership_post(membership, worker, MLFAB__MEMBERSHIP_ASK, meta,
                   mlfab__encode_membership_call(meta, &call));
 }
 
-MLFAB__INTERNAL void mlfab__membership_hello(mlfab__membership *roll, uint32_t worker,
+MLFAB__INTERNAL void mlfab__membership_hello(mlfab__membership *membership, uint32_t worker,
                                              uint32_t incarnation, uint64_t now_ns) {
-  mlfab__membership_entry *entry = &roll->entries[worker];
+  mlfab__membership_entry *entry = &membership->entries[worker];
   (void)now_ns;
   if (entry->incarnation == incarnation) {
     if (!entry->alive) entry->lost = 0;
     entry->alive = 1;
     entry->missing = MEMBERSHIP_UNTOLD;
-    membership_repeat(roll, worker);
+    membership_repeat(membership, worker);
     return;
   }
   int ends = entry->member;
@@ -820,39 +836,40 @@ MLFAB__INTERNAL void mlfab__membership_hello(mlfab__membership *roll, uint32_t w
   if (ends) {
     char text[64];
     snprintf(text, sizeof text, "worker %u is back as a new process", worker);
-    membership_verdict(roll, MLFAB_ERR_AGAIN, (int32_t)worker, text);
+    membership_verdict(membership, MLFAB_ERR_AGAIN, (int32_t)worker, text);
   }
 }
 
-MLFAB__INTERNAL void mlfab__membership_gone(mlfab__membership *roll, uint32_t worker, int left,
-                                            uint64_t now_ns) {
-  mlfab__membership_entry *entry = &roll->entries[worker];
+MLFAB__INTERNAL void mlfab__membership_gone(mlfab__membership *membership, uint32_t worker,
+                                            int left, uint64_t now_ns) {
+  mlfab__membership_entry *entry = &membership->entries[worker];
   (void)now_ns;
-  membership_lose(roll, worker, left ? MLFAB_ERR_PEER_CLOSED : MLFAB_ERR_PEER_DEAD);
+  membership_lose(membership, worker, left ? MLFAB_ERR_PEER_CLOSED : MLFAB_ERR_PEER_DEAD);
   entry->alive = entry->asked = 0;
   if (entry->member && entry->finished && entry->moved) { /* nobody waits for anything of it */
     entry->left = 1;
-    membership_check_moved(roll);
+    membership_check_moved(membership);
   } else if (entry->member && left && entry->left) { /* as it has said */
     entry->ready = 1;
-    membership_check_ready(roll);
+    membership_check_ready(membership);
   } else if (entry->member) {
     char text[64];
     snprintf(text, sizeof text, left ? "worker %u has closed" : "worker %u is dead", worker);
-    membership_verdict(roll, left ? MLFAB_ERR_PEER_CLOSED : MLFAB_ERR_PEER_DEAD, (int32_t)worker,
-                       text);
+    membership_verdict(membership, left ? MLFAB_ERR_PEER_CLOSED : MLFAB_ERR_PEER_DEAD,
+                       (int32_t)worker, text);
   } else {
-    membership_check(roll);
+    membership_check(membership);
   }
 }
 
-MLFAB__INTERNAL void mlfab__membership_tick(mlfab__membership *roll, uint64_t now_ns) {
-  mlfab__membership_inquiry *inquiry = &roll->inquiry;
-  if (roll->phase == MLFAB__MEMBERSHIP_GATHERING || roll->phase == MLFAB__MEMBERSHIP_LISTED)
-    membership_tell_missing(roll);
-  if (roll->phase != MLFAB__MEMBERSHIP_RUNNING) return;
-  if (inquiry->open && now_ns - inquiry->asked_ns >= 2 * roll->config->heartbeat_ns)
-    membership_look_at_answers(roll, 1);
-  if (!inquiry->open && inquiry->pending && membership_may_ask(roll, now_ns))
-    membership_ask_all(roll, inquiry->pending_channel, inquiry->pending_number, now_ns);
+MLFAB__INTERNAL void mlfab__membership_tick(mlfab__membership *membership, uint64_t now_ns) {
+  mlfab__membership_inquiry *inquiry = &membership->inquiry;
+  if (membership->phase == MLFAB__MEMBERSHIP_GATHERING ||
+      membership->phase == MLFAB__MEMBERSHIP_LISTED)
+    membership_tell_missing(membership);
+  if (membership->phase != MLFAB__MEMBERSHIP_RUNNING) return;
+  if (inquiry->open && now_ns - inquiry->asked_ns >= 2 * membership->config->heartbeat_ns)
+    membership_look_at_answers(membership, 1);
+  if (!inquiry->open && inquiry->pending && membership_may_ask(membership, now_ns))
+    membership_ask_all(membership, inquiry->pending_channel, inquiry->pending_number, now_ns);
 }

@@ -1,4 +1,4 @@
-/* membership.h - server 0 keeps the roll of collectives: who takes part, in which epoch, and verdicts. Layer 4.
+/* membership.h - server 0 keeps the membership of collectives: who takes part, in which epoch, and verdicts. Layer 4.
  *
  *    IDLE --a worker's MEMBERSHIP--> GATHERING --MEMBERSHIP of every live worker that is not done--> LISTED: MEMBERSHIP_LIST to all
  *      LISTED --MEMBERSHIP_READY of all--> RUNNING: MEMBERSHIP_GO to all
@@ -121,21 +121,21 @@ typedef struct mlfab__membership {
 } mlfab__membership;
 
 /* Errors: MEMORY. Afterwards free works in any case. */
-MLFAB__INTERNAL int mlfab__membership_init(mlfab__membership *roll, mlfab__env *env,
+MLFAB__INTERNAL int mlfab__membership_init(mlfab__membership *membership, mlfab__env *env,
                                            const mlfab_config *config, const mlfab__port *port);
-MLFAB__INTERNAL void mlfab__membership_free(mlfab__membership *roll);
+MLFAB__INTERNAL void mlfab__membership_free(mlfab__membership *membership);
 /* Adds the rows of the membership, and of planned trees, at server 0 (comm_role.c). Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__membership_attach(struct mlfab_node *node);
 /* A worker is here on a new link; incarnation tells whether it is a new process. It is gone for good (`left`: said
  * goodbye). */
-MLFAB__INTERNAL void mlfab__membership_hello(mlfab__membership *roll, uint32_t worker,
+MLFAB__INTERNAL void mlfab__membership_hello(mlfab__membership *membership, uint32_t worker,
                                              uint32_t incarnation, uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__membership_gone(mlfab__membership *roll, uint32_t worker, int left,
-                                            uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__membership_gone(mlfab__membership *membership, uint32_t worker,
+                                            int left, uint64_t now_ns);
 /* 1 when the frame was of this role. */
-MLFAB__INTERNAL int mlfab__membership_frame(mlfab__membership *roll, uint32_t worker,
+MLFAB__INTERNAL int mlfab__membership_frame(mlfab__membership *membership, uint32_t worker,
                                             const mlfab__frame_in *frame, uint64_t now_ns);
 /* Four times a heartbeat. */
-MLFAB__INTERNAL void mlfab__membership_tick(mlfab__membership *roll, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__membership_tick(mlfab__membership *membership, uint64_t now_ns);
 
 #endif

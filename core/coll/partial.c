@@ -44,7 +44,7 @@ MLFAB__INTERNAL void mlfab__partial_free(mlfab__partial *partial) {
   partial->notes = NULL;
 }
 
-/* ---- the schedule */
+/* ---- the task graph */
 
 /* One under construction: the first error, after which nothing is added. */
 typedef struct partial_work {

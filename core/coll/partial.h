@@ -1,5 +1,5 @@
-/* partial.h - partial reductions: one member's round as a schedule, and what it keeps between
- * rounds. Layer 2. Messages, plays and requests are the runner's (partial_run.c).
+/* partial.h - partial reductions: one member's round as a task graph, and what it keeps between
+ * rounds. Layer 2. Messages, runs and requests are the runner's (partial_run.c).
  *
  * A round is activation, then exchange:
  *
@@ -63,7 +63,7 @@ enum {
   MLFAB__PARTIAL_NOTICES
 };
 
-/* The spaces of its schedules: the round's array; the bitmap's words. */
+/* The spaces of its task graphs: the round's array; the bitmap's words. */
 enum { MLFAB__PARTIAL_DATA, MLFAB__PARTIAL_BITMAP };
 
 /* The same on all members. */
@@ -81,7 +81,7 @@ typedef struct mlfab__partial_spec {
   uint64_t count, seed, resync;
 } mlfab__partial_spec;
 
-/* Operations of a member's schedule. */
+/* Operations of a member's task graph. */
 typedef struct mlfab__partial_plan {
   uint32_t initiate, take;
   uint32_t arrive; /* SENDs of ARRIVE to members 0, 1, ...; none to itself */
@@ -149,13 +149,13 @@ MLFAB__INTERNAL void mlfab__partial_free(mlfab__partial *partial);
 
 /* --- an epoch --- */
 
-/* These are the members (1..MLFAB__COLLECTIVE_MEMBERS_MAX); ranks are borrowed. Schedules are to be built
+/* These are the members (1..MLFAB__COLLECTIVE_MEMBERS_MAX); ranks are borrowed. Task graphs are to be built
  * again; rounds go on after `settle`. */
 MLFAB__INTERNAL void mlfab__partial_begin(mlfab__partial *partial, uint32_t members, uint32_t me,
                                           const uint32_t *ranks);
 /* The exchange of the data, for mlfab__algorithm_choose. */
 MLFAB__INTERNAL mlfab__algorithm_task mlfab__partial_task(const mlfab__partial *partial);
-/* Builds and seals the schedule of a round, the same for all rounds; `algorithm` as chosen. Errors:
+/* Builds and seals the task graph of a round, the same for all rounds; `algorithm` as chosen. Errors:
  * MEMORY, LIMIT. O(members). */
 MLFAB__INTERNAL int mlfab__partial_build(mlfab__partial *partial, mlfab__dag *dag,
                                          uint8_t algorithm);
@@ -173,7 +173,7 @@ MLFAB__INTERNAL void mlfab__partial_end(mlfab__partial *partial);
 
 /* The member that is drawn for a round, in 0..members-1. */
 MLFAB__INTERNAL uint32_t mlfab__partial_draw(const mlfab__partial *partial, uint64_t round);
-/* What a COMPUTE of round `number` does to member and schedule, but for MLFAB__COLLECTIVE_DIVIDE. 1: the
+/* What a COMPUTE of round `number` does to member and task graph, but for MLFAB__COLLECTIVE_DIVIDE. 1: the
  * waiting call has been answered. Afterwards TAKE of a round may be due. */
 MLFAB__INTERNAL int mlfab__partial_compute(mlfab__partial *partial, mlfab__dag *dag,
                                            uint64_t number, uint32_t code);

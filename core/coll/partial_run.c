@@ -1,11 +1,11 @@
 /* partial_run.c - the communicator: partial reductions. See comm.h; what a round is and what a member
  * keeps is partial.h's.
  *
- * Two plays, by parity of the round: one is armed as soon as the round two before it is over and
+ * Two runs, by parity of the round: one is armed as soon as the round two before it is over and
  * nothing of it is borrowed, so that a worker that does not call takes part all the same. A round's
- * play has the number round - base + 1, where base is the first round of the epoch.
+ * run has the number round - base + 1, where base is the first round of the epoch.
  *
- * An epoch begins with a play that exchanges marks (partial.h; number 0: an allreduce, MAX): the base,
+ * An epoch begins with a run that exchanges marks (partial.h; number 0: an allreduce, MAX): the base,
  * which is the first round that no call is known to have got, and how many flushes have succeeded, now and
  * in epochs before. From them everybody knows whether what it gave to the round, or the flush, that a
  * failure has ended is in a result that somebody has. It is left out in an object's first epoch, where
@@ -14,7 +14,7 @@
  * Closing waits for the round that has taken here, and for what of it is borrowed: all have given to it,
  * so it ends by itself. A round that has not is another's to miss: it fails, naming this worker.
  *
- * Invariants. (1) A round's play takes only when the round before is over here (partial.h), so
+ * Invariants. (1) A round's run takes only when the round before is over here (partial.h), so
  * rounds are delivered in order. (2) A call's buffers are not touched after its request has ended.
  * (3) While a flush is open there is no call, and no round takes from what is flushed; a flush
  * that ended without a failure has succeeded, as every failure is told to objects; one that has failed
@@ -34,8 +34,8 @@ struct mlfab__partial_run {
   uint32_t refuse_nan;
   uint64_t signature;
   mlfab__partial partial;
-  mlfab__engine plays[2]; /* rounds, by parity */
-  mlfab__engine settle;
+  mlfab__engine_run runs[2]; /* rounds, by parity */
+  mlfab__engine_run settle;
   mlfab_vec vecs[2][2], settle_vec;
   uint64_t base;   /* the epoch's first round */
   uint64_t armed;  /* rounds below it have been armed in this epoch, as far as they are not over */
@@ -58,8 +58,8 @@ static void partial_run_fail(const mlfab__partial_run *e, int code) {
   mlfab__comm_fail(e->comm, code, (int32_t)e->comm->rank, text);
 }
 
-static void partial_run_arm(const mlfab__partial_run *e, mlfab__engine *play) {
-  int code = mlfab__comm_arm(e->comm, play, e->comm->now_ns);
+static void partial_run_arm(const mlfab__partial_run *e, mlfab__engine_run *run) {
+  int code = mlfab__comm_arm(e->comm, run, e->comm->now_ns);
   if (code && code != MLFAB_ERR_STATE) partial_run_fail(e, code);
 }
 
@@ -67,12 +67,12 @@ static void partial_run_arm(const mlfab__partial_run *e, mlfab__engine *play) {
 static void partial_run_go_on(mlfab__partial_run *e) {
   mlfab__comm *comm = e->comm;
   mlfab__partial *partial = &e->partial;
-  while (partial->settled && !e->closing && !comm->failing && !e->plays[e->armed & 1].armed) {
-    mlfab__engine *play = &e->plays[e->armed & 1];
-    play->number = e->armed++ - e->base + 1;
-    partial_run_arm(e, play);
+  while (partial->settled && !e->closing && !comm->failing && !e->runs[e->armed & 1].armed) {
+    mlfab__engine_run *run = &e->runs[e->armed & 1];
+    run->number = e->armed++ - e->base + 1;
+    partial_run_arm(e, run);
   }
-  mlfab__engine *open = &e->plays[partial->over & 1];
+  mlfab__engine_run *open = &e->runs[partial->over & 1];
   if (!partial->settled || !open->armed || open->number != partial->over - e->base + 1) return;
   uint32_t op = mlfab__partial_trigger(partial);
   int take = mlfab__partial_may_take(partial);
@@ -96,10 +96,10 @@ static void partial_run_finish(mlfab__partial_run *e) {
   mlfab__request_finish(e->comm->requests, request, 0, MLFAB_NO_RANK, 0, e->comm->now_ns, "%s", "");
 }
 
-static int partial_run_compute(void *self, mlfab__engine *play, const mlfab__dag_op *op) {
+static int partial_run_compute(void *self, mlfab__engine_run *run, const mlfab__dag_op *op) {
   mlfab__partial_run *e = self;
   mlfab__partial *partial = &e->partial;
-  int answered = mlfab__partial_compute(partial, &play->dag, e->base + play->number - 1, op->code);
+  int answered = mlfab__partial_compute(partial, &run->dag, e->base + run->number - 1, op->code);
   if (answered) partial_run_finish(e);
   if (op->code != MLFAB__PARTIAL_DELIVER) return 0;
   e->comm->rounds++;
@@ -113,7 +113,7 @@ static int partial_run_compute(void *self, mlfab__engine *play, const mlfab__dag
 static void partial_run_free(void *self) {
   mlfab__partial_run *e = self;
   mlfab__env *env = e->comm->env;
-  for (uint32_t i = 0; i < 2; i++) mlfab__dag_free(&e->plays[i].dag);
+  for (uint32_t i = 0; i < 2; i++) mlfab__dag_free(&e->runs[i].dag);
   mlfab__dag_free(&e->settle.dag);
   mlfab__partial_free(&e->partial);
   mlfab__free(env, e, sizeof *e);
@@ -129,13 +129,14 @@ static void partial_run_remove(mlfab__partial_run *e) {
 static int partial_run_ends(const mlfab__partial_run *e) {
   if (e->partial.settled && e->partial.taken) return 1;
   for (uint32_t i = 0; i < 2; i++)
-    if (e->plays[i].armed && !e->plays[i].running) return 1;
+    if (e->runs[i].armed && !e->runs[i].running) return 1;
   return 0;
 }
 
-static void partial_run_round_over(void *self, mlfab__engine *play, int status, uint64_t now_ns) {
+static void partial_run_round_over(void *self, mlfab__engine_run *run, int status,
+                                   uint64_t now_ns) {
   mlfab__partial_run *e = self;
-  (void)play, (void)now_ns;
+  (void)run, (void)now_ns;
   if (status) return;
   if (!e->closing) {
     partial_run_go_on(e);
@@ -157,9 +158,10 @@ static void partial_run_settled(mlfab__partial_run *e) {
   mlfab__comm_go_on(e->comm);
 }
 
-static void partial_run_settle_over(void *self, mlfab__engine *play, int status, uint64_t now_ns) {
+static void partial_run_settle_over(void *self, mlfab__engine_run *run, int status,
+                                    uint64_t now_ns) {
   mlfab__partial_run *e = self;
-  (void)play, (void)now_ns;
+  (void)run, (void)now_ns;
   if (!status && !e->closing) partial_run_settled(e);
 }
 
@@ -178,7 +180,7 @@ static int partial_run_build_settle(mlfab__partial_run *e) {
   return code ? code : mlfab__dag_seal(&e->settle.dag, &culprit);
 }
 
-/* The schedules for these members. */
+/* The task graphs for these members. */
 static int partial_run_build(mlfab__partial_run *e) {
   const mlfab__comm *comm = e->comm;
   double rate = comm->go.rate > 0.0 ? comm->go.rate / 1e9 : partial_run_bytes_per_ns;
@@ -188,32 +190,33 @@ static int partial_run_build(mlfab__partial_run *e) {
                                               partial_run_add_bytes_per_ns);
   int code = 0;
   for (uint32_t i = 0; i < 2 && !code; i++) {
-    code = mlfab__partial_build(&e->partial, &e->plays[i].dag, algorithm);
+    code = mlfab__partial_build(&e->partial, &e->runs[i].dag, algorithm);
     e->vecs[i][0] = (mlfab_vec){e->partial.data[i], e->partial.bytes};
     e->vecs[i][1] = (mlfab_vec){e->partial.bitmap[i], sizeof e->partial.bitmap[i]};
   }
   return code ? code : partial_run_build_settle(e);
 }
 
-static void partial_run_fill_play(mlfab__partial_run *e, mlfab__engine *play, uint64_t signature) {
-  play->channel = e->object->channel;
-  play->signature = signature;
-  play->self = e;
-  play->over = partial_run_round_over;
+static void partial_run_fill_play(mlfab__partial_run *e, mlfab__engine_run *run,
+                                  uint64_t signature) {
+  run->channel = e->object->channel;
+  run->signature = signature;
+  run->self = e;
+  run->over = partial_run_round_over;
 }
 
 static void partial_run_fill_plays(mlfab__partial_run *e) {
   const mlfab__partial_spec *spec = &e->partial.spec;
   for (uint32_t i = 0; i < 2; i++) {
-    mlfab__engine *play = &e->plays[i];
-    partial_run_fill_play(e, play, e->signature);
-    play->eager = e->partial.bytes <= MLFAB__COMM_EAGER;
-    play->dtype = spec->dtype;
-    play->op = MLFAB_OP_SUM;
-    play->width = spec->width;
-    play->compute = partial_run_compute;
-    play->spaces[MLFAB__PARTIAL_DATA] = (mlfab__comm_space){&e->vecs[i][0], 1};
-    play->spaces[MLFAB__PARTIAL_BITMAP] = (mlfab__comm_space){&e->vecs[i][1], 1};
+    mlfab__engine_run *run = &e->runs[i];
+    partial_run_fill_play(e, run, e->signature);
+    run->eager = e->partial.bytes <= MLFAB__COMM_EAGER;
+    run->dtype = spec->dtype;
+    run->op = MLFAB_OP_SUM;
+    run->width = spec->width;
+    run->compute = partial_run_compute;
+    run->spaces[MLFAB__PARTIAL_DATA] = (mlfab__comm_space){&e->vecs[i][0], 1};
+    run->spaces[MLFAB__PARTIAL_BITMAP] = (mlfab__comm_space){&e->vecs[i][1], 1};
   }
   partial_run_fill_play(e, &e->settle, e->signature + 1);
   e->settle.eager = 1;
@@ -288,7 +291,7 @@ static int32_t partial_run_awaited(void *self, uint64_t *number_p, const char **
   if (rank != MLFAB_NO_RANK || comm->phase != MLFAB__COMM_IN) return rank;
   if (drawn != MLFAB__DAG_NONE && drawn != comm->me) return (int32_t)comm->ranks[drawn];
   *why_p = "is awaited";
-  return mlfab__engine_awaits(comm, &e->plays[e->partial.over & 1]);
+  return mlfab__engine_awaits(comm, &e->runs[e->partial.over & 1]);
 }
 
 /* Others wait for this worker where it was drawn and has not called, where it is one of a quorum
@@ -391,7 +394,7 @@ static mlfab__partial_run *partial_run_new(mlfab__comm *comm, const mlfab__parti
   e->comm = comm;
   e->refuse_nan = refuse_nan;
   e->signature = partial_run_signature(spec);
-  for (uint32_t i = 0; i < 2; i++) mlfab__dag_init(&e->plays[i].dag, comm->env);
+  for (uint32_t i = 0; i < 2; i++) mlfab__dag_init(&e->runs[i].dag, comm->env);
   mlfab__dag_init(&e->settle.dag, comm->env);
   if (mlfab__partial_init(&e->partial, comm->env, spec, comm->rank) == 0) return e;
   partial_run_free(e);

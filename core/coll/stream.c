@@ -118,7 +118,7 @@ static stream_message *stream_at(const mlfab__lane *stream, uint64_t serial) {
 /* Nothing of this message is needed any more. Its place in the ring may be another's by now. */
 static void stream_forget(mlfab__streams *streams, uint32_t rank, const stream_message *message,
                           uint64_t serial) {
-  if (message->lent > 0) streams->hop.detach(streams->hop.self, rank, serial + 1);
+  if (message->lent > 0) streams->links.detach(streams->links.self, rank, serial + 1);
   if (message->copied && message->n > 0)
     stream_unblock(streams, (void *)(uintptr_t)message->bytes, message->n);
   streams->bytes_waiting -= message->n;
@@ -137,12 +137,12 @@ static void stream_close(mlfab__streams *streams, uint32_t member) {
 }
 
 MLFAB__INTERNAL void mlfab__streams_init(mlfab__streams *streams, mlfab__env *env,
-                                         const mlfab_config *config, const mlfab__port *hop,
+                                         const mlfab_config *config, const mlfab__port *links,
                                          const mlfab__port *down, const mlfab__stream_user *user) {
   memset(streams, 0, sizeof *streams);
   streams->env = env;
   streams->config = config;
-  streams->hop = *hop;
+  streams->links = *links;
   streams->down = *down;
   streams->user = *user;
 }
@@ -226,7 +226,7 @@ MLFAB__INTERNAL int mlfab__stream_send(mlfab__streams *streams, uint32_t member,
   message->copied = copy != 0;
   stream->queued += message->frames;
   streams->bytes_waiting += n;
-  streams->hop.ready(streams->hop.self, streams->ranks[member]);
+  streams->links.ready(streams->links.self, streams->ranks[member]);
   return 0;
 }
 
@@ -262,7 +262,7 @@ static void stream_ask(mlfab__streams *streams, uint32_t rank) {
   mlfab__coll question;
   memset(&question, 0, sizeof question);
   question.epoch = streams->epoch;
-  MLFAB__POST(&streams->hop, rank, MLFAB__COLL, coll, &question);
+  MLFAB__POST(&streams->links, rank, MLFAB__COLL, coll, &question);
 }
 
 /* All is sent, and nothing would tell soon that it has come. */
@@ -289,7 +289,7 @@ MLFAB__INTERNAL void mlfab__stream_taken(mlfab__streams *streams, uint32_t rank,
   if (!stream || frame->slot != streams->epoch || frame->note[0] != stream->next ||
       stream->asking) {
     /* It was forgotten between being yielded and being taken. */
-    if (frame->token) streams->hop.detach(streams->hop.self, rank, frame->token);
+    if (frame->token) streams->links.detach(streams->links.self, rank, frame->token);
     return;
   }
   stream_message *message = stream_at(stream, stream->cursor);
@@ -327,24 +327,24 @@ static void stream_acknowledged(mlfab__streams *streams, uint32_t rank, uint32_t
   }
 }
 
-MLFAB__INTERNAL int mlfab__stream_hop_frame(mlfab__streams *streams, uint32_t rank,
-                                            const mlfab__frame_in *frame) {
+MLFAB__INTERNAL int mlfab__stream_peer_frame(mlfab__streams *streams, uint32_t rank,
+                                             const mlfab__frame_in *frame) {
   mlfab__coll_ack ack;
   if (frame->type != MLFAB__COLL_ACK) return 0;
-  if (MLFAB__MALFORMED(&streams->hop, rank, frame, coll_ack, &ack)) return 1;
+  if (MLFAB__MALFORMED(&streams->links, rank, frame, coll_ack, &ack)) return 1;
   if (!streams->epoch || ack.epoch != streams->epoch) return 1;
   mlfab__lane *stream = stream_of(streams, rank);
   if (!stream || ack.received < stream->acked || ack.received > stream->most ||
       ack.consumed < stream->consumed || ack.consumed > stream->eager) {
-    streams->hop.drop(streams->hop.self, rank, MLFAB_ERR_FRAME,
-                      "an acknowledgement of what was not sent, or less than before");
+    streams->links.drop(streams->links.self, rank, MLFAB_ERR_FRAME,
+                        "an acknowledgement of what was not sent, or less than before");
     return 1;
   }
   stream->asking = 0;
   stream->acked = ack.received;
   stream->consumed = ack.consumed;
   stream->next = mlfab__max(stream->next, stream->acked + 1);
-  if (stream->next <= stream->queued) streams->hop.ready(streams->hop.self, rank);
+  if (stream->next <= stream->queued) streams->links.ready(streams->links.self, rank);
   stream_acknowledged(streams, rank, ack.epoch);
   return 1;
 }
@@ -357,7 +357,7 @@ static void stream_restart(mlfab__lane *stream) {
   if (!MLFAB__PLANTED(65)) stream->next = stream->acked + 1;
 }
 
-MLFAB__INTERNAL void mlfab__stream_hop_up(mlfab__streams *streams, uint32_t rank) {
+MLFAB__INTERNAL void mlfab__stream_peer_up(mlfab__streams *streams, uint32_t rank) {
   mlfab__lane *stream = stream_of(streams, rank);
   if (!stream) return;
   stream_restart(stream);
@@ -366,17 +366,17 @@ MLFAB__INTERNAL void mlfab__stream_hop_up(mlfab__streams *streams, uint32_t rank
   if (stream->asking) {
     stream_ask(streams, rank);
   } else if (stream->count > 0) {
-    streams->hop.ready(streams->hop.self, rank);
+    streams->links.ready(streams->links.self, rank);
   }
 }
 
-MLFAB__INTERNAL void mlfab__stream_hop_lost(mlfab__streams *streams, uint32_t rank) {
+MLFAB__INTERNAL void mlfab__stream_peer_lost(mlfab__streams *streams, uint32_t rank) {
   mlfab__lane *stream = stream_of(streams, rank);
   if (stream) stream_restart(stream);
 }
 
-MLFAB__INTERNAL int mlfab__stream_hop_missing(mlfab__streams *streams, uint32_t rank,
-                                              uint64_t now_ns, uint64_t *since_p) {
+MLFAB__INTERNAL int mlfab__stream_peer_missing(mlfab__streams *streams, uint32_t rank,
+                                               uint64_t now_ns, uint64_t *since_p) {
   mlfab__lane *stream = stream_of(streams, rank);
   if (since_p) *since_p = now_ns;
   if (!stream) return 0;

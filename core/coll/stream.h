@@ -64,8 +64,8 @@ typedef struct mlfab__lane mlfab__lane; /* one peer: stream.c */
 typedef struct mlfab__streams {
   mlfab__env *env;
   const mlfab_config *config;
-  mlfab__port hop;  /* our links to others, by rank: `ready` opens the link when there is none */
-  mlfab__port down; /* others' links to us, by rank: acknowledgements are posted there */
+  mlfab__port links; /* our links to others, by rank: `ready` opens the link when there is none */
+  mlfab__port down;  /* others' links to us, by rank: acknowledgements are posted there */
   mlfab__stream_user user;
   uint32_t epoch; /* 0: none */
   uint32_t members;
@@ -82,7 +82,7 @@ typedef struct mlfab__streams {
 } mlfab__streams;
 
 MLFAB__INTERNAL void mlfab__streams_init(mlfab__streams *streams, mlfab__env *env,
-                                         const mlfab_config *config, const mlfab__port *hop,
+                                         const mlfab_config *config, const mlfab__port *links,
                                          const mlfab__port *down, const mlfab__stream_user *user);
 MLFAB__INTERNAL void mlfab__streams_free(mlfab__streams *streams);
 /* A new epoch, with a number of its own; ends the one before. Errors: MEMORY: there is none
@@ -111,15 +111,15 @@ MLFAB__INTERNAL void mlfab__stream_consumed(mlfab__streams *streams, uint32_t me
  * breaks the protocol drops the link. */
 MLFAB__INTERNAL int mlfab__stream_member_frame(mlfab__streams *streams, uint32_t rank,
                                                const mlfab__frame_in *frame);
-MLFAB__INTERNAL int mlfab__stream_hop_frame(mlfab__streams *streams, uint32_t rank,
-                                            const mlfab__frame_in *frame);
+MLFAB__INTERNAL int mlfab__stream_peer_frame(mlfab__streams *streams, uint32_t rank,
+                                             const mlfab__frame_in *frame);
 /* Our link to a worker stands; is lost. Another's to us is lost (nothing is forgotten). */
-MLFAB__INTERNAL void mlfab__stream_hop_up(mlfab__streams *streams, uint32_t rank);
-MLFAB__INTERNAL void mlfab__stream_hop_lost(mlfab__streams *streams, uint32_t rank);
+MLFAB__INTERNAL void mlfab__stream_peer_up(mlfab__streams *streams, uint32_t rank);
+MLFAB__INTERNAL void mlfab__stream_peer_lost(mlfab__streams *streams, uint32_t rank);
 /* 1 when something waits for a link to this worker. since_p: since when it has been missing
  * while it was wanted (now, when it is not yet counted); NULL is accepted. */
-MLFAB__INTERNAL int mlfab__stream_hop_missing(mlfab__streams *streams, uint32_t rank,
-                                              uint64_t now_ns, uint64_t *since_p);
+MLFAB__INTERNAL int mlfab__stream_peer_missing(mlfab__streams *streams, uint32_t rank,
+                                               uint64_t now_ns, uint64_t *since_p);
 /* The next frame for this worker: 1, or 0; it was taken; the bulk of a token is free. A token
  * is one more than the message's serial, which no other message for this peer ever has: a late report finds
  * nothing. */

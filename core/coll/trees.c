@@ -7,12 +7,12 @@ enum { TREES_META = 64 + 12 * MLFAB__MEMBERSHIP_MEMBERS_MAX };
 
 MLFAB__INTERNAL void mlfab__trees_init(mlfab__trees *trees, mlfab__env *env,
                                        const mlfab_config *config, const mlfab__port *port,
-                                       const mlfab__membership *roll) {
+                                       const mlfab__membership *membership) {
   memset(trees, 0, sizeof *trees);
   trees->env = env;
   trees->config = config;
   trees->port = *port;
-  trees->roll = roll;
+  trees->membership = membership;
 }
 
 MLFAB__INTERNAL void mlfab__trees_free(mlfab__trees *trees) {
@@ -32,9 +32,9 @@ MLFAB__INTERNAL uint32_t mlfab__trees_root(uint64_t seed, uint64_t number, uint3
 
 /* Is it of the epoch that stands? */
 static int trees_stands(const mlfab__trees *trees, uint64_t number) {
-  const mlfab__membership *roll = trees->roll;
-  return roll->phase == MLFAB__MEMBERSHIP_RUNNING &&
-         number >> 40 == MLFAB__COMM_TREE(roll->epoch, 0) >> 40;
+  const mlfab__membership *membership = trees->membership;
+  return membership->phase == MLFAB__MEMBERSHIP_RUNNING &&
+         number >> 40 == MLFAB__COMM_TREE(membership->epoch, 0) >> 40;
 }
 
 /* --- answers --- */
@@ -62,21 +62,23 @@ static void trees_know(mlfab__trees *trees, mlfab__trees_entry *tree, uint32_t n
 /* Asks the scheduler. Without one, and where it cannot be asked, there is no tree. */
 static void trees_begin(mlfab__trees *trees, mlfab__trees_entry *tree, const mlfab__tree_ask *in,
                         uint64_t now_ns) {
-  const mlfab__membership *roll = trees->roll;
+  const mlfab__membership *membership = trees->membership;
   mlfab__tree_node *nodes = tree->nodes;
-  if (tree->room != roll->members) {
+  if (tree->room != membership->members) {
     mlfab__free(trees->env, nodes, tree->room * sizeof *nodes);
-    nodes = mlfab__alloc_array(trees->env, roll->members, sizeof *nodes);
+    nodes = mlfab__alloc_array(trees->env, membership->members, sizeof *nodes);
   }
   if (!trees->meta) trees->meta = mlfab__alloc(trees->env, TREES_META);
-  *tree = (mlfab__trees_entry){
-      .number = in->number, .since_ns = now_ns, .nodes = nodes, .room = nodes ? roll->members : 0};
+  *tree = (mlfab__trees_entry){.number = in->number,
+                               .since_ns = now_ns,
+                               .nodes = nodes,
+                               .room = nodes ? membership->members : 0};
   tree->known = !trees->scheduler || !nodes || !trees->meta;
   if (tree->known) return;
-  uint32_t root = mlfab__trees_root(trees->config->seed, in->number, roll->members);
-  mlfab__tree_ask ask = {in->number, in->bytes, roll->order[root], roll->members};
+  uint32_t root = mlfab__trees_root(trees->config->seed, in->number, membership->members);
+  mlfab__tree_ask ask = {in->number, in->bytes, membership->order[root], membership->members};
   trees->port.post(trees->port.self, trees->config->workers, MLFAB__TREE_ASK, trees->meta,
-                   mlfab__encode_tree_ask(trees->meta, &ask, roll->order));
+                   mlfab__encode_tree_ask(trees->meta, &ask, membership->order));
 }
 
 MLFAB__INTERNAL int mlfab__trees_frame(mlfab__trees *trees, uint32_t worker,
@@ -87,7 +89,7 @@ MLFAB__INTERNAL int mlfab__trees_frame(mlfab__trees *trees, uint32_t worker,
                          mlfab__decode_tree_ask(frame->meta, frame->meta_bytes, &in, NULL) ||
                              in.nodes > 0 || in.bytes == 0))
     return 1;
-  if (!trees_stands(trees, in.number) || !trees->roll->entries[worker].member ||
+  if (!trees_stands(trees, in.number) || !trees->membership->entries[worker].member ||
       worker >= MLFAB__MEMBERSHIP_MEMBERS_MAX)
     return 1;
   mlfab__trees_entry *tree = &trees->entries[in.number % MLFAB__COMM_AHEAD];
@@ -102,11 +104,11 @@ MLFAB__INTERNAL int mlfab__trees_frame(mlfab__trees *trees, uint32_t worker,
 
 /* Ranks become the members' numbers; 0 when one is no member. */
 static int trees_translate(const mlfab__trees *trees, mlfab__trees_entry *tree, uint32_t n) {
-  const mlfab__membership *roll = trees->roll;
+  const mlfab__membership *membership = trees->membership;
   uint32_t place[MLFAB__MEMBERSHIP_MEMBERS_MAX];
   memset(place, 0xff, sizeof place);
-  for (uint32_t i = 0; i < roll->members; i++) {
-    if (roll->order[i] < MLFAB__MEMBERSHIP_MEMBERS_MAX) place[roll->order[i]] = i;
+  for (uint32_t i = 0; i < membership->members; i++) {
+    if (membership->order[i] < MLFAB__MEMBERSHIP_MEMBERS_MAX) place[membership->order[i]] = i;
   }
   for (uint32_t i = 0; i < n; i++) {
     uint32_t *of[] = {&tree->nodes[i].worker, &tree->nodes[i].parent, &tree->nodes[i].giver};
@@ -116,7 +118,7 @@ static int trees_translate(const mlfab__trees *trees, mlfab__trees_entry *tree, 
       *of[k] = place[*of[k]];
     }
   }
-  return n == roll->members;
+  return n == membership->members;
 }
 
 MLFAB__INTERNAL int mlfab__trees_scheduler_frame(mlfab__trees *trees,

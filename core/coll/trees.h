@@ -37,16 +37,16 @@ typedef struct mlfab__trees {
   mlfab__env *env;
   const mlfab_config *config;
   mlfab__port port; /* peers are workers; behind them the scheduler */
-  const mlfab__membership *roll;
+  const mlfab__membership *membership;
   int scheduler; /* one is here */
   uint8_t *meta; /* a frame; with the first tree */
   mlfab__trees_entry entries[MLFAB__COMM_AHEAD];
 } mlfab__trees;
 
-/* Cannot fail. `roll` must outlive it. */
+/* Cannot fail. `membership` must outlive it. */
 MLFAB__INTERNAL void mlfab__trees_init(mlfab__trees *trees, mlfab__env *env,
                                        const mlfab_config *config, const mlfab__port *port,
-                                       const mlfab__membership *roll);
+                                       const mlfab__membership *membership);
 MLFAB__INTERNAL void mlfab__trees_free(mlfab__trees *trees);
 /* A frame of a worker: 1 when it was of this role (TREE_ASK). */
 MLFAB__INTERNAL int mlfab__trees_frame(mlfab__trees *trees, uint32_t worker,

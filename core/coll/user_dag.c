@@ -1,13 +1,13 @@
-/* user_dag.c - the communicator: schedules of the user's own. See comm.h; what may run when is
+/* user_dag.c - the communicator: task graphs of the user's own. See comm.h; what may run when is
  * dag.h's.
  *
- * A round is a play. Messages are numbered by the rounds that were armed in this epoch, which are
+ * A round is a run. Messages are numbered by the rounds that were armed in this epoch, which are
  * the same on all workers; the user's numbers count what was over here, with or without success, so
  * that a round and the call that waits for it go together whatever failed.
  *
- *    BUILT --open--> OPENING --opened--> OPEN, in which a round is armed, played, over, and so on
+ *    BUILT --open--> OPENING --opened--> OPEN, in which a round is armed, run, over, and so on
  *
- * Everything is sent when its receiver has asked for it (READY), however small: what a schedule
+ * Everything is sent when its receiver has asked for it (READY), however small: what a task graph
  * waits for first may be what its peer sends last, and credit must not stand in between. So nobody
  * with messages that have bytes is more than a round ahead.
  *
@@ -21,27 +21,27 @@
 
 enum { USER_DAG_MESSAGE_MAX = 1 << 30, USER_DAG_FEW = 16 };
 
-static void user_dag_run(mlfab__user_dag *script);
+static void user_dag_run(mlfab__user_dag *graph);
 
-static const char user_dag_what[] = "a schedule";
+static const char user_dag_what[] = "a task graph";
 
 static int user_dag_refuse(mlfab_error *error, int code, const char *what) {
-  return MLFAB__FAIL(error, code, "a schedule: %s", what);
+  return MLFAB__FAIL(error, code, "a task graph: %s", what);
 }
 
 /* --- building --- */
 
-MLFAB__INTERNAL void mlfab__user_dag_init(mlfab__user_dag *script, mlfab__comm *comm,
+MLFAB__INTERNAL void mlfab__user_dag_init(mlfab__user_dag *graph, mlfab__comm *comm,
                                           const mlfab__user_dag_user *user) {
-  memset(script, 0, sizeof *script);
-  script->comm = comm;
-  script->user = *user;
-  script->stranger = MLFAB_NO_RANK;
-  mlfab__dag_init(&script->play.dag, comm->env);
+  memset(graph, 0, sizeof *graph);
+  graph->comm = comm;
+  graph->user = *user;
+  graph->stranger = MLFAB_NO_RANK;
+  mlfab__dag_init(&graph->run.dag, comm->env);
 }
 
-static int user_dag_check_building(const mlfab__user_dag *script, mlfab_error *error) {
-  if (script->state == MLFAB__USER_DAG_BUILT) return 0;
+static int user_dag_check_building(const mlfab__user_dag *graph, mlfab_error *error) {
+  if (graph->state == MLFAB__USER_DAG_BUILT) return 0;
   return user_dag_refuse(error, MLFAB_ERR_STATE, "it is open and cannot be changed");
 }
 
@@ -49,53 +49,53 @@ static int user_dag_no_memory(mlfab_error *error) {
   return user_dag_refuse(error, MLFAB_ERR_MEMORY, "out of memory");
 }
 
-static int user_dag_grow(mlfab__user_dag *script) {
-  mlfab__env *env = script->comm->env;
-  uint32_t n = script->play.dag.nops, room = script->room ? 2 * script->room : USER_DAG_FEW;
-  if (n < script->room) return 0;
+static int user_dag_grow(mlfab__user_dag *graph) {
+  mlfab__env *env = graph->comm->env;
+  uint32_t n = graph->run.dag.nops, room = graph->room ? 2 * graph->room : USER_DAG_FEW;
+  if (n < graph->room) return 0;
   mlfab__user_dag_op *ops = mlfab__alloc_array(env, room, sizeof *ops);
   if (!ops) return MLFAB_ERR_MEMORY;
-  if (n > 0) memcpy(ops, script->ops, n * sizeof *ops);
-  mlfab__free(env, script->ops, script->room * sizeof *ops);
-  script->ops = ops;
-  script->room = room;
+  if (n > 0) memcpy(ops, graph->ops, n * sizeof *ops);
+  mlfab__free(env, graph->ops, graph->room * sizeof *ops);
+  graph->ops = ops;
+  graph->room = room;
   return 0;
 }
 
-static int user_dag_add(mlfab__user_dag *script, const mlfab__dag_op *op,
+static int user_dag_add(mlfab__user_dag *graph, const mlfab__dag_op *op,
                         const mlfab__user_dag_op *more, uint32_t *op_p, mlfab_error *error) {
   uint32_t id;
-  int code = user_dag_check_building(script, error);
+  int code = user_dag_check_building(graph, error);
   if (code) return code;
   if (!op_p) return user_dag_refuse(error, MLFAB_ERR_ARGUMENT, "op_p is NULL");
-  code = user_dag_grow(script);
-  if (!code) code = mlfab__dag_add(&script->play.dag, op, &id);
+  code = user_dag_grow(graph);
+  if (!code) code = mlfab__dag_add(&graph->run.dag, op, &id);
   if (code == MLFAB_ERR_LIMIT)
-    return MLFAB__FAIL(error, code, "a schedule: more than %u operations", MLFAB__DAG_OPS_MAX);
+    return MLFAB__FAIL(error, code, "a task graph: more than %u operations", MLFAB__DAG_OPS_MAX);
   if (code) return user_dag_no_memory(error);
-  script->ops[id] = *more;
+  graph->ops[id] = *more;
   *op_p = id;
   return 0;
 }
 
-static int user_dag_check_message(const mlfab__user_dag *script,
+static int user_dag_check_message(const mlfab__user_dag *graph,
                                   const mlfab__user_dag_message *message, mlfab_error *error) {
-  uint32_t workers = script->comm->config->workers;
+  uint32_t workers = graph->comm->config->workers;
   unsigned long long bytes = message->bytes;
   if (message->rank < 0 || (uint32_t)message->rank >= workers)
     return mlfab__error(error, MLFAB_ERR_RANK_RANGE, message->rank, 0, 0,
-                        "a schedule: rank %d is not one of %u workers", (int)message->rank,
+                        "a task graph: rank %d is not one of %u workers", (int)message->rank,
                         workers);
-  if ((uint32_t)message->rank == script->comm->rank)
+  if ((uint32_t)message->rank == graph->comm->rank)
     return mlfab__error(error, MLFAB_ERR_ARGUMENT, message->rank, 0, 0,
-                        "a schedule: worker %d sends to itself", (int)message->rank);
+                        "a task graph: worker %d sends to itself", (int)message->rank);
   if (bytes > USER_DAG_MESSAGE_MAX)
     return MLFAB__FAIL(error, MLFAB_ERR_LIMIT,
-                       "a schedule: a message of %llu bytes, the limit is %d", bytes,
+                       "a task graph: a message of %llu bytes, the limit is %d", bytes,
                        USER_DAG_MESSAGE_MAX);
   if (bytes > 0 && !message->data)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
-                       "a schedule: data is NULL, and the message has %llu bytes", bytes);
+                       "a task graph: data is NULL, and the message has %llu bytes", bytes);
   return 0;
 }
 
@@ -103,11 +103,11 @@ static int user_dag_check_message(const mlfab__user_dag *script,
 static int user_dag_check_reduction(const mlfab__user_dag_message *message, uint32_t width,
                                     mlfab_error *error) {
   if (width == 0)
-    return MLFAB__FAIL(error, MLFAB_ERR_DTYPE, "a schedule: %d is not an element type",
+    return MLFAB__FAIL(error, MLFAB_ERR_DTYPE, "a task graph: %d is not an element type",
                        message->dtype);
   if (message->op < MLFAB_OP_SUM || message->op > MLFAB_OP_PRODUCT)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
-                       "a schedule: %d is not an operation (MLFAB_OP_SUM ... MLFAB_OP_PRODUCT)",
+                       "a task graph: %d is not an operation (MLFAB_OP_SUM ... MLFAB_OP_PRODUCT)",
                        message->op);
   if (message->op == MLFAB_OP_MEAN)
     return user_dag_refuse(error, MLFAB_ERR_UNSUPPORTED,
@@ -117,7 +117,7 @@ static int user_dag_check_reduction(const mlfab__user_dag_message *message, uint
   return 0;
 }
 
-MLFAB__INTERNAL int mlfab__user_dag_message_op(mlfab__user_dag *script, uint8_t kind,
+MLFAB__INTERNAL int mlfab__user_dag_message_op(mlfab__user_dag *graph, uint8_t kind,
                                                const mlfab__user_dag_message *given, uint32_t *op_p,
                                                mlfab_error *error) {
   mlfab__user_dag_message message = *given;
@@ -130,57 +130,58 @@ MLFAB__INTERNAL int mlfab__user_dag_message_op(mlfab__user_dag *script, uint8_t 
     message.bytes = message.bytes > USER_DAG_MESSAGE_MAX ? UINT64_MAX : message.bytes * width;
     op.reduce = MLFAB__COMM_REDUCE(message.dtype, message.op);
   }
-  code = user_dag_check_message(script, &message, error);
+  code = user_dag_check_message(graph, &message, error);
   if (code) return code;
   op.peer = (uint32_t)message.rank; /* a member's index when it is armed */
   op.bytes = message.bytes;
   const mlfab__user_dag_op more = {.rank = op.peer, .data = (uintptr_t)message.data};
-  return user_dag_add(script, &op, &more, op_p, error);
+  return user_dag_add(graph, &op, &more, op_p, error);
 }
 
-MLFAB__INTERNAL int mlfab__user_dag_compute(mlfab__user_dag *script, mlfab_compute_fn fn,
-                                            void *user, uint32_t *op_p, mlfab_error *error) {
+MLFAB__INTERNAL int mlfab__user_dag_compute(mlfab__user_dag *graph, mlfab_compute_fn fn, void *user,
+                                            uint32_t *op_p, mlfab_error *error) {
   const mlfab__dag_op op = {.kind = MLFAB__DAG_COMPUTE};
   const mlfab__user_dag_op more = {.fn = fn, .user = user};
   if (!fn) return user_dag_refuse(error, MLFAB_ERR_ARGUMENT, "the function to compute is NULL");
-  return user_dag_add(script, &op, &more, op_p, error);
+  return user_dag_add(graph, &op, &more, op_p, error);
 }
 
-MLFAB__INTERNAL int mlfab__user_dag_nop(mlfab__user_dag *script, uint32_t *op_p,
+MLFAB__INTERNAL int mlfab__user_dag_nop(mlfab__user_dag *graph, uint32_t *op_p,
                                         mlfab_error *error) {
   const mlfab__dag_op op = {.kind = MLFAB__DAG_NOP};
   const mlfab__user_dag_op more = {0};
-  return user_dag_add(script, &op, &more, op_p, error);
+  return user_dag_add(graph, &op, &more, op_p, error);
 }
 
-static int user_dag_check_op(const mlfab__user_dag *script, uint32_t op, mlfab_error *error) {
-  if (op < script->play.dag.nops) return 0;
+static int user_dag_check_op(const mlfab__user_dag *graph, uint32_t op, mlfab_error *error) {
+  if (op < graph->run.dag.nops) return 0;
   return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
-                     "a schedule: there is no operation %u, only %u of them, from 0", op,
-                     script->play.dag.nops);
+                     "a task graph: there is no operation %u, only %u of them, from 0", op,
+                     graph->run.dag.nops);
 }
 
-MLFAB__INTERNAL int mlfab__user_dag_after(mlfab__user_dag *script, uint32_t op, uint32_t dependency,
+MLFAB__INTERNAL int mlfab__user_dag_after(mlfab__user_dag *graph, uint32_t op, uint32_t dependency,
                                           mlfab_error *error) {
-  int code = user_dag_check_building(script, error);
-  if (!code) code = user_dag_check_op(script, op, error);
-  if (!code) code = user_dag_check_op(script, dependency, error);
+  int code = user_dag_check_building(graph, error);
+  if (!code) code = user_dag_check_op(graph, op, error);
+  if (!code) code = user_dag_check_op(graph, dependency, error);
   if (code) return code;
-  code = mlfab__dag_after(&script->play.dag, op, dependency);
+  code = mlfab__dag_after(&graph->run.dag, op, dependency);
   if (code == MLFAB_ERR_LIMIT)
-    return MLFAB__FAIL(error, code, "a schedule: more than %u dependencies", MLFAB__DAG_EDGES_MAX);
+    return MLFAB__FAIL(error, code, "a task graph: more than %u dependencies",
+                       MLFAB__DAG_EDGES_MAX);
   return code ? user_dag_no_memory(error) : 0;
 }
 
-MLFAB__INTERNAL int mlfab__user_dag_set(mlfab__user_dag *script, uint32_t op, uint32_t need,
+MLFAB__INTERNAL int mlfab__user_dag_set(mlfab__user_dag *graph, uint32_t op, uint32_t need,
                                         uint32_t flags, mlfab_error *error) {
-  int code = user_dag_check_building(script, error);
-  if (!code) code = user_dag_check_op(script, op, error);
+  int code = user_dag_check_building(graph, error);
+  if (!code) code = user_dag_check_op(graph, op, error);
   if (code) return code;
   if (flags & ~(uint32_t)(MLFAB_DAG_OUTSIDE | MLFAB_DAG_OPTIONAL))
-    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "a schedule: 0x%x are not flags (MLFAB_DAG_*)",
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "a task graph: 0x%x are not flags (MLFAB_DAG_*)",
                        flags);
-  mlfab__dag_op *its = &script->play.dag.ops[op];
+  mlfab__dag_op *its = &graph->run.dag.ops[op];
   its->need = need;
   its->outside = (flags & MLFAB_DAG_OUTSIDE) != 0;
   its->optional = (flags & MLFAB_DAG_OPTIONAL) != 0;
@@ -193,20 +194,20 @@ static int user_dag_is_message(const mlfab__dag_op *op) {
   return op->kind != MLFAB__DAG_NOP && op->kind != MLFAB__DAG_COMPUTE;
 }
 
-static int user_dag_flaw(const mlfab__user_dag *script, uint32_t culprit, mlfab_error *error) {
-  const mlfab__dag_op *op = &script->play.dag.ops[culprit];
-  switch (script->play.dag.flaw) {
+static int user_dag_flaw(const mlfab__user_dag *graph, uint32_t culprit, mlfab_error *error) {
+  const mlfab__dag_op *op = &graph->run.dag.ops[culprit];
+  switch (graph->run.dag.flaw) {
     case MLFAB__DAG_CYCLE:
-      return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "a schedule: operation %u comes after itself",
+      return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "a task graph: operation %u comes after itself",
                          culprit);
     case MLFAB__DAG_NEED:
       return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
-                         "a schedule: operation %u needs %u of what it comes after, more than "
+                         "a task graph: operation %u needs %u of what it comes after, more than "
                          "there is",
                          culprit, op->need);
     case MLFAB__DAG_TWICE:
       return mlfab__error(error, MLFAB_ERR_ARGUMENT, (int32_t)op->peer, 0, 0,
-                          "a schedule: operation %u: another one %s worker %u under tag %u too",
+                          "a task graph: operation %u: another one %s worker %u under tag %u too",
                           culprit, op->kind == MLFAB__DAG_SEND ? "sends to" : "receives from",
                           op->peer, op->tag);
     default:
@@ -227,387 +228,389 @@ static int user_dag_runs_alone(mlfab__dag *dag) {
 
 /* Where memory lies: addresses are reckoned from the lowest, as offsets into one stretch, which a
  * message finds at once, in place of a list. What comes after a SEND may change its bytes. */
-static void user_dag_lay_out(mlfab__user_dag *script) {
-  mlfab__dag *dag = &script->play.dag;
+static void user_dag_lay_out(mlfab__user_dag *graph) {
+  mlfab__dag *dag = &graph->run.dag;
   uintptr_t low = UINTPTR_MAX, high = 0;
   for (uint32_t id = 0; id < dag->nops; id++) {
     if (dag->ops[id].bytes == 0) continue;
-    low = (uintptr_t)mlfab__min(low, script->ops[id].data);
-    high = (uintptr_t)mlfab__max(high, script->ops[id].data + dag->ops[id].bytes);
+    low = (uintptr_t)mlfab__min(low, graph->ops[id].data);
+    high = (uintptr_t)mlfab__max(high, graph->ops[id].data + dag->ops[id].bytes);
   }
   for (uint32_t id = 0; id < dag->nops; id++) {
     mlfab__dag_op *op = &dag->ops[id];
-    op->at = op->bytes > 0 ? script->ops[id].data - low : 0;
+    op->at = op->bytes > 0 ? graph->ops[id].data - low : 0;
     op->copy = op->kind == MLFAB__DAG_SEND && dag->first[id + 1] > dag->first[id];
   }
-  script->whole = (mlfab_vec){(void *)low, high > low ? high - low : 0};
+  graph->whole = (mlfab_vec){(void *)low, high > low ? high - low : 0};
 }
 
 /* Seals it by ranks: `peer` is a rank here. */
-static int user_dag_seal(mlfab__user_dag *script, mlfab_error *error) {
-  mlfab__dag *dag = &script->play.dag;
+static int user_dag_seal(mlfab__user_dag *graph, mlfab_error *error) {
+  mlfab__dag *dag = &graph->run.dag;
   uint32_t culprit;
   if (dag->nops == 0) return user_dag_refuse(error, MLFAB_ERR_ARGUMENT, "it has no operations");
-  for (uint32_t id = 0; id < dag->nops; id++) dag->ops[id].peer = script->ops[id].rank;
-  if (mlfab__dag_seal(dag, &culprit)) return user_dag_flaw(script, culprit, error);
-  if (script->persistent && user_dag_runs_alone(dag))
+  for (uint32_t id = 0; id < dag->nops; id++) dag->ops[id].peer = graph->ops[id].rank;
+  if (mlfab__dag_seal(dag, &culprit)) return user_dag_flaw(graph, culprit, error);
+  if (graph->persistent && user_dag_runs_alone(dag))
     return user_dag_refuse(error, MLFAB_ERR_ARGUMENT,
                            "a persistent one must wait for a trigger or a message: this one would "
                            "run without end");
-  user_dag_lay_out(script);
+  user_dag_lay_out(graph);
   return 0;
 }
 
 /* --- rounds --- */
 
-static void user_dag_fail_memory(const mlfab__user_dag *script) {
+static void user_dag_fail_memory(const mlfab__user_dag *graph) {
   char text[64];
-  snprintf(text, sizeof text, "a schedule: worker %u is out of memory", script->comm->rank);
-  mlfab__comm_fail(script->comm, MLFAB_ERR_MEMORY, (int32_t)script->comm->rank, text);
+  snprintf(text, sizeof text, "a task graph: worker %u is out of memory", graph->comm->rank);
+  mlfab__comm_fail(graph->comm, MLFAB_ERR_MEMORY, (int32_t)graph->comm->rank, text);
 }
 
 /* Requests that wait for rounds below `round` are finished: 0, or an error of this worker alone. */
-static void user_dag_finish(mlfab__user_dag *script, uint64_t round, int code, int32_t rank,
+static void user_dag_finish(mlfab__user_dag *graph, uint64_t round, int code, int32_t rank,
                             const char *text) {
-  mlfab__comm *comm = script->comm;
-  for (uint32_t i = 0; i < script->nwaiters;) {
-    mlfab__user_dag_waiter waiter = script->waiters[i];
+  mlfab__comm *comm = graph->comm;
+  for (uint32_t i = 0; i < graph->nwaiters;) {
+    mlfab__user_dag_waiter waiter = graph->waiters[i];
     if (waiter.round >= round) {
       i++;
       continue;
     }
-    script->waiters[i] = script->waiters[--script->nwaiters];
+    graph->waiters[i] = graph->waiters[--graph->nwaiters];
     mlfab__request *request = mlfab__request_find(comm->requests, waiter.request);
     if (request && !request->done)
       mlfab__request_finish(comm->requests, request, code, rank, 0, comm->now_ns, "%s", text);
   }
 }
 
-/* Members' indices for ranks. The epoch's, or MLFAB_ERR_MEMORY; script->stranger: a rank that is no
+/* Members' indices for ranks. The epoch's, or MLFAB_ERR_MEMORY; graph->stranger: a rank that is no
  * member. */
-static int user_dag_map(mlfab__user_dag *script) {
-  mlfab__comm *comm = script->comm;
-  mlfab__dag *dag = &script->play.dag;
+static int user_dag_map(mlfab__user_dag *graph) {
+  mlfab__comm *comm = graph->comm;
+  mlfab__dag *dag = &graph->run.dag;
   uint64_t bytes = comm->config->workers * sizeof(uint32_t);
   uint32_t culprit, *index;
-  if (script->epoch == comm->epoch) return 0;
+  if (graph->epoch == comm->epoch) return 0;
   index = mlfab__comm_block(comm, bytes);
   if (!index) return MLFAB_ERR_MEMORY;
   memset(index, 0, bytes);
   for (uint32_t m = 0; m < comm->members; m++) index[comm->ranks[m]] = m + 1;
-  script->stranger = MLFAB_NO_RANK;
+  graph->stranger = MLFAB_NO_RANK;
   for (uint32_t id = dag->nops; id-- > 0;) {
-    uint32_t rank = script->ops[id].rank;
+    uint32_t rank = graph->ops[id].rank;
     if (!user_dag_is_message(&dag->ops[id])) continue;
-    if (!index[rank]) script->stranger = (int32_t)rank;
+    if (!index[rank]) graph->stranger = (int32_t)rank;
     dag->ops[id].peer = index[rank] - 1;
   }
   mlfab__comm_release(comm, index, bytes);
-  script->epoch = comm->epoch;
-  if (script->stranger != MLFAB_NO_RANK) return 0;
+  graph->epoch = comm->epoch;
+  if (graph->stranger != MLFAB_NO_RANK) return 0;
   return mlfab__dag_seal(dag, &culprit);
 }
 
-static int user_dag_stranger(const mlfab__user_dag *script, mlfab_error *error) {
-  return mlfab__error(error, MLFAB_ERR_PEER_DEAD, script->stranger, 0, 0,
-                      "a schedule: worker %d does not take part any more, and is sent to or "
+static int user_dag_stranger(const mlfab__user_dag *graph, mlfab_error *error) {
+  return mlfab__error(error, MLFAB_ERR_PEER_DEAD, graph->stranger, 0, 0,
+                      "a task graph: worker %d does not take part any more, and is sent to or "
                       "received from",
-                      (int)script->stranger);
+                      (int)graph->stranger);
 }
 
-static int user_dag_may_arm(const mlfab__user_dag *script) {
-  const mlfab__comm *comm = script->comm;
-  return script->state == MLFAB__USER_DAG_OPEN && script->started && !script->play.armed &&
+static int user_dag_may_arm(const mlfab__user_dag *graph) {
+  const mlfab__comm *comm = graph->comm;
+  return graph->state == MLFAB__USER_DAG_OPEN && graph->started && !graph->run.armed &&
          comm->phase == MLFAB__COMM_IN && !comm->failing && !comm->ending;
 }
 
 /* Not 0: there is nothing more to arm. */
-static int user_dag_arm(mlfab__user_dag *script) {
-  mlfab__comm *comm = script->comm;
-  uint64_t round = script->round;
-  int code = user_dag_map(script);
-  if (!code && script->stranger != MLFAB_NO_RANK) {
+static int user_dag_arm(mlfab__user_dag *graph) {
+  mlfab__comm *comm = graph->comm;
+  uint64_t round = graph->round;
+  int code = user_dag_map(graph);
+  if (!code && graph->stranger != MLFAB_NO_RANK) {
     mlfab_error error;
-    code = user_dag_stranger(script, &error);
-    script->started = script->persistent;
-    user_dag_finish(script, MLFAB__NEVER, code, error.rank, error.text);
+    code = user_dag_stranger(graph, &error);
+    graph->started = graph->persistent;
+    user_dag_finish(graph, MLFAB__NEVER, code, error.rank, error.text);
     return code;
   }
-  script->play.number = script->number++;
-  if (!code) code = mlfab__comm_arm(comm, &script->play, comm->now_ns);
+  graph->run.number = graph->number++;
+  if (!code) code = mlfab__comm_arm(comm, &graph->run, comm->now_ns);
   if (code) {
-    user_dag_fail_memory(script);
+    user_dag_fail_memory(graph);
     return code;
   }
-  for (uint32_t id = 0; script->npending > 0 && id < script->play.dag.nops; id++) {
-    if (!script->ops[id].pending) continue;
-    script->ops[id].pending = 0;
-    script->npending--;
-    if (script->round == round) mlfab__comm_trigger(comm, &script->play, id, 0);
+  for (uint32_t id = 0; graph->npending > 0 && id < graph->run.dag.nops; id++) {
+    if (!graph->ops[id].pending) continue;
+    graph->ops[id].pending = 0;
+    graph->npending--;
+    if (graph->round == round) mlfab__comm_trigger(comm, &graph->run, id, 0);
   }
   return 0;
 }
 
 /* Arms as many rounds as come to their end at once. */
-static void user_dag_run(mlfab__user_dag *script) {
-  if (script->arming) return; /* it is seen to further out */
-  script->arming = 1;
-  while (user_dag_may_arm(script) && !user_dag_arm(script)) {
+static void user_dag_run(mlfab__user_dag *graph) {
+  if (graph->arming) return; /* it is seen to further out */
+  graph->arming = 1;
+  while (user_dag_may_arm(graph) && !user_dag_arm(graph)) {
   }
-  script->arming = 0;
+  graph->arming = 0;
 }
 
 /* It was told of the end by the epoch (user_dag_over), or has ended by itself. */
-static void user_dag_played(void *self, mlfab__engine *play, int status, uint64_t now_ns) {
-  mlfab__user_dag *script = self;
-  (void)play, (void)now_ns;
+static void user_dag_played(void *self, mlfab__engine_run *run, int status, uint64_t now_ns) {
+  mlfab__user_dag *graph = self;
+  (void)run, (void)now_ns;
   if (status) return;
-  script->round++;
-  script->started = script->persistent;
-  user_dag_finish(script, script->round, 0, MLFAB_NO_RANK, "");
-  user_dag_run(script);
+  graph->round++;
+  graph->started = graph->persistent;
+  user_dag_finish(graph, graph->round, 0, MLFAB_NO_RANK, "");
+  user_dag_run(graph);
 }
 
-static int user_dag_call(void *self, mlfab__engine *play, const mlfab__dag_op *op) {
-  mlfab__user_dag *script = self;
-  uint32_t id = (uint32_t)(op - play->dag.ops);
+static int user_dag_call(void *self, mlfab__engine_run *run, const mlfab__dag_op *op) {
+  mlfab__user_dag *graph = self;
+  uint32_t id = (uint32_t)(op - run->dag.ops);
   char text[160];
-  int code = script->user.compute(script->user.self, script->ops[id].fn, script->ops[id].user,
-                                  script->round);
+  int code =
+      graph->user.compute(graph->user.self, graph->ops[id].fn, graph->ops[id].user, graph->round);
   if (!code) return 0;
-  snprintf(text, sizeof text, "a schedule: operation %u of worker %u has returned %d in round %llu",
-           id, script->comm->rank, code, (unsigned long long)script->round);
-  mlfab__comm_fail(script->comm, MLFAB_ERR_CALLBACK, (int32_t)script->comm->rank, text);
+  snprintf(text, sizeof text,
+           "a task graph: operation %u of worker %u has returned %d in round %llu", id,
+           graph->comm->rank, code, (unsigned long long)graph->round);
+  mlfab__comm_fail(graph->comm, MLFAB_ERR_CALLBACK, (int32_t)graph->comm->rank, text);
   return MLFAB_ERR_CALLBACK;
 }
 
 /* --- what the communicator tells --- */
 
 static void user_dag_begin(void *self, uint64_t round, uint64_t now_ns) {
-  mlfab__user_dag *script = self;
+  mlfab__user_dag *graph = self;
   (void)round, (void)now_ns; /* those are of objects whose rounds are the same everywhere */
-  script->number = 0;
-  user_dag_run(script);
+  graph->number = 0;
+  user_dag_run(graph);
 }
 
 static void user_dag_over(void *self, int code, uint64_t now_ns) {
-  mlfab__user_dag *script = self;
+  mlfab__user_dag *graph = self;
   (void)code;
-  if (script->state != MLFAB__USER_DAG_OPEN) return;
-  if (script->lost_end != script->round) script->lost = script->round;
-  script->lost_end = ++script->round;
-  script->started = script->persistent;
-  for (uint32_t id = 0; id < script->play.dag.nops; id++) script->ops[id].pending = 0;
-  script->npending = 0;
-  for (; script->nwaiters > 0; script->nwaiters--)
-    mlfab__comm_end_request(script->comm, script->waiters[script->nwaiters - 1].request, now_ns);
+  if (graph->state != MLFAB__USER_DAG_OPEN) return;
+  if (graph->lost_end != graph->round) graph->lost = graph->round;
+  graph->lost_end = ++graph->round;
+  graph->started = graph->persistent;
+  for (uint32_t id = 0; id < graph->run.dag.nops; id++) graph->ops[id].pending = 0;
+  graph->npending = 0;
+  for (; graph->nwaiters > 0; graph->nwaiters--)
+    mlfab__comm_end_request(graph->comm, graph->waiters[graph->nwaiters - 1].request, now_ns);
 }
 
 /* Whom the round waits for, and why as far as known. */
 static int32_t user_dag_awaited(void *self, uint64_t *number_p, const char **why_p) {
-  const mlfab__user_dag *script = self;
-  const mlfab__comm *comm = script->comm;
-  int32_t missing = mlfab__comm_missing(comm, script->object);
-  *number_p = script->round;
+  const mlfab__user_dag *graph = self;
+  const mlfab__comm *comm = graph->comm;
+  int32_t missing = mlfab__comm_missing(comm, graph->object);
+  *number_p = graph->round;
   *why_p = "is not in this round";
   if (missing != MLFAB_NO_RANK) return missing;
   *why_p = "is awaited";
-  return script->play.armed ? mlfab__engine_awaits(comm, &script->play) : (int32_t)MLFAB_NO_RANK;
+  return graph->run.armed ? mlfab__engine_awaits(comm, &graph->run) : (int32_t)MLFAB_NO_RANK;
 }
 
 static int user_dag_called(void *self, uint64_t number) {
-  const mlfab__user_dag *script = self;
-  return number < script->number;
+  const mlfab__user_dag *graph = self;
+  return number < graph->number;
 }
 
 static void user_dag_gone(void *self) {
-  mlfab__user_dag *script = self;
-  script->state = MLFAB__USER_DAG_BUILT;
-  script->user.gone(script->user.self);
+  mlfab__user_dag *graph = self;
+  graph->state = MLFAB__USER_DAG_BUILT;
+  graph->user.gone(graph->user.self);
 }
 
-MLFAB__INTERNAL int mlfab__user_dag_open(mlfab__user_dag *script, int persistent,
+MLFAB__INTERNAL int mlfab__user_dag_open(mlfab__user_dag *graph, int persistent,
                                          uint64_t timeout_ns, uint64_t now_ns,
                                          mlfab_request *request_p, mlfab_error *error) {
-  mlfab__comm *comm = script->comm;
+  mlfab__comm *comm = graph->comm;
   const mlfab__comm_object object = {.what = user_dag_what,
                                      .counts = "round",
-                                     .self = script,
+                                     .self = graph,
                                      .begin = user_dag_begin,
                                      .over = user_dag_over,
                                      .awaited = user_dag_awaited,
                                      .called = user_dag_called,
                                      .free_self = user_dag_gone};
-  int code = user_dag_check_building(script, error);
+  int code = user_dag_check_building(graph, error);
   if (!code) code = mlfab__comm_check_state(comm, user_dag_what, error);
   if (code) return code;
-  script->persistent = persistent != 0;
-  code = user_dag_seal(script, error);
+  graph->persistent = persistent != 0;
+  code = user_dag_seal(graph, error);
   if (code) return code;
   if (mlfab__comm_owed(comm, error)) return comm->verdict.code;
   mlfab__comm_enter(comm, now_ns);
-  script->play.signature = mlfab__hash(3, &script->persistent, sizeof script->persistent) | 1;
-  code = mlfab__comm_object_open(comm, &object, "the opening of a schedule", script->play.signature,
-                                 timeout_ns, now_ns, &script->object, request_p, error);
-  script->state = code ? MLFAB__USER_DAG_BUILT : MLFAB__USER_DAG_OPENING;
+  graph->run.signature = mlfab__hash(3, &graph->persistent, sizeof graph->persistent) | 1;
+  code = mlfab__comm_object_open(comm, &object, "the opening of a task graph", graph->run.signature,
+                                 timeout_ns, now_ns, &graph->object, request_p, error);
+  graph->state = code ? MLFAB__USER_DAG_BUILT : MLFAB__USER_DAG_OPENING;
   mlfab__comm_exit(comm);
   return code;
 }
 
-static void user_dag_forget_object(mlfab__user_dag *script) {
-  mlfab__comm_object_remove(script->comm, script->object);
-  script->state = MLFAB__USER_DAG_BUILT;
-  script->object = NULL;
-  script->epoch = 0;
+static void user_dag_forget_object(mlfab__user_dag *graph) {
+  mlfab__comm_object_remove(graph->comm, graph->object);
+  graph->state = MLFAB__USER_DAG_BUILT;
+  graph->object = NULL;
+  graph->epoch = 0;
 }
 
-MLFAB__INTERNAL void mlfab__user_dag_opened(mlfab__user_dag *script, int code, uint64_t now_ns) {
-  mlfab__engine *play = &script->play;
-  if (script->state != MLFAB__USER_DAG_OPENING) return;
+MLFAB__INTERNAL void mlfab__user_dag_opened(mlfab__user_dag *graph, int code, uint64_t now_ns) {
+  mlfab__engine_run *run = &graph->run;
+  if (graph->state != MLFAB__USER_DAG_OPENING) return;
   if (code) {
-    user_dag_forget_object(script);
+    user_dag_forget_object(graph);
     return;
   }
-  play->channel = script->object->channel;
-  play->spaces[0] = (mlfab__comm_space){&script->whole, 1};
-  play->compute = user_dag_call;
-  play->over = user_dag_played;
-  play->self = script;
-  script->state = MLFAB__USER_DAG_OPEN;
-  script->started = script->persistent;
-  script->round = script->number = script->lost = script->lost_end = 0;
-  mlfab__comm_enter(script->comm, now_ns);
-  user_dag_run(script);
-  mlfab__comm_exit(script->comm);
+  run->channel = graph->object->channel;
+  run->spaces[0] = (mlfab__comm_space){&graph->whole, 1};
+  run->compute = user_dag_call;
+  run->over = user_dag_played;
+  run->self = graph;
+  graph->state = MLFAB__USER_DAG_OPEN;
+  graph->started = graph->persistent;
+  graph->round = graph->number = graph->lost = graph->lost_end = 0;
+  mlfab__comm_enter(graph->comm, now_ns);
+  user_dag_run(graph);
+  mlfab__comm_exit(graph->comm);
 }
 
 /* --- calls --- */
 
-static int user_dag_check_open(const mlfab__user_dag *script, mlfab_error *error) {
-  if (script->state == MLFAB__USER_DAG_OPEN) return 0;
+static int user_dag_check_open(const mlfab__user_dag *graph, mlfab_error *error) {
+  if (graph->state == MLFAB__USER_DAG_OPEN) return 0;
   return user_dag_refuse(error, MLFAB_ERR_STATE, "it is not open");
 }
 
 /* 0, or that a rank of it is not in the epoch that stands. */
-static int user_dag_check_members(mlfab__user_dag *script, mlfab_error *error) {
-  if (script->comm->phase != MLFAB__COMM_IN) return 0;
-  if (user_dag_map(script)) return user_dag_no_memory(error);
-  return script->stranger == MLFAB_NO_RANK ? 0 : user_dag_stranger(script, error);
+static int user_dag_check_members(mlfab__user_dag *graph, mlfab_error *error) {
+  if (graph->comm->phase != MLFAB__COMM_IN) return 0;
+  if (user_dag_map(graph)) return user_dag_no_memory(error);
+  return graph->stranger == MLFAB_NO_RANK ? 0 : user_dag_stranger(graph, error);
 }
 
-static int user_dag_await(mlfab__user_dag *script, uint64_t round, uint64_t timeout_ns,
+static int user_dag_await(mlfab__user_dag *graph, uint64_t round, uint64_t timeout_ns,
                           uint64_t now_ns, mlfab_request *request_p, mlfab_error *error) {
-  mlfab__comm *comm = script->comm;
-  if (script->nwaiters == MLFAB__COUNT(script->waiters))
+  mlfab__comm *comm = graph->comm;
+  if (graph->nwaiters == MLFAB__COUNT(graph->waiters))
     return user_dag_refuse(error, MLFAB_ERR_AGAIN,
                            "too many requests are open: end some with mlfab_wait or mlfab_test");
-  int code = mlfab__comm_object_request(comm, script->object, timeout_ns, now_ns, request_p, error);
+  int code = mlfab__comm_object_request(comm, graph->object, timeout_ns, now_ns, request_p, error);
   if (code) return code;
-  script->waiters[script->nwaiters++] = (mlfab__user_dag_waiter){*request_p, round};
+  graph->waiters[graph->nwaiters++] = (mlfab__user_dag_waiter){*request_p, round};
   return 0;
 }
 
-MLFAB__INTERNAL int mlfab__user_dag_start(mlfab__user_dag *script, uint64_t timeout_ns,
+MLFAB__INTERNAL int mlfab__user_dag_start(mlfab__user_dag *graph, uint64_t timeout_ns,
                                           uint64_t now_ns, mlfab_request *request_p,
                                           mlfab_error *error) {
-  mlfab__comm *comm = script->comm;
-  int code = user_dag_check_open(script, error);
+  mlfab__comm *comm = graph->comm;
+  int code = user_dag_check_open(graph, error);
   if (code) return code;
   if (!request_p) return user_dag_refuse(error, MLFAB_ERR_ARGUMENT, "request_p is NULL");
-  if (script->persistent)
+  if (graph->persistent)
     return user_dag_refuse(error, MLFAB_ERR_STATE, "a persistent one starts its rounds itself");
-  if (script->started)
-    return MLFAB__FAIL(error, MLFAB_ERR_AGAIN, "a schedule: round %llu is under way",
-                       (unsigned long long)script->round);
+  if (graph->started)
+    return MLFAB__FAIL(error, MLFAB_ERR_AGAIN, "a task graph: round %llu is under way",
+                       (unsigned long long)graph->round);
   code = mlfab__comm_check_state(comm, user_dag_what, error);
   if (!code && mlfab__comm_owed(comm, error)) return comm->verdict.code;
-  if (!code) code = user_dag_check_members(script, error);
-  if (!code) code = user_dag_await(script, script->round, timeout_ns, now_ns, request_p, error);
+  if (!code) code = user_dag_check_members(graph, error);
+  if (!code) code = user_dag_await(graph, graph->round, timeout_ns, now_ns, request_p, error);
   if (code) return code;
-  script->started = 1;
+  graph->started = 1;
   mlfab__comm_enter(comm, now_ns);
-  user_dag_run(script);
+  user_dag_run(graph);
   mlfab__comm_exit(comm);
   return 0;
 }
 
 /* May the round be waited for? 1: it is over. */
-static int user_dag_look(const mlfab__user_dag *script, uint64_t round, mlfab_error *error) {
+static int user_dag_look(const mlfab__user_dag *graph, uint64_t round, mlfab_error *error) {
   unsigned long long number = round;
-  if (round >= script->lost && round < script->lost_end)
+  if (round >= graph->lost && round < graph->lost_end)
     return MLFAB__FAIL(error, MLFAB_ERR_STATE,
-                       "a schedule: round %llu was ended by a failure; the next is %llu", number,
-                       (unsigned long long)script->round);
-  if (round < script->round) return 1;
-  if (script->persistent || (script->started && round == script->round)) return 0;
-  return MLFAB__FAIL(error, MLFAB_ERR_STATE, "a schedule: round %llu has not been started", number);
+                       "a task graph: round %llu was ended by a failure; the next is %llu", number,
+                       (unsigned long long)graph->round);
+  if (round < graph->round) return 1;
+  if (graph->persistent || (graph->started && round == graph->round)) return 0;
+  return MLFAB__FAIL(error, MLFAB_ERR_STATE, "a task graph: round %llu has not been started",
+                     number);
 }
 
-MLFAB__INTERNAL int mlfab__user_dag_wait(mlfab__user_dag *script, uint64_t round,
+MLFAB__INTERNAL int mlfab__user_dag_wait(mlfab__user_dag *graph, uint64_t round,
                                          uint64_t timeout_ns, uint64_t now_ns,
                                          mlfab_request *request_p, mlfab_error *error) {
   *request_p = 0;
-  int code = user_dag_check_open(script, error);
+  int code = user_dag_check_open(graph, error);
   if (code) return code;
-  if (mlfab__comm_owed(script->comm, error)) return script->comm->verdict.code;
-  code = user_dag_look(script, round, error);
+  if (mlfab__comm_owed(graph->comm, error)) return graph->comm->verdict.code;
+  code = user_dag_look(graph, round, error);
   if (code) return code == 1 ? 0 : code;
-  code = mlfab__comm_check_state(script->comm, user_dag_what, error);
-  if (!code) code = user_dag_check_members(script, error);
-  return code ? code : user_dag_await(script, round, timeout_ns, now_ns, request_p, error);
+  code = mlfab__comm_check_state(graph->comm, user_dag_what, error);
+  if (!code) code = user_dag_check_members(graph, error);
+  return code ? code : user_dag_await(graph, round, timeout_ns, now_ns, request_p, error);
 }
 
-MLFAB__INTERNAL int mlfab__user_dag_trigger(mlfab__user_dag *script, uint32_t op, int inside,
+MLFAB__INTERNAL int mlfab__user_dag_trigger(mlfab__user_dag *graph, uint32_t op, int inside,
                                             uint64_t now_ns, mlfab_error *error) {
-  mlfab__comm *comm = script->comm;
-  int code = user_dag_check_open(script, error);
-  if (!code) code = user_dag_check_op(script, op, error);
+  mlfab__comm *comm = graph->comm;
+  int code = user_dag_check_open(graph, error);
+  if (!code) code = user_dag_check_op(graph, op, error);
   if (code) return code;
-  if (!script->play.dag.ops[op].outside)
+  if (!graph->run.dag.ops[op].outside)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
-                       "a schedule: operation %u is not MLFAB_DAG_OUTSIDE", op);
+                       "a task graph: operation %u is not MLFAB_DAG_OUTSIDE", op);
   code = mlfab__comm_check_state(comm, user_dag_what, error);
   if (!code && !inside && mlfab__comm_owed(comm, error)) return comm->verdict.code;
-  if (!code && !script->started)
+  if (!code && !graph->started)
     return user_dag_refuse(error, MLFAB_ERR_STATE, "no round is under way");
-  if (!code) code = user_dag_check_members(script, error);
+  if (!code) code = user_dag_check_members(graph, error);
   if (code) return code;
-  if (script->play.armed) {
-    mlfab__comm_trigger(comm, &script->play, op, inside ? 0 : now_ns);
-  } else if (!script->ops[op].pending) {
-    script->ops[op].pending = 1;
-    script->npending++;
+  if (graph->run.armed) {
+    mlfab__comm_trigger(comm, &graph->run, op, inside ? 0 : now_ns);
+  } else if (!graph->ops[op].pending) {
+    graph->ops[op].pending = 1;
+    graph->npending++;
   }
   return 0;
 }
 
 /* --- the end --- */
 
-MLFAB__INTERNAL int mlfab__user_dag_lends(const mlfab__user_dag *script) {
-  return script->play.armed && script->play.lent > 0;
+MLFAB__INTERNAL int mlfab__user_dag_lends(const mlfab__user_dag *graph) {
+  return graph->run.armed && graph->run.lent > 0;
 }
 
-static void user_dag_close(mlfab__user_dag *script) {
-  mlfab__comm *comm = script->comm;
+static void user_dag_close(mlfab__user_dag *graph) {
+  mlfab__comm *comm = graph->comm;
   char text[MLFAB__TEXT_MAX];
-  snprintf(text, sizeof text, "a schedule (round %llu): freed by worker %u",
-           (unsigned long long)script->round, comm->rank);
-  if (script->started && !script->persistent)
+  snprintf(text, sizeof text, "a task graph (round %llu): freed by worker %u",
+           (unsigned long long)graph->round, comm->rank);
+  if (graph->started && !graph->persistent)
     mlfab__comm_fail(comm, MLFAB_ERR_CANCELLED, (int32_t)comm->rank, text);
-  script->started = 0;
-  mlfab__comm_disarm(comm, &script->play);
-  user_dag_finish(script, MLFAB__NEVER, MLFAB_ERR_CANCELLED, (int32_t)comm->rank, text);
+  graph->started = 0;
+  mlfab__comm_disarm(comm, &graph->run);
+  user_dag_finish(graph, MLFAB__NEVER, MLFAB_ERR_CANCELLED, (int32_t)comm->rank, text);
   /* The next round of a persistent one has begun elsewhere by itself, and nobody may miss it. */
-  if (script->persistent) script->object->upto = MLFAB__NEVER;
-  user_dag_forget_object(script);
+  if (graph->persistent) graph->object->upto = MLFAB__NEVER;
+  user_dag_forget_object(graph);
 }
 
-MLFAB__INTERNAL void mlfab__user_dag_free(mlfab__user_dag *script) {
-  mlfab__env *env = script->comm->env;
-  if (script->state == MLFAB__USER_DAG_OPENING) user_dag_forget_object(script);
-  if (script->state == MLFAB__USER_DAG_OPEN) user_dag_close(script);
-  mlfab__dag_free(&script->play.dag);
-  mlfab__free(env, script->ops, script->room * sizeof *script->ops);
-  script->ops = NULL;
-  script->room = 0;
+MLFAB__INTERNAL void mlfab__user_dag_free(mlfab__user_dag *graph) {
+  mlfab__env *env = graph->comm->env;
+  if (graph->state == MLFAB__USER_DAG_OPENING) user_dag_forget_object(graph);
+  if (graph->state == MLFAB__USER_DAG_OPEN) user_dag_close(graph);
+  mlfab__dag_free(&graph->run.dag);
+  mlfab__free(env, graph->ops, graph->room * sizeof *graph->ops);
+  graph->ops = NULL;
+  graph->room = 0;
 }

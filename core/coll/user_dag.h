@@ -1,10 +1,10 @@
-/* user_dag.h - schedules of the user's own (mlfab_dag) over the communicator. Layer 4. What they are: user_dag.c. */
+/* user_dag.h - task graphs of the user's own (mlfab_dag) over the communicator. Layer 4. What they are: user_dag.c. */
 #ifndef MLFAB__USER_DAG_H
 #define MLFAB__USER_DAG_H
 
 #include "comm.h"
 
-enum { MLFAB__USER_DAG_WAITERS = 8 }; /* requests of one schedule that are open */
+enum { MLFAB__USER_DAG_WAITERS = 8 }; /* requests of one task graph that are open */
 
 enum { MLFAB__USER_DAG_BUILT, MLFAB__USER_DAG_OPENING, MLFAB__USER_DAG_OPEN };
 
@@ -36,19 +36,19 @@ typedef struct mlfab__user_dag {
   uint8_t state; /* MLFAB__USER_DAG_* */
   uint8_t persistent;
   uint8_t started;            /* the present round may be armed; always when persistent */
-  uint8_t arming;             /* script_run is at work */
+  uint8_t arming;             /* graph_run is at work */
   mlfab__comm_object *object; /* from when it is OPENING */
   uint32_t epoch;             /* whose members the operations name; 0: none */
   int32_t stranger;           /* a rank that is no member of it */
   uint64_t round;             /* the present one; those below are over */
   uint64_t lost, lost_end;    /* the last rounds in a row that failures ended */
   uint64_t number;            /* rounds armed in this epoch */
-  mlfab__user_dag_op *ops;    /* beside those of play.dag */
+  mlfab__user_dag_op *ops;    /* beside those of run.dag */
   uint32_t room, npending;
   mlfab__user_dag_waiter waiters[MLFAB__USER_DAG_WAITERS];
   uint32_t nwaiters;
   mlfab_vec whole; /* from the lowest address of a message to the highest */
-  mlfab__engine play;
+  mlfab__engine_run run;
 } mlfab__user_dag;
 
 typedef struct mlfab__user_dag_message {
@@ -59,42 +59,41 @@ typedef struct mlfab__user_dag_message {
   int dtype, op;
 } mlfab__user_dag_message;
 
-MLFAB__INTERNAL void mlfab__user_dag_init(mlfab__user_dag *script, mlfab__comm *comm,
+MLFAB__INTERNAL void mlfab__user_dag_init(mlfab__user_dag *graph, mlfab__comm *comm,
                                           const mlfab__user_dag_user *user);
 /* Closes it, too. A round that was started and is not over fails everywhere (CANCELLED); of a
  * persistent one it is forgotten here, unless something is lent (mlfab__user_dag_lends). */
-MLFAB__INTERNAL void mlfab__user_dag_free(mlfab__user_dag *script);
+MLFAB__INTERNAL void mlfab__user_dag_free(mlfab__user_dag *graph);
 
 /* Building: as the calls of mlfab.h. kind: MLFAB__DAG_SEND, RECV, RECV_REDUCE. */
-MLFAB__INTERNAL int mlfab__user_dag_message_op(mlfab__user_dag *script, uint8_t kind,
+MLFAB__INTERNAL int mlfab__user_dag_message_op(mlfab__user_dag *graph, uint8_t kind,
                                                const mlfab__user_dag_message *message,
                                                uint32_t *op_p, mlfab_error *error);
-MLFAB__INTERNAL int mlfab__user_dag_compute(mlfab__user_dag *script, mlfab_compute_fn fn,
-                                            void *user, uint32_t *op_p, mlfab_error *error);
-MLFAB__INTERNAL int mlfab__user_dag_nop(mlfab__user_dag *script, uint32_t *op_p,
-                                        mlfab_error *error);
-MLFAB__INTERNAL int mlfab__user_dag_after(mlfab__user_dag *script, uint32_t op, uint32_t dependency,
+MLFAB__INTERNAL int mlfab__user_dag_compute(mlfab__user_dag *graph, mlfab_compute_fn fn, void *user,
+                                            uint32_t *op_p, mlfab_error *error);
+MLFAB__INTERNAL int mlfab__user_dag_nop(mlfab__user_dag *graph, uint32_t *op_p, mlfab_error *error);
+MLFAB__INTERNAL int mlfab__user_dag_after(mlfab__user_dag *graph, uint32_t op, uint32_t dependency,
                                           mlfab_error *error);
-MLFAB__INTERNAL int mlfab__user_dag_set(mlfab__user_dag *script, uint32_t op, uint32_t need,
+MLFAB__INTERNAL int mlfab__user_dag_set(mlfab__user_dag *graph, uint32_t op, uint32_t need,
                                         uint32_t flags, mlfab_error *error);
 
 /* Checks it and begins to open it. With 0, mlfab__user_dag_opened is to be told how the request has
  * ended; with an error it is as it was. */
-MLFAB__INTERNAL int mlfab__user_dag_open(mlfab__user_dag *script, int persistent,
+MLFAB__INTERNAL int mlfab__user_dag_open(mlfab__user_dag *graph, int persistent,
                                          uint64_t timeout_ns, uint64_t now_ns,
                                          mlfab_request *request_p, mlfab_error *error);
-MLFAB__INTERNAL void mlfab__user_dag_opened(mlfab__user_dag *script, int code, uint64_t now_ns);
-MLFAB__INTERNAL int mlfab__user_dag_start(mlfab__user_dag *script, uint64_t timeout_ns,
+MLFAB__INTERNAL void mlfab__user_dag_opened(mlfab__user_dag *graph, int code, uint64_t now_ns);
+MLFAB__INTERNAL int mlfab__user_dag_start(mlfab__user_dag *graph, uint64_t timeout_ns,
                                           uint64_t now_ns, mlfab_request *request_p,
                                           mlfab_error *error);
 /* *request_p is 0 where the round is over. */
-MLFAB__INTERNAL int mlfab__user_dag_wait(mlfab__user_dag *script, uint64_t round,
+MLFAB__INTERNAL int mlfab__user_dag_wait(mlfab__user_dag *graph, uint64_t round,
                                          uint64_t timeout_ns, uint64_t now_ns,
                                          mlfab_request *request_p, mlfab_error *error);
 /* inside: it is a function that an operation computes that calls. */
-MLFAB__INTERNAL int mlfab__user_dag_trigger(mlfab__user_dag *script, uint32_t op, int inside,
+MLFAB__INTERNAL int mlfab__user_dag_trigger(mlfab__user_dag *graph, uint32_t op, int inside,
                                             uint64_t now_ns, mlfab_error *error);
 /* Is memory of an armed round on its way to others? */
-MLFAB__INTERNAL int mlfab__user_dag_lends(const mlfab__user_dag *script);
+MLFAB__INTERNAL int mlfab__user_dag_lends(const mlfab__user_dag *graph);
 
 #endif

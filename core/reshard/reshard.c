@@ -53,11 +53,11 @@ static void reshard_freeze(mlfab__reshard *r, uint32_t worker) {
   MLFAB__POST(&r->down, worker, MLFAB__FREEZE, freeze, &freeze);
 }
 
-static void reshard_thaw(mlfab__reshard *r, uint32_t worker) {
+static void reshard_resume(mlfab__reshard *r, uint32_t worker) {
   uint32_t owners[MLFAB__SLICES_MAX];
-  mlfab__thaw thaw = {r->attempt, r->epoch, r->layout->nslices};
-  for (uint32_t i = 0; i < thaw.slices; i++) owners[i] = r->layout->slices[i].server;
-  MLFAB__POST_LIST(RESHARD_META, &r->down, worker, MLFAB__THAW, thaw, &thaw, owners);
+  mlfab__resume resume = {r->attempt, r->epoch, r->layout->nslices};
+  for (uint32_t i = 0; i < resume.slices; i++) owners[i] = r->layout->slices[i].server;
+  MLFAB__POST_LIST(RESHARD_META, &r->down, worker, MLFAB__RESUME, resume, &resume, owners);
 }
 
 /* --- the end --- */
@@ -67,7 +67,7 @@ static void reshard_end(mlfab__reshard *r) {
   r->phase = MLFAB__RESHARD_IDLE;
   reshard_free_owners(r);
   for (uint32_t w = 0; w < r->workers; w++) {
-    if (r->seats[w].here) reshard_thaw(r, w);
+    if (r->seats[w].here) reshard_resume(r, w);
   }
   if (r->asker == MLFAB__NO_NODE) return;
   mlfab__seat *seat = &r->seats[r->asker];
@@ -308,7 +308,7 @@ MLFAB__INTERNAL void mlfab__reshard_hello(mlfab__reshard *r, uint32_t worker, in
   if (r->phase != MLFAB__RESHARD_IDLE) {
     reshard_freeze(r, worker);
   } else if (r->attempt > 1) {
-    reshard_thaw(r, worker);
+    reshard_resume(r, worker);
   }
 }
 

@@ -10,7 +10,7 @@
  *     |                   +---- deadline ---------+               v no memory                  |
  *     |                                           |           ABORTING                         |
  *     |                                           v               |                            |
- *     +------- THAW to the workers, RESHARD_DONE -+---------------+----------------------------+
+ *     +------- RESUME to the workers, RESHARD_DONE -+---------------+----------------------------+
  *
  * FREEZING. Workers get FREEZE. A worker announces nothing new, and says STOP to every server, which
  * forgets what it has not decided of this worker, ends its pulls, and answers with what it has
@@ -53,15 +53,15 @@
  * have installed, and goes on. A server that was restarted in the middle has nothing of the attempt, and
  * says so: it counts as dead. What a server says of an attempt that is over (it was out of reach at
  * the end) is answered with the outcome. While it is held a server says every heartbeat what it said
- * last. While server 0 is out of reach the servers tell THAW to the workers that have lost it, too. So a
+ * last. While server 0 is out of reach the servers tell RESUME to the workers that have lost it, too. So a
  * server is held no longer than the deadline of the attempt, or the time after which those
  * that it waits for are out of reach. Not solved: two servers of which each holds the other to be out
  * of reach while server 0 is, may decide otherwise.
  *
- * THAW. Workers hear which layout counts, cut what waits anew, greet the servers (STOP, over), and ask
+ * RESUME. Workers hear which layout counts, cut what waits anew, greet the servers (STOP, over), and ask
  * their pulls again. A worker sends no update and no pull to a server that has told another epoch
  * than its own; one whose slices are on the move tells 0. Workers that come (back) hear FREEZE, or
- * THAW with the owners, after every HELLO.
+ * RESUME with the owners, after every HELLO.
  *
  * What moves and what does not. Windows (windows.h) stay: what was decided before is below every later
  * number, at every server. Progress stays, too: a worker has one at all servers (push.c). PROGRESS that
@@ -120,10 +120,10 @@ typedef struct mlfab__reshard {
   mlfab__reshard_done done; /* what will be answered, or was last */
 } mlfab__reshard;
 
-MLFAB__INTERNAL int mlfab__reshard_init(mlfab__reshard *reslice, mlfab__env *env,
+MLFAB__INTERNAL int mlfab__reshard_init(mlfab__reshard *reshard, mlfab__env *env,
                                         const mlfab_config *config, const mlfab__layout *layout,
                                         const mlfab__port *down, const mlfab__port *across);
-MLFAB__INTERNAL void mlfab__reshard_free(mlfab__reshard *reslice);
+MLFAB__INTERNAL void mlfab__reshard_free(mlfab__reshard *reshard);
 /* Adds the rows of who leads, and of a server (reshard_role.c). The server must outlive them. Errors:
  * MEMORY. */
 MLFAB__INTERNAL int mlfab__reshard_attach(struct mlfab_node *node, struct mlfab__server *server);
@@ -131,22 +131,22 @@ MLFAB__INTERNAL void mlfab__reshard_server_attach(struct mlfab_node *node,
                                                   struct mlfab__server *server);
 /* A worker is here on a new link; `fresh`: a process that was not here before. It is dead, or has
  * left. */
-MLFAB__INTERNAL void mlfab__reshard_hello(mlfab__reshard *reslice, uint32_t worker, int fresh);
-MLFAB__INTERNAL void mlfab__reshard_lost(mlfab__reshard *reslice, uint32_t worker);
-MLFAB__INTERNAL void mlfab__reshard_gone(mlfab__reshard *reslice, uint32_t worker);
+MLFAB__INTERNAL void mlfab__reshard_hello(mlfab__reshard *reshard, uint32_t worker, int fresh);
+MLFAB__INTERNAL void mlfab__reshard_lost(mlfab__reshard *reshard, uint32_t worker);
+MLFAB__INTERNAL void mlfab__reshard_gone(mlfab__reshard *reshard, uint32_t worker);
 /* RESHARD and FROZEN of a worker: 1 when the frame was of this kind. `stands`: there is a model. */
-MLFAB__INTERNAL int mlfab__reshard_frame(mlfab__reshard *reslice, uint32_t worker,
+MLFAB__INTERNAL int mlfab__reshard_frame(mlfab__reshard *reshard, uint32_t worker,
                                          const mlfab__frame_in *frame, int stands, uint64_t now_ns);
 /* The link to a server stands; the server is out of reach; MOVED came from it. */
-MLFAB__INTERNAL void mlfab__reshard_up(mlfab__reshard *reslice, uint32_t server);
-MLFAB__INTERNAL void mlfab__reshard_dead(mlfab__reshard *reslice, uint32_t server);
+MLFAB__INTERNAL void mlfab__reshard_up(mlfab__reshard *reshard, uint32_t server);
+MLFAB__INTERNAL void mlfab__reshard_dead(mlfab__reshard *reshard, uint32_t server);
 /* Errors: FRAME. */
-MLFAB__INTERNAL int mlfab__reshard_moved(mlfab__reshard *reslice, uint32_t server,
+MLFAB__INTERNAL int mlfab__reshard_moved(mlfab__reshard *reshard, uint32_t server,
                                          const mlfab__frame_in *frame);
-MLFAB__INTERNAL void mlfab__reshard_tick(mlfab__reshard *reslice, uint64_t now_ns);
-MLFAB__INTERNAL uint64_t mlfab__reshard_deadline(const mlfab__reshard *reslice);
+MLFAB__INTERNAL void mlfab__reshard_tick(mlfab__reshard *reshard, uint64_t now_ns);
+MLFAB__INTERNAL uint64_t mlfab__reshard_deadline(const mlfab__reshard *reshard);
 /* Are links to all servers wanted? */
-MLFAB__INTERNAL int mlfab__reshard_busy(const mlfab__reshard *reslice);
+MLFAB__INTERNAL int mlfab__reshard_busy(const mlfab__reshard *reshard);
 
 /* --- at a server (reshard_server.c) --- */
 

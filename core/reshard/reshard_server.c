@@ -493,7 +493,7 @@ static void reshard_server_end(mlfab__server *server) {
     mlfab__server_peer *peer = &server->peers[w];
     peer->stopped = 0;
     peer->drained = 0;
-    /* THAW may have been faster than the word that put it off. */
+    /* RESUME may have been faster than the word that put it off. */
     if (peer->put_off && peer->connected) mlfab__server_tell(server, w);
   }
   mlfab__clock_members(server);
@@ -611,13 +611,13 @@ MLFAB__INTERNAL void mlfab__reshard_server_dead(mlfab__server *server, uint32_t 
 }
 
 /* Nobody leads any more: a worker that has lost server 0, too, hears from here which layout counts. */
-static void reshard_server_thaw(mlfab__server *server, uint32_t worker) {
+static void reshard_server_resume(mlfab__server *server, uint32_t worker) {
   uint32_t owners[MLFAB__SLICES_MAX];
-  mlfab__thaw thaw = {server->epoch, server->epoch, server->layout.nslices};
+  mlfab__resume resume = {server->epoch, server->epoch, server->layout.nslices};
   if (server->phase != MLFAB__MODEL_STANDS || !server->peers[worker].connected) return;
-  for (uint32_t i = 0; i < thaw.slices; i++) owners[i] = server->layout.slices[i].server;
-  MLFAB__POST_LIST(64 + 2 * MLFAB__SLICES_MAX, &server->port, worker, MLFAB__THAW, thaw, &thaw,
-                   owners);
+  for (uint32_t i = 0; i < resume.slices; i++) owners[i] = server->layout.slices[i].server;
+  MLFAB__POST_LIST(64 + 2 * MLFAB__SLICES_MAX, &server->port, worker, MLFAB__RESUME, resume,
+                   &resume, owners);
 }
 
 static void reshard_server_tick(mlfab__server *server) {
@@ -626,7 +626,7 @@ static void reshard_server_tick(mlfab__server *server) {
   if (server->now_ns - server->move.said_ns < server->config->heartbeat_ns) return;
   server->move.said_ns = server->now_ns;
   if (!shift) {
-    for (uint32_t w = 0; w < server->workers; w++) reshard_server_thaw(server, w);
+    for (uint32_t w = 0; w < server->workers; w++) reshard_server_resume(server, w);
     return;
   }
   if (!shift->leaderless) {

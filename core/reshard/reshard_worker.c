@@ -1,8 +1,8 @@
 /* reshard_worker.c - the worker role: stops while slices move, and goes on with their new servers. See reshard.h.
  *
- *    RUNS --FREEZE--> STOPPING --all servers stopped--> DRAINING --all decided--> FROZEN --THAW--> RUNS
+ *    RUNS --FREEZE--> STOPPING --all servers stopped--> DRAINING --all decided--> FROZEN --RESUME--> RUNS
  *     |                  ^                                                                         ^
- *     +--THAW, another --+--- all servers stopped: what is decided in part is lost ----------------+
+ *     +--RESUME, another --+--- all servers stopped: what is decided in part is lost ----------------+
  *        epoch (late)
  *
  * DRAINING: let M be the largest number that any server has decided. Updates up to M are announced
@@ -142,7 +142,7 @@ static void reshard_worker_run(mlfab__worker *worker) {
   }
 }
 
-/* The layout that THAW told counts from now on. */
+/* The layout that RESUME told counts from now on. */
 static void reshard_worker_adopt(mlfab__worker *worker, uint64_t now_ns) {
   mlfab__pause *pause = &worker->pause;
   reshard_worker_lose(worker, now_ns);
@@ -163,48 +163,49 @@ static void reshard_worker_adopt(mlfab__worker *worker, uint64_t now_ns) {
 }
 
 /* Remembers who owns what, for a model that is still to be made, too. */
-static int reshard_worker_keep(mlfab__worker *worker, const mlfab__thaw *thaw,
+static int reshard_worker_keep(mlfab__worker *worker, const mlfab__resume *resume,
                                const uint32_t *owners) {
   mlfab__pause *pause = &worker->pause;
-  if (thaw->slices != pause->nowners) {
+  if (resume->slices != pause->nowners) {
     mlfab__free(worker->env, pause->owners, pause->nowners * sizeof *owners);
-    pause->owners = mlfab__alloc_array(worker->env, thaw->slices, sizeof *owners);
-    pause->nowners = pause->owners ? thaw->slices : 0;
+    pause->owners = mlfab__alloc_array(worker->env, resume->slices, sizeof *owners);
+    pause->nowners = pause->owners ? resume->slices : 0;
     if (!pause->owners) return MLFAB_ERR_MEMORY;
   }
-  memcpy(pause->owners, owners, thaw->slices * sizeof *owners);
-  pause->epoch = thaw->epoch;
+  memcpy(pause->owners, owners, resume->slices * sizeof *owners);
+  pause->epoch = resume->epoch;
   return 0;
 }
 
-static void reshard_worker_thaw(mlfab__worker *worker, uint32_t server,
-                                const mlfab__frame_in *frame, uint64_t now_ns) {
+static void reshard_worker_resume(mlfab__worker *worker, uint32_t server,
+                                  const mlfab__frame_in *frame, uint64_t now_ns) {
   mlfab__pause *pause = &worker->pause;
-  mlfab__thaw thaw;
+  mlfab__resume resume;
   uint32_t owners[MLFAB__SLICES_MAX];
-  int bad = mlfab__decode_thaw(frame->meta, frame->meta_bytes, &thaw, owners) || thaw.slices == 0;
-  for (uint32_t i = 0; !bad && i < thaw.slices; i++) bad = owners[i] >= worker->servers;
+  int bad =
+      mlfab__decode_resume(frame->meta, frame->meta_bytes, &resume, owners) || resume.slices == 0;
+  for (uint32_t i = 0; !bad && i < resume.slices; i++) bad = owners[i] >= worker->servers;
   if (mlfab__port_refuse(&worker->port, 0, frame,
-                         bad || (worker->stands && thaw.slices != worker->layout.nslices)))
+                         bad || (worker->stands && resume.slices != worker->layout.nslices)))
     return;
-  if (thaw.attempt < pause->attempt) return;
-  if (server != 0 && thaw.epoch <= worker->epoch) return; /* it knows nothing newer */
-  if (reshard_worker_keep(worker, &thaw, owners)) {
+  if (resume.attempt < pause->attempt) return;
+  if (server != 0 && resume.epoch <= worker->epoch) return; /* it knows nothing newer */
+  if (reshard_worker_keep(worker, &resume, owners)) {
     worker->port.drop(worker->port.self, 0, MLFAB_ERR_MEMORY, "out of memory for a layout");
     return;
   }
-  int frozen = pause->state == MLFAB__PAUSE_FROZEN && pause->attempt == thaw.attempt;
+  int frozen = pause->state == MLFAB__PAUSE_FROZEN && pause->attempt == resume.attempt;
   if (frozen || worker->layout.nslices == 0) {
-    pause->attempt = thaw.attempt;
+    pause->attempt = resume.attempt;
     reshard_worker_adopt(worker, now_ns);
-  } else if (thaw.epoch != worker->epoch) {
-    if (pause->late && pause->attempt == thaw.attempt) return; /* it stops for it already */
-    reshard_worker_begin(worker, thaw.attempt, 1);
+  } else if (resume.epoch != worker->epoch) {
+    if (pause->late && pause->attempt == resume.attempt) return; /* it stops for it already */
+    reshard_worker_begin(worker, resume.attempt, 1);
     reshard_worker_check(worker, now_ns);
   } else {
     /* Nothing has moved. Servers may have, and may not, told that something would. */
     int greets = pause->state != MLFAB__PAUSE_RUNS;
-    pause->attempt = thaw.attempt;
+    pause->attempt = resume.attempt;
     for (uint32_t s = 0; s < worker->servers; s++)
       greets |= worker->streams[s].up && worker->streams[s].epoch != worker->epoch;
     if (greets) reshard_worker_run(worker);
@@ -337,14 +338,14 @@ static void reshard_worker_done(mlfab__worker *worker, const mlfab__frame_in *fr
 static int reshard_worker_frame(mlfab__worker *worker, uint32_t server,
                                 const mlfab__frame_in *frame, uint64_t now_ns) {
   /* Without server 0 the others tell what counts. */
-  if (server != 0 && frame->type != MLFAB__THAW) return 0;
+  if (server != 0 && frame->type != MLFAB__RESUME) return 0;
   if (server != 0 && !worker->streams[0].dead) return 1;
   switch (frame->type) {
     case MLFAB__FREEZE:
       reshard_worker_freeze(worker, frame, now_ns);
       return 1;
-    case MLFAB__THAW:
-      reshard_worker_thaw(worker, server, frame, now_ns);
+    case MLFAB__RESUME:
+      reshard_worker_resume(worker, server, frame, now_ns);
       return 1;
     case MLFAB__RESHARD_DONE:
       reshard_worker_done(worker, frame, now_ns);

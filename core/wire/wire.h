@@ -104,7 +104,7 @@ typedef struct mlfab__header {
   X(MOVE, 66)                 \
   X(MOVED, 67)                \
   X(RESHARD_SERVER_CLOCK, 68) \
-  X(THAW, 69)                 \
+  X(RESUME, 69)               \
   X(MEMBERSHIP, 70)           \
   X(MEMBERSHIP_LIST, 71)      \
   X(MEMBERSHIP_READY, 72)     \
@@ -606,11 +606,12 @@ typedef struct
   uint32_t last; /* 1: of this slice */
 } mlfab__reshard_server_bytes;
 
-typedef struct mlfab__thaw { /* server 0 -> worker; u32 count and u16 owners of all slices follow */
-  uint32_t attempt;          /* that is over, or all that ever were */
-  uint32_t epoch;            /* of the layout that counts */
+typedef struct
+    mlfab__resume { /* server 0 -> worker; u32 count and u16 owners of all slices follow */
+  uint32_t attempt; /* that is over, or all that ever were */
+  uint32_t epoch;   /* of the layout that counts */
   uint32_t slices;
-} mlfab__thaw;
+} mlfab__resume;
 
 /* --- collectives: who takes part (membership.h), and what passes between workers (stream.h) --- */
 
@@ -786,7 +787,7 @@ MLFAB__INTERNAL int mlfab__decode_group(const uint8_t *meta, uint32_t bytes, mlf
   X(membership_owed, uint64_t)                 \
   X(reshard_ask, uint32_t)                     \
   X(move, uint32_t)                            \
-  X(thaw, uint32_t)                            \
+  X(resume, uint32_t)                          \
   X(reshard_server_clock, uint32_t)
 #define MLFAB__WIRE_DECLARE(name, entry)                                                          \
   MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m,            \

@@ -215,7 +215,7 @@ typedef struct mlfab__pause {
   uint32_t attempt;
   int late;      /* it is over already, and what it told is adopted when the servers have stopped */
   uint64_t last; /* updates up to here are decided everywhere before it is frozen */
-  uint32_t *owners; /* as THAW told last, and of which epoch */
+  uint32_t *owners; /* as RESUME told last, and of which epoch */
   uint32_t nowners, epoch;
 } mlfab__pause;
 

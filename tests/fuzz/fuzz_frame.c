@@ -134,7 +134,7 @@ static int try_meta(unsigned type, const uint8_t *meta, uint32_t bytes) {
     TRY(COLL_ACK, coll_ack)
     TRY_LIST(RESHARD, reshard_ask, numbers)
     TRY_LIST(MOVE, move, numbers)
-    TRY_LIST(THAW, thaw, numbers)
+    TRY_LIST(RESUME, resume, numbers)
     TRY_LIST(RESHARD_SERVER_CLOCK, reshard_server_clock, numbers)
     case MLFAB__PUSH: {
       mlfab__push m;
@@ -344,7 +344,7 @@ static uint32_t random_entries(mlfab__rng *prng, unsigned type, uint8_t *meta) {
   for (uint32_t i = 0; i < n; i++) tree_nodes[i] = (mlfab__tree_node){i, i / 2, i / 3};
   mlfab__reshard_ask ask_move = {1, 2, n};
   mlfab__move move = {1, MLFAB__MOVE_PREPARE, n};
-  mlfab__thaw thaw = {1, 2, n};
+  mlfab__resume resume = {1, 2, n};
   mlfab__reshard_server_clock clock = {1, 2, 3, 4, 5, 6, 7, 8, 0.5, {0}, n};
   mlfab__membership_list list_roll = {1, n};
   for (uint32_t i = 0; i < n; i++) {
@@ -357,7 +357,7 @@ static uint32_t random_entries(mlfab__rng *prng, unsigned type, uint8_t *meta) {
   if (type == MLFAB__MEMBERSHIP_LIST) return mlfab__encode_membership_list(meta, &list_roll, roll);
   if (type == MLFAB__RESHARD) return mlfab__encode_reshard_ask(meta, &ask_move, numbers);
   if (type == MLFAB__MOVE) return mlfab__encode_move(meta, &move, numbers);
-  if (type == MLFAB__THAW) return mlfab__encode_thaw(meta, &thaw, numbers);
+  if (type == MLFAB__RESUME) return mlfab__encode_resume(meta, &resume, numbers);
   if (type == MLFAB__RESHARD_SERVER_CLOCK)
     return mlfab__encode_reshard_server_clock(meta, &clock, numbers);
   if (type == MLFAB__TREE_ASK) return mlfab__encode_tree_ask(meta, &ask, ranks);
@@ -371,7 +371,7 @@ static uint32_t random_meta(mlfab__rng *prng, unsigned type, uint8_t *meta) {
   uint32_t bytes = 0;
   if (type == MLFAB__PLAN || type == MLFAB__GROUP || type == MLFAB__SPREAD ||
       type == MLFAB__TREE_ASK || type == MLFAB__TREE_PLAN || type == MLFAB__RESHARD ||
-      type == MLFAB__MOVE || type == MLFAB__THAW || type == MLFAB__RESHARD_SERVER_CLOCK ||
+      type == MLFAB__MOVE || type == MLFAB__RESUME || type == MLFAB__RESHARD_SERVER_CLOCK ||
       type == MLFAB__MEMBERSHIP_LIST || type == MLFAB__MEMBERSHIP_OWED)
     return random_entries(prng, type, meta);
   if (type == MLFAB__PUSH) {

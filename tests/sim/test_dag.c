@@ -1,13 +1,13 @@
-/* test_dag.c - random schedules over several ranks in the simulator, against an executor that does
+/* test_dag.c - random task graphs over several ranks in the simulator, against an executor that does
  * one operation after the other; with links that break.
  *
- * A schedule is drawn as one list over all ranks, in which everything comes after what it waits
+ * A task graph is drawn as one list over all ranks, in which everything comes after what it waits
  * for. Every rank gets its part. Cells of 64-bit words are filled by operations that compute, by
  * messages, and by messages that are added; what they must hold in a round follows from the list
  * alone. An operation that computes looks whether it may run: once a round, when all it comes after
  * have been done, or as many as it needs. At the end of a round each rank compares all its cells.
  *
- * Half of the schedules are persistent. Some operations wait for a trigger, which some ranks give
+ * Half of the task graphs are persistent. Some operations wait for a trigger, which some ranks give
  * late; some are optional and often not triggered at all, so that messages come for rounds that are
  * over.
  *
@@ -90,7 +90,7 @@ static void must(rank *r, int code, const char *what) {
 }
 #define MUST(r, call) must(r, call, #call)
 
-/* --- drawing a schedule --- */
+/* --- drawing a task graph --- */
 
 static op *add(int kind, uint32_t owner) {
   op *o = &w.ops[w.nops++];

@@ -1,4 +1,4 @@
-/* test_algorithm.c - collectives of all members in one process: every schedule is run in a random order,
+/* test_algorithm.c - collectives of all members in one process: every task graph is run in a random order,
  * with messages that take as long as they like, and compared with the serial result.
  *
  * The hazards are real: a SEND without `copy` is read when it is delivered, one with it some time
@@ -98,7 +98,7 @@ typedef struct world {
   message *events;
   uint32_t nevents, room;
   mlfab__rng *prng;
-  uint32_t hurry; /* how often schedules go on rather than messages, of 16 */
+  uint32_t hurry; /* how often task graphs go on rather than messages, of 16 */
   uint32_t begun;
   int barrier;
 } world;
@@ -254,7 +254,7 @@ static void run_all(world *w) {
   }
 }
 
-/* All members' schedules for a list of tasks, each behind the one before. data: all members', one
+/* All members' task graphs for a list of tasks, each behind the one before. data: all members', one
  * behind the other. */
 static world *make_world(const mlfab__algorithm_task *tasks, uint32_t ntasks, int type,
                          const uint8_t *data, mlfab__rng *prng) {
@@ -652,7 +652,7 @@ static void test_most(void **state) {
 
 /* ---- one task behind the other */
 
-/* Sums of sums in one schedule: reduce-scatter and allgather make an allreduce, then another, then
+/* Sums of sums in one task graph: reduce-scatter and allgather make an allreduce, then another, then
  * a broadcast, which changes nothing. */
 static void test_in_turn(void **state) {
   (void)state;

@@ -1,13 +1,13 @@
-/* test_api_dag.c - schedules of the user's own, call by call: what is refused and how, rounds and
+/* test_api_dag.c - task graphs of the user's own, call by call: what is refused and how, rounds and
  * their numbers, triggers from outside and from inside, persistent ones, and what failures leave
  * behind.
  *
- * Fabrics live in the simulator; random schedules over broken links are in tests/sim/test_dag.c. */
+ * Fabrics live in the simulator; random task graphs over broken links are in tests/sim/test_dag.c. */
 #include "world.h"
 
 #include <pthread.h>
 
-typedef struct rig { /* a worker of a fabric, with a schedule */
+typedef struct rig { /* a worker of a fabric, with a task graph */
   mlfab *ctx;
   mlfab_dag *dag;
   uint32_t rank;
@@ -161,7 +161,7 @@ static void test_building(void **state) {
   end();
 }
 
-/* The schedule of worker 0, anew. */
+/* The task graph of worker 0, anew. */
 static mlfab_dag *afresh(void) {
   OK(w.node[0], mlfab_dag_free(&rigs[0].dag));
   OK(w.node[0], mlfab_dag_create(w.node[0], &rigs[0].dag));
@@ -367,7 +367,7 @@ static void pull_clock(void *user) {
   OK(r->ctx, mlfab_dag_trigger(r->dag, 0));
 }
 
-/* Rounds of a persistent schedule go from worker to worker, driven by one; the others only look. */
+/* Rounds of a persistent task graph go from worker to worker, driven by one; the others only look. */
 static void test_persistent(void **state) {
   uint32_t clock, op, in;
   (void)state;
@@ -416,7 +416,7 @@ static void test_persistent(void **state) {
   end();
 }
 
-/* A persistent schedule that begins to send as soon as it is armed can be closed all the same. */
+/* A persistent task graph that begins to send as soon as it is armed can be closed all the same. */
 static void test_closing(void **state) {
   static char bytes[2][100000];
   uint32_t op;
@@ -607,7 +607,7 @@ static void test_tags_differ(void **state) {
   end();
 }
 
-/* One frees its schedule in a round; another dies; a third one's rank is then told. */
+/* One frees its task graph in a round; another dies; a third one's rank is then told. */
 static void test_leaving(void **state) {
   (void)state;
   begin(4);
@@ -644,7 +644,7 @@ static void test_leaving(void **state) {
   end();
 }
 
-/* The numbers of members change, the ranks of a schedule do not. */
+/* The numbers of members change, the ranks of a task graph do not. */
 static void test_others_die(void **state) {
   uint32_t op;
   (void)state;

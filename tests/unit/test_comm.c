@@ -1,4 +1,4 @@
-/* test_comm.c - collectives between workers: the communicators of up to 16 workers and the roll
+/* test_comm.c - collectives between workers: the communicators of up to 16 workers and the membership
  * of server 0, over links that are slow, break, and end with their worker.
  *
  * Oracles: every result is compared with the literal sum over the members of the epoch, in their
@@ -81,7 +81,7 @@ typedef struct worker {
 typedef struct world {
   mlfab__env env;
   mlfab_config config;
-  mlfab__membership roll;
+  mlfab__membership membership;
   mlfab__trees trees;
   pipe to_scheduler; /* which answers with trees that are drawn */
   uint32_t silent;   /* so many of its answers in 16 never come, and ... */
@@ -257,7 +257,7 @@ static void open_worker(uint32_t rank) {
   me->alive = me->up = 1;
   me->nopen = 0;
   me->index = me->done = 0;
-  mlfab__membership_hello(&w->roll, rank, ++me->incarnation, w->now);
+  mlfab__membership_hello(&w->membership, rank, ++me->incarnation, w->now);
 }
 
 static void open_world(uint32_t n, uint64_t seed) {
@@ -277,8 +277,8 @@ static void open_world(uint32_t n, uint64_t seed) {
   w->now = 1;
   w->most = 2000;
   mlfab__port host = {w, host_post, no_ready, any_drop, no_detach, no_event};
-  assert_int_equal(mlfab__membership_init(&w->roll, &w->env, &w->config, &host), 0);
-  mlfab__trees_init(&w->trees, &w->env, &w->config, &host, &w->roll);
+  assert_int_equal(mlfab__membership_init(&w->membership, &w->env, &w->config, &host), 0);
+  mlfab__trees_init(&w->trees, &w->env, &w->config, &host, &w->membership);
   for (uint32_t i = 0; i < n; i++) open_worker(i);
 }
 
@@ -312,7 +312,7 @@ static void kill_worker(uint32_t rank) {
     int stood = w->peers_out[k][rank].stands;
     cut_hop(rank, k);
     cut_hop(k, rank);
-    if (stood && w->workers[k].alive) mlfab__stream_hop_lost(&w->workers[k].comm.streams, rank);
+    if (stood && w->workers[k].alive) mlfab__stream_peer_lost(&w->workers[k].comm.streams, rank);
   }
   mlfab__comm_free(&me->comm);
   while (me->nopen > 0) forget_call(me, 0);
@@ -329,7 +329,7 @@ static void close_world(void) {
       pipe_free(&w->peers_out[i][k].back);
     }
   }
-  mlfab__membership_free(&w->roll);
+  mlfab__membership_free(&w->membership);
   mlfab__trees_free(&w->trees);
   pipe_free(&w->to_scheduler);
   assert_int_equal(w->env.bytes, 0);
@@ -611,7 +611,7 @@ static void deliver_to_server(uint32_t rank) {
   message m = pipe_take(&w->workers[rank].to_server);
   mlfab__frame_in frame = frame_of(&m);
   if (!mlfab__trees_frame(&w->trees, rank, &frame, w->now))
-    assert_int_equal(mlfab__membership_frame(&w->roll, rank, &frame, w->now), 1);
+    assert_int_equal(mlfab__membership_frame(&w->membership, rank, &frame, w->now), 1);
   message_free(&m);
 }
 
@@ -691,7 +691,7 @@ static void deliver_there(uint32_t from, uint32_t to) {
 static void deliver_back(uint32_t from, uint32_t to) {
   message m = pipe_take(&w->peers_out[from][to].back);
   mlfab__frame_in frame = frame_of(&m);
-  assert_int_equal(mlfab__comm_hop_frame(&w->workers[from].comm, to, &frame, w->now), 1);
+  assert_int_equal(mlfab__comm_peer_frame(&w->workers[from].comm, to, &frame, w->now), 1);
   message_free(&m);
   look(&w->workers[from]);
 }
@@ -710,14 +710,14 @@ static int yield(uint32_t from, uint32_t to) {
 static void break_hop(uint32_t from, uint32_t to) {
   if (!w->peers_out[from][to].stands) return;
   cut_hop(from, to);
-  mlfab__stream_hop_lost(&w->workers[from].comm.streams, to);
+  mlfab__stream_peer_lost(&w->workers[from].comm.streams, to);
 }
 
 static void connect_hop(uint32_t from, uint32_t to) {
   link *l = &w->peers_out[from][to];
   if (!l->wanted || l->stands || !w->workers[to].alive || to + 1 == w->hidden) return;
   l->stands = 1;
-  mlfab__stream_hop_up(&w->workers[from].comm.streams, to);
+  mlfab__stream_peer_up(&w->workers[from].comm.streams, to);
 }
 
 static void break_up(uint32_t rank) {
@@ -725,13 +725,13 @@ static void break_up(uint32_t rank) {
   pipe_cut(&me->to_server);
   pipe_cut(&me->from_server);
   me->up = 1;
-  mlfab__membership_hello(&w->roll, rank, me->incarnation, w->now);
+  mlfab__membership_hello(&w->membership, rank, me->incarnation, w->now);
   mlfab__comm_hello(&me->comm);
 }
 
 static void tick(void) {
   w->tick_ns = w->now + BEAT / 4;
-  mlfab__membership_tick(&w->roll, w->now);
+  mlfab__membership_tick(&w->membership, w->now);
   mlfab__trees_tick(&w->trees, w->now);
   for (uint32_t i = 0; i < w->n; i++) {
     worker *me = &w->workers[i];
@@ -744,7 +744,7 @@ static void tick(void) {
     }
     mlfab__comm_tick(&me->comm, w->now);
     for (uint32_t k = 0; k < w->n; k++) {
-      if (k != i && !w->peers_out[i][k].stands && mlfab__comm_hop_missing(&me->comm, k, w->now))
+      if (k != i && !w->peers_out[i][k].stands && mlfab__comm_peer_missing(&me->comm, k, w->now))
         w->peers_out[i][k].wanted = 1;
     }
     look(me);
@@ -811,10 +811,10 @@ static void explain(void) {
     print_message("worker %u: phase %d, epoch %u, %u done, %u begun, %u failures, code %d\n", i,
                   me->comm.phase, me->comm.epoch, (unsigned)me->done, (unsigned)me->index,
                   (unsigned)me->generation, me->code);
-    for (const mlfab__engine *play = me->comm.armed; me->alive && play; play = play->next)
-      print_message("  call %u: kind %u, eager %u, lent %u, awaits %d\n", (unsigned)play->number,
-                    program(play->number).kind, play->eager, play->lent,
-                    mlfab__engine_awaits(&me->comm, play));
+    for (const mlfab__engine_run *run = me->comm.armed; me->alive && run; run = run->next)
+      print_message("  call %u: kind %u, eager %u, lent %u, awaits %d\n", (unsigned)run->number,
+                    program(run->number).kind, run->eager, run->lent,
+                    mlfab__engine_awaits(&me->comm, run));
   }
 }
 
@@ -878,7 +878,7 @@ static void die(uint32_t rank) {
   uint64_t heard = w->now + chance(2 * BEAT);
   kill_worker(rank);
   while (w->now < heard) (void)act();
-  mlfab__membership_gone(&w->roll, rank, 0, w->now);
+  mlfab__membership_gone(&w->membership, rank, 0, w->now);
 }
 
 static void cancel(worker *me) {
@@ -1151,14 +1151,14 @@ static void test_leaving(void **state) {
       assert_int_equal(me->code, MLFAB_ERR_CANCELLED);
       settle();
       kill_worker(2);
-      mlfab__membership_gone(&w->roll, 2, 1, w->now);
+      mlfab__membership_gone(&w->membership, 2, 1, w->now);
     } else {
       assert_int_equal(begin(me, &plain_sum, 0), MLFAB_ERR_STATE);
       settle();
       while (!mlfab__comm_quiet(&me->comm)) (void)act();
       step(50);
       kill_worker(2);
-      mlfab__membership_gone(&w->roll, 2, 1, w->now);
+      mlfab__membership_gone(&w->membership, 2, 1, w->now);
       assert_int_equal(w->workers[0].generation + w->workers[1].generation, 0);
       begin_all(&large_sum, 0);
       settle();
@@ -1383,7 +1383,7 @@ typedef struct
     rounds { /* an object: rounds that begin when they are triggered, one after the other */
   worker *me;
   mlfab__comm_object *object;
-  mlfab__engine play;
+  mlfab__engine_run run;
   uint32_t trigger;
   mlfab_vec vec, spare;
   double data[ROUND_ELEMENTS], late[2];
@@ -1392,17 +1392,17 @@ typedef struct
 } turns;
 
 static void turns_arm(turns *o, uint64_t now_ns) {
-  o->play.channel = o->object->channel;
-  o->play.number = o->round;
+  o->run.channel = o->object->channel;
+  o->run.number = o->round;
   for (uint32_t i = 0; i < ROUND_ELEMENTS; i++)
     o->data[i] = (double)(rank_of(o->me) + i + o->round);
-  assert_int_equal(mlfab__comm_arm(&o->me->comm, &o->play, now_ns), 0);
+  assert_int_equal(mlfab__comm_arm(&o->me->comm, &o->run, now_ns), 0);
 }
 
-static void turns_over(void *self, mlfab__engine *play, int status, uint64_t now_ns) {
+static void turns_over(void *self, mlfab__engine_run *run, int status, uint64_t now_ns) {
   turns *o = self;
-  assert_ptr_equal(play, &o->play);
-  assert_false(play->armed);
+  assert_ptr_equal(run, &o->run);
+  assert_false(run->armed);
   o->status = status;
   if (status) return;
   for (uint32_t i = 0; i < ROUND_ELEMENTS; i++) {
@@ -1425,7 +1425,7 @@ static void turns_open(turns *o, worker *me) {
                         .bytes = 8,
                         .peer = (rank_of(me) + w->n - 1) % w->n};
   uint32_t end, tag, op;
-  mlfab__dag *dag = &o->play.dag;
+  mlfab__dag *dag = &o->run.dag;
   o->me = me;
   o->object = mlfab__comm_object_add(&me->comm, &object);
   assert_non_null(o->object);
@@ -1450,15 +1450,15 @@ static void turns_open(turns *o, worker *me) {
   assert_int_equal(mlfab__dag_after(dag, op, end), 0);
   assert_int_equal(mlfab__dag_seal(dag, &op), 0);
   o->vec = (mlfab_vec){o->data, sizeof o->data};
-  o->play.signature = 5;
-  o->play.eager = w->seed & 1;
-  o->play.dtype = MLFAB_F64;
-  o->play.width = 8;
+  o->run.signature = 5;
+  o->run.eager = w->seed & 1;
+  o->run.dtype = MLFAB_F64;
+  o->run.width = 8;
   o->spare = (mlfab_vec){o->late, sizeof o->late};
-  o->play.spaces[0] = (mlfab__comm_space){&o->vec, 1};
-  o->play.spaces[1] = (mlfab__comm_space){&o->spare, 1};
-  o->play.over = turns_over;
-  o->play.self = o;
+  o->run.spaces[0] = (mlfab__comm_space){&o->vec, 1};
+  o->run.spaces[1] = (mlfab__comm_space){&o->spare, 1};
+  o->run.over = turns_over;
+  o->run.self = o;
 }
 
 /* What is kept is of rounds to come. */
@@ -1512,7 +1512,7 @@ static void test_objects(void **state) {
       turns *o = &all[chance(n)];
       if (chance(500) == 0) break_hop(chance(n), chance(n));
       if (chance(60) == 0) begin_all(&plain_sum, 0), settle();
-      if (chance(20) == 0) mlfab__comm_trigger(&o->me->comm, &o->play, o->trigger, w->now);
+      if (chance(20) == 0) mlfab__comm_trigger(&o->me->comm, &o->run, o->trigger, w->now);
       assert_true(w->now < end);
     }
     assert_int_equal(w->failed, 0);
@@ -1521,15 +1521,15 @@ static void test_objects(void **state) {
     int begun = seed % 3 == 0; /* the others have begun the round, or will */
     for (uint32_t i = 0; i < n && begun; i++) {
       turns *o = &all[i];
-      if (i != 1) mlfab__comm_trigger(&o->me->comm, &o->play, o->trigger, w->now);
+      if (i != 1) mlfab__comm_trigger(&o->me->comm, &o->run, o->trigger, w->now);
     }
     step(begun ? 2000 : 0);
     snprintf(closed, sizeof closed, "worker 1 has closed object %u", all[1].object->channel);
     mlfab__comm_object_remove(&all[1].me->comm, all[1].object);
-    assert_false(all[1].play.armed);
+    assert_false(all[1].run.armed);
     for (uint64_t end = w->now + 40000000; all[0].status == 0; (void)act()) {
       turns *o = &all[chance(n)];
-      if (!begun) mlfab__comm_trigger(&o->me->comm, &o->play, o->trigger, w->now);
+      if (!begun) mlfab__comm_trigger(&o->me->comm, &o->run, o->trigger, w->now);
       assert_true(w->now < end);
     }
     step(3000);
@@ -1537,7 +1537,7 @@ static void test_objects(void **state) {
       turns *o = &all[i];
       if (i != 1) assert_int_not_equal(o->status, 0);
       assert_int_equal(begin(o->me, &plain_sum, 0), MLFAB_ERR_PEER_CLOSED);
-      mlfab__dag_free(&o->play.dag);
+      mlfab__dag_free(&o->run.dag);
     }
     expect_all(1, MLFAB_ERR_PEER_CLOSED, 1, closed);
     begin_all(&plain_sum, 0);
@@ -1566,11 +1566,11 @@ static void test_credit(void **state) {
 /* Bytes that a worker has staged of messages that are paced, and how many may be. */
 static void expect_staged(const mlfab__comm *comm) {
   uint64_t staged = 0, least = 0;
-  for (const mlfab__engine *play = comm->armed; play; play = play->next) {
-    for (uint32_t id = 0; id < play->dag.nops; id++) {
-      if (play->dag.ops[id].paced && play->recvs[id].stage) staged += play->dag.ops[id].bytes;
+  for (const mlfab__engine_run *run = comm->armed; run; run = run->next) {
+    for (uint32_t id = 0; id < run->dag.nops; id++) {
+      if (run->dag.ops[id].paced && run->recvs[id].stage) staged += run->dag.ops[id].bytes;
     }
-    least = mlfab__max(least, play->step_bytes);
+    least = mlfab__max(least, run->step_bytes);
   }
   assert_in_range(comm->window_bytes, 0, MLFAB__COMM_WINDOWS + least);
   assert_in_range(staged, 0, MLFAB__COMM_WINDOWS + least);

@@ -1,6 +1,6 @@
-/* test_dag.c - schedules against a literal executor that looks at every operation after every
+/* test_dag.c - task graphs against a literal executor that looks at every operation after every
  * event, over random graphs and several rounds; what seal refuses; memory. MLFAB_SEED=n one random
- * schedule alone, MLFAB_SCALE=100 a hundred times as many. */
+ * task graph alone, MLFAB_SCALE=100 a hundred times as many. */
 #include "core/coll/dag.h"
 #include "core/base/rng.h"
 #include "scale.h"
@@ -142,7 +142,7 @@ static void trigger_one(mlfab__dag *dag, literal *l, uint32_t id) {
 }
 
 /* A round, sometimes given up in the middle; otherwise everything runs in the end. */
-static void play(mlfab__dag *dag, literal *l, mlfab__rng *prng) {
+static void run(mlfab__dag *dag, literal *l, mlfab__rng *prng) {
   uint32_t events = below(prng, 4) ? 12 * OPS : below(prng, 2 * OPS);
   memset(l->come, 0, sizeof l->come);
   memset(l->done, 0, sizeof l->done);
@@ -202,13 +202,13 @@ static void test_rounds(void **state) {
     uint64_t allocations = env.allocations;
     for (uint64_t round = 0; round < 3; round++) {
       assert_int_equal(dag.round, round);
-      play(&dag, &l, &prng);
+      run(&dag, &l, &prng);
     }
     assert_int_equal(env.allocations, allocations);
     mlfab__dag_clear(&dag);
     build(&dag, &l);
     assert_int_equal(env.allocations, allocations);
-    play(&dag, &l, &prng);
+    run(&dag, &l, &prng);
   }
   mlfab__dag_free(&dag);
   assert_int_equal(env.bytes, 0);

@@ -1,4 +1,4 @@
-/* test_membership.c - server 0's roll of collectives in random interleavings: workers that come, die, leave,
+/* test_membership.c - server 0's membership of collectives in random interleavings: workers that come, die, leave,
  * come back, fail and get stuck, over links that break and lose what they hold.
  *
  * Oracle: workers as comm.h draws them, each a literal state machine that knows only what it was
@@ -53,7 +53,7 @@ typedef struct worker {
 typedef struct world {
   mlfab__env env;
   mlfab_config config;
-  mlfab__membership roll;
+  mlfab__membership membership;
   worker workers[WORKERS];
   uint32_t n, incarnations;
   uint64_t now, asks[64]; /* when server 0 asked about a call */
@@ -320,7 +320,7 @@ static void heard_by_server(uint32_t i, const message *m) {
   mlfab__frame_in in = {m->type, m->bytes, 0, m->meta, NULL};
   mlfab__membership_ready ready;
   mlfab__membership_leave leave;
-  uint32_t epoch = w->roll.epoch;
+  uint32_t epoch = w->membership.epoch;
   if (m->type == MLFAB__MEMBERSHIP_READY) {
     assert_int_equal(mlfab__decode_membership_ready(m->meta, m->bytes, &ready), 0);
     w->ready_of[ready.epoch] |= (uint64_t)1 << i;
@@ -328,7 +328,7 @@ static void heard_by_server(uint32_t i, const message *m) {
     assert_int_equal(mlfab__decode_membership_leave(m->meta, m->bytes, &leave), 0);
     if (leave.epoch != epoch) w->ready_of[epoch] |= (uint64_t)1 << i;
   }
-  assert_int_equal(mlfab__membership_frame(&w->roll, i, &in, w->now), 1);
+  assert_int_equal(mlfab__membership_frame(&w->membership, i, &in, w->now), 1);
 }
 
 /* One frame of one direction arrives. 0: there was none. */
@@ -359,7 +359,7 @@ static void greet(uint32_t i) {
   if (!me->alive || me->process_left) return;
   cut(i);
   me->up = me->here = 1;
-  mlfab__membership_hello(&w->roll, i, me->incarnation, w->now);
+  mlfab__membership_hello(&w->membership, i, me->incarnation, w->now);
   if (me->done) {
     say_leave(me);
     return;
@@ -386,7 +386,7 @@ static void give_up(uint32_t i) {
   worker *me = &w->workers[i];
   if (me->up || !me->here) return;
   me->here = 0;
-  mlfab__membership_gone(&w->roll, i, 0, w->now);
+  mlfab__membership_gone(&w->membership, i, 0, w->now);
 }
 
 static void come(uint32_t i) {
@@ -429,9 +429,9 @@ static void close_one(uint32_t i) {
   worker *me = &w->workers[i];
   if (!me->alive || !me->up || !me->done) return;
   while (deliver(i, 1)) continue;
-  w->ready_of[w->roll.epoch] |= (uint64_t)1 << i;
+  w->ready_of[w->membership.epoch] |= (uint64_t)1 << i;
   me->here = 0;
-  mlfab__membership_gone(&w->roll, i, 1, w->now);
+  mlfab__membership_gone(&w->membership, i, 1, w->now);
   die(i);
 }
 
@@ -444,22 +444,23 @@ static void stuck(uint32_t i, uint64_t number) {
 }
 
 static void check_world(void) {
-  const mlfab__membership *roll = &w->roll;
+  const mlfab__membership *membership = &w->membership;
   uint32_t asked = 0, awaited = 0;
   for (uint32_t i = 0; i < w->n; i++) {
-    const mlfab__membership_entry *entry = &roll->entries[i];
+    const mlfab__membership_entry *entry = &membership->entries[i];
     asked += entry->asked;
     awaited += entry->alive && !entry->done && !entry->asked;
-    assert_true(!entry->member || roll->phase >= MLFAB__MEMBERSHIP_LISTED);
-    assert_true(!entry->asked || roll->phase == MLFAB__MEMBERSHIP_GATHERING);
+    assert_true(!entry->member || membership->phase >= MLFAB__MEMBERSHIP_LISTED);
+    assert_true(!entry->asked || membership->phase == MLFAB__MEMBERSHIP_GATHERING);
     assert_true(!(entry->member && entry->over_owed)); /* (3) */
     if (entry->member && !entry->left) assert_true(entry->alive);
   }
-  if (roll->phase == MLFAB__MEMBERSHIP_GATHERING) assert_true(asked == 0 || awaited > 0);
+  if (membership->phase == MLFAB__MEMBERSHIP_GATHERING) assert_true(asked == 0 || awaited > 0);
   /* Whoever is in an epoch that is not over is in the one that stands. */
   for (uint32_t i = 0; i < w->n; i++) {
     const worker *me = &w->workers[i];
-    if (me->alive && me->state == IN) assert_true(me->epoch == roll->epoch || w->over[me->epoch]);
+    if (me->alive && me->state == IN)
+      assert_true(me->epoch == membership->epoch || w->over[me->epoch]);
   }
 }
 
@@ -479,7 +480,7 @@ static void act(int violent) {
       look_at_limit(me);
     }
   } else if (what < 80) {
-    mlfab__membership_tick(&w->roll, w->now);
+    mlfab__membership_tick(&w->membership, w->now);
   } else if (what < 84) {
     if (me->alive && me->calls > 0) stuck(i, chance((uint32_t)me->calls));
   } else if (what < 88) {
@@ -534,7 +535,7 @@ static void open_world(uint32_t n, uint64_t seed) {
   w->config.order_by_rate = chance(2);
   w->now = 1;
   mlfab__port port = {w, host_post, no_ready, any_drop, no_detach, no_event};
-  assert_int_equal(mlfab__membership_init(&w->roll, &w->env, &w->config, &port), 0);
+  assert_int_equal(mlfab__membership_init(&w->membership, &w->env, &w->config, &port), 0);
   for (uint32_t i = 0; i < n; i++) {
     w->workers[i].host = 1 + chance(4);
     w->workers[i].rate = chance(3) ? 1e6 * (double)(1 + w->workers[i].host * 7 % 4) : 0.0;
@@ -544,7 +545,7 @@ static void open_world(uint32_t n, uint64_t seed) {
 
 static void close_world(void) {
   assert_int_equal(w->drops, 0);
-  mlfab__membership_free(&w->roll);
+  mlfab__membership_free(&w->membership);
   assert_int_equal(w->env.bytes, 0);
   free(w);
 }
@@ -591,7 +592,7 @@ static void test_chaos(void **state) {
   for (uint64_t seed = first_seed(), end = seed + rounds(1500); seed < end; seed++) {
     open_world(1 + (uint32_t)(seed % WORKERS), seed);
     for (uint32_t i = 0; i < w->n; i++) come(i);
-    for (int k = 0; k < 1200 && w->roll.epoch < EPOCHS - 64; k++) act(1);
+    for (int k = 0; k < 1200 && w->membership.epoch < EPOCHS - 64; k++) act(1);
     for (uint32_t i = 0; i < w->n; i++) {
       come(i);
       if (w->workers[i].finishes) leave(i);
@@ -611,11 +612,11 @@ static void test_chaos(void **state) {
       look_at_limit(me);
     }
     settle();
-    assert_int_equal(w->roll.phase, MLFAB__MEMBERSHIP_RUNNING);
+    assert_int_equal(w->membership.phase, MLFAB__MEMBERSHIP_RUNNING);
     for (uint32_t i = 0; i < w->n; i++) {
       const worker *me = &w->workers[i];
       assert_int_equal(me->state, IN);
-      assert_int_equal(me->epoch, w->roll.epoch);
+      assert_int_equal(me->epoch, w->membership.epoch);
       assert_int_equal(me->members, w->n);
       assert_memory_equal(me->list, w->workers[0].list, w->n * sizeof me->list[0]);
       assert_int_equal(me->go.arena, 1);
@@ -644,15 +645,15 @@ static void test_missing(void **state) {
   call(&w->workers[3]);
   call(&w->workers[0]);
   settle();
-  mlfab__membership_tick(&w->roll, w->now);
+  mlfab__membership_tick(&w->membership, w->now);
   settle();
   assert_int_equal(w->workers[3].awaited, 1);
   assert_int_equal(w->workers[0].awaited, 1);
   assert_int_equal(w->workers[2].awaited, -2);
   call(&w->workers[1]);
   settle();
-  mlfab__membership_tick(&w->roll, w->now);
-  mlfab__membership_tick(&w->roll, w->now);
+  mlfab__membership_tick(&w->membership, w->now);
+  mlfab__membership_tick(&w->membership, w->now);
   assert_int_equal(w->workers[0].from.count, 1); /* once */
   settle();
   assert_int_equal(w->workers[0].awaited, 2);
@@ -664,7 +665,7 @@ static void test_missing(void **state) {
   for (uint32_t i = 0; i < 4; i++) {
     if (i != 1) deliver(i, 1);
   }
-  mlfab__membership_tick(&w->roll, w->now);
+  mlfab__membership_tick(&w->membership, w->now);
   for (uint32_t i = 2; i < 4; i++) deliver(i, 0);
   assert_int_equal(w->workers[3].awaited, 1);
   settle();
@@ -694,7 +695,7 @@ static void test_verdicts(void **state) {
   assert_int_equal(w->workers[0].members, 3);
   come(2); /* it is not waited for before it calls */
   settle();
-  assert_int_equal(w->roll.epoch, 2);
+  assert_int_equal(w->membership.epoch, 2);
   call(&w->workers[2]);
   settle();
   assert_int_equal(w->workers[0].verdict.code, MLFAB_ERR_AGAIN);
@@ -705,7 +706,7 @@ static void test_verdicts(void **state) {
 
   all_in(3, 2);
   w->workers[1].here = 0;
-  mlfab__membership_gone(&w->roll, 1, 1, w->now);
+  mlfab__membership_gone(&w->membership, 1, 1, w->now);
   die(1);
   settle();
   expect_verdict(1, MLFAB_ERR_PEER_CLOSED, 1, "worker 1 has closed");
@@ -727,11 +728,11 @@ static void test_verdicts(void **state) {
   deliver(0, 1);
   settle();
   expect_verdict(3, MLFAB_ERR_NOT_FINITE, 0, "worker 0 brings a NaN");
-  assert_int_equal(w->roll.phase, MLFAB__MEMBERSHIP_RUNNING);
-  assert_int_equal(w->roll.epoch, 2);
+  assert_int_equal(w->membership.phase, MLFAB__MEMBERSHIP_RUNNING);
+  assert_int_equal(w->membership.epoch, 2);
   say(&w->workers[0], MLFAB__MEMBERSHIP_FAIL, meta, mlfab__encode_membership_over(meta, &fail));
   settle();
-  assert_int_equal(w->roll.epoch, 2);
+  assert_int_equal(w->membership.epoch, 2);
   close_world();
 
   /* A code that is none, a rank that there is not. */
@@ -752,19 +753,19 @@ static void test_leaving(void **state) {
   leave(3);
   deliver(3, 1);
   settle();
-  assert_int_equal(w->roll.phase, MLFAB__MEMBERSHIP_RUNNING);
-  assert_int_equal(w->roll.epoch, 1);
+  assert_int_equal(w->membership.phase, MLFAB__MEMBERSHIP_RUNNING);
+  assert_int_equal(w->membership.epoch, 1);
   for (uint32_t i = 0; i < 3; i++) assert_int_equal(w->workers[i].left_known, 8);
-  assert_int_equal(w->roll.entries[3].calls, 2);
+  assert_int_equal(w->membership.entries[3].calls, 2);
   close_one(3);
-  assert_int_equal(w->roll.epoch, 1);
+  assert_int_equal(w->membership.epoch, 1);
   say_fail(&w->workers[0]);
   settle();
   assert_int_equal(w->workers[0].members, 3);
   /* One that says that it leaves, and dies before it is gone, may owe bytes. */
   leave(1);
   settle();
-  assert_int_equal(w->roll.epoch, 2);
+  assert_int_equal(w->membership.epoch, 2);
   die(1);
   settle();
   assert_int_equal(w->workers[0].verdict.code, MLFAB_ERR_PEER_DEAD);
@@ -783,14 +784,14 @@ static void test_leaving(void **state) {
   for (uint32_t i = 0; i < 3; i++) come(i);
   for (uint32_t i = 0; i < 3; i++) call(&w->workers[i]);
   for (uint32_t i = 0; i < 3; i++) deliver(i, 1);
-  assert_int_equal(w->roll.phase, MLFAB__MEMBERSHIP_LISTED);
+  assert_int_equal(w->membership.phase, MLFAB__MEMBERSHIP_LISTED);
   w->workers[1].calls = 1;
   leave(1);
   settle();
   assert_int_equal(w->workers[0].state, IN);
   assert_int_equal(w->workers[0].left_known, 2);
   assert_int_equal(w->workers[0].go.arena, 0);
-  assert_int_equal(w->roll.entries[1].calls, 0);
+  assert_int_equal(w->membership.entries[1].calls, 0);
   close_world();
 }
 
@@ -819,7 +820,7 @@ static void test_lost_before(void **state) {
       assert_int_equal(w->workers[i].state, IN);
       assert_int_equal(w->workers[i].members, 2);
     }
-    assert_int_equal(w->roll.epoch, 2);
+    assert_int_equal(w->membership.epoch, 2);
     close_world();
   }
   /* Whoever is back by then is not missing, as a new process or the same. */
@@ -840,7 +841,7 @@ static void test_lost_before(void **state) {
     settle();
     for (uint32_t i = 0; i < 3; i++) assert_int_equal(w->workers[i].state, IN);
     assert_int_equal(w->workers[0].members, 3);
-    assert_int_equal(w->roll.epoch, 1);
+    assert_int_equal(w->membership.epoch, 1);
     close_world();
   }
   /* Between two epochs. */
@@ -859,7 +860,7 @@ static void test_lost_before(void **state) {
 
 /* Who has not called; then calls that differ. `telling`: the others answer at once. */
 static void answer(uint32_t i, int called, uint64_t signature) {
-  mlfab__membership_tell tell = {w->roll.epoch, 0, 7, (uint32_t)called, signature, ""};
+  mlfab__membership_tell tell = {w->membership.epoch, 0, 7, (uint32_t)called, signature, ""};
   uint8_t meta[512];
   snprintf(tell.text, sizeof tell.text, "a call %d", (int)signature);
   say(&w->workers[i], MLFAB__MEMBERSHIP_TELL, meta, mlfab__encode_membership_tell(meta, &tell));
@@ -906,7 +907,7 @@ static void test_finishing(void **state) {
       worker *me = &w->workers[i];
       assert_int_equal(me->verdict.code, 0);
       assert_int_equal(me->state, me->finishes ? OUT : IN);
-      if (!me->finishes) assert_int_equal(me->epoch, w->roll.epoch);
+      if (!me->finishes) assert_int_equal(me->epoch, w->membership.epoch);
       if (!me->finishes) assert_int_equal(w->members_of[me->epoch] & 1 << i, 1 << i);
     }
     close_world();
@@ -935,7 +936,7 @@ static void test_stuck(void **state) {
   for (uint32_t i = 0; i < 4; i++) answer(i, 1, 5);
   settle();
   for (uint32_t i = 0; i < 4; i++) assert_int_equal(w->workers[i].missing, MLFAB_NO_RANK);
-  assert_int_equal(w->roll.phase, MLFAB__MEMBERSHIP_RUNNING);
+  assert_int_equal(w->membership.phase, MLFAB__MEMBERSHIP_RUNNING);
   close_world();
 
   /* One that does not answer for two beats; one that has left is not waited for. */
@@ -945,11 +946,11 @@ static void test_stuck(void **state) {
   leave(1);
   deliver(1, 1);
   w->now += 2 * BEAT - 1;
-  mlfab__membership_tick(&w->roll, w->now);
+  mlfab__membership_tick(&w->membership, w->now);
   settle();
   assert_int_equal(w->workers[0].missing, -2);
   w->now++;
-  mlfab__membership_tick(&w->roll, w->now);
+  mlfab__membership_tick(&w->membership, w->now);
   settle();
   assert_int_equal(w->workers[0].missing, 2);
   close_world();
@@ -991,7 +992,7 @@ static void test_stuck_while_one_finishes(void **state) {
     answer(3, 0, 0);
     if (!late) answer(1, 1, 5);
     w->now += 2 * BEAT;
-    mlfab__membership_tick(&w->roll, w->now);
+    mlfab__membership_tick(&w->membership, w->now);
     while (w->workers[0].from.count > 0) deliver(0, 0);
     assert_int_equal(w->workers[0].missing, late ? 1 : MLFAB_NO_RANK);
     close_world();
@@ -1035,7 +1036,7 @@ static void test_differ(void **state) {
     for (uint32_t i = 0; i < n; i++) answer(i, 1, signature[i]);
     settle();
     if (most == n) {
-      assert_int_equal(w->roll.epoch, 1);
+      assert_int_equal(w->membership.epoch, 1);
       assert_int_equal(w->workers[0].missing, MLFAB_NO_RANK);
     } else {
       uint32_t odd = 0;
@@ -1058,7 +1059,7 @@ static void test_asking_rate(void **state) {
     w->now += BEAT / 40;
     stuck(chance(6), number);
     for (uint32_t i = 0; i < 6; i++) deliver(i, 1);
-    if (k % 10 == 0) mlfab__membership_tick(&w->roll, w->now);
+    if (k % 10 == 0) mlfab__membership_tick(&w->membership, w->now);
     for (uint32_t i = 0; i < 6; i++) {
       while (w->workers[i].from.count > 0) {
         const pipe *p = &w->workers[i].from;
@@ -1106,7 +1107,7 @@ static void count_post(void *self, uint32_t peer, uint8_t type, const void *meta
 static void test_too_many(void **state) {
   mlfab__env env;
   mlfab_config config;
-  mlfab__membership roll;
+  mlfab__membership membership;
   uint32_t count = 0;
   uint8_t meta[128];
   (void)state;
@@ -1117,14 +1118,14 @@ static void test_too_many(void **state) {
   mlfab__membership_ask in = {.host = 1};
   mlfab__frame_in frame = {MLFAB__MEMBERSHIP, mlfab__encode_membership_ask(meta, &in), 0, meta,
                            NULL};
-  assert_int_equal(mlfab__membership_init(&roll, &env, &config, &port), 0);
+  assert_int_equal(mlfab__membership_init(&membership, &env, &config, &port), 0);
   for (uint32_t i = 0; i < config.workers; i++) {
     assert_int_equal(count, 0);
-    mlfab__membership_frame(&roll, i, &frame, 1);
+    mlfab__membership_frame(&membership, i, &frame, 1);
   }
   assert_int_equal(count, config.workers);
-  assert_int_equal(roll.phase, MLFAB__MEMBERSHIP_GATHERING);
-  mlfab__membership_free(&roll);
+  assert_int_equal(membership.phase, MLFAB__MEMBERSHIP_GATHERING);
+  mlfab__membership_free(&membership);
   assert_int_equal(env.bytes, 0);
 }
 
@@ -1139,17 +1140,17 @@ static void test_hostile(void **state) {
     uint8_t meta[64];
     for (int k = 0; k < 64; k++) meta[k] = (uint8_t)chance(256);
     mlfab__frame_in in = {types[chance(6)], chance(64), 0, meta, NULL};
-    mlfab__membership before = w->roll;
-    assert_int_equal(mlfab__membership_frame(&w->roll, chance(3), &in, w->now), 1);
-    assert_int_equal(w->roll.epoch, 1);
-    if (w->drops > 0) assert_memory_equal(&before, &w->roll, sizeof before);
+    mlfab__membership before = w->membership;
+    assert_int_equal(mlfab__membership_frame(&w->membership, chance(3), &in, w->now), 1);
+    assert_int_equal(w->membership.epoch, 1);
+    if (w->drops > 0) assert_memory_equal(&before, &w->membership, sizeof before);
     assert_in_range(w->drops, 0, 1);
     w->drops = 0;
     close_world();
   }
   all_in(2, 1);
   mlfab__frame_in other = {MLFAB__PUSH, 0, 0, NULL, NULL};
-  assert_int_equal(mlfab__membership_frame(&w->roll, 0, &other, w->now), 0);
+  assert_int_equal(mlfab__membership_frame(&w->membership, 0, &other, w->now), 0);
   close_world();
 }
 

@@ -1,4 +1,4 @@
-/* test_partial.c - partial reductions of all members in one process: calls, messages and schedules
+/* test_partial.c - partial reductions of all members in one process: calls, messages and task graphs
  * in a random order, messages as late as they like, failures in the middle; compared with a ledger
  * that keeps every contribution by itself. MLFAB_SEED=n one random world alone, MLFAB_SCALE=10 ten
  * times as many. */
@@ -39,13 +39,13 @@ typedef struct message {
   uint8_t *copy;         /* or what was copied at once */
 } message;
 
-typedef struct play {
+typedef struct run {
   mlfab__dag dag;
   uint8_t **staged; /* by operation */
   uint64_t number;
   uint32_t lent, notices;
   int armed;
-} play;
+} run;
 
 /* The ledger of one member: how often it has called, and what of it is in which round. Element i
  * of a block is of rank i; a call adds 1 to that of the first block, and its own value to the
@@ -60,7 +60,7 @@ typedef struct ledger {
 typedef struct member {
   mlfab__partial partial;
   uint32_t rank;
-  play plays[2];
+  run runs[2];
   uint64_t armed_upto;
   message *early;
   uint32_t nearly, early_room;
@@ -180,11 +180,11 @@ static void check_answer(world *w, member *m) {
   m->calling = 0;
 }
 
-/* ---- schedules */
+/* ---- task graphs */
 
 static void go_on(world *w, member *m);
 
-static void apply(member *m, play *p, uint32_t id, const uint8_t *bytes) {
+static void apply(member *m, run *p, uint32_t id, const uint8_t *bytes) {
   const mlfab__dag_op *op = &p->dag.ops[id];
   uint8_t *to = memory_of(m, p->number, op);
   for (uint64_t i = 0; i < op->bytes / 8; i++) {
@@ -197,7 +197,7 @@ static void apply(member *m, play *p, uint32_t id, const uint8_t *bytes) {
   mlfab__dag_done(&p->dag, id);
 }
 
-static void send(world *w, member *m, play *p, uint32_t id) {
+static void send(world *w, member *m, run *p, uint32_t id) {
   const mlfab__dag_op *op = &p->dag.ops[id];
   message f = {.from = m->partial.me, .to = op->peer, .tag = op->tag, .round = p->number};
   f.bytes = op->bytes;
@@ -212,7 +212,7 @@ static void send(world *w, member *m, play *p, uint32_t id) {
   mlfab__dag_done(&p->dag, id);
 }
 
-static void compute(world *w, member *m, play *p, uint32_t id) {
+static void compute(world *w, member *m, run *p, uint32_t id) {
   uint32_t code = p->dag.ops[id].code;
   if (code == MLFAB__PARTIAL_INITIATE) w->rounds[p->number].initiators++;
   if (code == MLFAB__PARTIAL_TAKE) took(w, m, p->number);
@@ -225,8 +225,8 @@ static void compute(world *w, member *m, play *p, uint32_t id) {
   mlfab__dag_done(&p->dag, id);
 }
 
-/* One operation of one play: 1 when there was any. */
-static int run_one(world *w, member *m, play *p) {
+/* One operation of one run: 1 when there was any. */
+static int run_one(world *w, member *m, run *p) {
   uint32_t id;
   if (!p->armed || !mlfab__dag_next(&p->dag, &id)) return 0;
   switch (p->dag.ops[id].kind) {
@@ -250,7 +250,7 @@ static int run_one(world *w, member *m, play *p) {
 }
 
 static void arrive(world *w, member *m, message f) {
-  play *p = &m->plays[f.round & 1];
+  run *p = &m->runs[f.round & 1];
   if (f.round >= m->armed_upto) {
     put(&m->early, &m->nearly, &m->early_room, f);
     return;
@@ -272,7 +272,7 @@ static void arrive(world *w, member *m, message f) {
   }
   free(f.copy);
   if (f.source) {
-    play *sender = &w->of[f.from]->plays[f.round & 1];
+    run *sender = &w->of[f.from]->runs[f.round & 1];
     if (sender->armed && sender->number == f.round && sender->lent) {
       sender->lent--;
       go_on(w, w->of[f.from]);
@@ -282,7 +282,7 @@ static void arrive(world *w, member *m, message f) {
 }
 
 static void arm_next(world *w, member *m) {
-  play *p = &m->plays[m->armed_upto & 1];
+  run *p = &m->runs[m->armed_upto & 1];
   uint32_t n = m->nearly;
   p->armed = 1;
   p->number = m->armed_upto++;
@@ -299,7 +299,7 @@ static void arm_next(world *w, member *m) {
 /* What the runner owes a member after every event. */
 static void go_on(world *w, member *m) {
   for (uint32_t i = 0; i < 2; i++) {
-    play *p = &m->plays[i];
+    run *p = &m->runs[i];
     if (!p->armed || p->lent || !mlfab__dag_finished(&p->dag)) continue;
     for (uint32_t id = 0; id < p->dag.nops; id++) {
       const mlfab__dag_op *op = &p->dag.ops[id];
@@ -311,8 +311,8 @@ static void go_on(world *w, member *m) {
     w->rounds[p->number].notices += p->notices;
     p->armed = 0;
   }
-  while (m->partial.settled && !m->plays[m->armed_upto & 1].armed) arm_next(w, m);
-  play *open = &m->plays[m->partial.over & 1];
+  while (m->partial.settled && !m->runs[m->armed_upto & 1].armed) arm_next(w, m);
+  run *open = &m->runs[m->partial.over & 1];
   if (!open->armed || open->number != m->partial.over) return;
   uint32_t op = mlfab__partial_trigger(&m->partial);
   if (op != MLFAB__DAG_NONE) mlfab__dag_trigger(&open->dag, op);
@@ -345,9 +345,9 @@ static void begin(world *w, int fresh) {
     member *m = w->of[at];
     mlfab__partial_begin(&m->partial, w->members, at, w->list);
     for (uint32_t p = 0; p < 2; p++) {
-      assert_int_equal(mlfab__partial_build(&m->partial, &m->plays[p].dag, algorithm), 0);
-      m->plays[p].staged = calloc(m->plays[p].dag.nops, sizeof(uint8_t *));
-      m->plays[p].armed = 0;
+      assert_int_equal(mlfab__partial_build(&m->partial, &m->runs[p].dag, algorithm), 0);
+      m->runs[p].staged = calloc(m->runs[p].dag.nops, sizeof(uint8_t *));
+      m->runs[p].armed = 0;
     }
     if (!fresh && below(&w->prng, 3) == 0 && m->calls_left) call(w, m); /* between epochs */
     if ((m->book.given && base == m->partial.over) || m->partial.over > base) {
@@ -377,10 +377,10 @@ static void begin(world *w, int fresh) {
 
 static void end_plays(member *m) {
   for (uint32_t p = 0; p < 2; p++) {
-    for (uint32_t id = 0; id < m->plays[p].dag.nops; id++) free(m->plays[p].staged[id]);
-    free(m->plays[p].staged);
-    m->plays[p].staged = NULL;
-    mlfab__dag_clear(&m->plays[p].dag);
+    for (uint32_t id = 0; id < m->runs[p].dag.nops; id++) free(m->runs[p].staged[id]);
+    free(m->runs[p].staged);
+    m->runs[p].staged = NULL;
+    mlfab__dag_clear(&m->runs[p].dag);
   }
   for (uint32_t i = 0; i < m->nearly; i++) free(m->early[i].copy);
   m->nearly = 0;
@@ -397,7 +397,7 @@ static void end_epoch(world *w) {
 }
 
 static void free_member(member *m) {
-  for (uint32_t p = 0; p < 2; p++) mlfab__dag_free(&m->plays[p].dag);
+  for (uint32_t p = 0; p < 2; p++) mlfab__dag_free(&m->runs[p].dag);
   mlfab__partial_free(&m->partial);
   free(m->early);
   free(m->data);
@@ -439,7 +439,7 @@ static world *make_world(uint64_t seed) {
     member *m = w->of[i] = calloc(1, sizeof *m);
     w->list[i] = m->rank = i;
     assert_int_equal(mlfab__partial_init(&m->partial, &env, &w->spec, i), 0);
-    for (uint32_t p = 0; p < 2; p++) mlfab__dag_init(&m->plays[p].dag, &env);
+    for (uint32_t p = 0; p < 2; p++) mlfab__dag_init(&m->runs[p].dag, &env);
     m->data = calloc(w->spec.count, 8);
     m->slowness = 1u << below(prng, 9);
   }
@@ -468,11 +468,11 @@ static int event_one(world *w) {
 static int run_any(world *w, int one) {
   if (one) {
     member *m = w->of[below(&w->prng, w->members)];
-    return run_one(w, m, &m->plays[below(&w->prng, 2)]);
+    return run_one(w, m, &m->runs[below(&w->prng, 2)]);
   }
   for (uint32_t i = 0; i < w->members; i++)
     for (uint32_t p = 0; p < 2; p++)
-      if (run_one(w, w->of[i], &w->of[i]->plays[p])) return 1;
+      if (run_one(w, w->of[i], &w->of[i]->runs[p])) return 1;
   return 0;
 }
 
@@ -624,7 +624,7 @@ static void activate(uint32_t members, uint32_t first, uint32_t second, int all)
     member *m = w->of[i] = calloc(1, sizeof *m);
     w->list[i] = m->rank = i;
     assert_int_equal(mlfab__partial_init(&m->partial, &env, &w->spec, i), 0);
-    for (uint32_t p = 0; p < 2; p++) mlfab__dag_init(&m->plays[p].dag, &env);
+    for (uint32_t p = 0; p < 2; p++) mlfab__dag_init(&m->runs[p].dag, &env);
     m->data = calloc(w->spec.count, 8);
     m->calls_left = all || i == first || i == second;
     m->slowness = 1;
@@ -692,7 +692,7 @@ static void lag(uint32_t results, uint32_t queue_max) {
     member *m = w->of[i] = calloc(1, sizeof *m);
     w->list[i] = m->rank = i;
     assert_int_equal(mlfab__partial_init(&m->partial, &env, &w->spec, i), 0);
-    for (uint32_t p = 0; p < 2; p++) mlfab__dag_init(&m->plays[p].dag, &env);
+    for (uint32_t p = 0; p < 2; p++) mlfab__dag_init(&m->runs[p].dag, &env);
     m->data = calloc(w->spec.count, 8);
     m->slowness = 1;
   }

@@ -1,4 +1,4 @@
-/* test_partial_run.c - partial reductions between up to 33 communicators and the roll of server 0, over
+/* test_partial_run.c - partial reductions between up to 33 communicators and the membership of server 0, over
  * links that are slow and break; through what mlfab.h says of them alone.
  *
  * Oracles. Element i of each block is of rank i, which adds 1 to that of the first block with every
@@ -69,7 +69,7 @@ typedef struct past { /* a round, as it was first returned */
 typedef struct world {
   mlfab__env env;
   mlfab_config config;
-  mlfab__membership roll;
+  mlfab__membership membership;
   worker workers[WORKERS];
   link peers_out[WORKERS][WORKERS]; /* of the first to the second */
   uint32_t n;
@@ -216,7 +216,7 @@ static void open_world(uint32_t n, uint64_t seed) {
   w->config.model_max_bytes = 1 << 30;
   w->now = 1;
   mlfab__port host = {w, host_post, no_ready, any_drop, no_detach, no_event};
-  assert_int_equal(mlfab__membership_init(&w->roll, &w->env, &w->config, &host), 0);
+  assert_int_equal(mlfab__membership_init(&w->membership, &w->env, &w->config, &host), 0);
   for (uint32_t i = 0; i < n; i++) {
     worker *me = &w->workers[i];
     mlfab__port up = {me, up_post, no_ready, any_drop, no_detach, no_event};
@@ -227,7 +227,7 @@ static void open_world(uint32_t n, uint64_t seed) {
     me->comm.host = 1 + i % 3;
     me->alive = me->up = 1;
     me->slowness = 1u << chance(8);
-    mlfab__membership_hello(&w->roll, i, 1, w->now);
+    mlfab__membership_hello(&w->membership, i, 1, w->now);
   }
   w->options = (mlfab_partial_options){.size = sizeof w->options,
                                        .mode = 1 + chance(3),
@@ -258,7 +258,7 @@ static void free_worker(uint32_t rank) {
     int stood = w->peers_out[k][rank].stands;
     cut_hop(rank, k);
     cut_hop(k, rank);
-    if (stood && w->workers[k].alive) mlfab__stream_hop_lost(&w->workers[k].comm.streams, rank);
+    if (stood && w->workers[k].alive) mlfab__stream_peer_lost(&w->workers[k].comm.streams, rank);
   }
   mlfab__comm_free(&me->comm);
   free(me->data);
@@ -275,7 +275,7 @@ static void close_world(void) {
       pipe_free(&w->peers_out[i][k].back);
     }
   }
-  mlfab__membership_free(&w->roll);
+  mlfab__membership_free(&w->membership);
   for (uint32_t r = 0; r < ROUNDS; r++) free(w->rounds[r].data);
   for (uint32_t e = 0; e < EPOCHS; e++) free(w->flushes[e]);
   assert_int_equal(w->env.bytes, 0);
@@ -415,7 +415,7 @@ static mlfab__frame_in frame_of(const message *m) {
 static void deliver_to_server(uint32_t rank) {
   message m = pipe_take(&w->workers[rank].to_server);
   mlfab__frame_in frame = frame_of(&m);
-  assert_int_equal(mlfab__membership_frame(&w->roll, rank, &frame, w->now), 1);
+  assert_int_equal(mlfab__membership_frame(&w->membership, rank, &frame, w->now), 1);
   message_free(&m);
 }
 
@@ -442,7 +442,7 @@ static void deliver_there(uint32_t from, uint32_t to) {
 static void deliver_back(uint32_t from, uint32_t to) {
   message m = pipe_take(&w->peers_out[from][to].back);
   mlfab__frame_in frame = frame_of(&m);
-  assert_int_equal(mlfab__comm_hop_frame(&w->workers[from].comm, to, &frame, w->now), 1);
+  assert_int_equal(mlfab__comm_peer_frame(&w->workers[from].comm, to, &frame, w->now), 1);
   message_free(&m);
   look(&w->workers[from]);
 }
@@ -461,14 +461,14 @@ static int yield(uint32_t from, uint32_t to) {
 static void break_hop(uint32_t from, uint32_t to) {
   if (!w->peers_out[from][to].stands) return;
   cut_hop(from, to);
-  mlfab__stream_hop_lost(&w->workers[from].comm.streams, to);
+  mlfab__stream_peer_lost(&w->workers[from].comm.streams, to);
 }
 
 static void connect_hop(uint32_t from, uint32_t to) {
   link *l = &w->peers_out[from][to];
   if (!l->wanted || l->stands || !w->workers[to].alive) return;
   l->stands = 1;
-  mlfab__stream_hop_up(&w->workers[from].comm.streams, to);
+  mlfab__stream_peer_up(&w->workers[from].comm.streams, to);
 }
 
 static void break_up(uint32_t rank) {
@@ -476,13 +476,13 @@ static void break_up(uint32_t rank) {
   pipe_cut(&me->to_server);
   pipe_cut(&me->from_server);
   me->up = 1;
-  mlfab__membership_hello(&w->roll, rank, 1, w->now);
+  mlfab__membership_hello(&w->membership, rank, 1, w->now);
   mlfab__comm_hello(&me->comm);
 }
 
 static void tick(void) {
   w->tick_ns = w->now + BEAT / 4;
-  mlfab__membership_tick(&w->roll, w->now);
+  mlfab__membership_tick(&w->membership, w->now);
   for (uint32_t i = 0; i < w->n; i++) {
     worker *me = &w->workers[i];
     if (!me->alive) continue;
@@ -492,7 +492,7 @@ static void tick(void) {
       mlfab__comm_withdraw(&me->comm, r, MLFAB_ERR_TIMEOUT, w->now);
     mlfab__comm_tick(&me->comm, w->now);
     for (uint32_t k = 0; k < w->n; k++) {
-      if (k != i && !w->peers_out[i][k].stands && mlfab__comm_hop_missing(&me->comm, k, w->now))
+      if (k != i && !w->peers_out[i][k].stands && mlfab__comm_peer_missing(&me->comm, k, w->now))
         w->peers_out[i][k].wanted = 1;
     }
     look(me);
@@ -551,9 +551,9 @@ static void explain(void) {
     print_message("worker %u: phase %d, epoch %u, state %d, step %u, %u failures, code %d %s\n", i,
                   me->comm.phase, me->comm.epoch, me->state, (unsigned)me->steps,
                   (unsigned)me->failures, me->code, me->text);
-    for (const mlfab__engine *play = me->comm.armed; me->alive && play; play = play->next)
-      print_message("  play %u of %u: lent %u, running %u\n", (unsigned)play->number, play->channel,
-                    play->lent, play->running);
+    for (const mlfab__engine_run *run = me->comm.armed; me->alive && run; run = run->next)
+      print_message("  run %u of %u: lent %u, running %u\n", (unsigned)run->number, run->channel,
+                    run->lent, run->running);
   }
 }
 
@@ -782,7 +782,7 @@ static void test_taken_for_dead(void **state) {
     me->up = 0;
     pipe_cut(&me->to_server);
     pipe_cut(&me->from_server);
-    mlfab__membership_gone(&w->roll, 1, 0, w->now);
+    mlfab__membership_gone(&w->membership, 1, 0, w->now);
     uint64_t end = w->now + 400 * BEAT, rounds = 1 + chance(4);
     while (!w->rounds[rounds].data && me->state == CALLING) {
       assert_true(w->now < end);
@@ -843,10 +843,10 @@ static void test_leave_is_lost(void **state) {
     mlfab__comm *comm = &me->comm;
     mlfab__comm_fail(&w->workers[0].comm, MLFAB_ERR_CANCELLED, 0, "test");
     for (int k = 0; k < 5000; k++) {
-      if (comm->phase == MLFAB__COMM_ASKED && w->roll.entries[3].asked) break;
+      if (comm->phase == MLFAB__COMM_ASKED && w->membership.entries[3].asked) break;
       (void)act();
     }
-    if (comm->phase == MLFAB__COMM_ASKED && w->roll.entries[3].asked) {
+    if (comm->phase == MLFAB__COMM_ASKED && w->membership.entries[3].asked) {
       tried++;
       mlfab__comm_leave(comm);
       me->up = 0;
@@ -854,7 +854,7 @@ static void test_leave_is_lost(void **state) {
       pipe_cut(&me->from_server);
       for (int k = 0; k < 500; k++) (void)act();
       break_up(3);
-      mlfab__membership_gone(&w->roll, 3, 1, w->now);
+      mlfab__membership_gone(&w->membership, 3, 1, w->now);
       uint64_t end = w->now + 100 * BEAT;
       while (w->workers[0].comm.phase != MLFAB__COMM_IN) {
         assert_true(w->now < end);
@@ -903,17 +903,17 @@ static void test_flags_that_change(void **state) {
   w->options.algorithm = MLFAB_ALGORITHM_DOUBLING;
   w->count = sizeof bulk / 8;
   open_all();
-  const mlfab__engine *play = w->workers[1].comm.armed;
-  while (play && play->number != 1) play = play->next;
-  assert_non_null(play);
+  const mlfab__engine_run *run = w->workers[1].comm.armed;
+  while (run && run->number != 1) run = run->next;
+  assert_non_null(run);
   uint32_t tag = 0;
-  for (uint32_t id = 0; id < play->dag.nops; id++)
-    if (play->dag.ops[id].kind == MLFAB__DAG_RECV_REDUCE && play->dag.ops[id].bytes == sizeof bulk)
-      tag = play->dag.ops[id].tag;
-  mlfab__coll head = {.channel = play->channel,
+  for (uint32_t id = 0; id < run->dag.nops; id++)
+    if (run->dag.ops[id].kind == MLFAB__DAG_RECV_REDUCE && run->dag.ops[id].bytes == sizeof bulk)
+      tag = run->dag.ops[id].tag;
+  mlfab__coll head = {.channel = run->channel,
                       .number = 1,
                       .tag = tag,
-                      .signature = play->signature,
+                      .signature = run->signature,
                       .total = sizeof bulk};
   forge(&w->workers[1], 0, &head, bulk, sizeof bulk - 8);
   head.offset = sizeof bulk - 8;
@@ -1007,7 +1007,7 @@ static void test_gone(void **state) {
   call_without(1, 0);
   for (int i = 0; i < 200; i++) (void)act();
   free_worker(1);
-  mlfab__membership_gone(&w->roll, 1, 0, w->now);
+  mlfab__membership_gone(&w->membership, 1, 0, w->now);
   run_until_failure(40);
   expect_all(MLFAB_ERR_PEER_DEAD, 1, "worker 1");
   for (uint32_t i = 0; i < w->n; i++) w->workers[i].slowness = 1;
@@ -1035,7 +1035,7 @@ static void test_closed_between_epochs(void **state) {
     open_small(MLFAB_PARTIAL_QUORUM, 2, MLFAB_PARTIAL_LATEST, seed_of(70 + seed));
     worker *me = &w->workers[closer], *other = &w->workers[closer == 2 ? 3 : 2];
     free_worker(1);
-    mlfab__membership_gone(&w->roll, 1, 0, w->now);
+    mlfab__membership_gone(&w->membership, 1, 0, w->now);
     for (uint64_t end = w->now + 40 * BEAT; me->comm.phase == MLFAB__COMM_IN; (void)act())
       assert_true(w->now < end);
     assert_int_equal(mlfab__partial_run_close(&me->comm, me->id, &error), 0);
@@ -1043,9 +1043,9 @@ static void test_closed_between_epochs(void **state) {
     assert_int_equal(error.code, MLFAB_ERR_PEER_DEAD);
     me->state = DONE;
     for (int i = 0; i < 4000; i++) (void)act();
-    uint32_t epoch = w->roll.epoch;
+    uint32_t epoch = w->membership.epoch;
     for (int i = 0; i < 20000; i++) (void)act();
-    assert_int_equal(w->roll.epoch, epoch);
+    assert_int_equal(w->membership.epoch, epoch);
     assert_int_equal(me->comm.phase, MLFAB__COMM_IN);
     assert_int_equal(mlfab__comm_owed(&me->comm, &error), 0);
     assert_int_equal(call(other, 8 * BEAT), MLFAB_ERR_PEER_DEAD); /* as it had owed */
@@ -1071,12 +1071,12 @@ static void test_closed_while_lent(void **state) {
     open_all();
     assert_int_equal(call(&w->workers[0], 0), 0);
     worker *me = &w->workers[1];
-    const mlfab__engine *play = NULL;
-    for (uint64_t end = w->now + 100000; !play;) {
+    const mlfab__engine_run *run = NULL;
+    for (uint64_t end = w->now + 100000; !run;) {
       assert_true(w->now < end);
       (void)act();
-      play = me->comm.armed;
-      while (play && !play->lent) play = play->next;
+      run = me->comm.armed;
+      while (run && !run->lent) run = run->next;
     }
     assert_int_equal(mlfab__partial_run_close(&me->comm, me->id, &error), 0);
     assert_int_equal(mlfab__partial_run_close(&me->comm, me->id, &error), MLFAB_ERR_ARGUMENT);

@@ -1,4 +1,4 @@
-/* test_stochastic.c - stochastic reduce between up to 80 communicators and the roll of server 0, over
+/* test_stochastic.c - stochastic reduce between up to 80 communicators and the membership of server 0, over
  * links that are slow, break, and end with their worker.
  *
  * Oracles. CODED: element e of what worker j sends in iteration k is k where e % n = j, else 0; so a
@@ -67,7 +67,7 @@ typedef struct worker {
 typedef struct world {
   mlfab__env env;
   mlfab_config config;
-  mlfab__membership roll;
+  mlfab__membership membership;
   worker workers[WORKERS];
   link peers_out[WORKERS][WORKERS];
   uint32_t n, iterations;
@@ -190,7 +190,7 @@ static void open_worker(uint32_t rank) {
   me->comm.host = 1 + rank % 3; /* so that the order of members is not that of ranks */
   me->alive = 1;
   me->last = w->iterations;
-  mlfab__membership_hello(&w->roll, rank, 1, w->now);
+  mlfab__membership_hello(&w->membership, rank, 1, w->now);
 }
 
 static void open_world(uint32_t n, uint64_t seed, uint32_t graph, uint32_t mode, uint64_t count) {
@@ -214,7 +214,7 @@ static void open_world(uint32_t n, uint64_t seed, uint32_t graph, uint32_t mode,
   w->options = (mlfab_stochastic_options){
       .size = sizeof w->options, .graph = graph, .degree = 2, .mode = mode, .refuse_nan = 1};
   mlfab__port host = {w, host_post, no_ready, any_drop, no_detach, no_event};
-  assert_int_equal(mlfab__membership_init(&w->roll, &w->env, &w->config, &host), 0);
+  assert_int_equal(mlfab__membership_init(&w->membership, &w->env, &w->config, &host), 0);
   for (uint32_t i = 0; i < n; i++) open_worker(i);
 }
 
@@ -243,17 +243,17 @@ static void kill_worker(uint32_t rank, int gone) {
     int stood = w->peers_out[k][rank].stands;
     cut_hop(rank, k);
     cut_hop(k, rank);
-    if (stood && w->workers[k].alive) mlfab__stream_hop_lost(&w->workers[k].comm.streams, rank);
+    if (stood && w->workers[k].alive) mlfab__stream_peer_lost(&w->workers[k].comm.streams, rank);
   }
   mlfab__comm_free(&me->comm);
-  if (gone) mlfab__membership_gone(&w->roll, rank, 0, w->now);
+  if (gone) mlfab__membership_gone(&w->membership, rank, 0, w->now);
 }
 
 static void close_world(void) {
   w->fails = 0;
   for (uint32_t i = 0; i < w->n; i++) kill_worker(i, 0);
   for (uint32_t i = 0; i < w->n; i++) free_worker(&w->workers[i]);
-  mlfab__membership_free(&w->roll);
+  mlfab__membership_free(&w->membership);
   assert_int_equal(w->env.bytes, 0);
   free(w);
   w = NULL;
@@ -538,7 +538,7 @@ static mlfab__frame_in frame_of(const message *m) {
 static void deliver_to_server(uint32_t rank) {
   message *m = get(&w->workers[rank].to_server);
   mlfab__frame_in frame = frame_of(m);
-  assert_int_equal(mlfab__membership_frame(&w->roll, rank, &frame, w->now), 1);
+  assert_int_equal(mlfab__membership_frame(&w->membership, rank, &frame, w->now), 1);
   drop(m);
 }
 
@@ -564,7 +564,7 @@ static void deliver_there(uint32_t from, uint32_t to) {
 static void deliver_back(uint32_t from, uint32_t to) {
   message *m = get(&w->peers_out[from][to].back);
   mlfab__frame_in frame = frame_of(m);
-  assert_int_equal(mlfab__comm_hop_frame(&w->workers[from].comm, to, &frame, w->now), 1);
+  assert_int_equal(mlfab__comm_peer_frame(&w->workers[from].comm, to, &frame, w->now), 1);
   drop(m);
   look(&w->workers[from]);
 }
@@ -585,7 +585,7 @@ static void break_hop(uint32_t from, uint32_t to) {
   w->breaks++;
   cut_hop(from, to);
   w->peers_out[from][to].wanted = 1;
-  mlfab__stream_hop_lost(&w->workers[from].comm.streams, to);
+  mlfab__stream_peer_lost(&w->workers[from].comm.streams, to);
 }
 
 static int act_link(uint32_t from, uint32_t to) {
@@ -593,7 +593,7 @@ static int act_link(uint32_t from, uint32_t to) {
   if (from == to || !w->workers[to].alive) return 0;
   if (l->wanted && !l->stands) {
     l->stands = 1;
-    mlfab__stream_hop_up(&w->workers[from].comm.streams, to);
+    mlfab__stream_peer_up(&w->workers[from].comm.streams, to);
   }
   if (!l->stands) return 0;
   for (uint32_t tried = 0, which = chance(3); tried < 3; tried++, which = (which + 1) % 3) {
@@ -612,7 +612,7 @@ static int act_link(uint32_t from, uint32_t to) {
 
 static void tick(void) {
   w->tick_ns = w->now + BEAT / 4;
-  mlfab__membership_tick(&w->roll, w->now);
+  mlfab__membership_tick(&w->membership, w->now);
   for (uint32_t i = 0; i < w->n; i++) {
     worker *me = &w->workers[i];
     if (!me->alive) continue;
@@ -621,7 +621,7 @@ static void tick(void) {
       mlfab__comm_withdraw(&me->comm, r, MLFAB_ERR_TIMEOUT, w->now);
     mlfab__comm_tick(&me->comm, w->now);
     for (uint32_t k = 0; k < w->n; k++) {
-      if (k != i && mlfab__stream_hop_missing(&me->comm.streams, k, w->now, NULL))
+      if (k != i && mlfab__stream_peer_missing(&me->comm.streams, k, w->now, NULL))
         w->peers_out[i][k].wanted = 1;
     }
     look(me);

@@ -346,7 +346,7 @@ static void break_link(uint32_t from, uint32_t to) {
   l->old = l->wire;
   if (!l->old.first) l->old.end = &l->old.first;
   memset(&l->wire, 0, sizeof l->wire);
-  mlfab__stream_hop_lost(&w.workers[from].streams, to);
+  mlfab__stream_peer_lost(&w.workers[from].streams, to);
 }
 
 static void settle_doomed(void) {
@@ -362,7 +362,7 @@ static void connect_link(uint32_t from, uint32_t to) {
   if (l->stands || !l->wanted) return;
   l->stands = 1;
   put(&l->taken, make_frame(MLFAB__MEET, NULL, 0));
-  mlfab__stream_hop_up(&w.workers[from].streams, to);
+  mlfab__stream_peer_up(&w.workers[from].streams, to);
 }
 
 /* The link has room: asks for the next frame. */
@@ -437,7 +437,7 @@ static void answer(uint32_t from, uint32_t to) {
   frame *f = l->stands ? get(&l->acks) : NULL;
   if (!f) return;
   mlfab__frame_in in = {f->type, f->meta_bytes, 0, f->meta, NULL};
-  assert_int_equal(mlfab__stream_hop_frame(&w.workers[from].streams, to, &in), 1);
+  assert_int_equal(mlfab__stream_peer_frame(&w.workers[from].streams, to, &in), 1);
   discard(f);
   settle_doomed();
 }
@@ -451,7 +451,7 @@ static void tick(uint32_t rank) {
     link *l = &w.links[rank][to];
     if (l->stands) continue;
     uint64_t since = 0;
-    if (mlfab__stream_hop_missing(s, to, w.now, &since)) l->wanted = 1;
+    if (mlfab__stream_peer_missing(s, to, w.now, &since)) l->wanted = 1;
     assert_true(since <= w.now);
   }
 }
@@ -853,7 +853,7 @@ static void test_broken_peers(void **state) {
   other->streams.member_of[0] = 2 - (other->streams.ranks[0] == 0);
   in.type = MLFAB__HOP_CHUNK;
   assert_int_equal(mlfab__stream_member_frame(&other->streams, 0, &in), 0);
-  assert_int_equal(mlfab__stream_hop_frame(&other->streams, 0, &in), 0);
+  assert_int_equal(mlfab__stream_peer_frame(&other->streams, 0, &in), 0);
   close_world();
 }
 
@@ -862,7 +862,7 @@ static int acknowledged(uint64_t received, uint64_t consumed) {
   uint8_t meta[96];
   uint64_t drops = w.drops;
   mlfab__frame_in in = {MLFAB__COLL_ACK, mlfab__encode_coll_ack(meta, &ack), 0, meta, NULL};
-  assert_int_equal(mlfab__stream_hop_frame(&one->streams, 1, &in), 1);
+  assert_int_equal(mlfab__stream_peer_frame(&one->streams, 1, &in), 1);
   w.ndoomed = 0;
   return w.drops == drops;
 }
@@ -882,7 +882,7 @@ static void test_broken_acknowledgements(void **state) {
   assert_false(acknowledged(2, 999));
   assert_true(acknowledged(3, 3000));
   mlfab__frame_in in = {MLFAB__COLL_ACK, 3, 0, (const uint8_t *)"abc", NULL};
-  assert_int_equal(mlfab__stream_hop_frame(&one->streams, 1, &in), 1);
+  assert_int_equal(mlfab__stream_peer_frame(&one->streams, 1, &in), 1);
   assert_string_equal(w.text, "a malformed COLL_ACK");
   w.ndoomed = 0;
   close_world();
@@ -917,22 +917,22 @@ static void test_missing_link(void **state) {
   (void)state;
   uint64_t since = 0;
   open_two(65536);
-  assert_int_equal(mlfab__stream_hop_missing(&one->streams, 1, 50, &since), 0);
+  assert_int_equal(mlfab__stream_peer_missing(&one->streams, 1, 50, &since), 0);
   say(10, 0, 1);
-  assert_int_equal(mlfab__stream_hop_missing(&one->streams, 1, 60, &since), 1);
+  assert_int_equal(mlfab__stream_peer_missing(&one->streams, 1, 60, &since), 1);
   assert_int_equal(since, 60);
-  assert_int_equal(mlfab__stream_hop_missing(&one->streams, 1, 70, NULL), 1);
-  assert_int_equal(mlfab__stream_hop_missing(&one->streams, 1, 80, &since), 1);
+  assert_int_equal(mlfab__stream_peer_missing(&one->streams, 1, 70, NULL), 1);
+  assert_int_equal(mlfab__stream_peer_missing(&one->streams, 1, 80, &since), 1);
   assert_int_equal(since, 60);
   run_two();
   break_link(0, 1);
-  assert_int_equal(mlfab__stream_hop_missing(&one->streams, 1, 90, &since), 1);
+  assert_int_equal(mlfab__stream_peer_missing(&one->streams, 1, 90, &since), 1);
   assert_int_equal(since, 90); /* not acknowledged yet */
   way->wanted = 1;
   run_two();
-  assert_int_equal(mlfab__stream_hop_missing(&one->streams, 1, 95, &since), 0);
-  assert_int_equal(mlfab__stream_hop_missing(&one->streams, 0, 95, NULL), 0);
-  assert_int_equal(mlfab__stream_hop_missing(&one->streams, 7, 95, NULL), 0);
+  assert_int_equal(mlfab__stream_peer_missing(&one->streams, 1, 95, &since), 0);
+  assert_int_equal(mlfab__stream_peer_missing(&one->streams, 0, 95, NULL), 0);
+  assert_int_equal(mlfab__stream_peer_missing(&one->streams, 7, 95, NULL), 0);
   /* What the lost link had is nothing to be taken back. */
   say(MLFAB__STREAM_LEND + 1, 0, 0);
   fill_link(0, 1);

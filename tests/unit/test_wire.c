@@ -675,7 +675,7 @@ static uint32_t numbers[MLFAB__SLICES_MAX + 1], got_numbers[MLFAB__SLICES_MAX];
 static uint32_t encode_moves(int which, uint32_t n) {
   mlfab__reshard_ask ask = {11, 22, n};
   mlfab__move move = {11, MLFAB__MOVE_PREPARE, n};
-  mlfab__thaw thaw = {11, 22, n};
+  mlfab__resume resume = {11, 22, n};
   mlfab__reshard_server_clock clock;
   memset(&clock, 0, sizeof clock);
   clock.v_train = 11;
@@ -683,14 +683,14 @@ static uint32_t encode_moves(int which, uint32_t n) {
   clock.consistency.size = sizeof clock.consistency;
   if (which == 0) return mlfab__encode_reshard_ask(meta_a, &ask, numbers);
   if (which == 1) return mlfab__encode_move(meta_a, &move, numbers);
-  if (which == 2) return mlfab__encode_thaw(meta_a, &thaw, numbers);
+  if (which == 2) return mlfab__encode_resume(meta_a, &resume, numbers);
   return mlfab__encode_reshard_server_clock(meta_a, &clock, numbers);
 }
 
 static int decode_moves(int which, uint32_t bytes, uint32_t *n_p) {
   mlfab__reshard_ask ask = {0, 0, 0};
   mlfab__move move = {0, 0, 0};
-  mlfab__thaw thaw = {0, 0, 0};
+  mlfab__resume resume = {0, 0, 0};
   mlfab__reshard_server_clock clock;
   memset(&clock, 0, sizeof clock);
   uint8_t *copy = malloc(bytes + (size_t)(bytes == 0));
@@ -698,17 +698,17 @@ static int decode_moves(int which, uint32_t bytes, uint32_t *n_p) {
   memcpy(copy, meta_a, bytes);
   int code = which == 0   ? mlfab__decode_reshard_ask(copy, bytes, &ask, got_numbers)
              : which == 1 ? mlfab__decode_move(copy, bytes, &move, got_numbers)
-             : which == 2 ? mlfab__decode_thaw(copy, bytes, &thaw, got_numbers)
+             : which == 2 ? mlfab__decode_resume(copy, bytes, &resume, got_numbers)
                           : mlfab__decode_reshard_server_clock(copy, bytes, &clock, got_numbers);
   free(copy);
   *n_p = which == 0   ? ask.servers
          : which == 1 ? move.slices
-         : which == 2 ? thaw.slices
+         : which == 2 ? resume.slices
                       : clock.words;
   if (!code)
     assert_true(which == 0   ? ask.ask == 11 && ask.timeout_ns == 22
                 : which == 1 ? move.attempt == 11 && move.step == MLFAB__MOVE_PREPARE
-                : which == 2 ? thaw.attempt == 11 && thaw.epoch == 22
+                : which == 2 ? resume.attempt == 11 && resume.epoch == 22
                              : clock.v_train == 11);
   return code;
 }

@@ -965,13 +965,13 @@ static void test_lost_in_a_move(void **state) {
   static uint8_t meta[4096];
   for (uint32_t at = 0; at < SERVERS; at++) { /* where it is decided */
     uint32_t owners[MLFAB__SLICES_MAX];
-    mlfab__thaw m = {f->worker.pause.attempt + 1, f->worker.epoch + 1, f->worker.layout.nslices};
+    mlfab__resume m = {f->worker.pause.attempt + 1, f->worker.epoch + 1, f->worker.layout.nslices};
     mlfab__request *request = push_announced(f);
     uint64_t seq = request->result.seq;
     for (uint32_t i = 0; i < m.slices; i++) owners[i] = f->worker.layout.slices[i].server;
     ack(f, at, seq, 0, 1, 0);
     assert_int_equal(request->done, 0);
-    from_server(f, 0, MLFAB__THAW, meta, mlfab__encode_thaw(meta, &m, owners), NULL, 0);
+    from_server(f, 0, MLFAB__RESUME, meta, mlfab__encode_resume(meta, &m, owners), NULL, 0);
     for (uint32_t s = 0; s < SERVERS; s++) {
       mlfab__hello_ack hello = {.epoch = m.epoch, .server = s, .eager_bytes = EAGER};
       hello.generation = f->worker.streams[s].generation;

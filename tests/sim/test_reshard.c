@@ -1,4 +1,4 @@
-/* test_reslice.c - slices move between servers of a simulated fabric, from seeds, while workers push and
+/* test_reshard.c - slices move between servers of a simulated fabric, from seeds, while workers push and
  * pull, links break, and workers crash and come back.
  *
  * Four servers, of which one holds the model at first, then 4, 2, 4 and 1 of them; 8 workers. Every
@@ -677,7 +677,7 @@ static int try_seed(uint64_t seed, int twice, int verbose) {
     snprintf(r->failure, sizeof r->failure, "it ran otherwise the second time");
   }
   if (failed) {
-    print_error("seed %llu: %s\n  again: MLFAB_SEED=%llu build/tests/sim/test_reslice\n",
+    print_error("seed %llu: %s\n  again: MLFAB_SEED=%llu build/tests/sim/test_reshard\n",
                 (unsigned long long)seed, r->failure, (unsigned long long)seed);
   } else if (verbose) {
     printf("seed %llu: passed\n", (unsigned long long)seed);
@@ -692,7 +692,7 @@ static void test_seeds_that_failed_once(void **state) {
   FILE *file = getenv("MLFAB_SEED") ? NULL : seeds_open();
   (void)state;
   if (!file) skip();
-  while (failed < 3 && seeds_next(file, "reslice", &seed)) failed += try_seed(seed, 1, 0);
+  while (failed < 3 && seeds_next(file, "reshard", &seed)) failed += try_seed(seed, 1, 0);
   fclose(file);
   assert_int_equal(failed, 0);
 }
@@ -1097,5 +1097,5 @@ int main(void) {
       cmocka_unit_test(test_seeds),
       cmocka_unit_test(test_fault_in_a_move),
   };
-  return cmocka_run_group_tests_name("reslice", tests, NULL, NULL);
+  return cmocka_run_group_tests_name("reshard", tests, NULL, NULL);
 }
