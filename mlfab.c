@@ -13835,38 +13835,37 @@ MLFAB__INTERNAL int mlfab__worker_attach(mlfab_node *node, mlfab__worker **worke
  * ============================================================================================== */
 /* lazy.h - the buffer of delayed pulls. Layer 2, pure.
  *
- * A heap of tags by the V_train at which a pull is looked at next; equal ones come out in the order
- * in which they were added. What a tag means is the caller's.
+ * A heap of tags, ordered by the V_train at which a pull is looked at next; tags with the same V_train come
+ * out in the order in which they were added. The caller defines what a tag means.
  *
  * Source: FluentPS Alg. 1 (callbacks) and §III-C. Departs: lazy execution indexes by max(progress,
- * V_train), as a pull may come after its iteration was completed without its worker; pulls are
- * released after V_train has moved, not before, so that what is asked again sees the new one. */
+ * V_train), because a pull may arrive after its iteration was completed without its worker; pulls are
+ * released after V_train has moved, not before, so that their condition is evaluated with the new value. */
 
 typedef struct mlfab__delayed {
   uint64_t at;    /* looked at when V_train reaches this */
-  uint64_t order; /* of coming */
+  uint64_t order; /* order of insertion */
   uint64_t tag;
 } mlfab__delayed;
 
-/* All zero is an empty buffer. entries[0..count-1] is a heap: anybody may read the tags. */
+/* All zero is an empty buffer. entries[0..count-1] is a heap; anyone may read the tags. */
 typedef struct mlfab__lazy {
   mlfab__delayed *entries;
   uint32_t count, room;
   uint64_t next_order;
 } mlfab__lazy;
 
-/* When to look at a delayed pull of `progress` (a count: i + 1): soft: when V_train moves; lazy:
- * when its own iteration is complete. Always above v_train. */
+/* When to look again at a delayed pull of `progress` (a count: i + 1). Soft: when V_train moves. Lazy: when
+ * its own iteration is complete. Always above v_train. */
 MLFAB__INTERNAL uint64_t mlfab__lazy_at(int soft, uint64_t progress, uint64_t v_train);
-/* O(log n). Errors: MEMORY, and nothing has changed; never if one was taken out since the last
- * add. */
+/* O(log n). Errors: MEMORY, with nothing changed; never if an entry was taken out since the last add. */
 MLFAB__INTERNAL int mlfab__lazy_add(mlfab__env *env, mlfab__lazy *lazy, uint64_t at, uint64_t tag);
-/* Takes the next one out whose `at` is v_train or less: 1, or 0 when there is none. O(log n). */
+/* Takes out the next entry whose `at` is at most v_train: 1, or 0 when there is none. O(log n). */
 MLFAB__INTERNAL int mlfab__lazy_pop(mlfab__lazy *lazy, uint64_t v_train, uint64_t *tag_p);
-/* Takes out the one with this tag: 1, or 0 when there is none. O(n). */
+/* Takes out the entry with this tag: 1, or 0 when there is none. O(n). */
 MLFAB__INTERNAL int mlfab__lazy_remove(mlfab__lazy *lazy, uint64_t tag);
-/* The conditions have changed: all are due, in the order of coming. Pop them until there is none;
- * those that still have to wait are added again above v_train, for which there is room. O(n). */
+/* The conditions have changed: all entries become due, in the order of insertion. Pop them until none is
+ * left; those that must still wait are added again above v_train, for which there is room. O(n). */
 MLFAB__INTERNAL void mlfab__lazy_wake_all(mlfab__lazy *lazy);
 MLFAB__INTERNAL void mlfab__lazy_free(mlfab__env *env, mlfab__lazy *lazy);
 
@@ -13876,7 +13875,7 @@ MLFAB__INTERNAL void mlfab__lazy_free(mlfab__env *env, mlfab__lazy *lazy);
  * ============================================================================================== */
 /* lazy.c - the buffer of delayed pulls: see lazy.h. A binary heap, smallest (at, order) first. */
 
-enum { LAZY_ROOM = 16 }; /* at first */
+enum { LAZY_ROOM = 16 }; /* initial */
 
 static int lazy_less(const mlfab__delayed *a, const mlfab__delayed *b) {
   return a->at != b->at ? a->at < b->at : a->order < b->order;
@@ -13970,58 +13969,58 @@ MLFAB__INTERNAL void mlfab__lazy_free(mlfab__env *env, mlfab__lazy *lazy) {
 /* ==============================================================================================
  * core/server/blocks.c
  * ============================================================================================== */
-/* blocks.c - the server role: blocks that are pinned by pulls, and spare ones. See server.h. */
+/* blocks.c - the server role: blocks pinned by pulls, and spare blocks. See server.h. */
 
 /* ==============================================================================================
  * core/server/server.h
  * ============================================================================================== */
 /* server.h - the server role: takes updates in, applies them, answers pulls. Layer 4.
  *
- * Updates of all workers stand in one queue, in the order of their announcements. The first that
- * may be taken in is the head. Its bytes are added as they arrive into `next` blocks; commit swaps
- * the blocks, a refusal discards them. Others may send what they have credit for, which is staged
- * raw:
+ * The updates of all workers form one queue, in the order of their announcements. The head is the first
+ * update that may be taken in. The server adds its bytes as they arrive into `next` blocks; a commit swaps
+ * the blocks, a refusal discards them. Other updates may send what they have credit for; the server stages
+ * these bytes unprocessed:
  *
  *    QUEUED --(first that may be taken in)--> HEAD --(all bytes came, all finite)--> committed: APPLIED
- *      |                                       |                 \--> APPLYING (rules, rounds: a few
+ *      |                                       |                 \--> APPLYING (optimizer, rounds: a few
  *      |                                       |                      blocks a tick) --> APPLIED
  *      |                                       +--(NaN, callback)--> refused: NOT_APPLIED
  *      |                                       +--(no byte for 3 heartbeats)--> revoked: RESEND
- *      +--(link lost, worker dead)--> forgotten; a reconnect says it again
+ *      +--(link lost, worker dead)--> forgotten; the worker announces it again when it reconnects
  *
  * With a scheduler, large updates and pulls wait beside the queue until a plan places them:
  *
- *    UNPLACED --(PLAN, or no scheduler any more)--> QUEUED, alone or as a member of a group
+ *    UNPLACED --(PLAN, or the scheduler is lost)--> QUEUED, alone or as a member of a group
  *                                                     \--(too late at that place)--> DROPPED at its turn
  *
- * A group is a run of the queue whose bytes come added up, from an aggregator, and are taken in as
- * the bytes of its first member; one commit decides all of them. It has a number; whatever spoils
- * it (a member dead or not finite, the aggregator gone) ends the number, and what is left of it
- * gets another and is sent again. A worker's small updates behind an unplaced one wait with it.
- * With the bound delay < tau_max: an update gets its place only where its delay is below the bound,
- * and its delay cannot grow afterwards, because nothing is put before it.
+ * A group is a run of consecutive updates in the queue. An aggregator sends their sum; the server takes it
+ * in as the bytes of the first member, and one commit decides all members. A group has a number. When a
+ * member dies or is not finite, or the aggregator is lost, the server ends the number, gives the remaining
+ * members a new one, and they send again. A worker's small updates behind an unplaced one wait with it.
+ * With a delay bound (delay < tau_max), an update gets a place only where its delay is below the bound. The
+ * delay cannot grow afterwards, because no update is placed before one that has a place.
  *
- * Invariants. (1) An update is decided exactly once, and the decisions of one worker's updates come
- * in the order of their numbers. (2) `next` blocks exist only for the head. (3) Whatever is staged
- * was credited: eager bytes in the worker's arena, one update's more in the stage. (4) With rounds,
- * the sum of the open round holds whole updates only, at most one complete one a worker. (5) A pull
- * pins one slice at a time.
+ * Invariants. (1) An update is decided exactly once, and one worker's updates are decided in the order of
+ * their numbers. (2) `next` blocks exist only for the head. (3) All staged bytes had credit: eager bytes
+ * lie in the worker's arena, the further bytes of an update in its stage. (4) With rounds, the sum of the
+ * open round holds whole updates only, at most one complete update of each worker. (5) A pull pins one
+ * slice at a time.
  *
  * Source: MLfabric §2, §4 Table 1, §5.1 (one order of commits); FluentPS Alg. 1 (server side). */
 
 enum {
   MLFAB__SERVER_PULLS = 8,
-  MLFAB__SERVER_SPREADS = 4, /* slots more, for pulls that an aggregator hands on */
+  MLFAB__SERVER_SPREADS = 4, /* additional slots, for pulls that an aggregator forwards */
   MLFAB__SERVER_SLOTS = MLFAB__SERVER_PULLS + MLFAB__SERVER_SPREADS,
   MLFAB__SERVER_SENDS = 16,
   MLFAB__SERVER_QUEUED = 64,
-  MLFAB__SERVER_STAGES = 16, /* updates that may come before their turn */
-  MLFAB__CLOCKS = 8,         /* consistency models at a time */
-  MLFAB__SERVER_CHANGES = 8  /* changes of them that wait */
+  MLFAB__SERVER_STAGES = 16, /* updates that may send before their turn */
+  MLFAB__CLOCKS = 8,         /* consistency models at the same time */
+  MLFAB__SERVER_CHANGES = 8  /* consistency changes that wait */
 };
 #define MLFAB__PROGRESS_MAX ((uint64_t)1 << 62)
 
-/* An update on its way in. Kept and reused, so that steady state allocates nothing. */
+/* An update that is being received. Reused, so that steady state allocates nothing. */
 typedef struct mlfab__incoming {
   struct mlfab__incoming *previous, *next; /* the queue, or the free list by next */
   uint32_t worker;
@@ -14032,28 +14031,28 @@ typedef struct mlfab__incoming {
   uint32_t segment_room, version_room;
   uint64_t received, consumed, granted; /* of push.bytes */
   uint64_t arena_at;                    /* where its eager bytes are staged */
-  uint32_t segment;                     /* of `consumed`: segment, and bytes of it */
+  uint32_t segment;                     /* cursor of `consumed`: segment, and bytes of it */
   uint64_t in_segment;
   uint64_t last_byte_ns;
-  uint32_t stage;         /* its stage plus one, or 0 */
-  int unplaced;           /* stands in the list of those that wait for a plan */
+  uint32_t stage;         /* index of its stage plus one, or 0 */
+  int unplaced;           /* is in the list of updates that wait for a plan */
   int announced;          /* the scheduler knows of it */
-  int counted;            /* its members are in `ahead` of its slices */
+  int counted;            /* `ahead` counts its members in its slices */
   uint64_t group;         /* number of its group, or 0 */
-  uint32_t waits;         /* members that its group has lost because they were silent */
-  uint32_t aggregator;    /* of the group */
-  double aggregator_rate; /* in-link of its host; 0 or less: not known */
-  uint64_t delay;         /* that it had when it got its place, or would have had */
+  uint32_t waits;         /* members that its group has lost to silence */
+  uint32_t aggregator;    /* of its group */
+  double aggregator_rate; /* rate of the aggregator's in-link; 0 or less: unknown */
+  uint64_t delay;         /* its delay when it got its place, or was refused one */
   uint64_t shape;         /* hash of its segments */
-  int withdrawn;          /* to be decided as not applied at its turn */
+  int withdrawn;          /* its turn decides it as not applied */
   int refused;            /* MLFAB_ERR_* once something is wrong with it */
-  double norm2;           /* of what was taken in, where a model looks at it */
-  uint64_t packed_end;    /* of the packets that came: where in the model the last one ends */
-  uint64_t own_bytes;     /* its push.bytes, while that are those of its group's packed sum; or 0 */
-  int all_released;       /* its aggregator may forward all of that sum, however long it is */
+  double norm2;           /* of the bytes taken in, if a consistency model uses it */
+  uint64_t packed_end;    /* offset in the model at which the last received packet ends */
+  uint64_t own_bytes;     /* its own push.bytes while push.bytes is that of a packed sum; or 0 */
+  int all_released;       /* its aggregator may forward that whole sum, of any length */
 } mlfab__incoming;
 
-/* What a model makes of an update's bytes in a slice: see apply.c. */
+/* How an update's bytes are written into a slice: see apply.c. */
 enum mlfab__apply_mode {
   MLFAB__APPLY_INIT,
   MLFAB__APPLY_DIRECT,
@@ -14061,249 +14060,251 @@ enum mlfab__apply_mode {
   MLFAB__APPLY_SUM
 };
 
-/* Why a pull does not go: it waits for a plan, for its turn. */
+/* Whether a pull is held back: for a plan, or for its turn. */
 enum mlfab__pull_held { MLFAB__PULL_GOES = 0, MLFAB__PULL_FOR_PLAN, MLFAB__PULL_FOR_TURN };
 
 typedef struct mlfab__server_pull {
   uint64_t request; /* 0: free */
   uint32_t worker;
   uint64_t opened;                            /* ascending over the server */
-  struct mlfab__server_pull *next, *previous; /* of those that are open, oldest first */
+  struct mlfab__server_pull *next, *previous; /* the open pulls, oldest first */
   uint64_t progress;
   mlfab__segment *segments;
   uint32_t segment_room, segments_used;
   uint32_t segment; /* cursor */
   uint64_t in_segment;
-  uint32_t *pinned; /* blocks of the pinned slice, one a position, positions_per_slice of them */
-  uint32_t slice;   /* pinned, or MLFAB__NO_BLOCK */
+  uint32_t *pinned; /* blocks of the pinned slice, positions_per_slice of them */
+  uint32_t slice;   /* the pinned slice, or MLFAB__NO_BLOCK */
   uint64_t version, commit;
-  int cached;       /* the reader's cache counts in our epoch ... */
-  uint64_t *sinces; /* ... and has these commits of the slices touched, by local number */
+  int cached;       /* the reader's cache counts commits in our epoch ... */
+  uint64_t *sinces; /* ... and has these commits of the touched slices, by local number */
   uint32_t since_room;
-  uint32_t restart_segment; /* where the pinned slice began */
+  uint32_t restart_segment; /* cursor at the start of the pinned slice */
   uint64_t restart_in_segment;
   uint64_t progress_ns;
   int waiting;        /* for the pull condition of a clock ... */
-  uint32_t clock;     /* ... this one */
-  uint32_t passed;    /* clocks whose condition held, as bits */
-  double draw;        /* of the models that have chance in them */
-  uint64_t tag;       /* in the clocks' buffers */
+  uint32_t clock;     /* ... of this one */
+  uint32_t passed;    /* bit mask of the clocks whose condition held */
+  double draw;        /* random number for probabilistic models */
+  uint64_t tag;       /* its tag in the clocks' buffers */
   int held;           /* mlfab__pull_held */
   uint64_t bytes;     /* of all its segments */
-  uint64_t expect_ns; /* when its distributor should have handed it on; 0: not known yet */
-  uint64_t place;     /* among the pulls that were placed by plans; 0: not placed */
-  uint64_t spread;    /* the request that it is handed on from, or 0: answered directly */
+  uint64_t expect_ns; /* when its distributor should have forwarded it; 0: unknown */
+  uint64_t place;     /* its order among the pulls placed by plans; 0: not placed */
+  uint64_t spread;    /* the spread that forwards it, or 0: answered directly */
   uint32_t aggregator;
-  uint32_t
-      attempt; /* its newest way; ascending over the server. Frames of older ones are ignored at the worker */
+  /* number of its newest route, ascending over the server; workers ignore frames of older ones */
+  uint32_t attempt;
 } mlfab__server_pull;
 
 typedef struct mlfab__server_peer {
   uint8_t connected, dead, left, done, hand;
-  uint32_t contributed; /* clocks whose open round has something of it, as bits */
-  uint64_t pushed;      /* its progress, as far as it is known here: see clock.c */
-  uint64_t decided;     /* the same right behind its last update that was decided here */
-  uint64_t changed;     /* the last change of a consistency model that it was answered */
-  uint32_t stopped;     /* the attempt to move slices that it has stopped for, or 0 */
-  int drained;          /* nothing more of it comes before they have moved */
-  int put_off;          /* it was told that they are on the move: it is to hear when that is over */
-  double significance;  /* |g| of its last update here; negative: not known */
+  uint32_t contributed; /* bit mask of the clocks whose open round has an update of it */
+  uint64_t pushed;      /* its progress, as far as this server knows: see clock.c */
+  uint64_t decided;     /* its progress after the last update decided here */
+  uint64_t changed;     /* id of its last answered consistency change */
+  uint32_t stopped;     /* the reshard attempt that it has stopped for, or 0 */
+  int drained;          /* sends nothing more before the slices have moved */
+  /* it was told that slices are moving, and must be told when they have moved */
+  int put_off;
+  double significance; /* |g| of its last update here, relative to |w|; negative: unknown */
   uint32_t incarnation, generation;
   uint32_t queued;
-  uint32_t unplaced;      /* of those: wait for a plan */
-  uint64_t walked;        /* the last look at the unplaced that came by one of its */
-  uint64_t last_queued;   /* newest member in the queue */
-  uint64_t last_progress; /* its round */
+  uint32_t unplaced;      /* of the queued: those that wait for a plan */
+  uint64_t walked;        /* last scan of the unplaced updates that met one of its */
+  uint64_t last_queued;   /* number of its newest update in the queue */
+  uint64_t last_progress; /* progress of that update */
   uint8_t *arena;         /* a ring of twice the credit, so that every update is contiguous */
   uint64_t arena_head, arena_tail, arena_bytes;
   uint64_t eager_used;
-  uint32_t accumulators; /* of the aggregator there */
+  uint32_t accumulators; /* accumulators of its aggregator */
   uint64_t host;
-  double link_in, link_out; /* of its host as it said last; negative: not known */
+  double link_in, link_out; /* last reported rates of its host; negative: unknown */
   mlfab__server_pull pulls[MLFAB__SERVER_PULLS + MLFAB__SERVER_SPREADS];
   uint32_t sends[MLFAB__SERVER_SENDS]; /* blocks lent to the transport */
   uint32_t nsends;
-  uint64_t refused_told; /* the refused round that it has heard of, plus one */
-  uint32_t refusals;     /* of worker 0's definitions, those that it has heard of */
-  uint8_t *definition;   /* a definition that came before worker 0's: tensor table */
+  uint64_t refused_told; /* last refused round that it was told of, plus one */
+  uint32_t refusals;     /* number of refused definitions that it was told of */
+  uint8_t *definition;   /* tensor table of a definition that came before worker 0's */
   uint32_t definition_bytes;
-  mlfab__define define; /* its options, and how many tensors the table has */
+  mlfab__define define; /* options of that definition, and its number of tensors */
 } mlfab__server_peer;
 
-/* A consistency model of some of the slices, and how far they are. See clock.c. */
+/* A consistency model of some slices, with its progress. See clock.c. */
 typedef struct mlfab__clock {
   mlfab_sync sync;
   int used;
-  int due; /* the push condition is to be asked again */
+  int due; /* the push condition must be evaluated again */
   uint64_t v_train;
   mlfab__sync_tuner tuner;
-  uint64_t delayed; /* pulls that had to wait since v_train moved */
-  mlfab__lazy lazy; /* they, by their place in all pulls */
+  uint64_t delayed; /* pulls delayed since v_train last moved */
+  mlfab__lazy lazy; /* the delayed pulls, by their tag */
   /* Rounds. */
   uint32_t contributors, round_members; /* workers in the sum; updates in it */
-  double round_scale;                   /* weight of the sum: of its first member, or 1 */
-  uint64_t refused_round;               /* the last that a callback refused, plus one */
-  int flush; /* the open round is applied as it stands, and v_train stays */
-  /* Live workers whose progress is beyond v_train, if `arrived_at` is v_train + 1. */
+  double round_scale;                   /* weight of the sum: scale of its first member, or 1 */
+  uint64_t refused_round;               /* last round refused by a callback, plus one */
+  int flush; /* the open round is applied as it is; v_train does not move */
+  /* Number of live workers with progress >= arrived_at; valid while arrived_at is v_train + 1. */
   uint32_t arrived;
   uint64_t arrived_at;
 } mlfab__clock;
 
-/* How far the workers are, kept up with every update so that no pull has to look at all of them. */
+/* The workers' progress, updated with every update, so that a pull does not scan all workers. */
 typedef struct mlfab__clock_tally {
-  int counted;      /* 0: it does not stand, as workers came or went */
-  uint32_t members; /* that live */
-  uint32_t stopped; /* workers that stand still while slices move, whether they live or not */
-  uint32_t lowest;  /* members whose progress is `slowest` */
-  uint64_t slowest, fastest; /* of the members; 0 without one */
-  uint64_t most;             /* of all that ever were here */
+  int counted;               /* 0: not valid, because workers came or went */
+  uint32_t members;          /* live workers */
+  uint32_t stopped;          /* workers stopped while slices move, live or not */
+  uint32_t lowest;           /* number of members whose progress is `slowest` */
+  uint64_t slowest, fastest; /* of the members; 0 without members */
+  uint64_t most;             /* maximum over all workers that ever connected */
 } mlfab__clock_tally;
 
 enum mlfab__server_phase { MLFAB__NO_MODEL, MLFAB__MODEL_DEFINED, MLFAB__MODEL_STANDS };
 
 typedef struct mlfab__server mlfab__server;
 
-/* How the bytes of an update are taken in: as they are (apply.c), or as packets. */
+/* How the bytes of an update are taken in: as dense values (apply.c), or as packets (sparse_apply.c). */
 typedef struct mlfab__apply_codec {
-  /* Looks at bytes that came, the first of them byte `at` of the update, and may move them to private
-   * memory: NULL, or what is wrong. */
+  /* Checks received bytes, of which the first is byte `at` of the update, and may copy them to private
+   * memory. Returns NULL, or what is wrong. */
   const char *(*look)(mlfab__server *server, mlfab__incoming *update, uint64_t at,
                       mlfab__frame_in *frame);
-  /* The next bytes of the head go into `next` blocks. Errors: NOT_FINITE, MEMORY, FRAME; the head is
-   * then to be refused. */
+  /* Adds the next bytes of the head into `next` blocks. Errors: NOT_FINITE, MEMORY, FRAME; the caller then
+   * refuses the head. */
   int (*consume)(mlfab__server *server, mlfab__incoming *update, const uint8_t *data,
                  uint64_t bytes);
-  /* All of the update is at `data`, in private memory: checks all of it, then adds it in place. 1 when it
-   * was done, 0 when the long way has to be taken. *code_p tells what became of it. */
+  /* The whole update is at `data`, in private memory: checks it, then adds it in place. Returns 1 with the
+   * result in *code_p, or 0 when the caller must take the bytes in through `consume`. */
   int (*whole)(mlfab__server *server, mlfab__incoming *update, const uint8_t *data, int *code_p);
-  /* All bytes are in. What none of them named is in the round or stepped all the same: from here on its
-   * blocks are there, or spare. Errors: MEMORY. */
+  /* All bytes are in. Provides blocks for the positions that no packet named but that the round or the
+   * optimizer touches, so that later steps cannot fail. Errors: MEMORY. */
   int (*complete)(mlfab__server *server, const mlfab__incoming *update);
-  /* `next` at a position that has none: as the model in what the update does not touch, and zeros where
-   * it does and a rule is to be stepped. Errors: MEMORY. */
+  /* Fills `next` at a position without a block: with the model where the update touches nothing, with zeros
+   * where it touches the slice and the optimizer steps it. Errors: MEMORY. */
   int (*fresh)(mlfab__server *server, const mlfab__incoming *update, uint32_t slice,
                uint32_t position);
 } mlfab__apply_codec;
 
-/* Packets in updates and answers, where the sparse group is attached. */
+/* Packets in updates and answers, if the sparse group is attached. */
 typedef struct mlfab__server_sparse {
   const mlfab__apply_codec *(*packed)(void);
-  int (*room)(mlfab__server *server); /* memory for taking packets in. Errors: MEMORY */
-  /* Tags and filter of a model that is made. Errors: MEMORY. Gives back all memory. */
+  int (*room)(mlfab__server *server); /* allocates memory for taking packets in. Errors: MEMORY */
+  /* Tags and filter of a new model. Errors: MEMORY. `free` returns all memory. */
   int (*open)(mlfab__server *server, int ghost);
   void (*free)(mlfab__server *server);
-  /* A commit makes `after` of a piece, which was `before`: what the filter does not want is put back, and
-   * what has changed is tagged. To be called where server->watch, before the slice's commit moves. */
+  /* A commit changes a piece from `before` to `after`: puts back the changes that the filter rejects, and
+   * tags the others. Call it if server->watch, before the slice's commit number moves. */
   void (*piece)(mlfab__server *server, const mlfab__piece *piece, const uint8_t *before,
                 uint8_t *after);
-  /* Looks at what a PULL tells of its reader's cache. Errors: FRAME (not one commit a slice), ARGUMENT
-   * (from the future: the slice, its local number, and the commit). Remembers it. Errors: MEMORY. */
+  /* Checks the cache state that a PULL reports. Errors: FRAME (not one commit a slice), ARGUMENT (the cache
+   * is ahead of the server: the slice's local number and its commit). `keep` stores it. Errors: MEMORY. */
   int (*cache)(const mlfab__server *server, const mlfab__pull *in, const mlfab__segment *segments,
                const uint64_t *sinces, uint32_t *slice_p, uint64_t *since_p);
   int (*keep)(mlfab__server *server, mlfab__server_pull *pull, const mlfab__pull *in,
               const uint64_t *sinces);
-  /* Packets for the pinned slice from its byte `at` on, not beyond `end`: fills the bulk, to be copied,
-   * and returns how many bytes of the slice it answers for; 0 when the next *plain bytes, which may
-   * become fewer, are as well sent as they are. */
+  /* Packets for the pinned slice from its byte `at` on, not beyond `end`: fills the bulk, to be copied, and
+   * returns how many bytes of the slice it covers; 0 when the next *plain bytes (which it may reduce) are
+   * better sent unpacked. */
   uint64_t (*answer)(mlfab__server *server, const mlfab__server_pull *pull, uint64_t at,
                      uint64_t end, uint32_t *plain, mlfab__frame_out *frame);
 } mlfab__server_sparse;
 
-/* Slices that leave and come, where the reshard group is attached. Meanwhile the server is `held`. */
+/* Slices that leave and arrive, if the reshard group is attached. Meanwhile the server is `held`. */
 typedef struct mlfab__server_mover {
   void (*stop)(mlfab__server *server, uint32_t worker, const mlfab__frame_in *frame); /* STOP */
   void (*tick)(mlfab__server *server);
   void (*free)(mlfab__server *server);
 } mlfab__server_mover;
 
-/* By which way and in which order large transfers go, where somebody is attached who decides that
- * (core/sched/client.c). Without, updates are taken in as they come, and pulls answered when their
- * condition holds. What has a group, a place or a spread has it from here. */
+/* The order and the routes of large transfers, if a policy is attached (core/sched/client.c). Without one,
+ * the server takes updates in as they come, and answers pulls when their condition holds. Only the policy
+ * assigns groups, places and spreads. */
 typedef struct mlfab__server_policy {
   void (*free)(mlfab__server *server);
-  /* A frame that the server does not know: 1 when it was the policy's. */
+  /* A frame that the server does not know. Returns 1 if it was the policy's. */
   int (*frame)(mlfab__server *server, uint32_t worker, const mlfab__frame_in *frame);
   void (*tick)(mlfab__server *server);
-  /* The model, or its consistency, has changed. A worker's link stands, or is lost. */
+  /* told: the model, or its consistency, has changed. station: a worker's link came up or was lost. */
   void (*told)(mlfab__server *server);
   void (*station)(mlfab__server *server, uint32_t worker);
-  /* A new update: 1 when it is held back. Later, at every look: gives places to those. */
+  /* hold: a new update; 1 when the policy holds it back. advance: gives places to held updates. */
   int (*hold)(mlfab__server *server, mlfab__incoming *update);
   void (*advance)(mlfab__server *server);
-  /* One that was announced leaves the queue. Bytes of the head came. */
+  /* over: an announced update leaves the queue. progress: bytes of the head came. */
   void (*over)(mlfab__server *server, const mlfab__incoming *update);
   void (*progress)(mlfab__server *server, const mlfab__incoming *head);
-  /* A group may send `upto` bytes of its sum. Of packets, whose length is not known: of the head all, of
-   * another what a stage holds. */
+  /* A group may send `upto` bytes of its sum. For packets, whose length is not known: all of the head, or
+   * what a stage holds. */
   void (*grant)(mlfab__server *server, mlfab__incoming *leader, uint64_t upto);
-  /* Ends the number of a member's group. `culprit` goes behind the rest, alone; the rest begins anew,
-   * at the aggregator or, with `direct`, without. */
+  /* Ends the number of a member's group. `culprit` is moved behind the others, alone. The others start
+   * again, through the aggregator or, if `direct`, without it. */
   void (*split)(mlfab__server *server, mlfab__incoming *member, mlfab__incoming *culprit,
                 int direct);
-  /* A group is about to be decided. */
+  /* The server is about to decide a group. */
   void (*end)(mlfab__server *server, const mlfab__incoming *leader, int applied);
-  /* All groups begin again, with the weights that count now. Nothing is the head. */
+  /* All groups start again, with the current weights. There must be no head. */
   void (*regroup)(mlfab__server *server);
-  /* What goes by way of this worker's node goes another way. */
+  /* This worker's node is lost: its transfers, and those through it, take another route. */
   void (*lost)(mlfab__server *server, uint32_t worker);
-  /* A pull whose condition holds: 1 when it is held back. It is answered from now on. */
+  /* pull_hold: a pull's condition holds; 1 when the policy holds it back. pull_goes: the server answers it. */
   int (*pull_hold)(mlfab__server *server, mlfab__server_pull *pull);
   void (*pull_goes)(mlfab__server *server, mlfab__server_pull *pull);
-  /* `taken` bytes more of a placed one were handed to the transport; all of one to be handed on. */
+  /* pull_left: the transport took `taken` more bytes of a placed pull. pull_out: it took all of a spread. */
   void (*pull_left)(mlfab__server *server, const mlfab__server_pull *pull, uint64_t taken);
   void (*pull_out)(mlfab__server *server, mlfab__server_pull *own);
-  /* One is over: what it was. */
+  /* A pull has ended; `was` is a copy of it. */
   void (*pull_over)(mlfab__server *server, const mlfab__server_pull *was, int code);
-  /* All pulls of this worker are over. */
+  /* All pulls of this worker have ended. */
   void (*stopped)(mlfab__server *server, uint32_t worker);
-  /* Those whose turn it is begin. */
+  /* Starts the pulls whose turn has come. */
   void (*turns)(mlfab__server *server);
 } mlfab__server_policy;
 
-/* The updates that are here: queue.c. */
+/* The announced updates: queue.c. */
 typedef struct mlfab__server_queue {
   mlfab__incoming *first, *last;                   /* in the order in which they are taken in */
   mlfab__incoming *unplaced_first, *unplaced_last; /* held back by the policy */
   mlfab__incoming *free_list;
-  int place_due;   /* something may be placed or announced that could not before */
-  uint64_t placed; /* members that ever got a place */
-  uint32_t late;   /* dropped ones that are not decided yet */
-  uint64_t *ahead; /* by slice: members in the queue that will be applied to it */
+  int place_due;   /* an update may be placed or announced that could not before */
+  uint64_t placed; /* number of members that ever got a place */
+  uint32_t late;   /* dropped updates that are not decided yet */
+  uint64_t *ahead; /* by slice: queued members that will be applied to it */
 } mlfab__server_queue;
 
-/* The one that is being taken in, and a commit that takes several ticks: apply.c, and round.c while a
- * round is applied. */
+/* The update that is being taken in, and a commit that takes several ticks: apply.c, and round.c for a
+ * round. */
 typedef struct mlfab__server_apply {
   mlfab__incoming *head;
-  /* Where updates come before their turn: the first with the model, the others when they are needed. */
+  /* Memory for updates that send before their turn. The first is allocated with the model, others on
+   * demand. */
   uint8_t *stages[MLFAB__SERVER_STAGES];
   mlfab__incoming *stage_owner[MLFAB__SERVER_STAGES];
   uint64_t stage_bytes;
-  mlfab__meter meter; /* of the in-link */
+  mlfab__meter meter; /* measures the in-link */
   enum { MLFAB__APPLY_NONE, MLFAB__APPLY_UPDATE, MLFAB__APPLY_ROUND } applying;
   uint32_t clock, slice, position; /* of a round */
   int code;
-  uint8_t *scratch; /* a block: the sum beside the weights, for callbacks */
+  uint8_t *scratch; /* one block, for callbacks: the sum, beside the weights */
 } mlfab__server_apply;
 
-/* Pulls that wait for a pull condition: serve.c. */
+/* Open pulls: serve.c. */
 typedef struct mlfab__server_serve {
-  mlfab__server_pull *first, *last; /* all that are open */
-  uint64_t opened;                  /* how many ever were */
+  mlfab__server_pull *first, *last; /* all open pulls */
+  uint64_t opened;                  /* number of pulls ever opened */
   uint32_t waiting;
-  int due;     /* v_train has moved: they are looked at again, where that can help ... */
-  int changed; /* ... the consistency has changed: all are */
+  int due;     /* v_train has moved: look at waiting pulls that this may release */
+  int changed; /* the consistency has changed: look at all waiting pulls */
 } mlfab__server_serve;
 
 /* Slices on the move: reshard_server.c. */
 typedef struct mlfab__server_move {
   const mlfab__server_mover *hooks;        /* or NULL */
-  mlfab__port across;                      /* to other servers; `ready` opens the link */
-  struct mlfab__reshard_server *under_way; /* here, or NULL */
-  int held;           /* from the first MOVE to the last: nothing is decided or answered */
-  int orphan;         /* server 0 is out of reach */
-  uint64_t said_ns;   /* while it is, or slices move: when others were told last */
-  mlfab__moved moved; /* what server 0 was answered last */
+  mlfab__port across;                      /* to the other servers; `ready` opens the link */
+  struct mlfab__reshard_server *under_way; /* the move that is under way, or NULL */
+  int held;           /* slices are moving: this server decides and answers nothing */
+  int orphan;         /* server 0 is unreachable */
+  uint64_t said_ns;   /* when the workers were last told of the move or of the lost server 0 */
+  mlfab__moved moved; /* the last answer to server 0 */
 } mlfab__server_move;
 
 struct mlfab__server {
@@ -14321,46 +14322,46 @@ struct mlfab__server {
   mlfab__tensor_info *definition;
   uint32_t ndefinition;
   mlfab_model_options options;
-  uint32_t refusals; /* definitions of worker 0 that were refused; why the last one was */
+  uint32_t refusals; /* number of refused definitions of worker 0; code and text of the last */
   int32_t refusal_code;
   char refusal[MLFAB__TEXT_MAX];
   mlfab__optimizer optimizer;
   mlfab__store store;
-  uint32_t epoch; /* in which commits are counted, from 1: slices that move begin a new one */
-  uint32_t first_weights_incarnation; /* of the worker 0 whose first weights stand, or 0 */
-  uint64_t eager_bytes;               /* credit of a worker */
+  uint32_t epoch; /* epoch of the commit numbers, from 1; moving slices begins a new one */
+  uint32_t first_weights_incarnation; /* of the worker 0 whose first weights are in, or 0 */
+  uint64_t eager_bytes;               /* credit of one worker */
   /* Updates and pulls. */
   mlfab__server_queue queue;
   mlfab__server_apply apply;
   mlfab__server_serve serve;
   uint64_t *versions_scratch;
   mlfab__segment *segments_scratch;
-  const mlfab__server_policy *policy; /* or NULL ... */
-  struct mlfab__server_sched *sched;  /* ... its own */
-  mlfab__schedule schedule;           /* as set last */
-  int scheduled;                      /* the fabric has a scheduler; small and large differ */
+  const mlfab__server_policy *policy; /* or NULL */
+  struct mlfab__server_sched *sched;  /* state of the policy */
+  mlfab__schedule schedule;           /* last settings */
+  int scheduled;                      /* the fabric has a scheduler: large transfers are planned */
   const mlfab__server_sparse *sparse; /* or NULL */
-  uint8_t *packed; /* of `sparse`: room for packets, and for bytes as they were, once needed */
-  uint8_t *came;   /* of `sparse`: the packets of the frame that is being taken in */
-  int watch;       /* what a commit changes is looked at: tags, a parameter filter */
+  uint8_t *packed; /* of `sparse`: scratch for packets and for the old bytes, on demand */
+  uint8_t *came;   /* of `sparse`: packets of the frame being taken in */
+  int watch;       /* commits are compared with the old model: tags, or a change filter */
   /* Consistency: clock.c. */
   mlfab__clock clocks[MLFAB__CLOCKS];
   mlfab__clock_tally tally;
-  uint32_t ngates; /* none behind them is used */
-  int significant; /* a model looks at |g| / |w| */
-  int untidy;      /* clocks of one model stand side by side */
+  uint32_t ngates; /* clocks at or above this index are unused */
+  int significant; /* a consistency model uses |g| / |w| */
+  int untidy;      /* two clocks have the same model */
   struct mlfab__change_wait {
     uint32_t worker;
     mlfab__sync_ask change;
   } changes[MLFAB__SERVER_CHANGES];
   uint32_t nchanges;
   double norm_w;         /* |w| of the shard ... */
-  uint64_t norm_commits; /* ... after so many commits, plus one; 0: never */
+  uint64_t norm_commits; /* ... after this many commits, plus one; 0: not computed */
   mlfab__server_move move;
-  /* What is due at the next mlfab__server_advance. */
-  int due;      /* something may be done that could not before */
-  int greets;   /* the first weights are in: who waits with a definition is told */
-  int regroups; /* groups have other weights now */
+  /* What the next mlfab__server_advance has to do. */
+  int due;      /* something can be done that could not before */
+  int greets;   /* the first weights are in: answer the workers that wait with a definition */
+  int regroups; /* the weights of groups have changed */
   int retold;   /* the consistency has changed */
 };
 
@@ -14368,29 +14369,29 @@ MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
                                        const mlfab_config *config, uint32_t number,
                                        const mlfab__port *port, mlfab_stats *stats);
 MLFAB__INTERNAL void mlfab__server_free(mlfab__server *server);
-/* Adds the row of a server, *server_p, which is the node's (server_role.c). Errors: MEMORY. */
+/* Adds the server role to the node, which owns *server_p (server_role.c). Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__server_attach(struct mlfab_node *node, mlfab__server **server_p);
 
-/* A worker said HELLO on a new link: fills the answer. Its half-sent updates are forgotten.
- * Errors: FENCED (an older incarnation), MEMORY. */
+/* A worker sent HELLO on a new link: fills the answer, and forgets its incomplete updates. Errors: FENCED
+ * (an older incarnation), MEMORY. */
 MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
                                         const mlfab__hello *hello, mlfab__hello_ack *ack,
                                         uint64_t now_ns);
-/* Its link is lost; it may come back. */
+/* The worker's link is lost; it may reconnect. */
 MLFAB__INTERNAL void mlfab__server_lost(mlfab__server *server, uint32_t worker, uint64_t now_ns);
-/* It is dead, or has left: rounds go on without it. */
+/* The worker is dead, or has left: rounds go on without it. */
 MLFAB__INTERNAL void mlfab__server_gone(mlfab__server *server, uint32_t worker, int left,
                                         uint64_t now_ns);
-/* A frame of a worker. Never fails: a bad peer is dropped through the port. */
+/* A frame from a worker. Never fails: the server drops the link of a bad peer through the port. */
 MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
                                          const mlfab__frame_in *frame, uint64_t now_ns);
-/* The next frame with a bulk for this worker: 1, or 0. */
+/* Fills the next frame with a bulk for this worker. Returns 1, or 0 when there is none. */
 MLFAB__INTERNAL int mlfab__server_next(mlfab__server *server, uint32_t worker,
                                        mlfab__frame_out *frame, uint64_t now_ns);
-/* That frame was taken. */
+/* The transport took that frame. */
 MLFAB__INTERNAL void mlfab__server_taken(mlfab__server *server, uint32_t worker,
                                          const mlfab__frame_out *frame, uint64_t now_ns);
-/* The bulk lent with this token is free. */
+/* The transport returned the bulk lent with this token. */
 MLFAB__INTERNAL void mlfab__server_sent(mlfab__server *server, uint32_t worker, uint64_t token);
 /* Background work and timers. */
 MLFAB__INTERNAL void mlfab__server_tick(mlfab__server *server, uint64_t now_ns);
@@ -14398,162 +14399,164 @@ MLFAB__INTERNAL uint64_t mlfab__server_deadline(const mlfab__server *server);
 /* 1 when every worker has left or died. */
 MLFAB__INTERNAL int mlfab__server_finished(const mlfab__server *server);
 
-/* Does whatever can be done now: heads, commits, rounds, and what is due. */
+/* Does everything that can be done now: heads, commits, rounds, and what is due. */
 MLFAB__INTERNAL void mlfab__server_advance(mlfab__server *server);
 
 /* --- between the files of the role, lowest first: blocks.c, clock.c, queue.c, apply.c (updates), round.c,
- * serve.c (pulls), server.c. The lower ones set what is due; server.c does it when an event is over. --- */
+ * serve.c (pulls), server.c. The lower ones set flags for what is due; server.c acts on them at the end of
+ * an event. --- */
 
-/* Gives up the link of a peer that broke the protocol. */
+/* Drops the link of a peer that broke the protocol. */
 static inline void mlfab__server_drop(mlfab__server *server, uint32_t worker, int code,
                                       const char *text) {
   server->port.drop(server->port.self, worker, code, text);
 }
 
-/* blocks.c - a pull pins the blocks of a slice; unpins them; gives the slice up in the middle, to begin
- * it again. All pulls do. */
+/* blocks.c - pins a slice's blocks for a pull; unpins them; unpins them in the middle of the slice, which
+ * the pull then begins again; the same for all pulls. */
 MLFAB__INTERNAL void mlfab__blocks_pin(mlfab__server *server, mlfab__server_pull *pull,
                                        uint32_t slice);
 MLFAB__INTERNAL void mlfab__blocks_unpin(mlfab__server *server, mlfab__server_pull *pull);
 MLFAB__INTERNAL void mlfab__blocks_restart(mlfab__server *server, mlfab__server_pull *pull);
 MLFAB__INTERNAL void mlfab__blocks_unpin_all(mlfab__server *server);
-/* A spare block: pulls are unpinned and blocks added before this gives MLFAB__NO_BLOCK. */
+/* A spare block. Unpins pulls and allocates blocks before it returns MLFAB__NO_BLOCK. */
 MLFAB__INTERNAL uint32_t mlfab__blocks_spare(mlfab__server *server);
-/* A new block for place[position], holding what `from` holds unless it will be overwritten whole.
+/* A new block for place[position]. With `fill`, a copy of `from`, or zeros if that is MLFAB__NO_BLOCK.
  * Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__blocks_fresh(mlfab__server *server, uint32_t *place, uint32_t from,
                                         int fill);
 
-/* clock.c - the clocks of a model that is made anew; gives back what they hold. */
+/* clock.c - the clocks of a new model; returns their memory. */
 MLFAB__INTERNAL void mlfab__clock_start(mlfab__server *server, const mlfab_sync *sync);
 MLFAB__INTERNAL void mlfab__clock_free(mlfab__server *server);
-/* The clocks of these segments' slices, as bits; of no segments, all. */
+/* Bit mask of the clocks of these segments' slices; without segments, all clocks. */
 MLFAB__INTERNAL uint32_t mlfab__clock_mask(const mlfab__server *server,
                                            const mlfab__segment *segments, uint32_t n);
-/* 1 when any clock has rounds; counts iterations. */
+/* 1 when any clock has rounds; 1 when any clock counts iterations. */
 MLFAB__INTERNAL int mlfab__clock_rounds(const mlfab__server *server);
 MLFAB__INTERNAL int mlfab__clock_counts(const mlfab__server *server);
-/* Do the members of a group come multiplied with their own scales? Else they are relative to the
- * first's. */
+/* Does the aggregator multiply each member of a group with its own scale? Otherwise weights are relative to
+ * the first member. */
 MLFAB__INTERNAL int mlfab__clock_absolute(const mlfab__server *server);
-/* What the conditions of a clock may look at, for this worker with this progress. */
+/* Fills the inputs of a clock's conditions, for this worker at this progress. */
 MLFAB__INTERNAL void mlfab__clock_state(mlfab__server *server, const mlfab__clock *clock,
                                         uint32_t worker, uint64_t progress,
                                         mlfab_sync_state *state);
-/* May this worker's update of this progress be taken in now on these clocks? Would it be too late? */
+/* May this worker's update of this progress be taken in now on these clocks? late: would it be too late? */
 MLFAB__INTERNAL int mlfab__clock_may_push(const mlfab__server *server, uint32_t worker,
                                           uint64_t progress, uint32_t mask);
 MLFAB__INTERNAL int mlfab__clock_late(const mlfab__server *server, uint32_t worker, uint32_t mask);
-/* An update of this worker was decided: its progress, and the rounds that it is part of. */
+/* This worker's update was decided: moves its progress, and counts it in its rounds. */
 MLFAB__INTERNAL void mlfab__clock_decided(mlfab__server *server, const mlfab__incoming *update,
                                           int code);
-/* It is as far as this, it says, before the first of its that is undecided here: raises what is known.
- * PROGRESS of a worker. */
+/* The worker reports this progress for the time before its first undecided update here: raises the known
+ * progress. The second: a PROGRESS frame. */
 MLFAB__INTERNAL void mlfab__clock_reach(mlfab__server *server, uint32_t worker, uint64_t progress);
 MLFAB__INTERNAL void mlfab__clock_progress(mlfab__server *server, uint32_t worker,
                                            const mlfab__frame_in *frame);
-/* The progress that a worker which joins begins with. */
+/* The progress with which a joining worker begins. */
 MLFAB__INTERNAL uint64_t mlfab__clock_join(const mlfab__server *server, uint32_t worker);
-/* Members came or went: every push condition is to be asked again. */
+/* Members came or went: all push conditions must be evaluated again. */
 MLFAB__INTERNAL void mlfab__clock_members(mlfab__server *server);
-/* Asks push conditions until all say no, or until a round begins to be applied (1). */
+/* Evaluates push conditions until all are false (returns 0), or until a round must be applied (1). */
 MLFAB__INTERNAL int mlfab__clock_advance(mlfab__server *server);
 /* v_train of a clock moves on. */
 MLFAB__INTERNAL void mlfab__clock_step(mlfab__server *server, mlfab__clock *clock);
-/* SYNC of a worker. Carries changes out, when there is no head; 1: a round has to be applied first. */
+/* clock_ask: a SYNC frame of a worker. clock_change: carries the waiting changes out; call it when there is
+ * no head. Returns 1 when a round must be applied first. */
 MLFAB__INTERNAL void mlfab__clock_ask(mlfab__server *server, uint32_t worker,
                                       const mlfab__frame_in *frame);
 MLFAB__INTERNAL int mlfab__clock_change(mlfab__server *server);
 /* Tells a worker whether iterations count here. */
 MLFAB__INTERNAL void mlfab__clock_tell(mlfab__server *server, uint32_t worker);
-/* round.c - goes on applying the open round of a clock, at most `budget` bytes: 1 when it is finished. */
+/* round.c - continues to apply the open round of a clock, at most `budget` bytes. 1 when it is finished. */
 MLFAB__INTERNAL int mlfab__round_apply(mlfab__server *server, uint64_t budget);
 
-/* clocks of one model that have come to the same point become one, those without slices go: 1 when a
- * slice has another clock now. */
+/* Merges clocks with the same model and the same state, and frees clocks without slices. 1 when a slice has
+ * another clock now. */
 MLFAB__INTERNAL int mlfab__clock_tidy(mlfab__server *server);
-/* What another server is told of a clock whose slices go there; `words` has room for MLFAB__RESHARD_SERVER_WORDS_MAX,
- * and tells who is in its open round. */
+/* Describes a clock for the server that gets some of its slices. `words` has room for
+ * MLFAB__RESHARD_SERVER_WORDS_MAX; its bits are the workers in the open round. */
 MLFAB__INTERNAL void mlfab__clock_told(const mlfab__server *server, uint32_t g,
                                        mlfab__reshard_server_clock *out, uint32_t *words);
-/* Is the second, of slices that come, at the same point as the first, so that they can be one? */
+/* Does `in`, the clock of arriving slices, have the same state as `clock`, so that the two can be merged? */
 MLFAB__INTERNAL int mlfab__clock_joins(const mlfab__server *server,
                                        const mlfab__reshard_server_clock *clock,
                                        const uint32_t *clock_words,
                                        const mlfab__reshard_server_clock *in,
                                        const uint32_t *words);
-/* The clock for slices that come with this one from another server, or MLFAB__CLOCKS. */
+/* The clock here that arriving slices of clock `in` can use, or MLFAB__CLOCKS. */
 MLFAB__INTERNAL uint32_t mlfab__clock_match(const mlfab__server *server,
                                             const mlfab__reshard_server_clock *in,
                                             const uint32_t *words);
-/* The same, or one of its own, for which there is room. */
+/* The same, but creates a clock if there is none and there is room for one. */
 MLFAB__INTERNAL uint32_t mlfab__clock_adopt(mlfab__server *server,
                                             const mlfab__reshard_server_clock *in,
                                             const uint32_t *words);
 
-/* Credit of a worker, and bytes of a stage, for a shard of so many bytes. */
+/* Credit of a worker, and bytes of a stage, for a shard of this size. */
 MLFAB__INTERNAL uint64_t mlfab__server_credit(const mlfab__server *server, uint64_t shard);
 MLFAB__INTERNAL uint64_t mlfab__server_stage(const mlfab__server *server, uint64_t shard,
                                              int ghost);
-/* HELLO_ACK without a HELLO. */
+/* Sends a HELLO_ACK that answers no HELLO. */
 MLFAB__INTERNAL void mlfab__server_tell(mlfab__server *server, uint32_t worker);
 
-/* queue.c - an update for what was announced in the scratches, and back. NULL: no memory. */
+/* queue.c - takes an update for the announcement in the scratch arrays; returns it. NULL: no memory. */
 MLFAB__INTERNAL mlfab__incoming *mlfab__queue_take(mlfab__server *server, const mlfab__push *push);
 MLFAB__INTERNAL void mlfab__queue_give_back(mlfab__server *server, mlfab__incoming *update);
-/* At the end of the queue, or of those that are held back; out of its list. */
+/* Appends to the queue, or to the unplaced updates; removes from its list. */
 MLFAB__INTERNAL void mlfab__queue_append(mlfab__server *server, mlfab__incoming *update,
                                          int unplaced);
 MLFAB__INTERNAL void mlfab__queue_unlink(mlfab__server *server, mlfab__incoming *update);
 MLFAB__INTERNAL mlfab__incoming *mlfab__queue_find(const mlfab__server *server, uint32_t worker,
                                                    uint64_t seq);
 MLFAB__INTERNAL void mlfab__queue_leave_stage(mlfab__server *server, mlfab__incoming *update);
-/* The slices of a segment: the first is returned. */
+/* The local numbers of the slices that a segment touches: returns the first. */
 MLFAB__INTERNAL uint32_t mlfab__queue_touched(const mlfab__server *server,
                                               const mlfab__incoming *update, uint32_t segment,
                                               uint32_t *last_p);
 /* May this update be taken in now? */
 MLFAB__INTERNAL int mlfab__queue_eligible(const mlfab__server *server,
                                           const mlfab__incoming *update);
-/* A new update: it gets a place, or is held back. It leaves the lists. */
+/* A new update: it gets a place, or the policy holds it back. forget: it leaves the lists. */
 MLFAB__INTERNAL void mlfab__queue_new(mlfab__server *server, mlfab__incoming *update);
 MLFAB__INTERNAL void mlfab__queue_forget(mlfab__server *server, mlfab__incoming *update);
-/* Its place is the end of the queue; it is dropped there when it is too late. */
+/* now: places it at the end of the queue, or drops it if it is too late there. drop: marks it as dropped. */
 MLFAB__INTERNAL void mlfab__queue_now(mlfab__server *server, mlfab__incoming *update);
 MLFAB__INTERNAL void mlfab__queue_drop(mlfab__server *server, mlfab__incoming *update);
-/* The largest delay over the slices that the update touches, behind all that has a place; then adds
- * `members` to what stands before the next. */
+/* Its largest delay over the slices that it touches, if it stood behind all placed updates; then adds
+ * `members` to `ahead` of these slices. */
 MLFAB__INTERNAL uint64_t mlfab__queue_lag(mlfab__server *server, const mlfab__incoming *update,
                                           int64_t members);
-/* DROPPED when this delay is not below the bound, which is remembered, or 0. */
+/* Stores the delay. Returns DROPPED when it is not below the bound, else 0. */
 MLFAB__INTERNAL int mlfab__queue_late(const mlfab__server *server, mlfab__incoming *update,
                                       uint64_t delay);
-/* Of a group: the member behind this one, or NULL; the first. Is it a member, but not the first? */
+/* Of a group: the next member, or NULL; the first member. follows: is it a member other than the first? */
 MLFAB__INTERNAL mlfab__incoming *mlfab__queue_member(const mlfab__incoming *update);
 MLFAB__INTERNAL mlfab__incoming *mlfab__queue_leader(mlfab__incoming *update);
 MLFAB__INTERNAL int mlfab__queue_follows(const mlfab__incoming *update);
-/* The first member of its group that may not be taken in now: other rounds may count since they were
- * grouped. NULL: none. */
+/* The first member of its group that may not be taken in now, because the consistency has changed since.
+ * NULL: none. */
 MLFAB__INTERNAL mlfab__incoming *mlfab__queue_stray(const mlfab__server *server,
                                                     mlfab__incoming *member);
-/* Is it, or its group, past recall? */
+/* Is it, or its group, being applied, so that it can no longer be withdrawn? */
 MLFAB__INTERNAL int mlfab__queue_applying(const mlfab__server *server,
                                           const mlfab__incoming *update);
 
-/* apply.c - what was written of the head is void, and there is none. */
+/* apply.c - discards what was written of the head; there is no head then. */
 MLFAB__INTERNAL void mlfab__apply_abort(mlfab__server *server);
-/* Is anything of it to be stepped by rule or callback? */
+/* Does the optimizer or the callback step any slice of it? */
 MLFAB__INTERNAL int mlfab__apply_steps(const mlfab__server *server, const mlfab__incoming *update);
-/* One piece: `next` becomes what callback or rule make of w and the sum. Errors: CALLBACK. */
+/* One piece: `next` becomes the result of the callback or the optimizer on w and the sum. Errors: CALLBACK. */
 MLFAB__INTERNAL int mlfab__apply_piece(mlfab__server *server, const mlfab_update_info *info,
                                        const mlfab__piece *piece, const uint8_t *sum);
-/* Decides an update: answers, counts, and takes it out of the queue. */
+/* Decides an update: answers it, counts it, and removes it from the queue. */
 MLFAB__INTERNAL void mlfab__apply_decide(mlfab__server *server, mlfab__incoming *update, int code,
                                          uint64_t version, uint64_t delay);
 MLFAB__INTERNAL enum mlfab__apply_mode mlfab__apply_mode(const mlfab__server *server,
                                                          const mlfab__incoming *update,
                                                          uint32_t slice);
-/* What u is multiplied with as it comes in. */
+/* The factor with which u is multiplied as it is taken in. */
 MLFAB__INTERNAL double mlfab__apply_weight(const mlfab__server *server,
                                            const mlfab__incoming *update,
                                            enum mlfab__apply_mode mode, uint32_t slice);
@@ -14564,26 +14567,25 @@ MLFAB__INTERNAL void mlfab__apply_chunk(mlfab__server *server, uint32_t worker,
                                         const mlfab__frame_in *frame);
 MLFAB__INTERNAL void mlfab__apply_withdraw(mlfab__server *server, uint32_t worker,
                                            const mlfab__frame_in *frame);
-/* Forgets the undecided updates of a worker: its stream begins anew under a new generation. */
+/* Forgets the undecided updates of a worker: it sends them again under a new generation. */
 MLFAB__INTERNAL void mlfab__apply_reset(mlfab__server *server, uint32_t worker);
-/* Finishes applying an update of this worker, if one is being applied. */
+/* Finishes applying this worker's update, if it is being applied. */
 MLFAB__INTERNAL void mlfab__apply_finish(mlfab__server *server, uint32_t worker);
-/* The next bytes of an update, or of a group as those of its first: they came on the link of
- * `peer`. */
+/* The next bytes of an update, or of a group's sum, which `peer` sent. */
 MLFAB__INTERNAL void mlfab__apply_bytes(mlfab__server *server, uint32_t peer,
                                         mlfab__incoming *update, uint64_t offset,
                                         const mlfab__frame_in *frame);
-/* Drops that are the oldest of their worker in the queue are told. */
+/* Answers dropped updates that are the oldest of their worker in the queue. */
 MLFAB__INTERNAL void mlfab__apply_tell_dropped(mlfab__server *server);
-/* The first from here on that may be taken in. Makes it the head: `data` is its first and only bytes when
- * they came with its announcement and are not staged. */
+/* eligible_from: the first from here on that may be taken in. begin: makes it the head. `data`: all its
+ * bytes, if they came with its announcement and are not staged. */
 MLFAB__INTERNAL mlfab__incoming *mlfab__apply_eligible_from(const mlfab__server *server,
                                                             mlfab__incoming *update);
 MLFAB__INTERNAL void mlfab__apply_begin(mlfab__server *server, mlfab__incoming *update,
                                         const uint8_t *data);
-/* Goes on applying the head, at most `budget` bytes: 1 when it is finished. */
+/* Continues to apply the head, at most `budget` bytes. Returns 1 when it is finished. */
 MLFAB__INTERNAL int mlfab__apply_go_on(mlfab__server *server, uint64_t budget);
-/* Releases the next transfer when those before it leave the in-link unused. */
+/* Lets the next update send when the updates before it leave the in-link idle. */
 MLFAB__INTERNAL void mlfab__apply_release(mlfab__server *server);
 /* Revokes the head when it stalls. */
 MLFAB__INTERNAL void mlfab__apply_tick(mlfab__server *server);
@@ -14595,45 +14597,45 @@ MLFAB__INTERNAL void mlfab__serve_cancel(mlfab__server *server, uint32_t worker,
                                          const mlfab__frame_in *frame);
 /* Looks again at the pulls for which that is due. */
 MLFAB__INTERNAL void mlfab__serve_look(mlfab__server *server);
-/* The pull with this request, or NULL. Answers it from here. */
+/* find: the pull with this request, or NULL. begin: this server answers it. */
 MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_find(mlfab__server *server, uint32_t worker,
                                                       uint64_t request);
 MLFAB__INTERNAL void mlfab__serve_begin(mlfab__server *server, mlfab__server_pull *pull);
-/* Its slot is free; the same, and the policy hears of it. */
+/* end: frees its slot. over: the same, and tells the policy. */
 MLFAB__INTERNAL void mlfab__serve_end(mlfab__server *server, mlfab__server_pull *pull);
 MLFAB__INTERNAL void mlfab__serve_over(mlfab__server *server, mlfab__server_pull *pull, int code);
 MLFAB__INTERNAL void mlfab__serve_fail(mlfab__server *server, uint32_t worker, uint64_t request,
                                        int code, const char *text);
-/* Walks the open pulls, oldest first: the next, or NULL behind the last. Begin with zeros. Any pull may end
- * meanwhile, also the one that was given last. */
+/* Walks the open pulls, oldest first: returns the next, or NULL after the last. Start with zeros. Any pull
+ * may end during the walk, including the one returned last. */
 typedef struct mlfab__serve_walk {
   mlfab__server_pull *at;
   uint64_t opened;
 } mlfab__serve_walk;
 MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_each(const mlfab__server *server,
                                                       mlfab__serve_walk *walk);
-/* A free slot with room for so many segments; `own`: for a pull that is handed on. Fills it. */
+/* slot: a free slot with room for this many segments; `own`: for a spread. fill: fills it. */
 MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_slot(mlfab__server *server, uint32_t worker,
                                                       uint32_t segments, int own, int *code_p);
 MLFAB__INTERNAL void mlfab__serve_fill(mlfab__server *server, uint32_t worker,
                                        mlfab__server_pull *pull, uint64_t request,
                                        const mlfab__segment *segments, uint32_t n, uint64_t bytes);
-/* How many bytes the next frame of a segment has, and of which slice (index into store.slices). */
+/* Size of the next frame of a segment, and its slice (index into store.slices). */
 MLFAB__INTERNAL uint32_t mlfab__serve_cut(const mlfab__server *server,
                                           const mlfab__segment *segment, uint64_t in_segment,
                                           uint32_t *slice_p);
-/* Is it being answered from here? */
+/* Is this server answering it now? */
 static inline int mlfab__server_goes(const mlfab__server_pull *pull) {
   return pull->request != 0 && !pull->waiting && pull->held == MLFAB__PULL_GOES &&
          pull->spread == 0;
 }
-/* Drops the pulls of a worker and takes back what was lent to its link. */
+/* Ends the pulls of a worker and takes back the blocks lent to its link. */
 MLFAB__INTERNAL void mlfab__serve_reset(mlfab__server *server, uint32_t worker);
-/* Drops the pulls of a worker whose link stands; what was lent comes back by itself. */
+/* Ends the pulls of a worker whose link stands; the transport returns the lent blocks. */
 MLFAB__INTERNAL void mlfab__serve_stop(mlfab__server *server, uint32_t worker);
-/* Nothing is lent and no pull is open. */
+/* Is no block lent and no pull open? */
 MLFAB__INTERNAL int mlfab__serve_quiet(const mlfab__server *server);
-/* The slices are others from now on: gives back what was made to measure. */
+/* The slices have changed: frees the arrays sized for the old ones. */
 MLFAB__INTERNAL void mlfab__serve_resize(mlfab__server *server);
 MLFAB__INTERNAL void mlfab__serve_tick(mlfab__server *server);
 MLFAB__INTERNAL void mlfab__serve_free(mlfab__server *server);
@@ -14661,7 +14663,6 @@ MLFAB__INTERNAL void mlfab__blocks_pin(mlfab__server *server, mlfab__server_pull
   pull->restart_in_segment = pull->in_segment;
 }
 
-/* Gives the slice up in the middle, to begin it again. */
 MLFAB__INTERNAL void mlfab__blocks_restart(mlfab__server *server, mlfab__server_pull *pull) {
   if (pull->slice == MLFAB__NO_BLOCK) return;
   mlfab__blocks_unpin(server, pull);
@@ -14678,7 +14679,7 @@ MLFAB__INTERNAL void mlfab__blocks_unpin_all(mlfab__server *server) {
 MLFAB__INTERNAL uint32_t mlfab__blocks_spare(mlfab__server *server) {
   mlfab__store *store = &server->store;
   if (store->free_count == 0) mlfab__blocks_unpin_all(server);
-  /* What is still held is lent to transports, a bounded number of chunks a worker. */
+  /* Blocks still in use are lent to transports: a bounded number of chunks a worker. */
   if (store->free_count == 0 && mlfab__store_grow(server->env, store)) return MLFAB__NO_BLOCK;
   return mlfab__store_take(store);
 }
@@ -14701,24 +14702,24 @@ MLFAB__INTERNAL int mlfab__blocks_fresh(mlfab__server *server, uint32_t *place, 
  * ============================================================================================== */
 /* clock.c - the server role: consistency models of the slices. See server.h.
  *
- * A clock is one model with its V_train; every slice has one. A worker has one progress, the number of
- * its whole updates, the same at all servers (push.c), whatever slices those touched. A server knows it
- * (`pushed`) from what it has decided, and from what PUSH and PROGRESS tell of updates that it had no
- * part of; it may know less, never more, than holds for what is decided here. An update may be taken in
- * when all clocks that it touches allow it, a pull is answered when all have let it pass, one after
- * another (serve.c).
+ * A clock is one model with its V_train; every slice has one. A worker's progress is the number of its
+ * whole updates. It is the same at all servers (push.c), whatever slices the updates touched. A server
+ * knows it (`pushed`) from the updates that it decided, and from PUSH and PROGRESS frames, which report
+ * updates that this server had no part of. `pushed` may be too small, never larger than is true before the
+ * first update that is undecided here. An update may be taken in when all clocks that it touches allow it.
+ * A pull is answered when all of its clocks have let it pass, one after another (serve.c).
  *
- *    COUNTING (all but rounds):  --(push condition)--> V_train + 1, again until it says no
+ *    COUNTING (all but rounds):  --(push condition)--> V_train + 1, repeated until the condition is false
  *    OPEN (a round)              --(push condition)--> APPLYING --(all blocks)--> V_train + 1, OPEN
- *                                --(its model is left)--> APPLYING, flush --> V_train stays
+ *                                --(change of model)--> APPLYING, flush --> V_train stays
  *
- * A change of models waits until no update is under way into the blocks, since the bytes of one go
- * to other blocks in a round. Then, in one step: open rounds that are left are applied, slices get
- * their clocks, push conditions are asked, and every pull that is buffered is looked at again.
+ * A change of models waits until no update is being written, because with rounds the bytes go to other
+ * blocks. Then, in one step, the server applies open rounds that are abandoned, assigns slices to clocks,
+ * evaluates push conditions, and looks again at every delayed pull.
  *
- * Invariants. (1) v_train never falls, and never passes the largest progress: a push condition that
- * always says yes ends there. (2) What a round has summed is applied once, by the clock that summed
- * it. (3) A clock that has no slices has no pulls waiting and no sum.
+ * Invariants. (1) v_train never falls, and never passes the largest progress, even if a push condition is
+ * always true. (2) The sum of a round is applied once, by the clock that built it. (3) A clock without
+ * slices has no delayed pulls and no sum.
  *
  * Source: FluentPS Alg. 1 (server side), §III-B (conditions a shard, SetcondPull, SetcondPush). */
 
@@ -14794,10 +14795,10 @@ MLFAB__INTERNAL int mlfab__clock_absolute(const mlfab__server *server) {
   return mlfab__optimizer_linear(&server->optimizer) && !told;
 }
 
-/* --- who is how far --- */
+/* --- the workers' progress --- */
 
-/* Counts all workers, where the tally does not stand any more. Costs a look at each: once for every worker
- * that comes or goes, and once for every step of the slowest. */
+/* Recomputes the tally from all workers if it is not valid: once for every worker that comes or goes, and
+ * once for every step of the slowest. */
 static void clock_count(mlfab__server *server) {
   mlfab__clock_tally *tally = &server->tally;
   if (tally->counted) return;
@@ -14818,7 +14819,7 @@ static void clock_count(mlfab__server *server) {
   for (uint32_t g = 0; g < MLFAB__CLOCKS; g++) server->clocks[g].arrived_at = 0;
 }
 
-/* Members whose update of the open iteration was decided. */
+/* Number of members whose update of the open iteration was decided. */
 static uint32_t clock_arrived(mlfab__server *server, uint32_t g) {
   mlfab__clock *clock = &server->clocks[g];
   clock_count(server);
@@ -14833,7 +14834,7 @@ static uint32_t clock_arrived(mlfab__server *server, uint32_t g) {
   return clock->arrived;
 }
 
-/* The tally, after a worker's progress was `before` and is more now. */
+/* Updates the tally after a worker's progress has grown from `before`. */
 static void clock_tell_tally(mlfab__server *server, const mlfab__server_peer *peer,
                              uint64_t before) {
   mlfab__clock_tally *tally = &server->tally;
@@ -14868,7 +14869,7 @@ MLFAB__INTERNAL void mlfab__clock_state(mlfab__server *server, const mlfab__cloc
 
 MLFAB__INTERNAL int mlfab__clock_may_push(const mlfab__server *server, uint32_t worker,
                                           uint64_t progress, uint32_t mask) {
-  /* One that is not its next has the larger number. */
+  /* An update that is not the worker's next has a larger number than `pushed`. */
   uint64_t pushed = mlfab__max(server->peers[worker].pushed, progress);
   for (uint32_t g = 0; g < server->ngates; g++) {
     const mlfab__clock *clock = &server->clocks[g];
@@ -14893,7 +14894,7 @@ MLFAB__INTERNAL int mlfab__clock_late(const mlfab__server *server, uint32_t work
   return 0;
 }
 
-/* |w| of the shard, as of its last commit. */
+/* |w| of the shard after its last commit. Cached; costs one pass over the shard. */
 static double clock_norm(mlfab__server *server) {
   const mlfab__store *store = &server->store;
   if (server->norm_commits == server->stats->commits + 1) return server->norm_w;
@@ -14920,7 +14921,7 @@ static void clock_significance(mlfab__server *server, const mlfab__incoming *upd
   server->peers[update->worker].significance = w > 0.0 ? g / w : g > 0.0 ? HUGE_VAL : 0.0;
 }
 
-/* A worker's progress was `before`, and is more now. */
+/* A worker's progress has grown from `before`. */
 static void clock_crossed(mlfab__server *server, const mlfab__server_peer *peer, uint64_t before) {
   clock_tell_tally(server, peer, before);
   for (uint32_t g = 0; g < server->ngates; g++) {
@@ -14930,8 +14931,8 @@ static void clock_crossed(mlfab__server *server, const mlfab__server_peer *peer,
   }
 }
 
-/* What a worker has in the queue, but for `decided`, follows its progress: two of one worker never have
- * one number, and so are never in one round. */
+/* Raises the numbers of a worker's queued updates, except `decided`, to follow its progress. Two updates of
+ * one worker never have one number, and so are never in one round. */
 static void clock_renumber(mlfab__server *server, uint32_t worker, const mlfab__incoming *decided) {
   mlfab__incoming *lists[2] = {server->queue.first, server->queue.unplaced_first};
   uint64_t next = server->peers[worker].pushed;
@@ -14971,15 +14972,15 @@ MLFAB__INTERNAL void mlfab__clock_decided(mlfab__server *server, const mlfab__in
   uint64_t known = peer->pushed, before = mlfab__max(known, update->push.progress);
   int whole = !(update->push.flags & MLFAB__PUSH_MORE);
   if (code == 0) clock_significance(server, update);
-  /* With several models the next one of this worker has waited for it. */
+  /* With several clocks, the worker's next update has waited for this one. */
   if (server->ngates > 1) server->queue.place_due = 1;
   peer->pushed = before + (uint64_t)whole;
   if (whole) peer->decided = peer->pushed;
   for (uint32_t g = 0; g < server->ngates; g++) {
     mlfab__clock *clock = &server->clocks[g];
     if (!clock->used) continue;
-    /* Also with nothing for this server: a mean must not depend on who holds what. What is late
-     * and kept is no contribution. */
+    /* Counts even if the update has nothing for this server: a mean must not depend on which server holds
+     * which slice. A late update that is kept does not contribute. */
     if (code == 0 && mlfab__sync_rounds(clock->sync.kind)) {
       clock->round_members += update->push.members;
       if (clock->sync.kind == MLFAB_SYNC_BSP || before >= clock->v_train) {
@@ -14987,7 +14988,7 @@ MLFAB__INTERNAL void mlfab__clock_decided(mlfab__server *server, const mlfab__in
         peer->contributed |= 1u << g;
       }
     }
-    /* Who came too late goes on with the open round, whether what came is dropped or kept. */
+    /* A worker that was too late continues with the open round, whether its update was dropped or kept. */
     if (whole && clock->sync.kind == MLFAB_SYNC_DROP)
       peer->pushed = mlfab__max(peer->pushed, clock->v_train);
   }
@@ -15017,10 +15018,11 @@ MLFAB__INTERNAL void mlfab__clock_members(mlfab__server *server) {
   for (uint32_t g = 0; g < server->ngates; g++) server->clocks[g].due = server->clocks[g].used;
 }
 
-/* Slices are about to move, and an update of a stopped worker waits for a round that only such workers
- * hold open as push nothing more before: servers have different models, or they joined when the servers
- * were at different rounds. It is closed without them. Never so where the servers agree: the update was decided at another server,
- * when all had pushed to the round before, so each of them sees to that here first. */
+/* Slices are about to move, and an update of a stopped worker waits for a round that is held open only by
+ * workers that will push nothing more before the move. This happens when servers have different models, or
+ * when workers joined while the servers were at different rounds. The round is closed without them. If the
+ * servers agree it cannot happen: the update was decided at another server, after all workers had pushed to
+ * the round before, so their updates come here first. */
 static int clock_forced(mlfab__server *server, const mlfab__clock *clock) {
   int waits = 0;
   if (!mlfab__sync_rounds(clock->sync.kind) || server->tally.stopped == 0) return 0;
@@ -15037,8 +15039,8 @@ static int clock_forced(mlfab__server *server, const mlfab__clock *clock) {
   return waits;
 }
 
-/* Live workers whose update of the open round is here; others may be past it because they were late in
- * it at another server. */
+/* Number of live workers whose update of the open round is here. Others may be past the round because they
+ * were late in it at another server. */
 static uint32_t clock_came(const mlfab__server *server, const mlfab__clock *clock) {
   uint32_t n = 0, bit = 1u << (clock - server->clocks);
   for (uint32_t w = 0; w < server->workers; w++) {
@@ -15049,8 +15051,8 @@ static uint32_t clock_came(const mlfab__server *server, const mlfab__clock *cloc
   return n;
 }
 
-/* Without members left, an iteration in which anything arrived is closed as it stands, and be it
- * empty: pulls wait for it. */
+/* Evaluates the push condition. Without members, an iteration in which anything arrived is closed as it is,
+ * even without a sum, because pulls wait for it. */
 static int clock_complete(mlfab__server *server, const mlfab__clock *clock) {
   mlfab_sync_state state;
   clock_count(server);
@@ -15066,7 +15068,7 @@ static int clock_complete(mlfab__server *server, const mlfab__clock *clock) {
   return mlfab__sync_complete_round(&clock->sync, &state) || clock_forced(server, clock);
 }
 
-/* Live workers of which something is decided here behind so much progress. */
+/* Number of live workers whose decided updates here reach this progress. */
 static uint32_t clock_behind(const mlfab__server *server, uint64_t progress) {
   uint32_t n = 0;
   for (uint32_t w = 0; w < server->workers; w++) {
@@ -15076,8 +15078,8 @@ static uint32_t clock_behind(const mlfab__server *server, uint64_t progress) {
   return n;
 }
 
-/* The iteration up to which all are complete: of all members, of as many as a round needs, or of those that
- * ever were here when none is left. */
+/* The iteration up to which all is complete: for all members, or for as many as a round needs. Without
+ * members: the largest progress of any worker that was ever here. */
 static uint64_t clock_reached(const mlfab__server *server, const mlfab__clock *clock,
                               const mlfab_sync_state *state) {
   uint64_t reached = clock->v_train;
@@ -15094,7 +15096,7 @@ MLFAB__INTERNAL void mlfab__clock_step(mlfab__server *server, mlfab__clock *cloc
   mlfab_sync_state state;
   clock->v_train++;
   if (clock == &server->clocks[0]) server->stats->rounds++;
-  /* More than can be in flight was told, and has nothing here: there is no need to count it up. */
+  /* Progress beyond the updates that can be in flight was only reported: V_train jumps there in one step. */
   mlfab__clock_state(server, clock, MLFAB__NO_NODE, 0, &state);
   uint64_t reached = clock_reached(server, clock, &state);
   if (clock->sync.kind != MLFAB_SYNC_USER && reached > clock->v_train + MLFAB__SERVER_QUEUED)
@@ -15157,7 +15159,7 @@ MLFAB__INTERNAL void mlfab__clock_tell(mlfab__server *server, uint32_t worker) {
   clock_answer(server, worker, 0, 0, "");
 }
 
-/* Does the slice have bytes of what is to change? */
+/* Does the slice hold bytes of the tensor that is to change? */
 static int clock_touches(const mlfab__server *server, uint32_t slice, uint32_t tensor) {
   const mlfab__shard_slice *s = &server->store.slices[slice];
   if (tensor == MLFAB_ALL) return 1;
@@ -15165,7 +15167,7 @@ static int clock_touches(const mlfab__server *server, uint32_t slice, uint32_t t
   return t->offset < s->offset + s->bytes && s->offset < t->offset + t->bytes;
 }
 
-/* Slices that a clock has, and of those the ones that are to change. */
+/* Number of slices of a clock; *touched_p: those of them that are to change. */
 static uint32_t clock_slices(const mlfab__server *server, uint32_t clock, uint32_t tensor,
                              uint32_t *touched_p) {
   uint32_t n = 0;
@@ -15178,7 +15180,7 @@ static uint32_t clock_slices(const mlfab__server *server, uint32_t clock, uint32
   return n;
 }
 
-/* Why it cannot be, or 0. */
+/* Sets *error and returns a code if the change is impossible, else 0. */
 static int clock_refuse(const mlfab__server *server, const mlfab__sync_ask *change,
                         mlfab_error *error) {
   const mlfab_sync *sync = &change->consistency;
@@ -15213,7 +15215,8 @@ MLFAB__INTERNAL void mlfab__clock_ask(mlfab__server *server, uint32_t worker,
   mlfab__server_peer *peer = &server->peers[worker];
   for (uint32_t i = 0; i < server->nchanges; i++) {
     const struct mlfab__change_wait *wait = &server->changes[i];
-    if (wait->worker == worker && wait->change.ask == change.ask) return; /* on a new link */
+    /* repeated on a new link */
+    if (wait->worker == worker && wait->change.ask == change.ask) return;
   }
   if (change.ask <= peer->changed) {
     clock_answer(server, worker, change.ask, 0, "");
@@ -15233,7 +15236,7 @@ MLFAB__INTERNAL void mlfab__clock_ask(mlfab__server *server, uint32_t worker,
   server->due = 1;
 }
 
-/* A clock for a model that only some slices of others get: a free one, or MLFAB__CLOCKS. */
+/* Allocates a clock: its index, or MLFAB__CLOCKS when all are used. */
 static uint32_t clock_new(mlfab__server *server, uint64_t v_train) {
   uint32_t g = 0;
   while (g < MLFAB__CLOCKS && server->clocks[g].used) g++;
@@ -15249,7 +15252,7 @@ static uint32_t clock_new(mlfab__server *server, uint64_t v_train) {
   return g;
 }
 
-/* Of a server without slices one clock is left, the slowest: slices that had others have moved away. */
+/* A server without slices keeps one clock, the slowest: slices that had others have moved away. */
 static uint32_t clock_only(mlfab__server *server) {
   uint32_t only = MLFAB__CLOCKS;
   for (uint32_t g = 0; g < server->ngates; g++) {
@@ -15263,8 +15266,8 @@ static uint32_t clock_only(mlfab__server *server) {
   return only;
 }
 
-/* The clock that changes: one whose slices all do, or one that has the same model already. MLFAB__CLOCKS:
- * a new one. */
+/* The clock to change: one whose slices all change, or one that already has the new model. MLFAB__CLOCKS: a
+ * new one is needed. */
 static uint32_t clock_target(const mlfab__server *server, const mlfab__sync_ask *change) {
   uint32_t touched;
   for (uint32_t g = 0; g < server->ngates; g++) {
@@ -15278,7 +15281,7 @@ static uint32_t clock_target(const mlfab__server *server, const mlfab__sync_ask 
   return MLFAB__CLOCKS;
 }
 
-/* The same, made when there is none; MLFAB__CLOCKS: there is no room. */
+/* The same, but creates a clock if needed. MLFAB__CLOCKS: there is no room. */
 static uint32_t clock_make_target(mlfab__server *server, const mlfab__sync_ask *change) {
   uint64_t v_train = UINT64_MAX;
   uint32_t touched;
@@ -15320,8 +15323,8 @@ MLFAB__INTERNAL int mlfab__clock_tidy(mlfab__server *server) {
   return merged;
 }
 
-/* The iteration that slices which come are in. What a worker has in an open round it must not be able
- * to pull before that is closed. */
+/* V_train for arriving slices. With an open sum it is that of the arriving clock: a worker must not pull
+ * what it has in an open round before the round is closed. */
 static uint64_t clock_here(const mlfab__server *server, const mlfab__reshard_server_clock *in) {
   uint64_t least = UINT64_MAX;
   for (uint32_t g = 0; g < server->ngates; g++) {
@@ -15357,7 +15360,7 @@ MLFAB__INTERNAL int mlfab__clock_joins(const mlfab__server *server,
   int rounds = mlfab__sync_rounds(in->consistency.kind);
   int scaled = rounds && !mlfab__optimizer_linear(&server->optimizer);
   if (!mlfab__sync_equal(&clock->consistency, &in->consistency)) return 0;
-  /* What is not summed up has no state that would not be here, too. */
+  /* Without a sum, the clock has no state that is not here already. */
   if (!rounds || in->members == 0) return 1;
   if (scaled && (clock->scale < in->scale || clock->scale > in->scale)) return 0;
   return clock->v_train == in->v_train && clock->members == in->members &&
@@ -15401,7 +15404,7 @@ MLFAB__INTERNAL uint32_t mlfab__clock_adopt(mlfab__server *server,
   return g;
 }
 
-/* An open round that slices leave has to be applied before. */
+/* Must an open round be applied first, because slices leave it? */
 static int clock_must_flush(const mlfab__server *server, uint32_t g,
                             const mlfab__sync_ask *change) {
   const mlfab__clock *clock = &server->clocks[g];
@@ -15419,7 +15422,7 @@ static int clock_install(mlfab__server *server, const mlfab__sync_ask *change) {
   clock->sync = change->consistency;
   clock->tuner = (mlfab__sync_tuner){(uint64_t)clock->sync.staleness, 0};
   if (!mlfab__sync_rounds(clock->sync.kind)) {
-    /* Of a server without slices, whose round has nothing to apply. */
+    /* On a server without slices, the round has nothing to apply. */
     clock->contributors = clock->round_members = 0;
     for (uint32_t w = 0; w < server->workers; w++) server->peers[w].contributed &= ~(1u << target);
   }
@@ -15462,17 +15465,16 @@ MLFAB__INTERNAL int mlfab__clock_change(mlfab__server *server) {
 /* ==============================================================================================
  * core/server/queue.c
  * ============================================================================================== */
-/* queue.c - the server role: the updates that are here, in the order in which they are taken in. See
- * server.h.
+/* queue.c - the server role: the announced updates, in the order in which they are taken in. See server.h.
  *
- * An update gets its place at the end of the queue when it comes; where a policy is attached it may
- * hold one back (`unplaced`) and give it a place later. A place is given only where the delay is below
- * the bound; since nothing is ever put before what has a place, it stays below. An update without such a
- * place is dropped: decided at once when it is the oldest of its worker, else at its turn, because a
- * worker's updates are decided in the order of their numbers.
+ * A new update gets its place at the end of the queue. A policy may hold it back (`unplaced`) and give it a
+ * place later. A place is given only where the delay is below the bound; since no update is ever put before
+ * one that has a place, the delay stays below. An update that cannot get such a place is dropped: decided
+ * at once if it is the oldest of its worker, else at its turn, because a worker's updates are decided in
+ * the order of their numbers.
  *
- * Members of a group stand in the queue in a row, under one number, and are taken in as one: their
- * bytes are those of the first. The policy makes groups and ends them.
+ * Members of a group are consecutive in the queue, share one number, and are taken in as one: the sum
+ * arrives as the bytes of the first. The policy makes groups and ends them.
  *
  * Source: MLfabric §3.1 (delay bound, drops). */
 
@@ -15547,12 +15549,11 @@ MLFAB__INTERNAL uint32_t mlfab__queue_touched(const mlfab__server *server,
   return local[mlfab__layout_slice_at(&server->layout, s->offset)];
 }
 
-/* May this update be taken in now? */
 MLFAB__INTERNAL int mlfab__queue_eligible(const mlfab__server *server,
                                           const mlfab__incoming *update) {
   if (update->push.flags & MLFAB__PUSH_INIT) return 1;
   if (server->phase != MLFAB__MODEL_STANDS) return 0;
-  /* With several models one may let a worker's second update in while another holds the first. */
+  /* With several clocks, one could let a worker's second update in while another holds back the first. */
   for (const mlfab__incoming *u = server->ngates > 1 ? server->queue.first : NULL; u && u != update;
        u = u->next) {
     if (u->worker == update->worker) return 0;
@@ -15580,8 +15581,6 @@ static uint64_t queue_bound(const mlfab__server *server) {
   return mlfab__clock_rounds(server) ? MLFAB_UNBOUNDED : server->schedule.delay_bound;
 }
 
-/* The largest delay over the slices that the update touches, behind all that has a place; then adds
- * `members` to what stands before the next. */
 MLFAB__INTERNAL uint64_t mlfab__queue_lag(mlfab__server *server, const mlfab__incoming *update,
                                           int64_t members) {
   uint64_t delay = 0;
@@ -15610,11 +15609,10 @@ MLFAB__INTERNAL int mlfab__queue_late(const mlfab__server *server, mlfab__incomi
 
 MLFAB__INTERNAL void mlfab__queue_drop(mlfab__server *server, mlfab__incoming *update) {
   update->refused = MLFAB_ERR_DROPPED;
-  update->received = update->granted = update->push.bytes; /* nothing more will come */
+  update->received = update->granted = update->push.bytes; /* no more bytes will come */
   server->queue.late++;
 }
 
-/* At the end of the queue. */
 MLFAB__INTERNAL void mlfab__queue_now(mlfab__server *server, mlfab__incoming *update) {
   mlfab__queue_append(server, update, 0);
   if (update->withdrawn || mlfab__clock_rounds(server) || server->phase != MLFAB__MODEL_STANDS)
@@ -15673,27 +15671,27 @@ MLFAB__INTERNAL void mlfab__queue_forget(mlfab__server *server, mlfab__incoming 
 /* ==============================================================================================
  * core/server/apply.c
  * ============================================================================================== */
-/* apply.c - the server role: updates on their way into the model. See server.h.
+/* apply.c - the server role: takes updates into the model. See server.h.
  *
- * How the bytes of the head are written depends on what the model makes of a sum:
+ * How the bytes of the head are written depends on the consistency model and the optimizer:
  *   INIT    next = u                 the first weights
- *   DIRECT  next = w + scale * u     the plain rule, asynchronous: one pass while the bytes are hot
- *   STAGE   next = u                 other rules and callbacks: applied block by block at commit
+ *   DIRECT  next = w + scale * u     plain SGD, asynchronous: one pass while the bytes are in the cache
+ *   STAGE   next = u                 other optimizers and callbacks: applied block by block at commit
  *   SUM     next = sum + weight * u  rounds: the round is applied when it is complete
- * A small update that lies whole in memory is checked first and then added in place, where no
- * pull holds the block. How packets are taken in: sparse_apply.c, by a row of the same form.
+ * A small update that is wholly in memory is checked first and then added in place, unless a pull pins the
+ * block. sparse_apply.c takes packets in, with a codec of the same form.
  *
- * What came may lie in memory that its sender can still write. Values are checked as they are added, in
- * one pass that reads them once. Where they are read again, in place or as packets, they are copied to
- * private memory first. */
+ * Received bytes may lie in memory that the sender can still write. Values are therefore checked as they
+ * are added, in one pass that reads them once. Bytes that are read twice (in place, or as packets) are
+ * first copied to private memory. */
 
 enum {
   APPLY_WHOLE_BYTES = 256 * 1024,
   APPLY_STREAM_BYTES = 64 << 20,
-  APPLY_STAGES_BYTES = 256 << 20 /* of all stages together, but two at least */
+  APPLY_STAGES_BYTES = 256 << 20 /* of all stages together; two stages are always allowed */
 };
 
-/* By the clock of a slice: an update may touch several. */
+/* An update may touch slices of several clocks: each slice has its own mode. */
 MLFAB__INTERNAL enum mlfab__apply_mode mlfab__apply_mode(const mlfab__server *server,
                                                          const mlfab__incoming *update,
                                                          uint32_t slice) {
@@ -15705,19 +15703,18 @@ MLFAB__INTERNAL enum mlfab__apply_mode mlfab__apply_mode(const mlfab__server *se
   return MLFAB__APPLY_DIRECT;
 }
 
-/* Does the slice's version move with the update, or with its round? */
+/* Does the slice's version move with this update? If not, it moves with its round. */
 static int apply_at_once(const mlfab__server *server, uint32_t slice) {
   return !mlfab__sync_rounds(server->clocks[server->store.slices[slice].clock].sync.kind);
 }
 
-/* The scale of what comes in: the aggregator of a group may have multiplied each member with its
- * own. */
+/* The scale of the received bytes; 1 if the aggregator has already scaled each member. */
 static double apply_scale(const mlfab__server *server, const mlfab__incoming *update) {
   return update->group && mlfab__clock_absolute(server) ? 1.0 : update->push.scale;
 }
 
-/* A rule that is not linear gets the sum with weights
- * relative to the round's first member, whose scale then counts for all. */
+/* A non-linear optimizer gets a sum with weights relative to the round's first member, and steps with that
+ * member's scale. */
 MLFAB__INTERNAL double mlfab__apply_weight(const mlfab__server *server,
                                            const mlfab__incoming *update,
                                            enum mlfab__apply_mode mode, uint32_t slice) {
@@ -15729,7 +15726,7 @@ MLFAB__INTERNAL double mlfab__apply_weight(const mlfab__server *server,
   return clock->round_scale != 0.0 ? update->push.scale / clock->round_scale : 0.0;
 }
 
-/* clocks of the update that apply at once, and those that sum, as bits. */
+/* The clocks of the update, as bits: those that apply at once are returned, those with rounds in *sums_p. */
 static uint32_t apply_clocks(const mlfab__server *server, const mlfab__incoming *update,
                              uint32_t *sums_p) {
   uint32_t mask = mlfab__clock_mask(server, update->segments, update->push.segments);
@@ -15740,7 +15737,6 @@ static uint32_t apply_clocks(const mlfab__server *server, const mlfab__incoming 
   return mask & ~*sums_p;
 }
 
-/* Is anything of it to be stepped by rule or callback? */
 MLFAB__INTERNAL int mlfab__apply_steps(const mlfab__server *server, const mlfab__incoming *update) {
   uint32_t sums, at_once = apply_clocks(server, update, &sums);
   int plain = !server->config->on_update && mlfab__optimizer_adds(&server->optimizer);
@@ -15749,7 +15745,6 @@ MLFAB__INTERNAL int mlfab__apply_steps(const mlfab__server *server, const mlfab_
 
 /* --- leaving the queue --- */
 
-/* What was written of the head is void: it has to begin again. */
 MLFAB__INTERNAL void mlfab__apply_abort(mlfab__server *server) {
   for (uint32_t p = 0; p < server->store.positions && !MLFAB__PLANTED(9); p++) {
     mlfab__store_put(&server->store, &server->store.next[p], MLFAB__NO_BLOCK);
@@ -15757,7 +15752,7 @@ MLFAB__INTERNAL void mlfab__apply_abort(mlfab__server *server) {
   server->apply.head = NULL;
 }
 
-/* Takes the update out of the queue and gives back what it holds: arena, stage, `next` blocks. */
+/* Removes the update from the queue and releases its arena, its stage and its `next` blocks. */
 static void apply_remove(mlfab__server *server, mlfab__incoming *update) {
   mlfab__server_peer *peer = &server->peers[update->worker];
   mlfab__queue_unlink(server, update);
@@ -15772,8 +15767,8 @@ static void apply_remove(mlfab__server *server, mlfab__incoming *update) {
   mlfab__queue_give_back(server, update);
 }
 
-/* Room for an update's eager bytes, contiguous in the ring of twice the credit and what rounding
- * takes. */
+/* Reserves contiguous room for an update's eager bytes in the ring, whose size is twice the credit plus
+ * rounding. */
 static void apply_reserve(mlfab__server_peer *peer, mlfab__incoming *update) {
   uint32_t eager = update->push.eager;
   peer->eager_used += eager;
@@ -15781,7 +15776,7 @@ static void apply_reserve(mlfab__server_peer *peer, mlfab__incoming *update) {
   uint64_t at = peer->arena_head % peer->arena_bytes;
   if (at + eager > peer->arena_bytes) peer->arena_head += peer->arena_bytes - at;
   update->arena_at = peer->arena_head;
-  peer->arena_head += (eager + 7u) / 8 * 8; /* the next may begin with doubles */
+  peer->arena_head += (eager + 7u) / 8 * 8; /* aligned for doubles */
   assert(peer->arena_head - peer->arena_tail <= peer->arena_bytes);
 }
 
@@ -15790,7 +15785,7 @@ static int apply_versions(mlfab__server *server, const mlfab__incoming *update, 
 
 /* --- bytes into blocks --- */
 
-/* The cursor's piece: as much as lies in one block, one tensor and one segment. */
+/* The piece at the cursor: as much as lies in one block, one tensor and one segment. */
 static void apply_piece(const mlfab__server *server, const mlfab__incoming *update, uint64_t limit,
                         mlfab__piece *piece) {
   const mlfab__segment *segment = &update->segments[update->segment];
@@ -15823,12 +15818,12 @@ static int apply_covers(const mlfab__server *server, const mlfab__incoming *upda
   return segment->offset <= begin && end - segment->offset <= segment->bytes;
 }
 
-/* Writes the next bytes of the head into `next` blocks. data NULL: a ghost.
- * Errors: NOT_FINITE, MEMORY, FRAME (an element is cut); the head is then to be refused. */
+/* Writes the next bytes of the head into `next` blocks. data NULL: a ghost. Errors: NOT_FINITE, MEMORY,
+ * FRAME (an element is cut); the caller then refuses the head. */
 static int apply_dense_consume(mlfab__server *server, mlfab__incoming *update, const uint8_t *data,
                                uint64_t bytes) {
   mlfab__store *store = &server->store;
-  /* What is looked at once more had better stay in the cache. */
+  /* Data that is read again soon should stay in the cache. */
   int stream = store->bytes >= APPLY_STREAM_BYTES && !server->watch;
   while (bytes > 0) {
     mlfab__piece piece;
@@ -15851,7 +15846,8 @@ static int apply_dense_consume(mlfab__server *server, mlfab__incoming *update, c
       int finite = mlfab__kernel_add(piece.dtype, dst, from, data, weight, piece.count, stream);
       if (!finite && !MLFAB__PLANTED(3)) return MLFAB_ERR_NOT_FINITE;
       if (server->significant) update->norm2 += mlfab__kernel_norm2(piece.dtype, data, piece.count);
-      if (update->norm2 != update->norm2) return MLFAB_ERR_NOT_FINITE; /* changed meanwhile */
+      /* the sender changed it meanwhile */
+      if (update->norm2 != update->norm2) return MLFAB_ERR_NOT_FINITE;
       if (server->watch && mode == MLFAB__APPLY_DIRECT)
         server->sparse->piece(server, &piece, from, dst);
       data += piece.bytes;
@@ -15862,8 +15858,7 @@ static int apply_dense_consume(mlfab__server *server, mlfab__incoming *update, c
   return 0;
 }
 
-/* The update's next piece, of those that are in memory, and where it is: 1, or 0 behind the last, and the
- * cursor is back at the first. */
+/* The update's next piece and its address: 1; 0 behind the last, with the cursor back at the start. */
 static int apply_each(const mlfab__server *server, mlfab__incoming *update, const uint8_t **data_p,
                       mlfab__piece *piece) {
   if (update->consumed == update->push.bytes) {
@@ -15876,7 +15871,7 @@ static int apply_each(const mlfab__server *server, mlfab__incoming *update, cons
   return 1;
 }
 
-/* May it be added in place? What is not finite is (*code_p). */
+/* May the update be added in place? Sets *code_p if it is not finite. */
 static int apply_whole_judge(mlfab__server *server, mlfab__incoming *update, const uint8_t *whole,
                              int *code_p) {
   mlfab__piece piece;
@@ -15884,7 +15879,7 @@ static int apply_whole_judge(mlfab__server *server, mlfab__incoming *update, con
   for (const uint8_t *data = whole; apply_each(server, update, &data, &piece); data = whole) {
     enum mlfab__apply_mode mode = mlfab__apply_mode(server, update, piece.slice);
     double weight = mlfab__apply_weight(server, update, mode, piece.slice);
-    /* A larger scale could make infinity of finite numbers: only the long way looks at products. */
+    /* A larger factor could make products infinite: only `consume` checks products. */
     if (!(weight >= -1.0 && weight <= 1.0)) {
       update->norm2 = 0.0;
       apply_rewind(update);
@@ -15906,8 +15901,7 @@ static uint32_t *apply_target(mlfab__server *server, const mlfab__incoming *upda
   return sum ? &server->store.sum[piece->position] : &server->store.w[piece->position];
 }
 
-/* Copies on write now, while nothing has changed: a copy is harmless if there is no room for the
- * next. */
+/* Makes private copies of all blocks before anything changes: if memory runs out, the copies do no harm. */
 static int apply_whole_own(mlfab__server *server, mlfab__incoming *update, const uint8_t *whole) {
   mlfab__piece piece;
   for (const uint8_t *data = whole; apply_each(server, update, &data, &piece); data = whole) {
@@ -15963,17 +15957,16 @@ static int apply_dense_complete(mlfab__server *server, const mlfab__incoming *up
   return 0;
 }
 
-/* All that it touches has `next` blocks when all its bytes are in. */
+/* Dense: every touched position has a `next` block once all bytes are in. */
 static const mlfab__apply_codec apply_dense = {apply_dense_look, apply_dense_consume,
                                                apply_dense_whole, apply_dense_complete, NULL};
 
 /* --- deciding --- */
 
-/* Walks the slices that an update touches, in order: measures the largest delay, and with `commit`
- * 1 moves versions and commits on, with 2 versions only (a further member of a group); those of
- * slices in rounds move with the round. A pull tells
- * the largest version of its slices; for those that are behind it, it means their present one.
- * Returns 0, or ARGUMENT for too few versions. */
+/* Walks the slices that an update touches, in order, and computes the largest delay. `commit` 1 also moves
+ * versions and commits on; 2 moves versions only (a further member of a group). Slices in rounds move with
+ * their round. If the update has one version for all slices, it is the largest of them: a slice that is
+ * behind it counts with its present version. Returns 0, or ARGUMENT when there are too few versions. */
 static int apply_versions(mlfab__server *server, const mlfab__incoming *update, int commit,
                           uint64_t *delay_p, uint64_t *version_p) {
   uint64_t delay = 0, version = 0;
@@ -16006,7 +15999,7 @@ static void apply_ack(mlfab__server *server, uint32_t worker, uint64_t seq, uint
   MLFAB__POST(&server->port, worker, MLFAB__PUSH_ACK, push_ack, &ack);
 }
 
-/* Answers a repetition of what is decided. */
+/* Answers a repetition of a decided update. */
 static void apply_known(mlfab__server *server, uint32_t worker, const mlfab__push *push) {
   const mlfab__window *window = &server->windows.windows[worker];
   enum mlfab__decision known = mlfab__windows_ask(window, push->seq, push->members);
@@ -16017,7 +16010,6 @@ static void apply_known(mlfab__server *server, uint32_t worker, const mlfab__pus
   apply_ack(server, worker, push->seq, push->members, code, 0, 0);
 }
 
-/* Decides an update: answers, counts, and takes it out of the queue. */
 MLFAB__INTERNAL void mlfab__apply_decide(mlfab__server *server, mlfab__incoming *update, int code,
                                          uint64_t version, uint64_t delay) {
   uint32_t worker = update->worker;
@@ -16043,7 +16035,7 @@ MLFAB__INTERNAL void mlfab__apply_decide(mlfab__server *server, mlfab__incoming 
 /* Refuses the head, with all members if it is a group. */
 static void apply_refuse(mlfab__server *server, mlfab__incoming *update, int code) {
   if (update->group && code == MLFAB_ERR_NOT_FINITE) {
-    /* A sum that overflows: each is judged for itself. */
+    /* The sum overflowed: each member is then checked alone. */
     server->policy->split(server, update, NULL, 1);
     return;
   }
@@ -16055,7 +16047,7 @@ static void apply_refuse(mlfab__server *server, mlfab__incoming *update, int cod
   }
 }
 
-/* It is being withdrawn: leaves its group. 1 when it is too late. */
+/* The worker withdraws it: it leaves its group. Returns 1 when it is too late. */
 static int apply_recall(mlfab__server *server, mlfab__incoming *update) {
   if (mlfab__queue_applying(server, update)) return 1;
   if (update->group) {
@@ -16065,7 +16057,6 @@ static int apply_recall(mlfab__server *server, mlfab__incoming *update) {
   return 0;
 }
 
-/* Drops that are the oldest of their worker in the queue are told at once. */
 MLFAB__INTERNAL void mlfab__apply_tell_dropped(mlfab__server *server) {
   mlfab__incoming *next;
   for (mlfab__incoming *update = server->queue.first; update && server->queue.late > 0;
@@ -16078,7 +16069,7 @@ MLFAB__INTERNAL void mlfab__apply_tell_dropped(mlfab__server *server) {
   }
 }
 
-/* What was written of the head becomes the model, or the sum of its round. */
+/* Swaps the `next` blocks into the model, or into the sum of their round. */
 static void apply_swap(mlfab__server *server, int init) {
   mlfab__store *store = &server->store;
   for (uint32_t i = 0; i < store->nslices; i++) {
@@ -16092,7 +16083,7 @@ static void apply_swap(mlfab__server *server, int init) {
   }
 }
 
-/* The first in a round: its scale is the sum's. */
+/* The first update of a round sets the scale of the sum. */
 static void apply_open_rounds(mlfab__server *server, const mlfab__incoming *update, uint32_t sums) {
   for (uint32_t g = 0; g < server->ngates; g++) {
     mlfab__clock *clock = &server->clocks[g];
@@ -16100,8 +16091,8 @@ static void apply_open_rounds(mlfab__server *server, const mlfab__incoming *upda
   }
 }
 
-/* An update, or all members of a group, are applied or in their rounds' sums: versions move on where
- * they were applied. One commit. */
+/* An update, or all members of a group, are in the model or in their rounds' sums: one commit; versions
+ * move where they were applied. */
 static void apply_commit(mlfab__server *server, mlfab__incoming *update) {
   uint64_t group = update->group;
   uint32_t sums, at_once = apply_clocks(server, update, &sums);
@@ -16200,7 +16191,6 @@ static void apply_info(const mlfab__server *server, const mlfab__incoming *updat
   info->norm = update->group ? 0.0 : update->push.norm;
 }
 
-/* Goes on applying the head, at most `budget` bytes. 1 when it is finished. */
 MLFAB__INTERNAL int mlfab__apply_go_on(mlfab__server *server, uint64_t budget) {
   mlfab__incoming *update = server->apply.head;
   const uint32_t *next = server->store.next;
@@ -16251,8 +16241,8 @@ static void apply_grant(mlfab__server *server, mlfab__incoming *update, uint64_t
   MLFAB__POST(&server->port, update->worker, MLFAB__GRANT, grant, &grant);
 }
 
-/* A stage that nobody owns, or MLFAB__SERVER_STAGES. Those after the first are for planned
- * transfers, which may come over links of very different speed at the same time. */
+/* Index of a free stage, or MLFAB__SERVER_STAGES. Only planned transfers use more than the first: they may
+ * arrive at the same time over links of very different speed. */
 static uint32_t apply_free_stage(mlfab__server *server) {
   uint64_t fit = APPLY_STAGES_BYTES / mlfab__max(server->apply.stage_bytes, 1);
   uint32_t n = server->scheduled ? MLFAB__SERVER_STAGES : 1;
@@ -16266,7 +16256,7 @@ static uint32_t apply_free_stage(mlfab__server *server) {
   return MLFAB__SERVER_STAGES;
 }
 
-/* The next in the queue that is not released. Followers in a group come with its first. */
+/* The next update in the queue that may not send yet. Group members other than the first are skipped. */
 static mlfab__incoming *apply_unreleased(mlfab__server *server) {
   mlfab__incoming *update = mlfab__apply_eligible_from(server, server->queue.first);
   while (update && (update == server->apply.head || update->granted == update->push.bytes ||
@@ -16277,20 +16267,19 @@ static mlfab__incoming *apply_unreleased(mlfab__server *server) {
   return update;
 }
 
-/* Releases the next transfer when those before it leave the in-link unused: shortly before their
- * end, or because they come more slowly than the link carries. What is staged is copied once
- * more. */
+/* Lets the next update send when the updates before it leave the in-link idle: shortly before they end, or
+ * when they come more slowly than the link carries. Staged bytes cost one more copy. */
 MLFAB__INTERNAL void mlfab__apply_release(mlfab__server *server) {
   const mlfab__incoming *head = server->apply.head;
   uint64_t coming = 0, little = 2 * (uint64_t)server->config->chunk_bytes;
   if (server->apply.stage_bytes == 0 || !head) return;
-  /* Without a scheduler there is one stage. While an update owns it, the queue is not looked at. */
+  /* Without a scheduler there is one stage. While an update owns it, nothing can be released. */
   if (!server->scheduled && server->apply.stage_owner[0]) return;
   int ends = head->push.bytes - head->received <= little;
   int idle = server->scheduled && mlfab__meter_idle(&server->apply.meter, server->now_ns);
   if (!ends && !idle) return;
   mlfab__incoming *update = apply_unreleased(server);
-  /* Without a scheduler nothing beyond its credit is on its way behind the one to be released. */
+  /* Without a scheduler, updates behind the one to be released send only eager bytes. */
   const mlfab__incoming *end = server->scheduled || !update ? NULL : update->next;
   if (!update && !server->scheduled) return;
   for (const mlfab__incoming *u = server->queue.first; u != end && !idle; u = u->next)
@@ -16311,11 +16300,11 @@ static const uint8_t *apply_staged(const mlfab__server *server, const mlfab__inc
   const mlfab__server_peer *peer = &server->peers[update->worker];
   if (server->store.ghost) return NULL;
   if (at < update->push.eager) return peer->arena + update->arena_at % peer->arena_bytes + at;
-  /* An empty update has neither; what is returned then only has to be something. */
+  /* An empty update has neither arena nor stage; the pointer must only be valid to compute. */
   return server->apply.stages[update->stage ? update->stage - 1 : 0] + (at - update->push.eager);
 }
 
-/* Consumes what is staged of the head. */
+/* Consumes the staged bytes of the head. */
 static int apply_unstage(mlfab__server *server, mlfab__incoming *update) {
   int code = 0;
   while (update->consumed < update->received && !code) {
@@ -16327,7 +16316,8 @@ static int apply_unstage(mlfab__server *server, mlfab__incoming *update) {
   return code;
 }
 
-/* Is every member still undecided and below the bound? Else what is wrong, and with which. */
+/* Checks that every member is still undecided and within the bound. Otherwise returns what is wrong (1: it
+ * was decided already), and which member. */
 static int apply_judge(mlfab__server *server, mlfab__incoming *update,
                        mlfab__incoming **culprit_p) {
   uint64_t group = update->group, ahead = 0;
@@ -16352,7 +16342,7 @@ static int apply_judge(mlfab__server *server, mlfab__incoming *update,
   return 0;
 }
 
-/* Is it turned away at its turn? */
+/* Is the update refused at its turn? */
 static int apply_turn_away(mlfab__server *server, mlfab__incoming *update) {
   mlfab__incoming *culprit = NULL;
   int code = apply_judge(server, update, &culprit);
@@ -16362,7 +16352,7 @@ static int apply_turn_away(mlfab__server *server, mlfab__incoming *update) {
     if (code == MLFAB_ERR_DROPPED) server->queue.late++;
     server->policy->split(server, update, culprit, 0);
   } else if (code > 0) {
-    /* Decided while a repetition of it waited. */
+    /* decided while its repetition waited */
     apply_known(server, update->worker, &update->push);
     apply_remove(server, update);
   } else {
@@ -16371,7 +16361,7 @@ static int apply_turn_away(mlfab__server *server, mlfab__incoming *update) {
   return 1;
 }
 
-/* Takes in what is here of the head: `data`, or what is staged. */
+/* Takes in the bytes that are here: `data`, or the staged ones. */
 static int apply_here(mlfab__server *server, mlfab__incoming *update, const uint8_t *data) {
   return data ? update->codec->consume(server, update, data, update->received)
               : apply_unstage(server, update);
@@ -16391,7 +16381,7 @@ MLFAB__INTERNAL void mlfab__apply_begin(mlfab__server *server, mlfab__incoming *
   if (apply_turn_away(server, update)) return;
   if (!data && update->received == bytes && bytes == update->push.eager)
     data = apply_staged(server, update, 0);
-  update->norm2 = 0.0; /* it may have begun before */
+  update->norm2 = 0.0; /* it may have been the head before */
   int whole = data && update->received == bytes && bytes <= APPLY_WHOLE_BYTES &&
               !(update->push.flags & MLFAB__PUSH_INIT) && !server->config->on_update;
   if (whole && update->codec->whole(server, update, data, &code)) {
@@ -16416,12 +16406,12 @@ MLFAB__INTERNAL void mlfab__apply_begin(mlfab__server *server, mlfab__incoming *
 
 /* --- frames --- */
 
-/* Bytes for a model that has none, or none for one that has. */
+/* Bytes for a ghost model, or no bytes for a real one. */
 static int apply_strange(const mlfab__server *server, const mlfab__frame_in *frame) {
   return frame->bulk_bytes > 0 && (frame->bulk == NULL) != (server->store.ghost != 0);
 }
 
-/* Checks an announcement against model and credit. Returns a text when it breaks the protocol. */
+/* Checks an announcement against model and credit. Returns a text if it breaks the protocol. */
 static const char *apply_check(const mlfab__server *server, uint32_t worker,
                                const mlfab__push *push, const mlfab__frame_in *frame) {
   const mlfab__server_peer *peer = &server->peers[worker];
@@ -16458,8 +16448,8 @@ static const char *apply_check(const mlfab__server *server, uint32_t worker,
   return NULL;
 }
 
-/* Looks at packets that came, the first of them byte `at` of the update. From then on they are read from
- * private memory. 0 when they are wrong: the link to `peer` is given up. */
+/* Checks received packets, of which the first is byte `at` of the update, and copies them to private
+ * memory. 0 when they are wrong: the server drops the link to `peer`. */
 static int apply_look(mlfab__server *server, uint32_t peer, mlfab__incoming *update, uint64_t at,
                       mlfab__frame_in *frame) {
   const char *wrong = update->codec->look(server, update, at, frame);
@@ -16467,14 +16457,14 @@ static int apply_look(mlfab__server *server, uint32_t peer, mlfab__incoming *upd
   return !wrong;
 }
 
-/* Begins an update whose turn it is already, with the bytes that came with its announcement. */
+/* Begins an update whose turn it already is, with the bytes of its announcement. */
 static void apply_begin_now(mlfab__server *server, mlfab__incoming *update,
                             const mlfab__frame_in *frame) {
   const uint8_t *data = frame->bulk_bytes > 0 ? frame->bulk : NULL;
   int whole = update->received == update->push.bytes && update->push.bytes <= APPLY_WHOLE_BYTES;
   if (data && whole && update->codec == &apply_dense) {
     memcpy((uint8_t *)(uintptr_t)apply_staged(server, update, 0), data, frame->bulk_bytes);
-    data = NULL; /* it is found there */
+    data = NULL; /* mlfab__apply_begin finds it staged */
   }
   mlfab__apply_begin(server, update, data);
 }
@@ -16490,14 +16480,13 @@ MLFAB__INTERNAL void mlfab__apply_push(mlfab__server *server, uint32_t worker,
                              push.seq == 0))
     return;
   if (push.generation != peer->generation) return; /* of a stream that was reset since */
-  /* First weights of a model that was refused: they were on their way. */
+  /* First weights of a refused model, sent before the refusal arrived: ignored. */
   if (worker == 0 && (push.flags & MLFAB__PUSH_INIT) && server->phase == MLFAB__NO_MODEL &&
       !MLFAB__PLANTED(77))
     return;
   const mlfab__window *window = &server->windows.windows[worker];
   enum mlfab__decision known = mlfab__windows_ask(window, push.seq, push.members);
-  /* A repetition of what is decided: worker 0's first weights for a model that stands count as
-   * such. */
+  /* A repetition of a decided update. First weights of worker 0 count as one when the model already stands. */
   if (known == MLFAB__UNDECIDED && worker == 0 && (push.flags & MLFAB__PUSH_INIT) &&
       server->phase == MLFAB__MODEL_STANDS) {
     if (peer->queued == 0)
@@ -16524,7 +16513,7 @@ MLFAB__INTERNAL void mlfab__apply_push(mlfab__server *server, uint32_t worker,
     mlfab__queue_give_back(server, update);
     return;
   }
-  /* Of what came before this one nothing is undecided here. */
+  /* No earlier update of this worker is undecided here. */
   if (peer->queued == 0 && !(push.flags & MLFAB__PUSH_INIT))
     mlfab__clock_reach(server, worker, push.progress);
   update->worker = worker;
@@ -16548,8 +16537,6 @@ MLFAB__INTERNAL void mlfab__apply_push(mlfab__server *server, uint32_t worker,
   server->due = 1;
 }
 
-/* The next bytes of an update, or of a group as those of its first: they came on the link of
- * `peer`. */
 MLFAB__INTERNAL void mlfab__apply_bytes(mlfab__server *server, uint32_t peer,
                                         mlfab__incoming *update, uint64_t offset,
                                         const mlfab__frame_in *frame) {
@@ -16598,8 +16585,8 @@ MLFAB__INTERNAL void mlfab__apply_chunk(mlfab__server *server, uint32_t worker,
   if (chunk.generation != server->peers[worker].generation) return;
   mlfab__incoming *update = mlfab__queue_find(server, worker, chunk.seq);
   if (!update) return;       /* refused or withdrawn meanwhile */
-  if (update->group) return; /* it goes by another way now */
-  /* Dropped or withdrawn before its turn: what was on its way already does not matter. */
+  if (update->group) return; /* it comes through an aggregator now */
+  /* Dropped or withdrawn before its turn: chunks that were already sent are ignored. */
   if (update->refused || update->withdrawn) return;
   mlfab__apply_bytes(server, worker, update, chunk.offset, frame);
 }
@@ -16611,13 +16598,13 @@ MLFAB__INTERNAL void mlfab__apply_withdraw(mlfab__server *server, uint32_t worke
   if (withdraw.generation != server->peers[worker].generation) return;
   mlfab__incoming *update = mlfab__queue_find(server, worker, withdraw.seq);
   if (!update) return;                      /* decided: its PUSH_ACK is on the way */
-  if (apply_recall(server, update)) return; /* too late: it will be acknowledged */
+  if (apply_recall(server, update)) return; /* too late: the update will be acknowledged */
   if (update == server->apply.head) {
     mlfab__apply_decide(server, update, MLFAB_ERR_WITHDRAWN, 0, 0);
   } else {
     update->withdrawn = 1;
     server->queue.place_due = 1;
-    /* It keeps its place in the queue, so that the worker's order stays; nothing more will come. */
+    /* It keeps its place in the queue, so that the worker's order holds; no more bytes will come. */
     update->received = update->granted = update->push.bytes;
   }
   server->due = 1;
@@ -16630,8 +16617,8 @@ MLFAB__INTERNAL void mlfab__apply_finish(mlfab__server *server, uint32_t worker)
   if (update) mlfab__apply_go_on(server, MLFAB__NEVER);
 }
 
-/* The first update of a worker that is not past recall: what is being applied has all its bytes,
- * and is decided when it is done. */
+/* The first update of a worker that is not being applied. One that is being applied has all its bytes and
+ * will be decided. */
 static mlfab__incoming *apply_first_of(const mlfab__server *server, uint32_t worker) {
   mlfab__incoming *update = server->queue.first;
   while (update && (update->worker != worker || mlfab__queue_applying(server, update)))
@@ -16657,7 +16644,7 @@ MLFAB__INTERNAL void mlfab__apply_tick(mlfab__server *server) {
   mlfab__incoming *head = server->apply.head;
   uint64_t silent = head ? server->now_ns - head->last_byte_ns : 0;
   if (head && head->group && server->apply.applying == MLFAB__APPLY_NONE) {
-    /* The aggregator names a silent member after three; this is its own silence. */
+    /* The aggregator names a silent member after 3 heartbeats; 5 mean that the aggregator itself is silent. */
     if (silent >= 5 * server->heartbeat_ns) server->policy->split(server, head, NULL, 1);
   } else if (head && server->apply.applying == MLFAB__APPLY_NONE &&
              silent >= 3 * server->heartbeat_ns) {
@@ -16698,7 +16685,7 @@ MLFAB__INTERNAL void mlfab__apply_free(mlfab__server *server) {
 /* ==============================================================================================
  * core/server/round.c
  * ============================================================================================== */
-/* round.c - the server role: a round's sum goes into the model, a few blocks a tick. See clock.c. */
+/* round.c - the server role: applies a round's sum to the model, a few blocks a tick. See clock.c. */
 
 static int round_of(const mlfab__server *server, uint32_t slice) {
   return server->store.slices[slice].clock == server->apply.clock;
@@ -16714,8 +16701,8 @@ static void round_info(const mlfab__server *server, const mlfab__clock *clock,
   info->scale = mlfab__optimizer_linear(&server->optimizer) ? 1.0 : clock->round_scale;
 }
 
-/* What a mean divides by. What was late and is kept counts as if all were in the round, as FluentPS
- * prints. */
+/* The divisor of a mean. With MLFAB_SYNC_DROP and keep_late it is at least the number of members, as in
+ * FluentPS. */
 static double round_share(mlfab__server *server, const mlfab__clock *clock) {
   uint32_t n = clock->contributors;
   if (!server->options.mean) return 1.0;
@@ -16727,8 +16714,8 @@ static double round_share(mlfab__server *server, const mlfab__clock *clock) {
   return 1.0 / (n > 0 ? n : 1);
 }
 
-/* Is anything of this slice in the round's sum? The slice is then stepped as a whole, so that no
- * result depends on the size of blocks. */
+/* Does the round's sum have any block of this slice? If so, the whole slice is stepped, so that no result
+ * depends on the block size. */
 static int round_summed(const mlfab__server *server, uint32_t slice) {
   const mlfab__shard_slice *s = &server->store.slices[slice];
   for (uint32_t p = s->first; p < s->first + s->count; p++) {
@@ -16737,7 +16724,7 @@ static int round_summed(const mlfab__server *server, uint32_t slice) {
   return 0;
 }
 
-/* One block of the round's sum, which may be zeros. */
+/* Applies one block of the round's sum; a missing block counts as zeros. */
 static int round_block(mlfab__server *server, mlfab_update_info *info, double share, uint32_t slice,
                        uint32_t p) {
   mlfab__store *store = &server->store;
@@ -16749,7 +16736,7 @@ static int round_block(mlfab__server *server, mlfab_update_info *info, double sh
     code = mlfab__blocks_fresh(server, &store->sum[p], MLFAB__NO_BLOCK, 1);
   uint64_t at = s->offset + (uint64_t)(p - s->first) * store->block_bytes;
   uint64_t left = mlfab__store_block_bytes(store, slice, p);
-  /* Where the optimizer cannot take the division into its scale, the sum itself is divided. */
+  /* If the optimizer cannot take the division into its scale, the sum itself is divided. */
   int divide = server->options.mean &&
                (server->config->on_update || !mlfab__optimizer_linear(&server->optimizer));
   while (left > 0 && !code && !store->ghost) {
@@ -16764,7 +16751,7 @@ static int round_block(mlfab__server *server, mlfab_update_info *info, double sh
   return code;
 }
 
-/* The blocks of the round's slices: into the model, or discarded. */
+/* Moves the blocks of one slice into the model, or discards them if the round failed. */
 static void round_swap(mlfab__server *server, uint32_t slice) {
   mlfab__store *store = &server->store;
   mlfab__shard_slice *s = &store->slices[slice];
@@ -16783,7 +16770,7 @@ static void round_swap(mlfab__server *server, uint32_t slice) {
   s->commit++;
 }
 
-/* The round is over: swap, count, open the next. */
+/* Ends the round: swaps, counts, opens the next. */
 static void round_close(mlfab__server *server) {
   mlfab__clock *clock = &server->clocks[server->apply.clock];
   if (server->apply.code) clock->refused_round = clock->v_train + 1;
@@ -16818,7 +16805,7 @@ MLFAB__INTERNAL int mlfab__round_apply(mlfab__server *server, uint64_t budget) {
     while (server->apply.position < slice->first + slice->count && !server->apply.code) {
       if (budget == 0) return 0;
       uint32_t p = server->apply.position++;
-      /* SGD makes nothing of zeros. */
+      /* SGD does not change the model for zeros. */
       if (store->sum[p] == MLFAB__NO_BLOCK && (plain || !round_summed(server, server->apply.slice)))
         continue;
       server->apply.code = round_block(server, &info, share, server->apply.slice, p);
@@ -16832,31 +16819,31 @@ MLFAB__INTERNAL int mlfab__round_apply(mlfab__server *server, uint64_t budget) {
 /* ==============================================================================================
  * core/server/serve.c
  * ============================================================================================== */
-/* serve.c - the server role: answering pulls. See server.h.
+/* serve.c - the server role: answers pulls. See server.h.
  *
- * A pull waits until the pull condition holds, then sends its stretches slice by slice: it pins the
- * blocks of a slice, so that all of them are of one version, and unpins them when their last byte
- * is handed to the transport. A reader that stalls, or a server short of spare blocks, unpins a
- * slice in the middle: the slice is begun again, at the version of that time.
+ * A pull waits until the pull condition holds. Then the server sends its segments slice by slice: it pins
+ * the blocks of a slice, so that all of them have one version, and unpins them when the transport has taken
+ * their last byte. If the reader stalls, or spare blocks run out, the server unpins a slice in the middle;
+ * the pull begins the slice again, with the version of that time.
  *
  * A policy may hold a large pull back once its condition holds (`held`), give it a place and a turn, or
- * have it handed on by another node (`spread`). A placed pull lends only so much at a time, or the
- * transport's queues would make the order.
+ * have another node forward it (`spread`). A placed pull lends only a limited number of bytes; otherwise
+ * the transport's queues would decide the order.
  *
  * Source: FluentPS Alg. 1, lines of the pull request. */
 
 #include <stdio.h>
 
-/* Bytes that a placed pull has lent to its link at most, or two chunks. */
+/* Bytes that a placed pull may lend to its link; at least two chunks. */
 enum { SERVE_LENT = 1 << 20 };
 
-/* Out of the buffer of the clock that it waits for. */
+/* It has left the buffer of the clock that it waited for. */
 static void serve_unwait(mlfab__server *server, mlfab__server_pull *pull) {
   if (pull->waiting) server->serve.waiting--;
   pull->waiting = 0;
 }
 
-/* Into the list of those that are open, at its end; out of it. */
+/* Appends to the list of open pulls; removes from it. */
 static void serve_list(mlfab__server *server, mlfab__server_pull *pull) {
   pull->opened = ++server->serve.opened;
   pull->next = NULL;
@@ -16913,7 +16900,7 @@ MLFAB__INTERNAL void mlfab__serve_fail(mlfab__server *server, uint32_t worker, u
   MLFAB__POST(&server->port, worker, MLFAB__PULL_FAIL, pull_fail, &fail);
 }
 
-/* Tells who is waited for, so that a deadline can name it: AGAIN is not the end of the pull. */
+/* Tells the worker whom the pull waits for, so that a deadline can name it. AGAIN does not end the pull. */
 static void serve_wait(mlfab__server *server, mlfab__server_pull *pull) {
   const mlfab__clock *clock = &server->clocks[pull->clock];
   mlfab_sync_state state;
@@ -16939,7 +16926,6 @@ static void serve_wait(mlfab__server *server, mlfab__server_pull *pull) {
   MLFAB__POST(&server->port, pull->worker, MLFAB__PULL_FAIL, pull_fail, &wait);
 }
 
-/* Answers from here. */
 MLFAB__INTERNAL void mlfab__serve_begin(mlfab__server *server, mlfab__server_pull *pull) {
   pull->held = MLFAB__PULL_GOES;
   pull->progress_ns = server->now_ns;
@@ -16958,7 +16944,7 @@ MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_find(mlfab__server *server, uin
 
 /* --- the pull condition --- */
 
-/* Does this clock let the pull pass? `again`: it was buffered. */
+/* Does this clock let the pull pass? `again`: the pull was delayed before. */
 static int serve_may(mlfab__server *server, const mlfab__server_pull *pull, uint32_t g, int again) {
   const mlfab__clock *clock = &server->clocks[g];
   mlfab_sync_state state;
@@ -16971,8 +16957,8 @@ static int serve_may(mlfab__server *server, const mlfab__server_pull *pull, uint
   return mlfab__sync_may_pull(&clock->sync, threshold, &state, pull->draw);
 }
 
-/* Asks the clocks that it has not passed yet, and buffers it at the first that says no. 1 when all
- * have let it pass, 0 when it waits or has failed. */
+/* Asks the clocks that the pull has not passed yet; the first that refuses delays it. 1 when all have let
+ * it pass, 0 when it waits or has failed. */
 static int serve_pass(mlfab__server *server, mlfab__server_pull *pull, int again) {
   uint32_t mask = mlfab__clock_mask(server, pull->segments, pull->segments_used) & ~pull->passed;
   for (uint32_t g = 0; g < server->ngates; g++) {
@@ -16996,10 +16982,10 @@ static int serve_pass(mlfab__server *server, mlfab__server_pull *pull, int again
   return 1;
 }
 
-/* The pull condition holds: begins to answer, or waits for a plan. */
+/* The pull condition holds: begins to answer, or the policy holds the pull back. */
 static void serve_start(mlfab__server *server, mlfab__server_pull *pull) {
   serve_unwait(server, pull);
-  /* Said once: the next pull gets the model as it stands. */
+  /* Reported once: the next pull gets the model as it is. */
   uint64_t refused = 0, told = server->peers[pull->worker].refused_told;
   for (uint32_t g = 0; g < server->ngates; g++)
     refused = mlfab__max(refused, server->clocks[g].refused_round);
@@ -17013,8 +16999,8 @@ static void serve_start(mlfab__server *server, mlfab__server_pull *pull) {
   if (!server->policy || !server->policy->pull_hold(server, pull)) mlfab__serve_begin(server, pull);
 }
 
-/* Pulls of a clock that are due: those that may be answered are. `passes`: what comes out of the
- * buffer has passed this clock; `changed`: it has passed none. */
+/* Looks at a clock's delayed pulls that are due, and starts those that may be answered. `passes`: they have
+ * passed this clock; `changed`: they have passed no clock. */
 static void serve_due(mlfab__server *server, uint32_t g, int passes, int changed) {
   uint64_t tag;
   while (mlfab__lazy_pop(&server->clocks[g].lazy, server->clocks[g].v_train, &tag)) {
@@ -17046,7 +17032,6 @@ MLFAB__INTERNAL void mlfab__serve_look(mlfab__server *server) {
   if (due) serve_check(server);
 }
 
-/* A free slot with room for so many segments; `own`: for a spread. */
 MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_slot(mlfab__server *server, uint32_t worker,
                                                       uint32_t segments, int own, int *code_p) {
   mlfab__server_pull *pull = NULL;
@@ -17090,12 +17075,12 @@ MLFAB__INTERNAL void mlfab__serve_fill(mlfab__server *server, uint32_t worker,
   pull->held = MLFAB__PULL_GOES;
 }
 
-/* What the reader's cache has. 0 when that is in order, else it was answered. */
+/* Checks the cache state that the reader reports. Returns 0, or a code after answering with an error. */
 static int serve_cache(mlfab__server *server, uint32_t worker, const mlfab__pull *in) {
   char text[128];
   uint32_t slice;
   uint64_t since;
-  if (!server->sparse) return 0; /* it gets everything */
+  if (!server->sparse) return 0; /* without the sparse group, the worker gets all bytes */
   int code = server->sparse->cache(server, in, server->segments_scratch, server->versions_scratch,
                                    &slice, &since);
   if (code == MLFAB_ERR_FRAME) {
@@ -17171,14 +17156,13 @@ MLFAB__INTERNAL void mlfab__serve_cancel(mlfab__server *server, uint32_t worker,
                                          const mlfab__frame_in *frame) {
   mlfab__pull_cancel cancel;
   if (MLFAB__MALFORMED(&server->port, worker, frame, pull_cancel, &cancel)) return;
-  if (cancel.request & MLFAB__SPREAD_BIT) return; /* not the worker's to cancel */
+  if (cancel.request & MLFAB__SPREAD_BIT) return; /* a worker cannot cancel a spread */
   mlfab__server_pull *pull = mlfab__serve_find(server, worker, cancel.request);
   if (!pull) return;
   mlfab__serve_over(server, pull, MLFAB_ERR_CANCELLED);
   if (server->policy) server->policy->turns(server);
 }
 
-/* How many bytes the next frame of a segment has, and of which slice (index into store.slices). */
 MLFAB__INTERNAL uint32_t mlfab__serve_cut(const mlfab__server *server,
                                           const mlfab__segment *segment, uint64_t in_segment,
                                           uint32_t *slice_p) {
@@ -17194,13 +17178,13 @@ MLFAB__INTERNAL uint32_t mlfab__serve_cut(const mlfab__server *server,
 
 /* --- frames --- */
 
-/* A placed pull lends no more than this many chunks. */
+/* Number of chunks that a placed pull may lend. */
 static uint32_t serve_lent(const mlfab__server *server) {
   uint32_t chunks = SERVE_LENT / server->config->chunk_bytes;
   return chunks < 2 ? 2 : chunks;
 }
 
-/* Whose frame is next: small ones before those that have a place, then the oldest. */
+/* The pull that sends next: unplaced (small) ones first, then by place, then the oldest. */
 static mlfab__server_pull *serve_pick(const mlfab__server *server, mlfab__server_peer *peer) {
   mlfab__server_pull *pull = NULL;
   int full = peer->nsends >= serve_lent(server);
@@ -17213,7 +17197,7 @@ static mlfab__server_pull *serve_pick(const mlfab__server *server, mlfab__server
   return pull;
 }
 
-/* The next bytes of a pull, from the blocks that it pins. */
+/* Fills the frame with the next bytes of a pull, from its pinned blocks. */
 static void serve_bytes(mlfab__server *server, mlfab__server_pull *pull, mlfab__model *model,
                         mlfab__frame_out *frame) {
   const mlfab__store *store = &server->store;
@@ -17264,7 +17248,7 @@ MLFAB__INTERNAL int mlfab__server_next(mlfab__server *server, uint32_t worker,
   return 1;
 }
 
-/* All of a pull was handed to the transport. */
+/* The transport has taken all of a pull. */
 static void serve_out(mlfab__server *server, mlfab__server_pull *pull) {
   int placed = pull->place != 0;
   if (pull->request & MLFAB__SPREAD_BIT) {
@@ -17276,7 +17260,7 @@ static void serve_out(mlfab__server *server, mlfab__server_pull *pull) {
   if (placed) server->policy->turns(server);
 }
 
-/* The cursor goes on behind the frame's bytes; behind a slice, that is unpinned. */
+/* Moves the cursor behind the frame's bytes; at the end of a slice, unpins it. */
 static void serve_moved(mlfab__server *server, mlfab__server_pull *pull,
                         const mlfab__frame_out *frame) {
   pull->in_segment += frame->note[0];
@@ -17304,13 +17288,13 @@ MLFAB__INTERNAL void mlfab__server_taken(mlfab__server *server, uint32_t worker,
   }
   if (pull->segments_used > 0) serve_moved(server, pull, frame);
   pull->progress_ns = now_ns;
-  /* The link moves: a spread behind another pull of this worker is not stuck. */
+  /* The link makes progress: a spread behind another pull of this worker is not stalled. */
   for (uint32_t k = MLFAB__SERVER_PULLS; k < MLFAB__SERVER_SLOTS; k++)
     peer->pulls[k].progress_ns = now_ns;
   if (pull->segment == pull->segments_used) {
     serve_out(server, pull);
   } else if (pull->place != 0) {
-    /* From time to time the scheduler hears how much is still to go out. */
+    /* The policy reports to the scheduler how much is still to be sent. */
     server->policy->pull_left(server, pull, frame->note[0]);
   }
 }
@@ -17326,7 +17310,7 @@ MLFAB__INTERNAL void mlfab__server_sent(mlfab__server *server, uint32_t worker, 
   }
 }
 
-/* Takes back what was lent to a link. */
+/* Takes back the blocks lent to a link. */
 static void serve_unlend(mlfab__server *server, uint32_t worker) {
   mlfab__server_peer *peer = &server->peers[worker];
   for (uint32_t i = 0; i < peer->nsends; i++) mlfab__store_unref(&server->store, peer->sends[i]);
@@ -17372,7 +17356,8 @@ MLFAB__INTERNAL void mlfab__serve_resize(mlfab__server *server) {
 MLFAB__INTERNAL void mlfab__serve_tick(mlfab__server *server) {
   mlfab__serve_walk walk = {NULL, 0};
   for (mlfab__server_pull *pull; (pull = mlfab__serve_each(server, &walk)) != NULL;) {
-    if ((pull->request & MLFAB__SPREAD_BIT) || pull->spread != 0) continue; /* the policy's */
+    /* the policy watches these */
+    if ((pull->request & MLFAB__SPREAD_BIT) || pull->spread != 0) continue;
     if (server->now_ns - pull->progress_ns < server->heartbeat_ns) continue;
     if (pull->waiting) serve_wait(server, pull);
     if (pull->slice == MLFAB__NO_BLOCK) continue;
@@ -17399,7 +17384,7 @@ MLFAB__INTERNAL void mlfab__serve_free(mlfab__server *server) {
 /* ==============================================================================================
  * core/server/server.c
  * ============================================================================================== */
-/* server.c - the server role: its life, its workers, the model's definition. See server.h. */
+/* server.c - the server role: start and end, its workers, the model's definition. See server.h. */
 
 #include <stdio.h>
 
@@ -17407,7 +17392,7 @@ enum {
   SERVER_STAGE_BYTES = 4 << 20,
   SERVER_STAGE_PLANNED = 64 << 20,
   SERVER_EAGER_LEAST = 4096,
-  SERVER_TICK_BYTES = 4 << 20 /* that are applied at a time */
+  SERVER_TICK_BYTES = 4 << 20 /* bytes applied at a time */
 };
 
 static void server_init_schedule(mlfab__server *server) {
@@ -17504,7 +17489,7 @@ MLFAB__INTERNAL void mlfab__server_free(mlfab__server *server) {
 
 /* --- workers that come and go --- */
 
-/* The worker's arena, once the model tells how large it is worth to be. Without memory it has no
+/* Allocates the worker's arena once the model, and so its size, is known. Without memory the worker has no
  * credit and waits for grants. */
 static uint32_t server_credit(mlfab__server *server, uint32_t worker) {
   mlfab__server_peer *peer = &server->peers[worker];
@@ -17537,7 +17522,7 @@ static void server_hello_ack(mlfab__server *server, uint32_t worker, int was_dea
 
 MLFAB__INTERNAL void mlfab__server_tell(mlfab__server *server, uint32_t worker) {
   mlfab__hello_ack ack;
-  /* Slices with another model may have come. */
+  /* Slices with another consistency model may have arrived. */
   if (server->phase == MLFAB__MODEL_STANDS && !server->move.held) mlfab__clock_tell(server, worker);
   server_hello_ack(server, worker, 3, &ack);
   MLFAB__POST(&server->port, worker, MLFAB__HELLO_ACK, hello_ack, &ack);
@@ -17548,8 +17533,8 @@ MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
                                         uint64_t now_ns) {
   mlfab__server_peer *peer = &server->peers[worker];
   server->now_ns = now_ns;
-  /* The answer tells what is decided, and the window may be a new process's from here on: what is
-   * past recall is decided first, at the price of one long step. */
+  /* The answer reports which updates are decided, and the window may belong to a new process from here on.
+   * So an update that is being applied is decided first, in one long step. */
   mlfab__apply_finish(server, worker);
   int code = mlfab__windows_admit(&server->windows, worker, hello->incarnation);
   if (code) return code;
@@ -17562,8 +17547,8 @@ MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
     server->port.event(server->port.self, MLFAB_EVENT_REJOINED, (int32_t)worker, 0,
                        hello->incarnation, 0, "joined again");
   if (fresh) {
-    /* A new process: it knows nothing of the old one's "no more data". What the old one has in the
-     * open round stays in it, and the round waits for the new one only from the next on. */
+    /* A new process does not know that the old one said "no more data". What the old one contributed stays
+     * in the open round; rounds wait for the new process from the next one on. */
     peer->done = 0;
     peer->incarnation = hello->incarnation;
     mlfab__free(server->env, peer->definition, peer->definition_bytes);
@@ -17632,7 +17617,7 @@ static void server_define_ack(mlfab__server *server, uint32_t worker, int code, 
   MLFAB__POST(&server->port, worker, MLFAB__DEFINE_ACK, define_ack, &ack);
 }
 
-/* A consistency model that this server cannot keep. */
+/* Refuses a consistency model that this server cannot keep. */
 static int server_check(const mlfab__server *server, const mlfab_sync *sync, mlfab_error *error) {
   int code = mlfab__sync_check(sync, server->workers, error);
   if (code || sync->kind != MLFAB_SYNC_USER ||
@@ -17651,11 +17636,11 @@ MLFAB__INTERNAL uint64_t mlfab__server_credit(const mlfab__server *server, uint6
 MLFAB__INTERNAL uint64_t mlfab__server_stage(const mlfab__server *server, uint64_t shard,
                                              int ghost) {
   uint64_t stage = server->scheduled ? SERVER_STAGE_PLANNED : SERVER_STAGE_BYTES;
-  /* Ghosts take no memory: the stage is as large as it would have to be. */
+  /* Ghosts take no memory: the stage is as large as needed. */
   return ghost && server->scheduled ? shard : mlfab__min(stage, shard);
 }
 
-/* What this server, as it is configured and built, cannot do. */
+/* Refuses what this server, as configured and built, cannot do. */
 static int server_unsupported(const mlfab__server *server, const mlfab_model_options *options,
                               mlfab_error *error) {
   int packets = options->tags > 0 || options->pull_half || options->change_threshold > 0.0 ||
@@ -17673,7 +17658,7 @@ static int server_unsupported(const mlfab__server *server, const mlfab_model_opt
   return 0;
 }
 
-/* The store, and the memory for updates on their way. Errors: MEMORY. */
+/* Allocates the store, and the memory for updates that are being received. Errors: MEMORY. */
 static int server_memory(mlfab__server *server, const mlfab_model_options *options) {
   mlfab__env *env = server->env;
   uint32_t states = server->config->on_update ? 0 : mlfab__optimizer_states(options->optimizer);
@@ -17760,14 +17745,14 @@ static void server_stands(mlfab__server *server) {
     peer->definition = NULL;
     peer->definition_bytes = 0;
     if (!code) {
-      /* With the model comes the credit. */
+      /* The credit comes with the model. */
       mlfab__hello_ack ack;
       server_hello_ack(server, w, 0, &ack);
-      ack.was_dead = 2; /* only the credit counts: nothing is sent again */
+      ack.was_dead = 2; /* only the credit counts: the worker sends nothing again */
       MLFAB__POST(&server->port, w, MLFAB__HELLO_ACK, hello_ack, &ack);
     }
     server_define_ack(server, w, code, code ? error.text : "");
-    /* The model of consistency may be another than the definition's by now. */
+    /* The consistency may have changed since the definition. */
     if (!code) mlfab__clock_tell(server, w);
   }
 }
@@ -17788,7 +17773,7 @@ static void server_tell_refusal(mlfab__server *server, uint32_t worker) {
   server_define_ack(server, worker, server->refusal_code, text);
 }
 
-/* Worker 0 hears why, and so does whoever waits for its definition: they may all try again. */
+/* Tells worker 0, and all workers that wait for its definition, why it was refused. They may try again. */
 static void server_refuse(mlfab__server *server, const mlfab_error *error) {
   server_free_model(server);
   server->refusals++;
@@ -17839,14 +17824,14 @@ static void server_define(mlfab__server *server, uint32_t worker, const mlfab__f
   if (peer->refusals != server->refusals) {
     server_tell_refusal(server, worker);
   } else {
-    /* Not an answer yet, but whom it depends on, so that a deadline can name it. */
+    /* Not the final answer: tells the worker that it waits for worker 0, so that a deadline can name it. */
     server_define_ack(server, worker, MLFAB_ERR_AGAIN, "");
   }
 }
 
 /* --- what is due --- */
 
-/* What was told, or changed, by the commit or the change of consistency that has just been. */
+/* Reacts to the last commit or change of consistency. */
 static void server_look(mlfab__server *server) {
   if (server->greets) server_stands(server);
   server->greets = 0;
@@ -17899,7 +17884,7 @@ MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
   int asks = frame->type == MLFAB__PUSH || frame->type == MLFAB__CHUNK ||
              frame->type == MLFAB__PULL || frame->type == MLFAB__SYNC ||
              frame->type == MLFAB__PROGRESS;
-  if (server->move.held && asks) return; /* it says so again when the slices have moved */
+  if (server->move.held && asks) return; /* it repeats the frame when the slices have moved */
   switch (frame->type) {
     case MLFAB__DEFINE:
       server_define(server, worker, frame);
@@ -17911,7 +17896,7 @@ MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
       mlfab__clock_progress(server, worker, frame);
       break;
     case MLFAB__PUSH:
-      /* A round may have to be closed for it: see clock_forced. */
+      /* It may need a round to be closed: see clock_forced. */
       if (server->peers[worker].stopped) mlfab__clock_members(server);
       mlfab__apply_push(server, worker, frame);
       break;
@@ -17956,7 +17941,7 @@ MLFAB__INTERNAL uint64_t mlfab__server_deadline(const mlfab__server *server) {
 /* ==============================================================================================
  * core/server/server_role.c
  * ============================================================================================== */
-/* server_role.c - the server as a role of its node: WORKER are the links of workers. */
+/* server_role.c - the server as a role of its node. Its links (WORKER) are those of the workers. */
 
 static int server_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
   mlfab__server_frame(self, at.peer, frame, at.now_ns);
@@ -17991,8 +17976,7 @@ static void server_role_tick(void *self, uint64_t now_ns) { mlfab__server_tick(s
 
 static uint64_t server_role_deadline(const void *self) { return mlfab__server_deadline(self); }
 
-/* Workers may want something at any time; and pulls that stand still, and slices on the move, are looked at by
- * `tick`. */
+/* Workers may send at any time, and `tick` looks after stalled pulls and moving slices. */
 static int server_role_always(const void *self) {
   (void)self;
   return 1;

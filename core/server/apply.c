@@ -1,16 +1,16 @@
-/* apply.c - the server role: updates on their way into the model. See server.h.
+/* apply.c - the server role: takes updates into the model. See server.h.
  *
- * How the bytes of the head are written depends on what the model makes of a sum:
+ * How the bytes of the head are written depends on the consistency model and the optimizer:
  *   INIT    next = u                 the first weights
- *   DIRECT  next = w + scale * u     the plain rule, asynchronous: one pass while the bytes are hot
- *   STAGE   next = u                 other rules and callbacks: applied block by block at commit
+ *   DIRECT  next = w + scale * u     plain SGD, asynchronous: one pass while the bytes are in the cache
+ *   STAGE   next = u                 other optimizers and callbacks: applied block by block at commit
  *   SUM     next = sum + weight * u  rounds: the round is applied when it is complete
- * A small update that lies whole in memory is checked first and then added in place, where no
- * pull holds the block. How packets are taken in: sparse_apply.c, by a row of the same form.
+ * A small update that is wholly in memory is checked first and then added in place, unless a pull pins the
+ * block. sparse_apply.c takes packets in, with a codec of the same form.
  *
- * What came may lie in memory that its sender can still write. Values are checked as they are added, in
- * one pass that reads them once. Where they are read again, in place or as packets, they are copied to
- * private memory first. */
+ * Received bytes may lie in memory that the sender can still write. Values are therefore checked as they
+ * are added, in one pass that reads them once. Bytes that are read twice (in place, or as packets) are
+ * first copied to private memory. */
 #include "server.h"
 
 #include "../kernels/kernels.h"
@@ -18,10 +18,10 @@
 enum {
   APPLY_WHOLE_BYTES = 256 * 1024,
   APPLY_STREAM_BYTES = 64 << 20,
-  APPLY_STAGES_BYTES = 256 << 20 /* of all stages together, but two at least */
+  APPLY_STAGES_BYTES = 256 << 20 /* of all stages together; two stages are always allowed */
 };
 
-/* By the clock of a slice: an update may touch several. */
+/* An update may touch slices of several clocks: each slice has its own mode. */
 MLFAB__INTERNAL enum mlfab__apply_mode mlfab__apply_mode(const mlfab__server *server,
                                                          const mlfab__incoming *update,
                                                          uint32_t slice) {
@@ -33,19 +33,18 @@ MLFAB__INTERNAL enum mlfab__apply_mode mlfab__apply_mode(const mlfab__server *se
   return MLFAB__APPLY_DIRECT;
 }
 
-/* Does the slice's version move with the update, or with its round? */
+/* Does the slice's version move with this update? If not, it moves with its round. */
 static int apply_at_once(const mlfab__server *server, uint32_t slice) {
   return !mlfab__sync_rounds(server->clocks[server->store.slices[slice].clock].sync.kind);
 }
 
-/* The scale of what comes in: the aggregator of a group may have multiplied each member with its
- * own. */
+/* The scale of the received bytes; 1 if the aggregator has already scaled each member. */
 static double apply_scale(const mlfab__server *server, const mlfab__incoming *update) {
   return update->group && mlfab__clock_absolute(server) ? 1.0 : update->push.scale;
 }
 
-/* A rule that is not linear gets the sum with weights
- * relative to the round's first member, whose scale then counts for all. */
+/* A non-linear optimizer gets a sum with weights relative to the round's first member, and steps with that
+ * member's scale. */
 MLFAB__INTERNAL double mlfab__apply_weight(const mlfab__server *server,
                                            const mlfab__incoming *update,
                                            enum mlfab__apply_mode mode, uint32_t slice) {
@@ -57,7 +56,7 @@ MLFAB__INTERNAL double mlfab__apply_weight(const mlfab__server *server,
   return clock->round_scale != 0.0 ? update->push.scale / clock->round_scale : 0.0;
 }
 
-/* clocks of the update that apply at once, and those that sum, as bits. */
+/* The clocks of the update, as bits: those that apply at once are returned, those with rounds in *sums_p. */
 static uint32_t apply_clocks(const mlfab__server *server, const mlfab__incoming *update,
                              uint32_t *sums_p) {
   uint32_t mask = mlfab__clock_mask(server, update->segments, update->push.segments);
@@ -68,7 +67,6 @@ static uint32_t apply_clocks(const mlfab__server *server, const mlfab__incoming 
   return mask & ~*sums_p;
 }
 
-/* Is anything of it to be stepped by rule or callback? */
 MLFAB__INTERNAL int mlfab__apply_steps(const mlfab__server *server, const mlfab__incoming *update) {
   uint32_t sums, at_once = apply_clocks(server, update, &sums);
   int plain = !server->config->on_update && mlfab__optimizer_adds(&server->optimizer);
@@ -77,7 +75,6 @@ MLFAB__INTERNAL int mlfab__apply_steps(const mlfab__server *server, const mlfab_
 
 /* --- leaving the queue --- */
 
-/* What was written of the head is void: it has to begin again. */
 MLFAB__INTERNAL void mlfab__apply_abort(mlfab__server *server) {
   for (uint32_t p = 0; p < server->store.positions && !MLFAB__PLANTED(9); p++) {
     mlfab__store_put(&server->store, &server->store.next[p], MLFAB__NO_BLOCK);
@@ -85,7 +82,7 @@ MLFAB__INTERNAL void mlfab__apply_abort(mlfab__server *server) {
   server->apply.head = NULL;
 }
 
-/* Takes the update out of the queue and gives back what it holds: arena, stage, `next` blocks. */
+/* Removes the update from the queue and releases its arena, its stage and its `next` blocks. */
 static void apply_remove(mlfab__server *server, mlfab__incoming *update) {
   mlfab__server_peer *peer = &server->peers[update->worker];
   mlfab__queue_unlink(server, update);
@@ -100,8 +97,8 @@ static void apply_remove(mlfab__server *server, mlfab__incoming *update) {
   mlfab__queue_give_back(server, update);
 }
 
-/* Room for an update's eager bytes, contiguous in the ring of twice the credit and what rounding
- * takes. */
+/* Reserves contiguous room for an update's eager bytes in the ring, whose size is twice the credit plus
+ * rounding. */
 static void apply_reserve(mlfab__server_peer *peer, mlfab__incoming *update) {
   uint32_t eager = update->push.eager;
   peer->eager_used += eager;
@@ -109,7 +106,7 @@ static void apply_reserve(mlfab__server_peer *peer, mlfab__incoming *update) {
   uint64_t at = peer->arena_head % peer->arena_bytes;
   if (at + eager > peer->arena_bytes) peer->arena_head += peer->arena_bytes - at;
   update->arena_at = peer->arena_head;
-  peer->arena_head += (eager + 7u) / 8 * 8; /* the next may begin with doubles */
+  peer->arena_head += (eager + 7u) / 8 * 8; /* aligned for doubles */
   assert(peer->arena_head - peer->arena_tail <= peer->arena_bytes);
 }
 
@@ -118,7 +115,7 @@ static int apply_versions(mlfab__server *server, const mlfab__incoming *update, 
 
 /* --- bytes into blocks --- */
 
-/* The cursor's piece: as much as lies in one block, one tensor and one segment. */
+/* The piece at the cursor: as much as lies in one block, one tensor and one segment. */
 static void apply_piece(const mlfab__server *server, const mlfab__incoming *update, uint64_t limit,
                         mlfab__piece *piece) {
   const mlfab__segment *segment = &update->segments[update->segment];
@@ -151,12 +148,12 @@ static int apply_covers(const mlfab__server *server, const mlfab__incoming *upda
   return segment->offset <= begin && end - segment->offset <= segment->bytes;
 }
 
-/* Writes the next bytes of the head into `next` blocks. data NULL: a ghost.
- * Errors: NOT_FINITE, MEMORY, FRAME (an element is cut); the head is then to be refused. */
+/* Writes the next bytes of the head into `next` blocks. data NULL: a ghost. Errors: NOT_FINITE, MEMORY,
+ * FRAME (an element is cut); the caller then refuses the head. */
 static int apply_dense_consume(mlfab__server *server, mlfab__incoming *update, const uint8_t *data,
                                uint64_t bytes) {
   mlfab__store *store = &server->store;
-  /* What is looked at once more had better stay in the cache. */
+  /* Data that is read again soon should stay in the cache. */
   int stream = store->bytes >= APPLY_STREAM_BYTES && !server->watch;
   while (bytes > 0) {
     mlfab__piece piece;
@@ -179,7 +176,8 @@ static int apply_dense_consume(mlfab__server *server, mlfab__incoming *update, c
       int finite = mlfab__kernel_add(piece.dtype, dst, from, data, weight, piece.count, stream);
       if (!finite && !MLFAB__PLANTED(3)) return MLFAB_ERR_NOT_FINITE;
       if (server->significant) update->norm2 += mlfab__kernel_norm2(piece.dtype, data, piece.count);
-      if (update->norm2 != update->norm2) return MLFAB_ERR_NOT_FINITE; /* changed meanwhile */
+      /* the sender changed it meanwhile */
+      if (update->norm2 != update->norm2) return MLFAB_ERR_NOT_FINITE;
       if (server->watch && mode == MLFAB__APPLY_DIRECT)
         server->sparse->piece(server, &piece, from, dst);
       data += piece.bytes;
@@ -190,8 +188,7 @@ static int apply_dense_consume(mlfab__server *server, mlfab__incoming *update, c
   return 0;
 }
 
-/* The update's next piece, of those that are in memory, and where it is: 1, or 0 behind the last, and the
- * cursor is back at the first. */
+/* The update's next piece and its address: 1; 0 behind the last, with the cursor back at the start. */
 static int apply_each(const mlfab__server *server, mlfab__incoming *update, const uint8_t **data_p,
                       mlfab__piece *piece) {
   if (update->consumed == update->push.bytes) {
@@ -204,7 +201,7 @@ static int apply_each(const mlfab__server *server, mlfab__incoming *update, cons
   return 1;
 }
 
-/* May it be added in place? What is not finite is (*code_p). */
+/* May the update be added in place? Sets *code_p if it is not finite. */
 static int apply_whole_judge(mlfab__server *server, mlfab__incoming *update, const uint8_t *whole,
                              int *code_p) {
   mlfab__piece piece;
@@ -212,7 +209,7 @@ static int apply_whole_judge(mlfab__server *server, mlfab__incoming *update, con
   for (const uint8_t *data = whole; apply_each(server, update, &data, &piece); data = whole) {
     enum mlfab__apply_mode mode = mlfab__apply_mode(server, update, piece.slice);
     double weight = mlfab__apply_weight(server, update, mode, piece.slice);
-    /* A larger scale could make infinity of finite numbers: only the long way looks at products. */
+    /* A larger factor could make products infinite: only `consume` checks products. */
     if (!(weight >= -1.0 && weight <= 1.0)) {
       update->norm2 = 0.0;
       apply_rewind(update);
@@ -234,8 +231,7 @@ static uint32_t *apply_target(mlfab__server *server, const mlfab__incoming *upda
   return sum ? &server->store.sum[piece->position] : &server->store.w[piece->position];
 }
 
-/* Copies on write now, while nothing has changed: a copy is harmless if there is no room for the
- * next. */
+/* Makes private copies of all blocks before anything changes: if memory runs out, the copies do no harm. */
 static int apply_whole_own(mlfab__server *server, mlfab__incoming *update, const uint8_t *whole) {
   mlfab__piece piece;
   for (const uint8_t *data = whole; apply_each(server, update, &data, &piece); data = whole) {
@@ -291,17 +287,16 @@ static int apply_dense_complete(mlfab__server *server, const mlfab__incoming *up
   return 0;
 }
 
-/* All that it touches has `next` blocks when all its bytes are in. */
+/* Dense: every touched position has a `next` block once all bytes are in. */
 static const mlfab__apply_codec apply_dense = {apply_dense_look, apply_dense_consume,
                                                apply_dense_whole, apply_dense_complete, NULL};
 
 /* --- deciding --- */
 
-/* Walks the slices that an update touches, in order: measures the largest delay, and with `commit`
- * 1 moves versions and commits on, with 2 versions only (a further member of a group); those of
- * slices in rounds move with the round. A pull tells
- * the largest version of its slices; for those that are behind it, it means their present one.
- * Returns 0, or ARGUMENT for too few versions. */
+/* Walks the slices that an update touches, in order, and computes the largest delay. `commit` 1 also moves
+ * versions and commits on; 2 moves versions only (a further member of a group). Slices in rounds move with
+ * their round. If the update has one version for all slices, it is the largest of them: a slice that is
+ * behind it counts with its present version. Returns 0, or ARGUMENT when there are too few versions. */
 static int apply_versions(mlfab__server *server, const mlfab__incoming *update, int commit,
                           uint64_t *delay_p, uint64_t *version_p) {
   uint64_t delay = 0, version = 0;
@@ -334,7 +329,7 @@ static void apply_ack(mlfab__server *server, uint32_t worker, uint64_t seq, uint
   MLFAB__POST(&server->port, worker, MLFAB__PUSH_ACK, push_ack, &ack);
 }
 
-/* Answers a repetition of what is decided. */
+/* Answers a repetition of a decided update. */
 static void apply_known(mlfab__server *server, uint32_t worker, const mlfab__push *push) {
   const mlfab__window *window = &server->windows.windows[worker];
   enum mlfab__decision known = mlfab__windows_ask(window, push->seq, push->members);
@@ -345,7 +340,6 @@ static void apply_known(mlfab__server *server, uint32_t worker, const mlfab__pus
   apply_ack(server, worker, push->seq, push->members, code, 0, 0);
 }
 
-/* Decides an update: answers, counts, and takes it out of the queue. */
 MLFAB__INTERNAL void mlfab__apply_decide(mlfab__server *server, mlfab__incoming *update, int code,
                                          uint64_t version, uint64_t delay) {
   uint32_t worker = update->worker;
@@ -371,7 +365,7 @@ MLFAB__INTERNAL void mlfab__apply_decide(mlfab__server *server, mlfab__incoming 
 /* Refuses the head, with all members if it is a group. */
 static void apply_refuse(mlfab__server *server, mlfab__incoming *update, int code) {
   if (update->group && code == MLFAB_ERR_NOT_FINITE) {
-    /* A sum that overflows: each is judged for itself. */
+    /* The sum overflowed: each member is then checked alone. */
     server->policy->split(server, update, NULL, 1);
     return;
   }
@@ -383,7 +377,7 @@ static void apply_refuse(mlfab__server *server, mlfab__incoming *update, int cod
   }
 }
 
-/* It is being withdrawn: leaves its group. 1 when it is too late. */
+/* The worker withdraws it: it leaves its group. Returns 1 when it is too late. */
 static int apply_recall(mlfab__server *server, mlfab__incoming *update) {
   if (mlfab__queue_applying(server, update)) return 1;
   if (update->group) {
@@ -393,7 +387,6 @@ static int apply_recall(mlfab__server *server, mlfab__incoming *update) {
   return 0;
 }
 
-/* Drops that are the oldest of their worker in the queue are told at once. */
 MLFAB__INTERNAL void mlfab__apply_tell_dropped(mlfab__server *server) {
   mlfab__incoming *next;
   for (mlfab__incoming *update = server->queue.first; update && server->queue.late > 0;
@@ -406,7 +399,7 @@ MLFAB__INTERNAL void mlfab__apply_tell_dropped(mlfab__server *server) {
   }
 }
 
-/* What was written of the head becomes the model, or the sum of its round. */
+/* Swaps the `next` blocks into the model, or into the sum of their round. */
 static void apply_swap(mlfab__server *server, int init) {
   mlfab__store *store = &server->store;
   for (uint32_t i = 0; i < store->nslices; i++) {
@@ -420,7 +413,7 @@ static void apply_swap(mlfab__server *server, int init) {
   }
 }
 
-/* The first in a round: its scale is the sum's. */
+/* The first update of a round sets the scale of the sum. */
 static void apply_open_rounds(mlfab__server *server, const mlfab__incoming *update, uint32_t sums) {
   for (uint32_t g = 0; g < server->ngates; g++) {
     mlfab__clock *clock = &server->clocks[g];
@@ -428,8 +421,8 @@ static void apply_open_rounds(mlfab__server *server, const mlfab__incoming *upda
   }
 }
 
-/* An update, or all members of a group, are applied or in their rounds' sums: versions move on where
- * they were applied. One commit. */
+/* An update, or all members of a group, are in the model or in their rounds' sums: one commit; versions
+ * move where they were applied. */
 static void apply_commit(mlfab__server *server, mlfab__incoming *update) {
   uint64_t group = update->group;
   uint32_t sums, at_once = apply_clocks(server, update, &sums);
@@ -528,7 +521,6 @@ static void apply_info(const mlfab__server *server, const mlfab__incoming *updat
   info->norm = update->group ? 0.0 : update->push.norm;
 }
 
-/* Goes on applying the head, at most `budget` bytes. 1 when it is finished. */
 MLFAB__INTERNAL int mlfab__apply_go_on(mlfab__server *server, uint64_t budget) {
   mlfab__incoming *update = server->apply.head;
   const uint32_t *next = server->store.next;
@@ -579,8 +571,8 @@ static void apply_grant(mlfab__server *server, mlfab__incoming *update, uint64_t
   MLFAB__POST(&server->port, update->worker, MLFAB__GRANT, grant, &grant);
 }
 
-/* A stage that nobody owns, or MLFAB__SERVER_STAGES. Those after the first are for planned
- * transfers, which may come over links of very different speed at the same time. */
+/* Index of a free stage, or MLFAB__SERVER_STAGES. Only planned transfers use more than the first: they may
+ * arrive at the same time over links of very different speed. */
 static uint32_t apply_free_stage(mlfab__server *server) {
   uint64_t fit = APPLY_STAGES_BYTES / mlfab__max(server->apply.stage_bytes, 1);
   uint32_t n = server->scheduled ? MLFAB__SERVER_STAGES : 1;
@@ -594,7 +586,7 @@ static uint32_t apply_free_stage(mlfab__server *server) {
   return MLFAB__SERVER_STAGES;
 }
 
-/* The next in the queue that is not released. Followers in a group come with its first. */
+/* The next update in the queue that may not send yet. Group members other than the first are skipped. */
 static mlfab__incoming *apply_unreleased(mlfab__server *server) {
   mlfab__incoming *update = mlfab__apply_eligible_from(server, server->queue.first);
   while (update && (update == server->apply.head || update->granted == update->push.bytes ||
@@ -605,20 +597,19 @@ static mlfab__incoming *apply_unreleased(mlfab__server *server) {
   return update;
 }
 
-/* Releases the next transfer when those before it leave the in-link unused: shortly before their
- * end, or because they come more slowly than the link carries. What is staged is copied once
- * more. */
+/* Lets the next update send when the updates before it leave the in-link idle: shortly before they end, or
+ * when they come more slowly than the link carries. Staged bytes cost one more copy. */
 MLFAB__INTERNAL void mlfab__apply_release(mlfab__server *server) {
   const mlfab__incoming *head = server->apply.head;
   uint64_t coming = 0, little = 2 * (uint64_t)server->config->chunk_bytes;
   if (server->apply.stage_bytes == 0 || !head) return;
-  /* Without a scheduler there is one stage. While an update owns it, the queue is not looked at. */
+  /* Without a scheduler there is one stage. While an update owns it, nothing can be released. */
   if (!server->scheduled && server->apply.stage_owner[0]) return;
   int ends = head->push.bytes - head->received <= little;
   int idle = server->scheduled && mlfab__meter_idle(&server->apply.meter, server->now_ns);
   if (!ends && !idle) return;
   mlfab__incoming *update = apply_unreleased(server);
-  /* Without a scheduler nothing beyond its credit is on its way behind the one to be released. */
+  /* Without a scheduler, updates behind the one to be released send only eager bytes. */
   const mlfab__incoming *end = server->scheduled || !update ? NULL : update->next;
   if (!update && !server->scheduled) return;
   for (const mlfab__incoming *u = server->queue.first; u != end && !idle; u = u->next)
@@ -639,11 +630,11 @@ static const uint8_t *apply_staged(const mlfab__server *server, const mlfab__inc
   const mlfab__server_peer *peer = &server->peers[update->worker];
   if (server->store.ghost) return NULL;
   if (at < update->push.eager) return peer->arena + update->arena_at % peer->arena_bytes + at;
-  /* An empty update has neither; what is returned then only has to be something. */
+  /* An empty update has neither arena nor stage; the pointer must only be valid to compute. */
   return server->apply.stages[update->stage ? update->stage - 1 : 0] + (at - update->push.eager);
 }
 
-/* Consumes what is staged of the head. */
+/* Consumes the staged bytes of the head. */
 static int apply_unstage(mlfab__server *server, mlfab__incoming *update) {
   int code = 0;
   while (update->consumed < update->received && !code) {
@@ -655,7 +646,8 @@ static int apply_unstage(mlfab__server *server, mlfab__incoming *update) {
   return code;
 }
 
-/* Is every member still undecided and below the bound? Else what is wrong, and with which. */
+/* Checks that every member is still undecided and within the bound. Otherwise returns what is wrong (1: it
+ * was decided already), and which member. */
 static int apply_judge(mlfab__server *server, mlfab__incoming *update,
                        mlfab__incoming **culprit_p) {
   uint64_t group = update->group, ahead = 0;
@@ -680,7 +672,7 @@ static int apply_judge(mlfab__server *server, mlfab__incoming *update,
   return 0;
 }
 
-/* Is it turned away at its turn? */
+/* Is the update refused at its turn? */
 static int apply_turn_away(mlfab__server *server, mlfab__incoming *update) {
   mlfab__incoming *culprit = NULL;
   int code = apply_judge(server, update, &culprit);
@@ -690,7 +682,7 @@ static int apply_turn_away(mlfab__server *server, mlfab__incoming *update) {
     if (code == MLFAB_ERR_DROPPED) server->queue.late++;
     server->policy->split(server, update, culprit, 0);
   } else if (code > 0) {
-    /* Decided while a repetition of it waited. */
+    /* decided while its repetition waited */
     apply_known(server, update->worker, &update->push);
     apply_remove(server, update);
   } else {
@@ -699,7 +691,7 @@ static int apply_turn_away(mlfab__server *server, mlfab__incoming *update) {
   return 1;
 }
 
-/* Takes in what is here of the head: `data`, or what is staged. */
+/* Takes in the bytes that are here: `data`, or the staged ones. */
 static int apply_here(mlfab__server *server, mlfab__incoming *update, const uint8_t *data) {
   return data ? update->codec->consume(server, update, data, update->received)
               : apply_unstage(server, update);
@@ -719,7 +711,7 @@ MLFAB__INTERNAL void mlfab__apply_begin(mlfab__server *server, mlfab__incoming *
   if (apply_turn_away(server, update)) return;
   if (!data && update->received == bytes && bytes == update->push.eager)
     data = apply_staged(server, update, 0);
-  update->norm2 = 0.0; /* it may have begun before */
+  update->norm2 = 0.0; /* it may have been the head before */
   int whole = data && update->received == bytes && bytes <= APPLY_WHOLE_BYTES &&
               !(update->push.flags & MLFAB__PUSH_INIT) && !server->config->on_update;
   if (whole && update->codec->whole(server, update, data, &code)) {
@@ -744,12 +736,12 @@ MLFAB__INTERNAL void mlfab__apply_begin(mlfab__server *server, mlfab__incoming *
 
 /* --- frames --- */
 
-/* Bytes for a model that has none, or none for one that has. */
+/* Bytes for a ghost model, or no bytes for a real one. */
 static int apply_strange(const mlfab__server *server, const mlfab__frame_in *frame) {
   return frame->bulk_bytes > 0 && (frame->bulk == NULL) != (server->store.ghost != 0);
 }
 
-/* Checks an announcement against model and credit. Returns a text when it breaks the protocol. */
+/* Checks an announcement against model and credit. Returns a text if it breaks the protocol. */
 static const char *apply_check(const mlfab__server *server, uint32_t worker,
                                const mlfab__push *push, const mlfab__frame_in *frame) {
   const mlfab__server_peer *peer = &server->peers[worker];
@@ -786,8 +778,8 @@ static const char *apply_check(const mlfab__server *server, uint32_t worker,
   return NULL;
 }
 
-/* Looks at packets that came, the first of them byte `at` of the update. From then on they are read from
- * private memory. 0 when they are wrong: the link to `peer` is given up. */
+/* Checks received packets, of which the first is byte `at` of the update, and copies them to private
+ * memory. 0 when they are wrong: the server drops the link to `peer`. */
 static int apply_look(mlfab__server *server, uint32_t peer, mlfab__incoming *update, uint64_t at,
                       mlfab__frame_in *frame) {
   const char *wrong = update->codec->look(server, update, at, frame);
@@ -795,14 +787,14 @@ static int apply_look(mlfab__server *server, uint32_t peer, mlfab__incoming *upd
   return !wrong;
 }
 
-/* Begins an update whose turn it is already, with the bytes that came with its announcement. */
+/* Begins an update whose turn it already is, with the bytes of its announcement. */
 static void apply_begin_now(mlfab__server *server, mlfab__incoming *update,
                             const mlfab__frame_in *frame) {
   const uint8_t *data = frame->bulk_bytes > 0 ? frame->bulk : NULL;
   int whole = update->received == update->push.bytes && update->push.bytes <= APPLY_WHOLE_BYTES;
   if (data && whole && update->codec == &apply_dense) {
     memcpy((uint8_t *)(uintptr_t)apply_staged(server, update, 0), data, frame->bulk_bytes);
-    data = NULL; /* it is found there */
+    data = NULL; /* mlfab__apply_begin finds it staged */
   }
   mlfab__apply_begin(server, update, data);
 }
@@ -818,14 +810,13 @@ MLFAB__INTERNAL void mlfab__apply_push(mlfab__server *server, uint32_t worker,
                              push.seq == 0))
     return;
   if (push.generation != peer->generation) return; /* of a stream that was reset since */
-  /* First weights of a model that was refused: they were on their way. */
+  /* First weights of a refused model, sent before the refusal arrived: ignored. */
   if (worker == 0 && (push.flags & MLFAB__PUSH_INIT) && server->phase == MLFAB__NO_MODEL &&
       !MLFAB__PLANTED(77))
     return;
   const mlfab__window *window = &server->windows.windows[worker];
   enum mlfab__decision known = mlfab__windows_ask(window, push.seq, push.members);
-  /* A repetition of what is decided: worker 0's first weights for a model that stands count as
-   * such. */
+  /* A repetition of a decided update. First weights of worker 0 count as one when the model already stands. */
   if (known == MLFAB__UNDECIDED && worker == 0 && (push.flags & MLFAB__PUSH_INIT) &&
       server->phase == MLFAB__MODEL_STANDS) {
     if (peer->queued == 0)
@@ -852,7 +843,7 @@ MLFAB__INTERNAL void mlfab__apply_push(mlfab__server *server, uint32_t worker,
     mlfab__queue_give_back(server, update);
     return;
   }
-  /* Of what came before this one nothing is undecided here. */
+  /* No earlier update of this worker is undecided here. */
   if (peer->queued == 0 && !(push.flags & MLFAB__PUSH_INIT))
     mlfab__clock_reach(server, worker, push.progress);
   update->worker = worker;
@@ -876,8 +867,6 @@ MLFAB__INTERNAL void mlfab__apply_push(mlfab__server *server, uint32_t worker,
   server->due = 1;
 }
 
-/* The next bytes of an update, or of a group as those of its first: they came on the link of
- * `peer`. */
 MLFAB__INTERNAL void mlfab__apply_bytes(mlfab__server *server, uint32_t peer,
                                         mlfab__incoming *update, uint64_t offset,
                                         const mlfab__frame_in *frame) {
@@ -926,8 +915,8 @@ MLFAB__INTERNAL void mlfab__apply_chunk(mlfab__server *server, uint32_t worker,
   if (chunk.generation != server->peers[worker].generation) return;
   mlfab__incoming *update = mlfab__queue_find(server, worker, chunk.seq);
   if (!update) return;       /* refused or withdrawn meanwhile */
-  if (update->group) return; /* it goes by another way now */
-  /* Dropped or withdrawn before its turn: what was on its way already does not matter. */
+  if (update->group) return; /* it comes through an aggregator now */
+  /* Dropped or withdrawn before its turn: chunks that were already sent are ignored. */
   if (update->refused || update->withdrawn) return;
   mlfab__apply_bytes(server, worker, update, chunk.offset, frame);
 }
@@ -939,13 +928,13 @@ MLFAB__INTERNAL void mlfab__apply_withdraw(mlfab__server *server, uint32_t worke
   if (withdraw.generation != server->peers[worker].generation) return;
   mlfab__incoming *update = mlfab__queue_find(server, worker, withdraw.seq);
   if (!update) return;                      /* decided: its PUSH_ACK is on the way */
-  if (apply_recall(server, update)) return; /* too late: it will be acknowledged */
+  if (apply_recall(server, update)) return; /* too late: the update will be acknowledged */
   if (update == server->apply.head) {
     mlfab__apply_decide(server, update, MLFAB_ERR_WITHDRAWN, 0, 0);
   } else {
     update->withdrawn = 1;
     server->queue.place_due = 1;
-    /* It keeps its place in the queue, so that the worker's order stays; nothing more will come. */
+    /* It keeps its place in the queue, so that the worker's order holds; no more bytes will come. */
     update->received = update->granted = update->push.bytes;
   }
   server->due = 1;
@@ -958,8 +947,8 @@ MLFAB__INTERNAL void mlfab__apply_finish(mlfab__server *server, uint32_t worker)
   if (update) mlfab__apply_go_on(server, MLFAB__NEVER);
 }
 
-/* The first update of a worker that is not past recall: what is being applied has all its bytes,
- * and is decided when it is done. */
+/* The first update of a worker that is not being applied. One that is being applied has all its bytes and
+ * will be decided. */
 static mlfab__incoming *apply_first_of(const mlfab__server *server, uint32_t worker) {
   mlfab__incoming *update = server->queue.first;
   while (update && (update->worker != worker || mlfab__queue_applying(server, update)))
@@ -985,7 +974,7 @@ MLFAB__INTERNAL void mlfab__apply_tick(mlfab__server *server) {
   mlfab__incoming *head = server->apply.head;
   uint64_t silent = head ? server->now_ns - head->last_byte_ns : 0;
   if (head && head->group && server->apply.applying == MLFAB__APPLY_NONE) {
-    /* The aggregator names a silent member after three; this is its own silence. */
+    /* The aggregator names a silent member after 3 heartbeats; 5 mean that the aggregator itself is silent. */
     if (silent >= 5 * server->heartbeat_ns) server->policy->split(server, head, NULL, 1);
   } else if (head && server->apply.applying == MLFAB__APPLY_NONE &&
              silent >= 3 * server->heartbeat_ns) {

@@ -1,4 +1,4 @@
-/* blocks.c - the server role: blocks that are pinned by pulls, and spare ones. See server.h. */
+/* blocks.c - the server role: blocks pinned by pulls, and spare blocks. See server.h. */
 #include "server.h"
 
 MLFAB__INTERNAL void mlfab__blocks_unpin(mlfab__server *server, mlfab__server_pull *pull) {
@@ -22,7 +22,6 @@ MLFAB__INTERNAL void mlfab__blocks_pin(mlfab__server *server, mlfab__server_pull
   pull->restart_in_segment = pull->in_segment;
 }
 
-/* Gives the slice up in the middle, to begin it again. */
 MLFAB__INTERNAL void mlfab__blocks_restart(mlfab__server *server, mlfab__server_pull *pull) {
   if (pull->slice == MLFAB__NO_BLOCK) return;
   mlfab__blocks_unpin(server, pull);
@@ -39,7 +38,7 @@ MLFAB__INTERNAL void mlfab__blocks_unpin_all(mlfab__server *server) {
 MLFAB__INTERNAL uint32_t mlfab__blocks_spare(mlfab__server *server) {
   mlfab__store *store = &server->store;
   if (store->free_count == 0) mlfab__blocks_unpin_all(server);
-  /* What is still held is lent to transports, a bounded number of chunks a worker. */
+  /* Blocks still in use are lent to transports: a bounded number of chunks a worker. */
   if (store->free_count == 0 && mlfab__store_grow(server->env, store)) return MLFAB__NO_BLOCK;
   return mlfab__store_take(store);
 }

@@ -1,23 +1,23 @@
 /* clock.c - the server role: consistency models of the slices. See server.h.
  *
- * A clock is one model with its V_train; every slice has one. A worker has one progress, the number of
- * its whole updates, the same at all servers (push.c), whatever slices those touched. A server knows it
- * (`pushed`) from what it has decided, and from what PUSH and PROGRESS tell of updates that it had no
- * part of; it may know less, never more, than holds for what is decided here. An update may be taken in
- * when all clocks that it touches allow it, a pull is answered when all have let it pass, one after
- * another (serve.c).
+ * A clock is one model with its V_train; every slice has one. A worker's progress is the number of its
+ * whole updates. It is the same at all servers (push.c), whatever slices the updates touched. A server
+ * knows it (`pushed`) from the updates that it decided, and from PUSH and PROGRESS frames, which report
+ * updates that this server had no part of. `pushed` may be too small, never larger than is true before the
+ * first update that is undecided here. An update may be taken in when all clocks that it touches allow it.
+ * A pull is answered when all of its clocks have let it pass, one after another (serve.c).
  *
- *    COUNTING (all but rounds):  --(push condition)--> V_train + 1, again until it says no
+ *    COUNTING (all but rounds):  --(push condition)--> V_train + 1, repeated until the condition is false
  *    OPEN (a round)              --(push condition)--> APPLYING --(all blocks)--> V_train + 1, OPEN
- *                                --(its model is left)--> APPLYING, flush --> V_train stays
+ *                                --(change of model)--> APPLYING, flush --> V_train stays
  *
- * A change of models waits until no update is under way into the blocks, since the bytes of one go
- * to other blocks in a round. Then, in one step: open rounds that are left are applied, slices get
- * their clocks, push conditions are asked, and every pull that is buffered is looked at again.
+ * A change of models waits until no update is being written, because with rounds the bytes go to other
+ * blocks. Then, in one step, the server applies open rounds that are abandoned, assigns slices to clocks,
+ * evaluates push conditions, and looks again at every delayed pull.
  *
- * Invariants. (1) v_train never falls, and never passes the largest progress: a push condition that
- * always says yes ends there. (2) What a round has summed is applied once, by the clock that summed
- * it. (3) A clock that has no slices has no pulls waiting and no sum.
+ * Invariants. (1) v_train never falls, and never passes the largest progress, even if a push condition is
+ * always true. (2) The sum of a round is applied once, by the clock that built it. (3) A clock without
+ * slices has no delayed pulls and no sum.
  *
  * Source: FluentPS Alg. 1 (server side), §III-B (conditions a shard, SetcondPull, SetcondPush). */
 #include "server.h"
@@ -96,10 +96,10 @@ MLFAB__INTERNAL int mlfab__clock_absolute(const mlfab__server *server) {
   return mlfab__optimizer_linear(&server->optimizer) && !told;
 }
 
-/* --- who is how far --- */
+/* --- the workers' progress --- */
 
-/* Counts all workers, where the tally does not stand any more. Costs a look at each: once for every worker
- * that comes or goes, and once for every step of the slowest. */
+/* Recomputes the tally from all workers if it is not valid: once for every worker that comes or goes, and
+ * once for every step of the slowest. */
 static void clock_count(mlfab__server *server) {
   mlfab__clock_tally *tally = &server->tally;
   if (tally->counted) return;
@@ -120,7 +120,7 @@ static void clock_count(mlfab__server *server) {
   for (uint32_t g = 0; g < MLFAB__CLOCKS; g++) server->clocks[g].arrived_at = 0;
 }
 
-/* Members whose update of the open iteration was decided. */
+/* Number of members whose update of the open iteration was decided. */
 static uint32_t clock_arrived(mlfab__server *server, uint32_t g) {
   mlfab__clock *clock = &server->clocks[g];
   clock_count(server);
@@ -135,7 +135,7 @@ static uint32_t clock_arrived(mlfab__server *server, uint32_t g) {
   return clock->arrived;
 }
 
-/* The tally, after a worker's progress was `before` and is more now. */
+/* Updates the tally after a worker's progress has grown from `before`. */
 static void clock_tell_tally(mlfab__server *server, const mlfab__server_peer *peer,
                              uint64_t before) {
   mlfab__clock_tally *tally = &server->tally;
@@ -170,7 +170,7 @@ MLFAB__INTERNAL void mlfab__clock_state(mlfab__server *server, const mlfab__cloc
 
 MLFAB__INTERNAL int mlfab__clock_may_push(const mlfab__server *server, uint32_t worker,
                                           uint64_t progress, uint32_t mask) {
-  /* One that is not its next has the larger number. */
+  /* An update that is not the worker's next has a larger number than `pushed`. */
   uint64_t pushed = mlfab__max(server->peers[worker].pushed, progress);
   for (uint32_t g = 0; g < server->ngates; g++) {
     const mlfab__clock *clock = &server->clocks[g];
@@ -195,7 +195,7 @@ MLFAB__INTERNAL int mlfab__clock_late(const mlfab__server *server, uint32_t work
   return 0;
 }
 
-/* |w| of the shard, as of its last commit. */
+/* |w| of the shard after its last commit. Cached; costs one pass over the shard. */
 static double clock_norm(mlfab__server *server) {
   const mlfab__store *store = &server->store;
   if (server->norm_commits == server->stats->commits + 1) return server->norm_w;
@@ -222,7 +222,7 @@ static void clock_significance(mlfab__server *server, const mlfab__incoming *upd
   server->peers[update->worker].significance = w > 0.0 ? g / w : g > 0.0 ? HUGE_VAL : 0.0;
 }
 
-/* A worker's progress was `before`, and is more now. */
+/* A worker's progress has grown from `before`. */
 static void clock_crossed(mlfab__server *server, const mlfab__server_peer *peer, uint64_t before) {
   clock_tell_tally(server, peer, before);
   for (uint32_t g = 0; g < server->ngates; g++) {
@@ -232,8 +232,8 @@ static void clock_crossed(mlfab__server *server, const mlfab__server_peer *peer,
   }
 }
 
-/* What a worker has in the queue, but for `decided`, follows its progress: two of one worker never have
- * one number, and so are never in one round. */
+/* Raises the numbers of a worker's queued updates, except `decided`, to follow its progress. Two updates of
+ * one worker never have one number, and so are never in one round. */
 static void clock_renumber(mlfab__server *server, uint32_t worker, const mlfab__incoming *decided) {
   mlfab__incoming *lists[2] = {server->queue.first, server->queue.unplaced_first};
   uint64_t next = server->peers[worker].pushed;
@@ -273,15 +273,15 @@ MLFAB__INTERNAL void mlfab__clock_decided(mlfab__server *server, const mlfab__in
   uint64_t known = peer->pushed, before = mlfab__max(known, update->push.progress);
   int whole = !(update->push.flags & MLFAB__PUSH_MORE);
   if (code == 0) clock_significance(server, update);
-  /* With several models the next one of this worker has waited for it. */
+  /* With several clocks, the worker's next update has waited for this one. */
   if (server->ngates > 1) server->queue.place_due = 1;
   peer->pushed = before + (uint64_t)whole;
   if (whole) peer->decided = peer->pushed;
   for (uint32_t g = 0; g < server->ngates; g++) {
     mlfab__clock *clock = &server->clocks[g];
     if (!clock->used) continue;
-    /* Also with nothing for this server: a mean must not depend on who holds what. What is late
-     * and kept is no contribution. */
+    /* Counts even if the update has nothing for this server: a mean must not depend on which server holds
+     * which slice. A late update that is kept does not contribute. */
     if (code == 0 && mlfab__sync_rounds(clock->sync.kind)) {
       clock->round_members += update->push.members;
       if (clock->sync.kind == MLFAB_SYNC_BSP || before >= clock->v_train) {
@@ -289,7 +289,7 @@ MLFAB__INTERNAL void mlfab__clock_decided(mlfab__server *server, const mlfab__in
         peer->contributed |= 1u << g;
       }
     }
-    /* Who came too late goes on with the open round, whether what came is dropped or kept. */
+    /* A worker that was too late continues with the open round, whether its update was dropped or kept. */
     if (whole && clock->sync.kind == MLFAB_SYNC_DROP)
       peer->pushed = mlfab__max(peer->pushed, clock->v_train);
   }
@@ -319,10 +319,11 @@ MLFAB__INTERNAL void mlfab__clock_members(mlfab__server *server) {
   for (uint32_t g = 0; g < server->ngates; g++) server->clocks[g].due = server->clocks[g].used;
 }
 
-/* Slices are about to move, and an update of a stopped worker waits for a round that only such workers
- * hold open as push nothing more before: servers have different models, or they joined when the servers
- * were at different rounds. It is closed without them. Never so where the servers agree: the update was decided at another server,
- * when all had pushed to the round before, so each of them sees to that here first. */
+/* Slices are about to move, and an update of a stopped worker waits for a round that is held open only by
+ * workers that will push nothing more before the move. This happens when servers have different models, or
+ * when workers joined while the servers were at different rounds. The round is closed without them. If the
+ * servers agree it cannot happen: the update was decided at another server, after all workers had pushed to
+ * the round before, so their updates come here first. */
 static int clock_forced(mlfab__server *server, const mlfab__clock *clock) {
   int waits = 0;
   if (!mlfab__sync_rounds(clock->sync.kind) || server->tally.stopped == 0) return 0;
@@ -339,8 +340,8 @@ static int clock_forced(mlfab__server *server, const mlfab__clock *clock) {
   return waits;
 }
 
-/* Live workers whose update of the open round is here; others may be past it because they were late in
- * it at another server. */
+/* Number of live workers whose update of the open round is here. Others may be past the round because they
+ * were late in it at another server. */
 static uint32_t clock_came(const mlfab__server *server, const mlfab__clock *clock) {
   uint32_t n = 0, bit = 1u << (clock - server->clocks);
   for (uint32_t w = 0; w < server->workers; w++) {
@@ -351,8 +352,8 @@ static uint32_t clock_came(const mlfab__server *server, const mlfab__clock *cloc
   return n;
 }
 
-/* Without members left, an iteration in which anything arrived is closed as it stands, and be it
- * empty: pulls wait for it. */
+/* Evaluates the push condition. Without members, an iteration in which anything arrived is closed as it is,
+ * even without a sum, because pulls wait for it. */
 static int clock_complete(mlfab__server *server, const mlfab__clock *clock) {
   mlfab_sync_state state;
   clock_count(server);
@@ -368,7 +369,7 @@ static int clock_complete(mlfab__server *server, const mlfab__clock *clock) {
   return mlfab__sync_complete_round(&clock->sync, &state) || clock_forced(server, clock);
 }
 
-/* Live workers of which something is decided here behind so much progress. */
+/* Number of live workers whose decided updates here reach this progress. */
 static uint32_t clock_behind(const mlfab__server *server, uint64_t progress) {
   uint32_t n = 0;
   for (uint32_t w = 0; w < server->workers; w++) {
@@ -378,8 +379,8 @@ static uint32_t clock_behind(const mlfab__server *server, uint64_t progress) {
   return n;
 }
 
-/* The iteration up to which all are complete: of all members, of as many as a round needs, or of those that
- * ever were here when none is left. */
+/* The iteration up to which all is complete: for all members, or for as many as a round needs. Without
+ * members: the largest progress of any worker that was ever here. */
 static uint64_t clock_reached(const mlfab__server *server, const mlfab__clock *clock,
                               const mlfab_sync_state *state) {
   uint64_t reached = clock->v_train;
@@ -396,7 +397,7 @@ MLFAB__INTERNAL void mlfab__clock_step(mlfab__server *server, mlfab__clock *cloc
   mlfab_sync_state state;
   clock->v_train++;
   if (clock == &server->clocks[0]) server->stats->rounds++;
-  /* More than can be in flight was told, and has nothing here: there is no need to count it up. */
+  /* Progress beyond the updates that can be in flight was only reported: V_train jumps there in one step. */
   mlfab__clock_state(server, clock, MLFAB__NO_NODE, 0, &state);
   uint64_t reached = clock_reached(server, clock, &state);
   if (clock->sync.kind != MLFAB_SYNC_USER && reached > clock->v_train + MLFAB__SERVER_QUEUED)
@@ -459,7 +460,7 @@ MLFAB__INTERNAL void mlfab__clock_tell(mlfab__server *server, uint32_t worker) {
   clock_answer(server, worker, 0, 0, "");
 }
 
-/* Does the slice have bytes of what is to change? */
+/* Does the slice hold bytes of the tensor that is to change? */
 static int clock_touches(const mlfab__server *server, uint32_t slice, uint32_t tensor) {
   const mlfab__shard_slice *s = &server->store.slices[slice];
   if (tensor == MLFAB_ALL) return 1;
@@ -467,7 +468,7 @@ static int clock_touches(const mlfab__server *server, uint32_t slice, uint32_t t
   return t->offset < s->offset + s->bytes && s->offset < t->offset + t->bytes;
 }
 
-/* Slices that a clock has, and of those the ones that are to change. */
+/* Number of slices of a clock; *touched_p: those of them that are to change. */
 static uint32_t clock_slices(const mlfab__server *server, uint32_t clock, uint32_t tensor,
                              uint32_t *touched_p) {
   uint32_t n = 0;
@@ -480,7 +481,7 @@ static uint32_t clock_slices(const mlfab__server *server, uint32_t clock, uint32
   return n;
 }
 
-/* Why it cannot be, or 0. */
+/* Sets *error and returns a code if the change is impossible, else 0. */
 static int clock_refuse(const mlfab__server *server, const mlfab__sync_ask *change,
                         mlfab_error *error) {
   const mlfab_sync *sync = &change->consistency;
@@ -515,7 +516,8 @@ MLFAB__INTERNAL void mlfab__clock_ask(mlfab__server *server, uint32_t worker,
   mlfab__server_peer *peer = &server->peers[worker];
   for (uint32_t i = 0; i < server->nchanges; i++) {
     const struct mlfab__change_wait *wait = &server->changes[i];
-    if (wait->worker == worker && wait->change.ask == change.ask) return; /* on a new link */
+    /* repeated on a new link */
+    if (wait->worker == worker && wait->change.ask == change.ask) return;
   }
   if (change.ask <= peer->changed) {
     clock_answer(server, worker, change.ask, 0, "");
@@ -535,7 +537,7 @@ MLFAB__INTERNAL void mlfab__clock_ask(mlfab__server *server, uint32_t worker,
   server->due = 1;
 }
 
-/* A clock for a model that only some slices of others get: a free one, or MLFAB__CLOCKS. */
+/* Allocates a clock: its index, or MLFAB__CLOCKS when all are used. */
 static uint32_t clock_new(mlfab__server *server, uint64_t v_train) {
   uint32_t g = 0;
   while (g < MLFAB__CLOCKS && server->clocks[g].used) g++;
@@ -551,7 +553,7 @@ static uint32_t clock_new(mlfab__server *server, uint64_t v_train) {
   return g;
 }
 
-/* Of a server without slices one clock is left, the slowest: slices that had others have moved away. */
+/* A server without slices keeps one clock, the slowest: slices that had others have moved away. */
 static uint32_t clock_only(mlfab__server *server) {
   uint32_t only = MLFAB__CLOCKS;
   for (uint32_t g = 0; g < server->ngates; g++) {
@@ -565,8 +567,8 @@ static uint32_t clock_only(mlfab__server *server) {
   return only;
 }
 
-/* The clock that changes: one whose slices all do, or one that has the same model already. MLFAB__CLOCKS:
- * a new one. */
+/* The clock to change: one whose slices all change, or one that already has the new model. MLFAB__CLOCKS: a
+ * new one is needed. */
 static uint32_t clock_target(const mlfab__server *server, const mlfab__sync_ask *change) {
   uint32_t touched;
   for (uint32_t g = 0; g < server->ngates; g++) {
@@ -580,7 +582,7 @@ static uint32_t clock_target(const mlfab__server *server, const mlfab__sync_ask 
   return MLFAB__CLOCKS;
 }
 
-/* The same, made when there is none; MLFAB__CLOCKS: there is no room. */
+/* The same, but creates a clock if needed. MLFAB__CLOCKS: there is no room. */
 static uint32_t clock_make_target(mlfab__server *server, const mlfab__sync_ask *change) {
   uint64_t v_train = UINT64_MAX;
   uint32_t touched;
@@ -622,8 +624,8 @@ MLFAB__INTERNAL int mlfab__clock_tidy(mlfab__server *server) {
   return merged;
 }
 
-/* The iteration that slices which come are in. What a worker has in an open round it must not be able
- * to pull before that is closed. */
+/* V_train for arriving slices. With an open sum it is that of the arriving clock: a worker must not pull
+ * what it has in an open round before the round is closed. */
 static uint64_t clock_here(const mlfab__server *server, const mlfab__reshard_server_clock *in) {
   uint64_t least = UINT64_MAX;
   for (uint32_t g = 0; g < server->ngates; g++) {
@@ -659,7 +661,7 @@ MLFAB__INTERNAL int mlfab__clock_joins(const mlfab__server *server,
   int rounds = mlfab__sync_rounds(in->consistency.kind);
   int scaled = rounds && !mlfab__optimizer_linear(&server->optimizer);
   if (!mlfab__sync_equal(&clock->consistency, &in->consistency)) return 0;
-  /* What is not summed up has no state that would not be here, too. */
+  /* Without a sum, the clock has no state that is not here already. */
   if (!rounds || in->members == 0) return 1;
   if (scaled && (clock->scale < in->scale || clock->scale > in->scale)) return 0;
   return clock->v_train == in->v_train && clock->members == in->members &&
@@ -703,7 +705,7 @@ MLFAB__INTERNAL uint32_t mlfab__clock_adopt(mlfab__server *server,
   return g;
 }
 
-/* An open round that slices leave has to be applied before. */
+/* Must an open round be applied first, because slices leave it? */
 static int clock_must_flush(const mlfab__server *server, uint32_t g,
                             const mlfab__sync_ask *change) {
   const mlfab__clock *clock = &server->clocks[g];
@@ -721,7 +723,7 @@ static int clock_install(mlfab__server *server, const mlfab__sync_ask *change) {
   clock->sync = change->consistency;
   clock->tuner = (mlfab__sync_tuner){(uint64_t)clock->sync.staleness, 0};
   if (!mlfab__sync_rounds(clock->sync.kind)) {
-    /* Of a server without slices, whose round has nothing to apply. */
+    /* On a server without slices, the round has nothing to apply. */
     clock->contributors = clock->round_members = 0;
     for (uint32_t w = 0; w < server->workers; w++) server->peers[w].contributed &= ~(1u << target);
   }

@@ -1,7 +1,7 @@
 /* lazy.c - the buffer of delayed pulls: see lazy.h. A binary heap, smallest (at, order) first. */
 #include "lazy.h"
 
-enum { LAZY_ROOM = 16 }; /* at first */
+enum { LAZY_ROOM = 16 }; /* initial */
 
 static int lazy_less(const mlfab__delayed *a, const mlfab__delayed *b) {
   return a->at != b->at ? a->at < b->at : a->order < b->order;

@@ -1,11 +1,11 @@
 /* lazy.h - the buffer of delayed pulls. Layer 2, pure.
  *
- * A heap of tags by the V_train at which a pull is looked at next; equal ones come out in the order
- * in which they were added. What a tag means is the caller's.
+ * A heap of tags, ordered by the V_train at which a pull is looked at next; tags with the same V_train come
+ * out in the order in which they were added. The caller defines what a tag means.
  *
  * Source: FluentPS Alg. 1 (callbacks) and §III-C. Departs: lazy execution indexes by max(progress,
- * V_train), as a pull may come after its iteration was completed without its worker; pulls are
- * released after V_train has moved, not before, so that what is asked again sees the new one. */
+ * V_train), because a pull may arrive after its iteration was completed without its worker; pulls are
+ * released after V_train has moved, not before, so that their condition is evaluated with the new value. */
 #ifndef MLFAB__LAZY_H
 #define MLFAB__LAZY_H
 
@@ -14,29 +14,28 @@
 
 typedef struct mlfab__delayed {
   uint64_t at;    /* looked at when V_train reaches this */
-  uint64_t order; /* of coming */
+  uint64_t order; /* order of insertion */
   uint64_t tag;
 } mlfab__delayed;
 
-/* All zero is an empty buffer. entries[0..count-1] is a heap: anybody may read the tags. */
+/* All zero is an empty buffer. entries[0..count-1] is a heap; anyone may read the tags. */
 typedef struct mlfab__lazy {
   mlfab__delayed *entries;
   uint32_t count, room;
   uint64_t next_order;
 } mlfab__lazy;
 
-/* When to look at a delayed pull of `progress` (a count: i + 1): soft: when V_train moves; lazy:
- * when its own iteration is complete. Always above v_train. */
+/* When to look again at a delayed pull of `progress` (a count: i + 1). Soft: when V_train moves. Lazy: when
+ * its own iteration is complete. Always above v_train. */
 MLFAB__INTERNAL uint64_t mlfab__lazy_at(int soft, uint64_t progress, uint64_t v_train);
-/* O(log n). Errors: MEMORY, and nothing has changed; never if one was taken out since the last
- * add. */
+/* O(log n). Errors: MEMORY, with nothing changed; never if an entry was taken out since the last add. */
 MLFAB__INTERNAL int mlfab__lazy_add(mlfab__env *env, mlfab__lazy *lazy, uint64_t at, uint64_t tag);
-/* Takes the next one out whose `at` is v_train or less: 1, or 0 when there is none. O(log n). */
+/* Takes out the next entry whose `at` is at most v_train: 1, or 0 when there is none. O(log n). */
 MLFAB__INTERNAL int mlfab__lazy_pop(mlfab__lazy *lazy, uint64_t v_train, uint64_t *tag_p);
-/* Takes out the one with this tag: 1, or 0 when there is none. O(n). */
+/* Takes out the entry with this tag: 1, or 0 when there is none. O(n). */
 MLFAB__INTERNAL int mlfab__lazy_remove(mlfab__lazy *lazy, uint64_t tag);
-/* The conditions have changed: all are due, in the order of coming. Pop them until there is none;
- * those that still have to wait are added again above v_train, for which there is room. O(n). */
+/* The conditions have changed: all entries become due, in the order of insertion. Pop them until none is
+ * left; those that must still wait are added again above v_train, for which there is room. O(n). */
 MLFAB__INTERNAL void mlfab__lazy_wake_all(mlfab__lazy *lazy);
 MLFAB__INTERNAL void mlfab__lazy_free(mlfab__env *env, mlfab__lazy *lazy);
 

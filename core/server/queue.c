@@ -1,14 +1,13 @@
-/* queue.c - the server role: the updates that are here, in the order in which they are taken in. See
- * server.h.
+/* queue.c - the server role: the announced updates, in the order in which they are taken in. See server.h.
  *
- * An update gets its place at the end of the queue when it comes; where a policy is attached it may
- * hold one back (`unplaced`) and give it a place later. A place is given only where the delay is below
- * the bound; since nothing is ever put before what has a place, it stays below. An update without such a
- * place is dropped: decided at once when it is the oldest of its worker, else at its turn, because a
- * worker's updates are decided in the order of their numbers.
+ * A new update gets its place at the end of the queue. A policy may hold it back (`unplaced`) and give it a
+ * place later. A place is given only where the delay is below the bound; since no update is ever put before
+ * one that has a place, the delay stays below. An update that cannot get such a place is dropped: decided
+ * at once if it is the oldest of its worker, else at its turn, because a worker's updates are decided in
+ * the order of their numbers.
  *
- * Members of a group stand in the queue in a row, under one number, and are taken in as one: their
- * bytes are those of the first. The policy makes groups and ends them.
+ * Members of a group are consecutive in the queue, share one number, and are taken in as one: the sum
+ * arrives as the bytes of the first. The policy makes groups and ends them.
  *
  * Source: MLfabric §3.1 (delay bound, drops). */
 #include "server.h"
@@ -84,12 +83,11 @@ MLFAB__INTERNAL uint32_t mlfab__queue_touched(const mlfab__server *server,
   return local[mlfab__layout_slice_at(&server->layout, s->offset)];
 }
 
-/* May this update be taken in now? */
 MLFAB__INTERNAL int mlfab__queue_eligible(const mlfab__server *server,
                                           const mlfab__incoming *update) {
   if (update->push.flags & MLFAB__PUSH_INIT) return 1;
   if (server->phase != MLFAB__MODEL_STANDS) return 0;
-  /* With several models one may let a worker's second update in while another holds the first. */
+  /* With several clocks, one could let a worker's second update in while another holds back the first. */
   for (const mlfab__incoming *u = server->ngates > 1 ? server->queue.first : NULL; u && u != update;
        u = u->next) {
     if (u->worker == update->worker) return 0;
@@ -117,8 +115,6 @@ static uint64_t queue_bound(const mlfab__server *server) {
   return mlfab__clock_rounds(server) ? MLFAB_UNBOUNDED : server->schedule.delay_bound;
 }
 
-/* The largest delay over the slices that the update touches, behind all that has a place; then adds
- * `members` to what stands before the next. */
 MLFAB__INTERNAL uint64_t mlfab__queue_lag(mlfab__server *server, const mlfab__incoming *update,
                                           int64_t members) {
   uint64_t delay = 0;
@@ -147,11 +143,10 @@ MLFAB__INTERNAL int mlfab__queue_late(const mlfab__server *server, mlfab__incomi
 
 MLFAB__INTERNAL void mlfab__queue_drop(mlfab__server *server, mlfab__incoming *update) {
   update->refused = MLFAB_ERR_DROPPED;
-  update->received = update->granted = update->push.bytes; /* nothing more will come */
+  update->received = update->granted = update->push.bytes; /* no more bytes will come */
   server->queue.late++;
 }
 
-/* At the end of the queue. */
 MLFAB__INTERNAL void mlfab__queue_now(mlfab__server *server, mlfab__incoming *update) {
   mlfab__queue_append(server, update, 0);
   if (update->withdrawn || mlfab__clock_rounds(server) || server->phase != MLFAB__MODEL_STANDS)

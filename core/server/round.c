@@ -1,4 +1,4 @@
-/* round.c - the server role: a round's sum goes into the model, a few blocks a tick. See clock.c. */
+/* round.c - the server role: applies a round's sum to the model, a few blocks a tick. See clock.c. */
 #include "server.h"
 
 #include "../kernels/kernels.h"
@@ -17,8 +17,8 @@ static void round_info(const mlfab__server *server, const mlfab__clock *clock,
   info->scale = mlfab__optimizer_linear(&server->optimizer) ? 1.0 : clock->round_scale;
 }
 
-/* What a mean divides by. What was late and is kept counts as if all were in the round, as FluentPS
- * prints. */
+/* The divisor of a mean. With MLFAB_SYNC_DROP and keep_late it is at least the number of members, as in
+ * FluentPS. */
 static double round_share(mlfab__server *server, const mlfab__clock *clock) {
   uint32_t n = clock->contributors;
   if (!server->options.mean) return 1.0;
@@ -30,8 +30,8 @@ static double round_share(mlfab__server *server, const mlfab__clock *clock) {
   return 1.0 / (n > 0 ? n : 1);
 }
 
-/* Is anything of this slice in the round's sum? The slice is then stepped as a whole, so that no
- * result depends on the size of blocks. */
+/* Does the round's sum have any block of this slice? If so, the whole slice is stepped, so that no result
+ * depends on the block size. */
 static int round_summed(const mlfab__server *server, uint32_t slice) {
   const mlfab__shard_slice *s = &server->store.slices[slice];
   for (uint32_t p = s->first; p < s->first + s->count; p++) {
@@ -40,7 +40,7 @@ static int round_summed(const mlfab__server *server, uint32_t slice) {
   return 0;
 }
 
-/* One block of the round's sum, which may be zeros. */
+/* Applies one block of the round's sum; a missing block counts as zeros. */
 static int round_block(mlfab__server *server, mlfab_update_info *info, double share, uint32_t slice,
                        uint32_t p) {
   mlfab__store *store = &server->store;
@@ -52,7 +52,7 @@ static int round_block(mlfab__server *server, mlfab_update_info *info, double sh
     code = mlfab__blocks_fresh(server, &store->sum[p], MLFAB__NO_BLOCK, 1);
   uint64_t at = s->offset + (uint64_t)(p - s->first) * store->block_bytes;
   uint64_t left = mlfab__store_block_bytes(store, slice, p);
-  /* Where the optimizer cannot take the division into its scale, the sum itself is divided. */
+  /* If the optimizer cannot take the division into its scale, the sum itself is divided. */
   int divide = server->options.mean &&
                (server->config->on_update || !mlfab__optimizer_linear(&server->optimizer));
   while (left > 0 && !code && !store->ghost) {
@@ -67,7 +67,7 @@ static int round_block(mlfab__server *server, mlfab_update_info *info, double sh
   return code;
 }
 
-/* The blocks of the round's slices: into the model, or discarded. */
+/* Moves the blocks of one slice into the model, or discards them if the round failed. */
 static void round_swap(mlfab__server *server, uint32_t slice) {
   mlfab__store *store = &server->store;
   mlfab__shard_slice *s = &store->slices[slice];
@@ -86,7 +86,7 @@ static void round_swap(mlfab__server *server, uint32_t slice) {
   s->commit++;
 }
 
-/* The round is over: swap, count, open the next. */
+/* Ends the round: swaps, counts, opens the next. */
 static void round_close(mlfab__server *server) {
   mlfab__clock *clock = &server->clocks[server->apply.clock];
   if (server->apply.code) clock->refused_round = clock->v_train + 1;
@@ -121,7 +121,7 @@ MLFAB__INTERNAL int mlfab__round_apply(mlfab__server *server, uint64_t budget) {
     while (server->apply.position < slice->first + slice->count && !server->apply.code) {
       if (budget == 0) return 0;
       uint32_t p = server->apply.position++;
-      /* SGD makes nothing of zeros. */
+      /* SGD does not change the model for zeros. */
       if (store->sum[p] == MLFAB__NO_BLOCK && (plain || !round_summed(server, server->apply.slice)))
         continue;
       server->apply.code = round_block(server, &info, share, server->apply.slice, p);

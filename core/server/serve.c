@@ -1,13 +1,13 @@
-/* serve.c - the server role: answering pulls. See server.h.
+/* serve.c - the server role: answers pulls. See server.h.
  *
- * A pull waits until the pull condition holds, then sends its stretches slice by slice: it pins the
- * blocks of a slice, so that all of them are of one version, and unpins them when their last byte
- * is handed to the transport. A reader that stalls, or a server short of spare blocks, unpins a
- * slice in the middle: the slice is begun again, at the version of that time.
+ * A pull waits until the pull condition holds. Then the server sends its segments slice by slice: it pins
+ * the blocks of a slice, so that all of them have one version, and unpins them when the transport has taken
+ * their last byte. If the reader stalls, or spare blocks run out, the server unpins a slice in the middle;
+ * the pull begins the slice again, with the version of that time.
  *
  * A policy may hold a large pull back once its condition holds (`held`), give it a place and a turn, or
- * have it handed on by another node (`spread`). A placed pull lends only so much at a time, or the
- * transport's queues would make the order.
+ * have another node forward it (`spread`). A placed pull lends only a limited number of bytes; otherwise
+ * the transport's queues would decide the order.
  *
  * Source: FluentPS Alg. 1, lines of the pull request. */
 #include "server.h"
@@ -16,16 +16,16 @@
 
 #include <stdio.h>
 
-/* Bytes that a placed pull has lent to its link at most, or two chunks. */
+/* Bytes that a placed pull may lend to its link; at least two chunks. */
 enum { SERVE_LENT = 1 << 20 };
 
-/* Out of the buffer of the clock that it waits for. */
+/* It has left the buffer of the clock that it waited for. */
 static void serve_unwait(mlfab__server *server, mlfab__server_pull *pull) {
   if (pull->waiting) server->serve.waiting--;
   pull->waiting = 0;
 }
 
-/* Into the list of those that are open, at its end; out of it. */
+/* Appends to the list of open pulls; removes from it. */
 static void serve_list(mlfab__server *server, mlfab__server_pull *pull) {
   pull->opened = ++server->serve.opened;
   pull->next = NULL;
@@ -82,7 +82,7 @@ MLFAB__INTERNAL void mlfab__serve_fail(mlfab__server *server, uint32_t worker, u
   MLFAB__POST(&server->port, worker, MLFAB__PULL_FAIL, pull_fail, &fail);
 }
 
-/* Tells who is waited for, so that a deadline can name it: AGAIN is not the end of the pull. */
+/* Tells the worker whom the pull waits for, so that a deadline can name it. AGAIN does not end the pull. */
 static void serve_wait(mlfab__server *server, mlfab__server_pull *pull) {
   const mlfab__clock *clock = &server->clocks[pull->clock];
   mlfab_sync_state state;
@@ -108,7 +108,6 @@ static void serve_wait(mlfab__server *server, mlfab__server_pull *pull) {
   MLFAB__POST(&server->port, pull->worker, MLFAB__PULL_FAIL, pull_fail, &wait);
 }
 
-/* Answers from here. */
 MLFAB__INTERNAL void mlfab__serve_begin(mlfab__server *server, mlfab__server_pull *pull) {
   pull->held = MLFAB__PULL_GOES;
   pull->progress_ns = server->now_ns;
@@ -127,7 +126,7 @@ MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_find(mlfab__server *server, uin
 
 /* --- the pull condition --- */
 
-/* Does this clock let the pull pass? `again`: it was buffered. */
+/* Does this clock let the pull pass? `again`: the pull was delayed before. */
 static int serve_may(mlfab__server *server, const mlfab__server_pull *pull, uint32_t g, int again) {
   const mlfab__clock *clock = &server->clocks[g];
   mlfab_sync_state state;
@@ -140,8 +139,8 @@ static int serve_may(mlfab__server *server, const mlfab__server_pull *pull, uint
   return mlfab__sync_may_pull(&clock->sync, threshold, &state, pull->draw);
 }
 
-/* Asks the clocks that it has not passed yet, and buffers it at the first that says no. 1 when all
- * have let it pass, 0 when it waits or has failed. */
+/* Asks the clocks that the pull has not passed yet; the first that refuses delays it. 1 when all have let
+ * it pass, 0 when it waits or has failed. */
 static int serve_pass(mlfab__server *server, mlfab__server_pull *pull, int again) {
   uint32_t mask = mlfab__clock_mask(server, pull->segments, pull->segments_used) & ~pull->passed;
   for (uint32_t g = 0; g < server->ngates; g++) {
@@ -165,10 +164,10 @@ static int serve_pass(mlfab__server *server, mlfab__server_pull *pull, int again
   return 1;
 }
 
-/* The pull condition holds: begins to answer, or waits for a plan. */
+/* The pull condition holds: begins to answer, or the policy holds the pull back. */
 static void serve_start(mlfab__server *server, mlfab__server_pull *pull) {
   serve_unwait(server, pull);
-  /* Said once: the next pull gets the model as it stands. */
+  /* Reported once: the next pull gets the model as it is. */
   uint64_t refused = 0, told = server->peers[pull->worker].refused_told;
   for (uint32_t g = 0; g < server->ngates; g++)
     refused = mlfab__max(refused, server->clocks[g].refused_round);
@@ -182,8 +181,8 @@ static void serve_start(mlfab__server *server, mlfab__server_pull *pull) {
   if (!server->policy || !server->policy->pull_hold(server, pull)) mlfab__serve_begin(server, pull);
 }
 
-/* Pulls of a clock that are due: those that may be answered are. `passes`: what comes out of the
- * buffer has passed this clock; `changed`: it has passed none. */
+/* Looks at a clock's delayed pulls that are due, and starts those that may be answered. `passes`: they have
+ * passed this clock; `changed`: they have passed no clock. */
 static void serve_due(mlfab__server *server, uint32_t g, int passes, int changed) {
   uint64_t tag;
   while (mlfab__lazy_pop(&server->clocks[g].lazy, server->clocks[g].v_train, &tag)) {
@@ -215,7 +214,6 @@ MLFAB__INTERNAL void mlfab__serve_look(mlfab__server *server) {
   if (due) serve_check(server);
 }
 
-/* A free slot with room for so many segments; `own`: for a spread. */
 MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_slot(mlfab__server *server, uint32_t worker,
                                                       uint32_t segments, int own, int *code_p) {
   mlfab__server_pull *pull = NULL;
@@ -259,12 +257,12 @@ MLFAB__INTERNAL void mlfab__serve_fill(mlfab__server *server, uint32_t worker,
   pull->held = MLFAB__PULL_GOES;
 }
 
-/* What the reader's cache has. 0 when that is in order, else it was answered. */
+/* Checks the cache state that the reader reports. Returns 0, or a code after answering with an error. */
 static int serve_cache(mlfab__server *server, uint32_t worker, const mlfab__pull *in) {
   char text[128];
   uint32_t slice;
   uint64_t since;
-  if (!server->sparse) return 0; /* it gets everything */
+  if (!server->sparse) return 0; /* without the sparse group, the worker gets all bytes */
   int code = server->sparse->cache(server, in, server->segments_scratch, server->versions_scratch,
                                    &slice, &since);
   if (code == MLFAB_ERR_FRAME) {
@@ -340,14 +338,13 @@ MLFAB__INTERNAL void mlfab__serve_cancel(mlfab__server *server, uint32_t worker,
                                          const mlfab__frame_in *frame) {
   mlfab__pull_cancel cancel;
   if (MLFAB__MALFORMED(&server->port, worker, frame, pull_cancel, &cancel)) return;
-  if (cancel.request & MLFAB__SPREAD_BIT) return; /* not the worker's to cancel */
+  if (cancel.request & MLFAB__SPREAD_BIT) return; /* a worker cannot cancel a spread */
   mlfab__server_pull *pull = mlfab__serve_find(server, worker, cancel.request);
   if (!pull) return;
   mlfab__serve_over(server, pull, MLFAB_ERR_CANCELLED);
   if (server->policy) server->policy->turns(server);
 }
 
-/* How many bytes the next frame of a segment has, and of which slice (index into store.slices). */
 MLFAB__INTERNAL uint32_t mlfab__serve_cut(const mlfab__server *server,
                                           const mlfab__segment *segment, uint64_t in_segment,
                                           uint32_t *slice_p) {
@@ -363,13 +360,13 @@ MLFAB__INTERNAL uint32_t mlfab__serve_cut(const mlfab__server *server,
 
 /* --- frames --- */
 
-/* A placed pull lends no more than this many chunks. */
+/* Number of chunks that a placed pull may lend. */
 static uint32_t serve_lent(const mlfab__server *server) {
   uint32_t chunks = SERVE_LENT / server->config->chunk_bytes;
   return chunks < 2 ? 2 : chunks;
 }
 
-/* Whose frame is next: small ones before those that have a place, then the oldest. */
+/* The pull that sends next: unplaced (small) ones first, then by place, then the oldest. */
 static mlfab__server_pull *serve_pick(const mlfab__server *server, mlfab__server_peer *peer) {
   mlfab__server_pull *pull = NULL;
   int full = peer->nsends >= serve_lent(server);
@@ -382,7 +379,7 @@ static mlfab__server_pull *serve_pick(const mlfab__server *server, mlfab__server
   return pull;
 }
 
-/* The next bytes of a pull, from the blocks that it pins. */
+/* Fills the frame with the next bytes of a pull, from its pinned blocks. */
 static void serve_bytes(mlfab__server *server, mlfab__server_pull *pull, mlfab__model *model,
                         mlfab__frame_out *frame) {
   const mlfab__store *store = &server->store;
@@ -433,7 +430,7 @@ MLFAB__INTERNAL int mlfab__server_next(mlfab__server *server, uint32_t worker,
   return 1;
 }
 
-/* All of a pull was handed to the transport. */
+/* The transport has taken all of a pull. */
 static void serve_out(mlfab__server *server, mlfab__server_pull *pull) {
   int placed = pull->place != 0;
   if (pull->request & MLFAB__SPREAD_BIT) {
@@ -445,7 +442,7 @@ static void serve_out(mlfab__server *server, mlfab__server_pull *pull) {
   if (placed) server->policy->turns(server);
 }
 
-/* The cursor goes on behind the frame's bytes; behind a slice, that is unpinned. */
+/* Moves the cursor behind the frame's bytes; at the end of a slice, unpins it. */
 static void serve_moved(mlfab__server *server, mlfab__server_pull *pull,
                         const mlfab__frame_out *frame) {
   pull->in_segment += frame->note[0];
@@ -473,13 +470,13 @@ MLFAB__INTERNAL void mlfab__server_taken(mlfab__server *server, uint32_t worker,
   }
   if (pull->segments_used > 0) serve_moved(server, pull, frame);
   pull->progress_ns = now_ns;
-  /* The link moves: a spread behind another pull of this worker is not stuck. */
+  /* The link makes progress: a spread behind another pull of this worker is not stalled. */
   for (uint32_t k = MLFAB__SERVER_PULLS; k < MLFAB__SERVER_SLOTS; k++)
     peer->pulls[k].progress_ns = now_ns;
   if (pull->segment == pull->segments_used) {
     serve_out(server, pull);
   } else if (pull->place != 0) {
-    /* From time to time the scheduler hears how much is still to go out. */
+    /* The policy reports to the scheduler how much is still to be sent. */
     server->policy->pull_left(server, pull, frame->note[0]);
   }
 }
@@ -495,7 +492,7 @@ MLFAB__INTERNAL void mlfab__server_sent(mlfab__server *server, uint32_t worker, 
   }
 }
 
-/* Takes back what was lent to a link. */
+/* Takes back the blocks lent to a link. */
 static void serve_unlend(mlfab__server *server, uint32_t worker) {
   mlfab__server_peer *peer = &server->peers[worker];
   for (uint32_t i = 0; i < peer->nsends; i++) mlfab__store_unref(&server->store, peer->sends[i]);
@@ -541,7 +538,8 @@ MLFAB__INTERNAL void mlfab__serve_resize(mlfab__server *server) {
 MLFAB__INTERNAL void mlfab__serve_tick(mlfab__server *server) {
   mlfab__serve_walk walk = {NULL, 0};
   for (mlfab__server_pull *pull; (pull = mlfab__serve_each(server, &walk)) != NULL;) {
-    if ((pull->request & MLFAB__SPREAD_BIT) || pull->spread != 0) continue; /* the policy's */
+    /* the policy watches these */
+    if ((pull->request & MLFAB__SPREAD_BIT) || pull->spread != 0) continue;
     if (server->now_ns - pull->progress_ns < server->heartbeat_ns) continue;
     if (pull->waiting) serve_wait(server, pull);
     if (pull->slice == MLFAB__NO_BLOCK) continue;

@@ -1,4 +1,4 @@
-/* server.c - the server role: its life, its workers, the model's definition. See server.h. */
+/* server.c - the server role: start and end, its workers, the model's definition. See server.h. */
 #include "server.h"
 
 #include "../kernels/kernels.h"
@@ -9,7 +9,7 @@ enum {
   SERVER_STAGE_BYTES = 4 << 20,
   SERVER_STAGE_PLANNED = 64 << 20,
   SERVER_EAGER_LEAST = 4096,
-  SERVER_TICK_BYTES = 4 << 20 /* that are applied at a time */
+  SERVER_TICK_BYTES = 4 << 20 /* bytes applied at a time */
 };
 
 static void server_init_schedule(mlfab__server *server) {
@@ -106,7 +106,7 @@ MLFAB__INTERNAL void mlfab__server_free(mlfab__server *server) {
 
 /* --- workers that come and go --- */
 
-/* The worker's arena, once the model tells how large it is worth to be. Without memory it has no
+/* Allocates the worker's arena once the model, and so its size, is known. Without memory the worker has no
  * credit and waits for grants. */
 static uint32_t server_credit(mlfab__server *server, uint32_t worker) {
   mlfab__server_peer *peer = &server->peers[worker];
@@ -139,7 +139,7 @@ static void server_hello_ack(mlfab__server *server, uint32_t worker, int was_dea
 
 MLFAB__INTERNAL void mlfab__server_tell(mlfab__server *server, uint32_t worker) {
   mlfab__hello_ack ack;
-  /* Slices with another model may have come. */
+  /* Slices with another consistency model may have arrived. */
   if (server->phase == MLFAB__MODEL_STANDS && !server->move.held) mlfab__clock_tell(server, worker);
   server_hello_ack(server, worker, 3, &ack);
   MLFAB__POST(&server->port, worker, MLFAB__HELLO_ACK, hello_ack, &ack);
@@ -150,8 +150,8 @@ MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
                                         uint64_t now_ns) {
   mlfab__server_peer *peer = &server->peers[worker];
   server->now_ns = now_ns;
-  /* The answer tells what is decided, and the window may be a new process's from here on: what is
-   * past recall is decided first, at the price of one long step. */
+  /* The answer reports which updates are decided, and the window may belong to a new process from here on.
+   * So an update that is being applied is decided first, in one long step. */
   mlfab__apply_finish(server, worker);
   int code = mlfab__windows_admit(&server->windows, worker, hello->incarnation);
   if (code) return code;
@@ -164,8 +164,8 @@ MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
     server->port.event(server->port.self, MLFAB_EVENT_REJOINED, (int32_t)worker, 0,
                        hello->incarnation, 0, "joined again");
   if (fresh) {
-    /* A new process: it knows nothing of the old one's "no more data". What the old one has in the
-     * open round stays in it, and the round waits for the new one only from the next on. */
+    /* A new process does not know that the old one said "no more data". What the old one contributed stays
+     * in the open round; rounds wait for the new process from the next one on. */
     peer->done = 0;
     peer->incarnation = hello->incarnation;
     mlfab__free(server->env, peer->definition, peer->definition_bytes);
@@ -234,7 +234,7 @@ static void server_define_ack(mlfab__server *server, uint32_t worker, int code, 
   MLFAB__POST(&server->port, worker, MLFAB__DEFINE_ACK, define_ack, &ack);
 }
 
-/* A consistency model that this server cannot keep. */
+/* Refuses a consistency model that this server cannot keep. */
 static int server_check(const mlfab__server *server, const mlfab_sync *sync, mlfab_error *error) {
   int code = mlfab__sync_check(sync, server->workers, error);
   if (code || sync->kind != MLFAB_SYNC_USER ||
@@ -253,11 +253,11 @@ MLFAB__INTERNAL uint64_t mlfab__server_credit(const mlfab__server *server, uint6
 MLFAB__INTERNAL uint64_t mlfab__server_stage(const mlfab__server *server, uint64_t shard,
                                              int ghost) {
   uint64_t stage = server->scheduled ? SERVER_STAGE_PLANNED : SERVER_STAGE_BYTES;
-  /* Ghosts take no memory: the stage is as large as it would have to be. */
+  /* Ghosts take no memory: the stage is as large as needed. */
   return ghost && server->scheduled ? shard : mlfab__min(stage, shard);
 }
 
-/* What this server, as it is configured and built, cannot do. */
+/* Refuses what this server, as configured and built, cannot do. */
 static int server_unsupported(const mlfab__server *server, const mlfab_model_options *options,
                               mlfab_error *error) {
   int packets = options->tags > 0 || options->pull_half || options->change_threshold > 0.0 ||
@@ -275,7 +275,7 @@ static int server_unsupported(const mlfab__server *server, const mlfab_model_opt
   return 0;
 }
 
-/* The store, and the memory for updates on their way. Errors: MEMORY. */
+/* Allocates the store, and the memory for updates that are being received. Errors: MEMORY. */
 static int server_memory(mlfab__server *server, const mlfab_model_options *options) {
   mlfab__env *env = server->env;
   uint32_t states = server->config->on_update ? 0 : mlfab__optimizer_states(options->optimizer);
@@ -362,14 +362,14 @@ static void server_stands(mlfab__server *server) {
     peer->definition = NULL;
     peer->definition_bytes = 0;
     if (!code) {
-      /* With the model comes the credit. */
+      /* The credit comes with the model. */
       mlfab__hello_ack ack;
       server_hello_ack(server, w, 0, &ack);
-      ack.was_dead = 2; /* only the credit counts: nothing is sent again */
+      ack.was_dead = 2; /* only the credit counts: the worker sends nothing again */
       MLFAB__POST(&server->port, w, MLFAB__HELLO_ACK, hello_ack, &ack);
     }
     server_define_ack(server, w, code, code ? error.text : "");
-    /* The model of consistency may be another than the definition's by now. */
+    /* The consistency may have changed since the definition. */
     if (!code) mlfab__clock_tell(server, w);
   }
 }
@@ -390,7 +390,7 @@ static void server_tell_refusal(mlfab__server *server, uint32_t worker) {
   server_define_ack(server, worker, server->refusal_code, text);
 }
 
-/* Worker 0 hears why, and so does whoever waits for its definition: they may all try again. */
+/* Tells worker 0, and all workers that wait for its definition, why it was refused. They may try again. */
 static void server_refuse(mlfab__server *server, const mlfab_error *error) {
   server_free_model(server);
   server->refusals++;
@@ -441,14 +441,14 @@ static void server_define(mlfab__server *server, uint32_t worker, const mlfab__f
   if (peer->refusals != server->refusals) {
     server_tell_refusal(server, worker);
   } else {
-    /* Not an answer yet, but whom it depends on, so that a deadline can name it. */
+    /* Not the final answer: tells the worker that it waits for worker 0, so that a deadline can name it. */
     server_define_ack(server, worker, MLFAB_ERR_AGAIN, "");
   }
 }
 
 /* --- what is due --- */
 
-/* What was told, or changed, by the commit or the change of consistency that has just been. */
+/* Reacts to the last commit or change of consistency. */
 static void server_look(mlfab__server *server) {
   if (server->greets) server_stands(server);
   server->greets = 0;
@@ -501,7 +501,7 @@ MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
   int asks = frame->type == MLFAB__PUSH || frame->type == MLFAB__CHUNK ||
              frame->type == MLFAB__PULL || frame->type == MLFAB__SYNC ||
              frame->type == MLFAB__PROGRESS;
-  if (server->move.held && asks) return; /* it says so again when the slices have moved */
+  if (server->move.held && asks) return; /* it repeats the frame when the slices have moved */
   switch (frame->type) {
     case MLFAB__DEFINE:
       server_define(server, worker, frame);
@@ -513,7 +513,7 @@ MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
       mlfab__clock_progress(server, worker, frame);
       break;
     case MLFAB__PUSH:
-      /* A round may have to be closed for it: see clock_forced. */
+      /* It may need a round to be closed: see clock_forced. */
       if (server->peers[worker].stopped) mlfab__clock_members(server);
       mlfab__apply_push(server, worker, frame);
       break;

@@ -1,4 +1,4 @@
-/* server_role.c - the server as a role of its node: WORKER are the links of workers. */
+/* server_role.c - the server as a role of its node. Its links (WORKER) are those of the workers. */
 #include "../node/node.h"
 #include "server.h"
 
@@ -35,8 +35,7 @@ static void server_role_tick(void *self, uint64_t now_ns) { mlfab__server_tick(s
 
 static uint64_t server_role_deadline(const void *self) { return mlfab__server_deadline(self); }
 
-/* Workers may want something at any time; and pulls that stand still, and slices on the move, are looked at by
- * `tick`. */
+/* Workers may send at any time, and `tick` looks after stalled pulls and moving slices. */
 static int server_role_always(const void *self) {
   (void)self;
   return 1;
