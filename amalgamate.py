@@ -22,17 +22,17 @@ import sys
 # A floor each: group -> its modules. A module is a header, a source file, or both.
 GROUPS = [
     {"base": "base error env rng heap map request meter shm_coll"},
-    {"wire": "wire"},
+    {"wire": "wire codec"},
     {"kernels": "half kernels_x86 kernels packet"},
     {"model": "sync layout version optimizer store image windows"},
     {"node": "port role node link outbox claim peer_link inner server_link caller bootstrap alive"},
     {"worker": "sources cache pull push worker worker_role",
      "server": "lazy blocks clock queue apply round serve server server_role",
-     "coll": "dag algorithm partial graph notify stream comm failure engine membership partial_run stochastic "
+     "coll": "coll_wire dag algorithm partial graph notify stream comm failure engine membership partial_run stochastic "
              "user_dag barrier trees barrier_role comm_role"},
-    {"sched": "network order group distribute plan monitor items batch arrange scheduler explain accumulator sum distributor aggregator report route spread client sched_role",
+    {"sched": "sched_wire network order group distribute plan monitor items batch arrange scheduler explain accumulator sum distributor aggregator report route spread client sched_role",
      "sparse": "filter sparse_push sparse_apply delta",
-     "reshard": "reshard reshard_server reshard_worker reshard_role"},
+     "reshard": "reshard_wire reshard reshard_server reshard_worker reshard_role"},
     {"api": "complete parts config calls context memory submit shared calls_coll calls_partial calls_stochastic calls_dag calls_sched "
             "calls_sparse calls_reshard"},
 ]
@@ -58,7 +58,7 @@ SWITCHES = {
     "PARTIAL": ("partial collectives", "core/coll/partial core/coll/partial_run core/api/calls_partial"),
     "STOCHASTIC": ("stochastic reductions",
                    "core/coll/graph core/coll/notify core/coll/stochastic core/api/calls_stochastic"),
-    "DAG": ("user's schedules of operations", "core/coll/user_dag core/api/calls_dag"),
+    "DAG": ("task graphs of the user's own", "core/coll/user_dag core/api/calls_dag"),
 }
 # Modules that stay, or that several switches need, whatever their folder is.
 ALWAYS = "core/coll/barrier core/coll/barrier_role".split()

@@ -1449,6 +1449,10 @@ typedef struct mlfab__model { /* server -> worker: bytes of one slice at one ver
   uint32_t epoch; /* that commits are counted in */
 } mlfab__model;
 
+/* Pulls by way of a distributor. The server answers a request of its own making, with this bit set,
+ * to the distributor's worker; its MODEL frames go to the aggregator role there. */
+#define MLFAB__SPREAD_BIT 0x8000000000000000u
+
 typedef struct mlfab__pull_fail {
   uint64_t request;
   int32_t code, rank;
@@ -1484,7 +1488,8 @@ typedef struct mlfab__done { /* DONE up: no more data; DONE_ACK down */
   uint64_t last_seq;
 } mlfab__done;
 
-/* --- a fabric with a scheduler: see scheduler.h, aggregator.h and server.h --- */
+/* --- links between workers, and what workers and servers are told of ways and moves; the rest is in
+ * sched_wire.h, reshard_wire.h and coll_wire.h --- */
 
 typedef struct mlfab__meet { /* worker -> aggregator, first frame of a link between workers */
   uint32_t node, incarnation;
@@ -1495,16 +1500,6 @@ typedef struct
     mlfab__where { /* worker -> server 0: where is this worker? THERE is a mlfab__member */
   uint32_t node;
 } mlfab__where;
-
-typedef struct mlfab__capacity { /* worker -> server 0 -> scheduler; server -> scheduler */
-  uint64_t host;
-  double in, out; /* of its network interface, bytes a second; negative: not known */
-} mlfab__capacity;
-
-typedef struct mlfab__station { /* server -> scheduler: a worker came, or is gone */
-  uint32_t worker, incarnation, alive, accumulators;
-  uint64_t host;
-} mlfab__station;
 
 /* mlfab_schedule: worker -> servers, server -> scheduler; the scheduler passes server 0's on to the
  * others. */
@@ -1517,89 +1512,12 @@ typedef struct mlfab__schedule {
   uint64_t host;   /* of the server */
 } mlfab__schedule;
 
-enum mlfab__transfer_kind { MLFAB__TRANSFER_PUSH = 0, MLFAB__TRANSFER_PULL = 1 };
-
-typedef struct mlfab__announce { /* server -> scheduler: something large wants to travel */
-  uint64_t id;                   /* number of the update, or of the pull request */
-  uint64_t bytes;                /* of its part at this server */
-  uint64_t shape;                /* only transfers of one shape are grouped: hash of the segments */
-  uint64_t placed;               /* members that were ever placed in the server's queue ... */
-  uint64_t lag;                  /* ... at whose end the update would have this delay now */
-  double norm;
-  uint32_t kind, worker, incarnation, members;
-  uint32_t parts; /* servers that will announce it */
-} mlfab__announce;
-
-enum mlfab__fate { MLFAB__FATE_GO = 0, MLFAB__FATE_LOOKAHEAD = 1, MLFAB__FATE_EXPIRED = 2 };
-
-typedef struct mlfab__plan_entry {
-  uint64_t id;
-  uint64_t delay; /* that it will have, or would have had */
-  double rate;    /* in-link of the aggregator's host, bytes a second; 0 or less: not known */
-  uint32_t kind, worker;
-  uint32_t aggregator; /* worker whose node is the hop, or MLFAB__NO_NODE */
-  uint32_t group;      /* entries in a row with the same number, not 0, are one group */
-  uint32_t fate;
-} mlfab__plan_entry;
-
-typedef struct mlfab__plan { /* scheduler -> server: u32 count and entries follow, in order */
-  uint64_t serial;
-  double rate_in,
-      rate_out; /* of the server's host as the scheduler knows it; negative: not known */
-  uint32_t entries;
-} mlfab__plan;
-#define MLFAB__PLAN_ENTRIES_MAX 1400u
-
-typedef struct mlfab__report {   /* server -> scheduler: how its queues stand */
-  uint64_t id;                   /* push or pull that is over, when `worker` is one */
-  uint64_t placed;               /* members that were ever placed */
-  uint64_t backlog, out_backlog; /* bytes placed that are still to come in; still to go out */
-  uint64_t version;
-  uint32_t kind, worker; /* worker: MLFAB__NO_NODE when nothing is over */
-  int32_t code;
-} mlfab__report;
-
 typedef struct mlfab__via { /* server -> worker: by which hop this update goes from now on */
   uint64_t seq;
   uint64_t group;      /* ascending at a server: fences whatever came before */
   uint32_t generation; /* of the stream */
   uint32_t aggregator; /* worker, or MLFAB__NO_NODE: directly, when it is granted */
 } mlfab__via;
-
-typedef struct mlfab__group_member {
-  uint64_t seq;
-  double weight;
-  uint32_t worker, incarnation;
-} mlfab__group_member;
-
-typedef struct mlfab__group { /* server -> aggregator: u32 count, members in order; segments */
-  uint64_t group, bytes;
-  double rate_in; /* of the aggregator's host; 0 or less: not known */
-  uint32_t whole; /* 1: forward when complete, 0: cut through */
-  uint32_t
-      packed; /* 1: members, and the sum, come as packets; `bytes` is what they would be without */
-  uint32_t members, segments;
-} mlfab__group;
-#define MLFAB__GROUP_MEMBERS_MAX 512u
-
-typedef struct mlfab__group_end { /* server -> aggregator: applied, or given up */
-  uint64_t group;
-} mlfab__group_end;
-
-typedef struct mlfab__release { /* server -> aggregator: forward up to `upto` of the sum */
-  uint64_t group, upto;
-} mlfab__release;
-
-typedef struct mlfab__group_fail { /* aggregator -> server: this member spoils it */
-  uint64_t group, seq;
-  uint32_t worker; /* MLFAB__NO_NODE: the aggregator cannot do it */
-  int32_t code;
-} mlfab__group_fail;
-
-typedef struct mlfab__forward { /* aggregator -> server: the next bytes of the sum */
-  uint64_t group, offset;
-  uint64_t total; /* of the sum's bytes, or of its packets: 0 until the sum is complete */
-} mlfab__forward;
 
 typedef struct mlfab__hop_grant { /* aggregator -> member: update may be sent here up to `upto` */
   uint64_t group, seq, upto;
@@ -1611,29 +1529,6 @@ typedef struct mlfab__hop_chunk { /* member -> aggregator: the next bytes of an 
   uint64_t total; /* of the update's bytes for that server, or of its packets */
   uint32_t server;
 } mlfab__hop_chunk;
-
-/* Pulls by way of a distributor. The server answers a request of its own making, with this bit set,
- * to the distributor's worker; its MODEL frames go to the aggregator role there. */
-#define MLFAB__SPREAD_BIT 0x8000000000000000u
-
-typedef struct mlfab__spread_member {
-  uint64_t request;
-  uint32_t worker, incarnation, attempt;
-} mlfab__spread_member;
-
-typedef struct mlfab__spread { /* server -> distributor: u32 count and members in order */
-  uint64_t request, bytes;
-  uint32_t frames; /* MODEL frames that will come, unless a slice is begun again */
-  uint32_t whole;  /* 1: hand on when complete, 0: cut through */
-  uint32_t members;
-} mlfab__spread;
-
-/* Distributor -> server: this member has to be served directly. Server -> distributor: it is. */
-typedef struct mlfab__spread_fail {
-  uint64_t request, member_request;
-  uint32_t worker; /* MLFAB__NO_NODE: all that are left */
-  int32_t code;
-} mlfab__spread_fail;
 
 typedef struct
     mlfab__pull_via { /* server -> worker: only frames of this attempt count from now on */
@@ -1675,47 +1570,6 @@ typedef struct mlfab__tree_plan {
   uint32_t nodes;
 } mlfab__tree_plan;
 
-/* --- slices that move between servers: see reshard.h --- */
-
-typedef struct mlfab__reshard_ask { /* RESHARD, worker -> server 0; u32 count and u16 numbers of the
-                                       servers follow */
-  uint64_t ask;                     /* the worker's count of them, from 1 */
-  uint64_t timeout_ns;
-  uint32_t servers;
-} mlfab__reshard_ask;
-
-typedef struct mlfab__reshard_done { /* server 0 -> worker */
-  uint64_t ask;
-  int32_t code, rank;
-  uint32_t is_server;
-  char text[MLFAB__TEXT_MAX];
-} mlfab__reshard_done;
-
-typedef struct mlfab__freeze { /* FREEZE down from server 0, FROZEN up */
-  uint32_t attempt;
-} mlfab__freeze;
-
-/* BEGIN and OVER: what is not decided is forgotten, HELLO_ACK tells what is. */
-enum mlfab__stop_kind {
-  MLFAB__STOP_BEGIN = 0,
-  MLFAB__STOP_DRAINED = 1, /* nothing more comes before the slices have moved */
-  MLFAB__STOP_OVER = 2
-};
-typedef struct mlfab__stop { /* worker -> server */
-  uint32_t attempt, kind;
-} mlfab__stop;
-
-enum mlfab__move_step {
-  MLFAB__MOVE_ABORT = 0,
-  MLFAB__MOVE_PREPARE = 1, /* with owners: hold still, make room */
-  MLFAB__MOVE_SEND = 2,    /* all are ready: send what leaves */
-  MLFAB__MOVE_INSTALL = 3  /* all is there: the new layout counts */
-};
-typedef struct mlfab__move { /* server 0 -> server; u32 count and u16 owners of all slices follow */
-  uint32_t attempt, step;
-  uint32_t slices; /* only with PREPARE, else 0 */
-} mlfab__move;
-
 typedef struct mlfab__moved { /* server -> server 0: a step is done, or cannot be */
   uint32_t attempt, step, server;
   int32_t code;
@@ -1734,133 +1588,6 @@ typedef struct mlfab__reshard_server_clock {
 } mlfab__reshard_server_clock;
 #define MLFAB__RESHARD_SERVER_WORDS_MAX 2048u
 
-typedef struct
-    mlfab__reshard_server_bytes { /* RESHARD_SERVER, server -> server: the next bytes of a slice */
-  uint32_t attempt, slice, clock, kind; /* kind: MLFAB__IMAGE_* (image.h) */
-  uint64_t offset;                      /* in the slice */
-  uint64_t version, commit;
-  uint32_t last; /* 1: of this slice */
-} mlfab__reshard_server_bytes;
-
-typedef struct
-    mlfab__resume { /* server 0 -> worker; u32 count and u16 owners of all slices follow */
-  uint32_t attempt; /* that is over, or all that ever were */
-  uint32_t epoch;   /* of the layout that counts */
-  uint32_t slices;
-} mlfab__resume;
-
-/* --- collectives: who takes part (membership.h), and what passes between workers (stream.h) --- */
-
-typedef struct mlfab__membership_ask { /* MEMBERSHIP, worker -> server 0: it wants to take part */
-  uint32_t epoch;                      /* that it knows to be over, 0: none */
-  uint32_t arena_pid; /* its memory for the others of its host; nonce 0: it has none */
-  int32_t arena_fd;
-  uint64_t arena_nonce, arena_bytes;
-  uint64_t host;    /* workers of one host share its links */
-  double in, out;   /* its link, bytes a second; 0: not known */
-  uint64_t round;   /* partial rounds that it has completed, the most of any object */
-  uint64_t objects; /* the number of the last one that it opened, or took part in opening */
-} mlfab__membership_ask;
-
-typedef struct mlfab__membership_member { /* in a list, in the order of members */
-  uint32_t rank, incarnation, arena_pid;
-  int32_t arena_fd;
-  uint64_t arena_nonce, arena_bytes, host;
-} mlfab__membership_member;
-#define MLFAB__MEMBERSHIP_MEMBERS_MAX 1024u
-
-typedef struct
-    mlfab__membership_list { /* server 0 -> worker: the members of a new epoch; u32 count, then
-                                     mlfab__membership_member follow */
-  uint32_t epoch;
-  uint32_t members;
-} mlfab__membership_list;
-
-typedef struct mlfab__membership_ready { /* worker -> server 0: it knows the members */
-  uint32_t epoch;
-  uint32_t arena; /* 1: it has mapped everybody's memory */
-} mlfab__membership_ready;
-
-typedef struct mlfab__membership_go { /* server 0 -> worker: everybody knows the members */
-  uint32_t epoch;
-  uint32_t arena;      /* 1: all have */
-  uint64_t latency_ns; /* of a message between two members, for choosing algorithms */
-  double rate;         /* bytes a second of the slowest link */
-  uint64_t round;      /* the first partial round of this epoch */
-  uint64_t objects;    /* the most that a member had opened: they go on from there */
-} mlfab__membership_go;
-
-typedef struct
-    mlfab__membership_over { /* MEMBERSHIP_FAIL up, MEMBERSHIP_OVER down: the epoch is over, and why */
-  uint32_t epoch;
-  int32_t code, rank;
-  char text[MLFAB__TEXT_MAX];
-} mlfab__membership_over;
-
-typedef struct
-    mlfab__membership_call { /* STUCK up: this call is open for long; ASK down: have you called it? */
-  uint32_t epoch, channel;
-  uint64_t number;
-} mlfab__membership_call;
-
-typedef struct mlfab__membership_tell { /* worker -> server 0 */
-  uint32_t epoch, channel;
-  uint64_t number;
-  uint32_t called;
-  uint64_t signature;         /* of the call, if called */
-  char text[MLFAB__TEXT_MAX]; /* the call in words */
-} mlfab__membership_tell;
-
-typedef struct
-    mlfab__membership_missing { /* server 0 -> worker: who has not called, MLFAB_NO_RANK: nobody */
-  uint32_t epoch, channel;
-  uint64_t number;
-  int32_t rank;
-} mlfab__membership_missing;
-
-typedef struct mlfab__membership_leave { /* LEAVE up, LEFT down: a worker takes no further part */
-  uint32_t epoch;
-  int32_t rank;
-  uint64_t calls; /* plain collectives of the epoch that it has called */
-} mlfab__membership_leave;
-
-/* A worker finishes (membership.h). FINISH up: it has called so many collectives, or (rank MLFAB_NO_RANK) has
- * ended all below the limit. FREEZE down: this rank has finished with so many. FROZEN up, to this FREEZE: so many have
- * begun here. SETTLE down: the epoch ends with so many, and this rank describes what others owe. */
-typedef struct mlfab__membership_finish {
-  uint32_t epoch;
-  int32_t rank;
-  uint64_t calls;
-} mlfab__membership_finish;
-
-/* A call that a worker which has finished still takes part in; to server 0 and on to the worker. u32 count and
- * the elements of each rank's block follow, where it has blocks. */
-typedef struct mlfab__membership_owed {
-  uint32_t epoch;
-  uint32_t kind, algorithm, dtype, op, width, user, opens;
-  int32_t root;
-  uint64_t number, signature, elements;
-  uint32_t counts;
-} mlfab__membership_owed;
-
-/* flags. READY: no bytes; the sender of this has called it and takes its bytes. EAGER: of a small call, sent
- * without waiting for READY. */
-enum { MLFAB__COLL_READY = 1, MLFAB__COLL_EAGER = 2 };
-typedef struct mlfab__coll { /* COLL, worker -> worker, bulk: the next bytes of a message */
-  uint32_t epoch, channel;
-  uint64_t number;
-  uint32_t tag, flags;
-  uint64_t seq;           /* of the frame, from 1, for each sender, receiver and epoch */
-  uint64_t signature;     /* of the call */
-  uint64_t offset, total; /* of the message */
-} mlfab__coll;
-
-typedef struct mlfab__coll_ack { /* back on the link of COLL */
-  uint32_t epoch;
-  uint64_t received; /* every frame up to this came */
-  uint64_t consumed; /* bytes of eager messages that wait no longer */
-} mlfab__coll_ack;
-
 /* --- encoding and decoding --- */
 
 /* One pair per type, all of this form (meta has room for MLFAB_META_MAX bytes, or for the largest
@@ -1870,21 +1597,15 @@ typedef struct mlfab__coll_ack { /* back on the link of COLL */
  * Those with lists take them as further arguments. */
 /* clang-format off */
 #define MLFAB__WIRE_PAIRS(X) \
-  X(join) X(welcome) X(refuse) X(hello) X(hello_ack) X(heartbeat) X(bye) X(member) \
-  X(define) X(define_ack) X(chunk) X(grant) X(push_ack) X(resend) X(withdraw) X(model) \
-  X(pull_fail) X(pull_cancel) X(barrier) X(sync_ask) X(sync_ack) X(progress) X(done) \
-  X(meet) X(where) X(capacity) X(station) X(schedule) X(announce) X(report) X(via) X(group_end) \
-  X(release) X(group_fail) X(forward) X(hop_grant) X(hop_chunk) X(spread_fail) X(pull_via) \
-  X(hop_model) X(pull_done) \
-  X(reshard_done) X(freeze) X(stop) X(moved) X(reshard_server_bytes) \
-  X(membership_ask) X(membership_ready) X(membership_go) X(membership_over) X(membership_call) X(membership_tell) X(membership_missing) \
-  X(membership_leave) X(membership_finish) X(coll) X(coll_ack)
+  X(join) X(welcome) X(refuse) X(hello) X(hello_ack) X(heartbeat) X(bye) X(member) X(define) \
+  X(define_ack) X(chunk) X(grant) X(push_ack) X(resend) X(withdraw) X(model) X(pull_fail) \
+  X(pull_cancel) X(barrier) X(sync_ask) X(sync_ack) X(progress) X(done) X(meet) X(where) \
+  X(schedule) X(via) X(hop_grant) X(hop_chunk) X(pull_via) X(hop_model) X(pull_done) X(moved)
 /* clang-format on */
 #define MLFAB__WIRE_DECLARE(name)                                                       \
   MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m); \
   MLFAB__INTERNAL int mlfab__decode_##name(const uint8_t *meta, uint32_t bytes, mlfab__##name *m);
 MLFAB__WIRE_PAIRS(MLFAB__WIRE_DECLARE)
-#undef MLFAB__WIRE_DECLARE
 
 /* versions and sinces have room for MLFAB__SLICES_MAX, segments for MLFAB__SEGMENTS_MAX when decoding.
  * What does not fit into MLFAB_META_MAX encodes to 0. Decoding checks: segments ascending, apart,
@@ -1900,38 +1621,22 @@ MLFAB__INTERNAL uint32_t mlfab__encode_pull(uint8_t *meta, const mlfab__pull *m,
 MLFAB__INTERNAL int mlfab__decode_pull(const uint8_t *meta, uint32_t bytes, mlfab__pull *m,
                                        mlfab__segment *segments, uint64_t *sinces);
 
-/* members has room for MLFAB__GROUP_MEMBERS_MAX when decoding. At least one member, weights finite,
- * segments as in a push. */
-MLFAB__INTERNAL uint32_t mlfab__encode_group(uint8_t *meta, const mlfab__group *m,
-                                             const mlfab__group_member *members,
-                                             const mlfab__segment *segments);
-MLFAB__INTERNAL int mlfab__decode_group(const uint8_t *meta, uint32_t bytes, mlfab__group *m,
-                                        mlfab__group_member *members, mlfab__segment *segments);
-
 /* One pair for each type with one list, whose entries are of the second argument's type. When decoding,
  * the list has room for the most of its type: MLFAB__PLAN_ENTRIES_MAX, GROUP_MEMBERS_MAX (of a spread),
  * TREE_NODES_MAX, MEMBERSHIP_MEMBERS_MAX (also of blocks), RESHARD_SERVER_WORDS_MAX, SLICES_MAX (of servers or owners,
  * which are below 65536); or it is NULL, and then only its length is set. A longer list encodes to 0
  * and does not decode. Of a plan, groups whose members do not stand in a row are the receiver's to
  * refuse; so is a spread without members. */
-#define MLFAB__WIRE_LISTS(X)                   \
-  X(plan, mlfab__plan_entry)                   \
-  X(spread, mlfab__spread_member)              \
-  X(tree_ask, uint32_t)                        \
-  X(tree_plan, mlfab__tree_node)               \
-  X(membership_list, mlfab__membership_member) \
-  X(membership_owed, uint64_t)                 \
-  X(reshard_ask, uint32_t)                     \
-  X(move, uint32_t)                            \
-  X(resume, uint32_t)                          \
+#define MLFAB__WIRE_LISTS(X)     \
+  X(tree_ask, uint32_t)          \
+  X(tree_plan, mlfab__tree_node) \
   X(reshard_server_clock, uint32_t)
-#define MLFAB__WIRE_DECLARE(name, entry)                                                          \
+#define MLFAB__WIRE_DECLARE_LIST(name, entry)                                                     \
   MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m,            \
                                                 const entry *list);                               \
   MLFAB__INTERNAL int mlfab__decode_##name(const uint8_t *meta, uint32_t bytes, mlfab__##name *m, \
                                            entry *list);
-MLFAB__WIRE_LISTS(MLFAB__WIRE_DECLARE)
-#undef MLFAB__WIRE_DECLARE
+MLFAB__WIRE_LISTS(MLFAB__WIRE_DECLARE_LIST)
 
 /* Lists inside bulks. Encode appends one at `at` of a buffer of `room` bytes and returns the bytes
  * taken, 0 when it does not fit. Decode reads one, returns the bytes taken, 0 when malformed. */
@@ -1963,16 +1668,25 @@ MLFAB__INTERNAL uint32_t mlfab__crc32c_portable(uint32_t crc, const void *data, 
  * ============================================================================================== */
 /* wire.c - encodes, decodes and checks frames. Layer 1.
  *
- * The layout of the header is drawn in wire.h. The layout of each meta is one list of fields below,
- * from which its encoder and its decoder are both made, so that the two cannot disagree. What the
- * fields mean, and whether they fit the state of a node, is decided by the roles, not here.
- *
- * Invariants: decoding is total (any bytes give a struct or an error, nothing outside them is read)
- * and exact (a meta that decodes encodes to the same bytes again). Nothing is overlaid: fields are
- * copied one by one, at any alignment, little-endian on every machine.
+ * The layout of the header is drawn in wire.h. The layout of each meta is one list of fields
+ * (codec.h); frames of other groups have theirs in <group>_wire.c. What the fields mean, and whether they fit the state of a node, is decided by the roles, not here.
  *
  * Source: RFC 3720 §12.1 (CRC32C); Gopal et al., "Fast CRC Computation for iSCSI Polynomial Using
  * CRC32 Instruction", Intel 2011 (three interleaved streams); Fowler, Noll and Vo (FNV-1a). */
+
+/* ==============================================================================================
+ * core/wire/codec.h
+ * ============================================================================================== */
+/* codec.h - the fields of frames, written and read by one list for both. Layer 1.
+ *
+ * For the files that say what the metas of their group's frames are: wire.c, and <group>_wire.c. A meta
+ * is one list of fields, from which its encoder and its decoder are both made, so that the two cannot
+ * disagree. Such a file defines N (a number of its member's size) and what else it needs (A: an array of
+ * four numbers; T: a text; F: the fields of a struct) before the list, and undefines them after it.
+ *
+ * Invariants: decoding is total (any bytes give a struct or an error, nothing outside them is read) and exact (a
+ * meta that decodes encodes to the same bytes again). Fields are copied one by one, at any alignment,
+ * little-endian on every machine. */
 
 /* ---- little-endian fields, any alignment ---- */
 
@@ -2039,13 +1753,13 @@ WIRE_INLINE void wire_codec_number(wire_codec *c, int decode, void *member, size
 }
 
 /* An array without a terminating zero is cut, so that its decoder accepts what is written. */
-static uint16_t wire_text_bytes(const char *text, size_t room) {
+static inline uint16_t wire_text_bytes(const char *text, size_t room) {
   const char *end = memchr(text, 0, room - 1);
   return (uint16_t)(end != NULL ? (size_t)(end - text) : room - 1);
 }
 
 /* When reading, the rest of the array is zeroed, so that equal texts are equal structs. */
-static void wire_codec_text(wire_codec *c, int decode, char *text, size_t room) {
+static inline void wire_codec_text(wire_codec *c, int decode, char *text, size_t room) {
   uint16_t bytes = decode ? 0 : wire_text_bytes(text, room);
   wire_codec_number(c, decode, &bytes, sizeof bytes);
   if (!decode) {
@@ -2064,8 +1778,8 @@ static void wire_codec_text(wire_codec *c, int decode, char *text, size_t room) 
 
 /* The count of a list, at most `most`, of which each entry takes so many bytes. What neither this limit
  * nor a meta, nor the bytes that are left, can hold is bad before it is multiplied or trusted. */
-static uint32_t wire_codec_count(wire_codec *c, int decode, uint32_t count, uint32_t most,
-                                 size_t each) {
+static inline uint32_t wire_codec_count(wire_codec *c, int decode, uint32_t count, uint32_t most,
+                                        size_t each) {
   size_t used = (size_t)(c->at - c->begin);
   if (decode || used + sizeof count <= MLFAB_META_MAX) {
     wire_codec_number(c, decode, &count, sizeof count);
@@ -2110,14 +1824,6 @@ static inline int wire_decoded(const wire_codec *c) {
   return c->bad || c->at != c->end ? MLFAB_ERR_FRAME : 0;
 }
 
-/* ---- the metas, in wire order: N a number (of its member's size), A an array of four numbers, T a
- * text, F the fields of a struct ---- */
-
-#define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
-#define A(member) N(member[0]) N(member[1]) N(member[2]) N(member[3])
-#define T(member) wire_codec_text(c, decode, m->member, sizeof m->member);
-#define F(fields, member) wire_##fields(c, decode, &m->member);
-
 #define WIRE_FIELDS(name, type, ...) \
   WIRE_INLINE void wire_##name(wire_codec *c, int decode, type *m) { __VA_ARGS__ }
 
@@ -2158,10 +1864,56 @@ static inline int wire_decoded(const wire_codec *c) {
     return wire_decoded(&c);                                                                      \
   }
 
+/* A consistency model, which is in frames of two groups; `size` does not travel. */
 /* clang-format off */
+#define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
 WIRE_FIELDS(sync, mlfab_sync,
   N(kind) N(staleness) N(staleness_max) N(need) N(soft) N(only_fastest) N(keep_late) N(chance)
   N(alpha))
+#undef N
+/* clang-format on */
+
+/* ---- stretches of the model ---- */
+
+/* Returns the sum of the segments' bytes. Being ascending, apart and inside 64 bits, they cannot
+ * sum up to more than 2^64 - 1. */
+static inline uint64_t wire_read_segments(wire_codec *c, uint32_t *count_p,
+                                          mlfab__segment *segments) {
+  uint64_t sum = 0, end = 0;
+  uint32_t count = wire_codec_count(c, 1, 0, MLFAB__SEGMENTS_MAX, 16);
+  for (uint32_t i = 0; i < count; i++) {
+    mlfab__segment s;
+    wire_u64(c, 1, &s.offset);
+    wire_u64(c, 1, &s.bytes);
+    if (s.bytes == 0 || s.bytes > UINT64_MAX - s.offset || (i > 0 && s.offset <= end)) c->bad = 1;
+    end = s.offset + s.bytes;
+    sum += s.bytes;
+    segments[i] = s;
+  }
+  *count_p = count;
+  return sum;
+}
+
+static inline void wire_write_segments(wire_codec *c, uint32_t count,
+                                       const mlfab__segment *segments) {
+  count = wire_codec_count(c, 0, count, MLFAB__SEGMENTS_MAX, 16);
+  for (uint32_t i = 0; i < count; i++) {
+    wire_u64(c, 0, (uint64_t *)&segments[i].offset);
+    wire_u64(c, 0, (uint64_t *)&segments[i].bytes);
+  }
+}
+
+/* core/wire/wire.c goes on. */
+
+/* ---- the metas, in wire order: N a number (of its member's size), A an array of four numbers, T a
+ * text, F the fields of a struct ---- */
+
+#define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
+#define A(member) N(member[0]) N(member[1]) N(member[2]) N(member[3])
+#define T(member) wire_codec_text(c, decode, m->member, sizeof m->member);
+#define F(fields, member) wire_##fields(c, decode, &m->member);
+
+/* clang-format off */
 WIRE_FIELDS(options, mlfab_model_options,
   N(optimizer) N(mean) N(deterministic) N(slices) N(ghost) N(active) N(gamma) N(adadelay_c)
   N(beta1) N(beta2) N(epsilon) N(weight_decay) F(sync, consistency) N(tags)
@@ -2196,73 +1948,23 @@ WIRE_META(progress, N(progress))
 WIRE_META(done, N(last_seq))
 WIRE_META(meet, N(node) N(incarnation) N(nonce))
 WIRE_META(where, N(node))
-WIRE_META(capacity, N(host) N(in) N(out))
-WIRE_META(station, N(worker) N(incarnation) N(alive) N(accumulators) N(host))
 WIRE_META(schedule,
   N(delay_bound) N(plan_ahead_ns) N(interval_ns) N(best) N(whole) N(no_aggregation)
   N(no_distribution) N(rounds) N(host))
-WIRE_META(announce,
-  N(id) N(bytes) N(shape) N(placed) N(lag) N(norm) N(kind) N(worker) N(incarnation) N(members)
-  N(parts))
-WIRE_META(report, N(id) N(placed) N(backlog) N(out_backlog) N(version) N(kind) N(worker) N(code))
 WIRE_META(via, N(seq) N(group) N(generation) N(aggregator))
-WIRE_META(group_end, N(group))
-WIRE_META(release, N(group) N(upto))
-WIRE_META(group_fail, N(group) N(seq) N(worker) N(code))
-WIRE_META(forward, N(group) N(offset) N(total))
 WIRE_META(hop_grant, N(group) N(seq) N(upto) N(server))
 WIRE_META(hop_chunk, N(group) N(seq) N(offset) N(total) N(server))
-WIRE_META(spread_fail, N(request) N(member_request) N(worker) N(code))
 WIRE_META(pull_via, N(request) N(attempt) N(aggregator))
 WIRE_META(hop_model,
   N(request) N(offset) N(bytes) N(version) N(commit) N(slice) N(flags) N(epoch) N(server)
   N(attempt))
 WIRE_META(pull_done, N(request))
-WIRE_META(reshard_done, N(ask) N(code) N(rank) N(is_server) T(text))
-WIRE_META(freeze, N(attempt))
-WIRE_META(stop, N(attempt) N(kind))
 WIRE_META(moved, N(attempt) N(step) N(server) N(code) T(text))
-WIRE_META(reshard_server_bytes,
-  N(attempt) N(slice) N(clock) N(kind) N(offset) N(version) N(commit) N(last))
-WIRE_META(membership_ask,
-  N(epoch) N(arena_pid) N(arena_fd) N(arena_nonce) N(arena_bytes) N(host) N(in) N(out) N(round)
-  N(objects))
-WIRE_META(membership_ready, N(epoch) N(arena))
-WIRE_META(membership_go, N(epoch) N(arena) N(latency_ns) N(rate) N(round) N(objects))
-WIRE_META(membership_over, N(epoch) N(code) N(rank) T(text))
-WIRE_META(membership_call, N(epoch) N(channel) N(number))
-WIRE_META(membership_tell, N(epoch) N(channel) N(number) N(called) N(signature) T(text))
-WIRE_META(membership_missing, N(epoch) N(channel) N(number) N(rank))
-WIRE_META(membership_leave, N(epoch) N(rank) N(calls))
-WIRE_META(membership_finish, N(epoch) N(rank) N(calls))
-WIRE_META(coll,
-  N(epoch) N(channel) N(number) N(tag) N(flags) N(seq) N(signature) N(offset) N(total))
-WIRE_META(coll_ack, N(epoch) N(received) N(consumed))
-
-/* Entries of lists, then the types that have one. */
 WIRE_FIELDS(member_info, mlfab__member_info,
   N(node) N(roles) N(incarnation) N(hand) N(nonce) T(addresses))
-WIRE_FIELDS(membership_member, mlfab__membership_member,
-  N(rank) N(incarnation) N(arena_pid) N(arena_fd) N(arena_nonce) N(arena_bytes) N(host))
-WIRE_FIELDS(plan_entry, mlfab__plan_entry,
-  N(id) N(delay) N(rate) N(kind) N(worker) N(aggregator) N(group) N(fate))
-WIRE_FIELDS(group_member, mlfab__group_member, N(seq) N(weight) N(worker) N(incarnation))
-WIRE_FIELDS(spread_member, mlfab__spread_member, N(request) N(worker) N(incarnation) N(attempt))
 WIRE_FIELDS(tree_node, mlfab__tree_node, N(worker) N(parent) N(giver))
-WIRE_LIST(plan, entries, plan_entry, mlfab__plan_entry, 44, MLFAB__PLAN_ENTRIES_MAX,
-  N(serial) N(rate_in) N(rate_out))
-WIRE_LIST(spread, members, spread_member, mlfab__spread_member, 20, MLFAB__GROUP_MEMBERS_MAX,
-  N(request) N(bytes) N(frames) N(whole))
 WIRE_LIST(tree_ask, nodes, u32, uint32_t, 4, MLFAB__TREE_NODES_MAX, N(number) N(bytes) N(root))
 WIRE_LIST(tree_plan, nodes, tree_node, mlfab__tree_node, 12, MLFAB__TREE_NODES_MAX, N(number))
-WIRE_LIST(membership_list, members, membership_member, mlfab__membership_member, 40, MLFAB__MEMBERSHIP_MEMBERS_MAX,
-  N(epoch))
-WIRE_LIST(membership_owed, counts, u64, uint64_t, 8, MLFAB__MEMBERSHIP_MEMBERS_MAX,
-  N(epoch) N(kind) N(algorithm) N(dtype) N(op) N(width) N(user) N(opens) N(root) N(number)
-  N(signature) N(elements))
-WIRE_LIST(reshard_ask, servers, server, uint32_t, 2, MLFAB__SLICES_MAX, N(ask) N(timeout_ns))
-WIRE_LIST(move, slices, server, uint32_t, 2, MLFAB__SLICES_MAX, N(attempt) N(step))
-WIRE_LIST(resume, slices, server, uint32_t, 2, MLFAB__SLICES_MAX, N(attempt) N(epoch))
 WIRE_LIST(reshard_server_clock, words, u32, uint32_t, 4, MLFAB__RESHARD_SERVER_WORDS_MAX,
   N(attempt) N(clock) N(contributors) N(members) N(quiet) N(v_train) N(refused_round)
   N(threshold) N(scale) F(sync, consistency))
@@ -2274,33 +1976,6 @@ WIRE_FIELDS(push, mlfab__push,
             N(seq) N(members) N(generation) N(flags) N(eager) N(progress) N(bytes) N(scale) N(norm)
                 N(parts))
 WIRE_FIELDS(pull, mlfab__pull, N(request) N(progress) N(epoch))
-WIRE_FIELDS(group, mlfab__group, N(group) N(bytes) N(rate_in) N(whole) N(packed))
-
-/* Returns the sum of the segments' bytes. Being ascending, apart and inside 64 bits, they cannot
- * sum up to more than 2^64 - 1. */
-static uint64_t wire_read_segments(wire_codec *c, uint32_t *count_p, mlfab__segment *segments) {
-  uint64_t sum = 0, end = 0;
-  uint32_t count = wire_codec_count(c, 1, 0, MLFAB__SEGMENTS_MAX, 16);
-  for (uint32_t i = 0; i < count; i++) {
-    mlfab__segment s;
-    wire_u64(c, 1, &s.offset);
-    wire_u64(c, 1, &s.bytes);
-    if (s.bytes == 0 || s.bytes > UINT64_MAX - s.offset || (i > 0 && s.offset <= end)) c->bad = 1;
-    end = s.offset + s.bytes;
-    sum += s.bytes;
-    segments[i] = s;
-  }
-  *count_p = count;
-  return sum;
-}
-
-static void wire_write_segments(wire_codec *c, uint32_t count, const mlfab__segment *segments) {
-  count = wire_codec_count(c, 0, count, MLFAB__SEGMENTS_MAX, 16);
-  for (uint32_t i = 0; i < count; i++) {
-    wire_u64(c, 0, (uint64_t *)&segments[i].offset);
-    wire_u64(c, 0, (uint64_t *)&segments[i].bytes);
-  }
-}
 
 /* Versions or commits of slices. */
 static void wire_slices(wire_codec *c, int decode, uint32_t *count, uint64_t *list) {
@@ -2361,30 +2036,6 @@ MLFAB__INTERNAL int mlfab__decode_pull(const uint8_t *meta, uint32_t bytes, mlfa
   wire_read_segments(&c, &m->segments, segments);
   wire_slices(&c, 1, &m->sinces, sinces);
   return wire_decoded(&c);
-}
-
-MLFAB__INTERNAL uint32_t mlfab__encode_group(uint8_t *meta, const mlfab__group *m,
-                                             const mlfab__group_member *members,
-                                             const mlfab__segment *segments) {
-  wire_codec c = wire_encode(meta);
-  wire_group(&c, 0, (mlfab__group *)m);
-  uint32_t count = wire_codec_count(&c, 0, m->members, MLFAB__GROUP_MEMBERS_MAX, 24);
-  for (uint32_t i = 0; i < count; i++) wire_group_member(&c, 0, (mlfab__group_member *)&members[i]);
-  wire_write_segments(&c, m->segments, segments);
-  return wire_encoded(&c);
-}
-
-MLFAB__INTERNAL int mlfab__decode_group(const uint8_t *meta, uint32_t bytes, mlfab__group *m,
-                                        mlfab__group_member *members, mlfab__segment *segments) {
-  wire_codec c = wire_decode(meta, bytes);
-  wire_group(&c, 1, m);
-  m->members = wire_codec_count(&c, 1, 0, MLFAB__GROUP_MEMBERS_MAX, 24);
-  for (uint32_t i = 0; i < m->members; i++) {
-    wire_group_member(&c, 1, &members[i]);
-    if (!mlfab__finite(members[i].weight)) c.bad = 1;
-  }
-  uint64_t sum = wire_read_segments(&c, &m->segments, segments);
-  return wire_decoded(&c) || m->members == 0 || sum != m->bytes ? MLFAB_ERR_FRAME : 0;
 }
 
 /* ---- lists inside bulks ---- */
@@ -18013,6 +17664,174 @@ MLFAB__INTERNAL int mlfab__server_attach(mlfab_node *node, mlfab__server **serve
 }
 
 /* ==============================================================================================
+ * core/coll/coll_wire.h
+ * ============================================================================================== */
+#if MLFAB_WITH_COLL
+/* coll_wire.h - frames of collectives: of membership with server 0, and between workers. See wire.h. Layer 4. */
+
+typedef struct mlfab__membership_ask { /* MEMBERSHIP, worker -> server 0: it wants to take part */
+  uint32_t epoch;                      /* that it knows to be over, 0: none */
+  uint32_t arena_pid; /* its memory for the others of its host; nonce 0: it has none */
+  int32_t arena_fd;
+  uint64_t arena_nonce, arena_bytes;
+  uint64_t host;    /* workers of one host share its links */
+  double in, out;   /* its link, bytes a second; 0: not known */
+  uint64_t round;   /* partial rounds that it has completed, the most of any object */
+  uint64_t objects; /* the number of the last one that it opened, or took part in opening */
+} mlfab__membership_ask;
+
+typedef struct mlfab__membership_member { /* in a list, in the order of members */
+  uint32_t rank, incarnation, arena_pid;
+  int32_t arena_fd;
+  uint64_t arena_nonce, arena_bytes, host;
+} mlfab__membership_member;
+#define MLFAB__MEMBERSHIP_MEMBERS_MAX 1024u
+
+typedef struct
+    mlfab__membership_list { /* server 0 -> worker: the members of a new epoch; u32 count, then
+                                     mlfab__membership_member follow */
+  uint32_t epoch;
+  uint32_t members;
+} mlfab__membership_list;
+
+typedef struct mlfab__membership_ready { /* worker -> server 0: it knows the members */
+  uint32_t epoch;
+  uint32_t arena; /* 1: it has mapped everybody's memory */
+} mlfab__membership_ready;
+
+typedef struct mlfab__membership_go { /* server 0 -> worker: everybody knows the members */
+  uint32_t epoch;
+  uint32_t arena;      /* 1: all have */
+  uint64_t latency_ns; /* of a message between two members, for choosing algorithms */
+  double rate;         /* bytes a second of the slowest link */
+  uint64_t round;      /* the first partial round of this epoch */
+  uint64_t objects;    /* the most that a member had opened: they go on from there */
+} mlfab__membership_go;
+
+typedef struct
+    mlfab__membership_over { /* MEMBERSHIP_FAIL up, MEMBERSHIP_OVER down: the epoch is over, and why */
+  uint32_t epoch;
+  int32_t code, rank;
+  char text[MLFAB__TEXT_MAX];
+} mlfab__membership_over;
+
+typedef struct
+    mlfab__membership_call { /* STUCK up: this call is open for long; ASK down: have you called it? */
+  uint32_t epoch, channel;
+  uint64_t number;
+} mlfab__membership_call;
+
+typedef struct mlfab__membership_tell { /* worker -> server 0 */
+  uint32_t epoch, channel;
+  uint64_t number;
+  uint32_t called;
+  uint64_t signature;         /* of the call, if called */
+  char text[MLFAB__TEXT_MAX]; /* the call in words */
+} mlfab__membership_tell;
+
+typedef struct
+    mlfab__membership_missing { /* server 0 -> worker: who has not called, MLFAB_NO_RANK: nobody */
+  uint32_t epoch, channel;
+  uint64_t number;
+  int32_t rank;
+} mlfab__membership_missing;
+
+typedef struct mlfab__membership_leave { /* LEAVE up, LEFT down: a worker takes no further part */
+  uint32_t epoch;
+  int32_t rank;
+  uint64_t calls; /* plain collectives of the epoch that it has called */
+} mlfab__membership_leave;
+
+/* A worker finishes (membership.h). FINISH up: it has called so many collectives, or (rank MLFAB_NO_RANK) has
+ * ended all below the limit. FREEZE down: this rank has finished with so many. FROZEN up, to this FREEZE: so many have
+ * begun here. SETTLE down: the epoch ends with so many, and this rank describes what others owe. */
+typedef struct mlfab__membership_finish {
+  uint32_t epoch;
+  int32_t rank;
+  uint64_t calls;
+} mlfab__membership_finish;
+
+/* A call that a worker which has finished still takes part in; to server 0 and on to the worker. u32 count and
+ * the elements of each rank's block follow, where it has blocks. */
+typedef struct mlfab__membership_owed {
+  uint32_t epoch;
+  uint32_t kind, algorithm, dtype, op, width, user, opens;
+  int32_t root;
+  uint64_t number, signature, elements;
+  uint32_t counts;
+} mlfab__membership_owed;
+
+/* flags. READY: no bytes; the sender of this has called it and takes its bytes. EAGER: of a small call, sent
+ * without waiting for READY. */
+enum { MLFAB__COLL_READY = 1, MLFAB__COLL_EAGER = 2 };
+typedef struct mlfab__coll { /* COLL, worker -> worker, bulk: the next bytes of a message */
+  uint32_t epoch, channel;
+  uint64_t number;
+  uint32_t tag, flags;
+  uint64_t seq;           /* of the frame, from 1, for each sender, receiver and epoch */
+  uint64_t signature;     /* of the call */
+  uint64_t offset, total; /* of the message */
+} mlfab__coll;
+
+typedef struct mlfab__coll_ack { /* back on the link of COLL */
+  uint32_t epoch;
+  uint64_t received; /* every frame up to this came */
+  uint64_t consumed; /* bytes of eager messages that wait no longer */
+} mlfab__coll_ack;
+
+/* As declared in wire.h, for each type. */
+/* clang-format off */
+#define MLFAB__COLL_PAIRS(X) \
+  X(membership_ask) X(membership_ready) X(membership_go) X(membership_over) X(membership_call) \
+  X(membership_tell) X(membership_missing) X(membership_leave) X(membership_finish) X(coll) \
+  X(coll_ack)
+#define MLFAB__COLL_LISTS(X) \
+  X(membership_list, mlfab__membership_member) \
+  X(membership_owed, uint64_t)
+/* clang-format on */
+MLFAB__COLL_PAIRS(MLFAB__WIRE_DECLARE)
+MLFAB__COLL_LISTS(MLFAB__WIRE_DECLARE_LIST)
+
+#endif /* MLFAB_WITH_COLL */
+
+/* ==============================================================================================
+ * core/coll/coll_wire.c
+ * ============================================================================================== */
+#if MLFAB_WITH_COLL
+/* coll_wire.c - the fields of these frames. See coll_wire.h and codec.h. Layer 4. */
+
+#define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
+#define T(member) wire_codec_text(c, decode, m->member, sizeof m->member);
+
+/* clang-format off */
+WIRE_META(membership_ask,
+  N(epoch) N(arena_pid) N(arena_fd) N(arena_nonce) N(arena_bytes) N(host) N(in) N(out) N(round)
+  N(objects))
+WIRE_META(membership_ready, N(epoch) N(arena))
+WIRE_META(membership_go, N(epoch) N(arena) N(latency_ns) N(rate) N(round) N(objects))
+WIRE_META(membership_over, N(epoch) N(code) N(rank) T(text))
+WIRE_META(membership_call, N(epoch) N(channel) N(number))
+WIRE_META(membership_tell, N(epoch) N(channel) N(number) N(called) N(signature) T(text))
+WIRE_META(membership_missing, N(epoch) N(channel) N(number) N(rank))
+WIRE_META(membership_leave, N(epoch) N(rank) N(calls))
+WIRE_META(membership_finish, N(epoch) N(rank) N(calls))
+WIRE_META(coll,
+  N(epoch) N(channel) N(number) N(tag) N(flags) N(seq) N(signature) N(offset) N(total))
+WIRE_META(coll_ack, N(epoch) N(received) N(consumed))
+WIRE_FIELDS(membership_member, mlfab__membership_member,
+  N(rank) N(incarnation) N(arena_pid) N(arena_fd) N(arena_nonce) N(arena_bytes) N(host))
+WIRE_LIST(membership_list, members, membership_member, mlfab__membership_member, 40, MLFAB__MEMBERSHIP_MEMBERS_MAX,
+  N(epoch))
+WIRE_LIST(membership_owed, counts, u64, uint64_t, 8, MLFAB__MEMBERSHIP_MEMBERS_MAX,
+  N(epoch) N(kind) N(algorithm) N(dtype) N(op) N(width) N(user) N(opens) N(root) N(number)
+  N(signature) N(elements))
+/* clang-format on */
+
+#undef N
+#undef T
+#endif /* MLFAB_WITH_COLL */
+
+/* ==============================================================================================
  * core/coll/dag.h
  * ============================================================================================== */
 #if MLFAB_WITH_COLL
@@ -28584,6 +28403,198 @@ MLFAB__INTERNAL int mlfab__membership_attach(mlfab_node *node) {
   return 0;
 }
 #endif /* MLFAB_WITH_COLL */
+
+/* ==============================================================================================
+ * core/sched/sched_wire.h
+ * ============================================================================================== */
+#if MLFAB_WITH_SCHED
+/* sched_wire.h - frames of scheduling: of the scheduler with servers, of aggregators and distributors. See wire.h. Layer 4. */
+
+typedef struct mlfab__capacity { /* worker -> server 0 -> scheduler; server -> scheduler */
+  uint64_t host;
+  double in, out; /* of its network interface, bytes a second; negative: not known */
+} mlfab__capacity;
+
+typedef struct mlfab__station { /* server -> scheduler: a worker came, or is gone */
+  uint32_t worker, incarnation, alive, accumulators;
+  uint64_t host;
+} mlfab__station;
+
+enum mlfab__transfer_kind { MLFAB__TRANSFER_PUSH = 0, MLFAB__TRANSFER_PULL = 1 };
+
+typedef struct mlfab__announce { /* server -> scheduler: something large wants to travel */
+  uint64_t id;                   /* number of the update, or of the pull request */
+  uint64_t bytes;                /* of its part at this server */
+  uint64_t shape;                /* only transfers of one shape are grouped: hash of the segments */
+  uint64_t placed;               /* members that were ever placed in the server's queue ... */
+  uint64_t lag;                  /* ... at whose end the update would have this delay now */
+  double norm;
+  uint32_t kind, worker, incarnation, members;
+  uint32_t parts; /* servers that will announce it */
+} mlfab__announce;
+
+enum mlfab__fate { MLFAB__FATE_GO = 0, MLFAB__FATE_LOOKAHEAD = 1, MLFAB__FATE_EXPIRED = 2 };
+
+typedef struct mlfab__plan_entry {
+  uint64_t id;
+  uint64_t delay; /* that it will have, or would have had */
+  double rate;    /* in-link of the aggregator's host, bytes a second; 0 or less: not known */
+  uint32_t kind, worker;
+  uint32_t aggregator; /* worker whose node is the hop, or MLFAB__NO_NODE */
+  uint32_t group;      /* entries in a row with the same number, not 0, are one group */
+  uint32_t fate;
+} mlfab__plan_entry;
+
+typedef struct mlfab__plan { /* scheduler -> server: u32 count and entries follow, in order */
+  uint64_t serial;
+  double rate_in,
+      rate_out; /* of the server's host as the scheduler knows it; negative: not known */
+  uint32_t entries;
+} mlfab__plan;
+#define MLFAB__PLAN_ENTRIES_MAX 1400u
+
+typedef struct mlfab__report {   /* server -> scheduler: how its queues stand */
+  uint64_t id;                   /* push or pull that is over, when `worker` is one */
+  uint64_t placed;               /* members that were ever placed */
+  uint64_t backlog, out_backlog; /* bytes placed that are still to come in; still to go out */
+  uint64_t version;
+  uint32_t kind, worker; /* worker: MLFAB__NO_NODE when nothing is over */
+  int32_t code;
+} mlfab__report;
+
+typedef struct mlfab__group_member {
+  uint64_t seq;
+  double weight;
+  uint32_t worker, incarnation;
+} mlfab__group_member;
+
+typedef struct mlfab__group { /* server -> aggregator: u32 count, members in order; segments */
+  uint64_t group, bytes;
+  double rate_in; /* of the aggregator's host; 0 or less: not known */
+  uint32_t whole; /* 1: forward when complete, 0: cut through */
+  uint32_t
+      packed; /* 1: members, and the sum, come as packets; `bytes` is what they would be without */
+  uint32_t members, segments;
+} mlfab__group;
+#define MLFAB__GROUP_MEMBERS_MAX 512u
+
+typedef struct mlfab__group_end { /* server -> aggregator: applied, or given up */
+  uint64_t group;
+} mlfab__group_end;
+
+typedef struct mlfab__release { /* server -> aggregator: forward up to `upto` of the sum */
+  uint64_t group, upto;
+} mlfab__release;
+
+typedef struct mlfab__group_fail { /* aggregator -> server: this member spoils it */
+  uint64_t group, seq;
+  uint32_t worker; /* MLFAB__NO_NODE: the aggregator cannot do it */
+  int32_t code;
+} mlfab__group_fail;
+
+typedef struct mlfab__forward { /* aggregator -> server: the next bytes of the sum */
+  uint64_t group, offset;
+  uint64_t total; /* of the sum's bytes, or of its packets: 0 until the sum is complete */
+} mlfab__forward;
+
+typedef struct mlfab__spread_member {
+  uint64_t request;
+  uint32_t worker, incarnation, attempt;
+} mlfab__spread_member;
+
+typedef struct mlfab__spread { /* server -> distributor: u32 count and members in order */
+  uint64_t request, bytes;
+  uint32_t frames; /* MODEL frames that will come, unless a slice is begun again */
+  uint32_t whole;  /* 1: hand on when complete, 0: cut through */
+  uint32_t members;
+} mlfab__spread;
+
+/* Distributor -> server: this member has to be served directly. Server -> distributor: it is. */
+typedef struct mlfab__spread_fail {
+  uint64_t request, member_request;
+  uint32_t worker; /* MLFAB__NO_NODE: all that are left */
+  int32_t code;
+} mlfab__spread_fail;
+
+/* As declared in wire.h, for each type. */
+/* clang-format off */
+#define MLFAB__SCHED_PAIRS(X) \
+  X(capacity) X(station) X(announce) X(report) X(group_end) X(release) X(group_fail) X(forward) \
+  X(spread_fail)
+#define MLFAB__SCHED_LISTS(X) \
+  X(plan, mlfab__plan_entry) \
+  X(spread, mlfab__spread_member)
+/* clang-format on */
+MLFAB__SCHED_PAIRS(MLFAB__WIRE_DECLARE)
+MLFAB__SCHED_LISTS(MLFAB__WIRE_DECLARE_LIST)
+
+/* members has room for MLFAB__GROUP_MEMBERS_MAX when decoding. At least one member, weights finite,
+ * segments as in a push. */
+MLFAB__INTERNAL uint32_t mlfab__encode_group(uint8_t *meta, const mlfab__group *m,
+                                             const mlfab__group_member *members,
+                                             const mlfab__segment *segments);
+MLFAB__INTERNAL int mlfab__decode_group(const uint8_t *meta, uint32_t bytes, mlfab__group *m,
+                                        mlfab__group_member *members, mlfab__segment *segments);
+
+#endif /* MLFAB_WITH_SCHED */
+
+/* ==============================================================================================
+ * core/sched/sched_wire.c
+ * ============================================================================================== */
+#if MLFAB_WITH_SCHED
+/* sched_wire.c - the fields of these frames. See sched_wire.h and codec.h. Layer 4. */
+
+#define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
+
+/* clang-format off */
+WIRE_META(capacity, N(host) N(in) N(out))
+WIRE_META(station, N(worker) N(incarnation) N(alive) N(accumulators) N(host))
+WIRE_META(announce,
+  N(id) N(bytes) N(shape) N(placed) N(lag) N(norm) N(kind) N(worker) N(incarnation) N(members)
+  N(parts))
+WIRE_META(report, N(id) N(placed) N(backlog) N(out_backlog) N(version) N(kind) N(worker) N(code))
+WIRE_META(group_end, N(group))
+WIRE_META(release, N(group) N(upto))
+WIRE_META(group_fail, N(group) N(seq) N(worker) N(code))
+WIRE_META(forward, N(group) N(offset) N(total))
+WIRE_META(spread_fail, N(request) N(member_request) N(worker) N(code))
+WIRE_FIELDS(plan_entry, mlfab__plan_entry,
+  N(id) N(delay) N(rate) N(kind) N(worker) N(aggregator) N(group) N(fate))
+WIRE_FIELDS(group_member, mlfab__group_member, N(seq) N(weight) N(worker) N(incarnation))
+WIRE_FIELDS(spread_member, mlfab__spread_member, N(request) N(worker) N(incarnation) N(attempt))
+WIRE_LIST(plan, entries, plan_entry, mlfab__plan_entry, 44, MLFAB__PLAN_ENTRIES_MAX,
+  N(serial) N(rate_in) N(rate_out))
+WIRE_LIST(spread, members, spread_member, mlfab__spread_member, 20, MLFAB__GROUP_MEMBERS_MAX,
+  N(request) N(bytes) N(frames) N(whole))
+WIRE_FIELDS(group, mlfab__group, N(group) N(bytes) N(rate_in) N(whole) N(packed))
+/* clang-format on */
+
+MLFAB__INTERNAL uint32_t mlfab__encode_group(uint8_t *meta, const mlfab__group *m,
+                                             const mlfab__group_member *members,
+                                             const mlfab__segment *segments) {
+  wire_codec c = wire_encode(meta);
+  wire_group(&c, 0, (mlfab__group *)m);
+  uint32_t count = wire_codec_count(&c, 0, m->members, MLFAB__GROUP_MEMBERS_MAX, 24);
+  for (uint32_t i = 0; i < count; i++) wire_group_member(&c, 0, (mlfab__group_member *)&members[i]);
+  wire_write_segments(&c, m->segments, segments);
+  return wire_encoded(&c);
+}
+
+MLFAB__INTERNAL int mlfab__decode_group(const uint8_t *meta, uint32_t bytes, mlfab__group *m,
+                                        mlfab__group_member *members, mlfab__segment *segments) {
+  wire_codec c = wire_decode(meta, bytes);
+  wire_group(&c, 1, m);
+  m->members = wire_codec_count(&c, 1, 0, MLFAB__GROUP_MEMBERS_MAX, 24);
+  for (uint32_t i = 0; i < m->members; i++) {
+    wire_group_member(&c, 1, &members[i]);
+    if (!mlfab__finite(members[i].weight)) c.bad = 1;
+  }
+  uint64_t sum = wire_read_segments(&c, &m->segments, segments);
+  return wire_decoded(&c) || m->members == 0 || sum != m->bytes ? MLFAB_ERR_FRAME : 0;
+}
+
+#undef N
+#endif /* MLFAB_WITH_SCHED */
 
 /* ==============================================================================================
  * core/sched/network.h
@@ -39235,6 +39246,104 @@ MLFAB__INTERNAL void mlfab__sparse_attach(mlfab__server *server) { server->spars
 #endif /* MLFAB_WITH_SPARSE */
 
 /* ==============================================================================================
+ * core/reshard/reshard_wire.h
+ * ============================================================================================== */
+#if MLFAB_WITH_RESHARD
+/* reshard_wire.h - frames of slices that move between servers. See wire.h. Layer 4. */
+
+typedef struct mlfab__reshard_ask { /* RESHARD, worker -> server 0; u32 count and u16 numbers of the
+                                       servers follow */
+  uint64_t ask;                     /* the worker's count of them, from 1 */
+  uint64_t timeout_ns;
+  uint32_t servers;
+} mlfab__reshard_ask;
+
+typedef struct mlfab__reshard_done { /* server 0 -> worker */
+  uint64_t ask;
+  int32_t code, rank;
+  uint32_t is_server;
+  char text[MLFAB__TEXT_MAX];
+} mlfab__reshard_done;
+
+typedef struct mlfab__freeze { /* FREEZE down from server 0, FROZEN up */
+  uint32_t attempt;
+} mlfab__freeze;
+
+/* BEGIN and OVER: what is not decided is forgotten, HELLO_ACK tells what is. */
+enum mlfab__stop_kind {
+  MLFAB__STOP_BEGIN = 0,
+  MLFAB__STOP_DRAINED = 1, /* nothing more comes before the slices have moved */
+  MLFAB__STOP_OVER = 2
+};
+typedef struct mlfab__stop { /* worker -> server */
+  uint32_t attempt, kind;
+} mlfab__stop;
+
+enum mlfab__move_step {
+  MLFAB__MOVE_ABORT = 0,
+  MLFAB__MOVE_PREPARE = 1, /* with owners: hold still, make room */
+  MLFAB__MOVE_SEND = 2,    /* all are ready: send what leaves */
+  MLFAB__MOVE_INSTALL = 3  /* all is there: the new layout counts */
+};
+typedef struct mlfab__move { /* server 0 -> server; u32 count and u16 owners of all slices follow */
+  uint32_t attempt, step;
+  uint32_t slices; /* only with PREPARE, else 0 */
+} mlfab__move;
+
+typedef struct
+    mlfab__reshard_server_bytes { /* RESHARD_SERVER, server -> server: the next bytes of a slice */
+  uint32_t attempt, slice, clock, kind; /* kind: MLFAB__IMAGE_* (image.h) */
+  uint64_t offset;                      /* in the slice */
+  uint64_t version, commit;
+  uint32_t last; /* 1: of this slice */
+} mlfab__reshard_server_bytes;
+
+typedef struct
+    mlfab__resume { /* server 0 -> worker; u32 count and u16 owners of all slices follow */
+  uint32_t attempt; /* that is over, or all that ever were */
+  uint32_t epoch;   /* of the layout that counts */
+  uint32_t slices;
+} mlfab__resume;
+
+/* As declared in wire.h, for each type. */
+/* clang-format off */
+#define MLFAB__RESHARD_PAIRS(X) \
+  X(reshard_done) X(freeze) X(stop) X(reshard_server_bytes)
+#define MLFAB__RESHARD_LISTS(X) \
+  X(reshard_ask, uint32_t) \
+  X(move, uint32_t) \
+  X(resume, uint32_t)
+/* clang-format on */
+MLFAB__RESHARD_PAIRS(MLFAB__WIRE_DECLARE)
+MLFAB__RESHARD_LISTS(MLFAB__WIRE_DECLARE_LIST)
+
+#endif /* MLFAB_WITH_RESHARD */
+
+/* ==============================================================================================
+ * core/reshard/reshard_wire.c
+ * ============================================================================================== */
+#if MLFAB_WITH_RESHARD
+/* reshard_wire.c - the fields of these frames. See reshard_wire.h and codec.h. Layer 4. */
+
+#define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
+#define T(member) wire_codec_text(c, decode, m->member, sizeof m->member);
+
+/* clang-format off */
+WIRE_META(reshard_done, N(ask) N(code) N(rank) N(is_server) T(text))
+WIRE_META(freeze, N(attempt))
+WIRE_META(stop, N(attempt) N(kind))
+WIRE_META(reshard_server_bytes,
+  N(attempt) N(slice) N(clock) N(kind) N(offset) N(version) N(commit) N(last))
+WIRE_LIST(reshard_ask, servers, server, uint32_t, 2, MLFAB__SLICES_MAX, N(ask) N(timeout_ns))
+WIRE_LIST(move, slices, server, uint32_t, 2, MLFAB__SLICES_MAX, N(attempt) N(step))
+WIRE_LIST(resume, slices, server, uint32_t, 2, MLFAB__SLICES_MAX, N(attempt) N(epoch))
+/* clang-format on */
+
+#undef N
+#undef T
+#endif /* MLFAB_WITH_RESHARD */
+
+/* ==============================================================================================
  * core/reshard/reshard.h
  * ============================================================================================== */
 #if MLFAB_WITH_RESHARD
@@ -49707,7 +49816,7 @@ MLFAB__INTERNAL int mlfab__calls_stochastic(const mlfab__call_in *e) {
 #endif
 
 #if !MLFAB_WITH_DAG
-#define LEFT_OUT "user's schedules of operations (MLFAB_WITH_DAG is 0)"
+#define LEFT_OUT "task graphs of the user's own (MLFAB_WITH_DAG is 0)"
 
 MLFAB_API int mlfab_dag_create(mlfab *ctx, mlfab_dag **dag_p) {
   (void)dag_p;

@@ -59,6 +59,7 @@
 
 #include "../base/env.h"
 #include "../node/role.h"
+#include "coll_wire.h"
 
 enum mlfab__membership_phase {
   MLFAB__MEMBERSHIP_IDLE, /* nobody has ever asked */

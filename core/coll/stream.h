@@ -34,6 +34,7 @@
 
 #include "../base/env.h"
 #include "../node/role.h"
+#include "coll_wire.h"
 
 enum {
   MLFAB__STREAM_CREDIT = 8 << 20, /* eager bytes at a peer */

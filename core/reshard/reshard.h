@@ -83,6 +83,7 @@
 
 #include "../node/role.h"
 #include "../model/layout.h"
+#include "reshard_wire.h"
 
 enum mlfab__reshard_phase {
   MLFAB__RESHARD_IDLE,

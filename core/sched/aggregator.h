@@ -50,6 +50,7 @@
 #include "../kernels/packet.h"
 #include "../node/port.h"
 #include "../model/layout.h"
+#include "sched_wire.h"
 
 enum {
   MLFAB__AGGREGATOR_MAX = 64, /* accumulators of a node */

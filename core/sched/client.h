@@ -10,6 +10,7 @@
 #define MLFAB__CLIENT_H
 
 #include "../server/server.h"
+#include "sched_wire.h"
 
 /* A scheduler that is told of something, and sends no plan for so many heartbeats, not even an empty
  * one, counts as lost: its link is given up, and the server grants first come, first served. */

@@ -30,6 +30,7 @@
 
 #include "../base/env.h"
 #include "../base/map.h"
+#include "sched_wire.h"
 
 /* ---- time ---- */
 

@@ -53,6 +53,7 @@
 #include "plan.h"
 #include "../node/port.h"
 #include "../base/rng.h"
+#include "sched_wire.h"
 
 typedef struct mlfab__scheduler mlfab__scheduler;
 

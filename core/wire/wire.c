@@ -1,152 +1,11 @@
 /* wire.c - encodes, decodes and checks frames. Layer 1.
  *
- * The layout of the header is drawn in wire.h. The layout of each meta is one list of fields below,
- * from which its encoder and its decoder are both made, so that the two cannot disagree. What the
- * fields mean, and whether they fit the state of a node, is decided by the roles, not here.
- *
- * Invariants: decoding is total (any bytes give a struct or an error, nothing outside them is read)
- * and exact (a meta that decodes encodes to the same bytes again). Nothing is overlaid: fields are
- * copied one by one, at any alignment, little-endian on every machine.
+ * The layout of the header is drawn in wire.h. The layout of each meta is one list of fields
+ * (codec.h); frames of other groups have theirs in <group>_wire.c. What the fields mean, and whether they fit the state of a node, is decided by the roles, not here.
  *
  * Source: RFC 3720 §12.1 (CRC32C); Gopal et al., "Fast CRC Computation for iSCSI Polynomial Using
  * CRC32 Instruction", Intel 2011 (three interleaved streams); Fowler, Noll and Vo (FNV-1a). */
-#include "wire.h"
-
-/* ---- little-endian fields, any alignment ---- */
-
-/* Copies a number of 2, 4 or 8 bytes between memory and wire, in either direction. */
-static inline void wire_number(void *to, const void *from, size_t bytes) {
-#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-  for (size_t i = 0; i < bytes; i++) {
-    ((uint8_t *)to)[i] = ((const uint8_t *)from)[bytes - 1 - i];
-  }
-#else
-  memcpy(to, from, bytes);
-#endif
-}
-
-static inline void wire_put32(uint8_t *at, uint32_t x) { wire_number(at, &x, sizeof x); }
-static inline void wire_put64(uint8_t *at, uint64_t x) { wire_number(at, &x, sizeof x); }
-
-static inline uint16_t wire_get16(const uint8_t *at) {
-  uint16_t x;
-  wire_number(&x, at, sizeof x);
-  return x;
-}
-
-static inline uint32_t wire_get32(const uint8_t *at) {
-  uint32_t x;
-  wire_number(&x, at, sizeof x);
-  return x;
-}
-
-static inline uint64_t wire_get64(const uint8_t *at) {
-  uint64_t x;
-  wire_number(&x, at, sizeof x);
-  return x;
-}
-
-/* ---- fields ---- */
-
-/* The fields of a type are one list, from which encoder and decoder are both made: every function below
- * writes when `decode` is 0 and reads when it is 1, and is inlined, so that nothing of the choice is
- * left. Once bad, a codec stays bad: one look at the end is enough. What could not be read is zero. */
-typedef struct wire_codec {
-  uint8_t *begin, *at;
-  const uint8_t *end; /* when decoding */
-  int bad;
-} wire_codec;
-
-#if defined(__GNUC__) || defined(__clang__)
-#define WIRE_INLINE __attribute__((always_inline)) static inline
-#else
-#define WIRE_INLINE static inline
-#endif
-
-WIRE_INLINE void wire_codec_number(wire_codec *c, int decode, void *member, size_t bytes) {
-  if (!decode) {
-    wire_number(c->at, member, bytes);
-  } else if (MLFAB__UNLIKELY((size_t)(c->end - c->at) < bytes)) {
-    c->bad = 1;
-    memset(member, 0, bytes);
-    return;
-  } else {
-    wire_number(member, c->at, bytes);
-  }
-  c->at += bytes;
-}
-
-/* An array without a terminating zero is cut, so that its decoder accepts what is written. */
-static uint16_t wire_text_bytes(const char *text, size_t room) {
-  const char *end = memchr(text, 0, room - 1);
-  return (uint16_t)(end != NULL ? (size_t)(end - text) : room - 1);
-}
-
-/* When reading, the rest of the array is zeroed, so that equal texts are equal structs. */
-static void wire_codec_text(wire_codec *c, int decode, char *text, size_t room) {
-  uint16_t bytes = decode ? 0 : wire_text_bytes(text, room);
-  wire_codec_number(c, decode, &bytes, sizeof bytes);
-  if (!decode) {
-    memcpy(c->at, text, bytes);
-  } else if (c->bad || bytes >= room || (size_t)(c->end - c->at) < bytes ||
-             memchr(c->at, 0, bytes) != NULL) {
-    c->bad = 1;
-    memset(text, 0, room);
-    return;
-  } else {
-    memcpy(text, c->at, bytes);
-    memset(text + bytes, 0, room - bytes);
-  }
-  c->at += bytes;
-}
-
-/* The count of a list, at most `most`, of which each entry takes so many bytes. What neither this limit
- * nor a meta, nor the bytes that are left, can hold is bad before it is multiplied or trusted. */
-static uint32_t wire_codec_count(wire_codec *c, int decode, uint32_t count, uint32_t most,
-                                 size_t each) {
-  size_t used = (size_t)(c->at - c->begin);
-  if (decode || used + sizeof count <= MLFAB_META_MAX) {
-    wire_codec_number(c, decode, &count, sizeof count);
-    size_t room = decode ? (size_t)(c->end - c->at) : MLFAB_META_MAX - used - sizeof count;
-    if (!c->bad && count <= most && count <= room / each) return count;
-  }
-  c->bad = 1;
-  return 0;
-}
-
-/* Entries of lists that are plain numbers: as they are, and servers as u16. */
-WIRE_INLINE void wire_u64(wire_codec *c, int decode, uint64_t *x) {
-  wire_codec_number(c, decode, x, sizeof *x);
-}
-
-WIRE_INLINE void wire_u32(wire_codec *c, int decode, uint32_t *x) {
-  wire_codec_number(c, decode, x, sizeof *x);
-}
-
-WIRE_INLINE void wire_server(wire_codec *c, int decode, uint32_t *x) {
-  uint16_t number = decode ? 0 : (uint16_t)*x;
-  wire_codec_number(c, decode, &number, sizeof number);
-  if (decode) *x = number;
-}
-
-static inline wire_codec wire_encode(uint8_t *meta) {
-  wire_codec c = {meta, meta, NULL, 0};
-  return c;
-}
-
-/* Decoding does not write to the meta. */
-static inline wire_codec wire_decode(const uint8_t *meta, uint32_t bytes) {
-  wire_codec c = {(uint8_t *)meta, (uint8_t *)meta, meta + bytes, 0};
-  return c;
-}
-
-static inline uint32_t wire_encoded(const wire_codec *c) {
-  return c->bad ? 0 : (uint32_t)(c->at - c->begin);
-}
-
-static inline int wire_decoded(const wire_codec *c) {
-  return c->bad || c->at != c->end ? MLFAB_ERR_FRAME : 0;
-}
+#include "codec.h"
 
 /* ---- the metas, in wire order: N a number (of its member's size), A an array of four numbers, T a
  * text, F the fields of a struct ---- */
@@ -156,50 +15,7 @@ static inline int wire_decoded(const wire_codec *c) {
 #define T(member) wire_codec_text(c, decode, m->member, sizeof m->member);
 #define F(fields, member) wire_##fields(c, decode, &m->member);
 
-#define WIRE_FIELDS(name, type, ...) \
-  WIRE_INLINE void wire_##name(wire_codec *c, int decode, type *m) { __VA_ARGS__ }
-
-/* A type that has no lists. */
-#define WIRE_META(name, ...)                                                             \
-  WIRE_FIELDS(name, mlfab__##name, __VA_ARGS__)                                          \
-  MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m) { \
-    wire_codec c = wire_encode(meta);                                                    \
-    wire_##name(&c, 0, (mlfab__##name *)m);                                              \
-    return (uint32_t)(c.at - meta);                                                      \
-  }                                                                                      \
-  MLFAB__INTERNAL int mlfab__decode_##name(const uint8_t *meta, uint32_t bytes,          \
-                                           mlfab__##name *m) {                           \
-    wire_codec c = wire_decode(meta, bytes);                                             \
-    wire_##name(&c, 1, m);                                                               \
-    return wire_decoded(&c);                                                             \
-  }
-
-/* A type with one list at the end: the member that has its count, its entries' fields, their type, bytes
- * on the wire and largest number. */
-#define WIRE_LIST(name, count, item, type, bytes_each, most, ...)                                 \
-  WIRE_FIELDS(name, mlfab__##name, __VA_ARGS__)                                                   \
-  MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m,            \
-                                                const type *list) {                               \
-    wire_codec c = wire_encode(meta);                                                             \
-    wire_##name(&c, 0, (mlfab__##name *)m);                                                       \
-    uint32_t n = wire_codec_count(&c, 0, m->count, most, bytes_each);                             \
-    for (uint32_t i = 0; i < n; i++) wire_##item(&c, 0, (type *)&list[i]);                        \
-    return wire_encoded(&c);                                                                      \
-  }                                                                                               \
-  MLFAB__INTERNAL int mlfab__decode_##name(const uint8_t *meta, uint32_t bytes, mlfab__##name *m, \
-                                           type *list) {                                          \
-    type skipped;                                                                                 \
-    wire_codec c = wire_decode(meta, bytes);                                                      \
-    wire_##name(&c, 1, m);                                                                        \
-    m->count = wire_codec_count(&c, 1, 0, most, bytes_each);                                      \
-    for (uint32_t i = 0; i < m->count; i++) wire_##item(&c, 1, list ? &list[i] : &skipped);       \
-    return wire_decoded(&c);                                                                      \
-  }
-
 /* clang-format off */
-WIRE_FIELDS(sync, mlfab_sync,
-  N(kind) N(staleness) N(staleness_max) N(need) N(soft) N(only_fastest) N(keep_late) N(chance)
-  N(alpha))
 WIRE_FIELDS(options, mlfab_model_options,
   N(optimizer) N(mean) N(deterministic) N(slices) N(ghost) N(active) N(gamma) N(adadelay_c)
   N(beta1) N(beta2) N(epsilon) N(weight_decay) F(sync, consistency) N(tags)
@@ -234,73 +50,23 @@ WIRE_META(progress, N(progress))
 WIRE_META(done, N(last_seq))
 WIRE_META(meet, N(node) N(incarnation) N(nonce))
 WIRE_META(where, N(node))
-WIRE_META(capacity, N(host) N(in) N(out))
-WIRE_META(station, N(worker) N(incarnation) N(alive) N(accumulators) N(host))
 WIRE_META(schedule,
   N(delay_bound) N(plan_ahead_ns) N(interval_ns) N(best) N(whole) N(no_aggregation)
   N(no_distribution) N(rounds) N(host))
-WIRE_META(announce,
-  N(id) N(bytes) N(shape) N(placed) N(lag) N(norm) N(kind) N(worker) N(incarnation) N(members)
-  N(parts))
-WIRE_META(report, N(id) N(placed) N(backlog) N(out_backlog) N(version) N(kind) N(worker) N(code))
 WIRE_META(via, N(seq) N(group) N(generation) N(aggregator))
-WIRE_META(group_end, N(group))
-WIRE_META(release, N(group) N(upto))
-WIRE_META(group_fail, N(group) N(seq) N(worker) N(code))
-WIRE_META(forward, N(group) N(offset) N(total))
 WIRE_META(hop_grant, N(group) N(seq) N(upto) N(server))
 WIRE_META(hop_chunk, N(group) N(seq) N(offset) N(total) N(server))
-WIRE_META(spread_fail, N(request) N(member_request) N(worker) N(code))
 WIRE_META(pull_via, N(request) N(attempt) N(aggregator))
 WIRE_META(hop_model,
   N(request) N(offset) N(bytes) N(version) N(commit) N(slice) N(flags) N(epoch) N(server)
   N(attempt))
 WIRE_META(pull_done, N(request))
-WIRE_META(reshard_done, N(ask) N(code) N(rank) N(is_server) T(text))
-WIRE_META(freeze, N(attempt))
-WIRE_META(stop, N(attempt) N(kind))
 WIRE_META(moved, N(attempt) N(step) N(server) N(code) T(text))
-WIRE_META(reshard_server_bytes,
-  N(attempt) N(slice) N(clock) N(kind) N(offset) N(version) N(commit) N(last))
-WIRE_META(membership_ask,
-  N(epoch) N(arena_pid) N(arena_fd) N(arena_nonce) N(arena_bytes) N(host) N(in) N(out) N(round)
-  N(objects))
-WIRE_META(membership_ready, N(epoch) N(arena))
-WIRE_META(membership_go, N(epoch) N(arena) N(latency_ns) N(rate) N(round) N(objects))
-WIRE_META(membership_over, N(epoch) N(code) N(rank) T(text))
-WIRE_META(membership_call, N(epoch) N(channel) N(number))
-WIRE_META(membership_tell, N(epoch) N(channel) N(number) N(called) N(signature) T(text))
-WIRE_META(membership_missing, N(epoch) N(channel) N(number) N(rank))
-WIRE_META(membership_leave, N(epoch) N(rank) N(calls))
-WIRE_META(membership_finish, N(epoch) N(rank) N(calls))
-WIRE_META(coll,
-  N(epoch) N(channel) N(number) N(tag) N(flags) N(seq) N(signature) N(offset) N(total))
-WIRE_META(coll_ack, N(epoch) N(received) N(consumed))
-
-/* Entries of lists, then the types that have one. */
 WIRE_FIELDS(member_info, mlfab__member_info,
   N(node) N(roles) N(incarnation) N(hand) N(nonce) T(addresses))
-WIRE_FIELDS(membership_member, mlfab__membership_member,
-  N(rank) N(incarnation) N(arena_pid) N(arena_fd) N(arena_nonce) N(arena_bytes) N(host))
-WIRE_FIELDS(plan_entry, mlfab__plan_entry,
-  N(id) N(delay) N(rate) N(kind) N(worker) N(aggregator) N(group) N(fate))
-WIRE_FIELDS(group_member, mlfab__group_member, N(seq) N(weight) N(worker) N(incarnation))
-WIRE_FIELDS(spread_member, mlfab__spread_member, N(request) N(worker) N(incarnation) N(attempt))
 WIRE_FIELDS(tree_node, mlfab__tree_node, N(worker) N(parent) N(giver))
-WIRE_LIST(plan, entries, plan_entry, mlfab__plan_entry, 44, MLFAB__PLAN_ENTRIES_MAX,
-  N(serial) N(rate_in) N(rate_out))
-WIRE_LIST(spread, members, spread_member, mlfab__spread_member, 20, MLFAB__GROUP_MEMBERS_MAX,
-  N(request) N(bytes) N(frames) N(whole))
 WIRE_LIST(tree_ask, nodes, u32, uint32_t, 4, MLFAB__TREE_NODES_MAX, N(number) N(bytes) N(root))
 WIRE_LIST(tree_plan, nodes, tree_node, mlfab__tree_node, 12, MLFAB__TREE_NODES_MAX, N(number))
-WIRE_LIST(membership_list, members, membership_member, mlfab__membership_member, 40, MLFAB__MEMBERSHIP_MEMBERS_MAX,
-  N(epoch))
-WIRE_LIST(membership_owed, counts, u64, uint64_t, 8, MLFAB__MEMBERSHIP_MEMBERS_MAX,
-  N(epoch) N(kind) N(algorithm) N(dtype) N(op) N(width) N(user) N(opens) N(root) N(number)
-  N(signature) N(elements))
-WIRE_LIST(reshard_ask, servers, server, uint32_t, 2, MLFAB__SLICES_MAX, N(ask) N(timeout_ns))
-WIRE_LIST(move, slices, server, uint32_t, 2, MLFAB__SLICES_MAX, N(attempt) N(step))
-WIRE_LIST(resume, slices, server, uint32_t, 2, MLFAB__SLICES_MAX, N(attempt) N(epoch))
 WIRE_LIST(reshard_server_clock, words, u32, uint32_t, 4, MLFAB__RESHARD_SERVER_WORDS_MAX,
   N(attempt) N(clock) N(contributors) N(members) N(quiet) N(v_train) N(refused_round)
   N(threshold) N(scale) F(sync, consistency))
@@ -312,33 +78,6 @@ WIRE_FIELDS(push, mlfab__push,
             N(seq) N(members) N(generation) N(flags) N(eager) N(progress) N(bytes) N(scale) N(norm)
                 N(parts))
 WIRE_FIELDS(pull, mlfab__pull, N(request) N(progress) N(epoch))
-WIRE_FIELDS(group, mlfab__group, N(group) N(bytes) N(rate_in) N(whole) N(packed))
-
-/* Returns the sum of the segments' bytes. Being ascending, apart and inside 64 bits, they cannot
- * sum up to more than 2^64 - 1. */
-static uint64_t wire_read_segments(wire_codec *c, uint32_t *count_p, mlfab__segment *segments) {
-  uint64_t sum = 0, end = 0;
-  uint32_t count = wire_codec_count(c, 1, 0, MLFAB__SEGMENTS_MAX, 16);
-  for (uint32_t i = 0; i < count; i++) {
-    mlfab__segment s;
-    wire_u64(c, 1, &s.offset);
-    wire_u64(c, 1, &s.bytes);
-    if (s.bytes == 0 || s.bytes > UINT64_MAX - s.offset || (i > 0 && s.offset <= end)) c->bad = 1;
-    end = s.offset + s.bytes;
-    sum += s.bytes;
-    segments[i] = s;
-  }
-  *count_p = count;
-  return sum;
-}
-
-static void wire_write_segments(wire_codec *c, uint32_t count, const mlfab__segment *segments) {
-  count = wire_codec_count(c, 0, count, MLFAB__SEGMENTS_MAX, 16);
-  for (uint32_t i = 0; i < count; i++) {
-    wire_u64(c, 0, (uint64_t *)&segments[i].offset);
-    wire_u64(c, 0, (uint64_t *)&segments[i].bytes);
-  }
-}
 
 /* Versions or commits of slices. */
 static void wire_slices(wire_codec *c, int decode, uint32_t *count, uint64_t *list) {
@@ -399,30 +138,6 @@ MLFAB__INTERNAL int mlfab__decode_pull(const uint8_t *meta, uint32_t bytes, mlfa
   wire_read_segments(&c, &m->segments, segments);
   wire_slices(&c, 1, &m->sinces, sinces);
   return wire_decoded(&c);
-}
-
-MLFAB__INTERNAL uint32_t mlfab__encode_group(uint8_t *meta, const mlfab__group *m,
-                                             const mlfab__group_member *members,
-                                             const mlfab__segment *segments) {
-  wire_codec c = wire_encode(meta);
-  wire_group(&c, 0, (mlfab__group *)m);
-  uint32_t count = wire_codec_count(&c, 0, m->members, MLFAB__GROUP_MEMBERS_MAX, 24);
-  for (uint32_t i = 0; i < count; i++) wire_group_member(&c, 0, (mlfab__group_member *)&members[i]);
-  wire_write_segments(&c, m->segments, segments);
-  return wire_encoded(&c);
-}
-
-MLFAB__INTERNAL int mlfab__decode_group(const uint8_t *meta, uint32_t bytes, mlfab__group *m,
-                                        mlfab__group_member *members, mlfab__segment *segments) {
-  wire_codec c = wire_decode(meta, bytes);
-  wire_group(&c, 1, m);
-  m->members = wire_codec_count(&c, 1, 0, MLFAB__GROUP_MEMBERS_MAX, 24);
-  for (uint32_t i = 0; i < m->members; i++) {
-    wire_group_member(&c, 1, &members[i]);
-    if (!mlfab__finite(members[i].weight)) c.bad = 1;
-  }
-  uint64_t sum = wire_read_segments(&c, &m->segments, segments);
-  return wire_decoded(&c) || m->members == 0 || sum != m->bytes ? MLFAB_ERR_FRAME : 0;
 }
 
 /* ---- lists inside bulks ---- */

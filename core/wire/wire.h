@@ -313,6 +313,10 @@ typedef struct mlfab__model { /* server -> worker: bytes of one slice at one ver
   uint32_t epoch; /* that commits are counted in */
 } mlfab__model;
 
+/* Pulls by way of a distributor. The server answers a request of its own making, with this bit set,
+ * to the distributor's worker; its MODEL frames go to the aggregator role there. */
+#define MLFAB__SPREAD_BIT 0x8000000000000000u
+
 typedef struct mlfab__pull_fail {
   uint64_t request;
   int32_t code, rank;
@@ -348,7 +352,8 @@ typedef struct mlfab__done { /* DONE up: no more data; DONE_ACK down */
   uint64_t last_seq;
 } mlfab__done;
 
-/* --- a fabric with a scheduler: see scheduler.h, aggregator.h and server.h --- */
+/* --- links between workers, and what workers and servers are told of ways and moves; the rest is in
+ * sched_wire.h, reshard_wire.h and coll_wire.h --- */
 
 typedef struct mlfab__meet { /* worker -> aggregator, first frame of a link between workers */
   uint32_t node, incarnation;
@@ -359,16 +364,6 @@ typedef struct
     mlfab__where { /* worker -> server 0: where is this worker? THERE is a mlfab__member */
   uint32_t node;
 } mlfab__where;
-
-typedef struct mlfab__capacity { /* worker -> server 0 -> scheduler; server -> scheduler */
-  uint64_t host;
-  double in, out; /* of its network interface, bytes a second; negative: not known */
-} mlfab__capacity;
-
-typedef struct mlfab__station { /* server -> scheduler: a worker came, or is gone */
-  uint32_t worker, incarnation, alive, accumulators;
-  uint64_t host;
-} mlfab__station;
 
 /* mlfab_schedule: worker -> servers, server -> scheduler; the scheduler passes server 0's on to the
  * others. */
@@ -381,89 +376,12 @@ typedef struct mlfab__schedule {
   uint64_t host;   /* of the server */
 } mlfab__schedule;
 
-enum mlfab__transfer_kind { MLFAB__TRANSFER_PUSH = 0, MLFAB__TRANSFER_PULL = 1 };
-
-typedef struct mlfab__announce { /* server -> scheduler: something large wants to travel */
-  uint64_t id;                   /* number of the update, or of the pull request */
-  uint64_t bytes;                /* of its part at this server */
-  uint64_t shape;                /* only transfers of one shape are grouped: hash of the segments */
-  uint64_t placed;               /* members that were ever placed in the server's queue ... */
-  uint64_t lag;                  /* ... at whose end the update would have this delay now */
-  double norm;
-  uint32_t kind, worker, incarnation, members;
-  uint32_t parts; /* servers that will announce it */
-} mlfab__announce;
-
-enum mlfab__fate { MLFAB__FATE_GO = 0, MLFAB__FATE_LOOKAHEAD = 1, MLFAB__FATE_EXPIRED = 2 };
-
-typedef struct mlfab__plan_entry {
-  uint64_t id;
-  uint64_t delay; /* that it will have, or would have had */
-  double rate;    /* in-link of the aggregator's host, bytes a second; 0 or less: not known */
-  uint32_t kind, worker;
-  uint32_t aggregator; /* worker whose node is the hop, or MLFAB__NO_NODE */
-  uint32_t group;      /* entries in a row with the same number, not 0, are one group */
-  uint32_t fate;
-} mlfab__plan_entry;
-
-typedef struct mlfab__plan { /* scheduler -> server: u32 count and entries follow, in order */
-  uint64_t serial;
-  double rate_in,
-      rate_out; /* of the server's host as the scheduler knows it; negative: not known */
-  uint32_t entries;
-} mlfab__plan;
-#define MLFAB__PLAN_ENTRIES_MAX 1400u
-
-typedef struct mlfab__report {   /* server -> scheduler: how its queues stand */
-  uint64_t id;                   /* push or pull that is over, when `worker` is one */
-  uint64_t placed;               /* members that were ever placed */
-  uint64_t backlog, out_backlog; /* bytes placed that are still to come in; still to go out */
-  uint64_t version;
-  uint32_t kind, worker; /* worker: MLFAB__NO_NODE when nothing is over */
-  int32_t code;
-} mlfab__report;
-
 typedef struct mlfab__via { /* server -> worker: by which hop this update goes from now on */
   uint64_t seq;
   uint64_t group;      /* ascending at a server: fences whatever came before */
   uint32_t generation; /* of the stream */
   uint32_t aggregator; /* worker, or MLFAB__NO_NODE: directly, when it is granted */
 } mlfab__via;
-
-typedef struct mlfab__group_member {
-  uint64_t seq;
-  double weight;
-  uint32_t worker, incarnation;
-} mlfab__group_member;
-
-typedef struct mlfab__group { /* server -> aggregator: u32 count, members in order; segments */
-  uint64_t group, bytes;
-  double rate_in; /* of the aggregator's host; 0 or less: not known */
-  uint32_t whole; /* 1: forward when complete, 0: cut through */
-  uint32_t
-      packed; /* 1: members, and the sum, come as packets; `bytes` is what they would be without */
-  uint32_t members, segments;
-} mlfab__group;
-#define MLFAB__GROUP_MEMBERS_MAX 512u
-
-typedef struct mlfab__group_end { /* server -> aggregator: applied, or given up */
-  uint64_t group;
-} mlfab__group_end;
-
-typedef struct mlfab__release { /* server -> aggregator: forward up to `upto` of the sum */
-  uint64_t group, upto;
-} mlfab__release;
-
-typedef struct mlfab__group_fail { /* aggregator -> server: this member spoils it */
-  uint64_t group, seq;
-  uint32_t worker; /* MLFAB__NO_NODE: the aggregator cannot do it */
-  int32_t code;
-} mlfab__group_fail;
-
-typedef struct mlfab__forward { /* aggregator -> server: the next bytes of the sum */
-  uint64_t group, offset;
-  uint64_t total; /* of the sum's bytes, or of its packets: 0 until the sum is complete */
-} mlfab__forward;
 
 typedef struct mlfab__hop_grant { /* aggregator -> member: update may be sent here up to `upto` */
   uint64_t group, seq, upto;
@@ -475,29 +393,6 @@ typedef struct mlfab__hop_chunk { /* member -> aggregator: the next bytes of an 
   uint64_t total; /* of the update's bytes for that server, or of its packets */
   uint32_t server;
 } mlfab__hop_chunk;
-
-/* Pulls by way of a distributor. The server answers a request of its own making, with this bit set,
- * to the distributor's worker; its MODEL frames go to the aggregator role there. */
-#define MLFAB__SPREAD_BIT 0x8000000000000000u
-
-typedef struct mlfab__spread_member {
-  uint64_t request;
-  uint32_t worker, incarnation, attempt;
-} mlfab__spread_member;
-
-typedef struct mlfab__spread { /* server -> distributor: u32 count and members in order */
-  uint64_t request, bytes;
-  uint32_t frames; /* MODEL frames that will come, unless a slice is begun again */
-  uint32_t whole;  /* 1: hand on when complete, 0: cut through */
-  uint32_t members;
-} mlfab__spread;
-
-/* Distributor -> server: this member has to be served directly. Server -> distributor: it is. */
-typedef struct mlfab__spread_fail {
-  uint64_t request, member_request;
-  uint32_t worker; /* MLFAB__NO_NODE: all that are left */
-  int32_t code;
-} mlfab__spread_fail;
 
 typedef struct
     mlfab__pull_via { /* server -> worker: only frames of this attempt count from now on */
@@ -539,47 +434,6 @@ typedef struct mlfab__tree_plan {
   uint32_t nodes;
 } mlfab__tree_plan;
 
-/* --- slices that move between servers: see reshard.h --- */
-
-typedef struct mlfab__reshard_ask { /* RESHARD, worker -> server 0; u32 count and u16 numbers of the
-                                       servers follow */
-  uint64_t ask;                     /* the worker's count of them, from 1 */
-  uint64_t timeout_ns;
-  uint32_t servers;
-} mlfab__reshard_ask;
-
-typedef struct mlfab__reshard_done { /* server 0 -> worker */
-  uint64_t ask;
-  int32_t code, rank;
-  uint32_t is_server;
-  char text[MLFAB__TEXT_MAX];
-} mlfab__reshard_done;
-
-typedef struct mlfab__freeze { /* FREEZE down from server 0, FROZEN up */
-  uint32_t attempt;
-} mlfab__freeze;
-
-/* BEGIN and OVER: what is not decided is forgotten, HELLO_ACK tells what is. */
-enum mlfab__stop_kind {
-  MLFAB__STOP_BEGIN = 0,
-  MLFAB__STOP_DRAINED = 1, /* nothing more comes before the slices have moved */
-  MLFAB__STOP_OVER = 2
-};
-typedef struct mlfab__stop { /* worker -> server */
-  uint32_t attempt, kind;
-} mlfab__stop;
-
-enum mlfab__move_step {
-  MLFAB__MOVE_ABORT = 0,
-  MLFAB__MOVE_PREPARE = 1, /* with owners: hold still, make room */
-  MLFAB__MOVE_SEND = 2,    /* all are ready: send what leaves */
-  MLFAB__MOVE_INSTALL = 3  /* all is there: the new layout counts */
-};
-typedef struct mlfab__move { /* server 0 -> server; u32 count and u16 owners of all slices follow */
-  uint32_t attempt, step;
-  uint32_t slices; /* only with PREPARE, else 0 */
-} mlfab__move;
-
 typedef struct mlfab__moved { /* server -> server 0: a step is done, or cannot be */
   uint32_t attempt, step, server;
   int32_t code;
@@ -598,133 +452,6 @@ typedef struct mlfab__reshard_server_clock {
 } mlfab__reshard_server_clock;
 #define MLFAB__RESHARD_SERVER_WORDS_MAX 2048u
 
-typedef struct
-    mlfab__reshard_server_bytes { /* RESHARD_SERVER, server -> server: the next bytes of a slice */
-  uint32_t attempt, slice, clock, kind; /* kind: MLFAB__IMAGE_* (image.h) */
-  uint64_t offset;                      /* in the slice */
-  uint64_t version, commit;
-  uint32_t last; /* 1: of this slice */
-} mlfab__reshard_server_bytes;
-
-typedef struct
-    mlfab__resume { /* server 0 -> worker; u32 count and u16 owners of all slices follow */
-  uint32_t attempt; /* that is over, or all that ever were */
-  uint32_t epoch;   /* of the layout that counts */
-  uint32_t slices;
-} mlfab__resume;
-
-/* --- collectives: who takes part (membership.h), and what passes between workers (stream.h) --- */
-
-typedef struct mlfab__membership_ask { /* MEMBERSHIP, worker -> server 0: it wants to take part */
-  uint32_t epoch;                      /* that it knows to be over, 0: none */
-  uint32_t arena_pid; /* its memory for the others of its host; nonce 0: it has none */
-  int32_t arena_fd;
-  uint64_t arena_nonce, arena_bytes;
-  uint64_t host;    /* workers of one host share its links */
-  double in, out;   /* its link, bytes a second; 0: not known */
-  uint64_t round;   /* partial rounds that it has completed, the most of any object */
-  uint64_t objects; /* the number of the last one that it opened, or took part in opening */
-} mlfab__membership_ask;
-
-typedef struct mlfab__membership_member { /* in a list, in the order of members */
-  uint32_t rank, incarnation, arena_pid;
-  int32_t arena_fd;
-  uint64_t arena_nonce, arena_bytes, host;
-} mlfab__membership_member;
-#define MLFAB__MEMBERSHIP_MEMBERS_MAX 1024u
-
-typedef struct
-    mlfab__membership_list { /* server 0 -> worker: the members of a new epoch; u32 count, then
-                                     mlfab__membership_member follow */
-  uint32_t epoch;
-  uint32_t members;
-} mlfab__membership_list;
-
-typedef struct mlfab__membership_ready { /* worker -> server 0: it knows the members */
-  uint32_t epoch;
-  uint32_t arena; /* 1: it has mapped everybody's memory */
-} mlfab__membership_ready;
-
-typedef struct mlfab__membership_go { /* server 0 -> worker: everybody knows the members */
-  uint32_t epoch;
-  uint32_t arena;      /* 1: all have */
-  uint64_t latency_ns; /* of a message between two members, for choosing algorithms */
-  double rate;         /* bytes a second of the slowest link */
-  uint64_t round;      /* the first partial round of this epoch */
-  uint64_t objects;    /* the most that a member had opened: they go on from there */
-} mlfab__membership_go;
-
-typedef struct
-    mlfab__membership_over { /* MEMBERSHIP_FAIL up, MEMBERSHIP_OVER down: the epoch is over, and why */
-  uint32_t epoch;
-  int32_t code, rank;
-  char text[MLFAB__TEXT_MAX];
-} mlfab__membership_over;
-
-typedef struct
-    mlfab__membership_call { /* STUCK up: this call is open for long; ASK down: have you called it? */
-  uint32_t epoch, channel;
-  uint64_t number;
-} mlfab__membership_call;
-
-typedef struct mlfab__membership_tell { /* worker -> server 0 */
-  uint32_t epoch, channel;
-  uint64_t number;
-  uint32_t called;
-  uint64_t signature;         /* of the call, if called */
-  char text[MLFAB__TEXT_MAX]; /* the call in words */
-} mlfab__membership_tell;
-
-typedef struct
-    mlfab__membership_missing { /* server 0 -> worker: who has not called, MLFAB_NO_RANK: nobody */
-  uint32_t epoch, channel;
-  uint64_t number;
-  int32_t rank;
-} mlfab__membership_missing;
-
-typedef struct mlfab__membership_leave { /* LEAVE up, LEFT down: a worker takes no further part */
-  uint32_t epoch;
-  int32_t rank;
-  uint64_t calls; /* plain collectives of the epoch that it has called */
-} mlfab__membership_leave;
-
-/* A worker finishes (membership.h). FINISH up: it has called so many collectives, or (rank MLFAB_NO_RANK) has
- * ended all below the limit. FREEZE down: this rank has finished with so many. FROZEN up, to this FREEZE: so many have
- * begun here. SETTLE down: the epoch ends with so many, and this rank describes what others owe. */
-typedef struct mlfab__membership_finish {
-  uint32_t epoch;
-  int32_t rank;
-  uint64_t calls;
-} mlfab__membership_finish;
-
-/* A call that a worker which has finished still takes part in; to server 0 and on to the worker. u32 count and
- * the elements of each rank's block follow, where it has blocks. */
-typedef struct mlfab__membership_owed {
-  uint32_t epoch;
-  uint32_t kind, algorithm, dtype, op, width, user, opens;
-  int32_t root;
-  uint64_t number, signature, elements;
-  uint32_t counts;
-} mlfab__membership_owed;
-
-/* flags. READY: no bytes; the sender of this has called it and takes its bytes. EAGER: of a small call, sent
- * without waiting for READY. */
-enum { MLFAB__COLL_READY = 1, MLFAB__COLL_EAGER = 2 };
-typedef struct mlfab__coll { /* COLL, worker -> worker, bulk: the next bytes of a message */
-  uint32_t epoch, channel;
-  uint64_t number;
-  uint32_t tag, flags;
-  uint64_t seq;           /* of the frame, from 1, for each sender, receiver and epoch */
-  uint64_t signature;     /* of the call */
-  uint64_t offset, total; /* of the message */
-} mlfab__coll;
-
-typedef struct mlfab__coll_ack { /* back on the link of COLL */
-  uint32_t epoch;
-  uint64_t received; /* every frame up to this came */
-  uint64_t consumed; /* bytes of eager messages that wait no longer */
-} mlfab__coll_ack;
-
 /* --- encoding and decoding --- */
 
 /* One pair per type, all of this form (meta has room for MLFAB_META_MAX bytes, or for the largest
@@ -734,21 +461,15 @@ typedef struct mlfab__coll_ack { /* back on the link of COLL */
  * Those with lists take them as further arguments. */
 /* clang-format off */
 #define MLFAB__WIRE_PAIRS(X) \
-  X(join) X(welcome) X(refuse) X(hello) X(hello_ack) X(heartbeat) X(bye) X(member) \
-  X(define) X(define_ack) X(chunk) X(grant) X(push_ack) X(resend) X(withdraw) X(model) \
-  X(pull_fail) X(pull_cancel) X(barrier) X(sync_ask) X(sync_ack) X(progress) X(done) \
-  X(meet) X(where) X(capacity) X(station) X(schedule) X(announce) X(report) X(via) X(group_end) \
-  X(release) X(group_fail) X(forward) X(hop_grant) X(hop_chunk) X(spread_fail) X(pull_via) \
-  X(hop_model) X(pull_done) \
-  X(reshard_done) X(freeze) X(stop) X(moved) X(reshard_server_bytes) \
-  X(membership_ask) X(membership_ready) X(membership_go) X(membership_over) X(membership_call) X(membership_tell) X(membership_missing) \
-  X(membership_leave) X(membership_finish) X(coll) X(coll_ack)
+  X(join) X(welcome) X(refuse) X(hello) X(hello_ack) X(heartbeat) X(bye) X(member) X(define) \
+  X(define_ack) X(chunk) X(grant) X(push_ack) X(resend) X(withdraw) X(model) X(pull_fail) \
+  X(pull_cancel) X(barrier) X(sync_ask) X(sync_ack) X(progress) X(done) X(meet) X(where) \
+  X(schedule) X(via) X(hop_grant) X(hop_chunk) X(pull_via) X(hop_model) X(pull_done) X(moved)
 /* clang-format on */
 #define MLFAB__WIRE_DECLARE(name)                                                       \
   MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m); \
   MLFAB__INTERNAL int mlfab__decode_##name(const uint8_t *meta, uint32_t bytes, mlfab__##name *m);
 MLFAB__WIRE_PAIRS(MLFAB__WIRE_DECLARE)
-#undef MLFAB__WIRE_DECLARE
 
 /* versions and sinces have room for MLFAB__SLICES_MAX, segments for MLFAB__SEGMENTS_MAX when decoding.
  * What does not fit into MLFAB_META_MAX encodes to 0. Decoding checks: segments ascending, apart,
@@ -764,38 +485,22 @@ MLFAB__INTERNAL uint32_t mlfab__encode_pull(uint8_t *meta, const mlfab__pull *m,
 MLFAB__INTERNAL int mlfab__decode_pull(const uint8_t *meta, uint32_t bytes, mlfab__pull *m,
                                        mlfab__segment *segments, uint64_t *sinces);
 
-/* members has room for MLFAB__GROUP_MEMBERS_MAX when decoding. At least one member, weights finite,
- * segments as in a push. */
-MLFAB__INTERNAL uint32_t mlfab__encode_group(uint8_t *meta, const mlfab__group *m,
-                                             const mlfab__group_member *members,
-                                             const mlfab__segment *segments);
-MLFAB__INTERNAL int mlfab__decode_group(const uint8_t *meta, uint32_t bytes, mlfab__group *m,
-                                        mlfab__group_member *members, mlfab__segment *segments);
-
 /* One pair for each type with one list, whose entries are of the second argument's type. When decoding,
  * the list has room for the most of its type: MLFAB__PLAN_ENTRIES_MAX, GROUP_MEMBERS_MAX (of a spread),
  * TREE_NODES_MAX, MEMBERSHIP_MEMBERS_MAX (also of blocks), RESHARD_SERVER_WORDS_MAX, SLICES_MAX (of servers or owners,
  * which are below 65536); or it is NULL, and then only its length is set. A longer list encodes to 0
  * and does not decode. Of a plan, groups whose members do not stand in a row are the receiver's to
  * refuse; so is a spread without members. */
-#define MLFAB__WIRE_LISTS(X)                   \
-  X(plan, mlfab__plan_entry)                   \
-  X(spread, mlfab__spread_member)              \
-  X(tree_ask, uint32_t)                        \
-  X(tree_plan, mlfab__tree_node)               \
-  X(membership_list, mlfab__membership_member) \
-  X(membership_owed, uint64_t)                 \
-  X(reshard_ask, uint32_t)                     \
-  X(move, uint32_t)                            \
-  X(resume, uint32_t)                          \
+#define MLFAB__WIRE_LISTS(X)     \
+  X(tree_ask, uint32_t)          \
+  X(tree_plan, mlfab__tree_node) \
   X(reshard_server_clock, uint32_t)
-#define MLFAB__WIRE_DECLARE(name, entry)                                                          \
+#define MLFAB__WIRE_DECLARE_LIST(name, entry)                                                     \
   MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m,            \
                                                 const entry *list);                               \
   MLFAB__INTERNAL int mlfab__decode_##name(const uint8_t *meta, uint32_t bytes, mlfab__##name *m, \
                                            entry *list);
-MLFAB__WIRE_LISTS(MLFAB__WIRE_DECLARE)
-#undef MLFAB__WIRE_DECLARE
+MLFAB__WIRE_LISTS(MLFAB__WIRE_DECLARE_LIST)
 
 /* Lists inside bulks. Encode appends one at `at` of a buffer of `room` bytes and returns the bytes
  * taken, 0 when it does not fit. Decode reads one, returns the bytes taken, 0 when malformed. */

@@ -11,6 +11,9 @@
  * that a sanitizer sees a read beyond them. */
 #include "core/base/rng.h"
 #include "core/wire/wire.h"
+#include "core/coll/coll_wire.h"
+#include "core/reshard/reshard_wire.h"
+#include "core/sched/sched_wire.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -4,6 +4,9 @@
  * one bit at a time; published CRC32C values (RFC 3720 §B.4). */
 #include "core/base/rng.h"
 #include "core/wire/wire.h"
+#include "core/coll/coll_wire.h"
+#include "core/reshard/reshard_wire.h"
+#include "core/sched/sched_wire.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -29,6 +32,9 @@ typedef struct codec {
     return mlfab__decode_##name(meta, bytes, m);                           \
   }
 MLFAB__WIRE_PAIRS(CODEC_FUNCTIONS)
+MLFAB__SCHED_PAIRS(CODEC_FUNCTIONS)
+MLFAB__COLL_PAIRS(CODEC_FUNCTIONS)
+MLFAB__RESHARD_PAIRS(CODEC_FUNCTIONS)
 
 #define CODEC(name, fixed) \
   { #name, sizeof(mlfab__##name), 0, 0, fixed, encode_##name, decode_##name }

@@ -1,0 +1,34 @@
+/* coll_wire.c - the fields of these frames. See coll_wire.h and codec.h. Layer 4. */
+#include "coll_wire.h"
+
+#include "../wire/codec.h"
+
+#define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
+#define T(member) wire_codec_text(c, decode, m->member, sizeof m->member);
+
+/* clang-format off */
+WIRE_META(membership_ask,
+  N(epoch) N(arena_pid) N(arena_fd) N(arena_nonce) N(arena_bytes) N(host) N(in) N(out) N(round)
+  N(objects))
+WIRE_META(membership_ready, N(epoch) N(arena))
+WIRE_META(membership_go, N(epoch) N(arena) N(latency_ns) N(rate) N(round) N(objects))
+WIRE_META(membership_over, N(epoch) N(code) N(rank) T(text))
+WIRE_META(membership_call, N(epoch) N(channel) N(number))
+WIRE_META(membership_tell, N(epoch) N(channel) N(number) N(called) N(signature) T(text))
+WIRE_META(membership_missing, N(epoch) N(channel) N(number) N(rank))
+WIRE_META(membership_leave, N(epoch) N(rank) N(calls))
+WIRE_META(membership_finish, N(epoch) N(rank) N(calls))
+WIRE_META(coll,
+  N(epoch) N(channel) N(number) N(tag) N(flags) N(seq) N(signature) N(offset) N(total))
+WIRE_META(coll_ack, N(epoch) N(received) N(consumed))
+WIRE_FIELDS(membership_member, mlfab__membership_member,
+  N(rank) N(incarnation) N(arena_pid) N(arena_fd) N(arena_nonce) N(arena_bytes) N(host))
+WIRE_LIST(membership_list, members, membership_member, mlfab__membership_member, 40, MLFAB__MEMBERSHIP_MEMBERS_MAX,
+  N(epoch))
+WIRE_LIST(membership_owed, counts, u64, uint64_t, 8, MLFAB__MEMBERSHIP_MEMBERS_MAX,
+  N(epoch) N(kind) N(algorithm) N(dtype) N(op) N(width) N(user) N(opens) N(root) N(number)
+  N(signature) N(elements))
+/* clang-format on */
+
+#undef N
+#undef T

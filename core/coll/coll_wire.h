@@ -1,0 +1,130 @@
+/* coll_wire.h - frames of collectives: of membership with server 0, and between workers. See wire.h. Layer 4. */
+#ifndef MLFAB__COLL_WIRE_H
+#define MLFAB__COLL_WIRE_H
+
+#include "../wire/wire.h"
+
+typedef struct mlfab__membership_ask { /* MEMBERSHIP, worker -> server 0: it wants to take part */
+  uint32_t epoch;                      /* that it knows to be over, 0: none */
+  uint32_t arena_pid; /* its memory for the others of its host; nonce 0: it has none */
+  int32_t arena_fd;
+  uint64_t arena_nonce, arena_bytes;
+  uint64_t host;    /* workers of one host share its links */
+  double in, out;   /* its link, bytes a second; 0: not known */
+  uint64_t round;   /* partial rounds that it has completed, the most of any object */
+  uint64_t objects; /* the number of the last one that it opened, or took part in opening */
+} mlfab__membership_ask;
+
+typedef struct mlfab__membership_member { /* in a list, in the order of members */
+  uint32_t rank, incarnation, arena_pid;
+  int32_t arena_fd;
+  uint64_t arena_nonce, arena_bytes, host;
+} mlfab__membership_member;
+#define MLFAB__MEMBERSHIP_MEMBERS_MAX 1024u
+
+typedef struct
+    mlfab__membership_list { /* server 0 -> worker: the members of a new epoch; u32 count, then
+                                     mlfab__membership_member follow */
+  uint32_t epoch;
+  uint32_t members;
+} mlfab__membership_list;
+
+typedef struct mlfab__membership_ready { /* worker -> server 0: it knows the members */
+  uint32_t epoch;
+  uint32_t arena; /* 1: it has mapped everybody's memory */
+} mlfab__membership_ready;
+
+typedef struct mlfab__membership_go { /* server 0 -> worker: everybody knows the members */
+  uint32_t epoch;
+  uint32_t arena;      /* 1: all have */
+  uint64_t latency_ns; /* of a message between two members, for choosing algorithms */
+  double rate;         /* bytes a second of the slowest link */
+  uint64_t round;      /* the first partial round of this epoch */
+  uint64_t objects;    /* the most that a member had opened: they go on from there */
+} mlfab__membership_go;
+
+typedef struct
+    mlfab__membership_over { /* MEMBERSHIP_FAIL up, MEMBERSHIP_OVER down: the epoch is over, and why */
+  uint32_t epoch;
+  int32_t code, rank;
+  char text[MLFAB__TEXT_MAX];
+} mlfab__membership_over;
+
+typedef struct
+    mlfab__membership_call { /* STUCK up: this call is open for long; ASK down: have you called it? */
+  uint32_t epoch, channel;
+  uint64_t number;
+} mlfab__membership_call;
+
+typedef struct mlfab__membership_tell { /* worker -> server 0 */
+  uint32_t epoch, channel;
+  uint64_t number;
+  uint32_t called;
+  uint64_t signature;         /* of the call, if called */
+  char text[MLFAB__TEXT_MAX]; /* the call in words */
+} mlfab__membership_tell;
+
+typedef struct
+    mlfab__membership_missing { /* server 0 -> worker: who has not called, MLFAB_NO_RANK: nobody */
+  uint32_t epoch, channel;
+  uint64_t number;
+  int32_t rank;
+} mlfab__membership_missing;
+
+typedef struct mlfab__membership_leave { /* LEAVE up, LEFT down: a worker takes no further part */
+  uint32_t epoch;
+  int32_t rank;
+  uint64_t calls; /* plain collectives of the epoch that it has called */
+} mlfab__membership_leave;
+
+/* A worker finishes (membership.h). FINISH up: it has called so many collectives, or (rank MLFAB_NO_RANK) has
+ * ended all below the limit. FREEZE down: this rank has finished with so many. FROZEN up, to this FREEZE: so many have
+ * begun here. SETTLE down: the epoch ends with so many, and this rank describes what others owe. */
+typedef struct mlfab__membership_finish {
+  uint32_t epoch;
+  int32_t rank;
+  uint64_t calls;
+} mlfab__membership_finish;
+
+/* A call that a worker which has finished still takes part in; to server 0 and on to the worker. u32 count and
+ * the elements of each rank's block follow, where it has blocks. */
+typedef struct mlfab__membership_owed {
+  uint32_t epoch;
+  uint32_t kind, algorithm, dtype, op, width, user, opens;
+  int32_t root;
+  uint64_t number, signature, elements;
+  uint32_t counts;
+} mlfab__membership_owed;
+
+/* flags. READY: no bytes; the sender of this has called it and takes its bytes. EAGER: of a small call, sent
+ * without waiting for READY. */
+enum { MLFAB__COLL_READY = 1, MLFAB__COLL_EAGER = 2 };
+typedef struct mlfab__coll { /* COLL, worker -> worker, bulk: the next bytes of a message */
+  uint32_t epoch, channel;
+  uint64_t number;
+  uint32_t tag, flags;
+  uint64_t seq;           /* of the frame, from 1, for each sender, receiver and epoch */
+  uint64_t signature;     /* of the call */
+  uint64_t offset, total; /* of the message */
+} mlfab__coll;
+
+typedef struct mlfab__coll_ack { /* back on the link of COLL */
+  uint32_t epoch;
+  uint64_t received; /* every frame up to this came */
+  uint64_t consumed; /* bytes of eager messages that wait no longer */
+} mlfab__coll_ack;
+
+/* As declared in wire.h, for each type. */
+/* clang-format off */
+#define MLFAB__COLL_PAIRS(X) \
+  X(membership_ask) X(membership_ready) X(membership_go) X(membership_over) X(membership_call) \
+  X(membership_tell) X(membership_missing) X(membership_leave) X(membership_finish) X(coll) \
+  X(coll_ack)
+#define MLFAB__COLL_LISTS(X) \
+  X(membership_list, mlfab__membership_member) \
+  X(membership_owed, uint64_t)
+/* clang-format on */
+MLFAB__COLL_PAIRS(MLFAB__WIRE_DECLARE)
+MLFAB__COLL_LISTS(MLFAB__WIRE_DECLARE_LIST)
+
+#endif

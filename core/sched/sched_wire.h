@@ -1,0 +1,133 @@
+/* sched_wire.h - frames of scheduling: of the scheduler with servers, of aggregators and distributors. See wire.h. Layer 4. */
+#ifndef MLFAB__SCHED_WIRE_H
+#define MLFAB__SCHED_WIRE_H
+
+#include "../wire/wire.h"
+
+typedef struct mlfab__capacity { /* worker -> server 0 -> scheduler; server -> scheduler */
+  uint64_t host;
+  double in, out; /* of its network interface, bytes a second; negative: not known */
+} mlfab__capacity;
+
+typedef struct mlfab__station { /* server -> scheduler: a worker came, or is gone */
+  uint32_t worker, incarnation, alive, accumulators;
+  uint64_t host;
+} mlfab__station;
+
+enum mlfab__transfer_kind { MLFAB__TRANSFER_PUSH = 0, MLFAB__TRANSFER_PULL = 1 };
+
+typedef struct mlfab__announce { /* server -> scheduler: something large wants to travel */
+  uint64_t id;                   /* number of the update, or of the pull request */
+  uint64_t bytes;                /* of its part at this server */
+  uint64_t shape;                /* only transfers of one shape are grouped: hash of the segments */
+  uint64_t placed;               /* members that were ever placed in the server's queue ... */
+  uint64_t lag;                  /* ... at whose end the update would have this delay now */
+  double norm;
+  uint32_t kind, worker, incarnation, members;
+  uint32_t parts; /* servers that will announce it */
+} mlfab__announce;
+
+enum mlfab__fate { MLFAB__FATE_GO = 0, MLFAB__FATE_LOOKAHEAD = 1, MLFAB__FATE_EXPIRED = 2 };
+
+typedef struct mlfab__plan_entry {
+  uint64_t id;
+  uint64_t delay; /* that it will have, or would have had */
+  double rate;    /* in-link of the aggregator's host, bytes a second; 0 or less: not known */
+  uint32_t kind, worker;
+  uint32_t aggregator; /* worker whose node is the hop, or MLFAB__NO_NODE */
+  uint32_t group;      /* entries in a row with the same number, not 0, are one group */
+  uint32_t fate;
+} mlfab__plan_entry;
+
+typedef struct mlfab__plan { /* scheduler -> server: u32 count and entries follow, in order */
+  uint64_t serial;
+  double rate_in,
+      rate_out; /* of the server's host as the scheduler knows it; negative: not known */
+  uint32_t entries;
+} mlfab__plan;
+#define MLFAB__PLAN_ENTRIES_MAX 1400u
+
+typedef struct mlfab__report {   /* server -> scheduler: how its queues stand */
+  uint64_t id;                   /* push or pull that is over, when `worker` is one */
+  uint64_t placed;               /* members that were ever placed */
+  uint64_t backlog, out_backlog; /* bytes placed that are still to come in; still to go out */
+  uint64_t version;
+  uint32_t kind, worker; /* worker: MLFAB__NO_NODE when nothing is over */
+  int32_t code;
+} mlfab__report;
+
+typedef struct mlfab__group_member {
+  uint64_t seq;
+  double weight;
+  uint32_t worker, incarnation;
+} mlfab__group_member;
+
+typedef struct mlfab__group { /* server -> aggregator: u32 count, members in order; segments */
+  uint64_t group, bytes;
+  double rate_in; /* of the aggregator's host; 0 or less: not known */
+  uint32_t whole; /* 1: forward when complete, 0: cut through */
+  uint32_t
+      packed; /* 1: members, and the sum, come as packets; `bytes` is what they would be without */
+  uint32_t members, segments;
+} mlfab__group;
+#define MLFAB__GROUP_MEMBERS_MAX 512u
+
+typedef struct mlfab__group_end { /* server -> aggregator: applied, or given up */
+  uint64_t group;
+} mlfab__group_end;
+
+typedef struct mlfab__release { /* server -> aggregator: forward up to `upto` of the sum */
+  uint64_t group, upto;
+} mlfab__release;
+
+typedef struct mlfab__group_fail { /* aggregator -> server: this member spoils it */
+  uint64_t group, seq;
+  uint32_t worker; /* MLFAB__NO_NODE: the aggregator cannot do it */
+  int32_t code;
+} mlfab__group_fail;
+
+typedef struct mlfab__forward { /* aggregator -> server: the next bytes of the sum */
+  uint64_t group, offset;
+  uint64_t total; /* of the sum's bytes, or of its packets: 0 until the sum is complete */
+} mlfab__forward;
+
+typedef struct mlfab__spread_member {
+  uint64_t request;
+  uint32_t worker, incarnation, attempt;
+} mlfab__spread_member;
+
+typedef struct mlfab__spread { /* server -> distributor: u32 count and members in order */
+  uint64_t request, bytes;
+  uint32_t frames; /* MODEL frames that will come, unless a slice is begun again */
+  uint32_t whole;  /* 1: hand on when complete, 0: cut through */
+  uint32_t members;
+} mlfab__spread;
+
+/* Distributor -> server: this member has to be served directly. Server -> distributor: it is. */
+typedef struct mlfab__spread_fail {
+  uint64_t request, member_request;
+  uint32_t worker; /* MLFAB__NO_NODE: all that are left */
+  int32_t code;
+} mlfab__spread_fail;
+
+/* As declared in wire.h, for each type. */
+/* clang-format off */
+#define MLFAB__SCHED_PAIRS(X) \
+  X(capacity) X(station) X(announce) X(report) X(group_end) X(release) X(group_fail) X(forward) \
+  X(spread_fail)
+#define MLFAB__SCHED_LISTS(X) \
+  X(plan, mlfab__plan_entry) \
+  X(spread, mlfab__spread_member)
+/* clang-format on */
+MLFAB__SCHED_PAIRS(MLFAB__WIRE_DECLARE)
+MLFAB__SCHED_LISTS(MLFAB__WIRE_DECLARE_LIST)
+
+/* members has room for MLFAB__GROUP_MEMBERS_MAX when decoding. At least one member, weights finite,
+ * segments as in a push. */
+MLFAB__INTERNAL uint32_t mlfab__encode_group(uint8_t *meta, const mlfab__group *m,
+                                             const mlfab__group_member *members,
+                                             const mlfab__segment *segments);
+MLFAB__INTERNAL int mlfab__decode_group(const uint8_t *meta, uint32_t bytes, mlfab__group *m,
+                                        mlfab__group_member *members, mlfab__segment *segments);
+
+#endif

@@ -1,0 +1,231 @@
+/* codec.h - the fields of frames, written and read by one list for both. Layer 1.
+ *
+ * For the files that say what the metas of their group's frames are: wire.c, and <group>_wire.c. A meta
+ * is one list of fields, from which its encoder and its decoder are both made, so that the two cannot
+ * disagree. Such a file defines N (a number of its member's size) and what else it needs (A: an array of
+ * four numbers; T: a text; F: the fields of a struct) before the list, and undefines them after it.
+ *
+ * Invariants: decoding is total (any bytes give a struct or an error, nothing outside them is read) and exact (a
+ * meta that decodes encodes to the same bytes again). Fields are copied one by one, at any alignment,
+ * little-endian on every machine. */
+#ifndef MLFAB__CODEC_H
+#define MLFAB__CODEC_H
+
+#include "wire.h"
+
+/* ---- little-endian fields, any alignment ---- */
+
+/* Copies a number of 2, 4 or 8 bytes between memory and wire, in either direction. */
+static inline void wire_number(void *to, const void *from, size_t bytes) {
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+  for (size_t i = 0; i < bytes; i++) {
+    ((uint8_t *)to)[i] = ((const uint8_t *)from)[bytes - 1 - i];
+  }
+#else
+  memcpy(to, from, bytes);
+#endif
+}
+
+static inline void wire_put32(uint8_t *at, uint32_t x) { wire_number(at, &x, sizeof x); }
+static inline void wire_put64(uint8_t *at, uint64_t x) { wire_number(at, &x, sizeof x); }
+
+static inline uint16_t wire_get16(const uint8_t *at) {
+  uint16_t x;
+  wire_number(&x, at, sizeof x);
+  return x;
+}
+
+static inline uint32_t wire_get32(const uint8_t *at) {
+  uint32_t x;
+  wire_number(&x, at, sizeof x);
+  return x;
+}
+
+static inline uint64_t wire_get64(const uint8_t *at) {
+  uint64_t x;
+  wire_number(&x, at, sizeof x);
+  return x;
+}
+
+/* ---- fields ---- */
+
+/* The fields of a type are one list, from which encoder and decoder are both made: every function below
+ * writes when `decode` is 0 and reads when it is 1, and is inlined, so that nothing of the choice is
+ * left. Once bad, a codec stays bad: one look at the end is enough. What could not be read is zero. */
+typedef struct wire_codec {
+  uint8_t *begin, *at;
+  const uint8_t *end; /* when decoding */
+  int bad;
+} wire_codec;
+
+#if defined(__GNUC__) || defined(__clang__)
+#define WIRE_INLINE __attribute__((always_inline)) static inline
+#else
+#define WIRE_INLINE static inline
+#endif
+
+WIRE_INLINE void wire_codec_number(wire_codec *c, int decode, void *member, size_t bytes) {
+  if (!decode) {
+    wire_number(c->at, member, bytes);
+  } else if (MLFAB__UNLIKELY((size_t)(c->end - c->at) < bytes)) {
+    c->bad = 1;
+    memset(member, 0, bytes);
+    return;
+  } else {
+    wire_number(member, c->at, bytes);
+  }
+  c->at += bytes;
+}
+
+/* An array without a terminating zero is cut, so that its decoder accepts what is written. */
+static inline uint16_t wire_text_bytes(const char *text, size_t room) {
+  const char *end = memchr(text, 0, room - 1);
+  return (uint16_t)(end != NULL ? (size_t)(end - text) : room - 1);
+}
+
+/* When reading, the rest of the array is zeroed, so that equal texts are equal structs. */
+static inline void wire_codec_text(wire_codec *c, int decode, char *text, size_t room) {
+  uint16_t bytes = decode ? 0 : wire_text_bytes(text, room);
+  wire_codec_number(c, decode, &bytes, sizeof bytes);
+  if (!decode) {
+    memcpy(c->at, text, bytes);
+  } else if (c->bad || bytes >= room || (size_t)(c->end - c->at) < bytes ||
+             memchr(c->at, 0, bytes) != NULL) {
+    c->bad = 1;
+    memset(text, 0, room);
+    return;
+  } else {
+    memcpy(text, c->at, bytes);
+    memset(text + bytes, 0, room - bytes);
+  }
+  c->at += bytes;
+}
+
+/* The count of a list, at most `most`, of which each entry takes so many bytes. What neither this limit
+ * nor a meta, nor the bytes that are left, can hold is bad before it is multiplied or trusted. */
+static inline uint32_t wire_codec_count(wire_codec *c, int decode, uint32_t count, uint32_t most,
+                                        size_t each) {
+  size_t used = (size_t)(c->at - c->begin);
+  if (decode || used + sizeof count <= MLFAB_META_MAX) {
+    wire_codec_number(c, decode, &count, sizeof count);
+    size_t room = decode ? (size_t)(c->end - c->at) : MLFAB_META_MAX - used - sizeof count;
+    if (!c->bad && count <= most && count <= room / each) return count;
+  }
+  c->bad = 1;
+  return 0;
+}
+
+/* Entries of lists that are plain numbers: as they are, and servers as u16. */
+WIRE_INLINE void wire_u64(wire_codec *c, int decode, uint64_t *x) {
+  wire_codec_number(c, decode, x, sizeof *x);
+}
+
+WIRE_INLINE void wire_u32(wire_codec *c, int decode, uint32_t *x) {
+  wire_codec_number(c, decode, x, sizeof *x);
+}
+
+WIRE_INLINE void wire_server(wire_codec *c, int decode, uint32_t *x) {
+  uint16_t number = decode ? 0 : (uint16_t)*x;
+  wire_codec_number(c, decode, &number, sizeof number);
+  if (decode) *x = number;
+}
+
+static inline wire_codec wire_encode(uint8_t *meta) {
+  wire_codec c = {meta, meta, NULL, 0};
+  return c;
+}
+
+/* Decoding does not write to the meta. */
+static inline wire_codec wire_decode(const uint8_t *meta, uint32_t bytes) {
+  wire_codec c = {(uint8_t *)meta, (uint8_t *)meta, meta + bytes, 0};
+  return c;
+}
+
+static inline uint32_t wire_encoded(const wire_codec *c) {
+  return c->bad ? 0 : (uint32_t)(c->at - c->begin);
+}
+
+static inline int wire_decoded(const wire_codec *c) {
+  return c->bad || c->at != c->end ? MLFAB_ERR_FRAME : 0;
+}
+
+#define WIRE_FIELDS(name, type, ...) \
+  WIRE_INLINE void wire_##name(wire_codec *c, int decode, type *m) { __VA_ARGS__ }
+
+/* A type that has no lists. */
+#define WIRE_META(name, ...)                                                             \
+  WIRE_FIELDS(name, mlfab__##name, __VA_ARGS__)                                          \
+  MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m) { \
+    wire_codec c = wire_encode(meta);                                                    \
+    wire_##name(&c, 0, (mlfab__##name *)m);                                              \
+    return (uint32_t)(c.at - meta);                                                      \
+  }                                                                                      \
+  MLFAB__INTERNAL int mlfab__decode_##name(const uint8_t *meta, uint32_t bytes,          \
+                                           mlfab__##name *m) {                           \
+    wire_codec c = wire_decode(meta, bytes);                                             \
+    wire_##name(&c, 1, m);                                                               \
+    return wire_decoded(&c);                                                             \
+  }
+
+/* A type with one list at the end: the member that has its count, its entries' fields, their type, bytes
+ * on the wire and largest number. */
+#define WIRE_LIST(name, count, item, type, bytes_each, most, ...)                                 \
+  WIRE_FIELDS(name, mlfab__##name, __VA_ARGS__)                                                   \
+  MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m,            \
+                                                const type *list) {                               \
+    wire_codec c = wire_encode(meta);                                                             \
+    wire_##name(&c, 0, (mlfab__##name *)m);                                                       \
+    uint32_t n = wire_codec_count(&c, 0, m->count, most, bytes_each);                             \
+    for (uint32_t i = 0; i < n; i++) wire_##item(&c, 0, (type *)&list[i]);                        \
+    return wire_encoded(&c);                                                                      \
+  }                                                                                               \
+  MLFAB__INTERNAL int mlfab__decode_##name(const uint8_t *meta, uint32_t bytes, mlfab__##name *m, \
+                                           type *list) {                                          \
+    type skipped;                                                                                 \
+    wire_codec c = wire_decode(meta, bytes);                                                      \
+    wire_##name(&c, 1, m);                                                                        \
+    m->count = wire_codec_count(&c, 1, 0, most, bytes_each);                                      \
+    for (uint32_t i = 0; i < m->count; i++) wire_##item(&c, 1, list ? &list[i] : &skipped);       \
+    return wire_decoded(&c);                                                                      \
+  }
+
+/* A consistency model, which is in frames of two groups; `size` does not travel. */
+/* clang-format off */
+#define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
+WIRE_FIELDS(sync, mlfab_sync,
+  N(kind) N(staleness) N(staleness_max) N(need) N(soft) N(only_fastest) N(keep_late) N(chance)
+  N(alpha))
+#undef N
+/* clang-format on */
+
+/* ---- stretches of the model ---- */
+
+/* Returns the sum of the segments' bytes. Being ascending, apart and inside 64 bits, they cannot
+ * sum up to more than 2^64 - 1. */
+static inline uint64_t wire_read_segments(wire_codec *c, uint32_t *count_p,
+                                          mlfab__segment *segments) {
+  uint64_t sum = 0, end = 0;
+  uint32_t count = wire_codec_count(c, 1, 0, MLFAB__SEGMENTS_MAX, 16);
+  for (uint32_t i = 0; i < count; i++) {
+    mlfab__segment s;
+    wire_u64(c, 1, &s.offset);
+    wire_u64(c, 1, &s.bytes);
+    if (s.bytes == 0 || s.bytes > UINT64_MAX - s.offset || (i > 0 && s.offset <= end)) c->bad = 1;
+    end = s.offset + s.bytes;
+    sum += s.bytes;
+    segments[i] = s;
+  }
+  *count_p = count;
+  return sum;
+}
+
+static inline void wire_write_segments(wire_codec *c, uint32_t count,
+                                       const mlfab__segment *segments) {
+  count = wire_codec_count(c, 0, count, MLFAB__SEGMENTS_MAX, 16);
+  for (uint32_t i = 0; i < count; i++) {
+    wire_u64(c, 0, (uint64_t *)&segments[i].offset);
+    wire_u64(c, 0, (uint64_t *)&segments[i].bytes);
+  }
+}
+
+#endif
