@@ -28600,37 +28600,33 @@ MLFAB__INTERNAL int mlfab__decode_group(const uint8_t *meta, uint32_t bytes, mlf
  * core/sched/network.h
  * ============================================================================================== */
 #if MLFAB_WITH_SCHED
-/* network.h - what a network can carry over time, and what has been promised of it. Layer 1.
+/* network.h - the capacity of a network over time, and the reservations made of it. Layer 1.
  *
- * Every node has an egress and an ingress, and the core may have shared links; each is a step
- * function of time, which here means what is left of it (the residual). A transfer from u to v uses
- * egress(u), ingress(v) and the links listed for (u, v), at every instant the least of their
- * residuals; it ends when the integral of that has reached its size, and reserving it takes just
- * that away from each of them. From a node to itself a transfer is free. Sizes and rates share a
- * unit, time starts at 0.
+ * Every node has an egress and an ingress, and the core may have shared links. Each is a step function of
+ * time: the capacity that is not yet reserved (the residual). A transfer from u to v uses egress(u),
+ * ingress(v) and the links listed for (u, v), at every instant at the smallest of their residuals. It ends
+ * when the integral of that rate has reached its size; reserving it subtracts that rate from each of them.
+ * A transfer from a node to itself is free. Sizes and rates share a unit; time starts at 0.
  *
- * It does not plan anything: order.h and group.h do. What the two have in common stands here too:
- * the comparison of times, the candidate, a bundle (an update in pieces, one a server), and what
- * cuts through.
+ * It does not plan: order.h and group.h do. What both need is here too: the comparison of times, the
+ * candidate, the bundle (an update in components, one for each server), and cut-through.
  *
- * Invariants: the steps of a profile ascend strictly, begin at 0 and differ from their neighbours
- * in rate; no residual is negative; undoing a reservation gives back the same bits.
+ * Invariants: the steps of a profile ascend strictly, begin at 0, and differ from their neighbours in rate;
+ * no residual is negative; undoing a reservation restores the same bits.
  *
- * Doubles. Two times are told apart only beyond a relative 1e-9 (mlfab__network_less), and a transfer
- * ends inside a step already when all but 1e-9 of it fits, so that rounding cannot make it wait for
- * the end of an outage. Products pass through mlfab__network_exact before they are added to anything,
- * and what is infinite is told by its bits: a result does not depend on contraction or -ffast-math.
- * With rates that are whole numbers all residuals are exact; with others they are not, which costs
- * steps, not safety.
+ * Doubles. Two times differ only if they differ by more than a relative 1e-9 (mlfab__network_less). A
+ * transfer ends within a step as soon as all but 1e-9 of it fits, so that rounding cannot make it wait for
+ * the end of an outage. Products pass through mlfab__network_exact before they are added, and infinity is
+ * recognised by its bits: a result does not depend on contraction or -ffast-math. With integer rates all
+ * residuals are exact. With others they are not, which costs additional steps but no correctness.
  *
- * Source: MLfabric §4 (network state), fig. 4b and 4c, §10.1 (paths), §10.2 (several servers).
- * Departs: aggregators store and forward, unless they are said to cut through; a bundle's
- * components are reserved one after the other, since at the same time they would count the worker's
- * egress several times. */
+ * Source: MLfabric §4 (network state), fig. 4b and 4c, §10.1 (paths), §10.2 (several servers). Departs:
+ * aggregators store and forward unless `cut` is set; the components of a bundle are reserved one after
+ * another, because concurrent components would count the worker's egress several times. */
 
 /* ---- time ---- */
 
-/* The time of what does not happen: positive infinity, made of bits. */
+/* The time of an event that never happens: positive infinity, made from its bits. */
 static inline double mlfab__network_never(void) {
   const uint64_t bits = 0x7ff0000000000000u;
   double never;
@@ -28638,7 +28634,7 @@ static inline double mlfab__network_never(void) {
   return never;
 }
 
-/* x, out of sight of the optimizer: nothing is contracted with it or reordered around it. */
+/* x, hidden from the optimizer, which then cannot contract or reorder operations around it. */
 static inline double mlfab__network_exact(double x) {
 #if defined(__GNUC__) && defined(__x86_64__)
   __asm__("" : "+x"(x));
@@ -28652,12 +28648,12 @@ static inline double mlfab__network_exact(double x) {
 #endif
 }
 
-/* 1 when a is smaller than b by more than rounding explains: by 1e-9 of the larger, of 1 at least.
- * Everything is smaller than never, but never. */
+/* 1 when a is smaller than b by more than rounding explains: 1e-9 of the larger magnitude, or of 1 if that
+ * is larger. Every finite time is smaller than never. */
 static inline int mlfab__network_less(double a, double b) {
   if (!(a < b)) return 0;
   if (!mlfab__finite(b)) return 1;
-  double scale = b > -a ? b : -a; /* the larger absolute value, as a < b */
+  double scale = b > -a ? b : -a; /* the larger magnitude, as a < b */
   return a < mlfab__network_exact(b - mlfab__network_exact(1e-9 * (scale > 1 ? scale : 1)));
 }
 
@@ -28665,7 +28661,7 @@ static inline int mlfab__network_less(double a, double b) {
 
 enum mlfab__capacity_kind { MLFAB__EGRESS, MLFAB__INGRESS, MLFAB__SHARED };
 
-/* From `at` to the next step (or for ever): this rate. */
+/* The rate from `at` to the next step, or for ever. */
 typedef struct mlfab__step {
   double at, rate;
 } mlfab__step;
@@ -28675,12 +28671,12 @@ typedef struct mlfab__profile {
   uint32_t n, room;
 } mlfab__profile;
 
-/* A stretch of a transfer: this rate, all the way along its path. */
+/* A part of a transfer with a constant rate along its whole path. */
 typedef struct mlfab__stretch {
   double from, to, rate;
 } mlfab__stretch;
 
-/* What a transfer is for. `index`: of the update or request, or the aggregator's q (from 1). */
+/* What a transfer is for. `index`: that of the update or request, or the aggregator's q (from 1). */
 enum mlfab__purpose {
   MLFAB__TO_SERVER = 1, /* an update goes directly */
   MLFAB__TO_AGGREGATOR, /* a member of a group */
@@ -28692,138 +28688,138 @@ enum mlfab__purpose {
 typedef struct mlfab__transfer {
   uint32_t purpose, index, component, from, to;
   double bytes, available, end;
-  const mlfab__stretch *pieces; /* adjacent ones of one rate are one; gaps are pauses */
+  const mlfab__stretch *pieces; /* neighbours of equal rate are merged; gaps are pauses */
   uint32_t n;
 } mlfab__transfer;
 
 /* What a reservation changed in one profile. */
 typedef struct mlfab__change {
   uint32_t profile, first; /* the steps from `first` on */
-  uint32_t before, after;  /* so many became so many */
+  uint32_t before, after;  /* this many steps became this many */
 } mlfab__change;
 
 typedef struct mlfab__network {
   mlfab__env *env;
   uint32_t nodes, links;
   mlfab__profile *profiles; /* egress of each node, ingress of each node, links */
-  mlfab__step *slab;        /* the first few steps of each */
+  mlfab__step *slab;        /* initial memory for each profile's steps */
   mlfab__map paths;         /* from * nodes + to + 1 -> where in path_links its list begins */
   uint32_t *path_links;     /* a length, then that many links */
   uint32_t path_count, path_room, path_longest;
-  mlfab__change *changes; /* the undo log, and the steps that were replaced */
+  mlfab__change *changes; /* the undo log, and the steps that reservations replaced */
   mlfab__step *replaced;
   uint32_t nchanges, changes_room, nreplaced, replaced_room;
-  mlfab__step *built; /* scratch of a reservation */
+  mlfab__step *built; /* scratch memory of a reservation */
   mlfab__stretch *pieces;
   struct mlfab__cursor *cursors;
   uint32_t built_room, pieces_room, cursors_room;
   uint32_t npieces; /* of the newest reservation, in `pieces`; 0: it takes no time */
-  /* 1: every transfer is charged what the one in the opposite direction costs. */
+  /* 1: every transfer is charged to the path in the opposite direction */
   int mirror;
-  /* Told of every reservation while `searching` is 0 (planners try many). NULL: nobody. */
+  /* Called for every reservation while `searching` is 0 (planners try many). NULL: not called. */
   void (*watch)(void *user, const mlfab__transfer *transfer);
   void *user;
   int searching;
   uint32_t purpose, index; /* for the next reservations */
 } mlfab__network;
 
-/* Capacities are 0, there are no paths. Errors: ARGUMENT (no nodes), LIMIT (above 2^24), MEMORY. */
+/* Initialises with all capacities 0 and no paths. Errors: ARGUMENT (no nodes), LIMIT (above 2^24), MEMORY. */
 MLFAB__INTERNAL int mlfab__network_init(mlfab__network *net, mlfab__env *env, uint32_t nodes,
                                         uint32_t links);
 MLFAB__INTERNAL void mlfab__network_free(mlfab__network *net);
-/* Sets the residual: rate[k] from at[k] on, at[0] = 0. A rate of 0 is a cut. What is reserved there
- * is forgotten. Errors: ARGUMENT (negative, NaN, infinite, not ascending, no such thing), STATE
- * (there are reservations to undo), MEMORY. */
+/* Sets a residual: rate[k] from at[k] on, at[0] = 0. A rate of 0 is an outage. Reservations on it are
+ * forgotten. Errors: ARGUMENT (negative, NaN, infinite, not ascending, no such index), STATE (there are
+ * reservations to undo), MEMORY. */
 MLFAB__INTERNAL int mlfab__network_capacity(mlfab__network *net, enum mlfab__capacity_kind kind,
                                             uint32_t index, uint32_t n, const double *at,
                                             const double *rate);
-/* The same for one constant rate; never allocates. */
+/* The same for one constant rate. Never allocates. */
 MLFAB__INTERNAL int mlfab__network_constant(mlfab__network *net, enum mlfab__capacity_kind kind,
                                             uint32_t index, double rate);
-/* The links that transfers from u to v cross besides the two nodes, once and for all. Errors:
+/* Sets the links that transfers from u to v cross besides the two nodes; once for each pair. Errors:
  * ARGUMENT (no such node or link, u = v, a link twice, a path twice), MEMORY. */
 MLFAB__INTERNAL int mlfab__network_path(mlfab__network *net, uint32_t from, uint32_t to, uint32_t n,
                                         const uint32_t *links);
-/* All capacities 0 and nothing reserved; paths stay. O(nodes + links), never allocates. */
+/* Sets all capacities to 0 and forgets all reservations; paths stay. O(nodes + links), never allocates. */
 MLFAB__INTERNAL void mlfab__network_reset(mlfab__network *net);
-/* Makes `copy` (initialised, or all zero) carry the same residuals and paths; there is nothing to
- * undo in it, and nobody watches. Errors: MEMORY, and it is empty. */
+/* Makes `copy` (initialised, or all zero) a copy of the residuals and paths, with an empty undo log and no
+ * watcher. Errors: MEMORY; `copy` is then empty. */
 MLFAB__INTERNAL int mlfab__network_copy(mlfab__network *copy, const mlfab__network *net,
                                         mlfab__env *env);
-/* What is left: the steps, and their number. */
+/* The residual: its steps, and their number. */
 MLFAB__INTERNAL const mlfab__profile *mlfab__network_residual(const mlfab__network *net,
                                                               enum mlfab__capacity_kind kind,
                                                               uint32_t index);
 
-/* When a transfer that is ready at `available` ends: `available` when it is free, never when it
- * does not end. Reserves nothing. */
+/* When a transfer that is ready at `available` ends: `available` if it is free, never if it does not end.
+ * Reserves nothing. */
 MLFAB__INTERNAL double mlfab__network_end(const mlfab__network *net, uint32_t from, uint32_t to,
                                           double bytes, double available);
-/* When ingress(to), or what stands for it in a mirrored network, alone and used from `available` on
- * would have carried so much: no transfer to that node that is ready no earlier ends before, and
- * more bytes take longer. LATE and ENDS as for bundles below. */
+/* When ingress(to) alone (egress(to) in a mirrored network), used from `available` on, would have carried
+ * these bytes. It is a lower bound for all transfers to that node that are ready no earlier, and grows with
+ * the bytes. LATE and ENDS as for bundles below. */
 MLFAB__INTERNAL int mlfab__network_carries(const mlfab__network *net, uint32_t to, double bytes,
                                            double available, double limit, double *end_p);
-/* What ingress(to), or what stands for it in a mirrored network, can still carry by then. */
+/* The bytes that ingress(to) (egress(to) in a mirrored network) can still carry until then. */
 MLFAB__INTERNAL double mlfab__network_room(const mlfab__network *net, uint32_t to, double until);
-/* Reserves it; one that never ends reserves nothing. Errors: MEMORY, and nothing has changed. */
+/* Reserves a transfer; one that never ends reserves nothing. Errors: MEMORY, with nothing changed. */
 MLFAB__INTERNAL int mlfab__network_reserve(mlfab__network *net, uint32_t from, uint32_t to,
                                            double bytes, double available, double *end_p);
-/* A reservation's mark, to go back to: everything reserved since is undone, bit for bit. */
+/* A mark of the current reservations; undo removes all that were made since, bit for bit. */
 MLFAB__INTERNAL uint32_t mlfab__network_mark(const mlfab__network *net);
 MLFAB__INTERNAL void mlfab__network_undo(mlfab__network *net, uint32_t mark);
-/* Nothing that is reserved now can be undone any more; marks are void. */
+/* Makes all reservations permanent; marks become invalid. */
 MLFAB__INTERNAL void mlfab__network_keep(mlfab__network *net);
 
-/* ---- bundles: a component a server, from one node; the end is the last one's ---- */
+/* ---- bundles: one component for each server, from one node; a bundle ends with its last component ---- */
 
 typedef struct mlfab__bundle {
-  const uint32_t *from; /* a node each; from_step 0: all from from[0] */
-  const uint32_t *to;   /* a node each; to_step 0: all to to[0] */
+  const uint32_t *from; /* one node a component; from_step 0: all from from[0] */
+  const uint32_t *to;   /* one node a component; to_step 0: all to to[0] */
   uint32_t from_step, to_step;
-  const double *bytes; /* one each */
+  const double *bytes; /* one a component */
   uint32_t n;
-  uint32_t component; /* the number of the first, when it is a part of a bundle */
+  uint32_t component; /* number of the first component, if this is a part of a bundle */
   double available;
 } mlfab__bundle;
 
-/* What a search knows about a transfer that it need not follow to its end. */
+/* The result of following a transfer no further than a limit. */
 enum mlfab__walked { MLFAB__LATE = 0, MLFAB__ENDS = 1 };
 
-/* When the bundle ends if that is not certainly after `limit`: ENDS, or LATE with a time that is
- * later than limit by mlfab__network_less, before which it does not end. Errors: MEMORY. */
+/* When the bundle ends: ENDS, or LATE as soon as it is certainly after `limit`; *end_p is then a lower
+ * bound of the end, later than the limit by mlfab__network_less. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__bundle_end(mlfab__network *net, const mlfab__bundle *bundle,
                                       double limit, double *end_p);
-/* Reserves the bundle if it ends by `limit` (never: whenever it ends): ENDS; else nothing is
- * reserved: LATE and *end_p as above. Errors: MEMORY, and nothing has changed. */
+/* Reserves the bundle if it ends by `limit` (never: in any case): ENDS. Otherwise reserves nothing: LATE,
+ * with *end_p as above. Errors: MEMORY, with nothing changed. */
 MLFAB__INTERNAL int mlfab__bundle_reserve(mlfab__network *net, const mlfab__bundle *bundle,
                                           double limit, double *end_p);
 
-/* ---- cutting through: a transfer that passes on what another one brings ---- */
+/* ---- cut-through: a transfer that forwards the bytes of another one while they arrive ---- */
 
-/* How a transfer goes: in stretches, or all of it at once. */
+/* The timing of a transfer: in stretches, or all bytes at one instant. */
 typedef struct mlfab__course {
-  const mlfab__stretch *pieces; /* not those of `net`, which is written to */
+  const mlfab__stretch *pieces; /* must not be those of `net`, which are overwritten */
   uint32_t n, component;
-  double have;      /* so much was there before */
-  double bytes, at; /* what comes; at: when it is all there */
+  double have;      /* bytes that were there before */
+  double bytes, at; /* bytes that arrive, and when the last of them has arrived */
 } mlfab__course;
 
-/* When a transfer from u to v may begin, at `available` or later, so that it never lacks what `in`
- * brings: it then ends just when one ends that begins at once and waits whenever there is nothing
- * to pass on. Never, when it does not end. Errors: MEMORY. */
+/* The earliest start of a transfer from u to v, not before `available`, at which it never has to wait for
+ * bytes of `in`. It ends when a transfer would end that starts at once and pauses for missing bytes. Never,
+ * if it does not end. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__network_cut_through(mlfab__network *net, uint32_t from, uint32_t to,
                                                double available, const mlfab__course *in,
                                                double *begin_p);
 
-/* ---- what planners take ---- */
+/* ---- input of the planners ---- */
 
 typedef struct mlfab__candidate {
   uint64_t id;
   uint32_t node;
   double available;    /* when its transfer may start; never: it cannot */
-  int64_t version;     /* of the model that it was computed from */
-  double norm;         /* not used for planning transfers to servers */
+  int64_t version;     /* of the model from which it was computed */
+  double norm;         /* unused for transfers to servers */
   const double *bytes; /* one a server */
 } mlfab__candidate;
 
@@ -28833,14 +28829,14 @@ typedef struct mlfab__candidate {
  * core/sched/network.c
  * ============================================================================================== */
 #if MLFAB_WITH_SCHED
-/* network.c - residual capacities, how long transfers take, and reservations: see network.h. */
+/* network.c - residual capacities, durations of transfers, and reservations: see network.h. */
 
 enum {
-  NETWORK_FIRST = 4, /* steps of a profile without memory of its own */
+  NETWORK_FIRST = 4, /* steps of a profile in the slab */
   NETWORK_MOST = 1 << 24
 };
 
-/* The end of a last step: no time that is reckoned with is later. */
+/* The end of a last step; later than any finite time in use. */
 #define NETWORK_FOREVER 1.7976931348623157e308
 
 struct mlfab__cursor {
@@ -28944,7 +28940,7 @@ MLFAB__INTERNAL int mlfab__network_capacity(mlfab__network *net, enum mlfab__cap
   if (code) return code;
   profile->n = 0;
   for (uint32_t i = 0; i < n; i++) {
-    /* Adding 0 makes a negative zero an ordinary one. */
+    /* Adding 0 turns a negative zero into a positive one. */
     mlfab__step step = {at[i] + 0.0, rate[i] + 0.0};
     if (i > 0 && profile->steps[profile->n - 1].rate == step.rate) continue;
     profile->steps[profile->n++] = step;
@@ -28993,7 +28989,7 @@ MLFAB__INTERNAL void mlfab__network_reset(mlfab__network *net) {
   mlfab__network_keep(net);
 }
 
-/* The parts of a copy that are arrays of the same length. */
+/* Copies the paths. */
 static int network_copy_paths(mlfab__network *copy, const mlfab__network *net) {
   mlfab__map_free(copy->env, &copy->paths);
   copy->path_count = 0;
@@ -29047,7 +29043,7 @@ MLFAB__INTERNAL const mlfab__profile *mlfab__network_residual(const mlfab__netwo
 
 /* ---- walking ---- */
 
-/* The index of the step that holds at time t. Late steps are asked for most. */
+/* The index of the step at time t. Late times are asked for most often. */
 static uint32_t network_seek(const mlfab__profile *profile, double t) {
   const mlfab__step *steps = profile->steps;
   uint32_t low = 0, high = profile->n;
@@ -29069,8 +29065,7 @@ static struct mlfab__cursor network_cursor(const mlfab__profile *profile, double
   return c;
 }
 
-/* The links of a path behind the two nodes; NULL: none. *from_p and *to_p: in the direction
- * charged. */
+/* The links of the path, behind the two nodes; NULL: none. Swaps *from_p and *to_p in a mirrored network. */
 static const uint32_t *network_route(const mlfab__network *net, uint32_t *from_p, uint32_t *to_p) {
   uint32_t at;
   if (net->mirror) {
@@ -29083,7 +29078,7 @@ static const uint32_t *network_route(const mlfab__network *net, uint32_t *from_p
   return net->path_links + at;
 }
 
-/* The profile of the nth resource of a path, of 2 + links[0]. */
+/* The profile of a path's nth resource, of 2 + links[0]. */
 static uint32_t network_resource(const mlfab__network *net, uint32_t from, uint32_t to,
                                  const uint32_t *links, uint32_t nth) {
   if (nth == 0) return from;
@@ -29091,7 +29086,7 @@ static uint32_t network_resource(const mlfab__network *net, uint32_t from, uint3
   return 2 * net->nodes + links[nth - 1];
 }
 
-/* Where a walk writes what it takes; room is there. */
+/* Collects the stretches of a walk; the caller has made room. */
 typedef struct network_record {
   mlfab__stretch *pieces;
   uint32_t n;
@@ -29108,8 +29103,8 @@ static inline void network_note(network_record *record, double from, double to, 
   record->n++;
 }
 
-/* Walks `n` profiles side by side from t until `bytes` have gone, or until it is past `stop` (LATE,
- * *end_p: how far it came). [N2] A transfer ends inside a stretch when all but 1e-9 of it fits. */
+/* Walks `n` profiles in parallel from t until `bytes` are sent (ENDS), or until it is past `stop` (LATE,
+ * *end_p: the time reached). [N2] A transfer ends within a stretch when all but 1e-9 of it fits. */
 static inline int network_walk(struct mlfab__cursor *c, uint32_t n, double bytes, double t,
                                double stop, network_record *record, double *end_p) {
   const double slack = mlfab__network_exact(1e-9 * bytes);
@@ -29143,13 +29138,13 @@ static inline int network_walk(struct mlfab__cursor *c, uint32_t n, double bytes
   return MLFAB__LATE;
 }
 
-/* A time by which all that does not end before is certainly late, by mlfab__network_less. */
+/* A time after which every end is late by mlfab__network_less. */
 static double network_stop(double limit) {
   if (!mlfab__finite(limit)) return NETWORK_FOREVER / 2;
   return mlfab__network_exact(limit + 2e-9 * (limit > 1 ? limit : 1));
 }
 
-/* One transfer. ENDS with its end (which may be later than the limit by a step), or LATE. */
+/* Follows one transfer: ENDS with its end, which may be later than the limit by one step, or LATE. */
 static int network_follow(const mlfab__network *net, uint32_t from, uint32_t to, double bytes,
                           double available, double limit, network_record *record, double *end_p) {
   *end_p = available;
@@ -29199,14 +29194,14 @@ MLFAB__INTERNAL double mlfab__network_room(const mlfab__network *net, uint32_t t
 
 /* ---- reserving ---- */
 
-/* Appends a step, or lets the one before go on at the same rate. */
+/* Appends a step, or extends the last one if the rate is the same. */
 static inline uint32_t network_build(mlfab__step *built, uint32_t n, double at, double rate) {
   if (n > 0 && built[n - 1].rate == rate) return n;
   built[n] = (mlfab__step){at, rate};
   return n + 1;
 }
 
-/* Takes a piece away from a profile, and remembers the steps that it replaced. Room is there. */
+/* Subtracts a piece from a profile, and logs the steps that it replaces. The caller has made room. */
 static void network_subtract(mlfab__network *net, uint32_t resource, const mlfab__stretch *piece) {
   mlfab__profile *p = &net->profiles[resource];
   mlfab__step *steps = p->steps, *built = net->built;
@@ -29214,7 +29209,7 @@ static void network_subtract(mlfab__network *net, uint32_t resource, const mlfab
   if (steps[first].at < piece->from) {
     n = network_build(built, n, steps[first].at, steps[first].rate);
   } else if (first > 0) {
-    /* The step before may now be equal, and then it goes on. */
+    /* The step before may now have the same rate: then the two are merged. */
     first--;
     n = network_build(built, n, steps[first].at, steps[first].rate);
     end = first + 1;
@@ -29227,9 +29222,9 @@ static void network_subtract(mlfab__network *net, uint32_t resource, const mlfab
   if (end == p->n || steps[end].at > piece->to) {
     n = network_build(built, n, piece->to, steps[end - 1].rate);
   } else if (steps[end].rate == built[n - 1].rate) {
-    end++; /* the step behind is the same now */
+    end++; /* the next step has the same rate now: merge it */
   }
-  /* A step that stays as it was is not replaced. */
+  /* A first step that did not change is not replaced. */
   uint32_t same = built[0].at == steps[first].at && built[0].rate == steps[first].rate;
   first += same;
   mlfab__change change = {resource, first, end - first, n - same};
@@ -29243,7 +29238,7 @@ static void network_subtract(mlfab__network *net, uint32_t resource, const mlfab
   net->changes[net->nchanges++] = change;
 }
 
-/* Room for whatever one transfer along these resources may replace and record. */
+/* Makes room for the stretches of one transfer along these resources. */
 static int network_prepare(mlfab__network *net, uint32_t from, uint32_t to, const uint32_t *links) {
   uint32_t n = 2 + (links ? links[0] : 0);
   uint64_t steps = 0, most = 0;
@@ -29257,7 +29252,7 @@ static int network_prepare(mlfab__network *net, uint32_t from, uint32_t to, cons
   return 0;
 }
 
-/* Room for taking these pieces away: nothing fails after this. */
+/* Makes room for subtracting these pieces: nothing fails afterwards. */
 static int network_room_for(mlfab__network *net, uint32_t from, uint32_t to, const uint32_t *links,
                             uint32_t npieces) {
   uint32_t n = 2 + (links ? links[0] : 0);
@@ -29266,7 +29261,7 @@ static int network_room_for(mlfab__network *net, uint32_t from, uint32_t to, con
     mlfab__profile *p = &net->profiles[network_resource(net, from, to, links, i)];
     int code = network_room(net, p, p->n + 2 * (uint64_t)npieces);
     if (code) return code;
-    /* Every piece replaces what it covers, and its neighbours. */
+    /* Every piece replaces the steps that it covers, and their neighbours. */
     steps += p->n + 4 * (uint64_t)npieces;
   }
   NETWORK_GROW(net, changes, changes_room, net->nchanges + (uint64_t)n * npieces);
@@ -29355,7 +29350,7 @@ MLFAB__INTERNAL int mlfab__bundle_reserve(mlfab__network *net, const mlfab__bund
   uint32_t mark = mlfab__network_mark(net);
   double latest = bundle->available;
   if (bundle->n > 1 && net->watch && !net->searching) {
-    /* Nobody is told of a bundle that does not fit after all. */
+    /* The watcher must not hear of a bundle that turns out not to fit. */
     int walked = mlfab__bundle_end(net, bundle, limit, end_p);
     if (walked != MLFAB__ENDS) return walked;
   }
@@ -29381,7 +29376,7 @@ MLFAB__INTERNAL int mlfab__bundle_end(mlfab__network *net, const mlfab__bundle *
     return network_follow(net, bundle->from[0], bundle->to[0], bundle->bytes[0], bundle->available,
                           limit, NULL, end_p);
   }
-  /* Each component is to see what those before it have taken. */
+  /* Each component must see the reservations of those before it. */
   uint32_t mark = mlfab__network_mark(net);
   net->searching++;
   int walked = mlfab__bundle_reserve(net, bundle, limit, end_p);
@@ -29390,13 +29385,13 @@ MLFAB__INTERNAL int mlfab__bundle_end(mlfab__network *net, const mlfab__bundle *
   return walked;
 }
 
-/* ---- cutting through ---- */
+/* ---- cut-through ---- */
 
-/* What a course has brought, or a path could have carried, asked for at times that ascend. */
+/* The bytes that a course has brought, or a path could have carried, by a time; the times must ascend. */
 typedef struct network_carried {
   const mlfab__stretch *pieces;
   uint32_t n;
-  double before; /* in stretches that are over, or skipped */
+  double before; /* in stretches that are over */
 } network_carried;
 
 static double network_carried_by(network_carried *c, double t) {
@@ -29409,9 +29404,9 @@ static double network_carried_by(network_carried *c, double t) {
                               mlfab__network_exact((t - c->pieces->from) * c->pieces->rate));
 }
 
-/* By how much a path could be ahead of what comes, where it is most: where the path slows down,
- * where something comes again, or at the end. No more than the comparison of times lets in is
- * nothing. */
+/* The largest number of bytes by which the path could be ahead of the arriving bytes. The maximum is where
+ * the path slows down, where bytes arrive again, or at the end. A lead that the comparison of times allows
+ * counts as none. */
 static double network_lead(const mlfab__stretch *path, uint32_t n, const mlfab__course *in) {
   double most = 0, t = 0;
   uint32_t i = 0, k = 0;
@@ -29453,34 +29448,32 @@ MLFAB__INTERNAL int mlfab__network_cut_through(mlfab__network *net, uint32_t fro
  * core/sched/order.h
  * ============================================================================================== */
 #if MLFAB_WITH_SCHED
-/* order.h - in which order updates are sent to their servers, and which are not sent. Layer 2.
+/* order.h - the order in which updates are sent to their servers, and which are dropped. Layer 2.
  *
- * Alg. 1 sends the update that arrives first, first. Alg. 2 does so too, but takes an update whose
- * last possible position has come, and gives that one up if the next would then be there earlier:
- * so every update that is applied is at most delay_bound versions behind, and nobody waits at the
- * server.
+ * Alg. 1 sends the update that arrives first. Alg. 2 does the same, except that it takes an update whose
+ * last possible position has come, and discards it if the next update would otherwise arrive earlier. So
+ * every applied update is at most delay_bound versions behind, and no update waits at the server.
  *
- * Position i of the order is the i-th update that is applied; update g may have the positions up to
- * dl(g) = version + delay_bound - the model's version. A version from the future only makes dl
- * larger.
+ * Position i of the order is the i-th applied update. Update g may have the positions up to dl(g) = version
+ * + delay_bound - the model's version. A version from the future only makes dl larger.
  *
- * Readings, where the text leaves a choice. The position counts applied updates only, since eq. 9
- * is about versions and a dropped update does not change one. An update whose dl is past is no
- * candidate (and so never sent); it is one again when a position is given back. Of several that are
- * due the fastest goes, and of equally fast ones the earliest in the list. Look-ahead compares an
- * update that was picked for its deadline with the pick behind it, again after that one was
- * discarded itself, and keeps it when they are equal; one that was picked as the shortest needs no
+ * Interpretations, where the text leaves a choice. The position counts applied updates only, since eq. 9 is
+ * about versions and a dropped update does not change one. An update whose dl has passed is no candidate,
+ * and so never sent; it becomes one again when a position is given back. Of several updates that are due
+ * the fastest goes, and of equally fast ones the first in the list. Look-ahead compares an update that was
+ * picked for its deadline with the next pick, and again with the one after that if the next was discarded
+ * itself; it keeps the update when they are equal. An update that was picked as the shortest needs no
  * look-ahead. An update that never arrives is no candidate.
  *
- * Source: MLfabric §5.1, Alg. 1, Alg. 2, eq. 9; §10.2 (several servers). Departs: as read above;
- * the pick is found without looking at everybody (order.c). */
+ * Source: MLfabric §5.1, Alg. 1, Alg. 2, eq. 9; §10.2 (several servers). Departs: as interpreted above; the
+ * pick is found without examining all updates (order.c). */
 
 enum mlfab__reason {
   MLFAB__DEADLINE = 1, /* applied: its last position had come */
   MLFAB__SHORTEST,     /* applied: it arrived first */
   MLFAB__LISTED,       /* applied: the batch is a list */
   MLFAB__LOOKAHEAD,    /* dropped: the next one would have waited for it */
-  MLFAB__EXPIRED,      /* dropped: its positions are past */
+  MLFAB__EXPIRED,      /* dropped: all its positions have passed */
   MLFAB__UNREACHABLE   /* dropped: it never arrives */
 };
 
@@ -29495,46 +29488,46 @@ typedef struct mlfab__order_input {
 typedef struct mlfab__ordered {
   uint32_t update; /* index in the list */
   uint8_t reason;
-  double end; /* when it arrives if it is sent directly; dropped: never */
+  double end; /* when it arrives if sent directly; dropped: never */
 } mlfab__ordered;
 
-/* Scratch memory, kept between calls; all zero at first. */
+/* Scratch memory, kept between calls; initially all zero. */
 typedef struct mlfab__orderer {
-  unsigned char *memory; /* of all arrays but the trail */
+  unsigned char *memory; /* one block for all arrays except the trail */
   size_t bytes;
-  double *key;                       /* no transfer ends before this, in the present network */
-  uint64_t *seen;                    /* the network in which `key` is when it ends */
-  uint32_t *due;                     /* dl, cut to 0..n+1 */
-  uint8_t *fate;                     /* 0 while neither accepted nor discarded, then reason */
-  uint8_t *free;                     /* its end is when it is available */
-  double *tree;                      /* least key of the candidates, of intervals of the list */
-  uint32_t *by_size;                 /* free ones, then by (size, position) */
-  uint32_t *rank;                    /* where in by_size */
-  uint32_t *run;                     /* the rank where the next size begins */
-  uint32_t *buckets;                 /* by dl, in list order */
-  uint32_t *bucket;                  /* where a dl's begin */
-  uint64_t *bits[3];                 /* by rank: is a candidate; and two levels that summarise */
+  double *key;    /* lower bound of its end in the present network */
+  uint64_t *seen; /* number of the network in which `key` is its exact end */
+  uint32_t *due;  /* dl, clamped to 0..n+1 */
+  uint8_t *fate;  /* 0 while undecided, then its reason */
+  uint8_t *free;  /* its transfer takes no time */
+  /* segment tree over the list: smallest key of the candidates */
+  double *tree;
+  uint32_t *by_size;                 /* free updates, then by (size, position) */
+  uint32_t *rank;                    /* position of each update in by_size */
+  uint32_t *run;                     /* the rank at which the next size begins */
+  uint32_t *buckets;                 /* updates by dl, in list order */
+  uint32_t *bucket;                  /* where the updates of a dl begin */
+  uint64_t *bits[3];                 /* by rank: is a candidate; and two summary levels */
   struct mlfab__bound_known *bounds; /* by server */
   struct mlfab__accepted *stack;
   struct mlfab__key_before *trail;
   uint32_t trail_room;
-  uint64_t evaluations; /* of when a transfer ends, over all calls */
+  uint64_t evaluations; /* number of computed transfer ends, over all calls */
 } mlfab__orderer;
 
-/* Alg. 2. Fills `out` (n entries): the first *applied_p in order, then the others in list order.
- * What is applied is reserved in `net`, one transfer after the other in that order. Errors:
- * ARGUMENT (bytes or a time that is negative or NaN, a node that is not there), MEMORY; nothing is
- * reserved then. */
+/* Alg. 2. Fills `out` (n entries): the first *applied_p in order, then the others in list order. Reserves
+ * the applied transfers in `net`, one after another in that order. Errors: ARGUMENT (negative or NaN bytes
+ * or time, a node that does not exist), MEMORY; nothing is reserved then. */
 MLFAB__INTERNAL int mlfab__order_deadlines(mlfab__orderer *o, mlfab__network *net,
                                            const mlfab__order_input *in, mlfab__ordered *out,
                                            uint32_t *applied_p);
-/* The same by Alg. 1: no deadlines, and only what is unreachable is dropped. */
+/* The same by Alg. 1: no deadlines; only unreachable updates are dropped. */
 MLFAB__INTERNAL int mlfab__order_shortest(mlfab__orderer *o, mlfab__network *net,
                                           const mlfab__order_input *in, mlfab__ordered *out,
                                           uint32_t *applied_p);
 MLFAB__INTERNAL void mlfab__order_free(mlfab__orderer *o, mlfab__env *env);
 
-/* dl(g), as it is; saturating. */
+/* dl(g), not clamped; saturating. */
 MLFAB__INTERNAL int64_t mlfab__order_deadline(int64_t version, int64_t delay_bound,
                                               int64_t model_version);
 
@@ -29546,34 +29539,33 @@ MLFAB__INTERNAL int64_t mlfab__order_deadline(int64_t version, int64_t delay_bou
 #if MLFAB_WITH_SCHED
 /* order.c - Alg. 1 and Alg. 2: see order.h.
  *
- * One loop does both. It asks for the pick of position p; the pick of p + 1 is the "next" that Alg.
- * 2's look-ahead compares with the pick of p, so each is found once.
+ * One loop does both. It finds the pick of position p; the pick of p + 1 is the "next" that the look-ahead
+ * of Alg. 2 compares with the pick of p. So each pick is computed once.
  *
- * With one server the pick is found without looking at everybody. Reserving takes bandwidth away,
- * so a transfer's end as it was once computed is a lower bound for ever (its key), until a
- * discarded update gives bandwidth back: then the keys written since it was accepted are restored
- * from a trail. And no transfer ends before the server's ingress alone could have carried it, a
- * bound that depends on the size only. So there are two walks, in the order of (key, position) and
- * of (size, position), one step each in turn, and when either has nothing left that can win, nobody
- * can. What was not looked at is later than the pick by more than rounding, or equal to it and
- * behind it in the list.
+ * With one server the pick is found without examining all updates. A reservation only takes bandwidth away,
+ * so an end computed earlier remains a lower bound (the key), until a discarded update gives bandwidth
+ * back; then the keys written since it was accepted are restored from a trail. A second lower bound depends
+ * on the size only: no transfer ends before the server's ingress alone could have carried it. The search
+ * alternates between two walks, one in the order of (key, position), one of (size, position); when either
+ * has no update left that can win, no update can. Updates that were not examined end later than the pick by
+ * more than rounding, or at the same time and are behind it in the list.
  *
- * With several servers taking bandwidth away can let a later component pass, so that keys do not
- * hold: everybody is looked at whose size bounds, one a component, leave room to win, and not
- * further than the best so far.
+ * With several servers, less bandwidth can let a later component end earlier, so that keys are no bounds.
+ * Then every update is examined whose size bounds, one for each component, allow it to win, and its
+ * transfer is followed no further than the best end so far.
  *
- * Invariants: a candidate's leaf in the tree is its key, everybody else's is never; bits[] of its
- * rank is set; candidates are those without a fate whose dl is at least the position. */
+ * Invariants: the leaf of a candidate in the tree is its key, all other leaves are never; bits[] of its
+ * rank is set; candidates are the updates without a fate whose dl is at least the position. */
 
-/* What Alg. 2 needs to take an acceptance back. */
+/* What undoing an acceptance needs. */
 struct mlfab__accepted {
   double end;
-  uint64_t before; /* the network it was accepted in */
+  uint64_t before; /* number of the network in which it was accepted */
   uint32_t update, mark, trail;
   uint8_t reason;
 };
 
-/* The size bound that was computed last for a server, and for what. */
+/* The last computed size bound of a server, and its inputs. */
 struct mlfab__bound_known {
   double bound, bytes;
   uint64_t network;
@@ -29585,19 +29577,19 @@ struct mlfab__key_before {
   uint32_t update;
 };
 
-/* The loop's state, beside the scratch memory. */
+/* The state of the loop, besides the scratch memory. */
 typedef struct order_run {
   mlfab__orderer *o;
   mlfab__network *net;
   const mlfab__order_input *in;
-  uint32_t n, leaves;         /* leaves: a power of two, n at least */
+  uint32_t n, leaves;         /* leaves: a power of two, at least n */
   uint32_t accepted, trail;   /* lengths */
   uint32_t position;          /* accepted + 1 */
-  uint64_t network, networks; /* this one's number; how many there have been */
-  double earliest;            /* nobody is available before */
+  uint64_t network, networks; /* number of the current network; numbers used so far */
+  double earliest;            /* the earliest available time */
 } order_run;
 
-/* A pick as far as it is known: the least end, and the first in the list among its equals. */
+/* The best pick so far: its end, and the first in the list of those with equal ends. */
 typedef struct order_best {
   double end;
   uint32_t update;
@@ -29614,14 +29606,14 @@ static uint32_t order_leaves(uint32_t n) {
 
 static uint32_t order_words(uint32_t n) { return n / 64 + 1; }
 
-/* Cuts `count` things of a size off the block at *at_p; 0: only counts. */
+/* Allocates `count` elements from the block at *at_p; block NULL: only computes sizes. */
 static void *order_cut(unsigned char *block, size_t *at_p, size_t count, size_t size) {
   size_t at = *at_p;
   *at_p += (count * size + 15) / 16 * 16;
   return block ? block + at : NULL;
 }
 
-/* Lays the arrays for n updates out; returns how many bytes they take. */
+/* Assigns the arrays for n updates; returns the bytes needed. */
 static size_t order_lay(mlfab__orderer *o, unsigned char *block, uint32_t n, uint32_t servers) {
   size_t at = 0, words = order_words(n);
   o->key = order_cut(block, &at, n, sizeof *o->key);
@@ -29663,8 +29655,7 @@ MLFAB__INTERNAL void mlfab__order_free(mlfab__orderer *o, mlfab__env *env) {
   memset(o, 0, sizeof *o);
 }
 
-/* ---- the set of candidates by rank: bits, and two levels that tell which words are not zero
- * ---- */
+/* ---- the set of candidates by rank: bits, and two levels that mark the non-zero words ---- */
 
 static void order_bit_set(mlfab__orderer *o, uint32_t at) {
   for (int level = 0; level < 3; level++, at /= 64) {
@@ -29679,7 +29670,7 @@ static void order_bit_clear(mlfab__orderer *o, uint32_t at) {
   }
 }
 
-/* The first member at `at` or behind it; n: none. */
+/* The first member at or behind `at`; n: none. */
 static uint32_t order_bit_next(const order_run *r, uint32_t at) {
   const mlfab__orderer *o = r->o;
   uint32_t words = order_words(r->n), level = 0;
@@ -29695,7 +29686,7 @@ static uint32_t order_bit_next(const order_run *r, uint32_t at) {
       at *= 64;
       continue;
     }
-    at = word + 1; /* in the level above, a bit is a word */
+    at = word + 1; /* a bit of the level above stands for a word */
     if (level == 2) {
       while (at < counts[2] && o->bits[2][at] == 0) at++;
       if (at >= counts[2]) return r->n;
@@ -29721,7 +29712,7 @@ static void order_tree_set(order_run *r, uint32_t update, double key) {
   }
 }
 
-/* The first in the list whose key is not later than `time`; there is one. */
+/* The first update in the list whose key is not later than `time`; one must exist. */
 static uint32_t order_tree_first(const order_run *r, double time) {
   const double *tree = r->o->tree;
   uint32_t at = 1;
@@ -29729,7 +29720,7 @@ static uint32_t order_tree_first(const order_run *r, double time) {
   return at - r->leaves;
 }
 
-/* The first with the least key. */
+/* The first update with the smallest key. */
 static uint32_t order_tree_least(const order_run *r) {
   const double *tree = r->o->tree;
   uint32_t at = 1;
@@ -29763,7 +29754,7 @@ static mlfab__bundle order_bundle(const order_run *r, uint32_t update) {
                          .available = c->available};
 }
 
-/* Remembers a key, to be able to go back to the network before the last acceptance. */
+/* Logs a key, so that undoing an acceptance can restore it. */
 static int order_trail_push(order_run *r, uint32_t update) {
   mlfab__orderer *o = r->o;
   if (r->trail >= o->trail_room) {
@@ -29776,7 +29767,7 @@ static int order_trail_push(order_run *r, uint32_t update) {
   return 0;
 }
 
-/* Finds out when a candidate ends, if that can be by `limit`, and offers it. */
+/* Computes the end of a candidate, unless it is later than the best, and updates the best. */
 static int order_look(order_run *r, uint32_t update, order_best *best) {
   mlfab__orderer *o = r->o;
   if (o->seen[update] != r->network && !o->free[update]) {
@@ -29806,7 +29797,7 @@ static int order_look(order_run *r, uint32_t update, order_best *best) {
   return 0;
 }
 
-/* The pick among a dl's candidates. */
+/* The pick among the candidates whose dl is the current position. */
 static int order_pick_due(order_run *r, order_best *best) {
   const mlfab__orderer *o = r->o;
   if (r->position > r->n) return 0;
@@ -29823,14 +29814,14 @@ static int order_pick_due(order_run *r, order_best *best) {
 
 /* ---- the two walks ---- */
 
-/* A step in the order of keys: 1 when nobody else can win. */
+/* One step in the order of keys: 1 when no other update can win. */
 static int order_step_key(order_run *r, order_best *best) {
   const mlfab__orderer *o = r->o;
   uint32_t least = order_tree_least(r);
   double key = o->tree[1];
   if (!mlfab__finite(key) || (best->some && mlfab__network_less(best->end, key))) return 1;
   if (o->seen[least] == r->network || o->free[least]) {
-    /* It is the least of all; its equals in front of it go first. */
+    /* It ends first; updates with an equal end but an earlier position go first. */
     uint32_t first = order_tree_first(r, key);
     if (o->seen[first] == r->network || o->free[first]) {
       *best = (order_best){o->key[first], first, 1};
@@ -29841,7 +29832,7 @@ static int order_step_key(order_run *r, order_best *best) {
   return order_look(r, least, best);
 }
 
-/* The size bound of so many bytes for a server in the present network. */
+/* The size bound for a server in the current network. */
 static double order_bound(order_run *r, uint32_t server, double bytes, const order_best *best) {
   struct mlfab__bound_known *known = &r->o->bounds[server];
   if (known->network != r->network || known->bytes != bytes) {
@@ -29853,7 +29844,7 @@ static double order_bound(order_run *r, uint32_t server, double bytes, const ord
   return known->bound;
 }
 
-/* A step in the order of sizes, from *rank_p: 1 when nobody else can win. */
+/* One step in the order of sizes, from *rank_p: 1 when no other update can win. */
 static int order_step_size(order_run *r, uint32_t *rank_p, order_best *best) {
   const mlfab__orderer *o = r->o;
   uint32_t rank = *rank_p;
@@ -29864,7 +29855,7 @@ static int order_step_size(order_run *r, uint32_t *rank_p, order_best *best) {
     double bound = order_bound(r, 0, r->in->updates[update].bytes[0], best);
     if (best->some && mlfab__network_less(best->end, bound)) return 1;
     if (best->some && !mlfab__network_less(bound, best->end) && update > best->update) {
-      /* Neither can those of the same size, which stand behind it in the list. */
+      /* The updates of the same size, which are behind it in the list, cannot win either. */
       *rank_p = order_bit_next(r, o->run[rank]);
       return 0;
     }
@@ -29873,7 +29864,7 @@ static int order_step_size(order_run *r, uint32_t *rank_p, order_best *best) {
   return order_look(r, update, best);
 }
 
-/* 1 when a bundle cannot win: the size bound holds for each of its components by itself. */
+/* 1 when a bundle cannot win: the size bound holds for each of its components. */
 static int order_bundle_loses(order_run *r, uint32_t update, const order_best *best) {
   const mlfab__candidate *c = &r->in->updates[update];
   for (uint32_t j = 0; best->some && j < r->in->servers; j++) {
@@ -29903,7 +29894,7 @@ static int order_pick_shortest(order_run *r, order_best *best) {
   return done < 0 ? done : 0;
 }
 
-/* ---- accepting and taking back ---- */
+/* ---- accepting and undoing ---- */
 
 static int order_accept(order_run *r, uint32_t update, uint8_t reason) {
   mlfab__orderer *o = r->o;
@@ -29920,7 +29911,7 @@ static int order_accept(order_run *r, uint32_t update, uint8_t reason) {
   o->fate[update] = reason;
   r->accepted++;
   r->network = ++r->networks;
-  /* Nothing below a shortest pick is ever taken back. */
+  /* Acceptances before a shortest pick are never undone. */
   if (reason == MLFAB__SHORTEST) r->trail = 0;
   for (uint32_t at = o->bucket[r->position]; at < o->bucket[r->position + 1]; at++) {
     if (!o->fate[o->buckets[at]]) order_disable(r, o->buckets[at]);
@@ -29929,7 +29920,7 @@ static int order_accept(order_run *r, uint32_t update, uint8_t reason) {
   return 0;
 }
 
-/* Takes the last acceptance back, and drops what was accepted. */
+/* Undoes the last acceptance, and drops the update. */
 static void order_discard(order_run *r) {
   mlfab__orderer *o = r->o;
   const struct mlfab__accepted *a = &o->stack[--r->accepted];
@@ -29949,7 +29940,7 @@ static void order_discard(order_run *r) {
   }
 }
 
-/* 1 when the last one accepted would make `end` wait for it. */
+/* 1 when the last accepted update would make one that ends at `end` wait for it. */
 static int order_looks_ahead(const order_run *r, double end) {
   if (r->accepted == 0) return 0;
   const struct mlfab__accepted *last = &r->o->stack[r->accepted - 1];
@@ -29977,12 +29968,12 @@ static int order_loop(order_run *r) {
   }
 }
 
-/* ---- before and after ---- */
+/* ---- input and output ---- */
 
 MLFAB__INTERNAL int64_t mlfab__order_deadline(int64_t version, int64_t delay_bound,
                                               int64_t model_version) {
   if (delay_bound == INT64_MAX) return INT64_MAX;
-  /* version - model_version first: each step saturates. */
+  /* Computes version - model_version first; each step saturates. */
   int64_t lead = version;
   if (model_version < 0 && version > INT64_MAX + model_version) {
     lead = INT64_MAX;
@@ -30005,7 +29996,7 @@ static int order_check(const mlfab__network *net, const mlfab__order_input *in) 
   }
   for (uint32_t i = 0; i < in->n; i++) {
     const mlfab__candidate *c = &in->updates[i];
-    /* An infinite time is a time: it is never available. */
+    /* An infinite time is allowed: the update is never available. */
     if (c->node >= net->nodes || !(c->available >= 0)) return MLFAB_ERR_ARGUMENT;
     for (uint32_t j = 0; j < in->servers; j++) {
       if (!order_is_amount(c->bytes[j])) return MLFAB_ERR_ARGUMENT;
@@ -30014,7 +30005,7 @@ static int order_check(const mlfab__network *net, const mlfab__order_input *in) 
   return 0;
 }
 
-/* dl cut to 0..n+1, and the updates of each dl. */
+/* Clamps dl to 0..n+1, and sorts the updates by dl. */
 static void order_fill_buckets(order_run *r, int deadlines) {
   mlfab__orderer *o = r->o;
   const mlfab__order_input *in = r->in;
@@ -30031,7 +30022,7 @@ static void order_fill_buckets(order_run *r, int deadlines) {
   o->bucket[0] = 0;
 }
 
-/* Free ones are the smallest of all, then by bytes, then by position. */
+/* Free updates first, then by bytes, then by position. */
 static int order_before(const order_run *r, uint32_t a, uint32_t b) {
   const mlfab__candidate *u = r->in->updates;
   if (r->o->free[a] != r->o->free[b]) return r->o->free[a];
@@ -30039,7 +30030,7 @@ static int order_before(const order_run *r, uint32_t a, uint32_t b) {
   return a < b;
 }
 
-/* Sorts by_size: runs of doubling length are merged between it and `run`, which is free as yet. */
+/* Sorts by_size by merging runs of doubling length; `run` is the second buffer. */
 static void order_sort(order_run *r) {
   uint32_t *from = r->o->by_size, *to = r->o->run, n = r->n;
   for (uint32_t width = 1; width < n; width *= 2) {
@@ -30098,7 +30089,7 @@ static void order_begin(order_run *r, int deadlines) {
   }
 }
 
-/* The accepted in order, then the others in list order. */
+/* Writes the accepted updates in order, then the others in list order. */
 static void order_write(const order_run *r, mlfab__ordered *out) {
   const mlfab__orderer *o = r->o;
   uint32_t at = r->accepted;
@@ -30156,47 +30147,45 @@ MLFAB__INTERNAL int mlfab__order_shortest(mlfab__orderer *o, mlfab__network *net
  * core/sched/group.h
  * ============================================================================================== */
 #if MLFAB_WITH_SCHED
-/* group.h - which updates of an order go to an aggregator first, and the same for models on their
- * way back. Layer 2.
+/* group.h - which updates of an order go to an aggregator first, and the same for models on their way back.
+ * Layer 2.
  *
- * Alg. 3: the first n updates of the order go directly; the others form consecutive groups, one an
- * aggregator, whose sums go to the server. A member must be at its aggregator by t_max, when
- * everything before its group is at the server, so that the server's NIC never waits for an
- * aggregate. Of all n the one whose last update is applied first is taken, and the smallest of
- * those.
+ * Alg. 3: the first n updates of the order go directly. The others form consecutive groups, one for each
+ * aggregator, whose sums go to the server. A member must be at its aggregator by t_max, the time at which
+ * everything before its group is at the server, so that the server's NIC never waits for an aggregate. Of
+ * all n, the one whose last update is applied first wins; of equal ones the smallest.
  *
- * Readings, where the text leaves a choice. The rule holds for the first group and for n = 0 too.
- * The last group is sent like the others, and counted. An aggregator that nobody reaches in time is
- * skipped. t_max never goes back, though an aggregate may overtake a slow direct transfer: it is
- * applied behind it. More groups than aggregators: n is infeasible. An aggregate is as large as its
- * largest member. Nothing feasible: as many leading updates as can arrive go directly, and the rest
- * does not go.
+ * Interpretations, where the text leaves a choice. The rule also holds for the first group and for n = 0.
+ * The last group is sent like the others, and counted. An aggregator that no update reaches in time is
+ * skipped. t_max never decreases, though an aggregate may overtake a slow direct transfer: it is applied
+ * behind it. With more groups than aggregators, n is infeasible. An aggregate is as large as its largest
+ * member. If nothing is feasible, as many leading updates as can arrive go directly, and the rest is not
+ * sent.
  *
- * Aggregators that cut through (`cut`) forward a sum while its last members still come in. So a
- * member may be late (MLFAB__GROUP_LATE): it is in time when it is there before the sum without it
- * would be at the server, begun at t_max; the first of a group, before it would be there itself.
- * Groups are a member larger then, and a sum is there a transfer earlier. It is forwarded from
- * t_max on, or as much later that it never lacks what its members bring: that is no later than if
- * it began at once and waited. A late member may hold up what stands behind it, and so each variant
- * is tried without late members first: with `cut` the plan is never later, but where a free first
- * group makes the ones behind it others.
+ * With cut-through (`cut`), an aggregator forwards a sum while its last members still arrive. So a member
+ * may be late (MLFAB__GROUP_LATE): it is in time if it arrives before the sum without it, sent from t_max
+ * on, would be at the server; the first member of a group, before it would itself be at the server. Groups
+ * are then one member larger, and a sum is at the server one transfer earlier. The aggregator sends the sum
+ * from t_max on, or as much later as needed for it never to wait for its members; it ends no later than if
+ * it began at once and waited. A late member may delay the updates behind it, so each variant is tried
+ * without late members first: a plan with `cut` is never later, except where a free first group changes the
+ * groups behind it.
  *
- * Distribution (distribute.c) is Alg. 3 in a mirror, for requests of the same model; transfers are
- * then reserved from the server on, last group first, and distributors send when the servers'
- * transfers are all placed, cutting through or not. AllReduce is the one behind the other, with a
- * worker for a server.
+ * Distribution (distribute.c) is Alg. 3 mirrored, for requests of the same model. Transfers are then
+ * reserved from the server on, last group first; distributors send when all transfers of the servers are
+ * placed. AllReduce is both in sequence, with a worker in the role of the server.
  *
- * Source: MLfabric §5.2, Alg. 3; §6 (AllReduce, stale synchronous); §10.2; §10.3. Departs: as read
- * above, and cases that cannot win are left before they end (group.c). */
+ * Source: MLfabric §5.2, Alg. 3; §6 (AllReduce, stale synchronous); §10.2; §10.3. Departs: as interpreted
+ * above; cases that cannot win are abandoned early (group.c). */
 
-/* How Alg. 3 is varied. In the paper's own form the server never waits, which is not always
- * shortest. */
+/* Variants of Alg. 3. In the paper's form the server never waits, which is not always the shortest. */
 enum mlfab__group_variant {
   MLFAB__GROUP_PAPER,
-  MLFAB__GROUP_FIRST_FREE, /* the first group need not be in time, and takes all that follow; with n = 0
-                            * it may also end after any number of members (`first_most`) */
-  MLFAB__GROUP_TAIL_DIRECT, /* what is left when the aggregators run out goes directly */
-  MLFAB__GROUP_LATE = 4 /* added to one of these: with `cut`, members may be there behind t_max */
+  /* the first group need not be in time, and takes all updates that follow; with n = 0 it may also end
+   * after any number of members (`first_most`) */
+  MLFAB__GROUP_FIRST_FREE,
+  MLFAB__GROUP_TAIL_DIRECT, /* updates left when the aggregators run out go directly */
+  MLFAB__GROUP_LATE = 4     /* added to one of these: with `cut`, members may arrive after t_max */
 };
 
 typedef struct mlfab__group_input {
@@ -30208,63 +30197,62 @@ typedef struct mlfab__group_input {
   const uint32_t *aggregators; /* k x servers nodes */
   uint32_t k;
   double start; /* t_max before the batch */
-  int cut;      /* aggregators cut through; 0: store and forward, as the paper reckons */
+  int cut;      /* aggregators cut through; 0: store and forward, as in the paper */
 } mlfab__group_input;
 
-/* What becomes of an update, in the order of the input. */
+/* The result for an update, in the order of the input. */
 typedef struct mlfab__grouped {
   uint32_t q;      /* 0: goes directly; else its aggregator, from 1 */
-  uint32_t number; /* of its group, from 1; a direct update is a group; 0: it does not go at all */
+  uint32_t number; /* of its group, from 1; a direct update is a group; 0: it is not sent */
   double arrive;   /* at the aggregator; directly: at the server */
-  double ready;    /* when all of its group is there; only cutting through its sum goes before */
-  double end;      /* of that transfer */
-  double commit;   /* when it, and all before it, are there */
+  double ready;    /* when its whole group is there; with cut-through the sum starts earlier */
+  double end;      /* of the transfer to the server */
+  double commit;   /* when it, and all before it, are at the server */
 } mlfab__grouped;
 
-/* Which case. */
+/* The chosen case. */
 typedef struct mlfab__group_choice {
   uint32_t variant, n; /* variant: with MLFAB__GROUP_LATE or without */
-  uint32_t first_most; /* members that a free first group has at most */
+  uint32_t first_most; /* maximum number of members of a free first group */
   double time;         /* T(n); never: nothing is feasible */
 } mlfab__group_choice;
 
-/* Of the updates from some place on. */
+/* Totals of the updates from some position on. */
 typedef struct mlfab__group_tail {
-  double bytes;     /* that pass an aggregator's ingress if they are grouped */
-  double to_server; /* that pass the server's ingress if they are not */
+  double bytes;     /* bytes through aggregators' ingress if they are grouped */
+  double to_server; /* bytes through the server's ingress if they are not */
   double largest;
 } mlfab__group_tail;
 
-/* Scratch memory, kept between calls; all zero at first. */
+/* Scratch memory, kept between calls; initially all zero. */
 typedef struct mlfab__grouper {
-  double *times; /* T(n) of the cases that were tried */
-  double *sizes; /* of the group that is being filled */
+  double *times; /* T(n) of the cases tried */
+  double *sizes; /* of the group being filled */
   double *hubs;
   mlfab__group_tail *tail;
   mlfab__candidate *candidates;
   mlfab__grouped *grouped;
   uint32_t *members;
-  mlfab__course *late;       /* what is passed on while it comes, component by component */
-  mlfab__stretch *stretches; /* of those, one after the other */
+  mlfab__course *late;       /* transfers that are forwarded while they arrive, by component */
+  mlfab__stretch *stretches; /* the stretches of all of them */
   uint32_t nlate, nstretches, late_room, stretches_room;
   uint32_t times_room, sizes_room, hubs_room, tail_room, candidates_room, grouped_room,
       members_room;
-  uint64_t evaluations; /* of when a transfer ends, over all calls */
+  uint64_t evaluations; /* number of computed transfer ends, over all calls */
 } mlfab__grouper;
 
-/* The best case of Alg. 3, or with best = 1 of its variants too (the paper's own on equality),
- * leaving its transfers reserved in `net`, in the order: direct ones, then group after group its
- * members and its aggregate. Fills `out` (n entries). Errors: ARGUMENT, MEMORY; nothing is reserved
- * then. */
+/* The best case of Alg. 3; with best = 1 also of its variants (on equality the paper's). Leaves its
+ * transfers reserved in `net`, in order: direct ones, then for each group its members and its aggregate.
+ * Fills `out` (n entries). Errors: ARGUMENT, MEMORY; nothing is reserved then. */
 MLFAB__INTERNAL int mlfab__group_plan(mlfab__grouper *g, mlfab__network *net,
                                       const mlfab__group_input *in, int best, mlfab__grouped *out,
                                       mlfab__group_choice *choice_p);
-/* T(n) of one case; reserves it and fills `out` (NULL: not wanted) when it is feasible. Never, and
- * nothing reserved, when it is not. Errors: ARGUMENT, MEMORY. */
+/* T(n) of one case. If feasible, reserves it and fills `out` (may be NULL); otherwise returns never and
+ * reserves nothing. Errors: ARGUMENT, MEMORY. */
 MLFAB__INTERNAL int mlfab__group_case(mlfab__grouper *g, mlfab__network *net,
                                       const mlfab__group_input *in, uint32_t variant, uint32_t n,
                                       uint32_t first_most, mlfab__grouped *out, double *time_p);
-/* Keeps how the newest reservation goes at the end of g->late. Errors: MEMORY. */
+/* Appends the timing of the newest reservation to g->late. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__group_keep(mlfab__grouper *g, const mlfab__network *net,
                                       uint32_t component, double bytes, double end);
 MLFAB__INTERNAL void mlfab__group_free(mlfab__grouper *g, mlfab__env *env);
@@ -30274,25 +30262,25 @@ MLFAB__INTERNAL void mlfab__group_free(mlfab__grouper *g, mlfab__env *env);
 typedef struct mlfab__distribution {
   const uint32_t *server;
   uint32_t servers;
-  const double *bytes;          /* of each server's part of the model */
+  const double *bytes;          /* size of each server's part of the model */
   const uint32_t *distributors; /* k x servers nodes */
   uint32_t k;
   const uint32_t *requests; /* nodes that want the model */
-  const uint32_t *names;    /* how net->watch is told of them; NULL: 0, 1, ... */
+  const uint32_t *names;    /* index reported to net->watch for each; NULL: 0, 1, ... */
   uint32_t n;
   double now;
-  int cut; /* distributors cut through: each component is handed on as it comes */
+  int cut; /* distributors forward each component while it arrives */
 } mlfab__distribution;
 
 typedef struct mlfab__delivery {
   uint32_t q; /* 0: from the server; else from this distributor */
-  double end; /* when it has the model */
+  double end; /* when the whole model has arrived */
 } mlfab__delivery;
 
-/* Fills out[n], and hubs[k] (when a distributor has the model; never: it gets none). The transfers
- * are reserved in `net`. choice_p: of the mirrored plan. makespan_p: when the last one has it (now,
- * without requests). Errors: as for plans; time never and nothing reserved when somebody cannot be
- * reached. */
+/* Fills out[n], and hubs[k] (when a distributor has the model; never: it gets none). Reserves the transfers
+ * in `net`. choice_p: of the mirrored plan. makespan_p: when the last request is served (now, without
+ * requests). Errors: as for plans. If a request cannot be reached, the time is never and nothing is
+ * reserved. */
 MLFAB__INTERNAL int mlfab__group_distribute(mlfab__grouper *g, mlfab__network *net,
                                             const mlfab__distribution *d, mlfab__delivery *out,
                                             double *hubs, mlfab__group_choice *choice_p,
@@ -30303,13 +30291,13 @@ typedef struct mlfab__allreduce {
   double bytes;
   const uint32_t *aggregators, *distributors;
   uint32_t k, distributors_k;
-  const uint32_t *nodes;   /* of the workers; the root is the one on the root's node */
-  const double *available; /* when each one's share is ready */
+  const uint32_t *nodes;   /* of the workers; the root is the worker on the root's node */
+  const double *available; /* when each worker's share is ready */
   uint32_t n;
 } mlfab__allreduce;
 
-/* Fills push[n] and get[n] (the root's own entries: all there when available, and has it at once),
- * the choices of both ways, and when the last one has the sum. Errors: as above. */
+/* Fills push[n] and get[n] (for the root itself: when it is available, and the result at once), the choices
+ * for both directions, and the time when the last worker has the sum. Errors: as above. */
 MLFAB__INTERNAL int mlfab__group_allreduce(mlfab__grouper *g, mlfab__network *net,
                                            const mlfab__allreduce *a, mlfab__grouped *push,
                                            mlfab__delivery *get, mlfab__group_choice *push_p,
@@ -30327,36 +30315,37 @@ MLFAB__INTERNAL int mlfab__group_may_start(const uint64_t *finished, uint32_t n,
 #if MLFAB_WITH_SCHED
 /* group.c - Alg. 3, case by case: see group.h.
  *
- * The cases n = 0, 1, ... share their direct transfers: those of n + 1 are those of n and one more.
- * What a case reserves besides is undone before the next. A case is left as soon as its t_max,
- * which never falls, is not below the best T so far; when that is so for the direct transfers
- * alone, no larger n can win either, and of equal ones the smallest n is wanted. Neither T(n) nor
- * whether n is feasible is monotone in n, so every n up to there is tried, unless a bound shows
- * that it is in vain (with one server, and no free first group). When t_max is t, everything
- * reserved so far has ended by t. So the next aggregate is at the server no later than the largest
- * one would be that leaves at t on the network as it was before the case, and by induction t_max of
- * the q-th group is at most some U(q), with U(1) known. Its members come in through its
- * aggregator's ingress by then; late ones a transfer later, and then the sum is at the server yet a
- * transfer later. What does not fit in all groups together makes n infeasible; or it goes directly,
- * and the server's ingress has to carry it too. */
+ * The cases n = 0, 1, ... share their direct transfers: case n + 1 has those of case n and one more. All
+ * other reservations of a case are undone before the next. A case is abandoned as soon as its t_max, which
+ * never decreases, is not below the best T so far. When that holds for the direct transfers alone, no
+ * larger n can win either, and of equal ones the smallest n is wanted. Neither T(n) nor feasibility is
+ * monotone in n, so every n up to there is tried, unless a bound shows that it cannot win (with one server
+ * and no free first group).
+ *
+ * The bound. When t_max is t, everything reserved so far has ended by t. So the next aggregate is at the
+ * server no later than the largest aggregate would be that leaves at t on the network as it was before the
+ * case. By induction, t_max of the q-th group is at most some U(q), with U(1) known. Its members arrive
+ * through its aggregator's ingress by then; late members arrive up to one transfer later, and their sum is
+ * at the server one more transfer later. If the updates do not fit into all groups together, n is
+ * infeasible; with TAIL_DIRECT, the rest goes directly and the server's ingress has to carry it too. */
 
-/* One case under way. */
+/* One case being evaluated. */
 typedef struct group_run {
   mlfab__grouper *g;
   mlfab__network *net;
   const mlfab__group_input *in;
   uint32_t variant, first_most;
-  int late;            /* members may be there later */
+  int late;            /* members may arrive after t_max */
   mlfab__grouped *out; /* NULL: only the time is wanted */
-  double limit;        /* a case that is not shorter may be left */
+  double limit;        /* a case that does not end before this may be abandoned */
   double t_max;
   uint32_t number; /* groups so far */
-  int over;        /* the free first group alone is not there before the limit */
-  /* The group that is being filled. */
+  int over;        /* the free first group alone does not end before the limit */
+  /* The group being filled. */
   uint32_t first, members;
   double ready;
-  int known;      /* cutting through: `forward` holds */
-  double forward; /* when its sum would be at the servers, begun at t_max */
+  int known;      /* with cut-through: `forward` is valid */
+  double forward; /* when its sum would be at the servers, sent from t_max on */
 } group_run;
 
 static const mlfab__candidate *group_update(const group_run *r, uint32_t i) {
@@ -30377,12 +30366,12 @@ static const uint32_t *group_aggregator(const group_run *r, uint32_t q) {
   return r->in->aggregators + (size_t)(q - 1) * r->in->servers;
 }
 
-/* T(n) cannot be smaller than the limit any more. */
+/* Is T(n) certainly not smaller than the limit? */
 static int group_is_over(const group_run *r) {
   return r->over || !mlfab__network_less(r->t_max, r->limit);
 }
 
-/* The i-th update goes directly: 1; 0: it never arrives. */
+/* Sends the i-th update directly: 1; 0: it never arrives. */
 static int group_direct(group_run *r, uint32_t i) {
   mlfab__bundle bundle = group_bundle(r, i, r->in->server);
   double end;
@@ -30403,10 +30392,9 @@ static int group_direct(group_run *r, uint32_t i) {
   return 1;
 }
 
-/* ---- cutting through ---- */
+/* ---- cut-through ---- */
 
-/* When the sum at aggregator q would be at the servers if it were of this size and forwarded from
- * t_max on. */
+/* When the sum at aggregator q, of this size and sent from t_max on, would be at the servers. */
 static int group_forward(group_run *r, uint32_t q, const double *bytes) {
   mlfab__bundle bundle = {.from = group_aggregator(r, q),
                           .from_step = 1,
@@ -30439,7 +30427,7 @@ MLFAB__INTERNAL int mlfab__group_keep(mlfab__grouper *g, const mlfab__network *n
   return 0;
 }
 
-/* Reserves a member's way to its aggregator, like mlfab__bundle_reserve. */
+/* Reserves a member's transfer to its aggregator, like mlfab__bundle_reserve. */
 static int group_enter(group_run *r, const mlfab__bundle *whole, double limit, double *end_p) {
   uint32_t mark = mlfab__network_mark(r->net), nlate = r->g->nlate, nstretches = r->g->nstretches;
   int walked = MLFAB__ENDS;
@@ -30468,8 +30456,8 @@ static int group_enter(group_run *r, const mlfab__bundle *whole, double limit, d
   return walked;
 }
 
-/* Reserves the sum's way to the servers: each component from t_max on, or so much later that it
- * always finds what comes in. */
+/* Reserves the sum's transfer to the servers: each component from t_max on, or later, so that it never
+ * waits for its members. */
 static int group_leave(group_run *r, const mlfab__bundle *whole, double *end_p) {
   int walked = MLFAB__ENDS;
   *end_p = r->ready;
@@ -30530,12 +30518,12 @@ static int group_flush(group_run *r, uint32_t q) {
   return 1;
 }
 
-/* The first group, when it need not be in time. */
+/* Is it a first group that need not be in time? */
 static int group_is_free(const group_run *r, uint32_t q) {
   return r->variant == MLFAB__GROUP_FIRST_FREE && q == 1;
 }
 
-/* The latest time at which the i-th update may be at aggregator q: 1; 0: there is none. */
+/* The latest time at which the i-th update may arrive at aggregator q: 1; 0: there is none. */
 static int group_limit(group_run *r, uint32_t i, uint32_t q, double *limit_p) {
   const double *bytes = r->members > 0 ? r->g->sizes : group_update(r, i)->bytes;
   *limit_p = r->t_max;
@@ -30545,13 +30533,13 @@ static int group_limit(group_run *r, uint32_t i, uint32_t q, double *limit_p) {
   }
   if (!r->late) return 1;
   int code = r->known ? 0 : group_forward(r, q, bytes);
-  /* Members pass other links than the forward when there is but one server, and no shared link. */
+  /* With one server and no shared links, members use other links than the sum. */
   r->known = r->in->servers == 1 && r->net->path_count == 0;
   *limit_p = r->forward;
   return code ? code : 1;
 }
 
-/* The i-th update joins the group at aggregator q: 1; 0: it is too late for that. */
+/* Adds the i-th update to the group at aggregator q: 1; 0: it is too late. */
 static int group_join(group_run *r, uint32_t i, uint32_t q) {
   double limit, end;
   if (r->members == 0) r->known = 0;
@@ -30581,7 +30569,7 @@ static int group_join(group_run *r, uint32_t i, uint32_t q) {
   return 1;
 }
 
-/* Groups the updates from the n-th on: 1 when all go, and then t_max is T(n); 0: infeasible, or not
+/* Groups the updates from the n-th on: 1 when all are sent, and t_max is T(n); 0: infeasible, or not
  * shorter than the limit. */
 static int group_fill(group_run *r, uint32_t n) {
   uint32_t q = 1, i = n;
@@ -30622,7 +30610,7 @@ static int group_run_case(group_run *r, uint32_t n) {
 
 /* ---- the search ---- */
 
-/* Whether an update can be in a group without passing its aggregator's ingress. */
+/* Is the node on an aggregator's host, so that its update does not pass that aggregator's ingress? */
 static int group_is_beside(const group_run *r, uint32_t node) {
   for (uint32_t q = 0; q < r->in->k; q++) {
     if (r->in->aggregators[q] == node) return 1;
@@ -30630,7 +30618,7 @@ static int group_is_beside(const group_run *r, uint32_t node) {
   return 0;
 }
 
-/* Sums from the back: what has to pass an aggregator's ingress, and the largest update. */
+/* Sums from the back: the bytes through aggregators' ingress, and the largest update. */
 static void group_sum(group_run *r) {
   mlfab__group_tail *tail = r->g->tail;
   uint32_t n = r->in->n;
@@ -30647,19 +30635,18 @@ static void group_sum(group_run *r) {
   }
 }
 
-/* 1 when the case n is infeasible, or not shorter than the limit, for sure. Its direct transfers
- * are reserved, and t_max is theirs. */
+/* 1 when case n is certainly infeasible, or not shorter than the limit. Its direct transfers are reserved,
+ * and t_max is theirs. */
 static int group_is_vain(const group_run *r, uint32_t n) {
   if (r->variant == MLFAB__GROUP_FIRST_FREE || r->in->servers > 1 || n == r->in->n) return 0;
   if (r->late && r->net->path_count > 0) return 0;
   const mlfab__group_tail *tail = &r->g->tail[n];
   double t = r->t_max, room = 0, end;
-  /* A little less, and a little longer below: what comparisons and the ends of transfers let in. */
+  /* Smaller here, and longer below, by what the comparisons and the ends of transfers tolerate. */
   double need = mlfab__network_exact(tail->bytes * (1 - 4e-9));
   for (uint32_t q = 0; q < r->in->k && room < need; q++) {
     uint32_t a = r->in->aggregators[q];
-    /* A late member comes before its sum would be there, and the sum is a transfer behind it at
-     * most. */
+    /* A late member arrives before its sum would, and the sum at most one transfer later. */
     if (r->late) t = mlfab__network_end(r->net, a, r->in->server[0], tail->largest, t);
     if (!mlfab__finite(t)) return 0;
     double until = mlfab__network_exact(t + 4e-9 * (t > 1 ? t : 1));
@@ -30668,14 +30655,14 @@ static int group_is_vain(const group_run *r, uint32_t n) {
     if (!mlfab__finite(t)) return 0;
   }
   if (r->variant == MLFAB__GROUP_PAPER || room >= need) return room < need;
-  /* What does not fit in groups goes directly. */
+  /* The updates that do not fit into groups go directly. */
   double rest = mlfab__network_exact(tail->to_server * (1 - 4e-9)) - room;
   int walked = mlfab__network_carries(r->net, r->in->server[0], rest, 0, r->limit, &end);
   return walked == MLFAB__LATE || !mlfab__network_less(end, r->limit);
 }
 
-/* Tries the cases of a variant, and improves *choice. [E8] Of equal times the smallest n wins,
- * which is decided when all are known: the first time that is not later than the least. */
+/* Tries the cases of a variant, and improves *choice. [E8] Of equal times the smallest n wins: the first
+ * time that is not later than the smallest, found after all are known. */
 static int group_search(group_run *r, uint32_t variant, mlfab__group_choice *choice) {
   double *times = r->g->times, least = choice->time;
   uint32_t tried = 0, n = r->in->n, most = n;
@@ -30689,7 +30676,7 @@ static int group_search(group_run *r, uint32_t variant, mlfab__group_choice *cho
     double t_max = r->t_max;
     uint32_t mark = mlfab__network_mark(r->net);
     times[tried] = mlfab__network_never();
-    /* A free first group behind no direct transfer may end after any number of members. */
+    /* With n = 0, a free first group may end after any number of members. */
     uint32_t cases = r->variant == MLFAB__GROUP_FIRST_FREE && i == 0 && n > 0 ? n : 1;
     if (group_is_vain(r, i)) cases = 0;
     for (uint32_t c = 1; c <= cases; c++) {
@@ -30698,7 +30685,7 @@ static int group_search(group_run *r, uint32_t variant, mlfab__group_choice *cho
       int walked = group_fill(r, i);
       mlfab__network_undo(r->net, mark);
       if (walked < 0) return walked;
-      if (r->over) break; /* and so it is with more members */
+      if (r->over) break; /* also with more members */
       if (walked == 0 || !mlfab__network_less(r->t_max, times[tried])) continue;
       times[tried] = r->t_max;
       if (i == 0) most = r->first_most;
@@ -30720,7 +30707,7 @@ static int group_search(group_run *r, uint32_t variant, mlfab__group_choice *cho
   return 0;
 }
 
-/* [E9] Nothing is feasible: what can arrive goes directly. */
+/* [E9] Nothing is feasible: the updates that can arrive go directly. */
 static int group_give_up(group_run *r, mlfab__group_choice *choice) {
   uint32_t i = 0;
   for (; i < r->in->n; i++) {
@@ -30853,19 +30840,19 @@ MLFAB__INTERNAL int mlfab__group_may_start(const uint64_t *finished, uint32_t n,
  * core/sched/distribute.c
  * ============================================================================================== */
 #if MLFAB_WITH_SCHED
-/* distribute.c - models on their way back, and AllReduce: see group.h.
+/* distribute.c - distribution of models, and AllReduce: see group.h.
  *
- * Time reversed, distribution is aggregation: the server's egress must never be idle, as its
- * ingress there. So requests are grouped by Alg. 3 in a mirrored network, and then transfers are
- * reserved in the real one: from the server first, beginning with the last group's distributor,
- * since it has most to wait for behind it; then from the distributors, when they have the whole
- * model, or as it comes (`cut`): a transfer to a worker begins when from then on it never lacks
- * what comes to its distributor.
+ * With time reversed, distribution is aggregation: there the server's ingress must never be idle, here its
+ * egress. So requests are grouped by Alg. 3 in a mirrored network, and then the transfers are reserved in
+ * the real one. First those from the server, beginning with the last group's distributor, which has the
+ * most to send afterwards. Then those from the distributors: when they have the whole model, or with `cut`
+ * as it arrives; then a transfer to a worker begins as early as it can without ever waiting for bytes of
+ * the model.
  *
- * Source: MLfabric §10.3, §6. Departs: all of the server's transfers are reserved before those of
- * the distributors; t_max starts at the time of the requests. */
+ * Source: MLfabric §10.3, §6. Departs: all transfers from the server are reserved before those from the
+ * distributors; t_max starts at the time of the requests. */
 
-/* The requests as updates of the model's size. */
+/* Makes the requests candidates of the model's size. */
 static int distribute_requests(mlfab__grouper *g, mlfab__env *env, const mlfab__distribution *d) {
   void *candidates =
       mlfab__grow(env, g->candidates, &g->candidates_room, d->n, sizeof *g->candidates);
@@ -30881,7 +30868,7 @@ static int distribute_requests(mlfab__grouper *g, mlfab__env *env, const mlfab__
   return 0;
 }
 
-/* One transfer of the whole model, a component a server, whenever it ends. */
+/* Reserves one transfer of the whole model, one component for each server. */
 static int distribute_send(mlfab__network *net, const mlfab__distribution *d, const uint32_t *from,
                            const uint32_t *to, uint32_t to_step, double available, double *end_p) {
   mlfab__bundle bundle = {.from = from,
@@ -30898,7 +30885,7 @@ static const uint32_t *distribute_hub(const mlfab__distribution *d, uint32_t q) 
   return d->distributors + (size_t)(q - 1) * d->servers;
 }
 
-/* To distributor q, a component after the other; how each comes is kept. */
+/* Reserves the transfers to distributor q, one component after another, and keeps their timing. */
 static int distribute_to_hub(mlfab__grouper *g, mlfab__network *net, const mlfab__distribution *d,
                              uint32_t q, double *end_p) {
   *end_p = d->now;
@@ -30919,7 +30906,7 @@ static int distribute_to_hub(mlfab__grouper *g, mlfab__network *net, const mlfab
   return MLFAB__ENDS;
 }
 
-/* What the servers send: 1; 0 when one of them never ends. */
+/* Reserves the servers' transfers: 1; 0 when one of them never ends. */
 static int distribute_from_servers(mlfab__grouper *g, mlfab__network *net,
                                    const mlfab__distribution *d, mlfab__delivery *out,
                                    double *hubs) {
@@ -30944,8 +30931,8 @@ static int distribute_from_servers(mlfab__grouper *g, mlfab__network *net,
   return 1;
 }
 
-/* From a distributor that cuts through: each component as it comes (`in`: one each) to the i-th
- * request. */
+/* Reserves the transfers of a distributor that cuts through to the i-th request; `in`: one course for each
+ * component. */
 static int distribute_cut_through(mlfab__network *net, const mlfab__distribution *d, uint32_t q,
                                   uint32_t i, const mlfab__course *in, double *end_p) {
   *end_p = d->now;
@@ -30967,11 +30954,11 @@ static int distribute_cut_through(mlfab__network *net, const mlfab__distribution
   return MLFAB__ENDS;
 }
 
-/* What the distributors send, last group first, its members in list order. */
+/* Reserves the distributors' transfers, last group first, its members in list order. */
 static int distribute_from_hubs(mlfab__grouper *g, mlfab__network *net,
                                 const mlfab__distribution *d, mlfab__delivery *out,
                                 const double *hubs) {
-  const mlfab__course *in = g->late; /* of the servers' transfers, which are in the same order */
+  const mlfab__course *in = g->late; /* courses of the servers' transfers, in the same order */
   const mlfab__stretch *pieces = g->stretches;
   for (uint32_t k = 0; k < g->nlate; k++) {
     g->late[k].pieces = pieces;
@@ -31041,7 +31028,7 @@ MLFAB__INTERNAL int mlfab__group_distribute(mlfab__grouper *g, mlfab__network *n
 
 /* ---- allreduce ---- */
 
-/* The workers but the root, as updates and as requests: how many. */
+/* Lists all workers except the root. */
 static int distribute_others(mlfab__grouper *g, mlfab__env *env, const mlfab__allreduce *a,
                              uint32_t *root_p, uint32_t *n_p) {
   void *members =
@@ -31062,7 +31049,7 @@ static int distribute_others(mlfab__grouper *g, mlfab__env *env, const mlfab__al
   return 0;
 }
 
-/* The way to the root. */
+/* Plans the transfers to the root. */
 static int distribute_push(mlfab__grouper *g, mlfab__network *net, const mlfab__allreduce *a,
                            uint32_t n, mlfab__grouped *push, mlfab__group_choice *choice_p) {
   mlfab__distribution room = {.n = a->n, .requests = a->nodes, .bytes = &a->bytes};
@@ -31081,7 +31068,8 @@ static int distribute_push(mlfab__grouper *g, mlfab__network *net, const mlfab__
   return code;
 }
 
-/* The way back, at `now`. Deliveries stand in order of the others first. */
+/* Plans the transfers back, at `now`. The first n deliveries are those of the other workers, in their
+ * order. */
 static int distribute_get(mlfab__grouper *g, mlfab__network *net, const mlfab__allreduce *a,
                           uint32_t n, double now, mlfab__delivery *get,
                           mlfab__group_choice *choice_p, double *makespan_p) {
@@ -31098,7 +31086,7 @@ static int distribute_get(mlfab__grouper *g, mlfab__network *net, const mlfab__a
   if (hubs == NULL) return MLFAB_ERR_MEMORY;
   g->hubs = hubs;
   int code = mlfab__group_distribute(g, net, &d, get, g->hubs, choice_p, makespan_p);
-  /* Backwards, since a worker's place is not in front of its place among the others. */
+  /* From the back, because no worker's index is below its index among the others. */
   for (uint32_t i = n; !code && i > 0; i--) get[g->members[i - 1]] = get[i - 1];
   return code;
 }
@@ -31138,14 +31126,15 @@ MLFAB__INTERNAL int mlfab__group_allreduce(mlfab__grouper *g, mlfab__network *ne
  * core/sched/plan.h
  * ============================================================================================== */
 #if MLFAB_WITH_SCHED
-/* plan.h - the plan of a batch: which updates are applied, in which order, over which hop. Layer 3.
+/* plan.h - the plan of a batch: which updates are applied, in which order, through which aggregator. Layer
+ * 3.
  *
- * order.h says in which order, group.h over which hop; here the two are one call, with everything
- * that a scheduler has to tell of each update. A batch that is a list is not ordered and nothing of
- * it is dropped, except what can never arrive.
+ * order.h finds the order, group.h the aggregators. This file combines the two in one call, with everything
+ * that a scheduler reports of each update. A batch that is a list is not ordered, and only updates that can
+ * never arrive are dropped.
  *
- * Positions, and so delays, do not depend on grouping: an aggregate of m updates makes the version
- * m larger. So every plan that group.h may choose respects the delay bound.
+ * Positions, and so delays, do not depend on grouping: an aggregate of m updates makes the version m
+ * larger. So every plan that group.h may choose respects the delay bound.
  *
  * Source: MLfabric §5, §6. */
 
@@ -31157,9 +31146,9 @@ typedef struct mlfab__batch {
   const uint32_t *aggregators; /* k x servers nodes */
   uint32_t k;
   int64_t delay_bound; /* tau_max: an applied update's delay is smaller; INT64_MAX: no bound */
-  int64_t version;     /* of the model when the batch begins to be applied */
-  double backlog;      /* when everything that was planned before is at the server; 0: it is now */
-  int list;            /* no order and no drops: the updates stay as listed */
+  int64_t version;     /* of the model when the first update of the batch is applied */
+  double backlog;      /* when all earlier planned updates are at the server; 0: now */
+  int list;            /* the updates stay as listed: no order, no drops */
   int best;            /* variants of Alg. 3 are tried too */
   int cut;             /* aggregators cut through */
 } mlfab__batch;
@@ -31167,18 +31156,20 @@ typedef struct mlfab__batch {
 enum mlfab__outcome { MLFAB__PLAN_APPLIED = 1, MLFAB__PLAN_DROPPED };
 
 typedef struct mlfab__planned {
-  uint32_t update;       /* index into updates */
-  uint8_t fate;          /* mlfab__outcome */
-  uint8_t reason;        /* mlfab__reason */
-  uint32_t group;        /* 0: directly; else its aggregator, from 1 */
-  uint32_t group_number; /* 1, 2, ... in the order of commits; a direct update is a group */
-  double start;          /* when its own transfer may start */
-  double arrive;         /* at its aggregator; directly: at the server */
-  double ready;          /* when all of its group is there */
-  double end;            /* of that transfer */
-  double commit;         /* when it is applied, at the earliest */
-  int64_t delay; /* it has; if it is dropped: would have behind all that are applied. Versions from
-                  * the future make it negative. */
+  uint32_t update; /* index into updates */
+  uint8_t fate;    /* mlfab__outcome */
+  uint8_t reason;  /* mlfab__reason */
+  uint32_t group;  /* 0: directly; else its aggregator, from 1 */
+  /* 1, 2, ... in the order of commits; a direct update is a group of its own */
+  uint32_t group_number;
+  double start;  /* when its own transfer may start */
+  double arrive; /* at its aggregator; directly: at the server */
+  double ready;  /* when its whole group is at the aggregator */
+  double end;    /* of the transfer to the server */
+  double commit; /* when it is applied, at the earliest */
+  /* its delay; if dropped: the delay it would have behind all applied ones. Negative with versions from the
+   * future. */
+  int64_t delay;
 } mlfab__planned;
 
 typedef struct mlfab__planner {
@@ -31191,15 +31182,15 @@ typedef struct mlfab__planner {
   uint32_t room;
 } mlfab__planner;
 
-/* Allocates nothing yet; a planner keeps its memory between calls. */
+/* Allocates nothing yet. A planner keeps its memory between calls. */
 MLFAB__INTERNAL void mlfab__planner_init(mlfab__planner *planner, mlfab__env *env);
 MLFAB__INTERNAL void mlfab__planner_free(mlfab__planner *planner);
-/* Plans a batch on `net`, and leaves the plan's transfers reserved there (net->watch is told of
- * each). Fills `out` (n entries): the *applied_p that are applied in the order of commits, then the
- * dropped in the order of the list. choice_p (NULL: not wanted): the case of Alg. 3; its time is
- * when the last one is applied, never when a list could not be planned as a whole. Errors: ARGUMENT
- * (a node that is not there; bytes, an available time or a backlog that is negative or NaN),
- * MEMORY; nothing is reserved. */
+/* Plans a batch on `net`, and leaves the transfers of the plan reserved there (net->watch is called for
+ * each). Fills `out` (n entries): the *applied_p applied updates in the order of commits, then the dropped
+ * ones in the order of the list. choice_p (may be NULL): the case of Alg. 3; its time is when the last
+ * update is applied, or never if a list could not be planned as a whole. Errors: ARGUMENT (a node that does
+ * not exist; bytes, an available time or a backlog that is negative or NaN), MEMORY; nothing is reserved
+ * then. */
 MLFAB__INTERNAL int mlfab__plan_batch(mlfab__planner *planner, mlfab__network *net,
                                       const mlfab__batch *batch, mlfab__planned *out,
                                       uint32_t *applied_p, mlfab__group_choice *choice_p);
@@ -31243,11 +31234,11 @@ static int plan_reserve(mlfab__planner *p, uint32_t n) {
   p->grouped = mlfab__alloc_array(p->env, p->room, sizeof *p->grouped);
   p->order = mlfab__alloc_array(p->env, p->room, sizeof *p->order);
   if (p->ordered && p->grouped && p->order) return 0;
-  plan_free_arrays(p); /* or the next call would believe in them */
+  plan_free_arrays(p); /* so that the next call allocates again */
   return MLFAB_ERR_MEMORY;
 }
 
-/* The order, or the list as it is. Nothing stays reserved. */
+/* The order, or the list as it is. Leaves nothing reserved. */
 static int plan_order(mlfab__planner *p, mlfab__network *net, const mlfab__batch *batch,
                       uint32_t *applied_p) {
   if (batch->list) {
@@ -31269,13 +31260,12 @@ static int plan_order(mlfab__planner *p, mlfab__network *net, const mlfab__batch
   return code;
 }
 
-/* What is known of one update; `position`: from 1, or one more than the last for what is
- * dropped. */
+/* The entry of one update; `position`: from 1, or one behind the last for dropped ones. */
 static mlfab__planned plan_entry(const mlfab__batch *batch, uint32_t update, uint8_t reason,
                                  uint32_t position) {
   const mlfab__candidate *c = &batch->updates[update];
   double never = mlfab__network_never();
-  /* dl(g) - position is how many versions are left; the delay counts from the other end. */
+  /* dl(g) - position is the number of versions left; the delay counts from the other end. */
   int64_t age = mlfab__order_deadline(batch->version, position - (int64_t)1, c->version);
   return (mlfab__planned){.update = update,
                           .fate = MLFAB__PLAN_DROPPED,
@@ -31288,8 +31278,8 @@ static mlfab__planned plan_entry(const mlfab__batch *batch, uint32_t update, uin
                           .delay = age};
 }
 
-/* The applied in the order of commits; those that Alg. 3 could not place follow them as dropped, in
- * front of the others. */
+/* Writes the applied updates in the order of commits, then those that Alg. 3 could not place, as dropped,
+ * then the other dropped ones. */
 static uint32_t plan_write(const mlfab__planner *p, const mlfab__batch *batch, uint32_t ordered,
                            mlfab__planned *out) {
   uint32_t applied = 0;
@@ -31342,46 +31332,45 @@ MLFAB__INTERNAL int mlfab__plan_batch(mlfab__planner *planner, mlfab__network *n
  * core/sched/monitor.h
  * ============================================================================================== */
 #if MLFAB_WITH_SCHED
-/* monitor.h - what a host's network links carry, told from what passed through them. Layer 2.
+/* monitor.h - estimates the capacities of a host's network links from their traffic. Layer 2.
  *
- * A pure estimator, one a node: samples of the transports (mlfab_measure) in, two capacities out,
- * in and out, each bytes a second and negative as long as nothing is known. It looks at no clock
- * and sends nothing: whoever owns it asks mlfab__monitor_take after every sample and reports what
- * it says.
+ * A pure estimator, one for each node. Input: samples of the transports (mlfab_measure). Output: two
+ * capacities, in and out, in bytes a second, negative while unknown. It reads no clock and sends nothing:
+ * its owner calls mlfab__monitor_take after every sample and reports the result.
  *
- * A rate that was limited by the application is a lower bound and nothing else. So of each
- * direction
- *  - the sample is the rate of the whole window when somebody had more to send all the time, else
- *    that of the stretches in which somebody had (`delivery`), else the window's, as a lower bound;
- *  - the first sample that is no mere lower bound is taken as it is; until then the interface's
- *    nominal speed stands, if it tells one, which later is an upper bound;
- *  - from then on a larger sample raises the estimate fast, also one that is a lower bound; one
- *    that is about the same is smoothed in;
- *  - a smaller one may be the limit of the other end, a slow worker's for one, and the next
- *    transfer's is another: so nothing happens until for three heartbeats nothing as large as the
- *    estimate has come. Then the largest of what came meanwhile is believed, if there were two
- *    samples and no mere lower bounds;
- *  - receivers release no more than the link is said to carry, and would never see that it carries
- *    more. So now and then a full link is said to carry a quarter more, for a heartbeat; if more
- *    does not come then, what stood before stands again.
- * A receiver cannot tell the limit of its own link from that of the other end's. Links mostly are
- * alike in both directions, so what is sent is taken to be what could come in, at least.
+ * A rate that the application limited is only a lower bound. So, for each direction: - the sample is the
+ * rate of the whole window if there was always more to send; else the rate of the periods in
+ *    which there was (`delivery`); else the window's rate, as a lower bound;
+ * - the first sample that is not only a lower bound sets the estimate; until then the interface's nominal
+ * speed
+ *    is used, if there is one; later it is an upper bound;
+ * - afterwards a larger sample, also a lower bound, raises the estimate fast; a similar one is smoothed in;
+ * - a smaller sample may reflect the limit of the other end, for instance a slow worker, and the next
+ * transfer
+ *    may have another. So the estimate falls only when no sample has reached it for three heartbeats, to the
+ *    largest sample of that time, if there were two samples that were not only lower bounds;
+ * - receivers release no more than the reported capacity, and so would never see that a link carries more.
+ * So
+ *    now and then a full link is reported with a quarter more, for a heartbeat; if no more arrives then, the
+ *    former estimate is restored.
+ * A receiver cannot distinguish the limit of its own link from that of the other end. Links are mostly
+ * symmetric, so the outgoing rate is taken as a lower bound of the incoming capacity.
  *
- * Invariants: an estimate is finite, and negative (unknown) or at most the nominal speed, if there
- * is one. What was set by hand hides the measured estimate, which goes on underneath.
+ * Invariants: an estimate is finite, and negative (unknown) or at most the nominal speed, if there is one.
+ * A value set by hand hides the measured estimate, which is still updated.
  *
- * Source: MLfabric §4 (network monitor); how it measures is not said there. The delivery rate, the
- * rule for samples limited by the application, the maximum over a stretch of time, and the probes
- * are BBR's ideas (Cardwell et al. 2016). */
+ * Source: MLfabric §4 (network monitor), which does not say how to measure. The delivery rate, the rule for
+ * samples limited by the application, the maximum over a period, and the probes are from BBR (Cardwell et
+ * al. 2016). */
 
 /* One direction. */
 typedef struct mlfab__monitor_side {
-  double rate;       /* negative: not known */
-  double held;       /* while it probes: what stood before; else negative */
-  double set;        /* by hand; negative: measured */
-  double told;       /* what take said last; negative: nothing, or not known */
-  double lower;      /* the largest of the smaller samples since confirmed_ns */
-  uint64_t since_ns; /* of the last probe, or change */
+  double rate;       /* negative: unknown */
+  double held;       /* while probing: the former estimate; else negative */
+  double set;        /* by hand; negative: use the measured one */
+  double told;       /* last reported by take; negative: none, or unknown */
+  double lower;      /* largest of the samples below the estimate since confirmed_ns */
+  uint64_t since_ns; /* time of the last probe or change */
   uint64_t confirmed_ns;
   uint32_t lower_samples;
   uint32_t sampled; /* 0: `rate`, if any, is the nominal speed */
@@ -31390,20 +31379,18 @@ typedef struct mlfab__monitor_side {
 typedef struct mlfab__monitor {
   mlfab__monitor_side in, out;
   uint64_t heartbeat_ns;
-  uint64_t told_ns; /* when take last said something; 0: never */
+  uint64_t told_ns; /* last time that take reported; 0: never */
 } mlfab__monitor;
 
-/* Nothing is known. The heartbeat, at least 1 ns, is the measure of all that takes time here. */
+/* Nothing is known. The heartbeat, at least 1 ns, is the unit of all periods here. */
 MLFAB__INTERNAL void mlfab__monitor_init(mlfab__monitor *monitor, uint64_t heartbeat_ns);
-/* What transports measured. One without length, or of numbers that are none, is passed over. */
+/* A measurement of a transport. One of zero length, or with invalid numbers, is ignored. */
 MLFAB__INTERNAL void mlfab__monitor_sample(mlfab__monitor *monitor, const mlfab_measure *measure,
                                            uint64_t now_ns);
-/* From now on these are the capacities, 0 for a link that is cut; a negative one: as measured. Both
- * are finite. */
+/* Sets the capacities by hand, 0 for a link that is cut; negative: as measured. Both are finite. */
 MLFAB__INTERNAL void mlfab__monitor_set(mlfab__monitor *monitor, double in, double out);
-/* Sets the capacities as they are now, negative when not known. 1 when they are to be reported:
- * one differs by more than a tenth from what was to be reported last, at most once a heartbeat;
- * else 0. */
+/* Sets the present capacities, negative when unknown. Returns 1 when they should be reported: one differs
+ * by more than a tenth from its last report, at most once a heartbeat; else 0. */
 MLFAB__INTERNAL int mlfab__monitor_take(mlfab__monitor *monitor, uint64_t now_ns, double *in_p,
                                         double *out_p);
 
@@ -31413,18 +31400,17 @@ MLFAB__INTERNAL int mlfab__monitor_take(mlfab__monitor *monitor, uint64_t now_ns
  * core/sched/monitor.c
  * ============================================================================================== */
 #if MLFAB_WITH_SCHED
-/* monitor.c - what a host's network links carry, told from what passed through them. See
- * monitor.h. */
+/* monitor.c - estimates the capacities of a host's network links. See monitor.h. */
 
 enum {
-  MONITOR_PROBE_BEATS = 16, /* between two probes, at least */
-  MONITOR_PATIENCE_BEATS =
-      3,                    /* that something as large has not come, before less is believed ... */
-  MONITOR_LOWER_SAMPLES = 2 /* ... and as many say so */
+  MONITOR_PROBE_BEATS = 16, /* minimum time between two probes */
+  /* time without a sample of the estimate's size before a smaller one is believed ... */
+  MONITOR_PATIENCE_BEATS = 3,
+  MONITOR_LOWER_SAMPLES = 2 /* ... and minimum number of smaller samples */
 };
 
-#define MONITOR_NEWS 0.1   /* a change beyond it, relative, is worth a report */
-#define MONITOR_CLOSE 0.05 /* what a rate may differ and still be the same */
+#define MONITOR_NEWS 0.1   /* relative change that is reported */
+#define MONITOR_CLOSE 0.05 /* relative difference within which rates count as equal */
 #define MONITOR_PROBE 1.25
 
 MLFAB__INTERNAL void mlfab__monitor_init(mlfab__monitor *monitor, uint64_t heartbeat_ns) {
@@ -31434,18 +31420,18 @@ MLFAB__INTERNAL void mlfab__monitor_init(mlfab__monitor *monitor, uint64_t heart
   monitor->out = monitor->in;
 }
 
-/* Finite and positive, or 0. */
+/* The rate if it is finite and positive, else 0. */
 static double monitor_clean(double rate) { return rate > 0.0 && mlfab__finite(rate) ? rate : 0.0; }
 
-/* The link carries what it is said to. */
+/* The estimate was reached. */
 static void monitor_confirm(mlfab__monitor_side *side, uint64_t now_ns) {
   side->confirmed_ns = now_ns;
   side->lower = 0.0;
   side->lower_samples = 0;
 }
 
-/* A probe ends when more came than stood before it, which then is what is learned from, or after a
- * heartbeat. */
+/* Ends a probe: after a heartbeat, or when a sample exceeds the former estimate, which is then updated from
+ * that sample. */
 static void monitor_probe_over(mlfab__monitor_side *side, double rate, uint64_t heartbeat_ns,
                                uint64_t now_ns) {
   if (side->held < 0.0) return;
@@ -31455,7 +31441,7 @@ static void monitor_probe_over(mlfab__monitor_side *side, double rate, uint64_t 
   side->held = -1.0;
 }
 
-/* A rate below the estimate, and no lower bound. */
+/* A rate below the estimate that is not only a lower bound. */
 static void monitor_below(mlfab__monitor_side *side, double rate, double elapsed_ns,
                           uint64_t heartbeat_ns, uint64_t now_ns) {
   double half = (double)heartbeat_ns / 2.0;
@@ -31474,7 +31460,7 @@ static void monitor_below(mlfab__monitor_side *side, double rate, double elapsed
   monitor_confirm(side, now_ns);
 }
 
-/* Takes a rate in; `bound`: it is a lower bound only. */
+/* Updates the estimate with a rate; `bound`: it is only a lower bound. */
 static void monitor_learn(mlfab__monitor_side *side, double rate, int bound, double elapsed_ns,
                           uint64_t heartbeat_ns, uint64_t now_ns) {
   if (!side->sampled) {
@@ -31498,7 +31484,7 @@ static void monitor_learn(mlfab__monitor_side *side, double rate, int bound, dou
   }
 }
 
-/* The link was full for the whole window, at the rate that it is known for: does it carry more? */
+/* The link was full for the whole window at its estimated rate: probes whether it carries more. */
 static void monitor_probe(mlfab__monitor_side *side, double rate, double nominal,
                           uint64_t heartbeat_ns, uint64_t now_ns) {
   if (side->held >= 0.0 || rate < side->rate * (1.0 - MONITOR_CLOSE)) return;
@@ -31552,7 +31538,7 @@ MLFAB__INTERNAL int mlfab__monitor_take(mlfab__monitor *monitor, uint64_t now_ns
                                         double *out_p) {
   *in_p = monitor_now(&monitor->in);
   *out_p = monitor_now(&monitor->out);
-  /* The interface's nominal speed was not sent by anybody. */
+  /* The outgoing estimate counts only if it was measured; the nominal speed does not. */
   int sent = monitor->in.set < 0.0 && *in_p >= 0.0 && monitor->out.sampled;
   if (sent && monitor->out.rate > *in_p) *in_p = monitor->out.rate;
   if (monitor->told_ns && now_ns - monitor->told_ns < monitor->heartbeat_ns) return 0;
@@ -31568,108 +31554,104 @@ MLFAB__INTERNAL int mlfab__monitor_take(mlfab__monitor *monitor, uint64_t now_ns
  * core/sched/items.c
  * ============================================================================================== */
 #if MLFAB_WITH_SCHED
-/* items.c - the scheduler role: what is kept of items, their legs and their hosts' links. See scheduler.h.
+/* items.c - the scheduler role: items, their legs, and the rates of hosts. See scheduler.h.
  *
- * The files above this one all use it: scheduler.c, batch.c and arrange.c. */
+ * Used by scheduler.c, batch.c and arrange.c. */
 
 /* ==============================================================================================
  * core/sched/scheduler.h
  * ============================================================================================== */
 #if MLFAB_WITH_SCHED
-/* scheduler.h - the scheduler role: decides in which order and by which hop large transfers go.
- * Layer 4.
+/* scheduler.h - the scheduler role: decides order and routes of large transfers. Layer 4.
  *
- * It is a client of the servers: each announces what wants to travel, and gets plans. It holds no
- * tensor bytes and nothing that could not be told to it again: when it is restarted the servers say
- * what waits and what they have placed, and when it is away they grant first come, first served.
+ * It is a client of the servers: each announces the transfers that wait, and gets plans. It holds no tensor
+ * bytes, and no state that it cannot get again. After a restart the servers report what waits and what they
+ * have placed; without a scheduler they grant first come, first served.
  *
  *    an item:  (ANNOUNCE by each of its `parts` servers) --> WAITING --plan--> PLACED --REPORT of all--> forgotten
  *                                   |                             +--dropped--> forgotten when reported
  *                                   +--its worker gone--> forgotten
  *
- * An item is an update, of which servers have parts, or a pull, of which each server answers its
- * own part when its own condition holds: that is an item a server. A part that a server does not
- * announce within three heartbeats is not waited for, nor is one of a server whose link is lost. A
- * server that announces again what is placed has forgotten it meanwhile (its worker came back):
- * that part is planned anew.
+ * An item is an update, of which several servers have parts, or a pull: each server answers its own part of
+ * a pull when its own condition holds, so that is one item for each server. The scheduler waits three
+ * heartbeats for a server to announce its part, and not at all for a server whose link is lost. A server
+ * that announces a placed part again has forgotten it meanwhile (its worker reconnected): that part is
+ * planned again.
  *
- * When a plan is made: something waits, and either the servers' in-links are booked for less than
- * plan_ahead_ns ahead (what is placed and has not come, over the capacity; unless it is set: as
- * long as what waits takes on the link, and a little more), or interval_ns has passed since the
- * last one. Pulls likewise, by the server's out-link. Only the oldest waiting update of a worker is
- * taken, since a worker's updates are decided in the order of their numbers. How: the network is
- * built anew from the capacities as reported last; what is placed and not over is reserved again,
- * in its order, with the bytes that are left; the end of that is where t_max starts; then the batch
- * is planned on what is left of the network and sent to all servers, the same order for all. Where
- * capacities are not known, all links are reckoned alike: like the mean of those that are known, or
- * 10 Gbit/s.
+ * When to plan: an item waits, and either the servers' in-links are booked for less than plan_ahead_ns
+ * (placed bytes that have not arrived, over the capacity; by default, the time that the waiting item takes
+ * on the link, plus 6 %), or interval_ns has passed since the last plan. For pulls the same with the
+ * server's out-link. Only the oldest waiting update of a worker is planned, because a worker's updates are
+ * decided in the order of their numbers. How: the network is rebuilt from the last reported capacities.
+ * Transfers that are placed and not over are reserved again, in their order, with the bytes that are left;
+ * t_max starts where they end. Then the batch is planned on the rest of the network, and sent to all
+ * servers in the same order. An unknown capacity counts as the mean of the known ones, or 10 Gbit/s.
  *
- * A server for which something waits gets a plan once a heartbeat, without entries when there is nothing
- * to place: it tells a scheduler that holds transfers back from one that is no scheduler, and takes the
- * latter for lost (server.h).
+ * A server with waiting items gets a plan once a heartbeat, without entries if nothing can be placed. So it
+ * can distinguish a scheduler that holds transfers back from one that does not work, which it treats as
+ * lost (client.h).
  *
- * Bytes left are what the plan predicts, corrected by the servers' reports: what a server still
- * expects beyond the prediction (late transfers, small updates, what was placed before this
- * scheduler came) keeps its in-link busy first; what it does not expect any more has come.
+ * The bytes left are predicted by the plan and corrected by the servers' reports. Bytes that a server
+ * expects beyond the prediction (late transfers, small updates, transfers placed before this scheduler
+ * started) occupy its in-link first. Bytes that it no longer expects have arrived.
  *
- * Invariants. (1) An id is placed at most once for an incarnation of server and scheduler, unless
- * the server announces it again. (2) Every server of an item gets the same fate and the same place.
- * (3) With rounds nothing is ordered or dropped. (4) An unreachable item stays WAITING: it is
- * planned again. (5) Only workers that live, have a free accumulator and are reachable are chosen
- * as aggregators: of the batch first, then from the seed. (6) Items are bounded by what workers may
- * have under way.
+ * Invariants. (1) An id is placed at most once for an incarnation of server and scheduler, unless the
+ * server announces it again. (2) Every server of an item gets the same fate and the same place. (3) With
+ * rounds nothing is ordered or dropped. (4) An unreachable item stays WAITING and is planned again. (5)
+ * Only live, reachable workers with a free accumulator become aggregators: first those of the batch, then
+ * by the seed. (6) The number of items is bounded by what workers may have under way.
  *
- * Files, lowest first: items.c (items and what is predicted of them), batch.c (planning), arrange.c
- * (trees of allreduce), scheduler.c (what was told, and when to plan), explain.c (for people).
+ * Files, lowest first: items.c (items and their predictions), batch.c (planning), arrange.c (trees of
+ * allreduce), scheduler.c (frames, and when to plan), explain.c (plans as text).
  *
- * Source: MLfabric §4, §5, §6, §10.2, §10.3. Departs: plans by booking and not by the clock (its
- * fixed interval is an option); the server, not the scheduler, grants. */
+ * Source: MLfabric §4, §5, §6, §10.2, §10.3. Departs: plans by booking and not at fixed intervals
+ * (interval_ns is an option); the server, not the scheduler, grants. */
 
 typedef struct mlfab__scheduler mlfab__scheduler;
 
-/* Errors: MEMORY. `port` speaks to servers by number. */
+/* Errors: MEMORY. `port` addresses servers by number. */
 MLFAB__INTERNAL int mlfab__scheduler_create(mlfab__env *env, const mlfab_config *config,
                                             const mlfab__port *port, mlfab_stats *stats,
                                             mlfab__scheduler **scheduler_p);
 MLFAB__INTERNAL void mlfab__scheduler_destroy(mlfab__scheduler **scheduler_p);
-/* The link to a server stands: it will tell everything anew. It is lost. */
+/* hello: the link to a server stands; it will report everything again. lost: it is lost. */
 MLFAB__INTERNAL void mlfab__scheduler_hello(mlfab__scheduler *scheduler, uint32_t server,
                                             uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__scheduler_lost(mlfab__scheduler *scheduler, uint32_t server,
                                            uint64_t now_ns);
-/* A frame of a server: SCHEDULE, STATION, CAPACITY (server 0's count of workers), ANNOUNCE, REPORT,
- * TREE_ASK. */
+/* A frame of a server: SCHEDULE, STATION, CAPACITY (workers' capacities come from server 0), ANNOUNCE,
+ * REPORT, TREE_ASK. */
 MLFAB__INTERNAL void mlfab__scheduler_frame(mlfab__scheduler *scheduler, uint32_t server,
                                             const mlfab__frame_in *frame, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__scheduler_tick(mlfab__scheduler *scheduler, uint64_t now_ns);
 MLFAB__INTERNAL uint64_t mlfab__scheduler_deadline(const mlfab__scheduler *scheduler);
-/* The last plan as text; *bytes_p: its whole length. */
+/* The last plans as text; *bytes_p: the full length. */
 MLFAB__INTERNAL void mlfab__scheduler_explain(const mlfab__scheduler *scheduler, char *text,
                                               size_t room, size_t *bytes_p);
 
 /* --- between the files of the role --- */
 
-/* A batch is at most one group, so that no group can be too large; one PLAN frame holds it. */
+/* A batch is at most one group, so that no group can be too large, and fits one PLAN frame. */
 #define MLFAB__BATCH_MAX MLFAB__GROUP_MEMBERS_MAX
-/* Aggregators of a batch, at most: the paper's evaluation has k of this size, and with more of them
- * the groups behind the eighth are so large already that they save nothing. */
+/* Maximum number of aggregators of a batch, as in the paper's evaluation; further groups would be so large
+ * that they save nothing. */
 #define MLFAB__BATCH_AGGREGATORS 8u
 #define MLFAB__NO_ITEM 0xffffffffu
 
 enum { MLFAB__HOP_STRETCHES = 8 };
 
-/* What is predicted of one transfer: bytes that are left at since_ns, and when they come. */
+/* The prediction for one transfer: the bytes left at since_ns, and when they arrive. */
 typedef struct mlfab__leg {
   double left;
   uint64_t since_ns;
-  uint32_t n; /* stretches, in seconds since since_ns; more than there is room for are averaged */
-  uint32_t lost; /* 1: it never comes as the network stands */
+  uint32_t n;    /* stretches, in seconds since since_ns; those beyond the array are averaged */
+  uint32_t lost; /* 1: never arrives on the present network */
   mlfab__stretch stretches[MLFAB__HOP_STRETCHES];
 } mlfab__leg;
 
 enum mlfab__item_state { MLFAB__ITEM_NONE, MLFAB__ITEM_WAITING, MLFAB__ITEM_PLACED };
 
-/* What a server has to do with an item. */
+/* A server's part of an item. */
 typedef struct mlfab__item_part {
   uint32_t state;
   uint32_t aggregator; /* a worker, or MLFAB__NO_NODE */
@@ -31679,21 +31661,22 @@ typedef struct mlfab__item_part {
   mlfab__leg sum; /* of the group: aggregator to server; of the spread: server to distributor */
 } mlfab__item_part;
 
-/* Lists are by index, since the arrays grow. */
+/* Lists link by index, because the arrays may move. */
 typedef struct mlfab__item {
   uint64_t id;
-  uint64_t heard_ns; /* when it was announced last */
-  uint64_t held_ns;  /* not planned before: it could not be reached */
-  uint64_t due_ns;   /* when it may be planned, as far as is known */
-  uint64_t group;    /* placed items with one number are one group; 0: alone */
-  uint64_t delay;    /* that it will have, or would have had */
+  uint64_t heard_ns; /* last announcement */
+  uint64_t held_ns;  /* not planned before this time, because it was unreachable */
+  uint64_t due_ns;   /* earliest time at which it may be planned, as far as known */
+  uint64_t group;    /* placed items with the same number are one group; 0: alone */
+  uint64_t delay;    /* predicted; of a dropped item: what it would have been */
   uint64_t serial;   /* of the plan that placed it */
   uint32_t kind, worker, incarnation, members;
-  uint32_t parts;   /* servers that will announce it, without those that have placed their part */
-  uint32_t placed;  /* stands in the list of the placed */
+  uint32_t parts;   /* servers expected to announce it, without those that have placed their part */
+  uint32_t placed;  /* is in the list of placed items */
   uint32_t dropped; /* by the plan that placed it */
-  uint32_t previous, next; /* in its list, in order of announcement or of places; free ones: next */
-  uint32_t sibling;        /* the next of the same worker */
+  /* in its list: in order of announcement, or of places; in the free list: next */
+  uint32_t previous, next;
+  uint32_t sibling; /* next item of the same worker */
 } mlfab__item;
 
 typedef struct mlfab__list {
@@ -31701,41 +31684,42 @@ typedef struct mlfab__list {
 } mlfab__list;
 
 typedef struct mlfab__plan_host {
-  uint64_t key;   /* of the host, or of a node whose host is not known */
-  double in, out; /* bytes a second; negative: not known */
+  uint64_t key;   /* of the host, or of a node whose host is unknown */
+  double in, out; /* bytes a second; negative: unknown */
 } mlfab__plan_host;
 
 typedef struct mlfab__station_state {
   uint32_t incarnation, accumulators, host; /* host: index */
-  uint32_t first, items;                    /* of the worker */
-  uint32_t in_use;                          /* accumulators, while a batch is planned */
+  uint32_t first, items;                    /* items of the worker */
+  /* accumulators in use, valid while a batch is planned */
+  uint32_t in_use;
 } mlfab__station_state;
 
-/* How full one of a server's links is. */
+/* The load of one of a server's links. */
 typedef struct mlfab__booking {
-  double left;   /* bytes that are placed and have not gone through */
-  double excess; /* of these, beyond what is predicted of placed items; negative: less */
-  double known;  /* predicted to be left of placed items; */
-  double unsure; /* ... of these, of plans that the server may not have had when it reported */
+  double left;   /* placed bytes that have not passed */
+  double excess; /* of these, beyond the prediction for placed items; negative: fewer */
+  double known;  /* predicted bytes left of placed items */
+  double unsure; /* ... of these, of plans newer than the last confirmed one */
   uint64_t reported;
-  int fresh; /* `reported` has not been looked at */
+  int fresh; /* `reported` has not been evaluated */
 } mlfab__booking;
 
 typedef struct mlfab__served {
   int live, seen;
   uint32_t host;      /* index */
-  uint64_t placed;    /* members, as reported last */
-  uint64_t estimate;  /* the same when all plans have arrived there */
-  uint64_t confirmed; /* the newest plan of which something is over */
+  uint64_t placed;    /* members, from the last report */
+  uint64_t estimate;  /* the same once all plans have reached the server */
+  uint64_t confirmed; /* newest plan of which an item is over */
   uint64_t unsure;    /* members placed by newer plans */
   uint64_t last_pull_ns;
-  int pulled; /* last_pull_ns is one */
+  int pulled; /* last_pull_ns is valid */
   mlfab__booking in, out;
-  uint64_t in_until_ns, out_until_ns; /* booked until then */
-  uint64_t told_ns;                   /* when it got a plan last */
+  uint64_t in_until_ns, out_until_ns; /* when the bookings end */
+  uint64_t told_ns;                   /* last plan sent to it */
 } mlfab__served;
 
-/* What is kept of a plan for people. */
+/* One line of mlfab__scheduler_explain. */
 typedef struct mlfab__told {
   uint64_t id;
   uint32_t worker, aggregator, group;
@@ -31758,18 +31742,18 @@ struct mlfab__scheduler {
   mlfab_stats *stats;
   uint32_t workers, servers;
   uint64_t heartbeat_ns, now_ns;
-  uint64_t reassure_ns; /* when to look next for servers whose items wait for long */
+  uint64_t reassure_ns; /* when to send the next empty plans */
   mlfab__rng prng;
   mlfab__schedule schedule; /* server 0's */
-  int told;                 /* it is known */
+  int told;                 /* it has been received */
   mlfab__served *served;
   mlfab__station_state *stations;
   uint8_t *alive; /* server * workers + worker */
   mlfab__plan_host *hosts;
-  uint32_t nhosts, hosts_room; /* the last one of the room is for nodes that found none */
-  double alike_in, alike_out;  /* of hosts that are not known */
+  uint32_t nhosts, hosts_room; /* the last index is for nodes without an entry */
+  double alike_in, alike_out;  /* assumed for unknown capacities */
   mlfab__map host_map;
-  /* Items and, `servers` of them each, parts. */
+  /* Items, and for each of them `servers` parts. */
   mlfab__item *items;
   mlfab__item_part *parts;
   uint32_t items_room, parts_room, items_used, free_item;
@@ -31777,11 +31761,11 @@ struct mlfab__scheduler {
   uint64_t listed; /* items in the two lists */
   uint64_t serial, groups;
   /* When to plan. */
-  int dirty; /* bookings and due times are to be reckoned anew */
+  int dirty; /* bookings and due times must be computed again */
   uint64_t reckoned_ns;
-  uint64_t due_ns;    /* the next plan */
-  uint64_t last_ns;   /* the last one of pushes */
-  int planned_before; /* last_ns is one */
+  uint64_t due_ns;    /* of the next plan */
+  uint64_t last_ns;   /* of the last plan of pushes */
+  int planned_before; /* last_ns is valid */
   /* Scratch of a batch. */
   mlfab__network network;
   mlfab__planner planner;
@@ -31789,7 +31773,7 @@ struct mlfab__scheduler {
   uint32_t *batch; /* items */
   uint32_t nbatch;
   mlfab__candidate *candidates;
-  double *bytes; /* of candidates, one a server */
+  double *bytes; /* of candidates, one for each server */
   mlfab__planned *planned;
   mlfab__delivery *deliveries;
   mlfab__plan_entry *entries;
@@ -31799,12 +31783,12 @@ struct mlfab__scheduler {
   uint32_t k;
   uint32_t *nodes;    /* of requests */
   uint32_t *draw;     /* workers */
-  uint64_t *marks;    /* by host: of the last batch that took an aggregator there */
-  uint64_t *counted;  /* by server: the group that was looked at last */
+  uint64_t *marks;    /* by host: the last batch that took an aggregator there */
+  uint64_t *counted;  /* by server: the last group counted */
   mlfab__leg *sums;   /* k x servers of the batch */
-  double *ready;      /* by server: when the members of a group have arrived */
-  double *latest;     /* by server: when all that is reserved again so far is in: t_max */
-  mlfab__leg *target; /* the next reservation is told to it */
+  double *ready;      /* by server: when a group's members have arrived */
+  double *latest;     /* by server: when all transfers reserved again so far have arrived: t_max */
+  mlfab__leg *target; /* receives the next reservation */
   int watching_batch;
   mlfab__story stories[2]; /* the last plan of updates, and of pulls */
 };
@@ -31813,26 +31797,25 @@ static inline mlfab__item_part *mlfab__scheduler_part(const mlfab__scheduler *s,
                                                       uint32_t server) {
   return &s->parts[(size_t)item * s->servers + server];
 }
-/* Bytes of a leg that are left, as predicted. */
+/* Predicted bytes left of a leg. */
 MLFAB__INTERNAL double mlfab__scheduler_left(const mlfab__leg *leg, uint64_t now_ns);
-/* The leg of an item over the server's own link, and NULL when that was another member's already: a
- * group goes over it once. `counted` is 0 for all servers when a walk through the placed items
- * begins. */
+/* The leg of an item over the server's own link. NULL if another member of the group was counted there: a
+ * group crosses the link once. Set `counted` to 0 for all servers before a walk over the placed items. */
 MLFAB__INTERNAL mlfab__leg *mlfab__scheduler_crossing(mlfab__scheduler *s, uint32_t item,
                                                       uint32_t server);
-/* What a host's link carries: as reported, or like the others. */
+/* Capacity of a host's link: as reported, or as assumed. */
 MLFAB__INTERNAL double mlfab__scheduler_rate(const mlfab__scheduler *s, uint32_t host, int out);
 /* Seconds as nanoseconds; never stays never. */
 MLFAB__INTERNAL uint64_t mlfab__scheduler_ns(double seconds);
 /* Appends an item to a list; takes it out. */
 MLFAB__INTERNAL void mlfab__scheduler_append(mlfab__scheduler *s, mlfab__list *list, uint32_t i);
 MLFAB__INTERNAL void mlfab__scheduler_unlink(mlfab__scheduler *s, mlfab__list *list, uint32_t i);
-/* Moves an item from the waiting to the end of the placed, as this plan does. */
+/* Moves an item from the waiting to the end of the placed ones. */
 MLFAB__INTERNAL void mlfab__scheduler_place(mlfab__scheduler *s, uint32_t item);
-/* TREE_ASK: arranges the tree of an allreduce, and tells it. */
+/* TREE_ASK: plans the tree of an allreduce and sends it. */
 MLFAB__INTERNAL void mlfab__scheduler_arrange(mlfab__scheduler *s, uint32_t server,
                                               const mlfab__frame_in *frame);
-/* Plans what is due in one go: updates, or the pulls of a server. */
+/* Plans all due updates, or all due pulls of a server. */
 MLFAB__INTERNAL void mlfab__scheduler_plan_pushes(mlfab__scheduler *s);
 MLFAB__INTERNAL void mlfab__scheduler_plan_pulls(mlfab__scheduler *s, uint32_t server);
 
@@ -31901,19 +31884,19 @@ MLFAB__INTERNAL mlfab__leg *mlfab__scheduler_crossing(mlfab__scheduler *s, uint3
  * core/sched/batch.c
  * ============================================================================================== */
 #if MLFAB_WITH_SCHED
-/* batch.c - the scheduler role: plans a batch and tells it. See scheduler.h.
+/* batch.c - the scheduler role: plans a batch and sends the plan. See scheduler.h.
  *
- * Hosts are the nodes of the network, so workers on one host share its links. Time 0 is now. The
- * network is built anew every time: capacities as reported last, then what is placed and not over,
- * in the order of its places, each with the bytes that are left. A transfer that is reserved at the
- * same priority with what is left of it gets the same schedule as before, so as long as nothing
- * changes predictions stay what they were.
+ * Hosts are the nodes of the network, so workers on one host share its links. Time 0 is now. The network is
+ * rebuilt for every plan: from the last reported capacities, then the transfers that are placed and not
+ * over, in the order of their places, each with the bytes that are left. A transfer reserved at the same
+ * priority with the rest of its bytes gets the same schedule as before, so predictions stay the same as
+ * long as nothing changes.
  *
- * Without memory for planning a batch is told in order of announcement, each directly: the bound is
- * kept by the servers in either case.
+ * Without memory for planning, a batch is sent in order of announcement, all updates directly. The servers
+ * keep the delay bound in either case.
  *
- * Source: MLfabric §5, §10.2 (several servers), §10.3 (distribution). Departs: pulls are planned a
- * server at a time; a group of one goes directly. */
+ * Source: MLfabric §5, §10.2 (several servers), §10.3 (distribution). Departs: pulls are planned for each
+ * server separately; a group of one goes directly. */
 
 /* --- the network --- */
 
@@ -31930,8 +31913,7 @@ static void batch_set_leg(mlfab__leg *leg, const mlfab__transfer *t, uint64_t no
   last->rate = bytes / (last->to - last->from);
 }
 
-/* Told of every reservation: of what was placed before one at a time, of a batch by what it is
- * for. */
+/* Called for every reservation: of placed transfers one at a time (s->target), of a batch by purpose. */
 static void batch_watch(void *self, const mlfab__transfer *t) {
   mlfab__scheduler *s = self;
   mlfab__leg *leg = s->target;
@@ -31945,8 +31927,7 @@ static void batch_watch(void *self, const mlfab__transfer *t) {
   if (leg) batch_set_leg(leg, t, s->now_ns);
 }
 
-/* Reserves what is left of it. *end_p: never when it does not come; *end_p may be what is
- * available. */
+/* Reserves the bytes left of a leg. *end_p: never if they do not arrive; `available` if none is left. */
 static int batch_leg(mlfab__scheduler *s, mlfab__leg *leg, uint32_t from, uint32_t to,
                      double available, double *end_p) {
   double left = mlfab__scheduler_left(leg, s->now_ns);
@@ -31966,7 +31947,7 @@ static uint32_t batch_node(const mlfab__scheduler *s, uint32_t worker) {
   return s->stations[worker].host;
 }
 
-/* An in-link or out-link is busy first with what comes beside the plan. */
+/* The link is first occupied by the bytes that are not in any plan. */
 static int batch_busy(mlfab__scheduler *s, uint32_t server, int out) {
   uint32_t host = s->served[server].host;
   double excess = 0.0, rate = mlfab__scheduler_rate(s, host, out);
@@ -31997,7 +31978,7 @@ static int batch_capacities(mlfab__scheduler *s) {
   return code;
 }
 
-/* What a server does not expect any more has come: it is taken from what stands first. */
+/* Bytes that a server no longer expects have arrived: subtracts them from the first placed items. */
 static void batch_shorten(mlfab__scheduler *s) {
   memset(s->counted, 0, s->servers * sizeof *s->counted);
   for (uint32_t i = s->placed.first; i != MLFAB__NO_ITEM; i = s->items[i].next) {
@@ -32015,13 +31996,12 @@ static void batch_shorten(mlfab__scheduler *s) {
   }
 }
 
-/* What comes to a server is in, in the order of places, not before this. */
+/* A transfer to a server ends at `end`: later ones, in the order of places, arrive no earlier. */
 static void batch_in(mlfab__scheduler *s, uint32_t server, double end) {
   if (mlfab__finite(end) && end > s->latest[server]) s->latest[server] = end;
 }
 
-/* How a leg that was reserved just now brings what `onward` passes on; *at: when it is all
- * there. */
+/* The course of a leg just reserved, as input of the transfer `onward`; *at: when all of it has arrived. */
 static mlfab__course batch_course(const mlfab__leg *leg, double onward, double at) {
   return (mlfab__course){.pieces = leg->stretches,
                          .n = leg->n,
@@ -32030,8 +32010,8 @@ static mlfab__course batch_course(const mlfab__leg *leg, double onward, double a
                          .at = at};
 }
 
-/* When the sum of a group goes: when its members are there, or, cutting through, what comes in
- * later than all before it are at the server is forwarded as it comes. */
+/* When the sum of a group starts: when its members have arrived, or with cut-through from s->latest on, or
+ * as much later as needed for it never to wait. */
 static int batch_sum_from(mlfab__scheduler *s, uint32_t k, uint32_t first, uint32_t end,
                           double *from_p) {
   const mlfab__item_part *leader = NULL;
@@ -32051,7 +32031,8 @@ static int batch_sum_from(mlfab__scheduler *s, uint32_t k, uint32_t first, uint3
   return 0;
 }
 
-/* The members of a group, then its sum, at every server; `first` to `end` stand in a row. */
+/* Reserves the members of a group, then its sum, at every server. The items `first` to `end` are
+ * consecutive. */
 static int batch_group(mlfab__scheduler *s, uint32_t first, uint32_t end) {
   int code = 0;
   memset(s->ready, 0, s->servers * sizeof *s->ready);
@@ -32077,7 +32058,7 @@ static int batch_group(mlfab__scheduler *s, uint32_t first, uint32_t end) {
         part->sum = *sum;
         continue;
       }
-      /* The first member's may have been shortened. */
+      /* The leg of the first member may have been shortened. */
       code = batch_leg(s, &part->sum, batch_node(s, part->aggregator), s->served[k].host, from,
                        &arrive);
       sum = &part->sum;
@@ -32087,7 +32068,7 @@ static int batch_group(mlfab__scheduler *s, uint32_t first, uint32_t end) {
   return code;
 }
 
-/* A pull's own server's transfer: to the worker, or once a spread to its distributor. */
+/* Reserves the server's transfer for a pull: to the worker, or once for each spread to its distributor. */
 static int batch_pull(mlfab__scheduler *s, uint32_t i) {
   const mlfab__item *item = &s->items[i];
   int code = 0;
@@ -32095,8 +32076,7 @@ static int batch_pull(mlfab__scheduler *s, uint32_t i) {
     mlfab__item_part *part = mlfab__scheduler_part(s, i, k);
     mlfab__leg *leg = mlfab__scheduler_crossing(s, i, k);
     double end;
-    /* Members of a spread stand in a row: the others know what the first knows, should it go before
-     * them. */
+    /* Members of a spread are consecutive: the first one's leg is copied, in case it ends before them. */
     if (!leg && part->state == MLFAB__ITEM_PLACED)
       part->sum = mlfab__scheduler_part(s, item->previous, k)->sum;
     if (!leg) continue;
@@ -32106,7 +32086,7 @@ static int batch_pull(mlfab__scheduler *s, uint32_t i) {
   return code;
 }
 
-/* When the last byte of a leg comes, seconds from now. */
+/* When the last byte of a leg arrives, in seconds from now. */
 static double batch_leg_end(const mlfab__scheduler *s, const mlfab__leg *leg) {
   if (leg->lost) return mlfab__network_never();
   if (leg->n == 0) return 0.0;
@@ -32114,7 +32094,7 @@ static double batch_leg_end(const mlfab__scheduler *s, const mlfab__leg *leg) {
   return end > 0.0 ? end : 0.0;
 }
 
-/* When a distributor serves a member: when it has the whole, or, cutting through, as it comes. */
+/* When a distributor starts to serve a member: with the whole model, or with cut-through while it arrives. */
 static int batch_spread_from(mlfab__scheduler *s, uint32_t item, uint32_t k, double *from_p) {
   const mlfab__item_part *part = mlfab__scheduler_part(s, item, k);
   double at = batch_leg_end(s, &part->sum);
@@ -32125,8 +32105,7 @@ static int batch_spread_from(mlfab__scheduler *s, uint32_t item, uint32_t k, dou
                                     batch_node(s, s->items[item].worker), 0.0, &in, from_p);
 }
 
-/* From distributors to the members of their spreads, when all that the servers send in that plan is
- * reserved. */
+/* Reserves the transfers from distributors to members, after all transfers of that plan from the servers. */
 static int batch_spreads(mlfab__scheduler *s, uint32_t first, uint32_t end) {
   for (uint32_t i = first; i != end; i = s->items[i].next) {
     const mlfab__item *item = &s->items[i];
@@ -32146,7 +32125,7 @@ static int batch_spreads(mlfab__scheduler *s, uint32_t first, uint32_t end) {
   return 0;
 }
 
-/* An update that goes directly. */
+/* Reserves a direct update. */
 static int batch_direct(mlfab__scheduler *s, uint32_t i) {
   int code = 0;
   for (uint32_t k = 0; !code && k < s->servers; k++) {
@@ -32160,9 +32139,9 @@ static int batch_direct(mlfab__scheduler *s, uint32_t i) {
   return code;
 }
 
-/* Plan after plan, everything as it was reserved then. */
+/* Rebuilds the network: reserves plan after plan, in the original order. */
 static int batch_network(mlfab__scheduler *s) {
-  uint32_t plan = s->placed.first; /* where the present one begins */
+  uint32_t plan = s->placed.first; /* where the current plan begins */
   s->network.watch = batch_watch;
   s->network.user = s;
   s->watching_batch = 0;
@@ -32196,7 +32175,7 @@ static int batch_network(mlfab__scheduler *s) {
   return code;
 }
 
-/* When all that is placed has come in: where t_max starts. */
+/* When all placed updates have arrived: where t_max starts. */
 static double batch_backlog(mlfab__scheduler *s) {
   double latest = 0.0;
   memset(s->counted, 0, s->servers * sizeof *s->counted);
@@ -32219,7 +32198,7 @@ static double batch_backlog(mlfab__scheduler *s) {
 
 /* --- aggregators --- */
 
-/* Accumulators that groups and spreads under way hold. */
+/* Counts the accumulators in use by groups and spreads under way. */
 static void batch_in_use(mlfab__scheduler *s) {
   for (uint32_t w = 0; w < s->workers; w++) s->stations[w].in_use = 0;
   memset(s->counted, 0, s->servers * sizeof *s->counted);
@@ -32231,8 +32210,8 @@ static void batch_in_use(mlfab__scheduler *s) {
   }
 }
 
-/* Alive for all servers of the batch, reachable, with room, and not on a server's own host, where
- * it could save nothing. */
+/* Can the worker aggregate? It must be live for all servers of the batch, reachable, have a free
+ * accumulator, and not be on a server's own host, where it would save nothing. */
 static int batch_may_aggregate(const mlfab__scheduler *s, uint32_t worker) {
   const mlfab__station_state *station = &s->stations[worker];
   if (station->accumulators <= station->in_use && !MLFAB__PLANTED(24)) return 0;
@@ -32246,7 +32225,7 @@ static int batch_may_aggregate(const mlfab__scheduler *s, uint32_t worker) {
   return 1;
 }
 
-/* Draws the next candidate at a host that has none yet, or NO_NODE. */
+/* Draws the next candidate on a host without one, or NO_NODE. */
 static uint32_t batch_draw(mlfab__scheduler *s, uint32_t *at, uint32_t n) {
   while (*at < n) {
     uint32_t pick = *at + (uint32_t)mlfab__rng_below(&s->prng, n - *at), worker = s->draw[pick];
@@ -32259,10 +32238,9 @@ static uint32_t batch_draw(mlfab__scheduler *s, uint32_t *at, uint32_t n) {
   return MLFAB__NO_NODE;
 }
 
-/* Workers of the batch itself stand first among those that may aggregate: the transfer between two
- * roles of one host is free. Groups grow by one member each where links are alike (a direct one,
- * then 2, 3, 4 ...), so the q-th group probably begins at item q (q + 1) / 2 of the list, counted
- * from 0, and is led there. */
+/* Prefers workers of the batch, because a transfer between two roles of one host is free. With equal links
+ * each group is one member larger than the one before (a direct update, then 2, 3, 4 ...), so the q-th
+ * group probably begins at item q (q + 1) / 2 of the list, counted from 0; that item's worker is chosen. */
 static uint32_t batch_hosts(mlfab__scheduler *s, uint32_t most) {
   uint32_t n = 0;
   for (uint32_t q = 1; q <= most && q * (q + 1) / 2 < s->nbatch; q++) {
@@ -32275,8 +32253,8 @@ static uint32_t batch_hosts(mlfab__scheduler *s, uint32_t most) {
   return n;
 }
 
-/* Chooses k aggregators, each of one node a server: the same for all of them if it has room for as
- * many sums. */
+/* Chooses k aggregators, each with one node for every server: the same node for all if it has enough
+ * accumulators. */
 static void batch_aggregators(mlfab__scheduler *s) {
   uint32_t m = s->nbatch_servers, n = 0, at = 0;
   uint32_t most = (uint32_t)mlfab__min(MLFAB__BATCH_AGGREGATORS, s->nbatch / 2);
@@ -32301,8 +32279,8 @@ static void batch_aggregators(mlfab__scheduler *s) {
   }
 }
 
-/* Only what has one shape at every server can be added up, or handed on. Packets of one shape differ in
- * length. */
+/* Only items of one shape at every server can be aggregated or distributed. Packets of one shape may differ
+ * in length. */
 static int batch_uniform(const mlfab__scheduler *s) {
   for (uint32_t j = 0; j < s->nbatch_servers; j++) {
     const mlfab__item_part *first = mlfab__scheduler_part(s, s->batch[0], s->batch_servers[j]);
@@ -32314,11 +32292,11 @@ static int batch_uniform(const mlfab__scheduler *s) {
   return 1;
 }
 
-/* --- telling --- */
+/* --- sending the plan --- */
 
 static double batch_known(double rate) { return rate > 0.0 ? rate : -1.0; }
 
-/* Gives a part its place; `q` from 0, or NO_NODE: directly. */
+/* Places a part; `q` from 0, or NO_NODE: directly. */
 static void batch_place_part(mlfab__scheduler *s, uint32_t item, uint32_t j, uint32_t q) {
   mlfab__item_part *part = mlfab__scheduler_part(s, item, s->batch_servers[j]);
   if (part->state != MLFAB__ITEM_WAITING) return;
@@ -32329,7 +32307,7 @@ static void batch_place_part(mlfab__scheduler *s, uint32_t item, uint32_t j, uin
   part->sum = s->sums[(size_t)q * s->nbatch_servers + j];
 }
 
-/* A plan's entries for one server, in the order in which the items were placed. */
+/* Sends the plan's entries for one server, in the order of places. */
 static void batch_tell(mlfab__scheduler *s, uint32_t server, uint32_t first, uint64_t groups) {
   mlfab__served *served = &s->served[server];
   const mlfab__plan_host *host = &s->hosts[served->host];
@@ -32359,10 +32337,10 @@ static void batch_tell(mlfab__scheduler *s, uint32_t server, uint32_t first, uin
                mlfab__encode_plan(s->meta, &plan, s->entries));
 }
 
-/* Tells all servers of the batch what was placed since `before` was the last. */
+/* Sends the items placed after `before` to all servers of the batch. */
 static void batch_tell_all(mlfab__scheduler *s, uint32_t before, uint64_t groups) {
   uint32_t first = before == MLFAB__NO_ITEM ? s->placed.first : s->items[before].next;
-  if (first == MLFAB__NO_ITEM) return; /* nobody can be reached */
+  if (first == MLFAB__NO_ITEM) return; /* no item can be reached */
   for (uint32_t j = 0; j < s->nbatch_servers; j++)
     batch_tell(s, s->batch_servers[j], first, groups);
   s->stats->plans_made++;
@@ -32380,7 +32358,7 @@ static void batch_story(mlfab__scheduler *s, uint32_t kind, double backlog) {
   story->backlog = backlog;
 }
 
-/* When the first byte of an item leaves its worker, or for it; 0 when that takes no time. */
+/* When the first byte of an item leaves its worker, or is sent to it; 0 if that takes no time. */
 static double batch_start(const mlfab__scheduler *s, uint32_t item) {
   double start = mlfab__network_never();
   for (uint32_t j = 0; j < s->nbatch_servers; j++) {
@@ -32400,14 +32378,14 @@ static mlfab__told *batch_note(mlfab__scheduler *s, uint32_t item) {
   return told;
 }
 
-/* Two things are not as they were reserved: groups of one go directly after all, and of a group at
- * several servers each sum goes when its own members have arrived, not when those of all servers
- * have. Everything is reserved again in the same order, and the times are told as they are then. */
+/* The plan differs from its reservations in two cases: groups of one go directly, and with several servers
+ * each sum starts when its own members have arrived, not when those of all servers have. So everything is
+ * reserved again in the same order, and the reported times are taken from that. */
 static void batch_retime(mlfab__scheduler *s, uint32_t kind, uint32_t before) {
   uint32_t i = before == MLFAB__NO_ITEM ? s->placed.first : s->items[before].next;
   mlfab__story *story = &s->stories[kind];
   double commit = story->backlog;
-  if (batch_network(s)) return; /* the times stay a little wrong */
+  if (batch_network(s)) return; /* the reported times stay slightly wrong */
   for (uint32_t n = 0; n < story->n && i != MLFAB__NO_ITEM; n++) {
     mlfab__told *told = &story->told[n];
     if (told->dropped || told->id != s->items[i].id || told->worker != s->items[i].worker) continue;
@@ -32429,7 +32407,7 @@ static void batch_retime(mlfab__scheduler *s, uint32_t kind, uint32_t before) {
   }
 }
 
-/* Without memory: in order of announcement, one after the other over the server's link. */
+/* Without memory: in order of announcement, one after another over the server's link. */
 static void batch_plain(mlfab__scheduler *s, uint32_t kind) {
   uint32_t before = s->placed.last;
   mlfab__log(s->env, MLFAB_LOG_WARN, "scheduler: out of memory, %u go in order of announcement",
@@ -32449,7 +32427,7 @@ static void batch_plain(mlfab__scheduler *s, uint32_t kind) {
   batch_tell_all(s, before, s->groups);
 }
 
-/* Those of this kind, and this server, that are due, in order of announcement. */
+/* Collects the due items of this kind, and for pulls of this server, in order of announcement. */
 static void batch_collect(mlfab__scheduler *s, uint32_t kind, uint32_t server) {
   memset(s->counted, 0, s->servers * sizeof *s->counted);
   s->nbatch = s->nbatch_servers = 0;
@@ -32471,15 +32449,14 @@ static void batch_collect(mlfab__scheduler *s, uint32_t kind, uint32_t server) {
   s->serial++;
 }
 
-/* It cannot be reached now: it is looked at again after a while, or when a capacity changes. */
+/* The item is unreachable: tries again after a heartbeat, or when a capacity changes. */
 static void batch_hold(mlfab__scheduler *s, uint32_t item) {
   s->items[item].held_ns = mlfab__add_sat(s->now_ns, mlfab__max(s->heartbeat_ns, 1000000u));
 }
 
 /* --- updates --- */
 
-/* Version of an update relative to the end of the queues, where versions are 0: the oldest of its
- * parts'. */
+/* Version of an update relative to the end of the queues, where it is 0: the oldest of its parts. */
 static int64_t batch_version(const mlfab__scheduler *s, uint32_t item) {
   uint64_t most = 0;
   for (uint32_t j = 0; j < s->nbatch_servers; j++) {
@@ -32512,13 +32489,13 @@ static uint32_t batch_fate(uint8_t reason) {
   return reason == MLFAB__LOOKAHEAD ? MLFAB__FATE_LOOKAHEAD : MLFAB__FATE_EXPIRED;
 }
 
-/* Members of each aggregator's group; a group of one is none. */
+/* Counts the members of each aggregator's group; a group of one is no group. */
 static void batch_count_groups(const mlfab__scheduler *s, uint32_t applied, uint32_t *members) {
   memset(members, 0, (MLFAB__BATCH_AGGREGATORS + 1) * sizeof *members);
   for (uint32_t i = 0; i < applied; i++) members[s->planned[i].group]++;
 }
 
-/* Gives one update its place, or its end. */
+/* Places one update, or drops it. */
 static void batch_settle(mlfab__scheduler *s, const mlfab__planned *p, const uint32_t *members,
                          uint64_t groups) {
   uint32_t i = s->batch[p->update], m = s->nbatch_servers;
@@ -32599,7 +32576,7 @@ MLFAB__INTERNAL void mlfab__scheduler_plan_pushes(mlfab__scheduler *s) {
 
 /* --- pulls --- */
 
-/* Everybody from the server, in order; whoever cannot be reached waits. */
+/* Serves all pulls from the server, in order; unreachable ones wait. */
 static int batch_serve(mlfab__scheduler *s) {
   s->k = 0;
   for (uint32_t i = 0; i < s->nbatch; i++) {
@@ -32614,7 +32591,7 @@ static int batch_serve(mlfab__scheduler *s) {
   return 0;
 }
 
-/* By a distribution tree; 1 when somebody cannot be reached by it, and nothing is reserved. */
+/* Serves them through distributors; 1 when one cannot be reached that way, and nothing is reserved. */
 static int batch_distribute(mlfab__scheduler *s) {
   double hubs[MLFAB__BATCH_AGGREGATORS], makespan;
   mlfab__group_choice choice;
@@ -32682,7 +32659,7 @@ MLFAB__INTERNAL void mlfab__scheduler_plan_pulls(mlfab__scheduler *s, uint32_t s
   uint32_t before = s->placed.last;
   uint64_t groups = s->groups;
   batch_story(s, MLFAB__TRANSFER_PULL, 0.0);
-  /* The server serves the last distributor first, since it has most to wait for behind it. */
+  /* The server serves the last distributor first, because it has the most to send afterwards. */
   int other = 0;
   for (uint32_t q = s->k + 1; q-- > 0;) {
     uint32_t members = 0;
@@ -32702,27 +32679,26 @@ MLFAB__INTERNAL void mlfab__scheduler_plan_pulls(mlfab__scheduler *s, uint32_t s
  * core/sched/arrange.c
  * ============================================================================================== */
 #if MLFAB_WITH_SCHED
-/* arrange.c - the scheduler role: arranges the tree of an allreduce. See scheduler.h, and trees.h
- * for what it is for.
+/* arrange.c - the scheduler role: plans the tree of an allreduce. See scheduler.h, and trees.h for the
+ * tree.
  *
- * A list instead of an order: shares go to the root by Alg. 3, and the sum comes back by its
- * mirror, on the network of the capacities as reported last. Updates that are under way are not
- * reckoned with: who reduces in rounds has none. A worker that adds up for others adds its own
- * share too, whatever group the plan put it into, and goes to the root: so a way has two steps at
- * most.
+ * The workers are a list, not an order: shares go to the root by Alg. 3, and the sum comes back by its
+ * mirror, on a network with the last reported capacities. Updates under way are ignored, because workers
+ * that reduce in rounds send none. A worker that aggregates adds its own share too, whatever group the plan
+ * chose for it, and sends to the root. So a path has at most two hops.
  *
- * Those with the best links are chosen as aggregators, from the seed among equals, one a host; and
- * listed where their group probably begins (see batch.c). Without a plan an empty one is told, and
- * the root is the only aggregator.
+ * Aggregators are the workers with the best links (among equals chosen by the seed), at most one on each
+ * host; they are listed where their group probably begins (see batch.c). If no plan is possible, the reply
+ * is empty and the root is the only aggregator.
  *
  * Source: MLfabric §6 (AllReduce), §5.2, §10.3. */
 
 enum { ARRANGE_MAX = 1024 };
 
-/* All that one tree takes; made for it, since trees are rare. */
+/* Scratch memory for one tree; allocated for each request, because trees are rare. */
 typedef struct arrange_work {
   uint32_t ranks[ARRANGE_MAX]; /* the root first */
-  uint32_t nodes[ARRANGE_MAX]; /* of the network, in this order */
+  uint32_t nodes[ARRANGE_MAX]; /* nodes of the network, in this order */
   uint32_t hubs[MLFAB__BATCH_AGGREGATORS], hub_nodes[MLFAB__BATCH_AGGREGATORS];
   uint8_t adds[MLFAB__BATCH_AGGREGATORS], gives[MLFAB__BATCH_AGGREGATORS];
   double available[ARRANGE_MAX], arrive[ARRANGE_MAX];
@@ -32732,15 +32708,14 @@ typedef struct arrange_work {
   uint32_t n, k;
 } arrange_work;
 
-/* The narrower of a worker's two links. */
+/* The slower of a worker's two links. */
 static double arrange_rate(const mlfab__scheduler *s, uint32_t worker) {
   double in = mlfab__scheduler_rate(s, s->stations[worker].host, 0);
   double out = mlfab__scheduler_rate(s, s->stations[worker].host, 1);
   return in < out ? in : out;
 }
 
-/* Those asked for, the root first and then the fastest; 0 when they are not workers of this
- * fabric. */
+/* Orders the ranks: the root first, then by rate. 0 when one is not a worker of this fabric. */
 static int arrange_list(const mlfab__scheduler *s, arrange_work *work, const mlfab__tree_ask *ask) {
   uint32_t root = 0;
   while (root < ask->nodes && work->ranks[root] != ask->root) root++;
@@ -32763,15 +32738,15 @@ static int arrange_list(const mlfab__scheduler *s, arrange_work *work, const mlf
   return 1;
 }
 
-/* Puts the hubs where their groups probably begin. */
+/* Moves a rank forward in the list. */
 static void arrange_move(arrange_work *work, uint32_t from, uint32_t to) {
   uint32_t rank = work->ranks[from];
   memmove(work->ranks + 1 + to, work->ranks + to, (from - to) * sizeof *work->ranks);
   work->ranks[to] = rank;
 }
 
-/* Aggregators: the fastest, from the seed among equals, each on a host of its own, and not the
- * root's, where they could save nothing. */
+/* Chooses the aggregators: the fastest, among equals by the seed, each on its own host and not on the
+ * root's, where they would save nothing. */
 static void arrange_hubs(mlfab__scheduler *s, arrange_work *work) {
   uint32_t most = (uint32_t)mlfab__min(MLFAB__BATCH_AGGREGATORS, (work->n - 1) / 2), at = 1;
   while (work->k < most && at < work->n) {
@@ -32788,7 +32763,7 @@ static void arrange_hubs(mlfab__scheduler *s, arrange_work *work) {
     work->hub_nodes[work->k] = host;
     work->hubs[work->k++] = worker;
   }
-  /* Item q (q + 1) / 2 of the list, counted from 0 behind the root. */
+  /* The q-th group begins at item q (q + 1) / 2 of the list, counted from 0 behind the root. */
   for (uint32_t q = work->k; q > 0; q--) {
     uint32_t from = 1, to = 1 + q * (q + 1) / 2;
     while (work->ranks[from] != work->hubs[q - 1]) from++;
@@ -32799,7 +32774,7 @@ static void arrange_hubs(mlfab__scheduler *s, arrange_work *work) {
   }
 }
 
-/* 1 when everybody can be reached. */
+/* 1 when all workers can be reached. */
 static int arrange_plan(mlfab__scheduler *s, arrange_work *work, double bytes) {
   mlfab__group_choice up, down;
   double makespan;
@@ -32825,7 +32800,7 @@ static int arrange_plan(mlfab__scheduler *s, arrange_work *work, double bytes) {
          mlfab__finite(makespan);
 }
 
-/* The plan as a tree, children in the order in which their shares come. */
+/* Converts the plan to a tree, children in the order in which their shares arrive. */
 static void arrange_places(arrange_work *work) {
   for (uint32_t i = 1; i < work->n; i++) {
     uint32_t up = work->push[i].q, down = work->get[i].q;
@@ -32883,26 +32858,26 @@ MLFAB__INTERNAL void mlfab__scheduler_arrange(mlfab__scheduler *s, uint32_t serv
  * core/sched/scheduler.c
  * ============================================================================================== */
 #if MLFAB_WITH_SCHED
-/* scheduler.c - the scheduler role: what the servers told, and when to plan. See scheduler.h.
+/* scheduler.c - the scheduler role: frames of servers, and when to plan. See scheduler.h.
  *
- * Frames only change what is known; planning happens in the tick, so that announcements that come
- * together are planned together. */
+ * Frames only update state. The tick plans, so that announcements that arrive together are planned
+ * together. */
 
 enum {
   SCHEDULER_AHEAD_NS = 150000000,
   SCHEDULER_MARGIN_NS = 1000000,
-  /* What a worker may have under way at a server: the server's own limits. */
+  /* What a worker may have under way at a server; equal to the server's own limits. */
   SCHEDULER_PUSHES = 64,
   SCHEDULER_PULLS = 8,
   SCHEDULER_ACCUMULATORS = 1 << 16,
-  /* Beyond so many items reckoning pauses, so long for each of them. */
+  /* With more items than this, a pause follows each computation: this long for each item. */
   SCHEDULER_MANY = 1024,
   SCHEDULER_ITEM_NS = 50
 };
-/* 10 Gbit/s: a network that nobody has measured yet is reckoned like this. */
+/* 10 Gbit/s: assumed while no capacity is known. */
 #define SCHEDULER_RATE 1.25e9
 
-/* --- life --- */
+/* --- creation --- */
 
 static void scheduler_free_batch(mlfab__scheduler *s) {
   mlfab__env *env = s->env;
@@ -32961,7 +32936,7 @@ static int scheduler_alloc_batch(mlfab__scheduler *s) {
   return all && s->stories[0].told && s->stories[1].told ? 0 : MLFAB_ERR_MEMORY;
 }
 
-/* Nodes whose host is not told are hosts of their own; real numbers are hashes, and differ. */
+/* A node with an unknown host counts as a host of its own; real keys are hashes, and differ. */
 static uint64_t scheduler_key(uint64_t host, uint64_t node) { return host ? host : ~node; }
 
 static int scheduler_alloc(mlfab__scheduler *s) {
@@ -33031,7 +33006,7 @@ MLFAB__INTERNAL void mlfab__scheduler_destroy(mlfab__scheduler **scheduler_p) {
 
 /* --- hosts --- */
 
-/* What is not known is like the mean of what is, cut links aside. */
+/* Assumes the mean of the known capacities for the unknown ones; cut links do not count. */
 static void scheduler_alike(mlfab__scheduler *s) {
   double sum[2] = {0.0, 0.0};
   uint32_t n[2] = {0, 0};
@@ -33044,9 +33019,9 @@ static void scheduler_alike(mlfab__scheduler *s) {
   s->alike_out = n[1] > 0 ? sum[1] / n[1] : SCHEDULER_RATE;
 }
 
-/* Forgets the hosts where nobody lives any more; the others move together. */
+/* Removes hosts without nodes, and compacts the others. */
 static void scheduler_sweep_hosts(mlfab__scheduler *s) {
-  uint64_t *moved = s->marks; /* by old index: the new one, plus one */
+  uint64_t *moved = s->marks; /* by old index: the new index plus one */
   uint32_t last = s->hosts_room - 1, kept = 0;
   memset(moved, 0, s->hosts_room * sizeof *moved);
   for (uint32_t w = 0; w < s->workers; w++) moved[s->stations[w].host] = 1;
@@ -33067,8 +33042,7 @@ static void scheduler_sweep_hosts(mlfab__scheduler *s) {
   memset(moved, 0, s->hosts_room * sizeof *moved);
 }
 
-/* The index of a host; without memory that of all that found none, whose capacity is never
- * known. */
+/* The index of a host; without memory, the shared index whose capacity is never known. */
 static uint32_t scheduler_host(mlfab__scheduler *s, uint64_t key) {
   uint32_t i, last = s->hosts_room - 1;
   if (mlfab__map_get(&s->host_map, key, &i)) return i;
@@ -33080,7 +33054,7 @@ static uint32_t scheduler_host(mlfab__scheduler *s, uint64_t key) {
 
 /* --- items --- */
 
-/* A waiting one without parts, or NO_ITEM without memory. */
+/* A new waiting item without parts, or NO_ITEM without memory. */
 static uint32_t scheduler_new(mlfab__scheduler *s, const mlfab__announce *a) {
   uint32_t i = s->free_item;
   if (i != MLFAB__NO_ITEM) {
@@ -33109,7 +33083,7 @@ static uint32_t scheduler_new(mlfab__scheduler *s, const mlfab__announce *a) {
   return i;
 }
 
-/* Takes a part away; the item goes with its last one. */
+/* Removes a part, and the item with its last part. */
 static void scheduler_forget(mlfab__scheduler *s, uint32_t i, uint32_t server) {
   mlfab__item *item = &s->items[i];
   mlfab__scheduler_part(s, i, server)->state = MLFAB__ITEM_NONE;
@@ -33127,7 +33101,7 @@ static void scheduler_forget(mlfab__scheduler *s, uint32_t i, uint32_t server) {
   s->free_item = i;
 }
 
-/* All that a worker has at a server. */
+/* Removes all parts of a worker at a server. */
 static void scheduler_forget_worker(mlfab__scheduler *s, uint32_t worker, uint32_t server) {
   uint32_t next;
   for (uint32_t i = s->stations[worker].first; i != MLFAB__NO_ITEM; i = next) {
@@ -33173,7 +33147,7 @@ static void scheduler_drop(mlfab__scheduler *s, uint32_t server, const char *tex
   s->port.drop(s->port.self, server, MLFAB_ERR_FRAME, text);
 }
 
-/* Server 0's schedule is the fabric's: whatever another server was opened with, or missed. */
+/* Server 0's schedule applies to the whole fabric, whatever another server was opened with or has missed. */
 static void scheduler_pass_on(mlfab__scheduler *s, uint32_t server) {
   if (server == 0 || !s->told || !s->served[server].live) return;
   MLFAB__POST(&s->port, server, MLFAB__SCHEDULE, schedule, &s->schedule);
@@ -33201,7 +33175,7 @@ static void scheduler_station(mlfab__scheduler *s, uint32_t server, const mlfab_
           mlfab__decode_station(frame->meta, frame->meta_bytes, &m) || m.worker >= s->workers))
     return;
   mlfab__station_state *station = &s->stations[m.worker];
-  if (m.incarnation < station->incarnation) return; /* the others know a newer process */
+  if (m.incarnation < station->incarnation) return; /* other servers know a newer process */
   if (m.incarnation > station->incarnation) {
     for (uint32_t k = 0; k < s->servers; k++) s->alive[(size_t)k * s->workers + m.worker] = 0;
     scheduler_forget_worker(s, m.worker, server);
@@ -33222,17 +33196,17 @@ static void scheduler_capacity(mlfab__scheduler *s, uint32_t server, const mlfab
                          mlfab__decode_capacity(frame->meta, frame->meta_bytes, &m) ||
                              !mlfab__finite(m.in) || !mlfab__finite(m.out)))
     return;
-  if (m.host == 0) return; /* of nobody knows which links */
+  if (m.host == 0) return; /* of an unknown host */
   uint32_t i = scheduler_host(s, m.host);
   if (i == s->hosts_room - 1) return;
   s->hosts[i].in = m.in;
   s->hosts[i].out = m.out;
   scheduler_alike(s);
-  /* What could not be reached perhaps can be now. */
+  /* Items that were unreachable may be reachable now. */
   for (i = s->waiting.first; i != MLFAB__NO_ITEM; i = s->items[i].next) s->items[i].held_ns = 0;
 }
 
-/* An item that there is no memory for is not planned: it gets the next place at this server. */
+/* Without memory for an item it is not planned: it gets the next place at this server. */
 static void scheduler_tell_plain(mlfab__scheduler *s, uint32_t server, const mlfab__announce *a) {
   mlfab__plan plan = {.serial = ++s->serial, .rate_in = -1.0, .rate_out = -1.0, .entries = 1};
   s->entries[0] = (mlfab__plan_entry){.id = a->id,
@@ -33246,8 +33220,8 @@ static void scheduler_tell_plain(mlfab__scheduler *s, uint32_t server, const mlf
                mlfab__encode_plan(s->meta, &plan, s->entries));
 }
 
-/* The waiting item that this announces a part of, or NO_ITEM; a placed part is forgotten, as the
- * server has forgotten it. *elsewhere_p: parts of it that others have placed. */
+/* The waiting item of which this announces a part, or NO_ITEM. If the part was placed, the server has
+ * forgotten it, and so does this function. *elsewhere_p: its parts that other servers have placed. */
 static uint32_t scheduler_announced(mlfab__scheduler *s, uint32_t server, const mlfab__announce *a,
                                     uint32_t *elsewhere_p) {
   uint32_t next, found = MLFAB__NO_ITEM;
@@ -33257,7 +33231,7 @@ static uint32_t scheduler_announced(mlfab__scheduler *s, uint32_t server, const 
     next = item->sibling;
     if (item->id != a->id || item->kind != a->kind || item->incarnation != a->incarnation) continue;
     int here = mlfab__scheduler_part(s, i, server)->state != MLFAB__ITEM_NONE;
-    if (a->kind == MLFAB__TRANSFER_PULL && !here) continue; /* another server's */
+    if (a->kind == MLFAB__TRANSFER_PULL && !here) continue; /* of another server */
     if (!item->placed) {
       found = i;
       continue;
@@ -33320,7 +33294,7 @@ static void scheduler_report(mlfab__scheduler *s, uint32_t server, const mlfab__
   served->out.reported = m.out_backlog;
   served->in.fresh = served->out.fresh = 1;
   if (m.worker == MLFAB__NO_NODE) return;
-  /* What was placed is over before the same is announced again. */
+  /* A placed item is over before the same one is announced again. */
   uint32_t found = MLFAB__NO_ITEM;
   for (uint32_t i = s->stations[m.worker].first; i != MLFAB__NO_ITEM; i = s->items[i].sibling) {
     const mlfab__item *item = &s->items[i];
@@ -33365,7 +33339,7 @@ MLFAB__INTERNAL void mlfab__scheduler_frame(mlfab__scheduler *scheduler, uint32_
 
 /* --- bookings --- */
 
-/* Bytes and members of what is placed, as predicted. */
+/* Sums the predicted bytes and members of all placed items. */
 static void scheduler_reckon_placed(mlfab__scheduler *s) {
   for (uint32_t k = 0; k < s->servers; k++) {
     mlfab__served *v = &s->served[k];
@@ -33390,9 +33364,8 @@ static void scheduler_reckon_placed(mlfab__scheduler *s) {
   }
 }
 
-/* Joins what is predicted with what was reported. Between reports the excess, which comes first,
- * goes at the link's rate, and nothing goes faster than that. A report may be older than the newest
- * plans. */
+/* Combines the prediction with the last report. Between reports the excess, which comes first, drains at
+ * the link's rate, and nothing drains faster. A report may be older than the newest plans. */
 static void scheduler_reckon_booking(mlfab__booking *b, double rate, double seconds) {
   double could = rate * seconds, left;
   if (b->fresh) {
@@ -33421,23 +33394,23 @@ static uint64_t scheduler_until(const mlfab__scheduler *s, uint32_t host, int ou
 
 /* --- when to plan --- */
 
-/* How far ahead a link may be booked when the next batch is planned. Unless it is set: as long as
- * this transfer takes on it, and a little more. With less, the link would stand idle until the plan
- * has come through; with more, batches are smaller, and nothing is added up or handed on. */
+/* How far ahead a link may be booked when the next batch is planned: as configured, or by default the time
+ * that this transfer takes on it, plus 6 %. With less, the link would be idle until the plan arrives. With
+ * more, batches are smaller, and there is less to aggregate or distribute. */
 static uint64_t scheduler_ahead(const mlfab__scheduler *s, uint64_t bytes, double rate) {
   if (s->schedule.plan_ahead_ns) return s->schedule.plan_ahead_ns;
   if (!(rate > 0.0)) return SCHEDULER_AHEAD_NS;
   return mlfab__scheduler_ns(1.06 * (double)bytes / rate) + SCHEDULER_MARGIN_NS;
 }
 
-/* The first instant at which it is booked for less than that. */
+/* The first time at which it is booked for less than that. */
 static uint64_t scheduler_free_at(uint64_t until_ns, uint64_t ahead) {
   if (until_ns == MLFAB__NEVER) return MLFAB__NEVER;
   return until_ns < ahead ? 0 : until_ns - ahead + 1;
 }
 
-/* Has every server with a part announced it, or lost its link? Else when that is waited for no
- * longer. */
+/* 0 when every server with a part has announced it or has lost its link; else the time until which it is
+ * waited for. */
 static uint64_t scheduler_complete_at(const mlfab__scheduler *s, uint32_t i) {
   uint32_t n = 0;
   for (uint32_t k = 0; k < s->servers; k++) {
@@ -33487,7 +33460,7 @@ static void scheduler_reckon(mlfab__scheduler *s) {
     mlfab__served *v = &s->served[k];
     scheduler_reckon_booking(&v->in, mlfab__scheduler_rate(s, v->host, 0), seconds);
     scheduler_reckon_booking(&v->out, mlfab__scheduler_rate(s, v->host, 1), seconds);
-    /* Members in plans that are still on their way count as placed. */
+    /* Members in plans that are still under way count as placed. */
     v->estimate = mlfab__max(v->estimate, v->placed);
     v->estimate = mlfab__min(v->estimate, mlfab__add_sat(v->placed, v->unsure));
   }
@@ -33505,7 +33478,7 @@ static void scheduler_reckon(mlfab__scheduler *s) {
   s->dirty = 0;
 }
 
-/* The first waiting item of this kind that is due: with a part at `server` when it is a pull. */
+/* Is a waiting item of this kind due; for a pull, one with a part at `server`? */
 static int scheduler_is_due(const mlfab__scheduler *s, uint32_t kind, uint32_t server) {
   if (s->due_ns > s->now_ns) return 0;
   for (uint32_t i = s->waiting.first; i != MLFAB__NO_ITEM; i = s->items[i].next) {
@@ -33516,8 +33489,7 @@ static int scheduler_is_due(const mlfab__scheduler *s, uint32_t kind, uint32_t s
   return 0;
 }
 
-/* Tells the servers whose items wait, and that have had no plan for a heartbeat, that they are not
- * forgotten. */
+/* Sends an empty plan to servers with waiting items that had no plan for a heartbeat. */
 static void scheduler_reassure(mlfab__scheduler *s) {
   if (s->now_ns < s->reassure_ns || s->waiting.first == MLFAB__NO_ITEM) return;
   s->reassure_ns = s->now_ns + s->heartbeat_ns;
@@ -33535,8 +33507,8 @@ static void scheduler_reassure(mlfab__scheduler *s) {
   }
 }
 
-/* When to reckon next. Of many items news are taken together, so that reckoning takes a share of the time
- * that does not grow with their number. */
+/* When to compute due times again. With many items, changes are collected, so that this takes a bounded
+ * share of the time. */
 static uint64_t scheduler_look_at(const mlfab__scheduler *s) {
   uint64_t pause_ns = s->listed > SCHEDULER_MANY ? s->listed * SCHEDULER_ITEM_NS : 0;
   if (!s->dirty) return s->due_ns;
@@ -33548,7 +33520,7 @@ static void scheduler_look(mlfab__scheduler *s) {
   if (now_ns < scheduler_look_at(s)) return;
   int timer = !s->dirty;
   scheduler_reckon(s);
-  /* A link that is slower than predicted would come near its time in ever smaller steps. */
+  /* With a link slower than predicted, the due time would be approached in ever smaller steps. */
   if (timer && s->due_ns > now_ns && s->due_ns != MLFAB__NEVER)
     s->due_ns = mlfab__max(s->due_ns, mlfab__add_sat(now_ns, SCHEDULER_MARGIN_NS));
   if (scheduler_is_due(s, MLFAB__TRANSFER_PUSH, 0)) {
@@ -33583,17 +33555,16 @@ MLFAB__INTERNAL uint64_t mlfab__scheduler_deadline(const mlfab__scheduler *sched
  * core/sched/explain.c
  * ============================================================================================== */
 #if MLFAB_WITH_SCHED
-/* explain.c - the scheduler role: its last plans as text, for people. See scheduler.h.
+/* explain.c - the scheduler role: prints its last plans as text. See scheduler.h.
  *
- * One line an update or pull, in the order of the plan, with a picture of when it travels: '-' to
- * its aggregator, '=' the transfer into the server; of a pull, '=' the transfer to its worker.
- * Times are seconds from the plan. */
+ * One line for each update or pull, in the order of the plan, with a chart of its transfers over time: '-'
+ * to its aggregator, '=' into the server; for a pull, '=' to its worker. Times are seconds from the plan. */
 
 #include <stdio.h>
 
 enum { EXPLAIN_COLUMNS = 40 };
 
-/* Text that may not fit: what it would take is counted on. */
+/* A text buffer that may be too small: `used` counts what the whole text needs. */
 typedef struct explain_text {
   char *at;
   size_t room, used;
@@ -33610,7 +33581,7 @@ static void explain_put(explain_text *t, const char *format, ...) {
   if (n > 0) t->used += (size_t)n;
 }
 
-/* When the last one is there: the picture's width. */
+/* The latest commit: the width of the chart. */
 static double explain_span(const mlfab__story *story) {
   double span = 0.0;
   for (uint32_t i = 0; i < story->n; i++) {
@@ -33743,20 +33714,20 @@ MLFAB__INTERNAL void mlfab__scheduler_explain(const mlfab__scheduler *scheduler,
  * core/sched/accumulator.c
  * ============================================================================================== */
 #if MLFAB_WITH_SCHED
-/* accumulator.c - the aggregator role: its accumulators, and what is lent of them. See aggregator.h.
+/* accumulator.c - the aggregator role: accumulators, and their loans. See aggregator.h.
  *
- * Below aggregator.c and distributor.c, which use them for groups and for spreads. */
+ * Used by aggregator.c for groups and by distributor.c for spreads. */
 
 /* ==============================================================================================
  * core/sched/aggregator.h
  * ============================================================================================== */
 #if MLFAB_WITH_SCHED
-/* aggregator.h - the aggregator role: adds updates up on their way, hands the model on. Layer 4.
+/* aggregator.h - the aggregator role: sums updates on their way to a server, and distributes the model.
+ * Layer 4.
  *
- * It lives on a worker's node. Servers tell it what to do over that worker's links to them; workers
- * (members) call it on links of their own, the node's own worker as any other. It has a fixed
- * number of accumulators, each as large as the largest shard, and uses one for each group and each
- * spread under way:
+ * It runs on a worker's node. Servers control it over that worker's links to them. Workers (members)
+ * connect to it over separate links, its own worker too. It has a fixed number of accumulators, each as
+ * large as the largest shard, and uses one for each group and each spread under way:
  *
  *   a group (up):   FREE --GROUP--> ADDING --RELEASE, last byte forwarded--> SENT --GROUP_END--> FREE
  *                                     |
@@ -33766,34 +33737,32 @@ MLFAB__INTERNAL void mlfab__scheduler_explain(const mlfab__scheduler *scheduler,
  *   a member of a spread: WAITING --(its link stands, fewer than two are active)--> ACTIVE --> DONE
  *                            +--(its link lost, it is silent: SPREAD_FAIL)---+--> GIVEN_UP
  *
- * Up (aggregator.c; packets: sum.c). Members are granted in the order of the manifest, all groups together in the
- * order of their coming: the next as soon as those before it leave capacity of the in-link unused
- * (mlfab__meter), or have two chunks to go. A member whose link does not stand is passed over until
- * it does. The sum is formed in the manifest's order too: byte x of member k is added when member k
- * - 1's byte x was, so that the result does not depend on arrival. A member may be ahead of the one
- * before it by no more than MLFAB__AGGREGATOR_STAGE; what comes early is staged raw in a ring, of
- * which an accumulator has a few. The sum is forwarded, as far as the server has released it, while
- * bytes of the last member still come in; with `whole`, when it is complete. The sum of packets is
- * forwarded as packets, when it is complete. How long a packed update is, its first chunk tells: until
- * then it is reckoned with as if it were not packed. It is granted all at once when it is the head, and
- * as much as a ring holds before; what then is left of the ring may be too little for a packet, and is
- * not waited for.
- * Down (distributor.c). MODEL frames of the server are kept with their slice and version and handed
- * to every member in that order, two members at a time at most, each by its attempt. When the
- * server begins a slice again, the old bytes are forgotten and members that have some of them get
- * the new ones after.
+ * Up (aggregator.c; packets: sum.c). The aggregator grants members in the order of the manifest, and groups
+ * in the order in which they came. It grants the next member when the earlier ones leave the in-link partly
+ * idle (mlfab__meter), or have at most two chunks to send. It skips a member whose link does not stand,
+ * until it does. The sum is computed in the manifest's order too: byte x of member k is added after byte x
+ * of member k - 1, so that the result does not depend on arrival. A member may be ahead of its predecessor
+ * by at most MLFAB__AGGREGATOR_STAGE; early bytes are staged in a ring, of which an accumulator has a few.
+ * The aggregator forwards the sum, as far as the server has released it, while bytes of the last member
+ * still arrive; with `whole`, when the sum is complete. A sum of packets is forwarded as packets, when it
+ * is complete. The first chunk of a packed update tells its length; until then it counts with its unpacked
+ * length. The head is granted all of its packets at once, other members as much as a ring holds; the end of
+ * a ring may be too small for a packet, and is then left unused. Down (distributor.c). The distributor
+ * keeps MODEL frames of the server with their slice and version, and sends them to every member in that
+ * order, to at most two members at a time, each with its attempt number. When the server begins a slice
+ * again, the distributor discards the old bytes; members that have some of them get the new ones
+ * afterwards.
  *
- * Invariants. (1) A group's bytes are added exactly once: chunks out of place, of a group that
- * never was, of another incarnation or not granted break the member's link; chunks of a group that
- * is over or has failed were sent before the member could know, and are ignored. (2) Nothing is
- * forwarded that was not released. (3) A group that failed sends nothing more; whatever it sent is
- * void because the server forgot its number. (4) What is lent to a link is not written before it
- * has come back: a group that gets an accumulator of which bulks are still out grants nothing until
- * they are back. (5) Accumulators and rings are allocated at first use and kept; without memory or
- * a free accumulator a GROUP is answered with GROUP_FAIL AGAIN, a SPREAD with SPREAD_FAIL; without
- * a ring nobody is granted early.
- * (6) Whoever is waited for is named within 3 heartbeats (of a spread: within 4, because it is
- * looked whether a link moves once a heartbeat).
+ * Invariants. (1) A group's bytes are added exactly once. The aggregator drops the link of a member whose
+ * chunk is out of place, not granted, of another incarnation, or for a group that never existed. It ignores
+ * chunks for groups that have ended or failed: they were sent before the member could know. (2) Only
+ * released bytes are forwarded. (3) A failed group sends nothing more; what it sent is void, because the
+ * server has forgotten its number. (4) Bytes lent to a link are not overwritten before the link returns
+ * them: a group whose accumulator still has bulks lent grants nothing until they are back. (5) Accumulators
+ * and rings are allocated at first use and kept. Without memory or a free accumulator, the answer to GROUP
+ * is GROUP_FAIL AGAIN, to SPREAD SPREAD_FAIL; without a ring, no member is granted early. (6) A member that
+ * holds others up is named within 3 heartbeats (of a spread: within 4, because links are examined once a
+ * heartbeat).
  *
  * Source: MLfabric §3.2, §5.2 (aggregation), §10.3 (distribution). Departs: cuts through. */
 
@@ -33801,38 +33770,38 @@ enum {
   MLFAB__AGGREGATOR_MAX = 64, /* accumulators of a node */
   MLFAB__AGGREGATOR_STAGE = 4 << 20,
   MLFAB__AGGREGATOR_RINGS = 2,
-  MLFAB__AGGREGATOR_LINK_LOANS = 16, /* bulks that one link has of an accumulator */
+  MLFAB__AGGREGATOR_LINK_LOANS = 16, /* bulks of an accumulator that one link may hold */
   MLFAB__AGGREGATOR_LOANS = 2 * MLFAB__AGGREGATOR_LINK_LOANS,
-  MLFAB__AGGREGATOR_COPY = 8192 /* bulks up to this are copied by the transport */
+  MLFAB__AGGREGATOR_COPY = 8192 /* the transport copies bulks up to this size */
 };
 
-/* A member of a group. added <= received <= granted, all of the group's bytes, or of the member's own
- * packets. */
+/* A member of a group. added <= received <= granted; they count the group's bytes, or those of the member's
+ * own packets. */
 typedef struct mlfab__addend {
   uint64_t seq;
   double weight;
   uint32_t worker, incarnation;
   uint32_t run;  /* cursor of `added` */
-  uint32_t ring; /* where what comes early is staged, plus one, or 0 */
+  uint32_t ring; /* index of the ring that stages its early bytes, plus one, or 0 */
   uint64_t granted, received, added;
-  uint64_t total;    /* of packets; 0: not known yet */
-  uint64_t next;     /* of packets: where in the model the next may begin */
-  uint64_t since_ns; /* when something was heard of it, or it was first waited for */
+  uint64_t total;    /* bytes of its packets; 0: not known yet */
+  uint64_t next;     /* of packets: the lowest offset in the model of the next one */
+  uint64_t since_ns; /* when it last sent something, or was first waited for */
 } mlfab__addend;
 
-/* Neighbouring bytes of one type, by where they end in the group's bytes. */
+/* Adjacent bytes of one type; `end` is in the group's bytes. */
 typedef struct mlfab__run {
   uint64_t end;
   int dtype;
 } mlfab__run;
 
-/* A segment of a group of packets, and where it is in the group's bytes. */
+/* A segment of a group of packets, and its offset in the group's bytes. */
 typedef struct mlfab__sum_stretch {
   mlfab__segment segment;
   uint64_t at;
 } mlfab__sum_stretch;
 
-/* How far a sum has become packets. */
+/* How much of a sum has been encoded as packets. */
 typedef struct mlfab__sum_cursor {
   uint32_t stretch;
   uint64_t in;
@@ -33844,31 +33813,31 @@ enum { MLFAB__RECIPIENT_WAITING, MLFAB__RECIPIENT_ACTIVE, MLFAB__RECIPIENT_DONE,
 typedef struct mlfab__recipient {
   uint64_t request;
   uint32_t worker, incarnation, attempt;
-  uint32_t record; /* the next for it */
-  uint32_t lent;   /* bulks of it that have not come back */
+  uint32_t record; /* index of the next record for it */
+  uint32_t lent;   /* its bulks that are lent */
   uint8_t state;
-  uint8_t moved; /* since the last look at the clock */
+  uint8_t moved; /* it has made progress since the last tick */
   uint64_t since_ns;
 } mlfab__recipient;
 
-/* A MODEL frame as it came. */
+/* A received MODEL frame. */
 typedef struct mlfab__record {
   uint64_t offset, version, commit;
   uint32_t slice, flags, epoch;
   uint32_t bulk;    /* bytes of the frame */
-  uint64_t stretch; /* bytes of the model that it answers for */
-  uint64_t at;      /* where its bulk is kept */
-  uint64_t before;  /* stretches of the frames before it */
+  uint64_t stretch; /* bytes of the model that it covers */
+  uint64_t at;      /* offset of its bulk */
+  uint64_t before;  /* sum of the stretches of the frames before it */
 } mlfab__record;
 
-/* A bulk that a transport has. */
+/* A bulk that is lent to a transport. */
 typedef struct mlfab__loan {
   uint32_t serial; /* 0: none */
   uint32_t peer;
   uint8_t up;
   uint32_t recipient; /* when not up */
-  uint64_t age;       /* of what the accumulator was used for */
-  uint64_t end;       /* of its bytes */
+  uint64_t age;       /* age of the accumulator when it was lent */
+  uint64_t end;       /* offset behind it in the accumulator's bytes */
 } mlfab__loan;
 
 enum {
@@ -33888,48 +33857,48 @@ typedef struct mlfab__accumulator {
   int whole;
   uint8_t *data; /* `room` bytes; NULL for ghosts */
   uint64_t room;
-  uint64_t since_ns; /* when the use began; of a spread: when it was looked whether links move */
+  uint64_t since_ns; /* when this use began; of a spread: the last tick that examined its links */
   mlfab__loan loans[MLFAB__AGGREGATOR_LOANS];
   uint32_t lent;
   /* A group. */
   mlfab__addend *addends;
   uint32_t naddends, addend_room;
-  uint32_t head; /* the first that is not complete */
-  uint32_t top;  /* none from here on is granted */
+  uint32_t head; /* the first member that is not complete */
+  uint32_t top;  /* no member from here on is granted */
   mlfab__run *runs;
   uint32_t nruns, run_room;
-  uint64_t wide;        /* bytes of 8-byte elements; they come first */
+  uint64_t wide;        /* bytes of 8-byte elements, which come first */
   uint64_t outstanding; /* granted and expected, not received */
   uint64_t released, sent;
-  uint64_t came_ns,
-      told_ns; /* the last byte of a member; when the server was last told that they come */
-  uint8_t *rings[MLFAB__AGGREGATOR_RINGS]; /* stage_bytes and packet_bytes each */
+  /* last byte of a member; last notice to the server that bytes arrive */
+  uint64_t came_ns, told_ns;
+  uint8_t *rings[MLFAB__AGGREGATOR_RINGS]; /* stage_bytes + packet_bytes each */
   uint8_t ring_used[MLFAB__AGGREGATOR_RINGS];
   /* A group of packets. */
   int packed;
   mlfab__sum_stretch *stretches;
   uint32_t nstretches, stretch_room;
-  uint64_t cleared; /* bytes of the sum that are not rubbish */
-  uint8_t *stream;  /* the sum's packets, `stream_room` bytes: at first use, and kept */
+  uint64_t cleared; /* bytes of the sum that are initialised */
+  uint8_t *stream;  /* the sum's packets, `stream_room` bytes; allocated at first use, and kept */
   uint64_t stream_room, length;
   mlfab__sum_cursor cursor;
-  int encoded; /* all of the sum is in `stream`, `length` bytes */
+  int encoded; /* the whole sum is in `stream`, `length` bytes */
   /* A spread. */
   mlfab__recipient *recipients;
   uint32_t nrecipients, recipient_room;
   mlfab__record *records;
   uint32_t nrecords, record_room;
-  uint64_t filled, end; /* stretches of all records; where the next bulk goes */
+  uint64_t filled, end; /* sum of all stretches; offset of the next bulk */
   int complete;
-  uint32_t open; /* recipients that are neither done nor given up */
+  uint32_t open; /* recipients neither done nor given up */
 } mlfab__accumulator;
 
 typedef struct mlfab__aggregator_scratch mlfab__aggregator_scratch; /* aggregator.c */
 
-/* What is known of a server's numbers of groups. */
+/* The group numbers of a server. */
 typedef struct mlfab__aggregator_server {
-  uint64_t newest; /* ever: members may still send for groups up to it */
-  uint64_t last;   /* on its present link: they ascend */
+  uint64_t newest; /* largest ever: members may still send for groups up to it */
+  uint64_t last;   /* last on the present link: numbers ascend */
 } mlfab__aggregator_server;
 
 typedef struct mlfab__aggregator {
@@ -33939,42 +33908,42 @@ typedef struct mlfab__aggregator {
   mlfab__port down; /* members by rank */
   mlfab_stats *stats;
   const struct mlfab__worker *worker; /* of this node ... */
-  uint32_t epoch;                     /* ... and the layout of it that was told */
+  uint32_t epoch;                     /* ... and its last layout epoch */
   uint32_t workers, servers;
   const mlfab__layout *layout; /* the worker's; NULL until the model stands */
   int ghost;
-  uint64_t shard_bytes, data_bytes,
-      stage_bytes;       /* largest shard; size of accumulators; how far a member may be ahead */
+  /* largest shard; size of accumulators; limit by which a member may be ahead */
+  uint64_t shard_bytes, data_bytes, stage_bytes;
   uint64_t packet_bytes; /* of the largest packet */
   uint32_t naccumulators;
   mlfab__accumulator *accumulators;
   mlfab__aggregator_server *numbers; /* by server */
-  uint8_t *connected;                /* members whose link stands, by rank */
-  uint32_t *incarnations;            /* theirs */
-  mlfab__meter meter;                /* of the in-link, all groups together */
+  uint8_t *connected;                /* by rank: the member's link stands */
+  uint32_t *incarnations;            /* by rank */
+  mlfab__meter meter;                /* measures the in-link, for all groups */
   uint64_t ages;
   uint32_t serials;
   uint64_t now_ns;
-  mlfab__aggregator_scratch *scratch; /* for decoding manifests; with the first */
-  uint8_t *came; /* MLFAB__PACKET_ROOM: the packets of the frame that is being taken in */
+  mlfab__aggregator_scratch *scratch; /* for decoding manifests; allocated with the first */
+  uint8_t *came; /* MLFAB__PACKET_ROOM bytes: packets of the frame being taken in */
 } mlfab__aggregator;
 
-/* Errors: MEMORY. Afterwards free works in any case. */
+/* Errors: MEMORY. free may be called in any case. */
 MLFAB__INTERNAL int mlfab__aggregator_init(mlfab__aggregator *aggregator, mlfab__env *env,
                                            const mlfab_config *config, const mlfab__port *up,
                                            const mlfab__port *down, mlfab_stats *stats);
 MLFAB__INTERNAL void mlfab__aggregator_free(mlfab__aggregator *aggregator);
-/* The model stands: what bytes are of what type. Before that every GROUP fails; what is under way
- * fails when it is called again. */
+/* The model is defined: its layout. Before the first call every GROUP fails; a further call fails
+ * everything under way. */
 MLFAB__INTERNAL void mlfab__aggregator_model(mlfab__aggregator *aggregator,
                                              const mlfab__layout *layout, int ghost);
-/* A frame of a server: 1 when it was for this role (GROUP, GROUP_END, RELEASE, SPREAD, and MODEL
- * and PULL_FAIL with MLFAB__SPREAD_BIT in the request), else 0. */
+/* A frame of a server: 1 when it was for this role (GROUP, GROUP_END, RELEASE, SPREAD, and MODEL and
+ * PULL_FAIL with MLFAB__SPREAD_BIT in the request), else 0. */
 MLFAB__INTERNAL int mlfab__aggregator_server_frame(mlfab__aggregator *aggregator, uint32_t server,
                                                    const mlfab__frame_in *frame, uint64_t now_ns);
-/* A server's link is lost, or it is dead: everything for it is over, without a word. */
+/* A server's link is lost, or it is dead: ends everything for it and sends nothing. */
 MLFAB__INTERNAL void mlfab__aggregator_server_lost(mlfab__aggregator *aggregator, uint32_t server);
-/* A member's link stands, after MEET; is lost. What was lent to a lost link has come back. */
+/* met: a member's link stands, after MEET. lost: it is lost, and has returned all that was lent to it. */
 MLFAB__INTERNAL void mlfab__aggregator_met(mlfab__aggregator *aggregator, uint32_t member,
                                            uint32_t incarnation, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__aggregator_lost(mlfab__aggregator *aggregator, uint32_t member,
@@ -33982,8 +33951,8 @@ MLFAB__INTERNAL void mlfab__aggregator_lost(mlfab__aggregator *aggregator, uint3
 /* A frame of a member (HOP_CHUNK). */
 MLFAB__INTERNAL void mlfab__aggregator_member_frame(mlfab__aggregator *aggregator, uint32_t member,
                                                     const mlfab__frame_in *frame, uint64_t now_ns);
-/* The next frame with a bulk for a server (FORWARD), for a member (HOP_MODEL): 1, or 0; it was
- * taken; its bulk is free. */
+/* next: the next frame with a bulk for a server (FORWARD) or a member (HOP_MODEL): 1, or 0. taken: the
+ * transport took it. */
 MLFAB__INTERNAL int mlfab__aggregator_next_up(mlfab__aggregator *aggregator, uint32_t server,
                                               mlfab__frame_out *frame);
 MLFAB__INTERNAL void mlfab__aggregator_taken_up(mlfab__aggregator *aggregator, uint32_t server,
@@ -33992,72 +33961,73 @@ MLFAB__INTERNAL int mlfab__aggregator_next_down(mlfab__aggregator *aggregator, u
                                                 mlfab__frame_out *frame);
 MLFAB__INTERNAL void mlfab__aggregator_taken_down(mlfab__aggregator *aggregator, uint32_t member,
                                                   const mlfab__frame_out *frame);
-/* Tokens come back on either kind of link. One that is not out any more is ignored. */
+/* A bulk came back, on either kind of link. A token that is no longer lent is ignored. */
 MLFAB__INTERNAL void mlfab__aggregator_sent(mlfab__aggregator *aggregator, uint64_t token);
 MLFAB__INTERNAL void mlfab__aggregator_tick(mlfab__aggregator *aggregator, uint64_t now_ns);
 MLFAB__INTERNAL uint64_t mlfab__aggregator_deadline(const mlfab__aggregator *aggregator);
 
 /* --- between the files of the role, lowest first: accumulator.c, sum.c, distributor.c, aggregator.c --- */
 
-/* A free accumulator with its memory for a new use, or NULL. `clean`: nothing of it may be lent. */
+/* A free accumulator with memory for a new use, or NULL. `clean`: none of its bulks may be lent. */
 MLFAB__INTERNAL mlfab__accumulator *mlfab__aggregator_take(mlfab__aggregator *aggregator,
                                                            uint32_t server, uint64_t number,
                                                            uint64_t bytes, int clean);
 MLFAB__INTERNAL mlfab__accumulator *mlfab__aggregator_find(mlfab__aggregator *aggregator,
                                                            uint32_t server, uint64_t number);
-/* May this link have more bulks of the accumulator? */
+/* May this link borrow another bulk of the accumulator? */
 MLFAB__INTERNAL int mlfab__aggregator_lends(const mlfab__accumulator *accumulator, int up,
                                             uint32_t peer);
 /* Fills bulk, token and slot of a frame whose bulk_bytes are set. */
 MLFAB__INTERNAL void mlfab__aggregator_offer(mlfab__aggregator *aggregator,
                                              const mlfab__accumulator *accumulator, uint64_t at,
                                              mlfab__frame_out *frame);
-/* It was taken, and ends at `end` in the accumulator: notes what was lent. 1 when a bulk was. */
+/* The transport took the frame, which ends at `end` in the accumulator: records the loan. 1 when there is
+ * one. */
 MLFAB__INTERNAL int mlfab__aggregator_lend(mlfab__aggregator *aggregator, int up, uint32_t peer,
                                            uint32_t recipient, uint64_t end,
                                            const mlfab__frame_out *frame);
-/* A link is lost, and has given everything back. */
+/* A link is lost: all of its loans are back. */
 MLFAB__INTERNAL void mlfab__aggregator_all_returned(mlfab__aggregator *aggregator, int up,
                                                     uint32_t peer);
-/* sum.c: an accumulator for a group of packets. Errors: AGAIN (no room), UNSUPPORTED (ghosts). */
+/* sum.c: prepares an accumulator for a group of packets. Errors: AGAIN (no room), UNSUPPORTED (ghosts). */
 MLFAB__INTERNAL int mlfab__sum_begin(mlfab__aggregator *aggregator, mlfab__accumulator *group,
                                      const mlfab__segment *segments, uint32_t n);
-/* A text when the chunk breaks the protocol; otherwise its packets may be taken in, and are in private
- * memory from then on. */
+/* Returns a text if the chunk breaks the protocol. Otherwise copies its packets to private memory and
+ * returns NULL. */
 MLFAB__INTERNAL const char *mlfab__sum_check(mlfab__aggregator *aggregator,
                                              const mlfab__accumulator *group, mlfab__addend *addend,
                                              const mlfab__hop_chunk *chunk, mlfab__frame_in *frame);
-/* Adds the packets of a chunk, which were counted as received, or stages them. Adds what a member has
- * staged. Errors: NOT_FINITE, FRAME. */
+/* take: adds or stages the packets of a chunk that was counted as received. unstage: adds a member's staged
+ * packets. Errors: NOT_FINITE, FRAME. */
 MLFAB__INTERNAL int mlfab__sum_take(mlfab__accumulator *group, mlfab__addend *addend,
                                     const mlfab__frame_in *frame);
 MLFAB__INTERNAL int mlfab__sum_unstage(mlfab__accumulator *group, mlfab__addend *addend);
-/* Makes packets of some more of a complete sum. 1 when that was the last of it. */
+/* Encodes a further part of a complete sum as packets. 1 when that was the last part. */
 MLFAB__INTERNAL int mlfab__sum_encode(mlfab__aggregator *aggregator, mlfab__accumulator *group);
-/* Bytes of the next FORWARD: whole packets. */
+/* Size of the next FORWARD: whole packets. */
 MLFAB__INTERNAL uint32_t mlfab__sum_forwardable(const mlfab__aggregator *aggregator,
                                                 const mlfab__accumulator *group);
 
-/* Does this member's link stand, under this incarnation? */
+/* Does this member's link stand, with this incarnation? */
 MLFAB__INTERNAL int mlfab__aggregator_stands(const mlfab__aggregator *aggregator, uint32_t worker,
                                              uint32_t incarnation);
 
 MLFAB__INTERNAL void mlfab__distributor_spread(mlfab__aggregator *aggregator, uint32_t server,
                                                const mlfab__frame_in *frame,
                                                mlfab__spread_member *members);
-/* 1 when they were of a spread. */
+/* 1 when the frame belonged to a spread. */
 MLFAB__INTERNAL int mlfab__distributor_model(mlfab__aggregator *aggregator, uint32_t server,
                                              const mlfab__frame_in *frame);
 MLFAB__INTERNAL int mlfab__distributor_skip(mlfab__aggregator *aggregator, uint32_t server,
                                             const mlfab__frame_in *frame);
 MLFAB__INTERNAL int mlfab__distributor_pull_fail(mlfab__aggregator *aggregator, uint32_t server,
                                                  const mlfab__frame_in *frame);
-/* Gives up all that is left of a spread. */
+/* Gives up all remaining members of a spread. */
 MLFAB__INTERNAL void mlfab__distributor_fail(mlfab__aggregator *aggregator,
                                              mlfab__accumulator *accumulator, int code);
 MLFAB__INTERNAL void mlfab__distributor_met(mlfab__aggregator *aggregator);
 MLFAB__INTERNAL void mlfab__distributor_lost(mlfab__aggregator *aggregator, uint32_t member);
-/* A bulk of this recipient has come back. */
+/* A bulk of this recipient came back. */
 MLFAB__INTERNAL void mlfab__distributor_returned(mlfab__aggregator *aggregator,
                                                  mlfab__accumulator *accumulator,
                                                  uint32_t recipient);
@@ -34084,7 +34054,7 @@ MLFAB__INTERNAL mlfab__accumulator *mlfab__aggregator_find(mlfab__aggregator *ag
   return NULL;
 }
 
-/* Its memory is changed only here, where nothing of it is lent. */
+/* The memory changes only here, where none of it is lent. */
 MLFAB__INTERNAL mlfab__accumulator *mlfab__aggregator_take(mlfab__aggregator *aggregator,
                                                            uint32_t server, uint64_t number,
                                                            uint64_t bytes, int clean) {
@@ -34120,7 +34090,7 @@ MLFAB__INTERNAL int mlfab__aggregator_lends(const mlfab__accumulator *accumulato
   return n < MLFAB__AGGREGATOR_LINK_LOANS;
 }
 
-/* A token: which accumulator, which loan, and a number by which an old one is told. */
+/* A token: the accumulator, the loan, and a serial number that identifies stale tokens. */
 MLFAB__INTERNAL void mlfab__aggregator_offer(mlfab__aggregator *aggregator,
                                              const mlfab__accumulator *accumulator, uint64_t at,
                                              mlfab__frame_out *frame) {
@@ -34164,16 +34134,15 @@ MLFAB__INTERNAL void mlfab__aggregator_all_returned(mlfab__aggregator *aggregato
  * core/sched/sum.c
  * ============================================================================================== */
 #if MLFAB_WITH_SCHED
-/* sum.c - the aggregator role: groups whose members, and whose sum, come as packets. See
- * aggregator.h and packet.h.
+/* sum.c - the aggregator role: groups whose members and sum are sent as packets. See aggregator.h and
+ * packet.h.
  *
- * The sum is kept dense. Packets of the first member that is not complete are added as they come,
- * from a private copy of their frame, member after member in the manifest's order; one behind it stages as
- * many of its packets as a ring holds, at its front and not around it. An element that no member
- * names is zero; otherwise the sum is, but for the sign of zeros, what the members' dense values
- * would give. When the last member is complete the sum becomes packets in turn, some of it each
- * tick, and is forwarded as far as it is released, in frames of whole packets: its length is known
- * only then, so that there is nothing to cut through. */
+ * The sum is kept dense. Packets of the first incomplete member are added as they arrive, from a private
+ * copy of their frame, member after member in the manifest's order. A later member stages as many of its
+ * packets as a ring holds, from its start and without wrapping. An element that no member names is zero;
+ * otherwise the sum is what the members' dense values would give, except for the sign of zeros. When the
+ * last member is complete, the sum is encoded as packets, a part in each tick, and forwarded as far as it
+ * is released, in frames of whole packets. Its length is known only then, so there is no cut-through. */
 
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
 #define SUM_X86 1
@@ -34183,21 +34152,21 @@ MLFAB__INTERNAL void mlfab__aggregator_all_returned(mlfab__aggregator *aggregato
 #endif
 
 enum {
-  SUM_TICK_BYTES = 4 << 20, /* of the sum that become packets at a time */
-  SUM_MOST = 8,             /* times their elements: what packets may take */
-  SUM_MORE = 32,            /* bytes of a dense packet beside its values */
+  SUM_TICK_BYTES = 4 << 20, /* of the sum, encoded in one tick */
+  SUM_MOST = 8,             /* maximum size of packets, as a multiple of their elements' size */
+  SUM_MORE = 32,            /* overhead of a dense packet */
   SUM_WORDS = MLFAB__PACKET_ELEMENTS / 64,
-  SUM_AT_BODY = 16 /* in a packet: bytes of its body */
+  SUM_AT_BODY = 16 /* offset in a packet of its body's size */
 };
 
-/* Neighbouring elements that one packet may hold. */
+/* Adjacent elements that one packet may hold. */
 typedef struct sum_piece {
   const uint8_t *data;
   mlfab__packet_shape shape;
   uint64_t bytes;
 } sum_piece;
 
-/* The piece at a cursor, which moves on: 1, or 0 behind the last. */
+/* The piece at a cursor, which it advances: 1, or 0 behind the last. */
 static int sum_next(const mlfab__aggregator *aggregator, const mlfab__accumulator *group,
                     mlfab__sum_cursor *cursor, sum_piece *piece) {
   const mlfab__layout *layout = aggregator->layout;
@@ -34228,11 +34197,11 @@ static int sum_next(const mlfab__aggregator *aggregator, const mlfab__accumulato
 
 /* --- a new group --- */
 
-/* Memory for the packets of the sum. Errors: AGAIN (none, or the old is lent). */
+/* Allocates memory for the sum's packets. Errors: AGAIN (no memory, or the old memory is lent). */
 static int sum_room(mlfab__aggregator *aggregator, mlfab__accumulator *group) {
   mlfab__sum_cursor cursor = {0, 0};
   sum_piece piece;
-  /* A packer writes no more than the dense packet, but may ask for a bitmap's room besides. */
+  /* A packer writes no more than the dense packet, but may need room for a bitmap besides. */
   uint64_t more = SUM_MORE + MLFAB__PACKET_ELEMENTS / 8;
   while (sum_next(aggregator, group, &cursor, &piece)) more += SUM_MORE;
   if (group->stream_room >= group->bytes + more) return 0;
@@ -34266,7 +34235,7 @@ MLFAB__INTERNAL int mlfab__sum_begin(mlfab__aggregator *aggregator, mlfab__accum
 
 /* --- packets of members --- */
 
-/* The stretch that holds this offset, or the next. */
+/* The stretch that contains this offset, or the next one. */
 static const mlfab__sum_stretch *sum_find(const mlfab__accumulator *group, uint64_t offset) {
   uint32_t low = 0, high = group->nstretches;
   while (low < high) {
@@ -34281,7 +34250,7 @@ static const mlfab__sum_stretch *sum_find(const mlfab__accumulator *group, uint6
   return low < group->nstretches ? &group->stretches[low] : NULL;
 }
 
-/* A text when a packet does not lie where one of this group may. */
+/* Returns a text if a packet of this group must not be at its position. */
 static const char *sum_check_place(const mlfab__aggregator *aggregator,
                                    const mlfab__accumulator *group, const mlfab__packet *packet) {
   const mlfab__layout *layout = aggregator->layout;
@@ -34328,14 +34297,14 @@ MLFAB__INTERNAL const char *mlfab__sum_check(mlfab__aggregator *aggregator,
   return NULL;
 }
 
-/* The sum is zero up to here where nothing was added. */
+/* Initialises the sum with zeros up to here. */
 static void sum_clear(mlfab__accumulator *group, uint64_t upto) {
   if (upto <= group->cleared) return;
   memset(group->data + group->cleared, 0, upto - group->cleared);
   group->cleared = upto;
 }
 
-/* Adds the next packets of member k, which were checked. Errors: NOT_FINITE, FRAME. */
+/* Adds the next packets of member k, which are checked. Errors: NOT_FINITE, FRAME. */
 static int sum_add(mlfab__accumulator *group, uint32_t k, const uint8_t *from, uint64_t bytes) {
   mlfab__addend *addend = &group->addends[k];
   mlfab__packet packet;
@@ -34366,7 +34335,7 @@ MLFAB__INTERNAL int mlfab__sum_unstage(mlfab__accumulator *group, mlfab__addend 
 
 /* --- packets of the sum --- */
 
-/* Bit i: the i-th of 64 words of 4 bytes is not zero. */
+/* Bit i: the i-th of 64 words of 4 bytes is non-zero. */
 static uint64_t sum_words(const uint8_t *at) {
   uint64_t bits = 0;
 #if SUM_X86
@@ -34385,7 +34354,7 @@ static uint64_t sum_words(const uint8_t *at) {
   return bits;
 }
 
-/* Bit i: one of the bits 2i and 2i + 1 is set. */
+/* Bit i: bit 2i or 2i + 1 is set. */
 static uint64_t sum_pairs(uint64_t x) {
   x = (x | x >> 1) & 0x5555555555555555u;
   x = (x | x >> 1) & 0x3333333333333333u;
@@ -34395,8 +34364,8 @@ static uint64_t sum_pairs(uint64_t x) {
   return (x | x >> 16) & 0xffffffffu;
 }
 
-/* Marks which of n elements are not zero; returns how many. Looks at bits: a sum that began with 0
- * is never -0. */
+/* Marks the non-zero elements of n; returns their number. Compares bits: a sum that began with 0 is never
+ * -0. */
 static uint32_t sum_mark(const uint8_t *at, uint32_t width, uint32_t n, uint64_t *keep) {
   uint8_t last[64 * 8];
   uint32_t kept = 0;
@@ -34415,7 +34384,7 @@ static uint32_t sum_mark(const uint8_t *at, uint32_t width, uint32_t n, uint64_t
   return kept;
 }
 
-/* Past half full it is dense. */
+/* Encodes a piece: dense if more than half of its elements are non-zero. */
 static uint32_t sum_pack(uint8_t *out, const sum_piece *piece) {
   uint64_t keep[SUM_WORDS];
   uint32_t n = piece->shape.elements;
@@ -34439,7 +34408,7 @@ MLFAB__INTERNAL int mlfab__sum_encode(mlfab__aggregator *aggregator, mlfab__accu
   }
   if (!group->encoded) return 0;
   if (group->length == 0) {
-    /* A sum of nothing but zeros is one of them: a length of 0 means that it is not known. */
+    /* A length of 0 means unknown, so a sum of zeros is encoded as one zero. */
     mlfab__sum_cursor first = {0, 0};
     if (!sum_next(aggregator, group, &first, &piece)) return 1;
     piece.shape.elements = 1;
@@ -34469,13 +34438,13 @@ MLFAB__INTERNAL uint32_t mlfab__sum_forwardable(const mlfab__aggregator *aggrega
  * core/sched/distributor.c
  * ============================================================================================== */
 #if MLFAB_WITH_SCHED
-/* distributor.c - the aggregator role: spreads, going down. See aggregator.h.
+/* distributor.c - the aggregator role: spreads (down). See aggregator.h.
  *
- * Every MODEL frame of a spread becomes a record; a member is a cursor into the list of records, so
- * that what was received once is lent to all. A slice that the server begins again cuts the list
- * off where the slice began; its bytes go where the old ones were, or behind them while those are
- * lent. A frame of packets is handed on as it is: what is complete is told by the stretches of the
- * model that frames answer for, what there is room for by their bulks. */
+ * Every MODEL frame of a spread becomes a record. A member is a cursor into the list of records, so that
+ * bytes received once are lent to all. When the server begins a slice again, the list is cut off where the
+ * slice began; its new bytes replace the old ones, or go behind them while those are lent. A frame of
+ * packets is forwarded unchanged: completeness is measured in the bytes of the model that frames cover,
+ * room in the bytes of their bulks. */
 
 enum { DISTRIBUTOR_ACTIVE = 2 };
 
@@ -34515,7 +34484,7 @@ static void distributor_activate(mlfab__aggregator *aggregator, mlfab__accumulat
   }
 }
 
-/* One member less to hand to. */
+/* One member less is open. */
 static void distributor_closed(mlfab__aggregator *aggregator, mlfab__accumulator *spread) {
   if (--spread->open == 0) {
     spread->state = MLFAB__ACCUMULATOR_FREE;
@@ -34531,7 +34500,7 @@ static void distributor_give_up(mlfab__aggregator *aggregator, mlfab__accumulato
   distributor_closed(aggregator, spread);
 }
 
-/* A member has all when everything was taken and has left our memory. */
+/* A member is done when the transport has taken everything and returned every loan. */
 static void distributor_check(mlfab__aggregator *aggregator, mlfab__accumulator *spread,
                               mlfab__recipient *recipient) {
   if (recipient->state != MLFAB__RECIPIENT_ACTIVE || !spread->complete || recipient->lent > 0 ||
@@ -34544,7 +34513,7 @@ static void distributor_check(mlfab__aggregator *aggregator, mlfab__accumulator 
 
 /* --- frames of servers --- */
 
-/* Sets an accumulator up. Errors: AGAIN (no room), ARGUMENT. */
+/* Prepares an accumulator. Errors: AGAIN (no room), ARGUMENT. */
 static int distributor_begin(mlfab__aggregator *aggregator, uint32_t server,
                              const mlfab__spread *spread, const mlfab__spread_member *members) {
   if (!aggregator->layout) return MLFAB_ERR_AGAIN;
@@ -34578,7 +34547,7 @@ MLFAB__INTERNAL void mlfab__distributor_spread(mlfab__aggregator *aggregator, ui
                                                const mlfab__frame_in *frame,
                                                mlfab__spread_member *members) {
   mlfab__spread spread;
-  mlfab__group_end head = {0}; /* the number, which comes first */
+  mlfab__group_end head = {0}; /* only its number, which comes first */
   int code = MLFAB_ERR_AGAIN, wrong = frame->meta_bytes < 8;
   if (!wrong) wrong = mlfab__decode_group_end(frame->meta, 8, &head);
   if (!wrong && members) {
@@ -34598,7 +34567,7 @@ MLFAB__INTERNAL void mlfab__distributor_spread(mlfab__aggregator *aggregator, ui
   }
 }
 
-/* Is any of the bytes from `at` on lent? */
+/* Are any bytes from `at` on lent? */
 static int distributor_lent(const mlfab__accumulator *spread, uint64_t at) {
   for (uint32_t i = 0; spread->lent > 0 && i < MLFAB__AGGREGATOR_LOANS; i++) {
     if (spread->loans[i].serial != 0 && spread->loans[i].end > at) return 1;
@@ -34606,7 +34575,7 @@ static int distributor_lent(const mlfab__accumulator *spread, uint64_t at) {
   return 0;
 }
 
-/* The records from r on are void. */
+/* Discards the records from r on. */
 static void distributor_cut(mlfab__accumulator *spread, uint32_t r) {
   spread->nrecords = r;
   spread->filled = spread->records[r].before;
@@ -34617,7 +34586,7 @@ static void distributor_cut(mlfab__accumulator *spread, uint32_t r) {
   }
 }
 
-/* Keeps a frame. Errors: AGAIN (no room). */
+/* Stores a frame. Errors: AGAIN (no room). */
 static int distributor_keep(mlfab__aggregator *aggregator, mlfab__accumulator *spread,
                             const mlfab__model *model, const mlfab__frame_in *frame) {
   uint32_t n = spread->nrecords, bytes = frame->bulk_bytes;
@@ -34639,7 +34608,7 @@ static int distributor_keep(mlfab__aggregator *aggregator, mlfab__accumulator *s
   return 0;
 }
 
-/* A text when the frame does not fit what the server said. */
+/* Returns a text if the frame contradicts the server's announcement. */
 static const char *distributor_check_frame(const mlfab__aggregator *aggregator,
                                            const mlfab__accumulator *spread,
                                            const mlfab__model *model,
@@ -34661,7 +34630,7 @@ MLFAB__INTERNAL int mlfab__distributor_model(mlfab__aggregator *aggregator, uint
                                              const mlfab__frame_in *frame) {
   mlfab__model model;
   if (mlfab__decode_model(frame->meta, frame->meta_bytes, &model))
-    return 0; /* the worker's to say */
+    return 0; /* left to the worker role */
   if (!(model.request & MLFAB__SPREAD_BIT)) return 0;
   mlfab__accumulator *spread = mlfab__aggregator_find(aggregator, server, model.request);
   if (!spread || spread->state != MLFAB__ACCUMULATOR_HANDING) return 1; /* given up meanwhile */
@@ -34684,7 +34653,7 @@ MLFAB__INTERNAL int mlfab__distributor_model(mlfab__aggregator *aggregator, uint
     mlfab__recipient *recipient = &spread->recipients[i];
     if (recipient->state != MLFAB__RECIPIENT_ACTIVE || !distributor_has(spread, recipient))
       continue;
-    /* Who had everything until now was not waited for. */
+    /* A member that had everything so far was not waited for. */
     if (recipient->record + 1 == spread->nrecords && recipient->lent == 0)
       recipient->since_ns = aggregator->now_ns;
     aggregator->down.ready(aggregator->down.self, recipient->worker);
@@ -34698,14 +34667,13 @@ MLFAB__INTERNAL int mlfab__distributor_pull_fail(mlfab__aggregator *aggregator, 
   if (mlfab__decode_pull_fail(frame->meta, frame->meta_bytes, &fail)) return 0;
   if (!(fail.request & MLFAB__SPREAD_BIT)) return 0;
   mlfab__accumulator *spread = mlfab__aggregator_find(aggregator, server, fail.request);
-  /* AGAIN only tells who is waited for. Otherwise the server knows, and serves the members
-   * itself. */
+  /* AGAIN only reports whom the pull waits for. With other codes the server serves the members itself. */
   if (spread && spread->state == MLFAB__ACCUMULATOR_HANDING && fail.code != MLFAB_ERR_AGAIN)
     spread->state = MLFAB__ACCUMULATOR_FREE;
   return 1;
 }
 
-/* The server serves a member itself: one that has not begun is left out. */
+/* The server serves a member itself: gives it up if it has not begun. */
 MLFAB__INTERNAL int mlfab__distributor_skip(mlfab__aggregator *aggregator, uint32_t server,
                                             const mlfab__frame_in *frame) {
   mlfab__spread_fail fail;
@@ -34740,7 +34708,7 @@ MLFAB__INTERNAL void mlfab__distributor_met(mlfab__aggregator *aggregator) {
   }
 }
 
-/* What it was handed may be lost with the link, though it was sent. */
+/* Bytes sent on a lost link may be lost too. */
 MLFAB__INTERNAL void mlfab__distributor_lost(mlfab__aggregator *aggregator, uint32_t member) {
   for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
     mlfab__accumulator *spread = &aggregator->accumulators[i];
@@ -34762,7 +34730,7 @@ MLFAB__INTERNAL void mlfab__distributor_lost(mlfab__aggregator *aggregator, uint
 
 /* --- frames to go --- */
 
-/* The member of a spread for whom this worker's link has room, or NULL. */
+/* A member of the spread for which this worker's link has room, or NULL. */
 static const mlfab__recipient *distributor_next(const mlfab__aggregator *aggregator,
                                                 const mlfab__accumulator *spread, uint32_t member) {
   for (uint32_t i = 0; i < spread->nrecipients; i++) {
@@ -34828,7 +34796,7 @@ MLFAB__INTERNAL void mlfab__distributor_tick(mlfab__aggregator *aggregator,
   for (uint32_t i = 0; i < spread->nrecipients; i++) {
     mlfab__recipient *recipient = &spread->recipients[i];
     int active = recipient->state == MLFAB__RECIPIENT_ACTIVE;
-    /* Nothing to do for it, or nothing that it could do. */
+    /* There is nothing to send to it, or nothing can be lent to it. */
     int idle = recipient->lent == 0 &&
                (!distributor_has(spread, recipient) ||
                 (!aggregator->ghost && !mlfab__aggregator_lends(spread, 0, recipient->worker)));
@@ -34865,13 +34833,13 @@ MLFAB__INTERNAL uint64_t mlfab__distributor_deadline(const mlfab__aggregator *ag
  * core/sched/aggregator.c
  * ============================================================================================== */
 #if MLFAB_WITH_SCHED
-/* aggregator.c - the aggregator role: groups, going up. See aggregator.h.
+/* aggregator.c - the aggregator role: groups (up). See aggregator.h.
  *
- * What comes in order is added straight from where it was received, so that a byte of a member
- * costs one read of it and one read and write of the sum. Positions are those of the group's bytes,
- * one after another without the gaps between segments; `runs` tell their types. */
+ * Bytes that arrive in order are added directly from the receive buffer: each byte of a member costs one
+ * read of it and one read and write of the sum. Positions are in the group's bytes, which omit the gaps
+ * between segments; `runs` gives their types. */
 
-/* For decoding: the largest manifests. */
+/* Scratch memory for decoding the largest manifests. */
 struct mlfab__aggregator_scratch {
   mlfab__group_member members[MLFAB__GROUP_MEMBERS_MAX];
   mlfab__segment segments[MLFAB__SEGMENTS_MAX];
@@ -34952,7 +34920,7 @@ static void aggregator_post_fail(mlfab__aggregator *aggregator, uint32_t server,
   MLFAB__POST(&aggregator->up, server, MLFAB__GROUP_FAIL, group_fail, &fail);
 }
 
-/* The group is spoilt, by a member or by us; the server ends its number. */
+/* The group cannot be completed, because of a member or of this node; the server ends its number. */
 static void aggregator_fail(mlfab__aggregator *aggregator, mlfab__accumulator *group,
                             const mlfab__addend *culprit, int code) {
   aggregator_post_fail(aggregator, group->server, group->number, culprit, code);
@@ -34960,18 +34928,18 @@ static void aggregator_fail(mlfab__aggregator *aggregator, mlfab__accumulator *g
   group->outstanding = 0;
 }
 
-/* Bytes of a member's update; NEVER as long as that is not known. */
+/* Bytes of a member's update; NEVER while unknown. */
 static uint64_t aggregator_total(const mlfab__accumulator *group, const mlfab__addend *addend) {
   if (!group->packed) return group->bytes;
   return addend->total ? addend->total : MLFAB__NEVER;
 }
 
-/* What a member was granted and is expected to send. */
+/* Bytes that a member was granted and is expected to send. */
 static uint64_t aggregator_owed(const mlfab__aggregator *aggregator,
                                 const mlfab__accumulator *group, const mlfab__addend *addend) {
   uint64_t total = aggregator_total(group, addend), left = addend->granted - addend->received;
   if (!group->packed) return left;
-  /* Perhaps its next packet is larger. */
+  /* Its next packet may be larger than what is left. */
   if (addend->granted < total && left < aggregator->packet_bytes) return 0;
   uint64_t expected = mlfab__min(addend->granted, total == MLFAB__NEVER ? group->bytes : total);
   return expected - addend->received;
@@ -34987,7 +34955,7 @@ static void aggregator_grant(mlfab__aggregator *aggregator, mlfab__accumulator *
   MLFAB__POST(&aggregator->down, addend->worker, MLFAB__HOP_GRANT, hop_grant, &grant);
 }
 
-/* How far member k may send: it may be ahead of the one before it by what a ring holds. */
+/* How far member k may send: ahead of its predecessor by at most a ring. */
 static uint64_t aggregator_limit(const mlfab__aggregator *aggregator,
                                  const mlfab__accumulator *group, uint32_t k) {
   if (group->packed)
@@ -34996,7 +34964,7 @@ static uint64_t aggregator_limit(const mlfab__aggregator *aggregator,
   return mlfab__min(group->bytes, group->addends[k - 1].added + aggregator->stage_bytes);
 }
 
-/* A ring that nobody uses, plus one, or 0. */
+/* Index of a free ring plus one, or 0. */
 static uint32_t aggregator_ring(const mlfab__accumulator *group) {
   for (uint32_t i = 0; i < MLFAB__AGGREGATOR_RINGS; i++) {
     if (!group->ring_used[i]) return i + 1;
@@ -35018,7 +34986,7 @@ static uint32_t aggregator_waiting(const mlfab__aggregator *aggregator,
   return group->naddends;
 }
 
-/* The same of all groups: the oldest one's. */
+/* The oldest group with such a member, or NULL. */
 static mlfab__accumulator *aggregator_next(const mlfab__aggregator *aggregator,
                                            uint32_t *member_p) {
   mlfab__accumulator *best = NULL;
@@ -35033,7 +35001,7 @@ static mlfab__accumulator *aggregator_next(const mlfab__aggregator *aggregator,
   return best;
 }
 
-/* Are those that were granted nearly through? */
+/* Have the granted members almost nothing left to send? */
 static int aggregator_draws_near(const mlfab__aggregator *aggregator) {
   uint64_t outstanding = 0;
   for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
@@ -35042,7 +35010,7 @@ static int aggregator_draws_near(const mlfab__aggregator *aggregator) {
   return outstanding <= 2 * (uint64_t)aggregator->config->chunk_bytes;
 }
 
-/* Grants a member for the first time. 0 without memory for its ring: later then, when it is the
+/* Grants a member for the first time. 0 without memory for its ring: it is then granted when it is the
  * head. */
 static int aggregator_admit(mlfab__aggregator *aggregator, mlfab__accumulator *group, uint32_t k) {
   mlfab__addend *addend = &group->addends[k];
@@ -35061,7 +35029,7 @@ static int aggregator_admit(mlfab__aggregator *aggregator, mlfab__accumulator *g
   return 1;
 }
 
-/* Grants whoever may be granted now. */
+/* Grants all members that may be granted now. */
 static void aggregator_pump(mlfab__aggregator *aggregator) {
   int looked = 0;
   uint32_t k;
@@ -35079,8 +35047,7 @@ static void aggregator_pump(mlfab__aggregator *aggregator) {
 
 /* --- adding --- */
 
-/* Adds the next bytes of member k, which lie at `from` (not read for ghosts). Errors:
- * NOT_FINITE. */
+/* Adds the next bytes of member k from `from` (not read for ghosts). Errors: NOT_FINITE. */
 static int aggregator_add(mlfab__aggregator *aggregator, mlfab__accumulator *group, uint32_t k,
                           const uint8_t *from, uint64_t bytes) {
   mlfab__addend *addend = &group->addends[k];
@@ -35101,7 +35068,7 @@ static int aggregator_add(mlfab__aggregator *aggregator, mlfab__accumulator *gro
   return 0;
 }
 
-/* Keeps what came too early: byte x of a member lies at x modulo the ring. A ghost has no bytes. */
+/* Stages early bytes: byte x of a member lies at x modulo the ring's size. A ghost has no bytes. */
 static void aggregator_stage(mlfab__aggregator *aggregator, mlfab__accumulator *group, uint32_t k,
                              uint64_t at, const uint8_t *from, uint64_t bytes) {
   uint8_t *ring = group->rings[group->addends[k].ring - 1];
@@ -35115,7 +35082,7 @@ static void aggregator_stage(mlfab__aggregator *aggregator, mlfab__accumulator *
   }
 }
 
-/* Members behind k add what they have staged, as far as the one before each has come. */
+/* Adds the staged bytes of the members behind k, each as far as its predecessor has been added. */
 static void aggregator_drain(mlfab__aggregator *aggregator, mlfab__accumulator *group, uint32_t k) {
   while (++k < group->top) {
     mlfab__addend *addend = &group->addends[k];
@@ -35133,7 +35100,7 @@ static void aggregator_drain(mlfab__aggregator *aggregator, mlfab__accumulator *
   }
 }
 
-/* The same of packets. */
+/* Moves the head of a group of packets. */
 static void aggregator_settle_packed(mlfab__aggregator *aggregator, mlfab__accumulator *group) {
   while (group->head < group->naddends) {
     mlfab__addend *addend = &group->addends[group->head];
@@ -35156,7 +35123,7 @@ static void aggregator_settle_packed(mlfab__aggregator *aggregator, mlfab__accum
   mlfab__sum_encode(aggregator, group);
 }
 
-/* Something was added: whose turn is it, and who may send more? */
+/* After an addition: moves the head, and grants more to members. */
 static void aggregator_settle(mlfab__aggregator *aggregator, mlfab__accumulator *group) {
   if (group->packed) {
     aggregator_settle_packed(aggregator, group);
@@ -35164,7 +35131,7 @@ static void aggregator_settle(mlfab__aggregator *aggregator, mlfab__accumulator 
   }
   while (group->head < group->naddends && group->addends[group->head].added == group->bytes) {
     mlfab__addend *next = &group->addends[++group->head];
-    /* What it has staged was added: from here on its bytes come in order. */
+    /* Its staged bytes were added: from now on its bytes arrive in order. */
     if (group->head < group->naddends && next->ring) {
       group->ring_used[next->ring - 1] = 0;
       next->ring = 0;
@@ -35173,7 +35140,7 @@ static void aggregator_settle(mlfab__aggregator *aggregator, mlfab__accumulator 
   for (uint32_t k = group->head; k < group->top; k++) {
     mlfab__addend *addend = &group->addends[k];
     uint64_t upto = aggregator_limit(aggregator, group, k);
-    /* Not for every chunk: a grant is a frame. */
+    /* Each grant is a frame, so not for every chunk. */
     if (addend->granted > 0 && upto > addend->granted &&
         (upto == group->bytes || addend->received == addend->granted ||
          upto - addend->granted >= aggregator->stage_bytes / 4))
@@ -35181,13 +35148,13 @@ static void aggregator_settle(mlfab__aggregator *aggregator, mlfab__accumulator 
   }
 }
 
-/* Bytes of the sum as it is forwarded; 0: not known. */
+/* Length of the sum as it is forwarded; 0: unknown. */
 static uint64_t aggregator_length(const mlfab__accumulator *group) {
   if (!group->packed) return group->bytes;
   return group->encoded ? group->length : 0;
 }
 
-/* Bytes of the sum that the next FORWARD would carry: whole chunks, but for what ends a release. */
+/* Size of the next FORWARD: a whole chunk, or less at the end of a release. */
 static uint32_t aggregator_forwardable(const mlfab__aggregator *aggregator,
                                        const mlfab__accumulator *group) {
   if (group->packed) {
@@ -35205,7 +35172,7 @@ static uint32_t aggregator_forwardable(const mlfab__aggregator *aggregator,
 
 /* --- frames of members --- */
 
-/* A text when the chunk breaks the protocol. Packets are in private memory afterwards. */
+/* Returns a text if the chunk breaks the protocol. Copies packets to private memory. */
 static const char *aggregator_check(mlfab__aggregator *aggregator, const mlfab__accumulator *group,
                                     mlfab__addend *addend, const mlfab__hop_chunk *chunk,
                                     mlfab__frame_in *frame) {
@@ -35238,7 +35205,7 @@ static int aggregator_take_dense(mlfab__aggregator *aggregator, mlfab__accumulat
   return 0;
 }
 
-/* A chunk that was found in order; it was `owed` before. */
+/* Takes in a checked chunk. `owed`: aggregator_owed before it. */
 static void aggregator_take_in(mlfab__aggregator *aggregator, mlfab__accumulator *group,
                                mlfab__addend *addend, uint64_t owed, const mlfab__frame_in *frame) {
   addend->received += frame->bulk_bytes;
@@ -35292,7 +35259,7 @@ MLFAB__INTERNAL void mlfab__aggregator_member_frame(mlfab__aggregator *aggregato
 
 /* --- frames of servers --- */
 
-/* Adds a stretch of one type behind the others. Errors: MEMORY. */
+/* Appends bytes of one type to the runs. Errors: MEMORY. */
 static int aggregator_run(mlfab__aggregator *aggregator, mlfab__accumulator *group, uint64_t end,
                           int dtype) {
   if (mlfab__dtype_bytes(dtype) == 8) group->wide = end;
@@ -35308,8 +35275,8 @@ static int aggregator_run(mlfab__aggregator *aggregator, mlfab__accumulator *gro
   return 0;
 }
 
-/* Makes the runs of a group's segments. Errors: ARGUMENT (they are not of this server's shard, or
- * cut an element), MEMORY. */
+/* Builds the runs of a group's segments. Errors: ARGUMENT (not in this server's shard, or an element is
+ * cut), MEMORY. */
 static int aggregator_runs(mlfab__aggregator *aggregator, mlfab__accumulator *group,
                            const mlfab__segment *segments, uint32_t n) {
   const mlfab__layout *layout = aggregator->layout;
@@ -35336,7 +35303,7 @@ static int aggregator_runs(mlfab__aggregator *aggregator, mlfab__accumulator *gr
   return at > 0 ? 0 : MLFAB_ERR_ARGUMENT;
 }
 
-/* Does the manifest name workers, and each update once? */
+/* Does the manifest name existing workers, and each update once? */
 static int aggregator_sound(const mlfab__aggregator *aggregator, const mlfab__group_member *members,
                             uint32_t n) {
   for (uint32_t k = 0; k < n; k++) {
@@ -35348,7 +35315,7 @@ static int aggregator_sound(const mlfab__aggregator *aggregator, const mlfab__gr
   return 1;
 }
 
-/* Sets an accumulator up for a group. Errors: AGAIN (no room), ARGUMENT. */
+/* Prepares an accumulator for a group. Errors: AGAIN (no room), ARGUMENT. */
 static int aggregator_begin(mlfab__aggregator *aggregator, uint32_t server,
                             const mlfab__group *group, const mlfab__aggregator_scratch *manifest) {
   if (!aggregator->layout) return MLFAB_ERR_AGAIN;
@@ -35381,7 +35348,7 @@ static int aggregator_begin(mlfab__aggregator *aggregator, uint32_t server,
   return 0;
 }
 
-/* Memory for decoding manifests. 0 when there is none. */
+/* Allocates memory for decoding manifests. 0 if there is none. */
 static int aggregator_scratch(mlfab__aggregator *aggregator) {
   if (!aggregator->scratch)
     aggregator->scratch = mlfab__alloc(aggregator->env, sizeof *aggregator->scratch);
@@ -35391,7 +35358,7 @@ static int aggregator_scratch(mlfab__aggregator *aggregator) {
 static void aggregator_group(mlfab__aggregator *aggregator, uint32_t server,
                              const mlfab__frame_in *frame) {
   mlfab__aggregator_server *numbers = &aggregator->numbers[server];
-  mlfab__group_end head = {0}; /* the number, which comes first */
+  mlfab__group_end head = {0}; /* only its number, which comes first */
   int code = MLFAB_ERR_AGAIN, wrong = frame->meta_bytes < 8;
   if (!wrong) wrong = mlfab__decode_group_end(frame->meta, 8, &head) || head.group <= numbers->last;
   if (!wrong && aggregator_scratch(aggregator)) {
@@ -35436,8 +35403,8 @@ static void aggregator_release(mlfab__aggregator *aggregator, uint32_t server,
   mlfab__accumulator *group =
       code ? NULL : mlfab__aggregator_find(aggregator, server, release.group);
   if (!code && (!group || group->state != MLFAB__ACCUMULATOR_ADDING)) return;
-  int packed =
-      group && group->packed; /* of the sum's packets, whose length the server does not know */
+  /* The server does not know the length of the sum's packets. */
+  int packed = group && group->packed;
   if (mlfab__port_refuse(
           &aggregator->up, server, frame,
           code || (!packed && (release.upto > group->bytes ||
@@ -35504,8 +35471,7 @@ MLFAB__INTERNAL void mlfab__aggregator_model(mlfab__aggregator *aggregator,
   aggregator->ghost = ghost;
   aggregator->stage_bytes =
       (mlfab__min(aggregator->shard_bytes, MLFAB__AGGREGATOR_STAGE) + 63) / 64 * 64;
-  /* One slice more than a shard, so that one which is begun again has a place while the old bytes
-   * are lent. */
+  /* One slice more than a shard, so that a slice that is begun again has room while its old bytes are lent. */
   aggregator->data_bytes = ghost ? 0 : aggregator->shard_bytes + slice;
 }
 
@@ -35529,7 +35495,7 @@ MLFAB__INTERNAL void mlfab__aggregator_met(mlfab__aggregator *aggregator, uint32
   aggregator->now_ns = now_ns;
   aggregator->connected[member] = 1;
   aggregator->incarnations[member] = incarnation;
-  /* A newer process has none of the older one's updates, and none of its requests. */
+  /* A newer process has none of the older one's updates and requests. */
   for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
     mlfab__accumulator *group = &aggregator->accumulators[i];
     for (uint32_t k = group->head; k < group->naddends; k++) {
@@ -35613,7 +35579,7 @@ MLFAB__INTERNAL void mlfab__aggregator_sent(mlfab__aggregator *aggregator, uint6
 
 /* --- time --- */
 
-/* When member k is to be named, unless something is heard of it. */
+/* When member k will be named, unless it sends something before. */
 static uint64_t aggregator_overdue(const mlfab__aggregator *aggregator,
                                    const mlfab__accumulator *group, uint32_t k) {
   const mlfab__addend *addend = &group->addends[k];
@@ -35631,12 +35597,12 @@ static void aggregator_look(mlfab__aggregator *aggregator, mlfab__accumulator *g
     aggregator_fail(aggregator, group, &group->addends[k], MLFAB_ERR_PEER_DEAD);
     return;
   }
-  /* Bulks of its last use do not come back: their link is as good as dead. */
+  /* Bulks of the last use do not come back: treat their link as dead. */
   if (group->top == 0 && group->lent > 0 && aggregator->now_ns - group->since_ns >= patience)
     aggregator_fail(aggregator, group, NULL, MLFAB_ERR_AGAIN);
 }
 
-/* A server that waits for the sum hears, once a heartbeat, that bytes of its members come: an empty
+/* Tells a server that waits for the sum, once a heartbeat, that bytes of its members arrive: an empty
  * FORWARD. */
 static void aggregator_tell(mlfab__aggregator *aggregator, mlfab__accumulator *group) {
   uint64_t beat = aggregator->config->heartbeat_ns;
@@ -35679,7 +35645,7 @@ MLFAB__INTERNAL uint64_t mlfab__aggregator_deadline(const mlfab__aggregator *agg
       deadline =
           mlfab__min(deadline, mlfab__add_sat(a->since_ns, 3 * aggregator->config->heartbeat_ns));
   }
-  /* Somebody waits for the in-link to have capacity to spare. */
+  /* A member waits for spare capacity of the in-link. */
   if (aggregator_next(aggregator, &k) && !aggregator_draws_near(aggregator))
     deadline = mlfab__min(deadline, mlfab__meter_due(&aggregator->meter));
   return deadline;
@@ -35690,35 +35656,35 @@ MLFAB__INTERNAL uint64_t mlfab__aggregator_deadline(const mlfab__aggregator *agg
  * core/sched/report.c
  * ============================================================================================== */
 #if MLFAB_WITH_SCHED
-/* report.c - the server role: what its scheduler is told. See client.h. */
+/* report.c - the server role: its reports to the scheduler. See client.h. */
 
 /* ==============================================================================================
  * core/sched/client.h
  * ============================================================================================== */
 #if MLFAB_WITH_SCHED
-/* client.h - the server role in a fabric with a scheduler: it announces large transfers, and takes them
- * in the order and by the ways of the plans. Attached to the server as its policy (server.h).
+/* client.h - the server role in a fabric with a scheduler: announces large transfers, and carries them out
+ * in the order and by the routes of the plans. Attached to the server as its policy (server.h).
  *
- * The scheduler is peer number `workers` of the server's port. While its link stands (`up`) large
- * updates and pulls wait for a plan; when it is lost, or dead, they go first come, first served.
+ * The scheduler is peer number `workers` of the server's port. While its link stands (`up`), large updates
+ * and pulls wait for a plan; when it is lost or dead, they go first come, first served.
  *
- * Files, lowest first: report.c (what the scheduler is told), route.c (updates: places and groups), spread.c
+ * Files, lowest first: report.c (frames to the scheduler), route.c (updates: places and groups), spread.c
  * (pulls: places, turns, spreads), client.c (the link to the scheduler). */
 
-/* A scheduler that is told of something, and sends no plan for so many heartbeats, not even an empty
- * one, counts as lost: its link is given up, and the server grants first come, first served. */
+/* A scheduler that has something to plan, and sends no plan (not even an empty one) for this many
+ * heartbeats, counts as lost: the server drops its link and grants first come, first served. */
 enum { MLFAB__SERVER_PLAN_BEATS = 8 };
 
 struct mlfab__server_sched {
   int up; /* the link to the scheduler stands */
-  /* How long something announced has waited since the last plan, and the last look. What passes while
-   * this server itself stands still does not count. */
+  /* Time that an announced transfer has waited since the last plan, and time of the last tick. Time during
+   * which this server itself stood still does not count. */
   uint64_t unplanned_ns, looked_ns;
-  uint64_t place_walk;    /* numbers the looks at the unplaced */
+  uint64_t place_walk;    /* number of the current scan of the unplaced updates */
   uint64_t groups;        /* the last number of a group */
   uint64_t places;        /* the last place of a pull */
-  uint64_t spreads;       /* the last number of a spread, or of a way of a pull */
-  uint64_t reported_left; /* bytes of the head when the scheduler was told last */
+  uint64_t spreads;       /* the last number of a spread, or of a route of a pull */
+  uint64_t reported_left; /* bytes left of the head when last reported */
   mlfab__capacity own;    /* of this node's host */
   /* Scratch. */
   mlfab__plan_entry *entries;
@@ -35726,15 +35692,16 @@ struct mlfab__server_sched {
   uint8_t *meta; /* MLFAB_META_MAX */
 };
 
-/* From now on the server has this policy. Errors: MEMORY. */
+/* Attaches this policy to the server. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__client_init(mlfab__server *server);
 
-/* The scheduler's link stands: it is told everything. It is lost, or dead. A frame of it (PLAN). */
+/* hello: the scheduler's link stands; reports everything to it. lost: it is lost or dead. frame: a PLAN or
+ * SCHEDULE. */
 MLFAB__INTERNAL void mlfab__server_scheduler_hello(mlfab__server *server, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__server_scheduler_lost(mlfab__server *server, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__server_scheduler_frame(mlfab__server *server,
                                                    const mlfab__frame_in *frame, uint64_t now_ns);
-/* What this node's host carries, for the scheduler. */
+/* Reports the capacity of this node's host to the scheduler. */
 MLFAB__INTERNAL void mlfab__server_capacity(mlfab__server *server, const mlfab__capacity *capacity,
                                             uint64_t now_ns);
 
@@ -35742,36 +35709,35 @@ MLFAB__INTERNAL void mlfab__server_capacity(mlfab__server *server, const mlfab__
 
 /* Is this large enough to be planned, and is there a scheduler? */
 MLFAB__INTERNAL int mlfab__report_plans(const mlfab__server *server, uint64_t bytes);
-/* A hash of segments: transfers of one shape can be grouped. */
+/* A hash of segments: only transfers of one shape can be grouped. */
 MLFAB__INTERNAL uint64_t mlfab__report_shape(const mlfab__segment *segments, uint32_t n);
-/* A control frame for the scheduler. */
+/* Sends a control frame to the scheduler. */
 MLFAB__INTERNAL void mlfab__report_tell(mlfab__server *server, uint8_t type, const void *meta,
                                         uint32_t bytes);
-/* Tells the scheduler that a transfer is over (worker MLFAB__NO_NODE: only how the queues
- * stand). */
+/* Reports that a transfer is over (worker MLFAB__NO_NODE: only the state of the queues). */
 MLFAB__INTERNAL void mlfab__report_over(mlfab__server *server, uint32_t kind, uint32_t worker,
                                         uint64_t id, int code);
-/* ANNOUNCE to the scheduler; fills `placed` and `incarnation`. */
+/* Sends ANNOUNCE to the scheduler; fills `placed` and `incarnation`. */
 MLFAB__INTERNAL void mlfab__report_announce(mlfab__server *server, mlfab__announce *announce);
-/* Bytes that were placed and are still to come; to go out; of one pull. */
+/* Placed bytes still to be received; still to be sent; of one pull still to be sent. */
 MLFAB__INTERNAL uint64_t mlfab__report_backlog(const mlfab__server *server);
 MLFAB__INTERNAL uint64_t mlfab__report_out_backlog(const mlfab__server *server);
 MLFAB__INTERNAL uint64_t mlfab__report_left(const mlfab__server_pull *pull);
 
 /* --- route.c --- */
 
-/* Updates of a plan get their places, in order. */
+/* Places the updates of a plan, in order. */
 MLFAB__INTERNAL void mlfab__route_plan(mlfab__server *server, const mlfab__plan_entry *entries,
                                        uint32_t n);
-/* Announces all that wait for a plan; gives all of them places, first come first served. */
+/* announce_all: announces all waiting updates. unschedule: places all of them, first come, first served. */
 MLFAB__INTERNAL void mlfab__route_announce_all(mlfab__server *server);
 MLFAB__INTERNAL void mlfab__route_unschedule(mlfab__server *server);
 /* Is something announced that no plan has placed? */
 MLFAB__INTERNAL int mlfab__route_waits(const mlfab__server *server);
-/* FORWARD and GROUP_FAIL of an aggregator's node: 1 when it was one. */
+/* FORWARD and GROUP_FAIL of an aggregator's node: 1 when the frame was one of them. */
 MLFAB__INTERNAL int mlfab__route_frame(mlfab__server *server, uint32_t worker,
                                        const mlfab__frame_in *frame);
-/* As in mlfab__server_policy. */
+/* See mlfab__server_policy. */
 MLFAB__INTERNAL int mlfab__route_hold(mlfab__server *server, mlfab__incoming *update);
 MLFAB__INTERNAL void mlfab__route_advance(mlfab__server *server);
 MLFAB__INTERNAL void mlfab__route_over(mlfab__server *server, const mlfab__incoming *update);
@@ -35787,17 +35753,17 @@ MLFAB__INTERNAL void mlfab__route_lost(mlfab__server *server, uint32_t worker);
 
 /* --- spread.c --- */
 
-/* The same for pulls. Entries in a row with one group number are one spread. */
+/* The same for pulls. Consecutive entries with one group number are one spread. */
 MLFAB__INTERNAL void mlfab__spread_plan(mlfab__server *server, const mlfab__plan_entry *entries,
                                         uint32_t n);
 MLFAB__INTERNAL void mlfab__spread_announce_all(mlfab__server *server);
 MLFAB__INTERNAL void mlfab__spread_unschedule(mlfab__server *server);
 MLFAB__INTERNAL int mlfab__spread_waits(const mlfab__server *server);
 MLFAB__INTERNAL void mlfab__spread_tick(mlfab__server *server);
-/* PULL_DONE of a member, SPREAD_FAIL of an aggregator's node: 1 when it was one. */
+/* PULL_DONE of a member, SPREAD_FAIL of an aggregator's node: 1 when the frame was one of them. */
 MLFAB__INTERNAL int mlfab__spread_frame(mlfab__server *server, uint32_t worker,
                                         const mlfab__frame_in *frame);
-/* As in mlfab__server_policy. */
+/* See mlfab__server_policy. */
 MLFAB__INTERNAL int mlfab__spread_hold(mlfab__server *server, mlfab__server_pull *pull);
 MLFAB__INTERNAL void mlfab__spread_goes(mlfab__server *server, mlfab__server_pull *pull);
 MLFAB__INTERNAL void mlfab__spread_left(mlfab__server *server, const mlfab__server_pull *pull,
@@ -35820,7 +35786,7 @@ MLFAB__INTERNAL uint64_t mlfab__report_shape(const mlfab__segment *segments, uin
   return mlfab__hash(n, segments, n * sizeof *segments);
 }
 
-/* Bytes that were not handed to the transport yet. */
+/* Bytes that the transport has not taken yet. */
 MLFAB__INTERNAL uint64_t mlfab__report_left(const mlfab__server_pull *pull) {
   uint64_t left = 0;
   for (uint32_t i = pull->segment; i < pull->segments_used; i++) left += pull->segments[i].bytes;
@@ -35878,28 +35844,27 @@ MLFAB__INTERNAL void mlfab__report_announce(mlfab__server *server, mlfab__announ
  * core/sched/route.c
  * ============================================================================================== */
 #if MLFAB_WITH_SCHED
-/* route.c - the server role: which way large updates come, in which order, and in which groups. See
- * client.h and queue.c.
+/* route.c - the server role: routes, order and groups of large updates. See client.h and queue.c.
  *
- * Small updates get a place when they come. Those to be planned wait, and the later ones of the
- * same worker behind them, until a plan names them or the scheduler is gone.
+ * A small update gets a place when it comes. An update to be planned waits, and later ones of the same
+ * worker behind it, until a plan names it or the scheduler is lost.
  *
- * A group's members stand in the queue in a row. Its number ends whenever anything of it changes,
- * and every member is told by VIA before anything else follows on the same link; bytes under an old
- * number find nothing.
+ * A group's members are consecutive in the queue. Its number ends whenever anything in the group changes.
+ * The server tells every member with VIA, before any other frame on that link; bytes under an old number
+ * are ignored.
  *
- * When members were grouped each could be taken in. Since then the model of consistency may have changed,
- * or a worker's progress: who has to wait, then, leaves the group at its turn, for its worker's earlier
- * updates may have to wait as well.
+ * All members could be taken in when the group was made. Since then the consistency or a worker's progress
+ * may have changed. A member that would have to wait leaves the group at its turn, because earlier updates
+ * of its worker may have to wait too.
  *
- * Members of a group are all packed, or none. The length of a packed sum is not known before its
- * first bytes come: until then it is reckoned with as that of the first member's packets.
+ * The members of a group are all packed, or none is. The length of a packed sum is unknown before its first
+ * bytes come; until then it counts as that of the first member's packets.
  *
  * Source: MLfabric §3.2 and §5.2 (aggregates). */
 
 enum {
-  ROUTE_WAITS = 2, /* members that a group may lose because they were silent */
-  ROUTE_MOST = 8   /* times their elements: what packets may take */
+  ROUTE_WAITS = 2, /* members that a group may lose to silence */
+  ROUTE_MOST = 8   /* maximum size of packets, as a multiple of their elements' size */
 };
 
 static int route_packed(const mlfab__incoming *update) {
@@ -35910,11 +35875,9 @@ static int route_planned(const mlfab__incoming *update) {
   return (update->push.flags & MLFAB__PUSH_PLANNED) && !update->withdrawn;
 }
 
-/* --- delays --- */
-
 /* --- places --- */
 
-/* Takes it out of the list of those that wait for a plan. */
+/* Removes it from the updates that wait for a plan. */
 static void route_take(mlfab__server *server, mlfab__incoming *update) {
   mlfab__queue_unlink(server, update);
   server->peers[update->worker].unplaced--;
@@ -35926,7 +35889,8 @@ MLFAB__INTERNAL void mlfab__route_over(mlfab__server *server, const mlfab__incom
   mlfab__report_over(server, MLFAB__TRANSFER_PUSH, update->worker, update->push.seq, 0);
 }
 
-/* The oldest of its worker that waits for a plan? Asked once of each, in the order of the list. */
+/* Is it the oldest of its worker that waits for a plan? Call once for each update, in the order of the
+ * list. */
 static int route_oldest(mlfab__server *server, const mlfab__incoming *update) {
   mlfab__server_peer *peer = &server->peers[update->worker];
   if (peer->walked == server->sched->place_walk) return 0;
@@ -35955,9 +35919,9 @@ MLFAB__INTERNAL int mlfab__route_hold(mlfab__server *server, mlfab__incoming *up
   if (!server->sched->up || (!route_planned(update) && peer->unplaced == 0)) return 0;
   mlfab__queue_append(server, update, 1);
   update->shape = mlfab__report_shape(update->segments, update->push.segments);
-  /* Not of one shape with what is dense. */
+  /* Packets and dense updates have different shapes. */
   if (route_packed(update)) update->shape = mlfab__mix(update->shape);
-  /* The others wait for the same as before. */
+  /* A later update of the worker waits for the earlier one. */
   if (peer->unplaced++ == 0 && mlfab__queue_eligible(server, update))
     route_announce(server, update);
   return 1;
@@ -35971,7 +35935,7 @@ MLFAB__INTERNAL void mlfab__route_advance(mlfab__server *server) {
     next = update->next;
     if (server->sched->up && !route_oldest(server, update)) continue;
     if (!server->sched->up || !route_planned(update)) {
-      /* What stands behind it may be the oldest now. */
+      /* The next update of this worker may be the oldest now. */
       server->peers[update->worker].walked = 0;
       route_take(server, update);
       mlfab__queue_now(server, update);
@@ -35998,7 +35962,7 @@ static mlfab__incoming *route_find(const mlfab__server *server, uint32_t aggrega
   return NULL;
 }
 
-/* Nothing of its bytes is here. */
+/* Discards all received bytes. */
 static void route_rewind(mlfab__server *server, mlfab__incoming *update) {
   mlfab__queue_leave_stage(server, update);
   if (update->own_bytes) update->push.bytes = update->own_bytes;
@@ -36031,7 +35995,7 @@ static void route_end_group(mlfab__server *server, uint32_t aggregator, uint64_t
   MLFAB__POST(&server->port, aggregator, MLFAB__GROUP_END, group_end, &end);
 }
 
-/* Whole numbers can be multiplied with whole numbers only. */
+/* Integers can be multiplied with integers only. */
 static int route_multiplies(const mlfab__server *server, double weight) {
   const mlfab__layout *layout = &server->layout;
   if (weight > -9e15 && weight < 9e15 && (double)(int64_t)weight - weight == 0.0) return 1;
@@ -36041,9 +36005,8 @@ static int route_multiplies(const mlfab__server *server, double weight) {
   return 1;
 }
 
-/* Weights of the members: what each is multiplied with. A rule that is not linear, or a callback
- * that is told the scale, gets them relative to the first, whose scale then counts for all. 0 when
- * that is not possible. */
+/* The factor of each member. A non-linear optimizer, or a callback that is told the scale, gets factors
+ * relative to the first member, whose scale then counts for all. 0 if that is impossible. */
 static int route_weights(const mlfab__server *server, const mlfab__incoming *leader,
                          mlfab__group_member *members, uint32_t *n_p) {
   int absolute = mlfab__clock_absolute(server);
@@ -36059,15 +36022,14 @@ static int route_weights(const mlfab__server *server, const mlfab__incoming *lea
   return n >= 2;
 }
 
-/* Bytes of the model that it touches. */
+/* Bytes of the model that the update covers. */
 static uint64_t route_raw(const mlfab__incoming *update) {
   uint64_t bytes = 0;
   for (uint32_t i = 0; i < update->push.segments; i++) bytes += update->segments[i].bytes;
   return bytes;
 }
 
-/* Begins a run of the queue that has one number, under a new one: at its aggregator, or directly
- * when that cannot be. */
+/* Starts a group again under a new number: through its aggregator, or directly if that is impossible. */
 static void route_begin(mlfab__server *server, mlfab__incoming *leader, int direct) {
   uint32_t aggregator = leader->aggregator;
   const mlfab__server_peer *peer = &server->peers[aggregator];
@@ -36113,7 +36075,7 @@ MLFAB__INTERNAL void mlfab__route_split(mlfab__server *server, mlfab__incoming *
     if (culprit == leader) leader = mlfab__queue_member(leader);
     mlfab__queue_unlink(server, culprit);
     if (culprit == last) last = culprit->previous;
-    /* Behind the rest: their delays do not grow, its own is looked at again at its turn. */
+    /* Behind the others, so that their delays do not grow; its own is checked again at its turn. */
     culprit->previous = last;
     culprit->next = last ? last->next : server->queue.first;
     *(culprit->next ? &culprit->next->previous : &server->queue.last) = culprit;
@@ -36153,13 +36115,13 @@ static void route_group_fail(mlfab__server *server, uint32_t aggregator,
   mlfab__group_fail fail;
   if (MLFAB__MALFORMED(&server->port, aggregator, frame, group_fail, &fail)) return;
   mlfab__incoming *leader = route_find(server, aggregator, fail.group);
-  if (!leader || mlfab__queue_applying(server, leader)) return; /* over meanwhile */
+  if (!leader || mlfab__queue_applying(server, leader)) return; /* ended meanwhile */
   mlfab__incoming *culprit = fail.worker == MLFAB__NO_NODE ? NULL : leader;
   while (culprit && (culprit->worker != fail.worker || culprit->push.seq != fail.seq))
     culprit = mlfab__queue_member(culprit);
   if (culprit && fail.code == MLFAB_ERR_NOT_FINITE) culprit->refused = MLFAB_ERR_NOT_FINITE;
-  /* Whoever is waited for costs three heartbeats. After the second nobody else is waited for:
-   * perhaps the aggregator is out of everybody's reach. */
+  /* Waiting for a silent member costs three heartbeats. After the second one the group goes directly:
+   * perhaps the aggregator is unreachable for all. */
   int direct = culprit == NULL;
   for (mlfab__incoming *u = leader; culprit && u; u = mlfab__queue_member(u)) {
     if (fail.code == MLFAB_ERR_PEER_DEAD && ++u->waits >= ROUTE_WAITS) direct = 1;
@@ -36216,13 +36178,13 @@ static mlfab__incoming *route_waiting(const mlfab__server *server, const mlfab__
   return update;
 }
 
-/* May they be added up on their way? What has no bytes would be complete before it came. */
+/* Can the two be summed? An update without bytes would be complete before its sum arrives. */
 static int route_alike(const mlfab__incoming *a, const mlfab__incoming *b) {
   return a->shape == b->shape && b->push.bytes > 0 &&
          (route_packed(a) || a->push.bytes == b->push.bytes);
 }
 
-/* Entries with one group number, or one without: they get their places. */
+/* Gives places to the entries of one group, or to a single entry. */
 static void route_run(mlfab__server *server, const mlfab__plan_entry *entries, uint32_t n) {
   mlfab__incoming *leader = NULL;
   uint32_t aggregator = entries[0].group ? entries[0].aggregator : MLFAB__NO_NODE;
@@ -36245,7 +36207,7 @@ static void route_run(mlfab__server *server, const mlfab__plan_entry *entries, u
     if (!leader) leader = update;
   }
   if (!leader) return;
-  /* Dropped ones, and those of another shape, may stand between: the members move together. */
+  /* Dropped updates and those of another shape may be in between: moves the members together. */
   uint64_t group = leader->group;
   mlfab__incoming *first = leader, *next;
   for (mlfab__incoming *u = leader, *end = server->queue.last; u; u = next) {
@@ -36320,8 +36282,7 @@ MLFAB__INTERNAL int mlfab__route_frame(mlfab__server *server, uint32_t worker,
  * core/sched/spread.c
  * ============================================================================================== */
 #if MLFAB_WITH_SCHED
-/* spread.c - the server role: in which order large pulls are answered, and by which way. See client.h and
- * serve.c.
+/* spread.c - the server role: order and routes of large pulls. See client.h and serve.c.
  *
  * With a scheduler, a large pull is held once its condition holds, until a plan places it:
  *
@@ -36330,38 +36291,37 @@ MLFAB__INTERNAL int mlfab__route_frame(mlfab__server *server, uint32_t worker,
  *                              |     |                +--(SPREAD_FAIL, silence, distributor lost)--+
  *                              |     +--(PLAN, one of a row)--> member of a spread ----------------+
  *                              |                                   +--(PULL_DONE)--> over
- *                              +--(no scheduler any more)--> GOES
+ *                              +--(scheduler lost)--> GOES
  *
- * Turns are given in the order of places. One placed pull goes at a time when its reader's link is
- * known to carry what the server's does. Else SPREAD_MOVING do, so that a slow reader leaves the
- * link to another, and more while the readers' links together carry less than the server's. One
- * that has handed out nothing for half a heartbeat does not count: who does not read delays the
- * next for no longer than that. What has begun is not taken back. A placed pull lends only so much
- * at a time, or the transport's queues would make the order.
+ * Turns follow the order of places. One placed pull is sent at a time if its reader's link is known to
+ * carry as much as the server's. Otherwise SPREAD_MOVING pulls are sent, so that a slow reader leaves
+ * capacity to another, and more while the readers' links together carry less than the server's. A pull that
+ * has sent nothing for half a heartbeat does not count, so a reader that stalls delays the next one no
+ * longer than that. A pull that has begun is not stopped. A placed pull lends only a limited number of
+ * bytes; otherwise the transport's queues would decide the order.
  *
- * A spread is a pull of the server's own, in a slot of the distributor's worker, which hands it on
- * to the members. They keep their slots until PULL_DONE. While the spread goes out they wait for
- * it; when nothing was taken on its link for 3 heartbeats it has failed. When it is out, a member
- * waits as long as handing on may take if the distributor's links are four times slower than the
- * server's, and 4 heartbeats from the last news on. Then, or when the distributor gives up or is
- * lost, it is answered directly, at its place. A distributor may have become slow while the
- * server's own link stands idle: then members that should have been served by now are taken back
- * sooner, the last one first.
+ * A spread is a pull of the server's own, in a slot of the distributor's worker, which forwards it to the
+ * members. They keep their slots until PULL_DONE. While the spread is sent, its members wait; it has failed
+ * when the distributor's link took nothing for 3 heartbeats. Once it is sent, a member waits as long as
+ * forwarding may take if the distributor's links are four times slower than the server's, and 4 heartbeats
+ * after the last news. Then, or when the distributor gives up or is lost, the server answers the member
+ * directly, at its place. A distributor may have become slow while the server's own link is idle: then the
+ * server takes overdue members back earlier, the last one first.
  *
- * Attempts ascend over all pulls of the server and not per pull: a worker that lost its link asks
- * again under the same request, and what its former distributor still sends must be older than
- * every way told from then on. For the same reason a large pull is told that it is answered
- * directly, once there have been spreads.
+ * Attempt numbers ascend over all pulls of the server, not for each pull: a worker that lost its link
+ * repeats its request, and frames that the former distributor still sends must be older than every later
+ * route. For the same reason the server announces direct answers of large pulls, once there have been
+ * spreads.
  *
- * Invariants. (1) What was announced is reported when it is over, as long as its scheduler lives.
- * (2) Members have a distributor whose link has stood since SPREAD. (3) A spread has members. (4)
- * Of two pulls that wait for their turn, the one with the smaller place gets it first.
+ * Invariants. (1) An announced pull is reported when it is over, as long as the scheduler lives. (2) The
+ * link of a member's distributor has stood since SPREAD. (3) A spread has members. (4) Of two pulls that
+ * wait for their turn, the one with the smaller place gets it first.
  *
  * Source: MLfabric §10.3. Departs: cuts through. */
 
 enum { SPREAD_MOVING = 2 };
 
-/* From now on only frames of this way count. */
+/* Tells the worker the new route; it ignores frames of older ones. */
 static void spread_via(mlfab__server *server, mlfab__server_pull *pull, uint32_t aggregator) {
   pull->aggregator = aggregator;
   server->sched->spreads++;
@@ -36370,14 +36330,13 @@ static void spread_via(mlfab__server *server, mlfab__server_pull *pull, uint32_t
   MLFAB__POST(&server->port, pull->worker, MLFAB__PULL_VIA, pull_via, &via);
 }
 
-/* There is news of a spread: its members may wait on from here. */
+/* The spread has made progress: restarts its members' patience. */
 static void spread_touch(mlfab__server *server, uint64_t spread) {
   for (mlfab__server_pull *pull = server->serve.first; pull; pull = pull->next) {
     if (pull->spread == spread) pull->progress_ns = mlfab__max(pull->progress_ns, server->now_ns);
   }
 }
 
-/* Those whose turn it is begin. */
 MLFAB__INTERNAL void mlfab__spread_turns(mlfab__server *server) {
   for (int more = server->sched->places > 0; more;) {
     mlfab__server_pull *next = NULL;
@@ -36402,7 +36361,7 @@ MLFAB__INTERNAL void mlfab__spread_turns(mlfab__server *server) {
   }
 }
 
-/* A member is answered directly after all. */
+/* The server answers a member itself. */
 static void spread_direct(mlfab__server *server, mlfab__server_pull *pull) {
   pull->spread = 0;
   pull->held = MLFAB__PULL_FOR_TURN;
@@ -36410,8 +36369,8 @@ static void spread_direct(mlfab__server *server, mlfab__server_pull *pull) {
   spread_via(server, pull, MLFAB__NO_NODE);
 }
 
-/* A member has left a spread. When none is left the spread is over, and the distributor is told so
- * unless all of it is out; with `tell` in any case. */
+/* A member has left a spread. When none is left, ends the spread, and tells the distributor unless all of
+ * it was sent; with `tell` in any case. */
 static void spread_dissolve(mlfab__server *server, uint32_t aggregator, uint64_t spread, int tell) {
   for (const mlfab__server_pull *pull = server->serve.first; pull; pull = pull->next) {
     if (pull->spread == spread) return;
@@ -36423,8 +36382,7 @@ static void spread_dissolve(mlfab__server *server, uint32_t aggregator, uint64_t
                       "nobody waits for it any more");
 }
 
-/* All members that wait for this distributor, of one spread or (0) of all, are answered
- * directly. */
+/* Answers all members of this distributor directly: of one spread, or (0) of all. */
 static void spread_abandon(mlfab__server *server, uint32_t aggregator, uint64_t spread) {
   for (mlfab__server_pull *pull = server->serve.first; pull; pull = pull->next) {
     if (pull->spread != 0 && pull->aggregator == aggregator &&
@@ -36433,11 +36391,11 @@ static void spread_abandon(mlfab__server *server, uint32_t aggregator, uint64_t 
   }
 }
 
-/* The spread is out: when each member should have it at the latest, two at a time. */
+/* The spread is sent: computes when each member should have it at the latest, two at a time. */
 static void spread_handed_over(mlfab__server *server, const mlfab__server_pull *own) {
   for (mlfab__server_pull *pull = server->serve.first; pull; pull = pull->next) {
     if (pull->spread != own->request) continue;
-    /* It was touched when the spread began, and its place tells how many are before it. */
+    /* progress_ns was set when the spread began; the place tells how many members are before it. */
     uint64_t took_ns = server->now_ns - mlfab__min(pull->progress_ns, server->now_ns);
     uint64_t before = pull->place - own->place - 1;
     pull->progress_ns = server->now_ns + 2 * (before + 2) * took_ns;
@@ -36472,8 +36430,8 @@ static int spread_alike(const mlfab__server_pull *a, const mlfab__server_pull *b
          memcmp(a->segments, b->segments, a->segments_used * sizeof *a->segments) == 0;
 }
 
-/* Makes members of pulls that have their places, behind `place`. They go directly where the
- * distributor is gone, or has no slot. */
+/* Makes placed pulls, all behind `place`, members of a spread. They are answered directly if the
+ * distributor is gone or has no free slot. */
 static void spread_begin(mlfab__server *server, uint32_t aggregator, uint64_t place,
                          mlfab__spread_member *members, uint32_t n) {
   if (aggregator == MLFAB__NO_NODE || !server->peers[aggregator].connected) return;
@@ -36499,7 +36457,7 @@ static void spread_begin(mlfab__server *server, uint32_t aggregator, uint64_t pl
                     mlfab__encode_spread(server->sched->meta, &spread, members));
 }
 
-/* A row of a plan: those that still wait for it get their places, and are spread if they can be. */
+/* Places the pulls of one row of a plan that still wait for it, and spreads them if possible. */
 static void spread_row(mlfab__server *server, const mlfab__plan_entry *row, uint32_t n) {
   mlfab__spread_member members[MLFAB__GROUP_MEMBERS_MAX];
   const mlfab__server_pull *first = NULL;
@@ -36507,7 +36465,7 @@ static void spread_row(mlfab__server *server, const mlfab__plan_entry *row, uint
   uint64_t place = ++server->sched->places;
   for (uint32_t i = 0; i < n; i++) {
     mlfab__server_pull *pull = mlfab__serve_find(server, row[i].worker, row[i].id);
-    if (!pull || pull->held != MLFAB__PULL_FOR_PLAN) continue; /* over meanwhile */
+    if (!pull || pull->held != MLFAB__PULL_FOR_PLAN) continue; /* ended meanwhile */
     pull->held = MLFAB__PULL_FOR_TURN;
     pull->place = ++server->sched->places;
     if (!first) first = pull;
@@ -36520,7 +36478,7 @@ static void spread_row(mlfab__server *server, const mlfab__plan_entry *row, uint
     spread_begin(server, row[0].aggregator, place, members, count);
 }
 
-/* Entries i and i + 1 are of one spread. */
+/* Do entries i and i + 1 belong to one spread? */
 static int spread_in_row(const mlfab__plan_entry *entries, uint32_t i) {
   return entries[i].group != 0 && entries[i + 1].kind == MLFAB__TRANSFER_PULL &&
          entries[i + 1].group == entries[i].group &&
@@ -36563,8 +36521,7 @@ static void spread_done(mlfab__server *server, uint32_t worker, const mlfab__fra
                          mlfab__decode_pull_done(frame->meta, frame->meta_bytes, &done) ||
                              (done.request & MLFAB__SPREAD_BIT) != 0))
     return;
-  /* Whatever way the pull is on by now: the worker has all of it, perhaps from a distributor of
-   * before. */
+  /* Whatever its present route: the worker has all of it, perhaps from a former distributor. */
   mlfab__server_pull *pull = mlfab__serve_find(server, worker, done.request);
   if (!pull) return;
   uint64_t spread = pull->spread;
@@ -36593,7 +36550,7 @@ static void spread_fail_frame(mlfab__server *server, uint32_t aggregator,
   mlfab__spread_turns(server);
 }
 
-/* Looks whether a spread, or a member of one, has to be given up. */
+/* Checks whether a spread, or a member of one, must be given up. */
 static void spread_tick_one(mlfab__server *server, mlfab__server_pull *pull) {
   uint64_t beat = server->heartbeat_ns;
   uint64_t silent_ns = server->now_ns - mlfab__min(pull->progress_ns, server->now_ns);
@@ -36610,8 +36567,7 @@ static void spread_tick_one(mlfab__server *server, mlfab__server_pull *pull) {
   }
 }
 
-/* The out-link stands idle: answers the last of those directly that should have been served by
- * now. */
+/* The out-link is idle: answers the last overdue member directly. */
 static void spread_take_back(mlfab__server *server) {
   mlfab__server_pull *last = NULL;
   for (mlfab__server_pull *pull = server->serve.first; pull; pull = pull->next) {
@@ -36639,7 +36595,7 @@ MLFAB__INTERNAL void mlfab__spread_tick(mlfab__server *server) {
   if (server->sched->spreads > 0) spread_take_back(server);
 }
 
-/* --- what answers meet --- */
+/* --- hooks of serve.c --- */
 
 MLFAB__INTERNAL int mlfab__spread_hold(mlfab__server *server, mlfab__server_pull *pull) {
   if (!mlfab__report_plans(server, pull->bytes)) return 0;
@@ -36700,8 +36656,7 @@ MLFAB__INTERNAL int mlfab__spread_frame(mlfab__server *server, uint32_t worker,
  * core/sched/client.c
  * ============================================================================================== */
 #if MLFAB_WITH_SCHED
-/* client.c - the server role: its link to the scheduler, and the policy by which large transfers go. See
- * client.h. */
+/* client.c - the server role: its link to the scheduler, and the policy for large transfers. See client.h. */
 
 static void client_schedule(mlfab__server *server) {
   uint8_t meta[128];
@@ -36758,7 +36713,7 @@ MLFAB__INTERNAL void mlfab__server_scheduler_frame(mlfab__server *server,
   if (frame->type == MLFAB__SCHEDULE && server->number != 0 &&
       !mlfab__decode_schedule(frame->meta, frame->meta_bytes, &schedule) &&
       schedule.delay_bound > 0) {
-    server->schedule = schedule; /* server 0's */
+    server->schedule = schedule; /* server 0 decides */
     mlfab__server_advance(server);
     return;
   }
@@ -36802,7 +36757,7 @@ MLFAB__INTERNAL void mlfab__server_capacity(mlfab__server *server, const mlfab__
   client_capacity(server, capacity->host, capacity->in, capacity->out);
 }
 
-/* A worker's links, for the scheduler; remembered for one that is restarted. */
+/* Forwards a worker's link capacities to the scheduler; keeps them for a restarted one. */
 static void client_take_capacity(mlfab__server *server, uint32_t worker,
                                  const mlfab__frame_in *frame) {
   mlfab__capacity capacity;
@@ -36904,22 +36859,22 @@ MLFAB__INTERNAL int mlfab__client_init(mlfab__server *server) {
 #if MLFAB_WITH_SCHED
 /* sched_role.h - scheduling as roles of a node. */
 
-/* What this host's links carry, as measured or set, and who is told. */
+/* The capacities of this host's links, measured or set. */
 typedef struct mlfab__capacity_role {
   mlfab__monitor monitor;
   mlfab_node *node;
   mlfab__server *server; /* of this node, or NULL */
-  mlfab__port up;        /* server 0 is told where there is none */
+  mlfab__port up;        /* to server 0, if this node has no server */
 } mlfab__capacity_role;
 
-/* Add the rows to the node. What they make is the node's; who composed it sets aggregator->worker. The server,
- * NULL where the node has none, must outlive its client. Errors: MEMORY. */
+/* Add the rows to the node, which owns the objects. The caller sets aggregator->worker. `server` (NULL
+ * where the node has none) must outlive its client. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__aggregator_attach(mlfab_node *node, mlfab__aggregator **aggregator_p);
 MLFAB__INTERNAL int mlfab__scheduler_attach(mlfab_node *node, mlfab__scheduler **scheduler_p);
 MLFAB__INTERNAL int mlfab__client_attach(mlfab_node *node, mlfab__server *server);
 MLFAB__INTERNAL int mlfab__capacity_attach(mlfab_node *node, mlfab__server *server,
                                            mlfab__capacity_role **capacity_p);
-/* As of mlfab_set_link: both are finite. */
+/* See mlfab_set_link: both are finite. */
 MLFAB__INTERNAL void mlfab__capacity_set(mlfab__capacity_role *role, double in, double out,
                                          uint64_t now_ns);
 
@@ -36929,8 +36884,9 @@ MLFAB__INTERNAL void mlfab__capacity_set(mlfab__capacity_role *role, double in, 
  * core/sched/sched_role.c
  * ============================================================================================== */
 #if MLFAB_WITH_SCHED
-/* sched_role.c - scheduling as roles of a node: the aggregator beside a worker (SERVER: its links to servers,
- * PEER_IN: members' links to it), the scheduler (PLANNER), and what links the server to it (SCHEDULER). */
+/* sched_role.c - scheduling as roles of a node: the aggregator on a worker's node (SERVER: its links to
+ * servers, PEER_IN: members' links to it), the scheduler (PLANNER), and the server's link to the scheduler
+ * (SCHEDULER). */
 
 /* --- the aggregator --- */
 
@@ -36985,7 +36941,7 @@ static uint64_t aggregator_role_deadline(const void *self) {
   return mlfab__aggregator_deadline(self);
 }
 
-/* The worker's layout is another. */
+/* Follows a change of the worker's layout. */
 static void aggregator_role_settle(void *self) {
   mlfab__aggregator *aggregator = self;
   const mlfab__worker *worker = aggregator->worker;
@@ -37087,7 +37043,7 @@ MLFAB__INTERNAL int mlfab__scheduler_attach(mlfab_node *node, mlfab__scheduler *
   return code;
 }
 
-/* --- the server's link to it --- */
+/* --- the server's link to the scheduler --- */
 
 static int client_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
   mlfab__server_scheduler_frame(self, frame, at.now_ns);
@@ -37117,9 +37073,9 @@ MLFAB__INTERNAL int mlfab__client_attach(mlfab_node *node, mlfab__server *server
   return mlfab__client_init(server);
 }
 
-/* --- what this host's links carry --- */
+/* --- the capacities of this host's links --- */
 
-/* Notes it, and tells the scheduler when it has changed; `anew`: in any case. */
+/* Updates the statistics, and reports changes to the scheduler; `anew`: reports in any case. */
 static void capacity_tell(mlfab__capacity_role *role, int anew, uint64_t now_ns) {
   mlfab_node *node = role->node;
   mlfab__capacity capacity = {node->config.host, -1.0, -1.0};

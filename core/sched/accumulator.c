@@ -1,6 +1,6 @@
-/* accumulator.c - the aggregator role: its accumulators, and what is lent of them. See aggregator.h.
+/* accumulator.c - the aggregator role: accumulators, and their loans. See aggregator.h.
  *
- * Below aggregator.c and distributor.c, which use them for groups and for spreads. */
+ * Used by aggregator.c for groups and by distributor.c for spreads. */
 #include "aggregator.h"
 
 MLFAB__INTERNAL int mlfab__aggregator_stands(const mlfab__aggregator *aggregator, uint32_t worker,
@@ -17,7 +17,7 @@ MLFAB__INTERNAL mlfab__accumulator *mlfab__aggregator_find(mlfab__aggregator *ag
   return NULL;
 }
 
-/* Its memory is changed only here, where nothing of it is lent. */
+/* The memory changes only here, where none of it is lent. */
 MLFAB__INTERNAL mlfab__accumulator *mlfab__aggregator_take(mlfab__aggregator *aggregator,
                                                            uint32_t server, uint64_t number,
                                                            uint64_t bytes, int clean) {
@@ -53,7 +53,7 @@ MLFAB__INTERNAL int mlfab__aggregator_lends(const mlfab__accumulator *accumulato
   return n < MLFAB__AGGREGATOR_LINK_LOANS;
 }
 
-/* A token: which accumulator, which loan, and a number by which an old one is told. */
+/* A token: the accumulator, the loan, and a serial number that identifies stale tokens. */
 MLFAB__INTERNAL void mlfab__aggregator_offer(mlfab__aggregator *aggregator,
                                              const mlfab__accumulator *accumulator, uint64_t at,
                                              mlfab__frame_out *frame) {

@@ -1,13 +1,13 @@
-/* aggregator.c - the aggregator role: groups, going up. See aggregator.h.
+/* aggregator.c - the aggregator role: groups (up). See aggregator.h.
  *
- * What comes in order is added straight from where it was received, so that a byte of a member
- * costs one read of it and one read and write of the sum. Positions are those of the group's bytes,
- * one after another without the gaps between segments; `runs` tell their types. */
+ * Bytes that arrive in order are added directly from the receive buffer: each byte of a member costs one
+ * read of it and one read and write of the sum. Positions are in the group's bytes, which omit the gaps
+ * between segments; `runs` gives their types. */
 #include "aggregator.h"
 
 #include "../kernels/kernels.h"
 
-/* For decoding: the largest manifests. */
+/* Scratch memory for decoding the largest manifests. */
 struct mlfab__aggregator_scratch {
   mlfab__group_member members[MLFAB__GROUP_MEMBERS_MAX];
   mlfab__segment segments[MLFAB__SEGMENTS_MAX];
@@ -88,7 +88,7 @@ static void aggregator_post_fail(mlfab__aggregator *aggregator, uint32_t server,
   MLFAB__POST(&aggregator->up, server, MLFAB__GROUP_FAIL, group_fail, &fail);
 }
 
-/* The group is spoilt, by a member or by us; the server ends its number. */
+/* The group cannot be completed, because of a member or of this node; the server ends its number. */
 static void aggregator_fail(mlfab__aggregator *aggregator, mlfab__accumulator *group,
                             const mlfab__addend *culprit, int code) {
   aggregator_post_fail(aggregator, group->server, group->number, culprit, code);
@@ -96,18 +96,18 @@ static void aggregator_fail(mlfab__aggregator *aggregator, mlfab__accumulator *g
   group->outstanding = 0;
 }
 
-/* Bytes of a member's update; NEVER as long as that is not known. */
+/* Bytes of a member's update; NEVER while unknown. */
 static uint64_t aggregator_total(const mlfab__accumulator *group, const mlfab__addend *addend) {
   if (!group->packed) return group->bytes;
   return addend->total ? addend->total : MLFAB__NEVER;
 }
 
-/* What a member was granted and is expected to send. */
+/* Bytes that a member was granted and is expected to send. */
 static uint64_t aggregator_owed(const mlfab__aggregator *aggregator,
                                 const mlfab__accumulator *group, const mlfab__addend *addend) {
   uint64_t total = aggregator_total(group, addend), left = addend->granted - addend->received;
   if (!group->packed) return left;
-  /* Perhaps its next packet is larger. */
+  /* Its next packet may be larger than what is left. */
   if (addend->granted < total && left < aggregator->packet_bytes) return 0;
   uint64_t expected = mlfab__min(addend->granted, total == MLFAB__NEVER ? group->bytes : total);
   return expected - addend->received;
@@ -123,7 +123,7 @@ static void aggregator_grant(mlfab__aggregator *aggregator, mlfab__accumulator *
   MLFAB__POST(&aggregator->down, addend->worker, MLFAB__HOP_GRANT, hop_grant, &grant);
 }
 
-/* How far member k may send: it may be ahead of the one before it by what a ring holds. */
+/* How far member k may send: ahead of its predecessor by at most a ring. */
 static uint64_t aggregator_limit(const mlfab__aggregator *aggregator,
                                  const mlfab__accumulator *group, uint32_t k) {
   if (group->packed)
@@ -132,7 +132,7 @@ static uint64_t aggregator_limit(const mlfab__aggregator *aggregator,
   return mlfab__min(group->bytes, group->addends[k - 1].added + aggregator->stage_bytes);
 }
 
-/* A ring that nobody uses, plus one, or 0. */
+/* Index of a free ring plus one, or 0. */
 static uint32_t aggregator_ring(const mlfab__accumulator *group) {
   for (uint32_t i = 0; i < MLFAB__AGGREGATOR_RINGS; i++) {
     if (!group->ring_used[i]) return i + 1;
@@ -154,7 +154,7 @@ static uint32_t aggregator_waiting(const mlfab__aggregator *aggregator,
   return group->naddends;
 }
 
-/* The same of all groups: the oldest one's. */
+/* The oldest group with such a member, or NULL. */
 static mlfab__accumulator *aggregator_next(const mlfab__aggregator *aggregator,
                                            uint32_t *member_p) {
   mlfab__accumulator *best = NULL;
@@ -169,7 +169,7 @@ static mlfab__accumulator *aggregator_next(const mlfab__aggregator *aggregator,
   return best;
 }
 
-/* Are those that were granted nearly through? */
+/* Have the granted members almost nothing left to send? */
 static int aggregator_draws_near(const mlfab__aggregator *aggregator) {
   uint64_t outstanding = 0;
   for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
@@ -178,7 +178,7 @@ static int aggregator_draws_near(const mlfab__aggregator *aggregator) {
   return outstanding <= 2 * (uint64_t)aggregator->config->chunk_bytes;
 }
 
-/* Grants a member for the first time. 0 without memory for its ring: later then, when it is the
+/* Grants a member for the first time. 0 without memory for its ring: it is then granted when it is the
  * head. */
 static int aggregator_admit(mlfab__aggregator *aggregator, mlfab__accumulator *group, uint32_t k) {
   mlfab__addend *addend = &group->addends[k];
@@ -197,7 +197,7 @@ static int aggregator_admit(mlfab__aggregator *aggregator, mlfab__accumulator *g
   return 1;
 }
 
-/* Grants whoever may be granted now. */
+/* Grants all members that may be granted now. */
 static void aggregator_pump(mlfab__aggregator *aggregator) {
   int looked = 0;
   uint32_t k;
@@ -215,8 +215,7 @@ static void aggregator_pump(mlfab__aggregator *aggregator) {
 
 /* --- adding --- */
 
-/* Adds the next bytes of member k, which lie at `from` (not read for ghosts). Errors:
- * NOT_FINITE. */
+/* Adds the next bytes of member k from `from` (not read for ghosts). Errors: NOT_FINITE. */
 static int aggregator_add(mlfab__aggregator *aggregator, mlfab__accumulator *group, uint32_t k,
                           const uint8_t *from, uint64_t bytes) {
   mlfab__addend *addend = &group->addends[k];
@@ -237,7 +236,7 @@ static int aggregator_add(mlfab__aggregator *aggregator, mlfab__accumulator *gro
   return 0;
 }
 
-/* Keeps what came too early: byte x of a member lies at x modulo the ring. A ghost has no bytes. */
+/* Stages early bytes: byte x of a member lies at x modulo the ring's size. A ghost has no bytes. */
 static void aggregator_stage(mlfab__aggregator *aggregator, mlfab__accumulator *group, uint32_t k,
                              uint64_t at, const uint8_t *from, uint64_t bytes) {
   uint8_t *ring = group->rings[group->addends[k].ring - 1];
@@ -251,7 +250,7 @@ static void aggregator_stage(mlfab__aggregator *aggregator, mlfab__accumulator *
   }
 }
 
-/* Members behind k add what they have staged, as far as the one before each has come. */
+/* Adds the staged bytes of the members behind k, each as far as its predecessor has been added. */
 static void aggregator_drain(mlfab__aggregator *aggregator, mlfab__accumulator *group, uint32_t k) {
   while (++k < group->top) {
     mlfab__addend *addend = &group->addends[k];
@@ -269,7 +268,7 @@ static void aggregator_drain(mlfab__aggregator *aggregator, mlfab__accumulator *
   }
 }
 
-/* The same of packets. */
+/* Moves the head of a group of packets. */
 static void aggregator_settle_packed(mlfab__aggregator *aggregator, mlfab__accumulator *group) {
   while (group->head < group->naddends) {
     mlfab__addend *addend = &group->addends[group->head];
@@ -292,7 +291,7 @@ static void aggregator_settle_packed(mlfab__aggregator *aggregator, mlfab__accum
   mlfab__sum_encode(aggregator, group);
 }
 
-/* Something was added: whose turn is it, and who may send more? */
+/* After an addition: moves the head, and grants more to members. */
 static void aggregator_settle(mlfab__aggregator *aggregator, mlfab__accumulator *group) {
   if (group->packed) {
     aggregator_settle_packed(aggregator, group);
@@ -300,7 +299,7 @@ static void aggregator_settle(mlfab__aggregator *aggregator, mlfab__accumulator 
   }
   while (group->head < group->naddends && group->addends[group->head].added == group->bytes) {
     mlfab__addend *next = &group->addends[++group->head];
-    /* What it has staged was added: from here on its bytes come in order. */
+    /* Its staged bytes were added: from now on its bytes arrive in order. */
     if (group->head < group->naddends && next->ring) {
       group->ring_used[next->ring - 1] = 0;
       next->ring = 0;
@@ -309,7 +308,7 @@ static void aggregator_settle(mlfab__aggregator *aggregator, mlfab__accumulator 
   for (uint32_t k = group->head; k < group->top; k++) {
     mlfab__addend *addend = &group->addends[k];
     uint64_t upto = aggregator_limit(aggregator, group, k);
-    /* Not for every chunk: a grant is a frame. */
+    /* Each grant is a frame, so not for every chunk. */
     if (addend->granted > 0 && upto > addend->granted &&
         (upto == group->bytes || addend->received == addend->granted ||
          upto - addend->granted >= aggregator->stage_bytes / 4))
@@ -317,13 +316,13 @@ static void aggregator_settle(mlfab__aggregator *aggregator, mlfab__accumulator 
   }
 }
 
-/* Bytes of the sum as it is forwarded; 0: not known. */
+/* Length of the sum as it is forwarded; 0: unknown. */
 static uint64_t aggregator_length(const mlfab__accumulator *group) {
   if (!group->packed) return group->bytes;
   return group->encoded ? group->length : 0;
 }
 
-/* Bytes of the sum that the next FORWARD would carry: whole chunks, but for what ends a release. */
+/* Size of the next FORWARD: a whole chunk, or less at the end of a release. */
 static uint32_t aggregator_forwardable(const mlfab__aggregator *aggregator,
                                        const mlfab__accumulator *group) {
   if (group->packed) {
@@ -341,7 +340,7 @@ static uint32_t aggregator_forwardable(const mlfab__aggregator *aggregator,
 
 /* --- frames of members --- */
 
-/* A text when the chunk breaks the protocol. Packets are in private memory afterwards. */
+/* Returns a text if the chunk breaks the protocol. Copies packets to private memory. */
 static const char *aggregator_check(mlfab__aggregator *aggregator, const mlfab__accumulator *group,
                                     mlfab__addend *addend, const mlfab__hop_chunk *chunk,
                                     mlfab__frame_in *frame) {
@@ -374,7 +373,7 @@ static int aggregator_take_dense(mlfab__aggregator *aggregator, mlfab__accumulat
   return 0;
 }
 
-/* A chunk that was found in order; it was `owed` before. */
+/* Takes in a checked chunk. `owed`: aggregator_owed before it. */
 static void aggregator_take_in(mlfab__aggregator *aggregator, mlfab__accumulator *group,
                                mlfab__addend *addend, uint64_t owed, const mlfab__frame_in *frame) {
   addend->received += frame->bulk_bytes;
@@ -428,7 +427,7 @@ MLFAB__INTERNAL void mlfab__aggregator_member_frame(mlfab__aggregator *aggregato
 
 /* --- frames of servers --- */
 
-/* Adds a stretch of one type behind the others. Errors: MEMORY. */
+/* Appends bytes of one type to the runs. Errors: MEMORY. */
 static int aggregator_run(mlfab__aggregator *aggregator, mlfab__accumulator *group, uint64_t end,
                           int dtype) {
   if (mlfab__dtype_bytes(dtype) == 8) group->wide = end;
@@ -444,8 +443,8 @@ static int aggregator_run(mlfab__aggregator *aggregator, mlfab__accumulator *gro
   return 0;
 }
 
-/* Makes the runs of a group's segments. Errors: ARGUMENT (they are not of this server's shard, or
- * cut an element), MEMORY. */
+/* Builds the runs of a group's segments. Errors: ARGUMENT (not in this server's shard, or an element is
+ * cut), MEMORY. */
 static int aggregator_runs(mlfab__aggregator *aggregator, mlfab__accumulator *group,
                            const mlfab__segment *segments, uint32_t n) {
   const mlfab__layout *layout = aggregator->layout;
@@ -472,7 +471,7 @@ static int aggregator_runs(mlfab__aggregator *aggregator, mlfab__accumulator *gr
   return at > 0 ? 0 : MLFAB_ERR_ARGUMENT;
 }
 
-/* Does the manifest name workers, and each update once? */
+/* Does the manifest name existing workers, and each update once? */
 static int aggregator_sound(const mlfab__aggregator *aggregator, const mlfab__group_member *members,
                             uint32_t n) {
   for (uint32_t k = 0; k < n; k++) {
@@ -484,7 +483,7 @@ static int aggregator_sound(const mlfab__aggregator *aggregator, const mlfab__gr
   return 1;
 }
 
-/* Sets an accumulator up for a group. Errors: AGAIN (no room), ARGUMENT. */
+/* Prepares an accumulator for a group. Errors: AGAIN (no room), ARGUMENT. */
 static int aggregator_begin(mlfab__aggregator *aggregator, uint32_t server,
                             const mlfab__group *group, const mlfab__aggregator_scratch *manifest) {
   if (!aggregator->layout) return MLFAB_ERR_AGAIN;
@@ -517,7 +516,7 @@ static int aggregator_begin(mlfab__aggregator *aggregator, uint32_t server,
   return 0;
 }
 
-/* Memory for decoding manifests. 0 when there is none. */
+/* Allocates memory for decoding manifests. 0 if there is none. */
 static int aggregator_scratch(mlfab__aggregator *aggregator) {
   if (!aggregator->scratch)
     aggregator->scratch = mlfab__alloc(aggregator->env, sizeof *aggregator->scratch);
@@ -527,7 +526,7 @@ static int aggregator_scratch(mlfab__aggregator *aggregator) {
 static void aggregator_group(mlfab__aggregator *aggregator, uint32_t server,
                              const mlfab__frame_in *frame) {
   mlfab__aggregator_server *numbers = &aggregator->numbers[server];
-  mlfab__group_end head = {0}; /* the number, which comes first */
+  mlfab__group_end head = {0}; /* only its number, which comes first */
   int code = MLFAB_ERR_AGAIN, wrong = frame->meta_bytes < 8;
   if (!wrong) wrong = mlfab__decode_group_end(frame->meta, 8, &head) || head.group <= numbers->last;
   if (!wrong && aggregator_scratch(aggregator)) {
@@ -572,8 +571,8 @@ static void aggregator_release(mlfab__aggregator *aggregator, uint32_t server,
   mlfab__accumulator *group =
       code ? NULL : mlfab__aggregator_find(aggregator, server, release.group);
   if (!code && (!group || group->state != MLFAB__ACCUMULATOR_ADDING)) return;
-  int packed =
-      group && group->packed; /* of the sum's packets, whose length the server does not know */
+  /* The server does not know the length of the sum's packets. */
+  int packed = group && group->packed;
   if (mlfab__port_refuse(
           &aggregator->up, server, frame,
           code || (!packed && (release.upto > group->bytes ||
@@ -640,8 +639,7 @@ MLFAB__INTERNAL void mlfab__aggregator_model(mlfab__aggregator *aggregator,
   aggregator->ghost = ghost;
   aggregator->stage_bytes =
       (mlfab__min(aggregator->shard_bytes, MLFAB__AGGREGATOR_STAGE) + 63) / 64 * 64;
-  /* One slice more than a shard, so that one which is begun again has a place while the old bytes
-   * are lent. */
+  /* One slice more than a shard, so that a slice that is begun again has room while its old bytes are lent. */
   aggregator->data_bytes = ghost ? 0 : aggregator->shard_bytes + slice;
 }
 
@@ -665,7 +663,7 @@ MLFAB__INTERNAL void mlfab__aggregator_met(mlfab__aggregator *aggregator, uint32
   aggregator->now_ns = now_ns;
   aggregator->connected[member] = 1;
   aggregator->incarnations[member] = incarnation;
-  /* A newer process has none of the older one's updates, and none of its requests. */
+  /* A newer process has none of the older one's updates and requests. */
   for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
     mlfab__accumulator *group = &aggregator->accumulators[i];
     for (uint32_t k = group->head; k < group->naddends; k++) {
@@ -749,7 +747,7 @@ MLFAB__INTERNAL void mlfab__aggregator_sent(mlfab__aggregator *aggregator, uint6
 
 /* --- time --- */
 
-/* When member k is to be named, unless something is heard of it. */
+/* When member k will be named, unless it sends something before. */
 static uint64_t aggregator_overdue(const mlfab__aggregator *aggregator,
                                    const mlfab__accumulator *group, uint32_t k) {
   const mlfab__addend *addend = &group->addends[k];
@@ -767,12 +765,12 @@ static void aggregator_look(mlfab__aggregator *aggregator, mlfab__accumulator *g
     aggregator_fail(aggregator, group, &group->addends[k], MLFAB_ERR_PEER_DEAD);
     return;
   }
-  /* Bulks of its last use do not come back: their link is as good as dead. */
+  /* Bulks of the last use do not come back: treat their link as dead. */
   if (group->top == 0 && group->lent > 0 && aggregator->now_ns - group->since_ns >= patience)
     aggregator_fail(aggregator, group, NULL, MLFAB_ERR_AGAIN);
 }
 
-/* A server that waits for the sum hears, once a heartbeat, that bytes of its members come: an empty
+/* Tells a server that waits for the sum, once a heartbeat, that bytes of its members arrive: an empty
  * FORWARD. */
 static void aggregator_tell(mlfab__aggregator *aggregator, mlfab__accumulator *group) {
   uint64_t beat = aggregator->config->heartbeat_ns;
@@ -815,7 +813,7 @@ MLFAB__INTERNAL uint64_t mlfab__aggregator_deadline(const mlfab__aggregator *agg
       deadline =
           mlfab__min(deadline, mlfab__add_sat(a->since_ns, 3 * aggregator->config->heartbeat_ns));
   }
-  /* Somebody waits for the in-link to have capacity to spare. */
+  /* A member waits for spare capacity of the in-link. */
   if (aggregator_next(aggregator, &k) && !aggregator_draws_near(aggregator))
     deadline = mlfab__min(deadline, mlfab__meter_due(&aggregator->meter));
   return deadline;

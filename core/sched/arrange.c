@@ -1,25 +1,24 @@
-/* arrange.c - the scheduler role: arranges the tree of an allreduce. See scheduler.h, and trees.h
- * for what it is for.
+/* arrange.c - the scheduler role: plans the tree of an allreduce. See scheduler.h, and trees.h for the
+ * tree.
  *
- * A list instead of an order: shares go to the root by Alg. 3, and the sum comes back by its
- * mirror, on the network of the capacities as reported last. Updates that are under way are not
- * reckoned with: who reduces in rounds has none. A worker that adds up for others adds its own
- * share too, whatever group the plan put it into, and goes to the root: so a way has two steps at
- * most.
+ * The workers are a list, not an order: shares go to the root by Alg. 3, and the sum comes back by its
+ * mirror, on a network with the last reported capacities. Updates under way are ignored, because workers
+ * that reduce in rounds send none. A worker that aggregates adds its own share too, whatever group the plan
+ * chose for it, and sends to the root. So a path has at most two hops.
  *
- * Those with the best links are chosen as aggregators, from the seed among equals, one a host; and
- * listed where their group probably begins (see batch.c). Without a plan an empty one is told, and
- * the root is the only aggregator.
+ * Aggregators are the workers with the best links (among equals chosen by the seed), at most one on each
+ * host; they are listed where their group probably begins (see batch.c). If no plan is possible, the reply
+ * is empty and the root is the only aggregator.
  *
  * Source: MLfabric §6 (AllReduce), §5.2, §10.3. */
 #include "scheduler.h"
 
 enum { ARRANGE_MAX = 1024 };
 
-/* All that one tree takes; made for it, since trees are rare. */
+/* Scratch memory for one tree; allocated for each request, because trees are rare. */
 typedef struct arrange_work {
   uint32_t ranks[ARRANGE_MAX]; /* the root first */
-  uint32_t nodes[ARRANGE_MAX]; /* of the network, in this order */
+  uint32_t nodes[ARRANGE_MAX]; /* nodes of the network, in this order */
   uint32_t hubs[MLFAB__BATCH_AGGREGATORS], hub_nodes[MLFAB__BATCH_AGGREGATORS];
   uint8_t adds[MLFAB__BATCH_AGGREGATORS], gives[MLFAB__BATCH_AGGREGATORS];
   double available[ARRANGE_MAX], arrive[ARRANGE_MAX];
@@ -29,15 +28,14 @@ typedef struct arrange_work {
   uint32_t n, k;
 } arrange_work;
 
-/* The narrower of a worker's two links. */
+/* The slower of a worker's two links. */
 static double arrange_rate(const mlfab__scheduler *s, uint32_t worker) {
   double in = mlfab__scheduler_rate(s, s->stations[worker].host, 0);
   double out = mlfab__scheduler_rate(s, s->stations[worker].host, 1);
   return in < out ? in : out;
 }
 
-/* Those asked for, the root first and then the fastest; 0 when they are not workers of this
- * fabric. */
+/* Orders the ranks: the root first, then by rate. 0 when one is not a worker of this fabric. */
 static int arrange_list(const mlfab__scheduler *s, arrange_work *work, const mlfab__tree_ask *ask) {
   uint32_t root = 0;
   while (root < ask->nodes && work->ranks[root] != ask->root) root++;
@@ -60,15 +58,15 @@ static int arrange_list(const mlfab__scheduler *s, arrange_work *work, const mlf
   return 1;
 }
 
-/* Puts the hubs where their groups probably begin. */
+/* Moves a rank forward in the list. */
 static void arrange_move(arrange_work *work, uint32_t from, uint32_t to) {
   uint32_t rank = work->ranks[from];
   memmove(work->ranks + 1 + to, work->ranks + to, (from - to) * sizeof *work->ranks);
   work->ranks[to] = rank;
 }
 
-/* Aggregators: the fastest, from the seed among equals, each on a host of its own, and not the
- * root's, where they could save nothing. */
+/* Chooses the aggregators: the fastest, among equals by the seed, each on its own host and not on the
+ * root's, where they would save nothing. */
 static void arrange_hubs(mlfab__scheduler *s, arrange_work *work) {
   uint32_t most = (uint32_t)mlfab__min(MLFAB__BATCH_AGGREGATORS, (work->n - 1) / 2), at = 1;
   while (work->k < most && at < work->n) {
@@ -85,7 +83,7 @@ static void arrange_hubs(mlfab__scheduler *s, arrange_work *work) {
     work->hub_nodes[work->k] = host;
     work->hubs[work->k++] = worker;
   }
-  /* Item q (q + 1) / 2 of the list, counted from 0 behind the root. */
+  /* The q-th group begins at item q (q + 1) / 2 of the list, counted from 0 behind the root. */
   for (uint32_t q = work->k; q > 0; q--) {
     uint32_t from = 1, to = 1 + q * (q + 1) / 2;
     while (work->ranks[from] != work->hubs[q - 1]) from++;
@@ -96,7 +94,7 @@ static void arrange_hubs(mlfab__scheduler *s, arrange_work *work) {
   }
 }
 
-/* 1 when everybody can be reached. */
+/* 1 when all workers can be reached. */
 static int arrange_plan(mlfab__scheduler *s, arrange_work *work, double bytes) {
   mlfab__group_choice up, down;
   double makespan;
@@ -122,7 +120,7 @@ static int arrange_plan(mlfab__scheduler *s, arrange_work *work, double bytes) {
          mlfab__finite(makespan);
 }
 
-/* The plan as a tree, children in the order in which their shares come. */
+/* Converts the plan to a tree, children in the order in which their shares arrive. */
 static void arrange_places(arrange_work *work) {
   for (uint32_t i = 1; i < work->n; i++) {
     uint32_t up = work->push[i].q, down = work->get[i].q;

@@ -1,16 +1,16 @@
-/* batch.c - the scheduler role: plans a batch and tells it. See scheduler.h.
+/* batch.c - the scheduler role: plans a batch and sends the plan. See scheduler.h.
  *
- * Hosts are the nodes of the network, so workers on one host share its links. Time 0 is now. The
- * network is built anew every time: capacities as reported last, then what is placed and not over,
- * in the order of its places, each with the bytes that are left. A transfer that is reserved at the
- * same priority with what is left of it gets the same schedule as before, so as long as nothing
- * changes predictions stay what they were.
+ * Hosts are the nodes of the network, so workers on one host share its links. Time 0 is now. The network is
+ * rebuilt for every plan: from the last reported capacities, then the transfers that are placed and not
+ * over, in the order of their places, each with the bytes that are left. A transfer reserved at the same
+ * priority with the rest of its bytes gets the same schedule as before, so predictions stay the same as
+ * long as nothing changes.
  *
- * Without memory for planning a batch is told in order of announcement, each directly: the bound is
- * kept by the servers in either case.
+ * Without memory for planning, a batch is sent in order of announcement, all updates directly. The servers
+ * keep the delay bound in either case.
  *
- * Source: MLfabric §5, §10.2 (several servers), §10.3 (distribution). Departs: pulls are planned a
- * server at a time; a group of one goes directly. */
+ * Source: MLfabric §5, §10.2 (several servers), §10.3 (distribution). Departs: pulls are planned for each
+ * server separately; a group of one goes directly. */
 #include "scheduler.h"
 
 /* --- the network --- */
@@ -28,8 +28,7 @@ static void batch_set_leg(mlfab__leg *leg, const mlfab__transfer *t, uint64_t no
   last->rate = bytes / (last->to - last->from);
 }
 
-/* Told of every reservation: of what was placed before one at a time, of a batch by what it is
- * for. */
+/* Called for every reservation: of placed transfers one at a time (s->target), of a batch by purpose. */
 static void batch_watch(void *self, const mlfab__transfer *t) {
   mlfab__scheduler *s = self;
   mlfab__leg *leg = s->target;
@@ -43,8 +42,7 @@ static void batch_watch(void *self, const mlfab__transfer *t) {
   if (leg) batch_set_leg(leg, t, s->now_ns);
 }
 
-/* Reserves what is left of it. *end_p: never when it does not come; *end_p may be what is
- * available. */
+/* Reserves the bytes left of a leg. *end_p: never if they do not arrive; `available` if none is left. */
 static int batch_leg(mlfab__scheduler *s, mlfab__leg *leg, uint32_t from, uint32_t to,
                      double available, double *end_p) {
   double left = mlfab__scheduler_left(leg, s->now_ns);
@@ -64,7 +62,7 @@ static uint32_t batch_node(const mlfab__scheduler *s, uint32_t worker) {
   return s->stations[worker].host;
 }
 
-/* An in-link or out-link is busy first with what comes beside the plan. */
+/* The link is first occupied by the bytes that are not in any plan. */
 static int batch_busy(mlfab__scheduler *s, uint32_t server, int out) {
   uint32_t host = s->served[server].host;
   double excess = 0.0, rate = mlfab__scheduler_rate(s, host, out);
@@ -95,7 +93,7 @@ static int batch_capacities(mlfab__scheduler *s) {
   return code;
 }
 
-/* What a server does not expect any more has come: it is taken from what stands first. */
+/* Bytes that a server no longer expects have arrived: subtracts them from the first placed items. */
 static void batch_shorten(mlfab__scheduler *s) {
   memset(s->counted, 0, s->servers * sizeof *s->counted);
   for (uint32_t i = s->placed.first; i != MLFAB__NO_ITEM; i = s->items[i].next) {
@@ -113,13 +111,12 @@ static void batch_shorten(mlfab__scheduler *s) {
   }
 }
 
-/* What comes to a server is in, in the order of places, not before this. */
+/* A transfer to a server ends at `end`: later ones, in the order of places, arrive no earlier. */
 static void batch_in(mlfab__scheduler *s, uint32_t server, double end) {
   if (mlfab__finite(end) && end > s->latest[server]) s->latest[server] = end;
 }
 
-/* How a leg that was reserved just now brings what `onward` passes on; *at: when it is all
- * there. */
+/* The course of a leg just reserved, as input of the transfer `onward`; *at: when all of it has arrived. */
 static mlfab__course batch_course(const mlfab__leg *leg, double onward, double at) {
   return (mlfab__course){.pieces = leg->stretches,
                          .n = leg->n,
@@ -128,8 +125,8 @@ static mlfab__course batch_course(const mlfab__leg *leg, double onward, double a
                          .at = at};
 }
 
-/* When the sum of a group goes: when its members are there, or, cutting through, what comes in
- * later than all before it are at the server is forwarded as it comes. */
+/* When the sum of a group starts: when its members have arrived, or with cut-through from s->latest on, or
+ * as much later as needed for it never to wait. */
 static int batch_sum_from(mlfab__scheduler *s, uint32_t k, uint32_t first, uint32_t end,
                           double *from_p) {
   const mlfab__item_part *leader = NULL;
@@ -149,7 +146,8 @@ static int batch_sum_from(mlfab__scheduler *s, uint32_t k, uint32_t first, uint3
   return 0;
 }
 
-/* The members of a group, then its sum, at every server; `first` to `end` stand in a row. */
+/* Reserves the members of a group, then its sum, at every server. The items `first` to `end` are
+ * consecutive. */
 static int batch_group(mlfab__scheduler *s, uint32_t first, uint32_t end) {
   int code = 0;
   memset(s->ready, 0, s->servers * sizeof *s->ready);
@@ -175,7 +173,7 @@ static int batch_group(mlfab__scheduler *s, uint32_t first, uint32_t end) {
         part->sum = *sum;
         continue;
       }
-      /* The first member's may have been shortened. */
+      /* The leg of the first member may have been shortened. */
       code = batch_leg(s, &part->sum, batch_node(s, part->aggregator), s->served[k].host, from,
                        &arrive);
       sum = &part->sum;
@@ -185,7 +183,7 @@ static int batch_group(mlfab__scheduler *s, uint32_t first, uint32_t end) {
   return code;
 }
 
-/* A pull's own server's transfer: to the worker, or once a spread to its distributor. */
+/* Reserves the server's transfer for a pull: to the worker, or once for each spread to its distributor. */
 static int batch_pull(mlfab__scheduler *s, uint32_t i) {
   const mlfab__item *item = &s->items[i];
   int code = 0;
@@ -193,8 +191,7 @@ static int batch_pull(mlfab__scheduler *s, uint32_t i) {
     mlfab__item_part *part = mlfab__scheduler_part(s, i, k);
     mlfab__leg *leg = mlfab__scheduler_crossing(s, i, k);
     double end;
-    /* Members of a spread stand in a row: the others know what the first knows, should it go before
-     * them. */
+    /* Members of a spread are consecutive: the first one's leg is copied, in case it ends before them. */
     if (!leg && part->state == MLFAB__ITEM_PLACED)
       part->sum = mlfab__scheduler_part(s, item->previous, k)->sum;
     if (!leg) continue;
@@ -204,7 +201,7 @@ static int batch_pull(mlfab__scheduler *s, uint32_t i) {
   return code;
 }
 
-/* When the last byte of a leg comes, seconds from now. */
+/* When the last byte of a leg arrives, in seconds from now. */
 static double batch_leg_end(const mlfab__scheduler *s, const mlfab__leg *leg) {
   if (leg->lost) return mlfab__network_never();
   if (leg->n == 0) return 0.0;
@@ -212,7 +209,7 @@ static double batch_leg_end(const mlfab__scheduler *s, const mlfab__leg *leg) {
   return end > 0.0 ? end : 0.0;
 }
 
-/* When a distributor serves a member: when it has the whole, or, cutting through, as it comes. */
+/* When a distributor starts to serve a member: with the whole model, or with cut-through while it arrives. */
 static int batch_spread_from(mlfab__scheduler *s, uint32_t item, uint32_t k, double *from_p) {
   const mlfab__item_part *part = mlfab__scheduler_part(s, item, k);
   double at = batch_leg_end(s, &part->sum);
@@ -223,8 +220,7 @@ static int batch_spread_from(mlfab__scheduler *s, uint32_t item, uint32_t k, dou
                                     batch_node(s, s->items[item].worker), 0.0, &in, from_p);
 }
 
-/* From distributors to the members of their spreads, when all that the servers send in that plan is
- * reserved. */
+/* Reserves the transfers from distributors to members, after all transfers of that plan from the servers. */
 static int batch_spreads(mlfab__scheduler *s, uint32_t first, uint32_t end) {
   for (uint32_t i = first; i != end; i = s->items[i].next) {
     const mlfab__item *item = &s->items[i];
@@ -244,7 +240,7 @@ static int batch_spreads(mlfab__scheduler *s, uint32_t first, uint32_t end) {
   return 0;
 }
 
-/* An update that goes directly. */
+/* Reserves a direct update. */
 static int batch_direct(mlfab__scheduler *s, uint32_t i) {
   int code = 0;
   for (uint32_t k = 0; !code && k < s->servers; k++) {
@@ -258,9 +254,9 @@ static int batch_direct(mlfab__scheduler *s, uint32_t i) {
   return code;
 }
 
-/* Plan after plan, everything as it was reserved then. */
+/* Rebuilds the network: reserves plan after plan, in the original order. */
 static int batch_network(mlfab__scheduler *s) {
-  uint32_t plan = s->placed.first; /* where the present one begins */
+  uint32_t plan = s->placed.first; /* where the current plan begins */
   s->network.watch = batch_watch;
   s->network.user = s;
   s->watching_batch = 0;
@@ -294,7 +290,7 @@ static int batch_network(mlfab__scheduler *s) {
   return code;
 }
 
-/* When all that is placed has come in: where t_max starts. */
+/* When all placed updates have arrived: where t_max starts. */
 static double batch_backlog(mlfab__scheduler *s) {
   double latest = 0.0;
   memset(s->counted, 0, s->servers * sizeof *s->counted);
@@ -317,7 +313,7 @@ static double batch_backlog(mlfab__scheduler *s) {
 
 /* --- aggregators --- */
 
-/* Accumulators that groups and spreads under way hold. */
+/* Counts the accumulators in use by groups and spreads under way. */
 static void batch_in_use(mlfab__scheduler *s) {
   for (uint32_t w = 0; w < s->workers; w++) s->stations[w].in_use = 0;
   memset(s->counted, 0, s->servers * sizeof *s->counted);
@@ -329,8 +325,8 @@ static void batch_in_use(mlfab__scheduler *s) {
   }
 }
 
-/* Alive for all servers of the batch, reachable, with room, and not on a server's own host, where
- * it could save nothing. */
+/* Can the worker aggregate? It must be live for all servers of the batch, reachable, have a free
+ * accumulator, and not be on a server's own host, where it would save nothing. */
 static int batch_may_aggregate(const mlfab__scheduler *s, uint32_t worker) {
   const mlfab__station_state *station = &s->stations[worker];
   if (station->accumulators <= station->in_use && !MLFAB__PLANTED(24)) return 0;
@@ -344,7 +340,7 @@ static int batch_may_aggregate(const mlfab__scheduler *s, uint32_t worker) {
   return 1;
 }
 
-/* Draws the next candidate at a host that has none yet, or NO_NODE. */
+/* Draws the next candidate on a host without one, or NO_NODE. */
 static uint32_t batch_draw(mlfab__scheduler *s, uint32_t *at, uint32_t n) {
   while (*at < n) {
     uint32_t pick = *at + (uint32_t)mlfab__rng_below(&s->prng, n - *at), worker = s->draw[pick];
@@ -357,10 +353,9 @@ static uint32_t batch_draw(mlfab__scheduler *s, uint32_t *at, uint32_t n) {
   return MLFAB__NO_NODE;
 }
 
-/* Workers of the batch itself stand first among those that may aggregate: the transfer between two
- * roles of one host is free. Groups grow by one member each where links are alike (a direct one,
- * then 2, 3, 4 ...), so the q-th group probably begins at item q (q + 1) / 2 of the list, counted
- * from 0, and is led there. */
+/* Prefers workers of the batch, because a transfer between two roles of one host is free. With equal links
+ * each group is one member larger than the one before (a direct update, then 2, 3, 4 ...), so the q-th
+ * group probably begins at item q (q + 1) / 2 of the list, counted from 0; that item's worker is chosen. */
 static uint32_t batch_hosts(mlfab__scheduler *s, uint32_t most) {
   uint32_t n = 0;
   for (uint32_t q = 1; q <= most && q * (q + 1) / 2 < s->nbatch; q++) {
@@ -373,8 +368,8 @@ static uint32_t batch_hosts(mlfab__scheduler *s, uint32_t most) {
   return n;
 }
 
-/* Chooses k aggregators, each of one node a server: the same for all of them if it has room for as
- * many sums. */
+/* Chooses k aggregators, each with one node for every server: the same node for all if it has enough
+ * accumulators. */
 static void batch_aggregators(mlfab__scheduler *s) {
   uint32_t m = s->nbatch_servers, n = 0, at = 0;
   uint32_t most = (uint32_t)mlfab__min(MLFAB__BATCH_AGGREGATORS, s->nbatch / 2);
@@ -399,8 +394,8 @@ static void batch_aggregators(mlfab__scheduler *s) {
   }
 }
 
-/* Only what has one shape at every server can be added up, or handed on. Packets of one shape differ in
- * length. */
+/* Only items of one shape at every server can be aggregated or distributed. Packets of one shape may differ
+ * in length. */
 static int batch_uniform(const mlfab__scheduler *s) {
   for (uint32_t j = 0; j < s->nbatch_servers; j++) {
     const mlfab__item_part *first = mlfab__scheduler_part(s, s->batch[0], s->batch_servers[j]);
@@ -412,11 +407,11 @@ static int batch_uniform(const mlfab__scheduler *s) {
   return 1;
 }
 
-/* --- telling --- */
+/* --- sending the plan --- */
 
 static double batch_known(double rate) { return rate > 0.0 ? rate : -1.0; }
 
-/* Gives a part its place; `q` from 0, or NO_NODE: directly. */
+/* Places a part; `q` from 0, or NO_NODE: directly. */
 static void batch_place_part(mlfab__scheduler *s, uint32_t item, uint32_t j, uint32_t q) {
   mlfab__item_part *part = mlfab__scheduler_part(s, item, s->batch_servers[j]);
   if (part->state != MLFAB__ITEM_WAITING) return;
@@ -427,7 +422,7 @@ static void batch_place_part(mlfab__scheduler *s, uint32_t item, uint32_t j, uin
   part->sum = s->sums[(size_t)q * s->nbatch_servers + j];
 }
 
-/* A plan's entries for one server, in the order in which the items were placed. */
+/* Sends the plan's entries for one server, in the order of places. */
 static void batch_tell(mlfab__scheduler *s, uint32_t server, uint32_t first, uint64_t groups) {
   mlfab__served *served = &s->served[server];
   const mlfab__plan_host *host = &s->hosts[served->host];
@@ -457,10 +452,10 @@ static void batch_tell(mlfab__scheduler *s, uint32_t server, uint32_t first, uin
                mlfab__encode_plan(s->meta, &plan, s->entries));
 }
 
-/* Tells all servers of the batch what was placed since `before` was the last. */
+/* Sends the items placed after `before` to all servers of the batch. */
 static void batch_tell_all(mlfab__scheduler *s, uint32_t before, uint64_t groups) {
   uint32_t first = before == MLFAB__NO_ITEM ? s->placed.first : s->items[before].next;
-  if (first == MLFAB__NO_ITEM) return; /* nobody can be reached */
+  if (first == MLFAB__NO_ITEM) return; /* no item can be reached */
   for (uint32_t j = 0; j < s->nbatch_servers; j++)
     batch_tell(s, s->batch_servers[j], first, groups);
   s->stats->plans_made++;
@@ -478,7 +473,7 @@ static void batch_story(mlfab__scheduler *s, uint32_t kind, double backlog) {
   story->backlog = backlog;
 }
 
-/* When the first byte of an item leaves its worker, or for it; 0 when that takes no time. */
+/* When the first byte of an item leaves its worker, or is sent to it; 0 if that takes no time. */
 static double batch_start(const mlfab__scheduler *s, uint32_t item) {
   double start = mlfab__network_never();
   for (uint32_t j = 0; j < s->nbatch_servers; j++) {
@@ -498,14 +493,14 @@ static mlfab__told *batch_note(mlfab__scheduler *s, uint32_t item) {
   return told;
 }
 
-/* Two things are not as they were reserved: groups of one go directly after all, and of a group at
- * several servers each sum goes when its own members have arrived, not when those of all servers
- * have. Everything is reserved again in the same order, and the times are told as they are then. */
+/* The plan differs from its reservations in two cases: groups of one go directly, and with several servers
+ * each sum starts when its own members have arrived, not when those of all servers have. So everything is
+ * reserved again in the same order, and the reported times are taken from that. */
 static void batch_retime(mlfab__scheduler *s, uint32_t kind, uint32_t before) {
   uint32_t i = before == MLFAB__NO_ITEM ? s->placed.first : s->items[before].next;
   mlfab__story *story = &s->stories[kind];
   double commit = story->backlog;
-  if (batch_network(s)) return; /* the times stay a little wrong */
+  if (batch_network(s)) return; /* the reported times stay slightly wrong */
   for (uint32_t n = 0; n < story->n && i != MLFAB__NO_ITEM; n++) {
     mlfab__told *told = &story->told[n];
     if (told->dropped || told->id != s->items[i].id || told->worker != s->items[i].worker) continue;
@@ -527,7 +522,7 @@ static void batch_retime(mlfab__scheduler *s, uint32_t kind, uint32_t before) {
   }
 }
 
-/* Without memory: in order of announcement, one after the other over the server's link. */
+/* Without memory: in order of announcement, one after another over the server's link. */
 static void batch_plain(mlfab__scheduler *s, uint32_t kind) {
   uint32_t before = s->placed.last;
   mlfab__log(s->env, MLFAB_LOG_WARN, "scheduler: out of memory, %u go in order of announcement",
@@ -547,7 +542,7 @@ static void batch_plain(mlfab__scheduler *s, uint32_t kind) {
   batch_tell_all(s, before, s->groups);
 }
 
-/* Those of this kind, and this server, that are due, in order of announcement. */
+/* Collects the due items of this kind, and for pulls of this server, in order of announcement. */
 static void batch_collect(mlfab__scheduler *s, uint32_t kind, uint32_t server) {
   memset(s->counted, 0, s->servers * sizeof *s->counted);
   s->nbatch = s->nbatch_servers = 0;
@@ -569,15 +564,14 @@ static void batch_collect(mlfab__scheduler *s, uint32_t kind, uint32_t server) {
   s->serial++;
 }
 
-/* It cannot be reached now: it is looked at again after a while, or when a capacity changes. */
+/* The item is unreachable: tries again after a heartbeat, or when a capacity changes. */
 static void batch_hold(mlfab__scheduler *s, uint32_t item) {
   s->items[item].held_ns = mlfab__add_sat(s->now_ns, mlfab__max(s->heartbeat_ns, 1000000u));
 }
 
 /* --- updates --- */
 
-/* Version of an update relative to the end of the queues, where versions are 0: the oldest of its
- * parts'. */
+/* Version of an update relative to the end of the queues, where it is 0: the oldest of its parts. */
 static int64_t batch_version(const mlfab__scheduler *s, uint32_t item) {
   uint64_t most = 0;
   for (uint32_t j = 0; j < s->nbatch_servers; j++) {
@@ -610,13 +604,13 @@ static uint32_t batch_fate(uint8_t reason) {
   return reason == MLFAB__LOOKAHEAD ? MLFAB__FATE_LOOKAHEAD : MLFAB__FATE_EXPIRED;
 }
 
-/* Members of each aggregator's group; a group of one is none. */
+/* Counts the members of each aggregator's group; a group of one is no group. */
 static void batch_count_groups(const mlfab__scheduler *s, uint32_t applied, uint32_t *members) {
   memset(members, 0, (MLFAB__BATCH_AGGREGATORS + 1) * sizeof *members);
   for (uint32_t i = 0; i < applied; i++) members[s->planned[i].group]++;
 }
 
-/* Gives one update its place, or its end. */
+/* Places one update, or drops it. */
 static void batch_settle(mlfab__scheduler *s, const mlfab__planned *p, const uint32_t *members,
                          uint64_t groups) {
   uint32_t i = s->batch[p->update], m = s->nbatch_servers;
@@ -697,7 +691,7 @@ MLFAB__INTERNAL void mlfab__scheduler_plan_pushes(mlfab__scheduler *s) {
 
 /* --- pulls --- */
 
-/* Everybody from the server, in order; whoever cannot be reached waits. */
+/* Serves all pulls from the server, in order; unreachable ones wait. */
 static int batch_serve(mlfab__scheduler *s) {
   s->k = 0;
   for (uint32_t i = 0; i < s->nbatch; i++) {
@@ -712,7 +706,7 @@ static int batch_serve(mlfab__scheduler *s) {
   return 0;
 }
 
-/* By a distribution tree; 1 when somebody cannot be reached by it, and nothing is reserved. */
+/* Serves them through distributors; 1 when one cannot be reached that way, and nothing is reserved. */
 static int batch_distribute(mlfab__scheduler *s) {
   double hubs[MLFAB__BATCH_AGGREGATORS], makespan;
   mlfab__group_choice choice;
@@ -780,7 +774,7 @@ MLFAB__INTERNAL void mlfab__scheduler_plan_pulls(mlfab__scheduler *s, uint32_t s
   uint32_t before = s->placed.last;
   uint64_t groups = s->groups;
   batch_story(s, MLFAB__TRANSFER_PULL, 0.0);
-  /* The server serves the last distributor first, since it has most to wait for behind it. */
+  /* The server serves the last distributor first, because it has the most to send afterwards. */
   int other = 0;
   for (uint32_t q = s->k + 1; q-- > 0;) {
     uint32_t members = 0;

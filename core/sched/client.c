@@ -1,5 +1,4 @@
-/* client.c - the server role: its link to the scheduler, and the policy by which large transfers go. See
- * client.h. */
+/* client.c - the server role: its link to the scheduler, and the policy for large transfers. See client.h. */
 #include "client.h"
 
 static void client_schedule(mlfab__server *server) {
@@ -57,7 +56,7 @@ MLFAB__INTERNAL void mlfab__server_scheduler_frame(mlfab__server *server,
   if (frame->type == MLFAB__SCHEDULE && server->number != 0 &&
       !mlfab__decode_schedule(frame->meta, frame->meta_bytes, &schedule) &&
       schedule.delay_bound > 0) {
-    server->schedule = schedule; /* server 0's */
+    server->schedule = schedule; /* server 0 decides */
     mlfab__server_advance(server);
     return;
   }
@@ -101,7 +100,7 @@ MLFAB__INTERNAL void mlfab__server_capacity(mlfab__server *server, const mlfab__
   client_capacity(server, capacity->host, capacity->in, capacity->out);
 }
 
-/* A worker's links, for the scheduler; remembered for one that is restarted. */
+/* Forwards a worker's link capacities to the scheduler; keeps them for a restarted one. */
 static void client_take_capacity(mlfab__server *server, uint32_t worker,
                                  const mlfab__frame_in *frame) {
   mlfab__capacity capacity;

@@ -1,10 +1,10 @@
-/* client.h - the server role in a fabric with a scheduler: it announces large transfers, and takes them
- * in the order and by the ways of the plans. Attached to the server as its policy (server.h).
+/* client.h - the server role in a fabric with a scheduler: announces large transfers, and carries them out
+ * in the order and by the routes of the plans. Attached to the server as its policy (server.h).
  *
- * The scheduler is peer number `workers` of the server's port. While its link stands (`up`) large
- * updates and pulls wait for a plan; when it is lost, or dead, they go first come, first served.
+ * The scheduler is peer number `workers` of the server's port. While its link stands (`up`), large updates
+ * and pulls wait for a plan; when it is lost or dead, they go first come, first served.
  *
- * Files, lowest first: report.c (what the scheduler is told), route.c (updates: places and groups), spread.c
+ * Files, lowest first: report.c (frames to the scheduler), route.c (updates: places and groups), spread.c
  * (pulls: places, turns, spreads), client.c (the link to the scheduler). */
 #ifndef MLFAB__CLIENT_H
 #define MLFAB__CLIENT_H
@@ -12,20 +12,20 @@
 #include "../server/server.h"
 #include "sched_wire.h"
 
-/* A scheduler that is told of something, and sends no plan for so many heartbeats, not even an empty
- * one, counts as lost: its link is given up, and the server grants first come, first served. */
+/* A scheduler that has something to plan, and sends no plan (not even an empty one) for this many
+ * heartbeats, counts as lost: the server drops its link and grants first come, first served. */
 enum { MLFAB__SERVER_PLAN_BEATS = 8 };
 
 struct mlfab__server_sched {
   int up; /* the link to the scheduler stands */
-  /* How long something announced has waited since the last plan, and the last look. What passes while
-   * this server itself stands still does not count. */
+  /* Time that an announced transfer has waited since the last plan, and time of the last tick. Time during
+   * which this server itself stood still does not count. */
   uint64_t unplanned_ns, looked_ns;
-  uint64_t place_walk;    /* numbers the looks at the unplaced */
+  uint64_t place_walk;    /* number of the current scan of the unplaced updates */
   uint64_t groups;        /* the last number of a group */
   uint64_t places;        /* the last place of a pull */
-  uint64_t spreads;       /* the last number of a spread, or of a way of a pull */
-  uint64_t reported_left; /* bytes of the head when the scheduler was told last */
+  uint64_t spreads;       /* the last number of a spread, or of a route of a pull */
+  uint64_t reported_left; /* bytes left of the head when last reported */
   mlfab__capacity own;    /* of this node's host */
   /* Scratch. */
   mlfab__plan_entry *entries;
@@ -33,15 +33,16 @@ struct mlfab__server_sched {
   uint8_t *meta; /* MLFAB_META_MAX */
 };
 
-/* From now on the server has this policy. Errors: MEMORY. */
+/* Attaches this policy to the server. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__client_init(mlfab__server *server);
 
-/* The scheduler's link stands: it is told everything. It is lost, or dead. A frame of it (PLAN). */
+/* hello: the scheduler's link stands; reports everything to it. lost: it is lost or dead. frame: a PLAN or
+ * SCHEDULE. */
 MLFAB__INTERNAL void mlfab__server_scheduler_hello(mlfab__server *server, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__server_scheduler_lost(mlfab__server *server, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__server_scheduler_frame(mlfab__server *server,
                                                    const mlfab__frame_in *frame, uint64_t now_ns);
-/* What this node's host carries, for the scheduler. */
+/* Reports the capacity of this node's host to the scheduler. */
 MLFAB__INTERNAL void mlfab__server_capacity(mlfab__server *server, const mlfab__capacity *capacity,
                                             uint64_t now_ns);
 
@@ -49,36 +50,35 @@ MLFAB__INTERNAL void mlfab__server_capacity(mlfab__server *server, const mlfab__
 
 /* Is this large enough to be planned, and is there a scheduler? */
 MLFAB__INTERNAL int mlfab__report_plans(const mlfab__server *server, uint64_t bytes);
-/* A hash of segments: transfers of one shape can be grouped. */
+/* A hash of segments: only transfers of one shape can be grouped. */
 MLFAB__INTERNAL uint64_t mlfab__report_shape(const mlfab__segment *segments, uint32_t n);
-/* A control frame for the scheduler. */
+/* Sends a control frame to the scheduler. */
 MLFAB__INTERNAL void mlfab__report_tell(mlfab__server *server, uint8_t type, const void *meta,
                                         uint32_t bytes);
-/* Tells the scheduler that a transfer is over (worker MLFAB__NO_NODE: only how the queues
- * stand). */
+/* Reports that a transfer is over (worker MLFAB__NO_NODE: only the state of the queues). */
 MLFAB__INTERNAL void mlfab__report_over(mlfab__server *server, uint32_t kind, uint32_t worker,
                                         uint64_t id, int code);
-/* ANNOUNCE to the scheduler; fills `placed` and `incarnation`. */
+/* Sends ANNOUNCE to the scheduler; fills `placed` and `incarnation`. */
 MLFAB__INTERNAL void mlfab__report_announce(mlfab__server *server, mlfab__announce *announce);
-/* Bytes that were placed and are still to come; to go out; of one pull. */
+/* Placed bytes still to be received; still to be sent; of one pull still to be sent. */
 MLFAB__INTERNAL uint64_t mlfab__report_backlog(const mlfab__server *server);
 MLFAB__INTERNAL uint64_t mlfab__report_out_backlog(const mlfab__server *server);
 MLFAB__INTERNAL uint64_t mlfab__report_left(const mlfab__server_pull *pull);
 
 /* --- route.c --- */
 
-/* Updates of a plan get their places, in order. */
+/* Places the updates of a plan, in order. */
 MLFAB__INTERNAL void mlfab__route_plan(mlfab__server *server, const mlfab__plan_entry *entries,
                                        uint32_t n);
-/* Announces all that wait for a plan; gives all of them places, first come first served. */
+/* announce_all: announces all waiting updates. unschedule: places all of them, first come, first served. */
 MLFAB__INTERNAL void mlfab__route_announce_all(mlfab__server *server);
 MLFAB__INTERNAL void mlfab__route_unschedule(mlfab__server *server);
 /* Is something announced that no plan has placed? */
 MLFAB__INTERNAL int mlfab__route_waits(const mlfab__server *server);
-/* FORWARD and GROUP_FAIL of an aggregator's node: 1 when it was one. */
+/* FORWARD and GROUP_FAIL of an aggregator's node: 1 when the frame was one of them. */
 MLFAB__INTERNAL int mlfab__route_frame(mlfab__server *server, uint32_t worker,
                                        const mlfab__frame_in *frame);
-/* As in mlfab__server_policy. */
+/* See mlfab__server_policy. */
 MLFAB__INTERNAL int mlfab__route_hold(mlfab__server *server, mlfab__incoming *update);
 MLFAB__INTERNAL void mlfab__route_advance(mlfab__server *server);
 MLFAB__INTERNAL void mlfab__route_over(mlfab__server *server, const mlfab__incoming *update);
@@ -94,17 +94,17 @@ MLFAB__INTERNAL void mlfab__route_lost(mlfab__server *server, uint32_t worker);
 
 /* --- spread.c --- */
 
-/* The same for pulls. Entries in a row with one group number are one spread. */
+/* The same for pulls. Consecutive entries with one group number are one spread. */
 MLFAB__INTERNAL void mlfab__spread_plan(mlfab__server *server, const mlfab__plan_entry *entries,
                                         uint32_t n);
 MLFAB__INTERNAL void mlfab__spread_announce_all(mlfab__server *server);
 MLFAB__INTERNAL void mlfab__spread_unschedule(mlfab__server *server);
 MLFAB__INTERNAL int mlfab__spread_waits(const mlfab__server *server);
 MLFAB__INTERNAL void mlfab__spread_tick(mlfab__server *server);
-/* PULL_DONE of a member, SPREAD_FAIL of an aggregator's node: 1 when it was one. */
+/* PULL_DONE of a member, SPREAD_FAIL of an aggregator's node: 1 when the frame was one of them. */
 MLFAB__INTERNAL int mlfab__spread_frame(mlfab__server *server, uint32_t worker,
                                         const mlfab__frame_in *frame);
-/* As in mlfab__server_policy. */
+/* See mlfab__server_policy. */
 MLFAB__INTERNAL int mlfab__spread_hold(mlfab__server *server, mlfab__server_pull *pull);
 MLFAB__INTERNAL void mlfab__spread_goes(mlfab__server *server, mlfab__server_pull *pull);
 MLFAB__INTERNAL void mlfab__spread_left(mlfab__server *server, const mlfab__server_pull *pull,

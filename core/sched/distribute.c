@@ -1,17 +1,17 @@
-/* distribute.c - models on their way back, and AllReduce: see group.h.
+/* distribute.c - distribution of models, and AllReduce: see group.h.
  *
- * Time reversed, distribution is aggregation: the server's egress must never be idle, as its
- * ingress there. So requests are grouped by Alg. 3 in a mirrored network, and then transfers are
- * reserved in the real one: from the server first, beginning with the last group's distributor,
- * since it has most to wait for behind it; then from the distributors, when they have the whole
- * model, or as it comes (`cut`): a transfer to a worker begins when from then on it never lacks
- * what comes to its distributor.
+ * With time reversed, distribution is aggregation: there the server's ingress must never be idle, here its
+ * egress. So requests are grouped by Alg. 3 in a mirrored network, and then the transfers are reserved in
+ * the real one. First those from the server, beginning with the last group's distributor, which has the
+ * most to send afterwards. Then those from the distributors: when they have the whole model, or with `cut`
+ * as it arrives; then a transfer to a worker begins as early as it can without ever waiting for bytes of
+ * the model.
  *
- * Source: MLfabric §10.3, §6. Departs: all of the server's transfers are reserved before those of
- * the distributors; t_max starts at the time of the requests. */
+ * Source: MLfabric §10.3, §6. Departs: all transfers from the server are reserved before those from the
+ * distributors; t_max starts at the time of the requests. */
 #include "group.h"
 
-/* The requests as updates of the model's size. */
+/* Makes the requests candidates of the model's size. */
 static int distribute_requests(mlfab__grouper *g, mlfab__env *env, const mlfab__distribution *d) {
   void *candidates =
       mlfab__grow(env, g->candidates, &g->candidates_room, d->n, sizeof *g->candidates);
@@ -27,7 +27,7 @@ static int distribute_requests(mlfab__grouper *g, mlfab__env *env, const mlfab__
   return 0;
 }
 
-/* One transfer of the whole model, a component a server, whenever it ends. */
+/* Reserves one transfer of the whole model, one component for each server. */
 static int distribute_send(mlfab__network *net, const mlfab__distribution *d, const uint32_t *from,
                            const uint32_t *to, uint32_t to_step, double available, double *end_p) {
   mlfab__bundle bundle = {.from = from,
@@ -44,7 +44,7 @@ static const uint32_t *distribute_hub(const mlfab__distribution *d, uint32_t q) 
   return d->distributors + (size_t)(q - 1) * d->servers;
 }
 
-/* To distributor q, a component after the other; how each comes is kept. */
+/* Reserves the transfers to distributor q, one component after another, and keeps their timing. */
 static int distribute_to_hub(mlfab__grouper *g, mlfab__network *net, const mlfab__distribution *d,
                              uint32_t q, double *end_p) {
   *end_p = d->now;
@@ -65,7 +65,7 @@ static int distribute_to_hub(mlfab__grouper *g, mlfab__network *net, const mlfab
   return MLFAB__ENDS;
 }
 
-/* What the servers send: 1; 0 when one of them never ends. */
+/* Reserves the servers' transfers: 1; 0 when one of them never ends. */
 static int distribute_from_servers(mlfab__grouper *g, mlfab__network *net,
                                    const mlfab__distribution *d, mlfab__delivery *out,
                                    double *hubs) {
@@ -90,8 +90,8 @@ static int distribute_from_servers(mlfab__grouper *g, mlfab__network *net,
   return 1;
 }
 
-/* From a distributor that cuts through: each component as it comes (`in`: one each) to the i-th
- * request. */
+/* Reserves the transfers of a distributor that cuts through to the i-th request; `in`: one course for each
+ * component. */
 static int distribute_cut_through(mlfab__network *net, const mlfab__distribution *d, uint32_t q,
                                   uint32_t i, const mlfab__course *in, double *end_p) {
   *end_p = d->now;
@@ -113,11 +113,11 @@ static int distribute_cut_through(mlfab__network *net, const mlfab__distribution
   return MLFAB__ENDS;
 }
 
-/* What the distributors send, last group first, its members in list order. */
+/* Reserves the distributors' transfers, last group first, its members in list order. */
 static int distribute_from_hubs(mlfab__grouper *g, mlfab__network *net,
                                 const mlfab__distribution *d, mlfab__delivery *out,
                                 const double *hubs) {
-  const mlfab__course *in = g->late; /* of the servers' transfers, which are in the same order */
+  const mlfab__course *in = g->late; /* courses of the servers' transfers, in the same order */
   const mlfab__stretch *pieces = g->stretches;
   for (uint32_t k = 0; k < g->nlate; k++) {
     g->late[k].pieces = pieces;
@@ -187,7 +187,7 @@ MLFAB__INTERNAL int mlfab__group_distribute(mlfab__grouper *g, mlfab__network *n
 
 /* ---- allreduce ---- */
 
-/* The workers but the root, as updates and as requests: how many. */
+/* Lists all workers except the root. */
 static int distribute_others(mlfab__grouper *g, mlfab__env *env, const mlfab__allreduce *a,
                              uint32_t *root_p, uint32_t *n_p) {
   void *members =
@@ -208,7 +208,7 @@ static int distribute_others(mlfab__grouper *g, mlfab__env *env, const mlfab__al
   return 0;
 }
 
-/* The way to the root. */
+/* Plans the transfers to the root. */
 static int distribute_push(mlfab__grouper *g, mlfab__network *net, const mlfab__allreduce *a,
                            uint32_t n, mlfab__grouped *push, mlfab__group_choice *choice_p) {
   mlfab__distribution room = {.n = a->n, .requests = a->nodes, .bytes = &a->bytes};
@@ -227,7 +227,8 @@ static int distribute_push(mlfab__grouper *g, mlfab__network *net, const mlfab__
   return code;
 }
 
-/* The way back, at `now`. Deliveries stand in order of the others first. */
+/* Plans the transfers back, at `now`. The first n deliveries are those of the other workers, in their
+ * order. */
 static int distribute_get(mlfab__grouper *g, mlfab__network *net, const mlfab__allreduce *a,
                           uint32_t n, double now, mlfab__delivery *get,
                           mlfab__group_choice *choice_p, double *makespan_p) {
@@ -244,7 +245,7 @@ static int distribute_get(mlfab__grouper *g, mlfab__network *net, const mlfab__a
   if (hubs == NULL) return MLFAB_ERR_MEMORY;
   g->hubs = hubs;
   int code = mlfab__group_distribute(g, net, &d, get, g->hubs, choice_p, makespan_p);
-  /* Backwards, since a worker's place is not in front of its place among the others. */
+  /* From the back, because no worker's index is below its index among the others. */
   for (uint32_t i = n; !code && i > 0; i--) get[g->members[i - 1]] = get[i - 1];
   return code;
 }

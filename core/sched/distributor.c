@@ -1,10 +1,10 @@
-/* distributor.c - the aggregator role: spreads, going down. See aggregator.h.
+/* distributor.c - the aggregator role: spreads (down). See aggregator.h.
  *
- * Every MODEL frame of a spread becomes a record; a member is a cursor into the list of records, so
- * that what was received once is lent to all. A slice that the server begins again cuts the list
- * off where the slice began; its bytes go where the old ones were, or behind them while those are
- * lent. A frame of packets is handed on as it is: what is complete is told by the stretches of the
- * model that frames answer for, what there is room for by their bulks. */
+ * Every MODEL frame of a spread becomes a record. A member is a cursor into the list of records, so that
+ * bytes received once are lent to all. When the server begins a slice again, the list is cut off where the
+ * slice began; its new bytes replace the old ones, or go behind them while those are lent. A frame of
+ * packets is forwarded unchanged: completeness is measured in the bytes of the model that frames cover,
+ * room in the bytes of their bulks. */
 #include "aggregator.h"
 
 enum { DISTRIBUTOR_ACTIVE = 2 };
@@ -45,7 +45,7 @@ static void distributor_activate(mlfab__aggregator *aggregator, mlfab__accumulat
   }
 }
 
-/* One member less to hand to. */
+/* One member less is open. */
 static void distributor_closed(mlfab__aggregator *aggregator, mlfab__accumulator *spread) {
   if (--spread->open == 0) {
     spread->state = MLFAB__ACCUMULATOR_FREE;
@@ -61,7 +61,7 @@ static void distributor_give_up(mlfab__aggregator *aggregator, mlfab__accumulato
   distributor_closed(aggregator, spread);
 }
 
-/* A member has all when everything was taken and has left our memory. */
+/* A member is done when the transport has taken everything and returned every loan. */
 static void distributor_check(mlfab__aggregator *aggregator, mlfab__accumulator *spread,
                               mlfab__recipient *recipient) {
   if (recipient->state != MLFAB__RECIPIENT_ACTIVE || !spread->complete || recipient->lent > 0 ||
@@ -74,7 +74,7 @@ static void distributor_check(mlfab__aggregator *aggregator, mlfab__accumulator 
 
 /* --- frames of servers --- */
 
-/* Sets an accumulator up. Errors: AGAIN (no room), ARGUMENT. */
+/* Prepares an accumulator. Errors: AGAIN (no room), ARGUMENT. */
 static int distributor_begin(mlfab__aggregator *aggregator, uint32_t server,
                              const mlfab__spread *spread, const mlfab__spread_member *members) {
   if (!aggregator->layout) return MLFAB_ERR_AGAIN;
@@ -108,7 +108,7 @@ MLFAB__INTERNAL void mlfab__distributor_spread(mlfab__aggregator *aggregator, ui
                                                const mlfab__frame_in *frame,
                                                mlfab__spread_member *members) {
   mlfab__spread spread;
-  mlfab__group_end head = {0}; /* the number, which comes first */
+  mlfab__group_end head = {0}; /* only its number, which comes first */
   int code = MLFAB_ERR_AGAIN, wrong = frame->meta_bytes < 8;
   if (!wrong) wrong = mlfab__decode_group_end(frame->meta, 8, &head);
   if (!wrong && members) {
@@ -128,7 +128,7 @@ MLFAB__INTERNAL void mlfab__distributor_spread(mlfab__aggregator *aggregator, ui
   }
 }
 
-/* Is any of the bytes from `at` on lent? */
+/* Are any bytes from `at` on lent? */
 static int distributor_lent(const mlfab__accumulator *spread, uint64_t at) {
   for (uint32_t i = 0; spread->lent > 0 && i < MLFAB__AGGREGATOR_LOANS; i++) {
     if (spread->loans[i].serial != 0 && spread->loans[i].end > at) return 1;
@@ -136,7 +136,7 @@ static int distributor_lent(const mlfab__accumulator *spread, uint64_t at) {
   return 0;
 }
 
-/* The records from r on are void. */
+/* Discards the records from r on. */
 static void distributor_cut(mlfab__accumulator *spread, uint32_t r) {
   spread->nrecords = r;
   spread->filled = spread->records[r].before;
@@ -147,7 +147,7 @@ static void distributor_cut(mlfab__accumulator *spread, uint32_t r) {
   }
 }
 
-/* Keeps a frame. Errors: AGAIN (no room). */
+/* Stores a frame. Errors: AGAIN (no room). */
 static int distributor_keep(mlfab__aggregator *aggregator, mlfab__accumulator *spread,
                             const mlfab__model *model, const mlfab__frame_in *frame) {
   uint32_t n = spread->nrecords, bytes = frame->bulk_bytes;
@@ -169,7 +169,7 @@ static int distributor_keep(mlfab__aggregator *aggregator, mlfab__accumulator *s
   return 0;
 }
 
-/* A text when the frame does not fit what the server said. */
+/* Returns a text if the frame contradicts the server's announcement. */
 static const char *distributor_check_frame(const mlfab__aggregator *aggregator,
                                            const mlfab__accumulator *spread,
                                            const mlfab__model *model,
@@ -191,7 +191,7 @@ MLFAB__INTERNAL int mlfab__distributor_model(mlfab__aggregator *aggregator, uint
                                              const mlfab__frame_in *frame) {
   mlfab__model model;
   if (mlfab__decode_model(frame->meta, frame->meta_bytes, &model))
-    return 0; /* the worker's to say */
+    return 0; /* left to the worker role */
   if (!(model.request & MLFAB__SPREAD_BIT)) return 0;
   mlfab__accumulator *spread = mlfab__aggregator_find(aggregator, server, model.request);
   if (!spread || spread->state != MLFAB__ACCUMULATOR_HANDING) return 1; /* given up meanwhile */
@@ -214,7 +214,7 @@ MLFAB__INTERNAL int mlfab__distributor_model(mlfab__aggregator *aggregator, uint
     mlfab__recipient *recipient = &spread->recipients[i];
     if (recipient->state != MLFAB__RECIPIENT_ACTIVE || !distributor_has(spread, recipient))
       continue;
-    /* Who had everything until now was not waited for. */
+    /* A member that had everything so far was not waited for. */
     if (recipient->record + 1 == spread->nrecords && recipient->lent == 0)
       recipient->since_ns = aggregator->now_ns;
     aggregator->down.ready(aggregator->down.self, recipient->worker);
@@ -228,14 +228,13 @@ MLFAB__INTERNAL int mlfab__distributor_pull_fail(mlfab__aggregator *aggregator, 
   if (mlfab__decode_pull_fail(frame->meta, frame->meta_bytes, &fail)) return 0;
   if (!(fail.request & MLFAB__SPREAD_BIT)) return 0;
   mlfab__accumulator *spread = mlfab__aggregator_find(aggregator, server, fail.request);
-  /* AGAIN only tells who is waited for. Otherwise the server knows, and serves the members
-   * itself. */
+  /* AGAIN only reports whom the pull waits for. With other codes the server serves the members itself. */
   if (spread && spread->state == MLFAB__ACCUMULATOR_HANDING && fail.code != MLFAB_ERR_AGAIN)
     spread->state = MLFAB__ACCUMULATOR_FREE;
   return 1;
 }
 
-/* The server serves a member itself: one that has not begun is left out. */
+/* The server serves a member itself: gives it up if it has not begun. */
 MLFAB__INTERNAL int mlfab__distributor_skip(mlfab__aggregator *aggregator, uint32_t server,
                                             const mlfab__frame_in *frame) {
   mlfab__spread_fail fail;
@@ -270,7 +269,7 @@ MLFAB__INTERNAL void mlfab__distributor_met(mlfab__aggregator *aggregator) {
   }
 }
 
-/* What it was handed may be lost with the link, though it was sent. */
+/* Bytes sent on a lost link may be lost too. */
 MLFAB__INTERNAL void mlfab__distributor_lost(mlfab__aggregator *aggregator, uint32_t member) {
   for (uint32_t i = 0; i < aggregator->naccumulators; i++) {
     mlfab__accumulator *spread = &aggregator->accumulators[i];
@@ -292,7 +291,7 @@ MLFAB__INTERNAL void mlfab__distributor_lost(mlfab__aggregator *aggregator, uint
 
 /* --- frames to go --- */
 
-/* The member of a spread for whom this worker's link has room, or NULL. */
+/* A member of the spread for which this worker's link has room, or NULL. */
 static const mlfab__recipient *distributor_next(const mlfab__aggregator *aggregator,
                                                 const mlfab__accumulator *spread, uint32_t member) {
   for (uint32_t i = 0; i < spread->nrecipients; i++) {
@@ -358,7 +357,7 @@ MLFAB__INTERNAL void mlfab__distributor_tick(mlfab__aggregator *aggregator,
   for (uint32_t i = 0; i < spread->nrecipients; i++) {
     mlfab__recipient *recipient = &spread->recipients[i];
     int active = recipient->state == MLFAB__RECIPIENT_ACTIVE;
-    /* Nothing to do for it, or nothing that it could do. */
+    /* There is nothing to send to it, or nothing can be lent to it. */
     int idle = recipient->lent == 0 &&
                (!distributor_has(spread, recipient) ||
                 (!aggregator->ghost && !mlfab__aggregator_lends(spread, 0, recipient->worker)));

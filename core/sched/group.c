@@ -1,36 +1,37 @@
 /* group.c - Alg. 3, case by case: see group.h.
  *
- * The cases n = 0, 1, ... share their direct transfers: those of n + 1 are those of n and one more.
- * What a case reserves besides is undone before the next. A case is left as soon as its t_max,
- * which never falls, is not below the best T so far; when that is so for the direct transfers
- * alone, no larger n can win either, and of equal ones the smallest n is wanted. Neither T(n) nor
- * whether n is feasible is monotone in n, so every n up to there is tried, unless a bound shows
- * that it is in vain (with one server, and no free first group). When t_max is t, everything
- * reserved so far has ended by t. So the next aggregate is at the server no later than the largest
- * one would be that leaves at t on the network as it was before the case, and by induction t_max of
- * the q-th group is at most some U(q), with U(1) known. Its members come in through its
- * aggregator's ingress by then; late ones a transfer later, and then the sum is at the server yet a
- * transfer later. What does not fit in all groups together makes n infeasible; or it goes directly,
- * and the server's ingress has to carry it too. */
+ * The cases n = 0, 1, ... share their direct transfers: case n + 1 has those of case n and one more. All
+ * other reservations of a case are undone before the next. A case is abandoned as soon as its t_max, which
+ * never decreases, is not below the best T so far. When that holds for the direct transfers alone, no
+ * larger n can win either, and of equal ones the smallest n is wanted. Neither T(n) nor feasibility is
+ * monotone in n, so every n up to there is tried, unless a bound shows that it cannot win (with one server
+ * and no free first group).
+ *
+ * The bound. When t_max is t, everything reserved so far has ended by t. So the next aggregate is at the
+ * server no later than the largest aggregate would be that leaves at t on the network as it was before the
+ * case. By induction, t_max of the q-th group is at most some U(q), with U(1) known. Its members arrive
+ * through its aggregator's ingress by then; late members arrive up to one transfer later, and their sum is
+ * at the server one more transfer later. If the updates do not fit into all groups together, n is
+ * infeasible; with TAIL_DIRECT, the rest goes directly and the server's ingress has to carry it too. */
 #include "group.h"
 
-/* One case under way. */
+/* One case being evaluated. */
 typedef struct group_run {
   mlfab__grouper *g;
   mlfab__network *net;
   const mlfab__group_input *in;
   uint32_t variant, first_most;
-  int late;            /* members may be there later */
+  int late;            /* members may arrive after t_max */
   mlfab__grouped *out; /* NULL: only the time is wanted */
-  double limit;        /* a case that is not shorter may be left */
+  double limit;        /* a case that does not end before this may be abandoned */
   double t_max;
   uint32_t number; /* groups so far */
-  int over;        /* the free first group alone is not there before the limit */
-  /* The group that is being filled. */
+  int over;        /* the free first group alone does not end before the limit */
+  /* The group being filled. */
   uint32_t first, members;
   double ready;
-  int known;      /* cutting through: `forward` holds */
-  double forward; /* when its sum would be at the servers, begun at t_max */
+  int known;      /* with cut-through: `forward` is valid */
+  double forward; /* when its sum would be at the servers, sent from t_max on */
 } group_run;
 
 static const mlfab__candidate *group_update(const group_run *r, uint32_t i) {
@@ -51,12 +52,12 @@ static const uint32_t *group_aggregator(const group_run *r, uint32_t q) {
   return r->in->aggregators + (size_t)(q - 1) * r->in->servers;
 }
 
-/* T(n) cannot be smaller than the limit any more. */
+/* Is T(n) certainly not smaller than the limit? */
 static int group_is_over(const group_run *r) {
   return r->over || !mlfab__network_less(r->t_max, r->limit);
 }
 
-/* The i-th update goes directly: 1; 0: it never arrives. */
+/* Sends the i-th update directly: 1; 0: it never arrives. */
 static int group_direct(group_run *r, uint32_t i) {
   mlfab__bundle bundle = group_bundle(r, i, r->in->server);
   double end;
@@ -77,10 +78,9 @@ static int group_direct(group_run *r, uint32_t i) {
   return 1;
 }
 
-/* ---- cutting through ---- */
+/* ---- cut-through ---- */
 
-/* When the sum at aggregator q would be at the servers if it were of this size and forwarded from
- * t_max on. */
+/* When the sum at aggregator q, of this size and sent from t_max on, would be at the servers. */
 static int group_forward(group_run *r, uint32_t q, const double *bytes) {
   mlfab__bundle bundle = {.from = group_aggregator(r, q),
                           .from_step = 1,
@@ -113,7 +113,7 @@ MLFAB__INTERNAL int mlfab__group_keep(mlfab__grouper *g, const mlfab__network *n
   return 0;
 }
 
-/* Reserves a member's way to its aggregator, like mlfab__bundle_reserve. */
+/* Reserves a member's transfer to its aggregator, like mlfab__bundle_reserve. */
 static int group_enter(group_run *r, const mlfab__bundle *whole, double limit, double *end_p) {
   uint32_t mark = mlfab__network_mark(r->net), nlate = r->g->nlate, nstretches = r->g->nstretches;
   int walked = MLFAB__ENDS;
@@ -142,8 +142,8 @@ static int group_enter(group_run *r, const mlfab__bundle *whole, double limit, d
   return walked;
 }
 
-/* Reserves the sum's way to the servers: each component from t_max on, or so much later that it
- * always finds what comes in. */
+/* Reserves the sum's transfer to the servers: each component from t_max on, or later, so that it never
+ * waits for its members. */
 static int group_leave(group_run *r, const mlfab__bundle *whole, double *end_p) {
   int walked = MLFAB__ENDS;
   *end_p = r->ready;
@@ -204,12 +204,12 @@ static int group_flush(group_run *r, uint32_t q) {
   return 1;
 }
 
-/* The first group, when it need not be in time. */
+/* Is it a first group that need not be in time? */
 static int group_is_free(const group_run *r, uint32_t q) {
   return r->variant == MLFAB__GROUP_FIRST_FREE && q == 1;
 }
 
-/* The latest time at which the i-th update may be at aggregator q: 1; 0: there is none. */
+/* The latest time at which the i-th update may arrive at aggregator q: 1; 0: there is none. */
 static int group_limit(group_run *r, uint32_t i, uint32_t q, double *limit_p) {
   const double *bytes = r->members > 0 ? r->g->sizes : group_update(r, i)->bytes;
   *limit_p = r->t_max;
@@ -219,13 +219,13 @@ static int group_limit(group_run *r, uint32_t i, uint32_t q, double *limit_p) {
   }
   if (!r->late) return 1;
   int code = r->known ? 0 : group_forward(r, q, bytes);
-  /* Members pass other links than the forward when there is but one server, and no shared link. */
+  /* With one server and no shared links, members use other links than the sum. */
   r->known = r->in->servers == 1 && r->net->path_count == 0;
   *limit_p = r->forward;
   return code ? code : 1;
 }
 
-/* The i-th update joins the group at aggregator q: 1; 0: it is too late for that. */
+/* Adds the i-th update to the group at aggregator q: 1; 0: it is too late. */
 static int group_join(group_run *r, uint32_t i, uint32_t q) {
   double limit, end;
   if (r->members == 0) r->known = 0;
@@ -255,7 +255,7 @@ static int group_join(group_run *r, uint32_t i, uint32_t q) {
   return 1;
 }
 
-/* Groups the updates from the n-th on: 1 when all go, and then t_max is T(n); 0: infeasible, or not
+/* Groups the updates from the n-th on: 1 when all are sent, and t_max is T(n); 0: infeasible, or not
  * shorter than the limit. */
 static int group_fill(group_run *r, uint32_t n) {
   uint32_t q = 1, i = n;
@@ -296,7 +296,7 @@ static int group_run_case(group_run *r, uint32_t n) {
 
 /* ---- the search ---- */
 
-/* Whether an update can be in a group without passing its aggregator's ingress. */
+/* Is the node on an aggregator's host, so that its update does not pass that aggregator's ingress? */
 static int group_is_beside(const group_run *r, uint32_t node) {
   for (uint32_t q = 0; q < r->in->k; q++) {
     if (r->in->aggregators[q] == node) return 1;
@@ -304,7 +304,7 @@ static int group_is_beside(const group_run *r, uint32_t node) {
   return 0;
 }
 
-/* Sums from the back: what has to pass an aggregator's ingress, and the largest update. */
+/* Sums from the back: the bytes through aggregators' ingress, and the largest update. */
 static void group_sum(group_run *r) {
   mlfab__group_tail *tail = r->g->tail;
   uint32_t n = r->in->n;
@@ -321,19 +321,18 @@ static void group_sum(group_run *r) {
   }
 }
 
-/* 1 when the case n is infeasible, or not shorter than the limit, for sure. Its direct transfers
- * are reserved, and t_max is theirs. */
+/* 1 when case n is certainly infeasible, or not shorter than the limit. Its direct transfers are reserved,
+ * and t_max is theirs. */
 static int group_is_vain(const group_run *r, uint32_t n) {
   if (r->variant == MLFAB__GROUP_FIRST_FREE || r->in->servers > 1 || n == r->in->n) return 0;
   if (r->late && r->net->path_count > 0) return 0;
   const mlfab__group_tail *tail = &r->g->tail[n];
   double t = r->t_max, room = 0, end;
-  /* A little less, and a little longer below: what comparisons and the ends of transfers let in. */
+  /* Smaller here, and longer below, by what the comparisons and the ends of transfers tolerate. */
   double need = mlfab__network_exact(tail->bytes * (1 - 4e-9));
   for (uint32_t q = 0; q < r->in->k && room < need; q++) {
     uint32_t a = r->in->aggregators[q];
-    /* A late member comes before its sum would be there, and the sum is a transfer behind it at
-     * most. */
+    /* A late member arrives before its sum would, and the sum at most one transfer later. */
     if (r->late) t = mlfab__network_end(r->net, a, r->in->server[0], tail->largest, t);
     if (!mlfab__finite(t)) return 0;
     double until = mlfab__network_exact(t + 4e-9 * (t > 1 ? t : 1));
@@ -342,14 +341,14 @@ static int group_is_vain(const group_run *r, uint32_t n) {
     if (!mlfab__finite(t)) return 0;
   }
   if (r->variant == MLFAB__GROUP_PAPER || room >= need) return room < need;
-  /* What does not fit in groups goes directly. */
+  /* The updates that do not fit into groups go directly. */
   double rest = mlfab__network_exact(tail->to_server * (1 - 4e-9)) - room;
   int walked = mlfab__network_carries(r->net, r->in->server[0], rest, 0, r->limit, &end);
   return walked == MLFAB__LATE || !mlfab__network_less(end, r->limit);
 }
 
-/* Tries the cases of a variant, and improves *choice. [E8] Of equal times the smallest n wins,
- * which is decided when all are known: the first time that is not later than the least. */
+/* Tries the cases of a variant, and improves *choice. [E8] Of equal times the smallest n wins: the first
+ * time that is not later than the smallest, found after all are known. */
 static int group_search(group_run *r, uint32_t variant, mlfab__group_choice *choice) {
   double *times = r->g->times, least = choice->time;
   uint32_t tried = 0, n = r->in->n, most = n;
@@ -363,7 +362,7 @@ static int group_search(group_run *r, uint32_t variant, mlfab__group_choice *cho
     double t_max = r->t_max;
     uint32_t mark = mlfab__network_mark(r->net);
     times[tried] = mlfab__network_never();
-    /* A free first group behind no direct transfer may end after any number of members. */
+    /* With n = 0, a free first group may end after any number of members. */
     uint32_t cases = r->variant == MLFAB__GROUP_FIRST_FREE && i == 0 && n > 0 ? n : 1;
     if (group_is_vain(r, i)) cases = 0;
     for (uint32_t c = 1; c <= cases; c++) {
@@ -372,7 +371,7 @@ static int group_search(group_run *r, uint32_t variant, mlfab__group_choice *cho
       int walked = group_fill(r, i);
       mlfab__network_undo(r->net, mark);
       if (walked < 0) return walked;
-      if (r->over) break; /* and so it is with more members */
+      if (r->over) break; /* also with more members */
       if (walked == 0 || !mlfab__network_less(r->t_max, times[tried])) continue;
       times[tried] = r->t_max;
       if (i == 0) most = r->first_most;
@@ -394,7 +393,7 @@ static int group_search(group_run *r, uint32_t variant, mlfab__group_choice *cho
   return 0;
 }
 
-/* [E9] Nothing is feasible: what can arrive goes directly. */
+/* [E9] Nothing is feasible: the updates that can arrive go directly. */
 static int group_give_up(group_run *r, mlfab__group_choice *choice) {
   uint32_t i = 0;
   for (; i < r->in->n; i++) {

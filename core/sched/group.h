@@ -1,48 +1,46 @@
-/* group.h - which updates of an order go to an aggregator first, and the same for models on their
- * way back. Layer 2.
+/* group.h - which updates of an order go to an aggregator first, and the same for models on their way back.
+ * Layer 2.
  *
- * Alg. 3: the first n updates of the order go directly; the others form consecutive groups, one an
- * aggregator, whose sums go to the server. A member must be at its aggregator by t_max, when
- * everything before its group is at the server, so that the server's NIC never waits for an
- * aggregate. Of all n the one whose last update is applied first is taken, and the smallest of
- * those.
+ * Alg. 3: the first n updates of the order go directly. The others form consecutive groups, one for each
+ * aggregator, whose sums go to the server. A member must be at its aggregator by t_max, the time at which
+ * everything before its group is at the server, so that the server's NIC never waits for an aggregate. Of
+ * all n, the one whose last update is applied first wins; of equal ones the smallest.
  *
- * Readings, where the text leaves a choice. The rule holds for the first group and for n = 0 too.
- * The last group is sent like the others, and counted. An aggregator that nobody reaches in time is
- * skipped. t_max never goes back, though an aggregate may overtake a slow direct transfer: it is
- * applied behind it. More groups than aggregators: n is infeasible. An aggregate is as large as its
- * largest member. Nothing feasible: as many leading updates as can arrive go directly, and the rest
- * does not go.
+ * Interpretations, where the text leaves a choice. The rule also holds for the first group and for n = 0.
+ * The last group is sent like the others, and counted. An aggregator that no update reaches in time is
+ * skipped. t_max never decreases, though an aggregate may overtake a slow direct transfer: it is applied
+ * behind it. With more groups than aggregators, n is infeasible. An aggregate is as large as its largest
+ * member. If nothing is feasible, as many leading updates as can arrive go directly, and the rest is not
+ * sent.
  *
- * Aggregators that cut through (`cut`) forward a sum while its last members still come in. So a
- * member may be late (MLFAB__GROUP_LATE): it is in time when it is there before the sum without it
- * would be at the server, begun at t_max; the first of a group, before it would be there itself.
- * Groups are a member larger then, and a sum is there a transfer earlier. It is forwarded from
- * t_max on, or as much later that it never lacks what its members bring: that is no later than if
- * it began at once and waited. A late member may hold up what stands behind it, and so each variant
- * is tried without late members first: with `cut` the plan is never later, but where a free first
- * group makes the ones behind it others.
+ * With cut-through (`cut`), an aggregator forwards a sum while its last members still arrive. So a member
+ * may be late (MLFAB__GROUP_LATE): it is in time if it arrives before the sum without it, sent from t_max
+ * on, would be at the server; the first member of a group, before it would itself be at the server. Groups
+ * are then one member larger, and a sum is at the server one transfer earlier. The aggregator sends the sum
+ * from t_max on, or as much later as needed for it never to wait for its members; it ends no later than if
+ * it began at once and waited. A late member may delay the updates behind it, so each variant is tried
+ * without late members first: a plan with `cut` is never later, except where a free first group changes the
+ * groups behind it.
  *
- * Distribution (distribute.c) is Alg. 3 in a mirror, for requests of the same model; transfers are
- * then reserved from the server on, last group first, and distributors send when the servers'
- * transfers are all placed, cutting through or not. AllReduce is the one behind the other, with a
- * worker for a server.
+ * Distribution (distribute.c) is Alg. 3 mirrored, for requests of the same model. Transfers are then
+ * reserved from the server on, last group first; distributors send when all transfers of the servers are
+ * placed. AllReduce is both in sequence, with a worker in the role of the server.
  *
- * Source: MLfabric §5.2, Alg. 3; §6 (AllReduce, stale synchronous); §10.2; §10.3. Departs: as read
- * above, and cases that cannot win are left before they end (group.c). */
+ * Source: MLfabric §5.2, Alg. 3; §6 (AllReduce, stale synchronous); §10.2; §10.3. Departs: as interpreted
+ * above; cases that cannot win are abandoned early (group.c). */
 #ifndef MLFAB__GROUP_H
 #define MLFAB__GROUP_H
 
 #include "network.h"
 
-/* How Alg. 3 is varied. In the paper's own form the server never waits, which is not always
- * shortest. */
+/* Variants of Alg. 3. In the paper's form the server never waits, which is not always the shortest. */
 enum mlfab__group_variant {
   MLFAB__GROUP_PAPER,
-  MLFAB__GROUP_FIRST_FREE, /* the first group need not be in time, and takes all that follow; with n = 0
-                            * it may also end after any number of members (`first_most`) */
-  MLFAB__GROUP_TAIL_DIRECT, /* what is left when the aggregators run out goes directly */
-  MLFAB__GROUP_LATE = 4 /* added to one of these: with `cut`, members may be there behind t_max */
+  /* the first group need not be in time, and takes all updates that follow; with n = 0 it may also end
+   * after any number of members (`first_most`) */
+  MLFAB__GROUP_FIRST_FREE,
+  MLFAB__GROUP_TAIL_DIRECT, /* updates left when the aggregators run out go directly */
+  MLFAB__GROUP_LATE = 4     /* added to one of these: with `cut`, members may arrive after t_max */
 };
 
 typedef struct mlfab__group_input {
@@ -54,63 +52,62 @@ typedef struct mlfab__group_input {
   const uint32_t *aggregators; /* k x servers nodes */
   uint32_t k;
   double start; /* t_max before the batch */
-  int cut;      /* aggregators cut through; 0: store and forward, as the paper reckons */
+  int cut;      /* aggregators cut through; 0: store and forward, as in the paper */
 } mlfab__group_input;
 
-/* What becomes of an update, in the order of the input. */
+/* The result for an update, in the order of the input. */
 typedef struct mlfab__grouped {
   uint32_t q;      /* 0: goes directly; else its aggregator, from 1 */
-  uint32_t number; /* of its group, from 1; a direct update is a group; 0: it does not go at all */
+  uint32_t number; /* of its group, from 1; a direct update is a group; 0: it is not sent */
   double arrive;   /* at the aggregator; directly: at the server */
-  double ready;    /* when all of its group is there; only cutting through its sum goes before */
-  double end;      /* of that transfer */
-  double commit;   /* when it, and all before it, are there */
+  double ready;    /* when its whole group is there; with cut-through the sum starts earlier */
+  double end;      /* of the transfer to the server */
+  double commit;   /* when it, and all before it, are at the server */
 } mlfab__grouped;
 
-/* Which case. */
+/* The chosen case. */
 typedef struct mlfab__group_choice {
   uint32_t variant, n; /* variant: with MLFAB__GROUP_LATE or without */
-  uint32_t first_most; /* members that a free first group has at most */
+  uint32_t first_most; /* maximum number of members of a free first group */
   double time;         /* T(n); never: nothing is feasible */
 } mlfab__group_choice;
 
-/* Of the updates from some place on. */
+/* Totals of the updates from some position on. */
 typedef struct mlfab__group_tail {
-  double bytes;     /* that pass an aggregator's ingress if they are grouped */
-  double to_server; /* that pass the server's ingress if they are not */
+  double bytes;     /* bytes through aggregators' ingress if they are grouped */
+  double to_server; /* bytes through the server's ingress if they are not */
   double largest;
 } mlfab__group_tail;
 
-/* Scratch memory, kept between calls; all zero at first. */
+/* Scratch memory, kept between calls; initially all zero. */
 typedef struct mlfab__grouper {
-  double *times; /* T(n) of the cases that were tried */
-  double *sizes; /* of the group that is being filled */
+  double *times; /* T(n) of the cases tried */
+  double *sizes; /* of the group being filled */
   double *hubs;
   mlfab__group_tail *tail;
   mlfab__candidate *candidates;
   mlfab__grouped *grouped;
   uint32_t *members;
-  mlfab__course *late;       /* what is passed on while it comes, component by component */
-  mlfab__stretch *stretches; /* of those, one after the other */
+  mlfab__course *late;       /* transfers that are forwarded while they arrive, by component */
+  mlfab__stretch *stretches; /* the stretches of all of them */
   uint32_t nlate, nstretches, late_room, stretches_room;
   uint32_t times_room, sizes_room, hubs_room, tail_room, candidates_room, grouped_room,
       members_room;
-  uint64_t evaluations; /* of when a transfer ends, over all calls */
+  uint64_t evaluations; /* number of computed transfer ends, over all calls */
 } mlfab__grouper;
 
-/* The best case of Alg. 3, or with best = 1 of its variants too (the paper's own on equality),
- * leaving its transfers reserved in `net`, in the order: direct ones, then group after group its
- * members and its aggregate. Fills `out` (n entries). Errors: ARGUMENT, MEMORY; nothing is reserved
- * then. */
+/* The best case of Alg. 3; with best = 1 also of its variants (on equality the paper's). Leaves its
+ * transfers reserved in `net`, in order: direct ones, then for each group its members and its aggregate.
+ * Fills `out` (n entries). Errors: ARGUMENT, MEMORY; nothing is reserved then. */
 MLFAB__INTERNAL int mlfab__group_plan(mlfab__grouper *g, mlfab__network *net,
                                       const mlfab__group_input *in, int best, mlfab__grouped *out,
                                       mlfab__group_choice *choice_p);
-/* T(n) of one case; reserves it and fills `out` (NULL: not wanted) when it is feasible. Never, and
- * nothing reserved, when it is not. Errors: ARGUMENT, MEMORY. */
+/* T(n) of one case. If feasible, reserves it and fills `out` (may be NULL); otherwise returns never and
+ * reserves nothing. Errors: ARGUMENT, MEMORY. */
 MLFAB__INTERNAL int mlfab__group_case(mlfab__grouper *g, mlfab__network *net,
                                       const mlfab__group_input *in, uint32_t variant, uint32_t n,
                                       uint32_t first_most, mlfab__grouped *out, double *time_p);
-/* Keeps how the newest reservation goes at the end of g->late. Errors: MEMORY. */
+/* Appends the timing of the newest reservation to g->late. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__group_keep(mlfab__grouper *g, const mlfab__network *net,
                                       uint32_t component, double bytes, double end);
 MLFAB__INTERNAL void mlfab__group_free(mlfab__grouper *g, mlfab__env *env);
@@ -120,25 +117,25 @@ MLFAB__INTERNAL void mlfab__group_free(mlfab__grouper *g, mlfab__env *env);
 typedef struct mlfab__distribution {
   const uint32_t *server;
   uint32_t servers;
-  const double *bytes;          /* of each server's part of the model */
+  const double *bytes;          /* size of each server's part of the model */
   const uint32_t *distributors; /* k x servers nodes */
   uint32_t k;
   const uint32_t *requests; /* nodes that want the model */
-  const uint32_t *names;    /* how net->watch is told of them; NULL: 0, 1, ... */
+  const uint32_t *names;    /* index reported to net->watch for each; NULL: 0, 1, ... */
   uint32_t n;
   double now;
-  int cut; /* distributors cut through: each component is handed on as it comes */
+  int cut; /* distributors forward each component while it arrives */
 } mlfab__distribution;
 
 typedef struct mlfab__delivery {
   uint32_t q; /* 0: from the server; else from this distributor */
-  double end; /* when it has the model */
+  double end; /* when the whole model has arrived */
 } mlfab__delivery;
 
-/* Fills out[n], and hubs[k] (when a distributor has the model; never: it gets none). The transfers
- * are reserved in `net`. choice_p: of the mirrored plan. makespan_p: when the last one has it (now,
- * without requests). Errors: as for plans; time never and nothing reserved when somebody cannot be
- * reached. */
+/* Fills out[n], and hubs[k] (when a distributor has the model; never: it gets none). Reserves the transfers
+ * in `net`. choice_p: of the mirrored plan. makespan_p: when the last request is served (now, without
+ * requests). Errors: as for plans. If a request cannot be reached, the time is never and nothing is
+ * reserved. */
 MLFAB__INTERNAL int mlfab__group_distribute(mlfab__grouper *g, mlfab__network *net,
                                             const mlfab__distribution *d, mlfab__delivery *out,
                                             double *hubs, mlfab__group_choice *choice_p,
@@ -149,13 +146,13 @@ typedef struct mlfab__allreduce {
   double bytes;
   const uint32_t *aggregators, *distributors;
   uint32_t k, distributors_k;
-  const uint32_t *nodes;   /* of the workers; the root is the one on the root's node */
-  const double *available; /* when each one's share is ready */
+  const uint32_t *nodes;   /* of the workers; the root is the worker on the root's node */
+  const double *available; /* when each worker's share is ready */
   uint32_t n;
 } mlfab__allreduce;
 
-/* Fills push[n] and get[n] (the root's own entries: all there when available, and has it at once),
- * the choices of both ways, and when the last one has the sum. Errors: as above. */
+/* Fills push[n] and get[n] (for the root itself: when it is available, and the result at once), the choices
+ * for both directions, and the time when the last worker has the sum. Errors: as above. */
 MLFAB__INTERNAL int mlfab__group_allreduce(mlfab__grouper *g, mlfab__network *net,
                                            const mlfab__allreduce *a, mlfab__grouped *push,
                                            mlfab__delivery *get, mlfab__group_choice *push_p,

@@ -1,6 +1,6 @@
-/* items.c - the scheduler role: what is kept of items, their legs and their hosts' links. See scheduler.h.
+/* items.c - the scheduler role: items, their legs, and the rates of hosts. See scheduler.h.
  *
- * The files above this one all use it: scheduler.c, batch.c and arrange.c. */
+ * Used by scheduler.c, batch.c and arrange.c. */
 #include "scheduler.h"
 
 MLFAB__INTERNAL double mlfab__scheduler_rate(const mlfab__scheduler *s, uint32_t host, int out) {

@@ -1,16 +1,15 @@
-/* monitor.c - what a host's network links carry, told from what passed through them. See
- * monitor.h. */
+/* monitor.c - estimates the capacities of a host's network links. See monitor.h. */
 #include "monitor.h"
 
 enum {
-  MONITOR_PROBE_BEATS = 16, /* between two probes, at least */
-  MONITOR_PATIENCE_BEATS =
-      3,                    /* that something as large has not come, before less is believed ... */
-  MONITOR_LOWER_SAMPLES = 2 /* ... and as many say so */
+  MONITOR_PROBE_BEATS = 16, /* minimum time between two probes */
+  /* time without a sample of the estimate's size before a smaller one is believed ... */
+  MONITOR_PATIENCE_BEATS = 3,
+  MONITOR_LOWER_SAMPLES = 2 /* ... and minimum number of smaller samples */
 };
 
-#define MONITOR_NEWS 0.1   /* a change beyond it, relative, is worth a report */
-#define MONITOR_CLOSE 0.05 /* what a rate may differ and still be the same */
+#define MONITOR_NEWS 0.1   /* relative change that is reported */
+#define MONITOR_CLOSE 0.05 /* relative difference within which rates count as equal */
 #define MONITOR_PROBE 1.25
 
 MLFAB__INTERNAL void mlfab__monitor_init(mlfab__monitor *monitor, uint64_t heartbeat_ns) {
@@ -20,18 +19,18 @@ MLFAB__INTERNAL void mlfab__monitor_init(mlfab__monitor *monitor, uint64_t heart
   monitor->out = monitor->in;
 }
 
-/* Finite and positive, or 0. */
+/* The rate if it is finite and positive, else 0. */
 static double monitor_clean(double rate) { return rate > 0.0 && mlfab__finite(rate) ? rate : 0.0; }
 
-/* The link carries what it is said to. */
+/* The estimate was reached. */
 static void monitor_confirm(mlfab__monitor_side *side, uint64_t now_ns) {
   side->confirmed_ns = now_ns;
   side->lower = 0.0;
   side->lower_samples = 0;
 }
 
-/* A probe ends when more came than stood before it, which then is what is learned from, or after a
- * heartbeat. */
+/* Ends a probe: after a heartbeat, or when a sample exceeds the former estimate, which is then updated from
+ * that sample. */
 static void monitor_probe_over(mlfab__monitor_side *side, double rate, uint64_t heartbeat_ns,
                                uint64_t now_ns) {
   if (side->held < 0.0) return;
@@ -41,7 +40,7 @@ static void monitor_probe_over(mlfab__monitor_side *side, double rate, uint64_t 
   side->held = -1.0;
 }
 
-/* A rate below the estimate, and no lower bound. */
+/* A rate below the estimate that is not only a lower bound. */
 static void monitor_below(mlfab__monitor_side *side, double rate, double elapsed_ns,
                           uint64_t heartbeat_ns, uint64_t now_ns) {
   double half = (double)heartbeat_ns / 2.0;
@@ -60,7 +59,7 @@ static void monitor_below(mlfab__monitor_side *side, double rate, double elapsed
   monitor_confirm(side, now_ns);
 }
 
-/* Takes a rate in; `bound`: it is a lower bound only. */
+/* Updates the estimate with a rate; `bound`: it is only a lower bound. */
 static void monitor_learn(mlfab__monitor_side *side, double rate, int bound, double elapsed_ns,
                           uint64_t heartbeat_ns, uint64_t now_ns) {
   if (!side->sampled) {
@@ -84,7 +83,7 @@ static void monitor_learn(mlfab__monitor_side *side, double rate, int bound, dou
   }
 }
 
-/* The link was full for the whole window, at the rate that it is known for: does it carry more? */
+/* The link was full for the whole window at its estimated rate: probes whether it carries more. */
 static void monitor_probe(mlfab__monitor_side *side, double rate, double nominal,
                           uint64_t heartbeat_ns, uint64_t now_ns) {
   if (side->held >= 0.0 || rate < side->rate * (1.0 - MONITOR_CLOSE)) return;
@@ -138,7 +137,7 @@ MLFAB__INTERNAL int mlfab__monitor_take(mlfab__monitor *monitor, uint64_t now_ns
                                         double *out_p) {
   *in_p = monitor_now(&monitor->in);
   *out_p = monitor_now(&monitor->out);
-  /* The interface's nominal speed was not sent by anybody. */
+  /* The outgoing estimate counts only if it was measured; the nominal speed does not. */
   int sent = monitor->in.set < 0.0 && *in_p >= 0.0 && monitor->out.sampled;
   if (sent && monitor->out.rate > *in_p) *in_p = monitor->out.rate;
   if (monitor->told_ns && now_ns - monitor->told_ns < monitor->heartbeat_ns) return 0;

@@ -1,12 +1,12 @@
-/* network.c - residual capacities, how long transfers take, and reservations: see network.h. */
+/* network.c - residual capacities, durations of transfers, and reservations: see network.h. */
 #include "network.h"
 
 enum {
-  NETWORK_FIRST = 4, /* steps of a profile without memory of its own */
+  NETWORK_FIRST = 4, /* steps of a profile in the slab */
   NETWORK_MOST = 1 << 24
 };
 
-/* The end of a last step: no time that is reckoned with is later. */
+/* The end of a last step; later than any finite time in use. */
 #define NETWORK_FOREVER 1.7976931348623157e308
 
 struct mlfab__cursor {
@@ -110,7 +110,7 @@ MLFAB__INTERNAL int mlfab__network_capacity(mlfab__network *net, enum mlfab__cap
   if (code) return code;
   profile->n = 0;
   for (uint32_t i = 0; i < n; i++) {
-    /* Adding 0 makes a negative zero an ordinary one. */
+    /* Adding 0 turns a negative zero into a positive one. */
     mlfab__step step = {at[i] + 0.0, rate[i] + 0.0};
     if (i > 0 && profile->steps[profile->n - 1].rate == step.rate) continue;
     profile->steps[profile->n++] = step;
@@ -159,7 +159,7 @@ MLFAB__INTERNAL void mlfab__network_reset(mlfab__network *net) {
   mlfab__network_keep(net);
 }
 
-/* The parts of a copy that are arrays of the same length. */
+/* Copies the paths. */
 static int network_copy_paths(mlfab__network *copy, const mlfab__network *net) {
   mlfab__map_free(copy->env, &copy->paths);
   copy->path_count = 0;
@@ -213,7 +213,7 @@ MLFAB__INTERNAL const mlfab__profile *mlfab__network_residual(const mlfab__netwo
 
 /* ---- walking ---- */
 
-/* The index of the step that holds at time t. Late steps are asked for most. */
+/* The index of the step at time t. Late times are asked for most often. */
 static uint32_t network_seek(const mlfab__profile *profile, double t) {
   const mlfab__step *steps = profile->steps;
   uint32_t low = 0, high = profile->n;
@@ -235,8 +235,7 @@ static struct mlfab__cursor network_cursor(const mlfab__profile *profile, double
   return c;
 }
 
-/* The links of a path behind the two nodes; NULL: none. *from_p and *to_p: in the direction
- * charged. */
+/* The links of the path, behind the two nodes; NULL: none. Swaps *from_p and *to_p in a mirrored network. */
 static const uint32_t *network_route(const mlfab__network *net, uint32_t *from_p, uint32_t *to_p) {
   uint32_t at;
   if (net->mirror) {
@@ -249,7 +248,7 @@ static const uint32_t *network_route(const mlfab__network *net, uint32_t *from_p
   return net->path_links + at;
 }
 
-/* The profile of the nth resource of a path, of 2 + links[0]. */
+/* The profile of a path's nth resource, of 2 + links[0]. */
 static uint32_t network_resource(const mlfab__network *net, uint32_t from, uint32_t to,
                                  const uint32_t *links, uint32_t nth) {
   if (nth == 0) return from;
@@ -257,7 +256,7 @@ static uint32_t network_resource(const mlfab__network *net, uint32_t from, uint3
   return 2 * net->nodes + links[nth - 1];
 }
 
-/* Where a walk writes what it takes; room is there. */
+/* Collects the stretches of a walk; the caller has made room. */
 typedef struct network_record {
   mlfab__stretch *pieces;
   uint32_t n;
@@ -274,8 +273,8 @@ static inline void network_note(network_record *record, double from, double to, 
   record->n++;
 }
 
-/* Walks `n` profiles side by side from t until `bytes` have gone, or until it is past `stop` (LATE,
- * *end_p: how far it came). [N2] A transfer ends inside a stretch when all but 1e-9 of it fits. */
+/* Walks `n` profiles in parallel from t until `bytes` are sent (ENDS), or until it is past `stop` (LATE,
+ * *end_p: the time reached). [N2] A transfer ends within a stretch when all but 1e-9 of it fits. */
 static inline int network_walk(struct mlfab__cursor *c, uint32_t n, double bytes, double t,
                                double stop, network_record *record, double *end_p) {
   const double slack = mlfab__network_exact(1e-9 * bytes);
@@ -309,13 +308,13 @@ static inline int network_walk(struct mlfab__cursor *c, uint32_t n, double bytes
   return MLFAB__LATE;
 }
 
-/* A time by which all that does not end before is certainly late, by mlfab__network_less. */
+/* A time after which every end is late by mlfab__network_less. */
 static double network_stop(double limit) {
   if (!mlfab__finite(limit)) return NETWORK_FOREVER / 2;
   return mlfab__network_exact(limit + 2e-9 * (limit > 1 ? limit : 1));
 }
 
-/* One transfer. ENDS with its end (which may be later than the limit by a step), or LATE. */
+/* Follows one transfer: ENDS with its end, which may be later than the limit by one step, or LATE. */
 static int network_follow(const mlfab__network *net, uint32_t from, uint32_t to, double bytes,
                           double available, double limit, network_record *record, double *end_p) {
   *end_p = available;
@@ -365,14 +364,14 @@ MLFAB__INTERNAL double mlfab__network_room(const mlfab__network *net, uint32_t t
 
 /* ---- reserving ---- */
 
-/* Appends a step, or lets the one before go on at the same rate. */
+/* Appends a step, or extends the last one if the rate is the same. */
 static inline uint32_t network_build(mlfab__step *built, uint32_t n, double at, double rate) {
   if (n > 0 && built[n - 1].rate == rate) return n;
   built[n] = (mlfab__step){at, rate};
   return n + 1;
 }
 
-/* Takes a piece away from a profile, and remembers the steps that it replaced. Room is there. */
+/* Subtracts a piece from a profile, and logs the steps that it replaces. The caller has made room. */
 static void network_subtract(mlfab__network *net, uint32_t resource, const mlfab__stretch *piece) {
   mlfab__profile *p = &net->profiles[resource];
   mlfab__step *steps = p->steps, *built = net->built;
@@ -380,7 +379,7 @@ static void network_subtract(mlfab__network *net, uint32_t resource, const mlfab
   if (steps[first].at < piece->from) {
     n = network_build(built, n, steps[first].at, steps[first].rate);
   } else if (first > 0) {
-    /* The step before may now be equal, and then it goes on. */
+    /* The step before may now have the same rate: then the two are merged. */
     first--;
     n = network_build(built, n, steps[first].at, steps[first].rate);
     end = first + 1;
@@ -393,9 +392,9 @@ static void network_subtract(mlfab__network *net, uint32_t resource, const mlfab
   if (end == p->n || steps[end].at > piece->to) {
     n = network_build(built, n, piece->to, steps[end - 1].rate);
   } else if (steps[end].rate == built[n - 1].rate) {
-    end++; /* the step behind is the same now */
+    end++; /* the next step has the same rate now: merge it */
   }
-  /* A step that stays as it was is not replaced. */
+  /* A first step that did not change is not replaced. */
   uint32_t same = built[0].at == steps[first].at && built[0].rate == steps[first].rate;
   first += same;
   mlfab__change change = {resource, first, end - first, n - same};
@@ -409,7 +408,7 @@ static void network_subtract(mlfab__network *net, uint32_t resource, const mlfab
   net->changes[net->nchanges++] = change;
 }
 
-/* Room for whatever one transfer along these resources may replace and record. */
+/* Makes room for the stretches of one transfer along these resources. */
 static int network_prepare(mlfab__network *net, uint32_t from, uint32_t to, const uint32_t *links) {
   uint32_t n = 2 + (links ? links[0] : 0);
   uint64_t steps = 0, most = 0;
@@ -423,7 +422,7 @@ static int network_prepare(mlfab__network *net, uint32_t from, uint32_t to, cons
   return 0;
 }
 
-/* Room for taking these pieces away: nothing fails after this. */
+/* Makes room for subtracting these pieces: nothing fails afterwards. */
 static int network_room_for(mlfab__network *net, uint32_t from, uint32_t to, const uint32_t *links,
                             uint32_t npieces) {
   uint32_t n = 2 + (links ? links[0] : 0);
@@ -432,7 +431,7 @@ static int network_room_for(mlfab__network *net, uint32_t from, uint32_t to, con
     mlfab__profile *p = &net->profiles[network_resource(net, from, to, links, i)];
     int code = network_room(net, p, p->n + 2 * (uint64_t)npieces);
     if (code) return code;
-    /* Every piece replaces what it covers, and its neighbours. */
+    /* Every piece replaces the steps that it covers, and their neighbours. */
     steps += p->n + 4 * (uint64_t)npieces;
   }
   NETWORK_GROW(net, changes, changes_room, net->nchanges + (uint64_t)n * npieces);
@@ -521,7 +520,7 @@ MLFAB__INTERNAL int mlfab__bundle_reserve(mlfab__network *net, const mlfab__bund
   uint32_t mark = mlfab__network_mark(net);
   double latest = bundle->available;
   if (bundle->n > 1 && net->watch && !net->searching) {
-    /* Nobody is told of a bundle that does not fit after all. */
+    /* The watcher must not hear of a bundle that turns out not to fit. */
     int walked = mlfab__bundle_end(net, bundle, limit, end_p);
     if (walked != MLFAB__ENDS) return walked;
   }
@@ -547,7 +546,7 @@ MLFAB__INTERNAL int mlfab__bundle_end(mlfab__network *net, const mlfab__bundle *
     return network_follow(net, bundle->from[0], bundle->to[0], bundle->bytes[0], bundle->available,
                           limit, NULL, end_p);
   }
-  /* Each component is to see what those before it have taken. */
+  /* Each component must see the reservations of those before it. */
   uint32_t mark = mlfab__network_mark(net);
   net->searching++;
   int walked = mlfab__bundle_reserve(net, bundle, limit, end_p);
@@ -556,13 +555,13 @@ MLFAB__INTERNAL int mlfab__bundle_end(mlfab__network *net, const mlfab__bundle *
   return walked;
 }
 
-/* ---- cutting through ---- */
+/* ---- cut-through ---- */
 
-/* What a course has brought, or a path could have carried, asked for at times that ascend. */
+/* The bytes that a course has brought, or a path could have carried, by a time; the times must ascend. */
 typedef struct network_carried {
   const mlfab__stretch *pieces;
   uint32_t n;
-  double before; /* in stretches that are over, or skipped */
+  double before; /* in stretches that are over */
 } network_carried;
 
 static double network_carried_by(network_carried *c, double t) {
@@ -575,9 +574,9 @@ static double network_carried_by(network_carried *c, double t) {
                               mlfab__network_exact((t - c->pieces->from) * c->pieces->rate));
 }
 
-/* By how much a path could be ahead of what comes, where it is most: where the path slows down,
- * where something comes again, or at the end. No more than the comparison of times lets in is
- * nothing. */
+/* The largest number of bytes by which the path could be ahead of the arriving bytes. The maximum is where
+ * the path slows down, where bytes arrive again, or at the end. A lead that the comparison of times allows
+ * counts as none. */
 static double network_lead(const mlfab__stretch *path, uint32_t n, const mlfab__course *in) {
   double most = 0, t = 0;
   uint32_t i = 0, k = 0;

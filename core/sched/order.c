@@ -1,34 +1,33 @@
 /* order.c - Alg. 1 and Alg. 2: see order.h.
  *
- * One loop does both. It asks for the pick of position p; the pick of p + 1 is the "next" that Alg.
- * 2's look-ahead compares with the pick of p, so each is found once.
+ * One loop does both. It finds the pick of position p; the pick of p + 1 is the "next" that the look-ahead
+ * of Alg. 2 compares with the pick of p. So each pick is computed once.
  *
- * With one server the pick is found without looking at everybody. Reserving takes bandwidth away,
- * so a transfer's end as it was once computed is a lower bound for ever (its key), until a
- * discarded update gives bandwidth back: then the keys written since it was accepted are restored
- * from a trail. And no transfer ends before the server's ingress alone could have carried it, a
- * bound that depends on the size only. So there are two walks, in the order of (key, position) and
- * of (size, position), one step each in turn, and when either has nothing left that can win, nobody
- * can. What was not looked at is later than the pick by more than rounding, or equal to it and
- * behind it in the list.
+ * With one server the pick is found without examining all updates. A reservation only takes bandwidth away,
+ * so an end computed earlier remains a lower bound (the key), until a discarded update gives bandwidth
+ * back; then the keys written since it was accepted are restored from a trail. A second lower bound depends
+ * on the size only: no transfer ends before the server's ingress alone could have carried it. The search
+ * alternates between two walks, one in the order of (key, position), one of (size, position); when either
+ * has no update left that can win, no update can. Updates that were not examined end later than the pick by
+ * more than rounding, or at the same time and are behind it in the list.
  *
- * With several servers taking bandwidth away can let a later component pass, so that keys do not
- * hold: everybody is looked at whose size bounds, one a component, leave room to win, and not
- * further than the best so far.
+ * With several servers, less bandwidth can let a later component end earlier, so that keys are no bounds.
+ * Then every update is examined whose size bounds, one for each component, allow it to win, and its
+ * transfer is followed no further than the best end so far.
  *
- * Invariants: a candidate's leaf in the tree is its key, everybody else's is never; bits[] of its
- * rank is set; candidates are those without a fate whose dl is at least the position. */
+ * Invariants: the leaf of a candidate in the tree is its key, all other leaves are never; bits[] of its
+ * rank is set; candidates are the updates without a fate whose dl is at least the position. */
 #include "order.h"
 
-/* What Alg. 2 needs to take an acceptance back. */
+/* What undoing an acceptance needs. */
 struct mlfab__accepted {
   double end;
-  uint64_t before; /* the network it was accepted in */
+  uint64_t before; /* number of the network in which it was accepted */
   uint32_t update, mark, trail;
   uint8_t reason;
 };
 
-/* The size bound that was computed last for a server, and for what. */
+/* The last computed size bound of a server, and its inputs. */
 struct mlfab__bound_known {
   double bound, bytes;
   uint64_t network;
@@ -40,19 +39,19 @@ struct mlfab__key_before {
   uint32_t update;
 };
 
-/* The loop's state, beside the scratch memory. */
+/* The state of the loop, besides the scratch memory. */
 typedef struct order_run {
   mlfab__orderer *o;
   mlfab__network *net;
   const mlfab__order_input *in;
-  uint32_t n, leaves;         /* leaves: a power of two, n at least */
+  uint32_t n, leaves;         /* leaves: a power of two, at least n */
   uint32_t accepted, trail;   /* lengths */
   uint32_t position;          /* accepted + 1 */
-  uint64_t network, networks; /* this one's number; how many there have been */
-  double earliest;            /* nobody is available before */
+  uint64_t network, networks; /* number of the current network; numbers used so far */
+  double earliest;            /* the earliest available time */
 } order_run;
 
-/* A pick as far as it is known: the least end, and the first in the list among its equals. */
+/* The best pick so far: its end, and the first in the list of those with equal ends. */
 typedef struct order_best {
   double end;
   uint32_t update;
@@ -69,14 +68,14 @@ static uint32_t order_leaves(uint32_t n) {
 
 static uint32_t order_words(uint32_t n) { return n / 64 + 1; }
 
-/* Cuts `count` things of a size off the block at *at_p; 0: only counts. */
+/* Allocates `count` elements from the block at *at_p; block NULL: only computes sizes. */
 static void *order_cut(unsigned char *block, size_t *at_p, size_t count, size_t size) {
   size_t at = *at_p;
   *at_p += (count * size + 15) / 16 * 16;
   return block ? block + at : NULL;
 }
 
-/* Lays the arrays for n updates out; returns how many bytes they take. */
+/* Assigns the arrays for n updates; returns the bytes needed. */
 static size_t order_lay(mlfab__orderer *o, unsigned char *block, uint32_t n, uint32_t servers) {
   size_t at = 0, words = order_words(n);
   o->key = order_cut(block, &at, n, sizeof *o->key);
@@ -118,8 +117,7 @@ MLFAB__INTERNAL void mlfab__order_free(mlfab__orderer *o, mlfab__env *env) {
   memset(o, 0, sizeof *o);
 }
 
-/* ---- the set of candidates by rank: bits, and two levels that tell which words are not zero
- * ---- */
+/* ---- the set of candidates by rank: bits, and two levels that mark the non-zero words ---- */
 
 static void order_bit_set(mlfab__orderer *o, uint32_t at) {
   for (int level = 0; level < 3; level++, at /= 64) {
@@ -134,7 +132,7 @@ static void order_bit_clear(mlfab__orderer *o, uint32_t at) {
   }
 }
 
-/* The first member at `at` or behind it; n: none. */
+/* The first member at or behind `at`; n: none. */
 static uint32_t order_bit_next(const order_run *r, uint32_t at) {
   const mlfab__orderer *o = r->o;
   uint32_t words = order_words(r->n), level = 0;
@@ -150,7 +148,7 @@ static uint32_t order_bit_next(const order_run *r, uint32_t at) {
       at *= 64;
       continue;
     }
-    at = word + 1; /* in the level above, a bit is a word */
+    at = word + 1; /* a bit of the level above stands for a word */
     if (level == 2) {
       while (at < counts[2] && o->bits[2][at] == 0) at++;
       if (at >= counts[2]) return r->n;
@@ -176,7 +174,7 @@ static void order_tree_set(order_run *r, uint32_t update, double key) {
   }
 }
 
-/* The first in the list whose key is not later than `time`; there is one. */
+/* The first update in the list whose key is not later than `time`; one must exist. */
 static uint32_t order_tree_first(const order_run *r, double time) {
   const double *tree = r->o->tree;
   uint32_t at = 1;
@@ -184,7 +182,7 @@ static uint32_t order_tree_first(const order_run *r, double time) {
   return at - r->leaves;
 }
 
-/* The first with the least key. */
+/* The first update with the smallest key. */
 static uint32_t order_tree_least(const order_run *r) {
   const double *tree = r->o->tree;
   uint32_t at = 1;
@@ -218,7 +216,7 @@ static mlfab__bundle order_bundle(const order_run *r, uint32_t update) {
                          .available = c->available};
 }
 
-/* Remembers a key, to be able to go back to the network before the last acceptance. */
+/* Logs a key, so that undoing an acceptance can restore it. */
 static int order_trail_push(order_run *r, uint32_t update) {
   mlfab__orderer *o = r->o;
   if (r->trail >= o->trail_room) {
@@ -231,7 +229,7 @@ static int order_trail_push(order_run *r, uint32_t update) {
   return 0;
 }
 
-/* Finds out when a candidate ends, if that can be by `limit`, and offers it. */
+/* Computes the end of a candidate, unless it is later than the best, and updates the best. */
 static int order_look(order_run *r, uint32_t update, order_best *best) {
   mlfab__orderer *o = r->o;
   if (o->seen[update] != r->network && !o->free[update]) {
@@ -261,7 +259,7 @@ static int order_look(order_run *r, uint32_t update, order_best *best) {
   return 0;
 }
 
-/* The pick among a dl's candidates. */
+/* The pick among the candidates whose dl is the current position. */
 static int order_pick_due(order_run *r, order_best *best) {
   const mlfab__orderer *o = r->o;
   if (r->position > r->n) return 0;
@@ -278,14 +276,14 @@ static int order_pick_due(order_run *r, order_best *best) {
 
 /* ---- the two walks ---- */
 
-/* A step in the order of keys: 1 when nobody else can win. */
+/* One step in the order of keys: 1 when no other update can win. */
 static int order_step_key(order_run *r, order_best *best) {
   const mlfab__orderer *o = r->o;
   uint32_t least = order_tree_least(r);
   double key = o->tree[1];
   if (!mlfab__finite(key) || (best->some && mlfab__network_less(best->end, key))) return 1;
   if (o->seen[least] == r->network || o->free[least]) {
-    /* It is the least of all; its equals in front of it go first. */
+    /* It ends first; updates with an equal end but an earlier position go first. */
     uint32_t first = order_tree_first(r, key);
     if (o->seen[first] == r->network || o->free[first]) {
       *best = (order_best){o->key[first], first, 1};
@@ -296,7 +294,7 @@ static int order_step_key(order_run *r, order_best *best) {
   return order_look(r, least, best);
 }
 
-/* The size bound of so many bytes for a server in the present network. */
+/* The size bound for a server in the current network. */
 static double order_bound(order_run *r, uint32_t server, double bytes, const order_best *best) {
   struct mlfab__bound_known *known = &r->o->bounds[server];
   if (known->network != r->network || known->bytes != bytes) {
@@ -308,7 +306,7 @@ static double order_bound(order_run *r, uint32_t server, double bytes, const ord
   return known->bound;
 }
 
-/* A step in the order of sizes, from *rank_p: 1 when nobody else can win. */
+/* One step in the order of sizes, from *rank_p: 1 when no other update can win. */
 static int order_step_size(order_run *r, uint32_t *rank_p, order_best *best) {
   const mlfab__orderer *o = r->o;
   uint32_t rank = *rank_p;
@@ -319,7 +317,7 @@ static int order_step_size(order_run *r, uint32_t *rank_p, order_best *best) {
     double bound = order_bound(r, 0, r->in->updates[update].bytes[0], best);
     if (best->some && mlfab__network_less(best->end, bound)) return 1;
     if (best->some && !mlfab__network_less(bound, best->end) && update > best->update) {
-      /* Neither can those of the same size, which stand behind it in the list. */
+      /* The updates of the same size, which are behind it in the list, cannot win either. */
       *rank_p = order_bit_next(r, o->run[rank]);
       return 0;
     }
@@ -328,7 +326,7 @@ static int order_step_size(order_run *r, uint32_t *rank_p, order_best *best) {
   return order_look(r, update, best);
 }
 
-/* 1 when a bundle cannot win: the size bound holds for each of its components by itself. */
+/* 1 when a bundle cannot win: the size bound holds for each of its components. */
 static int order_bundle_loses(order_run *r, uint32_t update, const order_best *best) {
   const mlfab__candidate *c = &r->in->updates[update];
   for (uint32_t j = 0; best->some && j < r->in->servers; j++) {
@@ -358,7 +356,7 @@ static int order_pick_shortest(order_run *r, order_best *best) {
   return done < 0 ? done : 0;
 }
 
-/* ---- accepting and taking back ---- */
+/* ---- accepting and undoing ---- */
 
 static int order_accept(order_run *r, uint32_t update, uint8_t reason) {
   mlfab__orderer *o = r->o;
@@ -375,7 +373,7 @@ static int order_accept(order_run *r, uint32_t update, uint8_t reason) {
   o->fate[update] = reason;
   r->accepted++;
   r->network = ++r->networks;
-  /* Nothing below a shortest pick is ever taken back. */
+  /* Acceptances before a shortest pick are never undone. */
   if (reason == MLFAB__SHORTEST) r->trail = 0;
   for (uint32_t at = o->bucket[r->position]; at < o->bucket[r->position + 1]; at++) {
     if (!o->fate[o->buckets[at]]) order_disable(r, o->buckets[at]);
@@ -384,7 +382,7 @@ static int order_accept(order_run *r, uint32_t update, uint8_t reason) {
   return 0;
 }
 
-/* Takes the last acceptance back, and drops what was accepted. */
+/* Undoes the last acceptance, and drops the update. */
 static void order_discard(order_run *r) {
   mlfab__orderer *o = r->o;
   const struct mlfab__accepted *a = &o->stack[--r->accepted];
@@ -404,7 +402,7 @@ static void order_discard(order_run *r) {
   }
 }
 
-/* 1 when the last one accepted would make `end` wait for it. */
+/* 1 when the last accepted update would make one that ends at `end` wait for it. */
 static int order_looks_ahead(const order_run *r, double end) {
   if (r->accepted == 0) return 0;
   const struct mlfab__accepted *last = &r->o->stack[r->accepted - 1];
@@ -432,12 +430,12 @@ static int order_loop(order_run *r) {
   }
 }
 
-/* ---- before and after ---- */
+/* ---- input and output ---- */
 
 MLFAB__INTERNAL int64_t mlfab__order_deadline(int64_t version, int64_t delay_bound,
                                               int64_t model_version) {
   if (delay_bound == INT64_MAX) return INT64_MAX;
-  /* version - model_version first: each step saturates. */
+  /* Computes version - model_version first; each step saturates. */
   int64_t lead = version;
   if (model_version < 0 && version > INT64_MAX + model_version) {
     lead = INT64_MAX;
@@ -460,7 +458,7 @@ static int order_check(const mlfab__network *net, const mlfab__order_input *in) 
   }
   for (uint32_t i = 0; i < in->n; i++) {
     const mlfab__candidate *c = &in->updates[i];
-    /* An infinite time is a time: it is never available. */
+    /* An infinite time is allowed: the update is never available. */
     if (c->node >= net->nodes || !(c->available >= 0)) return MLFAB_ERR_ARGUMENT;
     for (uint32_t j = 0; j < in->servers; j++) {
       if (!order_is_amount(c->bytes[j])) return MLFAB_ERR_ARGUMENT;
@@ -469,7 +467,7 @@ static int order_check(const mlfab__network *net, const mlfab__order_input *in) 
   return 0;
 }
 
-/* dl cut to 0..n+1, and the updates of each dl. */
+/* Clamps dl to 0..n+1, and sorts the updates by dl. */
 static void order_fill_buckets(order_run *r, int deadlines) {
   mlfab__orderer *o = r->o;
   const mlfab__order_input *in = r->in;
@@ -486,7 +484,7 @@ static void order_fill_buckets(order_run *r, int deadlines) {
   o->bucket[0] = 0;
 }
 
-/* Free ones are the smallest of all, then by bytes, then by position. */
+/* Free updates first, then by bytes, then by position. */
 static int order_before(const order_run *r, uint32_t a, uint32_t b) {
   const mlfab__candidate *u = r->in->updates;
   if (r->o->free[a] != r->o->free[b]) return r->o->free[a];
@@ -494,7 +492,7 @@ static int order_before(const order_run *r, uint32_t a, uint32_t b) {
   return a < b;
 }
 
-/* Sorts by_size: runs of doubling length are merged between it and `run`, which is free as yet. */
+/* Sorts by_size by merging runs of doubling length; `run` is the second buffer. */
 static void order_sort(order_run *r) {
   uint32_t *from = r->o->by_size, *to = r->o->run, n = r->n;
   for (uint32_t width = 1; width < n; width *= 2) {
@@ -553,7 +551,7 @@ static void order_begin(order_run *r, int deadlines) {
   }
 }
 
-/* The accepted in order, then the others in list order. */
+/* Writes the accepted updates in order, then the others in list order. */
 static void order_write(const order_run *r, mlfab__ordered *out) {
   const mlfab__orderer *o = r->o;
   uint32_t at = r->accepted;

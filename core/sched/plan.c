@@ -32,11 +32,11 @@ static int plan_reserve(mlfab__planner *p, uint32_t n) {
   p->grouped = mlfab__alloc_array(p->env, p->room, sizeof *p->grouped);
   p->order = mlfab__alloc_array(p->env, p->room, sizeof *p->order);
   if (p->ordered && p->grouped && p->order) return 0;
-  plan_free_arrays(p); /* or the next call would believe in them */
+  plan_free_arrays(p); /* so that the next call allocates again */
   return MLFAB_ERR_MEMORY;
 }
 
-/* The order, or the list as it is. Nothing stays reserved. */
+/* The order, or the list as it is. Leaves nothing reserved. */
 static int plan_order(mlfab__planner *p, mlfab__network *net, const mlfab__batch *batch,
                       uint32_t *applied_p) {
   if (batch->list) {
@@ -58,13 +58,12 @@ static int plan_order(mlfab__planner *p, mlfab__network *net, const mlfab__batch
   return code;
 }
 
-/* What is known of one update; `position`: from 1, or one more than the last for what is
- * dropped. */
+/* The entry of one update; `position`: from 1, or one behind the last for dropped ones. */
 static mlfab__planned plan_entry(const mlfab__batch *batch, uint32_t update, uint8_t reason,
                                  uint32_t position) {
   const mlfab__candidate *c = &batch->updates[update];
   double never = mlfab__network_never();
-  /* dl(g) - position is how many versions are left; the delay counts from the other end. */
+  /* dl(g) - position is the number of versions left; the delay counts from the other end. */
   int64_t age = mlfab__order_deadline(batch->version, position - (int64_t)1, c->version);
   return (mlfab__planned){.update = update,
                           .fate = MLFAB__PLAN_DROPPED,
@@ -77,8 +76,8 @@ static mlfab__planned plan_entry(const mlfab__batch *batch, uint32_t update, uin
                           .delay = age};
 }
 
-/* The applied in the order of commits; those that Alg. 3 could not place follow them as dropped, in
- * front of the others. */
+/* Writes the applied updates in the order of commits, then those that Alg. 3 could not place, as dropped,
+ * then the other dropped ones. */
 static uint32_t plan_write(const mlfab__planner *p, const mlfab__batch *batch, uint32_t ordered,
                            mlfab__planned *out) {
   uint32_t applied = 0;

@@ -1,11 +1,12 @@
-/* plan.h - the plan of a batch: which updates are applied, in which order, over which hop. Layer 3.
+/* plan.h - the plan of a batch: which updates are applied, in which order, through which aggregator. Layer
+ * 3.
  *
- * order.h says in which order, group.h over which hop; here the two are one call, with everything
- * that a scheduler has to tell of each update. A batch that is a list is not ordered and nothing of
- * it is dropped, except what can never arrive.
+ * order.h finds the order, group.h the aggregators. This file combines the two in one call, with everything
+ * that a scheduler reports of each update. A batch that is a list is not ordered, and only updates that can
+ * never arrive are dropped.
  *
- * Positions, and so delays, do not depend on grouping: an aggregate of m updates makes the version
- * m larger. So every plan that group.h may choose respects the delay bound.
+ * Positions, and so delays, do not depend on grouping: an aggregate of m updates makes the version m
+ * larger. So every plan that group.h may choose respects the delay bound.
  *
  * Source: MLfabric §5, §6. */
 #ifndef MLFAB__PLAN_H
@@ -22,9 +23,9 @@ typedef struct mlfab__batch {
   const uint32_t *aggregators; /* k x servers nodes */
   uint32_t k;
   int64_t delay_bound; /* tau_max: an applied update's delay is smaller; INT64_MAX: no bound */
-  int64_t version;     /* of the model when the batch begins to be applied */
-  double backlog;      /* when everything that was planned before is at the server; 0: it is now */
-  int list;            /* no order and no drops: the updates stay as listed */
+  int64_t version;     /* of the model when the first update of the batch is applied */
+  double backlog;      /* when all earlier planned updates are at the server; 0: now */
+  int list;            /* the updates stay as listed: no order, no drops */
   int best;            /* variants of Alg. 3 are tried too */
   int cut;             /* aggregators cut through */
 } mlfab__batch;
@@ -32,18 +33,20 @@ typedef struct mlfab__batch {
 enum mlfab__outcome { MLFAB__PLAN_APPLIED = 1, MLFAB__PLAN_DROPPED };
 
 typedef struct mlfab__planned {
-  uint32_t update;       /* index into updates */
-  uint8_t fate;          /* mlfab__outcome */
-  uint8_t reason;        /* mlfab__reason */
-  uint32_t group;        /* 0: directly; else its aggregator, from 1 */
-  uint32_t group_number; /* 1, 2, ... in the order of commits; a direct update is a group */
-  double start;          /* when its own transfer may start */
-  double arrive;         /* at its aggregator; directly: at the server */
-  double ready;          /* when all of its group is there */
-  double end;            /* of that transfer */
-  double commit;         /* when it is applied, at the earliest */
-  int64_t delay; /* it has; if it is dropped: would have behind all that are applied. Versions from
-                  * the future make it negative. */
+  uint32_t update; /* index into updates */
+  uint8_t fate;    /* mlfab__outcome */
+  uint8_t reason;  /* mlfab__reason */
+  uint32_t group;  /* 0: directly; else its aggregator, from 1 */
+  /* 1, 2, ... in the order of commits; a direct update is a group of its own */
+  uint32_t group_number;
+  double start;  /* when its own transfer may start */
+  double arrive; /* at its aggregator; directly: at the server */
+  double ready;  /* when its whole group is at the aggregator */
+  double end;    /* of the transfer to the server */
+  double commit; /* when it is applied, at the earliest */
+  /* its delay; if dropped: the delay it would have behind all applied ones. Negative with versions from the
+   * future. */
+  int64_t delay;
 } mlfab__planned;
 
 typedef struct mlfab__planner {
@@ -56,15 +59,15 @@ typedef struct mlfab__planner {
   uint32_t room;
 } mlfab__planner;
 
-/* Allocates nothing yet; a planner keeps its memory between calls. */
+/* Allocates nothing yet. A planner keeps its memory between calls. */
 MLFAB__INTERNAL void mlfab__planner_init(mlfab__planner *planner, mlfab__env *env);
 MLFAB__INTERNAL void mlfab__planner_free(mlfab__planner *planner);
-/* Plans a batch on `net`, and leaves the plan's transfers reserved there (net->watch is told of
- * each). Fills `out` (n entries): the *applied_p that are applied in the order of commits, then the
- * dropped in the order of the list. choice_p (NULL: not wanted): the case of Alg. 3; its time is
- * when the last one is applied, never when a list could not be planned as a whole. Errors: ARGUMENT
- * (a node that is not there; bytes, an available time or a backlog that is negative or NaN),
- * MEMORY; nothing is reserved. */
+/* Plans a batch on `net`, and leaves the transfers of the plan reserved there (net->watch is called for
+ * each). Fills `out` (n entries): the *applied_p applied updates in the order of commits, then the dropped
+ * ones in the order of the list. choice_p (may be NULL): the case of Alg. 3; its time is when the last
+ * update is applied, or never if a list could not be planned as a whole. Errors: ARGUMENT (a node that does
+ * not exist; bytes, an available time or a backlog that is negative or NaN), MEMORY; nothing is reserved
+ * then. */
 MLFAB__INTERNAL int mlfab__plan_batch(mlfab__planner *planner, mlfab__network *net,
                                       const mlfab__batch *batch, mlfab__planned *out,
                                       uint32_t *applied_p, mlfab__group_choice *choice_p);

@@ -1,19 +1,18 @@
-/* route.c - the server role: which way large updates come, in which order, and in which groups. See
- * client.h and queue.c.
+/* route.c - the server role: routes, order and groups of large updates. See client.h and queue.c.
  *
- * Small updates get a place when they come. Those to be planned wait, and the later ones of the
- * same worker behind them, until a plan names them or the scheduler is gone.
+ * A small update gets a place when it comes. An update to be planned waits, and later ones of the same
+ * worker behind it, until a plan names it or the scheduler is lost.
  *
- * A group's members stand in the queue in a row. Its number ends whenever anything of it changes,
- * and every member is told by VIA before anything else follows on the same link; bytes under an old
- * number find nothing.
+ * A group's members are consecutive in the queue. Its number ends whenever anything in the group changes.
+ * The server tells every member with VIA, before any other frame on that link; bytes under an old number
+ * are ignored.
  *
- * When members were grouped each could be taken in. Since then the model of consistency may have changed,
- * or a worker's progress: who has to wait, then, leaves the group at its turn, for its worker's earlier
- * updates may have to wait as well.
+ * All members could be taken in when the group was made. Since then the consistency or a worker's progress
+ * may have changed. A member that would have to wait leaves the group at its turn, because earlier updates
+ * of its worker may have to wait too.
  *
- * Members of a group are all packed, or none. The length of a packed sum is not known before its
- * first bytes come: until then it is reckoned with as that of the first member's packets.
+ * The members of a group are all packed, or none is. The length of a packed sum is unknown before its first
+ * bytes come; until then it counts as that of the first member's packets.
  *
  * Source: MLfabric §3.2 and §5.2 (aggregates). */
 #include "client.h"
@@ -22,8 +21,8 @@
 #include "../kernels/kernels.h"
 
 enum {
-  ROUTE_WAITS = 2, /* members that a group may lose because they were silent */
-  ROUTE_MOST = 8   /* times their elements: what packets may take */
+  ROUTE_WAITS = 2, /* members that a group may lose to silence */
+  ROUTE_MOST = 8   /* maximum size of packets, as a multiple of their elements' size */
 };
 
 static int route_packed(const mlfab__incoming *update) {
@@ -34,11 +33,9 @@ static int route_planned(const mlfab__incoming *update) {
   return (update->push.flags & MLFAB__PUSH_PLANNED) && !update->withdrawn;
 }
 
-/* --- delays --- */
-
 /* --- places --- */
 
-/* Takes it out of the list of those that wait for a plan. */
+/* Removes it from the updates that wait for a plan. */
 static void route_take(mlfab__server *server, mlfab__incoming *update) {
   mlfab__queue_unlink(server, update);
   server->peers[update->worker].unplaced--;
@@ -50,7 +47,8 @@ MLFAB__INTERNAL void mlfab__route_over(mlfab__server *server, const mlfab__incom
   mlfab__report_over(server, MLFAB__TRANSFER_PUSH, update->worker, update->push.seq, 0);
 }
 
-/* The oldest of its worker that waits for a plan? Asked once of each, in the order of the list. */
+/* Is it the oldest of its worker that waits for a plan? Call once for each update, in the order of the
+ * list. */
 static int route_oldest(mlfab__server *server, const mlfab__incoming *update) {
   mlfab__server_peer *peer = &server->peers[update->worker];
   if (peer->walked == server->sched->place_walk) return 0;
@@ -79,9 +77,9 @@ MLFAB__INTERNAL int mlfab__route_hold(mlfab__server *server, mlfab__incoming *up
   if (!server->sched->up || (!route_planned(update) && peer->unplaced == 0)) return 0;
   mlfab__queue_append(server, update, 1);
   update->shape = mlfab__report_shape(update->segments, update->push.segments);
-  /* Not of one shape with what is dense. */
+  /* Packets and dense updates have different shapes. */
   if (route_packed(update)) update->shape = mlfab__mix(update->shape);
-  /* The others wait for the same as before. */
+  /* A later update of the worker waits for the earlier one. */
   if (peer->unplaced++ == 0 && mlfab__queue_eligible(server, update))
     route_announce(server, update);
   return 1;
@@ -95,7 +93,7 @@ MLFAB__INTERNAL void mlfab__route_advance(mlfab__server *server) {
     next = update->next;
     if (server->sched->up && !route_oldest(server, update)) continue;
     if (!server->sched->up || !route_planned(update)) {
-      /* What stands behind it may be the oldest now. */
+      /* The next update of this worker may be the oldest now. */
       server->peers[update->worker].walked = 0;
       route_take(server, update);
       mlfab__queue_now(server, update);
@@ -122,7 +120,7 @@ static mlfab__incoming *route_find(const mlfab__server *server, uint32_t aggrega
   return NULL;
 }
 
-/* Nothing of its bytes is here. */
+/* Discards all received bytes. */
 static void route_rewind(mlfab__server *server, mlfab__incoming *update) {
   mlfab__queue_leave_stage(server, update);
   if (update->own_bytes) update->push.bytes = update->own_bytes;
@@ -155,7 +153,7 @@ static void route_end_group(mlfab__server *server, uint32_t aggregator, uint64_t
   MLFAB__POST(&server->port, aggregator, MLFAB__GROUP_END, group_end, &end);
 }
 
-/* Whole numbers can be multiplied with whole numbers only. */
+/* Integers can be multiplied with integers only. */
 static int route_multiplies(const mlfab__server *server, double weight) {
   const mlfab__layout *layout = &server->layout;
   if (weight > -9e15 && weight < 9e15 && (double)(int64_t)weight - weight == 0.0) return 1;
@@ -165,9 +163,8 @@ static int route_multiplies(const mlfab__server *server, double weight) {
   return 1;
 }
 
-/* Weights of the members: what each is multiplied with. A rule that is not linear, or a callback
- * that is told the scale, gets them relative to the first, whose scale then counts for all. 0 when
- * that is not possible. */
+/* The factor of each member. A non-linear optimizer, or a callback that is told the scale, gets factors
+ * relative to the first member, whose scale then counts for all. 0 if that is impossible. */
 static int route_weights(const mlfab__server *server, const mlfab__incoming *leader,
                          mlfab__group_member *members, uint32_t *n_p) {
   int absolute = mlfab__clock_absolute(server);
@@ -183,15 +180,14 @@ static int route_weights(const mlfab__server *server, const mlfab__incoming *lea
   return n >= 2;
 }
 
-/* Bytes of the model that it touches. */
+/* Bytes of the model that the update covers. */
 static uint64_t route_raw(const mlfab__incoming *update) {
   uint64_t bytes = 0;
   for (uint32_t i = 0; i < update->push.segments; i++) bytes += update->segments[i].bytes;
   return bytes;
 }
 
-/* Begins a run of the queue that has one number, under a new one: at its aggregator, or directly
- * when that cannot be. */
+/* Starts a group again under a new number: through its aggregator, or directly if that is impossible. */
 static void route_begin(mlfab__server *server, mlfab__incoming *leader, int direct) {
   uint32_t aggregator = leader->aggregator;
   const mlfab__server_peer *peer = &server->peers[aggregator];
@@ -237,7 +233,7 @@ MLFAB__INTERNAL void mlfab__route_split(mlfab__server *server, mlfab__incoming *
     if (culprit == leader) leader = mlfab__queue_member(leader);
     mlfab__queue_unlink(server, culprit);
     if (culprit == last) last = culprit->previous;
-    /* Behind the rest: their delays do not grow, its own is looked at again at its turn. */
+    /* Behind the others, so that their delays do not grow; its own is checked again at its turn. */
     culprit->previous = last;
     culprit->next = last ? last->next : server->queue.first;
     *(culprit->next ? &culprit->next->previous : &server->queue.last) = culprit;
@@ -277,13 +273,13 @@ static void route_group_fail(mlfab__server *server, uint32_t aggregator,
   mlfab__group_fail fail;
   if (MLFAB__MALFORMED(&server->port, aggregator, frame, group_fail, &fail)) return;
   mlfab__incoming *leader = route_find(server, aggregator, fail.group);
-  if (!leader || mlfab__queue_applying(server, leader)) return; /* over meanwhile */
+  if (!leader || mlfab__queue_applying(server, leader)) return; /* ended meanwhile */
   mlfab__incoming *culprit = fail.worker == MLFAB__NO_NODE ? NULL : leader;
   while (culprit && (culprit->worker != fail.worker || culprit->push.seq != fail.seq))
     culprit = mlfab__queue_member(culprit);
   if (culprit && fail.code == MLFAB_ERR_NOT_FINITE) culprit->refused = MLFAB_ERR_NOT_FINITE;
-  /* Whoever is waited for costs three heartbeats. After the second nobody else is waited for:
-   * perhaps the aggregator is out of everybody's reach. */
+  /* Waiting for a silent member costs three heartbeats. After the second one the group goes directly:
+   * perhaps the aggregator is unreachable for all. */
   int direct = culprit == NULL;
   for (mlfab__incoming *u = leader; culprit && u; u = mlfab__queue_member(u)) {
     if (fail.code == MLFAB_ERR_PEER_DEAD && ++u->waits >= ROUTE_WAITS) direct = 1;
@@ -340,13 +336,13 @@ static mlfab__incoming *route_waiting(const mlfab__server *server, const mlfab__
   return update;
 }
 
-/* May they be added up on their way? What has no bytes would be complete before it came. */
+/* Can the two be summed? An update without bytes would be complete before its sum arrives. */
 static int route_alike(const mlfab__incoming *a, const mlfab__incoming *b) {
   return a->shape == b->shape && b->push.bytes > 0 &&
          (route_packed(a) || a->push.bytes == b->push.bytes);
 }
 
-/* Entries with one group number, or one without: they get their places. */
+/* Gives places to the entries of one group, or to a single entry. */
 static void route_run(mlfab__server *server, const mlfab__plan_entry *entries, uint32_t n) {
   mlfab__incoming *leader = NULL;
   uint32_t aggregator = entries[0].group ? entries[0].aggregator : MLFAB__NO_NODE;
@@ -369,7 +365,7 @@ static void route_run(mlfab__server *server, const mlfab__plan_entry *entries, u
     if (!leader) leader = update;
   }
   if (!leader) return;
-  /* Dropped ones, and those of another shape, may stand between: the members move together. */
+  /* Dropped updates and those of another shape may be in between: moves the members together. */
   uint64_t group = leader->group;
   mlfab__incoming *first = leader, *next;
   for (mlfab__incoming *u = leader, *end = server->queue.last; u; u = next) {

@@ -1,5 +1,6 @@
-/* sched_role.c - scheduling as roles of a node: the aggregator beside a worker (SERVER: its links to servers,
- * PEER_IN: members' links to it), the scheduler (PLANNER), and what links the server to it (SCHEDULER). */
+/* sched_role.c - scheduling as roles of a node: the aggregator on a worker's node (SERVER: its links to
+ * servers, PEER_IN: members' links to it), the scheduler (PLANNER), and the server's link to the scheduler
+ * (SCHEDULER). */
 #include "sched_role.h"
 
 /* --- the aggregator --- */
@@ -55,7 +56,7 @@ static uint64_t aggregator_role_deadline(const void *self) {
   return mlfab__aggregator_deadline(self);
 }
 
-/* The worker's layout is another. */
+/* Follows a change of the worker's layout. */
 static void aggregator_role_settle(void *self) {
   mlfab__aggregator *aggregator = self;
   const mlfab__worker *worker = aggregator->worker;
@@ -157,7 +158,7 @@ MLFAB__INTERNAL int mlfab__scheduler_attach(mlfab_node *node, mlfab__scheduler *
   return code;
 }
 
-/* --- the server's link to it --- */
+/* --- the server's link to the scheduler --- */
 
 static int client_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
   mlfab__server_scheduler_frame(self, frame, at.now_ns);
@@ -187,9 +188,9 @@ MLFAB__INTERNAL int mlfab__client_attach(mlfab_node *node, mlfab__server *server
   return mlfab__client_init(server);
 }
 
-/* --- what this host's links carry --- */
+/* --- the capacities of this host's links --- */
 
-/* Notes it, and tells the scheduler when it has changed; `anew`: in any case. */
+/* Updates the statistics, and reports changes to the scheduler; `anew`: reports in any case. */
 static void capacity_tell(mlfab__capacity_role *role, int anew, uint64_t now_ns) {
   mlfab_node *node = role->node;
   mlfab__capacity capacity = {node->config.host, -1.0, -1.0};

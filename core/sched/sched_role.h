@@ -9,22 +9,22 @@
 #include "monitor.h"
 #include "scheduler.h"
 
-/* What this host's links carry, as measured or set, and who is told. */
+/* The capacities of this host's links, measured or set. */
 typedef struct mlfab__capacity_role {
   mlfab__monitor monitor;
   mlfab_node *node;
   mlfab__server *server; /* of this node, or NULL */
-  mlfab__port up;        /* server 0 is told where there is none */
+  mlfab__port up;        /* to server 0, if this node has no server */
 } mlfab__capacity_role;
 
-/* Add the rows to the node. What they make is the node's; who composed it sets aggregator->worker. The server,
- * NULL where the node has none, must outlive its client. Errors: MEMORY. */
+/* Add the rows to the node, which owns the objects. The caller sets aggregator->worker. `server` (NULL
+ * where the node has none) must outlive its client. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__aggregator_attach(mlfab_node *node, mlfab__aggregator **aggregator_p);
 MLFAB__INTERNAL int mlfab__scheduler_attach(mlfab_node *node, mlfab__scheduler **scheduler_p);
 MLFAB__INTERNAL int mlfab__client_attach(mlfab_node *node, mlfab__server *server);
 MLFAB__INTERNAL int mlfab__capacity_attach(mlfab_node *node, mlfab__server *server,
                                            mlfab__capacity_role **capacity_p);
-/* As of mlfab_set_link: both are finite. */
+/* See mlfab_set_link: both are finite. */
 MLFAB__INTERNAL void mlfab__capacity_set(mlfab__capacity_role *role, double in, double out,
                                          uint64_t now_ns);
 

@@ -1,24 +1,24 @@
-/* scheduler.c - the scheduler role: what the servers told, and when to plan. See scheduler.h.
+/* scheduler.c - the scheduler role: frames of servers, and when to plan. See scheduler.h.
  *
- * Frames only change what is known; planning happens in the tick, so that announcements that come
- * together are planned together. */
+ * Frames only update state. The tick plans, so that announcements that arrive together are planned
+ * together. */
 #include "scheduler.h"
 
 enum {
   SCHEDULER_AHEAD_NS = 150000000,
   SCHEDULER_MARGIN_NS = 1000000,
-  /* What a worker may have under way at a server: the server's own limits. */
+  /* What a worker may have under way at a server; equal to the server's own limits. */
   SCHEDULER_PUSHES = 64,
   SCHEDULER_PULLS = 8,
   SCHEDULER_ACCUMULATORS = 1 << 16,
-  /* Beyond so many items reckoning pauses, so long for each of them. */
+  /* With more items than this, a pause follows each computation: this long for each item. */
   SCHEDULER_MANY = 1024,
   SCHEDULER_ITEM_NS = 50
 };
-/* 10 Gbit/s: a network that nobody has measured yet is reckoned like this. */
+/* 10 Gbit/s: assumed while no capacity is known. */
 #define SCHEDULER_RATE 1.25e9
 
-/* --- life --- */
+/* --- creation --- */
 
 static void scheduler_free_batch(mlfab__scheduler *s) {
   mlfab__env *env = s->env;
@@ -77,7 +77,7 @@ static int scheduler_alloc_batch(mlfab__scheduler *s) {
   return all && s->stories[0].told && s->stories[1].told ? 0 : MLFAB_ERR_MEMORY;
 }
 
-/* Nodes whose host is not told are hosts of their own; real numbers are hashes, and differ. */
+/* A node with an unknown host counts as a host of its own; real keys are hashes, and differ. */
 static uint64_t scheduler_key(uint64_t host, uint64_t node) { return host ? host : ~node; }
 
 static int scheduler_alloc(mlfab__scheduler *s) {
@@ -147,7 +147,7 @@ MLFAB__INTERNAL void mlfab__scheduler_destroy(mlfab__scheduler **scheduler_p) {
 
 /* --- hosts --- */
 
-/* What is not known is like the mean of what is, cut links aside. */
+/* Assumes the mean of the known capacities for the unknown ones; cut links do not count. */
 static void scheduler_alike(mlfab__scheduler *s) {
   double sum[2] = {0.0, 0.0};
   uint32_t n[2] = {0, 0};
@@ -160,9 +160,9 @@ static void scheduler_alike(mlfab__scheduler *s) {
   s->alike_out = n[1] > 0 ? sum[1] / n[1] : SCHEDULER_RATE;
 }
 
-/* Forgets the hosts where nobody lives any more; the others move together. */
+/* Removes hosts without nodes, and compacts the others. */
 static void scheduler_sweep_hosts(mlfab__scheduler *s) {
-  uint64_t *moved = s->marks; /* by old index: the new one, plus one */
+  uint64_t *moved = s->marks; /* by old index: the new index plus one */
   uint32_t last = s->hosts_room - 1, kept = 0;
   memset(moved, 0, s->hosts_room * sizeof *moved);
   for (uint32_t w = 0; w < s->workers; w++) moved[s->stations[w].host] = 1;
@@ -183,8 +183,7 @@ static void scheduler_sweep_hosts(mlfab__scheduler *s) {
   memset(moved, 0, s->hosts_room * sizeof *moved);
 }
 
-/* The index of a host; without memory that of all that found none, whose capacity is never
- * known. */
+/* The index of a host; without memory, the shared index whose capacity is never known. */
 static uint32_t scheduler_host(mlfab__scheduler *s, uint64_t key) {
   uint32_t i, last = s->hosts_room - 1;
   if (mlfab__map_get(&s->host_map, key, &i)) return i;
@@ -196,7 +195,7 @@ static uint32_t scheduler_host(mlfab__scheduler *s, uint64_t key) {
 
 /* --- items --- */
 
-/* A waiting one without parts, or NO_ITEM without memory. */
+/* A new waiting item without parts, or NO_ITEM without memory. */
 static uint32_t scheduler_new(mlfab__scheduler *s, const mlfab__announce *a) {
   uint32_t i = s->free_item;
   if (i != MLFAB__NO_ITEM) {
@@ -225,7 +224,7 @@ static uint32_t scheduler_new(mlfab__scheduler *s, const mlfab__announce *a) {
   return i;
 }
 
-/* Takes a part away; the item goes with its last one. */
+/* Removes a part, and the item with its last part. */
 static void scheduler_forget(mlfab__scheduler *s, uint32_t i, uint32_t server) {
   mlfab__item *item = &s->items[i];
   mlfab__scheduler_part(s, i, server)->state = MLFAB__ITEM_NONE;
@@ -243,7 +242,7 @@ static void scheduler_forget(mlfab__scheduler *s, uint32_t i, uint32_t server) {
   s->free_item = i;
 }
 
-/* All that a worker has at a server. */
+/* Removes all parts of a worker at a server. */
 static void scheduler_forget_worker(mlfab__scheduler *s, uint32_t worker, uint32_t server) {
   uint32_t next;
   for (uint32_t i = s->stations[worker].first; i != MLFAB__NO_ITEM; i = next) {
@@ -289,7 +288,7 @@ static void scheduler_drop(mlfab__scheduler *s, uint32_t server, const char *tex
   s->port.drop(s->port.self, server, MLFAB_ERR_FRAME, text);
 }
 
-/* Server 0's schedule is the fabric's: whatever another server was opened with, or missed. */
+/* Server 0's schedule applies to the whole fabric, whatever another server was opened with or has missed. */
 static void scheduler_pass_on(mlfab__scheduler *s, uint32_t server) {
   if (server == 0 || !s->told || !s->served[server].live) return;
   MLFAB__POST(&s->port, server, MLFAB__SCHEDULE, schedule, &s->schedule);
@@ -317,7 +316,7 @@ static void scheduler_station(mlfab__scheduler *s, uint32_t server, const mlfab_
           mlfab__decode_station(frame->meta, frame->meta_bytes, &m) || m.worker >= s->workers))
     return;
   mlfab__station_state *station = &s->stations[m.worker];
-  if (m.incarnation < station->incarnation) return; /* the others know a newer process */
+  if (m.incarnation < station->incarnation) return; /* other servers know a newer process */
   if (m.incarnation > station->incarnation) {
     for (uint32_t k = 0; k < s->servers; k++) s->alive[(size_t)k * s->workers + m.worker] = 0;
     scheduler_forget_worker(s, m.worker, server);
@@ -338,17 +337,17 @@ static void scheduler_capacity(mlfab__scheduler *s, uint32_t server, const mlfab
                          mlfab__decode_capacity(frame->meta, frame->meta_bytes, &m) ||
                              !mlfab__finite(m.in) || !mlfab__finite(m.out)))
     return;
-  if (m.host == 0) return; /* of nobody knows which links */
+  if (m.host == 0) return; /* of an unknown host */
   uint32_t i = scheduler_host(s, m.host);
   if (i == s->hosts_room - 1) return;
   s->hosts[i].in = m.in;
   s->hosts[i].out = m.out;
   scheduler_alike(s);
-  /* What could not be reached perhaps can be now. */
+  /* Items that were unreachable may be reachable now. */
   for (i = s->waiting.first; i != MLFAB__NO_ITEM; i = s->items[i].next) s->items[i].held_ns = 0;
 }
 
-/* An item that there is no memory for is not planned: it gets the next place at this server. */
+/* Without memory for an item it is not planned: it gets the next place at this server. */
 static void scheduler_tell_plain(mlfab__scheduler *s, uint32_t server, const mlfab__announce *a) {
   mlfab__plan plan = {.serial = ++s->serial, .rate_in = -1.0, .rate_out = -1.0, .entries = 1};
   s->entries[0] = (mlfab__plan_entry){.id = a->id,
@@ -362,8 +361,8 @@ static void scheduler_tell_plain(mlfab__scheduler *s, uint32_t server, const mlf
                mlfab__encode_plan(s->meta, &plan, s->entries));
 }
 
-/* The waiting item that this announces a part of, or NO_ITEM; a placed part is forgotten, as the
- * server has forgotten it. *elsewhere_p: parts of it that others have placed. */
+/* The waiting item of which this announces a part, or NO_ITEM. If the part was placed, the server has
+ * forgotten it, and so does this function. *elsewhere_p: its parts that other servers have placed. */
 static uint32_t scheduler_announced(mlfab__scheduler *s, uint32_t server, const mlfab__announce *a,
                                     uint32_t *elsewhere_p) {
   uint32_t next, found = MLFAB__NO_ITEM;
@@ -373,7 +372,7 @@ static uint32_t scheduler_announced(mlfab__scheduler *s, uint32_t server, const 
     next = item->sibling;
     if (item->id != a->id || item->kind != a->kind || item->incarnation != a->incarnation) continue;
     int here = mlfab__scheduler_part(s, i, server)->state != MLFAB__ITEM_NONE;
-    if (a->kind == MLFAB__TRANSFER_PULL && !here) continue; /* another server's */
+    if (a->kind == MLFAB__TRANSFER_PULL && !here) continue; /* of another server */
     if (!item->placed) {
       found = i;
       continue;
@@ -436,7 +435,7 @@ static void scheduler_report(mlfab__scheduler *s, uint32_t server, const mlfab__
   served->out.reported = m.out_backlog;
   served->in.fresh = served->out.fresh = 1;
   if (m.worker == MLFAB__NO_NODE) return;
-  /* What was placed is over before the same is announced again. */
+  /* A placed item is over before the same one is announced again. */
   uint32_t found = MLFAB__NO_ITEM;
   for (uint32_t i = s->stations[m.worker].first; i != MLFAB__NO_ITEM; i = s->items[i].sibling) {
     const mlfab__item *item = &s->items[i];
@@ -481,7 +480,7 @@ MLFAB__INTERNAL void mlfab__scheduler_frame(mlfab__scheduler *scheduler, uint32_
 
 /* --- bookings --- */
 
-/* Bytes and members of what is placed, as predicted. */
+/* Sums the predicted bytes and members of all placed items. */
 static void scheduler_reckon_placed(mlfab__scheduler *s) {
   for (uint32_t k = 0; k < s->servers; k++) {
     mlfab__served *v = &s->served[k];
@@ -506,9 +505,8 @@ static void scheduler_reckon_placed(mlfab__scheduler *s) {
   }
 }
 
-/* Joins what is predicted with what was reported. Between reports the excess, which comes first,
- * goes at the link's rate, and nothing goes faster than that. A report may be older than the newest
- * plans. */
+/* Combines the prediction with the last report. Between reports the excess, which comes first, drains at
+ * the link's rate, and nothing drains faster. A report may be older than the newest plans. */
 static void scheduler_reckon_booking(mlfab__booking *b, double rate, double seconds) {
   double could = rate * seconds, left;
   if (b->fresh) {
@@ -537,23 +535,23 @@ static uint64_t scheduler_until(const mlfab__scheduler *s, uint32_t host, int ou
 
 /* --- when to plan --- */
 
-/* How far ahead a link may be booked when the next batch is planned. Unless it is set: as long as
- * this transfer takes on it, and a little more. With less, the link would stand idle until the plan
- * has come through; with more, batches are smaller, and nothing is added up or handed on. */
+/* How far ahead a link may be booked when the next batch is planned: as configured, or by default the time
+ * that this transfer takes on it, plus 6 %. With less, the link would be idle until the plan arrives. With
+ * more, batches are smaller, and there is less to aggregate or distribute. */
 static uint64_t scheduler_ahead(const mlfab__scheduler *s, uint64_t bytes, double rate) {
   if (s->schedule.plan_ahead_ns) return s->schedule.plan_ahead_ns;
   if (!(rate > 0.0)) return SCHEDULER_AHEAD_NS;
   return mlfab__scheduler_ns(1.06 * (double)bytes / rate) + SCHEDULER_MARGIN_NS;
 }
 
-/* The first instant at which it is booked for less than that. */
+/* The first time at which it is booked for less than that. */
 static uint64_t scheduler_free_at(uint64_t until_ns, uint64_t ahead) {
   if (until_ns == MLFAB__NEVER) return MLFAB__NEVER;
   return until_ns < ahead ? 0 : until_ns - ahead + 1;
 }
 
-/* Has every server with a part announced it, or lost its link? Else when that is waited for no
- * longer. */
+/* 0 when every server with a part has announced it or has lost its link; else the time until which it is
+ * waited for. */
 static uint64_t scheduler_complete_at(const mlfab__scheduler *s, uint32_t i) {
   uint32_t n = 0;
   for (uint32_t k = 0; k < s->servers; k++) {
@@ -603,7 +601,7 @@ static void scheduler_reckon(mlfab__scheduler *s) {
     mlfab__served *v = &s->served[k];
     scheduler_reckon_booking(&v->in, mlfab__scheduler_rate(s, v->host, 0), seconds);
     scheduler_reckon_booking(&v->out, mlfab__scheduler_rate(s, v->host, 1), seconds);
-    /* Members in plans that are still on their way count as placed. */
+    /* Members in plans that are still under way count as placed. */
     v->estimate = mlfab__max(v->estimate, v->placed);
     v->estimate = mlfab__min(v->estimate, mlfab__add_sat(v->placed, v->unsure));
   }
@@ -621,7 +619,7 @@ static void scheduler_reckon(mlfab__scheduler *s) {
   s->dirty = 0;
 }
 
-/* The first waiting item of this kind that is due: with a part at `server` when it is a pull. */
+/* Is a waiting item of this kind due; for a pull, one with a part at `server`? */
 static int scheduler_is_due(const mlfab__scheduler *s, uint32_t kind, uint32_t server) {
   if (s->due_ns > s->now_ns) return 0;
   for (uint32_t i = s->waiting.first; i != MLFAB__NO_ITEM; i = s->items[i].next) {
@@ -632,8 +630,7 @@ static int scheduler_is_due(const mlfab__scheduler *s, uint32_t kind, uint32_t s
   return 0;
 }
 
-/* Tells the servers whose items wait, and that have had no plan for a heartbeat, that they are not
- * forgotten. */
+/* Sends an empty plan to servers with waiting items that had no plan for a heartbeat. */
 static void scheduler_reassure(mlfab__scheduler *s) {
   if (s->now_ns < s->reassure_ns || s->waiting.first == MLFAB__NO_ITEM) return;
   s->reassure_ns = s->now_ns + s->heartbeat_ns;
@@ -651,8 +648,8 @@ static void scheduler_reassure(mlfab__scheduler *s) {
   }
 }
 
-/* When to reckon next. Of many items news are taken together, so that reckoning takes a share of the time
- * that does not grow with their number. */
+/* When to compute due times again. With many items, changes are collected, so that this takes a bounded
+ * share of the time. */
 static uint64_t scheduler_look_at(const mlfab__scheduler *s) {
   uint64_t pause_ns = s->listed > SCHEDULER_MANY ? s->listed * SCHEDULER_ITEM_NS : 0;
   if (!s->dirty) return s->due_ns;
@@ -664,7 +661,7 @@ static void scheduler_look(mlfab__scheduler *s) {
   if (now_ns < scheduler_look_at(s)) return;
   int timer = !s->dirty;
   scheduler_reckon(s);
-  /* A link that is slower than predicted would come near its time in ever smaller steps. */
+  /* With a link slower than predicted, the due time would be approached in ever smaller steps. */
   if (timer && s->due_ns > now_ns && s->due_ns != MLFAB__NEVER)
     s->due_ns = mlfab__max(s->due_ns, mlfab__add_sat(now_ns, SCHEDULER_MARGIN_NS));
   if (scheduler_is_due(s, MLFAB__TRANSFER_PUSH, 0)) {

@@ -1,5 +1,4 @@
-/* spread.c - the server role: in which order large pulls are answered, and by which way. See client.h and
- * serve.c.
+/* spread.c - the server role: order and routes of large pulls. See client.h and serve.c.
  *
  * With a scheduler, a large pull is held once its condition holds, until a plan places it:
  *
@@ -8,39 +7,38 @@
  *                              |     |                +--(SPREAD_FAIL, silence, distributor lost)--+
  *                              |     +--(PLAN, one of a row)--> member of a spread ----------------+
  *                              |                                   +--(PULL_DONE)--> over
- *                              +--(no scheduler any more)--> GOES
+ *                              +--(scheduler lost)--> GOES
  *
- * Turns are given in the order of places. One placed pull goes at a time when its reader's link is
- * known to carry what the server's does. Else SPREAD_MOVING do, so that a slow reader leaves the
- * link to another, and more while the readers' links together carry less than the server's. One
- * that has handed out nothing for half a heartbeat does not count: who does not read delays the
- * next for no longer than that. What has begun is not taken back. A placed pull lends only so much
- * at a time, or the transport's queues would make the order.
+ * Turns follow the order of places. One placed pull is sent at a time if its reader's link is known to
+ * carry as much as the server's. Otherwise SPREAD_MOVING pulls are sent, so that a slow reader leaves
+ * capacity to another, and more while the readers' links together carry less than the server's. A pull that
+ * has sent nothing for half a heartbeat does not count, so a reader that stalls delays the next one no
+ * longer than that. A pull that has begun is not stopped. A placed pull lends only a limited number of
+ * bytes; otherwise the transport's queues would decide the order.
  *
- * A spread is a pull of the server's own, in a slot of the distributor's worker, which hands it on
- * to the members. They keep their slots until PULL_DONE. While the spread goes out they wait for
- * it; when nothing was taken on its link for 3 heartbeats it has failed. When it is out, a member
- * waits as long as handing on may take if the distributor's links are four times slower than the
- * server's, and 4 heartbeats from the last news on. Then, or when the distributor gives up or is
- * lost, it is answered directly, at its place. A distributor may have become slow while the
- * server's own link stands idle: then members that should have been served by now are taken back
- * sooner, the last one first.
+ * A spread is a pull of the server's own, in a slot of the distributor's worker, which forwards it to the
+ * members. They keep their slots until PULL_DONE. While the spread is sent, its members wait; it has failed
+ * when the distributor's link took nothing for 3 heartbeats. Once it is sent, a member waits as long as
+ * forwarding may take if the distributor's links are four times slower than the server's, and 4 heartbeats
+ * after the last news. Then, or when the distributor gives up or is lost, the server answers the member
+ * directly, at its place. A distributor may have become slow while the server's own link is idle: then the
+ * server takes overdue members back earlier, the last one first.
  *
- * Attempts ascend over all pulls of the server and not per pull: a worker that lost its link asks
- * again under the same request, and what its former distributor still sends must be older than
- * every way told from then on. For the same reason a large pull is told that it is answered
- * directly, once there have been spreads.
+ * Attempt numbers ascend over all pulls of the server, not for each pull: a worker that lost its link
+ * repeats its request, and frames that the former distributor still sends must be older than every later
+ * route. For the same reason the server announces direct answers of large pulls, once there have been
+ * spreads.
  *
- * Invariants. (1) What was announced is reported when it is over, as long as its scheduler lives.
- * (2) Members have a distributor whose link has stood since SPREAD. (3) A spread has members. (4)
- * Of two pulls that wait for their turn, the one with the smaller place gets it first.
+ * Invariants. (1) An announced pull is reported when it is over, as long as the scheduler lives. (2) The
+ * link of a member's distributor has stood since SPREAD. (3) A spread has members. (4) Of two pulls that
+ * wait for their turn, the one with the smaller place gets it first.
  *
  * Source: MLfabric §10.3. Departs: cuts through. */
 #include "client.h"
 
 enum { SPREAD_MOVING = 2 };
 
-/* From now on only frames of this way count. */
+/* Tells the worker the new route; it ignores frames of older ones. */
 static void spread_via(mlfab__server *server, mlfab__server_pull *pull, uint32_t aggregator) {
   pull->aggregator = aggregator;
   server->sched->spreads++;
@@ -49,14 +47,13 @@ static void spread_via(mlfab__server *server, mlfab__server_pull *pull, uint32_t
   MLFAB__POST(&server->port, pull->worker, MLFAB__PULL_VIA, pull_via, &via);
 }
 
-/* There is news of a spread: its members may wait on from here. */
+/* The spread has made progress: restarts its members' patience. */
 static void spread_touch(mlfab__server *server, uint64_t spread) {
   for (mlfab__server_pull *pull = server->serve.first; pull; pull = pull->next) {
     if (pull->spread == spread) pull->progress_ns = mlfab__max(pull->progress_ns, server->now_ns);
   }
 }
 
-/* Those whose turn it is begin. */
 MLFAB__INTERNAL void mlfab__spread_turns(mlfab__server *server) {
   for (int more = server->sched->places > 0; more;) {
     mlfab__server_pull *next = NULL;
@@ -81,7 +78,7 @@ MLFAB__INTERNAL void mlfab__spread_turns(mlfab__server *server) {
   }
 }
 
-/* A member is answered directly after all. */
+/* The server answers a member itself. */
 static void spread_direct(mlfab__server *server, mlfab__server_pull *pull) {
   pull->spread = 0;
   pull->held = MLFAB__PULL_FOR_TURN;
@@ -89,8 +86,8 @@ static void spread_direct(mlfab__server *server, mlfab__server_pull *pull) {
   spread_via(server, pull, MLFAB__NO_NODE);
 }
 
-/* A member has left a spread. When none is left the spread is over, and the distributor is told so
- * unless all of it is out; with `tell` in any case. */
+/* A member has left a spread. When none is left, ends the spread, and tells the distributor unless all of
+ * it was sent; with `tell` in any case. */
 static void spread_dissolve(mlfab__server *server, uint32_t aggregator, uint64_t spread, int tell) {
   for (const mlfab__server_pull *pull = server->serve.first; pull; pull = pull->next) {
     if (pull->spread == spread) return;
@@ -102,8 +99,7 @@ static void spread_dissolve(mlfab__server *server, uint32_t aggregator, uint64_t
                       "nobody waits for it any more");
 }
 
-/* All members that wait for this distributor, of one spread or (0) of all, are answered
- * directly. */
+/* Answers all members of this distributor directly: of one spread, or (0) of all. */
 static void spread_abandon(mlfab__server *server, uint32_t aggregator, uint64_t spread) {
   for (mlfab__server_pull *pull = server->serve.first; pull; pull = pull->next) {
     if (pull->spread != 0 && pull->aggregator == aggregator &&
@@ -112,11 +108,11 @@ static void spread_abandon(mlfab__server *server, uint32_t aggregator, uint64_t 
   }
 }
 
-/* The spread is out: when each member should have it at the latest, two at a time. */
+/* The spread is sent: computes when each member should have it at the latest, two at a time. */
 static void spread_handed_over(mlfab__server *server, const mlfab__server_pull *own) {
   for (mlfab__server_pull *pull = server->serve.first; pull; pull = pull->next) {
     if (pull->spread != own->request) continue;
-    /* It was touched when the spread began, and its place tells how many are before it. */
+    /* progress_ns was set when the spread began; the place tells how many members are before it. */
     uint64_t took_ns = server->now_ns - mlfab__min(pull->progress_ns, server->now_ns);
     uint64_t before = pull->place - own->place - 1;
     pull->progress_ns = server->now_ns + 2 * (before + 2) * took_ns;
@@ -151,8 +147,8 @@ static int spread_alike(const mlfab__server_pull *a, const mlfab__server_pull *b
          memcmp(a->segments, b->segments, a->segments_used * sizeof *a->segments) == 0;
 }
 
-/* Makes members of pulls that have their places, behind `place`. They go directly where the
- * distributor is gone, or has no slot. */
+/* Makes placed pulls, all behind `place`, members of a spread. They are answered directly if the
+ * distributor is gone or has no free slot. */
 static void spread_begin(mlfab__server *server, uint32_t aggregator, uint64_t place,
                          mlfab__spread_member *members, uint32_t n) {
   if (aggregator == MLFAB__NO_NODE || !server->peers[aggregator].connected) return;
@@ -178,7 +174,7 @@ static void spread_begin(mlfab__server *server, uint32_t aggregator, uint64_t pl
                     mlfab__encode_spread(server->sched->meta, &spread, members));
 }
 
-/* A row of a plan: those that still wait for it get their places, and are spread if they can be. */
+/* Places the pulls of one row of a plan that still wait for it, and spreads them if possible. */
 static void spread_row(mlfab__server *server, const mlfab__plan_entry *row, uint32_t n) {
   mlfab__spread_member members[MLFAB__GROUP_MEMBERS_MAX];
   const mlfab__server_pull *first = NULL;
@@ -186,7 +182,7 @@ static void spread_row(mlfab__server *server, const mlfab__plan_entry *row, uint
   uint64_t place = ++server->sched->places;
   for (uint32_t i = 0; i < n; i++) {
     mlfab__server_pull *pull = mlfab__serve_find(server, row[i].worker, row[i].id);
-    if (!pull || pull->held != MLFAB__PULL_FOR_PLAN) continue; /* over meanwhile */
+    if (!pull || pull->held != MLFAB__PULL_FOR_PLAN) continue; /* ended meanwhile */
     pull->held = MLFAB__PULL_FOR_TURN;
     pull->place = ++server->sched->places;
     if (!first) first = pull;
@@ -199,7 +195,7 @@ static void spread_row(mlfab__server *server, const mlfab__plan_entry *row, uint
     spread_begin(server, row[0].aggregator, place, members, count);
 }
 
-/* Entries i and i + 1 are of one spread. */
+/* Do entries i and i + 1 belong to one spread? */
 static int spread_in_row(const mlfab__plan_entry *entries, uint32_t i) {
   return entries[i].group != 0 && entries[i + 1].kind == MLFAB__TRANSFER_PULL &&
          entries[i + 1].group == entries[i].group &&
@@ -242,8 +238,7 @@ static void spread_done(mlfab__server *server, uint32_t worker, const mlfab__fra
                          mlfab__decode_pull_done(frame->meta, frame->meta_bytes, &done) ||
                              (done.request & MLFAB__SPREAD_BIT) != 0))
     return;
-  /* Whatever way the pull is on by now: the worker has all of it, perhaps from a distributor of
-   * before. */
+  /* Whatever its present route: the worker has all of it, perhaps from a former distributor. */
   mlfab__server_pull *pull = mlfab__serve_find(server, worker, done.request);
   if (!pull) return;
   uint64_t spread = pull->spread;
@@ -272,7 +267,7 @@ static void spread_fail_frame(mlfab__server *server, uint32_t aggregator,
   mlfab__spread_turns(server);
 }
 
-/* Looks whether a spread, or a member of one, has to be given up. */
+/* Checks whether a spread, or a member of one, must be given up. */
 static void spread_tick_one(mlfab__server *server, mlfab__server_pull *pull) {
   uint64_t beat = server->heartbeat_ns;
   uint64_t silent_ns = server->now_ns - mlfab__min(pull->progress_ns, server->now_ns);
@@ -289,8 +284,7 @@ static void spread_tick_one(mlfab__server *server, mlfab__server_pull *pull) {
   }
 }
 
-/* The out-link stands idle: answers the last of those directly that should have been served by
- * now. */
+/* The out-link is idle: answers the last overdue member directly. */
 static void spread_take_back(mlfab__server *server) {
   mlfab__server_pull *last = NULL;
   for (mlfab__server_pull *pull = server->serve.first; pull; pull = pull->next) {
@@ -318,7 +312,7 @@ MLFAB__INTERNAL void mlfab__spread_tick(mlfab__server *server) {
   if (server->sched->spreads > 0) spread_take_back(server);
 }
 
-/* --- what answers meet --- */
+/* --- hooks of serve.c --- */
 
 MLFAB__INTERNAL int mlfab__spread_hold(mlfab__server *server, mlfab__server_pull *pull) {
   if (!mlfab__report_plans(server, pull->bytes)) return 0;

@@ -1,13 +1,12 @@
-/* sum.c - the aggregator role: groups whose members, and whose sum, come as packets. See
- * aggregator.h and packet.h.
+/* sum.c - the aggregator role: groups whose members and sum are sent as packets. See aggregator.h and
+ * packet.h.
  *
- * The sum is kept dense. Packets of the first member that is not complete are added as they come,
- * from a private copy of their frame, member after member in the manifest's order; one behind it stages as
- * many of its packets as a ring holds, at its front and not around it. An element that no member
- * names is zero; otherwise the sum is, but for the sign of zeros, what the members' dense values
- * would give. When the last member is complete the sum becomes packets in turn, some of it each
- * tick, and is forwarded as far as it is released, in frames of whole packets: its length is known
- * only then, so that there is nothing to cut through. */
+ * The sum is kept dense. Packets of the first incomplete member are added as they arrive, from a private
+ * copy of their frame, member after member in the manifest's order. A later member stages as many of its
+ * packets as a ring holds, from its start and without wrapping. An element that no member names is zero;
+ * otherwise the sum is what the members' dense values would give, except for the sign of zeros. When the
+ * last member is complete, the sum is encoded as packets, a part in each tick, and forwarded as far as it
+ * is released, in frames of whole packets. Its length is known only then, so there is no cut-through. */
 #include "aggregator.h"
 
 #include "../kernels/kernels.h"
@@ -20,21 +19,21 @@
 #endif
 
 enum {
-  SUM_TICK_BYTES = 4 << 20, /* of the sum that become packets at a time */
-  SUM_MOST = 8,             /* times their elements: what packets may take */
-  SUM_MORE = 32,            /* bytes of a dense packet beside its values */
+  SUM_TICK_BYTES = 4 << 20, /* of the sum, encoded in one tick */
+  SUM_MOST = 8,             /* maximum size of packets, as a multiple of their elements' size */
+  SUM_MORE = 32,            /* overhead of a dense packet */
   SUM_WORDS = MLFAB__PACKET_ELEMENTS / 64,
-  SUM_AT_BODY = 16 /* in a packet: bytes of its body */
+  SUM_AT_BODY = 16 /* offset in a packet of its body's size */
 };
 
-/* Neighbouring elements that one packet may hold. */
+/* Adjacent elements that one packet may hold. */
 typedef struct sum_piece {
   const uint8_t *data;
   mlfab__packet_shape shape;
   uint64_t bytes;
 } sum_piece;
 
-/* The piece at a cursor, which moves on: 1, or 0 behind the last. */
+/* The piece at a cursor, which it advances: 1, or 0 behind the last. */
 static int sum_next(const mlfab__aggregator *aggregator, const mlfab__accumulator *group,
                     mlfab__sum_cursor *cursor, sum_piece *piece) {
   const mlfab__layout *layout = aggregator->layout;
@@ -65,11 +64,11 @@ static int sum_next(const mlfab__aggregator *aggregator, const mlfab__accumulato
 
 /* --- a new group --- */
 
-/* Memory for the packets of the sum. Errors: AGAIN (none, or the old is lent). */
+/* Allocates memory for the sum's packets. Errors: AGAIN (no memory, or the old memory is lent). */
 static int sum_room(mlfab__aggregator *aggregator, mlfab__accumulator *group) {
   mlfab__sum_cursor cursor = {0, 0};
   sum_piece piece;
-  /* A packer writes no more than the dense packet, but may ask for a bitmap's room besides. */
+  /* A packer writes no more than the dense packet, but may need room for a bitmap besides. */
   uint64_t more = SUM_MORE + MLFAB__PACKET_ELEMENTS / 8;
   while (sum_next(aggregator, group, &cursor, &piece)) more += SUM_MORE;
   if (group->stream_room >= group->bytes + more) return 0;
@@ -103,7 +102,7 @@ MLFAB__INTERNAL int mlfab__sum_begin(mlfab__aggregator *aggregator, mlfab__accum
 
 /* --- packets of members --- */
 
-/* The stretch that holds this offset, or the next. */
+/* The stretch that contains this offset, or the next one. */
 static const mlfab__sum_stretch *sum_find(const mlfab__accumulator *group, uint64_t offset) {
   uint32_t low = 0, high = group->nstretches;
   while (low < high) {
@@ -118,7 +117,7 @@ static const mlfab__sum_stretch *sum_find(const mlfab__accumulator *group, uint6
   return low < group->nstretches ? &group->stretches[low] : NULL;
 }
 
-/* A text when a packet does not lie where one of this group may. */
+/* Returns a text if a packet of this group must not be at its position. */
 static const char *sum_check_place(const mlfab__aggregator *aggregator,
                                    const mlfab__accumulator *group, const mlfab__packet *packet) {
   const mlfab__layout *layout = aggregator->layout;
@@ -165,14 +164,14 @@ MLFAB__INTERNAL const char *mlfab__sum_check(mlfab__aggregator *aggregator,
   return NULL;
 }
 
-/* The sum is zero up to here where nothing was added. */
+/* Initialises the sum with zeros up to here. */
 static void sum_clear(mlfab__accumulator *group, uint64_t upto) {
   if (upto <= group->cleared) return;
   memset(group->data + group->cleared, 0, upto - group->cleared);
   group->cleared = upto;
 }
 
-/* Adds the next packets of member k, which were checked. Errors: NOT_FINITE, FRAME. */
+/* Adds the next packets of member k, which are checked. Errors: NOT_FINITE, FRAME. */
 static int sum_add(mlfab__accumulator *group, uint32_t k, const uint8_t *from, uint64_t bytes) {
   mlfab__addend *addend = &group->addends[k];
   mlfab__packet packet;
@@ -203,7 +202,7 @@ MLFAB__INTERNAL int mlfab__sum_unstage(mlfab__accumulator *group, mlfab__addend 
 
 /* --- packets of the sum --- */
 
-/* Bit i: the i-th of 64 words of 4 bytes is not zero. */
+/* Bit i: the i-th of 64 words of 4 bytes is non-zero. */
 static uint64_t sum_words(const uint8_t *at) {
   uint64_t bits = 0;
 #if SUM_X86
@@ -222,7 +221,7 @@ static uint64_t sum_words(const uint8_t *at) {
   return bits;
 }
 
-/* Bit i: one of the bits 2i and 2i + 1 is set. */
+/* Bit i: bit 2i or 2i + 1 is set. */
 static uint64_t sum_pairs(uint64_t x) {
   x = (x | x >> 1) & 0x5555555555555555u;
   x = (x | x >> 1) & 0x3333333333333333u;
@@ -232,8 +231,8 @@ static uint64_t sum_pairs(uint64_t x) {
   return (x | x >> 16) & 0xffffffffu;
 }
 
-/* Marks which of n elements are not zero; returns how many. Looks at bits: a sum that began with 0
- * is never -0. */
+/* Marks the non-zero elements of n; returns their number. Compares bits: a sum that began with 0 is never
+ * -0. */
 static uint32_t sum_mark(const uint8_t *at, uint32_t width, uint32_t n, uint64_t *keep) {
   uint8_t last[64 * 8];
   uint32_t kept = 0;
@@ -252,7 +251,7 @@ static uint32_t sum_mark(const uint8_t *at, uint32_t width, uint32_t n, uint64_t
   return kept;
 }
 
-/* Past half full it is dense. */
+/* Encodes a piece: dense if more than half of its elements are non-zero. */
 static uint32_t sum_pack(uint8_t *out, const sum_piece *piece) {
   uint64_t keep[SUM_WORDS];
   uint32_t n = piece->shape.elements;
@@ -276,7 +275,7 @@ MLFAB__INTERNAL int mlfab__sum_encode(mlfab__aggregator *aggregator, mlfab__accu
   }
   if (!group->encoded) return 0;
   if (group->length == 0) {
-    /* A sum of nothing but zeros is one of them: a length of 0 means that it is not known. */
+    /* A length of 0 means unknown, so a sum of zeros is encoded as one zero. */
     mlfab__sum_cursor first = {0, 0};
     if (!sum_next(aggregator, group, &first, &piece)) return 1;
     piece.shape.elements = 1;
