@@ -1,19 +1,19 @@
-/* delta.c - the server role: what of the model has changed, and how that is answered. See server.h,
- * version.h and packet.h.
+/* delta.c - the server role: what has changed in the model, and how pulls get it. See server.h, version.h
+ * and packet.h.
  *
- * For: the parameter filter and tags, where a commit writes; packets of an answer. Not for: which pull
- * is answered when (serve.c), nor how its bytes are kept still (a pull pins blocks).
+ * For: the parameter filter and tags, called while a commit writes; packets of an answer. Not for: when a
+ * pull is answered (serve.c), or keeping its bytes unchanged (a pull pins blocks).
  *
- * A tag is the number of the commit plus one, so that 0 stays free for "nothing" and the first weights
- * are 1; in this form commits travel. Tags are set while a commit is being prepared, piece by piece
- * with the bytes in the cache, under the number that it will have; so a commit costs nothing more at its
- * end. A pull that passes meanwhile brings such a piece as it was, and the next one, whose number is
- * smaller than the commit's, brings it again. A commit that is refused after all leaves tags that say
- * too much. Both are harmless: a tag is never below the last commit that changed its grain. For the same
- * reason tags are read as they are, and bytes from the blocks that a pull has pinned: what was changed
- * up to the pinned commit is tagged, and what was changed later comes with the next pull.
+ * A tag is the commit's number plus one, so that 0 means "none" and the first weights are 1; commits are
+ * sent in this form. Tags are set while a commit is being prepared, piece by piece while the bytes are in
+ * the cache, with the number that the commit will have. So the end of a commit costs nothing more. A pull
+ * in between sends such a piece with its old bytes, and the next pull, whose commit number is smaller,
+ * sends it again. A commit that is refused leaves tags that are too large. Both are harmless: a tag is
+ * never below the last commit that changed its grain. For the same reason an answer reads the present tags,
+ * and the bytes of the pinned blocks: all changes up to the pinned commit are tagged, and later ones come
+ * with the next pull.
  *
- * Source: TDF §3 (versioned store), §4.2 (P-SMP: what is put back is discarded). */
+ * Source: TDF §3 (versioned store), §4.2 (P-SMP: changes set back are discarded). */
 #include "sparse_apply.h"
 
 #include "filter.h"
@@ -22,8 +22,8 @@
 enum {
   DELTA_WORDS = MLFAB__PACKET_ELEMENTS / 64,
   DELTA_OVERHEAD = MLFAB__PACKET_HEADER + 16, /* of a packet: header, and both paddings */
-  DELTA_PLAIN = 16 * 1024, /* from here on what has nearly all changed goes as it is */
-  DELTA_LOOK = 64          /* grains that are searched for the next change at first */
+  DELTA_PLAIN = 16 * 1024, /* minimum size for sending mostly changed bytes unpacked */
+  DELTA_LOOK = 64          /* grains searched in the first step */
 };
 
 /* --- commits --- */
@@ -38,7 +38,7 @@ static int delta_open(mlfab__server *server, int ghost) {
   return code;
 }
 
-/* Marks elements that differ: how many. */
+/* Marks the elements that differ; returns their number. */
 static uint32_t delta_elements(uint32_t width, const uint8_t *before, const uint8_t *after,
                                uint32_t n, uint64_t *keep) {
   uint32_t changed = 0;
@@ -51,7 +51,7 @@ static uint32_t delta_elements(uint32_t width, const uint8_t *before, const uint
   return changed;
 }
 
-/* The user's filter: what it does not keep of what has changed is put back. */
+/* Applies the user's filter: sets back the changes that it does not keep. */
 static void delta_select(const mlfab__server *server, const mlfab__piece *piece, uint64_t t,
                          const uint8_t *before, uint8_t *after) {
   uint64_t marks[DELTA_WORDS], keep[DELTA_WORDS];
@@ -89,8 +89,8 @@ static void delta_piece(mlfab__server *server, const mlfab__piece *piece, const 
 
 /* --- caches --- */
 
-/* The next slice (local) that a pull touches from `segment`, `slice` on; MLFAB__NO_SLICE behind the last.
- * Begin with zeros. */
+/* Iterates over the slices (local numbers) that a pull touches; MLFAB__NO_SLICE at the end. Begin with
+ * zeros. */
 typedef struct delta_walk {
   uint32_t segment, next;
 } delta_walk;
@@ -146,15 +146,15 @@ static int delta_keep(mlfab__server *server, mlfab__server_pull *pull, const mlf
 
 /* --- packets --- */
 
-/* What a frame takes up: packets of a pinned slice, one behind the other. */
+/* A frame being filled: packets of a pinned slice, one after another. */
 typedef struct delta_frame {
   const mlfab__server *server;
   const mlfab__server_pull *pull;
-  const mlfab__tags *tags; /* NULL: everything is sent */
+  const mlfab__tags *tags; /* NULL: sends everything */
   uint64_t since;
   uint8_t *out;
   uint32_t used, room;
-  uint32_t plain; /* bytes that had better be sent as they are come next */
+  uint32_t plain; /* the next bytes are better sent unpacked: this many */
 } delta_frame;
 
 static uint32_t delta_log2(uint64_t x) {
@@ -163,8 +163,8 @@ static uint32_t delta_log2(uint64_t x) {
   return log2;
 }
 
-/* Marks what is to be sent of `elements` from byte `at` of the slice on, by grains: how many elements
- * these have at most. */
+/* Marks the changed grains of `elements` from byte `at` of the slice on; returns the maximum number of
+ * elements in them. */
 static uint64_t delta_mark(const delta_frame *f, uint64_t at, uint32_t elements,
                            uint32_t grain_log2, uint64_t *keep) {
   uint32_t grains = (elements + (1u << grain_log2) - 1) >> grain_log2;
@@ -174,14 +174,14 @@ static uint64_t delta_mark(const delta_frame *f, uint64_t at, uint32_t elements,
   return mlfab__min(kept << grain_log2, elements);
 }
 
-/* The bytes of a packet at most. */
+/* The maximum size of a packet. */
 static uint64_t delta_bound(uint32_t elements, uint32_t grain_log2, uint64_t kept, uint32_t width) {
   uint32_t grains = (elements + (1u << grain_log2) - 1) >> grain_log2;
   return DELTA_OVERHEAD + (grains + 7) / 8 + kept * width;
 }
 
-/* Packs what has changed at the beginning of a piece, `at` in the slice. Returns the elements that are
- * through, 0 when nothing fits any more. */
+/* Packs the changes at the beginning of a piece, which is at byte `at` of the slice. Returns the number of
+ * elements covered, or 0 if no more fits. */
 static uint32_t delta_pack(delta_frame *f, const mlfab__piece *piece, uint64_t at,
                            const uint8_t *values) {
   uint64_t keep[DELTA_WORDS];
@@ -212,7 +212,7 @@ static uint32_t delta_pack(delta_frame *f, const mlfab__piece *piece, uint64_t a
       f->used += mlfab__packet_marked(f->out + f->used, &shape, values, keep, 1);
       return elements;
     }
-    /* One grain that is larger: cut only where it has the frame for itself. */
+    /* A single grain that is too large is cut only if it has a frame of its own. */
   }
   if (fit == 0 || (f->used > 0 && fit < elements)) return 0;
   shape.elements = (uint32_t)mlfab__min(elements, fit);
@@ -224,7 +224,7 @@ static uint32_t delta_pack(delta_frame *f, const mlfab__piece *piece, uint64_t a
 static uint64_t delta_seek(const delta_frame *f, uint64_t at, uint64_t end) {
   uint64_t begin = at, stop = at, step;
   if (!f->tags) return at;
-  /* By growing steps, as where the stretch ends is of no interest. */
+  /* In growing steps, because only the beginning is needed. */
   for (step = DELTA_LOOK * f->tags->grain_bytes; at < end && begin == stop; step *= 2) {
     stop = mlfab__min(end, at + step);
     mlfab__tags_next(f->tags, f->since, at, stop, &begin, &stop);
@@ -233,8 +233,8 @@ static uint64_t delta_seek(const delta_frame *f, uint64_t at, uint64_t end) {
   return begin;
 }
 
-/* Fills a frame with what has changed from `at` to `end` of the pinned slice, as far as there is room:
- * how far it answers. */
+/* Fills the frame with the changes from `at` to `end` of the pinned slice, as far as they fit; returns how
+ * far it covers. */
 static uint64_t delta_fill(delta_frame *f, uint32_t slice, uint64_t at, uint64_t end) {
   const mlfab__store *store = &f->server->store;
   const mlfab__shard_slice *s = &store->slices[slice];

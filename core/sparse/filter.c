@@ -1,17 +1,18 @@
-/* filter.c - what of an update travels, and what of a change of the model is made. Layer 2.
+/* filter.c - which values of an update are sent, and which changes of the model are made. Layer 2.
  *
- * For: TDF's gradient filters (significance, random, half precision) with their residual, the
- * selection of the largest, and the parameter filter. Not for: where the values go: packets are made
- * elsewhere, and each call sees one stretch.
+ * For: TDF's gradient filters (significance, random, half precision) with their residual, the selection of
+ * the largest values, and the parameter filter. Not for: encoding values in packets; each call works on one
+ * part of a tensor.
  *
- * Invariants: an element is compared in its own type with the smallest number of that type that is
- * not below tau, which says the same as a comparison in double. Comparisons are of bits, so that
- * -ffast-math shows nowhere. A draw depends on seed, iteration and element only: not on the stretch,
- * the level, nor on what else is drawn. The two steps of the gradient side compute a twice: the second
- * time it comes out of the cache, and nothing has to be kept between them.
+ * Invariants: an element is compared in its own type, with the smallest number of that type that is not
+ * below tau; the result is that of a comparison in double. Comparisons are of bits, so that -ffast-math has
+ * no effect. A draw depends on seed, iteration and element only, not on how the tensor is divided, the
+ * level, or other draws. Mark and emit both compute a: the second time the data comes from the cache, and
+ * nothing has to be stored in between.
  *
- * Source: TDF §4.2 (thresholds), §4.3 (filters). Departs: what rounds to zero stays in the residual,
- * as does what saturation cuts off; exact zeros are never sent; the largest share is ours. */
+ * Source: TDF §4.2 (thresholds), §4.3 (filters). Departs: values that round to zero stay in the residual,
+ * as does the excess over the largest value; exact zeros are never sent; the selection of the largest share
+ * is not in TDF. */
 #include "filter.h"
 
 #include "../kernels/half.h"
@@ -31,12 +32,12 @@
 #define FILTER_F64_MAGNITUDE 0x7fffffffffffffffu
 #define FILTER_F32_INFINITY 0x7f800000u
 #define FILTER_F64_INFINITY 0x7ff0000000000000u
-#define FILTER_F64_ONE 0x3ff0000000000000u /* the number 1 */
+#define FILTER_F64_ONE 0x3ff0000000000000u /* the bits of 1.0 */
 
 /* ---- thresholds and draws ---- */
 
-/* The natural logarithm: t = 2^e m with m around 1, ln m = 2 artanh((m - 1) / (m + 1)). The same bits
- * everywhere, and no program that links mlfab.c needs libm for it. */
+/* The natural logarithm: t = 2^e m with m near 1, ln m = 2 artanh((m - 1) / (m + 1)). Gives the same bits
+ * everywhere, and does not need libm. */
 static double filter_ln(uint64_t t) {
   const double ln2 = 0.69314718055994530942;
   double m = (double)t, e = 0.0, sum = 0.0;
@@ -52,7 +53,7 @@ MLFAB__INTERNAL double mlfab__filter_threshold(double phi, double d, uint64_t t)
 
 static uint64_t filter_key(uint64_t seed, uint64_t t) { return mlfab__mix(mlfab__mix(seed) + t); }
 
-/* One mix draws for two elements. */
+/* One hash draws for two elements. */
 static inline uint32_t filter_word(uint64_t key, uint64_t element) {
   return (uint32_t)(mlfab__mix(key + element / 2) >> (element % 2 * 32));
 }
@@ -61,14 +62,14 @@ MLFAB__INTERNAL double mlfab__filter_draw(uint64_t seed, uint64_t t, uint64_t el
   return filter_word(filter_key(seed, t), element) * 0x1p-32;
 }
 
-/* ---- a rule made ready: sent is what is at least `low`, and at least `high` or drawn ---- */
+/* ---- a prepared rule: an element is sent if it is at least `low`, and at least `high` or drawn ---- */
 
 typedef struct filter_limits {
   uint64_t low, high; /* magnitudes, as bits of the type */
-  uint64_t key, draw; /* held back: the word drawn is below `draw` */
+  uint64_t key, draw; /* held back if the word drawn is below `draw` */
 } filter_limits;
 
-/* The smallest float32 that is not below tau >= 0, as bits. */
+/* The bits of the smallest float32 that is not below tau >= 0. */
 static uint64_t filter_f32_ceiling(double tau) {
   uint32_t bits;
   if (tau > 0x1.fffffep127) return FILTER_F32_INFINITY;
@@ -77,8 +78,8 @@ static uint64_t filter_f32_ceiling(double tau) {
   return bits + ((double)nearest < tau);
 }
 
-/* The bits of the smallest double that becomes a float32 above `magnitude`: one past the middle of it
- * and its neighbour, or the middle where the neighbour is even. */
+/* The bits of the smallest double that rounds to a float32 above `magnitude`: the double after the middle
+ * between it and its neighbour, or the middle itself where the neighbour is even. */
 static uint64_t filter_f64_above(uint32_t magnitude) {
   uint32_t next_bits = magnitude + 1;
   float here, next;
@@ -143,7 +144,7 @@ static filter_limits filter_prepare(const mlfab__filter_rule *rule) {
 FILTER_MARK(filter_mark_f32, float, uint32_t, FILTER_F32_MAGNITUDE, FILTER_F32_INFINITY)
 FILTER_MARK(filter_mark_f64, double, uint64_t, FILTER_F64_MAGNITUDE, FILTER_F64_INFINITY)
 
-/* The largest magnitude that travels, in the type. */
+/* The largest magnitude that can be sent, in the element's type. */
 static float filter_top_f32(int half) {
   uint32_t bits = mlfab__half_top(half);
   float top;
@@ -187,12 +188,12 @@ static double filter_top_f64(int half) {
 FILTER_EMIT(filter_emit_f32, float, FILTER_AS_IT_IS, filter_top_f32)
 FILTER_EMIT(filter_emit_f64, double, mlfab__half_narrow, filter_top_f64)
 
-/* ---- float32 in vectors: whole words of 64 marks; what is left is done by the portable ones ---- */
+/* ---- float32 with vectors: whole words of 64 marks; the portable kernels do the rest ---- */
 
 #if FILTER_X86
-/* Asks for a line of both before it is needed; nothing happens where there is no memory. Marking leaves
- * the memory idle at pages, and emitting what was marked just now would do so altogether: it asks for the
- * stretch behind its own, which probably comes next. */
+/* Prefetches a line of both arrays; harmless beyond their end. Hardware prefetching stops at page
+ * boundaries, and the data that emit reads is in the cache already: it prefetches the part after its own,
+ * which is probably next. */
 #define FILTER_AHEAD(g, residual, i)                                                   \
   do {                                                                                 \
     const uintptr_t off_ = (uintptr_t)(i) * sizeof(float);                             \
@@ -209,8 +210,7 @@ FILTER_AVX512 static inline __m512i filter_mix_avx512(__m512i x) {
   return _mm512_xor_si512(x, _mm512_srli_epi64(x, 31));
 }
 
-/* The words of 16 elements from `element` on: those of 8 mixes in their order, or, from an odd
- * element, one later. */
+/* The words of 16 elements from `element` on: 8 hashes in order; from an odd element, one word later. */
 FILTER_AVX512 static inline __m512i filter_words_avx512(uint64_t key, uint64_t element) {
   const __m512i counter = _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7);
   uint64_t from = key + element / 2;
@@ -257,7 +257,7 @@ FILTER_AVX512 static uint32_t filter_mark_avx512(const filter_limits *limits, co
   return _mm512_reduce_max_epu32(worst) >= FILTER_F32_INFINITY ? MLFAB__FILTER_REFUSED : kept;
 }
 
-/* A masked store writes the values that are there and nothing behind them. */
+/* A masked store writes the values and nothing beyond them. */
 FILTER_AVX512 static uint32_t filter_emit_avx512(int half, const float *g, float *residual,
                                                  uint32_t n, const uint64_t *keep, void *values,
                                                  uint64_t *saturated) {
@@ -283,7 +283,7 @@ FILTER_AVX512 static uint32_t filter_emit_avx512(int half, const float *g, float
         *saturated += (uint32_t)_mm_popcnt_u32(over);
       }
     }
-    /* Where all is sent, the residual is and stays zero, and need not be written back. */
+    /* If all elements are sent, the residual stays zero and is not written. */
     if (_mm512_cmpneq_epi32_mask(rest, _mm512_loadu_si512(residual + i)))
       _mm512_storeu_si512(residual + i, rest);
     a = _mm512_maskz_compress_epi32(marks, a);
@@ -303,7 +303,7 @@ FILTER_AVX512 static uint32_t filter_emit_avx512(int half, const float *g, float
   return k;
 }
 
-/* Magnitudes are below 2^31, so that signed comparisons do. */
+/* Magnitudes are below 2^31, so signed comparisons are correct. */
 FILTER_AVX2 static inline __m256i filter_sum_avx2(const float *g, const float *residual,
                                                   uint32_t i) {
   __m256 a = _mm256_loadu_ps(residual + i);
@@ -311,7 +311,7 @@ FILTER_AVX2 static inline __m256i filter_sum_avx2(const float *g, const float *r
   return _mm256_castps_si256(a);
 }
 
-/* Draws are the portable kernel's: a multiply of 64 bits takes these vectors longer than it does. */
+/* With draws the portable kernel is used: AVX2 has no fast 64-bit multiplication. */
 FILTER_AVX2 static uint32_t filter_mark_avx2(const filter_limits *limits, const float *g,
                                              const float *residual, uint64_t first, uint32_t n,
                                              uint64_t *keep) {
@@ -335,8 +335,8 @@ FILTER_AVX2 static uint32_t filter_mark_avx2(const filter_limits *limits, const 
   return _mm256_movemask_epi8(worst) ? MLFAB__FILTER_REFUSED : kept;
 }
 
-/* Eight lanes of which the marked ones stand first: their numbers, a byte each, are gathered by pext.
- * A whole vector is stored while the values that follow will cover what is too much. */
+/* Packs the marked ones of eight lanes: pext collects their indices, a byte each. Stores a whole vector as
+ * long as later values overwrite the excess. */
 FILTER_AVX2 static uint32_t filter_emit_avx2(int half, const float *g, float *residual, uint32_t n,
                                              const uint64_t *keep, void *values,
                                              uint64_t *saturated) {
@@ -355,7 +355,8 @@ FILTER_AVX2 static uint32_t filter_emit_avx2(int half, const float *g, float *re
     __m256i a = filter_sum_avx2(g, residual, i), rest;
     sent = _mm256_cmpeq_epi32(sent, bit);
     rest = _mm256_andnot_si256(sent, a);
-    a = _mm256_and_si256(sent, a); /* what does not travel must not overflow on the way */
+    /* values that are not sent must not overflow in the conversion */
+    a = _mm256_and_si256(sent, a);
     if (half != MLFAB_HALF_NONE) {
       __m256i over = _mm256_cmpgt_epi32(_mm256_and_si256(a, magnitude), top);
       over = _mm256_and_si256(over, sent);
@@ -452,7 +453,8 @@ MLFAB__INTERNAL uint32_t mlfab__filter_emit(const mlfab__filter_rule *rule, cons
 
 /* ---- the largest ---- */
 
-/* How often each digit comes behind `found`; and which are above a magnitude, or as large. */
+/* filter_count: histogram of a digit among the values that begin with `found`. filter_above: the values
+ * above a magnitude, and those equal to it. */
 #define FILTER_RANK(name, word, magnitude)                                                     \
   static void filter_count_##name(const void *values, uint64_t n, uint32_t above, uint32_t at, \
                                   uint64_t found, uint64_t *count) {                           \
@@ -481,8 +483,8 @@ MLFAB__INTERNAL uint32_t mlfab__filter_emit(const mlfab__filter_rule *rule, cons
 FILTER_RANK(f32, uint32_t, FILTER_F32_MAGNITUDE)
 FILTER_RANK(f64, uint64_t, FILTER_F64_MAGNITUDE)
 
-/* Eleven bits of the magnitude at a time, the highest first: the digit in which the k-th largest lies
- * is found by counting, and only those that share it are counted on. */
+/* Radix selection with 11 bits of the magnitude at a time, highest first: finds the digit of the k-th
+ * largest by counting; only values that share it are counted in the next pass. */
 MLFAB__INTERNAL void mlfab__filter_kth(int dtype, const void *values, uint64_t n, uint64_t k,
                                        mlfab__filter_cut *cut) {
   enum { DIGIT = 11 };
@@ -525,9 +527,9 @@ MLFAB__INTERNAL uint32_t mlfab__filter_top(int dtype, const void *values, uint32
 
 /* ---- changes of the model ---- */
 
-/* Without branches: signs, and which changes are small, are as good as random. What is not finite is
- * left as it is, to be found by whoever looks for it. The quotient is formed of 0 and 1 where it does not
- * count, and where it would be beyond 2^500: a program that has floating-point traps on must not get one. */
+/* Without branches, because signs and small changes are unpredictable. Values that are not finite are left
+ * unchanged, for later checks to find. The quotient is computed from 0 and 1 where it is not needed or
+ * would exceed 2^500, because a program may have enabled floating-point traps. */
 #define FILTER_FAR 0x1p-500
 static inline double filter_size(double x) {
 #if defined(__GNUC__) || defined(__clang__)
@@ -562,7 +564,7 @@ FILTER_CHANGE(filter_change_f32, float, uint32_t, FILTER_F32_INFINITY)
 FILTER_CHANGE(filter_change_f64, double, uint64_t, FILTER_F64_INFINITY)
 
 #if FILTER_X86
-/* The same for eight at a time; what is left over goes the portable way. */
+/* The same for eight elements at a time; the portable kernel does the rest. */
 #define FILTER_CHANGE_VECTOR(name, isa, portable, real, word)                           \
   typedef real name##_items                                                             \
       __attribute__((vector_size(8 * sizeof(real)), aligned(sizeof(real)), may_alias)); \

@@ -1,20 +1,21 @@
-/* sparse_apply.c - the server role: packets in updates and in answers. See server.h and packet.h.
+/* sparse_apply.c - the server role: takes packets in. See server.h and packet.h.
  *
- * For: what apply.c and serve.c need where bytes come and go as packets. Not for: the queue, credit,
- * commits, which do not care what the bytes are.
+ * For: the codec of packets in updates. Not for: queue, credit and commits, which do not depend on the form
+ * of the bytes.
  *
- * Updates. Packets are copied to private memory and looked at whole as they come, so that what is staged or
- * goes on to blocks is in order, and stays so; only values may still be infinite or NaN. What no packet names is zero: it is added nowhere,
- * and stepped by rules like any other zero. The result is that of the dense update of the same values,
- * bit for bit but for the sign of zeros.
+ * Packets are copied to private memory and checked as they arrive, so that staged bytes are valid and stay
+ * so; only values may still be infinite or NaN. Elements that no packet names are zero: they are not added,
+ * and optimizers step them like other zeros. The result equals that of a dense update with the same values,
+ * except for the sign of zeros.
  *
- * A packet lies in one slice, but perhaps in several blocks. It is then taken in run by run, or where
- * runs are many, as the dense stretch that it stands for. */
+ * A packet lies in one slice, but may span several blocks. Then it is taken in run by run or, with many
+ * runs, as a dense one. */
 #include "sparse_apply.h"
 
 #include "../kernels/kernels.h"
 
-enum { SPARSE_APPLY_SPARSE = 256 /* one kept of so many: its runs are worth a look each */ };
+/* Runs are processed singly if at most one element of this many is kept. */
+enum { SPARSE_APPLY_SPARSE = 256 };
 
 MLFAB__INTERNAL int mlfab__sparse_apply_room(mlfab__server *server) {
   if (!server->packed) server->packed = mlfab__alloc_aligned(server->env, MLFAB__SPARSE_APPLY_ROOM);
@@ -27,7 +28,7 @@ MLFAB__INTERNAL void mlfab__sparse_apply_free(mlfab__server *server) {
   server->packed = server->came = NULL;
 }
 
-/* --- looking at what came --- */
+/* --- checking received packets --- */
 
 /* The first segment that ends behind this offset, or push.segments. */
 static uint32_t sparse_apply_segment(const mlfab__incoming *update, uint64_t offset) {
@@ -87,19 +88,19 @@ static const char *sparse_apply_look(mlfab__server *server, mlfab__incoming *upd
 typedef struct sparse_apply_walk {
   const mlfab__server *server;
   mlfab__packet packet;
-  int whole; /* all of it is the next part, the only one */
+  int whole; /* the next part is the whole packet */
   mlfab__packet_cursor cursor;
-  uint32_t first, left; /* of the run */
-  uint32_t value;       /* the next */
+  uint32_t first, left; /* of the current run */
+  uint32_t value;       /* index of the next value */
 } sparse_apply_walk;
 
-/* What a packet has in one block: where, and values as a packet of their own. */
+/* The part of a packet in one block: its position, and its values as a packet. */
 typedef struct sparse_apply_part {
   mlfab__piece piece;
   mlfab__packet packet;
 } sparse_apply_part;
 
-/* n elements from `first` on of a packet, all of which are kept: values `value` and following. */
+/* A view of n elements from `first` on, all of which are kept: values `value` and following. */
 static void sparse_apply_view(const mlfab__packet *packet, uint32_t first, uint32_t value,
                               uint32_t n, mlfab__packet *view) {
   uint32_t width = mlfab__dtype_bytes(packet->dtype);
@@ -111,7 +112,7 @@ static void sparse_apply_view(const mlfab__packet *packet, uint32_t first, uint3
   view->values += (size_t)value * (packet->value == MLFAB_HALF_NONE ? width : 2);
 }
 
-/* `named`: parts hold as little as possible but what is kept. */
+/* `named`: parts contain few elements that are not kept. */
 static void sparse_apply_begin(const mlfab__server *server, const mlfab__packet *packet, int named,
                                sparse_apply_walk *walk) {
   mlfab__piece piece;
@@ -157,7 +158,7 @@ static int sparse_apply_next(sparse_apply_walk *walk, sparse_apply_part *part) {
 
 /* --- into blocks --- */
 
-/* |values|^2, through the memory for packets where they have to be decoded. */
+/* |values|^2. Decodes 16-bit values into server->packed. */
 static double sparse_apply_norm2(const mlfab__server *server, const mlfab__packet *packet) {
   const void *values = packet->values;
   mlfab__packet view;
@@ -169,7 +170,7 @@ static double sparse_apply_norm2(const mlfab__server *server, const mlfab__packe
   return mlfab__kernel_norm2(packet->dtype, values, packet->count);
 }
 
-/* Zeros where the update touches a block that is to hold it as it came. */
+/* Zeros the part of a block that the update touches. */
 static void sparse_apply_zero(mlfab__server *server, const mlfab__incoming *update, uint32_t slice,
                               uint32_t position) {
   const mlfab__store *store = &server->store;
@@ -195,7 +196,7 @@ static int sparse_apply_fresh(mlfab__server *server, const mlfab__incoming *upda
   return code;
 }
 
-/* Blocks that the update touches, is to be stepped in, and has none of yet. */
+/* Number of blocks that the update steps and that have no `next` block yet. */
 static uint64_t sparse_apply_missing(const mlfab__server *server, const mlfab__incoming *update) {
   const mlfab__store *store = &server->store;
   uint32_t last = MLFAB__NO_BLOCK;
@@ -213,7 +214,7 @@ static uint64_t sparse_apply_missing(const mlfab__server *server, const mlfab__i
   return missing;
 }
 
-/* A slice of a round has nothing of anybody's sum, and is to get some. */
+/* Has the slice no sum yet, in its round or from this update? */
 static int sparse_apply_unsummed(const mlfab__server *server, uint32_t slice) {
   const mlfab__store *store = &server->store;
   const mlfab__shard_slice *s = &store->slices[slice];
@@ -223,7 +224,7 @@ static int sparse_apply_unsummed(const mlfab__server *server, uint32_t slice) {
   return 1;
 }
 
-/* Sums of zeros where a round has none: what is touched is in the round, whatever packets name. */
+/* Adds a sum of zeros to touched slices without one: they are in the round, whatever elements packets name. */
 static int sparse_apply_sums(mlfab__server *server, const mlfab__incoming *update) {
   for (uint32_t k = 0, next = 0; k < update->push.segments; k++) {
     uint32_t last, i = mlfab__queue_touched(server, update, k, &last);
@@ -293,8 +294,8 @@ static int sparse_apply_consume(mlfab__server *server, mlfab__incoming *update, 
 
 /* --- in place --- */
 
-/* 1 when every packet is finite and what it is multiplied with makes infinity of nothing, 0 when that
- * has to be seen. */
+/* 1 when every packet is finite, or with *code_p when one is not; 0 when products must be checked, because
+ * a factor could make them infinite. */
 static int sparse_apply_judge(mlfab__server *server, mlfab__incoming *update, const uint8_t *data,
                               int *code_p) {
   mlfab__packet packet;
@@ -317,7 +318,7 @@ static int sparse_apply_judge(mlfab__server *server, mlfab__incoming *update, co
   return 1;
 }
 
-/* Does it touch a slice of which its round has nothing yet? */
+/* Does it touch a slice whose round has no sum yet? */
 static int sparse_apply_opens(const mlfab__server *server, const mlfab__incoming *update) {
   for (uint32_t k = 0; k < update->push.segments; k++) {
     uint32_t last, i = mlfab__queue_touched(server, update, k, &last);
@@ -337,7 +338,7 @@ static uint32_t *sparse_apply_target(mlfab__server *server, const mlfab__incomin
   return sum ? &server->store.sum[piece->position] : &server->store.w[piece->position];
 }
 
-/* All packets, part by part. Blocks of their own for those that others hold. Errors: MEMORY, FRAME. */
+/* Makes private copies of the blocks of all packets, part by part. Errors: MEMORY, FRAME. */
 static int sparse_apply_own(mlfab__server *server, const mlfab__incoming *update,
                             const uint8_t *data) {
   mlfab__packet packet;

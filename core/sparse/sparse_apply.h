@@ -6,15 +6,15 @@
 #include "../kernels/packet.h"
 #include "../server/server.h"
 
-/* From now on the server takes packets, and answers with them. */
+/* Attaches the group: the server then accepts packets, and answers with them. */
 MLFAB__INTERNAL void mlfab__sparse_attach(mlfab__server *server);
 
-/* Memory for packets: what one holds, and as much for what was before; `came`. Errors: MEMORY. */
+/* Scratch memory: one decoded packet, and its old bytes; `came`. Errors: MEMORY. */
 #define MLFAB__SPARSE_APPLY_HALF (65536u * 8)
 #define MLFAB__SPARSE_APPLY_ROOM (2 * MLFAB__SPARSE_APPLY_HALF)
 MLFAB__INTERNAL int mlfab__sparse_apply_room(mlfab__server *server);
 MLFAB__INTERNAL void mlfab__sparse_apply_free(mlfab__server *server);
-/* The row of packets. */
+/* The codec of packets. */
 MLFAB__INTERNAL const mlfab__apply_codec *mlfab__sparse_apply_codec(void);
 
 #endif

@@ -1,15 +1,15 @@
-/* sparse_push.c - the worker role: updates of which only some values travel. See worker.h.
+/* sparse_push.c - the worker role: updates of which only some values are sent. See worker.h.
  *
- * A filter holds back what is not worth sending in a residual of its tensor, which the next update
- * takes along; a sparse update is told by the caller element by element. Both become packets (packet.h)
- * when the push is made, so that the caller's buffers are its own again. The packets of an update
- * stand in the order of the flat model, whoever's they are: a server's are picked out on the way.
+ * A filter holds small values back in a residual of their tensor, which is added to the next update. The
+ * caller gives a sparse update element by element. Both are encoded as packets (packet.h) when the push is
+ * made, so that the caller may reuse its buffers. The packets of an update are in the order of the flat
+ * model; those of a server are selected while sending.
  *
- * Encoding goes in three steps, so that what fails changes nothing: look at every value and mark what
- * is sent; get the memory; write, and leave the rest to the residuals.
+ * Encoding has three steps, so that an error changes nothing: check every value and mark what is sent;
+ * allocate memory; write the packets, and the rest into the residuals.
  *
- * A filtered update that was applied nowhere keeps its packets for a retry: it sends the same again,
- * and touches no residual. To filter the same buffers once more would send what was held back twice.
+ * A filtered update that was applied nowhere keeps its packets for a retry, which sends them again without
+ * touching a residual. Filtering the same buffers again would send the held-back values twice.
  *
  * Source: TDF §4.2, 4.3. */
 #include "sparse_push.h"
@@ -22,12 +22,12 @@
 #include <float.h>
 #include <math.h>
 
-enum { SPARSE_PUSH_LEAST = 64 }; /* elements of a packet, however short frames are */
+enum { SPARSE_PUSH_LEAST = 64 }; /* minimum of a packet's elements, whatever the frame size */
 
-/* A stretch that one packet can have: of one slice and one tensor. */
+/* A part of an update for one packet: in one slice and one tensor. */
 typedef struct sparse_push_piece {
   uint64_t offset; /* in the flat model, bytes */
-  uint64_t first;  /* its first element, counted in the tensor */
+  uint64_t first;  /* index of its first element in the tensor */
   uint32_t tensor; /* index in the layout */
   uint32_t n;
   int dtype;
@@ -41,14 +41,14 @@ typedef struct sparse_push_walk {
 
 static uint64_t sparse_push_pad(uint64_t bytes) { return (bytes + 7) & ~(uint64_t)7; }
 
-/* Elements of a packet that a frame can hold in any case. */
+/* Number of elements of a packet that fits a frame in any case. */
 static uint64_t sparse_push_most(const mlfab__worker *worker, int dtype) {
   uint64_t room = (uint64_t)worker->config->chunk_bytes - MLFAB__PACKET_HEADER;
   uint64_t most = room * 8 / (8 * mlfab__dtype_bytes(dtype) + 1);
   return mlfab__max(SPARSE_PUSH_LEAST, mlfab__min(MLFAB__PACKET_ELEMENTS, most & ~(uint64_t)63));
 }
 
-/* Bytes behind `offset` that are of the same tensor and slice. */
+/* Bytes from `offset` to the end of the tensor or slice. */
 static uint64_t sparse_push_left(const mlfab__worker *worker, const mlfab__tensor *tensor,
                                  uint64_t offset) {
   const mlfab__layout *layout = &worker->layout;
@@ -82,7 +82,7 @@ static int sparse_push_next(const mlfab__worker *worker, const mlfab__outgoing *
 
 static uint32_t sparse_push_words(const sparse_push_piece *piece) { return (piece->n + 63) / 64; }
 
-/* The tensor's filter, or NULL. */
+/* The tensor's filter with its residual, or NULL. */
 static mlfab__sieve *sparse_push_sieve(const mlfab__worker *worker, uint32_t tensor) {
   mlfab__sieve *sieve = worker->nsieves > 0 ? &worker->sieves[tensor] : NULL;
   return sieve && sieve->residual ? sieve : NULL;
@@ -101,7 +101,7 @@ static void sparse_push_rule(const mlfab__worker *worker, const mlfab__sieve *si
   rule->dtype = (int)its->dtype;
   rule->seed = mlfab__hash(worker->config->seed, names, sizeof names);
   rule->t = t;
-  if (sieve->leaves) return; /* all of it */
+  if (sieve->leaves) return; /* the filter was removed: sends everything */
   rule->half = (int)filter->half;
   if (filter->threshold > 0.0) {
     rule->tau = mlfab__filter_threshold(filter->threshold, filter->decay, t);
@@ -131,7 +131,7 @@ static int sparse_push_no_memory(mlfab_error *error) {
   return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "push: out of memory for the packets of an update");
 }
 
-/* The most bytes of a packet that has `kept` of its elements, `width` bytes each. */
+/* The maximum size of a packet with `kept` values of `width` bytes. */
 static uint64_t sparse_push_bound(uint32_t elements, uint64_t kept, uint32_t width) {
   if (kept == 0) return 0;
   uint64_t marks = mlfab__min(sparse_push_pad((elements + 7) / 8), sparse_push_pad(2 * kept));
@@ -169,7 +169,8 @@ static uint64_t sparse_push_count_words(const mlfab__worker *worker,
   return words;
 }
 
-/* Marks what is sent; *bytes_p: no more bytes become of it. Changes nothing else. */
+/* Checks all values and marks those to be sent. *bytes_p: the maximum size of the packets. Changes nothing
+ * else. */
 static int sparse_push_look(mlfab__worker *worker, const mlfab__outgoing *update, uint64_t t,
                             uint64_t *bytes_p, mlfab_error *error) {
   uint64_t *marks = worker->marks;
@@ -197,7 +198,7 @@ static int sparse_push_look(mlfab__worker *worker, const mlfab__outgoing *update
   return 0;
 }
 
-/* Asks the user's own filter about a piece; it can only clear marks. */
+/* Calls the user's filter for a piece; it can only clear marks. */
 static void sparse_push_select(const mlfab__worker *worker, const mlfab__sieve *sieve,
                                const sparse_push_piece *piece, uint64_t t, uint64_t *marks) {
   uint64_t asked[MLFAB__PACKET_ELEMENTS / 64];
@@ -209,8 +210,8 @@ static void sparse_push_select(const mlfab__worker *worker, const mlfab__sieve *
   for (uint32_t i = 0; i < words; i++) marks[i] &= asked[i];
 }
 
-/* Filters that need all of a tensor: its update is added to the residual at once, and marks are
- * cleared. `walk` is behind the tensor's first piece. */
+/* Filters that need the whole tensor: adds its update to the residual, and clears marks. `walk` is behind
+ * the tensor's first piece. */
 static void sparse_push_choose(const mlfab__worker *worker, const mlfab__outgoing *update,
                                const mlfab__sieve *sieve, sparse_push_walk walk,
                                sparse_push_piece piece, uint64_t t, uint64_t *marks) {
@@ -232,7 +233,7 @@ static void sparse_push_choose(const mlfab__worker *worker, const mlfab__outgoin
   } while (sparse_push_next(worker, update, &walk, &piece) && piece.tensor == index);
 }
 
-/* Writes the packet of a filtered piece, and its residual. */
+/* Writes the packet of a filtered piece, and updates its residual. */
 static uint64_t sparse_push_emit(mlfab__worker *worker, const mlfab__sieve *sieve,
                                  const sparse_push_piece *piece, const mlfab__filter_rule *rule,
                                  const uint8_t *g, const uint64_t *marks, uint8_t *out) {
@@ -278,7 +279,7 @@ static void sparse_push_drop(mlfab__worker *worker, uint32_t tensor) {
   worker->nsieves--;
 }
 
-/* Residuals that the update has taken along to the last bit. */
+/* Frees the residuals of removed filters, which this update has sent. */
 static void sparse_push_leave(mlfab__worker *worker, const mlfab__outgoing *update) {
   sparse_push_walk walk = {0, 0};
   sparse_push_piece piece;
@@ -340,8 +341,8 @@ static int sparse_push_check(const mlfab_filter *filter, mlfab_error *error) {
   return 0;
 }
 
-/* Refuses what would never let anything of this tensor travel: every element is below the threshold,
- * and the random policy spares none. */
+/* Refuses a filter that would never send a value of this tensor: every element is below the threshold, and
+ * no draw spares any. */
 static int sparse_push_check_sends(const mlfab_filter *filter, const mlfab__tensor *tensor,
                                    mlfab_error *error) {
   double most = tensor->dtype == MLFAB_F32 ? (double)FLT_MAX : DBL_MAX;
@@ -353,7 +354,7 @@ static int sparse_push_check_sends(const mlfab_filter *filter, const mlfab__tens
                      filter->threshold, tensor->id);
 }
 
-/* The residuals that are missing, of one tensor or of all; without memory, none of them. */
+/* Allocates missing residuals, of one tensor or of all; without memory, none. */
 static int sparse_push_add(mlfab__worker *worker, uint32_t first, uint32_t end) {
   const mlfab__layout *layout = &worker->layout;
   if (!worker->sieves)
@@ -431,7 +432,7 @@ static int sparse_push_check_list(const mlfab__worker *worker, const mlfab__spar
                       sparse->tensor);
 }
 
-/* The values from position `at` on that one packet can have: returns where the next begins. */
+/* The values from position `at` on that fit one packet: returns the position after them. */
 static uint64_t sparse_push_run(const mlfab__worker *worker, const mlfab__tensor *tensor,
                                 const mlfab__sparse *sparse, uint64_t at,
                                 mlfab__packet_shape *shape) {
@@ -474,9 +475,9 @@ static int sparse_push_list(mlfab__worker *worker, mlfab__outgoing *update,
   return 0;
 }
 
-/* --- packets on their way --- */
+/* --- sending packets --- */
 
-/* The packet at this place: its bytes, and whose it is. */
+/* Size of the packet at this offset, and its server. */
 static uint64_t sparse_push_packet(const mlfab__worker *worker, const mlfab__outgoing *update,
                                    uint64_t at, uint32_t *server_p) {
   mlfab__packet packet;
@@ -498,8 +499,8 @@ static uint64_t sparse_push_bytes(const mlfab__worker *worker, const mlfab__outg
   return sum;
 }
 
-/* The server's next packets at or behind `from` that are neighbours, at most a frame's and not more
- * than `most`: their bytes, and where they begin. */
+/* The server's next adjacent packets at or behind `from`: at most a frame, and at most `most` bytes.
+ * Returns their size, and their offset in *at_p. */
 static uint64_t sparse_push_neighbours(const mlfab__worker *worker, const mlfab__outgoing *update,
                                        uint32_t server, uint64_t from, uint64_t most,
                                        uint64_t *at_p) {
@@ -612,7 +613,7 @@ MLFAB__INTERNAL int mlfab__worker_set_filter(mlfab__worker *worker, uint32_t ten
 
 /* --- pulls --- */
 
-/* Writes packets. 0; FRAME when they are malformed or not of the stretch; MEMORY. */
+/* Stores received packets. 0; FRAME when they are malformed or outside the requested bytes; MEMORY. */
 static int sparse_push_unpack(mlfab__worker *worker, const mlfab__fetch *fetch,
                               const mlfab__model *model, const mlfab__frame_in *frame) {
   uint64_t room = frame->bulk_bytes;
