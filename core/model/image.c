@@ -1,4 +1,4 @@
-/* image.c - the bytes of slices as one stream of chunks. See image.h. */
+/* image.c - reads and writes slices as a stream of chunks. See image.h. */
 #include "image.h"
 
 static int image_has(const mlfab__store *store, uint32_t kind) {
@@ -7,7 +7,7 @@ static int image_has(const mlfab__store *store, uint32_t kind) {
                                        : kind < MLFAB__IMAGE_KINDS;
 }
 
-/* Bytes of a position by their kind; NULL: ghosts. */
+/* The bytes of a position, by kind; NULL: ghosts. */
 static uint8_t *image_bytes(const mlfab__store *store, uint32_t kind, uint32_t position) {
   if (kind == MLFAB__IMAGE_STATE0) return store->s0[position];
   if (kind == MLFAB__IMAGE_STATE1) return store->s1[position];
@@ -16,7 +16,7 @@ static uint8_t *image_bytes(const mlfab__store *store, uint32_t kind, uint32_t p
 
 /* ---- writing ---- */
 
-/* Moves the cursor to the next bytes, from where it stands: 1, or 0 behind the last. */
+/* Moves the cursor to the next existing bytes: 1, or 0 behind the last. */
 static int image_seek(const mlfab__store *store, const uint32_t *owners, uint32_t owner,
                       mlfab__image_cursor *c) {
   for (; c->slice < store->nslices; c->slice++, c->kind = 0, c->offset = 0) {
@@ -24,7 +24,7 @@ static int image_seek(const mlfab__store *store, const uint32_t *owners, uint32_
     if (owners[s->number] != owner) continue;
     for (; c->kind < MLFAB__IMAGE_KINDS; c->kind++, c->offset = 0) {
       if (!image_has(store, c->kind)) continue;
-      /* Of the sum only the blocks that there are. */
+      /* Skips missing blocks of the sum. */
       while (c->kind == MLFAB__IMAGE_SUM && c->offset < s->bytes &&
              store->sum[s->first + c->offset / store->block_bytes] == MLFAB__NO_BLOCK)
         c->offset = (c->offset / store->block_bytes + 1) * store->block_bytes;
@@ -56,7 +56,7 @@ MLFAB__INTERNAL int mlfab__image_next(const mlfab__store *store, const uint32_t 
 
 /* ---- reading ---- */
 
-/* Is what has come before these bytes all that there is before them? Moves on to their kind. */
+/* Have all bytes before these arrived? Moves the part to this kind. */
 static int image_follows(const mlfab__store *store, const mlfab__shard_slice *slice,
                          mlfab__image_part *part, uint32_t kind, uint64_t offset) {
   while (part->kind < kind) {
@@ -68,7 +68,7 @@ static int image_follows(const mlfab__store *store, const mlfab__shard_slice *sl
          (kind == MLFAB__IMAGE_SUM ? offset >= part->offset : offset == part->offset);
 }
 
-/* A block of zeros for a sum. */
+/* Provides a zeroed block for a sum. */
 static int image_sum_block(mlfab__env *env, mlfab__store *store, uint32_t position) {
   if (store->sum[position] != MLFAB__NO_BLOCK) return 0;
   if (store->free_count == 0 && mlfab__store_grow(env, store)) return MLFAB_ERR_MEMORY;
@@ -105,7 +105,7 @@ MLFAB__INTERNAL int mlfab__image_take(mlfab__env *env, mlfab__store *store, mlfa
       chunk->bytes > slice->bytes - chunk->offset || (data == NULL) != store->ghost)
     return MLFAB_ERR_FRAME;
   if (chunk->kind == MLFAB__IMAGE_WEIGHTS && chunk->offset == 0) {
-    memset(part, 0, sizeof *part); /* from the first byte again, after a link broke */
+    memset(part, 0, sizeof *part); /* starts again, after a link was lost */
     for (uint32_t p = slice->first; p < slice->first + slice->count; p++)
       mlfab__store_put(store, &store->sum[p], MLFAB__NO_BLOCK);
   }

@@ -1,19 +1,19 @@
 /* image.h - the bytes of slices as one stream of chunks. Layer 3.
  *
- * An image holds some slices of a store: one after the other, ascending; of each its kinds of bytes in order
- * (weights, states of the optimizer, sum of the open round); of each kind the bytes from the first to the
- * last. Chunks are (slice, kind, offset, bytes), lie within one block, and `last` marks the last one of a
- * slice. Kinds that the store does not have are left out; so are blocks of a sum that nothing was added to,
- * which are zero. Whoever sends chunks adds what else belongs to a slice (version, commit, clock).
+ * An image holds some slices of a store in ascending order; for each slice its kinds of bytes in order
+ * (weights, optimizer states, sum of the open round); for each kind the bytes from first to last. A chunk
+ * is (slice, kind, offset, bytes) and lies within one block; `last` marks the last chunk of a slice. Kinds
+ * that the store does not have are omitted, as are missing blocks of a sum, which are zero. The sender adds
+ * the other state of a slice (version, commit, clock).
  *
- * Writer: a cursor, which may be set back to the start whenever a link breaks. Nothing of the store is lent
- * longer than a chunk is used.
- * Reader: a part for each slice. EMPTY (kind 0, offset 0) -> bytes up to (kind, offset) -> DONE with the last
- * chunk. The first chunk of a slice leads back to EMPTY, unless it is DONE: then chunks are passed over.
+ * Writer: a cursor, which may be reset to the start when a link is lost. A chunk's data is valid until the
+ * store changes. Reader: one part for each slice. EMPTY (kind 0, offset 0) -> received up to (kind, offset)
+ * -> DONE with the last chunk. The first chunk of a slice resets its part to EMPTY, unless it is DONE; then
+ * chunks are ignored.
  *
- * Invariants. (1) A part is DONE only if every byte of every kind that the store has came, in order. (2) What
- * does not follow what came before is refused, and changes nothing. (3) Between the first chunk and DONE the
- * slice's bytes are nobody else's. */
+ * Invariants. (1) A part is DONE only if every byte of every kind that the store has arrived, in order. (2)
+ * A chunk that does not continue the part is refused, and changes nothing. (3) Between the first chunk and
+ * DONE, nothing else may use the slice's bytes. */
 #ifndef MLFAB__IMAGE_H
 #define MLFAB__IMAGE_H
 
@@ -40,9 +40,9 @@ typedef struct mlfab__image_chunk {
   int last; /* of its slice */
 } mlfab__image_chunk;
 
-/* Moves the cursor to the next chunk, at most `limit` bytes, of the slices that owners (by number of the slice)
- * gives to `owner`: 1, or 0 behind the last. The caller adds the chunk's bytes to the cursor's offset once
- * it has them. */
+/* Sets *chunk to the next chunk, of at most `limit` bytes, of the slices that owners (by slice number)
+ * assigns to `owner`: 1, or 0 behind the last. The caller adds the chunk's bytes to the cursor's offset
+ * once it has used them. */
 MLFAB__INTERNAL int mlfab__image_next(const mlfab__store *store, const uint32_t *owners,
                                       uint32_t owner, uint64_t limit, mlfab__image_cursor *cursor,
                                       mlfab__image_chunk *chunk);
@@ -53,9 +53,8 @@ typedef struct mlfab__image_part { /* zeros: EMPTY */
   uint64_t offset;
 } mlfab__image_part;
 
-/* Writes a chunk's bytes (data NULL: ghosts) into the store, whose block takes over those that are there.
- * chunk->slice and the rest may be a stranger's words. Errors: FRAME (out of range, or does not follow),
- * MEMORY. */
+/* Writes a chunk's bytes (data NULL: ghosts) into the blocks of the store. The chunk's members are checked:
+ * they may come from the network. Errors: FRAME (out of range, or not the next bytes), MEMORY. */
 MLFAB__INTERNAL int mlfab__image_take(mlfab__env *env, mlfab__store *store, mlfab__image_part *part,
                                       const mlfab__image_chunk *chunk, const uint8_t *data);
 

@@ -7,7 +7,7 @@
 
 enum { LAYOUT_ALIGN = 64, LAYOUT_MIN_BYTES = 4096, LAYOUT_USUAL_BYTES = 32768 };
 
-/* Fills tensors with their places; 8-byte types first. */
+/* Assigns offsets to the tensors; 8-byte types first. */
 static int layout_place(const mlfab__tensor_info *infos, uint32_t n, uint64_t max_bytes,
                         mlfab__layout *layout, mlfab_error *error) {
   uint32_t placed = 0;
@@ -38,7 +38,7 @@ static int layout_place(const mlfab__tensor_info *infos, uint32_t n, uint64_t ma
 
 typedef int (*layout_before_fn)(const void *of, uint32_t i, uint32_t k);
 
-/* Sorts indexes (heapsort: no recursion, no libc order). */
+/* Sorts indexes by heapsort: no recursion, and no libc-dependent order. */
 static void layout_sort(uint32_t *a, uint32_t n, layout_before_fn before, const void *of) {
   for (uint32_t end = n, start = n / 2; end > 1;) {
     uint32_t value;
@@ -64,7 +64,7 @@ static int layout_before_id(const void *of, uint32_t i, uint32_t k) {
   return t[i].id < t[k].id;
 }
 
-/* Sorts the indexes by id, and finds ids used twice. */
+/* Sorts the indexes by id, and finds duplicate ids. */
 static int layout_index(mlfab__layout *layout, mlfab_error *error) {
   uint32_t n = layout->ntensors, *a = layout->by_id;
   const mlfab__tensor *t = layout->tensors;
@@ -79,13 +79,13 @@ static int layout_index(mlfab__layout *layout, mlfab_error *error) {
   return 0;
 }
 
-/* Lists the slices of each server, and the runs, anew. */
+/* Rebuilds the lists of slices by server, and the runs. */
 static void layout_sort_out(mlfab__layout *layout) {
   uint32_t n = layout->nslices, *at = layout->owned_at;
   memset(at, 0, (layout->servers + 1) * sizeof *at);
   for (uint32_t i = 0; i < n; i++) at[layout->slices[i].server + 1]++;
   for (uint32_t s = 0; s < layout->servers; s++) at[s + 1] += at[s];
-  /* Filling moves each server's beginning to the next one's; they are moved back then. */
+  /* Filling moves each server's start to the next one's; then all are moved back. */
   for (uint32_t i = 0; i < n; i++) layout->owned[at[layout->slices[i].server]++] = i;
   memmove(at + 1, at, layout->servers * sizeof *at);
   at[0] = 0;
@@ -96,7 +96,7 @@ static void layout_sort_out(mlfab__layout *layout) {
 }
 
 static int layout_cut(mlfab__env *env, uint32_t want, uint32_t active, mlfab__layout *layout) {
-  /* A slice is a frame of a pull: not smaller than pays, unless they are asked for. */
+  /* Each slice costs a frame in a pull: by default slices are not smaller than is efficient. */
   uint64_t least = layout->bytes / LAYOUT_MIN_BYTES;
   uint64_t most =
       mlfab__max(layout->bytes / LAYOUT_USUAL_BYTES, mlfab__min(least, layout->servers));
@@ -274,7 +274,7 @@ typedef struct layout_balance {
   uint32_t *owner;
   uint64_t *load;
   uint32_t *order; /* all slices, ascending by bytes and number */
-  uint32_t *mine;  /* those of one server, likewise */
+  uint32_t *mine;  /* the slices of one server, in the same order */
 } layout_balance;
 
 static int layout_before_bytes(const void *of, uint32_t i, uint32_t k) {
@@ -282,11 +282,11 @@ static int layout_before_bytes(const void *of, uint32_t i, uint32_t k) {
   return s[i].bytes != s[k].bytes ? s[i].bytes < s[k].bytes : i < k;
 }
 
-/* Takes from a server what it has beyond `cap`: it keeps as many slices as it may, and of so many
- * the largest that fit, so that the fewest bytes go. */
+/* Takes slices from a server until its load is at most `cap`. It keeps as many slices as possible and, for
+ * that number, the largest that fit, so that the fewest bytes move. */
 static void layout_shed(layout_balance *b, uint32_t server, uint64_t cap) {
   uint32_t n = 0, keep = 0;
-  uint64_t least = 0; /* of the `keep` smallest */
+  uint64_t least = 0; /* sum of the `keep` smallest */
   for (uint32_t i = 0; i < b->n; i++) {
     if (b->owner[b->order[i]] == server) b->mine[n++] = b->order[i];
   }
@@ -306,7 +306,7 @@ static void layout_shed(layout_balance *b, uint32_t server, uint64_t cap) {
   }
 }
 
-/* New owners with no server above `cap`, as far as that goes. Returns the largest load. */
+/* Assigns owners so that no server is above `cap`, if possible. Returns the largest load. */
 static uint64_t layout_level(layout_balance *b, uint64_t cap) {
   uint64_t largest = 0;
   memset(b->load, 0, b->servers * sizeof *b->load);
@@ -319,7 +319,7 @@ static uint64_t layout_level(layout_balance *b, uint64_t cap) {
   for (uint32_t s = 0; s < b->servers; s++) {
     if (b->load[s] > cap) layout_shed(b, s, cap);
   }
-  /* The largest first, each to the one that has least. */
+  /* The largest slices first, each to the server with the smallest load. */
   for (uint32_t i = b->n; i-- > 0;) {
     uint32_t slice = b->order[i], to = LAYOUT_NOBODY;
     if (b->owner[slice] != LAYOUT_NOBODY) continue;
@@ -345,9 +345,9 @@ MLFAB__INTERNAL void mlfab__layout_balance(const mlfab__slice *slices, uint32_t 
   for (uint32_t s = 0; s < servers; s++) members += active[s] != 0;
   assert(members > 0);
   layout_sort(order, n, layout_before_bytes, slices);
-  /* 21/20 of the mean, without an overflow. */
+  /* 21/20 of the mean, computed without overflow. */
   uint64_t cap = total / (20 * members) * 21 + total % (20 * members) * 21 / (20 * members);
   uint64_t largest = layout_level(&b, cap);
-  /* Too few slices for that: what is within a 64th of what can be had is left where it is. */
+  /* There are too few slices: keeps slices in place if the result is within 1/64 of the best. */
   if (largest > cap) layout_level(&b, largest + largest / 64);
 }

@@ -1,20 +1,19 @@
-/* optimizer.c - what a committed sum does to the weights.
+/* optimizer.c - applies a committed sum to the weights.
  *
- * For: applying one optimizer to one stretch of elements. Not for: deciding when to commit, whether the
- * sum is finite (the store looked before), or where states live.
+ * For: applying one optimizer to some elements. Not for: deciding when to commit, checking that the sum is
+ * finite (done before), or storing the states.
  *
- * Invariants: every optimizer is a chain of reduce kernels over short blocks that stay in cache, so that
- * it inherits their promise: one rounding a multiply and one an add, in the element's type, the
- * same bits at every CPU level, under every compiler flag, and wherever a stretch is cut. Scalars
- * are computed in double, then rounded to the element's type. The one step that is not such a
- * chain, the quotient by a root, is computed in double for both types: compilers replace float divisions
- * and roots by estimates under -ffast-math, but not those of doubles.
+ * Invariants: every optimizer is a chain of kernels over short blocks that stay in cache, and has the
+ * kernels' guarantees: one rounding for each multiply and each add, in the element's type; the same bits at
+ * every CPU level, under every compiler flag, and however the elements are divided. Scalars are computed in
+ * double, then rounded to the element's type. The one step that is not such a chain, the quotient by a
+ * root, is computed in double for both types: under -ffast-math compilers replace float divisions and roots
+ * by estimates, but not those of doubles.
  *
  * Source: MLfabric §2 eq. (2); §3.1 and §10.4 eq. (21); Kingma and Ba 2015, Alg. 1 in the order of
- * operations of the end of its §2; Loshchilov and Hutter 2019, Alg. 1 and 2 (decoupled decay); Duchi, Hazan and
- * Singer 2011 (AdaGrad, diagonal); Tieleman and Hinton 2012 (RMSprop). Departs: epsilon is scaled
- * by sqrt(1 - beta2^t) there, so that the step is the one of Alg. 1, not the variant with epsilon
- * hat. */
+ * operations of the end of its §2; Loshchilov and Hutter 2019, Alg. 1 and 2 (decoupled decay); Duchi, Hazan
+ * and Singer 2011 (AdaGrad, diagonal); Tieleman and Hinton 2012 (RMSprop). Departs: epsilon is scaled by
+ * sqrt(1 - beta2^t), so that the step is that of Alg. 1, not the variant with epsilon hat. */
 #include "optimizer.h"
 #include "../base/env.h"
 #include "../kernels/kernels.h"
@@ -23,17 +22,17 @@
 #include <emmintrin.h>
 #endif
 
-/* Elements worked on at a time: the scratch is four arrays of this many. */
+/* Elements processed at a time: the scratch is four arrays of this many. */
 #define OPTIMIZER_BLOCK 512u
 
-/* Enough for a block of either floating type; the kernels see it as void. */
+/* A block of either floating type; the kernels see it as void. */
 typedef union optimizer_scratch {
   float f32[OPTIMIZER_BLOCK];
   double f64[OPTIMIZER_BLOCK];
 } optimizer_scratch;
 
-/* The correctly rounded root of x >= 0 (within 1 ulp where there is no instruction for it). Not
- * libm's sqrt, lest a program that links mlfab.c needs -lm. */
+/* The correctly rounded root of x >= 0 (within 1 ulp without a hardware instruction). Not libm's sqrt, so
+ * that programs do not need -lm. */
 static double optimizer_sqrt(double x) {
 #if defined(__SSE2__)
   return _mm_cvtsd_f64(_mm_sqrt_pd(_mm_set1_pd(x)));
@@ -41,10 +40,10 @@ static double optimizer_sqrt(double x) {
   uint64_t bits;
   double scale = 1.0, root;
   if (x <= 0.0 || !mlfab__finite(x)) return x;
-  /* Subnormal numbers have no exponent to halve: 2^108 lifts them, 2^-54 brings the root back. */
+  /* Subnormal numbers have no exponent to halve: scales by 2^108, and the root by 2^-54. */
   if (x < 2.2250738585072014e-308)
     x *= 324518553658426726783156020576256.0, scale = 1.0 / 18014398509481984.0;
-  /* Half the exponent gives a root within 4 %, and each of Newton's steps squares the error. */
+  /* Half the exponent gives a root within 4 %; each Newton step squares the error. */
   memcpy(&bits, &x, sizeof bits);
   bits = (bits >> 1) + 0x1ff7a3bea91d9b1bu;
   memcpy(&root, &bits, sizeof root);
@@ -62,8 +61,7 @@ static void optimizer_sqrt_all(double *x, size_t n) {
 #endif
 }
 
-/* base^exponent by squaring; accurate enough for 1 - beta^t, as the error vanishes with the
- * power. */
+/* base^exponent by squaring; accurate enough for 1 - beta^t, because the error vanishes with the power. */
 static double optimizer_power(double base, uint64_t exponent) {
   double power = 1.0;
   for (; exponent != 0; exponent >>= 1, base *= base)
@@ -71,20 +69,20 @@ static double optimizer_power(double base, uint64_t exponent) {
   return power;
 }
 
-/* A stretch of at most OPTIMIZER_BLOCK elements of one commit. */
+/* At most OPTIMIZER_BLOCK elements of one commit. */
 typedef struct optimizer_block {
   int dtype;
   double scale; /* of u */
   uint64_t t;   /* number of the commit, from 1 */
   void *dst;
   const void *w, *u;
-  void *s0, *s1; /* states, as many as the rule has */
+  void *s0, *s1; /* states, as many as the optimizer has */
   size_t n;
 } optimizer_block;
 
-/* --- the update rules --- */
+/* --- the optimizers --- */
 
-/* dst = w + scale * u without asking whether it is finite. */
+/* dst = w + scale * u, without checking that it is finite. */
 static void optimizer_add(int dtype, void *dst, const void *w, const void *u, double scale,
                           size_t n) {
   (void)mlfab__kernel_add(dtype, dst, w, u, scale, n, 0);
@@ -134,7 +132,7 @@ static void optimizer_squares(int dtype, const void *u, void *v, double keep, do
 }
 
 /* m = beta1 * m + (1 - beta1) * u; v = beta2 * v + (1 - beta2) * u * u; dst = w + scale * mhat /
- * (sqrt(vhat) + epsilon). Both bias corrections are drawn out of the quotient into the scalars. */
+ * (sqrt(vhat) + epsilon). Both bias corrections are moved from the quotient into the scalars. */
 static void optimizer_adam(const mlfab__optimizer *optimizer, const optimizer_block *block) {
   optimizer_scratch kept, quotient;
   void *m = block->s0, *v = block->s1;
@@ -173,11 +171,11 @@ static void optimizer_plain(const mlfab__optimizer *optimizer, const optimizer_b
   optimizer_add(block->dtype, block->dst, block->w, block->u, block->scale, block->n);
 }
 
-/* The update rules, by MLFAB_OPTIMIZER_*. */
+/* The optimizers, by MLFAB_OPTIMIZER_*. */
 static const struct {
   const char *name;
-  uint32_t states; /* arrays of the weights' size that it keeps: 0, 1 or 2 */
-  int linear;      /* the step is linear in u and leaves w as it is */
+  uint32_t states; /* number of state arrays of the weights' size: 0, 1 or 2 */
+  int linear;      /* the step is linear in u and does not decay w */
   void (*apply)(const mlfab__optimizer *optimizer, const optimizer_block *block);
 } optimizer_kinds[] = {
     [MLFAB_OPTIMIZER_SGD] = {"sgd", 0, 1, optimizer_plain},
@@ -190,11 +188,11 @@ static const struct {
 
 /* --- the interface --- */
 
-/* Refuses what is outside [low, high) or, with `open`, is low. */
+/* Refuses values outside [low, high); with `open` also low itself. */
 static int optimizer_member(double *member, double given, const char *name, double low, double high,
                             int open, const char *range, mlfab_error *error) {
   *member = given;
-  /* Asked before any comparison, which -ffast-math would assume to be about a number. */
+  /* Checked before any comparison, because -ffast-math assumes that no comparison sees a NaN. */
   if (!mlfab__finite(*member))
     return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "%s is not finite", name);
   if (*member < low || *member >= high || (open && *member <= low))

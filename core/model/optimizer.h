@@ -1,8 +1,7 @@
-/* optimizer.h - what a committed sum does to the weights. Pure functions.
+/* optimizer.h - applies a committed sum to the weights. Pure functions.
  *
- * Source: MLfabric §2 eq. (2) (momentum), §3.1 and §10.4 eq. (21) (delay-adaptive step, 1/alpha
- * = c' sqrt(t + tau)); Adam (Kingma and Ba 2015, Alg. 1); decoupled decay (Loshchilov and Hutter
- * 2019). */
+ * Source: MLfabric §2 eq. (2) (momentum), §3.1 and §10.4 eq. (21) (delay-adaptive step, 1/alpha = c' sqrt(t
+ * + tau)); Adam (Kingma and Ba 2015, Alg. 1); decoupled decay (Loshchilov and Hutter 2019). */
 #ifndef MLFAB__OPTIMIZER_H
 #define MLFAB__OPTIMIZER_H
 
@@ -13,27 +12,27 @@ typedef struct mlfab__optimizer {
   double gamma, adadelay_c, beta1, beta2, epsilon, weight_decay;
 } mlfab__optimizer;
 
-/* What a commit tells it. */
+/* Parameters of one commit. */
 typedef struct mlfab__optimizer_step {
   double scale;   /* of u */
   uint64_t t;     /* number of this commit, from 1 */
   uint64_t delay; /* tau */
 } mlfab__optimizer_step;
 
-/* Checks the members of the options. Errors: CONFIG with a text that names the member (gamma or a beta outside
- * [0, 1); adadelay_c with ADADELAY or epsilon with any but SGD not positive; weight_decay negative; any not
- * finite), UNSUPPORTED (unknown kind). options NULL: the initial values. *optimizer is set on success only. */
+/* Checks the options. Errors: CONFIG with a text that names the member (gamma or a beta outside [0, 1);
+ * adadelay_c with ADADELAY or epsilon with any but SGD not positive; weight_decay negative; any not
+ * finite), UNSUPPORTED (unknown kind). options NULL: the initial values. Sets *optimizer on success only. */
 MLFAB__INTERNAL int mlfab__optimizer_init(mlfab__optimizer *optimizer,
                                           const mlfab_model_options *options, mlfab_error *error);
-/* State arrays of the size of the weights: 0, 1 or 2 (Adam). Zero at first. */
+/* Number of state arrays of the weights' size: 0, 1 or 2 (Adam). They begin with zeros. */
 MLFAB__INTERNAL uint32_t mlfab__optimizer_states(uint32_t kind);
-/* 1 when the step is linear in u and leaves w as it is, so that scale may be folded into sums of u. */
+/* 1 when the step is linear in u and does not decay w, so that the scale may be folded into sums of u. */
 MLFAB__INTERNAL int mlfab__optimizer_linear(const mlfab__optimizer *optimizer);
-/* 1 when it does nothing but add scale * u. */
+/* 1 when the step only adds scale * u. */
 MLFAB__INTERNAL int mlfab__optimizer_adds(const mlfab__optimizer *optimizer);
-/* dst = what the optimizer makes of w, for n elements; s0 and s1 are its state, updated in place. dst
- * may be w or u; states overlap nothing. I64: only what adds (the caller checks). Cutting the n
- * elements anywhere into several calls gives the same bits. */
+/* dst = the step applied to w, for n elements; updates the states s0 and s1 in place. dst may be w or u;
+ * the states must not overlap anything. I64: only if mlfab__optimizer_adds (the caller checks). Splitting
+ * the n elements into several calls gives the same bits. */
 MLFAB__INTERNAL void mlfab__optimizer_apply(const mlfab__optimizer *optimizer,
                                             const mlfab__optimizer_step *step, int dtype, void *dst,
                                             const void *w, const void *u, void *s0, void *s1,

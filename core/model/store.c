@@ -6,7 +6,7 @@
 
 enum { STORE_TAGS_MAX = 65536 };
 
-/* Cuts the shard's slices into positions. */
+/* Divides the shard's slices into positions. */
 static int store_cut(mlfab__env *env, mlfab__store *store, uint32_t server) {
   const mlfab__layout *layout = store->layout;
   const uint32_t *owned = layout->owned + layout->owned_at[server];
@@ -21,8 +21,8 @@ static int store_cut(mlfab__env *env, mlfab__store *store, uint32_t server) {
   uint64_t largest = 0;
   for (uint32_t i = 0; i < layout->nslices; i++)
     largest = mlfab__max(largest, layout->slices[i].bytes);
-  /* No block larger than it needs to be: small models are cheap. All slices' are alike, so that a
-   * block may change from store to store when slices move. */
+  /* Blocks are no larger than the largest slice, so that small models need little memory. All servers use
+   * the same size, so that slices can move. */
   store->block_bytes = (uint32_t)mlfab__min(store->block_bytes, (largest + 63) / 64 * 64);
   for (uint32_t i = 0; i < store->nslices; i++) {
     const mlfab__slice *from = &layout->slices[owned[i]];
@@ -73,7 +73,7 @@ MLFAB__INTERNAL int mlfab__store_init(mlfab__env *env, mlfab__store *store,
   store->free_head = MLFAB__NO_BLOCK;
   if (store_cut(env, store, server) || store_places(env, store, states)) goto no_memory;
   if (store->positions == 0) return 0;
-  /* w and next, and sum in rounds; and what pulls may keep of older versions: two slices' worth. */
+  /* w and next, and sum with rounds; plus two slices for older versions that pulls pin. */
   uint64_t wanted = (uint64_t)store->positions * (sums ? 3 : 2) +
                     mlfab__min(store->positions, 2 * (uint64_t)store->positions_per_slice + 8);
   if (wanted >= MLFAB__NO_BLOCK / 2) goto no_memory;
@@ -99,12 +99,12 @@ no_memory:
   return MLFAB_ERR_MEMORY;
 }
 
-/* The bytes of a slice's grain: it may have types of 4 and of 8 bytes. */
+/* Grain size of a slice, which may have types of 4 and of 8 bytes. */
 static uint64_t store_grain(const mlfab__store *store, const mlfab__shard_slice *slice,
                             uint32_t elements) {
   const mlfab__layout *layout = store->layout;
   uint64_t last = slice->offset + slice->bytes - 1;
-  /* The types of 8 bytes come first. */
+  /* Tensors with 8-byte types come first. */
   uint32_t first_width =
       mlfab__dtype_bytes((int)mlfab__layout_tensor_at(layout, slice->offset)->dtype);
   uint32_t last_width = mlfab__dtype_bytes((int)mlfab__layout_tensor_at(layout, last)->dtype);

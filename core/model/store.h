@@ -1,14 +1,13 @@
 /* store.h - a server's shard: slices with versions, in reference-counted blocks. Layer 3.
  *
- * Each slice is stored in blocks of block_bytes (the last may be shorter). A position is a place
- * for a block in the shard; per position there is the present block `w`, perhaps the block being
- * written (`next`), and perhaps the sum of the open round (`sum`). Pulls hold references to blocks;
- * a block with more than one reference is never written. All blocks are set aside when the model is
- * made: steady state allocates nothing, and running out of spare blocks means that somebody pins
- * too many.
+ * Each slice is stored in blocks of block_bytes (the last may be shorter). A position is a place for a
+ * block in the shard. Each position has the present block `w`, and may have the block being written
+ * (`next`) and the sum of the open round (`sum`). Pulls hold references to blocks; a block with more than
+ * one reference is never written. All blocks are allocated with the model, so steady state allocates
+ * nothing; spare blocks run out only when pulls pin too many.
  *
- * Invariants: w[p] is always a block; refs = number of places (w, next, sum, pins, sends) that name
- * the block; the free list holds exactly the blocks with refs 0. */
+ * Invariants: w[p] is always a block; refs = number of places (w, next, sum, pins, sends) that name the
+ * block; the free list holds exactly the blocks with refs 0. */
 #ifndef MLFAB__STORE_H
 #define MLFAB__STORE_H
 
@@ -27,23 +26,23 @@ typedef struct mlfab__block {
 
 typedef struct mlfab__shard_slice {
   uint64_t offset, bytes; /* in the flat model */
-  uint64_t version;       /* updates in it */
-  uint64_t commit;        /* applications */
+  uint64_t version;       /* number of updates applied to it */
+  uint64_t commit;        /* number of commits */
   uint32_t first, count;  /* positions */
   uint32_t number;        /* in the layout */
-  uint8_t clock;          /* of its consistency model: the server's business */
+  uint8_t clock;          /* of its consistency model; used by the server */
 } mlfab__shard_slice;
 
 typedef struct mlfab__store {
   const mlfab__layout *layout;
-  uint64_t bytes; /* of all its slices */
+  uint64_t bytes; /* sum over its slices */
   uint32_t nslices, nlocal;
-  mlfab__shard_slice *slices; /* ascending by number: neighbours in the model are neighbours here */
+  mlfab__shard_slice *slices; /* ascending by number, and so by offset */
   uint32_t *local;            /* by number: the index into `slices`, or MLFAB__NO_SLICE */
   uint32_t block_bytes;
-  uint32_t positions, positions_per_slice; /* the latter: largest */
+  uint32_t positions, positions_per_slice; /* the latter: maximum */
   uint32_t *w, *next, *sum;                /* block numbers by position */
-  uint8_t **s0, **s1; /* optimizer state by position, NULL when there is none */
+  uint8_t **s0, **s1;                      /* optimizer state by position, or NULL */
   mlfab__block *blocks;
   uint32_t nblocks, free_head, free_count;
   mlfab__tags *tags; /* by slice, or NULL */
@@ -59,40 +58,40 @@ typedef struct mlfab__piece {
   int dtype;
   uint64_t count; /* elements */
   const mlfab__tensor *tensor;
-  uint64_t first; /* element of the tensor */
+  uint64_t first; /* index of its first element in the tensor */
 } mlfab__piece;
 
-/* sums: 1 when rounds are summed. states: the optimizer's arrays. Errors: MEMORY, nothing left
- * allocated. */
+/* sums: 1 when rounds are summed. states: number of the optimizer's state arrays. Errors: MEMORY, nothing
+ * left allocated. */
 MLFAB__INTERNAL int mlfab__store_init(mlfab__env *env, mlfab__store *store,
                                       const mlfab__layout *layout, uint32_t server,
                                       uint32_t block_bytes, int sums, uint32_t states, int ghost);
-/* Tags for so many elements each (a power of two), of the smallest type in a slice; no grain is smaller
- * than an element. Errors: MEMORY; store_free gives back what there is. */
+/* Allocates tags for every `elements` (a power of two) elements of the smallest type in a slice; no grain
+ * is smaller than an element. Errors: MEMORY; store_free frees what was allocated. */
 MLFAB__INTERNAL int mlfab__store_tag(mlfab__env *env, mlfab__store *store, uint32_t elements);
 MLFAB__INTERNAL void mlfab__store_free(mlfab__env *env, mlfab__store *store);
-/* The longest piece from `offset` (in the shard), at most `limit` bytes. */
+/* The longest piece from `offset` (in the flat model), at most `limit` bytes. */
 MLFAB__INTERNAL void mlfab__store_piece(const mlfab__store *store, uint64_t offset, uint64_t limit,
                                         mlfab__piece *piece);
-/* Bytes of the block at a position. */
+/* Size of the block at a position. */
 MLFAB__INTERNAL uint32_t mlfab__store_block_bytes(const mlfab__store *store, uint32_t slice,
                                                   uint32_t position);
-/* Adds one block to the spare ones. Errors: MEMORY. */
+/* Adds a spare block. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__store_grow(mlfab__env *env, mlfab__store *store);
 /* A spare block with one reference, or MLFAB__NO_BLOCK. */
 MLFAB__INTERNAL uint32_t mlfab__store_take(mlfab__store *store);
 MLFAB__INTERNAL void mlfab__store_ref(mlfab__store *store, uint32_t block);
 MLFAB__INTERNAL void mlfab__store_unref(mlfab__store *store, uint32_t block);
-/* place[p] <- block, whose reference it takes over; the old one is given up. */
+/* place[p] <- block; takes over the caller's reference, and gives up the old block's. */
 MLFAB__INTERNAL void mlfab__store_put(mlfab__store *store, uint32_t *place, uint32_t block);
 
-/* Do these options fit each other and these tensors? Errors: CONFIG, UNSUPPORTED; the text names
- * both sides of what does not go together. */
+/* Checks these options against each other and the tensors. Errors: CONFIG, UNSUPPORTED; the text names both
+ * sides of a conflict. */
 MLFAB__INTERNAL int mlfab__store_check(const mlfab_model_options *options,
                                        const mlfab__layout *layout, mlfab__optimizer *optimizer,
                                        mlfab_error *error);
 
-/* The number under which a slice's present commit travels. */
+/* The number by which frames refer to the slice's present commit. */
 static inline uint64_t mlfab__store_label(const mlfab__shard_slice *slice) {
   return slice->commit + 1;
 }

@@ -5,7 +5,7 @@
 #include "../kernels/kernels.h"
 #include "sync.h"
 
-/* The members of mlfab_sync that a kind looks at. */
+/* The members of mlfab_sync that a kind uses. */
 enum {
   SYNC_USES_STALENESS = 1,
   SYNC_USES_MAX = 2,
@@ -31,7 +31,7 @@ static const struct {
     {"user", SYNC_USES_SOFT},
 };
 
-/* 1 / e, and after how many quiet steps DSPS tries a smaller threshold. */
+/* 1 / e, and the number of quiet steps after which DSPS lowers the threshold. */
 static const double sync_inverse_e = 0.36787944117144232160;
 enum { SYNC_QUIET = 8 };
 
@@ -50,16 +50,16 @@ static int sync_flag(const char *kind, const char *name, uint32_t value, mlfab_e
   return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "%s: %s is %u, must be 0 or 1", kind, name, value);
 }
 
-/* A probability or a factor: finite, and in [0, most]. */
+/* A probability or a factor: must be finite, and in [0, most]. */
 static int sync_number(const char *kind, const char *name, double value, double most,
                        const char *range, mlfab_error *error) {
-  /* Asked before any comparison, which -ffast-math would assume to be about a number. */
+  /* Checked before any comparison, because -ffast-math assumes that no comparison sees a NaN. */
   if (mlfab__finite(value) && value >= 0.0 && value <= most) return 0;
   return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "%s: %s is %g, must be %s", kind, name, value,
                      range);
 }
 
-/* A negative one is refused whatever the kind: no kind means anything by it. */
+/* A negative value is refused for every kind. */
 static int sync_check_staleness(const mlfab_sync *sync, const char *kind, mlfab_error *error) {
   if (sync->staleness < 0)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "%s: staleness is %lld, must be 0 or more", kind,
@@ -101,7 +101,7 @@ MLFAB__INTERNAL int mlfab__sync_check(const mlfab_sync *sync, uint32_t workers,
 MLFAB__INTERNAL void mlfab__sync_complete(mlfab_sync *sync) {
   sync->size = (uint32_t)sizeof *sync;
   if (!(sync_uses(sync->kind) & SYNC_USES_MAX) || sync->staleness_max != 0) return;
-  if (sync->staleness < 0) return; /* is refused */
+  if (sync->staleness < 0) return; /* sync_check refuses it */
   sync->staleness_max = sync->staleness > INT64_MAX / 4 - 1 ? INT64_MAX : 4 * sync->staleness + 4;
 }
 
@@ -138,8 +138,8 @@ MLFAB__INTERNAL int mlfab__sync_rechecks(const mlfab_sync *sync) {
 
 /* --- pull conditions --- */
 
-/* How far this pull is past what it may be ahead of v_train: 0 is within. progress <= v + s is
- * Table III's i < v + s, i being progress - 1. */
+/* By how much this pull exceeds the allowed lead over v_train; 0: it does not. progress <= v + s is Table
+ * III's i < v + s, with i = progress - 1. */
 static uint64_t sync_excess(const mlfab_sync *sync, uint64_t threshold,
                             const mlfab_sync_state *state) {
   if (sync->kind == MLFAB_SYNC_ASYNC) return 0;
@@ -147,7 +147,7 @@ static uint64_t sync_excess(const mlfab_sync *sync, uint64_t threshold,
   return state->progress > most ? state->progress - most : 0;
 }
 
-/* alpha / (1 + e^(s - k)) with k - s = beyond, a whole number: so that the power needs no libm. */
+/* alpha / (1 + e^(s - k)) with k - s = beyond, an integer, so that the power needs no libm. */
 static double sync_dynamic(const mlfab_sync *sync, double significance, uint64_t beyond) {
   double alpha = sync->alpha > 0.0 ? sync->alpha : significance < 0.0 ? 1.0 : significance;
   double power = 1.0, square = sync_inverse_e;
@@ -204,7 +204,7 @@ MLFAB__INTERNAL double mlfab__sync_draw(uint64_t seed, uint32_t server, uint32_t
                                         uint64_t progress) {
   uint64_t who = (uint64_t)server << 32 | worker;
   uint64_t bits = mlfab__mix(mlfab__mix(mlfab__mix(seed) ^ who) ^ progress);
-  return (double)(bits >> 11) * 0x1p-53; /* all that a double holds; 1 is never reached */
+  return (double)(bits >> 11) * 0x1p-53; /* 53 bits, as many as a double holds; always below 1 */
 }
 
 MLFAB__INTERNAL void mlfab__sync_tune(const mlfab_sync *sync, mlfab__sync_tuner *tuner,

@@ -1,7 +1,7 @@
-/* version.c - tags by grain, and by 64 of them. See version.h.
+/* version.c - tags by grain, and by 64 grains. See version.h.
  *
- * Invariants: coarse[b] is the largest of fine[64 b] to fine[64 b + 63]; `fine` is as long as whole
- * blocks of 64, and behind the last grain it is 0. */
+ * Invariants: coarse[b] is the largest of fine[64 b] to fine[64 b + 63]; `fine` has whole blocks of 64,
+ * with 0 behind the last grain. */
 #include "version.h"
 
 #if defined(__SSE2__)
@@ -48,7 +48,7 @@ MLFAB__INTERNAL uint64_t mlfab__tags_memory(uint64_t bytes, uint64_t grain_bytes
 
 /* --- changes --- */
 
-/* A commit as a tag. The base moves up when the distance to it does not fit any more. */
+/* A commit as a tag. Moves the base up when the distance does not fit. */
 static uint32_t version_tag(mlfab__tags *tags, uint64_t commit) {
   assert(commit > tags->base);
   if (commit - tags->base > UINT32_MAX) {
@@ -60,8 +60,8 @@ static uint32_t version_tag(mlfab__tags *tags, uint64_t commit) {
   return (uint32_t)(commit - tags->base);
 }
 
-/* A whole block of the smallest grains, without a branch for each: the trip count is constant, so that
- * compilers vectorise it. Their size is that of the word. */
+/* A whole block of the smallest grains, whose size is that of the word. No branches and a constant trip
+ * count, so that compilers vectorise the loop. */
 #define VERSION_MARK_WORDS(name, word)                                              \
   static uint64_t name(uint32_t *fine, const uint8_t *before, const uint8_t *after, \
                        uint32_t tag) {                                              \
@@ -79,7 +79,7 @@ static uint32_t version_tag(mlfab__tags *tags, uint64_t commit) {
 VERSION_MARK_WORDS(version_mark_4, uint32_t)
 VERSION_MARK_WORDS(version_mark_8, uint64_t)
 
-/* Marks what differs in the bytes `at` to `stop` of the slice, all of one block. */
+/* Marks the differences in bytes `at` to `stop` of the slice, all in one block. */
 static uint64_t version_mark_block(mlfab__tags *tags, const uint8_t *before, const uint8_t *after,
                                    uint64_t at, uint64_t stop, uint32_t tag) {
   uint64_t changed = 0, g = at >> tags->shift;
@@ -128,13 +128,13 @@ MLFAB__INTERNAL void mlfab__tags_touch(mlfab__tags *tags, uint64_t at, uint64_t 
   for (uint64_t b = at >> (tags->shift + 6); b <= last / VERSION_BLOCK; b++) tags->coarse[b] = tag;
 }
 
-/* --- questions --- */
+/* --- queries --- */
 
-/* Which tags of a block are above the limit. */
+/* Bit mask of the tags in a block that are above the limit. */
 static uint64_t version_above(const uint32_t *fine, uint32_t limit) {
   uint64_t bits = 0;
 #if defined(__SSE2__)
-  /* There is no comparison of unsigned numbers: both sides are moved to where signed ones do. */
+  /* SSE2 compares signed numbers only: flips the sign bits of both sides. */
   const __m128i half = _mm_set1_epi32(INT32_MIN);
   const __m128i most = _mm_xor_si128(_mm_set1_epi32((int32_t)limit), half);
   for (int i = 0; i < VERSION_BLOCK; i += 16) {
@@ -153,13 +153,13 @@ static uint64_t version_above(const uint32_t *fine, uint32_t limit) {
   return bits;
 }
 
-/* The changed grains of a block, which may lie behind the last. */
+/* The changed grains of a block; 0 behind the last block. */
 static uint64_t version_changed(const mlfab__tags *tags, uint64_t block, uint32_t limit) {
   if (block >= version_blocks(tags->grains) || tags->coarse[block] <= limit) return 0;
   return version_above(tags->fine + block * VERSION_BLOCK, limit);
 }
 
-/* The largest tag of what such a cache has. Returns 0 when it needs everything. */
+/* The largest tag that a cache of commit `since` has. 0 when it needs everything. */
 static int version_limit(const mlfab__tags *tags, uint64_t since, uint32_t *limit_p) {
   if (since == 0 || since < tags->base) return 0;
   *limit_p = (uint32_t)mlfab__min(since - tags->base, UINT32_MAX);
@@ -180,7 +180,7 @@ MLFAB__INTERNAL void mlfab__tags_next(const mlfab__tags *tags, uint64_t since, u
   *stop_p = end;
   if (from >= end || !version_limit(tags, since, &limit)) return;
   uint64_t blocks = ((end - 1) >> block_shift) + 1, block = from >> block_shift, bits;
-  /* Of the first block only what follows. */
+  /* In the first block only the grains from `from` on. */
   bits = version_changed(tags, block, limit) & UINT64_MAX << (from >> tags->shift) % VERSION_BLOCK;
   while (bits == 0) {
     block = version_skip(tags->coarse, block + 1, blocks, limit);
@@ -199,7 +199,7 @@ MLFAB__INTERNAL void mlfab__tags_next(const mlfab__tags *tags, uint64_t since, u
   *stop_p = mlfab__min(end, g << tags->shift);
 }
 
-/* 64 bits from bit `by` of two words on; by is 0 to 64. */
+/* 64 bits of two words, starting at bit `by` (0 to 64). */
 static uint64_t version_join(uint64_t low, uint64_t high, uint32_t by) {
   if (by == 0) return low;
   return by == 64 ? high : low >> by | high << (64 - by);

@@ -1,4 +1,4 @@
-/* windows.c - windows of decided updates. See windows.h. */
+/* windows.c - records which updates were decided. See windows.h. */
 #include "windows.h"
 
 MLFAB__INTERNAL int mlfab__windows_init(mlfab__env *env, mlfab__windows *windows,
@@ -30,13 +30,13 @@ MLFAB__INTERNAL enum mlfab__decision mlfab__windows_ask(const mlfab__window *win
   uint64_t last = seq + members - 1;
   if (last > window->top) return MLFAB__UNDECIDED;
   uint64_t back = window->top - last;
-  /* Older than the window: nobody waits for it any more, and it must not be applied again. */
+  /* Older than the window: no worker waits for it, and it must not be applied again. */
   if (back >= MLFAB__WINDOW) return MLFAB__NOT_APPLIED;
   if (window->applied[back / 64] >> (back % 64) & 1) return MLFAB__APPLIED;
   return window->dropped[back / 64] >> (back % 64) & 1 ? MLFAB__DROPPED : MLFAB__NOT_APPLIED;
 }
 
-/* Moves a bitmap on by `by` updates, zeros coming in. */
+/* Shifts a bitmap by `by` updates. */
 static void windows_shift(uint64_t bits[4], uint64_t by) {
   if (by >= MLFAB__WINDOW) {
     memset(bits, 0, 4 * sizeof bits[0]);
