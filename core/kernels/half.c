@@ -1,12 +1,12 @@
-/* half.c - float32 in 16 bits, and back. Layer 1.
+/* half.c - converts float32 to 16 bits and back. Layer 1.
  *
- * For: what travels in half precision. Not for: arithmetic; nothing is kept or added up in 16 bits.
+ * For: values that are sent in half precision. Not for: arithmetic; nothing is stored or summed in 16 bits.
  *
- * Invariants: the portable code works on bits alone, so neither the mode of the processor nor
- * -ffast-math shows in a result. Magnitudes are cut off before they are rounded: what lies between
- * the largest number and the point from which rounding would give infinity rounds down anyway.
+ * Invariants: the portable code works on bits only, so neither the processor's rounding mode nor
+ * -ffast-math affects a result. Magnitudes are clamped before they are rounded: values between the largest
+ * number and the point from which rounding would give infinity round down in any case.
  *
- * Source: IEEE 754-2019 §3.6 (binary16); TDF §4.3 sends gradients so. */
+ * Source: IEEE 754-2019 §3.6 (binary16); TDF §4.3 sends gradients in this form. */
 #include "half.h"
 
 #define HALF_MAGNITUDE 0x7fffffffu
@@ -14,7 +14,7 @@
 #define HALF_BF16_TOP 0x7f7f0000u /* (2 - 2^-7) 2^127 */
 #define HALF_F32_TOP 0x7f7fffffu
 
-/* 2^-25 and 2^-134 lie halfway to the smallest number, and the even neighbour is zero. */
+/* 2^-25 and 2^-134 are halfway to the smallest number; the even neighbour is zero. */
 MLFAB__INTERNAL uint32_t mlfab__half_zero(int half) {
   return half == MLFAB_HALF_F16 ? 0x33000000u : half == MLFAB_HALF_BF16 ? 0x00008000u : 0;
 }
@@ -47,7 +47,7 @@ static inline uint16_t half_bf16(uint32_t bits) {
   return (uint16_t)(sign | ((m + 0x7fffu + (m >> 16 & 1)) >> 16));
 }
 
-/* NaN becomes a quiet one, as the instruction has it. */
+/* A NaN becomes quiet, as with the processor's instruction. */
 static inline uint32_t half_f16_back(uint16_t bits) {
   uint32_t sign = (uint32_t)(bits & 0x8000u) << 16, m = bits & 0x3ffu, exponent = bits >> 10 & 31u;
   if (exponent == 31) return sign | 0x7f800000u | m << 13 | (m != 0 ? 0x400000u : 0);
@@ -71,14 +71,14 @@ MLFAB__INTERNAL float mlfab__half_back(int half, uint16_t bits) {
   return x;
 }
 
-/* The largest float32 is (2 - 2^-23) 2^127; C gives a conversion from beyond it no meaning. */
+/* The largest float32 is (2 - 2^-23) 2^127; in C, converting larger values is undefined. */
 MLFAB__INTERNAL float mlfab__half_narrow(double x) {
   const double most = 0x1.fffffep127;
   return (float)(x > most ? most : x < -most ? -most : x);
 }
 
-/* Four at a time: one added to an exponent of all ones carries into the sign bit, which was masked
- * away, and no further. */
+/* Four at a time: adding one to an exponent of all ones carries into the sign bit, which is masked off, and
+ * no further. */
 MLFAB__INTERNAL int mlfab__half_finite(int half, const uint16_t *in, uint64_t n) {
   const uint64_t each = 0x0001000100010001u;
   uint64_t exponent = each * (half == MLFAB_HALF_F16 ? 0x7c00u : 0x7f80u);

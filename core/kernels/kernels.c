@@ -1,27 +1,26 @@
-/* kernels.c - arithmetic on arrays: the portable kernels, and which row of the table does what. Layer 1.
+/* kernels.c - arithmetic on arrays: the portable kernels, and the choice of a row. Layer 1.
  *
- * For: adding a scaled update to weights, adding up what several workers have, finding NaN and infinity in
- * the same pass over memory, numbers of 16 bits. Not for: choosing what is added, nor for threads: a
- * caller splits the work if it wants to.
+ * For: adding a scaled update to weights, summing the data of several workers, finding NaN and infinity in
+ * the same pass over memory, 16-bit numbers. Not for: choosing what is added, or threads: a caller may
+ * split the work.
  *
- * Invariants: an element of a result depends on the elements it is made of and on their order, never on the
- * row, on alignment, on the position in the array or on the flags of the compiler: workers that compute
- * the same sum must get the same bits. What guards this:
+ * Invariants: an element of a result depends only on its operands and their order, never on the row,
+ * alignment, position in the array or compiler flags: workers that compute the same sum must get the same
+ * bits. This is ensured as follows:
  *  - The product of an update and its scale passes through an empty asm statement or a settled array before
- *    it is added, and no compiler can contract the two into a fused multiply-add, whatever its defaults
- *    are. (gcc contracts in gnu modes and knows no pragma against it; clang ignores the pragma under
- *    -ffast-math.)
- *  - On x86 sums, products and quotients of collectives are instructions of their own. No compiler can
- *    reassociate or contract them, divide by a reciprocal, or exchange operands (of two NaNs the
- *    processor keeps the first).
- *  - Smallest and largest are chosen by integers that ascend as the numbers do, so that neither
- *    -ffinite-math-only nor -fno-signed-zeros shows.
- *  - Finiteness is a question about exponent bits asked in integers. Adding one to an exponent of all ones
- *    carries into the sign bit; or-ing these carries keeps branches out of the loops.
- *  - The portable kernel also does the ragged ends for the rows.
- * All inputs of a stretch are read before it is written, so a destination may be an input.
+ *    it is added, so that no compiler can contract the two into a fused multiply-add. (gcc contracts in gnu
+ *    modes and has no pragma against it; clang ignores the pragma under -ffast-math.)
+ *  - On x86, sums, products and quotients of collectives are asm instructions. No compiler can reassociate
+ *    or contract them, divide by a reciprocal, or exchange operands (of two NaNs the processor keeps the
+ *    first).
+ *  - Minimum and maximum compare integers that ascend as the numbers do, so that neither -ffinite-math-only
+ *    nor -fno-signed-zeros has an effect.
+ *  - Finiteness is tested on exponent bits in integers. Adding one to an exponent of all ones carries into
+ *    the sign bit; or-ing the carries keeps branches out of the loops.
+ *  - The portable kernels process the unaligned ends for the rows.
+ * All inputs of a block are read before it is written, so a destination may be an input.
  *
- * Source: MLfabric §5 adds at aggregators and servers; its kernels are not described. */
+ * Source: MLfabric §5 adds at aggregators and servers, but does not describe kernels. */
 #include "kernels.h"
 
 #include "half.h"
@@ -32,7 +31,7 @@
 #define KERNEL_X86 0
 #endif
 
-/* After this the compiler believes that anybody may have rewritten the array. */
+/* The compiler must assume that the array was rewritten. */
 #if defined(__GNUC__) || defined(__clang__)
 #define KERNEL_SETTLE(array) __asm__ volatile("" : : "r"(array) : "memory")
 #else
@@ -40,15 +39,15 @@
 #define KERNEL_SETTLE(array) ((void)(array))
 #endif
 
-/* Elements that the portable kernels stage: small enough for the first cache. */
+/* Elements staged by the portable kernels: fits the L1 cache. */
 #define KERNEL_STAGE 256u
-/* Below this a destination may still be in a cache when it is read, and streaming would evict it. */
+/* A smaller destination may still be in a cache when it is read; streaming would evict it. */
 #define KERNEL_STREAM_BYTES 65536u
-/* What a vector kernel does is a multiple of this, beginning at a line unless it is little. */
+/* Vector kernels process multiples of this, from a cache line on unless the array is small. */
 #define KERNEL_LINE 64u
 #define KERNEL_TURN 256u
 #define KERNEL_LITTLE_BYTES 32768u
-/* One array goes into several destinations in pieces that stay in the first cache. */
+/* Copies to several destinations proceed in pieces that stay in the L1 cache. */
 #define KERNEL_COPY_BYTES 16384u
 
 #define KERNEL_F32_MOST INT32_MAX
@@ -89,7 +88,7 @@ MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_row(int level) {
 }
 #endif
 
-/* An address inside an array, or NULL as the array is. */
+/* An address in an array, or NULL if the array is NULL. */
 static void *kernel_at(const void *array, uint64_t bytes) {
   return array != NULL ? (void *)((uintptr_t)array + bytes) : NULL;
 }
@@ -98,9 +97,8 @@ static int kernel_half(int dtype) { return dtype == MLFAB_F16 ? MLFAB_HALF_F16 :
 
 /* ---- adding an update ---- */
 
-/* The portable kernel: dst = w + s * u, dst = s * u when w is NULL, nothing but the look when dst
- * is NULL. The destination gets loops of its own when it is w, because compilers vectorise two
- * pointers only after a test that they are apart. */
+/* The portable kernel: dst = w + s * u; s * u when w is NULL; only the check when dst is NULL. dst == w has
+ * a loop of its own, because compilers vectorise two pointers only after a test for overlap. */
 #define KERNEL_PORTABLE(name, real, word, exponent, one)                                    \
   static int name(void *to, const void *from, const void *what, double scale, uint64_t n) { \
     real *dst = (real *)to;                                                                 \
@@ -132,7 +130,7 @@ static int kernel_half(int dtype) { return dtype == MLFAB_F16 ? MLFAB_HALF_F16 :
 KERNEL_PORTABLE(kernel_f32_portable, float, uint32_t, KERNEL_F32_EXPONENT, KERNEL_F32_ONE)
 KERNEL_PORTABLE(kernel_f64_portable, double, uint64_t, KERNEL_F64_EXPONENT, KERNEL_F64_ONE)
 
-/* Wraps round through unsigned numbers; a multiply by 1 costs no time beside the memory. */
+/* Wraps through unsigned numbers. Multiplying by 1 costs no time compared with memory access. */
 static void kernel_i64(int64_t *dst, const int64_t *w, const int64_t *u, int64_t scale,
                        uint64_t n) {
   uint64_t s = (uint64_t)scale;
@@ -144,11 +142,11 @@ static void kernel_i64(int64_t *dst, const int64_t *w, const int64_t *u, int64_t
     for (uint64_t i = 0; i < n; i++) dst[i] = (int64_t)((uint64_t)w[i] + s * (uint64_t)u[i]);
 }
 
-/* Portable up to the first 64-byte line of dst, the row's while whole lines last, portable again. */
+/* Portable up to the first 64-byte line of dst, then the row's kernel for whole lines, then portable again. */
 MLFAB__INTERNAL int mlfab__kernel_add_with(int level, int dtype, void *dst, const void *w,
                                            const void *u, double scale, uint64_t n, int stream) {
   if (dtype == MLFAB_I64) {
-    /* Beyond these bounds C gives the conversion no meaning. */
+    /* Outside these bounds the conversion is undefined in C. */
     if (!mlfab__finite(scale)) return 0;
     if (scale < -9223372036854775808.0 || scale >= 9223372036854775808.0) return 0;
     kernel_i64((int64_t *)dst, (const int64_t *)w, (const int64_t *)u, (int64_t)scale, n);
@@ -172,7 +170,7 @@ MLFAB__INTERNAL int mlfab__kernel_add_with(int level, int dtype, void *dst, cons
                            n - head - body);
 }
 
-/* a + -1 * b has the bits of a - b, because the product is exact. */
+/* Has the bits of a - b, because the product is exact. */
 MLFAB__INTERNAL void mlfab__kernel_subtract(int dtype, void *dst, const void *a, const void *b,
                                             uint64_t n) {
   (void)mlfab__kernel_add(dtype, dst, a, b, -1.0, n, 0);
@@ -184,8 +182,8 @@ MLFAB__INTERNAL int mlfab__kernel_finite(int dtype, const void *data, uint64_t n
   return dtype == MLFAB_I64 || mlfab__kernel_add(dtype, NULL, NULL, data, 1.0, n, 0);
 }
 
-/* Several partial sums taken in turn and added in one order: fast, and the same bits every time on
- * one machine. No test of alignment, so that the place of the array does not show either. */
+/* Eight partial sums, added in a fixed order: fast, and the same bits every time on one machine. Alignment
+ * is not used, so that the array's address has no effect. */
 #define KERNEL_NORM2(name, type)                                                              \
   static double name(const type *u, uint64_t n) {                                             \
     double sum[8] = {0};                                                                      \
@@ -210,7 +208,7 @@ MLFAB__INTERNAL double mlfab__kernel_norm2(int dtype, const void *u, uint64_t n)
   return sum + kernel_norm2_f32((const float *)u + done, n - done);
 }
 
-/* ---- numbers of 16 bits ---- */
+/* ---- 16-bit numbers ---- */
 
 static void kernel_half_load(int half, float *out, const uint16_t *in, uint64_t n) {
   for (uint64_t i = 0; i < n; i++) out[i] = mlfab__half_back(half, in[i]);
@@ -232,10 +230,10 @@ MLFAB__INTERNAL void mlfab__half_load_with(int level, int half, float *out, cons
 
 /* ---- element-wise operations of collectives ---- */
 
-/* ---- halves: unlike what half.h stores, infinity and NaN are kept, and sums overflow ---- */
+/* ---- unlike in half.h, infinity and NaN are kept, and sums overflow ---- */
 
-/* A NaN stays one, and becomes a quiet one, as the instruction has it. 65520 lies halfway between
- * the largest number and the next that there would be. */
+/* A NaN stays one and becomes quiet, as with the processor's instruction. 65520 is halfway between the
+ * largest number and the next one, which does not exist. */
 static uint16_t kernel_round_f16(uint32_t bits) {
   uint32_t sign = bits >> 16 & 0x8000u, m = bits & 0x7fffffffu;
   float x;
@@ -258,9 +256,9 @@ typedef union kernel_stage {
   int64_t i64[KERNEL_STAGE];
 } kernel_stage;
 
-/* Elsewhere one array after the other is added to a whole stage, so that sums keep their order, but
- * which of two NaNs is kept is the compiler's choice. The divisor is read again each time, or the
- * compiler would take its reciprocal. */
+/* On other processors, one array after another is added to a stage: sums keep their order, but the compiler
+ * chooses which of two NaNs is kept. The divisor is volatile so that the compiler does not use its
+ * reciprocal. */
 #if KERNEL_X86
 #define KERNEL_SCALAR(name, real, instruction, operator) \
   static inline real name(real a, real b) {              \
@@ -285,8 +283,8 @@ KERNEL_SCALAR(kernel_f64_multiply, double, "mulsd", *)
 KERNEL_QUOTIENT(kernel_f32_quotient, float, "divss")
 KERNEL_QUOTIENT(kernel_f64_quotient, double, "divsd")
 
-/* Where a number stands among all: -0 just below +0, a NaN at the end that wins. Negative numbers
- * descend with their bits, so these are turned over. */
+/* An integer that orders the numbers: -0 just below +0, and NaN at the end that wins. Negative numbers
+ * descend with their bits, so these are inverted. */
 #define KERNEL_STEPS(name, real, word, most, infinity)                                          \
   static inline word name##_rank(int op, real x) {                                              \
     word v;                                                                                     \
@@ -357,7 +355,7 @@ static void kernel_store(int dtype, void *out, uint64_t at, const kernel_stage *
   }
 }
 
-/* The elements from..to-1. */
+/* Combines the elements from..to-1. */
 static void kernel_portable(int op, int dtype, void *const *dst, uint32_t ndst,
                             const void *const *in, uint32_t k, uint64_t from, uint64_t to) {
   kernel_stage sum, next;
@@ -390,8 +388,8 @@ static void kernel_divide_portable(int dtype, void *data, uint32_t by, uint64_t 
   }
 }
 
-/* Which destinations are written past the caches: not those that are read, whose lines are there
- * anyway. */
+/* The destinations to write with non-temporal stores: not those that are inputs, whose lines are in the
+ * cache. */
 static uint64_t kernel_past(void *const *dst, uint32_t ndst, const void *const *in, uint32_t k) {
   uint64_t past = 0;
   for (uint32_t d = 0; d < ndst; d++) {
@@ -403,8 +401,8 @@ static uint64_t kernel_past(void *const *dst, uint32_t ndst, const void *const *
   return past;
 }
 
-/* The elements before the first line of memory, and what vectors do after them. Of little that lies
- * astride of lines, the head would cost more than it saves. */
+/* Splits n elements into those before the first cache line, and those for vectors. For small arrays the
+ * head would cost more than alignment saves. */
 static void kernel_split(const void *at, uint64_t n, uint32_t bytes, uint64_t *head,
                          uint64_t *body) {
   *head = mlfab__min(n, (0 - (uintptr_t)at) % KERNEL_LINE / bytes);

@@ -1,44 +1,46 @@
 /* kernels.h - element types, and arithmetic on arrays: the table of kernels. Layer 1.
  *
- * A portable kernel does everything. A row of the table holds faster ones for a kind of processor; where a row
- * has none, the portable one does the work. Every row gives the same bits (norms excepted), whatever the
- * flags of the compiler, the alignment and the place in the array: no fused multiply-add, no reassociation.
- * Finiteness is tested on bits, so that -ffast-math cannot lose a NaN. Pointers need only the alignment of
+ * A portable kernel exists for everything. A row of the table holds faster kernels for a kind of processor;
+ * where a row has none, the portable kernel is used. Every row gives the same bits (except norms), whatever
+ * the compiler flags, the alignment and the position in the array: no fused multiply-add, no reassociation.
+ * Finiteness is tested on bits, so that -ffast-math cannot hide a NaN. Pointers need only the alignment of
  * their elements.
  *
- * Arithmetic: F32 and F64 round once an operation; F16 and BF16 are combined in float32 and rounded
- * once at the end, to nearest, ties to even, beyond the largest number to infinity. I64 is modulo
- * 2^64. MLFAB_OP_MIN and MLFAB_OP_MAX: NaN wins over any number, of two NaNs the left one; -0 < +0. A sum
- * or product of two NaNs is one of them, on x86 the left one; it is quiet, as halves that are NaN
- * always come out. MLFAB_OP_MEAN adds; mlfab__kernel_divide does the rest.
+ * Arithmetic: F32 and F64 round once an operation. F16 and BF16 are computed in float32 and rounded once at
+ * the end, to nearest, ties to even, overflowing to infinity. I64 is modulo 2^64. MLFAB_OP_MIN and
+ * MLFAB_OP_MAX: NaN wins over any number, of two NaNs the left one; -0 < +0. A sum or product of two NaNs
+ * is one of them, on x86 the left one; it is quiet, and so is every NaN stored in 16 bits. MLFAB_OP_MEAN
+ * adds; mlfab__kernel_divide does the rest.
  *
- * Functions that end in _with take the row: 0 portable, 1 AVX2 (with F16C and BMI2), 2 AVX-512 (F, BW, DQ, VL).
- * It must not be above mlfab__kernel_level. Those without take the highest. Tests compare the rows. */
+ * Functions ending in _with take the row: 0 portable, 1 AVX2 (with F16C and BMI2), 2 AVX-512 (F, BW, DQ,
+ * VL). It must not be above mlfab__kernel_level. The functions without take the highest. Tests compare the
+ * rows. */
 #ifndef MLFAB__KERNELS_H
 #define MLFAB__KERNELS_H
 
 #include "../base/base.h"
 
-/* Bytes of an element of a tensor, 0 for an unknown type; and of a collective, which has F16 and BF16. */
+/* Bytes of an element of a tensor, 0 for an unknown type; of a collective's element, which may be F16 or
+ * BF16. */
 MLFAB__INTERNAL uint32_t mlfab__dtype_bytes(int dtype);
 MLFAB__INTERNAL uint32_t mlfab__element_bytes(int dtype);
 MLFAB__INTERNAL const char *mlfab__dtype_name(int dtype);
 MLFAB__INTERNAL const char *mlfab__op_name(int op);
 
-/* Beside those of enum mlfab_op: bits of 64-bit words, with MLFAB_I64. */
+/* Besides the values of enum mlfab_op: bitwise or of 64-bit words, for MLFAB_I64. */
 #define MLFAB__OP_OR 5
 
-/* Most arrays that are read, and written, in one pass. */
+/* Maximum number of arrays that are read, and written, in one pass. */
 #define MLFAB__COMBINE_MOST 64u
 
-/* The highest row that this processor has. */
+/* The highest row that this processor supports. */
 MLFAB__INTERNAL int mlfab__kernel_level(void);
 
-/* dst = w + scale * u, each element round(w + round(scale * u)), and in the same pass looks whether all of
- * scale * u is finite: returns 1 if so (else what dst holds is unspecified). w NULL: dst = scale * u. dst
- * may be w, or u, or neither; no other overlap. scale 1 and -1 change no bit of u but the sign; F32
- * multiplies by (float)scale; I64 by its integer part, and refuses with 0, dst untouched, a scale that is
- * no int64. `stream` 1: dst will not be read soon (non-temporal stores where that helps). Not for F16, BF16. */
+/* dst = w + scale * u, each element round(w + round(scale * u)). Returns 1 if all of scale * u is finite,
+ * else 0 (the contents of dst are unspecified then); checked in the same pass. w NULL: dst = scale * u. dst
+ * may be w or u; no other overlap. scale 1 and -1 change no bit of u but the sign; F32 multiplies by
+ * (float)scale; I64 by its integer part, and returns 0 with dst untouched for a scale beyond int64.
+ * `stream` 1: dst will not be read soon (non-temporal stores where they help). Not for F16, BF16. */
 MLFAB__INTERNAL int mlfab__kernel_add_with(int level, int dtype, void *dst, const void *w,
                                            const void *u, double scale, uint64_t n, int stream);
 #define mlfab__kernel_add(...) mlfab__kernel_add_with(mlfab__kernel_level(), __VA_ARGS__)
@@ -47,15 +49,15 @@ MLFAB__INTERNAL int mlfab__kernel_add_with(int level, int dtype, void *dst, cons
 MLFAB__INTERNAL void mlfab__kernel_subtract(int dtype, void *dst, const void *a, const void *b,
                                             uint64_t n);
 
-/* 1 when none of n elements is infinite or NaN (I64: always). */
+/* 1 when no element is infinite or NaN (I64: always). */
 MLFAB__INTERNAL int mlfab__kernel_finite(int dtype, const void *data, uint64_t n);
 
 /* Sum of squares in double; I64 as doubles. Not for F16, BF16. */
 MLFAB__INTERNAL double mlfab__kernel_norm2(int dtype, const void *u, uint64_t n);
 
-/* Each dst = in[0] op in[1] op ... op in[k-1], from left to right, in one pass; k and ndst 1..64.
- * A dst may be any of `in`; no other overlap. For F32, F64 and I64 the bits are those of k - 1 passes over
- * two. k 1 copies. `stream` as above. */
+/* Each dst = in[0] op in[1] op ... op in[k-1], from left to right, in one pass; k and ndst 1..64. A dst may
+ * be any of `in`; no other overlap. For F32, F64 and I64 the bits are those of k - 1 pairwise passes. k 1
+ * copies. `stream` as above. */
 MLFAB__INTERNAL void mlfab__kernel_combine_many_with(int level, int op, int dtype, void *const *dst,
                                                      uint32_t ndst, const void *const *in,
                                                      uint32_t k, uint64_t n, int stream);
@@ -79,19 +81,20 @@ MLFAB__INTERNAL void mlfab__half_load_with(int level, int half, float *out, cons
 #define mlfab__half_store(...) mlfab__half_store_with(mlfab__kernel_level(), __VA_ARGS__)
 #define mlfab__half_load(...) mlfab__half_load_with(mlfab__kernel_level(), __VA_ARGS__)
 
-/* A row, by element type. What a member does is said above; NULL: the portable code does it. A library for
- * some arrays, or a device, is a row of its own; one that finishes later needs start and poll beside. */
+/* A row, by element type; the functions are described above. NULL: use the portable code. A library for
+ * some arrays, or a device, is a row of its own; a row that completes later would need start and poll in
+ * addition. */
 typedef struct mlfab__kernels {
-  /* n a multiple of 64 bytes; dst, or without one u, lies at 64 bytes. */
+  /* n is a multiple of 64 bytes; dst (u without a dst) is aligned to 64 bytes. */
   int (*add[MLFAB_F64 + 1])(void *dst, const void *w, const void *u, double scale, uint64_t n,
                             int stream);
-  /* Elements from..to-1, a multiple of 256 bytes. Bit d of `past` says that dst[d] is written past the
-   * caches: it lies at a line then. */
+  /* Elements from..to-1, a multiple of 256 bytes. Bit d of `past`: write dst[d] with non-temporal stores;
+   * it is aligned to 64 bytes then. */
   void (*combine[MLFAB_BF16 + 1])(int op, void *const *dst, uint32_t ndst, uint64_t past,
                                   const void *const *in, uint32_t k, uint64_t from, uint64_t to);
   void (*divide[MLFAB_BF16 + 1])(void *data, uint32_t by, uint64_t from, uint64_t to);
   double (*norm2)(const float *u, uint64_t n, uint64_t *done_p);
-  /* By MLFAB_HALF_*. They return how many of n they did, from the first on. */
+  /* By MLFAB_HALF_*. They return how many of n elements they converted, from the first on. */
   uint64_t (*half_store[MLFAB_HALF_BF16 + 1])(uint16_t *out, const float *in, uint64_t n);
   uint64_t (*half_load[MLFAB_HALF_BF16 + 1])(float *out, const uint16_t *in, uint64_t n);
 } mlfab__kernels;

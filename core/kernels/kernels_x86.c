@@ -1,6 +1,6 @@
 /* kernels_x86.c - the rows of the kernel table for AVX2 and AVX-512. Layer 1.
  *
- * Invariants: as in kernels.c, with whose portable kernels they agree bit by bit. */
+ * Invariants: as in kernels.c; results equal those of the portable kernels bit by bit. */
 #include "kernels.h"
 
 #include "half.h"
@@ -17,8 +17,7 @@
 #define X86_F64_MOST INT64_MAX
 #define X86_F64_INFINITY 0x7ff0000000000000
 
-/* What registers hold: `value` the numbers, `words` their bits, `line` a value anywhere in
- * memory. */
+/* Vector types: `value` numbers, `words` their bits, `line` an unaligned value in memory. */
 #define X86_TYPES(name, real, word, width)                         \
   typedef real name##_value __attribute__((vector_size(width)));   \
   typedef word name##_words __attribute__((vector_size(width)));   \
@@ -31,7 +30,7 @@
     return a;                                                      \
   }
 
-/* As the portable steps; all ones and zeros choose. */
+/* As the portable kernels; masks of all ones or zeros select. */
 #define X86_REALS(name, isa, real, word, width, most, infinity, suffix)             \
   X86_TYPES(name, real, word, width)                                                \
   X86_INSTRUCTION(name##_add, isa, name##_value, "vaddp" suffix)                    \
@@ -68,7 +67,7 @@ X86_REALS(x86_f32x16, X86_AVX512, float, int32_t, 64, X86_F32_MOST, X86_F32_INFI
 X86_REALS(x86_f64x8, X86_AVX512, double, int64_t, 64, X86_F64_MOST, X86_F64_INFINITY, "d")
 X86_INTEGERS(x86_i64x8, X86_AVX512, 64)
 
-/* Memory to value and back: <kernel>_load, <kernel>_store (past the caches or not). */
+/* Loads and stores: <kernel>_load, <kernel>_store (non-temporal if `past`). */
 #define X86_AS_IT_IS(name, isa, type, stream, vector)                    \
   isa X86_INLINE type##_value name##_load(const void *at) {              \
     return (type##_value) * (const type##_line *)at;                     \
@@ -100,7 +99,7 @@ X86_INTEGERS(x86_i64x8, X86_AVX512, 64)
   _mm512_cvtps_ph((__m512)(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
 #define X86_BF16X16_LOAD(x) _mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)
 
-/* bf16 of a finite number, and of any: a NaN becomes a quiet one. */
+/* Conversion to bf16: of a finite number (cut), and of any (round): a NaN becomes quiet. */
 #define X86_BF16(name, isa, type, vector, narrow)                              \
   isa X86_INLINE vector name##_cut(type##_value x) {                           \
     type##_bits bits = (type##_bits)x;                                         \
@@ -124,8 +123,8 @@ X86_BF16(x86_bf16x16, X86_AVX512, x86_f32x16, __m256i, X86_NARROW16)
 
 enum { X86_LOOK, X86_SCALE, X86_ADD, X86_ADD_STREAM };
 
-/* `what` is constant in every call, so that no test of it is left in the loop. The loop is short enough to be
- * bound by memory without being unrolled. */
+/* `what` is constant in every call, so the loop has no test of it. The loop is memory-bound without
+ * unrolling. */
 #define X86_ADD_KERNEL(name, isa, type, real, infinity, one)                                      \
   isa X86_INLINE int name##_add_loop(real *dst, const real *w, const real *u, real s, uint64_t n, \
                                      int what) {                                                  \
@@ -153,7 +152,7 @@ enum { X86_LOOK, X86_SCALE, X86_ADD, X86_ADD_STREAM };
     return name##_add_loop(dst, w, u, (real)s, n, X86_ADD);                                       \
   }
 
-/* Two vectors of partial sums, added in one order. Norms of F64 are rarer and are left to the compiler. */
+/* Two vectors of partial sums, added in a fixed order. F64 norms are rarer and left to the compiler. */
 #define X86_NORM2(name, isa, lanes)                                                          \
   typedef double name##_sums __attribute__((vector_size((lanes)*8)));                        \
   typedef float name##_items __attribute__((vector_size((lanes)*4), aligned(4), may_alias)); \
@@ -174,7 +173,7 @@ enum { X86_LOOK, X86_SCALE, X86_ADD, X86_ADD_STREAM };
     return sum;                                                                              \
   }
 
-/* ---- numbers of 16 bits: those of a collective, but what is too large is cut off before it is rounded ---- */
+/* ---- 16-bit numbers: as for collectives, but values that are too large are clamped before rounding ---- */
 
 #define X86_LEAST8(a, b) (x86_f32x8_words) _mm256_min_epi32((__m256i)(a), (__m256i)(b))
 #define X86_LEAST16(a, b) (x86_f32x16_words) _mm512_min_epi32((__m512i)(a), (__m512i)(b))
@@ -200,9 +199,9 @@ enum { X86_LOOK, X86_SCALE, X86_ADD, X86_ADD_STREAM };
 
 /* ---- element-wise operations of collectives ---- */
 
-/* The elements from..to-1, four vectors a turn, so that no sum waits for the one before. `op` is
- * constant in every call of the loop. Bit d of `past` says that dst[d] is written past the caches:
- * it lies at a line then. */
+/* Elements from..to-1, four vectors in each iteration, so that the additions are independent. `op` is
+ * constant in every call of the loop. Bit d of `past`: write dst[d] with non-temporal stores; it is aligned
+ * then. */
 #define X86_KERNEL(name, isa, type, real, lanes, has_or)                                           \
   isa X86_INLINE void name##_loop(int op, void *const *dst, uint32_t ndst, uint64_t past,          \
                                   const void *const *in, uint32_t k, uint64_t from, uint64_t to) { \
@@ -331,7 +330,8 @@ MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_row(int level) {
   return &rows[level];
 }
 
-/* Not every compiler can ask for F16C; whoever has AVX2 and FMA has it. BMI2 is for the filters' kernels. */
+/* Not every compiler can test for F16C; processors with AVX2 and FMA have it. The filters' kernels need
+ * BMI2. */
 MLFAB__INTERNAL int mlfab__kernel_level(void) {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))

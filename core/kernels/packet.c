@@ -1,14 +1,14 @@
-/* packet.c - packets: how values travel that are rounded, sparse or both. Layer 2.
+/* packet.c - packets: the encoding of rounded or sparse values in frames. Layer 2.
  *
- * For: writing packets, and reading those of strangers. Not for: what is kept and why, where packets
- * go, nor whether a stretch is one slice's.
+ * For: writing packets, and reading untrusted ones. Not for: choosing what is kept, sending packets, or
+ * checking that the elements are in one slice.
  *
- * Invariants: whatever passes mlfab__packet_open is safe to unpack as long as its bytes stay: marks are
- * counted and in range, and the lengths follow from them. A packet of the same things is the same bytes: the smallest form, and
- * zero where it is padded. What is added from a packet is rounded as in a dense push: the product in
- * the type of the tensor, stored, then the sum.
+ * Invariants: a packet that passes mlfab__packet_open is safe to unpack while its bytes do not change:
+ * marks are counted and in range, and lengths follow from them. Equal contents give equal packets: the
+ * smallest form, with zero padding. Values added from a packet are rounded as in a dense push: the product
+ * in the type of the tensor, stored, then the sum.
  *
- * Source: TDF §4.3 leaves the encoding open; what it prints fits values with their indices. */
+ * Source: TDF §4.3 leaves the encoding open; its text suggests values with their indices. */
 #include "packet.h"
 
 #include "half.h"
@@ -22,7 +22,7 @@
 #define PACKET_X86 0
 #endif
 
-/* Values that are decoded at a time: small enough for the stack and the first cache. */
+/* Values decoded at a time: fits the stack and the L1 cache. */
 #define PACKET_STAGE 1024u
 
 /* Offsets in the header. */
@@ -55,7 +55,7 @@ static inline uint64_t packet_word(const uint8_t *marks, uint32_t i) {
   return word;
 }
 
-/* The marks of n elements or grains. */
+/* The number of set bits among n. */
 static uint32_t packet_sum(const uint8_t *marks, uint32_t n) {
   uint32_t words = (n + 63) / 64, sum = 0;
 #if PACKET_X86
@@ -80,7 +80,7 @@ static uint32_t packet_marks_bytes(int form, uint32_t grains, uint32_t kept) {
   return form == MLFAB__PACKET_INDEX ? packet_pad(2 * kept) : 0;
 }
 
-/* The elements of the kept grains: whole ones, but for the last of the stretch. */
+/* The elements of the kept grains; the last grain of the packet may be shorter. */
 static uint32_t packet_count(uint32_t elements, uint32_t grain_log2, uint32_t kept, int last) {
   uint32_t count = kept << grain_log2, more = (0 - elements) & ((1u << grain_log2) - 1);
   return last ? count - more : count;
@@ -95,7 +95,7 @@ MLFAB__INTERNAL uint64_t mlfab__packet_bound(uint32_t elements, int dtype) {
          packet_pad(elements * mlfab__dtype_bytes(dtype));
 }
 
-/* ---- packets of others ---- */
+/* ---- received packets ---- */
 
 MLFAB__INTERNAL int mlfab__packet_room(mlfab__env *env, uint8_t **room_p) {
   if (!*room_p) *room_p = mlfab__alloc_aligned(env, MLFAB__PACKET_ROOM);
@@ -112,7 +112,7 @@ MLFAB__INTERNAL const uint8_t *mlfab__packet_private(uint8_t *room, const void *
 
 /* ---- reading ---- */
 
-/* Whether bits from `n` on are zero and the others as many as said; *last_p: bit n - 1. */
+/* Are the bits from `n` on zero, and `kept` of the others set? *last_p: bit n - 1. */
 static int packet_check_bitmap(const uint8_t *marks, uint32_t n, uint32_t kept, int *last_p) {
   uint64_t end = packet_word(marks, (n - 1) / 64) >> ((n - 1) % 64);
   *last_p = (int)(end & 1);
@@ -184,7 +184,7 @@ MLFAB__INTERNAL uint32_t mlfab__packet_open(const uint8_t *at, uint64_t room,
 
 /* ---- writing ---- */
 
-/* n values of the tensor's type, as they travel. */
+/* Writes n values of the tensor's type in the packet's form. */
 static void packet_put(uint8_t *out, int dtype, int half, const void *values, uint32_t n) {
   packet_stage stage;
   if (half == MLFAB_HALF_NONE) {
@@ -204,8 +204,8 @@ static void packet_put(uint8_t *out, int dtype, int half, const void *values, ui
   }
 }
 
-/* The header, and zeros where padding may be: what is written later covers the rest of them. Returns
- * where the values go; *packet is what mlfab__packet_open will say. */
+/* Writes the header, and zeros where padding may be; later writes cover the rest of these. Returns where
+ * the values go; *packet is what mlfab__packet_open will return. */
 static uint8_t *packet_header(uint8_t *out, const mlfab__packet_shape *shape, int form,
                               uint32_t kept, int last, mlfab__packet *packet) {
   mlfab__packet p = {.offset = shape->offset,
@@ -248,8 +248,8 @@ static void packet_write_marks(uint8_t *marks, const mlfab__packet *packet, cons
   if (packet->form == MLFAB__PACKET_BITMAP) memcpy(marks, keep, (size_t)words * 8);
   if (packet->form != MLFAB__PACKET_INDEX) return;
   for (uint32_t i = 0; i < words; i++) {
-    /* Of few marks most words have one or none: the first is written without a branch, as a zero that
-     * the next index, the padding or a value covers when there is none. */
+    /* With few marks most words have one or none. The first index is written without a branch; if there is
+     * none, a zero is written, which the next index, padding or value overwrites. */
     uint64_t word = keep[i];
     uint32_t any = word != 0, first = mlfab__lowest(word | (uint64_t)1 << 63);
     uint16_t index = (uint16_t)((i * 64 + first) * any);
@@ -263,7 +263,7 @@ static void packet_write_marks(uint8_t *marks, const mlfab__packet *packet, cons
   }
 }
 
-/* Header and marks; NULL when nothing is marked. */
+/* Writes header and marks; NULL when nothing is marked. */
 static uint8_t *packet_prepare(uint8_t *out, const mlfab__packet_shape *shape, const uint64_t *keep,
                                int may_dense, mlfab__packet *packet) {
   uint32_t grains = packet_grains(shape->elements, shape->grain_log2);
@@ -328,7 +328,7 @@ MLFAB__INTERNAL uint32_t mlfab__packet_sparse(uint8_t *out, const mlfab__packet_
 
 /* ---- runs ---- */
 
-/* The first bit from `at` on that is `set`, or n. */
+/* The first bit from `at` on that equals `set`, or n. */
 static uint32_t packet_find(const uint8_t *marks, uint32_t at, uint32_t n, int set) {
   while (at < n) {
     uint64_t word = packet_word(marks, at / 64);
@@ -361,8 +361,8 @@ MLFAB__INTERNAL int mlfab__unpack_run(const mlfab__packet *packet, mlfab__packet
 
 /* ---- values ---- */
 
-/* Values k to k + n of a packet in the tensor's type: where they lie, or decoded to the stage, which
- * holds n. */
+/* Values k to k + n of a packet in the tensor's type: in place, or decoded to the stage, which has room for
+ * n. */
 static const void *packet_values(const mlfab__packet *packet, uint32_t k, uint32_t n,
                                  packet_stage *stage) {
   const uint8_t *at = packet->values + (size_t)k * packet_width(packet->dtype, packet->value);
@@ -386,8 +386,8 @@ MLFAB__INTERNAL int mlfab__unpack_finite(const mlfab__packet *packet) {
 
 /* ---- single elements ---- */
 
-/* gather: array to values; scatter: the other way, or added to what is there. n elements of the array
- * have marks, those beyond are 0. */
+/* gather: array to values; scatter and place: values to array, or added to it. n elements of the array have
+ * marks; marks beyond are 0. */
 #define PACKET_SINGLES(type, name)                                                       \
   static void pack_gather_##name(type *values, const type *array, const uint8_t *marks,  \
                                  uint32_t n) {                                           \
@@ -514,8 +514,8 @@ MLFAB__INTERNAL uint32_t mlfab__packet_marked(uint8_t *out, const mlfab__packet_
 
 /* ---- unpacking ---- */
 
-/* Values k to k + n, times scale when they are to be added; 0 when one of these is not finite. The
- * product is stored before it is added, so that no compiler joins the two. */
+/* Values k to k + n, times scale if they are to be added; 0 when a product is not finite. The product is
+ * stored before it is added, so that no compiler fuses the two. */
 static int packet_terms(const mlfab__packet *packet, uint32_t k, uint32_t n, int add, double scale,
                         packet_stage *stage, const void **terms_p) {
   *terms_p = packet_values(packet, k, n, stage);
@@ -548,7 +548,7 @@ static int packet_apply_singles(const mlfab__packet *packet, uint8_t *w, int add
   return 1;
 }
 
-/* Long runs go straight to the kernels; halves by the stage. */
+/* Long runs go directly to the kernels; 16-bit values through the stage. */
 static int packet_apply(const mlfab__packet *packet, uint8_t *w, int add, double scale) {
   mlfab__packet_cursor cursor = {0, 0};
   packet_stage stage;
