@@ -1,7 +1,7 @@
-/* base.h - macros and little helpers that every file uses. Layer 0.
+/* base.h - macros and helpers used by every file. Layer 0.
  *
- * Internals are MLFAB__INTERNAL: static in the amalgamated mlfab.c, external when the parts are
- * built one by one (tests of internals). Nothing here allocates or does I/O. */
+ * Internal functions are MLFAB__INTERNAL: static in the amalgamated mlfab.c, external when the parts are
+ * built separately (tests of internals). Nothing here allocates or does I/O. */
 #ifndef MLFAB__BASE_H
 #define MLFAB__BASE_H
 
@@ -20,8 +20,7 @@
 #define MLFAB__INTERNAL
 #endif
 
-/* ThreadSanitizer knows no fences; where one is due, an exchanging instruction takes its place, which is one
- * on the machines that it runs on. */
+/* ThreadSanitizer does not model fences; under it, an atomic exchange replaces them. */
 #if defined(__SANITIZE_THREAD__)
 #define MLFAB__TSAN 1
 #elif defined(__has_feature)
@@ -51,8 +50,8 @@
 #endif
 #define MLFAB__PLANTED(n) (MLFAB_PLANT == (n))
 
-/* What is compiled in; 0 leaves it out. amalgamate.py puts these switches around the text of groups of files;
- * whoever composes a node or a context of them asks here. Shared memory needs Linux. */
+/* Features compiled in; 0 leaves one out. amalgamate.py puts these switches around the files of a group;
+ * the code that composes a node or a context tests them too. Shared memory needs Linux. */
 #ifndef MLFAB_WITH_SCHED
 #define MLFAB_WITH_SCHED 1
 #endif
@@ -98,14 +97,14 @@ static inline uint64_t mlfab__add_sat(uint64_t a, uint64_t b) {
   return a > UINT64_MAX - b ? UINT64_MAX : a + b;
 }
 
-/* Tested on bits: -ffast-math lets a compiler assume that x - x is 0. */
+/* Tests bits, because -ffast-math lets a compiler assume that x - x is 0. */
 MLFAB__UNUSED static inline int mlfab__finite(double x) {
   uint64_t bits;
   memcpy(&bits, &x, sizeof bits);
   return (bits >> 52 & 0x7ff) != 0x7ff;
 }
 
-/* How many bits are set; the lowest one that is (x is not 0). */
+/* The number of set bits; the index of the lowest one (x is not 0). */
 MLFAB__UNUSED static inline uint32_t mlfab__bits(uint64_t x) {
   x -= x >> 1 & 0x5555555555555555u;
   x = (x & 0x3333333333333333u) + (x >> 2 & 0x3333333333333333u);
@@ -123,7 +122,7 @@ MLFAB__UNUSED static inline uint32_t mlfab__lowest(uint64_t x) {
 #endif
 }
 
-/* The value of a caller's struct member that its `size` may be too old to have. */
+/* Does the caller's struct, whose `size` may be that of an older version, have this member? */
 #define MLFAB__HAS(ptr, type, member) \
   ((ptr)->size >= offsetof(type, member) + sizeof((ptr)->member))
 

@@ -1,10 +1,9 @@
-/* env.c - memory, log and error records on top of the hooks that a node was given. Layer 0.
+/* env.c - memory, log and error records on top of a node's hooks. Layer 0.
  *
- * The default allocator is the only thing here that reaches the C library's state. Clocks and files
- * are not touched: they belong to the driver.
+ * Only the default allocator uses the C library's state. Clocks and files belong to the caller.
  *
- * Invariants: `bytes` is the sum of what was asked of the allocate hook and not yet given back, so
- * a node that has freed everything reads 0. Nothing is locked: an env belongs to one node. */
+ * Invariants: `bytes` is the sum of all memory allocated and not yet freed, so it is 0 for a node that has
+ * freed everything. Nothing is locked: an env belongs to one node. */
 #include "env.h"
 
 #include <stdio.h>
@@ -27,7 +26,7 @@ MLFAB__INTERNAL int mlfab__env_init(mlfab__env *env, const mlfab_env *given) {
   memset(env, 0, sizeof *env);
   if (given != NULL) {
     size_t known = given->size < sizeof env->hooks ? given->size : sizeof env->hooks;
-    /* A size that does not even hold the first members was never set. */
+    /* A size too small for the first members was never set. */
     if (known < offsetof(mlfab_env, user)) return MLFAB_ERR_CONFIG;
     memcpy(&env->hooks, given, known);
   }
@@ -81,8 +80,8 @@ MLFAB__INTERNAL void *mlfab__grow(mlfab__env *env, void *old, uint32_t *room_p, 
   return grown;
 }
 
-/* The hooks promise 16-byte alignment only. What they gave is remembered right before the aligned
- * address, where the slack always has room for it. */
+/* The hooks guarantee 16-byte alignment only. The original address is stored right before the aligned one;
+ * the slack always has room for it. */
 #define ENV_SLACK (ENV_ALIGNMENT + sizeof(void *))
 
 MLFAB__INTERNAL void *mlfab__alloc_aligned(mlfab__env *env, size_t bytes) {
@@ -136,7 +135,7 @@ MLFAB__INTERNAL const char *mlfab__duration(char buffer[24], uint64_t ns) {
     unit *= 1000;
     which++;
   }
-  /* One decimal below a hundred, cut and not rounded, so that 999.99 ms does not read 1000 ms. */
+  /* One decimal below 100, truncated, so that 999.99 ms is not printed as 1000 ms. */
   uint64_t whole = ns / unit, tenth = unit == 1 ? 0 : ns % unit / (unit / 10);
   if (whole < 100 && tenth != 0) {
     snprintf(buffer, 24, "%u.%u %s", (unsigned)whole, (unsigned)tenth, names[which]);

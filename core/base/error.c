@@ -1,4 +1,4 @@
-/* error.c - the version, and the codes of errors in words. Layer 0. */
+/* error.c - the version, and the texts of error codes. Layer 0. */
 #include "base.h"
 
 MLFAB_API const char *mlfab_version(void) { return MLFAB_VERSION; }

@@ -1,4 +1,4 @@
-/* heap.c - a priority queue of timed things: see heap.h. */
+/* heap.c - a priority queue of timers: see heap.h. */
 #include "heap.h"
 
 static int heap_less(const mlfab__heap_entry *a, const mlfab__heap_entry *b) {
@@ -12,7 +12,7 @@ static void heap_place(mlfab__heap *heap, uint32_t at, mlfab__heap_entry entry) 
   heap->where[entry.index] = at + 1;
 }
 
-/* Moves the entry at `at` to where it belongs, upwards or downwards. */
+/* Moves the entry at `at` up or down to its place. */
 static void heap_settle(mlfab__heap *heap, uint32_t at) {
   mlfab__heap_entry entry = heap->entries[at];
   while (at > 0 && heap_less(&entry, &heap->entries[(at - 1) / 2])) {

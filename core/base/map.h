@@ -17,7 +17,7 @@ typedef struct mlfab__map {
   uint32_t count;
 } mlfab__map;
 
-/* Sets key to value. Errors: MEMORY (map as before). */
+/* Sets key to value. Errors: MEMORY, with the map unchanged. */
 MLFAB__INTERNAL int mlfab__map_put(mlfab__env *env, mlfab__map *map, uint64_t key, uint32_t value);
 /* 1 and *value_p, or 0. */
 MLFAB__INTERNAL int mlfab__map_get(const mlfab__map *map, uint64_t key, uint32_t *value_p);

@@ -47,7 +47,7 @@ MLFAB__INTERNAL mlfab__request *mlfab__request_open(mlfab__requests *table, int 
   request->started_ns = now_ns;
   request->deadline_ns = timeout_ns ? mlfab__add_sat(now_ns, timeout_ns) : MLFAB__NEVER;
   request->result.rank = MLFAB_NO_RANK;
-  /* What is done does not push it back: a walk that finds nothing due corrects it. */
+  /* Finished requests do not raise it: mlfab__request_due corrects it when it finds none due. */
   if (table->open == 1) table->earliest = MLFAB__NEVER;
   table->earliest = mlfab__min(table->earliest, request->deadline_ns);
   return request;

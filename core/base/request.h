@@ -1,14 +1,15 @@
-/* request.h - requests: what a caller waits for.
+/* request.h - requests: the calls that a caller waits for.
  *
- * A request is open until it is finished by what it waits for, by its deadline or by cancel; it
- * keeps its entry until the caller ends it with test or wait. Handles are never reused.
+ * A request is open until its operation, its deadline or a cancel finishes it. It keeps its entry until the
+ * caller ends it with test or wait. Handles are never reused.
  *
- * Entries stand in blocks, the first of which is the table's own: most programs need no other. An entry never
- * moves. `slot` says what serves the request; those of one slot are found without looking at others.
+ * Entries are in blocks; the first block is in the table, and most programs need no other. An entry never
+ * moves. `slot` tells which role serves the request; the requests of a slot are found without a scan of the
+ * others.
  *
- * Invariants. (1) An id is a number that grows, times MLFAB__REQUESTS, plus the entry's place. (2) Places from
- * `room` on were never used; of those below it every one is in the free list, or in use and in the list of
- * its bucket. */
+ * Invariants. (1) An id is an ascending number times MLFAB__REQUESTS, plus the entry's place. (2) Places
+ * from `room` on were never used; those below are in the free list, or in use and in the list of their
+ * bucket. */
 #ifndef MLFAB__REQUEST_H
 #define MLFAB__REQUEST_H
 
@@ -37,48 +38,49 @@ typedef struct mlfab__request {
   mlfab_request id;
   uint8_t kind; /* enum mlfab__request_kind */
   uint8_t done;
-  uint8_t watched; /* somebody is to be told when it is done */
-  uint32_t slot;   /* of the role that serves it */
+  uint8_t watched; /* a completion callback is due when it is done */
+  uint32_t slot;   /* which role serves it */
   uint32_t place;
   struct mlfab__request *next, *previous; /* of its bucket; free: next is the next free one */
   uint64_t started_ns, deadline_ns;
   mlfab_result result;
 } mlfab__request;
 
-/* All zero is an empty table. */
+/* All zeros is an empty table. */
 typedef struct mlfab__requests {
-  mlfab__env *env; /* of further blocks; NULL: there are none */
+  mlfab__env *env; /* allocates further blocks; NULL: no further blocks */
   mlfab__request first[MLFAB__REQUEST_BLOCK];
   mlfab__request *blocks[MLFAB__REQUEST_BLOCKS]; /* from 1 on */
   mlfab__request *buckets[MLFAB__REQUEST_BUCKETS];
   mlfab__request *free;
   uint32_t room;
-  uint64_t count;     /* handles given out */
+  uint64_t count;     /* handles issued */
   uint32_t open;      /* entries in use */
   uint32_t to_tell;   /* watched requests that are done */
-  uint64_t earliest;  /* no open request has an earlier deadline; MLFAB__NEVER when none can have */
+  uint64_t earliest;  /* no open request has an earlier deadline; MLFAB__NEVER when none has one */
   mlfab_error last;   /* the last error, in full */
-  int abandoned_code; /* first failure of a push that nobody waits for */
+  int abandoned_code; /* first failure of a push without a waiter */
 } mlfab__requests;
 
 MLFAB__INTERNAL void mlfab__requests_free(mlfab__requests *table);
-/* Makes room for one more, which open then has. Errors: AGAIN (all are in use), MEMORY. */
+/* Makes room for one more request, so that open succeeds. Errors: AGAIN (all are in use), MEMORY. */
 MLFAB__INTERNAL int mlfab__request_reserve(mlfab__requests *table);
-/* An entry, or NULL when there is no room. timeout_ns 0 is no deadline. */
+/* An entry, or NULL when there is no room. timeout_ns 0: no deadline. */
 MLFAB__INTERNAL mlfab__request *mlfab__request_open(mlfab__requests *table, int kind, uint32_t slot,
                                                     uint64_t now_ns, uint64_t timeout_ns);
 /* The entry of a handle, or NULL. */
 MLFAB__INTERNAL mlfab__request *mlfab__request_find(mlfab__requests *table, mlfab_request id);
-/* Finishes it with a status; with an error, `format` tells it in full. */
+/* Finishes a request with a status; `format` is the full text of an error. */
 MLFAB__INTERNAL void mlfab__request_finish(mlfab__requests *table, mlfab__request *request,
                                            int status, int32_t rank, int is_server, uint64_t now_ns,
                                            const char *format, ...) MLFAB__PRINTF(7, 8);
 MLFAB__INTERNAL void mlfab__request_end(mlfab__requests *table, mlfab__request *request);
-/* Walks the requests of this kind and slot that are not done: the one after `after` (NULL: the first), or NULL. */
+/* Iterates over the requests of this kind and slot that are not done: the next one after `after` (NULL: the
+ * first), or NULL. */
 MLFAB__INTERNAL mlfab__request *mlfab__request_of(mlfab__requests *table, int kind, uint32_t slot,
                                                   const mlfab__request *after);
-/* Walks the requests that are due: not done, and past their deadline. The first at `*place_p` or behind it, or
- * NULL; *place_p, which begins with 0, follows. After the last one `earliest` is right again. */
+/* Iterates over the requests that are not done and past their deadline: the first at or behind *place_p
+ * (initially 0), or NULL; advances *place_p. After the last one `earliest` is exact again. */
 MLFAB__INTERNAL mlfab__request *mlfab__request_due(mlfab__requests *table, uint64_t now_ns,
                                                    uint32_t *place_p);
 

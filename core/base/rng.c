@@ -1,18 +1,18 @@
 /* rng.c - seeded random numbers and hashes. Layer 0.
  *
- * For simulations, sampling and jitter, never for secrets: whoever sees four numbers knows the
- * rest. The state is the caller's; equal seeds give equal numbers on every machine, since nothing
- * here depends on byte order, word size or floating-point rounding.
+ * For simulations, sampling and jitter, never for secrets: four outputs determine all others. The caller
+ * owns the state. Equal seeds give equal numbers on every machine: nothing here depends on byte order, word
+ * size or floating-point rounding.
  *
- * Source: Steele, Lea and Flood 2014 (splitmix64); Blackman and Vigna 2018 (xoshiro256**); Lemire
- * 2019, "Fast random integer generation in an interval", Alg. 5. */
+ * Source: Steele, Lea and Flood 2014 (splitmix64); Blackman and Vigna 2018 (xoshiro256**); Lemire 2019
+ * (bounded numbers); Fowler, Noll and Vo (FNV-1a). */
 #include "rng.h"
 
-#define RNG_GAMMA 0x9e3779b97f4a7c15u /* 2^64 divided by the golden ratio, made odd */
+#define RNG_GAMMA 0x9e3779b97f4a7c15u /* 2^64 divided by the golden ratio, odd */
 
 static inline uint64_t rng_rotate(uint64_t x, int by) { return (x << by) | (x >> (64 - by)); }
 
-/* One output of splitmix64 whose state was x: adding gamma first keeps 0 from mapping to 0. */
+/* One output of splitmix64 with state x; adding gamma first keeps 0 from mapping to 0. */
 MLFAB__INTERNAL uint64_t mlfab__mix(uint64_t x) {
   x += RNG_GAMMA;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -20,8 +20,8 @@ MLFAB__INTERNAL uint64_t mlfab__mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-/* splitmix64 is a bijection of its state, so the four words are never all zero, the one state that
- * xoshiro cannot leave. */
+/* splitmix64 is a bijection of its state, so the four words are never all zero, a state that xoshiro cannot
+ * leave. */
 MLFAB__INTERNAL void mlfab__rng_seed(mlfab__rng *prng, uint64_t seed) {
   for (uint64_t i = 0; i < 4; i++) prng->s[i] = mlfab__mix(seed + i * RNG_GAMMA);
 }
@@ -39,8 +39,7 @@ MLFAB__INTERNAL uint64_t mlfab__rng_next(mlfab__rng *prng) {
   return result;
 }
 
-/* The 128-bit product x * y as its two halves, from four products of 32 bits: plain C11 has no
- * wider type. */
+/* The 128-bit product x * y as two halves, from four products of 32 bits: C11 has no wider type. */
 static uint64_t rng_multiply(uint64_t x, uint64_t y, uint64_t *low_p) {
   uint64_t x0 = x & 0xffffffffu, x1 = x >> 32, y0 = y & 0xffffffffu, y1 = y >> 32;
   uint64_t middle = x1 * y0 + (x0 * y0 >> 32);
@@ -49,8 +48,8 @@ static uint64_t rng_multiply(uint64_t x, uint64_t y, uint64_t *low_p) {
   return x1 * y1 + (middle >> 32) + (carry >> 32);
 }
 
-/* The high half of random * bound is in range; low halves below 2^64 mod bound would make some
- * results likelier than others, so they are drawn again. */
+/* The high half of random * bound is in range. Low halves below 2^64 mod bound are drawn again, because
+ * they would make some results more likely. */
 MLFAB__INTERNAL uint64_t mlfab__rng_below(mlfab__rng *prng, uint64_t bound) {
   uint64_t low, high;
   if (bound == 0) return 0;
@@ -62,12 +61,12 @@ MLFAB__INTERNAL uint64_t mlfab__rng_below(mlfab__rng *prng, uint64_t bound) {
   return high;
 }
 
-/* The top 53 bits, all that a double holds: every value is exact and 1 is never reached. */
+/* 53 bits, as many as a double holds: every value is exact, and below 1. */
 MLFAB__INTERNAL double mlfab__rng_unit(mlfab__rng *prng) {
   return (double)(mlfab__rng_next(prng) >> 11) * 0x1p-53;
 }
 
-/* FNV-1a alone leaves its high bits poor for short names. */
+/* FNV-1a alone gives poor high bits for short names. */
 MLFAB__INTERNAL uint64_t mlfab__hash(uint64_t seed, const void *data, size_t bytes) {
   const uint8_t *at = data;
   uint64_t hash = 0xcbf29ce484222325u ^ seed;

@@ -14,9 +14,9 @@ MLFAB__INTERNAL uint64_t mlfab__rng_next(mlfab__rng *prng);
 MLFAB__INTERNAL uint64_t mlfab__rng_below(mlfab__rng *prng, uint64_t bound);
 /* Uniform in [0, 1). */
 MLFAB__INTERNAL double mlfab__rng_unit(mlfab__rng *prng);
-/* A good 64-bit mix of x: hashing, counter-based draws. */
+/* A 64-bit hash of x, also for counter-based draws. */
 MLFAB__INTERNAL uint64_t mlfab__mix(uint64_t x);
-/* FNV-1a with a mix at the end: names of jobs, signatures, traces. */
+/* FNV-1a with a final mix: for names of jobs, signatures, traces. */
 MLFAB__INTERNAL uint64_t mlfab__hash(uint64_t seed, const void *data, size_t bytes);
 
 #endif
