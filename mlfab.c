@@ -51,10 +51,10 @@
 /* ==============================================================================================
  * core/base/base.h
  * ============================================================================================== */
-/* base.h - macros and little helpers that every file uses. Layer 0.
+/* base.h - macros and helpers used by every file. Layer 0.
  *
- * Internals are MLFAB__INTERNAL: static in the amalgamated mlfab.c, external when the parts are
- * built one by one (tests of internals). Nothing here allocates or does I/O. */
+ * Internal functions are MLFAB__INTERNAL: static in the amalgamated mlfab.c, external when the parts are
+ * built separately (tests of internals). Nothing here allocates or does I/O. */
 
 /* Linux and POSIX declarations under -std=c11; before the first system header. */
 #ifndef _GNU_SOURCE
@@ -71,8 +71,7 @@
 #define MLFAB__INTERNAL
 #endif
 
-/* ThreadSanitizer knows no fences; where one is due, an exchanging instruction takes its place, which is one
- * on the machines that it runs on. */
+/* ThreadSanitizer does not model fences; under it, an atomic exchange replaces them. */
 #if defined(__SANITIZE_THREAD__)
 #define MLFAB__TSAN 1
 #elif defined(__has_feature)
@@ -102,8 +101,8 @@
 #endif
 #define MLFAB__PLANTED(n) (MLFAB_PLANT == (n))
 
-/* What is compiled in; 0 leaves it out. amalgamate.py puts these switches around the text of groups of files;
- * whoever composes a node or a context of them asks here. Shared memory needs Linux. */
+/* Features compiled in; 0 leaves one out. amalgamate.py puts these switches around the files of a group;
+ * the code that composes a node or a context tests them too. Shared memory needs Linux. */
 #ifndef MLFAB_WITH_SCHED
 #define MLFAB_WITH_SCHED 1
 #endif
@@ -149,14 +148,14 @@ static inline uint64_t mlfab__add_sat(uint64_t a, uint64_t b) {
   return a > UINT64_MAX - b ? UINT64_MAX : a + b;
 }
 
-/* Tested on bits: -ffast-math lets a compiler assume that x - x is 0. */
+/* Tests bits, because -ffast-math lets a compiler assume that x - x is 0. */
 MLFAB__UNUSED static inline int mlfab__finite(double x) {
   uint64_t bits;
   memcpy(&bits, &x, sizeof bits);
   return (bits >> 52 & 0x7ff) != 0x7ff;
 }
 
-/* How many bits are set; the lowest one that is (x is not 0). */
+/* The number of set bits; the index of the lowest one (x is not 0). */
 MLFAB__UNUSED static inline uint32_t mlfab__bits(uint64_t x) {
   x -= x >> 1 & 0x5555555555555555u;
   x = (x & 0x3333333333333333u) + (x >> 2 & 0x3333333333333333u);
@@ -174,7 +173,7 @@ MLFAB__UNUSED static inline uint32_t mlfab__lowest(uint64_t x) {
 #endif
 }
 
-/* The value of a caller's struct member that its `size` may be too old to have. */
+/* Does the caller's struct, whose `size` may be that of an older version, have this member? */
 #define MLFAB__HAS(ptr, type, member) \
   ((ptr)->size >= offsetof(type, member) + sizeof((ptr)->member))
 
@@ -182,7 +181,7 @@ MLFAB__UNUSED static inline uint32_t mlfab__lowest(uint64_t x) {
 /* ==============================================================================================
  * core/base/error.c
  * ============================================================================================== */
-/* error.c - the version, and the codes of errors in words. Layer 0. */
+/* error.c - the version, and the texts of error codes. Layer 0. */
 
 MLFAB_API const char *mlfab_version(void) { return MLFAB_VERSION; }
 
@@ -219,52 +218,51 @@ MLFAB_API const char *mlfab_error_text(int code) {
  * ============================================================================================== */
 /* env.h - the hooks a node was given: memory, log, and error records. Layer 0. */
 
-/* A node's env with what it has cost so far. */
+/* A node's hooks, with counters of memory use. */
 typedef struct mlfab__env {
-  mlfab_env hooks;      /* complete: defaults filled in by mlfab__env_init (store may be NULL) */
-  uint64_t allocations; /* calls of allocate */
+  mlfab_env hooks;      /* complete: mlfab__env_init sets defaults (store may be NULL) */
+  uint64_t allocations; /* number of calls of allocate */
   uint64_t bytes;       /* allocated now */
 } mlfab__env;
 
-/* `given` may be NULL, and may be of an older size. allocate and release default to malloc and
- * free; clock and log stay NULL (drive fills the clock). Errors: CONFIG when only one of allocate
- * and release is set. */
+/* `given` may be NULL, and may have an older size. allocate and release default to malloc and free; clock
+ * and log stay NULL (the context sets the clock). Errors: CONFIG when only one of allocate and release is
+ * set. */
 MLFAB__INTERNAL int mlfab__env_init(mlfab__env *env, const mlfab_env *given);
 
-/* Zeroed memory or NULL; 0 bytes give NULL. `bytes` of free must be what was asked for. */
+/* Zeroed memory or NULL; 0 bytes give NULL. Pass the same size to free. */
 MLFAB__INTERNAL void *mlfab__alloc(mlfab__env *env, size_t bytes);
 /* count * size with the overflow checked. */
 MLFAB__INTERNAL void *mlfab__alloc_array(mlfab__env *env, size_t count, size_t size);
 MLFAB__INTERNAL void mlfab__free(mlfab__env *env, void *memory, size_t bytes);
-/* Room for `need` things: `old` if *room_p suffices, else new memory, at least twice as much, with its
- * contents (old is freed), or NULL (old is as it was). */
+/* Room for `need` elements: `old` if *room_p suffices; else new memory, at least twice as large, with the
+ * old contents (old is freed); or NULL, with old unchanged. */
 MLFAB__INTERNAL void *mlfab__grow(mlfab__env *env, void *old, uint32_t *room_p, uint64_t need,
                                   size_t size);
-/* The same at 64-byte alignment and not zeroed: for tensor bytes. */
+/* The same, aligned to 64 bytes and not zeroed: for tensor bytes. */
 MLFAB__INTERNAL void *mlfab__alloc_aligned(mlfab__env *env, size_t bytes);
 MLFAB__INTERNAL void mlfab__free_aligned(mlfab__env *env, void *memory, size_t bytes);
 
 /* Fills *error and returns code. `error` may be NULL. */
 MLFAB__INTERNAL int mlfab__error(mlfab_error *error, int code, int32_t rank, int is_server,
                                  uint64_t waited_ns, const char *format, ...) MLFAB__PRINTF(6, 7);
-/* The same for an error that no rank caused, and for which nobody waited. */
+/* The same for an error that no rank caused and without a wait. */
 #define MLFAB__FAIL(error, code, ...) mlfab__error(error, code, MLFAB_NO_RANK, 0, 0, __VA_ARGS__)
 MLFAB__INTERNAL void mlfab__log(const mlfab__env *env, int level, const char *format, ...)
     MLFAB__PRINTF(3, 4);
-/* A duration for people: "350 ms", "2.5 s". Returns buffer. */
+/* A readable duration: "350 ms", "2.5 s". Returns buffer. */
 MLFAB__INTERNAL const char *mlfab__duration(char buffer[24], uint64_t ns);
 
 
 /* ==============================================================================================
  * core/base/env.c
  * ============================================================================================== */
-/* env.c - memory, log and error records on top of the hooks that a node was given. Layer 0.
+/* env.c - memory, log and error records on top of a node's hooks. Layer 0.
  *
- * The default allocator is the only thing here that reaches the C library's state. Clocks and files
- * are not touched: they belong to the driver.
+ * Only the default allocator uses the C library's state. Clocks and files belong to the caller.
  *
- * Invariants: `bytes` is the sum of what was asked of the allocate hook and not yet given back, so
- * a node that has freed everything reads 0. Nothing is locked: an env belongs to one node. */
+ * Invariants: `bytes` is the sum of all memory allocated and not yet freed, so it is 0 for a node that has
+ * freed everything. Nothing is locked: an env belongs to one node. */
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -286,7 +284,7 @@ MLFAB__INTERNAL int mlfab__env_init(mlfab__env *env, const mlfab_env *given) {
   memset(env, 0, sizeof *env);
   if (given != NULL) {
     size_t known = given->size < sizeof env->hooks ? given->size : sizeof env->hooks;
-    /* A size that does not even hold the first members was never set. */
+    /* A size too small for the first members was never set. */
     if (known < offsetof(mlfab_env, user)) return MLFAB_ERR_CONFIG;
     memcpy(&env->hooks, given, known);
   }
@@ -340,8 +338,8 @@ MLFAB__INTERNAL void *mlfab__grow(mlfab__env *env, void *old, uint32_t *room_p, 
   return grown;
 }
 
-/* The hooks promise 16-byte alignment only. What they gave is remembered right before the aligned
- * address, where the slack always has room for it. */
+/* The hooks guarantee 16-byte alignment only. The original address is stored right before the aligned one;
+ * the slack always has room for it. */
 #define ENV_SLACK (ENV_ALIGNMENT + sizeof(void *))
 
 MLFAB__INTERNAL void *mlfab__alloc_aligned(mlfab__env *env, size_t bytes) {
@@ -395,7 +393,7 @@ MLFAB__INTERNAL const char *mlfab__duration(char buffer[24], uint64_t ns) {
     unit *= 1000;
     which++;
   }
-  /* One decimal below a hundred, cut and not rounded, so that 999.99 ms does not read 1000 ms. */
+  /* One decimal below 100, truncated, so that 999.99 ms is not printed as 1000 ms. */
   uint64_t whole = ns / unit, tenth = unit == 1 ? 0 : ns % unit / (unit / 10);
   if (whole < 100 && tenth != 0) {
     snprintf(buffer, 24, "%u.%u %s", (unsigned)whole, (unsigned)tenth, names[which]);
@@ -420,9 +418,9 @@ MLFAB__INTERNAL uint64_t mlfab__rng_next(mlfab__rng *prng);
 MLFAB__INTERNAL uint64_t mlfab__rng_below(mlfab__rng *prng, uint64_t bound);
 /* Uniform in [0, 1). */
 MLFAB__INTERNAL double mlfab__rng_unit(mlfab__rng *prng);
-/* A good 64-bit mix of x: hashing, counter-based draws. */
+/* A 64-bit hash of x, also for counter-based draws. */
 MLFAB__INTERNAL uint64_t mlfab__mix(uint64_t x);
-/* FNV-1a with a mix at the end: names of jobs, signatures, traces. */
+/* FNV-1a with a final mix: for names of jobs, signatures, traces. */
 MLFAB__INTERNAL uint64_t mlfab__hash(uint64_t seed, const void *data, size_t bytes);
 
 
@@ -431,18 +429,18 @@ MLFAB__INTERNAL uint64_t mlfab__hash(uint64_t seed, const void *data, size_t byt
  * ============================================================================================== */
 /* rng.c - seeded random numbers and hashes. Layer 0.
  *
- * For simulations, sampling and jitter, never for secrets: whoever sees four numbers knows the
- * rest. The state is the caller's; equal seeds give equal numbers on every machine, since nothing
- * here depends on byte order, word size or floating-point rounding.
+ * For simulations, sampling and jitter, never for secrets: four outputs determine all others. The caller
+ * owns the state. Equal seeds give equal numbers on every machine: nothing here depends on byte order, word
+ * size or floating-point rounding.
  *
- * Source: Steele, Lea and Flood 2014 (splitmix64); Blackman and Vigna 2018 (xoshiro256**); Lemire
- * 2019, "Fast random integer generation in an interval", Alg. 5. */
+ * Source: Steele, Lea and Flood 2014 (splitmix64); Blackman and Vigna 2018 (xoshiro256**); Lemire 2019
+ * (bounded numbers); Fowler, Noll and Vo (FNV-1a). */
 
-#define RNG_GAMMA 0x9e3779b97f4a7c15u /* 2^64 divided by the golden ratio, made odd */
+#define RNG_GAMMA 0x9e3779b97f4a7c15u /* 2^64 divided by the golden ratio, odd */
 
 static inline uint64_t rng_rotate(uint64_t x, int by) { return (x << by) | (x >> (64 - by)); }
 
-/* One output of splitmix64 whose state was x: adding gamma first keeps 0 from mapping to 0. */
+/* One output of splitmix64 with state x; adding gamma first keeps 0 from mapping to 0. */
 MLFAB__INTERNAL uint64_t mlfab__mix(uint64_t x) {
   x += RNG_GAMMA;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -450,8 +448,8 @@ MLFAB__INTERNAL uint64_t mlfab__mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-/* splitmix64 is a bijection of its state, so the four words are never all zero, the one state that
- * xoshiro cannot leave. */
+/* splitmix64 is a bijection of its state, so the four words are never all zero, a state that xoshiro cannot
+ * leave. */
 MLFAB__INTERNAL void mlfab__rng_seed(mlfab__rng *prng, uint64_t seed) {
   for (uint64_t i = 0; i < 4; i++) prng->s[i] = mlfab__mix(seed + i * RNG_GAMMA);
 }
@@ -469,8 +467,7 @@ MLFAB__INTERNAL uint64_t mlfab__rng_next(mlfab__rng *prng) {
   return result;
 }
 
-/* The 128-bit product x * y as its two halves, from four products of 32 bits: plain C11 has no
- * wider type. */
+/* The 128-bit product x * y as two halves, from four products of 32 bits: C11 has no wider type. */
 static uint64_t rng_multiply(uint64_t x, uint64_t y, uint64_t *low_p) {
   uint64_t x0 = x & 0xffffffffu, x1 = x >> 32, y0 = y & 0xffffffffu, y1 = y >> 32;
   uint64_t middle = x1 * y0 + (x0 * y0 >> 32);
@@ -479,8 +476,8 @@ static uint64_t rng_multiply(uint64_t x, uint64_t y, uint64_t *low_p) {
   return x1 * y1 + (middle >> 32) + (carry >> 32);
 }
 
-/* The high half of random * bound is in range; low halves below 2^64 mod bound would make some
- * results likelier than others, so they are drawn again. */
+/* The high half of random * bound is in range. Low halves below 2^64 mod bound are drawn again, because
+ * they would make some results more likely. */
 MLFAB__INTERNAL uint64_t mlfab__rng_below(mlfab__rng *prng, uint64_t bound) {
   uint64_t low, high;
   if (bound == 0) return 0;
@@ -492,12 +489,12 @@ MLFAB__INTERNAL uint64_t mlfab__rng_below(mlfab__rng *prng, uint64_t bound) {
   return high;
 }
 
-/* The top 53 bits, all that a double holds: every value is exact and 1 is never reached. */
+/* 53 bits, as many as a double holds: every value is exact, and below 1. */
 MLFAB__INTERNAL double mlfab__rng_unit(mlfab__rng *prng) {
   return (double)(mlfab__rng_next(prng) >> 11) * 0x1p-53;
 }
 
-/* FNV-1a alone leaves its high bits poor for short names. */
+/* FNV-1a alone gives poor high bits for short names. */
 MLFAB__INTERNAL uint64_t mlfab__hash(uint64_t seed, const void *data, size_t bytes) {
   const uint8_t *at = data;
   uint64_t hash = 0xcbf29ce484222325u ^ seed;
@@ -508,34 +505,34 @@ MLFAB__INTERNAL uint64_t mlfab__hash(uint64_t seed, const void *data, size_t byt
 /* ==============================================================================================
  * core/base/heap.h
  * ============================================================================================== */
-/* heap.h - a priority queue of timed things. Layer 0.
+/* heap.h - a priority queue of timers. Layer 0.
  *
- * A binary heap of (time, order, index), smallest first: equal times come out by `order`, so that a
- * caller that numbers its entries gets them back in that order on every machine. An index is in the
- * heap at most once, and putting it again moves it: a timer that changes its mind leaves nothing
- * behind. Room is reserved beforehand, so that putting never fails.
+ * A binary heap of (time, order, index), smallest first. Entries with equal times come out by `order`, so
+ * that a caller that numbers its entries gets the same order on every machine. An index is in the heap at
+ * most once; putting it again moves it, so a changed timer leaves no old entry. Room is reserved
+ * beforehand, so that put cannot fail.
  *
  * Invariants: where[entries[i].index] == i + 1; no entry is smaller than its parent. */
 
 typedef struct mlfab__heap_entry {
   uint64_t time, order;
-  uint32_t index; /* the caller's number of the thing */
+  uint32_t index; /* chosen by the caller */
 } mlfab__heap_entry;
 
 /* All zero is an empty heap without room. */
 typedef struct mlfab__heap {
   mlfab__heap_entry *entries;
-  uint32_t *where; /* by index: position + 1, or 0 when it is not in the heap */
+  uint32_t *where; /* by index: position + 1, or 0 if not in the heap */
   uint32_t count, room;
 } mlfab__heap;
 
-/* Makes room for the indices 0..room-1; never shrinks. Errors: MEMORY, and nothing has changed. */
+/* Makes room for the indices 0..room-1; never shrinks. Errors: MEMORY, with nothing changed. */
 MLFAB__INTERNAL int mlfab__heap_reserve(mlfab__heap *heap, mlfab__env *env, uint32_t room);
 MLFAB__INTERNAL void mlfab__heap_free(mlfab__heap *heap, mlfab__env *env);
-/* Puts an index (below room), or moves it if it is there. O(log n). */
+/* Puts an index (below room), or moves it if present. O(log n). */
 MLFAB__INTERNAL void mlfab__heap_put(mlfab__heap *heap, uint32_t index, uint64_t time,
                                      uint64_t order);
-/* Takes an index out; nothing happens when it is not there. O(log n). */
+/* Removes an index, if present. O(log n). */
 MLFAB__INTERNAL void mlfab__heap_remove(mlfab__heap *heap, uint32_t index);
 /* The smallest entry, or NULL. Valid until the heap changes. */
 MLFAB__INTERNAL const mlfab__heap_entry *mlfab__heap_top(const mlfab__heap *heap);
@@ -546,7 +543,7 @@ MLFAB__INTERNAL int mlfab__heap_has(const mlfab__heap *heap, uint32_t index);
 /* ==============================================================================================
  * core/base/heap.c
  * ============================================================================================== */
-/* heap.c - a priority queue of timed things: see heap.h. */
+/* heap.c - a priority queue of timers: see heap.h. */
 
 static int heap_less(const mlfab__heap_entry *a, const mlfab__heap_entry *b) {
   if (a->time != b->time) return a->time < b->time;
@@ -559,7 +556,7 @@ static void heap_place(mlfab__heap *heap, uint32_t at, mlfab__heap_entry entry) 
   heap->where[entry.index] = at + 1;
 }
 
-/* Moves the entry at `at` to where it belongs, upwards or downwards. */
+/* Moves the entry at `at` up or down to its place. */
 static void heap_settle(mlfab__heap *heap, uint32_t at) {
   mlfab__heap_entry entry = heap->entries[at];
   while (at > 0 && heap_less(&entry, &heap->entries[(at - 1) / 2])) {
@@ -655,7 +652,7 @@ typedef struct mlfab__map {
   uint32_t count;
 } mlfab__map;
 
-/* Sets key to value. Errors: MEMORY (map as before). */
+/* Sets key to value. Errors: MEMORY, with the map unchanged. */
 MLFAB__INTERNAL int mlfab__map_put(mlfab__env *env, mlfab__map *map, uint64_t key, uint32_t value);
 /* 1 and *value_p, or 0. */
 MLFAB__INTERNAL int mlfab__map_get(const mlfab__map *map, uint64_t key, uint32_t *value_p);
@@ -672,7 +669,7 @@ static uint32_t map_slot(const mlfab__map *map, uint64_t key) {
   return (uint32_t)((key * 0x9e3779b97f4a7c15u) >> 32) & (map->capacity - 1);
 }
 
-/* The entry of key, or the empty one where it would go. There is always an empty one. */
+/* The entry of key, or the empty one where it belongs. There is always an empty entry. */
 static uint32_t map_find(const mlfab__map *map, uint64_t key) {
   uint32_t i = map_slot(map, key);
   while (map->entries[i].key != 0 && map->entries[i].key != key) i = (i + 1) & (map->capacity - 1);
@@ -718,7 +715,7 @@ MLFAB__INTERNAL void mlfab__map_remove(mlfab__map *map, uint64_t key) {
   uint32_t mask = map->capacity - 1;
   for (uint32_t i = (hole + 1) & mask; map->entries[i].key != 0; i = (i + 1) & mask) {
     uint32_t home = map_slot(map, map->entries[i].key);
-    /* An entry may move into the hole unless its home lies strictly behind the hole. */
+    /* An entry may move into the hole unless its home is behind the hole. */
     if (((i - home) & mask) >= ((i - hole) & mask)) {
       map->entries[hole] = map->entries[i];
       hole = i;
@@ -735,17 +732,18 @@ MLFAB__INTERNAL void mlfab__map_free(mlfab__env *env, mlfab__map *map) {
 /* ==============================================================================================
  * core/base/request.h
  * ============================================================================================== */
-/* request.h - requests: what a caller waits for.
+/* request.h - requests: the calls that a caller waits for.
  *
- * A request is open until it is finished by what it waits for, by its deadline or by cancel; it
- * keeps its entry until the caller ends it with test or wait. Handles are never reused.
+ * A request is open until its operation, its deadline or a cancel finishes it. It keeps its entry until the
+ * caller ends it with test or wait. Handles are never reused.
  *
- * Entries stand in blocks, the first of which is the table's own: most programs need no other. An entry never
- * moves. `slot` says what serves the request; those of one slot are found without looking at others.
+ * Entries are in blocks; the first block is in the table, and most programs need no other. An entry never
+ * moves. `slot` tells which role serves the request; the requests of a slot are found without a scan of the
+ * others.
  *
- * Invariants. (1) An id is a number that grows, times MLFAB__REQUESTS, plus the entry's place. (2) Places from
- * `room` on were never used; of those below it every one is in the free list, or in use and in the list of
- * its bucket. */
+ * Invariants. (1) An id is an ascending number times MLFAB__REQUESTS, plus the entry's place. (2) Places
+ * from `room` on were never used; those below are in the free list, or in use and in the list of their
+ * bucket. */
 
 enum mlfab__request_kind {
   MLFAB__REQUEST_FREE,
@@ -770,48 +768,49 @@ typedef struct mlfab__request {
   mlfab_request id;
   uint8_t kind; /* enum mlfab__request_kind */
   uint8_t done;
-  uint8_t watched; /* somebody is to be told when it is done */
-  uint32_t slot;   /* of the role that serves it */
+  uint8_t watched; /* a completion callback is due when it is done */
+  uint32_t slot;   /* which role serves it */
   uint32_t place;
   struct mlfab__request *next, *previous; /* of its bucket; free: next is the next free one */
   uint64_t started_ns, deadline_ns;
   mlfab_result result;
 } mlfab__request;
 
-/* All zero is an empty table. */
+/* All zeros is an empty table. */
 typedef struct mlfab__requests {
-  mlfab__env *env; /* of further blocks; NULL: there are none */
+  mlfab__env *env; /* allocates further blocks; NULL: no further blocks */
   mlfab__request first[MLFAB__REQUEST_BLOCK];
   mlfab__request *blocks[MLFAB__REQUEST_BLOCKS]; /* from 1 on */
   mlfab__request *buckets[MLFAB__REQUEST_BUCKETS];
   mlfab__request *free;
   uint32_t room;
-  uint64_t count;     /* handles given out */
+  uint64_t count;     /* handles issued */
   uint32_t open;      /* entries in use */
   uint32_t to_tell;   /* watched requests that are done */
-  uint64_t earliest;  /* no open request has an earlier deadline; MLFAB__NEVER when none can have */
+  uint64_t earliest;  /* no open request has an earlier deadline; MLFAB__NEVER when none has one */
   mlfab_error last;   /* the last error, in full */
-  int abandoned_code; /* first failure of a push that nobody waits for */
+  int abandoned_code; /* first failure of a push without a waiter */
 } mlfab__requests;
 
 MLFAB__INTERNAL void mlfab__requests_free(mlfab__requests *table);
-/* Makes room for one more, which open then has. Errors: AGAIN (all are in use), MEMORY. */
+/* Makes room for one more request, so that open succeeds. Errors: AGAIN (all are in use), MEMORY. */
 MLFAB__INTERNAL int mlfab__request_reserve(mlfab__requests *table);
-/* An entry, or NULL when there is no room. timeout_ns 0 is no deadline. */
+/* An entry, or NULL when there is no room. timeout_ns 0: no deadline. */
 MLFAB__INTERNAL mlfab__request *mlfab__request_open(mlfab__requests *table, int kind, uint32_t slot,
                                                     uint64_t now_ns, uint64_t timeout_ns);
 /* The entry of a handle, or NULL. */
 MLFAB__INTERNAL mlfab__request *mlfab__request_find(mlfab__requests *table, mlfab_request id);
-/* Finishes it with a status; with an error, `format` tells it in full. */
+/* Finishes a request with a status; `format` is the full text of an error. */
 MLFAB__INTERNAL void mlfab__request_finish(mlfab__requests *table, mlfab__request *request,
                                            int status, int32_t rank, int is_server, uint64_t now_ns,
                                            const char *format, ...) MLFAB__PRINTF(7, 8);
 MLFAB__INTERNAL void mlfab__request_end(mlfab__requests *table, mlfab__request *request);
-/* Walks the requests of this kind and slot that are not done: the one after `after` (NULL: the first), or NULL. */
+/* Iterates over the requests of this kind and slot that are not done: the next one after `after` (NULL: the
+ * first), or NULL. */
 MLFAB__INTERNAL mlfab__request *mlfab__request_of(mlfab__requests *table, int kind, uint32_t slot,
                                                   const mlfab__request *after);
-/* Walks the requests that are due: not done, and past their deadline. The first at `*place_p` or behind it, or
- * NULL; *place_p, which begins with 0, follows. After the last one `earliest` is right again. */
+/* Iterates over the requests that are not done and past their deadline: the first at or behind *place_p
+ * (initially 0), or NULL; advances *place_p. After the last one `earliest` is exact again. */
 MLFAB__INTERNAL mlfab__request *mlfab__request_due(mlfab__requests *table, uint64_t now_ns,
                                                    uint32_t *place_p);
 
@@ -867,7 +866,7 @@ MLFAB__INTERNAL mlfab__request *mlfab__request_open(mlfab__requests *table, int 
   request->started_ns = now_ns;
   request->deadline_ns = timeout_ns ? mlfab__add_sat(now_ns, timeout_ns) : MLFAB__NEVER;
   request->result.rank = MLFAB_NO_RANK;
-  /* What is done does not push it back: a walk that finds nothing due corrects it. */
+  /* Finished requests do not raise it: mlfab__request_due corrects it when it finds none due. */
   if (table->open == 1) table->earliest = MLFAB__NEVER;
   table->earliest = mlfab__min(table->earliest, request->deadline_ns);
   return request;
@@ -940,28 +939,27 @@ MLFAB__INTERNAL mlfab__request *mlfab__request_due(mlfab__requests *table, uint6
 /* ==============================================================================================
  * core/base/meter.h
  * ============================================================================================== */
-/* meter.h - does an in-link have capacity to spare? Layer 2.
+/* meter.h - does an in-link have spare capacity? Layer 2.
  *
- * Receivers (server, aggregator) release transfers in order, the next as soon as those already
- * released leave capacity of the in-link unused: then a wrong prediction of the plan corrects
- * itself. The meter counts the bytes that came and compares them, over windows of a few chunks,
- * with what the link is known to carry. */
+ * Receivers (server, aggregator) release transfers in order, the next as soon as the released ones leave
+ * capacity of the in-link unused. This corrects wrong predictions of the plan. The meter counts received
+ * bytes and compares them, over windows of a few chunks, with the link's known capacity. */
 
 typedef struct mlfab__meter {
-  double rate;        /* capacity, bytes a second; 0 or less: not known */
-  uint64_t window_ns; /* how long it looks before it judges */
+  double rate;        /* capacity, bytes a second; 0 or less: unknown */
+  uint64_t window_ns; /* length of a window */
   uint64_t since_ns;
   uint64_t bytes; /* since then */
 } mlfab__meter;
 
-/* A capacity as reckoned now; `chunk` is the usual size of a frame. */
+/* Sets the present capacity; `chunk` is the usual size of a frame. */
 static inline void mlfab__meter_rate(mlfab__meter *meter, double rate, uint32_t chunk) {
   double window = rate > 0.0 ? 4.0 * 1e9 * (double)chunk / rate : 20e6;
   meter->rate = rate;
   meter->window_ns = window < 2e6 ? 2000000u : window > 100e6 ? 100000000u : (uint64_t)window;
 }
 
-/* Something was released, or judged: looks anew from here. */
+/* Starts a new window: after a release, or a full window. */
 static inline void mlfab__meter_begin(mlfab__meter *meter, uint64_t now_ns) {
   meter->since_ns = now_ns;
   meter->bytes = 0;
@@ -971,13 +969,12 @@ static inline void mlfab__meter_count(mlfab__meter *meter, uint64_t bytes) {
   meter->bytes += bytes;
 }
 
-/* When mlfab__meter_idle may next say yes. */
+/* The earliest time at which mlfab__meter_idle may return 1. */
 static inline uint64_t mlfab__meter_due(const mlfab__meter *meter) {
   return meter->rate > 0.0 ? meter->since_ns + meter->window_ns : MLFAB__NEVER;
 }
 
-/* 1 when a window has passed in which less came than the link carries; a window that was full
- * begins anew. */
+/* 1 when a window has passed in which less arrived than the link carries; a full window starts again. */
 static inline int mlfab__meter_idle(mlfab__meter *meter, uint64_t now_ns) {
   if (!(meter->rate > 0.0) || now_ns - meter->since_ns < meter->window_ns) return 0;
   double could = meter->rate * 1e-9 * (double)(now_ns - meter->since_ns);
@@ -993,78 +990,78 @@ static inline int mlfab__meter_idle(mlfab__meter *meter, uint64_t now_ns) {
 #if MLFAB_WITH_COLL
 /* shm_coll.h - collectives of the processes of one host, in shared memory. Layer 1.
  *
- * Declarations only: transports/shm_coll.c has the code, as it makes system calls; a context is given its table of
- * functions. Blocking, without
- * frames: what a member has to say to the others are words in memory that they map.
+ * Declarations only: the code, which makes system calls, is in transports/shm_coll.c; a context gets a
+ * table of its functions. Blocking, without frames: members communicate through words in memory that the
+ * others map.
  *
- * Memories, all memfds of sealed size. Nothing has a name in a file system, and nothing is left behind.
+ * All memory is memfds of sealed size. Nothing has a name in a file system, and nothing remains after the
+ * processes end.
  *
- *    segment     a member alone writes it, the others map it for reading only:
- *      step        how far it is in this call's rounds
- *      asleep      it sleeps on a word of another's
- *      door[2]     `word` and what it brings to a call: signature, flags, where the vector lies
+ *    segment     written by one member only, mapped read-only by the others:
+ *      step        its progress in this call's rounds
+ *      asleep      it sleeps on a word of another member
+ *      door[2]     `word`, and the member's input of a call: signature, flags, location of its vector
  *      entries     its other memories: descriptor, size, generation
  *      mapped      the generations of others' memories that it maps
- *    slots       entry 0; the others write here too:
+ *    slots       entry 0; written by the others too:
  *      small[2]    a small vector
  *      in[3]       a round's data for the owners of its parts, and their results
  *      out[4]      this member's part of a round, when nothing is added
- *    vectors     of mlfab__shm_coll_alloc; the others write here too, during a call on them
+ *    vectors     of mlfab__shm_coll_alloc; written by the others too, during a call on them
  *
- * A call is turn t of the epoch (t counts calls that went through the arena; `number` may skip). Every
- * member puts what the others need first, then publishes door[t mod 2].word = (epoch, number + 1) by a
- * release store, and waits for the doors of all others (acquire). So every call is a barrier too,
- * signatures of all are compared before a byte of anybody's data is changed, and the verdict is the same
- * everywhere: the signature that most have is right (of equally many, that of the lower member), and
- * the lowest member that has another is the culprit.
+ * A call is turn t of the epoch (t counts calls that used the arena; `number` may skip). Every member first
+ * stores what the others need, then publishes door[t mod 2].word = (epoch, number + 1) by a release store,
+ * and waits for the doors of all others (acquire). So every call is also a barrier, and all signatures are
+ * compared before any member's data changes. All members reach the same verdict: the most frequent
+ * signature is right (on a tie, that of the lower member), and the lowest member with another one is the
+ * culprit.
  *
- * Reductions. The vector has n parts, one owned by each member (the caller's counts, or about equal
- * ones), and goes in rounds, so small that they stay in a cache. In iteration i a member
- *    (1) puts the parts of round i that others own into its in[i mod 3],
+ * Reductions. The vector has n parts, one owned by each member (the caller's counts, or about equal ones),
+ * and is processed in rounds that fit a cache. In iteration i a member
+ *    (1) copies the parts of round i that others own into its in[i mod 3],
  *    (2) adds its own part of round i - 1, from all in[] and its vector, in the order of members, and
- *        puts the result where each of the inputs was,
- *    (3) takes the results of round i - 2 from its in[] into its vector,
- * and publishes step = base + i; before, it waits for all steps of iteration i - 1. A line of in[] is
- * handed to the owner and back: on its way from cache to cache it is moved twice a round, which with
- * results elsewhere would be four times. A member whose vector is lent (known to all others, see (I5))
- * neither puts nor takes: they go to the vector itself. When all vectors are, or the vector is
- * small, there is but one round. When it is small and none is lent, everybody adds all of small[] for
- * himself, and the door is all that is waited for.
- * Allgather, broadcast: parts go through out[], or are read in the vector that is lent, in rounds; step =
- * base + i + 1 says that round i is there, and that all before i - 1 were taken.
+ *        stores the result in the place of each of the inputs,
+ *    (3) copies the results of round i - 2 from its in[] into its vector,
+ * and publishes step = base + i; before that, it waits for all steps of iteration i - 1. A cache line of
+ * in[] moves to the owner and back, twice a round; with separate results it would move four times. A member
+ * whose vector is lent (mapped by all others, see (I5)) does not copy: the others access its vector
+ * directly. When all vectors are lent, or the vector is small, there is one round. When it is small and
+ * none is lent, every member adds all of small[] itself, and waits for the doors only. Allgather,
+ * broadcast: parts pass through out[], or are read from the lent vector, in rounds; step = base + i + 1
+ * means that round i is available, and that all rounds before i - 1 were read.
  *
  * Invariants:
- *   (I1) A word is written by one member only, by release stores; what it speaks of was written before.
- *        `word` and `step` hold the epoch in their upper 24 bits: a word of another epoch is never
- *        taken for one of this. Within an epoch steps only grow.
- *   (I2) small[t mod 2] is written again in turn t + 2, hence after the doors of turn t + 1 of all
- *        others were seen: everybody had left turn t.
- *   (I3) What others write to in[] and vectors, they have written when their step of (2) says so, and who
- *        leaves a call in good order has seen these steps. in[i mod 3] is put again after (3) of
+ *   (I1) A word is written by one member only, by release stores, after the data it refers to. `word` and
+ *        `step` hold the epoch in their upper 24 bits: a word of another epoch is never accepted. Within
+ *        an epoch steps only grow.
+ *   (I2) small[t mod 2] is written again in turn t + 2, after the member has seen the doors of turn t + 1 of
+ *        all others: all had left turn t.
+ *   (I3) Others' writes to in[] and vectors are complete when their step of (2) is published, and a member
+ *        that leaves a call without error has seen these steps. in[i mod 3] is written again after (3) of
  *        round i. Rounds are counted over the whole epoch.
- *   (I4) out[i mod 4] is written for round i + 4 after the steps i + 3 of all others were seen: they
- *        had taken round i. A lent vector's owner does not leave before all last steps were seen.
- *   (I5) A vector is lent only when all others have said that they map it, begins with a page, and ends
- *        with one or with its memory: nothing else lies in its pages.
- *   (I6) Who leaves a call early takes back its door, then gets new pages for its slots and its lent
- *        vector (with what was in it): whoever still writes, because it is slow or was stopped in
- *        the middle of a copy, has the old ones for itself. Who joins takes back both doors and step.
- *   (I7) Before it believes what the doors said, and again before it succeeds, a member looks whether the
- *        doors that it began with stand. If so, nothing that it read was overwritten. If not, it waits
- *        for pause to say why. So no torn read is used. A verdict over the doors takes nothing back: it
- *        is the same for those who come later, and nobody writes after it. Closing neither.
- * What is read from another's segment is not trusted: descriptors, sizes and places are checked, and
- * mappings are of sealed size, so that a broken member can spoil slots and vectors, but nothing else.
+ *   (I4) out[i mod 4] is written for round i + 4 after the steps i + 3 of all others were seen: they had
+ *        read round i. The owner of a lent vector does not leave before all last steps were seen.
+ *   (I5) A vector is lent only when all others have confirmed that they map it, and it begins at a page and
+ *        ends at a page or at the end of its memory: its pages hold nothing else.
+ *   (I6) A member that leaves a call early withdraws its door, then gets new pages for its slots and its
+ *        lent vector (with their contents): a slow or stopped member that still writes has the old pages
+ *        to itself. A member that joins withdraws both doors and its step.
+ *   (I7) Before a member uses what the doors say, and again before it succeeds, it checks that the doors
+ *        it began with are unchanged. If so, nothing that it read was overwritten. If not, it waits for
+ *        pause to return the reason. So no torn read is used. A verdict from the doors withdraws nothing:
+ *        members that come later reach the same one, and nothing is written after it. Nor does closing.
+ * Data read from another segment is not trusted: descriptors, sizes and positions are checked, and mappings
+ * have sealed size, so that a faulty member can corrupt slots and vectors, but nothing else.
  *
- * Waiting: a hundred looks, some hundred pauses, then sched_yield, then a futex on the word that is waited
- * for, in slices. The sleeper sets its `asleep` first, fences and looks again; who publishes fences and
- * then looks at the others' `asleep` before it waits or returns. One of the two sees the other.
+ * Waiting: a hundred polls, some hundred pauses, then sched_yield, then a futex on the awaited word, in
+ * slices. A sleeper sets its `asleep` first, then fences and polls again. A publisher fences and then reads
+ * the others' `asleep` before it waits or returns. One of the two sees the other.
  *
  * Source: reduce-scatter and allgather in place. */
 
-#define MLFAB__SHM_COLL_MOST 64u /* members */
+#define MLFAB__SHM_COLL_MOST 64u /* maximum number of members */
 
-/* As the numbers of schedules: MLFAB__COLLECTIVE_ALLREDUCE ... */
+/* The same numbers as MLFAB__COLLECTIVE_ALLREDUCE ... */
 enum {
   MLFAB__SHM_COLL_ALLREDUCE = 1,
   MLFAB__SHM_COLL_REDUCE_SCATTER,
@@ -1075,59 +1072,59 @@ enum {
 
 typedef struct mlfab__shm_coll mlfab__shm_coll;
 
-/* How others of this host find a member's segment. */
+/* What other processes of this host need to find a member's segment. */
 typedef struct mlfab__shm_coll_name {
   uint32_t pid;
   int32_t fd;
   uint64_t nonce, bytes;
 } mlfab__shm_coll_name;
 
-/* Called while a call waits: after about 50 us, then every 0.2 to 1 ms. Not 0 ends the wait, and
- * is what the call returns. */
+/* Called while a call waits: after about 50 us, then every 0.2 to 1 ms. A non-zero result ends the wait and
+ * is returned by the call. */
 typedef int (*mlfab__shm_coll_pause_fn)(void *user);
 
 typedef struct mlfab__shm_coll_call {
   uint64_t number;    /* ascending within an epoch, below 2^40 - 1 */
-  uint64_t signature; /* whatever must be the same for all members */
+  uint64_t signature; /* hash of all that must be equal on all members */
   int kind;           /* MLFAB__SHM_COLL_* */
-  int dtype, op; /* of combine.h; MLFAB_OP_MEAN divides by the number of members. Not of BARRIER */
-  int refuse;    /* 1: NaN and infinity in what this member brings are refused */
-  uint32_t root; /* BROADCAST */
-  const mlfab_vec *bufs; /* one vector of `count` elements, in place; they do not overlap */
+  /* operation of kernels.h; MLFAB_OP_MEAN divides by the number of members. Unused for BARRIER */
+  int dtype, op;
+  int refuse;            /* 1: refuse NaN and infinity in this member's input */
+  uint32_t root;         /* BROADCAST */
+  const mlfab_vec *bufs; /* one vector of `count` elements, in place; buffers do not overlap */
   uint32_t nbufs;
   uint64_t count;
-  const uint64_t *counts; /* REDUCE_SCATTER, ALLGATHER: elements of each member's block, in order */
+  const uint64_t *counts;         /* REDUCE_SCATTER, ALLGATHER: elements of each member's block */
   mlfab__shm_coll_pause_fn pause; /* not NULL */
   void *user;                     /* of pause */
 } mlfab__shm_coll_call;
 
-/* The functions, which a transport's entry in the list gives to a context. */
+/* The functions; a transport's list entry gives them to a context. */
 typedef struct mlfab__shm_coll_table {
-  /* Makes this process's segment and slots, 2 MB of which pages count when they are first used. Errors:
-   * UNSUPPORTED (no such files in memory here), MEMORY, IO. */
+  /* Creates this process's segment and slots: 2 MB of pages, allocated at first use. Errors: UNSUPPORTED
+   * (no memfds here), MEMORY, IO. */
   int (*create)(mlfab__env *env, mlfab__shm_coll **arena_p, mlfab__shm_coll_name *name_p);
-  /* Shared memory that was not released goes too. NULL does nothing. */
+  /* Also frees shared memory that was not released. NULL: does nothing. */
   void (*destroy)(mlfab__shm_coll **arena_p);
-  /* A new epoch (only its lower 24 bits count, and 0 is none) among names[0..n), of which `me` is this
-   * one. No call may be under way. Segments that are mapped already are kept, others unmapped. A call
-   * may be run when all members have joined. Errors: UNSUPPORTED (more than 64; a segment that cannot be
-   * mapped: another user's, gone, not what its name says), MEMORY; the arena is then in no epoch. */
+  /* Begins a new epoch (its lower 24 bits count; 0 means none) among names[0..n), of which `me` is this
+   * process. No call may be under way. Keeps mapped segments that are still needed, unmaps others. Calls
+   * may be made when all members have joined. Errors: UNSUPPORTED (more than 64; a segment that cannot be
+   * mapped: another user's, gone, not what its name says), MEMORY; the arena then has no epoch. */
   int (*join)(mlfab__shm_coll *arena, const mlfab__shm_coll_name *names, uint32_t n, uint32_t me,
               uint32_t epoch);
-  /* Runs a collective; all members call it with the same number, signature and sizes. REDUCE_SCATTER
-   * leaves blocks of others as they were. The order of adding is that of members, for every element.
-   * 0; MISMATCH with the member whose signature differs, NOT_FINITE with the one whose data was refused
-   * (for all members alike, and nothing was changed); FRAME with a member that says what cannot be; STATE
-   * in no epoch; or what pause said. After an error the arena is in no epoch; but for the first two,
-   * what the buffers hold is of no use.
-   * Cost: no allocation, and no system call while all are awake. A copy of what others need, and one of
-   * what they made; none for vectors that are lent. */
+  /* Runs a collective; all members call it with the same number, signature and sizes. REDUCE_SCATTER leaves
+   * the blocks of others unchanged. Every element is added in the order of members. Returns 0; MISMATCH
+   * with the member whose signature differs, or NOT_FINITE with the one whose data was refused (on all
+   * members alike, with nothing changed); FRAME with a member whose data is invalid; STATE without an
+   * epoch; or the result of pause. After an error the arena has no epoch; except for the first two, the
+   * buffers' contents are undefined. Cost: no allocation, and no system call while all are awake. One copy
+   * of the data that others need, and one of their results; none for lent vectors. */
   int (*run)(mlfab__shm_coll *arena, const mlfab__shm_coll_call *call, uint32_t *culprit_p);
-  /* Zeroed memory, at a page, that other members go to in place from the third call on it on; ordinary
-   * memory where there are no descriptors left. NULL when there is none. When a call on it fails, its
-   * pages are replaced by others with the same bytes. A second thread must not run a call meanwhile. */
+  /* Zeroed page-aligned memory, which other members access in place from the third call on; ordinary memory
+   * if no descriptors are left. NULL without memory. When a call on it fails, its pages are replaced by new
+   * ones with the same bytes. No other thread may run a call meanwhile. */
   void *(*alloc)(mlfab__shm_coll *arena, uint64_t bytes);
-  /* Others unmap it in their next large call. Errors: ARGUMENT (it is not of this arena). */
+  /* Others unmap it in their next large call. Errors: ARGUMENT (not of this arena). */
   int (*release)(mlfab__shm_coll *arena, void *memory);
 } mlfab__shm_coll_table;
 
@@ -1141,8 +1138,8 @@ MLFAB__INTERNAL const mlfab__shm_coll_table *mlfab__shm_coll_functions(void);
  * ============================================================================================== */
 /* wire.h - frames: their header, their types, and the meta of each type. Layer 1.
  *
- * A frame is a header of 64 bytes, a meta (fields of its type, at most MLFAB_META_MAX) and a bulk
- * (tensor bytes, at most MLFAB_BULK_MAX). Everything is little-endian.
+ * A frame is a header of 64 bytes, a meta (fields of its type, at most MLFAB_META_MAX) and a bulk (tensor
+ * bytes, at most MLFAB_BULK_MAX). All numbers are little-endian.
  *
  *    0  u32 magic "MLFB"            24  u64 job (hash of its name)
  *    4  u8  protocol                32  u32 epoch
@@ -1153,20 +1150,20 @@ MLFAB__INTERNAL const mlfab__shm_coll_table *mlfab__shm_coll_functions(void);
  *   16  u32 meta bytes              64  meta, then bulk
  *   20  u32 bulk bytes
  *
- * The tag of the first frame of a link (JOIN, HELLO, MEET) is the job's secret; zero without one, and
- * in all other frames. It proves that the sender was told the secret, to whoever hears it: it is a
- * password, and no code over the frame (docs/promises.md says what that is worth).
+ * The tag of the first frame of a link (JOIN, HELLO, MEET) is the job's secret, or zero without one; in all
+ * other frames it is zero. It is a password, not a code over the frame: it shows that the sender knows the
+ * secret, and everyone who reads the link learns it (docs/promises.md says what that is worth).
  *
- * The header's checksum covers the 64 bytes with its own field as zero; the payload's covers the
- * meta, and the bulk too when WIRE_BULK_CRC is set. Decoding is total: any bytes give a frame or an
- * error, never a read outside them; a meta must be exactly as long as its fields. Lengths are
- * checked by subtraction before anything is used. */
+ * The header's checksum covers the 64 bytes with its own field as zero. The payload's covers the meta, and
+ * the bulk too if WIRE_BULK_CRC is set. Decoding is total: any bytes give a frame or an error, never a read
+ * outside them; a meta must have exactly the length of its fields. Lengths are checked by subtraction
+ * before they are used. */
 
 #define MLFAB__MAGIC 0x42464c4du   /* "MLFB" */
 enum { MLFAB__WIRE_BULK_CRC = 1 }; /* flags; all other bits must be zero */
 
-/* Names of nodes: workers 0..W-1, then dedicated servers W..W+S-1 (otherwise server s is node s),
- * then a scheduler that is a process of its own. */
+/* Node numbers: workers 0..W-1, then dedicated servers W..W+S-1 (otherwise server s is node s), then a
+ * scheduler that is a process of its own. */
 #define MLFAB__NO_NODE 0xffffffffu
 
 typedef struct mlfab__header {
@@ -1176,10 +1173,10 @@ typedef struct mlfab__header {
   uint32_t meta_bytes, bulk_bytes;
   uint64_t job;
   uint32_t epoch, sender, incarnation;
-  uint64_t tag[2]; /* of the types that have one, else not looked at by seal */
+  uint64_t tag[2]; /* in types that have one, else ignored by seal */
 } mlfab__header;
 
-/* Every type: name, number. The limits on bulk: 0 means that the type has none. */
+/* Every type: name, number. */
 #define MLFAB__FRAMES(X)      \
   X(JOIN, 1)                  \
   X(WELCOME, 2)               \
@@ -1266,30 +1263,30 @@ enum mlfab__frame_type {
 #define MLFAB__FRAME_ENUM(name, number) MLFAB__##name = number,
   MLFAB__FRAMES(MLFAB__FRAME_ENUM)
 #undef MLFAB__FRAME_ENUM
-      MLFAB__FRAME_TYPES /* the last one's number and one */
+      MLFAB__FRAME_TYPES /* the last number plus one */
 };
 
-#define MLFAB__TEXT_MAX 256      /* bytes of a text, its terminating zero included */
-#define MLFAB__META_PLAIN 1280   /* room for the meta of every frame that has no list */
-#define MLFAB__ADDRESSES_MAX 768 /* bytes of a node's list of addresses, likewise */
-#define MLFAB__SEGMENTS_MAX 2048 /* stretches of the flat model in one push or pull */
+#define MLFAB__TEXT_MAX 256      /* maximum bytes of a text, with its terminating zero */
+#define MLFAB__META_PLAIN 1280   /* maximum meta of a frame without a list */
+#define MLFAB__ADDRESSES_MAX 768 /* maximum bytes of a node's list of addresses, likewise */
+#define MLFAB__SEGMENTS_MAX 2048 /* maximum number of segments in a push or pull */
 #define MLFAB__SLICES_MAX 4096
 
-/* A stretch of the flat model, bytes. In a list: ascending, not touching, not empty. */
+/* Adjacent bytes of the flat model. In a list: ascending, not touching, not empty. */
 typedef struct mlfab__segment {
   uint64_t offset, bytes;
 } mlfab__segment;
 
-/* --- the metas, one struct a type, members in wire order. Lists are arrays of the decoder's caller
- * or of the encoder's; texts travel as u16 length and bytes. --- */
+/* --- the metas: one struct for each type, members in the order of the frame. The caller of encode or
+ * decode owns lists. Texts are sent as u16 length and bytes. --- */
 
 typedef struct mlfab__join { /* node -> coordinator, first frame of a joining connection */
   int32_t rank;              /* as in mlfab_config */
   uint32_t roles, workers, servers, dedicated;
   uint32_t scheduler;   /* MLFAB_SCHEDULER_* */
-  uint32_t hand;        /* 1: hand-driven, not missed by its heartbeat */
-  uint32_t incarnation; /* the one it had before, or 0 */
-  uint64_t nonce;       /* of this process, so that a repeated JOIN is recognised */
+  uint32_t hand;        /* 1: polled by its program, not declared dead for missing heartbeats */
+  uint32_t incarnation; /* its previous one, or 0 */
+  uint64_t nonce;       /* of this process, to recognise a repeated JOIN */
   char addresses[MLFAB__ADDRESSES_MAX];
 } mlfab__join;
 
@@ -1298,10 +1295,10 @@ typedef struct mlfab__welcome { /* coordinator -> node; bulk: `nodes` encoded ml
   uint32_t nodes;
 } mlfab__welcome;
 
-typedef struct
-    mlfab__member_info { /* u32 node, roles, incarnation, hand; u64 nonce; text addresses */
+/* u32 node, roles, incarnation, hand; u64 nonce; text addresses */
+typedef struct mlfab__member_info {
   uint32_t node, roles, incarnation, hand;
-  uint64_t nonce; /* of its process, which it shows in HELLO */
+  uint64_t nonce; /* of its process, which sends it in HELLO */
   char addresses[MLFAB__ADDRESSES_MAX];
 } mlfab__member_info;
 
@@ -1312,49 +1309,50 @@ typedef struct mlfab__refuse { /* any -> any; the link is then closed */
 
 typedef struct mlfab__hello { /* worker or scheduler -> server on a new link */
   uint32_t node, incarnation, roles, hand;
-  uint32_t accumulators; /* that this worker offers as an aggregator */
-  uint64_t host;         /* nodes of one host share its links */
-  uint64_t nonce;        /* of this process, as in its JOIN */
+  uint32_t accumulators; /* offered by this worker as an aggregator */
+  uint64_t host;         /* the nodes of a host share its links */
+  uint64_t nonce;        /* of this process, equal to that of its JOIN */
 } mlfab__hello;
 
 typedef struct mlfab__hello_ack { /* server -> worker */
-  uint32_t server, eager_bytes;   /* credit of bytes without a grant */
-  uint32_t generation;            /* of the worker's push stream from here on */
+  uint32_t server, eager_bytes;   /* credit: bytes that may be sent without a grant */
+  uint32_t generation;            /* of the worker's push stream from now on */
   uint32_t model_stands;          /* 1: this server has a model */
-  uint32_t was_dead;              /* 1: had been dead, its rounds went on; 2: not to HELLO, only
-                                    the credit is news; 3: to STOP */
-  uint64_t v_train;               /* the worker's progress at this server */
-  uint64_t top;                   /* all updates up to here are decided ... */
-  uint64_t applied[4];            /* ... bit i: update top - i was applied ... */
-  uint64_t dropped[4];            /* ... or was dropped; neither: refused or withdrawn */
-  uint32_t epoch;                 /* of its layout; 0: its slices are on the move */
-  uint32_t stopped;               /* the attempt that the worker has said STOP for, or 0 */
-  uint64_t nonce;                 /* to a server: of the process that answers; else 0 */
+  /* 1: was dead, rounds went on; 2: no HELLO, only new credit; 3: answers STOP */
+  uint32_t was_dead;
+  uint64_t v_train;    /* the worker's progress at this server */
+  uint64_t top;        /* all updates up to here are decided ... */
+  uint64_t applied[4]; /* ... bit i: update top - i was applied ... */
+  uint64_t dropped[4]; /* ... or was dropped; neither: refused or withdrawn */
+  uint32_t epoch;      /* of its layout; 0: its slices are moving */
+  uint32_t stopped;    /* the attempt for which the worker has sent STOP, or 0 */
+  uint64_t nonce;      /* to a server: nonce of the answering process; else 0 */
 } mlfab__hello_ack;
 
-/* Whoever gets a PROBE says ANSWER at once. */
+/* The receiver of a PROBE sends an ANSWER at once. */
 enum { MLFAB__BEAT = 0, MLFAB__BEAT_PROBE = 1, MLFAB__BEAT_ANSWER = 2 };
 typedef struct mlfab__heartbeat {
-  uint64_t sent_ns; /* the sender's clock; of an answer: the probe's */
+  uint64_t sent_ns; /* the sender's clock; in an answer, the probe's value */
   uint32_t kind;
 } mlfab__heartbeat;
 
-typedef struct mlfab__bye { /* a regular end, or being given up */
+typedef struct mlfab__bye { /* a regular end, or the reason for dropping the link */
   int32_t code;
   char text[MLFAB__TEXT_MAX];
 } mlfab__bye;
 
-typedef struct mlfab__member {      /* server 0 -> all: a rank joined again, died, left, is done */
+/* server 0 -> all: a rank rejoined, died, left, or has no more data */
+typedef struct mlfab__member {
   uint32_t node, incarnation, kind; /* MLFAB_EVENT_* */
   char addresses[MLFAB__ADDRESSES_MAX];
 } mlfab__member;
 
-typedef struct
-    mlfab__define { /* worker -> server; bulk: `tensors` times {u32 id, u32 dtype, u64 count} */
-  uint32_t ask;     /* counts the worker's definitions: an answer to an earlier one is void */
+/* worker -> server; bulk: `tensors` times {u32 id, u32 dtype, u64 count} */
+typedef struct mlfab__define {
+  uint32_t ask; /* number of the worker's definition: older answers are void */
   uint32_t tensors;
   uint32_t first_weights;      /* 1: first weights follow as update 0 */
-  mlfab_model_options options; /* without `sync` and the sizes, which do not travel */
+  mlfab_model_options options; /* without `sync` and the sizes, which are not sent */
 } mlfab__define;
 
 typedef struct mlfab__tensor_info {
@@ -1362,18 +1360,18 @@ typedef struct mlfab__tensor_info {
   uint64_t count;
 } mlfab__tensor_info;
 
-typedef struct mlfab__define_ack { /* server -> worker: the model stands here, or why not */
+typedef struct mlfab__define_ack { /* server -> worker: the model is ready here, or why not */
   int32_t code;
   uint32_t server;
   uint64_t v_train;
   char text[MLFAB__TEXT_MAX];
   uint32_t ask;                /* of the DEFINE that this answers */
-  uint32_t first_weights;      /* 1: the receiver's own first weights are the model's */
-  mlfab_model_options options; /* worker 0's, which win; as in a DEFINE */
+  uint32_t first_weights;      /* 1: the receiver's own first weights are in use */
+  mlfab_model_options options; /* worker 0's, which apply; fields as in DEFINE */
 } mlfab__define_ack;
 
-/* PLANNED: a large one in a fabric with a scheduler; none of its bytes come before a grant. */
-/* PACKED: its bytes are packets (packet.h); every bulk holds whole ones. */
+/* PLANNED: large, in a fabric with a scheduler; no bytes before a grant. */
+/* PACKED: sent as packets (packet.h); every bulk holds whole packets. */
 enum {
   MLFAB__PUSH_MORE = 1,
   MLFAB__PUSH_INIT = 2,
@@ -1381,17 +1379,17 @@ enum {
   MLFAB__PUSH_PACKED = 8
 };
 
-/* worker -> server: announces an update; its first bytes may come as the bulk. u32 segment count,
- * then segments; u32 version count (1: the same for all slices touched; else one for each in
- * ascending order), then versions. */
+/* worker -> server: announces an update; the bulk may hold its first bytes. u32 segment count, then
+ * segments; u32 version count (1: the same for all touched slices; else one for each in ascending order),
+ * then versions. */
 typedef struct mlfab__push {
   uint64_t seq;        /* of its first member */
-  uint32_t members;    /* how many merged updates: seq .. seq + members - 1 */
+  uint32_t members;    /* number of merged updates: seq .. seq + members - 1 */
   uint32_t generation; /* of the stream */
   uint32_t flags;
-  uint32_t eager;    /* bytes of credit that it takes; at most that is sent before a grant */
-  uint64_t progress; /* the worker's iteration, from 0: the same at all servers */
-  uint64_t bytes;    /* all of it at this server = sum of its segments, or of its packets */
+  uint32_t eager;    /* credit used; at most this many bytes are sent before a grant */
+  uint64_t progress; /* the worker's iteration, from 0; the same at all servers */
+  uint64_t bytes;    /* size at this server: sum of its segments, or of its packets */
   double scale, norm;
   uint32_t parts; /* servers that have a part of it */
   uint32_t segments;
@@ -1399,11 +1397,11 @@ typedef struct mlfab__push {
 } mlfab__push;
 
 typedef struct mlfab__chunk { /* worker -> server: the next bytes of an update */
-  uint64_t seq, offset;       /* offset: within the update's bytes at this server */
+  uint64_t seq, offset;       /* offset: in the update's bytes at this server */
   uint32_t generation;
 } mlfab__chunk;
 
-typedef struct mlfab__grant { /* server -> worker: update may be sent up to `upto` of its bytes */
+typedef struct mlfab__grant { /* server -> worker: the update may be sent up to byte `upto` */
   uint64_t seq, upto;
   uint32_t generation;
 } mlfab__grant;
@@ -1413,12 +1411,12 @@ typedef struct mlfab__push_ack { /* server -> worker: decided */
   uint32_t members, generation;
   int32_t code; /* 0: applied */
   uint64_t version,
-      delay;        /* largest over the slices, after the commit; delay of the first member */
-  uint64_t v_train; /* the worker's progress at this server from here on */
+      delay;        /* maximum over the slices, after the commit; delay of the first member */
+  uint64_t v_train; /* the worker's progress at this server from now on */
 } mlfab__push_ack;
 
-typedef struct mlfab__resend { /* server -> worker: send again, in order, what is not decided */
-  uint32_t generation;         /* the new one; everything older is discarded here */
+typedef struct mlfab__resend { /* server -> worker: resend all undecided updates, in order */
+  uint32_t generation;         /* new; the server discards frames of older ones */
   uint64_t top;
   uint64_t applied[4], dropped[4];
 } mlfab__resend;
@@ -1428,29 +1426,29 @@ typedef struct mlfab__withdraw { /* worker -> server: forget this update unless 
   uint32_t members, generation;
 } mlfab__withdraw;
 
-/* u32 segment count and segments follow; then u32 count and the commits that the worker's cache has of
- * the slices touched (as versions in a push; 0: nothing of it), when the model has tags. */
+/* u32 segment count and segments follow; then, if the model has tags, u32 count and the commits of the
+ * touched slices in the worker's cache (as versions in a push; 0: not cached). */
 typedef struct mlfab__pull {
   uint64_t request;
-  uint64_t progress; /* how many rounds this worker has pushed */
+  uint64_t progress; /* number of rounds that this worker has pushed */
   uint32_t epoch;    /* of the cache */
   uint32_t segments;
   uint32_t sinces; /* 0: no cache */
 } mlfab__pull;
 
-/* flags. LAST: the pull is answered with this. PACKED: the bulk is packets of this stretch, and what
- * none of them names has not changed since the commit of the cache. */
+/* flags. LAST: this completes the answer. PACKED: the bulk is packets for these bytes; elements that no
+ * packet names have not changed since the cache's commit. */
 enum { MLFAB__MODEL_LAST = 1, MLFAB__MODEL_PACKED = 2 };
 typedef struct mlfab__model { /* server -> worker: bytes of one slice at one version */
   uint64_t request;
-  uint64_t offset, bytes;   /* the stretch of the flat model that it answers for */
+  uint64_t offset, bytes;   /* the bytes of the flat model that it covers */
   uint64_t version, commit; /* of the slice */
   uint32_t slice, flags;
-  uint32_t epoch; /* that commits are counted in */
+  uint32_t epoch; /* epoch of the commit numbers */
 } mlfab__model;
 
-/* Pulls by way of a distributor. The server answers a request of its own making, with this bit set,
- * to the distributor's worker; its MODEL frames go to the aggregator role there. */
+/* Pulls through a distributor. The server sends MODEL frames for a request of its own, with this bit set,
+ * to the distributor's worker, where the aggregator role takes them. */
 #define MLFAB__SPREAD_BIT 0x8000000000000000u
 
 typedef struct mlfab__pull_fail {
@@ -1467,28 +1465,28 @@ typedef struct mlfab__barrier { /* both directions: BARRIER up, BARRIER_DONE dow
   uint64_t number;              /* the worker's count of barriers, from 1 */
 } mlfab__barrier;
 
-typedef struct mlfab__sync_ask { /* SYNC, worker -> server: a consistency model from now on */
-  uint64_t ask;                  /* the worker's count of changes, from 1 */
-  uint32_t tensor;               /* the slices that have bytes of it, or MLFAB_ALL */
-  mlfab_sync consistency;        /* `size` does not travel */
+typedef struct mlfab__sync_ask { /* SYNC, worker -> server: sets a consistency model */
+  uint64_t ask;                  /* number of the worker's change, from 1 */
+  uint32_t tensor;               /* applies to the slices with bytes of this tensor, or MLFAB_ALL */
+  mlfab_sync consistency;        /* without `size` */
 } mlfab__sync_ask;
 
-typedef struct mlfab__sync_ack { /* server -> worker: done, or why not; to all: how it is */
-  uint64_t ask;                  /* 0: only news */
+typedef struct mlfab__sync_ack { /* server -> worker: done, or why not; to all: the present state */
+  uint64_t ask;                  /* 0: no answer, only a notice */
   int32_t code;
-  uint32_t counts; /* 1: this server counts iterations, of updates without bytes for it too */
+  uint32_t counts; /* 1: this server counts iterations, also of updates without bytes for it */
   char text[MLFAB__TEXT_MAX];
 } mlfab__sync_ack;
 
-typedef struct mlfab__progress { /* worker -> server that counts: what it may not have heard */
-  uint64_t progress;             /* whole updates before the first that is not decided there */
+typedef struct mlfab__progress { /* worker -> server that counts: its progress */
+  uint64_t progress;             /* whole updates before the first that is undecided there */
 } mlfab__progress;
 
 typedef struct mlfab__done { /* DONE up: no more data; DONE_ACK down */
   uint64_t last_seq;
 } mlfab__done;
 
-/* --- links between workers, and what workers and servers are told of ways and moves; the rest is in
+/* --- links between workers, and frames to workers and servers about routes and moves; the others are in
  * sched_wire.h, reshard_wire.h and coll_wire.h --- */
 
 typedef struct mlfab__meet { /* worker -> aggregator, first frame of a link between workers */
@@ -1496,30 +1494,30 @@ typedef struct mlfab__meet { /* worker -> aggregator, first frame of a link betw
   uint64_t nonce; /* of this process */
 } mlfab__meet;
 
-typedef struct
-    mlfab__where { /* worker -> server 0: where is this worker? THERE is a mlfab__member */
+/* worker -> server 0: asks for this worker's addresses. THERE is a mlfab__member */
+typedef struct mlfab__where {
   uint32_t node;
 } mlfab__where;
 
-/* mlfab_schedule: worker -> servers, server -> scheduler; the scheduler passes server 0's on to the
- * others. */
+/* mlfab_schedule: worker -> servers, server -> scheduler; the scheduler sends server 0's to the others. */
 typedef struct mlfab__schedule {
   uint64_t delay_bound; /* UINT64_MAX: none */
   uint64_t plan_ahead_ns, interval_ns;
   uint32_t best, whole, no_aggregation, no_distribution;
-  /* Server -> scheduler only: what it has to know of the server. */
-  uint32_t rounds; /* 1: lists of rounds are planned: no order, no drops */
+  /* Server -> scheduler only. */
+  uint32_t rounds; /* 1: plans lists for rounds: no order, no drops */
   uint64_t host;   /* of the server */
 } mlfab__schedule;
 
-typedef struct mlfab__via { /* server -> worker: by which hop this update goes from now on */
+typedef struct mlfab__via { /* server -> worker: the new route of this update */
   uint64_t seq;
-  uint64_t group;      /* ascending at a server: fences whatever came before */
+  uint64_t group;      /* ascending at a server: frames with older numbers are ignored */
   uint32_t generation; /* of the stream */
-  uint32_t aggregator; /* worker, or MLFAB__NO_NODE: directly, when it is granted */
+  uint32_t aggregator; /* worker, or MLFAB__NO_NODE: directly, when granted */
 } mlfab__via;
 
-typedef struct mlfab__hop_grant { /* aggregator -> member: update may be sent here up to `upto` */
+/* aggregator -> member: the update may be sent here up to `upto` */
+typedef struct mlfab__hop_grant {
   uint64_t group, seq, upto;
   uint32_t server;
 } mlfab__hop_grant;
@@ -1530,20 +1528,19 @@ typedef struct mlfab__hop_chunk { /* member -> aggregator: the next bytes of an 
   uint32_t server;
 } mlfab__hop_chunk;
 
-typedef struct
-    mlfab__pull_via { /* server -> worker: only frames of this attempt count from now on */
+typedef struct mlfab__pull_via { /* server -> worker: ignore frames of earlier attempts */
   uint64_t request;
   uint32_t attempt;
   uint32_t aggregator; /* worker, or MLFAB__NO_NODE: the server itself, with MODEL frames */
 } mlfab__pull_via;
 
-typedef struct mlfab__hop_model { /* distributor -> member: a MODEL frame, handed on */
+typedef struct mlfab__hop_model { /* distributor -> member: a forwarded MODEL frame */
   uint64_t request, offset, bytes, version, commit;
   uint32_t slice, flags, epoch; /* as in mlfab__model */
   uint32_t server, attempt;
 } mlfab__hop_model;
 
-typedef struct mlfab__pull_done { /* worker -> server: all of it came by way of the distributor */
+typedef struct mlfab__pull_done { /* worker -> server: all of it came through the distributor */
   uint64_t request;
 } mlfab__pull_done;
 
@@ -1552,7 +1549,7 @@ typedef struct mlfab__pull_done { /* worker -> server: all of it came by way of 
 #define MLFAB__TREE_NODES_MAX 1024u
 
 /* A tree for an allreduce. Worker -> server 0: the worker begins call `number` and needs its tree; no
- * ranks. Server 0 -> scheduler: a tree over these workers, whose ranks follow. */
+ * ranks. Server 0 -> scheduler: plan a tree over these workers, whose ranks follow. */
 typedef struct mlfab__tree_ask {
   uint64_t number; /* MLFAB__COMM_TREE (comm.h) */
   uint64_t bytes;
@@ -1563,38 +1560,38 @@ typedef struct mlfab__tree_node {
   uint32_t worker, parent, giver;
 } mlfab__tree_node;
 
-/* Scheduler -> server 0: all workers that were asked for, by rank, in the order in which they are to be
- * added; no nodes: there is no tree. Server 0 -> worker: the same, by the members' numbers. */
+/* Scheduler -> server 0: all these workers, by rank, in the order of adding; no nodes: there is no tree.
+ * Server 0 -> worker: the same, by member number. */
 typedef struct mlfab__tree_plan {
   uint64_t number;
   uint32_t nodes;
 } mlfab__tree_plan;
 
-typedef struct mlfab__moved { /* server -> server 0: a step is done, or cannot be */
+typedef struct mlfab__moved { /* server -> server 0: a step is done, or impossible */
   uint32_t attempt, step, server;
   int32_t code;
   char text[MLFAB__TEXT_MAX];
 } mlfab__moved;
 
-/* Server -> server: a clock of slices that follow; u32 count and u32 words follow. Bit w of them: worker w
- * has something in its open round. */
+/* Server -> server: the clock of slices that follow; u32 count and u32 words follow. Bit w: worker w has
+ * contributed to its open round. */
 typedef struct mlfab__reshard_server_clock {
-  uint32_t attempt, clock; /* its number there */
+  uint32_t attempt, clock; /* clock: its number at the sender */
   uint32_t contributors, members, quiet;
   uint64_t v_train, refused_round, threshold;
   double scale;
-  mlfab_sync consistency; /* `size` does not travel */
+  mlfab_sync consistency; /* without `size` */
   uint32_t words;
 } mlfab__reshard_server_clock;
 #define MLFAB__RESHARD_SERVER_WORDS_MAX 2048u
 
 /* --- encoding and decoding --- */
 
-/* One pair per type, all of this form (meta has room for MLFAB_META_MAX bytes, or for the largest
- * meta of the type where that is known; what m holds after an error is not specified):
+/* One pair for each type, all of this form. `meta` has room for MLFAB_META_MAX bytes, or for the type's
+ * largest meta if that is known. After an error, the contents of *m are unspecified.
  *   uint32_t mlfab__encode_join(uint8_t *meta, const mlfab__join *m);      -> bytes of meta
  *   int      mlfab__decode_join(const uint8_t *meta, uint32_t bytes, mlfab__join *m);  -> 0 or FRAME
- * Those with lists take them as further arguments. */
+ * Types with lists take them as further arguments. */
 /* clang-format off */
 #define MLFAB__WIRE_PAIRS(X) \
   X(join) X(welcome) X(refuse) X(hello) X(hello_ack) X(heartbeat) X(bye) X(member) X(define) \
@@ -1607,10 +1604,10 @@ typedef struct mlfab__reshard_server_clock {
   MLFAB__INTERNAL int mlfab__decode_##name(const uint8_t *meta, uint32_t bytes, mlfab__##name *m);
 MLFAB__WIRE_PAIRS(MLFAB__WIRE_DECLARE)
 
-/* versions and sinces have room for MLFAB__SLICES_MAX, segments for MLFAB__SEGMENTS_MAX when decoding.
- * What does not fit into MLFAB_META_MAX encodes to 0. Decoding checks: segments ascending, apart,
- * not empty, no overflow, their sum = bytes (of packets: no more than 8 times the sum); members 1..4096, seq + members not wrapping; eager <=
- * bytes; scale finite; at least one version unless there are no segments. */
+/* When decoding, versions and sinces have room for MLFAB__SLICES_MAX, segments for MLFAB__SEGMENTS_MAX. A
+ * meta larger than MLFAB_META_MAX encodes to 0. Decoding checks: segments ascending, not touching, not
+ * empty, no overflow, their sum = bytes (packets: at most 8 times the sum); members 1..4096, seq + members
+ * without overflow; eager <= bytes; scale finite; at least one version unless there are no segments. */
 MLFAB__INTERNAL uint32_t mlfab__encode_push(uint8_t *meta, const mlfab__push *m,
                                             const mlfab__segment *segments,
                                             const uint64_t *versions);
@@ -1638,8 +1635,8 @@ MLFAB__INTERNAL int mlfab__decode_pull(const uint8_t *meta, uint32_t bytes, mlfa
                                            entry *list);
 MLFAB__WIRE_LISTS(MLFAB__WIRE_DECLARE_LIST)
 
-/* Lists inside bulks. Encode appends one at `at` of a buffer of `room` bytes and returns the bytes
- * taken, 0 when it does not fit. Decode reads one, returns the bytes taken, 0 when malformed. */
+/* Lists in bulks. Encode appends an entry at `at`, with `room` bytes left, and returns its size, or 0 when
+ * it does not fit. Decode reads an entry and returns its size, or 0 when it is malformed. */
 MLFAB__INTERNAL uint32_t mlfab__encode_member_info(uint8_t *at, uint32_t room,
                                                    const mlfab__member_info *m);
 MLFAB__INTERNAL uint32_t mlfab__decode_member_info(const uint8_t *at, uint32_t room,
@@ -1648,18 +1645,18 @@ MLFAB__INTERNAL uint32_t mlfab__decode_member_info(const uint8_t *at, uint32_t r
 MLFAB__INTERNAL void mlfab__encode_tensor_info(uint8_t *at, const mlfab__tensor_info *m);
 MLFAB__INTERNAL void mlfab__decode_tensor_info(const uint8_t *at, mlfab__tensor_info *m);
 
-/* Writes the 64 header bytes before the meta at head + 64, checksums included. The payload's covers
- * the bulk too when flags has WIRE_BULK_CRC, but for a ghost (bulk NULL). Of `header`, payload_crc
- * is not looked at, and protocol 0 means MLFAB_PROTOCOL. */
+/* Writes the 64 header bytes in front of the meta at head + 64, with checksums. The payload's covers the
+ * bulk too if flags has WIRE_BULK_CRC, except for a ghost (bulk NULL). Ignores header->payload_crc;
+ * protocol 0 means MLFAB_PROTOCOL. */
 MLFAB__INTERNAL void mlfab__wire_seal(uint8_t *head, const mlfab__header *header, const void *bulk);
-/* The header of a head that mlfab_frame_check and mlfab_frame_verify accepted. */
+/* Reads the header of a head that mlfab_frame_check and mlfab_frame_verify accepted. */
 MLFAB__INTERNAL void mlfab__wire_open(const uint8_t *head, mlfab__header *header);
-/* "PUSH"; "type 77" for unknown ones is not made: "UNKNOWN". */
+/* "PUSH"; "UNKNOWN" for other numbers. */
 MLFAB__INTERNAL const char *mlfab__frame_name(uint8_t type);
 
-/* CRC32C (Castagnoli) of bytes, continuing from `crc` (0 to begin). Hardware where there is. */
+/* CRC32C (Castagnoli) of bytes, continuing from `crc` (initially 0). Uses hardware if available. */
 MLFAB__INTERNAL uint32_t mlfab__crc32c(uint32_t crc, const void *data, size_t bytes);
-/* The same from tables: what there is without the hardware, and what tests compare it with. */
+/* The same with tables: without hardware support, and for comparison in tests. */
 MLFAB__INTERNAL uint32_t mlfab__crc32c_portable(uint32_t crc, const void *data, size_t bytes);
 
 
@@ -1668,29 +1665,30 @@ MLFAB__INTERNAL uint32_t mlfab__crc32c_portable(uint32_t crc, const void *data, 
  * ============================================================================================== */
 /* wire.c - encodes, decodes and checks frames. Layer 1.
  *
- * The layout of the header is drawn in wire.h. The layout of each meta is one list of fields
- * (codec.h); frames of other groups have theirs in <group>_wire.c. What the fields mean, and whether they fit the state of a node, is decided by the roles, not here.
+ * wire.h shows the layout of the header. The layout of each meta is one list of fields (codec.h); frames of
+ * other groups have theirs in <group>_wire.c. The roles, not this file, interpret the fields and check them
+ * against the state of a node.
  *
- * Source: RFC 3720 §12.1 (CRC32C); Gopal et al., "Fast CRC Computation for iSCSI Polynomial Using
- * CRC32 Instruction", Intel 2011 (three interleaved streams); Fowler, Noll and Vo (FNV-1a). */
+ * Source: RFC 3720 §12.1 (CRC32C); Gopal et al., "Fast CRC Computation for iSCSI Polynomial Using CRC32
+ * Instruction", Intel 2011 (three interleaved streams); Fowler, Noll and Vo (FNV-1a). */
 
 /* ==============================================================================================
  * core/wire/codec.h
  * ============================================================================================== */
-/* codec.h - the fields of frames, written and read by one list for both. Layer 1.
+/* codec.h - one list of fields for both encoding and decoding a frame's meta. Layer 1.
  *
- * For the files that say what the metas of their group's frames are: wire.c, and <group>_wire.c. A meta
- * is one list of fields, from which its encoder and its decoder are both made, so that the two cannot
- * disagree. Such a file defines N (a number of its member's size) and what else it needs (A: an array of
- * four numbers; T: a text; F: the fields of a struct) before the list, and undefines them after it.
+ * For the files that define the metas of their group's frames: wire.c, and <group>_wire.c. A meta is one
+ * list of fields, from which both its encoder and its decoder are generated, so that they cannot disagree.
+ * Such a file defines N (a number of its member's size) and what else it needs (A: an array of four
+ * numbers; T: a text; F: the fields of a struct) before the list, and undefines them after it.
  *
- * Invariants: decoding is total (any bytes give a struct or an error, nothing outside them is read) and exact (a
- * meta that decodes encodes to the same bytes again). Fields are copied one by one, at any alignment,
+ * Invariants: decoding is total (any bytes give a struct or an error; nothing outside them is read) and
+ * exact (a meta that decodes encodes to the same bytes). Fields are copied one by one, at any alignment,
  * little-endian on every machine. */
 
 /* ---- little-endian fields, any alignment ---- */
 
-/* Copies a number of 2, 4 or 8 bytes between memory and wire, in either direction. */
+/* Copies a number of 2, 4 or 8 bytes between memory and the frame, in either direction. */
 static inline void wire_number(void *to, const void *from, size_t bytes) {
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
   for (size_t i = 0; i < bytes; i++) {
@@ -1724,9 +1722,8 @@ static inline uint64_t wire_get64(const uint8_t *at) {
 
 /* ---- fields ---- */
 
-/* The fields of a type are one list, from which encoder and decoder are both made: every function below
- * writes when `decode` is 0 and reads when it is 1, and is inlined, so that nothing of the choice is
- * left. Once bad, a codec stays bad: one look at the end is enough. What could not be read is zero. */
+/* Every function below writes when `decode` is 0 and reads when it is 1, and is inlined, so that the test
+ * disappears. An error is sticky: one check at the end suffices. Fields that could not be read are zero. */
 typedef struct wire_codec {
   uint8_t *begin, *at;
   const uint8_t *end; /* when decoding */
@@ -1752,13 +1749,13 @@ WIRE_INLINE void wire_codec_number(wire_codec *c, int decode, void *member, size
   c->at += bytes;
 }
 
-/* An array without a terminating zero is cut, so that its decoder accepts what is written. */
+/* Truncates an array without a terminating zero, so that the decoder accepts the result. */
 static inline uint16_t wire_text_bytes(const char *text, size_t room) {
   const char *end = memchr(text, 0, room - 1);
   return (uint16_t)(end != NULL ? (size_t)(end - text) : room - 1);
 }
 
-/* When reading, the rest of the array is zeroed, so that equal texts are equal structs. */
+/* When reading, zeros the rest of the array, so that equal texts give equal structs. */
 static inline void wire_codec_text(wire_codec *c, int decode, char *text, size_t room) {
   uint16_t bytes = decode ? 0 : wire_text_bytes(text, room);
   wire_codec_number(c, decode, &bytes, sizeof bytes);
@@ -1776,8 +1773,8 @@ static inline void wire_codec_text(wire_codec *c, int decode, char *text, size_t
   c->at += bytes;
 }
 
-/* The count of a list, at most `most`, of which each entry takes so many bytes. What neither this limit
- * nor a meta, nor the bytes that are left, can hold is bad before it is multiplied or trusted. */
+/* The count of a list, at most `most`, with `each` bytes an entry. A count beyond this limit, the meta's
+ * size or the bytes left is an error before it is multiplied or used. */
 static inline uint32_t wire_codec_count(wire_codec *c, int decode, uint32_t count, uint32_t most,
                                         size_t each) {
   size_t used = (size_t)(c->at - c->begin);
@@ -1790,7 +1787,7 @@ static inline uint32_t wire_codec_count(wire_codec *c, int decode, uint32_t coun
   return 0;
 }
 
-/* Entries of lists that are plain numbers: as they are, and servers as u16. */
+/* Entries of lists of plain numbers; servers are u16 in frames. */
 WIRE_INLINE void wire_u64(wire_codec *c, int decode, uint64_t *x) {
   wire_codec_number(c, decode, x, sizeof *x);
 }
@@ -1827,7 +1824,7 @@ static inline int wire_decoded(const wire_codec *c) {
 #define WIRE_FIELDS(name, type, ...) \
   WIRE_INLINE void wire_##name(wire_codec *c, int decode, type *m) { __VA_ARGS__ }
 
-/* A type that has no lists. */
+/* A type without lists. */
 #define WIRE_META(name, ...)                                                             \
   WIRE_FIELDS(name, mlfab__##name, __VA_ARGS__)                                          \
   MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m) { \
@@ -1842,8 +1839,8 @@ static inline int wire_decoded(const wire_codec *c) {
     return wire_decoded(&c);                                                             \
   }
 
-/* A type with one list at the end: the member that has its count, its entries' fields, their type, bytes
- * on the wire and largest number. */
+/* A type with one list at the end. Arguments: the member with the count, the entries' fields, their type,
+ * encoded size and maximum number. */
 #define WIRE_LIST(name, count, item, type, bytes_each, most, ...)                                 \
   WIRE_FIELDS(name, mlfab__##name, __VA_ARGS__)                                                   \
   MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m,            \
@@ -1864,7 +1861,7 @@ static inline int wire_decoded(const wire_codec *c) {
     return wire_decoded(&c);                                                                      \
   }
 
-/* A consistency model, which is in frames of two groups; `size` does not travel. */
+/* A consistency model, used in frames of two groups, without `size`. */
 /* clang-format off */
 #define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
 WIRE_FIELDS(sync, mlfab_sync,
@@ -1873,10 +1870,10 @@ WIRE_FIELDS(sync, mlfab_sync,
 #undef N
 /* clang-format on */
 
-/* ---- stretches of the model ---- */
+/* ---- segments of the model ---- */
 
-/* Returns the sum of the segments' bytes. Being ascending, apart and inside 64 bits, they cannot
- * sum up to more than 2^64 - 1. */
+/* Returns the sum of the segments' bytes. They ascend without overlap within 64 bits, so the sum cannot
+ * overflow. */
 static inline uint64_t wire_read_segments(wire_codec *c, uint32_t *count_p,
                                           mlfab__segment *segments) {
   uint64_t sum = 0, end = 0;
@@ -1977,7 +1974,7 @@ WIRE_FIELDS(push, mlfab__push,
                 N(parts))
 WIRE_FIELDS(pull, mlfab__pull, N(request) N(progress) N(epoch))
 
-/* Versions or commits of slices. */
+/* The versions or commits of slices. */
 static void wire_slices(wire_codec *c, int decode, uint32_t *count, uint64_t *list) {
   uint32_t n = wire_codec_count(c, decode, *count, MLFAB__SLICES_MAX, 8);
   for (uint32_t i = 0; i < n; i++) wire_u64(c, decode, &list[i]);
@@ -1995,12 +1992,12 @@ MLFAB__INTERNAL uint32_t mlfab__encode_push(uint8_t *meta, const mlfab__push *m,
   return wire_encoded(&c);
 }
 
-/* Packets of one element each are eight times what they hold. */
+/* In the worst case (packets of one element) packets are eight times as large as their values. */
 static uint64_t wire_packed_most(uint64_t sum) {
   return sum > UINT64_MAX / 8 ? UINT64_MAX : 8 * sum;
 }
 
-/* An update of no segments is an empty push; any other touches a slice and so has a version. */
+/* An update without segments is an empty push; any other touches a slice and needs a version. */
 MLFAB__INTERNAL int mlfab__decode_push(const uint8_t *meta, uint32_t bytes, mlfab__push *m,
                                        mlfab__segment *segments, uint64_t *versions) {
   wire_codec c = wire_decode(meta, bytes);
@@ -2074,8 +2071,8 @@ MLFAB__INTERNAL void mlfab__decode_tensor_info(const uint8_t *at, mlfab__tensor_
 
 /* ---- the header ---- */
 
-/* Offsets of the drawing in wire.h. Up to byte 12 they are promised for every protocol version, or
- * an older side could not be told from noise. */
+/* Offsets in the header (wire.h). Those up to byte 12 are fixed for every protocol version, so that an
+ * older side can be recognised. */
 enum {
   WIRE_PROTOCOL = 4,
   WIRE_TYPE = 5,
@@ -2092,7 +2089,7 @@ enum {
   WIRE_TAG = 48
 };
 
-/* Copied in whole words, since a word that was written in parts is slow to read back. */
+/* Copied in whole words, because a word written in parts is slow to read back. */
 static uint32_t wire_header_crc(const uint8_t *head) {
   uint8_t copy[MLFAB_HEADER_BYTES];
   memcpy(copy, head, sizeof copy);
@@ -2100,7 +2097,7 @@ static uint32_t wire_header_crc(const uint8_t *head) {
   return mlfab__crc32c(0, copy, sizeof copy);
 }
 
-/* A ghost has no bytes to cover. */
+/* A ghost's bulk has no bytes to cover. */
 static uint32_t wire_payload_crc(const uint8_t *head, uint32_t meta_bytes, unsigned flags,
                                  const void *bulk, uint32_t bulk_bytes) {
   uint32_t crc = mlfab__crc32c(0, head + MLFAB_HEADER_BYTES, meta_bytes);
@@ -2108,7 +2105,7 @@ static uint32_t wire_payload_crc(const uint8_t *head, uint32_t meta_bytes, unsig
   return covered ? mlfab__crc32c(crc, bulk, bulk_bytes) : crc;
 }
 
-/* The first frames of links prove that their sender belongs to the job. */
+/* The types that carry the job's secret. */
 static int wire_has_tag(unsigned type) {
   return type == MLFAB__JOIN || type == MLFAB__HELLO || type == MLFAB__MEET;
 }
@@ -2146,9 +2143,9 @@ MLFAB__INTERNAL void mlfab__wire_open(const uint8_t *head, mlfab__header *header
   header->tag[1] = wire_get64(head + WIRE_TAG + 8);
 }
 
-/* The types that carry tensor bytes or lists behind their meta, as bits. */
+/* Bit mask of the types with a bulk. */
 #define WIRE_BIT(type) ((uint64_t)1 << MLFAB__##type)
-#define WIRE_BULK_TYPES /* below 64 */                                                         \
+#define WIRE_BULK_TYPES /* types below 64 */                                                   \
   (WIRE_BIT(WELCOME) | WIRE_BIT(DEFINE) | WIRE_BIT(PUSH) | WIRE_BIT(CHUNK) | WIRE_BIT(MODEL) | \
    WIRE_BIT(FORWARD) | WIRE_BIT(HOP_CHUNK) | WIRE_BIT(HOP_MODEL) | WIRE_BIT(RESHARD_SERVER))
 
@@ -2156,7 +2153,7 @@ static int wire_has_bulk(unsigned type) {
   return type < 64 ? (int)(WIRE_BULK_TYPES >> type & 1) : type == MLFAB__COLL;
 }
 
-/* Numbers of types that are gone are not used again, so there are gaps. */
+/* Numbers of removed types are not reused, so there are gaps. */
 static int wire_is_known(unsigned type) {
 #define WIRE_KNOWN(name, number) [number] = 1,
   static const uint8_t known[MLFAB__FRAME_TYPES] = {MLFAB__FRAMES(WIRE_KNOWN)};
@@ -2164,8 +2161,8 @@ static int wire_is_known(unsigned type) {
   return type < MLFAB__FRAME_TYPES && known[type];
 }
 
-/* The version comes before the checksum, so that another version's frame is called that and not
- * damaged; everything after the checksum is a mistake of the sender, not of the line. */
+/* Checks the version before the checksum, so that a frame of another version is reported as such and not as
+ * damaged. Errors found after the checksum are mistakes of the sender, not of the line. */
 MLFAB_API int mlfab_frame_check(const void *header, uint32_t *head_bytes_p,
                                 uint32_t *bulk_bytes_p) {
   const uint8_t *head = header;
@@ -2192,7 +2189,7 @@ MLFAB_API int mlfab_frame_check(const void *header, uint32_t *head_bytes_p,
   return 0;
 }
 
-/* A payload of another length than its header tells is not what the checksum was made of. */
+/* A payload whose length differs from the header's cannot match the checksum. */
 MLFAB_API int mlfab_frame_verify(const void *head, uint32_t head_bytes, const void *bulk,
                                  uint32_t bulk_bytes) {
   mlfab__header header;
@@ -2220,9 +2217,9 @@ MLFAB__INTERNAL const char *mlfab__frame_name(uint8_t type) {
 
 /* ---- CRC32C ---- */
 
-/* wire_crc_table[k][i] is the remainder of byte i followed by k zero bytes. A remainder is linear
- * in its bits, so the tables follow from those of the 64 single bits, which are the first 64 states
- * of the shift register that starts at the polynomial; the preprocessor adds them up. */
+/* wire_crc_table[k][i] is the remainder of byte i followed by k zero bytes. A remainder is linear in its
+ * bits, so the tables follow from those of the 64 single bits, which are the first 64 states of the shift
+ * register that starts at the polynomial; the preprocessor adds them. */
 #define WIRE_CRC_AT(i, a, b, c, d, e, f, g, h)                                              \
   (((i)&128 ? (a) : 0u) ^ ((i)&64 ? (b) : 0u) ^ ((i)&32 ? (c) : 0u) ^ ((i)&16 ? (d) : 0u) ^ \
    ((i)&8 ? (e) : 0u) ^ ((i)&4 ? (f) : 0u) ^ ((i)&2 ? (g) : 0u) ^ ((i)&1 ? (h) : 0u))
@@ -2286,13 +2283,13 @@ MLFAB__INTERNAL uint32_t mlfab__crc32c_portable(uint32_t crc, const void *data, 
 #include <nmmintrin.h>
 #include <wmmintrin.h>
 
-/* The instruction answers after three cycles but starts every cycle, so three stretches of equal
- * length run side by side. The first two remainders are then moved over what follows them: a
- * product with x^(8 * distance - 33) without carries (the factor x^33 comes from the product's
- * place in its 64 bits and from the reduction, which the instruction itself does). */
+/* The instruction has a latency of three cycles but starts every cycle, so three streams of equal length
+ * run in parallel. The first two remainders are then shifted past the bytes that follow them by a
+ * carry-less product with x^(8 * distance - 33); the factor x^33 comes from the product's position in its
+ * 64 bits and from the reduction, which the instruction itself does. */
 typedef struct wire_crc_stride {
-  size_t bytes;      /* of one stretch */
-  uint32_t two, one; /* the factors for two stretches and for one */
+  size_t bytes;      /* of one stream */
+  uint32_t two, one; /* the factors for two streams and for one */
 } wire_crc_stride;
 
 __attribute__((target("sse4.2,pclmul"))) static uint32_t wire_crc_x86(uint32_t crc,
@@ -2351,45 +2348,45 @@ MLFAB__INTERNAL uint32_t mlfab__crc32c(uint32_t crc, const void *data, size_t by
 /* ==============================================================================================
  * core/kernels/half.h
  * ============================================================================================== */
-/* half.h - float32 in 16 bits, and back. Layer 1.
+/* half.h - converts float32 to 16 bits and back. Layer 1.
  *
- * `half` is MLFAB_HALF_F16 (IEEE half precision) or MLFAB_HALF_BF16 (the upper half of a float32).
- * Rounding is to nearest, ties to even. What is finite stays finite: beyond the largest number it
- * saturates. Infinity and NaN are the caller's to refuse; here they saturate too. The bits are the same
- * whatever the flags of the compiler. Arrays: kernels.h. */
+ * `half` is MLFAB_HALF_F16 (IEEE half precision) or MLFAB_HALF_BF16 (the upper half of a float32). Rounding
+ * is to nearest, ties to even. Finite values stay finite: beyond the largest number they saturate. Callers
+ * refuse infinity and NaN; here these saturate too. The bits do not depend on compiler flags. Arrays:
+ * kernels.h. */
 
-/* Magnitudes as bits of float32, NONE included: what is not above `zero` rounds to zero, what is
- * above `top` saturates. */
+/* Magnitudes as bits of float32, also for NONE: values up to `zero` round to zero, values above `top`
+ * saturate. */
 MLFAB__INTERNAL uint32_t mlfab__half_zero(int half);
 MLFAB__INTERNAL uint32_t mlfab__half_top(int half);
 
 MLFAB__INTERNAL uint16_t mlfab__half_one(int half, float x);
 MLFAB__INTERNAL float mlfab__half_back(int half, uint16_t bits);
-/* A double on its way through float32: beyond its range the largest float32. */
+/* A double as float32, clamped to its range. */
 MLFAB__INTERNAL float mlfab__half_narrow(double x);
-/* 1 when none of them is infinite or NaN. */
+/* 1 when no element is infinite or NaN. */
 MLFAB__INTERNAL int mlfab__half_finite(int half, const uint16_t *in, uint64_t n);
 
 
 /* ==============================================================================================
  * core/kernels/half.c
  * ============================================================================================== */
-/* half.c - float32 in 16 bits, and back. Layer 1.
+/* half.c - converts float32 to 16 bits and back. Layer 1.
  *
- * For: what travels in half precision. Not for: arithmetic; nothing is kept or added up in 16 bits.
+ * For: values that are sent in half precision. Not for: arithmetic; nothing is stored or summed in 16 bits.
  *
- * Invariants: the portable code works on bits alone, so neither the mode of the processor nor
- * -ffast-math shows in a result. Magnitudes are cut off before they are rounded: what lies between
- * the largest number and the point from which rounding would give infinity rounds down anyway.
+ * Invariants: the portable code works on bits only, so neither the processor's rounding mode nor
+ * -ffast-math affects a result. Magnitudes are clamped before they are rounded: values between the largest
+ * number and the point from which rounding would give infinity round down in any case.
  *
- * Source: IEEE 754-2019 §3.6 (binary16); TDF §4.3 sends gradients so. */
+ * Source: IEEE 754-2019 §3.6 (binary16); TDF §4.3 sends gradients in this form. */
 
 #define HALF_MAGNITUDE 0x7fffffffu
 #define HALF_F16_TOP 0x477fe000u  /* 65504 */
 #define HALF_BF16_TOP 0x7f7f0000u /* (2 - 2^-7) 2^127 */
 #define HALF_F32_TOP 0x7f7fffffu
 
-/* 2^-25 and 2^-134 lie halfway to the smallest number, and the even neighbour is zero. */
+/* 2^-25 and 2^-134 are halfway to the smallest number; the even neighbour is zero. */
 MLFAB__INTERNAL uint32_t mlfab__half_zero(int half) {
   return half == MLFAB_HALF_F16 ? 0x33000000u : half == MLFAB_HALF_BF16 ? 0x00008000u : 0;
 }
@@ -2422,7 +2419,7 @@ static inline uint16_t half_bf16(uint32_t bits) {
   return (uint16_t)(sign | ((m + 0x7fffu + (m >> 16 & 1)) >> 16));
 }
 
-/* NaN becomes a quiet one, as the instruction has it. */
+/* A NaN becomes quiet, as with the processor's instruction. */
 static inline uint32_t half_f16_back(uint16_t bits) {
   uint32_t sign = (uint32_t)(bits & 0x8000u) << 16, m = bits & 0x3ffu, exponent = bits >> 10 & 31u;
   if (exponent == 31) return sign | 0x7f800000u | m << 13 | (m != 0 ? 0x400000u : 0);
@@ -2446,14 +2443,14 @@ MLFAB__INTERNAL float mlfab__half_back(int half, uint16_t bits) {
   return x;
 }
 
-/* The largest float32 is (2 - 2^-23) 2^127; C gives a conversion from beyond it no meaning. */
+/* The largest float32 is (2 - 2^-23) 2^127; in C, converting larger values is undefined. */
 MLFAB__INTERNAL float mlfab__half_narrow(double x) {
   const double most = 0x1.fffffep127;
   return (float)(x > most ? most : x < -most ? -most : x);
 }
 
-/* Four at a time: one added to an exponent of all ones carries into the sign bit, which was masked
- * away, and no further. */
+/* Four at a time: adding one to an exponent of all ones carries into the sign bit, which is masked off, and
+ * no further. */
 MLFAB__INTERNAL int mlfab__half_finite(int half, const uint16_t *in, uint64_t n) {
   const uint64_t each = 0x0001000100010001u;
   uint64_t exponent = each * (half == MLFAB_HALF_F16 ? 0x7c00u : 0x7f80u);
@@ -2471,48 +2468,50 @@ MLFAB__INTERNAL int mlfab__half_finite(int half, const uint16_t *in, uint64_t n)
  * ============================================================================================== */
 /* kernels_x86.c - the rows of the kernel table for AVX2 and AVX-512. Layer 1.
  *
- * Invariants: as in kernels.c, with whose portable kernels they agree bit by bit. */
+ * Invariants: as in kernels.c; results equal those of the portable kernels bit by bit. */
 
 /* ==============================================================================================
  * core/kernels/kernels.h
  * ============================================================================================== */
 /* kernels.h - element types, and arithmetic on arrays: the table of kernels. Layer 1.
  *
- * A portable kernel does everything. A row of the table holds faster ones for a kind of processor; where a row
- * has none, the portable one does the work. Every row gives the same bits (norms excepted), whatever the
- * flags of the compiler, the alignment and the place in the array: no fused multiply-add, no reassociation.
- * Finiteness is tested on bits, so that -ffast-math cannot lose a NaN. Pointers need only the alignment of
+ * A portable kernel exists for everything. A row of the table holds faster kernels for a kind of processor;
+ * where a row has none, the portable kernel is used. Every row gives the same bits (except norms), whatever
+ * the compiler flags, the alignment and the position in the array: no fused multiply-add, no reassociation.
+ * Finiteness is tested on bits, so that -ffast-math cannot hide a NaN. Pointers need only the alignment of
  * their elements.
  *
- * Arithmetic: F32 and F64 round once an operation; F16 and BF16 are combined in float32 and rounded
- * once at the end, to nearest, ties to even, beyond the largest number to infinity. I64 is modulo
- * 2^64. MLFAB_OP_MIN and MLFAB_OP_MAX: NaN wins over any number, of two NaNs the left one; -0 < +0. A sum
- * or product of two NaNs is one of them, on x86 the left one; it is quiet, as halves that are NaN
- * always come out. MLFAB_OP_MEAN adds; mlfab__kernel_divide does the rest.
+ * Arithmetic: F32 and F64 round once an operation. F16 and BF16 are computed in float32 and rounded once at
+ * the end, to nearest, ties to even, overflowing to infinity. I64 is modulo 2^64. MLFAB_OP_MIN and
+ * MLFAB_OP_MAX: NaN wins over any number, of two NaNs the left one; -0 < +0. A sum or product of two NaNs
+ * is one of them, on x86 the left one; it is quiet, and so is every NaN stored in 16 bits. MLFAB_OP_MEAN
+ * adds; mlfab__kernel_divide does the rest.
  *
- * Functions that end in _with take the row: 0 portable, 1 AVX2 (with F16C and BMI2), 2 AVX-512 (F, BW, DQ, VL).
- * It must not be above mlfab__kernel_level. Those without take the highest. Tests compare the rows. */
+ * Functions ending in _with take the row: 0 portable, 1 AVX2 (with F16C and BMI2), 2 AVX-512 (F, BW, DQ,
+ * VL). It must not be above mlfab__kernel_level. The functions without take the highest. Tests compare the
+ * rows. */
 
-/* Bytes of an element of a tensor, 0 for an unknown type; and of a collective, which has F16 and BF16. */
+/* Bytes of an element of a tensor, 0 for an unknown type; of a collective's element, which may be F16 or
+ * BF16. */
 MLFAB__INTERNAL uint32_t mlfab__dtype_bytes(int dtype);
 MLFAB__INTERNAL uint32_t mlfab__element_bytes(int dtype);
 MLFAB__INTERNAL const char *mlfab__dtype_name(int dtype);
 MLFAB__INTERNAL const char *mlfab__op_name(int op);
 
-/* Beside those of enum mlfab_op: bits of 64-bit words, with MLFAB_I64. */
+/* Besides the values of enum mlfab_op: bitwise or of 64-bit words, for MLFAB_I64. */
 #define MLFAB__OP_OR 5
 
-/* Most arrays that are read, and written, in one pass. */
+/* Maximum number of arrays that are read, and written, in one pass. */
 #define MLFAB__COMBINE_MOST 64u
 
-/* The highest row that this processor has. */
+/* The highest row that this processor supports. */
 MLFAB__INTERNAL int mlfab__kernel_level(void);
 
-/* dst = w + scale * u, each element round(w + round(scale * u)), and in the same pass looks whether all of
- * scale * u is finite: returns 1 if so (else what dst holds is unspecified). w NULL: dst = scale * u. dst
- * may be w, or u, or neither; no other overlap. scale 1 and -1 change no bit of u but the sign; F32
- * multiplies by (float)scale; I64 by its integer part, and refuses with 0, dst untouched, a scale that is
- * no int64. `stream` 1: dst will not be read soon (non-temporal stores where that helps). Not for F16, BF16. */
+/* dst = w + scale * u, each element round(w + round(scale * u)). Returns 1 if all of scale * u is finite,
+ * else 0 (the contents of dst are unspecified then); checked in the same pass. w NULL: dst = scale * u. dst
+ * may be w or u; no other overlap. scale 1 and -1 change no bit of u but the sign; F32 multiplies by
+ * (float)scale; I64 by its integer part, and returns 0 with dst untouched for a scale beyond int64.
+ * `stream` 1: dst will not be read soon (non-temporal stores where they help). Not for F16, BF16. */
 MLFAB__INTERNAL int mlfab__kernel_add_with(int level, int dtype, void *dst, const void *w,
                                            const void *u, double scale, uint64_t n, int stream);
 #define mlfab__kernel_add(...) mlfab__kernel_add_with(mlfab__kernel_level(), __VA_ARGS__)
@@ -2521,15 +2520,15 @@ MLFAB__INTERNAL int mlfab__kernel_add_with(int level, int dtype, void *dst, cons
 MLFAB__INTERNAL void mlfab__kernel_subtract(int dtype, void *dst, const void *a, const void *b,
                                             uint64_t n);
 
-/* 1 when none of n elements is infinite or NaN (I64: always). */
+/* 1 when no element is infinite or NaN (I64: always). */
 MLFAB__INTERNAL int mlfab__kernel_finite(int dtype, const void *data, uint64_t n);
 
 /* Sum of squares in double; I64 as doubles. Not for F16, BF16. */
 MLFAB__INTERNAL double mlfab__kernel_norm2(int dtype, const void *u, uint64_t n);
 
-/* Each dst = in[0] op in[1] op ... op in[k-1], from left to right, in one pass; k and ndst 1..64.
- * A dst may be any of `in`; no other overlap. For F32, F64 and I64 the bits are those of k - 1 passes over
- * two. k 1 copies. `stream` as above. */
+/* Each dst = in[0] op in[1] op ... op in[k-1], from left to right, in one pass; k and ndst 1..64. A dst may
+ * be any of `in`; no other overlap. For F32, F64 and I64 the bits are those of k - 1 pairwise passes. k 1
+ * copies. `stream` as above. */
 MLFAB__INTERNAL void mlfab__kernel_combine_many_with(int level, int op, int dtype, void *const *dst,
                                                      uint32_t ndst, const void *const *in,
                                                      uint32_t k, uint64_t n, int stream);
@@ -2553,19 +2552,20 @@ MLFAB__INTERNAL void mlfab__half_load_with(int level, int half, float *out, cons
 #define mlfab__half_store(...) mlfab__half_store_with(mlfab__kernel_level(), __VA_ARGS__)
 #define mlfab__half_load(...) mlfab__half_load_with(mlfab__kernel_level(), __VA_ARGS__)
 
-/* A row, by element type. What a member does is said above; NULL: the portable code does it. A library for
- * some arrays, or a device, is a row of its own; one that finishes later needs start and poll beside. */
+/* A row, by element type; the functions are described above. NULL: use the portable code. A library for
+ * some arrays, or a device, is a row of its own; a row that completes later would need start and poll in
+ * addition. */
 typedef struct mlfab__kernels {
-  /* n a multiple of 64 bytes; dst, or without one u, lies at 64 bytes. */
+  /* n is a multiple of 64 bytes; dst (u without a dst) is aligned to 64 bytes. */
   int (*add[MLFAB_F64 + 1])(void *dst, const void *w, const void *u, double scale, uint64_t n,
                             int stream);
-  /* Elements from..to-1, a multiple of 256 bytes. Bit d of `past` says that dst[d] is written past the
-   * caches: it lies at a line then. */
+  /* Elements from..to-1, a multiple of 256 bytes. Bit d of `past`: write dst[d] with non-temporal stores;
+   * it is aligned to 64 bytes then. */
   void (*combine[MLFAB_BF16 + 1])(int op, void *const *dst, uint32_t ndst, uint64_t past,
                                   const void *const *in, uint32_t k, uint64_t from, uint64_t to);
   void (*divide[MLFAB_BF16 + 1])(void *data, uint32_t by, uint64_t from, uint64_t to);
   double (*norm2)(const float *u, uint64_t n, uint64_t *done_p);
-  /* By MLFAB_HALF_*. They return how many of n they did, from the first on. */
+  /* By MLFAB_HALF_*. They return how many of n elements they converted, from the first on. */
   uint64_t (*half_store[MLFAB_HALF_BF16 + 1])(uint16_t *out, const float *in, uint64_t n);
   uint64_t (*half_load[MLFAB_HALF_BF16 + 1])(float *out, const uint16_t *in, uint64_t n);
 } mlfab__kernels;
@@ -2586,8 +2586,7 @@ MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_row(int level);
 #define X86_F64_MOST INT64_MAX
 #define X86_F64_INFINITY 0x7ff0000000000000
 
-/* What registers hold: `value` the numbers, `words` their bits, `line` a value anywhere in
- * memory. */
+/* Vector types: `value` numbers, `words` their bits, `line` an unaligned value in memory. */
 #define X86_TYPES(name, real, word, width)                         \
   typedef real name##_value __attribute__((vector_size(width)));   \
   typedef word name##_words __attribute__((vector_size(width)));   \
@@ -2600,7 +2599,7 @@ MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_row(int level);
     return a;                                                      \
   }
 
-/* As the portable steps; all ones and zeros choose. */
+/* As the portable kernels; masks of all ones or zeros select. */
 #define X86_REALS(name, isa, real, word, width, most, infinity, suffix)             \
   X86_TYPES(name, real, word, width)                                                \
   X86_INSTRUCTION(name##_add, isa, name##_value, "vaddp" suffix)                    \
@@ -2637,7 +2636,7 @@ X86_REALS(x86_f32x16, X86_AVX512, float, int32_t, 64, X86_F32_MOST, X86_F32_INFI
 X86_REALS(x86_f64x8, X86_AVX512, double, int64_t, 64, X86_F64_MOST, X86_F64_INFINITY, "d")
 X86_INTEGERS(x86_i64x8, X86_AVX512, 64)
 
-/* Memory to value and back: <kernel>_load, <kernel>_store (past the caches or not). */
+/* Loads and stores: <kernel>_load, <kernel>_store (non-temporal if `past`). */
 #define X86_AS_IT_IS(name, isa, type, stream, vector)                    \
   isa X86_INLINE type##_value name##_load(const void *at) {              \
     return (type##_value) * (const type##_line *)at;                     \
@@ -2669,7 +2668,7 @@ X86_INTEGERS(x86_i64x8, X86_AVX512, 64)
   _mm512_cvtps_ph((__m512)(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
 #define X86_BF16X16_LOAD(x) _mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)
 
-/* bf16 of a finite number, and of any: a NaN becomes a quiet one. */
+/* Conversion to bf16: of a finite number (cut), and of any (round): a NaN becomes quiet. */
 #define X86_BF16(name, isa, type, vector, narrow)                              \
   isa X86_INLINE vector name##_cut(type##_value x) {                           \
     type##_bits bits = (type##_bits)x;                                         \
@@ -2693,8 +2692,8 @@ X86_BF16(x86_bf16x16, X86_AVX512, x86_f32x16, __m256i, X86_NARROW16)
 
 enum { X86_LOOK, X86_SCALE, X86_ADD, X86_ADD_STREAM };
 
-/* `what` is constant in every call, so that no test of it is left in the loop. The loop is short enough to be
- * bound by memory without being unrolled. */
+/* `what` is constant in every call, so the loop has no test of it. The loop is memory-bound without
+ * unrolling. */
 #define X86_ADD_KERNEL(name, isa, type, real, infinity, one)                                      \
   isa X86_INLINE int name##_add_loop(real *dst, const real *w, const real *u, real s, uint64_t n, \
                                      int what) {                                                  \
@@ -2722,7 +2721,7 @@ enum { X86_LOOK, X86_SCALE, X86_ADD, X86_ADD_STREAM };
     return name##_add_loop(dst, w, u, (real)s, n, X86_ADD);                                       \
   }
 
-/* Two vectors of partial sums, added in one order. Norms of F64 are rarer and are left to the compiler. */
+/* Two vectors of partial sums, added in a fixed order. F64 norms are rarer and left to the compiler. */
 #define X86_NORM2(name, isa, lanes)                                                          \
   typedef double name##_sums __attribute__((vector_size((lanes)*8)));                        \
   typedef float name##_items __attribute__((vector_size((lanes)*4), aligned(4), may_alias)); \
@@ -2743,7 +2742,7 @@ enum { X86_LOOK, X86_SCALE, X86_ADD, X86_ADD_STREAM };
     return sum;                                                                              \
   }
 
-/* ---- numbers of 16 bits: those of a collective, but what is too large is cut off before it is rounded ---- */
+/* ---- 16-bit numbers: as for collectives, but values that are too large are clamped before rounding ---- */
 
 #define X86_LEAST8(a, b) (x86_f32x8_words) _mm256_min_epi32((__m256i)(a), (__m256i)(b))
 #define X86_LEAST16(a, b) (x86_f32x16_words) _mm512_min_epi32((__m512i)(a), (__m512i)(b))
@@ -2769,9 +2768,9 @@ enum { X86_LOOK, X86_SCALE, X86_ADD, X86_ADD_STREAM };
 
 /* ---- element-wise operations of collectives ---- */
 
-/* The elements from..to-1, four vectors a turn, so that no sum waits for the one before. `op` is
- * constant in every call of the loop. Bit d of `past` says that dst[d] is written past the caches:
- * it lies at a line then. */
+/* Elements from..to-1, four vectors in each iteration, so that the additions are independent. `op` is
+ * constant in every call of the loop. Bit d of `past`: write dst[d] with non-temporal stores; it is aligned
+ * then. */
 #define X86_KERNEL(name, isa, type, real, lanes, has_or)                                           \
   isa X86_INLINE void name##_loop(int op, void *const *dst, uint32_t ndst, uint64_t past,          \
                                   const void *const *in, uint32_t k, uint64_t from, uint64_t to) { \
@@ -2900,7 +2899,8 @@ MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_row(int level) {
   return &rows[level];
 }
 
-/* Not every compiler can ask for F16C; whoever has AVX2 and FMA has it. BMI2 is for the filters' kernels. */
+/* Not every compiler can test for F16C; processors with AVX2 and FMA have it. The filters' kernels need
+ * BMI2. */
 MLFAB__INTERNAL int mlfab__kernel_level(void) {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
@@ -2914,30 +2914,29 @@ MLFAB__INTERNAL int mlfab__kernel_level(void) {
 /* ==============================================================================================
  * core/kernels/kernels.c
  * ============================================================================================== */
-/* kernels.c - arithmetic on arrays: the portable kernels, and which row of the table does what. Layer 1.
+/* kernels.c - arithmetic on arrays: the portable kernels, and the choice of a row. Layer 1.
  *
- * For: adding a scaled update to weights, adding up what several workers have, finding NaN and infinity in
- * the same pass over memory, numbers of 16 bits. Not for: choosing what is added, nor for threads: a
- * caller splits the work if it wants to.
+ * For: adding a scaled update to weights, summing the data of several workers, finding NaN and infinity in
+ * the same pass over memory, 16-bit numbers. Not for: choosing what is added, or threads: a caller may
+ * split the work.
  *
- * Invariants: an element of a result depends on the elements it is made of and on their order, never on the
- * row, on alignment, on the position in the array or on the flags of the compiler: workers that compute
- * the same sum must get the same bits. What guards this:
+ * Invariants: an element of a result depends only on its operands and their order, never on the row,
+ * alignment, position in the array or compiler flags: workers that compute the same sum must get the same
+ * bits. This is ensured as follows:
  *  - The product of an update and its scale passes through an empty asm statement or a settled array before
- *    it is added, and no compiler can contract the two into a fused multiply-add, whatever its defaults
- *    are. (gcc contracts in gnu modes and knows no pragma against it; clang ignores the pragma under
- *    -ffast-math.)
- *  - On x86 sums, products and quotients of collectives are instructions of their own. No compiler can
- *    reassociate or contract them, divide by a reciprocal, or exchange operands (of two NaNs the
- *    processor keeps the first).
- *  - Smallest and largest are chosen by integers that ascend as the numbers do, so that neither
- *    -ffinite-math-only nor -fno-signed-zeros shows.
- *  - Finiteness is a question about exponent bits asked in integers. Adding one to an exponent of all ones
- *    carries into the sign bit; or-ing these carries keeps branches out of the loops.
- *  - The portable kernel also does the ragged ends for the rows.
- * All inputs of a stretch are read before it is written, so a destination may be an input.
+ *    it is added, so that no compiler can contract the two into a fused multiply-add. (gcc contracts in gnu
+ *    modes and has no pragma against it; clang ignores the pragma under -ffast-math.)
+ *  - On x86, sums, products and quotients of collectives are asm instructions. No compiler can reassociate
+ *    or contract them, divide by a reciprocal, or exchange operands (of two NaNs the processor keeps the
+ *    first).
+ *  - Minimum and maximum compare integers that ascend as the numbers do, so that neither -ffinite-math-only
+ *    nor -fno-signed-zeros has an effect.
+ *  - Finiteness is tested on exponent bits in integers. Adding one to an exponent of all ones carries into
+ *    the sign bit; or-ing the carries keeps branches out of the loops.
+ *  - The portable kernels process the unaligned ends for the rows.
+ * All inputs of a block are read before it is written, so a destination may be an input.
  *
- * Source: MLfabric §5 adds at aggregators and servers; its kernels are not described. */
+ * Source: MLfabric §5 adds at aggregators and servers, but does not describe kernels. */
 
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
 #define KERNEL_X86 1
@@ -2945,7 +2944,7 @@ MLFAB__INTERNAL int mlfab__kernel_level(void) {
 #define KERNEL_X86 0
 #endif
 
-/* After this the compiler believes that anybody may have rewritten the array. */
+/* The compiler must assume that the array was rewritten. */
 #if defined(__GNUC__) || defined(__clang__)
 #define KERNEL_SETTLE(array) __asm__ volatile("" : : "r"(array) : "memory")
 #else
@@ -2953,15 +2952,15 @@ MLFAB__INTERNAL int mlfab__kernel_level(void) {
 #define KERNEL_SETTLE(array) ((void)(array))
 #endif
 
-/* Elements that the portable kernels stage: small enough for the first cache. */
+/* Elements staged by the portable kernels: fits the L1 cache. */
 #define KERNEL_STAGE 256u
-/* Below this a destination may still be in a cache when it is read, and streaming would evict it. */
+/* A smaller destination may still be in a cache when it is read; streaming would evict it. */
 #define KERNEL_STREAM_BYTES 65536u
-/* What a vector kernel does is a multiple of this, beginning at a line unless it is little. */
+/* Vector kernels process multiples of this, from a cache line on unless the array is small. */
 #define KERNEL_LINE 64u
 #define KERNEL_TURN 256u
 #define KERNEL_LITTLE_BYTES 32768u
-/* One array goes into several destinations in pieces that stay in the first cache. */
+/* Copies to several destinations proceed in pieces that stay in the L1 cache. */
 #define KERNEL_COPY_BYTES 16384u
 
 #define KERNEL_F32_MOST INT32_MAX
@@ -3002,7 +3001,7 @@ MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_row(int level) {
 }
 #endif
 
-/* An address inside an array, or NULL as the array is. */
+/* An address in an array, or NULL if the array is NULL. */
 static void *kernel_at(const void *array, uint64_t bytes) {
   return array != NULL ? (void *)((uintptr_t)array + bytes) : NULL;
 }
@@ -3011,9 +3010,8 @@ static int kernel_half(int dtype) { return dtype == MLFAB_F16 ? MLFAB_HALF_F16 :
 
 /* ---- adding an update ---- */
 
-/* The portable kernel: dst = w + s * u, dst = s * u when w is NULL, nothing but the look when dst
- * is NULL. The destination gets loops of its own when it is w, because compilers vectorise two
- * pointers only after a test that they are apart. */
+/* The portable kernel: dst = w + s * u; s * u when w is NULL; only the check when dst is NULL. dst == w has
+ * a loop of its own, because compilers vectorise two pointers only after a test for overlap. */
 #define KERNEL_PORTABLE(name, real, word, exponent, one)                                    \
   static int name(void *to, const void *from, const void *what, double scale, uint64_t n) { \
     real *dst = (real *)to;                                                                 \
@@ -3045,7 +3043,7 @@ static int kernel_half(int dtype) { return dtype == MLFAB_F16 ? MLFAB_HALF_F16 :
 KERNEL_PORTABLE(kernel_f32_portable, float, uint32_t, KERNEL_F32_EXPONENT, KERNEL_F32_ONE)
 KERNEL_PORTABLE(kernel_f64_portable, double, uint64_t, KERNEL_F64_EXPONENT, KERNEL_F64_ONE)
 
-/* Wraps round through unsigned numbers; a multiply by 1 costs no time beside the memory. */
+/* Wraps through unsigned numbers. Multiplying by 1 costs no time compared with memory access. */
 static void kernel_i64(int64_t *dst, const int64_t *w, const int64_t *u, int64_t scale,
                        uint64_t n) {
   uint64_t s = (uint64_t)scale;
@@ -3057,11 +3055,11 @@ static void kernel_i64(int64_t *dst, const int64_t *w, const int64_t *u, int64_t
     for (uint64_t i = 0; i < n; i++) dst[i] = (int64_t)((uint64_t)w[i] + s * (uint64_t)u[i]);
 }
 
-/* Portable up to the first 64-byte line of dst, the row's while whole lines last, portable again. */
+/* Portable up to the first 64-byte line of dst, then the row's kernel for whole lines, then portable again. */
 MLFAB__INTERNAL int mlfab__kernel_add_with(int level, int dtype, void *dst, const void *w,
                                            const void *u, double scale, uint64_t n, int stream) {
   if (dtype == MLFAB_I64) {
-    /* Beyond these bounds C gives the conversion no meaning. */
+    /* Outside these bounds the conversion is undefined in C. */
     if (!mlfab__finite(scale)) return 0;
     if (scale < -9223372036854775808.0 || scale >= 9223372036854775808.0) return 0;
     kernel_i64((int64_t *)dst, (const int64_t *)w, (const int64_t *)u, (int64_t)scale, n);
@@ -3085,7 +3083,7 @@ MLFAB__INTERNAL int mlfab__kernel_add_with(int level, int dtype, void *dst, cons
                            n - head - body);
 }
 
-/* a + -1 * b has the bits of a - b, because the product is exact. */
+/* Has the bits of a - b, because the product is exact. */
 MLFAB__INTERNAL void mlfab__kernel_subtract(int dtype, void *dst, const void *a, const void *b,
                                             uint64_t n) {
   (void)mlfab__kernel_add(dtype, dst, a, b, -1.0, n, 0);
@@ -3097,8 +3095,8 @@ MLFAB__INTERNAL int mlfab__kernel_finite(int dtype, const void *data, uint64_t n
   return dtype == MLFAB_I64 || mlfab__kernel_add(dtype, NULL, NULL, data, 1.0, n, 0);
 }
 
-/* Several partial sums taken in turn and added in one order: fast, and the same bits every time on
- * one machine. No test of alignment, so that the place of the array does not show either. */
+/* Eight partial sums, added in a fixed order: fast, and the same bits every time on one machine. Alignment
+ * is not used, so that the array's address has no effect. */
 #define KERNEL_NORM2(name, type)                                                              \
   static double name(const type *u, uint64_t n) {                                             \
     double sum[8] = {0};                                                                      \
@@ -3123,7 +3121,7 @@ MLFAB__INTERNAL double mlfab__kernel_norm2(int dtype, const void *u, uint64_t n)
   return sum + kernel_norm2_f32((const float *)u + done, n - done);
 }
 
-/* ---- numbers of 16 bits ---- */
+/* ---- 16-bit numbers ---- */
 
 static void kernel_half_load(int half, float *out, const uint16_t *in, uint64_t n) {
   for (uint64_t i = 0; i < n; i++) out[i] = mlfab__half_back(half, in[i]);
@@ -3145,10 +3143,10 @@ MLFAB__INTERNAL void mlfab__half_load_with(int level, int half, float *out, cons
 
 /* ---- element-wise operations of collectives ---- */
 
-/* ---- halves: unlike what half.h stores, infinity and NaN are kept, and sums overflow ---- */
+/* ---- unlike in half.h, infinity and NaN are kept, and sums overflow ---- */
 
-/* A NaN stays one, and becomes a quiet one, as the instruction has it. 65520 lies halfway between
- * the largest number and the next that there would be. */
+/* A NaN stays one and becomes quiet, as with the processor's instruction. 65520 is halfway between the
+ * largest number and the next one, which does not exist. */
 static uint16_t kernel_round_f16(uint32_t bits) {
   uint32_t sign = bits >> 16 & 0x8000u, m = bits & 0x7fffffffu;
   float x;
@@ -3171,9 +3169,9 @@ typedef union kernel_stage {
   int64_t i64[KERNEL_STAGE];
 } kernel_stage;
 
-/* Elsewhere one array after the other is added to a whole stage, so that sums keep their order, but
- * which of two NaNs is kept is the compiler's choice. The divisor is read again each time, or the
- * compiler would take its reciprocal. */
+/* On other processors, one array after another is added to a stage: sums keep their order, but the compiler
+ * chooses which of two NaNs is kept. The divisor is volatile so that the compiler does not use its
+ * reciprocal. */
 #if KERNEL_X86
 #define KERNEL_SCALAR(name, real, instruction, operator) \
   static inline real name(real a, real b) {              \
@@ -3198,8 +3196,8 @@ KERNEL_SCALAR(kernel_f64_multiply, double, "mulsd", *)
 KERNEL_QUOTIENT(kernel_f32_quotient, float, "divss")
 KERNEL_QUOTIENT(kernel_f64_quotient, double, "divsd")
 
-/* Where a number stands among all: -0 just below +0, a NaN at the end that wins. Negative numbers
- * descend with their bits, so these are turned over. */
+/* An integer that orders the numbers: -0 just below +0, and NaN at the end that wins. Negative numbers
+ * descend with their bits, so these are inverted. */
 #define KERNEL_STEPS(name, real, word, most, infinity)                                          \
   static inline word name##_rank(int op, real x) {                                              \
     word v;                                                                                     \
@@ -3270,7 +3268,7 @@ static void kernel_store(int dtype, void *out, uint64_t at, const kernel_stage *
   }
 }
 
-/* The elements from..to-1. */
+/* Combines the elements from..to-1. */
 static void kernel_portable(int op, int dtype, void *const *dst, uint32_t ndst,
                             const void *const *in, uint32_t k, uint64_t from, uint64_t to) {
   kernel_stage sum, next;
@@ -3303,8 +3301,8 @@ static void kernel_divide_portable(int dtype, void *data, uint32_t by, uint64_t 
   }
 }
 
-/* Which destinations are written past the caches: not those that are read, whose lines are there
- * anyway. */
+/* The destinations to write with non-temporal stores: not those that are inputs, whose lines are in the
+ * cache. */
 static uint64_t kernel_past(void *const *dst, uint32_t ndst, const void *const *in, uint32_t k) {
   uint64_t past = 0;
   for (uint32_t d = 0; d < ndst; d++) {
@@ -3316,8 +3314,8 @@ static uint64_t kernel_past(void *const *dst, uint32_t ndst, const void *const *
   return past;
 }
 
-/* The elements before the first line of memory, and what vectors do after them. Of little that lies
- * astride of lines, the head would cost more than it saves. */
+/* Splits n elements into those before the first cache line, and those for vectors. For small arrays the
+ * head would cost more than alignment saves. */
 static void kernel_split(const void *at, uint64_t n, uint32_t bytes, uint64_t *head,
                          uint64_t *body) {
   *head = mlfab__min(n, (0 - (uintptr_t)at) % KERNEL_LINE / bytes);
@@ -3379,22 +3377,22 @@ MLFAB__INTERNAL void mlfab__kernel_divide_with(int level, int dtype, void *data,
  * core/kernels/packet.h
  * ============================================================================================== */
 #if MLFAB_WITH_SCHED || MLFAB_WITH_SPARSE
-/* packet.h - packets: how values travel that are rounded, sparse or both. Layer 2.
+/* packet.h - packets: the encoding of rounded or sparse values in frames. Layer 2.
  *
- * A packet is one stretch of the flat model, at most 65536 elements of one slice and one tensor:
+ * A packet covers at most 65536 elements of one slice and one tensor:
  *
  *     0 u64 offset in the flat model, bytes    20 u8 form: MLFAB__PACKET_*
- *     8 u32 elements of the stretch            21 u8 values: MLFAB_HALF_*
+ *     8 u32 elements covered                   21 u8 values: MLFAB_HALF_*
  *    12 u32 kept grains (DENSE: all)           22 u8 log2 of the elements a grain (the last: fewer)
  *    16 u32 bytes of the body                  23 u8 element type
  *    24 body: bitmap (a bit a grain) or indices of grains (u16, ascending), padded to 8 bytes; the
- *       values of the kept grains, in their order, padded to 8 bytes. Padding is zero.
+ *       values of the kept grains, in order, padded to 8 bytes. Padding is zero.
  *
- * Packets follow one another without gaps; each is a multiple of 8 bytes, and must begin at one. A
- * packer writes nothing beyond mlfab__packet_bound of its elements, and returns the packet's bytes; 0
- * when nothing is kept, and then nothing was written that matters. I64 has no halves. */
+ * Packets follow one another without gaps; each is a multiple of 8 bytes and must be aligned to 8. A packer
+ * writes at most mlfab__packet_bound of its elements, and returns the packet's size; 0 when nothing is
+ * kept, and the output is unspecified then. I64 cannot be sent in 16 bits. */
 
-#define MLFAB__PACKET_ELEMENTS 65536u /* most of a packet */
+#define MLFAB__PACKET_ELEMENTS 65536u /* maximum number of elements in a packet */
 #define MLFAB__PACKET_HEADER 24u
 
 enum mlfab__packet_form {
@@ -3406,32 +3404,32 @@ enum mlfab__packet_form {
 typedef struct mlfab__packet {
   uint64_t offset; /* in the flat model, bytes */
   uint32_t elements, kept, body, grains;
-  uint32_t count; /* values: the elements of the kept grains */
+  uint32_t count; /* number of values: the elements of the kept grains */
   uint8_t form, value, grain_log2, dtype;
-  const uint8_t *marks;  /* bitmap or indices; borrowed, as values */
-  const uint8_t *values; /* `count` */
+  const uint8_t *marks;  /* bitmap or indices; borrowed, like values */
+  const uint8_t *values; /* `count` values */
 } mlfab__packet;
 
-/* Looks at all of the packet that begins at `at` but its values: its bytes, 0 when it is malformed or
- * longer than `room`. Whatever is there, nothing beyond `room` is read. A packet that keeps nothing is
- * in order. Whether the stretch is the model's is the caller's question. */
+/* Checks the packet at `at`, except its values. Returns its size, or 0 when it is malformed or longer than
+ * `room`; never reads beyond `room`. A packet that keeps nothing is valid. The caller checks that its
+ * elements belong to the model. */
 MLFAB__INTERNAL uint32_t mlfab__packet_open(const uint8_t *at, uint64_t room,
                                             mlfab__packet *packet);
 
-/* Packets are read more than once: they are looked at, and later taken. Memory that their sender still maps
- * may hold something else by then. So the packets of a frame are copied to private memory before the
- * first look, and nothing is read from the frame afterwards. Such memory, for one frame; its owner
- * calls mlfab__free_aligned. Does nothing when there is some. Errors: MEMORY. */
+/* Packets are read more than once: first checked, later used. Memory that the sender still maps may change
+ * in between. So the packets of a frame are copied to private memory before the check, and the frame is not
+ * read afterwards. This allocates such memory, for one frame, unless it exists; its owner calls
+ * mlfab__free_aligned. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__packet_room(mlfab__env *env, uint8_t **room_p);
 #define MLFAB__PACKET_ROOM MLFAB_BULK_MAX
-/* A copy of these bytes in that memory. */
+/* Copies these bytes to that memory. */
 MLFAB__INTERNAL const uint8_t *mlfab__packet_private(uint8_t *room, const void *from,
                                                      uint32_t bytes);
 
-/* The most bytes that a packet of so many elements takes. */
+/* The maximum size of a packet with this many elements. */
 MLFAB__INTERNAL uint64_t mlfab__packet_bound(uint32_t elements, int dtype);
 
-/* Where a packet lies and what of. */
+/* The position and the form of a packet. */
 typedef struct mlfab__packet_shape {
   uint64_t offset;
   int dtype, half;
@@ -3439,38 +3437,38 @@ typedef struct mlfab__packet_shape {
   uint32_t elements;   /* 1 to MLFAB__PACKET_ELEMENTS */
 } mlfab__packet_shape;
 
-/* All elements. */
+/* Packs all elements. */
 MLFAB__INTERNAL uint32_t mlfab__packet_dense(uint8_t *out, const mlfab__packet_shape *shape,
                                              const void *values);
-/* Of an array of all elements those whose grains are marked (bit i of keep[i / 64] is grain i, bits
- * beyond the last are 0), in the smallest form. may_dense: values that are not marked may travel too,
- * when that makes it smaller. */
+/* Packs the elements of marked grains, in the smallest form; `values` is the array of all elements. Bit i
+ * of keep[i / 64] is grain i; bits beyond the last are 0. may_dense: may send unmarked values too if that
+ * is smaller. */
 MLFAB__INTERNAL uint32_t mlfab__packet_marked(uint8_t *out, const mlfab__packet_shape *shape,
                                               const void *values, const uint64_t *keep,
                                               int may_dense);
-/* `kept` elements at ascending indices below shape->elements; grain_log2 is taken for 0. */
+/* Packs `kept` elements at ascending indices below shape->elements; grain_log2 counts as 0. */
 MLFAB__INTERNAL uint32_t mlfab__packet_sparse(uint8_t *out, const mlfab__packet_shape *shape,
                                               const uint32_t *indices, const void *values,
                                               uint32_t kept);
-/* All of a packet but its values, in the smallest form: *values_p is where exactly as many of them as
- * are marked are to be written (of the type, or uint16_t), such as by mlfab__filter_emit. */
+/* Writes a packet except for its values, in the smallest form. *values_p: where the caller must write one
+ * value for each marked element (of the type, or uint16_t), for instance with mlfab__filter_emit. */
 MLFAB__INTERNAL uint32_t mlfab__packet_begin(uint8_t *out, const mlfab__packet_shape *shape,
                                              const uint64_t *keep, uint8_t **values_p);
 
-/* What unpacks takes a packet that mlfab__packet_open has passed; arrays are of the stretch, in its own
- * type. */
+/* The unpack functions take a packet that mlfab__packet_open has accepted; arrays hold the covered
+ * elements, in their type. */
 
-/* Zeros where nothing is kept. */
+/* With zeros for elements that are not kept. */
 MLFAB__INTERNAL void mlfab__unpack_dense(const mlfab__packet *packet, void *out);
 MLFAB__INTERNAL int mlfab__unpack_finite(const mlfab__packet *packet);
-/* w += scale * u where something is kept, rounded as mlfab__kernel_add does; 0 when some scale * u is
- * not finite, or an I64's scale is none: what w holds is then unspecified. */
+/* w += scale * u for kept elements, rounded as mlfab__kernel_add does. 0 when a scale * u is not finite, or
+ * the scale of I64 is invalid; the contents of w are unspecified then. */
 MLFAB__INTERNAL int mlfab__unpack_add(const mlfab__packet *packet, void *w, double scale);
-/* w := u where something is kept. */
+/* w = u for kept elements. */
 MLFAB__INTERNAL void mlfab__unpack_store(const mlfab__packet *packet, void *w);
 
-/* The kept elements as runs: fills *first_p, *n_p with the next and returns 1, or 0 behind the last.
- * Begin with a cursor of zeros. */
+/* Iterates over the kept elements as runs: sets *first_p and *n_p to the next run and returns 1, or 0
+ * behind the last. Begin with a cursor of zeros. */
 typedef struct mlfab__packet_cursor {
   uint32_t grain, mark;
 } mlfab__packet_cursor;
@@ -3483,17 +3481,17 @@ MLFAB__INTERNAL int mlfab__unpack_run(const mlfab__packet *packet, mlfab__packet
  * core/kernels/packet.c
  * ============================================================================================== */
 #if MLFAB_WITH_SCHED || MLFAB_WITH_SPARSE
-/* packet.c - packets: how values travel that are rounded, sparse or both. Layer 2.
+/* packet.c - packets: the encoding of rounded or sparse values in frames. Layer 2.
  *
- * For: writing packets, and reading those of strangers. Not for: what is kept and why, where packets
- * go, nor whether a stretch is one slice's.
+ * For: writing packets, and reading untrusted ones. Not for: choosing what is kept, sending packets, or
+ * checking that the elements are in one slice.
  *
- * Invariants: whatever passes mlfab__packet_open is safe to unpack as long as its bytes stay: marks are
- * counted and in range, and the lengths follow from them. A packet of the same things is the same bytes: the smallest form, and
- * zero where it is padded. What is added from a packet is rounded as in a dense push: the product in
- * the type of the tensor, stored, then the sum.
+ * Invariants: a packet that passes mlfab__packet_open is safe to unpack while its bytes do not change:
+ * marks are counted and in range, and lengths follow from them. Equal contents give equal packets: the
+ * smallest form, with zero padding. Values added from a packet are rounded as in a dense push: the product
+ * in the type of the tensor, stored, then the sum.
  *
- * Source: TDF §4.3 leaves the encoding open; what it prints fits values with their indices. */
+ * Source: TDF §4.3 leaves the encoding open; its text suggests values with their indices. */
 
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
 #define PACKET_X86 1
@@ -3503,7 +3501,7 @@ MLFAB__INTERNAL int mlfab__unpack_run(const mlfab__packet *packet, mlfab__packet
 #define PACKET_X86 0
 #endif
 
-/* Values that are decoded at a time: small enough for the stack and the first cache. */
+/* Values decoded at a time: fits the stack and the L1 cache. */
 #define PACKET_STAGE 1024u
 
 /* Offsets in the header. */
@@ -3536,7 +3534,7 @@ static inline uint64_t packet_word(const uint8_t *marks, uint32_t i) {
   return word;
 }
 
-/* The marks of n elements or grains. */
+/* The number of set bits among n. */
 static uint32_t packet_sum(const uint8_t *marks, uint32_t n) {
   uint32_t words = (n + 63) / 64, sum = 0;
 #if PACKET_X86
@@ -3561,7 +3559,7 @@ static uint32_t packet_marks_bytes(int form, uint32_t grains, uint32_t kept) {
   return form == MLFAB__PACKET_INDEX ? packet_pad(2 * kept) : 0;
 }
 
-/* The elements of the kept grains: whole ones, but for the last of the stretch. */
+/* The elements of the kept grains; the last grain of the packet may be shorter. */
 static uint32_t packet_count(uint32_t elements, uint32_t grain_log2, uint32_t kept, int last) {
   uint32_t count = kept << grain_log2, more = (0 - elements) & ((1u << grain_log2) - 1);
   return last ? count - more : count;
@@ -3576,7 +3574,7 @@ MLFAB__INTERNAL uint64_t mlfab__packet_bound(uint32_t elements, int dtype) {
          packet_pad(elements * mlfab__dtype_bytes(dtype));
 }
 
-/* ---- packets of others ---- */
+/* ---- received packets ---- */
 
 MLFAB__INTERNAL int mlfab__packet_room(mlfab__env *env, uint8_t **room_p) {
   if (!*room_p) *room_p = mlfab__alloc_aligned(env, MLFAB__PACKET_ROOM);
@@ -3593,7 +3591,7 @@ MLFAB__INTERNAL const uint8_t *mlfab__packet_private(uint8_t *room, const void *
 
 /* ---- reading ---- */
 
-/* Whether bits from `n` on are zero and the others as many as said; *last_p: bit n - 1. */
+/* Are the bits from `n` on zero, and `kept` of the others set? *last_p: bit n - 1. */
 static int packet_check_bitmap(const uint8_t *marks, uint32_t n, uint32_t kept, int *last_p) {
   uint64_t end = packet_word(marks, (n - 1) / 64) >> ((n - 1) % 64);
   *last_p = (int)(end & 1);
@@ -3665,7 +3663,7 @@ MLFAB__INTERNAL uint32_t mlfab__packet_open(const uint8_t *at, uint64_t room,
 
 /* ---- writing ---- */
 
-/* n values of the tensor's type, as they travel. */
+/* Writes n values of the tensor's type in the packet's form. */
 static void packet_put(uint8_t *out, int dtype, int half, const void *values, uint32_t n) {
   packet_stage stage;
   if (half == MLFAB_HALF_NONE) {
@@ -3685,8 +3683,8 @@ static void packet_put(uint8_t *out, int dtype, int half, const void *values, ui
   }
 }
 
-/* The header, and zeros where padding may be: what is written later covers the rest of them. Returns
- * where the values go; *packet is what mlfab__packet_open will say. */
+/* Writes the header, and zeros where padding may be; later writes cover the rest of these. Returns where
+ * the values go; *packet is what mlfab__packet_open will return. */
 static uint8_t *packet_header(uint8_t *out, const mlfab__packet_shape *shape, int form,
                               uint32_t kept, int last, mlfab__packet *packet) {
   mlfab__packet p = {.offset = shape->offset,
@@ -3729,8 +3727,8 @@ static void packet_write_marks(uint8_t *marks, const mlfab__packet *packet, cons
   if (packet->form == MLFAB__PACKET_BITMAP) memcpy(marks, keep, (size_t)words * 8);
   if (packet->form != MLFAB__PACKET_INDEX) return;
   for (uint32_t i = 0; i < words; i++) {
-    /* Of few marks most words have one or none: the first is written without a branch, as a zero that
-     * the next index, the padding or a value covers when there is none. */
+    /* With few marks most words have one or none. The first index is written without a branch; if there is
+     * none, a zero is written, which the next index, padding or value overwrites. */
     uint64_t word = keep[i];
     uint32_t any = word != 0, first = mlfab__lowest(word | (uint64_t)1 << 63);
     uint16_t index = (uint16_t)((i * 64 + first) * any);
@@ -3744,7 +3742,7 @@ static void packet_write_marks(uint8_t *marks, const mlfab__packet *packet, cons
   }
 }
 
-/* Header and marks; NULL when nothing is marked. */
+/* Writes header and marks; NULL when nothing is marked. */
 static uint8_t *packet_prepare(uint8_t *out, const mlfab__packet_shape *shape, const uint64_t *keep,
                                int may_dense, mlfab__packet *packet) {
   uint32_t grains = packet_grains(shape->elements, shape->grain_log2);
@@ -3809,7 +3807,7 @@ MLFAB__INTERNAL uint32_t mlfab__packet_sparse(uint8_t *out, const mlfab__packet_
 
 /* ---- runs ---- */
 
-/* The first bit from `at` on that is `set`, or n. */
+/* The first bit from `at` on that equals `set`, or n. */
 static uint32_t packet_find(const uint8_t *marks, uint32_t at, uint32_t n, int set) {
   while (at < n) {
     uint64_t word = packet_word(marks, at / 64);
@@ -3842,8 +3840,8 @@ MLFAB__INTERNAL int mlfab__unpack_run(const mlfab__packet *packet, mlfab__packet
 
 /* ---- values ---- */
 
-/* Values k to k + n of a packet in the tensor's type: where they lie, or decoded to the stage, which
- * holds n. */
+/* Values k to k + n of a packet in the tensor's type: in place, or decoded to the stage, which has room for
+ * n. */
 static const void *packet_values(const mlfab__packet *packet, uint32_t k, uint32_t n,
                                  packet_stage *stage) {
   const uint8_t *at = packet->values + (size_t)k * packet_width(packet->dtype, packet->value);
@@ -3867,8 +3865,8 @@ MLFAB__INTERNAL int mlfab__unpack_finite(const mlfab__packet *packet) {
 
 /* ---- single elements ---- */
 
-/* gather: array to values; scatter: the other way, or added to what is there. n elements of the array
- * have marks, those beyond are 0. */
+/* gather: array to values; scatter and place: values to array, or added to it. n elements of the array have
+ * marks; marks beyond are 0. */
 #define PACKET_SINGLES(type, name)                                                       \
   static void pack_gather_##name(type *values, const type *array, const uint8_t *marks,  \
                                  uint32_t n) {                                           \
@@ -3995,8 +3993,8 @@ MLFAB__INTERNAL uint32_t mlfab__packet_marked(uint8_t *out, const mlfab__packet_
 
 /* ---- unpacking ---- */
 
-/* Values k to k + n, times scale when they are to be added; 0 when one of these is not finite. The
- * product is stored before it is added, so that no compiler joins the two. */
+/* Values k to k + n, times scale if they are to be added; 0 when a product is not finite. The product is
+ * stored before it is added, so that no compiler fuses the two. */
 static int packet_terms(const mlfab__packet *packet, uint32_t k, uint32_t n, int add, double scale,
                         packet_stage *stage, const void **terms_p) {
   *terms_p = packet_values(packet, k, n, stage);
@@ -4029,7 +4027,7 @@ static int packet_apply_singles(const mlfab__packet *packet, uint8_t *w, int add
   return 1;
 }
 
-/* Long runs go straight to the kernels; halves by the stage. */
+/* Long runs go directly to the kernels; 16-bit values through the stage. */
 static int packet_apply(const mlfab__packet *packet, uint8_t *w, int add, double scale) {
   mlfab__packet_cursor cursor = {0, 0};
   packet_stage stage;
@@ -4069,77 +4067,76 @@ MLFAB__INTERNAL void mlfab__unpack_dense(const mlfab__packet *packet, void *out)
 /* ==============================================================================================
  * core/model/sync.h
  * ============================================================================================== */
-/* sync.h - consistency: when a pull may be answered and when an iteration is complete. Layer 2,
- * pure.
+/* sync.h - consistency: when a pull may be answered, and when an iteration is complete. Layer 2, pure.
  *
- * A consistency model is a pull condition and a push condition over the state of one server's clock;
- * the server asks them and does the rest, and lazy.h keeps the pulls that have to wait. The
- * conditions of MLFAB_SYNC_USER are the caller's functions: no predicate here is asked for it.
+ * A consistency model is a pull condition and a push condition over the state of one server's clock. The
+ * server evaluates them and does the rest; lazy.h holds the delayed pulls. The conditions of
+ * MLFAB_SYNC_USER are the caller's functions; the predicates here do not handle them.
  *
- * Progress of a pull is a count: with `progress` i + 1 it asks for what iteration i made, and 0 for
- * the first weights, which nobody waits for. Progress of a push is its iteration, from 0.
+ * The progress of a pull is a count: `progress` i + 1 asks for the result of iteration i, and 0 for the
+ * first weights, which need no iteration. The progress of a push is its iteration, from 0.
  *
- * Source: FluentPS Alg. 1, Table III, §III-E. Departs: the push condition is >=, asked again until
- * it says no, because it is overtaken when members leave, `need` is lowered or the model changes; a
- * draw passes with u >= P, so that c = 0 is ASP and c = 1 is SSP exactly. */
+ * Source: FluentPS Alg. 1, Table III, §III-E. Departs: the push condition is >=, evaluated until it is
+ * false, because the count may exceed it when members leave, `need` is lowered or the model changes; a draw
+ * passes with u >= P, so that c = 0 is exactly ASP and c = 1 exactly SSP. */
 
-/* --- the description of a model; all members are there, whatever `size` says --- */
+/* --- the description of a model; all members are valid, whatever `size` says --- */
 
-/* Is what the kind uses in range? Other members are ignored. 0 or ARGUMENT, naming the member. */
+/* Checks the members that the kind uses; others are ignored. 0, or ARGUMENT naming the member. */
 MLFAB__INTERNAL int mlfab__sync_check(const mlfab_sync *sync, uint32_t workers, mlfab_error *error);
-/* Fills in `size` and the defaults of a checked one. */
+/* Sets `size` and the defaults of a checked description. */
 MLFAB__INTERNAL void mlfab__sync_complete(mlfab_sync *sync);
-/* 1 when both, complete, are the same model: members that the kind does not use do not count. */
+/* 1 when both (complete) describe the same model; members that the kind does not use are ignored. */
 MLFAB__INTERNAL int mlfab__sync_equal(const mlfab_sync *a, const mlfab_sync *b);
-/* "ssp"; "unknown" for a number that is no kind. */
+/* The name, for instance "ssp"; "unknown" for an invalid kind. */
 MLFAB__INTERNAL const char *mlfab__sync_name(uint32_t kind);
 
 /* 1 when updates are summed, and applied in one commit a round. */
 MLFAB__INTERNAL int mlfab__sync_rounds(uint32_t kind);
-/* 1 when V_train matters: every server must be told of every update, also of one that has no bytes
- * there. */
+/* 1 when the model uses V_train: every server must then be told of every update, even one without bytes for
+ * it. */
 MLFAB__INTERNAL int mlfab__sync_counts(uint32_t kind);
-/* 1 when the state's significance is looked at. */
+/* 1 when the conditions use the state's significance. */
 MLFAB__INTERNAL int mlfab__sync_significant(const mlfab_sync *sync);
-/* 1: a pull that leaves the buffer is asked about once more. 0 (PSSP): it is answered, as its draw
- * has only delayed it. */
+/* 1: the condition of a delayed pull is evaluated again. 0 (PSSP): the pull is answered, since its draw
+ * only delayed it. */
 MLFAB__INTERNAL int mlfab__sync_rechecks(const mlfab_sync *sync);
 
-/* --- conditions; `threshold` is the s in force: of DSPS its tuner's, else sync->staleness --- */
+/* --- conditions; `threshold` is the s in force: for DSPS the tuner's, else sync->staleness --- */
 
-/* P: the probability with which this pull has to wait; 0 and 1 where no chance is involved. Looks
- * at the state's progress, fastest, v_train and significance; one not known counts as 1. */
+/* P: the probability that this pull must wait; 0 or 1 for deterministic models. Uses the state's progress,
+ * fastest, v_train and significance; unknown significance counts as 1. */
 MLFAB__INTERNAL double mlfab__sync_pause(const mlfab_sync *sync, uint64_t threshold,
                                          const mlfab_sync_state *state);
-/* Pull condition of a pull that comes; `draw` is its own, uniform in [0, 1). */
+/* Pull condition of a new pull; `draw` is its own, uniform in [0, 1). */
 MLFAB__INTERNAL int mlfab__sync_may_pull(const mlfab_sync *sync, uint64_t threshold,
                                          const mlfab_sync_state *state, double draw);
-/* The same of one that is in the buffer: without a second draw. */
+/* Pull condition of a delayed pull: without a second draw. */
 MLFAB__INTERNAL int mlfab__sync_may_pull_again(const mlfab_sync *sync, uint64_t threshold,
                                                const mlfab_sync_state *state);
-/* May a push of iteration `progress` be taken in now? In rounds one that is ahead waits. */
+/* May a push of iteration `progress` be taken in now? With rounds, a push that is ahead waits. */
 MLFAB__INTERNAL int mlfab__sync_may_push(const mlfab_sync *sync, uint64_t progress,
                                          uint64_t v_train);
-/* 1 when a push of iteration `progress` comes too late and is dropped. */
+/* 1 when a push of iteration `progress` is too late and must be dropped. */
 MLFAB__INTERNAL int mlfab__sync_late(const mlfab_sync *sync, uint64_t progress, uint64_t v_train);
-/* Push condition: is iteration v_train complete? Asked again after each step of v_train. Without
- * members left, anything that arrived completes it: `arrived` is then told of dead workers, too. */
+/* Push condition: is iteration v_train complete? Evaluated again after each step of v_train. Without
+ * members, any arrived update completes it; `arrived` then counts dead workers too. */
 MLFAB__INTERNAL int mlfab__sync_complete_round(const mlfab_sync *sync,
                                                const mlfab_sync_state *state);
 
-/* Uniform in [0, 1), a function of its arguments alone: one draw a pull, and a run replays. */
+/* Uniform in [0, 1), a function of its arguments only: one draw a pull; a run can be replayed. */
 MLFAB__INTERNAL double mlfab__sync_draw(uint64_t seed, uint32_t server, uint32_t worker,
                                         uint64_t progress);
 
-/* DSPS: the threshold that a clock has come to. Begins with {staleness, 0}. */
+/* DSPS: the present threshold of a clock. Begins with {staleness, 0}. */
 typedef struct mlfab__sync_tuner {
   uint64_t threshold;
-  uint32_t quiet; /* steps on end in which no pull had to wait */
+  uint32_t quiet; /* consecutive steps in which no pull had to wait */
 } mlfab__sync_tuner;
 
-/* Once a step of V_train: `delayed` pulls had to wait since the one before, `spread` is fastest -
- * slowest. Whoever is further ahead than the threshold is waiting still, so that such a step is not
- * quiet either. */
+/* Called for every step of V_train. `delayed`: pulls that had to wait since the last step; `spread`:
+ * fastest - slowest. If a worker is further ahead than the threshold, it is still waiting, and the step
+ * does not count as quiet. */
 MLFAB__INTERNAL void mlfab__sync_tune(const mlfab_sync *sync, mlfab__sync_tuner *tuner,
                                       uint64_t delayed, uint64_t spread);
 
@@ -4151,7 +4148,7 @@ MLFAB__INTERNAL void mlfab__sync_tune(const mlfab_sync *sync, mlfab__sync_tuner 
  *
  * All pull conditions are one: a pull waits with probability P, and only P differs. */
 
-/* The members of mlfab_sync that a kind looks at. */
+/* The members of mlfab_sync that a kind uses. */
 enum {
   SYNC_USES_STALENESS = 1,
   SYNC_USES_MAX = 2,
@@ -4177,7 +4174,7 @@ static const struct {
     {"user", SYNC_USES_SOFT},
 };
 
-/* 1 / e, and after how many quiet steps DSPS tries a smaller threshold. */
+/* 1 / e, and the number of quiet steps after which DSPS lowers the threshold. */
 static const double sync_inverse_e = 0.36787944117144232160;
 enum { SYNC_QUIET = 8 };
 
@@ -4196,16 +4193,16 @@ static int sync_flag(const char *kind, const char *name, uint32_t value, mlfab_e
   return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "%s: %s is %u, must be 0 or 1", kind, name, value);
 }
 
-/* A probability or a factor: finite, and in [0, most]. */
+/* A probability or a factor: must be finite, and in [0, most]. */
 static int sync_number(const char *kind, const char *name, double value, double most,
                        const char *range, mlfab_error *error) {
-  /* Asked before any comparison, which -ffast-math would assume to be about a number. */
+  /* Checked before any comparison, because -ffast-math assumes that no comparison sees a NaN. */
   if (mlfab__finite(value) && value >= 0.0 && value <= most) return 0;
   return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "%s: %s is %g, must be %s", kind, name, value,
                      range);
 }
 
-/* A negative one is refused whatever the kind: no kind means anything by it. */
+/* A negative value is refused for every kind. */
 static int sync_check_staleness(const mlfab_sync *sync, const char *kind, mlfab_error *error) {
   if (sync->staleness < 0)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "%s: staleness is %lld, must be 0 or more", kind,
@@ -4247,7 +4244,7 @@ MLFAB__INTERNAL int mlfab__sync_check(const mlfab_sync *sync, uint32_t workers,
 MLFAB__INTERNAL void mlfab__sync_complete(mlfab_sync *sync) {
   sync->size = (uint32_t)sizeof *sync;
   if (!(sync_uses(sync->kind) & SYNC_USES_MAX) || sync->staleness_max != 0) return;
-  if (sync->staleness < 0) return; /* is refused */
+  if (sync->staleness < 0) return; /* sync_check refuses it */
   sync->staleness_max = sync->staleness > INT64_MAX / 4 - 1 ? INT64_MAX : 4 * sync->staleness + 4;
 }
 
@@ -4284,8 +4281,8 @@ MLFAB__INTERNAL int mlfab__sync_rechecks(const mlfab_sync *sync) {
 
 /* --- pull conditions --- */
 
-/* How far this pull is past what it may be ahead of v_train: 0 is within. progress <= v + s is
- * Table III's i < v + s, i being progress - 1. */
+/* By how much this pull exceeds the allowed lead over v_train; 0: it does not. progress <= v + s is Table
+ * III's i < v + s, with i = progress - 1. */
 static uint64_t sync_excess(const mlfab_sync *sync, uint64_t threshold,
                             const mlfab_sync_state *state) {
   if (sync->kind == MLFAB_SYNC_ASYNC) return 0;
@@ -4293,7 +4290,7 @@ static uint64_t sync_excess(const mlfab_sync *sync, uint64_t threshold,
   return state->progress > most ? state->progress - most : 0;
 }
 
-/* alpha / (1 + e^(s - k)) with k - s = beyond, a whole number: so that the power needs no libm. */
+/* alpha / (1 + e^(s - k)) with k - s = beyond, an integer, so that the power needs no libm. */
 static double sync_dynamic(const mlfab_sync *sync, double significance, uint64_t beyond) {
   double alpha = sync->alpha > 0.0 ? sync->alpha : significance < 0.0 ? 1.0 : significance;
   double power = 1.0, square = sync_inverse_e;
@@ -4350,7 +4347,7 @@ MLFAB__INTERNAL double mlfab__sync_draw(uint64_t seed, uint32_t server, uint32_t
                                         uint64_t progress) {
   uint64_t who = (uint64_t)server << 32 | worker;
   uint64_t bits = mlfab__mix(mlfab__mix(mlfab__mix(seed) ^ who) ^ progress);
-  return (double)(bits >> 11) * 0x1p-53; /* all that a double holds; 1 is never reached */
+  return (double)(bits >> 11) * 0x1p-53; /* 53 bits, as many as a double holds; always below 1 */
 }
 
 MLFAB__INTERNAL void mlfab__sync_tune(const mlfab_sync *sync, mlfab__sync_tuner *tuner,
@@ -4369,14 +4366,13 @@ MLFAB__INTERNAL void mlfab__sync_tune(const mlfab_sync *sync, mlfab__sync_tuner 
 /* ==============================================================================================
  * core/model/layout.h
  * ============================================================================================== */
-/* layout.h - the flat model: tensors in it, slices cut out of it, servers that own them. Layer 2.
+/* layout.h - the flat model: its tensors, its slices, and the servers that own them. Layer 2.
  *
- * The flat model is all tensors' bytes one after another: the 8-byte types first, then the 4-byte
- * types, each in the order of definition, so that every element is aligned and nothing is padded.
- * It is cut into slices at multiples of 64 bytes; a slice belongs to one server, and the slices of
- * a server (its shard) are neighbours until servers come or go: then it may own any of them. A run
- * is a stretch of neighbouring slices of one server. Everything on the wire is told in offsets of
- * the flat model.
+ * The flat model is the bytes of all tensors one after another: first the 8-byte types, then the 4-byte
+ * types, each in the order of definition, so that every element is aligned without padding. It is divided
+ * into slices at multiples of 64 bytes. A slice belongs to one server. A server's slices (its shard) are
+ * adjacent until servers come or go; afterwards it may own any slices. A run is a sequence of adjacent
+ * slices of one server. All frames use offsets in the flat model.
  *
  * Source: FluentPS §III-D (elastic parameter slicing). */
 
@@ -4400,46 +4396,46 @@ typedef struct mlfab__layout {
   uint32_t nslices;
   mlfab__slice *slices; /* ascending by offset */
   uint32_t servers;
-  uint32_t *owned;        /* slices by server, and ascending for each */
-  uint32_t *owned_at;     /* where a server's begin in `owned`; one more than servers */
-  uint32_t *run_end;      /* by slice: the first one behind its run */
-  uint32_t uniform_dtype; /* the type of all tensors, or 0 */
+  uint32_t *owned;        /* slices by server, ascending for each */
+  uint32_t *owned_at;     /* where a server's slices begin in `owned`; servers + 1 entries */
+  uint32_t *run_end;      /* by slice: the first slice behind its run */
+  uint32_t uniform_dtype; /* the type of all tensors, or 0 if they differ */
   uint64_t bytes;
 } mlfab__layout;
 
-/* Builds the layout. want_slices 0: 16 times the servers. Slices are at least 4 KiB (the last may
- * be shorter), so a small model has fewer. active: the first so many servers own them, evenly; 0:
- * all. Errors: TENSOR (id twice, or MLFAB_ALL), DTYPE, LIMIT, ARGUMENT (no tensors, no elements,
- * more active servers than there are), MEMORY; nothing is left allocated. */
+/* Builds the layout. want_slices 0: 16 times the servers. Slices have at least 4 KiB (the last may be
+ * shorter), so a small model has fewer. active: the number of servers that own slices, evenly; 0: all.
+ * Errors: TENSOR (duplicate id, or MLFAB_ALL), DTYPE, LIMIT, ARGUMENT (no tensors, no elements, more active
+ * servers than there are), MEMORY; nothing is left allocated. */
 MLFAB__INTERNAL int mlfab__layout_build(mlfab__env *env, const mlfab__tensor_info *tensors,
                                         uint32_t n, uint32_t want_slices, uint32_t servers,
                                         uint32_t active, uint64_t max_bytes, mlfab__layout *layout,
                                         mlfab_error *error);
 MLFAB__INTERNAL void mlfab__layout_free(mlfab__env *env, mlfab__layout *layout);
-/* Slice i is owner[i]'s (below `servers`) from now on. */
+/* Assigns slice i to server owner[i] (below `servers`). */
 MLFAB__INTERNAL void mlfab__layout_assign(mlfab__layout *layout, const uint32_t *owner);
 /* The tensor with this id, or NULL. */
 MLFAB__INTERNAL const mlfab__tensor *mlfab__layout_find(const mlfab__layout *layout, uint32_t id);
-/* The tensor, and the slice, that holds the byte at this offset (offset < bytes). */
+/* The tensor, and the slice, that contain the byte at this offset (offset < bytes). */
 MLFAB__INTERNAL const mlfab__tensor *mlfab__layout_tensor_at(const mlfab__layout *layout,
                                                              uint64_t offset);
 MLFAB__INTERNAL uint32_t mlfab__layout_slice_at(const mlfab__layout *layout, uint64_t offset);
-/* Bytes of a server's slices. */
+/* Sum of the server's slices, in bytes. */
 MLFAB__INTERNAL uint64_t mlfab__layout_shard_bytes(const mlfab__layout *layout, uint32_t server);
-/* The next stretch at or behind `from` that the server owns, up to the end of its run; where there
- * is none, it begins and ends at the end of the model. O(log slices). */
+/* The server's next bytes at or behind `from`, up to the end of their run; if there are none, begin and end
+ * are the end of the model. O(log slices). */
 MLFAB__INTERNAL void mlfab__layout_run(const mlfab__layout *layout, uint32_t server, uint64_t from,
                                        uint64_t *begin_p, uint64_t *end_p);
-/* 1 when every slice that the stretch touches is the server's, and it begins and ends between
- * elements. It may span slices. */
+/* 1 when the server owns every slice that the segment touches, and the segment cuts no element. It may span
+ * slices. */
 MLFAB__INTERNAL int mlfab__layout_valid(const mlfab__layout *layout, uint32_t server,
                                         const mlfab__segment *segment);
 
-/* New owners for slices, for servers that come and go (active[s] is not 0 for those that stay or come,
- * at least one): no server has more than 1.05 times the mean of the active ones, in bytes, and the
- * fewest bytes move. What slices of nearly equal size do not allow, since there are few, is evened
- * out as well as they do, give or take a 64th. Ties: the lower number. `load` has room for
- * `servers`, `order` for 2 n. Nothing else decides: all who ask get the same. O(n (log n + servers)). */
+/* New owners of slices when servers come or go (active[s] is non-zero for those that stay or come, at least
+ * one). No server gets more than 1.05 times the mean of the active ones, in bytes, and the fewest bytes
+ * move. If there are too few slices for that, balances as well as possible, to within 1/64. Ties: the lower
+ * number. `load` has room for `servers`, `order` for 2 n. The result depends on the arguments only. O(n
+ * (log n + servers)). */
 MLFAB__INTERNAL void mlfab__layout_balance(const mlfab__slice *slices, uint32_t n,
                                            const uint8_t *active, uint32_t servers, uint32_t *owner,
                                            uint64_t *load, uint32_t *order);
@@ -4454,7 +4450,7 @@ MLFAB__INTERNAL void mlfab__layout_balance(const mlfab__slice *slices, uint32_t 
 
 enum { LAYOUT_ALIGN = 64, LAYOUT_MIN_BYTES = 4096, LAYOUT_USUAL_BYTES = 32768 };
 
-/* Fills tensors with their places; 8-byte types first. */
+/* Assigns offsets to the tensors; 8-byte types first. */
 static int layout_place(const mlfab__tensor_info *infos, uint32_t n, uint64_t max_bytes,
                         mlfab__layout *layout, mlfab_error *error) {
   uint32_t placed = 0;
@@ -4485,7 +4481,7 @@ static int layout_place(const mlfab__tensor_info *infos, uint32_t n, uint64_t ma
 
 typedef int (*layout_before_fn)(const void *of, uint32_t i, uint32_t k);
 
-/* Sorts indexes (heapsort: no recursion, no libc order). */
+/* Sorts indexes by heapsort: no recursion, and no libc-dependent order. */
 static void layout_sort(uint32_t *a, uint32_t n, layout_before_fn before, const void *of) {
   for (uint32_t end = n, start = n / 2; end > 1;) {
     uint32_t value;
@@ -4511,7 +4507,7 @@ static int layout_before_id(const void *of, uint32_t i, uint32_t k) {
   return t[i].id < t[k].id;
 }
 
-/* Sorts the indexes by id, and finds ids used twice. */
+/* Sorts the indexes by id, and finds duplicate ids. */
 static int layout_index(mlfab__layout *layout, mlfab_error *error) {
   uint32_t n = layout->ntensors, *a = layout->by_id;
   const mlfab__tensor *t = layout->tensors;
@@ -4526,13 +4522,13 @@ static int layout_index(mlfab__layout *layout, mlfab_error *error) {
   return 0;
 }
 
-/* Lists the slices of each server, and the runs, anew. */
+/* Rebuilds the lists of slices by server, and the runs. */
 static void layout_sort_out(mlfab__layout *layout) {
   uint32_t n = layout->nslices, *at = layout->owned_at;
   memset(at, 0, (layout->servers + 1) * sizeof *at);
   for (uint32_t i = 0; i < n; i++) at[layout->slices[i].server + 1]++;
   for (uint32_t s = 0; s < layout->servers; s++) at[s + 1] += at[s];
-  /* Filling moves each server's beginning to the next one's; they are moved back then. */
+  /* Filling moves each server's start to the next one's; then all are moved back. */
   for (uint32_t i = 0; i < n; i++) layout->owned[at[layout->slices[i].server]++] = i;
   memmove(at + 1, at, layout->servers * sizeof *at);
   at[0] = 0;
@@ -4543,7 +4539,7 @@ static void layout_sort_out(mlfab__layout *layout) {
 }
 
 static int layout_cut(mlfab__env *env, uint32_t want, uint32_t active, mlfab__layout *layout) {
-  /* A slice is a frame of a pull: not smaller than pays, unless they are asked for. */
+  /* Each slice costs a frame in a pull: by default slices are not smaller than is efficient. */
   uint64_t least = layout->bytes / LAYOUT_MIN_BYTES;
   uint64_t most =
       mlfab__max(layout->bytes / LAYOUT_USUAL_BYTES, mlfab__min(least, layout->servers));
@@ -4721,7 +4717,7 @@ typedef struct layout_balance {
   uint32_t *owner;
   uint64_t *load;
   uint32_t *order; /* all slices, ascending by bytes and number */
-  uint32_t *mine;  /* those of one server, likewise */
+  uint32_t *mine;  /* the slices of one server, in the same order */
 } layout_balance;
 
 static int layout_before_bytes(const void *of, uint32_t i, uint32_t k) {
@@ -4729,11 +4725,11 @@ static int layout_before_bytes(const void *of, uint32_t i, uint32_t k) {
   return s[i].bytes != s[k].bytes ? s[i].bytes < s[k].bytes : i < k;
 }
 
-/* Takes from a server what it has beyond `cap`: it keeps as many slices as it may, and of so many
- * the largest that fit, so that the fewest bytes go. */
+/* Takes slices from a server until its load is at most `cap`. It keeps as many slices as possible and, for
+ * that number, the largest that fit, so that the fewest bytes move. */
 static void layout_shed(layout_balance *b, uint32_t server, uint64_t cap) {
   uint32_t n = 0, keep = 0;
-  uint64_t least = 0; /* of the `keep` smallest */
+  uint64_t least = 0; /* sum of the `keep` smallest */
   for (uint32_t i = 0; i < b->n; i++) {
     if (b->owner[b->order[i]] == server) b->mine[n++] = b->order[i];
   }
@@ -4753,7 +4749,7 @@ static void layout_shed(layout_balance *b, uint32_t server, uint64_t cap) {
   }
 }
 
-/* New owners with no server above `cap`, as far as that goes. Returns the largest load. */
+/* Assigns owners so that no server is above `cap`, if possible. Returns the largest load. */
 static uint64_t layout_level(layout_balance *b, uint64_t cap) {
   uint64_t largest = 0;
   memset(b->load, 0, b->servers * sizeof *b->load);
@@ -4766,7 +4762,7 @@ static uint64_t layout_level(layout_balance *b, uint64_t cap) {
   for (uint32_t s = 0; s < b->servers; s++) {
     if (b->load[s] > cap) layout_shed(b, s, cap);
   }
-  /* The largest first, each to the one that has least. */
+  /* The largest slices first, each to the server with the smallest load. */
   for (uint32_t i = b->n; i-- > 0;) {
     uint32_t slice = b->order[i], to = LAYOUT_NOBODY;
     if (b->owner[slice] != LAYOUT_NOBODY) continue;
@@ -4792,70 +4788,68 @@ MLFAB__INTERNAL void mlfab__layout_balance(const mlfab__slice *slices, uint32_t 
   for (uint32_t s = 0; s < servers; s++) members += active[s] != 0;
   assert(members > 0);
   layout_sort(order, n, layout_before_bytes, slices);
-  /* 21/20 of the mean, without an overflow. */
+  /* 21/20 of the mean, computed without overflow. */
   uint64_t cap = total / (20 * members) * 21 + total % (20 * members) * 21 / (20 * members);
   uint64_t largest = layout_level(&b, cap);
-  /* Too few slices for that: what is within a 64th of what can be had is left where it is. */
+  /* There are too few slices: keeps slices in place if the result is within 1/64 of the best. */
   if (largest > cap) layout_level(&b, largest + largest / 64);
 }
 
 /* ==============================================================================================
  * core/model/version.h
  * ============================================================================================== */
-/* version.h - version tags: which stretches of a slice changed after a commit. Layer 2.
+/* version.h - version tags: which parts of a slice changed after a commit. Layer 2.
  *
- * A slice is divided into grains of equal size; each has a tag, the commit that changed it last, and
- * every 64 of them have the largest of theirs, so that what has not changed is passed over 64 grains
- * at a time. A cache that holds the slice as of commit c lacks the grains with a tag above c. Tags
- * are told as distances from a base, in half the memory: of changes up to the base nothing is known
- * any more, and caches older than it get everything.
+ * A slice is divided into grains of equal size. Each has a tag, the last commit that changed it, and every
+ * 64 grains have the largest of theirs, so that unchanged grains are skipped 64 at a time. A cache that
+ * holds the slice as of commit c lacks the grains with a tag above c. Tags are stored as distances from a
+ * base, in half the memory. Changes up to the base are not known any more: a cache older than the base gets
+ * everything.
  *
- * A pull first pins what the slice holds and notes its commit, then looks at the tags as it goes: tags
- * that move meanwhile make it bring more than it must, never less.
+ * A pull first pins the slice's blocks and notes its commit, then reads the tags as it proceeds. Tags that
+ * change meanwhile make it send more than necessary, never less.
  *
- * Source: TDF §3 (versioned store). Departs: a pull there asks for v >= w, where w is the first number
- * that it lacks; here for v > c, where c = w - 1 is the last that it has. Labels are the slice's own
- * commits and not iterations of workers, under which updates of a slow one would be lost. */
+ * Source: TDF §3 (versioned store). Departs: there a pull asks for v >= w, where w is the first number that
+ * it lacks; here for v > c, where c = w - 1 is the last that it has. Labels are the slice's own commits,
+ * not iterations of workers, with which updates of a slow worker would be lost. */
 
 typedef struct mlfab__tags {
-  uint32_t *fine;   /* by grain: commit of the last change - base; 0: none after the base */
+  uint32_t *fine;   /* by grain: last commit that changed it - base; 0: none after the base */
   uint32_t *coarse; /* by 64 grains: the largest of theirs */
   uint64_t grains, bytes;
   uint64_t grain_bytes; /* a power of two */
   uint32_t shift;       /* its logarithm */
-  /* Set it to the commit of a slice that comes with a history of its own: caches older than that get
-   * everything. */
+  /* Set it to the commit of a slice that arrives with a history: caches older than that get everything. */
   uint64_t base;
 } mlfab__tags;
 
-/* Tags of a slice of `bytes` (at least 1) in grains of grain_bytes (a power of two, 4 or more), the
- * last of which may be shorter. Errors: MEMORY, nothing left allocated. */
+/* Tags of a slice of `bytes` (at least 1) in grains of grain_bytes (a power of two, at least 4); the last
+ * may be shorter. Errors: MEMORY, nothing left allocated. */
 MLFAB__INTERNAL int mlfab__tags_init(mlfab__env *env, mlfab__tags *tags, uint64_t bytes,
                                      uint64_t grain_bytes);
 MLFAB__INTERNAL void mlfab__tags_free(mlfab__env *env, mlfab__tags *tags);
-/* Bytes that the tags of such a slice take. */
+/* Memory that the tags of such a slice take, in bytes. */
 MLFAB__INTERNAL uint64_t mlfab__tags_memory(uint64_t bytes, uint64_t grain_bytes);
 
-/* A commit changed `bytes` at byte `at` of the slice from what is at `before` to what is at `after`:
- * tags the grains in which any bit differs, and returns how many. The stretch need not be aligned to
- * grains. Commits are above the base, and none is below the one before it. Reads both once (twice,
- * cached, grains below 256 bytes). */
+/* A commit changed `bytes` at byte `at` of the slice from `before` to `after`: tags the grains in which any
+ * bit differs, and returns their number. The bytes need not be aligned to grains. Commits are above the
+ * base and do not decrease. Reads both once (twice, from the cache, with grains below 256 bytes). */
 MLFAB__INTERNAL uint64_t mlfab__tags_mark(mlfab__tags *tags, const void *before, const void *after,
                                           uint64_t at, uint64_t bytes, uint64_t commit);
-/* The same where all of it counts as changed. */
+/* The same, but all bytes count as changed. */
 MLFAB__INTERNAL void mlfab__tags_touch(mlfab__tags *tags, uint64_t at, uint64_t bytes,
                                        uint64_t commit);
 
-/* All that follows is about a cache that holds the slice as of commit `since`; 0, or one below the
- * base: everything counts as changed. The caller refuses one from the future. */
+/* The functions below are about a cache that holds the slice as of commit `since`. 0, or one below the
+ * base: everything counts as changed. The caller refuses a commit in the future. */
 
-/* The next stretch of changed grains in the bytes `from` to `end` of the slice, clipped to these; none:
- * it begins and ends at `end`. */
+/* The next changed grains in the bytes `from` to `end` of the slice, clipped to these; without changes,
+ * begin and stop are `end`. */
 MLFAB__INTERNAL void mlfab__tags_next(const mlfab__tags *tags, uint64_t since, uint64_t from,
                                       uint64_t end, uint64_t *begin_p, uint64_t *stop_p);
-/* Bit g of keep[g / 64], for the `grains` stretches of grain_bytes that follow one another from byte
- * `at`: something in it may have changed. Where `at` is inside a grain each lies in two of them, and
- * either counts. Bits behind the last are 0. */
+/* Sets bit g of keep[g / 64] if the g-th of `grains` stretches of grain_bytes from byte `at` on may have
+ * changed. If `at` is inside a grain, each stretch lies in two grains, and either counts. Bits behind the
+ * last are 0. */
 MLFAB__INTERNAL void mlfab__tags_bitmap(const mlfab__tags *tags, uint64_t since, uint64_t at,
                                         uint64_t grains, uint64_t *keep);
 
@@ -4863,10 +4857,10 @@ MLFAB__INTERNAL void mlfab__tags_bitmap(const mlfab__tags *tags, uint64_t since,
 /* ==============================================================================================
  * core/model/version.c
  * ============================================================================================== */
-/* version.c - tags by grain, and by 64 of them. See version.h.
+/* version.c - tags by grain, and by 64 grains. See version.h.
  *
- * Invariants: coarse[b] is the largest of fine[64 b] to fine[64 b + 63]; `fine` is as long as whole
- * blocks of 64, and behind the last grain it is 0. */
+ * Invariants: coarse[b] is the largest of fine[64 b] to fine[64 b + 63]; `fine` has whole blocks of 64,
+ * with 0 behind the last grain. */
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -4912,7 +4906,7 @@ MLFAB__INTERNAL uint64_t mlfab__tags_memory(uint64_t bytes, uint64_t grain_bytes
 
 /* --- changes --- */
 
-/* A commit as a tag. The base moves up when the distance to it does not fit any more. */
+/* A commit as a tag. Moves the base up when the distance does not fit. */
 static uint32_t version_tag(mlfab__tags *tags, uint64_t commit) {
   assert(commit > tags->base);
   if (commit - tags->base > UINT32_MAX) {
@@ -4924,8 +4918,8 @@ static uint32_t version_tag(mlfab__tags *tags, uint64_t commit) {
   return (uint32_t)(commit - tags->base);
 }
 
-/* A whole block of the smallest grains, without a branch for each: the trip count is constant, so that
- * compilers vectorise it. Their size is that of the word. */
+/* A whole block of the smallest grains, whose size is that of the word. No branches and a constant trip
+ * count, so that compilers vectorise the loop. */
 #define VERSION_MARK_WORDS(name, word)                                              \
   static uint64_t name(uint32_t *fine, const uint8_t *before, const uint8_t *after, \
                        uint32_t tag) {                                              \
@@ -4943,7 +4937,7 @@ static uint32_t version_tag(mlfab__tags *tags, uint64_t commit) {
 VERSION_MARK_WORDS(version_mark_4, uint32_t)
 VERSION_MARK_WORDS(version_mark_8, uint64_t)
 
-/* Marks what differs in the bytes `at` to `stop` of the slice, all of one block. */
+/* Marks the differences in bytes `at` to `stop` of the slice, all in one block. */
 static uint64_t version_mark_block(mlfab__tags *tags, const uint8_t *before, const uint8_t *after,
                                    uint64_t at, uint64_t stop, uint32_t tag) {
   uint64_t changed = 0, g = at >> tags->shift;
@@ -4992,13 +4986,13 @@ MLFAB__INTERNAL void mlfab__tags_touch(mlfab__tags *tags, uint64_t at, uint64_t 
   for (uint64_t b = at >> (tags->shift + 6); b <= last / VERSION_BLOCK; b++) tags->coarse[b] = tag;
 }
 
-/* --- questions --- */
+/* --- queries --- */
 
-/* Which tags of a block are above the limit. */
+/* Bit mask of the tags in a block that are above the limit. */
 static uint64_t version_above(const uint32_t *fine, uint32_t limit) {
   uint64_t bits = 0;
 #if defined(__SSE2__)
-  /* There is no comparison of unsigned numbers: both sides are moved to where signed ones do. */
+  /* SSE2 compares signed numbers only: flips the sign bits of both sides. */
   const __m128i half = _mm_set1_epi32(INT32_MIN);
   const __m128i most = _mm_xor_si128(_mm_set1_epi32((int32_t)limit), half);
   for (int i = 0; i < VERSION_BLOCK; i += 16) {
@@ -5017,13 +5011,13 @@ static uint64_t version_above(const uint32_t *fine, uint32_t limit) {
   return bits;
 }
 
-/* The changed grains of a block, which may lie behind the last. */
+/* The changed grains of a block; 0 behind the last block. */
 static uint64_t version_changed(const mlfab__tags *tags, uint64_t block, uint32_t limit) {
   if (block >= version_blocks(tags->grains) || tags->coarse[block] <= limit) return 0;
   return version_above(tags->fine + block * VERSION_BLOCK, limit);
 }
 
-/* The largest tag of what such a cache has. Returns 0 when it needs everything. */
+/* The largest tag that a cache of commit `since` has. 0 when it needs everything. */
 static int version_limit(const mlfab__tags *tags, uint64_t since, uint32_t *limit_p) {
   if (since == 0 || since < tags->base) return 0;
   *limit_p = (uint32_t)mlfab__min(since - tags->base, UINT32_MAX);
@@ -5044,7 +5038,7 @@ MLFAB__INTERNAL void mlfab__tags_next(const mlfab__tags *tags, uint64_t since, u
   *stop_p = end;
   if (from >= end || !version_limit(tags, since, &limit)) return;
   uint64_t blocks = ((end - 1) >> block_shift) + 1, block = from >> block_shift, bits;
-  /* Of the first block only what follows. */
+  /* In the first block only the grains from `from` on. */
   bits = version_changed(tags, block, limit) & UINT64_MAX << (from >> tags->shift) % VERSION_BLOCK;
   while (bits == 0) {
     block = version_skip(tags->coarse, block + 1, blocks, limit);
@@ -5063,7 +5057,7 @@ MLFAB__INTERNAL void mlfab__tags_next(const mlfab__tags *tags, uint64_t since, u
   *stop_p = mlfab__min(end, g << tags->shift);
 }
 
-/* 64 bits from bit `by` of two words on; by is 0 to 64. */
+/* 64 bits of two words, starting at bit `by` (0 to 64). */
 static uint64_t version_join(uint64_t low, uint64_t high, uint32_t by) {
   if (by == 0) return low;
   return by == 64 ? high : low >> by | high << (64 - by);
@@ -5093,38 +5087,37 @@ MLFAB__INTERNAL void mlfab__tags_bitmap(const mlfab__tags *tags, uint64_t since,
 /* ==============================================================================================
  * core/model/optimizer.h
  * ============================================================================================== */
-/* optimizer.h - what a committed sum does to the weights. Pure functions.
+/* optimizer.h - applies a committed sum to the weights. Pure functions.
  *
- * Source: MLfabric §2 eq. (2) (momentum), §3.1 and §10.4 eq. (21) (delay-adaptive step, 1/alpha
- * = c' sqrt(t + tau)); Adam (Kingma and Ba 2015, Alg. 1); decoupled decay (Loshchilov and Hutter
- * 2019). */
+ * Source: MLfabric §2 eq. (2) (momentum), §3.1 and §10.4 eq. (21) (delay-adaptive step, 1/alpha = c' sqrt(t
+ * + tau)); Adam (Kingma and Ba 2015, Alg. 1); decoupled decay (Loshchilov and Hutter 2019). */
 
 typedef struct mlfab__optimizer {
   uint32_t kind; /* MLFAB_OPTIMIZER_* */
   double gamma, adadelay_c, beta1, beta2, epsilon, weight_decay;
 } mlfab__optimizer;
 
-/* What a commit tells it. */
+/* Parameters of one commit. */
 typedef struct mlfab__optimizer_step {
   double scale;   /* of u */
   uint64_t t;     /* number of this commit, from 1 */
   uint64_t delay; /* tau */
 } mlfab__optimizer_step;
 
-/* Checks the members of the options. Errors: CONFIG with a text that names the member (gamma or a beta outside
- * [0, 1); adadelay_c with ADADELAY or epsilon with any but SGD not positive; weight_decay negative; any not
- * finite), UNSUPPORTED (unknown kind). options NULL: the initial values. *optimizer is set on success only. */
+/* Checks the options. Errors: CONFIG with a text that names the member (gamma or a beta outside [0, 1);
+ * adadelay_c with ADADELAY or epsilon with any but SGD not positive; weight_decay negative; any not
+ * finite), UNSUPPORTED (unknown kind). options NULL: the initial values. Sets *optimizer on success only. */
 MLFAB__INTERNAL int mlfab__optimizer_init(mlfab__optimizer *optimizer,
                                           const mlfab_model_options *options, mlfab_error *error);
-/* State arrays of the size of the weights: 0, 1 or 2 (Adam). Zero at first. */
+/* Number of state arrays of the weights' size: 0, 1 or 2 (Adam). They begin with zeros. */
 MLFAB__INTERNAL uint32_t mlfab__optimizer_states(uint32_t kind);
-/* 1 when the step is linear in u and leaves w as it is, so that scale may be folded into sums of u. */
+/* 1 when the step is linear in u and does not decay w, so that the scale may be folded into sums of u. */
 MLFAB__INTERNAL int mlfab__optimizer_linear(const mlfab__optimizer *optimizer);
-/* 1 when it does nothing but add scale * u. */
+/* 1 when the step only adds scale * u. */
 MLFAB__INTERNAL int mlfab__optimizer_adds(const mlfab__optimizer *optimizer);
-/* dst = what the optimizer makes of w, for n elements; s0 and s1 are its state, updated in place. dst
- * may be w or u; states overlap nothing. I64: only what adds (the caller checks). Cutting the n
- * elements anywhere into several calls gives the same bits. */
+/* dst = the step applied to w, for n elements; updates the states s0 and s1 in place. dst may be w or u;
+ * the states must not overlap anything. I64: only if mlfab__optimizer_adds (the caller checks). Splitting
+ * the n elements into several calls gives the same bits. */
 MLFAB__INTERNAL void mlfab__optimizer_apply(const mlfab__optimizer *optimizer,
                                             const mlfab__optimizer_step *step, int dtype, void *dst,
                                             const void *w, const void *u, void *s0, void *s1,
@@ -5135,39 +5128,38 @@ MLFAB__INTERNAL const char *mlfab__optimizer_name(uint32_t kind);
 /* ==============================================================================================
  * core/model/optimizer.c
  * ============================================================================================== */
-/* optimizer.c - what a committed sum does to the weights.
+/* optimizer.c - applies a committed sum to the weights.
  *
- * For: applying one optimizer to one stretch of elements. Not for: deciding when to commit, whether the
- * sum is finite (the store looked before), or where states live.
+ * For: applying one optimizer to some elements. Not for: deciding when to commit, checking that the sum is
+ * finite (done before), or storing the states.
  *
- * Invariants: every optimizer is a chain of reduce kernels over short blocks that stay in cache, so that
- * it inherits their promise: one rounding a multiply and one an add, in the element's type, the
- * same bits at every CPU level, under every compiler flag, and wherever a stretch is cut. Scalars
- * are computed in double, then rounded to the element's type. The one step that is not such a
- * chain, the quotient by a root, is computed in double for both types: compilers replace float divisions
- * and roots by estimates under -ffast-math, but not those of doubles.
+ * Invariants: every optimizer is a chain of kernels over short blocks that stay in cache, and has the
+ * kernels' guarantees: one rounding for each multiply and each add, in the element's type; the same bits at
+ * every CPU level, under every compiler flag, and however the elements are divided. Scalars are computed in
+ * double, then rounded to the element's type. The one step that is not such a chain, the quotient by a
+ * root, is computed in double for both types: under -ffast-math compilers replace float divisions and roots
+ * by estimates, but not those of doubles.
  *
  * Source: MLfabric §2 eq. (2); §3.1 and §10.4 eq. (21); Kingma and Ba 2015, Alg. 1 in the order of
- * operations of the end of its §2; Loshchilov and Hutter 2019, Alg. 1 and 2 (decoupled decay); Duchi, Hazan and
- * Singer 2011 (AdaGrad, diagonal); Tieleman and Hinton 2012 (RMSprop). Departs: epsilon is scaled
- * by sqrt(1 - beta2^t) there, so that the step is the one of Alg. 1, not the variant with epsilon
- * hat. */
+ * operations of the end of its §2; Loshchilov and Hutter 2019, Alg. 1 and 2 (decoupled decay); Duchi, Hazan
+ * and Singer 2011 (AdaGrad, diagonal); Tieleman and Hinton 2012 (RMSprop). Departs: epsilon is scaled by
+ * sqrt(1 - beta2^t), so that the step is that of Alg. 1, not the variant with epsilon hat. */
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
 
-/* Elements worked on at a time: the scratch is four arrays of this many. */
+/* Elements processed at a time: the scratch is four arrays of this many. */
 #define OPTIMIZER_BLOCK 512u
 
-/* Enough for a block of either floating type; the kernels see it as void. */
+/* A block of either floating type; the kernels see it as void. */
 typedef union optimizer_scratch {
   float f32[OPTIMIZER_BLOCK];
   double f64[OPTIMIZER_BLOCK];
 } optimizer_scratch;
 
-/* The correctly rounded root of x >= 0 (within 1 ulp where there is no instruction for it). Not
- * libm's sqrt, lest a program that links mlfab.c needs -lm. */
+/* The correctly rounded root of x >= 0 (within 1 ulp without a hardware instruction). Not libm's sqrt, so
+ * that programs do not need -lm. */
 static double optimizer_sqrt(double x) {
 #if defined(__SSE2__)
   return _mm_cvtsd_f64(_mm_sqrt_pd(_mm_set1_pd(x)));
@@ -5175,10 +5167,10 @@ static double optimizer_sqrt(double x) {
   uint64_t bits;
   double scale = 1.0, root;
   if (x <= 0.0 || !mlfab__finite(x)) return x;
-  /* Subnormal numbers have no exponent to halve: 2^108 lifts them, 2^-54 brings the root back. */
+  /* Subnormal numbers have no exponent to halve: scales by 2^108, and the root by 2^-54. */
   if (x < 2.2250738585072014e-308)
     x *= 324518553658426726783156020576256.0, scale = 1.0 / 18014398509481984.0;
-  /* Half the exponent gives a root within 4 %, and each of Newton's steps squares the error. */
+  /* Half the exponent gives a root within 4 %; each Newton step squares the error. */
   memcpy(&bits, &x, sizeof bits);
   bits = (bits >> 1) + 0x1ff7a3bea91d9b1bu;
   memcpy(&root, &bits, sizeof root);
@@ -5196,8 +5188,7 @@ static void optimizer_sqrt_all(double *x, size_t n) {
 #endif
 }
 
-/* base^exponent by squaring; accurate enough for 1 - beta^t, as the error vanishes with the
- * power. */
+/* base^exponent by squaring; accurate enough for 1 - beta^t, because the error vanishes with the power. */
 static double optimizer_power(double base, uint64_t exponent) {
   double power = 1.0;
   for (; exponent != 0; exponent >>= 1, base *= base)
@@ -5205,20 +5196,20 @@ static double optimizer_power(double base, uint64_t exponent) {
   return power;
 }
 
-/* A stretch of at most OPTIMIZER_BLOCK elements of one commit. */
+/* At most OPTIMIZER_BLOCK elements of one commit. */
 typedef struct optimizer_block {
   int dtype;
   double scale; /* of u */
   uint64_t t;   /* number of the commit, from 1 */
   void *dst;
   const void *w, *u;
-  void *s0, *s1; /* states, as many as the rule has */
+  void *s0, *s1; /* states, as many as the optimizer has */
   size_t n;
 } optimizer_block;
 
-/* --- the update rules --- */
+/* --- the optimizers --- */
 
-/* dst = w + scale * u without asking whether it is finite. */
+/* dst = w + scale * u, without checking that it is finite. */
 static void optimizer_add(int dtype, void *dst, const void *w, const void *u, double scale,
                           size_t n) {
   (void)mlfab__kernel_add(dtype, dst, w, u, scale, n, 0);
@@ -5268,7 +5259,7 @@ static void optimizer_squares(int dtype, const void *u, void *v, double keep, do
 }
 
 /* m = beta1 * m + (1 - beta1) * u; v = beta2 * v + (1 - beta2) * u * u; dst = w + scale * mhat /
- * (sqrt(vhat) + epsilon). Both bias corrections are drawn out of the quotient into the scalars. */
+ * (sqrt(vhat) + epsilon). Both bias corrections are moved from the quotient into the scalars. */
 static void optimizer_adam(const mlfab__optimizer *optimizer, const optimizer_block *block) {
   optimizer_scratch kept, quotient;
   void *m = block->s0, *v = block->s1;
@@ -5307,11 +5298,11 @@ static void optimizer_plain(const mlfab__optimizer *optimizer, const optimizer_b
   optimizer_add(block->dtype, block->dst, block->w, block->u, block->scale, block->n);
 }
 
-/* The update rules, by MLFAB_OPTIMIZER_*. */
+/* The optimizers, by MLFAB_OPTIMIZER_*. */
 static const struct {
   const char *name;
-  uint32_t states; /* arrays of the weights' size that it keeps: 0, 1 or 2 */
-  int linear;      /* the step is linear in u and leaves w as it is */
+  uint32_t states; /* number of state arrays of the weights' size: 0, 1 or 2 */
+  int linear;      /* the step is linear in u and does not decay w */
   void (*apply)(const mlfab__optimizer *optimizer, const optimizer_block *block);
 } optimizer_kinds[] = {
     [MLFAB_OPTIMIZER_SGD] = {"sgd", 0, 1, optimizer_plain},
@@ -5324,11 +5315,11 @@ static const struct {
 
 /* --- the interface --- */
 
-/* Refuses what is outside [low, high) or, with `open`, is low. */
+/* Refuses values outside [low, high); with `open` also low itself. */
 static int optimizer_member(double *member, double given, const char *name, double low, double high,
                             int open, const char *range, mlfab_error *error) {
   *member = given;
-  /* Asked before any comparison, which -ffast-math would assume to be about a number. */
+  /* Checked before any comparison, because -ffast-math assumes that no comparison sees a NaN. */
   if (!mlfab__finite(*member))
     return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "%s is not finite", name);
   if (*member < low || *member >= high || (open && *member <= low))
@@ -5426,15 +5417,14 @@ MLFAB_API void mlfab_push_options_init(mlfab_push_options *options) {
  * ============================================================================================== */
 /* store.h - a server's shard: slices with versions, in reference-counted blocks. Layer 3.
  *
- * Each slice is stored in blocks of block_bytes (the last may be shorter). A position is a place
- * for a block in the shard; per position there is the present block `w`, perhaps the block being
- * written (`next`), and perhaps the sum of the open round (`sum`). Pulls hold references to blocks;
- * a block with more than one reference is never written. All blocks are set aside when the model is
- * made: steady state allocates nothing, and running out of spare blocks means that somebody pins
- * too many.
+ * Each slice is stored in blocks of block_bytes (the last may be shorter). A position is a place for a
+ * block in the shard. Each position has the present block `w`, and may have the block being written
+ * (`next`) and the sum of the open round (`sum`). Pulls hold references to blocks; a block with more than
+ * one reference is never written. All blocks are allocated with the model, so steady state allocates
+ * nothing; spare blocks run out only when pulls pin too many.
  *
- * Invariants: w[p] is always a block; refs = number of places (w, next, sum, pins, sends) that name
- * the block; the free list holds exactly the blocks with refs 0. */
+ * Invariants: w[p] is always a block; refs = number of places (w, next, sum, pins, sends) that name the
+ * block; the free list holds exactly the blocks with refs 0. */
 
 #define MLFAB__NO_BLOCK 0xffffffffu
 #define MLFAB__NO_SLICE 0xffffffffu
@@ -5447,23 +5437,23 @@ typedef struct mlfab__block {
 
 typedef struct mlfab__shard_slice {
   uint64_t offset, bytes; /* in the flat model */
-  uint64_t version;       /* updates in it */
-  uint64_t commit;        /* applications */
+  uint64_t version;       /* number of updates applied to it */
+  uint64_t commit;        /* number of commits */
   uint32_t first, count;  /* positions */
   uint32_t number;        /* in the layout */
-  uint8_t clock;          /* of its consistency model: the server's business */
+  uint8_t clock;          /* of its consistency model; used by the server */
 } mlfab__shard_slice;
 
 typedef struct mlfab__store {
   const mlfab__layout *layout;
-  uint64_t bytes; /* of all its slices */
+  uint64_t bytes; /* sum over its slices */
   uint32_t nslices, nlocal;
-  mlfab__shard_slice *slices; /* ascending by number: neighbours in the model are neighbours here */
+  mlfab__shard_slice *slices; /* ascending by number, and so by offset */
   uint32_t *local;            /* by number: the index into `slices`, or MLFAB__NO_SLICE */
   uint32_t block_bytes;
-  uint32_t positions, positions_per_slice; /* the latter: largest */
+  uint32_t positions, positions_per_slice; /* the latter: maximum */
   uint32_t *w, *next, *sum;                /* block numbers by position */
-  uint8_t **s0, **s1; /* optimizer state by position, NULL when there is none */
+  uint8_t **s0, **s1;                      /* optimizer state by position, or NULL */
   mlfab__block *blocks;
   uint32_t nblocks, free_head, free_count;
   mlfab__tags *tags; /* by slice, or NULL */
@@ -5479,40 +5469,40 @@ typedef struct mlfab__piece {
   int dtype;
   uint64_t count; /* elements */
   const mlfab__tensor *tensor;
-  uint64_t first; /* element of the tensor */
+  uint64_t first; /* index of its first element in the tensor */
 } mlfab__piece;
 
-/* sums: 1 when rounds are summed. states: the optimizer's arrays. Errors: MEMORY, nothing left
- * allocated. */
+/* sums: 1 when rounds are summed. states: number of the optimizer's state arrays. Errors: MEMORY, nothing
+ * left allocated. */
 MLFAB__INTERNAL int mlfab__store_init(mlfab__env *env, mlfab__store *store,
                                       const mlfab__layout *layout, uint32_t server,
                                       uint32_t block_bytes, int sums, uint32_t states, int ghost);
-/* Tags for so many elements each (a power of two), of the smallest type in a slice; no grain is smaller
- * than an element. Errors: MEMORY; store_free gives back what there is. */
+/* Allocates tags for every `elements` (a power of two) elements of the smallest type in a slice; no grain
+ * is smaller than an element. Errors: MEMORY; store_free frees what was allocated. */
 MLFAB__INTERNAL int mlfab__store_tag(mlfab__env *env, mlfab__store *store, uint32_t elements);
 MLFAB__INTERNAL void mlfab__store_free(mlfab__env *env, mlfab__store *store);
-/* The longest piece from `offset` (in the shard), at most `limit` bytes. */
+/* The longest piece from `offset` (in the flat model), at most `limit` bytes. */
 MLFAB__INTERNAL void mlfab__store_piece(const mlfab__store *store, uint64_t offset, uint64_t limit,
                                         mlfab__piece *piece);
-/* Bytes of the block at a position. */
+/* Size of the block at a position. */
 MLFAB__INTERNAL uint32_t mlfab__store_block_bytes(const mlfab__store *store, uint32_t slice,
                                                   uint32_t position);
-/* Adds one block to the spare ones. Errors: MEMORY. */
+/* Adds a spare block. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__store_grow(mlfab__env *env, mlfab__store *store);
 /* A spare block with one reference, or MLFAB__NO_BLOCK. */
 MLFAB__INTERNAL uint32_t mlfab__store_take(mlfab__store *store);
 MLFAB__INTERNAL void mlfab__store_ref(mlfab__store *store, uint32_t block);
 MLFAB__INTERNAL void mlfab__store_unref(mlfab__store *store, uint32_t block);
-/* place[p] <- block, whose reference it takes over; the old one is given up. */
+/* place[p] <- block; takes over the caller's reference, and gives up the old block's. */
 MLFAB__INTERNAL void mlfab__store_put(mlfab__store *store, uint32_t *place, uint32_t block);
 
-/* Do these options fit each other and these tensors? Errors: CONFIG, UNSUPPORTED; the text names
- * both sides of what does not go together. */
+/* Checks these options against each other and the tensors. Errors: CONFIG, UNSUPPORTED; the text names both
+ * sides of a conflict. */
 MLFAB__INTERNAL int mlfab__store_check(const mlfab_model_options *options,
                                        const mlfab__layout *layout, mlfab__optimizer *optimizer,
                                        mlfab_error *error);
 
-/* The number under which a slice's present commit travels. */
+/* The number by which frames refer to the slice's present commit. */
 static inline uint64_t mlfab__store_label(const mlfab__shard_slice *slice) {
   return slice->commit + 1;
 }
@@ -5525,7 +5515,7 @@ static inline uint64_t mlfab__store_label(const mlfab__shard_slice *slice) {
 
 enum { STORE_TAGS_MAX = 65536 };
 
-/* Cuts the shard's slices into positions. */
+/* Divides the shard's slices into positions. */
 static int store_cut(mlfab__env *env, mlfab__store *store, uint32_t server) {
   const mlfab__layout *layout = store->layout;
   const uint32_t *owned = layout->owned + layout->owned_at[server];
@@ -5540,8 +5530,8 @@ static int store_cut(mlfab__env *env, mlfab__store *store, uint32_t server) {
   uint64_t largest = 0;
   for (uint32_t i = 0; i < layout->nslices; i++)
     largest = mlfab__max(largest, layout->slices[i].bytes);
-  /* No block larger than it needs to be: small models are cheap. All slices' are alike, so that a
-   * block may change from store to store when slices move. */
+  /* Blocks are no larger than the largest slice, so that small models need little memory. All servers use
+   * the same size, so that slices can move. */
   store->block_bytes = (uint32_t)mlfab__min(store->block_bytes, (largest + 63) / 64 * 64);
   for (uint32_t i = 0; i < store->nslices; i++) {
     const mlfab__slice *from = &layout->slices[owned[i]];
@@ -5592,7 +5582,7 @@ MLFAB__INTERNAL int mlfab__store_init(mlfab__env *env, mlfab__store *store,
   store->free_head = MLFAB__NO_BLOCK;
   if (store_cut(env, store, server) || store_places(env, store, states)) goto no_memory;
   if (store->positions == 0) return 0;
-  /* w and next, and sum in rounds; and what pulls may keep of older versions: two slices' worth. */
+  /* w and next, and sum with rounds; plus two slices for older versions that pulls pin. */
   uint64_t wanted = (uint64_t)store->positions * (sums ? 3 : 2) +
                     mlfab__min(store->positions, 2 * (uint64_t)store->positions_per_slice + 8);
   if (wanted >= MLFAB__NO_BLOCK / 2) goto no_memory;
@@ -5618,12 +5608,12 @@ no_memory:
   return MLFAB_ERR_MEMORY;
 }
 
-/* The bytes of a slice's grain: it may have types of 4 and of 8 bytes. */
+/* Grain size of a slice, which may have types of 4 and of 8 bytes. */
 static uint64_t store_grain(const mlfab__store *store, const mlfab__shard_slice *slice,
                             uint32_t elements) {
   const mlfab__layout *layout = store->layout;
   uint64_t last = slice->offset + slice->bytes - 1;
-  /* The types of 8 bytes come first. */
+  /* Tensors with 8-byte types come first. */
   uint32_t first_width =
       mlfab__dtype_bytes((int)mlfab__layout_tensor_at(layout, slice->offset)->dtype);
   uint32_t last_width = mlfab__dtype_bytes((int)mlfab__layout_tensor_at(layout, last)->dtype);
@@ -5796,20 +5786,20 @@ MLFAB__INTERNAL int mlfab__store_check(const mlfab_model_options *options,
  * ============================================================================================== */
 /* image.h - the bytes of slices as one stream of chunks. Layer 3.
  *
- * An image holds some slices of a store: one after the other, ascending; of each its kinds of bytes in order
- * (weights, states of the optimizer, sum of the open round); of each kind the bytes from the first to the
- * last. Chunks are (slice, kind, offset, bytes), lie within one block, and `last` marks the last one of a
- * slice. Kinds that the store does not have are left out; so are blocks of a sum that nothing was added to,
- * which are zero. Whoever sends chunks adds what else belongs to a slice (version, commit, clock).
+ * An image holds some slices of a store in ascending order; for each slice its kinds of bytes in order
+ * (weights, optimizer states, sum of the open round); for each kind the bytes from first to last. A chunk
+ * is (slice, kind, offset, bytes) and lies within one block; `last` marks the last chunk of a slice. Kinds
+ * that the store does not have are omitted, as are missing blocks of a sum, which are zero. The sender adds
+ * the other state of a slice (version, commit, clock).
  *
- * Writer: a cursor, which may be set back to the start whenever a link breaks. Nothing of the store is lent
- * longer than a chunk is used.
- * Reader: a part for each slice. EMPTY (kind 0, offset 0) -> bytes up to (kind, offset) -> DONE with the last
- * chunk. The first chunk of a slice leads back to EMPTY, unless it is DONE: then chunks are passed over.
+ * Writer: a cursor, which may be reset to the start when a link is lost. A chunk's data is valid until the
+ * store changes. Reader: one part for each slice. EMPTY (kind 0, offset 0) -> received up to (kind, offset)
+ * -> DONE with the last chunk. The first chunk of a slice resets its part to EMPTY, unless it is DONE; then
+ * chunks are ignored.
  *
- * Invariants. (1) A part is DONE only if every byte of every kind that the store has came, in order. (2) What
- * does not follow what came before is refused, and changes nothing. (3) Between the first chunk and DONE the
- * slice's bytes are nobody else's. */
+ * Invariants. (1) A part is DONE only if every byte of every kind that the store has arrived, in order. (2)
+ * A chunk that does not continue the part is refused, and changes nothing. (3) Between the first chunk and
+ * DONE, nothing else may use the slice's bytes. */
 
 enum mlfab__image_kind {
   MLFAB__IMAGE_WEIGHTS,
@@ -5832,9 +5822,9 @@ typedef struct mlfab__image_chunk {
   int last; /* of its slice */
 } mlfab__image_chunk;
 
-/* Moves the cursor to the next chunk, at most `limit` bytes, of the slices that owners (by number of the slice)
- * gives to `owner`: 1, or 0 behind the last. The caller adds the chunk's bytes to the cursor's offset once
- * it has them. */
+/* Sets *chunk to the next chunk, of at most `limit` bytes, of the slices that owners (by slice number)
+ * assigns to `owner`: 1, or 0 behind the last. The caller adds the chunk's bytes to the cursor's offset
+ * once it has used them. */
 MLFAB__INTERNAL int mlfab__image_next(const mlfab__store *store, const uint32_t *owners,
                                       uint32_t owner, uint64_t limit, mlfab__image_cursor *cursor,
                                       mlfab__image_chunk *chunk);
@@ -5845,9 +5835,8 @@ typedef struct mlfab__image_part { /* zeros: EMPTY */
   uint64_t offset;
 } mlfab__image_part;
 
-/* Writes a chunk's bytes (data NULL: ghosts) into the store, whose block takes over those that are there.
- * chunk->slice and the rest may be a stranger's words. Errors: FRAME (out of range, or does not follow),
- * MEMORY. */
+/* Writes a chunk's bytes (data NULL: ghosts) into the blocks of the store. The chunk's members are checked:
+ * they may come from the network. Errors: FRAME (out of range, or not the next bytes), MEMORY. */
 MLFAB__INTERNAL int mlfab__image_take(mlfab__env *env, mlfab__store *store, mlfab__image_part *part,
                                       const mlfab__image_chunk *chunk, const uint8_t *data);
 
@@ -5855,7 +5844,7 @@ MLFAB__INTERNAL int mlfab__image_take(mlfab__env *env, mlfab__store *store, mlfa
 /* ==============================================================================================
  * core/model/image.c
  * ============================================================================================== */
-/* image.c - the bytes of slices as one stream of chunks. See image.h. */
+/* image.c - reads and writes slices as a stream of chunks. See image.h. */
 
 static int image_has(const mlfab__store *store, uint32_t kind) {
   return kind == MLFAB__IMAGE_STATE0   ? store->s0 != NULL
@@ -5863,7 +5852,7 @@ static int image_has(const mlfab__store *store, uint32_t kind) {
                                        : kind < MLFAB__IMAGE_KINDS;
 }
 
-/* Bytes of a position by their kind; NULL: ghosts. */
+/* The bytes of a position, by kind; NULL: ghosts. */
 static uint8_t *image_bytes(const mlfab__store *store, uint32_t kind, uint32_t position) {
   if (kind == MLFAB__IMAGE_STATE0) return store->s0[position];
   if (kind == MLFAB__IMAGE_STATE1) return store->s1[position];
@@ -5872,7 +5861,7 @@ static uint8_t *image_bytes(const mlfab__store *store, uint32_t kind, uint32_t p
 
 /* ---- writing ---- */
 
-/* Moves the cursor to the next bytes, from where it stands: 1, or 0 behind the last. */
+/* Moves the cursor to the next existing bytes: 1, or 0 behind the last. */
 static int image_seek(const mlfab__store *store, const uint32_t *owners, uint32_t owner,
                       mlfab__image_cursor *c) {
   for (; c->slice < store->nslices; c->slice++, c->kind = 0, c->offset = 0) {
@@ -5880,7 +5869,7 @@ static int image_seek(const mlfab__store *store, const uint32_t *owners, uint32_
     if (owners[s->number] != owner) continue;
     for (; c->kind < MLFAB__IMAGE_KINDS; c->kind++, c->offset = 0) {
       if (!image_has(store, c->kind)) continue;
-      /* Of the sum only the blocks that there are. */
+      /* Skips missing blocks of the sum. */
       while (c->kind == MLFAB__IMAGE_SUM && c->offset < s->bytes &&
              store->sum[s->first + c->offset / store->block_bytes] == MLFAB__NO_BLOCK)
         c->offset = (c->offset / store->block_bytes + 1) * store->block_bytes;
@@ -5912,7 +5901,7 @@ MLFAB__INTERNAL int mlfab__image_next(const mlfab__store *store, const uint32_t 
 
 /* ---- reading ---- */
 
-/* Is what has come before these bytes all that there is before them? Moves on to their kind. */
+/* Have all bytes before these arrived? Moves the part to this kind. */
 static int image_follows(const mlfab__store *store, const mlfab__shard_slice *slice,
                          mlfab__image_part *part, uint32_t kind, uint64_t offset) {
   while (part->kind < kind) {
@@ -5924,7 +5913,7 @@ static int image_follows(const mlfab__store *store, const mlfab__shard_slice *sl
          (kind == MLFAB__IMAGE_SUM ? offset >= part->offset : offset == part->offset);
 }
 
-/* A block of zeros for a sum. */
+/* Provides a zeroed block for a sum. */
 static int image_sum_block(mlfab__env *env, mlfab__store *store, uint32_t position) {
   if (store->sum[position] != MLFAB__NO_BLOCK) return 0;
   if (store->free_count == 0 && mlfab__store_grow(env, store)) return MLFAB_ERR_MEMORY;
@@ -5961,7 +5950,7 @@ MLFAB__INTERNAL int mlfab__image_take(mlfab__env *env, mlfab__store *store, mlfa
       chunk->bytes > slice->bytes - chunk->offset || (data == NULL) != store->ghost)
     return MLFAB_ERR_FRAME;
   if (chunk->kind == MLFAB__IMAGE_WEIGHTS && chunk->offset == 0) {
-    memset(part, 0, sizeof *part); /* from the first byte again, after a link broke */
+    memset(part, 0, sizeof *part); /* starts again, after a link was lost */
     for (uint32_t p = slice->first; p < slice->first + slice->count; p++)
       mlfab__store_put(store, &store->sum[p], MLFAB__NO_BLOCK);
   }
@@ -5982,19 +5971,19 @@ MLFAB__INTERNAL int mlfab__image_take(mlfab__env *env, mlfab__store *store, mlfa
 /* ==============================================================================================
  * core/model/windows.h
  * ============================================================================================== */
-/* windows.h - which updates were decided, and how: at most once, whatever is repeated. Layer 3.
+/* windows.h - records which updates were decided, and how, so that each is decided at most once. Layer 3.
  *
- * The window of a worker is part of the model's state: it is kept beside the weights, and moves,
- * is replicated and is checkpointed with them. A server decides a worker's updates in the order of
- * their sequence numbers, so one number (`top`) tells what is decided, and bitmaps of the last 256
- * tell which of them were applied, and which were dropped; a worker has fewer than that in flight. */
+ * A worker's window is part of the model's state: it is kept beside the weights, and moved, replicated and
+ * checkpointed with them. A server decides a worker's updates in the order of their sequence numbers. So
+ * `top` tells which are decided, and bitmaps of the last 256 tell which of them were applied, and which
+ * dropped. A worker has fewer than 256 in flight. */
 
-enum { MLFAB__WINDOW = 256 }; /* updates remembered; at least all that can be in flight */
+enum { MLFAB__WINDOW = 256 }; /* updates recorded; at least as many as can be in flight */
 
 typedef struct mlfab__window {
-  uint64_t top;        /* every update up to here is decided */
+  uint64_t top;        /* every update up to this number is decided */
   uint64_t applied[4]; /* bit i: update top - i was applied */
-  uint64_t dropped[4]; /* bit i: update top - i was dropped: not applied, with that reason */
+  uint64_t dropped[4]; /* bit i: update top - i was dropped */
   uint32_t incarnation;
 } mlfab__window;
 
@@ -6006,21 +5995,21 @@ typedef struct mlfab__windows {
 enum mlfab__decision {
   MLFAB__UNDECIDED = 0,
   MLFAB__APPLIED = 1,
-  MLFAB__NOT_APPLIED = 2, /* for another reason than the next, or forgotten */
+  MLFAB__NOT_APPLIED = 2, /* not applied for another reason, or older than the window */
   MLFAB__DROPPED = 3
 };
 
 MLFAB__INTERNAL int mlfab__windows_init(mlfab__env *env, mlfab__windows *windows, uint32_t workers);
 MLFAB__INTERNAL void mlfab__windows_free(mlfab__env *env, mlfab__windows *windows);
-/* A worker of this incarnation is here: a newer one begins with an empty window.
- * Errors: FENCED for an older one. */
+/* Registers a worker's incarnation: a newer one begins with an empty window. Errors: FENCED for an older
+ * one. */
 MLFAB__INTERNAL int mlfab__windows_admit(mlfab__windows *windows, uint32_t worker,
                                          uint32_t incarnation);
-/* What is known of updates seq .. seq + members - 1, which were sent as one. */
+/* The decision on updates seq .. seq + members - 1, which were sent as one. */
 MLFAB__INTERNAL enum mlfab__decision mlfab__windows_ask(const mlfab__window *window, uint64_t seq,
                                                         uint32_t members);
-/* Decides them, and with them as not applied whatever was skipped before them. seq > top. code: 0
- * (applied), or why not. */
+/* Records the decision, and all skipped updates before them as not applied. seq > top. code: 0 (applied),
+ * or the reason. */
 MLFAB__INTERNAL void mlfab__windows_decide(mlfab__window *window, uint64_t seq, uint32_t members,
                                            int code);
 
@@ -6028,7 +6017,7 @@ MLFAB__INTERNAL void mlfab__windows_decide(mlfab__window *window, uint64_t seq, 
 /* ==============================================================================================
  * core/model/windows.c
  * ============================================================================================== */
-/* windows.c - windows of decided updates. See windows.h. */
+/* windows.c - records which updates were decided. See windows.h. */
 
 MLFAB__INTERNAL int mlfab__windows_init(mlfab__env *env, mlfab__windows *windows,
                                         uint32_t workers) {
@@ -6059,13 +6048,13 @@ MLFAB__INTERNAL enum mlfab__decision mlfab__windows_ask(const mlfab__window *win
   uint64_t last = seq + members - 1;
   if (last > window->top) return MLFAB__UNDECIDED;
   uint64_t back = window->top - last;
-  /* Older than the window: nobody waits for it any more, and it must not be applied again. */
+  /* Older than the window: no worker waits for it, and it must not be applied again. */
   if (back >= MLFAB__WINDOW) return MLFAB__NOT_APPLIED;
   if (window->applied[back / 64] >> (back % 64) & 1) return MLFAB__APPLIED;
   return window->dropped[back / 64] >> (back % 64) & 1 ? MLFAB__DROPPED : MLFAB__NOT_APPLIED;
 }
 
-/* Moves a bitmap on by `by` updates, zeros coming in. */
+/* Shifts a bitmap by `by` updates. */
 static void windows_shift(uint64_t bits[4], uint64_t by) {
   if (by >= MLFAB__WINDOW) {
     memset(bits, 0, 4 * sizeof bits[0]);
@@ -28408,26 +28397,27 @@ MLFAB__INTERNAL int mlfab__membership_attach(mlfab_node *node) {
  * core/sched/sched_wire.h
  * ============================================================================================== */
 #if MLFAB_WITH_SCHED
-/* sched_wire.h - frames of scheduling: of the scheduler with servers, of aggregators and distributors. See wire.h. Layer 4. */
+/* sched_wire.h - frames of scheduling: between scheduler and servers, and of aggregators and distributors.
+ * See wire.h. Layer 4. */
 
 typedef struct mlfab__capacity { /* worker -> server 0 -> scheduler; server -> scheduler */
   uint64_t host;
-  double in, out; /* of its network interface, bytes a second; negative: not known */
+  double in, out; /* of its network interface, bytes a second; negative: unknown */
 } mlfab__capacity;
 
-typedef struct mlfab__station { /* server -> scheduler: a worker came, or is gone */
+typedef struct mlfab__station { /* server -> scheduler: a worker came, or left */
   uint32_t worker, incarnation, alive, accumulators;
   uint64_t host;
 } mlfab__station;
 
 enum mlfab__transfer_kind { MLFAB__TRANSFER_PUSH = 0, MLFAB__TRANSFER_PULL = 1 };
 
-typedef struct mlfab__announce { /* server -> scheduler: something large wants to travel */
+typedef struct mlfab__announce { /* server -> scheduler: a large transfer waits */
   uint64_t id;                   /* number of the update, or of the pull request */
   uint64_t bytes;                /* of its part at this server */
-  uint64_t shape;                /* only transfers of one shape are grouped: hash of the segments */
-  uint64_t placed;               /* members that were ever placed in the server's queue ... */
-  uint64_t lag;                  /* ... at whose end the update would have this delay now */
+  uint64_t shape;                /* hash of the segments: only transfers of one shape are grouped */
+  uint64_t placed;               /* members ever placed in the server's queue ... */
+  uint64_t lag;                  /* ... at the end of which the update would now have this delay */
   double norm;
   uint32_t kind, worker, incarnation, members;
   uint32_t parts; /* servers that will announce it */
@@ -28437,28 +28427,27 @@ enum mlfab__fate { MLFAB__FATE_GO = 0, MLFAB__FATE_LOOKAHEAD = 1, MLFAB__FATE_EX
 
 typedef struct mlfab__plan_entry {
   uint64_t id;
-  uint64_t delay; /* that it will have, or would have had */
-  double rate;    /* in-link of the aggregator's host, bytes a second; 0 or less: not known */
+  uint64_t delay; /* predicted; of a dropped update: what it would have been */
+  double rate;    /* in-link of the aggregator's host, bytes a second; 0 or less: unknown */
   uint32_t kind, worker;
-  uint32_t aggregator; /* worker whose node is the hop, or MLFAB__NO_NODE */
-  uint32_t group;      /* entries in a row with the same number, not 0, are one group */
+  uint32_t aggregator; /* worker whose node aggregates, or MLFAB__NO_NODE */
+  uint32_t group;      /* consecutive entries with the same number, not 0, are one group */
   uint32_t fate;
 } mlfab__plan_entry;
 
 typedef struct mlfab__plan { /* scheduler -> server: u32 count and entries follow, in order */
   uint64_t serial;
-  double rate_in,
-      rate_out; /* of the server's host as the scheduler knows it; negative: not known */
+  double rate_in, rate_out; /* of the server's host, as known to the scheduler; negative: unknown */
   uint32_t entries;
 } mlfab__plan;
 #define MLFAB__PLAN_ENTRIES_MAX 1400u
 
-typedef struct mlfab__report {   /* server -> scheduler: how its queues stand */
-  uint64_t id;                   /* push or pull that is over, when `worker` is one */
-  uint64_t placed;               /* members that were ever placed */
-  uint64_t backlog, out_backlog; /* bytes placed that are still to come in; still to go out */
+typedef struct mlfab__report {   /* server -> scheduler: the state of its queues */
+  uint64_t id;                   /* the push or pull that is over, if `worker` is set */
+  uint64_t placed;               /* members ever placed */
+  uint64_t backlog, out_backlog; /* placed bytes still to be received; still to be sent */
   uint64_t version;
-  uint32_t kind, worker; /* worker: MLFAB__NO_NODE when nothing is over */
+  uint32_t kind, worker; /* worker: MLFAB__NO_NODE when no transfer is over */
   int32_t code;
 } mlfab__report;
 
@@ -28470,10 +28459,9 @@ typedef struct mlfab__group_member {
 
 typedef struct mlfab__group { /* server -> aggregator: u32 count, members in order; segments */
   uint64_t group, bytes;
-  double rate_in; /* of the aggregator's host; 0 or less: not known */
-  uint32_t whole; /* 1: forward when complete, 0: cut through */
-  uint32_t
-      packed; /* 1: members, and the sum, come as packets; `bytes` is what they would be without */
+  double rate_in;  /* of the aggregator's host; 0 or less: unknown */
+  uint32_t whole;  /* 1: forward when complete, 0: cut through */
+  uint32_t packed; /* 1: members and sum are packets; `bytes` is their unpacked size */
   uint32_t members, segments;
 } mlfab__group;
 #define MLFAB__GROUP_MEMBERS_MAX 512u
@@ -28482,19 +28470,20 @@ typedef struct mlfab__group_end { /* server -> aggregator: applied, or given up 
   uint64_t group;
 } mlfab__group_end;
 
-typedef struct mlfab__release { /* server -> aggregator: forward up to `upto` of the sum */
+typedef struct mlfab__release { /* server -> aggregator: may forward the sum up to byte `upto` */
   uint64_t group, upto;
 } mlfab__release;
 
-typedef struct mlfab__group_fail { /* aggregator -> server: this member spoils it */
+/* aggregator -> server: the group fails because of this member */
+typedef struct mlfab__group_fail {
   uint64_t group, seq;
-  uint32_t worker; /* MLFAB__NO_NODE: the aggregator cannot do it */
+  uint32_t worker; /* MLFAB__NO_NODE: because of the aggregator itself */
   int32_t code;
 } mlfab__group_fail;
 
 typedef struct mlfab__forward { /* aggregator -> server: the next bytes of the sum */
   uint64_t group, offset;
-  uint64_t total; /* of the sum's bytes, or of its packets: 0 until the sum is complete */
+  uint64_t total; /* size of the sum, or of its packets: 0 until the sum is complete */
 } mlfab__forward;
 
 typedef struct mlfab__spread_member {
@@ -28504,19 +28493,19 @@ typedef struct mlfab__spread_member {
 
 typedef struct mlfab__spread { /* server -> distributor: u32 count and members in order */
   uint64_t request, bytes;
-  uint32_t frames; /* MODEL frames that will come, unless a slice is begun again */
-  uint32_t whole;  /* 1: hand on when complete, 0: cut through */
+  uint32_t frames; /* number of MODEL frames, unless a slice is begun again */
+  uint32_t whole;  /* 1: forward when complete, 0: cut through */
   uint32_t members;
 } mlfab__spread;
 
-/* Distributor -> server: this member has to be served directly. Server -> distributor: it is. */
+/* Distributor -> server: serve this member directly. Server -> distributor: the server serves it. */
 typedef struct mlfab__spread_fail {
   uint64_t request, member_request;
-  uint32_t worker; /* MLFAB__NO_NODE: all that are left */
+  uint32_t worker; /* MLFAB__NO_NODE: all remaining members */
   int32_t code;
 } mlfab__spread_fail;
 
-/* As declared in wire.h, for each type. */
+/* Declared as in wire.h. */
 /* clang-format off */
 #define MLFAB__SCHED_PAIRS(X) \
   X(capacity) X(station) X(announce) X(report) X(group_end) X(release) X(group_fail) X(forward) \
@@ -28528,8 +28517,8 @@ typedef struct mlfab__spread_fail {
 MLFAB__SCHED_PAIRS(MLFAB__WIRE_DECLARE)
 MLFAB__SCHED_LISTS(MLFAB__WIRE_DECLARE_LIST)
 
-/* members has room for MLFAB__GROUP_MEMBERS_MAX when decoding. At least one member, weights finite,
- * segments as in a push. */
+/* When decoding, members has room for MLFAB__GROUP_MEMBERS_MAX. Checks: at least one member, finite
+ * weights, segments as in a push. */
 MLFAB__INTERNAL uint32_t mlfab__encode_group(uint8_t *meta, const mlfab__group *m,
                                              const mlfab__group_member *members,
                                              const mlfab__segment *segments);
@@ -28542,7 +28531,7 @@ MLFAB__INTERNAL int mlfab__decode_group(const uint8_t *meta, uint32_t bytes, mlf
  * core/sched/sched_wire.c
  * ============================================================================================== */
 #if MLFAB_WITH_SCHED
-/* sched_wire.c - the fields of these frames. See sched_wire.h and codec.h. Layer 4. */
+/* sched_wire.c - the fields of scheduling frames. See sched_wire.h and codec.h. Layer 4. */
 
 #define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
 
@@ -31338,21 +31327,18 @@ MLFAB__INTERNAL int mlfab__plan_batch(mlfab__planner *planner, mlfab__network *n
  * capacities, in and out, in bytes a second, negative while unknown. It reads no clock and sends nothing:
  * its owner calls mlfab__monitor_take after every sample and reports the result.
  *
- * A rate that the application limited is only a lower bound. So, for each direction: - the sample is the
- * rate of the whole window if there was always more to send; else the rate of the periods in
- *    which there was (`delivery`); else the window's rate, as a lower bound;
- * - the first sample that is not only a lower bound sets the estimate; until then the interface's nominal
- * speed
- *    is used, if there is one; later it is an upper bound;
- * - afterwards a larger sample, also a lower bound, raises the estimate fast; a similar one is smoothed in;
- * - a smaller sample may reflect the limit of the other end, for instance a slow worker, and the next
- * transfer
- *    may have another. So the estimate falls only when no sample has reached it for three heartbeats, to the
- *    largest sample of that time, if there were two samples that were not only lower bounds;
- * - receivers release no more than the reported capacity, and so would never see that a link carries more.
- * So
- *    now and then a full link is reported with a quarter more, for a heartbeat; if no more arrives then, the
- *    former estimate is restored.
+ * A rate that the application limited is only a lower bound. So, for each direction:
+ *  - the sample is the rate of the whole window if there was always more to send; else the rate of the
+ *    periods in which there was (`delivery`); else the window's rate, as a lower bound;
+ *  - the first sample that is not only a lower bound sets the estimate; until then the interface's nominal
+ *    speed is used, if there is one; later it is an upper bound;
+ *  - afterwards a larger sample, also a lower bound, raises the estimate fast; a similar one is smoothed in;
+ *  - a smaller sample may reflect the limit of the other end, for instance a slow worker, and the next
+ *    transfer may have another. So the estimate falls only when no sample has reached it for three
+ *    heartbeats, to the largest sample of that time, if two samples were not only lower bounds;
+ *  - receivers release no more than the reported capacity, and so would never see that a link carries more.
+ *    So now and then a full link is reported with a quarter more, for a heartbeat; if no more arrives then,
+ *    the former estimate is restored.
  * A receiver cannot distinguish the limit of its own link from that of the other end. Links are mostly
  * symmetric, so the outgoing rate is taken as a lower bound of the incoming capacity.
  *
@@ -37124,73 +37110,73 @@ MLFAB__INTERNAL int mlfab__capacity_attach(mlfab_node *node, mlfab__server *serv
  * core/sparse/filter.h
  * ============================================================================================== */
 #if MLFAB_WITH_SPARSE
-/* filter.h - what of an update travels, and what of a change of the model is made. Layer 2.
+/* filter.h - which values of an update are sent, and which changes of the model are made. Layer 2.
  *
- * Gradient side: a = update + residual is sent or held back element by element. It goes in two steps,
- * so that an update that holds a NaN changes nothing and a packet's form is known before its values
- * are written: mark (looks only) and emit (writes the values, and what is left into the residual).
- * In between others may clear marks: a share of the largest, a user's filter. These need a as an
- * array: add the update to the residual first (mlfab__kernel_add), and pass g NULL from then on.
- * Parameter side: a change that is too small for its element is not made.
+ * Gradients: a = update + residual is sent or held back, element by element, in two steps: mark (reads
+ * only) and emit (writes the values, and the rest into the residual). So an update with a NaN changes
+ * nothing, and the form of a packet is known before its values are written. In between, other selections
+ * may clear marks: the largest values, or a user's filter. These need a as an array: add the update to the
+ * residual first (mlfab__kernel_add), and pass g NULL from then on. Parameters: a change that is too small
+ * relative to its element is not made.
  *
  * Bitmaps: bit i % 64 of keep[i / 64] is element i; bits beyond n are 0. */
 
-#define MLFAB__FILTER_MOST 65536u /* elements a call */
-/* So many at a time are fast: what mark has read, emit finds in the first caches. */
+#define MLFAB__FILTER_MOST 65536u /* maximum number of elements in a call */
+/* Recommended size of a call: emit then finds the data that mark has read in the cache. */
 #define MLFAB__FILTER_STRETCH 8192u
 #define MLFAB__FILTER_REFUSED UINT32_MAX
 
 typedef struct mlfab__filter_rule {
   int dtype;        /* MLFAB_F32, MLFAB_F64 */
-  int half;         /* MLFAB_HALF_*: how values travel */
-  double tau;       /* held back: |a| < tau (not NaN; infinity: all) ... */
-  double p;         /* ... and draw < p; from 1 on nothing is drawn, 0: nothing is held back */
-  uint64_t seed, t; /* of the draws, with the element's number: equal ones, equal draws */
+  int half;         /* MLFAB_HALF_*: the type of sent values */
+  double tau;       /* an element with |a| < tau (not NaN; infinity: every element) ... */
+  double p;         /* ... is held back with probability p; from 1 on without a draw, 0: never */
+  uint64_t seed, t; /* of the draws: with the element's index they determine each draw */
 } mlfab__filter_rule;
 
 /* phi / (1 + d ln max(t, 1)), TDF 4.2. */
 MLFAB__INTERNAL double mlfab__filter_threshold(double phi, double d, uint64_t t);
 
-/* The draw of an element, uniform in [0, 1), a multiple of 2^-32. */
+/* The draw of an element: uniform in [0, 1), a multiple of 2^-32. */
 MLFAB__INTERNAL double mlfab__filter_draw(uint64_t seed, uint64_t t, uint64_t element);
 
-/* Marks in keep what of a = g + residual is sent: all but what is held back, zeros, and what `half`
- * rounds to zero. g NULL: residual holds a. `first` is the number of element 0 in its tensor.
- * Returns how many are marked, or MLFAB__FILTER_REFUSED when some a is infinite or NaN; keep is
- * unspecified then. Nothing else is written. One pass over g and residual. */
+/* Marks in keep the elements of a = g + residual to be sent: not those held back, zeros, and those that
+ * `half` rounds to zero. g NULL: residual holds a. `first` is the index of element 0 in its tensor. Returns
+ * the number of marks, or MLFAB__FILTER_REFUSED when an a is infinite or NaN; keep is unspecified then.
+ * Writes nothing else. One pass over g and residual. */
 MLFAB__INTERNAL uint32_t mlfab__filter_mark(const mlfab__filter_rule *rule, const void *g,
                                             const void *residual, uint64_t first, uint32_t n,
                                             uint64_t *keep);
 
-/* Writes the marked elements of a = g + residual to `values`, one behind the other, of the type
- * (uint16_t with `half`), and nothing beyond them; returns how many. residual := a where there is no
- * mark, else 0, or what saturation cut off: *saturated is raised by one for each of these. What is
- * marked must be finite. g NULL: residual holds a. One pass over g and residual. */
+/* Writes the marked elements of a = g + residual to `values`, contiguously, in their type (uint16_t with
+ * `half`), and nothing beyond them; returns their number. Sets residual to a for unmarked elements, and to
+ * 0 for marked ones, or to the excess over the largest value of `half`; *saturated counts these. Marked
+ * elements must be finite. g NULL: residual holds a. One pass over g and residual. */
 MLFAB__INTERNAL uint32_t mlfab__filter_emit(const mlfab__filter_rule *rule, const void *g,
                                             void *residual, uint32_t n, const uint64_t *keep,
                                             void *values, uint64_t *saturated);
 
-/* The magnitude of the k-th largest of an array, as the bits of its type, and how many of those that
- * equal it are among the k, lowest index first. k 0: nothing passes. */
+/* The magnitude of the k-th largest element, as the bits of its type, and how many elements of that
+ * magnitude belong to the k largest, lowest index first. k 0: no element belongs. */
 typedef struct mlfab__filter_cut {
   uint64_t magnitude, ties;
 } mlfab__filter_cut;
 
-/* Exact, O(n): three passes (F64: six) and 16 KiB of the stack. k is at most n. */
+/* Exact, O(n): three passes (F64: six) and 16 KiB of stack. k is at most n. */
 MLFAB__INTERNAL void mlfab__filter_kth(int dtype, const void *values, uint64_t n, uint64_t k,
                                        mlfab__filter_cut *cut);
-/* Clears the marks of what does not belong to the k largest; counts cut's ties down, so the array is
- * to be shown from its beginning, a stretch (n <= 65536) at a time. Returns the marks that are left. */
+/* Clears the marks of elements that are not among the k largest. Counts cut's ties down, so pass the array
+ * from its beginning, in parts of n <= 65536. Returns the number of marks left. */
 MLFAB__INTERNAL uint32_t mlfab__filter_top(int dtype, const void *values, uint32_t n,
                                            mlfab__filter_cut *cut, uint64_t *keep);
 
-/* after[i] := before[i] where 0 < |after - before| / |before| < tau, in double; a before of 0 that
- * changes has changed infinitely. Returns how many changes were put back. Equal values get before's
- * bits, uncounted. F32 and F64; others: 0. n is any. */
+/* Sets after[i] back to before[i] where 0 < |after - before| / |before| < tau, computed in double; a change
+ * from 0 counts as infinite. Returns how many changes it set back. Equal values get before's bits, and do
+ * not count. F32 and F64; for other types returns 0. Any n. */
 MLFAB__INTERNAL uint64_t mlfab__filter_change(int dtype, const void *before, void *after,
                                               uint64_t n, double tau);
 
-/* The kernels by level, as in half.h. Tests compare them. */
+/* The kernels by level, as in half.h, for comparison in tests. */
 MLFAB__INTERNAL uint32_t mlfab__filter_mark_with(int level, const mlfab__filter_rule *rule,
                                                  const void *g, const void *residual,
                                                  uint64_t first, uint32_t n, uint64_t *keep);
@@ -37207,20 +37193,21 @@ MLFAB__INTERNAL uint64_t mlfab__filter_change_with(int level, int dtype, const v
  * core/sparse/filter.c
  * ============================================================================================== */
 #if MLFAB_WITH_SPARSE
-/* filter.c - what of an update travels, and what of a change of the model is made. Layer 2.
+/* filter.c - which values of an update are sent, and which changes of the model are made. Layer 2.
  *
- * For: TDF's gradient filters (significance, random, half precision) with their residual, the
- * selection of the largest, and the parameter filter. Not for: where the values go: packets are made
- * elsewhere, and each call sees one stretch.
+ * For: TDF's gradient filters (significance, random, half precision) with their residual, the selection of
+ * the largest values, and the parameter filter. Not for: encoding values in packets; each call works on one
+ * part of a tensor.
  *
- * Invariants: an element is compared in its own type with the smallest number of that type that is
- * not below tau, which says the same as a comparison in double. Comparisons are of bits, so that
- * -ffast-math shows nowhere. A draw depends on seed, iteration and element only: not on the stretch,
- * the level, nor on what else is drawn. The two steps of the gradient side compute a twice: the second
- * time it comes out of the cache, and nothing has to be kept between them.
+ * Invariants: an element is compared in its own type, with the smallest number of that type that is not
+ * below tau; the result is that of a comparison in double. Comparisons are of bits, so that -ffast-math has
+ * no effect. A draw depends on seed, iteration and element only, not on how the tensor is divided, the
+ * level, or other draws. Mark and emit both compute a: the second time the data comes from the cache, and
+ * nothing has to be stored in between.
  *
- * Source: TDF §4.2 (thresholds), §4.3 (filters). Departs: what rounds to zero stays in the residual,
- * as does what saturation cuts off; exact zeros are never sent; the largest share is ours. */
+ * Source: TDF §4.2 (thresholds), §4.3 (filters). Departs: values that round to zero stay in the residual,
+ * as does the excess over the largest value; exact zeros are never sent; the selection of the largest share
+ * is not in TDF. */
 
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
 #define FILTER_X86 1
@@ -37235,12 +37222,12 @@ MLFAB__INTERNAL uint64_t mlfab__filter_change_with(int level, int dtype, const v
 #define FILTER_F64_MAGNITUDE 0x7fffffffffffffffu
 #define FILTER_F32_INFINITY 0x7f800000u
 #define FILTER_F64_INFINITY 0x7ff0000000000000u
-#define FILTER_F64_ONE 0x3ff0000000000000u /* the number 1 */
+#define FILTER_F64_ONE 0x3ff0000000000000u /* the bits of 1.0 */
 
 /* ---- thresholds and draws ---- */
 
-/* The natural logarithm: t = 2^e m with m around 1, ln m = 2 artanh((m - 1) / (m + 1)). The same bits
- * everywhere, and no program that links mlfab.c needs libm for it. */
+/* The natural logarithm: t = 2^e m with m near 1, ln m = 2 artanh((m - 1) / (m + 1)). Gives the same bits
+ * everywhere, and does not need libm. */
 static double filter_ln(uint64_t t) {
   const double ln2 = 0.69314718055994530942;
   double m = (double)t, e = 0.0, sum = 0.0;
@@ -37256,7 +37243,7 @@ MLFAB__INTERNAL double mlfab__filter_threshold(double phi, double d, uint64_t t)
 
 static uint64_t filter_key(uint64_t seed, uint64_t t) { return mlfab__mix(mlfab__mix(seed) + t); }
 
-/* One mix draws for two elements. */
+/* One hash draws for two elements. */
 static inline uint32_t filter_word(uint64_t key, uint64_t element) {
   return (uint32_t)(mlfab__mix(key + element / 2) >> (element % 2 * 32));
 }
@@ -37265,14 +37252,14 @@ MLFAB__INTERNAL double mlfab__filter_draw(uint64_t seed, uint64_t t, uint64_t el
   return filter_word(filter_key(seed, t), element) * 0x1p-32;
 }
 
-/* ---- a rule made ready: sent is what is at least `low`, and at least `high` or drawn ---- */
+/* ---- a prepared rule: an element is sent if it is at least `low`, and at least `high` or drawn ---- */
 
 typedef struct filter_limits {
   uint64_t low, high; /* magnitudes, as bits of the type */
-  uint64_t key, draw; /* held back: the word drawn is below `draw` */
+  uint64_t key, draw; /* held back if the word drawn is below `draw` */
 } filter_limits;
 
-/* The smallest float32 that is not below tau >= 0, as bits. */
+/* The bits of the smallest float32 that is not below tau >= 0. */
 static uint64_t filter_f32_ceiling(double tau) {
   uint32_t bits;
   if (tau > 0x1.fffffep127) return FILTER_F32_INFINITY;
@@ -37281,8 +37268,8 @@ static uint64_t filter_f32_ceiling(double tau) {
   return bits + ((double)nearest < tau);
 }
 
-/* The bits of the smallest double that becomes a float32 above `magnitude`: one past the middle of it
- * and its neighbour, or the middle where the neighbour is even. */
+/* The bits of the smallest double that rounds to a float32 above `magnitude`: the double after the middle
+ * between it and its neighbour, or the middle itself where the neighbour is even. */
 static uint64_t filter_f64_above(uint32_t magnitude) {
   uint32_t next_bits = magnitude + 1;
   float here, next;
@@ -37347,7 +37334,7 @@ static filter_limits filter_prepare(const mlfab__filter_rule *rule) {
 FILTER_MARK(filter_mark_f32, float, uint32_t, FILTER_F32_MAGNITUDE, FILTER_F32_INFINITY)
 FILTER_MARK(filter_mark_f64, double, uint64_t, FILTER_F64_MAGNITUDE, FILTER_F64_INFINITY)
 
-/* The largest magnitude that travels, in the type. */
+/* The largest magnitude that can be sent, in the element's type. */
 static float filter_top_f32(int half) {
   uint32_t bits = mlfab__half_top(half);
   float top;
@@ -37391,12 +37378,12 @@ static double filter_top_f64(int half) {
 FILTER_EMIT(filter_emit_f32, float, FILTER_AS_IT_IS, filter_top_f32)
 FILTER_EMIT(filter_emit_f64, double, mlfab__half_narrow, filter_top_f64)
 
-/* ---- float32 in vectors: whole words of 64 marks; what is left is done by the portable ones ---- */
+/* ---- float32 with vectors: whole words of 64 marks; the portable kernels do the rest ---- */
 
 #if FILTER_X86
-/* Asks for a line of both before it is needed; nothing happens where there is no memory. Marking leaves
- * the memory idle at pages, and emitting what was marked just now would do so altogether: it asks for the
- * stretch behind its own, which probably comes next. */
+/* Prefetches a line of both arrays; harmless beyond their end. Hardware prefetching stops at page
+ * boundaries, and the data that emit reads is in the cache already: it prefetches the part after its own,
+ * which is probably next. */
 #define FILTER_AHEAD(g, residual, i)                                                   \
   do {                                                                                 \
     const uintptr_t off_ = (uintptr_t)(i) * sizeof(float);                             \
@@ -37413,8 +37400,7 @@ FILTER_AVX512 static inline __m512i filter_mix_avx512(__m512i x) {
   return _mm512_xor_si512(x, _mm512_srli_epi64(x, 31));
 }
 
-/* The words of 16 elements from `element` on: those of 8 mixes in their order, or, from an odd
- * element, one later. */
+/* The words of 16 elements from `element` on: 8 hashes in order; from an odd element, one word later. */
 FILTER_AVX512 static inline __m512i filter_words_avx512(uint64_t key, uint64_t element) {
   const __m512i counter = _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7);
   uint64_t from = key + element / 2;
@@ -37461,7 +37447,7 @@ FILTER_AVX512 static uint32_t filter_mark_avx512(const filter_limits *limits, co
   return _mm512_reduce_max_epu32(worst) >= FILTER_F32_INFINITY ? MLFAB__FILTER_REFUSED : kept;
 }
 
-/* A masked store writes the values that are there and nothing behind them. */
+/* A masked store writes the values and nothing beyond them. */
 FILTER_AVX512 static uint32_t filter_emit_avx512(int half, const float *g, float *residual,
                                                  uint32_t n, const uint64_t *keep, void *values,
                                                  uint64_t *saturated) {
@@ -37487,7 +37473,7 @@ FILTER_AVX512 static uint32_t filter_emit_avx512(int half, const float *g, float
         *saturated += (uint32_t)_mm_popcnt_u32(over);
       }
     }
-    /* Where all is sent, the residual is and stays zero, and need not be written back. */
+    /* If all elements are sent, the residual stays zero and is not written. */
     if (_mm512_cmpneq_epi32_mask(rest, _mm512_loadu_si512(residual + i)))
       _mm512_storeu_si512(residual + i, rest);
     a = _mm512_maskz_compress_epi32(marks, a);
@@ -37507,7 +37493,7 @@ FILTER_AVX512 static uint32_t filter_emit_avx512(int half, const float *g, float
   return k;
 }
 
-/* Magnitudes are below 2^31, so that signed comparisons do. */
+/* Magnitudes are below 2^31, so signed comparisons are correct. */
 FILTER_AVX2 static inline __m256i filter_sum_avx2(const float *g, const float *residual,
                                                   uint32_t i) {
   __m256 a = _mm256_loadu_ps(residual + i);
@@ -37515,7 +37501,7 @@ FILTER_AVX2 static inline __m256i filter_sum_avx2(const float *g, const float *r
   return _mm256_castps_si256(a);
 }
 
-/* Draws are the portable kernel's: a multiply of 64 bits takes these vectors longer than it does. */
+/* With draws the portable kernel is used: AVX2 has no fast 64-bit multiplication. */
 FILTER_AVX2 static uint32_t filter_mark_avx2(const filter_limits *limits, const float *g,
                                              const float *residual, uint64_t first, uint32_t n,
                                              uint64_t *keep) {
@@ -37539,8 +37525,8 @@ FILTER_AVX2 static uint32_t filter_mark_avx2(const filter_limits *limits, const 
   return _mm256_movemask_epi8(worst) ? MLFAB__FILTER_REFUSED : kept;
 }
 
-/* Eight lanes of which the marked ones stand first: their numbers, a byte each, are gathered by pext.
- * A whole vector is stored while the values that follow will cover what is too much. */
+/* Packs the marked ones of eight lanes: pext collects their indices, a byte each. Stores a whole vector as
+ * long as later values overwrite the excess. */
 FILTER_AVX2 static uint32_t filter_emit_avx2(int half, const float *g, float *residual, uint32_t n,
                                              const uint64_t *keep, void *values,
                                              uint64_t *saturated) {
@@ -37559,7 +37545,8 @@ FILTER_AVX2 static uint32_t filter_emit_avx2(int half, const float *g, float *re
     __m256i a = filter_sum_avx2(g, residual, i), rest;
     sent = _mm256_cmpeq_epi32(sent, bit);
     rest = _mm256_andnot_si256(sent, a);
-    a = _mm256_and_si256(sent, a); /* what does not travel must not overflow on the way */
+    /* values that are not sent must not overflow in the conversion */
+    a = _mm256_and_si256(sent, a);
     if (half != MLFAB_HALF_NONE) {
       __m256i over = _mm256_cmpgt_epi32(_mm256_and_si256(a, magnitude), top);
       over = _mm256_and_si256(over, sent);
@@ -37656,7 +37643,8 @@ MLFAB__INTERNAL uint32_t mlfab__filter_emit(const mlfab__filter_rule *rule, cons
 
 /* ---- the largest ---- */
 
-/* How often each digit comes behind `found`; and which are above a magnitude, or as large. */
+/* filter_count: histogram of a digit among the values that begin with `found`. filter_above: the values
+ * above a magnitude, and those equal to it. */
 #define FILTER_RANK(name, word, magnitude)                                                     \
   static void filter_count_##name(const void *values, uint64_t n, uint32_t above, uint32_t at, \
                                   uint64_t found, uint64_t *count) {                           \
@@ -37685,8 +37673,8 @@ MLFAB__INTERNAL uint32_t mlfab__filter_emit(const mlfab__filter_rule *rule, cons
 FILTER_RANK(f32, uint32_t, FILTER_F32_MAGNITUDE)
 FILTER_RANK(f64, uint64_t, FILTER_F64_MAGNITUDE)
 
-/* Eleven bits of the magnitude at a time, the highest first: the digit in which the k-th largest lies
- * is found by counting, and only those that share it are counted on. */
+/* Radix selection with 11 bits of the magnitude at a time, highest first: finds the digit of the k-th
+ * largest by counting; only values that share it are counted in the next pass. */
 MLFAB__INTERNAL void mlfab__filter_kth(int dtype, const void *values, uint64_t n, uint64_t k,
                                        mlfab__filter_cut *cut) {
   enum { DIGIT = 11 };
@@ -37729,9 +37717,9 @@ MLFAB__INTERNAL uint32_t mlfab__filter_top(int dtype, const void *values, uint32
 
 /* ---- changes of the model ---- */
 
-/* Without branches: signs, and which changes are small, are as good as random. What is not finite is
- * left as it is, to be found by whoever looks for it. The quotient is formed of 0 and 1 where it does not
- * count, and where it would be beyond 2^500: a program that has floating-point traps on must not get one. */
+/* Without branches, because signs and small changes are unpredictable. Values that are not finite are left
+ * unchanged, for later checks to find. The quotient is computed from 0 and 1 where it is not needed or
+ * would exceed 2^500, because a program may have enabled floating-point traps. */
 #define FILTER_FAR 0x1p-500
 static inline double filter_size(double x) {
 #if defined(__GNUC__) || defined(__clang__)
@@ -37766,7 +37754,7 @@ FILTER_CHANGE(filter_change_f32, float, uint32_t, FILTER_F32_INFINITY)
 FILTER_CHANGE(filter_change_f64, double, uint64_t, FILTER_F64_INFINITY)
 
 #if FILTER_X86
-/* The same for eight at a time; what is left over goes the portable way. */
+/* The same for eight elements at a time; the portable kernel does the rest. */
 #define FILTER_CHANGE_VECTOR(name, isa, portable, real, word)                           \
   typedef real name##_items                                                             \
       __attribute__((vector_size(8 * sizeof(real)), aligned(sizeof(real)), may_alias)); \
@@ -37836,19 +37824,19 @@ MLFAB__INTERNAL uint64_t mlfab__filter_change(int dtype, const void *before, voi
  * core/sparse/sparse_push.h
  * ============================================================================================== */
 #if MLFAB_WITH_SPARSE
-/* sparse_push.h - the worker role: calls whose updates travel as packets. See sparse_push.c. */
+/* sparse_push.h - the worker role: updates that are sent as packets. See sparse_push.c. */
 
-/* A sparse update of one tensor: all of it is copied. */
+/* Pushes a sparse update of one tensor; copies it. */
 MLFAB__INTERNAL int mlfab__worker_push_sparse(mlfab__worker *worker, uint32_t tensor,
                                               const uint64_t *indices, const void *values,
                                               uint64_t count, const mlfab_push_options *options,
                                               uint64_t now_ns, mlfab_request *request_p,
                                               mlfab_error *error);
-/* The filter of a tensor, or of all; NULL: none from now on. */
+/* Sets the filter of a tensor, or of all; NULL: removes it. */
 MLFAB__INTERNAL int mlfab__worker_set_filter(mlfab__worker *worker, uint32_t tensor,
                                              const mlfab_filter *filter, mlfab_error *error);
 
-/* From now on the worker reads packets. */
+/* Attaches the group: the worker then accepts packets. */
 MLFAB__INTERNAL void mlfab__sparse_worker_attach(mlfab__worker *worker);
 
 #endif /* MLFAB_WITH_SPARSE */
@@ -37857,18 +37845,18 @@ MLFAB__INTERNAL void mlfab__sparse_worker_attach(mlfab__worker *worker);
  * core/sparse/sparse_push.c
  * ============================================================================================== */
 #if MLFAB_WITH_SPARSE
-/* sparse_push.c - the worker role: updates of which only some values travel. See worker.h.
+/* sparse_push.c - the worker role: updates of which only some values are sent. See worker.h.
  *
- * A filter holds back what is not worth sending in a residual of its tensor, which the next update
- * takes along; a sparse update is told by the caller element by element. Both become packets (packet.h)
- * when the push is made, so that the caller's buffers are its own again. The packets of an update
- * stand in the order of the flat model, whoever's they are: a server's are picked out on the way.
+ * A filter holds small values back in a residual of their tensor, which is added to the next update. The
+ * caller gives a sparse update element by element. Both are encoded as packets (packet.h) when the push is
+ * made, so that the caller may reuse its buffers. The packets of an update are in the order of the flat
+ * model; those of a server are selected while sending.
  *
- * Encoding goes in three steps, so that what fails changes nothing: look at every value and mark what
- * is sent; get the memory; write, and leave the rest to the residuals.
+ * Encoding has three steps, so that an error changes nothing: check every value and mark what is sent;
+ * allocate memory; write the packets, and the rest into the residuals.
  *
- * A filtered update that was applied nowhere keeps its packets for a retry: it sends the same again,
- * and touches no residual. To filter the same buffers once more would send what was held back twice.
+ * A filtered update that was applied nowhere keeps its packets for a retry, which sends them again without
+ * touching a residual. Filtering the same buffers again would send the held-back values twice.
  *
  * Source: TDF §4.2, 4.3. */
 
@@ -37876,12 +37864,12 @@ MLFAB__INTERNAL void mlfab__sparse_worker_attach(mlfab__worker *worker);
 #include <float.h>
 #include <math.h>
 
-enum { SPARSE_PUSH_LEAST = 64 }; /* elements of a packet, however short frames are */
+enum { SPARSE_PUSH_LEAST = 64 }; /* minimum of a packet's elements, whatever the frame size */
 
-/* A stretch that one packet can have: of one slice and one tensor. */
+/* A part of an update for one packet: in one slice and one tensor. */
 typedef struct sparse_push_piece {
   uint64_t offset; /* in the flat model, bytes */
-  uint64_t first;  /* its first element, counted in the tensor */
+  uint64_t first;  /* index of its first element in the tensor */
   uint32_t tensor; /* index in the layout */
   uint32_t n;
   int dtype;
@@ -37895,14 +37883,14 @@ typedef struct sparse_push_walk {
 
 static uint64_t sparse_push_pad(uint64_t bytes) { return (bytes + 7) & ~(uint64_t)7; }
 
-/* Elements of a packet that a frame can hold in any case. */
+/* Number of elements of a packet that fits a frame in any case. */
 static uint64_t sparse_push_most(const mlfab__worker *worker, int dtype) {
   uint64_t room = (uint64_t)worker->config->chunk_bytes - MLFAB__PACKET_HEADER;
   uint64_t most = room * 8 / (8 * mlfab__dtype_bytes(dtype) + 1);
   return mlfab__max(SPARSE_PUSH_LEAST, mlfab__min(MLFAB__PACKET_ELEMENTS, most & ~(uint64_t)63));
 }
 
-/* Bytes behind `offset` that are of the same tensor and slice. */
+/* Bytes from `offset` to the end of the tensor or slice. */
 static uint64_t sparse_push_left(const mlfab__worker *worker, const mlfab__tensor *tensor,
                                  uint64_t offset) {
   const mlfab__layout *layout = &worker->layout;
@@ -37936,7 +37924,7 @@ static int sparse_push_next(const mlfab__worker *worker, const mlfab__outgoing *
 
 static uint32_t sparse_push_words(const sparse_push_piece *piece) { return (piece->n + 63) / 64; }
 
-/* The tensor's filter, or NULL. */
+/* The tensor's filter with its residual, or NULL. */
 static mlfab__sieve *sparse_push_sieve(const mlfab__worker *worker, uint32_t tensor) {
   mlfab__sieve *sieve = worker->nsieves > 0 ? &worker->sieves[tensor] : NULL;
   return sieve && sieve->residual ? sieve : NULL;
@@ -37955,7 +37943,7 @@ static void sparse_push_rule(const mlfab__worker *worker, const mlfab__sieve *si
   rule->dtype = (int)its->dtype;
   rule->seed = mlfab__hash(worker->config->seed, names, sizeof names);
   rule->t = t;
-  if (sieve->leaves) return; /* all of it */
+  if (sieve->leaves) return; /* the filter was removed: sends everything */
   rule->half = (int)filter->half;
   if (filter->threshold > 0.0) {
     rule->tau = mlfab__filter_threshold(filter->threshold, filter->decay, t);
@@ -37985,7 +37973,7 @@ static int sparse_push_no_memory(mlfab_error *error) {
   return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "push: out of memory for the packets of an update");
 }
 
-/* The most bytes of a packet that has `kept` of its elements, `width` bytes each. */
+/* The maximum size of a packet with `kept` values of `width` bytes. */
 static uint64_t sparse_push_bound(uint32_t elements, uint64_t kept, uint32_t width) {
   if (kept == 0) return 0;
   uint64_t marks = mlfab__min(sparse_push_pad((elements + 7) / 8), sparse_push_pad(2 * kept));
@@ -38023,7 +38011,8 @@ static uint64_t sparse_push_count_words(const mlfab__worker *worker,
   return words;
 }
 
-/* Marks what is sent; *bytes_p: no more bytes become of it. Changes nothing else. */
+/* Checks all values and marks those to be sent. *bytes_p: the maximum size of the packets. Changes nothing
+ * else. */
 static int sparse_push_look(mlfab__worker *worker, const mlfab__outgoing *update, uint64_t t,
                             uint64_t *bytes_p, mlfab_error *error) {
   uint64_t *marks = worker->marks;
@@ -38051,7 +38040,7 @@ static int sparse_push_look(mlfab__worker *worker, const mlfab__outgoing *update
   return 0;
 }
 
-/* Asks the user's own filter about a piece; it can only clear marks. */
+/* Calls the user's filter for a piece; it can only clear marks. */
 static void sparse_push_select(const mlfab__worker *worker, const mlfab__sieve *sieve,
                                const sparse_push_piece *piece, uint64_t t, uint64_t *marks) {
   uint64_t asked[MLFAB__PACKET_ELEMENTS / 64];
@@ -38063,8 +38052,8 @@ static void sparse_push_select(const mlfab__worker *worker, const mlfab__sieve *
   for (uint32_t i = 0; i < words; i++) marks[i] &= asked[i];
 }
 
-/* Filters that need all of a tensor: its update is added to the residual at once, and marks are
- * cleared. `walk` is behind the tensor's first piece. */
+/* Filters that need the whole tensor: adds its update to the residual, and clears marks. `walk` is behind
+ * the tensor's first piece. */
 static void sparse_push_choose(const mlfab__worker *worker, const mlfab__outgoing *update,
                                const mlfab__sieve *sieve, sparse_push_walk walk,
                                sparse_push_piece piece, uint64_t t, uint64_t *marks) {
@@ -38086,7 +38075,7 @@ static void sparse_push_choose(const mlfab__worker *worker, const mlfab__outgoin
   } while (sparse_push_next(worker, update, &walk, &piece) && piece.tensor == index);
 }
 
-/* Writes the packet of a filtered piece, and its residual. */
+/* Writes the packet of a filtered piece, and updates its residual. */
 static uint64_t sparse_push_emit(mlfab__worker *worker, const mlfab__sieve *sieve,
                                  const sparse_push_piece *piece, const mlfab__filter_rule *rule,
                                  const uint8_t *g, const uint64_t *marks, uint8_t *out) {
@@ -38132,7 +38121,7 @@ static void sparse_push_drop(mlfab__worker *worker, uint32_t tensor) {
   worker->nsieves--;
 }
 
-/* Residuals that the update has taken along to the last bit. */
+/* Frees the residuals of removed filters, which this update has sent. */
 static void sparse_push_leave(mlfab__worker *worker, const mlfab__outgoing *update) {
   sparse_push_walk walk = {0, 0};
   sparse_push_piece piece;
@@ -38194,8 +38183,8 @@ static int sparse_push_check(const mlfab_filter *filter, mlfab_error *error) {
   return 0;
 }
 
-/* Refuses what would never let anything of this tensor travel: every element is below the threshold,
- * and the random policy spares none. */
+/* Refuses a filter that would never send a value of this tensor: every element is below the threshold, and
+ * no draw spares any. */
 static int sparse_push_check_sends(const mlfab_filter *filter, const mlfab__tensor *tensor,
                                    mlfab_error *error) {
   double most = tensor->dtype == MLFAB_F32 ? (double)FLT_MAX : DBL_MAX;
@@ -38207,7 +38196,7 @@ static int sparse_push_check_sends(const mlfab_filter *filter, const mlfab__tens
                      filter->threshold, tensor->id);
 }
 
-/* The residuals that are missing, of one tensor or of all; without memory, none of them. */
+/* Allocates missing residuals, of one tensor or of all; without memory, none. */
 static int sparse_push_add(mlfab__worker *worker, uint32_t first, uint32_t end) {
   const mlfab__layout *layout = &worker->layout;
   if (!worker->sieves)
@@ -38285,7 +38274,7 @@ static int sparse_push_check_list(const mlfab__worker *worker, const mlfab__spar
                       sparse->tensor);
 }
 
-/* The values from position `at` on that one packet can have: returns where the next begins. */
+/* The values from position `at` on that fit one packet: returns the position after them. */
 static uint64_t sparse_push_run(const mlfab__worker *worker, const mlfab__tensor *tensor,
                                 const mlfab__sparse *sparse, uint64_t at,
                                 mlfab__packet_shape *shape) {
@@ -38328,9 +38317,9 @@ static int sparse_push_list(mlfab__worker *worker, mlfab__outgoing *update,
   return 0;
 }
 
-/* --- packets on their way --- */
+/* --- sending packets --- */
 
-/* The packet at this place: its bytes, and whose it is. */
+/* Size of the packet at this offset, and its server. */
 static uint64_t sparse_push_packet(const mlfab__worker *worker, const mlfab__outgoing *update,
                                    uint64_t at, uint32_t *server_p) {
   mlfab__packet packet;
@@ -38352,8 +38341,8 @@ static uint64_t sparse_push_bytes(const mlfab__worker *worker, const mlfab__outg
   return sum;
 }
 
-/* The server's next packets at or behind `from` that are neighbours, at most a frame's and not more
- * than `most`: their bytes, and where they begin. */
+/* The server's next adjacent packets at or behind `from`: at most a frame, and at most `most` bytes.
+ * Returns their size, and their offset in *at_p. */
 static uint64_t sparse_push_neighbours(const mlfab__worker *worker, const mlfab__outgoing *update,
                                        uint32_t server, uint64_t from, uint64_t most,
                                        uint64_t *at_p) {
@@ -38466,7 +38455,7 @@ MLFAB__INTERNAL int mlfab__worker_set_filter(mlfab__worker *worker, uint32_t ten
 
 /* --- pulls --- */
 
-/* Writes packets. 0; FRAME when they are malformed or not of the stretch; MEMORY. */
+/* Stores received packets. 0; FRAME when they are malformed or outside the requested bytes; MEMORY. */
 static int sparse_push_unpack(mlfab__worker *worker, const mlfab__fetch *fetch,
                               const mlfab__model *model, const mlfab__frame_in *frame) {
   uint64_t room = frame->bulk_bytes;
@@ -38504,15 +38493,15 @@ MLFAB__INTERNAL void mlfab__sparse_worker_attach(mlfab__worker *worker) {
 /* sparse_apply.h - the server role: packets in updates (sparse_apply.c) and in answers (delta.c), attached
  * to the server. See server.h. */
 
-/* From now on the server takes packets, and answers with them. */
+/* Attaches the group: the server then accepts packets, and answers with them. */
 MLFAB__INTERNAL void mlfab__sparse_attach(mlfab__server *server);
 
-/* Memory for packets: what one holds, and as much for what was before; `came`. Errors: MEMORY. */
+/* Scratch memory: one decoded packet, and its old bytes; `came`. Errors: MEMORY. */
 #define MLFAB__SPARSE_APPLY_HALF (65536u * 8)
 #define MLFAB__SPARSE_APPLY_ROOM (2 * MLFAB__SPARSE_APPLY_HALF)
 MLFAB__INTERNAL int mlfab__sparse_apply_room(mlfab__server *server);
 MLFAB__INTERNAL void mlfab__sparse_apply_free(mlfab__server *server);
-/* The row of packets. */
+/* The codec of packets. */
 MLFAB__INTERNAL const mlfab__apply_codec *mlfab__sparse_apply_codec(void);
 
 #endif /* MLFAB_WITH_SPARSE */
@@ -38521,20 +38510,21 @@ MLFAB__INTERNAL const mlfab__apply_codec *mlfab__sparse_apply_codec(void);
  * core/sparse/sparse_apply.c
  * ============================================================================================== */
 #if MLFAB_WITH_SPARSE
-/* sparse_apply.c - the server role: packets in updates and in answers. See server.h and packet.h.
+/* sparse_apply.c - the server role: takes packets in. See server.h and packet.h.
  *
- * For: what apply.c and serve.c need where bytes come and go as packets. Not for: the queue, credit,
- * commits, which do not care what the bytes are.
+ * For: the codec of packets in updates. Not for: queue, credit and commits, which do not depend on the form
+ * of the bytes.
  *
- * Updates. Packets are copied to private memory and looked at whole as they come, so that what is staged or
- * goes on to blocks is in order, and stays so; only values may still be infinite or NaN. What no packet names is zero: it is added nowhere,
- * and stepped by rules like any other zero. The result is that of the dense update of the same values,
- * bit for bit but for the sign of zeros.
+ * Packets are copied to private memory and checked as they arrive, so that staged bytes are valid and stay
+ * so; only values may still be infinite or NaN. Elements that no packet names are zero: they are not added,
+ * and optimizers step them like other zeros. The result equals that of a dense update with the same values,
+ * except for the sign of zeros.
  *
- * A packet lies in one slice, but perhaps in several blocks. It is then taken in run by run, or where
- * runs are many, as the dense stretch that it stands for. */
+ * A packet lies in one slice, but may span several blocks. Then it is taken in run by run or, with many
+ * runs, as a dense one. */
 
-enum { SPARSE_APPLY_SPARSE = 256 /* one kept of so many: its runs are worth a look each */ };
+/* Runs are processed singly if at most one element of this many is kept. */
+enum { SPARSE_APPLY_SPARSE = 256 };
 
 MLFAB__INTERNAL int mlfab__sparse_apply_room(mlfab__server *server) {
   if (!server->packed) server->packed = mlfab__alloc_aligned(server->env, MLFAB__SPARSE_APPLY_ROOM);
@@ -38547,7 +38537,7 @@ MLFAB__INTERNAL void mlfab__sparse_apply_free(mlfab__server *server) {
   server->packed = server->came = NULL;
 }
 
-/* --- looking at what came --- */
+/* --- checking received packets --- */
 
 /* The first segment that ends behind this offset, or push.segments. */
 static uint32_t sparse_apply_segment(const mlfab__incoming *update, uint64_t offset) {
@@ -38607,19 +38597,19 @@ static const char *sparse_apply_look(mlfab__server *server, mlfab__incoming *upd
 typedef struct sparse_apply_walk {
   const mlfab__server *server;
   mlfab__packet packet;
-  int whole; /* all of it is the next part, the only one */
+  int whole; /* the next part is the whole packet */
   mlfab__packet_cursor cursor;
-  uint32_t first, left; /* of the run */
-  uint32_t value;       /* the next */
+  uint32_t first, left; /* of the current run */
+  uint32_t value;       /* index of the next value */
 } sparse_apply_walk;
 
-/* What a packet has in one block: where, and values as a packet of their own. */
+/* The part of a packet in one block: its position, and its values as a packet. */
 typedef struct sparse_apply_part {
   mlfab__piece piece;
   mlfab__packet packet;
 } sparse_apply_part;
 
-/* n elements from `first` on of a packet, all of which are kept: values `value` and following. */
+/* A view of n elements from `first` on, all of which are kept: values `value` and following. */
 static void sparse_apply_view(const mlfab__packet *packet, uint32_t first, uint32_t value,
                               uint32_t n, mlfab__packet *view) {
   uint32_t width = mlfab__dtype_bytes(packet->dtype);
@@ -38631,7 +38621,7 @@ static void sparse_apply_view(const mlfab__packet *packet, uint32_t first, uint3
   view->values += (size_t)value * (packet->value == MLFAB_HALF_NONE ? width : 2);
 }
 
-/* `named`: parts hold as little as possible but what is kept. */
+/* `named`: parts contain few elements that are not kept. */
 static void sparse_apply_begin(const mlfab__server *server, const mlfab__packet *packet, int named,
                                sparse_apply_walk *walk) {
   mlfab__piece piece;
@@ -38677,7 +38667,7 @@ static int sparse_apply_next(sparse_apply_walk *walk, sparse_apply_part *part) {
 
 /* --- into blocks --- */
 
-/* |values|^2, through the memory for packets where they have to be decoded. */
+/* |values|^2. Decodes 16-bit values into server->packed. */
 static double sparse_apply_norm2(const mlfab__server *server, const mlfab__packet *packet) {
   const void *values = packet->values;
   mlfab__packet view;
@@ -38689,7 +38679,7 @@ static double sparse_apply_norm2(const mlfab__server *server, const mlfab__packe
   return mlfab__kernel_norm2(packet->dtype, values, packet->count);
 }
 
-/* Zeros where the update touches a block that is to hold it as it came. */
+/* Zeros the part of a block that the update touches. */
 static void sparse_apply_zero(mlfab__server *server, const mlfab__incoming *update, uint32_t slice,
                               uint32_t position) {
   const mlfab__store *store = &server->store;
@@ -38715,7 +38705,7 @@ static int sparse_apply_fresh(mlfab__server *server, const mlfab__incoming *upda
   return code;
 }
 
-/* Blocks that the update touches, is to be stepped in, and has none of yet. */
+/* Number of blocks that the update steps and that have no `next` block yet. */
 static uint64_t sparse_apply_missing(const mlfab__server *server, const mlfab__incoming *update) {
   const mlfab__store *store = &server->store;
   uint32_t last = MLFAB__NO_BLOCK;
@@ -38733,7 +38723,7 @@ static uint64_t sparse_apply_missing(const mlfab__server *server, const mlfab__i
   return missing;
 }
 
-/* A slice of a round has nothing of anybody's sum, and is to get some. */
+/* Has the slice no sum yet, in its round or from this update? */
 static int sparse_apply_unsummed(const mlfab__server *server, uint32_t slice) {
   const mlfab__store *store = &server->store;
   const mlfab__shard_slice *s = &store->slices[slice];
@@ -38743,7 +38733,7 @@ static int sparse_apply_unsummed(const mlfab__server *server, uint32_t slice) {
   return 1;
 }
 
-/* Sums of zeros where a round has none: what is touched is in the round, whatever packets name. */
+/* Adds a sum of zeros to touched slices without one: they are in the round, whatever elements packets name. */
 static int sparse_apply_sums(mlfab__server *server, const mlfab__incoming *update) {
   for (uint32_t k = 0, next = 0; k < update->push.segments; k++) {
     uint32_t last, i = mlfab__queue_touched(server, update, k, &last);
@@ -38813,8 +38803,8 @@ static int sparse_apply_consume(mlfab__server *server, mlfab__incoming *update, 
 
 /* --- in place --- */
 
-/* 1 when every packet is finite and what it is multiplied with makes infinity of nothing, 0 when that
- * has to be seen. */
+/* 1 when every packet is finite, or with *code_p when one is not; 0 when products must be checked, because
+ * a factor could make them infinite. */
 static int sparse_apply_judge(mlfab__server *server, mlfab__incoming *update, const uint8_t *data,
                               int *code_p) {
   mlfab__packet packet;
@@ -38837,7 +38827,7 @@ static int sparse_apply_judge(mlfab__server *server, mlfab__incoming *update, co
   return 1;
 }
 
-/* Does it touch a slice of which its round has nothing yet? */
+/* Does it touch a slice whose round has no sum yet? */
 static int sparse_apply_opens(const mlfab__server *server, const mlfab__incoming *update) {
   for (uint32_t k = 0; k < update->push.segments; k++) {
     uint32_t last, i = mlfab__queue_touched(server, update, k, &last);
@@ -38857,7 +38847,7 @@ static uint32_t *sparse_apply_target(mlfab__server *server, const mlfab__incomin
   return sum ? &server->store.sum[piece->position] : &server->store.w[piece->position];
 }
 
-/* All packets, part by part. Blocks of their own for those that others hold. Errors: MEMORY, FRAME. */
+/* Makes private copies of the blocks of all packets, part by part. Errors: MEMORY, FRAME. */
 static int sparse_apply_own(mlfab__server *server, const mlfab__incoming *update,
                             const uint8_t *data) {
   mlfab__packet packet;
@@ -38925,28 +38915,28 @@ MLFAB__INTERNAL const mlfab__apply_codec *mlfab__sparse_apply_codec(void) {
  * core/sparse/delta.c
  * ============================================================================================== */
 #if MLFAB_WITH_SPARSE
-/* delta.c - the server role: what of the model has changed, and how that is answered. See server.h,
- * version.h and packet.h.
+/* delta.c - the server role: what has changed in the model, and how pulls get it. See server.h, version.h
+ * and packet.h.
  *
- * For: the parameter filter and tags, where a commit writes; packets of an answer. Not for: which pull
- * is answered when (serve.c), nor how its bytes are kept still (a pull pins blocks).
+ * For: the parameter filter and tags, called while a commit writes; packets of an answer. Not for: when a
+ * pull is answered (serve.c), or keeping its bytes unchanged (a pull pins blocks).
  *
- * A tag is the number of the commit plus one, so that 0 stays free for "nothing" and the first weights
- * are 1; in this form commits travel. Tags are set while a commit is being prepared, piece by piece
- * with the bytes in the cache, under the number that it will have; so a commit costs nothing more at its
- * end. A pull that passes meanwhile brings such a piece as it was, and the next one, whose number is
- * smaller than the commit's, brings it again. A commit that is refused after all leaves tags that say
- * too much. Both are harmless: a tag is never below the last commit that changed its grain. For the same
- * reason tags are read as they are, and bytes from the blocks that a pull has pinned: what was changed
- * up to the pinned commit is tagged, and what was changed later comes with the next pull.
+ * A tag is the commit's number plus one, so that 0 means "none" and the first weights are 1; commits are
+ * sent in this form. Tags are set while a commit is being prepared, piece by piece while the bytes are in
+ * the cache, with the number that the commit will have. So the end of a commit costs nothing more. A pull
+ * in between sends such a piece with its old bytes, and the next pull, whose commit number is smaller,
+ * sends it again. A commit that is refused leaves tags that are too large. Both are harmless: a tag is
+ * never below the last commit that changed its grain. For the same reason an answer reads the present tags,
+ * and the bytes of the pinned blocks: all changes up to the pinned commit are tagged, and later ones come
+ * with the next pull.
  *
- * Source: TDF §3 (versioned store), §4.2 (P-SMP: what is put back is discarded). */
+ * Source: TDF §3 (versioned store), §4.2 (P-SMP: changes set back are discarded). */
 
 enum {
   DELTA_WORDS = MLFAB__PACKET_ELEMENTS / 64,
   DELTA_OVERHEAD = MLFAB__PACKET_HEADER + 16, /* of a packet: header, and both paddings */
-  DELTA_PLAIN = 16 * 1024, /* from here on what has nearly all changed goes as it is */
-  DELTA_LOOK = 64          /* grains that are searched for the next change at first */
+  DELTA_PLAIN = 16 * 1024, /* minimum size for sending mostly changed bytes unpacked */
+  DELTA_LOOK = 64          /* grains searched in the first step */
 };
 
 /* --- commits --- */
@@ -38961,7 +38951,7 @@ static int delta_open(mlfab__server *server, int ghost) {
   return code;
 }
 
-/* Marks elements that differ: how many. */
+/* Marks the elements that differ; returns their number. */
 static uint32_t delta_elements(uint32_t width, const uint8_t *before, const uint8_t *after,
                                uint32_t n, uint64_t *keep) {
   uint32_t changed = 0;
@@ -38974,7 +38964,7 @@ static uint32_t delta_elements(uint32_t width, const uint8_t *before, const uint
   return changed;
 }
 
-/* The user's filter: what it does not keep of what has changed is put back. */
+/* Applies the user's filter: sets back the changes that it does not keep. */
 static void delta_select(const mlfab__server *server, const mlfab__piece *piece, uint64_t t,
                          const uint8_t *before, uint8_t *after) {
   uint64_t marks[DELTA_WORDS], keep[DELTA_WORDS];
@@ -39012,8 +39002,8 @@ static void delta_piece(mlfab__server *server, const mlfab__piece *piece, const 
 
 /* --- caches --- */
 
-/* The next slice (local) that a pull touches from `segment`, `slice` on; MLFAB__NO_SLICE behind the last.
- * Begin with zeros. */
+/* Iterates over the slices (local numbers) that a pull touches; MLFAB__NO_SLICE at the end. Begin with
+ * zeros. */
 typedef struct delta_walk {
   uint32_t segment, next;
 } delta_walk;
@@ -39069,15 +39059,15 @@ static int delta_keep(mlfab__server *server, mlfab__server_pull *pull, const mlf
 
 /* --- packets --- */
 
-/* What a frame takes up: packets of a pinned slice, one behind the other. */
+/* A frame being filled: packets of a pinned slice, one after another. */
 typedef struct delta_frame {
   const mlfab__server *server;
   const mlfab__server_pull *pull;
-  const mlfab__tags *tags; /* NULL: everything is sent */
+  const mlfab__tags *tags; /* NULL: sends everything */
   uint64_t since;
   uint8_t *out;
   uint32_t used, room;
-  uint32_t plain; /* bytes that had better be sent as they are come next */
+  uint32_t plain; /* the next bytes are better sent unpacked: this many */
 } delta_frame;
 
 static uint32_t delta_log2(uint64_t x) {
@@ -39086,8 +39076,8 @@ static uint32_t delta_log2(uint64_t x) {
   return log2;
 }
 
-/* Marks what is to be sent of `elements` from byte `at` of the slice on, by grains: how many elements
- * these have at most. */
+/* Marks the changed grains of `elements` from byte `at` of the slice on; returns the maximum number of
+ * elements in them. */
 static uint64_t delta_mark(const delta_frame *f, uint64_t at, uint32_t elements,
                            uint32_t grain_log2, uint64_t *keep) {
   uint32_t grains = (elements + (1u << grain_log2) - 1) >> grain_log2;
@@ -39097,14 +39087,14 @@ static uint64_t delta_mark(const delta_frame *f, uint64_t at, uint32_t elements,
   return mlfab__min(kept << grain_log2, elements);
 }
 
-/* The bytes of a packet at most. */
+/* The maximum size of a packet. */
 static uint64_t delta_bound(uint32_t elements, uint32_t grain_log2, uint64_t kept, uint32_t width) {
   uint32_t grains = (elements + (1u << grain_log2) - 1) >> grain_log2;
   return DELTA_OVERHEAD + (grains + 7) / 8 + kept * width;
 }
 
-/* Packs what has changed at the beginning of a piece, `at` in the slice. Returns the elements that are
- * through, 0 when nothing fits any more. */
+/* Packs the changes at the beginning of a piece, which is at byte `at` of the slice. Returns the number of
+ * elements covered, or 0 if no more fits. */
 static uint32_t delta_pack(delta_frame *f, const mlfab__piece *piece, uint64_t at,
                            const uint8_t *values) {
   uint64_t keep[DELTA_WORDS];
@@ -39135,7 +39125,7 @@ static uint32_t delta_pack(delta_frame *f, const mlfab__piece *piece, uint64_t a
       f->used += mlfab__packet_marked(f->out + f->used, &shape, values, keep, 1);
       return elements;
     }
-    /* One grain that is larger: cut only where it has the frame for itself. */
+    /* A single grain that is too large is cut only if it has a frame of its own. */
   }
   if (fit == 0 || (f->used > 0 && fit < elements)) return 0;
   shape.elements = (uint32_t)mlfab__min(elements, fit);
@@ -39147,7 +39137,7 @@ static uint32_t delta_pack(delta_frame *f, const mlfab__piece *piece, uint64_t a
 static uint64_t delta_seek(const delta_frame *f, uint64_t at, uint64_t end) {
   uint64_t begin = at, stop = at, step;
   if (!f->tags) return at;
-  /* By growing steps, as where the stretch ends is of no interest. */
+  /* In growing steps, because only the beginning is needed. */
   for (step = DELTA_LOOK * f->tags->grain_bytes; at < end && begin == stop; step *= 2) {
     stop = mlfab__min(end, at + step);
     mlfab__tags_next(f->tags, f->since, at, stop, &begin, &stop);
@@ -39156,8 +39146,8 @@ static uint64_t delta_seek(const delta_frame *f, uint64_t at, uint64_t end) {
   return begin;
 }
 
-/* Fills a frame with what has changed from `at` to `end` of the pinned slice, as far as there is room:
- * how far it answers. */
+/* Fills the frame with the changes from `at` to `end` of the pinned slice, as far as they fit; returns how
+ * far it covers. */
 static uint64_t delta_fill(delta_frame *f, uint32_t slice, uint64_t at, uint64_t end) {
   const mlfab__store *store = &f->server->store;
   const mlfab__shard_slice *s = &store->slices[slice];

@@ -47,10 +47,10 @@
 /* ==============================================================================================
  * core/base/base.h
  * ============================================================================================== */
-/* base.h - macros and little helpers that every file uses. Layer 0.
+/* base.h - macros and helpers used by every file. Layer 0.
  *
- * Internals are MLFAB__INTERNAL: static in the amalgamated mlfab.c, external when the parts are
- * built one by one (tests of internals). Nothing here allocates or does I/O. */
+ * Internal functions are MLFAB__INTERNAL: static in the amalgamated mlfab.c, external when the parts are
+ * built separately (tests of internals). Nothing here allocates or does I/O. */
 
 /* Linux and POSIX declarations under -std=c11; before the first system header. */
 #ifndef _GNU_SOURCE
@@ -67,8 +67,7 @@
 #define MLFAB__INTERNAL
 #endif
 
-/* ThreadSanitizer knows no fences; where one is due, an exchanging instruction takes its place, which is one
- * on the machines that it runs on. */
+/* ThreadSanitizer does not model fences; under it, an atomic exchange replaces them. */
 #if defined(__SANITIZE_THREAD__)
 #define MLFAB__TSAN 1
 #elif defined(__has_feature)
@@ -98,8 +97,8 @@
 #endif
 #define MLFAB__PLANTED(n) (MLFAB_PLANT == (n))
 
-/* What is compiled in; 0 leaves it out. amalgamate.py puts these switches around the text of groups of files;
- * whoever composes a node or a context of them asks here. Shared memory needs Linux. */
+/* Features compiled in; 0 leaves one out. amalgamate.py puts these switches around the files of a group;
+ * the code that composes a node or a context tests them too. Shared memory needs Linux. */
 #ifndef MLFAB_WITH_SCHED
 #define MLFAB_WITH_SCHED 1
 #endif
@@ -145,14 +144,14 @@ static inline uint64_t mlfab__add_sat(uint64_t a, uint64_t b) {
   return a > UINT64_MAX - b ? UINT64_MAX : a + b;
 }
 
-/* Tested on bits: -ffast-math lets a compiler assume that x - x is 0. */
+/* Tests bits, because -ffast-math lets a compiler assume that x - x is 0. */
 MLFAB__UNUSED static inline int mlfab__finite(double x) {
   uint64_t bits;
   memcpy(&bits, &x, sizeof bits);
   return (bits >> 52 & 0x7ff) != 0x7ff;
 }
 
-/* How many bits are set; the lowest one that is (x is not 0). */
+/* The number of set bits; the index of the lowest one (x is not 0). */
 MLFAB__UNUSED static inline uint32_t mlfab__bits(uint64_t x) {
   x -= x >> 1 & 0x5555555555555555u;
   x = (x & 0x3333333333333333u) + (x >> 2 & 0x3333333333333333u);
@@ -170,7 +169,7 @@ MLFAB__UNUSED static inline uint32_t mlfab__lowest(uint64_t x) {
 #endif
 }
 
-/* The value of a caller's struct member that its `size` may be too old to have. */
+/* Does the caller's struct, whose `size` may be that of an older version, have this member? */
 #define MLFAB__HAS(ptr, type, member) \
   ((ptr)->size >= offsetof(type, member) + sizeof((ptr)->member))
 
@@ -180,52 +179,51 @@ MLFAB__UNUSED static inline uint32_t mlfab__lowest(uint64_t x) {
  * ============================================================================================== */
 /* env.h - the hooks a node was given: memory, log, and error records. Layer 0. */
 
-/* A node's env with what it has cost so far. */
+/* A node's hooks, with counters of memory use. */
 typedef struct mlfab__env {
-  mlfab_env hooks;      /* complete: defaults filled in by mlfab__env_init (store may be NULL) */
-  uint64_t allocations; /* calls of allocate */
+  mlfab_env hooks;      /* complete: mlfab__env_init sets defaults (store may be NULL) */
+  uint64_t allocations; /* number of calls of allocate */
   uint64_t bytes;       /* allocated now */
 } mlfab__env;
 
-/* `given` may be NULL, and may be of an older size. allocate and release default to malloc and
- * free; clock and log stay NULL (drive fills the clock). Errors: CONFIG when only one of allocate
- * and release is set. */
+/* `given` may be NULL, and may have an older size. allocate and release default to malloc and free; clock
+ * and log stay NULL (the context sets the clock). Errors: CONFIG when only one of allocate and release is
+ * set. */
 MLFAB__INTERNAL int mlfab__env_init(mlfab__env *env, const mlfab_env *given);
 
-/* Zeroed memory or NULL; 0 bytes give NULL. `bytes` of free must be what was asked for. */
+/* Zeroed memory or NULL; 0 bytes give NULL. Pass the same size to free. */
 MLFAB__INTERNAL void *mlfab__alloc(mlfab__env *env, size_t bytes);
 /* count * size with the overflow checked. */
 MLFAB__INTERNAL void *mlfab__alloc_array(mlfab__env *env, size_t count, size_t size);
 MLFAB__INTERNAL void mlfab__free(mlfab__env *env, void *memory, size_t bytes);
-/* Room for `need` things: `old` if *room_p suffices, else new memory, at least twice as much, with its
- * contents (old is freed), or NULL (old is as it was). */
+/* Room for `need` elements: `old` if *room_p suffices; else new memory, at least twice as large, with the
+ * old contents (old is freed); or NULL, with old unchanged. */
 MLFAB__INTERNAL void *mlfab__grow(mlfab__env *env, void *old, uint32_t *room_p, uint64_t need,
                                   size_t size);
-/* The same at 64-byte alignment and not zeroed: for tensor bytes. */
+/* The same, aligned to 64 bytes and not zeroed: for tensor bytes. */
 MLFAB__INTERNAL void *mlfab__alloc_aligned(mlfab__env *env, size_t bytes);
 MLFAB__INTERNAL void mlfab__free_aligned(mlfab__env *env, void *memory, size_t bytes);
 
 /* Fills *error and returns code. `error` may be NULL. */
 MLFAB__INTERNAL int mlfab__error(mlfab_error *error, int code, int32_t rank, int is_server,
                                  uint64_t waited_ns, const char *format, ...) MLFAB__PRINTF(6, 7);
-/* The same for an error that no rank caused, and for which nobody waited. */
+/* The same for an error that no rank caused and without a wait. */
 #define MLFAB__FAIL(error, code, ...) mlfab__error(error, code, MLFAB_NO_RANK, 0, 0, __VA_ARGS__)
 MLFAB__INTERNAL void mlfab__log(const mlfab__env *env, int level, const char *format, ...)
     MLFAB__PRINTF(3, 4);
-/* A duration for people: "350 ms", "2.5 s". Returns buffer. */
+/* A readable duration: "350 ms", "2.5 s". Returns buffer. */
 MLFAB__INTERNAL const char *mlfab__duration(char buffer[24], uint64_t ns);
 
 
 /* ==============================================================================================
  * core/base/env.c
  * ============================================================================================== */
-/* env.c - memory, log and error records on top of the hooks that a node was given. Layer 0.
+/* env.c - memory, log and error records on top of a node's hooks. Layer 0.
  *
- * The default allocator is the only thing here that reaches the C library's state. Clocks and files
- * are not touched: they belong to the driver.
+ * Only the default allocator uses the C library's state. Clocks and files belong to the caller.
  *
- * Invariants: `bytes` is the sum of what was asked of the allocate hook and not yet given back, so
- * a node that has freed everything reads 0. Nothing is locked: an env belongs to one node. */
+ * Invariants: `bytes` is the sum of all memory allocated and not yet freed, so it is 0 for a node that has
+ * freed everything. Nothing is locked: an env belongs to one node. */
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -247,7 +245,7 @@ MLFAB__INTERNAL int mlfab__env_init(mlfab__env *env, const mlfab_env *given) {
   memset(env, 0, sizeof *env);
   if (given != NULL) {
     size_t known = given->size < sizeof env->hooks ? given->size : sizeof env->hooks;
-    /* A size that does not even hold the first members was never set. */
+    /* A size too small for the first members was never set. */
     if (known < offsetof(mlfab_env, user)) return MLFAB_ERR_CONFIG;
     memcpy(&env->hooks, given, known);
   }
@@ -301,8 +299,8 @@ MLFAB__INTERNAL void *mlfab__grow(mlfab__env *env, void *old, uint32_t *room_p, 
   return grown;
 }
 
-/* The hooks promise 16-byte alignment only. What they gave is remembered right before the aligned
- * address, where the slack always has room for it. */
+/* The hooks guarantee 16-byte alignment only. The original address is stored right before the aligned one;
+ * the slack always has room for it. */
 #define ENV_SLACK (ENV_ALIGNMENT + sizeof(void *))
 
 MLFAB__INTERNAL void *mlfab__alloc_aligned(mlfab__env *env, size_t bytes) {
@@ -356,7 +354,7 @@ MLFAB__INTERNAL const char *mlfab__duration(char buffer[24], uint64_t ns) {
     unit *= 1000;
     which++;
   }
-  /* One decimal below a hundred, cut and not rounded, so that 999.99 ms does not read 1000 ms. */
+  /* One decimal below 100, truncated, so that 999.99 ms is not printed as 1000 ms. */
   uint64_t whole = ns / unit, tenth = unit == 1 ? 0 : ns % unit / (unit / 10);
   if (whole < 100 && tenth != 0) {
     snprintf(buffer, 24, "%u.%u %s", (unsigned)whole, (unsigned)tenth, names[which]);
@@ -381,9 +379,9 @@ MLFAB__INTERNAL uint64_t mlfab__rng_next(mlfab__rng *prng);
 MLFAB__INTERNAL uint64_t mlfab__rng_below(mlfab__rng *prng, uint64_t bound);
 /* Uniform in [0, 1). */
 MLFAB__INTERNAL double mlfab__rng_unit(mlfab__rng *prng);
-/* A good 64-bit mix of x: hashing, counter-based draws. */
+/* A 64-bit hash of x, also for counter-based draws. */
 MLFAB__INTERNAL uint64_t mlfab__mix(uint64_t x);
-/* FNV-1a with a mix at the end: names of jobs, signatures, traces. */
+/* FNV-1a with a final mix: for names of jobs, signatures, traces. */
 MLFAB__INTERNAL uint64_t mlfab__hash(uint64_t seed, const void *data, size_t bytes);
 
 
@@ -392,18 +390,18 @@ MLFAB__INTERNAL uint64_t mlfab__hash(uint64_t seed, const void *data, size_t byt
  * ============================================================================================== */
 /* rng.c - seeded random numbers and hashes. Layer 0.
  *
- * For simulations, sampling and jitter, never for secrets: whoever sees four numbers knows the
- * rest. The state is the caller's; equal seeds give equal numbers on every machine, since nothing
- * here depends on byte order, word size or floating-point rounding.
+ * For simulations, sampling and jitter, never for secrets: four outputs determine all others. The caller
+ * owns the state. Equal seeds give equal numbers on every machine: nothing here depends on byte order, word
+ * size or floating-point rounding.
  *
- * Source: Steele, Lea and Flood 2014 (splitmix64); Blackman and Vigna 2018 (xoshiro256**); Lemire
- * 2019, "Fast random integer generation in an interval", Alg. 5. */
+ * Source: Steele, Lea and Flood 2014 (splitmix64); Blackman and Vigna 2018 (xoshiro256**); Lemire 2019
+ * (bounded numbers); Fowler, Noll and Vo (FNV-1a). */
 
-#define RNG_GAMMA 0x9e3779b97f4a7c15u /* 2^64 divided by the golden ratio, made odd */
+#define RNG_GAMMA 0x9e3779b97f4a7c15u /* 2^64 divided by the golden ratio, odd */
 
 static inline uint64_t rng_rotate(uint64_t x, int by) { return (x << by) | (x >> (64 - by)); }
 
-/* One output of splitmix64 whose state was x: adding gamma first keeps 0 from mapping to 0. */
+/* One output of splitmix64 with state x; adding gamma first keeps 0 from mapping to 0. */
 MLFAB__INTERNAL uint64_t mlfab__mix(uint64_t x) {
   x += RNG_GAMMA;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -411,8 +409,8 @@ MLFAB__INTERNAL uint64_t mlfab__mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-/* splitmix64 is a bijection of its state, so the four words are never all zero, the one state that
- * xoshiro cannot leave. */
+/* splitmix64 is a bijection of its state, so the four words are never all zero, a state that xoshiro cannot
+ * leave. */
 MLFAB__INTERNAL void mlfab__rng_seed(mlfab__rng *prng, uint64_t seed) {
   for (uint64_t i = 0; i < 4; i++) prng->s[i] = mlfab__mix(seed + i * RNG_GAMMA);
 }
@@ -430,8 +428,7 @@ MLFAB__INTERNAL uint64_t mlfab__rng_next(mlfab__rng *prng) {
   return result;
 }
 
-/* The 128-bit product x * y as its two halves, from four products of 32 bits: plain C11 has no
- * wider type. */
+/* The 128-bit product x * y as two halves, from four products of 32 bits: C11 has no wider type. */
 static uint64_t rng_multiply(uint64_t x, uint64_t y, uint64_t *low_p) {
   uint64_t x0 = x & 0xffffffffu, x1 = x >> 32, y0 = y & 0xffffffffu, y1 = y >> 32;
   uint64_t middle = x1 * y0 + (x0 * y0 >> 32);
@@ -440,8 +437,8 @@ static uint64_t rng_multiply(uint64_t x, uint64_t y, uint64_t *low_p) {
   return x1 * y1 + (middle >> 32) + (carry >> 32);
 }
 
-/* The high half of random * bound is in range; low halves below 2^64 mod bound would make some
- * results likelier than others, so they are drawn again. */
+/* The high half of random * bound is in range. Low halves below 2^64 mod bound are drawn again, because
+ * they would make some results more likely. */
 MLFAB__INTERNAL uint64_t mlfab__rng_below(mlfab__rng *prng, uint64_t bound) {
   uint64_t low, high;
   if (bound == 0) return 0;
@@ -453,12 +450,12 @@ MLFAB__INTERNAL uint64_t mlfab__rng_below(mlfab__rng *prng, uint64_t bound) {
   return high;
 }
 
-/* The top 53 bits, all that a double holds: every value is exact and 1 is never reached. */
+/* 53 bits, as many as a double holds: every value is exact, and below 1. */
 MLFAB__INTERNAL double mlfab__rng_unit(mlfab__rng *prng) {
   return (double)(mlfab__rng_next(prng) >> 11) * 0x1p-53;
 }
 
-/* FNV-1a alone leaves its high bits poor for short names. */
+/* FNV-1a alone gives poor high bits for short names. */
 MLFAB__INTERNAL uint64_t mlfab__hash(uint64_t seed, const void *data, size_t bytes) {
   const uint8_t *at = data;
   uint64_t hash = 0xcbf29ce484222325u ^ seed;
@@ -469,34 +466,34 @@ MLFAB__INTERNAL uint64_t mlfab__hash(uint64_t seed, const void *data, size_t byt
 /* ==============================================================================================
  * core/base/heap.h
  * ============================================================================================== */
-/* heap.h - a priority queue of timed things. Layer 0.
+/* heap.h - a priority queue of timers. Layer 0.
  *
- * A binary heap of (time, order, index), smallest first: equal times come out by `order`, so that a
- * caller that numbers its entries gets them back in that order on every machine. An index is in the
- * heap at most once, and putting it again moves it: a timer that changes its mind leaves nothing
- * behind. Room is reserved beforehand, so that putting never fails.
+ * A binary heap of (time, order, index), smallest first. Entries with equal times come out by `order`, so
+ * that a caller that numbers its entries gets the same order on every machine. An index is in the heap at
+ * most once; putting it again moves it, so a changed timer leaves no old entry. Room is reserved
+ * beforehand, so that put cannot fail.
  *
  * Invariants: where[entries[i].index] == i + 1; no entry is smaller than its parent. */
 
 typedef struct mlfab__heap_entry {
   uint64_t time, order;
-  uint32_t index; /* the caller's number of the thing */
+  uint32_t index; /* chosen by the caller */
 } mlfab__heap_entry;
 
 /* All zero is an empty heap without room. */
 typedef struct mlfab__heap {
   mlfab__heap_entry *entries;
-  uint32_t *where; /* by index: position + 1, or 0 when it is not in the heap */
+  uint32_t *where; /* by index: position + 1, or 0 if not in the heap */
   uint32_t count, room;
 } mlfab__heap;
 
-/* Makes room for the indices 0..room-1; never shrinks. Errors: MEMORY, and nothing has changed. */
+/* Makes room for the indices 0..room-1; never shrinks. Errors: MEMORY, with nothing changed. */
 MLFAB__INTERNAL int mlfab__heap_reserve(mlfab__heap *heap, mlfab__env *env, uint32_t room);
 MLFAB__INTERNAL void mlfab__heap_free(mlfab__heap *heap, mlfab__env *env);
-/* Puts an index (below room), or moves it if it is there. O(log n). */
+/* Puts an index (below room), or moves it if present. O(log n). */
 MLFAB__INTERNAL void mlfab__heap_put(mlfab__heap *heap, uint32_t index, uint64_t time,
                                      uint64_t order);
-/* Takes an index out; nothing happens when it is not there. O(log n). */
+/* Removes an index, if present. O(log n). */
 MLFAB__INTERNAL void mlfab__heap_remove(mlfab__heap *heap, uint32_t index);
 /* The smallest entry, or NULL. Valid until the heap changes. */
 MLFAB__INTERNAL const mlfab__heap_entry *mlfab__heap_top(const mlfab__heap *heap);
@@ -507,7 +504,7 @@ MLFAB__INTERNAL int mlfab__heap_has(const mlfab__heap *heap, uint32_t index);
 /* ==============================================================================================
  * core/base/heap.c
  * ============================================================================================== */
-/* heap.c - a priority queue of timed things: see heap.h. */
+/* heap.c - a priority queue of timers: see heap.h. */
 
 static int heap_less(const mlfab__heap_entry *a, const mlfab__heap_entry *b) {
   if (a->time != b->time) return a->time < b->time;
@@ -520,7 +517,7 @@ static void heap_place(mlfab__heap *heap, uint32_t at, mlfab__heap_entry entry) 
   heap->where[entry.index] = at + 1;
 }
 
-/* Moves the entry at `at` to where it belongs, upwards or downwards. */
+/* Moves the entry at `at` up or down to its place. */
 static void heap_settle(mlfab__heap *heap, uint32_t at) {
   mlfab__heap_entry entry = heap->entries[at];
   while (at > 0 && heap_less(&entry, &heap->entries[(at - 1) / 2])) {

@@ -4,21 +4,18 @@
  * capacities, in and out, in bytes a second, negative while unknown. It reads no clock and sends nothing:
  * its owner calls mlfab__monitor_take after every sample and reports the result.
  *
- * A rate that the application limited is only a lower bound. So, for each direction: - the sample is the
- * rate of the whole window if there was always more to send; else the rate of the periods in
- *    which there was (`delivery`); else the window's rate, as a lower bound;
- * - the first sample that is not only a lower bound sets the estimate; until then the interface's nominal
- * speed
- *    is used, if there is one; later it is an upper bound;
- * - afterwards a larger sample, also a lower bound, raises the estimate fast; a similar one is smoothed in;
- * - a smaller sample may reflect the limit of the other end, for instance a slow worker, and the next
- * transfer
- *    may have another. So the estimate falls only when no sample has reached it for three heartbeats, to the
- *    largest sample of that time, if there were two samples that were not only lower bounds;
- * - receivers release no more than the reported capacity, and so would never see that a link carries more.
- * So
- *    now and then a full link is reported with a quarter more, for a heartbeat; if no more arrives then, the
- *    former estimate is restored.
+ * A rate that the application limited is only a lower bound. So, for each direction:
+ *  - the sample is the rate of the whole window if there was always more to send; else the rate of the
+ *    periods in which there was (`delivery`); else the window's rate, as a lower bound;
+ *  - the first sample that is not only a lower bound sets the estimate; until then the interface's nominal
+ *    speed is used, if there is one; later it is an upper bound;
+ *  - afterwards a larger sample, also a lower bound, raises the estimate fast; a similar one is smoothed in;
+ *  - a smaller sample may reflect the limit of the other end, for instance a slow worker, and the next
+ *    transfer may have another. So the estimate falls only when no sample has reached it for three
+ *    heartbeats, to the largest sample of that time, if two samples were not only lower bounds;
+ *  - receivers release no more than the reported capacity, and so would never see that a link carries more.
+ *    So now and then a full link is reported with a quarter more, for a heartbeat; if no more arrives then,
+ *    the former estimate is restored.
  * A receiver cannot distinguish the limit of its own link from that of the other end. Links are mostly
  * symmetric, so the outgoing rate is taken as a lower bound of the incoming capacity.
  *

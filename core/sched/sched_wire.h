@@ -1,4 +1,5 @@
-/* sched_wire.h - frames of scheduling: of the scheduler with servers, of aggregators and distributors. See wire.h. Layer 4. */
+/* sched_wire.h - frames of scheduling: between scheduler and servers, and of aggregators and distributors.
+ * See wire.h. Layer 4. */
 #ifndef MLFAB__SCHED_WIRE_H
 #define MLFAB__SCHED_WIRE_H
 
@@ -6,22 +7,22 @@
 
 typedef struct mlfab__capacity { /* worker -> server 0 -> scheduler; server -> scheduler */
   uint64_t host;
-  double in, out; /* of its network interface, bytes a second; negative: not known */
+  double in, out; /* of its network interface, bytes a second; negative: unknown */
 } mlfab__capacity;
 
-typedef struct mlfab__station { /* server -> scheduler: a worker came, or is gone */
+typedef struct mlfab__station { /* server -> scheduler: a worker came, or left */
   uint32_t worker, incarnation, alive, accumulators;
   uint64_t host;
 } mlfab__station;
 
 enum mlfab__transfer_kind { MLFAB__TRANSFER_PUSH = 0, MLFAB__TRANSFER_PULL = 1 };
 
-typedef struct mlfab__announce { /* server -> scheduler: something large wants to travel */
+typedef struct mlfab__announce { /* server -> scheduler: a large transfer waits */
   uint64_t id;                   /* number of the update, or of the pull request */
   uint64_t bytes;                /* of its part at this server */
-  uint64_t shape;                /* only transfers of one shape are grouped: hash of the segments */
-  uint64_t placed;               /* members that were ever placed in the server's queue ... */
-  uint64_t lag;                  /* ... at whose end the update would have this delay now */
+  uint64_t shape;                /* hash of the segments: only transfers of one shape are grouped */
+  uint64_t placed;               /* members ever placed in the server's queue ... */
+  uint64_t lag;                  /* ... at the end of which the update would now have this delay */
   double norm;
   uint32_t kind, worker, incarnation, members;
   uint32_t parts; /* servers that will announce it */
@@ -31,28 +32,27 @@ enum mlfab__fate { MLFAB__FATE_GO = 0, MLFAB__FATE_LOOKAHEAD = 1, MLFAB__FATE_EX
 
 typedef struct mlfab__plan_entry {
   uint64_t id;
-  uint64_t delay; /* that it will have, or would have had */
-  double rate;    /* in-link of the aggregator's host, bytes a second; 0 or less: not known */
+  uint64_t delay; /* predicted; of a dropped update: what it would have been */
+  double rate;    /* in-link of the aggregator's host, bytes a second; 0 or less: unknown */
   uint32_t kind, worker;
-  uint32_t aggregator; /* worker whose node is the hop, or MLFAB__NO_NODE */
-  uint32_t group;      /* entries in a row with the same number, not 0, are one group */
+  uint32_t aggregator; /* worker whose node aggregates, or MLFAB__NO_NODE */
+  uint32_t group;      /* consecutive entries with the same number, not 0, are one group */
   uint32_t fate;
 } mlfab__plan_entry;
 
 typedef struct mlfab__plan { /* scheduler -> server: u32 count and entries follow, in order */
   uint64_t serial;
-  double rate_in,
-      rate_out; /* of the server's host as the scheduler knows it; negative: not known */
+  double rate_in, rate_out; /* of the server's host, as known to the scheduler; negative: unknown */
   uint32_t entries;
 } mlfab__plan;
 #define MLFAB__PLAN_ENTRIES_MAX 1400u
 
-typedef struct mlfab__report {   /* server -> scheduler: how its queues stand */
-  uint64_t id;                   /* push or pull that is over, when `worker` is one */
-  uint64_t placed;               /* members that were ever placed */
-  uint64_t backlog, out_backlog; /* bytes placed that are still to come in; still to go out */
+typedef struct mlfab__report {   /* server -> scheduler: the state of its queues */
+  uint64_t id;                   /* the push or pull that is over, if `worker` is set */
+  uint64_t placed;               /* members ever placed */
+  uint64_t backlog, out_backlog; /* placed bytes still to be received; still to be sent */
   uint64_t version;
-  uint32_t kind, worker; /* worker: MLFAB__NO_NODE when nothing is over */
+  uint32_t kind, worker; /* worker: MLFAB__NO_NODE when no transfer is over */
   int32_t code;
 } mlfab__report;
 
@@ -64,10 +64,9 @@ typedef struct mlfab__group_member {
 
 typedef struct mlfab__group { /* server -> aggregator: u32 count, members in order; segments */
   uint64_t group, bytes;
-  double rate_in; /* of the aggregator's host; 0 or less: not known */
-  uint32_t whole; /* 1: forward when complete, 0: cut through */
-  uint32_t
-      packed; /* 1: members, and the sum, come as packets; `bytes` is what they would be without */
+  double rate_in;  /* of the aggregator's host; 0 or less: unknown */
+  uint32_t whole;  /* 1: forward when complete, 0: cut through */
+  uint32_t packed; /* 1: members and sum are packets; `bytes` is their unpacked size */
   uint32_t members, segments;
 } mlfab__group;
 #define MLFAB__GROUP_MEMBERS_MAX 512u
@@ -76,19 +75,20 @@ typedef struct mlfab__group_end { /* server -> aggregator: applied, or given up 
   uint64_t group;
 } mlfab__group_end;
 
-typedef struct mlfab__release { /* server -> aggregator: forward up to `upto` of the sum */
+typedef struct mlfab__release { /* server -> aggregator: may forward the sum up to byte `upto` */
   uint64_t group, upto;
 } mlfab__release;
 
-typedef struct mlfab__group_fail { /* aggregator -> server: this member spoils it */
+/* aggregator -> server: the group fails because of this member */
+typedef struct mlfab__group_fail {
   uint64_t group, seq;
-  uint32_t worker; /* MLFAB__NO_NODE: the aggregator cannot do it */
+  uint32_t worker; /* MLFAB__NO_NODE: because of the aggregator itself */
   int32_t code;
 } mlfab__group_fail;
 
 typedef struct mlfab__forward { /* aggregator -> server: the next bytes of the sum */
   uint64_t group, offset;
-  uint64_t total; /* of the sum's bytes, or of its packets: 0 until the sum is complete */
+  uint64_t total; /* size of the sum, or of its packets: 0 until the sum is complete */
 } mlfab__forward;
 
 typedef struct mlfab__spread_member {
@@ -98,19 +98,19 @@ typedef struct mlfab__spread_member {
 
 typedef struct mlfab__spread { /* server -> distributor: u32 count and members in order */
   uint64_t request, bytes;
-  uint32_t frames; /* MODEL frames that will come, unless a slice is begun again */
-  uint32_t whole;  /* 1: hand on when complete, 0: cut through */
+  uint32_t frames; /* number of MODEL frames, unless a slice is begun again */
+  uint32_t whole;  /* 1: forward when complete, 0: cut through */
   uint32_t members;
 } mlfab__spread;
 
-/* Distributor -> server: this member has to be served directly. Server -> distributor: it is. */
+/* Distributor -> server: serve this member directly. Server -> distributor: the server serves it. */
 typedef struct mlfab__spread_fail {
   uint64_t request, member_request;
-  uint32_t worker; /* MLFAB__NO_NODE: all that are left */
+  uint32_t worker; /* MLFAB__NO_NODE: all remaining members */
   int32_t code;
 } mlfab__spread_fail;
 
-/* As declared in wire.h, for each type. */
+/* Declared as in wire.h. */
 /* clang-format off */
 #define MLFAB__SCHED_PAIRS(X) \
   X(capacity) X(station) X(announce) X(report) X(group_end) X(release) X(group_fail) X(forward) \
@@ -122,8 +122,8 @@ typedef struct mlfab__spread_fail {
 MLFAB__SCHED_PAIRS(MLFAB__WIRE_DECLARE)
 MLFAB__SCHED_LISTS(MLFAB__WIRE_DECLARE_LIST)
 
-/* members has room for MLFAB__GROUP_MEMBERS_MAX when decoding. At least one member, weights finite,
- * segments as in a push. */
+/* When decoding, members has room for MLFAB__GROUP_MEMBERS_MAX. Checks: at least one member, finite
+ * weights, segments as in a push. */
 MLFAB__INTERNAL uint32_t mlfab__encode_group(uint8_t *meta, const mlfab__group *m,
                                              const mlfab__group_member *members,
                                              const mlfab__segment *segments);

@@ -1,12 +1,12 @@
-/* codec.h - the fields of frames, written and read by one list for both. Layer 1.
+/* codec.h - one list of fields for both encoding and decoding a frame's meta. Layer 1.
  *
- * For the files that say what the metas of their group's frames are: wire.c, and <group>_wire.c. A meta
- * is one list of fields, from which its encoder and its decoder are both made, so that the two cannot
- * disagree. Such a file defines N (a number of its member's size) and what else it needs (A: an array of
- * four numbers; T: a text; F: the fields of a struct) before the list, and undefines them after it.
+ * For the files that define the metas of their group's frames: wire.c, and <group>_wire.c. A meta is one
+ * list of fields, from which both its encoder and its decoder are generated, so that they cannot disagree.
+ * Such a file defines N (a number of its member's size) and what else it needs (A: an array of four
+ * numbers; T: a text; F: the fields of a struct) before the list, and undefines them after it.
  *
- * Invariants: decoding is total (any bytes give a struct or an error, nothing outside them is read) and exact (a
- * meta that decodes encodes to the same bytes again). Fields are copied one by one, at any alignment,
+ * Invariants: decoding is total (any bytes give a struct or an error; nothing outside them is read) and
+ * exact (a meta that decodes encodes to the same bytes). Fields are copied one by one, at any alignment,
  * little-endian on every machine. */
 #ifndef MLFAB__CODEC_H
 #define MLFAB__CODEC_H
@@ -15,7 +15,7 @@
 
 /* ---- little-endian fields, any alignment ---- */
 
-/* Copies a number of 2, 4 or 8 bytes between memory and wire, in either direction. */
+/* Copies a number of 2, 4 or 8 bytes between memory and the frame, in either direction. */
 static inline void wire_number(void *to, const void *from, size_t bytes) {
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
   for (size_t i = 0; i < bytes; i++) {
@@ -49,9 +49,8 @@ static inline uint64_t wire_get64(const uint8_t *at) {
 
 /* ---- fields ---- */
 
-/* The fields of a type are one list, from which encoder and decoder are both made: every function below
- * writes when `decode` is 0 and reads when it is 1, and is inlined, so that nothing of the choice is
- * left. Once bad, a codec stays bad: one look at the end is enough. What could not be read is zero. */
+/* Every function below writes when `decode` is 0 and reads when it is 1, and is inlined, so that the test
+ * disappears. An error is sticky: one check at the end suffices. Fields that could not be read are zero. */
 typedef struct wire_codec {
   uint8_t *begin, *at;
   const uint8_t *end; /* when decoding */
@@ -77,13 +76,13 @@ WIRE_INLINE void wire_codec_number(wire_codec *c, int decode, void *member, size
   c->at += bytes;
 }
 
-/* An array without a terminating zero is cut, so that its decoder accepts what is written. */
+/* Truncates an array without a terminating zero, so that the decoder accepts the result. */
 static inline uint16_t wire_text_bytes(const char *text, size_t room) {
   const char *end = memchr(text, 0, room - 1);
   return (uint16_t)(end != NULL ? (size_t)(end - text) : room - 1);
 }
 
-/* When reading, the rest of the array is zeroed, so that equal texts are equal structs. */
+/* When reading, zeros the rest of the array, so that equal texts give equal structs. */
 static inline void wire_codec_text(wire_codec *c, int decode, char *text, size_t room) {
   uint16_t bytes = decode ? 0 : wire_text_bytes(text, room);
   wire_codec_number(c, decode, &bytes, sizeof bytes);
@@ -101,8 +100,8 @@ static inline void wire_codec_text(wire_codec *c, int decode, char *text, size_t
   c->at += bytes;
 }
 
-/* The count of a list, at most `most`, of which each entry takes so many bytes. What neither this limit
- * nor a meta, nor the bytes that are left, can hold is bad before it is multiplied or trusted. */
+/* The count of a list, at most `most`, with `each` bytes an entry. A count beyond this limit, the meta's
+ * size or the bytes left is an error before it is multiplied or used. */
 static inline uint32_t wire_codec_count(wire_codec *c, int decode, uint32_t count, uint32_t most,
                                         size_t each) {
   size_t used = (size_t)(c->at - c->begin);
@@ -115,7 +114,7 @@ static inline uint32_t wire_codec_count(wire_codec *c, int decode, uint32_t coun
   return 0;
 }
 
-/* Entries of lists that are plain numbers: as they are, and servers as u16. */
+/* Entries of lists of plain numbers; servers are u16 in frames. */
 WIRE_INLINE void wire_u64(wire_codec *c, int decode, uint64_t *x) {
   wire_codec_number(c, decode, x, sizeof *x);
 }
@@ -152,7 +151,7 @@ static inline int wire_decoded(const wire_codec *c) {
 #define WIRE_FIELDS(name, type, ...) \
   WIRE_INLINE void wire_##name(wire_codec *c, int decode, type *m) { __VA_ARGS__ }
 
-/* A type that has no lists. */
+/* A type without lists. */
 #define WIRE_META(name, ...)                                                             \
   WIRE_FIELDS(name, mlfab__##name, __VA_ARGS__)                                          \
   MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m) { \
@@ -167,8 +166,8 @@ static inline int wire_decoded(const wire_codec *c) {
     return wire_decoded(&c);                                                             \
   }
 
-/* A type with one list at the end: the member that has its count, its entries' fields, their type, bytes
- * on the wire and largest number. */
+/* A type with one list at the end. Arguments: the member with the count, the entries' fields, their type,
+ * encoded size and maximum number. */
 #define WIRE_LIST(name, count, item, type, bytes_each, most, ...)                                 \
   WIRE_FIELDS(name, mlfab__##name, __VA_ARGS__)                                                   \
   MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m,            \
@@ -189,7 +188,7 @@ static inline int wire_decoded(const wire_codec *c) {
     return wire_decoded(&c);                                                                      \
   }
 
-/* A consistency model, which is in frames of two groups; `size` does not travel. */
+/* A consistency model, used in frames of two groups, without `size`. */
 /* clang-format off */
 #define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
 WIRE_FIELDS(sync, mlfab_sync,
@@ -198,10 +197,10 @@ WIRE_FIELDS(sync, mlfab_sync,
 #undef N
 /* clang-format on */
 
-/* ---- stretches of the model ---- */
+/* ---- segments of the model ---- */
 
-/* Returns the sum of the segments' bytes. Being ascending, apart and inside 64 bits, they cannot
- * sum up to more than 2^64 - 1. */
+/* Returns the sum of the segments' bytes. They ascend without overlap within 64 bits, so the sum cannot
+ * overflow. */
 static inline uint64_t wire_read_segments(wire_codec *c, uint32_t *count_p,
                                           mlfab__segment *segments) {
   uint64_t sum = 0, end = 0;

@@ -1,10 +1,11 @@
 /* wire.c - encodes, decodes and checks frames. Layer 1.
  *
- * The layout of the header is drawn in wire.h. The layout of each meta is one list of fields
- * (codec.h); frames of other groups have theirs in <group>_wire.c. What the fields mean, and whether they fit the state of a node, is decided by the roles, not here.
+ * wire.h shows the layout of the header. The layout of each meta is one list of fields (codec.h); frames of
+ * other groups have theirs in <group>_wire.c. The roles, not this file, interpret the fields and check them
+ * against the state of a node.
  *
- * Source: RFC 3720 §12.1 (CRC32C); Gopal et al., "Fast CRC Computation for iSCSI Polynomial Using
- * CRC32 Instruction", Intel 2011 (three interleaved streams); Fowler, Noll and Vo (FNV-1a). */
+ * Source: RFC 3720 §12.1 (CRC32C); Gopal et al., "Fast CRC Computation for iSCSI Polynomial Using CRC32
+ * Instruction", Intel 2011 (three interleaved streams); Fowler, Noll and Vo (FNV-1a). */
 #include "codec.h"
 
 /* ---- the metas, in wire order: N a number (of its member's size), A an array of four numbers, T a
@@ -79,7 +80,7 @@ WIRE_FIELDS(push, mlfab__push,
                 N(parts))
 WIRE_FIELDS(pull, mlfab__pull, N(request) N(progress) N(epoch))
 
-/* Versions or commits of slices. */
+/* The versions or commits of slices. */
 static void wire_slices(wire_codec *c, int decode, uint32_t *count, uint64_t *list) {
   uint32_t n = wire_codec_count(c, decode, *count, MLFAB__SLICES_MAX, 8);
   for (uint32_t i = 0; i < n; i++) wire_u64(c, decode, &list[i]);
@@ -97,12 +98,12 @@ MLFAB__INTERNAL uint32_t mlfab__encode_push(uint8_t *meta, const mlfab__push *m,
   return wire_encoded(&c);
 }
 
-/* Packets of one element each are eight times what they hold. */
+/* In the worst case (packets of one element) packets are eight times as large as their values. */
 static uint64_t wire_packed_most(uint64_t sum) {
   return sum > UINT64_MAX / 8 ? UINT64_MAX : 8 * sum;
 }
 
-/* An update of no segments is an empty push; any other touches a slice and so has a version. */
+/* An update without segments is an empty push; any other touches a slice and needs a version. */
 MLFAB__INTERNAL int mlfab__decode_push(const uint8_t *meta, uint32_t bytes, mlfab__push *m,
                                        mlfab__segment *segments, uint64_t *versions) {
   wire_codec c = wire_decode(meta, bytes);
@@ -176,8 +177,8 @@ MLFAB__INTERNAL void mlfab__decode_tensor_info(const uint8_t *at, mlfab__tensor_
 
 /* ---- the header ---- */
 
-/* Offsets of the drawing in wire.h. Up to byte 12 they are promised for every protocol version, or
- * an older side could not be told from noise. */
+/* Offsets in the header (wire.h). Those up to byte 12 are fixed for every protocol version, so that an
+ * older side can be recognised. */
 enum {
   WIRE_PROTOCOL = 4,
   WIRE_TYPE = 5,
@@ -194,7 +195,7 @@ enum {
   WIRE_TAG = 48
 };
 
-/* Copied in whole words, since a word that was written in parts is slow to read back. */
+/* Copied in whole words, because a word written in parts is slow to read back. */
 static uint32_t wire_header_crc(const uint8_t *head) {
   uint8_t copy[MLFAB_HEADER_BYTES];
   memcpy(copy, head, sizeof copy);
@@ -202,7 +203,7 @@ static uint32_t wire_header_crc(const uint8_t *head) {
   return mlfab__crc32c(0, copy, sizeof copy);
 }
 
-/* A ghost has no bytes to cover. */
+/* A ghost's bulk has no bytes to cover. */
 static uint32_t wire_payload_crc(const uint8_t *head, uint32_t meta_bytes, unsigned flags,
                                  const void *bulk, uint32_t bulk_bytes) {
   uint32_t crc = mlfab__crc32c(0, head + MLFAB_HEADER_BYTES, meta_bytes);
@@ -210,7 +211,7 @@ static uint32_t wire_payload_crc(const uint8_t *head, uint32_t meta_bytes, unsig
   return covered ? mlfab__crc32c(crc, bulk, bulk_bytes) : crc;
 }
 
-/* The first frames of links prove that their sender belongs to the job. */
+/* The types that carry the job's secret. */
 static int wire_has_tag(unsigned type) {
   return type == MLFAB__JOIN || type == MLFAB__HELLO || type == MLFAB__MEET;
 }
@@ -248,9 +249,9 @@ MLFAB__INTERNAL void mlfab__wire_open(const uint8_t *head, mlfab__header *header
   header->tag[1] = wire_get64(head + WIRE_TAG + 8);
 }
 
-/* The types that carry tensor bytes or lists behind their meta, as bits. */
+/* Bit mask of the types with a bulk. */
 #define WIRE_BIT(type) ((uint64_t)1 << MLFAB__##type)
-#define WIRE_BULK_TYPES /* below 64 */                                                         \
+#define WIRE_BULK_TYPES /* types below 64 */                                                   \
   (WIRE_BIT(WELCOME) | WIRE_BIT(DEFINE) | WIRE_BIT(PUSH) | WIRE_BIT(CHUNK) | WIRE_BIT(MODEL) | \
    WIRE_BIT(FORWARD) | WIRE_BIT(HOP_CHUNK) | WIRE_BIT(HOP_MODEL) | WIRE_BIT(RESHARD_SERVER))
 
@@ -258,7 +259,7 @@ static int wire_has_bulk(unsigned type) {
   return type < 64 ? (int)(WIRE_BULK_TYPES >> type & 1) : type == MLFAB__COLL;
 }
 
-/* Numbers of types that are gone are not used again, so there are gaps. */
+/* Numbers of removed types are not reused, so there are gaps. */
 static int wire_is_known(unsigned type) {
 #define WIRE_KNOWN(name, number) [number] = 1,
   static const uint8_t known[MLFAB__FRAME_TYPES] = {MLFAB__FRAMES(WIRE_KNOWN)};
@@ -266,8 +267,8 @@ static int wire_is_known(unsigned type) {
   return type < MLFAB__FRAME_TYPES && known[type];
 }
 
-/* The version comes before the checksum, so that another version's frame is called that and not
- * damaged; everything after the checksum is a mistake of the sender, not of the line. */
+/* Checks the version before the checksum, so that a frame of another version is reported as such and not as
+ * damaged. Errors found after the checksum are mistakes of the sender, not of the line. */
 MLFAB_API int mlfab_frame_check(const void *header, uint32_t *head_bytes_p,
                                 uint32_t *bulk_bytes_p) {
   const uint8_t *head = header;
@@ -294,7 +295,7 @@ MLFAB_API int mlfab_frame_check(const void *header, uint32_t *head_bytes_p,
   return 0;
 }
 
-/* A payload of another length than its header tells is not what the checksum was made of. */
+/* A payload whose length differs from the header's cannot match the checksum. */
 MLFAB_API int mlfab_frame_verify(const void *head, uint32_t head_bytes, const void *bulk,
                                  uint32_t bulk_bytes) {
   mlfab__header header;
@@ -322,9 +323,9 @@ MLFAB__INTERNAL const char *mlfab__frame_name(uint8_t type) {
 
 /* ---- CRC32C ---- */
 
-/* wire_crc_table[k][i] is the remainder of byte i followed by k zero bytes. A remainder is linear
- * in its bits, so the tables follow from those of the 64 single bits, which are the first 64 states
- * of the shift register that starts at the polynomial; the preprocessor adds them up. */
+/* wire_crc_table[k][i] is the remainder of byte i followed by k zero bytes. A remainder is linear in its
+ * bits, so the tables follow from those of the 64 single bits, which are the first 64 states of the shift
+ * register that starts at the polynomial; the preprocessor adds them. */
 #define WIRE_CRC_AT(i, a, b, c, d, e, f, g, h)                                              \
   (((i)&128 ? (a) : 0u) ^ ((i)&64 ? (b) : 0u) ^ ((i)&32 ? (c) : 0u) ^ ((i)&16 ? (d) : 0u) ^ \
    ((i)&8 ? (e) : 0u) ^ ((i)&4 ? (f) : 0u) ^ ((i)&2 ? (g) : 0u) ^ ((i)&1 ? (h) : 0u))
@@ -388,13 +389,13 @@ MLFAB__INTERNAL uint32_t mlfab__crc32c_portable(uint32_t crc, const void *data, 
 #include <nmmintrin.h>
 #include <wmmintrin.h>
 
-/* The instruction answers after three cycles but starts every cycle, so three stretches of equal
- * length run side by side. The first two remainders are then moved over what follows them: a
- * product with x^(8 * distance - 33) without carries (the factor x^33 comes from the product's
- * place in its 64 bits and from the reduction, which the instruction itself does). */
+/* The instruction has a latency of three cycles but starts every cycle, so three streams of equal length
+ * run in parallel. The first two remainders are then shifted past the bytes that follow them by a
+ * carry-less product with x^(8 * distance - 33); the factor x^33 comes from the product's position in its
+ * 64 bits and from the reduction, which the instruction itself does. */
 typedef struct wire_crc_stride {
-  size_t bytes;      /* of one stretch */
-  uint32_t two, one; /* the factors for two stretches and for one */
+  size_t bytes;      /* of one stream */
+  uint32_t two, one; /* the factors for two streams and for one */
 } wire_crc_stride;
 
 __attribute__((target("sse4.2,pclmul"))) static uint32_t wire_crc_x86(uint32_t crc,

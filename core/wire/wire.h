@@ -1,7 +1,7 @@
 /* wire.h - frames: their header, their types, and the meta of each type. Layer 1.
  *
- * A frame is a header of 64 bytes, a meta (fields of its type, at most MLFAB_META_MAX) and a bulk
- * (tensor bytes, at most MLFAB_BULK_MAX). Everything is little-endian.
+ * A frame is a header of 64 bytes, a meta (fields of its type, at most MLFAB_META_MAX) and a bulk (tensor
+ * bytes, at most MLFAB_BULK_MAX). All numbers are little-endian.
  *
  *    0  u32 magic "MLFB"            24  u64 job (hash of its name)
  *    4  u8  protocol                32  u32 epoch
@@ -12,14 +12,14 @@
  *   16  u32 meta bytes              64  meta, then bulk
  *   20  u32 bulk bytes
  *
- * The tag of the first frame of a link (JOIN, HELLO, MEET) is the job's secret; zero without one, and
- * in all other frames. It proves that the sender was told the secret, to whoever hears it: it is a
- * password, and no code over the frame (docs/promises.md says what that is worth).
+ * The tag of the first frame of a link (JOIN, HELLO, MEET) is the job's secret, or zero without one; in all
+ * other frames it is zero. It is a password, not a code over the frame: it shows that the sender knows the
+ * secret, and everyone who reads the link learns it (docs/promises.md says what that is worth).
  *
- * The header's checksum covers the 64 bytes with its own field as zero; the payload's covers the
- * meta, and the bulk too when WIRE_BULK_CRC is set. Decoding is total: any bytes give a frame or an
- * error, never a read outside them; a meta must be exactly as long as its fields. Lengths are
- * checked by subtraction before anything is used. */
+ * The header's checksum covers the 64 bytes with its own field as zero. The payload's covers the meta, and
+ * the bulk too if WIRE_BULK_CRC is set. Decoding is total: any bytes give a frame or an error, never a read
+ * outside them; a meta must have exactly the length of its fields. Lengths are checked by subtraction
+ * before they are used. */
 #ifndef MLFAB__WIRE_H
 #define MLFAB__WIRE_H
 
@@ -29,8 +29,8 @@
 #define MLFAB__MAGIC 0x42464c4du   /* "MLFB" */
 enum { MLFAB__WIRE_BULK_CRC = 1 }; /* flags; all other bits must be zero */
 
-/* Names of nodes: workers 0..W-1, then dedicated servers W..W+S-1 (otherwise server s is node s),
- * then a scheduler that is a process of its own. */
+/* Node numbers: workers 0..W-1, then dedicated servers W..W+S-1 (otherwise server s is node s), then a
+ * scheduler that is a process of its own. */
 #define MLFAB__NO_NODE 0xffffffffu
 
 typedef struct mlfab__header {
@@ -40,10 +40,10 @@ typedef struct mlfab__header {
   uint32_t meta_bytes, bulk_bytes;
   uint64_t job;
   uint32_t epoch, sender, incarnation;
-  uint64_t tag[2]; /* of the types that have one, else not looked at by seal */
+  uint64_t tag[2]; /* in types that have one, else ignored by seal */
 } mlfab__header;
 
-/* Every type: name, number. The limits on bulk: 0 means that the type has none. */
+/* Every type: name, number. */
 #define MLFAB__FRAMES(X)      \
   X(JOIN, 1)                  \
   X(WELCOME, 2)               \
@@ -130,30 +130,30 @@ enum mlfab__frame_type {
 #define MLFAB__FRAME_ENUM(name, number) MLFAB__##name = number,
   MLFAB__FRAMES(MLFAB__FRAME_ENUM)
 #undef MLFAB__FRAME_ENUM
-      MLFAB__FRAME_TYPES /* the last one's number and one */
+      MLFAB__FRAME_TYPES /* the last number plus one */
 };
 
-#define MLFAB__TEXT_MAX 256      /* bytes of a text, its terminating zero included */
-#define MLFAB__META_PLAIN 1280   /* room for the meta of every frame that has no list */
-#define MLFAB__ADDRESSES_MAX 768 /* bytes of a node's list of addresses, likewise */
-#define MLFAB__SEGMENTS_MAX 2048 /* stretches of the flat model in one push or pull */
+#define MLFAB__TEXT_MAX 256      /* maximum bytes of a text, with its terminating zero */
+#define MLFAB__META_PLAIN 1280   /* maximum meta of a frame without a list */
+#define MLFAB__ADDRESSES_MAX 768 /* maximum bytes of a node's list of addresses, likewise */
+#define MLFAB__SEGMENTS_MAX 2048 /* maximum number of segments in a push or pull */
 #define MLFAB__SLICES_MAX 4096
 
-/* A stretch of the flat model, bytes. In a list: ascending, not touching, not empty. */
+/* Adjacent bytes of the flat model. In a list: ascending, not touching, not empty. */
 typedef struct mlfab__segment {
   uint64_t offset, bytes;
 } mlfab__segment;
 
-/* --- the metas, one struct a type, members in wire order. Lists are arrays of the decoder's caller
- * or of the encoder's; texts travel as u16 length and bytes. --- */
+/* --- the metas: one struct for each type, members in the order of the frame. The caller of encode or
+ * decode owns lists. Texts are sent as u16 length and bytes. --- */
 
 typedef struct mlfab__join { /* node -> coordinator, first frame of a joining connection */
   int32_t rank;              /* as in mlfab_config */
   uint32_t roles, workers, servers, dedicated;
   uint32_t scheduler;   /* MLFAB_SCHEDULER_* */
-  uint32_t hand;        /* 1: hand-driven, not missed by its heartbeat */
-  uint32_t incarnation; /* the one it had before, or 0 */
-  uint64_t nonce;       /* of this process, so that a repeated JOIN is recognised */
+  uint32_t hand;        /* 1: polled by its program, not declared dead for missing heartbeats */
+  uint32_t incarnation; /* its previous one, or 0 */
+  uint64_t nonce;       /* of this process, to recognise a repeated JOIN */
   char addresses[MLFAB__ADDRESSES_MAX];
 } mlfab__join;
 
@@ -162,10 +162,10 @@ typedef struct mlfab__welcome { /* coordinator -> node; bulk: `nodes` encoded ml
   uint32_t nodes;
 } mlfab__welcome;
 
-typedef struct
-    mlfab__member_info { /* u32 node, roles, incarnation, hand; u64 nonce; text addresses */
+/* u32 node, roles, incarnation, hand; u64 nonce; text addresses */
+typedef struct mlfab__member_info {
   uint32_t node, roles, incarnation, hand;
-  uint64_t nonce; /* of its process, which it shows in HELLO */
+  uint64_t nonce; /* of its process, which sends it in HELLO */
   char addresses[MLFAB__ADDRESSES_MAX];
 } mlfab__member_info;
 
@@ -176,49 +176,50 @@ typedef struct mlfab__refuse { /* any -> any; the link is then closed */
 
 typedef struct mlfab__hello { /* worker or scheduler -> server on a new link */
   uint32_t node, incarnation, roles, hand;
-  uint32_t accumulators; /* that this worker offers as an aggregator */
-  uint64_t host;         /* nodes of one host share its links */
-  uint64_t nonce;        /* of this process, as in its JOIN */
+  uint32_t accumulators; /* offered by this worker as an aggregator */
+  uint64_t host;         /* the nodes of a host share its links */
+  uint64_t nonce;        /* of this process, equal to that of its JOIN */
 } mlfab__hello;
 
 typedef struct mlfab__hello_ack { /* server -> worker */
-  uint32_t server, eager_bytes;   /* credit of bytes without a grant */
-  uint32_t generation;            /* of the worker's push stream from here on */
+  uint32_t server, eager_bytes;   /* credit: bytes that may be sent without a grant */
+  uint32_t generation;            /* of the worker's push stream from now on */
   uint32_t model_stands;          /* 1: this server has a model */
-  uint32_t was_dead;              /* 1: had been dead, its rounds went on; 2: not to HELLO, only
-                                    the credit is news; 3: to STOP */
-  uint64_t v_train;               /* the worker's progress at this server */
-  uint64_t top;                   /* all updates up to here are decided ... */
-  uint64_t applied[4];            /* ... bit i: update top - i was applied ... */
-  uint64_t dropped[4];            /* ... or was dropped; neither: refused or withdrawn */
-  uint32_t epoch;                 /* of its layout; 0: its slices are on the move */
-  uint32_t stopped;               /* the attempt that the worker has said STOP for, or 0 */
-  uint64_t nonce;                 /* to a server: of the process that answers; else 0 */
+  /* 1: was dead, rounds went on; 2: no HELLO, only new credit; 3: answers STOP */
+  uint32_t was_dead;
+  uint64_t v_train;    /* the worker's progress at this server */
+  uint64_t top;        /* all updates up to here are decided ... */
+  uint64_t applied[4]; /* ... bit i: update top - i was applied ... */
+  uint64_t dropped[4]; /* ... or was dropped; neither: refused or withdrawn */
+  uint32_t epoch;      /* of its layout; 0: its slices are moving */
+  uint32_t stopped;    /* the attempt for which the worker has sent STOP, or 0 */
+  uint64_t nonce;      /* to a server: nonce of the answering process; else 0 */
 } mlfab__hello_ack;
 
-/* Whoever gets a PROBE says ANSWER at once. */
+/* The receiver of a PROBE sends an ANSWER at once. */
 enum { MLFAB__BEAT = 0, MLFAB__BEAT_PROBE = 1, MLFAB__BEAT_ANSWER = 2 };
 typedef struct mlfab__heartbeat {
-  uint64_t sent_ns; /* the sender's clock; of an answer: the probe's */
+  uint64_t sent_ns; /* the sender's clock; in an answer, the probe's value */
   uint32_t kind;
 } mlfab__heartbeat;
 
-typedef struct mlfab__bye { /* a regular end, or being given up */
+typedef struct mlfab__bye { /* a regular end, or the reason for dropping the link */
   int32_t code;
   char text[MLFAB__TEXT_MAX];
 } mlfab__bye;
 
-typedef struct mlfab__member {      /* server 0 -> all: a rank joined again, died, left, is done */
+/* server 0 -> all: a rank rejoined, died, left, or has no more data */
+typedef struct mlfab__member {
   uint32_t node, incarnation, kind; /* MLFAB_EVENT_* */
   char addresses[MLFAB__ADDRESSES_MAX];
 } mlfab__member;
 
-typedef struct
-    mlfab__define { /* worker -> server; bulk: `tensors` times {u32 id, u32 dtype, u64 count} */
-  uint32_t ask;     /* counts the worker's definitions: an answer to an earlier one is void */
+/* worker -> server; bulk: `tensors` times {u32 id, u32 dtype, u64 count} */
+typedef struct mlfab__define {
+  uint32_t ask; /* number of the worker's definition: older answers are void */
   uint32_t tensors;
   uint32_t first_weights;      /* 1: first weights follow as update 0 */
-  mlfab_model_options options; /* without `sync` and the sizes, which do not travel */
+  mlfab_model_options options; /* without `sync` and the sizes, which are not sent */
 } mlfab__define;
 
 typedef struct mlfab__tensor_info {
@@ -226,18 +227,18 @@ typedef struct mlfab__tensor_info {
   uint64_t count;
 } mlfab__tensor_info;
 
-typedef struct mlfab__define_ack { /* server -> worker: the model stands here, or why not */
+typedef struct mlfab__define_ack { /* server -> worker: the model is ready here, or why not */
   int32_t code;
   uint32_t server;
   uint64_t v_train;
   char text[MLFAB__TEXT_MAX];
   uint32_t ask;                /* of the DEFINE that this answers */
-  uint32_t first_weights;      /* 1: the receiver's own first weights are the model's */
-  mlfab_model_options options; /* worker 0's, which win; as in a DEFINE */
+  uint32_t first_weights;      /* 1: the receiver's own first weights are in use */
+  mlfab_model_options options; /* worker 0's, which apply; fields as in DEFINE */
 } mlfab__define_ack;
 
-/* PLANNED: a large one in a fabric with a scheduler; none of its bytes come before a grant. */
-/* PACKED: its bytes are packets (packet.h); every bulk holds whole ones. */
+/* PLANNED: large, in a fabric with a scheduler; no bytes before a grant. */
+/* PACKED: sent as packets (packet.h); every bulk holds whole packets. */
 enum {
   MLFAB__PUSH_MORE = 1,
   MLFAB__PUSH_INIT = 2,
@@ -245,17 +246,17 @@ enum {
   MLFAB__PUSH_PACKED = 8
 };
 
-/* worker -> server: announces an update; its first bytes may come as the bulk. u32 segment count,
- * then segments; u32 version count (1: the same for all slices touched; else one for each in
- * ascending order), then versions. */
+/* worker -> server: announces an update; the bulk may hold its first bytes. u32 segment count, then
+ * segments; u32 version count (1: the same for all touched slices; else one for each in ascending order),
+ * then versions. */
 typedef struct mlfab__push {
   uint64_t seq;        /* of its first member */
-  uint32_t members;    /* how many merged updates: seq .. seq + members - 1 */
+  uint32_t members;    /* number of merged updates: seq .. seq + members - 1 */
   uint32_t generation; /* of the stream */
   uint32_t flags;
-  uint32_t eager;    /* bytes of credit that it takes; at most that is sent before a grant */
-  uint64_t progress; /* the worker's iteration, from 0: the same at all servers */
-  uint64_t bytes;    /* all of it at this server = sum of its segments, or of its packets */
+  uint32_t eager;    /* credit used; at most this many bytes are sent before a grant */
+  uint64_t progress; /* the worker's iteration, from 0; the same at all servers */
+  uint64_t bytes;    /* size at this server: sum of its segments, or of its packets */
   double scale, norm;
   uint32_t parts; /* servers that have a part of it */
   uint32_t segments;
@@ -263,11 +264,11 @@ typedef struct mlfab__push {
 } mlfab__push;
 
 typedef struct mlfab__chunk { /* worker -> server: the next bytes of an update */
-  uint64_t seq, offset;       /* offset: within the update's bytes at this server */
+  uint64_t seq, offset;       /* offset: in the update's bytes at this server */
   uint32_t generation;
 } mlfab__chunk;
 
-typedef struct mlfab__grant { /* server -> worker: update may be sent up to `upto` of its bytes */
+typedef struct mlfab__grant { /* server -> worker: the update may be sent up to byte `upto` */
   uint64_t seq, upto;
   uint32_t generation;
 } mlfab__grant;
@@ -277,12 +278,12 @@ typedef struct mlfab__push_ack { /* server -> worker: decided */
   uint32_t members, generation;
   int32_t code; /* 0: applied */
   uint64_t version,
-      delay;        /* largest over the slices, after the commit; delay of the first member */
-  uint64_t v_train; /* the worker's progress at this server from here on */
+      delay;        /* maximum over the slices, after the commit; delay of the first member */
+  uint64_t v_train; /* the worker's progress at this server from now on */
 } mlfab__push_ack;
 
-typedef struct mlfab__resend { /* server -> worker: send again, in order, what is not decided */
-  uint32_t generation;         /* the new one; everything older is discarded here */
+typedef struct mlfab__resend { /* server -> worker: resend all undecided updates, in order */
+  uint32_t generation;         /* new; the server discards frames of older ones */
   uint64_t top;
   uint64_t applied[4], dropped[4];
 } mlfab__resend;
@@ -292,29 +293,29 @@ typedef struct mlfab__withdraw { /* worker -> server: forget this update unless 
   uint32_t members, generation;
 } mlfab__withdraw;
 
-/* u32 segment count and segments follow; then u32 count and the commits that the worker's cache has of
- * the slices touched (as versions in a push; 0: nothing of it), when the model has tags. */
+/* u32 segment count and segments follow; then, if the model has tags, u32 count and the commits of the
+ * touched slices in the worker's cache (as versions in a push; 0: not cached). */
 typedef struct mlfab__pull {
   uint64_t request;
-  uint64_t progress; /* how many rounds this worker has pushed */
+  uint64_t progress; /* number of rounds that this worker has pushed */
   uint32_t epoch;    /* of the cache */
   uint32_t segments;
   uint32_t sinces; /* 0: no cache */
 } mlfab__pull;
 
-/* flags. LAST: the pull is answered with this. PACKED: the bulk is packets of this stretch, and what
- * none of them names has not changed since the commit of the cache. */
+/* flags. LAST: this completes the answer. PACKED: the bulk is packets for these bytes; elements that no
+ * packet names have not changed since the cache's commit. */
 enum { MLFAB__MODEL_LAST = 1, MLFAB__MODEL_PACKED = 2 };
 typedef struct mlfab__model { /* server -> worker: bytes of one slice at one version */
   uint64_t request;
-  uint64_t offset, bytes;   /* the stretch of the flat model that it answers for */
+  uint64_t offset, bytes;   /* the bytes of the flat model that it covers */
   uint64_t version, commit; /* of the slice */
   uint32_t slice, flags;
-  uint32_t epoch; /* that commits are counted in */
+  uint32_t epoch; /* epoch of the commit numbers */
 } mlfab__model;
 
-/* Pulls by way of a distributor. The server answers a request of its own making, with this bit set,
- * to the distributor's worker; its MODEL frames go to the aggregator role there. */
+/* Pulls through a distributor. The server sends MODEL frames for a request of its own, with this bit set,
+ * to the distributor's worker, where the aggregator role takes them. */
 #define MLFAB__SPREAD_BIT 0x8000000000000000u
 
 typedef struct mlfab__pull_fail {
@@ -331,28 +332,28 @@ typedef struct mlfab__barrier { /* both directions: BARRIER up, BARRIER_DONE dow
   uint64_t number;              /* the worker's count of barriers, from 1 */
 } mlfab__barrier;
 
-typedef struct mlfab__sync_ask { /* SYNC, worker -> server: a consistency model from now on */
-  uint64_t ask;                  /* the worker's count of changes, from 1 */
-  uint32_t tensor;               /* the slices that have bytes of it, or MLFAB_ALL */
-  mlfab_sync consistency;        /* `size` does not travel */
+typedef struct mlfab__sync_ask { /* SYNC, worker -> server: sets a consistency model */
+  uint64_t ask;                  /* number of the worker's change, from 1 */
+  uint32_t tensor;               /* applies to the slices with bytes of this tensor, or MLFAB_ALL */
+  mlfab_sync consistency;        /* without `size` */
 } mlfab__sync_ask;
 
-typedef struct mlfab__sync_ack { /* server -> worker: done, or why not; to all: how it is */
-  uint64_t ask;                  /* 0: only news */
+typedef struct mlfab__sync_ack { /* server -> worker: done, or why not; to all: the present state */
+  uint64_t ask;                  /* 0: no answer, only a notice */
   int32_t code;
-  uint32_t counts; /* 1: this server counts iterations, of updates without bytes for it too */
+  uint32_t counts; /* 1: this server counts iterations, also of updates without bytes for it */
   char text[MLFAB__TEXT_MAX];
 } mlfab__sync_ack;
 
-typedef struct mlfab__progress { /* worker -> server that counts: what it may not have heard */
-  uint64_t progress;             /* whole updates before the first that is not decided there */
+typedef struct mlfab__progress { /* worker -> server that counts: its progress */
+  uint64_t progress;             /* whole updates before the first that is undecided there */
 } mlfab__progress;
 
 typedef struct mlfab__done { /* DONE up: no more data; DONE_ACK down */
   uint64_t last_seq;
 } mlfab__done;
 
-/* --- links between workers, and what workers and servers are told of ways and moves; the rest is in
+/* --- links between workers, and frames to workers and servers about routes and moves; the others are in
  * sched_wire.h, reshard_wire.h and coll_wire.h --- */
 
 typedef struct mlfab__meet { /* worker -> aggregator, first frame of a link between workers */
@@ -360,30 +361,30 @@ typedef struct mlfab__meet { /* worker -> aggregator, first frame of a link betw
   uint64_t nonce; /* of this process */
 } mlfab__meet;
 
-typedef struct
-    mlfab__where { /* worker -> server 0: where is this worker? THERE is a mlfab__member */
+/* worker -> server 0: asks for this worker's addresses. THERE is a mlfab__member */
+typedef struct mlfab__where {
   uint32_t node;
 } mlfab__where;
 
-/* mlfab_schedule: worker -> servers, server -> scheduler; the scheduler passes server 0's on to the
- * others. */
+/* mlfab_schedule: worker -> servers, server -> scheduler; the scheduler sends server 0's to the others. */
 typedef struct mlfab__schedule {
   uint64_t delay_bound; /* UINT64_MAX: none */
   uint64_t plan_ahead_ns, interval_ns;
   uint32_t best, whole, no_aggregation, no_distribution;
-  /* Server -> scheduler only: what it has to know of the server. */
-  uint32_t rounds; /* 1: lists of rounds are planned: no order, no drops */
+  /* Server -> scheduler only. */
+  uint32_t rounds; /* 1: plans lists for rounds: no order, no drops */
   uint64_t host;   /* of the server */
 } mlfab__schedule;
 
-typedef struct mlfab__via { /* server -> worker: by which hop this update goes from now on */
+typedef struct mlfab__via { /* server -> worker: the new route of this update */
   uint64_t seq;
-  uint64_t group;      /* ascending at a server: fences whatever came before */
+  uint64_t group;      /* ascending at a server: frames with older numbers are ignored */
   uint32_t generation; /* of the stream */
-  uint32_t aggregator; /* worker, or MLFAB__NO_NODE: directly, when it is granted */
+  uint32_t aggregator; /* worker, or MLFAB__NO_NODE: directly, when granted */
 } mlfab__via;
 
-typedef struct mlfab__hop_grant { /* aggregator -> member: update may be sent here up to `upto` */
+/* aggregator -> member: the update may be sent here up to `upto` */
+typedef struct mlfab__hop_grant {
   uint64_t group, seq, upto;
   uint32_t server;
 } mlfab__hop_grant;
@@ -394,20 +395,19 @@ typedef struct mlfab__hop_chunk { /* member -> aggregator: the next bytes of an 
   uint32_t server;
 } mlfab__hop_chunk;
 
-typedef struct
-    mlfab__pull_via { /* server -> worker: only frames of this attempt count from now on */
+typedef struct mlfab__pull_via { /* server -> worker: ignore frames of earlier attempts */
   uint64_t request;
   uint32_t attempt;
   uint32_t aggregator; /* worker, or MLFAB__NO_NODE: the server itself, with MODEL frames */
 } mlfab__pull_via;
 
-typedef struct mlfab__hop_model { /* distributor -> member: a MODEL frame, handed on */
+typedef struct mlfab__hop_model { /* distributor -> member: a forwarded MODEL frame */
   uint64_t request, offset, bytes, version, commit;
   uint32_t slice, flags, epoch; /* as in mlfab__model */
   uint32_t server, attempt;
 } mlfab__hop_model;
 
-typedef struct mlfab__pull_done { /* worker -> server: all of it came by way of the distributor */
+typedef struct mlfab__pull_done { /* worker -> server: all of it came through the distributor */
   uint64_t request;
 } mlfab__pull_done;
 
@@ -416,7 +416,7 @@ typedef struct mlfab__pull_done { /* worker -> server: all of it came by way of 
 #define MLFAB__TREE_NODES_MAX 1024u
 
 /* A tree for an allreduce. Worker -> server 0: the worker begins call `number` and needs its tree; no
- * ranks. Server 0 -> scheduler: a tree over these workers, whose ranks follow. */
+ * ranks. Server 0 -> scheduler: plan a tree over these workers, whose ranks follow. */
 typedef struct mlfab__tree_ask {
   uint64_t number; /* MLFAB__COMM_TREE (comm.h) */
   uint64_t bytes;
@@ -427,38 +427,38 @@ typedef struct mlfab__tree_node {
   uint32_t worker, parent, giver;
 } mlfab__tree_node;
 
-/* Scheduler -> server 0: all workers that were asked for, by rank, in the order in which they are to be
- * added; no nodes: there is no tree. Server 0 -> worker: the same, by the members' numbers. */
+/* Scheduler -> server 0: all these workers, by rank, in the order of adding; no nodes: there is no tree.
+ * Server 0 -> worker: the same, by member number. */
 typedef struct mlfab__tree_plan {
   uint64_t number;
   uint32_t nodes;
 } mlfab__tree_plan;
 
-typedef struct mlfab__moved { /* server -> server 0: a step is done, or cannot be */
+typedef struct mlfab__moved { /* server -> server 0: a step is done, or impossible */
   uint32_t attempt, step, server;
   int32_t code;
   char text[MLFAB__TEXT_MAX];
 } mlfab__moved;
 
-/* Server -> server: a clock of slices that follow; u32 count and u32 words follow. Bit w of them: worker w
- * has something in its open round. */
+/* Server -> server: the clock of slices that follow; u32 count and u32 words follow. Bit w: worker w has
+ * contributed to its open round. */
 typedef struct mlfab__reshard_server_clock {
-  uint32_t attempt, clock; /* its number there */
+  uint32_t attempt, clock; /* clock: its number at the sender */
   uint32_t contributors, members, quiet;
   uint64_t v_train, refused_round, threshold;
   double scale;
-  mlfab_sync consistency; /* `size` does not travel */
+  mlfab_sync consistency; /* without `size` */
   uint32_t words;
 } mlfab__reshard_server_clock;
 #define MLFAB__RESHARD_SERVER_WORDS_MAX 2048u
 
 /* --- encoding and decoding --- */
 
-/* One pair per type, all of this form (meta has room for MLFAB_META_MAX bytes, or for the largest
- * meta of the type where that is known; what m holds after an error is not specified):
+/* One pair for each type, all of this form. `meta` has room for MLFAB_META_MAX bytes, or for the type's
+ * largest meta if that is known. After an error, the contents of *m are unspecified.
  *   uint32_t mlfab__encode_join(uint8_t *meta, const mlfab__join *m);      -> bytes of meta
  *   int      mlfab__decode_join(const uint8_t *meta, uint32_t bytes, mlfab__join *m);  -> 0 or FRAME
- * Those with lists take them as further arguments. */
+ * Types with lists take them as further arguments. */
 /* clang-format off */
 #define MLFAB__WIRE_PAIRS(X) \
   X(join) X(welcome) X(refuse) X(hello) X(hello_ack) X(heartbeat) X(bye) X(member) X(define) \
@@ -471,10 +471,10 @@ typedef struct mlfab__reshard_server_clock {
   MLFAB__INTERNAL int mlfab__decode_##name(const uint8_t *meta, uint32_t bytes, mlfab__##name *m);
 MLFAB__WIRE_PAIRS(MLFAB__WIRE_DECLARE)
 
-/* versions and sinces have room for MLFAB__SLICES_MAX, segments for MLFAB__SEGMENTS_MAX when decoding.
- * What does not fit into MLFAB_META_MAX encodes to 0. Decoding checks: segments ascending, apart,
- * not empty, no overflow, their sum = bytes (of packets: no more than 8 times the sum); members 1..4096, seq + members not wrapping; eager <=
- * bytes; scale finite; at least one version unless there are no segments. */
+/* When decoding, versions and sinces have room for MLFAB__SLICES_MAX, segments for MLFAB__SEGMENTS_MAX. A
+ * meta larger than MLFAB_META_MAX encodes to 0. Decoding checks: segments ascending, not touching, not
+ * empty, no overflow, their sum = bytes (packets: at most 8 times the sum); members 1..4096, seq + members
+ * without overflow; eager <= bytes; scale finite; at least one version unless there are no segments. */
 MLFAB__INTERNAL uint32_t mlfab__encode_push(uint8_t *meta, const mlfab__push *m,
                                             const mlfab__segment *segments,
                                             const uint64_t *versions);
@@ -502,8 +502,8 @@ MLFAB__INTERNAL int mlfab__decode_pull(const uint8_t *meta, uint32_t bytes, mlfa
                                            entry *list);
 MLFAB__WIRE_LISTS(MLFAB__WIRE_DECLARE_LIST)
 
-/* Lists inside bulks. Encode appends one at `at` of a buffer of `room` bytes and returns the bytes
- * taken, 0 when it does not fit. Decode reads one, returns the bytes taken, 0 when malformed. */
+/* Lists in bulks. Encode appends an entry at `at`, with `room` bytes left, and returns its size, or 0 when
+ * it does not fit. Decode reads an entry and returns its size, or 0 when it is malformed. */
 MLFAB__INTERNAL uint32_t mlfab__encode_member_info(uint8_t *at, uint32_t room,
                                                    const mlfab__member_info *m);
 MLFAB__INTERNAL uint32_t mlfab__decode_member_info(const uint8_t *at, uint32_t room,
@@ -512,18 +512,18 @@ MLFAB__INTERNAL uint32_t mlfab__decode_member_info(const uint8_t *at, uint32_t r
 MLFAB__INTERNAL void mlfab__encode_tensor_info(uint8_t *at, const mlfab__tensor_info *m);
 MLFAB__INTERNAL void mlfab__decode_tensor_info(const uint8_t *at, mlfab__tensor_info *m);
 
-/* Writes the 64 header bytes before the meta at head + 64, checksums included. The payload's covers
- * the bulk too when flags has WIRE_BULK_CRC, but for a ghost (bulk NULL). Of `header`, payload_crc
- * is not looked at, and protocol 0 means MLFAB_PROTOCOL. */
+/* Writes the 64 header bytes in front of the meta at head + 64, with checksums. The payload's covers the
+ * bulk too if flags has WIRE_BULK_CRC, except for a ghost (bulk NULL). Ignores header->payload_crc;
+ * protocol 0 means MLFAB_PROTOCOL. */
 MLFAB__INTERNAL void mlfab__wire_seal(uint8_t *head, const mlfab__header *header, const void *bulk);
-/* The header of a head that mlfab_frame_check and mlfab_frame_verify accepted. */
+/* Reads the header of a head that mlfab_frame_check and mlfab_frame_verify accepted. */
 MLFAB__INTERNAL void mlfab__wire_open(const uint8_t *head, mlfab__header *header);
-/* "PUSH"; "type 77" for unknown ones is not made: "UNKNOWN". */
+/* "PUSH"; "UNKNOWN" for other numbers. */
 MLFAB__INTERNAL const char *mlfab__frame_name(uint8_t type);
 
-/* CRC32C (Castagnoli) of bytes, continuing from `crc` (0 to begin). Hardware where there is. */
+/* CRC32C (Castagnoli) of bytes, continuing from `crc` (initially 0). Uses hardware if available. */
 MLFAB__INTERNAL uint32_t mlfab__crc32c(uint32_t crc, const void *data, size_t bytes);
-/* The same from tables: what there is without the hardware, and what tests compare it with. */
+/* The same with tables: without hardware support, and for comparison in tests. */
 MLFAB__INTERNAL uint32_t mlfab__crc32c_portable(uint32_t crc, const void *data, size_t bytes);
 
 #endif
