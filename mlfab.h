@@ -787,14 +787,6 @@ MLFAB_API int mlfab_pull_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
  * TENSOR. */
 MLFAB_API int mlfab_cached(mlfab *ctx, uint32_t tensor, const void **data_p, uint64_t *count_p);
 
-/* For trainers that update weights in place and have no gradient array: mlfab_snapshot keeps a copy
- * of the buffers (memory: twice their bytes), mlfab_push_difference pushes buffer minus snapshot (scale as in
- * options, default 1) and then takes the snapshot anew. Pulling into a buffer does not change its
- * snapshot: take one after the pull. Errors: STATE without a snapshot; MEMORY. */
-MLFAB_API int mlfab_snapshot(mlfab *ctx, const mlfab_buf *bufs, uint32_t n);
-MLFAB_API int mlfab_push_difference(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
-                                    const mlfab_push_options *options, mlfab_result *result_p);
-
 /* Polls a request: *done_p 1 when it has finished, which also ends it. result_p may be NULL.
  * Errors: REQUEST when it is unknown or was ended before. */
 MLFAB_API int mlfab_test(mlfab *ctx, mlfab_request request, int *done_p, mlfab_result *result_p);
@@ -1106,7 +1098,8 @@ enum mlfab_partial_mode {
 
 enum mlfab_partial_results {
   MLFAB_PARTIAL_LATEST =
-      0, /* a call returns the newest round's result; older ones are overwritten */
+      0, /* a call returns the newest round's result; older ones are overwritten. The workers' models drift
+            apart (eagerSGD 5): average them with mlfab_allreduce and MLFAB_OP_MEAN now and then */
   MLFAB_PARTIAL_QUEUED =
       1 /* every round's result is returned once, in order, by every worker; a worker with
                        queue_max results that it has not taken holds the next round up */
@@ -1123,7 +1116,6 @@ typedef struct mlfab_partial_options {
   uint32_t
       refuse_nan;  /* 1: a contribution with NaN or infinity is refused alone, nothing is changed */
   uint64_t seed;   /* of MAJORITY's initiators and of who counts a QUORUM; 0: the config's */
-  uint64_t resync; /* 0: never; n: info.resync is set in every n-th step */
 } mlfab_partial_options;
 
 /* What a call got. */
@@ -1134,7 +1126,6 @@ typedef struct mlfab_partial_info {
   uint64_t step;       /* this call's number */
   uint32_t active;     /* workers whose call of this round is in the result */
   uint32_t workers;    /* that took part */
-  uint32_t resync;     /* 1: it is time for mlfab_partial_resync */
   uint32_t stale;      /* calls of this worker that no result has included yet */
   uint64_t bitmap[16]; /* bit r: rank r was active; ranks above 1023 are not told */
 } mlfab_partial_info;
@@ -1162,10 +1153,6 @@ MLFAB_API int mlfab_partial_start(mlfab *ctx, uint32_t id, void *data, uint64_t 
  * worker would have added is then kept, unless it is in a sum that some worker's flush has returned: those
  * who repeat it agree on that first, as after any failure. Memory: one array. */
 MLFAB_API int mlfab_partial_flush(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns);
-/* The mean of all workers' models, which drift apart with LATEST (eagerSGD §5): a full allreduce. Errors: as
- * of mlfab_allreduce_list; UNSUPPORTED for MLFAB_I64. */
-MLFAB_API int mlfab_partial_resync(mlfab *ctx, uint32_t id, void *model, uint64_t count, int dtype,
-                                   uint64_t timeout_ns);
 /* Closes it on this worker; rounds that others start afterwards fail, naming it. Call flush or a
  * barrier before. Errors: ARGUMENT (no such id), STATE (a step or a flush is under way). */
 MLFAB_API int mlfab_partial_close(mlfab *ctx, uint32_t id);

@@ -89,14 +89,13 @@ enum mlfab_call_kind {
   MLFAB_CALL_PARTIAL_OPEN = 17, /* count, dtype, timeout_ns, id_p; options: mlfab_partial_options */
   MLFAB_CALL_PARTIAL_REDUCE = 18, /* id, data, timeout_ns, info_p: mlfab_partial_info or NULL */
   MLFAB_CALL_PARTIAL_FLUSH = 19,  /* id, data, timeout_ns */
-  MLFAB_CALL_PARTIAL_RESYNC = 20, /* id, data, count, dtype, timeout_ns */
-  MLFAB_CALL_PARTIAL_CLOSE = 21,  /* id; no request */
+  MLFAB_CALL_PARTIAL_CLOSE = 20,  /* id; no request */
   /* Open when the request has ended with 0; whether the workers have a graph is told by STATE. */
-  MLFAB_CALL_STOCHASTIC_OPEN = 22,  /* as PARTIAL_OPEN; options: mlfab_stochastic_options */
-  MLFAB_CALL_STOCHASTIC_STATE = 23, /* id; no request. Closes it where they have none */
+  MLFAB_CALL_STOCHASTIC_OPEN = 21,  /* as PARTIAL_OPEN; options: mlfab_stochastic_options */
+  MLFAB_CALL_STOCHASTIC_STATE = 22, /* id; no request. Closes it where they have none */
   MLFAB_CALL_STOCHASTIC_REDUCE =
-      24,                          /* id, data, timeout_ns, info_p: mlfab_stochastic_info or NULL */
-  MLFAB_CALL_STOCHASTIC_CLOSE = 25 /* id; no request */
+      23,                          /* id, data, timeout_ns, info_p: mlfab_stochastic_info or NULL */
+  MLFAB_CALL_STOCHASTIC_CLOSE = 24 /* id; no request */
 };
 
 /* A call. Members that a kind does not take are not looked at. */

@@ -96,7 +96,6 @@ static const struct {
                    [MLFAB_CALL_PARTIAL_OPEN] = {mlfab__calls_partial, CALLS_OPENS},
                    [MLFAB_CALL_PARTIAL_REDUCE] = {mlfab__calls_partial, 0},
                    [MLFAB_CALL_PARTIAL_FLUSH] = {mlfab__calls_partial, 0},
-                   [MLFAB_CALL_PARTIAL_RESYNC] = {mlfab__calls_partial, 0},
                    [MLFAB_CALL_PARTIAL_CLOSE] = {mlfab__calls_partial, CALLS_AT_ONCE},
                    [MLFAB_CALL_STOCHASTIC_OPEN] = {mlfab__calls_stochastic, CALLS_OPENS},
                    [MLFAB_CALL_STOCHASTIC_STATE] = {mlfab__calls_stochastic, CALLS_AT_ONCE},

@@ -16,9 +16,6 @@ MLFAB__INTERNAL int mlfab__calls_partial(const mlfab__call_in *e) {
       return mlfab__partial_run_start(comm, c->id, c->data, timeout, now, c->info_p, r, error);
     case MLFAB_CALL_PARTIAL_FLUSH:
       return mlfab__partial_run_flush(comm, c->id, c->data, timeout, now, r, error);
-    case MLFAB_CALL_PARTIAL_RESYNC:
-      return mlfab__partial_run_resync(comm, c->id, c->data, c->count, c->dtype, timeout, now, r,
-                                       error);
     default:
       return mlfab__partial_run_close(comm, c->id, error);
   }
@@ -60,12 +57,6 @@ MLFAB_API int mlfab_partial_start(mlfab *ctx, uint32_t id, void *data, uint64_t 
 
 MLFAB_API int mlfab_partial_flush(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns) {
   COLL_WAIT(PARTIAL_FLUSH, .id = id, .data = data, .timeout_ns = timeout_ns);
-}
-
-MLFAB_API int mlfab_partial_resync(mlfab *ctx, uint32_t id, void *model, uint64_t count, int dtype,
-                                   uint64_t timeout_ns) {
-  COLL_WAIT(PARTIAL_RESYNC, .id = id, .data = model, .count = count, .dtype = dtype,
-            .timeout_ns = timeout_ns);
 }
 
 MLFAB_API int mlfab_partial_close(mlfab *ctx, uint32_t id) {

@@ -713,13 +713,6 @@ static void context_free(mlfab *ctx) {
     mlfab__context_free_memory(ctx, memory);
   }
   if (ctx->arena && !ctx->arena_runs) ctx->sharing->destroy(ctx); /* and what is of it */
-  while (ctx->snapshots) {
-    mlfab__snapshot *snapshot = ctx->snapshots;
-    ctx->snapshots = snapshot->next;
-    mlfab__free_aligned(&ctx->env, snapshot->before, snapshot->bytes);
-    mlfab__free_aligned(&ctx->env, snapshot->difference, snapshot->bytes);
-    mlfab__free(&ctx->env, snapshot, sizeof *snapshot);
-  }
   if (ctx->fd >= 0) close(ctx->fd);
   if (ctx->tell >= 0) close(ctx->tell);
   /* Of a child it would wait for the threads that its parent had waiting there. */

@@ -43,15 +43,6 @@ typedef struct mlfab__context_transport {
 
 typedef struct mlfab__context_turn mlfab__context_turn; /* shared.c: a call for the arena */
 
-/* A tensor's weights as they were, for trainers without gradients. */
-typedef struct mlfab__snapshot {
-  struct mlfab__snapshot *next;
-  uint32_t tensor;
-  int dtype;
-  uint64_t count, bytes;
-  uint8_t *before, *difference;
-} mlfab__snapshot;
-
 /* What can be done in memory that workers of one host share: shared.c, where collectives are compiled in. */
 typedef struct mlfab__context_sharing {
   /* Makes it, and has the next MEMBERSHIP speak of it: 1 when there is some. Gives it back. */
@@ -123,7 +114,6 @@ struct mlfab {
   int fd;              /* given out by mlfab_fd, or -1 */
   int tell;            /* an eventfd in it */
   uint64_t moves_told; /* moves, when mlfab_progress last returned */
-  mlfab__snapshot *snapshots;
   mlfab__context_watch *watches;
   int tells; /* some thread is calling what watches */
   /* Collectives in shared memory. */

@@ -1,6 +1,5 @@
 /* submit.c - a context: the calls that a node carries out. The functions of mlfab.h fill a descriptor; what
  * all of them do is mlfab__submit. Those of optional groups stand in the files of these: calls_*.c. */
-#include "../kernels/kernels.h"
 #include "../worker/worker.h"
 #include "context.h"
 
@@ -151,96 +150,6 @@ MLFAB__INTERNAL int mlfab__node_without(mlfab_node *node, const char *what) {
 
 MLFAB__INTERNAL int mlfab__context_without(mlfab *ctx, const char *what) {
   CONTEXT_LOOK(ctx, mlfab__node_without(ctx->node, what));
-}
-
-/* --- snapshots --- */
-
-static mlfab__snapshot *submit_find_snapshot(const mlfab *ctx, const mlfab_buf *buf) {
-  mlfab__snapshot *snapshot = ctx->snapshots;
-  while (snapshot && (snapshot->tensor != buf->tensor || snapshot->count != buf->count))
-    snapshot = snapshot->next;
-  return snapshot;
-}
-
-static int submit_snapshot(mlfab *ctx, const mlfab_buf *buf) {
-  mlfab__snapshot *snapshot = submit_find_snapshot(ctx, buf);
-  const mlfab__layout *layout = &ctx->node->parts->worker->layout;
-  if (!snapshot) {
-    const mlfab__tensor *tensor =
-        buf->tensor == MLFAB_ALL ? NULL : mlfab__layout_find(layout, buf->tensor);
-    snapshot = mlfab__alloc(&ctx->env, sizeof *snapshot);
-    if (!snapshot) return MLFAB_ERR_MEMORY;
-    snapshot->tensor = buf->tensor;
-    snapshot->dtype = (int)(tensor ? tensor->dtype : layout->uniform_dtype);
-    snapshot->count = buf->count;
-    snapshot->bytes = buf->count * mlfab__dtype_bytes(snapshot->dtype);
-    snapshot->before = mlfab__alloc_aligned(&ctx->env, snapshot->bytes);
-    snapshot->difference = mlfab__alloc_aligned(&ctx->env, snapshot->bytes);
-    if (!snapshot->before || !snapshot->difference) {
-      mlfab__free_aligned(&ctx->env, snapshot->before, snapshot->bytes);
-      mlfab__free_aligned(&ctx->env, snapshot->difference, snapshot->bytes);
-      mlfab__free(&ctx->env, snapshot, sizeof *snapshot);
-      return MLFAB_ERR_MEMORY;
-    }
-    snapshot->next = ctx->snapshots;
-    ctx->snapshots = snapshot;
-  }
-  memcpy(snapshot->before, buf->data, snapshot->bytes);
-  return 0;
-}
-
-/* Are these whole tensors of a model that stands? */
-static int submit_check_bufs(mlfab *ctx, const mlfab_buf *bufs, uint32_t n) {
-  mlfab__worker *worker = ctx->node->parts->worker;
-  mlfab__source *sources = NULL;
-  uint32_t nsources, room = 0;
-  mlfab_error *last = &ctx->node->requests.last;
-  if (!worker || !worker->stands)
-    return MLFAB__FAIL(last, MLFAB_ERR_STATE,
-                       "snapshot: there is no model yet: call mlfab_model_start first");
-  int code = mlfab__worker_sources(worker, bufs, n, 0, &sources, &nsources, &room, last);
-  mlfab__free(&ctx->node->env, sources, room * sizeof *sources);
-  return code;
-}
-
-MLFAB_API int mlfab_snapshot(mlfab *ctx, const mlfab_buf *bufs, uint32_t n) {
-  CONTEXT_CHECK(ctx);
-  mlfab__context_enter(ctx);
-  int code = submit_check_bufs(ctx, bufs, n);
-  for (uint32_t i = 0; i < n && !code; i++) code = submit_snapshot(ctx, &bufs[i]);
-  mlfab__context_leave(ctx);
-  return code;
-}
-
-MLFAB_API int mlfab_push_difference(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
-                                    const mlfab_push_options *options, mlfab_result *result_p) {
-  CONTEXT_CHECK(ctx);
-  mlfab__context_enter(ctx);
-  int code = submit_check_bufs(ctx, bufs, n);
-  for (uint32_t i = 0; i < n && !code; i++) {
-    if (!submit_find_snapshot(ctx, &bufs[i]))
-      code = MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_STATE,
-                         "push_difference: no snapshot of tensor %u", bufs[i].tensor);
-  }
-  mlfab_buf *list = code ? NULL : mlfab__alloc_array(&ctx->env, n, sizeof *list);
-  if (!code && !list) code = MLFAB_ERR_MEMORY;
-  for (uint32_t i = 0; i < n && !code; i++) {
-    mlfab__snapshot *snapshot = submit_find_snapshot(ctx, &bufs[i]);
-    mlfab__kernel_subtract(snapshot->dtype, snapshot->difference, bufs[i].data, snapshot->before,
-                           snapshot->count);
-    list[i] = bufs[i];
-    list[i].data = snapshot->difference;
-  }
-  const mlfab_call push = {
-      .size = sizeof push, .kind = MLFAB_CALL_PUSH, .options = options, .bufs = list, .n = n};
-  if (!code) code = mlfab__submit(ctx, &push, 1, NULL, result_p);
-  for (uint32_t i = 0; i < n && !code; i++) {
-    mlfab__snapshot *snapshot = submit_find_snapshot(ctx, &bufs[i]);
-    memcpy(snapshot->before, bufs[i].data, snapshot->bytes);
-  }
-  mlfab__free(&ctx->env, list, n * sizeof *list);
-  mlfab__context_leave(ctx);
-  return code;
 }
 
 /* --- saving --- */

@@ -339,7 +339,6 @@ static void partial_answer(mlfab__partial *partial, uint64_t round, const uint8_
   info->step = step;
   info->active = note->active;
   info->workers = note->workers;
-  info->resync = partial->spec.resync > 0 && (step + 1) % partial->spec.resync == 0;
   info->stale = (uint32_t)(partial->pending_calls + (partial->taken ? partial->kept_calls : 0));
   memcpy(info->bitmap, note->bitmap, sizeof info->bitmap);
   partial->given = mlfab__max(partial->given, round + 1);

@@ -375,8 +375,7 @@ static mlfab__partial_spec partial_run_spec(const mlfab__comm *comm, uint64_t co
                                .dtype = dtype,
                                .width = mlfab__element_bytes(dtype),
                                .count = count,
-                               .seed = o->seed ? o->seed : comm->config->seed,
-                               .resync = o->resync};
+                               .seed = o->seed ? o->seed : comm->config->seed};
 }
 
 /* What all workers must have in common. */
@@ -521,23 +520,6 @@ MLFAB__INTERNAL int mlfab__partial_run_flush(mlfab__comm *comm, uint32_t id, voi
   if (!code) e->flush = *request_p;
   mlfab__comm_exit(comm);
   return code;
-}
-
-MLFAB__INTERNAL int mlfab__partial_run_resync(mlfab__comm *comm, uint32_t id, void *model,
-                                              uint64_t count, int dtype, uint64_t timeout_ns,
-                                              uint64_t now_ns, mlfab_request *request_p,
-                                              mlfab_error *error) {
-  mlfab__partial_run *e = partial_run_find(comm, id, error);
-  const mlfab_vec vec = {model, count};
-  if (!e) return MLFAB_ERR_ARGUMENT;
-  const mlfab__comm_call call = {.kind = MLFAB__COLLECTIVE_ALLREDUCE,
-                                 .dtype = dtype,
-                                 .op = MLFAB_OP_MEAN,
-                                 .vecs = &vec,
-                                 .n = 1,
-                                 .salt = e->object->channel,
-                                 .words = "the resynchronization of a partial reduction"};
-  return mlfab__comm_start(comm, &call, timeout_ns, now_ns, request_p, error);
 }
 
 MLFAB__INTERNAL int mlfab__partial_run_close(mlfab__comm *comm, uint32_t id, mlfab_error *error) {

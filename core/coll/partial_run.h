@@ -20,14 +20,10 @@ MLFAB__INTERNAL int mlfab__partial_run_start(mlfab__comm *comm, uint32_t id, voi
                                              uint64_t timeout_ns, uint64_t now_ns,
                                              mlfab_partial_info *info_p, mlfab_request *request_p,
                                              mlfab_error *error);
-/* As mlfab_partial_flush and mlfab_partial_resync. */
+/* As mlfab_partial_flush. */
 MLFAB__INTERNAL int mlfab__partial_run_flush(mlfab__comm *comm, uint32_t id, void *data,
                                              uint64_t timeout_ns, uint64_t now_ns,
                                              mlfab_request *request_p, mlfab_error *error);
-MLFAB__INTERNAL int mlfab__partial_run_resync(mlfab__comm *comm, uint32_t id, void *model,
-                                              uint64_t count, int dtype, uint64_t timeout_ns,
-                                              uint64_t now_ns, mlfab_request *request_p,
-                                              mlfab_error *error);
 /* Errors: STATE (a step or a flush is under way). */
 MLFAB__INTERNAL int mlfab__partial_run_close(mlfab__comm *comm, uint32_t id, mlfab_error *error);
 

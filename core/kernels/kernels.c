@@ -170,12 +170,6 @@ MLFAB__INTERNAL int mlfab__kernel_add_with(int level, int dtype, void *dst, cons
                            n - head - body);
 }
 
-/* Has the bits of a - b, because the product is exact. */
-MLFAB__INTERNAL void mlfab__kernel_subtract(int dtype, void *dst, const void *a, const void *b,
-                                            uint64_t n) {
-  (void)mlfab__kernel_add(dtype, dst, a, b, -1.0, n, 0);
-}
-
 MLFAB__INTERNAL int mlfab__kernel_finite(int dtype, const void *data, uint64_t n) {
   if (dtype == MLFAB_F16 || dtype == MLFAB_BF16)
     return MLFAB__PLANTED(61) || mlfab__half_finite(kernel_half(dtype), (const uint16_t *)data, n);

@@ -45,10 +45,6 @@ MLFAB__INTERNAL int mlfab__kernel_add_with(int level, int dtype, void *dst, cons
                                            const void *u, double scale, uint64_t n, int stream);
 #define mlfab__kernel_add(...) mlfab__kernel_add_with(mlfab__kernel_level(), __VA_ARGS__)
 
-/* dst = a - b. dst may be a or b. Not for F16, BF16. */
-MLFAB__INTERNAL void mlfab__kernel_subtract(int dtype, void *dst, const void *a, const void *b,
-                                            uint64_t n);
-
 /* 1 when no element is infinite or NaN (I64: always). */
 MLFAB__INTERNAL int mlfab__kernel_finite(int dtype, const void *data, uint64_t n);
 

@@ -299,7 +299,6 @@ static void open_partial(trainer *t) {
                                                 : MLFAB_PARTIAL_QUORUM;
   options.quorum = options.mode == MLFAB_PARTIAL_QUORUM ? (uint32_t)strtoul(t->mode, NULL, 10) : 0;
   options.results = t->queued ? MLFAB_PARTIAL_QUEUED : MLFAB_PARTIAL_LATEST;
-  options.resync = t->queued ? 0 : t->resync; /* with all results in order models stay equal */
   require(t, mlfab_partial_open(t->ctx, t->count, MLFAB_F32, &options, 0, &t->id), "opening");
 }
 
@@ -315,8 +314,9 @@ static void step_partial(trainer *t) {
     t->newest = info.round + 1;
     learn(t);
   }
-  if (info.resync)
-    require(t, mlfab_partial_resync(t->ctx, t->id, t->w, t->count, MLFAB_F32, 0), "resync");
+  /* With all results in order models stay equal. */
+  if (!t->queued && t->resync && (info.step + 1) % t->resync == 0)
+    require(t, mlfab_allreduce_mean(t->ctx, t->w, t->count), "resync");
 }
 
 static void step_full(trainer *t) {
@@ -348,7 +348,7 @@ static void train(trainer *t) {
   if (is_full(t)) return;
   require(t, mlfab_partial_flush(t->ctx, t->id, t->g, 0), "the last gradients");
   learn(t);
-  require(t, mlfab_partial_resync(t->ctx, t->id, t->w, t->count, MLFAB_F32, 0), "the last resync");
+  require(t, mlfab_allreduce_mean(t->ctx, t->w, t->count), "the last resync");
   require(t, mlfab_partial_close(t->ctx, t->id), "closing");
 }
 

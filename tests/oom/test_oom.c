@@ -130,19 +130,6 @@ static int alone_start(alone *a) {
   return code;
 }
 
-static int alone_snapshot(alone *a) {
-  mlfab_buf u = alone_buf(a->data);
-  return mlfab_snapshot(a->ctx, &u, 1);
-}
-
-static int alone_difference(alone *a) {
-  mlfab_buf u = alone_buf(a->data);
-  for (int i = 0; i < COUNT; i++) a->data[i] = 3; /* 2 more than in the snapshot */
-  int code = mlfab_push_difference(a->ctx, &u, 1, NULL, NULL);
-  a->pushed += code == 0 ? 2 : 0;
-  return code;
-}
-
 static int alone_pull(alone *a) {
   mlfab_buf w = alone_buf(a->weights);
   int code = mlfab_pull(a->ctx, &w, 1, NULL, NULL);
@@ -280,8 +267,6 @@ static int alone_session(uint64_t fail_at, int lasts) {
                                alone_model,
                                alone_push,
                                alone_start,
-                               alone_snapshot,
-                               alone_difference,
                                alone_pull,
                                alone_barrier,
                                alone_broadcast,

@@ -144,8 +144,6 @@ static void test_null_context(void **state) {
   assert_int_equal(mlfab_push_start(NULL, NULL, 0, NULL, &request), MLFAB_ERR_ARGUMENT);
   assert_int_equal(mlfab_pull(NULL, NULL, 0, NULL, NULL), MLFAB_ERR_ARGUMENT);
   assert_int_equal(mlfab_pull_start(NULL, NULL, 0, NULL, &request), MLFAB_ERR_ARGUMENT);
-  assert_int_equal(mlfab_snapshot(NULL, NULL, 0), MLFAB_ERR_ARGUMENT);
-  assert_int_equal(mlfab_push_difference(NULL, NULL, 0, NULL, NULL), MLFAB_ERR_ARGUMENT);
   assert_int_equal(mlfab_test(NULL, 1, &done, NULL), MLFAB_ERR_ARGUMENT);
   assert_int_equal(mlfab_wait(NULL, 1, 0, NULL), MLFAB_ERR_ARGUMENT);
   assert_int_equal(mlfab_cancel(NULL, 1), MLFAB_ERR_ARGUMENT);
@@ -660,12 +658,6 @@ static int call_pull_start(mlfab *n, const mlfab_buf *b, uint32_t count) {
   mlfab_request request;
   return mlfab_pull_start(n, b, count, NULL, &request);
 }
-static int call_snapshot(mlfab *n, const mlfab_buf *b, uint32_t count) {
-  return mlfab_snapshot(n, b, count);
-}
-static int call_difference(mlfab *n, const mlfab_buf *b, uint32_t count) {
-  return mlfab_push_difference(n, b, count, NULL, NULL);
-}
 
 static void test_before_the_model(void **state) {
   fixture f;
@@ -680,8 +672,6 @@ static void test_before_the_model(void **state) {
   EXPECT(n, mlfab_push(n, &b, 1, NULL, NULL), MLFAB_ERR_STATE);
   EXPECT(n, mlfab_push_start(n, &b, 1, NULL, &request), MLFAB_ERR_STATE);
   EXPECT(n, mlfab_pull(n, &b, 1, NULL, NULL), MLFAB_ERR_STATE);
-  EXPECT(n, mlfab_snapshot(n, &b, 1), MLFAB_ERR_STATE);
-  EXPECT(n, mlfab_push_difference(n, &b, 1, NULL, NULL), MLFAB_ERR_STATE);
   EXPECT(n, mlfab_save(n, "/nowhere"), MLFAB_ERR_STATE);
   EXPECT(n, mlfab_serve(n, 0), MLFAB_ERR_STATE);
   /* A dedicated server is no worker. */
@@ -689,7 +679,6 @@ static void test_before_the_model(void **state) {
   EXPECT(server, mlfab_tensor_add(server, 1, MLFAB_F32, 1), MLFAB_ERR_STATE);
   EXPECT(server, mlfab_barrier(server, 0), MLFAB_ERR_STATE);
   EXPECT(server, mlfab_flush(server, 0), MLFAB_ERR_STATE);
-  EXPECT(server, mlfab_snapshot(server, &b, 1), MLFAB_ERR_STATE);
   EXPECT(server, mlfab_save(server, "/nowhere"), MLFAB_ERR_STATE);
   model(&f, NULL);
   unchanged(&f, pulled(&f, 0));
@@ -711,12 +700,8 @@ static void test_wrong_lists(void **state) {
   wrong_lists(n, data, call_push_forget);
   wrong_lists(n, data, call_pull);
   wrong_lists(n, data, call_pull_start);
-  wrong_lists(n, data, call_snapshot);
-  wrong_lists(n, data, call_difference);
   mlfab_buf b = buf(5, data, COUNT);
   EXPECT(n, mlfab_pull_start(n, &b, 1, NULL, NULL), MLFAB_ERR_ARGUMENT);
-  EXPECT(n, mlfab_push_difference(n, &b, 1, NULL, NULL), MLFAB_ERR_STATE); /* no snapshot */
-  said(n, MLFAB_ERR_STATE, "snapshot");
   OK(n, mlfab_flush(n, 0));
   unchanged(&f, before);
   world_close(&f.w);
@@ -959,9 +944,6 @@ static void test_not_finite_merged(void **state) {
   OK(n, mlfab_push_start(n, &b, 1, NULL, NULL));
   EXPECT(n, mlfab_flush(n, 0), MLFAB_ERR_NOT_FINITE);
   OK(n, mlfab_flush(n, 0));
-  OK(n, mlfab_snapshot(n, &g, 1));
-  good[2] = (float)INFINITY;
-  EXPECT(n, mlfab_push_difference(n, &g, 1, NULL, NULL), MLFAB_ERR_NOT_FINITE);
   free(after);
   free(before);
   unchanged(&f, pulled(&f, 0));

@@ -564,45 +564,6 @@ static void test_clipping(void **state) {
   }
 }
 
-/* --- weights that are updated in place --- */
-
-static void test_differences(void **state) {
-  (void)state;
-  for (uint64_t seed = 1; seed <= 20; seed++) {
-    scene s;
-    char what[32];
-    snprintf(what, sizeof what, "difference seed %u", (unsigned)seed);
-    scene_open(&s, 70000 + seed, MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_ASYNC, (int)(seed & 3));
-    scene_start(&s);
-    update mine, change;
-    update_make(&s, &mine, 1);
-    OK(s.w.node[0], mlfab_pull(s.w.node[0], mine.bufs, update_nbufs(&mine), NULL, NULL));
-    OK(s.w.node[0], mlfab_snapshot(s.w.node[0], mine.bufs, update_nbufs(&mine)));
-    for (int turn = 0; turn < 4; turn++) {
-      mlfab_result want;
-      /* The literal update is the same difference, in the tensors' own types. */
-      memcpy(&change, &mine, sizeof change);
-      change.scale = 1.0;
-      for (uint32_t k = 0; k < mine.n; k++) {
-        const tensor *t = &s.t[mine.which[k]];
-        uint8_t *before = (uint8_t *)malloc(t->bytes);
-        change.data[k] = (uint8_t *)malloc(t->bytes);
-        memcpy(before, mine.data[k], t->bytes);
-        draw(&s, t->dtype, mine.data[k], t->count);
-        mlfab__kernel_subtract(t->dtype, change.data[k], mine.data[k], before, t->count);
-        free(before);
-      }
-      OK(s.w.node[0],
-         mlfab_push_difference(s.w.node[0], mine.bufs, update_nbufs(&mine), NULL, NULL));
-      literal_push(&s, &change, s.pulled[0], &want);
-      for (uint32_t k = 0; k < mine.n; k++) free(change.data[k]);
-    }
-    update_free(&mine);
-    pull_and_compare(&s, s.w.workers - 1, what);
-    scene_close(&s);
-  }
-}
-
 /* --- many at once --- */
 
 /* Workers push at the same time, some small enough to be merged on the way: sums do not depend on the
@@ -816,7 +777,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_async_rules), cmocka_unit_test(test_rounds),
       cmocka_unit_test(test_versions),    cmocka_unit_test(test_clipping),
-      cmocka_unit_test(test_differences), cmocka_unit_test(test_together),
+      cmocka_unit_test(test_together),
       cmocka_unit_test(test_callback),    cmocka_unit_test(test_save),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

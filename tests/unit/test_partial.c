@@ -171,7 +171,6 @@ static void check_answer(world *w, member *m) {
   assert_int_equal(info->workers, p->members);
   assert_int_equal(info->included, info->round == info->step && p->bit[m->rank]);
   assert_int_equal(info->stale, m->book.calls + (m->book.given ? m->book.given_calls : 0));
-  assert_int_equal(info->resync, w->spec.resync && (info->step + 1) % w->spec.resync == 0);
   for (uint32_t r = 0; r < w->ranks; r++) {
     assert_int_equal(info->bitmap[0] >> r & 1, p->bit[r]);
     for (uint32_t b = 0; b < BLOCKS; b++)
@@ -431,8 +430,7 @@ static world *make_world(uint64_t seed) {
                                   .dtype = MLFAB_I64,
                                   .width = 8,
                                   .count = BLOCKS * w->ranks,
-                                  .seed = mlfab__rng_next(prng),
-                                  .resync = below(prng, 4)};
+                                  .seed = mlfab__rng_next(prng)};
   w->rounds = calloc(ROUNDS + 2, sizeof *w->rounds);
   w->hurry = 1 + below(prng, 15);
   for (uint32_t i = 0; i < w->members; i++) {

@@ -235,8 +235,7 @@ static void open_world(uint32_t n, uint64_t seed) {
                                        .results = chance(2),
                                        .queue_max = 1 + chance(5),
                                        .algorithm = chance(5),
-                                       .seed = chance(2) ? seed : 0,
-                                       .resync = chance(5)};
+                                       .seed = chance(2) ? seed : 0};
   w->elements = BLOCKS * (uint64_t)n;
   w->count = w->elements + (chance(4) ? 0 : 5000 + chance(5000));
 }
@@ -362,8 +361,6 @@ static void look_at_result(worker *me) {
   assert_int_equal(info->active, ones(info->bitmap));
   assert_int_equal(info->included,
                    info->round == info->step && (info->bitmap[rank / 64] >> rank % 64 & 1));
-  assert_int_equal(info->resync,
-                   w->options.resync > 0 && (info->step + 1) % w->options.resync == 0);
   uint64_t quorum = w->options.mode == MLFAB_PARTIAL_QUORUM ? w->options.quorum : 1;
   assert_true(info->active >= mlfab__min(quorum, info->workers));
   if (!p->data) {
@@ -1248,8 +1245,15 @@ static void test_floats(void **state) {
   for (uint32_t i = 0; i < N; i++) {
     assert_true(data[i][0] == 1.5f && data[i][1] == 1.0f);
     for (uint32_t k = 0; k < 3; k++) model[i][k] = (float)(i * 2 + k);
-    assert_int_equal(mlfab__partial_run_resync(&w->workers[i].comm, ids[i], model[i], 3, MLFAB_F32,
-                                               0, w->now, &w->workers[i].request, &error),
+    const mlfab_vec vec = {model[i], 3};
+    const mlfab__comm_call mean = {.kind = MLFAB__COLLECTIVE_ALLREDUCE,
+                                   .dtype = MLFAB_F32,
+                                   .op = MLFAB_OP_MEAN,
+                                   .vecs = &vec,
+                                   .n = 1,
+                                   .words = "an allreduce"};
+    assert_int_equal(mlfab__comm_start(&w->workers[i].comm, &mean, 0, w->now,
+                                       &w->workers[i].request, &error),
                      0);
     w->workers[i].state = OPENING;
   }

@@ -216,12 +216,12 @@ static void subtracts(void **state) {
       fill(&prng, dtypes[d], a, n);
       fill(&prng, dtypes[d], b, n);
       reference(dtypes[d], expected, a, b, -1.0, n);
-      mlfab__kernel_subtract(dtypes[d], dst, a, b, n);
+      (void)mlfab__kernel_add(dtypes[d], dst, a, b, -1.0, n, 0);
       assert_memory_equal(dst, expected, bytes);
       memcpy(dst, b, bytes);
-      mlfab__kernel_subtract(dtypes[d], dst, a, dst, n);
+      (void)mlfab__kernel_add(dtypes[d], dst, a, dst, -1.0, n, 0);
       assert_memory_equal(dst, expected, bytes);
-      mlfab__kernel_subtract(dtypes[d], a, a, b, n);
+      (void)mlfab__kernel_add(dtypes[d], a, a, b, -1.0, n, 0);
       assert_memory_equal(a, expected, bytes);
     }
 }

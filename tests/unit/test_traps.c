@@ -82,7 +82,6 @@ static void reduce(int level, int dtype, uint32_t n) {
   if (dtype != MLFAB_I64)
     CALM(level, mlfab__kernel_add_with(level, dtype, NULL, NULL, u, scale, n, 0));
   CALM(level, mlfab__kernel_finite(dtype, u, n));
-  CALM(level, mlfab__kernel_subtract(dtype, x, w, u, n));
   CALM(level, mlfab__kernel_norm2(dtype, u, n));
 }
 
