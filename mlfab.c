@@ -2516,10 +2516,6 @@ MLFAB__INTERNAL int mlfab__kernel_add_with(int level, int dtype, void *dst, cons
                                            const void *u, double scale, uint64_t n, int stream);
 #define mlfab__kernel_add(...) mlfab__kernel_add_with(mlfab__kernel_level(), __VA_ARGS__)
 
-/* dst = a - b. dst may be a or b. Not for F16, BF16. */
-MLFAB__INTERNAL void mlfab__kernel_subtract(int dtype, void *dst, const void *a, const void *b,
-                                            uint64_t n);
-
 /* 1 when no element is infinite or NaN (I64: always). */
 MLFAB__INTERNAL int mlfab__kernel_finite(int dtype, const void *data, uint64_t n);
 
@@ -3081,12 +3077,6 @@ MLFAB__INTERNAL int mlfab__kernel_add_with(int level, int dtype, void *dst, cons
   if (head + body == n) return finite;
   return finite & portable(kernel_at(dst, end), kernel_at(w, end), kernel_at(u, end), scale,
                            n - head - body);
-}
-
-/* Has the bits of a - b, because the product is exact. */
-MLFAB__INTERNAL void mlfab__kernel_subtract(int dtype, void *dst, const void *a, const void *b,
-                                            uint64_t n) {
-  (void)mlfab__kernel_add(dtype, dst, a, b, -1.0, n, 0);
 }
 
 MLFAB__INTERNAL int mlfab__kernel_finite(int dtype, const void *data, uint64_t n) {
@@ -4287,7 +4277,7 @@ static uint64_t sync_excess(const mlfab_sync *sync, uint64_t threshold,
                             const mlfab_sync_state *state) {
   if (sync->kind == MLFAB_SYNC_ASYNC) return 0;
   uint64_t most = mlfab__add_sat(state->v_train, mlfab__sync_rounds(sync->kind) ? 0 : threshold);
-  return state->progress > most ? state->progress - most : 0;
+  return state->iteration > most ? state->iteration - most : 0;
 }
 
 /* alpha / (1 + e^(s - k)) with k - s = beyond, an integer, so that the power needs no libm. */
@@ -4305,7 +4295,7 @@ MLFAB__INTERNAL double mlfab__sync_pause(const mlfab_sync *sync, uint64_t thresh
   uint64_t excess = sync_excess(sync, threshold, state);
   if (excess == 0) return 0.0;
   if (!sync_probabilistic(sync->kind)) return 1.0;
-  if (sync->only_fastest && state->progress < state->fastest) return 0.0;
+  if (sync->only_fastest && state->iteration < state->fastest) return 0.0;
   if (sync->kind == MLFAB_SYNC_PSSP) return sync->chance;
   /* i = v + s, the first that may have to wait, has k = s. */
   return sync_dynamic(sync, state->significance, excess - 1);
@@ -6473,25 +6463,23 @@ enum mlfab_call_kind {
   MLFAB_CALL_FINISH = 8,       /* timeout_ns */
   MLFAB_CALL_SET_SYNC = 9,     /* tensor, server, timeout_ns; options: mlfab_sync */
   MLFAB_CALL_SET_SERVERS = 10, /* servers, n, timeout_ns */
-  /* Section 10. options of the first six: mlfab_collective or NULL; ALLREDUCE: mlfab_allreduce. */
-  MLFAB_CALL_ALLREDUCE = 11,      /* data, count, dtype, timeout_ns, and no options */
-  MLFAB_CALL_ALLREDUCE_LIST = 12, /* vecs, n, dtype */
-  MLFAB_CALL_REDUCE_SCATTER = 13, /* data, counts, dtype */
-  MLFAB_CALL_ALLGATHER = 14,      /* data, counts, dtype */
-  MLFAB_CALL_BROADCAST = 15,      /* root, data, count (bytes); timeout_ns without options */
-  MLFAB_CALL_BARRIER = 16,        /* timeout_ns without options */
+  /* Section 10. options of the first five: mlfab_collective or NULL. */
+  MLFAB_CALL_ALLREDUCE = 11,      /* vecs, n, dtype */
+  MLFAB_CALL_REDUCE_SCATTER = 12, /* data, counts, dtype */
+  MLFAB_CALL_ALLGATHER = 13,      /* data, counts, dtype */
+  MLFAB_CALL_BROADCAST = 14,      /* root, data, count (bytes) */
+  MLFAB_CALL_BARRIER = 15,        /* of the options the timeout only */
   /* Open when the request has ended with 0; to be closed when it has ended otherwise. */
-  MLFAB_CALL_PARTIAL_OPEN = 17, /* count, dtype, timeout_ns, id_p; options: mlfab_partial_options */
-  MLFAB_CALL_PARTIAL_REDUCE = 18, /* id, data, timeout_ns, info_p: mlfab_partial_info or NULL */
-  MLFAB_CALL_PARTIAL_FLUSH = 19,  /* id, data, timeout_ns */
-  MLFAB_CALL_PARTIAL_RESYNC = 20, /* id, data, count, dtype, timeout_ns */
-  MLFAB_CALL_PARTIAL_CLOSE = 21,  /* id; no request */
+  MLFAB_CALL_PARTIAL_OPEN = 16, /* count, dtype, id_p; options: mlfab_partial_options */
+  MLFAB_CALL_PARTIAL_REDUCE = 17, /* id, data, timeout_ns, info_p: mlfab_partial_info or NULL */
+  MLFAB_CALL_PARTIAL_FLUSH = 18,  /* id, data, timeout_ns */
+  MLFAB_CALL_PARTIAL_CLOSE = 19,  /* id; no request */
   /* Open when the request has ended with 0; whether the workers have a graph is told by STATE. */
-  MLFAB_CALL_STOCHASTIC_OPEN = 22,  /* as PARTIAL_OPEN; options: mlfab_stochastic_options */
-  MLFAB_CALL_STOCHASTIC_STATE = 23, /* id; no request. Closes it where they have none */
+  MLFAB_CALL_STOCHASTIC_OPEN = 20,  /* as PARTIAL_OPEN; options: mlfab_stochastic_options */
+  MLFAB_CALL_STOCHASTIC_STATE = 21, /* id; no request. Closes it where they have none */
   MLFAB_CALL_STOCHASTIC_REDUCE =
-      24,                          /* id, data, timeout_ns, info_p: mlfab_stochastic_info or NULL */
-  MLFAB_CALL_STOCHASTIC_CLOSE = 25 /* id; no request */
+      22,                          /* id, data, timeout_ns, info_p: mlfab_stochastic_info or NULL */
+  MLFAB_CALL_STOCHASTIC_CLOSE = 23 /* id; no request */
 };
 
 /* A call. Members that a kind does not take are not looked at. */
@@ -11989,7 +11977,7 @@ static int push_check_progress(const mlfab__worker *worker, uint64_t wanted, mlf
   uint64_t next = push_progress(worker) + 1;
   if (wanted == 0 || wanted == next) return 0;
   return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
-                     "push: progress is %llu, this worker's next is %llu",
+                     "push: iteration is %llu, this worker's next is %llu",
                      (unsigned long long)wanted, (unsigned long long)next);
 }
 
@@ -12047,7 +12035,7 @@ static mlfab__outgoing *push_merge(mlfab__worker *worker, const mlfab_buf *bufs,
   if (push_sifts(worker, bufs)) return NULL;
   if (!update->mergeable || update->nbufs != 1 || update->withdrawn ||
       update->members >= worker->config->merge_max || update->pull_count != worker->pull_count ||
-      options->version != update->base || options->retry_seq || options->progress ||
+      options->version != update->base || options->retry_seq || options->iteration ||
       options->clip_norm > 0.0 || options->scale < update->scale ||
       options->scale > update->scale) {
     return NULL;
@@ -12179,7 +12167,7 @@ static int push_fill(mlfab__worker *worker, mlfab__outgoing *update, const mlfab
     update->scale = push_clip(worker, update, what->sparse, options->clip_norm, &update->norm);
   }
   code = push_parts_begin(worker, update, error);
-  if (!code) code = push_check_progress(worker, options->progress, error);
+  if (!code) code = push_check_progress(worker, options->iteration, error);
   if (!code) code = push_encode(worker, update, what, options, error);
   if (!code) push_parts_end(worker, update);
   return code;
@@ -14496,7 +14484,7 @@ MLFAB__INTERNAL void mlfab__clock_state(mlfab__server *server, const mlfab__cloc
   memset(state, 0, sizeof *state);
   state->server = server->number;
   state->worker = worker;
-  state->progress = progress;
+  state->iteration = progress;
   state->v_train = clock->v_train;
   state->significance = worker < server->workers ? server->peers[worker].significance : -1.0;
   state->members = server->tally.members;
@@ -15826,7 +15814,7 @@ static void apply_info(const mlfab__server *server, const mlfab__incoming *updat
     info->version = server->store.slices[slice].version;
     info->commit = server->store.slices[slice].commit;
   }
-  info->progress = update->push.progress;
+  info->iteration = update->push.progress;
   info->scale = apply_scale(server, update);
   info->norm = update->group ? 0.0 : update->push.norm;
 }
@@ -16337,7 +16325,7 @@ static void round_info(const mlfab__server *server, const mlfab__clock *clock,
   info->worker = MLFAB__NO_NODE;
   info->members = clock->contributors;
   info->server = server->number;
-  info->progress = clock->v_train;
+  info->iteration = clock->v_train;
   info->scale = mlfab__optimizer_linear(&server->optimizer) ? 1.0 : clock->round_scale;
 }
 
@@ -19207,7 +19195,7 @@ typedef struct mlfab__partial_spec {
   uint8_t reduce_or; /* mlfab__dag_op.reduce that is OR of 64-bit words for the runner */
   int dtype;
   uint32_t width; /* bytes of an element */
-  uint64_t count, seed, resync;
+  uint64_t count, seed;
 } mlfab__partial_spec;
 
 /* Operations of a member's task graph. */
@@ -19671,7 +19659,6 @@ static void partial_answer(mlfab__partial *partial, uint64_t round, const uint8_
   info->step = step;
   info->active = note->active;
   info->workers = note->workers;
-  info->resync = partial->spec.resync > 0 && (step + 1) % partial->spec.resync == 0;
   info->stale = (uint32_t)(partial->pending_calls + (partial->taken ? partial->kept_calls : 0));
   memcpy(info->bitmap, note->bitmap, sizeof info->bitmap);
   partial->given = mlfab__max(partial->given, round + 1);
@@ -25456,14 +25443,10 @@ MLFAB__INTERNAL int mlfab__partial_run_start(mlfab__comm *comm, uint32_t id, voi
                                              uint64_t timeout_ns, uint64_t now_ns,
                                              mlfab_partial_info *info_p, mlfab_request *request_p,
                                              mlfab_error *error);
-/* As mlfab_partial_flush and mlfab_partial_resync. */
+/* As mlfab_partial_flush. */
 MLFAB__INTERNAL int mlfab__partial_run_flush(mlfab__comm *comm, uint32_t id, void *data,
                                              uint64_t timeout_ns, uint64_t now_ns,
                                              mlfab_request *request_p, mlfab_error *error);
-MLFAB__INTERNAL int mlfab__partial_run_resync(mlfab__comm *comm, uint32_t id, void *model,
-                                              uint64_t count, int dtype, uint64_t timeout_ns,
-                                              uint64_t now_ns, mlfab_request *request_p,
-                                              mlfab_error *error);
 /* Errors: STATE (a step or a flush is under way). */
 MLFAB__INTERNAL int mlfab__partial_run_close(mlfab__comm *comm, uint32_t id, mlfab_error *error);
 
@@ -25847,8 +25830,7 @@ static mlfab__partial_spec partial_run_spec(const mlfab__comm *comm, uint64_t co
                                .dtype = dtype,
                                .width = mlfab__element_bytes(dtype),
                                .count = count,
-                               .seed = o->seed ? o->seed : comm->config->seed,
-                               .resync = o->resync};
+                               .seed = o->seed ? o->seed : comm->config->seed};
 }
 
 /* What all workers must have in common. */
@@ -25993,23 +25975,6 @@ MLFAB__INTERNAL int mlfab__partial_run_flush(mlfab__comm *comm, uint32_t id, voi
   if (!code) e->flush = *request_p;
   mlfab__comm_exit(comm);
   return code;
-}
-
-MLFAB__INTERNAL int mlfab__partial_run_resync(mlfab__comm *comm, uint32_t id, void *model,
-                                              uint64_t count, int dtype, uint64_t timeout_ns,
-                                              uint64_t now_ns, mlfab_request *request_p,
-                                              mlfab_error *error) {
-  mlfab__partial_run *e = partial_run_find(comm, id, error);
-  const mlfab_vec vec = {model, count};
-  if (!e) return MLFAB_ERR_ARGUMENT;
-  const mlfab__comm_call call = {.kind = MLFAB__COLLECTIVE_ALLREDUCE,
-                                 .dtype = dtype,
-                                 .op = MLFAB_OP_MEAN,
-                                 .vecs = &vec,
-                                 .n = 1,
-                                 .salt = e->object->channel,
-                                 .words = "the resynchronization of a partial reduction"};
-  return mlfab__comm_start(comm, &call, timeout_ns, now_ns, request_p, error);
 }
 
 MLFAB__INTERNAL int mlfab__partial_run_close(mlfab__comm *comm, uint32_t id, mlfab_error *error) {
@@ -41842,7 +41807,7 @@ static int calls_check_ghost(const mlfab__call_in *e) {
 
 static int calls_barrier(const mlfab__call_in *e) {
   const mlfab_collective *options = e->call->options;
-  uint64_t timeout_ns = e->call->timeout_ns;
+  uint64_t timeout_ns = 0;
   if (options && options->size == 0)
     return MLFAB__FAIL(e->error, MLFAB_ERR_ARGUMENT, "a barrier: options.size is not set");
   if (options)
@@ -41905,7 +41870,6 @@ static const struct {
                    [MLFAB_CALL_SET_SYNC] = {calls_core, 0},
                    [MLFAB_CALL_SET_SERVERS] = {mlfab__calls_reshard, 0},
                    [MLFAB_CALL_ALLREDUCE] = {mlfab__calls_coll, 0},
-                   [MLFAB_CALL_ALLREDUCE_LIST] = {mlfab__calls_coll, 0},
                    [MLFAB_CALL_REDUCE_SCATTER] = {mlfab__calls_coll, 0},
                    [MLFAB_CALL_ALLGATHER] = {mlfab__calls_coll, 0},
                    [MLFAB_CALL_BROADCAST] = {mlfab__calls_coll, 0},
@@ -41913,7 +41877,6 @@ static const struct {
                    [MLFAB_CALL_PARTIAL_OPEN] = {mlfab__calls_partial, CALLS_OPENS},
                    [MLFAB_CALL_PARTIAL_REDUCE] = {mlfab__calls_partial, 0},
                    [MLFAB_CALL_PARTIAL_FLUSH] = {mlfab__calls_partial, 0},
-                   [MLFAB_CALL_PARTIAL_RESYNC] = {mlfab__calls_partial, 0},
                    [MLFAB_CALL_PARTIAL_CLOSE] = {mlfab__calls_partial, CALLS_AT_ONCE},
                    [MLFAB_CALL_STOCHASTIC_OPEN] = {mlfab__calls_stochastic, CALLS_OPENS},
                    [MLFAB_CALL_STOCHASTIC_STATE] = {mlfab__calls_stochastic, CALLS_AT_ONCE},
@@ -42012,15 +41975,6 @@ typedef struct mlfab__context_transport {
 
 typedef struct mlfab__context_turn mlfab__context_turn; /* shared.c: a call for the arena */
 
-/* A tensor's weights as they were, for trainers without gradients. */
-typedef struct mlfab__snapshot {
-  struct mlfab__snapshot *next;
-  uint32_t tensor;
-  int dtype;
-  uint64_t count, bytes;
-  uint8_t *before, *difference;
-} mlfab__snapshot;
-
 /* What can be done in memory that workers of one host share: shared.c, where collectives are compiled in. */
 typedef struct mlfab__context_sharing {
   /* Makes it, and has the next MEMBERSHIP speak of it: 1 when there is some. Gives it back. */
@@ -42092,7 +42046,6 @@ struct mlfab {
   int fd;              /* given out by mlfab_fd, or -1 */
   int tell;            /* an eventfd in it */
   uint64_t moves_told; /* moves, when mlfab_progress last returned */
-  mlfab__snapshot *snapshots;
   mlfab__context_watch *watches;
   int tells; /* some thread is calling what watches */
   /* Collectives in shared memory. */
@@ -42913,13 +42866,6 @@ static void context_free(mlfab *ctx) {
     mlfab__context_free_memory(ctx, memory);
   }
   if (ctx->arena && !ctx->arena_runs) ctx->sharing->destroy(ctx); /* and what is of it */
-  while (ctx->snapshots) {
-    mlfab__snapshot *snapshot = ctx->snapshots;
-    ctx->snapshots = snapshot->next;
-    mlfab__free_aligned(&ctx->env, snapshot->before, snapshot->bytes);
-    mlfab__free_aligned(&ctx->env, snapshot->difference, snapshot->bytes);
-    mlfab__free(&ctx->env, snapshot, sizeof *snapshot);
-  }
   if (ctx->fd >= 0) close(ctx->fd);
   if (ctx->tell >= 0) close(ctx->tell);
   /* Of a child it would wait for the threads that its parent had waiting there. */
@@ -43554,8 +43500,8 @@ MLFAB_API int mlfab_push_status(mlfab *ctx, uint64_t seq, int *status_p) {
 
 /* --- the fabric --- */
 
-MLFAB_API int mlfab_barrier(mlfab *ctx, uint64_t timeout_ns) {
-  SUBMIT(BARRIER, NULL, .timeout_ns = timeout_ns);
+MLFAB_API int mlfab_barrier(mlfab *ctx, const mlfab_collective *options) {
+  SUBMIT(BARRIER, NULL, .options = options);
 }
 
 static int submit_test_finished(mlfab *ctx, void *what) {
@@ -43608,96 +43554,6 @@ MLFAB__INTERNAL int mlfab__node_without(mlfab_node *node, const char *what) {
 
 MLFAB__INTERNAL int mlfab__context_without(mlfab *ctx, const char *what) {
   CONTEXT_LOOK(ctx, mlfab__node_without(ctx->node, what));
-}
-
-/* --- snapshots --- */
-
-static mlfab__snapshot *submit_find_snapshot(const mlfab *ctx, const mlfab_buf *buf) {
-  mlfab__snapshot *snapshot = ctx->snapshots;
-  while (snapshot && (snapshot->tensor != buf->tensor || snapshot->count != buf->count))
-    snapshot = snapshot->next;
-  return snapshot;
-}
-
-static int submit_snapshot(mlfab *ctx, const mlfab_buf *buf) {
-  mlfab__snapshot *snapshot = submit_find_snapshot(ctx, buf);
-  const mlfab__layout *layout = &ctx->node->parts->worker->layout;
-  if (!snapshot) {
-    const mlfab__tensor *tensor =
-        buf->tensor == MLFAB_ALL ? NULL : mlfab__layout_find(layout, buf->tensor);
-    snapshot = mlfab__alloc(&ctx->env, sizeof *snapshot);
-    if (!snapshot) return MLFAB_ERR_MEMORY;
-    snapshot->tensor = buf->tensor;
-    snapshot->dtype = (int)(tensor ? tensor->dtype : layout->uniform_dtype);
-    snapshot->count = buf->count;
-    snapshot->bytes = buf->count * mlfab__dtype_bytes(snapshot->dtype);
-    snapshot->before = mlfab__alloc_aligned(&ctx->env, snapshot->bytes);
-    snapshot->difference = mlfab__alloc_aligned(&ctx->env, snapshot->bytes);
-    if (!snapshot->before || !snapshot->difference) {
-      mlfab__free_aligned(&ctx->env, snapshot->before, snapshot->bytes);
-      mlfab__free_aligned(&ctx->env, snapshot->difference, snapshot->bytes);
-      mlfab__free(&ctx->env, snapshot, sizeof *snapshot);
-      return MLFAB_ERR_MEMORY;
-    }
-    snapshot->next = ctx->snapshots;
-    ctx->snapshots = snapshot;
-  }
-  memcpy(snapshot->before, buf->data, snapshot->bytes);
-  return 0;
-}
-
-/* Are these whole tensors of a model that stands? */
-static int submit_check_bufs(mlfab *ctx, const mlfab_buf *bufs, uint32_t n) {
-  mlfab__worker *worker = ctx->node->parts->worker;
-  mlfab__source *sources = NULL;
-  uint32_t nsources, room = 0;
-  mlfab_error *last = &ctx->node->requests.last;
-  if (!worker || !worker->stands)
-    return MLFAB__FAIL(last, MLFAB_ERR_STATE,
-                       "snapshot: there is no model yet: call mlfab_model_start first");
-  int code = mlfab__worker_sources(worker, bufs, n, 0, &sources, &nsources, &room, last);
-  mlfab__free(&ctx->node->env, sources, room * sizeof *sources);
-  return code;
-}
-
-MLFAB_API int mlfab_snapshot(mlfab *ctx, const mlfab_buf *bufs, uint32_t n) {
-  CONTEXT_CHECK(ctx);
-  mlfab__context_enter(ctx);
-  int code = submit_check_bufs(ctx, bufs, n);
-  for (uint32_t i = 0; i < n && !code; i++) code = submit_snapshot(ctx, &bufs[i]);
-  mlfab__context_leave(ctx);
-  return code;
-}
-
-MLFAB_API int mlfab_push_difference(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
-                                    const mlfab_push_options *options, mlfab_result *result_p) {
-  CONTEXT_CHECK(ctx);
-  mlfab__context_enter(ctx);
-  int code = submit_check_bufs(ctx, bufs, n);
-  for (uint32_t i = 0; i < n && !code; i++) {
-    if (!submit_find_snapshot(ctx, &bufs[i]))
-      code = MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_STATE,
-                         "push_difference: no snapshot of tensor %u", bufs[i].tensor);
-  }
-  mlfab_buf *list = code ? NULL : mlfab__alloc_array(&ctx->env, n, sizeof *list);
-  if (!code && !list) code = MLFAB_ERR_MEMORY;
-  for (uint32_t i = 0; i < n && !code; i++) {
-    mlfab__snapshot *snapshot = submit_find_snapshot(ctx, &bufs[i]);
-    mlfab__kernel_subtract(snapshot->dtype, snapshot->difference, bufs[i].data, snapshot->before,
-                           snapshot->count);
-    list[i] = bufs[i];
-    list[i].data = snapshot->difference;
-  }
-  const mlfab_call push = {
-      .size = sizeof push, .kind = MLFAB_CALL_PUSH, .options = options, .bufs = list, .n = n};
-  if (!code) code = mlfab__submit(ctx, &push, 1, NULL, result_p);
-  for (uint32_t i = 0; i < n && !code; i++) {
-    mlfab__snapshot *snapshot = submit_find_snapshot(ctx, &bufs[i]);
-    memcpy(snapshot->before, bufs[i].data, snapshot->bytes);
-  }
-  mlfab__free(&ctx->env, list, n * sizeof *list);
-  mlfab__context_leave(ctx);
-  return code;
 }
 
 /* --- saving --- */
@@ -43982,7 +43838,6 @@ static const struct {
   uint8_t kind; /* MLFAB__COLLECTIVE_* */
   const char *words;
 } coll_collectives[] = {{MLFAB__COLLECTIVE_ALLREDUCE, "an allreduce"},
-                        {MLFAB__COLLECTIVE_ALLREDUCE, "an allreduce"},
                         {MLFAB__COLLECTIVE_REDUCE_SCATTER, "a reduce-scatter"},
                         {MLFAB__COLLECTIVE_ALLGATHER, "an allgather"},
                         {MLFAB__COLLECTIVE_BROADCAST, "a broadcast"}};
@@ -44035,7 +43890,7 @@ static int coll_complete(const mlfab__call_in *e, mlfab__collective *into,
     case MLFAB_CALL_BROADCAST:
       call->root = c->root;
       return 0;
-    case MLFAB_CALL_ALLREDUCE_LIST:
+    case MLFAB_CALL_ALLREDUCE:
       call->vecs = c->vecs;
       call->n = c->n;
       if (c->n > 0 && !c->vecs)
@@ -44050,11 +43905,11 @@ static int coll_complete(const mlfab__call_in *e, mlfab__collective *into,
 
 MLFAB__INTERNAL int mlfab__calls_coll(const mlfab__call_in *e) {
   const mlfab_call *c = e->call;
-  const mlfab_collective plain = {.size = sizeof plain, .timeout_ns = c->timeout_ns};
+  const mlfab_collective plain = {.size = sizeof plain};
   const mlfab_collective *options = c->options;
   mlfab__collective own, *into = e->shared ? e->shared : &own;
   mlfab__comm_call *call = &into->call;
-  if (!options || c->kind == MLFAB_CALL_ALLREDUCE) options = &plain;
+  if (!options) options = &plain;
   memset(call, 0, sizeof *call);
   into->one = (mlfab_vec){c->data, c->count};
   call->vecs = &into->one;
@@ -44101,8 +43956,8 @@ MLFAB__INTERNAL int mlfab__coll_call(mlfab *ctx, const mlfab_call *call, int wai
 }
 
 MLFAB_API int mlfab_broadcast(mlfab *ctx, int32_t root, void *data, uint64_t bytes,
-                              uint64_t timeout_ns) {
-  COLL_WAIT(BROADCAST, .root = root, .data = data, .count = bytes, .timeout_ns = timeout_ns);
+                              const mlfab_collective *options) {
+  COLL_WAIT(BROADCAST, .options = options, .root = root, .data = data, .count = bytes);
 }
 
 MLFAB_API int mlfab_broadcast_start(mlfab *ctx, int32_t root, void *data, uint64_t bytes,
@@ -44111,24 +43966,24 @@ MLFAB_API int mlfab_broadcast_start(mlfab *ctx, int32_t root, void *data, uint64
 }
 
 MLFAB_API int mlfab_allreduce(mlfab *ctx, void *data, uint64_t count, int dtype,
-                              uint64_t timeout_ns) {
-  COLL_WAIT(ALLREDUCE, .data = data, .count = count, .dtype = dtype, .timeout_ns = timeout_ns);
+                              const mlfab_collective *options) {
+  const mlfab_vec vec = {data, count};
+  COLL_WAIT(ALLREDUCE, .options = options, .vecs = &vec, .n = 1, .dtype = dtype);
 }
 
 MLFAB_API int mlfab_allreduce_mean(mlfab *ctx, float *data, uint64_t count) {
   const mlfab_collective mean = {.size = sizeof mean, .op = MLFAB_OP_MEAN};
-  const mlfab_vec vec = {data, count};
-  COLL_WAIT(ALLREDUCE_LIST, .options = &mean, .vecs = &vec, .n = 1, .dtype = MLFAB_F32);
+  return mlfab_allreduce(ctx, data, count, MLFAB_F32, &mean);
 }
 
 MLFAB_API int mlfab_allreduce_list(mlfab *ctx, const mlfab_vec *bufs, uint32_t n, int dtype,
                                    const mlfab_collective *options) {
-  COLL_WAIT(ALLREDUCE_LIST, .options = options, .vecs = bufs, .n = n, .dtype = dtype);
+  COLL_WAIT(ALLREDUCE, .options = options, .vecs = bufs, .n = n, .dtype = dtype);
 }
 
 MLFAB_API int mlfab_allreduce_start(mlfab *ctx, const mlfab_vec *bufs, uint32_t n, int dtype,
                                     const mlfab_collective *options, mlfab_request *request_p) {
-  COLL_START(ALLREDUCE_LIST, request_p, .options = options, .vecs = bufs, .n = n, .dtype = dtype);
+  COLL_START(ALLREDUCE, request_p, .options = options, .vecs = bufs, .n = n, .dtype = dtype);
 }
 
 MLFAB_API int mlfab_reduce_scatter(mlfab *ctx, void *data, const uint64_t *counts, int dtype,
@@ -44182,18 +44037,17 @@ MLFAB__INTERNAL int mlfab__calls_partial(const mlfab__call_in *e) {
   mlfab__comm *comm = e->node->parts->comm;
   mlfab_request *r = e->request_p;
   mlfab_error *error = e->error;
+  const mlfab_partial_options *o = c->options;
   uint64_t now = e->node->now_ns, timeout = c->timeout_ns;
   switch (c->kind) {
     case MLFAB_CALL_PARTIAL_OPEN:
-      return mlfab__partial_run_open(comm, c->count, c->dtype, c->options, timeout, now, c->id_p, r,
+      timeout = o && MLFAB__HAS(o, mlfab_partial_options, timeout_ns) ? o->timeout_ns : 0;
+      return mlfab__partial_run_open(comm, c->count, c->dtype, o, timeout, now, c->id_p, r,
                                      error);
     case MLFAB_CALL_PARTIAL_REDUCE:
       return mlfab__partial_run_start(comm, c->id, c->data, timeout, now, c->info_p, r, error);
     case MLFAB_CALL_PARTIAL_FLUSH:
       return mlfab__partial_run_flush(comm, c->id, c->data, timeout, now, r, error);
-    case MLFAB_CALL_PARTIAL_RESYNC:
-      return mlfab__partial_run_resync(comm, c->id, c->data, c->count, c->dtype, timeout, now, r,
-                                       error);
     default:
       return mlfab__partial_run_close(comm, c->id, error);
   }
@@ -44201,15 +44055,13 @@ MLFAB__INTERNAL int mlfab__calls_partial(const mlfab__call_in *e) {
 
 /* What has failed to open is closed again. */
 MLFAB_API int mlfab_partial_open(mlfab *ctx, uint64_t count, int dtype,
-                                 const mlfab_partial_options *options, uint64_t timeout_ns,
-                                 uint32_t *id_p) {
+                                 const mlfab_partial_options *options, uint32_t *id_p) {
   uint32_t id = 0;
   const mlfab_call call = {.size = sizeof call,
                            .kind = MLFAB_CALL_PARTIAL_OPEN,
                            .options = options,
                            .count = count,
                            .dtype = dtype,
-                           .timeout_ns = timeout_ns,
                            .id_p = id_p ? &id : NULL};
   mlfab_call close = {.size = sizeof close, .kind = MLFAB_CALL_PARTIAL_CLOSE};
   CONTEXT_CHECK(ctx);
@@ -44237,12 +44089,6 @@ MLFAB_API int mlfab_partial_flush(mlfab *ctx, uint32_t id, void *data, uint64_t 
   COLL_WAIT(PARTIAL_FLUSH, .id = id, .data = data, .timeout_ns = timeout_ns);
 }
 
-MLFAB_API int mlfab_partial_resync(mlfab *ctx, uint32_t id, void *model, uint64_t count, int dtype,
-                                   uint64_t timeout_ns) {
-  COLL_WAIT(PARTIAL_RESYNC, .id = id, .data = model, .count = count, .dtype = dtype,
-            .timeout_ns = timeout_ns);
-}
-
 MLFAB_API int mlfab_partial_close(mlfab *ctx, uint32_t id) {
   COLL_AT_ONCE(PARTIAL_CLOSE, .id = id);
 }
@@ -44259,11 +44105,13 @@ MLFAB__INTERNAL int mlfab__calls_stochastic(const mlfab__call_in *e) {
   mlfab__comm *comm = e->node->parts->comm;
   mlfab_request *r = e->request_p;
   mlfab_error ignored, *error = e->error;
+  const mlfab_stochastic_options *o = c->options;
   uint64_t now = e->node->now_ns, timeout = c->timeout_ns;
   int code = 0;
   switch (c->kind) {
     case MLFAB_CALL_STOCHASTIC_OPEN:
-      return mlfab__stochastic_open(comm, c->count, c->dtype, c->options, timeout, now, c->id_p, r,
+      timeout = o && MLFAB__HAS(o, mlfab_stochastic_options, timeout_ns) ? o->timeout_ns : 0;
+      return mlfab__stochastic_open(comm, c->count, c->dtype, o, timeout, now, c->id_p, r,
                                     error);
     case MLFAB_CALL_STOCHASTIC_STATE:
       code = mlfab__stochastic_state(comm, c->id, error);
@@ -44278,15 +44126,13 @@ MLFAB__INTERNAL int mlfab__calls_stochastic(const mlfab__call_in *e) {
 
 /* One whose workers have no graph is closed again, on all of them. */
 MLFAB_API int mlfab_stochastic_open(mlfab *ctx, uint64_t count, int dtype,
-                                    const mlfab_stochastic_options *options, uint64_t timeout_ns,
-                                    uint32_t *id_p) {
+                                    const mlfab_stochastic_options *options, uint32_t *id_p) {
   uint32_t id = 0;
   const mlfab_call call = {.size = sizeof call,
                            .kind = MLFAB_CALL_STOCHASTIC_OPEN,
                            .options = options,
                            .count = count,
                            .dtype = dtype,
-                           .timeout_ns = timeout_ns,
                            .id_p = id_p ? &id : NULL};
   mlfab_call state = {.size = sizeof state, .kind = MLFAB_CALL_STOCHASTIC_STATE};
   CONTEXT_CHECK(ctx);
@@ -49602,8 +49448,8 @@ MLFAB__INTERNAL int mlfab__calls_reshard(const mlfab__call_in *in) {
 #define LEFT_OUT "collectives (MLFAB_WITH_COLL is 0)"
 
 MLFAB_API int mlfab_broadcast(mlfab *ctx, int32_t root, void *data, uint64_t bytes,
-                              uint64_t timeout_ns) {
-  (void)root, (void)data, (void)bytes, (void)timeout_ns;
+                              const mlfab_collective *options) {
+  (void)root, (void)data, (void)bytes, (void)options;
   return mlfab__context_without(ctx, LEFT_OUT);
 }
 
@@ -49614,8 +49460,8 @@ MLFAB_API int mlfab_broadcast_start(mlfab *ctx, int32_t root, void *data, uint64
 }
 
 MLFAB_API int mlfab_allreduce(mlfab *ctx, void *data, uint64_t count, int dtype,
-                              uint64_t timeout_ns) {
-  (void)data, (void)count, (void)dtype, (void)timeout_ns;
+                              const mlfab_collective *options) {
+  (void)data, (void)count, (void)dtype, (void)options;
   return mlfab__context_without(ctx, LEFT_OUT);
 }
 
@@ -49676,9 +49522,8 @@ MLFAB__INTERNAL int mlfab__calls_coll(const mlfab__call_in *e) {
 #define LEFT_OUT "partial collectives (MLFAB_WITH_PARTIAL is 0)"
 
 MLFAB_API int mlfab_partial_open(mlfab *ctx, uint64_t count, int dtype,
-                                 const mlfab_partial_options *options, uint64_t timeout_ns,
-                                 uint32_t *id_p) {
-  (void)count, (void)dtype, (void)options, (void)timeout_ns, (void)id_p;
+                                 const mlfab_partial_options *options, uint32_t *id_p) {
+  (void)count, (void)dtype, (void)options, (void)id_p;
   return mlfab__context_without(ctx, LEFT_OUT);
 }
 
@@ -49696,12 +49541,6 @@ MLFAB_API int mlfab_partial_start(mlfab *ctx, uint32_t id, void *data, uint64_t 
 
 MLFAB_API int mlfab_partial_flush(mlfab *ctx, uint32_t id, void *data, uint64_t timeout_ns) {
   (void)id, (void)data, (void)timeout_ns;
-  return mlfab__context_without(ctx, LEFT_OUT);
-}
-
-MLFAB_API int mlfab_partial_resync(mlfab *ctx, uint32_t id, void *model, uint64_t count, int dtype,
-                                   uint64_t timeout_ns) {
-  (void)id, (void)model, (void)count, (void)dtype, (void)timeout_ns;
   return mlfab__context_without(ctx, LEFT_OUT);
 }
 
@@ -49732,9 +49571,8 @@ MLFAB_API int mlfab_graph_check(const mlfab_edge *edges, uint32_t n, uint32_t no
 }
 
 MLFAB_API int mlfab_stochastic_open(mlfab *ctx, uint64_t count, int dtype,
-                                    const mlfab_stochastic_options *options, uint64_t timeout_ns,
-                                    uint32_t *id_p) {
-  (void)count, (void)dtype, (void)options, (void)timeout_ns, (void)id_p;
+                                    const mlfab_stochastic_options *options, uint32_t *id_p) {
+  (void)count, (void)dtype, (void)options, (void)id_p;
   return mlfab__context_without(ctx, LEFT_OUT);
 }
 

@@ -211,6 +211,7 @@ MLFAB_API const char *mlfab_error_text(int code);
  * 4. Types and units
  */
 typedef struct mlfab mlfab;     /* a context: one node of one fabric */
+typedef struct mlfab_collective mlfab_collective; /* options of a collective: section 10 */
 typedef uint64_t mlfab_request; /* a handle, never reused within a context; 0 is none */
 
 enum mlfab_dtype {
@@ -554,7 +555,7 @@ typedef struct mlfab_sync {
 typedef struct mlfab_sync_state {
   uint32_t server;
   uint32_t worker;           /* that pulls; of a push condition: that pushed last */
-  uint64_t progress;         /* its */
+  uint64_t iteration;        /* its */
   uint64_t fastest, slowest; /* largest and smallest progress of live workers */
   uint64_t v_train;          /* iterations complete */
   uint32_t arrived;          /* live workers that have pushed iteration v_train */
@@ -666,7 +667,7 @@ typedef struct mlfab_push_options {
   double norm; /* u's global norm for whoever is told of the update; 0: not known */
   /* Expected iteration + 1: a mismatch with the library's count, which is one a whole push, returns ARGUMENT with
    * both numbers. 0: not checked. */
-  uint64_t progress;
+  uint64_t iteration;
 } mlfab_push_options;
 
 /* scale is 1, all other members 0. */
@@ -845,14 +846,14 @@ MLFAB_API int mlfab_deadline(mlfab *ctx, uint64_t *at_ns_p);
  * (mlfab_barrier_start); one that has run out of time may be called again and is then the same one.
  * timeout_ns 0: the config's. Errors: TIMEOUT naming the first rank that is missing; PEER_DEAD when
  * server 0 is dead; AGAIN (too many requests are open). */
-MLFAB_API int mlfab_barrier(mlfab *ctx, uint64_t timeout_ns);
+MLFAB_API int mlfab_barrier(mlfab *ctx, const mlfab_collective *options);
 
 /* Copies `bytes` bytes from worker `root` to all others, from worker to worker, up to model_max_bytes.
  * A collective (section 10): every worker calls it in the same order, with the same root and size, as
  * this or as mlfab_broadcast_start. Errors: as of mlfab_allreduce_list; also RANK_RANGE (root) and
  * ARGUMENT (0 bytes; root does not take part). */
 MLFAB_API int mlfab_broadcast(mlfab *ctx, int32_t root, void *data, uint64_t bytes,
-                              uint64_t timeout_ns);
+                              const mlfab_collective *options);
 
 /* This worker has no more data. Rounds, barriers and collectives of the others go on without it, and none of
  * their calls fails for it; its pulls still work, its pushes and collectives afterwards are MLFAB_ERR_STATE.
@@ -883,7 +884,7 @@ MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns);
  * and cost there (section 10) holds here.
  * Errors: as of mlfab_allreduce_list. */
 MLFAB_API int mlfab_allreduce(mlfab *ctx, void *data, uint64_t count, int dtype,
-                              uint64_t timeout_ns);
+                              const mlfab_collective *options);
 
 /* The mean of one array over all workers, in place. A data-parallel trainer needs no more than this:
  *    status = mlfab_allreduce_mean(fabric, gradient, count);
@@ -999,7 +1000,7 @@ enum mlfab_algorithm {
  * context. */
 typedef void (*mlfab_reduce_fn)(void *user, void *inout, const void *in, uint64_t count);
 
-typedef struct mlfab_collective { /* options of a collective */
+struct mlfab_collective { /* options of a collective */
   uint32_t size;
   uint32_t op;            /* MLFAB_OP_SUM ... */
   uint32_t algorithm;     /* MLFAB_ALGORITHM_* */
@@ -1018,7 +1019,7 @@ typedef struct mlfab_collective { /* options of a collective */
    * any more when it has returned or begun; the result is in the buffer. An allgather's is this rank's block; a
    * broadcast's counts at the root. It must not overlap any buffer of the call (ARGUMENT). */
   const void *const *inputs;
-} mlfab_collective;
+};
 
 /* One of a list of buffers that are reduced as one operation. */
 typedef struct mlfab_vec {
@@ -1116,6 +1117,7 @@ typedef struct mlfab_partial_options {
   uint32_t
       refuse_nan;  /* 1: a contribution with NaN or infinity is refused alone, nothing is changed */
   uint64_t seed;   /* of MAJORITY's initiators and of who counts a QUORUM; 0: the config's */
+  uint64_t timeout_ns; /* of mlfab_partial_open */
 } mlfab_partial_options;
 
 /* What a call got. */
@@ -1135,8 +1137,7 @@ typedef struct mlfab_partial_info {
  * MLFAB_I64), LIMIT, MEMORY, and failures (MISMATCH: the options differ).
  * Memory: 4 arrays, and queue_max more with QUEUED. */
 MLFAB_API int mlfab_partial_open(mlfab *ctx, uint64_t count, int dtype,
-                                 const mlfab_partial_options *options, uint64_t timeout_ns,
-                                 uint32_t *id_p);
+                                 const mlfab_partial_options *options, uint32_t *id_p);
 /* A step: contributes `data` and puts a result in its place. info_p may be NULL, else its size is set. One
  * at a time an object. Errors: ARGUMENT, NOT_FINITE, AGAIN (a step or a flush is under way), STATE
  * (after mlfab_finish), and failures, also those that are told at once: the
@@ -1210,6 +1211,7 @@ typedef struct mlfab_stochastic_options {
   uint32_t nedges;
   uint32_t refuse_nan; /* 1: NaN and infinity are refused by the call alone, nothing is changed */
   uint64_t seed;       /* REGULAR; 0: the config's */
+  uint64_t timeout_ns; /* of mlfab_stochastic_open */
 } mlfab_stochastic_options;
 
 typedef struct mlfab_stochastic_info {
@@ -1231,8 +1233,7 @@ typedef struct mlfab_stochastic_info {
  * Errors: ARGUMENT (what mlfab_graph_check says), DTYPE, LIMIT, MEMORY, UNSUPPORTED, and failures (MISMATCH:
  * the options differ). Memory: an array a sender, and one. */
 MLFAB_API int mlfab_stochastic_open(mlfab *ctx, uint64_t count, int dtype,
-                                    const mlfab_stochastic_options *options, uint64_t timeout_ns,
-                                    uint32_t *id_p);
+                                    const mlfab_stochastic_options *options, uint32_t *id_p);
 /* One iteration: sends `data` to this worker's receivers and replaces it by the mean of it and what came.
  * One at a time an object. info_p may be NULL, else its size is set. With any error `data` is as it was.
  * Errors: ARGUMENT (also: the workers that are left have no graph), NOT_FINITE, AGAIN (one is under way),
@@ -1350,13 +1351,13 @@ typedef struct mlfab_update_info {
   uint64_t delay;   /* largest over the slices touched */
   uint64_t version; /* of the first slice touched, before the commit */
   uint64_t commit;
-  uint64_t progress;  /* the worker's iteration, or the round */
+  uint64_t iteration; /* the worker's iteration, or the round */
   double scale, norm; /* norm: of the sum as pushed, 0 when not known */
 } mlfab_update_info;
 
 typedef struct mlfab_pull_info {
   uint32_t worker, server;
-  uint64_t progress, bytes;
+  uint64_t iteration, bytes;
 } mlfab_pull_info;
 
 enum mlfab_event_kind {

@@ -78,24 +78,23 @@ enum mlfab_call_kind {
   MLFAB_CALL_FINISH = 8,       /* timeout_ns */
   MLFAB_CALL_SET_SYNC = 9,     /* tensor, server, timeout_ns; options: mlfab_sync */
   MLFAB_CALL_SET_SERVERS = 10, /* servers, n, timeout_ns */
-  /* Section 10. options of the first six: mlfab_collective or NULL; ALLREDUCE: mlfab_allreduce. */
-  MLFAB_CALL_ALLREDUCE = 11,      /* data, count, dtype, timeout_ns, and no options */
-  MLFAB_CALL_ALLREDUCE_LIST = 12, /* vecs, n, dtype */
-  MLFAB_CALL_REDUCE_SCATTER = 13, /* data, counts, dtype */
-  MLFAB_CALL_ALLGATHER = 14,      /* data, counts, dtype */
-  MLFAB_CALL_BROADCAST = 15,      /* root, data, count (bytes); timeout_ns without options */
-  MLFAB_CALL_BARRIER = 16,        /* timeout_ns without options */
+  /* Section 10. options of the first five: mlfab_collective or NULL. */
+  MLFAB_CALL_ALLREDUCE = 11,      /* vecs, n, dtype */
+  MLFAB_CALL_REDUCE_SCATTER = 12, /* data, counts, dtype */
+  MLFAB_CALL_ALLGATHER = 13,      /* data, counts, dtype */
+  MLFAB_CALL_BROADCAST = 14,      /* root, data, count (bytes) */
+  MLFAB_CALL_BARRIER = 15,        /* of the options the timeout only */
   /* Open when the request has ended with 0; to be closed when it has ended otherwise. */
-  MLFAB_CALL_PARTIAL_OPEN = 17, /* count, dtype, timeout_ns, id_p; options: mlfab_partial_options */
-  MLFAB_CALL_PARTIAL_REDUCE = 18, /* id, data, timeout_ns, info_p: mlfab_partial_info or NULL */
-  MLFAB_CALL_PARTIAL_FLUSH = 19,  /* id, data, timeout_ns */
-  MLFAB_CALL_PARTIAL_CLOSE = 20,  /* id; no request */
+  MLFAB_CALL_PARTIAL_OPEN = 16, /* count, dtype, id_p; options: mlfab_partial_options */
+  MLFAB_CALL_PARTIAL_REDUCE = 17, /* id, data, timeout_ns, info_p: mlfab_partial_info or NULL */
+  MLFAB_CALL_PARTIAL_FLUSH = 18,  /* id, data, timeout_ns */
+  MLFAB_CALL_PARTIAL_CLOSE = 19,  /* id; no request */
   /* Open when the request has ended with 0; whether the workers have a graph is told by STATE. */
-  MLFAB_CALL_STOCHASTIC_OPEN = 21,  /* as PARTIAL_OPEN; options: mlfab_stochastic_options */
-  MLFAB_CALL_STOCHASTIC_STATE = 22, /* id; no request. Closes it where they have none */
+  MLFAB_CALL_STOCHASTIC_OPEN = 20,  /* as PARTIAL_OPEN; options: mlfab_stochastic_options */
+  MLFAB_CALL_STOCHASTIC_STATE = 21, /* id; no request. Closes it where they have none */
   MLFAB_CALL_STOCHASTIC_REDUCE =
-      23,                          /* id, data, timeout_ns, info_p: mlfab_stochastic_info or NULL */
-  MLFAB_CALL_STOCHASTIC_CLOSE = 24 /* id; no request */
+      22,                          /* id, data, timeout_ns, info_p: mlfab_stochastic_info or NULL */
+  MLFAB_CALL_STOCHASTIC_CLOSE = 23 /* id; no request */
 };
 
 /* A call. Members that a kind does not take are not looked at. */

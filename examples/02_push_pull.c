@@ -43,7 +43,7 @@ static int push_and_pull(mlfab *fabric) {
   }
 
   /* Once all are here, all pushes are applied. */
-  if ((status = mlfab_barrier(fabric, 0))) return status;
+  if ((status = mlfab_barrier(fabric, NULL))) return status;
   if ((status = mlfab_pull(fabric, weights, 2, NULL, NULL))) return status;
   float expected = 5.0f * (float)(workers * (workers + 1));
   printf("worker %d: pulled %g and %g, expected %g and %g\n", (int)rank, (double)matrix[MATRIX - 1],

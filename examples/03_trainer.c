@@ -57,7 +57,7 @@ static int train(mlfab *fabric, const char *path) {
   }
 
   /* Only worker 0 calls this barrier. It returns when every other worker has called mlfab_finish, or has died. */
-  if (!status && rank == 0) status = mlfab_barrier(fabric, 0);
+  if (!status && rank == 0) status = mlfab_barrier(fabric, NULL);
   if (!status && rank == 0) status = mlfab_pull(fabric, &pulled, 1, NULL, NULL);
   if (!status && rank == 0 && path) status = mlfab_save(fabric, path);
   if (!status && rank == 0) {

@@ -37,7 +37,7 @@ static int full(mlfab *fabric, int rank, int slow) {
   double begin = now_ms();
   for (int step = 0; step < STEPS; step++) {
     int64_t sum = compute(rank, slow);
-    if (mlfab_allreduce(fabric, &sum, 1, MLFAB_I64, 0)) return 1;
+    if (mlfab_allreduce(fabric, &sum, 1, MLFAB_I64, NULL)) return 1;
   }
   if (rank == 0) printf("%-10s %4.0f ms, everybody in every step\n", "full", now_ms() - begin);
   return 0;
@@ -51,7 +51,7 @@ static int partial(mlfab *fabric, int rank, int slow, const char *name, uint32_t
   options.results =
       MLFAB_PARTIAL_QUEUED; /* every round's result once, in order: no worker misses one */
   if (mlfab_rank(fabric, NULL, &workers, NULL)) return 1;
-  if (mlfab_partial_open(fabric, 1, MLFAB_I64, &options, 0, &id)) return 1; /* waits for all */
+  if (mlfab_partial_open(fabric, 1, MLFAB_I64, &options, &id)) return 1; /* waits for all */
   double begin = now_ms();
   for (int step = 0; step < STEPS; step++) {
     int64_t sum = compute(rank, slow);

@@ -70,7 +70,7 @@ static int try_graph(mlfab *fabric, uint32_t rank, uint32_t workers, const char 
   uint64_t sent;
   if (mlfab_graph_build(graph, workers, 0, 0, edges, EDGES, &count)) return 1;
   if (mlfab_graph_check(edges, count, workers, &shape, NULL)) return 1;
-  if (mlfab_stochastic_open(fabric, FEATURES, MLFAB_F32, &options, 0, &id)) return 1;
+  if (mlfab_stochastic_open(fabric, FEATURES, MLFAB_F32, &options, &id)) return 1;
   if (run(fabric, id, 0, &agreed, &sent) || run(fabric, id, 1, &learned, &sent)) return 1;
   if (mlfab_stochastic_close(fabric, id)) return 1;
   if (rank == 0)

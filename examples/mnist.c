@@ -433,7 +433,7 @@ static int train(struct worker *me) {
     if (status == MLFAB_ERR_DROPPED)
       me->dropped++; /* too late for its round: go on with the next */
     if (status && status != MLFAB_ERR_DROPPED) return failed(me, "a push");
-    if (me->options->barrier && mlfab_barrier(me->fabric, 0)) return failed(me, "a barrier");
+    if (me->options->barrier && mlfab_barrier(me->fabric, NULL)) return failed(me, "a barrier");
     me->updates++;
     steps++;
     uint64_t version = updates_of_all(me, &result);
@@ -470,12 +470,12 @@ static int evaluate(struct worker *me) {
 static int work(struct worker *me) {
   if (mlfab_rank(me->fabric, &me->rank, &me->workers, NULL)) return failed(me, "asking the rank");
   if (model_agree(me)) return 1;
-  if (mlfab_barrier(me->fabric, 0)) return failed(me, "the first barrier");
+  if (mlfab_barrier(me->fabric, NULL)) return failed(me, "the first barrier");
   double begin = now_s();
   if (train(me)) return 1;
   /* Where others may be waiting for this worker's next update they have to hear that there is none. */
   int counts = me->options->sync.kind > MLFAB_SYNC_BSP;
-  if (counts ? mlfab_finish(me->fabric, 0) : mlfab_barrier(me->fabric, 0))
+  if (counts ? mlfab_finish(me->fabric, 0) : mlfab_barrier(me->fabric, NULL))
     return failed(me, "the end of the training");
   double seconds = now_s() - begin;
   mlfab_stats stats;

@@ -25,7 +25,7 @@ static int calls_check_ghost(const mlfab__call_in *e) {
 
 static int calls_barrier(const mlfab__call_in *e) {
   const mlfab_collective *options = e->call->options;
-  uint64_t timeout_ns = e->call->timeout_ns;
+  uint64_t timeout_ns = 0;
   if (options && options->size == 0)
     return MLFAB__FAIL(e->error, MLFAB_ERR_ARGUMENT, "a barrier: options.size is not set");
   if (options)
@@ -88,7 +88,6 @@ static const struct {
                    [MLFAB_CALL_SET_SYNC] = {calls_core, 0},
                    [MLFAB_CALL_SET_SERVERS] = {mlfab__calls_reshard, 0},
                    [MLFAB_CALL_ALLREDUCE] = {mlfab__calls_coll, 0},
-                   [MLFAB_CALL_ALLREDUCE_LIST] = {mlfab__calls_coll, 0},
                    [MLFAB_CALL_REDUCE_SCATTER] = {mlfab__calls_coll, 0},
                    [MLFAB_CALL_ALLGATHER] = {mlfab__calls_coll, 0},
                    [MLFAB_CALL_BROADCAST] = {mlfab__calls_coll, 0},

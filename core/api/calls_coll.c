@@ -11,7 +11,6 @@ static const struct {
   uint8_t kind; /* MLFAB__COLLECTIVE_* */
   const char *words;
 } coll_collectives[] = {{MLFAB__COLLECTIVE_ALLREDUCE, "an allreduce"},
-                        {MLFAB__COLLECTIVE_ALLREDUCE, "an allreduce"},
                         {MLFAB__COLLECTIVE_REDUCE_SCATTER, "a reduce-scatter"},
                         {MLFAB__COLLECTIVE_ALLGATHER, "an allgather"},
                         {MLFAB__COLLECTIVE_BROADCAST, "a broadcast"}};
@@ -64,7 +63,7 @@ static int coll_complete(const mlfab__call_in *e, mlfab__collective *into,
     case MLFAB_CALL_BROADCAST:
       call->root = c->root;
       return 0;
-    case MLFAB_CALL_ALLREDUCE_LIST:
+    case MLFAB_CALL_ALLREDUCE:
       call->vecs = c->vecs;
       call->n = c->n;
       if (c->n > 0 && !c->vecs)
@@ -79,11 +78,11 @@ static int coll_complete(const mlfab__call_in *e, mlfab__collective *into,
 
 MLFAB__INTERNAL int mlfab__calls_coll(const mlfab__call_in *e) {
   const mlfab_call *c = e->call;
-  const mlfab_collective plain = {.size = sizeof plain, .timeout_ns = c->timeout_ns};
+  const mlfab_collective plain = {.size = sizeof plain};
   const mlfab_collective *options = c->options;
   mlfab__collective own, *into = e->shared ? e->shared : &own;
   mlfab__comm_call *call = &into->call;
-  if (!options || c->kind == MLFAB_CALL_ALLREDUCE) options = &plain;
+  if (!options) options = &plain;
   memset(call, 0, sizeof *call);
   into->one = (mlfab_vec){c->data, c->count};
   call->vecs = &into->one;
@@ -130,8 +129,8 @@ MLFAB__INTERNAL int mlfab__coll_call(mlfab *ctx, const mlfab_call *call, int wai
 }
 
 MLFAB_API int mlfab_broadcast(mlfab *ctx, int32_t root, void *data, uint64_t bytes,
-                              uint64_t timeout_ns) {
-  COLL_WAIT(BROADCAST, .root = root, .data = data, .count = bytes, .timeout_ns = timeout_ns);
+                              const mlfab_collective *options) {
+  COLL_WAIT(BROADCAST, .options = options, .root = root, .data = data, .count = bytes);
 }
 
 MLFAB_API int mlfab_broadcast_start(mlfab *ctx, int32_t root, void *data, uint64_t bytes,
@@ -140,24 +139,24 @@ MLFAB_API int mlfab_broadcast_start(mlfab *ctx, int32_t root, void *data, uint64
 }
 
 MLFAB_API int mlfab_allreduce(mlfab *ctx, void *data, uint64_t count, int dtype,
-                              uint64_t timeout_ns) {
-  COLL_WAIT(ALLREDUCE, .data = data, .count = count, .dtype = dtype, .timeout_ns = timeout_ns);
+                              const mlfab_collective *options) {
+  const mlfab_vec vec = {data, count};
+  COLL_WAIT(ALLREDUCE, .options = options, .vecs = &vec, .n = 1, .dtype = dtype);
 }
 
 MLFAB_API int mlfab_allreduce_mean(mlfab *ctx, float *data, uint64_t count) {
   const mlfab_collective mean = {.size = sizeof mean, .op = MLFAB_OP_MEAN};
-  const mlfab_vec vec = {data, count};
-  COLL_WAIT(ALLREDUCE_LIST, .options = &mean, .vecs = &vec, .n = 1, .dtype = MLFAB_F32);
+  return mlfab_allreduce(ctx, data, count, MLFAB_F32, &mean);
 }
 
 MLFAB_API int mlfab_allreduce_list(mlfab *ctx, const mlfab_vec *bufs, uint32_t n, int dtype,
                                    const mlfab_collective *options) {
-  COLL_WAIT(ALLREDUCE_LIST, .options = options, .vecs = bufs, .n = n, .dtype = dtype);
+  COLL_WAIT(ALLREDUCE, .options = options, .vecs = bufs, .n = n, .dtype = dtype);
 }
 
 MLFAB_API int mlfab_allreduce_start(mlfab *ctx, const mlfab_vec *bufs, uint32_t n, int dtype,
                                     const mlfab_collective *options, mlfab_request *request_p) {
-  COLL_START(ALLREDUCE_LIST, request_p, .options = options, .vecs = bufs, .n = n, .dtype = dtype);
+  COLL_START(ALLREDUCE, request_p, .options = options, .vecs = bufs, .n = n, .dtype = dtype);
 }
 
 MLFAB_API int mlfab_reduce_scatter(mlfab *ctx, void *data, const uint64_t *counts, int dtype,

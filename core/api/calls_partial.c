@@ -7,10 +7,12 @@ MLFAB__INTERNAL int mlfab__calls_partial(const mlfab__call_in *e) {
   mlfab__comm *comm = e->node->parts->comm;
   mlfab_request *r = e->request_p;
   mlfab_error *error = e->error;
+  const mlfab_partial_options *o = c->options;
   uint64_t now = e->node->now_ns, timeout = c->timeout_ns;
   switch (c->kind) {
     case MLFAB_CALL_PARTIAL_OPEN:
-      return mlfab__partial_run_open(comm, c->count, c->dtype, c->options, timeout, now, c->id_p, r,
+      timeout = o && MLFAB__HAS(o, mlfab_partial_options, timeout_ns) ? o->timeout_ns : 0;
+      return mlfab__partial_run_open(comm, c->count, c->dtype, o, timeout, now, c->id_p, r,
                                      error);
     case MLFAB_CALL_PARTIAL_REDUCE:
       return mlfab__partial_run_start(comm, c->id, c->data, timeout, now, c->info_p, r, error);
@@ -23,15 +25,13 @@ MLFAB__INTERNAL int mlfab__calls_partial(const mlfab__call_in *e) {
 
 /* What has failed to open is closed again. */
 MLFAB_API int mlfab_partial_open(mlfab *ctx, uint64_t count, int dtype,
-                                 const mlfab_partial_options *options, uint64_t timeout_ns,
-                                 uint32_t *id_p) {
+                                 const mlfab_partial_options *options, uint32_t *id_p) {
   uint32_t id = 0;
   const mlfab_call call = {.size = sizeof call,
                            .kind = MLFAB_CALL_PARTIAL_OPEN,
                            .options = options,
                            .count = count,
                            .dtype = dtype,
-                           .timeout_ns = timeout_ns,
                            .id_p = id_p ? &id : NULL};
   mlfab_call close = {.size = sizeof close, .kind = MLFAB_CALL_PARTIAL_CLOSE};
   CONTEXT_CHECK(ctx);

@@ -7,11 +7,13 @@ MLFAB__INTERNAL int mlfab__calls_stochastic(const mlfab__call_in *e) {
   mlfab__comm *comm = e->node->parts->comm;
   mlfab_request *r = e->request_p;
   mlfab_error ignored, *error = e->error;
+  const mlfab_stochastic_options *o = c->options;
   uint64_t now = e->node->now_ns, timeout = c->timeout_ns;
   int code = 0;
   switch (c->kind) {
     case MLFAB_CALL_STOCHASTIC_OPEN:
-      return mlfab__stochastic_open(comm, c->count, c->dtype, c->options, timeout, now, c->id_p, r,
+      timeout = o && MLFAB__HAS(o, mlfab_stochastic_options, timeout_ns) ? o->timeout_ns : 0;
+      return mlfab__stochastic_open(comm, c->count, c->dtype, o, timeout, now, c->id_p, r,
                                     error);
     case MLFAB_CALL_STOCHASTIC_STATE:
       code = mlfab__stochastic_state(comm, c->id, error);
@@ -26,15 +28,13 @@ MLFAB__INTERNAL int mlfab__calls_stochastic(const mlfab__call_in *e) {
 
 /* One whose workers have no graph is closed again, on all of them. */
 MLFAB_API int mlfab_stochastic_open(mlfab *ctx, uint64_t count, int dtype,
-                                    const mlfab_stochastic_options *options, uint64_t timeout_ns,
-                                    uint32_t *id_p) {
+                                    const mlfab_stochastic_options *options, uint32_t *id_p) {
   uint32_t id = 0;
   const mlfab_call call = {.size = sizeof call,
                            .kind = MLFAB_CALL_STOCHASTIC_OPEN,
                            .options = options,
                            .count = count,
                            .dtype = dtype,
-                           .timeout_ns = timeout_ns,
                            .id_p = id_p ? &id : NULL};
   mlfab_call state = {.size = sizeof state, .kind = MLFAB_CALL_STOCHASTIC_STATE};
   CONTEXT_CHECK(ctx);

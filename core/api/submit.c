@@ -96,8 +96,8 @@ MLFAB_API int mlfab_push_status(mlfab *ctx, uint64_t seq, int *status_p) {
 
 /* --- the fabric --- */
 
-MLFAB_API int mlfab_barrier(mlfab *ctx, uint64_t timeout_ns) {
-  SUBMIT(BARRIER, NULL, .timeout_ns = timeout_ns);
+MLFAB_API int mlfab_barrier(mlfab *ctx, const mlfab_collective *options) {
+  SUBMIT(BARRIER, NULL, .options = options);
 }
 
 static int submit_test_finished(mlfab *ctx, void *what) {

@@ -144,7 +144,7 @@ static uint64_t sync_excess(const mlfab_sync *sync, uint64_t threshold,
                             const mlfab_sync_state *state) {
   if (sync->kind == MLFAB_SYNC_ASYNC) return 0;
   uint64_t most = mlfab__add_sat(state->v_train, mlfab__sync_rounds(sync->kind) ? 0 : threshold);
-  return state->progress > most ? state->progress - most : 0;
+  return state->iteration > most ? state->iteration - most : 0;
 }
 
 /* alpha / (1 + e^(s - k)) with k - s = beyond, an integer, so that the power needs no libm. */
@@ -162,7 +162,7 @@ MLFAB__INTERNAL double mlfab__sync_pause(const mlfab_sync *sync, uint64_t thresh
   uint64_t excess = sync_excess(sync, threshold, state);
   if (excess == 0) return 0.0;
   if (!sync_probabilistic(sync->kind)) return 1.0;
-  if (sync->only_fastest && state->progress < state->fastest) return 0.0;
+  if (sync->only_fastest && state->iteration < state->fastest) return 0.0;
   if (sync->kind == MLFAB_SYNC_PSSP) return sync->chance;
   /* i = v + s, the first that may have to wait, has k = s. */
   return sync_dynamic(sync, state->significance, excess - 1);

@@ -516,7 +516,7 @@ static void apply_info(const mlfab__server *server, const mlfab__incoming *updat
     info->version = server->store.slices[slice].version;
     info->commit = server->store.slices[slice].commit;
   }
-  info->progress = update->push.progress;
+  info->iteration = update->push.progress;
   info->scale = apply_scale(server, update);
   info->norm = update->group ? 0.0 : update->push.norm;
 }

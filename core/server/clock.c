@@ -157,7 +157,7 @@ MLFAB__INTERNAL void mlfab__clock_state(mlfab__server *server, const mlfab__cloc
   memset(state, 0, sizeof *state);
   state->server = server->number;
   state->worker = worker;
-  state->progress = progress;
+  state->iteration = progress;
   state->v_train = clock->v_train;
   state->significance = worker < server->workers ? server->peers[worker].significance : -1.0;
   state->members = server->tally.members;

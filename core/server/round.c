@@ -13,7 +13,7 @@ static void round_info(const mlfab__server *server, const mlfab__clock *clock,
   info->worker = MLFAB__NO_NODE;
   info->members = clock->contributors;
   info->server = server->number;
-  info->progress = clock->v_train;
+  info->iteration = clock->v_train;
   info->scale = mlfab__optimizer_linear(&server->optimizer) ? 1.0 : clock->round_scale;
 }
 

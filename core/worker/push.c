@@ -736,7 +736,7 @@ static int push_check_progress(const mlfab__worker *worker, uint64_t wanted, mlf
   uint64_t next = push_progress(worker) + 1;
   if (wanted == 0 || wanted == next) return 0;
   return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
-                     "push: progress is %llu, this worker's next is %llu",
+                     "push: iteration is %llu, this worker's next is %llu",
                      (unsigned long long)wanted, (unsigned long long)next);
 }
 
@@ -794,7 +794,7 @@ static mlfab__outgoing *push_merge(mlfab__worker *worker, const mlfab_buf *bufs,
   if (push_sifts(worker, bufs)) return NULL;
   if (!update->mergeable || update->nbufs != 1 || update->withdrawn ||
       update->members >= worker->config->merge_max || update->pull_count != worker->pull_count ||
-      options->version != update->base || options->retry_seq || options->progress ||
+      options->version != update->base || options->retry_seq || options->iteration ||
       options->clip_norm > 0.0 || options->scale < update->scale ||
       options->scale > update->scale) {
     return NULL;
@@ -926,7 +926,7 @@ static int push_fill(mlfab__worker *worker, mlfab__outgoing *update, const mlfab
     update->scale = push_clip(worker, update, what->sparse, options->clip_norm, &update->norm);
   }
   code = push_parts_begin(worker, update, error);
-  if (!code) code = push_check_progress(worker, options->progress, error);
+  if (!code) code = push_check_progress(worker, options->iteration, error);
   if (!code) code = push_encode(worker, update, what, options, error);
   if (!code) push_parts_end(worker, update);
   return code;

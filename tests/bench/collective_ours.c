@@ -19,7 +19,7 @@ static void require(mlfab *ctx, int code, const char *what) {
 
 static void allreduce(collective_rank *r, size_t count) {
   mlfab *ctx = r->self;
-  require(ctx, mlfab_allreduce(ctx, r->data, count, MLFAB_F32, 0), "allreduce");
+  require(ctx, mlfab_allreduce(ctx, r->data, count, MLFAB_F32, NULL), "allreduce");
 }
 
 static float *allocate(mlfab *ctx) {

@@ -134,7 +134,7 @@ static void case_run(rank *r, const char *name) {
   r->count = bytes / sizeof(int64_t);
   r->wrong = 0;
   if (partial)
-    require(r, mlfab_partial_open(r->ctx, r->count, MLFAB_I64, &options, 0, &id), "opening");
+    require(r, mlfab_partial_open(r->ctx, r->count, MLFAB_I64, &options, &id), "opening");
   for (uint32_t turn = 0; turn < rounds; turn++) round_run(r, partial, id, turn);
   report(r, name, (uint32_t)rounds);
   if (partial) require(r, mlfab_partial_close(r->ctx, id), "closing");

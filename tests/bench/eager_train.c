@@ -299,7 +299,7 @@ static void open_partial(trainer *t) {
                                                 : MLFAB_PARTIAL_QUORUM;
   options.quorum = options.mode == MLFAB_PARTIAL_QUORUM ? (uint32_t)strtoul(t->mode, NULL, 10) : 0;
   options.results = t->queued ? MLFAB_PARTIAL_QUEUED : MLFAB_PARTIAL_LATEST;
-  require(t, mlfab_partial_open(t->ctx, t->count, MLFAB_F32, &options, 0, &t->id), "opening");
+  require(t, mlfab_partial_open(t->ctx, t->count, MLFAB_F32, &options, &t->id), "opening");
 }
 
 static void learn(trainer *t) { add_scaled(t->w, -(float)t->rate, t->g, t->count); }
@@ -329,7 +329,7 @@ static void step_full(trainer *t) {
 
 static void train(trainer *t) {
   if (!is_full(t)) open_partial(t);
-  require(t, mlfab_barrier(t->ctx, 0), "the start");
+  require(t, mlfab_barrier(t->ctx, NULL), "the start");
   double began = now_ms();
   for (uint32_t step = 0; step < t->steps; step++) {
     double begin = now_ms();
@@ -356,7 +356,7 @@ static void report(trainer *t) {
   double sums[2] = {t->in_time, t->not_seen};
   mlfab_collective most = {.size = sizeof most, .op = MLFAB_OP_MAX};
   mlfab_vec seconds = {&t->seconds, 1};
-  require(t, mlfab_allreduce(t->ctx, sums, 2, MLFAB_F64, 0), "adding up");
+  require(t, mlfab_allreduce(t->ctx, sums, 2, MLFAB_F64, NULL), "adding up");
   require(t, mlfab_allreduce_list(t->ctx, &seconds, 1, MLFAB_F64, &most), "the slowest");
   if (t->rank) return;
   double calls = (double)t->steps * t->ranks;

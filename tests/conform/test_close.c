@@ -79,7 +79,7 @@ static int wait_in_vain(mlfab *ctx, int which) {
   atomic_fetch_add(&waiting, 1);
   switch (which) {
     case 0:
-      code = mlfab_barrier(ctx, 0);
+      code = mlfab_barrier(ctx, NULL);
       break;
     case 1:
     case 2:
@@ -90,7 +90,7 @@ static int wait_in_vain(mlfab *ctx, int which) {
       if (!code) code = mlfab_wait(ctx, request, 0, NULL);
       break;
     case 4:
-      code = mlfab_broadcast(ctx, 0, data, COUNT, 0);
+      code = mlfab_broadcast(ctx, 0, data, COUNT, NULL);
       break;
     case 5: /* worker 0's weights do not come */
       code = mlfab_tensor_add(ctx, 0, MLFAB_F32, COUNT);

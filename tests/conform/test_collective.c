@@ -274,7 +274,7 @@ static int carry_out(running *r, const rank_state *s, int block) {
                                            &r->request);
     case PLAIN: {
       mlfab_vec one = {r->data, c->count};
-      return block ? mlfab_allreduce(s->ctx, r->data, c->count, c->dtype, 0)
+      return block ? mlfab_allreduce(s->ctx, r->data, c->count, c->dtype, NULL)
                    : mlfab_allreduce_start(s->ctx, &one, 1, c->dtype, NULL, &r->request);
     }
     case SCATTER:
@@ -405,7 +405,7 @@ static int count_frames(rank_state *s, const setting *t) {
   uint64_t since = 0;
   for (int k = 0; k < 200; k++) {
     for (uint32_t i = 0; i < 1000; i++) x[i] = (float)i;
-    if (mlfab_allreduce(s->ctx, x, 1000, MLFAB_F32, 0)) return __LINE__;
+    if (mlfab_allreduce(s->ctx, x, 1000, MLFAB_F32, NULL)) return __LINE__;
     if (x[999] != 999.0f * (float)s->ranks) return __LINE__;
     if (k > 0) continue;
     since = monotonic();

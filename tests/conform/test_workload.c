@@ -199,7 +199,7 @@ static int work(node *n) {
     if (push(n, k) || finish(n)) return 1;
     if ((k % 2 || n->job->rounds) && (pull(n) || finish(n))) return 1;
   }
-  TRY(mlfab_barrier(n->ctx, 0));
+  TRY(mlfab_barrier(n->ctx, NULL));
   if (pull(n) || finish(n)) return 1;
   TRY(mlfab_close(&n->ctx));
   return 0;

@@ -31,9 +31,9 @@ static int work(int rank, const char *coordinator, int link_code) {
   int told = code ? 0 : mlfab_set_link(ctx, 1e9, 1e9);
   if (!code && told != link_code) return wrong(rank, "set_link", told, "");
   if (!code) code = mlfab_push(ctx, &update, 1, NULL, NULL);
-  if (!code) code = mlfab_barrier(ctx, 0);
+  if (!code) code = mlfab_barrier(ctx, NULL);
   if (!code) code = mlfab_pull(ctx, &weights, 1, NULL, NULL);
-  if (!code) code = mlfab_barrier(ctx, 0);
+  if (!code) code = mlfab_barrier(ctx, NULL);
   if (code && !mlfab_last_error(ctx, &error)) return wrong(rank, "call", code, error.text);
   code = mlfab_close(&ctx);
   if (code) return wrong(rank, "close", code, "");

@@ -29,7 +29,7 @@ static void push_pull(mlfab *ctx) {
   if (!code) code = mlfab_model_start(ctx, NULL, &weights, 1);
   if (!code) code = mlfab_push(ctx, &update, 1, NULL, NULL);
   if (!code) code = mlfab_pull(ctx, &weights, 1, NULL, NULL);
-  if (!code) code = mlfab_barrier(ctx, 0);
+  if (!code) code = mlfab_barrier(ctx, NULL);
   if (!code && w[3] == 4.0f) return;
   fprintf(stderr, "push and pull: %s, %g\n", mlfab_error_name(code), (double)w[3]);
   failed = 1;
@@ -57,9 +57,9 @@ int main(void) {
   mlfab_filter filter = {.size = sizeof filter};
   mlfab_schedule schedule;
   mlfab_schedule_init(&schedule);
-  REFUSED(mlfab_allreduce(ctx, x, 4, MLFAB_F32, 0), "collectives (MLFAB_WITH_COLL is 0)");
-  REFUSED(mlfab_partial_open(ctx, 4, MLFAB_F32, NULL, 0, &id), "MLFAB_WITH_PARTIAL is 0");
-  REFUSED(mlfab_stochastic_open(ctx, 4, MLFAB_F32, NULL, 0, &id), "MLFAB_WITH_STOCHASTIC is 0");
+  REFUSED(mlfab_allreduce(ctx, x, 4, MLFAB_F32, NULL), "collectives (MLFAB_WITH_COLL is 0)");
+  REFUSED(mlfab_partial_open(ctx, 4, MLFAB_F32, NULL, &id), "MLFAB_WITH_PARTIAL is 0");
+  REFUSED(mlfab_stochastic_open(ctx, 4, MLFAB_F32, NULL, &id), "MLFAB_WITH_STOCHASTIC is 0");
   REFUSED(mlfab_dag_create(ctx, &dag), "MLFAB_WITH_DAG is 0");
   REFUSED(mlfab_set_schedule(ctx, &schedule), "MLFAB_WITH_SCHED is 0");
   REFUSED(mlfab_set_link(ctx, 1.0, 1.0), "MLFAB_WITH_SCHED is 0");

@@ -35,7 +35,7 @@ static int train(mlfab *fabric) {
     for (int i = 0; i < COUNT; i++) g[i] = w[i] - 1.0f;
     if (mlfab_push(fabric, &update, 1, &options, NULL)) return failed(fabric, "push");
   }
-  if (mlfab_barrier(fabric, 0)) return failed(fabric, "barrier");
+  if (mlfab_barrier(fabric, NULL)) return failed(fabric, "barrier");
   if (mlfab_pull(fabric, &weights, 1, NULL, NULL)) return failed(fabric, "pull");
   for (int i = 0; i < COUNT; i++)
     if (!(w[i] > 0.999f && w[i] < 1.001f)) return failed(NULL, "the model is not near 1");

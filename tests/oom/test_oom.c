@@ -137,10 +137,10 @@ static int alone_pull(alone *a) {
   return code;
 }
 
-static int alone_barrier(alone *a) { return mlfab_barrier(a->ctx, 0); }
-static int alone_broadcast(alone *a) { return mlfab_broadcast(a->ctx, 0, a->data, 100, 0); }
+static int alone_barrier(alone *a) { return mlfab_barrier(a->ctx, NULL); }
+static int alone_broadcast(alone *a) { return mlfab_broadcast(a->ctx, 0, a->data, 100, NULL); }
 static int alone_allreduce(alone *a) {
-  return mlfab_allreduce(a->ctx, a->data, COUNT, MLFAB_I64, 0);
+  return mlfab_allreduce(a->ctx, a->data, COUNT, MLFAB_I64, NULL);
 }
 static int alone_save(alone *a) { return mlfab_save(a->ctx, "a model"); }
 
@@ -169,7 +169,7 @@ static int alone_servers(alone *a) {
 static int alone_partial_open(alone *a) {
   const mlfab_partial_options o = {
       .size = sizeof o, .mode = MLFAB_PARTIAL_SOLO, .results = MLFAB_PARTIAL_QUEUED};
-  return mlfab_partial_open(a->ctx, COUNT, MLFAB_I64, &o, 0, &a->partial);
+  return mlfab_partial_open(a->ctx, COUNT, MLFAB_I64, &o, &a->partial);
 }
 
 /* One's own data comes back; a step that failed has left its in the next. */
@@ -188,7 +188,7 @@ static int alone_partial_close(alone *a) { return mlfab_partial_close(a->ctx, a-
 
 static int alone_stochastic_open(alone *a) {
   const mlfab_stochastic_options o = {.size = sizeof o, .graph = MLFAB_GRAPH_ALL};
-  return mlfab_stochastic_open(a->ctx, COUNT, MLFAB_F64, &o, 0, &a->stochastic);
+  return mlfab_stochastic_open(a->ctx, COUNT, MLFAB_F64, &o, &a->stochastic);
 }
 
 static int alone_stochastic_reduce(alone *a) {
@@ -451,13 +451,13 @@ static int fabric_save(fabric *f, uint32_t i) { return mlfab_save(f->node[i], "a
 
 static void other_barrier(void *user) {
   fabric *f = user;
-  f->barriers += mlfab_barrier(f->node[2], 2 * SECOND) == 0;
+  f->barriers += mlfab_barrier(f->node[2], &(mlfab_collective){.size = sizeof(mlfab_collective), .timeout_ns = 2 * SECOND}) == 0;
 }
 
 static int fabric_barrier(fabric *f, uint32_t i) {
   if (i != 1) return 0;
   mlfab_sim_at(f->sim, mlfab_sim_clock(f->sim) + 1000000, other_barrier, f);
-  return mlfab_barrier(f->node[1], 2 * SECOND);
+  return mlfab_barrier(f->node[1], &(mlfab_collective){.size = sizeof(mlfab_collective), .timeout_ns = 2 * SECOND});
 }
 
 static void other_allreduce(void *user) {
@@ -467,7 +467,7 @@ static void other_allreduce(void *user) {
   f->summing = 1;
   for (int attempt = 0, code = -1; attempt < 4 && code; attempt++) {
     for (int k = 0; k < COUNT; k++) share[k] = 2;
-    code = mlfab_allreduce(f->node[2], share, COUNT, MLFAB_I64, 2 * SECOND);
+    code = mlfab_allreduce(f->node[2], share, COUNT, MLFAB_I64, &(mlfab_collective){.size = sizeof(mlfab_collective), .timeout_ns = 2 * SECOND});
     for (int k = 0; k < COUNT && !code; k++) assert_int_equal(share[k], 3);
     f->sums += code == 0;
   }
@@ -479,7 +479,7 @@ static int fabric_allreduce(fabric *f, uint32_t i) {
   if (i != 1) return 0;
   for (int k = 0; k < COUNT; k++) f->data[k] = 1;
   mlfab_sim_at(f->sim, mlfab_sim_clock(f->sim) + 1000000, other_allreduce, f);
-  int code = mlfab_allreduce(f->node[1], f->data, COUNT, MLFAB_I64, 2 * SECOND);
+  int code = mlfab_allreduce(f->node[1], f->data, COUNT, MLFAB_I64, &(mlfab_collective){.size = sizeof(mlfab_collective), .timeout_ns = 2 * SECOND});
   for (int k = 0; k < COUNT && !code; k++) assert_int_equal(f->data[k], 3);
   return code;
 }
@@ -634,8 +634,9 @@ static int planned_session(uint32_t victim, uint64_t fail_at, uint64_t *failures
 enum { FIRST = 2, SECOND_WORKER = 3, OBJECT_NODES = 4 };
 
 static int object_partial_open(fabric *f, uint32_t i) {
-  const mlfab_partial_options o = {.size = sizeof o, .mode = MLFAB_PARTIAL_QUORUM, .quorum = 2};
-  return mlfab_partial_open(f->node[i], COUNT, MLFAB_I64, &o, 2 * SECOND, &f->object[i]);
+  const mlfab_partial_options o = {
+      .size = sizeof o, .mode = MLFAB_PARTIAL_QUORUM, .quorum = 2, .timeout_ns = 2 * SECOND};
+  return mlfab_partial_open(f->node[i], COUNT, MLFAB_I64, &o, &f->object[i]);
 }
 
 /* Each step adds the same everywhere in the array: what comes back is not torn. */
@@ -656,8 +657,9 @@ static int object_partial_close(fabric *f, uint32_t i) {
 }
 
 static int object_stochastic_open(fabric *f, uint32_t i) {
-  const mlfab_stochastic_options o = {.size = sizeof o, .graph = MLFAB_GRAPH_ALL};
-  return mlfab_stochastic_open(f->node[i], COUNT, MLFAB_F64, &o, 2 * SECOND, &f->object[i]);
+  const mlfab_stochastic_options o = {
+      .size = sizeof o, .graph = MLFAB_GRAPH_ALL, .timeout_ns = 2 * SECOND};
+  return mlfab_stochastic_open(f->node[i], COUNT, MLFAB_F64, &o, &f->object[i]);
 }
 
 static int object_stochastic_reduce(fabric *f, uint32_t i) {

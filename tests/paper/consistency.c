@@ -88,7 +88,7 @@ static void sim_answer(sim *s, uint32_t worker) {
 
 static mlfab_sync_state sim_look(const sim *s, uint32_t worker) {
   return (mlfab_sync_state){.worker = worker,
-                            .progress = s->pushed[worker],
+                            .iteration = s->pushed[worker],
                             .fastest = s->fastest,
                             .slowest = s->v,
                             .v_train = s->v,

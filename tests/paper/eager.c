@@ -129,7 +129,7 @@ static void rank_open(void *user) {
   options.mode = bench.kind->mode;
   options.quorum = bench.kind->quorum;
   options.seed = bench.seed;
-  if (mlfab_partial_open(r->node, bench.count, MLFAB_I64, &options, 0, &r->id))
+  if (mlfab_partial_open(r->node, bench.count, MLFAB_I64, &options, &r->id))
     failed("mlfab_partial_open", r);
   r->state = DONE;
 }

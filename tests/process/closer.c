@@ -79,18 +79,18 @@ static int cancel(void) {
   return code ? code : mlfab_cancel(fabric, request);
 }
 
-static int barrier(void) { return mlfab_barrier(fabric, 0); }
+static int barrier(void) { return mlfab_barrier(fabric, NULL); }
 
-static int broadcast(void) { return mlfab_broadcast(fabric, 0, weights, sizeof weights, 0); }
+static int broadcast(void) { return mlfab_broadcast(fabric, 0, weights, sizeof weights, NULL); }
 
 static int join(void) {
   int code = push();
   return code ? code : mlfab_finish(fabric, 0);
 }
 
-static int allreduce(void) { return mlfab_allreduce(fabric, gradient, COUNT, MLFAB_F32, 0); }
+static int allreduce(void) { return mlfab_allreduce(fabric, gradient, COUNT, MLFAB_F32, NULL); }
 
-static int small(void) { return mlfab_allreduce(fabric, gradient, SMALL, MLFAB_F32, 0); }
+static int small(void) { return mlfab_allreduce(fabric, gradient, SMALL, MLFAB_F32, NULL); }
 
 static int allreduce_start(void) {
   mlfab_vec vec = {gradient, COUNT};
@@ -121,7 +121,7 @@ static int scatter_gather(void) {
 
 static int open_partial(uint32_t *id_p) {
   mlfab_partial_options options = {.size = sizeof options, .mode = MLFAB_PARTIAL_SOLO};
-  return mlfab_partial_open(fabric, SMALL, MLFAB_F32, &options, 0, id_p);
+  return mlfab_partial_open(fabric, SMALL, MLFAB_F32, &options, id_p);
 }
 
 static int partial(void) {
@@ -144,7 +144,7 @@ static int stochastic(void) {
   mlfab_stochastic_options options = {.size = sizeof options, .graph = MLFAB_GRAPH_RING};
   uint32_t id;
   if (workers == 1) return 0;
-  int code = mlfab_stochastic_open(fabric, SMALL, MLFAB_F32, &options, 0, &id);
+  int code = mlfab_stochastic_open(fabric, SMALL, MLFAB_F32, &options, &id);
   if (!code) code = mlfab_stochastic_reduce(fabric, id, gradient, 0, NULL);
   return code ? code : mlfab_stochastic_close(fabric, id);
 }

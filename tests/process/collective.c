@@ -298,7 +298,7 @@ static void share_round(void) {
   int64_t sum = INT64_C(1) << rank;
   uint32_t id = 0;
   called = now();
-  int code = mlfab_partial_open(fabric, 1, MLFAB_I64, &options, 0, &id);
+  int code = mlfab_partial_open(fabric, 1, MLFAB_I64, &options, &id);
   if (!code) code = mlfab_partial_reduce(fabric, id, &sum, 0, NULL);
   if (!code) code = mlfab_partial_close(fabric, id);
   if (code) {

@@ -117,7 +117,7 @@ static int work(mlfab *fabric, const char *folder, uint64_t elements, int schedu
     if (code) return failed(fabric, "push", code);
     tell("done");
     if (pushes % PUSHES_A_BARRIER == 0) {
-      code = mlfab_barrier(fabric, 0);
+      code = mlfab_barrier(fabric, NULL);
       if (code) return failed(fabric, "barrier", code);
       tell("barrier");
     }

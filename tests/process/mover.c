@@ -60,7 +60,7 @@ static int work(mlfab *fabric, double seconds, uint64_t count) {
     if (applied % 3 == 0 && mlfab_pull(fabric, &weights, 1, NULL, NULL))
       return fail(fabric, "pull");
   }
-  if (mlfab_barrier(fabric, 0)) return fail(fabric, "barrier");
+  if (mlfab_barrier(fabric, NULL)) return fail(fabric, "barrier");
   if (mlfab_pull(fabric, &weights, 1, NULL, NULL)) return fail(fabric, "the last pull");
   for (uint64_t i = (uint64_t)rank; i < count; i += workers) wrong += w[i] != (float)applied;
   printf("worker %d: applied %llu moves %llu\n", (int)rank, (unsigned long long)applied,

@@ -53,7 +53,7 @@ int main(int argc, char **argv) {
       nanosleep(&nap, NULL);
     }
     since = now_ms();
-    code = mlfab_barrier(fabric, 0);
+    code = mlfab_barrier(fabric, NULL);
     if (code) mlfab_last_error(fabric, &error);
     tell("barrier", code, &error, since);
   }

@@ -81,7 +81,7 @@ static int check(const mlfab_stochastic_info *info, uint32_t k, uint32_t mode) {
 
 static int open_one(uint32_t graph, uint32_t mode, uint32_t *id_p) {
   mlfab_stochastic_options options = {.size = sizeof options, .graph = graph, .mode = mode};
-  return mlfab_stochastic_open(fabric, count, MLFAB_F32, &options, 0, id_p);
+  return mlfab_stochastic_open(fabric, count, MLFAB_F32, &options, id_p);
 }
 
 static int meet(void) {

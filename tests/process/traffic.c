@@ -87,7 +87,7 @@ static int work(mlfab *fabric, int32_t rank, double seconds, uint64_t count, uin
   memset(&t, 0, sizeof t);
   if (mlfab_tensor_add(fabric, 0, MLFAB_F32, count) || mlfab_model_start(fabric, NULL, NULL, 0))
     return fail(fabric, "model");
-  if (mlfab_barrier(fabric, 0)) return fail(fabric, "barrier");
+  if (mlfab_barrier(fabric, NULL)) return fail(fabric, "barrier");
   double began = seconds_now();
   int status = 0;
   while (!status && seconds_now() - began < seconds) {
@@ -111,7 +111,7 @@ static int work(mlfab *fabric, int32_t rank, double seconds, uint64_t count, uin
   for (int i = 0; i < DELAYS; i++) printf(" %llu", (unsigned long long)t.delays[i]);
   printf("\n");
   /* Nobody leaves before everything is counted: worker 0 reads the sum. */
-  if (!status && mlfab_barrier(fabric, 0)) status = fail(fabric, "barrier");
+  if (!status && mlfab_barrier(fabric, NULL)) status = fail(fabric, "barrier");
   if (!status && rank == 0) {
     double sum = 0.0;
     if (mlfab_pull(fabric, &model, 1, NULL, NULL)) status = fail(fabric, "pull");

@@ -217,11 +217,11 @@ static void begin(world *w, uint32_t i) {
   mlfab_vec vec = {r->data, w->count};
   mlfab_collective options = {
       .size = sizeof options, .algorithm = MLFAB_ALGORITHM_PLANNED, .timeout_ns = w->timeout_ns};
-  int code = SUBMIT(r->node, now(w), &r->request, ALLREDUCE_LIST, .vecs = &vec, .n = 1,
+  int code = SUBMIT(r->node, now(w), &r->request, ALLREDUCE, .vecs = &vec, .n = 1,
                     .dtype = MLFAB_I64, .options = &options);
   /* What failed while it called nothing is told once. */
   if (code)
-    code = SUBMIT(r->node, now(w), &r->request, ALLREDUCE_LIST, .vecs = &vec, .n = 1,
+    code = SUBMIT(r->node, now(w), &r->request, ALLREDUCE, .vecs = &vec, .n = 1,
                   .dtype = MLFAB_I64, .options = &options);
   if (code == MLFAB_ERR_PEER_DEAD && w->harsh) {
     kill_node(w, i); /* to it, server 0 is dead for good: a process ends then */

@@ -719,9 +719,10 @@ static int call_node(world *w, rank *r, open_call *c, const mlfab_collective *o)
     case ALLREDUCE:
       vecs_of(p, c->memory, vecs);
       if (p->plain)
-        return SUBMIT(r->node, now(w), &c->request, ALLREDUCE, .data = vecs[0].data,
-                      .count = p->count, .dtype = p->dtype, .timeout_ns = o->timeout_ns);
-      return SUBMIT(r->node, now(w), &c->request, ALLREDUCE_LIST, .vecs = vecs, .n = p->nbufs,
+        return SUBMIT(
+            r->node, now(w), &c->request, ALLREDUCE, .vecs = vecs, .n = 1, .dtype = p->dtype,
+            .options = (&(mlfab_collective){.size = sizeof *o, .timeout_ns = o->timeout_ns}));
+      return SUBMIT(r->node, now(w), &c->request, ALLREDUCE, .vecs = vecs, .n = p->nbufs,
                     .dtype = p->dtype, .options = o);
     case REDUCE_SCATTER:
       return SUBMIT(r->node, now(w), &c->request, REDUCE_SCATTER, .data = c->memory,
@@ -1415,7 +1416,7 @@ static void test_not_finite(void **state) {
     rank *r = &w.ranks[who];
     if (!w.failure[0]) {
       finish(&w, who);
-      assert_int_equal(SUBMIT(r->node, now(&w), &request, ALLREDUCE_LIST, .vecs = &vec, .n = 1,
+      assert_int_equal(SUBMIT(r->node, now(&w), &request, ALLREDUCE, .vecs = &vec, .n = 1,
                               .dtype = MLFAB_F64, .options = &o),
                        MLFAB_ERR_NOT_FINITE);
       assert_int_equal(mlfab_node_last_error(r->node, &error), 0);

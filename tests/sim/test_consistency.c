@@ -59,7 +59,7 @@ static void wrong(const job *j, const char *format, ...) {
 /* The user's own conditions: stale synchronous with 2. */
 static int may_pull(void *user, const mlfab_sync_state *s) {
   (void)user;
-  return s->progress <= s->v_train + 2;
+  return s->iteration <= s->v_train + 2;
 }
 static int complete(void *user, const mlfab_sync_state *s) {
   (void)user;

@@ -658,7 +658,7 @@ static void meet(run *r, worker *w) {
   if (!may_block(r, BARRIER)) return;
   w->met = 1;
   block(r, w, BARRIER);
-  int code = mlfab_barrier(w->ctx, 2 * SECOND);
+  int code = mlfab_barrier(w->ctx, &(mlfab_collective){.size = sizeof(mlfab_collective), .timeout_ns = 2 * SECOND});
   unblock(r, w);
   say(r, w, "barrier: %s", mlfab_error_name(code));
   for (uint32_t i = 0; !code && i < r->plan.workers; i++) {
@@ -676,7 +676,7 @@ static void tell(run *r, worker *w) {
   memset(data, 0, sizeof data);
   if (w->rank == 1) memcpy(data, r->message, sizeof data);
   block(r, w, BROADCAST);
-  int code = mlfab_broadcast(w->ctx, 1, data, sizeof data, 2 * SECOND);
+  int code = mlfab_broadcast(w->ctx, 1, data, sizeof data, &(mlfab_collective){.size = sizeof(mlfab_collective), .timeout_ns = 2 * SECOND});
   unblock(r, w);
   say(r, w, "broadcast: %s", mlfab_error_name(code));
   if (!code && memcmp(data, r->message, sizeof data) != 0)

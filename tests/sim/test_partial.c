@@ -260,8 +260,10 @@ static void open_part(void *user) {
   rank *r = user;
   part *p = &r->parts[r->opened];
   const object *o = &w.objects[r->opened];
+  mlfab_partial_options options = o->options;
+  options.timeout_ns = 60 * SECOND;
   if (w.failure[0]) return;
-  must(r, mlfab_partial_open(r->ctx, o->count, MLFAB_I64, &o->options, 60 * SECOND, &p->id),
+  must(r, mlfab_partial_open(r->ctx, o->count, MLFAB_I64, &options, &p->id),
        "mlfab_partial_open");
   if (++r->opened < OBJECTS) {
     when_all_have(&w.have_opened, open_part);

@@ -152,8 +152,8 @@ static void test_null_context(void **state) {
   assert_int_equal(mlfab_fd(NULL, &fd), MLFAB_ERR_ARGUMENT);
   assert_int_equal(mlfab_progress(NULL, 0), MLFAB_ERR_ARGUMENT);
   assert_int_equal(mlfab_deadline(NULL, &at), MLFAB_ERR_ARGUMENT);
-  assert_int_equal(mlfab_barrier(NULL, 0), MLFAB_ERR_ARGUMENT);
-  assert_int_equal(mlfab_broadcast(NULL, 0, &fd, 4, 0), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_barrier(NULL, NULL), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_broadcast(NULL, 0, &fd, 4, NULL), MLFAB_ERR_ARGUMENT);
   assert_int_equal(mlfab_finish(NULL, 0), MLFAB_ERR_ARGUMENT);
   assert_int_equal(mlfab_serve(NULL, 0), MLFAB_ERR_ARGUMENT);
   assert_int_equal(mlfab_get_stats(NULL, &stats, sizeof stats), MLFAB_ERR_ARGUMENT);
@@ -395,7 +395,7 @@ static void misfit(uint32_t workers, void (*spoil)(mlfab_config *), int code, co
     fail_msg("%s \"%s\" instead of %s \"%s\"", mlfab_error_name(ready), error.text,
              mlfab_error_name(code), text);
   /* A call on what never joined gets the same error, and is not fatal. */
-  assert_int_equal(mlfab_barrier(stranger, 0), code);
+  assert_int_equal(mlfab_barrier(stranger, NULL), code);
   mlfab_abandon(&stranger);
   for (uint32_t i = 1; i < w.nodes; i++) {
     c = world_config(&w, i);
@@ -677,7 +677,7 @@ static void test_before_the_model(void **state) {
   /* A dedicated server is no worker. */
   EXPECT(server, mlfab_push(server, &b, 1, NULL, NULL), MLFAB_ERR_STATE);
   EXPECT(server, mlfab_tensor_add(server, 1, MLFAB_F32, 1), MLFAB_ERR_STATE);
-  EXPECT(server, mlfab_barrier(server, 0), MLFAB_ERR_STATE);
+  EXPECT(server, mlfab_barrier(server, NULL), MLFAB_ERR_STATE);
   EXPECT(server, mlfab_flush(server, 0), MLFAB_ERR_STATE);
   EXPECT(server, mlfab_save(server, "/nowhere"), MLFAB_ERR_STATE);
   model(&f, NULL);
@@ -807,7 +807,7 @@ static void test_requests(void **state) {
     OK(n, mlfab_push_start(n, &b, 1, NULL, &many[i]));
   }
   EXPECT(n, mlfab_push_start(n, &b, 1, NULL, &request), MLFAB_ERR_AGAIN);
-  EXPECT(n, mlfab_barrier(n, 0), MLFAB_ERR_AGAIN);
+  EXPECT(n, mlfab_barrier(n, NULL), MLFAB_ERR_AGAIN);
   EXPECT(n, mlfab_pull_start(n, &b, 1, NULL, &request), MLFAB_ERR_AGAIN);
   for (int i = 1023; i >= 512; i--) OK(n, mlfab_wait(n, many[i], 0, NULL));
   for (int i = 512; i < 1024; i++) { /* in their places */
@@ -1066,10 +1066,10 @@ static void later_fn(void *user) {
   mlfab_buf b;
   switch (l->kind) {
     case LATER_BARRIER:
-      l->code = mlfab_barrier(l->node, l->bytes);
+      l->code = mlfab_barrier(l->node, &(mlfab_collective){.size = sizeof(mlfab_collective), .timeout_ns = l->bytes});
       break;
     case LATER_BROADCAST:
-      l->code = mlfab_broadcast(l->node, l->root, l->data, l->bytes, 0);
+      l->code = mlfab_broadcast(l->node, l->root, l->data, l->bytes, NULL);
       break;
     case LATER_JOIN:
       l->code = mlfab_finish(l->node, 0);
@@ -1135,7 +1135,7 @@ static void test_barrier_deadline(void **state) {
   for (int turn = 0; turn < 3; turn++) {
     later first = {w.node[0], 0, LATER_BARRIER, 0, NULL, WORLD_S, NULL};
     do_later(&w, &first, WORLD_MS);
-    EXPECT(w.node[2], mlfab_barrier(w.node[2], 2 * (uint64_t)WORLD_S), MLFAB_ERR_TIMEOUT);
+    EXPECT(w.node[2], mlfab_barrier(w.node[2], &(mlfab_collective){.size = sizeof(mlfab_collective), .timeout_ns = 2 * (uint64_t)WORLD_S}), MLFAB_ERR_TIMEOUT);
     said(w.node[2], MLFAB_ERR_TIMEOUT, "worker 1");
     assert_int_equal(mlfab_last_error(w.node[2], &error), 0);
     assert_int_equal(error.rank, 1);
@@ -1146,7 +1146,7 @@ static void test_barrier_deadline(void **state) {
                       {w.node[0], 0, LATER_BARRIER, 0, NULL, 0, NULL}};
     do_later(&w, &again[0], WORLD_MS);
     do_later(&w, &again[1], 2 * WORLD_MS);
-    OK(w.node[1], mlfab_barrier(w.node[1], 0));
+    OK(w.node[1], mlfab_barrier(w.node[1], NULL));
     mlfab_sim_run(w.sim, WORLD_S);
     assert_int_equal(again[0].code, 0);
     assert_int_equal(again[1].code, 0);
@@ -1158,7 +1158,7 @@ static void test_barrier_deadline(void **state) {
 static int heard(world *w, mlfab *n, int code) {
   uint8_t data[8];
   mlfab_sim_run(w->sim, WORLD_S);
-  return code ? code : mlfab_broadcast(n, 2, data, sizeof data, WORLD_S);
+  return code ? code : mlfab_broadcast(n, 2, data, sizeof data, &(mlfab_collective){.size = sizeof(mlfab_collective), .timeout_ns = WORLD_S});
 }
 
 static void test_broadcast(void **state) {
@@ -1170,12 +1170,12 @@ static void test_broadcast(void **state) {
   w.config.model_max_bytes = 6000;
   world_open(&w, 1);
   mlfab *n = w.node[0];
-  EXPECT(n, mlfab_broadcast(n, 3, mine, 8, 0), MLFAB_ERR_RANK_RANGE);
+  EXPECT(n, mlfab_broadcast(n, 3, mine, 8, NULL), MLFAB_ERR_RANK_RANGE);
   said(n, MLFAB_ERR_RANK_RANGE, "root 3");
-  EXPECT(n, mlfab_broadcast(n, -1, mine, 8, 0), MLFAB_ERR_RANK_RANGE);
-  EXPECT(n, mlfab_broadcast(n, 0, NULL, 8, 0), MLFAB_ERR_ARGUMENT);
-  EXPECT(n, mlfab_broadcast(n, 0, mine, 0, 0), MLFAB_ERR_ARGUMENT);
-  EXPECT(n, mlfab_broadcast(n, 0, mine, 6001, 0), MLFAB_ERR_LIMIT);
+  EXPECT(n, mlfab_broadcast(n, -1, mine, 8, NULL), MLFAB_ERR_RANK_RANGE);
+  EXPECT(n, mlfab_broadcast(n, 0, NULL, 8, NULL), MLFAB_ERR_ARGUMENT);
+  EXPECT(n, mlfab_broadcast(n, 0, mine, 0, NULL), MLFAB_ERR_ARGUMENT);
+  EXPECT(n, mlfab_broadcast(n, 0, mine, 6001, NULL), MLFAB_ERR_LIMIT);
   said(n, MLFAB_ERR_LIMIT, "6001");
   /* Sizes that differ: everybody is told who it was, the root, which sends and goes on, with its next
    * call at the latest. */
@@ -1183,7 +1183,7 @@ static void test_broadcast(void **state) {
                 {w.node[2], 0, LATER_BROADCAST, 2, third, 5000, NULL}};
   do_later(&w, &l[0], 2 * WORLD_MS);
   do_later(&w, &l[1], 3 * WORLD_MS);
-  EXPECT(n, heard(&w, n, mlfab_broadcast(n, 2, mine, 5000, 0)), MLFAB_ERR_MISMATCH);
+  EXPECT(n, heard(&w, n, mlfab_broadcast(n, 2, mine, 5000, NULL)), MLFAB_ERR_MISMATCH);
   assert_int_equal(mlfab_last_error(n, &error), 0);
   assert_int_equal(error.rank, 1);
   said(n, MLFAB_ERR_MISMATCH,
@@ -1198,7 +1198,7 @@ static void test_broadcast(void **state) {
   l[0].bytes = 5000, l[0].root = 0;
   do_later(&w, &l[0], 2 * WORLD_MS);
   do_later(&w, &l[1], 3 * WORLD_MS);
-  EXPECT(n, heard(&w, n, mlfab_broadcast(n, 2, mine, 5000, 0)), MLFAB_ERR_MISMATCH);
+  EXPECT(n, heard(&w, n, mlfab_broadcast(n, 2, mine, 5000, NULL)), MLFAB_ERR_MISMATCH);
   said(n, MLFAB_ERR_MISMATCH,
        "5000 bytes from worker 0, worker 0 a broadcast of 5000 bytes from worker 2");
   for (int i = 0; i < 2; i++)
@@ -1208,7 +1208,7 @@ static void test_broadcast(void **state) {
   l[0].root = l[1].root = 0;
   do_later(&w, &l[0], 2 * WORLD_MS);
   do_later(&w, &l[1], 3 * WORLD_MS);
-  OK(n, mlfab_broadcast(n, 0, mine, 5000, 0));
+  OK(n, mlfab_broadcast(n, 0, mine, 5000, NULL));
   mlfab_sim_run(w.sim, WORLD_S);
   assert_int_equal(l[0].code, 0);
   assert_int_equal(l[1].code, 0);
@@ -1217,17 +1217,17 @@ static void test_broadcast(void **state) {
   /* The root never comes: the deadline names it, also to the root, when it does. */
   l[0].root = l[1].root = 2;
   do_later(&w, &l[0], 2 * WORLD_MS);
-  EXPECT(n, mlfab_broadcast(n, 2, mine, 5000, WORLD_S), MLFAB_ERR_TIMEOUT);
+  EXPECT(n, mlfab_broadcast(n, 2, mine, 5000, &(mlfab_collective){.size = sizeof(mlfab_collective), .timeout_ns = WORLD_S}), MLFAB_ERR_TIMEOUT);
   said(n, MLFAB_ERR_TIMEOUT, "worker 2");
   mlfab_sim_run(w.sim, WORLD_S);
   EXPECT(w.node[1], l[0].code, MLFAB_ERR_TIMEOUT);
-  EXPECT(w.node[2], mlfab_broadcast(w.node[2], 2, third, 5000, 0), MLFAB_ERR_TIMEOUT);
+  EXPECT(w.node[2], mlfab_broadcast(w.node[2], 2, third, 5000, NULL), MLFAB_ERR_TIMEOUT);
   /* It can be tried again. */
   memset(mine, 0, sizeof mine);
   third[77] = 9;
   do_later(&w, &l[0], 2 * WORLD_MS);
   do_later(&w, &l[1], 3 * WORLD_MS);
-  OK(n, mlfab_broadcast(n, 2, mine, 5000, 0));
+  OK(n, mlfab_broadcast(n, 2, mine, 5000, NULL));
   mlfab_sim_run(w.sim, WORLD_S);
   assert_int_equal(l[0].code, 0);
   assert_int_equal(l[1].code, 0);
@@ -1248,7 +1248,7 @@ static void test_broadcast_root_dies(void **state) {
   later other = {w.node[0], 0, LATER_BROADCAST, 2, more, 100, NULL};
   do_later(&w, &other, WORLD_MS);
   do_later(&w, &l, 100 * WORLD_MS);
-  EXPECT(w.node[1], mlfab_broadcast(w.node[1], 2, data, 100, 0), MLFAB_ERR_PEER_DEAD);
+  EXPECT(w.node[1], mlfab_broadcast(w.node[1], 2, data, 100, NULL), MLFAB_ERR_PEER_DEAD);
   said(w.node[1], MLFAB_ERR_PEER_DEAD, "worker 2");
   world_close(&w);
 }
@@ -1274,7 +1274,7 @@ static void test_finish(void **state) {
     OK(f.w.node[0], mlfab_push(f.w.node[0], &b, 1, NULL, NULL));
     OK(f.w.node[0], mlfab_pull(f.w.node[0], &b, 1, NULL, NULL));
   }
-  OK(f.w.node[0], mlfab_barrier(f.w.node[0], 0));
+  OK(f.w.node[0], mlfab_barrier(f.w.node[0], NULL));
   world_close(&f.w);
 }
 
@@ -1356,10 +1356,10 @@ static void server_dies(int call, uint64_t heartbeat) {
   if (call == 0) OK(n, mlfab_push(n, &b, 1, NULL, NULL));
   do_later(&f.w, &l, die);
   if (call == 0) EXPECT(n, mlfab_pull(n, &b, 1, NULL, NULL), MLFAB_ERR_PEER_DEAD);
-  if (call == 1) EXPECT(n, mlfab_barrier(n, 0), MLFAB_ERR_PEER_DEAD);
+  if (call == 1) EXPECT(n, mlfab_barrier(n, NULL), MLFAB_ERR_PEER_DEAD);
   if (call == 2) EXPECT(n, mlfab_push(n, &b, 1, NULL, NULL), MLFAB_ERR_PEER_DEAD);
-  if (call == 3) EXPECT(n, mlfab_broadcast(n, 1, data, 4000, 0), MLFAB_ERR_PEER_DEAD);
-  if (call == 5) EXPECT(n, mlfab_allreduce(n, data, 1000, MLFAB_F32, 0), MLFAB_ERR_PEER_DEAD);
+  if (call == 3) EXPECT(n, mlfab_broadcast(n, 1, data, 4000, NULL), MLFAB_ERR_PEER_DEAD);
+  if (call == 5) EXPECT(n, mlfab_allreduce(n, data, 1000, MLFAB_F32, NULL), MLFAB_ERR_PEER_DEAD);
   if (call == 7) EXPECT(n, mlfab_allreduce_list(n, &vec, 1, MLFAB_F32, NULL), MLFAB_ERR_PEER_DEAD);
   uint64_t took = mlfab_sim_clock(f.w.sim) - start;
   assert_in_range(took, 1, 6 * heartbeat + die + 50 * WORLD_MS);
@@ -1410,7 +1410,7 @@ static void test_worker_dies(void **state) {
   assert_true(world_saw(&f.w, MLFAB_EVENT_DEAD, 1, 0));
   later other = {f.w.node[2], 0, LATER_BARRIER, 0, NULL, 0, NULL};
   do_later(&f.w, &other, WORLD_MS);
-  OK(f.w.node[0], mlfab_barrier(f.w.node[0], 0));
+  OK(f.w.node[0], mlfab_barrier(f.w.node[0], NULL));
   mlfab_sim_run(f.w.sim, WORLD_S);
   assert_int_equal(other.code, 0);
   world_close(&f.w);

@@ -95,7 +95,7 @@ static void test_null(void **state) {
   void *memory = NULL;
   mlfab_request r;
   (void)state;
-  assert_int_equal(mlfab_allreduce(NULL, &memory, 1, MLFAB_I64, 0), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_allreduce(NULL, &memory, 1, MLFAB_I64, NULL), MLFAB_ERR_ARGUMENT);
   assert_int_equal(mlfab_allreduce_list(NULL, NULL, 0, 0, NULL), MLFAB_ERR_ARGUMENT);
   assert_int_equal(mlfab_allreduce_start(NULL, NULL, 0, 0, NULL, &r), MLFAB_ERR_ARGUMENT);
   assert_int_equal(mlfab_reduce_scatter(NULL, NULL, NULL, 0, NULL), MLFAB_ERR_ARGUMENT);
@@ -136,8 +136,8 @@ static void test_wrong_buffers(void **state) {
   one = (mlfab_vec){data, 3};
   WRONG(n, mlfab_allreduce_start(n, &one, 1, MLFAB_F32, NULL, NULL), MLFAB_ERR_ARGUMENT,
         "request_p is NULL");
-  WRONG(n, mlfab_allreduce(n, NULL, 5, MLFAB_F32, 0), MLFAB_ERR_ARGUMENT, "NULL");
-  WRONG(n, mlfab_allreduce(n, data, 0, MLFAB_F32, 0), MLFAB_ERR_ARGUMENT, "no elements");
+  WRONG(n, mlfab_allreduce(n, NULL, 5, MLFAB_F32, NULL), MLFAB_ERR_ARGUMENT, "NULL");
+  WRONG(n, mlfab_allreduce(n, data, 0, MLFAB_F32, NULL), MLFAB_ERR_ARGUMENT, "no elements");
   WRONG(n, mlfab_broadcast_start(n, 0, data, 0, NULL, &r), MLFAB_ERR_ARGUMENT, "no elements");
   WRONG(n, mlfab_broadcast_start(n, 0, NULL, 8, NULL, &r), MLFAB_ERR_ARGUMENT, "NULL");
   EXPECT(n, mlfab_broadcast_start(n, RANKS, data, 8, NULL, &r), MLFAB_ERR_RANK_RANGE);
@@ -442,12 +442,12 @@ static void test_wrong_states(void **state) {
   (void)state;
   world_init(&w, 2, 1, 1);
   world_open(&w, 3);
-  WRONG(w.node[2], mlfab_allreduce(w.node[2], &x, 1, MLFAB_F32, 0), MLFAB_ERR_STATE,
+  WRONG(w.node[2], mlfab_allreduce(w.node[2], &x, 1, MLFAB_F32, NULL), MLFAB_ERR_STATE,
         "this node is not a worker");
   WRONG(w.node[2], mlfab_barrier_start(w.node[2], NULL, &r), MLFAB_ERR_STATE, "not a worker");
   adds_up(&w);
   OK(w.node[0], mlfab_finish(w.node[0], 0));
-  WRONG(w.node[0], mlfab_allreduce(w.node[0], &x, 1, MLFAB_F32, 0), MLFAB_ERR_STATE,
+  WRONG(w.node[0], mlfab_allreduce(w.node[0], &x, 1, MLFAB_F32, NULL), MLFAB_ERR_STATE,
         "has finished");
   /* The other one goes on alone, and is told so. */
   uint32_t ranks[2] = {9, 9}, n = 0;
@@ -455,7 +455,7 @@ static void test_wrong_states(void **state) {
   assert_true(n == 1 && ranks[0] == 1 && ranks[1] == 9);
   WRONG(w.node[1], mlfab_present(w.node[1], NULL, 1, &n), MLFAB_ERR_ARGUMENT, "ranks is NULL");
   EXPECT(w.node[2], mlfab_present(w.node[2], ranks, 2, &n), MLFAB_ERR_STATE);
-  OK(w.node[1], mlfab_allreduce(w.node[1], &x, 1, MLFAB_F32, 0));
+  OK(w.node[1], mlfab_allreduce(w.node[1], &x, 1, MLFAB_F32, NULL));
   assert_true(x == 1.0f);
   world_close(&w);
 }
@@ -649,7 +649,7 @@ static void test_world_of_one(void **state) {
       OK(n, mlfab_allreduce_list(n, two, 2, MLFAB_F64, &o));
     }
   }
-  OK(n, mlfab_allreduce(n, data, 4, MLFAB_F64, 0));
+  OK(n, mlfab_allreduce(n, data, 4, MLFAB_F64, NULL));
   OK(n, mlfab_reduce_scatter(n, data, counts, MLFAB_F64, NULL));
   OK(n, mlfab_allgather(n, data, counts, MLFAB_F64, NULL));
   OK(n, mlfab_broadcast_start(n, 0, data, sizeof data, NULL, &r[0]));
@@ -679,7 +679,7 @@ static void test_older_info(void **state) {
   (void)state;
   mlfab_config_init(&config);
   assert_int_equal(mlfab_open(&config, &ctx, &error), 0);
-  assert_int_equal(mlfab_partial_open(ctx, 1, MLFAB_F32, &options, 0, &id), 0);
+  assert_int_equal(mlfab_partial_open(ctx, 1, MLFAB_F32, &options, &id), 0);
   memset(&info, 0xee, sizeof info);
   info.size = offsetof(mlfab_partial_info, workers);
   assert_int_equal(mlfab_partial_reduce(ctx, id, &x, 0, &info), 0);

@@ -194,7 +194,7 @@ static void test_conditions_of_fools(void **state) {
   REFUSED(f.w.node[1], mlfab_pull(f.w.node[1], &b, 1, &patience, NULL), MLFAB_ERR_TIMEOUT,
           "user: this worker has pushed 3 updates, the fastest 3, the slowest (worker 0) 0");
   assert_int_equal(seen.worker, 1);
-  assert_int_equal(seen.progress, 3);
+  assert_int_equal(seen.iteration, 3);
   assert_int_equal(seen.v_train, 3);
   OK(f.w.node[2], mlfab_get_stats(f.w.node[2], &stats, sizeof stats));
   assert_int_equal(stats.rounds, 3);
@@ -232,13 +232,13 @@ static void test_progress(void **state) {
   start(&f, &o);
   mlfab_buf b = update(&f);
   mlfab *node = f.w.node[0];
-  for (options.progress = 1; options.progress <= 3; options.progress++)
+  for (options.iteration = 1; options.iteration <= 3; options.iteration++)
     OK(node, mlfab_push(node, &b, 1, &options, NULL));
-  options.progress = 3;
+  options.iteration = 3;
   EXPECT(node, mlfab_push(node, &b, 1, &options, NULL), MLFAB_ERR_ARGUMENT);
-  options.progress = 5;
+  options.iteration = 5;
   EXPECT(node, mlfab_push(node, &b, 1, &options, NULL), MLFAB_ERR_ARGUMENT);
-  options.progress = 4;
+  options.iteration = 4;
   OK(node, mlfab_push(node, &b, 1, &options, NULL));
   world_close(&f.w);
 }

@@ -222,7 +222,7 @@ static void check(int line, mlfab *ctx, int code) {
 static void *reduce(void *node) {
   uint32_t i = node == P.node[1];
   for (int k = 0; k < 4; k++) /* from the third on in memory that is lent */
-    OK(node, mlfab_allreduce(node, P.lent[i], COUNT, MLFAB_F64, 0));
+    OK(node, mlfab_allreduce(node, P.lent[i], COUNT, MLFAB_F64, NULL));
   return NULL;
 }
 
@@ -278,8 +278,8 @@ static int calls_fail(void) {
   FAILS(mlfab_deadline(ctx, &ns));
   FAILS(mlfab_fd(ctx, &fd));
   FAILS(mlfab_is_ready(ctx, NULL));
-  FAILS(mlfab_barrier(ctx, 0));
-  FAILS(mlfab_broadcast(ctx, 0, data, 8, 0));
+  FAILS(mlfab_barrier(ctx, NULL));
+  FAILS(mlfab_broadcast(ctx, 0, data, 8, NULL));
   FAILS(mlfab_finish(ctx, 0));
   FAILS(mlfab_serve(P.node[0], 1));
   FAILS(mlfab_save(ctx, "/tmp/mlfab-guest-child"));
@@ -293,7 +293,7 @@ static int calls_fail(void) {
   FAILS(mlfab_rank(ctx, NULL, NULL, NULL));
   FAILS(mlfab_alloc(ctx, 8, &memory));
   FAILS(mlfab_free(ctx, P.shared));
-  FAILS(mlfab_allreduce(ctx, data, 2, MLFAB_F64, 0));
+  FAILS(mlfab_allreduce(ctx, data, 2, MLFAB_F64, NULL));
   FAILS(mlfab_allreduce_start(ctx, &vec, 1, MLFAB_F64, NULL, &request));
   FAILS(mlfab_dag_create(ctx, &dag));
   FAILS(mlfab_dag_nop(P.dag, &op));

@@ -191,7 +191,7 @@ static literal theirs;
 
 static mlfab_sync_state look(const side *s, uint32_t worker, uint64_t progress) {
   mlfab_sync_state state = {.worker = worker,
-                            .progress = progress,
+                            .iteration = progress,
                             .slowest = UINT64_MAX,
                             .v_train = s->v,
                             .significance = 0.25 * worker};
@@ -210,9 +210,9 @@ static void answer(side *s, uint32_t id) {
   mlfab_sync_state state = look(s, pulls[id].worker, pulls[id].progress);
   s->answered[id]++;
   if (s->dropped) return;
-  if (s->sync.kind == MLFAB_SYNC_BSP) assert_true(state.progress <= state.slowest);
+  if (s->sync.kind == MLFAB_SYNC_BSP) assert_true(state.iteration <= state.slowest);
   if (s->sync.kind == MLFAB_SYNC_SSP || s->sync.kind == MLFAB_SYNC_DSPS)
-    assert_true(state.progress <= state.slowest + s->threshold);
+    assert_true(state.iteration <= state.slowest + s->threshold);
 }
 
 static void clock_delay(clock *g, uint32_t id) {

@@ -1552,8 +1552,8 @@ static void all_reduce(void) {
   static float data[NODES][100];
   mlfab_request request[NODES];
   for (int i = 0; i < NODES; i++)
-    assert_int_equal(SUBMIT(n.node[i], n.now, &request[i], ALLREDUCE, .data = data[i], .count = 100,
-                            .dtype = MLFAB_F32),
+    assert_int_equal(SUBMIT(n.node[i], n.now, &request[i], ALLREDUCE,
+                            .vecs = &(mlfab_vec){data[i], 100}, .n = 1, .dtype = MLFAB_F32),
                      0);
   for (int i = 0; i < NODES; i++) assert_int_equal(finish(i, request[i]), 0);
 }

@@ -40,7 +40,7 @@ static void test_pull_conditions(void **state) {
     uint32_t kind = n % MLFAB_SYNC_USER;
     uint64_t progress = n / 7 % 6, v = n / 42 % 6, s = n / 252;
     mlfab_sync sync = {.kind = kind, .staleness = 99, .chance = 0.25, .alpha = 0.5};
-    mlfab_sync_state look = {.progress = progress, .fastest = progress, .v_train = v};
+    mlfab_sync_state look = {.iteration = progress, .fastest = progress, .v_train = v};
     int printed = printed_pull(kind, (int64_t)progress - 1, (int64_t)v, (int64_t)s);
     double pause = mlfab__sync_pause(&sync, s, &look);
     assert_int_equal(mlfab__sync_may_pull_again(&sync, s, &look), printed == 1);
@@ -68,7 +68,7 @@ static void test_pull_extremes(void **state) {
   (void)state;
   mlfab_sync sync = {.kind = MLFAB_SYNC_SSP, .staleness = INT64_MAX};
   mlfab_sync_state look = {
-      .progress = UINT64_MAX, .fastest = UINT64_MAX, .v_train = UINT64_MAX - 3};
+      .iteration = UINT64_MAX, .fastest = UINT64_MAX, .v_train = UINT64_MAX - 3};
   assert_true(mlfab__sync_may_pull(&sync, INT64_MAX, &look, 0.0));
   look.v_train = 0;
   assert_false(mlfab__sync_may_pull(&sync, INT64_MAX, &look, almost_one));
@@ -77,7 +77,7 @@ static void test_pull_extremes(void **state) {
   assert_false(mlfab__sync_may_pull(&sync, 3, &look, almost_one));
   sync.chance = 0;
   assert_true(mlfab__sync_may_pull(&sync, 3, &look, 0.0));
-  look.progress = 0; /* the first weights */
+  look.iteration = 0; /* the first weights */
   for (sync.kind = 0; sync.kind < MLFAB_SYNC_USER; sync.kind++)
     assert_true(mlfab__sync_may_pull(&sync, 0, &look, 0.0));
 }
@@ -88,7 +88,7 @@ static void test_dynamic(void **state) {
   static const double alphas[] = {1e-9, 0.3, 1, 1.5, 2, 7, 1e300};
   mlfab_sync sync = {.kind = MLFAB_SYNC_PSSP_DYNAMIC};
   for (uint64_t beyond = 0; beyond < 2000; beyond++) {
-    mlfab_sync_state look = {.progress = beyond + 5, .fastest = beyond + 5, .v_train = 1};
+    mlfab_sync_state look = {.iteration = beyond + 5, .fastest = beyond + 5, .v_train = 1};
     for (uint32_t i = 0; i < MLFAB__COUNT(alphas); i++) {
       double p = fmin(1, alphas[i] / (1 + exp(-(double)beyond)));
       sync.alpha = alphas[i];
@@ -146,11 +146,11 @@ static void gap_law(double c, uint64_t s, uint32_t trials) {
   mlfab_sync sync = {.kind = MLFAB_SYNC_PSSP, .chance = c};
   double sum = 0, chi = 0, rest = 1, count = 0;
   for (uint32_t trial = 0; trial < trials; trial++) {
-    mlfab_sync_state look = {.worker = 1, .progress = 1, .fastest = 1};
+    mlfab_sync_state look = {.worker = 1, .iteration = 1, .fastest = 1};
     while (mlfab__sync_may_pull(&sync, s, &look,
-                                mlfab__sync_draw(trial, 0, look.worker, look.progress)))
-      look.fastest = ++look.progress;
-    uint64_t gap = look.progress - 1;
+                                mlfab__sync_draw(trial, 0, look.worker, look.iteration)))
+      look.fastest = ++look.iteration;
+    uint64_t gap = look.iteration - 1;
     assert_true(gap >= s);
     sum += (double)gap;
     seen[gap - s < BINS ? gap - s : BINS - 1]++;

@@ -1278,21 +1278,21 @@ static void test_lost_drop(void **state) {
 /* The caller's count is compared with the library's before anything is sent. */
 static void test_progress_is_checked(void **state) {
   fixture *f = *state;
-  mlfab_push_options options = {.size = sizeof options, .scale = 1.0, .progress = 2};
+  mlfab_push_options options = {.size = sizeof options, .scale = 1.0, .iteration = 2};
   mlfab_buf buf = buffer(MLFAB_ALL, weights);
   mlfab_error error;
   assert_int_equal(mlfab__worker_push(&f->worker, &buf, 1, &options, f->now, NULL, &error),
                    MLFAB_ERR_ARGUMENT);
-  assert_string_equal(error.text, "push: progress is 2, this worker's next is 1");
+  assert_string_equal(error.text, "push: iteration is 2, this worker's next is 1");
   assert_int_equal(f->worker.norder, 0);
-  for (options.progress = 1; options.progress < 4; options.progress++)
+  for (options.iteration = 1; options.iteration < 4; options.iteration++)
     assert_int_equal(mlfab__worker_push(&f->worker, &buf, 1, &options, f->now, NULL, &error), 0);
   announced(f, 0);
   ack(f, 0, 1, 0, 1, 0);
   assert_int_equal(mlfab__worker_push(&f->worker, &buf, 1, &options, f->now, NULL, &error), 0);
   assert_int_equal(mlfab__worker_push(&f->worker, &buf, 1, &options, f->now, NULL, &error),
                    MLFAB_ERR_ARGUMENT);
-  assert_string_equal(error.text, "push: progress is 4, this worker's next is 5");
+  assert_string_equal(error.text, "push: iteration is 4, this worker's next is 5");
 }
 
 /* Dropped while some of it was at a hop: the buffer waits for that. */
