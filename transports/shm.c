@@ -1,18 +1,17 @@
 /* shm.c - carries frames between processes of one host through shared memory.
  *
- * It is for peers under one kernel: a frame is copied once into a ring that both processes map, its
- * bulk is handed out where it lies, and no system call is made while both sides are awake. It does
- * not reach other hosts, does not authenticate beyond "same user, or root", and does not compute
- * payload checksums, as memory keeps its bytes.
+ * For peers under one kernel: a frame is copied once into a ring that both processes map, its bulk is
+ * delivered in place, and no system call is made while both sides are awake. It does not reach other hosts,
+ * does not authenticate beyond "same user, or root", and computes no payload checksums.
  *
- * Addresses: "shm:<host>/<name>", host being a hash of the boot and the network namespace, name that
- * of an abstract Unix socket "mlfab:<name>"; "shm:<name>" means this host. Abstract sockets and memfds
- * have no name in any file system: nothing is left behind, however the processes end.
+ * Addresses: "shm:<host>/<name>", where host is a hash of the boot and the network namespace, and name that
+ * of an abstract Unix socket "mlfab:<name>"; "shm:<name>" means this host. Abstract sockets and memfds have
+ * no name in a file system: nothing remains, however the processes end.
  *
- * Meeting. The connector sends one packet with three descriptors: the segment (a memfd it created),
- * its bell (below) and its eventfd. The acceptor checks uid, seals and sizes, maps, and answers with
- * its own bell and eventfd; then the link stands on both sides. The socket stays as the life line and
- * carries nothing more: its end is the peer's end, noticed however the peer dies.
+ * Connecting. The connector sends one packet with three descriptors: the segment (a memfd that it created),
+ * its bell (below) and its eventfd. The acceptor checks uid, seals and sizes, maps the segment, and answers
+ * with its own bell and eventfd; then the link is up on both sides. The socket stays open as the life line
+ * and carries nothing more: it ends when the peer ends, however it dies.
  *
  * Segment, sealed against shrinking and growing so that no access can fault:
  *
@@ -20,51 +19,50 @@
  *    64 KiB    ring of lane 0, 2.5 MiB: two of the largest frames, hardly more than a level 2 cache
  *    then      ring of lane 1
  *
- * Each ring is mapped twice in a row, so that every record is contiguous and none has to be split
- * or skipped at the end. Pages are touched when they are first used.
+ * Each ring is mapped twice in a row, so that every record is contiguous and none has to be split or
+ * skipped at the end. Pages are allocated at first use.
  *
  * Record, at a multiple of 64 bytes:
  *
  *    0   u64 word: bit 63, head bytes << 32, bulk bytes; 0 where no record has been published
- *    8   head (frame header and meta), zero or more bytes of padding to the next multiple of 64
+ *    8   head (frame header and meta), padded to the next multiple of 64
  *    .   bulk, padded likewise
  *
- * Ring invariants. Positions count bytes since the beginning and never wrap; the offset is position
- * modulo ring size. `head` is the producer's alone, `tail` is published by the consumer:
+ * Ring invariants. Positions count bytes since the beginning and never wrap; the offset is the position
+ * modulo the ring size. Only the producer uses `head`; the consumer publishes `tail`:
  *   (1) tail <= head, and head - tail + 64 <= ring: the word at head belongs to the producer and is 0.
  *   (2) A record is published by one release store of its word, after its bytes and after a zero was
- *       written to the word behind it. So the consumer finds a record by looking at the very line
- *       that holds it, no index is shared on the way, and a record is either whole or not there,
- *       though its producer be killed at any instruction.
- *   (3) The consumer reads between tail and its own position what it was handed; it moves tail by a
- *       release store when a frame is released.
- * Nothing read from the segment is trusted: a word gives lengths within the limits of a frame, a tail
- * lies between the last one and head, or the link goes DOWN. Both limits keep every access within
- * the two mappings. A head is copied to private memory before it is checked; a bulk may be scribbled
- * upon by a hostile peer while it is read, but its length cannot change: whoever would read its bytes
- * twice copies them.
+ *       written to the word behind it. So the consumer finds a record by reading the line that holds it,
+ *       no index is shared, and a record is either complete or absent, even if its producer is killed at
+ *       any instruction.
+ *   (3) The consumer reads delivered frames between tail and its own position; it moves tail by a release
+ *       store when a frame is released.
+ * Nothing read from the segment is trusted: a word must give lengths within the limits of a frame, and a
+ * tail must lie between the last one and head, or the link goes DOWN. Both limits keep every access within
+ * the two mappings. A head is copied to private memory before it is checked. A hostile peer may change a
+ * bulk while it is read, but not its length: code that reads bytes twice copies them first.
  *
- * Bell. Every node has one page, mapped by all its peers, with one word of bits: ASLEEP (in wait, on
- * this word as a futex), ARMED (somebody sleeps on fd()), POLLED (wait sleeps on the sockets, because
+ * Bell. Every node has one page, mapped by all its peers, with one word of bits: ASLEEP (in wait, on this
+ * word as a futex), ARMED (the program sleeps on fd()), POLLED (wait sleeps on the sockets, because
  * connections are being made or there is no link yet). 0 means awake.
  *   sleeper:  set the bit; full fence; look at all rings; sleep until the bit is gone
  *   producer: publish, or move tail; ...; full fence; if the word is not 0, take it (exchange with 0)
  *             and make the one system call that ends the sleep
- * One of the two sees the other, so no wake-up is lost; who takes the word makes the call, so there is
- * one call a sleep. The producer's half (shm_settle) runs once per flush, not per send, and in every
- * poll that finds nothing. A producer that found no room publishes in `wants` the tail it waits for.
- * Sleeping on the futex does not watch sockets: it is cut into slices of 50 ms, after which they
- * are looked at.
+ * One of the two sees the other, so no wake-up is lost; only the side that takes the word makes the call,
+ * so there is one call for each sleep. The producer's half (shm_settle) runs once per flush, not per send,
+ * and in every poll that finds nothing. A producer without room publishes in `wants` the tail that it waits
+ * for. Sleeping on the futex does not watch sockets, so it is divided into slices of 50 ms, after which
+ * they are polled.
  *
- * States of a link: TRYING (the other's queue of connections is full) -> CALLING (packet sent) -> UP,
- * or CALLED (they connected, packet awaited) -> UP; FAILED (to be reported); UP -> gone (life line
- * ended: what lies in the ring is still delivered, then DOWN) -> RETIRED (kept until the frames that
- * are borrowed from its ring are released).
+ * States of a link: TRYING (the peer's queue of connections is full) -> CALLING (packet sent) -> UP, or
+ * CALLED (the peer connected, packet awaited) -> UP; FAILED (to be reported); UP -> gone (life line ended:
+ * records in the ring are still delivered, then DOWN) -> RETIRED (kept until the frames borrowed from its
+ * ring are released).
  *
  * Forks: a child has the descriptors, and none of the mappings (MADV_DONTFORK). It only closes.
  *
- * Threads: wait, wake and fd may run beside the rest. wait looks at the rings under `lock`, which the
- * others take only when the list of links changes. */
+ * Threads: wait, wake and fd may run beside the other functions. wait reads the rings under `lock`, which
+ * the others take only to change the list of links. */
 #include "shm_file.h"
 #include "../core/base/base.h"
 #include "../core/base/env.h"
@@ -93,7 +91,7 @@ const mlfab_transport *mlfab_transport_shm(void) { return NULL; }
 #include <time.h>
 #include <unistd.h>
 
-/* Words are shared between processes, so they must not be implemented with locks. */
+/* Words are shared between processes, so atomics must not use locks. */
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "atomics take locks");
 
 #define SHM_LINE 64u
@@ -110,11 +108,11 @@ _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "atomic
 enum { SHM_ASLEEP = 1, SHM_ARMED = 2, SHM_POLLED = 4 };
 enum shm_state { SHM_TRYING, SHM_CALLING, SHM_CALLED, SHM_FAILED, SHM_UP, SHM_RETIRED };
 enum {
-  SHM_HALF_MAX = 64,  /* strangers that have connected and said nothing */
-  SHM_BURST = 16,     /* frames taken from one link before the next has its turn */
+  SHM_HALF_MAX = 64,  /* maximum connections without a packet */
+  SHM_BURST = 16,     /* frames taken from one link before the next link's turn */
   SHM_NAME_MAX = 90,  /* of an abstract socket, after its prefix */
   SHM_SMALL = 448,    /* bytes of a head that need no large buffer */
-  SHM_LOOK_EVERY = 64 /* polls that find something before sockets are looked at all the same */
+  SHM_LOOK_EVERY = 64 /* polls with events between two polls of the sockets */
 };
 
 _Static_assert(2 * (SHM_LINE + 8 + MLFAB_HEADER_BYTES + MLFAB_META_MAX + MLFAB_BULK_MAX) +
@@ -122,60 +120,60 @@ _Static_assert(2 * (SHM_LINE + 8 + MLFAB_HEADER_BYTES + MLFAB_META_MAX + MLFAB_B
                    SHM_RING,
                "a ring holds two of the largest frames");
 
-/* One direction of a segment. Who writes what is kept on lines apart. */
+/* One direction of a segment. Words of different writers are on different cache lines. */
 struct shm_lane {
   _Alignas(64) _Atomic uint64_t tail;  /* consumer: everything below is free */
-  _Alignas(64) _Atomic uint64_t wants; /* producer: wake me when tail gets here; 0: do not */
-  _Atomic uint32_t closed;             /* producer: left in good order */
+  _Alignas(64) _Atomic uint64_t wants; /* producer: wake me when tail reaches this; 0: do not */
+  _Atomic uint32_t closed;             /* producer: closed the link regularly */
 };
 
 struct shm_bell {
   _Alignas(64) _Atomic uint32_t state;
 };
 
-/* The only packet of a life line, in both directions. */
+/* The only packet on a life line, in both directions. */
 struct shm_hello {
   uint32_t magic, control_bytes, ring_bytes, protocol;
 };
 
 struct shm_link {
-  /* Receiving; first, because an idle poll touches nothing else. */
+  /* Receiving; first, because an idle poll reads nothing else. */
   uint8_t *rx;
   _Atomic uint32_t rx_offset;
   atomic_bool gone; /* the life line has ended */
   /* Sending. */
   atomic_bool blocked;
-  bool touched;   /* is in the transport's list of links whose peer may have to be woken */
+  bool touched;   /* is in the list of links whose peer may need a wake-up */
   bool published; /* ... because of a frame; otherwise because of room */
   bool inbound;
   uint32_t tx_offset;
   uint8_t *tx;
   uint64_t head, tail_seen;
-  _Atomic uint64_t wants; /* what was written to tx_lane->wants */
+  _Atomic uint64_t wants; /* copy of tx_lane->wants */
   struct shm_lane *tx_lane, *rx_lane;
   struct shm_bell *bell; /* the peer's */
   int event_fd;          /* the peer's */
   int fd;                /* life line */
-  int segment_fd;        /* until it has been passed on */
-  uint64_t rx_position;  /* behind the last frame handed out */
+  int segment_fd;        /* until it has been sent */
+  uint64_t rx_position;  /* behind the last frame delivered */
   uint64_t released;
-  uint32_t borrowed; /* frames handed out and not released */
+  uint32_t borrowed; /* frames delivered and not released */
   uint32_t number;   /* 0 until UP */
   enum shm_state state;
   int32_t code; /* FAILED: why */
   int pid;
   uint64_t token;
   uint8_t *map;
-  struct shm_link *next;                   /* in the list of half-open or of retired links */
-  char address[4 + 17 + SHM_NAME_MAX + 1]; /* what was to be reached; "" of an inbound link */
+  struct shm_link *next;                   /* in the list of half-open or retired links */
+  char address[4 + 17 + SHM_NAME_MAX + 1]; /* the address dialled; "" for an inbound link */
 };
 
-/* What a FRAME event borrows besides the ring: the private copy of its head. */
+/* Besides the ring, a FRAME event borrows a slot with the private copy of its head. */
 struct shm_slot {
   struct shm_slot *next, *all;
   struct shm_link *link;
   uint64_t end;   /* position behind the record */
-  uint8_t *large; /* room for the largest head, allocated when first needed */
+  uint8_t *large; /* room for the largest head, allocated at first use */
   _Alignas(16) uint8_t small[SHM_SMALL];
 };
 
@@ -186,9 +184,9 @@ struct shm_sent {
 
 struct shm {
   mlfab__env env;
-  pid_t pid; /* of the process that opened it */
+  pid_t pid; /* process that opened the transport */
   uint32_t live_count, cursor, burst, busy;
-  struct shm_link **live; /* links that are UP; guarded by lock when changed */
+  struct shm_link **live; /* links that are UP; changed under lock */
   struct shm_link **table, **touched;
   uint32_t touched_count, capacity, links, next_number;
   uint32_t blocked_count;
@@ -200,20 +198,20 @@ struct shm {
   struct shm_link *half, *retired;
   struct shm_bell *bell; /* this node's */
   int bell_fd, event_fd, listen_fd, epoll_fd;
-  atomic_bool look; /* sockets may have something */
+  atomic_bool look; /* sockets may have events */
   atomic_bool woken;
   struct timespec looked;
-  _Atomic uint64_t deaf_ns; /* since when no descriptor is left for who calls; 0: some are */
+  _Atomic uint64_t deaf_ns; /* since when connections wait without a descriptor; 0: not */
   uint64_t host;
   _Atomic uint64_t fence;           /* see shm_fence */
-  _Atomic uint64_t rings, timeouts; /* wake-ups made, waits that nobody ended: for tests */
+  _Atomic uint64_t rings, timeouts; /* wake-ups made, waits that timed out: for tests */
   pthread_mutex_t lock;
-  char text[256]; /* of the last DOWN or REFUSED */
+  char text[256]; /* text of the last DOWN or REFUSED */
 };
 
 /* ---- rings and bells ---- */
 
-/* Orders what was published before it with the look at a sleeper's word after it, and reversely. */
+/* Orders an earlier publication before the later read of a sleeper's word, and vice versa. */
 static inline void shm_fence(struct shm *t) {
 #if MLFAB__TSAN
   atomic_fetch_add(&t->fence, 1);
@@ -223,10 +221,10 @@ static inline void shm_fence(struct shm *t) {
 #endif
 }
 
-/* Asks for a line that will soon be written, ownership included, while there is time. */
+/* Prefetches a line for writing, ownership included. */
 static inline void shm_prefetch(const uint8_t *line) {
 #if defined(__x86_64__)
-  __asm__ volatile("prefetchw %0" : : "m"(*line)); /* the builtin would only ask for reading */
+  __asm__ volatile("prefetchw %0" : : "m"(*line)); /* the builtin would prefetch for reading only */
 #elif defined(__GNUC__)
   __builtin_prefetch(line, 1);
 #else
@@ -253,7 +251,7 @@ static void shm_ring(struct shm *t, struct shm_bell *bell, int event_fd) {
   atomic_fetch_add_explicit(&t->rings, 1, memory_order_relaxed);
   if (state & SHM_ASLEEP)
     syscall(SYS_futex, &bell->state, MLFAB__FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-  /* It does not block; when it fails, the counter is full and the descriptor readable. */
+  /* It does not block; if it fails, the counter is full and the descriptor readable. */
   if ((state & ~(uint32_t)SHM_ASLEEP) && write(event_fd, &one, sizeof one) < 0) return;
 }
 
@@ -263,8 +261,7 @@ static inline void shm_touch(struct shm *t, struct shm_link *link) {
   t->touched[t->touched_count++] = link;
 }
 
-/* Wakes those peers that sleep though something was done for them: a frame was published, or the
- * room was made that they want. */
+/* Wakes sleeping peers for which a frame was published, or the room made that they want. */
 static void shm_settle(struct shm *t) {
   if (t->touched_count == 0) return;
   shm_fence(t);
@@ -278,7 +275,7 @@ static void shm_settle(struct shm *t) {
   t->touched_count = 0;
 }
 
-/* Whether poll would find something. May run beside poll, therefore under the lock. */
+/* Would poll find something? May run beside poll, so it takes the lock. */
 static bool shm_anything(struct shm *t) {
   bool found = atomic_load(&t->sent_count) != 0 || atomic_load(&t->failed_count) != 0;
   pthread_mutex_lock(&t->lock);
@@ -301,8 +298,8 @@ static void shm_close_fd(int *fd) {
   *fd = -1;
 }
 
-/* A descriptor from a peer is mapped only when its size is right and will stay so: touching a
- * mapping behind the end of its file would kill this process. */
+/* Maps a peer's descriptor only if its size is right and sealed: accessing a mapping behind the end of its
+ * file would kill this process. */
 static bool shm_sealed(int fd, size_t bytes) {
   struct stat status;
   int seals = fcntl(fd, F_GET_SEALS);
@@ -310,7 +307,7 @@ static bool shm_sealed(int fd, size_t bytes) {
          status.st_size == (off_t)bytes;
 }
 
-/* Writing to an eventfd does not block when it is told not to; other descriptors might do anything. */
+/* Writing to an eventfd does not block with O_NONBLOCK; other descriptors might. */
 static bool shm_is_eventfd(int fd) {
   char path[40], target[40];
   snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
@@ -324,7 +321,7 @@ static void *shm_map(void *at, size_t bytes, int fd, size_t offset) {
   void *map = mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | (at != NULL ? MAP_FIXED : 0), fd,
                    (off_t)offset);
   if (map == MAP_FAILED) return NULL;
-  madvise(map, bytes, MADV_DONTFORK); /* a child has nothing to say to the peers */
+  madvise(map, bytes, MADV_DONTFORK); /* a child must not write to the peers */
   return map;
 }
 
@@ -369,8 +366,8 @@ static bool shm_packet_send(int fd, const int *fds, uint32_t n) {
   return sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)sizeof hello;
 }
 
-/* 0: nothing yet; 1: the packet with `want` descriptors; -1: the end, or anything else, whose
- * descriptors have been closed. */
+/* 0: nothing yet; 1: the packet with `want` descriptors; -1: the end, or anything else, whose descriptors
+ * are closed. */
 static int shm_packet_receive(int fd, int *fds, uint32_t want) {
   struct shm_hello hello;
   union {
@@ -402,7 +399,7 @@ static int shm_packet_receive(int fd, int *fds, uint32_t want) {
   return -1;
 }
 
-/* The same user, or root: others could not be kept from reading what they are sent. */
+/* The same user, or root: other users could read what they are sent. */
 static bool shm_trusted(int fd, int *pid_p) {
   struct ucred peer;
   socklen_t bytes = sizeof peer;
@@ -417,7 +414,7 @@ static struct shm_link *shm_find(struct shm *t, uint32_t number) {
   return number == 0 || number > t->capacity ? NULL : t->table[number - 1];
 }
 
-/* Makes the arrays large enough for one more link, so that nothing later can fail for want of room. */
+/* Makes the arrays large enough for one more link, so that nothing later can fail for lack of room. */
 static bool shm_reserve(struct shm *t) {
   if (t->links < t->capacity) return true;
   uint32_t capacity = t->capacity == 0 ? 64 : 2 * t->capacity;
@@ -447,7 +444,7 @@ static bool shm_reserve(struct shm *t) {
   return done;
 }
 
-/* A half-open link. */
+/* Creates a half-open link. */
 static struct shm_link *shm_new_link(struct shm *t, enum shm_state state, int fd) {
   struct shm_link *link = shm_reserve(t) ? mlfab__alloc(&t->env, sizeof *link) : NULL;
   if (link == NULL) return NULL;
@@ -472,8 +469,8 @@ static void shm_leave_half(struct shm *t, struct shm_link *link) {
   if (link->state == SHM_FAILED) atomic_fetch_sub(&t->failed_count, 1);
 }
 
-/* Ends the life line. Taken out of the epoll set explicitly, because a forked child that still holds
- * the socket would otherwise keep it there. */
+/* Ends the life line. Removes it from the epoll set explicitly, because a forked child that still holds the
+ * socket would otherwise keep it there. */
 static void shm_hang_up(struct shm *t, struct shm_link *link) {
   if (link->fd >= 0) epoll_ctl(t->epoll_fd, EPOLL_CTL_DEL, link->fd, NULL);
   shm_close_fd(&link->fd);
@@ -510,7 +507,7 @@ static void shm_establish(struct shm *t, struct shm_link *link, mlfab_io_event *
   event->token = link->token;
 }
 
-/* From UP to RETIRED, and on to nothing when none of its frames is borrowed. */
+/* From UP to RETIRED; frees the link if none of its frames is borrowed. */
 static void shm_retire(struct shm *t, struct shm_link *link) {
   uint32_t at = 0;
   shm_settle(t);
@@ -540,7 +537,7 @@ static void shm_put_slot(struct shm *t, struct shm_slot *slot) {
   t->free_slots = slot;
 }
 
-/* A slot with room for `bytes`; *at_p is the room. NULL: out of memory. */
+/* A slot with room for `bytes` at *at_p. NULL: out of memory. */
 static struct shm_slot *shm_get_slot(struct shm *t, uint32_t bytes, uint8_t **at_p) {
   struct shm_slot *slot = t->free_slots;
   if (slot == NULL) {
@@ -560,7 +557,7 @@ static struct shm_slot *shm_get_slot(struct shm *t, uint32_t bytes, uint8_t **at
   return slot;
 }
 
-/* Fills an event that says what became of a link or a stranger. Its text stands until the next. */
+/* Fills an event about the end of a link or a refused connection. Its text is valid until the next one. */
 static void shm_tell(struct shm *t, mlfab_io_event *event, uint32_t kind, int code, int pid,
                      const char *why, const char *address) {
   char who[32] = "";
@@ -579,7 +576,7 @@ static int shm_down(struct shm *t, struct shm_link *link, int code, const char *
   return 1;
 }
 
-/* A half-open link comes to nothing: ours is DOWN, theirs was REFUSED. */
+/* A half-open link has failed: reports DOWN for ours, REFUSED for theirs. */
 static int shm_give_up(struct shm *t, struct shm_link *link, int code, const char *why,
                        mlfab_io_event *event) {
   event->token = link->token;
@@ -589,7 +586,7 @@ static int shm_give_up(struct shm *t, struct shm_link *link, int code, const cha
   return 1;
 }
 
-/* ---- meeting ---- */
+/* ---- connecting ---- */
 
 static uint64_t shm_now(void) {
   struct timespec now;
@@ -609,7 +606,7 @@ static socklen_t shm_sockaddr(const char *name, struct sockaddr_un *to) {
   return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
 }
 
-/* Goes on with a connection of ours as far as it goes now. Failures are reported by poll. */
+/* Continues one of our connects as far as possible. poll reports failures. */
 static void shm_call(struct shm *t, struct shm_link *link) {
   struct sockaddr_un to;
   const char *slash = strchr(link->address, '/');
@@ -630,9 +627,9 @@ static void shm_call(struct shm *t, struct shm_link *link) {
   atomic_store(&t->look, true);
 }
 
-/* Somebody calls, and the process has no descriptor left: whoever has connected first and said nothing gives
- * up its own. Without one watching on would only spin: the caller waits until it is tried again, a little
- * later. 1 when somebody was refused. */
+/* A connection waits, and the process has no descriptor left: drops the oldest connection without a packet.
+ * If there is none, stops watching the listener for a while, since watching would only spin. 1 when a
+ * connection was refused. */
 static int shm_spare(struct shm *t, mlfab_io_event *event) {
   struct shm_link *oldest = NULL;
   for (struct shm_link *link = t->half; link != NULL; link = link->next)
@@ -644,7 +641,7 @@ static int shm_spare(struct shm *t, mlfab_io_event *event) {
   return 0;
 }
 
-/* Takes one connection; 1 when it, or one that had to make room, was refused. */
+/* Accepts one connection; 1 when it, or an older one, was refused. */
 static int shm_accept(struct shm *t, mlfab_io_event *event) {
   int pid = 0, fd = accept4(t->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
   if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM))
@@ -664,13 +661,13 @@ static int shm_accept(struct shm *t, mlfab_io_event *event) {
   }
   link->pid = pid;
   if (t->inbound_count <= SHM_HALF_MAX) return 0;
-  struct shm_link *oldest = NULL; /* the last in the list, which grows in front */
+  struct shm_link *oldest = NULL; /* the last in the list, which grows at the front */
   for (link = t->half; link != NULL; link = link->next)
     if (link->inbound) oldest = link;
   return shm_give_up(t, oldest, MLFAB_ERR_REFUSED, "connected and said nothing ", event);
 }
 
-/* The packet of a half-open link has come, or its end. 1 when there is an event. */
+/* Receives the packet of a half-open link, or its end. 1 when there is an event. */
 static int shm_meet(struct shm *t, struct shm_link *link, mlfab_io_event *event) {
   int fds[3] = {-1, -1, -1}, own[2] = {t->bell_fd, t->event_fd};
   uint32_t own_segment = link->inbound ? 1 : 0; /* descriptors before bell and eventfd */
@@ -697,19 +694,19 @@ static int shm_meet(struct shm *t, struct shm_link *link, mlfab_io_event *event)
   return 1;
 }
 
-/* Something happened on the socket of a link. */
+/* A link's socket has an event. */
 static int shm_life(struct shm *t, struct shm_link *link, mlfab_io_event *event) {
   char byte;
   if (link->state != SHM_UP) return shm_meet(t, link, event);
   ssize_t n = recv(link->fd, &byte, sizeof byte, MSG_DONTWAIT);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
-  if (n > 0) link->code = MLFAB_ERR_FRAME; /* a life line carries nothing */
+  if (n > 0) link->code = MLFAB_ERR_FRAME; /* a life line must carry nothing */
   shm_hang_up(t, link);
-  atomic_store(&link->gone, true); /* the scan of the ring ends in DOWN */
+  atomic_store(&link->gone, true); /* shm_scan reports DOWN at the end of the ring */
   return 0;
 }
 
-/* Looks at sockets: at most a few, so that strangers cannot keep frames from being taken. */
+/* Polls the sockets; handles a limited number, so that connections cannot delay frames. */
 static int shm_look(struct shm *t, mlfab_io_event *event) {
   struct epoll_event ready;
   uint64_t count;
@@ -729,7 +726,7 @@ static int shm_look(struct shm *t, mlfab_io_event *event) {
       found = shm_life(t, ready.data.ptr, event);
     }
     if (!found) continue;
-    atomic_store(&t->look, true); /* there may be more behind it */
+    atomic_store(&t->look, true); /* there may be more */
     return 1;
   }
   for (struct shm_link *link = t->half; link != NULL; link = link->next) {
@@ -765,7 +762,7 @@ static int shm_parse(const char *address, uint64_t *host_p, bool *has_host_p,
   return 0;
 }
 
-/* What all processes have in common that can reach each other's abstract sockets. */
+/* A hash of what all processes share that can reach each other's abstract sockets. */
 static bool shm_host(uint64_t *host_p) {
   char text[160];
   int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
@@ -778,8 +775,7 @@ static bool shm_host(uint64_t *host_p) {
   return true;
 }
 
-/* In a child of the process that opened it: mappings are not there, and what the descriptors speak of is
- * the parent's. */
+/* In a forked child the mappings do not exist, and the descriptors refer to the parent's connections. */
 static void shm_disown(struct shm *t) {
   while (t->live_count > 0) {
     struct shm_link *link = t->live[--t->live_count];
@@ -835,7 +831,7 @@ static void shm_stop(void *self) {
   mlfab__free(&env, t, sizeof *t);
 }
 
-/* Opens everything that a node has by itself. 0, ADDRESS_IN_USE or IO. */
+/* Opens the node's own descriptors. 0, ADDRESS_IN_USE or IO. */
 static int shm_open_fds(struct shm *t, const char *name) {
   struct sockaddr_un at;
   socklen_t bytes = shm_sockaddr(name, &at);
@@ -939,15 +935,15 @@ static void shm_disconnect(void *self, uint32_t number) {
     struct shm_sent *sent = &t->sent[(t->sent_first + i) & (t->sent_capacity - 1)];
     if (sent->link == number) sent->link = 0;
   }
-  /* The peer must see the flag and the end when it is woken, and it is woken at any rate. */
+  /* The peer must see the flag and the end when it wakes, and it is woken in any case. */
   atomic_store(&link->tx_lane->closed, 1);
   shm_hang_up(t, link);
   shm_ring(t, link->bell, link->event_fd);
   shm_retire(t, link);
 }
 
-/* The slow half of send: looks whether the consumer has moved on, and if there is still no room,
- * tells it how far it should get. 0, AGAIN or PEER_CLOSED. */
+/* The slow path of send: reads the consumer's tail, and if there is still no room, publishes the tail to
+ * wait for. 0, AGAIN or PEER_CLOSED. */
 static int shm_room(struct shm *t, struct shm_link *link, uint32_t bytes) {
   uint64_t tail = atomic_load_explicit(&link->tx_lane->tail, memory_order_acquire);
   if (tail < link->tail_seen || tail > link->head || tail % SHM_LINE != 0) {
@@ -965,7 +961,7 @@ static int shm_room(struct shm *t, struct shm_link *link, uint32_t bytes) {
   return MLFAB_ERR_AGAIN;
 }
 
-/* Sees to it that one more SENT can be noted. */
+/* Makes room to record one more SENT. */
 static bool shm_sent_room(struct shm *t) {
   uint32_t count = atomic_load_explicit(&t->sent_count, memory_order_relaxed);
   if (count < t->sent_capacity) return true;
@@ -996,12 +992,12 @@ static int shm_send(void *self, uint32_t number, const void *head, uint32_t head
     if (code != 0) return code;
   }
   if (token != 0 && !shm_sent_room(t)) {
-    atomic_store(&link->wants, 0); /* WRITABLE at the next poll */
+    atomic_store(&link->wants, 0); /* reports WRITABLE at the next poll */
     if (!atomic_exchange(&link->blocked, true)) t->blocked_count++;
     return MLFAB_ERR_AGAIN;
   }
-  /* The line that the consumer is looking at comes last and in one go: written earlier, it would be
-   * taken away half-way. */
+  /* The line that the consumer polls is written last, at once: written earlier, it would move to the
+   * consumer's cache half-way. */
   uint8_t *at = link->tx + link->tx_offset;
   const uint8_t *from = head;
   uint32_t next = shm_forward(link->tx_offset, bytes);
@@ -1027,7 +1023,7 @@ static int shm_send(void *self, uint32_t number, const void *head, uint32_t head
 
 static void shm_flush(void *self) { shm_settle(self); }
 
-/* Takes the record that `word` announces. 0 only when memory is short: it is tried again. */
+/* Takes the record announced by `word`. 0 only when memory is short: tried again later. */
 static int shm_take(struct shm *t, struct shm_link *link, uint64_t word, mlfab_io_event *event) {
   uint32_t offset = atomic_load_explicit(&link->rx_offset, memory_order_relaxed);
   uint32_t head_bytes = (uint32_t)(word >> 32) & 0x7fffffffu, bulk_bytes = (uint32_t)word;
@@ -1062,7 +1058,7 @@ static int shm_take(struct shm *t, struct shm_link *link, uint64_t word, mlfab_i
   return 1;
 }
 
-/* Goes round the links once, from where the last frame came. */
+/* Polls each link once, beginning with that of the last frame. */
 static int shm_scan(struct shm *t, mlfab_io_event *event) {
   for (uint32_t i = 0, n = t->live_count; i < n; i++) {
     struct shm_link *link = t->live[t->cursor];
@@ -1105,8 +1101,8 @@ static int shm_unblock(struct shm *t, mlfab_io_event *event) {
   return 0;
 }
 
-/* What need not be done at every poll. Sockets are looked at when somebody said so, while
- * connections are being made, and at every tick of the coarse clock, whose reading is cheap. */
+/* Work that is not needed in every poll. Polls the sockets when requested, while connections are being
+ * made, and at every tick of the coarse clock, which is cheap to read. */
 static int shm_idle(struct shm *t, mlfab_io_event *event) {
   struct timespec now;
   shm_settle(t);
@@ -1160,12 +1156,12 @@ static void shm_release(void *self, const mlfab_io_event *event) {
   link->released = end;
   atomic_store_explicit(&link->rx_lane->tail, end, memory_order_release);
   shm_touch(t, link);
-  /* A producer that sleeps for room is woken when there is enough, not only at the next flush. */
+  /* Wakes a producer that waits for room as soon as there is enough, not only at the next flush. */
   uint64_t wants = atomic_load_explicit(&link->rx_lane->wants, memory_order_relaxed);
   if (MLFAB__UNLIKELY(wants != 0 && end >= wants)) shm_settle(t);
 }
 
-/* The life line stands; whoever made it may be gone all the same, when a child of his holds it. A pid of
+/* The life line may outlive its process when a forked child holds it, so this checks the process. A pid of
  * another namespace is 0 here. */
 static int shm_probe(void *self, uint32_t number) {
   const struct shm_link *link = shm_find(self, number);
@@ -1174,11 +1170,11 @@ static int shm_probe(void *self, uint32_t number) {
 }
 
 static int shm_detach(void *self, uint32_t link, uint64_t token) {
-  (void)self, (void)link, (void)token; /* send copies: nothing is ever borrowed */
+  (void)self, (void)link, (void)token; /* send copies: nothing is borrowed */
   return 0;
 }
 
-/* Sleeps while the bell's word is `state`, or until a socket has something (POLLED). */
+/* Sleeps while the bell's word is `state`; with `polled`, until a socket has an event. */
 static void shm_sleep(struct shm *t, uint32_t state, bool polled, uint64_t ns) {
   if (polled) {
     struct epoll_event event;
@@ -1231,7 +1227,8 @@ static int shm_arm(void *self, int on) {
   atomic_fetch_and(&t->bell->state, ~(uint32_t)SHM_ARMED);
   atomic_store(&t->woken, false);
   atomic_store(&t->look, true);
-  if (read(t->event_fd, &count, sizeof count) < 0) return 0; /* it was not this that woke */
+  /* another descriptor ended the sleep */
+  if (read(t->event_fd, &count, sizeof count) < 0) return 0;
   return 0;
 }
 
@@ -1256,7 +1253,7 @@ const mlfab_transport *mlfab_transport_shm(void) {
       shm_wake,
       shm_fd,
       shm_arm,
-      NULL, /* takes nothing of a network link */
+      NULL, /* there is no network link to measure */
       shm_probe};
   return &table;
 }

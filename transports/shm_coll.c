@@ -1,11 +1,11 @@
 /* shm_coll.c - collectives of the processes of one host, in shared memory.
  *
- * It is for blocking calls of members that map each other's memories: one copy of what the others
- * need, one of what they made, no frames and, while all are awake, no system calls. It does not
- * choose who the members are, does not notice deaths (the caller's `pause` does), and does not reach
- * other users' processes. Layout, invariants and waiting: core/base/shm_coll.h.
+ * For blocking calls of members that map each other's memory: one copy of the data that the others need,
+ * one of the results, no frames and, while all are awake, no system calls. It does not choose the members,
+ * does not detect deaths (the caller's `pause` does), and does not reach other users' processes. Layout,
+ * invariants and waiting: core/base/shm_coll.h.
  *
- * Source: reduce-scatter and allgather, pipelined in rounds that stay in the caches. */
+ * Source: reduce-scatter and allgather, pipelined in rounds that fit the caches. */
 #include "shm_file.h"
 #include "../core/base/shm_coll.h"
 #include "../core/kernels/kernels.h"
@@ -35,22 +35,22 @@ MLFAB__INTERNAL const mlfab__shm_coll_table *mlfab__shm_coll_functions(void) { r
 #define SHM_COLL_SEALS (F_SEAL_SHRINK | F_SEAL_GROW)
 #define SHM_COLL_LOW ((UINT64_C(1) << 40) - 1) /* of a word; the epoch is above */
 
-#define SHM_COLL_SMALL 32768u    /* most bytes of a small call, when nothing is added, */
-#define SHM_COLL_SMALL_SUM 7168u /* of all members together otherwise, */
+#define SHM_COLL_SMALL 32768u    /* maximum bytes of a small call without additions, */
+#define SHM_COLL_SMALL_SUM 7168u /* with additions: of all members together, */
 #define SHM_COLL_SMALL_CROWDED 16384u
 #define SHM_COLL_ROUND 65536u /* bytes of all parts of a round together, */
-#define SHM_COLL_PART 8192u   /* and the least of one */
+#define SHM_COLL_PART 8192u   /* and the minimum of one part */
 #define SHM_COLL_IN 524288u   /* bytes of in[i] */
-#define SHM_COLL_LINE 64u     /* less than this behind a vector is nobody's */
-#define SHM_COLL_LINES 256u   /* parts are multiples of it, as the kernels like it */
-#define SHM_COLL_SHORT 65536u /* bytes that are done before sleepers are woken */
-#define SHM_COLL_MEAN 16384u  /* bytes that are divided while they are in the first cache */
+#define SHM_COLL_LINE 64u     /* a rest of a page shorter than this belongs to the vector */
+#define SHM_COLL_LINES 256u   /* parts are multiples of this, which suits the kernels */
+#define SHM_COLL_SHORT 65536u /* larger calls wake sleepers before they compute */
+#define SHM_COLL_MEAN 16384u  /* bytes divided at a time: fits the L1 cache */
 
 enum {
-  SHM_COLL_MEMORIES = 256,   /* shared memories of a member; the first are its slots */
-  SHM_COLL_IN_DEPTH = 3,     /* rounds under way: see (I3) */
-  SHM_COLL_OUT_DEPTH = 4,    /* and (I4) */
-  SHM_COLL_SPINS_BUSY = 100, /* without a pause: about as long as a word is on its way */
+  SHM_COLL_MEMORIES = 256,   /* maximum shared memories of a member; entry 0 is its slots */
+  SHM_COLL_IN_DEPTH = 3,     /* rounds in flight: see (I3) */
+  SHM_COLL_OUT_DEPTH = 4,    /* see (I4) */
+  SHM_COLL_SPINS_BUSY = 100, /* without a pause: about the time a word needs to arrive */
   SHM_COLL_SPINS = 500,      /* about 20 us */
   SHM_COLL_SPINS_CROWDED = 120
 };
@@ -58,20 +58,20 @@ enum {
 /* Nanoseconds of waiting. */
 enum { SHM_COLL_YIELD_NS = 150000, SHM_COLL_FIRST_NS = 50000, SHM_COLL_SLICE_NS = 500000 };
 
-/* What a member says of one of its shared memories. */
+/* A member's entry for one of its shared memories. */
 struct shm_coll_entry {
-  _Atomic uint32_t generation; /* 0: there is none */
+  _Atomic uint32_t generation; /* 0: unused */
   int32_t fd;
   uint64_t bytes;
 };
 
-/* What a member brings to a call. */
+/* A member's input of a call. */
 struct shm_coll_offer {
   uint64_t signature;
-  uint64_t offset;            /* where in its shared memory the vector begins */
-  uint32_t entry, generation; /* which; generation 0: in none */
-  uint32_t direct;            /* 1: the others go to it there */
-  uint32_t refused;           /* 1: it holds NaN or infinity, and must not */
+  uint64_t offset;            /* offset of the vector in its shared memory */
+  uint32_t entry, generation; /* which memory; generation 0: none */
+  uint32_t direct;            /* 1: the others access it in place */
+  uint32_t refused;           /* 1: contains NaN or infinity, which the call refuses */
 };
 
 struct shm_coll_door {
@@ -83,7 +83,7 @@ struct shm_coll_segment { /* NOLINT(clang-analyzer-optin.performance.Padding): o
   uint64_t magic, bytes, nonce;
   _Alignas(64) _Atomic uint64_t step;
   _Alignas(64) _Atomic uint32_t asleep;
-  _Atomic uint32_t releases; /* of shared memories: somebody may have one to unmap */
+  _Atomic uint32_t releases; /* number of released memories: others may have to unmap */
   struct shm_coll_door doors[2];
   _Alignas(64) struct shm_coll_entry entries[SHM_COLL_MEMORIES];
   _Atomic uint32_t mapped[MLFAB__SHM_COLL_MOST][SHM_COLL_MEMORIES]; /* generations, by owner */
@@ -97,7 +97,7 @@ struct shm_coll_slots {
 
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "atomics take locks");
 
-/* A shared memory of another member, as it is mapped here. */
+/* A shared memory of another member, mapped here. */
 struct shm_coll_view {
   uint8_t *at;
   uint64_t bytes;
@@ -109,39 +109,39 @@ struct shm_coll_peer {
   const struct shm_coll_segment *segment;
   struct shm_coll_slots *slots;
   struct shm_coll_offer offer; /* of this call */
-  uint8_t *direct;             /* its vector, where the others go to it */
-  uint32_t releases;           /* that were seen */
+  uint8_t *direct;             /* its vector, if the others access it in place */
+  uint32_t releases;           /* releases seen */
   struct shm_coll_view views[SHM_COLL_MEMORIES];
 };
 
 struct shm_coll_memory {
   uint8_t *at;
-  int fd; /* as the entry says, which a child cannot read */
+  int fd; /* the entry's descriptor: a forked child cannot read the entry */
   uint64_t bytes;
   struct shm_coll_memory *next;
-  uint32_t entry; /* SHM_COLL_MEMORIES: in none */
+  uint32_t entry; /* SHM_COLL_MEMORIES: none */
   bool mapped;    /* else ordinary memory */
-  bool known;     /* all others have said that they map it */
+  bool known;     /* all others have confirmed that they map it */
 };
 
 struct mlfab__shm_coll {
   mlfab__env *env;
-  pid_t pid; /* of the process that made it */
+  pid_t pid; /* process that created it */
   struct shm_coll_segment *own;
   int fd;
   uint32_t n, me;
-  uint64_t epoch;              /* shifted to its place in words; 0: in none */
-  uint64_t turn, base, round;  /* `base` of this call's steps, rounds before it */
-  struct shm_coll_peer *peers; /* n; of peers[me] the views are not used */
+  uint64_t epoch;              /* shifted to its place in words; 0: none */
+  uint64_t turn, base, round;  /* `base`: first step of this call; `round`: rounds before it */
+  struct shm_coll_peer *peers; /* n entries; peers[me] does not use its views */
   struct shm_coll_memory *memories, slots;
-  struct shm_coll_memory *lent; /* what this call's vector lies in, if it is direct */
-  uint64_t lent_bytes;          /* the vector */
-  uint64_t page;                /* bytes of a page */
+  struct shm_coll_memory *lent; /* memory with this call's vector, if it is accessed in place */
+  uint64_t lent_bytes;          /* bytes of that vector */
+  uint64_t page;                /* page size */
   uint32_t next_generation;
   _Atomic uint64_t fence; /* see shm_coll_fence */
-  bool crowded; /* more members than processors: whoever waits keeps another from working */
+  bool crowded; /* more members than processors: waiting would keep another from working */
   bool ended;   /* pause has ended the call */
-  bool told;    /* something was published since sleepers were looked for */
+  bool told;    /* words were published since the last wake-up */
 };
 
 /* ---- words ---- */
@@ -154,10 +154,11 @@ static inline void shm_coll_relax(void) {
 #endif
 }
 
-/* Asks for a line of this member's, that others have read, while there is time. */
+/* Prefetches a line of this member that others have read, for writing. */
 static inline void shm_coll_prefetch(const void *line) {
 #if defined(__x86_64__)
-  __asm__ volatile("prefetchw %0" : : "m"(*(const uint8_t *)line)); /* the builtin only reads */
+  /* the builtin prefetches for reading only */
+  __asm__ volatile("prefetchw %0" : : "m"(*(const uint8_t *)line));
 #elif defined(__GNUC__)
   __builtin_prefetch(line, 1);
 #else
@@ -188,7 +189,7 @@ static inline void shm_coll_fence(mlfab__shm_coll *a, memory_order order) {
 #endif
 }
 
-/* Wakes those who may sleep on this member's words. */
+/* Wakes others that may sleep on this member's words. */
 static void shm_coll_wake(mlfab__shm_coll *a) {
   uint32_t asleep = 0;
   a->told = false;
@@ -206,7 +207,8 @@ static inline void shm_coll_settle(mlfab__shm_coll *a) {
   if (a->told) shm_coll_wake(a);
 }
 
-/* Sleepers hear of it when this member settles: before it waits, before long work, at the end. */
+/* Publishes a word. Sleepers are woken later: before this member waits or computes for long, and at the
+ * end. */
 static inline void shm_coll_tell(mlfab__shm_coll *a, _Atomic uint64_t *word, uint64_t value) {
   atomic_store_explicit(word, value, memory_order_release);
   a->told = true;
@@ -255,7 +257,7 @@ static int shm_coll_wait_long(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
   }
 }
 
-/* Until the word is of this epoch and at least `want`, or pause ends it. */
+/* Waits until the word has this epoch and at least `want`, or until pause ends the wait. */
 static inline int shm_coll_wait(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
                                 const _Atomic uint64_t *word, uint64_t want) {
   uint64_t seen;
@@ -263,7 +265,7 @@ static inline int shm_coll_wait(mlfab__shm_coll *a, const mlfab__shm_coll_call *
   return shm_coll_wait_long(a, c, word, want);
 }
 
-/* Takes back what this member has said, before anybody writes what it was said of (I6). */
+/* Withdraws this member's words, before their data may change (I6). */
 static void shm_coll_leave(mlfab__shm_coll *a) {
   atomic_store_explicit(&a->own->doors[0].word, 0, memory_order_release);
   atomic_store_explicit(&a->own->doors[1].word, 0, memory_order_release);
@@ -277,8 +279,8 @@ static void shm_coll_leave(mlfab__shm_coll *a) {
 
 static int shm_coll_memfd(uint64_t bytes) { return mlfab__shm_file("mlfab-arena", bytes, 0); }
 
-/* Maps memory that the other members share. A forked child does not inherit the mapping: a write of the child
- * would change the sums of all members. */
+/* Maps memory that the other members share. A forked child does not inherit the mapping: a write of the
+ * child would change the sums of all members. */
 static void *shm_coll_map(int fd, uint64_t bytes, int protection) {
   void *map = mmap(NULL, bytes, protection, MAP_SHARED, fd, 0);
   if (map == MAP_FAILED) return NULL;
@@ -286,7 +288,7 @@ static void *shm_coll_map(int fd, uint64_t bytes, int protection) {
   return map;
 }
 
-/* Once it is certain that it has this size and keeps it. */
+/* Maps a peer's descriptor once its size is verified and sealed. */
 static void *shm_coll_map_of(uint32_t pid, int32_t fd, uint64_t bytes, bool writable) {
   char path[48];
   struct stat status;
@@ -314,14 +316,14 @@ static void shm_coll_unmap(mlfab__shm_coll *a, struct shm_coll_peer *peer) {
   peer->segment = NULL;
 }
 
-/* Shared memory behind `at`, or anywhere when that is NULL, as entry i; what was in it is copied if
- * `keep` is set. false where something is short, and nothing was changed. */
+/* Creates shared memory at `at` (anywhere if NULL), as entry i; `keep` copies the old contents. false when
+ * a resource is missing; nothing has changed then. */
 static bool shm_coll_back(mlfab__shm_coll *a, struct shm_coll_memory *m, uint32_t i, bool keep) {
   struct shm_coll_entry *entry = &a->own->entries[i];
   int fd = shm_coll_memfd(m->bytes);
   void *map = fd < 0 ? NULL : shm_coll_map(fd, m->bytes, PROT_READ | PROT_WRITE);
   if (map != NULL) {
-    madvise(map, m->bytes, MADV_HUGEPAGE); /* a wish */
+    madvise(map, m->bytes, MADV_HUGEPAGE); /* a hint */
     if (keep) memcpy(map, m->at, m->bytes);
     if (m->at != NULL &&
         mremap(map, m->bytes, m->bytes, MREMAP_MAYMOVE | MREMAP_FIXED, m->at) == MAP_FAILED) {
@@ -347,7 +349,7 @@ static bool shm_coll_back(mlfab__shm_coll *a, struct shm_coll_memory *m, uint32_
   return true;
 }
 
-/* The same of a stretch of whole pages only, which are private from then on, as is the memory. */
+/* Replaces whole pages only, which are private from then on, as is the whole memory. */
 static void shm_coll_keep(mlfab__shm_coll *a, struct shm_coll_memory *m, uint64_t from,
                           uint64_t bytes) {
   struct shm_coll_entry *entry = &a->own->entries[m->entry];
@@ -364,9 +366,8 @@ static void shm_coll_keep(mlfab__shm_coll *a, struct shm_coll_memory *m, uint64_
   m->entry = SHM_COLL_MEMORIES;
 }
 
-/* Others may still be writing here, who do not know yet that the call has failed, or who were stopped:
- * they shall have the old pages for themselves. Where there is not even memory for that, they go
- * on writing here. */
+/* After a failed call, slow or stopped members may still write to these pages: this member gets new pages,
+ * and they keep the old ones. Without memory for that, they continue to write here. */
 static void shm_coll_renew(mlfab__shm_coll *a, struct shm_coll_memory *m, uint64_t from,
                            uint64_t bytes) {
   if (m->entry == SHM_COLL_MEMORIES) return;
@@ -374,8 +375,8 @@ static void shm_coll_renew(mlfab__shm_coll *a, struct shm_coll_memory *m, uint64
   shm_coll_keep(a, m, from, mlfab__min((bytes + a->page - 1) / a->page * a->page, m->bytes - from));
 }
 
-/* Out of a call that has failed. What was said in the turn before stands: others may still be in it,
- * and it has ended well, as it does where a call goes on without the arena. */
+/* Leaves a failed call. The words of the turn before stay: others may still be in it, and it succeeded; the
+ * same holds when a call continues without the arena. */
 static void shm_coll_break(mlfab__shm_coll *a, uint32_t parity) {
   atomic_store_explicit(&a->own->doors[parity].word, 0, memory_order_release);
   shm_coll_fence(a, memory_order_seq_cst);
@@ -404,7 +405,7 @@ static int shm_coll_create(mlfab__env *env, mlfab__shm_coll **shm_coll_p,
     return MLFAB_ERR_IO;
   }
 #ifdef F_SEAL_FUTURE_WRITE
-  fcntl(a->fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE); /* older kernels do without */
+  fcntl(a->fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE); /* not on older kernels */
 #endif
   a->own = map;
   a->own->magic = SHM_COLL_MAGIC;
@@ -429,8 +430,7 @@ static void shm_coll_drop_peers(mlfab__shm_coll *a) {
   a->n = 0;
 }
 
-/* In a child of the process that made it: none of the shared mappings is there, so that nothing can be
- * said to others. */
+/* In a forked child none of the shared mappings exists, so it cannot write to the others. */
 static void shm_coll_disown(mlfab__shm_coll *a) {
   for (struct shm_coll_memory *m; (m = a->memories) != NULL;) {
     a->memories = m->next;
@@ -452,8 +452,7 @@ static void shm_coll_destroy(mlfab__shm_coll **shm_coll_p) {
   *shm_coll_p = NULL;
   bool child = a->pid != getpid();
   if (child) shm_coll_disown(a);
-  /* What was said stands in the memory that others have mapped: one may be about to leave the last
-   * call. */
+  /* The words stay in memory that others have mapped: a member may still be leaving the last call. */
   while (a->memories != NULL) shm_coll_release(a, a->memories->at);
   shm_coll_drop_peers(a);
   if (a->slots.entry == 0) close(a->slots.fd);
@@ -465,28 +464,28 @@ static void shm_coll_destroy(mlfab__shm_coll **shm_coll_p) {
   mlfab__free(a->env, a, sizeof *a);
 }
 
-/* The processors that this process may use. */
+/* The number of processors that this process may use. */
 static uint32_t shm_coll_processors(void) {
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof set, &set) != 0) return 1024;
   return (uint32_t)CPU_COUNT(&set);
 }
 
-/* Maps a shared memory of a peer, unless it is mapped already. A generation that has changed by the
- * end may have been of another descriptor. */
+/* Maps a shared memory of a peer, unless it is mapped. If its generation has changed at the end, the
+ * descriptor may have been another's. */
 static bool shm_coll_view(struct shm_coll_peer *peer, uint32_t i, uint32_t generation) {
   struct shm_coll_view *view = &peer->views[i];
   const struct shm_coll_entry *entry = &peer->segment->entries[i];
   if (view->generation == generation) return view->at != NULL;
   shm_coll_unview(view);
-  view->bytes = *(const volatile uint64_t *)&entry->bytes; /* once: its owner may change it */
+  view->bytes = *(const volatile uint64_t *)&entry->bytes; /* read once: its owner may change it */
   view->generation = generation;
   view->at = shm_coll_map_of(peer->name.pid, entry->fd, view->bytes, true);
   if (atomic_load(&entry->generation) != generation) shm_coll_unview(view);
   return view->at != NULL;
 }
 
-/* Maps the slots that a peer has now. */
+/* Maps a peer's present slots. */
 static bool shm_coll_slots_of(struct shm_coll_peer *peer) {
   uint32_t generation =
       atomic_load_explicit(&peer->segment->entries[0].generation, memory_order_acquire);
@@ -497,8 +496,7 @@ static bool shm_coll_slots_of(struct shm_coll_peer *peer) {
   return true;
 }
 
-/* The segment and the slots of a name: those that are mapped already, which are taken from the old
- * peers, or new mappings. */
+/* The segment and slots of a name: taken from the old peers if mapped, else new mappings. */
 static bool shm_coll_meet(mlfab__shm_coll *a, const mlfab__shm_coll_name *name,
                           struct shm_coll_peer *peer) {
   peer->name = *name;
@@ -516,8 +514,8 @@ static bool shm_coll_meet(mlfab__shm_coll *a, const mlfab__shm_coll_name *name,
   return shm_coll_slots_of(peer);
 }
 
-/* Before the first call of an epoch: all have joined it by now. Whoever failed in the one before may
- * have taken new pages when we had met already. */
+/* Called before the first call of an epoch, when all members have joined: a member that failed before may
+ * have replaced its slots after the first mapping. */
 static bool shm_coll_meet_again(mlfab__shm_coll *a) {
   for (uint32_t j = 0; j < a->n; j++) {
     struct shm_coll_peer *peer = &a->peers[j];
@@ -559,7 +557,7 @@ static int shm_coll_join(mlfab__shm_coll *a, const mlfab__shm_coll_name *names, 
   return 0;
 }
 
-/* ---- shared memory of the caller's ---- */
+/* ---- shared memory for callers ---- */
 
 static void *shm_coll_alloc(mlfab__shm_coll *a, uint64_t bytes) {
   uint32_t i = 1;
@@ -601,7 +599,7 @@ static int shm_coll_release(mlfab__shm_coll *a, void *memory) {
   return 0;
 }
 
-/* The shared memory that holds these bytes, or NULL. */
+/* The shared memory that contains these bytes, or NULL. */
 static struct shm_coll_memory *shm_coll_memory_of(mlfab__shm_coll *a, const uint8_t *at,
                                                   uint64_t bytes) {
   for (struct shm_coll_memory *m = a->memories; m != NULL; m = m->next) {
@@ -611,7 +609,7 @@ static struct shm_coll_memory *shm_coll_memory_of(mlfab__shm_coll *a, const uint
   return NULL;
 }
 
-/* Whether all others have mapped it. */
+/* Have all others mapped it? */
 static bool shm_coll_known(mlfab__shm_coll *a, struct shm_coll_memory *m) {
   uint32_t generation = atomic_load_explicit(&a->own->entries[m->entry].generation,  //
                                              memory_order_relaxed);
@@ -624,7 +622,7 @@ static bool shm_coll_known(mlfab__shm_coll *a, struct shm_coll_memory *m) {
   return true;
 }
 
-/* Unmaps what its owner has released. */
+/* Unmaps memory that its owner has released. */
 static void shm_coll_forget(mlfab__shm_coll *a, struct shm_coll_peer *peer) {
   uint32_t releases = atomic_load_explicit(&peer->segment->releases, memory_order_acquire);
   if (releases == peer->releases || peer->segment == a->own) return;
@@ -637,8 +635,8 @@ static void shm_coll_forget(mlfab__shm_coll *a, struct shm_coll_peer *peer) {
   }
 }
 
-/* Maps the shared memory that a peer's vector lies in, so that it need not be copied the next time.
- * What does not succeed is not said, and the peer goes on copying. */
+/* Maps the shared memory of a peer's vector, so that it need not be copied next time. On failure nothing is
+ * published, and the peer continues to copy. */
 static void shm_coll_get_to_know(mlfab__shm_coll *a, uint32_t j) {
   struct shm_coll_peer *peer = &a->peers[j];
   uint32_t i = peer->offer.entry, generation = peer->offer.generation;
@@ -654,13 +652,13 @@ static void shm_coll_get_to_know(mlfab__shm_coll *a, uint32_t j) {
 struct shm_coll_plan {
   uint32_t width;        /* bytes of an element */
   uint64_t bytes;        /* of the vector */
-  uint64_t part, rounds; /* most elements of a part in a round */
+  uint64_t part, rounds; /* maximum elements of a part in a round */
   bool adds, gathers, small;
   uint32_t parity;                                                    /* of the turn */
   uint64_t first[MLFAB__SHM_COLL_MOST], length[MLFAB__SHM_COLL_MOST]; /* elements by owner */
 };
 
-/* Where element `at` lies, and how many follow it there. */
+/* The address of element `at`, and how many elements follow it contiguously. */
 static uint8_t *shm_coll_at(const mlfab__shm_coll_call *c, uint32_t width, uint64_t at,
                             uint64_t *run_p) {
   const mlfab_vec *v = c->bufs;
@@ -687,8 +685,8 @@ static void shm_coll_unpack(const mlfab__shm_coll_call *c, uint32_t width, uint6
   }
 }
 
-/* Combines n elements at `at` of all members, where[j] being member j's (of this one: in the vector),
- * and puts the result in their place, `all` members' or this one's only. */
+/* Combines n elements at `at` of all members; where[j] is member j's data (for this member: the vector).
+ * Stores the result in the place of the inputs: all members', or this one's only. */
 static void shm_coll_combine(const mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
                              const struct shm_coll_plan *p, uint64_t at, uint64_t n,
                              uint8_t *const *where, bool all) {
@@ -736,15 +734,15 @@ static void shm_coll_plan_parts(const mlfab__shm_coll *a, const mlfab__shm_coll_
   }
 }
 
-/* Most bytes of a small call. For sums, where waiting once is worth more than moving less: measured
- * with two processors far apart, and where waiting means that another process has to run. */
+/* Maximum size of a small call. Sums use limits at which one wait costs more than the additional traffic:
+ * measured with two distant processors, and with more members than processors. */
 static uint64_t shm_coll_small(const mlfab__shm_coll *a, bool adds) {
   if (!adds) return SHM_COLL_SMALL;
   return a->crowded ? SHM_COLL_SMALL_CROWDED : SHM_COLL_SMALL_SUM / a->n;
 }
 
-/* Rounds are so large that what a member touches in three of them stays in its second cache: what is
- * written back to the vector was read from it a moment ago, and needs no stores past the caches. */
+/* A round's size is chosen so that the data a member touches in three rounds stays in its L2 cache: results
+ * are written to lines that were read a moment ago, and need no non-temporal stores. */
 static void shm_coll_plan(const mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
                           struct shm_coll_plan *p) {
   uint64_t most = 0, part = mlfab__max(SHM_COLL_ROUND / a->n, SHM_COLL_PART);
@@ -761,7 +759,7 @@ static void shm_coll_plan(const mlfab__shm_coll *a, const mlfab__shm_coll_call *
   p->rounds = (most + p->part - 1) / p->part;
 }
 
-/* Member j's part of a round: where it begins and how many elements it has. */
+/* Member j's part of a round: its first element and its length. */
 static uint64_t shm_coll_part(const struct shm_coll_plan *p, uint32_t j, uint64_t round,
                               uint64_t *n_p) {
   uint64_t skip = mlfab__min(round * p->part, p->length[j]);
@@ -771,7 +769,7 @@ static uint64_t shm_coll_part(const struct shm_coll_plan *p, uint32_t j, uint64_
 
 /* ---- reductions ---- */
 
-/* Where member j's data for owner i is in a round, and i's result for j afterwards. */
+/* Where member j's data for owner i is in a round, and later i's result for j. */
 static uint8_t *shm_coll_where(const mlfab__shm_coll *a, const struct shm_coll_plan *p, uint32_t j,
                                uint32_t i, uint64_t round) {
   const struct shm_coll_peer *peer = &a->peers[j];
@@ -782,7 +780,7 @@ static uint8_t *shm_coll_where(const mlfab__shm_coll *a, const struct shm_coll_p
          (i < j ? i : i - 1) * p->part * p->width;
 }
 
-/* (1) */
+/* Step (1). */
 static void shm_coll_put(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
                          const struct shm_coll_plan *p, uint64_t round) {
   if (round >= p->rounds) return;
@@ -792,7 +790,7 @@ static void shm_coll_put(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
   }
 }
 
-/* (2) */
+/* Step (2). */
 static void shm_coll_make(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
                           const struct shm_coll_plan *p, uint64_t round) {
   uint8_t *where[MLFAB__SHM_COLL_MOST];
@@ -803,7 +801,7 @@ static void shm_coll_make(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
   shm_coll_combine(a, c, p, at, n, where, p->gathers);
 }
 
-/* (3) */
+/* Step (3). */
 static void shm_coll_take(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
                           const struct shm_coll_plan *p, uint64_t round) {
   if (!p->gathers) return;
@@ -813,7 +811,7 @@ static void shm_coll_take(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
   }
 }
 
-/* Waits until the steps of all others are at least this. */
+/* Waits until the steps of all others have reached this. */
 static int shm_coll_wait_all(mlfab__shm_coll *a, const mlfab__shm_coll_call *c, uint64_t step) {
   int code = 0;
   for (uint32_t i = 1; i < a->n && code == 0; i++)
@@ -826,7 +824,7 @@ static void shm_coll_step(mlfab__shm_coll *a, uint64_t step) {
   shm_coll_tell(a, &a->own->step, a->epoch + a->base + step);
 }
 
-/* What is left when the doors have told that round 0 is in place. */
+/* The reduction after the doors, which announce that round 0 is in place. */
 static int shm_coll_reduce(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
                            const struct shm_coll_plan *p) {
   bool direct = a->peers[a->me].direct != NULL;
@@ -843,7 +841,7 @@ static int shm_coll_reduce(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
   return 0;
 }
 
-/* Small, and nobody's memory is shared: everybody adds everything, and nobody waits twice. */
+/* A small call without shared vectors: every member adds everything, and waits only once. */
 static void shm_coll_reduce_small(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
                                   const struct shm_coll_plan *p) {
   uint64_t at = p->gathers ? 0 : p->first[a->me], n = p->gathers ? c->count : p->length[a->me];
@@ -863,7 +861,7 @@ static void shm_coll_offer_part(mlfab__shm_coll *a, const mlfab__shm_coll_call *
                   at, n);
 }
 
-/* The door has told that round 0 is in place; step i + 1 that round i is. */
+/* The doors announce that round 0 is in place; step i + 1 announces round i. */
 static int shm_coll_spread(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
                            const struct shm_coll_plan *p) {
   int code = 0;
@@ -900,8 +898,8 @@ static void shm_coll_spread_small(mlfab__shm_coll *a, const mlfab__shm_coll_call
 
 /* ---- a call ---- */
 
-/* (I7): the doors that the call began with still stand, and so what was read since was not overwritten
- * meanwhile. If not, others have failed in this call, and pause will say why. */
+/* (I7): checks that the doors with which the call began are unchanged, so that nothing read since was
+ * overwritten. If not, others have failed in this call, and pause returns the reason. */
 static int shm_coll_stands(mlfab__shm_coll *a, const mlfab__shm_coll_call *c, uint64_t word) {
   bool stands = true;
   shm_coll_fence(a, memory_order_acquire);
@@ -915,7 +913,7 @@ static int shm_coll_stands(mlfab__shm_coll *a, const mlfab__shm_coll_call *c, ui
   }
 }
 
-/* The verdict over what all bring, the same for all: 0, SHAPE or NOT_FINITE. */
+/* The verdict over all inputs, the same on all members: 0, MISMATCH or NOT_FINITE. */
 static int shm_coll_judge(const mlfab__shm_coll *a, uint32_t *culprit_p) {
   uint32_t right = 0, most = 0, refused = a->n;
   bool same = true;
@@ -951,7 +949,7 @@ static int shm_coll_gather(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
   return code != 0 ? code : shm_coll_judge(a, culprit_p);
 }
 
-/* Finds the vectors that lie in shared memory. FRAME when a peer says what cannot be. */
+/* Finds the vectors in shared memory. FRAME when a peer's offer is invalid. */
 static int shm_coll_place(mlfab__shm_coll *a, const struct shm_coll_plan *p, uint32_t *culprit_p) {
   for (uint32_t j = 0; j < a->n; j++) {
     struct shm_coll_peer *peer = &a->peers[j];
@@ -972,7 +970,7 @@ static int shm_coll_place(mlfab__shm_coll *a, const struct shm_coll_plan *p, uin
   return 0;
 }
 
-/* Looks at this member's own vector. */
+/* Fills this member's own offer. */
 static void shm_coll_own_offer(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
                                const struct shm_coll_plan *p) {
   struct shm_coll_peer *me = &a->peers[a->me];
@@ -990,7 +988,7 @@ static void shm_coll_own_offer(mlfab__shm_coll *a, const mlfab__shm_coll_call *c
   me->offer.generation =
       atomic_load_explicit(&a->own->entries[m->entry].generation, memory_order_relaxed);
   me->offer.offset = (uint64_t)((uint8_t *)c->bufs[0].data - m->at);
-  /* Pages are replaced when the call fails: nothing else of the caller's may lie in them. */
+  /* Pages are replaced when the call fails: they must hold no other data of the caller. */
   uint64_t end = me->offer.offset + p->bytes;
   if (me->offer.offset % a->page != 0 || (end % a->page != 0 && m->bytes - end >= SHM_COLL_LINE) ||
       !shm_coll_known(a, m))
@@ -1001,7 +999,7 @@ static void shm_coll_own_offer(mlfab__shm_coll *a, const mlfab__shm_coll_call *c
   a->lent_bytes = p->bytes;
 }
 
-/* What the others need before anything else. */
+/* Copies what the others need first. */
 static void shm_coll_prepare(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
                              const struct shm_coll_plan *p) {
   uint8_t *small = a->peers[a->me].slots->small[p->parity];
@@ -1016,7 +1014,7 @@ static void shm_coll_prepare(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
     shm_coll_offer_part(a, c, p, 0);
 }
 
-/* When all doors were seen. */
+/* The part of a call after all doors were seen. */
 static int shm_coll_exchange(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
                              struct shm_coll_plan *p) {
   uint32_t direct = 0;
@@ -1054,13 +1052,13 @@ static int shm_coll_run(mlfab__shm_coll *a, const mlfab__shm_coll_call *c, uint3
   if (code == 0) code = shm_coll_place(a, &plan, culprit_p);
   if (code == 0 && a->n > 1) code = shm_coll_exchange(a, c, &plan);
   if (!judged && !a->ended) {
-    int why = shm_coll_stands(a, c, word); /* rather than what was made of what no longer stands */
+    /* takes precedence over a result from overwritten data */
+    int why = shm_coll_stands(a, c, word);
     if (why != 0) code = why;
   }
   shm_coll_settle(a);
   a->turn++;
-  /* A verdict stands for those who have not seen all doors yet: nobody's data is read after it, and
-   * nobody writes. */
+  /* Members that have not seen all doors yet reach the same verdict: no data is read or written after it. */
   if (judged)
     a->epoch = 0;
   else if (code != 0)

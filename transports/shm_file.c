@@ -1,4 +1,4 @@
-/* shm_file.c - files in memory that processes of one host share. */
+/* shm_file.c - memfds that processes of one host share. */
 #include "shm_file.h"
 
 #if MLFAB_WITH_SHM

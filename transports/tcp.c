@@ -1,41 +1,41 @@
 /* tcp.c - frames over TCP (IPv4, IPv6) and Unix stream sockets.
  *
- * For: carrying whole frames, in order, between processes of one or many hosts. Both ends of a Unix
- * socket belong to one user, or to root. Does not: encrypt, authenticate beyond that, look into frames
- * beyond mlfab_frame_check and _verify, start threads but the one that asks for names, read a clock unless
- * it is measured, out of descriptors or asks for a name, or keep anything that is not in its tcp_self.
+ * For: carrying whole frames, in order, between processes of one or many hosts. Both ends of a Unix socket
+ * must belong to one user, or to root. Does not: encrypt, authenticate beyond that, read frames beyond
+ * mlfab_frame_check and _verify, start threads except the one that resolves names, read a clock except to
+ * measure, without descriptors, or to resolve a name, or keep state outside its tcp_self.
  *
  * A link is in one of these states; its socket is open from CONNECTING to LINGER only:
  *
- *   RESOLVING   its host name is, or is to be, asked for  -> CONNECTING, FAILED
+ *   RESOLVING   its host name is being resolved           -> CONNECTING, FAILED
  *   CONNECTING  dialled, no answer yet                    -> OPEN, FAILED
- *   STRANGER    accepted, has not shown a good frame yet  -> OPEN, REFUSED (at once: another user)
- *   OPEN        carries frames; told_up says whether UP was reported       -> BROKEN, LINGER
- *   LINGER      disconnected by us: writes what it owns, discards input    -> freed, in silence
+ *   STRANGER    accepted, no valid frame received yet     -> OPEN, REFUSED (at once: another user)
+ *   OPEN        carries frames; told_up: UP was reported  -> BROKEN, LINGER
+ *   LINGER      disconnected by us: writes its queued output, discards input -> freed, without an event
  *   FAILED      to be reported as DOWN of link 0          -> freed
  *   REFUSED     to be reported as REFUSED                 -> freed
  *   BROKEN      to be reported as DOWN                    -> freed
  *
- * Before admission a peer gets little: of strangers there are TCP_WAITING_ROOM at most, and the oldest goes
- * when another comes or the process has no descriptor left. A stranger's first frame, and every frame of
- * a connection on which a node joins, is at most TCP_FIRST_BYTES long: one that announces more is refused
- * before anything is allocated for it.
+ * Before admission a peer gets few resources. There are at most TCP_WAITING_ROOM strangers; the oldest is
+ * dropped for a new one, or when the process has no descriptor left. A stranger's first frame, and every
+ * frame of a connection on which a node joins, has at most TCP_FIRST_BYTES; a peer that announces more is
+ * refused before anything is allocated for the frame.
  *
- * Invariants. A link that has anything to report, or input that was not looked at, is in the list
- * `ready`, which poll serves round robin, one event a turn. Output of a link is a queue of pieces:
- * copied ones refer to a counted buffer, borrowed ones to the caller's memory; a socket is watched
- * for room only while its last write found none. Input first goes to a stage, a buffer that the
- * link holds only while bytes are in it; as soon as a header is there the frame gets a buffer of its
- * own size class and the rest of it is read straight into that. All buffers come from free lists, last in
- * first out, so that one stream keeps using memory that is still in the cache, and idle links hold
- * none. `pending` and `listener_paused` are all that wait shares with the other functions.
+ * Invariants. A link with an event to report, or with unread input, is in the list `ready`, which poll
+ * serves round robin, one event at a time. A link's output is a queue of pieces: copied pieces refer to a
+ * counted buffer, borrowed ones to the caller's memory. A socket is watched for writability only while its
+ * last write was incomplete. Input first goes to a stage, a buffer that the link holds only while it
+ * contains bytes. Once a header is complete, the frame gets a buffer of its size class, and the rest is
+ * read directly into that. All buffers come from free lists, last in first out, so that a stream reuses
+ * memory that is in the cache, and idle links hold none. Of the state, wait shares only `pending` and
+ * `listener_paused` with the other functions.
  *
- * Measuring begins with the first call of measure, and is about the links that leave this host, or, for
- * a node that listens at loopback only, about all of them. A link that does not move says nothing, or one
- * peer that stands still would look like a slow network. What the kernel says of a connection (TCP_INFO)
- * tells the rate of what goes out. What comes in is timed here: a link awaits something from when its
- * socket was found empty in the middle of a large frame until it is found empty elsewhere, and all that
- * came meanwhile, on whichever link, is what this host can take in, or its peers give.
+ * Measuring begins with the first call of measure. It covers the links that leave this host; for a node
+ * that listens at loopback only, all links. Links without traffic are ignored, since one idle peer would
+ * otherwise look like a slow network. The outgoing rate comes from the kernel (TCP_INFO). The incoming rate
+ * is timed here: a link awaits bytes from the time its socket was found empty inside a large frame until it
+ * is found empty elsewhere. All bytes that arrive meanwhile, on any link, show what this host can receive,
+ * or its peers send.
  *
  * Source: design.md §3 (transport, memory is borrowed, closed by default); interface names as in
  * NCCL_SOCKET_IFNAME. */
@@ -67,7 +67,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* 0 builds the variant for other systems on Linux too, for its tests. */
+/* 0 builds the variant for other systems on Linux too, for tests. */
 #ifndef MLFAB_TCP_EPOLL
 #if defined(__linux__)
 #define MLFAB_TCP_EPOLL 1
@@ -95,32 +95,32 @@
 
 enum {
   TCP_SIZE_CLASSES = 5,
-  TCP_BLOCK_CLASS = 2,        /* of stages and of blocks of copied output */
+  TCP_BLOCK_CLASS = 2,        /* size class of stages and of blocks of copied output */
   TCP_BLOCK_BYTES = 68 << 10, /* holds the largest head */
-  TCP_POOL_BYTES = 64 << 20,  /* free buffers beyond it go back to the allocator */
-  TCP_PIECES = 64,            /* of a link's output */
+  TCP_POOL_BYTES = 64 << 20,  /* more free buffers go back to the allocator */
+  TCP_PIECES = 64,            /* maximum pieces of a link's output */
   TCP_SENT_TOKENS = 128,      /* twice the pieces: see tcp_send */
-  TCP_COPY_BYTES = 8 << 10,   /* a bulk up to this is copied: cheaper than a piece */
-  TCP_OUT_BYTES = 256 << 10,  /* copied output of a link, and one frame more */
-  TCP_GATHER_PIECES = 32,     /* send writes by itself beyond these, or TCP_OUT_BYTES */
-  TCP_GULP_BYTES = 4 << 10,   /* read past the end of a large frame; copied twice, so little */
+  TCP_COPY_BYTES = 8 << 10,   /* bulks up to this size are copied, which is cheaper than a piece */
+  TCP_OUT_BYTES = 256 << 10,  /* limit of a link's copied output, exceeded by at most one frame */
+  TCP_GATHER_PIECES = 32,     /* send writes at once beyond this, or TCP_OUT_BYTES / 2 */
+  TCP_GULP_BYTES = 4 << 10,   /* read-ahead past a large frame; small because it is copied twice */
   TCP_LARGE_BYTES = 16 << 10, /* a frame with this bulk is large */
-  TCP_WAITING_ROOM = 64,      /* strangers, and lingering links, at most */
-  TCP_FIRST_BYTES = 4 << 10,  /* of a frame before admission: JOIN is the longest */
-  TCP_ACCEPTS = 16,           /* a look */
-  TCP_TURNS = 8,              /* events between two looks at the sockets */
-  TCP_LOOK_EVERY = 8,         /* polls that found nothing between two such looks, with one link */
-  TCP_SLOT_BITS = 14,         /* of a link's id; the rest counts the slot's generations */
+  TCP_WAITING_ROOM = 64,      /* maximum number of strangers, and of lingering links */
+  TCP_FIRST_BYTES = 4 << 10,  /* maximum frame before admission; JOIN is the longest */
+  TCP_ACCEPTS = 16,           /* connections accepted in one pass */
+  TCP_TURNS = 8,              /* events between two passes over the sockets */
+  TCP_LOOK_EVERY = 8,         /* polls without events between two passes, with one link */
+  TCP_SLOT_BITS = 14,         /* of a link's id; the other bits count the slot's generations */
   TCP_SLOTS = 1 << TCP_SLOT_BITS, /* slot 0 is the listener */
-  TCP_CANDIDATES = 8,             /* addresses of one host name */
-  TCP_USER_TIMEOUT_MS = 2500,     /* connecting, and what is left to write when a link was left */
+  TCP_CANDIDATES = 8,             /* maximum addresses of one host name */
+  TCP_USER_TIMEOUT_MS = 2500,     /* for connecting, and for output left at disconnect */
   TCP_UNSENT_BYTES = 128 << 10,
-  TCP_NAME_NS = 1000000000,   /* a connect waits for its name; an answer, for a connect */
-  TCP_ASK_NS = 500000000,     /* between a name that did not resolve and the next question */
-  TCP_PAUSE_NS = 100000000,   /* of the listener, out of descriptors */
-  TCP_LOAD_BYTES = 1 << 20,   /* in a window: as many tell a rate */
-  TCP_LOAD_NS = 100000000,    /* and so do those of as long a time */
-  TCP_LITTLE_BYTES = 4 << 10, /* a link that moves */
+  TCP_NAME_NS = 1000000000,   /* a connect waits this long for its name; an answer, for a connect */
+  TCP_ASK_NS = 500000000,     /* pause after a name that did not resolve */
+  TCP_PAUSE_NS = 100000000,   /* pause of the listener without descriptors */
+  TCP_LOAD_BYTES = 1 << 20,   /* bytes in a window that suffice to compute a rate */
+  TCP_LOAD_NS = 100000000,    /* time in a window that suffices too */
+  TCP_LITTLE_BYTES = 4 << 10, /* minimum bytes of a link with traffic */
   TCP_WATCH_IN = 1,
   TCP_WATCH_OUT = 2
 };
@@ -136,18 +136,18 @@ enum tcp_state {
   TCP_LINK_BROKEN
 };
 
-/* Payload bytes of the size classes: control frames, small bulks, blocks, the default chunk and the
- * largest frame. Each bulk begins at a multiple of 64 behind its head. */
+/* Payload bytes of the size classes: control frames, small bulks, blocks, the default chunk and the largest
+ * frame. Each bulk begins at a multiple of 64 behind its head. */
 static const size_t tcp_class_bytes[TCP_SIZE_CLASSES] = {
     1 << 10, 8 << 10, TCP_BLOCK_BYTES, 260 << 10,
     MLFAB_HEADER_BYTES + MLFAB_META_MAX + MLFAB_BULK_MAX};
 
-/* Its payload follows 64 bytes behind its address. */
+/* The payload begins 64 bytes behind its address. */
 typedef struct tcp_buffer {
-  struct tcp_buffer *next, *prev; /* all of them */
+  struct tcp_buffer *next, *prev; /* list of all buffers */
   struct tcp_buffer *next_free;
   uint32_t size_class, refs;
-  size_t used; /* of a block of output */
+  size_t used; /* of an output block */
 } tcp_buffer;
 
 #define TCP_BUFFER_HEADER 64u
@@ -175,26 +175,26 @@ typedef struct tcp_endpoint {
   } at;
 } tcp_endpoint;
 
-/* What an address text stands for, in the order in which to try. */
+/* The endpoints of an address text, in the order of trying. */
 typedef struct tcp_dial {
   uint32_t count, next;
   tcp_endpoint to[TCP_CANDIDATES];
   char host[256], port[6];
 } tcp_dial;
 
-/* A name server may not answer for long, and getaddrinfo cannot be called off, so that a detached thread
- * calls it: one at a time for each transport, which closes without waiting for it. The question is libc's
- * memory, as the hooks may be gone before the thread is. Its states, under `lock`:
+/* getaddrinfo may block for long and cannot be cancelled, so a detached thread calls it: one at a time for
+ * each transport, and close does not wait for it. The question is allocated by libc, because the hooks may
+ * be gone before the thread ends. Its states, under `lock`:
  *
  *   ASKED     the thread runs                                        -> ANSWERED, LEFT
- *   ANSWERED  the thread is done with it; the transport frees it
+ *   ANSWERED  the thread has finished; the transport frees it
  *   LEFT      the transport was closed; the thread frees it */
 typedef struct tcp_question {
   pthread_mutex_t lock;
   enum { TCP_ASKED, TCP_ANSWERED, TCP_LEFT } state;
-  int wake;       /* ASKED: to be written to with the answer */
+  int wake;       /* ASKED: descriptor to write to when answered */
   int status;     /* of getaddrinfo */
-  uint64_t since; /* ASKED: when; ANSWERED: when the transport saw it */
+  uint64_t since; /* ASKED: start time; ANSWERED: when the transport saw it */
   tcp_dial dial;
 } tcp_question;
 
@@ -204,34 +204,34 @@ typedef struct tcp_link {
   uint8_t state, told_up, readable;
   uint8_t whole;         /* `frame` is complete and verified */
   uint8_t small;         /* its peer is not admitted: TCP_FIRST_BYTES a frame */
-  uint8_t refused;       /* a send was, so WRITABLE is owed */
+  uint8_t refused;       /* a send was refused, so a WRITABLE event is due */
   uint8_t large;         /* counts down from the last large frame */
-  int32_t write_failed;  /* errno: nothing can be sent any more */
+  int32_t write_failed;  /* errno after which nothing can be sent */
   uint64_t token;        /* of connect */
-  tcp_node ready, dirty; /* dirty: has output that was not tried to write */
-  tcp_node group;        /* strangers or lingering */
+  tcp_node ready, dirty; /* dirty: has output that no write was tried for */
+  tcp_node group;        /* in `strangers` or `lingering` */
 
   tcp_buffer *stage;
   size_t stage_at, stage_end;
   tcp_buffer *frame;
   uint32_t head_bytes, bulk_bytes;
-  size_t got; /* of head and bulk */
+  size_t got; /* bytes received of head and bulk */
 
   tcp_piece pieces[TCP_PIECES]; /* a ring */
   uint32_t piece_at, piece_count;
-  size_t copied;     /* bytes in pieces that have an owner */
+  size_t copied;     /* bytes in copied pieces */
   tcp_buffer *block; /* where the next copy goes */
   uint64_t sent[TCP_SENT_TOKENS];
   uint32_t sent_at, sent_count;
 
-  /* Measuring, in the present window. */
+  /* Measurements of the current window. */
   uint8_t counted;            /* it leaves this host */
-  int shallow;                /* little of it waits in the kernel */
-  uint8_t had_room, had_none; /* some time its socket took all there was; it did not */
+  int shallow;                /* its unsent bytes in the kernel are limited */
+  uint8_t had_room, had_none; /* whether a write took everything; whether one did not */
   uint64_t moved_in, moved_out;
-  uint64_t awaits_ns, awaits_bytes; /* since when, and what had come then; 0: it awaits nothing */
+  uint64_t awaits_ns, awaits_bytes; /* awaiting since, and bytes_in at that time; 0: not awaiting */
   uint64_t awaited_ns, awaited_bytes;
-  uint64_t acked, busy_us, stalled_us; /* what the kernel said last */
+  uint64_t acked, busy_us, stalled_us; /* last values of the kernel */
 
   tcp_dial *dial;    /* while connecting */
   uint64_t asked_ns; /* RESOLVING: since when */
@@ -247,40 +247,40 @@ typedef struct tcp_slot {
 
 typedef struct tcp_self {
   mlfab__env env;
-  pid_t pid; /* of the process that opened it */
+  pid_t pid; /* process that opened the transport */
   uint32_t allow_insecure;
   int poller, wake_read, wake_write, listener;
-  atomic_uint listener_paused; /* no descriptor was left for a connection */
+  atomic_uint listener_paused; /* there was no descriptor for a connection */
   uint64_t paused_ns;          /* since when */
   atomic_uint pending;         /* `ready` is not empty */
   tcp_question *question;      /* or NULL */
-  uint32_t names;              /* links that were RESOLVING at the last look, at least */
-  uint64_t ask_ns;             /* no other question before */
-  atomic_uint coarse;          /* no epoll_pwait2: an older kernel, or a filter of system calls */
+  uint32_t names;              /* lower bound of the RESOLVING links at the last pass */
+  uint64_t ask_ns;             /* no new question before this time */
+  atomic_uint coarse;          /* epoll_pwait2 fails: an older kernel, or a seccomp filter */
   tcp_slot *slots;
   uint32_t slot_count, slot_next, links;
 #if !MLFAB_TCP_EPOLL
-  struct pollfd *polled; /* one a slot */
+  struct pollfd *polled; /* one for each slot */
 #endif
   tcp_node ready, dirty, strangers, lingering;
   uint32_t stranger_count, lingering_count;
-  uint32_t turns;               /* events since the last look */
-  uint32_t idle;                /* polls that found nothing */
-  tcp_link *hot;                /* brought the last frame: asked before all others are looked at */
-  uint64_t measured_ns;         /* 0: never */
-  uint64_t bytes_in, bytes_out; /* of links that count */
-  uint64_t told_in, told_out;   /* at the last measure: those, or the interface's */
+  uint32_t turns;               /* events since the last pass */
+  uint32_t idle;                /* polls without events */
+  tcp_link *hot;                /* link of the last frame: polled before a pass over all others */
+  uint64_t measured_ns;         /* last measurement; 0: never */
+  uint64_t bytes_in, bytes_out; /* of measured links */
+  uint64_t told_in, told_out;   /* at the last measurement: those, or the interface's */
   double nominal;
-  uint32_t is_local;     /* it can be reached from this host only */
-  char ifname[IFNAMSIZ]; /* with the address that others are told; "": not known */
+  uint32_t is_local;     /* only reachable from this host */
+  char ifname[IFNAMSIZ]; /* interface of the published address; "": unknown */
   tcp_buffer buffers;
   tcp_buffer *free_buffers[TCP_SIZE_CLASSES];
   size_t free_bytes;
-  dev_t path_device; /* of the Unix socket's file, so that close removes no other */
+  dev_t path_device; /* of the Unix socket's file, so that close removes no other file */
   ino_t path_inode;
   char path[sizeof(((struct sockaddr_un *)0)->sun_path) + 1];
   char address[256];
-  char text[300]; /* of the last event */
+  char text[300]; /* text of the last event */
 } tcp_self;
 
 /* --- lists ------------------------------------------------------------------------------------ */
@@ -319,7 +319,7 @@ static void tcp_unready(tcp_self *self, tcp_link *link) {
 
 static uint8_t *tcp_payload(tcp_buffer *buffer) { return (uint8_t *)buffer + TCP_BUFFER_HEADER; }
 
-/* With one reference, or NULL. */
+/* A buffer with one reference, or NULL. */
 static tcp_buffer *tcp_buffer_get(tcp_self *self, size_t bytes) {
   uint32_t k = 0;
   while (tcp_class_bytes[k] < bytes) k++;
@@ -346,7 +346,7 @@ static void tcp_buffer_free(tcp_self *self, tcp_buffer *buffer) {
   mlfab__free_aligned(&self->env, buffer, TCP_BUFFER_HEADER + tcp_class_bytes[buffer->size_class]);
 }
 
-/* Drops a reference and forgets it. NULL does nothing. */
+/* Drops the reference and sets it to NULL. */
 static void tcp_buffer_put(tcp_self *self, tcp_buffer **buffer_p) {
   tcp_buffer *buffer = *buffer_p;
   *buffer_p = NULL;
@@ -363,9 +363,9 @@ static void tcp_buffer_put(tcp_self *self, tcp_buffer **buffer_p) {
 
 /* --- watching sockets ------------------------------------------------------------------------- */
 
-/* Linux has all sockets in an epoll set, level triggered, so that wait and poll may look at it from
- * two threads. Elsewhere poll() is given one entry a slot, and wait, which must not touch those,
- * sleeps on the wake pipe for a millisecond at most. Returns 0, or -1 with errno. */
+/* On Linux all sockets are in an epoll set, level triggered, so that wait and poll may use it from two
+ * threads. Elsewhere poll() gets one entry for each slot; wait must not touch those, and sleeps on the wake
+ * pipe for at most a millisecond. Returns 0, or -1 with errno. */
 static int tcp_poller_set(tcp_self *self, uint32_t slot, int fd, uint32_t before,
                           uint32_t interest) {
   if (before == interest) return 0;
@@ -418,7 +418,7 @@ static tcp_link *tcp_find(tcp_self *self, uint32_t id) {
   return link && link->id == id ? link : NULL;
 }
 
-/* Slots are taken in turn and at most half of them, so that an id comes again late. */
+/* Slots are used in turn and at most half of them, so that an id is not reused soon. */
 static int tcp_slots_grow(tcp_self *self) {
   if (self->slots && (self->links + 1) * 2 < self->slot_count) return 0;
   if (self->slot_count == TCP_SLOTS) return self->links + 1 < TCP_SLOTS ? 0 : MLFAB_ERR_LIMIT;
@@ -486,12 +486,12 @@ static void tcp_group_leave(tcp_self *self, tcp_link *link) {
   tcp_list_remove(&link->group);
 }
 
-/* Somebody waits at the door and no descriptor is left for him: watching on would only spin. It is tried
- * again when a link of ours has gone, and TCP_PAUSE_NS later, because others of this process take
- * descriptors, too. */
+/* A connection waits and no descriptor is left: watching the listener would only spin. accept is tried
+ * again when one of our links is gone, and after TCP_PAUSE_NS, because other code in this process uses
+ * descriptors too. */
 static void tcp_listener_pause(tcp_self *self) {
   uint64_t now = self->env.hooks.clock(self->env.hooks.user);
-  /* Said when it begins, not at every try. */
+  /* Logged when the pause begins, not at every try. */
   if (!self->paused_ns || now - self->paused_ns >= 2 * (uint64_t)TCP_PAUSE_NS)
     mlfab__log(&self->env, MLFAB_LOG_WARN, "%s: %s", self->address, strerror(errno));
   self->paused_ns = mlfab__max(now, 1);
@@ -505,9 +505,9 @@ static void tcp_listener_resume(tcp_self *self) {
     atomic_store_explicit(&self->listener_paused, 0, memory_order_relaxed);
 }
 
-/* Closes the socket and gives everything back, while the link itself may still have its end to tell.
- * Input that nobody read would turn the close into a reset, which destroys what the peer has not
- * received yet: some of it is read away. */
+/* Closes the socket and frees the link's buffers; the link remains until its end is reported. Unread input
+ * would turn the close into a reset, which destroys data that the peer has not read yet: reads some of it
+ * first. */
 static void tcp_link_close(tcp_self *self, tcp_link *link) {
   if (link->fd >= 0) {
     char discarded[4096];
@@ -536,7 +536,7 @@ static void tcp_link_free(tcp_self *self, tcp_link *link) {
   mlfab__free(&self->env, link, sizeof *link);
 }
 
-/* Ends a link from this side; what is to be said about it stays until poll has said it. */
+/* Ends a link from this side; poll reports it. */
 static void tcp_link_end(tcp_self *self, tcp_link *link, int code, const char *why) {
   int state = link->state;
   tcp_link_close(self, link);
@@ -644,7 +644,7 @@ static int tcp_parse_host(const char *text, char *host, char *port) {
     begin++;
     if (end == text || *--end != ']') return MLFAB_ERR_ADDRESS;
   } else if (memchr(text, ':', (size_t)(end - text))) {
-    return MLFAB_ERR_ADDRESS; /* IPv6 without brackets could mean two things */
+    return MLFAB_ERR_ADDRESS; /* IPv6 without brackets would be ambiguous */
   }
   size_t bytes = end > begin ? (size_t)(end - begin) : 0, n = strlen(digits);
   if (!bytes || bytes > 255 || strcspn(begin, " []") < bytes || !n || n > 5 ||
@@ -656,7 +656,7 @@ static int tcp_parse_host(const char *text, char *host, char *port) {
   return 0;
 }
 
-/* An address without its "tcp:", "unix:" or neither; NULL when it is another transport's. */
+/* The address without "tcp:" or "unix:"; NULL for another transport's. */
 static const char *tcp_strip(const char *address, int *is_unix_p) {
   *is_unix_p = 0;
   if (!strncmp(address, "tcp:", 4)) return address + 4;
@@ -666,7 +666,7 @@ static const char *tcp_strip(const char *address, int *is_unix_p) {
   return address;
 }
 
-/* Asks the system for the addresses of dial->host. What getaddrinfo returns. */
+/* Resolves dial->host. Returns the result of getaddrinfo. */
 static int tcp_lookup(tcp_dial *dial, int flags) {
   struct addrinfo hints = {0}, *list = NULL;
   hints.ai_socktype = SOCK_STREAM;
@@ -685,7 +685,7 @@ static int tcp_lookup(tcp_dial *dial, int flags) {
   return dial->count ? 0 : EAI_NONAME;
 }
 
-/* 0: the addresses are there; 1: it is a name, to be asked for, which takes time. Errors: ADDRESS. */
+/* Returns 0 with the addresses, or 1 for a name that must be resolved. Errors: ADDRESS. */
 static int tcp_parse(const char *address, tcp_dial *dial) {
   int is_unix;
   const char *rest = tcp_strip(address, &is_unix);
@@ -696,7 +696,7 @@ static int tcp_parse(const char *address, tcp_dial *dial) {
     return tcp_parse_unix(rest, &dial->to[0]);
   }
   if (tcp_parse_host(rest, dial->host, dial->port)) return MLFAB_ERR_ADDRESS;
-  return tcp_lookup(dial, AI_NUMERICHOST) != 0; /* numbers never wait for a name server */
+  return tcp_lookup(dial, AI_NUMERICHOST) != 0; /* numeric addresses need no name server */
 }
 
 /* NCCL's syntax: "eth,ib" by prefix, "=eth0,eth1" exactly, "^docker,lo" all but those. */
@@ -714,8 +714,8 @@ static int tcp_ifname_fits(const char *list, const char *name) {
   return inverted;
 }
 
-/* The address under which other hosts find this one: of the first interface that is up and fits;
- * IPv4 before IPv6 unless `family` says which. 0, or ADDRESS when there is none. */
+/* The address under which other hosts reach this one: that of the first interface that is up and fits; IPv4
+ * before IPv6 unless `family` is set. 0, or ADDRESS when there is none. */
 static int tcp_interface(const char *ifname, int family, tcp_endpoint *end) {
   struct ifaddrs *list = NULL;
   if (!ifname || !*ifname) ifname = "^lo,docker,veth,br-,virbr";
@@ -728,7 +728,7 @@ static int tcp_interface(const char *ifname, int family, tcp_endpoint *end) {
     if (kind == AF_INET6) {
       tcp_endpoint v6;
       memcpy(&v6.at.v6, i->ifa_addr, sizeof v6.at.v6);
-      if (IN6_IS_ADDR_LINKLOCAL(&v6.at.v6.sin6_addr)) continue; /* means nothing elsewhere */
+      if (IN6_IS_ADDR_LINKLOCAL(&v6.at.v6.sin6_addr)) continue; /* not valid on other hosts */
     } else if (kind != AF_INET) {
       continue;
     }
@@ -746,7 +746,8 @@ static int tcp_interface(const char *ifname, int family, tcp_endpoint *end) {
 
 /* --- sockets ---------------------------------------------------------------------------------- */
 
-/* Never blocks, dies with exec, raises no signal. Takes fd; returns it, or -1 with errno. */
+/* Makes the socket non-blocking, close-on-exec and without signals. Returns fd, or -1 with errno; then
+ * closed. */
 static int tcp_socket_prepare(int fd, int family) {
   int one = 1;
   if (fd < 0) return -1;
@@ -765,9 +766,9 @@ static int tcp_socket_prepare(int fd, int family) {
   return fd;
 }
 
-/* How long the kernel waits for the other side to take something; 0: as long as that answers. While a
- * link stands the node decides that: the kernel would not tell a host that is gone from a process that
- * does not read. */
+/* How long the kernel waits for the peer to accept data; 0: as long as the peer answers. While a link is up
+ * the node decides instead, because the kernel would not distinguish a host that is gone from a process
+ * that does not read. */
 static void tcp_patience(int fd, unsigned timeout_ms) {
 #ifdef TCP_USER_TIMEOUT
   (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof timeout_ms);
@@ -781,7 +782,8 @@ static int tcp_socket(int family) {
   return tcp_socket_prepare(socket(family, SOCK_STREAM | TCP_SOCK_FLAGS, 0), family);
 }
 
-/* A socket file whose owner is gone would keep the address taken for ever. 1: it was, and is removed. */
+/* A socket file whose owner has died would keep the address in use for ever. 1: it was stale, and is
+ * removed. */
 static int tcp_unlink_stale(const tcp_endpoint *end) {
   struct stat info;
   const char *path = end->at.local.sun_path;
@@ -815,7 +817,7 @@ static int tcp_bind(tcp_self *self, const tcp_endpoint *end) {
   return tcp_poller_set(self, 0, self->listener, 0, TCP_WATCH_IN);
 }
 
-/* Which interface has this address? Loopback is none. */
+/* Finds the interface with this address, unless it is loopback. */
 static void tcp_name_interface(tcp_self *self, const tcp_endpoint *end) {
   struct ifaddrs *list = NULL;
   if (getifaddrs(&list)) return;
@@ -830,7 +832,7 @@ static void tcp_name_interface(tcp_self *self, const tcp_endpoint *end) {
   freeifaddrs(list);
 }
 
-/* Writes to self->address where others find the listener. */
+/* Sets self->address to the address under which others reach the listener. */
 static void tcp_publish(tcp_self *self, const mlfab_transport_options *options,
                         const char *wanted) {
   tcp_endpoint end, found;
@@ -879,7 +881,7 @@ static void *tcp_question_thread(void *argument) {
   question->status = tcp_lookup(&question->dial, 0);
   pthread_mutex_lock(&question->lock);
   int left = question->state == TCP_LEFT;
-  /* A full pipe wakes as well. */
+  /* A full pipe wakes the reader too. */
   if (!left && write(question->wake, &one, sizeof one) < 0) left = 0;
   if (!left) question->state = TCP_ANSWERED;
   pthread_mutex_unlock(&question->lock);
@@ -899,7 +901,7 @@ static int tcp_ask(tcp_self *self, const tcp_dial *dial, uint64_t now_ns) {
   question->wake = self->wake_write;
   question->since = now_ns;
   pthread_mutex_init(&question->lock, NULL);
-  /* The program's signals are not for it, but a fault of its own is for the program's handler. */
+  /* The thread blocks the program's signals, except faults, which the program's handlers must see. */
   static const int faults[] = {SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP};
   sigfillset(&blocked);
   for (size_t i = 0; i < MLFAB__COUNT(faults); i++) sigdelset(&blocked, faults[i]);
@@ -925,7 +927,7 @@ static int tcp_is_answered(const tcp_self *self) {
   return answered;
 }
 
-/* The transport wants to hear no more of its question. */
+/* The transport abandons its question. */
 static void tcp_unask(tcp_self *self) {
   tcp_question *question = self->question;
   self->question = NULL;
@@ -942,7 +944,7 @@ static int tcp_is_of(const tcp_question *question, const tcp_dial *dial) {
          !strcmp(question->dial.port, dial->port);
 }
 
-/* Drops the addresses that need allow_insecure; 0 when none is left. */
+/* Drops the addresses that need allow_insecure; returns how many are left. */
 static uint32_t tcp_keep_safe(const tcp_self *self, tcp_dial *dial) {
   uint32_t safe = 0;
   for (uint32_t i = 0; i < dial->count; i++)
@@ -952,7 +954,7 @@ static uint32_t tcp_keep_safe(const tcp_self *self, tcp_dial *dial) {
 
 static void tcp_dial_next(tcp_self *self, tcp_link *link, int number);
 
-/* The answer is there. */
+/* The name of this link was answered. */
 static void tcp_name_answered(tcp_self *self, tcp_link *link) {
   const tcp_question *question = self->question;
   if (question->status) {
@@ -969,8 +971,8 @@ static void tcp_name_answered(tcp_self *self, tcp_link *link) {
   tcp_dial_next(self, link, 0);
 }
 
-/* Looks after the links that wait for names. An answer that came when nobody waited for it is kept for a
- * moment: a connect that did not get it in time is mostly tried again. */
+/* Serves the links that wait for names. An answer that no link waits for is kept for a moment, because a
+ * connect that timed out is usually repeated. */
 static void tcp_names(tcp_self *self) {
   uint64_t now = self->env.hooks.clock(self->env.hooks.user);
   int answered = tcp_is_answered(self), taken = 0, status = 0;
@@ -1005,7 +1007,7 @@ static uint64_t tcp_monotonic(void) {
   return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/* Waits for the name of this node's own address; as mlfab_transport_options.timeout_ns says. */
+/* Waits for the name of this node's own address, according to mlfab_transport_options.timeout_ns. */
 static int tcp_await_name(tcp_self *self, const mlfab_transport_options *options, tcp_dial *dial) {
   uint64_t now = tcp_monotonic(), begin = now, drained;
   uint64_t limit = options->timeout_ns ? options->timeout_ns : UINT64_MAX;
@@ -1065,7 +1067,7 @@ static int tcp_listen(tcp_self *self, const mlfab_transport_options *options) {
   return 0;
 }
 
-/* Does what it carries count when this host's network is measured? */
+/* Does this link count when this host's network is measured? */
 static int tcp_counts(const tcp_self *self, const tcp_link *link) {
   tcp_endpoint here, there;
   memset(&here, 0, sizeof here);
@@ -1078,8 +1080,8 @@ static int tcp_counts(const tcp_self *self, const tcp_link *link) {
   return !tcp_is_loopback(&here) && !tcp_same_address(&here, &there);
 }
 
-/* Is the process at the other end of a Unix socket this user's, or root's? The kernel noted who it was
- * when it connected, or began to listen. Others could read what they are sent, or speak for a rank. */
+/* Does the peer of a Unix socket belong to this user, or root? The kernel recorded its user at connect or
+ * listen. Other users could read what they are sent, or impersonate a rank. */
 static int tcp_trusted(int fd) {
   uid_t uid = (uid_t)-1;
 #if defined(__linux__)
@@ -1094,8 +1096,8 @@ static int tcp_trusted(int fd) {
   return uid == geteuid() || uid == 0;
 }
 
-/* The stranger that goes when another caller needs its place: whoever has waited longest. Not one whose first
- * words lie unread: it may have been waiting for us. NULL when there is none. */
+/* The stranger to drop for another connection: the oldest without unread input, because one with input may
+ * be waiting for us. NULL when there is none. */
 static tcp_link *tcp_stalest(const tcp_self *self) {
   for (tcp_node *at = self->strangers.next; at != &self->strangers; at = at->next) {
     tcp_link *link = TCP_LINK_OF(at, group);
@@ -1109,8 +1111,8 @@ static void tcp_turn_out(tcp_self *self, tcp_link *link) {
   tcp_link_end(self, link, MLFAB_ERR_LIMIT, "sent no frame and was dropped for a newer connection");
 }
 
-/* The process has no descriptor left: whoever has waited longest without a frame gives up its own, or a link
- * that we have left. Those that have shown a frame keep theirs. */
+/* The process has no descriptor left: drops the oldest stranger, or a lingering link. Links that have sent
+ * a frame stay. */
 static int tcp_spare(tcp_self *self) {
   tcp_link *stalest = tcp_stalest(self);
   if (stalest) {
@@ -1122,8 +1124,8 @@ static int tcp_spare(tcp_self *self) {
   return 1;
 }
 
-/* The waiting rooms are bounded. When one is full of callers who are to be looked at first, others wait in the
- * kernel meanwhile. */
+/* Accepts connections. While the waiting room is full of strangers with unread input, further connections
+ * wait in the kernel. */
 static void tcp_accept(tcp_self *self) {
   for (int i = 0; i < TCP_ACCEPTS; i++) {
     tcp_link *stalest = NULL;
@@ -1137,7 +1139,7 @@ static void tcp_accept(tcp_self *self) {
     int fd = accept(self->listener, &from.at.any, &from.bytes);
 #endif
     if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)) {
-      /* The kernel looks for a descriptor first, and says so though nobody may be waiting. */
+      /* The kernel reserves a descriptor first, and fails even if no connection is waiting. */
       struct pollfd waiting = {.fd = self->listener, .events = POLLIN};
       int code = errno;
       if (poll(&waiting, 1, 0) != 1) return;
@@ -1195,7 +1197,7 @@ static void tcp_connected(tcp_self *self, tcp_link *link) {
   tcp_ready(self, link);
 }
 
-/* Tries the addresses that are left. `number`: why the one before failed. */
+/* Tries the remaining addresses. `number`: errno of the last failure. */
 static void tcp_dial_next(tcp_self *self, tcp_link *link, int number) {
   if (link->fd >= 0) {
     (void)tcp_watch(self, link, 0);
@@ -1220,8 +1222,8 @@ static void tcp_dial_next(tcp_self *self, tcp_link *link, int number) {
   tcp_link_fail(self, link, number);
 }
 
-/* The answer to a connect is there. Dialling a port of the ephemeral range where nobody listens can
- * meet itself (simultaneous open), which is nobody. */
+/* A connect has completed. Dialling an unused port of the ephemeral range can connect a socket to itself
+ * (simultaneous open), which counts as refused. */
 static void tcp_dial_answered(tcp_self *self, tcp_link *link) {
   int number = 0;
   socklen_t bytes = sizeof number;
@@ -1338,7 +1340,7 @@ static void tcp_moved(uint64_t *all_p, uint64_t *link_p, ssize_t bytes) {
   *link_p += (uint64_t)bytes;
 }
 
-/* Writes as far as it goes. A failure is told only after the input that is still there. */
+/* Writes as much as possible. A failure is reported only after the input that is still there. */
 static void tcp_write(tcp_self *self, tcp_link *link) {
   int full = 0;
   tcp_list_remove(&link->dirty);
@@ -1371,7 +1373,7 @@ static void tcp_write(tcp_self *self, tcp_link *link) {
   if (!full) link->had_room = 1;
   if (!link->piece_count) tcp_buffer_put(self, &link->block);
   if (tcp_watch(self, link, TCP_WATCH_IN | (full ? TCP_WATCH_OUT : 0u)) && full) {
-    link->write_failed = errno; /* no word would come when there is room */
+    link->write_failed = errno; /* no event would report writability */
     link->readable = 1;
     tcp_ready(self, link);
   }
@@ -1379,8 +1381,8 @@ static void tcp_write(tcp_self *self, tcp_link *link) {
   if (link->sent_count || (link->refused && tcp_out_low(link))) tcp_ready(self, link);
 }
 
-/* Memory for `bytes` of copied output that follow each other: in the block, or a buffer of their own
- * when no block would hold them. NULL: out of memory. Its reference is the caller's. */
+/* A buffer for `bytes` of contiguous copied output: the block, or a buffer of its own if no block could
+ * hold them. NULL: out of memory. The caller gets a reference. */
 static tcp_buffer *tcp_out_room(tcp_self *self, tcp_link *link, size_t bytes) {
   if (bytes > TCP_BLOCK_BYTES) return tcp_buffer_get(self, bytes);
   if (!link->block || link->block->used + bytes > TCP_BLOCK_BYTES) {
@@ -1407,7 +1409,7 @@ static int tcp_send(void *opaque, uint32_t id, const void *head, uint32_t head_b
   if (!link || link->state != TCP_LINK_OPEN || link->write_failed) return MLFAB_ERR_PEER_CLOSED;
   int small = bulk_bytes && bulk_bytes <= TCP_COPY_BYTES, copy = bulk_bytes && (small || !token);
   for (int tried = 0;; tried = 1) {
-    /* Every borrowed piece may become a token of `sent`, which therefore has room for twice as many. */
+    /* Every borrowed piece may become a token in `sent`, so `sent` has room for twice as many. */
     if (link->piece_count + 2 <= TCP_PIECES && link->sent_count < TCP_SENT_TOKENS / 2 &&
         link->copied < TCP_OUT_BYTES)
       break;
@@ -1435,7 +1437,7 @@ static int tcp_send(void *opaque, uint32_t id, const void *head, uint32_t head_b
   }
   tcp_buffer_put(self, &block);
   tcp_buffer_put(self, &own);
-  /* While the socket is full, EPOLLOUT writes. */
+  /* While the socket is full, EPOLLOUT triggers the write. */
   if (link->interest & TCP_WATCH_OUT) return 0;
   tcp_list_add(&self->dirty, &link->dirty);
   if (link->piece_count >= TCP_GATHER_PIECES || link->copied >= TCP_OUT_BYTES / 2)
@@ -1462,7 +1464,7 @@ static int tcp_detach(void *opaque, uint32_t id, uint64_t token) {
   tcp_self *self = opaque;
   tcp_link *link = tcp_find(self, id);
   int code = 0;
-  /* Many sends may have the same token: the chunks of an update do. */
+  /* Several sends may have the same token: those of an update's chunks do. */
   for (uint32_t i = 0; link && i < link->piece_count && !code; i++) {
     tcp_piece *piece = &link->pieces[(link->piece_at + i) % TCP_PIECES];
     if (!piece->owner && piece->token == token) code = tcp_piece_detach(self, link, piece);
@@ -1470,8 +1472,8 @@ static int tcp_detach(void *opaque, uint32_t id, uint64_t token) {
   return code;
 }
 
-/* Accepted output that the socket does not take at once is written by later polls from memory of
- * this link's own; without memory for it, it ends where the borrowing does. */
+/* Later polls write the accepted output that the socket does not take at once, from copies. Without memory
+ * for a copy, the link ends here. */
 static void tcp_disconnect(void *opaque, uint32_t id) {
   tcp_self *self = opaque;
   tcp_link *link = tcp_find(self, id);
@@ -1509,7 +1511,7 @@ static void tcp_stage_shrink(tcp_self *self, tcp_link *link) {
   link->stage_at = link->stage_end = 0;
 }
 
-/* Where the frame's byte number `got` goes, and how many fit behind it. */
+/* Where byte `got` of the frame goes, and how many bytes fit there. */
 static uint8_t *tcp_frame_at(const tcp_link *link, size_t *room_p) {
   uint8_t *base = tcp_payload(link->frame);
   if (link->got < link->head_bytes) {
@@ -1521,7 +1523,8 @@ static uint8_t *tcp_frame_at(const tcp_link *link, size_t *room_p) {
   return base + TCP_ROUND64(link->head_bytes) + in_bulk;
 }
 
-/* To a peer of another protocol: a bare header of ours, so that it too can say which side is older. */
+/* Sends a bare header of our protocol to a peer with another one, so that it too can report which side is
+ * older. */
 static void tcp_answer_protocol(const tcp_link *link) {
   uint8_t head[MLFAB_HEADER_BYTES];
   mlfab__header header = {0};
@@ -1530,8 +1533,8 @@ static void tcp_answer_protocol(const tcp_link *link) {
   (void)!send(link->fd, head, sizeof head, TCP_SEND_FLAGS);
 }
 
-/* Goes on with the stage's bytes: 1 when a frame is whole and good, 0 when more are needed, or what
- * is wrong with it. */
+/* Consumes the stage's bytes: 1 when a frame is complete and valid, 0 when more bytes are needed, or an
+ * error. */
 static int tcp_frame_advance(tcp_self *self, tcp_link *link) {
   size_t staged = link->stage_end - link->stage_at;
   if (!link->frame) {
@@ -1570,9 +1573,9 @@ static int tcp_frame_advance(tcp_self *self, tcp_link *link) {
   return status ? status : 1;
 }
 
-/* Reads what the frame lacks, and then something of what follows it, in one call: much while frames
- * are small, little while they are large, because it will be copied. Returns as recv does; fewer
- * bytes than asked for mean that the socket is empty. */
+/* Reads the rest of the frame, and some of what follows, in one call: much while frames are small, little
+ * while they are large, because it is copied. Returns like recv; fewer bytes than requested mean that the
+ * socket is empty. */
 static ssize_t tcp_fill(tcp_self *self, tcp_link *link, int *drained_p) {
   struct iovec iov[3];
   struct msghdr message = {0};
@@ -1616,7 +1619,7 @@ static ssize_t tcp_fill(tcp_self *self, tcp_link *link, int *drained_p) {
   return n;
 }
 
-/* A stretch of awaiting ends. The caller's present may be a little older than its beginning. */
+/* Ends a period of awaiting. The caller's time may be slightly before its beginning. */
 static void tcp_awaited(const tcp_self *self, tcp_link *link, uint64_t now_ns) {
   if (now_ns > link->awaits_ns) link->awaited_ns += now_ns - link->awaits_ns;
   link->awaited_bytes += self->bytes_in - link->awaits_bytes;
@@ -1628,8 +1631,7 @@ static void tcp_awaits(const tcp_self *self, tcp_link *link, uint64_t now_ns) {
   link->awaits_bytes = self->bytes_in;
 }
 
-/* The socket is empty: does the peer have more to send for certain? Only where that changes is the clock
- * looked at. */
+/* The socket is empty: will the peer certainly send more? Reads the clock only if that has changed. */
 static void tcp_await(const tcp_self *self, tcp_link *link) {
   if (!self->measured_ns || !link->counted) return;
   int awaits = link->frame ? link->bulk_bytes >= TCP_LARGE_BYTES
@@ -1642,7 +1644,7 @@ static void tcp_await(const tcp_self *self, tcp_link *link) {
     tcp_awaited(self, link, now);
 }
 
-/* Reads until a frame is whole or the socket has no more; ends the link where it must. */
+/* Reads until a frame is complete or the socket is empty; ends the link on errors. */
 static void tcp_receive(tcp_self *self, tcp_link *link) {
   if (MLFAB__PLANTED(72) && link->write_failed) tcp_link_fail(self, link, link->write_failed);
   for (;;) {
@@ -1684,7 +1686,7 @@ static void tcp_receive(tcp_self *self, tcp_link *link) {
   }
 }
 
-/* Input of a link that we left is read away, up to its end. */
+/* Discards the input of a link that we have closed, until its end. */
 static void tcp_linger(tcp_self *self, tcp_link *link) {
   for (int i = 0; i < 16; i++) {
     int drained = 0;
@@ -1700,7 +1702,7 @@ static void tcp_linger(tcp_self *self, tcp_link *link) {
 
 /* --- events ----------------------------------------------------------------------------------- */
 
-/* One look at all sockets: notes what there is to read, writes what there is room for. */
+/* One pass over all sockets: notes readable ones, writes to writable ones. */
 static void tcp_noted(tcp_self *self, uint32_t slot, int in, int out) {
   if (slot == 0) {
     tcp_accept(self);
@@ -1766,14 +1768,14 @@ static int tcp_tell_frame(tcp_self *self, tcp_link *link, mlfab_io_event *event)
   event->head_bytes = link->head_bytes;
   event->bulk_bytes = link->bulk_bytes;
   event->bulk = link->bulk_bytes ? tcp_payload(link->frame) + TCP_ROUND64(link->head_bytes) : NULL;
-  event->opaque = link->frame; /* whose reference goes along */
+  event->opaque = link->frame; /* with its reference */
   link->frame = NULL;
   link->whole = 0;
   self->hot = link;
   return 1;
 }
 
-/* The next thing that this link has to say: 1, or 0. */
+/* The next event of this link: 1, or 0. */
 static int tcp_link_event(tcp_self *self, tcp_link *link, mlfab_io_event *event) {
   memset(event, 0, sizeof *event);
   event->link = link->id;
@@ -1821,12 +1823,12 @@ static int tcp_poll(void *opaque, mlfab_io_event *event) {
       if (!tcp_link_event(self, link, event)) continue;
       self->turns++;
       link = tcp_find(self, event->link);
-      if (link) tcp_ready(self, link); /* to the end of the line: it may have more */
+      if (link) tcp_ready(self, link); /* to the end of the list: it may have more */
       return 1;
     }
     if (looked) return 0;
-    /* With one link, and nothing there, a look at everything else can wait for a few polls: a sleeper is
-     * woken for whatever it finds all the same. */
+    /* With one link and no input, the pass over all sockets is skipped in most polls; wait still returns
+     * for everything. */
     if (self->links == 1 && self->hot && ++self->idle % TCP_LOOK_EVERY != 0) return 0;
     tcp_look(self);
   }
@@ -1887,7 +1889,7 @@ static void tcp_wait(void *opaque, uint64_t timeout_ns) {
 static void tcp_wake(void *opaque) {
   tcp_self *self = opaque;
   uint64_t one = 1;
-  /* A full pipe wakes as well. */
+  /* A full pipe wakes the reader too. */
   if (write(self->wake_write, &one, sizeof one) < 0) return;
 }
 
@@ -1900,35 +1902,35 @@ static int tcp_arm(void *opaque, int on) {
   tcp_self *self = opaque;
   if (!on) tcp_wake_drain(self);
   self->idle =
-      TCP_LOOK_EVERY - 1; /* whoever sleeps on the descriptor wants the next poll to look */
+      TCP_LOOK_EVERY - 1; /* a program that slept on the descriptor needs a pass in its next poll */
   return self->ready.next != &self->ready;
 }
 
 /* --- measuring -------------------------------------------------------------------------------- */
 
-/* Enough to tell a rate from? A few packets at once, or what a token bucket lets through first, are not. */
+/* Is this enough to compute a rate? A few packets at once, or the initial burst of a token bucket, are not. */
 static int tcp_is_load(uint64_t bytes, uint64_t ns) {
-  if (ns == 0) return 0; /* of no time no rate can be told */
+  if (ns == 0) return 0; /* no time, no rate */
   return bytes >= TCP_LOAD_BYTES || (ns >= TCP_LOAD_NS && bytes >= TCP_LITTLE_BYTES);
 }
 
 #if defined(__linux__) && defined(TCP_INFO)
-/* Where what is wanted lies in the kernel's struct tcp_info, which only grows: C libraries declare an
- * old beginning of it. Older kernels (before 4.10) give less. */
+/* Offsets in the kernel's struct tcp_info, which only grows; C libraries declare an old prefix of it.
+ * Kernels before 4.10 return less. */
 enum {
-  TCP_INFO_RETRANSMITS = 2, /* a byte: times in a row that its timer expired */
-  TCP_INFO_PROBES = 3,      /* a byte: of a closed window, not answered */
-  TCP_INFO_LIMITED = 7,     /* a byte, one bit of which: the last sample was the application's */
+  TCP_INFO_RETRANSMITS = 2, /* a byte: consecutive expiries of the retransmission timer */
+  TCP_INFO_PROBES = 3,      /* a byte: unanswered probes of a closed window */
+  TCP_INFO_LIMITED = 7,     /* a byte with one bit: the application limited the last sample */
   TCP_INFO_SND_MSS = 16,    /* u32 */
-  TCP_INFO_UNACKED = 24,    /* u32, segments under way */
-  TCP_INFO_LAST_SENT = 44, /* u32, milliseconds since data were sent, for the first time or again */
-  TCP_INFO_LAST_ACK = 56,  /* u32, milliseconds since an acknowledgement came */
+  TCP_INFO_UNACKED = 24,    /* u32, segments in flight */
+  TCP_INFO_LAST_SENT = 44,  /* u32, milliseconds since data were (re)sent */
+  TCP_INFO_LAST_ACK = 56,   /* u32, milliseconds since the last acknowledgement */
   TCP_INFO_PROBE_WANTED = 60,
   TCP_INFO_ACKED = 120,        /* u64, bytes */
-  TCP_INFO_NOTSENT = 144,      /* u32, bytes that the kernel has not sent */
+  TCP_INFO_NOTSENT = 144,      /* u32, unsent bytes in the kernel */
   TCP_INFO_DELIVERY = 160,     /* u64, bytes a second */
-  TCP_INFO_BUSY = 168,         /* u64, microseconds with anything to send */
-  TCP_INFO_RWND_LIMITED = 176, /* u64, microseconds for want of a window */
+  TCP_INFO_BUSY = 168,         /* u64, microseconds with data to send */
+  TCP_INFO_RWND_LIMITED = 176, /* u64, microseconds limited by the peer's window */
   TCP_INFO_WANTED = 184
 };
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
@@ -1944,11 +1946,11 @@ static uint64_t tcp_info_number(const uint8_t *at, size_t bytes) {
   return memcpy(&small, at, sizeof small), small;
 }
 
-/* The rate at which this link's bytes came out at the other end: 0 when that is not known or was the
- * application's doing; negative: it was the peer's, who did not read. *active_p: it is sending now.
- * The kernel's own figure is that of the last round trip, too low at the end of a transfer and too high at
- * its beginning. Bytes over busy time lacks what slow start and little frames cost, and would be the rate
- * of the application if the socket had not refused some. Of a load both err downwards: the larger counts. */
+/* The rate at which the peer received this link's bytes: 0 if unknown or limited by the application;
+ * negative: limited by the peer, which did not read. *active_p: the link is sending now. The kernel's own
+ * rate is that of the last round trip, too low at the end of a transfer and too high at its beginning.
+ * Bytes over busy time is too low by the cost of slow start and small frames, and would be the
+ * application's rate if no write had been refused. Under load both are too low, so the larger is used. */
 static double tcp_delivery(tcp_link *link, uint64_t elapsed_ns, int *active_p) {
   uint8_t info[TCP_INFO_WANTED];
   socklen_t room = sizeof info;
@@ -1971,15 +1973,14 @@ static double tcp_delivery(tcp_link *link, uint64_t elapsed_ns, int *active_p) {
 }
 #undef TCP_INFO_LIMITED_BIT
 
-/* Something was sent again and is not answered: an acknowledgement that is older than what was sent last
- * does not answer it. The kernel knows how long an answer takes on this connection, so its timer says when
- * one is due; and as long as the peer answers, a window that is closed, as that of a process is that does
- * not read, means nothing. */
+/* AGAIN when retransmitted data is unanswered: an acknowledgement older than the last transmission does not
+ * answer it. The kernel knows the connection's round trip time, so its timer tells when an answer is due.
+ * While the peer answers, a closed window (its process does not read) does not matter. */
 static int tcp_probe_network(int fd) {
   uint8_t info[TCP_INFO_PROBE_WANTED];
   socklen_t room = sizeof info;
   if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, &room) || room < sizeof info ||
-      !tcp_info_number(info + TCP_INFO_SND_MSS, 4)) /* a system that only seems to know it */
+      !tcp_info_number(info + TCP_INFO_SND_MSS, 4)) /* a system that does not fill the structure */
     return MLFAB_ERR_UNSUPPORTED;
   int newer =
       tcp_info_number(info + TCP_INFO_LAST_ACK, 4) <= tcp_info_number(info + TCP_INFO_LAST_SENT, 4);
@@ -1997,7 +1998,8 @@ static double tcp_delivery(tcp_link *link, uint64_t elapsed_ns, int *active_p) {
 }
 #endif
 
-/* A Unix socket that stands is enough, unless only a child of the process holds its other end. */
+/* An open Unix socket is enough, unless the peer's process has died and only a child of it holds the
+ * socket. */
 static int tcp_probe_local(int fd) {
 #if defined(__linux__)
   struct ucred peer;
@@ -2021,7 +2023,7 @@ static int tcp_probe(void *opaque, uint32_t id) {
   return here.at.any.sa_family == AF_UNIX ? tcp_probe_local(link->fd) : tcp_probe_network(link->fd);
 }
 
-/* Adds one link's window to what is known of this one, and begins its next. */
+/* Adds one link's window to this host's measurement, and begins the link's next window. */
 static void tcp_link_measure(const tcp_self *self, tcp_link *link, uint64_t now_ns,
                              mlfab_measure *m, double *together_p) {
   uint64_t most = m->elapsed_ns - m->elapsed_ns / 8;
@@ -2032,7 +2034,7 @@ static void tcp_link_measure(const tcp_self *self, tcp_link *link, uint64_t now_
     double rate = (double)link->awaited_bytes * 1e9 / (double)link->awaited_ns;
     if (rate > m->delivery_in) m->delivery_in = rate;
   }
-  int active; /* asked always: what the kernel has is sent when nothing is given to it any more */
+  int active; /* always queried: the kernel may still be sending after the last write */
   double rate = tcp_delivery(link, m->elapsed_ns, &active);
   if (active && rate > 0) *together_p += rate;
   if (rate > m->delivery_out) m->delivery_out = rate;
@@ -2043,8 +2045,8 @@ static void tcp_link_measure(const tcp_self *self, tcp_link *link, uint64_t now_
   if (awaits) tcp_awaits(self, link, now_ns);
 }
 
-/* What the interface has received and sent. /proc/net shows this process's network namespace, which /sys
- * need not. 0: it does not tell. */
+/* Bytes that the interface has received and sent. /proc/net shows this process's network namespace; /sys
+ * may not. 0: unavailable. */
 static int tcp_interface_bytes(const char *name, uint64_t *in_p, uint64_t *out_p) {
   char line[512];
   size_t bytes = strlen(name);
@@ -2055,7 +2057,8 @@ static int tcp_interface_bytes(const char *name, uint64_t *in_p, uint64_t *out_p
     char *end = NULL;
     if (strncmp(at, name, bytes) != 0 || at[bytes] != ':') continue;
     at += bytes + 1;
-    for (int i = 0; i < 9; i++, at = end) { /* the first of eight about receiving, and of sending */
+    /* the first of eight counters of input, and of output */
+    for (int i = 0; i < 9; i++, at = end) {
       uint64_t number = strtoull(at, &end, 10);
       if (end == at) break;
       if (i == 0) *in_p = number;
@@ -2066,7 +2069,7 @@ static int tcp_interface_bytes(const char *name, uint64_t *in_p, uint64_t *out_p
   return found;
 }
 
-/* A number of the interface in /sys, or -1. */
+/* A number of the interface from /sys, or -1. */
 static long tcp_interface_number(const char *name, const char *what) {
   char path[IFNAMSIZ + 64];
   long number = -1;
@@ -2078,8 +2081,8 @@ static long tcp_interface_number(const char *name, const char *what) {
   return number;
 }
 
-/* Its nominal speed, bytes a second, or 0. What a virtual one says is made up (veth: 10 Gbit/s), and /sys
- * may show another network namespace. */
+/* The interface's nominal speed, bytes a second, or 0. Virtual interfaces report arbitrary speeds (veth: 10
+ * Gbit/s), and /sys may show another network namespace. */
 static double tcp_nominal(const char *name) {
   char device[IFNAMSIZ + 64];
   snprintf(device, sizeof device, "/sys/class/net/%s/device", name);
@@ -2090,8 +2093,9 @@ static double tcp_nominal(const char *name) {
   return megabits > 0 ? (double)megabits * 125000.0 : 0;
 }
 
-/* Only fabrics with a scheduler are measured. There the order of what goes out matters, and what the kernel
- * has taken is past ordering: without a limit it takes whole models, and shares the link among all of them. */
+/* Called for measured links only, that is, in fabrics with a scheduler. There the order of output matters,
+ * and the kernel's queue cannot be reordered: without a limit it would take whole models, and share the
+ * link among all of them. */
 static void tcp_link_shallow(tcp_link *link) {
 #ifdef TCP_NOTSENT_LOWAT
   unsigned bytes = TCP_UNSENT_BYTES;
@@ -2135,8 +2139,8 @@ static int tcp_measure(void *opaque, uint64_t now_ns, mlfab_measure *measure_p) 
 
 /* --- open and close --------------------------------------------------------------------------- */
 
-/* In a child of the process that opened it: what its descriptors speak of is the parent's. A shutdown
- * or a change of the epoll set would reach the parent's connections. */
+/* In a forked child the descriptors refer to the parent's connections: a shutdown or a change of the epoll
+ * set would affect these. */
 static void tcp_disown(tcp_self *self) {
   for (uint32_t i = 1; i < self->slot_count; i++) {
     tcp_link *link = self->slots[i].link;
@@ -2153,7 +2157,7 @@ static void tcp_close(void *opaque) {
   if (self->pid != getpid() && !MLFAB__PLANTED(89))
     tcp_disown(self);
   else
-    tcp_unask(self); /* a child has no thread that could answer, or leave the lock */
+    tcp_unask(self); /* a child has no thread that could answer or release the lock */
   for (uint32_t i = 1; i < self->slot_count; i++)
     if (self->slots[i].link) tcp_link_free(self, self->slots[i].link);
   if (self->listener >= 0) (void)close(self->listener);
