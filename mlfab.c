@@ -44472,42 +44472,42 @@ MLFAB_API int mlfab_set_servers(mlfab *ctx, const uint32_t *servers, uint32_t n,
  * ============================================================================================== */
 /* tcp.c - frames over TCP (IPv4, IPv6) and Unix stream sockets.
  *
- * For: carrying whole frames, in order, between processes of one or many hosts. Both ends of a Unix
- * socket belong to one user, or to root. Does not: encrypt, authenticate beyond that, look into frames
- * beyond mlfab_frame_check and _verify, start threads but the one that asks for names, read a clock unless
- * it is measured, out of descriptors or asks for a name, or keep anything that is not in its tcp_self.
+ * For: carrying whole frames, in order, between processes of one or many hosts. Both ends of a Unix socket
+ * must belong to one user, or to root. Does not: encrypt, authenticate beyond that, read frames beyond
+ * mlfab_frame_check and _verify, start threads except the one that resolves names, read a clock except to
+ * measure, without descriptors, or to resolve a name, or keep state outside its tcp_self.
  *
  * A link is in one of these states; its socket is open from CONNECTING to LINGER only:
  *
- *   RESOLVING   its host name is, or is to be, asked for  -> CONNECTING, FAILED
+ *   RESOLVING   its host name is being resolved           -> CONNECTING, FAILED
  *   CONNECTING  dialled, no answer yet                    -> OPEN, FAILED
- *   STRANGER    accepted, has not shown a good frame yet  -> OPEN, REFUSED (at once: another user)
- *   OPEN        carries frames; told_up says whether UP was reported       -> BROKEN, LINGER
- *   LINGER      disconnected by us: writes what it owns, discards input    -> freed, in silence
+ *   STRANGER    accepted, no valid frame received yet     -> OPEN, REFUSED (at once: another user)
+ *   OPEN        carries frames; told_up: UP was reported  -> BROKEN, LINGER
+ *   LINGER      disconnected by us: writes its queued output, discards input -> freed, without an event
  *   FAILED      to be reported as DOWN of link 0          -> freed
  *   REFUSED     to be reported as REFUSED                 -> freed
  *   BROKEN      to be reported as DOWN                    -> freed
  *
- * Before admission a peer gets little: of strangers there are TCP_WAITING_ROOM at most, and the oldest goes
- * when another comes or the process has no descriptor left. A stranger's first frame, and every frame of
- * a connection on which a node joins, is at most TCP_FIRST_BYTES long: one that announces more is refused
- * before anything is allocated for it.
+ * Before admission a peer gets few resources. There are at most TCP_WAITING_ROOM strangers; the oldest is
+ * dropped for a new one, or when the process has no descriptor left. A stranger's first frame, and every
+ * frame of a connection on which a node joins, has at most TCP_FIRST_BYTES; a peer that announces more is
+ * refused before anything is allocated for the frame.
  *
- * Invariants. A link that has anything to report, or input that was not looked at, is in the list
- * `ready`, which poll serves round robin, one event a turn. Output of a link is a queue of pieces:
- * copied ones refer to a counted buffer, borrowed ones to the caller's memory; a socket is watched
- * for room only while its last write found none. Input first goes to a stage, a buffer that the
- * link holds only while bytes are in it; as soon as a header is there the frame gets a buffer of its
- * own size class and the rest of it is read straight into that. All buffers come from free lists, last in
- * first out, so that one stream keeps using memory that is still in the cache, and idle links hold
- * none. `pending` and `listener_paused` are all that wait shares with the other functions.
+ * Invariants. A link with an event to report, or with unread input, is in the list `ready`, which poll
+ * serves round robin, one event at a time. A link's output is a queue of pieces: copied pieces refer to a
+ * counted buffer, borrowed ones to the caller's memory. A socket is watched for writability only while its
+ * last write was incomplete. Input first goes to a stage, a buffer that the link holds only while it
+ * contains bytes. Once a header is complete, the frame gets a buffer of its size class, and the rest is
+ * read directly into that. All buffers come from free lists, last in first out, so that a stream reuses
+ * memory that is in the cache, and idle links hold none. Of the state, wait shares only `pending` and
+ * `listener_paused` with the other functions.
  *
- * Measuring begins with the first call of measure, and is about the links that leave this host, or, for
- * a node that listens at loopback only, about all of them. A link that does not move says nothing, or one
- * peer that stands still would look like a slow network. What the kernel says of a connection (TCP_INFO)
- * tells the rate of what goes out. What comes in is timed here: a link awaits something from when its
- * socket was found empty in the middle of a large frame until it is found empty elsewhere, and all that
- * came meanwhile, on whichever link, is what this host can take in, or its peers give.
+ * Measuring begins with the first call of measure. It covers the links that leave this host; for a node
+ * that listens at loopback only, all links. Links without traffic are ignored, since one idle peer would
+ * otherwise look like a slow network. The outgoing rate comes from the kernel (TCP_INFO). The incoming rate
+ * is timed here: a link awaits bytes from the time its socket was found empty inside a large frame until it
+ * is found empty elsewhere. All bytes that arrive meanwhile, on any link, show what this host can receive,
+ * or its peers send.
  *
  * Source: design.md §3 (transport, memory is borrowed, closed by default); interface names as in
  * NCCL_SOCKET_IFNAME. */
@@ -44536,7 +44536,7 @@ MLFAB_API int mlfab_set_servers(mlfab *ctx, const uint32_t *servers, uint32_t n,
 #include <time.h>
 #include <unistd.h>
 
-/* 0 builds the variant for other systems on Linux too, for its tests. */
+/* 0 builds the variant for other systems on Linux too, for tests. */
 #ifndef MLFAB_TCP_EPOLL
 #if defined(__linux__)
 #define MLFAB_TCP_EPOLL 1
@@ -44564,32 +44564,32 @@ MLFAB_API int mlfab_set_servers(mlfab *ctx, const uint32_t *servers, uint32_t n,
 
 enum {
   TCP_SIZE_CLASSES = 5,
-  TCP_BLOCK_CLASS = 2,        /* of stages and of blocks of copied output */
+  TCP_BLOCK_CLASS = 2,        /* size class of stages and of blocks of copied output */
   TCP_BLOCK_BYTES = 68 << 10, /* holds the largest head */
-  TCP_POOL_BYTES = 64 << 20,  /* free buffers beyond it go back to the allocator */
-  TCP_PIECES = 64,            /* of a link's output */
+  TCP_POOL_BYTES = 64 << 20,  /* more free buffers go back to the allocator */
+  TCP_PIECES = 64,            /* maximum pieces of a link's output */
   TCP_SENT_TOKENS = 128,      /* twice the pieces: see tcp_send */
-  TCP_COPY_BYTES = 8 << 10,   /* a bulk up to this is copied: cheaper than a piece */
-  TCP_OUT_BYTES = 256 << 10,  /* copied output of a link, and one frame more */
-  TCP_GATHER_PIECES = 32,     /* send writes by itself beyond these, or TCP_OUT_BYTES */
-  TCP_GULP_BYTES = 4 << 10,   /* read past the end of a large frame; copied twice, so little */
+  TCP_COPY_BYTES = 8 << 10,   /* bulks up to this size are copied, which is cheaper than a piece */
+  TCP_OUT_BYTES = 256 << 10,  /* limit of a link's copied output, exceeded by at most one frame */
+  TCP_GATHER_PIECES = 32,     /* send writes at once beyond this, or TCP_OUT_BYTES / 2 */
+  TCP_GULP_BYTES = 4 << 10,   /* read-ahead past a large frame; small because it is copied twice */
   TCP_LARGE_BYTES = 16 << 10, /* a frame with this bulk is large */
-  TCP_WAITING_ROOM = 64,      /* strangers, and lingering links, at most */
-  TCP_FIRST_BYTES = 4 << 10,  /* of a frame before admission: JOIN is the longest */
-  TCP_ACCEPTS = 16,           /* a look */
-  TCP_TURNS = 8,              /* events between two looks at the sockets */
-  TCP_LOOK_EVERY = 8,         /* polls that found nothing between two such looks, with one link */
-  TCP_SLOT_BITS = 14,         /* of a link's id; the rest counts the slot's generations */
+  TCP_WAITING_ROOM = 64,      /* maximum number of strangers, and of lingering links */
+  TCP_FIRST_BYTES = 4 << 10,  /* maximum frame before admission; JOIN is the longest */
+  TCP_ACCEPTS = 16,           /* connections accepted in one pass */
+  TCP_TURNS = 8,              /* events between two passes over the sockets */
+  TCP_LOOK_EVERY = 8,         /* polls without events between two passes, with one link */
+  TCP_SLOT_BITS = 14,         /* of a link's id; the other bits count the slot's generations */
   TCP_SLOTS = 1 << TCP_SLOT_BITS, /* slot 0 is the listener */
-  TCP_CANDIDATES = 8,             /* addresses of one host name */
-  TCP_USER_TIMEOUT_MS = 2500,     /* connecting, and what is left to write when a link was left */
+  TCP_CANDIDATES = 8,             /* maximum addresses of one host name */
+  TCP_USER_TIMEOUT_MS = 2500,     /* for connecting, and for output left at disconnect */
   TCP_UNSENT_BYTES = 128 << 10,
-  TCP_NAME_NS = 1000000000,   /* a connect waits for its name; an answer, for a connect */
-  TCP_ASK_NS = 500000000,     /* between a name that did not resolve and the next question */
-  TCP_PAUSE_NS = 100000000,   /* of the listener, out of descriptors */
-  TCP_LOAD_BYTES = 1 << 20,   /* in a window: as many tell a rate */
-  TCP_LOAD_NS = 100000000,    /* and so do those of as long a time */
-  TCP_LITTLE_BYTES = 4 << 10, /* a link that moves */
+  TCP_NAME_NS = 1000000000,   /* a connect waits this long for its name; an answer, for a connect */
+  TCP_ASK_NS = 500000000,     /* pause after a name that did not resolve */
+  TCP_PAUSE_NS = 100000000,   /* pause of the listener without descriptors */
+  TCP_LOAD_BYTES = 1 << 20,   /* bytes in a window that suffice to compute a rate */
+  TCP_LOAD_NS = 100000000,    /* time in a window that suffices too */
+  TCP_LITTLE_BYTES = 4 << 10, /* minimum bytes of a link with traffic */
   TCP_WATCH_IN = 1,
   TCP_WATCH_OUT = 2
 };
@@ -44605,18 +44605,18 @@ enum tcp_state {
   TCP_LINK_BROKEN
 };
 
-/* Payload bytes of the size classes: control frames, small bulks, blocks, the default chunk and the
- * largest frame. Each bulk begins at a multiple of 64 behind its head. */
+/* Payload bytes of the size classes: control frames, small bulks, blocks, the default chunk and the largest
+ * frame. Each bulk begins at a multiple of 64 behind its head. */
 static const size_t tcp_class_bytes[TCP_SIZE_CLASSES] = {
     1 << 10, 8 << 10, TCP_BLOCK_BYTES, 260 << 10,
     MLFAB_HEADER_BYTES + MLFAB_META_MAX + MLFAB_BULK_MAX};
 
-/* Its payload follows 64 bytes behind its address. */
+/* The payload begins 64 bytes behind its address. */
 typedef struct tcp_buffer {
-  struct tcp_buffer *next, *prev; /* all of them */
+  struct tcp_buffer *next, *prev; /* list of all buffers */
   struct tcp_buffer *next_free;
   uint32_t size_class, refs;
-  size_t used; /* of a block of output */
+  size_t used; /* of an output block */
 } tcp_buffer;
 
 #define TCP_BUFFER_HEADER 64u
@@ -44644,26 +44644,26 @@ typedef struct tcp_endpoint {
   } at;
 } tcp_endpoint;
 
-/* What an address text stands for, in the order in which to try. */
+/* The endpoints of an address text, in the order of trying. */
 typedef struct tcp_dial {
   uint32_t count, next;
   tcp_endpoint to[TCP_CANDIDATES];
   char host[256], port[6];
 } tcp_dial;
 
-/* A name server may not answer for long, and getaddrinfo cannot be called off, so that a detached thread
- * calls it: one at a time for each transport, which closes without waiting for it. The question is libc's
- * memory, as the hooks may be gone before the thread is. Its states, under `lock`:
+/* getaddrinfo may block for long and cannot be cancelled, so a detached thread calls it: one at a time for
+ * each transport, and close does not wait for it. The question is allocated by libc, because the hooks may
+ * be gone before the thread ends. Its states, under `lock`:
  *
  *   ASKED     the thread runs                                        -> ANSWERED, LEFT
- *   ANSWERED  the thread is done with it; the transport frees it
+ *   ANSWERED  the thread has finished; the transport frees it
  *   LEFT      the transport was closed; the thread frees it */
 typedef struct tcp_question {
   pthread_mutex_t lock;
   enum { TCP_ASKED, TCP_ANSWERED, TCP_LEFT } state;
-  int wake;       /* ASKED: to be written to with the answer */
+  int wake;       /* ASKED: descriptor to write to when answered */
   int status;     /* of getaddrinfo */
-  uint64_t since; /* ASKED: when; ANSWERED: when the transport saw it */
+  uint64_t since; /* ASKED: start time; ANSWERED: when the transport saw it */
   tcp_dial dial;
 } tcp_question;
 
@@ -44673,34 +44673,34 @@ typedef struct tcp_link {
   uint8_t state, told_up, readable;
   uint8_t whole;         /* `frame` is complete and verified */
   uint8_t small;         /* its peer is not admitted: TCP_FIRST_BYTES a frame */
-  uint8_t refused;       /* a send was, so WRITABLE is owed */
+  uint8_t refused;       /* a send was refused, so a WRITABLE event is due */
   uint8_t large;         /* counts down from the last large frame */
-  int32_t write_failed;  /* errno: nothing can be sent any more */
+  int32_t write_failed;  /* errno after which nothing can be sent */
   uint64_t token;        /* of connect */
-  tcp_node ready, dirty; /* dirty: has output that was not tried to write */
-  tcp_node group;        /* strangers or lingering */
+  tcp_node ready, dirty; /* dirty: has output that no write was tried for */
+  tcp_node group;        /* in `strangers` or `lingering` */
 
   tcp_buffer *stage;
   size_t stage_at, stage_end;
   tcp_buffer *frame;
   uint32_t head_bytes, bulk_bytes;
-  size_t got; /* of head and bulk */
+  size_t got; /* bytes received of head and bulk */
 
   tcp_piece pieces[TCP_PIECES]; /* a ring */
   uint32_t piece_at, piece_count;
-  size_t copied;     /* bytes in pieces that have an owner */
+  size_t copied;     /* bytes in copied pieces */
   tcp_buffer *block; /* where the next copy goes */
   uint64_t sent[TCP_SENT_TOKENS];
   uint32_t sent_at, sent_count;
 
-  /* Measuring, in the present window. */
+  /* Measurements of the current window. */
   uint8_t counted;            /* it leaves this host */
-  int shallow;                /* little of it waits in the kernel */
-  uint8_t had_room, had_none; /* some time its socket took all there was; it did not */
+  int shallow;                /* its unsent bytes in the kernel are limited */
+  uint8_t had_room, had_none; /* whether a write took everything; whether one did not */
   uint64_t moved_in, moved_out;
-  uint64_t awaits_ns, awaits_bytes; /* since when, and what had come then; 0: it awaits nothing */
+  uint64_t awaits_ns, awaits_bytes; /* awaiting since, and bytes_in at that time; 0: not awaiting */
   uint64_t awaited_ns, awaited_bytes;
-  uint64_t acked, busy_us, stalled_us; /* what the kernel said last */
+  uint64_t acked, busy_us, stalled_us; /* last values of the kernel */
 
   tcp_dial *dial;    /* while connecting */
   uint64_t asked_ns; /* RESOLVING: since when */
@@ -44716,40 +44716,40 @@ typedef struct tcp_slot {
 
 typedef struct tcp_self {
   mlfab__env env;
-  pid_t pid; /* of the process that opened it */
+  pid_t pid; /* process that opened the transport */
   uint32_t allow_insecure;
   int poller, wake_read, wake_write, listener;
-  atomic_uint listener_paused; /* no descriptor was left for a connection */
+  atomic_uint listener_paused; /* there was no descriptor for a connection */
   uint64_t paused_ns;          /* since when */
   atomic_uint pending;         /* `ready` is not empty */
   tcp_question *question;      /* or NULL */
-  uint32_t names;              /* links that were RESOLVING at the last look, at least */
-  uint64_t ask_ns;             /* no other question before */
-  atomic_uint coarse;          /* no epoll_pwait2: an older kernel, or a filter of system calls */
+  uint32_t names;              /* lower bound of the RESOLVING links at the last pass */
+  uint64_t ask_ns;             /* no new question before this time */
+  atomic_uint coarse;          /* epoll_pwait2 fails: an older kernel, or a seccomp filter */
   tcp_slot *slots;
   uint32_t slot_count, slot_next, links;
 #if !MLFAB_TCP_EPOLL
-  struct pollfd *polled; /* one a slot */
+  struct pollfd *polled; /* one for each slot */
 #endif
   tcp_node ready, dirty, strangers, lingering;
   uint32_t stranger_count, lingering_count;
-  uint32_t turns;               /* events since the last look */
-  uint32_t idle;                /* polls that found nothing */
-  tcp_link *hot;                /* brought the last frame: asked before all others are looked at */
-  uint64_t measured_ns;         /* 0: never */
-  uint64_t bytes_in, bytes_out; /* of links that count */
-  uint64_t told_in, told_out;   /* at the last measure: those, or the interface's */
+  uint32_t turns;               /* events since the last pass */
+  uint32_t idle;                /* polls without events */
+  tcp_link *hot;                /* link of the last frame: polled before a pass over all others */
+  uint64_t measured_ns;         /* last measurement; 0: never */
+  uint64_t bytes_in, bytes_out; /* of measured links */
+  uint64_t told_in, told_out;   /* at the last measurement: those, or the interface's */
   double nominal;
-  uint32_t is_local;     /* it can be reached from this host only */
-  char ifname[IFNAMSIZ]; /* with the address that others are told; "": not known */
+  uint32_t is_local;     /* only reachable from this host */
+  char ifname[IFNAMSIZ]; /* interface of the published address; "": unknown */
   tcp_buffer buffers;
   tcp_buffer *free_buffers[TCP_SIZE_CLASSES];
   size_t free_bytes;
-  dev_t path_device; /* of the Unix socket's file, so that close removes no other */
+  dev_t path_device; /* of the Unix socket's file, so that close removes no other file */
   ino_t path_inode;
   char path[sizeof(((struct sockaddr_un *)0)->sun_path) + 1];
   char address[256];
-  char text[300]; /* of the last event */
+  char text[300]; /* text of the last event */
 } tcp_self;
 
 /* --- lists ------------------------------------------------------------------------------------ */
@@ -44788,7 +44788,7 @@ static void tcp_unready(tcp_self *self, tcp_link *link) {
 
 static uint8_t *tcp_payload(tcp_buffer *buffer) { return (uint8_t *)buffer + TCP_BUFFER_HEADER; }
 
-/* With one reference, or NULL. */
+/* A buffer with one reference, or NULL. */
 static tcp_buffer *tcp_buffer_get(tcp_self *self, size_t bytes) {
   uint32_t k = 0;
   while (tcp_class_bytes[k] < bytes) k++;
@@ -44815,7 +44815,7 @@ static void tcp_buffer_free(tcp_self *self, tcp_buffer *buffer) {
   mlfab__free_aligned(&self->env, buffer, TCP_BUFFER_HEADER + tcp_class_bytes[buffer->size_class]);
 }
 
-/* Drops a reference and forgets it. NULL does nothing. */
+/* Drops the reference and sets it to NULL. */
 static void tcp_buffer_put(tcp_self *self, tcp_buffer **buffer_p) {
   tcp_buffer *buffer = *buffer_p;
   *buffer_p = NULL;
@@ -44832,9 +44832,9 @@ static void tcp_buffer_put(tcp_self *self, tcp_buffer **buffer_p) {
 
 /* --- watching sockets ------------------------------------------------------------------------- */
 
-/* Linux has all sockets in an epoll set, level triggered, so that wait and poll may look at it from
- * two threads. Elsewhere poll() is given one entry a slot, and wait, which must not touch those,
- * sleeps on the wake pipe for a millisecond at most. Returns 0, or -1 with errno. */
+/* On Linux all sockets are in an epoll set, level triggered, so that wait and poll may use it from two
+ * threads. Elsewhere poll() gets one entry for each slot; wait must not touch those, and sleeps on the wake
+ * pipe for at most a millisecond. Returns 0, or -1 with errno. */
 static int tcp_poller_set(tcp_self *self, uint32_t slot, int fd, uint32_t before,
                           uint32_t interest) {
   if (before == interest) return 0;
@@ -44887,7 +44887,7 @@ static tcp_link *tcp_find(tcp_self *self, uint32_t id) {
   return link && link->id == id ? link : NULL;
 }
 
-/* Slots are taken in turn and at most half of them, so that an id comes again late. */
+/* Slots are used in turn and at most half of them, so that an id is not reused soon. */
 static int tcp_slots_grow(tcp_self *self) {
   if (self->slots && (self->links + 1) * 2 < self->slot_count) return 0;
   if (self->slot_count == TCP_SLOTS) return self->links + 1 < TCP_SLOTS ? 0 : MLFAB_ERR_LIMIT;
@@ -44955,12 +44955,12 @@ static void tcp_group_leave(tcp_self *self, tcp_link *link) {
   tcp_list_remove(&link->group);
 }
 
-/* Somebody waits at the door and no descriptor is left for him: watching on would only spin. It is tried
- * again when a link of ours has gone, and TCP_PAUSE_NS later, because others of this process take
- * descriptors, too. */
+/* A connection waits and no descriptor is left: watching the listener would only spin. accept is tried
+ * again when one of our links is gone, and after TCP_PAUSE_NS, because other code in this process uses
+ * descriptors too. */
 static void tcp_listener_pause(tcp_self *self) {
   uint64_t now = self->env.hooks.clock(self->env.hooks.user);
-  /* Said when it begins, not at every try. */
+  /* Logged when the pause begins, not at every try. */
   if (!self->paused_ns || now - self->paused_ns >= 2 * (uint64_t)TCP_PAUSE_NS)
     mlfab__log(&self->env, MLFAB_LOG_WARN, "%s: %s", self->address, strerror(errno));
   self->paused_ns = mlfab__max(now, 1);
@@ -44974,9 +44974,9 @@ static void tcp_listener_resume(tcp_self *self) {
     atomic_store_explicit(&self->listener_paused, 0, memory_order_relaxed);
 }
 
-/* Closes the socket and gives everything back, while the link itself may still have its end to tell.
- * Input that nobody read would turn the close into a reset, which destroys what the peer has not
- * received yet: some of it is read away. */
+/* Closes the socket and frees the link's buffers; the link remains until its end is reported. Unread input
+ * would turn the close into a reset, which destroys data that the peer has not read yet: reads some of it
+ * first. */
 static void tcp_link_close(tcp_self *self, tcp_link *link) {
   if (link->fd >= 0) {
     char discarded[4096];
@@ -45005,7 +45005,7 @@ static void tcp_link_free(tcp_self *self, tcp_link *link) {
   mlfab__free(&self->env, link, sizeof *link);
 }
 
-/* Ends a link from this side; what is to be said about it stays until poll has said it. */
+/* Ends a link from this side; poll reports it. */
 static void tcp_link_end(tcp_self *self, tcp_link *link, int code, const char *why) {
   int state = link->state;
   tcp_link_close(self, link);
@@ -45113,7 +45113,7 @@ static int tcp_parse_host(const char *text, char *host, char *port) {
     begin++;
     if (end == text || *--end != ']') return MLFAB_ERR_ADDRESS;
   } else if (memchr(text, ':', (size_t)(end - text))) {
-    return MLFAB_ERR_ADDRESS; /* IPv6 without brackets could mean two things */
+    return MLFAB_ERR_ADDRESS; /* IPv6 without brackets would be ambiguous */
   }
   size_t bytes = end > begin ? (size_t)(end - begin) : 0, n = strlen(digits);
   if (!bytes || bytes > 255 || strcspn(begin, " []") < bytes || !n || n > 5 ||
@@ -45125,7 +45125,7 @@ static int tcp_parse_host(const char *text, char *host, char *port) {
   return 0;
 }
 
-/* An address without its "tcp:", "unix:" or neither; NULL when it is another transport's. */
+/* The address without "tcp:" or "unix:"; NULL for another transport's. */
 static const char *tcp_strip(const char *address, int *is_unix_p) {
   *is_unix_p = 0;
   if (!strncmp(address, "tcp:", 4)) return address + 4;
@@ -45135,7 +45135,7 @@ static const char *tcp_strip(const char *address, int *is_unix_p) {
   return address;
 }
 
-/* Asks the system for the addresses of dial->host. What getaddrinfo returns. */
+/* Resolves dial->host. Returns the result of getaddrinfo. */
 static int tcp_lookup(tcp_dial *dial, int flags) {
   struct addrinfo hints = {0}, *list = NULL;
   hints.ai_socktype = SOCK_STREAM;
@@ -45154,7 +45154,7 @@ static int tcp_lookup(tcp_dial *dial, int flags) {
   return dial->count ? 0 : EAI_NONAME;
 }
 
-/* 0: the addresses are there; 1: it is a name, to be asked for, which takes time. Errors: ADDRESS. */
+/* Returns 0 with the addresses, or 1 for a name that must be resolved. Errors: ADDRESS. */
 static int tcp_parse(const char *address, tcp_dial *dial) {
   int is_unix;
   const char *rest = tcp_strip(address, &is_unix);
@@ -45165,7 +45165,7 @@ static int tcp_parse(const char *address, tcp_dial *dial) {
     return tcp_parse_unix(rest, &dial->to[0]);
   }
   if (tcp_parse_host(rest, dial->host, dial->port)) return MLFAB_ERR_ADDRESS;
-  return tcp_lookup(dial, AI_NUMERICHOST) != 0; /* numbers never wait for a name server */
+  return tcp_lookup(dial, AI_NUMERICHOST) != 0; /* numeric addresses need no name server */
 }
 
 /* NCCL's syntax: "eth,ib" by prefix, "=eth0,eth1" exactly, "^docker,lo" all but those. */
@@ -45183,8 +45183,8 @@ static int tcp_ifname_fits(const char *list, const char *name) {
   return inverted;
 }
 
-/* The address under which other hosts find this one: of the first interface that is up and fits;
- * IPv4 before IPv6 unless `family` says which. 0, or ADDRESS when there is none. */
+/* The address under which other hosts reach this one: that of the first interface that is up and fits; IPv4
+ * before IPv6 unless `family` is set. 0, or ADDRESS when there is none. */
 static int tcp_interface(const char *ifname, int family, tcp_endpoint *end) {
   struct ifaddrs *list = NULL;
   if (!ifname || !*ifname) ifname = "^lo,docker,veth,br-,virbr";
@@ -45197,7 +45197,7 @@ static int tcp_interface(const char *ifname, int family, tcp_endpoint *end) {
     if (kind == AF_INET6) {
       tcp_endpoint v6;
       memcpy(&v6.at.v6, i->ifa_addr, sizeof v6.at.v6);
-      if (IN6_IS_ADDR_LINKLOCAL(&v6.at.v6.sin6_addr)) continue; /* means nothing elsewhere */
+      if (IN6_IS_ADDR_LINKLOCAL(&v6.at.v6.sin6_addr)) continue; /* not valid on other hosts */
     } else if (kind != AF_INET) {
       continue;
     }
@@ -45215,7 +45215,8 @@ static int tcp_interface(const char *ifname, int family, tcp_endpoint *end) {
 
 /* --- sockets ---------------------------------------------------------------------------------- */
 
-/* Never blocks, dies with exec, raises no signal. Takes fd; returns it, or -1 with errno. */
+/* Makes the socket non-blocking, close-on-exec and without signals. Returns fd, or -1 with errno; then
+ * closed. */
 static int tcp_socket_prepare(int fd, int family) {
   int one = 1;
   if (fd < 0) return -1;
@@ -45234,9 +45235,9 @@ static int tcp_socket_prepare(int fd, int family) {
   return fd;
 }
 
-/* How long the kernel waits for the other side to take something; 0: as long as that answers. While a
- * link stands the node decides that: the kernel would not tell a host that is gone from a process that
- * does not read. */
+/* How long the kernel waits for the peer to accept data; 0: as long as the peer answers. While a link is up
+ * the node decides instead, because the kernel would not distinguish a host that is gone from a process
+ * that does not read. */
 static void tcp_patience(int fd, unsigned timeout_ms) {
 #ifdef TCP_USER_TIMEOUT
   (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof timeout_ms);
@@ -45250,7 +45251,8 @@ static int tcp_socket(int family) {
   return tcp_socket_prepare(socket(family, SOCK_STREAM | TCP_SOCK_FLAGS, 0), family);
 }
 
-/* A socket file whose owner is gone would keep the address taken for ever. 1: it was, and is removed. */
+/* A socket file whose owner has died would keep the address in use for ever. 1: it was stale, and is
+ * removed. */
 static int tcp_unlink_stale(const tcp_endpoint *end) {
   struct stat info;
   const char *path = end->at.local.sun_path;
@@ -45284,7 +45286,7 @@ static int tcp_bind(tcp_self *self, const tcp_endpoint *end) {
   return tcp_poller_set(self, 0, self->listener, 0, TCP_WATCH_IN);
 }
 
-/* Which interface has this address? Loopback is none. */
+/* Finds the interface with this address, unless it is loopback. */
 static void tcp_name_interface(tcp_self *self, const tcp_endpoint *end) {
   struct ifaddrs *list = NULL;
   if (getifaddrs(&list)) return;
@@ -45299,7 +45301,7 @@ static void tcp_name_interface(tcp_self *self, const tcp_endpoint *end) {
   freeifaddrs(list);
 }
 
-/* Writes to self->address where others find the listener. */
+/* Sets self->address to the address under which others reach the listener. */
 static void tcp_publish(tcp_self *self, const mlfab_transport_options *options,
                         const char *wanted) {
   tcp_endpoint end, found;
@@ -45348,7 +45350,7 @@ static void *tcp_question_thread(void *argument) {
   question->status = tcp_lookup(&question->dial, 0);
   pthread_mutex_lock(&question->lock);
   int left = question->state == TCP_LEFT;
-  /* A full pipe wakes as well. */
+  /* A full pipe wakes the reader too. */
   if (!left && write(question->wake, &one, sizeof one) < 0) left = 0;
   if (!left) question->state = TCP_ANSWERED;
   pthread_mutex_unlock(&question->lock);
@@ -45368,7 +45370,7 @@ static int tcp_ask(tcp_self *self, const tcp_dial *dial, uint64_t now_ns) {
   question->wake = self->wake_write;
   question->since = now_ns;
   pthread_mutex_init(&question->lock, NULL);
-  /* The program's signals are not for it, but a fault of its own is for the program's handler. */
+  /* The thread blocks the program's signals, except faults, which the program's handlers must see. */
   static const int faults[] = {SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP};
   sigfillset(&blocked);
   for (size_t i = 0; i < MLFAB__COUNT(faults); i++) sigdelset(&blocked, faults[i]);
@@ -45394,7 +45396,7 @@ static int tcp_is_answered(const tcp_self *self) {
   return answered;
 }
 
-/* The transport wants to hear no more of its question. */
+/* The transport abandons its question. */
 static void tcp_unask(tcp_self *self) {
   tcp_question *question = self->question;
   self->question = NULL;
@@ -45411,7 +45413,7 @@ static int tcp_is_of(const tcp_question *question, const tcp_dial *dial) {
          !strcmp(question->dial.port, dial->port);
 }
 
-/* Drops the addresses that need allow_insecure; 0 when none is left. */
+/* Drops the addresses that need allow_insecure; returns how many are left. */
 static uint32_t tcp_keep_safe(const tcp_self *self, tcp_dial *dial) {
   uint32_t safe = 0;
   for (uint32_t i = 0; i < dial->count; i++)
@@ -45421,7 +45423,7 @@ static uint32_t tcp_keep_safe(const tcp_self *self, tcp_dial *dial) {
 
 static void tcp_dial_next(tcp_self *self, tcp_link *link, int number);
 
-/* The answer is there. */
+/* The name of this link was answered. */
 static void tcp_name_answered(tcp_self *self, tcp_link *link) {
   const tcp_question *question = self->question;
   if (question->status) {
@@ -45438,8 +45440,8 @@ static void tcp_name_answered(tcp_self *self, tcp_link *link) {
   tcp_dial_next(self, link, 0);
 }
 
-/* Looks after the links that wait for names. An answer that came when nobody waited for it is kept for a
- * moment: a connect that did not get it in time is mostly tried again. */
+/* Serves the links that wait for names. An answer that no link waits for is kept for a moment, because a
+ * connect that timed out is usually repeated. */
 static void tcp_names(tcp_self *self) {
   uint64_t now = self->env.hooks.clock(self->env.hooks.user);
   int answered = tcp_is_answered(self), taken = 0, status = 0;
@@ -45474,7 +45476,7 @@ static uint64_t tcp_monotonic(void) {
   return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/* Waits for the name of this node's own address; as mlfab_transport_options.timeout_ns says. */
+/* Waits for the name of this node's own address, according to mlfab_transport_options.timeout_ns. */
 static int tcp_await_name(tcp_self *self, const mlfab_transport_options *options, tcp_dial *dial) {
   uint64_t now = tcp_monotonic(), begin = now, drained;
   uint64_t limit = options->timeout_ns ? options->timeout_ns : UINT64_MAX;
@@ -45534,7 +45536,7 @@ static int tcp_listen(tcp_self *self, const mlfab_transport_options *options) {
   return 0;
 }
 
-/* Does what it carries count when this host's network is measured? */
+/* Does this link count when this host's network is measured? */
 static int tcp_counts(const tcp_self *self, const tcp_link *link) {
   tcp_endpoint here, there;
   memset(&here, 0, sizeof here);
@@ -45547,8 +45549,8 @@ static int tcp_counts(const tcp_self *self, const tcp_link *link) {
   return !tcp_is_loopback(&here) && !tcp_same_address(&here, &there);
 }
 
-/* Is the process at the other end of a Unix socket this user's, or root's? The kernel noted who it was
- * when it connected, or began to listen. Others could read what they are sent, or speak for a rank. */
+/* Does the peer of a Unix socket belong to this user, or root? The kernel recorded its user at connect or
+ * listen. Other users could read what they are sent, or impersonate a rank. */
 static int tcp_trusted(int fd) {
   uid_t uid = (uid_t)-1;
 #if defined(__linux__)
@@ -45563,8 +45565,8 @@ static int tcp_trusted(int fd) {
   return uid == geteuid() || uid == 0;
 }
 
-/* The stranger that goes when another caller needs its place: whoever has waited longest. Not one whose first
- * words lie unread: it may have been waiting for us. NULL when there is none. */
+/* The stranger to drop for another connection: the oldest without unread input, because one with input may
+ * be waiting for us. NULL when there is none. */
 static tcp_link *tcp_stalest(const tcp_self *self) {
   for (tcp_node *at = self->strangers.next; at != &self->strangers; at = at->next) {
     tcp_link *link = TCP_LINK_OF(at, group);
@@ -45578,8 +45580,8 @@ static void tcp_turn_out(tcp_self *self, tcp_link *link) {
   tcp_link_end(self, link, MLFAB_ERR_LIMIT, "sent no frame and was dropped for a newer connection");
 }
 
-/* The process has no descriptor left: whoever has waited longest without a frame gives up its own, or a link
- * that we have left. Those that have shown a frame keep theirs. */
+/* The process has no descriptor left: drops the oldest stranger, or a lingering link. Links that have sent
+ * a frame stay. */
 static int tcp_spare(tcp_self *self) {
   tcp_link *stalest = tcp_stalest(self);
   if (stalest) {
@@ -45591,8 +45593,8 @@ static int tcp_spare(tcp_self *self) {
   return 1;
 }
 
-/* The waiting rooms are bounded. When one is full of callers who are to be looked at first, others wait in the
- * kernel meanwhile. */
+/* Accepts connections. While the waiting room is full of strangers with unread input, further connections
+ * wait in the kernel. */
 static void tcp_accept(tcp_self *self) {
   for (int i = 0; i < TCP_ACCEPTS; i++) {
     tcp_link *stalest = NULL;
@@ -45606,7 +45608,7 @@ static void tcp_accept(tcp_self *self) {
     int fd = accept(self->listener, &from.at.any, &from.bytes);
 #endif
     if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)) {
-      /* The kernel looks for a descriptor first, and says so though nobody may be waiting. */
+      /* The kernel reserves a descriptor first, and fails even if no connection is waiting. */
       struct pollfd waiting = {.fd = self->listener, .events = POLLIN};
       int code = errno;
       if (poll(&waiting, 1, 0) != 1) return;
@@ -45664,7 +45666,7 @@ static void tcp_connected(tcp_self *self, tcp_link *link) {
   tcp_ready(self, link);
 }
 
-/* Tries the addresses that are left. `number`: why the one before failed. */
+/* Tries the remaining addresses. `number`: errno of the last failure. */
 static void tcp_dial_next(tcp_self *self, tcp_link *link, int number) {
   if (link->fd >= 0) {
     (void)tcp_watch(self, link, 0);
@@ -45689,8 +45691,8 @@ static void tcp_dial_next(tcp_self *self, tcp_link *link, int number) {
   tcp_link_fail(self, link, number);
 }
 
-/* The answer to a connect is there. Dialling a port of the ephemeral range where nobody listens can
- * meet itself (simultaneous open), which is nobody. */
+/* A connect has completed. Dialling an unused port of the ephemeral range can connect a socket to itself
+ * (simultaneous open), which counts as refused. */
 static void tcp_dial_answered(tcp_self *self, tcp_link *link) {
   int number = 0;
   socklen_t bytes = sizeof number;
@@ -45807,7 +45809,7 @@ static void tcp_moved(uint64_t *all_p, uint64_t *link_p, ssize_t bytes) {
   *link_p += (uint64_t)bytes;
 }
 
-/* Writes as far as it goes. A failure is told only after the input that is still there. */
+/* Writes as much as possible. A failure is reported only after the input that is still there. */
 static void tcp_write(tcp_self *self, tcp_link *link) {
   int full = 0;
   tcp_list_remove(&link->dirty);
@@ -45840,7 +45842,7 @@ static void tcp_write(tcp_self *self, tcp_link *link) {
   if (!full) link->had_room = 1;
   if (!link->piece_count) tcp_buffer_put(self, &link->block);
   if (tcp_watch(self, link, TCP_WATCH_IN | (full ? TCP_WATCH_OUT : 0u)) && full) {
-    link->write_failed = errno; /* no word would come when there is room */
+    link->write_failed = errno; /* no event would report writability */
     link->readable = 1;
     tcp_ready(self, link);
   }
@@ -45848,8 +45850,8 @@ static void tcp_write(tcp_self *self, tcp_link *link) {
   if (link->sent_count || (link->refused && tcp_out_low(link))) tcp_ready(self, link);
 }
 
-/* Memory for `bytes` of copied output that follow each other: in the block, or a buffer of their own
- * when no block would hold them. NULL: out of memory. Its reference is the caller's. */
+/* A buffer for `bytes` of contiguous copied output: the block, or a buffer of its own if no block could
+ * hold them. NULL: out of memory. The caller gets a reference. */
 static tcp_buffer *tcp_out_room(tcp_self *self, tcp_link *link, size_t bytes) {
   if (bytes > TCP_BLOCK_BYTES) return tcp_buffer_get(self, bytes);
   if (!link->block || link->block->used + bytes > TCP_BLOCK_BYTES) {
@@ -45876,7 +45878,7 @@ static int tcp_send(void *opaque, uint32_t id, const void *head, uint32_t head_b
   if (!link || link->state != TCP_LINK_OPEN || link->write_failed) return MLFAB_ERR_PEER_CLOSED;
   int small = bulk_bytes && bulk_bytes <= TCP_COPY_BYTES, copy = bulk_bytes && (small || !token);
   for (int tried = 0;; tried = 1) {
-    /* Every borrowed piece may become a token of `sent`, which therefore has room for twice as many. */
+    /* Every borrowed piece may become a token in `sent`, so `sent` has room for twice as many. */
     if (link->piece_count + 2 <= TCP_PIECES && link->sent_count < TCP_SENT_TOKENS / 2 &&
         link->copied < TCP_OUT_BYTES)
       break;
@@ -45904,7 +45906,7 @@ static int tcp_send(void *opaque, uint32_t id, const void *head, uint32_t head_b
   }
   tcp_buffer_put(self, &block);
   tcp_buffer_put(self, &own);
-  /* While the socket is full, EPOLLOUT writes. */
+  /* While the socket is full, EPOLLOUT triggers the write. */
   if (link->interest & TCP_WATCH_OUT) return 0;
   tcp_list_add(&self->dirty, &link->dirty);
   if (link->piece_count >= TCP_GATHER_PIECES || link->copied >= TCP_OUT_BYTES / 2)
@@ -45931,7 +45933,7 @@ static int tcp_detach(void *opaque, uint32_t id, uint64_t token) {
   tcp_self *self = opaque;
   tcp_link *link = tcp_find(self, id);
   int code = 0;
-  /* Many sends may have the same token: the chunks of an update do. */
+  /* Several sends may have the same token: those of an update's chunks do. */
   for (uint32_t i = 0; link && i < link->piece_count && !code; i++) {
     tcp_piece *piece = &link->pieces[(link->piece_at + i) % TCP_PIECES];
     if (!piece->owner && piece->token == token) code = tcp_piece_detach(self, link, piece);
@@ -45939,8 +45941,8 @@ static int tcp_detach(void *opaque, uint32_t id, uint64_t token) {
   return code;
 }
 
-/* Accepted output that the socket does not take at once is written by later polls from memory of
- * this link's own; without memory for it, it ends where the borrowing does. */
+/* Later polls write the accepted output that the socket does not take at once, from copies. Without memory
+ * for a copy, the link ends here. */
 static void tcp_disconnect(void *opaque, uint32_t id) {
   tcp_self *self = opaque;
   tcp_link *link = tcp_find(self, id);
@@ -45978,7 +45980,7 @@ static void tcp_stage_shrink(tcp_self *self, tcp_link *link) {
   link->stage_at = link->stage_end = 0;
 }
 
-/* Where the frame's byte number `got` goes, and how many fit behind it. */
+/* Where byte `got` of the frame goes, and how many bytes fit there. */
 static uint8_t *tcp_frame_at(const tcp_link *link, size_t *room_p) {
   uint8_t *base = tcp_payload(link->frame);
   if (link->got < link->head_bytes) {
@@ -45990,7 +45992,8 @@ static uint8_t *tcp_frame_at(const tcp_link *link, size_t *room_p) {
   return base + TCP_ROUND64(link->head_bytes) + in_bulk;
 }
 
-/* To a peer of another protocol: a bare header of ours, so that it too can say which side is older. */
+/* Sends a bare header of our protocol to a peer with another one, so that it too can report which side is
+ * older. */
 static void tcp_answer_protocol(const tcp_link *link) {
   uint8_t head[MLFAB_HEADER_BYTES];
   mlfab__header header = {0};
@@ -45999,8 +46002,8 @@ static void tcp_answer_protocol(const tcp_link *link) {
   (void)!send(link->fd, head, sizeof head, TCP_SEND_FLAGS);
 }
 
-/* Goes on with the stage's bytes: 1 when a frame is whole and good, 0 when more are needed, or what
- * is wrong with it. */
+/* Consumes the stage's bytes: 1 when a frame is complete and valid, 0 when more bytes are needed, or an
+ * error. */
 static int tcp_frame_advance(tcp_self *self, tcp_link *link) {
   size_t staged = link->stage_end - link->stage_at;
   if (!link->frame) {
@@ -46039,9 +46042,9 @@ static int tcp_frame_advance(tcp_self *self, tcp_link *link) {
   return status ? status : 1;
 }
 
-/* Reads what the frame lacks, and then something of what follows it, in one call: much while frames
- * are small, little while they are large, because it will be copied. Returns as recv does; fewer
- * bytes than asked for mean that the socket is empty. */
+/* Reads the rest of the frame, and some of what follows, in one call: much while frames are small, little
+ * while they are large, because it is copied. Returns like recv; fewer bytes than requested mean that the
+ * socket is empty. */
 static ssize_t tcp_fill(tcp_self *self, tcp_link *link, int *drained_p) {
   struct iovec iov[3];
   struct msghdr message = {0};
@@ -46085,7 +46088,7 @@ static ssize_t tcp_fill(tcp_self *self, tcp_link *link, int *drained_p) {
   return n;
 }
 
-/* A stretch of awaiting ends. The caller's present may be a little older than its beginning. */
+/* Ends a period of awaiting. The caller's time may be slightly before its beginning. */
 static void tcp_awaited(const tcp_self *self, tcp_link *link, uint64_t now_ns) {
   if (now_ns > link->awaits_ns) link->awaited_ns += now_ns - link->awaits_ns;
   link->awaited_bytes += self->bytes_in - link->awaits_bytes;
@@ -46097,8 +46100,7 @@ static void tcp_awaits(const tcp_self *self, tcp_link *link, uint64_t now_ns) {
   link->awaits_bytes = self->bytes_in;
 }
 
-/* The socket is empty: does the peer have more to send for certain? Only where that changes is the clock
- * looked at. */
+/* The socket is empty: will the peer certainly send more? Reads the clock only if that has changed. */
 static void tcp_await(const tcp_self *self, tcp_link *link) {
   if (!self->measured_ns || !link->counted) return;
   int awaits = link->frame ? link->bulk_bytes >= TCP_LARGE_BYTES
@@ -46111,7 +46113,7 @@ static void tcp_await(const tcp_self *self, tcp_link *link) {
     tcp_awaited(self, link, now);
 }
 
-/* Reads until a frame is whole or the socket has no more; ends the link where it must. */
+/* Reads until a frame is complete or the socket is empty; ends the link on errors. */
 static void tcp_receive(tcp_self *self, tcp_link *link) {
   if (MLFAB__PLANTED(72) && link->write_failed) tcp_link_fail(self, link, link->write_failed);
   for (;;) {
@@ -46153,7 +46155,7 @@ static void tcp_receive(tcp_self *self, tcp_link *link) {
   }
 }
 
-/* Input of a link that we left is read away, up to its end. */
+/* Discards the input of a link that we have closed, until its end. */
 static void tcp_linger(tcp_self *self, tcp_link *link) {
   for (int i = 0; i < 16; i++) {
     int drained = 0;
@@ -46169,7 +46171,7 @@ static void tcp_linger(tcp_self *self, tcp_link *link) {
 
 /* --- events ----------------------------------------------------------------------------------- */
 
-/* One look at all sockets: notes what there is to read, writes what there is room for. */
+/* One pass over all sockets: notes readable ones, writes to writable ones. */
 static void tcp_noted(tcp_self *self, uint32_t slot, int in, int out) {
   if (slot == 0) {
     tcp_accept(self);
@@ -46235,14 +46237,14 @@ static int tcp_tell_frame(tcp_self *self, tcp_link *link, mlfab_io_event *event)
   event->head_bytes = link->head_bytes;
   event->bulk_bytes = link->bulk_bytes;
   event->bulk = link->bulk_bytes ? tcp_payload(link->frame) + TCP_ROUND64(link->head_bytes) : NULL;
-  event->opaque = link->frame; /* whose reference goes along */
+  event->opaque = link->frame; /* with its reference */
   link->frame = NULL;
   link->whole = 0;
   self->hot = link;
   return 1;
 }
 
-/* The next thing that this link has to say: 1, or 0. */
+/* The next event of this link: 1, or 0. */
 static int tcp_link_event(tcp_self *self, tcp_link *link, mlfab_io_event *event) {
   memset(event, 0, sizeof *event);
   event->link = link->id;
@@ -46290,12 +46292,12 @@ static int tcp_poll(void *opaque, mlfab_io_event *event) {
       if (!tcp_link_event(self, link, event)) continue;
       self->turns++;
       link = tcp_find(self, event->link);
-      if (link) tcp_ready(self, link); /* to the end of the line: it may have more */
+      if (link) tcp_ready(self, link); /* to the end of the list: it may have more */
       return 1;
     }
     if (looked) return 0;
-    /* With one link, and nothing there, a look at everything else can wait for a few polls: a sleeper is
-     * woken for whatever it finds all the same. */
+    /* With one link and no input, the pass over all sockets is skipped in most polls; wait still returns
+     * for everything. */
     if (self->links == 1 && self->hot && ++self->idle % TCP_LOOK_EVERY != 0) return 0;
     tcp_look(self);
   }
@@ -46356,7 +46358,7 @@ static void tcp_wait(void *opaque, uint64_t timeout_ns) {
 static void tcp_wake(void *opaque) {
   tcp_self *self = opaque;
   uint64_t one = 1;
-  /* A full pipe wakes as well. */
+  /* A full pipe wakes the reader too. */
   if (write(self->wake_write, &one, sizeof one) < 0) return;
 }
 
@@ -46369,35 +46371,35 @@ static int tcp_arm(void *opaque, int on) {
   tcp_self *self = opaque;
   if (!on) tcp_wake_drain(self);
   self->idle =
-      TCP_LOOK_EVERY - 1; /* whoever sleeps on the descriptor wants the next poll to look */
+      TCP_LOOK_EVERY - 1; /* a program that slept on the descriptor needs a pass in its next poll */
   return self->ready.next != &self->ready;
 }
 
 /* --- measuring -------------------------------------------------------------------------------- */
 
-/* Enough to tell a rate from? A few packets at once, or what a token bucket lets through first, are not. */
+/* Is this enough to compute a rate? A few packets at once, or the initial burst of a token bucket, are not. */
 static int tcp_is_load(uint64_t bytes, uint64_t ns) {
-  if (ns == 0) return 0; /* of no time no rate can be told */
+  if (ns == 0) return 0; /* no time, no rate */
   return bytes >= TCP_LOAD_BYTES || (ns >= TCP_LOAD_NS && bytes >= TCP_LITTLE_BYTES);
 }
 
 #if defined(__linux__) && defined(TCP_INFO)
-/* Where what is wanted lies in the kernel's struct tcp_info, which only grows: C libraries declare an
- * old beginning of it. Older kernels (before 4.10) give less. */
+/* Offsets in the kernel's struct tcp_info, which only grows; C libraries declare an old prefix of it.
+ * Kernels before 4.10 return less. */
 enum {
-  TCP_INFO_RETRANSMITS = 2, /* a byte: times in a row that its timer expired */
-  TCP_INFO_PROBES = 3,      /* a byte: of a closed window, not answered */
-  TCP_INFO_LIMITED = 7,     /* a byte, one bit of which: the last sample was the application's */
+  TCP_INFO_RETRANSMITS = 2, /* a byte: consecutive expiries of the retransmission timer */
+  TCP_INFO_PROBES = 3,      /* a byte: unanswered probes of a closed window */
+  TCP_INFO_LIMITED = 7,     /* a byte with one bit: the application limited the last sample */
   TCP_INFO_SND_MSS = 16,    /* u32 */
-  TCP_INFO_UNACKED = 24,    /* u32, segments under way */
-  TCP_INFO_LAST_SENT = 44, /* u32, milliseconds since data were sent, for the first time or again */
-  TCP_INFO_LAST_ACK = 56,  /* u32, milliseconds since an acknowledgement came */
+  TCP_INFO_UNACKED = 24,    /* u32, segments in flight */
+  TCP_INFO_LAST_SENT = 44,  /* u32, milliseconds since data were (re)sent */
+  TCP_INFO_LAST_ACK = 56,   /* u32, milliseconds since the last acknowledgement */
   TCP_INFO_PROBE_WANTED = 60,
   TCP_INFO_ACKED = 120,        /* u64, bytes */
-  TCP_INFO_NOTSENT = 144,      /* u32, bytes that the kernel has not sent */
+  TCP_INFO_NOTSENT = 144,      /* u32, unsent bytes in the kernel */
   TCP_INFO_DELIVERY = 160,     /* u64, bytes a second */
-  TCP_INFO_BUSY = 168,         /* u64, microseconds with anything to send */
-  TCP_INFO_RWND_LIMITED = 176, /* u64, microseconds for want of a window */
+  TCP_INFO_BUSY = 168,         /* u64, microseconds with data to send */
+  TCP_INFO_RWND_LIMITED = 176, /* u64, microseconds limited by the peer's window */
   TCP_INFO_WANTED = 184
 };
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
@@ -46413,11 +46415,11 @@ static uint64_t tcp_info_number(const uint8_t *at, size_t bytes) {
   return memcpy(&small, at, sizeof small), small;
 }
 
-/* The rate at which this link's bytes came out at the other end: 0 when that is not known or was the
- * application's doing; negative: it was the peer's, who did not read. *active_p: it is sending now.
- * The kernel's own figure is that of the last round trip, too low at the end of a transfer and too high at
- * its beginning. Bytes over busy time lacks what slow start and little frames cost, and would be the rate
- * of the application if the socket had not refused some. Of a load both err downwards: the larger counts. */
+/* The rate at which the peer received this link's bytes: 0 if unknown or limited by the application;
+ * negative: limited by the peer, which did not read. *active_p: the link is sending now. The kernel's own
+ * rate is that of the last round trip, too low at the end of a transfer and too high at its beginning.
+ * Bytes over busy time is too low by the cost of slow start and small frames, and would be the
+ * application's rate if no write had been refused. Under load both are too low, so the larger is used. */
 static double tcp_delivery(tcp_link *link, uint64_t elapsed_ns, int *active_p) {
   uint8_t info[TCP_INFO_WANTED];
   socklen_t room = sizeof info;
@@ -46440,15 +46442,14 @@ static double tcp_delivery(tcp_link *link, uint64_t elapsed_ns, int *active_p) {
 }
 #undef TCP_INFO_LIMITED_BIT
 
-/* Something was sent again and is not answered: an acknowledgement that is older than what was sent last
- * does not answer it. The kernel knows how long an answer takes on this connection, so its timer says when
- * one is due; and as long as the peer answers, a window that is closed, as that of a process is that does
- * not read, means nothing. */
+/* AGAIN when retransmitted data is unanswered: an acknowledgement older than the last transmission does not
+ * answer it. The kernel knows the connection's round trip time, so its timer tells when an answer is due.
+ * While the peer answers, a closed window (its process does not read) does not matter. */
 static int tcp_probe_network(int fd) {
   uint8_t info[TCP_INFO_PROBE_WANTED];
   socklen_t room = sizeof info;
   if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, &room) || room < sizeof info ||
-      !tcp_info_number(info + TCP_INFO_SND_MSS, 4)) /* a system that only seems to know it */
+      !tcp_info_number(info + TCP_INFO_SND_MSS, 4)) /* a system that does not fill the structure */
     return MLFAB_ERR_UNSUPPORTED;
   int newer =
       tcp_info_number(info + TCP_INFO_LAST_ACK, 4) <= tcp_info_number(info + TCP_INFO_LAST_SENT, 4);
@@ -46466,7 +46467,8 @@ static double tcp_delivery(tcp_link *link, uint64_t elapsed_ns, int *active_p) {
 }
 #endif
 
-/* A Unix socket that stands is enough, unless only a child of the process holds its other end. */
+/* An open Unix socket is enough, unless the peer's process has died and only a child of it holds the
+ * socket. */
 static int tcp_probe_local(int fd) {
 #if defined(__linux__)
   struct ucred peer;
@@ -46490,7 +46492,7 @@ static int tcp_probe(void *opaque, uint32_t id) {
   return here.at.any.sa_family == AF_UNIX ? tcp_probe_local(link->fd) : tcp_probe_network(link->fd);
 }
 
-/* Adds one link's window to what is known of this one, and begins its next. */
+/* Adds one link's window to this host's measurement, and begins the link's next window. */
 static void tcp_link_measure(const tcp_self *self, tcp_link *link, uint64_t now_ns,
                              mlfab_measure *m, double *together_p) {
   uint64_t most = m->elapsed_ns - m->elapsed_ns / 8;
@@ -46501,7 +46503,7 @@ static void tcp_link_measure(const tcp_self *self, tcp_link *link, uint64_t now_
     double rate = (double)link->awaited_bytes * 1e9 / (double)link->awaited_ns;
     if (rate > m->delivery_in) m->delivery_in = rate;
   }
-  int active; /* asked always: what the kernel has is sent when nothing is given to it any more */
+  int active; /* always queried: the kernel may still be sending after the last write */
   double rate = tcp_delivery(link, m->elapsed_ns, &active);
   if (active && rate > 0) *together_p += rate;
   if (rate > m->delivery_out) m->delivery_out = rate;
@@ -46512,8 +46514,8 @@ static void tcp_link_measure(const tcp_self *self, tcp_link *link, uint64_t now_
   if (awaits) tcp_awaits(self, link, now_ns);
 }
 
-/* What the interface has received and sent. /proc/net shows this process's network namespace, which /sys
- * need not. 0: it does not tell. */
+/* Bytes that the interface has received and sent. /proc/net shows this process's network namespace; /sys
+ * may not. 0: unavailable. */
 static int tcp_interface_bytes(const char *name, uint64_t *in_p, uint64_t *out_p) {
   char line[512];
   size_t bytes = strlen(name);
@@ -46524,7 +46526,8 @@ static int tcp_interface_bytes(const char *name, uint64_t *in_p, uint64_t *out_p
     char *end = NULL;
     if (strncmp(at, name, bytes) != 0 || at[bytes] != ':') continue;
     at += bytes + 1;
-    for (int i = 0; i < 9; i++, at = end) { /* the first of eight about receiving, and of sending */
+    /* the first of eight counters of input, and of output */
+    for (int i = 0; i < 9; i++, at = end) {
       uint64_t number = strtoull(at, &end, 10);
       if (end == at) break;
       if (i == 0) *in_p = number;
@@ -46535,7 +46538,7 @@ static int tcp_interface_bytes(const char *name, uint64_t *in_p, uint64_t *out_p
   return found;
 }
 
-/* A number of the interface in /sys, or -1. */
+/* A number of the interface from /sys, or -1. */
 static long tcp_interface_number(const char *name, const char *what) {
   char path[IFNAMSIZ + 64];
   long number = -1;
@@ -46547,8 +46550,8 @@ static long tcp_interface_number(const char *name, const char *what) {
   return number;
 }
 
-/* Its nominal speed, bytes a second, or 0. What a virtual one says is made up (veth: 10 Gbit/s), and /sys
- * may show another network namespace. */
+/* The interface's nominal speed, bytes a second, or 0. Virtual interfaces report arbitrary speeds (veth: 10
+ * Gbit/s), and /sys may show another network namespace. */
 static double tcp_nominal(const char *name) {
   char device[IFNAMSIZ + 64];
   snprintf(device, sizeof device, "/sys/class/net/%s/device", name);
@@ -46559,8 +46562,9 @@ static double tcp_nominal(const char *name) {
   return megabits > 0 ? (double)megabits * 125000.0 : 0;
 }
 
-/* Only fabrics with a scheduler are measured. There the order of what goes out matters, and what the kernel
- * has taken is past ordering: without a limit it takes whole models, and shares the link among all of them. */
+/* Called for measured links only, that is, in fabrics with a scheduler. There the order of output matters,
+ * and the kernel's queue cannot be reordered: without a limit it would take whole models, and share the
+ * link among all of them. */
 static void tcp_link_shallow(tcp_link *link) {
 #ifdef TCP_NOTSENT_LOWAT
   unsigned bytes = TCP_UNSENT_BYTES;
@@ -46604,8 +46608,8 @@ static int tcp_measure(void *opaque, uint64_t now_ns, mlfab_measure *measure_p) 
 
 /* --- open and close --------------------------------------------------------------------------- */
 
-/* In a child of the process that opened it: what its descriptors speak of is the parent's. A shutdown
- * or a change of the epoll set would reach the parent's connections. */
+/* In a forked child the descriptors refer to the parent's connections: a shutdown or a change of the epoll
+ * set would affect these. */
 static void tcp_disown(tcp_self *self) {
   for (uint32_t i = 1; i < self->slot_count; i++) {
     tcp_link *link = self->slots[i].link;
@@ -46622,7 +46626,7 @@ static void tcp_close(void *opaque) {
   if (self->pid != getpid() && !MLFAB__PLANTED(89))
     tcp_disown(self);
   else
-    tcp_unask(self); /* a child has no thread that could answer, or leave the lock */
+    tcp_unask(self); /* a child has no thread that could answer or release the lock */
   for (uint32_t i = 1; i < self->slot_count; i++)
     if (self->slots[i].link) tcp_link_free(self, self->slots[i].link);
   if (self->listener >= 0) (void)close(self->listener);
@@ -46715,14 +46719,14 @@ MLFAB_API const mlfab_transport *mlfab_transport_tcp(void) { return NULL; }
 /* ==============================================================================================
  * transports/shm_file.h
  * ============================================================================================== */
-/* shm_file.h - files in memory that processes of one host share: of the transport, and of collectives. */
+/* shm_file.h - memfds that processes of one host share, for the transport and for collectives. */
 
-/* Of linux/futex.h, which C libraries without the kernel's headers do not find. */
+/* From linux/futex.h, which is missing where the kernel's headers are not installed. */
 enum { MLFAB__FUTEX_WAIT = 0, MLFAB__FUTEX_WAKE = 1 };
 
-#if MLFAB_WITH_SHM /* or nobody calls it */
-/* A nameless file of `bytes` in memory, sealed against shrinking, growing, and `seals` besides; -1 with
- * errno. What would raise SIGXFSZ (ulimit -f) is EFBIG. */
+#if MLFAB_WITH_SHM /* otherwise unused */
+/* A memfd of `bytes`, sealed against shrinking and growing, and with `seals`; -1 with errno. EFBIG if it
+ * would raise SIGXFSZ (ulimit -f). */
 MLFAB__INTERNAL int mlfab__shm_file(const char *name, uint64_t bytes, int seals);
 #endif
 
@@ -46730,7 +46734,7 @@ MLFAB__INTERNAL int mlfab__shm_file(const char *name, uint64_t bytes, int seals)
 /* ==============================================================================================
  * transports/shm_file.c
  * ============================================================================================== */
-/* shm_file.c - files in memory that processes of one host share. */
+/* shm_file.c - memfds that processes of one host share. */
 
 #if MLFAB_WITH_SHM
 
@@ -46764,19 +46768,18 @@ MLFAB__INTERNAL int mlfab__shm_file(const char *name, uint64_t bytes, int seals)
  * ============================================================================================== */
 /* shm.c - carries frames between processes of one host through shared memory.
  *
- * It is for peers under one kernel: a frame is copied once into a ring that both processes map, its
- * bulk is handed out where it lies, and no system call is made while both sides are awake. It does
- * not reach other hosts, does not authenticate beyond "same user, or root", and does not compute
- * payload checksums, as memory keeps its bytes.
+ * For peers under one kernel: a frame is copied once into a ring that both processes map, its bulk is
+ * delivered in place, and no system call is made while both sides are awake. It does not reach other hosts,
+ * does not authenticate beyond "same user, or root", and computes no payload checksums.
  *
- * Addresses: "shm:<host>/<name>", host being a hash of the boot and the network namespace, name that
- * of an abstract Unix socket "mlfab:<name>"; "shm:<name>" means this host. Abstract sockets and memfds
- * have no name in any file system: nothing is left behind, however the processes end.
+ * Addresses: "shm:<host>/<name>", where host is a hash of the boot and the network namespace, and name that
+ * of an abstract Unix socket "mlfab:<name>"; "shm:<name>" means this host. Abstract sockets and memfds have
+ * no name in a file system: nothing remains, however the processes end.
  *
- * Meeting. The connector sends one packet with three descriptors: the segment (a memfd it created),
- * its bell (below) and its eventfd. The acceptor checks uid, seals and sizes, maps, and answers with
- * its own bell and eventfd; then the link stands on both sides. The socket stays as the life line and
- * carries nothing more: its end is the peer's end, noticed however the peer dies.
+ * Connecting. The connector sends one packet with three descriptors: the segment (a memfd that it created),
+ * its bell (below) and its eventfd. The acceptor checks uid, seals and sizes, maps the segment, and answers
+ * with its own bell and eventfd; then the link is up on both sides. The socket stays open as the life line
+ * and carries nothing more: it ends when the peer ends, however it dies.
  *
  * Segment, sealed against shrinking and growing so that no access can fault:
  *
@@ -46784,51 +46787,50 @@ MLFAB__INTERNAL int mlfab__shm_file(const char *name, uint64_t bytes, int seals)
  *    64 KiB    ring of lane 0, 2.5 MiB: two of the largest frames, hardly more than a level 2 cache
  *    then      ring of lane 1
  *
- * Each ring is mapped twice in a row, so that every record is contiguous and none has to be split
- * or skipped at the end. Pages are touched when they are first used.
+ * Each ring is mapped twice in a row, so that every record is contiguous and none has to be split or
+ * skipped at the end. Pages are allocated at first use.
  *
  * Record, at a multiple of 64 bytes:
  *
  *    0   u64 word: bit 63, head bytes << 32, bulk bytes; 0 where no record has been published
- *    8   head (frame header and meta), zero or more bytes of padding to the next multiple of 64
+ *    8   head (frame header and meta), padded to the next multiple of 64
  *    .   bulk, padded likewise
  *
- * Ring invariants. Positions count bytes since the beginning and never wrap; the offset is position
- * modulo ring size. `head` is the producer's alone, `tail` is published by the consumer:
+ * Ring invariants. Positions count bytes since the beginning and never wrap; the offset is the position
+ * modulo the ring size. Only the producer uses `head`; the consumer publishes `tail`:
  *   (1) tail <= head, and head - tail + 64 <= ring: the word at head belongs to the producer and is 0.
  *   (2) A record is published by one release store of its word, after its bytes and after a zero was
- *       written to the word behind it. So the consumer finds a record by looking at the very line
- *       that holds it, no index is shared on the way, and a record is either whole or not there,
- *       though its producer be killed at any instruction.
- *   (3) The consumer reads between tail and its own position what it was handed; it moves tail by a
- *       release store when a frame is released.
- * Nothing read from the segment is trusted: a word gives lengths within the limits of a frame, a tail
- * lies between the last one and head, or the link goes DOWN. Both limits keep every access within
- * the two mappings. A head is copied to private memory before it is checked; a bulk may be scribbled
- * upon by a hostile peer while it is read, but its length cannot change: whoever would read its bytes
- * twice copies them.
+ *       written to the word behind it. So the consumer finds a record by reading the line that holds it,
+ *       no index is shared, and a record is either complete or absent, even if its producer is killed at
+ *       any instruction.
+ *   (3) The consumer reads delivered frames between tail and its own position; it moves tail by a release
+ *       store when a frame is released.
+ * Nothing read from the segment is trusted: a word must give lengths within the limits of a frame, and a
+ * tail must lie between the last one and head, or the link goes DOWN. Both limits keep every access within
+ * the two mappings. A head is copied to private memory before it is checked. A hostile peer may change a
+ * bulk while it is read, but not its length: code that reads bytes twice copies them first.
  *
- * Bell. Every node has one page, mapped by all its peers, with one word of bits: ASLEEP (in wait, on
- * this word as a futex), ARMED (somebody sleeps on fd()), POLLED (wait sleeps on the sockets, because
+ * Bell. Every node has one page, mapped by all its peers, with one word of bits: ASLEEP (in wait, on this
+ * word as a futex), ARMED (the program sleeps on fd()), POLLED (wait sleeps on the sockets, because
  * connections are being made or there is no link yet). 0 means awake.
  *   sleeper:  set the bit; full fence; look at all rings; sleep until the bit is gone
  *   producer: publish, or move tail; ...; full fence; if the word is not 0, take it (exchange with 0)
  *             and make the one system call that ends the sleep
- * One of the two sees the other, so no wake-up is lost; who takes the word makes the call, so there is
- * one call a sleep. The producer's half (shm_settle) runs once per flush, not per send, and in every
- * poll that finds nothing. A producer that found no room publishes in `wants` the tail it waits for.
- * Sleeping on the futex does not watch sockets: it is cut into slices of 50 ms, after which they
- * are looked at.
+ * One of the two sees the other, so no wake-up is lost; only the side that takes the word makes the call,
+ * so there is one call for each sleep. The producer's half (shm_settle) runs once per flush, not per send,
+ * and in every poll that finds nothing. A producer without room publishes in `wants` the tail that it waits
+ * for. Sleeping on the futex does not watch sockets, so it is divided into slices of 50 ms, after which
+ * they are polled.
  *
- * States of a link: TRYING (the other's queue of connections is full) -> CALLING (packet sent) -> UP,
- * or CALLED (they connected, packet awaited) -> UP; FAILED (to be reported); UP -> gone (life line
- * ended: what lies in the ring is still delivered, then DOWN) -> RETIRED (kept until the frames that
- * are borrowed from its ring are released).
+ * States of a link: TRYING (the peer's queue of connections is full) -> CALLING (packet sent) -> UP, or
+ * CALLED (the peer connected, packet awaited) -> UP; FAILED (to be reported); UP -> gone (life line ended:
+ * records in the ring are still delivered, then DOWN) -> RETIRED (kept until the frames borrowed from its
+ * ring are released).
  *
  * Forks: a child has the descriptors, and none of the mappings (MADV_DONTFORK). It only closes.
  *
- * Threads: wait, wake and fd may run beside the rest. wait looks at the rings under `lock`, which the
- * others take only when the list of links changes. */
+ * Threads: wait, wake and fd may run beside the other functions. wait reads the rings under `lock`, which
+ * the others take only to change the list of links. */
 
 #if !MLFAB_WITH_SHM
 const mlfab_transport *mlfab_transport_shm(void) { return NULL; }
@@ -46853,7 +46855,7 @@ const mlfab_transport *mlfab_transport_shm(void) { return NULL; }
 #include <time.h>
 #include <unistd.h>
 
-/* Words are shared between processes, so they must not be implemented with locks. */
+/* Words are shared between processes, so atomics must not use locks. */
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "atomics take locks");
 
 #define SHM_LINE 64u
@@ -46870,11 +46872,11 @@ _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "atomic
 enum { SHM_ASLEEP = 1, SHM_ARMED = 2, SHM_POLLED = 4 };
 enum shm_state { SHM_TRYING, SHM_CALLING, SHM_CALLED, SHM_FAILED, SHM_UP, SHM_RETIRED };
 enum {
-  SHM_HALF_MAX = 64,  /* strangers that have connected and said nothing */
-  SHM_BURST = 16,     /* frames taken from one link before the next has its turn */
+  SHM_HALF_MAX = 64,  /* maximum connections without a packet */
+  SHM_BURST = 16,     /* frames taken from one link before the next link's turn */
   SHM_NAME_MAX = 90,  /* of an abstract socket, after its prefix */
   SHM_SMALL = 448,    /* bytes of a head that need no large buffer */
-  SHM_LOOK_EVERY = 64 /* polls that find something before sockets are looked at all the same */
+  SHM_LOOK_EVERY = 64 /* polls with events between two polls of the sockets */
 };
 
 _Static_assert(2 * (SHM_LINE + 8 + MLFAB_HEADER_BYTES + MLFAB_META_MAX + MLFAB_BULK_MAX) +
@@ -46882,60 +46884,60 @@ _Static_assert(2 * (SHM_LINE + 8 + MLFAB_HEADER_BYTES + MLFAB_META_MAX + MLFAB_B
                    SHM_RING,
                "a ring holds two of the largest frames");
 
-/* One direction of a segment. Who writes what is kept on lines apart. */
+/* One direction of a segment. Words of different writers are on different cache lines. */
 struct shm_lane {
   _Alignas(64) _Atomic uint64_t tail;  /* consumer: everything below is free */
-  _Alignas(64) _Atomic uint64_t wants; /* producer: wake me when tail gets here; 0: do not */
-  _Atomic uint32_t closed;             /* producer: left in good order */
+  _Alignas(64) _Atomic uint64_t wants; /* producer: wake me when tail reaches this; 0: do not */
+  _Atomic uint32_t closed;             /* producer: closed the link regularly */
 };
 
 struct shm_bell {
   _Alignas(64) _Atomic uint32_t state;
 };
 
-/* The only packet of a life line, in both directions. */
+/* The only packet on a life line, in both directions. */
 struct shm_hello {
   uint32_t magic, control_bytes, ring_bytes, protocol;
 };
 
 struct shm_link {
-  /* Receiving; first, because an idle poll touches nothing else. */
+  /* Receiving; first, because an idle poll reads nothing else. */
   uint8_t *rx;
   _Atomic uint32_t rx_offset;
   atomic_bool gone; /* the life line has ended */
   /* Sending. */
   atomic_bool blocked;
-  bool touched;   /* is in the transport's list of links whose peer may have to be woken */
+  bool touched;   /* is in the list of links whose peer may need a wake-up */
   bool published; /* ... because of a frame; otherwise because of room */
   bool inbound;
   uint32_t tx_offset;
   uint8_t *tx;
   uint64_t head, tail_seen;
-  _Atomic uint64_t wants; /* what was written to tx_lane->wants */
+  _Atomic uint64_t wants; /* copy of tx_lane->wants */
   struct shm_lane *tx_lane, *rx_lane;
   struct shm_bell *bell; /* the peer's */
   int event_fd;          /* the peer's */
   int fd;                /* life line */
-  int segment_fd;        /* until it has been passed on */
-  uint64_t rx_position;  /* behind the last frame handed out */
+  int segment_fd;        /* until it has been sent */
+  uint64_t rx_position;  /* behind the last frame delivered */
   uint64_t released;
-  uint32_t borrowed; /* frames handed out and not released */
+  uint32_t borrowed; /* frames delivered and not released */
   uint32_t number;   /* 0 until UP */
   enum shm_state state;
   int32_t code; /* FAILED: why */
   int pid;
   uint64_t token;
   uint8_t *map;
-  struct shm_link *next;                   /* in the list of half-open or of retired links */
-  char address[4 + 17 + SHM_NAME_MAX + 1]; /* what was to be reached; "" of an inbound link */
+  struct shm_link *next;                   /* in the list of half-open or retired links */
+  char address[4 + 17 + SHM_NAME_MAX + 1]; /* the address dialled; "" for an inbound link */
 };
 
-/* What a FRAME event borrows besides the ring: the private copy of its head. */
+/* Besides the ring, a FRAME event borrows a slot with the private copy of its head. */
 struct shm_slot {
   struct shm_slot *next, *all;
   struct shm_link *link;
   uint64_t end;   /* position behind the record */
-  uint8_t *large; /* room for the largest head, allocated when first needed */
+  uint8_t *large; /* room for the largest head, allocated at first use */
   _Alignas(16) uint8_t small[SHM_SMALL];
 };
 
@@ -46946,9 +46948,9 @@ struct shm_sent {
 
 struct shm {
   mlfab__env env;
-  pid_t pid; /* of the process that opened it */
+  pid_t pid; /* process that opened the transport */
   uint32_t live_count, cursor, burst, busy;
-  struct shm_link **live; /* links that are UP; guarded by lock when changed */
+  struct shm_link **live; /* links that are UP; changed under lock */
   struct shm_link **table, **touched;
   uint32_t touched_count, capacity, links, next_number;
   uint32_t blocked_count;
@@ -46960,20 +46962,20 @@ struct shm {
   struct shm_link *half, *retired;
   struct shm_bell *bell; /* this node's */
   int bell_fd, event_fd, listen_fd, epoll_fd;
-  atomic_bool look; /* sockets may have something */
+  atomic_bool look; /* sockets may have events */
   atomic_bool woken;
   struct timespec looked;
-  _Atomic uint64_t deaf_ns; /* since when no descriptor is left for who calls; 0: some are */
+  _Atomic uint64_t deaf_ns; /* since when connections wait without a descriptor; 0: not */
   uint64_t host;
   _Atomic uint64_t fence;           /* see shm_fence */
-  _Atomic uint64_t rings, timeouts; /* wake-ups made, waits that nobody ended: for tests */
+  _Atomic uint64_t rings, timeouts; /* wake-ups made, waits that timed out: for tests */
   pthread_mutex_t lock;
-  char text[256]; /* of the last DOWN or REFUSED */
+  char text[256]; /* text of the last DOWN or REFUSED */
 };
 
 /* ---- rings and bells ---- */
 
-/* Orders what was published before it with the look at a sleeper's word after it, and reversely. */
+/* Orders an earlier publication before the later read of a sleeper's word, and vice versa. */
 static inline void shm_fence(struct shm *t) {
 #if MLFAB__TSAN
   atomic_fetch_add(&t->fence, 1);
@@ -46983,10 +46985,10 @@ static inline void shm_fence(struct shm *t) {
 #endif
 }
 
-/* Asks for a line that will soon be written, ownership included, while there is time. */
+/* Prefetches a line for writing, ownership included. */
 static inline void shm_prefetch(const uint8_t *line) {
 #if defined(__x86_64__)
-  __asm__ volatile("prefetchw %0" : : "m"(*line)); /* the builtin would only ask for reading */
+  __asm__ volatile("prefetchw %0" : : "m"(*line)); /* the builtin would prefetch for reading only */
 #elif defined(__GNUC__)
   __builtin_prefetch(line, 1);
 #else
@@ -47013,7 +47015,7 @@ static void shm_ring(struct shm *t, struct shm_bell *bell, int event_fd) {
   atomic_fetch_add_explicit(&t->rings, 1, memory_order_relaxed);
   if (state & SHM_ASLEEP)
     syscall(SYS_futex, &bell->state, MLFAB__FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-  /* It does not block; when it fails, the counter is full and the descriptor readable. */
+  /* It does not block; if it fails, the counter is full and the descriptor readable. */
   if ((state & ~(uint32_t)SHM_ASLEEP) && write(event_fd, &one, sizeof one) < 0) return;
 }
 
@@ -47023,8 +47025,7 @@ static inline void shm_touch(struct shm *t, struct shm_link *link) {
   t->touched[t->touched_count++] = link;
 }
 
-/* Wakes those peers that sleep though something was done for them: a frame was published, or the
- * room was made that they want. */
+/* Wakes sleeping peers for which a frame was published, or the room made that they want. */
 static void shm_settle(struct shm *t) {
   if (t->touched_count == 0) return;
   shm_fence(t);
@@ -47038,7 +47039,7 @@ static void shm_settle(struct shm *t) {
   t->touched_count = 0;
 }
 
-/* Whether poll would find something. May run beside poll, therefore under the lock. */
+/* Would poll find something? May run beside poll, so it takes the lock. */
 static bool shm_anything(struct shm *t) {
   bool found = atomic_load(&t->sent_count) != 0 || atomic_load(&t->failed_count) != 0;
   pthread_mutex_lock(&t->lock);
@@ -47061,8 +47062,8 @@ static void shm_close_fd(int *fd) {
   *fd = -1;
 }
 
-/* A descriptor from a peer is mapped only when its size is right and will stay so: touching a
- * mapping behind the end of its file would kill this process. */
+/* Maps a peer's descriptor only if its size is right and sealed: accessing a mapping behind the end of its
+ * file would kill this process. */
 static bool shm_sealed(int fd, size_t bytes) {
   struct stat status;
   int seals = fcntl(fd, F_GET_SEALS);
@@ -47070,7 +47071,7 @@ static bool shm_sealed(int fd, size_t bytes) {
          status.st_size == (off_t)bytes;
 }
 
-/* Writing to an eventfd does not block when it is told not to; other descriptors might do anything. */
+/* Writing to an eventfd does not block with O_NONBLOCK; other descriptors might. */
 static bool shm_is_eventfd(int fd) {
   char path[40], target[40];
   snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
@@ -47084,7 +47085,7 @@ static void *shm_map(void *at, size_t bytes, int fd, size_t offset) {
   void *map = mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | (at != NULL ? MAP_FIXED : 0), fd,
                    (off_t)offset);
   if (map == MAP_FAILED) return NULL;
-  madvise(map, bytes, MADV_DONTFORK); /* a child has nothing to say to the peers */
+  madvise(map, bytes, MADV_DONTFORK); /* a child must not write to the peers */
   return map;
 }
 
@@ -47129,8 +47130,8 @@ static bool shm_packet_send(int fd, const int *fds, uint32_t n) {
   return sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)sizeof hello;
 }
 
-/* 0: nothing yet; 1: the packet with `want` descriptors; -1: the end, or anything else, whose
- * descriptors have been closed. */
+/* 0: nothing yet; 1: the packet with `want` descriptors; -1: the end, or anything else, whose descriptors
+ * are closed. */
 static int shm_packet_receive(int fd, int *fds, uint32_t want) {
   struct shm_hello hello;
   union {
@@ -47162,7 +47163,7 @@ static int shm_packet_receive(int fd, int *fds, uint32_t want) {
   return -1;
 }
 
-/* The same user, or root: others could not be kept from reading what they are sent. */
+/* The same user, or root: other users could read what they are sent. */
 static bool shm_trusted(int fd, int *pid_p) {
   struct ucred peer;
   socklen_t bytes = sizeof peer;
@@ -47177,7 +47178,7 @@ static struct shm_link *shm_find(struct shm *t, uint32_t number) {
   return number == 0 || number > t->capacity ? NULL : t->table[number - 1];
 }
 
-/* Makes the arrays large enough for one more link, so that nothing later can fail for want of room. */
+/* Makes the arrays large enough for one more link, so that nothing later can fail for lack of room. */
 static bool shm_reserve(struct shm *t) {
   if (t->links < t->capacity) return true;
   uint32_t capacity = t->capacity == 0 ? 64 : 2 * t->capacity;
@@ -47207,7 +47208,7 @@ static bool shm_reserve(struct shm *t) {
   return done;
 }
 
-/* A half-open link. */
+/* Creates a half-open link. */
 static struct shm_link *shm_new_link(struct shm *t, enum shm_state state, int fd) {
   struct shm_link *link = shm_reserve(t) ? mlfab__alloc(&t->env, sizeof *link) : NULL;
   if (link == NULL) return NULL;
@@ -47232,8 +47233,8 @@ static void shm_leave_half(struct shm *t, struct shm_link *link) {
   if (link->state == SHM_FAILED) atomic_fetch_sub(&t->failed_count, 1);
 }
 
-/* Ends the life line. Taken out of the epoll set explicitly, because a forked child that still holds
- * the socket would otherwise keep it there. */
+/* Ends the life line. Removes it from the epoll set explicitly, because a forked child that still holds the
+ * socket would otherwise keep it there. */
 static void shm_hang_up(struct shm *t, struct shm_link *link) {
   if (link->fd >= 0) epoll_ctl(t->epoll_fd, EPOLL_CTL_DEL, link->fd, NULL);
   shm_close_fd(&link->fd);
@@ -47270,7 +47271,7 @@ static void shm_establish(struct shm *t, struct shm_link *link, mlfab_io_event *
   event->token = link->token;
 }
 
-/* From UP to RETIRED, and on to nothing when none of its frames is borrowed. */
+/* From UP to RETIRED; frees the link if none of its frames is borrowed. */
 static void shm_retire(struct shm *t, struct shm_link *link) {
   uint32_t at = 0;
   shm_settle(t);
@@ -47300,7 +47301,7 @@ static void shm_put_slot(struct shm *t, struct shm_slot *slot) {
   t->free_slots = slot;
 }
 
-/* A slot with room for `bytes`; *at_p is the room. NULL: out of memory. */
+/* A slot with room for `bytes` at *at_p. NULL: out of memory. */
 static struct shm_slot *shm_get_slot(struct shm *t, uint32_t bytes, uint8_t **at_p) {
   struct shm_slot *slot = t->free_slots;
   if (slot == NULL) {
@@ -47320,7 +47321,7 @@ static struct shm_slot *shm_get_slot(struct shm *t, uint32_t bytes, uint8_t **at
   return slot;
 }
 
-/* Fills an event that says what became of a link or a stranger. Its text stands until the next. */
+/* Fills an event about the end of a link or a refused connection. Its text is valid until the next one. */
 static void shm_tell(struct shm *t, mlfab_io_event *event, uint32_t kind, int code, int pid,
                      const char *why, const char *address) {
   char who[32] = "";
@@ -47339,7 +47340,7 @@ static int shm_down(struct shm *t, struct shm_link *link, int code, const char *
   return 1;
 }
 
-/* A half-open link comes to nothing: ours is DOWN, theirs was REFUSED. */
+/* A half-open link has failed: reports DOWN for ours, REFUSED for theirs. */
 static int shm_give_up(struct shm *t, struct shm_link *link, int code, const char *why,
                        mlfab_io_event *event) {
   event->token = link->token;
@@ -47349,7 +47350,7 @@ static int shm_give_up(struct shm *t, struct shm_link *link, int code, const cha
   return 1;
 }
 
-/* ---- meeting ---- */
+/* ---- connecting ---- */
 
 static uint64_t shm_now(void) {
   struct timespec now;
@@ -47369,7 +47370,7 @@ static socklen_t shm_sockaddr(const char *name, struct sockaddr_un *to) {
   return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
 }
 
-/* Goes on with a connection of ours as far as it goes now. Failures are reported by poll. */
+/* Continues one of our connects as far as possible. poll reports failures. */
 static void shm_call(struct shm *t, struct shm_link *link) {
   struct sockaddr_un to;
   const char *slash = strchr(link->address, '/');
@@ -47390,9 +47391,9 @@ static void shm_call(struct shm *t, struct shm_link *link) {
   atomic_store(&t->look, true);
 }
 
-/* Somebody calls, and the process has no descriptor left: whoever has connected first and said nothing gives
- * up its own. Without one watching on would only spin: the caller waits until it is tried again, a little
- * later. 1 when somebody was refused. */
+/* A connection waits, and the process has no descriptor left: drops the oldest connection without a packet.
+ * If there is none, stops watching the listener for a while, since watching would only spin. 1 when a
+ * connection was refused. */
 static int shm_spare(struct shm *t, mlfab_io_event *event) {
   struct shm_link *oldest = NULL;
   for (struct shm_link *link = t->half; link != NULL; link = link->next)
@@ -47404,7 +47405,7 @@ static int shm_spare(struct shm *t, mlfab_io_event *event) {
   return 0;
 }
 
-/* Takes one connection; 1 when it, or one that had to make room, was refused. */
+/* Accepts one connection; 1 when it, or an older one, was refused. */
 static int shm_accept(struct shm *t, mlfab_io_event *event) {
   int pid = 0, fd = accept4(t->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
   if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM))
@@ -47424,13 +47425,13 @@ static int shm_accept(struct shm *t, mlfab_io_event *event) {
   }
   link->pid = pid;
   if (t->inbound_count <= SHM_HALF_MAX) return 0;
-  struct shm_link *oldest = NULL; /* the last in the list, which grows in front */
+  struct shm_link *oldest = NULL; /* the last in the list, which grows at the front */
   for (link = t->half; link != NULL; link = link->next)
     if (link->inbound) oldest = link;
   return shm_give_up(t, oldest, MLFAB_ERR_REFUSED, "connected and said nothing ", event);
 }
 
-/* The packet of a half-open link has come, or its end. 1 when there is an event. */
+/* Receives the packet of a half-open link, or its end. 1 when there is an event. */
 static int shm_meet(struct shm *t, struct shm_link *link, mlfab_io_event *event) {
   int fds[3] = {-1, -1, -1}, own[2] = {t->bell_fd, t->event_fd};
   uint32_t own_segment = link->inbound ? 1 : 0; /* descriptors before bell and eventfd */
@@ -47457,19 +47458,19 @@ static int shm_meet(struct shm *t, struct shm_link *link, mlfab_io_event *event)
   return 1;
 }
 
-/* Something happened on the socket of a link. */
+/* A link's socket has an event. */
 static int shm_life(struct shm *t, struct shm_link *link, mlfab_io_event *event) {
   char byte;
   if (link->state != SHM_UP) return shm_meet(t, link, event);
   ssize_t n = recv(link->fd, &byte, sizeof byte, MSG_DONTWAIT);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
-  if (n > 0) link->code = MLFAB_ERR_FRAME; /* a life line carries nothing */
+  if (n > 0) link->code = MLFAB_ERR_FRAME; /* a life line must carry nothing */
   shm_hang_up(t, link);
-  atomic_store(&link->gone, true); /* the scan of the ring ends in DOWN */
+  atomic_store(&link->gone, true); /* shm_scan reports DOWN at the end of the ring */
   return 0;
 }
 
-/* Looks at sockets: at most a few, so that strangers cannot keep frames from being taken. */
+/* Polls the sockets; handles a limited number, so that connections cannot delay frames. */
 static int shm_look(struct shm *t, mlfab_io_event *event) {
   struct epoll_event ready;
   uint64_t count;
@@ -47489,7 +47490,7 @@ static int shm_look(struct shm *t, mlfab_io_event *event) {
       found = shm_life(t, ready.data.ptr, event);
     }
     if (!found) continue;
-    atomic_store(&t->look, true); /* there may be more behind it */
+    atomic_store(&t->look, true); /* there may be more */
     return 1;
   }
   for (struct shm_link *link = t->half; link != NULL; link = link->next) {
@@ -47525,7 +47526,7 @@ static int shm_parse(const char *address, uint64_t *host_p, bool *has_host_p,
   return 0;
 }
 
-/* What all processes have in common that can reach each other's abstract sockets. */
+/* A hash of what all processes share that can reach each other's abstract sockets. */
 static bool shm_host(uint64_t *host_p) {
   char text[160];
   int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
@@ -47538,8 +47539,7 @@ static bool shm_host(uint64_t *host_p) {
   return true;
 }
 
-/* In a child of the process that opened it: mappings are not there, and what the descriptors speak of is
- * the parent's. */
+/* In a forked child the mappings do not exist, and the descriptors refer to the parent's connections. */
 static void shm_disown(struct shm *t) {
   while (t->live_count > 0) {
     struct shm_link *link = t->live[--t->live_count];
@@ -47595,7 +47595,7 @@ static void shm_stop(void *self) {
   mlfab__free(&env, t, sizeof *t);
 }
 
-/* Opens everything that a node has by itself. 0, ADDRESS_IN_USE or IO. */
+/* Opens the node's own descriptors. 0, ADDRESS_IN_USE or IO. */
 static int shm_open_fds(struct shm *t, const char *name) {
   struct sockaddr_un at;
   socklen_t bytes = shm_sockaddr(name, &at);
@@ -47699,15 +47699,15 @@ static void shm_disconnect(void *self, uint32_t number) {
     struct shm_sent *sent = &t->sent[(t->sent_first + i) & (t->sent_capacity - 1)];
     if (sent->link == number) sent->link = 0;
   }
-  /* The peer must see the flag and the end when it is woken, and it is woken at any rate. */
+  /* The peer must see the flag and the end when it wakes, and it is woken in any case. */
   atomic_store(&link->tx_lane->closed, 1);
   shm_hang_up(t, link);
   shm_ring(t, link->bell, link->event_fd);
   shm_retire(t, link);
 }
 
-/* The slow half of send: looks whether the consumer has moved on, and if there is still no room,
- * tells it how far it should get. 0, AGAIN or PEER_CLOSED. */
+/* The slow path of send: reads the consumer's tail, and if there is still no room, publishes the tail to
+ * wait for. 0, AGAIN or PEER_CLOSED. */
 static int shm_room(struct shm *t, struct shm_link *link, uint32_t bytes) {
   uint64_t tail = atomic_load_explicit(&link->tx_lane->tail, memory_order_acquire);
   if (tail < link->tail_seen || tail > link->head || tail % SHM_LINE != 0) {
@@ -47725,7 +47725,7 @@ static int shm_room(struct shm *t, struct shm_link *link, uint32_t bytes) {
   return MLFAB_ERR_AGAIN;
 }
 
-/* Sees to it that one more SENT can be noted. */
+/* Makes room to record one more SENT. */
 static bool shm_sent_room(struct shm *t) {
   uint32_t count = atomic_load_explicit(&t->sent_count, memory_order_relaxed);
   if (count < t->sent_capacity) return true;
@@ -47756,12 +47756,12 @@ static int shm_send(void *self, uint32_t number, const void *head, uint32_t head
     if (code != 0) return code;
   }
   if (token != 0 && !shm_sent_room(t)) {
-    atomic_store(&link->wants, 0); /* WRITABLE at the next poll */
+    atomic_store(&link->wants, 0); /* reports WRITABLE at the next poll */
     if (!atomic_exchange(&link->blocked, true)) t->blocked_count++;
     return MLFAB_ERR_AGAIN;
   }
-  /* The line that the consumer is looking at comes last and in one go: written earlier, it would be
-   * taken away half-way. */
+  /* The line that the consumer polls is written last, at once: written earlier, it would move to the
+   * consumer's cache half-way. */
   uint8_t *at = link->tx + link->tx_offset;
   const uint8_t *from = head;
   uint32_t next = shm_forward(link->tx_offset, bytes);
@@ -47787,7 +47787,7 @@ static int shm_send(void *self, uint32_t number, const void *head, uint32_t head
 
 static void shm_flush(void *self) { shm_settle(self); }
 
-/* Takes the record that `word` announces. 0 only when memory is short: it is tried again. */
+/* Takes the record announced by `word`. 0 only when memory is short: tried again later. */
 static int shm_take(struct shm *t, struct shm_link *link, uint64_t word, mlfab_io_event *event) {
   uint32_t offset = atomic_load_explicit(&link->rx_offset, memory_order_relaxed);
   uint32_t head_bytes = (uint32_t)(word >> 32) & 0x7fffffffu, bulk_bytes = (uint32_t)word;
@@ -47822,7 +47822,7 @@ static int shm_take(struct shm *t, struct shm_link *link, uint64_t word, mlfab_i
   return 1;
 }
 
-/* Goes round the links once, from where the last frame came. */
+/* Polls each link once, beginning with that of the last frame. */
 static int shm_scan(struct shm *t, mlfab_io_event *event) {
   for (uint32_t i = 0, n = t->live_count; i < n; i++) {
     struct shm_link *link = t->live[t->cursor];
@@ -47865,8 +47865,8 @@ static int shm_unblock(struct shm *t, mlfab_io_event *event) {
   return 0;
 }
 
-/* What need not be done at every poll. Sockets are looked at when somebody said so, while
- * connections are being made, and at every tick of the coarse clock, whose reading is cheap. */
+/* Work that is not needed in every poll. Polls the sockets when requested, while connections are being
+ * made, and at every tick of the coarse clock, which is cheap to read. */
 static int shm_idle(struct shm *t, mlfab_io_event *event) {
   struct timespec now;
   shm_settle(t);
@@ -47920,12 +47920,12 @@ static void shm_release(void *self, const mlfab_io_event *event) {
   link->released = end;
   atomic_store_explicit(&link->rx_lane->tail, end, memory_order_release);
   shm_touch(t, link);
-  /* A producer that sleeps for room is woken when there is enough, not only at the next flush. */
+  /* Wakes a producer that waits for room as soon as there is enough, not only at the next flush. */
   uint64_t wants = atomic_load_explicit(&link->rx_lane->wants, memory_order_relaxed);
   if (MLFAB__UNLIKELY(wants != 0 && end >= wants)) shm_settle(t);
 }
 
-/* The life line stands; whoever made it may be gone all the same, when a child of his holds it. A pid of
+/* The life line may outlive its process when a forked child holds it, so this checks the process. A pid of
  * another namespace is 0 here. */
 static int shm_probe(void *self, uint32_t number) {
   const struct shm_link *link = shm_find(self, number);
@@ -47934,11 +47934,11 @@ static int shm_probe(void *self, uint32_t number) {
 }
 
 static int shm_detach(void *self, uint32_t link, uint64_t token) {
-  (void)self, (void)link, (void)token; /* send copies: nothing is ever borrowed */
+  (void)self, (void)link, (void)token; /* send copies: nothing is borrowed */
   return 0;
 }
 
-/* Sleeps while the bell's word is `state`, or until a socket has something (POLLED). */
+/* Sleeps while the bell's word is `state`; with `polled`, until a socket has an event. */
 static void shm_sleep(struct shm *t, uint32_t state, bool polled, uint64_t ns) {
   if (polled) {
     struct epoll_event event;
@@ -47991,7 +47991,8 @@ static int shm_arm(void *self, int on) {
   atomic_fetch_and(&t->bell->state, ~(uint32_t)SHM_ARMED);
   atomic_store(&t->woken, false);
   atomic_store(&t->look, true);
-  if (read(t->event_fd, &count, sizeof count) < 0) return 0; /* it was not this that woke */
+  /* another descriptor ended the sleep */
+  if (read(t->event_fd, &count, sizeof count) < 0) return 0;
   return 0;
 }
 
@@ -48016,7 +48017,7 @@ const mlfab_transport *mlfab_transport_shm(void) {
       shm_wake,
       shm_fd,
       shm_arm,
-      NULL, /* takes nothing of a network link */
+      NULL, /* there is no network link to measure */
       shm_probe};
   return &table;
 }
@@ -48029,12 +48030,12 @@ const mlfab_transport *mlfab_transport_shm(void) {
 #if MLFAB_WITH_COLL
 /* shm_coll.c - collectives of the processes of one host, in shared memory.
  *
- * It is for blocking calls of members that map each other's memories: one copy of what the others
- * need, one of what they made, no frames and, while all are awake, no system calls. It does not
- * choose who the members are, does not notice deaths (the caller's `pause` does), and does not reach
- * other users' processes. Layout, invariants and waiting: core/base/shm_coll.h.
+ * For blocking calls of members that map each other's memory: one copy of the data that the others need,
+ * one of the results, no frames and, while all are awake, no system calls. It does not choose the members,
+ * does not detect deaths (the caller's `pause` does), and does not reach other users' processes. Layout,
+ * invariants and waiting: core/base/shm_coll.h.
  *
- * Source: reduce-scatter and allgather, pipelined in rounds that stay in the caches. */
+ * Source: reduce-scatter and allgather, pipelined in rounds that fit the caches. */
 
 #if !MLFAB_WITH_SHM
 
@@ -48061,22 +48062,22 @@ MLFAB__INTERNAL const mlfab__shm_coll_table *mlfab__shm_coll_functions(void) { r
 #define SHM_COLL_SEALS (F_SEAL_SHRINK | F_SEAL_GROW)
 #define SHM_COLL_LOW ((UINT64_C(1) << 40) - 1) /* of a word; the epoch is above */
 
-#define SHM_COLL_SMALL 32768u    /* most bytes of a small call, when nothing is added, */
-#define SHM_COLL_SMALL_SUM 7168u /* of all members together otherwise, */
+#define SHM_COLL_SMALL 32768u    /* maximum bytes of a small call without additions, */
+#define SHM_COLL_SMALL_SUM 7168u /* with additions: of all members together, */
 #define SHM_COLL_SMALL_CROWDED 16384u
 #define SHM_COLL_ROUND 65536u /* bytes of all parts of a round together, */
-#define SHM_COLL_PART 8192u   /* and the least of one */
+#define SHM_COLL_PART 8192u   /* and the minimum of one part */
 #define SHM_COLL_IN 524288u   /* bytes of in[i] */
-#define SHM_COLL_LINE 64u     /* less than this behind a vector is nobody's */
-#define SHM_COLL_LINES 256u   /* parts are multiples of it, as the kernels like it */
-#define SHM_COLL_SHORT 65536u /* bytes that are done before sleepers are woken */
-#define SHM_COLL_MEAN 16384u  /* bytes that are divided while they are in the first cache */
+#define SHM_COLL_LINE 64u     /* a rest of a page shorter than this belongs to the vector */
+#define SHM_COLL_LINES 256u   /* parts are multiples of this, which suits the kernels */
+#define SHM_COLL_SHORT 65536u /* larger calls wake sleepers before they compute */
+#define SHM_COLL_MEAN 16384u  /* bytes divided at a time: fits the L1 cache */
 
 enum {
-  SHM_COLL_MEMORIES = 256,   /* shared memories of a member; the first are its slots */
-  SHM_COLL_IN_DEPTH = 3,     /* rounds under way: see (I3) */
-  SHM_COLL_OUT_DEPTH = 4,    /* and (I4) */
-  SHM_COLL_SPINS_BUSY = 100, /* without a pause: about as long as a word is on its way */
+  SHM_COLL_MEMORIES = 256,   /* maximum shared memories of a member; entry 0 is its slots */
+  SHM_COLL_IN_DEPTH = 3,     /* rounds in flight: see (I3) */
+  SHM_COLL_OUT_DEPTH = 4,    /* see (I4) */
+  SHM_COLL_SPINS_BUSY = 100, /* without a pause: about the time a word needs to arrive */
   SHM_COLL_SPINS = 500,      /* about 20 us */
   SHM_COLL_SPINS_CROWDED = 120
 };
@@ -48084,20 +48085,20 @@ enum {
 /* Nanoseconds of waiting. */
 enum { SHM_COLL_YIELD_NS = 150000, SHM_COLL_FIRST_NS = 50000, SHM_COLL_SLICE_NS = 500000 };
 
-/* What a member says of one of its shared memories. */
+/* A member's entry for one of its shared memories. */
 struct shm_coll_entry {
-  _Atomic uint32_t generation; /* 0: there is none */
+  _Atomic uint32_t generation; /* 0: unused */
   int32_t fd;
   uint64_t bytes;
 };
 
-/* What a member brings to a call. */
+/* A member's input of a call. */
 struct shm_coll_offer {
   uint64_t signature;
-  uint64_t offset;            /* where in its shared memory the vector begins */
-  uint32_t entry, generation; /* which; generation 0: in none */
-  uint32_t direct;            /* 1: the others go to it there */
-  uint32_t refused;           /* 1: it holds NaN or infinity, and must not */
+  uint64_t offset;            /* offset of the vector in its shared memory */
+  uint32_t entry, generation; /* which memory; generation 0: none */
+  uint32_t direct;            /* 1: the others access it in place */
+  uint32_t refused;           /* 1: contains NaN or infinity, which the call refuses */
 };
 
 struct shm_coll_door {
@@ -48109,7 +48110,7 @@ struct shm_coll_segment { /* NOLINT(clang-analyzer-optin.performance.Padding): o
   uint64_t magic, bytes, nonce;
   _Alignas(64) _Atomic uint64_t step;
   _Alignas(64) _Atomic uint32_t asleep;
-  _Atomic uint32_t releases; /* of shared memories: somebody may have one to unmap */
+  _Atomic uint32_t releases; /* number of released memories: others may have to unmap */
   struct shm_coll_door doors[2];
   _Alignas(64) struct shm_coll_entry entries[SHM_COLL_MEMORIES];
   _Atomic uint32_t mapped[MLFAB__SHM_COLL_MOST][SHM_COLL_MEMORIES]; /* generations, by owner */
@@ -48123,7 +48124,7 @@ struct shm_coll_slots {
 
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "atomics take locks");
 
-/* A shared memory of another member, as it is mapped here. */
+/* A shared memory of another member, mapped here. */
 struct shm_coll_view {
   uint8_t *at;
   uint64_t bytes;
@@ -48135,39 +48136,39 @@ struct shm_coll_peer {
   const struct shm_coll_segment *segment;
   struct shm_coll_slots *slots;
   struct shm_coll_offer offer; /* of this call */
-  uint8_t *direct;             /* its vector, where the others go to it */
-  uint32_t releases;           /* that were seen */
+  uint8_t *direct;             /* its vector, if the others access it in place */
+  uint32_t releases;           /* releases seen */
   struct shm_coll_view views[SHM_COLL_MEMORIES];
 };
 
 struct shm_coll_memory {
   uint8_t *at;
-  int fd; /* as the entry says, which a child cannot read */
+  int fd; /* the entry's descriptor: a forked child cannot read the entry */
   uint64_t bytes;
   struct shm_coll_memory *next;
-  uint32_t entry; /* SHM_COLL_MEMORIES: in none */
+  uint32_t entry; /* SHM_COLL_MEMORIES: none */
   bool mapped;    /* else ordinary memory */
-  bool known;     /* all others have said that they map it */
+  bool known;     /* all others have confirmed that they map it */
 };
 
 struct mlfab__shm_coll {
   mlfab__env *env;
-  pid_t pid; /* of the process that made it */
+  pid_t pid; /* process that created it */
   struct shm_coll_segment *own;
   int fd;
   uint32_t n, me;
-  uint64_t epoch;              /* shifted to its place in words; 0: in none */
-  uint64_t turn, base, round;  /* `base` of this call's steps, rounds before it */
-  struct shm_coll_peer *peers; /* n; of peers[me] the views are not used */
+  uint64_t epoch;              /* shifted to its place in words; 0: none */
+  uint64_t turn, base, round;  /* `base`: first step of this call; `round`: rounds before it */
+  struct shm_coll_peer *peers; /* n entries; peers[me] does not use its views */
   struct shm_coll_memory *memories, slots;
-  struct shm_coll_memory *lent; /* what this call's vector lies in, if it is direct */
-  uint64_t lent_bytes;          /* the vector */
-  uint64_t page;                /* bytes of a page */
+  struct shm_coll_memory *lent; /* memory with this call's vector, if it is accessed in place */
+  uint64_t lent_bytes;          /* bytes of that vector */
+  uint64_t page;                /* page size */
   uint32_t next_generation;
   _Atomic uint64_t fence; /* see shm_coll_fence */
-  bool crowded; /* more members than processors: whoever waits keeps another from working */
+  bool crowded; /* more members than processors: waiting would keep another from working */
   bool ended;   /* pause has ended the call */
-  bool told;    /* something was published since sleepers were looked for */
+  bool told;    /* words were published since the last wake-up */
 };
 
 /* ---- words ---- */
@@ -48180,10 +48181,11 @@ static inline void shm_coll_relax(void) {
 #endif
 }
 
-/* Asks for a line of this member's, that others have read, while there is time. */
+/* Prefetches a line of this member that others have read, for writing. */
 static inline void shm_coll_prefetch(const void *line) {
 #if defined(__x86_64__)
-  __asm__ volatile("prefetchw %0" : : "m"(*(const uint8_t *)line)); /* the builtin only reads */
+  /* the builtin prefetches for reading only */
+  __asm__ volatile("prefetchw %0" : : "m"(*(const uint8_t *)line));
 #elif defined(__GNUC__)
   __builtin_prefetch(line, 1);
 #else
@@ -48214,7 +48216,7 @@ static inline void shm_coll_fence(mlfab__shm_coll *a, memory_order order) {
 #endif
 }
 
-/* Wakes those who may sleep on this member's words. */
+/* Wakes others that may sleep on this member's words. */
 static void shm_coll_wake(mlfab__shm_coll *a) {
   uint32_t asleep = 0;
   a->told = false;
@@ -48232,7 +48234,8 @@ static inline void shm_coll_settle(mlfab__shm_coll *a) {
   if (a->told) shm_coll_wake(a);
 }
 
-/* Sleepers hear of it when this member settles: before it waits, before long work, at the end. */
+/* Publishes a word. Sleepers are woken later: before this member waits or computes for long, and at the
+ * end. */
 static inline void shm_coll_tell(mlfab__shm_coll *a, _Atomic uint64_t *word, uint64_t value) {
   atomic_store_explicit(word, value, memory_order_release);
   a->told = true;
@@ -48281,7 +48284,7 @@ static int shm_coll_wait_long(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
   }
 }
 
-/* Until the word is of this epoch and at least `want`, or pause ends it. */
+/* Waits until the word has this epoch and at least `want`, or until pause ends the wait. */
 static inline int shm_coll_wait(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
                                 const _Atomic uint64_t *word, uint64_t want) {
   uint64_t seen;
@@ -48289,7 +48292,7 @@ static inline int shm_coll_wait(mlfab__shm_coll *a, const mlfab__shm_coll_call *
   return shm_coll_wait_long(a, c, word, want);
 }
 
-/* Takes back what this member has said, before anybody writes what it was said of (I6). */
+/* Withdraws this member's words, before their data may change (I6). */
 static void shm_coll_leave(mlfab__shm_coll *a) {
   atomic_store_explicit(&a->own->doors[0].word, 0, memory_order_release);
   atomic_store_explicit(&a->own->doors[1].word, 0, memory_order_release);
@@ -48303,8 +48306,8 @@ static void shm_coll_leave(mlfab__shm_coll *a) {
 
 static int shm_coll_memfd(uint64_t bytes) { return mlfab__shm_file("mlfab-arena", bytes, 0); }
 
-/* Maps memory that the other members share. A forked child does not inherit the mapping: a write of the child
- * would change the sums of all members. */
+/* Maps memory that the other members share. A forked child does not inherit the mapping: a write of the
+ * child would change the sums of all members. */
 static void *shm_coll_map(int fd, uint64_t bytes, int protection) {
   void *map = mmap(NULL, bytes, protection, MAP_SHARED, fd, 0);
   if (map == MAP_FAILED) return NULL;
@@ -48312,7 +48315,7 @@ static void *shm_coll_map(int fd, uint64_t bytes, int protection) {
   return map;
 }
 
-/* Once it is certain that it has this size and keeps it. */
+/* Maps a peer's descriptor once its size is verified and sealed. */
 static void *shm_coll_map_of(uint32_t pid, int32_t fd, uint64_t bytes, bool writable) {
   char path[48];
   struct stat status;
@@ -48340,14 +48343,14 @@ static void shm_coll_unmap(mlfab__shm_coll *a, struct shm_coll_peer *peer) {
   peer->segment = NULL;
 }
 
-/* Shared memory behind `at`, or anywhere when that is NULL, as entry i; what was in it is copied if
- * `keep` is set. false where something is short, and nothing was changed. */
+/* Creates shared memory at `at` (anywhere if NULL), as entry i; `keep` copies the old contents. false when
+ * a resource is missing; nothing has changed then. */
 static bool shm_coll_back(mlfab__shm_coll *a, struct shm_coll_memory *m, uint32_t i, bool keep) {
   struct shm_coll_entry *entry = &a->own->entries[i];
   int fd = shm_coll_memfd(m->bytes);
   void *map = fd < 0 ? NULL : shm_coll_map(fd, m->bytes, PROT_READ | PROT_WRITE);
   if (map != NULL) {
-    madvise(map, m->bytes, MADV_HUGEPAGE); /* a wish */
+    madvise(map, m->bytes, MADV_HUGEPAGE); /* a hint */
     if (keep) memcpy(map, m->at, m->bytes);
     if (m->at != NULL &&
         mremap(map, m->bytes, m->bytes, MREMAP_MAYMOVE | MREMAP_FIXED, m->at) == MAP_FAILED) {
@@ -48373,7 +48376,7 @@ static bool shm_coll_back(mlfab__shm_coll *a, struct shm_coll_memory *m, uint32_
   return true;
 }
 
-/* The same of a stretch of whole pages only, which are private from then on, as is the memory. */
+/* Replaces whole pages only, which are private from then on, as is the whole memory. */
 static void shm_coll_keep(mlfab__shm_coll *a, struct shm_coll_memory *m, uint64_t from,
                           uint64_t bytes) {
   struct shm_coll_entry *entry = &a->own->entries[m->entry];
@@ -48390,9 +48393,8 @@ static void shm_coll_keep(mlfab__shm_coll *a, struct shm_coll_memory *m, uint64_
   m->entry = SHM_COLL_MEMORIES;
 }
 
-/* Others may still be writing here, who do not know yet that the call has failed, or who were stopped:
- * they shall have the old pages for themselves. Where there is not even memory for that, they go
- * on writing here. */
+/* After a failed call, slow or stopped members may still write to these pages: this member gets new pages,
+ * and they keep the old ones. Without memory for that, they continue to write here. */
 static void shm_coll_renew(mlfab__shm_coll *a, struct shm_coll_memory *m, uint64_t from,
                            uint64_t bytes) {
   if (m->entry == SHM_COLL_MEMORIES) return;
@@ -48400,8 +48402,8 @@ static void shm_coll_renew(mlfab__shm_coll *a, struct shm_coll_memory *m, uint64
   shm_coll_keep(a, m, from, mlfab__min((bytes + a->page - 1) / a->page * a->page, m->bytes - from));
 }
 
-/* Out of a call that has failed. What was said in the turn before stands: others may still be in it,
- * and it has ended well, as it does where a call goes on without the arena. */
+/* Leaves a failed call. The words of the turn before stay: others may still be in it, and it succeeded; the
+ * same holds when a call continues without the arena. */
 static void shm_coll_break(mlfab__shm_coll *a, uint32_t parity) {
   atomic_store_explicit(&a->own->doors[parity].word, 0, memory_order_release);
   shm_coll_fence(a, memory_order_seq_cst);
@@ -48430,7 +48432,7 @@ static int shm_coll_create(mlfab__env *env, mlfab__shm_coll **shm_coll_p,
     return MLFAB_ERR_IO;
   }
 #ifdef F_SEAL_FUTURE_WRITE
-  fcntl(a->fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE); /* older kernels do without */
+  fcntl(a->fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE); /* not on older kernels */
 #endif
   a->own = map;
   a->own->magic = SHM_COLL_MAGIC;
@@ -48455,8 +48457,7 @@ static void shm_coll_drop_peers(mlfab__shm_coll *a) {
   a->n = 0;
 }
 
-/* In a child of the process that made it: none of the shared mappings is there, so that nothing can be
- * said to others. */
+/* In a forked child none of the shared mappings exists, so it cannot write to the others. */
 static void shm_coll_disown(mlfab__shm_coll *a) {
   for (struct shm_coll_memory *m; (m = a->memories) != NULL;) {
     a->memories = m->next;
@@ -48478,8 +48479,7 @@ static void shm_coll_destroy(mlfab__shm_coll **shm_coll_p) {
   *shm_coll_p = NULL;
   bool child = a->pid != getpid();
   if (child) shm_coll_disown(a);
-  /* What was said stands in the memory that others have mapped: one may be about to leave the last
-   * call. */
+  /* The words stay in memory that others have mapped: a member may still be leaving the last call. */
   while (a->memories != NULL) shm_coll_release(a, a->memories->at);
   shm_coll_drop_peers(a);
   if (a->slots.entry == 0) close(a->slots.fd);
@@ -48491,28 +48491,28 @@ static void shm_coll_destroy(mlfab__shm_coll **shm_coll_p) {
   mlfab__free(a->env, a, sizeof *a);
 }
 
-/* The processors that this process may use. */
+/* The number of processors that this process may use. */
 static uint32_t shm_coll_processors(void) {
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof set, &set) != 0) return 1024;
   return (uint32_t)CPU_COUNT(&set);
 }
 
-/* Maps a shared memory of a peer, unless it is mapped already. A generation that has changed by the
- * end may have been of another descriptor. */
+/* Maps a shared memory of a peer, unless it is mapped. If its generation has changed at the end, the
+ * descriptor may have been another's. */
 static bool shm_coll_view(struct shm_coll_peer *peer, uint32_t i, uint32_t generation) {
   struct shm_coll_view *view = &peer->views[i];
   const struct shm_coll_entry *entry = &peer->segment->entries[i];
   if (view->generation == generation) return view->at != NULL;
   shm_coll_unview(view);
-  view->bytes = *(const volatile uint64_t *)&entry->bytes; /* once: its owner may change it */
+  view->bytes = *(const volatile uint64_t *)&entry->bytes; /* read once: its owner may change it */
   view->generation = generation;
   view->at = shm_coll_map_of(peer->name.pid, entry->fd, view->bytes, true);
   if (atomic_load(&entry->generation) != generation) shm_coll_unview(view);
   return view->at != NULL;
 }
 
-/* Maps the slots that a peer has now. */
+/* Maps a peer's present slots. */
 static bool shm_coll_slots_of(struct shm_coll_peer *peer) {
   uint32_t generation =
       atomic_load_explicit(&peer->segment->entries[0].generation, memory_order_acquire);
@@ -48523,8 +48523,7 @@ static bool shm_coll_slots_of(struct shm_coll_peer *peer) {
   return true;
 }
 
-/* The segment and the slots of a name: those that are mapped already, which are taken from the old
- * peers, or new mappings. */
+/* The segment and slots of a name: taken from the old peers if mapped, else new mappings. */
 static bool shm_coll_meet(mlfab__shm_coll *a, const mlfab__shm_coll_name *name,
                           struct shm_coll_peer *peer) {
   peer->name = *name;
@@ -48542,8 +48541,8 @@ static bool shm_coll_meet(mlfab__shm_coll *a, const mlfab__shm_coll_name *name,
   return shm_coll_slots_of(peer);
 }
 
-/* Before the first call of an epoch: all have joined it by now. Whoever failed in the one before may
- * have taken new pages when we had met already. */
+/* Called before the first call of an epoch, when all members have joined: a member that failed before may
+ * have replaced its slots after the first mapping. */
 static bool shm_coll_meet_again(mlfab__shm_coll *a) {
   for (uint32_t j = 0; j < a->n; j++) {
     struct shm_coll_peer *peer = &a->peers[j];
@@ -48585,7 +48584,7 @@ static int shm_coll_join(mlfab__shm_coll *a, const mlfab__shm_coll_name *names, 
   return 0;
 }
 
-/* ---- shared memory of the caller's ---- */
+/* ---- shared memory for callers ---- */
 
 static void *shm_coll_alloc(mlfab__shm_coll *a, uint64_t bytes) {
   uint32_t i = 1;
@@ -48627,7 +48626,7 @@ static int shm_coll_release(mlfab__shm_coll *a, void *memory) {
   return 0;
 }
 
-/* The shared memory that holds these bytes, or NULL. */
+/* The shared memory that contains these bytes, or NULL. */
 static struct shm_coll_memory *shm_coll_memory_of(mlfab__shm_coll *a, const uint8_t *at,
                                                   uint64_t bytes) {
   for (struct shm_coll_memory *m = a->memories; m != NULL; m = m->next) {
@@ -48637,7 +48636,7 @@ static struct shm_coll_memory *shm_coll_memory_of(mlfab__shm_coll *a, const uint
   return NULL;
 }
 
-/* Whether all others have mapped it. */
+/* Have all others mapped it? */
 static bool shm_coll_known(mlfab__shm_coll *a, struct shm_coll_memory *m) {
   uint32_t generation = atomic_load_explicit(&a->own->entries[m->entry].generation,  //
                                              memory_order_relaxed);
@@ -48650,7 +48649,7 @@ static bool shm_coll_known(mlfab__shm_coll *a, struct shm_coll_memory *m) {
   return true;
 }
 
-/* Unmaps what its owner has released. */
+/* Unmaps memory that its owner has released. */
 static void shm_coll_forget(mlfab__shm_coll *a, struct shm_coll_peer *peer) {
   uint32_t releases = atomic_load_explicit(&peer->segment->releases, memory_order_acquire);
   if (releases == peer->releases || peer->segment == a->own) return;
@@ -48663,8 +48662,8 @@ static void shm_coll_forget(mlfab__shm_coll *a, struct shm_coll_peer *peer) {
   }
 }
 
-/* Maps the shared memory that a peer's vector lies in, so that it need not be copied the next time.
- * What does not succeed is not said, and the peer goes on copying. */
+/* Maps the shared memory of a peer's vector, so that it need not be copied next time. On failure nothing is
+ * published, and the peer continues to copy. */
 static void shm_coll_get_to_know(mlfab__shm_coll *a, uint32_t j) {
   struct shm_coll_peer *peer = &a->peers[j];
   uint32_t i = peer->offer.entry, generation = peer->offer.generation;
@@ -48680,13 +48679,13 @@ static void shm_coll_get_to_know(mlfab__shm_coll *a, uint32_t j) {
 struct shm_coll_plan {
   uint32_t width;        /* bytes of an element */
   uint64_t bytes;        /* of the vector */
-  uint64_t part, rounds; /* most elements of a part in a round */
+  uint64_t part, rounds; /* maximum elements of a part in a round */
   bool adds, gathers, small;
   uint32_t parity;                                                    /* of the turn */
   uint64_t first[MLFAB__SHM_COLL_MOST], length[MLFAB__SHM_COLL_MOST]; /* elements by owner */
 };
 
-/* Where element `at` lies, and how many follow it there. */
+/* The address of element `at`, and how many elements follow it contiguously. */
 static uint8_t *shm_coll_at(const mlfab__shm_coll_call *c, uint32_t width, uint64_t at,
                             uint64_t *run_p) {
   const mlfab_vec *v = c->bufs;
@@ -48713,8 +48712,8 @@ static void shm_coll_unpack(const mlfab__shm_coll_call *c, uint32_t width, uint6
   }
 }
 
-/* Combines n elements at `at` of all members, where[j] being member j's (of this one: in the vector),
- * and puts the result in their place, `all` members' or this one's only. */
+/* Combines n elements at `at` of all members; where[j] is member j's data (for this member: the vector).
+ * Stores the result in the place of the inputs: all members', or this one's only. */
 static void shm_coll_combine(const mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
                              const struct shm_coll_plan *p, uint64_t at, uint64_t n,
                              uint8_t *const *where, bool all) {
@@ -48762,15 +48761,15 @@ static void shm_coll_plan_parts(const mlfab__shm_coll *a, const mlfab__shm_coll_
   }
 }
 
-/* Most bytes of a small call. For sums, where waiting once is worth more than moving less: measured
- * with two processors far apart, and where waiting means that another process has to run. */
+/* Maximum size of a small call. Sums use limits at which one wait costs more than the additional traffic:
+ * measured with two distant processors, and with more members than processors. */
 static uint64_t shm_coll_small(const mlfab__shm_coll *a, bool adds) {
   if (!adds) return SHM_COLL_SMALL;
   return a->crowded ? SHM_COLL_SMALL_CROWDED : SHM_COLL_SMALL_SUM / a->n;
 }
 
-/* Rounds are so large that what a member touches in three of them stays in its second cache: what is
- * written back to the vector was read from it a moment ago, and needs no stores past the caches. */
+/* A round's size is chosen so that the data a member touches in three rounds stays in its L2 cache: results
+ * are written to lines that were read a moment ago, and need no non-temporal stores. */
 static void shm_coll_plan(const mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
                           struct shm_coll_plan *p) {
   uint64_t most = 0, part = mlfab__max(SHM_COLL_ROUND / a->n, SHM_COLL_PART);
@@ -48787,7 +48786,7 @@ static void shm_coll_plan(const mlfab__shm_coll *a, const mlfab__shm_coll_call *
   p->rounds = (most + p->part - 1) / p->part;
 }
 
-/* Member j's part of a round: where it begins and how many elements it has. */
+/* Member j's part of a round: its first element and its length. */
 static uint64_t shm_coll_part(const struct shm_coll_plan *p, uint32_t j, uint64_t round,
                               uint64_t *n_p) {
   uint64_t skip = mlfab__min(round * p->part, p->length[j]);
@@ -48797,7 +48796,7 @@ static uint64_t shm_coll_part(const struct shm_coll_plan *p, uint32_t j, uint64_
 
 /* ---- reductions ---- */
 
-/* Where member j's data for owner i is in a round, and i's result for j afterwards. */
+/* Where member j's data for owner i is in a round, and later i's result for j. */
 static uint8_t *shm_coll_where(const mlfab__shm_coll *a, const struct shm_coll_plan *p, uint32_t j,
                                uint32_t i, uint64_t round) {
   const struct shm_coll_peer *peer = &a->peers[j];
@@ -48808,7 +48807,7 @@ static uint8_t *shm_coll_where(const mlfab__shm_coll *a, const struct shm_coll_p
          (i < j ? i : i - 1) * p->part * p->width;
 }
 
-/* (1) */
+/* Step (1). */
 static void shm_coll_put(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
                          const struct shm_coll_plan *p, uint64_t round) {
   if (round >= p->rounds) return;
@@ -48818,7 +48817,7 @@ static void shm_coll_put(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
   }
 }
 
-/* (2) */
+/* Step (2). */
 static void shm_coll_make(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
                           const struct shm_coll_plan *p, uint64_t round) {
   uint8_t *where[MLFAB__SHM_COLL_MOST];
@@ -48829,7 +48828,7 @@ static void shm_coll_make(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
   shm_coll_combine(a, c, p, at, n, where, p->gathers);
 }
 
-/* (3) */
+/* Step (3). */
 static void shm_coll_take(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
                           const struct shm_coll_plan *p, uint64_t round) {
   if (!p->gathers) return;
@@ -48839,7 +48838,7 @@ static void shm_coll_take(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
   }
 }
 
-/* Waits until the steps of all others are at least this. */
+/* Waits until the steps of all others have reached this. */
 static int shm_coll_wait_all(mlfab__shm_coll *a, const mlfab__shm_coll_call *c, uint64_t step) {
   int code = 0;
   for (uint32_t i = 1; i < a->n && code == 0; i++)
@@ -48852,7 +48851,7 @@ static void shm_coll_step(mlfab__shm_coll *a, uint64_t step) {
   shm_coll_tell(a, &a->own->step, a->epoch + a->base + step);
 }
 
-/* What is left when the doors have told that round 0 is in place. */
+/* The reduction after the doors, which announce that round 0 is in place. */
 static int shm_coll_reduce(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
                            const struct shm_coll_plan *p) {
   bool direct = a->peers[a->me].direct != NULL;
@@ -48869,7 +48868,7 @@ static int shm_coll_reduce(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
   return 0;
 }
 
-/* Small, and nobody's memory is shared: everybody adds everything, and nobody waits twice. */
+/* A small call without shared vectors: every member adds everything, and waits only once. */
 static void shm_coll_reduce_small(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
                                   const struct shm_coll_plan *p) {
   uint64_t at = p->gathers ? 0 : p->first[a->me], n = p->gathers ? c->count : p->length[a->me];
@@ -48889,7 +48888,7 @@ static void shm_coll_offer_part(mlfab__shm_coll *a, const mlfab__shm_coll_call *
                   at, n);
 }
 
-/* The door has told that round 0 is in place; step i + 1 that round i is. */
+/* The doors announce that round 0 is in place; step i + 1 announces round i. */
 static int shm_coll_spread(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
                            const struct shm_coll_plan *p) {
   int code = 0;
@@ -48926,8 +48925,8 @@ static void shm_coll_spread_small(mlfab__shm_coll *a, const mlfab__shm_coll_call
 
 /* ---- a call ---- */
 
-/* (I7): the doors that the call began with still stand, and so what was read since was not overwritten
- * meanwhile. If not, others have failed in this call, and pause will say why. */
+/* (I7): checks that the doors with which the call began are unchanged, so that nothing read since was
+ * overwritten. If not, others have failed in this call, and pause returns the reason. */
 static int shm_coll_stands(mlfab__shm_coll *a, const mlfab__shm_coll_call *c, uint64_t word) {
   bool stands = true;
   shm_coll_fence(a, memory_order_acquire);
@@ -48941,7 +48940,7 @@ static int shm_coll_stands(mlfab__shm_coll *a, const mlfab__shm_coll_call *c, ui
   }
 }
 
-/* The verdict over what all bring, the same for all: 0, SHAPE or NOT_FINITE. */
+/* The verdict over all inputs, the same on all members: 0, MISMATCH or NOT_FINITE. */
 static int shm_coll_judge(const mlfab__shm_coll *a, uint32_t *culprit_p) {
   uint32_t right = 0, most = 0, refused = a->n;
   bool same = true;
@@ -48977,7 +48976,7 @@ static int shm_coll_gather(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
   return code != 0 ? code : shm_coll_judge(a, culprit_p);
 }
 
-/* Finds the vectors that lie in shared memory. FRAME when a peer says what cannot be. */
+/* Finds the vectors in shared memory. FRAME when a peer's offer is invalid. */
 static int shm_coll_place(mlfab__shm_coll *a, const struct shm_coll_plan *p, uint32_t *culprit_p) {
   for (uint32_t j = 0; j < a->n; j++) {
     struct shm_coll_peer *peer = &a->peers[j];
@@ -48998,7 +48997,7 @@ static int shm_coll_place(mlfab__shm_coll *a, const struct shm_coll_plan *p, uin
   return 0;
 }
 
-/* Looks at this member's own vector. */
+/* Fills this member's own offer. */
 static void shm_coll_own_offer(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
                                const struct shm_coll_plan *p) {
   struct shm_coll_peer *me = &a->peers[a->me];
@@ -49016,7 +49015,7 @@ static void shm_coll_own_offer(mlfab__shm_coll *a, const mlfab__shm_coll_call *c
   me->offer.generation =
       atomic_load_explicit(&a->own->entries[m->entry].generation, memory_order_relaxed);
   me->offer.offset = (uint64_t)((uint8_t *)c->bufs[0].data - m->at);
-  /* Pages are replaced when the call fails: nothing else of the caller's may lie in them. */
+  /* Pages are replaced when the call fails: they must hold no other data of the caller. */
   uint64_t end = me->offer.offset + p->bytes;
   if (me->offer.offset % a->page != 0 || (end % a->page != 0 && m->bytes - end >= SHM_COLL_LINE) ||
       !shm_coll_known(a, m))
@@ -49027,7 +49026,7 @@ static void shm_coll_own_offer(mlfab__shm_coll *a, const mlfab__shm_coll_call *c
   a->lent_bytes = p->bytes;
 }
 
-/* What the others need before anything else. */
+/* Copies what the others need first. */
 static void shm_coll_prepare(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
                              const struct shm_coll_plan *p) {
   uint8_t *small = a->peers[a->me].slots->small[p->parity];
@@ -49042,7 +49041,7 @@ static void shm_coll_prepare(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
     shm_coll_offer_part(a, c, p, 0);
 }
 
-/* When all doors were seen. */
+/* The part of a call after all doors were seen. */
 static int shm_coll_exchange(mlfab__shm_coll *a, const mlfab__shm_coll_call *c,
                              struct shm_coll_plan *p) {
   uint32_t direct = 0;
@@ -49080,13 +49079,13 @@ static int shm_coll_run(mlfab__shm_coll *a, const mlfab__shm_coll_call *c, uint3
   if (code == 0) code = shm_coll_place(a, &plan, culprit_p);
   if (code == 0 && a->n > 1) code = shm_coll_exchange(a, c, &plan);
   if (!judged && !a->ended) {
-    int why = shm_coll_stands(a, c, word); /* rather than what was made of what no longer stands */
+    /* takes precedence over a result from overwritten data */
+    int why = shm_coll_stands(a, c, word);
     if (why != 0) code = why;
   }
   shm_coll_settle(a);
   a->turn++;
-  /* A verdict stands for those who have not seen all doors yet: nobody's data is read after it, and
-   * nobody writes. */
+  /* Members that have not seen all doors yet reach the same verdict: no data is read or written after it. */
   if (judged)
     a->epoch = 0;
   else if (code != 0)

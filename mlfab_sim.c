@@ -598,71 +598,70 @@ MLFAB__INTERNAL int mlfab__heap_has(const mlfab__heap *heap, uint32_t index) {
 /* ==============================================================================================
  * transports/sim.c
  * ============================================================================================== */
-/* sim.c - a network of hosts in one process, one thread and virtual time, from a seed.
+/* sim.c - simulates a network of hosts in one process, one thread and virtual time, from a seed.
  *
- * It is a transport like the others, and a clock: mlfab_sim_step carries out the next thing that
- * happens anywhere, and drives the contexts that it concerns. It does not look into frames, does not
- * reckon time for computing (a caller says that with mlfab_sim_at), and keeps no threads. It uses the
- * functions of mlfab.h and the group `base`: mlfab_sim.c is made of these, and of nothing else.
+ * It is a transport like the others, and a clock: mlfab_sim_step executes the next event of any host, and
+ * drives the contexts concerned. It does not read frames, does not model computing time (callers use
+ * mlfab_sim_at), and has no threads. mlfab_sim.c consists of this file and the group `base`, and uses only
+ * the functions of mlfab.h besides.
  *
  * The model of the network
  *  - A link is two directed lanes of frames. A frame occupies the sender's out-port for bytes / rate,
- *    travels latency + jitter, then occupies the receiver's in-port (store and forward by frames, so
- *    n frames in a row take n + 1 frame times). Order is kept within a lane.
- *  - A port serves its lanes in turn, a frame each: fair by frames, so that of two lanes with frames of
- *    different sizes the larger ones get more. A change of rate re-times the frame in service.
- *  - Hosts may have their ports in common (mlfab_sim_share), as two processes of one machine do: their
- *    frames wait in the same turns, and a slow one is slow for all of them. Partitions, pauses and crashes
- *    are each host's own.
- *  - What a host's ports have carried, and for how long they were busy, is known exactly at any time
- *    (measure): bytes over busy time is the rate, as soon as enough has passed to speak of a load.
- *  - buffer_bytes bounds what a lane has accepted and the far end has not read: both socket buffers of
- *    a TCP connection. Acknowledgements travel free and at once.
- *  - A partition stalls lanes, as TCP does; connects time out after 3 s. What a host sends to itself, or to
- *    one that it shares its ports with, takes 1 us, uses no port and meets no faults but partitions.
- *  - A connection that breaks loses what is under way both ways; the end that is nearer to the cause
- *    hears of it at once, the other a latency later, or when the partition between them heals.
- *  - A paused host reads nothing and is not driven, but its system answers probes. A crashed one is gone
- *    with all that it had sent.
+ *    travels for latency + jitter, then occupies the receiver's in-port (store and forward by frames, so n
+ *    frames in a row take n + 1 frame times). Order is kept within a lane.
+ *  - A port serves its lanes in turn, one frame each: fair by frames, so that of two lanes the one with
+ *    larger frames gets more. A change of rate re-times the frame in service.
+ *  - Hosts may share ports (mlfab_sim_share), as two processes of one machine do: their frames wait in the
+ *    same queue, and a slow port is slow for all of them. Partitions, pauses and crashes are per host.
+ *  - The bytes that a port has carried, and its busy time, are known exactly at any time (measure): their
+ *    quotient is the rate, once enough bytes have passed.
+ *  - buffer_bytes bounds the bytes that a lane has accepted and the far end has not read: both socket
+ *    buffers of a TCP connection. Acknowledgements take no time and no capacity.
+ *  - A partition stalls lanes, as TCP does; connects time out after 3 s. Traffic of a host to itself, or to
+ *    a host with the same ports, takes 1 us, uses no port and meets no faults except partitions.
+ *  - A connection that breaks loses the frames in flight both ways. The end nearer to the cause is told at
+ *    once, the other a latency later, or when the partition between them heals.
+ *  - A paused host reads nothing and is not driven, but its system answers probes. A crashed host is gone,
+ *    with all of its frames in flight.
  *
- * Invariants: everything that can happen owns an index of the heap from its creation on, so that no
- * event can be lost for want of memory; where memory for a frame's bytes is wanting, its connection
- * breaks with MEMORY. Nothing depends on addresses in memory: same seed, same calls, same hash.
+ * Invariants: every source of events has an index of the heap from its creation on, so that no event is
+ * lost for lack of memory. Without memory for a frame's bytes, its connection breaks with MEMORY. Nothing
+ * depends on memory addresses: the same seed and calls give the same hash.
  *
- * Source: the idea of one struct of faults is TigerBeetle's packet simulator's; the shared fabric in
- * one process is that of raft's fixture. */
+ * Source: one struct of faults as in TigerBeetle's packet simulator; a shared fabric in one process as in
+ * raft's fixture. */
 #include "mlfab_sim.h"
 
 #include <stdio.h>
 
 #define SIM_SECOND 1000000000ull
-#define SIM_LOCAL_NS 1000u           /* latency of a host to itself */
-#define SIM_CONNECT_NS 3000000000ull /* a connect gives up */
-#define SIM_RETRY_NS 250000000ull    /* a connect into a partition tries again */
+#define SIM_LOCAL_NS 1000u           /* latency within a host */
+#define SIM_CONNECT_NS 3000000000ull /* timeout of a connect */
+#define SIM_RETRY_NS 250000000ull    /* a connect into a partition is tried again */
 #define SIM_SHELVES 22               /* blocks of 64 bytes to 64 << 21 */
-#define SIM_ROUNDS 4096              /* calls of mlfab_progress in a row before time moves on */
-#define SIM_DEPTH 64          /* waits inside callbacks of waits; deeper ones run no callbacks */
-#define SIM_FAULT_TICKS 8     /* draws a second of faults that come by the second */
-#define SIM_LOAD_BYTES 65536u /* as many in a window tell how fast a port is */
+#define SIM_ROUNDS 4096              /* consecutive calls of mlfab_progress before time advances */
+#define SIM_DEPTH 64                 /* nested waits; deeper ones run no callbacks */
+#define SIM_FAULT_TICKS 8            /* draws a second of faults with a rate */
+#define SIM_LOAD_BYTES 65536u        /* bytes in a window that suffice to compute a port's rate */
 
-/* What can happen; at one time, in this order. */
+/* Kinds of events; at the same time, in this order. */
 enum sim_kind {
-  SIM_NOTICE = 1, /* an end of a link hears that it stands or broke */
-  SIM_SYN,        /* a connect arrives, or its failure comes back */
-  SIM_ARRIVE,     /* the first frame in flight of a lane reaches the receiver's port */
-  SIM_PORT,       /* a port is done with its frame */
-  SIM_FAULT,      /* the fault menu is drawn from */
+  SIM_NOTICE = 1, /* an end of a link is told that it is up or broken */
+  SIM_SYN,        /* a connect arrives, or its failure returns */
+  SIM_ARRIVE,     /* the first frame in flight of a lane arrives at the in-port */
+  SIM_PORT,       /* a port has finished its frame */
+  SIM_FAULT,      /* random faults are drawn */
   SIM_SLOW_END,
   SIM_PAUSE_END,
-  SIM_HEAL,     /* a partition of the menu ends */
-  SIM_DEADLINE, /* a context wants to be driven */
-  SIM_RESTART,  /* a crashed host's callback is told */
+  SIM_HEAL,     /* a random partition ends */
+  SIM_DEADLINE, /* a context must be driven */
+  SIM_RESTART,  /* a crashed host's callback is called */
   SIM_AT,       /* a callback of mlfab_sim_at */
   SIM_WATCH     /* a callback of mlfab_sim_watch */
 };
 enum sim_cut { SIM_CUT_USER = 1, SIM_CUT_MENU = 2 };
 
-/* One thing that can happen: its index in the heap is its own for as long as it exists. */
+/* A source of one event; it keeps its index in the heap as long as it exists. */
 typedef struct sim_source {
   uint32_t kind, index;
   void *owner;
@@ -672,20 +671,20 @@ struct sim_end;
 struct sim_lane;
 struct sim_host;
 
-/* A frame (its head lies right behind it), or an event on its way to the reader. */
+/* A frame (its head follows it), or an event for the reader. */
 typedef struct sim_item {
   struct sim_item *next;
-  struct sim_end *end; /* whose event it is; NULL: a connect that failed */
-  uint32_t kind;       /* MLFAB_IO_*; DOWN within a lane: nothing follows */
+  struct sim_end *end; /* its end; NULL: a failed connect */
+  uint32_t kind;       /* MLFAB_IO_*; DOWN within a lane marks its end */
   int32_t code;
   uint64_t token;
   const char *text;
-  size_t own_bytes; /* size of its block of the pool; 0: a part of its link */
+  size_t own_bytes; /* size of its block in the pool; 0: part of a link */
   int queued;
   uint32_t head_bytes, bulk_bytes;
-  const void *bulk;      /* the caller's, or copy */
+  const void *bulk;      /* the caller's, or `copy` */
   void *copy;            /* NULL: borrowed, or a ghost */
-  struct sim_item *sent; /* to be reported when the frame has left; NULL: nothing */
+  struct sim_item *sent; /* reported when the frame has left; NULL: nothing */
   uint64_t arrive_ns;
 } sim_item;
 
@@ -699,11 +698,11 @@ typedef struct sim_lane {
   struct sim_end *from, *to;
   sim_queue out, flight, in;
   uint64_t buffered; /* bytes accepted and not yet read by the far end */
-  uint64_t last_ns;  /* arrival of the newest frame in flight */
+  uint64_t last_ns;  /* arrival of the last frame in flight */
   int wants;         /* a send was refused */
   int stalled;       /* the first in flight waits for a partition to heal */
   struct sim_lane *next[2];
-  int waiting[2]; /* stands in the ring of the out-port [0], the in-port [1] */
+  int waiting[2]; /* is in the ring of the out-port [0], the in-port [1] */
   sim_item fin;
 } sim_lane;
 
@@ -712,12 +711,12 @@ typedef struct sim_end {
   struct sim_link *link;
   struct sim_host *host;
   struct sim_endpoint *endpoint; /* valid until closed */
-  struct sim_end *prev, *next;   /* of the host */
+  struct sim_end *prev, *next;   /* in the host's list */
   uint32_t number;
   int up, closed;
-  int told;     /* DOWN stands in the queue of events */
+  int told;     /* DOWN is in the queue of events */
   int waits;    /* its notice waits for a partition to heal */
-  int32_t code; /* why it broke, for the notice */
+  int32_t code; /* reason for the break, for the notice */
   const char *text;
   uint64_t token, until_ns; /* of the connect */
   sim_item up_item, down_item, writable_item;
@@ -735,17 +734,17 @@ typedef struct sim_port {
   sim_source source;
   uint32_t inbound;
   uint64_t rate;     /* bytes a second now */
-  uint64_t left;     /* of the frame in service, in 1e-9 bytes: exact at any change of rate */
-  uint64_t since_ns; /* when `left` was true */
+  uint64_t left;     /* of the frame in service, in 1e-9 bytes: exact at any rate change */
+  uint64_t since_ns; /* time at which `left` was exact */
   sim_item *frame;   /* in service */
-  sim_lane *lane;    /* its lane */
+  sim_lane *lane;    /* lane of that frame */
   sim_lane *head, *tail;
-  uint64_t begun_ns; /* service of that frame */
+  uint64_t begun_ns; /* when its service began */
   uint64_t passed;   /* bytes, and ... */
-  uint64_t busy_ns;  /* ... time in service, without that frame's */
+  uint64_t busy_ns;  /* ... busy time, both without that frame */
 } sim_port;
 
-/* What a port has done up to some time. */
+/* The totals of a port at some time. */
 typedef struct sim_meter {
   uint64_t passed, busy_ns;
 } sim_meter;
@@ -753,54 +752,54 @@ typedef struct sim_meter {
 typedef struct sim_attempt {
   sim_item item; /* its failure; first, because the two are one block */
   sim_source source;
-  struct sim_attempt *next; /* of the host */
+  struct sim_attempt *next; /* in the host's list */
   struct sim_endpoint *endpoint;
   struct sim_host *to;
   uint64_t token, until_ns;
   int32_t code; /* set: the failure is on its way back */
   const char *text;
-  char why[64]; /* text, with the address */
+  char why[64]; /* the text, with the address */
 } sim_attempt;
 
-/* What transport.open hands out. */
+/* The object that transport.open returns. */
 typedef struct sim_endpoint {
   struct sim_host *host;
   sim_queue events;
-  sim_queue taken; /* frames, and texts of connects that failed: polled and not released */
+  sim_queue taken; /* polled, not released: frames, and texts of failed connects */
   int woken;
   int gone;             /* its host crashed */
-  uint64_t measured_ns; /* when measure was called last; 0: never */
-  sim_meter in, out;    /* what it saw */
+  uint64_t measured_ns; /* last call of measure; 0: never */
+  sim_meter in, out;    /* totals at that time */
 } sim_endpoint;
 
 typedef struct sim_host {
   mlfab_sim *sim;
   uint32_t index;
-  struct sim_host *card; /* whose ports it uses; its own, unless it shares another's */
+  struct sim_host *card; /* the host whose ports it uses: itself, unless shared */
   sim_port out, in;
-  uint64_t rate_out, rate_in; /* as set; the ports know a slow host's */
+  uint64_t rate_out, rate_in; /* as set; the ports have the reduced rates of a slow host */
   sim_source deadline, slow, pause, restart, watch;
   sim_endpoint *endpoint;
   sim_end *ends;
   sim_attempt *attempts;
   mlfab *ctx;
-  mlfab **ctx_p; /* the caller's pointer, for a crash */
+  mlfab **ctx_p; /* the caller's pointer, cleared at a crash */
   int busy;      /* its context is on the stack: being driven, or in a wait */
-  int waits;     /* how often in a wait: nobody holds it there, so that it can be driven */
+  int waits;     /* how many of these are waits, in which it can be driven */
   int is_slow, crash_waits;
-  int opened; /* there was an endpoint once */
+  int opened; /* it has had an endpoint */
   uint64_t paused_until_ns;
-  int listed, ready; /* stands in the sim's list of those to look after; wants to be driven */
+  int listed, ready; /* is in the list of hosts to examine; must be driven */
   struct sim_host *next_listed;
   void (*crash_fn)(void *user, uint32_t host);
   void *crash_user;
   void (*watch_fn)(void *user);
   void *watch_user;
-  mlfab__env given; /* the hooks that the context's are passed on to */
+  mlfab__env given; /* the hooks to which the context's hooks forward */
   mlfab_env hooks;
 } sim_host;
 
-/* A callback of the caller's, or the end of a partition of the menu. */
+/* A callback, or the end of a random partition. */
 typedef struct sim_timer {
   sim_source source;
   struct sim_timer *prev, *next;
@@ -817,22 +816,22 @@ struct mlfab_sim {
   mlfab__heap heap;
   sim_source **sources; /* by index */
   uint32_t *free_indices;
-  uint32_t indices, free_count; /* indices: room of both arrays and of the heap */
+  uint32_t indices, free_count; /* indices: size of both arrays and of the heap */
   sim_host *hosts;
   sim_link **links;                      /* by slot */
   uint32_t slots, link_count, last_slot; /* at least half of the slots are free */
   sim_host *listed_head, *listed_tail;
-  uint8_t *cuts; /* hosts x hosts, SIM_CUT_*; NULL: there never was one */
+  uint8_t *cuts; /* hosts x hosts, SIM_CUT_*; NULL: no partition so far */
   sim_timer *timers;
   sim_source fault;
-  int faults, fault_stands; /* any by the second; its next draw is in the heap */
+  int faults, fault_stands; /* a fault rate is set; the next draw is in the heap */
   int depth;                /* waits on the stack */
-  sim_host *waiting;        /* whose wait is the last of them */
+  sim_host *waiting;        /* host of the innermost wait */
   uint32_t crash_waits;
   void *pool[SIM_SHELVES];
 };
 
-/* ---- memory, queues, chance ---- */
+/* ---- memory, queues, random numbers ---- */
 
 /* Block sizes of the pool are powers of two. */
 static unsigned sim_shelf(size_t bytes) {
@@ -841,7 +840,7 @@ static unsigned sim_shelf(size_t bytes) {
   return shelf;
 }
 
-/* A block, with its first `clear` bytes zero; or NULL. */
+/* A block whose first `clear` bytes are zero, or NULL. */
 static void *sim_take(mlfab_sim *sim, size_t bytes, size_t clear) {
   unsigned shelf = sim_shelf(bytes);
   assert(shelf < SIM_SHELVES);
@@ -876,7 +875,7 @@ static sim_item *sim_pop(sim_queue *queue) {
   return item;
 }
 
-/* Frees a frame or an event with all that it owns; a part of a link is only taken out of use. */
+/* Frees a frame or event with all it owns; one that is part of a link is only unused then. */
 static void sim_item_free(mlfab_sim *sim, sim_item *item) {
   item->queued = 0;
   if (item->copy) sim_give(sim, item->copy, item->bulk_bytes);
@@ -899,7 +898,7 @@ static void sim_mix(mlfab_sim *sim, uint64_t value) {
 
 /* ---- sources and the heap ---- */
 
-/* A larger copy of an array, the rest zero, or NULL; the old one stays. */
+/* A larger copy of an array, zero-filled, or NULL; the old one stays. */
 static void *sim_larger(mlfab_sim *sim, const void *old, uint32_t count, uint32_t room,
                         size_t size) {
   void *array = mlfab__alloc_array(&sim->env, room, size);
@@ -907,12 +906,12 @@ static void *sim_larger(mlfab_sim *sim, const void *old, uint32_t count, uint32_
   return array;
 }
 
-/* Frees an array; nothing when there is none. */
+/* Frees an array, if any. */
 static void sim_drop(mlfab_sim *sim, void *array, size_t bytes) {
   if (array) mlfab__free(&sim->env, array, bytes);
 }
 
-/* Makes room for `n` more sources, so that as many calls of sim_source_add cannot fail. */
+/* Makes room for `n` more sources, so that this many calls of sim_source_add cannot fail. */
 static int sim_sources_reserve(mlfab_sim *sim, uint32_t n) {
   uint32_t old = sim->indices, room = old ? old : 64;
   if (sim->free_count >= n) return 0;
@@ -948,7 +947,7 @@ static void sim_source_drop(mlfab_sim *sim, sim_source *source) {
 static void sim_put(mlfab_sim *sim, sim_source *source, uint64_t at_ns) {
   uint64_t order = (uint64_t)source->kind << 56 | sim->sequence++;
   mlfab__heap_put(&sim->heap, source->index, mlfab__max(at_ns, sim->now), order);
-  /* The menu is drawn from as long as anything else can happen, or a simulation would never end. */
+  /* Faults are drawn only while other events are pending, or a simulation would never end. */
   if (sim->faults && !sim->fault_stands && source != &sim->fault) {
     sim->fault_stands = 1;
     sim_put(sim, &sim->fault,
@@ -968,15 +967,14 @@ static int sim_is_cut(const mlfab_sim *sim, const sim_host *a, const sim_host *b
   return sim->cuts && sim->cuts[(size_t)a->index * sim->options.hosts + b->index];
 }
 
-/* Does nothing between them take a port? */
+/* Does traffic between them use no port? */
 static int sim_is_local(const sim_host *a, const sim_host *b) { return a->card == b->card; }
 
 static uint64_t sim_latency(const sim_host *a, const sim_host *b) {
   return sim_is_local(a, b) ? SIM_LOCAL_NS : a->sim->options.latency_ns;
 }
 
-/* The host's context was used, so that its deadline may be another one; with `drive`, it has
- * something to do. */
+/* The host's context was used: its deadline may have changed; with `drive`, it has work to do. */
 static void sim_touch(sim_host *host, int drive) {
   mlfab_sim *sim = host->sim;
   if (!host->ctx) return;
@@ -992,7 +990,7 @@ static void sim_touch(sim_host *host, int drive) {
   sim->listed_tail = host;
 }
 
-/* Puts an event before its reader. */
+/* Queues an event for its reader. */
 static void sim_post(sim_endpoint *endpoint, sim_item *item) {
   mlfab_sim *sim = endpoint->host->sim;
   const sim_end *end = item->end;
@@ -1022,7 +1020,7 @@ static void sim_port_time(mlfab_sim *sim, sim_port *port) {
   }
 }
 
-/* Of the frame in service, in 1e-9 bytes. */
+/* Bytes left of the frame in service, in 1e-9 bytes. */
 static uint64_t sim_port_left(const mlfab_sim *sim, const sim_port *port) {
   return port->left - mlfab__min(port->left, (sim->now - port->since_ns) * port->rate);
 }
@@ -1036,7 +1034,7 @@ static sim_meter sim_port_meter(const mlfab_sim *sim, const sim_port *port) {
   return meter;
 }
 
-/* The frame in service, returned, is no longer: done, or given up. */
+/* Takes the frame out of service, because it is done or lost, and returns it. */
 static sim_item *sim_port_clear(mlfab_sim *sim, sim_port *port) {
   sim_meter meter = sim_port_meter(sim, port);
   sim_item *frame = port->frame;
@@ -1047,8 +1045,8 @@ static sim_item *sim_port_clear(mlfab_sim *sim, sim_port *port) {
   return frame;
 }
 
-/* Puts a lane that has frames at the end of the ring; one in service comes there when it is done, so
- * that others do not wait for two of its frames. */
+/* Appends a lane with frames to the ring. A lane in service is appended when its frame is done, so that
+ * others do not wait for two of its frames. */
 static void sim_port_queue(sim_port *port, sim_lane *lane) {
   uint32_t side = port->inbound;
   if (lane->waiting[side] || port->lane == lane) return;
@@ -1063,7 +1061,7 @@ static void sim_port_queue(sim_port *port, sim_lane *lane) {
   port->tail = lane;
 }
 
-/* Takes the next lane's next frame into service if the port is idle. */
+/* If the port is idle, takes the next lane's first frame into service. */
 static void sim_port_start(mlfab_sim *sim, sim_port *port) {
   sim_lane *lane = port->head;
   if (port->frame || !lane) return;
@@ -1082,7 +1080,7 @@ static void sim_port_offer(mlfab_sim *sim, sim_port *port, sim_lane *lane) {
   sim_port_start(sim, port);
 }
 
-/* Forgets everything of a lane; its queue is emptied by the caller. */
+/* Removes a lane from the port; the caller empties its queue. */
 static void sim_port_forget(mlfab_sim *sim, sim_port *port, sim_lane *lane) {
   uint32_t side = port->inbound;
   if (lane->waiting[side]) {
@@ -1112,7 +1110,7 @@ static void sim_port_rate(mlfab_sim *sim, sim_port *port, uint64_t rate) {
   if (port->frame) sim_port_time(sim, port);
 }
 
-/* Of a host that has ports of its own. */
+/* Sets the port rates of a host with ports of its own. */
 static void sim_host_rates(sim_host *host) {
   uint64_t divisor = host->is_slow ? 10 : 1;
   sim_port_rate(host->sim, &host->out, (host->rate_out + divisor - 1) / divisor);
@@ -1135,7 +1133,7 @@ static void sim_lane_purge(mlfab_sim *sim, sim_lane *lane) {
   lane->stalled = 0;
 }
 
-/* Tells an end that its link is no more. */
+/* Reports to an end that its link is down. */
 static void sim_end_down(sim_end *end, int code, const char *text) {
   mlfab_sim *sim = end->host->sim;
   if (end->closed || end->told) return;
@@ -1150,7 +1148,7 @@ static void sim_end_down(sim_end *end, int code, const char *text) {
   sim_post(end->endpoint, &end->down_item);
 }
 
-/* An end hears what happened a latency ago. */
+/* An end learns what happened a latency ago. */
 static void sim_end_notice(sim_end *end) {
   mlfab_sim *sim = end->host->sim;
   int cut = sim_is_cut(sim, end->host, sim_other(end)->host);
@@ -1184,7 +1182,7 @@ static void sim_link_free(sim_link *link) {
   sim_give(sim, link, sizeof *link);
 }
 
-/* Everything under way is lost. `near` hears of it at once, the other end a latency later. */
+/* Breaks a link; all frames in flight are lost. `near` is told at once, the other end a latency later. */
 static void sim_link_break(sim_link *link, sim_end *near, int code, const char *text) {
   sim_end *far = sim_other(near);
   mlfab_sim *sim = near->host->sim;
@@ -1215,7 +1213,7 @@ static int sim_copy_bulk(mlfab_sim *sim, sim_item *frame) {
   return 0;
 }
 
-/* Copies what the lane still borrows; with `token`, of that send only. */
+/* Copies the bulks that the lane still borrows; with `token`, those of that send only. */
 static int sim_lane_detach(mlfab_sim *sim, sim_lane *lane, const uint64_t *token) {
   sim_port *port = &lane->from->host->card->out;
   int status = 0;
@@ -1228,7 +1226,7 @@ static int sim_lane_detach(mlfab_sim *sim, sim_lane *lane, const uint64_t *token
 
 static void sim_lane_left(mlfab_sim *sim, sim_lane *lane, sim_item *frame);
 
-/* A frame, or the end of all, goes out. */
+/* Sends a frame, or the end of the lane. */
 static void sim_lane_offer(mlfab_sim *sim, sim_lane *lane, sim_item *frame) {
   if (sim_is_local(lane->from->host, lane->to->host)) {
     sim_lane_left(sim, lane, frame);
@@ -1238,7 +1236,7 @@ static void sim_lane_offer(mlfab_sim *sim, sim_lane *lane, sim_item *frame) {
   }
 }
 
-/* The owner of this end wants to hear no more of it: what was accepted still goes out. */
+/* This end is closed: it gets no more events; accepted frames are still sent. */
 static void sim_end_close(sim_end *end) {
   mlfab_sim *sim = end->host->sim;
   sim_end *other = sim_other(end);
@@ -1290,7 +1288,7 @@ static void sim_end_init(sim_link *link, int side, sim_endpoint *endpoint, uint6
   sim_source_add(host->sim, &end->lane.arrive, SIM_ARRIVE, &end->lane);
 }
 
-/* The next free slot in turn, so that numbers are not used again soon; ~0: no memory. */
+/* The next free slot in turn, so that numbers are not reused soon; ~0: no memory. */
 static uint32_t sim_slot(mlfab_sim *sim) {
   if (sim->link_count >= sim->slots / 2) {
     uint32_t room = sim->slots ? sim->slots * 2 : 64;
@@ -1306,7 +1304,7 @@ static uint32_t sim_slot(mlfab_sim *sim) {
   return sim->last_slot;
 }
 
-/* A link from endpoint `a`, which asked for it with `token`, to `b`; NULL without memory. */
+/* A link from endpoint `a`, which connected with `token`, to `b`; NULL without memory. */
 static sim_link *sim_link_make(mlfab_sim *sim, sim_endpoint *a, sim_endpoint *b, uint64_t token) {
   uint32_t slot = sim_slot(sim);
   if (slot == ~0u || sim_sources_reserve(sim, 4)) return NULL;
@@ -1320,7 +1318,7 @@ static sim_link *sim_link_make(mlfab_sim *sim, sim_endpoint *a, sim_endpoint *b,
   return link;
 }
 
-/* ---- frames under way ---- */
+/* ---- frames in flight ---- */
 
 static void sim_lane_reading(sim_lane *lane, uint64_t bytes) {
   sim_end *from = lane->from;
@@ -1333,7 +1331,7 @@ static void sim_lane_reading(sim_lane *lane, uint64_t bytes) {
   sim_post(from->endpoint, &from->writable_item);
 }
 
-/* The frame is whole at the receiver. */
+/* The whole frame has arrived. */
 static void sim_deliver(mlfab_sim *sim, sim_lane *lane, sim_item *frame) {
   sim_end *to = lane->to;
   if (frame->kind == MLFAB_IO_DOWN) {
@@ -1373,7 +1371,8 @@ static void sim_lane_left(mlfab_sim *sim, sim_lane *lane, sim_item *frame) {
       sim_post(from->endpoint, frame->sent);
       frame->sent = NULL;
     }
-    if (link->broken) { /* nobody is there, and this end does not know yet: no acknowledgement */
+    /* the far end is gone, and this end does not know yet: no acknowledgement */
+    if (link->broken) {
       sim_item_free(sim, frame);
       return;
     }
@@ -1389,7 +1388,7 @@ static void sim_lane_left(mlfab_sim *sim, sim_lane *lane, sim_item *frame) {
   if (lane->flight.head == frame) sim_put(sim, &lane->arrive, frame->arrive_ns);
 }
 
-/* The first frame in flight is there, unless a partition keeps it. */
+/* The first frame in flight arrives, unless a partition holds it. */
 static void sim_lane_arrives(mlfab_sim *sim, sim_lane *lane) {
   sim_host *to = lane->to->host;
   if (sim_is_cut(sim, lane->from->host, to)) {
@@ -1454,7 +1453,7 @@ static void sim_attempt_arrives(mlfab_sim *sim, sim_attempt *attempt) {
   }
   sim_link *link = NULL;
   if (to->endpoint) link = sim_link_make(sim, attempt->endpoint, to->endpoint, attempt->token);
-  if (!link) { /* the failure takes a latency to come back */
+  if (!link) { /* the failure returns after one latency */
     attempt->code = to->endpoint ? MLFAB_ERR_MEMORY : MLFAB_ERR_PEER_CLOSED;
     attempt->text = to->endpoint ? "no memory for a link" : "nobody listens there";
     sim_put(sim, &attempt->source, sim->now + latency);
@@ -1470,7 +1469,7 @@ static void sim_attempt_arrives(mlfab_sim *sim, sim_attempt *attempt) {
   sim_give(sim, attempt, sizeof *attempt);
 }
 
-/* A pending connect with this token is never reported. */
+/* Forgets a pending connect with this token without an event. */
 static void sim_connect_forget(sim_endpoint *endpoint, uint64_t token) {
   mlfab_sim *sim = endpoint->host->sim;
   sim_queue keep = {NULL, NULL};
@@ -1484,7 +1483,7 @@ static void sim_connect_forget(sim_endpoint *endpoint, uint64_t token) {
     next = end->next;
     if (end->up || end->token != token) continue;
     sim_end_close(end);
-    break; /* one at most is pending; closing a link to itself may have freed `next` */
+    break; /* at most one is pending; closing a link to itself may have freed `next` */
   }
   for (sim_item *item; (item = sim_pop(&endpoint->events));) {
     if (!item->end && item->token == token) {
@@ -1539,7 +1538,7 @@ static int sim_open(const mlfab_transport_options *options, void **self_p, char 
   return 0;
 }
 
-/* Ends what the endpoint has to do with the network. */
+/* Disconnects the endpoint from the network. */
 static void sim_vacate(sim_endpoint *endpoint) {
   sim_host *host = endpoint->host;
   while (host->attempts) {
@@ -1612,7 +1611,7 @@ static int sim_send(void *self, uint32_t link, const void *head, uint32_t head_b
       bulk_bytes > MLFAB_BULK_MAX)
     return MLFAB_ERR_LIMIT;
   sim_lane *lane = &end->lane;
-  /* A frame that is larger than the buffer passes alone. */
+  /* A frame larger than the buffer passes alone. */
   if (lane->buffered && lane->buffered + bytes > sim->options.buffer_bytes) {
     lane->wants = 1;
     return MLFAB_ERR_AGAIN;
@@ -1718,7 +1717,7 @@ static void sim_wait(void *self, uint64_t timeout_ns) {
   host->waits++;
   sim->depth++;
   sim->waiting = host;
-  if (below) sim_touch(below, 1); /* from now on it does not drive itself */
+  if (below) sim_touch(below, 1); /* it can no longer drive itself */
   while (!endpoint->woken && (!endpoint->events.head || sim_paused(host))) {
     if (sim_step_until(sim, until)) continue;
     if (until != MLFAB__NEVER) sim->now = mlfab__max(sim->now, until);
@@ -1749,8 +1748,8 @@ static int sim_arm(void *self, int on) {
   return 0;
 }
 
-/* A paused host is a stopped process: its system answers. One behind a partition, or without a rate, does
- * not. */
+/* A paused host is a stopped process: its system answers. A host behind a partition, or without a rate,
+ * does not. */
 static int sim_probe(void *self, uint32_t link) {
   sim_endpoint *endpoint = self;
   const sim_end *end = endpoint->gone ? NULL : sim_find(endpoint, link);
@@ -1761,7 +1760,7 @@ static int sim_probe(void *self, uint32_t link) {
   return cut || !stands || end->link->broken ? MLFAB_ERR_AGAIN : 0;
 }
 
-/* What a port has done since `last`, which moves on. */
+/* The difference of a port's totals to *last, which it updates. */
 static sim_meter sim_port_since(const mlfab_sim *sim, const sim_port *port, sim_meter *last) {
   sim_meter now = sim_port_meter(sim, port);
   sim_meter since = {now.passed - last->passed, now.busy_ns - last->busy_ns};
@@ -1774,10 +1773,10 @@ static double sim_delivery(const sim_meter *meter) {
   return (double)meter->passed * 1e9 / (double)meter->busy_ns;
 }
 
-/* Of the ports that this host uses: all that passes there, whichever host it is for. */
+/* Measures all traffic of the ports that this host uses, whichever host it is for. */
 static int sim_measure(void *self, uint64_t now_ns, mlfab_measure *measure_p) {
   sim_endpoint *endpoint = self;
-  (void)now_ns; /* the simulator's own time counts */
+  (void)now_ns; /* the simulator's own time is used */
   if (endpoint->gone) return 0;
   const mlfab_sim *sim = endpoint->host->sim;
   const sim_host *card = endpoint->host->card;
@@ -1836,8 +1835,8 @@ static void sim_read_deadline(sim_host *host, uint64_t earliest_ns) {
   }
 }
 
-/* Can it be driven? Of those that wait only the last has the stack to itself and drives itself; the
- * others may stay below it for long. */
+/* Can it be driven? Of the hosts in a wait only the innermost drives itself; the others may stay below it
+ * on the stack for long. */
 static int sim_idle(const sim_host *host) {
   return host->ctx && host->busy == host->waits && host->sim->waiting != host;
 }
@@ -1848,13 +1847,14 @@ static void sim_drive(sim_host *host) {
   host->busy++;
   while (rounds++ < SIM_ROUNDS && host->ctx && mlfab_progress(host->ctx, 0) > 0) continue;
   host->busy--;
-  if (host->waits && host->endpoint) host->endpoint->woken = 1; /* it looks whether it is over */
-  /* A context that always has more to do must not keep time from passing. */
+  /* its wait checks whether it is over */
+  if (host->waits && host->endpoint) host->endpoint->woken = 1;
+  /* A context that always has more work must not stop time. */
   if (host->ctx) sim_read_deadline(host, host->sim->now + SIM_LOCAL_NS);
   if (host->watch_fn) sim_put(host->sim, &host->watch, host->sim->now);
 }
 
-/* Drives every context that has something to do, until none has. */
+/* Drives every context that has work, until none has. */
 static void sim_settle(mlfab_sim *sim) {
   sim_host *host;
   while ((host = sim->listed_head)) {
@@ -1865,9 +1865,9 @@ static void sim_settle(mlfab_sim *sim) {
     } else {
       if (sim_idle(host)) sim_read_deadline(host, sim->now);
     }
-    if (host->ready) continue; /* it was given something to do meanwhile */
+    if (host->ready) continue; /* it got new work meanwhile */
     sim->listed_head = host->next_listed;
-    host->listed = 0; /* only now: being driven touches it */
+    host->listed = 0; /* only now, because driving touches it */
   }
 }
 
@@ -1889,7 +1889,7 @@ static void sim_set_cut(mlfab_sim *sim, uint32_t a, uint32_t b, int who, int cut
       sim_end *end = &link->end[i];
       uint64_t at_ns = sim->now + sim->options.latency_ns;
       if (end->lane.stalled) sim_put(sim, &end->lane.arrive, at_ns);
-      /* UP at once: frames that follow it may be about to arrive. */
+      /* UP at once: frames behind it may be about to arrive. */
       if (end->waits && !end->closed) sim_put(sim, &end->notice, link->broken ? at_ns : sim->now);
       end->lane.stalled = end->waits = 0;
     }
@@ -1962,7 +1962,7 @@ static void sim_fault_tick(mlfab_sim *sim) {
   }
 }
 
-/* The host's links break, its endpoint is dead and its context freed. */
+/* Crashes a host: breaks its links, kills its endpoint and frees its context. */
 static void sim_crash_now(sim_host *host) {
   mlfab_sim *sim = host->sim;
   sim_endpoint *endpoint = host->endpoint;
@@ -1994,8 +1994,7 @@ static void sim_fire_timer(mlfab_sim *sim, sim_timer *timer) {
     sim_timer_free(sim, timer);
     sim_set_cut(sim, a, b, SIM_CUT_MENU, 0);
   } else if (sim->depth >= SIM_DEPTH) {
-    /* Callbacks that wait inside callbacks that wait: the stack has an end, so this one comes when
-     * some of them are done. */
+    /* Limits nested waits in callbacks: this callback runs when some of them have ended. */
     sim_put(sim, &timer->source, sim->now + 100 * SIM_LOCAL_NS);
   } else {
     void (*fn)(void *user) = timer->fn;
@@ -2006,7 +2005,7 @@ static void sim_fire_timer(mlfab_sim *sim, sim_timer *timer) {
 }
 
 static void sim_fire(mlfab_sim *sim, const sim_source *source) {
-  sim_host *host = source->owner; /* where the owner is one */
+  sim_host *host = source->owner; /* if the owner is a host */
   switch (source->kind) {
     case SIM_NOTICE:
       sim_end_notice(source->owner);
@@ -2047,7 +2046,7 @@ static void sim_fire(mlfab_sim *sim, const sim_source *source) {
   }
 }
 
-/* The next thing that happens at limit_ns or before; 0 when there is none. */
+/* Executes the next event at limit_ns or before; 0 when there is none. */
 static int sim_step_until(mlfab_sim *sim, uint64_t limit_ns) {
   for (uint32_t i = 0; sim->crash_waits && i < sim->options.hosts; i++)
     if (sim->hosts[i].crash_waits && !sim->hosts[i].busy) sim_crash_now(&sim->hosts[i]);
@@ -2071,7 +2070,7 @@ MLFAB_API void mlfab_sim_run(mlfab_sim *sim, uint64_t duration_ns) {
   sim->now = mlfab__max(sim->now, until);
 }
 
-/* ---- creating, opening, and the caller's hand on the network ---- */
+/* ---- creating, opening, and control of the network ---- */
 
 static int sim_options_check(const mlfab_sim_options *o) {
   const double p[] = {o->loss, o->duplicate, o->reorder, o->latency_jitter};
@@ -2091,7 +2090,7 @@ static void sim_options_defaults(mlfab_sim_options *o) {
   if (!o->buffer_bytes) o->buffer_bytes = 4u << 20;
   if (!o->partition_ns) o->partition_ns = SIM_SECOND;
   if (!o->pause_ns) o->pause_ns = SIM_SECOND;
-  o->env = NULL; /* not the caller's struct any more: sim->env holds a copy */
+  o->env = NULL; /* the caller's struct; sim->env holds a copy */
 }
 
 static void sim_host_init(mlfab_sim *sim, uint32_t index) {
@@ -2125,7 +2124,7 @@ MLFAB_API int mlfab_sim_create(const mlfab_sim_options *options, mlfab_sim **sim
   sim->env = env;
   sim->options = o;
   sim_options_defaults(&sim->options);
-  sim->now = SIM_SECOND; /* not 0, which means "unset" in many a struct */
+  sim->now = SIM_SECOND; /* not 0, which often means "unset" */
   sim->faults = o.partition > 0 || o.crash > 0 || o.pause > 0 || o.slow > 0;
   mlfab__rng_seed(&sim->prng, sim->options.seed);
   sim->hash = mlfab__mix(sim->options.seed);
@@ -2173,8 +2172,8 @@ MLFAB_API void *mlfab_sim_host(mlfab_sim *sim, uint32_t host) {
   return sim && host < sim->options.hosts ? &sim->hosts[host] : NULL;
 }
 
-/* The hooks of a context that the simulator drives: those given, and a clock that notes who asks,
- * because whatever a caller does with a context begins with a look at the clock. */
+/* The hooks of a driven context: the given ones, and a clock that records who calls it, because every call
+ * on a context begins by reading the clock. */
 static void *sim_hook_allocate(void *user, size_t bytes) {
   sim_host *host = user;
   return host->given.hooks.allocate(host->given.hooks.user, bytes);
@@ -2224,12 +2223,12 @@ MLFAB_API int mlfab_sim_open(mlfab_sim *sim, uint32_t host_index, const mlfab_co
   copy.env = &host->hooks;
   copy.transport = mlfab_transport_sim();
   copy.transport_user = host;
-  copy.transports = 0; /* no other beside it */
+  copy.transports = 0; /* no other transport */
   if (!copy.coordinator[0]) memcpy(copy.coordinator, "sim:0", sizeof "sim:0");
   status = mlfab_open_start(&copy, &ctx, error_p);
   if (status) return status;
   *ctx_p = ctx;
-  /* A world of one opens no transport, has nothing to be driven, and would not say when it closes. */
+  /* A world of one opens no transport, needs no driving, and would not report its close. */
   if (host->endpoint) {
     host->ctx = ctx;
     host->ctx_p = ctx_p;
@@ -2269,7 +2268,7 @@ MLFAB_API int mlfab_sim_share(mlfab_sim *sim, uint32_t host, uint32_t with) {
   sim_host *h = mlfab_sim_host(sim, host), *w = mlfab_sim_host(sim, with);
   if (!h || !w || h == w) return MLFAB_ERR_ARGUMENT;
   if (h->card == w->card) return 0;
-  /* Those that share h's ports come along, and nothing of theirs may be under way there. */
+  /* Hosts that share h's ports move with it; none of them may have been opened. */
   for (uint32_t i = 0; i < sim->options.hosts; i++)
     if (sim->hosts[i].card == h->card && sim->hosts[i].opened) return MLFAB_ERR_STATE;
   const sim_host *old = h->card;
@@ -2320,7 +2319,7 @@ MLFAB_API int mlfab_sim_crash(mlfab_sim *sim, uint32_t host) {
   sim_host *h = mlfab_sim_host(sim, host);
   if (!h) return MLFAB_ERR_ARGUMENT;
   if (!h->endpoint) return MLFAB_ERR_STATE;
-  /* A context in the middle of a call cannot be freed under it: as soon as the call has returned. */
+  /* A context inside a call cannot be freed: crashes when the call has returned. */
   if (!h->busy) {
     sim_crash_now(h);
   } else if (!h->crash_waits) {

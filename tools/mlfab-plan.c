@@ -1,13 +1,13 @@
-/* mlfab-plan.c - the plan for a batch, from a file: what the library's scheduler would decide, and why.
+/* mlfab-plan.c - prints the plan that the library's scheduler would make for a batch in a file, and why.
  *
  *    mlfab-plan FILE [--human] [--svg [OUT]] [--cut] [--best] [--backlog TIME]
  *
  * It reads the input records of tests/vectors/FORMAT-mlfabric.md (up to `expect` or `end`) of the kinds
- * batch, netup, dist, allreduce and ssp, and prints the records that are expected of it there, as far as
- * they are of planning: not those of replicas. It is linked with the library's own planner.
+ * batch, netup, dist, allreduce and ssp, and prints the records that the format expects of them, as far as
+ * they concern planning: not those of replicas. It is linked with the library's own planner.
  *
- * A file is data from anywhere: whatever is wrong with it is told with its line, and the exit status is
- * 2. Counts are limited before memory is asked for, and lists end where their lines do. */
+ * A file is untrusted: every error in it is reported with its line, and the exit status is 2. Counts are
+ * limited before memory is allocated, and lists end where their lines do. */
 #include "core/sched/plan.h"
 
 #include <errno.h>
@@ -19,7 +19,7 @@ enum {
   EXIT_INPUT = 2,
   LINE_MOST = 65536,
   TOKENS_MOST = 8192,
-  COUNT_MOST = 100000, /* nodes, links, paths, updates */
+  COUNT_MOST = 100000, /* nodes, links, paths, updates: each at most this many */
   SERVERS_MOST = 64,
   STEPS_MOST = TOKENS_MOST / 2,
   LANES_MOST = 60,
@@ -57,7 +57,7 @@ static const char HELP[] =
 /* ---- input ---- */
 
 typedef struct path {
-  uint32_t from, to, first, n; /* its links: first, first + 1, ... of path_links */
+  uint32_t from, to, first, n; /* its links: path_links[first] and following */
 } path;
 
 typedef struct record { /* a reserved transfer */
@@ -73,11 +73,11 @@ typedef struct input {
   char *token[TOKENS_MOST];
   int human, svg, best, cut;
   const char *svg_path;
-  /* What was read. */
+  /* The input. */
   char kind[16];
   mlfab__env env;
   mlfab__network net;
-  uint8_t *has; /* by profile: a capacity was given */
+  uint8_t *has; /* by profile: its capacity is set */
   path *paths;
   uint32_t npaths, *path_links, npath_links;
   mlfab__batch batch;
@@ -89,7 +89,7 @@ typedef struct input {
   uint64_t *ids;
   uint32_t nrequests, root;
   double sizes[SERVERS_MOST], *available;
-  /* What was planned. */
+  /* The plan. */
   mlfab__planner planner;
   record *records;
   uint32_t nrecords, records_room;
@@ -117,7 +117,7 @@ static void fail(const input *in, const char *format, ...) {
   va_start(list, format);
   vsnprintf(text, sizeof text, format, list);
   va_end(list);
-  /* Words of the file are quoted, whatever bytes they are. */
+  /* Bytes of the file that are not printable are replaced. */
   for (char *c = text; *c; c++) {
     if (*c < ' ' || *c > '~') *c = '?';
   }
@@ -138,7 +138,7 @@ static void must(const input *in, int code, const char *what) {
   if (code) fail(in, "%s: %s", what, mlfab_error_text(code));
 }
 
-/* The next line that is not empty, in tokens: 1, or 0 at the end of the file. */
+/* Reads the next line that is not empty into tokens: 1, or 0 at the end of the file. */
 static int next_line(input *in) {
   do {
     if (!fgets(in->text, sizeof in->text, in->file)) return 0;
@@ -183,7 +183,7 @@ static double number(const input *in, uint32_t at, const char *what) {
   return x;
 }
 
-/* A size, a rate or a time: finite, and not negative. */
+/* A size, a rate or a time: finite and not negative. */
 static double amount(const input *in, uint32_t at, const char *what) {
   double x = number(in, at, what);
   if (!mlfab__finite(x)) fail(in, "%s is infinite", what);
@@ -225,7 +225,7 @@ static void read_nodes(input *in) {
   uint32_t nodes = count(in, 1, "nodes");
   if (nodes == 0) fail(in, "a network without nodes");
   in->net.nodes = nodes;
-  /* Links are counted further down, behind the nodes' lines: `read_network` knows both. */
+  /* `links` follows the nodes' lines: read_network completes both. */
 }
 
 static void read_profile(input *in, enum mlfab__capacity_kind kind, uint32_t index, uint32_t has) {
@@ -268,7 +268,7 @@ static void read_path(input *in) {
   must(in, mlfab__network_path(&in->net, from, to, n, links + p->first), "path");
 }
 
-/* Finds the line `links` further down, and comes back. */
+/* Finds the line `links` further down, and returns to the present line. */
 static uint32_t find_links(input *in) {
   long place = ftell(in->file);
   uint32_t line = in->line, links = 0;
@@ -294,7 +294,7 @@ static void read_capacities(input *in, const char *keyword, enum mlfab__capacity
   }
 }
 
-/* From `nodes`, which is the present line, to the paths. */
+/* Reads the network from `nodes`, the present line, to the paths. */
 static void read_network(input *in) {
   read_nodes(in);
   uint32_t nodes = in->net.nodes, links = find_links(in);
@@ -325,7 +325,7 @@ static void read_servers(input *in) {
   in->batch.servers = m;
 }
 
-/* `aggregators k` and its lines, or another list of the same shape. */
+/* Reads `aggregators k` and its lines, or another list of the same form. */
 static uint32_t *read_hops(input *in, const char *keyword, uint32_t *k_p) {
   need_tokens(in, 2);
   uint32_t k = count(in, 1, "their number"), m = in->batch.servers;
@@ -378,7 +378,7 @@ static int by_id(const void *a, const void *b) {
   return x < y ? -1 : x > y;
 }
 
-/* Ids are how updates are told apart in the output. */
+/* Ids must be unique, because they identify updates in the output. */
 static void check_ids(const input *in, const uint64_t *ids, uint32_t n) {
   uint64_t *sorted = memory_for(in, n, sizeof *sorted);
   memcpy(sorted, ids, n * sizeof *sorted);
@@ -405,7 +405,7 @@ static void read_updates(input *in) {
   in->batch.n = n;
 }
 
-/* What is of replicas is skipped, lines of lists too. */
+/* Skips records about replicas, also lines of lists. */
 static int skip_replica(input *in) {
   static const char *const names[] = {"replica", "gamma", "h0", "div_max"};
   for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
@@ -464,7 +464,7 @@ static void read_batch(input *in) {
   in->batch.cut = in->cut;
 }
 
-/* ---- what was reserved ---- */
+/* ---- reservations ---- */
 
 static void on_reserve(void *user, const mlfab__transfer *t) {
   input *in = user;
@@ -486,7 +486,7 @@ static void watch(input *in, int on) {
 
 /* ---- output ---- */
 
-/* A time as the format has it, in two tokens. */
+/* Prints a time in the format's two tokens. */
 static void put_time(double t) {
   if (mlfab__finite(t)) {
     printf(" %.17g %.17g", t, t);
@@ -507,7 +507,7 @@ static int dropped_by_id(const void *a, const void *b, const mlfab__candidate *u
   return x < y ? -1 : x > y;
 }
 
-/* Insertion would do for a screenful; a heap of dropped ones wants better: shell sort. */
+/* Shell sort, because many updates may be dropped. */
 static void sort_dropped(const input *in, mlfab__ordered *list, uint32_t n) {
   for (uint32_t gap = n / 2; gap > 0; gap /= 2) {
     for (uint32_t i = gap; i < n; i++) {
@@ -522,7 +522,7 @@ static void sort_dropped(const input *in, mlfab__ordered *list, uint32_t n) {
   }
 }
 
-/* `sjf` or `order` with their lines; the order stays in `out`. */
+/* Prints `sjf` or `order` with their lines; the order is left in `out`. */
 static uint32_t put_order(input *in, int deadlines, mlfab__ordered *out) {
   mlfab__order_input order = {in->updates,       in->batch.n,           in->server,
                               in->batch.servers, in->batch.delay_bound, in->batch.version};
@@ -548,7 +548,7 @@ static uint32_t put_order(input *in, int deadlines, mlfab__ordered *out) {
   return applied;
 }
 
-/* `detagg` and T(n) of every case; `late`: MLFAB__GROUP_LATE, or 0. */
+/* Prints `detagg` and T(n) of every case; `late`: MLFAB__GROUP_LATE, or 0. */
 static void put_times(input *in, const mlfab__group_input *group, uint32_t late) {
   printf("detagg %u\n", group->n + 1);
   for (uint32_t n = 0; n <= group->n; n++) {
@@ -565,7 +565,7 @@ static void put_times(input *in, const mlfab__group_input *group, uint32_t late)
   }
 }
 
-/* `groups` of what goes; ids are those of the updates in order. */
+/* Prints `groups` of the updates that are sent; ids are in their order. */
 static void put_groups(const uint64_t *ids, const mlfab__grouped *grouped, uint32_t n) {
   uint32_t groups = 0;
   while (n > 0 && grouped[n - 1].number == 0) n--;
@@ -632,9 +632,9 @@ static void put_residual(const input *in) {
   }
 }
 
-/* ---- for people ---- */
+/* ---- output for people ---- */
 
-/* When the first byte of a group's sum goes, which need not wait for the last member. */
+/* When the first byte of a group's sum is sent, which may be before the last member arrives. */
 static double sum_starts(const input *in, const mlfab__planned *p) {
   double starts = p->ready;
   for (uint32_t i = 0; i < in->nrecords; i++) {
@@ -676,15 +676,15 @@ static void tell_dropped(const input *in, const mlfab__planned *p) {
   }
 }
 
-/* ---- the picture ---- */
+/* ---- the chart ---- */
 
-/* A lane is a profile; `lane` numbers those that are used in their order, UINT32_MAX the others. */
+/* A lane is a profile; `lane` numbers the used profiles in order, UINT32_MAX for the others. */
 typedef struct lanes {
   uint32_t *lane, *profile, n;
   double end;
 } lanes;
 
-/* The nth profile that a transfer uses; 0 when there are no more. */
+/* The nth profile that a transfer uses: 1, or 0 when there are no more. */
 static int uses(const input *in, const mlfab__transfer *t, uint32_t nth, uint32_t *profile_p) {
   if (t->n == 0) return 0;
   if (nth < 2) {
@@ -743,7 +743,7 @@ static void transfer_name(const input *in, const mlfab__transfer *t, char name[6
   snprintf(name, 64, "%s %" PRIu64, names[t->purpose < 6 ? t->purpose : 0], id);
 }
 
-/* Which transfers the symbols are. */
+/* Prints which transfer each symbol stands for. */
 static void draw_legend(const input *in) {
   char name[64];
   for (uint32_t i = 0; i < in->nrecords; i++) {
@@ -753,7 +753,7 @@ static void draw_legend(const input *in) {
   }
 }
 
-/* A stretch of a lane: where it is the largest part of a column so far, it is what is seen there. */
+/* Marks the columns in which this stretch is the largest so far. */
 static void fill_cells(char *cells, double *share, const mlfab__stretch *s, double end, char mark) {
   for (uint32_t c = 0; c < COLUMNS; c++) {
     double from = end * c / COLUMNS, to = end * (c + 1) / COLUMNS;
@@ -764,7 +764,7 @@ static void fill_cells(char *cells, double *share, const mlfab__stretch *s, doub
   }
 }
 
-/* One lane a line: who uses it most in each of the columns. */
+/* Prints one line for each lane: the transfer that uses it most in each column. */
 static void draw_text(const input *in) {
   lanes l = make_lanes(in);
   uint32_t shown = l.n < LANES_MOST ? l.n : LANES_MOST, p;
@@ -796,7 +796,7 @@ static void draw_text(const input *in) {
 
 enum { SVG_LANE = 24, SVG_LEFT = 110, SVG_WIDTH = 900, SVG_TOP = 30 };
 
-/* What a lane is filled with: as high as its part of the greatest rate that the lane has seen. */
+/* Draws a transfer in its lanes; the height is its rate, relative to the largest rate of the lane. */
 static void svg_transfer(const input *in, const record *r, const lanes *l, const double *most,
                          double *filled, FILE *out) {
   char name[64];
@@ -807,7 +807,7 @@ static void svg_transfer(const input *in, const record *r, const lanes *l, const
     for (uint32_t k = 0; k < r->transfer.n; k++) {
       const mlfab__stretch *s = &r->pieces[k];
       double height = (SVG_LANE - 4) * s->rate / most[lane], x = s->from / l->end * SVG_WIDTH;
-      /* Beside those that use the lane at the same time: below what was filled up to then. */
+      /* Stacked on the transfers that use the lane at the same time. */
       double base = s->from < filled[2 * lane] ? filled[2 * lane + 1] : 0;
       if (base + height > SVG_LANE - 4) base = SVG_LANE - 4 - height;
       if (s->to > filled[2 * lane]) filled[2 * lane] = s->to;
@@ -959,7 +959,7 @@ static void do_batch(input *in) {
   }
 }
 
-/* `keyword n` with lines of an id and a node, and a time if `timed`. */
+/* Reads `keyword n` and its lines of an id and a node, and a time if `timed`. */
 static void read_requests(input *in, const char *keyword, int timed) {
   need_tokens(in, 2);
   uint32_t n = count(in, 1, "their number");
@@ -1012,7 +1012,7 @@ static void tell_deliveries(const input *in, const mlfab__delivery *out) {
   }
 }
 
-/* T(n) of the mirrored run. */
+/* Prints T(n) of the mirrored plan. */
 static void put_mirrored(input *in, const mlfab__distribution *d, uint32_t late) {
   mlfab__candidate *c = memory_for(in, d->n, sizeof *c);
   for (uint32_t i = 0; i < d->n; i++) {
@@ -1081,7 +1081,7 @@ static void do_dist(input *in) {
   free(hubs);
 }
 
-/* `aggregators k n1 ... nk`, all in one line. */
+/* Reads `aggregators k n1 ... nk`, all in one line. */
 static uint32_t *read_row(input *in, const char *keyword, uint32_t *k_p) {
   need_line(in, keyword);
   uint32_t k = count(in, 1, "their number");
@@ -1221,7 +1221,7 @@ static void do_ssp(input *in) {
   printf("end\n");
 }
 
-/* The lines in front of the network; what it is a file of. */
+/* Reads the lines before the network, up to the kind of the file. */
 static void read_header(input *in) {
   static const char *const names[] = {"mlfabric-vector", "name", "note", "ties", "margin"};
   for (;;) {
@@ -1281,7 +1281,7 @@ static void read_arguments(input *in, int argc, char **argv) {
   }
 }
 
-/* Reading goes back sometimes, which pipes cannot. */
+/* Copies the input to a file: reading goes back at times, which a pipe cannot. */
 static FILE *whole_input(const input *in) {
   FILE *copy = tmpfile();
   char buffer[65536];

@@ -2,17 +2,17 @@
  *
  *    mlfab-run -n 4 ./trainer arguments...
  *
- * Every rank gets its place through MLFAB_* variables (mlfab_config_from_env reads them), and with
- * it a secret of this run, without which nobody gets past its first frame. Output is
- * forwarded line by line with the rank in front, signals are passed on, and a rank that fails is named
- * together with its exit status or signal; --on-failure says what then becomes of the others.
+ * Every rank gets its place through MLFAB_* variables (mlfab_config_from_env reads them), and with it a
+ * secret of this run, without which a peer is refused at its first frame. mlfab-run forwards output line by
+ * line, prefixed with the rank, forwards signals, and reports a rank that fails with its exit status or
+ * signal; --on-failure says what happens to the others then.
  *
- * Where this program's output is a terminal, the workers' is one too, so that their C library hands out
- * lines as they are printed. Worker 0 has the standard input: the descriptor itself, or, when that is a
- * terminal, a pipe that is filled from it, as only this program may read there.
+ * If this program's output is a terminal, the workers' is one too, so that their C library writes line by
+ * line. Worker 0 gets the standard input: the descriptor itself or, if that is a terminal, a pipe that this
+ * program fills from it, because only this program may read there.
  *
- * One thread and one poll loop. Nothing outlives this program: ranks are in process groups of their
- * own, which are ended with it, and on Linux the kernel ends them even when it is killed. */
+ * One thread and one poll loop. Nothing outlives this program: ranks are in process groups of their own,
+ * which end with it; on Linux the kernel ends them even when it is killed. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1
 #endif
@@ -45,20 +45,20 @@
 #define RESTARTS_MAX 10
 #define LINE_MAX_BYTES 16384           /* a longer line is forwarded in pieces */
 #define GRACE_NS 2000000000ull         /* from SIGTERM to SIGKILL */
-#define SERVERS_GRACE_NS 5000000000ull /* for servers to end by themselves after the last worker */
+#define SERVERS_GRACE_NS 5000000000ull /* until servers must have ended after the last worker */
 #define DRAIN_NS 300000000ull          /* for the last output of ranks that have ended */
 #define SERVER_ARGUMENT "--mlfab-run-server"
 
 enum exit_status { EXIT_USAGE = 2, EXIT_TIMEOUT = 124, EXIT_NOT_FOUND = 127 };
 enum on_failure { ON_FAILURE_END, ON_FAILURE_CONTINUE, ON_FAILURE_RESTART };
 enum phase {
-  PHASE_RUN,     /* workers are at work */
+  PHASE_RUN,     /* workers are running */
   PHASE_SERVERS, /* all workers have ended, servers may finish */
-  PHASE_TERM,    /* SIGTERM was sent to all that is left */
+  PHASE_TERM,    /* SIGTERM was sent to all remaining processes */
   PHASE_KILL     /* SIGKILL too */
 };
 
-/* One output of one rank: bytes that have no newline yet. */
+/* One output of one rank: bytes without a newline yet. */
 typedef struct stream {
   int fd; /* -1: closed */
   int to; /* STDOUT_FILENO or STDERR_FILENO */
@@ -68,10 +68,10 @@ typedef struct stream {
 
 typedef struct rank {
   int number;
-  int is_server; /* or the scheduler: ends after the workers */
+  int is_server; /* or the scheduler: it ends after the workers */
   int is_scheduler;
   pid_t pid; /* 0: not running */
-  int done;  /* ended, and will not be started again */
+  int done;  /* ended, and not to be restarted */
   int restarts;
   stream out, err;
 } rank;
@@ -82,31 +82,32 @@ static struct {
   enum on_failure on_failure;
   int prefix, verbose;
   int scheduler;            /* a process of its own */
-  const char *scheduled;    /* MLFAB_SCHEDULER, or NULL: left to the environment */
+  const char *scheduled;    /* MLFAB_SCHEDULER, or NULL: from the environment */
   const char *delay_bound;  /* likewise */
   const char *settings[32]; /* name=value, for the environment */
   int nsettings;
   double timeout_s;
-  const char *transport; /* NULL: left to the environment and the library */
+  const char *transport; /* NULL: from the environment, or the library's default */
   char *server_program;
   char **command;
   char coordinator[128];
   char job[64];
-  char secret[33]; /* of this run; in the ranks' environment, and told nowhere else */
+  char secret[33]; /* of this run; only in the ranks' environment */
 } options;
 
 static rank *ranks;
 static int rank_count;
 static enum phase phase;
 static uint64_t phase_until;
-static int exit_status; /* of the first rank that failed */
-static int interrupted; /* the signal that was passed on: nobody is started again */
+static int exit_status; /* that of the first rank that failed */
+static int interrupted; /* the signal that was forwarded: ranks are no longer restarted */
 static int signal_pipe[2];
-static int joined_pipe[2] = {-1, -1}; /* the built-in server 0 writes a byte when all have joined */
+/* the built-in server 0 writes a byte when all ranks have joined */
+static int joined_pipe[2] = {-1, -1};
 
-/* What is typed for worker 0, where the standard input is a terminal. */
+/* Input for worker 0, if the standard input is a terminal. */
 static struct {
-  int to; /* -1: to nobody */
+  int to; /* -1: no reader */
   size_t at, fill;
   char bytes[4096];
 } input = {.to = -1};
@@ -117,7 +118,7 @@ static uint64_t now_ns(void) {
   return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/* One line on stderr, in one write, so that it is not mixed with the ranks' output. */
+/* Prints one line on stderr, in one write, so that it does not mix with the ranks' output. */
 __attribute__((__format__(__printf__, 1, 2))) static void say(const char *format, ...) {
   char text[1024];
   int n = snprintf(text, sizeof text, "mlfab-run: ");
@@ -127,7 +128,7 @@ __attribute__((__format__(__printf__, 1, 2))) static void say(const char *format
   va_end(arguments);
   if (n > (int)sizeof text - 2) n = (int)sizeof text - 2;
   text[n++] = '\n';
-  if (write(STDERR_FILENO, text, (size_t)n) < 0) return; /* there is nobody left to tell */
+  if (write(STDERR_FILENO, text, (size_t)n) < 0) return; /* stderr is closed */
 }
 
 static const char *kind(const rank *r) {
@@ -163,7 +164,8 @@ static int server_failed(const char *doing, const mlfab_error *error) {
   return 1;
 }
 
-/* Serves, or schedules, until every worker has left. `report`: where it says that all have joined, or -1. */
+/* Serves, or schedules, until every worker has left. `report`: descriptor to report that all have joined,
+ * or -1. */
 static int server_main(int verbose, int report) {
   mlfab_env env;
   memset(&env, 0, sizeof env);
@@ -206,7 +208,7 @@ static int coloured(int fd) {
   return isatty(fd) && !(no_color && *no_color) && !(term && strcmp(term, "dumb") == 0);
 }
 
-/* Writes all of it. When nobody reads any more the ranks go on unheard. */
+/* Writes all bytes. If the reader is gone, output is discarded and the ranks continue. */
 static void write_all(int fd, const char *bytes, size_t count) {
   while (count > 0) {
     ssize_t n = write(fd, bytes, count);
@@ -234,7 +236,7 @@ static void emit(const rank *r, const stream *s, const char *line, size_t count)
   write_all(s->to, text, (size_t)n + count + 1);
 }
 
-/* Forwards the whole lines of what a rank has written. Returns 0 when there is no more to come now. */
+/* Forwards complete lines of a rank's output. Returns 0 when there is no more for now. */
 static int forward(const rank *r, stream *s) {
   if (s->fd < 0) return 0;
   ssize_t got = read(s->fd, s->line + s->fill, sizeof s->line - s->fill);
@@ -272,7 +274,7 @@ static void set_number(const char *name, int value) {
   setenv(name, text, 1);
 }
 
-/* "name=value" as MLFAB_NAME. */
+/* Sets "name=value" as MLFAB_NAME. */
 static void set_setting(const char *setting) {
   char name[64] = "MLFAB_";
   size_t n = strcspn(setting, "=");
@@ -296,23 +298,23 @@ static void set_environment(const rank *r) {
   if (options.scheduled) setenv("MLFAB_SCHEDULER", options.scheduled, 1);
   if (options.delay_bound) setenv("MLFAB_DELAY_BOUND", options.delay_bound, 1);
   for (int i = 0; i < options.nsettings; i++) set_setting(options.settings[i]);
-  /* One address cannot be every rank's. */
+  /* Ranks cannot share one listening address. */
   unsetenv("MLFAB_LISTEN");
   if (options.transport) setenv("MLFAB_TRANSPORT", options.transport, 1);
 }
 
 static int takes_input(const rank *r) { return !r->is_server && r->number == 0; }
 
-/* In the child: becomes the rank's program. Only returns when that fails, with errno set. */
+/* Executes the rank's program in the child. Returns only if that fails, with errno set. */
 static void become(const rank *r, pid_t parent) {
   setpgid(0, 0);
 #ifdef __linux__
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != parent) _exit(1); /* it died before it could be watched */
+  if (getppid() != parent) _exit(1); /* the parent died before prctl */
 #else
   (void)parent;
 #endif
-  /* There is one input and there are many ranks: worker 0 has it. */
+  /* Only worker 0 gets the standard input. */
   int null = takes_input(r) ? -1 : open("/dev/null", O_RDONLY);
   if (null >= 0) dup2(null, STDIN_FILENO);
   signal(SIGPIPE, SIG_DFL);
@@ -341,13 +343,13 @@ static void become(const rank *r, pid_t parent) {
   snprintf(report, sizeof report, "%d", to);
   char *server[] = {name, argument, options.verbose ? verbose : quiet, report, NULL};
 #ifdef __linux__
-  /* Started anew rather than forked only, so that it looks like what it is in a list of processes. */
+  /* Executes this program again, so that the server is recognisable in a list of processes. */
   execv("/proc/self/exe", server);
 #endif
   exit(server_main(options.verbose, to));
 }
 
-/* A terminal as large as ours, whose output comes as it was written: the end to read from and the ranks'. */
+/* Opens a terminal as large as ours, without output processing: the end to read from and the ranks' end. */
 static int open_terminal(int like, int ends[2]) {
   struct termios mode;
   struct winsize size;
@@ -368,7 +370,7 @@ static int open_terminal(int like, int ends[2]) {
   return 0;
 }
 
-/* A worker's output is a terminal where ours is one. */
+/* A worker's output is a terminal if ours is one. */
 static int open_stream(const rank *r, stream *s, int to, int *write_end_p) {
   int ends[2];
   if (r->is_server || !isatty(to) || open_terminal(to, ends) < 0) {
@@ -384,7 +386,7 @@ static int open_stream(const rank *r, stream *s, int to, int *write_end_p) {
   return 0;
 }
 
-/* What the last life of a rank left in its pipes comes before the next one's. */
+/* Forwards what the rank's previous process left in its pipes. */
 static void finish_stream(const rank *r, stream *s) {
   while (forward(r, s)) continue;
   if (s->fd < 0) return;
@@ -393,7 +395,7 @@ static void finish_stream(const rank *r, stream *s) {
   s->fd = -1;
 }
 
-/* The end of a pipe that worker 0 reads from, where its input is a terminal; else -1. */
+/* Opens the pipe for worker 0's input, if ours is a terminal: its read end, else -1. */
 static int open_input(const rank *r) {
   int ends[2];
   if (!takes_input(r) || !isatty(STDIN_FILENO) || pipe(ends) < 0) return -1;
@@ -405,7 +407,7 @@ static int open_input(const rank *r) {
   return ends[0];
 }
 
-/* Passes on what was typed. Nobody reads it, or the end of the input: then the pipe ends too. */
+/* Forwards input. Closes the pipe when worker 0 stops reading, or at the end of the input. */
 static void pass_input(const struct pollfd *from, const struct pollfd *to) {
   ssize_t n = 0;
   if (from->revents) n = read(STDIN_FILENO, input.bytes, sizeof input.bytes);
@@ -424,7 +426,7 @@ static void pass_input(const struct pollfd *from, const struct pollfd *to) {
   input.to = -1;
 }
 
-/* Starts a rank: 0, or an exit status when it cannot be started. */
+/* Starts a rank: 0, or an exit status if that fails. */
 static int start(rank *r) {
   int out = -1, err = -1, report[2];
   finish_stream(r, &r->out);
@@ -467,7 +469,7 @@ static int start(rank *r) {
     say("cannot start %s: %s", program, strerror(code));
     return EXIT_NOT_FOUND;
   }
-  setpgid(pid, pid); /* it does so itself too; whoever is first */
+  setpgid(pid, pid); /* the child does the same; whichever is first */
   r->pid = pid;
   if (options.verbose) say("%s %d is process %ld", kind(r), r->number, (long)pid);
   return 0;
@@ -475,7 +477,7 @@ static int start(rank *r) {
 
 /* ---- ending ---- */
 
-/* To whole process groups: a trainer may be started by a shell script. */
+/* Signals whole process groups, because a trainer may be started by a shell script. */
 static void signal_all(int number, int servers_too) {
   for (int i = 0; i < rank_count; i++)
     if (ranks[i].pid > 0 && (servers_too || !ranks[i].is_server)) kill(-ranks[i].pid, number);
@@ -494,10 +496,10 @@ static int is_running(int servers) {
   return 0;
 }
 
-/* A rank has ended with `status`, as waitpid tells it. */
+/* A rank has ended; `status` is that of waitpid. */
 static void ended(rank *r, int status) {
   int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-  /* Without this rank there is nobody who keeps the model. A scheduler can always be started again. */
+  /* Without this rank no server holds the model. A scheduler can always be restarted. */
   int serves = !r->is_scheduler && (r->is_server || (!options.dedicated && r->number == 0));
   int restart = options.on_failure == ON_FAILURE_RESTART || r->is_scheduler;
   r->pid = 0;
@@ -511,7 +513,7 @@ static void ended(rank *r, int status) {
     return;
   }
   if (interrupted && code == 128 + interrupted && !options.verbose) {
-    /* As was asked for. */
+    /* Expected: nothing to report. */
   } else if (WIFSIGNALED(status))
     say("%s %d was killed by %s%s", kind(r), r->number, signal_name(WTERMSIG(status)),
         WCOREDUMP(status) ? " (core dumped)" : "");
@@ -546,8 +548,8 @@ static void reap(void) {
     if (r->pid <= 0 || waitid(P_PID, (id_t)r->pid, &info, WEXITED | WNOHANG | WNOWAIT) < 0 ||
         info.si_pid == 0)
       continue;
-    /* While it is a zombie its number cannot be another's, so its group can safely be ended. One
-     * that ended well may have left something running on purpose. */
+    /* While the process is a zombie its number cannot be reused, so its group can be killed safely. A rank
+     * that ended successfully may have left something running on purpose. */
     if (info.si_code != CLD_EXITED || info.si_status != 0) kill(-r->pid, SIGKILL);
     int status = 0;
     waitpid(r->pid, &status, 0);
@@ -558,13 +560,13 @@ static void reap(void) {
 static void on_signal(int number) {
   int saved = errno;
   unsigned char byte = (unsigned char)number;
-  if (write(signal_pipe[1], &byte, 1) < 0) { /* full: there is enough to wake up for */
+  if (write(signal_pipe[1], &byte, 1) < 0) { /* full: the loop wakes up anyway */
   }
   errno = saved;
 }
 
-/* Passes a signal on to the workers. Servers are spared: they end when the workers have, and until
- * then a worker that handles the signal can still push, pull and save. */
+/* Forwards a signal to the workers. Servers get none: they end after the workers, and until then a worker
+ * that handles the signal can still push, pull and save. */
 static void pass_on(int number) {
   if (!interrupted && phase < PHASE_TERM) {
     interrupted = number;
@@ -588,7 +590,7 @@ static void read_signals(void) {
 
 /* ---- the loop ---- */
 
-/* The workers have ended well, and the servers wait for them to this day. */
+/* The workers have ended successfully without joining: says so, because the servers wait for them. */
 static void tell_unjoined(void) {
   char byte;
   if (joined_pipe[0] < 0 || exit_status != 0 || interrupted) return;
@@ -599,7 +601,7 @@ static void tell_unjoined(void) {
       options.workers, options.workers > 1 ? "s" : "", options.command[0]);
 }
 
-/* Moves on from one phase to the next. Returns 0 when all is over. */
+/* Advances to the next phase. Returns 0 when all is over. */
 static int advance(uint64_t now, uint64_t run_until) {
   if (!is_running(0) && !is_running(1)) return 0;
   if (phase == PHASE_RUN && now >= run_until) {
@@ -609,7 +611,7 @@ static int advance(uint64_t now, uint64_t run_until) {
   }
   if (phase == PHASE_RUN && !is_running(0)) {
     phase = PHASE_SERVERS;
-    /* After an interruption there is no model worth waiting for. */
+    /* After an interruption there is no model to wait for. */
     phase_until = interrupted && exit_status != 0 ? now : now + SERVERS_GRACE_NS;
   }
   if (phase == PHASE_SERVERS && now >= phase_until) {
@@ -621,21 +623,21 @@ static int advance(uint64_t now, uint64_t run_until) {
     phase = PHASE_KILL;
     phase_until = now + GRACE_NS;
   }
-  /* Again and again: a rank may have been started just before. */
+  /* Repeatedly, because a rank may have been started just before. */
   if (phase == PHASE_KILL) signal_all(SIGKILL, 1);
   return 1;
 }
 
-/* Waits for output, signals, or the time `until`, and handles what came. */
+/* Waits for output, signals, or the time `until`, and handles them. */
 static void wait_and_forward(struct pollfd *fds, uint64_t until) {
   nfds_t n = 0;
   fds[n++] = (struct pollfd){signal_pipe[0], POLLIN, 0};
-  /* A terminal is read in the foreground only. */
+  /* A terminal can be read in the foreground only. */
   int typed = input.to >= 0 && input.at == input.fill && tcgetpgrp(STDIN_FILENO) == getpgrp();
   fds[n++] = (struct pollfd){typed ? STDIN_FILENO : -1, POLLIN, 0};
   fds[n++] = (struct pollfd){input.at < input.fill ? input.to : -1, POLLOUT, 0};
   for (int i = 0; i < rank_count; i++) {
-    /* poll passes over negative descriptors. */
+    /* poll ignores negative descriptors. */
     fds[n++] = (struct pollfd){ranks[i].out.fd, POLLIN, 0};
     fds[n++] = (struct pollfd){ranks[i].err.fd, POLLIN, 0};
   }
@@ -660,7 +662,7 @@ static int run(void) {
   if (!fds) return 1;
   uint64_t run_until =
       options.timeout_s > 0 ? now_ns() + (uint64_t)(options.timeout_s * 1e9) : UINT64_MAX;
-  /* Servers stand first in `ranks`, so that workers find them soon. */
+  /* Servers are first in `ranks`, so that workers find them soon. */
   for (int i = 0; i < rank_count && phase == PHASE_RUN; i++) {
     int failure = start(&ranks[i]);
     if (failure) {
@@ -674,7 +676,7 @@ static int run(void) {
     uint64_t until = phase == PHASE_RUN ? run_until : phase_until;
     wait_and_forward(fds, until);
   }
-  /* Something that a rank started may hold its output open for ever: that is not waited for. */
+  /* A process that a rank started may hold its output open for ever: waits for a limited time. */
   uint64_t drained = now_ns() + DRAIN_NS;
   while (open_outputs() && now_ns() < drained) wait_and_forward(fds, drained);
   for (int i = 0; i < rank_count; i++) {
@@ -760,7 +762,7 @@ static void set_transport(const char *name) {
   options.transport = name;
 }
 
-/* Judged here, so that what is wrong is said once and not by every rank. */
+/* Checks a setting here, so that an error is reported once and not by every rank. */
 static void parse_setting(char *setting) {
   mlfab_config config;
   mlfab_model_options model;
@@ -891,7 +893,7 @@ static int free_port(void) {
   return port;
 }
 
-/* 128 random bits. They are all that keeps strangers out: without them nothing is started. */
+/* 128 random bits. Only they keep strangers out: without them nothing is started. */
 static int make_secret(void) {
   unsigned char bytes[16];
   size_t got = 0;
@@ -913,7 +915,7 @@ static int make_secret(void) {
   return 0;
 }
 
-/* Where the ranks meet: a name of this run alone, so that runs beside each other do not mix. */
+/* Chooses where the ranks meet: a name unique to this run, so that concurrent runs do not mix. */
 static int choose_meeting_point(void) {
   uint32_t random = (uint32_t)now_ns();
   int fd = open("/dev/urandom", O_RDONLY | O_CLOEXEC);
@@ -924,7 +926,7 @@ static int choose_meeting_point(void) {
   snprintf(options.job, sizeof options.job, "run-%ld-%08x", (long)getpid(), (unsigned)random);
   int tcp = options.transport && strcmp(options.transport, "tcp") == 0;
 #ifndef __linux__
-  tcp = 1; /* names without a file are Linux's */
+  tcp = 1; /* abstract socket names exist on Linux only */
 #endif
   if (tcp) {
     int port = free_port();
@@ -955,8 +957,8 @@ static int catch_signals(void) {
   sigemptyset(&action.sa_mask);
   for (size_t i = 0; i < sizeof caught / sizeof caught[0]; i++)
     if (sigaction(caught[i], &action, NULL) < 0) return -1;
-  signal(SIGPIPE, SIG_IGN); /* a reader that goes away does not end the run */
-  signal(SIGTTIN, SIG_IGN); /* nor does a terminal that went to somebody else stop it */
+  signal(SIGPIPE, SIG_IGN); /* a closed reader must not end the run */
+  signal(SIGTTIN, SIG_IGN); /* nor must a terminal in another process's foreground stop it */
   if (!options.dedicated || options.server_program) return 0;
   if (pipe(joined_pipe) < 0) return -1;
   for (int i = 0; i < 2; i++) fcntl(joined_pipe[i], F_SETFD, FD_CLOEXEC);

@@ -1,4 +1,4 @@
-/* mlfab-sim.c - a training run in the simulator: what a policy costs on a network that one describes.
+/* mlfab-sim.c - a training run in the simulator: the cost of a policy on a given network.
  *
  *    mlfab-sim --workers 100 --servers 4 --model-bytes 100m --rate 1.25e9 --compute 80e6 --sync bsp
  *
@@ -8,9 +8,8 @@
  * model and pulls it, --steps times. Tensors are ghosts, so a large model costs no memory. Only public
  * headers are used: it is also an example of driving the simulator.
  *
- * A worker that waits looks after its request ever more rarely, but within a hundredth of the time that
- * it has waited, so that thousands of workers can be simulated; times printed are exact all the same,
- * because results say how long they took. Same arguments, same output. */
+ * A worker checks its request each time its context was driven. Printed times are those of the results. The
+ * same arguments give the same output. */
 #include "mlfab_sim.h"
 
 #include <inttypes.h>
@@ -27,7 +26,7 @@ typedef struct settings {
   double spread, loss, duplicate, reorder, partition, pause, slow;
   const char *rate_file, *compute_file;
   int bsp, csv, scheduled, explain;
-  uint64_t delay_bound; /* 0: none */
+  uint64_t delay_bound; /* 0: no bound */
 } settings;
 
 struct run;
@@ -106,7 +105,7 @@ static const char usage[] =
     "  --help\n"
     "Numbers may be written 1e9, and end in k, m or g (1000, 1000000, 1000000000).\n";
 
-/* A number with an optional suffix; 0 when the text is something else. */
+/* A number with an optional suffix; 0 for any other text. */
 static int number_of(const char *text, double *value_p) {
   char *end;
   double value = strtod(text, &end);
@@ -229,7 +228,7 @@ static void read_trace(run *r, const char *path, int fields,
 static void rate_line(run *r, const char *path, unsigned number, const uint64_t *x) {
   if (x[1] >= r->set.servers + r->set.workers)
     die("%s:%u: there is no host %" PRIu64, path, number, x[1]);
-  if ((r->change_count & (r->change_count - 1)) == 0) { /* a power of two: double the room */
+  if ((r->change_count & (r->change_count - 1)) == 0) { /* at a power of two: doubles the room */
     size_t more = r->change_count ? r->change_count * 2 : 1;
     r->changes = realloc(r->changes, more * sizeof *r->changes);
     if (!r->changes) die("out of memory");
@@ -239,10 +238,11 @@ static void rate_line(run *r, const char *path, unsigned number, const uint64_t 
 
 static void compute_line(run *r, const char *path, unsigned number, const uint64_t *x) {
   if (x[0] >= r->set.workers) die("%s:%u: there is no worker %" PRIu64, path, number, x[0]);
-  if (x[1] < r->set.steps) r->compute_ns[x[0] * r->set.steps + x[1]] = x[2] + 1; /* 0: no line */
+  /* 0: not in the trace */
+  if (x[1] < r->set.steps) r->compute_ns[x[0] * r->set.steps + x[1]] = x[2] + 1;
 }
 
-/* ---- a worker's life ---- */
+/* ---- a worker ---- */
 
 static double unit(run *r) { /* splitmix64, in [0, 1) */
   uint64_t x = r->random += 0x9e3779b97f4a7c15u;
@@ -278,7 +278,7 @@ static void ask(worker *w, int pulling) {
 
 static void computed(void *user) { ask(user, 0); }
 
-/* Computes the next step, which began at `at_ns`; maybe a little ago. */
+/* Computes the next step, which began at `at_ns`, perhaps shortly before now. */
 static void compute(worker *w, uint64_t at_ns) {
   run *r = w->run;
   if (w->step == r->set.steps) {
@@ -297,7 +297,7 @@ static void compute(worker *w, uint64_t at_ns) {
   if (mlfab_sim_at(r->sim, at_ns + ns, computed, w)) die("out of memory");
 }
 
-/* Looks whether the request is done: after each time that the worker's context was driven. */
+/* Checks whether the request is done, each time the worker's context was driven. */
 static void look(void *user) {
   worker *w = user;
   run *r = w->run;
