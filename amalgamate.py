@@ -21,7 +21,7 @@ import sys
 
 # A floor each: group -> its modules. A module is a header, a source file, or both.
 GROUPS = [
-    {"base": "base error env rng heap map request meter shm_coll"},
+    {"base": "base error env rng heap map pool request meter shm_coll"},
     {"wire": "wire codec"},
     {"kernels": "half kernels_x86 kernels packet"},
     {"model": "sync layout version optimizer store image windows"},
@@ -54,7 +54,7 @@ SWITCHES = {
     "SCHED": ("scheduling", "core/sched core/api/calls_sched"),
     "SPARSE": ("filters and sparse updates", "core/sparse core/api/calls_sparse"),
     "RESHARD": ("moving slices", "core/reshard core/api/calls_reshard"),
-    "COLL": ("collectives", "core/coll core/api/calls_coll core/api/shared core/base/shm_coll transports/shm_coll"),
+    "COLL": ("collectives", "core/coll core/api/calls_coll core/api/shared core/base/pool core/base/shm_coll transports/shm_coll"),
     "PARTIAL": ("partial collectives", "core/coll/partial core/coll/partial_run core/api/calls_partial"),
     "STOCHASTIC": ("stochastic reductions",
                    "core/coll/graph core/coll/notify core/coll/stochastic core/api/calls_stochastic"),

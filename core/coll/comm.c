@@ -28,6 +28,7 @@ MLFAB__INTERNAL int mlfab__comm_init(mlfab__comm *comm, mlfab__env *env, const m
   comm->arena_fd = -1;
   comm->limit = UINT64_MAX;
   comm->act = comm_act_on_failure;
+  mlfab__pool_init(&comm->pool, env, MLFAB__COMM_POOL);
   mlfab__streams_init(&comm->streams, env, config, links, down, &user);
   return 0;
 }
@@ -37,11 +38,11 @@ static uint64_t comm_number(const mlfab__comm_slot *slot) {
 }
 
 static void comm_free_lists(mlfab__comm *comm, mlfab__comm_slot *slot) {
-  if (slot->owed) mlfab__comm_release(comm, slot->one.data, slot->one.count);
+  if (slot->owed) mlfab__pool_give(&comm->pool, slot->one.data, slot->one.count);
   slot->owed = 0;
-  mlfab__comm_release(comm, slot->blocks, slot->blocks_room * sizeof *slot->blocks);
+  mlfab__pool_give(&comm->pool, slot->blocks, slot->blocks_room * sizeof *slot->blocks);
   if (slot->vecs != &slot->one)
-    mlfab__comm_release(comm, slot->vecs, slot->call.n * sizeof *slot->vecs);
+    mlfab__pool_give(&comm->pool, slot->vecs, slot->call.n * sizeof *slot->vecs);
   slot->blocks = slot->vecs = NULL;
   slot->blocks_room = 0;
 }
@@ -96,13 +97,7 @@ MLFAB__INTERNAL void mlfab__comm_free(mlfab__comm *comm) {
   comm_forget_list(comm);
   comm_no_limit(comm);
   mlfab__free_aligned(comm->env, comm->gather, MLFAB__COMM_GATHER);
-  for (uint32_t class = 0; class < MLFAB__COMM_CLASSES; class ++) {
-    while (comm->pool[class]) {
-      void *block = comm->pool[class];
-      memcpy(&comm->pool[class], block, sizeof(void *));
-      mlfab__free_aligned(comm->env, block, (size_t)MLFAB__COMM_BLOCK << class);
-    }
-  }
+  mlfab__pool_drain(&comm->pool);
   memset(comm, 0, sizeof *comm);
 }
 
@@ -655,7 +650,8 @@ static int comm_new_slot(mlfab__comm *comm, const mlfab__comm_call *call,
   if (call->counts && !slot->counts)
     slot->counts = mlfab__alloc_array(comm->env, comm->config->workers, sizeof *slot->counts);
   if (call->counts && !slot->counts) return MLFAB_ERR_MEMORY;
-  slot->vecs = call->n <= 1 ? &slot->one : mlfab__comm_block(comm, call->n * sizeof *slot->vecs);
+  slot->vecs =
+      call->n <= 1 ? &slot->one : mlfab__pool_take(&comm->pool, call->n * sizeof *slot->vecs);
   if (!slot->vecs) return MLFAB_ERR_MEMORY;
   *slot_p = slot;
   return 0;
@@ -748,7 +744,7 @@ MLFAB__INTERNAL int mlfab__comm_start(mlfab__comm *comm, const mlfab__comm_call 
 static int comm_blocks(mlfab__comm *comm, mlfab__comm_slot *slot, uint64_t *lengths) {
   uint32_t n = 0, width = comm_width(&slot->call);
   uint8_t *data = slot->vecs[0].data, *end = NULL;
-  slot->blocks = mlfab__comm_block(comm, comm->members * sizeof *slot->blocks);
+  slot->blocks = mlfab__pool_take(&comm->pool, comm->members * sizeof *slot->blocks);
   if (!slot->blocks) return MLFAB_ERR_MEMORY;
   slot->blocks_room = comm->members;
   for (uint32_t m = 0; m < comm->members; m++) {
@@ -791,7 +787,7 @@ static int comm_schedule(mlfab__comm *comm, mlfab__comm_slot *slot, const mlfab_
     if (comm->ranks[m] == (uint32_t)call->root) task.root = m;
   }
   if (call->counts) {
-    lengths = mlfab__comm_block(comm, bytes);
+    lengths = mlfab__pool_take(&comm->pool, bytes);
     code = lengths ? comm_blocks(comm, slot, lengths) : MLFAB_ERR_MEMORY;
     task.counts = lengths;
   }
@@ -802,7 +798,7 @@ static int comm_schedule(mlfab__comm *comm, mlfab__comm_slot *slot, const mlfab_
     code = mlfab__algorithm_build(&slot->run.dag, &task, &end, &tag);
   }
   if (!code) code = mlfab__dag_seal(&slot->run.dag, &culprit);
-  mlfab__comm_release(comm, lengths, bytes);
+  mlfab__pool_give(&comm->pool, lengths, bytes);
   return code;
 }
 
@@ -897,7 +893,7 @@ static int comm_on_tree(mlfab__comm *comm, const mlfab__frame_in *frame) {
   if (!slot || slot->state != MLFAB__SLOT_PLANNING || comm->failing) return code;
   if (plan.nodes > 0 && plan.nodes != comm->members) return MLFAB_ERR_FRAME;
   uint64_t bytes = MLFAB__TREE_NODES_MAX * sizeof(mlfab__tree_node);
-  mlfab__tree_node *tree = plan.nodes > 0 ? mlfab__comm_block(comm, bytes) : NULL;
+  mlfab__tree_node *tree = plan.nodes > 0 ? mlfab__pool_take(&comm->pool, bytes) : NULL;
   if (plan.nodes > 0 && !tree) {
     mlfab__comm_fail_memory(comm);
     return 0;
@@ -906,7 +902,7 @@ static int comm_on_tree(mlfab__comm *comm, const mlfab__frame_in *frame) {
   if (tree && !code && mlfab__algorithm_check_tree(tree, plan.nodes, &children))
     code = MLFAB_ERR_FRAME;
   if (!code) (void)comm_begin_play(comm, slot, tree, children);
-  mlfab__comm_release(comm, tree, bytes);
+  mlfab__pool_give(&comm->pool, tree, bytes);
   return code;
 }
 
@@ -1438,7 +1434,7 @@ static int comm_owe(mlfab__comm *comm, const mlfab__membership_owed *owed, const
   int code = comm_new_slot(comm, &call, &slot);
   if (code) return code;
   uint64_t bytes = call.n ? owed->elements * width : 0;
-  void *data = mlfab__comm_block(comm, mlfab__max(bytes, 1));
+  void *data = mlfab__pool_take(&comm->pool, mlfab__max(bytes, 1));
   if (!data) return MLFAB_ERR_MEMORY;
   comm->spare = slot->next;
   slot->serial = comm->end++;

@@ -82,8 +82,7 @@ enum {
   MLFAB__COMM_PAST = 128,   /* calls that are over, and of which the signature is known */
   MLFAB__COMM_BUCKETS = 64,
   MLFAB__COMM_GATHER = 32 << 10, /* small stretches of one message are joined up to this */
-  MLFAB__COMM_BLOCK = 64,        /* the least block of the pool */
-  MLFAB__COMM_CLASSES = 26,      /* blocks of 64 bytes, twice as many, ... 2 GiB */
+  MLFAB__COMM_POOL = 8 << 20,    /* bytes of free blocks that are kept */
   MLFAB__COMM_WINDOW = 4,        /* most messages that a paced peer is ahead of the last one */
   MLFAB__COMM_WINDOWS = 4 << 20  /* bytes that the windows of all runs may have staged */
 };
@@ -338,10 +337,9 @@ typedef struct mlfab__comm {
   /* Messages that came early, by channel and number; the last of each list. */
   mlfab__comm_stage *stages[MLFAB__COMM_BUCKETS], *stage_ends[MLFAB__COMM_BUCKETS];
   uint32_t stage_count;
-  uint64_t window_bytes;           /* what all windows may have staged */
-  uint8_t *gather;                 /* small stretches on their way out as one */
-  void *pool[MLFAB__COMM_CLASSES]; /* free blocks, by size */
-  uint64_t pooled;                 /* bytes of them */
+  uint64_t window_bytes; /* what all windows may have staged */
+  uint8_t *gather;       /* small stretches on their way out as one */
+  mlfab__pool pool;      /* blocks of runs and calls */
   uint64_t collectives, collectives_failed, epochs, rounds; /* counters; rounds: partial ones */
   /* Memory for others of the host, as drive says; nonce 0: none. Whether all could map it: asked
    * of drive between LISTED and READY. What else MEMBERSHIP says: the host, and its link's bytes a
@@ -503,10 +501,6 @@ MLFAB__INTERNAL mlfab__comm_slot *mlfab__comm_slot_of(const mlfab__comm *comm, u
 MLFAB__INTERNAL int mlfab__comm_gives(const mlfab__comm *comm, uint32_t member, uint64_t number);
 /* A frame of a plain call that is not armed: 1 when it is to be kept. */
 MLFAB__INTERNAL int mlfab__comm_awaits(mlfab__comm *comm, uint64_t number);
-/* Blocks of a pool; what they hold is not specified. NULL: out of memory. bytes of release as of
- * block. */
-MLFAB__INTERNAL void *mlfab__comm_block(mlfab__comm *comm, uint64_t bytes);
-MLFAB__INTERNAL void mlfab__comm_release(mlfab__comm *comm, void *block, uint64_t bytes);
 /* As mlfab__stream_user has them. */
 MLFAB__INTERNAL void mlfab__engine_deliver(void *self, uint32_t member, const mlfab__coll *head,
                                            const void *bulk, uint32_t bytes);

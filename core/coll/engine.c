@@ -4,40 +4,8 @@
 #include <stdio.h>
 
 enum {
-  ENGINE_POOL = 8 << 20,        /* bytes of free blocks that are kept */
   ENGINE_STAGED_MAX = 256 << 10 /* frames that came early: more is an attack */
 };
-
-/* --- blocks --- */
-
-static uint32_t engine_class(uint64_t bytes) {
-  uint32_t class = 0;
-  while ((uint64_t)MLFAB__COMM_BLOCK << class < bytes) class ++;
-  return class;
-}
-
-MLFAB__INTERNAL void *mlfab__comm_block(mlfab__comm *comm, uint64_t bytes) {
-  uint32_t class = engine_class(bytes);
-  if (class >= MLFAB__COMM_CLASSES) return mlfab__alloc_aligned(comm->env, bytes);
-  void *block = comm->pool[class];
-  if (!block) return mlfab__alloc_aligned(comm->env, (size_t)MLFAB__COMM_BLOCK << class);
-  memcpy(&comm->pool[class], block, sizeof(void *));
-  comm->pooled -= (uint64_t)MLFAB__COMM_BLOCK << class;
-  return block;
-}
-
-MLFAB__INTERNAL void mlfab__comm_release(mlfab__comm *comm, void *block, uint64_t bytes) {
-  uint32_t class = engine_class(bytes);
-  uint64_t room = class < MLFAB__COMM_CLASSES ? (uint64_t)MLFAB__COMM_BLOCK << class : bytes;
-  if (!block) return;
-  if (class >= MLFAB__COMM_CLASSES || comm->pooled + room > ENGINE_POOL) {
-    mlfab__free_aligned(comm->env, block, room);
-    return;
-  }
-  memcpy(block, &comm->pool[class], sizeof(void *));
-  comm->pool[class] = block;
-  comm->pooled += room;
-}
 
 /* --- stretches of the runs' memory --- */
 
@@ -323,7 +291,7 @@ static void engine_drop_stage(mlfab__comm *comm, mlfab__engine_run *run, uint32_
   if (!recv->stage) return;
   if (recv->eager && comm->streams.epoch)
     mlfab__stream_consumed(&comm->streams, op->peer, recv->got - recv->from);
-  mlfab__comm_release(comm, recv->stage, op->bytes);
+  mlfab__pool_give(&comm->pool, recv->stage, op->bytes);
   recv->stage = NULL;
   run->staged--;
 }
@@ -382,7 +350,7 @@ static void engine_take(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id,
     engine_apply(run, op, recv->got, bytes, n, NULL);
   } else if (n > 0) {
     if (!recv->stage) {
-      recv->stage = mlfab__comm_block(comm, op->bytes);
+      recv->stage = mlfab__pool_take(&comm->pool, op->bytes);
       if (!recv->stage) {
         mlfab__comm_fail_memory(comm);
         return;
@@ -460,8 +428,9 @@ static void engine_keep(mlfab__comm *comm, uint32_t member, const mlfab__coll *h
     engine_wrong(comm, member, "bytes of a call that were not asked for");
     return;
   }
-  mlfab__comm_stage *stage =
-      comm->stage_count < ENGINE_STAGED_MAX ? mlfab__comm_block(comm, sizeof *stage + bytes) : NULL;
+  mlfab__comm_stage *stage = comm->stage_count < ENGINE_STAGED_MAX
+                                 ? mlfab__pool_take(&comm->pool, sizeof *stage + bytes)
+                                 : NULL;
   if (!stage) {
     mlfab__comm_fail_memory(comm);
     return;
@@ -506,7 +475,7 @@ static mlfab__comm_stage *engine_pick(mlfab__comm *comm, uint32_t channel, uint6
 
 static void engine_forget(mlfab__comm *comm, mlfab__comm_stage *stage) {
   comm->stage_count--;
-  mlfab__comm_release(comm, stage, sizeof *stage + stage->bytes);
+  mlfab__pool_give(&comm->pool, stage, sizeof *stage + stage->bytes);
 }
 
 static void engine_fail_closed(mlfab__comm *comm, uint32_t channel) {
@@ -610,8 +579,8 @@ static void engine_unlink(mlfab__comm *comm, mlfab__engine_run *run) {
   engine_close_window(comm, run);
   run->armed = run->running = 0;
   for (uint32_t id = 0; run->staged > 0; id++) engine_drop_stage(comm, run, id);
-  mlfab__comm_release(comm, run->recvs, run->dag.nops * sizeof *run->recvs);
-  mlfab__comm_release(comm, run->peers, comm->members * sizeof *run->peers);
+  mlfab__pool_give(&comm->pool, run->recvs, run->dag.nops * sizeof *run->recvs);
+  mlfab__pool_give(&comm->pool, run->peers, comm->members * sizeof *run->peers);
   run->recvs = NULL;
   run->peers = NULL;
 }
@@ -666,11 +635,11 @@ MLFAB__INTERNAL int mlfab__comm_arm(mlfab__comm *comm, mlfab__engine_run *run, u
     return MLFAB_ERR_STATE;
   uint64_t recvs = run->dag.nops * sizeof *run->recvs;
   uint64_t peers = comm->members * sizeof *run->peers;
-  run->recvs = mlfab__comm_block(comm, recvs);
-  run->peers = mlfab__comm_block(comm, peers);
+  run->recvs = mlfab__pool_take(&comm->pool, recvs);
+  run->peers = mlfab__pool_take(&comm->pool, peers);
   if (!run->recvs || !run->peers) {
-    mlfab__comm_release(comm, run->recvs, recvs);
-    mlfab__comm_release(comm, run->peers, peers);
+    mlfab__pool_give(&comm->pool, run->recvs, recvs);
+    mlfab__pool_give(&comm->pool, run->peers, peers);
     return MLFAB_ERR_MEMORY;
   }
   memset(run->recvs, 0, recvs);

@@ -1,7 +1,7 @@
 /* stream.c - reliable messages between the workers of one epoch. See stream.h. */
 #include "stream.h"
 
-enum { STREAM_BLOCK = 64, STREAM_RING = 16 }; /* the least block of the pool, the first ring */
+enum { STREAM_RING = 16 }; /* messages of a lane's first ring */
 
 typedef struct stream_message {
   mlfab__coll head; /* of the first frame, but for epoch and seq */
@@ -34,57 +34,8 @@ struct mlfab__lane {
   uint32_t frames_since;
 };
 
-/* --- the pool: free blocks by size --- */
-
-/* In front of each is where the next one is, STREAM_BLOCK bytes. */
-static void **stream_link(void *block) {
-  return (void **)(void *)((uint8_t *)block - STREAM_BLOCK);
-}
-
-static uint32_t stream_class(uint64_t n) {
-  uint32_t kind = 0;
-  while (kind < MLFAB__STREAM_CLASSES && (uint64_t)STREAM_BLOCK << kind < n) kind++;
-  return kind;
-}
-
-static uint8_t *stream_block(mlfab__streams *streams, uint64_t n) {
-  uint32_t kind = stream_class(n);
-  if (kind == MLFAB__STREAM_CLASSES) return NULL;
-  uint8_t *block = streams->pool[kind];
-  if (!block) {
-    block = mlfab__alloc_aligned(streams->env, ((size_t)STREAM_BLOCK << kind) + STREAM_BLOCK);
-    return block ? block + STREAM_BLOCK : NULL;
-  }
-  streams->pool[kind] = *stream_link(block);
-  streams->pooled -= (uint64_t)STREAM_BLOCK << kind;
-  return block;
-}
-
-/* Blocks are freed by `drain` only, and nothing is written into them: what was lent stays as it is
- * until the transport has heard of the detach, since its frames may still be taken for good. That is
- * certain when all actions that are due have been carried out: `trim`. */
-static void stream_unblock(mlfab__streams *streams, void *block, uint64_t n) {
-  uint32_t kind = stream_class(n);
-  if (MLFAB__PLANTED(64)) memset(block, 0, 8);
-  *stream_link(block) = streams->pool[kind];
-  streams->pool[kind] = block;
-  streams->pooled += (uint64_t)STREAM_BLOCK << kind;
-}
-
-static void stream_drain(mlfab__streams *streams) {
-  for (uint32_t kind = 0; kind < MLFAB__STREAM_CLASSES; kind++) {
-    while (streams->pool[kind]) {
-      uint8_t *block = streams->pool[kind];
-      streams->pool[kind] = *stream_link(block);
-      mlfab__free_aligned(streams->env, block - STREAM_BLOCK,
-                          ((size_t)STREAM_BLOCK << kind) + STREAM_BLOCK);
-    }
-  }
-  streams->pooled = 0;
-}
-
 MLFAB__INTERNAL void mlfab__streams_trim(mlfab__streams *streams) {
-  if (streams->much) stream_drain(streams);
+  if (streams->much) mlfab__pool_drain(&streams->pool);
   streams->much = 0;
 }
 
@@ -120,7 +71,7 @@ static void stream_forget(mlfab__streams *streams, uint32_t rank, const stream_m
                           uint64_t serial) {
   if (message->lent > 0) streams->links.detach(streams->links.self, rank, serial + 1);
   if (message->copied && message->n > 0)
-    stream_unblock(streams, (void *)(uintptr_t)message->bytes, message->n);
+    mlfab__pool_give(&streams->pool, (void *)(uintptr_t)message->bytes, message->n);
   streams->bytes_waiting -= message->n;
 }
 
@@ -145,6 +96,7 @@ MLFAB__INTERNAL void mlfab__streams_init(mlfab__streams *streams, mlfab__env *en
   streams->links = *links;
   streams->down = *down;
   streams->user = *user;
+  mlfab__pool_init(&streams->pool, env, UINT64_MAX);
 }
 
 MLFAB__INTERNAL void mlfab__streams_end(mlfab__streams *streams) {
@@ -162,7 +114,7 @@ MLFAB__INTERNAL void mlfab__streams_end(mlfab__streams *streams) {
 MLFAB__INTERNAL int mlfab__streams_begin(mlfab__streams *streams, uint32_t epoch,
                                          const uint32_t *ranks, uint32_t members) {
   mlfab__streams_end(streams);
-  streams->much = streams->pooled > MLFAB__STREAM_POOL;
+  streams->much = streams->pool.bytes > MLFAB__STREAM_POOL;
   if (!streams->member_of)
     streams->member_of =
         mlfab__alloc_array(streams->env, streams->config->workers, sizeof(uint32_t));
@@ -180,7 +132,7 @@ MLFAB__INTERNAL int mlfab__streams_begin(mlfab__streams *streams, uint32_t epoch
 MLFAB__INTERNAL void mlfab__streams_free(mlfab__streams *streams) {
   if (!streams->env) return;
   mlfab__streams_end(streams);
-  stream_drain(streams);
+  mlfab__pool_drain(&streams->pool);
   mlfab__free(streams->env, streams->member_of, streams->config->workers * sizeof(uint32_t));
   streams->member_of = NULL;
 }
@@ -210,7 +162,7 @@ MLFAB__INTERNAL int mlfab__stream_send(mlfab__streams *streams, uint32_t member,
   mlfab__lane *stream = stream_open(streams, member);
   if (!stream || !stream_reserve(streams, stream)) return MLFAB_ERR_MEMORY;
   if (copy && n > 0) {
-    uint8_t *own = stream_block(streams, n);
+    uint8_t *own = mlfab__pool_take(&streams->pool, n);
     if (!own) return MLFAB_ERR_MEMORY;
     memcpy(own, bytes, n);
     bytes = own;

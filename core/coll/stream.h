@@ -32,7 +32,7 @@
 #ifndef MLFAB__STREAM_H
 #define MLFAB__STREAM_H
 
-#include "../base/env.h"
+#include "../base/pool.h"
 #include "../node/role.h"
 #include "coll_wire.h"
 
@@ -45,8 +45,7 @@ enum {
   MLFAB__STREAM_ACK_FRAMES = 16,
   MLFAB__STREAM_ACK_BYTES = 512 << 10,
   MLFAB__STREAM_QUEUE_MAX = 1 << 20, /* messages for one peer */
-  MLFAB__STREAM_POOL = 4 << 20,      /* bytes of the pool that outlive an epoch */
-  MLFAB__STREAM_CLASSES = 26         /* blocks of 64 bytes, twice as many, ... 2 GiB */
+  MLFAB__STREAM_POOL = 4 << 20       /* bytes of the pool that outlive an epoch */
 };
 
 /* Who uses it. */
@@ -70,16 +69,17 @@ typedef struct mlfab__streams {
   mlfab__stream_user user;
   uint32_t epoch; /* 0: none */
   uint32_t members;
-  const uint32_t *ranks;             /* of members; the user's, until end */
-  uint32_t *member_of;               /* by rank, plus one; 0: not a member */
-  mlfab__lane **streams;             /* by member, NULL until it is first used */
-  uint64_t bytes_waiting;            /* of all messages that are not acknowledged */
-  uint32_t chunk;                    /* most bytes of a frame */
-  uint64_t serial;                   /* above all serials of earlier epochs */
-  void *pool[MLFAB__STREAM_CLASSES]; /* free blocks, by size */
-  uint64_t pooled;                   /* bytes of them */
-  uint8_t much;                      /* too many, when the epoch began */
-  uint8_t leaving;                   /* acknowledgements are asked for */
+  const uint32_t *ranks;  /* of members; the user's, until end */
+  uint32_t *member_of;    /* by rank, plus one; 0: not a member */
+  mlfab__lane **streams;  /* by member, NULL until it is first used */
+  uint64_t bytes_waiting; /* of all messages that are not acknowledged */
+  uint32_t chunk;         /* most bytes of a frame */
+  uint64_t serial;        /* above all serials of earlier epochs */
+  /* Copied messages. A block that was lent may be read by the transport until it has heard of the detach: so no
+   * block is freed before `trim`, when all actions that are due have been carried out. */
+  mlfab__pool pool;
+  uint8_t much;    /* too many, when the epoch began */
+  uint8_t leaving; /* acknowledgements are asked for */
 } mlfab__streams;
 
 MLFAB__INTERNAL void mlfab__streams_init(mlfab__streams *streams, mlfab__env *env,

@@ -292,7 +292,7 @@ static int user_dag_map(mlfab__user_dag *graph) {
   uint64_t bytes = comm->config->workers * sizeof(uint32_t);
   uint32_t culprit, *index;
   if (graph->epoch == comm->epoch) return 0;
-  index = mlfab__comm_block(comm, bytes);
+  index = mlfab__pool_take(&comm->pool, bytes);
   if (!index) return MLFAB_ERR_MEMORY;
   memset(index, 0, bytes);
   for (uint32_t m = 0; m < comm->members; m++) index[comm->ranks[m]] = m + 1;
@@ -303,7 +303,7 @@ static int user_dag_map(mlfab__user_dag *graph) {
     if (!index[rank]) graph->stranger = (int32_t)rank;
     dag->ops[id].peer = index[rank] - 1;
   }
-  mlfab__comm_release(comm, index, bytes);
+  mlfab__pool_give(&comm->pool, index, bytes);
   graph->epoch = comm->epoch;
   if (graph->stranger != MLFAB_NO_RANK) return 0;
   return mlfab__dag_seal(dag, &culprit);

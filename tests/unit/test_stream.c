@@ -962,18 +962,18 @@ static void test_memory(void **state) {
   assert_int_equal(w.env.allocations, before);
   for (int i = 0; i < 8; i++) say(1 << 20, 0, 1);
   run_two();
-  assert_true(one->streams.pooled > MLFAB__STREAM_POOL);
+  assert_true(one->streams.pool.bytes > MLFAB__STREAM_POOL);
   w.changing = 1;
   while (w.changing) step_epoch((uint32_t)below(2));
   /* Links may still have to be told of what they had borrowed of it. */
-  assert_true(one->streams.pooled > MLFAB__STREAM_POOL);
+  assert_true(one->streams.pool.bytes > MLFAB__STREAM_POOL);
   mlfab__streams_trim(&one->streams);
-  assert_int_equal(one->streams.pooled, 0);
+  assert_int_equal(one->streams.pool.bytes, 0);
   say(100, 0, 1);
   run_two();
   w.changing = 1;
   while (w.changing) step_epoch((uint32_t)below(2));
-  assert_int_equal(one->streams.pooled, 128);
+  assert_int_equal(one->streams.pool.bytes, 128);
   close_world();
 }
 
