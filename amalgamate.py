@@ -28,8 +28,8 @@ GROUPS = [
     {"node": "port role node link outbox claim peer_link inner server_link caller bootstrap alive"},
     {"worker": "sources cache pull push worker worker_role",
      "server": "lazy blocks clock queue apply round serve server server_role",
-     "coll": "coll_wire dag algorithm partial graph notify stream comm failure engine membership partial_run stochastic "
-             "user_dag barrier trees barrier_role comm_role"},
+     "coll": "coll_wire dag algorithm partial graph notify stream comm_base engine plain_check plain comm_object "
+             "comm_finish epoch comm membership partial_run stochastic user_dag barrier trees barrier_role comm_role"},
     {"sched": "sched_wire network order group distribute plan monitor items batch arrange scheduler explain accumulator sum distributor aggregator report route spread client sched_role",
      "sparse": "filter sparse_push sparse_apply delta",
      "reshard": "reshard_wire reshard reshard_server reshard_worker reshard_role"},

@@ -730,6 +730,102 @@ MLFAB__INTERNAL void mlfab__map_free(mlfab__env *env, mlfab__map *map) {
 }
 
 /* ==============================================================================================
+ * core/base/pool.h
+ * ============================================================================================== */
+#if MLFAB_WITH_COLL
+/* pool.h - free blocks of memory by size class, so that work that repeats allocates nothing. Layer 0.
+ *
+ * A block has 64 bytes, or twice as many, and so on up to 2 GiB; larger ones are allocated and freed each time. The
+ * link of the free list stands in front of the block: the pool never writes into the block itself, whose bytes a
+ * transport may still read after it was given back. */
+
+enum { MLFAB__POOL_CLASSES = 26 };
+
+typedef struct mlfab__pool {
+  mlfab__env *env;
+  uint64_t most;  /* bytes of free blocks that `give` keeps; beyond them it frees */
+  uint64_t bytes; /* of free blocks now */
+  void *free[MLFAB__POOL_CLASSES];
+} mlfab__pool;
+
+MLFAB__INTERNAL void mlfab__pool_init(mlfab__pool *pool, mlfab__env *env, uint64_t most);
+/* A block of `bytes`, aligned to 64; its contents are undefined. NULL: out of memory. */
+MLFAB__INTERNAL void *mlfab__pool_take(mlfab__pool *pool, uint64_t bytes);
+/* Gives a block back; `bytes` as when it was taken. NULL is accepted. */
+MLFAB__INTERNAL void mlfab__pool_give(mlfab__pool *pool, void *block, uint64_t bytes);
+/* Frees all free blocks. */
+MLFAB__INTERNAL void mlfab__pool_drain(mlfab__pool *pool);
+
+#endif /* MLFAB_WITH_COLL */
+
+/* ==============================================================================================
+ * core/base/pool.c
+ * ============================================================================================== */
+#if MLFAB_WITH_COLL
+/* pool.c - free blocks of memory by size class. See pool.h. */
+
+enum { POOL_LEAST = 64 }; /* bytes of the smallest block, and of the link in front of each */
+
+static void **pool_link(void *block) { return (void **)(void *)((uint8_t *)block - POOL_LEAST); }
+
+/* The class of a block of so many bytes, and what it has room for. */
+static uint32_t pool_class(uint64_t bytes, uint64_t *room_p) {
+  uint32_t class = 0;
+  while (class < MLFAB__POOL_CLASSES && (uint64_t)POOL_LEAST << class < bytes) class ++;
+  *room_p = class < MLFAB__POOL_CLASSES ? (uint64_t)POOL_LEAST << class : bytes;
+  return class;
+}
+
+static void pool_free(mlfab__pool *pool, void *block, uint64_t room) {
+  mlfab__free_aligned(pool->env, (uint8_t *)block - POOL_LEAST, room + POOL_LEAST);
+}
+
+MLFAB__INTERNAL void mlfab__pool_init(mlfab__pool *pool, mlfab__env *env, uint64_t most) {
+  memset(pool, 0, sizeof *pool);
+  pool->env = env;
+  pool->most = most;
+}
+
+MLFAB__INTERNAL void *mlfab__pool_take(mlfab__pool *pool, uint64_t bytes) {
+  uint64_t room;
+  uint32_t class = pool_class(bytes, &room);
+  void *block = class < MLFAB__POOL_CLASSES ? pool->free[class] : NULL;
+  if (block) {
+    pool->free[class] = *pool_link(block);
+    pool->bytes -= room;
+    return block;
+  }
+  if (room > SIZE_MAX - POOL_LEAST) return NULL;
+  uint8_t *memory = mlfab__alloc_aligned(pool->env, (size_t)room + POOL_LEAST);
+  return memory ? memory + POOL_LEAST : NULL;
+}
+
+MLFAB__INTERNAL void mlfab__pool_give(mlfab__pool *pool, void *block, uint64_t bytes) {
+  uint64_t room;
+  uint32_t class = pool_class(bytes, &room);
+  if (!block) return;
+  if (MLFAB__PLANTED(64)) memset(block, 0, 8);
+  if (class == MLFAB__POOL_CLASSES || room > pool->most - pool->bytes) {
+    pool_free(pool, block, room);
+    return;
+  }
+  *pool_link(block) = pool->free[class];
+  pool->free[class] = block;
+  pool->bytes += room;
+}
+
+MLFAB__INTERNAL void mlfab__pool_drain(mlfab__pool *pool) {
+  for (uint32_t class = 0; class < MLFAB__POOL_CLASSES; class ++) {
+    for (void *block; (block = pool->free[class]) != NULL;) {
+      pool->free[class] = *pool_link(block);
+      pool_free(pool, block, (uint64_t)POOL_LEAST << class);
+    }
+  }
+  pool->bytes = 0;
+}
+#endif /* MLFAB_WITH_COLL */
+
+/* ==============================================================================================
  * core/base/request.h
  * ============================================================================================== */
 /* request.h - requests: the calls that a caller waits for.
@@ -20592,8 +20688,7 @@ enum {
   MLFAB__STREAM_ACK_FRAMES = 16,
   MLFAB__STREAM_ACK_BYTES = 512 << 10,
   MLFAB__STREAM_QUEUE_MAX = 1 << 20, /* messages for one peer */
-  MLFAB__STREAM_POOL = 4 << 20,      /* bytes of the pool that outlive an epoch */
-  MLFAB__STREAM_CLASSES = 26         /* blocks of 64 bytes, twice as many, ... 2 GiB */
+  MLFAB__STREAM_POOL = 4 << 20       /* bytes of the pool that outlive an epoch */
 };
 
 /* Who uses it. */
@@ -20617,16 +20712,17 @@ typedef struct mlfab__streams {
   mlfab__stream_user user;
   uint32_t epoch; /* 0: none */
   uint32_t members;
-  const uint32_t *ranks;             /* of members; the user's, until end */
-  uint32_t *member_of;               /* by rank, plus one; 0: not a member */
-  mlfab__lane **streams;             /* by member, NULL until it is first used */
-  uint64_t bytes_waiting;            /* of all messages that are not acknowledged */
-  uint32_t chunk;                    /* most bytes of a frame */
-  uint64_t serial;                   /* above all serials of earlier epochs */
-  void *pool[MLFAB__STREAM_CLASSES]; /* free blocks, by size */
-  uint64_t pooled;                   /* bytes of them */
-  uint8_t much;                      /* too many, when the epoch began */
-  uint8_t leaving;                   /* acknowledgements are asked for */
+  const uint32_t *ranks;  /* of members; the user's, until end */
+  uint32_t *member_of;    /* by rank, plus one; 0: not a member */
+  mlfab__lane **streams;  /* by member, NULL until it is first used */
+  uint64_t bytes_waiting; /* of all messages that are not acknowledged */
+  uint32_t chunk;         /* most bytes of a frame */
+  uint64_t serial;        /* above all serials of earlier epochs */
+  /* Copied messages. A block that was lent may be read by the transport until it has heard of the detach: so no
+   * block is freed before `trim`, when all actions that are due have been carried out. */
+  mlfab__pool pool;
+  uint8_t much;    /* too many, when the epoch began */
+  uint8_t leaving; /* acknowledgements are asked for */
 } mlfab__streams;
 
 MLFAB__INTERNAL void mlfab__streams_init(mlfab__streams *streams, mlfab__env *env,
@@ -20693,7 +20789,7 @@ MLFAB__INTERNAL int mlfab__streams_quiet(const mlfab__streams *streams);
 #if MLFAB_WITH_COLL
 /* stream.c - reliable messages between the workers of one epoch. See stream.h. */
 
-enum { STREAM_BLOCK = 64, STREAM_RING = 16 }; /* the least block of the pool, the first ring */
+enum { STREAM_RING = 16 }; /* messages of a lane's first ring */
 
 typedef struct stream_message {
   mlfab__coll head; /* of the first frame, but for epoch and seq */
@@ -20726,57 +20822,8 @@ struct mlfab__lane {
   uint32_t frames_since;
 };
 
-/* --- the pool: free blocks by size --- */
-
-/* In front of each is where the next one is, STREAM_BLOCK bytes. */
-static void **stream_link(void *block) {
-  return (void **)(void *)((uint8_t *)block - STREAM_BLOCK);
-}
-
-static uint32_t stream_class(uint64_t n) {
-  uint32_t kind = 0;
-  while (kind < MLFAB__STREAM_CLASSES && (uint64_t)STREAM_BLOCK << kind < n) kind++;
-  return kind;
-}
-
-static uint8_t *stream_block(mlfab__streams *streams, uint64_t n) {
-  uint32_t kind = stream_class(n);
-  if (kind == MLFAB__STREAM_CLASSES) return NULL;
-  uint8_t *block = streams->pool[kind];
-  if (!block) {
-    block = mlfab__alloc_aligned(streams->env, ((size_t)STREAM_BLOCK << kind) + STREAM_BLOCK);
-    return block ? block + STREAM_BLOCK : NULL;
-  }
-  streams->pool[kind] = *stream_link(block);
-  streams->pooled -= (uint64_t)STREAM_BLOCK << kind;
-  return block;
-}
-
-/* Blocks are freed by `drain` only, and nothing is written into them: what was lent stays as it is
- * until the transport has heard of the detach, since its frames may still be taken for good. That is
- * certain when all actions that are due have been carried out: `trim`. */
-static void stream_unblock(mlfab__streams *streams, void *block, uint64_t n) {
-  uint32_t kind = stream_class(n);
-  if (MLFAB__PLANTED(64)) memset(block, 0, 8);
-  *stream_link(block) = streams->pool[kind];
-  streams->pool[kind] = block;
-  streams->pooled += (uint64_t)STREAM_BLOCK << kind;
-}
-
-static void stream_drain(mlfab__streams *streams) {
-  for (uint32_t kind = 0; kind < MLFAB__STREAM_CLASSES; kind++) {
-    while (streams->pool[kind]) {
-      uint8_t *block = streams->pool[kind];
-      streams->pool[kind] = *stream_link(block);
-      mlfab__free_aligned(streams->env, block - STREAM_BLOCK,
-                          ((size_t)STREAM_BLOCK << kind) + STREAM_BLOCK);
-    }
-  }
-  streams->pooled = 0;
-}
-
 MLFAB__INTERNAL void mlfab__streams_trim(mlfab__streams *streams) {
-  if (streams->much) stream_drain(streams);
+  if (streams->much) mlfab__pool_drain(&streams->pool);
   streams->much = 0;
 }
 
@@ -20812,7 +20859,7 @@ static void stream_forget(mlfab__streams *streams, uint32_t rank, const stream_m
                           uint64_t serial) {
   if (message->lent > 0) streams->links.detach(streams->links.self, rank, serial + 1);
   if (message->copied && message->n > 0)
-    stream_unblock(streams, (void *)(uintptr_t)message->bytes, message->n);
+    mlfab__pool_give(&streams->pool, (void *)(uintptr_t)message->bytes, message->n);
   streams->bytes_waiting -= message->n;
 }
 
@@ -20837,6 +20884,7 @@ MLFAB__INTERNAL void mlfab__streams_init(mlfab__streams *streams, mlfab__env *en
   streams->links = *links;
   streams->down = *down;
   streams->user = *user;
+  mlfab__pool_init(&streams->pool, env, UINT64_MAX);
 }
 
 MLFAB__INTERNAL void mlfab__streams_end(mlfab__streams *streams) {
@@ -20854,7 +20902,7 @@ MLFAB__INTERNAL void mlfab__streams_end(mlfab__streams *streams) {
 MLFAB__INTERNAL int mlfab__streams_begin(mlfab__streams *streams, uint32_t epoch,
                                          const uint32_t *ranks, uint32_t members) {
   mlfab__streams_end(streams);
-  streams->much = streams->pooled > MLFAB__STREAM_POOL;
+  streams->much = streams->pool.bytes > MLFAB__STREAM_POOL;
   if (!streams->member_of)
     streams->member_of =
         mlfab__alloc_array(streams->env, streams->config->workers, sizeof(uint32_t));
@@ -20872,7 +20920,7 @@ MLFAB__INTERNAL int mlfab__streams_begin(mlfab__streams *streams, uint32_t epoch
 MLFAB__INTERNAL void mlfab__streams_free(mlfab__streams *streams) {
   if (!streams->env) return;
   mlfab__streams_end(streams);
-  stream_drain(streams);
+  mlfab__pool_drain(&streams->pool);
   mlfab__free(streams->env, streams->member_of, streams->config->workers * sizeof(uint32_t));
   streams->member_of = NULL;
 }
@@ -20902,7 +20950,7 @@ MLFAB__INTERNAL int mlfab__stream_send(mlfab__streams *streams, uint32_t member,
   mlfab__lane *stream = stream_open(streams, member);
   if (!stream || !stream_reserve(streams, stream)) return MLFAB_ERR_MEMORY;
   if (copy && n > 0) {
-    uint8_t *own = stream_block(streams, n);
+    uint8_t *own = mlfab__pool_take(&streams->pool, n);
     if (!own) return MLFAB_ERR_MEMORY;
     memcpy(own, bytes, n);
     bytes = own;
@@ -21172,171 +21220,74 @@ MLFAB__INTERNAL int mlfab__streams_quiet(const mlfab__streams *streams) {
 #endif /* MLFAB_WITH_COLL */
 
 /* ==============================================================================================
+ * core/coll/comm_base.c
+ * ============================================================================================== */
+#if MLFAB_WITH_COLL
+/* comm_base.c - the communicator: what all its parts use: failures, checks that calls have in common, calls and objects
+ * by their numbers, what server 0 is told. See comm.h. */
+
+/* ==============================================================================================
  * core/coll/comm.h
  * ============================================================================================== */
 #if MLFAB_WITH_COLL
-/* comm.h - the communicator: a worker's collectives, their epochs, their execution. Layer 4.
+/* comm.h - the communicator: a worker's collectives and their epochs. Layer 4.
  *
- * Server 0 keeps the membership of those who take part (membership.h). A worker:
+ * Server 0 keeps the membership of those who take part (membership.h). Collectives belong to an epoch, which has fixed
+ * members. A failure ends the epoch for all members, and with it all calls that are open.
  *
- *    OUT --first call: MEMBERSHIP--> ASKED --MEMBERSHIP_LIST--> LISTED (READY) --MEMBERSHIP_GO--> IN
- *                                ^                     |                         |
- *                                |                     +--- a failure here ------+--> FAILED
- *                                +------- MEMBERSHIP again, by itself <------- MEMBERSHIP_OVER, from any
+ *    OUT --first call: MEMBERSHIP--> ASKED --MEMBERSHIP_LIST--> LISTED --memory of the host mapped: READY--> READY
+ *     ^                                ^                                      |
+ *     |                                +-- MEMBERSHIP again, by itself --+    +--MEMBERSHIP_GO--> IN
+ *     +--------- MEMBERSHIP_OVER, from any phase ------------------------+
  *
- * A failure here (deadline, cancel, NaN refused, out of memory, a peer that cannot be reached
- * for 8 heartbeats) ends all open calls of this worker at once, with one error: their memory is
- * free then. It is told to server 0 (MEMBERSHIP_FAIL, when there is no epoch as soon as one is
- * listed), which ends the epoch for all (MEMBERSHIP_OVER); that fails nothing more here. A failure
- * that finds no call open is kept for the next one (`owed`; of several the last). Calls begun
- * while no epoch stands wait for it, with numbers of the epoch to come.
+ *    what happens          OUT              ASKED            LISTED, READY, IN     FAILED
+ *    a failure here        ASKED, untold    ASKED, untold    FAILED                FAILED, untold
+ *    MEMBERSHIP_LIST       -                LISTED; FAILED   LISTED when all       FAILED: told for
+ *                                           when untold      calls are over        the new epoch
+ *    MEMBERSHIP_OVER       -                calls end;       calls end; OUT        OUT (they have
+ *                                           OUT                                    ended before)
+ *    server 0 is dead      all calls end; OUT for good
  *
- * An epoch that cannot begin here, for want of memory for the streams or for an object, fails like
- * any other. This worker then says MEMBERSHIP at the next tick and not at once (`later`); alone, it forms
- * the next epoch then. So each attempt ends the calls that wait, and attempts are bounded by time.
+ * From OUT a worker asks again at once, unless it leaves, has finished and nobody waits here, or could not begin the
+ * last epoch: then at the next tick (`later`). So each attempt ends the calls that wait, and the ticks bound attempts.
  *
- * A run is a task graph (dag.h) being executed: of a plain collective (channel 0, its number), of
- * a round of an object (channel, round). Operations:
- *    SEND      one message, when the peer may have it: at once if the run is eager, else when its
- *              READY came. Done when it is queued and copied, or (borrowed) queued.
- *    RECV      done when all its bytes are in place. What comes for it before it may run is
- *              staged in memory of the message's length.
- *    RECV_REDUCE  likewise, added as the bytes come.
- *    Where several peers send what one element's sum is made of (up a tree), their messages are paced:
- *              READY carries a credit in its tag, and paced SENDs of lower tags may go. A peer may be
- *              `window` messages ahead of what all of them have had added. Windows of all runs share
- *              MLFAB__COMM_WINDOWS bytes, the oldest run first; that one always has a window of 1, also
- *              beyond the bytes. The oldest call that is open anywhere is the oldest at every member
- *              that has it, so it goes on, and no window that is held by others can stop it.
- *    COMPUTE   the run's function.
- * A run is over when its task graph is finished and nothing borrowed is out: then the caller has
- * its buffers again.
+ * A failure here (deadline, cancel, NaN refused, out of memory, a peer that cannot be reached for 8 heartbeats) takes
+ * effect when the outermost frame or call has been worked on (`depth`): mlfab__comm_exit then settles. All open calls
+ * of this worker end with one error, and their memory is free. The worker tells server 0 (MEMBERSHIP_FAIL), at once or,
+ * when no epoch is listed (`untold`), as soon as one is; server 0 ends the epoch for all (MEMBERSHIP_OVER), which fails
+ * nothing more here. A failure that finds no call open is kept for the next call (`owed`; of several the last).
  *
- * Invariants. (1) Plain calls are numbered in the order of calls, from 0 in each epoch;
- * (channel, number) means the same run on all workers, and its signature (kind, sizes, types,
- * options) is in every message: one that differs from ours is a failure with MISMATCH, found by
- * server 0, which asks everybody. (2) A message is accepted once, for its RECV only, with the
- * length that the RECV says. (3) Every failure is seen once by every worker: its open calls and
- * steps fail with it, or the next. (4) Nothing of an epoch that is over touches a caller's
- * memory. (5) Plays of one epoch are bounded: MLFAB__COMM_CALLS plain ones, 2 an object; staged
- * bytes by MLFAB__STREAM_CREDIT a peer, by the windows, and the lengths of RECVs that are not paced. (6) A call ends: by finishing,
- * by a verdict, by its deadline, or by the death of server 0.
- *
- * An allreduce of more than eager_bytes, in a fabric with a scheduler, or of MLFAB_ALGORITHM_PLANNED,
- * goes by a tree that the scheduler plans (trees.h): when its turn has come the worker asks server 0 for
- * the tree, and the run begins with the answer. Matching, failures and verdicts are the same. With an
- * empty answer all members take what AUTO chooses.
- *
- * A worker that has finished (mlfab__comm_finish_work) stays in the epoch for the calls that others have begun: each
- * is described to it, and it takes part with the operation's identity (`owed` slots, without a request).
+ * A worker that has finished (mlfab__comm_finish_work) stays in the epoch for the calls that others have begun: server 0
+ * describes each to it, and it takes part with the operation's identity (slots that are `owed`, without a request).
  * Calls from the limit on wait for the next epoch.
  *
- * A call that runs in shared memory (shm_coll.h) takes a number here like any other (`outside`), so
- * that matching, deadlines and verdicts are the same; its bytes pass elsewhere.
+ * Files, each using those before it only: comm_base (failures, what server 0 is told), engine (runs), plain_check and
+ * plain (plain collectives), comm_object (objects), comm_finish (workers that finish), epoch (phases), comm (frames,
+ * time). A file asks for what a later one does by `due`.
  *
- * Source: eagerSGD §4 (task graphs). Departs: sends are matched by the number of the round, not by
- * persistent connections; failures. */
+ * Invariants. (1) Every worker sees each failure once: its open calls and rounds fail with it, or its next. (2) Nothing
+ * of an epoch that is over touches a caller's memory. (3) Runs of one epoch are bounded: MLFAB__COMM_CALLS plain
+ * ones, 2 an object; staged bytes by MLFAB__STREAM_CREDIT a peer, by the windows (engine.h), and the lengths of RECVs
+ * that are not paced. (4) depth is 0 between events; failing and due are then 0. */
 
-enum {
-  MLFAB__COMM_CALLS = 1024,     /* plain collectives that are open; a power of 2 */
-  MLFAB__COMM_OBJECTS = 16,     /* partial, stochastic, task graphs */
-  MLFAB__COMM_EAGER = 64 << 10, /* a call of up to so many bytes is sent without READY */
-  /* A root may be ahead of those who only receive: every so many calls it waits for them, and by
-   * so many others may be ahead of the first that is open. */
-  MLFAB__COMM_AHEAD = 32,
-  MLFAB__COMM_SEGMENT = 256 << 10, /* most bytes of a message of a plain collective */
-  MLFAB__COMM_SPACES = 4,
-  MLFAB__COMM_BUFS = 4096,  /* of a list */
-  MLFAB__COMM_PATIENCE = 8, /* heartbeats without a link */
-  MLFAB__COMM_PAST = 128,   /* calls that are over, and of which the signature is known */
-  MLFAB__COMM_BUCKETS = 64,
-  MLFAB__COMM_GATHER = 32 << 10, /* small stretches of one message are joined up to this */
-  MLFAB__COMM_BLOCK = 64,        /* the least block of the pool */
-  MLFAB__COMM_CLASSES = 26,      /* blocks of 64 bytes, twice as many, ... 2 GiB */
-  MLFAB__COMM_WINDOW = 4,        /* most messages that a paced peer is ahead of the last one */
-  MLFAB__COMM_WINDOWS = 4 << 20  /* bytes that the windows of all runs may have staged */
-};
+/* ==============================================================================================
+ * core/coll/comm_object.h
+ * ============================================================================================== */
+#if MLFAB_WITH_COLL
+/* comm_object.h - the communicator: objects, which are partial reductions, stochastic reductions and task graphs of
+ * the user's. Layer 4.
+ *
+ * An object has an id of this worker's own from when it is added. It gets its channel, which is the same on all
+ * workers, when the plain call that opens it (comm_call.opens) begins: as many openings have then begun here as
+ * elsewhere, and server 0 levels the count with every epoch. */
 
-/* dag_op.reduce for an operation of its own: 16 * (element type) + operation + 1. Type 0 is the
- * run's, or I64 for MLFAB__OP_OR. */
-#define MLFAB__COMM_REDUCE(dtype, op) ((uint8_t)(16 * (dtype) + (op) + 1))
-/* How the tree of a call is asked for: calls of later epochs have larger numbers. */
-#define MLFAB__COMM_TREE(epoch, number) ((uint64_t)(epoch) << 40 | (number))
-/* request.slot of an object's requests; below it are those of plain calls. */
-#define MLFAB__COMM_REQUEST(id) (MLFAB__COMM_CALLS + (id))
-/* Cookies of what an object sends by the streams itself: 32 bits are its own. */
-#define MLFAB__COMM_COOKIE(id, own) (((uint64_t)(id) << 33) | ((uint64_t)(own) << 1) | 1)
+enum { MLFAB__COMM_OBJECTS = 16 };
 
-/* FAILED: a failure of ours was told to server 0, whose verdict is still to come. */
-enum mlfab__comm_phase {
-  MLFAB__COMM_OUT,
-  MLFAB__COMM_ASKED,
-  MLFAB__COMM_LISTED,
-  MLFAB__COMM_IN,
-  MLFAB__COMM_FAILED
-};
+/* The cookie of what an object sends by the streams itself; those of runs are even. */
+#define MLFAB__COMM_COOKIE(id) ((uint64_t)(id) << 1 | 1)
 
 struct mlfab__comm;
 
-/* Memory that a task graph works on: a list of stretches taken as one. */
-typedef struct mlfab__comm_space {
-  mlfab_vec *vecs; /* count in bytes here */
-  uint32_t n;
-} mlfab__comm_space;
-
-/* An operation of a run. RECVs: what has come. SENDs: the next that waits for the same READY. */
-typedef struct mlfab__comm_recv {
-  uint64_t got, from; /* bytes; the first that is staged */
-  uint8_t *stage;     /* as long as the message; NULL: its bytes went to their place */
-  uint32_t next;      /* plus one; 0: none */
-  uint8_t whole, eager;
-} mlfab__comm_recv;
-
-typedef struct mlfab__comm_peer { /* a member, to a run */
-  uint8_t ready, told;            /* its READY came; ours went out */
-  uint8_t paced;                  /* it sends messages that are paced */
-  uint32_t credit, given; /* paced SENDs below this tag may go: to it; to us, as last told */
-  uint32_t added;         /* paced messages of it that are in the sum */
-  uint32_t first, last;   /* SENDs that wait for it, plus one; 0: none */
-} mlfab__comm_peer;
-
-typedef struct mlfab__engine_run {
-  /* Filled by whoever arms it, and left alone until it is over. */
-  uint32_t channel;
-  uint64_t number, signature;
-  uint8_t eager;
-  int dtype, op;
-  uint32_t width;
-  mlfab_reduce_fn reduce; /* instead of op */
-  void *reduce_user;
-  mlfab__comm_space spaces[MLFAB__COMM_SPACES];
-  /* COMPUTE: 0, or a code that ends the epoch. NULL: only MLFAB__COLLECTIVE_DIVIDE occurs, which comm
-   * does. */
-  int (*compute)(void *self, struct mlfab__engine_run *run, const mlfab__dag_op *op);
-  /* It is over: status 0, or the verdict that ended it (told once; the run is then not armed any
-   * more). With 0 it may arm another, and this one again. */
-  void (*over)(void *self, struct mlfab__engine_run *run, int status, uint64_t now_ns);
-  void *self;
-  mlfab__dag dag; /* sealed; comm starts it */
-  /* comm's own. */
-  uint8_t armed;
-  uint8_t running;         /* not finished: its operations run, its messages are taken */
-  uint8_t busy;            /* its operations are being run */
-  uint8_t moved;           /* it has sent or got something */
-  uint32_t lent;           /* parts of messages that are borrowed */
-  uint32_t paced, behind;  /* peers that are paced; of them, those with `step` messages added */
-  uint32_t step, window;   /* what all of them have had added; messages that one may be ahead */
-  uint64_t step_bytes;     /* what a window of 1 may have staged */
-  uint32_t staged;         /* RECVs that have a stage */
-  mlfab__comm_recv *recvs; /* by operation */
-  mlfab__comm_peer *peers; /* by member */
-  struct mlfab__engine_run *next; /* of the armed ones */
-} mlfab__engine_run;
-
-/* Everything that another part of the communicator (partial_run.c, stochastic.c, a user's task graph) is,
- * towards comm. It has a number of this worker's own from the beginning, and one that is the same
- * for all, its channel, from when the plain call that opens it (comm_call.opens) begins: so many
- * openings have then begun, here as elsewhere, and server 0 levels the count with every epoch. */
 typedef struct mlfab__comm_object {
   uint32_t id;        /* comm's own; 0: free */
   uint32_t channel;   /* likewise; 0: not yet */
@@ -21346,20 +21297,19 @@ typedef struct mlfab__comm_object {
                        run 0 sends, which is armed by begin */
   void *self;
   /* A frame of this channel that is not an armed run's, which consumes it
-   * (mlfab__stream_consumed): NULL where there are only runs, of which what comes early is
-   * kept. */
+   * (mlfab__stream_consumed). NULL where there are only runs: early frames are then kept. */
   void (*frame)(void *self, uint32_t member, const mlfab__coll *head, const void *bulk,
-                uint32_t bytes, uint64_t now_ns);
-  void (*given_back)(void *self, uint32_t member, uint64_t cookie);
-  /* A new epoch has begun (members may be others; round: the first of it), or its opening, in one
-   * that stands; or an epoch is over (runs of it have been told). */
-  void (*begin)(void *self, uint64_t round, uint64_t now_ns);
-  void (*over)(void *self, int code, uint64_t now_ns);
-  /* May plain calls that are its own (comm_call.of) begin? It may fill their buffers then. Whoever has
-   * said no calls mlfab__comm_go_on later. NULL: always. */
+                uint32_t bytes);
+  void (*given_back)(void *self); /* a message of its cookie is acknowledged */
+  /* begin: an epoch stands (members may be others), or the object's opening has begun in one that
+   * stands. over: an epoch is over; its runs have been told. */
+  void (*begin)(void *self);
+  void (*over)(void *self);
+  /* May plain calls that are its own (comm_call.of) begin? It may fill their buffers then. If it
+   * says no, it calls mlfab__comm_go_on later. NULL: always. */
   int (*stands)(void *self);
-  /* Whom its open request waits for (a rank, or MLFAB_NO_RANK), and why; and its number. What server 0
-   * says is known: mlfab__comm_missing. */
+  /* The rank that its open request waits for, or MLFAB_NO_RANK, and why; and the number of what it
+   * waits for. What server 0 says is known: mlfab__comm_missing. */
   int32_t (*awaited)(void *self, uint64_t *number_p, const char **why_p);
   /* Has this worker called `number`, as far as others wait for it? */
   int (*called)(void *self, uint64_t number);
@@ -21370,6 +21320,246 @@ typedef struct mlfab__comm_object {
   uint64_t stuck_ns; /* when it was last said that a request is open for long */
   int32_t missing;   /* who server 0 says has not called */
 } mlfab__comm_object;
+
+/* An object that this worker has closed. */
+typedef struct mlfab__comm_closed {
+  uint32_t channel;
+  uint8_t ahead;
+  uint64_t upto;
+} mlfab__comm_closed;
+
+/* Memory that was lent when its object was closed: links may read it until they have been told. */
+typedef struct mlfab__comm_grave {
+  struct mlfab__comm_grave *next;
+  void (*free_self)(void *self);
+  void *self;
+} mlfab__comm_grave;
+
+/* Where a copy of it lives until it is removed, or NULL: MLFAB__COMM_OBJECTS are open. It takes no part in anything
+ * before the call that opens it (comm_call.opens). */
+MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_add(struct mlfab__comm *comm,
+                                                           const mlfab__comm_object *object);
+/* Adds a copy of *object, and begins the call that opens it: all workers open it, with the same salt, or nobody does.
+ * Errors: LIMIT (MLFAB__COMM_OBJECTS are open), and of mlfab__comm_start; *object_p is
+ * then NULL, and the object is still the caller's. `opening`: that call in words, static. */
+MLFAB__INTERNAL int mlfab__comm_object_open(struct mlfab__comm *comm,
+                                            const mlfab__comm_object *object, const char *opening,
+                                            uint64_t salt, uint64_t timeout_ns, uint64_t now_ns,
+                                            mlfab__comm_object **object_p, mlfab_request *request_p,
+                                            mlfab_error *error);
+/* A request of an object. Errors: AGAIN. */
+MLFAB__INTERNAL int mlfab__comm_object_request(struct mlfab__comm *comm,
+                                               const mlfab__comm_object *object,
+                                               uint64_t timeout_ns, uint64_t now_ns,
+                                               mlfab_request *request_p, mlfab_error *error);
+/* `self` of the object with this number, if it is of the kind that `kind` frees, or NULL. */
+MLFAB__INTERNAL void *mlfab__comm_object_self(struct mlfab__comm *comm, uint32_t id,
+                                              void (*kind)(void *self));
+/* Closes it here. Where a round of it has begun elsewhere, or begins later, that is a failure
+ * (PEER_CLOSED). */
+MLFAB__INTERNAL void mlfab__comm_object_remove(struct mlfab__comm *comm,
+                                               mlfab__comm_object *object);
+/* Has free_self called as soon as no link can hold memory of it any more. */
+MLFAB__INTERNAL void mlfab__comm_bury(struct mlfab__comm *comm, mlfab__comm_grave *grave);
+/* The rank that server 0 says has not called what this object waits for, or MLFAB_NO_RANK. */
+MLFAB__INTERNAL int32_t mlfab__comm_missing(const struct mlfab__comm *comm,
+                                            const mlfab__comm_object *object);
+
+#endif /* MLFAB_WITH_COLL */
+
+/* core/coll/comm.h goes on. */
+
+/* ==============================================================================================
+ * core/coll/plain.h
+ * ============================================================================================== */
+#if MLFAB_WITH_COLL
+/* plain.h - the communicator: plain collectives, from the call to the result. Layer 4.
+ *
+ * A call is checked (plain_check.c), gets the next number, and begins when its turn comes: calls begin in their order,
+ * up to MLFAB__COMM_AHEAD above the first that is open. Calls that are made while no epoch stands wait for the next.
+ *
+ *    WAITING --its turn--> PLAIN (a run)
+ *                          PLANNING --the tree that the scheduler plans--> PLAIN
+ *                          OUTSIDE (in shared memory) --others do not use it--> PLAIN
+ *
+ * An allreduce of more than eager_bytes, in a fabric with a scheduler, or of MLFAB_ALGORITHM_PLANNED, goes by a tree that
+ * the scheduler plans (trees.h): at its turn the worker asks server 0 for the tree. With an empty answer all members
+ * take the algorithm that AUTO chooses. A call in shared memory (shm_coll.h) has a number like any other, so that
+ * matching, deadlines and verdicts are the same; only its bytes pass elsewhere.
+ *
+ * Invariants. (1) Calls are numbered in their order, from 0 in each epoch. (2) The call of one number is the same on all
+ * workers, or the epoch ends with MISMATCH. (3) A call ends: by finishing, by a verdict, by its deadline, or by the
+ * death of server 0. */
+
+/* ==============================================================================================
+ * core/coll/engine.h
+ * ============================================================================================== */
+#if MLFAB_WITH_COLL
+/* engine.h - the communicator: runs, which are task graphs (dag.h) being executed, and their messages. Layer 4.
+ *
+ * A run belongs to a plain collective (channel 0, the number of the call) or to a round of an object (its channel,
+ * the number of the round). (channel, number) means the same run on all workers; its signature (kind, sizes, types,
+ * options) is in every message. Operations:
+ *    SEND         one message. It goes at once if the run is eager, else when the receiver's READY has come. Done when
+ *                 it is queued, copied or (large ones) borrowed.
+ *    RECV         done when all its bytes are in place. Bytes that come before it may run are staged in memory of
+ *                 the message's length.
+ *    RECV_REDUCE  likewise; the bytes are added as they come.
+ *    COMPUTE      calls the run's function.
+ * A run is over when its task graph is finished and no message borrows its buffers: then the caller has them again.
+ *
+ * Pacing. Where several peers send parts of one sum (up a tree), READY carries a credit in its tag: paced SENDs of
+ * lower tags may go. A peer may be `window` messages ahead of what all of them have had added. The windows of all runs
+ * share MLFAB__ENGINE_WINDOWS bytes, the oldest run first; the oldest always has a window of 1, even beyond these
+ * bytes. The oldest call that is open anywhere is the oldest at every member that has it, so it proceeds whatever
+ * the others hold, and windows cannot deadlock.
+ *
+ * Invariants. (1) A message is accepted once, for its RECV only, with the length that the RECV says. A signature that
+ * differs is reported to server 0, which compares the calls. (2) A message for a run that is not armed yet is kept;
+ * one for a run that is over is dropped. (3) After mlfab__engine_end_all nothing touches a caller's memory.
+ *
+ * Source: eagerSGD §4 (task graphs). Departs: sends are matched by the number of the round, not by persistent
+ * connections; failures. */
+
+enum {
+  MLFAB__ENGINE_SPACES = 4,
+  MLFAB__ENGINE_BUCKETS = 64,
+  MLFAB__ENGINE_GATHER = 32 << 10, /* small stretches of one message are joined up to this */
+  MLFAB__ENGINE_WINDOW = 4,        /* most messages that a paced peer is ahead of the last one */
+  MLFAB__ENGINE_WINDOWS = 4 << 20  /* bytes that the windows of all runs may have staged */
+};
+
+/* dag_op.reduce for an operation of its own: 16 * (element type) + operation + 1. Type 0 is the
+ * run's, or I64 for MLFAB__OP_OR. */
+#define MLFAB__ENGINE_REDUCE(dtype, op) ((uint8_t)(16 * (dtype) + (op) + 1))
+
+struct mlfab__comm;
+struct mlfab__comm_object;
+
+/* Memory that a task graph works on: a list of stretches taken as one. */
+typedef struct mlfab__engine_space {
+  mlfab_vec *vecs; /* count in bytes here */
+  uint32_t n;
+} mlfab__engine_space;
+
+/* An operation of a run. RECVs: what has come. SENDs: the next one that waits for the same READY. */
+typedef struct mlfab__engine_recv {
+  uint64_t got, from; /* bytes; the first that is staged */
+  uint8_t *stage;     /* as long as the message; NULL: its bytes went to their place */
+  uint32_t next;      /* plus one; 0: none */
+  uint8_t whole, eager;
+} mlfab__engine_recv;
+
+typedef struct mlfab__engine_peer { /* a member, to a run */
+  uint8_t ready, told;              /* its READY came; ours went out */
+  uint8_t paced;                    /* it sends messages that are paced */
+  uint32_t credit, given; /* paced SENDs below this tag may go: to it; to us, as last told */
+  uint32_t added;         /* paced messages of it that are in the sum */
+  uint32_t first, last;   /* SENDs that wait for it, plus one; 0: none */
+} mlfab__engine_peer;
+
+typedef struct mlfab__engine_run {
+  /* Filled by whoever arms it, and left alone until it is over. */
+  uint32_t channel;
+  uint64_t number, signature;
+  uint8_t eager;
+  int dtype, op;
+  uint32_t width;
+  mlfab_reduce_fn reduce; /* instead of op */
+  void *reduce_user;
+  mlfab__engine_space spaces[MLFAB__ENGINE_SPACES];
+  /* COMPUTE: 0, or a code that ends the epoch. NULL: only MLFAB__COLLECTIVE_DIVIDE occurs, which the engine does. */
+  int (*compute)(void *self, struct mlfab__engine_run *run, const mlfab__dag_op *op);
+  /* It is over, and not armed any more: status 0, or the verdict that ended it. With 0 it may arm another, and this one
+   * again. */
+  void (*over)(void *self, int status);
+  void *self;
+  mlfab__dag dag; /* sealed; the engine starts it */
+  /* The engine's own. */
+  uint8_t armed;
+  uint8_t running;           /* not finished: its operations run, its messages are taken */
+  uint8_t busy;              /* its operations are being run */
+  uint8_t moved;             /* it has sent or got something */
+  uint32_t lent;             /* parts of messages that are borrowed */
+  uint32_t paced, behind;    /* peers that are paced; of them, those with `step` messages added */
+  uint32_t step, window;     /* what all of them have had added; messages that one may be ahead */
+  uint64_t step_bytes;       /* what a window of 1 may have staged */
+  uint32_t staged;           /* RECVs that have a stage */
+  mlfab__engine_recv *recvs; /* by operation */
+  mlfab__engine_peer *peers; /* by member */
+  struct mlfab__engine_run *next; /* of the armed ones */
+} mlfab__engine_run;
+
+/* A frame of a run that is not armed yet; its bytes follow. */
+typedef struct mlfab__engine_stage {
+  struct mlfab__engine_stage *next;
+  mlfab__coll head;
+  uint32_t member, bytes;
+} mlfab__engine_stage;
+
+/* All zero at first. */
+typedef struct mlfab__engine {
+  mlfab__engine_run *armed; /* list */
+  /* Messages that came early, by channel and number; the last of each list. */
+  mlfab__engine_stage *stages[MLFAB__ENGINE_BUCKETS], *stage_ends[MLFAB__ENGINE_BUCKETS];
+  uint32_t stage_count;
+  uint64_t window_bytes; /* what all windows may have staged */
+  uint8_t *gather;       /* small stretches on their way out as one */
+} mlfab__engine;
+
+/* Arms a run: its READYs go out, its task graph starts, what came early is delivered. Its dag is
+ * sealed. Errors: STATE (no epoch stands), MEMORY. */
+MLFAB__INTERNAL int mlfab__engine_arm(struct mlfab__comm *comm, mlfab__engine_run *run,
+                                      uint64_t now_ns);
+/* Takes a run back without telling anybody: nothing of it is borrowed on return. Where others
+ * are still to get bytes of it, that is a failure (CANCELLED). */
+MLFAB__INTERNAL void mlfab__engine_disarm(struct mlfab__comm *comm, mlfab__engine_run *run);
+/* Triggers an operation of an armed run. */
+MLFAB__INTERNAL void mlfab__engine_trigger(struct mlfab__comm *comm, mlfab__engine_run *run,
+                                           uint32_t op, uint64_t now_ns);
+/* As mlfab__stream_user has them. */
+MLFAB__INTERNAL void mlfab__engine_deliver(void *self, uint32_t member, const mlfab__coll *head,
+                                           const void *bulk, uint32_t bytes);
+MLFAB__INTERNAL void mlfab__engine_given_back(void *self, uint32_t member, uint64_t cookie);
+/* The epoch is over, and the streams' memory is free: ends all runs with this code, and forgets
+ * what came early. */
+MLFAB__INTERNAL void mlfab__engine_end_all(struct mlfab__comm *comm, int code);
+/* Frees its memory; runs are forgotten without being told. */
+MLFAB__INTERNAL void mlfab__engine_free(struct mlfab__comm *comm);
+/* Disarms the runs of an object that is closed; a failure where others have begun what needs
+ * it. */
+MLFAB__INTERNAL void mlfab__engine_close(struct mlfab__comm *comm,
+                                         const struct mlfab__comm_object *object);
+/* 1 when there are frames of this plain call, which came early. */
+MLFAB__INTERNAL int mlfab__engine_came(const struct mlfab__comm *comm, uint64_t number);
+/* The armed run of this channel and number, or NULL; the one with the lowest number. */
+MLFAB__INTERNAL mlfab__engine_run *mlfab__engine_find(const struct mlfab__comm *comm,
+                                                      uint32_t channel, uint64_t number);
+MLFAB__INTERNAL const mlfab__engine_run *mlfab__engine_oldest(const struct mlfab__comm *comm,
+                                                              uint32_t channel);
+/* 1 when a run is armed that has sent or got something. */
+MLFAB__INTERNAL int mlfab__engine_moves(const struct mlfab__comm *comm);
+/* The rank that the run awaits a message from, or that is to take one, or MLFAB_NO_RANK. */
+MLFAB__INTERNAL int32_t mlfab__engine_awaits(const struct mlfab__comm *comm,
+                                             const mlfab__engine_run *run);
+
+#endif /* MLFAB_WITH_COLL */
+
+/* core/coll/plain.h goes on. */
+
+enum {
+  MLFAB__COMM_CALLS = 1024,     /* plain collectives that are open; a power of 2 */
+  MLFAB__COMM_EAGER = 64 << 10, /* a call of up to so many bytes is sent without READY */
+  /* A root may be ahead of those who only receive: every so many calls it waits for them, and at most
+   * so many others begin above the first that is open. */
+  MLFAB__COMM_AHEAD = 32,
+  MLFAB__COMM_SEGMENT = 256 << 10, /* most bytes of a message of a plain collective */
+  MLFAB__COMM_BUFS = 4096,         /* of a list */
+  MLFAB__COMM_PAST = 128           /* calls that are over, and of which the signature is known */
+};
+
+/* The number under which the tree of a call is asked for: calls of later epochs have larger ones. */
+#define MLFAB__COMM_TREE(epoch, number) ((uint64_t)(epoch) << 40 | (number))
 
 /* A plain collective as it is called. */
 typedef struct mlfab__comm_call {
@@ -21392,7 +21582,7 @@ typedef struct mlfab__comm_call {
   const char *words;         /* what it is, for texts: "an allreduce"; static */
 } mlfab__comm_call;
 
-/* A call as it is told of. */
+/* A call as other workers are told of it. */
 typedef struct mlfab__comm_past {
   uint64_t signature, count, tag;
   const char *words;
@@ -21431,26 +21621,82 @@ typedef struct mlfab__comm_slot { /* an open plain collective */
   mlfab__engine_run run;
 } mlfab__comm_slot;
 
-/* A frame of a run that is not armed yet; its bytes follow. */
-typedef struct mlfab__comm_stage {
-  struct mlfab__comm_stage *next;
-  mlfab__coll head;
-  uint32_t member, bytes;
-} mlfab__comm_stage;
+/* --- plain_check.c: what a call must be --- */
 
-/* An object that this worker has closed. */
-typedef struct mlfab__comm_closed {
-  uint32_t channel;
-  uint8_t ahead;
-  uint64_t upto;
-} mlfab__comm_closed;
+/* 0, and how many elements its buffers have; or the error that `error` tells. */
+MLFAB__INTERNAL int mlfab__plain_check(const struct mlfab__comm *comm, const mlfab__comm_call *call,
+                                       uint64_t *count_p, mlfab_error *error);
+/* Does the call reduce? */
+MLFAB__INTERNAL int mlfab__plain_adds(const mlfab__comm_call *call);
+/* Bytes of an element, or 0 where the element type is not one. */
+MLFAB__INTERNAL uint32_t mlfab__plain_width(const mlfab__comm_call *call);
+/* A rank that the call needs and that is no member of this epoch, or MLFAB_NO_RANK. */
+MLFAB__INTERNAL int32_t mlfab__plain_stranger(const struct mlfab__comm *comm,
+                                              const mlfab__comm_call *call);
+MLFAB__INTERNAL mlfab__algorithm_task mlfab__plain_task(const mlfab__comm_call *call,
+                                                        uint64_t count, uint32_t members);
+/* Is what this worker brings finite? The counts of the buffers are in units of so many bytes. */
+MLFAB__INTERNAL int mlfab__plain_finite(const struct mlfab__comm *comm,
+                                        const mlfab__comm_call *call, uint32_t unit);
+/* Copies the inputs to where the collective works. */
+MLFAB__INTERNAL void mlfab__plain_take_inputs(const struct mlfab__comm *comm,
+                                              const mlfab__comm_call *call);
+MLFAB__INTERNAL uint64_t mlfab__plain_signature(const struct mlfab__comm *comm,
+                                                const mlfab__comm_call *call, uint64_t count);
+MLFAB__INTERNAL mlfab__comm_past mlfab__plain_describe(const mlfab__comm_slot *slot);
+/* The call in words. Returns text. */
+MLFAB__INTERNAL const char *mlfab__plain_words(char text[MLFAB__TEXT_MAX],
+                                               const mlfab__comm_past *past);
 
-/* Memory that was lent when its object was closed: links may read it until they have been told. */
-typedef struct mlfab__comm_grave {
-  struct mlfab__comm_grave *next;
-  void (*free_self)(void *self);
-  void *self;
-} mlfab__comm_grave;
+/* --- plain.c: its life --- */
+
+/* A slot for the next call. Errors: AGAIN (MLFAB__COMM_CALLS are open), MEMORY. */
+MLFAB__INTERNAL int mlfab__plain_slot_new(struct mlfab__comm *comm, const mlfab__comm_call *call,
+                                          mlfab__comm_slot **slot_p);
+/* The slot is that of the next call from here on. */
+MLFAB__INTERNAL void mlfab__plain_slot_fill(struct mlfab__comm *comm, mlfab__comm_slot *slot,
+                                            const mlfab__comm_call *call, uint64_t count,
+                                            mlfab_request request);
+/* Begins the calls whose turn has come. */
+MLFAB__INTERNAL void mlfab__plain_begin_waiting(struct mlfab__comm *comm);
+/* What is known of a call of this epoch: 1, or 0. */
+MLFAB__INTERNAL int mlfab__plain_past(const struct mlfab__comm *comm, uint64_t number,
+                                      mlfab__comm_past *past_p);
+/* Ends the epoch: this call, in words, worker `rank`, `what` it did. */
+MLFAB__INTERNAL void mlfab__plain_fail(struct mlfab__comm *comm, const mlfab__comm_slot *slot,
+                                       int code, int32_t rank, const char *what);
+/* Ends all open calls with the verdict. */
+MLFAB__INTERNAL void mlfab__plain_end_all(struct mlfab__comm *comm);
+/* Asks server 0 for the trees that calls wait for. */
+MLFAB__INTERNAL void mlfab__plain_ask_trees(struct mlfab__comm *comm);
+/* TREE_PLAN: 0, or FRAME. */
+MLFAB__INTERNAL int mlfab__plain_on_tree(struct mlfab__comm *comm, const mlfab__frame_in *frame);
+MLFAB__INTERNAL void mlfab__plain_free(struct mlfab__comm *comm);
+
+#endif /* MLFAB_WITH_COLL */
+
+/* core/coll/comm.h goes on. */
+
+enum {
+  MLFAB__COMM_PATIENCE = 8,  /* heartbeats without a link */
+  MLFAB__COMM_POOL = 8 << 20 /* bytes of free blocks that are kept */
+};
+
+/* request.slot of an object's requests; below it are those of plain calls. */
+#define MLFAB__COMM_REQUEST(id) (MLFAB__COMM_CALLS + (id))
+
+enum mlfab__comm_phase {
+  MLFAB__COMM_OUT,
+  MLFAB__COMM_ASKED, /* MEMBERSHIP was said */
+  MLFAB__COMM_LISTED, /* the members are known; the context is to map their memory (mlfab__comm_mapped) */
+  MLFAB__COMM_READY,  /* READY was said */
+  MLFAB__COMM_IN,     /* the epoch stands */
+  MLFAB__COMM_FAILED, /* server 0 was told of a failure; its verdict is still to come */
+  MLFAB__COMM_ENDING  /* open calls and objects are being told of the end */
+};
+
+/* What is to be done when no frame or call is being worked on. */
+enum { MLFAB__COMM_BEGIN = 1, MLFAB__COMM_JOIN = 2 };
 
 typedef struct mlfab__comm {
   mlfab__env *env;
@@ -21458,68 +21704,61 @@ typedef struct mlfab__comm {
   mlfab__requests *requests;
   mlfab__port up; /* peer 0 is server 0 */
   mlfab__streams streams;
+  mlfab__engine engine;
+  mlfab__pool pool; /* blocks of runs and calls */
   uint32_t rank;
-  int dead; /* server 0 is */
+  /* Epochs. */
   enum mlfab__comm_phase phase;
   uint32_t epoch, over_epoch; /* that stands, is listed, or failed; the newest that is over */
   uint32_t members, me;
   uint32_t ranks[MLFAB__MEMBERSHIP_MEMBERS_MAX]; /* members, in their order */
   mlfab__membership_member *list;                /* what MEMBERSHIP_LIST said, `members` of them */
   mlfab__membership_go go;
-  int ready;       /* READY was said */
-  uint64_t in_ns;  /* since when it stands */
+  uint64_t in_ns;  /* since when the epoch stands */
   int32_t missing; /* whom the epoch to come waits for, says server 0 */
-  uint32_t left;   /* how many members have left; the first call that one of them has not called */
+  uint32_t left;   /* 1: members have left; the first call that one of them has not called */
   uint64_t left_calls, left_ns;
   int32_t left_rank;
+  /* Failures. */
+  uint32_t depth;  /* frames and calls that are being worked on, one within the other */
+  uint8_t failing; /* a failure takes effect when depth is 0 */
+  uint8_t due;     /* MLFAB__COMM_BEGIN, MLFAB__COMM_JOIN: likewise */
   uint8_t owed;    /* a verdict that no call has seen */
-  uint8_t failing; /* a failure is to be acted on, when no frame or call is being worked on */
   uint8_t untold;  /* a failure is to be told when an epoch is listed */
   uint8_t later;   /* the last epoch could not begin here: takes part again at the next tick */
-  uint8_t ending, beginning; /* calls, now */
-  uint32_t depth;            /* frames and calls that are being worked on, one within the other */
-  void (*act)(struct mlfab__comm *comm); /* a failure takes effect */
+  uint8_t dead;    /* server 0 is */
+  uint8_t leaving;
+  void (*settle)(struct mlfab__comm *comm); /* does what failing and due say */
   uint64_t now_ns;
   mlfab_error verdict;
   mlfab__membership_over fail; /* what server 0 is told */
-  int leaving;
-  uint64_t round;          /* the largest partial round that is over, plus one */
-  uint64_t objects_opened; /* the last channel given out, here or elsewhere */
-  uint32_t objects_added;  /* the last id */
-  /* Calls have serials that go on for ever; a call's number is its serial in the epoch, from `base` on. All
+  /* Plain calls have serials that go on for ever; a call's number is its serial in the epoch, from `base` on. All
    * below `first` are over, all below `begun` have begun; `end` is the next one. */
   uint64_t base, first, begun, end;
-  /* A worker has finished (membership.h): how many calls each member has called before it did, UINT64_MAX for
-   * others, by member (NULL: nobody has); the calls of this epoch; no more begin until that is told; the
-   * server was told that they are over here; this worker has finished. */
+  mlfab__comm_slot **slots; /* MLFAB__COMM_CALLS, by serial; NULL before the first call */
+  mlfab__comm_slot *spare;  /* list */
+  mlfab__comm_past past[MLFAB__COMM_PAST]; /* by serial */
+  /* Workers that finish: how many calls each member has called before it did, UINT64_MAX for others, by member
+   * (NULL: nobody has); the calls of this epoch; no more begin until that is told; this worker has finished; the
+   * epoch of which server 0 was told that its calls are over here. */
   uint64_t *finished;
   uint64_t limit;
   uint8_t frozen, finishing;
-  uint32_t moved;           /* the epoch of which that was said */
-  mlfab__comm_slot **slots; /* MLFAB__COMM_CALLS, by serial; NULL before the first call */
-  mlfab__comm_slot *spare;  /* list */
+  uint32_t moved;
+  /* Objects. */
   mlfab__comm_object objects[MLFAB__COMM_OBJECTS];
   mlfab__comm_closed closed[MLFAB__COMM_OBJECTS];
   uint32_t closed_next;
+  uint32_t objects_added;  /* the last id */
+  uint64_t objects_opened; /* the last channel given out, here or elsewhere */
+  uint64_t round;          /* the largest partial round that is over, plus one */
   mlfab__comm_grave *graves;
-  mlfab__comm_past past[MLFAB__COMM_PAST]; /* by serial */
-  mlfab__engine_run *armed;                /* list */
-  /* Messages that came early, by channel and number; the last of each list. */
-  mlfab__comm_stage *stages[MLFAB__COMM_BUCKETS], *stage_ends[MLFAB__COMM_BUCKETS];
-  uint32_t stage_count;
-  uint64_t window_bytes;           /* what all windows may have staged */
-  uint8_t *gather;                 /* small stretches on their way out as one */
-  void *pool[MLFAB__COMM_CLASSES]; /* free blocks, by size */
-  uint64_t pooled;                 /* bytes of them */
   uint64_t collectives, collectives_failed, epochs, rounds; /* counters; rounds: partial ones */
-  /* Memory for others of the host, as drive says; nonce 0: none. Whether all could map it: asked
-   * of drive between LISTED and READY. What else MEMBERSHIP says: the host, and its link's bytes a
-   * second. */
+  /* What MEMBERSHIP says: memory for others of the host, from the context; nonce 0: none. The host, and its link's
+   * bytes a second. */
   uint32_t arena_pid;
   int32_t arena_fd;
-  uint64_t arena_nonce, arena_bytes;
-  int arena_asked; /* 1: drive shall map the list and call mlfab__comm_mapped */
-  uint64_t host;
+  uint64_t arena_nonce, arena_bytes, host;
   double link_in, link_out;
 } mlfab__comm;
 
@@ -21531,30 +21770,29 @@ MLFAB__INTERNAL void mlfab__comm_free(mlfab__comm *comm);
 MLFAB__INTERNAL int mlfab__comm_attach(struct mlfab_node *node, mlfab__comm **comm_p);
 
 /* Begins a plain collective. vecs' memory is borrowed until the request is finished. timeout_ns
- * as everywhere in roles (0: none). Errors: as of mlfab_allreduce_start before anything is sent.
- * `outside`: only a number is taken; the caller runs it when mlfab__comm_outside says so, and
+ * 0: the configured one. Errors: as of mlfab_allreduce_start before anything is sent.
+ * `outside`: the call only takes a number; the caller runs it when mlfab__comm_outside says so, and
  * ends it with mlfab__comm_finish. */
 MLFAB__INTERNAL int mlfab__comm_start(mlfab__comm *comm, const mlfab__comm_call *call,
                                       uint64_t timeout_ns, uint64_t now_ns,
                                       mlfab_request *request_p, mlfab_error *error);
-/* An object stands: calls that wait for it begin. */
+/* An object stands: calls that wait for it may begin. */
 MLFAB__INTERNAL void mlfab__comm_go_on(mlfab__comm *comm);
-/* An outside call: 1 and its number and signature when its epoch stands with the arena; 0 not
- * yet; or what ended it (its request is then finished). MLFAB_ERR_UNSUPPORTED: the epoch has no
- * arena, or another worker calls this one as a plain call: it has become one by itself, wait for
- * the request. After UNSUPPORTED the rest of the epoch goes without the arena. Not to be asked
- * while it runs. */
+/* An outside call: 1, its number and signature when its turn has come; 0: not yet; or the code that ended it (its
+ * request is then finished). MLFAB_ERR_UNSUPPORTED: the epoch has no arena, or another worker calls this one as a
+ * plain call. It has then become a plain call: wait for the request. The rest of the epoch goes without the arena.
+ * Must not be called while the call runs. */
 MLFAB__INTERNAL int mlfab__comm_outside(mlfab__comm *comm, mlfab_request request,
                                         uint64_t *number_p, uint64_t *signature_p);
-/* The same while it runs: 0, or what ends the waiting in the arena. Of the call nothing changes:
- * its memory is the arena's until that has been left, and comm_outside is asked again. */
+/* The same while it runs: 0, or the code that ends the waiting in the arena. Nothing of the call changes: the arena
+ * uses its memory until the caller has left it and calls mlfab__comm_outside again. */
 MLFAB__INTERNAL int mlfab__comm_outside_over(mlfab__comm *comm, mlfab_request request);
-/* It was carried out (0), or failed with this code and culprit (a member's rank, or
- * MLFAB_NO_RANK). MISMATCH, which all members get alike, only asks server 0 to compare the calls: its
+/* The outside call was carried out (0), or failed with this code and culprit (a member's rank, or
+ * MLFAB_NO_RANK). MISMATCH, which all members get alike, only has server 0 compare the calls: its
  * verdict ends the call. */
 MLFAB__INTERNAL void mlfab__comm_finish(mlfab__comm *comm, mlfab_request request, int code,
                                         int32_t rank, uint64_t now_ns);
-/* Drive has mapped (1) or could not map (0) the memory of `list`. */
+/* In phase LISTED: the context has mapped (1) or could not map (0) the memory of `list`. */
 MLFAB__INTERNAL void mlfab__comm_mapped(mlfab__comm *comm, int ok);
 /* A request of ours (plain or an object's) is withdrawn: TIMEOUT or CANCELLED. */
 MLFAB__INTERNAL void mlfab__comm_withdraw(mlfab__comm *comm, mlfab__request *request, int code,
@@ -21567,8 +21805,6 @@ MLFAB__INTERNAL uint32_t mlfab__comm_present(const mlfab__comm *comm, uint32_t *
                                              uint32_t room);
 /* 1 when nobody waits for this worker any more, which has finished. */
 MLFAB__INTERNAL int mlfab__comm_finish_over(const mlfab__comm *comm);
-/* By how many workers' data a mean of this plain call is divided. */
-MLFAB__INTERNAL uint32_t mlfab__comm_givers(const mlfab__comm *comm, uint64_t number);
 /* The worker closes without having finished: tells server 0. */
 MLFAB__INTERNAL void mlfab__comm_leave(mlfab__comm *comm);
 /* 1 when nothing is under way that others wait for: no run runs, all messages are acknowledged. */
@@ -21577,68 +21813,40 @@ MLFAB__INTERNAL int mlfab__comm_quiet(const mlfab__comm *comm);
 /* The link to server 0 stands (again); server 0 is dead. */
 MLFAB__INTERNAL void mlfab__comm_hello(mlfab__comm *comm);
 MLFAB__INTERNAL void mlfab__comm_dead(mlfab__comm *comm, uint64_t now_ns);
-/* Frames of server 0 (ROLL_*): 1 when they were of this role. COLL and COLL_ACK go to the
- * streams by these (they run what has become ready). */
+/* Frames of server 0 (MEMBERSHIP_*, TREE_PLAN), of members (COLL), of peers (COLL_ACK): 1 when they were of this role. */
 MLFAB__INTERNAL int mlfab__comm_server_frame(mlfab__comm *comm, const mlfab__frame_in *frame,
                                              uint64_t now_ns);
 MLFAB__INTERNAL int mlfab__comm_member_frame(mlfab__comm *comm, uint32_t rank,
                                              const mlfab__frame_in *frame, uint64_t now_ns);
 MLFAB__INTERNAL int mlfab__comm_peer_frame(mlfab__comm *comm, uint32_t rank,
                                            const mlfab__frame_in *frame, uint64_t now_ns);
-/* There is no link of ours to this worker: 1 when one is wanted. After 8 heartbeats that is a
- * failure. Only asked while there is none. Up and lost links are told to the streams. */
+/* There is no link of ours to this worker: 1 when one is wanted. After MLFAB__COMM_PATIENCE heartbeats that is a
+ * failure. */
 MLFAB__INTERNAL int mlfab__comm_peer_missing(mlfab__comm *comm, uint32_t rank, uint64_t now_ns);
-/* Does it have anything that mlfab__comm_tick looks after? */
+/* 1 when mlfab__comm_tick is to be called. */
 MLFAB__INTERNAL int mlfab__comm_waits(const mlfab__comm *comm);
-/* Four times a heartbeat, while it has. */
+/* Four times a heartbeat, while mlfab__comm_waits. */
 MLFAB__INTERNAL void mlfab__comm_tick(mlfab__comm *comm, uint64_t now_ns);
 /* All actions have been carried out: nothing is lent any more but what is open. */
 MLFAB__INTERNAL void mlfab__comm_sweep(mlfab__comm *comm);
 
-/* --- for objects: partial_run.c, stochastic.c, task graphs --- */
+/* --- comm_base.c: for all parts of the communicator --- */
 
-/* Where a copy of it lives until it is removed, or NULL: there are MLFAB__COMM_OBJECTS. Takes no part in
- * anything before the call that opens it (comm_call.opens). */
-MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_add(mlfab__comm *comm,
-                                                           const mlfab__comm_object *object);
-/* Adds a copy of *object, and begins the call that opens it for all workers, or for nobody: all must call it, with the
- * same salt. Errors: LIMIT (MLFAB__COMM_OBJECTS are open), and of mlfab__comm_start; *object_p is
- * then NULL, and the object is still the caller's. `opening`: that call in words, static. */
-MLFAB__INTERNAL int mlfab__comm_object_open(mlfab__comm *comm, const mlfab__comm_object *object,
-                                            const char *opening, uint64_t salt, uint64_t timeout_ns,
-                                            uint64_t now_ns, mlfab__comm_object **object_p,
-                                            mlfab_request *request_p, mlfab_error *error);
-/* A request of an object. Errors: AGAIN. */
-MLFAB__INTERNAL int mlfab__comm_object_request(mlfab__comm *comm, const mlfab__comm_object *object,
-                                               uint64_t timeout_ns, uint64_t now_ns,
-                                               mlfab_request *request_p, mlfab_error *error);
-/* What the object with this number is to itself, when it is of this kind, or NULL. */
-MLFAB__INTERNAL void *mlfab__comm_object_self(mlfab__comm *comm, uint32_t id,
-                                              void (*kind)(void *self));
-/* Closes it here. Where a round of it has begun elsewhere, or begins later, that is a failure
- * (PEER_CLOSED). */
-MLFAB__INTERNAL void mlfab__comm_object_remove(mlfab__comm *comm, mlfab__comm_object *object);
-/* Has free_self called as soon as no link can hold memory of it any more. */
-MLFAB__INTERNAL void mlfab__comm_bury(mlfab__comm *comm, mlfab__comm_grave *grave);
-/* NULL: there is none. */
-MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_find(mlfab__comm *comm, uint32_t id);
-MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_channel_find(mlfab__comm *comm, uint32_t channel);
-/* Arms a run: its READYs go out, its task graph starts, what came early is delivered. Its dag is
- * sealed. In phase IN only. Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__comm_arm(mlfab__comm *comm, mlfab__engine_run *run, uint64_t now_ns);
-/* Takes a run back without telling anybody: nothing of it is borrowed on return. Where others
- * are still to get bytes of it, that is a failure (CANCELLED). */
-MLFAB__INTERNAL void mlfab__comm_disarm(mlfab__comm *comm, mlfab__engine_run *run);
-/* Triggers an operation of an armed run. */
-MLFAB__INTERNAL void mlfab__comm_trigger(mlfab__comm *comm, mlfab__engine_run *run, uint32_t op,
-                                         uint64_t now_ns);
-/* Ends the epoch for all, with this code, rank to blame and text. Within calls of comm it takes
- * effect at their end. */
-MLFAB__INTERNAL void mlfab__comm_fail(mlfab__comm *comm, int code, int32_t rank, const char *text);
+/* Around whatever may fail the epoch, or have a call begin. now_ns 0: as before. */
+MLFAB__INTERNAL void mlfab__comm_enter(mlfab__comm *comm, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__comm_exit(mlfab__comm *comm);
+/* Ends the epoch for all, with this code, rank to blame and text, at the outermost exit. The first failure counts. */
+MLFAB__INTERNAL void mlfab__comm_fail(mlfab__comm *comm, int code, int32_t rank, const char *format,
+                                      ...) MLFAB__PRINTF(4, 5);
 MLFAB__INTERNAL void mlfab__comm_fail_memory(mlfab__comm *comm); /* this worker has none left */
+MLFAB__INTERNAL void mlfab__comm_set_verdict(mlfab__comm *comm, int code, int32_t rank,
+                                             int is_server, const char *text);
 /* A verdict that nobody has seen: 1, and the call that asked returns it. */
 MLFAB__INTERNAL int mlfab__comm_owed(mlfab__comm *comm, mlfab_error *error);
-/* What calls have in common; `what` in words. Errors: PEER_DEAD (server 0), STATE (it leaves), LIMIT (too
+/* A request ends: with 0, or with the verdict. */
+MLFAB__INTERNAL void mlfab__comm_succeed(mlfab__comm *comm, mlfab_request request);
+MLFAB__INTERNAL void mlfab__comm_end_request(mlfab__comm *comm, mlfab_request request);
+/* Checks that calls have in common; `what` in words. Errors: PEER_DEAD (server 0), STATE (it leaves), LIMIT (too
  * many workers); of elements ARGUMENT (none) and LIMIT (model_max_bytes); of data ARGUMENT. */
 MLFAB__INTERNAL int mlfab__comm_check_state(const mlfab__comm *comm, const char *what,
                                             mlfab_error *error);
@@ -21646,409 +21854,106 @@ MLFAB__INTERNAL int mlfab__comm_check_count(const mlfab__comm *comm, const char 
                                             uint64_t count, uint32_t width, mlfab_error *error);
 MLFAB__INTERNAL int mlfab__comm_check_data(const char *what, const void *data, uint32_t width,
                                            mlfab_error *error);
-/* That this worker's data is not finite, which fails its call alone. */
+/* This worker's data is not finite, which fails its call alone. */
 MLFAB__INTERNAL int mlfab__comm_not_finite(const mlfab__comm *comm, const char *what,
                                            mlfab_error *error);
-/* Who server 0 says has not called what this object waits for, or MLFAB_NO_RANK. */
-MLFAB__INTERNAL int32_t mlfab__comm_missing(const mlfab__comm *comm,
-                                            const mlfab__comm_object *object);
-/* A request of an object ends with the verdict. */
-MLFAB__INTERNAL void mlfab__comm_end_request(mlfab__comm *comm, mlfab_request request,
-                                             uint64_t now_ns);
 
-/* --- between comm.c and engine.c --- */
-
-/* Around whatever may end the epoch. now_ns 0: as before. */
-MLFAB__INTERNAL void mlfab__comm_enter(mlfab__comm *comm, uint64_t now_ns);
-MLFAB__INTERNAL void mlfab__comm_exit(mlfab__comm *comm);
-/* Says that this call seems to be stuck. */
-MLFAB__INTERNAL void mlfab__comm_stuck(mlfab__comm *comm, uint32_t channel, uint64_t number);
-MLFAB__INTERNAL void mlfab__comm_set_verdict(mlfab__comm *comm, int code, int32_t rank,
-                                             int is_server, const char *text);
+/* 1 when this worker is the only one: no membership is kept, and nobody is told. */
+MLFAB__INTERNAL int mlfab__comm_alone(const mlfab__comm *comm);
+/* 1 when the members of an epoch are known, which stands or is about to. */
+MLFAB__INTERNAL int mlfab__comm_stands(const mlfab__comm *comm);
+/* Calls that this worker has called in this epoch, or waiting for the next. */
+MLFAB__INTERNAL uint64_t mlfab__comm_called(const mlfab__comm *comm);
+/* 1 when server 0 was told that the calls of this epoch are over here. */
+MLFAB__INTERNAL int mlfab__comm_moved(const mlfab__comm *comm);
+MLFAB__INTERNAL uint64_t mlfab__comm_number(const mlfab__comm_slot *slot);
 /* Where the slot of a call stands; the open call of this number, or NULL. */
 MLFAB__INTERNAL mlfab__comm_slot **mlfab__comm_place(const mlfab__comm *comm, uint64_t serial);
 MLFAB__INTERNAL mlfab__comm_slot *mlfab__comm_slot_of(const mlfab__comm *comm, uint64_t number);
-/* Does this member bring its own data to the plain call? */
-MLFAB__INTERNAL int mlfab__comm_gives(const mlfab__comm *comm, uint32_t member, uint64_t number);
-/* A frame of a plain call that is not armed: 1 when it is to be kept. */
+/* A frame of this plain call came, which is not armed: 1 when it is to be kept. */
 MLFAB__INTERNAL int mlfab__comm_awaits(mlfab__comm *comm, uint64_t number);
-/* Blocks of a pool; what they hold is not specified. NULL: out of memory. bytes of release as of
- * block. */
-MLFAB__INTERNAL void *mlfab__comm_block(mlfab__comm *comm, uint64_t bytes);
-MLFAB__INTERNAL void mlfab__comm_release(mlfab__comm *comm, void *block, uint64_t bytes);
-/* As mlfab__stream_user has them. */
-MLFAB__INTERNAL void mlfab__engine_deliver(void *self, uint32_t member, const mlfab__coll *head,
-                                           const void *bulk, uint32_t bytes);
-MLFAB__INTERNAL void mlfab__engine_given_back(void *self, uint32_t member, uint64_t cookie);
-/* The epoch is over, and the streams' memory is free: ends all runs with this code, and forgets
- * what came early. */
-MLFAB__INTERNAL void mlfab__engine_end_all(mlfab__comm *comm, int code);
-/* Disarms the runs of an object that is closed; a failure where others have begun what needs
- * it. */
-MLFAB__INTERNAL void mlfab__engine_close(mlfab__comm *comm, const mlfab__comm_object *object);
-/* 1 when there are frames of this plain call, which came early. */
-MLFAB__INTERNAL int mlfab__engine_came(const mlfab__comm *comm, uint64_t number);
-/* From whom a message is awaited, or that it takes one: a rank, or MLFAB_NO_RANK. */
-MLFAB__INTERNAL int32_t mlfab__engine_awaits(const mlfab__comm *comm, const mlfab__engine_run *run);
+/* Does this member bring its own data to the plain call? How many do. */
+MLFAB__INTERNAL int mlfab__comm_gives(const mlfab__comm *comm, uint32_t member, uint64_t number);
+MLFAB__INTERNAL uint32_t mlfab__comm_givers(const mlfab__comm *comm, uint64_t number);
+/* The object of this id, of this channel, or NULL. */
+MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_find(mlfab__comm *comm, uint32_t id);
+MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_channel_find(mlfab__comm *comm, uint32_t channel);
+
+/* What server 0 is told: this worker wants to take part in the epoch after this one; it has finished after so many
+ * calls, or the calls of its last epoch are over; this call seems to be stuck. */
+MLFAB__INTERNAL void mlfab__comm_ask(mlfab__comm *comm, uint32_t after_epoch);
+MLFAB__INTERNAL void mlfab__comm_say_finish(mlfab__comm *comm, uint64_t calls);
+MLFAB__INTERNAL void mlfab__comm_stuck(mlfab__comm *comm, uint32_t channel, uint64_t number);
+
+/* --- comm_finish.c --- */
+
+/* Tells server 0 when all calls below the limit are over here. */
+MLFAB__INTERNAL void mlfab__comm_check_moved(mlfab__comm *comm);
+/* An epoch is over: nobody has finished in the next. */
+MLFAB__INTERNAL void mlfab__comm_no_limit(mlfab__comm *comm);
+/* Frames. MEMBERSHIP_OWED: 0, or FRAME. */
+MLFAB__INTERNAL void mlfab__comm_on_freeze(mlfab__comm *comm, const mlfab__membership_finish *in);
+MLFAB__INTERNAL void mlfab__comm_on_settle(mlfab__comm *comm, const mlfab__membership_finish *in);
+MLFAB__INTERNAL int mlfab__comm_on_owed(mlfab__comm *comm, const mlfab__frame_in *frame);
+
+/* --- epoch.c --- */
+
+/* comm.settle. */
+MLFAB__INTERNAL void mlfab__epoch_settle(mlfab__comm *comm);
+/* Takes part from now on, unless it does, leaves, or has no reason to. */
+MLFAB__INTERNAL void mlfab__epoch_join(mlfab__comm *comm);
+/* The link to server 0 is new: says again what it may not have heard. */
+MLFAB__INTERNAL void mlfab__epoch_say_again(mlfab__comm *comm);
+MLFAB__INTERNAL int mlfab__epoch_on_list(mlfab__comm *comm, const mlfab__frame_in *frame);
+MLFAB__INTERNAL void mlfab__epoch_on_go(mlfab__comm *comm, const mlfab__membership_go *go);
+MLFAB__INTERNAL void mlfab__epoch_on_over(mlfab__comm *comm, const mlfab__membership_over *over);
+MLFAB__INTERNAL void mlfab__epoch_on_left(mlfab__comm *comm, const mlfab__membership_leave *in);
 
 #endif /* MLFAB_WITH_COLL */
 
-/* ==============================================================================================
- * core/coll/comm.c
- * ============================================================================================== */
-#if MLFAB_WITH_COLL
-/* comm.c - the communicator: epochs, calls and failures. See comm.h. */
+/* core/coll/comm_base.c goes on. */
 
 #include <stdio.h>
 
-/* What a member adds in a nanosecond, for choosing algorithms: the same for all, as the rest of
- * it is. */
-static const double comm_add_bytes_per_ns = 4.0;
-static const double comm_bytes_per_ns = 1.0; /* where server 0 does not know */
+/* --- failures --- */
 
-static void comm_begin(mlfab__comm *comm);
-static void comm_act_on_failure(mlfab__comm *comm);
-static void comm_begin_waiting(mlfab__comm *comm);
-static void comm_turn_plain(mlfab__comm *comm, mlfab__comm_slot *slot);
-static void comm_check_moved(mlfab__comm *comm);
-
-MLFAB__INTERNAL int mlfab__comm_init(mlfab__comm *comm, mlfab__env *env, const mlfab_config *config,
-                                     uint32_t rank, const mlfab__port *up, const mlfab__port *links,
-                                     const mlfab__port *down, mlfab__requests *requests) {
-  const mlfab__stream_user user = {comm, mlfab__engine_deliver, mlfab__engine_given_back};
-  memset(comm, 0, sizeof *comm);
-  comm->env = env;
-  comm->config = config;
-  comm->requests = requests;
-  comm->up = *up;
-  comm->rank = rank;
-  comm->missing = comm->left_rank = MLFAB_NO_RANK;
-  comm->arena_fd = -1;
-  comm->limit = UINT64_MAX;
-  comm->act = comm_act_on_failure;
-  mlfab__streams_init(&comm->streams, env, config, links, down, &user);
-  return 0;
+MLFAB__INTERNAL void mlfab__comm_set_verdict(mlfab__comm *comm, int code, int32_t rank,
+                                             int is_server, const char *text) {
+  memset(&comm->verdict, 0, sizeof comm->verdict);
+  comm->verdict.code = code;
+  comm->verdict.rank = rank;
+  comm->verdict.is_server = is_server;
+  snprintf(comm->verdict.text, sizeof comm->verdict.text, "%s", text);
 }
 
-static uint64_t comm_number(const mlfab__comm_slot *slot) {
-  return slot->serial - slot->comm->base;
-}
-
-static void comm_free_lists(mlfab__comm *comm, mlfab__comm_slot *slot) {
-  if (slot->owed) mlfab__comm_release(comm, slot->one.data, slot->one.count);
-  slot->owed = 0;
-  mlfab__comm_release(comm, slot->blocks, slot->blocks_room * sizeof *slot->blocks);
-  if (slot->vecs != &slot->one)
-    mlfab__comm_release(comm, slot->vecs, slot->call.n * sizeof *slot->vecs);
-  slot->blocks = slot->vecs = NULL;
-  slot->blocks_room = 0;
-}
-
-static void comm_free_slot(mlfab__comm *comm, mlfab__comm_slot *slot) {
-  if (!slot) return;
-  mlfab__dag_free(&slot->run.dag);
-  mlfab__free(comm->env, slot->counts, comm->config->workers * sizeof *slot->counts);
-  comm_free_lists(comm, slot);
-  mlfab__free(comm->env, slot, sizeof *slot);
-}
-
-static void comm_forget_list(mlfab__comm *comm) {
-  mlfab__free(comm->env, comm->list, MLFAB__MEMBERSHIP_MEMBERS_MAX * sizeof *comm->list);
-  comm->list = NULL;
-}
-
-static void comm_no_limit(mlfab__comm *comm) {
-  mlfab__free(comm->env, comm->finished, MLFAB__MEMBERSHIP_MEMBERS_MAX * sizeof *comm->finished);
-  comm->finished = NULL;
-  comm->limit = UINT64_MAX;
-  comm->frozen = 0;
-}
-
-static void comm_ignore(void *self, mlfab__engine_run *run, int status, uint64_t now_ns) {
-  (void)self, (void)run, (void)status, (void)now_ns;
-}
-
-MLFAB__INTERNAL void mlfab__comm_free(mlfab__comm *comm) {
-  if (!comm->env) return;
-  comm->ending = 1;
-  mlfab__streams_free(&comm->streams);
-  for (mlfab__engine_run *run = comm->armed; run; run = run->next) run->over = comm_ignore;
-  mlfab__engine_end_all(comm, MLFAB_ERR_CLOSED);
-  for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
-    mlfab__comm_object object = comm->objects[i];
-    comm->objects[i].id = 0;
-    if (object.id && object.free_self) object.free_self(object.self);
-  }
-  mlfab__comm_sweep(comm);
-  for (; comm->first < comm->end; comm->first++)
-    comm_free_slot(comm, *mlfab__comm_place(comm, comm->first));
-  for (uint32_t i = 0; i < MLFAB__COMM_PAST; i++)
-    mlfab__free(comm->env, comm->past[i].counts,
-                comm->config->workers * sizeof *comm->past[i].counts);
-  while (comm->spare) {
-    mlfab__comm_slot *slot = comm->spare;
-    comm->spare = slot->next;
-    comm_free_slot(comm, slot);
-  }
-  mlfab__free(comm->env, comm->slots, MLFAB__COMM_CALLS * sizeof(mlfab__comm_slot *));
-  comm_forget_list(comm);
-  comm_no_limit(comm);
-  mlfab__free_aligned(comm->env, comm->gather, MLFAB__COMM_GATHER);
-  for (uint32_t class = 0; class < MLFAB__COMM_CLASSES; class ++) {
-    while (comm->pool[class]) {
-      void *block = comm->pool[class];
-      memcpy(&comm->pool[class], block, sizeof(void *));
-      mlfab__free_aligned(comm->env, block, (size_t)MLFAB__COMM_BLOCK << class);
-    }
-  }
-  memset(comm, 0, sizeof *comm);
-}
-
-/* --- what server 0 is told --- */
-
-static void comm_post(mlfab__comm *comm, uint8_t type, const void *meta, uint32_t bytes) {
-  comm->up.post(comm->up.self, 0, type, meta, bytes);
-}
-
-/* Alone: no membership is kept, and nobody is told. */
-static int comm_alone(const mlfab__comm *comm) { return comm->config->workers == 1; }
-
-/* To take part in the epoch after this one. */
-static void comm_ask_after(mlfab__comm *comm, uint32_t epoch) {
-  const mlfab__membership_ask ask = {.epoch = epoch,
-                                     .arena_pid = comm->arena_pid,
-                                     .arena_fd = comm->arena_fd,
-                                     .arena_nonce = comm->arena_nonce,
-                                     .arena_bytes = comm->arena_bytes,
-                                     .host = comm->host,
-                                     .in = comm->link_in,
-                                     .out = comm->link_out,
-                                     .round = comm->round,
-                                     .objects = comm->objects_opened};
-  uint8_t meta[128];
-  comm_post(comm, MLFAB__MEMBERSHIP, meta, mlfab__encode_membership_ask(meta, &ask));
-}
-
-/* Has server 0 been told that the calls of this epoch are over here? */
-static int comm_moved(const mlfab__comm *comm) { return comm->epoch && comm->moved == comm->epoch; }
-
-static void comm_ask(mlfab__comm *comm) { comm_ask_after(comm, comm->over_epoch); }
-
-/* The calls of this epoch are over here. */
-static void comm_ask_next(mlfab__comm *comm) { comm_ask_after(comm, comm->epoch); }
-
-static void comm_say_ready(mlfab__comm *comm) {
-  const mlfab__membership_ready ready = {comm->epoch, comm->go.arena};
-  uint8_t meta[16];
-  comm_post(comm, MLFAB__MEMBERSHIP_READY, meta, mlfab__encode_membership_ready(meta, &ready));
-}
-
-static void comm_say_failed(mlfab__comm *comm) {
-  uint8_t meta[MLFAB__TEXT_MAX + 32];
-  comm->fail.epoch = comm->epoch;
-  comm_post(comm, MLFAB__MEMBERSHIP_FAIL, meta, mlfab__encode_membership_over(meta, &comm->fail));
-}
-
-/* After so many calls; again when those of this epoch are over. */
-static void comm_say_finish(mlfab__comm *comm, uint64_t calls) {
-  const mlfab__membership_finish finish = {
-      comm->phase == MLFAB__COMM_IN ? comm->epoch : 0,
-      comm_moved(comm) ? (int32_t)MLFAB_NO_RANK : (int32_t)comm->rank, calls};
-  MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP_FINISH, membership_finish, &finish);
-}
-
-static void comm_say_leaving(mlfab__comm *comm) {
-  int knows = comm->phase == MLFAB__COMM_LISTED || comm->phase == MLFAB__COMM_IN;
-  const mlfab__membership_leave leave = {knows ? comm->epoch : 0, (int32_t)comm->rank,
-                                         comm->end - comm->base};
-  uint8_t meta[32];
-  comm_post(comm, MLFAB__MEMBERSHIP_LEAVE, meta, mlfab__encode_membership_leave(meta, &leave));
-}
-
-/* A worker alone is its own epoch. */
-static void comm_form_alone(mlfab__comm *comm) {
-  comm->epoch++;
-  comm->members = 1;
-  comm->me = 0;
-  comm->ranks[0] = comm->rank;
-  comm->go = (mlfab__membership_go){.epoch = comm->epoch, .round = comm->round};
-  comm->phase = MLFAB__COMM_IN;
-  if (mlfab__streams_begin(&comm->streams, comm->epoch, comm->ranks, 1)) {
-    comm->later = 1;
-    mlfab__comm_fail_memory(comm);
-  } else {
-    comm_begin(comm);
-  }
-}
-
-/* Takes part from now on. */
-static void comm_join(mlfab__comm *comm) {
-  if (comm->phase != MLFAB__COMM_OUT || comm->leaving || comm->dead || comm->later) return;
-  if (comm_alone(comm)) {
-    comm_form_alone(comm);
-    return;
-  }
-  if (comm->finishing && comm->first == comm->end) {
-    comm_say_finish(comm, 0);
-    return;
-  }
-  comm->phase = MLFAB__COMM_ASKED;
-  comm->missing = MLFAB_NO_RANK;
-  comm_ask(comm);
-}
-
-static int comm_adds(const mlfab__comm_call *call) {
-  return call->kind == MLFAB__COLLECTIVE_ALLREDUCE ||
-         call->kind == MLFAB__COLLECTIVE_REDUCE_SCATTER;
-}
-
-/* Bytes of an element, or 0 where there is none; of what adds, the type counts only without
- * reducer. */
-static uint32_t comm_width(const mlfab__comm_call *call) {
-  if (comm_adds(call) && call->reduce) return call->width;
-  return call->dtype || comm_adds(call) ? mlfab__element_bytes(call->dtype) : 1;
-}
-
-/* --- calls in words --- */
-
-static const char *comm_words(char text[MLFAB__TEXT_MAX], const mlfab__comm_past *past) {
-  unsigned long long count = past->count;
-  if (past->kind == MLFAB__COLLECTIVE_BARRIER) {
-    snprintf(text, MLFAB__TEXT_MAX, "%.60s", past->words);
-  } else if (past->user) {
-    snprintf(text, MLFAB__TEXT_MAX, "%.60s of %llu elements of %u bytes (its own reducer)",
-             past->words, count, past->width);
-  } else if (past->kind == MLFAB__COLLECTIVE_BROADCAST) {
-    snprintf(text, MLFAB__TEXT_MAX, "%.60s of %llu bytes from worker %d", past->words,
-             count * past->width, (int)past->root);
-  } else if (past->kind == MLFAB__COLLECTIVE_ALLGATHER) {
-    snprintf(text, MLFAB__TEXT_MAX, "%.60s of %llu %s", past->words, count,
-             past->dtype ? mlfab__dtype_name(past->dtype) : "bytes");
-  } else {
-    snprintf(text, MLFAB__TEXT_MAX, "%.60s of %llu %s (%s)", past->words, count,
-             mlfab__dtype_name(past->dtype), mlfab__op_name(past->op));
-  }
-  size_t n = strlen(text);
-  if (past->tag)
-    snprintf(text + n, MLFAB__TEXT_MAX - n, ", tag %llu", (unsigned long long)past->tag);
-  return text;
-}
-
-static mlfab__comm_past comm_describe(const mlfab__comm_slot *slot) {
-  const mlfab__comm_call *call = &slot->call;
-  return (mlfab__comm_past){.signature = slot->signature,
-                            .count = slot->count,
-                            .tag = call->tag,
-                            .words = call->words,
-                            .dtype = call->dtype,
-                            .op = call->op,
-                            .width = comm_width(call),
-                            .root = call->root,
-                            .kind = call->kind,
-                            .user = comm_adds(call) && call->reduce != NULL,
-                            .algorithm = call->algorithm,
-                            .opens = call->opens != 0,
-                            .counts = slot->counts,
-                            .has_counts = call->counts != NULL};
-}
-
-/* What is known of a call of this epoch: 1, or 0. */
-static int comm_past(const mlfab__comm *comm, uint64_t number, mlfab__comm_past *past_p) {
-  const mlfab__comm_slot *slot = mlfab__comm_slot_of(comm, number);
-  uint64_t serial = comm->base + number;
-  if (number >= comm->end - comm->base) return 0;
-  if (!slot && comm->begun - serial > MLFAB__COMM_PAST) return 0;
-  *past_p = slot ? comm_describe(slot) : comm->past[serial % MLFAB__COMM_PAST];
-  return 1;
-}
-
-/* --- the end of a call, of an epoch --- */
-
-static void comm_close_slot(mlfab__comm *comm, mlfab__comm_slot *slot) {
-  mlfab__comm_past *past = &comm->past[slot->serial % MLFAB__COMM_PAST];
-  uint64_t *counts = past->counts;
-  *past = comm_describe(slot);
-  if (past->has_counts)
-    slot->counts = counts;
-  else
-    past->counts = counts;
-  comm_free_lists(comm, slot);
-  slot->state = MLFAB__SLOT_FREE;
-  *mlfab__comm_place(comm, slot->serial) = NULL;
-  slot->next = comm->spare;
-  comm->spare = slot;
-  while (comm->first < comm->end && !*mlfab__comm_place(comm, comm->first)) comm->first++;
-}
-
-static void comm_finish_slot(mlfab__comm *comm, mlfab__comm_slot *slot) {
-  mlfab__request *request = mlfab__request_find(comm->requests, slot->request);
-  comm_close_slot(comm, slot);
-  comm->collectives++;
-  if (request)
-    mlfab__request_finish(comm->requests, request, 0, MLFAB_NO_RANK, 0, comm->now_ns, "%s", "");
-  comm_begin_waiting(comm);
-  comm_check_moved(comm);
-}
-
-MLFAB__INTERNAL void mlfab__comm_end_request(mlfab__comm *comm, mlfab_request id, uint64_t now_ns) {
-  mlfab__request *request = mlfab__request_find(comm->requests, id);
-  const mlfab_error *verdict = &comm->verdict;
-  if (!request || request->done) return;
-  comm->owed = 0;
-  comm->collectives_failed++;
-  mlfab__request_finish(comm->requests, request, verdict->code, verdict->rank, verdict->is_server,
-                        now_ns, "%s", verdict->text);
-}
-
-static void comm_objects_over(mlfab__comm *comm, int code) {
-  for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
-    mlfab__comm_object *object = &comm->objects[i];
-    object->upto = 0; /* frames of the next epoch may come before it begins here */
-    if (object->id && object->over) object->over(object->self, code, comm->now_ns);
-    if (comm->closed[i].upto != UINT64_MAX) comm->closed[i].upto = 0;
-  }
-}
-
-/* Everything that is open ends with the verdict. Afterwards numbers begin at 0. */
-static void comm_end(mlfab__comm *comm) {
-  comm->ending = 1;
-  comm->failing = 0;
-  comm->owed = !MLFAB__PLANTED(66);
+MLFAB__INTERNAL void mlfab__comm_enter(mlfab__comm *comm, uint64_t now_ns) {
   comm->depth++;
-  mlfab__streams_end(&comm->streams);
-  mlfab__engine_end_all(comm, comm->verdict.code);
-  while (comm->first < comm->end) {
-    mlfab__comm_slot *slot = *mlfab__comm_place(comm, comm->first);
-    mlfab__comm_end_request(comm, slot->request, comm->now_ns);
-    comm_close_slot(comm, slot);
-  }
-  comm_objects_over(comm, comm->verdict.code);
-  comm->depth--;
-  comm->base = comm->begun = comm->end;
-  comm->left = 0;
-  comm_no_limit(comm);
-  comm->arena_asked = comm->ready = 0;
-  comm->ending = 0;
+  if (now_ns) comm->now_ns = now_ns;
 }
 
-/* A failure of ours takes effect here, and is told: now, or where it is one of calls that wait
- * for an epoch, as soon as it is listed. */
-static void comm_act_on_failure(mlfab__comm *comm) {
-  int stands = comm->phase == MLFAB__COMM_LISTED || comm->phase == MLFAB__COMM_IN;
-  if (comm_alone(comm)) {
-    comm->phase = MLFAB__COMM_OUT;
-    comm_end(comm);
-    comm_join(comm);
-    return;
-  }
-  if (stands) comm->phase = MLFAB__COMM_FAILED;
-  comm_end(comm);
-  if (stands) {
-    comm_say_failed(comm);
-  } else {
-    comm->untold = 1;
-    comm_join(comm);
-  }
+MLFAB__INTERNAL void mlfab__comm_exit(mlfab__comm *comm) {
+  comm->depth--;
+  if (comm->depth == 0 && (comm->failing | comm->due)) comm->settle(comm);
+}
+
+MLFAB__INTERNAL void mlfab__comm_fail(mlfab__comm *comm, int code, int32_t rank, const char *format,
+                                      ...) {
+  if (comm->failing || comm->phase == MLFAB__COMM_ENDING || comm->dead) return;
+  if (rank == MLFAB_NO_RANK) rank = (int32_t)comm->rank; /* as server 0 tells the others */
+  comm->failing = 1;
+  comm->fail.code = code;
+  comm->fail.rank = rank;
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(comm->fail.text, sizeof comm->fail.text, format, arguments);
+  va_end(arguments);
+  mlfab__comm_set_verdict(comm, code, rank, 0, comm->fail.text);
+  mlfab__comm_enter(comm, 0);
+  mlfab__comm_exit(comm);
+}
+
+MLFAB__INTERNAL void mlfab__comm_fail_memory(mlfab__comm *comm) {
+  mlfab__comm_fail(comm, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, "worker %u is out of memory", comm->rank);
 }
 
 MLFAB__INTERNAL int mlfab__comm_owed(mlfab__comm *comm, mlfab_error *error) {
@@ -22058,12 +21963,24 @@ MLFAB__INTERNAL int mlfab__comm_owed(mlfab__comm *comm, mlfab_error *error) {
   return 1;
 }
 
-/* --- what a call must be --- */
-
-static int comm_refuse(mlfab_error *error, int code, const mlfab__comm_call *call,
-                       const char *what) {
-  return MLFAB__FAIL(error, code, "%s: %s", call->words, what);
+MLFAB__INTERNAL void mlfab__comm_succeed(mlfab__comm *comm, mlfab_request id) {
+  mlfab__request *request = mlfab__request_find(comm->requests, id);
+  comm->collectives++;
+  if (request)
+    mlfab__request_finish(comm->requests, request, 0, MLFAB_NO_RANK, 0, comm->now_ns, "%s", "");
 }
+
+MLFAB__INTERNAL void mlfab__comm_end_request(mlfab__comm *comm, mlfab_request id) {
+  mlfab__request *request = mlfab__request_find(comm->requests, id);
+  const mlfab_error *verdict = &comm->verdict;
+  if (!request || request->done) return;
+  comm->owed = 0;
+  comm->collectives_failed++;
+  mlfab__request_finish(comm->requests, request, verdict->code, verdict->rank, verdict->is_server,
+                        comm->now_ns, "%s", verdict->text);
+}
+
+/* --- checks that calls have in common --- */
 
 MLFAB__INTERNAL int mlfab__comm_check_state(const mlfab__comm *comm, const char *what,
                                             mlfab_error *error) {
@@ -22099,31 +22016,955 @@ MLFAB__INTERNAL int mlfab__comm_not_finite(const mlfab__comm *comm, const char *
                       "%s: worker %u has NaN or infinity in its data", what, comm->rank);
 }
 
-static int comm_check_type(const mlfab__comm_call *call, mlfab_error *error) {
+/* --- state, and what has a number --- */
+
+MLFAB__INTERNAL int mlfab__comm_alone(const mlfab__comm *comm) {
+  return comm->config->workers == 1;
+}
+
+MLFAB__INTERNAL int mlfab__comm_stands(const mlfab__comm *comm) {
+  return comm->phase >= MLFAB__COMM_LISTED && comm->phase <= MLFAB__COMM_IN;
+}
+
+MLFAB__INTERNAL uint64_t mlfab__comm_called(const mlfab__comm *comm) {
+  return comm->end - comm->base;
+}
+
+MLFAB__INTERNAL int mlfab__comm_moved(const mlfab__comm *comm) {
+  return comm->epoch && comm->moved == comm->epoch;
+}
+
+MLFAB__INTERNAL uint64_t mlfab__comm_number(const mlfab__comm_slot *slot) {
+  return slot->serial - slot->comm->base;
+}
+
+/* Where the slot of a call stands. */
+MLFAB__INTERNAL mlfab__comm_slot **mlfab__comm_place(const mlfab__comm *comm, uint64_t serial) {
+  return &comm->slots[serial % MLFAB__COMM_CALLS];
+}
+
+/* The open call of this number, or NULL. */
+MLFAB__INTERNAL mlfab__comm_slot *mlfab__comm_slot_of(const mlfab__comm *comm, uint64_t number) {
+  uint64_t serial = comm->base + number;
+  return number < comm->end - comm->base && serial >= comm->first ? *mlfab__comm_place(comm, serial)
+                                                                  : NULL;
+}
+
+MLFAB__INTERNAL int mlfab__comm_awaits(mlfab__comm *comm, uint64_t number) {
+  mlfab__comm_slot *slot = mlfab__comm_slot_of(comm, number);
+  if (slot && slot->state == MLFAB__SLOT_OUTSIDE) slot->wanted = 1;
+  return slot != NULL || number >= comm->end - comm->base;
+}
+
+MLFAB__INTERNAL int mlfab__comm_gives(const mlfab__comm *comm, uint32_t member, uint64_t number) {
+  return !comm->finished || comm->finished[member] > number || MLFAB__PLANTED(99);
+}
+
+MLFAB__INTERNAL uint32_t mlfab__comm_givers(const mlfab__comm *comm, uint64_t number) {
+  uint32_t n = 0;
+  for (uint32_t m = 0; m < comm->members; m++) n += (uint32_t)mlfab__comm_gives(comm, m, number);
+  return n;
+}
+
+MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_find(mlfab__comm *comm, uint32_t id) {
+  for (uint32_t i = 0; id && i < MLFAB__COMM_OBJECTS; i++) {
+    if (comm->objects[i].id == id) return &comm->objects[i];
+  }
+  return NULL;
+}
+
+MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_channel_find(mlfab__comm *comm, uint32_t channel) {
+  for (uint32_t i = 0; channel && i < MLFAB__COMM_OBJECTS; i++) {
+    if (comm->objects[i].id && comm->objects[i].channel == channel) return &comm->objects[i];
+  }
+  return NULL;
+}
+
+/* --- what server 0 is told --- */
+
+MLFAB__INTERNAL void mlfab__comm_ask(mlfab__comm *comm, uint32_t after_epoch) {
+  const mlfab__membership_ask ask = {.epoch = after_epoch,
+                                     .arena_pid = comm->arena_pid,
+                                     .arena_fd = comm->arena_fd,
+                                     .arena_nonce = comm->arena_nonce,
+                                     .arena_bytes = comm->arena_bytes,
+                                     .host = comm->host,
+                                     .in = comm->link_in,
+                                     .out = comm->link_out,
+                                     .round = comm->round,
+                                     .objects = comm->objects_opened};
+  MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP, membership_ask, &ask);
+}
+
+MLFAB__INTERNAL void mlfab__comm_say_finish(mlfab__comm *comm, uint64_t calls) {
+  const mlfab__membership_finish finish = {
+      comm->phase == MLFAB__COMM_IN ? comm->epoch : 0,
+      mlfab__comm_moved(comm) ? (int32_t)MLFAB_NO_RANK : (int32_t)comm->rank, calls};
+  MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP_FINISH, membership_finish, &finish);
+}
+
+MLFAB__INTERNAL void mlfab__comm_stuck(mlfab__comm *comm, uint32_t channel, uint64_t number) {
+  const mlfab__membership_call call = {comm->epoch, channel, number};
+  if (comm->phase != MLFAB__COMM_IN || mlfab__comm_alone(comm)) return;
+  MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP_STUCK, membership_call, &call);
+}
+#endif /* MLFAB_WITH_COLL */
+
+/* ==============================================================================================
+ * core/coll/engine.c
+ * ============================================================================================== */
+#if MLFAB_WITH_COLL
+/* engine.c - the communicator: runs, and their messages. See engine.h. */
+
+#include <stdio.h>
+
+enum {
+  ENGINE_STAGED_MAX = 256 << 10 /* frames that came early: more is an attack */
+};
+
+/* --- stretches of the runs' memory --- */
+
+typedef struct engine_walk {
+  const mlfab_vec *vec;
+  uint64_t skip, left;
+} engine_walk;
+
+static engine_walk engine_walk_begin(const mlfab__engine_run *run, const mlfab__dag_op *op,
+                                     uint64_t offset, uint64_t bytes) {
+  engine_walk walk = {run->spaces[op->space].vecs, op->at + offset, bytes};
+  if (bytes > 0) {
+    for (; walk.skip >= walk.vec->count; walk.vec++) walk.skip -= walk.vec->count;
+  }
+  return walk;
+}
+
+/* The next piece that lies together: *bytes_p of them, or NULL. */
+static uint8_t *engine_walk_next(engine_walk *walk, uint64_t *bytes_p) {
+  if (walk->left == 0) return NULL;
+  while (walk->skip == walk->vec->count) {
+    walk->vec++;
+    walk->skip = 0;
+  }
+  uint8_t *piece = (uint8_t *)walk->vec->data + walk->skip;
+  *bytes_p = mlfab__min(walk->vec->count - walk->skip, walk->left);
+  walk->skip += *bytes_p;
+  walk->left -= *bytes_p;
+  return piece;
+}
+
+/* --- sending --- */
+
+static mlfab__coll engine_head(const mlfab__engine_run *run, uint32_t tag, uint32_t flags,
+                               uint64_t total) {
+  return (mlfab__coll){.channel = run->channel,
+                       .number = run->number,
+                       .tag = tag,
+                       .flags = flags,
+                       .signature = run->signature,
+                       .total = total};
+}
+
+/* The next n bytes of a message. Small ones are copied: nothing waits for their acknowledgement. */
+static int engine_send_part(mlfab__comm *comm, mlfab__engine_run *run, uint32_t peer,
+                            mlfab__coll *head, const void *bytes, uint64_t n, int copy) {
+  int borrow = !copy && n > MLFAB__STREAM_LEND;
+  int code =
+      mlfab__stream_send(&comm->streams, peer, head, bytes, n, !borrow, (uint64_t)(uintptr_t)run);
+  head->offset += n;
+  if (!code && borrow) run->lent++;
+  return code;
+}
+
+/* A message of several stretches: small ones go as one. */
+static int engine_send_list(mlfab__comm *comm, mlfab__engine_run *run, const mlfab__dag_op *op,
+                            mlfab__coll *head) {
+  engine_walk walk = engine_walk_begin(run, op, 0, op->bytes);
+  uint64_t n, gathered = 0;
+  int code = 0;
+  for (const uint8_t *piece; !code && (piece = engine_walk_next(&walk, &n)) != NULL;) {
+    int small = n <= MLFAB__STREAM_COPY && n < op->bytes;
+    if (small && !comm->engine.gather)
+      comm->engine.gather = mlfab__alloc_aligned(comm->env, MLFAB__ENGINE_GATHER);
+    if (small && !comm->engine.gather) return MLFAB_ERR_MEMORY;
+    if (gathered > 0 && (!small || gathered + n > MLFAB__ENGINE_GATHER)) {
+      code = engine_send_part(comm, run, op->peer, head, comm->engine.gather, gathered, 1);
+      gathered = 0;
+    }
+    if (small) {
+      memcpy(comm->engine.gather + gathered, piece, n);
+      gathered += n;
+    } else if (!code) {
+      code = engine_send_part(comm, run, op->peer, head, piece, n, op->copy);
+    }
+  }
+  if (!code && gathered > 0)
+    code = engine_send_part(comm, run, op->peer, head, comm->engine.gather, gathered, 1);
+  return code;
+}
+
+static int engine_is_eager(const mlfab__engine_run *run, uint64_t bytes) {
+  return run->eager || bytes == 0;
+}
+
+/* Has the peer asked for it? */
+static int engine_has_credit(const mlfab__engine_run *run, const mlfab__dag_op *op) {
+  const mlfab__engine_peer *peer = &run->peers[op->peer];
+  if (engine_is_eager(run, op->bytes)) return 1;
+  return peer->ready && (!op->paced || op->tag < peer->credit || MLFAB__PLANTED(33));
+}
+
+static void engine_send(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id) {
+  const mlfab__dag_op *op = &run->dag.ops[id];
+  mlfab__coll head =
+      engine_head(run, op->tag, engine_is_eager(run, op->bytes) ? MLFAB__COLL_EAGER : 0, op->bytes);
+  int code = op->bytes == 0 ? engine_send_part(comm, run, op->peer, &head, NULL, 0, 1)
+                            : engine_send_list(comm, run, op, &head);
+  run->moved = 1;
+  if (code) {
+    mlfab__comm_fail_memory(comm);
+  } else {
+    mlfab__dag_done(&run->dag, id);
+  }
+}
+
+/* A SEND that may run: at once, or when the peer takes its bytes. */
+static void engine_may_send(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id) {
+  const mlfab__dag_op *op = &run->dag.ops[id];
+  mlfab__engine_peer *peer = &run->peers[op->peer];
+  if (engine_has_credit(run, op)) {
+    engine_send(comm, run, id);
+    return;
+  }
+  run->recvs[id].next = 0;
+  if (peer->last) {
+    run->recvs[peer->last - 1].next = id + 1;
+  } else {
+    peer->first = id + 1;
+  }
+  peer->last = id + 1;
+}
+
+static void engine_is_ready(mlfab__comm *comm, mlfab__engine_run *run, uint32_t member,
+                            uint32_t credit) {
+  mlfab__engine_peer *peer = &run->peers[member];
+  uint32_t next, id = peer->first;
+  peer->ready = 1;
+  peer->credit = (uint32_t)mlfab__max(peer->credit, credit);
+  peer->first = peer->last = 0;
+  for (; id != 0; id = next) {
+    next = run->recvs[id - 1].next;
+    engine_may_send(comm, run, id - 1);
+  }
+}
+
+static void engine_say_ready(mlfab__comm *comm, mlfab__engine_run *run, uint32_t member) {
+  mlfab__engine_peer *peer = &run->peers[member];
+  peer->told = 1;
+  peer->given = peer->paced ? run->step + run->window : 0;
+  mlfab__coll head = engine_head(run, peer->given, MLFAB__COLL_READY, 0);
+  if (mlfab__stream_send(&comm->streams, member, &head, NULL, 0, 1, 0))
+    mlfab__comm_fail_memory(comm);
+}
+
+/* Tells those from whom bytes come that they may send them. In an epoch with an arena all with
+ * whom there is anything to do, also where they need not know: so they learn that this call is a
+ * plain one. */
+static void engine_tell_ready(mlfab__comm *comm, mlfab__engine_run *run) {
+  int all = run->channel == 0 && comm->go.arena;
+  if (run->eager && !all) return;
+  for (uint32_t id = 0; id < run->dag.nops; id++) {
+    const mlfab__dag_op *op = &run->dag.ops[id];
+    int gets = op->kind == MLFAB__DAG_RECV || op->kind == MLFAB__DAG_RECV_REDUCE;
+    if (!(gets && op->bytes > 0) && !(all && (gets || op->kind == MLFAB__DAG_SEND))) continue;
+    if (!run->peers[op->peer].told) engine_say_ready(comm, run, op->peer);
+  }
+}
+
+/* --- pacing --- */
+
+/* Raises the credit of those who are paced, once it is worth a message. */
+static void engine_raise(mlfab__comm *comm, mlfab__engine_run *run) {
+  uint32_t worth = (uint32_t)mlfab__max(run->window / 2, 1);
+  for (uint32_t m = 0; m < comm->members; m++) {
+    const mlfab__engine_peer *peer = &run->peers[m];
+    if (peer->paced && run->step + run->window - peer->given >= worth)
+      engine_say_ready(comm, run, m);
+  }
+}
+
+/* Whom a new run paces. What is eager goes at once. */
+static void engine_pace(mlfab__engine_run *run) {
+  uint64_t most = 0;
+  run->paced = run->behind = run->step = run->window = 0;
+  for (uint32_t id = 0; id < run->dag.nops && !run->eager; id++) {
+    const mlfab__dag_op *op = &run->dag.ops[id];
+    if (!op->paced || op->kind != MLFAB__DAG_RECV_REDUCE) continue;
+    run->paced += !run->peers[op->peer].paced;
+    run->peers[op->peer].paced = 1;
+    most = mlfab__max(most, op->bytes);
+  }
+  run->behind = run->paced;
+  run->step_bytes = run->paced * most;
+}
+
+/* The oldest run that is paced and newer than `than`, or NULL. */
+static mlfab__engine_run *engine_next_paced(const mlfab__comm *comm,
+                                            const mlfab__engine_run *than) {
+  mlfab__engine_run *oldest = NULL;
+  for (mlfab__engine_run *run = comm->engine.armed; run; run = run->next) {
+    if (!run->paced || (than && run->number <= than->number)) continue;
+    if (!oldest || run->number < oldest->number) oldest = run;
+  }
+  return oldest;
+}
+
+/* Gives out what there is of the windows' bytes. `fresh`: nothing was told to its peers yet. */
+static void engine_open_windows(mlfab__comm *comm, const mlfab__engine_run *fresh) {
+  const mlfab__engine_run *first = engine_next_paced(comm, NULL);
+  for (mlfab__engine_run *run = engine_next_paced(comm, NULL); run && comm->phase == MLFAB__COMM_IN;
+       run = engine_next_paced(comm, run)) {
+    uint32_t before = run->window;
+    while (run->window < MLFAB__ENGINE_WINDOW &&
+           (comm->engine.window_bytes + run->step_bytes <= MLFAB__ENGINE_WINDOWS ||
+            (run == first && run->window == 0))) {
+      run->window++;
+      comm->engine.window_bytes += run->step_bytes;
+    }
+    if (run->window > before && run != fresh) engine_raise(comm, run);
+  }
+}
+
+/* Nothing more of it is awaited. */
+static void engine_close_window(mlfab__comm *comm, mlfab__engine_run *run) {
+  comm->engine.window_bytes -= run->window * run->step_bytes;
+  run->paced = run->window = 0;
+}
+
+/* A paced message of this peer is in the sum. */
+static void engine_added(mlfab__comm *comm, mlfab__engine_run *run, uint32_t member) {
+  if (!run->paced || run->peers[member].added++ != run->step || --run->behind > 0) return;
+  run->step++;
+  for (uint32_t m = 0; m < comm->members; m++)
+    run->behind += run->peers[m].paced && run->peers[m].added == run->step;
+  engine_raise(comm, run);
+}
+
+/* --- what came --- */
+
+static int engine_reduces_by_user(const mlfab__engine_run *run, const mlfab__dag_op *op) {
+  return op->kind == MLFAB__DAG_RECV_REDUCE && op->reduce == 0 && run->reduce != NULL;
+}
+
+/* The type and operation of a RECV_REDUCE that is not the user's. */
+static int engine_reduction(const mlfab__engine_run *run, const mlfab__dag_op *op, int *dtype_p) {
+  int which = op->reduce - 1;
+  *dtype_p = run->dtype;
+  if (op->reduce == 0) return run->op;
+  if (which / 16) {
+    *dtype_p = which / 16;
+  } else if (which % 16 == MLFAB__OP_OR) {
+    *dtype_p = MLFAB_I64;
+  }
+  return which % 16;
+}
+
+/* May these bytes go to their place as they are? They begin and end with elements: frames are
+ * cut at multiples of 64 bytes, and where a stretch of the sender's ends. */
+static int engine_fits(const mlfab__engine_run *run, const mlfab__dag_op *op, const void *bytes) {
+  int dtype;
+  if (op->kind == MLFAB__DAG_RECV) return 1;
+  if (engine_reduces_by_user(run, op)) return 0;
+  (void)engine_reduction(run, op, &dtype);
+  return (uintptr_t)bytes % mlfab__element_bytes(dtype) == 0;
+}
+
+/* Puts or adds n bytes of the message to their place. `stage`: the same bytes where they may be
+ * changed; the user's reducer is only called with it. */
+static void engine_apply(mlfab__engine_run *run, const mlfab__dag_op *op, uint64_t offset,
+                         const uint8_t *bytes, uint64_t n, uint8_t *stage) {
+  engine_walk walk = engine_walk_begin(run, op, offset, n);
+  uint64_t k;
+  int dtype, reduction = engine_reduction(run, op, &dtype);
+  for (uint8_t *piece; (piece = engine_walk_next(&walk, &k)) != NULL; bytes += k) {
+    if (op->kind == MLFAB__DAG_RECV) {
+      memcpy(piece, bytes, k);
+    } else if (!engine_reduces_by_user(run, op)) {
+      mlfab__kernel_combine(reduction, dtype, piece, op->left ? bytes : piece,
+                            op->left ? piece : bytes, k / mlfab__element_bytes(dtype), 0);
+    } else if (op->left) {
+      run->reduce(run->reduce_user, piece, bytes, k / run->width);
+    } else {
+      run->reduce(run->reduce_user, stage, piece, k / run->width);
+      memcpy(piece, stage, k);
+    }
+    if (stage) stage += k;
+  }
+}
+
+static void engine_drop_stage(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id) {
+  mlfab__engine_recv *recv = &run->recvs[id];
+  const mlfab__dag_op *op = &run->dag.ops[id];
+  if (!recv->stage) return;
+  if (recv->eager && comm->streams.epoch)
+    mlfab__stream_consumed(&comm->streams, op->peer, recv->got - recv->from);
+  mlfab__pool_give(&comm->pool, recv->stage, op->bytes);
+  recv->stage = NULL;
+  run->staged--;
+}
+
+/* A RECV that may run, or of which the last byte came: what was staged goes to its place. */
+static void engine_settle(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id) {
+  mlfab__engine_recv *recv = &run->recvs[id];
+  const mlfab__dag_op *op = &run->dag.ops[id];
+  if (recv->stage && (recv->whole || engine_fits(run, op, recv->stage))) {
+    uint8_t *stage = recv->stage + recv->from;
+    engine_apply(run, op, recv->from, stage, recv->got - recv->from, stage);
+    engine_drop_stage(comm, run, id);
+  }
+  if (!recv->whole) return;
+  mlfab__dag_done(&run->dag, id);
+  if (op->paced) engine_added(comm, run, op->peer);
+}
+
+static void engine_wrong(mlfab__comm *comm, uint32_t member, const char *text) {
+  mlfab__port *down = &comm->streams.down;
+  down->drop(down->self, comm->ranks[member], MLFAB_ERR_FRAME, text);
+}
+
+static void engine_other_size(mlfab__comm *comm, uint32_t member, const mlfab__coll *head,
+                              const mlfab__dag_op *op) {
+  mlfab__comm_fail(comm, MLFAB_ERR_MISMATCH, (int32_t)comm->ranks[member],
+                   "worker %u sends %llu bytes under tag %u, and worker %u expects %llu",
+                   comm->ranks[member], (unsigned long long)head->total, head->tag, comm->rank,
+                   (unsigned long long)op->bytes);
+}
+
+/* No RECV is for it. Where the user makes the task graphs, the two parts do not fit; else the peer is wrong. */
+static void engine_unexpected(mlfab__comm *comm, const mlfab__engine_run *run, uint32_t member,
+                              const mlfab__coll *head) {
+  if (run->channel == 0) {
+    engine_wrong(comm, member, "a message that no task graph receives");
+    return;
+  }
+  mlfab__comm_fail(comm, MLFAB_ERR_MISMATCH, (int32_t)comm->ranks[member],
+                   "worker %u sends %llu bytes under tag %u, which worker %u does not receive",
+                   comm->ranks[member], (unsigned long long)head->total, head->tag, comm->rank);
+}
+
+/* Bytes for the RECV `id`. */
+static void engine_take(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id,
+                        const mlfab__coll *head, const uint8_t *bytes, uint32_t n) {
+  mlfab__engine_recv *recv = &run->recvs[id];
+  const mlfab__dag_op *op = &run->dag.ops[id];
+  int runs = mlfab__dag_state(&run->dag, id) == MLFAB__DAG_RUNNING;
+  int direct = runs && !recv->stage && engine_fits(run, op, bytes);
+  recv->eager = head->flags & MLFAB__COLL_EAGER ? 1 : 0;
+  if (direct) {
+    engine_apply(run, op, recv->got, bytes, n, NULL);
+  } else if (n > 0) {
+    if (!recv->stage) {
+      recv->stage = mlfab__pool_take(&comm->pool, op->bytes);
+      if (!recv->stage) {
+        mlfab__comm_fail_memory(comm);
+        return;
+      }
+      recv->from = recv->got;
+      run->staged++;
+    }
+    memcpy(recv->stage + recv->got, bytes, n);
+  }
+  recv->got += n;
+  recv->whole = recv->got == op->bytes;
+  if (direct && recv->eager && n > 0) mlfab__stream_consumed(&comm->streams, op->peer, n);
+  if (runs && recv->whole) engine_settle(comm, run, id);
+}
+
+static void engine_run(mlfab__comm *comm, mlfab__engine_run *run);
+
+/* Of an object whose runs are armed ahead: a READY, or anything of run 0, which its begin arms.
+ * Nobody has called it for that. */
+static int engine_is_ahead(int ahead, uint32_t flags, uint64_t number) {
+  return ahead && (flags & MLFAB__COLL_READY || number == 0);
+}
+
+static int engine_says_nothing(mlfab__comm *comm, const mlfab__coll *head) {
+  const mlfab__comm_object *object = mlfab__comm_channel_find(comm, head->channel);
+  return object && engine_is_ahead(object->ahead, head->flags, head->number);
+}
+
+/* A frame of an armed run. */
+static void engine_frame(mlfab__comm *comm, mlfab__engine_run *run, uint32_t member,
+                         const mlfab__coll *head, const void *bulk, uint32_t bytes) {
+  if (!engine_says_nothing(comm, head)) run->moved = 1;
+  if (head->signature != run->signature) {
+    mlfab__comm_stuck(comm, run->channel, run->number);
+    return;
+  }
+  if (head->flags & MLFAB__COLL_READY) {
+    engine_is_ready(comm, run, member, head->tag);
+    engine_run(comm, run);
+    return;
+  }
+  uint32_t id = mlfab__dag_find_recv(&run->dag, member, head->tag);
+  if (id == MLFAB__DAG_NONE) {
+    engine_unexpected(comm, run, member, head);
+    return;
+  }
+  const mlfab__engine_recv *recv = &run->recvs[id];
+  if (head->total != run->dag.ops[id].bytes) {
+    engine_other_size(comm, member, head, &run->dag.ops[id]);
+  } else if (recv->whole || head->offset != recv->got ||
+             (recv->got > 0 && recv->eager != (head->flags & MLFAB__COLL_EAGER ? 1 : 0))) {
+    engine_wrong(comm, member, "a message's bytes out of place");
+  } else {
+    engine_take(comm, run, id, head, bulk, bytes);
+    engine_run(comm, run);
+  }
+}
+
+MLFAB__INTERNAL mlfab__engine_run *mlfab__engine_find(const mlfab__comm *comm, uint32_t channel,
+                                                      uint64_t number) {
+  mlfab__engine_run *run = comm->engine.armed;
+  while (run && (run->channel != channel || run->number != number)) run = run->next;
+  return run;
+}
+
+/* --- what came early, or late --- */
+
+static uint32_t engine_bucket(uint32_t channel, uint64_t number) {
+  return (uint32_t)((number + 7 * (uint64_t)channel) % MLFAB__ENGINE_BUCKETS);
+}
+
+static void engine_keep(mlfab__comm *comm, uint32_t member, const mlfab__coll *head,
+                        const void *bulk, uint32_t bytes) {
+  uint32_t bucket = engine_bucket(head->channel, head->number);
+  if (!(head->flags & (MLFAB__COLL_READY | MLFAB__COLL_EAGER))) {
+    engine_wrong(comm, member, "bytes of a call that were not asked for");
+    return;
+  }
+  mlfab__engine_stage *stage = comm->engine.stage_count < ENGINE_STAGED_MAX
+                                   ? mlfab__pool_take(&comm->pool, sizeof *stage + bytes)
+                                   : NULL;
+  if (!stage) {
+    mlfab__comm_fail_memory(comm);
+    return;
+  }
+  *stage = (mlfab__engine_stage){NULL, *head, member, bytes};
+  if (bytes > 0) memcpy(stage + 1, bulk, bytes);
+  if (comm->engine.stages[bucket]) {
+    comm->engine.stage_ends[bucket]->next = stage;
+  } else {
+    comm->engine.stages[bucket] = stage;
+  }
+  comm->engine.stage_ends[bucket] = stage;
+  comm->engine.stage_count++;
+}
+
+MLFAB__INTERNAL int mlfab__engine_came(const mlfab__comm *comm, uint64_t number) {
+  const mlfab__engine_stage *stage = comm->engine.stages[engine_bucket(0, number)];
+  while (stage && (stage->head.channel != 0 || stage->head.number != number)) stage = stage->next;
+  return stage != NULL;
+}
+
+/* Those of one run that came early, in their order, out of the bucket. */
+static mlfab__engine_stage *engine_pick(mlfab__comm *comm, uint32_t channel, uint64_t number) {
+  uint32_t bucket = engine_bucket(channel, number);
+  mlfab__engine_stage *picked = NULL, **picked_end = &picked, **kept = &comm->engine.stages[bucket];
+  comm->engine.stage_ends[bucket] = NULL;
+  for (mlfab__engine_stage *stage = *kept, *next; stage; stage = next) {
+    next = stage->next;
+    if (stage->head.channel == channel && stage->head.number == number) {
+      stage->next = NULL;
+      *picked_end = stage;
+      picked_end = &stage->next;
+    } else {
+      *kept = stage;
+      kept = &stage->next;
+      comm->engine.stage_ends[bucket] = stage;
+    }
+  }
+  *kept = NULL;
+  return picked;
+}
+
+static void engine_forget(mlfab__comm *comm, mlfab__engine_stage *stage) {
+  comm->engine.stage_count--;
+  mlfab__pool_give(&comm->pool, stage, sizeof *stage + stage->bytes);
+}
+
+static void engine_fail_closed(mlfab__comm *comm, uint32_t channel) {
+  mlfab__comm_fail(comm, MLFAB_ERR_PEER_CLOSED, (int32_t)comm->rank,
+                   "worker %u has closed object %u", comm->rank, channel);
+}
+
+/* A frame of an object that is closed here: of what is over, or of a round in which it is
+ * missing. */
+static void engine_closed(mlfab__comm *comm, const mlfab__coll *head) {
+  for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
+    const mlfab__comm_closed *closed = &comm->closed[i];
+    if (closed->channel == head->channel && head->number >= closed->upto &&
+        !engine_is_ahead(closed->ahead, head->flags, head->number))
+      engine_fail_closed(comm, head->channel);
+  }
+}
+
+/* A frame for which no run is armed: 1 when it is kept, or is an object's. */
+static int engine_other(mlfab__comm *comm, uint32_t member, const mlfab__coll *head,
+                        const void *bulk, uint32_t bytes) {
+  mlfab__comm_object *object = mlfab__comm_channel_find(comm, head->channel);
+  if (object && object->frame) {
+    object->frame(object->self, member, head, bulk, bytes);
+    return 1;
+  }
+  if (head->channel == 0 ? !mlfab__comm_awaits(comm, head->number)
+                         : object && head->number < object->upto)
+    return 0;
+  if (head->channel && !object && head->channel <= comm->objects_opened) {
+    engine_closed(comm, head);
+    return 0;
+  }
+  engine_keep(comm, member, head, bulk, bytes);
+  return 1;
+}
+
+static void engine_consume(mlfab__comm *comm, uint32_t member, const mlfab__coll *head,
+                           uint32_t bytes) {
+  if (head->flags & MLFAB__COLL_EAGER && bytes > 0)
+    mlfab__stream_consumed(&comm->streams, member, bytes);
+}
+
+MLFAB__INTERNAL void mlfab__engine_deliver(void *self, uint32_t member, const mlfab__coll *head,
+                                           const void *bulk, uint32_t bytes) {
+  mlfab__comm *comm = self;
+  mlfab__engine_run *run = mlfab__engine_find(comm, head->channel, head->number);
+  if (comm->failing || comm->phase == MLFAB__COMM_ENDING) return;
+  mlfab__comm_enter(comm, 0);
+  if (run && run->running) {
+    engine_frame(comm, run, member, head, bulk, bytes);
+  } else if (run || !engine_other(comm, member, head, bulk, bytes)) {
+    engine_consume(comm, member, head, bytes); /* late: the run went on without it */
+  }
+  mlfab__comm_exit(comm);
+}
+
+/* Delivers what came early for a run that is armed now. It may be over before the last. */
+static void engine_take_early(mlfab__comm *comm, uint32_t channel, uint64_t number) {
+  mlfab__engine_stage *stage = engine_pick(comm, channel, number);
+  for (mlfab__engine_stage *next; stage; stage = next) {
+    next = stage->next;
+    mlfab__engine_deliver(comm, stage->member, &stage->head, stage + 1, stage->bytes);
+    engine_forget(comm, stage);
+  }
+}
+
+/* --- running --- */
+
+static void engine_divide(const mlfab__comm *comm, const mlfab__engine_run *run,
+                          const mlfab__dag_op *op) {
+  engine_walk walk = engine_walk_begin(run, op, 0, op->bytes);
+  uint64_t n;
+  uint32_t by = mlfab__comm_givers(comm, run->number);
+  for (uint8_t *piece; (piece = engine_walk_next(&walk, &n)) != NULL;)
+    mlfab__kernel_divide(run->dtype, piece, n / mlfab__element_bytes(run->dtype), by);
+}
+
+static void engine_compute(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id) {
+  const mlfab__dag_op *op = &run->dag.ops[id];
+  int code = 0;
+  if (op->code == MLFAB__COLLECTIVE_DIVIDE) {
+    engine_divide(comm, run, op);
+  } else {
+    code = run->compute(run->self, run, op);
+  }
+  if (code) {
+    mlfab__comm_fail(comm, code, (int32_t)comm->rank,
+                     "an operation of worker %u's task graph has failed", comm->rank);
+  } else {
+    mlfab__dag_done(&run->dag, id);
+  }
+}
+
+static void engine_unlink(mlfab__comm *comm, mlfab__engine_run *run) {
+  mlfab__engine_run **at = &comm->engine.armed;
+  while (*at != run) at = &(*at)->next;
+  *at = run->next;
+  engine_close_window(comm, run);
+  run->armed = run->running = 0;
+  for (uint32_t id = 0; run->staged > 0; id++) engine_drop_stage(comm, run, id);
+  mlfab__pool_give(&comm->pool, run->recvs, run->dag.nops * sizeof *run->recvs);
+  mlfab__pool_give(&comm->pool, run->peers, comm->members * sizeof *run->peers);
+  run->recvs = NULL;
+  run->peers = NULL;
+}
+
+static void engine_run(mlfab__comm *comm, mlfab__engine_run *run) {
+  uint32_t id;
+  if (run->busy) return; /* it is seen to further out */
+  run->busy = 1;
+  while (run->running && !comm->failing && mlfab__dag_next(&run->dag, &id)) {
+    switch (run->dag.ops[id].kind) {
+      case MLFAB__DAG_SEND:
+        engine_may_send(comm, run, id);
+        break;
+      case MLFAB__DAG_COMPUTE:
+        engine_compute(comm, run, id);
+        break;
+      case MLFAB__DAG_NOP:
+        mlfab__dag_done(&run->dag, id);
+        break;
+      default:
+        engine_settle(comm, run, id);
+    }
+  }
+  run->busy = 0;
+  if (comm->failing) return; /* the epoch's end will end it */
+  if (mlfab__dag_finished(&run->dag)) run->running = 0;
+  if (!run->running) engine_close_window(comm, run);
+  if (run->running || run->lent > 0) return;
+  engine_unlink(comm, run);
+  engine_open_windows(comm, NULL);
+  run->over(run->self, 0);
+}
+
+MLFAB__INTERNAL void mlfab__engine_given_back(void *self, uint32_t member, uint64_t cookie) {
+  mlfab__comm *comm = self;
+  (void)member;
+  mlfab__comm_enter(comm, 0);
+  if (cookie & 1) {
+    mlfab__comm_object *object = mlfab__comm_object_find(comm, (uint32_t)(cookie >> 1));
+    if (object && object->given_back) object->given_back(object->self);
+  } else {
+    mlfab__engine_run *run = (mlfab__engine_run *)(uintptr_t)cookie;
+    run->lent--;
+    engine_run(comm, run);
+  }
+  mlfab__comm_exit(comm);
+}
+
+MLFAB__INTERNAL int mlfab__engine_arm(mlfab__comm *comm, mlfab__engine_run *run, uint64_t now_ns) {
+  mlfab__comm_object *object = mlfab__comm_channel_find(comm, run->channel);
+  if (comm->phase != MLFAB__COMM_IN || comm->failing || run->armed) return MLFAB_ERR_STATE;
+  uint64_t recvs = run->dag.nops * sizeof *run->recvs;
+  uint64_t peers = comm->members * sizeof *run->peers;
+  run->recvs = mlfab__pool_take(&comm->pool, recvs);
+  run->peers = mlfab__pool_take(&comm->pool, peers);
+  if (!run->recvs || !run->peers) {
+    mlfab__pool_give(&comm->pool, run->recvs, recvs);
+    mlfab__pool_give(&comm->pool, run->peers, peers);
+    return MLFAB_ERR_MEMORY;
+  }
+  memset(run->recvs, 0, recvs);
+  memset(run->peers, 0, peers);
+  run->armed = run->running = 1;
+  run->busy = run->moved = 0;
+  run->lent = run->staged = 0;
+  run->next = comm->engine.armed;
+  comm->engine.armed = run;
+  if (object) object->upto = mlfab__max(object->upto, run->number + 1);
+  uint32_t channel = run->channel;
+  uint64_t number = run->number;
+  mlfab__comm_enter(comm, now_ns);
+  mlfab__dag_start(&run->dag);
+  engine_pace(run);
+  engine_open_windows(comm, run);
+  engine_tell_ready(comm, run);
+  engine_run(comm, run);
+  engine_take_early(comm, channel, number);
+  mlfab__comm_exit(comm);
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__engine_trigger(mlfab__comm *comm, mlfab__engine_run *run, uint32_t op,
+                                           uint64_t now_ns) {
+  if (!run->armed || !run->running) return;
+  mlfab__comm_enter(comm, now_ns);
+  mlfab__dag_trigger(&run->dag, op);
+  engine_run(comm, run);
+  mlfab__comm_exit(comm);
+}
+
+MLFAB__INTERNAL void mlfab__engine_disarm(mlfab__comm *comm, mlfab__engine_run *run) {
+  mlfab__comm_object *object = mlfab__comm_channel_find(comm, run->channel);
+  if (!run->armed) return;
+  mlfab__comm_enter(comm, 0);
+  uint32_t lent = run->lent;
+  if (run->running && object) object->upto = mlfab__min(object->upto, run->number);
+  engine_unlink(comm, run);
+  if (lent > 0) {
+    /* Only the end of the epoch gives them back, and it must be here and now. */
+    mlfab__streams_end(&comm->streams);
+    mlfab__comm_fail(comm, MLFAB_ERR_CANCELLED, (int32_t)comm->rank,
+                     "worker %u has withdrawn what it had begun to send", comm->rank);
+  }
+  mlfab__comm_exit(comm);
+}
+
+MLFAB__INTERNAL void mlfab__engine_close(mlfab__comm *comm, const mlfab__comm_object *object) {
+  for (mlfab__engine_run *run = comm->engine.armed, *next; run; run = next) {
+    next = run->next;
+    if (run->channel != object->channel) continue;
+    if (run->running && run->moved && !engine_is_ahead(object->ahead, 0, run->number))
+      engine_fail_closed(comm, object->channel);
+    mlfab__engine_disarm(comm, run);
+  }
+  for (uint32_t b = 0; b < MLFAB__ENGINE_BUCKETS; b++) {
+    for (const mlfab__engine_stage *stage = comm->engine.stages[b]; stage; stage = stage->next) {
+      if (stage->head.channel == object->channel && stage->head.number >= object->upto &&
+          !engine_says_nothing(comm, &stage->head))
+        engine_fail_closed(comm, object->channel);
+    }
+  }
+}
+
+static void engine_forget_all(mlfab__comm *comm) {
+  for (uint32_t b = 0; b < MLFAB__ENGINE_BUCKETS; b++) {
+    for (mlfab__engine_stage *stage = comm->engine.stages[b], *next; stage; stage = next) {
+      next = stage->next;
+      engine_forget(comm, stage);
+    }
+    comm->engine.stages[b] = comm->engine.stage_ends[b] = NULL;
+  }
+}
+
+MLFAB__INTERNAL void mlfab__engine_end_all(mlfab__comm *comm, int code) {
+  engine_forget_all(comm);
+  while (comm->engine.armed) {
+    mlfab__engine_run *run = comm->engine.armed;
+    engine_unlink(comm, run);
+    run->lent = 0;
+    run->over(run->self, code);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__engine_free(mlfab__comm *comm) {
+  engine_forget_all(comm);
+  while (comm->engine.armed) engine_unlink(comm, comm->engine.armed);
+  mlfab__free_aligned(comm->env, comm->engine.gather, MLFAB__ENGINE_GATHER);
+}
+
+MLFAB__INTERNAL const mlfab__engine_run *mlfab__engine_oldest(const mlfab__comm *comm,
+                                                              uint32_t channel) {
+  const mlfab__engine_run *oldest = NULL;
+  for (const mlfab__engine_run *run = comm->engine.armed; run; run = run->next) {
+    if (run->channel == channel && (!oldest || run->number < oldest->number)) oldest = run;
+  }
+  return oldest;
+}
+
+MLFAB__INTERNAL int mlfab__engine_moves(const mlfab__comm *comm) {
+  const mlfab__engine_run *run = comm->engine.armed;
+  while (run && !run->moved) run = run->next;
+  return run != NULL;
+}
+
+MLFAB__INTERNAL int32_t mlfab__engine_awaits(const mlfab__comm *comm,
+                                             const mlfab__engine_run *run) {
+  for (uint32_t id = 0; run->running && id < run->dag.nops; id++) {
+    const mlfab__dag_op *op = &run->dag.ops[id];
+    if (op->optional || op->kind == MLFAB__DAG_NOP || op->kind == MLFAB__DAG_COMPUTE) continue;
+    if (mlfab__dag_state(&run->dag, id) == MLFAB__DAG_RUNNING)
+      return (int32_t)comm->ranks[op->peer];
+  }
+  return MLFAB_NO_RANK;
+}
+#endif /* MLFAB_WITH_COLL */
+
+/* ==============================================================================================
+ * core/coll/plain_check.c
+ * ============================================================================================== */
+#if MLFAB_WITH_COLL
+/* plain_check.c - the communicator: what a plain collective must be before it begins, and what it is to others: its
+ * signature, its words. See plain.h. */
+
+#include <stdio.h>
+
+MLFAB__INTERNAL int mlfab__plain_adds(const mlfab__comm_call *call) {
+  return call->kind == MLFAB__COLLECTIVE_ALLREDUCE ||
+         call->kind == MLFAB__COLLECTIVE_REDUCE_SCATTER;
+}
+
+/* With a reducer of the user's the element type does not count. */
+MLFAB__INTERNAL uint32_t mlfab__plain_width(const mlfab__comm_call *call) {
+  if (mlfab__plain_adds(call) && call->reduce) return call->width;
+  return call->dtype || mlfab__plain_adds(call) ? mlfab__element_bytes(call->dtype) : 1;
+}
+
+/* --- calls in words --- */
+
+MLFAB__INTERNAL const char *mlfab__plain_words(char text[MLFAB__TEXT_MAX],
+                                               const mlfab__comm_past *past) {
+  unsigned long long count = past->count;
+  if (past->kind == MLFAB__COLLECTIVE_BARRIER) {
+    snprintf(text, MLFAB__TEXT_MAX, "%.60s", past->words);
+  } else if (past->user) {
+    snprintf(text, MLFAB__TEXT_MAX, "%.60s of %llu elements of %u bytes (its own reducer)",
+             past->words, count, past->width);
+  } else if (past->kind == MLFAB__COLLECTIVE_BROADCAST) {
+    snprintf(text, MLFAB__TEXT_MAX, "%.60s of %llu bytes from worker %d", past->words,
+             count * past->width, (int)past->root);
+  } else if (past->kind == MLFAB__COLLECTIVE_ALLGATHER) {
+    snprintf(text, MLFAB__TEXT_MAX, "%.60s of %llu %s", past->words, count,
+             past->dtype ? mlfab__dtype_name(past->dtype) : "bytes");
+  } else {
+    snprintf(text, MLFAB__TEXT_MAX, "%.60s of %llu %s (%s)", past->words, count,
+             mlfab__dtype_name(past->dtype), mlfab__op_name(past->op));
+  }
+  size_t n = strlen(text);
+  if (past->tag)
+    snprintf(text + n, MLFAB__TEXT_MAX - n, ", tag %llu", (unsigned long long)past->tag);
+  return text;
+}
+
+MLFAB__INTERNAL mlfab__comm_past mlfab__plain_describe(const mlfab__comm_slot *slot) {
+  const mlfab__comm_call *call = &slot->call;
+  return (mlfab__comm_past){.signature = slot->signature,
+                            .count = slot->count,
+                            .tag = call->tag,
+                            .words = call->words,
+                            .dtype = call->dtype,
+                            .op = call->op,
+                            .width = mlfab__plain_width(call),
+                            .root = call->root,
+                            .kind = call->kind,
+                            .user = mlfab__plain_adds(call) && call->reduce != NULL,
+                            .algorithm = call->algorithm,
+                            .opens = call->opens != 0,
+                            .counts = slot->counts,
+                            .has_counts = call->counts != NULL};
+}
+
+/* --- checks --- */
+
+static int plain_check_refuse(mlfab_error *error, int code, const mlfab__comm_call *call,
+                              const char *what) {
+  return MLFAB__FAIL(error, code, "%s: %s", call->words, what);
+}
+
+static int plain_check_type(const mlfab__comm_call *call, mlfab_error *error) {
   if (call->kind == MLFAB__COLLECTIVE_BARRIER) return 0;
-  if (comm_adds(call) && call->reduce) {
+  if (mlfab__plain_adds(call) && call->reduce) {
     if (call->width >= 1 && call->width <= 65536) return 0;
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
                        "%s: element_bytes is %u, and must be 1..65536 with a reducer", call->words,
                        call->width);
   }
-  if (!comm_width(call))
+  if (!mlfab__plain_width(call))
     return MLFAB__FAIL(error, MLFAB_ERR_DTYPE, "%s: %d is not an element type", call->words,
                        call->dtype);
-  if (!comm_adds(call)) return 0;
+  if (!mlfab__plain_adds(call)) return 0;
   if (call->op < MLFAB_OP_SUM || call->op > MLFAB_OP_PRODUCT)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
                        "%s: %d is not an operation (MLFAB_OP_SUM ... MLFAB_OP_PRODUCT)",
                        call->words, call->op);
   if (call->op == MLFAB_OP_MEAN && call->dtype == MLFAB_I64)
-    return comm_refuse(error, MLFAB_ERR_UNSUPPORTED, call,
-                       "MLFAB_MEAN cannot be used with MLFAB_I64");
+    return plain_check_refuse(error, MLFAB_ERR_UNSUPPORTED, call,
+                              "MLFAB_MEAN cannot be used with MLFAB_I64");
   return 0;
 }
 
-static int comm_check_buffer(const mlfab__comm_call *call, uint32_t i, mlfab_error *error) {
+static int plain_check_buffer(const mlfab__comm_call *call, uint32_t i, mlfab_error *error) {
   const mlfab_vec *vec = &call->vecs[i];
-  uint32_t width = comm_width(call), line = width & (0u - width);
+  uint32_t width = mlfab__plain_width(call), line = width & (0u - width);
   if (vec->count > 0 && !vec->data)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "%s: buffer %u is NULL and has %llu elements",
                        call->words, i, (unsigned long long)vec->count);
@@ -22134,7 +22975,7 @@ static int comm_check_buffer(const mlfab__comm_call *call, uint32_t i, mlfab_err
 }
 
 /* Sorts indices of buffers by address (Shell's sort). Lists are mostly sorted already. */
-static void comm_sort(const mlfab__comm_call *call, uint16_t *order, uint32_t n) {
+static void plain_check_sort(const mlfab__comm_call *call, uint16_t *order, uint32_t n) {
   for (uint32_t gap = 1093; gap > 0; gap /= 3) {
     for (uint32_t i = gap; i < n; i++) {
       uint16_t buf = order[i];
@@ -22147,27 +22988,27 @@ static void comm_sort(const mlfab__comm_call *call, uint16_t *order, uint32_t n)
   }
 }
 
-/* Bytes that an input has: of an allgather this worker's block, of a broadcast what the root brings. */
-static uint64_t comm_input_bytes(const mlfab__comm *comm, const mlfab__comm_call *call,
-                                 uint32_t i) {
+/* Bytes of an input: an allgather reads this worker's block, a broadcast reads the root's only. */
+static uint64_t plain_check_input_bytes(const mlfab__comm *comm, const mlfab__comm_call *call,
+                                        uint32_t i) {
   uint64_t count = call->vecs[i].count;
   if (call->kind == MLFAB__COLLECTIVE_ALLGATHER) count = call->counts[comm->rank];
   if (call->kind == MLFAB__COLLECTIVE_BROADCAST && call->root != (int32_t)comm->rank) count = 0;
-  return count * comm_width(call);
+  return count * mlfab__plain_width(call);
 }
 
-/* An input lies apart from all buffers, which are sorted by `order`. */
-static int comm_check_input(const mlfab__comm *comm, const mlfab__comm_call *call, uint32_t i,
-                            const uint16_t *order, uint32_t n, mlfab_error *error) {
+/* An input must not overlap a buffer; `order` sorts the buffers by address. */
+static int plain_check_input(const mlfab__comm *comm, const mlfab__comm_call *call, uint32_t i,
+                             const uint16_t *order, uint32_t n, mlfab_error *error) {
   uintptr_t from = (uintptr_t)call->inputs[i];
-  uint64_t bytes = comm_input_bytes(comm, call, i);
+  uint64_t bytes = plain_check_input_bytes(comm, call, i);
   uint32_t low = 0, high = n;
   if (bytes == 0) return 0;
   if (!from) return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "%s: input %u is NULL", call->words, i);
-  while (low < high) { /* the first buffer that ends behind it begins */
+  while (low < high) { /* finds the first buffer that ends after the input begins */
     uint32_t at = (low + high) / 2;
     const mlfab_vec *vec = &call->vecs[order[at]];
-    if ((uintptr_t)vec->data + vec->count * comm_width(call) > from)
+    if ((uintptr_t)vec->data + vec->count * mlfab__plain_width(call) > from)
       high = at;
     else
       low = at + 1;
@@ -22177,15 +23018,15 @@ static int comm_check_input(const mlfab__comm *comm, const mlfab__comm_call *cal
                      i, order[low]);
 }
 
-/* Sorted by address, neighbours must not overlap, and inputs none of them. */
-static int comm_check_overlap(const mlfab__comm *comm, const mlfab__comm_call *call,
-                              mlfab_error *error) {
+/* Buffers must not overlap each other, nor an input. */
+static int plain_check_overlap(const mlfab__comm *comm, const mlfab__comm_call *call,
+                               mlfab_error *error) {
   uint16_t order[MLFAB__COMM_BUFS];
-  uint32_t n = 0, width = comm_width(call);
+  uint32_t n = 0, width = mlfab__plain_width(call);
   int code = 0;
   for (uint32_t i = 0; i < call->n; i++)
     if (call->vecs[i].count > 0) order[n++] = (uint16_t)i;
-  comm_sort(call, order, n);
+  plain_check_sort(call, order, n);
   for (uint32_t i = 1; i < n; i++) {
     const mlfab_vec *low = &call->vecs[order[i - 1]], *high = &call->vecs[order[i]];
     if ((uintptr_t)high->data - (uintptr_t)low->data < low->count * width)
@@ -22193,60 +23034,62 @@ static int comm_check_overlap(const mlfab__comm *comm, const mlfab__comm_call *c
                          order[i - 1], order[i]);
   }
   for (uint32_t i = 0; call->inputs && i < call->n && !code; i++)
-    code = comm_check_input(comm, call, i, order, n, error);
+    code = plain_check_input(comm, call, i, order, n, error);
   return code;
 }
 
-/* The buffers, and how many elements they have together. */
-static int comm_check_buffers(const mlfab__comm *comm, const mlfab__comm_call *call,
-                              uint64_t *count_p, mlfab_error *error) {
-  uint32_t width = (uint32_t)mlfab__max(comm_width(call), 1);
+/* *count_p: elements of all buffers together. */
+static int plain_check_buffers(const mlfab__comm *comm, const mlfab__comm_call *call,
+                               uint64_t *count_p, mlfab_error *error) {
+  uint32_t width = (uint32_t)mlfab__max(mlfab__plain_width(call), 1);
   uint64_t count = 0, blocks = 0;
   if (call->n > MLFAB__COMM_BUFS)
     return MLFAB__FAIL(error, MLFAB_ERR_LIMIT, "%s: %u buffers, the limit is %d", call->words,
                        call->n, MLFAB__COMM_BUFS);
   for (uint32_t i = 0; i < call->n; i++) {
-    int wrong = comm_check_buffer(call, i, error);
+    int wrong = plain_check_buffer(call, i, error);
     if (wrong) return wrong;
     count = mlfab__add_sat(count, call->vecs[i].count);
   }
   for (uint32_t r = 0; call->counts && r < comm->config->workers; r++)
     blocks = mlfab__add_sat(blocks, call->counts[r]);
   if (call->counts && (blocks != count || call->n != 1))
-    return comm_refuse(error, MLFAB_ERR_ARGUMENT, call, "counts are not those of the data");
+    return plain_check_refuse(error, MLFAB_ERR_ARGUMENT, call, "counts are not those of the data");
   int code = mlfab__comm_check_count(comm, call->words, count, width, error);
   *count_p = count;
-  return code ? code : comm_check_overlap(comm, call, error);
+  return code ? code : plain_check_overlap(comm, call, error);
 }
 
-static int comm_is_member(const mlfab__comm *comm, uint32_t rank) {
+static int plain_check_is_member(const mlfab__comm *comm, uint32_t rank) {
   for (uint32_t i = 0; i < comm->members; i++) {
     if (comm->ranks[i] == rank) return 1;
   }
   return 0;
 }
 
-/* A rank that the call speaks of and that is no member of this epoch: it, or NO_RANK. */
-static int32_t comm_stranger(const mlfab__comm *comm, const mlfab__comm_call *call) {
-  if (call->kind == MLFAB__COLLECTIVE_BROADCAST && !comm_is_member(comm, (uint32_t)call->root))
+MLFAB__INTERNAL int32_t mlfab__plain_stranger(const mlfab__comm *comm,
+                                              const mlfab__comm_call *call) {
+  if (call->kind == MLFAB__COLLECTIVE_BROADCAST &&
+      !plain_check_is_member(comm, (uint32_t)call->root))
     return call->root;
   if (!call->counts || comm->members == comm->config->workers) return MLFAB_NO_RANK;
   for (uint32_t r = 0; r < comm->config->workers; r++) {
-    if (call->counts[r] > 0 && !comm_is_member(comm, r)) return (int32_t)r;
+    if (call->counts[r] > 0 && !plain_check_is_member(comm, r)) return (int32_t)r;
   }
   return MLFAB_NO_RANK;
 }
 
-static int comm_check_ranks(const mlfab__comm *comm, const mlfab__comm_call *call,
-                            mlfab_error *error) {
+static int plain_check_ranks(const mlfab__comm *comm, const mlfab__comm_call *call,
+                             mlfab_error *error) {
   if (call->kind == MLFAB__COLLECTIVE_BROADCAST &&
       (call->root < 0 || (uint32_t)call->root >= comm->config->workers))
     return mlfab__error(error, MLFAB_ERR_RANK_RANGE, call->root, 0, 0,
                         "%s: root %d is not one of %u workers", call->words, (int)call->root,
                         comm->config->workers);
-  /* Who has not seen yet that somebody is gone is told that first. */
-  int32_t stranger = comm->phase == MLFAB__COMM_IN && !comm->owed ? comm_stranger(comm, call)
-                                                                  : (int32_t)MLFAB_NO_RANK;
+  /* A verdict that this worker has not seen explains it better: that comes first. */
+  int32_t stranger = comm->phase == MLFAB__COMM_IN && !comm->owed
+                         ? mlfab__plain_stranger(comm, call)
+                         : (int32_t)MLFAB_NO_RANK;
   if (stranger != MLFAB_NO_RANK)
     return mlfab__error(error, MLFAB_ERR_ARGUMENT, stranger, 0, 0,
                         "%s: worker %d does not take part any more, and is the root or has a block",
@@ -22254,27 +23097,27 @@ static int comm_check_ranks(const mlfab__comm *comm, const mlfab__comm_call *cal
   return 0;
 }
 
-static mlfab__algorithm_task comm_task(const mlfab__comm_call *call, uint64_t count,
-                                       uint32_t members) {
+MLFAB__INTERNAL mlfab__algorithm_task mlfab__plain_task(const mlfab__comm_call *call,
+                                                        uint64_t count, uint32_t members) {
   return (mlfab__algorithm_task){
       .kind = call->kind,
       .algorithm = call->algorithm,
       .ordered = call->ordered && call->reduce,
-      .mean = comm_adds(call) && !call->reduce && call->op == MLFAB_OP_MEAN,
+      .mean = mlfab__plain_adds(call) && !call->reduce && call->op == MLFAB_OP_MEAN,
       .members = members,
-      .width = comm_width(call),
+      .width = mlfab__plain_width(call),
       .count = count,
       .segment = MLFAB__COMM_SEGMENT,
       .after = MLFAB__DAG_NONE};
 }
 
-static int comm_check_algorithm(const mlfab__comm *comm, const mlfab__comm_call *call,
-                                uint64_t count, mlfab_error *error) {
+static int plain_check_algorithm(const mlfab__comm *comm, const mlfab__comm_call *call,
+                                 uint64_t count, mlfab_error *error) {
   if (!mlfab__algorithm_exists(call->algorithm))
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "%s: %d is not an algorithm (MLFAB_ALGORITHM_*)",
                        call->words, call->algorithm);
   if (call->algorithm == MLFAB_ALGORITHM_AUTO || call->kind == MLFAB__COLLECTIVE_BARRIER) return 0;
-  mlfab__algorithm_task task = comm_task(call, count, comm->config->workers);
+  mlfab__algorithm_task task = mlfab__plain_task(call, count, comm->config->workers);
   if (call->algorithm == MLFAB_ALGORITHM_PLANNED
           ? call->kind == MLFAB__COLLECTIVE_ALLREDUCE && !task.ordered
           : mlfab__algorithm_cost(&task, call->algorithm, 1.0, 1.0, 1.0) >= 0.0)
@@ -22283,63 +23126,106 @@ static int comm_check_algorithm(const mlfab__comm *comm, const mlfab__comm_call 
                      call->words, call->algorithm);
 }
 
-static int comm_check(const mlfab__comm *comm, const mlfab__comm_call *call, uint64_t *count_p,
-                      mlfab_error *error) {
+MLFAB__INTERNAL int mlfab__plain_check(const mlfab__comm *comm, const mlfab__comm_call *call,
+                                       uint64_t *count_p, mlfab_error *error) {
   *count_p = 0;
   int code = mlfab__comm_check_state(comm, call->words, error);
-  if (!code) code = comm_check_type(call, error);
+  if (!code) code = plain_check_type(call, error);
   if (!code && call->kind != MLFAB__COLLECTIVE_BARRIER)
-    code = comm_check_buffers(comm, call, count_p, error);
-  if (!code) code = comm_check_ranks(comm, call, error);
-  if (!code) code = comm_check_algorithm(comm, call, *count_p, error);
+    code = plain_check_buffers(comm, call, count_p, error);
+  if (!code) code = plain_check_ranks(comm, call, error);
+  if (!code) code = plain_check_algorithm(comm, call, *count_p, error);
   return code;
 }
 
-/* Is what this worker brings finite? The counts of the buffers are in units of so many bytes. */
-static int comm_finite(const mlfab__comm *comm, const mlfab__comm_call *call, uint32_t unit) {
+/* --- its data --- */
+
+MLFAB__INTERNAL int mlfab__plain_finite(const mlfab__comm *comm, const mlfab__comm_call *call,
+                                        uint32_t unit) {
   uint64_t from = 0;
   int brings = call->kind != MLFAB__COLLECTIVE_BROADCAST || (uint32_t)call->root == comm->rank;
-  if (!call->refuse_nan || !brings || !call->dtype || (comm_adds(call) && call->reduce)) return 1;
+  if (!call->refuse_nan || !brings || !call->dtype || (mlfab__plain_adds(call) && call->reduce))
+    return 1;
   if (call->kind != MLFAB__COLLECTIVE_ALLGATHER) {
     for (uint32_t i = 0; i < call->n; i++) {
       if (!mlfab__kernel_finite(call->dtype, call->vecs[i].data,
-                                call->vecs[i].count * unit / comm_width(call)))
+                                call->vecs[i].count * unit / mlfab__plain_width(call)))
         return 0;
     }
     return 1;
   }
   for (uint32_t r = 0; r < comm->rank; r++) from += call->counts[r];
   return mlfab__kernel_finite(call->dtype,
-                              (const uint8_t *)call->vecs[0].data + from * comm_width(call),
+                              (const uint8_t *)call->vecs[0].data + from * mlfab__plain_width(call),
                               call->counts[comm->rank]);
 }
 
-/* --- a call begins --- */
+MLFAB__INTERNAL void mlfab__plain_take_inputs(const mlfab__comm *comm,
+                                              const mlfab__comm_call *call) {
+  for (uint32_t i = 0; call->inputs && i < call->n; i++) {
+    uint64_t bytes = plain_check_input_bytes(comm, call, i), at = 0;
+    for (uint32_t r = 0; call->kind == MLFAB__COLLECTIVE_ALLGATHER && r < comm->rank; r++)
+      at += call->counts[r] * mlfab__plain_width(call);
+    if (bytes > 0) memcpy((uint8_t *)call->vecs[i].data + at, call->inputs[i], bytes);
+  }
+}
 
-static uint64_t comm_signature(const mlfab__comm *comm, const mlfab__comm_call *call,
-                               uint64_t count) {
-  int own = comm_adds(call) && call->reduce != NULL;
-  const uint64_t of[] = {call->kind,
-                         own ? 0 : (uint64_t)call->dtype,
-                         own || !comm_adds(call) || MLFAB__PLANTED(67) ? 0 : (uint64_t)call->op,
-                         (uint64_t)own,
-                         own && call->ordered,
-                         comm_width(call),
-                         count,
-                         call->kind == MLFAB__COLLECTIVE_BROADCAST ? (uint64_t)call->root : 0,
-                         call->algorithm,
-                         MLFAB__PLANTED(100) ? 0 : call->tag,
-                         call->salt};
+MLFAB__INTERNAL uint64_t mlfab__plain_signature(const mlfab__comm *comm,
+                                                const mlfab__comm_call *call, uint64_t count) {
+  int own = mlfab__plain_adds(call) && call->reduce != NULL;
+  const uint64_t of[] = {
+      call->kind,
+      own ? 0 : (uint64_t)call->dtype,
+      own || !mlfab__plain_adds(call) || MLFAB__PLANTED(67) ? 0 : (uint64_t)call->op,
+      (uint64_t)own,
+      own && call->ordered,
+      mlfab__plain_width(call),
+      count,
+      call->kind == MLFAB__COLLECTIVE_BROADCAST ? (uint64_t)call->root : 0,
+      call->algorithm,
+      MLFAB__PLANTED(100) ? 0 : call->tag,
+      call->salt};
   uint64_t hash = mlfab__hash(0, of, sizeof of);
   if (call->counts)
     hash = mlfab__hash(hash, call->counts, comm->config->workers * sizeof *call->counts);
   return hash ? hash : 1;
 }
+#endif /* MLFAB_WITH_COLL */
 
-/* A slot for the next call. Errors: AGAIN (there are MLFAB__COMM_CALLS, counted from the oldest that is
- * open), MEMORY. */
-static int comm_new_slot(mlfab__comm *comm, const mlfab__comm_call *call,
-                         mlfab__comm_slot **slot_p) {
+/* ==============================================================================================
+ * core/coll/plain.c
+ * ============================================================================================== */
+#if MLFAB_WITH_COLL
+/* plain.c - the communicator: the life of a plain collective. See plain.h. */
+
+#include <stdio.h>
+
+/* Bytes that a member adds in a nanosecond, for the choice of algorithms: the same for all members. */
+static const double plain_add_bytes_per_ns = 4.0;
+static const double plain_bytes_per_ns = 1.0; /* where server 0 does not know */
+
+/* --- slots --- */
+
+static void plain_free_lists(mlfab__comm *comm, mlfab__comm_slot *slot) {
+  if (slot->owed) mlfab__pool_give(&comm->pool, slot->one.data, slot->one.count);
+  slot->owed = 0;
+  mlfab__pool_give(&comm->pool, slot->blocks, slot->blocks_room * sizeof *slot->blocks);
+  if (slot->vecs != &slot->one)
+    mlfab__pool_give(&comm->pool, slot->vecs, slot->call.n * sizeof *slot->vecs);
+  slot->blocks = slot->vecs = NULL;
+  slot->blocks_room = 0;
+}
+
+static void plain_free_slot(mlfab__comm *comm, mlfab__comm_slot *slot) {
+  if (!slot) return;
+  mlfab__dag_free(&slot->run.dag);
+  mlfab__free(comm->env, slot->counts, comm->config->workers * sizeof *slot->counts);
+  plain_free_lists(comm, slot);
+  mlfab__free(comm->env, slot, sizeof *slot);
+}
+
+MLFAB__INTERNAL int mlfab__plain_slot_new(mlfab__comm *comm, const mlfab__comm_call *call,
+                                          mlfab__comm_slot **slot_p) {
   mlfab__comm_slot *slot = comm->spare;
   if (comm->end - comm->first == MLFAB__COMM_CALLS) return MLFAB_ERR_AGAIN;
   if (!comm->slots) comm->slots = mlfab__alloc_array(comm->env, MLFAB__COMM_CALLS, sizeof slot);
@@ -22353,20 +23239,26 @@ static int comm_new_slot(mlfab__comm *comm, const mlfab__comm_call *call,
   if (call->counts && !slot->counts)
     slot->counts = mlfab__alloc_array(comm->env, comm->config->workers, sizeof *slot->counts);
   if (call->counts && !slot->counts) return MLFAB_ERR_MEMORY;
-  slot->vecs = call->n <= 1 ? &slot->one : mlfab__comm_block(comm, call->n * sizeof *slot->vecs);
+  slot->vecs =
+      call->n <= 1 ? &slot->one : mlfab__pool_take(&comm->pool, call->n * sizeof *slot->vecs);
   if (!slot->vecs) return MLFAB_ERR_MEMORY;
   *slot_p = slot;
   return 0;
 }
 
-static void comm_fill_slot(mlfab__comm *comm, mlfab__comm_slot *slot, const mlfab__comm_call *call,
-                           uint64_t count) {
-  uint32_t width = comm_width(call);
+MLFAB__INTERNAL void mlfab__plain_slot_fill(mlfab__comm *comm, mlfab__comm_slot *slot,
+                                            const mlfab__comm_call *call, uint64_t count,
+                                            mlfab_request request) {
+  uint32_t width = mlfab__plain_width(call);
+  comm->spare = slot->next;
+  slot->serial = comm->end++;
+  slot->request = request;
+  *mlfab__comm_place(comm, slot->serial) = slot;
   slot->state = MLFAB__SLOT_WAITING;
   slot->wanted = 0;
   slot->call = *call;
   slot->count = count;
-  slot->signature = comm_signature(comm, call, count);
+  slot->signature = mlfab__plain_signature(comm, call, count);
   slot->stuck_ns = comm->now_ns;
   slot->missing = MLFAB_NO_RANK;
   for (uint32_t i = 0; i < call->n; i++)
@@ -22378,75 +23270,76 @@ static void comm_fill_slot(mlfab__comm *comm, mlfab__comm_slot *slot, const mlfa
   }
 }
 
-static int comm_open_slot(mlfab__comm *comm, const mlfab__comm_call *call, uint64_t count,
-                          uint64_t timeout_ns, mlfab_request *request_p, mlfab_error *error) {
-  mlfab__comm_slot *slot;
-  int code = comm_new_slot(comm, call, &slot);
-  if (code == MLFAB_ERR_MEMORY) return comm_refuse(error, code, call, "out of memory");
-  if (code)
-    return MLFAB__FAIL(error, code, "%s: %d collectives are under way", call->words,
-                       MLFAB__COMM_CALLS);
-  mlfab__request *request = mlfab__request_open(
-      comm->requests, MLFAB__REQUEST_COLLECTIVE, (uint32_t)(comm->end % MLFAB__COMM_CALLS),
-      comm->now_ns, timeout_ns ? timeout_ns : comm->config->timeout_ns);
-  if (!request) {
-    slot->call.n = call->n;
-    comm_free_lists(comm, slot);
-    return comm_refuse(error, MLFAB_ERR_AGAIN, call,
-                       "too many requests are open: end some with mlfab_wait or mlfab_test");
+MLFAB__INTERNAL int mlfab__plain_past(const mlfab__comm *comm, uint64_t number,
+                                      mlfab__comm_past *past_p) {
+  const mlfab__comm_slot *slot = mlfab__comm_slot_of(comm, number);
+  uint64_t serial = comm->base + number;
+  if (number >= comm->end - comm->base) return 0;
+  if (!slot && comm->begun - serial > MLFAB__COMM_PAST) return 0;
+  *past_p = slot ? mlfab__plain_describe(slot) : comm->past[serial % MLFAB__COMM_PAST];
+  return 1;
+}
+
+static void plain_close_slot(mlfab__comm *comm, mlfab__comm_slot *slot) {
+  mlfab__comm_past *past = &comm->past[slot->serial % MLFAB__COMM_PAST];
+  uint64_t *counts = past->counts;
+  *past = mlfab__plain_describe(slot);
+  if (past->has_counts)
+    slot->counts = counts;
+  else
+    past->counts = counts;
+  plain_free_lists(comm, slot);
+  slot->state = MLFAB__SLOT_FREE;
+  *mlfab__comm_place(comm, slot->serial) = NULL;
+  slot->next = comm->spare;
+  comm->spare = slot;
+  while (comm->first < comm->end && !*mlfab__comm_place(comm, comm->first)) comm->first++;
+}
+
+static void plain_finish_slot(mlfab__comm *comm, mlfab__comm_slot *slot) {
+  plain_close_slot(comm, slot);
+  mlfab__comm_succeed(comm, slot->request);
+  comm->due |= MLFAB__COMM_BEGIN;
+}
+
+MLFAB__INTERNAL void mlfab__plain_fail(mlfab__comm *comm, const mlfab__comm_slot *slot, int code,
+                                       int32_t rank, const char *what) {
+  char words[MLFAB__TEXT_MAX];
+  const mlfab__comm_past past = mlfab__plain_describe(slot);
+  if (rank == MLFAB_NO_RANK) rank = (int32_t)comm->rank;
+  mlfab__comm_fail(comm, code, rank, "%.120s: worker %d %.90s", mlfab__plain_words(words, &past),
+                   (int)rank, what);
+}
+
+MLFAB__INTERNAL void mlfab__plain_end_all(mlfab__comm *comm) {
+  while (comm->first < comm->end) {
+    mlfab__comm_slot *slot = *mlfab__comm_place(comm, comm->first);
+    mlfab__comm_end_request(comm, slot->request);
+    plain_close_slot(comm, slot);
   }
-  comm->spare = slot->next;
-  slot->serial = comm->end++;
-  slot->request = *request_p = request->id;
-  *mlfab__comm_place(comm, slot->serial) = slot;
-  comm_fill_slot(comm, slot, call, count);
-  comm_begin_waiting(comm); /* the request tells how that goes */
-  comm_join(comm);
-  return 0;
 }
 
-static int comm_refuse_nan(mlfab__comm *comm, const mlfab__comm_call *call, uint64_t count,
-                           mlfab_error *error) {
-  char text[MLFAB__TEXT_MAX];
-  snprintf(text, sizeof text, "%.60s of %llu elements: worker %u has NaN or infinity in its data",
-           call->words, (unsigned long long)count, comm->rank);
-  mlfab__comm_fail(comm, MLFAB_ERR_NOT_FINITE, (int32_t)comm->rank, text);
-  comm->owed = 0; /* it is seen here */
-  return mlfab__error(error, MLFAB_ERR_NOT_FINITE, (int32_t)comm->rank, 0, 0, "%s", text);
-}
-
-/* Brings the inputs to where they are worked on. */
-static void comm_take_inputs(const mlfab__comm *comm, const mlfab__comm_call *call) {
-  for (uint32_t i = 0; call->inputs && i < call->n; i++) {
-    uint64_t bytes = comm_input_bytes(comm, call, i), at = 0;
-    for (uint32_t r = 0; call->kind == MLFAB__COLLECTIVE_ALLGATHER && r < comm->rank; r++)
-      at += call->counts[r] * comm_width(call);
-    if (bytes > 0) memcpy((uint8_t *)call->vecs[i].data + at, call->inputs[i], bytes);
+MLFAB__INTERNAL void mlfab__plain_free(mlfab__comm *comm) {
+  uint64_t bytes = comm->config->workers * sizeof(uint64_t);
+  for (; comm->first < comm->end; comm->first++)
+    plain_free_slot(comm, *mlfab__comm_place(comm, comm->first));
+  for (uint32_t i = 0; i < MLFAB__COMM_PAST; i++)
+    mlfab__free(comm->env, comm->past[i].counts, bytes);
+  while (comm->spare) {
+    mlfab__comm_slot *slot = comm->spare;
+    comm->spare = slot->next;
+    plain_free_slot(comm, slot);
   }
+  mlfab__free(comm->env, comm->slots, MLFAB__COMM_CALLS * sizeof(mlfab__comm_slot *));
 }
 
-MLFAB__INTERNAL int mlfab__comm_start(mlfab__comm *comm, const mlfab__comm_call *call,
-                                      uint64_t timeout_ns, uint64_t now_ns,
-                                      mlfab_request *request_p, mlfab_error *error) {
-  uint64_t count;
-  int code = comm_check(comm, call, &count, error);
-  if (code) return code;
-  if (mlfab__comm_owed(comm, error)) return comm->verdict.code;
-  comm->now_ns = now_ns;
-  comm_take_inputs(comm, call);
-  if (!call->outside && !comm_finite(comm, call, comm_width(call)))
-    return comm_refuse_nan(comm, call, count, error);
-  mlfab__comm_enter(comm, now_ns);
-  code = comm_open_slot(comm, call, count, timeout_ns, request_p, error);
-  mlfab__comm_exit(comm);
-  return code;
-}
+/* --- its run --- */
 
 /* The members' blocks in their order, and their lengths. Those that are neighbours become one. */
-static int comm_blocks(mlfab__comm *comm, mlfab__comm_slot *slot, uint64_t *lengths) {
-  uint32_t n = 0, width = comm_width(&slot->call);
+static int plain_blocks(mlfab__comm *comm, mlfab__comm_slot *slot, uint64_t *lengths) {
+  uint32_t n = 0, width = mlfab__plain_width(&slot->call);
   uint8_t *data = slot->vecs[0].data, *end = NULL;
-  slot->blocks = mlfab__comm_block(comm, comm->members * sizeof *slot->blocks);
+  slot->blocks = mlfab__pool_take(&comm->pool, comm->members * sizeof *slot->blocks);
   if (!slot->blocks) return MLFAB_ERR_MEMORY;
   slot->blocks_room = comm->members;
   for (uint32_t m = 0; m < comm->members; m++) {
@@ -22461,131 +23354,125 @@ static int comm_blocks(mlfab__comm *comm, mlfab__comm_slot *slot, uint64_t *leng
     }
     end = at + lengths[m] * width;
   }
-  slot->run.spaces[0] = (mlfab__comm_space){slot->blocks, n};
+  slot->run.spaces[0] = (mlfab__engine_space){slot->blocks, n};
   return 0;
 }
 
-/* Windows of a parent with so many children are within what they may have staged. */
-static uint32_t comm_tree_segment(uint32_t children) {
-  uint64_t all = (uint64_t)MLFAB__COMM_WINDOWS / MLFAB__COMM_WINDOW / mlfab__max(children, 1);
+/* Bytes of a message: the windows of a parent with so many children stay within MLFAB__ENGINE_WINDOWS. */
+static uint32_t plain_tree_segment(uint32_t children) {
+  uint64_t all = (uint64_t)MLFAB__ENGINE_WINDOWS / MLFAB__ENGINE_WINDOW / mlfab__max(children, 1);
   return (uint32_t)mlfab__min(MLFAB__COMM_SEGMENT, mlfab__max(all / 64 * 64, 4096));
 }
 
-/* Its task graph; `tree` with so many children at most, or NULL. Errors: MEMORY, LIMIT. */
-static int comm_schedule(mlfab__comm *comm, mlfab__comm_slot *slot, const mlfab__tree_node *tree,
-                         uint32_t children) {
+/* Builds its task graph; `tree`, where a node has `children` at most, or NULL. Errors: MEMORY, LIMIT. */
+static int plain_schedule(mlfab__comm *comm, mlfab__comm_slot *slot, const mlfab__tree_node *tree,
+                          uint32_t children) {
   const mlfab__comm_call *call = &slot->call;
-  mlfab__algorithm_task task = comm_task(call, slot->count, comm->members);
-  double rate = comm->go.rate > 0.0 ? comm->go.rate / 1e9 : comm_bytes_per_ns;
+  mlfab__algorithm_task task = mlfab__plain_task(call, slot->count, comm->members);
+  double rate = comm->go.rate > 0.0 ? comm->go.rate / 1e9 : plain_bytes_per_ns;
   uint64_t *lengths = NULL, bytes = comm->members * sizeof *lengths;
   uint32_t end, tag, culprit;
   int code = 0;
   task.me = comm->me;
   task.tree = tree;
   if (tree) task.algorithm = MLFAB_ALGORITHM_PLANNED;
-  if (tree) task.segment = comm_tree_segment(children);
-  slot->run.spaces[0] = (mlfab__comm_space){slot->vecs, call->n};
+  if (tree) task.segment = plain_tree_segment(children);
+  slot->run.spaces[0] = (mlfab__engine_space){slot->vecs, call->n};
   for (uint32_t m = 0; call->kind == MLFAB__COLLECTIVE_BROADCAST && m < comm->members; m++) {
     if (comm->ranks[m] == (uint32_t)call->root) task.root = m;
   }
   if (call->counts) {
-    lengths = mlfab__comm_block(comm, bytes);
-    code = lengths ? comm_blocks(comm, slot, lengths) : MLFAB_ERR_MEMORY;
+    lengths = mlfab__pool_take(&comm->pool, bytes);
+    code = lengths ? plain_blocks(comm, slot, lengths) : MLFAB_ERR_MEMORY;
     task.counts = lengths;
   }
   mlfab__dag_clear(&slot->run.dag);
   if (!code) {
     task.algorithm =
-        mlfab__algorithm_choose(&task, (double)comm->go.latency_ns, rate, comm_add_bytes_per_ns);
+        mlfab__algorithm_choose(&task, (double)comm->go.latency_ns, rate, plain_add_bytes_per_ns);
     code = mlfab__algorithm_build(&slot->run.dag, &task, &end, &tag);
   }
   if (!code) code = mlfab__dag_seal(&slot->run.dag, &culprit);
-  mlfab__comm_release(comm, lengths, bytes);
+  mlfab__pool_give(&comm->pool, lengths, bytes);
   return code;
 }
 
-static void comm_slot_over(void *self, mlfab__engine_run *run, int status, uint64_t now_ns) {
+static void plain_slot_over(void *self, int status) {
   mlfab__comm_slot *slot = self;
-  (void)run, (void)now_ns;
-  if (status == 0) comm_finish_slot(slot->comm, slot);
+  if (status == 0) plain_finish_slot(slot->comm, slot);
 }
 
-/* Where others might only receive, some calls wait for them all the same. */
-static int comm_is_eager(const mlfab__comm_slot *slot) {
+/* Where others only receive, some calls wait for them all the same (MLFAB__COMM_AHEAD). */
+static int plain_is_eager(const mlfab__comm_slot *slot) {
   uint8_t kind = slot->call.kind;
   int ahead = kind != MLFAB__COLLECTIVE_ALLREDUCE && kind != MLFAB__COLLECTIVE_BARRIER;
-  return slot->count * comm_width(&slot->call) <= MLFAB__COMM_EAGER &&
-         !(ahead && comm_number(slot) % MLFAB__COMM_AHEAD == MLFAB__COMM_AHEAD - 1);
+  return slot->count * mlfab__plain_width(&slot->call) <= MLFAB__COMM_EAGER &&
+         !(ahead && mlfab__comm_number(slot) % MLFAB__COMM_AHEAD == MLFAB__COMM_AHEAD - 1);
 }
 
-static void comm_fail_call(mlfab__comm *comm, const mlfab__comm_slot *slot, int code, int32_t rank,
-                           const char *what) {
-  char text[MLFAB__TEXT_MAX], words[MLFAB__TEXT_MAX];
-  const mlfab__comm_past past = comm_describe(slot);
-  comm_words(words, &past);
-  if (rank == MLFAB_NO_RANK) rank = (int32_t)comm->rank;
-  snprintf(text, sizeof text, "%.120s: worker %d %.90s", words, (int)rank, what);
-  mlfab__comm_fail(comm, code, rank, text);
-}
-
-/* Does it go by a tree of the scheduler? The same for all members. */
-static int comm_is_planned(const mlfab__comm *comm, const mlfab__comm_slot *slot) {
+/* Does the scheduler plan a tree for it? The same on all members. */
+static int plain_is_planned(const mlfab__comm *comm, const mlfab__comm_slot *slot) {
   const mlfab__comm_call *call = &slot->call;
   if (call->kind != MLFAB__COLLECTIVE_ALLREDUCE || comm->members < 3) return 0;
   if (call->algorithm == MLFAB_ALGORITHM_PLANNED) return 1;
   return call->algorithm == MLFAB_ALGORITHM_AUTO && !(call->reduce && call->ordered) &&
          comm->config->scheduler != MLFAB_SCHEDULER_NONE &&
-         slot->count * comm_width(call) > comm->config->eager_bytes;
+         slot->count * mlfab__plain_width(call) > comm->config->eager_bytes;
 }
 
-static void comm_ask_tree(mlfab__comm *comm, const mlfab__comm_slot *slot) {
-  const mlfab__tree_ask ask = {.number = MLFAB__COMM_TREE(comm->epoch, comm_number(slot)),
-                               .bytes = slot->count * comm_width(&slot->call)};
-  uint8_t meta[64];
-  comm_post(comm, MLFAB__TREE_ASK, meta, mlfab__encode_tree_ask(meta, &ask, NULL));
+static void plain_ask_tree(mlfab__comm *comm, const mlfab__comm_slot *slot) {
+  const mlfab__tree_ask ask = {.number = MLFAB__COMM_TREE(comm->epoch, mlfab__comm_number(slot)),
+                               .bytes = slot->count * mlfab__plain_width(&slot->call)};
+  MLFAB__POST_LIST(64, &comm->up, 0, MLFAB__TREE_ASK, tree_ask, &ask, NULL);
 }
 
-/* Runs as a task graph, up and down `tree` where there is one. Not 0: the epoch fails. */
-static int comm_begin_play(mlfab__comm *comm, mlfab__comm_slot *slot, const mlfab__tree_node *tree,
-                           uint32_t children) {
+MLFAB__INTERNAL void mlfab__plain_ask_trees(mlfab__comm *comm) {
+  for (uint64_t serial = comm->first; serial < comm->begun; serial++) {
+    const mlfab__comm_slot *slot = *mlfab__comm_place(comm, serial);
+    if (slot && slot->state == MLFAB__SLOT_PLANNING) plain_ask_tree(comm, slot);
+  }
+}
+
+/* Arms its run, up and down `tree` where there is one. Not 0: the epoch fails. */
+static int plain_arm(mlfab__comm *comm, mlfab__comm_slot *slot, const mlfab__tree_node *tree,
+                     uint32_t children) {
   mlfab__engine_run *run = &slot->run;
   const mlfab__comm_call *call = &slot->call;
   slot->state = MLFAB__SLOT_PLAIN;
-  int code = comm_schedule(comm, slot, tree, children);
+  int code = plain_schedule(comm, slot, tree, children);
   if (!code) {
     run->channel = 0;
-    run->number = comm_number(slot);
+    run->number = mlfab__comm_number(slot);
     run->signature = slot->signature;
-    run->eager = (uint8_t)comm_is_eager(slot);
+    run->eager = (uint8_t)plain_is_eager(slot);
     run->dtype = call->dtype;
     run->op = call->op;
-    run->width = comm_width(call);
-    run->reduce = comm_adds(call) ? call->reduce : NULL;
+    run->width = mlfab__plain_width(call);
+    run->reduce = mlfab__plain_adds(call) ? call->reduce : NULL;
     run->reduce_user = call->reduce_user;
     run->compute = NULL;
-    run->over = comm_slot_over;
+    run->over = plain_slot_over;
     run->self = slot;
-    code = mlfab__comm_arm(comm, run, comm->now_ns);
+    code = mlfab__engine_arm(comm, run, comm->now_ns);
   }
-  if (code) comm_fail_call(comm, slot, code, (int32_t)comm->rank, mlfab_error_text(code));
+  if (code) mlfab__plain_fail(comm, slot, code, (int32_t)comm->rank, mlfab_error_text(code));
   return code;
 }
 
 /* Not 0: the epoch fails. */
-static int comm_begin_plain(mlfab__comm *comm, mlfab__comm_slot *slot) {
+static int plain_begin(mlfab__comm *comm, mlfab__comm_slot *slot) {
   if (comm->members == 1) {
-    comm_finish_slot(comm, slot);
-  } else if (comm_is_planned(comm, slot)) {
+    plain_finish_slot(comm, slot);
+  } else if (plain_is_planned(comm, slot)) {
     slot->state = MLFAB__SLOT_PLANNING;
-    comm_ask_tree(comm, slot);
+    plain_ask_tree(comm, slot);
   } else {
-    return comm_begin_play(comm, slot, NULL, 0);
+    return plain_arm(comm, slot, NULL, 0);
   }
   return 0;
 }
 
-/* The tree of a call that waits for it. 0, or FRAME. */
-static int comm_on_tree(mlfab__comm *comm, const mlfab__frame_in *frame) {
+MLFAB__INTERNAL int mlfab__plain_on_tree(mlfab__comm *comm, const mlfab__frame_in *frame) {
   mlfab__tree_plan plan;
   uint32_t children = 0;
   int code = mlfab__decode_tree_plan(frame->meta, frame->meta_bytes, &plan, NULL);
@@ -22595,7 +23482,7 @@ static int comm_on_tree(mlfab__comm *comm, const mlfab__frame_in *frame) {
   if (!slot || slot->state != MLFAB__SLOT_PLANNING || comm->failing) return code;
   if (plan.nodes > 0 && plan.nodes != comm->members) return MLFAB_ERR_FRAME;
   uint64_t bytes = MLFAB__TREE_NODES_MAX * sizeof(mlfab__tree_node);
-  mlfab__tree_node *tree = plan.nodes > 0 ? mlfab__comm_block(comm, bytes) : NULL;
+  mlfab__tree_node *tree = plan.nodes > 0 ? mlfab__pool_take(&comm->pool, bytes) : NULL;
   if (plan.nodes > 0 && !tree) {
     mlfab__comm_fail_memory(comm);
     return 0;
@@ -22603,92 +23490,146 @@ static int comm_on_tree(mlfab__comm *comm, const mlfab__frame_in *frame) {
   if (tree) code = mlfab__decode_tree_plan(frame->meta, frame->meta_bytes, &plan, tree);
   if (tree && !code && mlfab__algorithm_check_tree(tree, plan.nodes, &children))
     code = MLFAB_ERR_FRAME;
-  if (!code) (void)comm_begin_play(comm, slot, tree, children);
-  mlfab__comm_release(comm, tree, bytes);
+  if (!code) (void)plain_arm(comm, slot, tree, children);
+  mlfab__pool_give(&comm->pool, tree, bytes);
   return code;
 }
 
-/* What the call that begins now opens has a channel from here on, whether or not it is still there. */
-static void comm_open_object(mlfab__comm *comm, uint32_t id) {
+/* --- its turn --- */
+
+/* An outside call becomes a run after all. */
+static void plain_go_inside(mlfab__comm *comm, mlfab__comm_slot *slot) {
+  /* This worker uses the arena no more in this epoch; others may not know yet. */
+  if (comm->go.arena) comm->go.arena = 2;
+  if (mlfab__plain_finite(comm, &slot->call, 1)) {
+    (void)plain_begin(comm, slot);
+  } else {
+    mlfab__plain_fail(comm, slot, MLFAB_ERR_NOT_FINITE, (int32_t)comm->rank,
+                      "has NaN or infinity in its data");
+  }
+}
+
+/* The object that this call opens gets its channel, also when the object is gone already. */
+static void plain_open_object(mlfab__comm *comm, uint32_t id) {
   mlfab__comm_object *object = mlfab__comm_object_find(comm, id);
   comm->objects_opened++;
   if (!object) return;
   object->channel = (uint32_t)comm->objects_opened;
   object->stuck_ns = comm->now_ns;
-  if (object->begin) object->begin(object->self, comm->go.round, comm->now_ns);
+  if (object->begin) object->begin(object->self);
 }
 
 /* A call of an epoch that stands. Not 0: the epoch fails. */
-static int comm_begin_call(mlfab__comm *comm, mlfab__comm_slot *slot) {
-  int32_t stranger = comm_stranger(comm, &slot->call);
+static int plain_begin_call(mlfab__comm *comm, mlfab__comm_slot *slot) {
+  int32_t stranger = mlfab__plain_stranger(comm, &slot->call);
   slot->stuck_ns = comm->now_ns;
-  if (comm->left && comm_number(slot) >= comm->left_calls) {
-    comm_fail_call(comm, slot, MLFAB_ERR_PEER_CLOSED, comm->left_rank, "has left");
+  if (comm->left && mlfab__comm_number(slot) >= comm->left_calls) {
+    mlfab__plain_fail(comm, slot, MLFAB_ERR_PEER_CLOSED, comm->left_rank, "has left");
     return MLFAB_ERR_PEER_CLOSED;
   }
   if (stranger != MLFAB_NO_RANK) {
-    comm_fail_call(comm, slot, MLFAB_ERR_ARGUMENT, stranger,
-                   "does not take part, and is the root or has a block");
+    mlfab__plain_fail(comm, slot, MLFAB_ERR_ARGUMENT, stranger,
+                      "does not take part, and is the root or has a block");
     return MLFAB_ERR_ARGUMENT;
   }
-  if (slot->call.opens) comm_open_object(comm, slot->call.opens);
-  if (comm->failing) { /* the object could not begin: it is not open, and may go until the tick */
+  if (slot->call.opens) plain_open_object(comm, slot->call.opens);
+  if (comm->failing) { /* the object could not begin; until the tick its user may close it */
     comm->later = 1;
     return comm->verdict.code;
   }
   if (slot->call.outside && comm->go.arena == 1 && comm->members > 1) {
     slot->state = MLFAB__SLOT_OUTSIDE;
-    slot->wanted = (uint8_t)mlfab__engine_came(comm, comm_number(slot));
+    slot->wanted = (uint8_t)mlfab__engine_came(comm, mlfab__comm_number(slot));
     return 0;
   }
-  if (slot->call.outside) { /* its numbers have not been looked at */
-    comm_turn_plain(comm, slot);
+  if (slot->call.outside) { /* nobody has checked its data for NaN yet */
+    plain_go_inside(comm, slot);
     return 0;
   }
-  return comm_begin_plain(comm, slot);
+  return plain_begin(comm, slot);
 }
 
-static int comm_may_begin(mlfab__comm *comm, const mlfab__comm_call *call) {
+static int plain_may_begin(mlfab__comm *comm, const mlfab__comm_call *call) {
   const mlfab__comm_object *object = call->of ? mlfab__comm_object_find(comm, call->of) : NULL;
   return !object || !object->stands || object->stands(object->self);
 }
 
-/* Begins what waits, in the order of calls, up to COMM_AHEAD calls above the first that is open:
- * so what others hold up here holds up what follows, before that takes all of their credit. */
-static void comm_begin_waiting(mlfab__comm *comm) {
-  if (comm->beginning || comm->ending) return;
-  comm->beginning = 1;
+/* A call that others hold up holds up the calls MLFAB__COMM_AHEAD above it, before these take all of the others'
+ * credit. */
+MLFAB__INTERNAL void mlfab__plain_begin_waiting(mlfab__comm *comm) {
   while (comm->phase == MLFAB__COMM_IN && !comm->failing && comm->begun < comm->end &&
          comm->begun - comm->first < MLFAB__COMM_AHEAD && !comm->frozen &&
          comm->begun - comm->base < comm->limit) {
     mlfab__comm_slot *slot = *mlfab__comm_place(comm, comm->begun);
-    if (!comm_may_begin(comm, &slot->call)) break;
+    if (!plain_may_begin(comm, &slot->call)) break;
     comm->begun++;
-    (void)comm_begin_call(comm, slot);
+    (void)plain_begin_call(comm, slot);
   }
-  comm->beginning = 0;
 }
 
-MLFAB__INTERNAL void mlfab__comm_go_on(mlfab__comm *comm) { comm_begin_waiting(comm); }
+/* --- the call --- */
+
+static int plain_open_slot(mlfab__comm *comm, const mlfab__comm_call *call, uint64_t count,
+                           uint64_t timeout_ns, mlfab_request *request_p, mlfab_error *error) {
+  mlfab__comm_slot *slot;
+  int code = mlfab__plain_slot_new(comm, call, &slot);
+  if (code == MLFAB_ERR_MEMORY) return MLFAB__FAIL(error, code, "%s: out of memory", call->words);
+  if (code)
+    return MLFAB__FAIL(error, code, "%s: %d collectives are under way", call->words,
+                       MLFAB__COMM_CALLS);
+  mlfab__request *request = mlfab__request_open(
+      comm->requests, MLFAB__REQUEST_COLLECTIVE, (uint32_t)(comm->end % MLFAB__COMM_CALLS),
+      comm->now_ns, timeout_ns ? timeout_ns : comm->config->timeout_ns);
+  if (!request) {
+    slot->call.n = call->n;
+    plain_free_lists(comm, slot);
+    return MLFAB__FAIL(error, MLFAB_ERR_AGAIN,
+                       "%s: too many requests are open: end some with mlfab_wait or mlfab_test",
+                       call->words);
+  }
+  *request_p = request->id;
+  mlfab__plain_slot_fill(comm, slot, call, count, request->id);
+  comm->due |= MLFAB__COMM_BEGIN | MLFAB__COMM_JOIN; /* the request tells how that goes */
+  return 0;
+}
+
+static int plain_refuse_nan(mlfab__comm *comm, const mlfab__comm_call *call, uint64_t count,
+                            mlfab_error *error) {
+  mlfab__comm_fail(comm, MLFAB_ERR_NOT_FINITE, (int32_t)comm->rank,
+                   "%.60s of %llu elements: worker %u has NaN or infinity in its data", call->words,
+                   (unsigned long long)count, comm->rank);
+  comm->owed = 0; /* the caller sees it now */
+  return mlfab__error(error, MLFAB_ERR_NOT_FINITE, (int32_t)comm->rank, 0, 0, "%s",
+                      comm->fail.text);
+}
+
+MLFAB__INTERNAL int mlfab__comm_start(mlfab__comm *comm, const mlfab__comm_call *call,
+                                      uint64_t timeout_ns, uint64_t now_ns,
+                                      mlfab_request *request_p, mlfab_error *error) {
+  uint64_t count;
+  int code = mlfab__plain_check(comm, call, &count, error);
+  if (code) return code;
+  if (mlfab__comm_owed(comm, error)) return comm->verdict.code;
+  comm->now_ns = now_ns;
+  mlfab__plain_take_inputs(comm, call);
+  if (!call->outside && !mlfab__plain_finite(comm, call, mlfab__plain_width(call)))
+    return plain_refuse_nan(comm, call, count, error);
+  mlfab__comm_enter(comm, now_ns);
+  code = plain_open_slot(comm, call, count, timeout_ns, request_p, error);
+  mlfab__comm_exit(comm);
+  return code;
+}
 
 /* --- outside calls --- */
 
-static mlfab__comm_slot *comm_slot_by_request(mlfab__comm *comm, const mlfab__request *request) {
+MLFAB__INTERNAL void mlfab__comm_go_on(mlfab__comm *comm) { comm->due |= MLFAB__COMM_BEGIN; }
+
+/* --- outside calls --- */
+
+static mlfab__comm_slot *plain_slot_by_request(mlfab__comm *comm, const mlfab__request *request) {
   mlfab__comm_slot *slot =
       comm->slots && request->slot < MLFAB__COMM_CALLS ? comm->slots[request->slot] : NULL;
   return slot && slot->request == request->id ? slot : NULL;
-}
-
-/* It is run as a task graph after all. */
-static void comm_turn_plain(mlfab__comm *comm, mlfab__comm_slot *slot) {
-  /* For this worker it is over; others may not know yet. */
-  if (comm->go.arena) comm->go.arena = 2;
-  if (comm_finite(comm, &slot->call, 1)) {
-    (void)comm_begin_plain(comm, slot);
-  } else {
-    comm_fail_call(comm, slot, MLFAB_ERR_NOT_FINITE, (int32_t)comm->rank,
-                   "has NaN or infinity in its data");
-  }
 }
 
 MLFAB__INTERNAL int mlfab__comm_outside(mlfab__comm *comm, mlfab_request id, uint64_t *number_p,
@@ -22696,17 +23637,17 @@ MLFAB__INTERNAL int mlfab__comm_outside(mlfab__comm *comm, mlfab_request id, uin
   mlfab__request *request = mlfab__request_find(comm->requests, id);
   if (!request) return MLFAB_ERR_REQUEST;
   if (request->done) return request->result.status ? request->result.status : MLFAB_ERR_UNSUPPORTED;
-  mlfab__comm_slot *slot = comm_slot_by_request(comm, request);
+  mlfab__comm_slot *slot = plain_slot_by_request(comm, request);
   if (!slot) return MLFAB_ERR_REQUEST;
   if (slot->state == MLFAB__SLOT_WAITING) return 0;
   if (slot->state == MLFAB__SLOT_OUTSIDE && slot->wanted) {
     mlfab__comm_enter(comm, 0);
-    comm_turn_plain(comm, slot);
+    plain_go_inside(comm, slot);
     mlfab__comm_exit(comm);
     return request->done && request->result.status ? request->result.status : MLFAB_ERR_UNSUPPORTED;
   }
   if (slot->state != MLFAB__SLOT_OUTSIDE) return MLFAB_ERR_UNSUPPORTED;
-  *number_p = comm_number(slot);
+  *number_p = mlfab__comm_number(slot);
   *signature_p = slot->signature;
   return 1;
 }
@@ -22715,37 +23656,37 @@ MLFAB__INTERNAL int mlfab__comm_outside_over(mlfab__comm *comm, mlfab_request id
   const mlfab__request *request = mlfab__request_find(comm->requests, id);
   if (!request) return MLFAB_ERR_REQUEST;
   if (request->done) return request->result.status ? request->result.status : MLFAB_ERR_UNSUPPORTED;
-  const mlfab__comm_slot *slot = comm_slot_by_request(comm, request);
+  const mlfab__comm_slot *slot = plain_slot_by_request(comm, request);
   return slot && slot->state == MLFAB__SLOT_OUTSIDE && !slot->wanted ? 0 : MLFAB_ERR_UNSUPPORTED;
 }
 
 MLFAB__INTERNAL void mlfab__comm_finish(mlfab__comm *comm, mlfab_request id, int code, int32_t rank,
                                         uint64_t now_ns) {
   mlfab__request *request = mlfab__request_find(comm->requests, id);
-  mlfab__comm_slot *slot = request ? comm_slot_by_request(comm, request) : NULL;
+  mlfab__comm_slot *slot = request ? plain_slot_by_request(comm, request) : NULL;
   if (!slot || slot->state != MLFAB__SLOT_OUTSIDE) return; /* it has ended meanwhile */
   mlfab__comm_enter(comm, now_ns);
   if (code == 0) {
-    comm_finish_slot(comm, slot);
+    plain_finish_slot(comm, slot);
   } else if (code == MLFAB_ERR_MISMATCH) {
-    /* All have called: server 0 compares what, and its verdict names both calls. */
-    mlfab__comm_stuck(comm, 0, comm_number(slot));
+    /* All have called: server 0 compares the calls, and its verdict names both. */
+    mlfab__comm_stuck(comm, 0, mlfab__comm_number(slot));
   } else if (code == MLFAB_ERR_NOT_FINITE) {
-    comm_fail_call(comm, slot, code, rank, "has NaN or infinity in its data");
+    mlfab__plain_fail(comm, slot, code, rank, "has NaN or infinity in its data");
   } else {
-    comm_fail_call(comm, slot, code, rank, mlfab_error_text(code));
+    mlfab__plain_fail(comm, slot, code, rank, mlfab_error_text(code));
   }
   mlfab__comm_exit(comm);
 }
 
 /* --- calls that do not end --- */
 
-/* Whom this call waits for, and why as far as known. */
-static int32_t comm_awaited(const mlfab__comm *comm, const mlfab__comm_slot *slot,
-                            const char **why_p) {
+/* The rank that this call waits for, or MLFAB_NO_RANK, and why as far as known. */
+static int32_t plain_awaited(const mlfab__comm *comm, const mlfab__comm_slot *slot,
+                             const char **why_p) {
   *why_p = "has not called it";
   if (slot->missing != MLFAB_NO_RANK) return slot->missing;
-  if (comm->phase != MLFAB__COMM_IN || comm_number(slot) >= comm->limit) {
+  if (comm->phase != MLFAB__COMM_IN || mlfab__comm_number(slot) >= comm->limit) {
     *why_p = "takes no part yet";
     return comm->missing;
   }
@@ -22753,27 +23694,26 @@ static int32_t comm_awaited(const mlfab__comm *comm, const mlfab__comm_slot *slo
   return mlfab__engine_awaits(comm, &slot->run);
 }
 
-/* A request is withdrawn, which ends the epoch: of `what`, with this number of what it counts. A deadline
- * blames who is awaited, if that is known. */
-static void comm_withdraw(mlfab__comm *comm, const mlfab__request *request, int code,
-                          const char *what, const char *counts, uint64_t number, int32_t awaited,
-                          const char *why) {
-  char text[MLFAB__TEXT_MAX], waited[24];
+/* A request is withdrawn, which ends the epoch: a call or round of `what`, which has this number of what it `counts`.
+ * A deadline blames the rank that is awaited, if that is known. */
+static void plain_withdraw(mlfab__comm *comm, const mlfab__request *request, int code,
+                           const char *what, const char *counts, uint64_t number, int32_t awaited,
+                           const char *why) {
+  char waited[24];
   unsigned long long which = number;
   mlfab__duration(waited, comm->now_ns - request->started_ns);
   if (code != MLFAB_ERR_TIMEOUT) {
-    awaited = (int32_t)comm->rank;
-    snprintf(text, sizeof text, "%.120s (%s %llu): withdrawn by worker %u after %s", what, counts,
-             which, comm->rank, waited);
+    mlfab__comm_fail(comm, code, (int32_t)comm->rank,
+                     "%.120s (%s %llu): withdrawn by worker %u after %s", what, counts, which,
+                     comm->rank, waited);
   } else if (awaited == MLFAB_NO_RANK) {
-    snprintf(text, sizeof text, "%.120s (%s %llu): worker %u's deadline passed after %s", what,
-             counts, which, comm->rank, waited);
+    mlfab__comm_fail(comm, code, awaited, "%.120s (%s %llu): worker %u's deadline passed after %s",
+                     what, counts, which, comm->rank, waited);
   } else {
-    snprintf(text, sizeof text,
-             "%.120s (%s %llu): worker %u's deadline passed after %s: worker %d %s", what, counts,
-             which, comm->rank, waited, (int)awaited, why);
+    mlfab__comm_fail(comm, code, awaited,
+                     "%.120s (%s %llu): worker %u's deadline passed after %s: worker %d %s", what,
+                     counts, which, comm->rank, waited, (int)awaited, why);
   }
-  mlfab__comm_fail(comm, code, awaited, text);
 }
 
 MLFAB__INTERNAL void mlfab__comm_withdraw(mlfab__comm *comm, mlfab__request *request, int code,
@@ -22781,673 +23721,31 @@ MLFAB__INTERNAL void mlfab__comm_withdraw(mlfab__comm *comm, mlfab__request *req
   const char *why = "";
   mlfab__comm_enter(comm, now_ns);
   if (request->slot < MLFAB__COMM_CALLS) {
-    const mlfab__comm_slot *slot = comm_slot_by_request(comm, request);
+    const mlfab__comm_slot *slot = plain_slot_by_request(comm, request);
     char words[MLFAB__TEXT_MAX];
     if (slot) {
-      int32_t rank = comm_awaited(comm, slot, &why);
-      const mlfab__comm_past past = comm_describe(slot);
-      comm_words(words, &past);
-      comm_withdraw(comm, request, code, words, "number", comm_number(slot), rank, why);
+      int32_t rank = plain_awaited(comm, slot, &why);
+      const mlfab__comm_past past = mlfab__plain_describe(slot);
+      mlfab__plain_words(words, &past);
+      plain_withdraw(comm, request, code, words, "number", mlfab__comm_number(slot), rank, why);
     }
   } else {
     mlfab__comm_object *object = mlfab__comm_object_find(comm, request->slot - MLFAB__COMM_CALLS);
     uint64_t number = 0;
     if (object) {
       int32_t rank = object->awaited(object->self, &number, &why);
-      comm_withdraw(comm, request, code, object->what, object->counts, number, rank, why);
+      plain_withdraw(comm, request, code, object->what, object->counts, number, rank, why);
     }
   }
   mlfab__comm_exit(comm);
 }
+#endif /* MLFAB_WITH_COLL */
 
-/* --- frames of server 0 --- */
-
-/* The members as listed: 0, or what is wrong with them. */
-static int comm_take_members(mlfab__comm *comm, const mlfab__membership_list *list,
-                             const mlfab__membership_member *members) {
-  uint32_t me = list->members;
-  if (list->members == 0) return MLFAB_ERR_FRAME;
-  for (uint32_t i = 0; i < list->members; i++) {
-    if (members[i].rank >= comm->config->workers) return MLFAB_ERR_FRAME;
-    for (uint32_t k = 0; k < i; k++) {
-      if (members[k].rank == members[i].rank) return MLFAB_ERR_FRAME;
-    }
-    if (members[i].rank == comm->rank) me = i;
-  }
-  if (me == list->members) return MLFAB_ERR_FRAME;
-  comm->members = list->members;
-  comm->me = me;
-  for (uint32_t i = 0; i < list->members; i++) comm->ranks[i] = members[i].rank;
-  return 0;
-}
-
-/* Do all share this host, and have they memory for each other? */
-static int comm_has_arena(const mlfab__comm *comm) {
-  for (uint32_t i = 0; i < comm->members; i++) {
-    if (!comm->list[i].arena_nonce || comm->list[i].host != comm->list[comm->me].host) return 0;
-  }
-  return 1;
-}
-
-/* An epoch is to begin: frames of it are taken from now on. */
-static void comm_listed(mlfab__comm *comm) {
-  memset(&comm->go, 0, sizeof comm->go);
-  comm->phase = MLFAB__COMM_LISTED;
-  comm->left = 0;
-  comm->ready = 0;
-  if (mlfab__streams_begin(&comm->streams, comm->epoch, comm->ranks, comm->members)) {
-    comm->later = 1;
-    mlfab__comm_fail_memory(comm);
-    return;
-  }
-  comm->arena_asked = comm_has_arena(comm);
-  if (comm->arena_asked) return;
-  comm->ready = 1;
-  comm_say_ready(comm);
-}
-
-static int32_t comm_first_finished(const mlfab__comm *comm) {
-  int32_t rank = MLFAB_NO_RANK;
-  for (uint32_t m = 0; m < comm->members && comm->finished; m++)
-    if (comm->finished[m] != UINT64_MAX &&
-        (rank == MLFAB_NO_RANK || (int32_t)comm->ranks[m] < rank))
-      rank = (int32_t)comm->ranks[m];
-  return rank;
-}
-
-/* All members have ended the calls of this epoch. What waits has numbers of the next one. */
-static void comm_renew(mlfab__comm *comm) {
-  char text[MLFAB__TEXT_MAX];
-  int32_t rank = comm_first_finished(comm);
-  snprintf(text, sizeof text, "worker %d has finished while this was under way", (int)rank);
-  mlfab__comm_set_verdict(comm, MLFAB_ERR_PEER_CLOSED, rank, 0, text);
-  comm->ending = 1;
-  comm->depth++;
-  mlfab__streams_end(&comm->streams);
-  mlfab__engine_end_all(comm, MLFAB_ERR_PEER_CLOSED);
-  comm_objects_over(comm, MLFAB_ERR_PEER_CLOSED);
-  comm->depth--;
-  comm->ending = 0;
-  if (comm->over_epoch < comm->epoch) comm->over_epoch = comm->epoch;
-  comm->phase = MLFAB__COMM_ASKED;
-  comm->base = comm->begun = comm->first;
-  comm->left = 0;
-  comm->missing = MLFAB_NO_RANK;
-  comm_no_limit(comm);
-}
-
-/* 0, or FRAME. */
-static int comm_on_list(mlfab__comm *comm, const mlfab__frame_in *frame) {
-  mlfab__membership_list list;
-  mlfab__membership_member *members =
-      mlfab__alloc_array(comm->env, MLFAB__MEMBERSHIP_MEMBERS_MAX, sizeof *members);
-  if (!members) { /* as if it had not come */
-    mlfab__log(comm->env, MLFAB_LOG_ERROR, "collectives: no memory for the list of members");
-    return 0;
-  }
-  int code = mlfab__decode_membership_list(frame->meta, frame->meta_bytes, &list, members);
-  int fresh = !code && (comm->phase == MLFAB__COMM_ASKED || comm_moved(comm)) &&
-              list.epoch > comm->over_epoch && list.epoch > comm->epoch;
-  if (fresh && comm->phase == MLFAB__COMM_IN) comm_renew(comm);
-  if (fresh) code = comm_take_members(comm, &list, members);
-  if (!fresh || code) {
-    mlfab__free(comm->env, members, MLFAB__MEMBERSHIP_MEMBERS_MAX * sizeof *members);
-    return code;
-  }
-  comm_forget_list(comm);
-  comm->list = members;
-  comm->epoch = list.epoch;
-  if (comm->phase == MLFAB__COMM_FAILED) { /* of the epoch before, which nobody can fail any more */
-    comm_say_failed(comm);
-  } else if (comm->untold) {
-    comm->untold = 0;
-    comm->phase = MLFAB__COMM_FAILED;
-    comm_say_failed(comm);
-  } else {
-    comm_listed(comm);
-  }
-  return 0;
-}
-
-MLFAB__INTERNAL void mlfab__comm_mapped(mlfab__comm *comm, int ok) {
-  if (comm->phase != MLFAB__COMM_LISTED || !comm->arena_asked) return;
-  comm->arena_asked = 0;
-  comm->go.arena = ok != 0;
-  comm->ready = 1;
-  comm_say_ready(comm);
-}
-
-/* The epoch stands: what was called meanwhile begins. */
-static void comm_begin(mlfab__comm *comm) {
-  comm->in_ns = comm->now_ns;
-  comm->epochs++;
-  mlfab__comm_enter(comm, 0);
-  for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
-    mlfab__comm_object *object = &comm->objects[i];
-    object->missing = MLFAB_NO_RANK;
-    object->stuck_ns = comm->now_ns;
-    if (object->channel && object->begin) object->begin(object->self, comm->go.round, comm->now_ns);
-  }
-  comm->later = comm->failing;
-  if (comm->finishing && !comm_alone(comm)) comm_say_finish(comm, comm->end - comm->base);
-  comm_begin_waiting(comm);
-  mlfab__comm_exit(comm);
-}
-
-static void comm_on_go(mlfab__comm *comm, const mlfab__membership_go *go) {
-  if (comm->phase != MLFAB__COMM_LISTED || go->epoch != comm->epoch) return;
-  comm->go = *go;
-  comm->go.arena = go->arena != 0;
-  comm->objects_opened = mlfab__max(comm->objects_opened, go->objects);
-  comm->phase = MLFAB__COMM_IN;
-  comm_begin(comm);
-}
-
-/* The verdict. What has failed here already is not failed by it. */
-static void comm_on_over(mlfab__comm *comm, const mlfab__membership_over *over) {
-  int told = comm->phase == MLFAB__COMM_FAILED || comm->untold;
-  if (over->epoch <= comm->over_epoch) return;
-  comm->over_epoch = over->epoch;
-  if (comm->phase == MLFAB__COMM_OUT) return;
-  if (over->code == 0) { /* it has not begun, or is over for a worker that has finished */
-    if (comm->phase == MLFAB__COMM_IN) comm_renew(comm);
-    mlfab__streams_end(&comm->streams);
-    comm->arena_asked = comm->ready = 0;
-    comm->phase = MLFAB__COMM_OUT;
-    comm_join(comm);
-    return;
-  }
-  if (comm->phase != MLFAB__COMM_FAILED) comm->untold = 0;
-  comm->phase = MLFAB__COMM_OUT;
-  if (!told || comm->owed) mlfab__comm_set_verdict(comm, over->code, over->rank, 0, over->text);
-  if (!told) comm_end(comm);
-  comm_join(comm);
-}
-
-/* A member has left: which call it is the first not to have called. */
-static void comm_on_left(mlfab__comm *comm, const mlfab__membership_leave *in) {
-  int stands = comm->phase == MLFAB__COMM_LISTED || comm->phase == MLFAB__COMM_IN;
-  if (!stands || in->epoch != comm->epoch || in->rank == (int32_t)comm->rank) return;
-  if (!comm->left || in->calls < comm->left_calls ||
-      (in->calls == comm->left_calls && in->rank < comm->left_rank)) {
-    comm->left_calls = in->calls;
-    comm->left_rank = in->rank;
-  }
-  if (!comm->left) comm->left_ns = comm->now_ns;
-  comm->left = 1;
-  if (comm->phase != MLFAB__COMM_IN) return;
-  for (uint64_t number = comm->left_calls; number < comm->end - comm->base; number++) {
-    const mlfab__comm_slot *slot = mlfab__comm_slot_of(comm, number);
-    if (slot) comm_fail_call(comm, slot, MLFAB_ERR_PEER_CLOSED, comm->left_rank, "has left");
-  }
-}
-
-static void comm_on_ask(mlfab__comm *comm, const mlfab__membership_call *in) {
-  mlfab__membership_tell tell = {.epoch = in->epoch, .channel = in->channel, .number = in->number};
-  uint8_t meta[MLFAB__TEXT_MAX + 64];
-  if (in->epoch != comm->epoch || comm->phase != MLFAB__COMM_IN) return;
-  if (in->channel == 0) {
-    mlfab__comm_past past;
-    tell.called = in->number < comm->end - comm->base;
-    if (comm_past(comm, in->number, &past)) {
-      tell.signature = past.signature;
-      comm_words(tell.text, &past);
-    }
-  } else {
-    mlfab__comm_object *object = mlfab__comm_channel_find(comm, in->channel);
-    tell.called = object && (!object->called || object->called(object->self, in->number));
-    snprintf(tell.text, sizeof tell.text, "round %llu of object %u", (unsigned long long)in->number,
-             in->channel);
-    for (const mlfab__engine_run *run = comm->armed; run; run = run->next) {
-      if (run->channel == in->channel && run->number == in->number) tell.signature = run->signature;
-    }
-  }
-  comm_post(comm, MLFAB__MEMBERSHIP_TELL, meta, mlfab__encode_membership_tell(meta, &tell));
-}
-
-/* --- workers that finish --- */
-
-static uint64_t comm_called(const mlfab__comm *comm) { return comm->end - comm->base; }
-
-/* Tells server 0 that all calls below the limit are over here. This worker, if it has finished, is then not
- * needed any more, so others have acknowledged all bytes. */
-static void comm_check_moved(mlfab__comm *comm) {
-  uint64_t serial = comm->base + comm->limit;
-  if (comm->limit == UINT64_MAX || comm->frozen || comm_moved(comm) || comm->failing ||
-      comm->ending)
-    return;
-  if (comm->phase != MLFAB__COMM_IN || comm->first < serial) return;
-  if (comm->finishing && comm->end == serial) {
-    if (!mlfab__streams_quiet(&comm->streams)) return;
-    comm->moved = comm->epoch;
-    comm_say_finish(comm, comm->limit);
-  } else {
-    comm->moved = comm->epoch;
-    comm_ask_next(comm);
-  }
-}
-
-/* A worker has finished after so many calls. What others run in shared memory goes on without it. */
-static void comm_on_freeze(mlfab__comm *comm, const mlfab__membership_finish *in) {
-  uint64_t bytes = MLFAB__MEMBERSHIP_MEMBERS_MAX * sizeof *comm->finished;
-  mlfab__membership_finish frozen = {comm->epoch, in->rank, comm->begun - comm->base};
-  if (in->epoch != comm->epoch || comm->phase != MLFAB__COMM_IN) return;
-  if (!comm->finished) {
-    comm->finished = mlfab__alloc(comm->env, bytes);
-    if (!comm->finished) {
-      mlfab__comm_fail_memory(comm);
-      return;
-    }
-    memset(comm->finished, 0xff, bytes);
-  }
-  for (uint32_t m = 0; m < comm->members; m++)
-    if ((int32_t)comm->ranks[m] == in->rank) comm->finished[m] = in->calls;
-  comm->frozen = 1;
-  comm->moved = 0;
-  for (uint64_t serial = mlfab__max(comm->first, comm->base + in->calls); serial < comm->begun;
-       serial++) {
-    mlfab__comm_slot *slot = *mlfab__comm_place(comm, serial);
-    if (slot && slot->state == MLFAB__SLOT_OUTSIDE) slot->wanted = 1;
-  }
-  if (comm->go.arena) comm->go.arena = 2;
-  MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP_FROZEN, membership_finish, &frozen);
-}
-
-/* Describes a call to those that owe it. */
-static void comm_tell_owed(mlfab__comm *comm, uint64_t number) {
-  mlfab__comm_past past;
-  uint8_t meta[MLFAB_META_MAX / 4];
-  if (!comm_past(comm, number, &past)) return;
-  const mlfab__membership_owed owed = {.epoch = comm->epoch,
-                                       .kind = past.kind,
-                                       .algorithm = past.algorithm,
-                                       .dtype = (uint32_t)past.dtype,
-                                       .op = (uint32_t)past.op,
-                                       .width = past.width,
-                                       .user = past.user,
-                                       .opens = past.opens,
-                                       .root = past.root,
-                                       .number = number,
-                                       .signature = past.signature,
-                                       .elements = past.count,
-                                       .counts = past.has_counts ? comm->config->workers : 0};
-  comm_post(comm, MLFAB__MEMBERSHIP_OWED, meta,
-            mlfab__encode_membership_owed(meta, &owed, past.counts));
-}
-
-/* All know who has finished, and the epoch has a limit. */
-static void comm_on_settle(mlfab__comm *comm, const mlfab__membership_finish *in) {
-  uint64_t owed = UINT64_MAX;
-  if (in->epoch != comm->epoch || comm->phase != MLFAB__COMM_IN) return;
-  comm->limit = in->calls;
-  comm->frozen = 0;
-  for (uint32_t m = 0; m < comm->members && comm->finished; m++)
-    owed = mlfab__min(owed, comm->finished[m]);
-  for (; in->rank == (int32_t)comm->rank && owed < comm->limit; owed++) comm_tell_owed(comm, owed);
-  comm_begin_waiting(comm);
-  comm_check_moved(comm);
-}
-
-/* The bits of an element that changes nothing: -0 for sums. By type, then operation. */
-static const uint64_t comm_identities[][MLFAB_OP_PRODUCT + 1] = {
-    [MLFAB_F32] = {0x80000000, 0x80000000, 0x7f800000, 0xff800000, 0x3f800000},
-    [MLFAB_F64] = {0x8000000000000000, 0x8000000000000000, 0x7ff0000000000000, 0xfff0000000000000,
-                   0x3ff0000000000000},
-    [MLFAB_I64] = {0, 0, INT64_MAX, 0x8000000000000000, 1},
-    [MLFAB_F16] = {0x8000, 0x8000, 0x7c00, 0xfc00, 0x3c00},
-    [MLFAB_BF16] = {0x8000, 0x8000, 0x7f80, 0xff80, 0x3f80}};
-
-static void comm_fill_identity(void *data, uint64_t n, int dtype, int op) {
-  uint64_t bits = comm_identities[dtype][op];
-  uint32_t width = mlfab__element_bytes(dtype);
-  uint16_t half = (uint16_t)bits;
-  uint32_t word = (uint32_t)bits;
-  const void *one = width == 2 ? (const void *)&half : width == 4 ? (const void *)&word : &bits;
-  for (uint64_t i = 0; i < n; i++) memcpy((uint8_t *)data + i * width, one, width);
-}
-
-/* Has this call a sense without what this worker would bring? */
-static int comm_has_identity(const mlfab__comm *comm, const mlfab__membership_owed *owed,
-                             const uint64_t *counts) {
-  if (owed->user) return 0;
-  if (owed->kind == MLFAB__COLLECTIVE_BROADCAST) return owed->root != (int32_t)comm->rank;
-  return owed->kind != MLFAB__COLLECTIVE_ALLGATHER || !counts || counts[comm->rank] == 0;
-}
-
-/* Takes part in a call that others have begun. Not 0: MEMORY, or FRAME. */
-static int comm_owe(mlfab__comm *comm, const mlfab__membership_owed *owed, const uint64_t *counts) {
-  const int dtype = (int)owed->dtype;
-  mlfab__comm_call call = {.kind = (uint8_t)owed->kind,
-                           .algorithm = (uint8_t)owed->algorithm,
-                           .dtype = dtype,
-                           .op = (int)owed->op,
-                           .n = owed->kind != MLFAB__COLLECTIVE_BARRIER,
-                           .counts = counts,
-                           .root = owed->root,
-                           .opens = owed->opens ? UINT32_MAX : 0,
-                           .words = "a collective"};
-  mlfab__comm_slot *slot;
-  if (owed->user) call.dtype = 0;
-  uint32_t width = owed->user ? owed->width : comm_width(&call);
-  int valid = call.kind >= MLFAB__COLLECTIVE_ALLREDUCE && call.kind <= MLFAB__COLLECTIVE_BARRIER;
-  if (!valid || (call.n && (!width || owed->elements > comm->config->model_max_bytes / width)) ||
-      (comm_adds(&call) && (call.op < MLFAB_OP_SUM || call.op > MLFAB_OP_PRODUCT)))
-    return MLFAB_ERR_FRAME;
-  int code = comm_new_slot(comm, &call, &slot);
-  if (code) return code;
-  uint64_t bytes = call.n ? owed->elements * width : 0;
-  void *data = mlfab__comm_block(comm, mlfab__max(bytes, 1));
-  if (!data) return MLFAB_ERR_MEMORY;
-  comm->spare = slot->next;
-  slot->serial = comm->end++;
-  slot->request = 0;
-  *mlfab__comm_place(comm, slot->serial) = slot;
-  const mlfab_vec vec = {data, call.n ? owed->elements : 0};
-  call.vecs = &vec;
-  comm_fill_slot(comm, slot, &call, vec.count);
-  slot->one = (mlfab_vec){data, mlfab__max(bytes, 1)};
-  slot->owed = 1;
-  slot->signature = owed->signature;
-  if (comm_adds(&call) && !owed->user)
-    comm_fill_identity(data, owed->elements, dtype, call.op);
-  else
-    memset(data, 0, bytes);
-  if (!comm_has_identity(comm, owed, counts))
-    comm_fail_call(comm, slot, MLFAB_ERR_PEER_CLOSED, (int32_t)comm->rank,
-                   "has finished, and the call cannot do without it");
-  return 0;
-}
-
-/* 0, or FRAME. */
-static int comm_on_owed(mlfab__comm *comm, const mlfab__frame_in *frame) {
-  mlfab__membership_owed owed;
-  uint64_t *counts = mlfab__alloc_array(comm->env, MLFAB__MEMBERSHIP_MEMBERS_MAX, sizeof *counts);
-  if (!counts) {
-    mlfab__comm_fail_memory(comm);
-    return 0;
-  }
-  int code = mlfab__decode_membership_owed(frame->meta, frame->meta_bytes, &owed, counts);
-  if (!code && owed.counts != 0 && owed.counts != comm->config->workers) code = MLFAB_ERR_FRAME;
-  int next = !code && comm->phase == MLFAB__COMM_IN && owed.epoch == comm->epoch &&
-             comm->finishing && owed.number == comm_called(comm) && owed.number < comm->limit;
-  if (next) code = comm_owe(comm, &owed, owed.counts ? counts : NULL);
-  mlfab__free(comm->env, counts, MLFAB__MEMBERSHIP_MEMBERS_MAX * sizeof *counts);
-  if (code == MLFAB_ERR_MEMORY) mlfab__comm_fail_memory(comm);
-  if (next) comm_begin_waiting(comm);
-  return code == MLFAB_ERR_FRAME ? code : 0;
-}
-
-MLFAB__INTERNAL void mlfab__comm_finish_work(mlfab__comm *comm) {
-  if (comm->finishing || comm->leaving) return;
-  comm->finishing = 1;
-  mlfab__streams_leave(&comm->streams);
-  if (comm_alone(comm) || comm->dead) return;
-  int waits = comm->first < comm->end;
-  if (comm->phase == MLFAB__COMM_IN && comm_called(comm) <= comm->limit) {
-    comm_say_finish(comm, comm_called(comm));
-  } else if (!waits && (comm->phase == MLFAB__COMM_OUT || comm->phase == MLFAB__COMM_ASKED)) {
-    comm->phase = MLFAB__COMM_OUT;
-    comm_say_finish(comm, 0);
-  } /* else as soon as an epoch stands, or the one that failed is over */
-}
-
-MLFAB__INTERNAL int mlfab__comm_finish_over(const mlfab__comm *comm) {
-  if (comm_alone(comm) || comm->dead) return 1;
-  if (comm->first < comm->end) return 0;
-  return comm->phase == MLFAB__COMM_IN ? comm_moved(comm) : comm->phase == MLFAB__COMM_OUT;
-}
-
-MLFAB__INTERNAL uint32_t mlfab__comm_present(const mlfab__comm *comm, uint32_t *ranks,
-                                             uint32_t room) {
-  int known = comm->phase == MLFAB__COMM_LISTED || comm->phase == MLFAB__COMM_IN;
-  uint32_t most = known ? comm->members : comm->config->workers, n = 0;
-  for (uint32_t i = 0; i < most; i++) {
-    uint32_t rank = known ? comm->ranks[i] : i;
-    if (known && !mlfab__comm_gives(comm, i, comm_called(comm))) continue;
-    if (n++ < room) ranks[n - 1] = rank;
-  }
-  return n;
-}
-
-/* --- more frames of server 0 --- */
-
-static void comm_on_missing(mlfab__comm *comm, const mlfab__membership_missing *in) {
-  int forms = comm->phase == MLFAB__COMM_ASKED || comm->phase == MLFAB__COMM_LISTED;
-  if (in->epoch == 0) {
-    if (forms || comm_moved(comm)) comm->missing = in->rank;
-    return;
-  }
-  if (in->epoch != comm->epoch || comm->phase != MLFAB__COMM_IN) return;
-  mlfab__comm_object *object = mlfab__comm_channel_find(comm, in->channel);
-  mlfab__comm_slot *slot = in->channel ? NULL : mlfab__comm_slot_of(comm, in->number);
-  if (object) object->missing = in->rank;
-  if (slot) slot->missing = in->rank;
-}
-
-/* 0, FRAME, or 1: not of this role. */
-static int comm_roll_frame(mlfab__comm *comm, const mlfab__frame_in *frame) {
-  union {
-    mlfab__membership_go membership_go;
-    mlfab__membership_over membership_over;
-    mlfab__membership_leave membership_leave;
-    mlfab__membership_call membership_call;
-    mlfab__membership_missing membership_missing;
-    mlfab__membership_finish membership_finish;
-  } in;
-  int code;
-#define COMM_DECODE(name) mlfab__decode_##name(frame->meta, frame->meta_bytes, &in.name)
-  switch (frame->type) {
-    case MLFAB__MEMBERSHIP_LIST:
-      return comm_on_list(comm, frame);
-    case MLFAB__TREE_PLAN:
-      return comm_on_tree(comm, frame);
-    case MLFAB__MEMBERSHIP_OWED:
-      return comm_on_owed(comm, frame);
-    case MLFAB__MEMBERSHIP_FREEZE:
-      code = COMM_DECODE(membership_finish);
-      if (!code) comm_on_freeze(comm, &in.membership_finish);
-      return code;
-    case MLFAB__MEMBERSHIP_SETTLE:
-      code = COMM_DECODE(membership_finish);
-      if (!code) comm_on_settle(comm, &in.membership_finish);
-      return code;
-    case MLFAB__MEMBERSHIP_GO:
-      code = COMM_DECODE(membership_go);
-      if (!code) comm_on_go(comm, &in.membership_go);
-      return code;
-    case MLFAB__MEMBERSHIP_OVER:
-      code = COMM_DECODE(membership_over);
-      if (!code) comm_on_over(comm, &in.membership_over);
-      return code;
-    case MLFAB__MEMBERSHIP_LEFT:
-      code = COMM_DECODE(membership_leave);
-      if (!code) comm_on_left(comm, &in.membership_leave);
-      return code;
-    case MLFAB__MEMBERSHIP_ASK:
-      code = COMM_DECODE(membership_call);
-      if (!code) comm_on_ask(comm, &in.membership_call);
-      return code;
-    case MLFAB__MEMBERSHIP_MISSING:
-      code = COMM_DECODE(membership_missing);
-      if (!code) comm_on_missing(comm, &in.membership_missing);
-      return code;
-    default:
-      return 1;
-  }
-#undef COMM_DECODE
-}
-
-MLFAB__INTERNAL int mlfab__comm_server_frame(mlfab__comm *comm, const mlfab__frame_in *frame,
-                                             uint64_t now_ns) {
-  mlfab__comm_enter(comm, now_ns);
-  int code = comm_roll_frame(comm, frame);
-  mlfab__comm_exit(comm);
-  if (code == MLFAB_ERR_FRAME)
-    comm->up.drop(comm->up.self, 0, MLFAB_ERR_FRAME,
-                  "a frame of the membership that does not parse");
-  return code != 1;
-}
-
-/* --- frames of members --- */
-
-MLFAB__INTERNAL int mlfab__comm_member_frame(mlfab__comm *comm, uint32_t rank,
-                                             const mlfab__frame_in *frame, uint64_t now_ns) {
-  mlfab__comm_enter(comm, now_ns);
-  int ours = mlfab__stream_member_frame(&comm->streams, rank, frame);
-  mlfab__comm_exit(comm);
-  return ours;
-}
-
-MLFAB__INTERNAL int mlfab__comm_peer_frame(mlfab__comm *comm, uint32_t rank,
-                                           const mlfab__frame_in *frame, uint64_t now_ns) {
-  mlfab__comm_enter(comm, now_ns);
-  int ours = mlfab__stream_peer_frame(&comm->streams, rank, frame);
-  if (comm->finishing) comm_check_moved(comm); /* it may have been the last acknowledgement */
-  mlfab__comm_exit(comm);
-  return ours;
-}
-
-/* --- coming, going, time --- */
-
-MLFAB__INTERNAL void mlfab__comm_leave(mlfab__comm *comm) {
-  if (comm->leaving) return;
-  comm->leaving = 1;
-  mlfab__streams_leave(&comm->streams);
-  if (comm->phase == MLFAB__COMM_OUT || comm_alone(comm)) return;
-  comm_say_leaving(comm);
-  if (comm->phase == MLFAB__COMM_ASKED) {
-    char text[64];
-    snprintf(text, sizeof text, "worker %u takes no further part", comm->rank);
-    comm->phase = MLFAB__COMM_OUT;
-    comm->untold = 0;
-    mlfab__comm_set_verdict(comm, MLFAB_ERR_CANCELLED, (int32_t)comm->rank, 0, text);
-    comm_end(comm);
-  }
-}
-
-MLFAB__INTERNAL int mlfab__comm_quiet(const mlfab__comm *comm) {
-  if (comm->phase != MLFAB__COMM_IN && comm->phase != MLFAB__COMM_LISTED) return 1;
-  if (comm->first < comm->end) return 0;
-  if (comm->finishing && comm->phase == MLFAB__COMM_IN && !comm_moved(comm) && !comm_alone(comm) &&
-      comm_called(comm) <= comm->limit)
-    return 0;
-  for (const mlfab__engine_run *run = comm->armed; run; run = run->next) {
-    if (run->moved) return 0;
-  }
-  return mlfab__streams_quiet(&comm->streams);
-}
-
-MLFAB__INTERNAL void mlfab__comm_hello(mlfab__comm *comm) {
-  if (comm->dead || comm_alone(comm)) return;
-  if (comm->phase == MLFAB__COMM_ASKED) comm_ask(comm);
-  if (comm->phase == MLFAB__COMM_LISTED && comm->ready) comm_say_ready(comm);
-  if (comm->phase == MLFAB__COMM_FAILED) comm_say_failed(comm);
-  if (comm->finishing && comm->phase == MLFAB__COMM_IN && comm_called(comm) <= comm->limit)
-    comm_say_finish(comm, comm_called(comm));
-  else if (comm->finishing && comm->phase == MLFAB__COMM_OUT)
-    comm_say_finish(comm, 0);
-  else if (comm_moved(comm))
-    comm_ask_next(comm);
-  if (comm->leaving) comm_say_leaving(comm);
-  for (uint64_t serial = comm->first; serial < comm->begun; serial++) {
-    const mlfab__comm_slot *slot = *mlfab__comm_place(comm, serial);
-    if (slot && slot->state == MLFAB__SLOT_PLANNING) comm_ask_tree(comm, slot);
-  }
-}
-
-MLFAB__INTERNAL void mlfab__comm_dead(mlfab__comm *comm, uint64_t now_ns) {
-  if (comm->dead) return;
-  comm->dead = 1;
-  if (comm_alone(comm)) return;
-  comm->now_ns = now_ns;
-  comm->phase = MLFAB__COMM_OUT;
-  comm->untold = 0;
-  mlfab__comm_set_verdict(comm, MLFAB_ERR_PEER_DEAD, 0, 1, "server 0 is dead");
-  comm_end(comm);
-  comm->owed = 0; /* every later call hears it */
-}
-
-/* Says which call seems to be stuck: the first, as later ones may wait for it. */
-static void comm_say_stuck(mlfab__comm *comm) {
-  uint64_t beat = comm->config->heartbeat_ns;
-  mlfab__comm_slot *first = comm->first < comm->end ? *mlfab__comm_place(comm, comm->first) : NULL;
-  if (first && comm->now_ns - first->stuck_ns >= beat) {
-    first->stuck_ns = comm->now_ns;
-    mlfab__comm_stuck(comm, 0, comm_number(first));
-  }
-}
-
-/* The lowest round of an object that is armed, or NULL. */
-static const mlfab__engine_run *comm_oldest_run(const mlfab__comm *comm, uint32_t channel) {
-  const mlfab__engine_run *oldest = NULL;
-  for (const mlfab__engine_run *run = comm->armed; run; run = run->next) {
-    if (run->channel == channel && (!oldest || run->number < oldest->number)) oldest = run;
-  }
-  return oldest;
-}
-
-/* A request of an object has been open for long. */
-static void comm_look_at_object(mlfab__comm *comm, mlfab__comm_object *object,
-                                const mlfab__request *request) {
-  uint64_t beat = comm->config->heartbeat_ns;
-  uint64_t since = mlfab__max(request->started_ns, comm->in_ns);
-  const mlfab__engine_run *run = comm_oldest_run(comm, object->channel);
-  if (comm->left && comm->now_ns - mlfab__max(since, comm->left_ns) >= 2 * beat) {
-    char text[64];
-    snprintf(text, sizeof text, "worker %d has left", (int)comm->left_rank);
-    mlfab__comm_fail(comm, MLFAB_ERR_PEER_CLOSED, comm->left_rank, text);
-  } else if ((run || object->frame) && comm->now_ns - mlfab__max(since, object->stuck_ns) >= beat) {
-    object->stuck_ns = comm->now_ns;
-    mlfab__comm_stuck(comm, object->channel, run ? run->number : object->waits_for);
-  }
-}
-
-static void comm_look_at_objects(mlfab__comm *comm) {
-  for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
-    mlfab__comm_object *object = &comm->objects[i];
-    uint32_t slot = MLFAB__COMM_REQUEST(object->id);
-    mlfab__request *r = NULL;
-    while (object->id && !comm->failing &&
-           (r = mlfab__request_of(comm->requests, MLFAB__REQUEST_COLLECTIVE, slot, r)))
-      comm_look_at_object(comm, object, r);
-  }
-}
-
-MLFAB__INTERNAL int mlfab__comm_peer_missing(mlfab__comm *comm, uint32_t rank, uint64_t now_ns) {
-  char text[96], waited[24];
-  uint64_t since;
-  if (!comm->streams.epoch || !mlfab__stream_peer_missing(&comm->streams, rank, now_ns, &since))
-    return 0;
-  if (now_ns - since >= MLFAB__COMM_PATIENCE * comm->config->heartbeat_ns) {
-    mlfab__duration(waited, now_ns - since);
-    snprintf(text, sizeof text, "worker %u cannot be reached, says worker %u after %s", rank,
-             comm->rank, waited);
-    comm->now_ns = now_ns;
-    mlfab__comm_fail(comm, MLFAB_ERR_PEER_DEAD, (int32_t)rank, text);
-  }
-  return 1;
-}
-
-MLFAB__INTERNAL int mlfab__comm_waits(const mlfab__comm *comm) {
-  return comm->phase != MLFAB__COMM_OUT || comm->later || comm->streams.epoch;
-}
-
-MLFAB__INTERNAL void mlfab__comm_tick(mlfab__comm *comm, uint64_t now_ns) {
-  mlfab__comm_enter(comm, now_ns);
-  if (comm->phase == MLFAB__COMM_IN) {
-    comm_say_stuck(comm);
-    comm_look_at_objects(comm);
-  }
-  if (comm->later && comm->phase == MLFAB__COMM_OUT) {
-    comm->later = 0;
-    comm_join(comm);
-  }
-  if (comm->streams.epoch) mlfab__streams_tick(&comm->streams);
-  comm_check_moved(comm);
-  mlfab__comm_exit(comm);
-}
-
-/* --- objects --- */
+/* ==============================================================================================
+ * core/coll/comm_object.c
+ * ============================================================================================== */
+#if MLFAB_WITH_COLL
+/* comm_object.c - the communicator: objects. See comm_object.h. */
 
 MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_add(mlfab__comm *comm,
                                                            const mlfab__comm_object *object) {
@@ -23517,6 +23815,575 @@ MLFAB__INTERNAL void mlfab__comm_bury(mlfab__comm *comm, mlfab__comm_grave *grav
   comm->graves = grave;
 }
 
+MLFAB__INTERNAL int32_t mlfab__comm_missing(const mlfab__comm *comm,
+                                            const mlfab__comm_object *object) {
+  return comm->phase == MLFAB__COMM_IN ? object->missing : comm->missing;
+}
+#endif /* MLFAB_WITH_COLL */
+
+/* ==============================================================================================
+ * core/coll/comm_finish.c
+ * ============================================================================================== */
+#if MLFAB_WITH_COLL
+/* comm_finish.c - the communicator: workers that have no more data, and what the others do then. See comm.h, and
+ * membership.h for the whole of it. */
+
+MLFAB__INTERNAL void mlfab__comm_no_limit(mlfab__comm *comm) {
+  mlfab__free(comm->env, comm->finished, MLFAB__MEMBERSHIP_MEMBERS_MAX * sizeof *comm->finished);
+  comm->finished = NULL;
+  comm->limit = UINT64_MAX;
+  comm->frozen = 0;
+}
+
+/* Nobody needs this worker any more if it has finished: so it waits until others have acknowledged all bytes. */
+MLFAB__INTERNAL void mlfab__comm_check_moved(mlfab__comm *comm) {
+  uint64_t serial = comm->base + comm->limit;
+  if (comm->limit == UINT64_MAX || comm->frozen || mlfab__comm_moved(comm)) return;
+  if (comm->phase != MLFAB__COMM_IN || comm->first < serial) return;
+  if (comm->finishing && comm->end == serial) {
+    if (!mlfab__streams_quiet(&comm->streams)) return;
+    comm->moved = comm->epoch;
+    mlfab__comm_say_finish(comm, comm->limit);
+  } else {
+    comm->moved = comm->epoch;
+    mlfab__comm_ask(comm, comm->epoch);
+  }
+}
+
+/* A worker has finished after so many calls. Calls in shared memory that it has not called become runs. */
+MLFAB__INTERNAL void mlfab__comm_on_freeze(mlfab__comm *comm, const mlfab__membership_finish *in) {
+  uint64_t bytes = MLFAB__MEMBERSHIP_MEMBERS_MAX * sizeof *comm->finished;
+  mlfab__membership_finish frozen = {comm->epoch, in->rank, comm->begun - comm->base};
+  if (in->epoch != comm->epoch || comm->phase != MLFAB__COMM_IN) return;
+  if (!comm->finished) {
+    comm->finished = mlfab__alloc(comm->env, bytes);
+    if (!comm->finished) {
+      mlfab__comm_fail_memory(comm);
+      return;
+    }
+    memset(comm->finished, 0xff, bytes);
+  }
+  for (uint32_t m = 0; m < comm->members; m++)
+    if ((int32_t)comm->ranks[m] == in->rank) comm->finished[m] = in->calls;
+  comm->frozen = 1;
+  comm->moved = 0;
+  for (uint64_t serial = mlfab__max(comm->first, comm->base + in->calls); serial < comm->begun;
+       serial++) {
+    mlfab__comm_slot *slot = *mlfab__comm_place(comm, serial);
+    if (slot && slot->state == MLFAB__SLOT_OUTSIDE) slot->wanted = 1;
+  }
+  if (comm->go.arena) comm->go.arena = 2;
+  MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP_FROZEN, membership_finish, &frozen);
+}
+
+/* Describes a call to the workers that owe it. */
+static void finish_tell_owed(mlfab__comm *comm, uint64_t number) {
+  mlfab__comm_past past;
+  if (!mlfab__plain_past(comm, number, &past)) return;
+  const mlfab__membership_owed owed = {.epoch = comm->epoch,
+                                       .kind = past.kind,
+                                       .algorithm = past.algorithm,
+                                       .dtype = (uint32_t)past.dtype,
+                                       .op = (uint32_t)past.op,
+                                       .width = past.width,
+                                       .user = past.user,
+                                       .opens = past.opens,
+                                       .root = past.root,
+                                       .number = number,
+                                       .signature = past.signature,
+                                       .elements = past.count,
+                                       .counts = past.has_counts ? comm->config->workers : 0};
+  MLFAB__POST_LIST(MLFAB_META_MAX / 4, &comm->up, 0, MLFAB__MEMBERSHIP_OWED, membership_owed, &owed,
+                   past.counts);
+}
+
+/* All members know who has finished: the epoch has a limit. */
+MLFAB__INTERNAL void mlfab__comm_on_settle(mlfab__comm *comm, const mlfab__membership_finish *in) {
+  uint64_t owed = UINT64_MAX;
+  if (in->epoch != comm->epoch || comm->phase != MLFAB__COMM_IN) return;
+  comm->limit = in->calls;
+  comm->frozen = 0;
+  for (uint32_t m = 0; m < comm->members && comm->finished; m++)
+    owed = mlfab__min(owed, comm->finished[m]);
+  for (; in->rank == (int32_t)comm->rank && owed < comm->limit; owed++)
+    finish_tell_owed(comm, owed);
+  comm->due |= MLFAB__COMM_BEGIN;
+}
+
+/* --- calls that others have begun --- */
+
+/* The bits of an element that changes nothing: -0 for sums. By type, then operation. */
+static const uint64_t finish_identities[][MLFAB_OP_PRODUCT + 1] = {
+    [MLFAB_F32] = {0x80000000, 0x80000000, 0x7f800000, 0xff800000, 0x3f800000},
+    [MLFAB_F64] = {0x8000000000000000, 0x8000000000000000, 0x7ff0000000000000, 0xfff0000000000000,
+                   0x3ff0000000000000},
+    [MLFAB_I64] = {0, 0, INT64_MAX, 0x8000000000000000, 1},
+    [MLFAB_F16] = {0x8000, 0x8000, 0x7c00, 0xfc00, 0x3c00},
+    [MLFAB_BF16] = {0x8000, 0x8000, 0x7f80, 0xff80, 0x3f80}};
+
+static void finish_fill_identity(void *data, uint64_t n, int dtype, int op) {
+  uint64_t bits = finish_identities[dtype][op];
+  uint32_t width = mlfab__element_bytes(dtype);
+  uint16_t half = (uint16_t)bits;
+  uint32_t word = (uint32_t)bits;
+  const void *one = width == 2 ? (const void *)&half : width == 4 ? (const void *)&word : &bits;
+  for (uint64_t i = 0; i < n; i++) memcpy((uint8_t *)data + i * width, one, width);
+}
+
+/* Can the call do without the data of this worker? */
+static int finish_has_identity(const mlfab__comm *comm, const mlfab__membership_owed *owed,
+                               const uint64_t *counts) {
+  if (owed->user) return 0;
+  if (owed->kind == MLFAB__COLLECTIVE_BROADCAST) return owed->root != (int32_t)comm->rank;
+  return owed->kind != MLFAB__COLLECTIVE_ALLGATHER || !counts || counts[comm->rank] == 0;
+}
+
+/* Takes part in a call that others have begun. Not 0: MEMORY, or FRAME. */
+static int finish_owe(mlfab__comm *comm, const mlfab__membership_owed *owed,
+                      const uint64_t *counts) {
+  const int dtype = (int)owed->dtype;
+  mlfab__comm_call call = {.kind = (uint8_t)owed->kind,
+                           .algorithm = (uint8_t)owed->algorithm,
+                           .dtype = dtype,
+                           .op = (int)owed->op,
+                           .n = owed->kind != MLFAB__COLLECTIVE_BARRIER,
+                           .counts = counts,
+                           .root = owed->root,
+                           .opens = owed->opens ? UINT32_MAX : 0,
+                           .words = "a collective"};
+  mlfab__comm_slot *slot;
+  if (owed->user) call.dtype = 0;
+  uint32_t width = owed->user ? owed->width : mlfab__plain_width(&call);
+  int valid = call.kind >= MLFAB__COLLECTIVE_ALLREDUCE && call.kind <= MLFAB__COLLECTIVE_BARRIER;
+  if (!valid || (call.n && (!width || owed->elements > comm->config->model_max_bytes / width)) ||
+      (mlfab__plain_adds(&call) && (call.op < MLFAB_OP_SUM || call.op > MLFAB_OP_PRODUCT)))
+    return MLFAB_ERR_FRAME;
+  int code = mlfab__plain_slot_new(comm, &call, &slot);
+  if (code) return code;
+  uint64_t bytes = call.n ? owed->elements * width : 0;
+  void *data = mlfab__pool_take(&comm->pool, mlfab__max(bytes, 1));
+  if (!data) return MLFAB_ERR_MEMORY;
+  const mlfab_vec vec = {data, call.n ? owed->elements : 0};
+  call.vecs = &vec;
+  mlfab__plain_slot_fill(comm, slot, &call, vec.count, 0);
+  slot->one = (mlfab_vec){data, mlfab__max(bytes, 1)};
+  slot->owed = 1;
+  slot->signature = owed->signature;
+  if (mlfab__plain_adds(&call) && !owed->user)
+    finish_fill_identity(data, owed->elements, dtype, call.op);
+  else
+    memset(data, 0, bytes);
+  if (!finish_has_identity(comm, owed, counts))
+    mlfab__plain_fail(comm, slot, MLFAB_ERR_PEER_CLOSED, (int32_t)comm->rank,
+                      "has finished, and the call cannot do without it");
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__comm_on_owed(mlfab__comm *comm, const mlfab__frame_in *frame) {
+  mlfab__membership_owed owed;
+  uint64_t *counts = mlfab__alloc_array(comm->env, MLFAB__MEMBERSHIP_MEMBERS_MAX, sizeof *counts);
+  if (!counts) {
+    mlfab__comm_fail_memory(comm);
+    return 0;
+  }
+  int code = mlfab__decode_membership_owed(frame->meta, frame->meta_bytes, &owed, counts);
+  if (!code && owed.counts != 0 && owed.counts != comm->config->workers) code = MLFAB_ERR_FRAME;
+  int next = !code && comm->phase == MLFAB__COMM_IN && owed.epoch == comm->epoch &&
+             comm->finishing && owed.number == mlfab__comm_called(comm) &&
+             owed.number < comm->limit;
+  if (next) code = finish_owe(comm, &owed, owed.counts ? counts : NULL);
+  mlfab__free(comm->env, counts, MLFAB__MEMBERSHIP_MEMBERS_MAX * sizeof *counts);
+  if (code == MLFAB_ERR_MEMORY) mlfab__comm_fail_memory(comm);
+  if (next) comm->due |= MLFAB__COMM_BEGIN;
+  return code == MLFAB_ERR_FRAME ? code : 0;
+}
+
+/* --- the worker that finishes --- */
+
+MLFAB__INTERNAL void mlfab__comm_finish_work(mlfab__comm *comm) {
+  if (comm->finishing || comm->leaving) return;
+  comm->finishing = 1;
+  mlfab__streams_leave(&comm->streams);
+  if (mlfab__comm_alone(comm) || comm->dead) return;
+  int waits = comm->first < comm->end;
+  if (comm->phase == MLFAB__COMM_IN && mlfab__comm_called(comm) <= comm->limit) {
+    mlfab__comm_say_finish(comm, mlfab__comm_called(comm));
+  } else if (!waits && (comm->phase == MLFAB__COMM_OUT || comm->phase == MLFAB__COMM_ASKED)) {
+    comm->phase = MLFAB__COMM_OUT;
+    mlfab__comm_say_finish(comm, 0);
+  } /* else epoch.c says it when an epoch stands, or when the failed one is over */
+}
+
+MLFAB__INTERNAL int mlfab__comm_finish_over(const mlfab__comm *comm) {
+  if (mlfab__comm_alone(comm) || comm->dead) return 1;
+  if (comm->first < comm->end) return 0;
+  return comm->phase == MLFAB__COMM_IN ? mlfab__comm_moved(comm) : comm->phase == MLFAB__COMM_OUT;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__comm_present(const mlfab__comm *comm, uint32_t *ranks,
+                                             uint32_t room) {
+  int known = mlfab__comm_stands(comm);
+  uint32_t most = known ? comm->members : comm->config->workers, n = 0;
+  for (uint32_t i = 0; i < most; i++) {
+    uint32_t rank = known ? comm->ranks[i] : i;
+    if (known && !mlfab__comm_gives(comm, i, mlfab__comm_called(comm))) continue;
+    if (n++ < room) ranks[n - 1] = rank;
+  }
+  return n;
+}
+#endif /* MLFAB_WITH_COLL */
+
+/* ==============================================================================================
+ * core/coll/epoch.c
+ * ============================================================================================== */
+#if MLFAB_WITH_COLL
+/* epoch.c - the communicator: the phases of an epoch. The diagram and the table of transitions are in comm.h. */
+
+#include <stdio.h>
+
+static void epoch_say_ready(mlfab__comm *comm) {
+  const mlfab__membership_ready ready = {comm->epoch, comm->go.arena};
+  MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP_READY, membership_ready, &ready);
+}
+
+static void epoch_say_failed(mlfab__comm *comm) {
+  comm->fail.epoch = comm->epoch;
+  MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP_FAIL, membership_over, &comm->fail);
+}
+
+static void epoch_say_leaving(mlfab__comm *comm) {
+  const mlfab__membership_leave leave = {mlfab__comm_stands(comm) ? comm->epoch : 0,
+                                         (int32_t)comm->rank, mlfab__comm_called(comm)};
+  MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP_LEAVE, membership_leave, &leave);
+}
+
+/* --- it begins --- */
+
+static void epoch_begin(mlfab__comm *comm) {
+  comm->phase = MLFAB__COMM_IN;
+  comm->in_ns = comm->now_ns;
+  comm->epochs++;
+  for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
+    mlfab__comm_object *object = &comm->objects[i];
+    object->missing = MLFAB_NO_RANK;
+    object->stuck_ns = comm->now_ns;
+    if (object->channel && object->begin) object->begin(object->self);
+  }
+  comm->later = comm->failing;
+  if (comm->finishing && !mlfab__comm_alone(comm))
+    mlfab__comm_say_finish(comm, mlfab__comm_called(comm));
+  comm->due |= MLFAB__COMM_BEGIN;
+}
+
+/* The members are known: 1 when their frames are taken from now on, 0 when there is no memory for the streams. */
+static int epoch_take_frames(mlfab__comm *comm) {
+  if (!mlfab__streams_begin(&comm->streams, comm->epoch, comm->ranks, comm->members)) return 1;
+  comm->later = 1;
+  mlfab__comm_fail_memory(comm);
+  return 0;
+}
+
+/* A worker alone is its own epoch. */
+static void epoch_form_alone(mlfab__comm *comm) {
+  comm->epoch++;
+  comm->members = 1;
+  comm->me = 0;
+  comm->ranks[0] = comm->rank;
+  comm->go = (mlfab__membership_go){.epoch = comm->epoch, .round = comm->round};
+  comm->phase = MLFAB__COMM_READY;
+  if (epoch_take_frames(comm)) epoch_begin(comm);
+}
+
+MLFAB__INTERNAL void mlfab__epoch_join(mlfab__comm *comm) {
+  if (comm->phase != MLFAB__COMM_OUT || comm->leaving || comm->dead || comm->later) return;
+  if (mlfab__comm_alone(comm)) {
+    epoch_form_alone(comm);
+  } else if (comm->finishing && comm->first == comm->end) {
+    mlfab__comm_say_finish(comm, 0);
+  } else {
+    comm->phase = MLFAB__COMM_ASKED;
+    comm->missing = MLFAB_NO_RANK;
+    mlfab__comm_ask(comm, comm->over_epoch);
+  }
+}
+
+/* --- it ends --- */
+
+static void epoch_objects_over(mlfab__comm *comm) {
+  for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
+    mlfab__comm_object *object = &comm->objects[i];
+    object->upto = 0; /* frames of the next epoch may come before it begins here */
+    if (object->id && object->over) object->over(object->self);
+    if (comm->closed[i].upto != UINT64_MAX) comm->closed[i].upto = 0;
+  }
+}
+
+/* All runs and objects end with the verdict, and with `calls` all open calls. Otherwise these wait, and have numbers
+ * of the next epoch, which begin at 0. */
+static void epoch_end(mlfab__comm *comm, int calls, enum mlfab__comm_phase next) {
+  comm->phase = MLFAB__COMM_ENDING;
+  comm->failing = 0;
+  mlfab__streams_end(&comm->streams);
+  mlfab__engine_end_all(comm, comm->verdict.code);
+  if (calls) {
+    comm->owed = !MLFAB__PLANTED(66);
+    mlfab__plain_end_all(comm);
+  }
+  epoch_objects_over(comm);
+  comm->base = comm->begun = comm->first;
+  comm->left = 0;
+  mlfab__comm_no_limit(comm);
+  comm->phase = next;
+}
+
+/* A failure of ours takes effect, and is told: now, or when no epoch is listed, as soon as one is. */
+static void epoch_fail(mlfab__comm *comm) {
+  int stands = mlfab__comm_stands(comm), alone = mlfab__comm_alone(comm);
+  epoch_end(comm, 1, alone ? MLFAB__COMM_OUT : stands ? MLFAB__COMM_FAILED : comm->phase);
+  if (stands && !alone) {
+    epoch_say_failed(comm);
+  } else {
+    comm->untold = !alone;
+    mlfab__epoch_join(comm);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__epoch_settle(mlfab__comm *comm) {
+  comm->depth = 1;
+  while (comm->failing || comm->due) {
+    uint8_t due = comm->due;
+    comm->due = 0;
+    if (comm->failing) {
+      epoch_fail(comm);
+      continue;
+    }
+    mlfab__plain_begin_waiting(comm);
+    if (!comm->failing) mlfab__comm_check_moved(comm);
+    if (due & MLFAB__COMM_JOIN) mlfab__epoch_join(comm);
+  }
+  comm->depth = 0;
+}
+
+static int32_t epoch_first_finished(const mlfab__comm *comm) {
+  int32_t rank = MLFAB_NO_RANK;
+  for (uint32_t m = 0; m < comm->members && comm->finished; m++)
+    if (comm->finished[m] != UINT64_MAX &&
+        (rank == MLFAB_NO_RANK || (int32_t)comm->ranks[m] < rank))
+      rank = (int32_t)comm->ranks[m];
+  return rank;
+}
+
+/* All members have ended the calls of this epoch. */
+static void epoch_renew(mlfab__comm *comm, enum mlfab__comm_phase next) {
+  char text[MLFAB__TEXT_MAX];
+  int32_t rank = epoch_first_finished(comm);
+  snprintf(text, sizeof text, "worker %d has finished while this was under way", (int)rank);
+  mlfab__comm_set_verdict(comm, MLFAB_ERR_PEER_CLOSED, rank, 0, text);
+  epoch_end(comm, 0, next);
+  comm->over_epoch = (uint32_t)mlfab__max(comm->over_epoch, comm->epoch);
+  comm->missing = MLFAB_NO_RANK;
+}
+
+/* --- frames --- */
+
+/* The members as listed: 0, or what is wrong with them. */
+static int epoch_take_members(mlfab__comm *comm, const mlfab__membership_list *list,
+                              const mlfab__membership_member *members) {
+  uint32_t me = list->members;
+  if (list->members == 0) return MLFAB_ERR_FRAME;
+  for (uint32_t i = 0; i < list->members; i++) {
+    if (members[i].rank >= comm->config->workers) return MLFAB_ERR_FRAME;
+    for (uint32_t k = 0; k < i; k++) {
+      if (members[k].rank == members[i].rank) return MLFAB_ERR_FRAME;
+    }
+    if (members[i].rank == comm->rank) me = i;
+  }
+  if (me == list->members) return MLFAB_ERR_FRAME;
+  comm->members = list->members;
+  comm->me = me;
+  for (uint32_t i = 0; i < list->members; i++) comm->ranks[i] = members[i].rank;
+  return 0;
+}
+
+/* Do all share this host, and have they memory for each other? */
+static int epoch_has_arena(const mlfab__comm *comm) {
+  for (uint32_t i = 0; i < comm->members; i++) {
+    if (!comm->list[i].arena_nonce || comm->list[i].host != comm->list[comm->me].host) return 0;
+  }
+  return 1;
+}
+
+static void epoch_list(mlfab__comm *comm) {
+  memset(&comm->go, 0, sizeof comm->go);
+  comm->phase = MLFAB__COMM_LISTED;
+  comm->left = 0;
+  if (epoch_take_frames(comm) && !epoch_has_arena(comm)) mlfab__comm_mapped(comm, 0);
+}
+
+MLFAB__INTERNAL int mlfab__epoch_on_list(mlfab__comm *comm, const mlfab__frame_in *frame) {
+  mlfab__membership_list list;
+  uint64_t bytes = MLFAB__MEMBERSHIP_MEMBERS_MAX * sizeof *comm->list;
+  mlfab__membership_member *members = mlfab__alloc(comm->env, bytes);
+  if (!members) { /* as if it had not come */
+    mlfab__log(comm->env, MLFAB_LOG_ERROR, "collectives: no memory for the list of members");
+    return 0;
+  }
+  int code = mlfab__decode_membership_list(frame->meta, frame->meta_bytes, &list, members);
+  int fresh = !code && (comm->phase == MLFAB__COMM_ASKED || mlfab__comm_moved(comm)) &&
+              list.epoch > comm->over_epoch && list.epoch > comm->epoch;
+  if (fresh && comm->phase == MLFAB__COMM_IN) epoch_renew(comm, MLFAB__COMM_ASKED);
+  if (fresh) code = epoch_take_members(comm, &list, members);
+  if (!fresh || code) {
+    mlfab__free(comm->env, members, bytes);
+    return code;
+  }
+  mlfab__free(comm->env, comm->list, bytes);
+  comm->list = members;
+  comm->epoch = list.epoch;
+  if (comm->phase == MLFAB__COMM_FAILED || comm->untold) {
+    /* A failure of calls that waited, or of the epoch before, which nobody can fail any more. */
+    if (comm->phase != MLFAB__COMM_FAILED) comm->untold = 0;
+    comm->phase = MLFAB__COMM_FAILED;
+    epoch_say_failed(comm);
+  } else {
+    epoch_list(comm);
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__comm_mapped(mlfab__comm *comm, int ok) {
+  if (comm->phase != MLFAB__COMM_LISTED) return;
+  comm->go.arena = ok != 0;
+  comm->phase = MLFAB__COMM_READY;
+  epoch_say_ready(comm);
+}
+
+MLFAB__INTERNAL void mlfab__epoch_on_go(mlfab__comm *comm, const mlfab__membership_go *go) {
+  if (comm->phase != MLFAB__COMM_READY || go->epoch != comm->epoch) return;
+  comm->go = *go;
+  comm->go.arena = go->arena != 0;
+  comm->objects_opened = mlfab__max(comm->objects_opened, go->objects);
+  epoch_begin(comm);
+}
+
+/* The verdict. Calls that have failed here already do not fail by it. */
+MLFAB__INTERNAL void mlfab__epoch_on_over(mlfab__comm *comm, const mlfab__membership_over *over) {
+  int told = comm->phase == MLFAB__COMM_FAILED || comm->untold;
+  if (over->epoch <= comm->over_epoch) return;
+  comm->over_epoch = over->epoch;
+  if (comm->phase == MLFAB__COMM_OUT) return;
+  if (over->code == 0) { /* it has not begun, or is over for a worker that has finished */
+    if (comm->phase == MLFAB__COMM_IN) epoch_renew(comm, MLFAB__COMM_OUT);
+    mlfab__streams_end(&comm->streams);
+  } else {
+    if (comm->phase != MLFAB__COMM_FAILED) comm->untold = 0;
+    if (!told || comm->owed) mlfab__comm_set_verdict(comm, over->code, over->rank, 0, over->text);
+    if (!told) epoch_end(comm, 1, MLFAB__COMM_OUT);
+  }
+  comm->phase = MLFAB__COMM_OUT;
+  mlfab__epoch_join(comm);
+}
+
+/* A member has left: the calls from the first on that it has not called fail. */
+MLFAB__INTERNAL void mlfab__epoch_on_left(mlfab__comm *comm, const mlfab__membership_leave *in) {
+  if (!mlfab__comm_stands(comm) || in->epoch != comm->epoch || in->rank == (int32_t)comm->rank)
+    return;
+  if (!comm->left || in->calls < comm->left_calls ||
+      (in->calls == comm->left_calls && in->rank < comm->left_rank)) {
+    comm->left_calls = in->calls;
+    comm->left_rank = in->rank;
+  }
+  if (!comm->left) comm->left_ns = comm->now_ns;
+  comm->left = 1;
+  if (comm->phase != MLFAB__COMM_IN) return;
+  for (uint64_t number = comm->left_calls; number < mlfab__comm_called(comm); number++) {
+    const mlfab__comm_slot *slot = mlfab__comm_slot_of(comm, number);
+    if (slot) mlfab__plain_fail(comm, slot, MLFAB_ERR_PEER_CLOSED, comm->left_rank, "has left");
+  }
+}
+
+MLFAB__INTERNAL void mlfab__epoch_say_again(mlfab__comm *comm) {
+  switch (comm->phase) {
+    case MLFAB__COMM_ASKED:
+      mlfab__comm_ask(comm, comm->over_epoch);
+      break;
+    case MLFAB__COMM_READY:
+      epoch_say_ready(comm);
+      break;
+    case MLFAB__COMM_FAILED:
+      epoch_say_failed(comm);
+      break;
+    default:;
+  }
+  if (comm->finishing && comm->phase == MLFAB__COMM_IN && mlfab__comm_called(comm) <= comm->limit) {
+    mlfab__comm_say_finish(comm, mlfab__comm_called(comm));
+  } else if (comm->finishing && comm->phase == MLFAB__COMM_OUT) {
+    mlfab__comm_say_finish(comm, 0);
+  } else if (mlfab__comm_moved(comm)) {
+    mlfab__comm_ask(comm, comm->epoch);
+  }
+  if (comm->leaving) epoch_say_leaving(comm);
+  mlfab__plain_ask_trees(comm);
+}
+
+/* --- this worker leaves; server 0 dies --- */
+
+MLFAB__INTERNAL void mlfab__comm_leave(mlfab__comm *comm) {
+  if (comm->leaving) return;
+  comm->leaving = 1;
+  mlfab__streams_leave(&comm->streams);
+  if (comm->phase == MLFAB__COMM_OUT || mlfab__comm_alone(comm)) return;
+  epoch_say_leaving(comm);
+  if (comm->phase != MLFAB__COMM_ASKED) return;
+  char text[64];
+  snprintf(text, sizeof text, "worker %u takes no further part", comm->rank);
+  comm->untold = 0;
+  mlfab__comm_set_verdict(comm, MLFAB_ERR_CANCELLED, (int32_t)comm->rank, 0, text);
+  mlfab__comm_enter(comm, 0);
+  epoch_end(comm, 1, MLFAB__COMM_OUT);
+  mlfab__comm_exit(comm);
+}
+
+MLFAB__INTERNAL void mlfab__comm_dead(mlfab__comm *comm, uint64_t now_ns) {
+  if (comm->dead) return;
+  comm->dead = 1;
+  if (mlfab__comm_alone(comm)) return;
+  comm->untold = 0;
+  mlfab__comm_set_verdict(comm, MLFAB_ERR_PEER_DEAD, 0, 1, "server 0 is dead");
+  mlfab__comm_enter(comm, now_ns);
+  epoch_end(comm, 1, MLFAB__COMM_OUT);
+  mlfab__comm_exit(comm);
+  comm->owed = 0; /* check_state tells every later call */
+}
+#endif /* MLFAB_WITH_COLL */
+
+/* ==============================================================================================
+ * core/coll/comm.c
+ * ============================================================================================== */
+#if MLFAB_WITH_COLL
+/* comm.c - the communicator: its frames, and what it does as time passes. See comm.h. */
+
+#include <stdio.h>
+
+MLFAB__INTERNAL int mlfab__comm_init(mlfab__comm *comm, mlfab__env *env, const mlfab_config *config,
+                                     uint32_t rank, const mlfab__port *up, const mlfab__port *links,
+                                     const mlfab__port *down, mlfab__requests *requests) {
+  const mlfab__stream_user user = {comm, mlfab__engine_deliver, mlfab__engine_given_back};
+  memset(comm, 0, sizeof *comm);
+  comm->env = env;
+  comm->config = config;
+  comm->requests = requests;
+  comm->up = *up;
+  comm->rank = rank;
+  comm->missing = comm->left_rank = MLFAB_NO_RANK;
+  comm->arena_fd = -1;
+  comm->limit = UINT64_MAX;
+  comm->settle = mlfab__epoch_settle;
+  mlfab__pool_init(&comm->pool, env, MLFAB__COMM_POOL);
+  mlfab__streams_init(&comm->streams, env, config, links, down, &user);
+  return 0;
+}
+
 MLFAB__INTERNAL void mlfab__comm_sweep(mlfab__comm *comm) {
   while (comm->graves) {
     mlfab__comm_grave *grave = comm->graves;
@@ -23526,877 +24393,200 @@ MLFAB__INTERNAL void mlfab__comm_sweep(mlfab__comm *comm) {
   mlfab__streams_trim(&comm->streams);
 }
 
-MLFAB__INTERNAL int32_t mlfab__comm_missing(const mlfab__comm *comm,
-                                            const mlfab__comm_object *object) {
-  return comm->phase == MLFAB__COMM_IN ? object->missing : comm->missing;
-}
-#endif /* MLFAB_WITH_COLL */
-
-/* ==============================================================================================
- * core/coll/failure.c
- * ============================================================================================== */
-#if MLFAB_WITH_COLL
-/* failure.c - the communicator: what its task graphs (engine.c) and its epochs (comm.c) have in common: how a
- * failure is noted, which takes effect when no frame or call is being worked on; objects and open calls
- * by their numbers. See comm.h. */
-
-#include <stdio.h>
-
-MLFAB__INTERNAL void mlfab__comm_set_verdict(mlfab__comm *comm, int code, int32_t rank,
-                                             int is_server, const char *text) {
-  memset(&comm->verdict, 0, sizeof comm->verdict);
-  comm->verdict.code = code;
-  comm->verdict.rank = rank;
-  comm->verdict.is_server = is_server;
-  snprintf(comm->verdict.text, sizeof comm->verdict.text, "%s", text);
-}
-
-MLFAB__INTERNAL void mlfab__comm_enter(mlfab__comm *comm, uint64_t now_ns) {
-  comm->depth++;
-  if (now_ns) comm->now_ns = now_ns;
-}
-
-MLFAB__INTERNAL void mlfab__comm_exit(mlfab__comm *comm) {
-  comm->depth--;
-  if (comm->depth == 0 && comm->failing) comm->act(comm);
-}
-
-MLFAB__INTERNAL void mlfab__comm_fail(mlfab__comm *comm, int code, int32_t rank, const char *text) {
-  if (comm->failing || comm->ending || comm->dead) return;
-  if (rank == MLFAB_NO_RANK) rank = (int32_t)comm->rank; /* as server 0 tells the others */
-  comm->failing = 1;
-  comm->fail.code = code;
-  comm->fail.rank = rank;
-  snprintf(comm->fail.text, sizeof comm->fail.text, "%s", text);
-  mlfab__comm_set_verdict(comm, code, rank, 0, text);
-  mlfab__comm_enter(comm, 0);
-  mlfab__comm_exit(comm);
-}
-
-MLFAB__INTERNAL void mlfab__comm_fail_memory(mlfab__comm *comm) {
-  char text[64];
-  snprintf(text, sizeof text, "worker %u is out of memory", comm->rank);
-  mlfab__comm_fail(comm, MLFAB_ERR_MEMORY, (int32_t)comm->rank, text);
-}
-
-MLFAB__INTERNAL void mlfab__comm_stuck(mlfab__comm *comm, uint32_t channel, uint64_t number) {
-  const mlfab__membership_call call = {comm->epoch, channel, number};
-  if (comm->phase != MLFAB__COMM_IN || comm->config->workers == 1) return;
-  MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP_STUCK, membership_call, &call);
-}
-
-/* --- by number --- */
-
-/* Where the slot of a call stands. */
-MLFAB__INTERNAL mlfab__comm_slot **mlfab__comm_place(const mlfab__comm *comm, uint64_t serial) {
-  return &comm->slots[serial % MLFAB__COMM_CALLS];
-}
-
-/* The open call of this number, or NULL. */
-MLFAB__INTERNAL mlfab__comm_slot *mlfab__comm_slot_of(const mlfab__comm *comm, uint64_t number) {
-  uint64_t serial = comm->base + number;
-  return number < comm->end - comm->base && serial >= comm->first ? *mlfab__comm_place(comm, serial)
-                                                                  : NULL;
-}
-
-MLFAB__INTERNAL int mlfab__comm_awaits(mlfab__comm *comm, uint64_t number) {
-  mlfab__comm_slot *slot = mlfab__comm_slot_of(comm, number);
-  if (slot && slot->state == MLFAB__SLOT_OUTSIDE) slot->wanted = 1;
-  return slot != NULL || number >= comm->end - comm->base;
-}
-
-MLFAB__INTERNAL int mlfab__comm_gives(const mlfab__comm *comm, uint32_t member, uint64_t number) {
-  return !comm->finished || comm->finished[member] > number || MLFAB__PLANTED(99);
-}
-
-MLFAB__INTERNAL uint32_t mlfab__comm_givers(const mlfab__comm *comm, uint64_t number) {
-  uint32_t n = 0;
-  for (uint32_t m = 0; m < comm->members; m++) n += (uint32_t)mlfab__comm_gives(comm, m, number);
-  return n;
-}
-
-MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_find(mlfab__comm *comm, uint32_t id) {
-  for (uint32_t i = 0; id && i < MLFAB__COMM_OBJECTS; i++) {
-    if (comm->objects[i].id == id) return &comm->objects[i];
-  }
-  return NULL;
-}
-
-MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_channel_find(mlfab__comm *comm, uint32_t channel) {
-  for (uint32_t i = 0; channel && i < MLFAB__COMM_OBJECTS; i++) {
-    if (comm->objects[i].id && comm->objects[i].channel == channel) return &comm->objects[i];
-  }
-  return NULL;
-}
-#endif /* MLFAB_WITH_COLL */
-
-/* ==============================================================================================
- * core/coll/engine.c
- * ============================================================================================== */
-#if MLFAB_WITH_COLL
-/* engine.c - the communicator: task graphs being executed, and the messages of them. See comm.h. */
-
-#include <stdio.h>
-
-enum {
-  ENGINE_POOL = 8 << 20,        /* bytes of free blocks that are kept */
-  ENGINE_STAGED_MAX = 256 << 10 /* frames that came early: more is an attack */
-};
-
-/* --- blocks --- */
-
-static uint32_t engine_class(uint64_t bytes) {
-  uint32_t class = 0;
-  while ((uint64_t)MLFAB__COMM_BLOCK << class < bytes) class ++;
-  return class;
-}
-
-MLFAB__INTERNAL void *mlfab__comm_block(mlfab__comm *comm, uint64_t bytes) {
-  uint32_t class = engine_class(bytes);
-  if (class >= MLFAB__COMM_CLASSES) return mlfab__alloc_aligned(comm->env, bytes);
-  void *block = comm->pool[class];
-  if (!block) return mlfab__alloc_aligned(comm->env, (size_t)MLFAB__COMM_BLOCK << class);
-  memcpy(&comm->pool[class], block, sizeof(void *));
-  comm->pooled -= (uint64_t)MLFAB__COMM_BLOCK << class;
-  return block;
-}
-
-MLFAB__INTERNAL void mlfab__comm_release(mlfab__comm *comm, void *block, uint64_t bytes) {
-  uint32_t class = engine_class(bytes);
-  uint64_t room = class < MLFAB__COMM_CLASSES ? (uint64_t)MLFAB__COMM_BLOCK << class : bytes;
-  if (!block) return;
-  if (class >= MLFAB__COMM_CLASSES || comm->pooled + room > ENGINE_POOL) {
-    mlfab__free_aligned(comm->env, block, room);
-    return;
-  }
-  memcpy(block, &comm->pool[class], sizeof(void *));
-  comm->pool[class] = block;
-  comm->pooled += room;
-}
-
-/* --- stretches of the runs' memory --- */
-
-typedef struct engine_walk {
-  const mlfab_vec *vec;
-  uint64_t skip, left;
-} engine_walk;
-
-static engine_walk engine_walk_begin(const mlfab__engine_run *run, const mlfab__dag_op *op,
-                                     uint64_t offset, uint64_t bytes) {
-  engine_walk walk = {run->spaces[op->space].vecs, op->at + offset, bytes};
-  if (bytes > 0) {
-    for (; walk.skip >= walk.vec->count; walk.vec++) walk.skip -= walk.vec->count;
-  }
-  return walk;
-}
-
-/* The next piece that lies together: *bytes_p of them, or NULL. */
-static uint8_t *engine_walk_next(engine_walk *walk, uint64_t *bytes_p) {
-  if (walk->left == 0) return NULL;
-  while (walk->skip == walk->vec->count) {
-    walk->vec++;
-    walk->skip = 0;
-  }
-  uint8_t *piece = (uint8_t *)walk->vec->data + walk->skip;
-  *bytes_p = mlfab__min(walk->vec->count - walk->skip, walk->left);
-  walk->skip += *bytes_p;
-  walk->left -= *bytes_p;
-  return piece;
-}
-
-/* --- sending --- */
-
-static mlfab__coll engine_head(const mlfab__engine_run *run, uint32_t tag, uint32_t flags,
-                               uint64_t total) {
-  return (mlfab__coll){.channel = run->channel,
-                       .number = run->number,
-                       .tag = tag,
-                       .flags = flags,
-                       .signature = run->signature,
-                       .total = total};
-}
-
-/* The next n bytes of a message. Small ones are copied: nothing waits for their acknowledgement. */
-static int engine_send_part(mlfab__comm *comm, mlfab__engine_run *run, uint32_t peer,
-                            mlfab__coll *head, const void *bytes, uint64_t n, int copy) {
-  int borrow = !copy && n > MLFAB__STREAM_LEND;
-  int code =
-      mlfab__stream_send(&comm->streams, peer, head, bytes, n, !borrow, (uint64_t)(uintptr_t)run);
-  head->offset += n;
-  if (!code && borrow) run->lent++;
-  return code;
-}
-
-/* A message of several stretches: small ones go as one. */
-static int engine_send_list(mlfab__comm *comm, mlfab__engine_run *run, const mlfab__dag_op *op,
-                            mlfab__coll *head) {
-  engine_walk walk = engine_walk_begin(run, op, 0, op->bytes);
-  uint64_t n, gathered = 0;
-  int code = 0;
-  for (const uint8_t *piece; !code && (piece = engine_walk_next(&walk, &n)) != NULL;) {
-    int small = n <= MLFAB__STREAM_COPY && n < op->bytes;
-    if (small && !comm->gather) comm->gather = mlfab__alloc_aligned(comm->env, MLFAB__COMM_GATHER);
-    if (small && !comm->gather) return MLFAB_ERR_MEMORY;
-    if (gathered > 0 && (!small || gathered + n > MLFAB__COMM_GATHER)) {
-      code = engine_send_part(comm, run, op->peer, head, comm->gather, gathered, 1);
-      gathered = 0;
-    }
-    if (small) {
-      memcpy(comm->gather + gathered, piece, n);
-      gathered += n;
-    } else if (!code) {
-      code = engine_send_part(comm, run, op->peer, head, piece, n, op->copy);
-    }
-  }
-  if (!code && gathered > 0)
-    code = engine_send_part(comm, run, op->peer, head, comm->gather, gathered, 1);
-  return code;
-}
-
-static int engine_is_eager(const mlfab__engine_run *run, uint64_t bytes) {
-  return run->eager || bytes == 0;
-}
-
-/* Has the peer asked for it? */
-static int engine_has_credit(const mlfab__engine_run *run, const mlfab__dag_op *op) {
-  const mlfab__comm_peer *peer = &run->peers[op->peer];
-  if (engine_is_eager(run, op->bytes)) return 1;
-  return peer->ready && (!op->paced || op->tag < peer->credit || MLFAB__PLANTED(33));
-}
-
-static void engine_send(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id) {
-  const mlfab__dag_op *op = &run->dag.ops[id];
-  mlfab__coll head =
-      engine_head(run, op->tag, engine_is_eager(run, op->bytes) ? MLFAB__COLL_EAGER : 0, op->bytes);
-  int code = op->bytes == 0 ? engine_send_part(comm, run, op->peer, &head, NULL, 0, 1)
-                            : engine_send_list(comm, run, op, &head);
-  run->moved = 1;
-  if (code) {
-    mlfab__comm_fail_memory(comm);
-  } else {
-    mlfab__dag_done(&run->dag, id);
-  }
-}
-
-/* A SEND that may run: at once, or when the peer takes its bytes. */
-static void engine_may_send(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id) {
-  const mlfab__dag_op *op = &run->dag.ops[id];
-  mlfab__comm_peer *peer = &run->peers[op->peer];
-  if (engine_has_credit(run, op)) {
-    engine_send(comm, run, id);
-    return;
-  }
-  run->recvs[id].next = 0;
-  if (peer->last) {
-    run->recvs[peer->last - 1].next = id + 1;
-  } else {
-    peer->first = id + 1;
-  }
-  peer->last = id + 1;
-}
-
-static void engine_is_ready(mlfab__comm *comm, mlfab__engine_run *run, uint32_t member,
-                            uint32_t credit) {
-  mlfab__comm_peer *peer = &run->peers[member];
-  uint32_t next, id = peer->first;
-  peer->ready = 1;
-  peer->credit = (uint32_t)mlfab__max(peer->credit, credit);
-  peer->first = peer->last = 0;
-  for (; id != 0; id = next) {
-    next = run->recvs[id - 1].next;
-    engine_may_send(comm, run, id - 1);
-  }
-}
-
-static void engine_say_ready(mlfab__comm *comm, mlfab__engine_run *run, uint32_t member) {
-  mlfab__comm_peer *peer = &run->peers[member];
-  peer->told = 1;
-  peer->given = peer->paced ? run->step + run->window : 0;
-  mlfab__coll head = engine_head(run, peer->given, MLFAB__COLL_READY, 0);
-  if (mlfab__stream_send(&comm->streams, member, &head, NULL, 0, 1, 0))
-    mlfab__comm_fail_memory(comm);
-}
-
-/* Tells those from whom bytes come that they may send them. In an epoch with an arena all with
- * whom there is anything to do, also where they need not know: so they learn that this call is a
- * plain one. */
-static void engine_tell_ready(mlfab__comm *comm, mlfab__engine_run *run) {
-  int all = run->channel == 0 && comm->go.arena;
-  if (run->eager && !all) return;
-  for (uint32_t id = 0; id < run->dag.nops; id++) {
-    const mlfab__dag_op *op = &run->dag.ops[id];
-    int gets = op->kind == MLFAB__DAG_RECV || op->kind == MLFAB__DAG_RECV_REDUCE;
-    if (!(gets && op->bytes > 0) && !(all && (gets || op->kind == MLFAB__DAG_SEND))) continue;
-    if (!run->peers[op->peer].told) engine_say_ready(comm, run, op->peer);
-  }
-}
-
-/* --- pacing --- */
-
-/* Raises the credit of those who are paced, once it is worth a message. */
-static void engine_raise(mlfab__comm *comm, mlfab__engine_run *run) {
-  uint32_t worth = (uint32_t)mlfab__max(run->window / 2, 1);
-  for (uint32_t m = 0; m < comm->members; m++) {
-    const mlfab__comm_peer *peer = &run->peers[m];
-    if (peer->paced && run->step + run->window - peer->given >= worth)
-      engine_say_ready(comm, run, m);
-  }
-}
-
-/* Whom a new run paces. What is eager goes at once. */
-static void engine_pace(mlfab__engine_run *run) {
-  uint64_t most = 0;
-  run->paced = run->behind = run->step = run->window = 0;
-  for (uint32_t id = 0; id < run->dag.nops && !run->eager; id++) {
-    const mlfab__dag_op *op = &run->dag.ops[id];
-    if (!op->paced || op->kind != MLFAB__DAG_RECV_REDUCE) continue;
-    run->paced += !run->peers[op->peer].paced;
-    run->peers[op->peer].paced = 1;
-    most = mlfab__max(most, op->bytes);
-  }
-  run->behind = run->paced;
-  run->step_bytes = run->paced * most;
-}
-
-/* The oldest run that is paced and newer than `than`, or NULL. */
-static mlfab__engine_run *engine_next_paced(const mlfab__comm *comm,
-                                            const mlfab__engine_run *than) {
-  mlfab__engine_run *oldest = NULL;
-  for (mlfab__engine_run *run = comm->armed; run; run = run->next) {
-    if (!run->paced || (than && run->number <= than->number)) continue;
-    if (!oldest || run->number < oldest->number) oldest = run;
-  }
-  return oldest;
-}
-
-/* Gives out what there is of the windows' bytes. `fresh`: nothing was told to its peers yet. */
-static void engine_open_windows(mlfab__comm *comm, const mlfab__engine_run *fresh) {
-  const mlfab__engine_run *first = engine_next_paced(comm, NULL);
-  for (mlfab__engine_run *run = engine_next_paced(comm, NULL); run && !comm->ending;
-       run = engine_next_paced(comm, run)) {
-    uint32_t before = run->window;
-    while (run->window < MLFAB__COMM_WINDOW &&
-           (comm->window_bytes + run->step_bytes <= MLFAB__COMM_WINDOWS ||
-            (run == first && run->window == 0))) {
-      run->window++;
-      comm->window_bytes += run->step_bytes;
-    }
-    if (run->window > before && run != fresh) engine_raise(comm, run);
-  }
-}
-
-/* Nothing more of it is awaited. */
-static void engine_close_window(mlfab__comm *comm, mlfab__engine_run *run) {
-  comm->window_bytes -= run->window * run->step_bytes;
-  run->paced = run->window = 0;
-}
-
-/* A paced message of this peer is in the sum. */
-static void engine_added(mlfab__comm *comm, mlfab__engine_run *run, uint32_t member) {
-  if (!run->paced || run->peers[member].added++ != run->step || --run->behind > 0) return;
-  run->step++;
-  for (uint32_t m = 0; m < comm->members; m++)
-    run->behind += run->peers[m].paced && run->peers[m].added == run->step;
-  engine_raise(comm, run);
-}
-
-/* --- what came --- */
-
-static int engine_reduces_by_user(const mlfab__engine_run *run, const mlfab__dag_op *op) {
-  return op->kind == MLFAB__DAG_RECV_REDUCE && op->reduce == 0 && run->reduce != NULL;
-}
-
-/* The type and operation of a RECV_REDUCE that is not the user's. */
-static int engine_reduction(const mlfab__engine_run *run, const mlfab__dag_op *op, int *dtype_p) {
-  int which = op->reduce - 1;
-  *dtype_p = run->dtype;
-  if (op->reduce == 0) return run->op;
-  if (which / 16) {
-    *dtype_p = which / 16;
-  } else if (which % 16 == MLFAB__OP_OR) {
-    *dtype_p = MLFAB_I64;
-  }
-  return which % 16;
-}
-
-/* May these bytes go to their place as they are? They begin and end with elements: frames are
- * cut at multiples of 64 bytes, and where a stretch of the sender's ends. */
-static int engine_fits(const mlfab__engine_run *run, const mlfab__dag_op *op, const void *bytes) {
-  int dtype;
-  if (op->kind == MLFAB__DAG_RECV) return 1;
-  if (engine_reduces_by_user(run, op)) return 0;
-  (void)engine_reduction(run, op, &dtype);
-  return (uintptr_t)bytes % mlfab__element_bytes(dtype) == 0;
-}
-
-/* Puts or adds n bytes of the message to their place. `stage`: the same bytes where they may be
- * changed; the user's reducer is only called with it. */
-static void engine_apply(mlfab__engine_run *run, const mlfab__dag_op *op, uint64_t offset,
-                         const uint8_t *bytes, uint64_t n, uint8_t *stage) {
-  engine_walk walk = engine_walk_begin(run, op, offset, n);
-  uint64_t k;
-  int dtype, reduction = engine_reduction(run, op, &dtype);
-  for (uint8_t *piece; (piece = engine_walk_next(&walk, &k)) != NULL; bytes += k) {
-    if (op->kind == MLFAB__DAG_RECV) {
-      memcpy(piece, bytes, k);
-    } else if (!engine_reduces_by_user(run, op)) {
-      mlfab__kernel_combine(reduction, dtype, piece, op->left ? bytes : piece,
-                            op->left ? piece : bytes, k / mlfab__element_bytes(dtype), 0);
-    } else if (op->left) {
-      run->reduce(run->reduce_user, piece, bytes, k / run->width);
-    } else {
-      run->reduce(run->reduce_user, stage, piece, k / run->width);
-      memcpy(piece, stage, k);
-    }
-    if (stage) stage += k;
-  }
-}
-
-static void engine_drop_stage(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id) {
-  mlfab__comm_recv *recv = &run->recvs[id];
-  const mlfab__dag_op *op = &run->dag.ops[id];
-  if (!recv->stage) return;
-  if (recv->eager && comm->streams.epoch)
-    mlfab__stream_consumed(&comm->streams, op->peer, recv->got - recv->from);
-  mlfab__comm_release(comm, recv->stage, op->bytes);
-  recv->stage = NULL;
-  run->staged--;
-}
-
-/* A RECV that may run, or of which the last byte came: what was staged goes to its place. */
-static void engine_settle(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id) {
-  mlfab__comm_recv *recv = &run->recvs[id];
-  const mlfab__dag_op *op = &run->dag.ops[id];
-  if (recv->stage && (recv->whole || engine_fits(run, op, recv->stage))) {
-    uint8_t *stage = recv->stage + recv->from;
-    engine_apply(run, op, recv->from, stage, recv->got - recv->from, stage);
-    engine_drop_stage(comm, run, id);
-  }
-  if (!recv->whole) return;
-  mlfab__dag_done(&run->dag, id);
-  if (op->paced) engine_added(comm, run, op->peer);
-}
-
-static void engine_wrong(mlfab__comm *comm, uint32_t member, const char *text) {
-  mlfab__port *down = &comm->streams.down;
-  down->drop(down->self, comm->ranks[member], MLFAB_ERR_FRAME, text);
-}
-
-static void engine_other_size(mlfab__comm *comm, uint32_t member, const mlfab__coll *head,
-                              const mlfab__dag_op *op) {
-  char text[160];
-  snprintf(text, sizeof text, "worker %u sends %llu bytes under tag %u, and worker %u expects %llu",
-           comm->ranks[member], (unsigned long long)head->total, head->tag, comm->rank,
-           (unsigned long long)op->bytes);
-  mlfab__comm_fail(comm, MLFAB_ERR_MISMATCH, (int32_t)comm->ranks[member], text);
-}
-
-/* No RECV is for it. Where the user makes the task graphs, the two parts do not fit; else the peer is wrong. */
-static void engine_unexpected(mlfab__comm *comm, const mlfab__engine_run *run, uint32_t member,
-                              const mlfab__coll *head) {
-  char text[160];
-  if (run->channel == 0) {
-    engine_wrong(comm, member, "a message that no task graph receives");
-    return;
-  }
-  snprintf(text, sizeof text,
-           "worker %u sends %llu bytes under tag %u, which worker %u does not receive",
-           comm->ranks[member], (unsigned long long)head->total, head->tag, comm->rank);
-  mlfab__comm_fail(comm, MLFAB_ERR_MISMATCH, (int32_t)comm->ranks[member], text);
-}
-
-/* Bytes for the RECV `id`. */
-static void engine_take(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id,
-                        const mlfab__coll *head, const uint8_t *bytes, uint32_t n) {
-  mlfab__comm_recv *recv = &run->recvs[id];
-  const mlfab__dag_op *op = &run->dag.ops[id];
-  int runs = mlfab__dag_state(&run->dag, id) == MLFAB__DAG_RUNNING;
-  int direct = runs && !recv->stage && engine_fits(run, op, bytes);
-  recv->eager = head->flags & MLFAB__COLL_EAGER ? 1 : 0;
-  if (direct) {
-    engine_apply(run, op, recv->got, bytes, n, NULL);
-  } else if (n > 0) {
-    if (!recv->stage) {
-      recv->stage = mlfab__comm_block(comm, op->bytes);
-      if (!recv->stage) {
-        mlfab__comm_fail_memory(comm);
-        return;
-      }
-      recv->from = recv->got;
-      run->staged++;
-    }
-    memcpy(recv->stage + recv->got, bytes, n);
-  }
-  recv->got += n;
-  recv->whole = recv->got == op->bytes;
-  if (direct && recv->eager && n > 0) mlfab__stream_consumed(&comm->streams, op->peer, n);
-  if (runs && recv->whole) engine_settle(comm, run, id);
-}
-
-static void engine_run(mlfab__comm *comm, mlfab__engine_run *run);
-
-/* Of an object whose runs are armed ahead: a READY, or anything of run 0, which its begin arms.
- * Nobody has called it for that. */
-static int engine_is_ahead(int ahead, uint32_t flags, uint64_t number) {
-  return ahead && (flags & MLFAB__COLL_READY || number == 0);
-}
-
-static int engine_says_nothing(mlfab__comm *comm, const mlfab__coll *head) {
-  const mlfab__comm_object *object = mlfab__comm_channel_find(comm, head->channel);
-  return object && engine_is_ahead(object->ahead, head->flags, head->number);
-}
-
-/* A frame of an armed run. */
-static void engine_frame(mlfab__comm *comm, mlfab__engine_run *run, uint32_t member,
-                         const mlfab__coll *head, const void *bulk, uint32_t bytes) {
-  if (!engine_says_nothing(comm, head)) run->moved = 1;
-  if (head->signature != run->signature) {
-    mlfab__comm_stuck(comm, run->channel, run->number);
-    return;
-  }
-  if (head->flags & MLFAB__COLL_READY) {
-    engine_is_ready(comm, run, member, head->tag);
-    engine_run(comm, run);
-    return;
-  }
-  uint32_t id = mlfab__dag_find_recv(&run->dag, member, head->tag);
-  if (id == MLFAB__DAG_NONE) {
-    engine_unexpected(comm, run, member, head);
-    return;
-  }
-  const mlfab__comm_recv *recv = &run->recvs[id];
-  if (head->total != run->dag.ops[id].bytes) {
-    engine_other_size(comm, member, head, &run->dag.ops[id]);
-  } else if (recv->whole || head->offset != recv->got ||
-             (recv->got > 0 && recv->eager != (head->flags & MLFAB__COLL_EAGER ? 1 : 0))) {
-    engine_wrong(comm, member, "a message's bytes out of place");
-  } else {
-    engine_take(comm, run, id, head, bulk, bytes);
-    engine_run(comm, run);
-  }
-}
-
-static mlfab__engine_run *engine_find(const mlfab__comm *comm, uint32_t channel, uint64_t number) {
-  mlfab__engine_run *run = comm->armed;
-  while (run && (run->channel != channel || run->number != number)) run = run->next;
-  return run;
-}
-
-/* --- what came early, or late --- */
-
-static uint32_t engine_bucket(uint32_t channel, uint64_t number) {
-  return (uint32_t)((number + 7 * (uint64_t)channel) % MLFAB__COMM_BUCKETS);
-}
-
-static void engine_keep(mlfab__comm *comm, uint32_t member, const mlfab__coll *head,
-                        const void *bulk, uint32_t bytes) {
-  uint32_t bucket = engine_bucket(head->channel, head->number);
-  if (!(head->flags & (MLFAB__COLL_READY | MLFAB__COLL_EAGER))) {
-    engine_wrong(comm, member, "bytes of a call that were not asked for");
-    return;
-  }
-  mlfab__comm_stage *stage =
-      comm->stage_count < ENGINE_STAGED_MAX ? mlfab__comm_block(comm, sizeof *stage + bytes) : NULL;
-  if (!stage) {
-    mlfab__comm_fail_memory(comm);
-    return;
-  }
-  *stage = (mlfab__comm_stage){NULL, *head, member, bytes};
-  if (bytes > 0) memcpy(stage + 1, bulk, bytes);
-  if (comm->stages[bucket]) {
-    comm->stage_ends[bucket]->next = stage;
-  } else {
-    comm->stages[bucket] = stage;
-  }
-  comm->stage_ends[bucket] = stage;
-  comm->stage_count++;
-}
-
-MLFAB__INTERNAL int mlfab__engine_came(const mlfab__comm *comm, uint64_t number) {
-  const mlfab__comm_stage *stage = comm->stages[engine_bucket(0, number)];
-  while (stage && (stage->head.channel != 0 || stage->head.number != number)) stage = stage->next;
-  return stage != NULL;
-}
-
-/* Those of one run that came early, in their order, out of the bucket. */
-static mlfab__comm_stage *engine_pick(mlfab__comm *comm, uint32_t channel, uint64_t number) {
-  uint32_t bucket = engine_bucket(channel, number);
-  mlfab__comm_stage *picked = NULL, **picked_end = &picked, **kept = &comm->stages[bucket];
-  comm->stage_ends[bucket] = NULL;
-  for (mlfab__comm_stage *stage = *kept, *next; stage; stage = next) {
-    next = stage->next;
-    if (stage->head.channel == channel && stage->head.number == number) {
-      stage->next = NULL;
-      *picked_end = stage;
-      picked_end = &stage->next;
-    } else {
-      *kept = stage;
-      kept = &stage->next;
-      comm->stage_ends[bucket] = stage;
-    }
-  }
-  *kept = NULL;
-  return picked;
-}
-
-static void engine_forget(mlfab__comm *comm, mlfab__comm_stage *stage) {
-  comm->stage_count--;
-  mlfab__comm_release(comm, stage, sizeof *stage + stage->bytes);
-}
-
-static void engine_fail_closed(mlfab__comm *comm, uint32_t channel) {
-  char text[64];
-  snprintf(text, sizeof text, "worker %u has closed object %u", comm->rank, channel);
-  mlfab__comm_fail(comm, MLFAB_ERR_PEER_CLOSED, (int32_t)comm->rank, text);
-}
-
-/* A frame of an object that is closed here: of what is over, or of a round in which it is
- * missing. */
-static void engine_closed(mlfab__comm *comm, const mlfab__coll *head) {
+MLFAB__INTERNAL void mlfab__comm_free(mlfab__comm *comm) {
+  if (!comm->env) return;
+  comm->phase = MLFAB__COMM_ENDING;
+  mlfab__streams_free(&comm->streams);
+  mlfab__engine_free(comm);
   for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
-    const mlfab__comm_closed *closed = &comm->closed[i];
-    if (closed->channel == head->channel && head->number >= closed->upto &&
-        !engine_is_ahead(closed->ahead, head->flags, head->number))
-      engine_fail_closed(comm, head->channel);
+    mlfab__comm_object object = comm->objects[i];
+    comm->objects[i].id = 0;
+    if (object.id && object.free_self) object.free_self(object.self);
+  }
+  mlfab__comm_sweep(comm);
+  mlfab__plain_free(comm);
+  mlfab__free(comm->env, comm->list, MLFAB__MEMBERSHIP_MEMBERS_MAX * sizeof *comm->list);
+  mlfab__comm_no_limit(comm);
+  mlfab__pool_drain(&comm->pool);
+  memset(comm, 0, sizeof *comm);
+}
+
+/* --- frames --- */
+
+/* Server 0 asks whether this worker has called a call or round, and which. */
+static void comm_on_ask(mlfab__comm *comm, const mlfab__membership_call *in) {
+  mlfab__membership_tell tell = {.epoch = in->epoch, .channel = in->channel, .number = in->number};
+  if (in->epoch != comm->epoch || comm->phase != MLFAB__COMM_IN) return;
+  if (in->channel == 0) {
+    mlfab__comm_past past;
+    tell.called = in->number < mlfab__comm_called(comm);
+    if (mlfab__plain_past(comm, in->number, &past)) {
+      tell.signature = past.signature;
+      mlfab__plain_words(tell.text, &past);
+    }
+  } else {
+    const mlfab__comm_object *object = mlfab__comm_channel_find(comm, in->channel);
+    const mlfab__engine_run *run = mlfab__engine_find(comm, in->channel, in->number);
+    tell.called = object && (!object->called || object->called(object->self, in->number));
+    snprintf(tell.text, sizeof tell.text, "round %llu of object %u", (unsigned long long)in->number,
+             in->channel);
+    if (run) tell.signature = run->signature;
+  }
+  MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP_TELL, membership_tell, &tell);
+}
+
+/* Server 0 says who has not called a call or round, or epoch 0: the epoch to come. */
+static void comm_on_missing(mlfab__comm *comm, const mlfab__membership_missing *in) {
+  if (in->epoch == 0) {
+    if (comm->phase == MLFAB__COMM_ASKED || comm->phase == MLFAB__COMM_LISTED ||
+        comm->phase == MLFAB__COMM_READY || mlfab__comm_moved(comm))
+      comm->missing = in->rank;
+    return;
+  }
+  if (in->epoch != comm->epoch || comm->phase != MLFAB__COMM_IN) return;
+  mlfab__comm_object *object = mlfab__comm_channel_find(comm, in->channel);
+  mlfab__comm_slot *slot = in->channel ? NULL : mlfab__comm_slot_of(comm, in->number);
+  if (object) object->missing = in->rank;
+  if (slot) slot->missing = in->rank;
+}
+
+/* 0, FRAME, or 1: not of this role. */
+static int comm_take_frame(mlfab__comm *comm, const mlfab__frame_in *frame) {
+#define COMM_FRAME(TYPE, name, handle)                                                     \
+  case TYPE: {                                                                             \
+    mlfab__##name in;                                                                      \
+    if (mlfab__decode_##name(frame->meta, frame->meta_bytes, &in)) return MLFAB_ERR_FRAME; \
+    handle(comm, &in);                                                                     \
+    return 0;                                                                              \
+  }
+  switch (frame->type) {
+    case MLFAB__MEMBERSHIP_LIST:
+      return mlfab__epoch_on_list(comm, frame);
+    case MLFAB__TREE_PLAN:
+      return mlfab__plain_on_tree(comm, frame);
+    case MLFAB__MEMBERSHIP_OWED:
+      return mlfab__comm_on_owed(comm, frame);
+      COMM_FRAME(MLFAB__MEMBERSHIP_FREEZE, membership_finish, mlfab__comm_on_freeze)
+      COMM_FRAME(MLFAB__MEMBERSHIP_SETTLE, membership_finish, mlfab__comm_on_settle)
+      COMM_FRAME(MLFAB__MEMBERSHIP_GO, membership_go, mlfab__epoch_on_go)
+      COMM_FRAME(MLFAB__MEMBERSHIP_OVER, membership_over, mlfab__epoch_on_over)
+      COMM_FRAME(MLFAB__MEMBERSHIP_LEFT, membership_leave, mlfab__epoch_on_left)
+      COMM_FRAME(MLFAB__MEMBERSHIP_ASK, membership_call, comm_on_ask)
+      COMM_FRAME(MLFAB__MEMBERSHIP_MISSING, membership_missing, comm_on_missing)
+    default:
+      return 1;
+  }
+#undef COMM_FRAME
+}
+
+MLFAB__INTERNAL int mlfab__comm_server_frame(mlfab__comm *comm, const mlfab__frame_in *frame,
+                                             uint64_t now_ns) {
+  mlfab__comm_enter(comm, now_ns);
+  int code = comm_take_frame(comm, frame);
+  mlfab__comm_exit(comm);
+  if (code == MLFAB_ERR_FRAME)
+    comm->up.drop(comm->up.self, 0, MLFAB_ERR_FRAME,
+                  "a frame of the membership that does not parse");
+  return code != 1;
+}
+
+MLFAB__INTERNAL int mlfab__comm_member_frame(mlfab__comm *comm, uint32_t rank,
+                                             const mlfab__frame_in *frame, uint64_t now_ns) {
+  mlfab__comm_enter(comm, now_ns);
+  int ours = mlfab__stream_member_frame(&comm->streams, rank, frame);
+  mlfab__comm_exit(comm);
+  return ours;
+}
+
+MLFAB__INTERNAL int mlfab__comm_peer_frame(mlfab__comm *comm, uint32_t rank,
+                                           const mlfab__frame_in *frame, uint64_t now_ns) {
+  mlfab__comm_enter(comm, now_ns);
+  int ours = mlfab__stream_peer_frame(&comm->streams, rank, frame);
+  if (comm->finishing) comm->due |= MLFAB__COMM_BEGIN; /* it may be the last acknowledgement */
+  mlfab__comm_exit(comm);
+  return ours;
+}
+
+MLFAB__INTERNAL void mlfab__comm_hello(mlfab__comm *comm) {
+  if (!comm->dead && !mlfab__comm_alone(comm)) mlfab__epoch_say_again(comm);
+}
+
+MLFAB__INTERNAL int mlfab__comm_quiet(const mlfab__comm *comm) {
+  if (!mlfab__comm_stands(comm)) return 1;
+  if (comm->first < comm->end || mlfab__engine_moves(comm)) return 0;
+  if (comm->finishing && comm->phase == MLFAB__COMM_IN && !mlfab__comm_moved(comm) &&
+      !mlfab__comm_alone(comm) && mlfab__comm_called(comm) <= comm->limit)
+    return 0;
+  return mlfab__streams_quiet(&comm->streams);
+}
+
+/* --- calls that are open for long --- */
+
+/* Says that the first call seems to be stuck: later ones may wait for it. */
+static void comm_look_at_calls(mlfab__comm *comm) {
+  mlfab__comm_slot *first = comm->first < comm->end ? *mlfab__comm_place(comm, comm->first) : NULL;
+  if (!first || comm->now_ns - first->stuck_ns < comm->config->heartbeat_ns) return;
+  first->stuck_ns = comm->now_ns;
+  mlfab__comm_stuck(comm, 0, mlfab__comm_number(first));
+}
+
+/* An object with an open request. */
+static void comm_look_at_object(mlfab__comm *comm, mlfab__comm_object *object,
+                                const mlfab__request *request) {
+  uint64_t beat = comm->config->heartbeat_ns;
+  uint64_t since = mlfab__max(request->started_ns, comm->in_ns);
+  const mlfab__engine_run *run = mlfab__engine_oldest(comm, object->channel);
+  if (comm->left && comm->now_ns - mlfab__max(since, comm->left_ns) >= 2 * beat) {
+    mlfab__comm_fail(comm, MLFAB_ERR_PEER_CLOSED, comm->left_rank, "worker %d has left",
+                     (int)comm->left_rank);
+  } else if ((run || object->frame) && comm->now_ns - mlfab__max(since, object->stuck_ns) >= beat) {
+    object->stuck_ns = comm->now_ns;
+    mlfab__comm_stuck(comm, object->channel, run ? run->number : object->waits_for);
   }
 }
 
-/* A frame for which no run is armed: 1 when it is kept, or is an object's. */
-static int engine_other(mlfab__comm *comm, uint32_t member, const mlfab__coll *head,
-                        const void *bulk, uint32_t bytes) {
-  mlfab__comm_object *object = mlfab__comm_channel_find(comm, head->channel);
-  if (object && object->frame) {
-    object->frame(object->self, member, head, bulk, bytes, comm->now_ns);
-    return 1;
+static void comm_look_at_objects(mlfab__comm *comm) {
+  for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
+    mlfab__comm_object *object = &comm->objects[i];
+    uint32_t slot = MLFAB__COMM_REQUEST(object->id);
+    mlfab__request *r = NULL;
+    while (object->id && !comm->failing &&
+           (r = mlfab__request_of(comm->requests, MLFAB__REQUEST_COLLECTIVE, slot, r)))
+      comm_look_at_object(comm, object, r);
   }
-  if (head->channel == 0 ? !mlfab__comm_awaits(comm, head->number)
-                         : object && head->number < object->upto)
+}
+
+MLFAB__INTERNAL int mlfab__comm_peer_missing(mlfab__comm *comm, uint32_t rank, uint64_t now_ns) {
+  char waited[24];
+  uint64_t since;
+  if (!comm->streams.epoch || !mlfab__stream_peer_missing(&comm->streams, rank, now_ns, &since))
     return 0;
-  if (head->channel && !object && head->channel <= comm->objects_opened) {
-    engine_closed(comm, head);
-    return 0;
+  if (now_ns - since >= MLFAB__COMM_PATIENCE * comm->config->heartbeat_ns) {
+    comm->now_ns = now_ns;
+    mlfab__comm_fail(comm, MLFAB_ERR_PEER_DEAD, (int32_t)rank,
+                     "worker %u cannot be reached, says worker %u after %s", rank, comm->rank,
+                     mlfab__duration(waited, now_ns - since));
   }
-  engine_keep(comm, member, head, bulk, bytes);
   return 1;
 }
 
-static void engine_consume(mlfab__comm *comm, uint32_t member, const mlfab__coll *head,
-                           uint32_t bytes) {
-  if (head->flags & MLFAB__COLL_EAGER && bytes > 0)
-    mlfab__stream_consumed(&comm->streams, member, bytes);
+MLFAB__INTERNAL int mlfab__comm_waits(const mlfab__comm *comm) {
+  return comm->phase != MLFAB__COMM_OUT || comm->later || comm->streams.epoch;
 }
 
-MLFAB__INTERNAL void mlfab__engine_deliver(void *self, uint32_t member, const mlfab__coll *head,
-                                           const void *bulk, uint32_t bytes) {
-  mlfab__comm *comm = self;
-  mlfab__engine_run *run = engine_find(comm, head->channel, head->number);
-  if (comm->failing || comm->ending) return;
-  mlfab__comm_enter(comm, 0);
-  if (run && run->running) {
-    engine_frame(comm, run, member, head, bulk, bytes);
-  } else if (run || !engine_other(comm, member, head, bulk, bytes)) {
-    engine_consume(comm, member, head, bytes); /* late: the run went on without it */
-  }
-  mlfab__comm_exit(comm);
-}
-
-/* Delivers what came early for a run that is armed now. It may be over before the last. */
-static void engine_take_early(mlfab__comm *comm, uint32_t channel, uint64_t number) {
-  mlfab__comm_stage *stage = engine_pick(comm, channel, number);
-  for (mlfab__comm_stage *next; stage; stage = next) {
-    next = stage->next;
-    mlfab__engine_deliver(comm, stage->member, &stage->head, stage + 1, stage->bytes);
-    engine_forget(comm, stage);
-  }
-}
-
-/* --- running --- */
-
-static void engine_divide(const mlfab__comm *comm, const mlfab__engine_run *run,
-                          const mlfab__dag_op *op) {
-  engine_walk walk = engine_walk_begin(run, op, 0, op->bytes);
-  uint64_t n;
-  uint32_t by = mlfab__comm_givers(comm, run->number);
-  for (uint8_t *piece; (piece = engine_walk_next(&walk, &n)) != NULL;)
-    mlfab__kernel_divide(run->dtype, piece, n / mlfab__element_bytes(run->dtype), by);
-}
-
-static void engine_compute(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id) {
-  const mlfab__dag_op *op = &run->dag.ops[id];
-  int code = 0;
-  if (op->code == MLFAB__COLLECTIVE_DIVIDE) {
-    engine_divide(comm, run, op);
-  } else {
-    code = run->compute(run->self, run, op);
-  }
-  if (code) {
-    char text[96];
-    snprintf(text, sizeof text, "an operation of worker %u's task graph has failed", comm->rank);
-    mlfab__comm_fail(comm, code, (int32_t)comm->rank, text);
-  } else {
-    mlfab__dag_done(&run->dag, id);
-  }
-}
-
-static void engine_unlink(mlfab__comm *comm, mlfab__engine_run *run) {
-  mlfab__engine_run **at = &comm->armed;
-  while (*at != run) at = &(*at)->next;
-  *at = run->next;
-  engine_close_window(comm, run);
-  run->armed = run->running = 0;
-  for (uint32_t id = 0; run->staged > 0; id++) engine_drop_stage(comm, run, id);
-  mlfab__comm_release(comm, run->recvs, run->dag.nops * sizeof *run->recvs);
-  mlfab__comm_release(comm, run->peers, comm->members * sizeof *run->peers);
-  run->recvs = NULL;
-  run->peers = NULL;
-}
-
-static void engine_run(mlfab__comm *comm, mlfab__engine_run *run) {
-  uint32_t id;
-  if (run->busy) return; /* it is seen to further out */
-  run->busy = 1;
-  while (run->running && !comm->failing && mlfab__dag_next(&run->dag, &id)) {
-    switch (run->dag.ops[id].kind) {
-      case MLFAB__DAG_SEND:
-        engine_may_send(comm, run, id);
-        break;
-      case MLFAB__DAG_COMPUTE:
-        engine_compute(comm, run, id);
-        break;
-      case MLFAB__DAG_NOP:
-        mlfab__dag_done(&run->dag, id);
-        break;
-      default:
-        engine_settle(comm, run, id);
-    }
-  }
-  run->busy = 0;
-  if (comm->failing) return; /* the epoch's end will end it */
-  if (mlfab__dag_finished(&run->dag)) run->running = 0;
-  if (!run->running) engine_close_window(comm, run);
-  if (run->running || run->lent > 0) return;
-  engine_unlink(comm, run);
-  engine_open_windows(comm, NULL);
-  run->over(run->self, run, 0, comm->now_ns);
-}
-
-MLFAB__INTERNAL void mlfab__engine_given_back(void *self, uint32_t member, uint64_t cookie) {
-  mlfab__comm *comm = self;
-  mlfab__comm_enter(comm, 0);
-  if (cookie & 1) {
-    mlfab__comm_object *object = mlfab__comm_object_find(comm, (uint32_t)(cookie >> 33));
-    if (object && object->given_back)
-      object->given_back(object->self, member, cookie >> 1 & UINT32_MAX);
-  } else {
-    mlfab__engine_run *run = (mlfab__engine_run *)(uintptr_t)cookie;
-    run->lent--;
-    engine_run(comm, run);
-  }
-  mlfab__comm_exit(comm);
-}
-
-MLFAB__INTERNAL int mlfab__comm_arm(mlfab__comm *comm, mlfab__engine_run *run, uint64_t now_ns) {
-  mlfab__comm_object *object = mlfab__comm_channel_find(comm, run->channel);
-  if (comm->phase != MLFAB__COMM_IN || comm->failing || comm->ending || run->armed)
-    return MLFAB_ERR_STATE;
-  uint64_t recvs = run->dag.nops * sizeof *run->recvs;
-  uint64_t peers = comm->members * sizeof *run->peers;
-  run->recvs = mlfab__comm_block(comm, recvs);
-  run->peers = mlfab__comm_block(comm, peers);
-  if (!run->recvs || !run->peers) {
-    mlfab__comm_release(comm, run->recvs, recvs);
-    mlfab__comm_release(comm, run->peers, peers);
-    return MLFAB_ERR_MEMORY;
-  }
-  memset(run->recvs, 0, recvs);
-  memset(run->peers, 0, peers);
-  run->armed = run->running = 1;
-  run->busy = run->moved = 0;
-  run->lent = run->staged = 0;
-  run->next = comm->armed;
-  comm->armed = run;
-  if (object) object->upto = mlfab__max(object->upto, run->number + 1);
-  uint32_t channel = run->channel;
-  uint64_t number = run->number;
+MLFAB__INTERNAL void mlfab__comm_tick(mlfab__comm *comm, uint64_t now_ns) {
   mlfab__comm_enter(comm, now_ns);
-  mlfab__dag_start(&run->dag);
-  engine_pace(run);
-  engine_open_windows(comm, run);
-  engine_tell_ready(comm, run);
-  engine_run(comm, run);
-  engine_take_early(comm, channel, number);
+  if (comm->phase == MLFAB__COMM_IN) {
+    comm_look_at_calls(comm);
+    comm_look_at_objects(comm);
+  }
+  if (comm->later && comm->phase == MLFAB__COMM_OUT) {
+    comm->later = 0;
+    mlfab__epoch_join(comm);
+  }
+  if (comm->streams.epoch) mlfab__streams_tick(&comm->streams);
+  comm->due |= MLFAB__COMM_BEGIN; /* streams may have become quiet */
   mlfab__comm_exit(comm);
-  return 0;
-}
-
-MLFAB__INTERNAL void mlfab__comm_trigger(mlfab__comm *comm, mlfab__engine_run *run, uint32_t op,
-                                         uint64_t now_ns) {
-  if (!run->armed || !run->running) return;
-  mlfab__comm_enter(comm, now_ns);
-  mlfab__dag_trigger(&run->dag, op);
-  engine_run(comm, run);
-  mlfab__comm_exit(comm);
-}
-
-MLFAB__INTERNAL void mlfab__comm_disarm(mlfab__comm *comm, mlfab__engine_run *run) {
-  mlfab__comm_object *object = mlfab__comm_channel_find(comm, run->channel);
-  if (!run->armed) return;
-  mlfab__comm_enter(comm, 0);
-  uint32_t lent = run->lent;
-  if (run->running && object) object->upto = mlfab__min(object->upto, run->number);
-  engine_unlink(comm, run);
-  if (lent > 0) {
-    /* Only the end of the epoch gives them back, and it must be here and now. */
-    char text[96];
-    snprintf(text, sizeof text, "worker %u has withdrawn what it had begun to send", comm->rank);
-    mlfab__streams_end(&comm->streams);
-    mlfab__comm_fail(comm, MLFAB_ERR_CANCELLED, (int32_t)comm->rank, text);
-  }
-  mlfab__comm_exit(comm);
-}
-
-MLFAB__INTERNAL void mlfab__engine_close(mlfab__comm *comm, const mlfab__comm_object *object) {
-  for (mlfab__engine_run *run = comm->armed, *next; run; run = next) {
-    next = run->next;
-    if (run->channel != object->channel) continue;
-    if (run->running && run->moved && !engine_is_ahead(object->ahead, 0, run->number))
-      engine_fail_closed(comm, object->channel);
-    mlfab__comm_disarm(comm, run);
-  }
-  for (uint32_t b = 0; b < MLFAB__COMM_BUCKETS; b++) {
-    for (const mlfab__comm_stage *stage = comm->stages[b]; stage; stage = stage->next) {
-      if (stage->head.channel == object->channel && stage->head.number >= object->upto &&
-          !engine_says_nothing(comm, &stage->head))
-        engine_fail_closed(comm, object->channel);
-    }
-  }
-}
-
-MLFAB__INTERNAL void mlfab__engine_end_all(mlfab__comm *comm, int code) {
-  for (uint32_t b = 0; b < MLFAB__COMM_BUCKETS; b++) {
-    for (mlfab__comm_stage *stage = comm->stages[b], *next; stage; stage = next) {
-      next = stage->next;
-      engine_forget(comm, stage);
-    }
-    comm->stages[b] = comm->stage_ends[b] = NULL;
-  }
-  while (comm->armed) {
-    mlfab__engine_run *run = comm->armed;
-    engine_unlink(comm, run);
-    run->lent = 0;
-    run->over(run->self, run, code, comm->now_ns);
-  }
-}
-
-MLFAB__INTERNAL int32_t mlfab__engine_awaits(const mlfab__comm *comm,
-                                             const mlfab__engine_run *run) {
-  for (uint32_t id = 0; run->running && id < run->dag.nops; id++) {
-    const mlfab__dag_op *op = &run->dag.ops[id];
-    if (op->optional || op->kind == MLFAB__DAG_NOP || op->kind == MLFAB__DAG_COMPUTE) continue;
-    if (mlfab__dag_state(&run->dag, id) == MLFAB__DAG_RUNNING)
-      return (int32_t)comm->ranks[op->peer];
-  }
-  return MLFAB_NO_RANK;
 }
 #endif /* MLFAB_WITH_COLL */
 
@@ -25507,14 +25697,12 @@ struct mlfab__partial_run {
 /* --- rounds --- */
 
 static void partial_run_fail(const mlfab__partial_run *e, int code) {
-  char text[80];
-  snprintf(text, sizeof text, "a partial reduction: worker %u: %s", e->comm->rank,
-           mlfab_error_text(code));
-  mlfab__comm_fail(e->comm, code, (int32_t)e->comm->rank, text);
+  mlfab__comm_fail(e->comm, code, MLFAB_NO_RANK, "a partial reduction: worker %u: %s",
+                   e->comm->rank, mlfab_error_text(code));
 }
 
 static void partial_run_arm(const mlfab__partial_run *e, mlfab__engine_run *run) {
-  int code = mlfab__comm_arm(e->comm, run, e->comm->now_ns);
+  int code = mlfab__engine_arm(e->comm, run, e->comm->now_ns);
   if (code && code != MLFAB_ERR_STATE) partial_run_fail(e, code);
 }
 
@@ -25532,23 +25720,21 @@ static void partial_run_go_on(mlfab__partial_run *e) {
   uint32_t op = mlfab__partial_trigger(partial);
   int take = mlfab__partial_may_take(partial);
   /* A round that is over in the midst of this goes on by itself. */
-  if (take) mlfab__comm_trigger(comm, open, partial->plan.take, comm->now_ns);
-  if (op != MLFAB__DAG_NONE) mlfab__comm_trigger(comm, open, op, comm->now_ns);
+  if (take) mlfab__engine_trigger(comm, open, partial->plan.take, comm->now_ns);
+  if (op != MLFAB__DAG_NONE) mlfab__engine_trigger(comm, open, op, comm->now_ns);
 }
 
 static void partial_run_finish(mlfab__partial_run *e) {
-  mlfab__request *request = mlfab__request_find(e->comm->requests, e->request);
+  mlfab_request request = e->request;
   mlfab_partial_info *info = e->info_p;
   e->request = 0;
   e->info_p = NULL;
-  if (!request) return;
   if (info) {
     uint32_t size = info->size;
     memcpy(info, &e->partial.answer, mlfab__min(size, sizeof *info));
     info->size = size;
   }
-  e->comm->collectives++;
-  mlfab__request_finish(e->comm->requests, request, 0, MLFAB_NO_RANK, 0, e->comm->now_ns, "%s", "");
+  mlfab__comm_succeed(e->comm, request);
 }
 
 static int partial_run_compute(void *self, mlfab__engine_run *run, const mlfab__dag_op *op) {
@@ -25588,10 +25774,8 @@ static int partial_run_ends(const mlfab__partial_run *e) {
   return 0;
 }
 
-static void partial_run_round_over(void *self, mlfab__engine_run *run, int status,
-                                   uint64_t now_ns) {
+static void partial_run_round_over(void *self, int status) {
   mlfab__partial_run *e = self;
-  (void)run, (void)now_ns;
   if (status) return;
   if (!e->closing) {
     partial_run_go_on(e);
@@ -25613,10 +25797,8 @@ static void partial_run_settled(mlfab__partial_run *e) {
   mlfab__comm_go_on(e->comm);
 }
 
-static void partial_run_settle_over(void *self, mlfab__engine_run *run, int status,
-                                    uint64_t now_ns) {
+static void partial_run_settle_over(void *self, int status) {
   mlfab__partial_run *e = self;
-  (void)run, (void)now_ns;
   if (!status && !e->closing) partial_run_settled(e);
 }
 
@@ -25670,8 +25852,8 @@ static void partial_run_fill_plays(mlfab__partial_run *e) {
     run->op = MLFAB_OP_SUM;
     run->width = spec->width;
     run->compute = partial_run_compute;
-    run->spaces[MLFAB__PARTIAL_DATA] = (mlfab__comm_space){&e->vecs[i][0], 1};
-    run->spaces[MLFAB__PARTIAL_BITMAP] = (mlfab__comm_space){&e->vecs[i][1], 1};
+    run->spaces[MLFAB__PARTIAL_DATA] = (mlfab__engine_space){&e->vecs[i][0], 1};
+    run->spaces[MLFAB__PARTIAL_BITMAP] = (mlfab__engine_space){&e->vecs[i][1], 1};
   }
   partial_run_fill_play(e, &e->settle, e->signature + 1);
   e->settle.eager = 1;
@@ -25680,12 +25862,11 @@ static void partial_run_fill_plays(mlfab__partial_run *e) {
   e->settle.width = sizeof(int64_t);
   e->settle.over = partial_run_settle_over;
   e->settle_vec = (mlfab_vec){&e->partial.marks, sizeof e->partial.marks};
-  e->settle.spaces[0] = (mlfab__comm_space){&e->settle_vec, 1};
+  e->settle.spaces[0] = (mlfab__engine_space){&e->settle_vec, 1};
 }
 
-static void partial_run_begin(void *self, uint64_t round, uint64_t now_ns) {
+static void partial_run_begin(void *self) {
   mlfab__partial_run *e = self;
-  (void)round, (void)now_ns;
   int fresh = !e->known;
   if (e->closing || e->epoch == e->comm->epoch) return;
   e->epoch = e->comm->epoch;
@@ -25720,16 +25901,15 @@ static void partial_run_look_at_flush(mlfab__partial_run *e) {
   e->flush = 0;
 }
 
-static void partial_run_over(void *self, int code, uint64_t now_ns) {
+static void partial_run_over(void *self) {
   mlfab__partial_run *e = self;
   mlfab_request request = e->request;
-  (void)code;
   partial_run_look_at_flush(e);
   mlfab__partial_end(&e->partial);
   e->epoch = 0;
   e->request = 0;
   e->info_p = NULL;
-  if (request) mlfab__comm_end_request(e->comm, request, now_ns);
+  if (request) mlfab__comm_end_request(e->comm, request);
   if (e->closing) partial_run_remove(e);
 }
 
@@ -25826,7 +26006,7 @@ static mlfab__partial_spec partial_run_spec(const mlfab__comm *comm, uint64_t co
                                .segment = MLFAB__COMM_SEGMENT,
                                .algorithm = (uint8_t)o->algorithm,
                                .mean = o->op == MLFAB_OP_MEAN,
-                               .reduce_or = MLFAB__COMM_REDUCE(0, MLFAB__OP_OR),
+                               .reduce_or = MLFAB__ENGINE_REDUCE(0, MLFAB__OP_OR),
                                .dtype = dtype,
                                .width = mlfab__element_bytes(dtype),
                                .count = count,
@@ -26280,9 +26460,8 @@ static void stochastic_finish(mlfab__stochastic *g, int code, const char *text) 
 }
 
 static void stochastic_fail_memory(const mlfab__stochastic *g) {
-  char text[80];
-  snprintf(text, sizeof text, "a stochastic reduction: worker %u is out of memory", g->comm->rank);
-  mlfab__comm_fail(g->comm, MLFAB_ERR_MEMORY, (int32_t)g->comm->rank, text);
+  mlfab__comm_fail(g->comm, MLFAB_ERR_MEMORY, MLFAB_NO_RANK,
+                   "a stochastic reduction: worker %u is out of memory", g->comm->rank);
 }
 
 /* The members are known: whoever is in the epoch already may send. */
@@ -26315,7 +26494,7 @@ static void stochastic_send(mlfab__stochastic *g, uint32_t member, uint32_t tag,
   mlfab__coll head = stochastic_head(g, tag, iteration, n);
   int copy = bytes == NULL || stochastic_copies(g);
   int code = mlfab__stream_send(&g->comm->streams, member, &head, bytes, n, copy,
-                                MLFAB__COMM_COOKIE(g->object->id, 0));
+                                MLFAB__COMM_COOKIE(g->object->id));
   if (code) {
     stochastic_fail_memory(g);
   } else if (!copy) {
@@ -26373,7 +26552,7 @@ static uint32_t stochastic_inputs(mlfab__stochastic *g) {
       own = 1;
     }
     if (i < g->notify.ins && stochastic_take(g, i, &n, &error)) {
-      mlfab__comm_fail(g->comm, error.code, error.rank, error.text);
+      mlfab__comm_fail(g->comm, error.code, error.rank, "%s", error.text);
       return 0;
     }
   }
@@ -26440,10 +26619,9 @@ static void stochastic_run(mlfab__stochastic *g) {
 /* --- what came --- */
 
 static void stochastic_wrong(const mlfab__stochastic *g, uint32_t member, const char *what) {
-  char text[120];
   uint32_t rank = g->comm->ranks[member];
-  snprintf(text, sizeof text, "a stochastic reduction: worker %u sent %s", rank, what);
-  mlfab__comm_fail(g->comm, MLFAB_ERR_FRAME, (int32_t)rank, text);
+  mlfab__comm_fail(g->comm, MLFAB_ERR_FRAME, (int32_t)rank,
+                   "a stochastic reduction: worker %u sent %s", rank, what);
 }
 
 /* Bytes of a model go to their place. */
@@ -26470,7 +26648,7 @@ static void stochastic_model(mlfab__stochastic *g, uint32_t member, const mlfab_
     if (slot->got == g->bytes)
       code = mlfab__notify_notified(&g->notify, (uint32_t)edge, head->number, head->number, &error);
   }
-  if (code) mlfab__comm_fail(g->comm, code, error.rank, error.text);
+  if (code) mlfab__comm_fail(g->comm, code, error.rank, "%s", error.text);
 }
 
 static void stochastic_ack(mlfab__stochastic *g, uint32_t member, uint64_t iteration) {
@@ -26479,7 +26657,7 @@ static void stochastic_ack(mlfab__stochastic *g, uint32_t member, uint64_t itera
   if (edge < 0) {
     stochastic_wrong(g, member, "an acknowledgement and is no receiver");
   } else if (mlfab__notify_acked(&g->notify, (uint32_t)edge, iteration, &error)) {
-    mlfab__comm_fail(g->comm, error.code, error.rank, error.text);
+    mlfab__comm_fail(g->comm, error.code, error.rank, "%s", error.text);
   }
 }
 
@@ -26493,25 +26671,22 @@ static void stochastic_reaches(mlfab__stochastic *g, uint32_t member, uint64_t i
 
 /* It is closed here: what is over may still come. Nobody waits for an ASYNC one. */
 static void stochastic_closed(const mlfab__stochastic *g, uint64_t iteration) {
-  char text[64];
   if (g->options.mode == MLFAB_NOTIFY_ASYNC || iteration <= g->notify.ended) return;
-  snprintf(text, sizeof text, "worker %u has closed object %u", g->comm->rank, g->object->channel);
-  mlfab__comm_fail(g->comm, MLFAB_ERR_PEER_CLOSED, (int32_t)g->comm->rank, text);
+  mlfab__comm_fail(g->comm, MLFAB_ERR_PEER_CLOSED, MLFAB_NO_RANK, "worker %u has closed object %u",
+                   g->comm->rank, g->object->channel);
 }
 
 static void stochastic_frame(void *self, uint32_t member, const mlfab__coll *head, const void *bulk,
-                             uint32_t bytes, uint64_t now_ns) {
+                             uint32_t bytes) {
   mlfab__stochastic *g = self;
-  (void)now_ns;
   if (!g->closing) stochastic_prepare(g);
   if (g->comm->failing || g->wrong) return;
   if (g->closing) {
     stochastic_closed(g, head->number);
   } else if (head->signature != g->signature) {
-    char text[96];
-    snprintf(text, sizeof text, "workers %u and %u have opened object %u with other options",
-             g->comm->rank, g->comm->ranks[member], g->object->channel);
-    mlfab__comm_fail(g->comm, MLFAB_ERR_MISMATCH, (int32_t)g->comm->ranks[member], text);
+    mlfab__comm_fail(g->comm, MLFAB_ERR_MISMATCH, (int32_t)g->comm->ranks[member],
+                     "workers %u and %u have opened object %u with other options", g->comm->rank,
+                     g->comm->ranks[member], g->object->channel);
   } else if (head->tag == STOCHASTIC_MODEL) {
     stochastic_model(g, member, head, bulk, bytes);
   } else if (head->tag == STOCHASTIC_ACK) {
@@ -26543,9 +26718,8 @@ static void stochastic_remove(mlfab__stochastic *g) {
   mlfab__comm_bury(g->comm, &g->grave);
 }
 
-static void stochastic_given_back(void *self, uint32_t member, uint64_t cookie) {
+static void stochastic_given_back(void *self) {
   mlfab__stochastic *g = self;
-  (void)member, (void)cookie;
   g->lent--;
   if (!g->closing) {
     stochastic_run(g);
@@ -26554,17 +26728,15 @@ static void stochastic_given_back(void *self, uint32_t member, uint64_t cookie) 
   }
 }
 
-static void stochastic_begin(void *self, uint64_t round, uint64_t now_ns) {
+static void stochastic_begin(void *self) {
   mlfab__stochastic *g = self;
-  (void)round, (void)now_ns;
   stochastic_prepare(g);
   if (!g->comm->failing) stochastic_run(g);
 }
 
-static void stochastic_over(void *self, int code, uint64_t now_ns) {
+static void stochastic_over(void *self) {
   mlfab__stochastic *g = self;
-  (void)code;
-  if (g->request) mlfab__comm_end_request(g->comm, g->request, now_ns);
+  if (g->request) mlfab__comm_end_request(g->comm, g->request);
   g->request = 0;
   g->data = NULL;
   const mlfab__request *opening = mlfab__request_find(g->comm->requests, g->opening);
@@ -27041,7 +27213,7 @@ MLFAB__INTERNAL int mlfab__user_dag_message_op(mlfab__user_dag *graph, uint8_t k
     code = user_dag_check_reduction(&message, width, error);
     if (code) return code;
     message.bytes = message.bytes > USER_DAG_MESSAGE_MAX ? UINT64_MAX : message.bytes * width;
-    op.reduce = MLFAB__COMM_REDUCE(message.dtype, message.op);
+    op.reduce = MLFAB__ENGINE_REDUCE(message.dtype, message.op);
   }
   code = user_dag_check_message(graph, &message, error);
   if (code) return code;
@@ -27175,9 +27347,8 @@ static int user_dag_seal(mlfab__user_dag *graph, mlfab_error *error) {
 /* --- rounds --- */
 
 static void user_dag_fail_memory(const mlfab__user_dag *graph) {
-  char text[64];
-  snprintf(text, sizeof text, "a task graph: worker %u is out of memory", graph->comm->rank);
-  mlfab__comm_fail(graph->comm, MLFAB_ERR_MEMORY, (int32_t)graph->comm->rank, text);
+  mlfab__comm_fail(graph->comm, MLFAB_ERR_MEMORY, MLFAB_NO_RANK,
+                   "a task graph: worker %u is out of memory", graph->comm->rank);
 }
 
 /* Requests that wait for rounds below `round` are finished: 0, or an error of this worker alone. */
@@ -27205,7 +27376,7 @@ static int user_dag_map(mlfab__user_dag *graph) {
   uint64_t bytes = comm->config->workers * sizeof(uint32_t);
   uint32_t culprit, *index;
   if (graph->epoch == comm->epoch) return 0;
-  index = mlfab__comm_block(comm, bytes);
+  index = mlfab__pool_take(&comm->pool, bytes);
   if (!index) return MLFAB_ERR_MEMORY;
   memset(index, 0, bytes);
   for (uint32_t m = 0; m < comm->members; m++) index[comm->ranks[m]] = m + 1;
@@ -27216,7 +27387,7 @@ static int user_dag_map(mlfab__user_dag *graph) {
     if (!index[rank]) graph->stranger = (int32_t)rank;
     dag->ops[id].peer = index[rank] - 1;
   }
-  mlfab__comm_release(comm, index, bytes);
+  mlfab__pool_give(&comm->pool, index, bytes);
   graph->epoch = comm->epoch;
   if (graph->stranger != MLFAB_NO_RANK) return 0;
   return mlfab__dag_seal(dag, &culprit);
@@ -27232,7 +27403,7 @@ static int user_dag_stranger(const mlfab__user_dag *graph, mlfab_error *error) {
 static int user_dag_may_arm(const mlfab__user_dag *graph) {
   const mlfab__comm *comm = graph->comm;
   return graph->state == MLFAB__USER_DAG_OPEN && graph->started && !graph->run.armed &&
-         comm->phase == MLFAB__COMM_IN && !comm->failing && !comm->ending;
+         comm->phase == MLFAB__COMM_IN && !comm->failing;
 }
 
 /* Not 0: there is nothing more to arm. */
@@ -27248,7 +27419,7 @@ static int user_dag_arm(mlfab__user_dag *graph) {
     return code;
   }
   graph->run.number = graph->number++;
-  if (!code) code = mlfab__comm_arm(comm, &graph->run, comm->now_ns);
+  if (!code) code = mlfab__engine_arm(comm, &graph->run, comm->now_ns);
   if (code) {
     user_dag_fail_memory(graph);
     return code;
@@ -27257,7 +27428,7 @@ static int user_dag_arm(mlfab__user_dag *graph) {
     if (!graph->ops[id].pending) continue;
     graph->ops[id].pending = 0;
     graph->npending--;
-    if (graph->round == round) mlfab__comm_trigger(comm, &graph->run, id, 0);
+    if (graph->round == round) mlfab__engine_trigger(comm, &graph->run, id, 0);
   }
   return 0;
 }
@@ -27272,9 +27443,8 @@ static void user_dag_run(mlfab__user_dag *graph) {
 }
 
 /* It was told of the end by the epoch (user_dag_over), or has ended by itself. */
-static void user_dag_played(void *self, mlfab__engine_run *run, int status, uint64_t now_ns) {
+static void user_dag_run_over(void *self, int status) {
   mlfab__user_dag *graph = self;
-  (void)run, (void)now_ns;
   if (status) return;
   graph->round++;
   graph->started = graph->persistent;
@@ -27285,29 +27455,25 @@ static void user_dag_played(void *self, mlfab__engine_run *run, int status, uint
 static int user_dag_call(void *self, mlfab__engine_run *run, const mlfab__dag_op *op) {
   mlfab__user_dag *graph = self;
   uint32_t id = (uint32_t)(op - run->dag.ops);
-  char text[160];
   int code =
       graph->user.compute(graph->user.self, graph->ops[id].fn, graph->ops[id].user, graph->round);
   if (!code) return 0;
-  snprintf(text, sizeof text,
-           "a task graph: operation %u of worker %u has returned %d in round %llu", id,
-           graph->comm->rank, code, (unsigned long long)graph->round);
-  mlfab__comm_fail(graph->comm, MLFAB_ERR_CALLBACK, (int32_t)graph->comm->rank, text);
+  mlfab__comm_fail(graph->comm, MLFAB_ERR_CALLBACK, MLFAB_NO_RANK,
+                   "a task graph: operation %u of worker %u has returned %d in round %llu", id,
+                   graph->comm->rank, code, (unsigned long long)graph->round);
   return MLFAB_ERR_CALLBACK;
 }
 
 /* --- what the communicator tells --- */
 
-static void user_dag_begin(void *self, uint64_t round, uint64_t now_ns) {
+static void user_dag_begin(void *self) {
   mlfab__user_dag *graph = self;
-  (void)round, (void)now_ns; /* those are of objects whose rounds are the same everywhere */
   graph->number = 0;
   user_dag_run(graph);
 }
 
-static void user_dag_over(void *self, int code, uint64_t now_ns) {
+static void user_dag_over(void *self) {
   mlfab__user_dag *graph = self;
-  (void)code;
   if (graph->state != MLFAB__USER_DAG_OPEN) return;
   if (graph->lost_end != graph->round) graph->lost = graph->round;
   graph->lost_end = ++graph->round;
@@ -27315,7 +27481,7 @@ static void user_dag_over(void *self, int code, uint64_t now_ns) {
   for (uint32_t id = 0; id < graph->run.dag.nops; id++) graph->ops[id].pending = 0;
   graph->npending = 0;
   for (; graph->nwaiters > 0; graph->nwaiters--)
-    mlfab__comm_end_request(graph->comm, graph->waiters[graph->nwaiters - 1].request, now_ns);
+    mlfab__comm_end_request(graph->comm, graph->waiters[graph->nwaiters - 1].request);
 }
 
 /* Whom the round waits for, and why as far as known. */
@@ -27384,9 +27550,9 @@ MLFAB__INTERNAL void mlfab__user_dag_opened(mlfab__user_dag *graph, int code, ui
     return;
   }
   run->channel = graph->object->channel;
-  run->spaces[0] = (mlfab__comm_space){&graph->whole, 1};
+  run->spaces[0] = (mlfab__engine_space){&graph->whole, 1};
   run->compute = user_dag_call;
-  run->over = user_dag_played;
+  run->over = user_dag_run_over;
   run->self = graph;
   graph->state = MLFAB__USER_DAG_OPEN;
   graph->started = graph->persistent;
@@ -27489,7 +27655,7 @@ MLFAB__INTERNAL int mlfab__user_dag_trigger(mlfab__user_dag *graph, uint32_t op,
   if (!code) code = user_dag_check_members(graph, error);
   if (code) return code;
   if (graph->run.armed) {
-    mlfab__comm_trigger(comm, &graph->run, op, inside ? 0 : now_ns);
+    mlfab__engine_trigger(comm, &graph->run, op, inside ? 0 : now_ns);
   } else if (!graph->ops[op].pending) {
     graph->ops[op].pending = 1;
     graph->npending++;
@@ -27509,9 +27675,9 @@ static void user_dag_close(mlfab__user_dag *graph) {
   snprintf(text, sizeof text, "a task graph (round %llu): freed by worker %u",
            (unsigned long long)graph->round, comm->rank);
   if (graph->started && !graph->persistent)
-    mlfab__comm_fail(comm, MLFAB_ERR_CANCELLED, (int32_t)comm->rank, text);
+    mlfab__comm_fail(comm, MLFAB_ERR_CANCELLED, (int32_t)comm->rank, "%s", text);
   graph->started = 0;
-  mlfab__comm_disarm(comm, &graph->run);
+  mlfab__engine_disarm(comm, &graph->run);
   user_dag_finish(graph, MLFAB__NEVER, MLFAB_ERR_CANCELLED, (int32_t)comm->rank, text);
   /* The next round of a persistent one has begun elsewhere by itself, and nobody may miss it. */
   if (graph->persistent) graph->object->upto = MLFAB__NEVER;
@@ -43763,7 +43929,7 @@ static void shared_share(mlfab *ctx, mlfab__context_turn *turn, const mlfab__com
                        blames ? (int32_t)ranks[culprit] : MLFAB_NO_RANK, ctx->now_ns);
   }
   mlfab__node_return(ctx->node, 0, NULL);
-  if (comm->arena_asked) mlfab__context_pump(ctx); /* it had to wait */
+  if (comm->phase == MLFAB__COMM_LISTED) mlfab__context_pump(ctx); /* it had to wait */
 }
 
 MLFAB__INTERNAL void mlfab__shared_run(mlfab *ctx, mlfab_request request,
@@ -43797,7 +43963,7 @@ static void shared_destroy(mlfab *ctx) { ctx->shm_coll->destroy(&ctx->arena); }
 static int shared_map(mlfab *ctx) {
   mlfab__shm_coll_name names[MLFAB__SHM_COLL_MOST];
   mlfab__comm *comm = ctx->node->parts->comm;
-  if (!comm || !comm->arena_asked || ctx->arena_runs) return 0;
+  if (!comm || comm->phase != MLFAB__COMM_LISTED || ctx->arena_runs) return 0;
   int ok = ctx->arena && comm->members <= MLFAB__SHM_COLL_MOST;
   for (uint32_t i = 0; ok && i < comm->members; i++) {
     const mlfab__membership_member *m = &comm->list[i];

@@ -99,7 +99,7 @@ static void shared_share(mlfab *ctx, mlfab__context_turn *turn, const mlfab__com
                        blames ? (int32_t)ranks[culprit] : MLFAB_NO_RANK, ctx->now_ns);
   }
   mlfab__node_return(ctx->node, 0, NULL);
-  if (comm->arena_asked) mlfab__context_pump(ctx); /* it had to wait */
+  if (comm->phase == MLFAB__COMM_LISTED) mlfab__context_pump(ctx); /* it had to wait */
 }
 
 MLFAB__INTERNAL void mlfab__shared_run(mlfab *ctx, mlfab_request request,
@@ -133,7 +133,7 @@ static void shared_destroy(mlfab *ctx) { ctx->shm_coll->destroy(&ctx->arena); }
 static int shared_map(mlfab *ctx) {
   mlfab__shm_coll_name names[MLFAB__SHM_COLL_MOST];
   mlfab__comm *comm = ctx->node->parts->comm;
-  if (!comm || !comm->arena_asked || ctx->arena_runs) return 0;
+  if (!comm || comm->phase != MLFAB__COMM_LISTED || ctx->arena_runs) return 0;
   int ok = ctx->arena && comm->members <= MLFAB__SHM_COLL_MOST;
   for (uint32_t i = 0; ok && i < comm->members; i++) {
     const mlfab__membership_member *m = &comm->list[i];

@@ -1,4 +1,4 @@
-/* engine.c - the communicator: task graphs being executed, and the messages of them. See comm.h. */
+/* engine.c - the communicator: runs, and their messages. See engine.h. */
 #include "comm.h"
 
 #include <stdio.h>
@@ -68,21 +68,22 @@ static int engine_send_list(mlfab__comm *comm, mlfab__engine_run *run, const mlf
   int code = 0;
   for (const uint8_t *piece; !code && (piece = engine_walk_next(&walk, &n)) != NULL;) {
     int small = n <= MLFAB__STREAM_COPY && n < op->bytes;
-    if (small && !comm->gather) comm->gather = mlfab__alloc_aligned(comm->env, MLFAB__COMM_GATHER);
-    if (small && !comm->gather) return MLFAB_ERR_MEMORY;
-    if (gathered > 0 && (!small || gathered + n > MLFAB__COMM_GATHER)) {
-      code = engine_send_part(comm, run, op->peer, head, comm->gather, gathered, 1);
+    if (small && !comm->engine.gather)
+      comm->engine.gather = mlfab__alloc_aligned(comm->env, MLFAB__ENGINE_GATHER);
+    if (small && !comm->engine.gather) return MLFAB_ERR_MEMORY;
+    if (gathered > 0 && (!small || gathered + n > MLFAB__ENGINE_GATHER)) {
+      code = engine_send_part(comm, run, op->peer, head, comm->engine.gather, gathered, 1);
       gathered = 0;
     }
     if (small) {
-      memcpy(comm->gather + gathered, piece, n);
+      memcpy(comm->engine.gather + gathered, piece, n);
       gathered += n;
     } else if (!code) {
       code = engine_send_part(comm, run, op->peer, head, piece, n, op->copy);
     }
   }
   if (!code && gathered > 0)
-    code = engine_send_part(comm, run, op->peer, head, comm->gather, gathered, 1);
+    code = engine_send_part(comm, run, op->peer, head, comm->engine.gather, gathered, 1);
   return code;
 }
 
@@ -92,7 +93,7 @@ static int engine_is_eager(const mlfab__engine_run *run, uint64_t bytes) {
 
 /* Has the peer asked for it? */
 static int engine_has_credit(const mlfab__engine_run *run, const mlfab__dag_op *op) {
-  const mlfab__comm_peer *peer = &run->peers[op->peer];
+  const mlfab__engine_peer *peer = &run->peers[op->peer];
   if (engine_is_eager(run, op->bytes)) return 1;
   return peer->ready && (!op->paced || op->tag < peer->credit || MLFAB__PLANTED(33));
 }
@@ -114,7 +115,7 @@ static void engine_send(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id) 
 /* A SEND that may run: at once, or when the peer takes its bytes. */
 static void engine_may_send(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id) {
   const mlfab__dag_op *op = &run->dag.ops[id];
-  mlfab__comm_peer *peer = &run->peers[op->peer];
+  mlfab__engine_peer *peer = &run->peers[op->peer];
   if (engine_has_credit(run, op)) {
     engine_send(comm, run, id);
     return;
@@ -130,7 +131,7 @@ static void engine_may_send(mlfab__comm *comm, mlfab__engine_run *run, uint32_t 
 
 static void engine_is_ready(mlfab__comm *comm, mlfab__engine_run *run, uint32_t member,
                             uint32_t credit) {
-  mlfab__comm_peer *peer = &run->peers[member];
+  mlfab__engine_peer *peer = &run->peers[member];
   uint32_t next, id = peer->first;
   peer->ready = 1;
   peer->credit = (uint32_t)mlfab__max(peer->credit, credit);
@@ -142,7 +143,7 @@ static void engine_is_ready(mlfab__comm *comm, mlfab__engine_run *run, uint32_t 
 }
 
 static void engine_say_ready(mlfab__comm *comm, mlfab__engine_run *run, uint32_t member) {
-  mlfab__comm_peer *peer = &run->peers[member];
+  mlfab__engine_peer *peer = &run->peers[member];
   peer->told = 1;
   peer->given = peer->paced ? run->step + run->window : 0;
   mlfab__coll head = engine_head(run, peer->given, MLFAB__COLL_READY, 0);
@@ -170,7 +171,7 @@ static void engine_tell_ready(mlfab__comm *comm, mlfab__engine_run *run) {
 static void engine_raise(mlfab__comm *comm, mlfab__engine_run *run) {
   uint32_t worth = (uint32_t)mlfab__max(run->window / 2, 1);
   for (uint32_t m = 0; m < comm->members; m++) {
-    const mlfab__comm_peer *peer = &run->peers[m];
+    const mlfab__engine_peer *peer = &run->peers[m];
     if (peer->paced && run->step + run->window - peer->given >= worth)
       engine_say_ready(comm, run, m);
   }
@@ -195,7 +196,7 @@ static void engine_pace(mlfab__engine_run *run) {
 static mlfab__engine_run *engine_next_paced(const mlfab__comm *comm,
                                             const mlfab__engine_run *than) {
   mlfab__engine_run *oldest = NULL;
-  for (mlfab__engine_run *run = comm->armed; run; run = run->next) {
+  for (mlfab__engine_run *run = comm->engine.armed; run; run = run->next) {
     if (!run->paced || (than && run->number <= than->number)) continue;
     if (!oldest || run->number < oldest->number) oldest = run;
   }
@@ -205,14 +206,14 @@ static mlfab__engine_run *engine_next_paced(const mlfab__comm *comm,
 /* Gives out what there is of the windows' bytes. `fresh`: nothing was told to its peers yet. */
 static void engine_open_windows(mlfab__comm *comm, const mlfab__engine_run *fresh) {
   const mlfab__engine_run *first = engine_next_paced(comm, NULL);
-  for (mlfab__engine_run *run = engine_next_paced(comm, NULL); run && !comm->ending;
+  for (mlfab__engine_run *run = engine_next_paced(comm, NULL); run && comm->phase == MLFAB__COMM_IN;
        run = engine_next_paced(comm, run)) {
     uint32_t before = run->window;
-    while (run->window < MLFAB__COMM_WINDOW &&
-           (comm->window_bytes + run->step_bytes <= MLFAB__COMM_WINDOWS ||
+    while (run->window < MLFAB__ENGINE_WINDOW &&
+           (comm->engine.window_bytes + run->step_bytes <= MLFAB__ENGINE_WINDOWS ||
             (run == first && run->window == 0))) {
       run->window++;
-      comm->window_bytes += run->step_bytes;
+      comm->engine.window_bytes += run->step_bytes;
     }
     if (run->window > before && run != fresh) engine_raise(comm, run);
   }
@@ -220,7 +221,7 @@ static void engine_open_windows(mlfab__comm *comm, const mlfab__engine_run *fres
 
 /* Nothing more of it is awaited. */
 static void engine_close_window(mlfab__comm *comm, mlfab__engine_run *run) {
-  comm->window_bytes -= run->window * run->step_bytes;
+  comm->engine.window_bytes -= run->window * run->step_bytes;
   run->paced = run->window = 0;
 }
 
@@ -286,7 +287,7 @@ static void engine_apply(mlfab__engine_run *run, const mlfab__dag_op *op, uint64
 }
 
 static void engine_drop_stage(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id) {
-  mlfab__comm_recv *recv = &run->recvs[id];
+  mlfab__engine_recv *recv = &run->recvs[id];
   const mlfab__dag_op *op = &run->dag.ops[id];
   if (!recv->stage) return;
   if (recv->eager && comm->streams.epoch)
@@ -298,7 +299,7 @@ static void engine_drop_stage(mlfab__comm *comm, mlfab__engine_run *run, uint32_
 
 /* A RECV that may run, or of which the last byte came: what was staged goes to its place. */
 static void engine_settle(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id) {
-  mlfab__comm_recv *recv = &run->recvs[id];
+  mlfab__engine_recv *recv = &run->recvs[id];
   const mlfab__dag_op *op = &run->dag.ops[id];
   if (recv->stage && (recv->whole || engine_fits(run, op, recv->stage))) {
     uint8_t *stage = recv->stage + recv->from;
@@ -317,31 +318,28 @@ static void engine_wrong(mlfab__comm *comm, uint32_t member, const char *text) {
 
 static void engine_other_size(mlfab__comm *comm, uint32_t member, const mlfab__coll *head,
                               const mlfab__dag_op *op) {
-  char text[160];
-  snprintf(text, sizeof text, "worker %u sends %llu bytes under tag %u, and worker %u expects %llu",
-           comm->ranks[member], (unsigned long long)head->total, head->tag, comm->rank,
-           (unsigned long long)op->bytes);
-  mlfab__comm_fail(comm, MLFAB_ERR_MISMATCH, (int32_t)comm->ranks[member], text);
+  mlfab__comm_fail(comm, MLFAB_ERR_MISMATCH, (int32_t)comm->ranks[member],
+                   "worker %u sends %llu bytes under tag %u, and worker %u expects %llu",
+                   comm->ranks[member], (unsigned long long)head->total, head->tag, comm->rank,
+                   (unsigned long long)op->bytes);
 }
 
 /* No RECV is for it. Where the user makes the task graphs, the two parts do not fit; else the peer is wrong. */
 static void engine_unexpected(mlfab__comm *comm, const mlfab__engine_run *run, uint32_t member,
                               const mlfab__coll *head) {
-  char text[160];
   if (run->channel == 0) {
     engine_wrong(comm, member, "a message that no task graph receives");
     return;
   }
-  snprintf(text, sizeof text,
-           "worker %u sends %llu bytes under tag %u, which worker %u does not receive",
-           comm->ranks[member], (unsigned long long)head->total, head->tag, comm->rank);
-  mlfab__comm_fail(comm, MLFAB_ERR_MISMATCH, (int32_t)comm->ranks[member], text);
+  mlfab__comm_fail(comm, MLFAB_ERR_MISMATCH, (int32_t)comm->ranks[member],
+                   "worker %u sends %llu bytes under tag %u, which worker %u does not receive",
+                   comm->ranks[member], (unsigned long long)head->total, head->tag, comm->rank);
 }
 
 /* Bytes for the RECV `id`. */
 static void engine_take(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id,
                         const mlfab__coll *head, const uint8_t *bytes, uint32_t n) {
-  mlfab__comm_recv *recv = &run->recvs[id];
+  mlfab__engine_recv *recv = &run->recvs[id];
   const mlfab__dag_op *op = &run->dag.ops[id];
   int runs = mlfab__dag_state(&run->dag, id) == MLFAB__DAG_RUNNING;
   int direct = runs && !recv->stage && engine_fits(run, op, bytes);
@@ -397,7 +395,7 @@ static void engine_frame(mlfab__comm *comm, mlfab__engine_run *run, uint32_t mem
     engine_unexpected(comm, run, member, head);
     return;
   }
-  const mlfab__comm_recv *recv = &run->recvs[id];
+  const mlfab__engine_recv *recv = &run->recvs[id];
   if (head->total != run->dag.ops[id].bytes) {
     engine_other_size(comm, member, head, &run->dag.ops[id]);
   } else if (recv->whole || head->offset != recv->got ||
@@ -409,8 +407,9 @@ static void engine_frame(mlfab__comm *comm, mlfab__engine_run *run, uint32_t mem
   }
 }
 
-static mlfab__engine_run *engine_find(const mlfab__comm *comm, uint32_t channel, uint64_t number) {
-  mlfab__engine_run *run = comm->armed;
+MLFAB__INTERNAL mlfab__engine_run *mlfab__engine_find(const mlfab__comm *comm, uint32_t channel,
+                                                      uint64_t number) {
+  mlfab__engine_run *run = comm->engine.armed;
   while (run && (run->channel != channel || run->number != number)) run = run->next;
   return run;
 }
@@ -418,7 +417,7 @@ static mlfab__engine_run *engine_find(const mlfab__comm *comm, uint32_t channel,
 /* --- what came early, or late --- */
 
 static uint32_t engine_bucket(uint32_t channel, uint64_t number) {
-  return (uint32_t)((number + 7 * (uint64_t)channel) % MLFAB__COMM_BUCKETS);
+  return (uint32_t)((number + 7 * (uint64_t)channel) % MLFAB__ENGINE_BUCKETS);
 }
 
 static void engine_keep(mlfab__comm *comm, uint32_t member, const mlfab__coll *head,
@@ -428,36 +427,36 @@ static void engine_keep(mlfab__comm *comm, uint32_t member, const mlfab__coll *h
     engine_wrong(comm, member, "bytes of a call that were not asked for");
     return;
   }
-  mlfab__comm_stage *stage = comm->stage_count < ENGINE_STAGED_MAX
-                                 ? mlfab__pool_take(&comm->pool, sizeof *stage + bytes)
-                                 : NULL;
+  mlfab__engine_stage *stage = comm->engine.stage_count < ENGINE_STAGED_MAX
+                                   ? mlfab__pool_take(&comm->pool, sizeof *stage + bytes)
+                                   : NULL;
   if (!stage) {
     mlfab__comm_fail_memory(comm);
     return;
   }
-  *stage = (mlfab__comm_stage){NULL, *head, member, bytes};
+  *stage = (mlfab__engine_stage){NULL, *head, member, bytes};
   if (bytes > 0) memcpy(stage + 1, bulk, bytes);
-  if (comm->stages[bucket]) {
-    comm->stage_ends[bucket]->next = stage;
+  if (comm->engine.stages[bucket]) {
+    comm->engine.stage_ends[bucket]->next = stage;
   } else {
-    comm->stages[bucket] = stage;
+    comm->engine.stages[bucket] = stage;
   }
-  comm->stage_ends[bucket] = stage;
-  comm->stage_count++;
+  comm->engine.stage_ends[bucket] = stage;
+  comm->engine.stage_count++;
 }
 
 MLFAB__INTERNAL int mlfab__engine_came(const mlfab__comm *comm, uint64_t number) {
-  const mlfab__comm_stage *stage = comm->stages[engine_bucket(0, number)];
+  const mlfab__engine_stage *stage = comm->engine.stages[engine_bucket(0, number)];
   while (stage && (stage->head.channel != 0 || stage->head.number != number)) stage = stage->next;
   return stage != NULL;
 }
 
 /* Those of one run that came early, in their order, out of the bucket. */
-static mlfab__comm_stage *engine_pick(mlfab__comm *comm, uint32_t channel, uint64_t number) {
+static mlfab__engine_stage *engine_pick(mlfab__comm *comm, uint32_t channel, uint64_t number) {
   uint32_t bucket = engine_bucket(channel, number);
-  mlfab__comm_stage *picked = NULL, **picked_end = &picked, **kept = &comm->stages[bucket];
-  comm->stage_ends[bucket] = NULL;
-  for (mlfab__comm_stage *stage = *kept, *next; stage; stage = next) {
+  mlfab__engine_stage *picked = NULL, **picked_end = &picked, **kept = &comm->engine.stages[bucket];
+  comm->engine.stage_ends[bucket] = NULL;
+  for (mlfab__engine_stage *stage = *kept, *next; stage; stage = next) {
     next = stage->next;
     if (stage->head.channel == channel && stage->head.number == number) {
       stage->next = NULL;
@@ -466,22 +465,21 @@ static mlfab__comm_stage *engine_pick(mlfab__comm *comm, uint32_t channel, uint6
     } else {
       *kept = stage;
       kept = &stage->next;
-      comm->stage_ends[bucket] = stage;
+      comm->engine.stage_ends[bucket] = stage;
     }
   }
   *kept = NULL;
   return picked;
 }
 
-static void engine_forget(mlfab__comm *comm, mlfab__comm_stage *stage) {
-  comm->stage_count--;
+static void engine_forget(mlfab__comm *comm, mlfab__engine_stage *stage) {
+  comm->engine.stage_count--;
   mlfab__pool_give(&comm->pool, stage, sizeof *stage + stage->bytes);
 }
 
 static void engine_fail_closed(mlfab__comm *comm, uint32_t channel) {
-  char text[64];
-  snprintf(text, sizeof text, "worker %u has closed object %u", comm->rank, channel);
-  mlfab__comm_fail(comm, MLFAB_ERR_PEER_CLOSED, (int32_t)comm->rank, text);
+  mlfab__comm_fail(comm, MLFAB_ERR_PEER_CLOSED, (int32_t)comm->rank,
+                   "worker %u has closed object %u", comm->rank, channel);
 }
 
 /* A frame of an object that is closed here: of what is over, or of a round in which it is
@@ -500,7 +498,7 @@ static int engine_other(mlfab__comm *comm, uint32_t member, const mlfab__coll *h
                         const void *bulk, uint32_t bytes) {
   mlfab__comm_object *object = mlfab__comm_channel_find(comm, head->channel);
   if (object && object->frame) {
-    object->frame(object->self, member, head, bulk, bytes, comm->now_ns);
+    object->frame(object->self, member, head, bulk, bytes);
     return 1;
   }
   if (head->channel == 0 ? !mlfab__comm_awaits(comm, head->number)
@@ -523,8 +521,8 @@ static void engine_consume(mlfab__comm *comm, uint32_t member, const mlfab__coll
 MLFAB__INTERNAL void mlfab__engine_deliver(void *self, uint32_t member, const mlfab__coll *head,
                                            const void *bulk, uint32_t bytes) {
   mlfab__comm *comm = self;
-  mlfab__engine_run *run = engine_find(comm, head->channel, head->number);
-  if (comm->failing || comm->ending) return;
+  mlfab__engine_run *run = mlfab__engine_find(comm, head->channel, head->number);
+  if (comm->failing || comm->phase == MLFAB__COMM_ENDING) return;
   mlfab__comm_enter(comm, 0);
   if (run && run->running) {
     engine_frame(comm, run, member, head, bulk, bytes);
@@ -536,8 +534,8 @@ MLFAB__INTERNAL void mlfab__engine_deliver(void *self, uint32_t member, const ml
 
 /* Delivers what came early for a run that is armed now. It may be over before the last. */
 static void engine_take_early(mlfab__comm *comm, uint32_t channel, uint64_t number) {
-  mlfab__comm_stage *stage = engine_pick(comm, channel, number);
-  for (mlfab__comm_stage *next; stage; stage = next) {
+  mlfab__engine_stage *stage = engine_pick(comm, channel, number);
+  for (mlfab__engine_stage *next; stage; stage = next) {
     next = stage->next;
     mlfab__engine_deliver(comm, stage->member, &stage->head, stage + 1, stage->bytes);
     engine_forget(comm, stage);
@@ -564,16 +562,15 @@ static void engine_compute(mlfab__comm *comm, mlfab__engine_run *run, uint32_t i
     code = run->compute(run->self, run, op);
   }
   if (code) {
-    char text[96];
-    snprintf(text, sizeof text, "an operation of worker %u's task graph has failed", comm->rank);
-    mlfab__comm_fail(comm, code, (int32_t)comm->rank, text);
+    mlfab__comm_fail(comm, code, (int32_t)comm->rank,
+                     "an operation of worker %u's task graph has failed", comm->rank);
   } else {
     mlfab__dag_done(&run->dag, id);
   }
 }
 
 static void engine_unlink(mlfab__comm *comm, mlfab__engine_run *run) {
-  mlfab__engine_run **at = &comm->armed;
+  mlfab__engine_run **at = &comm->engine.armed;
   while (*at != run) at = &(*at)->next;
   *at = run->next;
   engine_close_window(comm, run);
@@ -611,16 +608,16 @@ static void engine_run(mlfab__comm *comm, mlfab__engine_run *run) {
   if (run->running || run->lent > 0) return;
   engine_unlink(comm, run);
   engine_open_windows(comm, NULL);
-  run->over(run->self, run, 0, comm->now_ns);
+  run->over(run->self, 0);
 }
 
 MLFAB__INTERNAL void mlfab__engine_given_back(void *self, uint32_t member, uint64_t cookie) {
   mlfab__comm *comm = self;
+  (void)member;
   mlfab__comm_enter(comm, 0);
   if (cookie & 1) {
-    mlfab__comm_object *object = mlfab__comm_object_find(comm, (uint32_t)(cookie >> 33));
-    if (object && object->given_back)
-      object->given_back(object->self, member, cookie >> 1 & UINT32_MAX);
+    mlfab__comm_object *object = mlfab__comm_object_find(comm, (uint32_t)(cookie >> 1));
+    if (object && object->given_back) object->given_back(object->self);
   } else {
     mlfab__engine_run *run = (mlfab__engine_run *)(uintptr_t)cookie;
     run->lent--;
@@ -629,10 +626,9 @@ MLFAB__INTERNAL void mlfab__engine_given_back(void *self, uint32_t member, uint6
   mlfab__comm_exit(comm);
 }
 
-MLFAB__INTERNAL int mlfab__comm_arm(mlfab__comm *comm, mlfab__engine_run *run, uint64_t now_ns) {
+MLFAB__INTERNAL int mlfab__engine_arm(mlfab__comm *comm, mlfab__engine_run *run, uint64_t now_ns) {
   mlfab__comm_object *object = mlfab__comm_channel_find(comm, run->channel);
-  if (comm->phase != MLFAB__COMM_IN || comm->failing || comm->ending || run->armed)
-    return MLFAB_ERR_STATE;
+  if (comm->phase != MLFAB__COMM_IN || comm->failing || run->armed) return MLFAB_ERR_STATE;
   uint64_t recvs = run->dag.nops * sizeof *run->recvs;
   uint64_t peers = comm->members * sizeof *run->peers;
   run->recvs = mlfab__pool_take(&comm->pool, recvs);
@@ -647,8 +643,8 @@ MLFAB__INTERNAL int mlfab__comm_arm(mlfab__comm *comm, mlfab__engine_run *run, u
   run->armed = run->running = 1;
   run->busy = run->moved = 0;
   run->lent = run->staged = 0;
-  run->next = comm->armed;
-  comm->armed = run;
+  run->next = comm->engine.armed;
+  comm->engine.armed = run;
   if (object) object->upto = mlfab__max(object->upto, run->number + 1);
   uint32_t channel = run->channel;
   uint64_t number = run->number;
@@ -663,8 +659,8 @@ MLFAB__INTERNAL int mlfab__comm_arm(mlfab__comm *comm, mlfab__engine_run *run, u
   return 0;
 }
 
-MLFAB__INTERNAL void mlfab__comm_trigger(mlfab__comm *comm, mlfab__engine_run *run, uint32_t op,
-                                         uint64_t now_ns) {
+MLFAB__INTERNAL void mlfab__engine_trigger(mlfab__comm *comm, mlfab__engine_run *run, uint32_t op,
+                                           uint64_t now_ns) {
   if (!run->armed || !run->running) return;
   mlfab__comm_enter(comm, now_ns);
   mlfab__dag_trigger(&run->dag, op);
@@ -672,7 +668,7 @@ MLFAB__INTERNAL void mlfab__comm_trigger(mlfab__comm *comm, mlfab__engine_run *r
   mlfab__comm_exit(comm);
 }
 
-MLFAB__INTERNAL void mlfab__comm_disarm(mlfab__comm *comm, mlfab__engine_run *run) {
+MLFAB__INTERNAL void mlfab__engine_disarm(mlfab__comm *comm, mlfab__engine_run *run) {
   mlfab__comm_object *object = mlfab__comm_channel_find(comm, run->channel);
   if (!run->armed) return;
   mlfab__comm_enter(comm, 0);
@@ -681,24 +677,23 @@ MLFAB__INTERNAL void mlfab__comm_disarm(mlfab__comm *comm, mlfab__engine_run *ru
   engine_unlink(comm, run);
   if (lent > 0) {
     /* Only the end of the epoch gives them back, and it must be here and now. */
-    char text[96];
-    snprintf(text, sizeof text, "worker %u has withdrawn what it had begun to send", comm->rank);
     mlfab__streams_end(&comm->streams);
-    mlfab__comm_fail(comm, MLFAB_ERR_CANCELLED, (int32_t)comm->rank, text);
+    mlfab__comm_fail(comm, MLFAB_ERR_CANCELLED, (int32_t)comm->rank,
+                     "worker %u has withdrawn what it had begun to send", comm->rank);
   }
   mlfab__comm_exit(comm);
 }
 
 MLFAB__INTERNAL void mlfab__engine_close(mlfab__comm *comm, const mlfab__comm_object *object) {
-  for (mlfab__engine_run *run = comm->armed, *next; run; run = next) {
+  for (mlfab__engine_run *run = comm->engine.armed, *next; run; run = next) {
     next = run->next;
     if (run->channel != object->channel) continue;
     if (run->running && run->moved && !engine_is_ahead(object->ahead, 0, run->number))
       engine_fail_closed(comm, object->channel);
-    mlfab__comm_disarm(comm, run);
+    mlfab__engine_disarm(comm, run);
   }
-  for (uint32_t b = 0; b < MLFAB__COMM_BUCKETS; b++) {
-    for (const mlfab__comm_stage *stage = comm->stages[b]; stage; stage = stage->next) {
+  for (uint32_t b = 0; b < MLFAB__ENGINE_BUCKETS; b++) {
+    for (const mlfab__engine_stage *stage = comm->engine.stages[b]; stage; stage = stage->next) {
       if (stage->head.channel == object->channel && stage->head.number >= object->upto &&
           !engine_says_nothing(comm, &stage->head))
         engine_fail_closed(comm, object->channel);
@@ -706,20 +701,45 @@ MLFAB__INTERNAL void mlfab__engine_close(mlfab__comm *comm, const mlfab__comm_ob
   }
 }
 
-MLFAB__INTERNAL void mlfab__engine_end_all(mlfab__comm *comm, int code) {
-  for (uint32_t b = 0; b < MLFAB__COMM_BUCKETS; b++) {
-    for (mlfab__comm_stage *stage = comm->stages[b], *next; stage; stage = next) {
+static void engine_forget_all(mlfab__comm *comm) {
+  for (uint32_t b = 0; b < MLFAB__ENGINE_BUCKETS; b++) {
+    for (mlfab__engine_stage *stage = comm->engine.stages[b], *next; stage; stage = next) {
       next = stage->next;
       engine_forget(comm, stage);
     }
-    comm->stages[b] = comm->stage_ends[b] = NULL;
+    comm->engine.stages[b] = comm->engine.stage_ends[b] = NULL;
   }
-  while (comm->armed) {
-    mlfab__engine_run *run = comm->armed;
+}
+
+MLFAB__INTERNAL void mlfab__engine_end_all(mlfab__comm *comm, int code) {
+  engine_forget_all(comm);
+  while (comm->engine.armed) {
+    mlfab__engine_run *run = comm->engine.armed;
     engine_unlink(comm, run);
     run->lent = 0;
-    run->over(run->self, run, code, comm->now_ns);
+    run->over(run->self, code);
   }
+}
+
+MLFAB__INTERNAL void mlfab__engine_free(mlfab__comm *comm) {
+  engine_forget_all(comm);
+  while (comm->engine.armed) engine_unlink(comm, comm->engine.armed);
+  mlfab__free_aligned(comm->env, comm->engine.gather, MLFAB__ENGINE_GATHER);
+}
+
+MLFAB__INTERNAL const mlfab__engine_run *mlfab__engine_oldest(const mlfab__comm *comm,
+                                                              uint32_t channel) {
+  const mlfab__engine_run *oldest = NULL;
+  for (const mlfab__engine_run *run = comm->engine.armed; run; run = run->next) {
+    if (run->channel == channel && (!oldest || run->number < oldest->number)) oldest = run;
+  }
+  return oldest;
+}
+
+MLFAB__INTERNAL int mlfab__engine_moves(const mlfab__comm *comm) {
+  const mlfab__engine_run *run = comm->engine.armed;
+  while (run && !run->moved) run = run->next;
+  return run != NULL;
 }
 
 MLFAB__INTERNAL int32_t mlfab__engine_awaits(const mlfab__comm *comm,

@@ -52,14 +52,12 @@ struct mlfab__partial_run {
 /* --- rounds --- */
 
 static void partial_run_fail(const mlfab__partial_run *e, int code) {
-  char text[80];
-  snprintf(text, sizeof text, "a partial reduction: worker %u: %s", e->comm->rank,
-           mlfab_error_text(code));
-  mlfab__comm_fail(e->comm, code, (int32_t)e->comm->rank, text);
+  mlfab__comm_fail(e->comm, code, MLFAB_NO_RANK, "a partial reduction: worker %u: %s",
+                   e->comm->rank, mlfab_error_text(code));
 }
 
 static void partial_run_arm(const mlfab__partial_run *e, mlfab__engine_run *run) {
-  int code = mlfab__comm_arm(e->comm, run, e->comm->now_ns);
+  int code = mlfab__engine_arm(e->comm, run, e->comm->now_ns);
   if (code && code != MLFAB_ERR_STATE) partial_run_fail(e, code);
 }
 
@@ -77,23 +75,21 @@ static void partial_run_go_on(mlfab__partial_run *e) {
   uint32_t op = mlfab__partial_trigger(partial);
   int take = mlfab__partial_may_take(partial);
   /* A round that is over in the midst of this goes on by itself. */
-  if (take) mlfab__comm_trigger(comm, open, partial->plan.take, comm->now_ns);
-  if (op != MLFAB__DAG_NONE) mlfab__comm_trigger(comm, open, op, comm->now_ns);
+  if (take) mlfab__engine_trigger(comm, open, partial->plan.take, comm->now_ns);
+  if (op != MLFAB__DAG_NONE) mlfab__engine_trigger(comm, open, op, comm->now_ns);
 }
 
 static void partial_run_finish(mlfab__partial_run *e) {
-  mlfab__request *request = mlfab__request_find(e->comm->requests, e->request);
+  mlfab_request request = e->request;
   mlfab_partial_info *info = e->info_p;
   e->request = 0;
   e->info_p = NULL;
-  if (!request) return;
   if (info) {
     uint32_t size = info->size;
     memcpy(info, &e->partial.answer, mlfab__min(size, sizeof *info));
     info->size = size;
   }
-  e->comm->collectives++;
-  mlfab__request_finish(e->comm->requests, request, 0, MLFAB_NO_RANK, 0, e->comm->now_ns, "%s", "");
+  mlfab__comm_succeed(e->comm, request);
 }
 
 static int partial_run_compute(void *self, mlfab__engine_run *run, const mlfab__dag_op *op) {
@@ -133,10 +129,8 @@ static int partial_run_ends(const mlfab__partial_run *e) {
   return 0;
 }
 
-static void partial_run_round_over(void *self, mlfab__engine_run *run, int status,
-                                   uint64_t now_ns) {
+static void partial_run_round_over(void *self, int status) {
   mlfab__partial_run *e = self;
-  (void)run, (void)now_ns;
   if (status) return;
   if (!e->closing) {
     partial_run_go_on(e);
@@ -158,10 +152,8 @@ static void partial_run_settled(mlfab__partial_run *e) {
   mlfab__comm_go_on(e->comm);
 }
 
-static void partial_run_settle_over(void *self, mlfab__engine_run *run, int status,
-                                    uint64_t now_ns) {
+static void partial_run_settle_over(void *self, int status) {
   mlfab__partial_run *e = self;
-  (void)run, (void)now_ns;
   if (!status && !e->closing) partial_run_settled(e);
 }
 
@@ -215,8 +207,8 @@ static void partial_run_fill_plays(mlfab__partial_run *e) {
     run->op = MLFAB_OP_SUM;
     run->width = spec->width;
     run->compute = partial_run_compute;
-    run->spaces[MLFAB__PARTIAL_DATA] = (mlfab__comm_space){&e->vecs[i][0], 1};
-    run->spaces[MLFAB__PARTIAL_BITMAP] = (mlfab__comm_space){&e->vecs[i][1], 1};
+    run->spaces[MLFAB__PARTIAL_DATA] = (mlfab__engine_space){&e->vecs[i][0], 1};
+    run->spaces[MLFAB__PARTIAL_BITMAP] = (mlfab__engine_space){&e->vecs[i][1], 1};
   }
   partial_run_fill_play(e, &e->settle, e->signature + 1);
   e->settle.eager = 1;
@@ -225,12 +217,11 @@ static void partial_run_fill_plays(mlfab__partial_run *e) {
   e->settle.width = sizeof(int64_t);
   e->settle.over = partial_run_settle_over;
   e->settle_vec = (mlfab_vec){&e->partial.marks, sizeof e->partial.marks};
-  e->settle.spaces[0] = (mlfab__comm_space){&e->settle_vec, 1};
+  e->settle.spaces[0] = (mlfab__engine_space){&e->settle_vec, 1};
 }
 
-static void partial_run_begin(void *self, uint64_t round, uint64_t now_ns) {
+static void partial_run_begin(void *self) {
   mlfab__partial_run *e = self;
-  (void)round, (void)now_ns;
   int fresh = !e->known;
   if (e->closing || e->epoch == e->comm->epoch) return;
   e->epoch = e->comm->epoch;
@@ -265,16 +256,15 @@ static void partial_run_look_at_flush(mlfab__partial_run *e) {
   e->flush = 0;
 }
 
-static void partial_run_over(void *self, int code, uint64_t now_ns) {
+static void partial_run_over(void *self) {
   mlfab__partial_run *e = self;
   mlfab_request request = e->request;
-  (void)code;
   partial_run_look_at_flush(e);
   mlfab__partial_end(&e->partial);
   e->epoch = 0;
   e->request = 0;
   e->info_p = NULL;
-  if (request) mlfab__comm_end_request(e->comm, request, now_ns);
+  if (request) mlfab__comm_end_request(e->comm, request);
   if (e->closing) partial_run_remove(e);
 }
 
@@ -371,7 +361,7 @@ static mlfab__partial_spec partial_run_spec(const mlfab__comm *comm, uint64_t co
                                .segment = MLFAB__COMM_SEGMENT,
                                .algorithm = (uint8_t)o->algorithm,
                                .mean = o->op == MLFAB_OP_MEAN,
-                               .reduce_or = MLFAB__COMM_REDUCE(0, MLFAB__OP_OR),
+                               .reduce_or = MLFAB__ENGINE_REDUCE(0, MLFAB__OP_OR),
                                .dtype = dtype,
                                .width = mlfab__element_bytes(dtype),
                                .count = count,

@@ -258,9 +258,8 @@ static void stochastic_finish(mlfab__stochastic *g, int code, const char *text) 
 }
 
 static void stochastic_fail_memory(const mlfab__stochastic *g) {
-  char text[80];
-  snprintf(text, sizeof text, "a stochastic reduction: worker %u is out of memory", g->comm->rank);
-  mlfab__comm_fail(g->comm, MLFAB_ERR_MEMORY, (int32_t)g->comm->rank, text);
+  mlfab__comm_fail(g->comm, MLFAB_ERR_MEMORY, MLFAB_NO_RANK,
+                   "a stochastic reduction: worker %u is out of memory", g->comm->rank);
 }
 
 /* The members are known: whoever is in the epoch already may send. */
@@ -293,7 +292,7 @@ static void stochastic_send(mlfab__stochastic *g, uint32_t member, uint32_t tag,
   mlfab__coll head = stochastic_head(g, tag, iteration, n);
   int copy = bytes == NULL || stochastic_copies(g);
   int code = mlfab__stream_send(&g->comm->streams, member, &head, bytes, n, copy,
-                                MLFAB__COMM_COOKIE(g->object->id, 0));
+                                MLFAB__COMM_COOKIE(g->object->id));
   if (code) {
     stochastic_fail_memory(g);
   } else if (!copy) {
@@ -351,7 +350,7 @@ static uint32_t stochastic_inputs(mlfab__stochastic *g) {
       own = 1;
     }
     if (i < g->notify.ins && stochastic_take(g, i, &n, &error)) {
-      mlfab__comm_fail(g->comm, error.code, error.rank, error.text);
+      mlfab__comm_fail(g->comm, error.code, error.rank, "%s", error.text);
       return 0;
     }
   }
@@ -418,10 +417,9 @@ static void stochastic_run(mlfab__stochastic *g) {
 /* --- what came --- */
 
 static void stochastic_wrong(const mlfab__stochastic *g, uint32_t member, const char *what) {
-  char text[120];
   uint32_t rank = g->comm->ranks[member];
-  snprintf(text, sizeof text, "a stochastic reduction: worker %u sent %s", rank, what);
-  mlfab__comm_fail(g->comm, MLFAB_ERR_FRAME, (int32_t)rank, text);
+  mlfab__comm_fail(g->comm, MLFAB_ERR_FRAME, (int32_t)rank,
+                   "a stochastic reduction: worker %u sent %s", rank, what);
 }
 
 /* Bytes of a model go to their place. */
@@ -448,7 +446,7 @@ static void stochastic_model(mlfab__stochastic *g, uint32_t member, const mlfab_
     if (slot->got == g->bytes)
       code = mlfab__notify_notified(&g->notify, (uint32_t)edge, head->number, head->number, &error);
   }
-  if (code) mlfab__comm_fail(g->comm, code, error.rank, error.text);
+  if (code) mlfab__comm_fail(g->comm, code, error.rank, "%s", error.text);
 }
 
 static void stochastic_ack(mlfab__stochastic *g, uint32_t member, uint64_t iteration) {
@@ -457,7 +455,7 @@ static void stochastic_ack(mlfab__stochastic *g, uint32_t member, uint64_t itera
   if (edge < 0) {
     stochastic_wrong(g, member, "an acknowledgement and is no receiver");
   } else if (mlfab__notify_acked(&g->notify, (uint32_t)edge, iteration, &error)) {
-    mlfab__comm_fail(g->comm, error.code, error.rank, error.text);
+    mlfab__comm_fail(g->comm, error.code, error.rank, "%s", error.text);
   }
 }
 
@@ -471,25 +469,22 @@ static void stochastic_reaches(mlfab__stochastic *g, uint32_t member, uint64_t i
 
 /* It is closed here: what is over may still come. Nobody waits for an ASYNC one. */
 static void stochastic_closed(const mlfab__stochastic *g, uint64_t iteration) {
-  char text[64];
   if (g->options.mode == MLFAB_NOTIFY_ASYNC || iteration <= g->notify.ended) return;
-  snprintf(text, sizeof text, "worker %u has closed object %u", g->comm->rank, g->object->channel);
-  mlfab__comm_fail(g->comm, MLFAB_ERR_PEER_CLOSED, (int32_t)g->comm->rank, text);
+  mlfab__comm_fail(g->comm, MLFAB_ERR_PEER_CLOSED, MLFAB_NO_RANK, "worker %u has closed object %u",
+                   g->comm->rank, g->object->channel);
 }
 
 static void stochastic_frame(void *self, uint32_t member, const mlfab__coll *head, const void *bulk,
-                             uint32_t bytes, uint64_t now_ns) {
+                             uint32_t bytes) {
   mlfab__stochastic *g = self;
-  (void)now_ns;
   if (!g->closing) stochastic_prepare(g);
   if (g->comm->failing || g->wrong) return;
   if (g->closing) {
     stochastic_closed(g, head->number);
   } else if (head->signature != g->signature) {
-    char text[96];
-    snprintf(text, sizeof text, "workers %u and %u have opened object %u with other options",
-             g->comm->rank, g->comm->ranks[member], g->object->channel);
-    mlfab__comm_fail(g->comm, MLFAB_ERR_MISMATCH, (int32_t)g->comm->ranks[member], text);
+    mlfab__comm_fail(g->comm, MLFAB_ERR_MISMATCH, (int32_t)g->comm->ranks[member],
+                     "workers %u and %u have opened object %u with other options", g->comm->rank,
+                     g->comm->ranks[member], g->object->channel);
   } else if (head->tag == STOCHASTIC_MODEL) {
     stochastic_model(g, member, head, bulk, bytes);
   } else if (head->tag == STOCHASTIC_ACK) {
@@ -521,9 +516,8 @@ static void stochastic_remove(mlfab__stochastic *g) {
   mlfab__comm_bury(g->comm, &g->grave);
 }
 
-static void stochastic_given_back(void *self, uint32_t member, uint64_t cookie) {
+static void stochastic_given_back(void *self) {
   mlfab__stochastic *g = self;
-  (void)member, (void)cookie;
   g->lent--;
   if (!g->closing) {
     stochastic_run(g);
@@ -532,17 +526,15 @@ static void stochastic_given_back(void *self, uint32_t member, uint64_t cookie) 
   }
 }
 
-static void stochastic_begin(void *self, uint64_t round, uint64_t now_ns) {
+static void stochastic_begin(void *self) {
   mlfab__stochastic *g = self;
-  (void)round, (void)now_ns;
   stochastic_prepare(g);
   if (!g->comm->failing) stochastic_run(g);
 }
 
-static void stochastic_over(void *self, int code, uint64_t now_ns) {
+static void stochastic_over(void *self) {
   mlfab__stochastic *g = self;
-  (void)code;
-  if (g->request) mlfab__comm_end_request(g->comm, g->request, now_ns);
+  if (g->request) mlfab__comm_end_request(g->comm, g->request);
   g->request = 0;
   g->data = NULL;
   const mlfab__request *opening = mlfab__request_find(g->comm->requests, g->opening);

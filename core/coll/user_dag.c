@@ -128,7 +128,7 @@ MLFAB__INTERNAL int mlfab__user_dag_message_op(mlfab__user_dag *graph, uint8_t k
     code = user_dag_check_reduction(&message, width, error);
     if (code) return code;
     message.bytes = message.bytes > USER_DAG_MESSAGE_MAX ? UINT64_MAX : message.bytes * width;
-    op.reduce = MLFAB__COMM_REDUCE(message.dtype, message.op);
+    op.reduce = MLFAB__ENGINE_REDUCE(message.dtype, message.op);
   }
   code = user_dag_check_message(graph, &message, error);
   if (code) return code;
@@ -262,9 +262,8 @@ static int user_dag_seal(mlfab__user_dag *graph, mlfab_error *error) {
 /* --- rounds --- */
 
 static void user_dag_fail_memory(const mlfab__user_dag *graph) {
-  char text[64];
-  snprintf(text, sizeof text, "a task graph: worker %u is out of memory", graph->comm->rank);
-  mlfab__comm_fail(graph->comm, MLFAB_ERR_MEMORY, (int32_t)graph->comm->rank, text);
+  mlfab__comm_fail(graph->comm, MLFAB_ERR_MEMORY, MLFAB_NO_RANK,
+                   "a task graph: worker %u is out of memory", graph->comm->rank);
 }
 
 /* Requests that wait for rounds below `round` are finished: 0, or an error of this worker alone. */
@@ -319,7 +318,7 @@ static int user_dag_stranger(const mlfab__user_dag *graph, mlfab_error *error) {
 static int user_dag_may_arm(const mlfab__user_dag *graph) {
   const mlfab__comm *comm = graph->comm;
   return graph->state == MLFAB__USER_DAG_OPEN && graph->started && !graph->run.armed &&
-         comm->phase == MLFAB__COMM_IN && !comm->failing && !comm->ending;
+         comm->phase == MLFAB__COMM_IN && !comm->failing;
 }
 
 /* Not 0: there is nothing more to arm. */
@@ -335,7 +334,7 @@ static int user_dag_arm(mlfab__user_dag *graph) {
     return code;
   }
   graph->run.number = graph->number++;
-  if (!code) code = mlfab__comm_arm(comm, &graph->run, comm->now_ns);
+  if (!code) code = mlfab__engine_arm(comm, &graph->run, comm->now_ns);
   if (code) {
     user_dag_fail_memory(graph);
     return code;
@@ -344,7 +343,7 @@ static int user_dag_arm(mlfab__user_dag *graph) {
     if (!graph->ops[id].pending) continue;
     graph->ops[id].pending = 0;
     graph->npending--;
-    if (graph->round == round) mlfab__comm_trigger(comm, &graph->run, id, 0);
+    if (graph->round == round) mlfab__engine_trigger(comm, &graph->run, id, 0);
   }
   return 0;
 }
@@ -359,9 +358,8 @@ static void user_dag_run(mlfab__user_dag *graph) {
 }
 
 /* It was told of the end by the epoch (user_dag_over), or has ended by itself. */
-static void user_dag_played(void *self, mlfab__engine_run *run, int status, uint64_t now_ns) {
+static void user_dag_run_over(void *self, int status) {
   mlfab__user_dag *graph = self;
-  (void)run, (void)now_ns;
   if (status) return;
   graph->round++;
   graph->started = graph->persistent;
@@ -372,29 +370,25 @@ static void user_dag_played(void *self, mlfab__engine_run *run, int status, uint
 static int user_dag_call(void *self, mlfab__engine_run *run, const mlfab__dag_op *op) {
   mlfab__user_dag *graph = self;
   uint32_t id = (uint32_t)(op - run->dag.ops);
-  char text[160];
   int code =
       graph->user.compute(graph->user.self, graph->ops[id].fn, graph->ops[id].user, graph->round);
   if (!code) return 0;
-  snprintf(text, sizeof text,
-           "a task graph: operation %u of worker %u has returned %d in round %llu", id,
-           graph->comm->rank, code, (unsigned long long)graph->round);
-  mlfab__comm_fail(graph->comm, MLFAB_ERR_CALLBACK, (int32_t)graph->comm->rank, text);
+  mlfab__comm_fail(graph->comm, MLFAB_ERR_CALLBACK, MLFAB_NO_RANK,
+                   "a task graph: operation %u of worker %u has returned %d in round %llu", id,
+                   graph->comm->rank, code, (unsigned long long)graph->round);
   return MLFAB_ERR_CALLBACK;
 }
 
 /* --- what the communicator tells --- */
 
-static void user_dag_begin(void *self, uint64_t round, uint64_t now_ns) {
+static void user_dag_begin(void *self) {
   mlfab__user_dag *graph = self;
-  (void)round, (void)now_ns; /* those are of objects whose rounds are the same everywhere */
   graph->number = 0;
   user_dag_run(graph);
 }
 
-static void user_dag_over(void *self, int code, uint64_t now_ns) {
+static void user_dag_over(void *self) {
   mlfab__user_dag *graph = self;
-  (void)code;
   if (graph->state != MLFAB__USER_DAG_OPEN) return;
   if (graph->lost_end != graph->round) graph->lost = graph->round;
   graph->lost_end = ++graph->round;
@@ -402,7 +396,7 @@ static void user_dag_over(void *self, int code, uint64_t now_ns) {
   for (uint32_t id = 0; id < graph->run.dag.nops; id++) graph->ops[id].pending = 0;
   graph->npending = 0;
   for (; graph->nwaiters > 0; graph->nwaiters--)
-    mlfab__comm_end_request(graph->comm, graph->waiters[graph->nwaiters - 1].request, now_ns);
+    mlfab__comm_end_request(graph->comm, graph->waiters[graph->nwaiters - 1].request);
 }
 
 /* Whom the round waits for, and why as far as known. */
@@ -471,9 +465,9 @@ MLFAB__INTERNAL void mlfab__user_dag_opened(mlfab__user_dag *graph, int code, ui
     return;
   }
   run->channel = graph->object->channel;
-  run->spaces[0] = (mlfab__comm_space){&graph->whole, 1};
+  run->spaces[0] = (mlfab__engine_space){&graph->whole, 1};
   run->compute = user_dag_call;
-  run->over = user_dag_played;
+  run->over = user_dag_run_over;
   run->self = graph;
   graph->state = MLFAB__USER_DAG_OPEN;
   graph->started = graph->persistent;
@@ -576,7 +570,7 @@ MLFAB__INTERNAL int mlfab__user_dag_trigger(mlfab__user_dag *graph, uint32_t op,
   if (!code) code = user_dag_check_members(graph, error);
   if (code) return code;
   if (graph->run.armed) {
-    mlfab__comm_trigger(comm, &graph->run, op, inside ? 0 : now_ns);
+    mlfab__engine_trigger(comm, &graph->run, op, inside ? 0 : now_ns);
   } else if (!graph->ops[op].pending) {
     graph->ops[op].pending = 1;
     graph->npending++;
@@ -596,9 +590,9 @@ static void user_dag_close(mlfab__user_dag *graph) {
   snprintf(text, sizeof text, "a task graph (round %llu): freed by worker %u",
            (unsigned long long)graph->round, comm->rank);
   if (graph->started && !graph->persistent)
-    mlfab__comm_fail(comm, MLFAB_ERR_CANCELLED, (int32_t)comm->rank, text);
+    mlfab__comm_fail(comm, MLFAB_ERR_CANCELLED, (int32_t)comm->rank, "%s", text);
   graph->started = 0;
-  mlfab__comm_disarm(comm, &graph->run);
+  mlfab__engine_disarm(comm, &graph->run);
   user_dag_finish(graph, MLFAB__NEVER, MLFAB_ERR_CANCELLED, (int32_t)comm->rank, text);
   /* The next round of a persistent one has begun elsewhere by itself, and nobody may miss it. */
   if (graph->persistent) graph->object->upto = MLFAB__NEVER;

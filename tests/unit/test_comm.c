@@ -527,8 +527,7 @@ static mlfab__comm_call call_of(const open_call *c, mlfab_vec *vecs) {
 
 /* Which of its data the present epoch sees: a failure that was owed is seen with the next call. */
 static void note_epoch(worker *me) {
-  if (me->comm.phase == MLFAB__COMM_LISTED || me->comm.phase == MLFAB__COMM_IN)
-    me->generations[me->comm.epoch % EPOCHS] = me->generation + 1;
+  if (mlfab__comm_stands(&me->comm)) me->generations[me->comm.epoch % EPOCHS] = me->generation + 1;
 }
 
 static void saw_failure(worker *me, int32_t code, int32_t rank, const char *text) {
@@ -673,7 +672,7 @@ static void deliver_from_server(uint32_t rank) {
   assert_int_equal(mlfab__comm_server_frame(&me->comm, &frame, w->now), 1);
   if (me->comm.owed && me->comm.over_epoch > over) w->merged++;
   message_free(&m);
-  if (me->comm.arena_asked) mlfab__comm_mapped(&me->comm, w->arena);
+  if (me->comm.phase == MLFAB__COMM_LISTED) mlfab__comm_mapped(&me->comm, w->arena);
   look(me);
 }
 
@@ -811,7 +810,7 @@ static void explain(void) {
     print_message("worker %u: phase %d, epoch %u, %u done, %u begun, %u failures, code %d\n", i,
                   me->comm.phase, me->comm.epoch, (unsigned)me->done, (unsigned)me->index,
                   (unsigned)me->generation, me->code);
-    for (const mlfab__engine_run *run = me->comm.armed; me->alive && run; run = run->next)
+    for (const mlfab__engine_run *run = me->comm.engine.armed; me->alive && run; run = run->next)
       print_message("  call %u: kind %u, eager %u, lent %u, awaits %d\n", (unsigned)run->number,
                     program(run->number).kind, run->eager, run->lent,
                     mlfab__engine_awaits(&me->comm, run));
@@ -840,8 +839,8 @@ static void expect_calm(void) {
     worker *me = &w->workers[i];
     if (!me->alive) continue;
     assert_int_equal(me->nopen, 0);
-    assert_null(me->comm.armed);
-    assert_int_equal(me->comm.stage_count, 0);
+    assert_null(me->comm.engine.armed);
+    assert_int_equal(me->comm.engine.stage_count, 0);
     assert_int_equal(me->requests.open, 0);
   }
 }
@@ -1396,13 +1395,12 @@ static void turns_arm(turns *o, uint64_t now_ns) {
   o->run.number = o->round;
   for (uint32_t i = 0; i < ROUND_ELEMENTS; i++)
     o->data[i] = (double)(rank_of(o->me) + i + o->round);
-  assert_int_equal(mlfab__comm_arm(&o->me->comm, &o->run, now_ns), 0);
+  assert_int_equal(mlfab__engine_arm(&o->me->comm, &o->run, now_ns), 0);
 }
 
-static void turns_over(void *self, mlfab__engine_run *run, int status, uint64_t now_ns) {
+static void turns_over(void *self, int status) {
   turns *o = self;
-  assert_ptr_equal(run, &o->run);
-  assert_false(run->armed);
+  assert_false(o->run.armed);
   o->status = status;
   if (status) return;
   for (uint32_t i = 0; i < ROUND_ELEMENTS; i++) {
@@ -1410,7 +1408,7 @@ static void turns_over(void *self, mlfab__engine_run *run, int status, uint64_t 
     assert_true(o->data[i] == sum);
   }
   o->round++;
-  turns_arm(o, now_ns);
+  turns_arm(o, 0);
 }
 
 static void turns_open(turns *o, worker *me) {
@@ -1455,16 +1453,17 @@ static void turns_open(turns *o, worker *me) {
   o->run.dtype = MLFAB_F64;
   o->run.width = 8;
   o->spare = (mlfab_vec){o->late, sizeof o->late};
-  o->run.spaces[0] = (mlfab__comm_space){&o->vec, 1};
-  o->run.spaces[1] = (mlfab__comm_space){&o->spare, 1};
+  o->run.spaces[0] = (mlfab__engine_space){&o->vec, 1};
+  o->run.spaces[1] = (mlfab__engine_space){&o->spare, 1};
   o->run.over = turns_over;
   o->run.self = o;
 }
 
 /* What is kept is of rounds to come. */
 static void expect_early(const turns *o) {
-  for (uint32_t b = 0; b < MLFAB__COMM_BUCKETS; b++) {
-    for (const mlfab__comm_stage *stage = o->me->comm.stages[b]; stage; stage = stage->next)
+  for (uint32_t b = 0; b < MLFAB__ENGINE_BUCKETS; b++) {
+    for (const mlfab__engine_stage *stage = o->me->comm.engine.stages[b]; stage;
+         stage = stage->next)
       assert_true(stage->head.number > o->round);
   }
 }
@@ -1512,7 +1511,7 @@ static void test_objects(void **state) {
       turns *o = &all[chance(n)];
       if (chance(500) == 0) break_hop(chance(n), chance(n));
       if (chance(60) == 0) begin_all(&plain_sum, 0), settle();
-      if (chance(20) == 0) mlfab__comm_trigger(&o->me->comm, &o->run, o->trigger, w->now);
+      if (chance(20) == 0) mlfab__engine_trigger(&o->me->comm, &o->run, o->trigger, w->now);
       assert_true(w->now < end);
     }
     assert_int_equal(w->failed, 0);
@@ -1521,7 +1520,7 @@ static void test_objects(void **state) {
     int begun = seed % 3 == 0; /* the others have begun the round, or will */
     for (uint32_t i = 0; i < n && begun; i++) {
       turns *o = &all[i];
-      if (i != 1) mlfab__comm_trigger(&o->me->comm, &o->run, o->trigger, w->now);
+      if (i != 1) mlfab__engine_trigger(&o->me->comm, &o->run, o->trigger, w->now);
     }
     step(begun ? 2000 : 0);
     snprintf(closed, sizeof closed, "worker 1 has closed object %u", all[1].object->channel);
@@ -1529,7 +1528,7 @@ static void test_objects(void **state) {
     assert_false(all[1].run.armed);
     for (uint64_t end = w->now + 40000000; all[0].status == 0; (void)act()) {
       turns *o = &all[chance(n)];
-      if (!begun) mlfab__comm_trigger(&o->me->comm, &o->run, o->trigger, w->now);
+      if (!begun) mlfab__engine_trigger(&o->me->comm, &o->run, o->trigger, w->now);
       assert_true(w->now < end);
     }
     step(3000);
@@ -1566,14 +1565,14 @@ static void test_credit(void **state) {
 /* Bytes that a worker has staged of messages that are paced, and how many may be. */
 static void expect_staged(const mlfab__comm *comm) {
   uint64_t staged = 0, least = 0;
-  for (const mlfab__engine_run *run = comm->armed; run; run = run->next) {
+  for (const mlfab__engine_run *run = comm->engine.armed; run; run = run->next) {
     for (uint32_t id = 0; id < run->dag.nops; id++) {
       if (run->dag.ops[id].paced && run->recvs[id].stage) staged += run->dag.ops[id].bytes;
     }
     least = mlfab__max(least, run->step_bytes);
   }
-  assert_in_range(comm->window_bytes, 0, MLFAB__COMM_WINDOWS + least);
-  assert_in_range(staged, 0, MLFAB__COMM_WINDOWS + least);
+  assert_in_range(comm->engine.window_bytes, 0, MLFAB__ENGINE_WINDOWS + least);
+  assert_in_range(staged, 0, MLFAB__ENGINE_WINDOWS + least);
 }
 
 /* Trees of large arrays, several at a time: what comes before it can be added is bounded, whoever is slow,
@@ -1600,7 +1599,7 @@ static void test_windows(void **state) {
       for (uint32_t i = 0; i < w->n && w->now % 64 == 0; i++) expect_staged(&w->workers[i].comm);
     }
     settle();
-    for (uint32_t i = 0; i < w->n; i++) assert_int_equal(w->workers[i].comm.window_bytes, 0);
+    for (uint32_t i = 0; i < w->n; i++) assert_int_equal(w->workers[i].comm.engine.window_bytes, 0);
     assert_int_equal(w->failed, 0);
     close_world();
   }

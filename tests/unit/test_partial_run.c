@@ -548,7 +548,7 @@ static void explain(void) {
     print_message("worker %u: phase %d, epoch %u, state %d, step %u, %u failures, code %d %s\n", i,
                   me->comm.phase, me->comm.epoch, me->state, (unsigned)me->steps,
                   (unsigned)me->failures, me->code, me->text);
-    for (const mlfab__engine_run *run = me->comm.armed; me->alive && run; run = run->next)
+    for (const mlfab__engine_run *run = me->comm.engine.armed; me->alive && run; run = run->next)
       print_message("  run %u of %u: lent %u, running %u\n", (unsigned)run->number, run->channel,
                     run->lent, run->running);
   }
@@ -681,7 +681,7 @@ static void close_all(void) {
   }
   for (int i = 0; i < 2000; i++) (void)act();
   for (uint32_t i = 0; i < w->n; i++) {
-    assert_null(w->workers[i].comm.armed);
+    assert_null(w->workers[i].comm.engine.armed);
     assert_int_equal(w->workers[i].comm.phase, MLFAB__COMM_IN);
     assert_int_equal(w->workers[i].requests.open, 0);
   }
@@ -824,7 +824,7 @@ static void test_closed_in_good_order(void **state) {
     for (int k = 0; k < 20000; k++) (void)act();
     for (uint32_t k = 0; k < w->n; k++) {
       assert_int_equal(mlfab__comm_owed(&w->workers[k].comm, &error), 0);
-      assert_null(w->workers[k].comm.armed);
+      assert_null(w->workers[k].comm.engine.armed);
     }
     close_world();
   }
@@ -900,7 +900,7 @@ static void test_flags_that_change(void **state) {
   w->options.algorithm = MLFAB_ALGORITHM_DOUBLING;
   w->count = sizeof bulk / 8;
   open_all();
-  const mlfab__engine_run *run = w->workers[1].comm.armed;
+  const mlfab__engine_run *run = w->workers[1].comm.engine.armed;
   while (run && run->number != 1) run = run->next;
   assert_non_null(run);
   uint32_t tag = 0;
@@ -1072,7 +1072,7 @@ static void test_closed_while_lent(void **state) {
     for (uint64_t end = w->now + 100000; !run;) {
       assert_true(w->now < end);
       (void)act();
-      run = me->comm.armed;
+      run = me->comm.engine.armed;
       while (run && !run->lent) run = run->next;
     }
     assert_int_equal(mlfab__partial_run_close(&me->comm, me->id, &error), 0);
@@ -1114,7 +1114,7 @@ static void test_closed_before_a_round(void **state) {
     const mlfab__coll head = {
         .channel = 1, .number = number, .flags = MLFAB__COLL_EAGER, .total = sizeof bulk};
     forge(&w->workers[0], 1, &head, bulk, sizeof bulk);
-    for (uint64_t end = w->now + 100 * BEAT; me->comm.stage_count == 0; (void)act())
+    for (uint64_t end = w->now + 100 * BEAT; me->comm.engine.stage_count == 0; (void)act())
       assert_true(w->now < end);
     assert_int_equal(mlfab__partial_run_close(&me->comm, me->id, &error), 0);
     me->state = DONE;

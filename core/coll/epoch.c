@@ -1,0 +1,319 @@
+/* epoch.c - the communicator: the phases of an epoch. The diagram and the table of transitions are in comm.h. */
+#include "comm.h"
+
+#include <stdio.h>
+
+static void epoch_say_ready(mlfab__comm *comm) {
+  const mlfab__membership_ready ready = {comm->epoch, comm->go.arena};
+  MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP_READY, membership_ready, &ready);
+}
+
+static void epoch_say_failed(mlfab__comm *comm) {
+  comm->fail.epoch = comm->epoch;
+  MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP_FAIL, membership_over, &comm->fail);
+}
+
+static void epoch_say_leaving(mlfab__comm *comm) {
+  const mlfab__membership_leave leave = {mlfab__comm_stands(comm) ? comm->epoch : 0,
+                                         (int32_t)comm->rank, mlfab__comm_called(comm)};
+  MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP_LEAVE, membership_leave, &leave);
+}
+
+/* --- it begins --- */
+
+static void epoch_begin(mlfab__comm *comm) {
+  comm->phase = MLFAB__COMM_IN;
+  comm->in_ns = comm->now_ns;
+  comm->epochs++;
+  for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
+    mlfab__comm_object *object = &comm->objects[i];
+    object->missing = MLFAB_NO_RANK;
+    object->stuck_ns = comm->now_ns;
+    if (object->channel && object->begin) object->begin(object->self);
+  }
+  comm->later = comm->failing;
+  if (comm->finishing && !mlfab__comm_alone(comm))
+    mlfab__comm_say_finish(comm, mlfab__comm_called(comm));
+  comm->due |= MLFAB__COMM_BEGIN;
+}
+
+/* The members are known: 1 when their frames are taken from now on, 0 when there is no memory for the streams. */
+static int epoch_take_frames(mlfab__comm *comm) {
+  if (!mlfab__streams_begin(&comm->streams, comm->epoch, comm->ranks, comm->members)) return 1;
+  comm->later = 1;
+  mlfab__comm_fail_memory(comm);
+  return 0;
+}
+
+/* A worker alone is its own epoch. */
+static void epoch_form_alone(mlfab__comm *comm) {
+  comm->epoch++;
+  comm->members = 1;
+  comm->me = 0;
+  comm->ranks[0] = comm->rank;
+  comm->go = (mlfab__membership_go){.epoch = comm->epoch, .round = comm->round};
+  comm->phase = MLFAB__COMM_READY;
+  if (epoch_take_frames(comm)) epoch_begin(comm);
+}
+
+MLFAB__INTERNAL void mlfab__epoch_join(mlfab__comm *comm) {
+  if (comm->phase != MLFAB__COMM_OUT || comm->leaving || comm->dead || comm->later) return;
+  if (mlfab__comm_alone(comm)) {
+    epoch_form_alone(comm);
+  } else if (comm->finishing && comm->first == comm->end) {
+    mlfab__comm_say_finish(comm, 0);
+  } else {
+    comm->phase = MLFAB__COMM_ASKED;
+    comm->missing = MLFAB_NO_RANK;
+    mlfab__comm_ask(comm, comm->over_epoch);
+  }
+}
+
+/* --- it ends --- */
+
+static void epoch_objects_over(mlfab__comm *comm) {
+  for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
+    mlfab__comm_object *object = &comm->objects[i];
+    object->upto = 0; /* frames of the next epoch may come before it begins here */
+    if (object->id && object->over) object->over(object->self);
+    if (comm->closed[i].upto != UINT64_MAX) comm->closed[i].upto = 0;
+  }
+}
+
+/* All runs and objects end with the verdict, and with `calls` all open calls. Otherwise these wait, and have numbers
+ * of the next epoch, which begin at 0. */
+static void epoch_end(mlfab__comm *comm, int calls, enum mlfab__comm_phase next) {
+  comm->phase = MLFAB__COMM_ENDING;
+  comm->failing = 0;
+  mlfab__streams_end(&comm->streams);
+  mlfab__engine_end_all(comm, comm->verdict.code);
+  if (calls) {
+    comm->owed = !MLFAB__PLANTED(66);
+    mlfab__plain_end_all(comm);
+  }
+  epoch_objects_over(comm);
+  comm->base = comm->begun = comm->first;
+  comm->left = 0;
+  mlfab__comm_no_limit(comm);
+  comm->phase = next;
+}
+
+/* A failure of ours takes effect, and is told: now, or when no epoch is listed, as soon as one is. */
+static void epoch_fail(mlfab__comm *comm) {
+  int stands = mlfab__comm_stands(comm), alone = mlfab__comm_alone(comm);
+  epoch_end(comm, 1, alone ? MLFAB__COMM_OUT : stands ? MLFAB__COMM_FAILED : comm->phase);
+  if (stands && !alone) {
+    epoch_say_failed(comm);
+  } else {
+    comm->untold = !alone;
+    mlfab__epoch_join(comm);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__epoch_settle(mlfab__comm *comm) {
+  comm->depth = 1;
+  while (comm->failing || comm->due) {
+    uint8_t due = comm->due;
+    comm->due = 0;
+    if (comm->failing) {
+      epoch_fail(comm);
+      continue;
+    }
+    mlfab__plain_begin_waiting(comm);
+    if (!comm->failing) mlfab__comm_check_moved(comm);
+    if (due & MLFAB__COMM_JOIN) mlfab__epoch_join(comm);
+  }
+  comm->depth = 0;
+}
+
+static int32_t epoch_first_finished(const mlfab__comm *comm) {
+  int32_t rank = MLFAB_NO_RANK;
+  for (uint32_t m = 0; m < comm->members && comm->finished; m++)
+    if (comm->finished[m] != UINT64_MAX &&
+        (rank == MLFAB_NO_RANK || (int32_t)comm->ranks[m] < rank))
+      rank = (int32_t)comm->ranks[m];
+  return rank;
+}
+
+/* All members have ended the calls of this epoch. */
+static void epoch_renew(mlfab__comm *comm, enum mlfab__comm_phase next) {
+  char text[MLFAB__TEXT_MAX];
+  int32_t rank = epoch_first_finished(comm);
+  snprintf(text, sizeof text, "worker %d has finished while this was under way", (int)rank);
+  mlfab__comm_set_verdict(comm, MLFAB_ERR_PEER_CLOSED, rank, 0, text);
+  epoch_end(comm, 0, next);
+  comm->over_epoch = (uint32_t)mlfab__max(comm->over_epoch, comm->epoch);
+  comm->missing = MLFAB_NO_RANK;
+}
+
+/* --- frames --- */
+
+/* The members as listed: 0, or what is wrong with them. */
+static int epoch_take_members(mlfab__comm *comm, const mlfab__membership_list *list,
+                              const mlfab__membership_member *members) {
+  uint32_t me = list->members;
+  if (list->members == 0) return MLFAB_ERR_FRAME;
+  for (uint32_t i = 0; i < list->members; i++) {
+    if (members[i].rank >= comm->config->workers) return MLFAB_ERR_FRAME;
+    for (uint32_t k = 0; k < i; k++) {
+      if (members[k].rank == members[i].rank) return MLFAB_ERR_FRAME;
+    }
+    if (members[i].rank == comm->rank) me = i;
+  }
+  if (me == list->members) return MLFAB_ERR_FRAME;
+  comm->members = list->members;
+  comm->me = me;
+  for (uint32_t i = 0; i < list->members; i++) comm->ranks[i] = members[i].rank;
+  return 0;
+}
+
+/* Do all share this host, and have they memory for each other? */
+static int epoch_has_arena(const mlfab__comm *comm) {
+  for (uint32_t i = 0; i < comm->members; i++) {
+    if (!comm->list[i].arena_nonce || comm->list[i].host != comm->list[comm->me].host) return 0;
+  }
+  return 1;
+}
+
+static void epoch_list(mlfab__comm *comm) {
+  memset(&comm->go, 0, sizeof comm->go);
+  comm->phase = MLFAB__COMM_LISTED;
+  comm->left = 0;
+  if (epoch_take_frames(comm) && !epoch_has_arena(comm)) mlfab__comm_mapped(comm, 0);
+}
+
+MLFAB__INTERNAL int mlfab__epoch_on_list(mlfab__comm *comm, const mlfab__frame_in *frame) {
+  mlfab__membership_list list;
+  uint64_t bytes = MLFAB__MEMBERSHIP_MEMBERS_MAX * sizeof *comm->list;
+  mlfab__membership_member *members = mlfab__alloc(comm->env, bytes);
+  if (!members) { /* as if it had not come */
+    mlfab__log(comm->env, MLFAB_LOG_ERROR, "collectives: no memory for the list of members");
+    return 0;
+  }
+  int code = mlfab__decode_membership_list(frame->meta, frame->meta_bytes, &list, members);
+  int fresh = !code && (comm->phase == MLFAB__COMM_ASKED || mlfab__comm_moved(comm)) &&
+              list.epoch > comm->over_epoch && list.epoch > comm->epoch;
+  if (fresh && comm->phase == MLFAB__COMM_IN) epoch_renew(comm, MLFAB__COMM_ASKED);
+  if (fresh) code = epoch_take_members(comm, &list, members);
+  if (!fresh || code) {
+    mlfab__free(comm->env, members, bytes);
+    return code;
+  }
+  mlfab__free(comm->env, comm->list, bytes);
+  comm->list = members;
+  comm->epoch = list.epoch;
+  if (comm->phase == MLFAB__COMM_FAILED || comm->untold) {
+    /* A failure of calls that waited, or of the epoch before, which nobody can fail any more. */
+    if (comm->phase != MLFAB__COMM_FAILED) comm->untold = 0;
+    comm->phase = MLFAB__COMM_FAILED;
+    epoch_say_failed(comm);
+  } else {
+    epoch_list(comm);
+  }
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__comm_mapped(mlfab__comm *comm, int ok) {
+  if (comm->phase != MLFAB__COMM_LISTED) return;
+  comm->go.arena = ok != 0;
+  comm->phase = MLFAB__COMM_READY;
+  epoch_say_ready(comm);
+}
+
+MLFAB__INTERNAL void mlfab__epoch_on_go(mlfab__comm *comm, const mlfab__membership_go *go) {
+  if (comm->phase != MLFAB__COMM_READY || go->epoch != comm->epoch) return;
+  comm->go = *go;
+  comm->go.arena = go->arena != 0;
+  comm->objects_opened = mlfab__max(comm->objects_opened, go->objects);
+  epoch_begin(comm);
+}
+
+/* The verdict. Calls that have failed here already do not fail by it. */
+MLFAB__INTERNAL void mlfab__epoch_on_over(mlfab__comm *comm, const mlfab__membership_over *over) {
+  int told = comm->phase == MLFAB__COMM_FAILED || comm->untold;
+  if (over->epoch <= comm->over_epoch) return;
+  comm->over_epoch = over->epoch;
+  if (comm->phase == MLFAB__COMM_OUT) return;
+  if (over->code == 0) { /* it has not begun, or is over for a worker that has finished */
+    if (comm->phase == MLFAB__COMM_IN) epoch_renew(comm, MLFAB__COMM_OUT);
+    mlfab__streams_end(&comm->streams);
+  } else {
+    if (comm->phase != MLFAB__COMM_FAILED) comm->untold = 0;
+    if (!told || comm->owed) mlfab__comm_set_verdict(comm, over->code, over->rank, 0, over->text);
+    if (!told) epoch_end(comm, 1, MLFAB__COMM_OUT);
+  }
+  comm->phase = MLFAB__COMM_OUT;
+  mlfab__epoch_join(comm);
+}
+
+/* A member has left: the calls from the first on that it has not called fail. */
+MLFAB__INTERNAL void mlfab__epoch_on_left(mlfab__comm *comm, const mlfab__membership_leave *in) {
+  if (!mlfab__comm_stands(comm) || in->epoch != comm->epoch || in->rank == (int32_t)comm->rank)
+    return;
+  if (!comm->left || in->calls < comm->left_calls ||
+      (in->calls == comm->left_calls && in->rank < comm->left_rank)) {
+    comm->left_calls = in->calls;
+    comm->left_rank = in->rank;
+  }
+  if (!comm->left) comm->left_ns = comm->now_ns;
+  comm->left = 1;
+  if (comm->phase != MLFAB__COMM_IN) return;
+  for (uint64_t number = comm->left_calls; number < mlfab__comm_called(comm); number++) {
+    const mlfab__comm_slot *slot = mlfab__comm_slot_of(comm, number);
+    if (slot) mlfab__plain_fail(comm, slot, MLFAB_ERR_PEER_CLOSED, comm->left_rank, "has left");
+  }
+}
+
+MLFAB__INTERNAL void mlfab__epoch_say_again(mlfab__comm *comm) {
+  switch (comm->phase) {
+    case MLFAB__COMM_ASKED:
+      mlfab__comm_ask(comm, comm->over_epoch);
+      break;
+    case MLFAB__COMM_READY:
+      epoch_say_ready(comm);
+      break;
+    case MLFAB__COMM_FAILED:
+      epoch_say_failed(comm);
+      break;
+    default:;
+  }
+  if (comm->finishing && comm->phase == MLFAB__COMM_IN && mlfab__comm_called(comm) <= comm->limit) {
+    mlfab__comm_say_finish(comm, mlfab__comm_called(comm));
+  } else if (comm->finishing && comm->phase == MLFAB__COMM_OUT) {
+    mlfab__comm_say_finish(comm, 0);
+  } else if (mlfab__comm_moved(comm)) {
+    mlfab__comm_ask(comm, comm->epoch);
+  }
+  if (comm->leaving) epoch_say_leaving(comm);
+  mlfab__plain_ask_trees(comm);
+}
+
+/* --- this worker leaves; server 0 dies --- */
+
+MLFAB__INTERNAL void mlfab__comm_leave(mlfab__comm *comm) {
+  if (comm->leaving) return;
+  comm->leaving = 1;
+  mlfab__streams_leave(&comm->streams);
+  if (comm->phase == MLFAB__COMM_OUT || mlfab__comm_alone(comm)) return;
+  epoch_say_leaving(comm);
+  if (comm->phase != MLFAB__COMM_ASKED) return;
+  char text[64];
+  snprintf(text, sizeof text, "worker %u takes no further part", comm->rank);
+  comm->untold = 0;
+  mlfab__comm_set_verdict(comm, MLFAB_ERR_CANCELLED, (int32_t)comm->rank, 0, text);
+  mlfab__comm_enter(comm, 0);
+  epoch_end(comm, 1, MLFAB__COMM_OUT);
+  mlfab__comm_exit(comm);
+}
+
+MLFAB__INTERNAL void mlfab__comm_dead(mlfab__comm *comm, uint64_t now_ns) {
+  if (comm->dead) return;
+  comm->dead = 1;
+  if (mlfab__comm_alone(comm)) return;
+  comm->untold = 0;
+  mlfab__comm_set_verdict(comm, MLFAB_ERR_PEER_DEAD, 0, 1, "server 0 is dead");
+  mlfab__comm_enter(comm, now_ns);
+  epoch_end(comm, 1, MLFAB__COMM_OUT);
+  mlfab__comm_exit(comm);
+  comm->owed = 0; /* check_state tells every later call */
+}
