@@ -1,5 +1,5 @@
-/* seeds.h - the seeds that a simulation runs: MLFAB_SEED=n one alone. Without it those of seeds.txt that
- * stand behind the program's name, which failed once, then the usual number from MLFAB_SEED_FIRST (1) on. */
+/* seeds.h - the seeds that a simulation runs: MLFAB_SEED=n runs one alone. Otherwise those that seeds.txt
+ * lists for the program (each failed once), then the usual number from MLFAB_SEED_FIRST (1) on. */
 #ifndef SEEDS_H
 #define SEEDS_H
 
@@ -15,7 +15,7 @@ static inline uint64_t seeds_number(const char *name, uint64_t otherwise) {
 
 static inline uint64_t seeds_first(void) { return seeds_number("MLFAB_SEED_FIRST", 1); }
 
-/* The next seed of seeds.txt that is this program's ("faults"): 1, or 0 behind the last. */
+/* The program's ("faults") next seed in seeds.txt: 1, or 0 behind the last. */
 static inline int seeds_next(FILE *file, const char *program, uint64_t *seed_p) {
   char line[160], name[32];
   unsigned long long seed;

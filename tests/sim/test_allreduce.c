@@ -1,10 +1,10 @@
-/* test_allreduce.c - the planned tree among simulated nodes, driven by hand so that all of them can wait at once: from 1
- * to 64 ranks, and from seeds with faults.
+/* test_allreduce.c - the planned tree among simulated nodes, driven by hand so that all of them can wait at
+ * once: from 1 to 64 ranks, and from seeds with faults.
  *
- * Every rank gives a mask with its own bit, and numbers that belong to it: so the sum tells who is in it and how often,
- * and the rest must be the sum of just those. What is checked: of every call that it ends by its deadline; of every
- * success that the sum is right to the bit, and of all successes of one allreduce that they are the same; and that
- * allreduces of all who live succeed again when the faults are off.
+ * Every rank contributes a mask with its own bit, and numbers of its own. So the sum tells whose data it
+ * contains and how often, and the rest must be the sum of exactly these. Checks: every call ends by its
+ * deadline; every successful sum is correct to the bit, and all results of one allreduce are equal;
+ * allreduces of all live ranks succeed again when the faults are off.
  *
  * MLFAB_SCALE=100 runs 10,000 seeds, 1 (the default) a hundredth of them. MLFAB_SEED=n runs one alone. */
 #include <stdarg.h>
@@ -47,7 +47,7 @@ typedef struct world {
   mlfab_config config;
   uint32_t workers, nodes;
   uint64_t count, timeout_ns, dice, slice_ns;
-  int harsh; /* faults outlast the patience of heartbeats */
+  int harsh; /* faults last longer than heartbeats tolerate */
   char failure[256];
 } world;
 
@@ -111,7 +111,7 @@ static void open_node(world *w, uint32_t i) {
   if (mlfab_node_open(&c, address, now(w), &r->node, &error)) fail_msg("%s", error.text);
 }
 
-/* Everything of it is gone, without a word. */
+/* Removes the node without a goodbye. */
 static void kill_node(world *w, uint32_t i) {
   rank *r = &w->ranks[i];
   if (!r->node) return;
@@ -206,7 +206,7 @@ static void init_world(world *w, uint32_t workers, uint32_t servers, int dedicat
 
 /* --- calls --- */
 
-/* Element 0 is the rank's bit; it has only one call in a sum. */
+/* Element 0 is the rank's bit; a rank is in a sum with one call only. */
 static int64_t number(uint32_t who, uint64_t i) {
   return i == 0 ? (int64_t)((uint64_t)1 << who) : (int64_t)mix(who * 1000003ull + i);
 }
@@ -219,12 +219,12 @@ static void begin(world *w, uint32_t i) {
       .size = sizeof options, .algorithm = MLFAB_ALGORITHM_PLANNED, .timeout_ns = w->timeout_ns};
   int code = SUBMIT(r->node, now(w), &r->request, ALLREDUCE, .vecs = &vec, .n = 1,
                     .dtype = MLFAB_I64, .options = &options);
-  /* What failed while it called nothing is told once. */
+  /* A failure outside a call is reported once, by the next call. */
   if (code)
-    code = SUBMIT(r->node, now(w), &r->request, ALLREDUCE, .vecs = &vec, .n = 1,
-                  .dtype = MLFAB_I64, .options = &options);
+    code = SUBMIT(r->node, now(w), &r->request, ALLREDUCE, .vecs = &vec, .n = 1, .dtype = MLFAB_I64,
+                  .options = &options);
   if (code == MLFAB_ERR_PEER_DEAD && w->harsh) {
-    kill_node(w, i); /* to it, server 0 is dead for good: a process ends then */
+    kill_node(w, i); /* server 0 counts as dead for good: the process ends */
     return;
   }
   if (code) broken(w, "rank %u: %s", i, mlfab_error_name(code));
@@ -232,7 +232,7 @@ static void begin(world *w, uint32_t i) {
   r->calls++;
 }
 
-/* Who is in the sum; and the rest must be theirs. */
+/* Returns whose data is in the sum; checks that the rest is theirs. */
 static uint64_t check_sum(world *w, uint32_t i) {
   const int64_t *data = w->ranks[i].data;
   uint64_t mask = (uint64_t)data[0];
@@ -251,7 +251,7 @@ static uint64_t check_sum(world *w, uint32_t i) {
   return mask;
 }
 
-/* 1 when a call has ended; it must have by its deadline. */
+/* 1 when a call has ended; it must end by its deadline. */
 static int finish(world *w, uint32_t i, uint64_t *mask_p) {
   rank *r = &w->ranks[i];
   mlfab_result result;
@@ -267,7 +267,7 @@ static int finish(world *w, uint32_t i, uint64_t *mask_p) {
   return 1;
 }
 
-/* All who live call, and all end. */
+/* All live ranks call, and all calls end. */
 static void one_of_all(world *w, uint64_t except) {
   uint64_t mask, live = 0, open = 0;
   for (uint32_t i = 0; i < w->workers; i++) {
@@ -321,8 +321,8 @@ static void test_sizes(void **state) {
   }
 }
 
-/* Who does not call is named by the others when they run out of time, and hears of it with its next call;
- * then all go on together. */
+/* When a rank does not call, the others' deadline names it, and its next call reports the failure; then all
+ * continue together. */
 static void test_missing(void **state) {
   static world w;
   (void)state;
@@ -340,7 +340,7 @@ static void test_missing(void **state) {
   close_world(&w);
 }
 
-/* A rank crashes: before it calls, or in the middle; the others hear of it, and go on without it. */
+/* A rank crashes before it calls, or in the middle; the others learn of it, and continue without it. */
 static void test_crash(void **state) {
   static world w;
   (void)state;
@@ -366,7 +366,7 @@ static void test_crash(void **state) {
       for (uint32_t i = 0; i < w.workers; i++) {
         if (!(open >> i & 1) || !finish(&w, i, &mask)) continue;
         open &= ~((uint64_t)1 << i);
-        /* It had all of the sum, perhaps, when it died; or it was dead before there was a tree. */
+        /* It may have had the whole sum when it died, or have died before there was a tree. */
         if (w.ranks[i].code != 0 &&
             (w.ranks[i].code != MLFAB_ERR_PEER_DEAD || w.ranks[i].blamed != (int32_t)victim))
           broken(&w, "rank %u ends with %s, rank %d", i, mlfab_error_name(w.ranks[i].code),
@@ -375,7 +375,7 @@ static void test_crash(void **state) {
     }
     if (w.failure[0]) fail_msg("seed %d: %s", (int)seed, w.failure);
     assert_true(now(&w) - since < 5 * 100 * MS + SECOND);
-    for (since = now(&w); now(&w) - since < 6 * 100 * MS;) turn(&w); /* all have heard of it */
+    for (since = now(&w); now(&w) - since < 6 * 100 * MS;) turn(&w); /* all know of it */
     one_of_all(&w, 0);
     expect(&w, 0, MLFAB_NO_RANK);
     close_world(&w);
@@ -384,8 +384,8 @@ static void test_crash(void **state) {
 
 /* --- seeds --- */
 
-/* Everybody calls whenever it is time to. What counts are sums of all who live: in one of before, a dead one may be
- * too. */
+/* Every rank calls whenever it may. Sums of all live ranks count; an earlier sum may contain a dead rank's
+ * data. */
 static void live_on(world *w) {
   uint64_t mask, alive = 0;
   turn(w);

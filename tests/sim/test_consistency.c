@@ -1,10 +1,10 @@
-/* test_consistency.c - every consistency model in whole fabrics: what a pull may have missed, and
- * changes of the model while pulls are buffered.
+/* test_consistency.c - every consistency model in whole fabrics: which updates a pull may lack, and changes
+ * of the model while pulls are delayed.
  *
- * Every worker adds 1 to its own elements of the tensors that it pushes, so that what a pull brings
- * tells exactly which updates it has. In two thirds of the fabrics its updates are of some tensors only,
- * so that not every server has a part of them. A failing seed is printed with the command that replays
- * it. */
+ * Every worker adds 1 to its own elements of the tensors that it pushes, so the result of a pull tells
+ * exactly which updates it contains. In two thirds of the fabrics a worker's updates cover some tensors
+ * only, so that not every server has a part of them. A failing seed is printed with the command that
+ * replays it. */
 #include "../unit/world.h"
 #include "../unit/scale.h"
 #include "seeds.h"
@@ -15,13 +15,13 @@ enum { COUNT = 6144, STEPS = 12, MOST = 6, SERVERS = 4, TENSORS = 4, PART = COUN
 
 typedef struct worker {
   enum { COMPUTES, PUSHES, PULLS, JOINED } phase;
-  uint64_t until;         /* of computing */
+  uint64_t until;         /* end of computing */
   uint64_t step;          /* updates pushed */
-  uint64_t lost[TENSORS]; /* of those, dropped */
+  uint64_t lost[TENSORS]; /* of these, dropped */
   uint32_t pulled;        /* tensors of the pull, as bits */
   mlfab_request push, pull;
   uint64_t asked_ns;
-  int early; /* the pull was asked for with the push: it may miss that one */
+  int early; /* the pull starts with the push, and may lack it */
   float u[COUNT], w[COUNT];
 } worker;
 
@@ -29,13 +29,13 @@ typedef struct job {
   world w;
   uint64_t random;
   mlfab_sync sync;
-  int change; /* models are changed, one step in so many; 0: never */
-  int sparse; /* updates and pulls are of some tensors; 2: a worker's are always of the same */
+  int change; /* the model changes in one of so many steps; 0: never */
+  int sparse; /* updates and pulls cover some tensors; 2: always the same for a worker */
   double speed[MOST];
   worker of[MOST];
   uint64_t seed;
   uint64_t changes;
-  int late; /* a model was in force, at some time, that drops */
+  int late; /* a model that drops was in force at some time */
 } job;
 
 /* splitmix64 */
@@ -56,7 +56,7 @@ static void wrong(const job *j, const char *format, ...) {
            (unsigned long long)j->seed, j->sync.kind, text, (unsigned long long)j->seed);
 }
 
-/* The user's own conditions: stale synchronous with 2. */
+/* User conditions: stale synchronous with 2. */
 static int may_pull(void *user, const mlfab_sync_state *s) {
   (void)user;
   return s->iteration <= s->v_train + 2;
@@ -88,7 +88,7 @@ static uint32_t touched(const job *j, uint32_t k, uint64_t step) {
   return j->sparse && bits ? bits : (1u << TENSORS) - 1;
 }
 
-/* Of a worker's first so many updates, those that have the tensor. */
+/* How many of a worker's first updates have the tensor. */
 static double with_tensor(const job *j, uint32_t k, double steps, uint32_t tensor) {
   uint32_t n = 0;
   for (uint64_t s = 0; (double)s < steps; s++) n += touched(j, k, s) >> tensor & 1;
@@ -109,9 +109,9 @@ static void compute(job *j, uint32_t k) {
   j->of[k].until = mlfab_sim_clock(j->w.sim) + (uint64_t)(ms * 1e6);
 }
 
-/* What worker k's pull may have missed: at least so many updates of others are in it. PSSP does not look again
- * at a pull that the soft barrier releases: where a pull left a server out, the next one may be there two
- * iterations ahead, and is answered when one of them is complete. */
+/* The least number of others' updates that worker k's pull must contain. PSSP does not check again a pull
+ * that the soft barrier releases: if a pull skipped a server, the next one may be two iterations ahead
+ * there, and is answered when one of them is complete. */
 static double least(const job *j, double step) {
   const mlfab_sync *s = &j->sync;
   int always = s->kind == MLFAB_SYNC_PSSP && s->chance >= 1.0 && !s->only_fastest && !s->soft;
@@ -160,7 +160,7 @@ static void begin_push(job *j, uint32_t k) {
   me->step++;
   me->phase = PUSHES;
   me->asked_ns = mlfab_sim_clock(j->w.sim);
-  /* A pull right behind the push, or after its answer. */
+  /* Pulls right behind the push, or after its answer. */
   me->pull = 0;
   me->early = (int)below(j, 2);
   if (me->early) begin_pull(j, k);
@@ -227,10 +227,10 @@ static void play(uint64_t seed, int changes) {
   world_init(&j.w, workers, servers, dedicated);
   j.w.config.pull_condition = may_pull;
   j.w.config.push_condition = complete;
-  if (below(&j, 3) == 0) j.w.config.eager_bytes = 4096; /* updates are granted */
+  if (below(&j, 3) == 0) j.w.config.eager_bytes = 4096; /* updates wait for grants */
   world_open(&j.w, seed);
   j.sync = random_sync(&j);
-  if (j.change > 100) j.sync.kind = MLFAB_SYNC_ASYNC; /* for long: servers come to differ */
+  if (j.change > 100) j.sync.kind = MLFAB_SYNC_ASYNC; /* change is rare: servers come to differ */
   j.late = j.sync.kind == MLFAB_SYNC_DROP;
   memset(&options, 0, sizeof options);
   options.size = sizeof options;
@@ -244,7 +244,7 @@ static void play(uint64_t seed, int changes) {
   j.sparse = (int)below(&j, 3);
   for (uint32_t k = 0; k < workers; k++)
     OK(j.w.node[k], mlfab_model_start(j.w.node[k], &options, NULL, 0));
-  /* Links that break under way, in some. */
+  /* In some cases links break. */
   mlfab_sim_options faults = {.size = sizeof faults, .loss = 0.003, .reorder = 0.05};
   if (below(&j, 3) == 0) assert_int_equal(mlfab_sim_set_faults(j.w.sim, &faults), 0);
   uint32_t joined = 0;
@@ -259,7 +259,7 @@ static void play(uint64_t seed, int changes) {
     if (changes) change(&j);
   }
   mlfab_sim_set_faults(j.w.sim, NULL);
-  /* In the end everything that was not dropped is there, once. */
+  /* At the end every update that was not dropped is in the model, once. */
   uint32_t n = buffers(bufs, j.of[0].w, (1u << TENSORS) - 1);
   OK(j.w.node[0], mlfab_pull(j.w.node[0], bufs, n, NULL, NULL));
   for (uint32_t i = 0; i < COUNT; i++) {
@@ -285,7 +285,8 @@ static void test_changes(void **state) {
   seeds_run("consistency", test_cases(60), play_changing);
 }
 
-/* Some iterations of two workers, each adding 1 to both tensors: `sum` updates are then there. */
+/* Runs some iterations of two workers that add 1 to both tensors; afterwards `sum` updates are in the
+ * model. */
 static void iterate(world *w, int n, float *sum) {
   static float u[COUNT], got[2 * COUNT];
   for (uint32_t i = 0; i < COUNT; i++) u[i] = 1.0f;
@@ -305,7 +306,7 @@ static void iterate(world *w, int n, float *sum) {
   }
 }
 
-/* A server had two models, and has no slices any more: it follows the others, and gets slices again. */
+/* A server with two models loses its slices: it follows the others, and gets slices again. */
 static void test_server_without_slices(void **state) {
   static const uint32_t kinds[] = {MLFAB_SYNC_DROP, MLFAB_SYNC_DSPS, MLFAB_SYNC_BSP,
                                    MLFAB_SYNC_ASYNC};
@@ -337,8 +338,8 @@ static void test_server_without_slices(void **state) {
   }
 }
 
-/* What a model may be is said where it is asked for, when it can be; what only a server knows comes as
- * its refusal, to every worker, though first weights are on their way. Then all may try again. */
+/* Errors in a model's options are reported by the call if possible. What only a server knows comes as its
+ * refusal, to every worker, even with first weights under way. Then all may try again. */
 static void test_refused_models(void **state) {
   static float first[COUNT], got[COUNT];
   mlfab_buf bufs = {0, 0, first, COUNT}, image = {0, 0, got, COUNT};
@@ -359,7 +360,7 @@ static void test_refused_models(void **state) {
   EXPECT(w.node[0], mlfab_model_start(w.node[0], &options, &bufs, 1), MLFAB_ERR_CONFIG);
   mlfab_last_error(w.node[0], &error);
   assert_string_equal(error.text, "model_start: beta1 is 2, must be in [0, 1)");
-  assert_true(mlfab_sim_clock(w.sim) == begun); /* nobody was asked */
+  assert_true(mlfab_sim_clock(w.sim) == begun); /* no server was asked */
   /* No server has these conditions. */
   options = (mlfab_model_options){.size = sizeof options, .sync = MLFAB_SYNC_USER};
   for (uint32_t i = 0; i < 3; i++) {
@@ -375,7 +376,7 @@ static void test_refused_models(void **state) {
   OK(w.node[2], mlfab_pull(w.node[2], &image, 1, NULL, NULL));
   assert_memory_equal(first, got, sizeof got);
   assert_true(mlfab_sim_clock(w.sim) - begun < WORLD_S);
-  assert_false(world_saw(&w, MLFAB_EVENT_SUSPECT, 0, 0)); /* no link was given up */
+  assert_false(world_saw(&w, MLFAB_EVENT_SUSPECT, 0, 0)); /* no link was dropped */
   world_close(&w);
 }
 

@@ -1,18 +1,18 @@
-/* test_faults.c - fabrics of five nodes in the simulator, from seeds, with every fault on but a
- * server's crash. Half of them have a scheduler, beside a server or on a host of its own, which crashes too.
+/* test_faults.c - fabrics of five nodes in the simulator, from seeds, with every fault except a server's
+ * crash. Half of them have a scheduler, beside a server or on a host of its own, which crashes too.
  *
- * The model counts by itself what was lost and what came twice. Every update k of every life (process)
- * of every worker has an element of its own in two tensors of marks, one at each end of the model, and
- * adds 1 to it; the tensor between them gets, in every element, a number that depends on the update.
- * So the marks tell which updates a server applied and how often, and the tensor between them must hold
- * what follows from the marks, everywhere: no update shows in part.
+ * The model itself shows which updates were lost or applied twice. Every update k of every life (process)
+ * of every worker has its own element in two tensors of marks, one at each end of the model, and adds 1 to
+ * it. The update also adds a number of its own to every element of the tensor between them. So the marks
+ * tell which updates a server applied and how often, and the tensor between them must match the marks
+ * everywhere: no update is applied in part.
  *
- * What is checked: at every pull, that a slice is of one version, that nothing that was seen is gone
- * and what was acknowledged is there; of every call, that it ends in time; at the end, with the faults
- * off, that marks, results and mlfab_push_status agree. A tenth of the seeds runs twice: same hash.
+ * Checks: at every pull, that a slice has one version, that nothing seen before is missing, and that
+ * acknowledged updates are there; that every call ends in time; at the end, without faults, that marks,
+ * results and mlfab_push_status agree. A tenth of the seeds runs twice: same hash.
  *
- * MLFAB_SCALE=100 runs 10,000 seeds, 1 (the default) a hundredth of them. MLFAB_SEED=n runs one alone
- * and tells what happens. */
+ * MLFAB_SCALE=100 runs 10,000 seeds, 1 (the default) a hundredth of them. MLFAB_SEED=n runs one alone and
+ * prints what happens. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -30,18 +30,19 @@
 
 enum {
   HOSTS = 5,
-  LIVES = 3,    /* processes of a worker that push; later ones only read */
+  LIVES = 3,    /* processes of a worker that push; later ones only pull */
   UPDATES = 12, /* of a life */
   SLOTS = 3,    /* pushes at once */
   MARKS_MAX = HOSTS * LIVES * UPDATES
 };
 #define MS 1000000ull
 #define SECOND 1000000000ull
-/* A worker that gives up because a server is dead to it has updates in a round that this server keeps
- * open until it has missed the worker for five heartbeats. Afterwards the model is what was acknowledged. */
+/* A worker that gives up because a server is dead to it may have updates in a round that this server keeps
+ * open until the worker has been silent for five heartbeats. Afterwards the model equals the acknowledged
+ * updates. */
 #define ROUNDS_CLOSE (3 * SECOND)
 
-/* ---- chance ---- */
+/* ---- random numbers ---- */
 
 static uint64_t mix(uint64_t x) {
   x += 0x9e3779b97f4a7c15ull;
@@ -58,7 +59,7 @@ static uint64_t roll(dice *d) { return mix(d->state++); }
 static uint64_t below(dice *d, uint64_t n) { return roll(d) % n; }
 static int chance(dice *d, double p) { return (double)(roll(d) >> 11) * 0x1p-53 < p; }
 
-/* ---- what a seed makes ---- */
+/* ---- the plan of a seed ---- */
 
 typedef struct plan {
   uint32_t servers, workers, dedicated;
@@ -69,12 +70,12 @@ typedef struct plan {
   uint32_t scheduler; /* MLFAB_SCHEDULER_* */
   mlfab_schedule schedule;
   uint64_t big;   /* elements of the tensor between the marks */
-  int floats;     /* it is of floating point, and some updates hold NaN */
+  int floats;     /* its elements are floats, and some updates have NaN */
   uint32_t width; /* bytes of its elements */
   int whole;      /* pushed and pulled as one array (MLFAB_ALL) */
   int cancels, meetings, more, first_weights;
   int loses; /* the last worker's first crash is for good */
-  int harsh; /* crashes, and partitions that outlast the patience of the heartbeats */
+  int harsh; /* crashes, and partitions that last longer than heartbeats tolerate */
   uint64_t heartbeat_ns, tick_ns;
   mlfab_sim_options sim;
 } plan;
@@ -82,7 +83,7 @@ typedef struct plan {
 /* The flat model: marks, the tensor between, marks. */
 static uint32_t plan_marks(const plan *p) { return p->workers * LIVES * UPDATES; }
 static uint64_t plan_big_bytes(const plan *p) { return p->big * p->width; }
-/* Where things are in the model: narrow elements stand behind wide ones. */
+/* Offsets in the model: narrow elements follow wide ones. */
 static uint64_t plan_big_at(const plan *p) {
   return (p->width == 4 ? 16ull : 8ull) * plan_marks(p);
 }
@@ -92,7 +93,7 @@ static uint64_t plan_mark_at(const plan *p, int side, uint32_t m) {
 }
 static uint64_t plan_bytes(const plan *p) { return 16ull * plan_marks(p) + plan_big_bytes(p); }
 
-/* No slice is made smaller than 4 KiB. */
+/* Slices have at least 4 KiB. */
 static uint32_t plan_most_slices(const plan *p, uint32_t want) {
   uint64_t most = plan_bytes(p) / 4096;
   return most == 0 ? 1 : want < most ? want : (uint32_t)most;
@@ -101,7 +102,7 @@ static uint32_t plan_most_slices(const plan *p, uint32_t want) {
 static void plan_network(plan *p, dice *d) {
   mlfab_sim_options *o = &p->sim;
   uint64_t bytes = p->big * p->width;
-  /* To a node that serves too, another server that seems dead is dead for good. */
+  /* For a node that also serves, another server that seems dead stays dead. */
   int lasting = p->harsh && (p->dedicated || p->servers == 1);
   double frames = 4.0 + (double)(bytes / p->chunk);
   o->size = sizeof *o;
@@ -111,7 +112,7 @@ static void plan_network(plan *p, dice *d) {
   o->latency_jitter = chance(d, 0.7) ? 0.5 : 0.0;
   o->rate_bytes_per_s = 10000000ull << below(d, 6);
   o->buffer_bytes = 16384ull << below(d, 6);
-  /* An update of many frames must have a chance to pass whole. */
+  /* An update of many frames must have a chance to arrive whole. */
   o->loss = (chance(d, 0.8) ? 0.2 : 0.02) / frames;
   o->duplicate = (chance(d, 0.8) ? 0.2 : 0.02) / frames;
   o->reorder = 0.05;
@@ -123,8 +124,8 @@ static void plan_network(plan *p, dice *d) {
   o->slow = 0.5;
 }
 
-/* From dice of its own, so that what was found by a seed before is found by it again. 1 when updates should be
- * large enough to be planned. */
+/* Uses its own random numbers, so that older seeds keep their meaning. 1 when updates should be large
+ * enough to be planned. */
 static int plan_scheduler(plan *p, uint64_t seed) {
   dice d = {mix(seed ^ 0x5c4ed)};
   mlfab_schedule *s = &p->schedule;
@@ -140,7 +141,7 @@ static int plan_scheduler(plan *p, uint64_t seed) {
   return chance(&d, 0.8);
 }
 
-/* Likewise. Where updates are applied at once, pulls may have to wait all the same. */
+/* Uses its own random numbers too. Even with updates applied at once, pulls may have to wait. */
 static void plan_consistency(plan *p, uint64_t seed) {
   static const uint32_t kinds[] = {MLFAB_SYNC_SSP, MLFAB_SYNC_DSPS, MLFAB_SYNC_PSSP,
                                    MLFAB_SYNC_PSSP_DYNAMIC};
@@ -190,7 +191,7 @@ static void plan_make(plan *p, uint64_t seed) {
   plan_consistency(p, seed);
 }
 
-/* The cut of a model (core/model/layout.c): slices of whole cache lines, in equal parts. */
+/* The slices of a model (core/model/layout.c): whole cache lines, in equal parts. */
 static uint64_t plan_slice_begin(const plan *p, uint64_t i) {
   uint64_t lines = (plan_bytes(p) + 63) / 64, at = lines * i / p->slices * 64;
   return at < plan_bytes(p) ? at : plan_bytes(p);
@@ -205,11 +206,11 @@ static uint64_t plan_border(const plan *p) {
 
 /* ---- a run ---- */
 
-/* What is known of an update. */
+/* The known state of an update. */
 typedef struct update {
   uint64_t seq;
   uint8_t started, known, nan_side; /* nan_side: 1 at the first server, 2 at the last */
-  uint8_t missed;                   /* a pull that had to see it, if it was applied, did not */
+  uint8_t missed;                   /* a pull that had to contain it, if it was applied, did not */
   int code;                         /* once known */
 } update;
 
@@ -231,13 +232,13 @@ typedef struct worker {
   int busy; /* inside a blocking call */
   int gone; /* its host stays down */
   uint32_t life, next;
-  int reborn, met, told; /* not the first process; has been at the barrier, at the broadcast */
-  uint64_t firsts;       /* sequence numbers that first weights took */
+  int reborn, met, told; /* not the first process; has passed the barrier; the broadcast */
+  uint64_t firsts;       /* sequence numbers used by first weights */
   slot slots[SLOTS];
   mlfab_request pull;
   uint64_t pull_timeout_ns;
-  uint32_t pull_next;         /* updates that were started before it */
-  uint64_t pull_acked;        /* and those that were acknowledged, a bit each */
+  uint32_t pull_next;         /* updates started before it */
+  uint64_t pull_acked;        /* bits of those that were acknowledged */
   uint8_t *image;             /* what the pull writes */
   int64_t seen[2][MARKS_MAX]; /* by this process */
 } worker;
@@ -250,11 +251,11 @@ typedef struct run {
   mlfab *server[2], *scheduler;
   worker workers[HOSTS];
   update updates[HOSTS][LIVES][UPDATES];
-  int deaths; /* anybody was ever taken for dead */
-  int uneven; /* an update was withdrawn or refused: progress is not the count of marks any more */
-  int blocking; /* kind of the calls that block, and how many */
+  int deaths;   /* a node was declared dead at some time */
+  int uneven;   /* an update was withdrawn or refused: progress differs from the count of marks */
+  int blocking; /* kind and number of the blocking calls under way */
   int blocked;
-  int offenders; /* updates with NaN that servers have named */
+  int offenders; /* updates with NaN that servers have reported */
   uint8_t message[64];
   int verbose, calm;
   uint64_t outcome; /* hash of all results */
@@ -285,7 +286,7 @@ static uint32_t mark(const worker *w, uint32_t life, uint32_t k) {
   return (w->rank * LIVES + life) * UPDATES + k;
 }
 
-/* What update number `m` adds to every element between the marks. */
+/* The number that update `m` adds to every element between the marks. */
 static int64_t worth(const plan *p, uint32_t m) {
   return p->floats ? (int64_t)(1 + m % 7) : (int64_t)mix(m);
 }
@@ -317,7 +318,7 @@ static void put_big(const plan *p, uint8_t *image, uint64_t element, int64_t val
          p->width);
 }
 
-/* NaN or infinity. */
+/* Writes NaN or infinity. */
 static void put_wrong(const plan *p, uint8_t *image, uint64_t element, int nan) {
   uint8_t *at = image + plan_big_at(p) + element * p->width;
   uint32_t narrow = nan ? 0x7fc00000u : 0xff800000u;
@@ -344,7 +345,7 @@ static uint32_t bufs_of(const plan *p, uint8_t *image, mlfab_buf bufs[3]) {
 
 /* ---- reading the model ---- */
 
-/* Within a slice everything is of one version, so what lies between the marks is the same number. */
+/* A slice has one version, so all its elements between the marks are equal. */
 static void check_slices(run *r, const uint8_t *image, const char *when) {
   const plan *p = &r->plan;
   uint64_t slice = 0;
@@ -366,8 +367,8 @@ static void check_slices(run *r, const uint8_t *image, const char *when) {
   }
 }
 
-/* With one slice and nothing that disturbs it, a model between two rounds holds as many updates of one
- * worker as of another. */
+/* With one slice and without disturbance, a model between two rounds contains equally many updates of all
+ * workers. */
 static void check_rounds(run *r, const uint8_t *image) {
   const plan *p = &r->plan;
   uint32_t least = UPDATES, most = 0;
@@ -403,8 +404,8 @@ static void check_marks(run *r, worker *w, const uint8_t *image) {
   }
 }
 
-/* A worker sees its own updates: those that were acknowledged before it asked, and with rounds all of
- * them, unless they turn out to have been refused. */
+/* A worker sees its own updates: those acknowledged before the pull, and with rounds all of them, except
+ * refused ones. */
 static void check_own(run *r, worker *w, const uint8_t *image) {
   const plan *p = &r->plan;
   if (w->life >= LIVES) return;
@@ -414,7 +415,7 @@ static void check_own(run *r, worker *w, const uint8_t *image) {
     if (get_mark(p, image, 0, m) && get_mark(p, image, 1, m)) continue;
     if ((w->pull_acked >> k & 1) && p->sync == MLFAB_SYNC_ASYNC)
       broken(r, "worker %u does not see its update %u, which was acknowledged", w->rank, k);
-    /* A MORE without its end has not made its round yet. */
+    /* An update with MORE without its end is not in a round yet. */
     if (p->sync != MLFAB_SYNC_BSP || p->more) continue;
     if (!u->missed && !u->known) say(r, w, "does not see its update %u yet", k);
     u->missed = 1;
@@ -430,7 +431,7 @@ static void check_pull(run *r, worker *w) {
 
 /* ---- results ---- */
 
-/* No call is open for longer than its deadline and a heartbeat; a paused host cannot keep it. */
+/* No call lasts longer than its deadline and a heartbeat, even with a paused host. */
 static void check_time(run *r, const worker *w, const char *what, uint64_t waited,
                        uint64_t timeout) {
   uint64_t limit = timeout + r->plan.heartbeat_ns + 3 * r->plan.sim.pause_ns;
@@ -455,7 +456,7 @@ static void learn(run *r, worker *w, uint32_t k, int code) {
   if (code == 0 && u->nan_side) broken(r, "worker %u's update %u with NaN was applied", w->rank, k);
 }
 
-/* A life is over: what it does not know will never be known. */
+/* A life is over: what is unknown about its updates stays unknown. */
 static void bury(run *r, worker *w, const char *why) {
   say(r, w, "ends: %s", why);
   if (w->life < LIVES && w->next > 0) w->life++;
@@ -469,7 +470,7 @@ static void bury(run *r, worker *w, const char *why) {
 }
 
 static void give_up(run *r, worker *w, const char *why) {
-  /* A node that serves as well has to stay: it only says that it will not push any more. */
+  /* A node that also serves must stay: it only announces that it will not push any more. */
   if (!r->plan.dedicated && w->rank < r->plan.servers) {
     if (w->phase < JOINING) say(r, w, "retires: %s", why);
     if (w->phase < JOINING) w->phase = JOINING;
@@ -570,7 +571,7 @@ static void start_push(run *r, worker *w, slot *s) {
   w->next++;
 }
 
-/* The numbers of updates follow each other from the first; worker 0's first weights took one. */
+/* Updates are numbered consecutively; worker 0's first weights took a number. */
 static void number(run *r, worker *w, uint32_t k) {
   r->updates[w->rank][w->life][k].seq = 1 + w->firsts + k;
 }
@@ -597,7 +598,7 @@ static void start_pull(run *r, worker *w) {
 }
 
 /* Blocking calls run the simulator, and other workers' turns within. Calls that wait for each other may
- * nest only with their like, or the stack would hold them apart. */
+ * nest only with calls of their kind, because a deeper one on the stack must end first. */
 enum { MODEL = 1, BARRIER, BROADCAST, JOIN };
 
 static int may_block(run *r, int kind) {
@@ -658,7 +659,8 @@ static void meet(run *r, worker *w) {
   if (!may_block(r, BARRIER)) return;
   w->met = 1;
   block(r, w, BARRIER);
-  int code = mlfab_barrier(w->ctx, &(mlfab_collective){.size = sizeof(mlfab_collective), .timeout_ns = 2 * SECOND});
+  int code = mlfab_barrier(
+      w->ctx, &(mlfab_collective){.size = sizeof(mlfab_collective), .timeout_ns = 2 * SECOND});
   unblock(r, w);
   say(r, w, "barrier: %s", mlfab_error_name(code));
   for (uint32_t i = 0; !code && i < r->plan.workers; i++) {
@@ -676,7 +678,9 @@ static void tell(run *r, worker *w) {
   memset(data, 0, sizeof data);
   if (w->rank == 1) memcpy(data, r->message, sizeof data);
   block(r, w, BROADCAST);
-  int code = mlfab_broadcast(w->ctx, 1, data, sizeof data, &(mlfab_collective){.size = sizeof(mlfab_collective), .timeout_ns = 2 * SECOND});
+  int code = mlfab_broadcast(
+      w->ctx, 1, data, sizeof data,
+      &(mlfab_collective){.size = sizeof(mlfab_collective), .timeout_ns = 2 * SECOND});
   unblock(r, w);
   say(r, w, "broadcast: %s", mlfab_error_name(code));
   if (!code && memcmp(data, r->message, sizeof data) != 0)
@@ -740,7 +744,7 @@ static void turn(void *user) {
   if (w->busy) return;
   mlfab_error error;
   int ready;
-  if (w->gone || (!w->ctx && w->phase != AWAY)) return; /* crashed: it will be told */
+  if (w->gone || (!w->ctx && w->phase != AWAY)) return; /* crashed: the callback follows */
   switch (w->phase) {
     case AWAY:
       open_worker(r, w);
@@ -798,15 +802,15 @@ static void crashed(void *user, uint32_t host) {
   run *r = user;
   for (uint32_t i = 0; i < r->plan.workers; i++) {
     worker *w = &r->workers[i];
-    /* It may have been opened again without waiting for this. */
+    /* It may have been opened again before this. */
     if (w->host != host || w->ctx) continue;
-    /* Without it the fabric would never have come together. */
+    /* Without it the fabric could not have formed. */
     w->gone = r->plan.loses && i + 1 == r->plan.workers && w->phase > OPENING;
     bury(r, w, "its host crashed");
   }
 }
 
-/* Its host is the last; again whenever it has crashed. */
+/* The scheduler's host is the last one; it is opened again after every crash. */
 static void open_scheduler(void *user, uint32_t host) {
   run *r = user;
   mlfab_config c;
@@ -814,7 +818,7 @@ static void open_scheduler(void *user, uint32_t host) {
   configure(r, &c);
   c.roles = MLFAB_ROLE_SCHEDULER;
   c.timeout_ns = 60 * SECOND;
-  if (r->scheduler) return; /* it was opened without waiting for this */
+  if (r->scheduler) return; /* it was opened before this */
   if (mlfab_sim_open(r->sim, host, &c, &r->scheduler, &error))
     broken(r, "the scheduler cannot open: %s", error.text);
 }
@@ -825,7 +829,7 @@ static void open_worker(run *r, worker *w) {
   configure(r, &c);
   c.rank = (int32_t)w->rank;
   if (!r->plan.dedicated && w->rank >= r->plan.servers) c.roles = MLFAB_ROLE_WORKER;
-  /* A server that gives up joining is a server that crashed. */
+  /* A server that gives up joining counts as crashed. */
   if (!r->plan.dedicated && w->rank < r->plan.servers) c.timeout_ns = 60 * SECOND;
   c.seed = r->seed + w->rank + w->life * HOSTS;
   int code = mlfab_sim_open(r->sim, w->host, &c, &w->ctx, &error);
@@ -892,7 +896,7 @@ static void finish(run *r) {
   mlfab_sim_destroy(&r->sim);
 }
 
-/* ---- the end: everything is resolved and compared ---- */
+/* ---- the end: resolves and compares everything ---- */
 
 static int all_done(const run *r) {
   for (uint32_t i = 0; i < r->plan.workers; i++) {
@@ -930,7 +934,7 @@ static void resolve(run *r, worker *w) {
   }
 }
 
-/* What is known of an update, against its marks at the first and the last server. */
+/* Compares the known state of an update with its marks at the first and the last server. */
 static void compare(run *r, uint32_t m, const uint8_t *image) {
   const plan *p = &r->plan;
   uint32_t rank = m / (LIVES * UPDATES), life = m / UPDATES % LIVES, k = m % UPDATES;
@@ -955,7 +959,7 @@ static void compare(run *r, uint32_t m, const uint8_t *image) {
            (long long)a, (long long)b);
 }
 
-/* What lies between the marks must follow from them. */
+/* The tensor between the marks must follow from them. */
 static void compare_big(run *r, const uint8_t *image) {
   const plan *p = &r->plan;
   int64_t sum[2] = {0, 0};
@@ -975,7 +979,7 @@ static void compare_big(run *r, const uint8_t *image) {
   }
 }
 
-/* A worker that can still pull has pulled the model; NULL: nobody can. */
+/* Pulls the model with a worker that still can; NULL: none can. */
 static worker *read_model(run *r) {
   for (uint32_t i = 0; i < r->plan.workers && !r->failure[0]; i++) {
     worker *w = &r->workers[i];
@@ -984,7 +988,7 @@ static worker *read_model(run *r) {
     int code = mlfab_pull(w->ctx, bufs, bufs_of(&r->plan, w->image, bufs), NULL, NULL);
     say(r, w, "last pull: %s", mlfab_error_name(code));
     if (!code) return w;
-    /* One that serves may have retired before there was a model. */
+    /* A worker that also serves may have retired before there was a model. */
     if (!is_fatal(code) && code != MLFAB_ERR_STATE)
       broken(r, "worker %u's last pull: %s", i, mlfab_error_name(code));
   }
@@ -997,7 +1001,7 @@ static void settle(run *r) {
   if (!r->failure[0]) mlfab_sim_run(r->sim, ROUNDS_CLOSE);
   worker *reader = r->failure[0] ? NULL : read_model(r);
   if (!reader && !r->failure[0]) {
-    /* All were cut off at the last moment: new processes can read. */
+    /* All were cut off at the end: new processes can pull. */
     for (uint32_t i = 0; i < p->workers; i++) {
       if (r->workers[i].gone || (!p->dedicated && i < p->servers)) continue;
       r->workers[i].next = r->workers[i].life = LIVES;
@@ -1013,7 +1017,7 @@ static void settle(run *r) {
   compare_big(r, reader->image);
 }
 
-/* Runs a seed; 0, or it failed and r->failure says how. */
+/* Runs a seed; 0, or a failure described in r->failure. */
 static int run_seed(run *r, uint64_t seed, int verbose, uint64_t *hash_p) {
   start(r, seed, verbose);
   run_until(r, now(r) + 12 * SECOND);
@@ -1032,7 +1036,7 @@ static int run_seed(run *r, uint64_t seed, int verbose, uint64_t *hash_p) {
 
 /* ---- the tests ---- */
 
-/* Runs a seed, twice where `twice`; says how to see a failure again. */
+/* Runs a seed, twice if `twice`; prints how to repeat a failure. */
 static int try_seed(uint64_t seed, int twice, int verbose) {
   run *r = malloc(sizeof *r);
   uint64_t hash[2];

@@ -1,10 +1,10 @@
 /* test_filters.c - filters, sparse pushes, packets, version tags and caches in whole fabrics, with every
- * consistency model, with aggregators and without.
+ * consistency model, with and without aggregators.
  *
- * Gradients are small whole numbers, so that sums are exact in float32 and in half precision whatever
- * their order. At the end every worker takes its filters away and pushes once more, which brings the
- * residuals; then the model must be the sum of all gradients, and every cache the model. A failing
- * seed is printed with the command that replays it. */
+ * Gradients are small integers, so that sums are exact in float32 and in half precision in any order. At
+ * the end every worker removes its filters and pushes once more, which sends the residuals; then the model
+ * must equal the sum of all gradients, and every cache the model. A failing seed is printed with the
+ * command that replays it. */
 #include "../unit/world.h"
 #include "../unit/scale.h"
 #include "seeds.h"
@@ -61,11 +61,11 @@ static void random_sync(job *j, mlfab_sync *s) {
   s->size = sizeof *s;
   s->kind = kinds[below(j, 7)];
   s->staleness = (int64_t)below(j, 3);
-  s->need = j->w.workers; /* drop-stragglers that drops nobody: or sums would not be known */
+  s->need = j->w.workers; /* drops no straggler, so that sums are known */
   s->chance = 0.5;
 }
 
-/* A new filter for a tensor or all: any of its parts, alone or together, or none. */
+/* Sets a random filter for a tensor or all: any of its members, or none. */
 static void random_filter(job *j, uint32_t k) {
   mlfab *node = j->w.node[k];
   mlfab_filter f;
@@ -124,7 +124,7 @@ static void begin_pull(job *j, uint32_t k) {
   memset(&o, 0, sizeof o);
   o.size = sizeof o;
   if (j->options.tags) o.flags = (uint32_t)below(j, 4) ? MLFAB_PULL_KEPT : MLFAB_PULL_FULL;
-  /* The first one has no buffers to keep. */
+  /* The first pull has no buffers to keep. */
   if (me->step == 1) o.flags = 0;
   OK(j->w.node[k], mlfab_pull_start(j->w.node[k], me->weights, j->ntensors, &o, &me->request));
   me->phase = PULLS;
@@ -149,7 +149,7 @@ static void advance(job *j, uint32_t k) {
     me->phase = RESTS;
     me->until = now + below(j, 20000000);
   } else if (me->phase == PULLS) {
-    /* What the filters have held back. */
+    /* Sends the residuals. */
     OK(node, mlfab_set_filter(node, MLFAB_ALL, NULL));
     memset(me->u, 0, j->total * sizeof *me->u);
     OK(node, mlfab_push_start(node, me->update, j->ntensors, NULL, &me->request));
@@ -180,7 +180,7 @@ static void shape(job *j) {
   }
 }
 
-/* Every way to pull brings the literal model. */
+/* Every kind of pull returns the literal model. */
 static void compare(job *j, uint32_t k) {
   static const uint32_t flags[] = {0, MLFAB_PULL_KEPT, MLFAB_PULL_FULL};
   worker *me = &j->of[k];
@@ -229,7 +229,7 @@ static void play(uint64_t seed) {
   memset(&j, 0, sizeof j);
   j.seed = j.random = seed;
   start(&j);
-  /* Links that break under way, in some. */
+  /* In some cases links break. */
   mlfab_sim_options faults = {.size = sizeof faults, .loss = 0.003, .reorder = 0.05};
   if (below(&j, 3) == 0) assert_int_equal(mlfab_sim_set_faults(j.w.sim, &faults), 0);
   for (uint32_t joined = 0; joined < j.w.workers;) {

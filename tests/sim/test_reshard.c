@@ -1,28 +1,26 @@
 /* test_reshard.c - slices move between servers of a simulated fabric, from seeds, while workers push and
- * pull, links break, and workers crash and come back.
+ * pull, links break, and workers crash and return.
  *
- * Four servers, of which one holds the model at first, then 4, 2, 4 and 1 of them; 8 workers. Every
- * life (process) of a worker has elements of its own, spread over the whole model so that every
- * slice has some, and its updates add 1 to them: updates of all the model, of one tensor, or sparse
- * ones. So each element tells how many updates of whom it has seen.
+ * Four servers, of which first one holds the model, then 4, 2, 4 and 1; 8 workers. Every life (process) of
+ * a worker has its own elements, spread over the model so that every slice has some; its updates add 1 to
+ * them: updates of the whole model, of one tensor, or sparse ones. So each element counts the updates of
+ * its owner that it has seen.
  *
- * What is checked: that every call of a worker that lives succeeds; at every pull, that what was
- * acknowledged before it is there, and nothing that was never pushed; at the end, that every element
- * has seen each acknowledged update of its owner exactly once (what a crash left unknown: at most
- * once), that every cache is the model, and that a balanced part of it is where it was asked to be. A
- * tenth of the seeds runs twice: same hash.
+ * Checks: every call of a live worker succeeds; every pull contains what was acknowledged before it, and
+ * nothing that was never pushed; at the end every element has seen each acknowledged update of its owner
+ * exactly once (those that a crash left unknown: at most once), every cache equals the model, and a
+ * balanced part of it is at the requested servers. A tenth of the seeds runs twice: same hash.
  *
- * With momentum 1/2 an update adds 1, then half of what is left of it with every later commit of the
- * slice. At the end so many updates of zeros are pushed that it is 2: one whose momentum was lost on
- * the way is missed.
+ * With momentum 1/2 an update adds 1, then half of the rest with every later commit of the slice. At the
+ * end enough updates of zeros are pushed to make it 2, so that lost momentum is detected.
  *
  * With even seeds the servers' blocks have different sizes, so that frames end within a receiver's block.
- * In half of the seeds the consistency model is changed before every move.
+ * In half of the seeds the consistency model changes before every move.
  *
- * Beside them, one fault at each of some moments of a move (test_fault_in_a_move).
+ * Another test injects one fault at each of several moments of a move (test_fault_in_a_move).
  *
- * MLFAB_SCALE=100 runs 4,000 seeds, 1 (the default) a hundredth of them. MLFAB_SEED=n runs one alone
- * and tells what happens. */
+ * MLFAB_SCALE=100 runs 4,000 seeds, 1 (the default) a hundredth of them. MLFAB_SEED=n runs one alone and
+ * prints what happens. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -46,7 +44,7 @@ enum {
   TENSORS = 3,
   SLOTS = 2,
   MOVES = 4,
-  ZEROS = 50 /* (1/2)^50 of an update is left to come */
+  ZEROS = 50 /* (1/2)^50 of an update remains */
 };
 #define MS 1000000ull
 #define SECOND 1000000000ull
@@ -130,7 +128,7 @@ static void plan_make(plan *p, uint64_t seed) {
 
 /* ---- a run ---- */
 
-typedef struct tally { /* updates of a life that have bytes of a tensor */
+typedef struct tally { /* number of a life's updates with bytes of each tensor */
   uint32_t started[TENSORS], acked[TENSORS];
 } tally;
 
@@ -151,7 +149,7 @@ typedef struct worker {
   enum phase phase;
   int busy;
   uint32_t life, pushed;
-  int missed; /* it was taken for dead, and was not */
+  int missed; /* it was declared dead, but was alive */
   uint64_t back_ns;
   slot slots[SLOTS];
   mlfab_request pull;
@@ -168,7 +166,7 @@ typedef struct run {
   mlfab *servers[SERVERS];
   worker workers[WORKERS];
   tally tallies[OWNERS];
-  int blocking, blocked; /* kind of the calls that block, and how many */
+  int blocking, blocked; /* kind and number of the blocking calls */
   uint32_t moves, last[SERVERS], nlast;
   uint64_t move_ns;
   int ending, verbose;
@@ -204,7 +202,7 @@ static const char *last_text(mlfab *ctx) {
 
 static uint32_t owner_of(const worker *w) { return w->rank * LIVES + w->life; }
 
-/* Calls of one kind may block inside each other; slices are moved by one at a time. */
+/* Calls of one kind may nest; only one worker moves slices. */
 static int may_block(const run *r, int kind) {
   if (kind == MOVE) return r->blocked == 0;
   return r->blocked == 0 || r->blocking == kind || (kind == MODEL && r->blocking == MOVE);
@@ -235,7 +233,7 @@ static uint32_t bufs_of(const plan *p, double *image, uint32_t tensors, mlfab_bu
 
 /* ---- reading ---- */
 
-/* Every element against what its owner is known to have pushed; `exact`: nothing is under way. */
+/* Checks every element against its owner's known pushes; `exact`: nothing is under way. */
 static void check_image(run *r, const worker *w, const double *image, const tally *own, int exact) {
   const plan *p = &r->plan;
   double most = p->momentum ? 2.0 : 1.0, least = p->momentum && exact ? 2.0 : 1.0;
@@ -259,7 +257,7 @@ static void check_image(run *r, const worker *w, const double *image, const tall
   }
 }
 
-/* The cache is what was pulled. */
+/* The cache equals the last pull. */
 static void check_cache(run *r, const worker *w) {
   const double *image = w->image;
   for (uint32_t t = 0; t < TENSORS && r->plan.tags; t++) {
@@ -351,7 +349,7 @@ static void start_pull(run *r, worker *w) {
     broken(r, "worker %u cannot pull: %s", w->rank, mlfab_error_name(code));
 }
 
-/* Another consistency model, for all or some of the slices. */
+/* Sets another consistency model, for all or some of the slices. */
 static void change(run *r, worker *w) {
   static const uint32_t kinds[] = {MLFAB_SYNC_ASYNC, MLFAB_SYNC_BSP, MLFAB_SYNC_SSP};
   mlfab_sync sync = {.size = sizeof sync, .kind = kinds[below(&r->dice, 3)], .staleness = 1};
@@ -365,7 +363,7 @@ static void change(run *r, worker *w) {
            mlfab_error_name(code), last_text(w->ctx));
 }
 
-/* To 4, 2, 4, 1 servers. */
+/* Moves to 4, 2, 4, 1 servers. */
 static void move(run *r, worker *w) {
   static const uint32_t sizes[MOVES] = {4, 2, 4, 1};
   uint32_t list[SERVERS] = {0, 1, 2, 3}, n = sizes[r->moves];
@@ -421,7 +419,7 @@ static void define(run *r, worker *w) {
   }
 }
 
-/* A new process pulls what the one before it, and all others, have made. */
+/* A new process pulls the updates of its predecessor, and of all others. */
 static void die(run *r, worker *w) {
   say(r, "worker %u crashes", w->rank);
   mlfab_sim_crash(r->sim, w->host);
@@ -466,7 +464,7 @@ static void work(run *r, worker *w) {
     open += w->slots[i].request != 0;
     if (!w->slots[i].request) idle = &w->slots[i];
   }
-  /* Worker 0 stays until the others, who may wait for its updates, have joined. */
+  /* Worker 0 stays until the others have finished, who may wait for its updates. */
   int goes_on = !r->ending || (w->rank == 0 && !others_joined(r));
   if (r->ending && w->rank > 0 && open == 0 && !w->pull) {
     join(r, w);
@@ -495,7 +493,7 @@ static void configure(run *r, uint32_t rank, mlfab_config *c) {
   c->dedicated = p->dedicated;
   c->chunk_bytes = p->chunk;
   c->eager_bytes = p->eager;
-  /* Servers with blocks of their own sizes: a frame may hold bytes of several blocks of the one that gets it. */
+  /* Servers with different block sizes: a frame may hold bytes of several blocks of its receiver. */
   c->block_bytes = p->uneven ? 512u << (p->block / 1024 + rank) % 6 : p->block;
   c->heartbeat_ns = p->heartbeat_ns;
   c->timeout_ns = 30 * SECOND;
@@ -604,7 +602,7 @@ static void run_until(run *r, uint64_t until) {
   }
 }
 
-/* Nothing of its momentum is left to come. */
+/* Pushes zeros until no momentum remains. */
 static void push_zeros(run *r) {
   worker *w = &r->workers[0];
   mlfab_buf bufs[TENSORS];
@@ -614,7 +612,7 @@ static void push_zeros(run *r) {
     int code = mlfab_push(w->ctx, bufs, n, NULL, NULL);
     if (code) broken(r, "the last updates: %s (%s)", mlfab_error_name(code), last_text(w->ctx));
   }
-  /* Open rounds are closed when nobody pushes any more. */
+  /* Open rounds are closed when no worker pushes any more. */
   int code = r->failure[0] ? 0 : mlfab_finish(w->ctx, 20 * SECOND);
   if (code) broken(r, "worker 0's join: %s (%s)", mlfab_error_name(code), last_text(w->ctx));
 }
@@ -728,8 +726,8 @@ static int is_done(mlfab *ctx, mlfab_request request) {
   return done;
 }
 
-/* Who has contributed to an open round moves with its slices: the second half of worker 0's iteration, pushed
- * after the move, must not be taken for another worker's when the mean is made. */
+/* The contributors of an open round move with its slices: the second half of worker 0's iteration, pushed
+ * after the move, must not count as another worker's in the mean. */
 static void test_open_round_moves(void **state) {
   enum { COUNT = 3000 };
   static double ones[COUNT], image[COUNT];
@@ -780,8 +778,8 @@ static void test_open_round_moves(void **state) {
   mlfab_sim_destroy(&sim);
 }
 
-/* A worker gives each part of a model, at servers `first` and above, one of so many consistency models, and moves
- * all of it to server 0, which ends with `wanted`. Pushes before and after it are there. */
+/* A worker gives each part of a model, at servers `first` and above, one of `models` consistency models,
+ * and moves all of it to server 0, which must end with `wanted`. Earlier and later pushes are in the model. */
 static void move_models(uint32_t first, uint32_t models, int wanted) {
   enum { COUNT = 600, SIDES = 4, PARTS = 12 };
   static double ones[PARTS][COUNT], image[PARTS][COUNT];
@@ -838,29 +836,29 @@ static void move_models(uint32_t first, uint32_t models, int wanted) {
   mlfab_sim_destroy(&sim);
 }
 
-/* Slices of three models come from three servers to one that has none of them: those of one model are one
- * there, and those that no slice has do not count. So it has 4 models, and not 10. */
+/* Slices with three models come from three servers to one that has none of them: equal models become one,
+ * and models without slices do not count. So it has 4 models, not 10. */
 static void test_models_come_together(void **state) {
   (void)state;
   move_models(1, 3, 0);
 }
 
-/* A server that has 8 models then has as many as it may, also when slices move once more; a ninth is refused, and
- * nothing moves. */
+/* A server with 8 models has the maximum, also when slices move once more; a ninth is refused, and nothing
+ * moves. */
 static void test_models_that_fit(void **state) {
   (void)state;
   move_models(0, 8, 0);
   move_models(0, 9, MLFAB_ERR_LIMIT);
 }
 
-/* ---- one fault at a moment of a move ---- */
+/* ---- one fault during a move ---- */
 
-/* Three servers; server 0, which leads, holds nothing. A worker moves half of the model from server 1 to
- * server 2, another one pushes all the while. At one moment of it one host is paused, stopped for longer
- * than five heartbeats, cut off from another, crashes, or crashes and comes back. Every call ends in
- * its time; no push waits for its deadline; who is blamed is who was hit; and afterwards those who are
- * left, and a new process, read the same model, in which each acknowledged push is once: so the move
- * was completed everywhere or undone everywhere. */
+/* Three servers; server 0, the leader, holds nothing. A worker moves half of the model from server 1 to
+ * server 2, while another one pushes. At one moment a host is paused, stopped for longer than five
+ * heartbeats, cut off from another, crashes, or crashes and returns. Every call ends in time; no push waits
+ * for its deadline; errors blame the affected host; and afterwards the remaining nodes, and a new process,
+ * read the same model, with each acknowledged push once: so the move was completed everywhere or undone
+ * everywhere. */
 enum { PAUSED, STOPPED, CUT, CRASHED, RESTARTED, FAULTS };
 enum { HIT_SERVERS = 3, HIT_HOSTS = 5, HIT_COUNT = 6000, MOVER = 3, PUSHER = 4 };
 #define HIT_BEAT (100 * MS)
@@ -869,10 +867,10 @@ typedef struct hit {
   mlfab_sim *sim;
   mlfab *node[HIT_HOSTS]; /* servers, then workers */
   uint32_t fault, victim, other;
-  uint64_t after_ns; /* the fault, from when the move was asked for */
+  uint64_t after_ns; /* time of the fault, from the start of the move */
   int64_t ones[HIT_COUNT], image[HIT_COUNT], acked, started;
   mlfab_request push;
-  int stops; /* it pushes no more */
+  int stops; /* it stops pushing */
   char failure[320];
 } hit;
 
@@ -886,7 +884,7 @@ static void hit_open(hit *h, uint32_t host) {
   c.roles = host < HIT_SERVERS ? MLFAB_ROLE_SERVER : MLFAB_ROLE_WORKER;
   c.rank = (int32_t)(host < HIT_SERVERS ? host : host - HIT_SERVERS);
   c.heartbeat_ns = HIT_BEAT;
-  c.silent_death_ns = 5 * HIT_BEAT; /* a stopped server is dead soon */
+  c.silent_death_ns = 5 * HIT_BEAT; /* a stopped server is declared dead early */
   c.timeout_ns = 6 * SECOND;
   c.chunk_bytes = 1024;
   c.block_bytes = 1024;
@@ -915,7 +913,7 @@ static void hit_broken(hit *h, const char *what, int code, const mlfab_error *er
            error ? error->text : "");
 }
 
-/* Only a death may be told, and of nobody else. */
+/* Only a death may be reported, and only of that host. */
 static void hit_check(hit *h, mlfab *node, const char *what, int code) {
   mlfab_error error = {0};
   if (!code) return;
@@ -926,7 +924,7 @@ static void hit_check(hit *h, mlfab *node, const char *what, int code) {
     hit_broken(h, what, code, &error);
 }
 
-/* One push after the other. */
+/* Pushes one update after another. */
 static void hit_push(void *user) {
   hit *h = user;
   mlfab *node = h->node[PUSHER];
@@ -1000,7 +998,7 @@ static void hit_end(hit *h) {
   free(h);
 }
 
-/* What this worker reads: everything that was acknowledged, and nothing twice. */
+/* What this worker reads: every acknowledged update once. */
 static int hit_read(hit *h, uint32_t host, const char *what) {
   mlfab_buf buf = {0, 0, h->image, HIT_COUNT};
   uint64_t since = mlfab_sim_clock(h->sim);
@@ -1019,7 +1017,7 @@ static void hit_newcomer(hit *h) {
   static int64_t before[HIT_COUNT];
   int code = hit_read(h, PUSHER, "a pull");
   memcpy(before, h->image, sizeof before);
-  if (h->fault == CRASHED || h->fault == RESTARTED) return; /* the model is not whole */
+  if (h->fault == CRASHED || h->fault == RESTARTED) return; /* the model is incomplete */
   mlfab_sim_crash(h->sim, MOVER);
   hit_open(h, MOVER);
   hit_ready(h, MOVER);
@@ -1031,7 +1029,7 @@ static void hit_newcomer(hit *h) {
     hit_broken(h, "a new process reads another model", 0, NULL);
 }
 
-/* How long the move takes, when nothing happens in it. */
+/* The duration of the move without a fault. */
 static uint64_t hit_usual(void) {
   const uint32_t both[] = {1, 2};
   hit *h = hit_begin(1);
@@ -1052,8 +1050,8 @@ static int hit_run(uint32_t fault, uint32_t victim, uint32_t other, uint64_t aft
   uint64_t since = mlfab_sim_clock(h->sim);
   mlfab_sim_at(h->sim, since + after_ns, hit_strike, h);
   int code = mlfab_set_servers(h->node[MOVER], both, 2, 4 * SECOND);
-  /* A server that comes back at once has no model, and nobody takes it for dead; nor does server 0 take
-   * two for dead that are cut off from each other. */
+  /* A server that returns at once has lost its model, but is not declared dead; nor does server 0 declare
+   * two dead that are cut off from each other. */
   int lost = (fault == RESTARTED && code == MLFAB_ERR_STATE) ||
              (fault >= CUT && code == MLFAB_ERR_TIMEOUT);
   if (code && !lost) hit_check(h, h->node[MOVER], "set_servers", code);

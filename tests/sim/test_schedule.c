@@ -1,15 +1,15 @@
-/* test_schedule.c - fabrics with a scheduler, in virtual time: what must hold after every event, and what
- * becomes of them when the scheduler, an aggregator or a member is lost, when links are cut, and when the
- * bound is changed under way.
+/* test_schedule.c - fabrics with a scheduler, in virtual time: invariants after every event, and what
+ * happens when the scheduler, an aggregator or a member is lost, when links are cut, and when the bound
+ * changes.
  *
- * A bed is a fabric with a load: workers that push, think, and pull. Update m of M in all adds 1 to every
- * element e of the model with e % M == m, so every slice at every server tells which updates were
- * applied, how often, and whether in part. One update in a commit moves the version on by one: with
- * one server, asynchronous, the version in its result is its place in the order of commits.
+ * A bed is a fabric with a load: workers that push, think, and pull. Update m of M adds 1 to every element
+ * e of the model with e % M == m, so every slice at every server tells which updates were applied, how
+ * often, and whether in part. One update in a commit increases the version by one: with one server,
+ * asynchronous, the version in its result is its place in the order of commits.
  *
- * After every event: no applied update has a delay at or above the bound; what the scheduler says of its
- * last plan (mlfab_explain) is noted, so that the order of commits can be compared with the plans'; the
- * longest time that nothing came into the server is measured.
+ * After every event: no applied update has a delay at or above the bound; the scheduler's last plan
+ * (mlfab_explain) is recorded, so that the order of commits can be compared with the plans; the longest
+ * time without input at the server is measured.
  *
  * MLFAB_SCALE=100 runs a hundred times as many seeds as 1, the default. */
 #include <stdarg.h>
@@ -95,7 +95,7 @@ typedef struct job {
   int gone;
   mlfab_request push[SLOTS], pull;
   uint32_t of[SLOTS];
-  uint64_t at_ns, armed_ns; /* it thinks until then; the simulator was told so */
+  uint64_t at_ns, armed_ns; /* thinking until; armed_ns: told to the simulator */
   double *data[SLOTS], *image;
 } job;
 
@@ -111,19 +111,19 @@ typedef struct bed {
   mlfab *server[SERVERS_MAX], *scheduler; /* dedicated ones; the scheduler of its own */
   job jobs[WORKERS_MAX];
   update updates[WORKERS_MAX][UPDATES_MAX];
-  uint64_t bound; /* holds for all that is applied from bound_ns on */
+  uint64_t bound; /* applies to all updates applied from bound_ns on */
   uint64_t bound_ns;
   mlfab_stats seen[SERVERS_MAX];
   /* Of plans. */
   planned planned[PLANNED_MAX];
   uint32_t nplanned;
-  uint64_t serial; /* of the last plan that was noted */
+  uint64_t serial; /* of the last recorded plan */
   uint64_t plans;
   char text[65536];
   /* Of the first server's in-link. */
   uint64_t last_byte_ns, longest_gap_ns, gap_at_ns, bytes_from, from_ns;
   int watch_gaps;
-  /* Commits, as steps of the simulator show them. */
+  /* Commits, as observed in the steps of the simulator. */
   struct {
     uint64_t at_ns;
     uint32_t commits, applied, groups;
@@ -279,7 +279,7 @@ static void bed_close(bed *b) {
 
 /* ---- after every event ---- */
 
-/* Notes what the scheduler planned for updates, in its order. */
+/* Records the scheduler's plans for updates, in their order. */
 static void watch_plans(bed *b) {
   mlfab *scheduler = scheduler_of(b);
   if (!scheduler) return;
@@ -307,7 +307,7 @@ static void watch_plans(bed *b) {
   }
 }
 
-/* What servers have applied since the last event: all delays below the bound. */
+/* Updates that servers have applied since the last event: all delays are below the bound. */
 static void watch_server(bed *b, uint32_t i) {
   mlfab_stats is = stats_of(server_of(b, i)), *was = &b->seen[i];
   uint64_t applied = is.updates_applied - was->updates_applied;
@@ -388,7 +388,7 @@ static void look_push(bed *b, job *j, uint32_t slot) {
   assert_int_equal(result.seq, j->of[slot] + 1);
   u->known = 1;
   u->code = result.status;
-  /* Whatever was acknowledged now was applied within the last few milliseconds. */
+  /* An update acknowledged now was applied within the last few milliseconds. */
   if (!u->code && b->bound_ns > 0 && now(b) >= b->bound_ns + 20 * MS && result.delay >= b->bound)
     fail_msg("seed %u: a delay of %u, the bound is %u", (unsigned)b->s.seed, (unsigned)result.delay,
              (unsigned)b->bound);
@@ -439,7 +439,7 @@ static void look(bed *b, job *j) {
   }
 }
 
-/* One event, and what has to be looked at after it. */
+/* One event, and the checks after it. */
 static void step(bed *b) {
   assert_int_equal(mlfab_sim_step(b->sim), 1);
   for (uint32_t i = 0; i < b->s.servers; i++) watch_server(b, i);
@@ -485,8 +485,8 @@ static uint32_t applied(const bed *b) {
 
 /* ---- at the end ---- */
 
-/* The marks in the model agree with what was told: applied 1, everywhere; refused 0; what nobody knows, its
- * worker being dead, one of both. */
+/* The marks in the model agree with the results: applied 1, everywhere; refused 0; for a dead worker's
+ * unknown ones either. */
 static void check_marks(bed *b) {
   job *reader = &b->jobs[0];
   while (!reader->ctx) reader++;
@@ -510,7 +510,7 @@ static void check_marks(bed *b) {
   }
 }
 
-/* The places of the applied ones are 1, 2, 3 .., and `order` (if not NULL) holds who is where. */
+/* The versions of the applied updates are 1, 2, 3 ..; `order` (if not NULL) gets the update at each place. */
 static uint32_t check_versions(const bed *b, uint32_t *order) {
   uint32_t n = applied(b), at[MARKS_MAX + 1];
   memset(at, 0xff, sizeof at);
@@ -527,8 +527,8 @@ static uint32_t check_versions(const bed *b, uint32_t *order) {
   return n;
 }
 
-/* What the plans placed was committed in their order. All of it is known, unless the scheduler shares a node with
- * a worker: then one event may hold two plans, of which the second is seen. */
+/* Updates were committed in the planned order. All plans are known, unless the scheduler shares a node with
+ * a worker: then one event may hold two plans, of which only the second is seen. */
 static void check_order(const bed *b) {
   uint32_t order[MARKS_MAX], n = check_versions(b, order), noted = 0;
   uint64_t before = 0;
@@ -556,7 +556,7 @@ static uint32_t dropped(const bed *b) {
   return n;
 }
 
-/* Everything was decided: applied, or dropped with the delay that it would have had. */
+/* Every update was decided: applied, or dropped with the delay that it would have had. */
 static void check_drops(const bed *b) {
   for (uint32_t i = 0; i < b->s.workers; i++) {
     for (uint32_t k = 0; k < b->s.updates; k++) {
@@ -577,7 +577,7 @@ static uint64_t last_seed(uint64_t few) {
 
 /* ---- what must hold after every event ---- */
 
-/* Random fabrics without faults: below the bound, in the planned order, nothing lost or twice. */
+/* Random fabrics without faults: below the bound, in the planned order, nothing lost or applied twice. */
 static void test_order_and_bound(void **state) {
   uint32_t dropped_ones = 0, applied_ones = 0, groups = 0, plans = 0;
   (void)state;
@@ -621,7 +621,8 @@ static void test_order_and_bound(void **state) {
   assert_true(getenv("MLFAB_SEED") || test_scale() < 1.0 || (dropped_ones > 10 && groups > 10));
 }
 
-/* From bound_ns on nothing is applied at or above the new bound, also what was placed under the old one. */
+/* From bound_ns on nothing is applied at or above the new bound, including updates placed under the old
+ * one. */
 static void test_bound_lowered(void **state) {
   (void)state;
   uint32_t dropped_ones = 0;
@@ -633,7 +634,7 @@ static void test_bound_lowered(void **state) {
     s.updates = 16;
     s.think_ns = 2 * MS;
     if (seed % 2)
-      s.schedule.plan_ahead_ns = 100 * MS; /* much is placed and has not come; else groups */
+      s.schedule.plan_ahead_ns = 100 * MS; /* many placed updates are under way; else groups */
     bed *b = bed_open(&s);
     for (uint64_t bound = 12; bound >= 1; bound = bound > 6 ? bound - 6 : bound - bound / 2) {
       run_for(b, 120 * MS);
@@ -641,7 +642,7 @@ static void test_bound_lowered(void **state) {
       schedule.delay_bound = bound;
       assert_int_equal(mlfab_set_schedule(b->jobs[seed % 8].ctx, &schedule), 0);
       b->bound = bound;
-      b->bound_ns = now(b) + 30 * MS; /* behind what its link has taken already */
+      b->bound_ns = now(b) + 30 * MS; /* after what its link has already taken */
       if (bound == 1) break;
     }
     run_all(b);
@@ -656,13 +657,12 @@ static void test_bound_lowered(void **state) {
 
 /* --- the server's in-link --- */
 
-/* Workers that always have something to push, links all alike. Transfers that come directly can use the link
- * whenever they wait, so that it may only be idle while grants travel: the next is released two chunks before
- * the end of the one before, which covers a round trip here. What remains is a frame (the simulator hands on whole
- * ones) and a round trip. Groups could not come any faster than their last member comes to the aggregator:
- * where all that is planned is in groups, the link waits for the first bytes of their sums, and what counts is
- * what is applied.
- * Returns the part of the time that bytes come in, of what the link carries. */
+/* Workers that always have something to push, all links alike. Direct transfers can use the link whenever
+ * they wait, so it may be idle only while grants travel: the next one is released two chunks before the end
+ * of the previous one, which covers a round trip here. The rest is a frame (the simulator forwards whole
+ * frames) and a round trip. Groups cannot arrive faster than their last member reaches the aggregator: with
+ * everything in groups, the link waits for the first bytes of their sums, and the number of applied updates
+ * counts. Returns the share of the link's capacity that was used. */
 static double link_is_busy(const setup *s, uint64_t *gap_p, uint64_t *applied_p) {
   bed *b = bed_open(s);
   run_for(b, 300 * MS); /* the capacities are known, the queues are full */
@@ -696,17 +696,17 @@ static void test_link_is_busy(void **state) {
     s.schedule.plan_ahead_ns = ahead ? 150 * MS : 0;
     assert_true(link_is_busy(&s, &gap, &direct) > 0.98);
     assert_true(gap < 2 * chunk_ns + 2 * s.latency_ns);
-    if (ahead) continue; /* each is planned as it comes: nothing to group */
+    if (ahead) continue; /* each is planned as it comes: there are no groups */
     s.schedule.no_aggregation = 0;
     assert_true(link_is_busy(&s, &gap, &grouped) > 0.8);
-    assert_true(gap < s.count * 8 * 1000 / 10); /* less than an update takes */
+    assert_true(gap < s.count * 8 * 1000 / 10); /* less than the duration of an update */
     assert_true((double)grouped > 1.5 * (double)direct);
   }
 }
 
-/* The set-up of tests/process/network_test.py in virtual time: 8 workers pull and push 4 MB over links of 200
- * Mbit/s, two pushes of each at a time; two links have a quarter of the rate, every two seconds two others. Returns
- * the updates that are applied in 20 seconds. */
+/* The setting of tests/process/network_test.py in virtual time: 8 workers pull and push 4 MB over links of
+ * 200 Mbit/s, two pushes each at a time; two links have a quarter of the rate, different ones every two
+ * seconds. Returns the number of updates applied in 20 seconds. */
 static uint32_t shaped_network(uint32_t scheduler, uint64_t seed) {
   setup s = standard(seed);
   mlfab_config usual;
@@ -738,7 +738,7 @@ static uint32_t shaped_network(uint32_t scheduler, uint64_t seed) {
   return n;
 }
 
-/* On the real network the gain is only reported: there it depends on what else the machine does. */
+/* On a real network the gain is only reported, because it depends on the machine's load. */
 static void test_scheduled_against_direct(void **state) {
   (void)state;
   for (uint64_t seed = first_seed(); seed <= last_seed(2); seed++) {
@@ -752,7 +752,7 @@ static void test_scheduled_against_direct(void **state) {
 
 /* --- the scheduler is lost --- */
 
-/* Neither lost nor twice, without a bound all applied. */
+/* Nothing is lost or applied twice; without a bound everything is applied. */
 static void check_all_applied(bed *b) {
   check_marks(b);
   for (uint32_t i = 0; i < b->s.workers; i++) {
@@ -770,12 +770,12 @@ static setup lossy(uint64_t seed) {
   s.workers = 7 + (uint32_t)(mix(seed) % 2);
   s.updates = 40;
   s.slots = 2;
-  s.think_ns = MS; /* many wait at a time, or there would be no groups */
+  s.think_ns = MS; /* many wait at a time, so that there are groups */
   s.jitter = 0.5;
   return s;
 }
 
-/* Until something is applied that was announced after this moment. */
+/* Runs until an update is applied that was announced after this moment. */
 static uint64_t applied_after(bed *b) {
   uint64_t since = now(b);
   for (;;) {
@@ -807,14 +807,14 @@ static void lose_scheduler(uint64_t seed, int cut) {
   }
   uint64_t took = applied_after(b);
   assert_true(b->lost > 0 && b->lost_ns - lost_at < beats);
-  /* 8 heartbeats to notice; from then on it is first come, first served. */
+  /* 8 heartbeats to detect the loss; then first come, first served. */
   if (took > beats + 50 * MS || b->longest_wait_ns > beats + 50 * MS)
     fail_msg("seed %u: after %u ms", (unsigned)seed, (unsigned)(took / MS));
   run_for(b, 50 * MS);
   uint64_t groups = b->seen[0].groups_applied;
   assert_true(busy(&b->jobs[0]) || busy(&b->jobs[1]));
   if (cut) {
-    /* It goes on calling, and takes over again. */
+    /* It continues to connect, and takes over again. */
     for (uint32_t i = 0; i < s.servers; i++)
       mlfab_sim_partition(b->sim, host_of_scheduler(b), host_of_server(b, i), 0);
   } else {
@@ -844,7 +844,7 @@ static void test_scheduler_is_cut_off(void **state) {
 
 /* --- members and aggregators --- */
 
-/* Runs until worker `aggregator` has been named in a plan that is being carried out; its rank. */
+/* Runs until a plan in progress names worker `aggregator`; returns its rank. */
 static uint32_t run_until_grouped(bed *b, int member) {
   for (;;) {
     step(b);
@@ -869,7 +869,7 @@ static void lose_worker(uint64_t seed, int member) {
   assert_int_equal(mlfab_sim_crash(b->sim, victim), 0);
   run_all(b);
   assert_true(b->jobs[victim].gone);
-  /* What it added up at that moment, and what it was in. */
+  /* The groups that it summed at that moment, and those it was a member of. */
   if (b->seen[0].groups_failed - failed > 6)
     fail_msg("seed %u: %u groups failed", (unsigned)seed,
              (unsigned)(b->seen[0].groups_failed - failed));
@@ -922,7 +922,7 @@ static void test_not_finite_member(void **state) {
 
 static double known_rate(const bed *b) { return (double)b->s.rate; }
 
-/* A worker whose link is cut waits, and nobody with it; it goes when the link is there again. */
+/* A worker with a cut link waits, and no other worker does; it continues when the link is back. */
 static void test_cut_link(void **state) {
   (void)state;
   for (uint64_t seed = first_seed(); seed <= last_seed(4); seed++) {
@@ -955,7 +955,7 @@ static void test_cut_link(void **state) {
   }
 }
 
-/* One worker's link is so slow that others are committed faster than its update comes: dropped before a byte of it
+/* One worker's link is so slow that others commit before its update arrives: it is dropped before a byte
  * was sent, with the delay that it would have had. */
 static void test_too_large(void **state) {
   (void)state;
@@ -985,13 +985,13 @@ static void test_too_large(void **state) {
   check_marks(b);
   check_drops(b);
   check_order(b);
-  /* What was dropped has not cost a byte. */
-  uint64_t came = s.updates - from - late + 1; /* and the one that was under way */
+  /* Dropped updates have cost no bytes. */
+  uint64_t came = s.updates - from - late + 1; /* plus the one that was under way */
   assert_true(after.payload_sent - before.payload_sent <= came * s.count * 8);
   bed_close(b);
 }
 
-/* A bound of 1 admits what was computed from the newest model, and nothing else. */
+/* A bound of 1 admits only updates computed from the newest model. */
 static void test_bound_of_one(void **state) {
   (void)state;
   setup s = standard(5);
@@ -1010,7 +1010,7 @@ static void test_bound_of_one(void **state) {
   bed_close(b);
 }
 
-/* The worker dies while its update stands in the scheduler's list, and while the plan for it is on its way. */
+/* The worker dies while the scheduler lists its update, and while the plan for it is under way. */
 static void test_died_since_announced(void **state) {
   (void)state;
   for (uint64_t seed = first_seed(); seed <= last_seed(6); seed++) {
@@ -1062,7 +1062,7 @@ static void test_several_servers(void **state) {
         if (u->code && u->code != MLFAB_ERR_DROPPED && u->code != MLFAB_ERR_PARTIAL)
           fail_msg("seed %u: %s", (unsigned)seed, mlfab_error_name(u->code));
         both += u->code == 0;
-        /* One server's own check came later than the other's: whatever is there counts. */
+        /* One server checked later than the other: all results are possible. */
         if (u->code == MLFAB_ERR_PARTIAL) u->nan = 2;
       }
     }
@@ -1079,7 +1079,7 @@ static void test_several_servers(void **state) {
   assert_true(getenv("MLFAB_SEED") || test_scale() < 1.0 || (groups > 10 && both > 100));
 }
 
-/* All updates of a rule that sums: the model as integers must be the same, whoever schedules. */
+/* With a rule that sums, the integer model must be the same with any scheduler. */
 static void test_rounds(void **state) {
   (void)state;
   for (uint64_t seed = first_seed(); seed <= last_seed(8); seed++) {
@@ -1122,7 +1122,7 @@ static void test_rounds(void **state) {
   }
 }
 
-/* Contexts that only move inside calls are no aggregators, unless they say so. */
+/* Contexts without a thread are no aggregators by default. */
 static void test_driven_by_hand(void **state) {
   (void)state;
   for (uint32_t accumulators = 0; accumulators < 2; accumulators++) {
@@ -1157,10 +1157,10 @@ static void test_world_of_one(void **state) {
   }
 }
 
-/* --- rules, over groups, against a literal application --- */
+/* --- optimizers, over groups, against a literal application --- */
 
-/* Which updates went into the model in which commit, as told by versions and by what happened in a step: 0 when
- * a step holds several commits of which it is not clear what each of them took. */
+/* Which updates each commit contained, from versions and from the steps; 0 when a step holds several
+ * commits that cannot be separated. */
 static uint32_t commits_of(const bed *b, uint32_t sizes[MARKS_MAX]) {
   uint32_t n = 0;
   for (uint32_t i = 0; i < b->nsteps; i++) {

@@ -1,6 +1,6 @@
-/* test_thousand.c - a thousand nodes in one process: 996 workers and 4 dedicated servers, asynchronous
- * and in rounds. Every worker adds 1 to its own element and to one that all share; at the end the model
- * holds what was pushed, and every worker has seen its own part of it. */
+/* test_thousand.c - a thousand nodes in one process: 996 workers and 4 dedicated servers, asynchronous and
+ * in rounds. Every worker adds 1 to its own element and to a shared one; at the end the model equals the
+ * sum of the pushes, and every worker has seen its own part. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>

@@ -17,7 +17,7 @@
 
 enum {
   BATCH_MOST = 300,
-  BATCH_GROUPED = 48 /* at most, where groups are planned */,
+  BATCH_GROUPED = 48 /* the most where groups are planned */,
   BATCH_SERVERS = 3,
   BATCH_AGGREGATORS = 6
 };
@@ -34,7 +34,7 @@ static inline uint32_t batch_below(mlfab__rng *prng, uint32_t n) {
   return (uint32_t)mlfab__rng_below(prng, n);
 }
 
-/* What kind of batch it is: each trait by itself. */
+/* The traits of a batch; each is drawn independently. */
 typedef struct batch_traits {
   int equal_sizes, varying, slow, outages, links, late, colocated, equal_rates;
 } batch_traits;
@@ -66,7 +66,7 @@ static inline void batch_network(random_batch *x, mlfab__rng *prng, const batch_
     uint32_t from = batch_below(prng, nodes), to = batch_below(prng, nodes), list[3];
     uint32_t n = 1 + batch_below(prng, links);
     for (uint32_t i = 0; i < n; i++) list[i] = (from + i) % links;
-    /* The same pair again, or a node to itself, is refused. */
+    /* A duplicate pair and a self-loop are refused. */
     if (from != to) mlfab__network_path(&x->net, from, to, n, list);
   }
 }

@@ -1,10 +1,10 @@
-/* changing.h - memory that its sender changes while it is read: what a neighbour can do with the ring that
- * both map.
+/* changing.h - memory that its sender changes while it is read, as a neighbour can do with a ring that both
+ * map.
  *
- * The first touch of its second page faults. The handler then changes bytes of the first page, and lets the
- * reader go on. Whoever reads forwards, and once, has what was sent; whoever looks first and takes later, from
- * the same memory, takes what nobody has looked at. A reader that touches the second page first may find that
- * what came does not parse. */
+ * The first access to its second page faults. The handler then changes bytes of the first page and lets the
+ * reader go on. A reader that reads forwards and only once has what was sent. A reader that checks first
+ * and reads again later reads bytes that it has not checked. A reader that touches the second page first
+ * may get bytes that do not parse. */
 #ifndef CHANGING_H
 #define CHANGING_H
 
@@ -32,7 +32,8 @@ static void changing_fault(int signal_number, siginfo_t *info, void *context) {
   uint8_t *at = (uint8_t *)info->si_addr, *second = CHANGING.map + CHANGING.page;
   (void)context;
   if (CHANGING.fired || at < second || at >= second + CHANGING.page) {
-    sigaction(signal_number, &CHANGING.before, NULL); /* not ours: the same access faults again */
+    /* not our fault address: the same access faults again with the old handler */
+    sigaction(signal_number, &CHANGING.before, NULL);
     return;
   }
   CHANGING.fired = 1;
@@ -62,7 +63,7 @@ static uint8_t *changing_make(const void *from, size_t n, size_t head) {
   return CHANGING.bytes;
 }
 
-/* These bytes of the first page will be others. */
+/* The first access to the second page overwrites these bytes of the first page. */
 static void changing_to(size_t at, const void *bytes, size_t count) {
   assert_true(CHANGING.nchanges < CHANGING_MOST && count <= 8);
   CHANGING.changes[CHANGING.nchanges].at = at;
@@ -74,7 +75,7 @@ static void changing_arm(void) {
   assert_int_equal(mprotect(CHANGING.map + CHANGING.page, CHANGING.page, PROT_NONE), 0);
 }
 
-/* 1 when it has changed. */
+/* Returns 1 when the memory has been changed. */
 static int changing_end(void) {
   int fired = CHANGING.fired;
   sigaction(SIGSEGV, &CHANGING.before, NULL);

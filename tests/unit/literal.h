@@ -1,5 +1,5 @@
-/* literal.h - Alg. 1, 2 and 3 of MLfabric as they are written, for comparison: everybody is looked at in
- * every iteration, every case is run to its end, and networks are copied instead of undone. */
+/* literal.h - Alg. 1, 2 and 3 of MLfabric as they are written, for comparison: every iteration looks at
+ * every update, every case is computed to its end, and networks are copied instead of undone. */
 #ifndef MLFAB_TEST_LITERAL_H
 #define MLFAB_TEST_LITERAL_H
 
@@ -14,7 +14,8 @@ static inline void literal_copy(mlfab__network *to, const mlfab__network *from) 
   assert_int_equal(mlfab__network_copy(to, from, from->env), 0);
 }
 
-/* Reserves a bundle, a component after the other, for good; when it ends. Never: reserves nothing. */
+/* Reserves the components of a bundle one after another, permanently, and returns when it ends. Returns
+ * "never" and reserves nothing if it cannot. */
 static inline double literal_send(mlfab__network *net, const uint32_t *from, uint32_t from_step,
                                   const uint32_t *to, const double *bytes, uint32_t n,
                                   double available) {
@@ -42,7 +43,7 @@ static inline double literal_end(mlfab__network *net, const mlfab__candidate *c,
   return end;
 }
 
-/* The argmin of t_en over those with member[g]; BATCH_MOST: nobody arrives. */
+/* The argmin of t_en over those with member[g]; BATCH_MOST when none of them arrives. */
 static inline uint32_t literal_argmin(mlfab__network *net, const mlfab__batch *b, const int *member,
                                       double *end_p) {
   double end[BATCH_MOST], least = mlfab__network_never();
@@ -61,7 +62,7 @@ static inline uint32_t literal_argmin(mlfab__network *net, const mlfab__batch *b
 
 static mlfab__network literal_before[BATCH_MOST + 1]; /* acceptance i */
 
-/* Alg. 2, or with deadlines = 0 Alg. 1. `net` is left with what is applied. */
+/* Alg. 2, or Alg. 1 with deadlines = 0. Leaves the updates that are applied reserved in `net`. */
 static inline uint32_t literal_order(const mlfab__network *base, const mlfab__batch *b,
                                      int deadlines, mlfab__ordered *out) {
   int fate[BATCH_MOST] = {0}, member[BATCH_MOST];
@@ -105,7 +106,7 @@ static inline uint32_t literal_order(const mlfab__network *base, const mlfab__ba
   return n;
 }
 
-/* How every component came to the group that is being filled: [component][member]. */
+/* How each component reaches the group that is being filled: [component][member]. */
 typedef struct literal_arrival {
   mlfab__course course;
   mlfab__stretch pieces[LITERAL_STRETCHES];
@@ -122,7 +123,7 @@ static inline void literal_watch(void *user, const mlfab__transfer *t) {
   a->course = (mlfab__course){.pieces = a->pieces, .n = t->n, .bytes = t->bytes, .at = t->end};
 }
 
-/* A member goes to its aggregator, and how is remembered. */
+/* Sends a member to its aggregator and records how. */
 static inline void literal_enter(mlfab__network *net, const mlfab__candidate *c, const uint32_t *a,
                                  uint32_t m, uint32_t member) {
   literal_component = 0;
@@ -132,8 +133,8 @@ static inline void literal_enter(mlfab__network *net, const mlfab__candidate *c,
   net->watch = NULL;
 }
 
-/* The sum goes, forwarded while it comes in: each component from t_max on, or when all are there if that is
- * earlier, and so much later that it never lacks what a member brings. */
+/* Sends the sum, forwarded while its inputs arrive: each component starts at t_max, or when all inputs have
+ * arrived if that is earlier, and is delayed so that it never runs ahead of a member's bytes. */
 static inline double literal_forward(mlfab__network *net, const mlfab__group_input *in,
                                      const uint32_t *a, const double *size, uint32_t members,
                                      double t_max, double ready) {
@@ -152,7 +153,7 @@ static inline double literal_forward(mlfab__network *net, const mlfab__group_inp
   return latest;
 }
 
-/* When a sum of this size would be at the servers, begun at t_max. */
+/* When a sum of this size that starts at t_max would arrive at the servers. */
 static inline double literal_would_end(mlfab__network *net, const mlfab__group_input *in,
                                        const uint32_t *a, const double *size, double t_max) {
   uint32_t mark = mlfab__network_mark(net);
@@ -161,7 +162,7 @@ static inline double literal_would_end(mlfab__network *net, const mlfab__group_i
   return end;
 }
 
-/* DetAgg(n), into `net`, which held what was there before the batch. */
+/* DetAgg(n), into `net`, which holds the reservations made before the batch. */
 static inline double literal_case(mlfab__network *net, const mlfab__group_input *in,
                                   uint32_t variant, uint32_t n, uint32_t most,
                                   mlfab__grouped *out) {
@@ -212,7 +213,7 @@ static inline double literal_case(mlfab__network *net, const mlfab__group_input 
 
 static mlfab__network literal_net;
 
-/* The best n of a variant; keeps what it is when it is better than *best. */
+/* The best n of a variant; stored in *best when it is better than *best. */
 static inline void literal_variant(const mlfab__network *base, const mlfab__group_input *in,
                                    uint32_t variant, mlfab__group_choice *best) {
   mlfab__grouped out[BATCH_MOST];
@@ -238,7 +239,7 @@ static inline void literal_variant(const mlfab__network *base, const mlfab__grou
   *best = (mlfab__group_choice){variant, n, n == 0 ? most : in->n, time[n]};
 }
 
-/* The whole of Alg. 3; literal_net is left with the plan. */
+/* The whole of Alg. 3. Leaves the plan reserved in literal_net. */
 static inline mlfab__group_choice literal_group(const mlfab__network *base,
                                                 const mlfab__group_input *in, int best,
                                                 mlfab__grouped *out) {
@@ -251,7 +252,7 @@ static inline mlfab__group_choice literal_group(const mlfab__network *base,
   if (literal_is_time(choice.time)) {
     literal_case(&literal_net, in, choice.variant, choice.n, choice.first_most, out);
   } else {
-    /* Direct ones until one does not arrive. */
+    /* Direct updates up to the first that does not arrive. */
     mlfab__group_input some = *in;
     for (some.n = 0; some.n < in->n; some.n++) {
       const mlfab__candidate *c = &in->updates[in->order[some.n]];
@@ -268,7 +269,7 @@ static inline mlfab__group_choice literal_group(const mlfab__network *base,
 
 /* ---- distribution ---- */
 
-/* A component from `from` to `to`; when it is there. With `how` (NULL: not wanted) how it goes. */
+/* Sends a component from `from` to `to` and returns when it has arrived. `how` (or NULL) receives its path. */
 static inline double literal_part(mlfab__network *net, uint32_t from, uint32_t to, double bytes,
                                   double available, literal_arrival *how) {
   double end;
@@ -283,7 +284,7 @@ static inline double literal_part(mlfab__network *net, uint32_t from, uint32_t t
   return end;
 }
 
-/* Distributor q, which has what it has as `hub` says, serves one request. */
+/* Distributor q, whose data arrive as `hub` says, serves one request. */
 static inline double literal_serve(mlfab__network *net, const mlfab__distribution *d, uint32_t q,
                                    uint32_t to, const literal_arrival *hub, double has) {
   double latest = d->now;
@@ -302,7 +303,7 @@ static inline double literal_serve(mlfab__network *net, const mlfab__distributio
   return latest;
 }
 
-/* [I3], [I4]: `net` is left with everything that is sent; never when somebody cannot be reached. */
+/* [I3], [I4]: leaves every transfer reserved in `net`; returns "never" when a requester cannot be reached. */
 static inline double literal_distribute(mlfab__network *net, const mlfab__distribution *d,
                                         const mlfab__grouped *grouped, mlfab__delivery *out) {
   static literal_arrival hub[BATCH_AGGREGATORS][BATCH_SERVERS];

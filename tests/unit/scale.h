@@ -1,6 +1,6 @@
-/* scale.h - how long the long tests are, for all folders of tests: MLFAB_SCALE multiplies what they usually
- * run (1, the default; 100 in `make soak`; 0.1 where everything is slow). A test runs one case at
- * least; what it claims to have seen of something that is rare, it claims from 1 upwards. */
+/* scale.h - the length of the long tests of all folders: MLFAB_SCALE multiplies their usual number of cases
+ * (1, the default; 100 in `make soak`; 0.1 where everything is slow). A test runs at least one case. Where
+ * a test asserts that it saw something rare, it does so only from scale 1 upwards. */
 #ifndef MLFAB_TEST_SCALE_H
 #define MLFAB_TEST_SCALE_H
 
@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* What MLFAB_SCALE says. The program ends when that is no number above 0. */
+/* The value of MLFAB_SCALE. Ends the program when it is not a number above 0. */
 static inline double test_scale(void) {
   const char *text = getenv("MLFAB_SCALE");
   char *end;
@@ -21,7 +21,7 @@ static inline double test_scale(void) {
   return scale;
 }
 
-/* How many cases to run of what is usually `usual`: `least`, and one, at least. */
+/* How many cases to run of a test that usually runs `usual`: at least `least`, and at least one. */
 static inline uint64_t test_cases_from(uint64_t least, double usual) {
   uint64_t cases = (uint64_t)(usual * test_scale());
   return cases > least ? cases : least > 1 ? least : 1;

@@ -1,8 +1,8 @@
-/* test_aggregator.c - the aggregator role alone, between made-up servers and members.
+/* test_aggregator.c - the aggregator role alone, between simulated servers and members.
  *
- * Oracles: a literal serial sum, member after member, of groups whose frames interleave at random; a
- * model whose bytes tell offset and version, written by members as frames come. What is lent is compared with what it
- * was when it was lent, until it comes back. */
+ * Oracles: a literal serial sum, member after member, of groups whose frames interleave at random; a model
+ * whose bytes encode offset and version, which members write as frames arrive. A borrowed buffer is
+ * compared with its contents at the time it was lent, until it is returned. */
 #include "core/sched/aggregator.h"
 #include "core/base/rng.h"
 #include "core/kernels/kernels.h"
@@ -23,7 +23,7 @@ typedef struct lent {
   uint8_t was[BIG];
 } lent;
 
-/* What a server and its members know of a group. */
+/* What a server and its members know about a group. */
 typedef struct group {
   int used, failed, over;
   uint32_t server, n;
@@ -34,15 +34,15 @@ typedef struct group {
   uint8_t *data[MEMBERS], *sum, *expected;
   int *dtype; /* by byte */
   int whole;
-  uint32_t guilty; /* bit k: a failure may be blamed on member k */
+  uint32_t guilty; /* bit k: member k may be blamed for a failure */
 } group;
 
 enum { SLICES = 6 };
 
-/* And of a spread. */
+/* What they know about a spread. */
 typedef struct spread {
   uint64_t request, bytes, begin, at, slice_at; /* of the model; where the server is; its slice */
-  uint64_t version;                             /* of the slice that is under way */
+  uint64_t version;                             /* of the slice that is being sent */
   uint64_t versions[SLICES + 1];                /* as sent last */
   uint32_t server, n;
   uint32_t worker[MEMBERS], attempt[MEMBERS];
@@ -69,12 +69,12 @@ typedef struct fixture {
   mlfab__hop_grant grant;
   uint64_t calls, fail_at, memory; /* of the allocator */
   uint32_t finished;
-  struct spread *spread; /* the one that is under way */
+  struct spread *spread; /* the current one */
 } fixture;
 
 static uint64_t below(fixture *f, uint64_t n) { return mlfab__rng_below(&f->prng, n); }
 
-/* --- the made-up neighbours --- */
+/* --- simulated neighbours --- */
 
 static group *group_of(fixture *f, uint32_t server, uint64_t number) {
   for (uint32_t i = 0; i < GROUPS; i++) {
@@ -145,7 +145,7 @@ static void up_post(void *self, uint32_t peer, uint8_t type, const void *meta, u
     on_fail(f, peer, &fail);
     return;
   }
-  if (type == MLFAB__FORWARD) { /* a sign of life: where the next bytes will be */
+  if (type == MLFAB__FORWARD) { /* a progress report without bytes: where the next bytes will be */
     mlfab__forward alive;
     assert_int_equal(mlfab__decode_forward(meta, bytes, &alive), 0);
     return;
@@ -225,7 +225,7 @@ static void open_role(fixture *f, uint64_t seed, const mlfab__tensor_info *tenso
   f->stage = f->aggregator.stage_bytes;
 }
 
-/* A ring smaller than an update, so that it goes round. */
+/* A ring smaller than an update, so that it wraps. */
 static void small_rings(fixture *f, uint64_t bytes) {
   f->aggregator.stage_bytes = f->stage = bytes;
 }
@@ -305,11 +305,11 @@ static void give_back(fixture *f, uint32_t i) {
   uint64_t token = l->token;
   *l = f->lents[--f->nlent];
   mlfab__aggregator_sent(&f->aggregator, token);
-  /* Once more, as a transport that is out of its mind would: nothing happens. */
+  /* A transport that returns it twice by mistake changes nothing. */
   if (below(f, 4) == 0) mlfab__aggregator_sent(&f->aggregator, token);
 }
 
-/* The link is gone, and what was lent to it. */
+/* The link is gone, and with it the buffers that it borrowed. */
 static void give_all_back(fixture *f, int up, uint32_t peer) {
   for (uint32_t i = f->nlent; i-- > 0;) {
     if (f->lents[i].up != up || f->lents[i].peer != peer) continue;
@@ -324,7 +324,7 @@ static void lose(fixture *f, uint32_t worker) {
   mlfab__aggregator_lost(&f->aggregator, worker, f->now);
 }
 
-/* Takes one frame for a server, or only looks at it. 1 when there was one. */
+/* Takes one frame for a server, or only looks at it. Returns 1 when there was one. */
 static int take_forward(fixture *f, uint32_t server, int take) {
   uint8_t meta[64];
   mlfab__frame_out out;
@@ -391,7 +391,7 @@ static void random_update(fixture *f, const group *g, uint8_t *data) {
   }
 }
 
-/* Member after member, element after element; every rounding is kept by storing it. */
+/* Member after member, element after element; storing each result keeps its rounding. */
 static void literal_sum(group *g) {
   for (uint64_t at = 0; at < g->bytes; at += width_at(g, at)) {
     for (uint32_t k = 0; k < g->n; k++) {
@@ -439,7 +439,7 @@ static void tell_group(fixture *f, const group *g, double rate, const mlfab__seg
   assert_int_equal(tell(f, g->server, MLFAB__GROUP, manifest, bytes, NULL, 0), 1);
 }
 
-/* What is said of a group, without telling it. */
+/* Fills in the description of a group without sending it. */
 static uint32_t make_group(fixture *f, group *g, uint32_t server, uint32_t n,
                            mlfab__segment *segments) {
   memset(g, 0, sizeof *g);
@@ -480,7 +480,7 @@ static void send_some(fixture *f, group *g, uint32_t k) {
   uint64_t at = g->sent[k];
   if (width_at(g, at + n) == 8) n -= (at + n) % 8;
   if (n == 0) n = mlfab__min(left, 8);
-  g->sent[k] += n; /* before, as what is answered depends on it */
+  g->sent[k] += n; /* updated first, because the answer depends on it */
   if (g->failed || g->over) g->sent[k] -= n;
   /* The bulk is borrowed for the call only. */
   uint8_t *bulk = malloc(n);
@@ -528,7 +528,7 @@ static void step_group(fixture *f, group *g) {
   if (g->failed ? below(f, 4) == 0 : g->forwarded == g->bytes) finish_group(f, g);
 }
 
-/* The literal sum, whatever the order in which chunks, grants, releases and bulks come and go, for
+/* The sum equals the literal one for every order of chunks, grants, releases and returned bulks, with
  * several groups of two servers at once. */
 static void test_sums(void **state) {
   (void)state;
@@ -538,7 +538,7 @@ static void test_sums(void **state) {
     open_role(f, seed, seed % 4 ? mixed : plain, seed % 4 ? MLFAB__COUNT(mixed) : 1, seed % 7 == 0);
     if (seed % 2) small_rings(f, 64 * (1 + below(f, 20)));
     f->config.heartbeat_ns = 10000000000u;
-    if (seed % 3) meet_all(f); /* else they come later, or while they are waited for */
+    if (seed % 3) meet_all(f); /* else they connect later, or while the group waits for them */
     uint32_t started = 0;
     for (int step = 0; step < 200000 && f->finished < 8; step++) {
       group *g = &f->groups[below(f, 2)];
@@ -584,12 +584,14 @@ static void spoil(fixture *f, group *g) {
   if (g->dtype[at] == MLFAB_I64) return;
   if (g->dtype[at] == MLFAB_F64) memcpy(g->data[k] + at, &bad, 8);
   if (g->dtype[at] == MLFAB_F32) memcpy(g->data[k] + at, &bad32, 4);
-  if (at < g->sent[k]) return; /* the first half of a pair was sent: the rest does not matter */
+  /* the first half of a pair was sent: the second half does not matter */
+  if (at < g->sent[k]) return;
   g->guilty |= 1u << k;
 }
 
-/* The same with members that die, come back, fall silent or send what is not finite, servers that end groups or
- * vanish: only the guilty are blamed, a sum that comes through is right, and everything is reused. */
+/* The same with members that die, reconnect, fall silent or send non-finite values, and with servers that
+ * end groups or vanish: only the guilty member is blamed, a sum that completes is right, and all resources
+ * are reused. */
 static void test_sums_with_failures(void **state) {
   uint64_t finished = 0, fails = 0;
   (void)state;
@@ -697,7 +699,7 @@ static uint64_t slice_end(const spread *s, uint32_t slice) {
   return slice + 1 == SLICES ? s->bytes : s->bytes / SLICES * (slice + 1);
 }
 
-/* Of a piece of `n` bytes that comes as packets, which are nothing to a distributor. */
+/* A piece of `n` bytes as packets, which a distributor does not interpret. */
 static uint32_t packets(uint64_t offset, uint64_t n, uint8_t *bulk) {
   uint32_t bytes = (uint32_t)(mlfab__mix(offset) % 3 * (n / 16) * 8);
   for (uint32_t i = 0; i < bytes; i++) bulk[i] = byte_of(offset, i);
@@ -796,8 +798,8 @@ static uint32_t busy(const fixture *f) {
   return n;
 }
 
-/* Models handed on in a random order of events: slices begun again while their old bytes are lent, members that go
- * and stay away. */
+/* Models handed on in a random order of events: slices restart while their old bytes are lent; members join
+ * and leave. */
 static void run_spread(fixture *f, int restarts, int losses, uint64_t most) {
   spread s;
   make_spread(f, &s, (uint32_t)below(f, SERVERS), 1 + (uint32_t)below(f, MEMBERS));
@@ -826,7 +828,7 @@ static void run_spread(fixture *f, int restarts, int losses, uint64_t most) {
   f->spread = NULL;
   assert_int_equal(busy(f), 0);
   check_models(f, &s);
-  while (!s.last_sent) tell_model(f, &s, most); /* nobody listens any more */
+  while (!s.last_sent) tell_model(f, &s, most); /* no recipient is left */
   while (f->nlent > 0) give_back(f, 0);
   f->finished += !s.all_failed;
   free_spread(&s);
@@ -849,7 +851,7 @@ static void test_spreads(void **state) {
     close_role(f);
     free(f);
   }
-  assert_true(finished > 120); /* the others had no room for a slice begun again */
+  assert_true(finished > 120); /* in the others the restarted slice found no room */
 }
 
 static void test_spreads_with_losses(void **state) {
@@ -922,7 +924,7 @@ static void send_upto(fixture *f, group *g, uint32_t k, uint64_t upto) {
   }
 }
 
-/* The next member is granted when the one before it has two chunks to go, where capacities are not known. */
+/* The next member is granted when the current one has two chunks left, if capacities are not known. */
 static void test_grant_order(void **state) {
   fixture *f = *state;
   group *g = plain_group(f, 3, 0, -1.0);
@@ -948,8 +950,8 @@ static void test_grant_order(void **state) {
   assert_int_equal(f->stats.members_added, 3);
 }
 
-/* With a known capacity of which less than 85 % is used, the next comes in earlier, and may send what a ring
- * holds; of those there are two. What is granted goes on as the one before it does. */
+/* If the capacity is known and less than 85 % of it is used, the next member is granted earlier, up to the
+ * size of a ring. There are two rings. The early grant stays valid when the current member ends. */
 static void test_idle_link(void **state) {
   fixture *f = *state;
   f->config.heartbeat_ns = 1000000000u;
@@ -982,7 +984,7 @@ static void test_idle_link(void **state) {
   assert_true(g->granted[3] > 0);
 }
 
-/* A link that is used is not judged idle. */
+/* A link in use is not judged idle. */
 static void test_busy_link(void **state) {
   fixture *f = *state;
   f->config.heartbeat_ns = 1000000000u;
@@ -996,7 +998,7 @@ static void test_busy_link(void **state) {
   }
 }
 
-/* A member whose link does not stand is passed over, until it is the only one that is waited for. */
+/* A member without a link is passed over until it is the only one left. */
 static void test_absent_member(void **state) {
   fixture *f = *state;
   lose(f, 0);
@@ -1024,7 +1026,7 @@ static void test_absent_member(void **state) {
   assert_int_equal(f->fail.code, MLFAB_ERR_PEER_DEAD);
 }
 
-/* Who was granted and says nothing for 3 heartbeats is named; who is waiting for a grant is not. */
+/* A granted member that sends nothing for 3 heartbeats is named; a member that waits for a grant is not. */
 static void test_silent_member(void **state) {
   fixture *f = *state;
   group *g = plain_group(f, 3, 0, -1.0);
@@ -1043,7 +1045,7 @@ static void test_silent_member(void **state) {
   assert_int_equal(f->fail.worker, 1);
   assert_int_equal(f->fail.code, MLFAB_ERR_PEER_DEAD);
   assert_int_equal(f->stats.transfers_revoked, 1);
-  /* It has failed once; what still comes is let pass, and nothing goes. */
+  /* The group has failed: chunks that still arrive are ignored, and nothing is sent. */
   say_chunk(f, 1, 0, g->number, g->seq[1], g->sent[1], g->data[1], CHUNK);
   tell_release(f, 0, g->number, g->bytes);
   assert_false(take_forward(f, 0, 0));
@@ -1058,7 +1060,7 @@ static void test_member_lost(void **state) {
   fixture *f = *state;
   group *g = plain_group(f, 2, 0, -1.0);
   send_upto(f, g, 0, g->bytes);
-  lose(f, 0); /* all of it is here: that does not matter */
+  lose(f, 0); /* its update is complete here: the loss does not matter */
   assert_int_equal(f->fails, 0);
   g->guilty = 1u << 1;
   send_upto(f, g, 1, CHUNK);
@@ -1068,8 +1070,8 @@ static void test_member_lost(void **state) {
   assert_int_equal(f->fail.seq, g->seq[1]);
 }
 
-/* A group fails with its member: another one, which waited for the in-link, is granted, and its time counts from
- * then. */
+/* A group fails with its member. Another group, which waited for the in-link, is granted, and its timeout
+ * starts then. */
 static void test_granted_after_a_loss(void **state) {
   fixture *f = *state;
   group *g = plain_group(f, 2, 0, -1.0);
@@ -1085,8 +1087,8 @@ static void test_granted_after_a_loss(void **state) {
   assert_int_equal(mlfab__aggregator_deadline(&f->aggregator), f->now + 3 * BEAT);
 }
 
-/* A member that met again as another process cannot have the update; one that is older than the
- * manifest says is waited for. */
+/* A member that reconnects as another process cannot have the update. One that is older than the manifest
+ * says is waited for. */
 static void test_other_incarnation(void **state) {
   fixture *f = *state;
   lose(f, 1);
@@ -1102,7 +1104,7 @@ static void test_other_incarnation(void **state) {
   g = plain_group(f, 1, 0, -1.0);
   assert_int_equal(f->fails, 1);
   assert_int_equal(g->granted[0], 0);
-  meet(f, 0, 1); /* without having been lost in between */
+  meet(f, 0, 1); /* without a loss in between */
   assert_int_equal(g->granted[0], g->bytes);
 }
 
@@ -1120,7 +1122,7 @@ static void test_not_finite(void **state) {
   assert_int_equal(f->fail.code, MLFAB_ERR_NOT_FINITE);
   tell_end(f, 0, g->number);
   free_group(g);
-  /* The same when it was staged, and is found by what the first one sends. */
+  /* The same when the update was staged: the first member's chunk reveals it. */
   lose(f, 0);
   g = plain_group(f, 2, 0, -1.0);
   memcpy(g->data[1] + 4000, &bad, 4);
@@ -1134,8 +1136,8 @@ static void test_not_finite(void **state) {
   assert_int_equal(f->fail.worker, 1);
 }
 
-/* Nothing goes before it is released, or with `whole` before it is complete; what was yielded and not
- * taken is yielded again. */
+/* Nothing is sent before the release, or with `whole` before it is complete. A frame that was yielded and
+ * not taken is yielded again. */
 static void test_release(void **state) {
   fixture *f = *state;
   group *g = plain_group(f, 1, 0, -1.0);
@@ -1144,7 +1146,8 @@ static void test_release(void **state) {
   tell_release(f, 0, g->number, g->released = CHUNK + 4);
   assert_true(take_forward(f, 0, 0));
   assert_true(take_forward(f, 0, 1));
-  assert_true(take_forward(f, 0, 1)); /* what ends a release is not held back for a whole chunk */
+  /* the end of a release is sent without waiting for a full chunk */
+  assert_true(take_forward(f, 0, 1));
   assert_int_equal(g->forwarded, CHUNK + 4);
   assert_false(take_forward(f, 0, 1));
   tell_release(f, 0, g->number, CHUNK); /* an older one */
@@ -1155,7 +1158,7 @@ static void test_release(void **state) {
   send_upto(f, g, 0, g->bytes);
   while (take_forward(f, 0, 1)) continue;
   assert_int_equal(g->forwarded, g->bytes);
-  tell_release(f, 0, g->number, g->bytes); /* said twice */
+  tell_release(f, 0, g->number, g->bytes); /* repeated */
   tell_end(f, 0, g->number);
   free_group(g);
   g = plain_group(f, 1, 1, -1.0);
@@ -1167,12 +1170,12 @@ static void test_release(void **state) {
   assert_int_equal(f->up_drops, 0);
 }
 
-/* A group that begins while bulks of the last one are out waits for them before it lets anybody send. */
+/* A group that starts while bulks of the last one are lent grants nothing until they are returned. */
 static void test_reuse_while_lent(void **state) {
   fixture *f = *state;
   f->config.chunk_bytes = BIG; /* so that bulks are lent */
   lose(f, 0);
-  group *other = plain_group(f, 1, 0, -1.0); /* has the second accumulator */
+  group *other = plain_group(f, 1, 0, -1.0); /* gets the second accumulator */
   other->guilty = 1;
   meet(f, 0, 1);
   group *g = plain_group(f, 1, 0, -1.0);
@@ -1193,7 +1196,7 @@ static void test_reuse_while_lent(void **state) {
   while (take_forward(f, 0, 1)) continue;
   tell_end(f, 0, g->number);
   free_group(g);
-  /* They do not come back: it says that it cannot. */
+  /* They are not returned: the group fails with an error. */
   g = plain_group(f, 1, 0, -1.0);
   f->now += 3 * BEAT;
   mlfab__aggregator_tick(&f->aggregator, f->now);
@@ -1201,7 +1204,7 @@ static void test_reuse_while_lent(void **state) {
   assert_int_equal(f->fail.worker, MLFAB__NO_NODE);
   assert_int_equal(f->fail.code, MLFAB_ERR_AGAIN);
   assert_int_equal(f->fail.group, g->number);
-  /* With its link everything comes back. */
+  /* Losing the link returns all of them. */
   give_all_back(f, 1, 0);
   mlfab__aggregator_server_lost(&f->aggregator, 0);
   assert_int_equal(busy(f), 0);
@@ -1225,12 +1228,12 @@ static void test_no_room(void **state) {
   assert_int_equal(f->spread_fails, 1);
   assert_int_equal(f->spread_fail.worker, MLFAB__NO_NODE);
   assert_int_equal(f->spread_fail.code, MLFAB_ERR_AGAIN);
-  tell_model(f, &s, CHUNK); /* on its way already */
+  tell_model(f, &s, CHUNK); /* already on its way */
   assert_int_equal(f->up_drops, 0);
   free_spread(&s);
 }
 
-/* Without accumulators, and before the model stands, everything is refused in words. */
+/* Without accumulators, and before the model is defined, every request is refused with a text. */
 static void test_refusals(void **state) {
   fixture *f = *state;
   mlfab__port none = f->aggregator.up;
@@ -1254,7 +1257,7 @@ static void test_refusals(void **state) {
   }
 }
 
-/* The model is another one: what is under way is over. */
+/* The model is redefined: groups and spreads in progress end. */
 static void test_model_again(void **state) {
   fixture *f = *state;
   spread s;
@@ -1279,9 +1282,10 @@ static void test_server_lost(void **state) {
   mlfab__aggregator_server_lost(&f->aggregator, 0);
   assert_int_equal(busy(f), 0);
   assert_int_equal(f->fails + f->spread_fails, 0);
-  say_chunk(f, 0, 0, g->number, g->seq[0], g->sent[0], g->data[0], CHUNK); /* not knowing */
+  /* it does not know yet */
+  say_chunk(f, 0, 0, g->number, g->seq[0], g->sent[0], g->data[0], CHUNK);
   assert_int_equal(f->down_drops, 0);
-  f->number = 0; /* a server may count from the beginning on a new link */
+  f->number = 0; /* a server may restart its numbers on a new link */
   free_group(g);
   g = plain_group(f, 1, 0, -1.0);
   assert_int_equal(g->number, 1);
@@ -1289,7 +1293,7 @@ static void test_server_lost(void **state) {
   free_spread(&s);
 }
 
-/* The distributor's own server is silent to a member: that one is given up, the others go on. */
+/* The distributor's server finds one member silent: the spread gives that member up and serves the others. */
 static void test_silent_recipient(void **state) {
   fixture *f = *state;
   spread s;
@@ -1314,7 +1318,7 @@ static void test_silent_recipient(void **state) {
   free_spread(&s);
 }
 
-/* A SPREAD without members, or one that is no whole frame, ends the link to the server. */
+/* A SPREAD without members, or a truncated one, ends the link to the server. */
 static void test_spread_refused(void **state) {
   fixture *f = *state;
   mlfab__spread m = {MLFAB__SPREAD_BIT | 1, 64, 7, 0, 0};
@@ -1327,7 +1331,7 @@ static void test_spread_refused(void **state) {
   assert_int_equal(busy(f), 0);
 }
 
-/* A server that is slow, or knows nothing yet, is not a member's fault. */
+/* A server that is slow, or has not decided anything yet, is not a member's fault. */
 static void test_idle_recipient(void **state) {
   fixture *f = *state;
   spread s;
@@ -1354,13 +1358,13 @@ static void test_idle_recipient(void **state) {
   n = mlfab__encode_pull_fail(meta, &fail);
   assert_int_equal(tell(f, 0, MLFAB__PULL_FAIL, meta, n, NULL, 0), 1);
   assert_int_equal(busy(f), 0);
-  fail.request = 5; /* the worker's own */
+  fail.request = 5; /* the worker's own request */
   n = mlfab__encode_pull_fail(meta, &fail);
   assert_int_equal(tell(f, 0, MLFAB__PULL_FAIL, meta, n, NULL, 0), 0);
   free_spread(&s);
 }
 
-/* A member that has everything and whose link then breaks may not have got it. */
+/* A member whose link breaks after its last frame was sent may not have received it. */
 static void test_done_and_lost(void **state) {
   fixture *f = *state;
   spread s;
@@ -1375,14 +1379,14 @@ static void test_done_and_lost(void **state) {
   assert_int_equal(f->spread_fail.member_request, 100);
   lose(f, 0);
   assert_int_equal(f->spread_fails, 1);
-  meet(f, 1, 2); /* another process now */
+  meet(f, 1, 2); /* now another process */
   assert_int_equal(f->spread_fails, 2);
   assert_int_equal(f->spread_fail.member_request, 101);
   assert_int_equal(busy(f), 0);
   free_spread(&s);
 }
 
-/* --- what breaks the protocol --- */
+/* --- protocol violations --- */
 
 static void test_bad_chunks(void **state) {
   fixture *f = *state;
@@ -1401,22 +1405,22 @@ static void test_bad_chunks(void **state) {
   mlfab__aggregator_member_frame(&f->aggregator, 0, &in, f->now);
   assert_int_equal(f->down_drops, ++drops);
   BAD(0, SERVERS, g->number, g->seq[0], 0, data, CHUNK);        /* no such server */
-  BAD(0, 0, g->number + 1, g->seq[0], 0, data, CHUNK);          /* a group that never was */
-  BAD(0, 1, g->number, g->seq[0], 0, data, CHUNK);              /* of another server */
+  BAD(0, 0, g->number + 1, g->seq[0], 0, data, CHUNK);          /* a group that never existed */
+  BAD(0, 1, g->number, g->seq[0], 0, data, CHUNK);              /* another server's */
   BAD(0, 0, g->number, g->seq[1], 0, data, CHUNK);              /* another member's update */
-  BAD(2, 0, g->number, g->seq[0], 0, data, CHUNK);              /* by nobody of the group */
-  BAD(0, 0, g->number, g->seq[0], 4, data, CHUNK);              /* out of place */
-  BAD(0, 0, g->number, g->seq[0], UINT64_MAX - 3, data, CHUNK); /* likewise */
+  BAD(2, 0, g->number, g->seq[0], 0, data, CHUNK);              /* not a member of the group */
+  BAD(0, 0, g->number, g->seq[0], 4, data, CHUNK);              /* wrong offset */
+  BAD(0, 0, g->number, g->seq[0], UINT64_MAX - 3, data, CHUNK); /* wrong offset */
   BAD(1, 0, g->number, g->seq[1], 0, data, CHUNK);              /* not granted */
   BAD(0, 0, g->number, g->seq[0], 0, data, (uint32_t)g->bytes + 4);
-  BAD(0, 0, g->number, g->seq[0], 0, NULL, CHUNK); /* a ghost */
+  BAD(0, 0, g->number, g->seq[0], 0, NULL, CHUNK); /* no bytes (ghost) */
   BAD(0, 0, g->number, g->seq[0], 0, data, 0);
   BAD(0, 0, g->number, g->seq[0], 0, data, 6); /* cuts an element */
   send_upto(f, g, 0, CHUNK);
-  BAD(0, 0, g->number, g->seq[0], 0, data, CHUNK); /* twice */
+  BAD(0, 0, g->number, g->seq[0], 0, data, CHUNK); /* repeated */
 #undef BAD
   assert_int_equal(f->fails, 0);
-  send_upto(f, g, 0, g->bytes); /* nothing of it was taken */
+  send_upto(f, g, 0, g->bytes); /* nothing of it was accepted */
   send_upto(f, g, 1, g->bytes);
   tell_release(f, 0, g->number, g->released = g->bytes);
   while (take_forward(f, 0, 1)) continue;
@@ -1425,7 +1429,7 @@ static void test_bad_chunks(void **state) {
     memcpy(&sum, g->sum + i, 4);
     assert_true(sum == 2.0f);
   }
-  say_chunk(f, 1, 0, g->number, g->seq[1], g->bytes, data, CHUNK); /* more than all */
+  say_chunk(f, 1, 0, g->number, g->seq[1], g->bytes, data, CHUNK); /* beyond the end */
   assert_int_equal(f->down_drops, ++drops);
 }
 
@@ -1445,9 +1449,9 @@ static void test_bad_manifests(void **state) {
   uint32_t bytes = mlfab__encode_group(manifest, &m, members, segments);
   tell(f, 0, MLFAB__GROUP, manifest, bytes, NULL, 0);
   assert_int_equal(f->up_drops + f->fails, 0);
-  bad_group(f, &m, members, segments); /* its number came already */
+  bad_group(f, &m, members, segments); /* its number was used already */
   m.group = 6;
-  bad_group(f, &m, members, segments); /* or goes back */
+  bad_group(f, &m, members, segments); /* or decreases */
   m.group = 8;
   m.packed = 2;
   bad_group(f, &m, members, segments);
@@ -1463,7 +1467,7 @@ static void test_bad_manifests(void **state) {
     assert_int_equal(tell(f, 0, MLFAB__SPREAD, manifest, cut, NULL, 0), 1);
     assert_int_equal(f->up_drops, drops + 2);
   }
-  /* Stretches that are not of the server's shard, or cut an element, are refused in words. */
+  /* Segments outside the server's shard, or that cut an element, are refused with a text. */
   static const mlfab__segment wrong[] = {{1 << 20, 64}, {0, 1 << 20}, {2, 64}, {0, 63}};
   members[1].worker = 1;
   for (size_t i = 0; i < MLFAB__COUNT(wrong); i++) {
@@ -1482,7 +1486,7 @@ static void test_bad_words_of_servers(void **state) {
   fixture *f = *state;
   group *g = plain_group(f, 1, 0, -1.0);
   uint8_t meta[64] = {0};
-  tell_release(f, 0, 99, 1); /* for a group that is not known: it was ended */
+  tell_release(f, 0, 99, 1); /* for an unknown group: it has ended */
   tell_end(f, 0, 99);
   assert_int_equal(f->up_drops, 0);
   tell_release(f, 0, g->number, g->bytes + 4);
@@ -1531,30 +1535,30 @@ static void test_bad_spreads(void **state) {
   tell_spread(f, &s);
   assert_int_equal(busy(f), 1);
   tell_spread(f, &s);
-  assert_int_equal(f->up_drops, 3);                       /* comes twice */
-  bad_model(f, &s, 0, 0, 0, NULL, CHUNK);                 /* ghosts */
-  bad_model(f, &s, 0, 0, 0, bulk, 0);                     /* nothing, and goes on */
-  bad_model(f, &s, 0, 0, 0, bulk, (uint32_t)bytes + 1);   /* too much */
-  bad_model(f, &s, 0, 0, MLFAB__MODEL_LAST, bulk, CHUNK); /* too little */
+  assert_int_equal(f->up_drops, 3);                       /* repeated */
+  bad_model(f, &s, 0, 0, 0, NULL, CHUNK);                 /* no bytes (ghosts) */
+  bad_model(f, &s, 0, 0, 0, bulk, 0);                     /* empty, but not the last */
+  bad_model(f, &s, 0, 0, 0, bulk, (uint32_t)bytes + 1);   /* too many bytes */
+  bad_model(f, &s, 0, 0, MLFAB__MODEL_LAST, bulk, CHUNK); /* too few bytes */
   mlfab__model m = {s.request, 0, CHUNK, 1, 1, 0, 0, 1};
   uint8_t meta[64];
   uint32_t n = mlfab__encode_model(meta, &m);
-  tell(f, 0, MLFAB__MODEL, meta, n, bulk, CHUNK - 4); /* not as long as it says */
+  tell(f, 0, MLFAB__MODEL, meta, n, bulk, CHUNK - 4); /* another length than the meta says */
   assert_int_equal(f->up_drops, 8);
   m.flags = MLFAB__MODEL_PACKED;
-  m.bytes = bytes + 4; /* too much */
+  m.bytes = bytes + 4; /* too many bytes */
   n = mlfab__encode_model(meta, &m);
   tell(f, 0, MLFAB__MODEL, meta, n, bulk, CHUNK);
   assert_int_equal(f->up_drops, 9);
   while (!s.last_sent) tell_model(f, &s, CHUNK);
-  bad_model(f, &s, 0, 0, MLFAB__MODEL_LAST, bulk, 0); /* behind the last */
+  bad_model(f, &s, 0, 0, MLFAB__MODEL_LAST, bulk, 0); /* after the last one */
   free_spread(&s);
 }
 
 /* --- memory --- */
 
-/* A group of two, with a ring, and a spread of two; each allocation fails once. What fails is said, nothing
- * leaks, and the next time it works. */
+/* A group of two, with a ring, and a spread of two; each allocation fails once. The failure is reported,
+ * nothing leaks, and the next attempt works. */
 static uint32_t short_of_memory(uint64_t fail_at) {
   fixture *f = calloc(1, sizeof *f);
   spread s;
@@ -1570,7 +1574,7 @@ static uint32_t short_of_memory(uint64_t fail_at) {
     free(g->dtype);
     g->dtype = NULL;
     if (!g->failed) {
-      if (g->granted[1] == 0) assert_int_equal(round, 0); /* no ring */
+      if (g->granted[1] == 0) assert_int_equal(round, 0); /* no ring: not granted */
       while (g->sent[1] < g->granted[1]) send_upto(f, g, 1, g->sent[1] + 8);
       meet(f, 0, 1);
       send_upto(f, g, 0, g->bytes);
@@ -1612,7 +1616,7 @@ static void test_out_of_memory(void **state) {
   (void)state;
   while (short_of_memory(k)) k++;
   assert_true(k > 6);
-  for (uint64_t at = 1; at < 10; at++) { /* opening */
+  for (uint64_t at = 1; at < 10; at++) { /* allocations of the opening */
     fixture *f = calloc(1, sizeof *f);
     assert_non_null(f);
     open_role(f, 1, plain, 1, 0);

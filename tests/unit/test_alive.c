@@ -5,7 +5,7 @@
 enum { COUNT = 4000, WORKERS = 2, SERVERS = 2 };
 #define BEAT ((uint64_t)500 * WORLD_MS)
 
-enum { STOPPED, CUT_OFF }; /* a process on a living host; a host that nobody reaches */
+enum { STOPPED, CUT_OFF }; /* a stopped process on a living host; an unreachable host */
 
 typedef struct fixture {
   world w;
@@ -30,7 +30,7 @@ static void begin(fixture *f, uint32_t progress, uint64_t silent_death_ns, uint3
   }
 }
 
-/* From now on, and for so long. */
+/* The fault starts now and lasts this long. */
 static void befall(fixture *f, uint32_t host, int what, uint64_t ns) {
   if (what == STOPPED) {
     assert_int_equal(mlfab_sim_pause(f->w.sim, host, ns), 0);
@@ -53,7 +53,7 @@ static void expect_text(const world *w, int32_t rank, uint32_t is_server, const 
   if (!strstr(text, wanted)) fail_msg("\"%s\" does not say \"%s\"", text, wanted);
 }
 
-/* Worker 0 pushes to both servers while something befalls server 1. Returns how long it took. */
+/* Worker 0 pushes to both servers while the fault strikes server 1. Returns the time that it took. */
 static uint64_t push_beside(fixture *f, int what, uint64_t ns, int wanted) {
   mlfab_buf b = {1, 0, f->data, COUNT};
   befall(f, WORKERS + 1, what, ns);
@@ -73,8 +73,7 @@ static void test_stopped_server_comes_back(void **state) {
   mlfab_sim_run(f.w.sim, 20 * (uint64_t)WORLD_S);
   for (int32_t r = 0; r < 2; r++) {
     assert_false(world_saw(&f.w, MLFAB_EVENT_DEAD, r, 1));
-    assert_false(
-        world_saw(&f.w, MLFAB_EVENT_DEAD, r, 0)); /* while it was stopped it heard nobody */
+    assert_false(world_saw(&f.w, MLFAB_EVENT_DEAD, r, 0)); /* while stopped it received nothing */
   }
   world_close(&f.w);
 }
@@ -101,7 +100,7 @@ static void test_stopped_server_dies(void **state) {
   world_close(&f.w);
 }
 
-/* A host that does not answer is dead after 5 heartbeats as ever, hand-driven or not. */
+/* An unreachable host is dead after 5 heartbeats, hand-driven or not. */
 static void test_cut_off_server_dies_soon(void **state) {
   fixture f;
   (void)state;
@@ -114,7 +113,8 @@ static void test_cut_off_server_dies_soon(void **state) {
   }
 }
 
-/* Stopped first, and unplugged then: the five heartbeats begin with the last sign of its host. */
+/* A process that is stopped first and cut off later: the five heartbeats start at the last sign of its
+ * host. */
 static void test_stopped_and_cut_off(void **state) {
   fixture f;
   (void)state;
@@ -127,7 +127,7 @@ static void test_stopped_and_cut_off(void **state) {
   world_close(&f.w);
 }
 
-/* A round of worker 0, which waits for worker 1. Returns how long it took. */
+/* A round of worker 0, which waits for worker 1. Returns the time that it took. */
 static uint64_t round_beside(fixture *f, int what, uint64_t ns) {
   mlfab_buf b = {1, 0, f->data, COUNT};
   befall(f, 1, what, ns);
@@ -137,7 +137,7 @@ static uint64_t round_beside(fixture *f, int what, uint64_t ns) {
   return mlfab_sim_clock(f->w.sim) - start;
 }
 
-/* Rounds wait for a worker that is stopped until it is dead, and no longer. */
+/* A round waits for a stopped worker until the worker is dead, and not longer. */
 static void test_stopped_worker(void **state) {
   fixture f;
   (void)state;
@@ -166,14 +166,14 @@ static void test_cut_off_worker(void **state) {
   world_close(&f.w);
 }
 
-/* Who computes for long is not missed, unless nobody reaches its host. */
+/* A worker that computes for long is not declared dead unless its host is unreachable. */
 static void test_hand_driven_worker(void **state) {
   fixture f;
   (void)state;
   begin(&f, MLFAB_PROGRESS_HAND, 0, MLFAB_SYNC_BSP);
   befall(&f, 1, STOPPED, 100 * (uint64_t)WORLD_S);
   mlfab_sim_run(f.w.sim, 90 * (uint64_t)WORLD_S);
-  assert_int_equal(f.w.nseen - WORKERS * SERVERS, 0); /* they joined, and nothing else */
+  assert_int_equal(f.w.nseen - WORKERS * SERVERS, 0); /* the joins, and nothing else */
   world_close(&f.w);
 
   begin(&f, MLFAB_PROGRESS_HAND, 0, MLFAB_SYNC_BSP);
@@ -182,8 +182,8 @@ static void test_hand_driven_worker(void **state) {
   world_close(&f.w);
 }
 
-/* A scheduler that is stopped is done without after five heartbeats, whatever its system says: nothing is
- * lost with it, and it plans again when it is back. */
+/* The servers give a stopped scheduler up after five heartbeats even though its host answers. Nothing is
+ * lost with it, and it plans again when it resumes. */
 static void test_stopped_scheduler(void **state) {
   mlfab_error error;
   world w;
@@ -213,8 +213,8 @@ static void test_stopped_scheduler(void **state) {
   world_close(&w);
 }
 
-/* Server and worker are both crowded out, as when many processes start at once: whoever wakes up first has
- * not heard of the other for long, and both go on. */
+/* Server and worker both get no processor time, as when many processes start at once. The first to run
+ * again has heard nothing from the other for long, and both continue. */
 static void test_both_stopped(void **state) {
   fixture f;
   (void)state;
@@ -233,8 +233,8 @@ static void test_both_stopped(void **state) {
   }
 }
 
-/* A link broke while its worker was stopped, so that it hears of that, and of nothing else, when it comes
- * back: a reason to call again. */
+/* A worker's link breaks while the worker is stopped. When it resumes it learns of the break only, and
+ * calls again. */
 static void test_link_breaks_while_stopped(void **state) {
   mlfab_sim_options faults;
   fixture f;
@@ -254,7 +254,7 @@ static void test_link_breaks_while_stopped(void **state) {
   world_close(&f.w);
 }
 
-/* A worker that closes before every server has greeted it leaves, to those that have. */
+/* A worker that closes before all servers have greeted it says goodbye to those that have. */
 static void test_close_before_ready(void **state) {
   fixture f;
   mlfab_error error;

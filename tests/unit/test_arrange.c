@@ -1,8 +1,9 @@
 /* test_arrange.c - the scheduler role: trees of allreduce over networks of random links.
  *
- * Not compared with another planner (test_group and the vectors do that): what is looked at is that the answer is
- * a tree over those who were asked for, of two steps at most, that those who add up for others have the best
- * links, and that it is not slower than sending everything to the root, as far as every link must carry its bytes. */
+ * Not compared with another planner (test_group and the vectors do that). The tests check that the answer
+ * is a tree over the ranks of the request with at most two steps, that the ranks that add for others have
+ * the best links, and that the tree is not slower than sending everything to the root, measured by the time
+ * of the most loaded link. */
 #include "core/sched/scheduler.h"
 
 #include <setjmp.h>
@@ -74,7 +75,7 @@ static void tell(fixture *f, uint8_t type, const uint8_t *meta, uint32_t bytes) 
   mlfab__scheduler_frame(f->s, 0, &in, 1000);
 }
 
-/* A worker on a host, and what its links carry. */
+/* A worker on a host, with the capacities of its links. */
 static void station(fixture *f, uint32_t worker, uint64_t host, double in, double out) {
   mlfab__station station = {worker, 1, 1, 2, host};
   mlfab__capacity capacity = {host, in, out};
@@ -102,7 +103,7 @@ static const mlfab__tree_node *find(const fixture *f, uint32_t rank) {
   return NULL;
 }
 
-/* Everybody once, and every way leads to the root in two steps. */
+/* Every rank appears once, and every path reaches the root in at most two steps. */
 static void expect_tree(const fixture *f, uint32_t root, const uint32_t *ranks, uint32_t n) {
   assert_int_equal(f->plan.nodes, n);
   for (uint32_t i = 0; i < n; i++) {
@@ -120,7 +121,8 @@ static void expect_tree(const fixture *f, uint32_t root, const uint32_t *ranks, 
   }
 }
 
-/* Bytes of the array over a link, times its own size, over what it carries: the longest. `down`: on the way back. */
+/* The longest time of a link: bytes over it, in sizes of the array, divided by its capacity. `down`: on the
+ * way back. */
 static double longest(const fixture *f, int down) {
   double worst = 0.0;
   for (uint32_t w = 0; w < WORKERS; w++) {
@@ -176,7 +178,7 @@ static void test_trees(void **state) {
   assert_true(deep > 500 && faster > 200);
 }
 
-/* One worker's link is a tenth of the others': nothing goes by way of it. */
+/* One worker's link has a tenth of the others' capacity: no path goes through it. */
 static void test_slow_worker(void **state) {
   fixture *f = *state;
   uint32_t ranks[16];
@@ -192,7 +194,7 @@ static void test_slow_worker(void **state) {
   }
 }
 
-/* A link that carries nothing: no plan, and no answer that is none. */
+/* Without capacity, or for ranks that do not form a tree, the answer is an empty plan. */
 static void test_no_way(void **state) {
   fixture *f = *state;
   uint32_t ranks[] = {0, 1, 2, 3}, twice[] = {0, 1, 9999};
@@ -203,9 +205,9 @@ static void test_no_way(void **state) {
   station(f, 2, 102, 1e8, 1e8);
   ask(f, 0, ranks, 4);
   expect_tree(f, 0, ranks, 4);
-  ask(f, 7, ranks, 4); /* a root that is not among them */
+  ask(f, 7, ranks, 4); /* the root is not among the ranks */
   assert_int_equal(f->plan.nodes, 0);
-  ask(f, 0, twice, 3); /* nobody's rank */
+  ask(f, 0, twice, 3); /* no such rank */
   assert_int_equal(f->plan.nodes, 0);
   assert_int_equal(f->drops, 0);
   tell(f, MLFAB__TREE_ASK, (const uint8_t *)"?", 1);

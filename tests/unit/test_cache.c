@@ -1,5 +1,5 @@
-/* test_cache.c - pulls at the worker with version tags and with halves: whatever is lost, cut off, begun
- * again and asked for at once, buffers and cache hold of every slice what its server answered last. */
+/* test_cache.c - pulls at the worker with version tags and with halves: after losses, cuts, restarts and
+ * concurrent requests, buffers and cache hold for every slice what its server answered last. */
 #include "core/kernels/packet.h"
 #include "core/sparse/sparse_push.h"
 #include "core/worker/worker.h"
@@ -27,8 +27,8 @@ typedef struct fake { /* a server, and the pull that it answers */
   uint32_t nsegments, nsinces, asked_epoch;
   mlfab__segment segments[64];
   uint64_t sinces[SLICES];
-  uint32_t slice; /* UINT32_MAX: the next one begins */
-  uint32_t next;  /* slices below this one are through */
+  uint32_t slice; /* UINT32_MAX: between slices */
+  uint32_t next;  /* slices below this one are done */
   uint64_t at, label;
 } fake;
 
@@ -44,14 +44,14 @@ typedef struct fixture {
   char dropped[96];
   fake servers[SERVERS_MAX];
   uint8_t meta[MLFAB_META_MAX];
-  /* The literal store: every value with the commit (plus one) that changed it last. */
+  /* The literal store: each value with the commit (plus one) that changed it last. */
   uint8_t flat[FLAT_MAX], pinned[FLAT_MAX];
   uint64_t tags[FLAT_MAX / 4];
   uint64_t labels[SLICES];
-  /* What the cache has to hold, and the caller's buffers. */
+  /* The expected contents of the cache and of the caller's buffers. */
   uint8_t cache[FLAT_MAX], want[FLAT_MAX], buffers[FLAT_MAX];
-  int torn[SLICES];    /* of these only a part of the last answer has come */
-  int in_use[TENSORS]; /* by a pull that is under way */
+  int torn[SLICES];    /* slices of which only a part of the last answer has arrived */
+  int in_use[TENSORS]; /* by a pull in progress */
   uint64_t model_bytes;
 } fixture;
 
@@ -69,7 +69,7 @@ static const struct {
 } shapes[TENSORS] = {
     {MLFAB_F32, 3000}, {MLFAB_F64, 700}, {MLFAB_F32, 41}, {MLFAB_F32, 2500}, {MLFAB_F32, 300}};
 
-/* Values as they arrive. */
+/* The values in the form that travels. */
 static void as_sent(uint64_t offset, uint64_t bytes, const uint8_t *from, uint8_t *to) {
   int half = (int)F.worker.define.options.pull_half;
   for (uint64_t at = offset, width; at < offset + bytes; at += width) {
@@ -114,7 +114,7 @@ static void commit(uint32_t number) {
   }
 }
 
-/* The server has got its slices from elsewhere, and counts their commits anew. */
+/* The server receives its slices from another one and restarts their commit numbers. */
 static void move_slices(uint32_t server) {
   const mlfab__layout *layout = &F.worker.layout;
   F.servers[server].epoch++;
@@ -146,7 +146,7 @@ static void port_post(void *self, uint32_t peer, uint8_t type, const void *meta,
   static uint64_t sinces[MLFAB__SLICES_MAX];
   assert_int_equal(mlfab__decode_pull(meta, bytes, &pull, segments, sinces), 0);
   F.asks++;
-  if (F.worker.cache.bytes) assert_int_equal(s->request, 0); /* one at a time */
+  if (F.worker.cache.bytes) assert_int_equal(s->request, 0); /* one pull at a time */
   assert_true(pull.segments <= 64 && pull.sinces <= SLICES);
   s->request = pull.request;
   s->nsegments = pull.segments;
@@ -271,7 +271,7 @@ static void finish(void) {
 
 /* --- answers --- */
 
-/* The next slice that the pull touches, and what its reader has; UINT32_MAX: none. */
+/* The next slice that the pull touches, and its reader's version; UINT32_MAX: none. */
 static uint32_t touched(const fake *s, uint64_t *since_p) {
   uint32_t seen = 0;
   for (uint32_t i = 0; i < F.worker.layout.nslices; i++) {
@@ -306,7 +306,7 @@ static void pin(fake *s, uint32_t number) {
   memcpy(F.pinned + slice->offset, F.flat + slice->offset, slice->bytes);
 }
 
-/* Packets of a stretch of the pinned slice, of what has changed, in grains of any size. */
+/* Packets of a stretch of the pinned slice that hold the changed grains, of any grain size. */
 static uint32_t pack(uint8_t *out, uint64_t at, uint64_t end, uint64_t since) {
   uint32_t used = 0;
   while (at < end) {
@@ -325,7 +325,7 @@ static uint32_t pack(uint8_t *out, uint64_t at, uint64_t end, uint64_t since) {
   return used;
 }
 
-/* The end of what is asked for of the slice. */
+/* The end of the requested part of the slice. */
 static uint64_t asked_end(const fake *s) {
   const mlfab__slice *slice = &F.worker.layout.slices[s->slice];
   for (uint32_t k = 0; k < s->nsegments; k++) {
@@ -336,7 +336,7 @@ static uint64_t asked_end(const fake *s) {
   return 0;
 }
 
-/* All of the slice was sent: that is what has to be seen of it from now on. */
+/* The whole slice was sent: the cache must hold it from now on. */
 static void slice_sent(fake *s) {
   const mlfab__slice *slice = &F.worker.layout.slices[s->slice];
   as_sent(slice->offset, slice->bytes, F.pinned, F.cache);
@@ -363,7 +363,7 @@ static void answer(uint32_t server) {
   m.bytes = below(3) ? mlfab__min(end - s->at, 8 * (uint64_t)(1 + below(300))) : end - s->at;
   int fresh = s->nsinces > 0 && s->asked_epoch == s->epoch;
   if (!fresh) since = 0;
-  assert_true(since <= F.labels[number]); /* no cache is from the future */
+  assert_true(since <= F.labels[number]); /* no cache has a version from the future */
   uint32_t n = (uint32_t)m.bytes;
   if (F.worker.define.options.pull_half || (since > 0 && below(4))) {
     n = pack(bulk, s->at, s->at + m.bytes, since);
@@ -407,7 +407,7 @@ static void happen(uint32_t server) {
 
 typedef struct pulling {
   mlfab_request request;
-  uint32_t mask, bare; /* tensors; of those without buffer */
+  uint32_t mask, bare; /* tensors; tensors without a buffer */
   uint32_t flags;
 } pulling;
 
@@ -437,8 +437,8 @@ static int pull_is_done(const pulling *p) {
   return mlfab__request_find(&F.requests, p->request)->done;
 }
 
-/* The buffers hold what came. `cache` moves on with other pulls, which share slices: only what has not
- * moved since is looked at then. */
+/* The buffers hold what arrived. Compared only if the pull was `alone`: other pulls that share slices
+ * advance the cache. */
 static void check_pull(const pulling *p, int alone) {
   for (uint32_t i = 0; i < TENSORS; i++) {
     const mlfab__tensor *t = mlfab__layout_find(&F.worker.layout, i);
@@ -488,7 +488,7 @@ static void run_cached(void) {
   uint32_t most = 1 + below(4), flags_of[] = {0, MLFAB_PULL_KEPT, MLFAB_PULL_KEPT, MLFAB_PULL_FULL,
                                               MLFAB_PULL_KEPT | MLFAB_PULL_FULL};
   pulling pulls[4] = {{0}};
-  uint32_t written = 0; /* tensors whose buffers were ever written whole */
+  uint32_t written = 0; /* tensors whose buffers were ever written completely */
   begin(1 + below(SERVERS_MAX), &options);
   for (uint32_t step = 0; step < 1500; step++) {
     uint32_t k = below(most), open = 0;
@@ -516,14 +516,14 @@ static void run_cached(void) {
       }
       open += !pull_is_done(&pulls[k]);
       if (!pull_is_done(&pulls[k])) continue;
-      /* Others may have brought more since into slices that they share. */
+      /* Other pulls may have advanced slices that they share. */
       check_pull(&pulls[k], most == 1);
       written |= pulls[k].mask & ~pulls[k].bare;
       end_pull(&pulls[k], 0);
     }
     check_cache();
   }
-  /* When all is quiet, a pull that keeps what the buffers hold makes all of them the store's. */
+  /* When all pulls are done, a pull that keeps the buffers' contents makes all of them equal to the store. */
   for (uint32_t k = 0; k < most; k++) {
     if (pulls[k].request == 0) continue;
     finish_pull(&pulls[k]);
@@ -552,7 +552,7 @@ static void test_random(void **state) {
   }
 }
 
-/* Without tags, halves come into the buffers. */
+/* Without tags, halves go directly into the buffers. */
 static void test_halves(void **state) {
   (void)state;
   for (uint32_t i = 0; i < 50; i++) {
@@ -604,7 +604,7 @@ static void test_what_is_asked(void **state) {
   assert_int_equal(s->asked_epoch, 0);
   serve(&p);
   end_pull(&p, 0);
-  /* All: one commit a slice, since they differ; neighbours are one stretch. */
+  /* All: one commit a slice, since they differ; adjacent slices form one stretch. */
   p = pull((1u << TENSORS) - 1, (1u << TENSORS) - 1, 0);
   assert_int_equal(s->nsegments, 1);
   assert_int_equal(s->asked_epoch, 1);
@@ -628,12 +628,12 @@ static void test_what_is_asked(void **state) {
   finish();
 }
 
-/* What a buffer holds and no pull has brought anything new of is kept, though another slice has changed and its own
- * was asked for. */
+/* A buffer keeps what it holds of a slice that has not changed, even when another slice has changed and
+ * this one was requested. */
 static void test_kept(void **state) {
   (void)state;
   mlfab_model_options options = {.tags = 1,
-                                 .pull_half = 1}; /* packets: what has not changed does not come */
+                                 .pull_half = 1}; /* packets: unchanged elements are not sent */
   const uint32_t all = (1u << TENSORS) - 1;
   seed(3);
   begin(1, &options);
@@ -664,7 +664,7 @@ static void test_kept(void **state) {
   finish();
 }
 
-/* One is asked at a time; the next one's turn comes when it is over, however it ends. */
+/* One pull is sent at a time; the next one is sent when it ends, however it ends. */
 static void test_turns(void **state) {
   (void)state;
   mlfab_model_options options = {.tags = 1};
@@ -797,10 +797,10 @@ static void test_frames_that_do_not_fit(void **state) {
     switch (i) {
       case 0:
         m.offset += 64;
-        break; /* does not begin at the beginning */
+        break; /* does not start at the beginning */
       case 1:
         m.bytes = 128;
-        break; /* of a frame without packets all is there */
+        break; /* a frame without packets must be complete */
       case 2:
         m.bytes = n = (uint32_t)slices[first].bytes + 64;
         break;
@@ -809,17 +809,17 @@ static void test_frames_that_do_not_fit(void **state) {
         break;
       case 4:
         shape.offset += 64;
-        break; /* behind the stretch */
+        break; /* beyond the stretch */
       case 5:
         shape.dtype = MLFAB_I64;
         shape.elements = 8;
         break;
       case 6:
         shape.elements = 15;
-        break; /* in order, so far ... */
+        break; /* in order so far ... */
       case 7:
         n = 4;
-        break; /* no packet at all */
+        break; /* not a packet */
       default:
         m.slice = UINT32_MAX;
         break;
@@ -843,7 +843,8 @@ static void test_frames_that_do_not_fit(void **state) {
   }
 }
 
-/* A packet whose indices change when its values are read: the model is what was looked at, or as before. */
+/* A packet whose indices change while its values are read: the model holds the checked values, or is
+ * unchanged. */
 static void test_changing(void **state) {
   static uint8_t bulk[16384], before[FLAT_MAX], sent[FLAT_MAX];
   (void)state;
@@ -871,7 +872,7 @@ static void test_changing(void **state) {
     memcpy(before, F.worker.cache.bytes, F.model_bytes);
     memcpy(sent, before, F.model_bytes);
     mlfab__unpack_store(&packet, sent + slice->offset);
-    /* Nowhere, or out of order. */
+    /* Outside the slice, or out of order. */
     uint16_t other = (uint16_t)(i % 3 == 0 ? 60000 : 50 * ((i + 3) % 8) + 1);
     uint8_t *bytes = changing_make(bulk, n, head);
     if (i > 0) changing_to(MLFAB__PACKET_HEADER + 2 * (i % 8), &other, 2);

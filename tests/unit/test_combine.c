@@ -69,7 +69,7 @@ static void put(int dtype, void *array, uint64_t i, uint64_t bits) {
   }
 }
 
-/* From the definition; not for infinity and NaN, nor for subnormal F64. */
+/* From the definition; not for infinity, NaN and subnormal F64. */
 static double meaning(format f, uint64_t bits) {
   int bias = (1 << (f.exponent - 1)) - 1;
   int exponent = (int)((bits & (sign_of(f) - 1)) >> f.fraction);
@@ -81,8 +81,8 @@ static double meaning(format f, uint64_t bits) {
   return bits & sign_of(f) ? -x : x;
 }
 
-/* A half as a float32 and back. The pattern after the largest number is infinity, and counts as the
- * number that would come there. */
+/* A half as a float32 and back. The pattern after the largest number is infinity, and stands for the number
+ * that would follow. */
 static uint64_t widen(int dtype, uint64_t bits) {
   format f = format_of(dtype), wide = format_of(MLFAB_F32);
   uint64_t sign = bits & sign_of(f) ? sign_of(wide) : 0;
@@ -112,7 +112,7 @@ static uint64_t narrow(int dtype, uint64_t bits) {
   if (value[1] <= 0)
     for (uint64_t i = 0; i <= infinity_of(f); i++) value[i] = meaning(f, i);
   double size = meaning(wide, magnitude);
-  while (low < high) { /* the last that is not above */
+  while (low < high) { /* the last one not above */
     uint64_t middle = (low + high + 1) / 2;
     if (value[middle] <= size)
       low = middle;
@@ -126,7 +126,7 @@ static uint64_t narrow(int dtype, uint64_t bits) {
   return sign | low;
 }
 
-/* First the sign, then how large. */
+/* Compares the signs first, then the magnitudes. */
 static int is_less(format f, uint64_t a, uint64_t b) {
   int minus_a = (a & sign_of(f)) != 0, minus_b = (b & sign_of(f)) != 0;
   if (minus_a != minus_b) return minus_a;
@@ -192,7 +192,7 @@ static uint64_t literal_many(int op, int dtype, const void *const *in, uint32_t 
   return half ? narrow(dtype, sum) : sum;
 }
 
-/* What a processor makes of NaNs is known of this one. */
+/* Bit-equal. Only on x86-64 are the bits of NaNs known; elsewhere two NaNs count as equal. */
 static int same(int dtype, uint64_t a, uint64_t b) {
 #if !defined(__x86_64__)
   if (dtype != MLFAB_I64 && is_nan(format_of(dtype), a) && is_nan(format_of(dtype), b)) return 1;
@@ -203,7 +203,7 @@ static int same(int dtype, uint64_t a, uint64_t b) {
 
 /* ---- arrays ---- */
 
-/* Anything; ordinary numbers; zeros, and the first and the last of each kind. */
+/* Any bits; ordinary numbers; zeros, and the first and the last number of each kind. */
 static uint64_t any_number(mlfab__rng *prng, int dtype) {
   format f = format_of(dtype);
   uint64_t bits = mlfab__rng_next(prng), sign = bits & sign_of(f);
@@ -226,7 +226,7 @@ static uint64_t any_number(mlfab__rng *prng, int dtype) {
       return bits & (sign_of(f) * 2 - 1);
     case 1:
       return sign | some[mlfab__rng_below(prng, MLFAB__COUNT(some))];
-    default: /* near one: what is rounded shows, and sums cancel */
+    default: /* near one: rounding shows, and sums cancel */
       bits &= (quiet_of(f) * 8) - 1;
       return sign | (((infinity_of(f) >> 1) & infinity_of(f)) + bits - quiet_of(f) * 4);
   }
@@ -279,7 +279,7 @@ static void one_case(mlfab__rng *prng, arrays *a, int op, int dtype, uint32_t k,
                    (unsigned long long)n, (unsigned long long)is,
                    (unsigned long long)a->expected[i]);
       }
-      /* The results are looked at; now that nothing else was written. */
+      /* The results were compared; now check that nothing else was written. */
       if (alias[d] < k)
         memcpy(a->dst[d], a->kept + ((char *)a->dst[d] - a->in_pool), bytes);
       else
@@ -326,7 +326,7 @@ static void equals_the_loop_at_every_level(void **state) {
   arrays_delete(a);
 }
 
-/* Long enough to be written past the caches, and copied in pieces. */
+/* Long enough for non-temporal stores, and copied in pieces. */
 static void streams_long_arrays(void **state) {
   (void)state;
   mlfab__rng prng;
@@ -342,7 +342,7 @@ static void streams_long_arrays(void **state) {
   arrays_delete(a);
 }
 
-/* Each remarkable number with each other, at every place of a vector. */
+/* Each special number with each other one, at every position of a vector. */
 static void special_numbers_meet(void **state) {
   (void)state;
   mlfab__rng prng;
@@ -386,7 +386,7 @@ static void special_numbers_meet(void **state) {
   }
 }
 
-/* Halves are rounded once, so not they. */
+/* Not for halves, which are rounded once. */
 static void one_pass_equals_many(void **state) {
   (void)state;
   enum { N = 1000, K = 7 };

@@ -1,6 +1,6 @@
-/* test_filter.c - filters against a version that looks at one element after the other in double, at
- * every level, bit for bit; and TDF's exact cases (tests/vectors/tdf.json).
- * MLFAB_SEED=n one random case alone, MLFAB_SCALE=100 a hundred times as many. */
+/* test_filter.c - filters against a version that handles one element at a time in double, at every level,
+ * bit for bit; and TDF's exact cases (tests/vectors/tdf.json). MLFAB_SEED=n one random case alone,
+ * MLFAB_SCALE=100 a hundred times as many. */
 #include "core/sparse/filter.h"
 
 #include "core/kernels/half.h"
@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <cmocka.h>
 
-/* Marks and emits. Refused: nothing but keep was written. */
+/* Marks and emits. When it refuses, only keep was written. */
 static uint32_t filter_both(const mlfab__filter_rule *rule, const void *g, void *residual,
                             uint64_t first, uint32_t n, uint64_t *keep, void *values,
                             uint64_t *saturated) {
@@ -40,7 +40,7 @@ typedef struct update {
   double g[LENGTH_MAX], residual[LENGTH_MAX]; /* room for either type */
 } update;
 
-/* What a filter makes of it. */
+/* The result of a filter. */
 typedef struct outcome {
   uint64_t keep[WORDS], saturated;
   uint32_t count;
@@ -194,7 +194,7 @@ static void equals_the_literal_filter(void **state) {
   }
 }
 
-/* Whatever the stretches, the same elements have the same draws. */
+/* The draws of an element do not depend on how the update is cut. */
 static void stretches_do_not_show(void **state) {
   (void)state;
   enum { N = 5000 };
@@ -217,7 +217,8 @@ static void stretches_do_not_show(void **state) {
   }
 }
 
-/* As many as the probability says, within 5 standard deviations, for neighbours and the next iteration alike. */
+/* As many as the probability says, within 5 standard deviations, for adjacent elements and for the next
+ * iteration. */
 static void draws_are_uniform(void **state) {
   (void)state;
   enum { N = 100000 };
@@ -236,7 +237,7 @@ static void draws_are_uniform(void **state) {
   }
 }
 
-/* By bits, because -ffast-math makes them nobody's business. */
+/* Compares bits: with -ffast-math comparisons of NaN and infinity are undefined. */
 static void refuses_what_is_not_finite(void **state) {
   (void)state;
   static const uint32_t bad32[] = {0x7f800000u, 0xff800000u, 0x7fc00000u, 0x7f800001u};
@@ -266,11 +267,11 @@ static void refuses_what_is_not_finite(void **state) {
       }
   float most[64], more[64];
   mlfab__filter_rule rule = {MLFAB_F32, 0, 0, 1, 0, 1};
-  for (int i = 0; i < 64; i++) most[i] = more[i] = 3.4e38f; /* a sum can be infinite, too */
+  for (int i = 0; i < 64; i++) most[i] = more[i] = 3.4e38f; /* a sum can overflow, too */
   assert_int_equal(mlfab__filter_mark(&rule, most, more, 0, 64, keep), MLFAB__FILTER_REFUSED);
 }
 
-/* Nothing is lost: what was sent and what is left is what was put in. */
+/* Nothing is lost: sent plus remainder equals the input. */
 static void conserves_the_gradient(void **state) {
   (void)state;
   enum { N = 300, ROUNDS = 200 };
@@ -298,7 +299,8 @@ static void conserves_the_gradient(void **state) {
   }
 }
 
-/* What saturation cuts off comes later, to the last bit, and what underflows when there is enough. */
+/* The part that saturation cuts off is sent later, exactly, and so is what underflows once it has
+ * accumulated. */
 static void half_carries_what_it_cannot_say(void **state) {
   (void)state;
   enum { N = 64 };
@@ -315,7 +317,7 @@ static void half_carries_what_it_cannot_say(void **state) {
       if (keep[0] >> i & 1) sent[i] += (double)mlfab__half_back(MLFAB_HALF_F16, values[k++]);
     memset(g, 0, sizeof g);
   }
-  assert_int_equal(pushes, 17); /* 1e6 takes 16, and one in which nothing is left */
+  assert_int_equal(pushes, 17); /* 1e6 takes 16, and one more that leaves nothing */
   assert_int_equal(saturated, N / 2 * 15 + N / 2);
   for (int i = 0; i < N; i++) assert_true(sent[i] == (i % 2 ? 1e6 : -65536.0));
   for (int i = 0; i < N; i++) g[i] = 0x1p-26f;
@@ -421,7 +423,7 @@ static void puts_small_changes_back(void **state) {
     change_case(seed);
     if (first_seed()) return;
   }
-  /* Integers are left alone, also those whose bits would be numbers near to each other. */
+  /* Integers are not filtered, even if their bits read as floats are close to each other. */
   for (int level = 0; level <= mlfab__kernel_level(); level++) {
     double one = 1.0, near = 1.25;
     int64_t before[16], after[16], was;
@@ -432,7 +434,7 @@ static void puts_small_changes_back(void **state) {
   }
 }
 
-/* A NaN is not a small change: whoever looks for it must find it. */
+/* A NaN is not a small change: it must reach the check for NaN. */
 static void leaves_nan_alone(void **state) {
   (void)state;
   const uint32_t nan = 0x7fc00000u;
@@ -463,7 +465,7 @@ static void json_read(void) {
   json[n] = '\0';
 }
 
-/* Behind the next "key": from `at` on. */
+/* The text after the next "key" from `at` on. */
 static const char *json_find(const char *at, const char *key) {
   char quoted[64];
   snprintf(quoted, sizeof quoted, "\"%s\":", key);
@@ -472,8 +474,8 @@ static const char *json_find(const char *at, const char *key) {
   return at + strlen(quoted);
 }
 
-/* The numbers of the array that begins next, arrays in it included; hexadecimal ones are in quotes.
- * Returns how many; *end_p is behind it. */
+/* The numbers of the next array, including those of nested arrays; hexadecimal ones are in quotes. Returns
+ * how many; *end_p is after it. */
 static uint32_t json_numbers(const char *at, double *numbers, uint32_t room, const char **end_p) {
   uint32_t n = 0, depth = 0;
   for (at = strchr(at, '['); at != NULL;) {
@@ -506,7 +508,7 @@ static void vector_threshold(void **state) {
     double tau = mlfab__filter_threshold(row[i], row[i + 1], (uint64_t)row[i + 2]);
     assert_true(fabs(tau - row[i + 3]) <= 1e-15 * row[i + 3]);
   }
-  for (uint64_t t = 1; t < 100000; t += 1 + t / 50) { /* beside libm */
+  for (uint64_t t = 1; t < 100000; t += 1 + t / 50) { /* against libm */
     double wanted = 1 / (1 + 0.3 * log((double)t));
     assert_true(fabs(mlfab__filter_threshold(1, 0.3, t) - wanted) <= 1e-15 * wanted);
   }
@@ -568,8 +570,8 @@ static void vector_gradient_filter(void **state) {
   }
 }
 
-/* The vector gives the store behind the update; before it, what stays was the same, and what was
- * updated differed by more than the threshold. */
+/* The vector gives the store after the update. Before it, the elements that stay were equal, and the
+ * updated ones differed by more than the threshold. */
 static void vector_parameter_filter(void **state) {
   (void)state;
   static const float started[6] = {0.0f, 0.0f, 1.0f, 1.0f, -2.0f, 0.001f};
@@ -593,7 +595,7 @@ static void vector_parameter_filter(void **state) {
   }
 }
 
-/* A step that is below the threshold until it has decayed enough. */
+/* A step below the threshold until it has decayed enough. */
 static void vector_first_pass(void **state) {
   (void)state;
   const char *at = json_find(json, "parameter_filter_first_pass");

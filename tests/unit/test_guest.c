@@ -1,5 +1,5 @@
-/* test_guest.c - what the library does in somebody's process: signals, limits, forks, files. It uses
- * the public header only. What may end a process is tried in a child. */
+/* test_guest.c - the library's effects on its host process: signals, limits, forks, files. Uses the public
+ * header only. Tests that may end a process run in a child. */
 #define _DEFAULT_SOURCE
 #include "mlfab.h"
 
@@ -29,7 +29,7 @@ static void nap(void) {
   nanosleep(&t, NULL);
 }
 
-static atomic_uint troubles; /* that members were told of each other */
+static atomic_uint troubles; /* events about a member that died, left or rejoined */
 
 static void on_event(void *user, const mlfab_event_info *info) {
   (void)user;
@@ -38,7 +38,7 @@ static void on_event(void *user, const mlfab_event_info *info) {
     atomic_fetch_add(&troubles, 1);
 }
 
-/* One of two workers of this process; worker 0 serves. Returns what opening begins with. */
+/* One of two workers of this process; worker 0 serves. Returns the status of mlfab_open_start. */
 static int begin(uint32_t rank, const char *scheme, mlfab **ctx_p, mlfab_error *error) {
   mlfab_config c;
   mlfab_config_init(&c);
@@ -66,7 +66,7 @@ static void open_two(const char *scheme, mlfab *pair[2]) {
   }
 }
 
-/* Worker 0 serves until the other has left, so it closes last. */
+/* Worker 0 serves until the other one has left, so it closes last. */
 static void close_two(mlfab *pair[2]) {
   assert_int_equal(mlfab_close(&pair[1]), 0);
   assert_int_equal(mlfab_close(&pair[0]), 0);
@@ -74,8 +74,8 @@ static void close_two(mlfab *pair[2]) {
 
 /* --- signals --- */
 
-/* A program that blocks a signal in its own threads and waits for it gets it: the library's thread
- * does not take it. */
+/* A program that blocks a signal in its own threads and waits for it receives it: the library's thread does
+ * not take it. */
 static void test_signals(void **state) {
   (void)state;
   static const int signals[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGALRM, SIGCHLD, SIGXFSZ};
@@ -94,7 +94,7 @@ static void test_signals(void **state) {
   close_two(pair);
 }
 
-/* What a thread of this process blocks: a bit a signal, as Linux prints it. */
+/* The signals that a thread of this process blocks, one bit each, as Linux prints them. */
 static uint64_t blocked_by(const char *task) {
   char path[300], line[256];
   unsigned long long mask = 0;
@@ -107,8 +107,8 @@ static uint64_t blocked_by(const char *task) {
   return mask;
 }
 
-/* Opening leaves this thread's mask as it was. The library's threads block all but what a fault raises,
- * which is for the handler that the program has for faults. */
+/* Opening leaves this thread's mask unchanged. The library's threads block all signals except those of
+ * faults, which go to the program's handler. */
 static void test_masks(void **state) {
   (void)state;
   static const int faults[] = {SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP};
@@ -149,7 +149,7 @@ static void in_child(int (*fn)(void)) {
   pid_t child = fork();
   assert_true(child >= 0);
   if (child == 0) {
-    signal(SIGSEGV, SIG_DFL); /* cmocka's would go on with the tests */
+    signal(SIGSEGV, SIG_DFL); /* cmocka's handler would continue with the tests */
     _exit(fn());
   }
   assert_true(waitpid(child, &status, 0) == child);
@@ -157,7 +157,7 @@ static void in_child(int (*fn)(void)) {
   assert_int_equal(WEXITSTATUS(status), 0);
 }
 
-/* 0 when it is this code with this in its text, else `line`, after having said so. */
+/* Returns 0 when the code matches and the text contains this; otherwise prints both and returns `line`. */
 static int expect(int line, int code, const mlfab_error *error, int wanted, const char *text) {
   if (code == wanted && strstr(error->text, text)) return 0;
   fprintf(stderr, "line %d: %s: %s\n", line, mlfab_error_name(code), error->text);
@@ -191,7 +191,7 @@ static int open_beyond_limit(void) {
   return expect(__LINE__, begin(0, "shm", &ctx, &error), &error, MLFAB_ERR_IO, "File too large");
 }
 
-/* The limit for files does not kill: the call returns an error that says so. */
+/* The limit on file sizes does not kill the process: the call returns an error that names it. */
 static void test_file_limit(void **state) {
   (void)state;
   in_child(save_beyond_limit);
@@ -221,7 +221,7 @@ static void check(int line, mlfab *ctx, int code) {
 
 static void *reduce(void *node) {
   uint32_t i = node == P.node[1];
-  for (int k = 0; k < 4; k++) /* from the third on in memory that is lent */
+  for (int k = 0; k < 4; k++) /* from the third on in shared memory */
     OK(node, mlfab_allreduce(node, P.lent[i], COUNT, MLFAB_F64, NULL));
   return NULL;
 }
@@ -305,11 +305,12 @@ static int calls_fail(void) {
 }
 
 static int touch(void) {
-  *(volatile double *)P.shared = 666; /* does not come back where the memory is shared */
+  *(volatile double *)P.shared = 666; /* is not copied back where the memory is shared */
   return 0;
 }
 
-/* In the child: nothing works, nobody hears of it, and what it had of its parent's it can give back. */
+/* In the child every call fails, the other members notice nothing, and the child can free what it
+ * inherited. */
 static int be_a_child(void) {
   pid_t child = fork();
   if (child == 0) _exit(touch());
@@ -381,7 +382,7 @@ static mlfab *saver;
 static char folder[64], saved[96];
 static atomic_uint short_files;
 
-/* Whoever looks finds a whole file. */
+/* A reader always finds a complete file. */
 static void *save(void *unused) {
   for (int i = 0; i < SAVES; i++) {
     struct stat status;
@@ -397,8 +398,8 @@ static mode_t mode_of(const char *path) {
   return status.st_mode & 0777;
 }
 
-/* Saves of several threads to one path disturb each other no more than two readers would; the file has
- * the mode that the program's other files have, and nothing else is left in its folder. */
+/* Concurrent saves to one path do not mix: the file is complete and has the mode of the program's other
+ * files, and no temporary file is left in its folder. */
 static void test_save_together(void **state) {
   (void)state;
   pthread_t thread[3];
@@ -417,7 +418,7 @@ static void test_save_together(void **state) {
   umask(before);
   assert_int_equal(atomic_load(&short_files), 0);
   assert_int_equal(mode_of(saved), 0640);
-  assert_int_equal(mlfab_save(saver, "/tmp"), MLFAB_ERR_IO); /* cannot take a folder's place */
+  assert_int_equal(mlfab_save(saver, "/tmp"), MLFAB_ERR_IO); /* cannot replace a folder */
   mlfab_last_error(saver, &error);
   assert_non_null(strstr(error.text, "'/tmp' cannot be written: "));
   assert_int_equal(mlfab_close(&saver), 0);

@@ -1,5 +1,5 @@
-/* test_half.c - halves against a search through all of them, and the levels against each other, bit for
- * bit. MLFAB_SCALE=100 goes through every float32. */
+/* test_half.c - conversions of halves against a search through all of them, and the levels against each
+ * other, bit for bit. MLFAB_SCALE=100 goes through every float32. */
 #include "core/kernels/half.h"
 #include "core/kernels/kernels.h"
 #include "core/base/rng.h"
@@ -25,7 +25,7 @@ static uint32_t bits_of(float x) {
   return bits;
 }
 
-/* The value of a pattern from its definition; as a double, which holds all of them. */
+/* The value of a pattern by its definition, as a double, which holds all of them exactly. */
 static double meaning(int half, uint32_t bits) {
   int width = half == MLFAB_HALF_F16 ? 10 : 7, bias = half == MLFAB_HALF_F16 ? 15 : 127;
   int exponent = (int)((bits & 0x7fffu) >> width);
@@ -38,11 +38,11 @@ static double meaning(int half, uint32_t bits) {
 
 static uint32_t top_of(int half) { return half == MLFAB_HALF_F16 ? 0x7bffu : 0x7f7fu; }
 
-/* The nearest finite one, of two the even one: the magnitudes ascend with their bits. */
+/* The nearest finite one, the even one of two: magnitudes ascend with their bits. */
 static uint16_t nearest(int half, float x) {
   double size = x < 0 ? -(double)x : (double)x;
   uint32_t low = 0, high = top_of(half);
-  while (low < high) { /* the last that is not above */
+  while (low < high) { /* the last one not above */
     uint32_t middle = (low + high + 1) / 2;
     if (meaning(half, middle) <= size)
       low = middle;
@@ -73,7 +73,7 @@ static void every_half_comes_back(void **state) {
     }
 }
 
-/* Halves, the middles between them, and their neighbours; then anything. */
+/* Halves, the midpoints between them, and their neighbours; then random numbers. */
 static void rounds_to_the_nearest(void **state) {
   (void)state;
   mlfab__rng prng;
@@ -91,7 +91,7 @@ static void rounds_to_the_nearest(void **state) {
       }
       expect_one(halves[h], (float)low);
     }
-    /* Beyond the largest as well, where rounding alone would give infinity. */
+    /* Also beyond the largest, where rounding alone would give infinity. */
     uint32_t top = mlfab__half_top(halves[h]);
     for (uint32_t bits = top; bits < top + 0x20000u && bits < 0x7f800000u; bits += 0x100)
       expect_one(halves[h], of_bits(bits));
@@ -120,7 +120,7 @@ static void says_what_is_zero_and_what_saturates(void **state) {
   assert_int_equal(bits_of(mlfab__half_narrow(-0.5)), 0xbf000000u);
 }
 
-/* Runs of consecutive patterns from all over; infinity and NaN among them. */
+/* Runs of consecutive patterns from the whole range; infinity and NaN among them. */
 static void levels_agree(void **state) {
   (void)state;
   uint64_t runs = test_cases((1u << 20) / 100.0);

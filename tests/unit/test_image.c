@@ -1,5 +1,6 @@
-/* test_image.c - slices from store to store as chunks: every byte of every kind comes once and in order, whatever
- * the size of chunks and wherever links break; what does not follow is refused and changes nothing. */
+/* test_image.c - slices from store to store as chunks: every byte of every kind arrives once and in order,
+ * for any chunk size and with links that break anywhere; a chunk out of order is refused and changes
+ * nothing. */
 #include "core/base/rng.h"
 #include "core/model/image.h"
 
@@ -16,7 +17,7 @@ typedef struct side {
   mlfab__store store;
 } side;
 
-/* What every byte of the source is: kind and place in the flat model tell it. */
+/* The value of a byte of the source, which encodes its kind and its place in the flat model. */
 static uint8_t byte_of(uint32_t kind, uint64_t offset) {
   return (uint8_t)(offset * 31 + kind * 101 + offset / 251 + 1);
 }
@@ -48,7 +49,7 @@ static void close_side(side *s) {
   mlfab__layout_free(&s->env, &s->layout);
 }
 
-/* Every kind of byte as it is nowhere else; a sum in every third block, at random. */
+/* Fills every kind with bytes that no other kind has; every third block, at random, has a sum. */
 static void fill(side *s, mlfab__rng *prng) {
   mlfab__store *store = &s->store;
   for (uint32_t i = 0; i < store->nslices; i++) {
@@ -65,7 +66,7 @@ static void fill(side *s, mlfab__rng *prng) {
   }
 }
 
-/* The slices of `owner` are as in the source: all kinds, and sums where it had them. */
+/* The slices of `owner` equal the source: all kinds, and sums where the source had them. */
 static void expect_same(const side *from, const side *to, const uint32_t *owners, uint32_t owner) {
   for (uint32_t i = 0; i < from->store.nslices; i++) {
     const mlfab__shard_slice *slice = &from->store.slices[i];
@@ -80,7 +81,7 @@ static void expect_same(const side *from, const side *to, const uint32_t *owners
   }
 }
 
-/* A chunk that no writer makes out of this one, while the slice is under way. */
+/* Makes of this chunk one that no writer makes while the slice is in progress. */
 static mlfab__image_chunk wrong_chunk(mlfab__rng *prng, const mlfab__image_chunk *chunk,
                                       const mlfab__store *store) {
   mlfab__image_chunk bad = *chunk;
@@ -142,7 +143,7 @@ static void run(uint64_t seed) {
     if (!was) assert_int_equal(part->done, chunk.last);
     parts_done += part->done && !was;
     cursor.offset += chunk.bytes;
-    /* A link breaks: from the start again; what is done stays. */
+    /* A link breaks: the current slice starts again; finished ones stay. */
     if (mlfab__rng_below(&prng, 400) == 0) memset(&cursor, 0, sizeof cursor);
   }
   assert_int_equal(parts_done, mine);
@@ -156,7 +157,7 @@ static void test_images(void **state) {
   for (uint64_t seed = 1; seed <= 400; seed++) run(seed);
 }
 
-/* Bytes where there are ghosts, and states where the store has none. */
+/* Bytes for a ghost model, and states for a store that has none. */
 static void test_other_stores(void **state) {
   (void)state;
   side s;

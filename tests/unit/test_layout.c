@@ -49,7 +49,7 @@ static void check_tensors(const mlfab__layout *l, const mlfab__tensor_info *info
   assert_int_equal(l->bytes, at);
 }
 
-/* Slices follow each other, begin on cache lines, are about equal; servers' shards are neighbours. */
+/* Slices are contiguous, begin on cache lines and are about equal; servers' shards are adjacent. */
 static void check_slices(const mlfab__layout *l, uint32_t want, uint32_t servers) {
   uint64_t at = 0, least = UINT64_MAX, most = 0;
   uint32_t server = 0;
@@ -72,7 +72,7 @@ static void check_slices(const mlfab__layout *l, uint32_t want, uint32_t servers
   if (l->nslices > 1) assert_true(least >= 4096);
 }
 
-/* Built anew, the active servers' shards follow one another and are about equal. */
+/* A new layout gives the active servers adjacent shards of about equal size. */
 static void check_shards(const mlfab__layout *l, uint32_t active) {
   uint64_t at = 0;
   uint32_t least = UINT32_MAX, most = 0;
@@ -130,7 +130,7 @@ static void check_runs(const mlfab__layout *l, mlfab__rng *prng) {
   }
 }
 
-/* Servers come and go: slices are anybody's, mostly in small runs. */
+/* Servers join and leave: slices have arbitrary owners, mostly in short runs. */
 static void scatter(mlfab__layout *l, mlfab__rng *prng) {
   uint32_t owner[MLFAB__SLICES_MAX], server = 0;
   for (uint32_t i = 0; i < l->nslices; i++) {
@@ -141,7 +141,7 @@ static void scatter(mlfab__layout *l, mlfab__rng *prng) {
   for (uint32_t i = 0; i < l->nslices; i++) assert_int_equal(l->slices[i].server, owner[i]);
 }
 
-/* What the stretch must fulfil, element by element. */
+/* The conditions on the stretch, checked element by element. */
 static int scan_valid(const mlfab__layout *l, uint32_t server, const mlfab__segment *s) {
   uint64_t end = s->offset + s->bytes;
   if (s->bytes > l->bytes || s->offset > l->bytes - s->bytes) return 0;
@@ -255,7 +255,7 @@ static void test_refusals(void **state) {
 
 /* --- balance --- */
 
-/* n slices as a layout cuts them: of nearly equal size, the last a little shorter. */
+/* n slices as a layout cuts them: of nearly equal size, the last one a little shorter. */
 static uint64_t random_slices(mlfab__rng *prng, mlfab__slice *slices, uint32_t n,
                               uint32_t servers) {
   uint64_t lines = n * (64 + mlfab__rng_below(prng, 600)) + mlfab__rng_below(prng, n), at = 0;
@@ -277,7 +277,7 @@ static uint32_t random_active(mlfab__rng *prng, uint8_t *active, uint32_t server
   return 1;
 }
 
-/* The largest load, and what moves; the owner of every slice must be active. */
+/* The largest load, and the bytes that move; the owner of every slice must be active. */
 static uint64_t weigh(const mlfab__slice *slices, uint32_t n, const uint8_t *active,
                       const uint32_t *owner, uint64_t *moved) {
   uint64_t load[64] = {0}, largest = 0;
@@ -291,8 +291,8 @@ static uint64_t weigh(const mlfab__slice *slices, uint32_t n, const uint8_t *act
   return largest;
 }
 
-/* Tries all assignments: the smallest largest load, and the fewest bytes that move with none above
- * `cap`. */
+/* Tries all assignments: the smallest possible largest load, and the fewest bytes that move with no load
+ * above `cap`. */
 static void try_all(const mlfab__slice *slices, uint32_t n, const uint8_t *active, uint32_t servers,
                     uint64_t cap, uint64_t *least, uint64_t *fewest) {
   uint32_t owner[8] = {0}, i = 0;
@@ -341,7 +341,7 @@ static void test_balance_against_all(void **state) {
   assert_in_range(met, 150, 500);
 }
 
-/* As many slices as there are by default, and more: servers come and go, again and again. */
+/* The default number of slices and more, while servers join and leave again and again. */
 static void test_balance_bound(void **state) {
   (void)state;
   for (uint64_t seed = 1; seed <= 3000; seed++) {
@@ -364,7 +364,8 @@ static void test_balance_bound(void **state) {
       uint64_t slice = slices[0].bytes + 64;
       if (n / members >= 21) assert_true(largest <= cap);
       assert_true(largest <= mlfab__max(cap, (n + members - 1) / members * slice * 65 / 64));
-      /* What leaves, and what is beyond the bound, must move; a slice a server may be too much. */
+      /* Slices of inactive servers and those beyond the bound must move; at most one slice more per
+       * overloaded server may move. */
       for (uint32_t s = 0; s < servers; s++) {
         least += active[s] ? 0 : before[s];
         if (active[s] && before[s] > mlfab__max(cap, largest))

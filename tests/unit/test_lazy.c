@@ -34,7 +34,7 @@ static void scan_take(uint32_t i, uint64_t *tag_p) {
   memmove(&scan.all[i], &scan.all[i + 1], (--scan.count - i) * sizeof scan.all[0]);
 }
 
-/* The array is in the order of coming, so that the first of the smallest is the one. */
+/* The array is in order of arrival, so the first minimum is the right one. */
 static int scan_pop(uint64_t v, uint64_t *tag_p) {
   uint32_t best = scan.count;
   for (uint32_t i = 0; i < scan.count; i++)
@@ -83,7 +83,7 @@ static void test_buffer(void **state) {
   assert_int_equal(env.bytes, 0);
 }
 
-/* A change of model takes no memory, and keeps the order of those that wait on. */
+/* A change of model allocates nothing and keeps the order of the pulls that still wait. */
 static void test_wake_all(void **state) {
   (void)state;
   mlfab__lazy lazy = {0};
@@ -158,13 +158,13 @@ typedef struct pull {
   double draw;
 } pull;
 
-/* Of both: who lives, what was pushed, and what became of each pull. */
+/* Shared by both: who is alive, what was pushed, and the fate of each pull. */
 typedef struct side {
   mlfab_sync sync;
   uint64_t v, threshold;
   uint32_t members;
   int dead[WORKERS];
-  int dropped; /* drop-stragglers was in force: V_train may be ahead of the slowest for good */
+  int dropped; /* drop-stragglers was in force: V_train may stay ahead of the slowest worker */
   uint64_t pushed[WORKERS];
   uint32_t answered[PULLS]; /* how often */
 } side;
@@ -205,7 +205,7 @@ static mlfab_sync_state look(const side *s, uint32_t worker, uint64_t progress) 
   return state;
 }
 
-/* What holds of every answer: at most s of the slowest worker's updates are missing. */
+/* Holds for every answer: at most s of the slowest worker's updates are missing. */
 static void answer(side *s, uint32_t id) {
   mlfab_sync_state state = look(s, pulls[id].worker, pulls[id].progress);
   s->answered[id]++;
@@ -221,7 +221,8 @@ static void clock_delay(clock *g, uint32_t id) {
   assert_int_equal(mlfab__lazy_add(&env, &g->lazy, at, id), 0);
 }
 
-/* Answers or delays again what is due; `all` has changed: nothing is answered unasked. */
+/* Answers or delays the due pulls again; `all`: the model has changed, and each answer must still be
+ * justified. */
 static void clock_release(clock *g, int all) {
   uint64_t id;
   while (mlfab__lazy_pop(&g->lazy, g->s.v, &id)) {
@@ -234,7 +235,7 @@ static void clock_release(clock *g, int all) {
   }
 }
 
-/* How many iterations were completed. */
+/* Returns the number of completed iterations. */
 static uint32_t clock_advance(clock *g) {
   uint32_t steps = 0;
   for (;; steps++) {
@@ -380,7 +381,7 @@ static void literal_push(literal *l, uint32_t w) {
   literal_advance(l);
 }
 
-/* All that is buffered, by a predicate: taken out, in the order of coming. */
+/* Takes all buffered pulls that satisfy a predicate, in order of arrival. */
 static uint32_t literal_take(literal *l, int worker, uint32_t *ids) {
   uint32_t n = 0;
   for (uint32_t id = 0; id < npulls; id++)
@@ -455,7 +456,7 @@ static void compare(uint64_t seed, uint32_t event) {
              (unsigned)event, mlfab__sync_name(ours.s.sync.kind));
 }
 
-/* Everybody goes on until all are where the first is: then nothing may wait any more. */
+/* All workers advance to where the first one is: then no pull may wait any more. */
 static void end(uint64_t seed) {
   uint64_t most = look(&ours.s, 0, 0).fastest;
   for (uint64_t i = 0; i <= most; i++)
@@ -473,7 +474,7 @@ static void end(uint64_t seed) {
                (unsigned)ours.s.answered[id]);
 }
 
-/* Workers push and pull as they like, without waiting for answers; models change, workers die. */
+/* Workers push and pull at random without waiting for answers; models change, workers die. */
 static void trace(uint64_t seed) {
   mlfab__rng prng;
   mlfab__rng_seed(&prng, seed);
@@ -520,10 +521,10 @@ static void test_traces(void **state) {
   for (uint64_t seed = 1; seed <= test_cases(3000); seed++) trace(seed);
 }
 
-/* ---- what the paper says of special cases, when workers wait for their pulls ---- */
+/* ---- the paper's special cases, when workers wait for their pulls ---- */
 
-/* Worker w is at rest with all its pulls answered, pushes and pulls with probability 1/2 + w/12. A
- * fingerprint of when which pull was answered. */
+/* Worker w is at rest while all its pulls are answered; it pushes and pulls with probability 1/2 + w/12.
+ * Returns a hash of when each pull was answered. */
 static uint64_t closed(mlfab_sync sync, uint64_t seed, uint64_t *delayed_p) {
   mlfab__rng prng;
   uint32_t last[WORKERS];
@@ -573,8 +574,8 @@ static void test_special_cases(void **state) {
   assert_true(soft_all > lazy_all);
 }
 
-/* Pushes in order under one model complete at most one iteration each; a `need` that is lowered, and
- * a death, complete several at once, which an equality would miss. */
+/* Pushes in order under one model complete at most one iteration each. A lowered `need` and a death
+ * complete several at once, which a test for equality would miss. */
 static void test_push_condition_loops(void **state) {
   (void)state;
   mlfab_sync sync = {.kind = MLFAB_SYNC_SSP, .staleness = 9};

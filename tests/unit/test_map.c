@@ -73,7 +73,7 @@ static void test_colliding_keys(void **state) {
   for (uint64_t seed = 1; seed <= 12; seed++) random_walk(seed, keys, (uint32_t)(10 + 7 * seed));
 }
 
-/* Whatever one of a full run is removed, the others are found. */
+/* After removing any entry of a full run, the others are found. */
 static void test_every_hole(void **state) {
   uint64_t keys[8], key = 1;
   uint32_t value = 0;
@@ -85,7 +85,7 @@ static void test_every_hole(void **state) {
     mlfab__map map = {NULL, 0, 0};
     for (uint32_t i = 0; i < 8; i++) assert_int_equal(mlfab__map_put(&env, &map, keys[i], i), 0);
     mlfab__map_remove(&map, keys[hole]);
-    mlfab__map_remove(&map, 12345); /* not in it */
+    mlfab__map_remove(&map, 12345); /* not present */
     for (int i = 0; i < 8; i++) assert_int_equal(mlfab__map_get(&map, keys[i], &value), i != hole);
     mlfab__map_free(&env, &map);
   }

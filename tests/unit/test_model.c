@@ -1,10 +1,10 @@
-/* test_model.c - whole fabrics against a literal model of what push and pull mean.
+/* test_model.c - whole fabrics against a literal model of push and pull.
  *
- * The literal model is plain loops over typed arrays: one weight after the other, the rules as they
- * are written in the papers, rounds as sums in the order of ranks. Only the layout (which slice and
- * server an element is in) is asked of core/model/layout.c, whose own test is test_layout.c. Random models,
- * worlds and pushes with random and tiny block, chunk and eager sizes take every path through the
- * server: in place, staged, granted, many blocks. */
+ * The literal model is plain loops over typed arrays: one weight after another, by the rules of the papers,
+ * rounds as sums in the order of ranks. Only the layout (the slice and the server of an element) is taken
+ * from core/model/layout.c, whose own test is test_layout.c. Random models, worlds and pushes with random
+ * and tiny block, chunk and eager sizes cover every path through the server: in place, staged, granted,
+ * many blocks. */
 #include "world.h"
 
 #include "core/base/env.h"
@@ -25,7 +25,7 @@ typedef struct tensor {
   uint8_t *w, *s0, *s1, *sum; /* the literal model */
 } tensor;
 
-/* A push as the test makes it: buffers in any order, their bytes. */
+/* A push as the test makes it: buffers in any order, and their bytes. */
 typedef struct update {
   uint32_t n;
   int all; /* one MLFAB_ALL */
@@ -43,7 +43,7 @@ typedef struct scene {
   mlfab_model_options options;
   uint32_t ntensors;
   int has_i64, uniform, exact;
-  double tolerance; /* where sums may have been added in another order */
+  double tolerance; /* where sums may be added in another order */
   tensor t[TENSORS];
   uint64_t *version, *commit, *touched; /* by slice */
   uint64_t *pulled[WORKERS];            /* versions that a worker has, by slice */
@@ -128,7 +128,7 @@ static uint32_t slice_of(const scene *s, const tensor *t, uint64_t i) {
 
 static uint32_t server_of(const scene *s, uint32_t slice) { return s->layout.slices[slice].server; }
 
-/* Marks the slices that an update touches, each as often as it is called. */
+/* Counts an update for each slice that it touches. */
 static void touch(scene *s, const update *u) {
   for (uint32_t k = 0; k < u->n; k++) {
     const tensor *t = &s->t[u->which[k]];
@@ -137,8 +137,8 @@ static void touch(scene *s, const update *u) {
   }
 }
 
-/* Asynchronous: applies an update at once. `base`: the versions it was computed from, by slice.
- * What the call's result must say comes back in *expected. */
+/* Asynchronous: applies an update at once. `base`: the versions that it was computed from, by slice. Stores
+ * the expected result of the call in *expected. */
 static void literal_push(scene *s, const update *u, const uint64_t *base, mlfab_result *expected) {
   uint64_t delay[WORKERS] = {0};
   int applied[WORKERS] = {0};
@@ -241,7 +241,7 @@ static void scene_open(scene *s, uint64_t seed, uint32_t rule, uint32_t sync, in
   mlfab_model_options_init(&s->options);
   if (!(kinds & 1) && !hooks_update && below(s, 4) == 0) s->options.weight_decay = 0.01;
   s->options.optimizer = rule;
-  /* Adam divides by the root of what it adds up: sums near zero show every bit of their order. */
+  /* Adam divides by the root of a sum: sums near zero expose every bit of their order. */
   s->tolerance = rule < MLFAB_OPTIMIZER_ADAM ? 1e-5 : 1e-3;
   s->options.sync = sync;
   s->options.slices = below(s, 2) ? 0 : (uint32_t)(1 + below(s, 40));
@@ -314,7 +314,8 @@ static void same(const scene *s, const tensor *t, const uint8_t *got, const char
     double a = get(t->dtype, got, i), b = get(t->dtype, t->w, i);
     int near = !(fabs(a - b) > s->tolerance * (1.0 + fabs(b)));
     if (near && !s->exact && t->dtype != MLFAB_I64) continue;
-    if (a - b == 0.0) continue; /* zeros of two signs, and beyond 2^53 what memcmp has told */
+    /* zeros of different sign, or int64 beyond 2^53, which fails below */
+    if (a - b == 0.0) continue;
     fail_msg("%s: tensor %u (%u tensors, %u workers, %u servers%s) element %u: %.17g, not %.17g",
              what, (unsigned)t->id, (unsigned)s->ntensors, (unsigned)s->w.workers,
              (unsigned)s->w.servers, s->w.dedicated ? " dedicated" : "", (unsigned)i, a, b);
@@ -322,7 +323,7 @@ static void same(const scene *s, const tensor *t, const uint8_t *got, const char
   if (t->dtype == MLFAB_I64) fail_msg("%s: int64 tensor %u differs", what, (unsigned)t->id);
 }
 
-/* Worker k pulls everything, in a random way, and it must be the literal model. */
+/* Worker k pulls everything in a random way; it must equal the literal model. */
 static void pull_and_compare(scene *s, uint32_t k, const char *what) {
   uint64_t newest = 0;
   update u;
@@ -381,7 +382,7 @@ static void test_async_rules(void **state) {
 
 /* --- rounds --- */
 
-/* One worker's part of a round: one update, or two that belong together (MLFAB_PUSH_MORE). */
+/* One worker's part of a round: one update, or two that form one (MLFAB_PUSH_MORE). */
 typedef struct part {
   uint32_t n;
   update u[2];
@@ -402,8 +403,8 @@ static void literal_sum(const tensor *t, const uint8_t *u, double weight) {
   }
 }
 
-/* Bulk-synchronous: all parts of a round, in the order of ranks, are one commit. A slice that
- * anybody touched steps as a whole. `linear`: scales are folded into the sum; else all are alike. */
+/* Bulk-synchronous: all parts of a round, in the order of ranks, are one commit. A slice that any of them
+ * touched steps as a whole. `linear`: scales are folded into the sum; otherwise all scales are equal. */
 static void literal_round(scene *s, const part *parts, int linear) {
   uint64_t members = 0;
   double contributors = s->w.workers, scale = linear ? 1.0 : parts[0].u[0].scale;
@@ -467,7 +468,7 @@ static void bsp_one(uint64_t seed, uint32_t rule, int kinds, int deterministic, 
     part parts[WORKERS];
     double scale = linear ? 0.0 : -0.25;
     for (uint32_t i = 0; i < s.w.workers; i++) {
-      uint32_t k = deterministic ? s.w.workers - 1 - i : i; /* the last rank comes first */
+      uint32_t k = deterministic ? s.w.workers - 1 - i : i; /* the last rank arrives first */
       part_push(&s, k, &parts[k], scale);
     }
     for (uint32_t k = 0; k < s.w.workers; k++) {
@@ -497,8 +498,8 @@ static void test_rounds(void **state) {
 
 /* --- the version that an update was computed from, and its norm --- */
 
-/* The version that a pull reported is the largest of its slices: telling it with the push is right
- * for all of them, also for those that are behind. An older one adds to the delay. */
+/* The version that a pull reports is the largest of its slices. Passing it to the push is right for all
+ * slices, also for those with smaller versions. An older version adds to the delay. */
 static void test_versions(void **state) {
   (void)state;
   for (uint64_t seed = 1; seed <= 30; seed++) {
@@ -566,8 +567,8 @@ static void test_clipping(void **state) {
 
 /* --- many at once --- */
 
-/* Workers push at the same time, some small enough to be merged on the way: sums do not depend on the
- * order, versions count every update, and no slice that is pulled meanwhile is of two versions. */
+/* Workers push concurrently, some updates small enough to be merged by the sender: sums do not depend on
+ * the order, versions count every update, and no slice of a concurrent pull mixes two versions. */
 static void together(uint64_t seed, int dtype) {
   enum { PUSHES = 12 };
   scene s;
@@ -710,7 +711,7 @@ static void test_callback(void **state) {
 
 /* --- saving --- */
 
-/* Finds "id":{...,"data_offsets":[a,b]} in a safetensors header; the little of JSON that it takes. */
+/* Finds "id":{...,"data_offsets":[a,b]} in a safetensors header; parses only as much JSON as that needs. */
 static void saved_tensor(const scene *s, const tensor *t, const char *header, const uint8_t *data,
                          size_t bytes) {
   static const char *const types[] = {"", "F32", "F64", "I64"};
@@ -777,8 +778,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_async_rules), cmocka_unit_test(test_rounds),
       cmocka_unit_test(test_versions),    cmocka_unit_test(test_clipping),
-      cmocka_unit_test(test_together),
-      cmocka_unit_test(test_callback),    cmocka_unit_test(test_save),
+      cmocka_unit_test(test_together),    cmocka_unit_test(test_callback),
+      cmocka_unit_test(test_save),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* test_names.c - host names that resolve late, slowly or never, and the deadline of joining. getaddrinfo is
- * this file's own, so that nothing depends on a name server. */
+/* test_names.c - host names that resolve late, slowly or never, and the deadline of joining. The file
+ * defines getaddrinfo itself, so that nothing depends on a name server. */
 #include "../../core/base/base.h"
 
 #include <arpa/inet.h>
@@ -20,12 +20,13 @@
 #define MS 1000000u
 #define SECOND 1000000000u
 
-/* --- a name server of our own ------------------------------------------------------------------- */
+/* --- the test's own name server --------------------------------------------------------------------- */
 
-static atomic_int asked, asking, most; /* questions in all, and at a time */
-static atomic_int held;                /* no answer comes to "held" names */
-static atomic_int late;                /* so many questions about "late" names are in vain */
-static atomic_int masked; /* questions by a thread that blocks faults, or takes signals */
+/* queries in total; queries in progress, and their maximum */
+static atomic_int asked, asking, most;
+static atomic_int held;   /* queries for "held" names block */
+static atomic_int late;   /* this many queries for "late" names fail */
+static atomic_int masked; /* queries by a thread that blocks fault signals, or accepts others */
 
 static int answer(const char *host, struct in_addr *address) {
   if (!strncmp(host, "held", 4))
@@ -74,7 +75,7 @@ static void forget(void) {
   atomic_store(&late, 0);
 }
 
-/* Nobody is asked any more; what their threads hold is freed then. */
+/* Lets the blocked queries return; their threads then free what they hold. */
 static void let_go(void) {
   atomic_store(&held, 0);
   for (int i = 0; i < 20000 && atomic_load(&asking); i++) usleep(1000);
@@ -145,7 +146,8 @@ static void end_poll(end *e) {
     usleep(200);                                               \
   }
 
-/* Many names, none of which is answered: one thread asks, nothing waits, and closing waits for nobody. */
+/* Many names, none of which is answered: one thread queries, no call blocks, and closing does not wait for
+ * the query. */
 static void test_one_question_at_a_time(void **state) {
   char address[64];
   end e, there;
@@ -158,9 +160,9 @@ static void test_one_question_at_a_time(void **state) {
     snprintf(address, sizeof address, "tcp:held%d:1", i);
     assert_int_equal(tcp()->connect(e.self, address, 10 + (uint64_t)i), 0);
   }
-  assert_int_equal(tcp()->connect(e.self, there.address, 1), 0); /* others go on */
+  assert_int_equal(tcp()->connect(e.self, there.address, 1), 0); /* other names still connect */
   UNTIL(&e, e.ups == 1);
-  UNTIL(&e, e.downs == 5); /* told that there is no answer yet */
+  UNTIL(&e, e.downs == 5); /* DOWN says that there is no answer yet */
   assert_int_equal(e.code, MLFAB_ERR_TIMEOUT);
   assert_non_null(strstr(e.text, "tcp:held"));
   assert_int_equal(tcp()->connect(e.self, "tcp:held0:1", 20), 0);
@@ -172,7 +174,7 @@ static void test_one_question_at_a_time(void **state) {
   assert_int_equal(atomic_load(&masked), 0);
 }
 
-/* An answer that comes after its connect was given up serves the next one. */
+/* An answer that arrives after its connect was given up serves the next one. */
 static void test_slow_answer(void **state) {
   char address[64];
   end e, there;
@@ -193,13 +195,13 @@ static void test_slow_answer(void **state) {
   tcp()->close(there.self);
 }
 
-/* A name to listen at is asked for again, until the deadline. */
+/* A listening name is queried again until the deadline. */
 static void test_listen(void **state) {
   end e;
   (void)state;
   forget();
   atomic_store(&late, 2);
-  assert_int_equal(end_open(&e, "tcp:late:0", 0), MLFAB_ERR_ADDRESS); /* it asks once */
+  assert_int_equal(end_open(&e, "tcp:late:0", 0), MLFAB_ERR_ADDRESS); /* queries only once */
   assert_non_null(strstr(e.error.text, "tcp:late:0"));
   assert_int_equal(end_open(&e, "tcp:late:0", 60ull * SECOND), 0);
   tcp()->close(e.self);
@@ -265,7 +267,7 @@ static void *open_server_0(void *argument) {
   return code ? "server 0 did not open" : NULL;
 }
 
-/* The name is registered when server 0 is there, and that comes after the others. */
+/* The name is registered when server 0 starts, which is after the others have started. */
 static void test_late_name(void **state) {
   char address[64];
   pthread_t thread;
@@ -275,7 +277,7 @@ static void test_late_name(void **state) {
   end e;
   (void)state;
   forget();
-  assert_int_equal(end_open(&e, "", 0), 0); /* a port that is free */
+  assert_int_equal(end_open(&e, "", 0), 0); /* a free port */
   snprintf(address, sizeof address, "tcp:late%s", strrchr(e.address, ':'));
   tcp()->close(e.self);
   atomic_store(&late, 3);
@@ -289,7 +291,8 @@ static void test_late_name(void **state) {
   mlfab_abandon(&fabric);
 }
 
-/* In virtual time: the deadline and how often server 0 is called do not depend on the heartbeat. */
+/* In virtual time: the deadline of joining and the rate of calls to server 0 do not depend on the
+ * heartbeat. */
 static void test_joining_and_heartbeats(void **state) {
   mlfab_error error;
   world w;

@@ -1,6 +1,6 @@
-/* test_network.c - core/sched/network.c: the vectors of fig. 4, and random reservations against a walk that looks at
- * one breakpoint after the other in all of a path's profiles; capacities are never exceeded, transfers
- * use all there is, and undoing gives the same bits back. */
+/* test_network.c - core/sched/network.c: the vectors of fig. 4, and random reservations against a walk over
+ * every breakpoint of all profiles of a path. Capacities are never exceeded, transfers use all residual
+ * capacity, and undo restores the same bits. */
 #include "vector.h"
 
 #include "batches.h"
@@ -76,7 +76,7 @@ static void test_vectors(void **state) {
 
 static random_batch it;
 
-/* The residual of a profile at a time, and the next breakpoint behind it. */
+/* The residual of a profile at a time, and the next breakpoint after it. */
 static double residual_at(const mlfab__profile *p, double t, double *next_p) {
   double rate = 0;
   for (uint32_t k = 0; k < p->n; k++) {
@@ -101,7 +101,7 @@ static resources resources_of(const mlfab__network *net, uint32_t from, uint32_t
   return r;
 }
 
-/* t_en as it is defined. */
+/* t_en by its definition. */
 static double walk(const mlfab__network *net, uint32_t from, uint32_t to, double bytes, double t) {
   resources r = resources_of(net, from, to);
   double left = bytes;
@@ -117,7 +117,7 @@ static double walk(const mlfab__network *net, uint32_t from, uint32_t to, double
   return t;
 }
 
-/* What was taken is the size, and at each of its stretches some resource has nothing left. */
+/* The reserved amount is the size, and in each of its stretches some resource is exhausted. */
 static void check_taken(const mlfab__network *net, uint32_t from, uint32_t to, double bytes,
                         double available, double end) {
   double sum = 0;
@@ -185,7 +185,7 @@ static void test_random(void **state) {
     mlfab__rng_seed(&prng, seed);
     batch_make(&it, &env, seed, 6);
     it.net.watch = on_reserve;
-    /* In a mirror the opposite direction is charged. */
+    /* A mirror charges the opposite direction. */
     assert_int_equal(mlfab__network_copy(&mirror, &it.net, &env), 0);
     mirror.mirror = 1;
     double there = mlfab__network_end(&it.net, 0, 1, 50, 1);
@@ -204,7 +204,8 @@ static void test_random(void **state) {
   }
 }
 
-/* A bundle's components see what those before them take; nothing stays of one that does not fit. */
+/* The components of a bundle see the reservations of those before them; a bundle that does not fit leaves
+ * no reservation. */
 static void test_bundles(void **state) {
   mlfab__network net;
   const uint32_t from = 0, to[2] = {1, 2};
@@ -254,7 +255,7 @@ static void test_refusals(void **state) {
   assert_int_equal(CAPACITY(EGRESS, 0, 1, at, infinite), MLFAB_ERR_ARGUMENT);
   assert_int_equal(CAPACITY(EGRESS, 0, 1, at, nan_), MLFAB_ERR_ARGUMENT);
   assert_int_equal(CAPACITY(EGRESS, 0, 1, nan_, rate), MLFAB_ERR_ARGUMENT);
-  assert_int_equal(net.profiles[0].n, 2); /* as it was */
+  assert_int_equal(net.profiles[0].n, 2); /* as before */
   assert_int_equal(mlfab__network_path(&net, 0, 0, 1, links), MLFAB_ERR_ARGUMENT);
   assert_int_equal(mlfab__network_path(&net, 0, 2, 1, links), MLFAB_ERR_ARGUMENT);
   assert_int_equal(mlfab__network_path(&net, 0, 1, 3, links), MLFAB_ERR_ARGUMENT);

@@ -1,8 +1,8 @@
-/* test_node.c - nodes driven by hand, and what broken or hostile frames do to them.
+/* test_node.c - hand-driven nodes, and their reaction to broken or hostile frames.
  *
- * Three nodes (node 0 serves) are joined by queues, as in examples/04_event_loop.c. A fourth party has
- * links of its own to node 0 and says whatever a test makes it say: the link is given up, counted, and
- * nothing else happens: the model holds the same bits, and the others go on. */
+ * Queues join three nodes (node 0 serves), as in examples/04_event_loop.c. A fourth party, "the outside",
+ * has its own links to node 0 and sends whatever a test asks for. Node 0 then closes the link and counts
+ * the error; the model keeps its bits, and the other nodes continue. */
 #include "core/api/parts.h"
 #include "core/base/env.h"
 #include "core/coll/comm.h"
@@ -27,27 +27,27 @@ enum { NODES = 3, COUNT = 6000, QUEUE = 4096, LINKS = 512, OUTSIDE = NODES };
 /* The other end of a link, by its number: a node, or OUTSIDE. */
 typedef struct net_link {
   int up, from, to;
-  int refuses; /* sends find that the peer is gone */
+  int refuses; /* sends fail because the peer is gone */
 } net_link;
 
 typedef struct net {
   mlfab_node *node[NODES];
   mlfab_io_event queue[NODES][QUEUE];
-  uint64_t due[NODES][QUEUE]; /* when it arrives */
+  uint64_t due[NODES][QUEUE]; /* time of arrival */
   unsigned taken[NODES], put[NODES];
   net_link link[LINKS];
   uint32_t links;
   uint64_t now, slow_ns[NODES];
-  uint64_t job, tag[2]; /* that frames of the outside carry */
-  /* What node 0 last said to the outside. */
+  uint64_t job, tag[2]; /* of frames from the outside */
+  /* The last frame from node 0 to the outside. */
   uint8_t heard_type;
   int heard, closed;
-  int heard_all; /* heartbeats too */
+  int heard_all; /* frames, including heartbeats */
   mlfab__header heard_header;
   char heard_text[MLFAB__TEXT_MAX];
-  int refused; /* sends to links that refuse */
+  int refused; /* sends on links with `refuses` */
   mlfab__heartbeat heard_beat;
-  uint32_t heard_incarnation; /* in WELCOME */
+  uint32_t heard_incarnation; /* from WELCOME */
   uint64_t nonce[NODES];      /* of the nodes that joined */
   uint32_t heard_generation;
   int32_t heard_code;
@@ -124,7 +124,7 @@ static void hear(const mlfab_action *a) {
   n.heard++;
 }
 
-/* What a transport would say. */
+/* Plays the transport for one action. */
 static int act(int me, const mlfab_action *a) {
   mlfab_io_event e;
   memset(&e, 0, sizeof e);
@@ -269,7 +269,7 @@ static void pull(int i, float *w) {
   assert_int_equal(finish(i, request), 0);
 }
 
-/* The model is as it was made, and the two honest workers can still push and pull. */
+/* The model is unchanged, and the two honest workers can still push and pull. */
 static void all_is_well(const float *before) {
   float w[COUNT], minus[COUNT], one[COUNT];
   for (int i = 1; i < NODES; i++) {
@@ -307,7 +307,7 @@ static uint32_t dial_to(int to) {
 
 static uint32_t dial(void) { return dial_to(0); }
 
-/* A frame to be: head in place, meta behind it. */
+/* A frame under construction: head in place, meta after it. */
 typedef struct made {
   uint8_t head[MLFAB_HEADER_BYTES + 4096], bulk[8192];
   mlfab__header h;
@@ -356,7 +356,7 @@ static void say_hello(uint32_t link, uint32_t worker, uint32_t incarnation) {
   say_hello_as(link, worker, incarnation, MLFAB_ROLE_WORKER, worker < NODES ? n.nonce[worker] : 0);
 }
 
-/* A link that is dead: node 0 hung up on it. */
+/* The link is down because node 0 closed it. */
 static void given_up(uint32_t link, const char *what) {
   run(1000000);
   if (n.link[link].up) fail_msg("%s: the link still stands", what);
@@ -366,8 +366,8 @@ static void given_up(uint32_t link, const char *what) {
 /* The incarnation that node 0 gave to a worker. */
 static uint32_t incarnation_of(int i) { return n.node[i]->incarnation; }
 
-/* Takes the place of worker 2 on a link of the test's own, under its true incarnation: from now on
- * the outside speaks for it. */
+/* Takes the place of worker 2 on a link of the test's own, with its true incarnation: from now on the
+ * outside acts as worker 2. */
 static uint32_t impersonate(void) {
   uint32_t number = incarnation_of(2);
   while (n.taken[2] != n.put[2]) drop_event(&n.queue[2][n.taken[2]++ % QUEUE]);
@@ -387,9 +387,9 @@ static void again(uint32_t *link) {
   n.closed = n.heard = 0;
 }
 
-/* --- frames that are none --- */
+/* --- malformed frames --- */
 
-/* Cut at every length, every bit flipped: refused, counted, the link gone. */
+/* Cut at every length, and each bit flipped: node 0 refuses the frame, counts it and closes the link. */
 static void test_damage(void **state) {
   float before[COUNT];
   made m;
@@ -421,7 +421,7 @@ static void test_damage(void **state) {
   all_is_well(before);
 }
 
-/* Another job, another protocol, nothing at all: strangers. */
+/* Another job, another protocol, an empty frame: strangers. */
 static void test_strangers(void **state) {
   float before[COUNT];
   made m;
@@ -445,7 +445,7 @@ static void test_strangers(void **state) {
     send(link, &m);
     given_up(link, "another protocol");
   }
-  link = dial(); /* says nothing */
+  link = dial(); /* sends nothing */
   run(6 * 500000000ull);
   given_up(link, "silence");
   all_is_well(before);
@@ -457,7 +457,7 @@ static int setup_secret(void **state) {
                    -1);
 }
 
-/* What a stranger was told: no more than why, neither the job nor who is here. */
+/* A stranger is told the reason only, neither the job nor the members. */
 static void told_only(const char *why) {
   assert_int_equal(n.heard_type, MLFAB__REFUSE);
   assert_int_equal(n.heard_all, 1);
@@ -467,7 +467,7 @@ static void told_only(const char *why) {
   assert_true(n.heard_header.job == 0 && n.heard_header.incarnation == 0);
 }
 
-/* Says JOIN, HELLO and MEET with a tag; all are refused, and counted. */
+/* Sends JOIN, HELLO and MEET with this tag; node 0 refuses and counts all of them. */
 static void strange_first_frames(uint64_t high, uint64_t low, const char *why) {
   static const uint8_t first[] = {MLFAB__JOIN, MLFAB__HELLO, MLFAB__MEET};
   made m;
@@ -485,7 +485,7 @@ static void strange_first_frames(uint64_t high, uint64_t low, const char *why) {
   }
 }
 
-/* Without the job's secret nobody gets further than the first frame. */
+/* Without the job's secret a peer is refused at its first frame. */
 static void test_secret(void **state) {
   float before[COUNT];
   const uint64_t high = 1, low = 0xfedcba9876543210u;
@@ -499,7 +499,7 @@ static void test_secret(void **state) {
   n.job++;
   strange_first_frames(high, low, "different names");
   n.job--;
-  /* Who only listens hears nothing. */
+  /* A stranger that sends nothing receives nothing. */
   uint32_t link = dial();
   run(4 * 500000000ull);
   assert_int_equal(n.heard_all, 0);
@@ -519,7 +519,7 @@ static void test_secret_of_the_caller(void **state) {
   all_is_well(before);
 }
 
-/* Links of the outside that stand. */
+/* The number of the outside's open links. */
 static uint32_t standing_outside(uint32_t from) {
   uint32_t count = 0;
   for (uint32_t i = from; i <= n.links; i++)
@@ -527,7 +527,7 @@ static uint32_t standing_outside(uint32_t from) {
   return count;
 }
 
-/* Callers that say nothing do not pile up: the oldest go, and the newest is heard. */
+/* Silent callers do not pile up: the oldest are closed, and the newest is heard. */
 static void test_many_strangers(void **state) {
   float before[COUNT];
   uint32_t links[200];
@@ -564,12 +564,12 @@ static uint32_t dial_join(int32_t rank, uint64_t nonce) {
   return link;
 }
 
-/* A process that joins again and again has one connection, and not for ever, whatever it says. */
+/* A process that joins again and again has one connection, and loses it in the end whatever it sends. */
 static void test_joins_again_and_again(void **state) {
   (void)state;
   while (n.taken[2] != n.put[2]) drop_event(&n.queue[2][n.taken[2]++ % QUEUE]);
   mlfab_node_close(&n.node[2]);
-  run(6 * 500000000ull); /* until nobody has its rank */
+  run(6 * 500000000ull); /* until the rank is free */
   uint32_t first = n.links + 1, link = 0;
   for (uint32_t i = 0; i < 50; i++) {
     link = dial_join(2, 77);
@@ -601,7 +601,7 @@ static void test_first_frames(void **state) {
     send(link, &m);
     given_up(link, mlfab__frame_name((uint8_t)type));
   }
-  /* Workers that do not exist. */
+  /* Ranks that do not exist. */
   uint32_t link = dial();
   say_hello(link, NODES, 1);
   given_up(link, "a worker out of range");
@@ -611,7 +611,8 @@ static void test_first_frames(void **state) {
   all_is_well(before);
 }
 
-/* A process of the past, or of a future that never joined, is fenced; the living one is not touched. */
+/* A frame with a past incarnation, or with a future one that was never given out, is fenced; the living
+ * process is unaffected. */
 static void test_incarnations(void **state) {
   float before[COUNT];
   (void)state;
@@ -631,8 +632,8 @@ static int setup_beside(void **state) {
   return setup_with(MLFAB_SYNC_ASYNC, MLFAB_SCHEDULER_BESIDE);
 }
 
-/* The roles of one node know each other: whoever calls and says that it is one of them is refused,
- * and the links inside stay what they are. */
+/* The roles of one node are linked internally: a caller that claims to be one of them is refused, and the
+ * internal links do not change. */
 static void test_roles_beside(void **state) {
   float before[COUNT];
   const uint32_t *planner = n.node[0]->pairs[MLFAB__PAIR_PLANNER];
@@ -657,7 +658,7 @@ static void test_roles_beside(void **state) {
   all_is_well(before);
 }
 
-/* --- numbers that two processes want --- */
+/* --- two processes claim one rank --- */
 
 enum { BEAT = 500000000 };
 
@@ -693,7 +694,7 @@ static void say_beat(uint32_t link, uint64_t sent_ns, uint32_t kind) {
   send(link, &m);
 }
 
-/* The outside hangs up. */
+/* The outside closes the link. */
 static void hang_up(uint32_t link) {
   mlfab_io_event down;
   memset(&down, 0, sizeof down);
@@ -703,7 +704,7 @@ static void hang_up(uint32_t link) {
   run(100000);
 }
 
-/* Node 2's process is gone without a word, and nobody has noticed. */
+/* Node 2's process is gone without a frame, and no peer has noticed yet. */
 static void vanish(void) {
   while (n.taken[2] != n.put[2]) drop_event(&n.queue[2][n.taken[2]++ % QUEUE]);
   mlfab_node_close(&n.node[2]);
@@ -715,7 +716,7 @@ static void taken(uint32_t link, const char *what) {
   assert_int_equal(n.heard_code, MLFAB_ERR_RANK_TAKEN);
 }
 
-/* A process that lives keeps its number, whatever incarnation another one says that it has. */
+/* A living process keeps its rank, whatever incarnation another process claims. */
 static void test_number_of_a_live_process(void **state) {
   float before[COUNT];
   (void)state;
@@ -738,15 +739,15 @@ static void test_number_of_a_live_process(void **state) {
   assert_int_equal(n.node[0]->peers[2].incarnation, number);
   assert_int_equal(stats(0).reconnects + stats(1).reconnects, 0);
   all_is_well(before);
-  /* The same process does not wait, and its old link goes. */
+  /* The same process does not wait; its old link is closed. */
   link = dial_to(1);
   say_hello(link, 2, number);
   assert_int_equal(n.heard_type, MLFAB__HELLO_ACK);
   assert_int_equal(stats(1).reconnects, 1);
 }
 
-/* One that was restarted waits until the probe of its predecessor has failed; what that one said
- * before it died is no answer. Two who wait do not both come in. */
+/* A restarted process waits until the probe of its predecessor has failed; frames that the predecessor sent
+ * before it died are no answer. Of two that wait only one is admitted. */
 static void test_number_of_a_dead_process(void **state) {
   (void)state;
   uint32_t old = incarnation_of(2), last = n.node[0]->links[n.node[0]->callers[2].link].id;
@@ -769,7 +770,7 @@ static void test_number_of_a_dead_process(void **state) {
   say_beat(link, n.heard_beat.sent_ns, MLFAB__BEAT_ANSWER);
   assert_int_equal(n.heard_beat.kind, MLFAB__BEAT_PROBE);
   taken(second, "the second");
-  /* At the other server likewise: its link to the dead process has gone meanwhile, or goes. */
+  /* The same at the other server: its link to the dead process has gone meanwhile, or goes now. */
   link = dial_to(1);
   say_hello_as(link, 2, n.heard_incarnation, MLFAB_ROLE_WORKER, 77);
   run(6ull * BEAT);
@@ -777,7 +778,7 @@ static void test_number_of_a_dead_process(void **state) {
   assert_int_equal(n.node[1]->claims + n.node[0]->claims, 0);
 }
 
-/* A hand-driven process may compute: while its connection stands the number is its own. */
+/* A hand-driven process may compute: it keeps its rank while its connection stands. */
 static void test_number_of_a_silent_process(void **state) {
   (void)state;
   vanish();
@@ -787,7 +788,7 @@ static void test_number_of_a_silent_process(void **state) {
   assert_true(n.link[link].up);
   run(2ull * BEAT);
   taken(link, "a number whose process computes");
-  /* When it breaks, whoever waits is heard at once. */
+  /* When the connection breaks, the process that waits is admitted at once. */
   link = dial();
   say_join(link, 2, 77);
   mlfab_io_event down;
@@ -799,12 +800,12 @@ static void test_number_of_a_silent_process(void **state) {
   assert_int_equal(n.heard_type, MLFAB__WELCOME);
 }
 
-/* A process that was welcomed has its number though it has no link yet: it is about to say HELLO. One that
- * does not say it in time has lost it. */
+/* A welcomed process owns its rank before it has a link, because its HELLO is on the way. It loses the rank
+ * when HELLO does not arrive in time. */
 static void test_number_between_links(void **state) {
   (void)state;
   vanish();
-  run(6ull * BEAT); /* until nobody has the number */
+  run(6ull * BEAT); /* until the rank is free */
   for (int late = 0; late < 2; late++) {
     uint64_t nonce = 77 + (uint64_t)late;
     uint32_t link = dial();
@@ -813,7 +814,8 @@ static void test_number_between_links(void **state) {
     uint32_t incarnation = n.heard_incarnation, second = dial();
     say_join(second, 2, 90);
     hang_up(link);
-    assert_int_equal(n.heard, 0); /* it is to call again, whether it came before that or after */
+    /* it must call again, whether it called before or after the hang-up */
+    assert_int_equal(n.heard, 0);
     assert_false(n.link[second].up);
     if (late) break;
     say_join(second = dial(), 2, 90);
@@ -821,7 +823,7 @@ static void test_number_between_links(void **state) {
     link = dial();
     say_hello_as(link, 2, incarnation, MLFAB_ROLE_WORKER, nonce);
     assert_int_equal(n.heard_type, MLFAB__HELLO_ACK);
-    hang_up(link); /* once it has come, it may go: another one is let in at once */
+    hang_up(link); /* after HELLO it may leave: another process is admitted at once */
   }
   run(4ull * BEAT);
   say_join(dial(), 2, 91);
@@ -845,7 +847,7 @@ static void say_scheduler_join(uint32_t link, uint64_t nonce) {
   send(link, &m);
 }
 
-/* A scheduler of its own has a number like a worker: one that lives keeps it, and can come back. */
+/* A scheduler process owns its role as a worker owns its rank: a living one keeps it and may reconnect. */
 static void test_number_of_the_scheduler(void **state) {
   (void)state;
   memset(&n, 0, sizeof n);
@@ -895,7 +897,8 @@ static void fenced(uint32_t link, const char *what) {
   assert_int_equal(n.heard_code, MLFAB_ERR_FENCED);
 }
 
-/* Who says that it is a server, or the scheduler, is believed only as far as server 0 knows, or has told. */
+/* A process that claims to be a server or the scheduler is accepted only if server 0 has given it that
+ * role. */
 static void test_roles_that_were_not_given(void **state) {
   float before[COUNT];
   const uint32_t first = incarnation_of(0), second = incarnation_of(1);
@@ -928,8 +931,8 @@ static void test_roles_that_were_not_given(void **state) {
   }
 }
 
-/* A server whose window for a worker is ahead of what the worker has sent has listened to another
- * process: what it calls applied is not taken for ours. */
+/* A server whose window is ahead of this worker's own numbers has served another process: the worker does
+ * not take its "applied" for its own updates. */
 static void test_window_ahead(void **state) {
   float one[COUNT] = {0};
   mlfab_buf u = {0, 0, one, COUNT};
@@ -937,7 +940,7 @@ static void test_window_ahead(void **state) {
   mlfab__window *window = &n.node[0]->parts->server->windows.windows[2];
   (void)state;
   for (int ahead = 0; ahead < 2; ahead++) {
-    /* What it sent itself is no reason to complain. */
+    /* A window that matches what the worker sent is accepted. */
     assert_int_equal(SUBMIT(n.node[2], n.now, &request, PUSH, .bufs = &u, .n = 1), 0);
     assert_int_equal(finish(2, request), 0);
     if (ahead) {
@@ -958,7 +961,7 @@ static void test_window_ahead(void **state) {
   assert_int_equal(n.node[2]->routes[0].dead, 1);
 }
 
-/* Whoever hangs up while it waits is forgotten; whoever speaks on is refused. */
+/* A waiting process that closes its link is forgotten; one that sends more frames is refused. */
 static void test_claims_end(void **state) {
   mlfab_io_event down;
   (void)state;
@@ -977,7 +980,7 @@ static void test_claims_end(void **state) {
   assert_int_equal(n.node[0]->claims, 0);
 }
 
-/* A holder that is stopped loses its number to whoever waits for it, but nothing to one who has hung up. */
+/* A stopped holder loses its rank to a process that waits for it, but not to one that has closed its link. */
 static void test_claim_without_claimant(void **state) {
   (void)state;
   uint32_t last = n.node[0]->links[n.node[0]->callers[2].link].id;
@@ -994,7 +997,7 @@ static void test_claim_without_claimant(void **state) {
     }
   }
   run(BEAT / 4);
-  say_join(dial(), 2, 77); /* it calls again, and need not wait for another probe */
+  say_join(dial(), 2, 77); /* it calls again, and does not wait for another probe */
   run(BEAT / 4);
   assert_int_equal(n.heard_type, MLFAB__WELCOME);
 }
@@ -1009,8 +1012,8 @@ static uint32_t say_meet(uint64_t nonce) {
   return link;
 }
 
-/* Links between workers: another process is turned away while the first answers; the first may call
- * again. One that does not answer has lost its number after two heartbeats. */
+/* Links between workers: another process is refused while the first one answers; the first one may
+ * reconnect. One that does not answer loses its rank after two heartbeats. */
 static void test_meets(void **state) {
   uint32_t links[3];
   static const uint64_t nonces[] = {77, 78, 77};
@@ -1036,7 +1039,8 @@ static void test_meets(void **state) {
   assert_true(n.link[say_meet(78)].up);
 }
 
-/* Who has read the goodbye hangs up. That is no death, however long the server waits for others to read it. */
+/* A worker that has read the goodbye closes its link. That is no death, however long the server waits for
+ * the others to read it. */
 static void test_goodbye_is_no_death(void **state) {
   (void)state;
   n.slow_ns[2] = 100ull * BEAT;
@@ -1050,8 +1054,8 @@ static void test_goodbye_is_no_death(void **state) {
   assert_int_equal(stats(0).peers_died, 0);
 }
 
-/* A hand-driven worker that has computed for long says goodbye before it has read what came meanwhile: it
- * may take its links for silent, but its goodbye goes out. */
+/* A hand-driven worker that has computed for long says goodbye before it reads the frames that arrived
+ * meanwhile: it may judge its links silent, but its goodbye is sent. */
 static void test_goodbye_after_computing(void **state) {
   (void)state;
   mlfab_node *node = n.node[2];
@@ -1066,9 +1070,9 @@ static void test_goodbye_after_computing(void **state) {
   }
 }
 
-/* --- a worker that breaks the rules --- */
+/* --- a worker that violates the protocol --- */
 
-/* Frames that no worker sends, and metas that do not parse, of every type. */
+/* Frames that no worker sends, and unparsable metas, of every type. */
 static void test_wrong_types(void **state) {
   static const uint8_t harmless[] = {MLFAB__HEARTBEAT, MLFAB__BYE};
   float before[COUNT];
@@ -1111,7 +1115,7 @@ static void say_chunk(uint32_t link, uint64_t seq, uint64_t offset, uint32_t gen
   send(link, &m);
 }
 
-/* A push that would be right: 400 bytes from the model's beginning, all eager. */
+/* A correct push: 400 bytes from the model's beginning, all eager. */
 static mlfab__push right_push(void) {
   mlfab__push p;
   memset(&p, 0, sizeof p);
@@ -1147,7 +1151,7 @@ static void test_wrong_pushes(void **state) {
   WRONG(&s, 400, "more than eager", p.eager = 64);
   WRONG(&s, 0, "more than credit", s.bytes = p.bytes = 8000, p.eager = 5000);
   s.bytes = 400;
-  /* Credit is for all that is under way together. */
+  /* The credit covers all updates in progress together. */
   again(&link);
   s.bytes = 8000;
   p = right_push(), p.seq = 2000, p.bytes = 8000, p.eager = 4096;
@@ -1156,15 +1160,15 @@ static void test_wrong_pushes(void **state) {
   p = right_push(), p.seq = 2001, p.bytes = 8000, p.eager = 64;
   say_push(link, &p, &s, many, 64);
   given_up(link, "credit twice");
-  /* A number that goes back. */
+  /* A decreasing number. */
   again(&link);
   p = right_push(), p.seq = 3000, p.bytes = 8000, p.eager = 64;
   say_push(link, &p, &s, many, 64);
   p = right_push(), p.seq = 2999, p.bytes = 8000, p.eager = 0;
   say_push(link, &p, &s, many, 0);
   given_up(link, "a number that went back");
-  /* Chunks: of an update that is not there (ignored: it may have been refused), out of place, beyond
-   * the update. */
+  /* Chunks: of an unknown update (ignored: the server may have refused it), at a wrong offset, beyond the
+   * end. */
   again(&link);
   say_chunk(link, 77777, 0, n.heard_generation, 64);
   assert_true(n.link[link].up);
@@ -1183,7 +1187,7 @@ static void test_wrong_pushes(void **state) {
   say_chunk(link, 4002, 64, n.heard_generation, 6); /* cuts an element: the update is refused */
   assert_int_equal(n.heard_type, MLFAB__PUSH_ACK);
   assert_int_equal(n.heard_code, MLFAB_ERR_FRAME);
-  /* Chunks and pushes of a stream that was begun anew are passed over. */
+  /* Chunks and pushes of a former generation are ignored. */
   uint64_t updates = stats(0).updates_applied;
   p = right_push(), p.seq = 5000, p.generation--, s.bytes = 400;
   say_push(link, &p, &s, many, 400);
@@ -1194,7 +1198,7 @@ static void test_wrong_pushes(void **state) {
   n.node[2] = NULL;
   pull(1, w);
   assert_memory_equal(before, w, sizeof w);
-  /* And a right one is taken, once. */
+  /* A correct one is applied once. */
   p = right_push(), p.seq = 6000;
   n.heard = 0;
   say_push(link, &p, &s, many, 400);
@@ -1204,7 +1208,7 @@ static void test_wrong_pushes(void **state) {
   assert_int_equal(stats(0).updates_applied, updates + 1);
 }
 
-/* Too few versions for the slices that are touched: refused, and not read. */
+/* Fewer versions than slices touched: refused, and not read. */
 static void test_few_versions(void **state) {
   mlfab__segment s = {0, COUNT * 4};
   uint64_t versions[2] = {0, 1};
@@ -1243,10 +1247,10 @@ static void test_wrong_pulls(void **state) {
     send(link, &m);
     given_up(link, "a wrong pull");
   }
-  /* More pulls at once than there is room for: the last is told so. */
+  /* More pulls at once than the server has room for: the last one is refused with an answer. */
   again(&link);
   for (uint64_t i = 1; i <= 12; i++) {
-    mlfab__pull p = {i, 1000, 0, 1, 0}; /* of a round that never comes, were there rounds */
+    mlfab__pull p = {i, 1000, 0, 1, 0}; /* of a round that would never come, if there were rounds */
     mlfab__segment s = {0, 8};
     uint32_t bytes = mlfab__encode_pull(m.head + MLFAB_HEADER_BYTES, &p, &s, NULL);
     made_begin(&m, MLFAB__PULL, bytes, 0);
@@ -1258,7 +1262,7 @@ static void test_wrong_pulls(void **state) {
   assert_memory_equal(before, w, sizeof w);
 }
 
-/* Random bytes behind honest headers, of every type, thousands of times. */
+/* Random metas after valid headers, of every type, thousands of times. */
 static void test_random_metas(void **state) {
   float before[COUNT], w[COUNT];
   mlfab__rng prng;
@@ -1270,7 +1274,7 @@ static void test_random_metas(void **state) {
   for (int i = 0; i < 3000 && n.links < LINKS - 2; i++) {
     again(&link);
     uint32_t type = 1 + (uint32_t)mlfab__rng_below(&prng, MLFAB__FRAME_TYPES - 1);
-    if (type == MLFAB__BYE || type == MLFAB__DONE) continue; /* these are the worker's right */
+    if (type == MLFAB__BYE || type == MLFAB__DONE) continue; /* the worker may send these */
     uint32_t meta = (uint32_t)mlfab__rng_below(&prng, 200);
     uint32_t bulk = mlfab__rng_below(&prng, 2) ? (uint32_t)mlfab__rng_below(&prng, 600) : 0;
     for (uint32_t k = 0; k < meta; k++)
@@ -1287,7 +1291,7 @@ static void test_random_metas(void **state) {
 
 /* --- broadcasts in a row, one worker slower than the others --- */
 
-/* Who is through with one broadcast asks for the next while others still receive. */
+/* A worker that has finished one broadcast starts the next while others still receive. */
 static void test_broadcasts_in_a_row(void **state) {
   enum { ROUNDS = 12, SIZE = 3000 };
   uint8_t data[NODES][SIZE];
@@ -1322,8 +1326,8 @@ static void test_broadcasts_in_a_row(void **state) {
 
 #define HOSTILE(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
 
-/* The link breaks under the last word of a broadcast: it is said again, by itself or by asking for the
- * next one, and the root does not wait for ever. */
+/* The link breaks and takes the last acknowledgement of a broadcast with it: it is repeated, by itself or
+ * with the request for the next one, and the root does not wait forever. */
 static void lose_last_word(int next) {
   uint8_t data[NODES][64];
   mlfab_request request[NODES], more[NODES];
@@ -1383,7 +1387,7 @@ static int setup_rounds(void **state) {
   return setup_with(MLFAB_SYNC_BSP, MLFAB_SCHEDULER_NONE);
 }
 
-/* An update is withdrawn before it left: a pull behind it does not wait for its round. */
+/* An update is withdrawn before it was sent: a pull behind it does not wait for its round. */
 static void test_pull_behind_withdrawn(void **state) {
   static float u[COUNT], w[COUNT];
   mlfab_buf update = {0, 0, u, COUNT}, weights = {0, 0, w, COUNT};
@@ -1396,7 +1400,7 @@ static void test_pull_behind_withdrawn(void **state) {
   assert_int_equal(finish(1, get), 0);
 }
 
-/* Who joins is told why it is refused; it cannot tell server 0 the same. */
+/* A joining process is told why it is refused; it cannot refuse server 0 itself. */
 static void test_refusing_server_0(void **state) {
   mlfab_config c;
   made m;
@@ -1433,8 +1437,8 @@ static void test_refusing_server_0(void **state) {
   }
 }
 
-/* What worker and server of one node have for each other does not wait for a clock: while there is more of
- * it, the node asks to be called at once. */
+/* Frames between worker and server of one node do not wait for a timer: while there are more, the node asks
+ * to be called at once. */
 static void test_inner_link_goes_on(void **state) {
   static float u[COUNT];
   mlfab_buf update = {0, 0, u, COUNT};
@@ -1453,7 +1457,7 @@ static void test_inner_link_goes_on(void **state) {
       SUBMIT(n.node[0], 0, &request, MODEL_START, .options = NULL, .bufs = NULL, .n = 0), 0);
   assert_int_equal(mlfab_node_test(n.node[0], request, &done, &result), 0);
   assert_int_equal(done, 1);
-  mlfab_node_tick(n.node[0], 1); /* the next is far away */
+  mlfab_node_tick(n.node[0], 1); /* the next tick is far away */
   assert_true(mlfab_node_deadline(n.node[0]) > 1000);
   assert_int_equal(SUBMIT(n.node[0], 1, &request, PUSH, .bufs = &update, .n = 1), 0);
   for (;;) {
@@ -1468,7 +1472,7 @@ static void test_inner_link_goes_on(void **state) {
 /* The link of this worker to server 0. */
 static uint32_t link_of(int i) { return n.node[i]->links[n.node[i]->routes[0].link].id; }
 
-/* Its process ends: what it has said is under way. */
+/* Its process ends; frames that it has sent are still on their way. */
 static void end_process(int i, uint32_t link) {
   mlfab_io_event down;
   memset(&down, 0, sizeof down);
@@ -1480,14 +1484,15 @@ static void end_process(int i, uint32_t link) {
   mlfab_node_close(&n.node[i]);
 }
 
-/* A send finds the worker gone before its goodbye was read: that still comes, and nobody has died. */
+/* A send fails because the worker is gone before its goodbye was read: the goodbye still arrives, and no
+ * death is reported. */
 static void test_goodbye_unread(void **state) {
   float w[COUNT];
   (void)state;
   uint32_t link = link_of(2);
   const mlfab__server_peer *peer = &n.node[0]->parts->server->peers[2];
   run(1000000);
-  n.slow_ns[0] = 1200000000; /* more than two heartbeats: a broken link would be a death by then */
+  n.slow_ns[0] = 1200000000; /* more than two heartbeats: by then a broken link counts as a death */
   assert_int_equal(mlfab_node_leave(n.node[2], n.now), 0);
   run(1000000);
   n.link[link].refuses = 1;
@@ -1510,7 +1515,7 @@ static uint32_t standing(int i) {
   return links;
 }
 
-/* Whoever leaves reads on until server 0 has heard its goodbye, and hangs up. */
+/* A leaving worker reads on until server 0 has acknowledged its goodbye, and then closes the link. */
 static void test_goodbye_heard(void **state) {
   (void)state;
   uint32_t link = link_of(2);
@@ -1527,7 +1532,7 @@ static void test_goodbye_heard(void **state) {
   assert_int_equal(standing(2), 0);
 }
 
-/* Both ends leave at once: nobody waits for the other. */
+/* All nodes leave at once: none waits for another. */
 static void test_goodbyes_cross(void **state) {
   (void)state;
   run(1000000);
@@ -1536,7 +1541,7 @@ static void test_goodbyes_cross(void **state) {
   for (int i = 0; i < NODES; i++) assert_int_equal(standing(i), 0);
 }
 
-/* Nobody waits for one that computes. */
+/* A leaving worker does not wait for a peer that computes. */
 static void test_goodbye_to_a_hand_driven_peer(void **state) {
   (void)state;
   run(1000000);
@@ -1547,7 +1552,7 @@ static void test_goodbye_to_a_hand_driven_peer(void **state) {
   assert_int_equal(standing(2), 0);
 }
 
-/* Every worker sends every other something small, which is acknowledged by the clock only. */
+/* Every worker sends every other a small message, which is acknowledged by a timer only. */
 static void all_reduce(void) {
   static float data[NODES][100];
   mlfab_request request[NODES];
@@ -1558,7 +1563,7 @@ static void all_reduce(void) {
   for (int i = 0; i < NODES; i++) assert_int_equal(finish(i, request[i]), 0);
 }
 
-/* Whoever leaves after a collective waits for a round trip, not for a look at a clock ... */
+/* A worker that leaves after a collective waits for a round trip, not for a timer ... */
 static void test_leaving_asks(void **state) {
   (void)state;
   all_reduce();
@@ -1569,7 +1574,7 @@ static void test_leaving_asks(void **state) {
   assert_int_equal(standing(2), 0);
 }
 
-/* ... and for nobody who leaves too. */
+/* ... and not for a worker that leaves too. */
 static void test_leaving_together(void **state) {
   (void)state;
   all_reduce();
@@ -1578,7 +1583,7 @@ static void test_leaving_together(void **state) {
   for (int i = 0; i < NODES; i++) assert_int_equal(standing(i), 0);
 }
 
-/* What is under way to one that has said goodbye is not waited for. */
+/* A leaving worker does not wait for data on their way to a peer that has said goodbye. */
 static void test_leaving_after_a_peer(void **state) {
   uint8_t data[64] = {0};
   mlfab_request request[NODES];
@@ -1594,7 +1599,7 @@ static void test_leaving_after_a_peer(void **state) {
   for (int i = 0; i < NODES; i += 2) assert_int_equal(finish(i, request[i]), 0);
   assert_int_equal(mlfab_node_leave(n.node[1], n.now), 0);
   run(1000000);
-  for (int i = 2; i >= 0; i -= 2) { /* one of them has sent it on */
+  for (int i = 2; i >= 0; i -= 2) { /* one of them has forwarded it */
     assert_int_equal(mlfab_node_leave(n.node[i], n.now), 0);
     run(2000000);
     assert_int_equal(n.node[i]->leaving, 2);

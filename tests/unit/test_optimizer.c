@@ -106,7 +106,7 @@ static void every_rule_follows_its_formula(void **state) {
   }
 }
 
-/* Into w, into u, elsewhere, and cut at random places: the same bits, states included. */
+/* Into w, into u, into a third array, and cut at random places: the same bits, including states. */
 static void places_and_cuts_do_not_show(void **state) {
   (void)state;
   mlfab__rng prng;
@@ -178,13 +178,13 @@ static void adadelay_steps_shrink_with_delay(void **state) {
     double w = 0.0;
     mlfab__optimizer_apply(&rule, &step, MLFAB_F64, &w, &w, &u, NULL, NULL, 1);
     assert_true(w < before);
-    /* The square is a rational number that the correctly rounded root nearly gives back. */
+    /* The square is a rational number; the correctly rounded root almost returns it. */
     assert_true(fabs(w * w * (double)(1 + delay) - 1.0) < 1e-15);
     before = w;
   }
 }
 
-/* By hand: the first step of Adam is scale * sign(u), whatever u is, but for epsilon. */
+/* By hand: the first step of Adam is scale * sign(u) for any u, except for epsilon. */
 static void adam_begins_with_the_sign(void **state) {
   (void)state;
   mlfab__optimizer rule = make(MLFAB_OPTIMIZER_ADAM, 0.0);
@@ -208,7 +208,7 @@ static void adamw_decays(void **state) {
   assert_true(fabsf(w - 2.0f * (1.0f - 0.005f)) < 1e-6f);
 }
 
-/* t far beyond any run: the corrections are 1 and nothing overflows. */
+/* t beyond any run: the corrections are 1 and nothing overflows. */
 static void adam_survives_large_t(void **state) {
   (void)state;
   mlfab__optimizer rule = make(MLFAB_OPTIMIZER_ADAM, 0.0);
@@ -243,14 +243,14 @@ static void has_initial_values(void **state) {
   options.weight_decay = 0.125;
   assert_int_equal(mlfab__optimizer_init(&rule, &options, NULL), 0);
   assert_true(rule.gamma == 0.5 && rule.beta1 == 0.25 && rule.weight_decay == 0.125);
-  /* Zero is zero. */
+  /* A zero gradient gives a zero step. */
   options = (mlfab_model_options){
       .size = sizeof options, .optimizer = MLFAB_OPTIMIZER_ADAM, .epsilon = 1e-8};
   assert_int_equal(mlfab__optimizer_init(&rule, &options, NULL), 0);
   assert_true(rule.gamma == 0.0 && rule.beta1 == 0.0 && rule.beta2 == 0.0);
   options = (mlfab_model_options){.size = sizeof options};
   assert_int_equal(mlfab__optimizer_init(&rule, &options, NULL), 0);
-  /* A caller compiled against a header without gamma has whatever behind its struct. */
+  /* A caller compiled against a header without gamma has unknown bytes after its struct. */
   options.size = offsetof(mlfab_model_options, gamma);
   options.gamma = 7.0;
   assert_int_equal(mlfab__optimizer_init(&rule, &options, NULL), 0);

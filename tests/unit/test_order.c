@@ -1,5 +1,5 @@
-/* test_order.c - core/sched/order.c, group.c and plan.c against the algorithms as they are written (literal.h),
- * bit for bit on random batches, and those against all possibilities of small batches.
+/* test_order.c - core/sched/order.c, group.c and plan.c against the algorithms as they are written
+ * (literal.h), bit for bit on random batches, and those against all possibilities of small batches.
  *
  * MLFAB_SCALE=100 makes 300,000 batches, 1 (the default) a hundredth of them; MLFAB_SEED=n one alone. */
 #include "literal.h"
@@ -46,7 +46,7 @@ static void same_networks(const mlfab__network *a, const mlfab__network *b, uint
   }
 }
 
-/* Steps ascend and differ, nothing is negative, nothing is more than it was. */
+/* Steps ascend, neighbours differ, and no rate is negative or above the base network's. */
 static void check_profiles(const mlfab__network *net, const mlfab__network *base, uint64_t seed) {
   for (uint32_t i = 0; i < 2 * net->nodes + net->links; i++) {
     const mlfab__profile *p = &net->profiles[i], *whole = &base->profiles[i];
@@ -77,7 +77,7 @@ static void compare_orders(const mlfab__network *base, int deadlines, mlfab__ord
     same(out[i].reason, wanted[i].reason, "a reason", seed);
     same_bits(out[i].end, wanted[i].end, "an end", seed);
     if (i >= n || it.b.servers > 1) continue;
-    /* Nobody waits at the server, and no deadline is missed. */
+    /* Updates arrive at the server in order, and no deadline is missed. */
     if (i > 0) same((uint64_t)literal_less(out[i].end, out[i - 1].end), 0, "the wait", seed);
     int64_t dl = mlfab__order_deadline(it.updates[out[i].update].version,
                                        deadlines ? it.b.delay_bound : INT64_MAX, it.b.version);
@@ -102,7 +102,7 @@ static void compare_grouped(const mlfab__grouped *a, const mlfab__grouped *b, ui
   }
 }
 
-/* ---- nothing is passed on before it has come ---- */
+/* ---- no byte is passed on before it has arrived ---- */
 
 enum { RECORDS = 512 };
 
@@ -122,7 +122,7 @@ static void on_reserve(void *user, const mlfab__transfer *t) {
   nrecords++;
 }
 
-/* How many bytes have gone by t; what takes no time is not there just when it comes. */
+/* The number of bytes that have left by t; a transfer of no duration counts only after its time. */
 static double gone(const record *r, double t) {
   double sum = 0;
   if (r->transfer.n == 0) return r->transfer.end < t ? r->transfer.bytes : 0;
@@ -133,7 +133,7 @@ static double gone(const record *r, double t) {
   return sum;
 }
 
-/* What `in` has brought and `out` has not passed on, where it is least. */
+/* The minimum over time of the bytes that `in` has delivered and `out` has not passed on. */
 static double least_stock(const record *in, const record *out) {
   double least = HUGE_VAL;
   for (uint32_t k = 0; k < 2 * in->transfer.n + 2 * out->transfer.n + 1; k++) {
@@ -149,8 +149,8 @@ static double least_stock(const record *in, const record *out) {
   return least;
 }
 
-/* `out` waits for what comes in `in`, and begins no later than that asks for, unless it begins at `early`
- * or something else holds it up. Returns 1 when this one holds it up. */
+/* `out` never runs ahead of `in` and starts no later than necessary, unless it starts at `early` or another
+ * resource delays it. Returns 1 when `in` is what delays it. */
 static int check_passed_on(const record *in, const record *out, double early, uint64_t seed) {
   const mlfab__transfer *t = &out->transfer;
   const double tolerance = 1e-5;
@@ -166,10 +166,10 @@ static int check_passed_on(const record *in, const record *out, double early, ui
   return least <= tolerance || t->available <= early + 1e-6;
 }
 
-static uint64_t cut_sums; /* that go before their last member is there */
+static uint64_t cut_sums; /* sums that start before their last member has arrived */
 
-/* Commits are in order, a sum ends no earlier than its members, it is never ahead of them, and it begins no later
- * than that asks for. */
+/* Commits are in order; a sum ends no earlier than its members, never runs ahead of them, and starts no
+ * later than necessary. */
 static void check_sums(const mlfab__grouped *out, const uint32_t *order, uint32_t n, double start,
                        uint64_t seed) {
   double t_max = start;
@@ -257,7 +257,8 @@ static double compare_groups(const mlfab__network *base, const mlfab__ordered *o
   return choice.time;
 }
 
-/* What aggregators that cut through are worth: a plan with them is never later, unless a first group is free. */
+/* The benefit of aggregators that cut through: a plan with them is never later, unless the first group is
+ * free. */
 typedef struct gains {
   double sum, worst;
   uint64_t n, later, never;
@@ -285,7 +286,7 @@ static gains planned_gains, best_gains, distributed_gains;
 
 /* ---- distribution ---- */
 
-/* No distributor hands on what has not come to it. */
+/* No distributor passes on a byte that it has not received. */
 static void check_spreads(const mlfab__distribution *d, const mlfab__delivery *out, uint64_t seed) {
   for (uint32_t x = 0; x < nrecords; x++) {
     const mlfab__transfer *t = &records[x].transfer;
@@ -307,7 +308,7 @@ static void check_spreads(const mlfab__distribution *d, const mlfab__delivery *o
   }
 }
 
-/* The batch's updates as requests for a model. Returns when the last one has it. */
+/* Treats the batch's updates as requests for a model. Returns when the last node has it. */
 static double compare_distribution(const mlfab__network *base, uint64_t seed) {
   static mlfab__network mirrored;
   mlfab__candidate candidates[BATCH_MOST];
@@ -394,7 +395,7 @@ static void test_same_plans(void **state) {
     compare_batch(strtoull(one, NULL, 10), 20);
     return;
   }
-  /* Many small ones, some larger. */
+  /* Mostly small ones, some larger. */
   uint64_t count = test_cases(3000);
   for (uint64_t seed = 1; seed <= count; seed++)
     compare_batch(seed, seed % 16 ? 20 : BATCH_GROUPED);
@@ -429,7 +430,7 @@ static void test_same_orders(void **state) {
   assert_true(one || test_scale() < 1.0 || most > 250);
 }
 
-/* Shortest first is by size where all links are alike: more updates than 64 words have bits. */
+/* With equal links, shortest first is by size: more updates than 64 words have bits. */
 static void test_order_of_thousands(void **state) {
   enum { N = 9000, NODES = 4 };
   static mlfab__candidate updates[N];
@@ -445,7 +446,7 @@ static void test_order_of_thousands(void **state) {
     assert_int_equal(mlfab__network_capacity(&net, MLFAB__EGRESS, i, 1, &zero, &rate), 0);
     assert_int_equal(mlfab__network_capacity(&net, MLFAB__INGRESS, i, 1, &zero, &rate), 0);
   }
-  for (uint32_t i = 0; i < N; i++) { /* 7 and N have no common divisor: every size once */
+  for (uint32_t i = 0; i < N; i++) { /* 7 and N are coprime: each size once */
     bytes[i] = 10.0 * (1 + i * 7 % N);
     updates[i] = (mlfab__candidate){.id = i, .node = i % NODES, .bytes = &bytes[i]};
   }
@@ -459,7 +460,7 @@ static void test_order_of_thousands(void **state) {
   mlfab__network_free(&net);
 }
 
-/* ---- what the algorithms leave on the table ---- */
+/* ---- how far the algorithms are from the optimum ---- */
 
 enum { SMALL = 6 };
 
@@ -482,8 +483,9 @@ static void gap_print(const gap *g, const char *what) {
                 100 * g->sum / (double)g->n, 100 * g->worst, (unsigned long long)g->n);
 }
 
-/* All orders of all subsets, from what is sent already: the least sum of ends of all that can be sent
- * (Alg. 1), and the most that can be applied within their deadlines (Alg. 2). */
+/* All orders of all subsets, starting from the updates already sent: the least sum of ends when all that
+ * can be sent are sent (Alg. 1), and the largest number that can be applied within their deadlines (Alg.
+ * 2). */
 static void try_orders(mlfab__network *net, uint32_t used, uint32_t position, double sum,
                        double *least_p, uint32_t *most_p, int in_time) {
   if (in_time && position > *most_p) *most_p = position;
@@ -502,7 +504,8 @@ static void try_orders(mlfab__network *net, uint32_t used, uint32_t position, do
   }
 }
 
-/* All ways to cut the rest of an order into consecutive groups, one an aggregator, in their order. */
+/* All ways to cut the rest of an order into consecutive groups, one per aggregator, in the aggregators'
+ * order. */
 static double try_cuts(mlfab__network *net, const mlfab__group_input *in, uint32_t i, uint32_t q,
                        double t_max) {
   double best = i == in->n ? t_max : mlfab__network_never();

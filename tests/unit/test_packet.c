@@ -1,5 +1,5 @@
-/* test_packet.c - packets written and read back against plain arrays, of every form, type and grain; and
- * what must not be taken for a packet. MLFAB_SEED=n one random case alone, MLFAB_SCALE=100 a hundred
+/* test_packet.c - packets are written, read back and compared with plain arrays, in every form, type and
+ * grain; malformed packets are refused. MLFAB_SEED=n runs one random case alone, MLFAB_SCALE=100 a hundred
  * times as many. */
 #include "core/kernels/packet.h"
 
@@ -14,7 +14,7 @@
 
 enum { LENGTH_MAX = 3000, WORDS = LENGTH_MAX / 64 + 2, GUARD = 0x5a };
 
-/* A stretch, what of it is kept, and what it is when it comes out. */
+/* A stretch, the kept elements, and their values after decoding. */
 typedef struct stretch {
   mlfab__packet_shape shape;
   uint32_t width, grains, kept, count;
@@ -86,7 +86,7 @@ static void make(stretch *s, uint64_t seed) {
   memset(s->out, GUARD, sizeof s->out);
 }
 
-/* The bytes of each form, from the description in packet.h. */
+/* The size of each form, from the description in packet.h. */
 static uint32_t bytes_of(const stretch *s, int form, uint32_t kept, uint32_t count) {
   uint32_t marks = form == MLFAB__PACKET_BITMAP  ? (s->grains + 7) / 8
                    : form == MLFAB__PACKET_INDEX ? 2 * kept
@@ -109,7 +109,7 @@ static void check_elements(const stretch *s, const mlfab__packet *p, const uint8
   assert_int_equal(sum, p->count);
 }
 
-/* One element of w += scale * u, the product stored. */
+/* One element of w += scale * u; the product is stored, so it is rounded. */
 static void add_one(const stretch *s, void *w, uint32_t i, double scale) {
   volatile float p32;
   volatile double p64;
@@ -203,7 +203,7 @@ static void marked_case(stretch *s, uint64_t seed) {
   check(s, bytes, is_dense ? all : s->kept_element, seed);
 }
 
-/* The same bytes as from the array of all elements. */
+/* mlfab__packet_begin, filled by hand, gives the same bytes as packing the whole array. */
 static void begun_case(stretch *s, uint64_t seed) {
   static uint64_t other[LENGTH_MAX * 2 + 64];
   uint8_t *values = NULL;
@@ -258,7 +258,7 @@ static void what_goes_in_comes_out(void **state) {
   }
 }
 
-/* The largest stretch there is: indices up to 65535, and the largest grain. */
+/* The largest stretch: indices up to 65535, and the largest grain. */
 static void takes_65536_elements(void **state) {
   (void)state;
   enum { N = 65536 };
@@ -290,7 +290,7 @@ static void takes_65536_elements(void **state) {
   free(values);
 }
 
-/* By bits, because -ffast-math makes them nobody's business. */
+/* Sets and compares bits: with -ffast-math arithmetic on NaN and infinity is undefined. */
 static void finds_what_is_not_finite(void **state) {
   (void)state;
   static const uint8_t nan16[2] = {0x01, 0x7c}, nanbf[2] = {0x80, 0xff};
@@ -316,7 +316,7 @@ static void finds_what_is_not_finite(void **state) {
     assert_int_equal(mlfab__unpack_finite(&p), 0);
     assert_int_equal(mlfab__unpack_add(&p, w, 0.5), 0);
   }
-  /* A product can be infinite, too; and an I64's scale is an integer. */
+  /* A product can overflow, too; and an I64's scale is an integer. */
   float most[3] = {1, 3e38f, 1}, sum[3] = {0};
   int64_t whole[3] = {1, 2, 3}, total[3] = {4, 5, 6};
   uint64_t keep = 7;
@@ -333,7 +333,7 @@ static void finds_what_is_not_finite(void **state) {
   assert_true(total[0] == 4 && total[1] == 5 && total[2] == 6);
 }
 
-/* ---- what is no packet ---- */
+/* ---- malformed packets ---- */
 
 static void put16(uint8_t *at, uint32_t x) {
   at[0] = (uint8_t)x;
@@ -412,7 +412,7 @@ static void refuses_each_flaw(void **state) {
   REFUSES("padding of halves", good_bitmap(out, 1), out[bytes - 1] = 1);
 }
 
-/* Nothing kept is in order, and does nothing. */
+/* A packet with no kept element is valid and changes nothing. */
 static void takes_nothing_kept(void **state) {
   (void)state;
   uint64_t room[4] = {0};
@@ -433,7 +433,7 @@ static void takes_nothing_kept(void **state) {
   assert_memory_equal(w, zeros, sizeof w);
 }
 
-/* Damage of all kinds: what is still taken must be safe to unpack (under a sanitizer that shows). */
+/* Random damage: a packet that is still accepted must be safe to unpack (a sanitizer shows it). */
 static void survives_damage(void **state) {
   (void)state;
   static stretch s;

@@ -1,6 +1,6 @@
-/* test_plan.c - core/sched/order.c, group.c, distribute.c and plan.c against tests/vectors: discrete results
- * exactly, times to 1e-7. Vectors of divergence and momentum, and the replica's part of a batch, are of
- * other modules: they are counted, not checked. And what is refused, and extreme inputs. */
+/* test_plan.c - core/sched/order.c, group.c, distribute.c and plan.c against tests/vectors: discrete
+ * results exactly, times to 1e-7; then refusals and extreme inputs. Vectors of divergence and momentum, and
+ * the replica's part of a batch, belong to other modules: they are counted, not checked. */
 #include "vector.h"
 
 #include "core/sched/plan.h"
@@ -16,14 +16,14 @@ typedef struct batch {
   mlfab__candidate updates[VECTOR_MOST];
   double bytes[VECTOR_MOST][8];
   uint32_t server[8], aggregators[VECTOR_MOST];
-  /* What was reserved, as it was told. */
+  /* The reservations, as the plan reported them. */
   mlfab__transfer transfer[VECTOR_MOST];
   mlfab__stretch stretch[VECTOR_MOST][16];
   uint32_t transfers;
 } batch;
 
-static batch it;       /* the one under test */
-static uint32_t roots; /* of allreduces that were checked */
+static batch it;       /* the batch under test */
+static uint32_t roots; /* allreduces checked */
 
 static void read_batch(vector *v) {
   mlfab__batch *b = &it.b;
@@ -81,7 +81,7 @@ static const char *reason_name(uint8_t reason) {
   }
 }
 
-/* `sjf` or `order`, and their lines. Dropped ones are listed by id there. */
+/* `sjf` or `order`, and their lines, which list dropped updates by id. */
 static void check_order(vector *v, const char *keyword, const char *line, int deadlines,
                         mlfab__ordered *out, uint32_t *applied_p) {
   mlfab__order_input in = {it.updates,   it.b.n,           it.server,
@@ -114,7 +114,7 @@ static void check_order(vector *v, const char *keyword, const char *line, int de
   *applied_p = applied;
 }
 
-/* `groups`: which update goes over which hop, and when it is where. */
+/* `groups`: the aggregator of each update, and its times of arrival. */
 static void check_groups(vector *v, const mlfab__grouped *grouped, const uint32_t *order) {
   uint32_t at = 0;
   vector_expect(v, "groups", 2);
@@ -184,7 +184,7 @@ static void check_rates(vector *v) {
   vector_next(v);
 }
 
-/* T of another reading, the best over all n, against the variants that best = 1 tries. */
+/* T of another reading of the paper: the best over all n, against the variants that best = 1 tries. */
 static void check_alternative(const vector *v, const mlfab__group_input *in) {
   uint32_t variant =
       strcmp(v->token[2], "first_free") == 0 ? MLFAB__GROUP_FIRST_FREE : MLFAB__GROUP_TAIL_DIRECT;
@@ -214,7 +214,7 @@ static void check_times(vector *v, const mlfab__group_input *in) {
   vector_next(v);
 }
 
-/* The same in one call, and what it says besides. */
+/* The same in one call, and its further results. */
 static void check_whole(const mlfab__ordered *ordered, uint32_t applied,
                         const mlfab__grouped *grouped, const mlfab__group_choice *choice) {
   mlfab__planned planned[VECTOR_MOST];
@@ -239,7 +239,7 @@ static void check_whole(const mlfab__ordered *ordered, uint32_t applied,
   }
 }
 
-/* What the plan reserved, unless a replica changed that or reserved more. */
+/* The plan's reservations, unless a replica changed or added some. */
 static void check_reserved(vector *v, const mlfab__network *after) {
   vector_go(v, "replicate");
   if (vector_count(v, 1) != 0) return;
@@ -355,7 +355,7 @@ static void check_dist(vector *v) {
   mlfab__network_free(&it.net);
 }
 
-/* The root has its own when it has it, and the sum with the last of the others'. */
+/* The root has its own part from the start, and the sum when the last of the others' parts has arrived. */
 static void check_root(const mlfab__allreduce *a, const mlfab__grouped *push,
                        const mlfab__delivery *get, double up) {
   uint32_t i = 0;
@@ -511,7 +511,7 @@ static void test_refusals(void **state) {
   }
 }
 
-/* Groups alone: what is no size is refused, nothing is none; a failure leaves nothing reserved. */
+/* Grouping alone: an invalid size is refused, an empty batch is valid; a failure leaves nothing reserved. */
 static void test_group_refusals(void **state) {
   const double sizes[] = {-1, (double)INFINITY, -(double)INFINITY, (double)NAN, 0};
   (void)state;
@@ -538,17 +538,17 @@ static void test_extremes(void **state) {
   uint32_t applied;
   double time;
   (void)state;
-  small_batch(); /* nothing */
+  small_batch(); /* an empty batch */
   it.b.n = 0;
   assert_int_equal(plan_small(p, &applied, &time), 0);
   assert_true(applied == 0 && time == 0);
-  small_batch(); /* one, that can never start */
+  small_batch(); /* one update, which can never start */
   it.b.n = 1;
   it.updates[0].available = mlfab__network_never();
   assert_int_equal(plan_small(p, &applied, &time), 0);
   assert_true(applied == 0 && p[0].fate == MLFAB__PLAN_DROPPED &&
               p[0].reason == MLFAB__UNREACHABLE);
-  small_batch(); /* a bound of 0 admits nothing, of 1 one that is not behind */
+  small_batch(); /* a bound of 0 admits none; a bound of 1 admits one with delay 0 */
   it.b.delay_bound = 0;
   assert_int_equal(plan_small(p, &applied, &time), 0);
   assert_true(applied == 0 && p[0].reason == MLFAB__EXPIRED && p[1].reason == MLFAB__EXPIRED);
@@ -569,7 +569,7 @@ static void test_extremes(void **state) {
   assert_int_equal(mlfab__network_constant(&it.net, MLFAB__INGRESS, 2, 0), 0);
   assert_int_equal(plan_small(p, &applied, &time), 0);
   assert_true(applied == 0 && !mlfab__finite(time) && p[0].fate == MLFAB__PLAN_DROPPED);
-  small_batch(); /* a backlog lets a first group form */
+  small_batch(); /* a backlog lets the first group be aggregated */
   it.b.backlog = 2;
   assert_int_equal(mlfab__network_constant(&it.net, MLFAB__INGRESS, 3, 20), 0);
   mlfab__stretch booked = {0, 2, 10};
@@ -581,8 +581,8 @@ static void test_extremes(void **state) {
   assert_true(applied == 2 && p[0].group == 1 && p[1].group == 1 && time == 3);
 }
 
-/* A member that comes late at twice the rate of the server's link, and one that comes before it: the sum's first
- * byte goes when the late one's does, though t_max is 0. */
+/* A member that arrives late at twice the rate of the server's link, and one that arrives before it: the
+ * sum's first byte leaves with the late member's first byte, though t_max is 0. */
 static void test_cut_through(void **state) {
   mlfab__grouped out[2];
   (void)state;
@@ -635,7 +635,7 @@ static void release(void *user, void *memory, size_t bytes) {
   free(memory);
 }
 
-/* Of every call of the allocator the one that fails: it is told, and nothing stays reserved. */
+/* Fails one allocation of each run in turn: the failure is reported, and nothing stays reserved. */
 static void test_memory(void **state) {
   mlfab_env hooks = {.size = sizeof hooks, .allocate = allocate, .release = release};
   const mlfab__env before = env;
@@ -686,7 +686,7 @@ static void test_memory(void **state) {
   env = before;
 }
 
-/* The same of groups alone, in a network that has room for nothing yet. */
+/* The same for grouping alone, in a network without spare room. */
 static void test_group_memory(void **state) {
   mlfab_env hooks = {.size = sizeof hooks, .allocate = allocate, .release = release};
   const mlfab__env before = env;
@@ -711,7 +711,7 @@ static void test_group_memory(void **state) {
                              .servers = 1,
                              .aggregators = it.aggregators,
                              .k = most % 2};
-    /* One that never comes: the others go directly, as many as stand before it. */
+    /* One that never arrives: the others go directly, as many as precede it. */
     if (most / 2 % 2) it.updates[VECTOR_MOST - 1].available = mlfab__network_never();
     allocations_left = most / 4;
     code = mlfab__group_plan(&small.grouper, &it.net, &in, 0, out, &choice);

@@ -1,8 +1,8 @@
 /* test_queue.c - the server role in a fabric with a scheduler: random plans, groups and failures.
  *
  * Workers, aggregators and scheduler are a few lines each, written from the protocol alone. Every link has
- * a queue, so that what one side does crosses what the other says. Each update adds 1 to its worker's own element:
- * the model counts what was applied. */
+ * a queue, so that frames in opposite directions cross. Each update adds 1 to its worker's own element: the
+ * model counts the applied updates. */
 #include "core/sched/client.h"
 #include "core/sparse/sparse_apply.h"
 #include "scale.h"
@@ -190,14 +190,14 @@ static void announce(fixture *f, uint32_t w) {
 
 static void begin_push(fixture *f, uint32_t w) {
   peer *p = &f->peers[w];
-  /* With a tight bound one at a time: what waits long is late. */
+  /* With a tight bound one at a time, because an update that waits long is late. */
   for (int i = 0; i < (f->bound > 8 ? PENDING : 1); i++) {
     if (p->pushes[i].seq) continue;
     memset(&p->pushes[i], 0, sizeof p->pushes[i]);
     p->pushes[i].seq = ++p->seq;
     p->pushes[i].aggregator = MLFAB__NO_NODE;
     p->pushes[i].bad = draw(f, 60) == 0;
-    /* As if it had pulled a moment ago. */
+    /* As if it had just pulled. */
     uint64_t version = f->server.store.slices[0].version, behind = draw(f, 3);
     p->pushes[i].base = version > behind ? version - behind : 0;
     announce(f, w);
@@ -236,7 +236,8 @@ static void acknowledged(fixture *f, uint32_t w, const message *m) {
     p->applied++;
     assert_true(ack.delay < f->bound);
   } else if (ack.code == MLFAB_ERR_DROPPED) {
-    /* Before it cost a byte; unless a group of its was spoilt, and it was moved behind. */
+    /* The drop comes before any byte was sent, unless a group with this update was spoilt and the update
+     * moved back. */
     if (f->stats.groups_failed == 0) assert_int_equal(q->sent, 0);
     p->dropped++;
   } else {
@@ -317,7 +318,7 @@ static void take_group(fixture *f, uint32_t w, const message *m) {
   f->groups_seen++;
 }
 
-/* --- everybody's messages --- */
+/* --- messages of every role --- */
 
 static void deliver(fixture *f, uint32_t w) {
   peer *p = &f->peers[w];
@@ -379,7 +380,7 @@ static void hear(fixture *f) {
       mlfab__announce a;
       assert_int_equal(mlfab__decode_announce(m.meta, m.bytes, &a), 0);
       for (uint32_t i = 0; i < f->nwaiting; i++) {
-        /* A link that broke: the same update is told of again. */
+        /* After a broken link the same update is announced again. */
         if (f->waiting[i].worker != a.worker || f->waiting[i].id != a.id) continue;
         f->waiting[i] = f->waiting[--f->nwaiting];
       }
@@ -390,7 +391,7 @@ static void hear(fixture *f) {
   }
 }
 
-/* A random order, random groups, random drops; now and then something that is not there. */
+/* A random order, random groups, random drops; sometimes an update that does not exist. */
 static void plan(fixture *f) {
   mlfab__plan_entry entries[WORKERS * PENDING + 1];
   static uint8_t meta[MLFAB_META_MAX];
@@ -433,7 +434,7 @@ static void scheduler_turn(fixture *f) {
   }
 }
 
-/* --- what must hold after every event --- */
+/* --- invariants after every event --- */
 
 static void invariants(fixture *f) {
   const mlfab__server *server = &f->server;
@@ -443,7 +444,7 @@ static void invariants(fixture *f) {
     const mlfab__incoming *later = u->next;
     queued++;
     if (u->counted) {
-      /* Where it stands its delay is below the bound of when it got its place. */
+      /* When it was placed its delay was below the bound. */
       ahead += u->push.members;
     }
     /* A group is a run: its number appears nowhere else. */
@@ -452,7 +453,7 @@ static void invariants(fixture *f) {
       for (; later; later = later->next) assert_true(later->group != u->group);
     }
     last = u->group;
-    for (later = u->next; later; later = later->next) /* a worker's updates in their order */
+    for (later = u->next; later; later = later->next) /* a worker's updates are in order */
       assert_true(later->worker != u->worker || later->push.seq > u->push.seq);
   }
   for (const mlfab__incoming *u = server->queue.unplaced_first; u; u = u->next) queued++;
@@ -570,14 +571,14 @@ static void step(fixture *f, int quiet) {
   invariants(f);
 }
 
-/* Returns the groups that were applied. */
+/* Returns the number of applied groups. */
 static uint64_t one_seed(uint64_t seed, uint64_t bound, uint32_t rule) {
   static fixture f;
   float model[COUNT];
   uint64_t applied = 0, dropped = 0;
   start(&f, seed, bound, rule);
   for (int i = 0; i < 20000; i++) step(&f, 0);
-  /* In the end everything is decided: nothing waits for ever. */
+  /* At the end every update is decided. */
   if (!f.scheduler_up) scheduler_turn(&f);
   for (int i = 0; i < 200000; i++) {
     int open = 0;
@@ -586,7 +587,7 @@ static uint64_t one_seed(uint64_t seed, uint64_t bound, uint32_t rule) {
     }
     if (!open) break;
     step(&f, 1);
-    if (i % 1000 == 999) f.now += 6ull * BEAT; /* what was lost with a link is revoked */
+    if (i % 1000 == 999) f.now += 6ull * BEAT; /* updates lost with a link are revoked */
     assert_true(i < 199999);
   }
   weights(&f, model);
@@ -609,7 +610,7 @@ static uint64_t one_seed(uint64_t seed, uint64_t bound, uint32_t rule) {
   return groups;
 }
 
-/* A planned update of this progress, behind the worker's others. */
+/* A planned update with this progress, after the worker's others. */
 static void offer(fixture *f, uint32_t w, uint64_t progress) {
   peer *p = &f->peers[w];
   int i = 0;
@@ -621,7 +622,7 @@ static void offer(fixture *f, uint32_t w, uint64_t progress) {
   announce(f, w);
 }
 
-/* They get their places, in one group when there are several. */
+/* Places them, in one group when there are several. */
 static void place(fixture *f, const mlfab__plan_entry *entries, uint32_t n) {
   static uint8_t meta[MLFAB_META_MAX];
   mlfab__plan frame = {1, 1e9, 1e9, n};
@@ -650,8 +651,9 @@ static void turns(fixture *f) {
   }
 }
 
-/* Worker 1's second update is in a group with worker 0's first when rounds begin to count: worker 0's is of
- * the open round, both of worker 1's have to wait. The group does not take the second in before the first. */
+/* Rounds are turned on while worker 1's second update is in a group with worker 0's first: worker 0's
+ * update belongs to the open round, both updates of worker 1 have to wait, and the group does not take the
+ * second one before the first. */
 static void test_rounds_begin_under_a_group(void **state) {
   static fixture f;
   float model[COUNT];
@@ -663,7 +665,8 @@ static void test_rounds_begin_under_a_group(void **state) {
   start(&f, 1, MLFAB_UNBOUNDED, MLFAB_OPTIMIZER_SGD);
   offer(&f, 2, 0);
   place(&f, &blocks, 1);
-  assert_non_null(f.server.apply.head); /* no byte of it comes before the others stand behind it */
+  /* none of its bytes arrives before the others are queued behind it */
+  assert_non_null(f.server.apply.head);
   offer(&f, 1, 5);
   place(&f, &alone, 1);
   offer(&f, 1, 6);
@@ -684,8 +687,8 @@ static void test_rounds_begin_under_a_group(void **state) {
   finish(&f);
 }
 
-/* A small update of two stretches comes as two frames. When it gets no place, behind one of the same worker that has one,
- * the second frame is on its way already. */
+/* A small update of two stretches travels in two frames. The plan drops it, because it is behind a placed
+ * update of the same worker, while its second frame is on the way. */
 static void test_drop_with_bytes_on_their_way(void **state) {
   (void)state;
   static fixture f;
@@ -693,7 +696,7 @@ static void test_drop_with_bytes_on_their_way(void **state) {
   float data[COUNT];
   memset(data, 0, sizeof data);
   start(&f, 1, 1, MLFAB_OPTIMIZER_SGD);
-  greet(&f, 1); /* now there is credit */
+  greet(&f, 1); /* now the worker has credit */
   begin_push(&f, 1);
   mlfab__plan_entry entry = {.id = 1, .worker = 1, .aggregator = MLFAB__NO_NODE};
   static uint8_t plan_meta[MLFAB_META_MAX];
@@ -725,7 +728,7 @@ static void test_drop_with_bytes_on_their_way(void **state) {
   finish(&f);
 }
 
-/* What an update callback makes of a group: w + scale * sum, with what it is told. */
+/* An update callback for a group: w + scale * sum, with the arguments that it receives. */
 static int add_as_told(void *user, const mlfab_update_info *info, uint32_t tensor, int dtype,
                        uint64_t first, uint64_t count, void *w, const void *u) {
   (void)user, (void)tensor, (void)dtype, (void)first;
@@ -734,8 +737,8 @@ static int add_as_told(void *user, const mlfab_update_info *info, uint32_t tenso
   return 0;
 }
 
-/* Two workers' updates with scales of their own, as a group or (no aggregator) each by itself, under a callback:
- * the model must be the same. */
+/* Two workers' updates with different scales under a callback, as a group or (no aggregator) one by one:
+ * the models must be equal. */
 static void callback_case(uint32_t aggregator, uint32_t sync, uint32_t then, float *model) {
   static fixture f;
   start_as(&f, 1, MLFAB_UNBOUNDED, MLFAB_OPTIMIZER_SGD, sync, MLFAB_F32, add_as_told);
@@ -745,7 +748,7 @@ static void callback_case(uint32_t aggregator, uint32_t sync, uint32_t then, flo
   mlfab__plan_entry entries[2], blocks = {.id = 1, .worker = 3, .aggregator = MLFAB__NO_NODE};
   memset(entries, 0, sizeof entries);
   offer(&f, 3, 0);
-  place(&f, &blocks, 1); /* what comes waits until its bytes are here */
+  place(&f, &blocks, 1); /* chunks that arrive wait until the update is complete */
   for (uint32_t w = 1; w <= 2; w++) {
     begin_push(&f, w);
     f.server.queue.unplaced_last->push.scale = w == 1 ? -0.5 : -2.0;
@@ -780,7 +783,7 @@ static void test_callback_of_group(void **state) {
   assert_memory_equal(alone, grouped, sizeof alone);
   callback_case(0, MLFAB_SYNC_BSP, MLFAB_SYNC_BSP, grouped);
   assert_memory_equal(alone, grouped, sizeof alone);
-  /* The callback is told the scale in one of the two models, and not in the other. */
+  /* The callback receives the scale in one of the two models, and not in the other. */
   callback_case(0, MLFAB_SYNC_ASYNC, MLFAB_SYNC_BSP, grouped);
   assert_memory_equal(alone, grouped, sizeof alone);
   callback_case(0, MLFAB_SYNC_BSP, MLFAB_SYNC_ASYNC, grouped);
@@ -789,7 +792,7 @@ static void test_callback_of_group(void **state) {
   assert_float_equal(grouped[2], -2.0f, 0.0f);
 }
 
-/* Whole numbers are multiplied with whole numbers only: those relative to the first member may be none. */
+/* Integers are multiplied with integers only; scales relative to the first member may be fractions. */
 static void test_weights_of_integers(void **state) {
   (void)state;
   static const double seconds[] = {3.0, 4.0};
@@ -808,12 +811,12 @@ static void test_weights_of_integers(void **state) {
     mlfab__server_scheduler_frame(&f.server, &in, f.now);
     for (int i = 0; i < 8; i++) deliver(&f, 0);
     assert_int_equal(f.groups_seen, k);
-    f.scheduler_up = 0; /* nobody hears that they are forgotten */
+    f.scheduler_up = 0; /* no scheduler is told that they are forgotten */
     finish(&f);
   }
 }
 
-/* An aggregator that nobody reaches: after two members that it waited for in vain, the rest goes directly. */
+/* An unreachable aggregator: after two members that the server waited for in vain, the rest go directly. */
 static void test_silent_members(void **state) {
   (void)state;
   static fixture f;
@@ -862,7 +865,8 @@ static void test_random_plans(void **state) {
   assert_true(groups > 3 * seeds);
 }
 
-/* A plan that names a worker that there is not is refused whole: what it names before has no place. */
+/* A plan that names a worker that does not exist is refused as a whole: the updates before that entry are
+ * not placed. */
 static void test_plan_of_strangers(void **state) {
   (void)state;
   static fixture f;
@@ -888,9 +892,9 @@ static void test_plan_of_strangers(void **state) {
   finish(&f);
 }
 
-/* A scheduler that is told of an update and plans nothing counts as lost after eight heartbeats; one that
- * says that it waits, and one that owes nothing, does not. Time in which this server stood still does not
- * count. */
+/* A scheduler that has an announced update and plans nothing counts as lost after eight heartbeats; one
+ * that reports that it waits, or that has nothing to plan, does not. Time in which this server was stopped
+ * does not count. */
 static void test_scheduler_that_plans_nothing(void **state) {
   (void)state;
   static fixture f;
@@ -920,13 +924,14 @@ static void test_scheduler_that_plans_nothing(void **state) {
     mlfab__server_tick(&f.server, f.now);
   }
   assert_int_equal(f.broken, 1);
-  /* The node gives the link up, and tells. */
+  /* The node closes the link and tells the server. */
   mlfab__server_scheduler_lost(&f.server, f.now);
   assert_null(f.server.queue.unplaced_first);
   finish(&f);
 }
 
-/* What the plan drops is told at once, with the delay that it would have had, and never granted. */
+/* An update that the plan drops is told so at once, with the delay that it would have had, and is never
+ * granted. */
 static void test_dropped_by_plan(void **state) {
   (void)state;
   static fixture f;

@@ -1,6 +1,6 @@
-/* test_reduce.c - the kernels of core/kernels/kernels.c that add updates against a literal loop, and their levels against each
- * other, bit for bit. Holds under -Ofast -march=native too: the reference keeps every rounding by
- * storing it, and compares bits. */
+/* test_reduce.c - the kernels of core/kernels/kernels.c that add updates, against a literal loop, and their
+ * levels against each other, bit for bit. Holds under -Ofast -march=native too: the reference stores each
+ * result, which keeps its rounding, and compares bits. */
 #include "core/base/rng.h"
 #include "core/kernels/kernels.h"
 
@@ -16,8 +16,8 @@ static const double scales[] = {1.0, -1.0, 0.0, 0.1, -0.037, 1e-310, -1e-42, 3.0
 
 static size_t bytes_of(int dtype) { return mlfab__dtype_bytes(dtype); }
 
-/* Numbers of all magnitudes, zeros of both signs and subnormals among them; none can overflow when
- * two of them, scaled, are added. */
+/* Numbers of all magnitudes, including zeros of both signs and subnormals; the scaled sum of two of them
+ * cannot overflow. */
 static void fill(mlfab__rng *prng, int dtype, void *array, size_t n) {
   for (size_t i = 0; i < n; i++) {
     double x = (mlfab__rng_unit(prng) - 0.5) * (mlfab__rng_below(prng, 4) ? 1.0 : 1e18);
@@ -52,7 +52,7 @@ static void reference(int dtype, void *dst, const void *w, const void *u, double
   }
 }
 
-/* The two arrays, the expected result, and the array a kernel writes to, each with its own offset. */
+/* The two arrays, the expected result and the kernel's destination, each with its own offset. */
 typedef struct arena {
   double w[ROOM], u[ROOM], expected[ROOM], out[ROOM], w_kept[ROOM], u_kept[ROOM];
 } arena;
@@ -96,7 +96,7 @@ static void equals_the_loop_at_every_level(void **state) {
   free(a);
 }
 
-/* Long enough to be streamed, with the destination at every place within a line. */
+/* Long enough for non-temporal stores, with the destination at every position within a cache line. */
 static void streams_long_arrays(void **state) {
   (void)state;
   mlfab__rng prng;
@@ -127,7 +127,7 @@ static void streams_long_arrays(void **state) {
   free(expected);
 }
 
-/* Writes the bits, because -ffast-math makes NAN and INFINITY nobody's business. */
+/* Writes bits: with -ffast-math NAN and INFINITY are undefined. */
 static void plant(int dtype, void *array, size_t at, int what) {
   static const uint32_t bad32[] = {0x7f800000u, 0xff800000u, 0x7fc00000u, 0x7f800001u, 0xffffffffu};
   static const uint64_t bad64[] = {0x7ff0000000000000u, 0xfff0000000000000u, 0x7ff8000000000000u,
@@ -167,8 +167,8 @@ static void finds_nan_and_infinity(void **state) {
   }
 }
 
-/* The product counts, not u alone; nor does the sum count: weights that are infinite already are not
- * the update's fault. The largest finite number is finite. */
+/* The product is checked, not u alone, and not the sum: the update is not to blame for weights that are
+ * infinite already. The largest finite number passes. */
 static void looks_at_the_product(void **state) {
   (void)state;
   enum { N = 100 };

@@ -1,5 +1,6 @@
-/* test_reshard_server.c - slices that leave a server for another one, frame by frame: that they arrive, and what the other one
- * refuses. After a refused frame the link ends, and all is sent again from the first byte. */
+/* test_reshard_server.c - slices move from one server to another, frame by frame: all bytes arrive, and the
+ * receiver refuses wrong frames. After a refused frame the link ends, and everything is sent again from the
+ * first byte. */
 #include "core/reshard/reshard.h"
 #include "core/model/image.h"
 #include "core/server/server.h"
@@ -22,13 +23,13 @@ typedef struct side {
   mlfab_config config;
   mlfab_stats stats;
   mlfab__server server;
-  mlfab__moved moved; /* the last */
-  frame clocks[8];    /* for the other one */
+  mlfab__moved moved; /* the last one */
+  frame clocks[8];    /* for the other server */
   uint32_t ngates;
 } side;
 
 typedef struct fixture {
-  side sides[2]; /* of server 0, which leads, and of server 1 */
+  side sides[2]; /* server 0, which leads, and server 1 */
   frame frames[FRAMES];
   uint32_t n;
 } fixture;
@@ -58,7 +59,7 @@ static int update(void *user, const mlfab_update_info *info, uint32_t tensor, in
   return change == NULL;
 }
 
-/* Weights, states and (of every third block) a sum, as they are nowhere else. */
+/* Weights, states and (in every third block) a sum, each with its own bytes. */
 static uint8_t byte_of(uint32_t kind, uint64_t offset) {
   return (uint8_t)(offset * 31 + kind * 101 + offset / 251);
 }
@@ -161,7 +162,7 @@ static int to_one(fixture *f, const frame *one) {
   return mlfab__reshard_server_frame(&f->sides[1].server, 0, &in);
 }
 
-/* Both are ready to move all of the model to server 1, and what server 0 says is known. */
+/* Both servers are ready to move the whole model to server 1, and server 1 knows server 0's clock. */
 static void open_with(fixture *f, uint32_t rule, int own_rule) {
   memset(f, 0, sizeof *f);
   for (uint32_t i = 0; i < 2; i++) {
@@ -198,7 +199,7 @@ static void close_both(fixture *f) {
   }
 }
 
-/* All of it, from the first byte; then it counts. */
+/* Everything from the first byte; then the move takes effect. */
 static void complete(fixture *f) {
   side *to = &f->sides[1];
   for (uint32_t i = 0; i < f->n; i++) {
@@ -215,7 +216,7 @@ static void complete(fixture *f) {
   assert_int_equal(visit(&to->server, compare), 4);
 }
 
-/* By rules without, with one and with two states. */
+/* With rules that have no state, one and two. */
 static void test_all_arrives(void **state) {
   static const struct {
     uint32_t rule, frames;
@@ -227,14 +228,14 @@ static void test_all_arrives(void **state) {
     open_with(&f, rules[i].rule, 0);
     assert_int_equal(f.n, rules[i].frames);
     assert_int_equal(to_one(&f, f.sides[0].clocks), 0);
-    assert_int_equal(to_one(&f, f.sides[0].clocks), 0); /* once more is once */
+    assert_int_equal(to_one(&f, f.sides[0].clocks), 0); /* a repetition changes nothing */
     complete(&f);
-    assert_int_equal(to_one(&f, &f.frames[0]), 0); /* of an attempt that is over */
+    assert_int_equal(to_one(&f, &f.frames[0]), 0); /* of an attempt that has ended */
     close_both(&f);
   }
 }
 
-/* --- bytes that are refused --- */
+/* --- refused bytes --- */
 
 enum wrong {
   TRUNCATED,
@@ -253,7 +254,7 @@ enum wrong {
   WRONGS
 };
 
-/* The next frame with something wrong in it: the code, or 1, when it cannot have that. */
+/* Sends the next frame with one error in it. Returns the code, or 1 when the frame cannot have that error. */
 static int send_wrong(fixture *f, const frame *right, enum wrong wrong) {
   frame bad = *right;
   mlfab__reshard_server_bytes head;
@@ -299,7 +300,7 @@ static int send_wrong(fixture *f, const frame *right, enum wrong wrong) {
   return mlfab__reshard_server_frame(&f->sides[1].server, 0, &in);
 }
 
-/* Instead of any frame, and nothing of it stays: afterwards all arrives. */
+/* Replaces each frame by a wrong one: nothing of it is kept, and the repeated attempt succeeds. */
 static void test_wrong_bytes(void **state) {
   static fixture f;
   uint32_t tried[WRONGS] = {0};
@@ -319,7 +320,8 @@ static void test_wrong_bytes(void **state) {
   }
 }
 
-/* A server whose callback applies updates has no states, and one without a clock for them takes no slices. */
+/* A server whose callback applies updates has no states, and a server without a clock for the slices
+ * refuses them. */
 static void test_states_of_another_rule(void **state) {
   static fixture f;
   (void)state;
@@ -360,7 +362,7 @@ static void test_wrong_clocks(void **state) {
   other.meta_bytes = mlfab__encode_reshard_server_clock(other.meta, &bad, words);
   assert_int_equal(to_one(&f, &other), MLFAB_ERR_FRAME);
   bad = right;
-  bad.attempt++; /* not this one: nothing */
+  bad.attempt++; /* another attempt: ignored */
   other.meta_bytes = mlfab__encode_reshard_server_clock(other.meta, &bad, words);
   assert_int_equal(to_one(&f, &other), 0);
   assert_int_equal(to_one(&f, &f.frames[0]), MLFAB_ERR_FRAME); /* it has no clock */
@@ -371,7 +373,7 @@ static void test_wrong_clocks(void **state) {
   close_both(&f);
 }
 
-/* --- words of server 0 and of others --- */
+/* --- messages of server 0 and of others --- */
 
 static int move_as(side *s, const mlfab__move *m, const uint32_t *owners, uint32_t less) {
   uint8_t meta[256];
@@ -401,18 +403,19 @@ static void test_wrong_words(void **state) {
   assert_int_equal(move_as(s, &(mlfab__move){9, MLFAB__MOVE_PREPARE, SLICES + 1}, good, 0),
                    MLFAB_ERR_FRAME);
   assert_int_equal(move_as(s, &(mlfab__move){9, 77, 0}, good, 0), MLFAB_ERR_FRAME);
-  assert_int_equal(move(s, MLFAB__MOVE_INSTALL, ATTEMPT), MLFAB_ERR_FRAME); /* not all is here */
+  /* not everything has arrived */
+  assert_int_equal(move(s, MLFAB__MOVE_INSTALL, ATTEMPT), MLFAB_ERR_FRAME);
   assert_int_equal(told(s, 0, 0, ATTEMPT, 0), MLFAB_ERR_FRAME);
   assert_int_equal(told(s, 1, 0, ATTEMPT, 0), MLFAB_ERR_FRAME);
   assert_int_equal(told(s, 1, 1, 0, 0), MLFAB_ERR_FRAME);
   assert_int_equal(told(s, 1, 1, ATTEMPT, 1), MLFAB_ERR_FRAME);
-  assert_int_equal(told(s, 1, 1, ATTEMPT, 0), 0); /* server 0 leads: it is not for others to say */
+  assert_int_equal(told(s, 1, 1, ATTEMPT, 0), 0); /* server 0 leads: others cannot decide */
   assert_int_equal(to_one(&f, f.sides[0].clocks), 0);
   complete(&f);
   close_both(&f);
 }
 
-/* Undone, everything is as it was, and the next attempt succeeds. */
+/* After an abort everything is as before, and the next attempt succeeds. */
 static void test_abort(void **state) {
   static fixture f;
   side *s = &f.sides[1];
@@ -427,9 +430,9 @@ static void test_abort(void **state) {
   assert_int_equal(s->server.store.nslices, SLICES / 2);
   visit(&s->server, compare);
   s->moved.step = 0;
-  assert_int_equal(move(s, MLFAB__MOVE_SEND, ATTEMPT), 0); /* late: the answer is told again */
+  assert_int_equal(move(s, MLFAB__MOVE_SEND, ATTEMPT), 0); /* late: the answer is repeated */
   assert_int_equal(s->moved.step, MLFAB__MOVE_ABORT);
-  assert_int_equal(move(s, MLFAB__MOVE_INSTALL, ATTEMPT + 1), 0); /* of which it knows nothing */
+  assert_int_equal(move(s, MLFAB__MOVE_INSTALL, ATTEMPT + 1), 0); /* an unknown attempt */
   assert_int_equal(s->moved.code, MLFAB_ERR_STATE);
   assert_int_equal(move(s, MLFAB__MOVE_PREPARE, ATTEMPT + 2), 0);
   assert_int_equal(s->moved.attempt, ATTEMPT + 2);

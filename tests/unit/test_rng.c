@@ -53,7 +53,7 @@ static void test_below(void **state) {
     uint64_t bound = mlfab__rng_next(&prng) >> mlfab__rng_below(&prng, 64);
     if (bound > 0) assert_true(mlfab__rng_below(&prng, bound) < bound);
   }
-  /* By a power of two the product is a shift, which shows the high half to be right. */
+  /* By a power of two the product is a shift, which shows that the high half is right. */
   reference = prng;
   for (int bit = 1; bit < 64; bit++) {
     uint64_t drawn = mlfab__rng_next(&reference);
@@ -148,7 +148,7 @@ static void test_env_init(void **state) {
   given.size = 0;
   assert_int_equal(mlfab__env_init(&env, &given), MLFAB_ERR_CONFIG);
 
-  /* A caller who was compiled before there was a log hook has none, whatever lies there. */
+  /* A caller compiled before there was a log hook has none, whatever bytes follow its struct. */
   given = hooked(&h);
   given.size = offsetof(mlfab_env, log);
   assert_int_equal(mlfab__env_init(&env, &given), 0);

@@ -1,5 +1,5 @@
-/* test_schedule_settings.c - whose schedule counts: the environment's where a program leaves it at its defaults, and
- * server 0's for the whole fabric. */
+/* test_schedule_settings.c - the precedence of schedule settings: the environment overrides a program's
+ * defaults, and server 0's settings hold for the whole fabric. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* setenv */
 #endif
@@ -39,7 +39,7 @@ static void test_environment(void **state) {
 
 enum { FLOATS = 4096 }; /* 16 KiB: slices for two servers */
 
-/* Three workers and two servers, each with the bound that it was opened with; the model stands. */
+/* Three workers and two servers, each opened with its own bound; the model is defined. */
 static void fabric_open(world *w, uint64_t bound0, uint64_t bound1) {
   mlfab_error error;
   world_init(w, 3, 2, 1);
@@ -61,7 +61,7 @@ static void fabric_open(world *w, uint64_t bound0, uint64_t bound1) {
   }
 }
 
-/* Of an update that was computed from the first version. */
+/* Pushes an update that was computed from the first version. */
 static int fabric_push(world *w, uint32_t worker, mlfab_result *result) {
   static float update[FLOATS];
   mlfab_buf buf = {MLFAB_ALL, 0, update, FLOATS};
@@ -69,7 +69,7 @@ static int fabric_push(world *w, uint32_t worker, mlfab_result *result) {
   return mlfab_push(w->node[worker], &buf, 1, &options, result);
 }
 
-/* Whatever the others were opened with: an update is dropped by all servers or by none. */
+/* Whatever bounds the others were opened with: an update is dropped by all servers or by none. */
 static void test_server_0_counts(void **state) {
   (void)state;
   static const uint64_t bounds[][2] = {{1, MLFAB_UNBOUNDED}, {MLFAB_UNBOUNDED, 1}, {2, 1}};
@@ -93,7 +93,7 @@ static void test_server_0_counts(void **state) {
   }
 }
 
-/* Without a link to server 0 nothing is set, and the caller is told. */
+/* Without a link to server 0 nothing changes, and the caller gets an error. */
 static void test_not_sent(void **state) {
   (void)state;
   static world w;

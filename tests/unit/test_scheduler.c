@@ -1,5 +1,5 @@
-/* test_scheduler.c - the scheduler role alone, against servers that are played by the test: when it plans, what
- * it tells, and that what it predicts is what happens when its plans are carried out to the letter. */
+/* test_scheduler.c - the scheduler role alone, against servers simulated by the test: when it plans, what
+ * it tells the servers, and that its predictions come true when its plans are carried out exactly. */
 #include "core/sched/scheduler.h"
 
 #include <setjmp.h>
@@ -12,7 +12,7 @@ enum { SERVERS = 3, WORKERS = 640, PLANS = 64 };
 #define SECOND 1000000000ull
 #define GIGA 1e9
 
-/* ---- a scheduler and what it said ---- */
+/* ---- a scheduler and its messages ---- */
 
 typedef struct heard {
   uint32_t server;
@@ -26,11 +26,11 @@ typedef struct fixture {
   mlfab_config config;
   mlfab_stats stats;
   mlfab__scheduler *s;
-  heard plans[PLANS]; /* since they were looked at */
+  heard plans[PLANS]; /* since the last look */
   uint32_t nplans, drops;
-  uint32_t reassured; /* plans without entries */
+  uint32_t reassured; /* heartbeats to waiting servers: plans without entries */
   uint64_t now_ns;
-  /* The allocator. */
+  /* of the allocator */
   uint64_t calls, fail_at;
   void (*on_plan)(void *world, uint32_t server, const mlfab__plan *plan,
                   const mlfab__plan_entry *entries);
@@ -196,7 +196,7 @@ static void fabric(fixture *f, uint32_t workers, uint32_t servers, mlfab__schedu
 
 /* ---- when it plans ---- */
 
-/* What waits alone is planned at once, and directly; the same is not planned again. */
+/* A single update is planned at once, as direct; the same one is not planned again. */
 static void test_one(void **state) {
   fixture f = {0};
   (void)state;
@@ -224,9 +224,9 @@ static void test_one(void **state) {
   end(&f);
 }
 
-/* While the in-link is booked for plan_ahead or more nothing is planned, and then at once: at 100 ms an update the
- * third waits until 200 ms of booking have become 150. What has gathered by then is one batch, and some of it is
- * added up on the way. */
+/* While the in-link is booked for plan_ahead or more nothing is planned; then planning resumes at once. At
+ * 100 ms an update the third waits until 200 ms of booking have fallen to 150. The updates that have
+ * gathered by then are one batch, and some of them are aggregated. */
 static void test_booked_ahead(void **state) {
   fixture f = {0};
   uint32_t grouped = 0;
@@ -253,7 +253,7 @@ static void test_booked_ahead(void **state) {
   end(&f);
 }
 
-/* A link that is slower than the plan says has not got further than the server reports. */
+/* The link is slower than planned: the scheduler takes the progress from the server's report. */
 static void test_booked_by_report(void **state) {
   fixture f = {0};
   (void)state;
@@ -268,14 +268,15 @@ static void test_booked_by_report(void **state) {
   f.now_ns += 10 * MS;
   tick(&f);
   assert_int_equal(f.nplans, 1);
-  /* And one that is over early is not waited for. */
+  /* And it does not wait for a transfer that ended early. */
   say_report(&f, 0, 0, 0, 1, 1, 0, 0);
   tick(&f);
   assert_int_equal(f.nplans, 2);
   end(&f);
 }
 
-/* Members that a server may not know of count there, and not at servers that have no part of them. */
+/* Members that a server may have missed are counted at that server, and not at servers that have no part of
+ * them. */
 static void test_unsure(void **state) {
   fixture f = {0};
   (void)state;
@@ -285,7 +286,7 @@ static void test_unsure(void **state) {
   say_announce(&f, 0, &m);
   tick(&f);
   assert_int_equal(f.nplans, 1);
-  say_push(&f, 1, 3, 5, 1000, 0); /* so that it reckons again */
+  say_push(&f, 1, 3, 5, 1000, 0); /* to make it plan again */
   tick(&f);
   assert_int_equal(f.nplans, 2);
   assert_int_equal(f.s->served[0].unsure, 3);
@@ -336,8 +337,8 @@ static uint32_t fate_of(const fixture *f, uint32_t worker) {
   return 99;
 }
 
-/* With a bound of 3 the delays 0, 1 and 2 pass. Three updates that would be 2 behind at the first place fit one; the
- * others are dropped, and told what they would have had. */
+/* With a bound of 3 the delays 0, 1 and 2 pass. Of three updates with delay 2 in first place one fits; the
+ * others are dropped, and are told the delay that they would have had. */
 static void test_bound(void **state) {
   fixture f = {0};
   uint32_t gone = 0;
@@ -368,7 +369,7 @@ static void test_bound(void **state) {
   end(&f);
 }
 
-/* What was placed since an update was announced counts, and what is on its way in plans. */
+/* Updates placed since an update was announced count into its delay, and so do those in plans on their way. */
 static void test_ages_while_waiting(void **state) {
   fixture f = {0};
   (void)state;
@@ -376,7 +377,7 @@ static void test_ages_while_waiting(void **state) {
   for (uint32_t w = 0; w < 2; w++) say_push(&f, 0, w, 1, 200000000, 0);
   tick(&f);
   assert_int_equal(f.plans[0].plan.entries, 2);
-  /* Announced before the server has that plan: behind two that are not placed yet. */
+  /* Announced before the server has that plan: two updates precede it that are not placed yet. */
   say_push(&f, 0, 2, 1, 1000000, 0);
   say_push(&f, 0, 3, 1, 1000000, 1);
   f.now_ns += 300 * MS;
@@ -388,7 +389,7 @@ static void test_ages_while_waiting(void **state) {
   end(&f);
 }
 
-/* With rounds the list stays as it is, whatever the bound and the sizes. */
+/* With rounds the order is that of arrival, whatever the bound and the sizes. */
 static void test_rounds(void **state) {
   fixture f = {0};
   mlfab__schedule schedule = schedule_of(1);
@@ -406,7 +407,7 @@ static void test_rounds(void **state) {
   end(&f);
 }
 
-/* Of one worker the older goes first, though the newer would be there earlier. */
+/* Of one worker's updates the older goes first, even if the newer would arrive earlier. */
 static void test_numbers_of_a_worker(void **state) {
   fixture f = {0};
   (void)state;
@@ -442,7 +443,7 @@ static uint32_t groups_of(const fixture *f, uint32_t plan) {
       assert_int_equal(e->aggregator, MLFAB__NO_NODE);
     }
     if (!first) continue;
-    /* In a row, at least two, all at one aggregator. */
+    /* Members of a group are adjacent, at least two, and have one aggregator. */
     assert_true(i + 1 < h->plan.entries && e[1].group == e->group);
     for (uint32_t k = i; k < h->plan.entries; k++) {
       if (h->entries[k].group == e->group) {
@@ -454,7 +455,7 @@ static uint32_t groups_of(const fixture *f, uint32_t plan) {
   return groups;
 }
 
-/* An aggregator has as many sums at a time as it offers, whatever is planned meanwhile. */
+/* An aggregator never has more sums at a time than it offers, whatever is planned meanwhile. */
 static void test_accumulators(void **state) {
   fixture f = {0};
   uint32_t in_use[24] = {0}, groups = 0;
@@ -482,7 +483,7 @@ static void test_accumulators(void **state) {
   }
   assert_true(groups > 0 && groups <= 3);
   for (uint32_t w = 0; w < 24; w++) assert_true(in_use[w] <= (w < 3 ? 1 : 0));
-  /* When they are over there is room again. */
+  /* When they have ended there is room again. */
   for (uint32_t w = 0; w < 24; w++) say_report(&f, 0, 0, w, 1, 24, 0, 0);
   for (uint32_t w = 0; w < 12; w++) say_push(&f, 0, w, 2, 10000000, 0);
   tick(&f);
@@ -490,7 +491,7 @@ static void test_accumulators(void **state) {
   end(&f);
 }
 
-/* What differs in shape is not added up, and nothing is when the schedule says so. */
+/* Updates of different shapes are not aggregated, and none is when the schedule forbids it. */
 static void test_not_grouped(void **state) {
   (void)state;
   for (int way = 0; way < 3; way++) {
@@ -514,8 +515,8 @@ static void test_not_grouped(void **state) {
   }
 }
 
-/* Workers on one host share its links: an aggregator there saves nothing for those beside the server, and
- * never are two of one host chosen. */
+/* Workers on one host share its links: no worker on the server's host becomes an aggregator, and no host
+ * has two aggregators. */
 static void test_shared_hosts(void **state) {
   fixture f = {0};
   uint64_t hosts = 0;
@@ -535,7 +536,7 @@ static void test_shared_hosts(void **state) {
   end(&f);
 }
 
-/* However many wait, no plan has a group that is too large for a frame. */
+/* However many updates wait, no group is too large for a frame. */
 static void test_large_batches(void **state) {
   fixture f = {0};
   mlfab__schedule schedule = schedule_of(MLFAB_UNBOUNDED);
@@ -580,13 +581,13 @@ static void test_waits_for_parts(void **state) {
   assert_int_equal(f.nplans, 2);
   assert_int_equal(f.plans[0].server, 0);
   assert_int_equal(f.plans[1].server, 1);
-  /* A server whose link is lost is not waited for ... */
+  /* The scheduler does not wait for a server whose link is lost ... */
   mlfab__scheduler_lost(f.s, 0, f.now_ns);
   say_parts(&f, 1, 1, 1);
   tick(&f);
   assert_int_equal(f.nplans, 3);
   assert_int_equal(f.plans[2].server, 1);
-  /* ... and one that says nothing not for ever. */
+  /* ... and waits for a silent one only for a limited time. */
   mlfab__scheduler_hello(f.s, 0, f.now_ns);
   say_parts(&f, 1, 2, 1);
   tick(&f);
@@ -601,8 +602,8 @@ static void test_waits_for_parts(void **state) {
   end(&f);
 }
 
-/* A server for which something waits hears so once a heartbeat; the others, and one that has got all it
- * asked for, do not. */
+/* A server with a waiting update gets a plan without entries once a heartbeat; the others, and a server
+ * with nothing left to plan, do not. */
 static void test_reassures(void **state) {
   fixture f = {0};
   (void)state;
@@ -610,13 +611,13 @@ static void test_reassures(void **state) {
   f.now_ns += 10 * SECOND;
   tick(&f);
   assert_int_equal(f.reassured, 0);
-  say_push(&f, 0, 0, 1, 1000000000, 0); /* a second */
+  say_push(&f, 0, 0, 1, 1000000000, 0); /* takes a second */
   tick(&f);
   assert_int_equal(f.nplans, 1);
   say_push(&f, 0, 1, 1, 1000000, 0);
   f.reassured = 0;
   for (int beats = 1; beats <= 20; beats++) {
-    /* The server says that nothing has come yet: its in-link stays booked. */
+    /* The server reports that nothing has arrived yet: its in-link stays booked. */
     say_report(&f, 0, 0, MLFAB__NO_NODE, 0, 1, 1000000000, 0);
     f.now_ns += 500 * MS;
     tick(&f);
@@ -627,7 +628,7 @@ static void test_reassures(void **state) {
   end(&f);
 }
 
-/* One fate and one order at all servers, with the lag of the server where it is largest. */
+/* One fate and one order at all servers, with the largest lag of all servers. */
 static void test_same_everywhere(void **state) {
   fixture f = {0};
   (void)state;
@@ -658,7 +659,8 @@ static void test_same_everywhere(void **state) {
 
 /* ---- what goes wrong ---- */
 
-/* A link that is cut: the update waits, is looked at again now and then, and goes when the link is back. */
+/* A link without capacity: the update waits, is retried twice a second, and is planned when the link is
+ * back. */
 static void test_unreachable(void **state) {
   fixture f = {0};
   (void)state;
@@ -679,7 +681,7 @@ static void test_unreachable(void **state) {
   tick(&f);
   assert_int_equal(f.nplans, 2);
   assert_int_equal(f.plans[1].entries[0].worker, 0);
-  /* A server that is cut off gets no plans, and nothing is divided by its rate. */
+  /* A server without capacity gets no plans, and no rate of 0 is divided by. */
   say_capacity(&f, 1000, 0.0, 0.0);
   say_push(&f, 0, 2, 1, 1000, 0);
   f.now_ns += SECOND;
@@ -688,7 +690,8 @@ static void test_unreachable(void **state) {
   end(&f);
 }
 
-/* The link to the server breaks and comes back: all is told anew, what is placed counts by its backlog only. */
+/* The link to the server breaks and comes back: everything is announced again, and placed updates count by
+ * the reported backlog only. */
 static void test_restart(void **state) {
   fixture f = {0};
   (void)state;
@@ -721,7 +724,7 @@ static void test_restart(void **state) {
   end(&f);
 }
 
-/* Strangers, old processes, the dead, and what is said twice. */
+/* Strangers, past incarnations, dead workers and repeated announcements. */
 static void test_who_may_announce(void **state) {
   fixture f = {0};
   (void)state;
@@ -730,7 +733,7 @@ static void test_who_may_announce(void **state) {
   m.incarnation = 9;
   say_announce(&f, 0, &m);
   say_station(&f, 0, 1, 5, 1, 2);
-  say_push(&f, 0, 1, 1, 1000, 0); /* incarnation 1: past */
+  say_push(&f, 0, 1, 1, 1000, 0); /* incarnation 1: a past one */
   say_push(&f, 0, 2, 1, 1000, 0);
   say_push(&f, 0, 3, 1, 1000, 0);
   say_push(&f, 0, 3, 1, 1000, 0); /* twice */
@@ -741,12 +744,12 @@ static void test_who_may_announce(void **state) {
   assert_int_equal(f.nplans, 1);
   assert_int_equal(f.plans[0].plan.entries, 1);
   assert_int_equal(f.plans[0].entries[0].worker, 3);
-  /* Its worker came back, so the server has forgotten what was placed, and says it again. */
+  /* Its worker rejoined, so the server has forgotten the placed update and announces it again. */
   say_push(&f, 0, 3, 1, 1000, 0);
   tick(&f);
   assert_int_equal(f.nplans, 2);
   assert_int_equal(f.plans[1].entries[0].worker, 3);
-  /* A report of what nobody knows changes nothing. */
+  /* A report about an unknown transfer changes nothing. */
   say_report(&f, 0, 0, 2, 77, 0, 0, 0);
   tick(&f);
   assert_int_equal(f.nplans, 2);
@@ -802,7 +805,7 @@ static void test_bad_frames(void **state) {
   end(&f);
 }
 
-/* Hosts that nobody lives on are forgotten when there are many; the others keep what is known of them. */
+/* When there are many hosts, those without nodes are forgotten; the others keep their capacities. */
 static void test_many_hosts(void **state) {
   fixture f = {0};
   (void)state;
@@ -863,26 +866,26 @@ static void test_pulls(void **state) {
   }
 }
 
-/* ---- a miniature of servers, aggregators and links, that does what plans say ---- */
+/* ---- a small model of servers, aggregators and links that carries plans out ---- */
 
 enum { MINI_WORKERS = 12, MINI_HOSTS = MINI_WORKERS + SERVERS, MINI_FLOWS = 4096 };
 
-/* A transfer over one hop. Those that were planned earlier take what they can get first. */
+/* A transfer over one hop. Flows planned earlier have priority. */
 typedef struct flow {
   uint32_t from, to; /* hosts */
   double left;
-  uint32_t waits; /* flows that feed it */
-  uint32_t feeds; /* the flow that waits for it, plus one */
-  uint32_t after; /* the one that it waits for, plus one */
-  double inflow;  /* cutting through: what it passes on comes so fast, and nothing is in stock */
-  double begins;  /* not before this, as it is planned */
-  double done;    /* when, or -1 */
-  uint64_t key;   /* of its place: plan, entry, server */
+  uint32_t waits; /* number of flows that feed it */
+  uint32_t feeds; /* the flow that it feeds, plus one */
+  uint32_t after; /* the flow that feeds it, plus one */
+  double inflow;  /* cutting through: the rate of its input while nothing is in stock */
+  double begins;  /* earliest start, as planned */
+  double done;    /* time of its end, or -1 */
+  uint64_t key;   /* its place: plan, entry, server */
 } flow;
 
 typedef struct placed {
-  uint32_t worker, flow; /* the one into the server; of a pull: into its worker */
-  uint32_t link;         /* the one over the server's own link */
+  uint32_t worker, flow; /* flow: into the server; of a pull: into its worker */
+  uint32_t link;         /* flow over the server's own link */
   uint64_t id;
   int dropped, leads; /* leads: its group's bytes are counted here */
 } placed;
@@ -895,8 +898,8 @@ typedef struct mini_server {
 
 typedef struct mini_worker {
   uint64_t id, base[SERVERS];
-  double begins;          /* when it has computed the next, seconds */
-  uint32_t waiting, left; /* parts that are not placed; not over */
+  double begins;          /* when it has computed the next update, seconds */
+  uint32_t waiting, left; /* bit masks of servers: part not placed; part not ended */
   uint32_t pulling, pulls_left;
   int dropped;
   double predicted, pull_predicted[SERVERS];
@@ -919,7 +922,7 @@ typedef struct mini {
   uint32_t workers, servers;
   uint64_t bytes[SERVERS], bound;
   int cut;   /* aggregators pass on what comes as it comes */
-  int timed; /* but not before the time that is planned */
+  int timed; /* but not before the planned time */
   double in[MINI_HOSTS], out[MINI_HOSTS], now;
   uint32_t host[MINI_WORKERS];
   flow flows[MINI_FLOWS];
@@ -927,13 +930,14 @@ typedef struct mini {
   mini_server server[SERVERS];
   mini_worker worker[MINI_WORKERS];
   uint32_t applied, dropped, grouped, pulled, spread;
-  double late_ns, starved;      /* plans arrive so much later; something waited and nothing came */
+  /* late_ns: delay of plans; starved: time in which an update waited and nothing arrived */
+  double late_ns, starved;
   uint64_t last_order[SERVERS]; /* hash of the order of places */
   double worst;
-  int averaged; /* somewhere the scheduler had no room for all stretches of a transfer */
+  int averaged; /* the scheduler had no room for all stretches of a transfer */
 } mini;
 
-/* Flows stand in the order of their keys: later ones mostly come last. */
+/* Keeps `order` sorted by key; a new flow mostly goes to the end. */
 static uint32_t mini_flow(mini *m, uint32_t from, uint32_t to, double bytes, uint64_t key) {
   uint32_t at = m->nflows;
   assert_true(m->nflows < MINI_FLOWS);
@@ -950,7 +954,7 @@ static uint64_t mini_key(const mlfab__plan *plan, uint32_t place, uint32_t serve
 static uint64_t mini_left(const mini *m, const placed *queue, uint32_t n) {
   double left = 0.0;
   for (uint32_t i = 0; i < n; i++) {
-    /* The first of a group that is still here counts for it. */
+    /* The first member of a group that is still queued counts its bytes. */
     int first = i == 0 || queue[i - 1].dropped || queue[i - 1].link != queue[i].link;
     if (!queue[i].dropped && first && m->flows[queue[i].link].done < 0.0)
       left += m->flows[queue[i].link].left;
@@ -964,7 +968,7 @@ static void mini_report(mini *m, uint32_t k, uint32_t kind, const placed *p) {
              mini_left(m, v->pulls, v->npulls));
 }
 
-/* When the second hop of what is planned just now begins. */
+/* The planned start of the second hop of this entry. */
 static double mini_planned(const mini *m, uint32_t k, const mlfab__plan_entry *e) {
   const mlfab__scheduler *s = m->f.s;
   uint32_t i = s->stations[e->worker].first;
@@ -977,7 +981,7 @@ static double mini_planned(const mini *m, uint32_t k, const mlfab__plan_entry *e
   return leg->n > 0 ? 1e-9 * (double)leg->since_ns + leg->stretches[0].from : 0.0;
 }
 
-/* The members of a group, and what stands behind them: its sum. Returns the sum. */
+/* Adds the flows of a group's members and, after them, of their sum. Returns the sum. */
 static uint32_t mini_group(mini *m, uint32_t k, const mlfab__plan *plan,
                            const mlfab__plan_entry *entries, uint32_t i) {
   uint32_t hop = m->host[entries[i].aggregator], n = 0;
@@ -995,7 +999,7 @@ static uint32_t mini_group(mini *m, uint32_t k, const mlfab__plan *plan,
   return sum;
 }
 
-/* An update gets its place: the server checks the bound by itself, and finds that the plan had it right. */
+/* Places an update: the server checks the bound itself, and the plan's delay is right. */
 static void mini_push(mini *m, uint32_t k, const mlfab__plan *plan,
                       const mlfab__plan_entry *entries, uint32_t i) {
   mini_server *server = &m->server[k];
@@ -1028,7 +1032,7 @@ static void mini_push(mini *m, uint32_t k, const mlfab__plan *plan,
   p->link = p->flow;
 }
 
-/* A pull: distributors hand on when they have all, behind all that the server sends. */
+/* A pull: a distributor passes the model on when it has all of it, after everything that the server sends. */
 static void mini_pull(mini *m, uint32_t k, const mlfab__plan *plan,
                       const mlfab__plan_entry *entries, uint32_t i) {
   mini_server *server = &m->server[k];
@@ -1053,7 +1057,7 @@ static void mini_pull(mini *m, uint32_t k, const mlfab__plan *plan,
   m->flows[p->flow].begins = mini_planned(m, k, e);
 }
 
-/* What the plan that comes here foretells. */
+/* Records the predictions of the plan that was just made. */
 static void mini_foretold(mini *m, uint32_t kind, uint32_t k) {
   const mlfab__story *story = &m->f.s->stories[kind];
   for (uint32_t i = 0; i < story->n; i++) {
@@ -1108,8 +1112,9 @@ static void mini_finish_flow(mini *m, flow *f) {
     if (m->flows[i].after && &m->flows[m->flows[i].after - 1] == f) m->flows[i].waits = 0;
 }
 
-/* May it go? What passes on what another one brings goes when that is there; cutting through, a sum goes as well
- * when all before it are at its server, and a model whenever some of it has come. */
+/* May this flow run? A flow that passes on another one's bytes runs when these have arrived. Cutting
+ * through, a sum also runs when all before it have arrived at its server, and a model as soon as some of it
+ * has arrived. */
 static int mini_may_go(const mini *m, uint32_t i) {
   const flow *f = &m->flows[i];
   if (f->done >= 0.0 || (f->waits > 0 && (!m->cut || f->from == f->to))) return 0;
@@ -1118,21 +1123,22 @@ static int mini_may_go(const mini *m, uint32_t i) {
   return m->server[f->to - MINI_WORKERS].queue[0].flow == i;
 }
 
-/* Nothing is passed on before it comes: `onward` is to pass on what flow i brings at this rate. */
+/* No byte is passed on before it arrives: `onward` passes on the bytes of flow i, which arrive at this
+ * rate. */
 static void mini_feed(mini *m, uint32_t i, uint32_t onward, double rate) {
   flow *g = &m->flows[onward];
   if (m->flows[i].done < 0.0 && g->left - m->flows[i].left < 1e-3 && rate < g->inflow)
     g->inflow = rate;
 }
 
-/* When what is in stock between the two has gone, from now. */
+/* Time until the stock between the two flows is used up. */
 static double mini_stock(const mini *m, uint32_t i, uint32_t onward, const double *rates) {
   double stock = m->flows[onward].left - m->flows[i].left, falls = rates[onward] - rates[i];
   return m->flows[i].done < 0.0 && falls > 0.0 && stock >= 1e-3 ? stock / falls : 1e30;
 }
 
-/* Strict priority: what each takes when those before it have taken theirs. What brings something stands before
- * what passes it on. */
+/* Strict priority: each flow takes what those before it have left. A flow precedes the one that passes its
+ * bytes on. Returns the time until rates change. */
 static double mini_rates(mini *m, double *rates) {
   double in[MINI_HOSTS], out[MINI_HOSTS], next = 1e30;
   memcpy(in, m->in, sizeof in);
@@ -1171,7 +1177,7 @@ static void mini_compare(mini *m, double predicted) {
   if (off > m->worst) m->worst = off;
 }
 
-/* An update is decided: its worker pulls when it is at all servers. */
+/* An update is decided: its worker pulls when it is decided at all servers. */
 static void mini_over(mini *m, uint32_t k, const placed *p) {
   mini_worker *w = &m->worker[p->worker];
   if (!p->dropped) m->server[k].version++;
@@ -1204,7 +1210,7 @@ static void mini_pulled(mini *m, uint32_t k, const placed *p) {
   w->begins = m->now + 0.001 + 0.12 * mlfab__rng_unit(&m->prng);
 }
 
-/* Commits, in the order of places, what has come; pulls are over when they are. */
+/* Commits the updates that have arrived, in order of place; ends the pulls that have arrived. */
 static void mini_commit(mini *m) {
   for (uint32_t k = 0; k < m->servers; k++) {
     mini_server *server = &m->server[k];
@@ -1231,7 +1237,7 @@ static void mini_announce(mini *m, uint32_t worker) {
   mini_worker *w = &m->worker[worker];
   for (uint32_t k = 0; k < m->servers; k++) {
     mlfab__announce a = announce_of(MLFAB__TRANSFER_PUSH, worker, w->id, m->bytes[k]);
-    /* It has computed from the model as it was a while ago. */
+    /* The worker has computed from an earlier model. */
     uint64_t behind = mlfab__rng_below(&m->prng, 6);
     w->base[k] = m->server[k].version - mlfab__min(behind, m->server[k].version);
     a.lag = m->server[k].counted - w->base[k];
@@ -1297,7 +1303,7 @@ static void mini_step(mini *m, double rates[MINI_FLOWS]) {
   mini_tick(m);
 }
 
-/* Drops flows that are done, so that their room is used again; queues keep the others' numbers. */
+/* Drops flows that have ended and are no longer referenced, and renumbers the rest. */
 static void mini_compact(mini *m) {
   static uint32_t moved[MINI_FLOWS];
   static uint8_t needed[MINI_FLOWS];
@@ -1349,18 +1355,19 @@ static void mini_begin(mini *m, uint32_t servers, uint64_t seed, uint64_t bound,
   m->f.on_plan = mini_plan;
   m->f.world = m;
   m->now = 1.0;
-  /* All alike; or all a little different, so that no two transfers have to end at once: cutting through, with
-   * several workers on a host, all would, and a byte of rounding decides then which of two is over first. */
+  /* All hosts alike, or all slightly different, so that no two transfers end at the same time: with
+   * cut-through and several workers on a host all would, and a byte of rounding would decide which ends
+   * first. */
   double varies = seed % 3 == 2 ? 0.2 : seed % 3 == 1 && cut ? 0.001 : 0.0;
   for (uint32_t h = 0; h < MINI_HOSTS; h++) {
     m->in[h] = GIGA * (1.0 + varies * (mlfab__rng_unit(&m->prng) - 0.5));
     m->out[h] = GIGA * (1.0 + varies * (mlfab__rng_unit(&m->prng) - 0.5));
   }
-  /* No round numbers: where a transfer ends just when a pause begins, a byte of rounding decides. */
+  /* No round numbers: if a transfer ended exactly where a pause begins, a byte of rounding would decide. */
   for (uint32_t k = 0; k < servers; k++)
     m->bytes[k] = 20000000 + 10000000 * k + mlfab__rng_below(&m->prng, 1000000);
   for (uint32_t w = 0; w < m->workers; w++) {
-    /* Some share a host, some have slow links. */
+    /* Some workers share a host, some have slow links. */
     m->host[w] = seed % 3 == 1 ? w / 2 : w;
     if (seed % 3 == 2 && w % 4 == 0) m->out[w] /= 4, m->in[w] /= 4;
     m->worker[w].id = 1;
@@ -1382,10 +1389,10 @@ static void mini_run(mini *m, uint32_t steps) {
   }
 }
 
-/* Random worlds that do exactly what plans say: the order is the same everywhere, each update is placed once, the
- * bound holds though plans are made while others are carried out, and what was foretold when something was placed
- * is when it is over, to 2 us. Where the scheduler has no room for all stretches of a transfer, and reckons with
- * averages from the next plan on, it is a transfer off at most. */
+/* Random worlds that carry plans out exactly: the order is the same at all servers, each update is placed
+ * once, the bound holds though plans overlap, and each prediction made at placement is right to 2 us. Where
+ * the scheduler has no room for all stretches of a transfer and continues with averages, a prediction is
+ * wrong by one transfer at most. */
 static void as_foretold(mini *m, uint64_t seed, int cut, uint32_t *exact_p) {
   mini_begin(m, 1 + (uint32_t)(seed / 3 % SERVERS), seed, seed % 2 ? 12 : MLFAB_UNBOUNDED, cut,
              cut);
@@ -1424,8 +1431,8 @@ static void test_as_foretold(void **state) {
   }
 }
 
-/* The same where links carry more or less than is told, and plans take a while to arrive: predictions are wrong, but
- * orders and bounds are not, and hardly ever does a server wait with nothing to do for what waits for a plan. */
+/* The same where links carry more or less than announced and plans arrive late: predictions are wrong, but
+ * orders and bounds hold, and a server is hardly ever idle while an update waits for its plan. */
 static void test_otherwise(void **state) {
   static mini m;
   (void)state;
@@ -1449,10 +1456,10 @@ static void test_otherwise(void **state) {
   }
 }
 
-/* Plans 24 of a kind (2: of both in turn), then one more update a moment later: everything that was placed is
- * reserved again then, and stands where it stood. `out`: what a worker's host sends a second; less than the server
- * takes in, and sums leave gaps in which nothing that stands behind them may come. Returns how many second peers_out
- * begin before the first has ended. */
+/* Plans 24 transfers of a kind (2: both kinds in turn), then one more update a moment later: then
+ * everything placed is reserved again and stays at its time. `out`: bytes a second of a worker's host, less
+ * than the server's in-rate, so sums leave gaps that the transfers behind them cannot use. Returns how many
+ * second hops start before the first one has ended. */
 static uint32_t reserve_again(uint32_t kind, uint32_t whole, double out) {
   fixture f = {0};
   mlfab__schedule schedule = schedule_of(MLFAB_UNBOUNDED);
@@ -1511,7 +1518,7 @@ static void test_reserved_again(void **state) {
 
 /* ---- memory ---- */
 
-/* A session that touches all: returns when creating failed. */
+/* A session that covers every function; returns early when creating the scheduler failed. */
 static void session(fixture *f) {
   mlfab__schedule schedule = schedule_of(20);
   if (begin(f, 12, 2)) {
@@ -1531,7 +1538,7 @@ static void session(fixture *f) {
       mlfab__announce m = announce_of(MLFAB__TRANSFER_PULL, w, turn, 10000000);
       say_announce(f, 1, &m);
     }
-    /* Long enough for parts that nobody remembers, since there was no memory. */
+    /* Long enough for parts that were forgotten for lack of memory. */
     for (uint32_t i = 0; i < 16; i++) {
       tick(f);
       f->now_ns += 200 * MS;
@@ -1545,7 +1552,7 @@ static void session(fixture *f) {
   tick(f);
 }
 
-/* Whatever allocation fails: everything announced is told at every server exactly once. */
+/* Whichever allocation fails: every announced update is told to each server exactly once. */
 static void test_memory(void **state) {
   uint64_t calls = 1;
   (void)state;
@@ -1566,7 +1573,7 @@ static void test_memory(void **state) {
   assert_true(calls > 30);
 }
 
-/* ---- for people ---- */
+/* ---- text for users ---- */
 
 static void test_explain(void **state) {
   fixture f = {0};
@@ -1590,7 +1597,7 @@ static void test_explain(void **state) {
   assert_int_equal(strlen(small), sizeof small - 1);
   mlfab__scheduler_explain(f.s, NULL, 0, &again);
   assert_int_equal(again, bytes);
-  /* Alone it goes directly, behind what was placed before. */
+  /* A single update is direct, behind those placed before. */
   for (uint32_t w = 0; w < 8; w++) say_report(&f, 0, 0, w, 3, 8, 0, 0);
   say_push(&f, 0, 8, 3, 50000000, 0);
   tick(&f);
@@ -1598,7 +1605,7 @@ static void test_explain(void **state) {
   assert_non_null(strstr(text,
                          "push 3 of worker 8, 50000000 bytes, direct, start 0.000000000, "
                          "end 0.050000000, commit 0.050000000"));
-  /* Pulls, too: the second goes out behind the first. */
+  /* Pulls too: the second is sent after the first. */
   for (uint32_t w = 0; w < 2; w++) {
     mlfab__announce m = announce_of(MLFAB__TRANSFER_PULL, w, 4, 50000000);
     m.shape = 1 + w;

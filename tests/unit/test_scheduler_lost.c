@@ -1,11 +1,11 @@
-/* test_scheduler_lost.c - a server that outlives the worker beside it notices what becomes of the scheduler. */
+/* test_scheduler_lost.c - a server whose local worker has closed still notices the loss of the scheduler. */
 #include "world.h"
 
 enum { FLOATS = 500000, SCHEDULER = 3 }; /* 2 MB: planned */
 
 typedef struct fabric {
   mlfab_sim *sim;
-  mlfab *node[SCHEDULER + 1]; /* three workers, of which two serve; a scheduler of its own */
+  mlfab *node[SCHEDULER + 1]; /* three workers, of which two serve; a dedicated scheduler */
   mlfab_request request;
   mlfab_result result;
   int ended;
@@ -48,7 +48,7 @@ static void worker_pushes(void *user) {
   OK(f->node[2], mlfab_push_start(f->node[2], &buf, 1, NULL, &f->request));
 }
 
-/* By then it must be applied. The others go, so that closing ends. */
+/* By then the update must be applied. The others leave, so that closing ends. */
 static void worker_looks(void *user) {
   fabric *f = user;
   OK(f->node[2], mlfab_test(f->node[2], f->request, &f->ended, &f->result));
@@ -64,7 +64,7 @@ static void test_scheduler_dies_meanwhile(void **state) {
   assert_int_equal(mlfab_sim_at(f.sim, now + WORLD_S, scheduler_dies, &f), 0);
   assert_int_equal(mlfab_sim_at(f.sim, now + 2ull * WORLD_S, worker_pushes, &f), 0);
   assert_int_equal(mlfab_sim_at(f.sim, now + 12ull * WORLD_S, worker_looks, &f), 0);
-  assert_int_equal(mlfab_close(&f.node[1]), 0); /* goes on serving until the others are gone */
+  assert_int_equal(mlfab_close(&f.node[1]), 0); /* serves on until the others have left */
   assert_int_equal(f.ended, 1);
   assert_int_equal(f.result.status, 0);
   assert_int_equal(f.result.applied, 2);

@@ -1,5 +1,5 @@
 /* test_serve.c - the server role's answers to pulls that a scheduler places: turns, spreads, and what
- * becomes of both when somebody fails. The scheduler, the workers and their links are made up here. */
+ * happens to both when a peer fails. The scheduler, the workers and their links are simulated. */
 #include "core/base/rng.h"
 #include "core/sched/client.h"
 #include "core/sparse/sparse_apply.h"
@@ -21,7 +21,7 @@ enum {
   EAGER = 8192,
   FRAMES = BYTES / CHUNK,
   LOG = 4096,
-  FOR_PLAN = 1, /* why a pull is held: serve.c */
+  FOR_PLAN = 1, /* why a pull is held; from serve.c */
   FOR_TURN = 2
 };
 #define BEAT 500000000ull
@@ -50,12 +50,12 @@ typedef struct fixture {
   uint8_t meta[MLFAB_META_MAX];
   uint64_t tokens[W][MLFAB__SERVER_SENDS];
   uint32_t ntokens[W];
-  int unequal;        /* links are known, and not alike */
+  int unequal;        /* capacities are known, and differ */
   mlfab__model model; /* of the last frame */
   const uint32_t *bulk;
   uint32_t bulk_bytes;
-  int held[W][MLFAB__SERVER_PULLS + MLFAB__SERVER_SPREADS]; /* before a call */
-  void *world; /* of the random test: gets what is posted */
+  int held[W][MLFAB__SERVER_PULLS + MLFAB__SERVER_SPREADS]; /* before a call of the server */
+  void *world; /* of the random test: receives posted frames */
 } fixture;
 
 static void world_post(fixture *f, const said *s);
@@ -115,7 +115,8 @@ static void port_event(void *self, uint32_t kind, int32_t rank, int is_server, u
   (void)self, (void)kind, (void)rank, (void)is_server, (void)incarnation, (void)code, (void)text;
 }
 
-/* Around every call: turns are given in the order of places, to two that move. */
+/* Called around every call of the server: turns are given in the order of places, to at most two moving
+ * pulls. */
 static void watch(fixture *f) {
   for (uint32_t w = 0; w < W; w++) {
     for (uint32_t k = 0; k < MLFAB__COUNT(f->held[w]); k++)
@@ -140,7 +141,7 @@ static void watched(fixture *f) {
   }
   assert_true(given < next);
   assert_true(given == 0 || moving <= 2 || f->unequal);
-  /* Nobody waits for nothing: two go, or the link is full. */
+  /* A pull waits only when two move or the link is full. */
   assert_true(next == UINT64_MAX || moving >= 2 || (out > 0.0 && taking >= 0.95 * out));
 }
 
@@ -224,7 +225,7 @@ static int close_server(void **state) {
   return 0;
 }
 
-/* --- what workers and the scheduler do --- */
+/* --- what workers and the scheduler send --- */
 
 static void ask(fixture *f, uint32_t worker, uint64_t request, uint64_t offset, uint64_t bytes,
                 uint64_t progress) {
@@ -275,7 +276,7 @@ static void plan_one(fixture *f, uint32_t worker, uint64_t id) {
   mlfab__plan_entry e = entry(worker, id, 0, MLFAB__NO_NODE);
   send_plan(f, &e, 1);
 }
-/* Pulls number `id` of workers first .. last, handed on by `aggregator`. */
+/* Pulls `id` of workers first .. last, passed on by `aggregator`. */
 static void plan_spread(fixture *f, uint32_t first, uint32_t last, uint64_t id,
                         uint32_t aggregator) {
   mlfab__plan_entry e[W];
@@ -304,7 +305,7 @@ static void give_back(fixture *f, uint32_t worker) {
   while (f->ntokens[worker] > 0)
     mlfab__server_sent(&f->server, worker, f->tokens[worker][--f->ntokens[worker]]);
 }
-/* Frames that a worker gets, at most; all must be of this request. */
+/* Takes up to `most` frames for a worker; all must belong to this request. Returns how many. */
 static uint32_t drain(fixture *f, uint32_t worker, uint64_t request, uint32_t most) {
   uint32_t n = 0;
   while (n < most && step(f, worker, 1)) {
@@ -326,7 +327,7 @@ static uint32_t count(const fixture *f, uint8_t type, uint32_t peer) {
   for (uint32_t i = 0; i < f->nlog; i++) n += f->log[i].type == type && f->log[i].peer == peer;
   return n;
 }
-/* The last that was said of this type to this peer. */
+/* The last posted frame of this type to this peer. */
 static const said *last(const fixture *f, uint8_t type, uint32_t peer) {
   for (uint32_t i = f->nlog; i-- > 0;) {
     if (f->log[i].type == type && f->log[i].peer == peer) return &f->log[i];
@@ -334,7 +335,7 @@ static const said *last(const fixture *f, uint8_t type, uint32_t peer) {
   fail_msg("peer %u was not told type %d", peer, type);
   return NULL;
 }
-/* How often this pull was reported, with this code. */
+/* How often this pull was reported to the scheduler with this code. */
 static uint32_t reported(const fixture *f, uint32_t worker, uint64_t id, int code) {
   uint32_t n = 0;
   for (uint32_t i = 0; i < f->nlog; i++) {
@@ -352,7 +353,7 @@ static void all_over(const fixture *f) {
   assert_int_equal(mlfab__report_out_backlog(&f->server), 0);
 }
 
-/* --- alone --- */
+/* --- single cases --- */
 
 static void test_small_and_unscheduled(void **state) {
   fixture *f = *state;
@@ -387,7 +388,7 @@ static void test_announced_and_placed(void **state) {
   assert_true(a->shape == mlfab__report_shape(&whole, 1));
   assert_int_equal(mlfab__report_out_backlog(&f->server), 0);
   plan_one(f, 2, 9);
-  plan_one(f, 2, 9); /* said twice: nothing more */
+  plan_one(f, 2, 9); /* placed twice: no effect */
   assert_int_equal(f->ready[2], 1);
   assert_int_equal(mlfab__report_out_backlog(&f->server), BYTES);
   assert_int_equal(drain(f, 2, 9, 8), 8);
@@ -400,7 +401,7 @@ static void test_announced_and_placed(void **state) {
   all_over(f);
 }
 
-/* Who is not known any more is passed over, and pushes in a plan are not ours. */
+/* A plan entry for a pull that is gone is skipped, and so are pushes. */
 static void test_plan_of_others(void **state) {
   fixture *f = *state;
   open_model(f, MLFAB_SYNC_ASYNC);
@@ -413,7 +414,7 @@ static void test_plan_of_others(void **state) {
   e.kind = MLFAB__TRANSFER_PUSH;
   mlfab__spread_plan(&f->server, &e, 1);
   assert_int_equal(step(f, 2, 1), 0);
-  ask(f, 2, 11, 0, EAGER, 0); /* small ones pass */
+  ask(f, 2, 11, 0, EAGER, 0); /* small ones are answered at once */
   assert_int_equal(drain(f, 2, 11, 100), EAGER / CHUNK);
   plan_one(f, 2, 10);
   ask(f, 2, 12, 0, EAGER, 0);
@@ -422,7 +423,8 @@ static void test_plan_of_others(void **state) {
   all_over(f);
 }
 
-/* Two at a time, in the order of places; one that is not read does not count for longer than half a beat. */
+/* Two pulls at a time, in the order of places. A pull whose reader takes nothing for half a beat stops
+ * counting. */
 static void test_turns(void **state) {
   fixture *f = *state;
   static const uint32_t order[] = {4, 1, 3, 0, 2};
@@ -452,7 +454,8 @@ static void test_turns(void **state) {
   all_over(f);
 }
 
-/* Where the readers' links are known, more go at once until they can take what the server's carries. */
+/* With known capacities of the readers' links, more pulls move until together they can fill the server's
+ * link. */
 static void test_slow_readers(void **state) {
   fixture *f = *state;
   open_model(f, MLFAB_SYNC_ASYNC);
@@ -467,7 +470,7 @@ static void test_slow_readers(void **state) {
   f->unequal = 1;
   for (uint32_t w = 0; w < 5; w++) assert_int_equal(step(f, w, 0), w != 1);
   assert_int_equal(drain(f, 0, 5, 100), FRAMES);
-  plan_one(f, 1, 5); /* 150 are taken, and it may take all */
+  plan_one(f, 1, 5); /* 150 are used, and this reader may take the rest */
   ask_all(f, 0, 6);
   plan_one(f, 0, 6);
   assert_int_equal(step(f, 1, 0), 1);
@@ -481,8 +484,8 @@ static void test_slow_readers(void **state) {
   all_over(f);
 }
 
-/* A placed pull leaves no more than a MiB in the transport, here all slots of it; the next goes on when tokens
- * come back. */
+/* A placed pull has at most one MiB in the transport, here all its slots; its next frame is sent when
+ * tokens come back. */
 static void test_lent(void **state) {
   fixture *f = *state;
   f->config.chunk_bytes = 512 * 1024; /* two of them */
@@ -507,25 +510,26 @@ static void test_scheduler_lost(void **state) {
   open_model(f, MLFAB_SYNC_ASYNC);
   ask_all(f, 2, 9);
   ask_all(f, 3, 8);
-  mlfab__server_scheduler_hello(&f->server, f->now); /* another one: hears of both */
+  /* another scheduler: both are announced to it */
+  mlfab__server_scheduler_hello(&f->server, f->now);
   assert_int_equal(count(f, MLFAB__ANNOUNCE, W), 4);
   plan_one(f, 3, 8);
   mlfab__server_scheduler_lost(&f->server, f->now);
   assert_int_equal(drain(f, 2, 9, 100), FRAMES);
-  mlfab__server_scheduler_hello(&f->server, f->now); /* what was placed before is not said again */
+  mlfab__server_scheduler_hello(&f->server, f->now); /* placed pulls are not announced again */
   assert_int_equal(count(f, MLFAB__ANNOUNCE, W), 4);
   assert_int_equal(drain(f, 3, 8, 100), FRAMES);
   all_over(f);
 }
 
-/* A pull of a round that is not there yet says whom it waits for, and is announced when it is. */
+/* A pull of a future round tells its worker to wait; it is announced when the round is complete. */
 static void test_rounds(void **state) {
   fixture *f = *state;
   open_model(f, MLFAB_SYNC_BSP);
   ask(f, 2, 9, 0, BYTES, 1);
   assert_int_equal(count(f, MLFAB__ANNOUNCE, W), 0);
   assert_int_equal(last(f, MLFAB__PULL_FAIL, 2)->fail.code, MLFAB_ERR_AGAIN);
-  plan_one(f, 2, 9); /* not asked for */
+  plan_one(f, 2, 9); /* not announced */
   assert_int_equal(step(f, 2, 1), 0);
   f->server.clocks[0].v_train = 1;
   f->server.serve.due = 1;
@@ -534,7 +538,7 @@ static void test_rounds(void **state) {
   assert_int_equal(step(f, 2, 1), 0);
   plan_one(f, 2, 9);
   assert_int_equal(drain(f, 2, 9, 100), FRAMES);
-  /* A round that a callback refused fails its pull once, unannounced. */
+  /* A round that a callback refused fails its pull once, without an announcement. */
   f->server.clocks[0].v_train = 2;
   f->server.clocks[0].refused_round = 2;
   ask(f, 2, 10, 0, BYTES, 2);
@@ -545,7 +549,7 @@ static void test_rounds(void **state) {
 
 /* --- spreads --- */
 
-/* Pulls 5 of workers 1 to 3, by worker 0's node: its number. */
+/* Starts a spread of pulls 5 of workers 1 to 3 by worker 0's node. Returns its number. */
 static uint64_t begin_spread(fixture *f) {
   open_model(f, MLFAB_SYNC_ASYNC);
   for (uint32_t w = 1; w <= 3; w++) ask_all(f, w, 5);
@@ -565,7 +569,7 @@ static void test_spread(void **state) {
   assert_int_equal(s->spread.members, 3);
   for (uint32_t w = 1; w <= 3; w++) {
     const said *via = last(f, MLFAB__PULL_VIA, w);
-    assert_true(via < s); /* members hear of it first */
+    assert_true(via < s); /* members are told first */
     assert_int_equal(via->via.request, 5);
     assert_int_equal(via->via.aggregator, 0);
     assert_true(via->via.attempt > 0);
@@ -583,7 +587,7 @@ static void test_spread(void **state) {
   for (uint32_t w = 3; w >= 1; w--) {
     assert_int_equal(reported(f, w, 5, 0), 0);
     done(f, w, 5);
-    done(f, w, 5); /* known by now */
+    done(f, w, 5); /* the server knows already */
     assert_int_equal(reported(f, w, 5, 0), 1);
   }
   assert_int_equal(f->stats.pulls_answered, 3);
@@ -594,7 +598,7 @@ static void test_spread(void **state) {
   all_over(f);
 }
 
-/* The count of frames is that of the frames, whatever the stretches. */
+/* The announced number of frames is right for every list of segments. */
 static void test_frames(void **state) {
   fixture *f = *state;
   mlfab__rng prng;
@@ -628,7 +632,7 @@ static void test_frames(void **state) {
   }
 }
 
-/* Rows that are no spread: one member, another shape, no such distributor, a dead one, no slot left. */
+/* No spread starts for: one member, another shape, an unknown distributor, a dead one, no free slot. */
 static void test_no_spread(void **state) {
   fixture *f = *state;
   open_model(f, MLFAB_SYNC_ASYNC);
@@ -648,7 +652,7 @@ static void test_no_spread(void **state) {
   plan_spread(f, 3, 4, 6, 0);
   assert_int_equal(drain(f, 3, 6, 100), FRAMES);
   assert_int_equal(drain(f, 4, 6, 100), FRAMES);
-  /* Entries with different distributors, or not in a row, are not one. */
+  /* Entries with different distributors, or not adjacent, are not one spread. */
   hello(f, 0, 1);
   for (uint32_t w = 3; w <= 4; w++) ask_all(f, w, 7);
   mlfab__plan_entry split[2] = {entry(3, 7, 7, 0), entry(4, 7, 7, 1)};
@@ -665,7 +669,8 @@ static void test_no_spread(void **state) {
   all_over((lost(f, 3), lost(f, 4), f));
 }
 
-/* An odd one in a row goes directly, the others are spread; the distributor may be a member. */
+/* A pull of another shape in a row is answered directly, the others are spread; the distributor may be a
+ * member. */
 static void test_row_with_odd_one(void **state) {
   fixture *f = *state;
   open_model(f, MLFAB_SYNC_ASYNC);
@@ -684,18 +689,18 @@ static void test_row_with_odd_one(void **state) {
   all_over(f);
 }
 
-/* One member has to be served directly; the others are not concerned. */
+/* One member has to be served directly; the others are not affected. */
 static void test_member_fails(void **state) {
   fixture *f = *state;
   uint64_t number = begin_spread(f);
   uint32_t before = last(f, MLFAB__PULL_VIA, 2)->via.attempt;
   assert_int_equal(drain(f, 0, number, 10), 10);
-  spread_fail(f, 4, number, 5, 2);     /* somebody else's word */
+  spread_fail(f, 4, number, 5, 2);     /* from another node */
   spread_fail(f, 0, number, 6, 2);     /* no such pull */
   spread_fail(f, 0, number + 1, 5, 2); /* no such spread */
   assert_int_equal(count(f, MLFAB__PULL_VIA, 2), 1);
   spread_fail(f, 0, number, 5, 2);
-  spread_fail(f, 0, number, 5, 2); /* known by now */
+  spread_fail(f, 0, number, 5, 2); /* repeated */
   const mlfab__pull_via *via = &last(f, MLFAB__PULL_VIA, 2)->via;
   assert_int_equal(count(f, MLFAB__PULL_VIA, 2), 2);
   assert_int_equal(via->aggregator, MLFAB__NO_NODE);
@@ -711,7 +716,8 @@ static void test_member_fails(void **state) {
   all_over(f);
 }
 
-/* The distributor cannot: everybody directly, in the old order of places, before what was placed later. */
+/* The distributor refuses: all members are served directly, in their old order, before pulls that were
+ * placed later. */
 static void test_spread_refused(void **state) {
   fixture *f = *state;
   uint64_t number = begin_spread(f);
@@ -739,7 +745,7 @@ static void test_distributor_lost(void **state) {
   uint64_t number = begin_spread(f);
   ask_all(f, 0, 6);
   assert_int_equal(drain(f, 0, number, 10), 10);
-  done(f, 3, 5); /* nothing wrong with that */
+  done(f, 3, 5); /* accepted */
   lost(f, 0);
   assert_int_equal(reported(f, 0, 6, MLFAB_ERR_PEER_CLOSED), 1);
   for (uint32_t w = 1; w <= 2; w++) {
@@ -749,7 +755,7 @@ static void test_distributor_lost(void **state) {
   all_over(f);
 }
 
-/* Lost when it had everything already, and back on a new link without having been missed. */
+/* The distributor reconnects after it has received all frames, before its loss is noticed. */
 static void test_distributor_lost_late(void **state) {
   fixture *f = *state;
   uint64_t number = begin_spread(f);
@@ -757,7 +763,7 @@ static void test_distributor_lost_late(void **state) {
   done(f, 1, 5);
   hello(f, 0, 1);
   assert_int_equal(count(f, MLFAB__PULL_VIA, 1), 1);
-  done(f, 2, 5); /* crossed with the news: the worker has it all */
+  done(f, 2, 5); /* crossed with PULL_VIA: the worker has everything */
   assert_int_equal(drain(f, 2, 5, 100), 0);
   assert_int_equal(drain(f, 3, 5, 100), FRAMES);
   assert_int_equal(f->stats.spreads_answered, 1);
@@ -766,7 +772,8 @@ static void test_distributor_lost_late(void **state) {
   all_over(f);
 }
 
-/* Members that leave do not stop the others; without any, the spread is over and the distributor knows. */
+/* Leaving members do not stop the others; when the last one leaves, the spread ends and the distributor is
+ * told. */
 static void test_members_leave(void **state) {
   fixture *f = *state;
   uint64_t number = begin_spread(f);
@@ -784,7 +791,7 @@ static void test_members_leave(void **state) {
   all_over(f);
 }
 
-/* The last member leaves in other ways: withdrawn, or done before all of it was out. */
+/* The last member leaves in other ways: it cancels, or is done before all frames are out. */
 static void test_last_member_leaves(void **state) {
   fixture *f = *state;
   uint64_t number = begin_spread(f);
@@ -799,7 +806,7 @@ static void test_last_member_leaves(void **state) {
   all_over(f);
 }
 
-/* A distributor that does not read: after three beats it has failed, and is told so. */
+/* A distributor that reads nothing has failed after three beats, and is told so. */
 static void test_distributor_stuck(void **state) {
   fixture *f = *state;
   uint64_t number = begin_spread(f);
@@ -813,7 +820,7 @@ static void test_distributor_stuck(void **state) {
   all_over(f);
 }
 
-/* It reads other things meanwhile: then it is not stuck. */
+/* A distributor that reads other frames meanwhile is not stuck. */
 static void test_distributor_busy(void **state) {
   fixture *f = *state;
   uint64_t number = begin_spread(f);
@@ -828,8 +835,8 @@ static void test_distributor_busy(void **state) {
   all_over(f);
 }
 
-/* A distributor that has it all and says nothing: members wait four beats, and what handing on may take, from the
- * last news on. */
+/* A distributor that has all frames and reports nothing: the server waits four beats plus the expected time
+ * of handing on, counted from the last report. */
 static void test_distributor_silent(void **state) {
   fixture *f = *state;
   uint64_t number = begin_spread(f);
@@ -847,8 +854,8 @@ static void test_distributor_silent(void **state) {
   all_over(f);
 }
 
-/* What took the server two beats may take the distributor longer: the second member is waited for longer than the
- * first. */
+/* The server needed two beats, so the distributor gets that time too: the server waits longer for the
+ * second member than for the first. */
 static void test_distributor_slow(void **state) {
   fixture *f = *state;
   uint64_t number = begin_spread(f);
@@ -856,7 +863,7 @@ static void test_distributor_slow(void **state) {
   assert_int_equal(drain(f, 0, number, 10), 10);
   tick(f, BEAT);
   assert_int_equal(drain(f, 0, number, 100), FRAMES - 10);
-  /* The out-link does not stand idle: somebody reads slowly. */
+  /* The out-link is not idle: one reader is slow. */
   ask_all(f, 4, 5);
   plan_one(f, 4, 5);
   for (int i = 0; i < 4 * (4 + 2 * 2 * 2) - 1; i++) tick(f, BEAT / 4);
@@ -874,14 +881,14 @@ static void test_distributor_slow(void **state) {
   all_over(f);
 }
 
-/* A distributor has become slow while the out-link stands idle: members that should have been served are taken
- * back one at a time, the last of those first, and the distributor leaves them out. */
+/* The distributor has become slow while the out-link is idle: the server takes overdue members back one at
+ * a time, the last one first, and tells the distributor to skip them. */
 static void test_idle_link_takes_back(void **state) {
   fixture *f = *state;
   uint64_t number = begin_spread(f);
   tick(f, BEAT);
   assert_int_equal(drain(f, 0, number, 100), FRAMES);
-  /* It took a beat: the members should be served after 2, 3 and 4, and a quarter. */
+  /* It took one beat: the members are due after 2, 3 and 4 beats, and a quarter. */
   for (int i = 0; i < 4 * 2; i++) tick(f, BEAT / 4);
   assert_int_equal(count(f, MLFAB__PULL_VIA, 1), 1);
   f->now += 2 * BEAT;
@@ -899,7 +906,7 @@ static void test_idle_link_takes_back(void **state) {
   all_over(f);
 }
 
-/* How long a spread waited for its turn is not how long it took. */
+/* The time that a spread waits for its turn does not count as its duration. */
 static void test_late_turn(void **state) {
   fixture *f = *state;
   open_model(f, MLFAB_SYNC_ASYNC);
@@ -923,8 +930,8 @@ static void test_late_turn(void **state) {
   all_over(f);
 }
 
-/* Who lost its link asks again under the same number: whatever its former distributor sends is older than
- * any way that the server then tells. */
+/* A worker that lost its link pulls again under the same number: its former distributor's frames have an
+ * older attempt than any PULL_VIA from now on. */
 static void test_reconnect(void **state) {
   fixture *f = *state;
   uint64_t number = begin_spread(f);
@@ -943,10 +950,10 @@ static void test_reconnect(void **state) {
   plan_spread(f, 3, 4, 5, 0);
   assert_true(last(f, MLFAB__PULL_VIA, 3)->via.attempt > before);
   assert_int_equal(last(f, MLFAB__SPREAD, 0)->members[0].incarnation, 2);
-  done(f, 3, 5); /* by what was on its way from before: all it wants */
+  done(f, 3, 5); /* complete with the frames that were on their way */
   mlfab__server_scheduler_lost(&f->server, f->now);
   hello(f, 1, 1);
-  ask_all(f, 1, 5); /* without a scheduler it hears it too */
+  ask_all(f, 1, 5); /* told without a scheduler too */
   assert_int_equal(last(f, MLFAB__PULL_VIA, 1)->via.aggregator, MLFAB__NO_NODE);
   lost(f, 0);
   assert_int_equal(drain(f, 1, 5, 100), FRAMES);
@@ -954,7 +961,7 @@ static void test_reconnect(void **state) {
   all_over(f);
 }
 
-/* A server short of spare blocks takes a spread's slice back; more frames than it said go out. */
+/* A server short of spare blocks unpins a spread's slice; more frames than announced are sent. */
 static void test_unpinned(void **state) {
   fixture *f = *state;
   uint64_t number = begin_spread(f);
@@ -975,14 +982,14 @@ static void test_bad_frames(void **state) {
   uint64_t number = begin_spread(f);
   ask_all(f, 4, MLFAB__SPREAD_BIT | 1);
   refused(f, 4);
-  ask_all(f, 1, 5); /* open already */
+  ask_all(f, 1, 5); /* in progress already */
   refused(f, 1);
   memset(f->meta, 0, 64);
   frame(f, 1, MLFAB__PULL_DONE, 3);
   refused(f, 1);
   done(f, 1, number);
   refused(f, 1);
-  done(f, 0, number); /* the node's aggregator has no say in that */
+  done(f, 0, number); /* the node's aggregator cannot say that */
   refused(f, 0);
   frame(f, 0, MLFAB__SPREAD_FAIL, 5);
   refused(f, 0);
@@ -990,7 +997,7 @@ static void test_bad_frames(void **state) {
   refused(f, 0);
   spread_fail(f, 0, 5, 5, 1);
   refused(f, 0);
-  cancel(f, 0, number); /* nor the worker of cancelling it */
+  cancel(f, 0, number); /* the worker cannot cancel it */
   assert_int_equal(f->drops, 0);
   ask_all(f, 4, 5);
   plan_one(f, W, 5);
@@ -998,13 +1005,13 @@ static void test_bad_frames(void **state) {
   mlfab__plan_entry e[2] = {entry(4, 5, 0, MLFAB__NO_NODE), entry(1, 5, 0, W)};
   send_plan(f, e, 2);
   refused(f, W);
-  assert_int_equal(step(f, 4, 0), 0); /* all of it is void */
+  assert_int_equal(step(f, 4, 0), 0); /* the whole plan is void */
   spread_fail(f, 1, MLFAB__SPREAD_BIT | 999, 5, MLFAB__NO_NODE);
   assert_int_equal(f->drops, 0);
   assert_int_equal(drain(f, 0, number, 100), FRAMES);
 }
 
-/* Without memory for a slot the members go directly. */
+/* Without memory for a slot the members are served directly. */
 static void *no_memory(void *user, size_t bytes) {
   (void)user, (void)bytes;
   return NULL;
@@ -1041,18 +1048,18 @@ typedef struct kept_frame {
 typedef struct handing { /* a spread at its distributor */
   uint64_t request;      /* 0: free */
   mlfab__spread_member members[W + 2];
-  uint32_t at[W + 2], n; /* frames that each has got; KEPT: over with it */
+  uint32_t at[W + 2], n; /* frames that each member has; KEPT: it has ended */
   kept_frame frames[KEPT];
   uint32_t nframes;
 } handing;
 
 typedef struct client {
   uint32_t incarnation;
-  int up, mute, stuck; /* mute: hands nothing on; stuck: reads nothing */
+  int up, mute, stuck; /* mute: passes nothing on; stuck: reads nothing */
   int broken[W];       /* links to members */
   client_pull pulls[OPEN];
   handing spreads[MLFAB__SERVER_SPREADS];
-  said queue[256]; /* posted, not yet there */
+  said queue[256]; /* posted, not yet delivered */
   uint32_t nqueue;
 } client;
 
@@ -1088,7 +1095,7 @@ static void world_scheduler(world *w, const said *s) {
   } else if (i < w->nknown) {
     world_forget(w, i);
   } else {
-    assert_true(id <= w->earlier); /* placed by a scheduler before */
+    assert_true(id <= w->earlier); /* placed by an earlier scheduler */
   }
 }
 
@@ -1116,7 +1123,7 @@ static void client_write(client_pull *p, uint64_t offset, uint32_t bytes, uint32
   for (uint32_t i = 0; i < bytes / 4; i++) p->words[offset / 4 + i] = value;
 }
 
-/* All bytes are there, and those of a slice are of one version. */
+/* All bytes have arrived, and the bytes of a slice have one version. */
 static void client_finish(world *w, client_pull *p) {
   for (uint64_t at = p->offset; at < p->offset + p->bytes; at += 4) {
     assert_true(p->words[at / 4] != UINT32_MAX);
@@ -1133,7 +1140,7 @@ static handing *client_spread(client *c, uint64_t request) {
   return NULL;
 }
 
-/* What was posted arrives. */
+/* Posted frames arrive. */
 static void client_read(client *c) {
   for (uint32_t i = 0; i < c->nqueue; i++) {
     const said *s = &c->queue[i];
@@ -1144,7 +1151,7 @@ static void client_read(client *c) {
       p->hop = s->via.aggregator;
     } else if (s->type == MLFAB__SPREAD) {
       handing *h = client_spread(c, 0);
-      if (!h) continue; /* no room: says so when the frames come */
+      if (!h) continue; /* no slot: it says so when frames arrive */
       memset(h, 0, sizeof *h);
       h->request = s->spread.request;
       h->n = s->spread.members;
@@ -1158,7 +1165,7 @@ static void client_read(client *c) {
   c->nqueue = 0;
 }
 
-/* The link of a worker carries one more MODEL frame, or is found blocked. */
+/* A worker's link takes one more MODEL frame, or is blocked. */
 static int client_receive(world *w, uint32_t i, int take) {
   client *c = &w->clients[i];
   fixture *f = w->f;
@@ -1186,7 +1193,7 @@ static int client_receive(world *w, uint32_t i, int take) {
   return 1;
 }
 
-/* A distributor hands one frame to a member, or finds that it cannot. */
+/* A distributor passes one frame to a member, or fails to. */
 static int client_hand(world *w, uint32_t i, uint32_t slot, uint32_t k) {
   handing *h = &w->clients[i].spreads[slot];
   if (h->request == 0 || k >= h->n || w->clients[i].mute || h->at[k] == KEPT) return 0;
@@ -1212,7 +1219,7 @@ static int client_hand(world *w, uint32_t i, uint32_t slot, uint32_t k) {
   return 1;
 }
 
-/* Spreads of which nothing is left to do. */
+/* Removes spreads in which all members have ended. */
 static void client_tidy(client *c) {
   for (uint32_t i = 0; i < MLFAB__SERVER_SPREADS; i++) {
     handing *h = &c->spreads[i];
@@ -1249,7 +1256,7 @@ static void client_down(world *w, uint32_t i) {
   lost(w->f, i);
 }
 
-/* A new link; or, if there was none, perhaps a new process. What is still wanted is asked for again. */
+/* A new link; if there was none, perhaps a new process. Pulls in progress are sent again. */
 static void client_up(world *w, uint32_t i) {
   client *c = &w->clients[i];
   int fresh = !c->up && pick(w, 3) == 0, forget = (int)pick(w, 2);
@@ -1283,7 +1290,7 @@ static void world_plan(world *w) {
     e[n++] = entry(w->known[i].worker, w->known[i].id, group, aggregator);
     if (pick(w, 16) == 0) e[n++] = entry((uint32_t)pick(w, W), 1 + pick(w, w->ids), group, 0);
   }
-  /* Those that slipped in are placed too, if they wait. */
+  /* Pulls that came in between are placed too, if they wait. */
   for (uint32_t k = 0; k < n; k++) {
     for (uint32_t i = 0; i < w->nknown; i++) {
       if (w->known[i].worker == e[k].worker && w->known[i].id == e[k].id) w->known[i].waiting = 0;
@@ -1393,8 +1400,8 @@ static void world_step(world *w) {
   }
 }
 
-/* Faults end, but who is stuck or mute stays so, and the scheduler may be gone. Then everybody who reads gets what it
- * asked for. */
+/* Faults end, but stuck and mute distributors stay so, and the scheduler may be gone. Then every worker
+ * that reads gets its answer. */
 static void world_settle(world *w) {
   uint32_t open = 1;
   for (uint32_t i = 0; i < W; i++) {
@@ -1458,7 +1465,8 @@ static void test_random(void **state) {
   assert_true(f->stats.spreads_answered > runs && f->stats.spreads_failed > runs);
 }
 
-/* A change whose answer was lost is asked for again: it is not made again, and what another worker changed since stays. */
+/* A change whose answer was lost is requested again: it is not made twice, and another worker's later
+ * change stays. */
 static void test_change_asked_again(void **state) {
   fixture *f = *state;
   open_model(f, MLFAB_SYNC_ASYNC);

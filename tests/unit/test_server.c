@@ -1,4 +1,4 @@
-/* test_server.c - the server role alone: what it says to workers whose links break at bad moments. */
+/* test_server.c - the server role alone: its answers to workers whose links break at bad moments. */
 #include "core/sched/client.h"
 #include "core/sparse/sparse_apply.h"
 
@@ -7,7 +7,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-/* A model of more bytes than are applied at one go, so that there is a between. */
+/* A model of more bytes than are applied in one step, so that events can occur between steps. */
 enum { COUNT = 3 << 20, BYTES = COUNT * 4, CHUNK = 1 << 20 };
 
 typedef struct fixture {
@@ -15,10 +15,10 @@ typedef struct fixture {
   mlfab_config config;
   mlfab_stats stats;
   mlfab__server server;
-  mlfab__push_ack ack; /* the last */
+  mlfab__push_ack ack; /* the last one */
   uint32_t acks, drops;
-  mlfab__define_ack defined[3]; /* by worker, the last */
-  uint64_t granted[3];          /* by worker, the last */
+  mlfab__define_ack defined[3]; /* per worker, the last one */
+  uint64_t granted[3];          /* per worker, the last one */
 } fixture;
 
 static void port_post(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes) {
@@ -115,7 +115,7 @@ static int close_server(void **state) {
   return 0;
 }
 
-/* All bytes of update `seq`, under a generation; it is then being applied, in several steps. */
+/* Sends all bytes of update `seq` under a generation; the server then applies it in several steps. */
 static void push_whole(fixture *f, uint64_t seq, uint32_t generation) {
   static float ones[CHUNK / 4];
   uint8_t meta[512];
@@ -151,8 +151,8 @@ static void start(fixture *f, mlfab__hello_ack *ack) {
   assert_int_equal(f->server.phase, MLFAB__MODEL_STANDS);
 }
 
-/* The link breaks while an update is applied: the answer to the next HELLO tells that it is applied, as
- * a worker that has withdrawn it would believe that it was not, and push it again. */
+/* The link breaks while an update is applied: the answer to the next HELLO says that it is applied.
+ * Otherwise a worker that has withdrawn the update would push it again. */
 static void test_reconnect_while_applying(void **state) {
   fixture *f = *state;
   mlfab__hello_ack ack;
@@ -165,8 +165,8 @@ static void test_reconnect_while_applying(void **state) {
   assert_int_equal(f->stats.updates_applied, 1);
 }
 
-/* A new process takes the rank while the old one's update is applied: its own numbers begin anew, and
- * what it pushes is applied. */
+/* A new process takes the rank while the old one's update is applied: its numbers start again, and its
+ * updates are applied. */
 static void test_new_process_while_applying(void **state) {
   fixture *f = *state;
   mlfab__hello_ack ack;
@@ -184,7 +184,8 @@ static void test_new_process_while_applying(void **state) {
   assert_int_equal(f->stats.updates_applied, 2);
 }
 
-/* Worker 0 gives up before its first weights were in, and tries again with another model: that counts. */
+/* Worker 0 gives up before its first weights have arrived, and starts again with another model: the second
+ * one counts. */
 static void test_other_model_again(void **state) {
   fixture *f = *state;
   mlfab__define d;
@@ -234,8 +235,8 @@ static void say_chunk(fixture *f, uint32_t worker, uint64_t seq, uint64_t at, ui
   frame_of(f, worker, MLFAB__CHUNK, meta, mlfab__encode_chunk(meta, &chunk), zeros, bytes);
 }
 
-/* The next update is released when no more than two chunks are still to come of what was granted: of the
- * update that is being applied, and of what those behind it send unasked. */
+/* The next update is granted when no more than two chunks of earlier grants are outstanding: of the update
+ * that is applied, and of eager bytes of those behind it. */
 static void test_released_when_little_comes(void **state) {
   enum { SMALL = 4096, EAGER = 65536, MOST = 1 << 20 };
   static uint8_t zeros[EAGER];
@@ -258,7 +259,7 @@ static void test_released_when_little_comes(void **state) {
   for (; at + 3 * SMALL < MOST; at += SMALL) say_chunk(f, 0, 1, at, generation, SMALL);
   assert_int_equal(f->granted[1], 0);
   say_chunk(f, 0, 1, at, generation, (uint32_t)(MOST - 2 * SMALL - at));
-  assert_int_equal(f->granted[1], 0); /* two chunks of each are still to come */
+  assert_int_equal(f->granted[1], 0); /* two chunks of each are outstanding */
   say_chunk(f, 1, 1, EAGER - 2 * SMALL, generation, SMALL);
   assert_int_equal(f->granted[1], 0);
   say_chunk(f, 1, 1, EAGER - SMALL, generation, SMALL - 64);
@@ -268,8 +269,8 @@ static void test_released_when_little_comes(void **state) {
   assert_int_equal(f->drops, 0);
 }
 
-/* A ghost model has no place for bytes, and a real one cannot take ghosts in: either way the sender
- * loses its link. */
+/* A ghost model has no memory for bytes, and a real one cannot apply ghosts: in both cases the server
+ * closes the sender's link. */
 static void test_ghosts_and_bytes(void **state) {
   static uint8_t bytes[4096];
   fixture *f = *state;
@@ -298,8 +299,9 @@ static void test_ghosts_for_real(void **state) {
   assert_int_equal(f->drops, 1);
 }
 
-/* A worker's progress grows: who says otherwise loses its link. It may grow by more than one, where this
- * server had no part of updates, or another one has moved the worker on. */
+/* A worker's progress increases: the server closes the link of one whose progress decreases. It may
+ * increase by more than one, when this server had no part of some updates, or another server has moved the
+ * worker on. */
 static void test_progress_back(void **state) {
   static uint8_t bytes[65536];
   fixture *f = *state;
@@ -316,8 +318,8 @@ static void test_progress_back(void **state) {
   assert_int_equal(f->drops, 1);
   say_push(f, 2, 99, 64, 64, ack.generation, bytes, 64);
   assert_int_equal(f->drops, 1);
-  assert_int_equal(f->server.peers[0].pushed, 5); /* the first is undecided */
-  /* What is undecided keeps numbers of its own. */
+  assert_int_equal(f->server.peers[0].pushed, 5); /* the first one is undecided */
+  /* Undecided updates keep their own numbers. */
   mlfab__progress told = {99};
   uint8_t meta[16];
   frame(f, MLFAB__PROGRESS, meta, mlfab__encode_progress(meta, &told), NULL, 0);
@@ -328,8 +330,8 @@ static void test_progress_back(void **state) {
   assert_int_equal(f->drops, 2);
 }
 
-/* PROGRESS of what this server had no part of moves V_train on, at once however much it is; nothing of it
- * is undone by what is less. So also when all have left, the one that is ahead first. */
+/* PROGRESS about updates without a part for this server advances V_train, by any amount at once; a smaller
+ * value undoes nothing. The same when all leave, the one that is ahead first. */
 static void test_progress_told(void **state) {
   fixture *f = *state;
   mlfab__define d;
@@ -367,7 +369,7 @@ static void say_progress(fixture *f, uint32_t worker, uint64_t progress) {
   mlfab__server_frame(&f->server, worker, &in, 1000);
 }
 
-/* What a clock's conditions look at, counted literally. */
+/* Compares the tally that a clock's conditions use with a literal count. */
 static void same_state(fixture *f) {
   for (uint32_t g = 0; g < f->server.ngates; g++) {
     const mlfab__clock *clock = &f->server.clocks[g];
@@ -391,7 +393,7 @@ static void same_state(fixture *f) {
   }
 }
 
-/* Workers come, go, move on and change the model in any order: the tally is what counting them gives. */
+/* Workers join, leave, advance and change the model in any order: the tally equals the count. */
 static void test_tally(void **state) {
   static const uint32_t kinds[] = {MLFAB_SYNC_ASYNC, MLFAB_SYNC_BSP, MLFAB_SYNC_SSP,
                                    MLFAB_SYNC_DROP};
@@ -435,7 +437,7 @@ static void test_tally(void **state) {
   assert_true(f->stats.rounds > 1000);
 }
 
-/* Rounds that one of three closes begin when it is far ahead: they are not counted up. */
+/* One of three pushes closes a round, and one worker is far ahead: V_train jumps instead of counting up. */
 static void test_one_far_ahead(void **state) {
   fixture *f = *state;
   mlfab__define d;
@@ -456,7 +458,7 @@ static void test_one_far_ahead(void **state) {
   p.seq = p.members = p.versions = 1;
   p.progress = 2000000;
   p.scale = 1.0;
-  p.generation = ack.generation; /* worker 0's */
+  p.generation = ack.generation; /* worker 0's generation */
   frame(f, MLFAB__PUSH, meta, mlfab__encode_push(meta, &p, NULL, &version), NULL, 0);
   assert_int_equal(f->acks, 1);
   change.ask = 1;
@@ -469,9 +471,9 @@ static void test_one_far_ahead(void **state) {
   assert_true(f->stats.rounds < 10);
 }
 
-/* Rounds that two of three close. What the process before had decided counts for the open round, and not for
- * later ones that it was ahead in (with another model): the new one is past them because it was late in them
- * at another server. */
+/* Two of three pushes close a round. The former process's decided updates count for the open round, but not
+ * for later rounds that it had pushed into (with another model). The new process is past those rounds
+ * because it was dropped from them at another server. */
 static void test_new_process_in_round(void **state) {
   fixture *f = *state;
   mlfab__define d;
@@ -500,7 +502,7 @@ static void test_new_process_in_round(void **state) {
     p.progress = seq - 1;
     p.members = p.versions = 1;
     p.scale = 1.0;
-    p.generation = ack.generation; /* worker 0's */
+    p.generation = ack.generation; /* worker 0's generation */
     mlfab__frame_in in = {MLFAB__PUSH, mlfab__encode_push(meta, &p, NULL, &version), 0, meta, NULL};
     mlfab__server_frame(&f->server, 0, &in, 1000);
     assert_int_equal(f->acks, seq);
@@ -509,8 +511,8 @@ static void test_new_process_in_round(void **state) {
   }
 }
 
-/* Who comes back while a round is applied that went on without it pushes into the next one, and is
- * told so: its pulls wait for that one. */
+/* A worker rejoins while a round that closed without it is applied: its pushes go into the next round, and
+ * it is told so, so its pulls wait for that round. */
 static void test_rejoin_while_round_is_applied(void **state) {
   fixture *f = *state;
   mlfab__define d;
@@ -539,8 +541,8 @@ static void test_rejoin_while_round_is_applied(void **state) {
   assert_int_equal(ack.v_train, 1);
 }
 
-/* Who waits for worker 0's definition hears that it was refused, and why, and so does who comes later, but
- * once; bytes of first weights that were on their way are no breach. */
+/* Workers that wait for worker 0's definition are told once that it was refused, and why, also those that
+ * come later; bytes of first weights already on their way are no violation. */
 static void test_refusal_reaches_all(void **state) {
   fixture *f = *state;
   uint8_t meta[512];
