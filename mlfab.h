@@ -210,7 +210,7 @@ MLFAB_API const char *mlfab_error_text(int code);
 /* ------------------------------------------------------------------------------------------------
  * 4. Types and units
  */
-typedef struct mlfab mlfab;     /* a context: one node of one fabric */
+typedef struct mlfab mlfab;                       /* a context: one node of one fabric */
 typedef struct mlfab_collective mlfab_collective; /* options of a collective: section 10 */
 typedef uint64_t mlfab_request; /* a handle, never reused within a context; 0 is none */
 
@@ -484,7 +484,9 @@ MLFAB_API int mlfab_abandon(mlfab **ctx_p);
 MLFAB_API int mlfab_rank(const mlfab *ctx, int32_t *rank_p, uint32_t *workers_p,
                          uint32_t *servers_p);
 
-/* The last error of this context in full, whichever thread had it. */
+/* The last error in full of the calling thread's calls on this context; where it had none, or has called another
+ * context since, of any thread's. A request keeps its error until it is ended; mlfab_wait and mlfab_test make it the
+ * caller's last one. */
 MLFAB_API int mlfab_last_error(mlfab *ctx, mlfab_error *error_p);
 
 /* ------------------------------------------------------------------------------------------------
@@ -1115,8 +1117,8 @@ typedef struct mlfab_partial_options {
   uint32_t op;        /* MLFAB_OP_SUM or MLFAB_OP_MEAN (divided by the number of workers) */
   uint32_t algorithm; /* of the exchange: MLFAB_ALGORITHM_AUTO ... TREE */
   uint32_t
-      refuse_nan;  /* 1: a contribution with NaN or infinity is refused alone, nothing is changed */
-  uint64_t seed;   /* of MAJORITY's initiators and of who counts a QUORUM; 0: the config's */
+      refuse_nan; /* 1: a contribution with NaN or infinity is refused alone, nothing is changed */
+  uint64_t seed;  /* of MAJORITY's initiators and of who counts a QUORUM; 0: the config's */
   uint64_t timeout_ns; /* of mlfab_partial_open */
 } mlfab_partial_options;
 

@@ -131,6 +131,9 @@ static int context_store(void *user, const char *path, const void *data, size_t 
   return MLFAB_ERR_IO;
 }
 
+/* Contexts that were opened in this process: a number is not used again, as an address may be. */
+static _Atomic uint64_t context_count;
+
 /* --- forks --- */
 
 /* How many times this process is a child of one that had used the library. Counted in the child, before
@@ -633,6 +636,22 @@ static void context_rearm(mlfab *ctx) {
   if (pending) context_tell(ctx);
 }
 
+/* --- the errors of a thread --- */
+
+/* The last error that this thread had, and the number of the context that it was in. */
+static _Thread_local mlfab_error context_error;
+static _Thread_local uint64_t context_error_of;
+
+/* With the lock, before a call gives it up for the last time: the error that was written last is this call's, if
+ * the call failed. What another thread has already taken is not. */
+static void context_take_error(mlfab *ctx) {
+  mlfab_error *last = &ctx->node->requests.last;
+  if (last->code == 0 || last->reserved) return;
+  context_error = *last;
+  context_error_of = ctx->number;
+  last->reserved = 1;
+}
+
 MLFAB__INTERNAL uint64_t mlfab__context_enter(mlfab *ctx) {
   atomic_fetch_add(&ctx->inside, 1);
   pthread_mutex_lock(&ctx->lock);
@@ -644,6 +663,7 @@ MLFAB__INTERNAL uint64_t mlfab__context_enter(mlfab *ctx) {
 /* Who looks after what is left? The caller, as long as it calls again and again and so moves things
  * itself: two threads would only wake each other. Else the thread. */
 MLFAB__INTERNAL void mlfab__context_leave(mlfab *ctx) {
+  context_take_error(ctx);
   context_tell_done(ctx);
   ctx->calls++;
   if (ctx->thread_is && ctx->waiters == 0) {
@@ -736,6 +756,7 @@ static mlfab *context_new(const mlfab_config *c, mlfab_error *error) {
   }
   ctx->env = env;
   ctx->forks = context_forks;
+  ctx->number = atomic_fetch_add(&context_count, 1) + 1;
   ctx->hooks = env.hooks;
   if (!ctx->hooks.clock) ctx->hooks.clock = context_monotonic;
   if (!ctx->hooks.log) ctx->hooks.log = context_no_log;
@@ -1028,9 +1049,10 @@ MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
                         mlfab__duration(waited, mlfab__context_now(ctx) - start),
                         mlfab__worker_unfinished(ctx->node->parts->worker));
     code = mlfab__context_in_vain(ctx, code);
-  } else if (ctx->node->requests.abandoned_code) {
-    code = ctx->node->requests.abandoned_code;
-    ctx->node->requests.abandoned_code = 0;
+  } else if (ctx->node->requests.abandoned.code) {
+    ctx->node->requests.last = ctx->node->requests.abandoned;
+    code = ctx->node->requests.abandoned.code;
+    ctx->node->requests.abandoned.code = 0;
   }
   mlfab__context_leave(ctx);
   return code;
@@ -1163,7 +1185,14 @@ MLFAB_API int mlfab_last_error(mlfab *ctx, mlfab_error *error_p) {
         "this process was forked from the one that opened the context: it can only close it");
     return 0;
   }
-  CONTEXT_LOOK(ctx, mlfab_node_last_error(ctx->node, error_p));
+  CONTEXT_CHECK(ctx);
+  if (!error_p) return MLFAB_ERR_ARGUMENT;
+  mlfab__context_enter(ctx);
+  context_take_error(ctx); /* what nobody has waited for */
+  *error_p = context_error_of == ctx->number ? context_error : ctx->node->requests.last;
+  error_p->reserved = 0;
+  mlfab__context_leave(ctx);
+  return 0;
 }
 
 MLFAB_API int mlfab_get_stats(mlfab *ctx, mlfab_stats *stats_p, size_t size) {

@@ -83,8 +83,9 @@ enum mlfab__context_thread {
 
 struct mlfab {
   mlfab_node *node;
-  int from_env;   /* opened by mlfab_open_env */
-  uint32_t forks; /* of the process that opened it: others are its children */
+  int from_env;    /* opened by mlfab_open_env */
+  uint32_t forks;  /* of the process that opened it: others are its children */
+  uint64_t number; /* of this process, from 1 */
   mlfab__env env;
   mlfab_env hooks; /* complete: what transports are given */
   mlfab__context_transport transports[MLFAB__CONTEXT_TRANSPORTS];

@@ -8,7 +8,16 @@ static mlfab__request *request_at(mlfab__requests *table, uint32_t place) {
   return &table->blocks[place / MLFAB__REQUEST_BLOCK][place % MLFAB__REQUEST_BLOCK];
 }
 
+static void request_free_error(mlfab__requests *table, mlfab__request *request) {
+  mlfab__free(table->env, request->error, sizeof *request->error);
+  request->error = NULL;
+}
+
 MLFAB__INTERNAL void mlfab__requests_free(mlfab__requests *table) {
+  for (uint32_t place = 0; place < table->room; place++) {
+    mlfab__request *request = request_at(table, place);
+    if (request->error) request_free_error(table, request);
+  }
   for (int i = 1; i < MLFAB__REQUEST_BLOCKS; i++) {
     mlfab__free(table->env, table->blocks[i], MLFAB__REQUEST_BLOCK * sizeof *table->blocks[i]);
     table->blocks[i] = NULL;
@@ -79,6 +88,19 @@ MLFAB__INTERNAL void mlfab__request_finish(mlfab__requests *table, mlfab__reques
   va_start(arguments, format);
   vsnprintf(last->text, sizeof last->text, format, arguments);
   va_end(arguments);
+  /* What is no entry of the table is told to nobody later. */
+  if (!table->env || mlfab__request_find(table, request->id) != request) return;
+  request->error = mlfab__alloc(table->env, sizeof *request->error);
+  if (request->error) *request->error = *last;
+}
+
+MLFAB__INTERNAL void mlfab__request_recall(mlfab__requests *table, const mlfab__request *request) {
+  const mlfab_result *result = &request->result;
+  if (request->error)
+    table->last = *request->error;
+  else if (table->last.code != result->status || table->last.rank != result->rank)
+    mlfab__error(&table->last, result->status, MLFAB_NO_RANK, 0, result->waited_ns,
+                 "%s (out of memory for more)", mlfab_error_text(result->status));
 }
 
 MLFAB__INTERNAL void mlfab__request_end(mlfab__requests *table, mlfab__request *request) {
@@ -88,6 +110,7 @@ MLFAB__INTERNAL void mlfab__request_end(mlfab__requests *table, mlfab__request *
     table->buckets[request->slot % MLFAB__REQUEST_BUCKETS] = request->next;
   if (request->next) request->next->previous = request->previous;
   if (request->done) table->to_tell -= request->watched;
+  if (request->error) request_free_error(table, request);
   request->kind = MLFAB__REQUEST_FREE;
   request->next = table->free;
   table->free = request;

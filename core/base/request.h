@@ -3,6 +3,8 @@
  * A request is open until its operation, its deadline or a cancel finishes it. It keeps its entry until the
  * caller ends it with test or wait. Handles are never reused.
  *
+ * A request that fails keeps its error until it is ended: others may fail meanwhile.
+ *
  * Entries are in blocks; the first block is in the table, and most programs need no other. An entry never
  * moves. `slot` tells which role serves the request; the requests of a slot are found without a scan of the
  * others.
@@ -44,6 +46,7 @@ typedef struct mlfab__request {
   struct mlfab__request *next, *previous; /* of its bucket; free: next is the next free one */
   uint64_t started_ns, deadline_ns;
   mlfab_result result;
+  mlfab_error *error; /* in full, when it has failed; NULL: there was no memory for it */
 } mlfab__request;
 
 /* All zeros is an empty table. */
@@ -54,12 +57,12 @@ typedef struct mlfab__requests {
   mlfab__request *buckets[MLFAB__REQUEST_BUCKETS];
   mlfab__request *free;
   uint32_t room;
-  uint64_t count;     /* handles issued */
-  uint32_t open;      /* entries in use */
-  uint32_t to_tell;   /* watched requests that are done */
-  uint64_t earliest;  /* no open request has an earlier deadline; MLFAB__NEVER when none has one */
-  mlfab_error last;   /* the last error, in full */
-  int abandoned_code; /* first failure of a push without a waiter */
+  uint64_t count;    /* handles issued */
+  uint32_t open;     /* entries in use */
+  uint32_t to_tell;  /* watched requests that are done */
+  uint64_t earliest; /* no open request has an earlier deadline; MLFAB__NEVER when none has one */
+  mlfab_error last;  /* the last error, in full; `reserved` 1: a thread has taken it (context.c) */
+  mlfab_error abandoned; /* first failure of a push without a waiter; code 0: none */
 } mlfab__requests;
 
 MLFAB__INTERNAL void mlfab__requests_free(mlfab__requests *table);
@@ -70,10 +73,12 @@ MLFAB__INTERNAL mlfab__request *mlfab__request_open(mlfab__requests *table, int 
                                                     uint64_t now_ns, uint64_t timeout_ns);
 /* The entry of a handle, or NULL. */
 MLFAB__INTERNAL mlfab__request *mlfab__request_find(mlfab__requests *table, mlfab_request id);
-/* Finishes a request with a status; `format` is the full text of an error. */
+/* Finishes a request with a status; `format` is the full text of an error, which becomes the last error. */
 MLFAB__INTERNAL void mlfab__request_finish(mlfab__requests *table, mlfab__request *request,
                                            int status, int32_t rank, int is_server, uint64_t now_ns,
                                            const char *format, ...) MLFAB__PRINTF(7, 8);
+/* Makes the error of a request that has failed the last error again. */
+MLFAB__INTERNAL void mlfab__request_recall(mlfab__requests *table, const mlfab__request *request);
 MLFAB__INTERNAL void mlfab__request_end(mlfab__requests *table, mlfab__request *request);
 /* Iterates over the requests of this kind and slot that are not done: the next one after `after` (NULL: the
  * first), or NULL. */

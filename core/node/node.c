@@ -768,6 +768,7 @@ MLFAB_API int mlfab_node_test(mlfab_node *node, mlfab_request id, int *done_p,
   *done_p = request->done;
   if (!request->done) return 0;
   if (result_p) *result_p = request->result;
+  if (request->result.status) mlfab__request_recall(&node->requests, request);
   mlfab__request_end(&node->requests, request);
   return 0;
 }

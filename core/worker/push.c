@@ -342,10 +342,10 @@ static void push_tell_all(mlfab__worker *worker, mlfab__outgoing *update, int co
     push_tell(worker, request, update, code, server, now_ns);
     told++;
   }
-  if (!code || told > 0 || worker->requests->abandoned_code || update->withdrawn) return;
+  if (!code || told > 0 || worker->requests->abandoned.code || update->withdrawn) return;
   mlfab__request nobody = *verdict;
   push_tell(worker, &nobody, update, code, server, now_ns);
-  worker->requests->abandoned_code = code;
+  worker->requests->abandoned = worker->requests->last;
 }
 
 /* Ends the update once it is over. */

@@ -351,6 +351,7 @@ static void worker_model_progress(mlfab__worker *worker, uint64_t now_ns) {
     mlfab__request *pull = mlfab__request_find(worker->requests, worker->model_pull);
     if (pull && !pull->done) return;
     int code = pull ? pull->result.status : MLFAB_ERR_INTERNAL;
+    if (code && pull) mlfab__request_recall(worker->requests, pull);
     const mlfab_error last = worker->requests->last; /* the end of the request is written there */
     worker_model_end(worker, code, pull ? pull->result.rank : MLFAB_NO_RANK, last.is_server, now_ns,
                      last.text);

@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <math.h>
 #include <netinet/in.h>
+#include <pthread.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -1066,7 +1067,8 @@ static void later_fn(void *user) {
   mlfab_buf b;
   switch (l->kind) {
     case LATER_BARRIER:
-      l->code = mlfab_barrier(l->node, &(mlfab_collective){.size = sizeof(mlfab_collective), .timeout_ns = l->bytes});
+      l->code = mlfab_barrier(
+          l->node, &(mlfab_collective){.size = sizeof(mlfab_collective), .timeout_ns = l->bytes});
       break;
     case LATER_BROADCAST:
       l->code = mlfab_broadcast(l->node, l->root, l->data, l->bytes, NULL);
@@ -1089,6 +1091,79 @@ static void later_fn(void *user) {
 static void do_later(world *w, later *l, uint64_t in_ns) {
   l->code = 12345;
   assert_int_equal(mlfab_sim_at(w->sim, mlfab_sim_clock(w->sim) + in_ns, later_fn, l), 0);
+}
+
+/* Two requests of one thread that fail: whoever waits for one is told of that one. */
+static void test_errors_of_requests(void **state) {
+  fixture f;
+  float data[COUNT] = {0};
+  mlfab_buf b = buf(5, data, COUNT);
+  mlfab_pull_options p = {.size = sizeof p};
+  mlfab_request request[2];
+  (void)state;
+  begin(&f, 2, 1, 1);
+  world_open(&f.w, 1);
+  mlfab_model_options o = rules(MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_BSP);
+  model(&f, &o);
+  mlfab *n = f.w.node[0];
+  OK(n, mlfab_push(n, &b, 1, NULL, NULL));
+  for (uint64_t i = 0; i < 2; i++) {
+    p.timeout_ns = (3 + 2 * i) * WORLD_S;
+    OK(n, mlfab_pull_start(n, &b, 1, &p, &request[i]));
+  }
+  mlfab_sim_run(f.w.sim, 6ull * WORLD_S);
+  EXPECT(n, mlfab_wait(n, request[0], 0, NULL), MLFAB_ERR_TIMEOUT);
+  said(n, MLFAB_ERR_TIMEOUT, "3 s");
+  EXPECT(n, mlfab_wait(n, request[1], 0, NULL), MLFAB_ERR_TIMEOUT);
+  said(n, MLFAB_ERR_TIMEOUT, "5 s");
+  world_close(&f.w);
+}
+
+/* Threads of one context each have their own last error. */
+typedef struct mistaken {
+  mlfab *node;
+  uint32_t tensor;
+  pthread_barrier_t *meet;
+  int right;
+} mistaken;
+
+static void *make_mistakes(void *user) {
+  mistaken *m = (mistaken *)user;
+  float data[4] = {0};
+  mlfab_buf b = buf(m->tensor, data, 4);
+  char text[32];
+  mlfab_error error;
+  snprintf(text, sizeof text, "tensor %u", m->tensor);
+  for (int i = 0; i < 100; i++) {
+    int code = mlfab_push(m->node, &b, 1, NULL, NULL);
+    pthread_barrier_wait(m->meet); /* both have failed before either asks */
+    int asked = mlfab_last_error(m->node, &error);
+    m->right +=
+        code == MLFAB_ERR_TENSOR && !asked && error.code == code && strstr(error.text, text);
+    pthread_barrier_wait(m->meet);
+  }
+  return NULL;
+}
+
+static void test_errors_of_threads(void **state) {
+  mlfab_config config;
+  mlfab_error error;
+  mlfab *n = NULL;
+  pthread_t thread[2];
+  pthread_barrier_t meet;
+  (void)state;
+  mlfab_config_init(&config);
+  assert_int_equal(mlfab_open(&config, &n, &error), 0);
+  OK(n, mlfab_tensor_add(n, 5, MLFAB_F32, 4));
+  OK(n, mlfab_model_start(n, NULL, NULL, 0));
+  assert_int_equal(pthread_barrier_init(&meet, NULL, 2), 0);
+  mistaken m[2] = {{n, 71, &meet, 0}, {n, 92, &meet, 0}};
+  for (int i = 0; i < 2; i++)
+    assert_int_equal(pthread_create(&thread[i], NULL, make_mistakes, &m[i]), 0);
+  for (int i = 0; i < 2; i++) assert_int_equal(pthread_join(thread[i], NULL), 0);
+  for (int i = 0; i < 2; i++) assert_int_equal(m[i].right, 100);
+  pthread_barrier_destroy(&meet);
+  assert_int_equal(mlfab_close(&n), 0);
 }
 
 /* A pull whose round another worker never completes ends at its deadline and says what it awaited. */
@@ -1135,7 +1210,10 @@ static void test_barrier_deadline(void **state) {
   for (int turn = 0; turn < 3; turn++) {
     later first = {w.node[0], 0, LATER_BARRIER, 0, NULL, WORLD_S, NULL};
     do_later(&w, &first, WORLD_MS);
-    EXPECT(w.node[2], mlfab_barrier(w.node[2], &(mlfab_collective){.size = sizeof(mlfab_collective), .timeout_ns = 2 * (uint64_t)WORLD_S}), MLFAB_ERR_TIMEOUT);
+    EXPECT(w.node[2],
+           mlfab_barrier(w.node[2], &(mlfab_collective){.size = sizeof(mlfab_collective),
+                                                        .timeout_ns = 2 * (uint64_t)WORLD_S}),
+           MLFAB_ERR_TIMEOUT);
     said(w.node[2], MLFAB_ERR_TIMEOUT, "worker 1");
     assert_int_equal(mlfab_last_error(w.node[2], &error), 0);
     assert_int_equal(error.rank, 1);
@@ -1158,7 +1236,10 @@ static void test_barrier_deadline(void **state) {
 static int heard(world *w, mlfab *n, int code) {
   uint8_t data[8];
   mlfab_sim_run(w->sim, WORLD_S);
-  return code ? code : mlfab_broadcast(n, 2, data, sizeof data, &(mlfab_collective){.size = sizeof(mlfab_collective), .timeout_ns = WORLD_S});
+  return code ? code
+              : mlfab_broadcast(
+                    n, 2, data, sizeof data,
+                    &(mlfab_collective){.size = sizeof(mlfab_collective), .timeout_ns = WORLD_S});
 }
 
 static void test_broadcast(void **state) {
@@ -1217,7 +1298,11 @@ static void test_broadcast(void **state) {
   /* The root never comes: the deadline names it, also to the root, when it does. */
   l[0].root = l[1].root = 2;
   do_later(&w, &l[0], 2 * WORLD_MS);
-  EXPECT(n, mlfab_broadcast(n, 2, mine, 5000, &(mlfab_collective){.size = sizeof(mlfab_collective), .timeout_ns = WORLD_S}), MLFAB_ERR_TIMEOUT);
+  EXPECT(
+      n,
+      mlfab_broadcast(n, 2, mine, 5000,
+                      &(mlfab_collective){.size = sizeof(mlfab_collective), .timeout_ns = WORLD_S}),
+      MLFAB_ERR_TIMEOUT);
   said(n, MLFAB_ERR_TIMEOUT, "worker 2");
   mlfab_sim_run(w.sim, WORLD_S);
   EXPECT(w.node[1], l[0].code, MLFAB_ERR_TIMEOUT);
@@ -1766,6 +1851,8 @@ int main(void) {
       cmocka_unit_test(test_not_finite_merged),
       cmocka_unit_test(test_update_callback),
       cmocka_unit_test(test_pull_callback),
+      cmocka_unit_test(test_errors_of_requests),
+      cmocka_unit_test(test_errors_of_threads),
       cmocka_unit_test(test_pull_deadline),
       cmocka_unit_test(test_barrier_deadline),
       cmocka_unit_test(test_broadcast),
