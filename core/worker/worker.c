@@ -121,12 +121,17 @@ static int worker_check_sync(const mlfab__worker *worker, const mlfab_sync *sync
 }
 
 /* Members without the size would go unseen, and the model would be asynchronous. */
-static int worker_check_consistency(const mlfab__worker *worker, const mlfab_sync *sync,
+static int worker_check_consistency(const mlfab__worker *worker, const mlfab_model_options *o,
                                     mlfab_error *error) {
   static const mlfab_sync none;
+  const mlfab_sync *sync = &o->consistency;
   if (sync->size < offsetof(mlfab_sync, kind) + sizeof sync->kind &&
       memcmp(sync, &none, sizeof none) != 0)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "model_start: consistency.size is not set");
+  if (o->sync != MLFAB_SYNC_ASYNC && sync->size > 0 && sync->kind != o->sync)
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                       "model_start: sync says %s, consistency.kind %s: set one of them",
+                       mlfab__sync_name(o->sync), mlfab__sync_name(sync->kind));
   return worker_check_sync(worker, &worker->define.options.consistency, "model_start", error);
 }
 
@@ -155,7 +160,7 @@ static int worker_check_options(const mlfab__worker *worker, const mlfab_model_o
                        "not supported: filters on int64 (%s, tensor %u)",
                        o->pull_half ? "pull_half" : "change_threshold", worker->tensors[i].id);
   }
-  int code = worker_check_consistency(worker, &o->consistency, error);
+  int code = worker_check_consistency(worker, o, error);
   if (code) return code;
   mlfab_error wrong;
   code = mlfab__store_check(&worker->define.options, &worker->layout, &optimizer, &wrong);

@@ -107,6 +107,8 @@ static void test_wrong_models(void **state) {
   mlfab_model_options o = model_of(ssp);
   o.consistency.size = 0; /* forgotten: not a model without consistency */
   REFUSED(node, mlfab_model_start(node, &o, NULL, 0), MLFAB_ERR_ARGUMENT, "consistency.size");
+  o = model_of(ssp), o.sync = MLFAB_SYNC_BSP; /* two models at once */
+  REFUSED(node, mlfab_model_start(node, &o, NULL, 0), MLFAB_ERR_ARGUMENT, "set one of them");
   o = model_of(sync_of(MLFAB_SYNC_USER));
   REFUSED(node, mlfab_model_start(node, &o, NULL, 0), MLFAB_ERR_UNSUPPORTED, "pull_condition");
   o = model_of(sync_of(MLFAB_SYNC_DROP)), o.deterministic = 1;
