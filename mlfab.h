@@ -1301,7 +1301,7 @@ MLFAB_API int mlfab_dag_trigger(mlfab_dag *dag, uint32_t op);
  * fails everywhere (CANCELLED). *dag_p becomes NULL. Call it before mlfab_close and mlfab_abandon: a task graph
  * whose context is closed may be given to no call any more, not to this one either, and its memory is lost.
  * Errors: ARGUMENT (dag_p is NULL), CLOSED (*dag_p is NULL). */
-MLFAB_API int mlfab_dag_free(mlfab_dag **dag_p);
+MLFAB_API int mlfab_dag_close(mlfab_dag **dag_p);
 
 /* ------------------------------------------------------------------------------------------------
  * 11. Telemetry

@@ -102,7 +102,7 @@ static int go_round(mlfab *fabric) {
     if (!status) status = mlfab_dag_wait(dag, round, 0);
   }
   if (!status) printf("worker %d ends at %.3f\n", (int)rank, r.mine);
-  if (dag) mlfab_dag_free(&dag); /* before the context is closed */
+  if (dag) mlfab_dag_close(&dag); /* before the context is closed */
   return status;
 }
 

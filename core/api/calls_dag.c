@@ -164,7 +164,7 @@ static int dag_test_given_back(mlfab *ctx, void *what) {
   return !mlfab__user_dag_lends(what);
 }
 
-MLFAB_API int mlfab_dag_free(mlfab_dag **dag_p) {
+MLFAB_API int mlfab_dag_close(mlfab_dag **dag_p) {
   if (!dag_p) return MLFAB_ERR_ARGUMENT;
   mlfab_dag *dag = *dag_p;
   if (!dag) return MLFAB_ERR_CLOSED;

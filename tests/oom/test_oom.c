@@ -225,7 +225,7 @@ static int alone_dag_create(alone *a) {
     code = mlfab_dag_compute(a->dag, alone_compute, a, &ops[i]);
     if (!code && i > 0) code = mlfab_dag_after(a->dag, ops[i], ops[i - 1]);
   }
-  if (code) assert_int_equal(mlfab_dag_free(&a->dag), 0);
+  if (code) assert_int_equal(mlfab_dag_close(&a->dag), 0);
   return code;
 }
 
@@ -237,7 +237,7 @@ static int alone_dag_round(alone *a) {
   return code ? code : mlfab_wait(a->ctx, request, 0, NULL);
 }
 
-static int alone_dag_free(alone *a) { return mlfab_dag_free(&a->dag); }
+static int alone_dag_free(alone *a) { return mlfab_dag_close(&a->dag); }
 static int alone_join(alone *a) { return mlfab_finish(a->ctx, 0); }
 
 /* A call; when the fault comes it fails, and succeeds the next time. */
@@ -674,7 +674,7 @@ static int object_stochastic_close(fabric *f, uint32_t i) {
   return mlfab_stochastic_close(f->node[i], f->object[i]);
 }
 
-static int object_dag_free(fabric *f, uint32_t i) { return mlfab_dag_free(&f->dag[i]); }
+static int object_dag_free(fabric *f, uint32_t i) { return mlfab_dag_close(&f->dag[i]); }
 
 /* An exchange: each sends its array, and receives the other's. */
 static int object_dag_open(fabric *f, uint32_t i) {
@@ -832,7 +832,7 @@ static int object_session(uint32_t victim, uint64_t fail_at, uint64_t *failures_
                           uint64_t *cut_p) {
   fabric *f = fabric_begin(OBJECT_NODES, 2, 0, victim, fail_at);
   *cut_p += object_calls(f) != 0;
-  for (uint32_t i = FIRST; i < OBJECT_NODES; i++) (void)mlfab_dag_free(&f->dag[i]);
+  for (uint32_t i = FIRST; i < OBJECT_NODES; i++) (void)mlfab_dag_close(&f->dag[i]);
   fabric_end(f, victim, fail_at);
   int fired = f->faults[victim].fired;
   *failures_p += (uint64_t)f->failures;

@@ -425,7 +425,7 @@ static void close_world(void) {
   mlfab_stats stats;
   for (uint32_t i = 0; i < w.ranks; i++) {
     rank *r = &w.rank[(i + w.seed) % w.ranks];
-    MUST(r, mlfab_dag_free(&r->dag));
+    MUST(r, mlfab_dag_close(&r->dag));
     mlfab_sim_run(w.sim, below(10) * MS);
   }
   mlfab_sim_run(w.sim, SECOND);

@@ -38,7 +38,7 @@ static void begin(uint32_t workers) {
 
 static void end(void) {
   for (uint32_t i = 0; i < w.workers; i++) {
-    if (rigs[i].dag && w.node[i]) OK(w.node[i], mlfab_dag_free(&rigs[i].dag));
+    if (rigs[i].dag && w.node[i]) OK(w.node[i], mlfab_dag_close(&rigs[i].dag));
   }
   world_close(&w);
 }
@@ -156,14 +156,14 @@ static void test_building(void **state) {
   EXPECT(n, mlfab_dag_start(d, 0, &(mlfab_request){0}), MLFAB_ERR_STATE);
   EXPECT(n, mlfab_dag_wait(d, 0, 0), MLFAB_ERR_STATE);
   EXPECT(n, mlfab_dag_trigger(d, 0), MLFAB_ERR_STATE);
-  assert_int_equal(mlfab_dag_free(NULL), MLFAB_ERR_ARGUMENT);
-  assert_int_equal(mlfab_dag_free(&none), MLFAB_ERR_CLOSED);
+  assert_int_equal(mlfab_dag_close(NULL), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_dag_close(&none), MLFAB_ERR_CLOSED);
   end();
 }
 
 /* The task graph of worker 0, anew. */
 static mlfab_dag *afresh(void) {
-  OK(w.node[0], mlfab_dag_free(&rigs[0].dag));
+  OK(w.node[0], mlfab_dag_close(&rigs[0].dag));
   OK(w.node[0], mlfab_dag_create(w.node[0], &rigs[0].dag));
   return rigs[0].dag;
 }
@@ -405,10 +405,10 @@ static void test_persistent(void **state) {
   OK(w.node[2], mlfab_dag_wait(rigs[2].dag, 44, 0));
   assert_int_equal(rigs[2].last_round, 44);
   /* Closing in any order disturbs nobody, as nothing was triggered. */
-  OK(w.node[1], mlfab_dag_free(&rigs[1].dag));
+  OK(w.node[1], mlfab_dag_close(&rigs[1].dag));
   mlfab_sim_run(w.sim, WORLD_S);
-  OK(w.node[0], mlfab_dag_free(&rigs[0].dag));
-  OK(w.node[2], mlfab_dag_free(&rigs[2].dag));
+  OK(w.node[0], mlfab_dag_close(&rigs[0].dag));
+  OK(w.node[2], mlfab_dag_close(&rigs[2].dag));
   mlfab_sim_run(w.sim, WORLD_S);
   mlfab_stats stats;
   OK(w.node[0], mlfab_get_stats(w.node[0], &stats, sizeof stats));
@@ -434,11 +434,11 @@ static void test_closing(void **state) {
       OK(w.node[1], mlfab_dag_wait(rigs[1].dag, round, 0));
       if (round < 2) OK(w.node[0], mlfab_dag_wait(rigs[0].dag, round, 0));
     }
-    if (first == 1) OK(w.node[1], mlfab_dag_free(&rigs[1].dag));
+    if (first == 1) OK(w.node[1], mlfab_dag_close(&rigs[1].dag));
     OK(w.node[0], mlfab_dag_wait(rigs[0].dag, 2, 0));
     mlfab_sim_run(w.sim, WORLD_S);
-    OK(w.node[first == 1 ? 0 : 1], mlfab_dag_free(&rigs[first == 1 ? 0 : 1].dag));
-    if (first == 0) OK(w.node[0], mlfab_dag_free(&rigs[0].dag));
+    OK(w.node[first == 1 ? 0 : 1], mlfab_dag_close(&rigs[first == 1 ? 0 : 1].dag));
+    if (first == 0) OK(w.node[0], mlfab_dag_close(&rigs[0].dag));
     mlfab_sim_run(w.sim, WORLD_S);
     for (int i = 0; i < 2; i++) {
       mlfab_stats stats;
@@ -618,7 +618,7 @@ static void test_leaving(void **state) {
   mlfab_request request[4];
   for (uint32_t i = 1; i < 4; i++)
     OK(w.node[i], mlfab_dag_start(rigs[i].dag, 5ull * WORLD_S, &request[i]));
-  OK(w.node[3], mlfab_dag_free(&rigs[3].dag));
+  OK(w.node[3], mlfab_dag_close(&rigs[3].dag));
   EXPECT(w.node[3], mlfab_wait(w.node[3], request[3], 0, NULL), MLFAB_ERR_CANCELLED);
   EXPECT(w.node[1], mlfab_wait(w.node[1], request[1], 0, NULL), MLFAB_ERR_CANCELLED);
   assert_int_equal(said(1)->rank, 3);
@@ -723,7 +723,7 @@ static void test_threads(void **state) {
   assert_int_equal(r->code, 0);
   assert_true(r->ran >= 2000);
   assert_int_equal(r->ran, rigs[1].ran);
-  OK(r->ctx, mlfab_dag_free(&r->dag));
+  OK(r->ctx, mlfab_dag_close(&r->dag));
   assert_int_equal(mlfab_close(&r->ctx), 0);
 }
 

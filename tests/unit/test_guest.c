@@ -297,7 +297,7 @@ static int calls_fail(void) {
   FAILS(mlfab_allreduce_start(ctx, &vec, 1, MLFAB_F64, NULL, &request));
   FAILS(mlfab_dag_create(ctx, &dag));
   FAILS(mlfab_dag_nop(P.dag, &op));
-  FAILS(mlfab_dag_free(&P.dag));
+  FAILS(mlfab_dag_close(&P.dag));
 #undef FAILS
   wrong += expect(__LINE__, mlfab_last_error(ctx, &error) ? 0 : error.code, &error, MLFAB_ERR_STATE,
                   "forked");
@@ -344,7 +344,7 @@ static void fork_over(const char *scheme) {
     assert_int_equal(stats.reconnects, 0);
   }
   assert_int_equal(atomic_load(&troubles), 0);
-  OK(P.node[1], mlfab_dag_free(&P.dag));
+  OK(P.node[1], mlfab_dag_close(&P.dag));
   close_two(P.node);
 }
 
