@@ -833,6 +833,8 @@ MLFAB__INTERNAL void mlfab__pool_drain(mlfab__pool *pool) {
  * A request is open until its operation, its deadline or a cancel finishes it. It keeps its entry until the
  * caller ends it with test or wait. Handles are never reused.
  *
+ * A request that fails keeps its error until it is ended: others may fail meanwhile.
+ *
  * Entries are in blocks; the first block is in the table, and most programs need no other. An entry never
  * moves. `slot` tells which role serves the request; the requests of a slot are found without a scan of the
  * others.
@@ -870,6 +872,7 @@ typedef struct mlfab__request {
   struct mlfab__request *next, *previous; /* of its bucket; free: next is the next free one */
   uint64_t started_ns, deadline_ns;
   mlfab_result result;
+  mlfab_error *error; /* in full, when it has failed; NULL: there was no memory for it */
 } mlfab__request;
 
 /* All zeros is an empty table. */
@@ -880,12 +883,12 @@ typedef struct mlfab__requests {
   mlfab__request *buckets[MLFAB__REQUEST_BUCKETS];
   mlfab__request *free;
   uint32_t room;
-  uint64_t count;     /* handles issued */
-  uint32_t open;      /* entries in use */
-  uint32_t to_tell;   /* watched requests that are done */
-  uint64_t earliest;  /* no open request has an earlier deadline; MLFAB__NEVER when none has one */
-  mlfab_error last;   /* the last error, in full */
-  int abandoned_code; /* first failure of a push without a waiter */
+  uint64_t count;    /* handles issued */
+  uint32_t open;     /* entries in use */
+  uint32_t to_tell;  /* watched requests that are done */
+  uint64_t earliest; /* no open request has an earlier deadline; MLFAB__NEVER when none has one */
+  mlfab_error last;  /* the last error, in full; `reserved` 1: a thread has taken it (context.c) */
+  mlfab_error abandoned; /* first failure of a push without a waiter; code 0: none */
 } mlfab__requests;
 
 MLFAB__INTERNAL void mlfab__requests_free(mlfab__requests *table);
@@ -896,10 +899,12 @@ MLFAB__INTERNAL mlfab__request *mlfab__request_open(mlfab__requests *table, int 
                                                     uint64_t now_ns, uint64_t timeout_ns);
 /* The entry of a handle, or NULL. */
 MLFAB__INTERNAL mlfab__request *mlfab__request_find(mlfab__requests *table, mlfab_request id);
-/* Finishes a request with a status; `format` is the full text of an error. */
+/* Finishes a request with a status; `format` is the full text of an error, which becomes the last error. */
 MLFAB__INTERNAL void mlfab__request_finish(mlfab__requests *table, mlfab__request *request,
                                            int status, int32_t rank, int is_server, uint64_t now_ns,
                                            const char *format, ...) MLFAB__PRINTF(7, 8);
+/* Makes the error of a request that has failed the last error again. */
+MLFAB__INTERNAL void mlfab__request_recall(mlfab__requests *table, const mlfab__request *request);
 MLFAB__INTERNAL void mlfab__request_end(mlfab__requests *table, mlfab__request *request);
 /* Iterates over the requests of this kind and slot that are not done: the next one after `after` (NULL: the
  * first), or NULL. */
@@ -923,7 +928,16 @@ static mlfab__request *request_at(mlfab__requests *table, uint32_t place) {
   return &table->blocks[place / MLFAB__REQUEST_BLOCK][place % MLFAB__REQUEST_BLOCK];
 }
 
+static void request_free_error(mlfab__requests *table, mlfab__request *request) {
+  mlfab__free(table->env, request->error, sizeof *request->error);
+  request->error = NULL;
+}
+
 MLFAB__INTERNAL void mlfab__requests_free(mlfab__requests *table) {
+  for (uint32_t place = 0; place < table->room; place++) {
+    mlfab__request *request = request_at(table, place);
+    if (request->error) request_free_error(table, request);
+  }
   for (int i = 1; i < MLFAB__REQUEST_BLOCKS; i++) {
     mlfab__free(table->env, table->blocks[i], MLFAB__REQUEST_BLOCK * sizeof *table->blocks[i]);
     table->blocks[i] = NULL;
@@ -994,6 +1008,19 @@ MLFAB__INTERNAL void mlfab__request_finish(mlfab__requests *table, mlfab__reques
   va_start(arguments, format);
   vsnprintf(last->text, sizeof last->text, format, arguments);
   va_end(arguments);
+  /* What is no entry of the table is told to nobody later. */
+  if (!table->env || mlfab__request_find(table, request->id) != request) return;
+  request->error = mlfab__alloc(table->env, sizeof *request->error);
+  if (request->error) *request->error = *last;
+}
+
+MLFAB__INTERNAL void mlfab__request_recall(mlfab__requests *table, const mlfab__request *request) {
+  const mlfab_result *result = &request->result;
+  if (request->error)
+    table->last = *request->error;
+  else if (table->last.code != result->status || table->last.rank != result->rank)
+    mlfab__error(&table->last, result->status, MLFAB_NO_RANK, 0, result->waited_ns,
+                 "%s (out of memory for more)", mlfab_error_text(result->status));
 }
 
 MLFAB__INTERNAL void mlfab__request_end(mlfab__requests *table, mlfab__request *request) {
@@ -1003,6 +1030,7 @@ MLFAB__INTERNAL void mlfab__request_end(mlfab__requests *table, mlfab__request *
     table->buckets[request->slot % MLFAB__REQUEST_BUCKETS] = request->next;
   if (request->next) request->next->previous = request->previous;
   if (request->done) table->to_tell -= request->watched;
+  if (request->error) request_free_error(table, request);
   request->kind = MLFAB__REQUEST_FREE;
   request->next = table->free;
   table->free = request;
@@ -8038,6 +8066,10 @@ MLFAB_API int mlfab_node_test(mlfab_node *node, mlfab_request id, int *done_p,
   *done_p = request->done;
   if (!request->done) return 0;
   if (result_p) *result_p = request->result;
+  if (request->result.status) {
+    mlfab__request_recall(&node->requests, request);
+    mlfab__server_link_say_why(node);
+  }
   mlfab__request_end(&node->requests, request);
   return 0;
 }
@@ -11679,10 +11711,10 @@ static void push_tell_all(mlfab__worker *worker, mlfab__outgoing *update, int co
     push_tell(worker, request, update, code, server, now_ns);
     told++;
   }
-  if (!code || told > 0 || worker->requests->abandoned_code || update->withdrawn) return;
+  if (!code || told > 0 || worker->requests->abandoned.code || update->withdrawn) return;
   mlfab__request nobody = *verdict;
   push_tell(worker, &nobody, update, code, server, now_ns);
-  worker->requests->abandoned_code = code;
+  worker->requests->abandoned = worker->requests->last;
 }
 
 /* Ends the update once it is over. */
@@ -12807,12 +12839,17 @@ static int worker_check_sync(const mlfab__worker *worker, const mlfab_sync *sync
 }
 
 /* Members without the size would go unseen, and the model would be asynchronous. */
-static int worker_check_consistency(const mlfab__worker *worker, const mlfab_sync *sync,
+static int worker_check_consistency(const mlfab__worker *worker, const mlfab_model_options *o,
                                     mlfab_error *error) {
   static const mlfab_sync none;
+  const mlfab_sync *sync = &o->consistency;
   if (sync->size < offsetof(mlfab_sync, kind) + sizeof sync->kind &&
       memcmp(sync, &none, sizeof none) != 0)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "model_start: consistency.size is not set");
+  if (o->sync != MLFAB_SYNC_ASYNC && sync->size > 0 && sync->kind != o->sync)
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                       "model_start: sync says %s, consistency.kind %s: set one of them",
+                       mlfab__sync_name(o->sync), mlfab__sync_name(sync->kind));
   return worker_check_sync(worker, &worker->define.options.consistency, "model_start", error);
 }
 
@@ -12841,7 +12878,7 @@ static int worker_check_options(const mlfab__worker *worker, const mlfab_model_o
                        "not supported: filters on int64 (%s, tensor %u)",
                        o->pull_half ? "pull_half" : "change_threshold", worker->tensors[i].id);
   }
-  int code = worker_check_consistency(worker, &o->consistency, error);
+  int code = worker_check_consistency(worker, o, error);
   if (code) return code;
   mlfab_error wrong;
   code = mlfab__store_check(&worker->define.options, &worker->layout, &optimizer, &wrong);
@@ -13037,6 +13074,7 @@ static void worker_model_progress(mlfab__worker *worker, uint64_t now_ns) {
     mlfab__request *pull = mlfab__request_find(worker->requests, worker->model_pull);
     if (pull && !pull->done) return;
     int code = pull ? pull->result.status : MLFAB_ERR_INTERNAL;
+    if (code && pull) mlfab__request_recall(worker->requests, pull);
     const mlfab_error last = worker->requests->last; /* the end of the request is written there */
     worker_model_end(worker, code, pull ? pull->result.rank : MLFAB_NO_RANK, last.is_server, now_ns,
                      last.text);
@@ -42181,8 +42219,9 @@ enum mlfab__context_thread {
 
 struct mlfab {
   mlfab_node *node;
-  int from_env;   /* opened by mlfab_open_env */
-  uint32_t forks; /* of the process that opened it: others are its children */
+  int from_env;    /* opened by mlfab_open_env */
+  uint32_t forks;  /* of the process that opened it: others are its children */
+  uint64_t number; /* of this process, from 1 */
   mlfab__env env;
   mlfab_env hooks; /* complete: what transports are given */
   mlfab__context_transport transports[MLFAB__CONTEXT_TRANSPORTS];
@@ -42449,6 +42488,9 @@ static int context_store(void *user, const char *path, const void *data, size_t 
   errno = why;
   return MLFAB_ERR_IO;
 }
+
+/* Contexts that were opened in this process: a number is not used again, as an address may be. */
+static _Atomic uint64_t context_count;
 
 /* --- forks --- */
 
@@ -42952,6 +42994,22 @@ static void context_rearm(mlfab *ctx) {
   if (pending) context_tell(ctx);
 }
 
+/* --- the errors of a thread --- */
+
+/* The last error that this thread had, and the number of the context that it was in. */
+static _Thread_local mlfab_error context_error;
+static _Thread_local uint64_t context_error_of;
+
+/* With the lock, before a call gives it up for the last time: the error that was written last is this call's, if
+ * the call failed. What another thread has already taken is not. */
+static void context_take_error(mlfab *ctx) {
+  mlfab_error *last = &ctx->node->requests.last;
+  if (last->code == 0 || last->reserved) return;
+  context_error = *last;
+  context_error_of = ctx->number;
+  last->reserved = 1;
+}
+
 MLFAB__INTERNAL uint64_t mlfab__context_enter(mlfab *ctx) {
   atomic_fetch_add(&ctx->inside, 1);
   pthread_mutex_lock(&ctx->lock);
@@ -42963,6 +43021,7 @@ MLFAB__INTERNAL uint64_t mlfab__context_enter(mlfab *ctx) {
 /* Who looks after what is left? The caller, as long as it calls again and again and so moves things
  * itself: two threads would only wake each other. Else the thread. */
 MLFAB__INTERNAL void mlfab__context_leave(mlfab *ctx) {
+  context_take_error(ctx);
   context_tell_done(ctx);
   ctx->calls++;
   if (ctx->thread_is && ctx->waiters == 0) {
@@ -43055,6 +43114,7 @@ static mlfab *context_new(const mlfab_config *c, mlfab_error *error) {
   }
   ctx->env = env;
   ctx->forks = context_forks;
+  ctx->number = atomic_fetch_add(&context_count, 1) + 1;
   ctx->hooks = env.hooks;
   if (!ctx->hooks.clock) ctx->hooks.clock = context_monotonic;
   if (!ctx->hooks.log) ctx->hooks.log = context_no_log;
@@ -43347,9 +43407,11 @@ MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
                         mlfab__duration(waited, mlfab__context_now(ctx) - start),
                         mlfab__worker_unfinished(ctx->node->parts->worker));
     code = mlfab__context_in_vain(ctx, code);
-  } else if (ctx->node->requests.abandoned_code) {
-    code = ctx->node->requests.abandoned_code;
-    ctx->node->requests.abandoned_code = 0;
+  } else if (ctx->node->requests.abandoned.code) {
+    ctx->node->requests.last = ctx->node->requests.abandoned;
+    mlfab__server_link_say_why(ctx->node);
+    code = ctx->node->requests.abandoned.code;
+    ctx->node->requests.abandoned.code = 0;
   }
   mlfab__context_leave(ctx);
   return code;
@@ -43482,7 +43544,14 @@ MLFAB_API int mlfab_last_error(mlfab *ctx, mlfab_error *error_p) {
         "this process was forked from the one that opened the context: it can only close it");
     return 0;
   }
-  CONTEXT_LOOK(ctx, mlfab_node_last_error(ctx->node, error_p));
+  CONTEXT_CHECK(ctx);
+  if (!error_p) return MLFAB_ERR_ARGUMENT;
+  mlfab__context_enter(ctx);
+  context_take_error(ctx); /* what nobody has waited for */
+  *error_p = context_error_of == ctx->number ? context_error : ctx->node->requests.last;
+  error_p->reserved = 0;
+  mlfab__context_leave(ctx);
+  return 0;
 }
 
 MLFAB_API int mlfab_get_stats(mlfab *ctx, mlfab_stats *stats_p, size_t size) {
@@ -44495,7 +44564,7 @@ static int dag_test_given_back(mlfab *ctx, void *what) {
   return !mlfab__user_dag_lends(what);
 }
 
-MLFAB_API int mlfab_dag_free(mlfab_dag **dag_p) {
+MLFAB_API int mlfab_dag_close(mlfab_dag **dag_p) {
   if (!dag_p) return MLFAB_ERR_ARGUMENT;
   mlfab_dag *dag = *dag_p;
   if (!dag) return MLFAB_ERR_CLOSED;
@@ -49830,7 +49899,7 @@ MLFAB_API int mlfab_dag_trigger(mlfab_dag *dag, uint32_t op) {
   return MLFAB_ERR_UNSUPPORTED;
 }
 
-MLFAB_API int mlfab_dag_free(mlfab_dag **dag_p) {
+MLFAB_API int mlfab_dag_close(mlfab_dag **dag_p) {
   (void)dag_p;
   return MLFAB_ERR_UNSUPPORTED;
 }

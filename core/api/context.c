@@ -1051,6 +1051,7 @@ MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
     code = mlfab__context_in_vain(ctx, code);
   } else if (ctx->node->requests.abandoned.code) {
     ctx->node->requests.last = ctx->node->requests.abandoned;
+    mlfab__server_link_say_why(ctx->node);
     code = ctx->node->requests.abandoned.code;
     ctx->node->requests.abandoned.code = 0;
   }

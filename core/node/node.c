@@ -768,7 +768,10 @@ MLFAB_API int mlfab_node_test(mlfab_node *node, mlfab_request id, int *done_p,
   *done_p = request->done;
   if (!request->done) return 0;
   if (result_p) *result_p = request->result;
-  if (request->result.status) mlfab__request_recall(&node->requests, request);
+  if (request->result.status) {
+    mlfab__request_recall(&node->requests, request);
+    mlfab__server_link_say_why(node);
+  }
   mlfab__request_end(&node->requests, request);
   return 0;
 }

@@ -1135,7 +1135,7 @@ static void test_dropped_and_abandoned(void **state) {
   assert_int_equal(mlfab__worker_push(&f->worker, &buf, 1, NULL, f->now, NULL, &error), 0);
   announced(f, 0);
   ack(f, 0, 1, MLFAB_ERR_DROPPED, 0, 9);
-  assert_int_equal(f->requests.abandoned_code, MLFAB_ERR_DROPPED);
+  assert_int_equal(f->requests.abandoned.code, MLFAB_ERR_DROPPED);
   assert_string_equal(f->requests.last.text,
                       "update 1: dropped by the plan at server 0: its delay would be 9");
   assert_int_equal(f->stats.updates_dropped, 1);
