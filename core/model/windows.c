@@ -42,6 +42,11 @@ static void windows_shift(uint64_t bits[4], uint64_t by) {
     memset(bits, 0, 4 * sizeof bits[0]);
     return;
   }
+  if (by == 1) { /* nearly always */
+    for (int i = 3; i > 0; i--) bits[i] = bits[i] << 1 | bits[i - 1] >> 63;
+    bits[0] <<= 1;
+    return;
+  }
   uint32_t words = (uint32_t)(by / 64), rest = (uint32_t)(by % 64);
   for (int i = 3; i >= 0; i--) {
     uint64_t high = (uint32_t)i >= words ? bits[(uint32_t)i - words] : 0;

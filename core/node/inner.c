@@ -13,7 +13,8 @@ MLFAB__INTERNAL int mlfab__inner_pair(mlfab_node *node, uint32_t which, int aski
   node->links[down].kind = (uint8_t)other;
   for (uint32_t i = 0; i < 2; i++) {
     mlfab__link *link = &node->links[i ? down : up];
-    link->self = link->greeted = 1;
+    link->self = (uint8_t)(1 + 2 * which + i);
+    link->greeted = 1;
     link->peer = i ? other_peer : asking_peer;
     link->caps = MLFAB_CAP_RELIABLE | MLFAB_CAP_GHOST | MLFAB_CAP_CHECKED;
   }
@@ -110,16 +111,13 @@ MLFAB__INTERNAL void mlfab__inner_run(mlfab_node *node) {
   if (node->out != MLFAB__OUT_NONE) return;
   int budget = 256;
   while (node->self_due && budget > 0) {
-    node->self_due = 0;
-    for (int i = 0; i < 2 * MLFAB__PAIRS; i++) {
+    for (int i = 0; node->self_due >> i; i++) {
       const uint32_t *pair = node->pairs[i / 2];
-      uint32_t from = pair[i % 2], to = pair[1 - i % 2];
-      while (from != MLFAB__NO_LINK && node->links[from].listed && budget-- > 0) {
-        if (!inner_carry(node, from, to)) node->links[from].listed = 0;
+      while ((node->self_due >> i & 1) && budget-- > 0) {
+        if (!inner_carry(node, pair[i % 2], pair[1 - i % 2])) node->self_due &= ~(1u << i);
       }
     }
   }
-  /* No event tells of what is left: the next tick is due at once. */
-  node->self_more = budget <= 0;
-  node->self_due |= node->self_more;
+  node->self_more =
+      node->self_due != 0; /* no event tells of what is left: the next tick is due at once */
 }

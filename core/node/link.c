@@ -223,12 +223,12 @@ MLFAB__INTERNAL uint32_t mlfab__node_link_to(const mlfab_node *node, int kind, u
 
 MLFAB__INTERNAL void mlfab__node_ready_link(mlfab_node *node, uint32_t index) {
   mlfab__link *link = &node->links[index];
-  if (link->listed || link->blocked || link->kind == MLFAB__LINK_FREE) return;
-  link->listed = 1;
   if (link->self) { /* inner.c looks at those */
-    node->self_due = 1;
+    node->self_due |= 1u << (link->self - 1);
     return;
   }
+  if (link->listed || link->blocked || link->kind == MLFAB__LINK_FREE) return;
+  link->listed = 1;
   node->ready[(node->ready_begin + node->ready_count++) % node->nlinks] = index;
 }
 

@@ -127,7 +127,7 @@ enum {
 
 typedef struct mlfab__link {
   uint8_t kind;
-  uint8_t self;             /* one of the pair inside this node */
+  uint8_t self;             /* an end of a pair inside this node: 1 + its bit in self_due */
   uint8_t greeted;          /* HELLO was answered */
   uint8_t blocked;          /* a send was refused: wait for WRITABLE */
   uint8_t listed;           /* in the ready list */
@@ -254,6 +254,7 @@ struct mlfab_node {
   uint32_t noutlets;
   /* Roles by kind of link; those of them that send there. */
   uint8_t on[MLFAB__LINK_KINDS][MLFAB__ROLES_MAX], non[MLFAB__LINK_KINDS];
+  uint8_t first[MLFAB__LINK_KINDS][MLFAB__FRAME_TYPES]; /* in `on`: who is asked first for a type */
   uint8_t senders[MLFAB__LINK_KINDS][MLFAB__ROLES_MAX], nsenders[MLFAB__LINK_KINDS];
   uint8_t settles[MLFAB__ROLES_MAX], idles[MLFAB__ROLES_MAX]; /* those with the function */
   uint8_t out_turn; /* OUT_ROLE: the frame's role, by its place among those on the link */
@@ -298,7 +299,7 @@ struct mlfab_node {
   int closed;                      /* no call begins any more: its context is being closed */
   int hops_short;                  /* one was wanted, and there was no memory for it */
   int claim_due;                   /* one is to be looked at again */
-  int self_due;                    /* an inner link is listed: it may have something to carry */
+  uint32_t self_due;               /* the ends of pairs that may have something to carry, as bits */
   int self_lost;                   /* the inner links broke */
   int self_more;                   /* they have more to carry than one look may */
   /* The action that was yielded last. */

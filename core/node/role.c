@@ -61,18 +61,33 @@ MLFAB__INTERNAL mlfab__role *mlfab__roles_add(mlfab_node *node, const mlfab__rol
   return role;
 }
 
+static int role_takes(const mlfab__role *role, unsigned type) {
+  return role->frame && type >= role->from && type <= role->to;
+}
+
+/* It is on links of this kind, behind those that are listed. */
+static void role_list(mlfab_node *node, int kind, uint32_t number) {
+  uint8_t place = node->non[kind]++;
+  node->on[kind][place] = (uint8_t)number;
+  for (unsigned type = 0; type < MLFAB__FRAME_TYPES; type++) {
+    if (node->first[kind][type] > place && role_takes(&node->roles[number], type))
+      node->first[kind][type] = place;
+  }
+}
+
 MLFAB__INTERNAL void mlfab__roles_list(mlfab_node *node) {
   for (uint32_t i = 0; i < node->nroles; i++) {
     if (node->roles[i].to == 0) node->roles[i].to = UINT8_MAX;
     if (node->roles[i].settle) node->settles[node->nsettles++] = (uint8_t)i;
     if (node->roles[i].idle) node->idles[node->nidles++] = (uint8_t)i;
   }
+  memset(node->first, UINT8_MAX, sizeof node->first);
   for (int rest = 0; rest < 2; rest++) {
     for (uint32_t i = 0; i < node->nroles; i++) {
       const mlfab__role *role = &node->roles[i];
       if (role->rest != rest) continue;
       for (int kind = 0; kind < MLFAB__LINK_KINDS; kind++) {
-        if (role->links & 1u << kind) node->on[kind][node->non[kind]++] = (uint8_t)i;
+        if (role->links & 1u << kind) role_list(node, kind, i);
         if (role->sends & 1u << kind) node->senders[kind][node->nsenders[kind]++] = (uint8_t)i;
       }
     }
@@ -97,9 +112,9 @@ MLFAB__INTERNAL void mlfab__roles_frame(mlfab_node *node, uint32_t link,
                                         const mlfab__frame_in *frame) {
   int kind = node->links[link].kind;
   uint32_t peer = node->links[link].peer;
-  for (uint32_t i = 0; i < node->non[kind]; i++) {
+  for (uint32_t i = node->first[kind][frame->type]; i < node->non[kind]; i++) {
     const mlfab__role *role = &node->roles[node->on[kind][i]];
-    if (!role->frame || frame->type < role->from || frame->type > role->to) continue;
+    if (!role_takes(role, frame->type)) continue;
     int took = role->frame(role->self, (mlfab__at){kind, peer, node->now_ns}, frame);
     if (took < 0)
       mlfab__node_drop(node, link, took, "a frame that does not parse, or is out of place");

@@ -27,6 +27,7 @@ static void serve_unwait(mlfab__server *server, mlfab__server_pull *pull) {
 
 /* Appends to the list of open pulls; removes from it. */
 static void serve_list(mlfab__server *server, mlfab__server_pull *pull) {
+  server->peers[pull->worker].pulling++;
   pull->opened = ++server->serve.opened;
   pull->next = NULL;
   pull->previous = server->serve.last;
@@ -35,6 +36,7 @@ static void serve_list(mlfab__server *server, mlfab__server_pull *pull) {
 }
 
 static void serve_unlist(mlfab__server *server, mlfab__server_pull *pull) {
+  server->peers[pull->worker].pulling--;
   *(pull->previous ? &pull->previous->next : &server->serve.first) = pull->next;
   *(pull->next ? &pull->next->previous : &server->serve.last) = pull->previous;
 }
@@ -117,7 +119,7 @@ MLFAB__INTERNAL void mlfab__serve_begin(mlfab__server *server, mlfab__server_pul
 
 MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_find(mlfab__server *server, uint32_t worker,
                                                       uint64_t request) {
-  for (uint32_t k = 0; k < MLFAB__SERVER_SLOTS; k++) {
+  for (uint32_t k = 0; server->peers[worker].pulling && k < MLFAB__SERVER_SLOTS; k++) {
     mlfab__server_pull *pull = &server->peers[worker].pulls[k];
     if (request != 0 && pull->request == request) return pull;
   }
@@ -370,7 +372,7 @@ static uint32_t serve_lent(const mlfab__server *server) {
 static mlfab__server_pull *serve_pick(const mlfab__server *server, mlfab__server_peer *peer) {
   mlfab__server_pull *pull = NULL;
   int full = peer->nsends >= serve_lent(server);
-  for (uint32_t k = 0; k < MLFAB__SERVER_SLOTS; k++) {
+  for (uint32_t k = 0; peer->pulling && k < MLFAB__SERVER_SLOTS; k++) {
     mlfab__server_pull *p = &peer->pulls[k];
     if (!mlfab__server_goes(p) || (p->place != 0 && full)) continue;
     if (!pull || p->place < pull->place || (p->place == pull->place && p->request < pull->request))

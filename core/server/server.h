@@ -154,6 +154,7 @@ typedef struct mlfab__server_peer {
   uint64_t host;
   double link_in, link_out; /* last reported rates of its host; negative: unknown */
   mlfab__server_pull pulls[MLFAB__SERVER_PULLS + MLFAB__SERVER_SPREADS];
+  uint32_t pulling;                    /* those of `pulls` that are open */
   uint32_t sends[MLFAB__SERVER_SENDS]; /* blocks lent to the transport */
   uint32_t nsends;
   uint64_t refused_told; /* last refused round that it was told of, plus one */

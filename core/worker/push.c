@@ -840,7 +840,7 @@ static mlfab__outgoing *push_free_slot(mlfab__worker *worker, uint64_t retry_seq
     if (best && !wanted && update->kept >= best->kept) continue;
     best = update;
     *slot_p = i;
-    if (wanted) break;
+    if (wanted || (retry_seq == 0 && update->kept == 0)) break;
   }
   return best;
 }
@@ -870,16 +870,20 @@ static void push_enqueue(mlfab__worker *worker, mlfab__outgoing *update, uint32_
   }
 }
 
-/* Chooses how the update goes, and makes its bytes. */
-static int push_encode(mlfab__worker *worker, mlfab__outgoing *update, const mlfab__push_what *what,
-                       const mlfab_push_options *options, mlfab_error *error) {
+static uint64_t push_shape(const mlfab__outgoing *update) {
   uint64_t shape = mlfab__hash(update->nsources, NULL, 0);
   for (uint32_t i = 0; i < update->nsources; i++) {
     uint64_t stretch[2] = {update->sources[i].offset, update->sources[i].bytes};
     shape = mlfab__hash(shape, stretch, sizeof stretch);
   }
+  return shape;
+}
+
+/* Chooses how the update goes, and makes its bytes. */
+static int push_encode(mlfab__worker *worker, mlfab__outgoing *update, const mlfab__push_what *what,
+                       const mlfab_push_options *options, mlfab_error *error) {
   int again = update->kept != 0 && update->kept == options->retry_seq && !what->sparse;
-  if (again && update->shape != shape)
+  if (again && update->shape != push_shape(update))
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "push: update %llu was of other tensors",
                        (unsigned long long)options->retry_seq);
   update->filtered = again || (!what->sparse && !(update->flags & MLFAB__PUSH_INIT) &&
@@ -890,8 +894,8 @@ static int push_encode(mlfab__worker *worker, mlfab__outgoing *update, const mlf
                        "push: the packets of update %llu are not kept any more",
                        (unsigned long long)options->retry_seq);
   update->codec = update->filtered || what->sparse ? worker->packed : &push_dense;
-  update->shape = shape;
   if (again) return 0;
+  if (update->filtered) update->shape = push_shape(update);
   update->kept = 0;
   int code = update->codec->encode(worker, update, what, push_progress(worker) + 1, error);
   update->mergeable = !code && push_small(worker, update) && !push_rounds(worker) &&

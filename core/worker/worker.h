@@ -86,7 +86,7 @@ typedef struct mlfab__outgoing {
   uint64_t packet_room, packet_bytes;
   const struct mlfab__push_codec *codec; /* how its bytes go */
   int filtered;                          /* as packets that filters have made */
-  uint64_t shape;                        /* hash of which stretches these are of */
+  uint64_t shape;                        /* when filtered: hash of which stretches these are of */
   uint64_t kept; /* free: the number of the one whose packets a retry would send again, or 0 */
   uint64_t bytes;
   uint32_t nbufs;
