@@ -6174,6 +6174,11 @@ static void windows_shift(uint64_t bits[4], uint64_t by) {
     memset(bits, 0, 4 * sizeof bits[0]);
     return;
   }
+  if (by == 1) { /* nearly always */
+    for (int i = 3; i > 0; i--) bits[i] = bits[i] << 1 | bits[i - 1] >> 63;
+    bits[0] <<= 1;
+    return;
+  }
   uint32_t words = (uint32_t)(by / 64), rest = (uint32_t)(by % 64);
   for (int i = 3; i >= 0; i--) {
     uint64_t high = (uint32_t)i >= words ? bits[(uint32_t)i - words] : 0;
@@ -6669,7 +6674,7 @@ enum {
 
 typedef struct mlfab__link {
   uint8_t kind;
-  uint8_t self;             /* one of the pair inside this node */
+  uint8_t self;             /* an end of a pair inside this node: 1 + its bit in self_due */
   uint8_t greeted;          /* HELLO was answered */
   uint8_t blocked;          /* a send was refused: wait for WRITABLE */
   uint8_t listed;           /* in the ready list */
@@ -6796,6 +6801,7 @@ struct mlfab_node {
   uint32_t noutlets;
   /* Roles by kind of link; those of them that send there. */
   uint8_t on[MLFAB__LINK_KINDS][MLFAB__ROLES_MAX], non[MLFAB__LINK_KINDS];
+  uint8_t first[MLFAB__LINK_KINDS][MLFAB__FRAME_TYPES]; /* in `on`: who is asked first for a type */
   uint8_t senders[MLFAB__LINK_KINDS][MLFAB__ROLES_MAX], nsenders[MLFAB__LINK_KINDS];
   uint8_t settles[MLFAB__ROLES_MAX], idles[MLFAB__ROLES_MAX]; /* those with the function */
   uint8_t out_turn; /* OUT_ROLE: the frame's role, by its place among those on the link */
@@ -6840,7 +6846,7 @@ struct mlfab_node {
   int closed;                      /* no call begins any more: its context is being closed */
   int hops_short;                  /* one was wanted, and there was no memory for it */
   int claim_due;                   /* one is to be looked at again */
-  int self_due;                    /* an inner link is listed: it may have something to carry */
+  uint32_t self_due;               /* the ends of pairs that may have something to carry, as bits */
   int self_lost;                   /* the inner links broke */
   int self_more;                   /* they have more to carry than one look may */
   /* The action that was yielded last. */
@@ -7161,18 +7167,33 @@ MLFAB__INTERNAL mlfab__role *mlfab__roles_add(mlfab_node *node, const mlfab__rol
   return role;
 }
 
+static int role_takes(const mlfab__role *role, unsigned type) {
+  return role->frame && type >= role->from && type <= role->to;
+}
+
+/* It is on links of this kind, behind those that are listed. */
+static void role_list(mlfab_node *node, int kind, uint32_t number) {
+  uint8_t place = node->non[kind]++;
+  node->on[kind][place] = (uint8_t)number;
+  for (unsigned type = 0; type < MLFAB__FRAME_TYPES; type++) {
+    if (node->first[kind][type] > place && role_takes(&node->roles[number], type))
+      node->first[kind][type] = place;
+  }
+}
+
 MLFAB__INTERNAL void mlfab__roles_list(mlfab_node *node) {
   for (uint32_t i = 0; i < node->nroles; i++) {
     if (node->roles[i].to == 0) node->roles[i].to = UINT8_MAX;
     if (node->roles[i].settle) node->settles[node->nsettles++] = (uint8_t)i;
     if (node->roles[i].idle) node->idles[node->nidles++] = (uint8_t)i;
   }
+  memset(node->first, UINT8_MAX, sizeof node->first);
   for (int rest = 0; rest < 2; rest++) {
     for (uint32_t i = 0; i < node->nroles; i++) {
       const mlfab__role *role = &node->roles[i];
       if (role->rest != rest) continue;
       for (int kind = 0; kind < MLFAB__LINK_KINDS; kind++) {
-        if (role->links & 1u << kind) node->on[kind][node->non[kind]++] = (uint8_t)i;
+        if (role->links & 1u << kind) role_list(node, kind, i);
         if (role->sends & 1u << kind) node->senders[kind][node->nsenders[kind]++] = (uint8_t)i;
       }
     }
@@ -7197,9 +7218,9 @@ MLFAB__INTERNAL void mlfab__roles_frame(mlfab_node *node, uint32_t link,
                                         const mlfab__frame_in *frame) {
   int kind = node->links[link].kind;
   uint32_t peer = node->links[link].peer;
-  for (uint32_t i = 0; i < node->non[kind]; i++) {
+  for (uint32_t i = node->first[kind][frame->type]; i < node->non[kind]; i++) {
     const mlfab__role *role = &node->roles[node->on[kind][i]];
-    if (!role->frame || frame->type < role->from || frame->type > role->to) continue;
+    if (!role_takes(role, frame->type)) continue;
     int took = role->frame(role->self, (mlfab__at){kind, peer, node->now_ns}, frame);
     if (took < 0)
       mlfab__node_drop(node, link, took, "a frame that does not parse, or is out of place");
@@ -8331,12 +8352,12 @@ MLFAB__INTERNAL uint32_t mlfab__node_link_to(const mlfab_node *node, int kind, u
 
 MLFAB__INTERNAL void mlfab__node_ready_link(mlfab_node *node, uint32_t index) {
   mlfab__link *link = &node->links[index];
-  if (link->listed || link->blocked || link->kind == MLFAB__LINK_FREE) return;
-  link->listed = 1;
   if (link->self) { /* inner.c looks at those */
-    node->self_due = 1;
+    node->self_due |= 1u << (link->self - 1);
     return;
   }
+  if (link->listed || link->blocked || link->kind == MLFAB__LINK_FREE) return;
+  link->listed = 1;
   node->ready[(node->ready_begin + node->ready_count++) % node->nlinks] = index;
 }
 
@@ -8875,7 +8896,8 @@ MLFAB__INTERNAL int mlfab__inner_pair(mlfab_node *node, uint32_t which, int aski
   node->links[down].kind = (uint8_t)other;
   for (uint32_t i = 0; i < 2; i++) {
     mlfab__link *link = &node->links[i ? down : up];
-    link->self = link->greeted = 1;
+    link->self = (uint8_t)(1 + 2 * which + i);
+    link->greeted = 1;
     link->peer = i ? other_peer : asking_peer;
     link->caps = MLFAB_CAP_RELIABLE | MLFAB_CAP_GHOST | MLFAB_CAP_CHECKED;
   }
@@ -8972,18 +8994,15 @@ MLFAB__INTERNAL void mlfab__inner_run(mlfab_node *node) {
   if (node->out != MLFAB__OUT_NONE) return;
   int budget = 256;
   while (node->self_due && budget > 0) {
-    node->self_due = 0;
-    for (int i = 0; i < 2 * MLFAB__PAIRS; i++) {
+    for (int i = 0; node->self_due >> i; i++) {
       const uint32_t *pair = node->pairs[i / 2];
-      uint32_t from = pair[i % 2], to = pair[1 - i % 2];
-      while (from != MLFAB__NO_LINK && node->links[from].listed && budget-- > 0) {
-        if (!inner_carry(node, from, to)) node->links[from].listed = 0;
+      while ((node->self_due >> i & 1) && budget-- > 0) {
+        if (!inner_carry(node, pair[i % 2], pair[1 - i % 2])) node->self_due &= ~(1u << i);
       }
     }
   }
-  /* No event tells of what is left: the next tick is due at once. */
-  node->self_more = budget <= 0;
-  node->self_due |= node->self_more;
+  node->self_more =
+      node->self_due != 0; /* no event tells of what is left: the next tick is due at once */
 }
 
 /* ==============================================================================================
@@ -10165,7 +10184,7 @@ typedef struct mlfab__outgoing {
   uint64_t packet_room, packet_bytes;
   const struct mlfab__push_codec *codec; /* how its bytes go */
   int filtered;                          /* as packets that filters have made */
-  uint64_t shape;                        /* hash of which stretches these are of */
+  uint64_t shape;                        /* when filtered: hash of which stretches these are of */
   uint64_t kept; /* free: the number of the one whose packets a retry would send again, or 0 */
   uint64_t bytes;
   uint32_t nbufs;
@@ -12209,7 +12228,7 @@ static mlfab__outgoing *push_free_slot(mlfab__worker *worker, uint64_t retry_seq
     if (best && !wanted && update->kept >= best->kept) continue;
     best = update;
     *slot_p = i;
-    if (wanted) break;
+    if (wanted || (retry_seq == 0 && update->kept == 0)) break;
   }
   return best;
 }
@@ -12239,16 +12258,20 @@ static void push_enqueue(mlfab__worker *worker, mlfab__outgoing *update, uint32_
   }
 }
 
-/* Chooses how the update goes, and makes its bytes. */
-static int push_encode(mlfab__worker *worker, mlfab__outgoing *update, const mlfab__push_what *what,
-                       const mlfab_push_options *options, mlfab_error *error) {
+static uint64_t push_shape(const mlfab__outgoing *update) {
   uint64_t shape = mlfab__hash(update->nsources, NULL, 0);
   for (uint32_t i = 0; i < update->nsources; i++) {
     uint64_t stretch[2] = {update->sources[i].offset, update->sources[i].bytes};
     shape = mlfab__hash(shape, stretch, sizeof stretch);
   }
+  return shape;
+}
+
+/* Chooses how the update goes, and makes its bytes. */
+static int push_encode(mlfab__worker *worker, mlfab__outgoing *update, const mlfab__push_what *what,
+                       const mlfab_push_options *options, mlfab_error *error) {
   int again = update->kept != 0 && update->kept == options->retry_seq && !what->sparse;
-  if (again && update->shape != shape)
+  if (again && update->shape != push_shape(update))
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "push: update %llu was of other tensors",
                        (unsigned long long)options->retry_seq);
   update->filtered = again || (!what->sparse && !(update->flags & MLFAB__PUSH_INIT) &&
@@ -12259,8 +12282,8 @@ static int push_encode(mlfab__worker *worker, mlfab__outgoing *update, const mlf
                        "push: the packets of update %llu are not kept any more",
                        (unsigned long long)options->retry_seq);
   update->codec = update->filtered || what->sparse ? worker->packed : &push_dense;
-  update->shape = shape;
   if (again) return 0;
+  if (update->filtered) update->shape = push_shape(update);
   update->kept = 0;
   int code = update->codec->encode(worker, update, what, push_progress(worker) + 1, error);
   update->mergeable = !code && push_small(worker, update) && !push_rounds(worker) &&
@@ -13883,6 +13906,7 @@ typedef struct mlfab__server_peer {
   uint64_t host;
   double link_in, link_out; /* last reported rates of its host; negative: unknown */
   mlfab__server_pull pulls[MLFAB__SERVER_PULLS + MLFAB__SERVER_SPREADS];
+  uint32_t pulling;                    /* those of `pulls` that are open */
   uint32_t sends[MLFAB__SERVER_SENDS]; /* blocks lent to the transport */
   uint32_t nsends;
   uint64_t refused_told; /* last refused round that it was told of, plus one */
@@ -16607,6 +16631,7 @@ static void serve_unwait(mlfab__server *server, mlfab__server_pull *pull) {
 
 /* Appends to the list of open pulls; removes from it. */
 static void serve_list(mlfab__server *server, mlfab__server_pull *pull) {
+  server->peers[pull->worker].pulling++;
   pull->opened = ++server->serve.opened;
   pull->next = NULL;
   pull->previous = server->serve.last;
@@ -16615,6 +16640,7 @@ static void serve_list(mlfab__server *server, mlfab__server_pull *pull) {
 }
 
 static void serve_unlist(mlfab__server *server, mlfab__server_pull *pull) {
+  server->peers[pull->worker].pulling--;
   *(pull->previous ? &pull->previous->next : &server->serve.first) = pull->next;
   *(pull->next ? &pull->next->previous : &server->serve.last) = pull->previous;
 }
@@ -16697,7 +16723,7 @@ MLFAB__INTERNAL void mlfab__serve_begin(mlfab__server *server, mlfab__server_pul
 
 MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_find(mlfab__server *server, uint32_t worker,
                                                       uint64_t request) {
-  for (uint32_t k = 0; k < MLFAB__SERVER_SLOTS; k++) {
+  for (uint32_t k = 0; server->peers[worker].pulling && k < MLFAB__SERVER_SLOTS; k++) {
     mlfab__server_pull *pull = &server->peers[worker].pulls[k];
     if (request != 0 && pull->request == request) return pull;
   }
@@ -16950,7 +16976,7 @@ static uint32_t serve_lent(const mlfab__server *server) {
 static mlfab__server_pull *serve_pick(const mlfab__server *server, mlfab__server_peer *peer) {
   mlfab__server_pull *pull = NULL;
   int full = peer->nsends >= serve_lent(server);
-  for (uint32_t k = 0; k < MLFAB__SERVER_SLOTS; k++) {
+  for (uint32_t k = 0; peer->pulling && k < MLFAB__SERVER_SLOTS; k++) {
     mlfab__server_pull *p = &peer->pulls[k];
     if (!mlfab__server_goes(p) || (p->place != 0 && full)) continue;
     if (!pull || p->place < pull->place || (p->place == pull->place && p->request < pull->request))
@@ -42149,8 +42175,8 @@ MLFAB_API int mlfab_node_push_status(mlfab_node *node, uint64_t seq, int *status
  *
  *    OPEN --mlfab_close, mlfab_abandon--> CLOSED --nobody else is inside--> LEAVING --all has gone out--> freed
  *
- * Invariants. (1) `inside` counts the threads between enter and leave, those that wait for the lock too; a
- * call that gives up the lock for a while (save) stays inside. (2) From CLOSED on no call begins (the node says
+ * Invariants. (1) `inside` counts the threads between enter and leave, `at_door` those that wait for the
+ * lock in enter; a call that gives up the lock for a while (save) stays inside. (2) From CLOSED on no call begins (the node says
  * MLFAB_ERR_CLOSED), and waiting ends (mlfab__context_until, the pause of the arena): a request that was waited
  * for is withdrawn like by mlfab_cancel, so that nothing of its caller's is touched any more, and its call
  * returns MLFAB_ERR_CLOSED. (3) The closing thread says goodbye when it is alone inside, and frees when it
@@ -42232,7 +42258,8 @@ struct mlfab {
   enum mlfab__context_thread thread_is;
   int parked; /* callers move things: the thread is aside, or goes there when it looks next */
   int stop;
-  _Atomic uint32_t inside; /* threads in calls */
+  uint32_t inside;          /* threads between enter and leave */
+  _Atomic uint32_t at_door; /* threads in enter that wait for the lock */
   int closed;
   int brisk;             /* calls come one upon the other */
   uint64_t left_ns;      /* about when the last one ended */
@@ -42927,8 +42954,9 @@ MLFAB__INTERNAL int mlfab__context_in_vain(mlfab *ctx, int code) {
 /* Is anything under way that the thread should see to? */
 static int context_busy(const mlfab *ctx) {
   const mlfab_node *node = ctx->node;
-  return mlfab__roles_serve(ctx->node) || node->requests.open > 0 ||
-         (node->is_worker && mlfab__worker_unfinished(node->parts->worker) > 0);
+  return node->requests.open > 0 ||
+         (node->is_worker && mlfab__worker_unfinished(node->parts->worker) > 0) ||
+         mlfab__roles_serve(node);
 }
 
 /* Stays aside while others drive: until nobody has called and moved things for a moment, if something
@@ -43011,8 +43039,12 @@ static void context_take_error(mlfab *ctx) {
 }
 
 MLFAB__INTERNAL uint64_t mlfab__context_enter(mlfab *ctx) {
-  atomic_fetch_add(&ctx->inside, 1);
-  pthread_mutex_lock(&ctx->lock);
+  if (pthread_mutex_trylock(&ctx->lock)) {
+    atomic_fetch_add(&ctx->at_door, 1);
+    pthread_mutex_lock(&ctx->lock);
+    atomic_fetch_sub(&ctx->at_door, 1);
+  }
+  ctx->inside++;
   ctx->now_ns = mlfab__context_now(ctx);
   ctx->brisk = ctx->now_ns - ctx->left_ns < CONTEXT_GRACE_NS;
   return ctx->now_ns;
@@ -43035,7 +43067,7 @@ MLFAB__INTERNAL void mlfab__context_leave(mlfab *ctx) {
   context_rearm(ctx);
   if (ctx->closed) pthread_cond_broadcast(&ctx->changed);
   /* The last that is done here: whoever closes frees when it has the lock. */
-  atomic_fetch_sub(&ctx->inside, 1);
+  ctx->inside--;
   pthread_mutex_unlock(&ctx->lock);
 }
 
@@ -43242,7 +43274,7 @@ static int context_disown(mlfab **ctx_p) {
 
 /* Until all other threads have left. With the lock. */
 static void context_drain(mlfab *ctx) {
-  while (!ctx->simulated && atomic_load(&ctx->inside) > 1) {
+  while (!ctx->simulated && ctx->inside + atomic_load(&ctx->at_door) > 1) {
     pthread_cond_broadcast(&ctx->changed);
     if (ctx->sleeping) mlfab__context_wake(ctx);
     context_cond_wait(ctx, CONTEXT_DRAIN_NS);
@@ -43701,24 +43733,46 @@ MLFAB_API int mlfab_model_start(mlfab *ctx, const mlfab_model_options *options,
                                    : submit_model(ctx, options, bufs, n);
 }
 
+/* What is called most often. Every member is named: compilers clear the rest of a large struct with an instruction
+ * that takes longer than the call. */
+static int submit_transfer(mlfab *ctx, uint32_t kind, const void *options, const mlfab_buf *bufs,
+                           uint32_t n, int waits, mlfab_request *request_p,
+                           mlfab_result *result_p) {
+  mlfab_call call;
+  call.size = sizeof call;
+  call.kind = kind;
+  call.options = options;
+  call.bufs = bufs;
+  call.n = n;
+  call.tensor = call.server = call.id = 0;
+  call.dtype = call.root = 0;
+  call.vecs = NULL;
+  call.servers = NULL;
+  call.data = call.info_p = NULL;
+  call.counts = call.indices = NULL;
+  call.id_p = NULL;
+  call.count = call.timeout_ns = 0;
+  return mlfab__submit_call(ctx, &call, waits, request_p, result_p);
+}
+
 MLFAB_API int mlfab_push(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
                          const mlfab_push_options *options, mlfab_result *result_p) {
-  SUBMIT(PUSH, result_p, .options = options, .bufs = bufs, .n = n);
+  return submit_transfer(ctx, MLFAB_CALL_PUSH, options, bufs, n, 1, NULL, result_p);
 }
 
 MLFAB_API int mlfab_push_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
                                const mlfab_push_options *options, mlfab_request *request_p) {
-  SUBMIT_START(PUSH, request_p, .options = options, .bufs = bufs, .n = n);
+  return submit_transfer(ctx, MLFAB_CALL_PUSH, options, bufs, n, 0, request_p, NULL);
 }
 
 MLFAB_API int mlfab_pull(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
                          const mlfab_pull_options *options, mlfab_result *result_p) {
-  SUBMIT(PULL, result_p, .options = options, .bufs = bufs, .n = n);
+  return submit_transfer(ctx, MLFAB_CALL_PULL, options, bufs, n, 1, NULL, result_p);
 }
 
 MLFAB_API int mlfab_pull_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
                                const mlfab_pull_options *options, mlfab_request *request_p) {
-  SUBMIT_START(PULL, request_p, .options = options, .bufs = bufs, .n = n);
+  return submit_transfer(ctx, MLFAB_CALL_PULL, options, bufs, n, 0, request_p, NULL);
 }
 
 MLFAB_API int mlfab_cached(mlfab *ctx, uint32_t tensor, const void **data_p, uint64_t *count_p) {

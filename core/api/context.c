@@ -569,8 +569,9 @@ MLFAB__INTERNAL int mlfab__context_in_vain(mlfab *ctx, int code) {
 /* Is anything under way that the thread should see to? */
 static int context_busy(const mlfab *ctx) {
   const mlfab_node *node = ctx->node;
-  return mlfab__roles_serve(ctx->node) || node->requests.open > 0 ||
-         (node->is_worker && mlfab__worker_unfinished(node->parts->worker) > 0);
+  return node->requests.open > 0 ||
+         (node->is_worker && mlfab__worker_unfinished(node->parts->worker) > 0) ||
+         mlfab__roles_serve(node);
 }
 
 /* Stays aside while others drive: until nobody has called and moved things for a moment, if something
@@ -653,8 +654,12 @@ static void context_take_error(mlfab *ctx) {
 }
 
 MLFAB__INTERNAL uint64_t mlfab__context_enter(mlfab *ctx) {
-  atomic_fetch_add(&ctx->inside, 1);
-  pthread_mutex_lock(&ctx->lock);
+  if (pthread_mutex_trylock(&ctx->lock)) {
+    atomic_fetch_add(&ctx->at_door, 1);
+    pthread_mutex_lock(&ctx->lock);
+    atomic_fetch_sub(&ctx->at_door, 1);
+  }
+  ctx->inside++;
   ctx->now_ns = mlfab__context_now(ctx);
   ctx->brisk = ctx->now_ns - ctx->left_ns < CONTEXT_GRACE_NS;
   return ctx->now_ns;
@@ -677,7 +682,7 @@ MLFAB__INTERNAL void mlfab__context_leave(mlfab *ctx) {
   context_rearm(ctx);
   if (ctx->closed) pthread_cond_broadcast(&ctx->changed);
   /* The last that is done here: whoever closes frees when it has the lock. */
-  atomic_fetch_sub(&ctx->inside, 1);
+  ctx->inside--;
   pthread_mutex_unlock(&ctx->lock);
 }
 
@@ -884,7 +889,7 @@ static int context_disown(mlfab **ctx_p) {
 
 /* Until all other threads have left. With the lock. */
 static void context_drain(mlfab *ctx) {
-  while (!ctx->simulated && atomic_load(&ctx->inside) > 1) {
+  while (!ctx->simulated && ctx->inside + atomic_load(&ctx->at_door) > 1) {
     pthread_cond_broadcast(&ctx->changed);
     if (ctx->sleeping) mlfab__context_wake(ctx);
     context_cond_wait(ctx, CONTEXT_DRAIN_NS);

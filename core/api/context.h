@@ -8,8 +8,8 @@
  *
  *    OPEN --mlfab_close, mlfab_abandon--> CLOSED --nobody else is inside--> LEAVING --all has gone out--> freed
  *
- * Invariants. (1) `inside` counts the threads between enter and leave, those that wait for the lock too; a
- * call that gives up the lock for a while (save) stays inside. (2) From CLOSED on no call begins (the node says
+ * Invariants. (1) `inside` counts the threads between enter and leave, `at_door` those that wait for the
+ * lock in enter; a call that gives up the lock for a while (save) stays inside. (2) From CLOSED on no call begins (the node says
  * MLFAB_ERR_CLOSED), and waiting ends (mlfab__context_until, the pause of the arena): a request that was waited
  * for is withdrawn like by mlfab_cancel, so that nothing of its caller's is touched any more, and its call
  * returns MLFAB_ERR_CLOSED. (3) The closing thread says goodbye when it is alone inside, and frees when it
@@ -96,7 +96,8 @@ struct mlfab {
   enum mlfab__context_thread thread_is;
   int parked; /* callers move things: the thread is aside, or goes there when it looks next */
   int stop;
-  _Atomic uint32_t inside; /* threads in calls */
+  uint32_t inside;          /* threads between enter and leave */
+  _Atomic uint32_t at_door; /* threads in enter that wait for the lock */
   int closed;
   int brisk;             /* calls come one upon the other */
   uint64_t left_ns;      /* about when the last one ended */

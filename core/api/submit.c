@@ -62,24 +62,46 @@ MLFAB_API int mlfab_model_start(mlfab *ctx, const mlfab_model_options *options,
                                    : submit_model(ctx, options, bufs, n);
 }
 
+/* What is called most often. Every member is named: compilers clear the rest of a large struct with an instruction
+ * that takes longer than the call. */
+static int submit_transfer(mlfab *ctx, uint32_t kind, const void *options, const mlfab_buf *bufs,
+                           uint32_t n, int waits, mlfab_request *request_p,
+                           mlfab_result *result_p) {
+  mlfab_call call;
+  call.size = sizeof call;
+  call.kind = kind;
+  call.options = options;
+  call.bufs = bufs;
+  call.n = n;
+  call.tensor = call.server = call.id = 0;
+  call.dtype = call.root = 0;
+  call.vecs = NULL;
+  call.servers = NULL;
+  call.data = call.info_p = NULL;
+  call.counts = call.indices = NULL;
+  call.id_p = NULL;
+  call.count = call.timeout_ns = 0;
+  return mlfab__submit_call(ctx, &call, waits, request_p, result_p);
+}
+
 MLFAB_API int mlfab_push(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
                          const mlfab_push_options *options, mlfab_result *result_p) {
-  SUBMIT(PUSH, result_p, .options = options, .bufs = bufs, .n = n);
+  return submit_transfer(ctx, MLFAB_CALL_PUSH, options, bufs, n, 1, NULL, result_p);
 }
 
 MLFAB_API int mlfab_push_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
                                const mlfab_push_options *options, mlfab_request *request_p) {
-  SUBMIT_START(PUSH, request_p, .options = options, .bufs = bufs, .n = n);
+  return submit_transfer(ctx, MLFAB_CALL_PUSH, options, bufs, n, 0, request_p, NULL);
 }
 
 MLFAB_API int mlfab_pull(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
                          const mlfab_pull_options *options, mlfab_result *result_p) {
-  SUBMIT(PULL, result_p, .options = options, .bufs = bufs, .n = n);
+  return submit_transfer(ctx, MLFAB_CALL_PULL, options, bufs, n, 1, NULL, result_p);
 }
 
 MLFAB_API int mlfab_pull_start(mlfab *ctx, const mlfab_buf *bufs, uint32_t n,
                                const mlfab_pull_options *options, mlfab_request *request_p) {
-  SUBMIT_START(PULL, request_p, .options = options, .bufs = bufs, .n = n);
+  return submit_transfer(ctx, MLFAB_CALL_PULL, options, bufs, n, 0, request_p, NULL);
 }
 
 MLFAB_API int mlfab_cached(mlfab *ctx, uint32_t tensor, const void **data_p, uint64_t *count_p) {
