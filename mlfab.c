@@ -839,6 +839,9 @@ MLFAB__INTERNAL void mlfab__pool_drain(mlfab__pool *pool) {
  * moves. `slot` tells which role serves the request; the requests of a slot are found without a scan of the
  * others.
  *
+ * Blame. A request stores whom it awaits: a server says so while it cannot answer (frame WAITING), and the role
+ * that serves the request says so when it is withdrawn. The texts of all deadlines are composed from that, here.
+ *
  * Invariants. (1) An id is an ascending number times MLFAB__REQUESTS, plus the entry's place. (2) Places
  * from `room` on were never used; those below are in the free list, or in use and in the list of their
  * bucket. */
@@ -857,10 +860,19 @@ enum mlfab__request_kind {
 
 enum {
   MLFAB__REQUESTS = 1024, /* open at once */
-  MLFAB__REQUEST_BLOCK = 32,
+  MLFAB__REQUEST_BLOCK = 16,
   MLFAB__REQUEST_BLOCKS = MLFAB__REQUESTS / MLFAB__REQUEST_BLOCK,
   MLFAB__REQUEST_BUCKETS = 64
 };
+
+/* Whom an open request awaits. */
+typedef struct mlfab__blame {
+  int32_t rank; /* MLFAB_NO_RANK: not known */
+  uint8_t is_server;
+  uint8_t in_doubt; /* withdrawn, it ends with IN_DOUBT */
+  uint32_t by;      /* the server that said it (WAITING) */
+  char text[200];   /* follows the name: " to apply it", ", which has not defined the model" */
+} mlfab__blame;
 
 typedef struct mlfab__request {
   mlfab_request id;
@@ -873,11 +885,13 @@ typedef struct mlfab__request {
   uint64_t started_ns, deadline_ns;
   mlfab_result result;
   mlfab_error *error; /* in full, when it has failed; NULL: there was no memory for it */
+  mlfab__blame blame;
 } mlfab__request;
 
 /* All zeros is an empty table. */
 typedef struct mlfab__requests {
-  mlfab__env *env; /* allocates further blocks; NULL: no further blocks */
+  mlfab__env *env;     /* allocates further blocks; NULL: no further blocks */
+  uint64_t timeout_ns; /* of calls that do not say; 0: no deadline */
   mlfab__request first[MLFAB__REQUEST_BLOCK];
   mlfab__request *blocks[MLFAB__REQUEST_BLOCKS]; /* from 1 on */
   mlfab__request *buckets[MLFAB__REQUEST_BUCKETS];
@@ -892,19 +906,35 @@ typedef struct mlfab__requests {
 } mlfab__requests;
 
 MLFAB__INTERNAL void mlfab__requests_free(mlfab__requests *table);
-/* Makes room for one more request, so that open succeeds. Errors: AGAIN (all are in use), MEMORY. */
-MLFAB__INTERNAL int mlfab__request_reserve(mlfab__requests *table);
-/* An entry, or NULL when there is no room. timeout_ns 0: no deadline. */
+/* Makes room for one more request of this kind, so that open succeeds. Errors: AGAIN (all are in use), MEMORY. */
+MLFAB__INTERNAL int mlfab__request_room(mlfab__requests *table, int kind, mlfab_error *error);
+/* An entry, or NULL when there is no room. timeout_ns 0: the table's. */
 MLFAB__INTERNAL mlfab__request *mlfab__request_open(mlfab__requests *table, int kind, uint32_t slot,
                                                     uint64_t now_ns, uint64_t timeout_ns);
 /* The entry of a handle, or NULL. */
 MLFAB__INTERNAL mlfab__request *mlfab__request_find(mlfab__requests *table, mlfab_request id);
-/* Finishes a request with a status; `format` is the full text of an error, which becomes the last error. */
+/* Finishes a request with a status; `format` is the full text of an error, which becomes the last error. Does
+ * nothing where the request is NULL or done. */
 MLFAB__INTERNAL void mlfab__request_finish(mlfab__requests *table, mlfab__request *request,
                                            int status, int32_t rank, int is_server, uint64_t now_ns,
                                            const char *format, ...) MLFAB__PRINTF(7, 8);
 /* Makes the error of a request that has failed the last error again. */
 MLFAB__INTERNAL void mlfab__request_recall(mlfab__requests *table, const mlfab__request *request);
+/* Finishes it with success; since this server is dead. */
+MLFAB__INTERNAL void mlfab__request_succeed(mlfab__requests *table, mlfab__request *request,
+                                            uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__request_dead(mlfab__requests *table, mlfab__request *request,
+                                         uint32_t server, uint64_t now_ns);
+/* Says whom it awaits, and in words what for. */
+MLFAB__INTERNAL void mlfab__request_blame(mlfab__request *request, int32_t rank, int is_server,
+                                          const char *format, ...) MLFAB__PRINTF(4, 5);
+/* Server `by` says that the request `id` awaits this worker; id 0: all that are open of this kind and slot 0. */
+MLFAB__INTERNAL void mlfab__request_told(mlfab__requests *table, int kind, mlfab_request id,
+                                         uint32_t by, int32_t rank, const char *text);
+/* Finishes a request that is withdrawn: its deadline passed (code TIMEOUT), or it is cancelled (CANCELLED). The
+ * text names the call and whom it awaits. */
+MLFAB__INTERNAL void mlfab__request_expire(mlfab__requests *table, mlfab__request *request,
+                                           int code, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__request_end(mlfab__requests *table, mlfab__request *request);
 /* Iterates over the requests of this kind and slot that are not done: the next one after `after` (NULL: the
  * first), or NULL. */
@@ -922,6 +952,13 @@ MLFAB__INTERNAL mlfab__request *mlfab__request_due(mlfab__requests *table, uint6
 /* request.c - the table of requests. See request.h. */
 
 #include <stdio.h>
+
+/* Names of the calls, by kind of request. */
+static const char *const request_calls[] = {
+    [MLFAB__REQUEST_PUSH] = "push",           [MLFAB__REQUEST_PULL] = "pull",
+    [MLFAB__REQUEST_MODEL] = "model_start",   [MLFAB__REQUEST_BARRIER] = "barrier",
+    [MLFAB__REQUEST_JOIN] = "finish",         [MLFAB__REQUEST_SYNC] = "set_sync",
+    [MLFAB__REQUEST_RESLICE] = "set_servers", [MLFAB__REQUEST_COLLECTIVE] = "collective"};
 
 static mlfab__request *request_at(mlfab__requests *table, uint32_t place) {
   if (place < MLFAB__REQUEST_BLOCK) return &table->first[place];
@@ -944,7 +981,7 @@ MLFAB__INTERNAL void mlfab__requests_free(mlfab__requests *table) {
   }
 }
 
-MLFAB__INTERNAL int mlfab__request_reserve(mlfab__requests *table) {
+static int request_reserve(mlfab__requests *table) {
   uint32_t block = table->room / MLFAB__REQUEST_BLOCK;
   if (table->free || block == 0) return 0;
   if (block == MLFAB__REQUEST_BLOCKS || !table->env) return MLFAB_ERR_AGAIN;
@@ -954,9 +991,18 @@ MLFAB__INTERNAL int mlfab__request_reserve(mlfab__requests *table) {
   return table->blocks[block] ? 0 : MLFAB_ERR_MEMORY;
 }
 
+MLFAB__INTERNAL int mlfab__request_room(mlfab__requests *table, int kind, mlfab_error *error) {
+  int code = request_reserve(table);
+  if (!code) return 0;
+  return MLFAB__FAIL(error, code, "%s: %s", request_calls[kind],
+                     code == MLFAB_ERR_MEMORY
+                         ? "out of memory"
+                         : "too many requests are open: end some with mlfab_wait or mlfab_test");
+}
+
 MLFAB__INTERNAL mlfab__request *mlfab__request_open(mlfab__requests *table, int kind, uint32_t slot,
                                                     uint64_t now_ns, uint64_t timeout_ns) {
-  if (mlfab__request_reserve(table)) return NULL;
+  if (request_reserve(table)) return NULL;
   mlfab__request **bucket = &table->buckets[slot % MLFAB__REQUEST_BUCKETS];
   mlfab__request *request = table->free;
   uint32_t place = request ? request->place : table->room++;
@@ -964,7 +1010,8 @@ MLFAB__INTERNAL mlfab__request *mlfab__request_open(mlfab__requests *table, int 
     table->free = request->next;
   else
     request = request_at(table, place);
-  memset(request, 0, sizeof *request);
+  memset(request, 0, offsetof(mlfab__request, blame.text));
+  request->blame.text[0] = 0;
   table->open++;
   request->id = (++table->count * MLFAB__REQUESTS) + place;
   request->kind = (uint8_t)kind;
@@ -974,8 +1021,9 @@ MLFAB__INTERNAL mlfab__request *mlfab__request_open(mlfab__requests *table, int 
   if (*bucket) (*bucket)->previous = request;
   *bucket = request;
   request->started_ns = now_ns;
+  if (timeout_ns == 0) timeout_ns = table->timeout_ns;
   request->deadline_ns = timeout_ns ? mlfab__add_sat(now_ns, timeout_ns) : MLFAB__NEVER;
-  request->result.rank = MLFAB_NO_RANK;
+  request->result.rank = request->blame.rank = MLFAB_NO_RANK;
   /* Finished requests do not raise it: mlfab__request_due corrects it when it finds none due. */
   if (table->open == 1) table->earliest = MLFAB__NEVER;
   table->earliest = mlfab__min(table->earliest, request->deadline_ns);
@@ -992,6 +1040,7 @@ MLFAB__INTERNAL mlfab__request *mlfab__request_find(mlfab__requests *table, mlfa
 MLFAB__INTERNAL void mlfab__request_finish(mlfab__requests *table, mlfab__request *request,
                                            int status, int32_t rank, int is_server, uint64_t now_ns,
                                            const char *format, ...) {
+  if (!request || request->done) return;
   request->done = 1;
   table->to_tell += request->watched;
   request->result.status = status;
@@ -1021,6 +1070,55 @@ MLFAB__INTERNAL void mlfab__request_recall(mlfab__requests *table, const mlfab__
   else if (table->last.code != result->status || table->last.rank != result->rank)
     mlfab__error(&table->last, result->status, MLFAB_NO_RANK, 0, result->waited_ns,
                  "%s (out of memory for more)", mlfab_error_text(result->status));
+}
+
+MLFAB__INTERNAL void mlfab__request_succeed(mlfab__requests *table, mlfab__request *request,
+                                            uint64_t now_ns) {
+  mlfab__request_finish(table, request, 0, MLFAB_NO_RANK, 0, now_ns, "%s", "");
+}
+
+MLFAB__INTERNAL void mlfab__request_dead(mlfab__requests *table, mlfab__request *request,
+                                         uint32_t server, uint64_t now_ns) {
+  if (request)
+    mlfab__request_finish(table, request, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, now_ns,
+                          "%s: server %u is dead", request_calls[request->kind], server);
+}
+
+MLFAB__INTERNAL void mlfab__request_blame(mlfab__request *request, int32_t rank, int is_server,
+                                          const char *format, ...) {
+  mlfab__blame *blame = &request->blame;
+  blame->rank = rank;
+  blame->is_server = is_server != 0;
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(blame->text, sizeof blame->text, format, arguments);
+  va_end(arguments);
+}
+
+MLFAB__INTERNAL void mlfab__request_told(mlfab__requests *table, int kind, mlfab_request id,
+                                         uint32_t by, int32_t rank, const char *text) {
+  mlfab__request *r = id ? mlfab__request_find(table, id) : mlfab__request_of(table, kind, 0, NULL);
+  for (; r && r->kind == kind; r = id ? NULL : mlfab__request_of(table, kind, 0, r)) {
+    r->blame.by = by;
+    mlfab__request_blame(r, rank, 0, "%s", text);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__request_expire(mlfab__requests *table, mlfab__request *request,
+                                           int code, uint64_t now_ns) {
+  const mlfab__blame *blame = &request->blame;
+  char number[24] = "", waited[24], who[32] = "";
+  if (request->kind == MLFAB__REQUEST_PUSH)
+    snprintf(number, sizeof number, " %llu", (unsigned long long)request->result.seq);
+  if (blame->rank != MLFAB_NO_RANK)
+    snprintf(who, sizeof who, " awaiting %s %d", blame->is_server ? "server" : "worker",
+             (int)blame->rank);
+  mlfab__request_finish(
+      table, request, blame->in_doubt ? MLFAB_ERR_IN_DOUBT : code, blame->rank, blame->is_server,
+      now_ns, "%s%s: %s after %s%s%s",
+      request->kind == MLFAB__REQUEST_PUSH ? "update" : request_calls[request->kind], number,
+      code == MLFAB_ERR_TIMEOUT ? "the deadline passed" : "cancelled",
+      mlfab__duration(waited, now_ns - request->started_ns), who, blame->text);
 }
 
 MLFAB__INTERNAL void mlfab__request_end(mlfab__requests *table, mlfab__request *request) {
@@ -1324,6 +1422,7 @@ typedef struct mlfab__header {
   X(PULL_CANCEL, 20)          \
   X(BARRIER, 21)              \
   X(BARRIER_DONE, 22)         \
+  X(WAITING, 23)              \
   X(DONE, 25)                 \
   X(DONE_ACK, 26)             \
   X(MEET, 27)                 \
@@ -1577,13 +1676,21 @@ typedef struct mlfab__model { /* server -> worker: bytes of one slice at one ver
 
 typedef struct mlfab__pull_fail {
   uint64_t request;
-  int32_t code, rank;
+  int32_t code;
   char text[MLFAB__TEXT_MAX];
 } mlfab__pull_fail;
 
 typedef struct mlfab__pull_cancel {
   uint64_t request;
 } mlfab__pull_cancel;
+
+/* Server -> worker: it cannot answer yet, since it waits for a worker. The worker's deadline names that one. */
+typedef struct mlfab__waiting {
+  uint64_t request;           /* of a pull; 0: all open requests of this kind */
+  uint32_t kind;              /* MLFAB__REQUEST_* (request.h) */
+  int32_t rank;               /* MLFAB_NO_RANK: nobody any more */
+  char text[MLFAB__TEXT_MAX]; /* what follows the name in a sentence: ", which has not ..." */
+} mlfab__waiting;
 
 typedef struct mlfab__barrier { /* both directions: BARRIER up, BARRIER_DONE down */
   uint64_t number;              /* the worker's count of barriers, from 1 */
@@ -1720,7 +1827,7 @@ typedef struct mlfab__reshard_server_clock {
 #define MLFAB__WIRE_PAIRS(X) \
   X(join) X(welcome) X(refuse) X(hello) X(hello_ack) X(heartbeat) X(bye) X(member) X(define) \
   X(define_ack) X(chunk) X(grant) X(push_ack) X(resend) X(withdraw) X(model) X(pull_fail) \
-  X(pull_cancel) X(barrier) X(sync_ask) X(sync_ack) X(progress) X(done) X(meet) X(where) \
+  X(pull_cancel) X(waiting) X(barrier) X(sync_ask) X(sync_ack) X(progress) X(done) X(meet) X(where) \
   X(schedule) X(via) X(hop_grant) X(hop_chunk) X(pull_via) X(hop_model) X(pull_done) X(moved)
 /* clang-format on */
 #define MLFAB__WIRE_DECLARE(name)                                                       \
@@ -2060,8 +2167,9 @@ WIRE_META(push_ack, N(seq) N(members) N(generation) N(code) N(version) N(delay) 
 WIRE_META(resend, N(generation) N(top) A(applied) A(dropped))
 WIRE_META(withdraw, N(seq) N(members) N(generation))
 WIRE_META(model, N(request) N(offset) N(bytes) N(version) N(commit) N(slice) N(flags) N(epoch))
-WIRE_META(pull_fail, N(request) N(code) N(rank) T(text))
+WIRE_META(pull_fail, N(request) N(code) T(text))
 WIRE_META(pull_cancel, N(request))
+WIRE_META(waiting, N(request) N(kind) N(rank) T(text))
 WIRE_META(barrier, N(number))
 WIRE_META(sync_ask, N(ask) N(tensor) F(sync, consistency))
 WIRE_META(sync_ack, N(ask) N(code) N(counts) T(text))
@@ -7429,6 +7537,7 @@ MLFAB__INTERNAL int mlfab__node_make(const mlfab_config *complete, mlfab__env *e
   if (!node) return MLFAB_ERR_MEMORY;
   node->env = *env;
   node->requests.env = &node->env;
+  node->requests.timeout_ns = node->config.timeout_ns;
   node->config = *complete;
   node->config.env = NULL;
   node_identify(node);
@@ -9141,6 +9250,7 @@ MLFAB__INTERNAL void mlfab__server_link_frame(mlfab_node *node, uint32_t index,
   mlfab__refuse refuse;
   mlfab__bye bye;
   mlfab__member member;
+  mlfab__waiting waiting;
   char text[MLFAB__TEXT_MAX + 64];
   route->heard_ns = node->now_ns;
   switch (frame->type) {
@@ -9171,6 +9281,11 @@ MLFAB__INTERNAL void mlfab__server_link_frame(mlfab_node *node, uint32_t index,
     case MLFAB__THERE:
       if (mlfab__decode_member(frame->meta, frame->meta_bytes, &member)) break;
       mlfab__peer_link_there(node, &member);
+      return;
+    case MLFAB__WAITING:
+      if (mlfab__decode_waiting(frame->meta, frame->meta_bytes, &waiting)) break;
+      mlfab__request_told(&node->requests, (int)waiting.kind, waiting.request,
+                          node->links[index].peer, waiting.rank, waiting.text);
       return;
     default:
       mlfab__roles_frame(node, index, frame);
@@ -10259,15 +10374,10 @@ typedef struct mlfab__fetch { /* a pull */
   uint64_t after_seq;       /* numbers below are of pushes before it */
   mlfab__fetch_part *parts; /* by server */
   uint32_t nwaiting;
-  /* What the server that said so last waits for; missing NO_RANK: nothing is known. */
-  int32_t missing;
-  uint32_t missing_at;
-  char state[200];
   uint64_t version;
 } mlfab__fetch;
 
 typedef struct mlfab__stream { /* to a server */
-  uint8_t undefined;           /* it says that worker 0 has not defined the model */
   uint8_t up, dead, define, defined, done_told, done_acked, own_weights;
   uint8_t counts;  /* it counts iterations: also of updates that have no bytes for it */
   uint8_t changes; /* it has not answered the change of consistency that is under way */
@@ -10395,6 +10505,9 @@ MLFAB__INTERNAL void mlfab__worker_free(mlfab__worker *worker);
 /* Adds the row of a worker, *worker_p, which is the node's (worker_role.c). Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__worker_attach(struct mlfab_node *node, mlfab__worker **worker_p);
 
+/* Errors: PEER_DEAD, when this server, or with MLFAB_ALL one of them, is dead. */
+MLFAB__INTERNAL int mlfab__worker_reaches(const mlfab__worker *worker, uint32_t server,
+                                          const char *call, mlfab_error *error);
 /* The calls of mlfab.h sections 7 to 9; `error` is filled on failure. */
 MLFAB__INTERNAL int mlfab__worker_tensor(mlfab__worker *worker, uint32_t id, int dtype,
                                          uint64_t count, mlfab_error *error);
@@ -10711,6 +10824,16 @@ MLFAB__INTERNAL int mlfab__worker_announces(const mlfab__worker *worker, uint32_
   return mlfab__worker_sends(worker, server);
 }
 
+MLFAB__INTERNAL int mlfab__worker_reaches(const mlfab__worker *worker, uint32_t server,
+                                          const char *call, mlfab_error *error) {
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    if (worker->streams[s].dead && (server == MLFAB_ALL || server == s))
+      return mlfab__error(error, MLFAB_ERR_PEER_DEAD, (int32_t)s, 1, 0, "%s: server %u is dead",
+                          call, s);
+  }
+  return 0;
+}
+
 /* ==============================================================================================
  * core/worker/cache.c
  * ============================================================================================== */
@@ -10925,10 +11048,8 @@ static void pull_done(mlfab__worker *worker, mlfab__fetch *fetch, uint64_t now_n
   fetch->request = 0;
   worker->pull_count++;
   worker->stats->pulls_finished++;
-  if (request) {
-    mlfab__request_finish(worker->requests, request, 0, MLFAB_NO_RANK, 0, now_ns, "%s", "");
-    request->result.version = fetch->version;
-  }
+  mlfab__request_succeed(worker->requests, request, now_ns);
+  if (request) request->result.version = fetch->version;
   worker->due = 1;
 }
 
@@ -10986,9 +11107,8 @@ static void pull_begin(mlfab__worker *worker, uint32_t server, mlfab__fetch *fet
   }
 }
 
-/* Ends a pull with an error, and tells the servers that still answer. */
-static void pull_fail(mlfab__worker *worker, mlfab__fetch *fetch, int code, int32_t rank,
-                      int is_server, uint64_t now_ns, const char *text) {
+/* Gives a pull up, and tells the servers that still answer. Returns its request, which is to be finished. */
+static mlfab__request *pull_stop(mlfab__worker *worker, mlfab__fetch *fetch) {
   mlfab__request *request = mlfab__request_find(worker->requests, fetch->request);
   mlfab__pull_cancel cancel = {fetch->request};
   for (uint32_t s = 0; s < worker->servers; s++) {
@@ -10997,9 +11117,8 @@ static void pull_fail(mlfab__worker *worker, mlfab__fetch *fetch, int code, int3
   }
   fetch->request = 0;
   for (uint32_t s = 0; s < worker->servers; s++) pull_turn(worker, s);
-  if (request)
-    mlfab__request_finish(worker->requests, request, code, rank, is_server, now_ns, "%s", text);
   worker->due = 1;
+  return request;
 }
 
 static int pull_check(const mlfab__worker *worker, uint32_t flags, mlfab_error *error) {
@@ -11012,11 +11131,7 @@ static int pull_check(const mlfab__worker *worker, uint32_t flags, mlfab_error *
   if (flags && !worker->cache.bytes)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
                        "pull: flags that only a model with version tags has");
-  for (uint32_t s = 0; s < worker->servers; s++) {
-    if (!worker->streams[s].dead) continue;
-    return mlfab__error(error, MLFAB_ERR_PEER_DEAD, (int32_t)s, 1, 0, "pull: server %u is dead", s);
-  }
-  return 0;
+  return mlfab__worker_reaches(worker, MLFAB_ALL, "pull", error);
 }
 
 MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
@@ -11035,12 +11150,8 @@ MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *b
   }
   if (!fetch)
     return MLFAB__FAIL(error, MLFAB_ERR_AGAIN, "pull: %d pulls are under way", MLFAB__WORKER_PULLS);
-  code = mlfab__request_reserve(worker->requests);
-  if (code == MLFAB_ERR_AGAIN)
-    return MLFAB__FAIL(error, code,
-                       "pull: %d requests are open: end some with mlfab_wait or mlfab_test",
-                       MLFAB__REQUESTS);
-  if (code) return MLFAB__FAIL(error, code, "pull: out of memory");
+  code = mlfab__request_room(worker->requests, MLFAB__REQUEST_PULL, error);
+  if (code) return code;
   if (!fetch->parts)
     fetch->parts = mlfab__alloc_array(worker->env, worker->servers, sizeof *fetch->parts);
   if (!fetch->parts) return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "pull: out of memory");
@@ -11058,14 +11169,13 @@ MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *b
     fetch->parts[s].waiting = segments > 0;
     fetch->parts[s].hop = MLFAB__NO_NODE;
   }
-  mlfab__request *request = mlfab__request_open(
-      worker->requests, MLFAB__REQUEST_PULL, (uint32_t)(fetch - worker->fetches), now_ns,
-      options.timeout_ns ? options.timeout_ns : worker->config->timeout_ns);
+  mlfab__request *request =
+      mlfab__request_open(worker->requests, MLFAB__REQUEST_PULL,
+                          (uint32_t)(fetch - worker->fetches), now_ns, options.timeout_ns);
   fetch->request = request->id;
   fetch->flags = options.flags;
   fetch->after_seq = worker->next_seq;
   fetch->version = 0;
-  fetch->missing = MLFAB_NO_RANK;
   fetch->nwaiting = 0;
   for (uint32_t s = 0; s < worker->servers; s++) fetch->nwaiting += fetch->parts[s].waiting;
   for (uint32_t s = 0; s < worker->servers; s++) {
@@ -11270,18 +11380,10 @@ MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
   if (MLFAB__MALFORMED(&worker->port, server, frame, pull_fail, &fail)) return;
   mlfab__fetch *fetch = pull_find(worker, fail.request);
   if (!fetch) return;
-  if (fail.code == MLFAB_ERR_AGAIN) {
-    if (!fetch->parts[server].waiting) return;
-    fetch->missing = fail.rank;
-    fetch->missing_at = server;
-    snprintf(fetch->state, sizeof fetch->state, "%.199s", fail.text);
-    return;
-  }
-  char text[MLFAB__TEXT_MAX + 64];
-  snprintf(text, sizeof text, "pull: server %u refused: %s", server, fail.text);
   fetch->parts[server].waiting = 0;
-  pull_fail(worker, fetch, fail.code ? fail.code : MLFAB_ERR_REFUSED, (int32_t)server, 1, now_ns,
-            text);
+  mlfab__request_finish(worker->requests, pull_stop(worker, fetch),
+                        fail.code ? fail.code : MLFAB_ERR_REFUSED, (int32_t)server, 1, now_ns,
+                        "pull: server %u refused: %s", server, fail.text);
 }
 
 MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server) {
@@ -11318,8 +11420,9 @@ MLFAB__INTERNAL void mlfab__pull_recut(mlfab__worker *worker, uint64_t now_ns) {
       fetch->nwaiting += part->waiting;
     }
     if (segments == UINT32_MAX)
-      pull_fail(worker, fetch, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, now_ns,
-                "pull: too many separate stretches of the model, since slices have moved");
+      mlfab__request_finish(
+          worker->requests, pull_stop(worker, fetch), MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, now_ns,
+          "pull: too many separate stretches of the model, since slices have moved");
   }
 }
 
@@ -11337,42 +11440,27 @@ MLFAB__INTERNAL void mlfab__pull_renumber(mlfab__worker *worker, uint32_t server
 }
 
 MLFAB__INTERNAL void mlfab__pull_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
-  char text[64];
-  snprintf(text, sizeof text, "pull: server %u is dead", server);
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
     mlfab__fetch *fetch = &worker->fetches[i];
-    if (fetch->request != 0 && fetch->parts[server].waiting) {
-      pull_fail(worker, fetch, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, now_ns, text);
-    }
+    if (fetch->request == 0 || !fetch->parts[server].waiting) continue;
+    mlfab__request_dead(worker->requests, pull_stop(worker, fetch), server, now_ns);
   }
 }
 
 MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request *request, int code,
                                           uint64_t now_ns) {
   mlfab__fetch *fetch = pull_find(worker, request->id);
-  uint32_t server = 0;
-  while (server + 1 < worker->servers && fetch && !fetch->parts[server].waiting) server++;
-  char text[sizeof fetch->state + 128], waited[24];
-  const char *what = code == MLFAB_ERR_TIMEOUT ? "the deadline passed" : "cancelled";
-  mlfab__duration(waited, now_ns - request->started_ns);
-  if (!fetch) {
-    /* Its model was given up meanwhile. */
-    mlfab__request_finish(worker->requests, request, code, MLFAB_NO_RANK, 0, now_ns,
-                          "pull: %s after %s", what, waited);
-    return;
+  const mlfab__blame *blame = &request->blame;
+  /* Without one its model was given up meanwhile. */
+  if (fetch && (blame->rank == MLFAB_NO_RANK || !fetch->parts[blame->by].waiting)) {
+    uint32_t server = 0;
+    while (server + 1 < worker->servers && !fetch->parts[server].waiting) server++;
+    uint32_t hop = fetch->parts[server].hop;
+    mlfab__request_blame(request, (int32_t)server, 1,
+                         hop != MLFAB__NO_NODE ? " by way of worker %u" : "", hop);
   }
-  if (fetch->missing != MLFAB_NO_RANK && fetch->parts[fetch->missing_at].waiting) {
-    snprintf(text, sizeof text,
-             "pull: %s after %s awaiting worker %d, the slowest, at server %u%s%s", what, waited,
-             (int)fetch->missing, fetch->missing_at, fetch->state[0] ? ": " : "", fetch->state);
-    pull_fail(worker, fetch, code, fetch->missing, 0, now_ns, text);
-    return;
-  }
-  char by[48] = "";
-  if (fetch->parts[server].hop != MLFAB__NO_NODE)
-    snprintf(by, sizeof by, " by way of worker %u", fetch->parts[server].hop);
-  snprintf(text, sizeof text, "pull: %s after %s awaiting server %u%s", what, waited, server, by);
-  pull_fail(worker, fetch, code, (int32_t)server, 1, now_ns, text);
+  if (fetch) pull_stop(worker, fetch);
+  mlfab__request_expire(worker->requests, request, code, now_ns);
 }
 
 MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker) {
@@ -11688,7 +11776,7 @@ static void push_tell(mlfab__worker *worker, mlfab__request *request, const mlfa
   }
   switch (code) {
     case 0:
-      mlfab__request_finish(worker->requests, request, 0, MLFAB_NO_RANK, 0, now_ns, "%s", "");
+      mlfab__request_succeed(worker->requests, request, now_ns);
       break;
     case MLFAB_ERR_NOT_FINITE:
       mlfab__request_finish(
@@ -12106,13 +12194,8 @@ static int push_check(mlfab__worker *worker, const mlfab_push_options *options,
   if (!worker->stands)
     code = MLFAB_ERR_STATE, text = "push: there is no model yet: call mlfab_model_start first";
   if (worker->done) code = MLFAB_ERR_STATE, text = "a push after mlfab_finish";
-  for (uint32_t s = 0; s < worker->servers && !code; s++) {
-    if (worker->streams[s].dead) {
-      return mlfab__error(error, MLFAB_ERR_PEER_DEAD, (int32_t)s, 1, 0, "push: server %u is dead",
-                          s);
-    }
-  }
-  return code ? MLFAB__FAIL(error, code, "push: %s", text) : 0;
+  return code ? MLFAB__FAIL(error, code, "push: %s", text)
+              : mlfab__worker_reaches(worker, MLFAB_ALL, "push", error);
 }
 
 /* The number of the next update. */
@@ -12365,13 +12448,13 @@ static mlfab__outgoing *push_new(mlfab__worker *worker, const mlfab__push_what *
 }
 
 /* A retry of what was applied: its request has ended when it begins. */
-static void push_known(mlfab__worker *worker, const mlfab_push_options *options, uint64_t timeout,
-                       uint64_t now_ns, mlfab_request *request_p) {
+static void push_known(mlfab__worker *worker, const mlfab_push_options *options, uint64_t now_ns,
+                       mlfab_request *request_p) {
   mlfab__request *known = mlfab__request_open(worker->requests, MLFAB__REQUEST_PUSH,
-                                              MLFAB__WORKER_UPDATES, now_ns, timeout);
+                                              MLFAB__WORKER_UPDATES, now_ns, options->timeout_ns);
   known->result.seq = options->retry_seq;
   *request_p = known->id;
-  mlfab__request_finish(worker->requests, known, 0, MLFAB_NO_RANK, 0, now_ns, "%s", "");
+  mlfab__request_succeed(worker->requests, known, now_ns);
 }
 
 MLFAB__INTERNAL int mlfab__push_start(mlfab__worker *worker, const mlfab__push_what *what,
@@ -12385,15 +12468,10 @@ MLFAB__INTERNAL int mlfab__push_start(mlfab__worker *worker, const mlfab__push_w
   if (!code) code = push_retry(worker, options.retry_seq, &applied, error);
   if (code) return code;
   uint64_t seq = worker->next_seq;
-  uint64_t timeout = options.timeout_ns ? options.timeout_ns : worker->config->timeout_ns;
-  code = request_p ? mlfab__request_reserve(worker->requests) : 0;
-  if (code == MLFAB_ERR_AGAIN)
-    return MLFAB__FAIL(error, code,
-                       "push: %d requests are open: end some with mlfab_wait or mlfab_test",
-                       MLFAB__REQUESTS);
-  if (code) return MLFAB__FAIL(error, code, "push: out of memory");
+  code = request_p ? mlfab__request_room(worker->requests, MLFAB__REQUEST_PUSH, error) : 0;
+  if (code) return code;
   if (applied) {
-    if (request_p) push_known(worker, &options, timeout, now_ns, request_p);
+    if (request_p) push_known(worker, &options, now_ns, request_p);
     return 0;
   }
   mlfab__outgoing *update = NULL;
@@ -12408,8 +12486,9 @@ MLFAB__INTERNAL int mlfab__push_start(mlfab__worker *worker, const mlfab__push_w
   worker->status[seq % MLFAB__WINDOW] = MLFAB_ERR_IN_DOUBT;
   worker->stats->pushes_started++;
   if (!request_p) return 0;
-  mlfab__request *request = mlfab__request_open(
-      worker->requests, MLFAB__REQUEST_PUSH, (uint32_t)(update - worker->updates), now_ns, timeout);
+  mlfab__request *request =
+      mlfab__request_open(worker->requests, MLFAB__REQUEST_PUSH,
+                          (uint32_t)(update - worker->updates), now_ns, options.timeout_ns);
   request->result.seq = seq;
   *request_p = request->id;
   return 0;
@@ -12690,8 +12769,6 @@ static int push_recall(mlfab__worker *worker, mlfab__outgoing *update) {
 MLFAB__INTERNAL void mlfab__push_withdraw(mlfab__worker *worker, mlfab__request *request, int code,
                                           uint64_t now_ns) {
   mlfab__outgoing *update = &worker->updates[request->slot];
-  char waited[24];
-  mlfab__duration(waited, now_ns - request->started_ns);
   uint32_t server = 0;
   while (server + 1 < worker->servers && update->parts[server].state != MLFAB__PART_ANNOUNCED &&
          update->parts[server].state != MLFAB__PART_QUEUED) {
@@ -12705,12 +12782,10 @@ MLFAB__INTERNAL void mlfab__push_withdraw(mlfab__worker *worker, mlfab__request 
   int shared = update->members > 1;
   int announced = shared || push_recall(worker, update);
   if (!shared) mlfab__push_align(worker);
-  const char *what = code == MLFAB_ERR_TIMEOUT ? "the deadline passed" : "cancelled";
-  mlfab__request_finish(worker->requests, request, announced ? MLFAB_ERR_IN_DOUBT : code,
-                        (int32_t)server, 1, now_ns,
-                        "update %llu: %s after %s awaiting server %u to apply it%s%s",
-                        (unsigned long long)request->result.seq, what, waited, server, by,
-                        announced ? "; it is not known yet whether it was" : "; it was not sent");
+  request->blame.in_doubt = announced != 0;
+  mlfab__request_blame(request, (int32_t)server, 1, " to apply it%s%s", by,
+                       announced ? "; it is not known yet whether it was" : "; it was not sent");
+  mlfab__request_expire(worker->requests, request, code, now_ns);
   if (!shared) push_settle(worker, update, now_ns);
   worker->due = 1;
 }
@@ -12806,8 +12881,6 @@ MLFAB__INTERNAL void mlfab__worker_free(mlfab__worker *worker) {
   mlfab__free(env, worker->versions_scratch, MLFAB__SLICES_MAX * sizeof *worker->versions_scratch);
   memset(worker, 0, sizeof *worker);
 }
-
-/* --- buffers --- */
 
 /* --- the model --- */
 
@@ -12968,23 +13041,16 @@ MLFAB__INTERNAL int mlfab__worker_model(mlfab__worker *worker, const mlfab_model
   if ((n > 0) != (bufs != NULL))
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
                        "model_start: bufs is NULL and n is not 0, or n is 0 and bufs is not NULL");
-  for (uint32_t s = 0; s < worker->servers; s++) {
-    if (worker->streams[s].dead)
-      return mlfab__error(error, MLFAB_ERR_PEER_DEAD, (int32_t)s, 1, 0,
-                          "model_start: server %u is dead", s);
-  }
-  mlfab__request *request = mlfab__request_open(worker->requests, MLFAB__REQUEST_MODEL, 0, now_ns,
-                                                worker->config->timeout_ns);
-  if (!request)
-    return MLFAB__FAIL(
-        error, MLFAB_ERR_AGAIN,
-        "model_start: too many requests are open: end some with mlfab_wait or mlfab_test");
-  int code = worker_build(worker, &options, bufs, n, error);
+  int code = mlfab__worker_reaches(worker, MLFAB_ALL, "model_start", error);
+  if (!code) code = mlfab__request_room(worker->requests, MLFAB__REQUEST_MODEL, error);
+  if (code) return code;
+  code = worker_build(worker, &options, bufs, n, error);
   if (code) {
-    mlfab__request_end(worker->requests, request);
     worker_free_model(worker);
     return code;
   }
+  mlfab__request *request =
+      mlfab__request_open(worker->requests, MLFAB__REQUEST_MODEL, 0, now_ns, 0);
   worker->model_request = request->id;
   for (uint32_t s = 0; s < worker->servers; s++) {
     worker->streams[s].define = 1;
@@ -12994,10 +13060,12 @@ MLFAB__INTERNAL int mlfab__worker_model(mlfab__worker *worker, const mlfab_model
   return 0;
 }
 
-/* Ends model_start; what failed can be tried again with another model. */
-static void worker_model_end(mlfab__worker *worker, int code, int32_t rank, int is_server,
-                             uint64_t now_ns, const char *text) {
-  mlfab__request *request = mlfab__request_find(worker->requests, worker->model_request);
+static mlfab__request *worker_model_request(const mlfab__worker *worker) {
+  return mlfab__request_find(worker->requests, worker->model_request);
+}
+
+/* Ends model_start, whose request is done; what failed can be tried again with another model. */
+static void worker_model_end(mlfab__worker *worker, int code) {
   mlfab__request *pull = mlfab__request_find(worker->requests, worker->model_pull);
   worker->model_request = worker->model_pull = 0;
   if (pull) mlfab__request_end(worker->requests, pull);
@@ -13012,8 +13080,18 @@ static void worker_model_end(mlfab__worker *worker, int code, int32_t rank, int 
     worker->model_bufs = NULL;
     worker->nmodel_bufs = 0;
   }
-  if (request && !request->done)
-    mlfab__request_finish(worker->requests, request, code, rank, is_server, now_ns, "%s", text);
+}
+
+static void worker_model_fail(mlfab__worker *worker, int code, int32_t rank, int is_server,
+                              uint64_t now_ns, const char *text) {
+  mlfab__request_finish(worker->requests, worker_model_request(worker), code, rank, is_server,
+                        now_ns, "%s", text);
+  worker_model_end(worker, code);
+}
+
+static void worker_model_stands(mlfab__worker *worker, uint64_t now_ns) {
+  mlfab__request_succeed(worker->requests, worker_model_request(worker), now_ns);
+  worker_model_end(worker, 0);
 }
 
 static void worker_define_ack(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame,
@@ -13022,29 +13100,21 @@ static void worker_define_ack(mlfab__worker *worker, uint32_t server, const mlfa
   mlfab__stream *stream = &worker->streams[server];
   if (MLFAB__MALFORMED(&worker->port, server, frame, define_ack, &ack)) return;
   if (!worker->model_request || stream->defined || ack.ask != worker->define.ask) return;
-  if (ack.code == MLFAB_ERR_AGAIN) {
-    stream->undefined = 1;
-    return;
-  }
-  if (ack.code) {
-    char text[MLFAB__TEXT_MAX + 64];
-    snprintf(text, sizeof text, "model_start: server %u: %s", server, ack.text);
-    worker_model_end(worker, ack.code, (int32_t)server, 1, now_ns, text);
-    return;
-  }
   /* Worker 0's options win. */
-  if (ack.options.slices != worker->define.options.slices) {
-    char text[128];
-    snprintf(text, sizeof text, "model_start: %u slices asked for, worker 0 has %u",
-             worker->define.options.slices, ack.options.slices);
-    worker_model_end(worker, MLFAB_ERR_MODEL, (int32_t)server, 1, now_ns, text);
-    return;
-  }
-  if (ack.options.active != worker->define.options.active) {
-    char text[128];
+  const mlfab_model_options *own = &worker->define.options, *first = &ack.options;
+  char text[MLFAB__TEXT_MAX + 64] = "";
+  int code = ack.code ? ack.code : MLFAB_ERR_MODEL;
+  if (ack.code) {
+    snprintf(text, sizeof text, "model_start: server %u: %s", server, ack.text);
+  } else if (first->slices != own->slices) {
+    snprintf(text, sizeof text, "model_start: %u slices asked for, worker 0 has %u", own->slices,
+             first->slices);
+  } else if (first->active != own->active) {
     snprintf(text, sizeof text, "model_start: %u active servers asked for, worker 0 has %u",
-             worker->define.options.active, ack.options.active);
-    worker_model_end(worker, MLFAB_ERR_MODEL, (int32_t)server, 1, now_ns, text);
+             own->active, first->active);
+  }
+  if (text[0]) {
+    worker_model_fail(worker, code, (int32_t)server, 1, now_ns, text);
     return;
   }
   stream->own_weights = ack.first_weights != 0;
@@ -13061,13 +13131,13 @@ static void worker_model_pull(mlfab__worker *worker, uint64_t now_ns) {
   int own = 1;
   for (uint32_t s = 0; s < worker->servers; s++) own &= worker->streams[s].own_weights;
   if (own || worker->nmodel_bufs == 0) {
-    worker_model_end(worker, 0, MLFAB_NO_RANK, 0, now_ns, "");
+    worker_model_stands(worker, now_ns);
     return;
   }
   mlfab_error error;
   int code = mlfab__worker_pull(worker, worker->model_bufs, worker->nmodel_bufs, NULL, now_ns,
                                 &worker->model_pull, &error);
-  if (code) worker_model_end(worker, code, error.rank, error.is_server, now_ns, error.text);
+  if (code) worker_model_fail(worker, code, error.rank, error.is_server, now_ns, error.text);
 }
 
 static void worker_tell_done(mlfab__worker *worker, uint32_t server) {
@@ -13087,8 +13157,7 @@ static void worker_finish_progress(mlfab__worker *worker, uint64_t now_ns) {
   for (uint32_t s = 0; s < worker->servers; s++)
     acked += worker->streams[s].done_acked || worker->streams[s].dead;
   mlfab__request *request = mlfab__request_find(worker->requests, worker->join_request);
-  if (acked < worker->servers || !request || request->done) return;
-  mlfab__request_finish(worker->requests, request, 0, MLFAB_NO_RANK, 0, now_ns, "%s", "");
+  if (acked == worker->servers) mlfab__request_succeed(worker->requests, request, now_ns);
 }
 
 static void worker_model_progress(mlfab__worker *worker, uint64_t now_ns) {
@@ -13099,8 +13168,11 @@ static void worker_model_progress(mlfab__worker *worker, uint64_t now_ns) {
     int code = pull ? pull->result.status : MLFAB_ERR_INTERNAL;
     if (code && pull) mlfab__request_recall(worker->requests, pull);
     const mlfab_error last = worker->requests->last; /* the end of the request is written there */
-    worker_model_end(worker, code, pull ? pull->result.rank : MLFAB_NO_RANK, last.is_server, now_ns,
-                     last.text);
+    if (code)
+      worker_model_fail(worker, code, pull ? pull->result.rank : MLFAB_NO_RANK, last.is_server,
+                        now_ns, last.text);
+    else
+      worker_model_stands(worker, now_ns);
     return;
   }
   for (uint32_t s = 0; s < worker->servers; s++) {
@@ -13108,8 +13180,8 @@ static void worker_model_progress(mlfab__worker *worker, uint64_t now_ns) {
   }
   if (worker->norder > 0) return;
   if (mlfab__cache_open(worker)) {
-    worker_model_end(worker, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, now_ns,
-                     "model_start: out of memory for the cache of the model");
+    worker_model_fail(worker, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, now_ns,
+                      "model_start: out of memory for the cache of the model");
     return;
   }
   worker_model_pull(worker, now_ns);
@@ -13131,13 +13203,10 @@ MLFAB__INTERNAL int mlfab__worker_finish(mlfab__worker *worker, uint64_t timeout
                                          mlfab_error *error) {
   if (worker->done)
     return MLFAB__FAIL(error, MLFAB_ERR_STATE, "finish: this worker has finished before");
+  int code = mlfab__request_room(worker->requests, MLFAB__REQUEST_JOIN, error);
+  if (code) return code;
   mlfab__request *request =
-      mlfab__request_open(worker->requests, MLFAB__REQUEST_JOIN, 0, now_ns,
-                          timeout_ns ? timeout_ns : worker->config->timeout_ns);
-  if (!request)
-    return MLFAB__FAIL(
-        error, MLFAB_ERR_AGAIN,
-        "finish: too many requests are open: end some with mlfab_wait or mlfab_test");
+      mlfab__request_open(worker->requests, MLFAB__REQUEST_JOIN, 0, now_ns, timeout_ns);
   worker->done = 1;
   worker->join_request = request->id;
   *request_p = request->id;
@@ -13166,12 +13235,9 @@ static int worker_change_check(const mlfab__worker *worker, const mlfab_sync *sy
   if (worker->change.request)
     return MLFAB__FAIL(error, MLFAB_ERR_AGAIN,
                        "set_sync: an earlier set_sync of this worker has not ended");
-  for (uint32_t s = 0; s < worker->servers; s++) {
-    if (worker->streams[s].dead && (server == MLFAB_ALL || server == s))
-      return mlfab__error(error, MLFAB_ERR_PEER_DEAD, (int32_t)s, 1, 0,
-                          "set_sync: server %u is dead", s);
-  }
-  return worker_check_sync(worker, sync, "set_sync", error);
+  int code = mlfab__worker_reaches(worker, server, "set_sync", error);
+  if (!code) code = worker_check_sync(worker, sync, "set_sync", error);
+  return code ? code : mlfab__request_room(worker->requests, MLFAB__REQUEST_SYNC, error);
 }
 
 MLFAB__INTERNAL int mlfab__worker_set_sync(mlfab__worker *worker, const mlfab_sync *given,
@@ -13188,12 +13254,7 @@ MLFAB__INTERNAL int mlfab__worker_set_sync(mlfab__worker *worker, const mlfab_sy
   int code = worker_change_check(worker, &sync, server, tensor, error);
   if (code) return code;
   mlfab__request *request =
-      mlfab__request_open(worker->requests, MLFAB__REQUEST_SYNC, 0, now_ns,
-                          timeout_ns ? timeout_ns : worker->config->timeout_ns);
-  if (!request)
-    return MLFAB__FAIL(
-        error, MLFAB_ERR_AGAIN,
-        "set_sync: too many requests are open: end some with mlfab_wait or mlfab_test");
+      mlfab__request_open(worker->requests, MLFAB__REQUEST_SYNC, 0, now_ns, timeout_ns);
   mlfab__sync_complete(&sync);
   change->request = request->id;
   change->ask.ask++;
@@ -13224,22 +13285,17 @@ MLFAB__INTERNAL void mlfab__worker_change_again(mlfab__worker *worker) {
   }
 }
 
-/* Ends the change here: servers that have not answered may make it all the same. */
-static void worker_change_end(mlfab__worker *worker, int code, uint32_t server, uint64_t now_ns,
-                              const char *text) {
+/* Ends the change here: servers that have not answered may make it all the same. Its request. */
+static mlfab__request *worker_change_end(mlfab__worker *worker) {
   mlfab__request *request = mlfab__request_find(worker->requests, worker->change.request);
   worker->change.request = 0;
   for (uint32_t s = 0; s < worker->servers; s++) worker->streams[s].changes = 0;
-  if (!request || request->done) return;
-  mlfab__request_finish(worker->requests, request, code, code ? (int32_t)server : MLFAB_NO_RANK,
-                        code != 0, now_ns, "set_sync: %s", text);
+  return request;
 }
 
 static void worker_change_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
-  char text[64];
-  if (!worker->streams[server].changes) return;
-  snprintf(text, sizeof text, "server %u is dead", server);
-  worker_change_end(worker, MLFAB_ERR_PEER_DEAD, server, now_ns, text);
+  if (worker->streams[server].changes)
+    mlfab__request_dead(worker->requests, worker_change_end(worker), server, now_ns);
 }
 
 /* What became of a change of consistency, or only how it is now. */
@@ -13259,9 +13315,10 @@ static void worker_sync_ack(mlfab__worker *worker, uint32_t server, const mlfab_
     change->server = server;
     snprintf(change->text, sizeof change->text, "server %u: %.200s", server, ack.text);
   }
-  if (--change->nwaiting == 0)
-    worker_change_end(worker, change->code, change->server, now_ns,
-                      change->code ? change->text : "");
+  if (--change->nwaiting > 0) return;
+  mlfab__request_finish(worker->requests, worker_change_end(worker), change->code,
+                        change->code ? (int32_t)change->server : MLFAB_NO_RANK, change->code != 0,
+                        now_ns, "set_sync: %s", change->text);
 }
 
 MLFAB__INTERNAL uint32_t mlfab__worker_unfinished(const mlfab__worker *worker) {
@@ -13270,10 +13327,8 @@ MLFAB__INTERNAL uint32_t mlfab__worker_unfinished(const mlfab__worker *worker) {
 
 MLFAB__INTERNAL void mlfab__worker_withdraw(mlfab__worker *worker, mlfab__request *request,
                                             int code, uint64_t now_ns) {
-  char text[200], waited[24];
+  const mlfab__blame *blame = &request->blame;
   uint32_t s = 0;
-  mlfab__duration(waited, now_ns - request->started_ns);
-  const char *what = code == MLFAB_ERR_TIMEOUT ? "the deadline passed" : "cancelled";
   switch (request->kind) {
     case MLFAB__REQUEST_PUSH:
       mlfab__push_withdraw(worker, request, code, now_ns);
@@ -13281,32 +13336,26 @@ MLFAB__INTERNAL void mlfab__worker_withdraw(mlfab__worker *worker, mlfab__reques
     case MLFAB__REQUEST_PULL:
       mlfab__pull_withdraw(worker, request, code, now_ns);
       break;
-    case MLFAB__REQUEST_MODEL:
-      while (s + 1 < worker->servers && worker->streams[s].defined) s++;
-      if (worker->streams[s].undefined) {
-        snprintf(text, sizeof text,
-                 "model_start: %s after %s awaiting worker 0, which has not defined the model at "
-                 "server %u",
-                 what, waited, s);
-      } else {
-        snprintf(text, sizeof text, "model_start: %s after %s awaiting server %u", what, waited, s);
-      }
-      worker_model_end(worker, code, worker->streams[s].undefined ? 0 : (int32_t)s,
-                       !worker->streams[s].undefined, now_ns, text);
-      break;
-    case MLFAB__REQUEST_SYNC:
-      while (s + 1 < worker->servers && !worker->streams[s].changes) s++;
-      snprintf(text, sizeof text, "%s after %s awaiting server %u; it may still change there", what,
-               waited, s);
-      worker_change_end(worker, code, s, now_ns, text);
-      break;
     case MLFAB__REQUEST_RESLICE:
       worker->mover->withdraw(worker, request, code, now_ns);
       break;
+    case MLFAB__REQUEST_MODEL:
+      while (s + 1 < worker->servers && worker->streams[s].defined) s++;
+      if (blame->rank == MLFAB_NO_RANK || worker->streams[blame->by].defined)
+        mlfab__request_blame(request, (int32_t)s, 1, "%s", "");
+      mlfab__request_expire(worker->requests, request, code, now_ns);
+      worker_model_end(worker, code);
+      break;
+    case MLFAB__REQUEST_SYNC:
+      while (s + 1 < worker->servers && !worker->streams[s].changes) s++;
+      mlfab__request_blame(request, (int32_t)s, 1, "; it may still change there");
+      mlfab__request_expire(worker->requests, request, code, now_ns);
+      worker_change_end(worker);
+      break;
     default:
       while (s + 1 < worker->servers && worker->streams[s].done_acked) s++;
-      mlfab__request_finish(worker->requests, request, code, (int32_t)s, 1, now_ns,
-                            "join: %s after %s awaiting server %u", what, waited, s);
+      mlfab__request_blame(request, (int32_t)s, 1, "%s", "");
+      mlfab__request_expire(worker->requests, request, code, now_ns);
   }
   worker_advance(worker, now_ns);
 }
@@ -13371,7 +13420,6 @@ MLFAB__INTERNAL void mlfab__worker_lost(mlfab__worker *worker, uint32_t server, 
 }
 
 MLFAB__INTERNAL void mlfab__worker_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
-  char text[64];
   worker->streams[server].dead = 1;
   worker->streams[server].up = 0;
   mlfab__push_lost(worker, server, now_ns);
@@ -13380,8 +13428,8 @@ MLFAB__INTERNAL void mlfab__worker_dead(mlfab__worker *worker, uint32_t server, 
   worker_change_dead(worker, server, now_ns);
   if (worker->mover) worker->mover->dead(worker, server, now_ns);
   if (worker->model_request) {
-    snprintf(text, sizeof text, "model_start: server %u is dead", server);
-    worker_model_end(worker, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, now_ns, text);
+    mlfab__request_dead(worker->requests, worker_model_request(worker), server, now_ns);
+    worker_model_end(worker, MLFAB_ERR_PEER_DEAD);
   }
   worker->due = 1;
   worker_advance(worker, now_ns);
@@ -16682,21 +16730,16 @@ MLFAB__INTERNAL void mlfab__serve_fail(mlfab__server *server, uint32_t worker, u
   memset(&fail, 0, sizeof fail);
   fail.request = request;
   fail.code = code;
-  fail.rank = MLFAB_NO_RANK;
   size_t n = strlen(text);
   memcpy(fail.text, text, n < sizeof fail.text ? n : sizeof fail.text - 1);
   MLFAB__POST(&server->port, worker, MLFAB__PULL_FAIL, pull_fail, &fail);
 }
 
-/* Tells the worker whom the pull waits for, so that a deadline can name it. AGAIN does not end the pull. */
+/* Tells the worker whom the pull waits for, so that a deadline can name it. */
 static void serve_wait(mlfab__server *server, mlfab__server_pull *pull) {
   const mlfab__clock *clock = &server->clocks[pull->clock];
   mlfab_sync_state state;
-  mlfab__pull_fail wait;
-  memset(&wait, 0, sizeof wait);
-  wait.request = pull->request;
-  wait.code = MLFAB_ERR_AGAIN;
-  wait.rank = MLFAB_NO_RANK;
+  mlfab__waiting wait = {pull->request, MLFAB__REQUEST_PULL, MLFAB_NO_RANK, ""};
   mlfab__clock_state(server, clock, pull->worker, pull->progress, &state);
   for (uint32_t w = server->workers; w-- > 0;) {
     const mlfab__server_peer *peer = &server->peers[w];
@@ -16705,13 +16748,13 @@ static void serve_wait(mlfab__server *server, mlfab__server_pull *pull) {
   }
   snprintf(
       wait.text, sizeof wait.text,
-      "%s: this worker has pushed %llu updates, the fastest %llu, the slowest (worker %d) %llu; "
-      "V_train is %llu, %u of %u have pushed the next",
-      mlfab__sync_name(clock->sync.kind), (unsigned long long)pull->progress,
-      (unsigned long long)state.fastest, (int)wait.rank, (unsigned long long)state.slowest,
+      ", the slowest, at server %u: %s: this worker has pushed %llu updates, the fastest %llu, the "
+      "slowest %llu; V_train is %llu, %u of %u have pushed the next",
+      server->number, mlfab__sync_name(clock->sync.kind), (unsigned long long)pull->progress,
+      (unsigned long long)state.fastest, (unsigned long long)state.slowest,
       (unsigned long long)state.v_train, state.arrived, state.members);
   pull->progress_ns = server->now_ns;
-  MLFAB__POST(&server->port, pull->worker, MLFAB__PULL_FAIL, pull_fail, &wait);
+  MLFAB__POST(&server->port, pull->worker, MLFAB__WAITING, waiting, &wait);
 }
 
 MLFAB__INTERNAL void mlfab__serve_begin(mlfab__server *server, mlfab__server_pull *pull) {
@@ -17612,8 +17655,11 @@ static void server_define(mlfab__server *server, uint32_t worker, const mlfab__f
   if (peer->refusals != server->refusals) {
     server_tell_refusal(server, worker);
   } else {
-    /* Not the final answer: tells the worker that it waits for worker 0, so that a deadline can name it. */
-    server_define_ack(server, worker, MLFAB_ERR_AGAIN, "");
+    /* Not the answer: tells the worker that it waits for worker 0, so that a deadline can name it. */
+    mlfab__waiting wait = {.kind = MLFAB__REQUEST_MODEL};
+    snprintf(wait.text, sizeof wait.text, ", which has not defined the model at server %u",
+             server->number);
+    MLFAB__POST(&server->port, worker, MLFAB__WAITING, waiting, &wait);
   }
 }
 
@@ -27767,7 +27813,7 @@ MLFAB__INTERNAL void mlfab__user_dag_free(mlfab__user_dag *graph) {
  * A worker numbers its barriers from 1, and has any number of them open: those above `over`, in the
  * order of its calls. It asks by the number of the newest (BARRIER). Server 0 releases barrier n when
  * every live worker that is not done has asked for n or a later one. It answers by the number of the
- * newest that is over (BARRIER_DONE), and tells those who wait which rank is missing. A process that
+ * newest that is over (BARRIER_DONE), and tells those who wait which rank is missing (WAITING). A process that
  * came late counts from what is over (`base`).
  *
  * Invariants. (1) Numbers that are asked for, and answers, only grow: both are repeated on a new link
@@ -27775,9 +27821,6 @@ MLFAB__INTERNAL void mlfab__user_dag_free(mlfab__user_dag *graph) {
  * of this worker takes its number: tried again, it is the same barrier. (3) A worker that dies or is done
  * is not waited for, and fails nobody's barrier. A barrier ends with success, by its deadline, by
  * cancel, or by the death of server 0. */
-
-/* In BARRIER_DONE: nothing is over; the low bits are the rank that is missing. */
-#define MLFAB__BARRIER_MISSING ((uint64_t)1 << 63)
 
 typedef struct mlfab__barrier_entry { /* a worker, as server 0 sees it */
   uint8_t gone, done;
@@ -27796,12 +27839,10 @@ typedef struct mlfab__barrier_server {
 typedef struct mlfab__barrier_worker {
   mlfab__port port; /* peer 0 is server 0 */
   mlfab__requests *requests;
-  const mlfab_config *config;
   uint64_t over; /* barriers that have succeeded */
   uint32_t open; /* requests */
-  int32_t missing;
-  int dead;    /* server 0 is */
-  int leaving; /* this worker takes no further part */
+  int dead;      /* server 0 is */
+  int leaving;   /* this worker takes no further part */
 } mlfab__barrier_worker;
 
 /* Errors: MEMORY. */
@@ -27819,8 +27860,7 @@ MLFAB__INTERNAL int mlfab__barrier_server_frame(mlfab__barrier_server *server, u
                                                 const mlfab__frame_in *frame);
 
 MLFAB__INTERNAL void mlfab__barrier_worker_init(mlfab__barrier_worker *worker,
-                                                const mlfab_config *config, const mlfab__port *port,
-                                                mlfab__requests *requests);
+                                                const mlfab__port *port, mlfab__requests *requests);
 /* Begins a barrier; timeout_ns 0: the config's. Errors: PEER_DEAD, AGAIN (too many requests). */
 MLFAB__INTERNAL int mlfab__barrier_start(mlfab__barrier_worker *worker, uint64_t timeout_ns,
                                          uint64_t now_ns, mlfab_request *request_p,
@@ -27869,6 +27909,11 @@ static void barrier_answer(mlfab__barrier_server *server, uint32_t worker, uint6
   MLFAB__POST(&server->port, worker, MLFAB__BARRIER_DONE, barrier, &barrier);
 }
 
+static void barrier_blame(mlfab__barrier_server *server, uint32_t worker, int32_t missing) {
+  mlfab__waiting waiting = {.kind = MLFAB__REQUEST_BARRIER, .rank = missing};
+  MLFAB__POST(&server->port, worker, MLFAB__WAITING, waiting, &waiting);
+}
+
 static int barrier_waits(const mlfab__barrier_server *server, const mlfab__barrier_entry *entry) {
   return entry->asked > server->over && !entry->gone;
 }
@@ -27905,7 +27950,7 @@ static void barrier_check(mlfab__barrier_server *server, uint32_t newcomer) {
       barrier_answer(server, w, mlfab__min(entry->asked, server->over) - entry->base);
     if (barrier_waits(server, entry) &&
         (w == newcomer || missing != server->missing || server->over > before))
-      barrier_answer(server, w, MLFAB__BARRIER_MISSING | (uint32_t)missing);
+      barrier_blame(server, w, missing);
   }
   server->missing = missing;
 }
@@ -27934,7 +27979,7 @@ MLFAB__INTERNAL int mlfab__barrier_server_frame(mlfab__barrier_server *server, u
   if (frame->type != MLFAB__BARRIER) return 0;
   if (mlfab__port_refuse(&server->port, worker, frame,
                          mlfab__decode_barrier(frame->meta, frame->meta_bytes, &in) ||
-                             in.number == 0 || in.number >= MLFAB__BARRIER_MISSING))
+                             in.number == 0 || in.number > UINT64_MAX / 2))
     return 1;
   uint64_t asked = mlfab__add_sat(entry->base, in.number);
   /* Asked again, or late: the answer may have been lost. */
@@ -27948,13 +27993,11 @@ MLFAB__INTERNAL int mlfab__barrier_server_frame(mlfab__barrier_server *server, u
 /* --- a worker --- */
 
 MLFAB__INTERNAL void mlfab__barrier_worker_init(mlfab__barrier_worker *worker,
-                                                const mlfab_config *config, const mlfab__port *port,
+                                                const mlfab__port *port,
                                                 mlfab__requests *requests) {
   memset(worker, 0, sizeof *worker);
-  worker->config = config;
   worker->port = *port;
   worker->requests = requests;
-  worker->missing = MLFAB_NO_RANK;
 }
 
 static void barrier_ask(mlfab__barrier_worker *worker) {
@@ -27969,17 +28012,12 @@ MLFAB__INTERNAL int mlfab__barrier_start(mlfab__barrier_worker *worker, uint64_t
     return MLFAB__FAIL(error, MLFAB_ERR_STATE, "a barrier: this worker takes no further part");
   if (worker->dead)
     return mlfab__error(error, MLFAB_ERR_PEER_DEAD, 0, 1, 0, "barrier: server 0 is dead");
-  int code = mlfab__request_reserve(worker->requests);
-  if (code == MLFAB_ERR_AGAIN)
-    return MLFAB__FAIL(
-        error, code, "barrier: too many requests are open: end some with mlfab_wait or mlfab_test");
-  if (code) return MLFAB__FAIL(error, code, "barrier: out of memory");
+  int code = mlfab__request_room(worker->requests, MLFAB__REQUEST_BARRIER, error);
+  if (code) return code;
   mlfab__request *request =
-      mlfab__request_open(worker->requests, MLFAB__REQUEST_BARRIER, 0, now_ns,
-                          timeout_ns ? timeout_ns : worker->config->timeout_ns);
+      mlfab__request_open(worker->requests, MLFAB__REQUEST_BARRIER, 0, now_ns, timeout_ns);
   *request_p = request->id;
   worker->open++;
-  worker->missing = MLFAB_NO_RANK;
   barrier_ask(worker);
   return 0;
 }
@@ -27994,18 +28032,9 @@ static mlfab__request *barrier_first(const mlfab__barrier_worker *worker) {
 
 MLFAB__INTERNAL void mlfab__barrier_withdraw(mlfab__barrier_worker *worker, mlfab__request *request,
                                              int code, uint64_t now_ns) {
-  char waited[24];
-  const char *what = code == MLFAB_ERR_TIMEOUT ? "the deadline passed" : "cancelled";
-  mlfab__duration(waited, now_ns - request->started_ns);
   worker->open--;
-  if (worker->missing == MLFAB_NO_RANK) {
-    mlfab__request_finish(worker->requests, request, code, 0, 1, now_ns,
-                          "barrier: %s after %s awaiting server 0", what, waited);
-  } else {
-    mlfab__request_finish(worker->requests, request, code, worker->missing, 0, now_ns,
-                          "barrier: %s after %s awaiting worker %d", what, waited,
-                          (int)worker->missing);
-  }
+  if (request->blame.rank == MLFAB_NO_RANK) mlfab__request_blame(request, 0, 1, "%s", "");
+  mlfab__request_expire(worker->requests, request, code, now_ns);
 }
 
 MLFAB__INTERNAL void mlfab__barrier_worker_hello(mlfab__barrier_worker *worker) {
@@ -28015,8 +28044,7 @@ MLFAB__INTERNAL void mlfab__barrier_worker_hello(mlfab__barrier_worker *worker) 
 MLFAB__INTERNAL void mlfab__barrier_worker_dead(mlfab__barrier_worker *worker, uint64_t now_ns) {
   worker->dead = 1;
   for (; worker->open > 0; worker->open--)
-    mlfab__request_finish(worker->requests, barrier_first(worker), MLFAB_ERR_PEER_DEAD, 0, 1,
-                          now_ns, "barrier: server 0 is dead");
+    mlfab__request_dead(worker->requests, barrier_first(worker), 0, now_ns);
 }
 
 MLFAB__INTERNAL int mlfab__barrier_worker_frame(mlfab__barrier_worker *worker,
@@ -28024,14 +28052,9 @@ MLFAB__INTERNAL int mlfab__barrier_worker_frame(mlfab__barrier_worker *worker,
   mlfab__barrier in;
   if (frame->type != MLFAB__BARRIER_DONE) return 0;
   if (MLFAB__MALFORMED(&worker->port, 0, frame, barrier, &in)) return 1;
-  if (in.number & MLFAB__BARRIER_MISSING) {
-    worker->missing = (int32_t)(in.number & 0x7fffffff);
-    return 1;
-  }
   for (; worker->over < in.number && worker->open > 0; worker->open--) {
     worker->over++;
-    mlfab__request_finish(worker->requests, barrier_first(worker), 0, MLFAB_NO_RANK, 0, now_ns,
-                          "%s", "");
+    mlfab__request_succeed(worker->requests, barrier_first(worker), now_ns);
   }
   return 1;
 }
@@ -28349,7 +28372,7 @@ MLFAB__INTERNAL int mlfab__barrier_attach(mlfab_node *node, mlfab__barrier_worke
   if (!role) return MLFAB_ERR_MEMORY;
   mlfab__port up = mlfab__roles_port(node, role, MLFAB__LINK_SERVER);
   *barrier_p = role->self;
-  mlfab__barrier_worker_init(*barrier_p, &node->config, &up, &node->requests);
+  mlfab__barrier_worker_init(*barrier_p, &up, &node->requests);
   return 0;
 }
 
@@ -34848,8 +34871,8 @@ MLFAB__INTERNAL int mlfab__distributor_pull_fail(mlfab__aggregator *aggregator, 
   if (mlfab__decode_pull_fail(frame->meta, frame->meta_bytes, &fail)) return 0;
   if (!(fail.request & MLFAB__SPREAD_BIT)) return 0;
   mlfab__accumulator *spread = mlfab__aggregator_find(aggregator, server, fail.request);
-  /* AGAIN only reports whom the pull waits for. With other codes the server serves the members itself. */
-  if (spread && spread->state == MLFAB__ACCUMULATOR_HANDING && fail.code != MLFAB_ERR_AGAIN)
+  /* The server serves the members itself. */
+  if (spread && spread->state == MLFAB__ACCUMULATOR_HANDING)
     spread->state = MLFAB__ACCUMULATOR_FREE;
   return 1;
 }
@@ -41119,9 +41142,7 @@ static void reshard_worker_dead(mlfab__worker *worker, uint32_t server, uint64_t
   /* Nobody leads any more: what can still be done with the layout that is known. */
   if (worker->pause.state != MLFAB__PAUSE_RUNS) reshard_worker_run(worker);
   worker->resize.request = 0;
-  if (request && !request->done)
-    mlfab__request_finish(worker->requests, request, MLFAB_ERR_PEER_DEAD, 0, 1, now_ns,
-                          "set_servers: server 0 is dead");
+  mlfab__request_dead(worker->requests, request, 0, now_ns);
 }
 
 /* --- asking for it --- */
@@ -41146,12 +41167,8 @@ static int reshard_worker_refuse(const mlfab__worker *worker, const uint32_t *se
   if (worker->resize.request)
     return MLFAB__FAIL(error, MLFAB_ERR_AGAIN,
                        "set_servers: another call of this worker is under way");
-  for (uint32_t s = 0; s < worker->servers; s++) {
-    if (worker->streams[s].dead)
-      return mlfab__error(error, MLFAB_ERR_PEER_DEAD, (int32_t)s, 1, 0,
-                          "set_servers: server %u is dead", s);
-  }
-  return 0;
+  int code = mlfab__worker_reaches(worker, MLFAB_ALL, "set_servers", error);
+  return code ? code : mlfab__request_room(worker->requests, MLFAB__REQUEST_RESLICE, error);
 }
 
 MLFAB__INTERNAL int mlfab__worker_set_servers(mlfab__worker *worker, const uint32_t *servers,
@@ -41166,10 +41183,6 @@ MLFAB__INTERNAL int mlfab__worker_set_servers(mlfab__worker *worker, const uint3
   if (timeout_ns == 0) timeout_ns = worker->config->timeout_ns;
   mlfab__request *request =
       mlfab__request_open(worker->requests, MLFAB__REQUEST_RESLICE, 0, now_ns, timeout_ns);
-  if (!request)
-    return MLFAB__FAIL(
-        error, MLFAB_ERR_AGAIN,
-        "set_servers: too many requests are open: end some with mlfab_wait or mlfab_test");
   memcpy(resize->servers, servers, n * sizeof *servers);
   resize->n = n;
   resize->ask++;
@@ -41183,12 +41196,9 @@ MLFAB__INTERNAL int mlfab__worker_set_servers(mlfab__worker *worker, const uint3
 
 static void reshard_worker_withdraw(mlfab__worker *worker, mlfab__request *request, int code,
                                     uint64_t now_ns) {
-  char waited[24];
   if (worker->resize.request == request->id) worker->resize.request = 0;
-  mlfab__request_finish(worker->requests, request, code, 0, 1, now_ns,
-                        "set_servers: %s after %s awaiting server 0; slices may still move",
-                        code == MLFAB_ERR_TIMEOUT ? "the deadline passed" : "cancelled",
-                        mlfab__duration(waited, now_ns - request->started_ns));
+  mlfab__request_blame(request, 0, 1, "; slices may still move");
+  mlfab__request_expire(worker->requests, request, code, now_ns);
 }
 
 static void reshard_worker_done(mlfab__worker *worker, const mlfab__frame_in *frame,
@@ -41199,10 +41209,9 @@ static void reshard_worker_done(mlfab__worker *worker, const mlfab__frame_in *fr
   mlfab__request *request = mlfab__request_find(worker->requests, resize->request);
   if (resize->request == 0 || done.ask != resize->ask) return;
   resize->request = 0;
-  if (request && !request->done)
-    mlfab__request_finish(worker->requests, request, done.code, done.rank, (int)done.is_server,
-                          now_ns, "set_servers: %s",
-                          done.text[0] || !done.code ? done.text : mlfab_error_text(done.code));
+  mlfab__request_finish(worker->requests, request, done.code, done.rank, (int)done.is_server,
+                        now_ns, "set_servers: %s",
+                        done.text[0] || !done.code ? done.text : mlfab_error_text(done.code));
 }
 
 static int reshard_worker_frame(mlfab__worker *worker, uint32_t server,

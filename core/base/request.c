@@ -3,6 +3,13 @@
 
 #include <stdio.h>
 
+/* Names of the calls, by kind of request. */
+static const char *const request_calls[] = {
+    [MLFAB__REQUEST_PUSH] = "push",           [MLFAB__REQUEST_PULL] = "pull",
+    [MLFAB__REQUEST_MODEL] = "model_start",   [MLFAB__REQUEST_BARRIER] = "barrier",
+    [MLFAB__REQUEST_JOIN] = "finish",         [MLFAB__REQUEST_SYNC] = "set_sync",
+    [MLFAB__REQUEST_RESLICE] = "set_servers", [MLFAB__REQUEST_COLLECTIVE] = "collective"};
+
 static mlfab__request *request_at(mlfab__requests *table, uint32_t place) {
   if (place < MLFAB__REQUEST_BLOCK) return &table->first[place];
   return &table->blocks[place / MLFAB__REQUEST_BLOCK][place % MLFAB__REQUEST_BLOCK];
@@ -24,7 +31,7 @@ MLFAB__INTERNAL void mlfab__requests_free(mlfab__requests *table) {
   }
 }
 
-MLFAB__INTERNAL int mlfab__request_reserve(mlfab__requests *table) {
+static int request_reserve(mlfab__requests *table) {
   uint32_t block = table->room / MLFAB__REQUEST_BLOCK;
   if (table->free || block == 0) return 0;
   if (block == MLFAB__REQUEST_BLOCKS || !table->env) return MLFAB_ERR_AGAIN;
@@ -34,9 +41,18 @@ MLFAB__INTERNAL int mlfab__request_reserve(mlfab__requests *table) {
   return table->blocks[block] ? 0 : MLFAB_ERR_MEMORY;
 }
 
+MLFAB__INTERNAL int mlfab__request_room(mlfab__requests *table, int kind, mlfab_error *error) {
+  int code = request_reserve(table);
+  if (!code) return 0;
+  return MLFAB__FAIL(error, code, "%s: %s", request_calls[kind],
+                     code == MLFAB_ERR_MEMORY
+                         ? "out of memory"
+                         : "too many requests are open: end some with mlfab_wait or mlfab_test");
+}
+
 MLFAB__INTERNAL mlfab__request *mlfab__request_open(mlfab__requests *table, int kind, uint32_t slot,
                                                     uint64_t now_ns, uint64_t timeout_ns) {
-  if (mlfab__request_reserve(table)) return NULL;
+  if (request_reserve(table)) return NULL;
   mlfab__request **bucket = &table->buckets[slot % MLFAB__REQUEST_BUCKETS];
   mlfab__request *request = table->free;
   uint32_t place = request ? request->place : table->room++;
@@ -44,7 +60,8 @@ MLFAB__INTERNAL mlfab__request *mlfab__request_open(mlfab__requests *table, int 
     table->free = request->next;
   else
     request = request_at(table, place);
-  memset(request, 0, sizeof *request);
+  memset(request, 0, offsetof(mlfab__request, blame.text));
+  request->blame.text[0] = 0;
   table->open++;
   request->id = (++table->count * MLFAB__REQUESTS) + place;
   request->kind = (uint8_t)kind;
@@ -54,8 +71,9 @@ MLFAB__INTERNAL mlfab__request *mlfab__request_open(mlfab__requests *table, int 
   if (*bucket) (*bucket)->previous = request;
   *bucket = request;
   request->started_ns = now_ns;
+  if (timeout_ns == 0) timeout_ns = table->timeout_ns;
   request->deadline_ns = timeout_ns ? mlfab__add_sat(now_ns, timeout_ns) : MLFAB__NEVER;
-  request->result.rank = MLFAB_NO_RANK;
+  request->result.rank = request->blame.rank = MLFAB_NO_RANK;
   /* Finished requests do not raise it: mlfab__request_due corrects it when it finds none due. */
   if (table->open == 1) table->earliest = MLFAB__NEVER;
   table->earliest = mlfab__min(table->earliest, request->deadline_ns);
@@ -72,6 +90,7 @@ MLFAB__INTERNAL mlfab__request *mlfab__request_find(mlfab__requests *table, mlfa
 MLFAB__INTERNAL void mlfab__request_finish(mlfab__requests *table, mlfab__request *request,
                                            int status, int32_t rank, int is_server, uint64_t now_ns,
                                            const char *format, ...) {
+  if (!request || request->done) return;
   request->done = 1;
   table->to_tell += request->watched;
   request->result.status = status;
@@ -101,6 +120,55 @@ MLFAB__INTERNAL void mlfab__request_recall(mlfab__requests *table, const mlfab__
   else if (table->last.code != result->status || table->last.rank != result->rank)
     mlfab__error(&table->last, result->status, MLFAB_NO_RANK, 0, result->waited_ns,
                  "%s (out of memory for more)", mlfab_error_text(result->status));
+}
+
+MLFAB__INTERNAL void mlfab__request_succeed(mlfab__requests *table, mlfab__request *request,
+                                            uint64_t now_ns) {
+  mlfab__request_finish(table, request, 0, MLFAB_NO_RANK, 0, now_ns, "%s", "");
+}
+
+MLFAB__INTERNAL void mlfab__request_dead(mlfab__requests *table, mlfab__request *request,
+                                         uint32_t server, uint64_t now_ns) {
+  if (request)
+    mlfab__request_finish(table, request, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, now_ns,
+                          "%s: server %u is dead", request_calls[request->kind], server);
+}
+
+MLFAB__INTERNAL void mlfab__request_blame(mlfab__request *request, int32_t rank, int is_server,
+                                          const char *format, ...) {
+  mlfab__blame *blame = &request->blame;
+  blame->rank = rank;
+  blame->is_server = is_server != 0;
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(blame->text, sizeof blame->text, format, arguments);
+  va_end(arguments);
+}
+
+MLFAB__INTERNAL void mlfab__request_told(mlfab__requests *table, int kind, mlfab_request id,
+                                         uint32_t by, int32_t rank, const char *text) {
+  mlfab__request *r = id ? mlfab__request_find(table, id) : mlfab__request_of(table, kind, 0, NULL);
+  for (; r && r->kind == kind; r = id ? NULL : mlfab__request_of(table, kind, 0, r)) {
+    r->blame.by = by;
+    mlfab__request_blame(r, rank, 0, "%s", text);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__request_expire(mlfab__requests *table, mlfab__request *request,
+                                           int code, uint64_t now_ns) {
+  const mlfab__blame *blame = &request->blame;
+  char number[24] = "", waited[24], who[32] = "";
+  if (request->kind == MLFAB__REQUEST_PUSH)
+    snprintf(number, sizeof number, " %llu", (unsigned long long)request->result.seq);
+  if (blame->rank != MLFAB_NO_RANK)
+    snprintf(who, sizeof who, " awaiting %s %d", blame->is_server ? "server" : "worker",
+             (int)blame->rank);
+  mlfab__request_finish(
+      table, request, blame->in_doubt ? MLFAB_ERR_IN_DOUBT : code, blame->rank, blame->is_server,
+      now_ns, "%s%s: %s after %s%s%s",
+      request->kind == MLFAB__REQUEST_PUSH ? "update" : request_calls[request->kind], number,
+      code == MLFAB_ERR_TIMEOUT ? "the deadline passed" : "cancelled",
+      mlfab__duration(waited, now_ns - request->started_ns), who, blame->text);
 }
 
 MLFAB__INTERNAL void mlfab__request_end(mlfab__requests *table, mlfab__request *request) {

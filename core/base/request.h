@@ -9,6 +9,9 @@
  * moves. `slot` tells which role serves the request; the requests of a slot are found without a scan of the
  * others.
  *
+ * Blame. A request stores whom it awaits: a server says so while it cannot answer (frame WAITING), and the role
+ * that serves the request says so when it is withdrawn. The texts of all deadlines are composed from that, here.
+ *
  * Invariants. (1) An id is an ascending number times MLFAB__REQUESTS, plus the entry's place. (2) Places
  * from `room` on were never used; those below are in the free list, or in use and in the list of their
  * bucket. */
@@ -31,10 +34,19 @@ enum mlfab__request_kind {
 
 enum {
   MLFAB__REQUESTS = 1024, /* open at once */
-  MLFAB__REQUEST_BLOCK = 32,
+  MLFAB__REQUEST_BLOCK = 16,
   MLFAB__REQUEST_BLOCKS = MLFAB__REQUESTS / MLFAB__REQUEST_BLOCK,
   MLFAB__REQUEST_BUCKETS = 64
 };
+
+/* Whom an open request awaits. */
+typedef struct mlfab__blame {
+  int32_t rank; /* MLFAB_NO_RANK: not known */
+  uint8_t is_server;
+  uint8_t in_doubt; /* withdrawn, it ends with IN_DOUBT */
+  uint32_t by;      /* the server that said it (WAITING) */
+  char text[200];   /* follows the name: " to apply it", ", which has not defined the model" */
+} mlfab__blame;
 
 typedef struct mlfab__request {
   mlfab_request id;
@@ -47,11 +59,13 @@ typedef struct mlfab__request {
   uint64_t started_ns, deadline_ns;
   mlfab_result result;
   mlfab_error *error; /* in full, when it has failed; NULL: there was no memory for it */
+  mlfab__blame blame;
 } mlfab__request;
 
 /* All zeros is an empty table. */
 typedef struct mlfab__requests {
-  mlfab__env *env; /* allocates further blocks; NULL: no further blocks */
+  mlfab__env *env;     /* allocates further blocks; NULL: no further blocks */
+  uint64_t timeout_ns; /* of calls that do not say; 0: no deadline */
   mlfab__request first[MLFAB__REQUEST_BLOCK];
   mlfab__request *blocks[MLFAB__REQUEST_BLOCKS]; /* from 1 on */
   mlfab__request *buckets[MLFAB__REQUEST_BUCKETS];
@@ -66,19 +80,35 @@ typedef struct mlfab__requests {
 } mlfab__requests;
 
 MLFAB__INTERNAL void mlfab__requests_free(mlfab__requests *table);
-/* Makes room for one more request, so that open succeeds. Errors: AGAIN (all are in use), MEMORY. */
-MLFAB__INTERNAL int mlfab__request_reserve(mlfab__requests *table);
-/* An entry, or NULL when there is no room. timeout_ns 0: no deadline. */
+/* Makes room for one more request of this kind, so that open succeeds. Errors: AGAIN (all are in use), MEMORY. */
+MLFAB__INTERNAL int mlfab__request_room(mlfab__requests *table, int kind, mlfab_error *error);
+/* An entry, or NULL when there is no room. timeout_ns 0: the table's. */
 MLFAB__INTERNAL mlfab__request *mlfab__request_open(mlfab__requests *table, int kind, uint32_t slot,
                                                     uint64_t now_ns, uint64_t timeout_ns);
 /* The entry of a handle, or NULL. */
 MLFAB__INTERNAL mlfab__request *mlfab__request_find(mlfab__requests *table, mlfab_request id);
-/* Finishes a request with a status; `format` is the full text of an error, which becomes the last error. */
+/* Finishes a request with a status; `format` is the full text of an error, which becomes the last error. Does
+ * nothing where the request is NULL or done. */
 MLFAB__INTERNAL void mlfab__request_finish(mlfab__requests *table, mlfab__request *request,
                                            int status, int32_t rank, int is_server, uint64_t now_ns,
                                            const char *format, ...) MLFAB__PRINTF(7, 8);
 /* Makes the error of a request that has failed the last error again. */
 MLFAB__INTERNAL void mlfab__request_recall(mlfab__requests *table, const mlfab__request *request);
+/* Finishes it with success; since this server is dead. */
+MLFAB__INTERNAL void mlfab__request_succeed(mlfab__requests *table, mlfab__request *request,
+                                            uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__request_dead(mlfab__requests *table, mlfab__request *request,
+                                         uint32_t server, uint64_t now_ns);
+/* Says whom it awaits, and in words what for. */
+MLFAB__INTERNAL void mlfab__request_blame(mlfab__request *request, int32_t rank, int is_server,
+                                          const char *format, ...) MLFAB__PRINTF(4, 5);
+/* Server `by` says that the request `id` awaits this worker; id 0: all that are open of this kind and slot 0. */
+MLFAB__INTERNAL void mlfab__request_told(mlfab__requests *table, int kind, mlfab_request id,
+                                         uint32_t by, int32_t rank, const char *text);
+/* Finishes a request that is withdrawn: its deadline passed (code TIMEOUT), or it is cancelled (CANCELLED). The
+ * text names the call and whom it awaits. */
+MLFAB__INTERNAL void mlfab__request_expire(mlfab__requests *table, mlfab__request *request,
+                                           int code, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__request_end(mlfab__requests *table, mlfab__request *request);
 /* Iterates over the requests of this kind and slot that are not done: the next one after `after` (NULL: the
  * first), or NULL. */

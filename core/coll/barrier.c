@@ -26,6 +26,11 @@ static void barrier_answer(mlfab__barrier_server *server, uint32_t worker, uint6
   MLFAB__POST(&server->port, worker, MLFAB__BARRIER_DONE, barrier, &barrier);
 }
 
+static void barrier_blame(mlfab__barrier_server *server, uint32_t worker, int32_t missing) {
+  mlfab__waiting waiting = {.kind = MLFAB__REQUEST_BARRIER, .rank = missing};
+  MLFAB__POST(&server->port, worker, MLFAB__WAITING, waiting, &waiting);
+}
+
 static int barrier_waits(const mlfab__barrier_server *server, const mlfab__barrier_entry *entry) {
   return entry->asked > server->over && !entry->gone;
 }
@@ -62,7 +67,7 @@ static void barrier_check(mlfab__barrier_server *server, uint32_t newcomer) {
       barrier_answer(server, w, mlfab__min(entry->asked, server->over) - entry->base);
     if (barrier_waits(server, entry) &&
         (w == newcomer || missing != server->missing || server->over > before))
-      barrier_answer(server, w, MLFAB__BARRIER_MISSING | (uint32_t)missing);
+      barrier_blame(server, w, missing);
   }
   server->missing = missing;
 }
@@ -91,7 +96,7 @@ MLFAB__INTERNAL int mlfab__barrier_server_frame(mlfab__barrier_server *server, u
   if (frame->type != MLFAB__BARRIER) return 0;
   if (mlfab__port_refuse(&server->port, worker, frame,
                          mlfab__decode_barrier(frame->meta, frame->meta_bytes, &in) ||
-                             in.number == 0 || in.number >= MLFAB__BARRIER_MISSING))
+                             in.number == 0 || in.number > UINT64_MAX / 2))
     return 1;
   uint64_t asked = mlfab__add_sat(entry->base, in.number);
   /* Asked again, or late: the answer may have been lost. */
@@ -105,13 +110,11 @@ MLFAB__INTERNAL int mlfab__barrier_server_frame(mlfab__barrier_server *server, u
 /* --- a worker --- */
 
 MLFAB__INTERNAL void mlfab__barrier_worker_init(mlfab__barrier_worker *worker,
-                                                const mlfab_config *config, const mlfab__port *port,
+                                                const mlfab__port *port,
                                                 mlfab__requests *requests) {
   memset(worker, 0, sizeof *worker);
-  worker->config = config;
   worker->port = *port;
   worker->requests = requests;
-  worker->missing = MLFAB_NO_RANK;
 }
 
 static void barrier_ask(mlfab__barrier_worker *worker) {
@@ -126,17 +129,12 @@ MLFAB__INTERNAL int mlfab__barrier_start(mlfab__barrier_worker *worker, uint64_t
     return MLFAB__FAIL(error, MLFAB_ERR_STATE, "a barrier: this worker takes no further part");
   if (worker->dead)
     return mlfab__error(error, MLFAB_ERR_PEER_DEAD, 0, 1, 0, "barrier: server 0 is dead");
-  int code = mlfab__request_reserve(worker->requests);
-  if (code == MLFAB_ERR_AGAIN)
-    return MLFAB__FAIL(
-        error, code, "barrier: too many requests are open: end some with mlfab_wait or mlfab_test");
-  if (code) return MLFAB__FAIL(error, code, "barrier: out of memory");
+  int code = mlfab__request_room(worker->requests, MLFAB__REQUEST_BARRIER, error);
+  if (code) return code;
   mlfab__request *request =
-      mlfab__request_open(worker->requests, MLFAB__REQUEST_BARRIER, 0, now_ns,
-                          timeout_ns ? timeout_ns : worker->config->timeout_ns);
+      mlfab__request_open(worker->requests, MLFAB__REQUEST_BARRIER, 0, now_ns, timeout_ns);
   *request_p = request->id;
   worker->open++;
-  worker->missing = MLFAB_NO_RANK;
   barrier_ask(worker);
   return 0;
 }
@@ -151,18 +149,9 @@ static mlfab__request *barrier_first(const mlfab__barrier_worker *worker) {
 
 MLFAB__INTERNAL void mlfab__barrier_withdraw(mlfab__barrier_worker *worker, mlfab__request *request,
                                              int code, uint64_t now_ns) {
-  char waited[24];
-  const char *what = code == MLFAB_ERR_TIMEOUT ? "the deadline passed" : "cancelled";
-  mlfab__duration(waited, now_ns - request->started_ns);
   worker->open--;
-  if (worker->missing == MLFAB_NO_RANK) {
-    mlfab__request_finish(worker->requests, request, code, 0, 1, now_ns,
-                          "barrier: %s after %s awaiting server 0", what, waited);
-  } else {
-    mlfab__request_finish(worker->requests, request, code, worker->missing, 0, now_ns,
-                          "barrier: %s after %s awaiting worker %d", what, waited,
-                          (int)worker->missing);
-  }
+  if (request->blame.rank == MLFAB_NO_RANK) mlfab__request_blame(request, 0, 1, "%s", "");
+  mlfab__request_expire(worker->requests, request, code, now_ns);
 }
 
 MLFAB__INTERNAL void mlfab__barrier_worker_hello(mlfab__barrier_worker *worker) {
@@ -172,8 +161,7 @@ MLFAB__INTERNAL void mlfab__barrier_worker_hello(mlfab__barrier_worker *worker) 
 MLFAB__INTERNAL void mlfab__barrier_worker_dead(mlfab__barrier_worker *worker, uint64_t now_ns) {
   worker->dead = 1;
   for (; worker->open > 0; worker->open--)
-    mlfab__request_finish(worker->requests, barrier_first(worker), MLFAB_ERR_PEER_DEAD, 0, 1,
-                          now_ns, "barrier: server 0 is dead");
+    mlfab__request_dead(worker->requests, barrier_first(worker), 0, now_ns);
 }
 
 MLFAB__INTERNAL int mlfab__barrier_worker_frame(mlfab__barrier_worker *worker,
@@ -181,14 +169,9 @@ MLFAB__INTERNAL int mlfab__barrier_worker_frame(mlfab__barrier_worker *worker,
   mlfab__barrier in;
   if (frame->type != MLFAB__BARRIER_DONE) return 0;
   if (MLFAB__MALFORMED(&worker->port, 0, frame, barrier, &in)) return 1;
-  if (in.number & MLFAB__BARRIER_MISSING) {
-    worker->missing = (int32_t)(in.number & 0x7fffffff);
-    return 1;
-  }
   for (; worker->over < in.number && worker->open > 0; worker->open--) {
     worker->over++;
-    mlfab__request_finish(worker->requests, barrier_first(worker), 0, MLFAB_NO_RANK, 0, now_ns,
-                          "%s", "");
+    mlfab__request_succeed(worker->requests, barrier_first(worker), now_ns);
   }
   return 1;
 }

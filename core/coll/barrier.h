@@ -3,7 +3,7 @@
  * A worker numbers its barriers from 1, and has any number of them open: those above `over`, in the
  * order of its calls. It asks by the number of the newest (BARRIER). Server 0 releases barrier n when
  * every live worker that is not done has asked for n or a later one. It answers by the number of the
- * newest that is over (BARRIER_DONE), and tells those who wait which rank is missing. A process that
+ * newest that is over (BARRIER_DONE), and tells those who wait which rank is missing (WAITING). A process that
  * came late counts from what is over (`base`).
  *
  * Invariants. (1) Numbers that are asked for, and answers, only grow: both are repeated on a new link
@@ -16,9 +16,6 @@
 
 #include "../node/role.h"
 #include "../base/request.h"
-
-/* In BARRIER_DONE: nothing is over; the low bits are the rank that is missing. */
-#define MLFAB__BARRIER_MISSING ((uint64_t)1 << 63)
 
 typedef struct mlfab__barrier_entry { /* a worker, as server 0 sees it */
   uint8_t gone, done;
@@ -37,12 +34,10 @@ typedef struct mlfab__barrier_server {
 typedef struct mlfab__barrier_worker {
   mlfab__port port; /* peer 0 is server 0 */
   mlfab__requests *requests;
-  const mlfab_config *config;
   uint64_t over; /* barriers that have succeeded */
   uint32_t open; /* requests */
-  int32_t missing;
-  int dead;    /* server 0 is */
-  int leaving; /* this worker takes no further part */
+  int dead;      /* server 0 is */
+  int leaving;   /* this worker takes no further part */
 } mlfab__barrier_worker;
 
 /* Errors: MEMORY. */
@@ -60,8 +55,7 @@ MLFAB__INTERNAL int mlfab__barrier_server_frame(mlfab__barrier_server *server, u
                                                 const mlfab__frame_in *frame);
 
 MLFAB__INTERNAL void mlfab__barrier_worker_init(mlfab__barrier_worker *worker,
-                                                const mlfab_config *config, const mlfab__port *port,
-                                                mlfab__requests *requests);
+                                                const mlfab__port *port, mlfab__requests *requests);
 /* Begins a barrier; timeout_ns 0: the config's. Errors: PEER_DEAD, AGAIN (too many requests). */
 MLFAB__INTERNAL int mlfab__barrier_start(mlfab__barrier_worker *worker, uint64_t timeout_ns,
                                          uint64_t now_ns, mlfab_request *request_p,

@@ -79,6 +79,6 @@ MLFAB__INTERNAL int mlfab__barrier_attach(mlfab_node *node, mlfab__barrier_worke
   if (!role) return MLFAB_ERR_MEMORY;
   mlfab__port up = mlfab__roles_port(node, role, MLFAB__LINK_SERVER);
   *barrier_p = role->self;
-  mlfab__barrier_worker_init(*barrier_p, &node->config, &up, &node->requests);
+  mlfab__barrier_worker_init(*barrier_p, &up, &node->requests);
   return 0;
 }

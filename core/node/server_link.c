@@ -132,6 +132,7 @@ MLFAB__INTERNAL void mlfab__server_link_frame(mlfab_node *node, uint32_t index,
   mlfab__refuse refuse;
   mlfab__bye bye;
   mlfab__member member;
+  mlfab__waiting waiting;
   char text[MLFAB__TEXT_MAX + 64];
   route->heard_ns = node->now_ns;
   switch (frame->type) {
@@ -162,6 +163,11 @@ MLFAB__INTERNAL void mlfab__server_link_frame(mlfab_node *node, uint32_t index,
     case MLFAB__THERE:
       if (mlfab__decode_member(frame->meta, frame->meta_bytes, &member)) break;
       mlfab__peer_link_there(node, &member);
+      return;
+    case MLFAB__WAITING:
+      if (mlfab__decode_waiting(frame->meta, frame->meta_bytes, &waiting)) break;
+      mlfab__request_told(&node->requests, (int)waiting.kind, waiting.request,
+                          node->links[index].peer, waiting.rank, waiting.text);
       return;
     default:
       mlfab__roles_frame(node, index, frame);

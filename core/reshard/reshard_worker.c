@@ -249,9 +249,7 @@ static void reshard_worker_dead(mlfab__worker *worker, uint32_t server, uint64_t
   /* Nobody leads any more: what can still be done with the layout that is known. */
   if (worker->pause.state != MLFAB__PAUSE_RUNS) reshard_worker_run(worker);
   worker->resize.request = 0;
-  if (request && !request->done)
-    mlfab__request_finish(worker->requests, request, MLFAB_ERR_PEER_DEAD, 0, 1, now_ns,
-                          "set_servers: server 0 is dead");
+  mlfab__request_dead(worker->requests, request, 0, now_ns);
 }
 
 /* --- asking for it --- */
@@ -276,12 +274,8 @@ static int reshard_worker_refuse(const mlfab__worker *worker, const uint32_t *se
   if (worker->resize.request)
     return MLFAB__FAIL(error, MLFAB_ERR_AGAIN,
                        "set_servers: another call of this worker is under way");
-  for (uint32_t s = 0; s < worker->servers; s++) {
-    if (worker->streams[s].dead)
-      return mlfab__error(error, MLFAB_ERR_PEER_DEAD, (int32_t)s, 1, 0,
-                          "set_servers: server %u is dead", s);
-  }
-  return 0;
+  int code = mlfab__worker_reaches(worker, MLFAB_ALL, "set_servers", error);
+  return code ? code : mlfab__request_room(worker->requests, MLFAB__REQUEST_RESLICE, error);
 }
 
 MLFAB__INTERNAL int mlfab__worker_set_servers(mlfab__worker *worker, const uint32_t *servers,
@@ -296,10 +290,6 @@ MLFAB__INTERNAL int mlfab__worker_set_servers(mlfab__worker *worker, const uint3
   if (timeout_ns == 0) timeout_ns = worker->config->timeout_ns;
   mlfab__request *request =
       mlfab__request_open(worker->requests, MLFAB__REQUEST_RESLICE, 0, now_ns, timeout_ns);
-  if (!request)
-    return MLFAB__FAIL(
-        error, MLFAB_ERR_AGAIN,
-        "set_servers: too many requests are open: end some with mlfab_wait or mlfab_test");
   memcpy(resize->servers, servers, n * sizeof *servers);
   resize->n = n;
   resize->ask++;
@@ -313,12 +303,9 @@ MLFAB__INTERNAL int mlfab__worker_set_servers(mlfab__worker *worker, const uint3
 
 static void reshard_worker_withdraw(mlfab__worker *worker, mlfab__request *request, int code,
                                     uint64_t now_ns) {
-  char waited[24];
   if (worker->resize.request == request->id) worker->resize.request = 0;
-  mlfab__request_finish(worker->requests, request, code, 0, 1, now_ns,
-                        "set_servers: %s after %s awaiting server 0; slices may still move",
-                        code == MLFAB_ERR_TIMEOUT ? "the deadline passed" : "cancelled",
-                        mlfab__duration(waited, now_ns - request->started_ns));
+  mlfab__request_blame(request, 0, 1, "; slices may still move");
+  mlfab__request_expire(worker->requests, request, code, now_ns);
 }
 
 static void reshard_worker_done(mlfab__worker *worker, const mlfab__frame_in *frame,
@@ -329,10 +316,9 @@ static void reshard_worker_done(mlfab__worker *worker, const mlfab__frame_in *fr
   mlfab__request *request = mlfab__request_find(worker->requests, resize->request);
   if (resize->request == 0 || done.ask != resize->ask) return;
   resize->request = 0;
-  if (request && !request->done)
-    mlfab__request_finish(worker->requests, request, done.code, done.rank, (int)done.is_server,
-                          now_ns, "set_servers: %s",
-                          done.text[0] || !done.code ? done.text : mlfab_error_text(done.code));
+  mlfab__request_finish(worker->requests, request, done.code, done.rank, (int)done.is_server,
+                        now_ns, "set_servers: %s",
+                        done.text[0] || !done.code ? done.text : mlfab_error_text(done.code));
 }
 
 static int reshard_worker_frame(mlfab__worker *worker, uint32_t server,

@@ -228,8 +228,8 @@ MLFAB__INTERNAL int mlfab__distributor_pull_fail(mlfab__aggregator *aggregator, 
   if (mlfab__decode_pull_fail(frame->meta, frame->meta_bytes, &fail)) return 0;
   if (!(fail.request & MLFAB__SPREAD_BIT)) return 0;
   mlfab__accumulator *spread = mlfab__aggregator_find(aggregator, server, fail.request);
-  /* AGAIN only reports whom the pull waits for. With other codes the server serves the members itself. */
-  if (spread && spread->state == MLFAB__ACCUMULATOR_HANDING && fail.code != MLFAB_ERR_AGAIN)
+  /* The server serves the members itself. */
+  if (spread && spread->state == MLFAB__ACCUMULATOR_HANDING)
     spread->state = MLFAB__ACCUMULATOR_FREE;
   return 1;
 }

@@ -78,21 +78,16 @@ MLFAB__INTERNAL void mlfab__serve_fail(mlfab__server *server, uint32_t worker, u
   memset(&fail, 0, sizeof fail);
   fail.request = request;
   fail.code = code;
-  fail.rank = MLFAB_NO_RANK;
   size_t n = strlen(text);
   memcpy(fail.text, text, n < sizeof fail.text ? n : sizeof fail.text - 1);
   MLFAB__POST(&server->port, worker, MLFAB__PULL_FAIL, pull_fail, &fail);
 }
 
-/* Tells the worker whom the pull waits for, so that a deadline can name it. AGAIN does not end the pull. */
+/* Tells the worker whom the pull waits for, so that a deadline can name it. */
 static void serve_wait(mlfab__server *server, mlfab__server_pull *pull) {
   const mlfab__clock *clock = &server->clocks[pull->clock];
   mlfab_sync_state state;
-  mlfab__pull_fail wait;
-  memset(&wait, 0, sizeof wait);
-  wait.request = pull->request;
-  wait.code = MLFAB_ERR_AGAIN;
-  wait.rank = MLFAB_NO_RANK;
+  mlfab__waiting wait = {pull->request, MLFAB__REQUEST_PULL, MLFAB_NO_RANK, ""};
   mlfab__clock_state(server, clock, pull->worker, pull->progress, &state);
   for (uint32_t w = server->workers; w-- > 0;) {
     const mlfab__server_peer *peer = &server->peers[w];
@@ -101,13 +96,13 @@ static void serve_wait(mlfab__server *server, mlfab__server_pull *pull) {
   }
   snprintf(
       wait.text, sizeof wait.text,
-      "%s: this worker has pushed %llu updates, the fastest %llu, the slowest (worker %d) %llu; "
-      "V_train is %llu, %u of %u have pushed the next",
-      mlfab__sync_name(clock->sync.kind), (unsigned long long)pull->progress,
-      (unsigned long long)state.fastest, (int)wait.rank, (unsigned long long)state.slowest,
+      ", the slowest, at server %u: %s: this worker has pushed %llu updates, the fastest %llu, the "
+      "slowest %llu; V_train is %llu, %u of %u have pushed the next",
+      server->number, mlfab__sync_name(clock->sync.kind), (unsigned long long)pull->progress,
+      (unsigned long long)state.fastest, (unsigned long long)state.slowest,
       (unsigned long long)state.v_train, state.arrived, state.members);
   pull->progress_ns = server->now_ns;
-  MLFAB__POST(&server->port, pull->worker, MLFAB__PULL_FAIL, pull_fail, &wait);
+  MLFAB__POST(&server->port, pull->worker, MLFAB__WAITING, waiting, &wait);
 }
 
 MLFAB__INTERNAL void mlfab__serve_begin(mlfab__server *server, mlfab__server_pull *pull) {

@@ -441,8 +441,11 @@ static void server_define(mlfab__server *server, uint32_t worker, const mlfab__f
   if (peer->refusals != server->refusals) {
     server_tell_refusal(server, worker);
   } else {
-    /* Not the final answer: tells the worker that it waits for worker 0, so that a deadline can name it. */
-    server_define_ack(server, worker, MLFAB_ERR_AGAIN, "");
+    /* Not the answer: tells the worker that it waits for worker 0, so that a deadline can name it. */
+    mlfab__waiting wait = {.kind = MLFAB__REQUEST_MODEL};
+    snprintf(wait.text, sizeof wait.text, ", which has not defined the model at server %u",
+             server->number);
+    MLFAB__POST(&server->port, worker, MLFAB__WAITING, waiting, &wait);
   }
 }
 

@@ -67,6 +67,7 @@ typedef struct mlfab__header {
   X(PULL_CANCEL, 20)          \
   X(BARRIER, 21)              \
   X(BARRIER_DONE, 22)         \
+  X(WAITING, 23)              \
   X(DONE, 25)                 \
   X(DONE_ACK, 26)             \
   X(MEET, 27)                 \
@@ -320,13 +321,21 @@ typedef struct mlfab__model { /* server -> worker: bytes of one slice at one ver
 
 typedef struct mlfab__pull_fail {
   uint64_t request;
-  int32_t code, rank;
+  int32_t code;
   char text[MLFAB__TEXT_MAX];
 } mlfab__pull_fail;
 
 typedef struct mlfab__pull_cancel {
   uint64_t request;
 } mlfab__pull_cancel;
+
+/* Server -> worker: it cannot answer yet, since it waits for a worker. The worker's deadline names that one. */
+typedef struct mlfab__waiting {
+  uint64_t request;           /* of a pull; 0: all open requests of this kind */
+  uint32_t kind;              /* MLFAB__REQUEST_* (request.h) */
+  int32_t rank;               /* MLFAB_NO_RANK: nobody any more */
+  char text[MLFAB__TEXT_MAX]; /* what follows the name in a sentence: ", which has not ..." */
+} mlfab__waiting;
 
 typedef struct mlfab__barrier { /* both directions: BARRIER up, BARRIER_DONE down */
   uint64_t number;              /* the worker's count of barriers, from 1 */
@@ -463,7 +472,7 @@ typedef struct mlfab__reshard_server_clock {
 #define MLFAB__WIRE_PAIRS(X) \
   X(join) X(welcome) X(refuse) X(hello) X(hello_ack) X(heartbeat) X(bye) X(member) X(define) \
   X(define_ack) X(chunk) X(grant) X(push_ack) X(resend) X(withdraw) X(model) X(pull_fail) \
-  X(pull_cancel) X(barrier) X(sync_ask) X(sync_ack) X(progress) X(done) X(meet) X(where) \
+  X(pull_cancel) X(waiting) X(barrier) X(sync_ask) X(sync_ack) X(progress) X(done) X(meet) X(where) \
   X(schedule) X(via) X(hop_grant) X(hop_chunk) X(pull_via) X(hop_model) X(pull_done) X(moved)
 /* clang-format on */
 #define MLFAB__WIRE_DECLARE(name)                                                       \

@@ -21,10 +21,8 @@ static void pull_done(mlfab__worker *worker, mlfab__fetch *fetch, uint64_t now_n
   fetch->request = 0;
   worker->pull_count++;
   worker->stats->pulls_finished++;
-  if (request) {
-    mlfab__request_finish(worker->requests, request, 0, MLFAB_NO_RANK, 0, now_ns, "%s", "");
-    request->result.version = fetch->version;
-  }
+  mlfab__request_succeed(worker->requests, request, now_ns);
+  if (request) request->result.version = fetch->version;
   worker->due = 1;
 }
 
@@ -82,9 +80,8 @@ static void pull_begin(mlfab__worker *worker, uint32_t server, mlfab__fetch *fet
   }
 }
 
-/* Ends a pull with an error, and tells the servers that still answer. */
-static void pull_fail(mlfab__worker *worker, mlfab__fetch *fetch, int code, int32_t rank,
-                      int is_server, uint64_t now_ns, const char *text) {
+/* Gives a pull up, and tells the servers that still answer. Returns its request, which is to be finished. */
+static mlfab__request *pull_stop(mlfab__worker *worker, mlfab__fetch *fetch) {
   mlfab__request *request = mlfab__request_find(worker->requests, fetch->request);
   mlfab__pull_cancel cancel = {fetch->request};
   for (uint32_t s = 0; s < worker->servers; s++) {
@@ -93,9 +90,8 @@ static void pull_fail(mlfab__worker *worker, mlfab__fetch *fetch, int code, int3
   }
   fetch->request = 0;
   for (uint32_t s = 0; s < worker->servers; s++) pull_turn(worker, s);
-  if (request)
-    mlfab__request_finish(worker->requests, request, code, rank, is_server, now_ns, "%s", text);
   worker->due = 1;
+  return request;
 }
 
 static int pull_check(const mlfab__worker *worker, uint32_t flags, mlfab_error *error) {
@@ -108,11 +104,7 @@ static int pull_check(const mlfab__worker *worker, uint32_t flags, mlfab_error *
   if (flags && !worker->cache.bytes)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
                        "pull: flags that only a model with version tags has");
-  for (uint32_t s = 0; s < worker->servers; s++) {
-    if (!worker->streams[s].dead) continue;
-    return mlfab__error(error, MLFAB_ERR_PEER_DEAD, (int32_t)s, 1, 0, "pull: server %u is dead", s);
-  }
-  return 0;
+  return mlfab__worker_reaches(worker, MLFAB_ALL, "pull", error);
 }
 
 MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
@@ -131,12 +123,8 @@ MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *b
   }
   if (!fetch)
     return MLFAB__FAIL(error, MLFAB_ERR_AGAIN, "pull: %d pulls are under way", MLFAB__WORKER_PULLS);
-  code = mlfab__request_reserve(worker->requests);
-  if (code == MLFAB_ERR_AGAIN)
-    return MLFAB__FAIL(error, code,
-                       "pull: %d requests are open: end some with mlfab_wait or mlfab_test",
-                       MLFAB__REQUESTS);
-  if (code) return MLFAB__FAIL(error, code, "pull: out of memory");
+  code = mlfab__request_room(worker->requests, MLFAB__REQUEST_PULL, error);
+  if (code) return code;
   if (!fetch->parts)
     fetch->parts = mlfab__alloc_array(worker->env, worker->servers, sizeof *fetch->parts);
   if (!fetch->parts) return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "pull: out of memory");
@@ -154,14 +142,13 @@ MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *b
     fetch->parts[s].waiting = segments > 0;
     fetch->parts[s].hop = MLFAB__NO_NODE;
   }
-  mlfab__request *request = mlfab__request_open(
-      worker->requests, MLFAB__REQUEST_PULL, (uint32_t)(fetch - worker->fetches), now_ns,
-      options.timeout_ns ? options.timeout_ns : worker->config->timeout_ns);
+  mlfab__request *request =
+      mlfab__request_open(worker->requests, MLFAB__REQUEST_PULL,
+                          (uint32_t)(fetch - worker->fetches), now_ns, options.timeout_ns);
   fetch->request = request->id;
   fetch->flags = options.flags;
   fetch->after_seq = worker->next_seq;
   fetch->version = 0;
-  fetch->missing = MLFAB_NO_RANK;
   fetch->nwaiting = 0;
   for (uint32_t s = 0; s < worker->servers; s++) fetch->nwaiting += fetch->parts[s].waiting;
   for (uint32_t s = 0; s < worker->servers; s++) {
@@ -366,18 +353,10 @@ MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
   if (MLFAB__MALFORMED(&worker->port, server, frame, pull_fail, &fail)) return;
   mlfab__fetch *fetch = pull_find(worker, fail.request);
   if (!fetch) return;
-  if (fail.code == MLFAB_ERR_AGAIN) {
-    if (!fetch->parts[server].waiting) return;
-    fetch->missing = fail.rank;
-    fetch->missing_at = server;
-    snprintf(fetch->state, sizeof fetch->state, "%.199s", fail.text);
-    return;
-  }
-  char text[MLFAB__TEXT_MAX + 64];
-  snprintf(text, sizeof text, "pull: server %u refused: %s", server, fail.text);
   fetch->parts[server].waiting = 0;
-  pull_fail(worker, fetch, fail.code ? fail.code : MLFAB_ERR_REFUSED, (int32_t)server, 1, now_ns,
-            text);
+  mlfab__request_finish(worker->requests, pull_stop(worker, fetch),
+                        fail.code ? fail.code : MLFAB_ERR_REFUSED, (int32_t)server, 1, now_ns,
+                        "pull: server %u refused: %s", server, fail.text);
 }
 
 MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server) {
@@ -414,8 +393,9 @@ MLFAB__INTERNAL void mlfab__pull_recut(mlfab__worker *worker, uint64_t now_ns) {
       fetch->nwaiting += part->waiting;
     }
     if (segments == UINT32_MAX)
-      pull_fail(worker, fetch, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, now_ns,
-                "pull: too many separate stretches of the model, since slices have moved");
+      mlfab__request_finish(
+          worker->requests, pull_stop(worker, fetch), MLFAB_ERR_LIMIT, MLFAB_NO_RANK, 0, now_ns,
+          "pull: too many separate stretches of the model, since slices have moved");
   }
 }
 
@@ -433,42 +413,27 @@ MLFAB__INTERNAL void mlfab__pull_renumber(mlfab__worker *worker, uint32_t server
 }
 
 MLFAB__INTERNAL void mlfab__pull_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
-  char text[64];
-  snprintf(text, sizeof text, "pull: server %u is dead", server);
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
     mlfab__fetch *fetch = &worker->fetches[i];
-    if (fetch->request != 0 && fetch->parts[server].waiting) {
-      pull_fail(worker, fetch, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, now_ns, text);
-    }
+    if (fetch->request == 0 || !fetch->parts[server].waiting) continue;
+    mlfab__request_dead(worker->requests, pull_stop(worker, fetch), server, now_ns);
   }
 }
 
 MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request *request, int code,
                                           uint64_t now_ns) {
   mlfab__fetch *fetch = pull_find(worker, request->id);
-  uint32_t server = 0;
-  while (server + 1 < worker->servers && fetch && !fetch->parts[server].waiting) server++;
-  char text[sizeof fetch->state + 128], waited[24];
-  const char *what = code == MLFAB_ERR_TIMEOUT ? "the deadline passed" : "cancelled";
-  mlfab__duration(waited, now_ns - request->started_ns);
-  if (!fetch) {
-    /* Its model was given up meanwhile. */
-    mlfab__request_finish(worker->requests, request, code, MLFAB_NO_RANK, 0, now_ns,
-                          "pull: %s after %s", what, waited);
-    return;
+  const mlfab__blame *blame = &request->blame;
+  /* Without one its model was given up meanwhile. */
+  if (fetch && (blame->rank == MLFAB_NO_RANK || !fetch->parts[blame->by].waiting)) {
+    uint32_t server = 0;
+    while (server + 1 < worker->servers && !fetch->parts[server].waiting) server++;
+    uint32_t hop = fetch->parts[server].hop;
+    mlfab__request_blame(request, (int32_t)server, 1,
+                         hop != MLFAB__NO_NODE ? " by way of worker %u" : "", hop);
   }
-  if (fetch->missing != MLFAB_NO_RANK && fetch->parts[fetch->missing_at].waiting) {
-    snprintf(text, sizeof text,
-             "pull: %s after %s awaiting worker %d, the slowest, at server %u%s%s", what, waited,
-             (int)fetch->missing, fetch->missing_at, fetch->state[0] ? ": " : "", fetch->state);
-    pull_fail(worker, fetch, code, fetch->missing, 0, now_ns, text);
-    return;
-  }
-  char by[48] = "";
-  if (fetch->parts[server].hop != MLFAB__NO_NODE)
-    snprintf(by, sizeof by, " by way of worker %u", fetch->parts[server].hop);
-  snprintf(text, sizeof text, "pull: %s after %s awaiting server %u%s", what, waited, server, by);
-  pull_fail(worker, fetch, code, (int32_t)server, 1, now_ns, text);
+  if (fetch) pull_stop(worker, fetch);
+  mlfab__request_expire(worker->requests, request, code, now_ns);
 }
 
 MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker) {

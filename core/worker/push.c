@@ -300,7 +300,7 @@ static void push_tell(mlfab__worker *worker, mlfab__request *request, const mlfa
   }
   switch (code) {
     case 0:
-      mlfab__request_finish(worker->requests, request, 0, MLFAB_NO_RANK, 0, now_ns, "%s", "");
+      mlfab__request_succeed(worker->requests, request, now_ns);
       break;
     case MLFAB_ERR_NOT_FINITE:
       mlfab__request_finish(
@@ -718,13 +718,8 @@ static int push_check(mlfab__worker *worker, const mlfab_push_options *options,
   if (!worker->stands)
     code = MLFAB_ERR_STATE, text = "push: there is no model yet: call mlfab_model_start first";
   if (worker->done) code = MLFAB_ERR_STATE, text = "a push after mlfab_finish";
-  for (uint32_t s = 0; s < worker->servers && !code; s++) {
-    if (worker->streams[s].dead) {
-      return mlfab__error(error, MLFAB_ERR_PEER_DEAD, (int32_t)s, 1, 0, "push: server %u is dead",
-                          s);
-    }
-  }
-  return code ? MLFAB__FAIL(error, code, "push: %s", text) : 0;
+  return code ? MLFAB__FAIL(error, code, "push: %s", text)
+              : mlfab__worker_reaches(worker, MLFAB_ALL, "push", error);
 }
 
 /* The number of the next update. */
@@ -977,13 +972,13 @@ static mlfab__outgoing *push_new(mlfab__worker *worker, const mlfab__push_what *
 }
 
 /* A retry of what was applied: its request has ended when it begins. */
-static void push_known(mlfab__worker *worker, const mlfab_push_options *options, uint64_t timeout,
-                       uint64_t now_ns, mlfab_request *request_p) {
+static void push_known(mlfab__worker *worker, const mlfab_push_options *options, uint64_t now_ns,
+                       mlfab_request *request_p) {
   mlfab__request *known = mlfab__request_open(worker->requests, MLFAB__REQUEST_PUSH,
-                                              MLFAB__WORKER_UPDATES, now_ns, timeout);
+                                              MLFAB__WORKER_UPDATES, now_ns, options->timeout_ns);
   known->result.seq = options->retry_seq;
   *request_p = known->id;
-  mlfab__request_finish(worker->requests, known, 0, MLFAB_NO_RANK, 0, now_ns, "%s", "");
+  mlfab__request_succeed(worker->requests, known, now_ns);
 }
 
 MLFAB__INTERNAL int mlfab__push_start(mlfab__worker *worker, const mlfab__push_what *what,
@@ -997,15 +992,10 @@ MLFAB__INTERNAL int mlfab__push_start(mlfab__worker *worker, const mlfab__push_w
   if (!code) code = push_retry(worker, options.retry_seq, &applied, error);
   if (code) return code;
   uint64_t seq = worker->next_seq;
-  uint64_t timeout = options.timeout_ns ? options.timeout_ns : worker->config->timeout_ns;
-  code = request_p ? mlfab__request_reserve(worker->requests) : 0;
-  if (code == MLFAB_ERR_AGAIN)
-    return MLFAB__FAIL(error, code,
-                       "push: %d requests are open: end some with mlfab_wait or mlfab_test",
-                       MLFAB__REQUESTS);
-  if (code) return MLFAB__FAIL(error, code, "push: out of memory");
+  code = request_p ? mlfab__request_room(worker->requests, MLFAB__REQUEST_PUSH, error) : 0;
+  if (code) return code;
   if (applied) {
-    if (request_p) push_known(worker, &options, timeout, now_ns, request_p);
+    if (request_p) push_known(worker, &options, now_ns, request_p);
     return 0;
   }
   mlfab__outgoing *update = NULL;
@@ -1020,8 +1010,9 @@ MLFAB__INTERNAL int mlfab__push_start(mlfab__worker *worker, const mlfab__push_w
   worker->status[seq % MLFAB__WINDOW] = MLFAB_ERR_IN_DOUBT;
   worker->stats->pushes_started++;
   if (!request_p) return 0;
-  mlfab__request *request = mlfab__request_open(
-      worker->requests, MLFAB__REQUEST_PUSH, (uint32_t)(update - worker->updates), now_ns, timeout);
+  mlfab__request *request =
+      mlfab__request_open(worker->requests, MLFAB__REQUEST_PUSH,
+                          (uint32_t)(update - worker->updates), now_ns, options.timeout_ns);
   request->result.seq = seq;
   *request_p = request->id;
   return 0;
@@ -1302,8 +1293,6 @@ static int push_recall(mlfab__worker *worker, mlfab__outgoing *update) {
 MLFAB__INTERNAL void mlfab__push_withdraw(mlfab__worker *worker, mlfab__request *request, int code,
                                           uint64_t now_ns) {
   mlfab__outgoing *update = &worker->updates[request->slot];
-  char waited[24];
-  mlfab__duration(waited, now_ns - request->started_ns);
   uint32_t server = 0;
   while (server + 1 < worker->servers && update->parts[server].state != MLFAB__PART_ANNOUNCED &&
          update->parts[server].state != MLFAB__PART_QUEUED) {
@@ -1317,12 +1306,10 @@ MLFAB__INTERNAL void mlfab__push_withdraw(mlfab__worker *worker, mlfab__request 
   int shared = update->members > 1;
   int announced = shared || push_recall(worker, update);
   if (!shared) mlfab__push_align(worker);
-  const char *what = code == MLFAB_ERR_TIMEOUT ? "the deadline passed" : "cancelled";
-  mlfab__request_finish(worker->requests, request, announced ? MLFAB_ERR_IN_DOUBT : code,
-                        (int32_t)server, 1, now_ns,
-                        "update %llu: %s after %s awaiting server %u to apply it%s%s",
-                        (unsigned long long)request->result.seq, what, waited, server, by,
-                        announced ? "; it is not known yet whether it was" : "; it was not sent");
+  request->blame.in_doubt = announced != 0;
+  mlfab__request_blame(request, (int32_t)server, 1, " to apply it%s%s", by,
+                       announced ? "; it is not known yet whether it was" : "; it was not sent");
+  mlfab__request_expire(worker->requests, request, code, now_ns);
   if (!shared) push_settle(worker, update, now_ns);
   worker->due = 1;
 }

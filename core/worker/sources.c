@@ -135,3 +135,13 @@ MLFAB__INTERNAL int mlfab__worker_announces(const mlfab__worker *worker, uint32_
     return worker->streams[server].epoch == worker->epoch;
   return mlfab__worker_sends(worker, server);
 }
+
+MLFAB__INTERNAL int mlfab__worker_reaches(const mlfab__worker *worker, uint32_t server,
+                                          const char *call, mlfab_error *error) {
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    if (worker->streams[s].dead && (server == MLFAB_ALL || server == s))
+      return mlfab__error(error, MLFAB_ERR_PEER_DEAD, (int32_t)s, 1, 0, "%s: server %u is dead",
+                          call, s);
+  }
+  return 0;
+}

@@ -66,8 +66,6 @@ MLFAB__INTERNAL void mlfab__worker_free(mlfab__worker *worker) {
   memset(worker, 0, sizeof *worker);
 }
 
-/* --- buffers --- */
-
 /* --- the model --- */
 
 MLFAB__INTERNAL int mlfab__worker_tensor(mlfab__worker *worker, uint32_t id, int dtype,
@@ -227,23 +225,16 @@ MLFAB__INTERNAL int mlfab__worker_model(mlfab__worker *worker, const mlfab_model
   if ((n > 0) != (bufs != NULL))
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
                        "model_start: bufs is NULL and n is not 0, or n is 0 and bufs is not NULL");
-  for (uint32_t s = 0; s < worker->servers; s++) {
-    if (worker->streams[s].dead)
-      return mlfab__error(error, MLFAB_ERR_PEER_DEAD, (int32_t)s, 1, 0,
-                          "model_start: server %u is dead", s);
-  }
-  mlfab__request *request = mlfab__request_open(worker->requests, MLFAB__REQUEST_MODEL, 0, now_ns,
-                                                worker->config->timeout_ns);
-  if (!request)
-    return MLFAB__FAIL(
-        error, MLFAB_ERR_AGAIN,
-        "model_start: too many requests are open: end some with mlfab_wait or mlfab_test");
-  int code = worker_build(worker, &options, bufs, n, error);
+  int code = mlfab__worker_reaches(worker, MLFAB_ALL, "model_start", error);
+  if (!code) code = mlfab__request_room(worker->requests, MLFAB__REQUEST_MODEL, error);
+  if (code) return code;
+  code = worker_build(worker, &options, bufs, n, error);
   if (code) {
-    mlfab__request_end(worker->requests, request);
     worker_free_model(worker);
     return code;
   }
+  mlfab__request *request =
+      mlfab__request_open(worker->requests, MLFAB__REQUEST_MODEL, 0, now_ns, 0);
   worker->model_request = request->id;
   for (uint32_t s = 0; s < worker->servers; s++) {
     worker->streams[s].define = 1;
@@ -253,10 +244,12 @@ MLFAB__INTERNAL int mlfab__worker_model(mlfab__worker *worker, const mlfab_model
   return 0;
 }
 
-/* Ends model_start; what failed can be tried again with another model. */
-static void worker_model_end(mlfab__worker *worker, int code, int32_t rank, int is_server,
-                             uint64_t now_ns, const char *text) {
-  mlfab__request *request = mlfab__request_find(worker->requests, worker->model_request);
+static mlfab__request *worker_model_request(const mlfab__worker *worker) {
+  return mlfab__request_find(worker->requests, worker->model_request);
+}
+
+/* Ends model_start, whose request is done; what failed can be tried again with another model. */
+static void worker_model_end(mlfab__worker *worker, int code) {
   mlfab__request *pull = mlfab__request_find(worker->requests, worker->model_pull);
   worker->model_request = worker->model_pull = 0;
   if (pull) mlfab__request_end(worker->requests, pull);
@@ -271,8 +264,18 @@ static void worker_model_end(mlfab__worker *worker, int code, int32_t rank, int 
     worker->model_bufs = NULL;
     worker->nmodel_bufs = 0;
   }
-  if (request && !request->done)
-    mlfab__request_finish(worker->requests, request, code, rank, is_server, now_ns, "%s", text);
+}
+
+static void worker_model_fail(mlfab__worker *worker, int code, int32_t rank, int is_server,
+                              uint64_t now_ns, const char *text) {
+  mlfab__request_finish(worker->requests, worker_model_request(worker), code, rank, is_server,
+                        now_ns, "%s", text);
+  worker_model_end(worker, code);
+}
+
+static void worker_model_stands(mlfab__worker *worker, uint64_t now_ns) {
+  mlfab__request_succeed(worker->requests, worker_model_request(worker), now_ns);
+  worker_model_end(worker, 0);
 }
 
 static void worker_define_ack(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame,
@@ -281,29 +284,21 @@ static void worker_define_ack(mlfab__worker *worker, uint32_t server, const mlfa
   mlfab__stream *stream = &worker->streams[server];
   if (MLFAB__MALFORMED(&worker->port, server, frame, define_ack, &ack)) return;
   if (!worker->model_request || stream->defined || ack.ask != worker->define.ask) return;
-  if (ack.code == MLFAB_ERR_AGAIN) {
-    stream->undefined = 1;
-    return;
-  }
-  if (ack.code) {
-    char text[MLFAB__TEXT_MAX + 64];
-    snprintf(text, sizeof text, "model_start: server %u: %s", server, ack.text);
-    worker_model_end(worker, ack.code, (int32_t)server, 1, now_ns, text);
-    return;
-  }
   /* Worker 0's options win. */
-  if (ack.options.slices != worker->define.options.slices) {
-    char text[128];
-    snprintf(text, sizeof text, "model_start: %u slices asked for, worker 0 has %u",
-             worker->define.options.slices, ack.options.slices);
-    worker_model_end(worker, MLFAB_ERR_MODEL, (int32_t)server, 1, now_ns, text);
-    return;
-  }
-  if (ack.options.active != worker->define.options.active) {
-    char text[128];
+  const mlfab_model_options *own = &worker->define.options, *first = &ack.options;
+  char text[MLFAB__TEXT_MAX + 64] = "";
+  int code = ack.code ? ack.code : MLFAB_ERR_MODEL;
+  if (ack.code) {
+    snprintf(text, sizeof text, "model_start: server %u: %s", server, ack.text);
+  } else if (first->slices != own->slices) {
+    snprintf(text, sizeof text, "model_start: %u slices asked for, worker 0 has %u", own->slices,
+             first->slices);
+  } else if (first->active != own->active) {
     snprintf(text, sizeof text, "model_start: %u active servers asked for, worker 0 has %u",
-             worker->define.options.active, ack.options.active);
-    worker_model_end(worker, MLFAB_ERR_MODEL, (int32_t)server, 1, now_ns, text);
+             own->active, first->active);
+  }
+  if (text[0]) {
+    worker_model_fail(worker, code, (int32_t)server, 1, now_ns, text);
     return;
   }
   stream->own_weights = ack.first_weights != 0;
@@ -320,13 +315,13 @@ static void worker_model_pull(mlfab__worker *worker, uint64_t now_ns) {
   int own = 1;
   for (uint32_t s = 0; s < worker->servers; s++) own &= worker->streams[s].own_weights;
   if (own || worker->nmodel_bufs == 0) {
-    worker_model_end(worker, 0, MLFAB_NO_RANK, 0, now_ns, "");
+    worker_model_stands(worker, now_ns);
     return;
   }
   mlfab_error error;
   int code = mlfab__worker_pull(worker, worker->model_bufs, worker->nmodel_bufs, NULL, now_ns,
                                 &worker->model_pull, &error);
-  if (code) worker_model_end(worker, code, error.rank, error.is_server, now_ns, error.text);
+  if (code) worker_model_fail(worker, code, error.rank, error.is_server, now_ns, error.text);
 }
 
 static void worker_tell_done(mlfab__worker *worker, uint32_t server) {
@@ -346,8 +341,7 @@ static void worker_finish_progress(mlfab__worker *worker, uint64_t now_ns) {
   for (uint32_t s = 0; s < worker->servers; s++)
     acked += worker->streams[s].done_acked || worker->streams[s].dead;
   mlfab__request *request = mlfab__request_find(worker->requests, worker->join_request);
-  if (acked < worker->servers || !request || request->done) return;
-  mlfab__request_finish(worker->requests, request, 0, MLFAB_NO_RANK, 0, now_ns, "%s", "");
+  if (acked == worker->servers) mlfab__request_succeed(worker->requests, request, now_ns);
 }
 
 static void worker_model_progress(mlfab__worker *worker, uint64_t now_ns) {
@@ -358,8 +352,11 @@ static void worker_model_progress(mlfab__worker *worker, uint64_t now_ns) {
     int code = pull ? pull->result.status : MLFAB_ERR_INTERNAL;
     if (code && pull) mlfab__request_recall(worker->requests, pull);
     const mlfab_error last = worker->requests->last; /* the end of the request is written there */
-    worker_model_end(worker, code, pull ? pull->result.rank : MLFAB_NO_RANK, last.is_server, now_ns,
-                     last.text);
+    if (code)
+      worker_model_fail(worker, code, pull ? pull->result.rank : MLFAB_NO_RANK, last.is_server,
+                        now_ns, last.text);
+    else
+      worker_model_stands(worker, now_ns);
     return;
   }
   for (uint32_t s = 0; s < worker->servers; s++) {
@@ -367,8 +364,8 @@ static void worker_model_progress(mlfab__worker *worker, uint64_t now_ns) {
   }
   if (worker->norder > 0) return;
   if (mlfab__cache_open(worker)) {
-    worker_model_end(worker, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, now_ns,
-                     "model_start: out of memory for the cache of the model");
+    worker_model_fail(worker, MLFAB_ERR_MEMORY, MLFAB_NO_RANK, 0, now_ns,
+                      "model_start: out of memory for the cache of the model");
     return;
   }
   worker_model_pull(worker, now_ns);
@@ -390,13 +387,10 @@ MLFAB__INTERNAL int mlfab__worker_finish(mlfab__worker *worker, uint64_t timeout
                                          mlfab_error *error) {
   if (worker->done)
     return MLFAB__FAIL(error, MLFAB_ERR_STATE, "finish: this worker has finished before");
+  int code = mlfab__request_room(worker->requests, MLFAB__REQUEST_JOIN, error);
+  if (code) return code;
   mlfab__request *request =
-      mlfab__request_open(worker->requests, MLFAB__REQUEST_JOIN, 0, now_ns,
-                          timeout_ns ? timeout_ns : worker->config->timeout_ns);
-  if (!request)
-    return MLFAB__FAIL(
-        error, MLFAB_ERR_AGAIN,
-        "finish: too many requests are open: end some with mlfab_wait or mlfab_test");
+      mlfab__request_open(worker->requests, MLFAB__REQUEST_JOIN, 0, now_ns, timeout_ns);
   worker->done = 1;
   worker->join_request = request->id;
   *request_p = request->id;
@@ -425,12 +419,9 @@ static int worker_change_check(const mlfab__worker *worker, const mlfab_sync *sy
   if (worker->change.request)
     return MLFAB__FAIL(error, MLFAB_ERR_AGAIN,
                        "set_sync: an earlier set_sync of this worker has not ended");
-  for (uint32_t s = 0; s < worker->servers; s++) {
-    if (worker->streams[s].dead && (server == MLFAB_ALL || server == s))
-      return mlfab__error(error, MLFAB_ERR_PEER_DEAD, (int32_t)s, 1, 0,
-                          "set_sync: server %u is dead", s);
-  }
-  return worker_check_sync(worker, sync, "set_sync", error);
+  int code = mlfab__worker_reaches(worker, server, "set_sync", error);
+  if (!code) code = worker_check_sync(worker, sync, "set_sync", error);
+  return code ? code : mlfab__request_room(worker->requests, MLFAB__REQUEST_SYNC, error);
 }
 
 MLFAB__INTERNAL int mlfab__worker_set_sync(mlfab__worker *worker, const mlfab_sync *given,
@@ -447,12 +438,7 @@ MLFAB__INTERNAL int mlfab__worker_set_sync(mlfab__worker *worker, const mlfab_sy
   int code = worker_change_check(worker, &sync, server, tensor, error);
   if (code) return code;
   mlfab__request *request =
-      mlfab__request_open(worker->requests, MLFAB__REQUEST_SYNC, 0, now_ns,
-                          timeout_ns ? timeout_ns : worker->config->timeout_ns);
-  if (!request)
-    return MLFAB__FAIL(
-        error, MLFAB_ERR_AGAIN,
-        "set_sync: too many requests are open: end some with mlfab_wait or mlfab_test");
+      mlfab__request_open(worker->requests, MLFAB__REQUEST_SYNC, 0, now_ns, timeout_ns);
   mlfab__sync_complete(&sync);
   change->request = request->id;
   change->ask.ask++;
@@ -483,22 +469,17 @@ MLFAB__INTERNAL void mlfab__worker_change_again(mlfab__worker *worker) {
   }
 }
 
-/* Ends the change here: servers that have not answered may make it all the same. */
-static void worker_change_end(mlfab__worker *worker, int code, uint32_t server, uint64_t now_ns,
-                              const char *text) {
+/* Ends the change here: servers that have not answered may make it all the same. Its request. */
+static mlfab__request *worker_change_end(mlfab__worker *worker) {
   mlfab__request *request = mlfab__request_find(worker->requests, worker->change.request);
   worker->change.request = 0;
   for (uint32_t s = 0; s < worker->servers; s++) worker->streams[s].changes = 0;
-  if (!request || request->done) return;
-  mlfab__request_finish(worker->requests, request, code, code ? (int32_t)server : MLFAB_NO_RANK,
-                        code != 0, now_ns, "set_sync: %s", text);
+  return request;
 }
 
 static void worker_change_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
-  char text[64];
-  if (!worker->streams[server].changes) return;
-  snprintf(text, sizeof text, "server %u is dead", server);
-  worker_change_end(worker, MLFAB_ERR_PEER_DEAD, server, now_ns, text);
+  if (worker->streams[server].changes)
+    mlfab__request_dead(worker->requests, worker_change_end(worker), server, now_ns);
 }
 
 /* What became of a change of consistency, or only how it is now. */
@@ -518,9 +499,10 @@ static void worker_sync_ack(mlfab__worker *worker, uint32_t server, const mlfab_
     change->server = server;
     snprintf(change->text, sizeof change->text, "server %u: %.200s", server, ack.text);
   }
-  if (--change->nwaiting == 0)
-    worker_change_end(worker, change->code, change->server, now_ns,
-                      change->code ? change->text : "");
+  if (--change->nwaiting > 0) return;
+  mlfab__request_finish(worker->requests, worker_change_end(worker), change->code,
+                        change->code ? (int32_t)change->server : MLFAB_NO_RANK, change->code != 0,
+                        now_ns, "set_sync: %s", change->text);
 }
 
 MLFAB__INTERNAL uint32_t mlfab__worker_unfinished(const mlfab__worker *worker) {
@@ -529,10 +511,8 @@ MLFAB__INTERNAL uint32_t mlfab__worker_unfinished(const mlfab__worker *worker) {
 
 MLFAB__INTERNAL void mlfab__worker_withdraw(mlfab__worker *worker, mlfab__request *request,
                                             int code, uint64_t now_ns) {
-  char text[200], waited[24];
+  const mlfab__blame *blame = &request->blame;
   uint32_t s = 0;
-  mlfab__duration(waited, now_ns - request->started_ns);
-  const char *what = code == MLFAB_ERR_TIMEOUT ? "the deadline passed" : "cancelled";
   switch (request->kind) {
     case MLFAB__REQUEST_PUSH:
       mlfab__push_withdraw(worker, request, code, now_ns);
@@ -540,32 +520,26 @@ MLFAB__INTERNAL void mlfab__worker_withdraw(mlfab__worker *worker, mlfab__reques
     case MLFAB__REQUEST_PULL:
       mlfab__pull_withdraw(worker, request, code, now_ns);
       break;
-    case MLFAB__REQUEST_MODEL:
-      while (s + 1 < worker->servers && worker->streams[s].defined) s++;
-      if (worker->streams[s].undefined) {
-        snprintf(text, sizeof text,
-                 "model_start: %s after %s awaiting worker 0, which has not defined the model at "
-                 "server %u",
-                 what, waited, s);
-      } else {
-        snprintf(text, sizeof text, "model_start: %s after %s awaiting server %u", what, waited, s);
-      }
-      worker_model_end(worker, code, worker->streams[s].undefined ? 0 : (int32_t)s,
-                       !worker->streams[s].undefined, now_ns, text);
-      break;
-    case MLFAB__REQUEST_SYNC:
-      while (s + 1 < worker->servers && !worker->streams[s].changes) s++;
-      snprintf(text, sizeof text, "%s after %s awaiting server %u; it may still change there", what,
-               waited, s);
-      worker_change_end(worker, code, s, now_ns, text);
-      break;
     case MLFAB__REQUEST_RESLICE:
       worker->mover->withdraw(worker, request, code, now_ns);
       break;
+    case MLFAB__REQUEST_MODEL:
+      while (s + 1 < worker->servers && worker->streams[s].defined) s++;
+      if (blame->rank == MLFAB_NO_RANK || worker->streams[blame->by].defined)
+        mlfab__request_blame(request, (int32_t)s, 1, "%s", "");
+      mlfab__request_expire(worker->requests, request, code, now_ns);
+      worker_model_end(worker, code);
+      break;
+    case MLFAB__REQUEST_SYNC:
+      while (s + 1 < worker->servers && !worker->streams[s].changes) s++;
+      mlfab__request_blame(request, (int32_t)s, 1, "; it may still change there");
+      mlfab__request_expire(worker->requests, request, code, now_ns);
+      worker_change_end(worker);
+      break;
     default:
       while (s + 1 < worker->servers && worker->streams[s].done_acked) s++;
-      mlfab__request_finish(worker->requests, request, code, (int32_t)s, 1, now_ns,
-                            "join: %s after %s awaiting server %u", what, waited, s);
+      mlfab__request_blame(request, (int32_t)s, 1, "%s", "");
+      mlfab__request_expire(worker->requests, request, code, now_ns);
   }
   worker_advance(worker, now_ns);
 }
@@ -630,7 +604,6 @@ MLFAB__INTERNAL void mlfab__worker_lost(mlfab__worker *worker, uint32_t server, 
 }
 
 MLFAB__INTERNAL void mlfab__worker_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
-  char text[64];
   worker->streams[server].dead = 1;
   worker->streams[server].up = 0;
   mlfab__push_lost(worker, server, now_ns);
@@ -639,8 +612,8 @@ MLFAB__INTERNAL void mlfab__worker_dead(mlfab__worker *worker, uint32_t server, 
   worker_change_dead(worker, server, now_ns);
   if (worker->mover) worker->mover->dead(worker, server, now_ns);
   if (worker->model_request) {
-    snprintf(text, sizeof text, "model_start: server %u is dead", server);
-    worker_model_end(worker, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, now_ns, text);
+    mlfab__request_dead(worker->requests, worker_model_request(worker), server, now_ns);
+    worker_model_end(worker, MLFAB_ERR_PEER_DEAD);
   }
   worker->due = 1;
   worker_advance(worker, now_ns);

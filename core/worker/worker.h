@@ -161,15 +161,10 @@ typedef struct mlfab__fetch { /* a pull */
   uint64_t after_seq;       /* numbers below are of pushes before it */
   mlfab__fetch_part *parts; /* by server */
   uint32_t nwaiting;
-  /* What the server that said so last waits for; missing NO_RANK: nothing is known. */
-  int32_t missing;
-  uint32_t missing_at;
-  char state[200];
   uint64_t version;
 } mlfab__fetch;
 
 typedef struct mlfab__stream { /* to a server */
-  uint8_t undefined;           /* it says that worker 0 has not defined the model */
   uint8_t up, dead, define, defined, done_told, done_acked, own_weights;
   uint8_t counts;  /* it counts iterations: also of updates that have no bytes for it */
   uint8_t changes; /* it has not answered the change of consistency that is under way */
@@ -297,6 +292,9 @@ MLFAB__INTERNAL void mlfab__worker_free(mlfab__worker *worker);
 /* Adds the row of a worker, *worker_p, which is the node's (worker_role.c). Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__worker_attach(struct mlfab_node *node, mlfab__worker **worker_p);
 
+/* Errors: PEER_DEAD, when this server, or with MLFAB_ALL one of them, is dead. */
+MLFAB__INTERNAL int mlfab__worker_reaches(const mlfab__worker *worker, uint32_t server,
+                                          const char *call, mlfab_error *error);
 /* The calls of mlfab.h sections 7 to 9; `error` is filled on failure. */
 MLFAB__INTERNAL int mlfab__worker_tensor(mlfab__worker *worker, uint32_t id, int dtype,
                                          uint64_t count, mlfab_error *error);

@@ -85,6 +85,7 @@ static int try_meta(unsigned type, const uint8_t *meta, uint32_t bytes) {
     TRY(MODEL, model)
     TRY(PULL_FAIL, pull_fail)
     TRY(PULL_CANCEL, pull_cancel)
+    TRY(WAITING, waiting)
     TRY(BARRIER, barrier)
     TRY(BARRIER_DONE, barrier)
     TRY(SYNC, sync_ask)
@@ -315,16 +316,24 @@ static uint32_t random_text(mlfab__rng *prng, uint8_t *at) {
 
 /* The meta's bytes without its text, and what follows the text, of each type that is not a list. */
 static const uint8_t before_text[MLFAB__FRAME_TYPES] = {
-    0,  40, 8, 8,  36, 116, 12, 4,  12, 160, 16, 0,  20, 20, 44, 76, 16, 0,  52, 16, 8,  8,  8,
-    36, 36, 8, 8,  16, 4,   12, 24, 24, 52,  68, 0,  52, 24, 0,  8,  16, 24, 24, 28, 36, 0,  24,
+    0,  40, 8, 8,  36, 116, 12, 4,  12, 160, 16, 0,  20, 20, 44, 76, 16, 0,  52, 12, 8,  8,  8,
+    16, 36, 8, 8,  16, 4,   12, 24, 24, 52,  68, 0,  52, 24, 0,  8,  16, 24, 24, 28, 36, 0,  24,
     16, 60, 8, 32, 28, 0,   16, 24, 16, 16,  0,  0,  64, 16, 44, 0,  20, 4,  4,  8,  0,  16, 0,
     0,  68, 0, 8,  40, 12,  12, 16, 16, 28,  20, 16, 16, 56, 20, 8,  16, 16, 16, 16, 0};
-static const uint8_t has_text[MLFAB__FRAME_TYPES] = {
-    [MLFAB__JOIN] = 1,           [MLFAB__REFUSE] = 1,          [MLFAB__BYE] = 1,
-    [MLFAB__MEMBER] = 1,         [MLFAB__DEFINE_ACK] = 1,      [MLFAB__PULL_FAIL] = 1,
-    [MLFAB__THERE] = 1,          [MLFAB__SYNC_ACK] = 1,        [MLFAB__RESHARD_DONE] = 1,
-    [MLFAB__MOVED] = 1,          [MLFAB__MEMBERSHIP_FAIL] = 1, [MLFAB__MEMBERSHIP_OVER] = 1,
-    [MLFAB__MEMBERSHIP_TELL] = 1};
+static const uint8_t has_text[MLFAB__FRAME_TYPES] = {[MLFAB__JOIN] = 1,
+                                                     [MLFAB__REFUSE] = 1,
+                                                     [MLFAB__BYE] = 1,
+                                                     [MLFAB__MEMBER] = 1,
+                                                     [MLFAB__DEFINE_ACK] = 1,
+                                                     [MLFAB__PULL_FAIL] = 1,
+                                                     [MLFAB__WAITING] = 1,
+                                                     [MLFAB__THERE] = 1,
+                                                     [MLFAB__SYNC_ACK] = 1,
+                                                     [MLFAB__RESHARD_DONE] = 1,
+                                                     [MLFAB__MOVED] = 1,
+                                                     [MLFAB__MEMBERSHIP_FAIL] = 1,
+                                                     [MLFAB__MEMBERSHIP_OVER] = 1,
+                                                     [MLFAB__MEMBERSHIP_TELL] = 1};
 
 /* Random bytes with what must fit together made so. */
 static uint32_t random_entries(mlfab__rng *prng, unsigned type, uint8_t *meta) {

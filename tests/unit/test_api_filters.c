@@ -194,7 +194,7 @@ static void test_conditions_of_fools(void **state) {
   for (int i = 0; i < 3; i++) push(&f, 1);
   mlfab_buf b = weights(&f);
   REFUSED(f.w.node[1], mlfab_pull(f.w.node[1], &b, 1, &patience, NULL), MLFAB_ERR_TIMEOUT,
-          "user: this worker has pushed 3 updates, the fastest 3, the slowest (worker 0) 0");
+          "user: this worker has pushed 3 updates, the fastest 3, the slowest 0");
   assert_int_equal(seen.worker, 1);
   assert_int_equal(seen.iteration, 3);
   assert_int_equal(seen.v_train, 3);

@@ -32,6 +32,7 @@ typedef struct said {
   uint8_t type;
   mlfab__pull_via via;
   mlfab__pull_fail fail;
+  mlfab__waiting waiting;
   mlfab__announce announce;
   mlfab__report report;
   mlfab__spread spread;
@@ -73,6 +74,8 @@ static void port_post(void *self, uint32_t peer, uint8_t type, const void *meta,
     bad = mlfab__decode_pull_via(meta, bytes, &s->via);
   } else if (type == MLFAB__PULL_FAIL) {
     bad = mlfab__decode_pull_fail(meta, bytes, &s->fail);
+  } else if (type == MLFAB__WAITING) {
+    bad = mlfab__decode_waiting(meta, bytes, &s->waiting);
   } else if (type == MLFAB__SPREAD_FAIL && !f->world) {
     mlfab__spread_fail skip;
     bad = mlfab__decode_spread_fail(meta, bytes, &skip);
@@ -528,7 +531,9 @@ static void test_rounds(void **state) {
   open_model(f, MLFAB_SYNC_BSP);
   ask(f, 2, 9, 0, BYTES, 1);
   assert_int_equal(count(f, MLFAB__ANNOUNCE, W), 0);
-  assert_int_equal(last(f, MLFAB__PULL_FAIL, 2)->fail.code, MLFAB_ERR_AGAIN);
+  assert_int_equal(last(f, MLFAB__WAITING, 2)->waiting.kind, MLFAB__REQUEST_PULL);
+  assert_int_equal(last(f, MLFAB__WAITING, 2)->waiting.request, 9);
+  assert_int_equal(last(f, MLFAB__WAITING, 2)->waiting.rank, 0);
   plan_one(f, 2, 9); /* not announced */
   assert_int_equal(step(f, 2, 1), 0);
   f->server.clocks[0].v_train = 1;

@@ -18,6 +18,7 @@ typedef struct fixture {
   mlfab__push_ack ack; /* the last one */
   uint32_t acks, drops;
   mlfab__define_ack defined[3]; /* per worker, the last one */
+  mlfab__waiting waiting[3];    /* per worker, the last one */
   uint64_t granted[3];          /* per worker, the last one */
 } fixture;
 
@@ -25,6 +26,8 @@ static void port_post(void *self, uint32_t peer, uint8_t type, const void *meta,
   fixture *f = self;
   if (type == MLFAB__DEFINE_ACK)
     assert_int_equal(mlfab__decode_define_ack(meta, bytes, &f->defined[peer]), 0);
+  if (type == MLFAB__WAITING)
+    assert_int_equal(mlfab__decode_waiting(meta, bytes, &f->waiting[peer]), 0);
   if (type == MLFAB__GRANT) {
     mlfab__grant grant;
     assert_int_equal(mlfab__decode_grant(meta, bytes, &grant), 0);
@@ -560,15 +563,17 @@ static void test_refusal_reaches_all(void **state) {
     assert_int_equal(mlfab__server_hello(&f->server, w, &h, &ack, 1000), 0);
   }
   define_as(f, 1, &d);
-  assert_int_equal(f->defined[1].code, MLFAB_ERR_AGAIN);
+  assert_int_equal(f->waiting[1].kind, MLFAB__REQUEST_MODEL);
+  assert_string_equal(f->waiting[1].text, ", which has not defined the model at server 0");
   define_as(f, 0, &d);
   for (uint32_t w = 0; w < 2; w++) assert_int_equal(f->defined[w].code, MLFAB_ERR_UNSUPPORTED);
   assert_non_null(strstr(f->defined[0].text, "not supported: MLFAB_SYNC_USER at server 0"));
   assert_non_null(strstr(f->defined[1].text, "worker 0's model: not supported: MLFAB_SYNC_USER"));
   define_as(f, 2, &d);
   assert_int_equal(f->defined[2].code, MLFAB_ERR_UNSUPPORTED);
+  assert_int_equal(f->waiting[2].kind, 0);
   define_as(f, 2, &d);
-  assert_int_equal(f->defined[2].code, MLFAB_ERR_AGAIN);
+  assert_int_equal(f->waiting[2].kind, MLFAB__REQUEST_MODEL);
   p.seq = p.members = p.segments = p.versions = 1;
   p.flags = MLFAB__PUSH_INIT;
   p.generation = ack.generation;

@@ -1672,10 +1672,8 @@ static void test_pull_tells_the_state(void **state) {
   static uint8_t into[BYTES];
   mlfab__request *request = pull_all(f, into);
   mlfab_request id = request->id;
-  mlfab__pull_fail m = {.request = id, .code = MLFAB_ERR_AGAIN, .rank = 2};
-  uint8_t meta[512];
-  snprintf(m.text, sizeof m.text, "SSP: V_train is 3");
-  from_server(f, 1, MLFAB__PULL_FAIL, meta, mlfab__encode_pull_fail(meta, &m), NULL, 0);
+  mlfab__request_told(&f->requests, MLFAB__REQUEST_PULL, id, 1, 2,
+                      ", the slowest, at server 1: SSP: V_train is 3");
   f->now += 2000000000;
   mlfab__worker_withdraw(&f->worker, request, MLFAB_ERR_TIMEOUT, f->now);
   assert_int_equal(request->result.rank, 2);
@@ -1685,10 +1683,11 @@ static void test_pull_tells_the_state(void **state) {
   /* A server that has answered since is not who is waited for. */
   mlfab__request_end(&f->requests, request);
   request = pull_all(f, into);
-  m.request = request->id;
-  memset(m.text, 'x', sizeof m.text - 1);
-  from_server(f, 0, MLFAB__PULL_FAIL, meta, mlfab__encode_pull_fail(meta, &m), NULL, 0);
-  model(f, 0, m.request, 0, 4096, 1, MLFAB__MODEL_LAST);
+  char text[MLFAB__TEXT_MAX];
+  memset(text, 'x', sizeof text);
+  text[sizeof text - 1] = 0;
+  mlfab__request_told(&f->requests, MLFAB__REQUEST_PULL, request->id, 0, 2, text);
+  model(f, 0, request->id, 0, 4096, 1, MLFAB__MODEL_LAST);
   mlfab__worker_withdraw(&f->worker, request, MLFAB_ERR_TIMEOUT, f->now);
   assert_string_equal(f->requests.last.text,
                       "pull: the deadline passed after 0 ns awaiting server 1");
