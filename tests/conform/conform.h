@@ -1,14 +1,14 @@
-/* conform.h - what every transport must do, as one list of checks (mlfab.h, section 12).
+/* conform.h - the requirements on every transport, as one list of checks (mlfab.h, section 12).
  *
- * A program lists its transports as `struct conform_transport` and runs conform_run on each: a new
- * transport inherits all checks with one entry (test_conform.c). Only the public header is used, and
- * frames are sealed by the few lines below, so that a program may link the shipped mlfab.c, and the
- * wire of the library is compared with a second writing of it.
+ * A program lists its transports as `struct conform_transport` and calls conform_run on each: one entry
+ * gives a new transport all checks (test_conform.c). Only the public header is used, and frames are sealed
+ * by the few lines below, so that a program may link the shipped mlfab.c, and the library's wire format is
+ * compared with a second implementation.
  *
- * How it works: a world has some ends, each an opened transport; `conform_pump` lets all of them work and
- * keeps what they report. Frames come in streams. Sizes and bytes of a frame follow from the stream's
- * number and the frame's, so the receiver knows all it may see: whatever comes must be the next frame of
- * its link, bit by bit. The sender scribbles over its memory as soon as the contract gives it back.
+ * A world has some ends, each an opened transport; `conform_pump` lets all of them work and records their
+ * events. Frames belong to streams. Size and bytes of a frame follow from the stream's number and the
+ * frame's, so the receiver knows what to expect: each frame must be the next one of its link, bit for bit.
+ * The sender overwrites its memory as soon as the contract returns it.
  *
  * MLFAB_SCALE scales the long checks: 100 is everything, 1 the default. */
 #ifndef MLFAB_CONFORM_H
@@ -37,23 +37,23 @@
 #include "../unit/scale.h"
 
 enum {
-  CONFORM_SOCKETS = 1, /* strangers can reach it: see `stranger` */
-  CONFORM_WAITS = 2,   /* wait, wake, fd and arm are there (time passes by itself) */
+  CONFORM_SOCKETS = 1, /* strangers can connect: see `stranger` */
+  CONFORM_WAITS = 2,   /* has wait, wake, fd and arm (time passes by itself) */
   CONFORM_ENDS = 51,
-  CONFORM_LINKS = 64,    /* of an end, live or not, in one check */
-  CONFORM_IN_FLIGHT = 96 /* frames of a stream that borrow */
+  CONFORM_LINKS = 64,    /* of an end in one check, open or not */
+  CONFORM_IN_FLIGHT = 96 /* borrowed frames of a stream */
 };
 
 struct conform_world;
 
 typedef struct conform_transport {
   const char *name;
-  const mlfab_transport *table; /* NULL: every check is skipped, with `missing` as the reason */
+  const mlfab_transport *table; /* NULL: every check is skipped, for the reason in `missing` */
   const char *missing;
   uint32_t flags;
-  /* Each may be NULL. listen: what end `i` listens at (256 bytes); default "". begin and finish:
-   * around every check; begin may set world->user. host: transport_user of end `i`. step: lets time
-   * pass where it does not by itself. end: how an end dies; default its close. stranger: a blocking
+  /* Each may be NULL. listen: the address at which end `i` listens (256 bytes); default "". begin and
+   * finish: run around every check; begin may set world->user. host: transport_user of end `i`. step: lets
+   * time pass where it does not by itself. end: how an end dies; default its close. stranger: a blocking
    * socket connected to this address. */
   void (*listen)(struct conform_world *world, int i, char *address);
   void (*begin)(struct conform_world *world);
@@ -70,7 +70,7 @@ typedef struct conform_link {
   int down, blocked, writables;
   int32_t code;
   char text[400];
-  uint64_t stream, next; /* what came so far: the stream's number, its next frame */
+  uint64_t stream, next; /* received so far: the stream's number, its next frame */
 } conform_link;
 
 typedef struct conform_flight {
@@ -79,7 +79,7 @@ typedef struct conform_flight {
   uint32_t bulk_bytes;
 } conform_flight;
 
-/* Frames 0 to count - 1 of stream `number`, being sent over one link. */
+/* Frames 0 to count - 1 of stream `number`, sent over one link. */
 typedef struct conform_stream {
   struct conform_end *end;
   conform_link *link;
@@ -94,7 +94,7 @@ typedef struct conform_end {
   mlfab_env env;
   mlfab_error error;
   uint64_t allocations;
-  int64_t bytes; /* allocated now */
+  int64_t bytes; /* currently allocated */
   conform_link links[CONFORM_LINKS];
   int link_count;
   uint64_t frames, refused, events;
@@ -105,7 +105,7 @@ typedef struct conform_end {
   int32_t failed_code;
   char failed_text[400];
   conform_stream *streams[CONFORM_LINKS];
-  int hold; /* keep so many frames unreleased */
+  int hold; /* number of frames to keep unreleased */
   mlfab_io_event held[16];
   int held_count;
 } conform_end;
@@ -156,13 +156,13 @@ static inline uint64_t conform_get(const uint8_t *at) {
   return value;
 }
 
-/* The header of wire.h before the meta at head + 64. crc_bulk: covered by the checksum. */
+/* The header of wire.h before the meta at head + 64. crc_bulk: the checksum covers the bulk. */
 static inline void conform_seal(uint8_t *head, uint32_t meta_bytes, const uint8_t *bulk,
                                 uint32_t bulk_bytes, int crc_bulk) {
   memset(head, 0, 64);
   memcpy(head, "MLFB", 4);
   head[4] = MLFAB_PROTOCOL;
-  head[5] = 12; /* CHUNK: may have a bulk */
+  head[5] = 12; /* CHUNK, which may have a bulk */
   head[6] = (uint8_t)(crc_bulk != 0);
   conform_put(head + 16, meta_bytes, 4);
   conform_put(head + 20, bulk_bytes, 4);
@@ -175,7 +175,7 @@ static inline void conform_seal(uint8_t *head, uint32_t meta_bytes, const uint8_
 typedef struct conform_frame {
   uint8_t *head, *bulk;
   uint32_t head_bytes, bulk_bytes;
-  int copied; /* to be sent with token 0 */
+  int copied; /* sent with token 0 */
 } conform_frame;
 
 static inline void conform_fill(uint8_t *at, size_t bytes, uint64_t seed) {
@@ -215,7 +215,7 @@ static inline void conform_frame_make(uint64_t stream, uint64_t number, conform_
       default:
         break;
     }
-  if (number == 0) { /* the first of a connection is small */
+  if (number == 0) { /* the first frame of a connection is small */
     meta = 16 + (uint32_t)(r >> 8) % 100;
     bulk = 0;
   }
@@ -237,7 +237,7 @@ static inline void conform_scribble_free(void *memory, size_t bytes) {
   free(memory);
 }
 
-/* Compares an event with the frame that it must be. */
+/* Compares an event with the expected frame. */
 static inline void conform_frame_expect(const mlfab_io_event *event, uint64_t stream,
                                         uint64_t number) {
   conform_frame frame;
@@ -252,7 +252,7 @@ static inline void conform_frame_expect(const mlfab_io_event *event, uint64_t st
   free(frame.bulk);
 }
 
-/* --- the env: counts -------------------------------------------------------------------------- */
+/* --- the env: counts allocations ---------------------------------------------------------------- */
 
 static inline void *conform_allocate(void *user, size_t bytes) {
   conform_end *end = user;
@@ -309,7 +309,7 @@ static inline void conform_end_open(conform_world *world, int i) {
 
 static inline void conform_end_close(conform_end *end) {
   if (!end->self) return;
-  while (end->held_count) /* they may be kept past everything but close */
+  while (end->held_count) /* they may be kept until after everything but close */
     end->world->table->release(end->self, &end->held[--end->held_count]);
   end->world->table->close(end->self);
   end->self = NULL;
@@ -331,7 +331,7 @@ static inline conform_link *conform_link_of(conform_end *end, uint32_t id) {
   return NULL;
 }
 
-/* The link that answers connect `token`, or (0) the n-th that was accepted. */
+/* The link that answers connect `token`, or (token 0) the n-th accepted one. */
 static inline conform_link *conform_link_by(conform_end *end, uint64_t token, int n) {
   for (int i = 0; i < end->link_count; i++)
     if (end->links[i].token == token && n-- == 0) return &end->links[i];
@@ -375,17 +375,17 @@ static inline void conform_stream_end(conform_stream *stream) {
   free(stream);
 }
 
-/* Sends the next frame: 0, or what send said. What the contract gives back at once is overwritten. */
+/* Sends the next frame. Returns 0 or send's code. Overwrites what the contract returns at once. */
 static inline int conform_stream_send(conform_stream *stream) {
   conform_end *end = stream->end;
   conform_frame frame;
   conform_flight *flight = stream->flights;
   while (flight < stream->flights + CONFORM_IN_FLIGHT && flight->token) flight++;
-  if (flight == stream->flights + CONFORM_IN_FLIGHT) return 1; /* our own limit */
+  if (flight == stream->flights + CONFORM_IN_FLIGHT) return 1; /* the check's own limit */
   conform_frame_make(stream->number, stream->next, &frame);
   uint64_t token = frame.copied ? 0 : stream->number << 32 | (stream->next + 1);
-  if (!frame.copied)
-    *flight = (conform_flight){token, frame.bulk, frame.bulk_bytes}; /* SENT cannot come earlier */
+  if (!frame.copied) /* SENT cannot arrive before this */
+    *flight = (conform_flight){token, frame.bulk, frame.bulk_bytes};
   int status = end->world->table->send(end->self, stream->link->id, frame.head, frame.head_bytes,
                                        frame.bulk, frame.bulk_bytes, token);
   conform_scribble_free(frame.head, frame.head_bytes);
@@ -396,7 +396,7 @@ static inline int conform_stream_send(conform_stream *stream) {
   return status;
 }
 
-/* As much as goes. A link that refused is left alone until it says that it is writable. */
+/* Sends as much as possible. After a refusal it waits for WRITABLE. */
 static inline void conform_streams_go(conform_end *end) {
   for (int i = 0; i < CONFORM_LINKS; i++) {
     conform_stream *stream = end->streams[i];
@@ -462,7 +462,7 @@ static inline void conform_on_down(conform_end *end, conform_link *link,
   link->down = 1;
   link->code = event->code;
   snprintf(link->text, sizeof link->text, "%s", text);
-  for (int i = 0; i < CONFORM_LINKS; i++) /* all that was borrowed is ours again */
+  for (int i = 0; i < CONFORM_LINKS; i++) /* all borrowed memory is returned */
     for (int k = 0; end->streams[i] && end->streams[i]->link == link && k < CONFORM_IN_FLIGHT; k++)
       conform_flight_end(&end->streams[i]->flights[k]);
 }
@@ -473,7 +473,7 @@ static inline void conform_on_event(conform_end *end, const mlfab_io_event *even
   assert_true(event->link < 1u << 24);
   if (event->kind != MLFAB_IO_UP && event->link) {
     assert_non_null(link);
-    assert_false(link->down); /* nothing comes after DOWN */
+    assert_false(link->down); /* no event follows DOWN */
   }
   switch (event->kind) {
     case MLFAB_IO_UP:
@@ -508,7 +508,7 @@ static inline void conform_on_event(conform_end *end, const mlfab_io_event *even
   }
 }
 
-/* Lets one end work; how many events it had. */
+/* Lets one end work; returns the number of its events. */
 static inline int conform_pump_end(conform_end *end) {
   mlfab_io_event event;
   int n = 0;
@@ -537,13 +537,13 @@ static inline void conform_pump(conform_world *world) {
     }                                                                                  \
   } while (0)
 
-/* Nothing is to come any more, as far as one can tell by waiting a little. */
+/* Waits a little, so that events still under way arrive. */
 static inline void conform_settle(conform_world *world) {
   for (int i = 0; i < 200; i++) conform_pump(world);
 }
 
-/* Connects end a to end b and sends one frame of `stream` each way, since a transport may say UP to the
- * called side only then. The links' streams go on with frame 1. */
+/* Connects end a to end b and sends one frame of `stream` each way, because a transport may report UP to
+ * the called side only then. The links' streams continue with frame 1. */
 static inline void conform_pair(conform_end *a, conform_end *b, uint64_t token, uint64_t stream,
                                 conform_link **at_a, conform_link **at_b) {
   int before = b->link_count;
@@ -561,7 +561,7 @@ static inline void conform_pair(conform_end *a, conform_end *b, uint64_t token, 
   conform_stream_end(back);
 }
 
-/* Sends the rest of a stream that conform_pair began, up to frame `count`. */
+/* Sends the rest of a stream that conform_pair started, up to frame `count`. */
 static inline conform_stream *conform_go_on(conform_end *end, conform_link *link, uint64_t stream,
                                             uint64_t count) {
   conform_stream *s = conform_stream_begin(end, link, stream, count);
@@ -635,7 +635,7 @@ static inline void conform_check_big(conform_world *world) {
   conform_both_ways(world, CONFORM_BIG, conform_count(2e3, 20));
 }
 
-/* Sends without the receiver's help until the link refuses; returns how many frames went. */
+/* Sends while the receiver does nothing, until the link refuses; returns the number of frames. */
 static inline uint64_t conform_flood(conform_stream *stream) {
   conform_end *end = stream->end;
   uint64_t deadline = conform_now(NULL) + 10000000000u;
@@ -660,7 +660,7 @@ static inline void conform_check_backpressure(conform_world *world) {
     conform_pair(&world->ends[0], &world->ends[1], 1, stream, &a, &b);
     conform_stream *s = conform_go_on(&world->ends[0], a, stream, 10000000);
     uint64_t sent = conform_flood(s);
-    s->count = sent + 10; /* once writable, it must take more */
+    s->count = sent + 10; /* once writable, it must accept more */
     CONFORM_UNTIL(world, conform_stream_done(s) && b->next == s->count);
     conform_end_close(&world->ends[0]);
     conform_stream_end(s);
@@ -691,7 +691,7 @@ static inline void conform_check_disconnect(conform_world *world) {
   conform_end_open(world, 0);
   conform_end_open(world, 1);
   conform_pair(&world->ends[0], &world->ends[1], 1, stream, &a, &b);
-  /* Frames on their way to the side that leaves must not spoil what it sent. */
+  /* Frames on their way to the leaving side must not damage what it sent. */
   conform_stream *other = conform_go_on(&world->ends[1], b, stream, 10);
   conform_pump_end(&world->ends[1]);
   conform_stream *s = conform_go_on(&world->ends[0], a, stream, 10);
@@ -716,10 +716,10 @@ static inline void conform_check_disconnect(conform_world *world) {
       MLFAB_ERR_PEER_CLOSED);
   free(frame.head);
   free(frame.bulk);
-  world->table->disconnect(world->ends[0].self, a->id); /* a second time does nothing */
+  world->table->disconnect(world->ends[0].self, a->id); /* a second call does nothing */
 }
 
-/* The other end is gone at once: what it sent comes up to some frame, then DOWN; borrowing ends. */
+/* The other end dies: its frames arrive up to some point, then DOWN; borrowing ends. */
 static inline void conform_check_death(conform_world *world) {
   conform_link *a, *b;
   uint64_t stream = CONFORM_STREAM(8, CONFORM_MIXED);
@@ -740,7 +740,8 @@ static inline void conform_check_death(conform_world *world) {
   assert_int_equal(conform_stream_send(out), MLFAB_ERR_PEER_CLOSED);
 }
 
-/* Who sends to a peer that has gone gets all that it said before, though sends fail meanwhile. */
+/* A sender whose peer has gone receives everything that the peer sent before, though its own sends fail
+ * meanwhile. */
 static inline void conform_check_last_words(conform_world *world) {
   conform_link *a, *b;
   mlfab_io_event event;
@@ -751,7 +752,7 @@ static inline void conform_check_last_words(conform_world *world) {
   conform_end_open(world, 1);
   conform_pair(here, leaver, 1, stream, &a, &b);
   conform_stream *last = conform_go_on(leaver, b, stream, 100);
-  for (int i = 0; i < 200; i++) { /* nobody listens meanwhile */
+  for (int i = 0; i < 200; i++) { /* nobody polls meanwhile */
     conform_pump_end(leaver);
     if (i == 100) table->disconnect(leaver->self, b->id);
     if (world->transport->step) world->transport->step(world);
@@ -762,7 +763,7 @@ static inline void conform_check_last_words(conform_world *world) {
   conform_stream *out = conform_go_on(here, a, stream, 1000000);
   uint64_t until = conform_now(NULL) + 30000000000u;
   int failed = 0;
-  while (!a->down) { /* a send between any two events */
+  while (!a->down) { /* one send between any two events */
     assert_true(conform_now(NULL) < until);
     if (!a->blocked) failed += conform_stream_send(out) == MLFAB_ERR_PEER_CLOSED;
     table->flush(here->self);
@@ -815,7 +816,7 @@ static inline void conform_check_replaced(conform_world *world) {
   CONFORM_UNTIL(world, world->ends[1].frames == 5);
 }
 
-/* Frames stay as they are until they are given back. */
+/* A frame does not change until it is released. */
 static inline void conform_check_release(conform_world *world) {
   conform_link *a, *b;
   uint64_t stream = CONFORM_STREAM(10, CONFORM_SMALL);
@@ -860,7 +861,7 @@ static inline void conform_check_wait(conform_world *world) {
   assert_true(conform_wait_seconds(&world->ends[1], 1000000) < 5);
   table->wake(world->ends[1].self); /* before the wait */
   assert_true(conform_wait_seconds(&world->ends[1], 20000000000u) < 15);
-  double slept = 0; /* a wake is over once it has ended a wait */
+  double slept = 0; /* a wake is used up when it has ended one wait */
   for (int i = 0; i < 20; i++) slept += conform_wait_seconds(&world->ends[1], 10000000);
   assert_true(slept > 0.05);
   for (int i = 0; i < 3; i++) { /* during it */
@@ -888,7 +889,7 @@ static void *conform_sleeper(void *opaque) {
   return NULL;
 }
 
-/* Other threads sleep and wake while this one works; what a race detector would see. */
+/* Other threads sleep and wake while this one works; for race detectors. */
 static inline void conform_check_threads(conform_world *world) {
   conform_link *a, *b;
   pthread_t threads[2];
@@ -935,7 +936,7 @@ static inline void conform_check_fd(conform_world *world) {
   }
   conform_pump_end(end);
   assert_int_equal(table->arm(end->self, 1), 0);
-  assert_false(conform_readable(fd, 20)); /* nothing there, so one may sleep */
+  assert_false(conform_readable(fd, 20)); /* no event, so sleeping is allowed */
   table->wake(end->self);
   assert_true(conform_readable(fd, 15000));
   table->arm(end->self, 0);
@@ -962,7 +963,7 @@ static inline void conform_check_many(conform_world *world) {
   }
 }
 
-/* A link that is always busy does not keep others from being heard. */
+/* A link that is always busy does not starve others. */
 static inline void conform_check_fair(conform_world *world) {
   conform_link *a[3], *b[3];
   uint64_t stream = CONFORM_STREAM(18, CONFORM_CHUNKS), few = CONFORM_STREAM(18, CONFORM_TINY);
@@ -980,7 +981,7 @@ static inline void conform_check_fair(conform_world *world) {
   CONFORM_UNTIL(world, b[0]->next > 40 && b[1]->next > 40);
 }
 
-/* Links made, left and killed at random while all of them are busy. */
+/* Links are opened, closed and killed at random while all of them are busy. */
 static inline void conform_check_storm(conform_world *world) {
   uint64_t rounds = conform_count(1000, 20), r = 12345;
   for (uint64_t round = 0; round < rounds; round++) {
@@ -999,7 +1000,7 @@ static inline void conform_check_storm(conform_world *world) {
       if (at_a->down || at_b->down) continue;
       if ((r >> 30 & 3) == 0) {
         world->table->disconnect(a->self, at_a->id);
-        conform_streams_end(a, at_a); /* all of it is the caller's again */
+        conform_streams_end(a, at_a); /* all of it belongs to the caller again */
       } else if ((r >> 30 & 7) == 1) {
         conform_kill(world, (int)(b - world->ends));
         conform_streams_end(b, NULL);
@@ -1033,7 +1034,7 @@ static inline void conform_check_allocations(conform_world *world) {
   conform_pair(&world->ends[0], &world->ends[1], 1, stream, &a, &b);
   conform_stream *there = conform_go_on(&world->ends[0], a, stream, 1);
   conform_stream *back = conform_go_on(&world->ends[1], b, stream, 1);
-  /* How much is needed at once depends on timing, so a transport may learn for some rounds. */
+  /* The peak depends on timing, so it may grow during the first rounds. */
   uint64_t before = 0, now = 1;
   for (uint64_t round = 1; round <= 10 && before != now; round++) {
     before = world->ends[0].allocations + world->ends[1].allocations;
@@ -1044,7 +1045,7 @@ static inline void conform_check_allocations(conform_world *world) {
   assert_int_equal(now, before);
 }
 
-/* One measure of an end, added to what was measured before. */
+/* Takes one measurement of an end and adds it to `sum`. */
 static inline void conform_measure(conform_end *end, mlfab_measure *sum) {
   mlfab_measure m = {.elapsed_ns = 1};
   uint64_t allocations = end->allocations;
@@ -1062,7 +1063,7 @@ static inline void conform_measure(conform_end *end, mlfab_measure *sum) {
   sum->bytes_out += m.bytes_out;
 }
 
-/* Measures tell of every byte that passed since the first of them. */
+/* Measurements count every byte since the first of them. */
 static inline void conform_check_measure(conform_world *world) {
   conform_end *end = &world->ends[0], *peer = &world->ends[1];
   conform_link *a, *b;
@@ -1070,7 +1071,7 @@ static inline void conform_check_measure(conform_world *world) {
   uint64_t stream = CONFORM_STREAM(17, CONFORM_CHUNKS), bytes = 0;
   if (!world->table->measure) {
     print_message("%s: measures nothing\n", world->transport->name);
-    return; /* it has no network to measure, and says so by having no function for it */
+    return; /* no network to measure, and no function for it */
   }
   conform_end_open(world, 0);
   conform_end_open(world, 1);
@@ -1078,7 +1079,7 @@ static inline void conform_check_measure(conform_world *world) {
   for (int i = 0; i < 3; i++) conform_pump(world);
   conform_measure(end, &mine);
   conform_measure(peer, &theirs);
-  assert_int_equal(mine.elapsed_ns, 0); /* the first has nothing to compare with */
+  assert_int_equal(mine.elapsed_ns, 0); /* the first one has no predecessor */
   assert_int_equal(theirs.elapsed_ns, 0);
   conform_stream *there = conform_go_on(end, a, stream, 1);
   for (uint64_t i = 1; i < 40; i++) {
@@ -1097,7 +1098,7 @@ static inline void conform_check_measure(conform_world *world) {
   assert_true(theirs.bytes_in >= bytes && theirs.elapsed_ns > 0);
 }
 
-/* Links come and go; numbers do not come again soon, memory does not grow. */
+/* Links open and close; numbers are not reused soon, memory does not grow. */
 static inline void conform_check_reconnect(conform_world *world) {
   conform_end *end = &world->ends[0], *peer = &world->ends[1];
   uint32_t seen[300];
@@ -1123,7 +1124,7 @@ static inline void conform_check_reconnect(conform_world *world) {
   assert_true(end->bytes + peer->bytes <= bytes + 65536);
 }
 
-/* --- strangers: ends that do not speak the protocol ------------------------------------------- */
+/* --- strangers: peers that do not speak the protocol ---------------------------------------------- */
 
 static inline int conform_stranger(conform_world *world, conform_end *end) {
   int fd = world->transport->stranger(end->address);
@@ -1147,7 +1148,7 @@ static inline void conform_check_strangers(conform_world *world) {
   assert_true(strlen(end->refused_text) > 0);
   close(fd);
   fd = conform_stranger(world, end);
-  close(fd); /* only looked whether somebody listens */
+  close(fd); /* a port scan */
   CONFORM_UNTIL(world, end->refused == 2);
   for (uint32_t i = 0; i < 50; i++) {
     uint8_t noise[300];
@@ -1160,7 +1161,7 @@ static inline void conform_check_strangers(conform_world *world) {
   assert_int_equal(end->link_count, 0);
 }
 
-/* Every bit of a header, and some of the rest, turned over: never a link, never a frame. */
+/* Flips every bit of a header, and some of the rest: never a link, never a frame. */
 static inline void conform_check_bits(conform_world *world) {
   conform_end *end = &world->ends[0];
   conform_frame frame;
@@ -1189,7 +1190,7 @@ static inline void conform_check_bits(conform_world *world) {
   assert_int_equal(end->link_count, 0);
 }
 
-/* A link that was good so far: the frames before the bad one come, then DOWN with its code. */
+/* A link that was good so far: the frames before the bad one arrive, then DOWN with its code. */
 static inline void conform_check_spoilt(conform_world *world) {
   conform_end *end = &world->ends[0];
   uint64_t stream = CONFORM_STREAM(16, CONFORM_SMALL);
@@ -1200,7 +1201,7 @@ static inline void conform_check_spoilt(conform_world *world) {
     for (uint64_t k = 0; k < 4; k++) {
       conform_frame_make(stream, k, &frame);
       if (k == 3) frame.head[i % 2 ? 20 : 70] ^= 1;
-      for (uint32_t at = 0; at < frame.head_bytes; at += 50) /* in crumbs */
+      for (uint32_t at = 0; at < frame.head_bytes; at += 50) /* in small pieces */
         conform_write(fd, frame.head + at, frame.head_bytes - at < 50 ? frame.head_bytes - at : 50);
       conform_write(fd, frame.bulk, frame.bulk_bytes);
       free(frame.head);
@@ -1289,7 +1290,7 @@ static int conform_case_end(void **state) {
   return 0;
 }
 
-/* Runs on each transport of the list every check that fits it; what a main returns. */
+/* Runs every applicable check on each transport of the list; returns the exit status for main. */
 static inline int conform_run(const conform_transport *transports, size_t count) {
   size_t n = 0;
   conform_case *cases = calloc(count * CONFORM_CHECKS, sizeof *cases);

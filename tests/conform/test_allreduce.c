@@ -1,9 +1,9 @@
-/* test_allreduce.c - allreduce by the planned tree over every transport: the same bits on all ranks, and the right
- * ones. Of the other algorithms: test_collective.c.
+/* test_allreduce.c - allreduce by the planned tree over every transport: all ranks get the same bits, and
+ * these are right. test_collective.c has the other algorithms.
  *
- * Over TCP, UNIX sockets and shared memory every rank is a process of its own; in the simulator ranks are contexts of
- * one thread, whose blocking calls lie inside each other. The order of additions is the plan's: sums of floats are
- * right within what their roundings may add up to. */
+ * Over TCP, UNIX sockets and shared memory every rank is a process of its own; in the simulator ranks are
+ * contexts of one thread, whose blocking calls are nested. The plan determines the order of additions: sums
+ * of floats are right within the possible rounding errors. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1
 #endif
@@ -38,7 +38,7 @@ static uint64_t mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-/* An element of a rank's share: its exponent varies, so that the order of additions shows. */
+/* An element of a rank's contribution. Its exponent varies, so that the order of additions shows. */
 static double element(uint32_t rank, uint32_t call, uint64_t i) {
   uint64_t x = mix((i * RANKS_MAX + rank) * CALLS + call);
   return ((double)(x >> 11) * 0x1p-53 - 0.5) * (double)(1u << (x & 15));
@@ -53,7 +53,7 @@ static void fill(void *data, int dtype, uint32_t rank, uint32_t call, uint64_t c
   }
 }
 
-/* Is element i a sum of all shares, in whatever order? */
+/* Is element i the sum of all contributions, in some order? */
 static int right(const void *data, int dtype, uint32_t ranks, uint32_t call, uint64_t i) {
   uint64_t whole = 0;
   double sum = 0, size = 0, got;
@@ -95,7 +95,7 @@ static int planned(mlfab *ctx, void *data, uint64_t count, int dtype) {
 typedef struct setting {
   char coordinator[128];
   uint32_t ranks, scheduler;
-  uint32_t victim; /* ends in the middle, or RANKS_MAX */
+  uint32_t victim; /* exits in the middle; RANKS_MAX: no victim */
 } setting;
 
 static int open_rank(const setting *s, uint32_t rank, mlfab **ctx_p) {
@@ -106,7 +106,8 @@ static int open_rank(const setting *s, uint32_t rank, mlfab **ctx_p) {
   config.servers = 1;
   config.rank = (int32_t)rank;
   config.scheduler = s->scheduler;
-  config.heartbeat_ns = 1000 * MS; /* a rank that a busy machine keeps waiting is no dead one */
+  /* so that a rank delayed by a busy machine is not declared dead */
+  config.heartbeat_ns = 1000 * MS;
   config.timeout_ns = 60000 * MS;
   config.eager_bytes = 65536;
   config.transports = strncmp(s->coordinator, "shm:", 4) ? MLFAB_USE_TCP : MLFAB_USE_SHM;
@@ -116,7 +117,7 @@ static int open_rank(const setting *s, uint32_t rank, mlfab **ctx_p) {
   return code;
 }
 
-/* What a rank does: 0, or the line of what went wrong. Writes a hash of every sum to the pipe. */
+/* One rank. Returns 0, or the line of the failure. Writes a hash of every sum to the pipe. */
 static int live(const setting *s, uint32_t rank, int pipe_fd) {
   mlfab *ctx = NULL;
   mlfab_error error;
@@ -136,7 +137,8 @@ static int live(const setting *s, uint32_t rank, int pipe_fd) {
     if (write(pipe_fd, &h, sizeof h) != sizeof h) return __LINE__;
   }
   if (s->victim < RANKS_MAX) {
-    /* The victim dies while the others wait for it; they hear of it, or do without, before the call's deadline. */
+    /* The victim dies while the others wait for it. Before the call's deadline they get an error or
+     * continue without it. */
     if (rank == s->victim) _exit(0);
     int64_t one = 1;
     int code = planned(ctx, &one, 1, MLFAB_I64);

@@ -1,9 +1,9 @@
-/* test_close.c - a context is closed while other threads are in its calls: each of them ends with
- * MLFAB_ERR_CLOSED, its buffers are its own again, and memory is freed behind the last one. Over UNIX sockets and
- * shared memory; sanitizers see what is used too long.
+/* test_close.c - a context is closed while other threads are in its calls: each call ends with
+ * MLFAB_ERR_CLOSED, its buffers belong to the caller again, and memory is freed after the last one. Over
+ * UNIX sockets and shared memory; sanitizers detect use after free.
  *
- * Worker 0 serves too, in this process; worker 1 is closed; what its threads wait for never comes, as worker 0
- * calls nothing. */
+ * Worker 0, which also serves, is in this process; worker 1 is closed. Its threads wait in vain, because
+ * worker 0 makes no call. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1
 #endif
@@ -69,7 +69,7 @@ static void open_both(uint32_t transports) {
   }
 }
 
-/* Waits for what never comes, in memory that it frees as soon as the call is over. */
+/* Makes a call that cannot complete, with memory that it frees as soon as the call returns. */
 static int wait_in_vain(mlfab *ctx, int which) {
   float *data = calloc(COUNT, sizeof *data);
   mlfab_vec vec = {data, COUNT};
@@ -92,11 +92,11 @@ static int wait_in_vain(mlfab *ctx, int which) {
     case 4:
       code = mlfab_broadcast(ctx, 0, data, COUNT, NULL);
       break;
-    case 5: /* worker 0's weights do not come */
+    case 5: /* worker 0's weights do not arrive */
       code = mlfab_tensor_add(ctx, 0, MLFAB_F32, COUNT);
       if (!code) code = mlfab_model_start(ctx, NULL, &model, 1);
       break;
-    default: /* whatever it sees */
+    default: /* any event */
       code = MLFAB_ERR_CLOSED;
       (void)mlfab_progress(ctx, 20000000000u);
   }
@@ -116,7 +116,7 @@ static void close_under(uint32_t transports, int (*how)(mlfab **)) {
   for (intptr_t i = 0; i < THREADS; i++)
     assert_int_equal(pthread_create(&threads[i], NULL, call, (void *)i), 0);
   while (waiting < THREADS) nap(1);
-  nap(200); /* they are inside by now */
+  nap(200); /* the threads are in their calls by now */
   assert_int_equal(how(&leaver), 0);
   assert_null(leaver);
   for (int i = 0; i < THREADS; i++) {

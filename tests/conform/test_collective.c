@@ -1,11 +1,11 @@
-/* test_collective.c - collectives between workers over every transport, drawn from a seed: kinds, types, operations,
- * algorithms, uneven blocks, lists of buffers, blocking or not (which need not be the same on all ranks), several
- * at once, memory of mlfab_alloc and the caller's.
+/* test_collective.c - collectives between workers over every transport, drawn from a seed: kinds, types,
+ * operations, algorithms, uneven blocks, lists of buffers, blocking or not (which may differ between
+ * ranks), several at once, memory of mlfab_alloc and the caller's.
  *
- * Values are small integers, so that every order of adding gives the same numbers in every type, and each result is
- * compared with what a loop over the ranks makes; beside them floats of which only the bits are compared, rank with
- * rank. Over TCP, UNIX sockets and shared memory every rank is a process of its own; in the simulator ranks are
- * contexts of one thread, whose blocking calls lie inside each other. */
+ * Values are small integers, so that every order of additions gives the same numbers in every type, and
+ * each result is compared with a loop over the ranks; in addition, random floats, whose results only have
+ * to be equal in all bits on all ranks. Over TCP, UNIX sockets and shared memory every rank is a process of
+ * its own; in the simulator ranks are contexts of one thread, whose blocking calls are nested. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1
 #endif
@@ -59,12 +59,12 @@ static uint32_t width(int dtype) {
   return dtype == MLFAB_F32 ? 4 : dtype == MLFAB_F64 || dtype == MLFAB_I64 ? 8 : 2;
 }
 
-/* The nearest number of a half type, ties to even; x is normal there. */
+/* The nearest half of a type, ties to even; for normal numbers. */
 static uint16_t half_of(int dtype, double x) {
   int bits = dtype == MLFAB_F16 ? 10 : 7, bias = dtype == MLFAB_F16 ? 15 : 127, exponent;
   if (x == 0) return 0;
   double m = frexp(fabs(x), &exponent);
-  if (exponent < 2 - bias) return 0; /* not normal: of no interest here */
+  if (exponent < 2 - bias) return 0; /* not normal: not needed here */
   long units = lrint(ldexp(m, bits + 1));
   if (units == 2L << bits) {
     units >>= 1;
@@ -96,7 +96,7 @@ static double get(const void *data, int dtype, uint64_t i) {
   return of_half(dtype, ((const uint16_t *)data)[i]);
 }
 
-/* --- a call, as all ranks draw it --- */
+/* --- a call, which all ranks draw alike --- */
 
 enum { ALLREDUCE, SCATTER, GATHER, BROADCAST, BARRIER, PLAIN, COMPOSE, KINDS };
 
@@ -166,14 +166,15 @@ static double reduced(const call *c, uint32_t ranks, uint64_t i) {
   return c->op == MLFAB_OP_MEAN ? sum / ranks : sum;
 }
 
-/* As an element of the type. */
+/* Compares element i with x in this type. */
 static int is(const void *data, int dtype, uint64_t i, double x) {
   uint8_t wanted[8];
   put(wanted, dtype, 0, x);
   return get(data, dtype, i) == get(wanted, dtype, 0);
 }
 
-/* --- a reducer that does not commute: x -> a x + b, composed, over 32-bit words; three to an element --- */
+/* --- a reducer that does not commute: composition of x -> a x + b over 32-bit words; three to an element
+ * --- */
 
 typedef struct affine {
   uint32_t a, b, filler;
@@ -194,13 +195,13 @@ static void compose(void *user, void *inout, const void *in, uint64_t count) {
   for (uint64_t i = 0; i < count; i++) then[i] = affine_then(first[i], then[i]);
 }
 
-/* --- a call, carried out --- */
+/* --- executing a call --- */
 
 typedef struct rank_state {
   mlfab *ctx;
   uint32_t rank, ranks;
-  uint8_t *memory; /* AT_ONCE stretches of ROOM bytes */
-  int line;        /* of what went wrong */
+  uint8_t *memory; /* AT_ONCE areas of ROOM bytes */
+  int line;        /* of the failure */
   uint64_t first, last, hash;
 } rank_state;
 
@@ -221,7 +222,7 @@ static int said(const rank_state *s, const call *c, int code, int line) {
   return line;
 }
 
-/* Lists have gaps, and an empty piece now and then. */
+/* Lists have gaps, and sometimes an empty piece. */
 static void lay_out(running *r, uint32_t bytes) {
   uint64_t left = r->c.count, at = 0;
   for (uint32_t p = 0; p < r->c.pieces; p++) {
@@ -251,7 +252,7 @@ static void fill(running *r, const rank_state *s) {
   for (i = 0; i < c->count; i++) put(r->data, c->dtype, i, value(c, s->rank, i));
 }
 
-/* Begins it, or does it all when it blocks. */
+/* Starts the call, or executes it when it blocks. */
 static int carry_out(running *r, const rank_state *s, int block) {
   const call *c = &r->c;
   r->options = (mlfab_collective){
@@ -266,7 +267,7 @@ static int carry_out(running *r, const rank_state *s, int block) {
       r->options.user = &r->reductions;
       r->options.element_bytes = sizeof(affine);
       r->options.ordered = (uint32_t)c->ordered;
-      r->options.op = 77; /* not looked at */
+      r->options.op = 77; /* ignored */
       /* fallthrough */
     case ALLREDUCE:
       return block ? mlfab_allreduce_list(s->ctx, r->vecs, c->pieces, c->dtype, &r->options)
@@ -334,7 +335,7 @@ static int check(const running *r, rank_state *s) {
 static int one_by_one(rank_state *s) {
   running r;
   for (uint64_t k = s->first; k < s->last; k++) {
-    /* Mostly all alike: where one does not block, the others' arena is given up. */
+    /* Mostly all ranks alike: where one does not block, the others cannot use their shared memory. */
     int block = draw(k / 8, 60, 3) ? 1 : draw(k, 60 + s->rank, 2) == 0;
     r.c = draw_call(k, s->ranks);
     r.data = s->memory + ROOM * draw(k, 13, AT_ONCE) + 8 * draw(k, 14, 9);
@@ -347,7 +348,7 @@ static int one_by_one(rank_state *s) {
   return 0;
 }
 
-/* The same calls, several under way; what is begun first is waited for last. */
+/* The same calls, several in progress; the first one started is waited for last. */
 static int at_once(rank_state *s) {
   static running all[RANKS_MAX][AT_ONCE];
   running *r = all[s->rank];
@@ -375,7 +376,7 @@ typedef struct setting {
   char coordinator[128];
   uint32_t ranks, transports;
   uint32_t apart; /* 1: two hosts, as far as the fabric knows */
-  uint32_t hand;  /* 1: no threads */
+  uint32_t hand;  /* 1: hand-driven */
   uint64_t calls;
 } setting;
 
@@ -397,7 +398,7 @@ static int open_rank(const setting *t, uint32_t rank, mlfab **ctx_p) {
   return code;
 }
 
-/* Where all share a host, and may, blocking calls send no frames, heartbeats aside: 0, or a line. */
+/* Where all ranks share a host, blocking calls send no frames but heartbeats. Returns 0 or a line. */
 static int count_frames(rank_state *s, const setting *t) {
   mlfab_stats before, after;
   int shares = t->transports == MLFAB_USE_SHM && !t->apart && t->ranks > 1;
@@ -417,7 +418,7 @@ static int count_frames(rank_state *s, const setting *t) {
   return shares && after.frames_sent - before.frames_sent > 50 + beats * s->ranks ? __LINE__ : 0;
 }
 
-/* What a rank does: 0, or the line of what went wrong. */
+/* One rank. Returns 0, or the line of the failure. */
 static int live(const setting *t, uint32_t rank, int pipe_fd) {
   rank_state s = {.rank = rank, .ranks = t->ranks};
   void *shared = NULL, *other = NULL;
@@ -509,7 +510,7 @@ static void test_unix(void **state) {
   run_processes(&t);
 }
 
-/* Memory in common. */
+/* All ranks share memory. */
 static void test_shm(void **state) {
   (void)state;
   if (!mlfab_transport_shm()) skip();
@@ -523,7 +524,7 @@ static void test_shm(void **state) {
   }
 }
 
-/* Two hosts: shared memory carries frames, but there is no memory in common. */
+/* Two hosts: shared memory carries frames, but ranks share no arena. */
 static void test_apart(void **state) {
   (void)state;
   if (!mlfab_transport_shm()) skip();
@@ -568,7 +569,8 @@ static void test_sim(void **state) {
       if (ready == 0) assert_int_equal(mlfab_sim_step(sim), 1);
       r += ready == 1;
     }
-    /* Ranks lie inside each other on the stack: one event is one call, or what is under way at once. */
+    /* Calls of ranks are nested on the stack: one event makes one call, or starts all that are in progress
+     * at once. */
     for (uint64_t part = 0; part < calls(60); part++) {
       int single = part % 4 != 3;
       for (uint32_t r = 0; r < n; r++) {

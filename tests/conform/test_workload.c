@@ -1,10 +1,10 @@
-/* test_workload.c - one workload over every transport, and over three at a time, without a scheduler, with one beside the server, and with one
- * of its own: the model at the end is the same, bit by bit.
+/* test_workload.c - one workload over every transport, and over three at a time; without a scheduler, with
+ * one beside the server, and with a dedicated one. The model at the end is the same, bit for bit.
  *
- * Every node is a thread with a context of its own, with the threads of the library beside it; in the simulator
- * all contexts live in this thread. Updates are large, so that they are planned, grouped and handed on
- * where there is a scheduler. Asynchronous ones are integers, whose sum has no order; rounds are of
- * floating point, added in the order of ranks. */
+ * Every node is a thread with its own context and the library's threads; in the simulator all contexts
+ * share this thread. Updates are large, so that a scheduler plans and groups them, and spreads the pulls.
+ * Asynchronous updates are integers, whose sum has no order; rounds are of floats, added in the order of
+ * ranks. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1
 #endif
@@ -34,7 +34,7 @@ typedef struct node {
   struct job *job;
   uint32_t number;
   mlfab *ctx;
-  int line; /* where something went wrong, or 0 */
+  int line; /* of the failure, or 0 */
   mlfab_request request;
   int64_t update[COUNT], model[COUNT];
 } node;
@@ -56,10 +56,10 @@ static uint64_t mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-/* ---- a transport of the caller's own: TCP by another name, between some nodes only ---- */
+/* ---- a user-defined transport: TCP under another name, between some nodes only ---- */
 
 static _Atomic(void *) own_self[NODES];
-static atomic_uint own_connects, own_passes; /* addresses that it left to the others */
+static atomic_uint own_connects, own_passes; /* addresses that it left to other transports */
 
 static int own_open(const mlfab_transport_options *options, void **self_p, char *address) {
   char there[256];
@@ -111,8 +111,8 @@ static void configure(const job *j, uint32_t number, mlfab_config *c) {
   c->rank = number < WORKERS ? (int32_t)number : 0;
   c->scheduler = j->scheduler;
   mlfab_schedule_init(&c->schedule);
-  c->schedule.interval_ns = SECOND / 100; /* many wait for a plan */
-  /* As if each were a host: on one, nothing would be gained by groups. */
+  c->schedule.interval_ns = SECOND / 100; /* so that many wait for a plan */
+  /* As if each node were a host: on one host groups would gain nothing. */
   c->host = number + 1;
   c->eager_bytes = 16384;
   c->chunk_bytes = 16384;
@@ -137,7 +137,7 @@ static void fill(node *n, uint32_t k) {
   }
 }
 
-/* The model at the end. */
+/* The expected model. */
 static int64_t wanted(const job *j, uint64_t i) {
   uint64_t sum = 0;
   double wide = 0.0;
@@ -159,7 +159,7 @@ static int64_t wanted(const job *j, uint64_t i) {
     if (call) return n->line = __LINE__; \
   } while (0)
 
-/* As if its links carried this much. */
+/* Sets the capacity of its links. */
 static int limit(node *n) {
   if (n->job->scheduler) TRY(mlfab_set_link(n->ctx, 20e6, 20e6));
   return 0;
@@ -192,7 +192,7 @@ static int finish(node *n) {
   return 0;
 }
 
-/* A worker's whole life; the barrier is there so that all pushes are in the model that is read. */
+/* A worker from open to close; the barrier ensures that all pushes are in the model that is read. */
 static int work(node *n) {
   if (define(n)) return 1;
   for (uint32_t k = 0; k < UPDATES; k++) {
@@ -236,7 +236,7 @@ static void run_threads(job *j) {
   for (uint32_t i = 0; i < nodes_of(j); i++) assert_int_equal(pthread_join(threads[i], NULL), 0);
 }
 
-/* The same in the simulator: whatever blocks lets the others go on. */
+/* The same in the simulator: a blocking call lets the others continue. */
 static void run_sim(job *j) {
   mlfab_sim_options options = {
       .size = sizeof options, .hosts = NODES, .rate_bytes_per_s = 20000000};
@@ -338,7 +338,7 @@ static void test_sim(void **state) {
   run_all("sim");
 }
 
-/* Every node has three transports, or two, and reaches its peers by each of them. */
+/* Every node has two or three transports, and reaches its peers over each of them. */
 static void test_several(void **state) {
   (void)state;
   run_all("several");

@@ -1,6 +1,6 @@
-/* copies.c - two copies of mlfab in one process: one in the program, without scheduling, whose symbols are there for all
- * to see (-rdynamic), and one in a shared object (-DPLUGIN) that was built with hidden symbols and has it.
- * They are the two workers of one fabric, and must not meet in any other way. Arguments: the plugin, and the
+/* copies.c - two copies of mlfab in one process: one in the program, without scheduling, with exported
+ * symbols (-rdynamic), and one in a shared object (-DPLUGIN) built with hidden symbols. They are the two
+ * workers of one fabric, and must not interact in any other way. Arguments: the plugin, and the
  * coordinator's address. */
 #include "mlfab.h"
 
@@ -11,7 +11,7 @@ static int wrong(int rank, const char *what, int code, const char *text) {
   return 1;
 }
 
-/* Pushes 1 + rank to its own element, and pulls what both have pushed. */
+/* Pushes 1 + rank to its own element, and pulls both workers' updates. */
 static int work(int rank, const char *coordinator, int link_code) {
   mlfab *ctx = NULL;
   mlfab_error error;

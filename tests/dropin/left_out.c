@@ -1,5 +1,5 @@
-/* left_out.c - what a mlfab.c says that was compiled without groups: each public function of one returns
- * UNSUPPORTED and names the switch, and a configuration that needs one is refused. All of them are off. */
+/* left_out.c - the errors of an mlfab.c compiled without all optional groups: each public function of a
+ * group returns UNSUPPORTED and names the switch, and a configuration that needs a group is refused. */
 #include "mlfab.h"
 
 #include <stdio.h>

@@ -1,6 +1,6 @@
-/* trainer.c - the small trainer that the drop-in test builds in an empty folder beside the two files.
- * Alone it is a world of one; under mlfab-run it is distributed. Exits with 0 when the model came out
- * as it must, and when an update that holds a NaN was refused whole. */
+/* trainer.c - the small trainer that the drop-in test builds in an empty folder beside the two files. Alone
+ * it is a world of one; under mlfab-run it is distributed. Exits with 0 when the model is as expected and
+ * an update with a NaN was refused as a whole. */
 #include "mlfab.h"
 
 #include <stdio.h>
@@ -10,7 +10,7 @@ enum { COUNT = 1000, STEPS = 200 };
 
 static float w[COUNT], g[COUNT], before[COUNT];
 
-/* By its bits: under -Ofast a compiler may believe that there is no NaN. */
+/* Sets the bits: under -Ofast a compiler may assume that there is no NaN. */
 static void put_nan(float *at) {
   uint32_t bits = 0x7fc00000u;
   memcpy(at, &bits, sizeof bits);

@@ -1,14 +1,14 @@
-/* fuzz_frame.c - any bytes must give a frame or an error, and a meta that decodes must encode to the
- * same bytes again.
+/* fuzz_frame.c - any bytes must give a frame or an error, and a meta that decodes must encode to the same
+ * bytes.
  *
- * With libFuzzer (clang -fsanitize=fuzzer) this is its target. With -DFUZZ_MAIN it has a main that
- * makes valid frames from a seed and damages them, for machines that have a sanitizer only:
+ * With libFuzzer (clang -fsanitize=fuzzer) this is its target. With -DFUZZ_MAIN it has a main that makes
+ * valid frames from a seed and damages them, for machines that have a sanitizer only:
  *
- *    fuzz_frame [rounds [seed]]     without rounds: MLFAB_FUZZ_SECONDS, or else 200000 rounds
+ *   fuzz_frame [rounds [seed]]     without rounds: MLFAB_FUZZ_SECONDS, or else 200000 rounds
  *
- * Checksums stop nearly all mutations at the door, so every input is also tried with its checksums
- * made right, and as the bare meta of a type. Inputs are copied to memory of just their length, so
- * that a sanitizer sees a read beyond them. */
+ * Checksums reject nearly all mutations, so every input is also tried with correct checksums, and as the
+ * bare meta of a type. Inputs are copied to memory of exactly their length, so that a sanitizer detects a
+ * read beyond them. */
 #include "core/base/rng.h"
 #include "core/wire/wire.h"
 #include "core/coll/coll_wire.h"
@@ -33,7 +33,7 @@ static uint64_t blocks[MLFAB__MEMBERSHIP_MEMBERS_MAX];
 static mlfab__membership_member roll[MLFAB__MEMBERSHIP_MEMBERS_MAX];
 static uint8_t again[MLFAB_META_MAX + 4096];
 
-/* Not an assert: it must hold in every build. */
+/* Not an assert, because it must hold in every build. */
 static void require(int holds, const char *what) {
   if (holds) return;
   fprintf(stderr, "fuzz_frame: broken: %s\n", what);
@@ -227,7 +227,7 @@ static void try_bulk(const uint8_t *bulk, uint32_t bytes) {
   }
 }
 
-/* What a receiver does: 1 when all of it was accepted. */
+/* The steps of a receiver; returns 1 when everything was accepted. */
 static int try_frame(const uint8_t *data, size_t bytes) {
   uint32_t head_bytes, bulk_bytes;
   mlfab__header header;
@@ -253,7 +253,7 @@ static int try_frame(const uint8_t *data, size_t bytes) {
   return accepted;
 }
 
-/* The same bytes with checksums, lengths and everything else in the header made right. */
+/* The same bytes with the header's checksums, lengths and other fields corrected. */
 static int try_resealed(const uint8_t *data, size_t bytes) {
   uint8_t *copy;
   mlfab__header header;
@@ -305,7 +305,7 @@ static uint32_t random_list(mlfab__rng *prng, mlfab__push *m) {
   return m->segments;
 }
 
-/* A text whose length stands at `at`, of printable characters. */
+/* A text of printable characters, whose length is at `at`. */
 static uint32_t random_text(mlfab__rng *prng, uint8_t *at) {
   uint32_t bytes = (uint32_t)mlfab__rng_below(prng, 40);
   at[0] = (uint8_t)bytes;
@@ -314,7 +314,7 @@ static uint32_t random_text(mlfab__rng *prng, uint8_t *at) {
   return 2 + bytes;
 }
 
-/* The meta's bytes without its text, and what follows the text, of each type that is not a list. */
+/* Per type that is not a list: bytes of the meta before its text, and after it. */
 static const uint8_t before_text[MLFAB__FRAME_TYPES] = {
     0,  40, 8, 8,  36, 116, 12, 4,  12, 160, 16, 0,  20, 20, 44, 76, 16, 0,  52, 12, 8,  8,  8,
     16, 36, 8, 8,  16, 4,   12, 24, 24, 52,  68, 0,  52, 24, 0,  8,  16, 24, 24, 28, 36, 0,  24,
@@ -335,7 +335,7 @@ static const uint8_t has_text[MLFAB__FRAME_TYPES] = {[MLFAB__JOIN] = 1,
                                                      [MLFAB__MEMBERSHIP_OVER] = 1,
                                                      [MLFAB__MEMBERSHIP_TELL] = 1};
 
-/* Random bytes with what must fit together made so. */
+/* Random bytes, with dependent fields made consistent. */
 static uint32_t random_entries(mlfab__rng *prng, unsigned type, uint8_t *meta) {
   uint32_t n = 1 + (uint32_t)mlfab__rng_below(prng, 6);
   mlfab__push list = {0};
@@ -406,7 +406,7 @@ static uint32_t random_meta(mlfab__rng *prng, unsigned type, uint8_t *meta) {
   return bytes;
 }
 
-/* A frame as a well-behaved sender makes it. */
+/* A frame from a correct sender. */
 static size_t random_frame(mlfab__rng *prng, uint8_t *frame) {
   static const uint8_t bulk_types[] = {
       MLFAB__WELCOME, MLFAB__DEFINE,    MLFAB__PUSH,      MLFAB__CHUNK,          MLFAB__MODEL,
@@ -432,7 +432,7 @@ static size_t random_frame(mlfab__rng *prng, uint8_t *frame) {
   return MLFAB_HEADER_BYTES + (size_t)h.meta_bytes + h.bulk_bytes;
 }
 
-/* One damage: a bit, a byte, a number that is likely to hurt, a cut, a stretch moved. */
+/* One random damage: a bit, a byte, an extreme number, a cut, a moved stretch. */
 static size_t damage(mlfab__rng *prng, uint8_t *frame, size_t bytes) {
   static const uint32_t nasty[] = {0,           1,           0x7fffffffu, 0x80000000u, 0xffffffffu,
                                    0xffffffc0u, 0x10000000u, 0x00010000u, 0x7ff80000u, 0x00100001u};

@@ -1,9 +1,9 @@
-/* fuzz_pack.c - packets of strangers: whatever the bytes, nothing beyond them is read, and what is taken
- * can be unpacked.
+/* fuzz_pack.c - packets from strangers: for any bytes, no read is out of bounds, and an accepted packet can
+ * be unpacked.
  *
- * libFuzzer calls LLVMFuzzerTestOneInput. Built with -DFUZZ_MAIN it is a program of its own that makes
- * packets, damages them and tries random bytes too: fuzz_pack [ROUNDS [SEED]], or as many rounds as fit
- * into MLFAB_FUZZ_SECONDS. */
+ * libFuzzer calls LLVMFuzzerTestOneInput. Built with -DFUZZ_MAIN it is a program that makes packets,
+ * damages them and also tries random bytes: fuzz_pack [ROUNDS [SEED]], or as many rounds as fit into
+ * MLFAB_FUZZ_SECONDS. */
 #include "core/kernels/packet.h"
 #include "core/base/rng.h"
 
@@ -17,7 +17,7 @@ static void require(int holds, const char *what) {
   abort();
 }
 
-/* Bytes of their own, so that a sanitizer sees what is read behind them. */
+/* A copy of exactly this size, so that a sanitizer detects a read behind it. */
 static void *exactly(size_t bytes) {
   void *copy = malloc(bytes > 0 ? bytes : 1);
   require(copy != NULL, "out of memory");
@@ -84,7 +84,7 @@ static size_t random_packet(mlfab__rng *prng, uint8_t *out) {
   return mlfab__packet_marked(out, &shape, values, keep, (int)mlfab__rng_below(prng, 2));
 }
 
-/* A bit, a byte, one number of the header, a cut, or anything at all. */
+/* Changes a bit, a byte, or one number of the header, cuts it, or replaces everything. */
 static size_t damage(mlfab__rng *prng, uint8_t *out, size_t bytes) {
   size_t at = (size_t)mlfab__rng_below(prng, bytes);
   uint32_t number = (uint32_t)mlfab__rng_below(prng, 70000);

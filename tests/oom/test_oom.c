@@ -1,11 +1,10 @@
-/* test_oom.c - the k-th allocation fails, for every k of a session, in a world of one and on each node
- * of small fabrics in the simulator, one of them with a scheduler, one that moves its slices; and so does
- * every file that is written. In a world of one also all allocations of collectives from the k-th on,
+/* test_oom.c - the k-th allocation fails, for every k of a session: in a world of one, and on each node of
+ * small fabrics in the simulator, one with a scheduler and one that moves slices. In the same way every
+ * write to a file fails once. In a world of one, all allocations of collectives from the k-th on fail, too,
  * until the call has returned.
  *
- * Whatever fails, fails with an error in its time: nothing crashes or hangs, nothing leaks (the
- * allocator counts), the model holds exactly the pushes that succeeded, and what failed works when it
- * is tried again. */
+ * Every failure is an error in time: no crash, no hang, no leak (the allocator counts); the model holds
+ * exactly the pushes that succeeded, and a failed call succeeds when it is repeated. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -20,9 +19,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* COUNT: a collective of so many is not eager, and ends well on both workers or on none. */
+/* COUNT: a collective of so many elements is not eager, and succeeds on both workers or on none. */
 enum { COUNT = 9000, NODES = 3, PLANNED_NODES = 5, MOST = 5000 };
-/* FAILING: more allocations than any call tries that fails. */
+/* FAILING: more allocations than any failing call attempts. */
 enum { FAILING = 2000 };
 #define SECOND 1000000000ull
 
@@ -32,7 +31,7 @@ typedef struct faults {
   uint64_t calls, fail_at; /* the fail_at-th call from the first fails; 0: none */
   uint64_t bytes;
   int fired;
-  int lasts; /* all that follow fail as well, until it is 0 */
+  int lasts; /* all later ones fail as well, until it is 0 */
   int store_fails, stored;
 } faults;
 
@@ -79,9 +78,9 @@ typedef struct alone {
   faults faults;
   mlfab *ctx;
   mlfab_dag *dag;
-  uint32_t partial, stochastic; /* that are open */
+  uint32_t partial, stochastic; /* open objects */
   int64_t data[COUNT], weights[COUNT];
-  int64_t pushed; /* what the model must hold */
+  int64_t pushed; /* the expected model */
 } alone;
 
 typedef int (*call)(alone *a);
@@ -94,7 +93,7 @@ static int alone_open(alone *a) {
   mlfab_config_init(&config);
   config.env = &env;
   config.timeout_ns = 5 * SECOND;
-  config.heartbeat_ns = SECOND / 50; /* what was lost for want of memory is said again then */
+  config.heartbeat_ns = SECOND / 50; /* messages lost for lack of memory are repeated then */
   config.eager_bytes = 4096;
   return mlfab_open(&config, &a->ctx, &error);
 }
@@ -103,7 +102,7 @@ static mlfab_buf alone_buf(int64_t *data) { return (mlfab_buf){7, 0, data, COUNT
 
 static int alone_tensor(alone *a) { return mlfab_tensor_add(a->ctx, 7, MLFAB_I64, COUNT); }
 
-/* Another one, of a type that filters can be set for. */
+/* Another tensor, of a type that filters accept. */
 static int alone_floats(alone *a) { return mlfab_tensor_add(a->ctx, 8, MLFAB_F32, COUNT); }
 
 static int alone_model(alone *a) {
@@ -172,7 +171,7 @@ static int alone_partial_open(alone *a) {
   return mlfab_partial_open(a->ctx, COUNT, MLFAB_I64, &o, &a->partial);
 }
 
-/* One's own data comes back; a step that failed has left its in the next. */
+/* One worker's own data come back; a failed step leaves its data for the next one. */
 static int alone_partial_reduce(alone *a) {
   for (int i = 0; i < COUNT; i++) a->data[i] = 4;
   int code = mlfab_partial_reduce(a->ctx, a->partial, a->data, 0, NULL);
@@ -203,7 +202,7 @@ static int alone_stochastic_close(alone *a) {
   return mlfab_stochastic_close(a->ctx, a->stochastic);
 }
 
-/* Ends the epoch: the objects that are open begin another one. */
+/* Ends the epoch: open objects start another one. */
 static int alone_refused(alone *a) {
   const mlfab_collective o = {.size = sizeof o, .refuse_nan = 1};
   float infinite = HUGE_VALF;
@@ -240,7 +239,7 @@ static int alone_dag_round(alone *a) {
 static int alone_dag_free(alone *a) { return mlfab_dag_close(&a->dag); }
 static int alone_join(alone *a) { return mlfab_finish(a->ctx, 0); }
 
-/* A call; when the fault comes it fails, and succeeds the next time. */
+/* One call: it fails when the fault strikes, and succeeds when repeated. */
 static void alone_call(alone *a, call fn, size_t number) {
   int fired = a->faults.fired, lasts = a->faults.lasts, code = fn(a);
   if (a->faults.fired) a->faults.lasts = 0;
@@ -251,7 +250,7 @@ static void alone_call(alone *a, call fn, size_t number) {
   assert_true(a->faults.fired && !(fired && !lasts));
   assert_int_equal(code, MLFAB_ERR_MEMORY);
   code = fn(a);
-  /* The world could not form either, and says so to the call that comes next. */
+  /* The world could not form either, and reports it to the next call. */
   if (lasts && code == MLFAB_ERR_MEMORY) code = fn(a);
   if (code)
     print_error("allocation %d, call %d again: %s\n", (int)a->faults.fail_at, (int)number,
@@ -259,7 +258,7 @@ static void alone_call(alone *a, call fn, size_t number) {
   assert_int_equal(code, 0);
 }
 
-/* The session; 1 when the fault came. */
+/* The session; returns 1 when the fault struck. */
 static int alone_session(uint64_t fail_at, int lasts) {
   static const call calls[] = {alone_open,
                                alone_tensor,
@@ -358,16 +357,16 @@ typedef struct fabric {
   mlfab_request request[PLANNED_NODES];
   uint64_t groups;
   int64_t data[COUNT], weights[COUNT];
-  int64_t most, least; /* what the model may hold: a push that failed may have come through */
+  int64_t most, least; /* bounds of the model: a push that failed may have been applied */
   int barriers, sums, gathering, inside;
-  int summing;                                   /* node 2 is at it */
+  int summing;                                   /* node 2 is in the call */
   uint32_t servers;                              /* nodes that are servers; 0: one */
-  int (*together)(struct fabric *f, uint32_t i); /* what both workers call at once */
+  int (*together)(struct fabric *f, uint32_t i); /* the call that both workers make */
   int codes[PLANNED_NODES];
   mlfab_dag *dag[PLANNED_NODES];
   uint32_t object[PLANNED_NODES];
   int64_t in[PLANNED_NODES][COUNT],
-      out[PLANNED_NODES][COUNT]; /* of schedules, doubles of objects */
+      out[PLANNED_NODES][COUNT]; /* for schedules; doubles for objects */
   int failures;
 } fabric;
 
@@ -388,7 +387,7 @@ static int fabric_open(fabric *f, uint32_t i) {
     config.scheduler = MLFAB_SCHEDULER_OWN;
     config.heartbeat_ns = SECOND / 10;
     mlfab_schedule_init(&config.schedule);
-    config.schedule.interval_ns = SECOND / 50; /* many wait for a plan */
+    config.schedule.interval_ns = SECOND / 50; /* so that many wait for a plan */
   }
   if (f->scheduler && i == f->scheduler) {
     config.roles = MLFAB_ROLE_SCHEDULER;
@@ -401,7 +400,7 @@ static int fabric_open(fabric *f, uint32_t i) {
   return mlfab_sim_open(f->sim, i, &config, &f->node[i], &error);
 }
 
-/* Opens all, those that fail again and again: the fault comes once. */
+/* Opens all nodes, and repeats failed ones: the fault strikes once. */
 static void fabric_join(fabric *f) {
   uint64_t until = mlfab_sim_clock(f->sim) + 60 * SECOND;
   for (uint32_t ready = 0; ready < f->nodes;) {
@@ -441,7 +440,7 @@ static int fabric_pull(fabric *f, uint32_t i) {
   mlfab_buf w = {1, 0, f->weights, COUNT};
   int code = mlfab_pull(f->node[i], &w, 1, NULL, NULL);
   for (int k = 0; k < COUNT && !code; k++) {
-    /* All of one update or nothing; a slice may be of another version than the next. */
+    /* A slice has all of an update or nothing; slices may have different versions. */
     assert_true(f->weights[k] >= f->least && f->weights[k] <= f->most);
   }
   return code;
@@ -451,13 +450,15 @@ static int fabric_save(fabric *f, uint32_t i) { return mlfab_save(f->node[i], "a
 
 static void other_barrier(void *user) {
   fabric *f = user;
-  f->barriers += mlfab_barrier(f->node[2], &(mlfab_collective){.size = sizeof(mlfab_collective), .timeout_ns = 2 * SECOND}) == 0;
+  f->barriers += mlfab_barrier(f->node[2], &(mlfab_collective){.size = sizeof(mlfab_collective),
+                                                               .timeout_ns = 2 * SECOND}) == 0;
 }
 
 static int fabric_barrier(fabric *f, uint32_t i) {
   if (i != 1) return 0;
   mlfab_sim_at(f->sim, mlfab_sim_clock(f->sim) + 1000000, other_barrier, f);
-  return mlfab_barrier(f->node[1], &(mlfab_collective){.size = sizeof(mlfab_collective), .timeout_ns = 2 * SECOND});
+  return mlfab_barrier(
+      f->node[1], &(mlfab_collective){.size = sizeof(mlfab_collective), .timeout_ns = 2 * SECOND});
 }
 
 static void other_allreduce(void *user) {
@@ -467,19 +468,23 @@ static void other_allreduce(void *user) {
   f->summing = 1;
   for (int attempt = 0, code = -1; attempt < 4 && code; attempt++) {
     for (int k = 0; k < COUNT; k++) share[k] = 2;
-    code = mlfab_allreduce(f->node[2], share, COUNT, MLFAB_I64, &(mlfab_collective){.size = sizeof(mlfab_collective), .timeout_ns = 2 * SECOND});
+    code = mlfab_allreduce(
+        f->node[2], share, COUNT, MLFAB_I64,
+        &(mlfab_collective){.size = sizeof(mlfab_collective), .timeout_ns = 2 * SECOND});
     for (int k = 0; k < COUNT && !code; k++) assert_int_equal(share[k], 3);
     f->sums += code == 0;
   }
   f->summing = 0;
 }
 
-/* Whoever has no memory, both try again: node 2 inside node 1's call. */
+/* Whichever has no memory, both repeat: node 2 inside node 1's call. */
 static int fabric_allreduce(fabric *f, uint32_t i) {
   if (i != 1) return 0;
   for (int k = 0; k < COUNT; k++) f->data[k] = 1;
   mlfab_sim_at(f->sim, mlfab_sim_clock(f->sim) + 1000000, other_allreduce, f);
-  int code = mlfab_allreduce(f->node[1], f->data, COUNT, MLFAB_I64, &(mlfab_collective){.size = sizeof(mlfab_collective), .timeout_ns = 2 * SECOND});
+  int code = mlfab_allreduce(
+      f->node[1], f->data, COUNT, MLFAB_I64,
+      &(mlfab_collective){.size = sizeof(mlfab_collective), .timeout_ns = 2 * SECOND});
   for (int k = 0; k < COUNT && !code; k++) assert_int_equal(f->data[k], 3);
   return code;
 }
@@ -501,11 +506,11 @@ static int blocks(fabric *f, uint32_t i, int64_t *data) {
 static void other_blocks(void *user) {
   fabric *f = user;
   int64_t data[COUNT];
-  if (!f->node[2] || f->inside) return; /* the call that asked for it has failed at once */
+  if (!f->node[2] || f->inside) return; /* the call that should have triggered it failed at once */
   uint64_t since = mlfab_sim_clock(f->sim);
   f->inside = 1;
   int code = blocks(f, 2, data);
-  if (code && mlfab_sim_clock(f->sim) == since) code = blocks(f, 2, data); /* the other waits */
+  if (code && mlfab_sim_clock(f->sim) == since) code = blocks(f, 2, data); /* the other one waits */
   f->sums += code == 0;
   f->inside = 0;
 }
@@ -516,7 +521,7 @@ static int fabric_blocks(fabric *f, uint32_t i) {
   return blocks(f, 1, f->data);
 }
 
-/* Calls once on both workers, and again what fails; a worker that lost the server starts anew. */
+/* Makes a call on both workers, and repeats failed ones; a worker that lost the server reopens. */
 static void fabric_call(fabric *f, int (*fn)(fabric *f, uint32_t i), const char *what) {
   for (uint32_t i = 1; i < f->nodes - (f->scheduler > 0); i++) {
     int code = -1;
@@ -535,7 +540,7 @@ static void fabric_call(fabric *f, int (*fn)(fabric *f, uint32_t i), const char 
   }
 }
 
-/* All workers push at once, so that there is something to group. */
+/* All workers push at once, so that updates can be grouped. */
 static void fabric_push_all(fabric *f) {
   mlfab_buf u = {1, 0, f->data, COUNT};
   int codes[PLANNED_NODES] = {0};
@@ -587,7 +592,7 @@ static fabric *fabric_begin(uint32_t nodes, uint32_t servers, uint32_t scheduler
   return f;
 }
 
-/* The session, with the fault on one node; 1 when it came. */
+/* The session with the fault on one node; returns 1 when it struck. */
 static int fabric_session(uint32_t victim, uint64_t fail_at, uint64_t *failures_p) {
   fabric *f = fabric_begin(NODES, 1, 0, victim, fail_at);
   fabric_call(f, fabric_model, "model_start");
@@ -610,7 +615,7 @@ static int fabric_session(uint32_t victim, uint64_t fail_at, uint64_t *failures_
   return fired;
 }
 
-/* The same where large transfers are planned: joining, plans, groups, spreads. */
+/* The same with planned transfers: joining, plans, groups, spreads. */
 static int planned_session(uint32_t victim, uint64_t fail_at, uint64_t *failures_p,
                            uint64_t *groups_p) {
   fabric *f = fabric_begin(PLANNED_NODES, 1, PLANNED_NODES - 1, victim, fail_at);
@@ -629,7 +634,7 @@ static int planned_session(uint32_t victim, uint64_t fail_at, uint64_t *failures
   return fired;
 }
 
-/* ---- two servers and two workers: objects, filters, slices that move ---- */
+/* ---- two servers and two workers: objects, filters, moving slices ---- */
 
 enum { FIRST = 2, SECOND_WORKER = 3, OBJECT_NODES = 4 };
 
@@ -639,7 +644,7 @@ static int object_partial_open(fabric *f, uint32_t i) {
   return mlfab_partial_open(f->node[i], COUNT, MLFAB_I64, &o, &f->object[i]);
 }
 
-/* Each step adds the same everywhere in the array: what comes back is not torn. */
+/* Each step adds the same to all elements: the result is not torn. */
 static int object_partial_reduce(fabric *f, uint32_t i) {
   for (int k = 0; k < COUNT; k++) f->in[i][k] = 1;
   int code = mlfab_partial_reduce(f->node[i], f->object[i], f->in[i], 2 * SECOND, NULL);
@@ -676,7 +681,7 @@ static int object_stochastic_close(fabric *f, uint32_t i) {
 
 static int object_dag_free(fabric *f, uint32_t i) { return mlfab_dag_close(&f->dag[i]); }
 
-/* An exchange: each sends its array, and receives the other's. */
+/* An exchange: each worker sends its array and receives the other's. */
 static int object_dag_open(fabric *f, uint32_t i) {
   const int32_t other = i == FIRST ? 1 : 0;
   uint32_t op;
@@ -699,7 +704,7 @@ static int object_dag_round(fabric *f, uint32_t i) {
   return code;
 }
 
-/* Whoever is to blame stands in the text, too. */
+/* The rank to blame is in the text, too. */
 static void object_said(fabric *f, uint32_t i, int code) {
   mlfab_error error;
   char who[32];
@@ -712,8 +717,8 @@ static void object_said(fabric *f, uint32_t i, int code) {
     fail_msg("%s \"%s\" does not name %s", mlfab_error_name(error.code), error.text, who);
 }
 
-/* Calls, and again when it fails before its deadline: the other one waits, and what failed may be an earlier call's
- * failure that this worker had not heard of. */
+/* Calls, and repeats the call when it fails before its deadline: the other worker waits, and the error may
+ * be an earlier call's, which this worker had not received yet. */
 static int object_try(fabric *f, uint32_t i) {
   uint64_t since = mlfab_sim_clock(f->sim);
   int code = f->together(f, i);
@@ -730,8 +735,8 @@ static void object_other(void *user) {
   f->codes[SECOND_WORKER] = object_try(f, SECOND_WORKER);
 }
 
-/* Both call once; again when one of them has failed, where one that has not takes `back` what it did. 0, or
- * what a worker heard that lost a server. */
+/* Both workers call once. When one of them fails, the other one undoes its call with `back`, and both
+ * repeat. Returns 0, or the error of a worker that lost a server. */
 static int object_call(fabric *f, int (*fn)(fabric *f, uint32_t i),
                        int (*back)(fabric *f, uint32_t i), const char *what) {
   int failed = 1;
@@ -748,7 +753,7 @@ static int object_call(fabric *f, int (*fn)(fabric *f, uint32_t i),
       if (f->codes[i] == MLFAB_ERR_PEER_DEAD) return f->codes[i];
       if (failed && back && !f->codes[i]) assert_int_equal(back(f, i), 0);
     }
-    if (failed) mlfab_sim_run(f->sim, SECOND / 2); /* until both know of it */
+    if (failed) mlfab_sim_run(f->sim, SECOND / 2); /* until both know it */
   }
   if (failed)
     print_error("%s: %s, %s\n", what, mlfab_error_name(f->codes[FIRST]),
@@ -827,7 +832,7 @@ static int object_calls(fabric *f) {
   return code;
 }
 
-/* The session; whoever lost a server for want of memory ends it there. */
+/* The session; a worker that lost a server for lack of memory ends it there. */
 static int object_session(uint32_t victim, uint64_t fail_at, uint64_t *failures_p,
                           uint64_t *cut_p) {
   fabric *f = fabric_begin(OBJECT_NODES, 2, 0, victim, fail_at);

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""A run that ends well prints nothing and ends with 0: every kind of last call, 1 to 32 workers, with and
-without servers of their own, over both transports.
+"""A run that succeeds prints nothing and exits with 0: every kind of last call, 1 to 32 workers, with and
+without dedicated servers, over both transports.
 
 MLFAB_SCALE: from 100 on, as in `make soak`, everything 20 times; below it every kind of call once."""
 import itertools
@@ -18,7 +18,7 @@ def last_calls():
 
 
 def cells():
-    """(workers, transport, last call): all of them, or a sample, which is another every day."""
+    """(workers, transport, last call): all combinations, or a sample, which changes every day."""
     if SCALE >= 100:
         return 20 * list(itertools.product(WORKERS, TRANSPORTS, last_calls()))
     chance = random.Random(int(time.time()) // 86400)

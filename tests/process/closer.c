@@ -1,9 +1,9 @@
 /* closer.c - a worker of close_test.py: opens, makes one last call, and closes.
  *
- *    closer LAST
+ *   closer LAST
  *
- * LAST is one of the names in `table` below, which are printed when it is missing. Whoever ends well prints
- * nothing and ends with 0; what went wrong is told on stderr. */
+ * LAST is one of the names in `table` below, which are printed when it is missing. Success prints nothing
+ * and returns 0; a failure is printed on stderr. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1
 #endif
@@ -36,7 +36,7 @@ static int push(void) {
   return code ? code : mlfab_push(fabric, &update, 1, NULL, NULL);
 }
 
-/* Nobody waits for it: closing forgets the requests. */
+/* The requests are not waited for: closing forgets them. */
 static int push_start(void) {
   mlfab_buf update = {0, 0, gradient, COUNT};
   mlfab_request request;
@@ -132,7 +132,7 @@ static int partial(void) {
   return code ? code : mlfab_partial_close(fabric, id);
 }
 
-/* The object is left open: closing the context closes it. */
+/* The object stays open: closing the context closes it. */
 static int partial_open(void) {
   uint32_t id;
   int code = open_partial(&id);

@@ -1,24 +1,24 @@
-/* collective.c - a worker of collective_test.py: collectives of real processes, one of which does something wrong.
+/* collective.c - a worker of collective_test.py: collectives of real processes, one of which misbehaves.
  *
- *    collective SCENE VICTIM [FOLDER]
+ *   collective SCENE VICTIM [FOLDER]
  *
- * Every worker adds up a few times, plays the scene, and adds up again. Lines on stdout:
+ * Every worker makes a few reductions, plays the scene, and makes some more. Lines on stdout:
  *
- *    sum <workers that are in it>
- *    fail <code> <rank> <milliseconds since the call> <text>
+ *   sum <workers that are in it>
+ *   fail <code> <rank> <milliseconds since the call> <text>
  *
  * Scenes: what the victim does while the others reduce an array
- *    forget   nothing, until their deadline (1 s) has passed     size, kind, nan   calls it wrongly
- *    kill     is killed while it waits inside                    leave   closes in good order
- *    begin    calls the form that does not wait                  back    is killed, and comes back
- *    alone    likewise, and is the only one that has something; then only the next one gets something
- *    early    late, by hand, when the data of the others is there; then leaves the context alone
- *    refused  by hand, with NaN, which is refused; then leaves the context alone
- *    polls    only asks for its numbers, for as long as fifteen heartbeats last
- *    busy     nothing else: all call one upon the other for as long as fifteen heartbeats last
- *    threads  nothing else: two threads of everybody call, one after the other; whoever is the victim late
- *    finish   nothing else: worker r has data for 20 + 15 r means, finishes, and is no more waited for
- *    quick    sends the others something, and closes when that is done here */
+ *   forget   no call until their deadline (1 s) has passed      size, kind, nan   a wrong call
+ *   kill     is killed while it waits in the call               leave   closes in good order
+ *   begin    calls the form that does not wait                  back    is killed, and restarts
+ *   alone    likewise, and is the only one that has data; then only the next one gets data
+ *   early    calls late, hand-driven, after the others' data have arrived; then does not drive the context
+ *   refused  hand-driven, with NaN, which is refused; then does not drive the context
+ *   polls    only reads its counters, for fifteen heartbeats
+ *   busy     no victim: all call without pause for fifteen heartbeats
+ *   threads  no victim: two threads of each worker call in turn; the victim calls late
+ *   finish   no victim: worker r contributes to 20 + 15 r means, finishes, and is not waited for any more
+ *   quick    sends the others data, and closes when its own call is done */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1
 #endif
@@ -72,7 +72,8 @@ static int tell_failure(int code) {
   return code;
 }
 
-/* Each worker's array holds its bit, so that the result tells who is in it: that, or 0. */
+/* Each worker's array holds its bit, so that the result shows its contributors. Returns them, or 0 when
+ * elements differ. */
 static uint32_t bits(const float *at, uint64_t count) {
   for (uint64_t i = 1; i < count; i++) {
     if (at[i] != at[0]) {
@@ -92,7 +93,7 @@ static int reduce(float *at, uint64_t count, const mlfab_collective *options, ui
   return code ? tell_failure(code) : 0;
 }
 
-/* A few sizes, blocking and not. 1 when all went well. */
+/* A few sizes, blocking and not. Returns 1 when all succeeded. */
 static int add_up(void) {
   static const uint64_t counts[] = {1, 1000, 30000, LARGE, 5};
   uint32_t in = 0;
@@ -196,7 +197,7 @@ static void have_alone(void) {
   }
 }
 
-/* The victim touches nothing until the others' calls have ended. */
+/* The victim makes no call until the others' calls have ended. */
 static void keep_still(const char *folder) {
   char path[512];
   snprintf(path, sizeof path, "%s/done", folder);
@@ -209,7 +210,7 @@ static void keep_still(const char *folder) {
   if (access(path, F_OK)) exit(5);
 }
 
-/* What it has to send goes out although its call need not wait. */
+/* Its data are sent although its call need not wait. */
 static void be_early(const char *folder) {
   uint32_t in = 0;
   for (int i = 0; rank == victim && i < 10; i++) mlfab_progress(fabric, 20 * MS);
@@ -218,7 +219,7 @@ static void be_early(const char *folder) {
   keep_still(folder);
 }
 
-/* And what it has to say although its call has failed at once. */
+/* Its messages are sent although its call failed at once. */
 static void be_refused(const char *folder) {
   const mlfab_collective options = {.size = sizeof options, .refuse_nan = 1};
   float one = rank == victim ? NAN : 1;
@@ -229,7 +230,7 @@ static void be_refused(const char *folder) {
   keep_still(folder);
 }
 
-/* Calls that move nothing do not keep its thread from showing that it lives. */
+/* Calls that move no data do not stop its thread from sending heartbeats. */
 static void poll_only(void) {
   mlfab_stats stats;
   for (double end = now() + 3000; now() < end;) {
@@ -241,7 +242,7 @@ static void poll_only(void) {
   }
 }
 
-/* Nothing is as quick as calls in shared memory: nodes must show that they live all the same. */
+/* Calls in shared memory are very short: nodes must send heartbeats all the same. */
 static void be_busy(void) {
   float one[2] = {0};
   uint32_t in = 0;
@@ -290,8 +291,8 @@ static void send_and_go(void) {
   }
 }
 
-/* Until all are there again. */
-/* A partial reduction that everybody opens, for one round of all. */
+/* Until all workers are back. */
+/* All workers open a partial reduction for one round of all. */
 static void share_round(void) {
   const mlfab_partial_options options = {
       .size = sizeof options, .mode = MLFAB_PARTIAL_QUORUM, .quorum = workers};
@@ -327,8 +328,8 @@ static void come_back(const char *folder) {
   share_round();
 }
 
-/* The k-th call is the mean of those who have more than k. Half of the workers finish with calls open, and close at
- * once. */
+/* The k-th call gives the mean of the workers that have more than k calls. Half of the workers finish with
+ * calls open, and close at once. */
 static uint32_t last_call(uint32_t r) { return 20 + 15 * (victim == 0 ? workers - 1 - r : r); }
 
 static void check_mean(float got, uint32_t k) {
@@ -345,7 +346,8 @@ static void finish_early(void) {
   const mlfab_collective mean = {.size = sizeof mean, .op = MLFAB_OP_MEAN};
   mlfab_request requests[OPEN];
   uint32_t n = last_call(rank), open = rank % 2 ? OPEN : 1;
-  uint64_t count = victim ? 100 : LARGE / OPEN; /* large ones are sent when all are there */
+  /* large ones are sent when all workers have called */
+  uint64_t count = victim ? 100 : LARGE / OPEN;
   for (uint32_t k = 0; k < n + open; k++) {
     float *at = data + k % open * count;
     called = now();
@@ -375,7 +377,7 @@ static int play(const char *scene, const char *folder) {
   if (strcmp(scene, "back") || rank != victim || access(path, F_OK)) {
     if (!add_up()) return 1;
   }
-  nap(100); /* a failure ends what others still have open */
+  nap(100); /* a failure ends the others' open calls */
   if (!strcmp(scene, "forget")) forget();
   if (!strcmp(scene, "size") || !strcmp(scene, "kind") || !strcmp(scene, "nan"))
     call_wrongly(scene);

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Collectives of real processes, over TCP and over shared memory, where one forgets to call, calls something else,
-is killed inside or leaves: all others get one error, in time, that names it; and then calls match again."""
+"""Collectives of real processes, over TCP and over shared memory. One worker forgets to call, makes another
+call, is killed in the call or leaves: all others get one error, in time, that names it; afterwards calls
+match again."""
 import re
 import tempfile
 import time
@@ -126,7 +127,7 @@ def test_eight_workers():
 
 
 def test_all_finish_one_by_one():
-    """Nobody's call fails, and every mean is that of those who still have data."""
+    """No call fails, and every mean is that of the workers that still have data."""
     for transport in ("--tcp", "--shm"):
         for workers in (2, 8):
             for victim in (0, 1):
@@ -142,8 +143,8 @@ def test_all_close_at_once():
 
 
 def test_one_comes_back():
-    """Others see it die, and end their epoch once more when it calls. Then all open an object, though
-    they have opened different numbers of them."""
+    """The others see it die, and end their epoch again when it calls. Then all open an object, though they have
+    opened different numbers of them."""
     for transport in ("--tcp", "--shm"):
         with tempfile.TemporaryDirectory() as folder:
             sums, failures, result = scene("back", transport, 3, 1, folder, restart=True)

@@ -1,8 +1,8 @@
-/* descriptor.c - a worker that waits on the descriptor of mlfab_fd alone, hand-driven.
+/* descriptor.c - a hand-driven worker that waits on the descriptor of mlfab_fd alone.
  *
- * It pulls again and again, two at a time, and sleeps in poll() in between. Prints how often poll() came to its timeout
- * although the pull had finished (a wake-up was lost), and how often the descriptor was readable with
- * nothing to do (it burns a core). */
+ * It pulls again and again, two at a time, and sleeps in poll() in between. Prints how often poll() timed
+ * out although the pull had finished (a lost wake-up), and how often the descriptor was readable without an
+ * event (a busy loop). */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1
 #endif
@@ -49,7 +49,7 @@ int main(void) {
       if (mlfab_pull_start(fabric, &buf, 1, NULL, &request[k])) return fail(fabric, "pull");
     }
     for (;;) {
-      /* Asking after the second may take in the answer to the first: the descriptor has to tell. */
+      /* Testing the second pull may read the answer to the first one: the descriptor must report it. */
       for (int k = 0; k < 2; k++) {
         if (k == 1 && !done[0]) nanosleep(&nap, NULL);
         if (!done[k] && mlfab_test(fabric, request[k], &done[k], NULL)) return fail(fabric, "test");

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The programs of examples/: each is run as its head says, and must end well and say what it promises."""
+"""The programs of examples/: each runs as its header says, must succeed and must print what it promises."""
 import os
 import re
 import tempfile
@@ -10,7 +10,7 @@ EXAMPLES = os.path.join(BUILD, "examples")
 
 
 def example(name, *arguments, workers=0, servers=1, run=(), status=0):
-    """Its output; by itself, or as so many workers of mlfab-run, with these options."""
+    """The output of a program: alone, or as so many workers of mlfab-run with these options."""
     program = os.path.join(EXAMPLES, name)
     if not os.path.exists(program):
         raise Skip("the examples are not built")
@@ -48,7 +48,7 @@ def test_event_loop():
 
 
 def test_scheduling():
-    """Its exit status says that no gradient was lost; here: that the scheduler was worth it."""
+    """The exit status says that no gradient was lost; this test also checks that the scheduler was faster."""
     out = example("05_scheduling")
     lines = re.findall(r": ([\d.]+) updates/s, delays up to (\d+)\n.* (\d+) added to the next", out)
     expect(len(lines) == 2, "two runs", out)
@@ -60,7 +60,7 @@ def test_scheduling():
 
 
 def test_consistency():
-    """Who waits more is less out of date, and the other way round."""
+    """The more a worker waits, the less stale its model is, and the other way round."""
     out = example("06_consistency")
     rows = re.findall(r"^(\S.*?) +(\d+) +(\d+) +(\d+) +(\d+) +(\d+)$", out, re.M)
     expect(len(rows) == 6, "six runs", out)
@@ -86,7 +86,8 @@ def test_filters():
 
 
 def test_partial_collectives():
-    """Its exit status says that no contribution was lost; here: that the quick ones do not wait."""
+    """The exit status says that no contribution was lost; this test also checks that the quick workers do not
+    wait."""
     out = example("09_partial_collectives", workers=4, servers=0)
     took = {name: int(ms) for name, ms in re.findall(r"(\S+) +(\d+) ms, ", out)}
     expect(len(took) == 4 and out.count("nothing was lost") == 3, "four forms", out)
@@ -95,7 +96,7 @@ def test_partial_collectives():
 
 
 def test_stochastic_reduce():
-    """Sparse graphs agree later, and learn as well for fewer bytes."""
+    """Sparse graphs agree later, and learn as well with fewer bytes."""
     out = example("10_stochastic_reduce", workers=8, servers=0)
     rows = re.findall(r"gap ([\d.]+): agree after +(\d+) steps, have learned after +(\d+), +(\d+) bytes",
                       out)
@@ -107,7 +108,7 @@ def test_stochastic_reduce():
 
 
 def test_comes_and_goes():
-    """A worker is killed; the others go on with it when it is back, or without it."""
+    """A worker is killed; the others go on, with it when it is back, or without it."""
     end = r"weights 1\.000 2\.000 3\.000 \.\.\., the same everywhere after 300 steps"
     out = example("11_comes_and_goes", workers=4, run=["--on-failure=restart"])
     expect(len(re.findall(end, out)) == 4, "worker 2 is not back", out)

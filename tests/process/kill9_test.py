@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""kill -9 of a random worker during pushes, again and again, over TCP and over shared memory; with a
-scheduler of its own, of workers that add up for others, and of the scheduler.
+"""kill -9 of a random worker during pushes, again and again, over TCP and over shared memory. With a dedicated
+scheduler, the scheduler is killed, too, and so are workers that aggregate for others.
 
-Each worker adds 1.0 to its own element and to all of a large tensor (kill_worker.c). At the end
-element r must lie between the pushes of rank r that were acknowledged and those that were started,
-over all its lives, and the large tensor must be uniformly the sum of all: so nothing was lost, applied
-twice, or applied in part. Barriers must go on being released, and /dev/shm must be as before.
+Each worker adds 1.0 to its own element and to all of a large tensor (kill_worker.c). At the end element r must
+be between the acknowledged and the started pushes of rank r, over all its processes, and the large tensor must
+be uniformly their sum: so no push was lost, applied twice, or applied in part. Barriers must still complete,
+and /dev/shm must be as before.
 
 MLFAB_SCALE=100 makes the 200 rounds of a transport; a round is one kill. Seeds are printed."""
 import os
@@ -28,13 +28,13 @@ SCHEDULED = ("--scheduler=own", "--server", helper("kill_worker"))
 
 
 class Fabric:
-    """One mlfab-run, and what its workers have said."""
+    """One mlfab-run, and the output of its workers."""
 
     def __init__(self, options, folder):
         self.process = start(RUN, "-n", WORKERS, "-s", 1, *options, "--on-failure=restart",
                              "--timeout", 240, helper("kill_worker"), folder, ELEMENTS)
         self.pid = {}
-        self.ready = [0] * WORKERS      # lives that came as far as pushing
+        self.ready = [0] * WORKERS      # processes that have pushed
         self.started = [0] * WORKERS
         self.done = [0] * WORKERS
         self.barriers = 0
@@ -80,7 +80,7 @@ class Fabric:
 
 
 def kill_one(fabric, rank, dice):
-    """Kills a worker at a random moment of its pushing, and waits until it pushes again."""
+    """Kills a worker at a random moment while it pushes, and waits until it pushes again."""
     lives = fabric.ready[rank]
     time.sleep(dice.random() * 0.15)
     os.kill(fabric.pid[rank], signal.SIGKILL)
@@ -90,7 +90,7 @@ def kill_one(fabric, rank, dice):
 
 
 def scheduler_of(fabric):
-    """The process that plans, or None while it is being started again."""
+    """The scheduler process, or None while it is being restarted."""
     run = fabric.process.pid
     with open("/proc/%d/task/%d/children" % (run, run), encoding="ascii") as file:
         children = [int(child) for child in file.read().split()]
@@ -105,7 +105,7 @@ def scheduler_of(fabric):
 
 
 def kill_scheduler(fabric, dice):
-    """Kills the scheduler; pushes go on at once, and it is started again."""
+    """Kills the scheduler; pushes continue at once, and it is restarted."""
     time.sleep(dice.random() * 0.15)
     pid = scheduler_of(fabric)
     os.kill(pid, signal.SIGKILL)

@@ -1,17 +1,17 @@
-/* kill_worker.c - a worker of kill9_test.py, which is killed and started again at random moments.
+/* kill_worker.c - a worker of kill9_test.py, which is killed and restarted at random times.
  *
- * Each push adds 1.0 to this worker's own element of a small tensor, and to every element of a large
- * one, as one operation: the model itself counts what was lost, applied twice, or applied in part.
- * Lines on stdout, one write each, so that they survive a kill:
+ * Each push adds 1.0 to this worker's own element of a small tensor, and to every element of a large one,
+ * as one operation: the model shows which pushes were lost, applied twice, or applied in part. Lines on
+ * stdout, one write each, so that they survive a kill:
  *
- *    pid <pid>              at the start of every life
- *    start                  before a push
- *    done                   after the push was acknowledged
- *    barrier                after a barrier
- *    stopped                after mlfab_finish, once the file <folder>/stop exists
- *    added <updates>        before that, with a scheduler: what this life added up for others
- *    final <small elements> <least and largest of the large tensor>
- *                           once <folder>/read exists
+ *   pid <pid>              at every start
+ *   start                  before a push
+ *   done                   after the push was acknowledged
+ *   barrier                after a barrier
+ *   stopped                after mlfab_finish, once the file <folder>/stop exists
+ *   added <updates>        before that, with a scheduler: updates that this process aggregated
+ *   final <small elements> <least and largest of the large tensor>
+ *                          once <folder>/read exists
  *
  * Usage: kill_worker <folder> <elements of the large tensor>
  *        kill_worker        as a server, whose link is as slow as the workers' */
@@ -55,7 +55,7 @@ static int failed(mlfab *fabric, const char *what, int code) {
   return 1;
 }
 
-/* Prints the model as it is now. */
+/* Prints the current model. */
 static int read_model(mlfab *fabric, mlfab_buf *bufs, uint32_t workers) {
   const double *small = bufs[SMALL].data;
   const float *large = bufs[LARGE].data;
@@ -74,8 +74,8 @@ static int read_model(mlfab *fabric, mlfab_buf *bufs, uint32_t workers) {
   return 0;
 }
 
-/* All workers are of one host here; with a scheduler they do as if they were not, of slow links, and leave
- * it time to have several updates wait: so that there are groups. */
+/* All workers run on one host. With a scheduler they report different hosts with slow links, and a long
+ * interval lets several updates wait, so that groups form. */
 static int spread_out(mlfab *fabric) {
   mlfab_schedule schedule;
   mlfab_schedule_init(&schedule);
@@ -106,7 +106,7 @@ static int work(mlfab *fabric, const char *folder, uint64_t elements, int schedu
 
   int code = mlfab_tensor_add(fabric, SMALL, MLFAB_F64, workers);
   if (!code) code = mlfab_tensor_add(fabric, LARGE, MLFAB_F32, elements);
-  /* Zeros again in every life: only the first life of worker 0 may set the model. */
+  /* Zeros at every start: only the first process of worker 0 may set the model. */
   if (!code) code = mlfab_model_start(fabric, NULL, model, 2);
   if (code) return failed(fabric, "model_start", code);
   if (scheduled && (code = spread_out(fabric)) != 0) return failed(fabric, "set_schedule", code);

@@ -1,12 +1,12 @@
 /* mover.c - a worker that pushes and pulls all the time while slices move between servers.
  *
- *    mover SECONDS COUNT
+ *   mover SECONDS COUNT
  *
- * Start it with mlfab-run -s 4. Every update adds 1 to every element of its worker's: at the end each worker
- * finds in the model how often each of its updates was applied to each slice. Worker 0 has the model held by
- * other servers, again and again, from one to all and back. One line a worker:
- *    worker R: applied N moves N (worker 0's)
- * and an exit status that is not 0 when a call failed or an element is not N. */
+ * Start it with mlfab-run -s 4. Every update adds 1 to every element of its worker's tensor: at the end
+ * each worker sees in the model how often each of its updates was applied to each slice. Worker 0 changes
+ * the set of servers that hold the model, again and again, from one to all and back. One line per worker:
+ *   worker R: applied N moves N (worker 0's)
+ * The exit status is not 0 when a call failed or an element is not N. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1
 #endif
@@ -32,7 +32,7 @@ static int fail(mlfab *fabric, const char *what) {
   return 1;
 }
 
-/* The next servers in turn: one, all, two, all. */
+/* The next set of servers in turn: one, all, two, all. */
 static int move(mlfab *fabric, uint32_t servers, int turn) {
   static const uint32_t order[] = {0, 1, 2, 3, 4, 5, 6, 7}, two[] = {1, 0};
   uint32_t all = servers < 8 ? servers : 8;

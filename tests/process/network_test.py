@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""A real network: hosts in network namespaces behind shaped links (root, iproute2). Direct asynchronous
-pushes against scheduled ones: what comes through, how late, and how busy the server's link is. Times are
-reported, not asserted; the sum, the delay bound and the end of every process are. What scheduling gains is
-asserted in virtual time, with the same set-up: test_scheduled_against_direct in tests/sim/test_schedule.c.
+"""A real network: hosts in network namespaces behind shaped links (root, iproute2). Compares direct
+asynchronous pushes with scheduled ones: throughput, delay and utilisation of the server's link. Times are
+reported, not asserted; the sum, the delay bound and the exit of every process are asserted. The benefit of
+scheduling is asserted in virtual time, with the same set-up: test_scheduled_against_direct in
+tests/sim/test_schedule.c.
 
-    MLFAB_NETWORK_SECONDS=20 tests/process/network_test.py      longer stretches, for figures"""
+    MLFAB_NETWORK_SECONDS=20 tests/process/network_test.py      longer runs, for figures"""
 import os
 import random
 import re
@@ -89,7 +90,7 @@ class Network:
 
 
 class Slow(threading.Thread):
-    """Two workers' links at a quarter of the rate; every two seconds two others."""
+    """Two workers' links run at a quarter of the rate; every two seconds another two."""
 
     def __init__(self, network):
         super().__init__(daemon=True)
@@ -128,8 +129,8 @@ def fabric(network, scheduled, **more):
 
 
 def measure(network, scheduled, meanwhile=None):
-    """Runs a fabric to its end. Returns applied, dropped, the largest delay, seconds, how busy the
-    server's in-link was in the middle, and what server and scheduler said."""
+    """Runs a fabric to its end. Returns applied, dropped, the largest delay, seconds, the utilisation of the
+    server's in-link in the middle, and the output of server and scheduler."""
     slow = Slow(network)
     slow.start()
     nodes = fabric(network, scheduled)

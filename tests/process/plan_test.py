@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
-"""mlfab-plan: prints what tests/vectors expect, tells what is wrong with a file and in which line, and
-survives any file. Records of replicas, and the vectors of divergence and momentum, are of other
-modules."""
+"""mlfab-plan: prints the results of tests/vectors, reports the error in a file and its line, and does not crash
+on any file. Records of replicas, and the vectors of divergence and momentum, belong to other modules."""
 import glob
 import math
 import os
@@ -40,7 +39,7 @@ def expected(text):
     """The records that a planner prints."""
     lines, keep = [], True
     kind = kind_of(text)
-    # After a delay for a replica's sake the transfers are others; what is left is so with any replica.
+    # A delay for a replica changes the transfers; any replica changes the residual.
     skip = REPLICA + ("residual",) * (kind == "batch")
     skip += ("server_rates",) * ("\nreplicate 1\n" in text)
     body = text.split("\nexpect\n")[1] if kind != "ssp" else text.split("\nrows ")[1]

@@ -1,4 +1,4 @@
-"""What the tests of real processes share: where programs are, cases as TAP, running mlfab-run."""
+"""Shared by the tests of real processes: where programs are, cases as TAP, running mlfab-run."""
 import os
 import re
 import signal
@@ -17,12 +17,12 @@ class Skip(Exception):
 
 
 def helper(name):
-    """A program made of tests/process/NAME.c."""
+    """The path of the program made from tests/process/NAME.c."""
     return os.path.join(BUILD, "tests", "process", name)
 
 
 def clean_environment(**more):
-    """This one's without what would change a rank's place, colour or transport."""
+    """This environment without the variables that change a rank's place, colour or transport."""
     environment = {k: v for k, v in os.environ.items()
                    if not k.startswith(("MLFAB_", "OMPI_", "PMI_", "SLURM_"))
                    and k not in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NO_COLOR")}
@@ -47,7 +47,7 @@ class Result:
 
 
 def finish(process, timeout=60):
-    """Its exit status and output; a process that does not end is killed, and that is a failure."""
+    """Returns the exit status and output of a process. One that does not end is killed, and that is a failure."""
     began = time.monotonic()
     try:
         out, err = process.communicate(timeout=timeout)
@@ -65,7 +65,7 @@ def run(*command, **more):
 
 
 def launch(*arguments, **more):
-    """mlfab-run with these arguments."""
+    """Starts mlfab-run with these arguments."""
     return run(RUN, *arguments, **more)
 
 
@@ -112,7 +112,7 @@ def main(namespace):
             print("ok %d - %s" % (number, title))
         except Skip as skip:
             print("ok %d - %s # SKIP %s" % (number, title, skip))
-        except Exception as error:  # a broken test is a failed one, and the others still run
+        except Exception as error:  # an exception fails this case only
             failures += 1
             print("not ok %d - %s" % (number, title))
             text = str(error) if isinstance(error, AssertionError) else traceback.format_exc()

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""mlfab-run: prefixes, exit statuses, signals, what --on-failure does. The ranks are shell scripts,
-so that nothing here depends on the library but the built-in server of the cases that ask for it."""
+"""mlfab-run: prefixes, exit statuses, signals, --on-failure. The ranks are shell scripts, so that only the
+cases with the built-in server depend on the library."""
 import os
 import pty
 import re
@@ -93,8 +93,8 @@ def test_the_input_is_worker_0s():
 
 
 def in_terminal(arguments, typed, until):
-    """Runs mlfab-run in the foreground of a terminal of its own: what it shows up to the text `until`, or to
-    its end. The terminal then goes away."""
+    """Runs mlfab-run in the foreground of a terminal of its own. Returns its output up to the text `until`, or
+    to its end. Then closes the terminal."""
     pid, master = pty.fork()
     if pid == 0:
         os.execve(RUN, [RUN] + [str(a) for a in arguments], clean_environment(TERM="dumb"))

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Processes of every role are killed, started again and stopped for seconds beside eight busy loops, over
-TCP and over shared memory, and nobody is taken for dead who is not: each death that is printed must be
-one of those that this script caused. Pushes go on after each event, and no acknowledged one is lost.
+"""Processes of every role are killed, restarted and stopped for seconds beside eight busy loops, over TCP and
+over shared memory. No living process may be declared dead: each reported death must be one that this script
+caused. Pushes continue after each event, and no acknowledged one is lost.
 
-A run has four workers (kill_worker.c), two servers and a scheduler of its own. Workers and the scheduler
-are started again by mlfab-run; a server that is killed ends its run, which must say so, and the next run is
-its restart. MLFAB_SCALE=100 makes it 30 minutes, 1: some seconds. The busy loops end by themselves when
-this script is killed."""
+A run has four workers (kill_worker.c), two servers and a dedicated scheduler. mlfab-run restarts workers and
+the scheduler. A killed server ends its run, which must report it, and the next run takes its place.
+MLFAB_SCALE=100 makes it 30 minutes, 1 some seconds. The busy loops end by themselves when this script is
+killed."""
 import os
 import random
 import re
@@ -28,7 +28,7 @@ SERVERS = 2
 
 
 class Busy:
-    """Loops beside it, each with an end of its own."""
+    """Busy loops, each of which ends by itself."""
 
     def __enter__(self):
         self.loops = [subprocess.Popen(["timeout", str(int(SECONDS * 3 + 300)), "sh", "-c",
@@ -42,7 +42,7 @@ class Busy:
 
 
 def processes(fabric):
-    """What runs now: (role, number) -> pid."""
+    """The current processes: (role, number) -> pid."""
     run, found = fabric.process.pid, {}
     try:
         with open("/proc/%d/task/%d/children" % (run, run), encoding="ascii") as file:
@@ -80,14 +80,14 @@ class Soak:
         return self.fabric.process.poll() is not None
 
     def goes_on(self, what):
-        """Every worker has pushed since."""
+        """Checks that every worker has pushed since."""
         done = list(self.fabric.done)
         wait_until(lambda: all(now > then for now, then in zip(self.fabric.done, done)) or self.ended(),
                    90, lambda: "pushes go on after %s\n%s" % (what, self.fabric.told()))
         expect(not self.ended(), "the run goes on after %s" % what, self.fabric.told())
 
     def stop_some(self):
-        """One or two at a time, of any role."""
+        """Stops one or two processes at a time, of any role."""
         there = processes(self.fabric)
         names = self.dice.sample(sorted(there), min(len(there), self.dice.randint(1, 2)))
         try:
@@ -117,7 +117,7 @@ class Soak:
         self.goes_on("a kill of %s %d" % name)
 
     def kill_server(self):
-        """The only copy of its shard is gone: the run ends, and says which server it was."""
+        """The only copy of its shard is lost: the run ends, and names the server."""
         name = "server", self.dice.randrange(SERVERS)
         self.killed[name] = 1
         signal_one(processes(self.fabric)[name], signal.SIGKILL)
@@ -141,7 +141,7 @@ class Soak:
                    (self.fabric.started, self.fabric.done, small))
 
     def check_deaths(self):
-        """Nobody reports more deaths of a process than there were; no rank fails by itself."""
+        """No process is reported dead more often than it died; no rank fails by itself."""
         told = {}
         for line in self.fabric.errors:
             match = re.match(r"(?:\[([^\]]*)\] )?.*?\b(worker|server) (\d+)(?:: dead\b| is dead)", line)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Starting up wrongly, with real processes: each mistake gets an error of its own, which says whose it
-is; strangers at the door do not disturb; and nobody waits longer than the deadline."""
+"""Mistakes at startup, with real processes: each gets its own error, which names the rank that made it;
+strangers do not disturb; and no process waits longer than the deadline."""
 import os
 import re
 import shutil
@@ -43,7 +43,7 @@ def end(*processes):
 
 
 def steps(result):
-    """What a probe told: step -> (error name, side, rank, milliseconds, text)."""
+    """The output of a probe: step -> (error name, side, rank, milliseconds, text)."""
     told = {}
     for line in result.out.splitlines():
         match = re.match(r"(\w+) (\w+) (server|worker) (-?\d+) (\d+) ?(.*)", line)
@@ -115,7 +115,7 @@ ONE, OTHER = "0123456789abcdef" * 2, "fedcba9876543210" * 2
 
 
 def test_secrets_that_differ():
-    """Both sides say what is wrong, and nobody tells a secret."""
+    """Both sides report the error, and neither prints a secret."""
     for here, there, why in ((ONE, None, "the caller has none"), (None, ONE, "this job has none"),
                              (ONE, OTHER, "not this job's")):
         one, two = ({"JOB_SECRET": s} if s else {} for s in (here, there))
@@ -140,7 +140,7 @@ def test_one_secret():
 
 
 def test_another_user_of_the_host():
-    """Another user cannot even speak at a Unix socket, whatever it knows; the rank stays free."""
+    """Another user cannot use a Unix socket, whatever it knows; the rank stays free."""
     if os.geteuid() != 0:
         raise Skip("needs root, to be two users")
     with tempfile.TemporaryDirectory() as folder:
@@ -181,7 +181,7 @@ def test_an_address_that_does_not_parse():
 
 
 def test_another_host_needs_allow_insecure():
-    # 192.0.2.0/24 is for documentation: nobody is there, and nothing must be sent.
+    # 192.0.2.0/24 is reserved for documentation: no host answers, and nothing must be sent.
     told, result = opened(probe("tcp:192.0.2.1:1234", TIMEOUT_MS=5000))
     expect(told[0] == "MLFAB_ERR_INSECURE", "refused", result)
 

@@ -1,15 +1,16 @@
 /* stochastic.c - a worker of stochastic_test.py: stochastic reduces between real processes.
  *
- * Computing is sleeping, for a time that is this worker's own, within 50 % of the mean, and the
- * iteration's. Element e of what worker j sends in its iteration k is k where e % workers = j, else
- * 0: a mean tells of whom it is made, and all stretches must be alike or one was torn.
+ * Computing is simulated by sleeping. The time depends on the worker and on the iteration, within 50 % of
+ * the mean. Worker j sends in its iteration k an array whose element e is k where e % workers = j, else 0:
+ * the mean shows its contributors, and an array whose segments differ was torn.
  *
- *    stochastic shares MODE ITERATIONS COUNT MICROSECONDS
- *        after back-to-back iterations that tell how long writing takes:
- *        "shares <reduces> <seconds> <write us> <torn> <stale> <reduces with 0, 1, ... whole inputs>"
- *    stochastic fail WHAT COUNT
- *        worker 2 ends without a word (WHAT die) or does not call (WHAT sleep) at its 20th iteration.
- *        The others: "failed <code> <rank> <iterations> <text>", then five more iterations: "on <senders>" */
+ *   stochastic shares MODE ITERATIONS COUNT MICROSECONDS
+ *       first measures the time of writing in back-to-back iterations; then prints:
+ *       "shares <reduces> <seconds> <write us> <torn> <stale> <reduces with 0, 1, ... whole inputs>"
+ *   stochastic fail WHAT COUNT
+ *       worker 2 dies (WHAT die) or does not call (WHAT sleep) at its 20th iteration.
+ *       The others print "failed <code> <rank> <iterations> <text>", then after five more iterations:
+ * "on <senders>" */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1
 #endif
@@ -63,7 +64,7 @@ static void fill(uint32_t k) {
   for (uint64_t e = 0; e < count; e++) data[e] = e % workers == (uint32_t)rank ? (float)k : 0;
 }
 
-/* Of whom the mean is made: 0, or 1 when it cannot be. */
+/* Checks the contributors of the mean. Returns 0, or 1 when the mean is impossible. */
 static int check(const mlfab_stochastic_info *info, uint32_t k, uint32_t mode) {
   uint32_t whole = 0;
   for (uint64_t e = workers; e < count; e++)
@@ -90,7 +91,7 @@ static int meet(void) {
   return code ? code : mlfab_wait(fabric, request, 0, NULL);
 }
 
-/* How long writing takes: iterations without computing. */
+/* Measures the time of writing: iterations without computing. */
 static int warm_up(double *us_p) {
   mlfab_stochastic_info info = {.size = sizeof info};
   uint32_t id;
@@ -114,7 +115,7 @@ static int shares(uint32_t mode, uint32_t iterations, double us) {
   if (warm_up(&write_us)) return 1;
   if (open_one(MLFAB_GRAPH_ALL, mode, &id) || meet()) return failed("open");
   double begin = seconds(), end = begin + iterations * us * 1e-6;
-  /* Nobody waits for anybody: as long as the others would take. */
+  /* Workers do not wait for each other: iterate as long as the others would need. */
   while (mode == MLFAB_NOTIFY_ASYNC ? seconds() < end : k < iterations) {
     pause_us(us * pace * (0.9 + 0.2 * uniform((uint64_t)k * 64 + (uint64_t)rank)));
     fill(++k);
@@ -150,7 +151,7 @@ static int fail(const char *what) {
     if (!code && check(&info, k, MLFAB_NOTIFY_ACK)) return failed("a mean");
   }
   mlfab_last_error(fabric, &error);
-  for (uint64_t e = 0; e < count; e++) { /* as it was */
+  for (uint64_t e = 0; e < count; e++) { /* unchanged */
     float was = e % workers == (uint32_t)rank ? (float)k : 0;
     if (!(data[e] >= was && data[e] <= was)) return failed("data of a failed call");
   }

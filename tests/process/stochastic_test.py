@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Stochastic reduce between real processes, over TCP and over shared memory: ASAP's figure 8 (what share
-of reduces has all inputs), and what becomes of the others when one dies or does not call. Rates are
-told only: the processes share what cores there are (tests/sim/test_stochastic.c compares them)."""
+"""Stochastic reduce between real processes, over TCP and over shared memory: ASAP's figure 8 (the share of
+reduces with all inputs), and the effect on the others when one dies or does not call. Rates are only
+printed, because the processes share the cores (tests/sim/test_stochastic.c compares them)."""
 import re
 
 from process import SCALE, clean_environment, expect, helper, launch, main

@@ -1,12 +1,13 @@
-/* traffic.c - a node that does nothing but push and pull, for measuring what a network lets through.
+/* traffic.c - a node that only pushes and pulls, to measure a network's throughput.
  *
- *    traffic SECONDS BYTES [IN_FLIGHT]
+ *   traffic SECONDS BYTES [IN_FLIGHT]
  *
- * Its place in the fabric comes from MLFAB_* variables. A worker pulls the model, pushes an update of the same
- * size, and goes on, with at most IN_FLIGHT pushes under way. At the end each node prints one line:
- *    worker R: applied N dropped N failed N seconds S delay_max D delays C0 C1 ... (how many had delay 0, 1, ...)
- *    server N: applied N commits N groups N delay_max D sum S
- * The model is all zeros, and every update adds 1 to one element of its worker's: the server's sum counts. */
+ * Its place in the fabric comes from MLFAB_* variables. A worker pulls the model, pushes an update of the
+ * same size, and repeats, with at most IN_FLIGHT pushes in progress. At the end each node prints one line:
+ *   worker R: applied N dropped N failed N seconds S delay_max D delays C0 C1 ... (how many had delay 0, 1, ...)
+ *   server N: applied N commits N groups N delay_max D sum S
+ * The model starts at zero, and every update adds 1 to one element of its worker's tensor: the server's sum
+ * is the number of applied updates. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1
 #endif
@@ -58,7 +59,7 @@ typedef struct tally {
   uint64_t applied, dropped, failed, delay_max, delays[DELAYS];
 } tally;
 
-/* Waits for a push and counts what became of it. */
+/* Waits for a push and counts its result. */
 static int settle(mlfab *fabric, mlfab_request request, tally *t) {
   mlfab_result result;
   memset(&result, 0, sizeof result);
@@ -110,7 +111,7 @@ static int work(mlfab *fabric, int32_t rank, double seconds, uint64_t count, uin
          (unsigned long long)t.failed, took, (unsigned long long)t.delay_max);
   for (int i = 0; i < DELAYS; i++) printf(" %llu", (unsigned long long)t.delays[i]);
   printf("\n");
-  /* Nobody leaves before everything is counted: worker 0 reads the sum. */
+  /* No worker leaves before everything is counted: worker 0 reads the sum. */
   if (!status && mlfab_barrier(fabric, NULL)) status = fail(fabric, "barrier");
   if (!status && rank == 0) {
     double sum = 0.0;

@@ -1,8 +1,8 @@
-/* test_shm.c - what the conformance suite cannot see of the shared memory transport: its rings under
- * stress, hostile peers that write into them, sleepers, killed processes and what they leave behind.
+/* test_shm.c - behaviour of the shared memory transport that the conformance suite cannot see: its rings
+ * under stress, hostile peers that write into them, sleepers, killed processes and what they leave behind.
  *
- * The file under test is included, so that a test can write what only a hostile peer would. Nothing
- * asserts a time: a lost wake-up is a wait that ran into its timeout of 60 s, which is counted. */
+ * The test includes the file under test, so that it can write what only a hostile peer would write. No test
+ * asserts a time: a lost wake-up is a wait that runs into its timeout of 60 s, and such waits are counted. */
 #define mlfab_transport_shm test_shm_table
 #include "../../transports/shm.c"
 #undef mlfab_transport_shm
@@ -28,7 +28,7 @@
 
 static const mlfab_transport *table;
 
-/* ---- two ends and what they say ---- */
+/* ---- two ends and their events ---- */
 
 struct end {
   struct shm *t;
@@ -51,7 +51,7 @@ static void end_open(struct end *end, const char *listen) {
   end->t = self;
 }
 
-/* The next event of a kind; others are an error. Sleeps in wait. */
+/* The next event, which must be of this kind. Sleeps in wait. */
 static mlfab_io_event end_next(struct end *end, uint32_t kind) {
   mlfab_io_event event;
   while (!table->poll(end->t, &event)) {
@@ -83,7 +83,7 @@ static void pair_close(struct end *a, struct end *b) {
   table->close(b->t);
 }
 
-/* ---- frames whose every byte follows from their number ---- */
+/* ---- frames whose bytes all follow from their number ---- */
 
 static _Alignas(64) uint8_t source[MLFAB_BULK_MAX + 8192];
 
@@ -166,7 +166,7 @@ static void *stream_produce(void *user) {
   return NULL;
 }
 
-/* Up to four frames are held back before they are released. */
+/* Holds up to four frames back before it releases them. */
 static void stream_consume(struct end *end, uint64_t count, uint32_t bulk_max) {
   mlfab_io_event held[4];
   for (uint64_t i = 0; i < count + 4; i++) {
@@ -190,7 +190,7 @@ static void test_stress(void **state) {
     assert_int_equal(pthread_create(&thread, NULL, stream_produce, &stream), 0);
     stream_consume(&b, stream.count, bulks[k]);
     pthread_join(thread, NULL);
-    assert_true(k == 0 || a.t->live[0]->head > 2 * RING); /* it has gone round */
+    assert_true(k == 0 || a.t->live[0]->head > 2 * RING); /* it has wrapped */
     assert_int_equal(atomic_load(&a.t->timeouts) + atomic_load(&b.t->timeouts), 0);
     pair_close(&a, &b);
   }
@@ -202,7 +202,7 @@ static void test_full(void **state) {
   uint64_t sent = 0, got = 0;
   (void)state;
   pair_open(&a, &b);
-  /* Two of the largest frames fit at once, whatever came before. */
+  /* Two of the largest frames fit at once, whatever was sent before. */
   for (uint64_t round = 0; round < 50; round++) {
     static uint8_t head[64 + MLFAB_META_MAX];
     uint32_t head_bytes = head_of(round, (struct shape){MLFAB_META_MAX, MLFAB_BULK_MAX, 0}, head);
@@ -215,7 +215,7 @@ static void test_full(void **state) {
       event = end_next(&a, MLFAB_IO_SENT);
       assert_int_equal(event.token, round * 2 + 1);
     }
-    assert_int_equal(table->poll(a.t, &event), 0); /* no room, and so nothing to say */
+    assert_int_equal(table->poll(a.t, &event), 0); /* no room, so no event */
     for (int k = 0; k < 2; k++) {
       event = end_next(&b, MLFAB_IO_FRAME);
       assert_int_equal(event.bulk_bytes, MLFAB_BULK_MAX);
@@ -223,7 +223,7 @@ static void test_full(void **state) {
     }
     end_next(&a, MLFAB_IO_WRITABLE);
     assert_int_equal(table->poll(a.t, &event), 0);
-    assert_int_equal(frame_send(&a, round, 300, 0), 0); /* moves the offset on */
+    assert_int_equal(frame_send(&a, round, 300, 0), 0); /* shifts the offset */
     event = end_next(&b, MLFAB_IO_FRAME);
     frame_compare(&event, round, 300);
     table->release(b.t, &event);
@@ -260,7 +260,7 @@ static void test_allocations(void **state) {
   pair_close(&a, &b);
 }
 
-/* A frame stays where it is after its link is gone, until it is released. */
+/* A frame stays valid after its link is gone, until it is released. */
 static void test_borrowed_beyond_down(void **state) {
   struct end a, b;
   (void)state;
@@ -312,11 +312,11 @@ static void test_no_lost_wake(void **state) {
   }
   pthread_join(thread, NULL);
   assert_int_equal(atomic_load(&a.t->timeouts) + atomic_load(&b.t->timeouts), 0);
-  assert_true(atomic_load(&a.t->rings) <= PINGS + 2); /* one system call a sleep at most */
+  assert_true(atomic_load(&a.t->rings) <= PINGS + 2); /* at most one system call per sleep */
   pair_close(&a, &b);
 }
 
-/* The same, one side sleeping on the descriptor. */
+/* The same; one side sleeps on the descriptor. */
 static void test_descriptor(void **state) {
   struct end a, b;
   pthread_t thread;
@@ -409,7 +409,7 @@ static bool socket_stands(const char *address) {
   return found;
 }
 
-/* In a child: connects and sends until it is killed. */
+/* Runs in a child: connects and sends until it is killed. */
 static void child_stream(const char *address) {
   struct end end;
   mlfab_io_event event;
@@ -446,7 +446,7 @@ static void test_killed(void **state) {
     }
     kill(child, SIGKILL);
     assert_int_equal(waitpid(child, &status, 0), child);
-    for (;;) { /* what was complete when it died, then DOWN */
+    for (;;) { /* complete frames arrive after its death, then DOWN */
       if (!table->poll(end.t, &event)) {
         table->wait(end.t, 60 * SECONDS);
         continue;
@@ -468,7 +468,7 @@ static void test_killed(void **state) {
 
 /* ---- hostile peers ---- */
 
-/* What b reports after a's hand has written into the segment. */
+/* Expects b to report DOWN after the test has written into a's segment. */
 static void expect_down(struct end *end, int code) {
   mlfab_io_event event = end_next(end, MLFAB_IO_DOWN);
   assert_int_equal(event.link, end->link);
@@ -483,9 +483,9 @@ static void test_hostile_word(void **state) {
                             valid,                                    /* no head */
                             valid | UINT64_C(63) << 32,               /* too short */
                             valid | UINT64_C(65601) << 32,            /* too long */
-                            valid | UINT64_C(64) << 32 | 0xffffffffu, /* bulk beyond everything */
+                            valid | UINT64_C(64) << 32 | 0xffffffffu, /* bulk too large */
                             valid | UINT64_C(64) << 32 | (MLFAB_BULK_MAX + 1),
-                            valid | UINT64_C(65) << 32, /* not what the frame says */
+                            valid | UINT64_C(65) << 32, /* differs from the frame's header */
                             valid | UINT64_C(64) << 32 | 1,
                             UINT64_MAX};
   (void)state;
@@ -522,7 +522,8 @@ static void test_hostile_tail(void **state) {
     mlfab_io_event event;
     int code = 0;
     pair_open(&a, &b);
-    for (uint64_t k = 0; k < 600; k++) { /* so that the tail has moved, and is known to have */
+    /* so that the tail has moved, and the other side knows it */
+    for (uint64_t k = 0; k < 600; k++) {
       send_blocking(&a, k, 60000);
       while (b.t->live_count > 0 && table->poll(b.t, &event)) table->release(b.t, &event);
     }
@@ -535,8 +536,8 @@ static void test_hostile_tail(void **state) {
   }
 }
 
-/* Everything that a peer can write is written over at random, again and again: whatever is reported,
- * nothing outside the mapping is touched, and every call ends. */
+/* Overwrites everything that a peer can write with random bytes, again and again: no access outside the
+ * mapping, and every call returns. */
 static void test_hostile_noise(void **state) {
   mlfab__rng prng;
   (void)state;
@@ -574,7 +575,7 @@ static int stranger(const struct end *end) {
   return fd;
 }
 
-/* Passes the right packet with these descriptors, which must be refused. */
+/* Passes these descriptors in an otherwise correct packet; they must be refused. */
 static void stranger_passes(struct end *end, int segment, int bell, int event_fd) {
   int fd = stranger(end), fds[3] = {segment, bell, event_fd};
   assert_true(shm_packet_send(fd, fds, 3));
@@ -606,8 +607,9 @@ static void test_strangers(void **state) {
   stranger_passes(&end, segment, small, event_fd);
   stranger_passes(&end, segment, bell, pipes[1]);
   stranger_passes(&end, pipes[0], bell, event_fd);
-  assert_int_equal(entries("/proc/self/fd"), open_before + 2); /* what they passed is closed */
-  /* A hundred that say nothing: the oldest make room, and a peer still gets through. */
+  /* the passed descriptors are closed */
+  assert_int_equal(entries("/proc/self/fd"), open_before + 2);
+  /* A hundred strangers that send nothing: the oldest are closed, and a peer still connects. */
   for (int i = 0; i < 100; i++) {
     fds[i] = stranger(&end);
     while (table->poll(end.t, &event)) refused += event.kind == MLFAB_IO_REFUSED;
@@ -624,8 +626,8 @@ static void test_strangers(void **state) {
   pair_close(&end, &peer);
 }
 
-/* Without a descriptor left whoever has said nothing makes room; where there is nobody, the caller waits, and
- * keeps no sleeper awake. */
+/* Without a free descriptor a stranger that has sent nothing is closed for the new caller. When there is
+ * none, the caller waits, and does not keep a sleeper awake. */
 static void test_no_descriptors(void **state) {
   enum { MOST = 256 };
   struct rlimit before, few;
@@ -660,7 +662,7 @@ static void test_no_descriptors(void **state) {
       while (table->poll(end.t, &event)) continue;
       usleep(1000);
     }
-    assert_int_equal(atomic_load(&end.t->half_count), 1); /* it was heard in the end */
+    assert_int_equal(atomic_load(&end.t->half_count), 1); /* it was admitted in the end */
     close(callers[1]);
     if (waiting) close(callers[0]);
     for (int i = 0; i < 20 && atomic_load(&end.t->half_count) > 0; i++) {
@@ -705,7 +707,7 @@ static void test_addresses(void **state) {
       .size = sizeof options, .listen = name, .env = &a.counted.hooks, .error = &error};
   assert_int_equal(table->open(&options, &self, other), MLFAB_ERR_ADDRESS_IN_USE);
   assert_int_equal(error.code, MLFAB_ERR_ADDRESS_IN_USE);
-  /* By its short name, and a node with itself. */
+  /* By its short name; and a node with itself. */
   assert_int_equal(table->connect(b.t, name, 1), 0);
   end_next(&a, MLFAB_IO_UP);
   end_next(&b, MLFAB_IO_UP);
@@ -715,7 +717,7 @@ static void test_addresses(void **state) {
   pair_close(&a, &b);
 }
 
-/* Memory that fails at the k-th call: an error or silence, never a crash, and nothing is lost of it. */
+/* The k-th allocation fails: an error or silence, never a crash or a leak. */
 static long fail_in;
 
 static void *failing_allocate(void *user, size_t bytes) {
@@ -755,7 +757,7 @@ static void test_no_memory(void **state) {
       while (table->poll(a.t, &event))
         if (event.kind == MLFAB_IO_UP) a.link = event.link;
       if (a.link != 0 && frame_send(&a, (uint64_t)i, 2000, 0) == 0) table->flush(a.t);
-      if (b.link == 0) table->wait(b.t, SECONDS / 1000); /* then sockets are looked at */
+      if (b.link == 0) table->wait(b.t, SECONDS / 1000); /* wait looks at sockets */
       while (table->poll(b.t, &event)) {
         if (event.kind == MLFAB_IO_UP) b.link = event.link;
         if (event.kind == MLFAB_IO_FRAME) got++;
@@ -768,8 +770,8 @@ static void test_no_memory(void **state) {
   }
 }
 
-/* In a child: connects, tells the pid of a child of its own, which keeps the life line, and is done at a
- * byte. */
+/* Runs in a child: connects, sends the pid of a child of its own, which inherits the life line, and ends
+ * when it reads a byte. */
 static void child_with_child(const char *address, int tell, int end_with) {
   struct end end;
   char byte;
@@ -782,8 +784,8 @@ static void child_with_child(const char *address, int tell, int end_with) {
   _exit(0);
 }
 
-/* A peer that is stopped answers probes by its existence, and one that left its descriptors to a child
- * does not. */
+/* A stopped peer answers probes, because its process exists. A peer that died does not, even if a child of
+ * its holds its descriptors. */
 static void test_probe(void **state) {
   int told[2], tell[2];
   pid_t heir = 0;
@@ -810,7 +812,7 @@ static void test_probe(void **state) {
   for (int i = 0; i < 2; i++) close(told[i]), close(tell[i]);
 }
 
-/* What stays within the host takes nothing of its network, so there is nothing to measure. */
+/* A link within the host uses no network, so there is nothing to measure. */
 static void test_local(void **state) {
   (void)state;
   assert_int_equal(table->abi, MLFAB_TRANSPORT_ABI);

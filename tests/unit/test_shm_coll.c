@@ -1,9 +1,9 @@
 /* test_shm_coll.c - transports/shm_coll.c: collectives of real processes against a literal sum, over kinds,
- * types, sizes, lists of buffers, and memories that are shared or not; what a failure leaves behind;
- * members that die, sleep, close early or are not what they seem.
+ * types, sizes, lists of buffers, shared memory and private memory; the state after a failure; members that
+ * die, stop, close early or are hostile.
  *
- * Every member computes what all others bring from the seed, adds it up the slow way and compares
- * bits. MLFAB_SEED=n runs one random case alone, MLFAB_SCALE=100 a hundred times as many. */
+ * Every member computes all contributions from the seed, adds them up serially and compares bits.
+ * MLFAB_SEED=n runs one random case alone, MLFAB_SCALE=100 a hundred times as many. */
 #include "../../transports/shm_coll.c"
 
 #include "../../core/base/rng.h"
@@ -23,10 +23,10 @@
 
 enum { MEMBERS = 8, MOST = 70000, LISTS = 5, GARBAGE = 77 };
 
-/* What the processes of a test share. */
+/* Memory that the processes of a test share. */
 struct common {
   mlfab__shm_coll_name names[MLFAB__SHM_COLL_MOST];
-  _Atomic uint32_t met, dead, resume; /* dead: a bit a member, that died or was stopped */
+  _Atomic uint32_t met, dead, resume; /* dead: a bit for each member that died or was stopped */
 };
 
 struct member {
@@ -35,7 +35,7 @@ struct member {
   mlfab__shm_coll *arena;
   uint32_t n, me;
   uint64_t number, meetings;
-  bool mourned; /* the dead are not waited for any more */
+  bool mourned; /* the others no longer wait for the dead */
 };
 
 static uint64_t setting(const char *name, uint64_t otherwise) {
@@ -43,7 +43,7 @@ static uint64_t setting(const char *name, uint64_t otherwise) {
   return text != NULL ? strtoull(text, NULL, 10) : otherwise;
 }
 
-/* In the children, where a failed assertion has nowhere to go. */
+/* For the children, in which a failed assertion would not be reported. */
 #define CHECK(what)                                                                          \
   do {                                                                                       \
     if (!(what)) {                                                                           \
@@ -52,7 +52,7 @@ static uint64_t setting(const char *name, uint64_t otherwise) {
     }                                                                                        \
   } while (0)
 
-/* All members have come here. */
+/* A barrier of all members. */
 static void meet(struct member *m) {
   m->meetings++;
   atomic_fetch_add(&m->common->met, 1);
@@ -74,8 +74,8 @@ static void open_arena(struct member *m) {
 
 typedef void (*body_fn)(struct member *m, uint64_t seed);
 
-/* Runs `body` in n processes; `killed` has a bit for those that must die of a signal. A member that
- * stops goes on when another says so. */
+/* Runs `body` in n processes; `killed` has a bit for each that must die of a signal. A stopped member goes
+ * on when another one says so. */
 static void team(uint32_t n, uint64_t seed, body_fn body, uint32_t killed) {
   pid_t pids[MEMBERS];
   struct common *common =
@@ -122,7 +122,7 @@ static void team(uint32_t n, uint64_t seed, body_fn body, uint32_t killed) {
 
 /* ---- the literal operations ---- */
 
-/* An element on its own, and its bytes. */
+/* An element in all types, and its bytes. */
 union element {
   float f;
   double d;
@@ -149,7 +149,7 @@ static float from_half(int dtype, uint16_t h) {
   return x;
 }
 
-/* What member j brings at element i. Halves are chosen so that all results are exact. */
+/* Member j's contribution at element i. Halves are chosen so that all results are exact. */
 static union element brought(int dtype, int op, uint64_t seed, uint32_t j, uint64_t i) {
   uint64_t r = mlfab__mix(seed ^ mlfab__mix(i * 64 + j));
   union element e = {.i = 0};
@@ -196,7 +196,7 @@ static union element put_together(int dtype, int op, uint64_t seed, uint32_t n, 
 
 struct trial {
   int kind, dtype, op;
-  uint32_t root, nbufs, width, shared; /* shared: a bit for each member whose memory is */
+  uint32_t root, nbufs, width, shared; /* shared: a bit for each member whose memory is shared */
   uint64_t count, seed;
   uint64_t counts[MEMBERS], first[MEMBERS];
 };
@@ -245,7 +245,7 @@ static bool owns(const struct trial *t, uint32_t j, uint64_t i) {
   return i >= t->first[j] && i < t->first[j] + t->counts[j];
 }
 
-/* What member `me` must hold at element i afterwards. */
+/* The expected value of element i at member `me` afterwards. */
 static union element expected(const struct trial *t, uint32_t n, uint32_t me, uint64_t i) {
   uint32_t owner = 0;
   if (t->kind == MLFAB__SHM_COLL_ALLREDUCE ||
@@ -256,7 +256,7 @@ static union element expected(const struct trial *t, uint32_t n, uint32_t me, ui
   return brought(t->dtype, t->op, t->seed, owner, i);
 }
 
-/* Cuts [0, count) into a list, some of it empty, with gaps between its buffers. */
+/* Cuts [0, count) into a list of buffers, some of them empty, with gaps between them. */
 static uint64_t cut(const struct trial *t, mlfab__rng *prng, uint8_t *memory, mlfab_vec *bufs) {
   uint64_t left = t->count, bytes = 0;
   for (uint32_t i = 0; i < t->nbufs; i++) {
@@ -315,7 +315,7 @@ static int run(struct member *m, const struct trial *t, const mlfab_vec *bufs,
   return shm_coll_run(m->arena, &call, culprit_p);
 }
 
-/* Three times in the same memory: what is shared is known to all by the third. */
+/* Three times in the same memory: by the third time every member has mapped it. */
 static void random_call(struct member *m, const struct trial *t, mlfab__rng *cuts) {
   mlfab_vec bufs[LISTS + 1];
   uint32_t culprit;
@@ -342,7 +342,7 @@ static void random_calls(struct member *m, uint64_t seed) {
   mlfab__rng_seed(&prng, seed);
   for (int i = 0; i < 6; i++) {
     struct trial t = draw(&prng, m->n);
-    mlfab__rng cuts = prng; /* lists may differ, but need not */
+    mlfab__rng cuts = prng; /* lists may differ between members */
     if (t.seed & 2) mlfab__rng_seed(&cuts, t.seed + m->me);
     random_call(m, &t, &cuts);
   }
@@ -365,7 +365,7 @@ static struct trial plain(uint64_t count, uint64_t seed) {
                         .seed = seed};
 }
 
-/* ---- many small ones, and large ones that do not leave the memory in between ---- */
+/* ---- many small ones, and large ones in one shared memory ---- */
 
 static void many_calls(struct member *m, uint64_t seed) {
   uint64_t calls = seed, size = m->n;
@@ -394,7 +394,7 @@ static void test_many(void **state) {
   team(4, 10000, many_calls, 0);
 }
 
-/* The same vector again and again, in rounds, everybody being slow at times. */
+/* The same vector in many rounds; each member is sometimes slow. */
 static void large_calls(struct member *m, uint64_t seed) {
   enum { COUNT = 200000, CALLS = 12 };
   uint64_t room = COUNT * sizeof(int64_t);
@@ -414,7 +414,7 @@ static void large_calls(struct member *m, uint64_t seed) {
     CHECK(run(m, &t, &buf, &culprit) == 0);
     uint64_t factor = m->n * (m->n - 1) / 2 + m->n * k;
     for (uint64_t i = 0; i < COUNT; i++) CHECK((uint64_t)data[i] == i * factor);
-    memset(data, 0xff, room); /* nobody reads it any more, or its sum would be wrong */
+    memset(data, 0xff, room); /* no member reads it any more, or its sum would be wrong */
     t.kind = MLFAB__SHM_COLL_BROADCAST;
     t.root = (uint32_t)(k % m->n);
     if (t.root == m->me) memset(data, (int)k, room);
@@ -430,7 +430,7 @@ static void test_large(void **state) {
   for (uint32_t n = 2; n <= 5; n++) team(n, n, large_calls, 0);
 }
 
-/* Mappings of segments and of shared memories. */
+/* The number of mappings of segments and of shared memory. */
 static int count_mappings(void) {
   FILE *file = fopen("/proc/self/maps", "r");
   char line[512];
@@ -441,7 +441,7 @@ static int count_mappings(void) {
   return n;
 }
 
-/* What was released is unmapped by the others: a segment, slots and a vector of each are left. */
+/* The others unmap released memory: a segment, the slots and a vector of each member are left. */
 static void releases(struct member *m, uint64_t seed) {
   void *other = NULL;
   for (uint64_t k = 0; k < 30; k++) {
@@ -457,7 +457,8 @@ static void releases(struct member *m, uint64_t seed) {
     CHECK(mappings >= 3 * (int)m->n && mappings <= 3 * (int)m->n + (other != NULL));
     if (other != NULL) CHECK(shm_coll_release(m->arena, other) == 0);
     CHECK(shm_coll_release(m->arena, data) == 0);
-    other = (k + m->me) % 3 == 0 ? shm_coll_alloc(m->arena, 10) : NULL; /* takes its entry */
+    /* takes the released entry */
+    other = (k + m->me) % 3 == 0 ? shm_coll_alloc(m->arena, 10) : NULL;
   }
 }
 
@@ -476,7 +477,7 @@ static void next_epoch(struct member *m, uint32_t epoch) {
   meet(m);
 }
 
-/* One member has another signature; all blame the same one, and nothing was changed. */
+/* One member has another signature: all blame the same member, and no buffer changes. */
 static void mismatch(struct member *m, uint64_t seed) {
   static float data[MOST];
   for (uint32_t odd = 0; odd < m->n; odd++) {
@@ -502,7 +503,7 @@ static void test_mismatch(void **state) {
   }
 }
 
-/* NaN of one member, or of two. */
+/* One or two members have a NaN. */
 static void refusal(struct member *m, uint64_t seed) {
   static float data[MOST];
   uint64_t count = seed % 2 ? 100 : MOST;
@@ -536,7 +537,7 @@ static void test_refusal(void **state) {
   for (uint64_t seed = 2; seed < 8; seed++) team((uint32_t)(2 + seed % 3), seed, refusal, 0);
 }
 
-/* The others go on without the victim, in a new epoch. */
+/* The others continue without the victim, in a new epoch. */
 static void go_on_without(struct member *m, uint32_t victim) {
   mlfab__shm_coll_name rest[MEMBERS];
   uint32_t n = 0;
@@ -555,7 +556,7 @@ static void go_on_without(struct member *m, uint32_t victim) {
   while (atomic_load(&m->common->met) < before + 2 * n) sched_yield();
 }
 
-/* Sends itself a signal from outside, soon, wherever it is then. */
+/* A child sends this process a signal soon, at an arbitrary point. */
 static void expect(int signal, uint64_t most_us, uint64_t seed) {
   pid_t self = getpid();
   if (fork() != 0) return;
@@ -564,7 +565,7 @@ static void expect(int signal, uint64_t most_us, uint64_t seed) {
   _exit(0);
 }
 
-/* Member `seed` mod n is killed: after some calls, or anywhere. */
+/* Member `seed` mod n is killed, after some calls or at an arbitrary point. */
 static void death(struct member *m, uint64_t seed) {
   static float data[8 * MOST];
   uint32_t victim = (uint32_t)(seed % m->n), culprit;
@@ -591,9 +592,9 @@ static void test_death(void **state) {
   }
 }
 
-/* A member is stopped in a call on shared memories, is taken for dead, and awakes when the others
- * have done with that call: it must not write into what is the callers' again, nor into slots, and
- * must not take its own call for done. */
+/* A member is stopped in a call on shared memory, is declared dead, and resumes when the others have
+ * finished that call without it. It must not write into memory that belongs to the callers again, nor into
+ * slots, and its own call must fail. */
 static void stop(struct member *m, uint64_t seed) {
   enum { COUNT = 16 * MOST };
   uint32_t victim = (uint32_t)(seed % m->n), culprit;
@@ -614,7 +615,7 @@ static void stop(struct member *m, uint64_t seed) {
   go_on_without(m, victim);
   memset(data, GARBAGE, COUNT * 8);
   if (m->me == 0) atomic_store(&m->common->resume, 1);
-  /* For a while, that all agree on. */
+  /* For a while; all members agree on its end. */
   struct trial one = {
       .kind = MLFAB__SHM_COLL_ALLREDUCE, .dtype = MLFAB_I64, .nbufs = 1, .count = 1};
   int64_t on = 1;
@@ -633,7 +634,7 @@ static void test_stop(void **state) {
   for (uint64_t seed = 0; seed < runs; seed++) team((uint32_t)(2 + seed / 8 % 3), seed, stop, 0);
 }
 
-/* A member closes as soon as it is through, while others still look for its door. */
+/* A member closes when it has finished, while others may still look for its door. */
 static void early(struct member *m, uint64_t seed) {
   float data[16] = {0};
   uint32_t culprit;
@@ -682,7 +683,7 @@ static void test_names(void **state) {
     if (i == 1) names[1].bytes += 4096;
     if (i == 2) names[1].fd = 1000;
     if (i == 3) names[1].pid = 0x3fffffff;
-    if (i >= 4) { /* a true copy, whose size may change; not a segment */
+    if (i >= 4) { /* a true copy, but resizable; not a segment */
       fd = memfd_create("test", MFD_ALLOW_SEALING);
       assert_int_equal(ftruncate(fd, (off_t)names[1].bytes), 0);
       if (i == 4)
@@ -701,7 +702,7 @@ static void test_names(void **state) {
   pair_close(&pair);
 }
 
-/* Plays member 1 while member 0 waits for it. */
+/* Acts as member 1 while member 0 waits for it. */
 struct player {
   struct pair *pair;
   int calls;
@@ -716,7 +717,7 @@ static int withdraw(void *user) {
   return 0;
 }
 
-/* A call of member 0 that waits for a member 1 that is played. */
+/* A call of member 0, which waits for the simulated member 1. */
 static mlfab__shm_coll_call played_call(struct player *player, const mlfab_vec *buf) {
   return (mlfab__shm_coll_call){.signature = 5,
                                 .kind = MLFAB__SHM_COLL_ALLREDUCE,
@@ -734,8 +735,8 @@ static void play_door(struct pair *pair) {
   atomic_store(&own->doors[0].word, (UINT64_C(8) << 40) + 1);
 }
 
-/* A door that was taken back before the reading was over: what was read is not used, what was said is
- * taken back, and pages that member 1 may still write to are given up, with their contents kept. */
+/* Member 1's door is withdrawn before member 0 has finished reading: member 0 does not use what it read,
+ * withdraws its own door, and replaces pages that member 1 may still write to; their contents are kept. */
 static void withdrawn(uint64_t bytes, uint64_t from, bool whole) {
   enum { FLOATS = 65536, BYTES = FLOATS * 4 };
   struct pair pair;
@@ -768,7 +769,7 @@ static void withdrawn(uint64_t bytes, uint64_t from, bool whole) {
   assert_int_equal(pair.arenas[0]->peers[0].slots->in[0][0], 0);
   assert_int_equal(pair.arenas[0]->memories->entry, whole ? 1 : SHM_COLL_MEMORIES);
   assert_int_not_equal(atomic_load(&own->entries[1].generation), generation);
-  /* Member 1 had joined the next epoch before: it finds the new pages. */
+  /* Member 1 has joined the next epoch before: it finds the new pages. */
   assert_int_equal(shm_coll_join(pair.arenas[0], pair.names, 2, 0, 8), 0);
   assert_int_equal(shm_coll_run(pair.arenas[1], &call, &culprit), MLFAB_ERR_CANCELLED);
   assert_int_equal(seen->views[0].generation, atomic_load(&own->entries[0].generation));
@@ -784,7 +785,7 @@ static void test_withdrawn(void **state) {
   withdrawn(65536 * 5 + 20, 65536, false);
 }
 
-/* Pages that hold something else besides are not lent. */
+/* Pages that also hold other data are not lent. */
 static void test_not_lent(void **state) {
   static const uint64_t places[][2] = {
       {65536 * 4 + 64, 0}, {65536 * 8, 64}, {65536 * 8, 65536 + 64}};
@@ -796,7 +797,7 @@ static void test_not_lent(void **state) {
     pair_open(&pair);
     struct shm_coll_segment *own = pair.arenas[0]->own;
     uint8_t *memory = shm_coll_alloc(pair.arenas[0], places[i][0]);
-    mlfab_vec buf = {memory + places[i][1], 65535}; /* an element less than pages */
+    mlfab_vec buf = {memory + places[i][1], 65535}; /* one element less than whole pages */
     mlfab__shm_coll_call call = played_call(&player, &buf);
     atomic_store(&pair.arenas[1]->own->mapped[0][1], atomic_load(&own->entries[1].generation));
     play_door(&pair);
@@ -806,7 +807,7 @@ static void test_not_lent(void **state) {
   }
 }
 
-/* Doors that name memories which there are not, or places outside. */
+/* Doors that name memory that does not exist, or ranges outside it. */
 static void test_hostile(void **state) {
   static float data[MOST];
   mlfab_vec buf = {data, MOST};
@@ -841,7 +842,7 @@ static void test_hostile(void **state) {
   }
 }
 
-/* A member without descriptors cannot map what others share; they go on copying. */
+/* A member without descriptors cannot map the others' shared memory; the calls copy instead. */
 static void no_descriptors(struct member *m, uint64_t seed) {
   struct rlimit limit = {0, 0};
   float *data = shm_coll_alloc(m->arena, MOST * sizeof *data);
@@ -872,7 +873,7 @@ static int count_descriptors(void) {
   return n;
 }
 
-/* Opening, joining and sharing leave no mapping and no descriptor, also when there are none. */
+/* Opening, joining and sharing leave no mapping and no descriptor, also when descriptors run out. */
 static void test_leaks(void **state) {
   int descriptors = 0;
   (void)state;

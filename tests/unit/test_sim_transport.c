@@ -1,7 +1,7 @@
 /* test_sim_transport.c - transports/sim.c: the arithmetic of time, every fault, and driving contexts.
  *
- * Works at the level of the transport's table. The functions of contexts that the simulator calls are
- * defined here, and stand for a context that counts what is done to it. */
+ * Works at the level of the transport's table. The test defines the functions of contexts that the
+ * simulator calls; they stand for a context and count the calls. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -22,7 +22,7 @@ enum { HOSTS = 8, HEAD = 64 };
 #define RATE 1000000u /* bytes a second: a byte takes 1 us */
 #define LATENCY 1000000u
 
-/* ---- a context that is not one ---- */
+/* ---- a substitute for a context ---- */
 
 struct mlfab {
   mlfab_config config;
@@ -100,12 +100,12 @@ int mlfab_abandon(mlfab **ctx_p) {
   return 0;
 }
 
-/* ---- a rig: hosts with endpoints, and what they have been told ---- */
+/* ---- a rig: hosts with endpoints, and their events ---- */
 
 typedef struct told {
   mlfab_io_event event;
   uint64_t at_ns;
-  uint8_t first; /* byte of the bulk */
+  uint8_t first; /* first byte of the bulk */
 } told;
 
 typedef struct rig {
@@ -143,14 +143,14 @@ static void *endpoint(mlfab_sim *sim, uint32_t host) {
   return self;
 }
 
-/* With `shared`, hosts 1 and 2 use the ports of host 0. */
+/* With `shared`, hosts 1 and 2 use host 0's ports. */
 static rig *rig_make_sharing(const mlfab_sim_options *o, int shared) {
   rig *r = calloc(1, sizeof *r);
   assert_int_equal(mlfab_sim_create(o, &r->sim), 0);
   r->t = mlfab_transport_sim();
   if (shared) {
     assert_int_equal(mlfab_sim_share(r->sim, 2, 1), 0);
-    assert_int_equal(mlfab_sim_share(r->sim, 1, 0), 0); /* 2 comes along */
+    assert_int_equal(mlfab_sim_share(r->sim, 1, 0), 0); /* host 2 shares them too */
   }
   for (uint32_t i = 0; i < HOSTS; i++) r->self[i] = endpoint(r->sim, i);
   return r;
@@ -227,7 +227,7 @@ static pair connect_pair(rig *r, int a, int b) {
   return p;
 }
 
-/* Sends a ghost frame of `bytes` in all. */
+/* Sends a ghost frame of `bytes` in total. */
 static int send_ghost(rig *r, int host, uint32_t link, uint32_t bytes, uint64_t token) {
   uint8_t head[HEAD] = {0};
   head[0] = (uint8_t)token;
@@ -244,7 +244,7 @@ static void test_rate_and_latency_are_exact(void **state) {
   (void)state;
   assert_int_equal(send_ghost(r, 0, p.a, 1000000, 5), 0);
   rig_run(r, 3 * SECOND);
-  /* A second out, the latency, a second in. */
+  /* A second to send, the latency, a second to receive. */
   assert_int_equal(seen(r, 0, MLFAB_IO_SENT, 0)->at_ns, start + SECOND);
   assert_int_equal(seen(r, 0, MLFAB_IO_SENT, 0)->event.token, 5);
   const told *frame = seen(r, 1, MLFAB_IO_FRAME, 0);
@@ -290,8 +290,8 @@ static void test_bulk_is_borrowed_until_sent(void **state) {
   for (uint64_t i = 0; i < 3; i++)
     assert_int_equal(r->t->send(r->self[0], p.a, head, HEAD, bulk[i], 1000, 20 + i), 0);
   assert_int_equal(r->t->detach(r->self[0], p.a, 21), 0);
-  memset(bulk[1], 2, 1000); /* detached: not seen */
-  memset(bulk[2], 3, 1000); /* borrowed: seen */
+  memset(bulk[1], 2, 1000); /* detached: the receiver does not see it */
+  memset(bulk[2], 3, 1000); /* borrowed: the receiver sees it */
   rig_run(r, SECOND);
   assert_int_equal(seen(r, 1, MLFAB_IO_FRAME, 0)->first, 1);
   assert_int_equal(seen(r, 1, MLFAB_IO_FRAME, 1)->first, 1);
@@ -312,10 +312,10 @@ static void test_two_senders_share_the_receiver(void **state) {
     assert_int_equal(send_ghost(r, 1, q.a, 50000, 2), 0);
   }
   rig_run(r, 4 * SECOND);
-  /* 2 MB through an in-port of 1 MB/s: two seconds and the first frame's way out. */
+  /* 2 MB into a port of 1 MB/s: two seconds, plus the first frame's time on the out-port. */
   assert_int_equal(times(r, 2, MLFAB_IO_FRAME), 40);
   assert_int_equal(seen(r, 2, MLFAB_IO_FRAME, 39)->at_ns, start + 2050 * MILLI + LATENCY);
-  /* In turns: neither is ahead of the other by more than a frame. */
+  /* In turns: neither link is more than a frame ahead. */
   for (int i = 0; i < 40; i++) {
     early += seen(r, 2, MLFAB_IO_FRAME, i)->event.link == p.b ? 1 : -1;
     assert_in_range(early + 1, 0, 2);
@@ -337,7 +337,7 @@ static void test_small_frames_do_not_wait_for_other_links(void **state) {
   rig_free(r);
 }
 
-/* A frame each: lanes with frames of different sizes get different shares. */
+/* One frame each in turn: links with different frame sizes get different shares. */
 static void test_a_port_serves_its_lanes_in_turn(void **state) {
   mlfab_sim_options o = plain();
   rig *r = rig_make(&o);
@@ -367,7 +367,7 @@ static void test_rate_changes_in_the_middle(void **state) {
   assert_int_equal(send_ghost(r, 0, p.a, 1000000, 5), 0);
   rig_run(r, SECOND / 4);
   assert_int_equal(mlfab_sim_set_rate(r->sim, 0, RATE, 0),
-                   0); /* a quarter has left; nothing moves */
+                   0); /* a quarter has been sent; now the port stops */
   rig_run(r, SECOND);
   assert_int_equal(times(r, 0, MLFAB_IO_SENT), 0);
   assert_int_equal(mlfab_sim_set_rate(r->sim, 0, RATE, 3 * RATE), 0); /* the rest takes 0.25 s */
@@ -375,7 +375,7 @@ static void test_rate_changes_in_the_middle(void **state) {
   assert_int_equal(seen(r, 0, MLFAB_IO_SENT, 0)->at_ns, start + 1500 * MILLI);
   assert_int_equal(seen(r, 1, MLFAB_IO_FRAME, 0)->at_ns, start + 2500 * MILLI + LATENCY);
   assert_int_equal(mlfab_sim_set_rate(r->sim, HOSTS, 1, 1), MLFAB_ERR_ARGUMENT);
-  /* Half a second at a half of the rate, and another half of it, which was a quarter, at half of that. */
+  /* Half a second at half the rate, then at a quarter, then at an eighth. */
   assert_int_equal(mlfab_sim_set_rate(r->sim, 0, RATE, RATE / 2), 0);
   start = now(r);
   assert_int_equal(send_ghost(r, 0, p.a, 1000000, 6), 0);
@@ -397,13 +397,13 @@ static void test_again_and_writable(void **state) {
   r->deaf[1] = 1;
   for (int i = 0; i < 10; i++) assert_int_equal(send_ghost(r, 0, p.a, 10000, 1), 0);
   assert_int_equal(send_ghost(r, 0, p.a, HEAD, 1), MLFAB_ERR_AGAIN);
-  rig_run(r, 2 * SECOND); /* all of it is there, and nobody reads: no room */
+  rig_run(r, 2 * SECOND); /* all of it has arrived, and nobody reads: no room */
   assert_int_equal(times(r, 0, MLFAB_IO_WRITABLE), 0);
   assert_int_equal(send_ghost(r, 0, p.a, HEAD, 1), MLFAB_ERR_AGAIN);
   r->deaf[1] = 0;
   rig_run(r, SECOND);
   assert_int_equal(times(r, 0, MLFAB_IO_WRITABLE), 1);
-  assert_int_equal(send_ghost(r, 0, p.a, 500000, 1), 0); /* beyond the buffer, but alone */
+  assert_int_equal(send_ghost(r, 0, p.a, 500000, 1), 0); /* larger than the buffer, but alone */
   assert_int_equal(send_ghost(r, 0, p.a, HEAD, 1), MLFAB_ERR_AGAIN);
   rig_run(r, 3 * SECOND);
   assert_int_equal(times(r, 0, MLFAB_IO_WRITABLE), 2);
@@ -433,7 +433,7 @@ static void test_shared_ports_share_the_rate(void **state) {
     assert_int_equal(seen(r, 2, MLFAB_IO_FRAME, 9)->at_ns,
                      start + (10 + twice * 100) * MILLI + LATENCY);
     assert_int_equal(times(r, 0, MLFAB_IO_FRAME), 10);
-    /* The rate of one is that of all. */
+    /* The rate of one host is that of all that share its port. */
     assert_int_equal(mlfab_sim_set_rate(r->sim, 1, RATE, RATE / 10), 0);
     start = now(r);
     assert_int_equal(send_ghost(r, 0, out_a.a, 10000, 7), 0);
@@ -443,8 +443,8 @@ static void test_shared_ports_share_the_rate(void **state) {
   }
 }
 
-/* What sharing hosts send each other takes no port, even when those stand still; partitions and pauses
- * are each host's own. */
+/* Traffic between sharing hosts uses no port, so it continues when the ports stand still; partitions and
+ * pauses are per host. */
 static void test_sharing_hosts_talk_past_their_ports(void **state) {
   mlfab_sim_options o = plain();
   o.loss = o.duplicate = 1;
@@ -505,8 +505,8 @@ static void test_sharing_is_refused_late(void **state) {
   assert_int_equal(mlfab_sim_share(sim, 0, HOSTS), MLFAB_ERR_ARGUMENT);
   void *self = endpoint(sim, 1);
   assert_int_equal(mlfab_sim_share(sim, 1, 2), MLFAB_ERR_STATE);
-  assert_int_equal(mlfab_sim_share(sim, 2, 1), 0); /* the other way round nothing is in the way */
-  assert_int_equal(mlfab_sim_share(sim, 1, 2), 0); /* and now it is so */
+  assert_int_equal(mlfab_sim_share(sim, 2, 1), 0); /* the other way round is allowed */
+  assert_int_equal(mlfab_sim_share(sim, 1, 2), 0); /* and now it is set */
   assert_int_equal(mlfab_sim_share(sim, 2, 3), MLFAB_ERR_STATE);
   mlfab_transport_sim()->close(self);
   assert_int_equal(mlfab_sim_share(sim, 2, 3), MLFAB_ERR_STATE);
@@ -525,7 +525,7 @@ static void test_measure_is_exact(void **state) {
   pair p = connect_pair(r, 0, 1);
   mlfab_measure m, n;
   (void)state;
-  assert_int_equal(measure(r, 0, &m), 0); /* from here on */
+  assert_int_equal(measure(r, 0, &m), 0); /* start of the window */
   assert_int_equal(measure(r, 1, &m), 0);
   assert_int_equal(measure(r, 0, &m), 0); /* no time has passed */
   assert_int_equal(send_ghost(r, 0, p.a, 1000000, 5), 0);
@@ -537,7 +537,8 @@ static void test_measure_is_exact(void **state) {
   assert_true(m.delivery_out == 1e6 && m.delivery_in == 0 && m.nominal == 0);
   assert_int_equal(m.limited_out, 0);
   assert_int_equal(m.limited_in, 1);
-  assert_int_equal(mlfab_sim_set_rate(r->sim, 0, RATE, 0), 0); /* stands still, and is not idle */
+  /* the port stands still, but is not idle */
+  assert_int_equal(mlfab_sim_set_rate(r->sim, 0, RATE, 0), 0);
   rig_run(r, SECOND);
   assert_int_equal(measure(r, 0, &m), 1);
   assert_int_equal(m.bytes_out, 0);
@@ -550,14 +551,14 @@ static void test_measure_is_exact(void **state) {
   assert_int_equal(m.limited_out, 1);
   assert_int_equal(measure(r, 1, &n), 1);
   assert_int_equal(n.elapsed_ns, 9 * SECOND / 4);
-  assert_int_equal(n.bytes_in, 624000); /* 625 ms less the latency */
+  assert_int_equal(n.bytes_in, 624000); /* 625 ms minus the latency */
   assert_int_equal(n.bytes_out, 0);
   assert_true(n.delivery_in == 1e6);
-  /* Of a frame that is lost on the way what had passed counts. */
+  /* Of a lost frame the bytes that had passed count. */
   r->t->close(r->self[0]);
   r->self[0] = NULL;
   assert_int_equal(mlfab_sim_crash(r->sim, 1), 0);
-  assert_int_equal(measure(r, 1, &n), 0); /* a dead endpoint says nothing */
+  assert_int_equal(measure(r, 1, &n), 0); /* a dead endpoint measures nothing */
   rig_free(r);
 }
 
@@ -582,7 +583,7 @@ static void test_measure_counts_for_all_that_share(void **state) {
   rig_free(r);
 }
 
-/* Under load the monitor finds the rate, and a new one within two seconds. */
+/* Under load the monitor finds the rate, and a changed one within two seconds. */
 static void test_the_monitor_finds_the_rate(void **state) {
   static const uint64_t rates[] = {RATE, RATE / 4, 3 * RATE, RATE / 10};
   mlfab_sim_options o = plain();
@@ -792,7 +793,7 @@ static void test_partition_while_connecting(void **state) {
   rig *r = rig_make(&o);
   (void)state;
   assert_int_equal(r->t->connect(r->self[0], "sim:1", 3), 0);
-  rig_run(r, LATENCY + 1000); /* 1 has accepted, 0 has not heard of it */
+  rig_run(r, LATENCY + 1000); /* 1 has accepted, 0 does not know yet */
   assert_int_equal(mlfab_sim_partition(r->sim, 0, 1, 1), 0);
   assert_int_equal(send_ghost(r, 1, seen(r, 1, MLFAB_IO_UP, 0)->event.link, 1000, 1), 0);
   rig_run(r, SECOND);
@@ -801,7 +802,7 @@ static void test_partition_while_connecting(void **state) {
   rig_run(r, SECOND);
   assert_int_equal(r->log[0][0].event.kind, MLFAB_IO_UP);
   assert_int_equal(r->log[0][1].event.kind, MLFAB_IO_FRAME);
-  /* And when it does not heal in time, both hear that it is nothing, the far one afterwards. */
+  /* If the partition does not heal in time, both ends report DOWN, the far one later. */
   assert_int_equal(r->t->connect(r->self[2], "sim:3", 3), 0);
   rig_run(r, LATENCY + 1000);
   assert_int_equal(mlfab_sim_partition(r->sim, 2, 3, 1), 0);
@@ -829,7 +830,8 @@ static void test_pause_keeps_what_comes(void **state) {
   rig_free(r);
 }
 
-/* A stopped process is on a host that answers; one that is cut off, or whose card is, is not. */
+/* A stopped process is on a host that answers probes; a partitioned host, or one without its network card,
+ * does not answer. */
 static void test_probes(void **state) {
   mlfab_sim_options o = plain();
   rig *r = rig_make(&o);
@@ -874,13 +876,13 @@ static void test_crash_and_restart(void **state) {
   assert_int_equal(mlfab_sim_crash(r->sim, 1), 0);
   assert_int_equal(mlfab_sim_crash(r->sim, 1), MLFAB_ERR_STATE);
   assert_int_equal(send_ghost(r, 1, p.b, 1000, 1), MLFAB_ERR_PEER_CLOSED);
-  assert_int_equal(send_ghost(r, 2, q.a, 1000, 7), 0); /* does not know yet */
+  assert_int_equal(send_ghost(r, 2, q.a, 1000, 7), 0); /* it does not know of the crash yet */
   rig_run(r, 2 * SECOND);
   assert_int_equal(restarts, 1);
   assert_int_equal(seen(r, 0, MLFAB_IO_DOWN, 0)->at_ns, start + LATENCY);
   assert_int_equal(times(r, 0, MLFAB_IO_FRAME), 0);
   assert_int_equal(times(r, 1, MLFAB_IO_DOWN), 0);
-  assert_int_equal(times(r, 2, MLFAB_IO_DOWN), 0); /* partitioned: nothing is heard */
+  assert_int_equal(times(r, 2, MLFAB_IO_DOWN), 0); /* partitioned: it learns nothing */
   assert_int_equal(times(r, 2, MLFAB_IO_SENT), 1);
   assert_int_equal(mlfab_sim_partition(r->sim, 1, 2, 0), 0);
   rig_run(r, SECOND);
@@ -889,7 +891,7 @@ static void test_crash_and_restart(void **state) {
   rig_free(r);
 }
 
-/* A random conversation under the whole menu; returns the hash. */
+/* Random traffic with all faults; returns a hash of the events. */
 static uint64_t storm(uint64_t seed, int shared, int *downs_p, int *frames_p, int *restarts_p) {
   mlfab_sim_options o = plain();
   uint64_t hash = 0;
@@ -946,7 +948,8 @@ static void test_same_seed_same_hash(void **state) {
 
 static void push_forward(void *user) {
   mlfab *ctx = *(mlfab **)user;
-  ctx->deadline_ns = ctx->env.clock(ctx->env.user) + 5 * MILLI; /* as any call on a context does */
+  /* as every call on a context does */
+  ctx->deadline_ns = ctx->env.clock(ctx->env.user) + 5 * MILLI;
 }
 
 static void test_contexts_are_driven(void **state) {
@@ -963,7 +966,7 @@ static void test_contexts_are_driven(void **state) {
   assert_int_equal(mlfab_sim_open(sim, 1, &config, &b, &error), 0);
   assert_int_equal(mlfab_sim_open(sim, 1, &config, &b, &error), MLFAB_ERR_ADDRESS_IN_USE);
   assert_string_equal(a->config.coordinator, "sim:0");
-  /* A deadline, and one that a callback brings forward. */
+  /* A deadline, and a callback that moves it forward. */
   uint64_t start = mlfab_sim_clock(sim);
   a->deadline_ns = start + 100 * MILLI;
   a->env.clock(a->env.user);
@@ -977,7 +980,7 @@ static void test_contexts_are_driven(void **state) {
   mlfab_sim_run(sim, SECOND);
   assert_int_equal(mlfab_sim_clock(sim), start + 15 * MILLI + SECOND);
   assert_true(b->progressed >= 2);
-  /* A pause: driven afterwards. */
+  /* A pause: the context is driven after it. */
   assert_int_equal(mlfab_sim_pause(sim, 1, SECOND), 0);
   start = mlfab_sim_clock(sim);
   context_free(a);
@@ -1018,12 +1021,12 @@ static void test_wait_runs_the_others(void **state) {
   mlfab_io_event event;
   assert_int_equal(t->poll(a->self, &event), 1);
   start = mlfab_sim_clock(sim);
-  t->wait(a->self, 3 * MILLI); /* nothing comes: exactly the timeout */
+  t->wait(a->self, 3 * MILLI); /* no event: exactly the timeout */
   assert_int_equal(mlfab_sim_clock(sim), start + 3 * MILLI);
   t->wake(a->self);
   t->wait(a->self, SECOND);
   assert_int_equal(mlfab_sim_clock(sim), start + 3 * MILLI);
-  /* A crash of the host that waits comes when its call is over. */
+  /* A crash of the waiting host takes effect when its call returns. */
   mlfab_sim_at(sim, start + 4 * MILLI, crash_zero, sim);
   t->wait(a->self, 3 * MILLI);
   assert_non_null(a);
@@ -1074,7 +1077,7 @@ static void test_a_thousand_hosts(void **state) {
   mlfab_sim_destroy(&sim);
 }
 
-/* Counts down to a refusal. */
+/* Counts down to an allocation that fails. */
 typedef struct budget {
   int left;
   size_t bytes;
@@ -1091,7 +1094,7 @@ static void budget_release(void *user, void *memory, size_t bytes) {
   free(memory);
 }
 
-/* Whatever allocation fails: no crash, no leak, and every frame accepted arrives or its link breaks. */
+/* Whichever allocation fails: no crash, no leak, and every accepted frame arrives or its link breaks. */
 static void test_out_of_memory_at_every_step(void **state) {
   (void)state;
   for (int limit = 0; limit < 60; limit++) {
@@ -1151,7 +1154,7 @@ static void test_bad_options(void **state) {
   o.loss = 1.5;
   assert_int_equal(mlfab_sim_create(&o, &sim), MLFAB_ERR_ARGUMENT);
   o = plain();
-  o.size = offsetof(mlfab_sim_options, loss); /* an older caller: what follows is not read */
+  o.size = offsetof(mlfab_sim_options, loss); /* an older caller: later fields are not read */
   o.loss = 7;
   assert_int_equal(mlfab_sim_create(&o, &sim), 0);
   assert_null(mlfab_sim_host(sim, HOSTS));

@@ -1,7 +1,7 @@
-/* test_sparse_apply.c - packets at the server role. Updates: what packets make of the model against what the
- * same values make of it as dense updates, at another server. Answers: caches that are brought up to date
- * while commits go on, against the model as it stood when each slice was pinned. The parameter filter
- * against its literal version. Frames that break the rules. */
+/* test_sparse_apply.c - packets at the server role. Updates: the model after packets equals the model of
+ * another server after the same values as dense updates. Pulls: caches are brought up to date while commits
+ * continue, and equal the model at the time when each slice was pinned. The parameter filter against a
+ * literal version. Malformed frames. */
 #include "core/sparse/filter.h"
 #include "core/kernels/half.h"
 #include "core/kernels/packet.h"
@@ -25,13 +25,13 @@ enum { W = 3, TENSORS = 5, FLIGHT = 4, STREAM = 1 << 20, MODEL = 1 << 18 };
 
 static uint64_t base_seed;
 
-/* An update on its way to one server. */
+/* An update in flight to one server. */
 typedef struct sending {
   int used;
   uint32_t worker;
   uint64_t seq, bytes, sent, granted;
   uint8_t *data;              /* as it travels */
-  uint32_t ends[4096], nends; /* of packets */
+  uint32_t ends[4096], nends; /* ends of packets */
   int dense;
   uint32_t flags, eager, nsegments; /* to announce it again */
   mlfab__segment segments[8];
@@ -139,7 +139,7 @@ static node *node_open(const setting *s) {
         s->define.tensors * MLFAB__TENSOR_INFO_BYTES);
   assert_int_equal(n->server.phase, MLFAB__MODEL_STANDS);
   for (uint32_t w = 0; w < W; w++) {
-    hello(n, w); /* with the credit */
+    hello(n, w); /* HELLO, which renews the credit */
     n->seq[w] = 1;
   }
   for (uint32_t i = 0; i < FLIGHT; i++) {
@@ -156,7 +156,7 @@ static void node_close(node *n) {
   free(n);
 }
 
-/* The model as it stands. */
+/* The current model. */
 static void node_read(const node *n, uint8_t *out) {
   const mlfab__store *s = &n->server.store;
   for (uint32_t i = 0; i < s->nslices; i++) {
@@ -168,7 +168,7 @@ static void node_read(const node *n, uint8_t *out) {
   }
 }
 
-/* The same bits, but for the sign of zeros. */
+/* The same bits, except for the sign of zeros. */
 static void same_values(const mlfab__layout *layout, const uint8_t *x, const uint8_t *y) {
   for (uint32_t i = 0; i < layout->ntensors; i++) {
     const mlfab__tensor *t = &layout->tensors[i];
@@ -223,7 +223,7 @@ static void set_value(uint8_t *at, uint32_t dtype, double x) {
   if (dtype == MLFAB_I64) memcpy(at, &i, 8);
 }
 
-/* Quarters and halves of small whole numbers: no rounding in any half. */
+/* Quarters and halves of small integers: no half rounds them. */
 static double draw(mlfab__rng *prng) { return ((double)mlfab__rng_below(prng, 200) - 100.0) / 8.0; }
 
 static void update_make(const mlfab__layout *layout, mlfab__rng *prng, update *u) {
@@ -307,7 +307,7 @@ static void push_dense(node *n, uint32_t worker, const update *u, uint32_t eager
   announce(n, s, u, 0, (uint32_t)mlfab__min(eager / 8 * 8, s->bytes));
 }
 
-/* One packet of elements of the update, in whatever form; returns its bytes, perhaps 0. */
+/* A packet of some elements of the update, in a random form. Returns its size, which may be 0. */
 static uint32_t packet(const update *u, const mlfab__tensor *t, uint64_t offset, uint32_t elements,
                        mlfab__rng *prng, uint8_t *out) {
   static uint64_t keep[MLFAB__PACKET_ELEMENTS / 64];
@@ -328,7 +328,7 @@ static uint32_t packet(const update *u, const mlfab__tensor *t, uint64_t offset,
                               (int)mlfab__rng_below(prng, 2));
 }
 
-/* The update as packets that are cut anywhere that is allowed. */
+/* Encodes the update as packets that are cut at random allowed places. */
 static void encode(const mlfab__layout *layout, const update *u, mlfab__rng *prng, sending *s) {
   uint64_t most = 8 + mlfab__rng_below(prng, mlfab__rng_below(prng, 2) ? 200 : 70000);
   for (uint32_t k = 0; k < u->nsegments; k++) {
@@ -340,7 +340,8 @@ static void encode(const mlfab__layout *layout, const update *u, mlfab__rng *prn
       uint64_t elements = 1 + mlfab__rng_below(prng, most);
       bytes = mlfab__min(end, mlfab__min(t->offset + t->bytes, slice->offset + slice->bytes)) - at;
       bytes = mlfab__min(bytes, mlfab__min(elements, MLFAB__PACKET_ELEMENTS) * width);
-      if (s->nends == MLFAB__COUNT(s->ends) - 2) { /* the rest as large ones */
+      /* too many packets: start again with large ones */
+      if (s->nends == MLFAB__COUNT(s->ends) - 2) {
         most = MLFAB__PACKET_ELEMENTS;
         s->nends = 0, s->bytes = 0, k = UINT32_MAX;
         break;
@@ -354,7 +355,7 @@ static void encode(const mlfab__layout *layout, const update *u, mlfab__rng *prn
   }
 }
 
-/* The last end of a packet at or before `upto`, behind what was sent. */
+/* The last packet end at or before `upto` and after the sent bytes. */
 static uint64_t cut(const sending *s, uint64_t upto) {
   uint64_t end = s->sent;
   if (s->dense) return mlfab__max(upto == s->bytes ? upto : upto / 8 * 8, s->sent);
@@ -372,7 +373,7 @@ static void push_packed(node *n, uint32_t worker, const update *u, uint32_t eage
   announce(n, s, u, MLFAB__PUSH_PACKED, (uint32_t)cut(s, mlfab__min(eager, s->bytes)));
 }
 
-/* Sends a frame of something that was granted; 0 when there is nothing. */
+/* Sends one frame of granted bytes; returns 0 when there is none. */
 static int send_some(node *n, mlfab__rng *prng) {
   uint32_t from = (uint32_t)mlfab__rng_below(prng, FLIGHT);
   for (uint32_t k = 0; k < FLIGHT; k++) {
@@ -381,8 +382,7 @@ static int send_some(node *n, mlfab__rng *prng) {
     uint64_t most = mlfab__min(s->granted, s->sent + n->config.chunk_bytes);
     uint64_t end = cut(s, s->sent + 1 + mlfab__rng_below(prng, most - s->sent));
     if (end == s->sent) end = cut(s, most);
-    for (uint32_t i = 0; end == s->sent && i < s->nends;
-         i++) { /* one that is larger than a chunk */
+    for (uint32_t i = 0; end == s->sent && i < s->nends; i++) { /* a packet larger than a chunk */
       if (s->ends[i] > s->sent && s->ends[i] <= s->granted) {
         end = s->ends[i];
         break;
@@ -419,7 +419,7 @@ static void drain(node *n, mlfab__rng *prng) {
   assert_int_equal(in_flight(n), 0);
 }
 
-/* The worker's link breaks, and what is not decided is announced again, in the order of numbers. */
+/* The worker's link breaks; it announces undecided updates again, in the order of their numbers. */
 static void break_link(node *n, uint32_t worker) {
   mlfab__server_lost(&n->server, worker, 1000);
   hello(n, worker);
@@ -466,7 +466,7 @@ static void random_setting(mlfab__rng *prng, setting *s) {
   if (mlfab__rng_below(prng, 5) == 0) s->on_update = adds_half;
 }
 
-/* Two servers see the same updates, one as packets and one dense. */
+/* Two servers get the same updates, one as packets and one dense. */
 static void test_updates(void **state) {
   static update u;
   (void)state;
@@ -477,7 +477,7 @@ static void test_updates(void **state) {
     mlfab__rng_seed(&at_a, round);
     mlfab__rng_seed(&at_b, round + 1);
     random_setting(&prng, &s);
-    if (mlfab__rng_below(&prng, 4) == 0) /* looks at |g| / |w| */
+    if (mlfab__rng_below(&prng, 4) == 0) /* uses |g| / |w| */
       s.define.options.consistency.kind = MLFAB_SYNC_PSSP_DYNAMIC;
     node *a = node_open(&s), *b = node_open(&s);
     uint32_t w = 0;
@@ -501,7 +501,7 @@ static void test_updates(void **state) {
 }
 
 /* Links break at any time: the model is the sum of all updates, each once. The values are such that no
- * order of adding them rounds. */
+ * order of additions rounds. */
 static void test_broken_links(void **state) {
   static update u;
   static uint8_t sum[MODEL], got[MODEL];
@@ -562,15 +562,15 @@ typedef struct arrival { /* a frame on its way to a worker */
 enum { ARRIVALS = 64 };
 
 typedef struct cache {
-  uint8_t *data, *expected; /* expected: the slices as they were when the server pinned them */
+  uint8_t *data, *expected; /* expected: the slices at the time when the server pinned them */
   uint64_t commits[MLFAB__SLICES_MAX];
   uint32_t epoch;
-  uint64_t request;   /* under way, or 0 */
-  uint64_t got, want; /* bytes answered for */
+  uint64_t request;   /* in progress, or 0 */
+  uint64_t got, want; /* bytes answered; bytes requested */
   int pulled;         /* since it was opened */
   arrival queue[ARRIVALS];
   uint32_t begin, count;
-  uint64_t bulk; /* of the last pull */
+  uint64_t bulk; /* bytes of the last pull */
   uint32_t frames;
 } cache;
 
@@ -585,7 +585,7 @@ static void cache_ask(node *n, uint32_t worker, cache *c, mlfab__rng *prng, int 
   c->request = p.request = ++requests;
   p.epoch = n->server.epoch;
   c->got = c->want = c->bulk = c->frames = 0;
-  /* Whole slices, some of them. */
+  /* Some of the slices, each complete. */
   for (uint32_t i = 0; i < layout->nslices; i++) {
     if (!exact && mlfab__rng_below(prng, 4) == 0) continue;
     const mlfab__slice *slice = &layout->slices[i];
@@ -599,7 +599,7 @@ static void cache_ask(node *n, uint32_t worker, cache *c, mlfab__rng *prng, int 
     }
   }
   if (!exact && mlfab__rng_below(prng, 8) == 0) p.sinces = 0;
-  if (!exact && mlfab__rng_below(prng, 8) == 0) { /* of another life: void */
+  if (!exact && mlfab__rng_below(prng, 8) == 0) { /* of another epoch: void */
     p.epoch++;
     for (uint32_t i = 0; i < p.sinces; i++) sinces[i] = UINT64_MAX - i;
   }
@@ -608,7 +608,7 @@ static void cache_ask(node *n, uint32_t worker, cache *c, mlfab__rng *prng, int 
   assert_int_equal(n->fails, 0);
 }
 
-/* The slice as it stands, as it would travel. */
+/* The current slice in the form that travels. */
 static void expect_slice(const node *n, const mlfab__slice *slice, uint8_t *expected) {
   static uint8_t model[MODEL];
   const mlfab__layout *layout = &n->server.layout;
@@ -666,7 +666,7 @@ static int cache_receive(node *n, uint32_t worker, cache *c) {
   return 1;
 }
 
-/* What the worker makes of a frame. */
+/* The worker handles a frame. */
 static void cache_take(node *n, uint32_t worker, cache *c) {
   arrival *a = &c->queue[c->begin];
   const mlfab__model *m = &a->model;
@@ -696,7 +696,7 @@ static void cache_take(node *n, uint32_t worker, cache *c) {
     }
     c->commits[m->slice] = m->commit;
     if (m->flags & MLFAB__MODEL_LAST) c->request = 0;
-    /* The end of a slice: it is what it was at its commit. */
+    /* At the end of a slice it equals the slice at its commit. */
     if (m->offset + m->bytes == slice->offset + slice->bytes)
       assert_memory_equal(c->data + slice->offset, c->expected + slice->offset, slice->bytes);
   } else {
@@ -722,8 +722,8 @@ static void keep_even(void *user, const mlfab_filter_info *info, const void *val
   }
 }
 
-/* Pushes and pulls of all kinds in all orders: every slice that a cache gets is what the server held
- * when it pinned it, whatever was left out; and when nothing moves, nothing is sent. */
+/* Pushes and pulls of all kinds in all orders: every slice that a cache receives equals the server's slice
+ * when it was pinned, whatever was left out; and when nothing has changed, nothing is sent. */
 static void test_caches(void **state) {
   static update u;
   static cache caches[W];
@@ -747,7 +747,7 @@ static void test_caches(void **state) {
       caches[w].data = malloc(MODEL);
       caches[w].expected = malloc(MODEL);
       assert_true(caches[w].data && caches[w].expected);
-      memset(caches[w].data, 0xee, MODEL); /* nothing of it counts */
+      memset(caches[w].data, 0xee, MODEL); /* none of it is valid */
     }
     uint32_t pushes = 0;
     for (uint32_t step = 0; step < 400; step++) {
@@ -757,7 +757,7 @@ static void test_caches(void **state) {
         case 0:
           if (in_flight(n) == FLIGHT) break;
           update_make(&n->server.layout, &prng, &u);
-          w = pushes++ % W; /* rounds come to their end */
+          w = pushes++ % W; /* complete the open round */
           if (mlfab__rng_below(&prng, 2)) {
             push_dense(n, w, &u, (uint32_t)mlfab__rng_below(&prng, n->server.eager_bytes / 4));
           } else {
@@ -785,7 +785,7 @@ static void test_caches(void **state) {
           break;
       }
     }
-    while (pushes % W != 0) { /* rounds wait for all */
+    while (pushes % W != 0) { /* rounds wait for all workers */
       if (in_flight(n) == FLIGHT) drain(n, &prng);
       update_make(&n->server.layout, &prng, &u);
       push_dense(n, pushes++ % W, &u, 0);
@@ -871,7 +871,7 @@ static void test_filter(void **state) {
       u.segments[0] = (mlfab__segment){0, layout->bytes};
       u.scale = 1.0;
       for (uint32_t w = 0; w < (rounds ? W : 1); w++) {
-        if (w > 0) memset(u.values, 0, layout->bytes); /* the sum is the first one's */
+        if (w > 0) memset(u.values, 0, layout->bytes); /* so the sum equals the first update */
         if (mlfab__rng_below(&prng, 2)) {
           push_dense(n, w, &u, (uint32_t)mlfab__rng_below(&prng, n->server.eager_bytes));
         } else {
@@ -897,7 +897,7 @@ static void test_filter(void **state) {
   }
 }
 
-/* --- what breaks the rules --- */
+/* --- violations --- */
 
 static void fixed_setting(setting *s, uint32_t rule) {
   memset(s, 0, sizeof *s);
@@ -914,8 +914,8 @@ static void fixed_setting(setting *s, uint32_t rule) {
   s->eager_bytes = 65536;
 }
 
-/* Two packets of 8 elements, `first` and `second` in the model, of an update of [from, to). Returns the
- * text of the drop, or "" */
+/* Sends two packets of 8 elements, at `first` and `second` in the model, of an update of [from, to).
+ * Returns the text of the drop, or "". */
 static const char *say_packets(node *n, uint64_t from, uint64_t to, uint64_t first, uint64_t second,
                                int dtype, uint32_t flags, uint32_t less, uint32_t eager_less) {
   static update u;
@@ -982,7 +982,7 @@ static void test_refused_packets(void **state) {
   node_close(n);
 }
 
-/* An update that holds a NaN changes nothing, whatever way it comes in; the next one is applied. */
+/* An update with a NaN changes nothing, in whatever form it arrives; the next one is applied. */
 static void test_not_finite(void **state) {
   static update u;
   static uint8_t before[MODEL], after[MODEL];
@@ -1003,7 +1003,7 @@ static void test_not_finite(void **state) {
         memcpy(u.values + 4 * mlfab__rng_below(&prng, 8000), &bad, 4);
       }
       node_read(n, before);
-      if (i == 2) { /* halves saturate: as it is */
+      if (i == 2) { /* halves saturate: send it as float32 */
         sending *out = begin(n, 0);
         for (uint32_t k = 0; k < n->server.layout.nslices; k++) {
           const mlfab__slice *slice = &n->server.layout.slices[k];
@@ -1030,8 +1030,8 @@ static void test_not_finite(void **state) {
   }
 }
 
-/* Changes some bytes of the first page of what is sent: to anything, or a value to none. Not the last ones,
- * which a vector may read together with the first of the second page. */
+/* Changes some bytes of the first page of the sent data: to random bytes, or one value to infinity or NaN.
+ * Leaves the last bytes of the page alone, because a vector may read them together with the second page. */
 static void change_some(mlfab__rng *prng, size_t head) {
   for (uint32_t i = 1 + (uint32_t)mlfab__rng_below(prng, CHANGING_MOST); i > 0; i--) {
     static const uint32_t infinite = 0x7f800000u;
@@ -1044,7 +1044,7 @@ static void change_some(mlfab__rng *prng, size_t head) {
   }
 }
 
-/* Sends all that was announced, in one frame when it is granted. */
+/* Sends everything that was announced in one frame after the grant. */
 static void send_at_once(node *n, sending *s) {
   for (int i = 0; i < 100 && s->used && n->drops == 0; i++) {
     uint8_t meta[64];
@@ -1058,8 +1058,8 @@ static void send_at_once(node *n, sending *s) {
   }
 }
 
-/* What came changes while the server reads it: the server takes what it has looked at, or nothing. In
- * packets and dense, with the announcement and behind it, added in place and stepped by a rule. */
+/* The bytes change while the server reads them: the server applies the bytes that it has checked, or
+ * nothing. For packets and dense updates, eager and granted, added in place and stepped by a rule. */
 static void test_changing(void **state) {
   static update u;
   static uint8_t before[MODEL], after[MODEL];
@@ -1080,7 +1080,7 @@ static void test_changing(void **state) {
       u.segments[0] = (mlfab__segment){0, a->server.layout.bytes};
       x->bytes = x->nends = 0;
       if (!x->dense) encode(&a->server.layout, &u, &prng, x);
-    } while (!x->dense && x->bytes < 12000); /* three pages, of which the first is read first */
+    } while (!x->dense && x->bytes < 12000); /* three pages; the server reads the first one first */
     if (x->dense) memcpy(x->data, u.values, x->bytes = a->server.layout.bytes);
     memcpy(y->data, x->data, y->bytes = x->bytes);
     uint32_t flags = x->dense ? 0 : MLFAB__PUSH_PACKED;
@@ -1112,7 +1112,7 @@ static void test_changing(void **state) {
   assert_true(taken > 0); /* all of them where copies are read forwards */
 }
 
-/* A cache that has what the server never had. */
+/* A cache with a version that the server never had. */
 static void test_future(void **state) {
   setting s;
   uint8_t meta[256];

@@ -1,9 +1,9 @@
-/* test_sparse_apply_group.c - groups of packets. The aggregator role between made-up servers and members; then a
- * server, real aggregators and workers of a few lines, over links with queues.
+/* test_sparse_apply_group.c - groups of packets. First the aggregator role between simulated servers and
+ * members; then a server, real aggregators and workers of a few lines, over links with queues.
  *
- * Oracles: the members' dense values, added literally one after another; a dense group of the same values at
- * another server; the count of what was applied. MLFAB_SEED=n one random case alone, MLFAB_SCALE=100 a hundred
- * times as many. */
+ * Oracles: the members' dense values, added serially; a dense group of the same values at another server;
+ * the count of applied updates. MLFAB_SEED=n runs one random case alone, MLFAB_SCALE=100 a hundred times as
+ * many. */
 #include "core/sched/aggregator.h"
 #include "core/kernels/packet.h"
 #include "core/base/rng.h"
@@ -33,9 +33,9 @@ static void seeds(uint64_t n) {
   last_seed = one ? first_seed : test_cases((double)n);
 }
 
-/* --- updates of packets --- */
+/* --- updates as packets --- */
 
-/* Bytes of some stretches of the model, one after another. */
+/* Segments of the model, one after another. */
 typedef struct shape {
   mlfab__segment segments[SEGMENTS];
   uint32_t n;
@@ -60,7 +60,7 @@ static void random_segments(mlfab__rng *prng, const mlfab__layout *layout, uint3
   for (uint32_t i = 0; i < s->n; i++) s->bytes += s->segments[i].bytes;
 }
 
-/* Where a byte of the model is in the shape. */
+/* The position of a model byte in the shape. */
 static uint64_t place_of(const shape *s, uint64_t offset) {
   uint64_t at = 0;
   for (uint32_t i = 0; i < s->n; i++) {
@@ -72,7 +72,7 @@ static uint64_t place_of(const shape *s, uint64_t offset) {
   return 0;
 }
 
-/* The type of the element at a place, and how many of it follow in one tensor, slice and segment. */
+/* The element type at a position, and how many elements follow it in one tensor, slice and segment. */
 static int piece_at(const mlfab__layout *layout, const shape *s, uint64_t at, uint64_t *offset_p,
                     uint32_t *elements_p) {
   uint32_t i = 0;
@@ -103,7 +103,7 @@ static void random_values(mlfab__rng *prng, int dtype, int whole, void *values, 
   }
 }
 
-/* A packet of a random form. Its bytes, 0 when nothing is kept. */
+/* A packet of a random form. Returns its size, 0 when nothing is kept. */
 static uint32_t random_packet(mlfab__rng *prng, uint8_t *out, mlfab__packet_shape *ps, int whole,
                               uint64_t most) {
   static double values[MLFAB__PACKET_ELEMENTS];
@@ -128,7 +128,7 @@ static uint32_t random_packet(mlfab__rng *prng, uint8_t *out, mlfab__packet_shap
   return mlfab__packet_marked(out, ps, values, keep, (int)mlfab__rng_below(prng, 2));
 }
 
-/* Random packets, and what they stand for. At least one. */
+/* At least one random packet, and the dense values that it stands for. */
 static void random_update(mlfab__rng *prng, const mlfab__layout *layout, const shape *s, int whole,
                           uint64_t most, update *u) {
   u->dense = calloc(1, s->bytes);
@@ -167,7 +167,7 @@ static void free_update(update *u) {
   memset(u, 0, sizeof *u);
 }
 
-/* Bytes of the packet at `at`. */
+/* The size of the packet at `at`. */
 static uint32_t packet_bytes(const update *u, uint64_t at) {
   mlfab__packet packet;
   uint32_t n = mlfab__packet_open(u->packets + at, u->bytes - at, &packet);
@@ -175,7 +175,7 @@ static uint32_t packet_bytes(const update *u, uint64_t at) {
   return n;
 }
 
-/* Adds w * u to what was summed before, element by element; every rounding is kept by storing it. */
+/* Adds w * u to the sum so far, element by element; storing each result keeps its rounding. */
 static void literal_add(const mlfab__layout *layout, const shape *s, uint8_t *sum, const uint8_t *u,
                         double w, int first) {
   for (uint64_t at = 0, offset; at < s->bytes;) {
@@ -230,7 +230,7 @@ typedef struct group {
   double weight[MEMBERS];
   update update[MEMBERS];
   uint8_t *expected, *sum, *stream;
-  uint32_t guilty, bad; /* bit k: may be blamed; is not finite */
+  uint32_t guilty, bad; /* bit k: member k may be blamed; its update is not finite */
 } group;
 
 typedef struct lent {
@@ -268,7 +268,7 @@ static group *group_of(fixture *f, uint32_t server, uint64_t number) {
   return NULL;
 }
 
-/* Members whose packets all came, counted from the first on. */
+/* The number of members, from the first on, whose packets have all arrived. */
 static uint32_t whole_members(const group *g) {
   uint32_t k = 0;
   while (k < g->n && g->sent[k] == g->update[k].bytes) k++;
@@ -287,7 +287,7 @@ static void on_grant(fixture *f, uint32_t member, const mlfab__hop_grant *grant)
     assert_true(grant->upto > g->granted[k] && (g->granted[k] < g->update[k].bytes || !g->sent[k]));
     assert_true(k >= whole_members(g));
     if (k > whole_members(g)) {
-      /* Ahead of its turn: what a ring holds, and there are not many. */
+      /* Early: it may send a ring's worth, and rings are few. */
       assert_true(grant->upto == ring && early < MLFAB__AGGREGATOR_RINGS);
     } else {
       assert_true(grant->upto == UINT64_MAX);
@@ -323,7 +323,7 @@ static void up_post(void *self, uint32_t peer, uint8_t type, const void *meta, u
     on_fail(f, peer, &fail);
     return;
   }
-  assert_int_equal(type, MLFAB__FORWARD); /* a sign of life */
+  assert_int_equal(type, MLFAB__FORWARD); /* a progress report without bytes */
   assert_int_equal(mlfab__decode_forward(meta, bytes, &alive), 0);
   group *g = group_of(f, peer, alive.group);
   assert_true(g && alive.offset == g->forwarded);
@@ -461,7 +461,7 @@ static void say(fixture *f, const group *g, uint32_t k, uint64_t offset, uint64_
   free(bulk);
 }
 
-/* Some whole packets of member k, as far as they are granted; 0 when there are none. */
+/* Sends some whole packets of member k within its grant; returns 0 when there are none. */
 static int send_some(fixture *f, group *g, uint32_t k, uint64_t packets) {
   uint64_t at = g->sent[k], end = at;
   const update *u = &g->update[k];
@@ -472,7 +472,7 @@ static int send_some(fixture *f, group *g, uint32_t k, uint64_t packets) {
     end += n;
   }
   if (end == at) return 0;
-  if (!g->failed) g->sent[k] = end; /* before: what is answered depends on it */
+  if (!g->failed) g->sent[k] = end; /* updated first, because the answer depends on it */
   say(f, g, k, at, u->bytes, u->packets + at, (uint32_t)(end - at));
   return 1;
 }
@@ -495,7 +495,7 @@ static void note_lent(fixture *f, uint32_t peer, const mlfab__frame_out *out) {
   memcpy(l->was, out->bulk, out->bulk_bytes);
 }
 
-/* A frame of the sum for a server. 1 when there was one. */
+/* A frame of the sum for a server. Returns 1 when there was one. */
 static int take_forward(fixture *f, uint32_t server) {
   uint8_t meta[64];
   mlfab__frame_out out;
@@ -507,7 +507,7 @@ static int take_forward(fixture *f, uint32_t server) {
   assert_int_equal(mlfab__decode_forward(meta, out.meta_bytes, &forward), 0);
   group *g = group_of(f, server, forward.group);
   assert_true(g && !g->failed);
-  assert_int_equal(whole_members(g), g->n); /* stored, and then forwarded */
+  assert_int_equal(whole_members(g), g->n); /* the sum is forwarded only when it is complete */
   assert_true(forward.total > 0 && (g->total == 0 || forward.total == g->total));
   assert_int_equal(forward.offset, g->forwarded);
   g->total = forward.total;
@@ -517,7 +517,7 @@ static int take_forward(fixture *f, uint32_t server) {
   for (uint32_t at = 0; at < out.bulk_bytes; packets++) {
     mlfab__packet packet;
     uint32_t n = mlfab__packet_open((const uint8_t *)out.bulk + at, out.bulk_bytes - at, &packet);
-    assert_true(n > 0); /* whole ones */
+    assert_true(n > 0); /* packets are whole */
     at += n;
   }
   assert_true(packets == 1 || out.bulk_bytes <= f->config.chunk_bytes);
@@ -529,7 +529,7 @@ static int take_forward(fixture *f, uint32_t server) {
   return 1;
 }
 
-/* Is this packet in the form that its values ask for? */
+/* Checks that this packet has the form that its values call for. */
 static void check_form(const mlfab__packet *packet, const uint8_t *values) {
   uint32_t width = mlfab__dtype_bytes(packet->dtype), filled = 0;
   static const uint8_t zero[8];
@@ -545,14 +545,14 @@ static void check_form(const mlfab__packet *packet, const uint8_t *values) {
   } else if (packet->form != MLFAB__PACKET_DENSE) {
     assert_int_equal(packet->kept, filled);
   } else {
-    /* Only where it is not larger: there are few elements. */
+    /* Only where it is not larger, which happens with few elements. */
     uint32_t bitmap = ((packet->elements + 7) / 8 + 7) / 8 * 8, indices = (2 * filled + 7) / 8 * 8;
     uint32_t marks = bitmap < indices ? bitmap : indices;
     assert_true(packet->body <= marks + (filled * width + 7) / 8 * 8);
   }
 }
 
-/* What was forwarded is the sum, its packets as large as may be. */
+/* The forwarded bytes are the sum, in packets as large as possible. */
 static void check_sum(fixture *f, group *g) {
   uint64_t next = 0;
   g->sum = calloc(1, g->shape.bytes);
@@ -589,7 +589,7 @@ static void tell_group(fixture *f, const group *g, double rate) {
   tell(f, g->server, MLFAB__GROUP, meta, mlfab__encode_group(meta, &m, members, g->shape.segments));
 }
 
-/* Spoils a value of a member's first packet, if that keeps one of a float. */
+/* Puts a NaN into the member's first packet, if that keeps a float. */
 static void spoil(group *g, uint32_t k) {
   static const double nan = NAN;
   static const uint16_t half = 0xffff;
@@ -649,8 +649,8 @@ static void step_group(fixture *f, group *g) {
   if (g->failed ? below(f, 4) == 0 : g->total > 0 && g->forwarded == g->total) finish_group(f, g);
 }
 
-/* Whatever the order in which packets, grants, releases and bulks come and go, for several groups of two
- * servers at once. Members are nobody's fault here: nobody is blamed, however long a ring is full. */
+/* The sum is right for every order of packets, grants, releases and returned bulks, with several groups of
+ * two servers at once. No member is blamed, however long a ring is full. */
 static void test_sums(void **state) {
   (void)state;
   seeds(150);
@@ -729,8 +729,9 @@ static void trouble(fixture *f, group *g) {
   }
 }
 
-/* The same with members that die, come back, fall silent or send what is not finite, servers that end groups
- * or vanish: only the guilty are blamed, a sum that comes through is right, and everything is reused. */
+/* The same with members that die, reconnect, fall silent or send non-finite values, and with servers that
+ * end groups or vanish: only the guilty member is blamed, a sum that completes is right, and all resources
+ * are reused. */
 static void test_sums_with_failures(void **state) {
   uint64_t finished = 0, fails = 0;
   (void)state;
@@ -762,8 +763,8 @@ static void test_sums_with_failures(void **state) {
   if (last_seed - first_seed >= 59) assert_true(finished > 300 && fails > 300);
 }
 
-/* A sum that becomes packets in several ticks, of the largest packets that there are. What is told on the
- * way is not a length yet. */
+/* A sum that is packed in several ticks, in packets of the largest size. Progress reports give no length
+ * before that is done. */
 static void test_large(void **state) {
   (void)state;
   fixture *f = open_role(3, large, MLFAB__COUNT(large), 0);
@@ -808,7 +809,7 @@ static int close_plain(void **state) {
   return 0;
 }
 
-/* A group over all of the shard, of updates with some 40 packets each; `opposite`: two that cancel. */
+/* A group over the whole shard, of updates with about 40 packets each; `opposite`: two that cancel. */
 static group *make_plain(fixture *f, uint32_t n, int opposite) {
   group *g = f->groups;
   uint64_t begin, end;
@@ -847,7 +848,7 @@ static group *make_plain(fixture *f, uint32_t n, int opposite) {
 
 static group *plain_group(fixture *f, uint32_t n) { return make_plain(f, n, 0); }
 
-/* The head says little, and the link is found to be idle: somebody more is granted. */
+/* The head sends little, so the link is judged idle and another member is granted. */
 static void admit_early(fixture *f, group *g) {
   f->now += 2 * BEAT + 1;
   send_some(f, g, 0, 1);
@@ -858,8 +859,8 @@ static void send_all(fixture *f, group *g, uint32_t k) {
   while (g->sent[k] < g->update[k].bytes && send_some(f, g, k, 100)) continue;
 }
 
-/* One that waits ahead of its turn with a full ring is not silent; one that could go on is, and so is one
- * that said nothing yet. */
+/* A member that is ahead of its turn with a full ring is not silent. One that could continue is, and so is
+ * one that has sent nothing yet. */
 static void test_silence(void **state) {
   fixture *f = *state;
   f->aggregator.stage_bytes = 64;
@@ -893,7 +894,7 @@ static void test_silence(void **state) {
   assert_int_equal(f->fail.worker, 0);
 }
 
-/* A server that waits hears once a heartbeat that something comes, and of what length when that is known. */
+/* A server that waits gets a progress report once a heartbeat, with the length when it is known. */
 static void test_signs_of_life(void **state) {
   fixture *f = *state;
   group *g = plain_group(f, 2);
@@ -906,7 +907,7 @@ static void test_signs_of_life(void **state) {
   assert_int_equal(f->alive, 4);
   send_all(f, g, 0);
   send_all(f, g, 1);
-  assert_int_equal(take_forward(f, 0), 0); /* no packet ends so soon */
+  assert_int_equal(take_forward(f, 0), 0); /* no packet ends within the release */
   tell_release(f, g, 5000);
   assert_true(f->ready & 1);
   while (take_forward(f, 0)) continue;
@@ -917,7 +918,7 @@ static void test_signs_of_life(void **state) {
   assert_int_equal(f->finished, 1);
 }
 
-/* What cancels: a sum that is there, and short. */
+/* Updates that cancel: the sum exists, and is short. */
 static void test_nothing_left(void **state) {
   fixture *f = *state;
   group *g = make_plain(f, 2, 1);
@@ -931,18 +932,18 @@ static void test_nothing_left(void **state) {
   assert_int_equal(f->finished, 1);
 }
 
-/* Until it is known how long an update is, it is taken for as long as if it were dense: of small ones the
- * next are granted with the head. */
+/* Until an update's length is known, the dense length is assumed: members with small updates are granted
+ * together with the head. */
 static void test_expectations(void **state) {
   fixture *f = *state;
   f->config.chunk_bytes = 65536;
   group *g = plain_group(f, 4);
-  assert_int_equal(f->grants, 3); /* the head's, and two ahead */
+  assert_int_equal(f->grants, 3); /* the head and two early ones */
   send_all(f, g, 0);
-  assert_int_equal(f->grants, 5); /* all of the next, and one ahead */
+  assert_int_equal(f->grants, 5); /* all of the next one, and one early */
 }
 
-/* The memory for packets is not given back while a link has some of it. */
+/* The memory of packets is not freed while a link borrows some of it. */
 static void test_room_while_lent(void **state) {
   fixture *f = *state;
   f->config.chunk_bytes = 65536;
@@ -953,7 +954,7 @@ static void test_room_while_lent(void **state) {
   assert_int_equal(take_forward(f, 0), 1);
   finish_group(f, g);
   assert_int_equal(f->nlent, 1);
-  g = plain_group(f, 1); /* as large: waits for its bytes to come back */
+  g = plain_group(f, 1); /* of the same size: waits until its bytes are returned */
   assert_int_equal(f->fails, 0);
   assert_int_equal(g->granted[0], 0);
   end_group(f, g);
@@ -978,7 +979,7 @@ static void bad(fixture *f, const group *g, uint32_t k, uint64_t offset, uint64_
   if (!strstr(f->text, text)) fail_msg("\"%s\", not \"%s\"", f->text, text);
 }
 
-/* Each breaks the link of whoever sent it; nothing of it is taken. */
+/* Each of these breaks the sender's link; nothing of it is used. */
 static void test_bad_chunks(void **state) {
   fixture *f = *state;
   static uint8_t out[4096];
@@ -997,7 +998,7 @@ static void test_bad_chunks(void **state) {
   bad(f, g, 0, 0, u->bytes, NULL, n, "without packets");
   bad(f, g, 3, 0, g->update[3].bytes, g->update[3].packets, n, "not granted");
   send_some(f, g, 0, 2);
-  bad(f, g, 0, 0, u->bytes, u->packets, n, "out of place"); /* twice */
+  bad(f, g, 0, 0, u->bytes, u->packets, n, "out of place"); /* repeated */
   bad(f, g, 0, n + m, u->bytes + 8, u->packets + n + m, n, "length changes");
   bad(f, g, 0, n + m, u->bytes, u->packets + n, m, "overlapping");
   mlfab__packet_shape s = {4000, MLFAB_F64, MLFAB_HALF_NONE, 0, 8};
@@ -1012,18 +1013,18 @@ static void test_bad_chunks(void **state) {
   tell_release(f, g, UINT64_MAX);
   for (uint32_t k = 0; k < 4; k++) send_all(f, g, k);
   while (take_forward(f, 0)) continue;
-  bad(f, g, 0, u->bytes, u->bytes, u->packets, n, "out of place"); /* more than all */
+  bad(f, g, 0, u->bytes, u->bytes, u->packets, n, "out of place"); /* beyond the end */
   finish_group(f, g);
   assert_int_equal(f->finished, 1);
 }
 
-/* A member with the same bytes in other frames, ahead of its turn and at it: nothing is added twice. What
- * is complete may be lost. */
+/* A member that sends the same bytes in other frames, early and in its turn: nothing is added twice. A
+ * member whose update is complete may be lost. */
 static void test_complete_and_lost(void **state) {
   fixture *f = *state;
   group *g = plain_group(f, 2);
   admit_early(f, g);
-  send_all(f, g, 1); /* all of it fits a ring */
+  send_all(f, g, 1); /* everything fits into a ring */
   assert_int_equal(g->sent[1], g->update[1].bytes);
   mlfab__aggregator_lost(&f->aggregator, 1, f->now);
   assert_int_equal(f->fails, 0);
@@ -1039,7 +1040,8 @@ static void test_complete_and_lost(void **state) {
   assert_int_equal(f->fails, 1);
 }
 
-/* What a member sends changes while the aggregator reads it: the sum has what was looked at, or nothing. */
+/* A member's bytes change while the aggregator reads them: the sum has the bytes that were checked, or
+ * none. */
 static void test_changing(void **state) {
   uint32_t taken = 0;
   (void)state;
@@ -1064,7 +1066,7 @@ static void test_changing(void **state) {
     mlfab__aggregator_member_frame(&f->aggregator, g->worker[0], &in, f->now);
     assert_int_equal(changing_end(), 1);
     assert_int_equal(f->fails, 0);
-    if (f->down_drops > 0) g->sent[0] = 0; /* it did not parse: nothing of it was taken */
+    if (f->down_drops > 0) g->sent[0] = 0; /* it did not parse: nothing was used */
     for (uint32_t k = 0; k < g->n; k++) send_all(f, g, k);
     tell_release(f, g, UINT64_MAX);
     while (take_forward(f, 0)) continue;
@@ -1086,7 +1088,8 @@ static void test_ghosts(void **state) {
   close_role(f);
 }
 
-/* Without memory at any one point a group fails, or goes on with less ahead; the next one goes through. */
+/* One allocation fails at any point: a group fails, or goes on with fewer early grants; the next one
+ * completes. */
 static void test_out_of_memory(void **state) {
   (void)state;
   uint32_t fails = 0;
@@ -1146,7 +1149,7 @@ typedef struct peer {
   struct world *world;
   uint32_t rank, generation;
   int connected;
-  int met[PEERS]; /* links of this one as an aggregator */
+  int met[PEERS]; /* links of this node as an aggregator */
   uint64_t seq;
   pending pushes[PENDING];
   mlfab__aggregator aggregator;
@@ -1166,10 +1169,10 @@ typedef struct world {
   mlfab__announce waiting[PEERS * PENDING];
   uint32_t nwaiting;
   int scheduler_up, calm;
-  uint32_t cut_off;  /* a worker whose link breaks after a few steps more, plus one */
-  const char *wrong; /* a text with which the server is to drop somebody */
+  uint32_t cut_off;  /* a worker whose link breaks after a few more steps, plus one */
+  const char *wrong; /* the text with which the server is expected to drop a peer */
   uint64_t now, heartbeat;
-  shape all; /* the model */
+  shape all; /* the whole model */
   uint8_t *expected, *model;
   uint64_t applied, refused, packed_groups, dense_groups;
 } world;
@@ -1240,7 +1243,7 @@ static void aggregator_drop(void *self, uint32_t rank, int code, const char *tex
 
 /* --- a worker --- */
 
-/* It counts. */
+/* Adds the update to the expected model. */
 static void worker_applied(world *w, const pending *q) {
   uint64_t from = 0;
   w->applied++;
@@ -1333,7 +1336,7 @@ static void worker_push(world *w, peer *p, const shape *s, int packed, int whole
   worker_announce(w, p);
 }
 
-/* What may go of an update in one frame, as far as it is granted. */
+/* The number of granted bytes of an update that fit into one frame. */
 static uint32_t worker_piece(const pending *q) {
   if (!q->packed) {
     uint64_t upto = mlfab__min(q->granted, q->shape.bytes);
@@ -1377,7 +1380,7 @@ static void worker_granted(peer *p, uint32_t aggregator, const message *m) {
   assert_int_equal(mlfab__decode_hop_grant(m->meta, m->bytes, &grant), 0);
   pending *q = worker_find(p, grant.seq);
   if (!q || !p->connected || !q->announced || grant.group < q->group) return;
-  if (grant.group > q->group) { /* faster than the server's word */
+  if (grant.group > q->group) { /* arrived before the server's VIA */
     q->group = grant.group;
     q->aggregator = aggregator;
     q->sent = q->granted = 0;
@@ -1402,7 +1405,7 @@ static void worker_frame(world *w, peer *p, const message *m) {
       assert_int_equal(mlfab__decode_via(m->meta, m->bytes, &via), 0);
       q = worker_find(p, via.seq);
       if (!q || via.generation != p->generation) break;
-      if (via.group <= q->group) break; /* a grant was faster */
+      if (via.group <= q->group) break; /* a grant arrived before it */
       q->group = via.group;
       q->aggregator = via.aggregator;
       q->sent = q->granted = 0;
@@ -1430,7 +1433,7 @@ static void worker_frame(world *w, peer *p, const message *m) {
   }
 }
 
-/* --- what goes over links --- */
+/* --- frames on links --- */
 
 static void note_group(world *w, const message *m) {
   static mlfab__group_member members[MLFAB__GROUP_MEMBERS_MAX];
@@ -1483,7 +1486,7 @@ static void forward_some(world *w, peer *p) {
   put(&w->to_server[p->rank], out.type, meta, out.meta_bytes, out.bulk, out.bulk_bytes);
   mlfab__aggregator_taken_up(&p->aggregator, 0, &out);
   if (out.token) mlfab__aggregator_sent(&p->aggregator, out.token);
-  /* Most that goes wrong goes wrong before; here some of a sum is at the server. */
+  /* Most faults occur earlier; this one occurs when part of a sum is at the server. */
   if (!w->calm && draw(w, 40) == 0) w->cut_off = p->rank + 1;
 }
 
@@ -1503,7 +1506,7 @@ static void hop_met(world *w, uint32_t a, uint32_t b) {
 
 /* --- a scheduler --- */
 
-/* Which of those that wait comes next: mostly one that is like the last. */
+/* Chooses the next waiting update, mostly one of the same shape as the last. */
 static uint32_t plan_next(world *w, uint64_t last) {
   for (uint32_t tries = 0; tries < 6; tries++) {
     uint32_t i = (uint32_t)draw(w, w->nwaiting);
@@ -1552,7 +1555,7 @@ static void scheduler_turn(world *w) {
   }
 }
 
-/* --- all of it --- */
+/* --- everything together --- */
 
 static const mlfab__tensor_info fabric[] = {
     {0, MLFAB_F64, 600}, {1, MLFAB_F32, 1500}, {2, MLFAB_I64, 333}, {3, MLFAB_F32, 900}};
@@ -1613,7 +1616,7 @@ static world *open_world(uint64_t seed, const mlfab__tensor_info *tensors, uint3
   mlfab__server_frame(&w->server, 0, &in, w->now);
   assert_int_equal(w->server.phase, MLFAB__MODEL_STANDS);
   for (uint32_t i = 0; i < PEERS; i++) clear(&w->from_server[i]);
-  for (uint32_t i = 0; i < PEERS; i++) worker_greet(w, &w->peers[i]); /* with the credit */
+  for (uint32_t i = 0; i < PEERS; i++) worker_greet(w, &w->peers[i]); /* renews the credit */
   w->all = (shape){{{0, w->layout.bytes}}, 1, w->layout.bytes};
   w->expected = calloc(1, w->layout.bytes);
   w->model = calloc(1, w->layout.bytes);
@@ -1651,7 +1654,7 @@ static const uint8_t *read_model(world *w) {
   return w->model;
 }
 
-/* The packets of an update get a NaN; those that were told of it already are not changed. */
+/* Puts a NaN into the packets of an update, unless its length has been announced. */
 static void spoil_push(pending *q) {
   group g;
   memset(&g, 0, sizeof g);
@@ -1661,7 +1664,7 @@ static void spoil_push(pending *q) {
   q->bad = (int)g.bad;
 }
 
-/* A dozen shapes, so that pushes are alike now and then. */
+/* A dozen shapes, so that pushes sometimes have equal ones. */
 static void push_random(world *w, peer *p) {
   mlfab__rng shapes;
   shape s;
@@ -1744,8 +1747,8 @@ static int world_busy(const world *w) {
   return 0;
 }
 
-/* Every update is applied once or refused, whatever dies, falls silent or is moved from way to way at any
- * point: values are small whole numbers, so that no order shows. Packed and dense ones are mixed. */
+/* Every update is applied once or refused, whatever dies, falls silent or is rerouted at any point. Values
+ * are small integers, so that the order of additions does not matter. Packed and dense updates are mixed. */
 static void test_fabric(void **state) {
   uint64_t groups = 0, applied = 0, failed = 0;
   (void)state;
@@ -1778,7 +1781,7 @@ static void test_fabric(void **state) {
   if (last_seed - first_seed >= 39) assert_true(groups > 300 && applied > 200 && failed > 100);
 }
 
-/* Everything that can go goes, in turn. */
+/* Delivers everything that can be delivered, in turn. */
 static void settle(world *w) {
   for (int i = 0; i < 3000 && world_busy(w); i++) {
     for (uint32_t k = 0; k < PEERS; k++) {
@@ -1796,8 +1799,8 @@ static void settle(world *w) {
   }
 }
 
-/* What a packed group makes of the model is what a dense one of the same values does, with random scales,
- * at rules that are stepped and in rounds. */
+/* A packed group changes the model as a dense group of the same values does, with random scales, at rules
+ * with steps and in rounds. */
 static void test_as_dense(void **state) {
   static const uint32_t rules[][2] = {{MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_ASYNC},
                                       {MLFAB_OPTIMIZER_MOMENTUM, MLFAB_SYNC_ASYNC},
@@ -1842,8 +1845,8 @@ static void say_sum(world *w, uint64_t number, uint64_t offset, uint64_t total, 
   assert_null(w->wrong);
 }
 
-/* What an aggregator may not say of a packed sum, and how much it may send: of the head all, of the next
- * what a stage holds. */
+/* Wrong FORWARD frames of an aggregator, and the amount that it may send: all of the head, a stage's worth
+ * of the next one. */
 static void test_bad_sums(void **state) {
   (void)state;
   world *w = open_world(1, floats, MLFAB__COUNT(floats), MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_ASYNC);
@@ -1869,14 +1872,14 @@ static void test_bad_sums(void **state) {
   uint32_t n = packet_bytes(u, 0);
   say_sum(w, number, 0, 0, u->packets, n, "whose length is not known");
   say_sum(w, number, 0, 8 * raw + 8, u->packets, n, "longer than its elements need");
-  say_sum(w, number, 0, 0, NULL, 0, NULL); /* a sign of life */
+  say_sum(w, number, 0, 0, NULL, 0, NULL); /* a progress report */
   assert_int_equal(head->push.bytes, own);
   say_sum(w, number, 0, n - 8, u->packets, n, "out of place or not granted");
   assert_int_equal(head->push.bytes, n - 8);
   say_sum(w, number, 0, u->bytes, u->packets, n, "whose length changes");
   say_sum(w, number, 0, 0, NULL, 0, "whose length changes");
   assert_int_equal(head->push.bytes, n - 8);
-  /* It breaks off: the members' own lengths count again. */
+  /* The group ends: the members' own lengths count again. */
   worker_cut_off(w, &w->peers[0]);
   assert_int_equal(w->stats.groups_failed, 2);
   for (const mlfab__incoming *i = w->server.queue.first; i; i = i->next) {

@@ -1,5 +1,5 @@
-/* test_sparse_push.c - filters and sparse updates at the worker: what travels, what is held back, and that a
- * server gets whole packets of its own and all of them, whatever is granted, lost and tried again. */
+/* test_sparse_push.c - filters and sparse updates at the worker: what is sent, what is held back, and that
+ * each server gets whole packets of its own shard and all of them, whatever is granted, lost and retried. */
 #include "core/sparse/sparse_push.h"
 
 #include "core/sparse/filter.h"
@@ -27,7 +27,7 @@ enum {
   PUSHES_MAX = 64
 };
 
-typedef struct expected { /* an update, as its servers must see it */
+typedef struct expected { /* an update as its servers must see it */
   uint64_t seq;
   uint8_t touched[TENSORS];
   uint32_t left; /* servers that have not applied it */
@@ -37,7 +37,7 @@ typedef struct expected { /* an update, as its servers must see it */
 typedef struct fake { /* a server */
   int up;
   uint32_t generation;
-  uint64_t seq; /* that is under way, or 0 */
+  uint64_t seq; /* the one in progress, or 0 */
   int packed;
   uint64_t bytes, got, granted, next_offset;
   uint32_t nsegments;
@@ -60,10 +60,10 @@ typedef struct fixture {
   uint32_t nupdates;
   uint64_t allocations_left; /* before memory fails */
   uint8_t meta[MLFAB_META_MAX];
-  /* The literal version: what is held back, and by which filter; size 0: none. */
+  /* The literal version: the residuals, and their filters; size 0: none. */
   mlfab_filter filters[TENSORS];
   int leaves[TENSORS];
-  double residual[TENSORS][ELEMENTS_MAX]; /* every float is a double */
+  double residual[TENSORS][ELEMENTS_MAX]; /* a double holds every float */
   uint64_t offered, sent, saturated;
 } fixture;
 
@@ -181,7 +181,7 @@ static void finish(void) {
   assert_int_equal(F.env.bytes, 0);
 }
 
-/* --- a server, which looks at what it gets --- */
+/* --- a server that checks what it receives --- */
 
 static expected *find_expected(uint64_t seq) {
   for (uint32_t i = 0; i < F.nupdates; i++)
@@ -198,7 +198,7 @@ static void ack(uint32_t server, uint64_t seq, int code) {
   from_server(server, MLFAB__PUSH_ACK, meta, mlfab__encode_push_ack(meta, &m));
 }
 
-/* All of its bytes are here: they are what was meant for this server, and nothing else. */
+/* An update is complete: it holds the values meant for this server, and nothing else. */
 static void arrived(uint32_t server) {
   fake *s = &F.servers[server];
   const expected *e = find_expected(s->seq);
@@ -257,14 +257,14 @@ static void take_plain(fake *s, const uint8_t *bulk, uint32_t bytes) {
   }
 }
 
-/* Takes the next frame for a server: 1, or 0. */
+/* Takes the next frame for a server: returns 1, or 0 when there is none. */
 static int take(uint32_t server) {
   fake *s = &F.servers[server];
   mlfab__frame_out out = {.meta = F.meta};
   mlfab__push push;
   mlfab__chunk chunk;
   static uint64_t versions[MLFAB__SLICES_MAX];
-  /* One update at a time is enough here; the next one waits for its turn. */
+  /* The fake server handles one update at a time; the next one waits. */
   if (!s->up || !mlfab__worker_next(&F.worker, server, &out)) return 0;
   if (out.type == MLFAB__PUSH && s->seq != 0) return 0;
   mlfab__worker_taken(&F.worker, server, &out);
@@ -292,7 +292,7 @@ static int take(uint32_t server) {
   }
   s->got += out.bulk_bytes;
   assert_true(s->got <= s->granted);
-  /* Copies are free at once, loans when the transport says so. */
+  /* Copies are free at once, borrowed bytes when the transport returns them. */
   if (out.token != 0) mlfab__worker_sent(&F.worker, server, out.token, F.now);
   return 1;
 }
@@ -305,7 +305,7 @@ static void grant(uint32_t server, uint64_t upto) {
   from_server(server, MLFAB__GRANT, meta, mlfab__encode_grant(meta, &m));
 }
 
-/* Something happens at a server. */
+/* Runs one random event at a server. */
 static void serve(uint32_t server, int may_break) {
   fake *s = &F.servers[server];
   if (!s->up) {
@@ -354,14 +354,14 @@ static int by_magnitude(const void *a, const void *b) {
   return *(const uint32_t *)a < *(const uint32_t *)b ? -1 : 1;
 }
 
-/* Of the array, the `top` share of the largest, lower index first. */
+/* Marks the `top` share of the largest elements of the array, lower index first. */
 static void literal_top(const double *a, uint32_t n, double top, uint8_t *among) {
   static uint32_t order[ELEMENTS_MAX];
   static double kept[ELEMENTS_MAX];
   uint32_t k = (uint32_t)(top * n);
   if (k == 0) k = 1;
   for (uint32_t i = 0; i < n; i++) order[i] = i;
-  memcpy(kept, F.residual[TENSORS - 1], sizeof kept); /* where the comparison looks */
+  memcpy(kept, F.residual[TENSORS - 1], sizeof kept); /* where the comparison function looks */
   memcpy(F.residual[TENSORS - 1], a, n * sizeof *a);
   qsort(order, n, sizeof *order, by_magnitude);
   memcpy(F.residual[TENSORS - 1], kept, sizeof kept);
@@ -379,8 +379,7 @@ static void store(uint32_t tensor, uint32_t i, double x, uint8_t *image) {
   }
 }
 
-/* The user's own: what stands at a number that 3 divides does not travel; and it asks for more than it
- * may. */
+/* A user's filter: elements whose number is divisible by 3 are not sent. It also sets bits beyond the end. */
 static void divides(void *user, const mlfab_filter_info *info, const void *values,
                     const void *before, uint64_t *keep) {
   assert_ptr_equal(user, &F);
@@ -461,9 +460,9 @@ static double some_value(void) {
     case 1:
       return -0.0;
     case 2:
-      return x * 1e5; /* beyond f16, some of them */
+      return x * 1e5; /* beyond the range of f16, some of them */
     case 3:
-      return x * 1e-8; /* nothing in f16 */
+      return x * 1e-8; /* zero in f16 */
     case 4:
       return x * 1e-40;
     case 5:
@@ -494,7 +493,7 @@ static expected *new_expected(void) {
   return e;
 }
 
-/* The first that has bytes of them. */
+/* The lowest-numbered server that owns bytes of these tensors. */
 static uint32_t first_server(uint32_t mask) {
   uint32_t first = UINT32_MAX;
   const mlfab__layout *layout = &F.worker.layout;
@@ -509,7 +508,7 @@ static uint32_t first_server(uint32_t mask) {
   return first;
 }
 
-/* Pushes some tensors; what is expected of it is computed first. */
+/* Pushes some tensors; computes the expected result first. */
 static mlfab_request push_some(uint32_t mask, const mlfab_push_options *options) {
   mlfab_buf bufs[TENSORS];
   mlfab_request request = 0;
@@ -591,14 +590,14 @@ static mlfab_request push_sparse(uint32_t tensor, uint32_t one_of) {
   assert_int_equal(mlfab__worker_push_sparse(&F.worker, 10 * tensor, indices, values, n, NULL,
                                              F.now, &request, &error),
                    0);
-  memset(values, 0xee, sizeof values); /* the caller's again */
+  memset(values, 0xee, sizeof values); /* the buffer is the caller's again */
   return request;
 }
 
 static void one_run(void) {
   static const uint32_t chunks[] = {64, 1024, 12288, 262144}, eagers[] = {0, 500, 8192, 65536};
   begin(1 + below(SERVERS_MAX), chunks[below(4)], eagers[below(4)], NULL);
-  if (below(2)) { /* slices have moved, to anywhere */
+  if (below(2)) { /* slices have moved to random servers */
     uint32_t owners[64];
     for (uint32_t i = 0; i < F.worker.layout.nslices; i++) owners[i] = below(F.config.servers);
     mlfab__layout_assign(&F.worker.layout, owners);
@@ -619,7 +618,7 @@ static void one_run(void) {
           break;
         default:
           requests[n++] = push_some(1 + below((1 << TENSORS) - 1), NULL);
-          memset(data, 0xee, sizeof data); /* filtered ones are copied; of the others ... */
+          memset(data, 0xee, sizeof data); /* filtered updates are copied; of the others ... */
           if (!F.worker.updates[F.worker.order[F.worker.norder - 1]].codec->flags) serve_all();
       }
       check_residuals();
@@ -654,7 +653,7 @@ static void set_up(uint32_t servers) {
   for (uint32_t k = 0; k < TENSORS; k++) fill(k);
 }
 
-/* What is refused changes nothing: neither what is held back, nor numbers, nor counts. */
+/* A refused push changes nothing: no residual, number or counter. */
 static void test_not_finite(void **state) {
   (void)state;
   mlfab_filter f = {.size = sizeof f, .threshold = 0.5, .half = MLFAB_HALF_F16};
@@ -667,7 +666,7 @@ static void test_not_finite(void **state) {
   set_filter(0, &f);
   push_some(1, NULL);
   for (uint32_t round = 0; round < 4; round++) {
-    /* In the filtered one and in the other, at its first and at its last element. */
+    /* In the filtered tensor and in the other one, at its first and at its last element. */
     uint32_t which = round / 2 ? 4 : 0, at = round % 2 ? shapes[which].count - 1 : 0;
     char text[64];
     float *bad = (float *)(void *)data[which] + at, before = *bad;
@@ -682,8 +681,8 @@ static void test_not_finite(void **state) {
     assert_int_equal(F.worker.next_seq, 2);
     assert_int_equal(F.worker.norder, 1);
   }
-  /* Two finite numbers whose sum is none. */
-  f.threshold = (double)FLT_MAX; /* 3e38 is below it */
+  /* Two finite numbers whose sum is infinite. */
+  f.threshold = (double)FLT_MAX; /* so 3e38 is held back */
   set_filter(3, &f);
   for (uint32_t i = 0; i < shapes[3].count; i++) ((float *)(void *)data[3])[i] = i == 7 ? 3e38f : 0;
   push_some(8, NULL);
@@ -732,7 +731,7 @@ static void test_filters_are_checked(void **state) {
   finish();
 }
 
-/* A threshold of 0 sends all, whatever the random policy selects. */
+/* With a threshold of 0 everything is sent, whatever the random policy selects. */
 static void test_nothing_below(void **state) {
   (void)state;
   mlfab_filter f = {.size = sizeof f, .drop = 1.0};
@@ -747,25 +746,25 @@ static void test_nothing_below(void **state) {
   finish();
 }
 
-/* A filter that is gone leaves what it held back to the next update, and nothing else behind. */
+/* A removed filter leaves its residual to the next update, and nothing else behind. */
 static void test_taken_away(void **state) {
   (void)state;
   mlfab_filter f = {.size = sizeof f, .threshold = (double)FLT_MAX};
   set_up(2);
-  set_filter(0, &f); /* all is held back */
+  set_filter(0, &f); /* everything is held back */
   push_some(1, NULL);
   assert_int_equal(F.sent, 0);
   serve_all();
   set_filter(0, NULL);
   set_filter(0, NULL);
   fill(0);
-  push_some(1, NULL); /* its servers see both */
+  push_some(1, NULL); /* the servers receive both */
   assert_int_equal(F.worker.nsieves, 0);
   check_residuals();
   push_some(1, NULL); /* dense again */
   assert_int_equal(F.worker.updates[F.worker.order[F.worker.norder - 1]].codec->flags, 0);
   serve_all();
-  /* Taken away and set again: what is held back stays. */
+  /* Removed and set again: the residual stays. */
   set_filter(0, &f);
   push_some(1, NULL);
   set_filter(0, NULL);
@@ -776,7 +775,7 @@ static void test_taken_away(void **state) {
   finish();
 }
 
-/* What was applied nowhere is sent again as it was, and touches no residual. */
+/* An update that was applied nowhere is retried with the same bytes; no residual changes. */
 static void test_retry(void **state) {
   (void)state;
   mlfab_filter f = {.size = sizeof f, .threshold = 0.7, .half = MLFAB_HALF_BF16};
@@ -793,7 +792,7 @@ static void test_retry(void **state) {
     ack(s, 1, MLFAB_ERR_DROPPED);
   }
   end(request, MLFAB_ERR_DROPPED);
-  /* Others in between take other slots. */
+  /* Other updates in between take other slots. */
   for (uint32_t i = 0; i < 5; i++) {
     other = push_some(3, NULL);
     serve_all();
@@ -808,7 +807,7 @@ static void test_retry(void **state) {
   assert_string_equal(error.text, "push: update 1 was of other tensors");
   expected *again = new_expected();
   memcpy(again->image, first.image, sizeof again->image);
-  memset(data, 0xee, sizeof data); /* it is not even looked at */
+  memset(data, 0xee, sizeof data); /* it is not even read */
   assert_int_equal(mlfab__worker_push(&F.worker, bufs, 2, &options, F.now, &request, &error), 0);
   check_residuals();
   serve_all();
@@ -852,7 +851,7 @@ static void test_sparse_is_checked(void **state) {
       MLFAB_ERR_NOT_FINITE);
   assert_non_null(strstr(error.text, "position 1, of element 4000 of tensor 0"));
   assert_int_equal(F.worker.next_seq, 1);
-  /* None at all is an update, too: every server of the tensor hears of it. */
+  /* An update without elements is an update, too: every server of the tensor gets it. */
   mlfab_request request = push_sparse(0, 0);
   assert_int_equal(F.worker.updates[F.worker.order[0]].parts[1].state, MLFAB__PART_QUEUED);
   serve_all();
@@ -860,18 +859,18 @@ static void test_sparse_is_checked(void **state) {
   finish();
 }
 
-/* Small updates of a tensor with a filter are not added together, nor to those that wait. */
+/* Small updates of a tensor with a filter are not merged, neither with each other nor with waiting ones. */
 static void test_not_merged(void **state) {
   (void)state;
   mlfab_filter f = {.size = sizeof f, .threshold = 0.1};
   set_up(1);
   push_some(8, NULL);
   take(0);
-  push_some(8, NULL); /* waits, for others to be added */
+  push_some(8, NULL); /* waits to be merged */
   set_filter(3, &f);
   push_some(8, NULL);
   set_filter(3, NULL);
-  push_some(8, NULL); /* what was held back is in it */
+  push_some(8, NULL); /* includes the residual */
   mlfab_request request = push_sparse(3, 3);
   assert_int_equal(F.worker.norder, 5);
   assert_int_equal(F.stats.pushes_merged, 0);
@@ -881,8 +880,8 @@ static void test_not_merged(void **state) {
   finish();
 }
 
-/* Withdrawn while it is under way: no byte of it is sent any more, and where rounds count it goes on
- * empty. */
+/* Withdrawn while in progress: no more bytes are sent, and where rounds count it continues as an empty
+ * update. */
 static void test_withdrawn(void **state) {
   (void)state;
   mlfab_filter f = {.size = sizeof f, .half = MLFAB_HALF_F16};
@@ -892,7 +891,7 @@ static void test_withdrawn(void **state) {
   for (uint32_t k = 0; k < TENSORS; k++) fill(k);
   set_filter(0, &f);
   mlfab_request request = push_some(1, NULL);
-  assert_int_equal(take(0), 1); /* announced at one of two */
+  assert_int_equal(take(0), 1); /* announced at one of two servers */
   mlfab__worker_withdraw(&F.worker, mlfab__request_find(&F.requests, request), MLFAB_ERR_TIMEOUT,
                          F.now);
   end(request, MLFAB_ERR_IN_DOUBT);
@@ -923,8 +922,8 @@ static int push_both(mlfab_error *error) {
   return code;
 }
 
-/* Memory that fails at any point: nothing is held back of what was not sent, all is released, and when there is
- * memory again the same calls succeed. */
+/* One allocation fails at any point: nothing unsent is held back, everything is released, and with memory
+ * the same calls succeed. */
 static void test_without_memory(void **state) {
   (void)state;
   mlfab_error error;

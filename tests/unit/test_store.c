@@ -1,5 +1,5 @@
-/* test_store.c - core/model/store.c: pieces against a byte-wise oracle, references against a count of places,
- * growth, memory that runs out, and the table of options that do not go together. */
+/* test_store.c - core/model/store.c: pieces against a byte-wise oracle, references against a count of
+ * places, growth, allocation failures, and the table of options that exclude each other. */
 #include "core/base/rng.h"
 #include "core/kernels/kernels.h"
 #include "core/model/store.h"
@@ -25,7 +25,7 @@ static void random_layout(mlfab__rng *prng, uint32_t servers, mlfab__layout *lay
                    0);
 }
 
-/* The position and place in its block of one byte of the shard, found by counting. */
+/* The block and the place in it of one byte of the shard, found by counting. */
 static void locate(const mlfab__store *s, uint64_t offset, uint32_t *slice, uint32_t *position,
                    uint32_t *at) {
   uint32_t p = 0;
@@ -67,7 +67,7 @@ static void walk_run(const mlfab__store *s, uint64_t begin, uint64_t end, uint64
   }
 }
 
-/* Walking by pieces meets every byte once, in its place, and no piece could be longer. */
+/* Walking by pieces visits every byte once, in its place, and every piece is as long as possible. */
 static void walk(const mlfab__store *s, uint32_t server, uint64_t limit) {
   uint64_t begin, end = 0, seen = 0;
   for (mlfab__layout_run(s->layout, server, 0, &begin, &end); begin < end;
@@ -78,7 +78,7 @@ static void walk(const mlfab__store *s, uint32_t server, uint64_t limit) {
   assert_int_equal(seen, s->bytes);
 }
 
-/* Every slice is somebody's, and no longer the neighbour of the one before it. */
+/* Every slice gets a random owner, so neighbours are separated. */
 static void scatter(mlfab__rng *prng, mlfab__layout *layout) {
   uint32_t owner[MLFAB__SLICES_MAX];
   for (uint32_t i = 0; i < layout->nslices; i++)
@@ -114,7 +114,7 @@ static void test_pieces(void **state) {
   }
 }
 
-/* refs is the number of places that name the block; the free list holds exactly those without. */
+/* refs is the number of places that refer to the block; the free list holds exactly the blocks without one. */
 static void check_refs(const mlfab__store *s, const uint32_t *pins, uint32_t npins) {
   uint32_t *count = (uint32_t *)calloc(s->nblocks, sizeof *count), free_blocks = 0;
   assert_non_null(count);
@@ -144,7 +144,7 @@ static void shuffle(mlfab__rng *prng, mlfab__store *s) {
     uint32_t p = (uint32_t)mlfab__rng_below(prng, s->positions);
     uint32_t *place = mlfab__rng_below(prng, 2) ? &s->next[p] : &s->sum[p];
     switch (mlfab__rng_below(prng, 5)) {
-      case 0: /* something new in a place */
+      case 0: /* a new block in a place */
         if (s->free_head == MLFAB__NO_BLOCK) assert_int_equal(mlfab__store_grow(&env, s), 0);
         mlfab__store_put(s, place, mlfab__store_take(s));
         break;
@@ -198,7 +198,7 @@ static void release(void *user, void *memory, size_t bytes) {
   free(memory);
 }
 
-/* The k-th allocation fails, for every k: MEMORY, and nothing is left. */
+/* The k-th allocation fails, for every k: MLFAB_ERR_MEMORY, and no leak. */
 static void test_memory(void **state) {
   int left = 0, code = MLFAB_ERR_MEMORY;
   mlfab__rng prng;
@@ -228,7 +228,7 @@ static void test_memory(void **state) {
       left = 2;
       assert_int_equal(mlfab__store_grow(&poor, &s), 0);
       assert_int_equal(s.free_count, spare + 1);
-      /* What it has by then is given back with the rest. */
+      /* Blocks taken until then are freed with the rest. */
       for (int tagged = 0, n = 0; !tagged; n += 1 + n / 4) {
         left = n;
         tagged = mlfab__store_tag(&poor, &s, 4) == 0;
@@ -263,7 +263,7 @@ static int check(uint32_t rule, uint32_t sync, uint32_t mean, uint32_t determini
   return code;
 }
 
-/* Every pair of choices, and what is said of those that do not go together. */
+/* Every pair of options, and the text for those that exclude each other. */
 static void test_options(void **state) {
   mlfab_error error;
   (void)state;
@@ -278,7 +278,7 @@ static void test_options(void **state) {
   }
 }
 
-/* Numbers that are out of range, and filters with what they cannot be for. */
+/* Numbers out of range, and filters with options that do not apply to them. */
 static void test_numbers(void **state) {
   static const struct {
     uint32_t tags, half, ghost;
@@ -328,7 +328,7 @@ static void test_numbers(void **state) {
   }
 }
 
-/* No grain is smaller than an element that is in the slice. */
+/* No grain is smaller than an element of the slice. */
 static void test_grains(void **state) {
   (void)state;
   for (uint64_t seed = 1; seed <= 200; seed++) {

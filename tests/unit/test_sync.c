@@ -1,8 +1,8 @@
-/* test_sync.c - core/model/sync.c: conditions over all small states against Table III of FluentPS, what is
- * refused and with which words, the law of PSSP's gaps, draws, and the threshold of DSPS. Whole
- * servers: test_lazy.c.
+/* test_sync.c - core/model/sync.c: conditions over all small states against Table III of FluentPS, refusals
+ * and their texts, the distribution of PSSP's gaps, draws, and the threshold of DSPS. Whole servers:
+ * test_lazy.c.
  *
- * MLFAB_SCALE=100 makes 400,000 trials of each gap law, 1 (the default) a hundredth of them. */
+ * MLFAB_SCALE=100 makes 400,000 trials of each gap distribution, 1 (the default) a hundredth of them. */
 #include "core/model/sync.h"
 #include "scale.h"
 
@@ -55,7 +55,8 @@ static void test_pull_conditions(void **state) {
     assert_true(fabs(pause - p) < 1e-15);
     assert_false(mlfab__sync_may_pull(&sync, s, &look, pause - 0x1p-30));
     assert_true(mlfab__sync_may_pull(&sync, s, &look, pause));
-    sync.only_fastest = 1; /* one ahead of it: it passes; tied for the front: it does not */
+    /* a worker that is one ahead of it passes; one that shares the lead does not */
+    sync.only_fastest = 1;
     assert_true(mlfab__sync_pause(&sync, s, &look) == pause);
     look.fastest++;
     assert_true(mlfab__sync_may_pull(&sync, s, &look, 0.0));
@@ -63,7 +64,7 @@ static void test_pull_conditions(void **state) {
   }
 }
 
-/* Numbers that would wrap, and the ends of chance. */
+/* Numbers that would overflow, and probabilities 0 and 1. */
 static void test_pull_extremes(void **state) {
   (void)state;
   mlfab_sync sync = {.kind = MLFAB_SYNC_SSP, .staleness = INT64_MAX};
@@ -82,7 +83,7 @@ static void test_pull_extremes(void **state) {
     assert_true(mlfab__sync_may_pull(&sync, 0, &look, 0.0));
 }
 
-/* P of PSSP_DYNAMIC: e^x without libm, significance for alpha, never outside [0, 1]. */
+/* P of PSSP_DYNAMIC: e^x without libm, significance as alpha, always within [0, 1]. */
 static void test_dynamic(void **state) {
   (void)state;
   static const double alphas[] = {1e-9, 0.3, 1, 1.5, 2, 7, 1e300};
@@ -102,7 +103,7 @@ static void test_dynamic(void **state) {
     assert_true(mlfab__sync_pause(&sync, 3, &look) == 0.0);
     look.significance = HUGE_VAL;
     assert_true(mlfab__sync_pause(&sync, 3, &look) == 1.0);
-    look.significance = -1; /* not known: as 1 */
+    look.significance = -1; /* unknown: treated as 1 */
     assert_true(fabs(mlfab__sync_pause(&sync, 3, &look) - 1 / (1 + exp(-(double)beyond))) < 1e-14);
   }
 }
@@ -124,22 +125,22 @@ static void test_push_conditions(void **state) {
     mlfab_sync_state look = {.arrived = n / KINDS / 6 % 6, .members = n / KINDS / 36};
     uint32_t need =
         sync.kind == MLFAB_SYNC_DROP && sync.need < look.members ? sync.need : look.members;
-    /* Count[V] >= N_t; with nobody left, what is there is all that there will be. */
+    /* Count[V] >= N_t; with no worker left, the open iteration is complete. */
     int complete = look.members ? look.arrived >= need : look.arrived > 0;
     assert_int_equal(mlfab__sync_complete_round(&sync, &look), complete);
   }
 }
 
-/* ---- the law of PSSP's gaps ---- */
+/* ---- the distribution of PSSP's gaps ---- */
 
 static uint32_t scaled(uint32_t n) { return (uint32_t)test_cases_from(n, n); }
 
-/* Above which chi^2 with n degrees of freedom is in 1 of 1000 cases (Wilson and Hilferty). */
+/* The value that chi^2 with n degrees of freedom exceeds in 1 of 1000 cases (Wilson and Hilferty). */
 static double chi_limit(double n) {
   return n * pow(1 - 2 / (9 * n) + 3.0902 * sqrt(2 / (9 * n)), 3);
 }
 
-/* One worker has stopped, another goes on until it is paused at a gap k = s + j: c (1 - c)^j. */
+/* One worker has stopped; another one continues until it is paused at a gap k = s + j: c (1 - c)^j. */
 static void gap_law(double c, uint64_t s, uint32_t trials) {
   enum { BINS = 400 };
   uint32_t seen[BINS] = {0}, bins = 0;
@@ -206,12 +207,13 @@ static void test_tuner(void **state) {
     mlfab__sync_tune(&sync, &tuner, 1 + i, 20);
     assert_int_equal(tuner.threshold, i < 10 ? 3 + i : 12);
   }
-  for (uint64_t i = 1; i <= 100; i++) { /* nobody waits */
+  for (uint64_t i = 1; i <= 100; i++) { /* no worker waits */
     mlfab__sync_tune(&sync, &tuner, 0, 2);
     assert_int_equal(tuner.threshold, i / 8 < 10 ? 12 - i / 8 : 2);
   }
   tuner.threshold = 5;
-  for (uint64_t i = 0; i < 100; i++) { /* never 8 quiet ones on end: one waits since before */
+  /* never 8 quiet ones in a row: one has waited since before */
+  for (uint64_t i = 0; i < 100; i++) {
     mlfab__sync_tune(&sync, &tuner, 0, i % 8 == 3 ? 6 : 5);
     assert_int_equal(tuner.threshold, 5);
   }
@@ -228,7 +230,7 @@ static void refused(const mlfab_sync *sync, const char *text) {
 
 static void test_refused(void **state) {
   (void)state;
-  static volatile double zero; /* so that NaN and infinity are made while it runs */
+  static volatile double zero; /* so that NaN and infinity are computed at run time */
   refused(&(mlfab_sync){.kind = 8}, "kind of consistency is 8, must be 0 (ASYNC) to 7 (USER)");
   refused(&(mlfab_sync){.kind = MLFAB_SYNC_SSP, .staleness = -1},
           "ssp: staleness is -1, must be 0 or more");
@@ -268,7 +270,7 @@ static void test_refused(void **state) {
           "drop: keep_late is 2, must be 0 or 1");
 }
 
-/* A model with everything out of range that its kind does not use. */
+/* A model in which every field that its kind does not use is out of range. */
 static mlfab_sync careless(uint32_t kind) {
   mlfab_sync sync = {.kind = kind,
                      .staleness = 5,
@@ -290,7 +292,7 @@ static mlfab_sync careless(uint32_t kind) {
   return sync;
 }
 
-/* What a kind does not use is neither refused nor compared; what it uses is both. */
+/* Fields that a kind does not use are neither checked nor compared; the others are both. */
 static void test_descriptions(void **state) {
   (void)state;
   for (uint32_t kind = 0; kind < KINDS; kind++) {

@@ -1,5 +1,5 @@
-/* test_tcp.c - what is TCP's own: addresses, what is refused, names of interfaces, strangers. That
- * frames travel as they should is tests/conform. */
+/* test_tcp.c - properties of TCP only: addresses, refusals, interface names, strangers. tests/conform
+ * checks that frames arrive correctly. */
 #include "../../core/wire/wire.h"
 
 #include <arpa/inet.h>
@@ -31,13 +31,13 @@
 
 #include <cmocka.h>
 
-/* --- a kernel of our own ---------------------------------------------------------------------- */
+/* --- a simulated kernel ----------------------------------------------------------------------- */
 
 #if defined(SYS_epoll_pwait2) && defined(__LP64__)
-static int pwaits;      /* how often epoll_pwait2 was asked */
-static int pwait_error; /* what it answers */
+static int pwaits;      /* number of calls of epoll_pwait2 */
+static int pwait_error; /* its result */
 
-/* Instead of the C library's: the transport makes no other system call by its number. */
+/* Replaces the C library's function. The transport calls epoll_pwait2 only through it. */
 long syscall(long number, ...) {
   if (number == SYS_epoll_pwait2) pwaits++;
   errno = number == SYS_epoll_pwait2 ? pwait_error : ENOSYS;
@@ -46,7 +46,7 @@ long syscall(long number, ...) {
 #endif
 
 #if defined(__linux__)
-static const struct tcp_info *tcp_told; /* what it says of every connection, unless NULL */
+static const struct tcp_info *tcp_told; /* TCP_INFO of every connection, unless NULL */
 
 int getsockopt(int fd, int level, int name, void *value, socklen_t *bytes) {
   int (*real)(int, int, int, void *, socklen_t *);
@@ -69,13 +69,13 @@ typedef struct end {
   mlfab_error error;
   mlfab_env env;
   int64_t bytes;
-  int allocations_left; /* negative: without end */
+  int allocations_left; /* negative: unlimited */
   char logged[512];
   int ups, downs, frames, refused;
   uint32_t link;
   int32_t code;
   char text[400];
-  uint64_t now_ns; /* what its clock says */
+  uint64_t now_ns; /* the time of its clock */
 } end;
 
 static void *end_allocate(void *user, size_t bytes) {
@@ -181,7 +181,7 @@ static uint32_t frame(uint8_t head[128], uint8_t protocol) {
   mlfab__heartbeat beat = {.sent_ns = 5};
   header.meta_bytes = mlfab__encode_heartbeat(head + MLFAB_HEADER_BYTES, &beat);
   mlfab__wire_seal(head, &header, NULL);
-  /* Sealing knows no protocol 0, so the byte is set afterwards, and the header's checksum again. */
+  /* Sealing refuses protocol 0, so the byte is set afterwards and the header's checksum computed again. */
   head[4] = protocol;
   memset(head + 8, 0, 4);
   uint32_t crc = mlfab__crc32c(0, head, MLFAB_HEADER_BYTES);
@@ -189,7 +189,7 @@ static uint32_t frame(uint8_t head[128], uint8_t protocol) {
   return MLFAB_HEADER_BYTES + header.meta_bytes;
 }
 
-/* The first frame of a connection, which is a small one. */
+/* Sends a small first frame. */
 static void greet(end *a, end *b) {
   uint8_t head[128];
   uint32_t bytes = frame(head, MLFAB_PROTOCOL);
@@ -250,7 +250,7 @@ static void test_listen(void **state) {
   end_close(&e);
   assert_int_equal(end_open(&e, NULL, NULL, 0), 0);
   end_close(&e);
-  /* A label of more than 63 letters is refused without asking anybody. */
+  /* A label of more than 63 letters is refused without a query. */
   const char *nowhere =
       "tcp:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa.invalid:5";
   assert_int_equal(end_open(&e, nowhere, "", 1), MLFAB_ERR_ADDRESS);
@@ -265,7 +265,7 @@ static void test_listen(void **state) {
   assert_non_null(strstr(e.error.text, "tcp:203.0.113.7:0"));
 }
 
-/* A name may stand for addresses where nobody listens; one of them is enough. */
+/* A name may have several addresses; it is enough that one of them accepts. */
 static void test_names(void **state) {
   end a, b;
   char address[64];
@@ -301,7 +301,7 @@ static void test_insecure(void **state) {
   for (size_t i = 0; i < MLFAB__COUNT(closed); i++)
     assert_int_equal(tcp()->connect(keeper.self, closed[i], 1 + i), 0);
   end_close(&keeper);
-  /* Allowed, the wildcard is published as something that can be dialled. */
+  /* If wildcards are allowed, the published address is one that can be dialled. */
   assert_int_equal(end_open(&e, "tcp:0.0.0.0:0", "", 1), 0);
   assert_null(strstr(e.address, "0.0.0.0"));
   assert_int_equal(end_open(&keeper, "", "", 1), 0);
@@ -334,10 +334,10 @@ static void test_interfaces(void **state) {
     snprintf(name, sizeof name, miss[i], lo);
     assert_int_equal(end_open(&e, "", name, 1), MLFAB_ERR_ADDRESS);
     assert_non_null(strstr(e.error.text, name));
-    assert_int_equal(end_open(&e, "", name, 0), 0); /* loopback does not ask for interfaces */
+    assert_int_equal(end_open(&e, "", name, 0), 0); /* loopback needs no interface */
     end_close(&e);
   }
-  /* All but those with any letter that names begin with: there is none. */
+  /* Excludes every first letter: no interface is left. */
   assert_int_equal(end_open(&e, "",
                             "^a,b,c,d,e,f,g,h,i,j,k,l,m,n,o,p,q,r,s,t,u,v,w,x,y,z,A,B,C,D,E,F,G,H,"
                             "I,J,K,L,M,N,O,P,Q,R,S,T,U,V,W,X,Y,Z",
@@ -345,7 +345,7 @@ static void test_interfaces(void **state) {
                    MLFAB_ERR_ADDRESS);
 }
 
-/* --- addresses that are taken ----------------------------------------------------------------- */
+/* --- addresses in use ------------------------------------------------------------------------- */
 
 static void test_in_use(void **state) {
   end a, b;
@@ -368,20 +368,20 @@ static void test_unix_path(void **state) {
   (void)state;
   snprintf(local.sun_path, sizeof local.sun_path, "/tmp/mlfab-test-%ld.sock", (long)getpid());
   snprintf(address, sizeof address, "unix:%.90s", local.sun_path);
-  /* A socket file that a dead process left. */
+  /* A socket file left by a dead process. */
   int fd = socket(AF_UNIX, SOCK_STREAM, 0);
   assert_int_equal(bind(fd, (const struct sockaddr *)(const void *)&local, sizeof local), 0);
   close(fd);
   assert_int_equal(stat(local.sun_path, &info), 0);
   assert_int_equal(end_open(&a, address, "", 0), 0);
   assert_string_equal(a.address, address);
-  /* One that lives. */
+  /* One of a living process. */
   assert_int_equal(end_open(&b, address, "", 0), MLFAB_ERR_ADDRESS_IN_USE);
   assert_non_null(strstr(b.error.text, address));
   assert_int_equal(stat(local.sun_path, &info), 0);
   end_close(&a);
   assert_int_not_equal(stat(local.sun_path, &info), 0);
-  /* A file that is no socket is nobody's to remove; neither is another's socket. */
+  /* A file that is not a socket is not removed; neither is another process's socket. */
   FILE *file = fopen(local.sun_path, "w");
   assert_non_null(file);
   fclose(file);
@@ -390,7 +390,7 @@ static void test_unix_path(void **state) {
   unlink(local.sun_path);
   assert_int_equal(end_open(&a, address, "", 0), 0);
   unlink(local.sun_path);
-  file = fopen("/dev/null", "r"); /* so that the inode number is not simply taken again */
+  file = fopen("/dev/null", "r"); /* so that the inode number is not reused at once */
   assert_int_equal(end_open(&b, address, "", 0), 0);
   if (file) fclose(file);
   end_close(&b);
@@ -400,7 +400,7 @@ static void test_unix_path(void **state) {
 
 /* --- strangers -------------------------------------------------------------------------------- */
 
-/* Connections that say nothing, or a little now and then, neither pile up nor keep others out. */
+/* Connections that send nothing, or a little from time to time, neither pile up nor keep others out. */
 static void test_slow_strangers(void **state) {
   enum { MANY = 200 };
   int fds[MANY];
@@ -426,15 +426,15 @@ static void test_slow_strangers(void **state) {
   for (int i = 0; i < MANY; i++) fds[i] = stranger(&b);
   UNTIL(&b, &b, b.refused >= MANY + MANY - 64);
   assert_int_equal(tcp()->send(a.self, a.link, head, bytes, NULL, 0, 0), 0);
-  UNTIL(&a, &b, b.frames == 2); /* who has shown a frame is no stranger */
+  UNTIL(&a, &b, b.frames == 2); /* a peer that has sent a frame is no stranger */
   assert_int_equal(b.downs, 0);
   for (int i = 0; i < MANY; i++) close(fds[i]);
   end_close(&a);
   end_close(&b);
 }
 
-/* A job of many workers starts: all have called and said who they are before this node looks for the first
- * time. Nobody is turned away for having waited for that. */
+/* A job of many workers starts: all have connected and introduced themselves before this node polls for the
+ * first time. None is refused for the wait. */
 static void test_many_call_at_once(void **state) {
   enum { MANY = 300 };
   static int fds[MANY];
@@ -454,7 +454,7 @@ static void test_many_call_at_once(void **state) {
   end_close(&e);
 }
 
-/* A header alone, which announces `bulk` bytes. */
+/* A header alone, which announces a bulk of `bulk` bytes. */
 static void announce(int fd, uint8_t type, uint32_t bulk) {
   uint8_t head[MLFAB_HEADER_BYTES];
   mlfab__header header = {.protocol = MLFAB_PROTOCOL, .type = type, .bulk_bytes = bulk};
@@ -462,7 +462,7 @@ static void announce(int fd, uint8_t type, uint32_t bulk) {
   assert_int_equal(send(fd, head, sizeof head, MSG_NOSIGNAL), sizeof head);
 }
 
-/* Before admission nothing large is begun: not as a first frame, and not behind a JOIN. */
+/* Before admission no large frame is accepted: neither as the first frame nor after a JOIN. */
 static void test_little_before_admission(void **state) {
   enum { MANY = 40 };
   uint8_t head[MLFAB_HEADER_BYTES + 2048];
@@ -472,7 +472,7 @@ static void test_little_before_admission(void **state) {
   end e;
   (void)state;
   memset(&join, 0, sizeof join);
-  memset(join.addresses, 'x', sizeof join.addresses - 1); /* the longest that there is */
+  memset(join.addresses, 'x', sizeof join.addresses - 1); /* the longest possible */
   header.meta_bytes = mlfab__encode_join(head + MLFAB_HEADER_BYTES, &join);
   mlfab__wire_seal(head, &header, NULL);
   assert_int_equal(end_open(&e, "", "", 0), 0);
@@ -497,7 +497,7 @@ static void test_little_before_admission(void **state) {
   end_close(&e);
 }
 
-/* The process has no descriptor left: who waits for admission gives one up, for a newer caller. */
+/* The process has no descriptor left: a connection that waits for admission is closed for a newer caller. */
 static void test_descriptors_for_newcomers(void **state) {
   enum { MANY = 10, MOST = 4096 };
   static int taken[MOST];
@@ -564,7 +564,7 @@ static void test_protocol(void **state) {
   end_close(&e);
 }
 
-/* What was accepted before disconnect is written later when the socket is full, from a copy. */
+/* Frames accepted before disconnect are copied and written later if the socket is full. */
 static void test_linger(void **state) {
   static uint8_t bulk[MLFAB_BULK_MAX];
   uint8_t head[128];
@@ -615,8 +615,8 @@ static void test_idle_links(void **state) {
   end_close(&b);
 }
 
-/* All bulks that were sent with a token are given back by one detach: the chunks of an update share
- * theirs. What the receiver gets is what was sent, whatever is written there afterwards. */
+/* One detach returns all bulks sent with a token, because the chunks of an update share one. The receiver
+ * gets the bytes as they were sent, whatever the sender writes there afterwards. */
 static void test_detach_all(void **state) {
   enum { CHUNKS = 64, BYTES = 262144 };
   end a, b;
@@ -658,8 +658,8 @@ static void test_detach_all(void **state) {
   end_close(&b);
 }
 
-/* The process has used up its descriptors when somebody calls, and gives some back later: he is let in
- * then, though no link of this transport's has gone. */
+/* The process has no descriptor left when a peer connects, and frees some later: then the peer is admitted,
+ * although no link of this transport was closed. */
 static void test_no_descriptors(void **state) {
   struct rlimit before, few;
   uint8_t head[128];
@@ -681,12 +681,12 @@ static void test_no_descriptors(void **state) {
   assert_non_null(strstr(e.logged, strerror(EMFILE)));
   e.logged[0] = 0;
   for (int i = 0; i < 30; i++) e.now_ns += 100000000, end_poll(&e);
-  assert_int_equal(e.logged[0], 0); /* said once */
+  assert_int_equal(e.logged[0], 0); /* logged once */
   while (n > 0) close(taken[--n]);
   assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
   end_poll(&e);
   assert_int_equal(e.ups, 0);               /* not before its time */
-  tcp()->wait(e.self, 10ull * 1000000000u); /* looks again before that */
+  tcp()->wait(e.self, 10ull * 1000000000u); /* returns early, to look again */
   e.now_ns += 100000000;
   UNTIL(&e, &e, e.ups == 1 && e.frames == 1);
   end_close(&e);
@@ -694,7 +694,7 @@ static void test_no_descriptors(void **state) {
 }
 
 #if defined(__linux__)
-/* A peer that showed a good frame, so that a link of `e` stands; fd_p: its socket. */
+/* A peer that has sent a good frame, so that a link of `e` is up; fd_p: its socket. */
 static uint32_t raw_peer(end *e, int *fd_p) {
   uint8_t head[128];
   uint32_t bytes = frame(head, MLFAB_PROTOCOL);
@@ -711,9 +711,9 @@ static void beat(const end *e, uint32_t link) {
   assert_int_equal(tcp()->send(e->self, link, head, bytes, NULL, 0, 0), 0);
 }
 
-/* A process that does not read, so that its window is closed, is on a host that answers, and its
- * connection stands however long it takes; one whose system takes in nothing (a filter drops it before TCP
- * sees it) is not, until that is over. */
+/* A process that does not read, so that its window is closed, is on a host that answers: its connection
+ * stays up for any time. A host that accepts no packet (a filter drops them before TCP) does not answer,
+ * until the filter is removed. */
 static void test_probe(void **state) {
   struct sock_filter nothing[] = {BPF_STMT(BPF_RET | BPF_K, 0)};
   struct sock_fprog drop = {1, nothing};
@@ -733,13 +733,13 @@ static void test_probe(void **state) {
   assert_int_equal(setsockopt(gone, SOL_SOCKET, SO_ATTACH_FILTER, &drop, sizeof drop), 0);
   beat(&e, to_idle);
   beat(&e, to_gone);
-  /* At once nothing speaks against it. Then the answers are missed. */
+  /* At first the probe succeeds; then answers are missing. */
   assert_int_equal(tcp()->probe(e.self, to_gone), 0);
   UNTIL(&e, &e, tcp()->probe(e.self, to_gone) == MLFAB_ERR_AGAIN);
   assert_int_equal(setsockopt(gone, SOL_SOCKET, SO_DETACH_FILTER, &drop, sizeof drop), 0);
   UNTIL(&e, &e, tcp()->probe(e.self, to_gone) == 0);
   for (int i = 0, answered = 0; i < 35 || answered < 10; i++) {
-    answered += tcp()->probe(e.self, to_full) == 0; /* not while the kernel asks for its window */
+    answered += tcp()->probe(e.self, to_full) == 0; /* not while the kernel probes its window */
     assert_int_equal(tcp()->probe(e.self, to_idle), 0);
     end_poll(&e);
     usleep(100000);
@@ -753,7 +753,7 @@ static void test_probe(void **state) {
   close(gone);
 }
 
-/* Over a Unix socket the process is asked for: its child, which holds the socket, is not it. */
+/* Over a Unix socket the probe asks for the process: a child that holds the socket does not count. */
 static void test_probe_of_a_child(void **state) {
   struct sockaddr_un to = {.sun_family = AF_UNIX};
   uint8_t head[128];
@@ -800,7 +800,7 @@ static void test_probe_of_a_child(void **state) {
 }
 #endif
 
-/* The k-th allocation fails, for every k: an error, nothing lost, nothing left behind. */
+/* The k-th allocation fails, for every k: an error, and no leak. */
 static void test_out_of_memory(void **state) {
   uint8_t head[128], first[128];
   uint32_t first_bytes;
@@ -854,7 +854,7 @@ static int measure(end *e, uint64_t later_ns, mlfab_measure *m) {
   return told;
 }
 
-/* Writes from a socket that is no end, and lets the end read all of it. */
+/* Writes from a plain socket, and lets the end read everything. */
 static void write_all(end *e, int fd, const uint8_t *data, size_t bytes) {
   for (size_t at = 0; at < bytes;) {
     ssize_t n = send(fd, data + at, bytes - at, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -867,8 +867,8 @@ static void write_all(end *e, int fd, const uint8_t *data, size_t bytes) {
   }
 }
 
-/* A peer that sends half a frame has more to send: the rate of what comes then is the network's. The
- * test's clock is the transport's, so that rates are exact. */
+/* A peer that has sent half a frame has more to send, so the rate of arrival is then the network's. The
+ * test provides the transport's clock, so that rates are exact. */
 static void test_measure_in(void **state) {
   enum { BULK = 1000000, HEAD = MLFAB_HEADER_BYTES };
   static uint8_t bytes[HEAD + BULK];
@@ -884,9 +884,9 @@ static void test_measure_in(void **state) {
   e.now_ns = 5 * SLICE;
   write_all(&e, fd, small, smallest);
   assert_int_equal(e.frames, 1);
-  assert_int_equal(measure(&e, 0, &m), 0); /* from here on */
+  assert_int_equal(measure(&e, 0, &m), 0); /* start of the window */
   assert_int_equal(measure(&e, 0, &m), 0); /* no time has passed */
-  /* Little frames with pauses: nobody knows whether the peer has more. */
+  /* Small frames with pauses: it is unknown whether the peer has more. */
   for (int i = 0; i < 10; i++) {
     e.now_ns += SLICE;
     write_all(&e, fd, small, smallest);
@@ -909,7 +909,7 @@ static void test_measure_in(void **state) {
   assert_int_equal(m.bytes_in, HEAD + 420000);
   assert_true(m.delivery_in > 1.99e6 && m.delivery_in < 2.01e6);
   assert_int_equal(m.limited_in, 1);
-  /* Nothing but the frame, in the whole of the next window. */
+  /* Only this frame during the whole next window. */
   for (int i = 0; i < 20; i++) {
     e.now_ns += SLICE;
     write_all(&e, fd, bytes + HEAD + 420000 + i * 10000, 10000);
@@ -918,7 +918,7 @@ static void test_measure_in(void **state) {
   assert_int_equal(m.bytes_in, 200000);
   assert_int_equal(m.limited_in, 0);
   assert_true(m.delivery_in > 0.99e6 && m.delivery_in < 1.01e6);
-  /* The peer stands still: that says nothing about the network. */
+  /* The peer stops in the middle: that says nothing about the network. */
   assert_int_equal(measure(&e, 30 * SLICE, &m), 1);
   assert_int_equal(m.bytes_in, 0);
   assert_int_equal(m.limited_in, 1);
@@ -929,7 +929,7 @@ static void test_measure_in(void **state) {
   end_close(&e);
 }
 
-/* Two peers: whatever comes while one of them is known to have more counts. */
+/* Two peers: all bytes count while one of them is known to have more. */
 static void test_measure_two(void **state) {
   enum { BULK = 1000000, HEAD = MLFAB_HEADER_BYTES };
   static uint8_t bytes[HEAD + BULK];
@@ -962,8 +962,7 @@ static void test_measure_two(void **state) {
   end_close(&e);
 }
 
-/* What the socket does not take was not for want of anything to send; but where nothing moves the peer
- * may as well have stopped. */
+/* A full socket shows that there was more to send; but if nothing moves, the peer may have stopped. */
 static void test_measure_out(void **state) {
   enum { BULK = 262144, HEAD = MLFAB_HEADER_BYTES };
   static uint8_t bulk[BULK], head[128];
@@ -983,7 +982,7 @@ static void test_measure_out(void **state) {
   UNTIL(&a, &b, b.frames == 1);
   assert_int_equal(measure(&a, 0, &m), 0);
   assert_int_equal(measure(&b, 0, &n), 0);
-  int sent = 0; /* as much as goes while b does not read */
+  int sent = 0; /* sends until b's buffers are full */
   while (tcp()->send(a.self, a.link, head, HEAD, bulk, BULK, 5) == 0) sent++;
   for (int i = 0; i < 100; i++) {
     end_poll(&a);
@@ -991,7 +990,7 @@ static void test_measure_out(void **state) {
   }
   assert_int_equal(measure(&a, 20 * SLICE, &m), 1);
   assert_true(m.bytes_out > 0 && m.bytes_out < (uint64_t)sent * (HEAD + BULK));
-  for (int i = 0; i < 3; i++) { /* b stands still */
+  for (int i = 0; i < 3; i++) { /* b does not read */
     uint64_t before = m.bytes_out;
     end_poll(&a);
     assert_int_equal(measure(&a, 20 * SLICE, &n), 1);
@@ -1004,15 +1003,15 @@ static void test_measure_out(void **state) {
   UNTIL(&a, &b, b.frames == 1 + sent);
   assert_int_equal(measure(&a, 20 * SLICE, &m), 1);
   assert_int_equal(measure(&b, 100 * SLICE, &n), 1);
-  assert_int_equal(out + m.bytes_out, (uint64_t)sent * (HEAD + BULK)); /* each byte once */
+  assert_int_equal(out + m.bytes_out, (uint64_t)sent * (HEAD + BULK)); /* every byte once */
   assert_int_equal(n.bytes_in, (uint64_t)sent * (HEAD + BULK));
   end_close(&a);
   end_close(&b);
 }
 
 #if defined(__linux__)
-/* What the kernel says of two links that send: their rates are added up while both have bytes under way and more to
- * send. What it calls the application's doing, or the reader's, or is too little, tells no rate. */
+/* TCP_INFO of two sending links: their rates are added while both have bytes in flight and more to send. No
+ * rate follows when the application or the reader limited the link, or when there was too little data. */
 static void test_measure_told(void **state) {
   enum { RATE = 20000000, LOAD = 1 << 20, LITTLE = 4 << 10 };
   struct tcp_info info = {0};
@@ -1030,15 +1029,15 @@ static void test_measure_told(void **state) {
   tcp_told = &info;
   assert_int_equal(measure(&a, 0, &m), 0);
   static const struct {
-    uint64_t acked, busy_us, stalled_us; /* since the last measure */
+    uint64_t acked, busy_us, stalled_us; /* since the last measurement */
     uint32_t unacked, notsent;
     int limited;
-    double rate; /* of both together */
+    double rate; /* sum of both */
   } cases[] = {{LOAD, 50000, 0, 3, 5, 0, 2.0 * RATE},
-               {LOAD, 50000, 0, 0, 5, 0, 0}, /* all is there */
-               {LOAD, 50000, 0, 3, 0, 0, 0}, /* there is no more */
+               {LOAD, 50000, 0, 0, 5, 0, 0}, /* no bytes in flight */
+               {LOAD, 50000, 0, 3, 0, 0, 0}, /* no unsent bytes */
                {LOAD, 50000, 0, 3, 5, 1, 0},
-               {LOAD, 50000, 50000, 3, 5, 0, 2.0 * RATE}, /* a fourth of the time, of 200 ms */
+               {LOAD, 50000, 50000, 3, 5, 0, 2.0 * RATE}, /* a quarter of the 200 ms */
                {LOAD, 50000, 50001, 3, 5, 0, 0},
                {LOAD - 1, 99999, 0, 3, 5, 0, 0},
                {LITTLE, 100000, 0, 3, 5, 0, 2.0 * RATE},
@@ -1062,7 +1061,7 @@ static void test_measure_told(void **state) {
   end_close(&b);
 }
 
-/* Sends as much as goes while the other end reads a little. */
+/* Sends as much as fits while the other end reads a little. */
 static void send_against(end *a, uint32_t link, int fd) {
   enum { BULK = 262144, HEAD = MLFAB_HEADER_BYTES };
   static uint8_t bulk[BULK], head[128], taken[65536];
@@ -1077,8 +1076,8 @@ static void send_against(end *a, uint32_t link, int fd) {
   }
 }
 
-/* Sockets that did not take all there was: bytes over busy time are their rates too, which are added up only while
- * they send; and the network is what limits them, unless the reader is. */
+/* Sockets that were full: bytes over busy time are their rates, which are added only while they send; the
+ * network limits them, unless the reader does. */
 static void test_measure_told_full(void **state) {
   enum { LINKS = 2 };
   struct sockaddr_in at = {.sin_family = AF_INET};
@@ -1110,10 +1109,10 @@ static void test_measure_told_full(void **state) {
   }
   tcp_told = &info;
   assert_int_equal(measure(&a, 0, &m), 0);
-  int full = 0; /* so many windows; a kernel whose buffers still grow gives room at first */
+  int full = 0; /* number of such windows; while the kernel's buffers grow there is still room */
   for (int window = 0; full < 4; window++) {
-    int stalled = full == 1; /* the reader's doing */
-    int unknown = full == 2; /* the application's, they say */
+    int stalled = full == 1; /* limited by the reader */
+    int unknown = full == 2; /* limited by the application, according to the kernel */
     assert_true(window < 100);
     for (int i = 0; i < LINKS; i++) send_against(&a, links[i], fds[i]);
     info.tcpi_bytes_acked += 1 << 20;
@@ -1133,7 +1132,7 @@ static void test_measure_told_full(void **state) {
 }
 #endif
 
-/* Two nodes of one host that listen for others too: what they tell each other takes no network. */
+/* Two nodes of one host that also listen for others: their traffic uses no network. */
 static void test_measure_within_the_host(void **state) {
   enum { BULK = 262144, HEAD = MLFAB_HEADER_BYTES };
   static uint8_t bulk[BULK], head[128];
@@ -1174,8 +1173,8 @@ static void test_measure_within_the_host(void **state) {
   end_close(&b);
 }
 
-/* In a network namespace of its own, with a cable that leads nowhere: the measure is
- * the interface's, whoever sent. Returns what the process exits with; 77: not possible here. */
+/* Runs in its own network namespace, with an interface that leads nowhere: the interface's counters are the
+ * measure, whoever sent. Returns the exit status; 77: not possible here. */
 static int measure_interface(void) {
   enum { DATAGRAMS = 200, BYTES = 1000 };
   struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(9)};
@@ -1199,12 +1198,12 @@ static int measure_interface(void) {
       return 4;
   close(fd);
   if (measure(&e, SLICE, &m) != 1) return 5;
-  /* And a little of the kernel's own. */
+  /* Plus a few bytes of the kernel's own. */
   if (m.bytes_out < DATAGRAMS * BYTES || m.bytes_out > DATAGRAMS * (BYTES + 100)) return 6;
   if (m.bytes_in > DATAGRAMS * 100 || !m.limited_in || !m.limited_out) return 7;
-  /* /sys is the machine's, where there may be another of this name: what is virtual has no speed. */
+  /* /sys belongs to the machine, which may have another interface of this name: a virtual one has no speed. */
   if (m.nominal > 0) return 8;
-  /* An interface that goes: the node's own bytes from then on. */
+  /* The interface disappears: from then on the node's own bytes are the measure. */
   if (system("ip link del mlfab0")) return 77;
   if (measure(&e, SLICE, &m) != 0) return 9;
   if (measure(&e, SLICE, &m) != 1 || m.bytes_out || m.bytes_in) return 10;
@@ -1227,8 +1226,8 @@ static void test_measure_interface(void **state) {
   assert_int_equal(WEXITSTATUS(status), 0);
 }
 
-/* A socket of another user at an abstract name: listening, or connected to it. -1 in a child that could
- * not change its user. */
+/* A socket of another user at an abstract name, listening or connected to it. Returns -1 in a child that
+ * could not change its user. */
 static int other_users_socket(const char *name, int listening) {
   struct sockaddr_un at = {.sun_family = AF_UNIX};
   size_t n = (size_t)snprintf(at.sun_path + 1, sizeof at.sun_path - 1, "%s", name);
@@ -1240,8 +1239,8 @@ static int other_users_socket(const char *name, int listening) {
   return fd;
 }
 
-/* Runs a child of another user that has such a socket; returns when it has it, with the pipe that
- * lets it end. */
+/* Starts a child of another user with such a socket. Returns when the socket exists, with the pipe that
+ * ends the child. */
 static pid_t other_user(const char *name, int listening, int *hold_p) {
   int ready[2], hold[2];
   char byte = 0;
@@ -1263,7 +1262,7 @@ static pid_t other_user(const char *name, int listening, int *hold_p) {
   return pid;
 }
 
-/* Another user of the host gets nowhere at a Unix socket, and is not spoken to where it listens. */
+/* A Unix socket refuses another user of the host, and does not talk to one that listens. */
 static void test_other_user(void **state) {
   end a, b;
   char name[64], address[96];
@@ -1297,7 +1296,7 @@ static void test_other_user(void **state) {
   end_close(&b);
 }
 
-/* A kernel without epoll_pwait2, or a filter that refuses it, is asked once; an interruption is none. */
+/* A kernel without epoll_pwait2, or a filter that refuses it, is tried once; EINTR does not count. */
 static void test_no_pwait2(void **state) {
   (void)state;
 #if defined(SYS_epoll_pwait2) && defined(__LP64__)

@@ -1,7 +1,7 @@
-/* test_traps.c - kernels on ordinary numbers raise neither overflow, nor a division by zero, nor an
- * invalid operation: a program that has these trapped would die in a lane that does not count.
- * Ordinary are zeros, subnormal numbers, what is beyond a half's range where it travels as one,
- * and everything between, at every level, length and place. */
+/* test_traps.c - kernels on ordinary numbers raise neither overflow, nor division by zero, nor an invalid
+ * operation: a program that traps these would die because of an unused vector lane. Ordinary numbers are
+ * zeros, subnormals, numbers beyond a half's range where they travel as halves, and everything between, at
+ * every level, length and offset. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* feenableexcept */
 #endif
@@ -106,7 +106,7 @@ static void halves(int level, int half, uint32_t n) {
   CALM(level, mlfab__half_narrow(1e300));
 }
 
-/* All that becomes of an update on its way, and of the model. */
+/* Every kernel that handles an update or the model. */
 static void filter(int level, int dtype, int half, uint32_t n) {
   static const double taus[] = {0, 1e-9, 0.5, 1e9, HUGE_VAL};
   mlfab__filter_rule rule = {dtype, half, taus[below(5)], (double)below(3) / 2, 7, 1 + below(9)};
@@ -116,14 +116,15 @@ static void filter(int level, int dtype, int half, uint32_t n) {
   fill(dtype, w, n, 1e15);
   CALM(level, mlfab__filter_threshold(rule.tau, 0.5, rule.t));
   CALM(level, mlfab__filter_mark_with(level, &rule, u, w, 3, n, keep));
-  for (uint32_t i = 0; i < n; i++) /* somebody has cleared marks */
+  for (uint32_t i = 0; i < n; i++) /* someone has cleared marks */
     if (below(3) == 0) keep[i / 64] &= ~(UINT64_C(1) << i % 64);
   CALM(level, mlfab__filter_emit_with(level, &rule, u, w, n, keep, bytes, &saturated));
   CALM(level, mlfab__filter_kth(dtype, u, n, 1 + n / 3, &cut));
   CALM(level, mlfab__filter_top(dtype, u, n, &cut, keep));
   fill(dtype, u, n, 1e15);
   fill(dtype, w, n, 1e15);
-  for (uint32_t i = 0, width = mlfab__dtype_bytes(dtype); i < n; i++) /* some do not change */
+  /* some elements do not change */
+  for (uint32_t i = 0, width = mlfab__dtype_bytes(dtype); i < n; i++)
     if (below(3) == 0) memcpy((char *)u + i * width, (char *)w + i * width, width);
   CALM(level, mlfab__filter_change_with(level, dtype, w, u, n, 0.01));
 }
@@ -188,14 +189,14 @@ static void all_kernels(int level) {
   }
 }
 
-/* What would trap shows in the flags, where it can be named. */
+/* Checks the exception flags, which show what would trap and in which case. */
 static void test_flags(void **state) {
   (void)state;
   mlfab__rng_seed(&prng, 1);
   for (int level = 0; level <= 2; level++) all_kernels(level);
 }
 
-/* The same with traps. */
+/* The same with traps enabled. */
 static void test_traps(void **state) {
   (void)state;
   mlfab__rng_seed(&prng, 2);

@@ -1,6 +1,6 @@
 /* test_version.c - version tags against a list of when each grain changed last, over random histories;
- * TDF's exact case (tests/vectors/tdf.json); and caches that pull while commits go on: none ever lacks
- * an update. MLFAB_SEED=n one random history alone, MLFAB_SCALE=100 a hundred times as many. */
+ * TDF's exact case (tests/vectors/tdf.json); and caches that pull while commits continue: none ever lacks
+ * an update. MLFAB_SEED=n runs one random history alone, MLFAB_SCALE=100 a hundred times as many. */
 #include "core/model/version.h"
 
 #include "core/base/rng.h"
@@ -24,7 +24,7 @@ static int last_seed(uint64_t seed, uint64_t usual) {
   return first_seed() ? seed > first_seed() : seed > test_cases((double)usual);
 }
 
-/* Changed bytes from `from` to `end`. */
+/* The number of changed bytes between `from` and `end`. */
 static uint64_t changed_bytes(const mlfab__tags *tags, uint64_t since, uint64_t from,
                               uint64_t end) {
   uint64_t sum = 0, begin, stop;
@@ -35,7 +35,7 @@ static uint64_t changed_bytes(const mlfab__tags *tags, uint64_t since, uint64_t 
   return sum;
 }
 
-/* ---- a slice, and when each of its grains changed last ---- */
+/* ---- a slice, and the last change of each of its grains ---- */
 
 typedef struct history {
   mlfab__rng prng;
@@ -47,7 +47,7 @@ typedef struct history {
 
 static uint64_t below(history *h, uint64_t n) { return mlfab__rng_below(&h->prng, n); }
 
-/* Few blocks and many, whole and not; slices of less than a grain too. */
+/* Few blocks and many, complete and partial; also slices shorter than a grain. */
 static void begin(history *h, uint64_t seed) {
   memset(h, 0, sizeof *h);
   mlfab__rng_seed(&h->prng, seed);
@@ -74,13 +74,13 @@ static void random_stretch(history *h, uint64_t *at, uint64_t *n) {
   if (below(h, 8) == 0) *at = 0, *n = h->bytes;
 }
 
-/* The next commit, which leaps now and then so far that tags do not hold it. */
+/* The next commit, which sometimes is so far ahead that tags cannot hold the distance. */
 static void next_commit(history *h) {
   h->commit += below(h, 4) ? 1 : 1 + below(h, 5);
   if (below(h, 40) == 0) h->commit += UINT32_MAX - 8 + below(h, 16);
 }
 
-/* Changes some of a stretch, or nothing of it, and marks it in one piece or several. */
+/* Changes part of a stretch, or nothing, and marks it in one piece or several. */
 static void change(history *h) {
   uint8_t after[BYTES_MAX];
   uint64_t at, n, marked = 0, wanted = 0;
@@ -118,7 +118,7 @@ static void touch(history *h) {
   for (uint64_t i = 0; i < n; i++) h->changed[(at + i) / h->grain] = h->commit;
 }
 
-/* Coarse tags are the largest of the fine ones, whatever happened. */
+/* A coarse tag is the largest of its fine ones. */
 static void check_levels(const history *h) {
   for (uint64_t b = 0; b * 64 < h->grains; b++) {
     uint32_t most = 0;
@@ -130,7 +130,7 @@ static void check_levels(const history *h) {
   }
 }
 
-/* Must a cache as of `since` get grain g? */
+/* Does a cache with version `since` lack grain g? */
 static int lacks(const history *h, uint64_t since, uint64_t g) {
   return since == 0 || since < h->tags.base || (g < h->grains && h->changed[g] > since);
 }
@@ -201,13 +201,13 @@ enum { CACHES = 4 };
 
 typedef struct cache {
   uint8_t data[BYTES_MAX], pinned[BYTES_MAX];
-  uint64_t commit;  /* what it holds */
-  uint64_t pinning; /* what the pull under way will make of it; 0: none */
-  uint64_t at;      /* how far that is */
+  uint64_t commit;  /* the version that it holds */
+  uint64_t pinning; /* the version after the pull in progress; 0: none */
+  uint64_t at;      /* progress of that pull */
   int by_bitmap;
 } cache;
 
-/* Some bytes more of a pull: what the tags name now, from the pinned snapshot. */
+/* Some more bytes of a pull: the grains that the tags select now, from the pinned snapshot. */
 static uint64_t pull_some(history *h, cache *c) {
   uint64_t stop = mlfab__min(h->bytes, c->at + 1 + below(h, h->bytes)), sent = 0, begin, end;
   if (c->by_bitmap) {
@@ -231,8 +231,8 @@ static uint64_t pull_some(history *h, cache *c) {
   return sent;
 }
 
-/* Pulls pin, look at tags piece by piece while commits go on, and end: then the cache is what was
- * pinned, bit for bit. */
+/* A pull pins, reads tags piece by piece while commits continue, and ends: then the cache equals the pinned
+ * snapshot, bit for bit. */
 static void test_no_lost_update(void **state) {
   static history h;
   static cache caches[CACHES];
@@ -241,7 +241,7 @@ static void test_no_lost_update(void **state) {
   for (uint64_t seed = mlfab__max(1, first_seed()); !last_seed(seed, 150); seed++) {
     begin(&h, seed);
     for (int i = 0; i < CACHES; i++) {
-      memset(caches[i].data, 0xee, h.bytes); /* holds nothing */
+      memset(caches[i].data, 0xee, h.bytes); /* an empty cache */
       caches[i].commit = caches[i].pinning = 0;
     }
     next_commit(&h);
@@ -269,7 +269,7 @@ static void test_no_lost_update(void **state) {
   }
   if (first_seed() || test_scale() < 1.0) return;
   assert_true(ended > 2000);
-  assert_true(sent < whole / 10 * 9); /* and it is not that everything is sent */
+  assert_true(sent < whole / 10 * 9); /* and less than everything was sent */
 }
 
 /* ---- TDF's exact case ---- */
@@ -292,8 +292,8 @@ static uint32_t numbers(const char *text, const char *name, uint64_t *out, uint3
   return n;
 }
 
-/* Its labels are update numbers, and a pull that stored `next` asks for those not below it. Here the
- * cache tells the last it has, one less. */
+/* Its labels are update numbers, and a pull that stored `next` requests those from it on. Here the cache
+ * sends the last one that it has, which is one less. */
 static void test_versioned_pull(void **state) {
   static char text[1 << 16];
   uint64_t version[64], since, wanted[64], begin, stop, next;
@@ -321,7 +321,7 @@ static void test_versioned_pull(void **state) {
     for (; begin < stop; begin += 4) assert_int_equal(begin / 4, wanted[count++]);
   }
   assert_int_equal(count, nwanted);
-  /* The cache has all up to the server's number then: it lacks nothing. */
+  /* The cache has everything up to the server's number then: it lacks nothing. */
   assert_int_equal(numbers(part, "\"next\"", &next, 1), 1);
   assert_int_equal(changed_bytes(&tags, next - 1, 0, 4 * n), 0);
   mlfab__tags_free(&env, &tags);
@@ -329,7 +329,7 @@ static void test_versioned_pull(void **state) {
 
 /* ---- edges ---- */
 
-/* What is equal bit for bit has not changed; +0 and -0 are not, a NaN and itself are. */
+/* Values that are equal bit for bit have not changed; +0 and -0 differ, a NaN equals itself. */
 static void test_bits_decide(void **state) {
   mlfab__tags tags;
   float before[4] = {0.0f, 1.0f, 0.0f, 2.0f}, after[4] = {-0.0f, 1.0f, 0.0f, 2.0f};
@@ -343,7 +343,7 @@ static void test_bits_decide(void **state) {
   mlfab__tags_free(&env, &tags);
 }
 
-/* The last distance that a tag holds, and the first that it does not. */
+/* The largest distance that a tag holds, and the next one. */
 static void test_base_moves(void **state) {
   mlfab__tags tags;
   (void)state;

@@ -1,4 +1,4 @@
-/* test_windows.c - core/model/windows.c against a literal list of what was decided, and how. */
+/* test_windows.c - core/model/windows.c against a literal list of decisions. */
 #include "core/model/windows.h"
 #include "core/base/rng.h"
 
@@ -8,7 +8,7 @@
 
 enum { HISTORY = 8192 };
 
-/* What the window must know, from a full history: verdict[seq] is one of its decisions. */
+/* The window's expected contents, from a full history: verdict[seq] is a decision. */
 static enum mlfab__decision literal(const uint8_t *verdict, uint64_t top, uint64_t last) {
   if (last > top) return MLFAB__UNDECIDED;
   if (top - last >= MLFAB__WINDOW) return MLFAB__NOT_APPLIED;
@@ -22,7 +22,7 @@ static void compare(const mlfab__window *window, const uint8_t *verdict, uint64_
     assert_int_equal(mlfab__windows_ask(window, seq, 1), literal(verdict, top, seq));
 }
 
-/* Numbers that skip a little, a lot, exactly a word and exactly the window; merged ones. */
+/* Numbers that skip by a little, a lot, exactly a word and exactly the window; merged updates. */
 static void test_random(void **state) {
   static const uint64_t jumps[] = {1, 1, 1, 1, 2, 3, 63, 64, 65, 127, 128, 255, 256, 257, 300};
   (void)state;
@@ -57,7 +57,7 @@ static void test_random(void **state) {
   }
 }
 
-/* The last number that is remembered, and the first that is not. */
+/* The oldest number that is remembered, and the one before it. */
 static void test_edges(void **state) {
   mlfab__window window = {0, {0, 0, 0, 0}, {0, 0, 0, 0}, 1};
   (void)state;
@@ -67,7 +67,7 @@ static void test_edges(void **state) {
   mlfab__windows_decide(&window, MLFAB__WINDOW, 1, MLFAB_ERR_WITHDRAWN);
   assert_int_equal(mlfab__windows_ask(&window, 1, 1), MLFAB__APPLIED);
   mlfab__windows_decide(&window, MLFAB__WINDOW + 1, 1, 0);
-  /* Forgotten: what is older must not be applied again. */
+  /* Forgotten: older numbers must not be applied again. */
   assert_int_equal(mlfab__windows_ask(&window, 1, 1), MLFAB__NOT_APPLIED);
   assert_int_equal(mlfab__windows_ask(&window, MLFAB__WINDOW, 1), MLFAB__NOT_APPLIED);
   assert_int_equal(mlfab__windows_ask(&window, MLFAB__WINDOW + 1, 1), MLFAB__APPLIED);
@@ -85,8 +85,7 @@ static void test_incarnations(void **state) {
   assert_int_equal(mlfab__windows_init(&env, &windows, 2), 0);
   assert_int_equal(mlfab__windows_admit(&windows, 1, 3), 0);
   mlfab__windows_decide(&windows.windows[1], 5, 1, 0);
-  assert_int_equal(mlfab__windows_admit(&windows, 1, 3),
-                   0); /* the same again: nothing is forgotten */
+  assert_int_equal(mlfab__windows_admit(&windows, 1, 3), 0); /* repeated: nothing is forgotten */
   assert_int_equal(mlfab__windows_ask(&windows.windows[1], 5, 1), MLFAB__APPLIED);
   assert_int_equal(mlfab__windows_admit(&windows, 1, 2), MLFAB_ERR_FENCED);
   assert_int_equal(mlfab__windows_ask(&windows.windows[1], 5, 1), MLFAB__APPLIED);

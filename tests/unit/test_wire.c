@@ -1,7 +1,7 @@
-/* test_wire.c - frames: every type there and back, and every way to damage one refused.
+/* test_wire.c - frames: every type is encoded and decoded, and every kind of damage is refused.
  *
- * Oracles: the drawing of the header in wire.h and one golden frame, written here by hand; a CRC32C
- * one bit at a time; published CRC32C values (RFC 3720 §B.4). */
+ * Oracles: the drawing of the header in wire.h and one golden frame, written here by hand; a CRC32C that
+ * works one bit at a time; published CRC32C values (RFC 3720 §B.4). */
 #include "core/base/rng.h"
 #include "core/wire/wire.h"
 #include "core/coll/coll_wire.h"
@@ -13,13 +13,13 @@
 #include <stdlib.h>
 #include <cmocka.h>
 
-/* --- the types without lists, made uniform --- */
+/* --- the types without lists, in a uniform table --- */
 
 typedef struct codec {
   const char *name;
   size_t size;            /* of the struct */
-  size_t text, text_room; /* its text: offset and array size, 0 when there is none */
-  uint32_t fixed;         /* bytes of the meta without the characters of the text */
+  size_t text, text_room; /* offset and size of its text; 0 when there is none */
+  uint32_t fixed;         /* bytes of the meta without the text's characters */
   uint32_t (*encode)(uint8_t *meta, const void *m);
   int (*decode)(const uint8_t *meta, uint32_t bytes, void *m);
 } codec;
@@ -122,7 +122,7 @@ static void random_struct(mlfab__rng *prng, const codec *c, uint8_t *m) {
   if (c->text_room > 0) random_text(prng, (char *)m + c->text, c->text_room);
 }
 
-/* Decodes from memory that ends where the meta ends, so that a sanitizer sees one byte too far. */
+/* Decodes from memory that ends with the meta, so that a sanitizer sees a read of one byte too many. */
 static int decode_exact(const codec *c, const uint8_t *meta, uint32_t bytes, void *m) {
   uint8_t *copy = malloc(bytes + (size_t)(bytes == 0));
   int status;
@@ -133,7 +133,7 @@ static int decode_exact(const codec *c, const uint8_t *meta, uint32_t bytes, voi
   return status;
 }
 
-/* The bytes of the struct that the wire carries, found by poking each: all but padding. */
+/* Finds the bytes of the struct that travel by changing each one: all but padding. */
 static void carried_bytes(const codec *c, uint8_t *mask) {
   static uint8_t zero[4096], poked[4096], plain[4096], meta[4096];
   size_t padding = 0, expected;
@@ -159,8 +159,8 @@ static void carried_bytes(const codec *c, uint8_t *mask) {
 #define LITTLE_ENDIAN_HOST 0
 #endif
 
-/* The meta as wire.h tells it: the members in their order, without padding. On a little-endian host
- * that is the struct's own memory, which makes an oracle without any list of fields. */
+/* The meta by the description in wire.h: the members in their order, without padding. On a little-endian
+ * host that is the struct's own memory, so this oracle needs no list of fields. */
 static uint32_t expected_meta(const codec *c, const uint8_t *m, const uint8_t *mask,
                               uint8_t *meta) {
   uint32_t bytes = 0;
@@ -236,22 +236,22 @@ static void test_texts(void **state) {
   assert_int_equal(mlfab__decode_bye(meta, bytes, &back), 0);
   assert_memory_equal(back.text, bye.text, sizeof bye.text);
 
-  /* One byte more would leave no room for the terminating zero. */
+  /* One more byte would leave no room for the terminating zero. */
   meta[4] = 0;
   meta[5] = 1;
   meta[bytes] = 'a';
   assert_int_equal(mlfab__decode_bye(meta, bytes + 1, &back), MLFAB_ERR_FRAME);
-  /* A text that tells another length than its bytes have. */
+  /* A text whose length field is wrong. */
   meta[4] = 254;
   meta[5] = 0;
   assert_int_equal(mlfab__decode_bye(meta, bytes, &back), MLFAB_ERR_FRAME);
   meta[4] = meta[5] = 255;
   assert_int_equal(mlfab__decode_bye(meta, bytes, &back), MLFAB_ERR_FRAME);
-  /* A zero inside. */
+  /* A zero inside a text. */
   mlfab__encode_bye(meta, &bye);
   meta[100] = 0;
   assert_int_equal(mlfab__decode_bye(meta, bytes, &back), MLFAB_ERR_FRAME);
-  /* An array that was never terminated is cut. */
+  /* An array without a terminating zero is cut. */
   bye.text[sizeof bye.text - 1] = 'a';
   bytes = mlfab__encode_bye(meta, &bye);
   assert_int_equal(mlfab__decode_bye(meta, bytes, &back), 0);
@@ -337,7 +337,7 @@ static void test_push_limits(void **state) {
   mlfab__rng_seed(&prng, 4);
   m = random_push(&prng, MLFAB__SEGMENTS_MAX, MLFAB__SLICES_MAX - 9);
   assert_int_equal(mlfab__encode_push(meta_a, &m, segments, versions), MLFAB_META_MAX - 4);
-  m.versions++; /* does not fit into a meta any more */
+  m.versions++; /* no longer fits into a meta */
   assert_int_equal(mlfab__encode_push(meta_a, &m, segments, versions), 0);
   m.versions = 1;
   m.segments = MLFAB__SEGMENTS_MAX + 1;
@@ -347,7 +347,7 @@ static void test_push_limits(void **state) {
   assert_int_equal(mlfab__encode_push(meta_a, &m, segments, versions), 0);
 }
 
-/* Encodes what a well-meaning encoder never would, and expects a refusal. */
+/* Encodes an invalid frame, and expects a refusal. */
 static void refuse_push(const mlfab__push *m) {
   mlfab__push back;
   uint32_t bytes = mlfab__encode_push(meta_a, m, segments, versions);
@@ -402,7 +402,7 @@ static void test_push_refused(void **state) {
       decode_push_exact(meta_a, mlfab__encode_push(meta_a, &m, segments, versions), &m), 0);
 }
 
-/* Counts whose product with the size of an entry wraps round 32 bits, or that only lie. */
+/* Counts that overflow 32 bits when multiplied by the size of an entry, and wrong counts. */
 static void test_counts_that_lie(void **state) {
   static const uint32_t counts[] = {5u,          4096u,       4097u,       0x10000000u, 0x10000004u,
                                     0x20000002u, 0x80000000u, 0xfffffffcu, 0xffffffffu};
@@ -429,7 +429,7 @@ static void test_counts_that_lie(void **state) {
                        MLFAB_ERR_FRAME);
     }
   }
-  /* All entries present, but more than there may be. */
+  /* All entries are present, but more than allowed. */
   memset(meta_a, 0, sizeof meta_a);
   for (uint32_t i = 0; i < MLFAB__SEGMENTS_MAX + 1; i++) {
     meta_a[24 + 16 * i] = (uint8_t)(2 * i);
@@ -475,7 +475,7 @@ static void test_pull(void **state) {
     assert_int_equal(mlfab__decode_pull(meta_a, bytes, &back, got_segments, got_versions),
                      MLFAB_ERR_FRAME);
   }
-  /* More than there may be, and more than a meta holds. */
+  /* More than allowed, and more than a meta holds. */
   mlfab__pull m = {1, 2, 3, MLFAB__SEGMENTS_MAX + 1, 0};
   assert_int_equal(mlfab__encode_pull(meta_a, &m, segments, versions), 0);
   m.segments = MLFAB__SEGMENTS_MAX;
@@ -490,7 +490,7 @@ static mlfab__plan_entry entries[ENTRIES], got_entries[ENTRIES];
 static mlfab__group_member members[ENTRIES], got_members[MLFAB__GROUP_MEMBERS_MAX];
 static mlfab__spread_member readers[ENTRIES], got_readers[MLFAB__GROUP_MEMBERS_MAX];
 
-/* Decodes one of the three from memory that ends where the meta ends; what was read is in the got_ arrays. */
+/* Decodes one of the three from memory that ends with the meta; the got_ arrays receive the lists. */
 typedef struct list {
   mlfab__plan plan;
   mlfab__group group;
@@ -520,7 +520,7 @@ static const uint32_t list_max[] = {MLFAB__PLAN_ENTRIES_MAX, MLFAB__GROUP_MEMBER
 static const uint32_t list_each[] = {44, 24, 20};  /* bytes of an entry */
 static const uint32_t list_fixed[] = {24, 32, 24}; /* bytes before the count */
 
-/* Contents of `n` entries; every struct begins with its bytes on the wire, in their order. */
+/* Random contents of `n` entries; every struct begins with its bytes on the wire, in their order. */
 static void random_list(mlfab__rng *prng, int which, uint32_t n, uint32_t segment_count, list *m) {
   memset(m, 0, sizeof *m);
   for (uint32_t i = 0; i < n; i++) {
@@ -551,7 +551,7 @@ static void expect_list(int which, uint32_t n, const list *m, const list *back) 
   }
 }
 
-/* What is on the wire is what stands in memory, entry after entry. */
+/* The bytes on the wire are those in memory, entry after entry. */
 static void expect_wire(int which, uint32_t n, const list *m) {
   const void *fixed[] = {&m->plan, &m->group, &m->spread};
   assert_memory_equal(meta_a, fixed[which], list_fixed[which]);
@@ -588,7 +588,7 @@ static void test_lists(void **state) {
   }
 }
 
-/* The largest fit a meta; more is not encoded, and a count that says more is not believed. */
+/* The longest lists fit into a meta; longer ones are not encoded, and a larger count is refused. */
 static void test_list_limits(void **state) {
   static const uint32_t counts[] = {4u,          512u,        513u,        1400u,      1401u,
                                     0x0aaaaaabu, 0x10000000u, 0x80000000u, 0xffffffffu};
@@ -632,7 +632,7 @@ static void test_lists_refused(void **state) {
   (void)state;
   mlfab__rng_seed(&prng, 22);
   random_list(&prng, 1, 0, 2, &empty);
-  refuse_list(1, &empty); /* a group of nobody */
+  refuse_list(1, &empty); /* a group without members */
   random_list(&prng, 1, 3, 3, &m);
   for (size_t i = 0; i < MLFAB__COUNT(bad_weights); i++) {
     members[2].weight = bad_weights[i];
@@ -652,7 +652,7 @@ static void test_lists_refused(void **state) {
 static uint32_t tree_ranks[MLFAB__TREE_NODES_MAX + 1], got_ranks[MLFAB__TREE_NODES_MAX];
 static mlfab__tree_node tree_nodes[MLFAB__TREE_NODES_MAX + 1], got_nodes[MLFAB__TREE_NODES_MAX];
 
-/* Encodes an ask (0) or a plan; decodes what it encoded, or a part of it. */
+/* Encodes an ask (0) or a plan, and decodes the result or a part of it. */
 static uint32_t encode_trees(int which, uint32_t n) {
   mlfab__tree_ask ask = {11, 22, 33, n};
   mlfab__tree_plan plan = {11, n};
@@ -675,7 +675,7 @@ static int decode_trees(int which, uint32_t bytes, int lists, uint32_t *n_p) {
   return code;
 }
 
-/* --- slices that move --- */
+/* --- moving slices --- */
 
 static uint32_t numbers[MLFAB__SLICES_MAX + 1], got_numbers[MLFAB__SLICES_MAX];
 
@@ -866,7 +866,7 @@ static void test_bulk_lists(void **state) {
 
 /* --- the header --- */
 
-/* A frame of a random type with a random payload: seal does not look into the meta. */
+/* A frame of a random type with random bytes: sealing does not read the meta. */
 typedef struct frame {
   uint8_t head[64 + 300];
   uint8_t bulk[64];
@@ -893,7 +893,7 @@ static void random_frame(mlfab__rng *prng, frame *f, int with_bulk) {
   mlfab__wire_seal(f->head, h, f->bulk);
 }
 
-/* What a receiver does with a frame. */
+/* The steps of a receiver. */
 static int receive(const frame *f) {
   uint32_t head_bytes, bulk_bytes;
   int status = mlfab_frame_check(f->head, &head_bytes, &bulk_bytes);
@@ -941,7 +941,7 @@ static void test_golden_frame(void **state) {
   assert_true(back.incarnation == h.incarnation && back.meta_bytes == 12 && back.bulk_bytes == 0);
 }
 
-/* The tag travels in the first frames of links, and in no others. */
+/* The tag is in the first frames of links, and in no others. */
 static void test_tags(void **state) {
   mlfab__rng prng;
   frame f;
@@ -996,22 +996,22 @@ static void test_coverage_of_bulk(void **state) {
   mlfab__rng_seed(&prng, 10);
   random_frame(&prng, &f, 1);
   head_bytes = 64 + f.header.meta_bytes;
-  /* Without the flag the bulk may be anything. */
+  /* Without the flag the bulk is not checked. */
   f.header.flags = 0;
   mlfab__wire_seal(f.head, &f.header, f.bulk);
   f.bulk[0] ^= 1;
   assert_int_equal(receive(&f), 0);
-  /* A ghost is told by its pointer, and covers nothing, flag or not. */
+  /* A ghost is recognised by its pointer; nothing of it is checked, with or without the flag. */
   f.header.flags = MLFAB__WIRE_BULK_CRC;
   f.header.bulk_bytes = MLFAB_BULK_MAX;
   mlfab__wire_seal(f.head, &f.header, NULL);
   assert_int_equal(mlfab_frame_verify(f.head, head_bytes, NULL, MLFAB_BULK_MAX), 0);
-  /* Lengths that are not the header's. */
+  /* Lengths that differ from the header's. */
   assert_int_equal(mlfab_frame_verify(f.head, head_bytes, NULL, 1), MLFAB_ERR_CRC);
   assert_int_equal(mlfab_frame_verify(f.head, head_bytes + 1, NULL, MLFAB_BULK_MAX), MLFAB_ERR_CRC);
   assert_int_equal(mlfab_frame_verify(f.head, 63, NULL, MLFAB_BULK_MAX), MLFAB_ERR_CRC);
   assert_int_equal(mlfab_frame_verify(f.head, 0, NULL, MLFAB_BULK_MAX), MLFAB_ERR_CRC);
-  short_head = malloc(10); /* a head that is not even a header is not read as one */
+  short_head = malloc(10); /* a head shorter than a header is not read as one */
   assert_non_null(short_head);
   memset(short_head, 0, 10);
   assert_int_equal(mlfab_frame_verify(short_head, 10, NULL, 0), MLFAB_ERR_CRC);
@@ -1019,8 +1019,7 @@ static void test_coverage_of_bulk(void **state) {
   assert_int_equal(mlfab_frame_verify(NULL, 64, NULL, 0), MLFAB_ERR_ARGUMENT);
 }
 
-/* Writes a number into the header and makes its checksum right again: the work of a sender who is
- * wrong, not of a line that is noisy. */
+/* Writes a number into the header and updates its checksum, as a faulty sender would, not a noisy line. */
 static int check_with(const frame *f, size_t at, size_t bytes, uint64_t value) {
   uint8_t head[64];
   uint32_t crc, head_bytes = 7, bulk_bytes = 7;
@@ -1053,7 +1052,7 @@ static void test_wrong_headers(void **state) {
     if (type < 1 || type >= MLFAB__FRAME_TYPES)
       assert_string_equal(mlfab__frame_name((uint8_t)type), "UNKNOWN");
   }
-  /* Without a bulk, and without a tag, every known type passes, and no other. */
+  /* Without a bulk and a tag every known type passes, and no other. */
   random_frame(&prng, &f, 0);
   memset(f.header.tag, 0, sizeof f.header.tag);
   mlfab__wire_seal(f.head, &f.header, NULL);
@@ -1073,7 +1072,7 @@ static void test_wrong_headers(void **state) {
   assert_int_equal(check_with(&f, 20, 4, MLFAB_BULK_MAX + 1), MLFAB_ERR_LIMIT);
   assert_int_equal(check_with(&f, 20, 4, 0xffffffffu), MLFAB_ERR_LIMIT);
 
-  /* Another version is told even when the rest of its header is not like ours. */
+  /* Another protocol version is reported even if the rest of its header is different. */
   f.head[4] = MLFAB_PROTOCOL + 1;
   f.head[40] ^= 1;
   assert_int_equal(receive(&f), MLFAB_ERR_PROTOCOL_NEWER);

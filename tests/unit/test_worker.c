@@ -1,5 +1,5 @@
-/* test_worker.c - the worker role alone, in a fabric with a scheduler: by which hop updates and models
- * go, who has which bytes, and when the caller's buffers are the caller's again. */
+/* test_worker.c - the worker role alone, in a fabric with a scheduler: the routes of updates and models,
+ * who holds which bytes, and when the caller gets its buffers back. */
 #include "core/sparse/sparse_push.h"
 
 #include "core/reshard/reshard.h"
@@ -26,7 +26,7 @@ enum {
   LOANS = 4096
 };
 
-/* A bulk that a transport has, or had. */
+/* A bulk that a transport has or had. */
 typedef struct loan {
   enum { LOAN_FREE, LOAN_LIVE, LOAN_DETACHED } state;
   int hop;
@@ -36,7 +36,7 @@ typedef struct loan {
   uint32_t bytes;
 } loan;
 
-typedef struct side { /* what was asked of one kind of link */
+typedef struct side { /* calls for one kind of link */
   uint32_t posts, drops, detached;
   uint32_t ready[WORKERS];
   uint32_t post_peer, drop_peer;
@@ -53,11 +53,11 @@ typedef struct fixture {
   mlfab__worker worker;
   side server, hop;
   loan loans[LOANS];
-  uint32_t nloans; /* none is used from here on */
+  uint32_t nloans; /* no slot is in use from here on */
   uint64_t now;
-  uint8_t meta[MLFAB_META_MAX]; /* of the frame that was taken last */
+  uint8_t meta[MLFAB_META_MAX]; /* of the frame taken last */
   mlfab__frame_out out;
-  /* For the random ones. */
+  /* For the random tests. */
   void (*posted)(struct fixture *f, uint32_t server, uint8_t type, const void *meta,
                  uint32_t bytes);
 } fixture;
@@ -87,7 +87,7 @@ static void record_detach(fixture *f, int hop, uint32_t peer, uint64_t token) {
     l->state = LOAN_DETACHED;
     found++;
   }
-  assert_true(found > 0); /* nothing is taken back that is not there */
+  assert_true(found > 0); /* nothing unknown is taken back */
   (hop ? &f->hop : &f->server)->detached += found;
 }
 
@@ -135,7 +135,7 @@ static void from_hop(fixture *f, uint32_t aggregator, uint8_t type, const uint8_
   mlfab__worker_hop_frame(&f->worker, aggregator, &in, f->now);
 }
 
-/* The next frame is taken by a transport: 1, or 0. Its bulk is lent when it has a token. */
+/* A transport takes the next frame: 1, or 0 when there is none. Its bulk is lent when it has a token. */
 static int take(fixture *f, int hop, uint32_t peer) {
   memset(&f->out, 0, sizeof f->out);
   f->out.meta = f->meta;
@@ -165,7 +165,7 @@ static uint32_t live(const fixture *f, int hop, uint32_t peer) {
   return n;
 }
 
-/* A transport reports a bulk: it is free in any case, the worker need not know it any more. */
+/* A transport returns a bulk. The worker may have forgotten it. */
 static void report(fixture *f, loan *l) {
   loan back = *l;
   l->state = LOAN_FREE;
@@ -176,7 +176,7 @@ static void report(fixture *f, loan *l) {
   }
 }
 
-/* Reports those of a state that went over this link; returns how many. */
+/* Returns the bulks of a state that were sent over this link; returns how many. */
 static uint32_t report_all(fixture *f, int state, int hop, uint32_t peer) {
   uint32_t n = 0;
   for (uint32_t i = 0; i < f->nloans; i++) {
@@ -188,7 +188,7 @@ static uint32_t report_all(fixture *f, int state, int hop, uint32_t peer) {
   return n;
 }
 
-/* A link breaks: what it had is free, and nothing of it is ever reported. */
+/* A link breaks: its bulks are free, and are never reported. */
 static void forget_loans(fixture *f, int hop, uint32_t peer) {
   for (uint32_t i = 0; i < f->nloans; i++) {
     if (f->loans[i].hop == hop && f->loans[i].peer == peer) f->loans[i].state = LOAN_FREE;
@@ -231,7 +231,7 @@ static void ack(fixture *f, uint32_t server, uint64_t seq, int code, uint64_t ve
   from_server(f, server, MLFAB__PUSH_ACK, meta, mlfab__encode_push_ack(meta, &m), NULL, 0);
 }
 
-/* With the iteration that the server counts on from. */
+/* With the iteration from which the server continues to count. */
 static void ack_reached(fixture *f, uint32_t server, uint64_t seq, int code, uint64_t v_train) {
   mlfab__push_ack m = {seq, 1, f->worker.streams[server].generation, code, 0, 0, v_train};
   uint8_t meta[128];
@@ -312,7 +312,7 @@ static void begin(fixture *f, uint32_t scheduler) {
   assert_int_equal(mlfab__worker_tensor(&f->worker, 2, MLFAB_F32, SHARD / 4 - 512, &error), 0);
 }
 
-/* Says the model to both servers, which accept it. */
+/* Sends the model to both servers, which accept it. */
 static void define(fixture *f, const mlfab_model_options *options) {
   mlfab_model_options cut;
   memset(&cut, 0, sizeof cut);
@@ -392,7 +392,7 @@ static mlfab__request *pull_all(fixture *f, uint8_t *into) {
   return mlfab__request_find(&f->requests, request);
 }
 
-/* The announcement that comes next at a server. */
+/* The next announcement to a server. */
 static mlfab__push announced(fixture *f, uint32_t server) {
   static mlfab__segment segments[MLFAB__SEGMENTS_MAX];
   static uint64_t versions[MLFAB__SLICES_MAX];
@@ -411,7 +411,7 @@ static mlfab__hop_chunk chunk(fixture *f, uint32_t aggregator) {
   return m;
 }
 
-/* Updates of both shards, announced: the first has number 1. */
+/* Pushes an update of both shards and takes its announcements; the first update has number 1. */
 static mlfab__request *push_announced(fixture *f) {
   mlfab__request *request = push_one(f, MLFAB_ALL);
   for (uint32_t s = 0; s < SERVERS; s++) {
@@ -421,7 +421,7 @@ static mlfab__request *push_announced(fixture *f) {
   return request;
 }
 
-/* An update of the first shard only, announced to server 0. */
+/* Pushes an update of the first shard only, announced to server 0. */
 static mlfab__request *push_first_shard(fixture *f) {
   mlfab__request *request = push_one(f, 0);
   announced(f, 0);
@@ -443,10 +443,10 @@ static void test_announce(void **state) {
     assert_int_equal(f->out.bulk_bytes, 0);
     assert_int_equal(m.parts, 2);
     assert_true(m.norm >= 2.5 && m.norm <= 2.5);
-    assert_int_equal(take(f, 0, s), 0); /* nothing comes before it is granted */
+    assert_int_equal(take(f, 0, s), 0); /* nothing follows before the grant */
   }
-  /* Clipping measures the norm itself. The small part at server 1 is not planned: the scheduler hears of
-   * one only. */
+  /* Clipping measures the norm itself. The small part at server 1 is not planned: the scheduler gets one
+   * part only. */
   memset(weights, 0, sizeof weights);
   ((float *)(void *)weights)[0] = 3.0f;
   options.clip_norm = 1e6;
@@ -454,14 +454,14 @@ static void test_announce(void **state) {
   mlfab__push m = announced(f, 0);
   assert_int_equal(m.flags, MLFAB__PUSH_PLANNED);
   assert_int_equal(m.parts, 1);
-  assert_true(m.norm > 4.2 && m.norm < 4.3); /* the same bytes stand for both tensors */
+  assert_true(m.norm > 4.2 && m.norm < 4.3); /* both tensors have the same bytes */
   m = announced(f, 1);
   assert_int_equal(m.flags, 0);
   assert_int_equal(m.eager, 2048);
   assert_int_equal(f->out.bulk_bytes, 2048);
 }
 
-/* Of a sparse update the values are measured. */
+/* The norm of a sparse update is that of its values. */
 static void test_clip_sparse(void **state) {
   fixture *f = *state;
   const uint64_t indices[3] = {0, 5, 4000};
@@ -493,7 +493,7 @@ static void test_norm_is_checked(void **state) {
   assert_int_equal(f->worker.norder, 0);
 }
 
-/* What is announced of a large update, and how many bytes come with it. */
+/* The flags of a large update's announcement, and the bytes that come with it. */
 static void announces(uint32_t scheduler, const mlfab_model_options *options, uint32_t flags,
                       uint32_t eager) {
   static fixture f;
@@ -522,7 +522,7 @@ static void test_what_is_planned(void **state) {
   announces(MLFAB_SCHEDULER_OWN, &options, 0, EAGER);
 }
 
-/* Worker 0's first weights are in nobody's way. */
+/* Worker 0's first weights block no other update. */
 static void test_first_weights(void **state) {
   static fixture f;
   (void)state;
@@ -542,7 +542,7 @@ static void test_first_weights(void **state) {
   assert_int_equal(f.env.bytes, 0);
 }
 
-/* A planned update takes no credit, and so waits for none. */
+/* A planned update uses no credit, so it does not wait for credit. */
 static void test_planned_takes_no_credit(void **state) {
   fixture *f = *state;
   uint32_t parts[1] = {1};
@@ -555,13 +555,13 @@ static void test_planned_takes_no_credit(void **state) {
   assert_int_equal(f->worker.streams[1].eager_used, EAGER);
   push_one(f, 2);
   assert_int_equal(announced(f, 1).flags, MLFAB__PUSH_PLANNED);
-  /* A server may give more credit than this worker calls large. */
+  /* A server may give more credit than the worker's limit for small updates. */
   f->worker.streams[1].eager_bytes = f->worker.streams[1].eager_used = BYTES;
   push_one(f, 2);
   assert_int_equal(announced(f, 1).flags, MLFAB__PUSH_PLANNED);
 }
 
-/* Nor are planned ones added together, however small a fabric calls large: each is placed by itself. */
+/* Planned updates are not merged either, whatever the limit for small ones: each is placed by itself. */
 static void test_planned_is_not_merged(void **state) {
   fixture *f = *state;
   for (uint32_t i = 1; i <= 3; i++) {
@@ -572,7 +572,7 @@ static void test_planned_is_not_merged(void **state) {
   }
 }
 
-/* Members of a merged update have numbers in a row: none is merged over one that was withdrawn. */
+/* Members of a merged update have consecutive numbers: no merge skips a withdrawn one. */
 static void test_no_merge_over_a_gap(void **state) {
   fixture *f = *state;
   mlfab_push_options twice = {.size = sizeof twice, .scale = 2};
@@ -587,7 +587,8 @@ static void test_no_merge_over_a_gap(void **state) {
   assert_int_equal(f->worker.updates[f->worker.order[0]].members, 2);
 }
 
-/* An update of all tensors is added to one of all; so much of one tensor there is not. */
+/* An update of all tensors is merged with another one of all. The same count for one tensor is out of
+ * range. */
 static void test_merge_of_all(void **state) {
   enum { EACH = 1024 };
   static fixture f;
@@ -610,14 +611,14 @@ static void test_merge_of_all(void **state) {
   assert_int_equal(f.env.bytes, 0);
 }
 
-/* --- the way of an update --- */
+/* --- the route of an update --- */
 
 static void test_by_hop(void **state) {
   fixture *f = *state;
   mlfab__request *request = push_announced(f);
   assert_int_equal(mlfab__worker_hop_wanted(&f->worker, 3), 0);
   for (uint32_t s = 0; s < SERVERS; s++) via(f, s, 1, 7 + s, 3);
-  /* The link is wanted before anything is granted: the grant comes over it. */
+  /* The link is wanted before any grant, because the grant arrives over it. */
   assert_int_equal(f->hop.ready[3], 2);
   assert_int_equal(mlfab__worker_hop_wanted(&f->worker, 3), 1);
   assert_int_equal(mlfab__worker_hop_wanted(&f->worker, 2), 0);
@@ -636,7 +637,7 @@ static void test_by_hop(void **state) {
   assert_int_equal(m.offset, CHUNK);
   assert_int_equal(f->out.bulk_bytes, 20000 - CHUNK);
   assert_int_equal(take(f, 1, 3), 0);
-  /* More than all of it is all of it, and less than before is nothing new. */
+  /* A grant beyond the end means all bytes, and a smaller one changes nothing. */
   hop_grant(f, 3, 1, 1, 8, SHARD + 1000);
   hop_grant(f, 3, 1, 1, 8, 10);
   m = chunk(f, 3);
@@ -646,7 +647,7 @@ static void test_by_hop(void **state) {
   assert_int_equal(take_all(f, 1, 3), 5);
   hop_grant(f, 3, 0, 1, 7, SHARD);
   take_all(f, 1, 3);
-  /* Decided: not before what is lent is back, of both servers' parts. */
+  /* The update ends only when it is decided and the lent bytes of both servers' parts are back. */
   assert_int_equal(f->worker.updates[0].parts[1].lent_hop, LENT);
   for (uint32_t s = 0; s < SERVERS; s++) ack(f, s, 1, 0, 4 + s, 3 - s);
   assert_int_equal(mlfab__worker_hop_wanted(&f->worker, 3), 0);
@@ -666,7 +667,7 @@ static void test_by_hop(void **state) {
   assert_int_equal(f->hop.detached, 0);
 }
 
-/* On the server's link nothing is sent for what goes by a hop, and its grants do not count. */
+/* Updates routed to an aggregator are not sent over the server's link, and its grants have no effect. */
 static void test_grant_of_the_server(void **state) {
   fixture *f = *state;
   push_first_shard(f);
@@ -678,7 +679,7 @@ static void test_grant_of_the_server(void **state) {
   grant(f, 0, 1, SHARD);
   assert_int_equal(take_all(f, 1, 3), 1);
   assert_int_equal(take(f, 0, 0), 0);
-  /* Directly: from the first byte, once it is granted. */
+  /* Direct: starts at the first byte after a grant. */
   via(f, 0, 1, 8, MLFAB__NO_NODE);
   assert_int_equal(mlfab__worker_hop_wanted(&f->worker, 3), 0);
   assert_int_equal(f->hop.detached, 1);
@@ -692,8 +693,8 @@ static void test_grant_of_the_server(void **state) {
   assert_int_equal(take(f, 1, 3), 0);
 }
 
-/* From one hop to another and back: what the first has is taken back, and if it is reported all the
- * same, that is not what is lent now. */
+/* From one aggregator to another and back: the first one's bytes are taken back; if they are reported all
+ * the same, the report does not count for the bytes that are lent now. */
 static void test_hop_and_back(void **state) {
   fixture *f = *state;
   mlfab__request *request = push_first_shard(f);
@@ -722,7 +723,7 @@ static void test_hop_and_back(void **state) {
   assert_int_equal(request->done, 1);
 }
 
-/* The same hop under a new number: from the first byte, and what it had stays lent. */
+/* The same aggregator with a new number: starts at the first byte, and the lent bytes stay lent. */
 static void test_group_begins_anew(void **state) {
   fixture *f = *state;
   mlfab__request *request = push_first_shard(f);
@@ -732,7 +733,7 @@ static void test_group_begins_anew(void **state) {
   via(f, 0, 1, 8, 3);
   assert_int_equal(f->hop.detached, 0);
   assert_int_equal(take(f, 1, 3), 0);
-  hop_grant(f, 3, 0, 1, 7, SHARD); /* of before */
+  hop_grant(f, 3, 0, 1, 7, SHARD); /* the old number */
   assert_int_equal(take(f, 1, 3), 0);
   hop_grant(f, 3, 0, 1, 8, SHARD);
   mlfab__hop_chunk m = chunk(f, 3);
@@ -749,7 +750,7 @@ static void test_group_begins_anew(void **state) {
   assert_int_equal(request->done, 1);
 }
 
-/* The server's link has some of it, too: all have to come back. */
+/* The server's link holds some bytes, too: all must be returned. */
 static void test_lent_to_both(void **state) {
   fixture *f = *state;
   mlfab__request *request = push_first_shard(f);
@@ -767,7 +768,8 @@ static void test_lent_to_both(void **state) {
   assert_int_equal(request->done, 1);
 }
 
-/* The aggregator was faster than the server: the way is adopted, and not begun again when VIA comes. */
+/* The aggregator's grant arrives before the server's VIA: the worker adopts the route, and does not restart
+ * when VIA arrives. */
 static void test_adopted(void **state) {
   fixture *f = *state;
   push_first_shard(f);
@@ -779,12 +781,12 @@ static void test_adopted(void **state) {
   assert_int_equal(take(f, 1, 2), 0);
   assert_int_equal(mlfab__worker_hop_wanted(&f->worker, 2), 0);
   assert_int_equal(chunk(f, 3).offset, 0);
-  /* One between, which the server has said before. */
+  /* A route in between, which the server announced earlier. */
   via(f, 0, 1, 6, 4);
   assert_int_equal(mlfab__worker_hop_wanted(&f->worker, 4), 0);
   hop_grant(f, 2, 0, 1, 5, SHARD);
   hop_grant(f, 4, 0, 1, 6, SHARD);
-  hop_grant(f, 4, 0, 1, 9, SHARD); /* not this one's */
+  hop_grant(f, 4, 0, 1, 9, SHARD); /* another update's */
   assert_int_equal(take(f, 1, 2) + take(f, 1, 4), 0);
   via(f, 0, 1, 9, 3);
   mlfab__hop_chunk m = chunk(f, 3);
@@ -797,16 +799,16 @@ static void test_adopted(void **state) {
   assert_int_equal(mlfab__worker_hop_wanted(&f->worker, 3), 0);
 }
 
-/* A stream was reset between a grant and its arrival. A server that then grants the update directly, as it
- * does what it never put into a group, is obeyed. */
+/* A stream was reset between a grant and its arrival. A server that then grants directly, because it never
+ * put the update into a group, is obeyed. */
 static void test_adopted_too_late(void **state) {
   fixture *f = *state;
   push_first_shard(f);
   lose_server(f, 0);
-  hop_grant(f, 3, 0, 1, 7, SHARD); /* nothing goes anywhere while the stream is down */
+  hop_grant(f, 3, 0, 1, 7, SHARD); /* nothing is sent while the stream is down */
   assert_int_equal(take(f, 1, 3), 0);
   greet(f, 0, 2, NULL);
-  hop_grant(f, 3, 0, 1, 7, SHARD); /* not announced again */
+  hop_grant(f, 3, 0, 1, 7, SHARD); /* not announced again yet */
   assert_int_equal(take(f, 1, 3), 0);
   assert_int_equal(announced(f, 0).generation, 2);
   hop_grant(f, 3, 0, 1, 7, SHARD);
@@ -821,7 +823,7 @@ static void test_adopted_too_late(void **state) {
   assert_int_equal(take(f, 0, 0), 0);
 }
 
-/* Words of a stream before this one, of updates that are decided, of none. */
+/* VIA frames of a former stream, for decided updates, and for unknown ones. */
 static void test_old_words(void **state) {
   fixture *f = *state;
   push_announced(f);
@@ -849,25 +851,25 @@ static void test_hop_lost(void **state) {
   chunk(f, 3);
   assert_int_equal(take_all(f, 1, 2), 6);
   lose_hop(f, 3);
-  /* It waits for the server's word, and for the link. */
+  /* The part waits for the server's VIA and for the link. */
   assert_int_equal(take(f, 1, 3), 0);
   assert_int_equal(mlfab__worker_hop_wanted(&f->worker, 3), 1);
   assert_int_equal(f->worker.updates[0].parts[0].lent_hop, 0);
   assert_int_equal(f->worker.updates[0].parts[1].lent_hop, LENT);
   via(f, 0, 1, 8, MLFAB__NO_NODE);
-  assert_int_equal(f->hop.detached, 0); /* the link had nothing any more */
+  assert_int_equal(f->hop.detached, 0); /* the link held nothing any more */
   grant(f, 0, 1, SHARD);
   assert_int_equal(take_all(f, 0, 0), 6);
   ack(f, 0, 1, 0, 1, 0);
   ack(f, 1, 1, 0, 1, 0);
   assert_int_equal(report_all(f, LOAN_LIVE, 0, 0), LENT);
   assert_int_equal(request->done, 0);
-  lose_hop(f, 2); /* after the verdict: it gives the rest back */
+  lose_hop(f, 2); /* after the verdict: the rest is returned */
   assert_int_equal(request->done, 1);
   assert_int_equal(request->result.status, 0);
 }
 
-/* A grant on a new link begins with the first byte. */
+/* A grant on a new link starts at the first byte. */
 static void test_hop_lost_and_granted(void **state) {
   fixture *f = *state;
   push_first_shard(f);
@@ -891,7 +893,7 @@ static void test_server_lost(void **state) {
   }
   assert_int_equal(take_all(f, 1, 3), 12);
   lose_server(f, 0);
-  assert_int_equal(f->hop.detached, LENT); /* the other server's part stays */
+  assert_int_equal(f->hop.detached, LENT); /* the other server's part stays lent */
   assert_int_equal(live(f, 1, 3), LENT);
   assert_int_equal(mlfab__worker_hop_wanted(&f->worker, 3), 1);
   greet(f, 0, 2, NULL);
@@ -910,7 +912,8 @@ static void test_server_lost(void **state) {
   assert_int_equal(request->done, 1);
 }
 
-/* RESEND: the link stands, the stream begins anew. A server that has decided announces no more. */
+/* RESEND: the link stays, the stream starts again. An update that the server has decided is not announced
+ * again. */
 static void test_resend(void **state) {
   fixture *f = *state;
   mlfab__request *request = push_announced(f);
@@ -927,7 +930,7 @@ static void test_resend(void **state) {
   mlfab__push m = announced(f, 0);
   assert_int_equal(m.generation, 5);
   assert_int_equal(m.parts, 1);
-  hop_grant(f, 3, 0, 1, 6, SHARD); /* the number that it had still fences */
+  hop_grant(f, 3, 0, 1, 6, SHARD); /* the route's number still fences */
   assert_int_equal(take(f, 1, 3), 0);
   via(f, 0, 1, 8, MLFAB__NO_NODE);
   grant(f, 0, 1, SHARD);
@@ -958,12 +961,12 @@ static void test_server_dead(void **state) {
   assert_int_equal(mlfab__worker_hop_wanted(&f->worker, 3), 0);
 }
 
-/* Slices have moved, and this worker was not told in time: it stops at each server, which says the last number
- * that it knows. What one server has decided comes to no other any more. */
+/* Slices have moved, and this worker was not told in time: it stops at each server, which tells it the last
+ * number that it knows. An update that one server has decided is not sent to another one. */
 static void test_lost_in_a_move(void **state) {
   fixture *f = *state;
   static uint8_t meta[4096];
-  for (uint32_t at = 0; at < SERVERS; at++) { /* where it is decided */
+  for (uint32_t at = 0; at < SERVERS; at++) { /* the server that has decided it */
     uint32_t owners[MLFAB__SLICES_MAX];
     mlfab__resume m = {f->worker.pause.attempt + 1, f->worker.epoch + 1, f->worker.layout.nslices};
     mlfab__request *request = push_announced(f);
@@ -984,7 +987,7 @@ static void test_lost_in_a_move(void **state) {
     assert_int_equal(f->worker.norder, 0);
     assert_int_equal(request->done, 1);
     assert_int_equal(request->result.status, MLFAB_ERR_PARTIAL);
-    for (uint32_t s = 0; s < SERVERS; s++) { /* they go on */
+    for (uint32_t s = 0; s < SERVERS; s++) { /* both continue */
       greet(f, s, f->worker.streams[s].generation, NULL);
       f->worker.streams[s].epoch = f->worker.epoch;
     }
@@ -992,7 +995,7 @@ static void test_lost_in_a_move(void **state) {
   }
 }
 
-/* Cancelled, or too late: every link gives back what it has, at once. */
+/* Cancelled or timed out: every link returns its bytes at once. */
 static void test_withdraw(void **state) {
   fixture *f = *state;
   mlfab__request *request = push_announced(f);
@@ -1012,7 +1015,7 @@ static void test_withdraw(void **state) {
                       "way of worker 3; it is not known yet whether it was");
   assert_int_equal(f->server.posts, 2);
   assert_int_equal(f->server.post_type, MLFAB__WITHDRAW);
-  /* Words that cross it change nothing. */
+  /* Frames that cross it change nothing. */
   via(f, 0, 1, 8, 2);
   hop_grant(f, 2, 0, 1, 8, SHARD);
   hop_grant(f, 3, 0, 1, 7, SHARD);
@@ -1043,7 +1046,7 @@ static void test_close(void **state) {
   assert_int_equal(live(f, 1, 3) + live(f, 1, 2), 0);
 }
 
-/* A slot that was used again knows its own bulks from those of the update before. */
+/* A reused slot tells its own bulks from those of the previous update. */
 static void test_slot_used_again(void **state) {
   fixture *f = *state;
   mlfab__request *request = push_first_shard(f);
@@ -1083,14 +1086,14 @@ static void test_dropped(void **state) {
   int status = 0;
   assert_int_equal(mlfab__worker_status(&f->worker, 1, &status), 0);
   assert_int_equal(status, MLFAB_ERR_DROPPED);
-  /* It was applied nowhere: it may be pushed again, under a number of its own. */
+  /* It was applied nowhere: it may be pushed again, under a new number. */
   mlfab_push_options options = MLFAB_PUSH_OPTIONS_INIT;
   options.retry_seq = 1;
   uint32_t all = MLFAB_ALL;
   assert_int_equal(push_some(f, &all, 1, &options)->result.seq, 2);
 }
 
-/* One server dropped it, another did not: to push all of it again would be to apply some of it twice. */
+/* One server dropped it, another one did not: pushing it again would apply a part twice. */
 static void test_dropped_in_part(void **state) {
   fixture *f = *state;
   mlfab__request *request = push_announced(f);
@@ -1112,7 +1115,7 @@ static void test_dropped_in_part(void **state) {
   assert_int_equal(status, MLFAB_ERR_PARTIAL);
 }
 
-/* What else a server says of it weighs more, whoever says it first. */
+/* Any other error outweighs the drop, whichever server reports first. */
 static void test_dropped_and_worse(void **state) {
   fixture *f = *state;
   static const int worse[] = {MLFAB_ERR_NOT_FINITE, MLFAB_ERR_CALLBACK, MLFAB_ERR_PEER_DEAD};
@@ -1127,7 +1130,7 @@ static void test_dropped_and_worse(void **state) {
   assert_int_equal(f->stats.updates_dropped, 0);
 }
 
-/* Nobody waits for it: flush tells. */
+/* No caller waits for it: flush reports it. */
 static void test_dropped_and_abandoned(void **state) {
   fixture *f = *state;
   mlfab_buf buf = buffer(0, weights);
@@ -1141,7 +1144,7 @@ static void test_dropped_and_abandoned(void **state) {
   assert_int_equal(f->stats.updates_dropped, 1);
 }
 
-/* The last frame that a server was sent, a PROGRESS. */
+/* The last posted frame, which must be a PROGRESS for this server. */
 static uint64_t told_progress(const fixture *f, uint32_t server) {
   mlfab__progress m;
   assert_int_equal(f->server.post_type, MLFAB__PROGRESS);
@@ -1169,8 +1172,8 @@ static void news_of_counting(fixture *f, uint32_t server, uint32_t counts) {
   from_server(f, server, MLFAB__SYNC_ACK, meta, mlfab__encode_sync_ack(meta, &m), NULL, 0);
 }
 
-/* Updates of one server's tensor count at the other too, which hears of it when it begins to count, on a
- * new link, and when its answer shows that it does not know; as long as it does not count, never. */
+/* Updates without a part for a server count there too. The worker tells it when it begins to count, on a
+ * new link, and when its answer shows that it does not know; while it does not count, never. */
 static void test_progress_of_others(void **state) {
   fixture *f = *state;
   mlfab__window window = {4, {15}, {0}, 0};
@@ -1191,7 +1194,7 @@ static void test_progress_of_others(void **state) {
   assert_int_equal(f->server.posts, 1);
   push_one(f, 0);
   assert_int_equal(announced(f, 0).progress, 4);
-  assert_int_equal(announced(f, 1).progress, 4); /* also of what has no bytes for it */
+  assert_int_equal(announced(f, 1).progress, 4); /* also for an update without bytes for it */
   ack_reached(f, 1, 5, 0, 2);
   assert_int_equal(told_progress(f, 1), 5);
   ack_reached(f, 0, 5, 0, 5);
@@ -1202,8 +1205,8 @@ static void test_progress_of_others(void **state) {
   assert_int_equal(told_progress(f, 1), 5);
 }
 
-/* Rounds without it went on: this worker's next update is the open one's at all servers, and pulls ask
- * for it. */
+/* Rounds went on without this worker: its next update belongs to the open round at all servers, and pulls
+ * wait for that round. */
 static void test_dropped_late(void **state) {
   (void)state;
   static fixture f;
@@ -1217,7 +1220,7 @@ static void test_dropped_late(void **state) {
   mlfab__request *request = push_announced(&f);
   ack_reached(&f, 0, 1, MLFAB_ERR_DROPPED, 7);
   assert_int_equal(told_progress(&f, 1), 6);
-  ack_reached(&f, 1, 1, MLFAB_ERR_DROPPED, 1); /* it has not heard of that yet */
+  ack_reached(&f, 1, 1, MLFAB_ERR_DROPPED, 1); /* it does not know that yet */
   assert_int_equal(request->result.status, MLFAB_ERR_DROPPED);
   assert_string_equal(f.requests.last.text,
                       "update 1: too late at server 0: iteration 0 was complete");
@@ -1230,14 +1233,14 @@ static void test_dropped_late(void **state) {
   pull_all(&f, weights);
   f.server.posts = 0;
   f.posted = keep_progress;
-  ack_reached(&f, 0, 2, 0, 9); /* late and kept */
+  ack_reached(&f, 0, 2, 0, 9); /* late, but kept */
   assert_int_equal(f.worker.streams[0].round, 9);
-  assert_int_equal(kept_progress[1], 8); /* before the update that is under way there */
+  assert_int_equal(kept_progress[1], 8); /* before the update in progress there */
   static mlfab__segment segments_here[MLFAB__SEGMENTS_MAX];
   static uint64_t versions_here[MLFAB__SLICES_MAX];
   mlfab__pull pull;
   assert_int_equal(f.server.post_type,
-                   MLFAB__PULL); /* it is to see that update, which has another number */
+                   MLFAB__PULL); /* it must see that update, which has another number */
   assert_int_equal(mlfab__decode_pull(f.server.post_meta, f.server.post_bytes, &pull, segments_here,
                                       versions_here),
                    0);
@@ -1248,8 +1251,8 @@ static void test_dropped_late(void **state) {
   mlfab__worker_free(&f.worker);
 }
 
-/* The answer to an update that was not applied is lost: the greeting's window tells whether it was
- * dropped, and may be tried again, whatever consistency model there is now. */
+/* The answer to an update that was not applied is lost: the window in HELLO_ACK tells whether it was
+ * dropped and may be retried, whatever the consistency model is now. */
 static void test_lost_drop(void **state) {
   (void)state;
   static fixture f;
@@ -1295,7 +1298,7 @@ static void test_progress_is_checked(void **state) {
   assert_string_equal(error.text, "push: iteration is 4, this worker's next is 5");
 }
 
-/* Dropped while some of it was at a hop: the buffer waits for that. */
+/* Dropped while an aggregator's link borrows some of it: the buffer waits for that. */
 static void test_dropped_at_a_hop(void **state) {
   fixture *f = *state;
   mlfab__request *request = push_first_shard(f);
@@ -1312,7 +1315,7 @@ static void test_dropped_at_a_hop(void **state) {
 
 static uint8_t pulled[BYTES];
 
-/* A whole shard by way of a hop, all bytes alike. */
+/* A whole shard from a distributor, all bytes equal. */
 static void hop_shard(fixture *f, uint32_t aggregator, uint32_t server, uint32_t attempt,
                       uint64_t request, uint8_t fill) {
   for (uint64_t at = server * SHARD; at < (server + 1) * SHARD; at += 4096) {
@@ -1351,7 +1354,7 @@ static void test_pull_by_hop(void **state) {
   assert_int_equal(done.request, request->id);
   assert_int_equal(request->done, 0);
   shard(f, 1, request->id, 11);
-  assert_int_equal(f->server.posts, 3); /* a server knows what it sent */
+  assert_int_equal(f->server.posts, 3); /* the server knows what it has sent */
   assert_int_equal(request->done, 1);
   assert_int_equal(request->result.status, 0);
   assert_int_equal(request->result.version, 11);
@@ -1359,25 +1362,25 @@ static void test_pull_by_hop(void **state) {
   assert_shard(1, 11);
   assert_int_equal(f->worker.pulled[0], 9);
   assert_int_equal(f->stats.pulls_finished, 1);
-  /* What still comes is of nobody. */
+  /* Late bytes belong to no request. */
   hop_shard(f, 3, 0, 5, request->id, 1);
   assert_shard(0, 9);
   assert_int_equal(f->hop.drops + f->server.drops, 0);
 }
 
-/* Only the newest way counts, whoever tells of it first. */
+/* Only the newest route counts, whichever frame announces it first. */
 static void test_pull_ways(void **state) {
   fixture *f = *state;
   mlfab__request *request = pull_all(f, pulled);
   memset(pulled, 0, sizeof pulled);
   pull_via(f, 0, request->id, 4, 3);
-  hop_model(f, 2, 0, 4, request->id, 0, 4096, 1, 0); /* another's */
-  hop_model(f, 3, 0, 3, request->id, 0, 4096, 2, 0); /* of before */
-  model(f, 0, request->id, 0, 4096, 3, 0);           /* the server's own, of before */
+  hop_model(f, 2, 0, 4, request->id, 0, 4096, 1, 0); /* another one's */
+  hop_model(f, 3, 0, 3, request->id, 0, 4096, 2, 0); /* an older attempt */
+  model(f, 0, request->id, 0, 4096, 3, 0);           /* the server's own older attempt */
   assert_int_equal(pulled[0], 0);
   hop_model(f, 3, 0, 4, request->id, 0, 4096, 4, 0);
   assert_int_equal(pulled[4095], 4);
-  /* The hop is faster than the server's word. */
+  /* The distributor's frame arrives before the server's PULL_VIA. */
   hop_model(f, 2, 0, 6, request->id, 0, 4096, 6, 0);
   assert_int_equal(pulled[0], 6);
   assert_int_equal(mlfab__worker_hop_wanted(&f->worker, 2), 1);
@@ -1390,7 +1393,7 @@ static void test_pull_ways(void **state) {
   assert_int_equal(pulled[0], 6);
   hop_model(f, 2, 0, 6, request->id, 4096, 4096, 6, 0);
   assert_int_equal(pulled[4096], 6);
-  /* Directly after all: nothing of a hop counts. */
+  /* Direct in the end: frames of a distributor do not count. */
   pull_via(f, 0, request->id, 7, MLFAB__NO_NODE);
   assert_int_equal(mlfab__worker_hop_wanted(&f->worker, 2), 0);
   hop_model(f, 2, 0, 6, request->id, 8192, 4096, 6, 0);
@@ -1401,12 +1404,12 @@ static void test_pull_ways(void **state) {
   assert_int_equal(f->hop.drops + f->server.drops, 0);
 }
 
-/* The hop is lost when some of it is here: what may be lost with it makes the rest worthless. */
+/* The distributor's link breaks after part of the shard: frames may be lost, so the part is void. */
 static void test_pull_hop_lost(void **state) {
   fixture *f = *state;
   mlfab__request *request = pull_all(f, pulled);
   pull_via(f, 0, request->id, 4, 3);
-  lose_hop(f, 3); /* before anything came: it may come on another link */
+  lose_hop(f, 3); /* before any frame: they may arrive on another link */
   assert_int_equal(mlfab__worker_hop_wanted(&f->worker, 3), 1);
   hop_model(f, 3, 0, 4, request->id, 0, 4096, 4, 0);
   assert_int_equal(pulled[0], 4);
@@ -1416,14 +1419,14 @@ static void test_pull_hop_lost(void **state) {
   assert_int_equal(pulled[0], 4);
   assert_int_equal(f->worker.fetches[0].nwaiting, 2);
   pull_via(f, 0, request->id, 5, 3);
-  lose_hop(f, 3); /* nothing of this one has come */
+  lose_hop(f, 3); /* none of this attempt has arrived */
   assert_int_equal(mlfab__worker_hop_wanted(&f->worker, 3), 1);
   hop_shard(f, 3, 0, 5, request->id, 6);
   assert_shard(0, 6);
   assert_int_equal(f->worker.fetches[0].nwaiting, 1);
 }
 
-/* Asked again on a new link: a former hop that does not know it counts no more. */
+/* Requested again on a new link: a former distributor's older attempt does not count. */
 static void test_pull_asked_again(void **state) {
   fixture *f = *state;
   mlfab__request *request = pull_all(f, pulled);
@@ -1441,7 +1444,7 @@ static void test_pull_asked_again(void **state) {
   assert_shard(0, 8);
 }
 
-/* It may be complete while the server's link is down: it is not asked for again then. */
+/* The shard may become complete while the server's link is down: then it is not requested again. */
 static void test_pull_without_server(void **state) {
   fixture *f = *state;
   mlfab__request *request = pull_all(f, pulled);
@@ -1458,7 +1461,7 @@ static void test_pull_without_server(void **state) {
 
 static void test_pull_ends(void **state) {
   fixture *f = *state;
-  /* Cancelled: both servers are told, and the hop is not wanted. */
+  /* Cancelled: both servers are told, and the distributor's link is not wanted any more. */
   mlfab__request *request = pull_all(f, pulled);
   pull_via(f, 0, request->id, 4, 3);
   hop_model(f, 3, 0, 4, request->id, 0, 4096, 4, 0);
@@ -1476,7 +1479,7 @@ static void test_pull_ends(void **state) {
   pull_via(f, 0, request->id, 5, 3);
   assert_int_equal(pulled[0], 0);
   assert_int_equal(mlfab__worker_hop_wanted(&f->worker, 3), 0);
-  /* The next has the same place, and its own ways. */
+  /* The next pull has the same slot, but its own routes. */
   uint64_t before = request->id;
   mlfab__request_end(&f->requests, request);
   request = pull_all(f, pulled);
@@ -1504,7 +1507,7 @@ static void test_close_with_pulls(void **state) {
 
 /* --- bad frames --- */
 
-/* This side was dropped, with this text; nothing else was. */
+/* This side was dropped with this text, and no other. */
 static void assert_dropped(fixture *f, int hop, uint32_t peer, const char *text) {
   side *s = hop ? &f->hop : &f->server, *other = hop ? &f->server : &f->hop;
   assert_int_equal(s->drops, 1);
@@ -1514,7 +1517,7 @@ static void assert_dropped(fixture *f, int hop, uint32_t peer, const char *text)
   s->drops = 0;
 }
 
-/* One of the four new frames, cut or with a byte too much, breaks the link it came on. */
+/* One of the four new frames, cut or with an extra byte, breaks its link. */
 static void cut(fixture *f, int hop, uint8_t type, const uint8_t *meta, uint32_t bytes,
                 const char *text) {
   for (uint32_t n = 0; n <= bytes + 1; n++) {
@@ -1570,7 +1573,7 @@ static void test_frames_that_do_not_fit(void **state) {
   assert_int_equal(mlfab__worker_hop_wanted(&f->worker, 3), 0);
 }
 
-/* Model bytes that are not of the shard, of the slice, of what was asked for, or no bytes at all. */
+/* Model bytes outside the shard, the slice or the request, or none at all. */
 static void test_model_that_does_not_fit(void **state) {
   fixture *f = *state;
   static const char *const text = "a HOP_MODEL frame that was not asked for";
@@ -1579,12 +1582,12 @@ static void test_model_that_does_not_fit(void **state) {
   mlfab_error error;
   assert_int_equal(mlfab__worker_pull(&f->worker, &buf, 1, 0, f->now, &handle, &error), 0);
   memset(pulled, 0, sizeof pulled);
-  hop_model(f, 3, 0, 1, handle, SHARD, 4096, 1, 0); /* that nobody asked for */
+  hop_model(f, 3, 0, 1, handle, SHARD, 4096, 1, 0); /* not requested */
   assert_dropped(f, 1, 3, text);
   mlfab__request *both = pull_all(f, pulled);
   hop_model(f, 3, 0, 1, both->id, SHARD, 4096, 1, 0); /* another server's */
   assert_dropped(f, 1, 3, text);
-  hop_model(f, 3, 0, 1, handle, 4000, 100, 1, 0); /* over the end of its slice */
+  hop_model(f, 3, 0, 1, handle, 4000, 100, 1, 0); /* beyond the end of its slice */
   assert_dropped(f, 1, 3, text);
   uint8_t meta[128], bulk[64] = {1};
   mlfab__hop_model m = {
@@ -1611,9 +1614,9 @@ static void test_model_that_does_not_fit(void **state) {
   assert_int_equal(mlfab__request_find(&f->requests, handle)->done, 0);
 }
 
-/* --- packets by a hop --- */
+/* --- packets to an aggregator --- */
 
-/* Packets are not cut, wherever a grant ends; what is not granted whole waits. */
+/* Packets are not cut, wherever a grant ends; a packet that is not granted whole waits. */
 static void test_packets_by_hop(void **state) {
   fixture *f = *state;
   static uint64_t indices[SHARD / 4];
@@ -1647,7 +1650,7 @@ static void test_packets_by_hop(void **state) {
     at += f->out.bulk_bytes;
   }
   assert_int_equal(at, all);
-  /* The group is begun again without it: it goes directly, from its first packet. */
+  /* The group starts again without this update: it goes directly, from its first packet. */
   via(f, 0, 1, 8, MLFAB__NO_NODE);
   grant(f, 0, 1, 2 * one + 5);
   assert_int_equal(take(f, 0, 0), 1);
@@ -1665,7 +1668,7 @@ static void test_packets_by_hop(void **state) {
   assert_int_equal(f->worker.norder, 0);
 }
 
-/* --- what a pull waits for --- */
+/* --- the peer that a pull waits for --- */
 
 static void test_pull_tells_the_state(void **state) {
   fixture *f = *state;
@@ -1680,7 +1683,7 @@ static void test_pull_tells_the_state(void **state) {
   assert_string_equal(f->requests.last.text,
                       "pull: the deadline passed after 2 s awaiting worker 2, the slowest, at "
                       "server 1: SSP: V_train is 3");
-  /* A server that has answered since is not who is waited for. */
+  /* A server that has answered since is not named. */
   mlfab__request_end(&f->requests, request);
   request = pull_all(f, into);
   char text[MLFAB__TEXT_MAX];
@@ -1738,14 +1741,14 @@ static void test_set_sync(void **state) {
   assert_int_equal(m.tensor, 1);
   assert_int_equal(m.consistency.kind, MLFAB_SYNC_SSP);
   assert_int_equal(m.consistency.staleness, 3);
-  changed(f, 0, 0, 0, 1); /* only news */
+  changed(f, 0, 0, 0, 1); /* news only */
   changed(f, 1, 1, 0, 1);
-  changed(f, 1, 1, 0, 1); /* twice */
+  changed(f, 1, 1, 0, 1); /* repeated */
   assert_int_equal(mlfab__request_find(&f->requests, request)->done, 0);
   assert_int_equal(f->worker.streams[1].counts, 1);
   changed(f, 0, 1, 0, 1);
   end_change(f, request, 0, MLFAB_NO_RANK, NULL);
-  /* One server only; what it says of another ask is not its answer. */
+  /* One server only; its answer to another request does not count. */
   posts = f->server.posts;
   request = change(f, 1, MLFAB_ALL);
   assert_int_equal(f->server.posts, posts + 1);
@@ -1762,7 +1765,7 @@ static void test_set_sync_fails(void **state) {
   fixture *f = *state;
   mlfab_request request = change(f, MLFAB_ALL, MLFAB_ALL);
   changed(f, 1, 1, MLFAB_ERR_UNSUPPORTED, 0);
-  changed(f, 0, 1, MLFAB_ERR_LIMIT, 0); /* the first is told */
+  changed(f, 0, 1, MLFAB_ERR_LIMIT, 0); /* the first error is reported */
   end_change(f, request, MLFAB_ERR_UNSUPPORTED, 1, "set_sync: server 1: it does not like it");
   request = change(f, MLFAB_ALL, MLFAB_ALL);
   changed(f, 0, 2, 0, 0);
@@ -1773,7 +1776,7 @@ static void test_set_sync_fails(void **state) {
              "set_sync: the deadline passed after 3 s awaiting server 1; it may still change "
              "there");
   changed(f, 1, 2, 0, 0);
-  /* On a new link it is asked again, and only where it was not answered. */
+  /* On a new link the request is repeated, but only to servers that have not answered. */
   request = change(f, MLFAB_ALL, MLFAB_ALL);
   changed(f, 0, 3, 0, 0);
   lose_server(f, 0);
@@ -1786,7 +1789,7 @@ static void test_set_sync_fails(void **state) {
   assert_int_equal(asked(f).ask, 3);
   changed(f, 1, 3, 0, 0);
   end_change(f, request, 0, MLFAB_NO_RANK, NULL);
-  /* One that is away when it is asked hears of it when it is back; or never. */
+  /* A server whose link is down gets the request when it is back; or never. */
   lose_server(f, 1);
   posts = f->server.posts;
   request = change(f, 1, MLFAB_ALL);
@@ -1833,15 +1836,15 @@ static void test_set_sync_is_checked(void **state) {
 
 /* --- updates in any order of events --- */
 
-/* Servers, aggregators and links as the protocol wants them, with everything that can happen on them
- * happening at random. Frames to the worker stand in queues, one a link, so that an aggregator's grant can be
- * faster than the server's VIA, or come when all is over. */
+/* Servers, aggregators and links obey the protocol, with every possible event at random. Frames to the
+ * worker wait in one queue per link, so that an aggregator's grant can arrive before the server's VIA, or
+ * after the end. */
 enum { PLAY_UPDATES = 48, PLAY_BUFFERS = 6, PLAY_GROUPS = 1024, PLAY_QUEUE = 256 };
 
 typedef struct letter {
   uint8_t type, meta[96];
   uint32_t bytes;
-  /* What it means, for the checks when it comes. */
+  /* Its meaning, for the checks on arrival. */
   uint64_t seq, group, upto;
   uint32_t server, aggregator;
 } letter;
@@ -1853,15 +1856,15 @@ typedef struct mailbox {
 
 typedef struct play_part { /* of an update at a server, as the server sees it */
   enum { PLAY_ABSENT, PLAY_WAITS, PLAY_GROUPED, PLAY_DIRECT, PLAY_DECIDED } state;
-  uint64_t group;             /* of the group it is in */
-  uint64_t granted, received; /* directly */
-  uint64_t told;              /* newest number that the worker has heard of */
+  uint64_t group;             /* its current group */
+  uint64_t granted, received; /* over the server's link */
+  uint64_t told;              /* newest number that the worker knows */
 } play_part;
 
-typedef struct play_group { /* a number of a server, as its aggregator sees it */
+typedef struct play_group { /* one number of a server, as its aggregator sees it */
   uint64_t seq;
   uint32_t aggregator;
-  uint64_t granted, heard, received; /* heard: the grants that have come */
+  uint64_t granted, heard, received; /* heard: delivered grants */
   int over;
 } play_group;
 
@@ -1876,15 +1879,15 @@ typedef struct play {
   uint8_t down[SERVERS];
   mailbox from_server[SERVERS], from_hop[WORKERS];
   uint8_t buffers[PLAY_BUFFERS][BYTES];
-  uint64_t owner[PLAY_BUFFERS]; /* the update that has it, or 0: the caller */
+  uint64_t owner[PLAY_BUFFERS]; /* the update that uses it, or 0: the caller */
   uint32_t buffer_of[PLAY_UPDATES + 1];
   mlfab__request *requests[PLAY_UPDATES + 1];
   uint64_t pushed, finished;
   uint32_t hop_chunks, adopted, rerouted, hops_lost,
-      servers_lost; /* that the test sees what it should */
+      servers_lost; /* so that the test can check that they occurred */
 } play;
 
-/* What stands at each eighth byte of an update. */
+/* The contents of an update at each eighth byte. */
 static uint64_t play_word(uint64_t seq, uint64_t at) { return seq << 32 | at; }
 
 static uint32_t below(play *p, uint32_t n) { return (uint32_t)mlfab__rng_below(&p->prng, n); }
@@ -1897,8 +1900,7 @@ static letter *play_send(mailbox *box, uint8_t type) {
   return l;
 }
 
-/* A server decides the oldest update of its that is not decided; those before it that it never heard of are passed
- * over. */
+/* A server decides its oldest undecided update; those before it that it never received are skipped. */
 static void play_decide(play *p, uint32_t s, uint64_t seq, int code) {
   play_part *part = &p->parts[seq][s];
   for (uint64_t i = 1; i < seq; i++) {
@@ -1920,7 +1922,7 @@ static uint64_t play_oldest(const play *p, uint32_t s) {
   return 0;
 }
 
-/* The server withdraws what it can, in order, once the worker has said so. */
+/* The server withdraws what it can, in order, after the worker's WITHDRAW. */
 static void play_posted(fixture *f, uint32_t server, uint8_t type, const void *meta,
                         uint32_t bytes) {
   play *p = (play *)(void *)f;
@@ -1937,10 +1939,10 @@ static void play_posted(fixture *f, uint32_t server, uint8_t type, const void *m
   }
   if (part->state == PLAY_GROUPED) p->groups[server][part->group].over = 1;
   part->state = PLAY_WAITS;
-  part->received = UINT64_MAX; /* to be decided as withdrawn at its turn */
+  part->received = UINT64_MAX; /* to be decided as withdrawn in its turn */
 }
 
-/* The way of an update at a server: a group at an aggregator, or (NO_NODE) directly. */
+/* Routes an update at a server: to a group at an aggregator, or (NO_NODE) directly. */
 static void play_route(play *p, uint32_t s, uint64_t seq, uint32_t aggregator) {
   play_part *part = &p->parts[seq][s];
   uint64_t number = ++p->numbers[s];
@@ -1960,7 +1962,7 @@ static void play_route(play *p, uint32_t s, uint64_t seq, uint32_t aggregator) {
   l->aggregator = aggregator;
 }
 
-/* Something for a random update that the server has not decided. */
+/* A random event for a random update that the server has not decided. */
 static void play_server(play *p, uint32_t s) {
   uint64_t oldest = play_oldest(p, s), seq = oldest + below(p, 2) * below(p, PLAY_BUFFERS);
   if (oldest == 0 || seq > p->pushed) return;
@@ -1974,7 +1976,7 @@ static void play_server(play *p, uint32_t s) {
   if (part->state == PLAY_WAITS && seq == oldest && below(p, 12) == 0) {
     play_decide(p, s, seq, MLFAB_ERR_DROPPED);
   } else if (part->state == PLAY_WAITS && below(p, 4) == 0) {
-    /* Never in a group: granted without a word before. */
+    /* Never in a group: granted without a VIA. */
     part->state = PLAY_DIRECT;
     part->group = 0;
     part->granted = part->received = 0;
@@ -1994,7 +1996,7 @@ static void play_server(play *p, uint32_t s) {
   }
 }
 
-/* The aggregator of a server's group grants more of it. */
+/* The aggregator grants more of a server's group. */
 static void play_aggregator(play *p, uint32_t s) {
   uint64_t number = p->numbers[s];
   play_group *group = &p->groups[s][number];
@@ -2014,7 +2016,7 @@ static void play_aggregator(play *p, uint32_t s) {
   l->aggregator = group->aggregator;
 }
 
-/* Does the worker have an update that this is about, announced, and of this stream? */
+/* Does the worker have an announced update of this stream that this frame is about? */
 static int play_listens(const play *p, const letter *l) {
   const mlfab__worker *worker = &p->f.worker;
   if ((l->type != MLFAB__VIA && l->type != MLFAB__HOP_GRANT) || !worker->streams[l->server].up)
@@ -2027,7 +2029,7 @@ static int play_listens(const play *p, const letter *l) {
   return 0;
 }
 
-/* A frame comes. What the worker knows afterwards is noted, to judge what it sends. */
+/* Delivers a frame, and records what the worker now knows, to check what it sends. */
 static void play_deliver(play *p, mailbox *box, int hop, uint32_t peer) {
   if (box->n == 0) return;
   letter l = box->letters[box->first];
@@ -2044,11 +2046,11 @@ static void play_deliver(play *p, mailbox *box, int hop, uint32_t peer) {
   (hop ? from_hop : from_server)(&p->f, peer, l.type, l.meta, l.bytes, NULL, 0);
 }
 
-/* Everything that is lent is what it was. */
+/* Lent bytes have not changed. */
 static void play_check_bytes(const play *p, uint64_t seq, uint32_t s, uint64_t offset) {
   const uint8_t *data = p->f.out.bulk;
   const uint8_t *pristine = p->buffers[p->buffer_of[seq]] + s * SHARD + offset;
-  assert_int_equal(p->owner[p->buffer_of[seq]], seq); /* never after it was given back */
+  assert_int_equal(p->owner[p->buffer_of[seq]], seq); /* never after it was returned */
   assert_ptr_equal(data, pristine);
   for (uint32_t i = 0; i < p->f.out.bulk_bytes; i += 8) {
     uint64_t word;
@@ -2063,7 +2065,7 @@ static void play_take_hop(play *p, uint32_t aggregator) {
     p->f.hop.ready[aggregator] = 0;
     return;
   }
-  assert_true(ready > 0); /* the node would not have asked */
+  assert_true(ready > 0); /* otherwise the node would not have called */
   mlfab__hop_chunk m;
   assert_int_equal(p->f.out.type, MLFAB__HOP_CHUNK);
   assert_int_equal(mlfab__decode_hop_chunk(p->f.meta, p->f.out.meta_bytes, &m), 0);
@@ -2110,18 +2112,18 @@ static void play_lose_hop(play *p, uint32_t aggregator) {
   p->hops_lost++;
   p->from_hop[aggregator].n = 0;
   lose_hop(&p->f, aggregator);
-  /* The aggregator gives those numbers up; the servers choose other ways in their own time. */
+  /* The aggregator gives up those numbers; the servers choose other routes later. */
   for (uint32_t s = 0; s < SERVERS; s++) {
     for (uint64_t i = 1; i <= p->numbers[s]; i++) {
       play_group *group = &p->groups[s][i];
       if (group->aggregator != aggregator || group->over) continue;
       group->over = 1;
-      group->received = 0; /* never whole */
+      group->received = 0; /* never complete */
     }
   }
 }
 
-/* What a server forgets when the stream begins anew. */
+/* The state that a server forgets when the stream starts again. */
 static void play_reset(play *p, uint32_t s) {
   p->generations[s]++;
   for (uint64_t i = 1; i <= p->pushed; i++) {
@@ -2175,7 +2177,7 @@ static void play_push(play *p) {
   assert_int_equal(p->requests[seq]->result.seq, seq);
 }
 
-/* The caller gets back what is finished, once, and overwrites it. */
+/* The caller gets each finished buffer back once, and overwrites it. */
 static void play_collect(play *p) {
   for (uint64_t seq = 1; seq <= p->pushed; seq++) {
     mlfab__request *request = p->requests[seq];
@@ -2195,7 +2197,7 @@ static void play_collect(play *p) {
   }
 }
 
-/* Nobody waits without a reason: what is decided everywhere and lent nowhere is finished. */
+/* An update that is decided everywhere and lent nowhere is finished. */
 static void play_no_delay(const play *p) {
   for (uint32_t i = 0; i < p->f.worker.norder; i++) {
     const mlfab__outgoing *update = &p->f.worker.updates[p->f.worker.order[i]];
@@ -2267,7 +2269,7 @@ static void play_step(play *p, int calm) {
   play_no_delay(p);
 }
 
-/* Groups that a lost link has ended, which nobody has been told of yet. */
+/* Groups that a lost link has ended, which the server has not been told yet. */
 static void play_heal(play *p) {
   for (uint32_t s = 0; s < SERVERS; s++) {
     if (p->down[s]) play_link(p, s);
@@ -2315,26 +2317,26 @@ static void test_updates_at_random(void **state) {
   const char *first = getenv("MLFAB_SEED");
   uint64_t from = first ? strtoull(first, NULL, 10) : 1, to = first ? from + 1 : 1001;
   for (uint64_t seed = from; seed < to; seed++) play_seed(seed, totals);
-  /* All that is to be looked at has happened, and more than now and then. */
+  /* Every interesting event has occurred, and often. */
   for (int i = 0; i < 5 && !first; i++) assert_true(totals[i] > 1000);
 }
 
 /* --- pulls in any order of events --- */
 
-/* Every way that a server chooses brings bytes of its own, so that a shard that is of one way is seen to be.
- * Former distributors go on until their link is lost: nobody tells them. */
+/* Each route of a server brings its own bytes, so that the test can see that a shard came over one route.
+ * Former distributors go on until their link is lost, because nobody tells them. */
 enum { WALK_WAYS = 256 };
 
 typedef struct walk_way {
   uint64_t request;
-  uint32_t hop; /* or NO_NODE */
-  uint32_t at;  /* slice of the shard that is next */
+  uint32_t hop; /* distributor or NO_NODE */
+  uint32_t at;  /* the next slice of the shard */
 } walk_way;
 
 typedef struct walk_server {
   enum { WALK_IDLE, WALK_HELD, WALK_SPREAD, WALK_DIRECT } state;
   uint64_t request;
-  uint32_t way, ways; /* the newest, of all its pulls */
+  uint32_t way, ways; /* the newest route; the routes of all its pulls */
   walk_way list[WALK_WAYS];
 } walk_server;
 
@@ -2384,13 +2386,13 @@ static void walk_route(walk *w, uint32_t server, uint32_t hop) {
   s->way = ++s->ways;
   s->list[s->way] = (walk_way){s->request, hop, 0};
   s->state = hop == MLFAB__NO_NODE ? WALK_DIRECT : WALK_SPREAD;
-  if (!told) return; /* there was never a hop: the worker takes it so */
+  if (!told) return; /* there never was a distributor, and the worker knows it */
   letter *l = play_send(&w->from_server[server], MLFAB__PULL_VIA);
   mlfab__pull_via m = {s->request, s->way, hop};
   l->bytes = mlfab__encode_pull_via(l->meta, &m);
 }
 
-/* The next slice of a way, in the letter. */
+/* Sends the next slice of a route. */
 static void walk_model(walk *w, uint32_t server, uint32_t number) {
   walk_way *way = &w->servers[server].list[number];
   int direct = way->hop == MLFAB__NO_NODE;
@@ -2418,7 +2420,7 @@ static void walk_server_acts(walk *w, uint32_t server) {
   }
 }
 
-/* A distributor hands on: the newest ways, and sometimes former ones. */
+/* A distributor sends: the newest routes, and sometimes former ones. */
 static void walk_distributor(walk *w, uint32_t server) {
   walk_server *s = &w->servers[server];
   uint32_t back = walk_below(w, 3) ? 0 : walk_below(w, 3);
@@ -2475,7 +2477,7 @@ static void walk_pull(walk *w) {
   mlfab_request request;
   mlfab_error error;
   memset(w->buffers[w->turn], 0, BYTES);
-  memset(w->buffers[1 - w->turn], 0xee, BYTES); /* the caller's: it is not touched any more */
+  memset(w->buffers[1 - w->turn], 0xee, BYTES); /* the caller's: it must not be written any more */
   assert_int_equal(mlfab__worker_pull(&w->f.worker, &buf, 1, 0, w->f.now, &request, &error), 0);
   w->request = mlfab__request_find(&w->f.requests, request);
   w->pulls++;
@@ -2554,11 +2556,11 @@ static void test_pulls_at_random(void **state) {
   for (int i = 0; i < 5 && !first; i++) assert_true(totals[i] > 300);
 }
 
-/* --- slices that are no neighbours --- */
+/* --- slices that are not adjacent --- */
 
 static const uint32_t tensor_at[4] = {0, SHARD, SHARD + 2048, BYTES};
 
-/* What server `s` must get of an update of these tensors, word by word: its bytes, and its stretches. */
+/* The words that server `s` must get of an update of these tensors: its bytes and its segments. */
 static uint64_t scan_part(const fixture *f, uint32_t tensors, uint32_t s, uint8_t *bytes,
                           mlfab__segment *segments, uint32_t *nsegments) {
   const mlfab__layout *l = &f->worker.layout;
@@ -2577,7 +2579,7 @@ static uint64_t scan_part(const fixture *f, uint32_t tensors, uint32_t s, uint8_
   return n;
 }
 
-/* One part: announced and granted by and by, until all of it has come. */
+/* One part: announced, granted step by step, until all of it has arrived. */
 static void check_part(fixture *f, mlfab__rng *prng, uint32_t tensors, uint32_t s) {
   static uint8_t wanted[BYTES], got[BYTES];
   static mlfab__segment segments[MLFAB__SEGMENTS_MAX], told[MLFAB__SEGMENTS_MAX];
@@ -2609,7 +2611,7 @@ static void check_part(fixture *f, mlfab__rng *prng, uint32_t tensors, uint32_t 
   ack(f, s, m.seq, 0, m.seq, 0);
 }
 
-/* Servers have come and gone: what a server owns is anywhere, and it gets that and nothing else. */
+/* Servers have joined and left: a server's slices are scattered; it gets those and nothing else. */
 static void test_scattered_slices(void **state) {
   fixture *f = *state;
   mlfab__rng prng;

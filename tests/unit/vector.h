@@ -47,7 +47,7 @@ static inline int vector_is(const vector *v, const char *keyword) {
   return strcmp(v->token[0], keyword) == 0;
 }
 
-/* The present line must be of this kind, with so many tokens at least. */
+/* The current line must be of this kind and have at least this many tokens. */
 static inline void vector_expect(const vector *v, const char *keyword, uint32_t n) {
   if (!vector_is(v, keyword) || v->n < n) {
     fail_msg("%s:%u: '%s' where '%s' belongs", v->path, v->line, v->token[0], keyword);
@@ -69,7 +69,7 @@ static inline uint32_t vector_count(const vector *v, uint32_t at) {
   return (uint32_t)x;
 }
 
-/* A computed time is a pair: the second of its tokens counts. */
+/* A computed time is a pair; its second token counts. */
 static inline void vector_time(const vector *v, uint32_t at, double is) {
   double wanted = vector_number(v, at + 1);
   double off = fabs(is - wanted) / fmax(1e-300, fabs(wanted));
@@ -83,7 +83,7 @@ static inline void vector_same(const vector *v, uint32_t at, uint64_t is) {
            v->token[at]);
 }
 
-/* A list of whole numbers from `at` on; returns behind it. */
+/* Reads a list of integers from `at` on; returns the position after it. */
 static inline uint32_t vector_list(const vector *v, uint32_t at, uint32_t n, uint32_t *list) {
   assert_true(n <= VECTOR_MOST);
   for (uint32_t i = 0; i < n; i++) list[i] = vector_count(v, at + i);
@@ -107,12 +107,12 @@ static inline void vector_profiles(vector *v, mlfab__network *net, const char *k
   }
 }
 
-/* From the line `nodes` to the line behind the paths. */
+/* Reads from the line `nodes` to the line after the paths. */
 static inline void vector_network(vector *v, mlfab__env *env, mlfab__network *net) {
   uint32_t links[VECTOR_MOST];
   vector_expect(v, "nodes", 2);
   uint32_t nodes = vector_count(v, 1);
-  /* The number of links stands behind the nodes. */
+  /* The number of links follows the nodes. */
   long start = ftell(v->file);
   vector line = *v;
   vector_go(&line, "links");
@@ -135,7 +135,7 @@ static inline void vector_network(vector *v, mlfab__env *env, mlfab__network *ne
   assert_true(vector_next(v));
 }
 
-/* `residual R` and its records: all profiles, as they are now. Ends behind them. */
+/* Compares `residual R` and its records with the current profiles. Ends after them. */
 static inline void vector_residual(vector *v, const mlfab__network *net) {
   static const char *const names[] = {"egress", "ingress", "link"};
   vector_expect(v, "residual", 2);
@@ -158,7 +158,7 @@ static inline void vector_residual(vector *v, const mlfab__network *net) {
   assert_true(vector_next(v));
 }
 
-/* The kind of a vector, and the line behind the header. */
+/* Reads the kind of a vector, and goes to the line after the header. */
 static inline void vector_header(vector *v, char kind[32]) {
   vector_expect(v, "mlfabric-vector", 2);
   vector_same(v, 1, 1);

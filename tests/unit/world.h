@@ -16,8 +16,8 @@
 
 enum { WORLD_NODES = 8 };
 #define WORLD_MS 1000000u
-/* Is everything compiled in? Not in the runs of tests/dropin/switches.sh: tests of more than pushes and pulls are
- * skipped there. */
+/* Is everything compiled in? Not in the runs of tests/dropin/switches.sh, which skip tests of more than
+ * pushes and pulls. */
 #ifndef WORLD_COMPLETE
 #define WORLD_COMPLETE 1
 #endif
@@ -28,8 +28,8 @@ typedef struct world {
   mlfab_sim *sim;
   uint32_t workers, servers, dedicated, nodes;
   mlfab *node[WORLD_NODES];  /* workers, then dedicated servers */
-  mlfab_config config;       /* what all nodes share */
-  mlfab_event_info seen[64]; /* events of all nodes, as they came */
+  mlfab_config config;       /* common to all nodes */
+  mlfab_event_info seen[64]; /* events of all nodes, in order */
   char said[64][96];
   uint32_t nseen;
 } world;
@@ -43,7 +43,7 @@ static inline void world_event(void *user, const mlfab_event_info *info) {
   w->nseen++;
 }
 
-/* Was there an event of this kind about this rank? */
+/* Was this kind of event reported about this rank? */
 static inline int world_saw(const world *w, uint32_t kind, int32_t rank, uint32_t is_server) {
   for (uint32_t i = 0; i < w->nseen; i++) {
     if (w->seen[i].kind == kind && w->seen[i].rank == rank && w->seen[i].is_server == is_server)
@@ -52,7 +52,7 @@ static inline int world_saw(const world *w, uint32_t kind, int32_t rank, uint32_
   return 0;
 }
 
-/* What node i of this world is configured as. */
+/* The configuration of node i of this world. */
 static inline mlfab_config world_config(world *w, uint32_t i) {
   mlfab_config c = w->config;
   c.workers = w->workers;
@@ -103,7 +103,7 @@ static inline void world_open(world *w, uint64_t seed) {
   }
 }
 
-/* Abandons all at once: tests of closing close by themselves before. */
+/* Abandons all nodes at once; tests of closing close them before. */
 static inline void world_close(world *w) {
   for (uint32_t i = 0; i < w->nodes; i++) {
     if (w->node[i]) mlfab_abandon(&w->node[i]);
@@ -111,7 +111,8 @@ static inline void world_close(world *w) {
   mlfab_sim_destroy(&w->sim);
 }
 
-/* The call must have ended with `wanted`; else says what the node says. An error that names nobody names no server. */
+/* The call must have ended with `wanted`; otherwise fails with the node's text. An error without a rank
+ * names no server. */
 static inline void world_expect(mlfab *node, int code, int wanted, const char *what) {
   mlfab_error error;
   if (code == 0 && wanted == 0) return;
