@@ -1500,6 +1500,12 @@ typedef struct mlfab__segment {
   uint64_t offset, bytes;
 } mlfab__segment;
 
+/* Room for the lists of a push or a pull. */
+typedef struct mlfab__lists {
+  mlfab__segment segments[MLFAB__SEGMENTS_MAX];
+  uint64_t versions[MLFAB__SLICES_MAX];
+} mlfab__lists;
+
 /* --- the metas: one struct for each type, members in the order of the frame. The caller of encode or
  * decode owns lists. Texts are sent as u16 length and bytes. --- */
 
@@ -7475,7 +7481,7 @@ static uint64_t node_host(const char *addresses) {
 static int node_memory(mlfab_node *node) {
   const mlfab_config *c = &node->config;
   uint32_t routes = mlfab__node_routes(node);
-  node->head = mlfab__alloc(&node->env, MLFAB_HEADER_BYTES + MLFAB_META_MAX);
+  node->head = mlfab__alloc_aligned(&node->env, MLFAB_HEADER_BYTES + MLFAB_META_MAX);
   node->routes = mlfab__alloc_array(&node->env, routes, sizeof *node->routes);
   if (!node->head || !node->routes || mlfab__node_reserve(node)) return MLFAB_ERR_MEMORY;
   for (uint32_t r = 0; r < routes; r++) node->routes[r].link = MLFAB__NO_LINK;
@@ -7580,7 +7586,7 @@ MLFAB_API void mlfab_node_close(mlfab_node **node_p) {
   mlfab__free(&node->env, node->peer_in_links, workers * sizeof *node->peer_in_links);
   uint32_t room = node->config.servers * (MLFAB__ADDRESSES_MAX + 32);
   mlfab__free(&node->env, node->welcome, room < MLFAB_BULK_MAX ? room : MLFAB_BULK_MAX);
-  mlfab__free(&node->env, node->head, MLFAB_HEADER_BYTES + MLFAB_META_MAX);
+  mlfab__free_aligned(&node->env, node->head, MLFAB_HEADER_BYTES + MLFAB_META_MAX);
   env.hooks = node->env.hooks;
   mlfab__free(&env, node, sizeof *node);
   *node_p = NULL;
@@ -10484,8 +10490,7 @@ struct mlfab__worker {
   uint64_t next_seq, pull_count;
   uint64_t *pulled;              /* version by slice */
   int16_t status[MLFAB__WINDOW]; /* of the last updates, by number */
-  mlfab__segment *segments_scratch;
-  uint64_t *versions_scratch;
+  mlfab__lists *lists;           /* of the frame that is being made */
   uint8_t *came; /* the packets of the frame that is being taken in: came_bytes, once needed */
   size_t came_bytes;
   int due; /* something ended, or was decided: worker.c looks what follows */
@@ -10584,7 +10589,7 @@ MLFAB__INTERNAL uint32_t mlfab__worker_unfinished(const mlfab__worker *worker);
 MLFAB__INTERNAL int mlfab__worker_sources(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
                                           int bare, mlfab__source **sources, uint32_t *nsources,
                                           uint32_t *room, mlfab_error *error);
-/* The stretches of sources in a server's shard, neighbours joined, into segments_scratch. */
+/* The stretches of sources in a server's shard, neighbours joined, into lists->segments. */
 MLFAB__INTERNAL uint32_t mlfab__worker_clip(mlfab__worker *worker, uint32_t server,
                                             const mlfab__source *sources, uint32_t n,
                                             uint64_t *bytes_p);
@@ -10767,7 +10772,7 @@ MLFAB__INTERNAL uint32_t mlfab__worker_clip(mlfab__worker *worker, uint32_t serv
                                             const mlfab__source *sources, uint32_t n,
                                             uint64_t *bytes_p) {
   uint64_t begin = 0, end = 0;
-  mlfab__segment *out = worker->segments_scratch;
+  mlfab__segment *out = worker->lists->segments;
   uint32_t count = 0;
   *bytes_p = 0;
   for (uint32_t i = 0; i < n; i++) {
@@ -10918,8 +10923,8 @@ MLFAB__INTERNAL int mlfab__worker_cached(const mlfab__worker *worker, uint32_t t
 MLFAB__INTERNAL void mlfab__cache_ask(mlfab__worker *worker, uint32_t server,
                                       const mlfab__fetch *fetch, mlfab__pull *pull) {
   const mlfab__layout *layout = &worker->layout;
-  mlfab__segment *segments = worker->segments_scratch;
-  uint64_t *sinces = worker->versions_scratch;
+  mlfab__segment *segments = worker->lists->segments;
+  uint64_t *sinces = worker->lists->versions;
   uint32_t n = 0, count = 0, next = 0;
   int equal = 1;
   for (uint32_t k = 0; k < fetch->nsources; k++) {
@@ -11081,7 +11086,7 @@ static void pull_ask(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch
         worker->streams[server].round + mlfab__worker_ahead(worker, server, fetch->after_seq);
   }
   uint8_t meta[MLFAB_META_MAX];
-  uint32_t n = mlfab__encode_pull(meta, &pull, worker->segments_scratch, worker->versions_scratch);
+  uint32_t n = mlfab__encode_pull(meta, &pull, worker->lists->segments, worker->lists->versions);
   worker->port.post(worker->port.self, server, MLFAB__PULL, meta, n);
 }
 
@@ -12531,11 +12536,11 @@ static int push_may_announce(const mlfab__worker *worker, uint32_t server, uint3
 /* Versions of the slices that the segments in scratch touch; one when all are equal. */
 static uint32_t push_versions(mlfab__worker *worker, const mlfab__outgoing *update,
                               uint32_t segments) {
-  uint64_t *out = worker->versions_scratch;
+  uint64_t *out = worker->lists->versions;
   uint32_t n = 0, next = 0;
   int equal = 1;
   for (uint32_t k = 0; k < segments; k++) {
-    const mlfab__segment *segment = &worker->segments_scratch[k];
+    const mlfab__segment *segment = &worker->lists->segments[k];
     uint32_t first = mlfab__layout_slice_at(&worker->layout, segment->offset);
     uint32_t last = mlfab__layout_slice_at(&worker->layout, segment->offset + segment->bytes - 1);
     for (uint32_t i = first < next ? next : first; i <= last; i++) {
@@ -12599,7 +12604,7 @@ static int push_announce(mlfab__worker *worker, uint32_t server, mlfab__outgoing
       part->empty ? 0 : update->codec->piece(worker, update, server, part, push.eager, &data);
   frame->type = MLFAB__PUSH;
   frame->meta_bytes =
-      mlfab__encode_push(frame->meta, &push, worker->segments_scratch, worker->versions_scratch);
+      mlfab__encode_push(frame->meta, &push, worker->lists->segments, worker->lists->versions);
   frame->bulk = piece > 0 ? data : NULL;
   frame->bulk_bytes = (uint32_t)piece;
   frame->note[1] = push.eager;
@@ -12838,11 +12843,8 @@ MLFAB__INTERNAL int mlfab__worker_init(mlfab__worker *worker, mlfab__env *env,
   worker->next_seq = 1;
   worker->epoch = 1;
   worker->streams = mlfab__alloc_array(env, worker->servers, sizeof *worker->streams);
-  worker->segments_scratch =
-      mlfab__alloc_array(env, MLFAB__SEGMENTS_MAX, sizeof *worker->segments_scratch);
-  worker->versions_scratch =
-      mlfab__alloc_array(env, MLFAB__SLICES_MAX, sizeof *worker->versions_scratch);
-  if (worker->streams && worker->segments_scratch && worker->versions_scratch) return 0;
+  worker->lists = mlfab__alloc_aligned(env, sizeof *worker->lists);
+  if (worker->streams && worker->lists) return 0;
   mlfab__worker_free(worker);
   return MLFAB_ERR_MEMORY;
 }
@@ -12876,9 +12878,7 @@ MLFAB__INTERNAL void mlfab__worker_free(mlfab__worker *worker) {
   if (worker->mover) worker->mover->free(worker);
   mlfab__free(env, worker->tensors, worker->tensor_room * sizeof *worker->tensors);
   mlfab__free(env, worker->streams, worker->servers * sizeof *worker->streams);
-  mlfab__free(env, worker->segments_scratch,
-              MLFAB__SEGMENTS_MAX * sizeof *worker->segments_scratch);
-  mlfab__free(env, worker->versions_scratch, MLFAB__SLICES_MAX * sizeof *worker->versions_scratch);
+  mlfab__free_aligned(env, worker->lists, sizeof *worker->lists);
   memset(worker, 0, sizeof *worker);
 }
 
@@ -14168,8 +14168,7 @@ struct mlfab__server {
   mlfab__server_queue queue;
   mlfab__server_apply apply;
   mlfab__server_serve serve;
-  uint64_t *versions_scratch;
-  mlfab__segment *segments_scratch;
+  mlfab__lists *lists;                /* of the frame that is being decoded */
   const mlfab__server_policy *policy; /* or NULL */
   struct mlfab__server_sched *sched;  /* state of the policy */
   mlfab__schedule schedule;           /* last settings */
@@ -15363,9 +15362,9 @@ MLFAB__INTERNAL mlfab__incoming *mlfab__queue_take(mlfab__server *server, const 
   update->version_room = kept.version_room;
   update->push = *push;
   if (push->segments > 0)
-    memcpy(update->segments, server->segments_scratch, push->segments * sizeof *update->segments);
+    memcpy(update->segments, server->lists->segments, push->segments * sizeof *update->segments);
   if (push->versions > 0)
-    memcpy(update->versions, server->versions_scratch, push->versions * sizeof *update->versions);
+    memcpy(update->versions, server->lists->versions, push->versions * sizeof *update->versions);
   return update;
 }
 
@@ -16275,7 +16274,7 @@ static const char *apply_check(const mlfab__server *server, uint32_t worker,
     return "a progress that went back";
   if (push->progress > MLFAB__PROGRESS_MAX) return "a progress that cannot be";
   for (uint32_t i = 0; i < push->segments; i++) {
-    if (!mlfab__layout_valid(&server->layout, server->number, &server->segments_scratch[i])) {
+    if (!mlfab__layout_valid(&server->layout, server->number, &server->lists->segments[i])) {
       return "a stretch that is not of this server's slices";
     }
   }
@@ -16310,7 +16309,7 @@ MLFAB__INTERNAL void mlfab__apply_push(mlfab__server *server, uint32_t worker,
   mlfab__push push;
   if (mlfab__port_refuse(&server->port, worker, frame,
                          mlfab__decode_push(frame->meta, frame->meta_bytes, &push,
-                                            server->segments_scratch, server->versions_scratch) ||
+                                            server->lists->segments, server->lists->versions) ||
                              push.seq == 0))
     return;
   if (push.generation != peer->generation) return; /* of a stream that was reset since */
@@ -16912,7 +16911,7 @@ static int serve_cache(mlfab__server *server, uint32_t worker, const mlfab__pull
   uint32_t slice;
   uint64_t since;
   if (!server->sparse) return 0; /* without the sparse group, the worker gets all bytes */
-  int code = server->sparse->cache(server, in, server->segments_scratch, server->versions_scratch,
+  int code = server->sparse->cache(server, in, server->lists->segments, server->lists->versions,
                                    &slice, &since);
   if (code == MLFAB_ERR_FRAME) {
     mlfab__server_drop(server, worker, code,
@@ -16932,7 +16931,7 @@ MLFAB__INTERNAL void mlfab__serve_pull(mlfab__server *server, uint32_t worker,
   mlfab__pull in;
   if (mlfab__port_refuse(&server->port, worker, frame,
                          mlfab__decode_pull(frame->meta, frame->meta_bytes, &in,
-                                            server->segments_scratch, server->versions_scratch) ||
+                                            server->lists->segments, server->lists->versions) ||
                              in.request == 0 || (in.request & MLFAB__SPREAD_BIT) != 0 ||
                              mlfab__serve_find(server, worker, in.request)))
     return;
@@ -16943,8 +16942,8 @@ MLFAB__INTERNAL void mlfab__serve_pull(mlfab__server *server, uint32_t worker,
   }
   uint64_t bytes = 0;
   for (uint32_t i = 0; i < in.segments; i++) {
-    bytes += server->segments_scratch[i].bytes;
-    if (!mlfab__layout_valid(&server->layout, server->number, &server->segments_scratch[i])) {
+    bytes += server->lists->segments[i].bytes;
+    if (!mlfab__layout_valid(&server->layout, server->number, &server->lists->segments[i])) {
       mlfab__server_drop(server, worker, MLFAB_ERR_FRAME,
                          "a pull of what is not of this server's slices");
       return;
@@ -16964,8 +16963,8 @@ MLFAB__INTERNAL void mlfab__serve_pull(mlfab__server *server, uint32_t worker,
                       code == MLFAB_ERR_MEMORY ? "out of memory" : "too many pulls at once");
     return;
   }
-  mlfab__serve_fill(server, worker, pull, in.request, server->segments_scratch, in.segments, bytes);
-  if (server->sparse && server->sparse->keep(server, pull, &in, server->versions_scratch)) {
+  mlfab__serve_fill(server, worker, pull, in.request, server->lists->segments, in.segments, bytes);
+  if (server->sparse && server->sparse->keep(server, pull, &in, server->lists->versions)) {
     mlfab__serve_fail(server, worker, in.request, MLFAB_ERR_MEMORY, "out of memory");
     mlfab__serve_end(server, pull);
     return;
@@ -17252,11 +17251,8 @@ MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
   server->heartbeat_ns = config->heartbeat_ns;
   server->epoch = 1;
   server->peers = mlfab__alloc_array(env, server->workers, sizeof *server->peers);
-  server->segments_scratch =
-      mlfab__alloc_array(env, MLFAB__SEGMENTS_MAX, sizeof *server->segments_scratch);
-  server->versions_scratch =
-      mlfab__alloc_array(env, MLFAB__SLICES_MAX, sizeof *server->versions_scratch);
-  if (!server->peers || !server->segments_scratch || !server->versions_scratch ||
+  server->lists = mlfab__alloc_aligned(env, sizeof *server->lists);
+  if (!server->peers || !server->lists ||
       mlfab__windows_init(env, &server->windows, server->workers)) {
     mlfab__server_free(server);
     return MLFAB_ERR_MEMORY;
@@ -17311,9 +17307,7 @@ MLFAB__INTERNAL void mlfab__server_free(mlfab__server *server) {
   server_free_model(server);
   mlfab__windows_free(env, &server->windows);
   mlfab__free(env, server->peers, server->workers * sizeof *server->peers);
-  mlfab__free(env, server->segments_scratch,
-              MLFAB__SEGMENTS_MAX * sizeof *server->segments_scratch);
-  mlfab__free(env, server->versions_scratch, MLFAB__SLICES_MAX * sizeof *server->versions_scratch);
+  mlfab__free_aligned(env, server->lists, sizeof *server->lists);
   if (server->policy) server->policy->free(server);
   memset(server, 0, sizeof *server);
 }
@@ -35110,7 +35104,7 @@ MLFAB__INTERNAL void mlfab__aggregator_free(mlfab__aggregator *aggregator) {
   mlfab__free(env, aggregator->incarnations,
               aggregator->workers * sizeof *aggregator->incarnations);
   mlfab__free(env, aggregator->numbers, aggregator->servers * sizeof *aggregator->numbers);
-  mlfab__free(env, aggregator->scratch, sizeof *aggregator->scratch);
+  mlfab__free_aligned(env, aggregator->scratch, sizeof *aggregator->scratch);
   mlfab__free_aligned(env, aggregator->came, MLFAB__PACKET_ROOM);
   memset(aggregator, 0, sizeof *aggregator);
 }
@@ -35555,7 +35549,7 @@ static int aggregator_begin(mlfab__aggregator *aggregator, uint32_t server,
 /* Allocates memory for decoding manifests. 0 if there is none. */
 static int aggregator_scratch(mlfab__aggregator *aggregator) {
   if (!aggregator->scratch)
-    aggregator->scratch = mlfab__alloc(aggregator->env, sizeof *aggregator->scratch);
+    aggregator->scratch = mlfab__alloc_aligned(aggregator->env, sizeof *aggregator->scratch);
   return aggregator->scratch != NULL;
 }
 

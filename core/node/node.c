@@ -48,7 +48,7 @@ static uint64_t node_host(const char *addresses) {
 static int node_memory(mlfab_node *node) {
   const mlfab_config *c = &node->config;
   uint32_t routes = mlfab__node_routes(node);
-  node->head = mlfab__alloc(&node->env, MLFAB_HEADER_BYTES + MLFAB_META_MAX);
+  node->head = mlfab__alloc_aligned(&node->env, MLFAB_HEADER_BYTES + MLFAB_META_MAX);
   node->routes = mlfab__alloc_array(&node->env, routes, sizeof *node->routes);
   if (!node->head || !node->routes || mlfab__node_reserve(node)) return MLFAB_ERR_MEMORY;
   for (uint32_t r = 0; r < routes; r++) node->routes[r].link = MLFAB__NO_LINK;
@@ -153,7 +153,7 @@ MLFAB_API void mlfab_node_close(mlfab_node **node_p) {
   mlfab__free(&node->env, node->peer_in_links, workers * sizeof *node->peer_in_links);
   uint32_t room = node->config.servers * (MLFAB__ADDRESSES_MAX + 32);
   mlfab__free(&node->env, node->welcome, room < MLFAB_BULK_MAX ? room : MLFAB_BULK_MAX);
-  mlfab__free(&node->env, node->head, MLFAB_HEADER_BYTES + MLFAB_META_MAX);
+  mlfab__free_aligned(&node->env, node->head, MLFAB_HEADER_BYTES + MLFAB_META_MAX);
   env.hooks = node->env.hooks;
   mlfab__free(&env, node, sizeof *node);
   *node_p = NULL;

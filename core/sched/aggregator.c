@@ -74,7 +74,7 @@ MLFAB__INTERNAL void mlfab__aggregator_free(mlfab__aggregator *aggregator) {
   mlfab__free(env, aggregator->incarnations,
               aggregator->workers * sizeof *aggregator->incarnations);
   mlfab__free(env, aggregator->numbers, aggregator->servers * sizeof *aggregator->numbers);
-  mlfab__free(env, aggregator->scratch, sizeof *aggregator->scratch);
+  mlfab__free_aligned(env, aggregator->scratch, sizeof *aggregator->scratch);
   mlfab__free_aligned(env, aggregator->came, MLFAB__PACKET_ROOM);
   memset(aggregator, 0, sizeof *aggregator);
 }
@@ -519,7 +519,7 @@ static int aggregator_begin(mlfab__aggregator *aggregator, uint32_t server,
 /* Allocates memory for decoding manifests. 0 if there is none. */
 static int aggregator_scratch(mlfab__aggregator *aggregator) {
   if (!aggregator->scratch)
-    aggregator->scratch = mlfab__alloc(aggregator->env, sizeof *aggregator->scratch);
+    aggregator->scratch = mlfab__alloc_aligned(aggregator->env, sizeof *aggregator->scratch);
   return aggregator->scratch != NULL;
 }
 

@@ -771,7 +771,7 @@ static const char *apply_check(const mlfab__server *server, uint32_t worker,
     return "a progress that went back";
   if (push->progress > MLFAB__PROGRESS_MAX) return "a progress that cannot be";
   for (uint32_t i = 0; i < push->segments; i++) {
-    if (!mlfab__layout_valid(&server->layout, server->number, &server->segments_scratch[i])) {
+    if (!mlfab__layout_valid(&server->layout, server->number, &server->lists->segments[i])) {
       return "a stretch that is not of this server's slices";
     }
   }
@@ -806,7 +806,7 @@ MLFAB__INTERNAL void mlfab__apply_push(mlfab__server *server, uint32_t worker,
   mlfab__push push;
   if (mlfab__port_refuse(&server->port, worker, frame,
                          mlfab__decode_push(frame->meta, frame->meta_bytes, &push,
-                                            server->segments_scratch, server->versions_scratch) ||
+                                            server->lists->segments, server->lists->versions) ||
                              push.seq == 0))
     return;
   if (push.generation != peer->generation) return; /* of a stream that was reset since */

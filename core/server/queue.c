@@ -63,9 +63,9 @@ MLFAB__INTERNAL mlfab__incoming *mlfab__queue_take(mlfab__server *server, const 
   update->version_room = kept.version_room;
   update->push = *push;
   if (push->segments > 0)
-    memcpy(update->segments, server->segments_scratch, push->segments * sizeof *update->segments);
+    memcpy(update->segments, server->lists->segments, push->segments * sizeof *update->segments);
   if (push->versions > 0)
-    memcpy(update->versions, server->versions_scratch, push->versions * sizeof *update->versions);
+    memcpy(update->versions, server->lists->versions, push->versions * sizeof *update->versions);
   return update;
 }
 

@@ -260,7 +260,7 @@ static int serve_cache(mlfab__server *server, uint32_t worker, const mlfab__pull
   uint32_t slice;
   uint64_t since;
   if (!server->sparse) return 0; /* without the sparse group, the worker gets all bytes */
-  int code = server->sparse->cache(server, in, server->segments_scratch, server->versions_scratch,
+  int code = server->sparse->cache(server, in, server->lists->segments, server->lists->versions,
                                    &slice, &since);
   if (code == MLFAB_ERR_FRAME) {
     mlfab__server_drop(server, worker, code,
@@ -280,7 +280,7 @@ MLFAB__INTERNAL void mlfab__serve_pull(mlfab__server *server, uint32_t worker,
   mlfab__pull in;
   if (mlfab__port_refuse(&server->port, worker, frame,
                          mlfab__decode_pull(frame->meta, frame->meta_bytes, &in,
-                                            server->segments_scratch, server->versions_scratch) ||
+                                            server->lists->segments, server->lists->versions) ||
                              in.request == 0 || (in.request & MLFAB__SPREAD_BIT) != 0 ||
                              mlfab__serve_find(server, worker, in.request)))
     return;
@@ -291,8 +291,8 @@ MLFAB__INTERNAL void mlfab__serve_pull(mlfab__server *server, uint32_t worker,
   }
   uint64_t bytes = 0;
   for (uint32_t i = 0; i < in.segments; i++) {
-    bytes += server->segments_scratch[i].bytes;
-    if (!mlfab__layout_valid(&server->layout, server->number, &server->segments_scratch[i])) {
+    bytes += server->lists->segments[i].bytes;
+    if (!mlfab__layout_valid(&server->layout, server->number, &server->lists->segments[i])) {
       mlfab__server_drop(server, worker, MLFAB_ERR_FRAME,
                          "a pull of what is not of this server's slices");
       return;
@@ -312,8 +312,8 @@ MLFAB__INTERNAL void mlfab__serve_pull(mlfab__server *server, uint32_t worker,
                       code == MLFAB_ERR_MEMORY ? "out of memory" : "too many pulls at once");
     return;
   }
-  mlfab__serve_fill(server, worker, pull, in.request, server->segments_scratch, in.segments, bytes);
-  if (server->sparse && server->sparse->keep(server, pull, &in, server->versions_scratch)) {
+  mlfab__serve_fill(server, worker, pull, in.request, server->lists->segments, in.segments, bytes);
+  if (server->sparse && server->sparse->keep(server, pull, &in, server->lists->versions)) {
     mlfab__serve_fail(server, worker, in.request, MLFAB_ERR_MEMORY, "out of memory");
     mlfab__serve_end(server, pull);
     return;

@@ -38,11 +38,8 @@ MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
   server->heartbeat_ns = config->heartbeat_ns;
   server->epoch = 1;
   server->peers = mlfab__alloc_array(env, server->workers, sizeof *server->peers);
-  server->segments_scratch =
-      mlfab__alloc_array(env, MLFAB__SEGMENTS_MAX, sizeof *server->segments_scratch);
-  server->versions_scratch =
-      mlfab__alloc_array(env, MLFAB__SLICES_MAX, sizeof *server->versions_scratch);
-  if (!server->peers || !server->segments_scratch || !server->versions_scratch ||
+  server->lists = mlfab__alloc_aligned(env, sizeof *server->lists);
+  if (!server->peers || !server->lists ||
       mlfab__windows_init(env, &server->windows, server->workers)) {
     mlfab__server_free(server);
     return MLFAB_ERR_MEMORY;
@@ -97,9 +94,7 @@ MLFAB__INTERNAL void mlfab__server_free(mlfab__server *server) {
   server_free_model(server);
   mlfab__windows_free(env, &server->windows);
   mlfab__free(env, server->peers, server->workers * sizeof *server->peers);
-  mlfab__free(env, server->segments_scratch,
-              MLFAB__SEGMENTS_MAX * sizeof *server->segments_scratch);
-  mlfab__free(env, server->versions_scratch, MLFAB__SLICES_MAX * sizeof *server->versions_scratch);
+  mlfab__free_aligned(env, server->lists, sizeof *server->lists);
   if (server->policy) server->policy->free(server);
   memset(server, 0, sizeof *server);
 }

@@ -368,8 +368,7 @@ struct mlfab__server {
   mlfab__server_queue queue;
   mlfab__server_apply apply;
   mlfab__server_serve serve;
-  uint64_t *versions_scratch;
-  mlfab__segment *segments_scratch;
+  mlfab__lists *lists;                /* of the frame that is being decoded */
   const mlfab__server_policy *policy; /* or NULL */
   struct mlfab__server_sched *sched;  /* state of the policy */
   mlfab__schedule schedule;           /* last settings */

@@ -145,6 +145,12 @@ typedef struct mlfab__segment {
   uint64_t offset, bytes;
 } mlfab__segment;
 
+/* Room for the lists of a push or a pull. */
+typedef struct mlfab__lists {
+  mlfab__segment segments[MLFAB__SEGMENTS_MAX];
+  uint64_t versions[MLFAB__SLICES_MAX];
+} mlfab__lists;
+
 /* --- the metas: one struct for each type, members in the order of the frame. The caller of encode or
  * decode owns lists. Texts are sent as u16 length and bytes. --- */
 

@@ -82,8 +82,8 @@ MLFAB__INTERNAL int mlfab__worker_cached(const mlfab__worker *worker, uint32_t t
 MLFAB__INTERNAL void mlfab__cache_ask(mlfab__worker *worker, uint32_t server,
                                       const mlfab__fetch *fetch, mlfab__pull *pull) {
   const mlfab__layout *layout = &worker->layout;
-  mlfab__segment *segments = worker->segments_scratch;
-  uint64_t *sinces = worker->versions_scratch;
+  mlfab__segment *segments = worker->lists->segments;
+  uint64_t *sinces = worker->lists->versions;
   uint32_t n = 0, count = 0, next = 0;
   int equal = 1;
   for (uint32_t k = 0; k < fetch->nsources; k++) {

@@ -54,7 +54,7 @@ static void pull_ask(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch
         worker->streams[server].round + mlfab__worker_ahead(worker, server, fetch->after_seq);
   }
   uint8_t meta[MLFAB_META_MAX];
-  uint32_t n = mlfab__encode_pull(meta, &pull, worker->segments_scratch, worker->versions_scratch);
+  uint32_t n = mlfab__encode_pull(meta, &pull, worker->lists->segments, worker->lists->versions);
   worker->port.post(worker->port.self, server, MLFAB__PULL, meta, n);
 }
 

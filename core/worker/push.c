@@ -1055,11 +1055,11 @@ static int push_may_announce(const mlfab__worker *worker, uint32_t server, uint3
 /* Versions of the slices that the segments in scratch touch; one when all are equal. */
 static uint32_t push_versions(mlfab__worker *worker, const mlfab__outgoing *update,
                               uint32_t segments) {
-  uint64_t *out = worker->versions_scratch;
+  uint64_t *out = worker->lists->versions;
   uint32_t n = 0, next = 0;
   int equal = 1;
   for (uint32_t k = 0; k < segments; k++) {
-    const mlfab__segment *segment = &worker->segments_scratch[k];
+    const mlfab__segment *segment = &worker->lists->segments[k];
     uint32_t first = mlfab__layout_slice_at(&worker->layout, segment->offset);
     uint32_t last = mlfab__layout_slice_at(&worker->layout, segment->offset + segment->bytes - 1);
     for (uint32_t i = first < next ? next : first; i <= last; i++) {
@@ -1123,7 +1123,7 @@ static int push_announce(mlfab__worker *worker, uint32_t server, mlfab__outgoing
       part->empty ? 0 : update->codec->piece(worker, update, server, part, push.eager, &data);
   frame->type = MLFAB__PUSH;
   frame->meta_bytes =
-      mlfab__encode_push(frame->meta, &push, worker->segments_scratch, worker->versions_scratch);
+      mlfab__encode_push(frame->meta, &push, worker->lists->segments, worker->lists->versions);
   frame->bulk = piece > 0 ? data : NULL;
   frame->bulk_bytes = (uint32_t)piece;
   frame->note[1] = push.eager;

@@ -79,7 +79,7 @@ MLFAB__INTERNAL uint32_t mlfab__worker_clip(mlfab__worker *worker, uint32_t serv
                                             const mlfab__source *sources, uint32_t n,
                                             uint64_t *bytes_p) {
   uint64_t begin = 0, end = 0;
-  mlfab__segment *out = worker->segments_scratch;
+  mlfab__segment *out = worker->lists->segments;
   uint32_t count = 0;
   *bytes_p = 0;
   for (uint32_t i = 0; i < n; i++) {

@@ -22,11 +22,8 @@ MLFAB__INTERNAL int mlfab__worker_init(mlfab__worker *worker, mlfab__env *env,
   worker->next_seq = 1;
   worker->epoch = 1;
   worker->streams = mlfab__alloc_array(env, worker->servers, sizeof *worker->streams);
-  worker->segments_scratch =
-      mlfab__alloc_array(env, MLFAB__SEGMENTS_MAX, sizeof *worker->segments_scratch);
-  worker->versions_scratch =
-      mlfab__alloc_array(env, MLFAB__SLICES_MAX, sizeof *worker->versions_scratch);
-  if (worker->streams && worker->segments_scratch && worker->versions_scratch) return 0;
+  worker->lists = mlfab__alloc_aligned(env, sizeof *worker->lists);
+  if (worker->streams && worker->lists) return 0;
   mlfab__worker_free(worker);
   return MLFAB_ERR_MEMORY;
 }
@@ -60,9 +57,7 @@ MLFAB__INTERNAL void mlfab__worker_free(mlfab__worker *worker) {
   if (worker->mover) worker->mover->free(worker);
   mlfab__free(env, worker->tensors, worker->tensor_room * sizeof *worker->tensors);
   mlfab__free(env, worker->streams, worker->servers * sizeof *worker->streams);
-  mlfab__free(env, worker->segments_scratch,
-              MLFAB__SEGMENTS_MAX * sizeof *worker->segments_scratch);
-  mlfab__free(env, worker->versions_scratch, MLFAB__SLICES_MAX * sizeof *worker->versions_scratch);
+  mlfab__free_aligned(env, worker->lists, sizeof *worker->lists);
   memset(worker, 0, sizeof *worker);
 }
 

@@ -271,8 +271,7 @@ struct mlfab__worker {
   uint64_t next_seq, pull_count;
   uint64_t *pulled;              /* version by slice */
   int16_t status[MLFAB__WINDOW]; /* of the last updates, by number */
-  mlfab__segment *segments_scratch;
-  uint64_t *versions_scratch;
+  mlfab__lists *lists;           /* of the frame that is being made */
   uint8_t *came; /* the packets of the frame that is being taken in: came_bytes, once needed */
   size_t came_bytes;
   int due; /* something ended, or was decided: worker.c looks what follows */
@@ -371,7 +370,7 @@ MLFAB__INTERNAL uint32_t mlfab__worker_unfinished(const mlfab__worker *worker);
 MLFAB__INTERNAL int mlfab__worker_sources(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
                                           int bare, mlfab__source **sources, uint32_t *nsources,
                                           uint32_t *room, mlfab_error *error);
-/* The stretches of sources in a server's shard, neighbours joined, into segments_scratch. */
+/* The stretches of sources in a server's shard, neighbours joined, into lists->segments. */
 MLFAB__INTERNAL uint32_t mlfab__worker_clip(mlfab__worker *worker, uint32_t server,
                                             const mlfab__source *sources, uint32_t n,
                                             uint64_t *bytes_p);
