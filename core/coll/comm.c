@@ -24,9 +24,9 @@ MLFAB__INTERNAL int mlfab__comm_init(mlfab__comm *comm, mlfab__env *env, const m
 
 MLFAB__INTERNAL void mlfab__comm_sweep(mlfab__comm *comm) {
   while (comm->graves) {
-    mlfab__comm_grave *grave = comm->graves;
-    comm->graves = grave->next;
-    grave->free_self(grave->self);
+    mlfab__comm_object *object = comm->graves;
+    comm->graves = object->next;
+    object->kind->free_self(object->self);
   }
   mlfab__streams_trim(&comm->streams);
 }
@@ -37,9 +37,9 @@ MLFAB__INTERNAL void mlfab__comm_free(mlfab__comm *comm) {
   mlfab__streams_free(&comm->streams);
   mlfab__engine_free(comm);
   for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
-    mlfab__comm_object object = comm->objects[i];
-    comm->objects[i].id = 0;
-    if (object.id && object.free_self) object.free_self(object.self);
+    mlfab__comm_object *object = comm->objects[i];
+    comm->objects[i] = NULL;
+    if (object && object->kind->free_self) object->kind->free_self(object->self);
   }
   mlfab__comm_sweep(comm);
   mlfab__plain_free(comm);
@@ -65,7 +65,8 @@ static void comm_on_ask(mlfab__comm *comm, const mlfab__membership_call *in) {
   } else {
     const mlfab__comm_object *object = mlfab__comm_channel_find(comm, in->channel);
     const mlfab__engine_run *run = mlfab__engine_find(comm, in->channel, in->number);
-    tell.called = object && (!object->called || object->called(object->self, in->number));
+    tell.called =
+        object && (!object->kind->called || object->kind->called(object->self, in->number));
     snprintf(tell.text, sizeof tell.text, "round %llu of object %u", (unsigned long long)in->number,
              in->channel);
     if (run) tell.signature = run->signature;
@@ -177,7 +178,8 @@ static void comm_look_at_object(mlfab__comm *comm, mlfab__comm_object *object,
   if (comm->left && comm->now_ns - mlfab__max(since, comm->left_ns) >= 2 * beat) {
     mlfab__comm_fail(comm, MLFAB_ERR_PEER_CLOSED, comm->left_rank, "worker %d has left",
                      (int)comm->left_rank);
-  } else if ((run || object->frame) && comm->now_ns - mlfab__max(since, object->stuck_ns) >= beat) {
+  } else if ((run || object->kind->frame) &&
+             comm->now_ns - mlfab__max(since, object->stuck_ns) >= beat) {
     object->stuck_ns = comm->now_ns;
     mlfab__comm_stuck(comm, object->channel, run ? run->number : object->waits_for);
   }
@@ -185,10 +187,10 @@ static void comm_look_at_object(mlfab__comm *comm, mlfab__comm_object *object,
 
 static void comm_look_at_objects(mlfab__comm *comm) {
   for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
-    mlfab__comm_object *object = &comm->objects[i];
-    uint32_t slot = MLFAB__COMM_REQUEST(object->id);
+    mlfab__comm_object *object = comm->objects[i];
+    uint32_t slot = object ? MLFAB__COMM_REQUEST(object->id) : 0;
     mlfab__request *r = NULL;
-    while (object->id && !comm->failing &&
+    while (object && !comm->failing &&
            (r = mlfab__request_of(comm->requests, MLFAB__REQUEST_COLLECTIVE, slot, r)))
       comm_look_at_object(comm, object, r);
   }

@@ -114,13 +114,14 @@ typedef struct mlfab__comm {
   uint8_t frozen, finishing;
   uint32_t moved;
   /* Objects. */
-  mlfab__comm_object objects[MLFAB__COMM_OBJECTS];
+  mlfab__comm_object *objects[MLFAB__COMM_OBJECTS]; /* NULL: free */
   mlfab__comm_closed closed[MLFAB__COMM_OBJECTS];
   uint32_t closed_next;
   uint32_t objects_added;  /* the last id */
   uint64_t objects_opened; /* the last channel given out, here or elsewhere */
   uint64_t round;          /* the largest partial round that is over, plus one */
-  mlfab__comm_grave *graves;
+  mlfab__comm_object
+      *graves; /* list: removed, to be freed when no link can read their memory any more */
   uint64_t collectives, collectives_failed, epochs, rounds; /* counters; rounds: partial ones */
   /* What MEMBERSHIP says: memory for others of the host, from the context; nonce 0: none. The host, and its link's
    * bytes a second. */
@@ -214,9 +215,12 @@ MLFAB__INTERNAL int mlfab__comm_owed(mlfab__comm *comm, mlfab_error *error);
 /* A request ends: with 0, or with the verdict. */
 MLFAB__INTERNAL void mlfab__comm_succeed(mlfab__comm *comm, mlfab_request request);
 MLFAB__INTERNAL void mlfab__comm_end_request(mlfab__comm *comm, mlfab_request request);
-/* Checks that calls have in common; `what` in words. Errors: PEER_DEAD (server 0), STATE (it leaves), LIMIT (too
+/* Checks that calls have in common; `what` in words. `ready`: the state, and that no verdict is owed, which the call
+ * then returns. Errors: PEER_DEAD (server 0), STATE (it leaves), LIMIT (too
  * many workers); of elements ARGUMENT (none) and LIMIT (model_max_bytes); of data ARGUMENT. */
 MLFAB__INTERNAL int mlfab__comm_check_state(const mlfab__comm *comm, const char *what,
+                                            mlfab_error *error);
+MLFAB__INTERNAL int mlfab__comm_check_ready(mlfab__comm *comm, const char *what,
                                             mlfab_error *error);
 MLFAB__INTERNAL int mlfab__comm_check_count(const mlfab__comm *comm, const char *what,
                                             uint64_t count, uint32_t width, mlfab_error *error);

@@ -83,6 +83,12 @@ MLFAB__INTERNAL int mlfab__comm_check_state(const mlfab__comm *comm, const char 
   return 0;
 }
 
+MLFAB__INTERNAL int mlfab__comm_check_ready(mlfab__comm *comm, const char *what,
+                                            mlfab_error *error) {
+  int code = mlfab__comm_check_state(comm, what, error);
+  return code || !mlfab__comm_owed(comm, error) ? code : comm->verdict.code;
+}
+
 MLFAB__INTERNAL int mlfab__comm_check_count(const mlfab__comm *comm, const char *what,
                                             uint64_t count, uint32_t width, mlfab_error *error) {
   if (count == 0) return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "%s: no elements", what);
@@ -157,14 +163,14 @@ MLFAB__INTERNAL uint32_t mlfab__comm_givers(const mlfab__comm *comm, uint64_t nu
 
 MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_find(mlfab__comm *comm, uint32_t id) {
   for (uint32_t i = 0; id && i < MLFAB__COMM_OBJECTS; i++) {
-    if (comm->objects[i].id == id) return &comm->objects[i];
+    if (comm->objects[i] && comm->objects[i]->id == id) return comm->objects[i];
   }
   return NULL;
 }
 
 MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_channel_find(mlfab__comm *comm, uint32_t channel) {
   for (uint32_t i = 0; channel && i < MLFAB__COMM_OBJECTS; i++) {
-    if (comm->objects[i].id && comm->objects[i].channel == channel) return &comm->objects[i];
+    if (comm->objects[i] && comm->objects[i]->channel == channel) return comm->objects[i];
   }
   return NULL;
 }

@@ -1,9 +1,10 @@
 /* comm_object.h - the communicator: objects, which are partial reductions, stochastic reductions and task graphs of
  * the user's. Layer 4.
  *
- * An object has an id of this worker's own from when it is added. It gets its channel, which is the same on all
- * workers, when the plain call that opens it (comm_call.opens) begins: as many openings have then begun here as
- * elsewhere, and server 0 levels the count with every epoch. */
+ *    added --mlfab__comm_object_open: a plain call that opens it begins--> has a channel --closed--> removed, freed
+ *
+ * An object stands in a struct of its user's, which is `self`. Its id is this worker's own. Its channel is the same on
+ * all workers: as many openings have begun here as elsewhere, and server 0 levels the count with every epoch. */
 #ifndef MLFAB__COMM_OBJECT_H
 #define MLFAB__COMM_OBJECT_H
 
@@ -16,14 +17,15 @@ enum { MLFAB__COMM_OBJECTS = 16 };
 
 struct mlfab__comm;
 
-typedef struct mlfab__comm_object {
-  uint32_t id;        /* comm's own; 0: free */
-  uint32_t channel;   /* likewise; 0: not yet */
-  const char *what;   /* "a partial reduction", and ... */
-  const char *counts; /* ... what it counts: "round"; static, for texts */
-  uint8_t ahead; /* runs are armed before anybody calls them: a READY does not tell that, nor what
-                       run 0 sends, which is armed by begin */
-  void *self;
+/* What an object is; static. Functions that are NULL do nothing. */
+typedef struct mlfab__comm_kind {
+  const char *what;    /* "a partial reduction" */
+  const char *opening; /* "the opening of a partial reduction" */
+  const char *counts;  /* what it counts: "round" */
+  const char *absent;  /* what a rank has done that is not in a round: "has not called it" */
+  uint8_t
+      ahead; /* it arms runs before anybody calls them: a READY does not tell that somebody has, nor do
+                    frames of run 0, which `begin` arms */
   /* A frame of this channel that is not an armed run's, which consumes it
    * (mlfab__stream_consumed). NULL where there are only runs: early frames are then kept. */
   void (*frame)(void *self, uint32_t member, const mlfab__coll *head, const void *bulk,
@@ -36,17 +38,27 @@ typedef struct mlfab__comm_object {
   /* May plain calls that are its own (comm_call.of) begin? It may fill their buffers then. If it
    * says no, it calls mlfab__comm_go_on later. NULL: always. */
   int (*stands)(void *self);
-  /* The rank that its open request waits for, or MLFAB_NO_RANK, and why; and the number of what it
-   * waits for. What server 0 says is known: mlfab__comm_missing. */
+  /* The rank that its open request waits for, as far as this worker knows, or MLFAB_NO_RANK; and why,
+   * where that is not "is awaited". The number of what it waits for. */
   int32_t (*awaited)(void *self, uint64_t *number_p, const char **why_p);
-  /* Has this worker called `number`, as far as others wait for it? */
+  /* Has this worker called `number`, as far as others wait for it? NULL: yes. */
   int (*called)(void *self, uint64_t number);
   void (*free_self)(void *self);
+} mlfab__comm_kind;
+
+typedef struct mlfab__comm_object {
+  const mlfab__comm_kind *kind;
+  void *self;
+  struct mlfab__comm_object *next; /* of those to be freed */
+  uint32_t id;                     /* 0: it is not there */
+  uint32_t channel;                /* 0: not yet */
+  mlfab_request opening;           /* the call that opens it */
+  uint8_t
+      closing; /* the user has closed it, but others still get bytes of it; the object keeps it */
   uint64_t waits_for; /* without runs: which number its open request is; the object keeps it */
-  /* comm's own. */
-  uint64_t upto;     /* above the numbers of all runs that were armed in this epoch */
-  uint64_t stuck_ns; /* when it was last said that a request is open for long */
-  int32_t missing;   /* who server 0 says has not called */
+  uint64_t upto;      /* above the numbers of all runs that were armed in this epoch */
+  uint64_t stuck_ns;  /* when this worker last told server 0 that a request is open for long */
+  int32_t missing;    /* who server 0 says has not called */
 } mlfab__comm_object;
 
 /* An object that this worker has closed. */
@@ -56,41 +68,29 @@ typedef struct mlfab__comm_closed {
   uint64_t upto;
 } mlfab__comm_closed;
 
-/* Memory that was lent when its object was closed: links may read it until they have been told. */
-typedef struct mlfab__comm_grave {
-  struct mlfab__comm_grave *next;
-  void (*free_self)(void *self);
-  void *self;
-} mlfab__comm_grave;
-
-/* Where a copy of it lives until it is removed, or NULL: MLFAB__COMM_OBJECTS are open. It takes no part in anything
- * before the call that opens it (comm_call.opens). */
-MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_add(struct mlfab__comm *comm,
-                                                           const mlfab__comm_object *object);
-/* Adds a copy of *object, and begins the call that opens it: all workers open it, with the same salt, or nobody does.
- * Errors: LIMIT (MLFAB__COMM_OBJECTS are open), and of mlfab__comm_start; *object_p is
- * then NULL, and the object is still the caller's. `opening`: that call in words, static. */
-MLFAB__INTERNAL int mlfab__comm_object_open(struct mlfab__comm *comm,
-                                            const mlfab__comm_object *object, const char *opening,
-                                            uint64_t salt, uint64_t timeout_ns, uint64_t now_ns,
-                                            mlfab__comm_object **object_p, mlfab_request *request_p,
-                                            mlfab_error *error);
-/* A request of an object. Errors: AGAIN. */
+/* Gives the object an id; it takes no part in anything before the call that opens it (comm_call.opens). It stays where
+ * it is until it is removed. Errors: LIMIT (MLFAB__COMM_OBJECTS are open). */
+MLFAB__INTERNAL int mlfab__comm_object_add(struct mlfab__comm *comm, mlfab__comm_object *object,
+                                           const mlfab__comm_kind *kind, void *self,
+                                           mlfab_error *error);
+/* Adds it, and begins the call that opens it: all workers open it, with the same salt, or nobody does. Errors: of
+ * mlfab__comm_object_add and mlfab__comm_start; it is then not there. */
+MLFAB__INTERNAL int mlfab__comm_object_open(struct mlfab__comm *comm, mlfab__comm_object *object,
+                                            const mlfab__comm_kind *kind, void *self, uint64_t salt,
+                                            uint64_t timeout_ns, uint64_t now_ns,
+                                            mlfab_request *request_p, mlfab_error *error);
+/* Opens a request of an object. Errors: AGAIN. */
 MLFAB__INTERNAL int mlfab__comm_object_request(struct mlfab__comm *comm,
                                                const mlfab__comm_object *object,
                                                uint64_t timeout_ns, uint64_t now_ns,
                                                mlfab_request *request_p, mlfab_error *error);
-/* `self` of the object with this number, if it is of the kind that `kind` frees, or NULL. */
-MLFAB__INTERNAL void *mlfab__comm_object_self(struct mlfab__comm *comm, uint32_t id,
-                                              void (*kind)(void *self));
+/* `self` of the object of this kind and number that is not closed, or NULL, which `error` tells. */
+MLFAB__INTERNAL void *mlfab__comm_object_get(struct mlfab__comm *comm, const mlfab__comm_kind *kind,
+                                             uint32_t id, mlfab_error *error);
 /* Closes it here. Where a round of it has begun elsewhere, or begins later, that is a failure
- * (PEER_CLOSED). */
+ * (PEER_CLOSED). bury: also has free_self called as soon as no link can hold memory of it. */
 MLFAB__INTERNAL void mlfab__comm_object_remove(struct mlfab__comm *comm,
                                                mlfab__comm_object *object);
-/* Has free_self called as soon as no link can hold memory of it any more. */
-MLFAB__INTERNAL void mlfab__comm_bury(struct mlfab__comm *comm, mlfab__comm_grave *grave);
-/* The rank that server 0 says has not called what this object waits for, or MLFAB_NO_RANK. */
-MLFAB__INTERNAL int32_t mlfab__comm_missing(const struct mlfab__comm *comm,
-                                            const mlfab__comm_object *object);
+MLFAB__INTERNAL void mlfab__comm_object_bury(struct mlfab__comm *comm, mlfab__comm_object *object);
 
 #endif

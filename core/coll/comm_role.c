@@ -72,7 +72,7 @@ static void comm_role_withdraw(void *self, mlfab__request *request, int code, ui
 static int comm_role_serves(const void *self) {
   const mlfab__comm *comm = self;
   for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++)
-    if (comm->objects[i].id) return 1;
+    if (comm->objects[i]) return 1;
   return 0;
 }
 

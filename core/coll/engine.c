@@ -374,7 +374,7 @@ static int engine_is_ahead(int ahead, uint32_t flags, uint64_t number) {
 
 static int engine_says_nothing(mlfab__comm *comm, const mlfab__coll *head) {
   const mlfab__comm_object *object = mlfab__comm_channel_find(comm, head->channel);
-  return object && engine_is_ahead(object->ahead, head->flags, head->number);
+  return object && engine_is_ahead(object->kind->ahead, head->flags, head->number);
 }
 
 /* A frame of an armed run. */
@@ -497,8 +497,8 @@ static void engine_closed(mlfab__comm *comm, const mlfab__coll *head) {
 static int engine_other(mlfab__comm *comm, uint32_t member, const mlfab__coll *head,
                         const void *bulk, uint32_t bytes) {
   mlfab__comm_object *object = mlfab__comm_channel_find(comm, head->channel);
-  if (object && object->frame) {
-    object->frame(object->self, member, head, bulk, bytes);
+  if (object && object->kind->frame) {
+    object->kind->frame(object->self, member, head, bulk, bytes);
     return 1;
   }
   if (head->channel == 0 ? !mlfab__comm_awaits(comm, head->number)
@@ -617,7 +617,7 @@ MLFAB__INTERNAL void mlfab__engine_given_back(void *self, uint32_t member, uint6
   mlfab__comm_enter(comm, 0);
   if (cookie & 1) {
     mlfab__comm_object *object = mlfab__comm_object_find(comm, (uint32_t)(cookie >> 1));
-    if (object && object->given_back) object->given_back(object->self);
+    if (object && object->kind->given_back) object->kind->given_back(object->self);
   } else {
     mlfab__engine_run *run = (mlfab__engine_run *)(uintptr_t)cookie;
     run->lent--;
@@ -688,7 +688,7 @@ MLFAB__INTERNAL void mlfab__engine_close(mlfab__comm *comm, const mlfab__comm_ob
   for (mlfab__engine_run *run = comm->engine.armed, *next; run; run = next) {
     next = run->next;
     if (run->channel != object->channel) continue;
-    if (run->running && run->moved && !engine_is_ahead(object->ahead, 0, run->number))
+    if (run->running && run->moved && !engine_is_ahead(object->kind->ahead, 0, run->number))
       engine_fail_closed(comm, object->channel);
     mlfab__engine_disarm(comm, run);
   }

@@ -26,10 +26,11 @@ static void epoch_begin(mlfab__comm *comm) {
   comm->in_ns = comm->now_ns;
   comm->epochs++;
   for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
-    mlfab__comm_object *object = &comm->objects[i];
+    mlfab__comm_object *object = comm->objects[i];
+    if (!object) continue;
     object->missing = MLFAB_NO_RANK;
     object->stuck_ns = comm->now_ns;
-    if (object->channel && object->begin) object->begin(object->self);
+    if (object->channel && object->kind->begin) object->kind->begin(object->self);
   }
   comm->later = comm->failing;
   if (comm->finishing && !mlfab__comm_alone(comm))
@@ -73,9 +74,9 @@ MLFAB__INTERNAL void mlfab__epoch_join(mlfab__comm *comm) {
 
 static void epoch_objects_over(mlfab__comm *comm) {
   for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
-    mlfab__comm_object *object = &comm->objects[i];
-    object->upto = 0; /* frames of the next epoch may come before it begins here */
-    if (object->id && object->over) object->over(object->self);
+    mlfab__comm_object *object = comm->objects[i];
+    if (object) object->upto = 0; /* frames of the next epoch may come before it begins here */
+    if (object && object->kind->over) object->kind->over(object->self);
     if (comm->closed[i].upto != UINT64_MAX) comm->closed[i].upto = 0;
   }
 }

@@ -30,23 +30,21 @@ static const double partial_run_bytes_per_ns = 1.0;
 
 struct mlfab__partial_run {
   mlfab__comm *comm;
-  mlfab__comm_object *object;
+  mlfab__comm_object object;
   uint32_t refuse_nan;
   uint64_t signature;
   mlfab__partial partial;
   mlfab__engine_run runs[2]; /* rounds, by parity */
   mlfab__engine_run settle;
   mlfab_vec vecs[2][2], settle_vec;
-  uint64_t base;   /* the epoch's first round */
-  uint64_t armed;  /* rounds below it have been armed in this epoch, as far as they are not over */
-  uint32_t epoch;  /* 0: none stands */
-  uint8_t known;   /* has been through an epoch */
-  uint8_t closing; /* when its last round is over, and nothing of it is borrowed any more */
+  uint64_t base;  /* the epoch's first round */
+  uint64_t armed; /* rounds below it have been armed in this epoch, as far as they are not over */
+  uint32_t epoch; /* 0: none stands */
+  uint8_t known;  /* has been through an epoch */
   mlfab_request request; /* the call that waits; 0: none */
   mlfab_partial_info *info_p;
   mlfab_request flush; /* 0: none */
   void *flush_data;    /* where it goes */
-  mlfab__comm_grave grave;
 };
 
 /* --- rounds --- */
@@ -65,7 +63,7 @@ static void partial_run_arm(const mlfab__partial_run *e, mlfab__engine_run *run)
 static void partial_run_go_on(mlfab__partial_run *e) {
   mlfab__comm *comm = e->comm;
   mlfab__partial *partial = &e->partial;
-  while (partial->settled && !e->closing && !comm->failing && !e->runs[e->armed & 1].armed) {
+  while (partial->settled && !e->object.closing && !comm->failing && !e->runs[e->armed & 1].armed) {
     mlfab__engine_run *run = &e->runs[e->armed & 1];
     run->number = e->armed++ - e->base + 1;
     partial_run_arm(e, run);
@@ -115,12 +113,6 @@ static void partial_run_free(void *self) {
   mlfab__free(env, e, sizeof *e);
 }
 
-static void partial_run_remove(mlfab__partial_run *e) {
-  mlfab__comm_object_remove(e->comm, e->object);
-  e->grave = (mlfab__comm_grave){.free_self = partial_run_free, .self = e};
-  mlfab__comm_bury(e->comm, &e->grave);
-}
-
 /* Is something of a round still on its way that ends by itself? */
 static int partial_run_ends(const mlfab__partial_run *e) {
   if (e->partial.settled && e->partial.taken) return 1;
@@ -132,10 +124,10 @@ static int partial_run_ends(const mlfab__partial_run *e) {
 static void partial_run_round_over(void *self, int status) {
   mlfab__partial_run *e = self;
   if (status) return;
-  if (!e->closing) {
+  if (!e->object.closing) {
     partial_run_go_on(e);
   } else if (!partial_run_ends(e)) {
-    partial_run_remove(e);
+    mlfab__comm_object_bury(e->comm, &e->object);
   }
 }
 
@@ -154,7 +146,7 @@ static void partial_run_settled(mlfab__partial_run *e) {
 
 static void partial_run_settle_over(void *self, int status) {
   mlfab__partial_run *e = self;
-  if (!status && !e->closing) partial_run_settled(e);
+  if (!status && !e->object.closing) partial_run_settled(e);
 }
 
 static int partial_run_build_settle(mlfab__partial_run *e) {
@@ -191,7 +183,7 @@ static int partial_run_build(mlfab__partial_run *e) {
 
 static void partial_run_fill_play(mlfab__partial_run *e, mlfab__engine_run *run,
                                   uint64_t signature) {
-  run->channel = e->object->channel;
+  run->channel = e->object.channel;
   run->signature = signature;
   run->self = e;
   run->over = partial_run_round_over;
@@ -223,7 +215,7 @@ static void partial_run_fill_plays(mlfab__partial_run *e) {
 static void partial_run_begin(void *self) {
   mlfab__partial_run *e = self;
   int fresh = !e->known;
-  if (e->closing || e->epoch == e->comm->epoch) return;
+  if (e->object.closing || e->epoch == e->comm->epoch) return;
   e->epoch = e->comm->epoch;
   e->known = 1;
   partial_run_fill_plays(e);
@@ -265,23 +257,20 @@ static void partial_run_over(void *self) {
   e->request = 0;
   e->info_p = NULL;
   if (request) mlfab__comm_end_request(e->comm, request);
-  if (e->closing) partial_run_remove(e);
+  if (e->object.closing) mlfab__comm_object_bury(e->comm, &e->object);
 }
 
 /* --- calls that do not end --- */
 
-/* Whom the open round waits for, and why, as far as known. */
 static int32_t partial_run_awaited(void *self, uint64_t *number_p, const char **why_p) {
   const mlfab__partial_run *e = self;
   const mlfab__comm *comm = e->comm;
-  int32_t rank = mlfab__comm_missing(e->comm, e->object);
   uint32_t drawn = mlfab__partial_awaits(&e->partial);
   *number_p = e->partial.over;
-  *why_p = comm->phase == MLFAB__COMM_IN ? "has not called it" : "takes no part yet";
-  if (rank != MLFAB_NO_RANK || comm->phase != MLFAB__COMM_IN) return rank;
-  if (drawn != MLFAB__DAG_NONE && drawn != comm->me) return (int32_t)comm->ranks[drawn];
-  *why_p = "is awaited";
-  return mlfab__engine_awaits(comm, &e->runs[e->partial.over & 1]);
+  if (drawn == MLFAB__DAG_NONE || drawn == comm->me)
+    return mlfab__engine_awaits(comm, &e->runs[e->partial.over & 1]);
+  *why_p = "has not called it";
+  return (int32_t)comm->ranks[drawn];
 }
 
 /* Others wait for this worker where it was drawn and has not called, where it is one of a quorum
@@ -301,6 +290,18 @@ static int partial_run_called(void *self, uint64_t number) {
 /* --- opening --- */
 
 static const char partial_run_what[] = "a partial reduction";
+
+static const mlfab__comm_kind partial_run_kind = {.what = partial_run_what,
+                                                  .opening = "the opening of a partial reduction",
+                                                  .counts = "round",
+                                                  .absent = "has not called it",
+                                                  .ahead = 1,
+                                                  .begin = partial_run_begin,
+                                                  .over = partial_run_over,
+                                                  .stands = partial_run_stands,
+                                                  .awaited = partial_run_awaited,
+                                                  .called = partial_run_called,
+                                                  .free_self = partial_run_free};
 
 static int partial_run_refuse(mlfab_error *error, int code, const char *what) {
   return MLFAB__FAIL(error, code, "a partial reduction: %s", what);
@@ -390,27 +391,6 @@ static mlfab__partial_run *partial_run_new(mlfab__comm *comm, const mlfab__parti
   return NULL;
 }
 
-/* All workers open it with the same options, or nobody does. */
-static int partial_run_gather(mlfab__partial_run *e, uint64_t timeout_ns, uint64_t now_ns,
-                              mlfab_request *request_p, mlfab_error *error) {
-  mlfab__comm *comm = e->comm;
-  const mlfab__comm_object object = {.what = partial_run_what,
-                                     .counts = "round",
-                                     .ahead = 1,
-                                     .self = e,
-                                     .begin = partial_run_begin,
-                                     .over = partial_run_over,
-                                     .stands = partial_run_stands,
-                                     .awaited = partial_run_awaited,
-                                     .called = partial_run_called,
-                                     .free_self = partial_run_free};
-  int code =
-      mlfab__comm_object_open(comm, &object, "the opening of a partial reduction", e->signature,
-                              timeout_ns, now_ns, &e->object, request_p, error);
-  if (code) partial_run_free(e);
-  return code;
-}
-
 MLFAB__INTERNAL int mlfab__partial_run_open(mlfab__comm *comm, uint64_t count, int dtype,
                                             const mlfab_partial_options *options,
                                             uint64_t timeout_ns, uint64_t now_ns, uint32_t *id_p,
@@ -421,29 +401,21 @@ MLFAB__INTERNAL int mlfab__partial_run_open(mlfab__comm *comm, uint64_t count, i
   memcpy(&given, options, mlfab__min(options->size, sizeof given));
   int code = partial_run_check_type(comm, count, dtype, given.op, error);
   if (!code) code = partial_run_check_options(comm, &given, error);
-  if (!code) code = mlfab__comm_check_state(comm, partial_run_what, error);
-  if (!code && mlfab__comm_owed(comm, error)) code = comm->verdict.code;
+  if (!code) code = mlfab__comm_check_ready(comm, partial_run_what, error);
   if (code) return code;
   mlfab__partial_spec spec = partial_run_spec(comm, count, dtype, &given);
   mlfab__partial_run *e = partial_run_new(comm, &spec, given.refuse_nan);
   if (!e) return partial_run_refuse(error, MLFAB_ERR_MEMORY, "out of memory");
-  mlfab__comm_enter(comm, now_ns);
-  code = partial_run_gather(e, timeout_ns, now_ns, request_p, error);
-  if (!code) *id_p = e->object->id;
-  mlfab__comm_exit(comm);
+  code = mlfab__comm_object_open(comm, &e->object, &partial_run_kind, e, e->signature, timeout_ns,
+                                 now_ns, request_p, error);
+  if (code)
+    partial_run_free(e);
+  else
+    *id_p = e->object.id;
   return code;
 }
 
 /* --- calls --- */
-
-/* One that is open, or NULL. */
-static mlfab__partial_run *partial_run_find(mlfab__comm *comm, uint32_t id, mlfab_error *error) {
-  mlfab__partial_run *e = mlfab__comm_object_self(comm, id, partial_run_free);
-  if (e && !e->closing) return e;
-  (void)MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "no partial reduction with the number %u is open",
-                    id);
-  return NULL;
-}
 
 static int partial_run_check_call(mlfab__partial_run *e, const void *data, mlfab_error *error) {
   const mlfab__partial_spec *spec = &e->partial.spec;
@@ -459,7 +431,7 @@ MLFAB__INTERNAL int mlfab__partial_run_start(mlfab__comm *comm, uint32_t id, voi
                                              uint64_t timeout_ns, uint64_t now_ns,
                                              mlfab_partial_info *info_p, mlfab_request *request_p,
                                              mlfab_error *error) {
-  mlfab__partial_run *e = partial_run_find(comm, id, error);
+  mlfab__partial_run *e = mlfab__comm_object_get(comm, &partial_run_kind, id, error);
   if (!e) return MLFAB_ERR_ARGUMENT;
   const mlfab__partial_spec *spec = &e->partial.spec;
   if (info_p && info_p->size < sizeof info_p->size)
@@ -473,7 +445,7 @@ MLFAB__INTERNAL int mlfab__partial_run_start(mlfab__comm *comm, uint32_t id, voi
     mlfab__partial_keep(&e->partial, data);
     return comm->verdict.code;
   }
-  code = mlfab__comm_object_request(comm, e->object, timeout_ns, now_ns, request_p, error);
+  code = mlfab__comm_object_request(comm, &e->object, timeout_ns, now_ns, request_p, error);
   if (code) return code;
   e->request = *request_p;
   e->info_p = info_p;
@@ -487,7 +459,7 @@ MLFAB__INTERNAL int mlfab__partial_run_start(mlfab__comm *comm, uint32_t id, voi
 MLFAB__INTERNAL int mlfab__partial_run_flush(mlfab__comm *comm, uint32_t id, void *data,
                                              uint64_t timeout_ns, uint64_t now_ns,
                                              mlfab_request *request_p, mlfab_error *error) {
-  mlfab__partial_run *e = partial_run_find(comm, id, error);
+  mlfab__partial_run *e = mlfab__comm_object_get(comm, &partial_run_kind, id, error);
   if (!e) return MLFAB_ERR_ARGUMENT;
   const mlfab__partial_spec *spec = &e->partial.spec;
   const mlfab_vec vec = {data, spec->count};
@@ -497,7 +469,7 @@ MLFAB__INTERNAL int mlfab__partial_run_flush(mlfab__comm *comm, uint32_t id, voi
                                  .op = spec->mean ? MLFAB_OP_MEAN : MLFAB_OP_SUM,
                                  .vecs = &vec,
                                  .n = 1,
-                                 .salt = e->object->channel,
+                                 .salt = e->object.channel,
                                  .of = id,
                                  .words = "the flush of a partial reduction"};
   int code = partial_run_check_call(e, data, error);
@@ -513,15 +485,15 @@ MLFAB__INTERNAL int mlfab__partial_run_flush(mlfab__comm *comm, uint32_t id, voi
 }
 
 MLFAB__INTERNAL int mlfab__partial_run_close(mlfab__comm *comm, uint32_t id, mlfab_error *error) {
-  mlfab__partial_run *e = partial_run_find(comm, id, error);
+  mlfab__partial_run *e = mlfab__comm_object_get(comm, &partial_run_kind, id, error);
   if (!e) return MLFAB_ERR_ARGUMENT;
   partial_run_look_at_flush(e);
   if (e->request || e->flush)
     return partial_run_refuse(error, MLFAB_ERR_STATE, "a step or a flush is under way");
   if (partial_run_ends(e)) {
-    e->closing = 1;
+    e->object.closing = 1;
   } else {
-    partial_run_remove(e);
+    mlfab__comm_object_bury(e->comm, &e->object);
   }
   return 0;
 }

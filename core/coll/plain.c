@@ -319,7 +319,7 @@ static void plain_open_object(mlfab__comm *comm, uint32_t id) {
   if (!object) return;
   object->channel = (uint32_t)comm->objects_opened;
   object->stuck_ns = comm->now_ns;
-  if (object->begin) object->begin(object->self);
+  if (object->kind->begin) object->kind->begin(object->self);
 }
 
 /* A call of an epoch that stands. Not 0: the epoch fails. */
@@ -354,7 +354,7 @@ static int plain_begin_call(mlfab__comm *comm, mlfab__comm_slot *slot) {
 
 static int plain_may_begin(mlfab__comm *comm, const mlfab__comm_call *call) {
   const mlfab__comm_object *object = call->of ? mlfab__comm_object_find(comm, call->of) : NULL;
-  return !object || !object->stands || object->stands(object->self);
+  return !object || !object->kind->stands || object->kind->stands(object->self);
 }
 
 /* A call that others hold up holds up the calls MLFAB__COMM_AHEAD above it, before these take all of the others'
@@ -519,13 +519,30 @@ static void plain_withdraw(mlfab__comm *comm, const mlfab__request *request, int
   }
 }
 
+/* What server 0 says of missing ranks counts more than what the object awaits. */
+static void plain_withdraw_object(mlfab__comm *comm, const mlfab__request *request, int code,
+                                  const mlfab__comm_object *object) {
+  const mlfab__comm_kind *kind = object->kind;
+  const char *why = "is awaited";
+  uint64_t number = 0;
+  int32_t rank = kind->awaited(object->self, &number, &why);
+  if (comm->phase != MLFAB__COMM_IN) {
+    rank = comm->missing;
+    why = "takes no part yet";
+  } else if (object->missing != MLFAB_NO_RANK) {
+    rank = object->missing;
+    why = kind->absent;
+  }
+  plain_withdraw(comm, request, code, kind->what, kind->counts, number, rank, why);
+}
+
 MLFAB__INTERNAL void mlfab__comm_withdraw(mlfab__comm *comm, mlfab__request *request, int code,
                                           uint64_t now_ns) {
-  const char *why = "";
   mlfab__comm_enter(comm, now_ns);
   if (request->slot < MLFAB__COMM_CALLS) {
     const mlfab__comm_slot *slot = plain_slot_by_request(comm, request);
     char words[MLFAB__TEXT_MAX];
+    const char *why;
     if (slot) {
       int32_t rank = plain_awaited(comm, slot, &why);
       const mlfab__comm_past past = mlfab__plain_describe(slot);
@@ -533,12 +550,9 @@ MLFAB__INTERNAL void mlfab__comm_withdraw(mlfab__comm *comm, mlfab__request *req
       plain_withdraw(comm, request, code, words, "number", mlfab__comm_number(slot), rank, why);
     }
   } else {
-    mlfab__comm_object *object = mlfab__comm_object_find(comm, request->slot - MLFAB__COMM_CALLS);
-    uint64_t number = 0;
-    if (object) {
-      int32_t rank = object->awaited(object->self, &number, &why);
-      plain_withdraw(comm, request, code, object->what, object->counts, number, rank, why);
-    }
+    const mlfab__comm_object *object =
+        mlfab__comm_object_find(comm, request->slot - MLFAB__COMM_CALLS);
+    if (object) plain_withdraw_object(comm, request, code, object);
   }
   mlfab__comm_exit(comm);
 }

@@ -37,14 +37,12 @@ typedef struct stochastic_slot {
 
 struct mlfab__stochastic {
   mlfab__comm *comm;
-  mlfab__comm_object *object;
+  mlfab__comm_object object;
   mlfab_stochastic_options options; /* complete; edges are a copy */
   int dtype;
   uint32_t width;
   uint64_t count, bytes, signature;
   uint64_t iterations; /* that this worker has finished, of all epochs */
-  int closing;         /* when its array is given back */
-  mlfab_request opening;
   /* The epoch's. */
   uint32_t epoch; /* 0: none */
   int wrong;      /* there is no graph: why */
@@ -62,7 +60,6 @@ struct mlfab__stochastic {
   mlfab_request request; /* 0: none */
   void *data;
   mlfab_stochastic_info *info_p;
-  mlfab__comm_grave grave;
 };
 
 /* --- the graph of an epoch --- */
@@ -280,7 +277,7 @@ static void stochastic_prepare(mlfab__stochastic *g) {
 
 static mlfab__coll stochastic_head(const mlfab__stochastic *g, uint32_t tag, uint64_t iteration,
                                    uint64_t total) {
-  return (mlfab__coll){.channel = g->object->channel,
+  return (mlfab__coll){.channel = g->object.channel,
                        .number = iteration,
                        .tag = tag,
                        .signature = g->signature,
@@ -292,7 +289,7 @@ static void stochastic_send(mlfab__stochastic *g, uint32_t member, uint32_t tag,
   mlfab__coll head = stochastic_head(g, tag, iteration, n);
   int copy = bytes == NULL || stochastic_copies(g);
   int code = mlfab__stream_send(&g->comm->streams, member, &head, bytes, n, copy,
-                                MLFAB__COMM_COOKIE(g->object->id));
+                                MLFAB__COMM_COOKIE(g->object.id));
   if (code) {
     stochastic_fail_memory(g);
   } else if (!copy) {
@@ -405,7 +402,7 @@ static void stochastic_run(mlfab__stochastic *g) {
   if (!g->request || g->wrong || comm->phase != MLFAB__COMM_IN || g->epoch != comm->epoch) return;
   if (notify->iteration == notify->ended) {
     (void)mlfab__notify_begin(notify, notify->ended + 1);
-    g->object->waits_for = notify->iteration;
+    g->object.waits_for = notify->iteration;
   }
   stochastic_send_all(g);
   if (comm->failing) return;
@@ -471,20 +468,20 @@ static void stochastic_reaches(mlfab__stochastic *g, uint32_t member, uint64_t i
 static void stochastic_closed(const mlfab__stochastic *g, uint64_t iteration) {
   if (g->options.mode == MLFAB_NOTIFY_ASYNC || iteration <= g->notify.ended) return;
   mlfab__comm_fail(g->comm, MLFAB_ERR_PEER_CLOSED, MLFAB_NO_RANK, "worker %u has closed object %u",
-                   g->comm->rank, g->object->channel);
+                   g->comm->rank, g->object.channel);
 }
 
 static void stochastic_frame(void *self, uint32_t member, const mlfab__coll *head, const void *bulk,
                              uint32_t bytes) {
   mlfab__stochastic *g = self;
-  if (!g->closing) stochastic_prepare(g);
+  if (!g->object.closing) stochastic_prepare(g);
   if (g->comm->failing || g->wrong) return;
-  if (g->closing) {
+  if (g->object.closing) {
     stochastic_closed(g, head->number);
   } else if (head->signature != g->signature) {
     mlfab__comm_fail(g->comm, MLFAB_ERR_MISMATCH, (int32_t)g->comm->ranks[member],
                      "workers %u and %u have opened object %u with other options", g->comm->rank,
-                     g->comm->ranks[member], g->object->channel);
+                     g->comm->ranks[member], g->object.channel);
   } else if (head->tag == STOCHASTIC_MODEL) {
     stochastic_model(g, member, head, bulk, bytes);
   } else if (head->tag == STOCHASTIC_ACK) {
@@ -510,16 +507,14 @@ static void stochastic_free(void *self) {
 }
 
 static void stochastic_remove(mlfab__stochastic *g) {
-  g->object->upto = g->options.mode == MLFAB_NOTIFY_ASYNC ? UINT64_MAX : g->notify.ended + 1;
-  mlfab__comm_object_remove(g->comm, g->object);
-  g->grave = (mlfab__comm_grave){.free_self = stochastic_free, .self = g};
-  mlfab__comm_bury(g->comm, &g->grave);
+  g->object.upto = g->options.mode == MLFAB_NOTIFY_ASYNC ? UINT64_MAX : g->notify.ended + 1;
+  mlfab__comm_object_bury(g->comm, &g->object);
 }
 
 static void stochastic_given_back(void *self) {
   mlfab__stochastic *g = self;
   g->lent--;
-  if (!g->closing) {
+  if (!g->object.closing) {
     stochastic_run(g);
   } else if (g->lent == 0) {
     stochastic_remove(g);
@@ -537,27 +532,22 @@ static void stochastic_over(void *self) {
   if (g->request) mlfab__comm_end_request(g->comm, g->request);
   g->request = 0;
   g->data = NULL;
-  const mlfab__request *opening = mlfab__request_find(g->comm->requests, g->opening);
+  const mlfab__request *opening = mlfab__request_find(g->comm->requests, g->object.opening);
   int never_open = opening && opening->done && opening->result.status;
-  if (g->closing || never_open) {
+  if (g->object.closing || never_open) {
     stochastic_remove(g);
   } else {
     stochastic_forget(g);
   }
 }
 
-/* Whom the open iteration waits for, and why, as far as known. */
 static int32_t stochastic_awaited(void *self, uint64_t *number_p, const char **why_p) {
-  mlfab__stochastic *g = self;
-  const mlfab__comm *comm = g->comm;
-  int32_t rank = mlfab__comm_missing(g->comm, g->object);
+  const mlfab__stochastic *g = self;
+  int32_t rank;
+  (void)why_p;
   *number_p = g->iterations + 1;
-  *why_p = comm->phase == MLFAB__COMM_IN ? "has not called it" : "takes no part yet";
-  if (rank != MLFAB_NO_RANK || comm->phase != MLFAB__COMM_IN) return rank;
-  *why_p = "is awaited";
-  if (mlfab__notify_awaits(&g->notify, &rank) == MLFAB__NOTIFY_FOR_BARRIER)
-    rank = stochastic_behind(g);
-  return rank;
+  return mlfab__notify_awaits(&g->notify, &rank) == MLFAB__NOTIFY_FOR_BARRIER ? stochastic_behind(g)
+                                                                              : rank;
 }
 
 /* One that waits itself has done what it can. */
@@ -569,6 +559,18 @@ static int stochastic_called(void *self, uint64_t number) {
 /* --- calls --- */
 
 static const char stochastic_what[] = "a stochastic reduction";
+
+static const mlfab__comm_kind stochastic_kind = {.what = stochastic_what,
+                                                 .opening = "the opening of a stochastic reduction",
+                                                 .counts = "iteration",
+                                                 .absent = "has not called it",
+                                                 .frame = stochastic_frame,
+                                                 .given_back = stochastic_given_back,
+                                                 .begin = stochastic_begin,
+                                                 .over = stochastic_over,
+                                                 .awaited = stochastic_awaited,
+                                                 .called = stochastic_called,
+                                                 .free_self = stochastic_free};
 
 static int stochastic_refuse(mlfab_error *error, int code, const char *what) {
   return MLFAB__FAIL(error, code, "a stochastic reduction: %s", what);
@@ -608,12 +610,6 @@ static int stochastic_check_options(const mlfab__comm *comm, uint64_t count, int
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
                        "a stochastic reduction: %u is not a mode (MLFAB_NOTIFY_*)", o->mode);
   return o->graph == MLFAB_GRAPH_USER ? stochastic_check_edges(comm, o, error) : 0;
-}
-
-static int stochastic_check_state(mlfab__comm *comm, mlfab_error *error) {
-  int code = mlfab__comm_check_state(comm, stochastic_what, error);
-  if (code) return code;
-  return mlfab__comm_owed(comm, error) ? comm->verdict.code : 0;
 }
 
 /* What all workers must have in common. */
@@ -657,30 +653,6 @@ static mlfab__stochastic *stochastic_new(mlfab__comm *comm, uint64_t count, int 
   return g;
 }
 
-/* All workers open it with the same options, or nobody does. */
-static int stochastic_gather(mlfab__stochastic *g, uint64_t timeout_ns, uint64_t now_ns,
-                             mlfab_request *request_p, mlfab_error *error) {
-  const mlfab__comm_object object = {.what = stochastic_what,
-                                     .counts = "iteration",
-                                     .self = g,
-                                     .frame = stochastic_frame,
-                                     .given_back = stochastic_given_back,
-                                     .begin = stochastic_begin,
-                                     .over = stochastic_over,
-                                     .awaited = stochastic_awaited,
-                                     .called = stochastic_called,
-                                     .free_self = stochastic_free};
-  int code =
-      mlfab__comm_object_open(g->comm, &object, "the opening of a stochastic reduction",
-                              g->signature, timeout_ns, now_ns, &g->object, request_p, error);
-  if (code) {
-    stochastic_free(g);
-  } else {
-    g->opening = *request_p;
-  }
-  return code;
-}
-
 MLFAB__INTERNAL int mlfab__stochastic_open(mlfab__comm *comm, uint64_t count, int dtype,
                                            const mlfab_stochastic_options *options,
                                            uint64_t timeout_ns, uint64_t now_ns, uint32_t *id_p,
@@ -690,28 +662,21 @@ MLFAB__INTERNAL int mlfab__stochastic_open(mlfab__comm *comm, uint64_t count, in
     return stochastic_refuse(error, MLFAB_ERR_ARGUMENT, "no options, or their size is not set");
   memcpy(&given, options, mlfab__min(options->size, sizeof given));
   int code = stochastic_check_options(comm, count, dtype, &given, error);
-  if (!code) code = stochastic_check_state(comm, error);
+  if (!code) code = mlfab__comm_check_ready(comm, stochastic_what, error);
   if (code) return code;
   mlfab__stochastic *g = stochastic_new(comm, count, dtype, &given);
   if (!g) return stochastic_no_memory(error);
-  mlfab__comm_enter(comm, now_ns);
-  code = stochastic_gather(g, timeout_ns, now_ns, request_p, error);
-  if (!code) *id_p = g->object->id;
-  mlfab__comm_exit(comm);
+  code = mlfab__comm_object_open(comm, &g->object, &stochastic_kind, g, g->signature, timeout_ns,
+                                 now_ns, request_p, error);
+  if (code)
+    stochastic_free(g);
+  else
+    *id_p = g->object.id;
   return code;
 }
 
-/* One that is open, or NULL. */
-static mlfab__stochastic *stochastic_find(mlfab__comm *comm, uint32_t id, mlfab_error *error) {
-  mlfab__stochastic *g = mlfab__comm_object_self(comm, id, stochastic_free);
-  if (g && !g->closing) return g;
-  (void)MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "no stochastic reduction with the number %u is open",
-                    id);
-  return NULL;
-}
-
 MLFAB__INTERNAL int mlfab__stochastic_state(mlfab__comm *comm, uint32_t id, mlfab_error *error) {
-  mlfab__stochastic *g = stochastic_find(comm, id, error);
+  mlfab__stochastic *g = mlfab__comm_object_get(comm, &stochastic_kind, id, error);
   if (!g) return MLFAB_ERR_ARGUMENT;
   mlfab__comm_enter(comm, 0);
   if (comm->phase == MLFAB__COMM_IN) stochastic_prepare(g);
@@ -732,15 +697,15 @@ MLFAB__INTERNAL int mlfab__stochastic_start(mlfab__comm *comm, uint32_t id, void
                                             uint64_t timeout_ns, uint64_t now_ns,
                                             mlfab_stochastic_info *info_p, mlfab_request *request_p,
                                             mlfab_error *error) {
-  mlfab__stochastic *g = stochastic_find(comm, id, error);
+  mlfab__stochastic *g = mlfab__comm_object_get(comm, &stochastic_kind, id, error);
   if (!g) return MLFAB_ERR_ARGUMENT;
   if (info_p && info_p->size < sizeof info_p->size)
     return stochastic_refuse(error, MLFAB_ERR_ARGUMENT, "info's size is not set");
   int code = stochastic_check_call(g, data, error);
-  if (!code) code = stochastic_check_state(comm, error);
+  if (!code) code = mlfab__comm_check_ready(comm, stochastic_what, error);
   if (!code) code = mlfab__stochastic_state(comm, id, error);
   if (code) return code;
-  code = mlfab__comm_object_request(comm, g->object, timeout_ns, now_ns, request_p, error);
+  code = mlfab__comm_object_request(comm, &g->object, timeout_ns, now_ns, request_p, error);
   if (code) return code;
   g->request = *request_p;
   g->data = data;
@@ -763,13 +728,13 @@ static int stochastic_is_wanted(const mlfab__stochastic *g) {
 }
 
 MLFAB__INTERNAL int mlfab__stochastic_close(mlfab__comm *comm, uint32_t id, mlfab_error *error) {
-  mlfab__stochastic *g = stochastic_find(comm, id, error);
+  mlfab__stochastic *g = mlfab__comm_object_get(comm, &stochastic_kind, id, error);
   if (!g) return MLFAB_ERR_ARGUMENT;
   if (g->request) return stochastic_refuse(error, MLFAB_ERR_STATE, "an iteration is under way");
   mlfab__comm_enter(comm, 0);
   if (stochastic_is_wanted(g)) stochastic_closed(g, g->notify.ended + 1);
   if (g->lent > 0) {
-    g->closing = 1;
+    g->object.closing = 1;
   } else {
     stochastic_remove(g);
   }

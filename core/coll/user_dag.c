@@ -288,21 +288,15 @@ static void user_dag_finish(mlfab__user_dag *graph, uint64_t round, int code, in
 static int user_dag_map(mlfab__user_dag *graph) {
   mlfab__comm *comm = graph->comm;
   mlfab__dag *dag = &graph->run.dag;
-  uint64_t bytes = comm->config->workers * sizeof(uint32_t);
-  uint32_t culprit, *index;
+  uint32_t culprit;
   if (graph->epoch == comm->epoch) return 0;
-  index = mlfab__pool_take(&comm->pool, bytes);
-  if (!index) return MLFAB_ERR_MEMORY;
-  memset(index, 0, bytes);
-  for (uint32_t m = 0; m < comm->members; m++) index[comm->ranks[m]] = m + 1;
   graph->stranger = MLFAB_NO_RANK;
   for (uint32_t id = dag->nops; id-- > 0;) {
-    uint32_t rank = graph->ops[id].rank;
+    uint32_t rank = graph->ops[id].rank, member = comm->streams.member_of[rank];
     if (!user_dag_is_message(&dag->ops[id])) continue;
-    if (!index[rank]) graph->stranger = (int32_t)rank;
-    dag->ops[id].peer = index[rank] - 1;
+    if (!member) graph->stranger = (int32_t)rank;
+    dag->ops[id].peer = member - 1;
   }
-  mlfab__pool_give(&comm->pool, index, bytes);
   graph->epoch = comm->epoch;
   if (graph->stranger != MLFAB_NO_RANK) return 0;
   return mlfab__dag_seal(dag, &culprit);
@@ -399,16 +393,11 @@ static void user_dag_over(void *self) {
     mlfab__comm_end_request(graph->comm, graph->waiters[graph->nwaiters - 1].request);
 }
 
-/* Whom the round waits for, and why as far as known. */
 static int32_t user_dag_awaited(void *self, uint64_t *number_p, const char **why_p) {
   const mlfab__user_dag *graph = self;
-  const mlfab__comm *comm = graph->comm;
-  int32_t missing = mlfab__comm_missing(comm, graph->object);
+  (void)why_p;
   *number_p = graph->round;
-  *why_p = "is not in this round";
-  if (missing != MLFAB_NO_RANK) return missing;
-  *why_p = "is awaited";
-  return graph->run.armed ? mlfab__engine_awaits(comm, &graph->run) : (int32_t)MLFAB_NO_RANK;
+  return graph->run.armed ? mlfab__engine_awaits(graph->comm, &graph->run) : (int32_t)MLFAB_NO_RANK;
 }
 
 static int user_dag_called(void *self, uint64_t number) {
@@ -422,18 +411,20 @@ static void user_dag_gone(void *self) {
   graph->user.gone(graph->user.self);
 }
 
+static const mlfab__comm_kind user_dag_kind = {.what = user_dag_what,
+                                               .opening = "the opening of a task graph",
+                                               .counts = "round",
+                                               .absent = "is not in this round",
+                                               .begin = user_dag_begin,
+                                               .over = user_dag_over,
+                                               .awaited = user_dag_awaited,
+                                               .called = user_dag_called,
+                                               .free_self = user_dag_gone};
+
 MLFAB__INTERNAL int mlfab__user_dag_open(mlfab__user_dag *graph, int persistent,
                                          uint64_t timeout_ns, uint64_t now_ns,
                                          mlfab_request *request_p, mlfab_error *error) {
   mlfab__comm *comm = graph->comm;
-  const mlfab__comm_object object = {.what = user_dag_what,
-                                     .counts = "round",
-                                     .self = graph,
-                                     .begin = user_dag_begin,
-                                     .over = user_dag_over,
-                                     .awaited = user_dag_awaited,
-                                     .called = user_dag_called,
-                                     .free_self = user_dag_gone};
   int code = user_dag_check_building(graph, error);
   if (!code) code = mlfab__comm_check_state(comm, user_dag_what, error);
   if (code) return code;
@@ -441,19 +432,16 @@ MLFAB__INTERNAL int mlfab__user_dag_open(mlfab__user_dag *graph, int persistent,
   code = user_dag_seal(graph, error);
   if (code) return code;
   if (mlfab__comm_owed(comm, error)) return comm->verdict.code;
-  mlfab__comm_enter(comm, now_ns);
   graph->run.signature = mlfab__hash(3, &graph->persistent, sizeof graph->persistent) | 1;
-  code = mlfab__comm_object_open(comm, &object, "the opening of a task graph", graph->run.signature,
-                                 timeout_ns, now_ns, &graph->object, request_p, error);
+  code = mlfab__comm_object_open(comm, &graph->object, &user_dag_kind, graph, graph->run.signature,
+                                 timeout_ns, now_ns, request_p, error);
   graph->state = code ? MLFAB__USER_DAG_BUILT : MLFAB__USER_DAG_OPENING;
-  mlfab__comm_exit(comm);
   return code;
 }
 
 static void user_dag_forget_object(mlfab__user_dag *graph) {
-  mlfab__comm_object_remove(graph->comm, graph->object);
+  mlfab__comm_object_remove(graph->comm, &graph->object);
   graph->state = MLFAB__USER_DAG_BUILT;
-  graph->object = NULL;
   graph->epoch = 0;
 }
 
@@ -464,7 +452,7 @@ MLFAB__INTERNAL void mlfab__user_dag_opened(mlfab__user_dag *graph, int code, ui
     user_dag_forget_object(graph);
     return;
   }
-  run->channel = graph->object->channel;
+  run->channel = graph->object.channel;
   run->spaces[0] = (mlfab__engine_space){&graph->whole, 1};
   run->compute = user_dag_call;
   run->over = user_dag_run_over;
@@ -497,7 +485,7 @@ static int user_dag_await(mlfab__user_dag *graph, uint64_t round, uint64_t timeo
   if (graph->nwaiters == MLFAB__COUNT(graph->waiters))
     return user_dag_refuse(error, MLFAB_ERR_AGAIN,
                            "too many requests are open: end some with mlfab_wait or mlfab_test");
-  int code = mlfab__comm_object_request(comm, graph->object, timeout_ns, now_ns, request_p, error);
+  int code = mlfab__comm_object_request(comm, &graph->object, timeout_ns, now_ns, request_p, error);
   if (code) return code;
   graph->waiters[graph->nwaiters++] = (mlfab__user_dag_waiter){*request_p, round};
   return 0;
@@ -595,7 +583,7 @@ static void user_dag_close(mlfab__user_dag *graph) {
   mlfab__engine_disarm(comm, &graph->run);
   user_dag_finish(graph, MLFAB__NEVER, MLFAB_ERR_CANCELLED, (int32_t)comm->rank, text);
   /* The next round of a persistent one has begun elsewhere by itself, and nobody may miss it. */
-  if (graph->persistent) graph->object->upto = MLFAB__NEVER;
+  if (graph->persistent) graph->object.upto = MLFAB__NEVER;
   user_dag_forget_object(graph);
 }
 

@@ -35,15 +35,15 @@ typedef struct mlfab__user_dag {
   mlfab__user_dag_user user;
   uint8_t state; /* MLFAB__USER_DAG_* */
   uint8_t persistent;
-  uint8_t started;            /* the present round may be armed; always when persistent */
-  uint8_t arming;             /* graph_run is at work */
-  mlfab__comm_object *object; /* from when it is OPENING */
-  uint32_t epoch;             /* whose members the operations name; 0: none */
-  int32_t stranger;           /* a rank that is no member of it */
-  uint64_t round;             /* the present one; those below are over */
-  uint64_t lost, lost_end;    /* the last rounds in a row that failures ended */
-  uint64_t number;            /* rounds armed in this epoch */
-  mlfab__user_dag_op *ops;    /* beside those of run.dag */
+  uint8_t started;           /* the present round may be armed; always when persistent */
+  uint8_t arming;            /* graph_run is at work */
+  mlfab__comm_object object; /* from when it is OPENING */
+  uint32_t epoch;            /* whose members the operations name; 0: none */
+  int32_t stranger;          /* a rank that is no member of it */
+  uint64_t round;            /* the present one; those below are over */
+  uint64_t lost, lost_end;   /* the last rounds in a row that failures ended */
+  uint64_t number;           /* rounds armed in this epoch */
+  mlfab__user_dag_op *ops;   /* beside those of run.dag */
   uint32_t room, npending;
   mlfab__user_dag_waiter waiters[MLFAB__USER_DAG_WAITERS];
   uint32_t nwaiters;

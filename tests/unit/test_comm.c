@@ -1381,7 +1381,7 @@ enum { ROUND_ELEMENTS = 3000 };
 typedef struct
     rounds { /* an object: rounds that begin when they are triggered, one after the other */
   worker *me;
-  mlfab__comm_object *object;
+  mlfab__comm_object object;
   mlfab__engine_run run;
   uint32_t trigger;
   mlfab_vec vec, spare;
@@ -1391,7 +1391,7 @@ typedef struct
 } turns;
 
 static void turns_arm(turns *o, uint64_t now_ns) {
-  o->run.channel = o->object->channel;
+  o->run.channel = o->object.channel;
   o->run.number = o->round;
   for (uint32_t i = 0; i < ROUND_ELEMENTS; i++)
     o->data[i] = (double)(rank_of(o->me) + i + o->round);
@@ -1411,8 +1411,9 @@ static void turns_over(void *self, int status) {
   turns_arm(o, 0);
 }
 
+static const mlfab__comm_kind turns_kind = {.what = "turns"};
+
 static void turns_open(turns *o, worker *me) {
-  const mlfab__comm_object object = {.self = o};
   shape opening = plain_sum;
   const mlfab__dag_op trigger = {.kind = MLFAB__DAG_NOP, .outside = 1};
   /* A message that may come when the round is over. */
@@ -1425,9 +1426,8 @@ static void turns_open(turns *o, worker *me) {
   uint32_t end, tag, op;
   mlfab__dag *dag = &o->run.dag;
   o->me = me;
-  o->object = mlfab__comm_object_add(&me->comm, &object);
-  assert_non_null(o->object);
-  opening.opens = o->object->id;
+  assert_int_equal(mlfab__comm_object_add(&me->comm, &o->object, &turns_kind, o, NULL), 0);
+  opening.opens = o->object.id;
   assert_int_equal(begin(me, &opening, 0), 0);
   mlfab__dag_init(dag, &w->env);
   assert_int_equal(mlfab__dag_add(dag, &trigger, &o->trigger), 0);
@@ -1470,12 +1470,14 @@ static void expect_early(const turns *o) {
 
 /* As workers that took part in openings that failed, or that are new. Returns the most of any. */
 static uint32_t open_some_alone(void) {
-  const mlfab__comm_object object = {.self = NULL};
+  mlfab__comm_object object;
   uint32_t most = 0;
   for (uint32_t i = 0; i < w->n; i++) {
     mlfab__comm *comm = &w->workers[i].comm;
-    for (uint32_t left = (uint32_t)chance(5); left > 0; left--)
-      mlfab__comm_object_remove(comm, mlfab__comm_object_add(comm, &object));
+    for (uint32_t left = (uint32_t)chance(5); left > 0; left--) {
+      assert_int_equal(mlfab__comm_object_add(comm, &object, &turns_kind, NULL, NULL), 0);
+      mlfab__comm_object_remove(comm, &object);
+    }
     comm->objects_opened = (uint32_t)chance(9);
     most = (uint32_t)mlfab__max(most, comm->objects_opened);
   }
@@ -1504,7 +1506,7 @@ static void test_objects(void **state) {
     }
     settle();
     for (uint32_t i = 0; i < n; i++) {
-      assert_int_equal(all[i].object->channel, most + 1);
+      assert_int_equal(all[i].object.channel, most + 1);
       turns_arm(&all[i], w->now);
     }
     for (uint64_t end = w->now + 40000000; all[0].round < 30; (void)act()) {
@@ -1523,8 +1525,8 @@ static void test_objects(void **state) {
       if (i != 1) mlfab__engine_trigger(&o->me->comm, &o->run, o->trigger, w->now);
     }
     step(begun ? 2000 : 0);
-    snprintf(closed, sizeof closed, "worker 1 has closed object %u", all[1].object->channel);
-    mlfab__comm_object_remove(&all[1].me->comm, all[1].object);
+    snprintf(closed, sizeof closed, "worker 1 has closed object %u", all[1].object.channel);
+    mlfab__comm_object_remove(&all[1].me->comm, &all[1].object);
     assert_false(all[1].run.armed);
     for (uint64_t end = w->now + 40000000; all[0].status == 0; (void)act()) {
       turns *o = &all[chance(n)];
