@@ -18151,11 +18151,9 @@ MLFAB__INTERNAL uint32_t mlfab__dag_find_recv(const mlfab__dag *dag, uint32_t pe
 #if MLFAB_WITH_COLL
 /* dag.c - task graphs: see dag.h. Layer 1.
  *
- * seal sorts the edges by dependency (a counting sort: dependents start in the order in which they
- * were named), looks for cycles by taking away what waits for nothing, and hashes the messages. A
- * round is then a counter for each operation and a queue that every operation enters once. */
-
-#define DAG_FEW 16u /* room of the first allocation */
+ * seal sorts the edges by dependency (a counting sort: dependents start in the order in which they were named),
+ * finds cycles by removing operations that wait for nothing, and hashes the messages. A round then has a counter for
+ * each operation, and a queue that every operation enters once. */
 
 MLFAB__INTERNAL void mlfab__dag_init(mlfab__dag *dag, mlfab__env *env) {
   memset(dag, 0, sizeof *dag);
@@ -18177,24 +18175,11 @@ MLFAB__INTERNAL void mlfab__dag_clear(mlfab__dag *dag) {
   dag->round = 0;
 }
 
-/* Twice the room, with the `used` elements moved over, or NULL. */
-static void *dag_grow(mlfab__env *env, void *array, uint32_t used, uint32_t *room, size_t size) {
-  uint32_t wanted = *room ? 2 * *room : DAG_FEW;
-  void *larger = mlfab__alloc_array(env, wanted, size);
-  if (larger == NULL) return NULL;
-  if (used) memcpy(larger, array, used * size);
-  mlfab__free(env, array, *room * size);
-  *room = wanted;
-  return larger;
-}
-
 MLFAB__INTERNAL int mlfab__dag_add(mlfab__dag *dag, const mlfab__dag_op *op, uint32_t *id_p) {
   if (dag->nops == MLFAB__DAG_OPS_MAX) return MLFAB_ERR_LIMIT;
-  if (dag->nops == dag->ops_room) {
-    mlfab__dag_op *ops = dag_grow(dag->env, dag->ops, dag->nops, &dag->ops_room, sizeof *ops);
-    if (ops == NULL) return MLFAB_ERR_MEMORY;
-    dag->ops = ops;
-  }
+  mlfab__dag_op *ops = mlfab__grow(dag->env, dag->ops, &dag->ops_room, dag->nops + 1u, sizeof *ops);
+  if (ops == NULL) return MLFAB_ERR_MEMORY;
+  dag->ops = ops;
   dag->sealed = 0;
   dag->ops[dag->nops] = *op;
   *id_p = dag->nops++;
@@ -18204,12 +18189,10 @@ MLFAB__INTERNAL int mlfab__dag_add(mlfab__dag *dag, const mlfab__dag_op *op, uin
 MLFAB__INTERNAL int mlfab__dag_after(mlfab__dag *dag, uint32_t op, uint32_t dependency) {
   if (op >= dag->nops || dependency >= dag->nops) return MLFAB_ERR_ARGUMENT;
   if (dag->nedges == MLFAB__DAG_EDGES_MAX) return MLFAB_ERR_LIMIT;
-  if (dag->nedges == dag->edges_room) {
-    mlfab__dag_edge *edges =
-        dag_grow(dag->env, dag->edges, dag->nedges, &dag->edges_room, sizeof *edges);
-    if (edges == NULL) return MLFAB_ERR_MEMORY;
-    dag->edges = edges;
-  }
+  mlfab__dag_edge *edges =
+      mlfab__grow(dag->env, dag->edges, &dag->edges_room, dag->nedges + 1u, sizeof *edges);
+  if (edges == NULL) return MLFAB_ERR_MEMORY;
+  dag->edges = edges;
   dag->sealed = 0;
   dag->edges[dag->nedges].op = op;
   dag->edges[dag->nedges++].dependency = dependency;
@@ -18226,7 +18209,7 @@ static int dag_is_message(const mlfab__dag_op *op) {
   return op->kind == MLFAB__DAG_SEND || dag_is_recv(op);
 }
 
-/* Lays out the block for the operations and edges that there are now, larger if need be. */
+/* Lays out the block for the present operations and edges; allocates a larger one if needed. */
 static int dag_lay_out(mlfab__dag *dag) {
   size_t n = dag->nops, bytes = (n + 3) / 4, entries = 4, words;
   uint32_t messages = 0;
@@ -18263,12 +18246,12 @@ static void dag_sort_edges(mlfab__dag *dag) {
     dag->start[dag->edges[i].op]++;
   }
   for (uint32_t i = 0; i < n; i++) dag->first[i + 1] += dag->first[i];
-  /* first[] is where each one's list ends; filled from behind, it ends where they begin. */
+  /* first[] holds where each list ends; filling the lists from their ends leaves where they begin. */
   for (uint32_t i = dag->nedges; i-- > 0;)
     dag->heads[--dag->first[dag->edges[i].dependency]] = dag->edges[i].op;
 }
 
-/* An operation on a cycle: from one that is never free, back along those that are not either. */
+/* An operation on a cycle: goes from an operation that is never free back along others that are never free. */
 static uint32_t dag_on_cycle(mlfab__dag *dag) {
   uint32_t at = 0;
   for (uint32_t i = 0; i < dag->nedges; i++) {
@@ -18281,7 +18264,7 @@ static uint32_t dag_on_cycle(mlfab__dag *dag) {
   return at;
 }
 
-/* Takes away what waits for nothing until nothing is left, or a cycle is. */
+/* Removes operations that wait for nothing, until none is left or only cycles are. */
 static int dag_find_cycle(mlfab__dag *dag, uint32_t *culprit_p) {
   uint32_t head = 0, end = 0;
   for (uint32_t i = 0; i < dag->nops; i++) {
@@ -18302,7 +18285,7 @@ static uint32_t dag_hash(int recv, uint32_t peer, uint32_t tag) {
   return (uint32_t)mlfab__mix(((uint64_t)peer << 33) ^ ((uint64_t)tag << 1) ^ (uint64_t)recv);
 }
 
-/* Where the message is in the table, or the empty place where it would be. */
+/* The place of the message in the table, or the empty place for it. */
 static uint32_t dag_look_up(const mlfab__dag *dag, int recv, uint32_t peer, uint32_t tag) {
   uint32_t at = dag_hash(recv, peer, tag) & dag->mask;
   for (; dag->table[at] != 0; at = (at + 1) & dag->mask) {
@@ -18312,7 +18295,7 @@ static uint32_t dag_look_up(const mlfab__dag *dag, int recv, uint32_t peer, uint
   return at;
 }
 
-/* Puts the messages into the table; 1 when one is there already. */
+/* Puts the messages into the table; 1 when one is twice. */
 static int dag_find_twice(mlfab__dag *dag, uint32_t *culprit_p) {
   memset(dag->table, 0, ((size_t)dag->mask + 1) * sizeof *dag->table);
   for (uint32_t i = 0; i < dag->nops; i++) {
@@ -18328,7 +18311,7 @@ static int dag_find_twice(mlfab__dag *dag, uint32_t *culprit_p) {
   return 0;
 }
 
-/* What starts each operation; 1 when one asks for more than it can get. */
+/* Computes how many dependencies start each operation; 1 when one needs more than it has. */
 static int dag_find_need(mlfab__dag *dag, uint32_t *culprit_p) {
   dag->required = 0;
   for (uint32_t i = 0; i < dag->nops; i++) {
@@ -18370,7 +18353,7 @@ static void dag_ready(mlfab__dag *dag, uint32_t id) {
   dag->queue[dag->queue_end++] = id;
 }
 
-/* One of what the operation waits for has come. It runs once: later ones find it started. */
+/* A dependency of the operation is done. The operation starts once: later ones find it started. */
 static void dag_count(mlfab__dag *dag, uint32_t id) {
   if (dag->state[id] != MLFAB__DAG_WAITING) return;
   if (--dag->missing[id] == 0 || MLFAB__PLANTED(63)) dag_ready(dag, id);
@@ -19327,41 +19310,37 @@ MLFAB__INTERNAL uint8_t mlfab__algorithm_choose(const mlfab__algorithm_task *tas
  *    call -> INITIATE --+--> START --> TAKE --> allreduce of the data ----+--> DELIVER
  *    a notice ----------+       (room) --^ \--> allreduce of the bitmap --+
  *
- * Activation is the union of the binomial trees of all members: whoever is started by a call sends
- * a notice to member + 2^b for every level b, whoever is started by a notice of level b passes it
- * on to the levels above, once a level and round. The highest level would go round a circle that
- * is no power of two: a notice says whether its receiver, d members behind the initiator, is near:
- * whether d < P - 2^top. Only near ones use the highest level. So one initiator costs P - 1
- * notices, all of them P * levels. Everybody is reached by any set of initiators: the levels below
- * the highest are used always, so each reaches the 2^top members from itself on; and where a
- * member that is near for one initiator hears of another first, for which it is not, the member
- * that it leaves out is among those 2^top of the other.
+ * Activation is the union of the binomial trees of all members. A member that a call starts sends a notice to
+ * member + 2^b for every level b; a member that a notice of level b starts passes it on to the levels above, once a
+ * level and round. When P is no power of two, the highest level would pass some members twice. So a notice says
+ * whether its receiver, d members after the initiator, is near: d < P - 2^top; only near members use the highest level.
+ * One initiator costs P - 1 notices, P initiators cost P * levels. Any set of initiators reaches every member: all
+ * use the levels below the highest, so each initiator reaches the 2^top members from itself on. A member that is near
+ * to one initiator may hear first of another, to which it is not near; the member that it then leaves out is among the
+ * 2^top members of that other.
  *
  *    SOLO      every call initiates.
- *    MAJORITY  the call of a member that is drawn for the round does.
- *    QUORUM    one that is drawn counts the calls, which are told to it (ARRIVE), and initiates.
+ *    MAJORITY  the call of one member, drawn for the round, initiates.
+ *    QUORUM    all members tell their calls (ARRIVE) to one member, drawn for the round, which counts them and initiates.
  *
- * TAKE copies what this member has called with and no round has taken yet (`pending`) into the
- * round's array. Rounds are taken one after the other: that of r + 1 waits until r is over here
- * (and, with QUEUED, until there is room for its result). So what r + 2 sends comes after r is over
- * everywhere, and two arrays, by parity, are enough. What was taken stays in `kept` until the next
- * TAKE: if a failure comes before any call has got the round's result, that returns to pending.
- * (The next TAKE is late enough: it is set off by a call of somebody who has got the result.)
+ * TAKE copies the data of calls that no round has taken yet (`pending`) into the round's array. Rounds take one after
+ * the other: round r + 1 waits until r is over here (and, with QUEUED, until there is room for its result). So messages
+ * of r + 2 come after r is over everywhere, and two arrays, by parity, are enough. The data that TAKE took stays in
+ * `kept` until the next TAKE: if a failure comes before any call has got the round's result, it returns to pending. (A
+ * call of a member that has got the result starts the next TAKE, so that is late enough.)
  *
- * A flush is a full reduction of what no round has taken: that moves from pending to `flushed`. Flushes
- * are counted by everybody, those that have succeeded: after one that failed here, and may have succeeded
- * elsewhere, the members' largest count tells whether `flushed` is in a sum that somebody has, or
- * returns to pending.
+ * A flush is a full reduction of the data that no round has taken, which moves from pending to `flushed`. All members
+ * count the flushes that have succeeded. A flush that failed here may have succeeded elsewhere: the members' largest
+ * count then tells whether `flushed` is in a sum that a member has, or returns to pending.
  *
- * Whoever was taken for dead missed epochs: what counts for what it gave is where the first one that
- * it missed began, since later rounds were without it. So an epoch begins with an exchange of what
- * members know of the last MLFAB__PARTIAL_EPOCHS beginnings, their own `given` and `flushes` among them. For
- * a member that was away for longer, what it had given last counts as used.
+ * A member that was taken for dead missed epochs. Later rounds were without it, so the beginning of the first epoch
+ * that it missed decides whether its last data was used. So an epoch begins with an exchange of what members know of
+ * the last MLFAB__PARTIAL_EPOCHS beginnings, their own `given` and `flushes` among them. For a member that was
+ * away for longer, its last data counts as used.
  *
- * Invariants. (1) A contribution is in exactly one of pending, kept with an open round, flushed with an
- * open flush, and results. (2) The bit of a member says whether its call of this round's number is in the result.
- * (3) Step and the rounds of a member's answers never fall, over only by one when a failure takes
- * a round back; step <= over + 1.
+ * Invariants. (1) A contribution is in exactly one of pending, kept with an open round, flushed with an open flush, and
+ * results. (2) The bit of a member says whether its call of this round's number is in the result. (3) Step and the
+ * rounds of a member's answers never fall; over falls only by one, when a failure takes a round back; step <= over + 1.
  *
  * Source: eagerSGD §4 and Lemma 5.1. Departs: partners are member + 2^b instead of exchanged bits,
  * which reach not everybody unless P is a power of two; contributions are taken by copying. */
@@ -19371,8 +19350,7 @@ enum {
   MLFAB__PARTIAL_EPOCHS = 32  /* beginnings that are remembered */
 };
 
-/* What COMPUTE operations do; from NOTICES on: a notice of level (code - NOTICES) / 2 came, near
- * when odd. */
+/* Codes of COMPUTE operations. From NOTICES on: a notice of level (code - NOTICES) / 2 came; odd: near. */
 enum {
   MLFAB__PARTIAL_INITIATE = 1,
   MLFAB__PARTIAL_TAKE,
@@ -19398,20 +19376,20 @@ typedef struct mlfab__partial_spec {
   uint64_t count, seed;
 } mlfab__partial_spec;
 
-/* Operations of a member's task graph. */
+/* Operations of a member's task graph, by number. */
 typedef struct mlfab__partial_plan {
   uint32_t initiate, take;
   uint32_t arrive; /* SENDs of ARRIVE to members 0, 1, ...; none to itself */
   uint32_t send[MLFAB__PARTIAL_LEVELS][2]; /* of notices: to one that is not near; that is */
 } mlfab__partial_plan;
 
-/* Where an epoch began: the first round that no call had got, and flushes that had succeeded; both
- * plus one, 0: not known. */
+/* Where an epoch began: the first round whose result no call had got, and flushes that had succeeded; both plus
+ * one, 0: not known. */
 typedef struct mlfab__partial_mark {
   uint64_t base, flushes;
 } mlfab__partial_mark;
 
-/* What members exchange: element by element, the largest counts. */
+/* Members exchange it; of each element the largest counts. */
 typedef struct mlfab__partial_marks {
   mlfab__partial_mark now;                         /* of the epoch that begins */
   mlfab__partial_mark past[MLFAB__PARTIAL_EPOCHS]; /* by epoch modulo their number */
@@ -19466,8 +19444,8 @@ MLFAB__INTERNAL void mlfab__partial_free(mlfab__partial *partial);
 
 /* --- an epoch --- */
 
-/* These are the members (1..MLFAB__COLLECTIVE_MEMBERS_MAX); ranks are borrowed. Task graphs are to be built
- * again; rounds go on after `settle`. */
+/* Sets the members (1..MLFAB__COLLECTIVE_MEMBERS_MAX); ranks are borrowed. The caller builds task graphs again; rounds
+ * go on after `settle`. */
 MLFAB__INTERNAL void mlfab__partial_begin(mlfab__partial *partial, uint32_t members, uint32_t me,
                                           const uint32_t *ranks);
 /* The exchange of the data, for mlfab__algorithm_choose. */
@@ -19478,41 +19456,40 @@ MLFAB__INTERNAL int mlfab__partial_build(mlfab__partial *partial, mlfab__dag *da
                                          uint8_t algorithm);
 /* Before `settle`: fills partial->marks, to be exchanged. Epochs only grow. */
 MLFAB__INTERNAL void mlfab__partial_mark_epoch(mlfab__partial *partial, uint32_t epoch);
-/* partial->marks are now those of all members: the rounds below their base are results that calls have
- * got. What this member gave to a round counts as used when that is below the base of the first epoch
- * since its last, else it returns to pending; likewise what it gave to a flush. The next step, or the
- * one of the call that waits, is the base. Errors: FRAME (what cannot be; nothing has changed). */
+/* partial->marks are now those of all members: calls have got the results of rounds below their base. The data that this
+ * member gave to a round counts as used when the round is below the base of the first epoch since its last; else it
+ * returns to pending. The same holds for a flush. The next step, or that of the call that waits, is the base. Errors:
+ * FRAME (marks that cannot be; nothing has changed). */
 MLFAB__INTERNAL int mlfab__partial_settle(mlfab__partial *partial, uint32_t epoch);
-/* The epoch is over; the waiting call, if any, has failed. What it brought stays. */
+/* The epoch is over; the waiting call, if any, has failed. Its data stays pending. */
 MLFAB__INTERNAL void mlfab__partial_end(mlfab__partial *partial);
 
 /* --- rounds --- */
 
 /* The member that is drawn for a round, in 0..members-1. */
 MLFAB__INTERNAL uint32_t mlfab__partial_draw(const mlfab__partial *partial, uint64_t round);
-/* What a COMPUTE of round `number` does to member and task graph, but for MLFAB__COLLECTIVE_DIVIDE. 1: the
- * waiting call has been answered. Afterwards TAKE of a round may be due. */
+/* Carries out a COMPUTE of round `number`, but for MLFAB__COLLECTIVE_DIVIDE. 1: the waiting call has been
+ * answered. Afterwards TAKE of a round may be due. */
 MLFAB__INTERNAL int mlfab__partial_compute(mlfab__partial *partial, mlfab__dag *dag,
                                            uint64_t number, uint32_t code);
-/* 1: TAKE of round `over` is to be triggered. */
+/* 1: the runner is to trigger TAKE of round `over`. */
 MLFAB__INTERNAL int mlfab__partial_may_take(const mlfab__partial *partial);
 /* The operation that the waiting call is to trigger in its round, or MLFAB__DAG_NONE. */
 MLFAB__INTERNAL uint32_t mlfab__partial_trigger(const mlfab__partial *partial);
-/* Who has to call before round `over` can start, as far as is known: a member, or
- * MLFAB__DAG_NONE. */
+/* The member that has to call before round `over` can start, as far as is known, or MLFAB__DAG_NONE. */
 MLFAB__INTERNAL uint32_t mlfab__partial_awaits(const mlfab__partial *partial);
 
 /* --- calls --- */
 
-/* Adds `data` to pending: a step that has failed at once. */
+/* Adds the data of a step that failed at once to pending. */
 MLFAB__INTERNAL void mlfab__partial_keep(mlfab__partial *partial, const void *data);
 /* A step: adds `data` to pending. 1: answered at once, with a result in `data`; 0: it waits (data
  * is borrowed). None may be waiting. */
 MLFAB__INTERNAL int mlfab__partial_call(mlfab__partial *partial, void *data);
 /* Memory for flushes, one array that is kept. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__partial_flush_room(mlfab__partial *partial);
-/* Settled, with room, and no call waits: writes what no round has taken into `data`, for a full reduction;
- * that is over: it was carried out, or it failed here, and `settle` will tell. */
+/* flush, when settled, with room, and no call waits: writes the data that no round has taken into `data`, for a full
+ * reduction. flushed: that is over; done 0: it failed here, and `settle` will tell whether others have it. */
 MLFAB__INTERNAL void mlfab__partial_flush(mlfab__partial *partial, void *data);
 MLFAB__INTERNAL void mlfab__partial_flushed(mlfab__partial *partial, int done);
 
@@ -19566,7 +19543,7 @@ MLFAB__INTERNAL void mlfab__partial_free(mlfab__partial *partial) {
 
 /* ---- the task graph */
 
-/* One under construction: the first error, after which nothing is added. */
+/* A task graph under construction. `code`: the first error, after which nothing is added. */
 typedef struct partial_work {
   mlfab__dag *dag;
   int rc;
@@ -19582,7 +19559,7 @@ static void partial_after(partial_work *w, uint32_t op, uint32_t dependency) {
   if (!w->rc) w->rc = mlfab__dag_after(w->dag, op, dependency);
 }
 
-/* A bare notice, which goes when the outside says so. */
+/* A SEND of a bare notice, which the runner triggers. */
 static uint32_t partial_add_send(partial_work *w, uint32_t peer, uint32_t tag) {
   return partial_add(w, (mlfab__dag_op){.kind = MLFAB__DAG_SEND,
                                         .outside = 1,
@@ -19597,7 +19574,7 @@ static uint32_t partial_add_recv(partial_work *w, uint32_t peer, uint32_t tag) {
       w, (mlfab__dag_op){.kind = MLFAB__DAG_RECV, .optional = 1, .peer = peer, .tag = tag});
 }
 
-/* Notices of one level. Those of the highest are not passed on: there is one kind. */
+/* Notices of one level. Nobody passes on those of the highest level: they have one kind. */
 static void partial_add_level(partial_work *w, mlfab__partial *partial, uint32_t level,
                               uint32_t start) {
   uint32_t n = partial->members, far = 1u << level;
@@ -19615,7 +19592,7 @@ static void partial_add_level(partial_work *w, mlfab__partial *partial, uint32_t
   }
 }
 
-/* Calls that are told to the one that counts them. */
+/* Members tell their calls to the one that counts them. */
 static void partial_add_arrivals(partial_work *w, mlfab__partial *partial) {
   partial->plan.arrive = w->dag->nops;
   for (uint32_t i = 0; i < partial->members; i++)
@@ -19639,7 +19616,7 @@ MLFAB__INTERNAL mlfab__algorithm_task mlfab__partial_task(const mlfab__partial *
                                  .after = partial->plan.take};
 }
 
-/* The exchange, behind TAKE. */
+/* The exchange of data and bitmap, after TAKE. */
 static void partial_add_exchange(partial_work *w, mlfab__partial *partial, uint8_t algorithm,
                                  uint32_t deliver) {
   mlfab__algorithm_task task = mlfab__partial_task(partial);
@@ -19684,9 +19661,9 @@ MLFAB__INTERNAL int mlfab__partial_build(mlfab__partial *partial, mlfab__dag *da
 
 /* ---- activation */
 
-/* One that is d < 2^level behind the initiator sends on this level and on those above; near: d < E
- * modulo 2^level, where E = P - 2^top. Behind its receiver's d that is known for d + 2^b as well:
- * where E has bit b, E's lower bits decide, and those from `level` on alone when there are any. */
+/* Sends notices on this level and those above; this member is d < 2^level after the initiator. near: d < E modulo
+ * 2^level, where E = P - 2^top. The receiver on level b is at d + 2^b: where E has bit b, the lower bits of E decide
+ * whether it is near; E's bits from `level` to b decide alone if any is set. */
 static void partial_notify(mlfab__partial *partial, mlfab__dag *dag, uint32_t level, int near) {
   uint32_t top = partial->levels - 1, extra = partial->members - (1u << top);
   for (uint32_t b = level; b < partial->levels; b++) {
@@ -19739,7 +19716,7 @@ static void partial_swap(uint8_t **a, uint8_t **b) {
   *b = was;
 }
 
-/* What was not used after all is older than what came since. */
+/* Data that no round used is older than the data that came since. */
 static void partial_return(mlfab__partial *partial, uint8_t **array, int some, uint64_t calls) {
   if (some && partial->some) {
     mlfab__kernel_combine(MLFAB_OP_SUM, partial->spec.dtype, partial->pending, *array,
@@ -19762,7 +19739,7 @@ MLFAB__INTERNAL void mlfab__partial_mark_epoch(mlfab__partial *partial, uint32_t
   partial->marks.now = (mlfab__partial_mark){partial->given + 1, partial->flushes + 1};
 }
 
-/* Where the first epoch began that others have settled and this member has not. */
+/* Where the first epoch began that others have settled and this member has missed. */
 static mlfab__partial_mark partial_missed(mlfab__partial *partial, uint32_t epoch) {
   uint32_t missed = epoch - partial->epoch;
   uint32_t i = missed < MLFAB__PARTIAL_EPOCHS ? missed : MLFAB__PARTIAL_EPOCHS;
@@ -19813,7 +19790,7 @@ static void partial_take(mlfab__partial *partial, uint64_t round) {
   uint32_t parity = round & 1;
   int some = partial->some;
   assert(round == partial->over && !partial->taken);
-  /* Whoever began this round has got the one before. */
+  /* The initiator of this round has got the result of the one before. */
   partial->given = mlfab__max(partial->given, round);
   partial->taken = 1;
   partial->kept_some = (uint8_t)some;
@@ -19832,7 +19809,7 @@ static void partial_take(mlfab__partial *partial, uint64_t round) {
     partial->bitmap[parity][partial->me / 64] |= (uint64_t)1 << partial->me % 64;
 }
 
-/* The bitmap by ranks, and what else is said of a result. */
+/* The bitmap by ranks, and the rest of a result's description. */
 static void partial_note(const mlfab__partial *partial, uint64_t round, mlfab__partial_note *note) {
   const uint64_t *bitmap = partial->bitmap[round & 1];
   memset(note, 0, sizeof *note);
@@ -21381,9 +21358,10 @@ MLFAB__INTERNAL int mlfab__streams_quiet(const mlfab__streams *streams) {
 /* comm_object.h - the communicator: objects, which are partial reductions, stochastic reductions and task graphs of
  * the user's. Layer 4.
  *
- * An object has an id of this worker's own from when it is added. It gets its channel, which is the same on all
- * workers, when the plain call that opens it (comm_call.opens) begins: as many openings have then begun here as
- * elsewhere, and server 0 levels the count with every epoch. */
+ *    added --mlfab__comm_object_open: a plain call that opens it begins--> has a channel --closed--> removed, freed
+ *
+ * An object stands in a struct of its user's, which is `self`. Its id is this worker's own. Its channel is the same on
+ * all workers: as many openings have begun here as elsewhere, and server 0 levels the count with every epoch. */
 
 enum { MLFAB__COMM_OBJECTS = 16 };
 
@@ -21392,14 +21370,15 @@ enum { MLFAB__COMM_OBJECTS = 16 };
 
 struct mlfab__comm;
 
-typedef struct mlfab__comm_object {
-  uint32_t id;        /* comm's own; 0: free */
-  uint32_t channel;   /* likewise; 0: not yet */
-  const char *what;   /* "a partial reduction", and ... */
-  const char *counts; /* ... what it counts: "round"; static, for texts */
-  uint8_t ahead; /* runs are armed before anybody calls them: a READY does not tell that, nor what
-                       run 0 sends, which is armed by begin */
-  void *self;
+/* What an object is; static. Functions that are NULL do nothing. */
+typedef struct mlfab__comm_kind {
+  const char *what;    /* "a partial reduction" */
+  const char *opening; /* "the opening of a partial reduction" */
+  const char *counts;  /* what it counts: "round" */
+  const char *absent;  /* what a rank has done that is not in a round: "has not called it" */
+  uint8_t
+      ahead; /* it arms runs before anybody calls them: a READY does not tell that somebody has, nor do
+                    frames of run 0, which `begin` arms */
   /* A frame of this channel that is not an armed run's, which consumes it
    * (mlfab__stream_consumed). NULL where there are only runs: early frames are then kept. */
   void (*frame)(void *self, uint32_t member, const mlfab__coll *head, const void *bulk,
@@ -21412,17 +21391,27 @@ typedef struct mlfab__comm_object {
   /* May plain calls that are its own (comm_call.of) begin? It may fill their buffers then. If it
    * says no, it calls mlfab__comm_go_on later. NULL: always. */
   int (*stands)(void *self);
-  /* The rank that its open request waits for, or MLFAB_NO_RANK, and why; and the number of what it
-   * waits for. What server 0 says is known: mlfab__comm_missing. */
+  /* The rank that its open request waits for, as far as this worker knows, or MLFAB_NO_RANK; and why,
+   * where that is not "is awaited". The number of what it waits for. */
   int32_t (*awaited)(void *self, uint64_t *number_p, const char **why_p);
-  /* Has this worker called `number`, as far as others wait for it? */
+  /* Has this worker called `number`, as far as others wait for it? NULL: yes. */
   int (*called)(void *self, uint64_t number);
   void (*free_self)(void *self);
+} mlfab__comm_kind;
+
+typedef struct mlfab__comm_object {
+  const mlfab__comm_kind *kind;
+  void *self;
+  struct mlfab__comm_object *next; /* of those to be freed */
+  uint32_t id;                     /* 0: it is not there */
+  uint32_t channel;                /* 0: not yet */
+  mlfab_request opening;           /* the call that opens it */
+  uint8_t
+      closing; /* the user has closed it, but others still get bytes of it; the object keeps it */
   uint64_t waits_for; /* without runs: which number its open request is; the object keeps it */
-  /* comm's own. */
-  uint64_t upto;     /* above the numbers of all runs that were armed in this epoch */
-  uint64_t stuck_ns; /* when it was last said that a request is open for long */
-  int32_t missing;   /* who server 0 says has not called */
+  uint64_t upto;      /* above the numbers of all runs that were armed in this epoch */
+  uint64_t stuck_ns;  /* when this worker last told server 0 that a request is open for long */
+  int32_t missing;    /* who server 0 says has not called */
 } mlfab__comm_object;
 
 /* An object that this worker has closed. */
@@ -21432,42 +21421,30 @@ typedef struct mlfab__comm_closed {
   uint64_t upto;
 } mlfab__comm_closed;
 
-/* Memory that was lent when its object was closed: links may read it until they have been told. */
-typedef struct mlfab__comm_grave {
-  struct mlfab__comm_grave *next;
-  void (*free_self)(void *self);
-  void *self;
-} mlfab__comm_grave;
-
-/* Where a copy of it lives until it is removed, or NULL: MLFAB__COMM_OBJECTS are open. It takes no part in anything
- * before the call that opens it (comm_call.opens). */
-MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_add(struct mlfab__comm *comm,
-                                                           const mlfab__comm_object *object);
-/* Adds a copy of *object, and begins the call that opens it: all workers open it, with the same salt, or nobody does.
- * Errors: LIMIT (MLFAB__COMM_OBJECTS are open), and of mlfab__comm_start; *object_p is
- * then NULL, and the object is still the caller's. `opening`: that call in words, static. */
-MLFAB__INTERNAL int mlfab__comm_object_open(struct mlfab__comm *comm,
-                                            const mlfab__comm_object *object, const char *opening,
-                                            uint64_t salt, uint64_t timeout_ns, uint64_t now_ns,
-                                            mlfab__comm_object **object_p, mlfab_request *request_p,
-                                            mlfab_error *error);
-/* A request of an object. Errors: AGAIN. */
+/* Gives the object an id; it takes no part in anything before the call that opens it (comm_call.opens). It stays where
+ * it is until it is removed. Errors: LIMIT (MLFAB__COMM_OBJECTS are open). */
+MLFAB__INTERNAL int mlfab__comm_object_add(struct mlfab__comm *comm, mlfab__comm_object *object,
+                                           const mlfab__comm_kind *kind, void *self,
+                                           mlfab_error *error);
+/* Adds it, and begins the call that opens it: all workers open it, with the same salt, or nobody does. Errors: of
+ * mlfab__comm_object_add and mlfab__comm_start; it is then not there. */
+MLFAB__INTERNAL int mlfab__comm_object_open(struct mlfab__comm *comm, mlfab__comm_object *object,
+                                            const mlfab__comm_kind *kind, void *self, uint64_t salt,
+                                            uint64_t timeout_ns, uint64_t now_ns,
+                                            mlfab_request *request_p, mlfab_error *error);
+/* Opens a request of an object. Errors: AGAIN. */
 MLFAB__INTERNAL int mlfab__comm_object_request(struct mlfab__comm *comm,
                                                const mlfab__comm_object *object,
                                                uint64_t timeout_ns, uint64_t now_ns,
                                                mlfab_request *request_p, mlfab_error *error);
-/* `self` of the object with this number, if it is of the kind that `kind` frees, or NULL. */
-MLFAB__INTERNAL void *mlfab__comm_object_self(struct mlfab__comm *comm, uint32_t id,
-                                              void (*kind)(void *self));
+/* `self` of the object of this kind and number that is not closed, or NULL, which `error` tells. */
+MLFAB__INTERNAL void *mlfab__comm_object_get(struct mlfab__comm *comm, const mlfab__comm_kind *kind,
+                                             uint32_t id, mlfab_error *error);
 /* Closes it here. Where a round of it has begun elsewhere, or begins later, that is a failure
- * (PEER_CLOSED). */
+ * (PEER_CLOSED). bury: also has free_self called as soon as no link can hold memory of it. */
 MLFAB__INTERNAL void mlfab__comm_object_remove(struct mlfab__comm *comm,
                                                mlfab__comm_object *object);
-/* Has free_self called as soon as no link can hold memory of it any more. */
-MLFAB__INTERNAL void mlfab__comm_bury(struct mlfab__comm *comm, mlfab__comm_grave *grave);
-/* The rank that server 0 says has not called what this object waits for, or MLFAB_NO_RANK. */
-MLFAB__INTERNAL int32_t mlfab__comm_missing(const struct mlfab__comm *comm,
-                                            const mlfab__comm_object *object);
+MLFAB__INTERNAL void mlfab__comm_object_bury(struct mlfab__comm *comm, mlfab__comm_object *object);
 
 #endif /* MLFAB_WITH_COLL */
 
@@ -21850,13 +21827,14 @@ typedef struct mlfab__comm {
   uint8_t frozen, finishing;
   uint32_t moved;
   /* Objects. */
-  mlfab__comm_object objects[MLFAB__COMM_OBJECTS];
+  mlfab__comm_object *objects[MLFAB__COMM_OBJECTS]; /* NULL: free */
   mlfab__comm_closed closed[MLFAB__COMM_OBJECTS];
   uint32_t closed_next;
   uint32_t objects_added;  /* the last id */
   uint64_t objects_opened; /* the last channel given out, here or elsewhere */
   uint64_t round;          /* the largest partial round that is over, plus one */
-  mlfab__comm_grave *graves;
+  mlfab__comm_object
+      *graves; /* list: removed, to be freed when no link can read their memory any more */
   uint64_t collectives, collectives_failed, epochs, rounds; /* counters; rounds: partial ones */
   /* What MEMBERSHIP says: memory for others of the host, from the context; nonce 0: none. The host, and its link's
    * bytes a second. */
@@ -21950,9 +21928,12 @@ MLFAB__INTERNAL int mlfab__comm_owed(mlfab__comm *comm, mlfab_error *error);
 /* A request ends: with 0, or with the verdict. */
 MLFAB__INTERNAL void mlfab__comm_succeed(mlfab__comm *comm, mlfab_request request);
 MLFAB__INTERNAL void mlfab__comm_end_request(mlfab__comm *comm, mlfab_request request);
-/* Checks that calls have in common; `what` in words. Errors: PEER_DEAD (server 0), STATE (it leaves), LIMIT (too
+/* Checks that calls have in common; `what` in words. `ready`: the state, and that no verdict is owed, which the call
+ * then returns. Errors: PEER_DEAD (server 0), STATE (it leaves), LIMIT (too
  * many workers); of elements ARGUMENT (none) and LIMIT (model_max_bytes); of data ARGUMENT. */
 MLFAB__INTERNAL int mlfab__comm_check_state(const mlfab__comm *comm, const char *what,
+                                            mlfab_error *error);
+MLFAB__INTERNAL int mlfab__comm_check_ready(mlfab__comm *comm, const char *what,
                                             mlfab_error *error);
 MLFAB__INTERNAL int mlfab__comm_check_count(const mlfab__comm *comm, const char *what,
                                             uint64_t count, uint32_t width, mlfab_error *error);
@@ -22098,6 +22079,12 @@ MLFAB__INTERNAL int mlfab__comm_check_state(const mlfab__comm *comm, const char 
   return 0;
 }
 
+MLFAB__INTERNAL int mlfab__comm_check_ready(mlfab__comm *comm, const char *what,
+                                            mlfab_error *error) {
+  int code = mlfab__comm_check_state(comm, what, error);
+  return code || !mlfab__comm_owed(comm, error) ? code : comm->verdict.code;
+}
+
 MLFAB__INTERNAL int mlfab__comm_check_count(const mlfab__comm *comm, const char *what,
                                             uint64_t count, uint32_t width, mlfab_error *error) {
   if (count == 0) return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "%s: no elements", what);
@@ -22172,14 +22159,14 @@ MLFAB__INTERNAL uint32_t mlfab__comm_givers(const mlfab__comm *comm, uint64_t nu
 
 MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_find(mlfab__comm *comm, uint32_t id) {
   for (uint32_t i = 0; id && i < MLFAB__COMM_OBJECTS; i++) {
-    if (comm->objects[i].id == id) return &comm->objects[i];
+    if (comm->objects[i] && comm->objects[i]->id == id) return comm->objects[i];
   }
   return NULL;
 }
 
 MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_channel_find(mlfab__comm *comm, uint32_t channel) {
   for (uint32_t i = 0; channel && i < MLFAB__COMM_OBJECTS; i++) {
-    if (comm->objects[i].id && comm->objects[i].channel == channel) return &comm->objects[i];
+    if (comm->objects[i] && comm->objects[i]->channel == channel) return comm->objects[i];
   }
   return NULL;
 }
@@ -22593,7 +22580,7 @@ static int engine_is_ahead(int ahead, uint32_t flags, uint64_t number) {
 
 static int engine_says_nothing(mlfab__comm *comm, const mlfab__coll *head) {
   const mlfab__comm_object *object = mlfab__comm_channel_find(comm, head->channel);
-  return object && engine_is_ahead(object->ahead, head->flags, head->number);
+  return object && engine_is_ahead(object->kind->ahead, head->flags, head->number);
 }
 
 /* A frame of an armed run. */
@@ -22716,8 +22703,8 @@ static void engine_closed(mlfab__comm *comm, const mlfab__coll *head) {
 static int engine_other(mlfab__comm *comm, uint32_t member, const mlfab__coll *head,
                         const void *bulk, uint32_t bytes) {
   mlfab__comm_object *object = mlfab__comm_channel_find(comm, head->channel);
-  if (object && object->frame) {
-    object->frame(object->self, member, head, bulk, bytes);
+  if (object && object->kind->frame) {
+    object->kind->frame(object->self, member, head, bulk, bytes);
     return 1;
   }
   if (head->channel == 0 ? !mlfab__comm_awaits(comm, head->number)
@@ -22836,7 +22823,7 @@ MLFAB__INTERNAL void mlfab__engine_given_back(void *self, uint32_t member, uint6
   mlfab__comm_enter(comm, 0);
   if (cookie & 1) {
     mlfab__comm_object *object = mlfab__comm_object_find(comm, (uint32_t)(cookie >> 1));
-    if (object && object->given_back) object->given_back(object->self);
+    if (object && object->kind->given_back) object->kind->given_back(object->self);
   } else {
     mlfab__engine_run *run = (mlfab__engine_run *)(uintptr_t)cookie;
     run->lent--;
@@ -22907,7 +22894,7 @@ MLFAB__INTERNAL void mlfab__engine_close(mlfab__comm *comm, const mlfab__comm_ob
   for (mlfab__engine_run *run = comm->engine.armed, *next; run; run = next) {
     next = run->next;
     if (run->channel != object->channel) continue;
-    if (run->running && run->moved && !engine_is_ahead(object->ahead, 0, run->number))
+    if (run->running && run->moved && !engine_is_ahead(object->kind->ahead, 0, run->number))
       engine_fail_closed(comm, object->channel);
     mlfab__engine_disarm(comm, run);
   }
@@ -23620,7 +23607,7 @@ static void plain_open_object(mlfab__comm *comm, uint32_t id) {
   if (!object) return;
   object->channel = (uint32_t)comm->objects_opened;
   object->stuck_ns = comm->now_ns;
-  if (object->begin) object->begin(object->self);
+  if (object->kind->begin) object->kind->begin(object->self);
 }
 
 /* A call of an epoch that stands. Not 0: the epoch fails. */
@@ -23655,7 +23642,7 @@ static int plain_begin_call(mlfab__comm *comm, mlfab__comm_slot *slot) {
 
 static int plain_may_begin(mlfab__comm *comm, const mlfab__comm_call *call) {
   const mlfab__comm_object *object = call->of ? mlfab__comm_object_find(comm, call->of) : NULL;
-  return !object || !object->stands || object->stands(object->self);
+  return !object || !object->kind->stands || object->kind->stands(object->self);
 }
 
 /* A call that others hold up holds up the calls MLFAB__COMM_AHEAD above it, before these take all of the others'
@@ -23820,13 +23807,30 @@ static void plain_withdraw(mlfab__comm *comm, const mlfab__request *request, int
   }
 }
 
+/* What server 0 says of missing ranks counts more than what the object awaits. */
+static void plain_withdraw_object(mlfab__comm *comm, const mlfab__request *request, int code,
+                                  const mlfab__comm_object *object) {
+  const mlfab__comm_kind *kind = object->kind;
+  const char *why = "is awaited";
+  uint64_t number = 0;
+  int32_t rank = kind->awaited(object->self, &number, &why);
+  if (comm->phase != MLFAB__COMM_IN) {
+    rank = comm->missing;
+    why = "takes no part yet";
+  } else if (object->missing != MLFAB_NO_RANK) {
+    rank = object->missing;
+    why = kind->absent;
+  }
+  plain_withdraw(comm, request, code, kind->what, kind->counts, number, rank, why);
+}
+
 MLFAB__INTERNAL void mlfab__comm_withdraw(mlfab__comm *comm, mlfab__request *request, int code,
                                           uint64_t now_ns) {
-  const char *why = "";
   mlfab__comm_enter(comm, now_ns);
   if (request->slot < MLFAB__COMM_CALLS) {
     const mlfab__comm_slot *slot = plain_slot_by_request(comm, request);
     char words[MLFAB__TEXT_MAX];
+    const char *why;
     if (slot) {
       int32_t rank = plain_awaited(comm, slot, &why);
       const mlfab__comm_past past = mlfab__plain_describe(slot);
@@ -23834,12 +23838,9 @@ MLFAB__INTERNAL void mlfab__comm_withdraw(mlfab__comm *comm, mlfab__request *req
       plain_withdraw(comm, request, code, words, "number", mlfab__comm_number(slot), rank, why);
     }
   } else {
-    mlfab__comm_object *object = mlfab__comm_object_find(comm, request->slot - MLFAB__COMM_CALLS);
-    uint64_t number = 0;
-    if (object) {
-      int32_t rank = object->awaited(object->self, &number, &why);
-      plain_withdraw(comm, request, code, object->what, object->counts, number, rank, why);
-    }
+    const mlfab__comm_object *object =
+        mlfab__comm_object_find(comm, request->slot - MLFAB__COMM_CALLS);
+    if (object) plain_withdraw_object(comm, request, code, object);
   }
   mlfab__comm_exit(comm);
 }
@@ -23851,35 +23852,38 @@ MLFAB__INTERNAL void mlfab__comm_withdraw(mlfab__comm *comm, mlfab__request *req
 #if MLFAB_WITH_COLL
 /* comm_object.c - the communicator: objects. See comm_object.h. */
 
-MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_add(mlfab__comm *comm,
-                                                           const mlfab__comm_object *object) {
-  mlfab__comm_object *entry = comm->objects;
-  while (entry < comm->objects + MLFAB__COMM_OBJECTS && entry->id) entry++;
-  if (entry == comm->objects + MLFAB__COMM_OBJECTS) return NULL;
-  *entry = *object;
-  entry->id = ++comm->objects_added;
-  entry->channel = 0;
-  entry->upto = 0;
-  entry->missing = MLFAB_NO_RANK;
-  entry->stuck_ns = comm->now_ns;
-  return entry;
+MLFAB__INTERNAL int mlfab__comm_object_add(mlfab__comm *comm, mlfab__comm_object *object,
+                                           const mlfab__comm_kind *kind, void *self,
+                                           mlfab_error *error) {
+  uint32_t at = 0;
+  while (at < MLFAB__COMM_OBJECTS && comm->objects[at]) at++;
+  if (at == MLFAB__COMM_OBJECTS)
+    return MLFAB__FAIL(error, MLFAB_ERR_LIMIT, "%s: %d objects are open", kind->what,
+                       MLFAB__COMM_OBJECTS);
+  *object = (mlfab__comm_object){.kind = kind,
+                                 .self = self,
+                                 .id = ++comm->objects_added,
+                                 .missing = MLFAB_NO_RANK,
+                                 .stuck_ns = comm->now_ns};
+  comm->objects[at] = object;
+  return 0;
 }
 
-MLFAB__INTERNAL int mlfab__comm_object_open(mlfab__comm *comm, const mlfab__comm_object *object,
-                                            const char *opening, uint64_t salt, uint64_t timeout_ns,
-                                            uint64_t now_ns, mlfab__comm_object **object_p,
+MLFAB__INTERNAL int mlfab__comm_object_open(mlfab__comm *comm, mlfab__comm_object *object,
+                                            const mlfab__comm_kind *kind, void *self, uint64_t salt,
+                                            uint64_t timeout_ns, uint64_t now_ns,
                                             mlfab_request *request_p, mlfab_error *error) {
-  mlfab__comm_object *entry = mlfab__comm_object_add(comm, object);
-  *object_p = entry;
-  if (!entry)
-    return MLFAB__FAIL(error, MLFAB_ERR_LIMIT, "%s: %d objects are open", object->what,
-                       MLFAB__COMM_OBJECTS);
+  int code = mlfab__comm_object_add(comm, object, kind, self, error);
+  if (code) return code;
   const mlfab__comm_call call = {
-      .kind = MLFAB__COLLECTIVE_BARRIER, .salt = salt, .opens = entry->id, .words = opening};
-  int code = mlfab__comm_start(comm, &call, timeout_ns, now_ns, request_p, error);
-  if (!code) return 0;
-  mlfab__comm_object_remove(comm, entry);
-  *object_p = NULL;
+      .kind = MLFAB__COLLECTIVE_BARRIER, .salt = salt, .opens = object->id, .words = kind->opening};
+  mlfab__comm_enter(comm, now_ns); /* it may begin, or fail, at the exit */
+  code = mlfab__comm_start(comm, &call, timeout_ns, now_ns, request_p, error);
+  if (code)
+    mlfab__comm_object_remove(comm, object);
+  else
+    object->opening = *request_p;
+  mlfab__comm_exit(comm);
   return code;
 }
 
@@ -23892,15 +23896,18 @@ MLFAB__INTERNAL int mlfab__comm_object_request(mlfab__comm *comm, const mlfab__c
   if (!request)
     return MLFAB__FAIL(error, MLFAB_ERR_AGAIN,
                        "%s: too many requests are open: end some with mlfab_wait or mlfab_test",
-                       object->what);
+                       object->kind->what);
   *request_p = request->id;
   return 0;
 }
 
-MLFAB__INTERNAL void *mlfab__comm_object_self(mlfab__comm *comm, uint32_t id,
-                                              void (*kind)(void *self)) {
+MLFAB__INTERNAL void *mlfab__comm_object_get(mlfab__comm *comm, const mlfab__comm_kind *kind,
+                                             uint32_t id, mlfab_error *error) {
   const mlfab__comm_object *object = mlfab__comm_object_find(comm, id);
-  return object && object->free_self == kind ? object->self : NULL;
+  if (object && object->kind == kind && !object->closing) return object->self;
+  (void)MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "%s: none with the number %u is open", kind->what,
+                    id);
+  return NULL;
 }
 
 MLFAB__INTERNAL void mlfab__comm_object_remove(mlfab__comm *comm, mlfab__comm_object *object) {
@@ -23908,20 +23915,18 @@ MLFAB__INTERNAL void mlfab__comm_object_remove(mlfab__comm *comm, mlfab__comm_ob
   if (object->channel) {
     mlfab__engine_close(comm, object);
     comm->closed[comm->closed_next++ % MLFAB__COMM_OBJECTS] =
-        (mlfab__comm_closed){object->channel, object->ahead, object->upto};
+        (mlfab__comm_closed){object->channel, object->kind->ahead, object->upto};
   }
+  for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++)
+    if (comm->objects[i] == object) comm->objects[i] = NULL;
   object->id = object->channel = 0;
   mlfab__comm_exit(comm);
 }
 
-MLFAB__INTERNAL void mlfab__comm_bury(mlfab__comm *comm, mlfab__comm_grave *grave) {
-  grave->next = comm->graves;
-  comm->graves = grave;
-}
-
-MLFAB__INTERNAL int32_t mlfab__comm_missing(const mlfab__comm *comm,
-                                            const mlfab__comm_object *object) {
-  return comm->phase == MLFAB__COMM_IN ? object->missing : comm->missing;
+MLFAB__INTERNAL void mlfab__comm_object_bury(mlfab__comm *comm, mlfab__comm_object *object) {
+  mlfab__comm_object_remove(comm, object);
+  object->next = comm->graves;
+  comm->graves = object;
 }
 #endif /* MLFAB_WITH_COLL */
 
@@ -24168,10 +24173,11 @@ static void epoch_begin(mlfab__comm *comm) {
   comm->in_ns = comm->now_ns;
   comm->epochs++;
   for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
-    mlfab__comm_object *object = &comm->objects[i];
+    mlfab__comm_object *object = comm->objects[i];
+    if (!object) continue;
     object->missing = MLFAB_NO_RANK;
     object->stuck_ns = comm->now_ns;
-    if (object->channel && object->begin) object->begin(object->self);
+    if (object->channel && object->kind->begin) object->kind->begin(object->self);
   }
   comm->later = comm->failing;
   if (comm->finishing && !mlfab__comm_alone(comm))
@@ -24215,9 +24221,9 @@ MLFAB__INTERNAL void mlfab__epoch_join(mlfab__comm *comm) {
 
 static void epoch_objects_over(mlfab__comm *comm) {
   for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
-    mlfab__comm_object *object = &comm->objects[i];
-    object->upto = 0; /* frames of the next epoch may come before it begins here */
-    if (object->id && object->over) object->over(object->self);
+    mlfab__comm_object *object = comm->objects[i];
+    if (object) object->upto = 0; /* frames of the next epoch may come before it begins here */
+    if (object && object->kind->over) object->kind->over(object->self);
     if (comm->closed[i].upto != UINT64_MAX) comm->closed[i].upto = 0;
   }
 }
@@ -24490,9 +24496,9 @@ MLFAB__INTERNAL int mlfab__comm_init(mlfab__comm *comm, mlfab__env *env, const m
 
 MLFAB__INTERNAL void mlfab__comm_sweep(mlfab__comm *comm) {
   while (comm->graves) {
-    mlfab__comm_grave *grave = comm->graves;
-    comm->graves = grave->next;
-    grave->free_self(grave->self);
+    mlfab__comm_object *object = comm->graves;
+    comm->graves = object->next;
+    object->kind->free_self(object->self);
   }
   mlfab__streams_trim(&comm->streams);
 }
@@ -24503,9 +24509,9 @@ MLFAB__INTERNAL void mlfab__comm_free(mlfab__comm *comm) {
   mlfab__streams_free(&comm->streams);
   mlfab__engine_free(comm);
   for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
-    mlfab__comm_object object = comm->objects[i];
-    comm->objects[i].id = 0;
-    if (object.id && object.free_self) object.free_self(object.self);
+    mlfab__comm_object *object = comm->objects[i];
+    comm->objects[i] = NULL;
+    if (object && object->kind->free_self) object->kind->free_self(object->self);
   }
   mlfab__comm_sweep(comm);
   mlfab__plain_free(comm);
@@ -24531,7 +24537,8 @@ static void comm_on_ask(mlfab__comm *comm, const mlfab__membership_call *in) {
   } else {
     const mlfab__comm_object *object = mlfab__comm_channel_find(comm, in->channel);
     const mlfab__engine_run *run = mlfab__engine_find(comm, in->channel, in->number);
-    tell.called = object && (!object->called || object->called(object->self, in->number));
+    tell.called =
+        object && (!object->kind->called || object->kind->called(object->self, in->number));
     snprintf(tell.text, sizeof tell.text, "round %llu of object %u", (unsigned long long)in->number,
              in->channel);
     if (run) tell.signature = run->signature;
@@ -24643,7 +24650,8 @@ static void comm_look_at_object(mlfab__comm *comm, mlfab__comm_object *object,
   if (comm->left && comm->now_ns - mlfab__max(since, comm->left_ns) >= 2 * beat) {
     mlfab__comm_fail(comm, MLFAB_ERR_PEER_CLOSED, comm->left_rank, "worker %d has left",
                      (int)comm->left_rank);
-  } else if ((run || object->frame) && comm->now_ns - mlfab__max(since, object->stuck_ns) >= beat) {
+  } else if ((run || object->kind->frame) &&
+             comm->now_ns - mlfab__max(since, object->stuck_ns) >= beat) {
     object->stuck_ns = comm->now_ns;
     mlfab__comm_stuck(comm, object->channel, run ? run->number : object->waits_for);
   }
@@ -24651,10 +24659,10 @@ static void comm_look_at_object(mlfab__comm *comm, mlfab__comm_object *object,
 
 static void comm_look_at_objects(mlfab__comm *comm) {
   for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
-    mlfab__comm_object *object = &comm->objects[i];
-    uint32_t slot = MLFAB__COMM_REQUEST(object->id);
+    mlfab__comm_object *object = comm->objects[i];
+    uint32_t slot = object ? MLFAB__COMM_REQUEST(object->id) : 0;
     mlfab__request *r = NULL;
-    while (object->id && !comm->failing &&
+    while (object && !comm->failing &&
            (r = mlfab__request_of(comm->requests, MLFAB__REQUEST_COLLECTIVE, slot, r)))
       comm_look_at_object(comm, object, r);
   }
@@ -24700,59 +24708,57 @@ MLFAB__INTERNAL void mlfab__comm_tick(mlfab__comm *comm, uint64_t now_ns) {
 #if MLFAB_WITH_COLL
 /* membership.h - server 0 keeps the membership of collectives: who takes part, in which epoch, and verdicts. Layer 4.
  *
- *    IDLE --a worker's MEMBERSHIP--> GATHERING --MEMBERSHIP of every live worker that is not done--> LISTED: MEMBERSHIP_LIST to all
+ *    IDLE --MEMBERSHIP of a worker--> GATHERING --MEMBERSHIP of every live worker--> LISTED: MEMBERSHIP_LIST to all
  *      LISTED --MEMBERSHIP_READY of all--> RUNNING: MEMBERSHIP_GO to all
  *      LISTED, RUNNING --verdict: MEMBERSHIP_OVER to all--> GATHERING
  *
- * Verdicts: a member died (PEER_DEAD, or PEER_CLOSED when it left without a word), is back as a new process or one that is no member
- * calls (AGAIN), a member says MEMBERSHIP_FAIL (its code and text; the first one counts), calls that differ (MISMATCH). A member that
- * leaves in good order (MEMBERSHIP_LEAVE, DONE) ends nothing: the others are told how far it came (MEMBERSHIP_LEFT), and fail what it
- * has not called by themselves.
+ * Verdicts. A member dies (PEER_DEAD), closes without a word (PEER_CLOSED), or comes back as a new process (AGAIN);
+ * a worker that is no member calls (AGAIN); a member says MEMBERSHIP_FAIL (its code and text; the first one counts);
+ * calls differ (MISMATCH). A member that leaves in good order (MEMBERSHIP_LEAVE, DONE) ends nothing: server 0 tells
+ * the others how many calls it has called (MEMBERSHIP_LEFT), and they fail later calls themselves.
  *
- * Waiting for others. While an epoch forms, everybody who waits is told who is missing, whenever that is
- * another: MEMBERSHIP_MISSING of epoch 0, where the rank has not said MEMBERSHIP, or MEMBERSHIP_READY.
+ * Waiting. While an epoch forms, server 0 tells all workers that wait which rank is missing, whenever that changes:
+ * MEMBERSHIP_MISSING of epoch 0. The rank has not said MEMBERSHIP, or MEMBERSHIP_READY.
  *
- * Stuck. A worker whose call is open for longer than a heartbeat says so (MEMBERSHIP_STUCK), once a beat. Server 0
- * asks all members whether they have called it (MEMBERSHIP_ASK): one call at a time, four a beat at most, and
- * not the same one twice in a beat; of those that come meanwhile the one with the lowest number is next.
- * From the answers (MEMBERSHIP_TELL) it finds who has not, and tells all (MEMBERSHIP_MISSING: the lowest rank, or else
- * one that did not answer for two beats, or nobody). When all have and signatures differ, the
- * verdict is MISMATCH: on the lowest rank that is not with the most (of two as many, those of the
- * lowest rank count), with both calls in words.
+ * Stuck calls. A worker whose call is open for longer than a heartbeat says so (MEMBERSHIP_STUCK), once a beat. Server 0
+ * asks all members whether they have called it (MEMBERSHIP_ASK): one call at a time, at most four a beat, and not the
+ * same one twice in a beat. If others get stuck meanwhile, it asks about the lowest number next. The members answer
+ * (MEMBERSHIP_TELL); server 0 tells all who has not called (MEMBERSHIP_MISSING: the lowest rank; else a rank that has not
+ * answered for two beats; else nobody). When all have called and signatures differ, the verdict is MISMATCH. It names
+ * the lowest rank that is not with the majority (of two equal groups, that of the lowest rank is the majority), with
+ * both calls in words.
  *
- * Lost before. A worker that dies, closes or is done while no epoch stands was to be in the next one: the set that
- * has joined is that of epoch 1. Others are told when it would begin: it is over at once, with PEER_DEAD or PEER_CLOSED
- * naming the lowest rank of those who are missing. Whoever is back by then is not missing.
+ * Lost before an epoch. A worker that dies, closes or is done while no epoch stands should have been in the next one
+ * (in epoch 1: any worker). The next epoch then ends as it begins, with PEER_DEAD or PEER_CLOSED, naming the lowest
+ * rank that is missing. A worker that is back by then is not missing.
  *
- * Finishing. A worker that finishes (MEMBERSHIP_FINISH) fails nobody's call. Where it takes effect all must
- * agree on, and others may have begun calls that it has not called:
+ * Finishing. A worker that finishes (MEMBERSHIP_FINISH) fails nobody's call. All members must agree from which call on
+ * it is absent, and others may have begun calls that it has not called:
  *
- *    FINISH(calls) --FREEZE to all--> begins no more calls --FROZEN(begun) of all--> SETTLE(limit) to all
+ *    FINISH(calls) --FREEZE to all--> members begin no more calls --FROZEN(begun) of all--> SETTLE(limit) to all
  *
- * The limit is the largest of what anybody had begun and of what those who finish had called: calls below it
- * are those of this epoch. One that a worker which has finished had not called it takes part in with the
- * operation's identity; a member that knows these calls describes them (MEMBERSHIP_OWED), and server 0 hands
- * that on. Nobody gives an identity before all know that it does (a mean is divided by the others' number), since
- * SETTLE comes after all FROZEN. A second worker that finishes has all freeze again, and the limit
- * stays. Who has ended all calls below the limit says so (MEMBERSHIP of this epoch; FINISH without a rank); when
- * all members have, the next epoch is listed at once, without a verdict. Until then all keep their
- * streams, so that nobody misses a byte. A worker that finishes while it is in no epoch, or in one that is
- * listed, is not a member of the next. Whoever has called more than the limit finishes in the next epoch.
+ * The limit is the largest number of calls that a member had begun, or that a worker had called when it finished. Calls
+ * below it belong to this epoch. The worker takes part in those that it had not called with the operation's identity:
+ * a member that knows them describes them (MEMBERSHIP_OWED), and server 0 hands that on. SETTLE comes after all FROZEN, so
+ * all members know that a worker gives an identity before it does (a mean is divided by the number of the others).
+ * When a second worker finishes, all freeze again, and the limit stays. A member that has ended all calls below the
+ * limit says so (MEMBERSHIP of this epoch; FINISH without a rank). When all have, server 0 lists the next epoch at once,
+ * without a verdict. Until then all keep their streams, so that nobody misses a byte. A worker that finishes outside
+ * an epoch, or in one that is listed, is not a member of the next. A worker that has called more than the limit finishes
+ * in the next epoch.
  *
- * Leaving. Who leaves counts as ready; it is not waited for and not asked, and told of to whoever
- * greets anew. One that dies before it says goodbye ends the epoch all the same: others may wait for
- * its last bytes.
+ * Leaving. A member that leaves counts as ready; server 0 neither waits for it nor asks it, and tells of it on every new
+ * link. If it dies before it says goodbye, the epoch ends all the same: others may wait for its last bytes.
  *
- * Invariants. (1) One epoch at a time; numbers only grow, also over verdicts. (2) GO of an epoch comes
- * after READY of all its members: so whoever is IN knows that all others have left the epoch before.
- * (3) Each member hears exactly one MEMBERSHIP_OVER an epoch, said again on a new link until its MEMBERSHIP
- * tells that it knows (membership_ask.epoch); until then it is no member of another. (4) What a worker
- * that is dead says is ignored; frames of other epochs are ignored. (5) Memory: one entry a worker,
- * one call under inquiry a time.
+ * Invariants. (1) There is one epoch at a time; its number only grows. (2) GO of an epoch comes after READY of all its
+ * members: so when a worker is IN, all others have left the epoch before. (3) Each member hears exactly one
+ * MEMBERSHIP_OVER an epoch. Server 0 repeats it on a new link until the member's MEMBERSHIP confirms it
+ * (membership_ask.epoch); until then the worker is no member of another epoch. (4) Server 0 ignores what a dead worker
+ * says, and frames of other epochs. (5) Memory: one entry a worker, one inquiry.
  *
  * Members are ordered by host (the host of the lowest rank first), then by rank; with `order_by_rate` of
- * the configuration hosts with the most bandwidth first. go.round is the largest of the rolls' rounds.
- * An epoch has at most MLFAB__MEMBERSHIP_MEMBERS_MAX members: one that would have more is over at once,
+ * the configuration hosts with the most bandwidth first. go.round is the largest round that a member has told.
+ * An epoch has at most MLFAB__MEMBERSHIP_MEMBERS_MAX members: one that would have more ends as it begins,
  * with LIMIT. */
 
 enum mlfab__membership_phase {
@@ -24821,7 +24827,7 @@ MLFAB__INTERNAL int mlfab__membership_init(mlfab__membership *membership, mlfab_
 MLFAB__INTERNAL void mlfab__membership_free(mlfab__membership *membership);
 /* Adds the rows of the membership, and of planned trees, at server 0 (comm_role.c). Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__membership_attach(struct mlfab_node *node);
-/* A worker is here on a new link; incarnation tells whether it is a new process. It is gone for good (`left`: said
+/* A worker has a new link; the incarnation tells whether it is a new process. A worker is gone for good (`left`: it said
  * goodbye). */
 MLFAB__INTERNAL void mlfab__membership_hello(mlfab__membership *membership, uint32_t worker,
                                              uint32_t incarnation, uint64_t now_ns);
@@ -24931,8 +24937,7 @@ static void membership_post_all(mlfab__membership *membership, uint8_t type, con
   }
 }
 
-/* The verdict on the epoch that this worker was in. One that was taken for dead may owe an older
- * one than the last. */
+/* Tells a worker how its epoch ended. A worker that was taken for dead may not have heard of an older epoch's end. */
 static void membership_post_over(mlfab__membership *membership, uint32_t worker) {
   mlfab__membership_over over = membership->verdict;
   uint8_t meta[MLFAB__TEXT_MAX + 32];
@@ -24962,7 +24967,7 @@ static void membership_post_go(mlfab__membership *membership, uint32_t worker) {
                   mlfab__encode_membership_go(meta, &membership->go));
 }
 
-/* Everything that a member of a running epoch may have missed. */
+/* Says again who has left: a member of a running epoch may have missed it. */
 static void membership_post_departures(mlfab__membership *membership, uint32_t worker) {
   uint8_t meta[32];
   for (uint32_t i = 0; i < membership->members; i++) {
@@ -24982,17 +24987,20 @@ static void membership_release(mlfab__membership_entry *entry) {
 
 /* The epoch is over for all members. */
 static void membership_verdict(mlfab__membership *membership, int32_t code, int32_t rank,
-                               const char *text) {
+                               const char *format, ...) {
+  va_list arguments;
   membership->verdict.epoch = membership->epoch;
   membership->verdict.code = code;
   membership->verdict.rank = rank;
-  snprintf(membership->verdict.text, sizeof membership->verdict.text, "%s", text);
+  va_start(arguments, format);
+  vsnprintf(membership->verdict.text, sizeof membership->verdict.text, format, arguments);
+  va_end(arguments);
   membership->phase = MLFAB__MEMBERSHIP_GATHERING;
   memset(&membership->inquiry, 0, sizeof membership->inquiry);
   membership_no_limit(membership);
   for (uint32_t i = 0; i < membership->members; i++) {
     mlfab__membership_entry *entry = membership_member(membership, i);
-    if (!entry->member) continue; /* its process is another now */
+    if (!entry->member) continue; /* its process is a new one */
     membership_release(entry);
     entry->over_owed = MLFAB__PLANTED(69) ? 0 : membership->epoch;
     entry->over_well = 0;
@@ -25004,13 +25012,13 @@ static void membership_verdict(mlfab__membership *membership, int32_t code, int3
 
 /* --- forming an epoch --- */
 
-/* What a member says that its link carries; 0: it does not know. */
+/* Bytes a second that a member says its link carries; 0: it does not know. */
 static double membership_rate(const mlfab__membership_ask *ask) {
   double rate = ask->in < ask->out ? ask->in : ask->out;
   return rate > 0.0 && rate < 1e18 ? rate : 0.0;
 }
 
-/* Members of one host share its link: each tells what it has seen of it. */
+/* Members of one host share its link: the largest rate that one of them has measured counts. */
 static void membership_look_at_hosts(mlfab__membership *membership) {
   for (uint32_t i = 0; i < membership->members; i++) {
     mlfab__membership_entry *entry = membership_member(membership, i);
@@ -25055,7 +25063,7 @@ static void membership_make_list(mlfab__membership *membership) {
       mlfab__encode_membership_list(membership->list, &list, membership->table);
 }
 
-/* The epoch is over as it begins, for all who have asked. */
+/* Ends the epoch for all workers that have asked, before it begins. */
 static void membership_refuse(mlfab__membership *membership, int32_t code, int32_t rank,
                               const char *text) {
   membership->verdict = (mlfab__membership_over){membership->epoch, code, rank, {0}};
@@ -25070,7 +25078,7 @@ static void membership_refuse(mlfab__membership *membership, int32_t code, int32
   }
 }
 
-/* May those who have asked be an epoch? Else it is refused. */
+/* 1 when the workers that have asked can form an epoch; else it refuses the epoch. */
 static int membership_may_form(mlfab__membership *membership, uint32_t asked) {
   char text[128];
   if (asked > membership_room(membership)) {
@@ -25090,7 +25098,7 @@ static int membership_may_form(mlfab__membership *membership, uint32_t asked) {
   return 1;
 }
 
-/* Those who have asked are the next epoch. */
+/* The workers that have asked are the members of the next epoch. */
 static void membership_form(mlfab__membership *membership, uint32_t asked) {
   membership->epoch++;
   if (!membership_may_form(membership, asked)) return;
@@ -25108,7 +25116,7 @@ static void membership_form(mlfab__membership *membership, uint32_t asked) {
   membership_post_all(membership, MLFAB__MEMBERSHIP_LIST, membership->list, membership->list_bytes);
 }
 
-/* Who an epoch that forms waits for: the first rank that has not asked, or is not ready. */
+/* The rank that an epoch which forms waits for: the first that has not asked, or is not ready. */
 static int32_t membership_missing(const mlfab__membership *membership) {
   for (uint32_t w = 0; w < membership->workers; w++) {
     const mlfab__membership_entry *entry = &membership->entries[w];
@@ -25121,7 +25129,7 @@ static int32_t membership_missing(const mlfab__membership *membership) {
   return MLFAB_NO_RANK;
 }
 
-/* Tells those who wait who is missing, where it is another than they were told. */
+/* Tells the workers that wait which rank is missing, when it has changed. */
 static void membership_tell_missing(mlfab__membership *membership) {
   mlfab__membership_missing missing = {0, 0, 0, membership_missing(membership)};
   uint8_t meta[32];
@@ -25136,7 +25144,7 @@ static void membership_tell_missing(mlfab__membership *membership) {
   }
 }
 
-/* Has everybody asked who is awaited? */
+/* Forms the epoch when every live worker has asked. */
 static void membership_check(mlfab__membership *membership) {
   uint32_t asked = 0;
   if (membership->phase != MLFAB__MEMBERSHIP_GATHERING) return;
@@ -25145,7 +25153,7 @@ static void membership_check(mlfab__membership *membership) {
     membership_form(membership, asked);
 }
 
-/* What members choose their algorithms by. */
+/* Latency and rate, by which members choose algorithms. */
 static void membership_make_go(mlfab__membership *membership) {
   const mlfab__membership_entry *first = membership_member(membership, 0);
   mlfab__membership_go *go = &membership->go;
@@ -25164,7 +25172,7 @@ static void membership_make_go(mlfab__membership *membership) {
   if (go->rate <= 0.0) go->rate = membership_rate_unknown;
 }
 
-/* Is everybody ready who is awaited? */
+/* Starts the epoch when every member is ready. */
 static void membership_check_ready(mlfab__membership *membership) {
   if (membership->phase != MLFAB__MEMBERSHIP_LISTED ||
       membership_missing(membership) != MLFAB_NO_RANK)
@@ -25201,7 +25209,7 @@ static void membership_ask_all(mlfab__membership *membership, uint32_t channel, 
                       mlfab__encode_membership_call(meta, &call));
 }
 
-/* The inquiry is over: this rank has not called, or did not answer; or nobody is missing. */
+/* Ends the inquiry: this rank has not called, or did not answer; NO_RANK: nobody is missing. */
 static void membership_answer(mlfab__membership *membership, int32_t rank) {
   mlfab__membership_inquiry *inquiry = &membership->inquiry;
   mlfab__membership_missing missing = {membership->epoch, inquiry->channel, inquiry->number, rank};
@@ -25211,12 +25219,12 @@ static void membership_answer(mlfab__membership *membership, int32_t rank) {
                       mlfab__encode_membership_missing(meta, &missing));
 }
 
-/* Has told what it has called; 0: that is over there, and cannot have been anything else. */
+/* 1 when the member has told what it called. A call that is over there needs no comparison. */
 static int membership_knows(const mlfab__membership_entry *entry) {
   return membership_awaited(entry) && entry->signature != 0;
 }
 
-/* How many have called the same as this one. */
+/* How many members have called the same as this one. */
 static uint32_t membership_agreeing(const mlfab__membership *membership, uint64_t signature) {
   uint32_t n = 0;
   for (uint32_t i = 0; i < membership->members; i++) {
@@ -25226,11 +25234,10 @@ static uint32_t membership_agreeing(const mlfab__membership *membership, uint64_
   return n;
 }
 
-/* All have called. When not all have called the same, the verdict. */
+/* All members have called: the verdict is MISMATCH unless all calls are the same. */
 static void membership_compare(mlfab__membership *membership) {
   const mlfab__membership_entry *usual = NULL, *odd = NULL;
   uint32_t most = 0;
-  char text[MLFAB__TEXT_MAX];
   for (uint32_t w = 0; w < membership->workers; w++) {
     const mlfab__membership_entry *entry = &membership->entries[w];
     if (!membership_knows(entry) || (usual && entry->signature == usual->signature)) continue;
@@ -25249,19 +25256,19 @@ static void membership_compare(mlfab__membership *membership) {
     return;
   }
   uint32_t worker = (uint32_t)(odd - membership->entries);
-  snprintf(text, sizeof text, "calls differ: worker %u has called %.90s, worker %u %.90s", worker,
-           odd->words, (uint32_t)(usual - membership->entries), usual->words);
-  membership_verdict(membership, MLFAB_ERR_MISMATCH, (int32_t)worker, text);
+  membership_verdict(membership, MLFAB_ERR_MISMATCH, (int32_t)worker,
+                     "calls differ: worker %u has called %.90s, worker %u %.90s", worker,
+                     odd->words, (uint32_t)(usual - membership->entries), usual->words);
 }
 
-/* Does a call wait for this member to call it? Not while all hold still because one finishes, nor ever for one that
- * has finished: it takes part in what others have begun by itself. */
+/* 1 when the call under inquiry waits for this member. Nobody begins a call while a worker finishes, and a worker that
+ * has finished takes part in the others' calls by itself. */
 static int membership_may_call(const mlfab__membership *membership,
                                const mlfab__membership_entry *entry) {
   return !membership->freezing && !entry->finished;
 }
 
-/* Looks at the answers; `late`: whoever has not answered is not waited for any longer. */
+/* Evaluates the answers; `late`: does not wait for members that have not answered. */
 static void membership_look_at_answers(mlfab__membership *membership, int late) {
   int32_t silent = MLFAB_NO_RANK, missing = MLFAB_NO_RANK;
   if (!membership->inquiry.open) return;
@@ -25325,7 +25332,7 @@ static void membership_post_finish(mlfab__membership *membership, uint32_t worke
   MLFAB__POST(&membership->port, worker, type, membership_finish, &finish);
 }
 
-/* A member that knows all calls below the limit. */
+/* A member that has called all calls below the limit, and can describe them. */
 static int32_t membership_teller(const mlfab__membership *membership) {
   for (uint32_t i = 0; i < membership->members; i++) {
     const mlfab__membership_entry *entry = membership_member(membership, i);
@@ -25336,7 +25343,7 @@ static int32_t membership_teller(const mlfab__membership *membership) {
   return MLFAB_NO_RANK;
 }
 
-/* What a member may have missed: who has finished, the last one last; or, where all know that, the limit. */
+/* Says again what a member may have missed: who has finished, the last one last; or, when all know that, the limit. */
 static void membership_post_finished(mlfab__membership *membership, uint32_t worker) {
   if (membership->finisher == MLFAB_NO_RANK || membership->entries[worker].left) return;
   for (uint32_t i = 0; i < membership->members && membership->freezing; i++) {
@@ -25353,7 +25360,7 @@ static void membership_post_finished(mlfab__membership *membership, uint32_t wor
                            membership_teller(membership), membership->limit);
 }
 
-/* Have all answered? Then the epoch has a limit, and what is owed may be given. */
+/* When all members have answered FREEZE, the epoch gets its limit, and workers that have finished may give identities. */
 static void membership_settle(mlfab__membership *membership) {
   uint64_t limit = 0;
   if (!membership->freezing) return;
@@ -25372,7 +25379,7 @@ static void membership_settle(mlfab__membership *membership) {
                              membership_teller(membership), membership->limit);
 }
 
-/* Have all ended the calls below the limit? Then the next epoch begins, without a verdict. */
+/* When all members have ended the calls below the limit, the next epoch forms, without a verdict. */
 static void membership_check_moved(mlfab__membership *membership) {
   uint32_t asked = 0, members = membership->members;
   if (membership->limit == UINT64_MAX || membership->freezing) return;
@@ -25398,7 +25405,7 @@ static void membership_check_moved(mlfab__membership *membership) {
   if (asked > 0) membership_form(membership, asked);
 }
 
-/* It finishes. Whoever is in an epoch that others are still told of begins nothing in it. */
+/* A worker finishes. When it does not know yet of the epoch that is listed, this ends without failing a call. */
 static void membership_finishes(mlfab__membership *membership, uint32_t worker,
                                 const mlfab__membership_finish *in) {
   mlfab__membership_entry *entry = &membership->entries[worker];
@@ -25409,7 +25416,7 @@ static void membership_finishes(mlfab__membership *membership, uint32_t worker,
     membership_check(membership);
   } else if (membership->phase == MLFAB__MEMBERSHIP_LISTED && in->epoch != membership->epoch) {
     entry->done = 1;
-    membership_verdict(membership, 0, MLFAB_NO_RANK, "");
+    membership_verdict(membership, 0, MLFAB_NO_RANK, "%s", "");
   } else if (running && entry->finished && in->rank == MLFAB_NO_RANK && !membership->freezing) {
     entry->moved = 1;
     membership_check_moved(membership);
@@ -25441,7 +25448,7 @@ static void membership_freezes(mlfab__membership *membership, uint32_t worker,
   membership_settle(membership);
 }
 
-/* To those who owe it. */
+/* Hands the description of a call on to the workers that owe it. */
 static void membership_hand_on(mlfab__membership *membership, uint64_t number,
                                const mlfab__frame_in *frame) {
   for (uint32_t i = 0; i < membership->members; i++) {
@@ -25454,39 +25461,40 @@ static void membership_hand_on(mlfab__membership *membership, uint64_t number,
 
 /* --- what workers say --- */
 
-/* It wants to take part. */
-static void membership_asks(mlfab__membership *membership, uint32_t worker,
-                            const mlfab__membership_ask *in) {
+/* A worker wants to take part. 0, or FRAME: after an epoch that never was. */
+static int membership_asks(mlfab__membership *membership, uint32_t worker,
+                           const mlfab__membership_ask *in) {
   mlfab__membership_entry *entry = &membership->entries[worker];
-  if (entry->over_owed > in->epoch) { /* said before it heard of it */
+  if (in->epoch > membership->epoch) return MLFAB_ERR_FRAME;
+  if (entry->alive && entry->over_owed > in->epoch) { /* it has not heard the verdict yet */
     membership_post_over(membership, worker);
-    return;
+    return 0;
   }
-  if (entry->done) return;
+  if (!entry->alive || entry->done) return 0;
   entry->over_owed = 0;
   if (entry->member &&
       in->epoch == membership->epoch) { /* it has ended all calls below the limit */
     entry->ask = *in;
     entry->moved = membership->limit != UINT64_MAX && !membership->freezing;
     membership_check_moved(membership);
-    return;
+    return 0;
   }
   if (entry->member) { /* a repetition: the list may have been lost */
     membership_post(membership, worker, MLFAB__MEMBERSHIP_LIST, membership->list,
                     membership->list_bytes);
-    return;
+    return 0;
   }
   entry->asked = 1;
   entry->ask = *in;
   entry->missing = MEMBERSHIP_UNTOLD;
   if (membership->phase == MLFAB__MEMBERSHIP_IDLE) membership->phase = MLFAB__MEMBERSHIP_GATHERING;
   if (membership_stands(membership)) {
-    char text[64];
-    snprintf(text, sizeof text, "worker %u has come in: collectives begin anew", worker);
-    membership_verdict(membership, MLFAB_ERR_AGAIN, (int32_t)worker, text);
+    membership_verdict(membership, MLFAB_ERR_AGAIN, (int32_t)worker,
+                       "worker %u has come in: collectives begin anew", worker);
   } else {
     membership_check(membership);
   }
+  return 0;
 }
 
 static void membership_is_ready(mlfab__membership *membership, uint32_t worker,
@@ -25509,17 +25517,17 @@ static void membership_fails(mlfab__membership *membership, uint32_t worker,
                              const mlfab__membership_over *in) {
   int known = in->rank >= 0 && (uint32_t)in->rank < membership->workers;
   membership_verdict(membership, in->code < 0 ? in->code : MLFAB_ERR_REFUSED,
-                     known ? in->rank : (int32_t)worker, in->text);
+                     known ? in->rank : (int32_t)worker, "%s", in->text);
 }
 
-/* It takes no further part, and is no member: others are told when they begin one without it. */
+/* A worker that is no member takes no further part: the members of the next epoch are told. */
 static void membership_lose(mlfab__membership *membership, uint32_t worker, int32_t code) {
   mlfab__membership_entry *entry = &membership->entries[worker];
   int counted = entry->alive && !entry->done && !entry->member;
   if (counted && !membership_stands(membership)) entry->lost = code;
 }
 
-/* It takes no further part. Of an epoch that it did not know yet it has called nothing. */
+/* A worker takes no further part. It has called nothing in an epoch that it did not know yet. */
 static void membership_leaves(mlfab__membership *membership, uint32_t worker,
                               const mlfab__membership_leave *in) {
   mlfab__membership_entry *entry = &membership->entries[worker];
@@ -25547,102 +25555,64 @@ static void membership_leaves(mlfab__membership *membership, uint32_t worker,
   membership_check_moved(membership);
 }
 
-static void membership_broken(mlfab__membership *membership, uint32_t worker, const char *text) {
-  membership->port.drop(membership->port.self, worker, MLFAB_ERR_FRAME, text);
-}
-
-/* Frames of members about the epoch that stands. Others are of what is over. */
-#define MEMBERSHIP_DECODE(name) \
-  mlfab__decode_##name(frame->meta, frame->meta_bytes, &in.name) ? -1 : in.name.epoch == epoch
-static int membership_member_frame(mlfab__membership *membership, uint32_t worker,
-                                   const mlfab__frame_in *frame, uint64_t now_ns) {
-  union {
-    mlfab__membership_ready membership_ready;
-    mlfab__membership_over membership_over;
-    mlfab__membership_call membership_call;
-    mlfab__membership_tell membership_tell;
-    mlfab__membership_finish membership_finish;
-  } in;
+/* 0, FRAME, or 1: not of this role. Frames of an epoch that is over, and of workers that are dead, are ignored. */
+static int membership_take_frame(mlfab__membership *membership, uint32_t worker,
+                                 const mlfab__frame_in *frame, uint64_t now_ns) {
   mlfab__membership_entry *entry = &membership->entries[worker];
-  uint32_t epoch = entry->alive && entry->member ? membership->epoch : 0;
-  int running = membership->phase == MLFAB__MEMBERSHIP_RUNNING, fits;
-  switch (frame->type) {
-    case MLFAB__MEMBERSHIP_READY:
-      fits = MEMBERSHIP_DECODE(membership_ready);
-      if (fits > 0 && epoch) membership_is_ready(membership, worker, &in.membership_ready);
-      break;
-    case MLFAB__MEMBERSHIP_FAIL:
-      fits = MEMBERSHIP_DECODE(membership_over);
-      if (fits > 0 && epoch) membership_fails(membership, worker, &in.membership_over);
-      break;
-    case MLFAB__MEMBERSHIP_STUCK:
-      fits = MEMBERSHIP_DECODE(membership_call);
-      if (fits > 0 && epoch && running) membership_stuck(membership, &in.membership_call, now_ns);
-      break;
-    case MLFAB__MEMBERSHIP_TELL:
-      fits = MEMBERSHIP_DECODE(membership_tell);
-      if (fits > 0 && epoch && running) membership_tell(membership, entry, &in.membership_tell);
-      break;
-    case MLFAB__MEMBERSHIP_FROZEN:
-      fits = MEMBERSHIP_DECODE(membership_finish);
-      if (fits > 0 && epoch && running)
-        membership_freezes(membership, worker, &in.membership_finish);
-      break;
-    default:
-      return 0;
+  int listed = entry->alive && entry->member && membership->epoch;
+  int runs = listed && membership->phase == MLFAB__MEMBERSHIP_RUNNING;
+  mlfab__membership_owed owed;
+#define MEMBERSHIP_FRAME(TYPE, name, when, handle)                                         \
+  case TYPE: {                                                                             \
+    mlfab__##name in;                                                                      \
+    if (mlfab__decode_##name(frame->meta, frame->meta_bytes, &in)) return MLFAB_ERR_FRAME; \
+    if (when) handle;                                                                      \
+    return 0;                                                                              \
   }
-  if (fits < 0)
-    membership_broken(membership, worker, "a frame of the membership that does not parse");
-  return 1;
+#define PRESENT in.epoch == membership->epoch
+  switch (frame->type) {
+    MEMBERSHIP_FRAME(MLFAB__MEMBERSHIP, membership_ask, 1,
+                     return membership_asks(membership, worker, &in))
+    MEMBERSHIP_FRAME(MLFAB__MEMBERSHIP_FINISH, membership_finish, entry->alive,
+                     membership_finishes(membership, worker, &in))
+    MEMBERSHIP_FRAME(MLFAB__MEMBERSHIP_LEAVE, membership_leave, entry->alive,
+                     membership_leaves(membership, worker, &in))
+    MEMBERSHIP_FRAME(MLFAB__MEMBERSHIP_READY, membership_ready, listed && PRESENT,
+                     membership_is_ready(membership, worker, &in))
+    MEMBERSHIP_FRAME(MLFAB__MEMBERSHIP_FAIL, membership_over, listed && PRESENT,
+                     membership_fails(membership, worker, &in))
+    MEMBERSHIP_FRAME(MLFAB__MEMBERSHIP_STUCK, membership_call, runs && PRESENT,
+                     membership_stuck(membership, &in, now_ns))
+    MEMBERSHIP_FRAME(MLFAB__MEMBERSHIP_TELL, membership_tell, runs && PRESENT,
+                     membership_tell(membership, entry, &in))
+    MEMBERSHIP_FRAME(MLFAB__MEMBERSHIP_FROZEN, membership_finish, runs && PRESENT,
+                     membership_freezes(membership, worker, &in))
+    case MLFAB__MEMBERSHIP_OWED:
+      if (mlfab__decode_membership_owed(frame->meta, frame->meta_bytes, &owed, NULL))
+        return MLFAB_ERR_FRAME;
+      if (entry->member && owed.epoch == membership->epoch)
+        membership_hand_on(membership, owed.number, frame);
+      return 0;
+    default:
+      return 1;
+  }
+#undef PRESENT
+#undef MEMBERSHIP_FRAME
 }
-#undef MEMBERSHIP_DECODE
 
 MLFAB__INTERNAL int mlfab__membership_frame(mlfab__membership *membership, uint32_t worker,
                                             const mlfab__frame_in *frame, uint64_t now_ns) {
-  mlfab__membership_ask ask;
-  mlfab__membership_leave leave;
-  mlfab__membership_finish finish;
-  mlfab__membership_owed owed;
-  if (frame->type == MLFAB__MEMBERSHIP_FINISH) {
-    if (mlfab__decode_membership_finish(frame->meta, frame->meta_bytes, &finish)) {
-      membership_broken(membership, worker, "a MEMBERSHIP_FINISH that does not parse");
-    } else if (membership->entries[worker].alive) {
-      membership_finishes(membership, worker, &finish);
-    }
-    return 1;
-  }
-  if (frame->type == MLFAB__MEMBERSHIP_OWED) {
-    if (mlfab__decode_membership_owed(frame->meta, frame->meta_bytes, &owed, NULL)) {
-      membership_broken(membership, worker, "a MEMBERSHIP_OWED that does not parse");
-    } else if (membership->entries[worker].member && owed.epoch == membership->epoch) {
-      membership_hand_on(membership, owed.number, frame);
-    }
-    return 1;
-  }
-  if (frame->type == MLFAB__MEMBERSHIP) {
-    if (mlfab__decode_membership_ask(frame->meta, frame->meta_bytes, &ask) ||
-        ask.epoch > membership->epoch) {
-      membership_broken(membership, worker,
-                        "a MEMBERSHIP that does not parse, or of an epoch that never was");
-    } else if (membership->entries[worker].alive) {
-      membership_asks(membership, worker, &ask);
-    }
-    return 1;
-  }
-  if (frame->type == MLFAB__MEMBERSHIP_LEAVE) {
-    if (mlfab__decode_membership_leave(frame->meta, frame->meta_bytes, &leave)) {
-      membership_broken(membership, worker, "a MEMBERSHIP_LEAVE that does not parse");
-    } else if (membership->entries[worker].alive) {
-      membership_leaves(membership, worker, &leave);
-    }
-    return 1;
-  }
-  return membership_member_frame(membership, worker, frame, now_ns);
+  int code = membership_take_frame(membership, worker, frame, now_ns);
+  if (code == MLFAB_ERR_FRAME)
+    membership->port.drop(
+        membership->port.self, worker, code,
+        "a frame of the membership that does not parse, or of an epoch that never was");
+  return code != 1;
 }
 
 /* --- who comes and goes --- */
 
-/* What a member may have missed while it had no link. What it repeats itself is answered then. */
+/* A worker has a new link: server 0 says again what it may have missed, but for answers to what it repeats itself. */
 static void membership_repeat(mlfab__membership *membership, uint32_t worker) {
   const mlfab__membership_entry *entry = &membership->entries[worker];
   const mlfab__membership_inquiry *inquiry = &membership->inquiry;
@@ -25674,9 +25644,8 @@ MLFAB__INTERNAL void mlfab__membership_hello(mlfab__membership *membership, uint
   entry->incarnation = incarnation;
   entry->missing = MEMBERSHIP_UNTOLD;
   if (ends) {
-    char text[64];
-    snprintf(text, sizeof text, "worker %u is back as a new process", worker);
-    membership_verdict(membership, MLFAB_ERR_AGAIN, (int32_t)worker, text);
+    membership_verdict(membership, MLFAB_ERR_AGAIN, (int32_t)worker,
+                       "worker %u is back as a new process", worker);
   }
 }
 
@@ -25686,17 +25655,16 @@ MLFAB__INTERNAL void mlfab__membership_gone(mlfab__membership *membership, uint3
   (void)now_ns;
   membership_lose(membership, worker, left ? MLFAB_ERR_PEER_CLOSED : MLFAB_ERR_PEER_DEAD);
   entry->alive = entry->asked = 0;
-  if (entry->member && entry->finished && entry->moved) { /* nobody waits for anything of it */
+  if (entry->member && entry->finished && entry->moved) { /* nobody waits for its bytes */
     entry->left = 1;
     membership_check_moved(membership);
-  } else if (entry->member && left && entry->left) { /* as it has said */
+  } else if (entry->member && left && entry->left) { /* it has said so */
     entry->ready = 1;
     membership_check_ready(membership);
   } else if (entry->member) {
-    char text[64];
-    snprintf(text, sizeof text, left ? "worker %u has closed" : "worker %u is dead", worker);
     membership_verdict(membership, left ? MLFAB_ERR_PEER_CLOSED : MLFAB_ERR_PEER_DEAD,
-                       (int32_t)worker, text);
+                       (int32_t)worker, left ? "worker %u has closed" : "worker %u is dead",
+                       worker);
   } else {
     membership_check(membership);
   }
@@ -25753,24 +25721,22 @@ MLFAB__INTERNAL int mlfab__partial_run_close(mlfab__comm *comm, uint32_t id, mlf
 /* partial_run.c - the communicator: partial reductions. See comm.h; what a round is and what a member
  * keeps is partial.h's.
  *
- * Two runs, by parity of the round: one is armed as soon as the round two before it is over and
- * nothing of it is borrowed, so that a worker that does not call takes part all the same. A round's
- * run has the number round - base + 1, where base is the first round of the epoch.
+ * There are two runs, by parity of the round. The runner arms one as soon as the round two before it is over and
+ * nothing of that is borrowed, so that a worker that does not call takes part all the same. The run of a round has the
+ * number round - base + 1, where base is the first round of the epoch.
  *
- * An epoch begins with a run that exchanges marks (partial.h; number 0: an allreduce, MAX): the base,
- * which is the first round that no call is known to have got, and how many flushes have succeeded, now and
- * in epochs before. From them everybody knows whether what it gave to the round, or the flush, that a
- * failure has ended is in a result that somebody has. It is left out in an object's first epoch, where
- * all begin with 0. A flush that is called meanwhile begins when it is over.
+ * An epoch begins with run 0, an allreduce (MAX) of the marks (partial.h). From them each member knows whether the data
+ * that it gave to the round, or flush, that a failure ended is in a result that some member has. An object's first epoch
+ * needs no such run: all begin with 0. A flush that is called meanwhile begins when the run is over.
  *
- * Closing waits for the round that has taken here, and for what of it is borrowed: all have given to it,
- * so it ends by itself. A round that has not is another's to miss: it fails, naming this worker.
+ * Closing waits for the round that has taken data here, and for what of it is borrowed: all members have given to that
+ * round, so it ends by itself. A round that has not taken yet fails where others begin it, naming this worker.
  *
  * Invariants. (1) A round's run takes only when the round before is over here (partial.h), so
  * rounds are delivered in order. (2) A call's buffers are not touched after its request has ended.
- * (3) While a flush is open there is no call, and no round takes from what is flushed; a flush
- * that ended without a failure has succeeded, as every failure is told to objects; one that has failed
- * here counts as carried out when the next epoch finds that it was, anywhere. */
+ * (3) While a flush is open there is no call, and no round takes the flushed data. A flush that
+ * ends without a failure has succeeded; one that fails here counts as carried out if the next epoch's marks say that
+ * another member has its result. */
 
 #include <stdio.h>
 
@@ -25779,23 +25745,21 @@ static const double partial_run_bytes_per_ns = 1.0;
 
 struct mlfab__partial_run {
   mlfab__comm *comm;
-  mlfab__comm_object *object;
+  mlfab__comm_object object;
   uint32_t refuse_nan;
   uint64_t signature;
   mlfab__partial partial;
   mlfab__engine_run runs[2]; /* rounds, by parity */
   mlfab__engine_run settle;
   mlfab_vec vecs[2][2], settle_vec;
-  uint64_t base;   /* the epoch's first round */
-  uint64_t armed;  /* rounds below it have been armed in this epoch, as far as they are not over */
-  uint32_t epoch;  /* 0: none stands */
-  uint8_t known;   /* has been through an epoch */
-  uint8_t closing; /* when its last round is over, and nothing of it is borrowed any more */
+  uint64_t base;  /* the epoch's first round */
+  uint64_t armed; /* rounds below it have been armed in this epoch, as far as they are not over */
+  uint32_t epoch; /* 0: none stands */
+  uint8_t known;  /* has been through an epoch */
   mlfab_request request; /* the call that waits; 0: none */
   mlfab_partial_info *info_p;
   mlfab_request flush; /* 0: none */
   void *flush_data;    /* where it goes */
-  mlfab__comm_grave grave;
 };
 
 /* --- rounds --- */
@@ -25810,11 +25774,11 @@ static void partial_run_arm(const mlfab__partial_run *e, mlfab__engine_run *run)
   if (code && code != MLFAB_ERR_STATE) partial_run_fail(e, code);
 }
 
-/* Arms what may be armed, and starts what is due. */
+/* Arms the runs that may be armed, and triggers what is due. */
 static void partial_run_go_on(mlfab__partial_run *e) {
   mlfab__comm *comm = e->comm;
   mlfab__partial *partial = &e->partial;
-  while (partial->settled && !e->closing && !comm->failing && !e->runs[e->armed & 1].armed) {
+  while (partial->settled && !e->object.closing && !comm->failing && !e->runs[e->armed & 1].armed) {
     mlfab__engine_run *run = &e->runs[e->armed & 1];
     run->number = e->armed++ - e->base + 1;
     partial_run_arm(e, run);
@@ -25823,7 +25787,7 @@ static void partial_run_go_on(mlfab__partial_run *e) {
   if (!partial->settled || !open->armed || open->number != partial->over - e->base + 1) return;
   uint32_t op = mlfab__partial_trigger(partial);
   int take = mlfab__partial_may_take(partial);
-  /* A round that is over in the midst of this goes on by itself. */
+  /* A round that ends meanwhile calls this function again. */
   if (take) mlfab__engine_trigger(comm, open, partial->plan.take, comm->now_ns);
   if (op != MLFAB__DAG_NONE) mlfab__engine_trigger(comm, open, op, comm->now_ns);
 }
@@ -25864,13 +25828,7 @@ static void partial_run_free(void *self) {
   mlfab__free(env, e, sizeof *e);
 }
 
-static void partial_run_remove(mlfab__partial_run *e) {
-  mlfab__comm_object_remove(e->comm, e->object);
-  e->grave = (mlfab__comm_grave){.free_self = partial_run_free, .self = e};
-  mlfab__comm_bury(e->comm, &e->grave);
-}
-
-/* Is something of a round still on its way that ends by itself? */
+/* 1 when a round is under way that ends by itself. */
 static int partial_run_ends(const mlfab__partial_run *e) {
   if (e->partial.settled && e->partial.taken) return 1;
   for (uint32_t i = 0; i < 2; i++)
@@ -25881,14 +25839,14 @@ static int partial_run_ends(const mlfab__partial_run *e) {
 static void partial_run_round_over(void *self, int status) {
   mlfab__partial_run *e = self;
   if (status) return;
-  if (!e->closing) {
+  if (!e->object.closing) {
     partial_run_go_on(e);
   } else if (!partial_run_ends(e)) {
-    partial_run_remove(e);
+    mlfab__comm_object_bury(e->comm, &e->object);
   }
 }
 
-/* All know where they are. */
+/* All members know the base. */
 static void partial_run_settled(mlfab__partial_run *e) {
   int code = mlfab__partial_settle(&e->partial, e->epoch);
   if (code) {
@@ -25903,7 +25861,7 @@ static void partial_run_settled(mlfab__partial_run *e) {
 
 static void partial_run_settle_over(void *self, int status) {
   mlfab__partial_run *e = self;
-  if (!status && !e->closing) partial_run_settled(e);
+  if (!status && !e->object.closing) partial_run_settled(e);
 }
 
 static int partial_run_build_settle(mlfab__partial_run *e) {
@@ -25940,7 +25898,7 @@ static int partial_run_build(mlfab__partial_run *e) {
 
 static void partial_run_fill_play(mlfab__partial_run *e, mlfab__engine_run *run,
                                   uint64_t signature) {
-  run->channel = e->object->channel;
+  run->channel = e->object.channel;
   run->signature = signature;
   run->self = e;
   run->over = partial_run_round_over;
@@ -25972,7 +25930,7 @@ static void partial_run_fill_plays(mlfab__partial_run *e) {
 static void partial_run_begin(void *self) {
   mlfab__partial_run *e = self;
   int fresh = !e->known;
-  if (e->closing || e->epoch == e->comm->epoch) return;
+  if (e->object.closing || e->epoch == e->comm->epoch) return;
   e->epoch = e->comm->epoch;
   e->known = 1;
   partial_run_fill_plays(e);
@@ -25989,7 +25947,7 @@ static void partial_run_begin(void *self) {
   }
 }
 
-/* The flush may begin: only now is it known what there is to flush. */
+/* The flush may begin when the members know the base: only then is it known what there is to flush. */
 static int partial_run_stands(void *self) {
   mlfab__partial_run *e = self;
   if (!e->partial.settled) return 0;
@@ -25997,7 +25955,7 @@ static int partial_run_stands(void *self) {
   return 1;
 }
 
-/* Whether the flush is over, and how. */
+/* Notes whether the flush is over, and how. */
 static void partial_run_look_at_flush(mlfab__partial_run *e) {
   const mlfab__request *request = mlfab__request_find(e->comm->requests, e->flush);
   if (!e->flush || (request && !request->done)) return;
@@ -26014,27 +25972,24 @@ static void partial_run_over(void *self) {
   e->request = 0;
   e->info_p = NULL;
   if (request) mlfab__comm_end_request(e->comm, request);
-  if (e->closing) partial_run_remove(e);
+  if (e->object.closing) mlfab__comm_object_bury(e->comm, &e->object);
 }
 
 /* --- calls that do not end --- */
 
-/* Whom the open round waits for, and why, as far as known. */
 static int32_t partial_run_awaited(void *self, uint64_t *number_p, const char **why_p) {
   const mlfab__partial_run *e = self;
   const mlfab__comm *comm = e->comm;
-  int32_t rank = mlfab__comm_missing(e->comm, e->object);
   uint32_t drawn = mlfab__partial_awaits(&e->partial);
   *number_p = e->partial.over;
-  *why_p = comm->phase == MLFAB__COMM_IN ? "has not called it" : "takes no part yet";
-  if (rank != MLFAB_NO_RANK || comm->phase != MLFAB__COMM_IN) return rank;
-  if (drawn != MLFAB__DAG_NONE && drawn != comm->me) return (int32_t)comm->ranks[drawn];
-  *why_p = "is awaited";
-  return mlfab__engine_awaits(comm, &e->runs[e->partial.over & 1]);
+  if (drawn == MLFAB__DAG_NONE || drawn == comm->me)
+    return mlfab__engine_awaits(comm, &e->runs[e->partial.over & 1]);
+  *why_p = "has not called it";
+  return (int32_t)comm->ranks[drawn];
 }
 
-/* Others wait for this worker where it was drawn and has not called, where it is one of a quorum
- * and has not, and where its queue is full. */
+/* Others wait for this worker when it was drawn and has not called, when a quorum counts its call and it has not called,
+ * and when its queue is full. */
 static int partial_run_called(void *self, uint64_t number) {
   const mlfab__partial_run *e = self;
   const mlfab__partial *partial = &e->partial;
@@ -26050,6 +26005,18 @@ static int partial_run_called(void *self, uint64_t number) {
 /* --- opening --- */
 
 static const char partial_run_what[] = "a partial reduction";
+
+static const mlfab__comm_kind partial_run_kind = {.what = partial_run_what,
+                                                  .opening = "the opening of a partial reduction",
+                                                  .counts = "round",
+                                                  .absent = "has not called it",
+                                                  .ahead = 1,
+                                                  .begin = partial_run_begin,
+                                                  .over = partial_run_over,
+                                                  .stands = partial_run_stands,
+                                                  .awaited = partial_run_awaited,
+                                                  .called = partial_run_called,
+                                                  .free_self = partial_run_free};
 
 static int partial_run_refuse(mlfab_error *error, int code, const char *what) {
   return MLFAB__FAIL(error, code, "a partial reduction: %s", what);
@@ -26117,7 +26084,7 @@ static mlfab__partial_spec partial_run_spec(const mlfab__comm *comm, uint64_t co
                                .seed = o->seed ? o->seed : comm->config->seed};
 }
 
-/* What all workers must have in common. */
+/* A hash of the options that all workers must have in common. */
 static uint64_t partial_run_signature(const mlfab__partial_spec *spec) {
   const uint64_t of[] = {spec->mode,      spec->quorum, spec->results,         spec->queue_max,
                          spec->algorithm, spec->mean,   (uint64_t)spec->dtype, spec->count,
@@ -26139,27 +26106,6 @@ static mlfab__partial_run *partial_run_new(mlfab__comm *comm, const mlfab__parti
   return NULL;
 }
 
-/* All workers open it with the same options, or nobody does. */
-static int partial_run_gather(mlfab__partial_run *e, uint64_t timeout_ns, uint64_t now_ns,
-                              mlfab_request *request_p, mlfab_error *error) {
-  mlfab__comm *comm = e->comm;
-  const mlfab__comm_object object = {.what = partial_run_what,
-                                     .counts = "round",
-                                     .ahead = 1,
-                                     .self = e,
-                                     .begin = partial_run_begin,
-                                     .over = partial_run_over,
-                                     .stands = partial_run_stands,
-                                     .awaited = partial_run_awaited,
-                                     .called = partial_run_called,
-                                     .free_self = partial_run_free};
-  int code =
-      mlfab__comm_object_open(comm, &object, "the opening of a partial reduction", e->signature,
-                              timeout_ns, now_ns, &e->object, request_p, error);
-  if (code) partial_run_free(e);
-  return code;
-}
-
 MLFAB__INTERNAL int mlfab__partial_run_open(mlfab__comm *comm, uint64_t count, int dtype,
                                             const mlfab_partial_options *options,
                                             uint64_t timeout_ns, uint64_t now_ns, uint32_t *id_p,
@@ -26170,29 +26116,21 @@ MLFAB__INTERNAL int mlfab__partial_run_open(mlfab__comm *comm, uint64_t count, i
   memcpy(&given, options, mlfab__min(options->size, sizeof given));
   int code = partial_run_check_type(comm, count, dtype, given.op, error);
   if (!code) code = partial_run_check_options(comm, &given, error);
-  if (!code) code = mlfab__comm_check_state(comm, partial_run_what, error);
-  if (!code && mlfab__comm_owed(comm, error)) code = comm->verdict.code;
+  if (!code) code = mlfab__comm_check_ready(comm, partial_run_what, error);
   if (code) return code;
   mlfab__partial_spec spec = partial_run_spec(comm, count, dtype, &given);
   mlfab__partial_run *e = partial_run_new(comm, &spec, given.refuse_nan);
   if (!e) return partial_run_refuse(error, MLFAB_ERR_MEMORY, "out of memory");
-  mlfab__comm_enter(comm, now_ns);
-  code = partial_run_gather(e, timeout_ns, now_ns, request_p, error);
-  if (!code) *id_p = e->object->id;
-  mlfab__comm_exit(comm);
+  code = mlfab__comm_object_open(comm, &e->object, &partial_run_kind, e, e->signature, timeout_ns,
+                                 now_ns, request_p, error);
+  if (code)
+    partial_run_free(e);
+  else
+    *id_p = e->object.id;
   return code;
 }
 
 /* --- calls --- */
-
-/* One that is open, or NULL. */
-static mlfab__partial_run *partial_run_find(mlfab__comm *comm, uint32_t id, mlfab_error *error) {
-  mlfab__partial_run *e = mlfab__comm_object_self(comm, id, partial_run_free);
-  if (e && !e->closing) return e;
-  (void)MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "no partial reduction with the number %u is open",
-                    id);
-  return NULL;
-}
 
 static int partial_run_check_call(mlfab__partial_run *e, const void *data, mlfab_error *error) {
   const mlfab__partial_spec *spec = &e->partial.spec;
@@ -26208,7 +26146,7 @@ MLFAB__INTERNAL int mlfab__partial_run_start(mlfab__comm *comm, uint32_t id, voi
                                              uint64_t timeout_ns, uint64_t now_ns,
                                              mlfab_partial_info *info_p, mlfab_request *request_p,
                                              mlfab_error *error) {
-  mlfab__partial_run *e = partial_run_find(comm, id, error);
+  mlfab__partial_run *e = mlfab__comm_object_get(comm, &partial_run_kind, id, error);
   if (!e) return MLFAB_ERR_ARGUMENT;
   const mlfab__partial_spec *spec = &e->partial.spec;
   if (info_p && info_p->size < sizeof info_p->size)
@@ -26222,7 +26160,7 @@ MLFAB__INTERNAL int mlfab__partial_run_start(mlfab__comm *comm, uint32_t id, voi
     mlfab__partial_keep(&e->partial, data);
     return comm->verdict.code;
   }
-  code = mlfab__comm_object_request(comm, e->object, timeout_ns, now_ns, request_p, error);
+  code = mlfab__comm_object_request(comm, &e->object, timeout_ns, now_ns, request_p, error);
   if (code) return code;
   e->request = *request_p;
   e->info_p = info_p;
@@ -26236,7 +26174,7 @@ MLFAB__INTERNAL int mlfab__partial_run_start(mlfab__comm *comm, uint32_t id, voi
 MLFAB__INTERNAL int mlfab__partial_run_flush(mlfab__comm *comm, uint32_t id, void *data,
                                              uint64_t timeout_ns, uint64_t now_ns,
                                              mlfab_request *request_p, mlfab_error *error) {
-  mlfab__partial_run *e = partial_run_find(comm, id, error);
+  mlfab__partial_run *e = mlfab__comm_object_get(comm, &partial_run_kind, id, error);
   if (!e) return MLFAB_ERR_ARGUMENT;
   const mlfab__partial_spec *spec = &e->partial.spec;
   const mlfab_vec vec = {data, spec->count};
@@ -26246,7 +26184,7 @@ MLFAB__INTERNAL int mlfab__partial_run_flush(mlfab__comm *comm, uint32_t id, voi
                                  .op = spec->mean ? MLFAB_OP_MEAN : MLFAB_OP_SUM,
                                  .vecs = &vec,
                                  .n = 1,
-                                 .salt = e->object->channel,
+                                 .salt = e->object.channel,
                                  .of = id,
                                  .words = "the flush of a partial reduction"};
   int code = partial_run_check_call(e, data, error);
@@ -26262,15 +26200,15 @@ MLFAB__INTERNAL int mlfab__partial_run_flush(mlfab__comm *comm, uint32_t id, voi
 }
 
 MLFAB__INTERNAL int mlfab__partial_run_close(mlfab__comm *comm, uint32_t id, mlfab_error *error) {
-  mlfab__partial_run *e = partial_run_find(comm, id, error);
+  mlfab__partial_run *e = mlfab__comm_object_get(comm, &partial_run_kind, id, error);
   if (!e) return MLFAB_ERR_ARGUMENT;
   partial_run_look_at_flush(e);
   if (e->request || e->flush)
     return partial_run_refuse(error, MLFAB_ERR_STATE, "a step or a flush is under way");
   if (partial_run_ends(e)) {
-    e->closing = 1;
+    e->object.closing = 1;
   } else {
-    partial_run_remove(e);
+    mlfab__comm_object_bury(e->comm, &e->object);
   }
   return 0;
 }
@@ -26284,9 +26222,8 @@ MLFAB__INTERNAL int mlfab__partial_run_close(mlfab__comm *comm, uint32_t id, mlf
 
 typedef struct mlfab__stochastic mlfab__stochastic; /* stochastic.c */
 
-/* Opens one; it is open for all when the request has ended with 0, and for nobody with an error.
- * Errors: as of mlfab_stochastic_open, but for what is wrong with the graph, which
- * mlfab__stochastic_state tells from then on. */
+/* Opens a stochastic reduction. It is open on all workers when the request ends with 0, on none with an error. Errors:
+ * as of mlfab_stochastic_open; mlfab__stochastic_state tells errors of the graph afterwards. */
 MLFAB__INTERNAL int mlfab__stochastic_open(mlfab__comm *comm, uint64_t count, int dtype,
                                            const mlfab_stochastic_options *options,
                                            uint64_t timeout_ns, uint64_t now_ns, uint32_t *id_p,
@@ -26311,20 +26248,18 @@ MLFAB__INTERNAL int mlfab__stochastic_close(mlfab__comm *comm, uint32_t id, mlfa
 /* stochastic.c - the communicator: stochastic reduce. See comm.h; what may be sent and averaged when is
  * notify.h's.
  *
- * A graph over the members of the epoch says who sends to whom. A worker keeps an array for each
- * sender, which frames of its models are written to as they come, and one of its own, which its
- * receivers are sent from: so the caller's data is replaced by the mean without waiting for
- * anybody's acknowledgement. That array is written again when all have given it back. Small models
- * are copied by the streams instead.
+ * A graph over the members of the epoch says who sends to whom. A worker keeps an array for each sender, into which it
+ * writes the bytes of models as they come, and one array of its own, from which it sends: so it replaces the caller's
+ * data by the mean without waiting for an acknowledgement. It writes that array again when no message borrows it any
+ * more. The streams copy small models instead.
  *
- * Messages: (channel, iteration, tag), never EAGER: they go to their place, or are numbers. The
- * footer of a model is its last byte: the stream hands on nothing that is not in order, so NOTIFY
- * needs no message of its own. BSP's barrier is REACHED from everybody, sent before the models, so
- * that it says nothing of their bytes: as barriers beside one-sided writes.
+ * Messages: (channel, iteration, tag), never EAGER: models go to their place, others have no bytes. The last byte of a
+ * model is its footer: streams deliver in order, so NOTIFY needs no message of its own. BSP's barrier is a REACHED
+ * from every member, sent before the models: it says nothing of their bytes, like a barrier beside one-sided writes.
  *
- * Iterations count from 1 in every epoch; those of a failed epoch leave nothing but the callers'
- * data as it was. The graph is built anew for the members: where that cannot be, the object is
- * `wrong` as long as the epoch stands, on all of them alike, and that fails no other call.
+ * Iterations count from 1 in every epoch; one that fails leaves the caller's data as it was. Every epoch has a graph of
+ * its members. When there is none, the object is `wrong` while the epoch stands, on all members alike, and no other
+ * call fails.
  *
  * The mean is of the arrays in the order of members, with one rounding an addition and one for the
  * division: the same inputs give the same bits.
@@ -26343,14 +26278,12 @@ typedef struct stochastic_slot {
 
 struct mlfab__stochastic {
   mlfab__comm *comm;
-  mlfab__comm_object *object;
+  mlfab__comm_object object;
   mlfab_stochastic_options options; /* complete; edges are a copy */
   int dtype;
   uint32_t width;
   uint64_t count, bytes, signature;
   uint64_t iterations; /* that this worker has finished, of all epochs */
-  int closing;         /* when its array is given back */
-  mlfab_request opening;
   /* The epoch's. */
   uint32_t epoch; /* 0: none */
   int wrong;      /* there is no graph: why */
@@ -26368,12 +26301,11 @@ struct mlfab__stochastic {
   mlfab_request request; /* 0: none */
   void *data;
   mlfab_stochastic_info *info_p;
-  mlfab__comm_grave grave;
 };
 
 /* --- the graph of an epoch --- */
 
-/* But for `own`, which links may hold until they have been told. */
+/* Frees all but `own`, which links may read until they have been told. */
 static void stochastic_forget(mlfab__stochastic *g) {
   mlfab__env *env = g->comm->env;
   for (uint32_t i = 0; g->slots && i < g->notify.ins; i++)
@@ -26399,8 +26331,8 @@ static int stochastic_no_memory(mlfab_error *error) {
   return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "a stochastic reduction: out of memory");
 }
 
-/* The graph while it is built. Nodes of a built one are members, in their order, which has those of
- * one host beside each other; nodes of the user's are members by rank. */
+/* The graph under construction. Nodes of a graph by rule are members in their order, which puts those of one host
+ * beside each other; nodes of the user's graph are members by rank. */
 typedef struct stochastic_graph {
   mlfab_edge *edges;
   uint32_t n, room;
@@ -26473,7 +26405,7 @@ static int stochastic_build_edges(const mlfab__stochastic *g, stochastic_graph *
                      o->graph, o->degree, members);
 }
 
-/* Those that are built by rule are known to be good. */
+/* Graphs by rule pass by construction. */
 static int stochastic_check(const mlfab__stochastic *g, const stochastic_graph *graph,
                             mlfab_error *error) {
   mlfab_graph_info info;
@@ -26502,7 +26434,7 @@ static uint32_t stochastic_peers(const mlfab__comm *comm, const stochastic_graph
   return n;
 }
 
-/* The lists, and who waits for whom. */
+/* Builds the lists of senders and receivers. */
 static int stochastic_connect(mlfab__stochastic *g, const stochastic_graph *graph) {
   mlfab__comm *comm = g->comm;
   uint32_t members = comm->members;
@@ -26539,7 +26471,7 @@ static int stochastic_arrays(mlfab__stochastic *g) {
              : 0;
 }
 
-/* Errors: MEMORY; else `error` tells. */
+/* Errors: MEMORY; others are in `error`. */
 static int stochastic_build(mlfab__stochastic *g, mlfab_error *error) {
   stochastic_graph graph = {0};
   int code = stochastic_number(g, &graph);
@@ -26568,7 +26500,7 @@ static void stochastic_fail_memory(const mlfab__stochastic *g) {
                    "a stochastic reduction: worker %u is out of memory", g->comm->rank);
 }
 
-/* The members are known: whoever is in the epoch already may send. */
+/* Builds what the epoch needs, once the members are known: one that is IN already may send. */
 static void stochastic_prepare(mlfab__stochastic *g) {
   if (g->epoch == g->comm->epoch) return;
   stochastic_forget(g);
@@ -26586,7 +26518,7 @@ static void stochastic_prepare(mlfab__stochastic *g) {
 
 static mlfab__coll stochastic_head(const mlfab__stochastic *g, uint32_t tag, uint64_t iteration,
                                    uint64_t total) {
-  return (mlfab__coll){.channel = g->object->channel,
+  return (mlfab__coll){.channel = g->object.channel,
                        .number = iteration,
                        .tag = tag,
                        .signature = g->signature,
@@ -26598,7 +26530,7 @@ static void stochastic_send(mlfab__stochastic *g, uint32_t member, uint32_t tag,
   mlfab__coll head = stochastic_head(g, tag, iteration, n);
   int copy = bytes == NULL || stochastic_copies(g);
   int code = mlfab__stream_send(&g->comm->streams, member, &head, bytes, n, copy,
-                                MLFAB__COMM_COOKIE(g->object->id));
+                                MLFAB__COMM_COOKIE(g->object.id));
   if (code) {
     stochastic_fail_memory(g);
   } else if (!copy) {
@@ -26606,7 +26538,7 @@ static void stochastic_send(mlfab__stochastic *g, uint32_t member, uint32_t tag,
   }
 }
 
-/* The model to all receivers in one go, when it may go. */
+/* Sends the model to all receivers at once, when it may go. */
 static void stochastic_send_all(mlfab__stochastic *g) {
   mlfab__notify *notify = &g->notify;
   const mlfab__comm *comm = g->comm;
@@ -26623,7 +26555,7 @@ static void stochastic_send_all(mlfab__stochastic *g) {
   }
 }
 
-/* BSP: the first member that has not come as far, or NO_RANK. */
+/* BSP: the rank of the first member that has not reached this iteration, or NO_RANK. */
 static int32_t stochastic_behind(const mlfab__stochastic *g) {
   const mlfab__comm *comm = g->comm;
   for (uint32_t m = 0; m < comm->members; m++) {
@@ -26636,7 +26568,7 @@ static mlfab__notify_stamps stochastic_stamps(const mlfab__stochastic *g, uint32
   return (mlfab__notify_stamps){g->notify.in[edge].header, g->notify.in[edge].footer};
 }
 
-/* Adds this sender's model to the inputs, if it is whole: 0, or what is wrong with its slot. */
+/* Adds this sender's model to the inputs if it is whole. Errors: of mlfab__notify_consumed. */
 static int stochastic_take(mlfab__stochastic *g, uint32_t edge, uint32_t *n_p, mlfab_error *error) {
   mlfab__notify_stamps stamps = stochastic_stamps(g, edge);
   uint64_t ack;
@@ -26645,8 +26577,8 @@ static int stochastic_take(mlfab__stochastic *g, uint32_t edge, uint32_t *n_p, m
   return input < 0 ? input : 0;
 }
 
-/* What is averaged, in the order of members: how many, or 0 when that is a failure. Nothing is written
- * to a slot until the caller has averaged. */
+/* Collects the inputs in the order of members: how many, or 0 after a failure. Slots are not written until the caller
+ * has averaged. */
 static uint32_t stochastic_inputs(mlfab__stochastic *g) {
   uint32_t n = 0, own = 0;
   for (uint32_t i = 0; i <= g->notify.ins; i++) {
@@ -26663,7 +26595,7 @@ static uint32_t stochastic_inputs(mlfab__stochastic *g) {
   return n;
 }
 
-/* The mean of `n` inputs from the byte `at` on, in place of the data. */
+/* Writes the mean of `n` inputs over the data, from byte `at` on. */
 static void stochastic_mean(const mlfab__stochastic *g, uint32_t n, uint64_t at, uint64_t bytes) {
   const void *in[MLFAB__COMBINE_MOST];
   void *data = (uint8_t *)g->data + at;
@@ -26678,7 +26610,7 @@ static void stochastic_mean(const mlfab__stochastic *g, uint32_t n, uint64_t at,
   mlfab__kernel_divide(g->dtype, data, bytes / g->width, n);
 }
 
-/* The iteration is over with the mean; what fails from then on fails the next one. */
+/* Averages, acknowledges, and ends the iteration; a later failure fails the next one. */
 static void stochastic_reduce(mlfab__stochastic *g) {
   mlfab__notify_tally tally = {0, 0, 0};
   uint64_t k = g->notify.iteration;
@@ -26704,14 +26636,14 @@ static void stochastic_reduce(mlfab__stochastic *g) {
   stochastic_finish(g, 0, "");
 }
 
-/* As far as it goes. */
+/* Takes the iteration as far as it goes. */
 static void stochastic_run(mlfab__stochastic *g) {
   const mlfab__comm *comm = g->comm;
   mlfab__notify *notify = &g->notify;
   if (!g->request || g->wrong || comm->phase != MLFAB__COMM_IN || g->epoch != comm->epoch) return;
   if (notify->iteration == notify->ended) {
     (void)mlfab__notify_begin(notify, notify->ended + 1);
-    g->object->waits_for = notify->iteration;
+    g->object.waits_for = notify->iteration;
   }
   stochastic_send_all(g);
   if (comm->failing) return;
@@ -26728,7 +26660,7 @@ static void stochastic_wrong(const mlfab__stochastic *g, uint32_t member, const 
                    "a stochastic reduction: worker %u sent %s", rank, what);
 }
 
-/* Bytes of a model go to their place. */
+/* Writes bytes of a model to the sender's slot. */
 static void stochastic_model(mlfab__stochastic *g, uint32_t member, const mlfab__coll *head,
                              const void *bulk, uint32_t bytes) {
   int32_t edge = mlfab__notify_edge(g->in_member, g->notify.ins, member);
@@ -26773,24 +26705,24 @@ static void stochastic_reaches(mlfab__stochastic *g, uint32_t member, uint64_t i
   }
 }
 
-/* It is closed here: what is over may still come. Nobody waits for an ASYNC one. */
+/* A frame for an object that is closed here. Frames of earlier iterations may still come; ASYNC waits for nobody. */
 static void stochastic_closed(const mlfab__stochastic *g, uint64_t iteration) {
   if (g->options.mode == MLFAB_NOTIFY_ASYNC || iteration <= g->notify.ended) return;
   mlfab__comm_fail(g->comm, MLFAB_ERR_PEER_CLOSED, MLFAB_NO_RANK, "worker %u has closed object %u",
-                   g->comm->rank, g->object->channel);
+                   g->comm->rank, g->object.channel);
 }
 
 static void stochastic_frame(void *self, uint32_t member, const mlfab__coll *head, const void *bulk,
                              uint32_t bytes) {
   mlfab__stochastic *g = self;
-  if (!g->closing) stochastic_prepare(g);
+  if (!g->object.closing) stochastic_prepare(g);
   if (g->comm->failing || g->wrong) return;
-  if (g->closing) {
+  if (g->object.closing) {
     stochastic_closed(g, head->number);
   } else if (head->signature != g->signature) {
     mlfab__comm_fail(g->comm, MLFAB_ERR_MISMATCH, (int32_t)g->comm->ranks[member],
                      "workers %u and %u have opened object %u with other options", g->comm->rank,
-                     g->comm->ranks[member], g->object->channel);
+                     g->comm->ranks[member], g->object.channel);
   } else if (head->tag == STOCHASTIC_MODEL) {
     stochastic_model(g, member, head, bulk, bytes);
   } else if (head->tag == STOCHASTIC_ACK) {
@@ -26816,16 +26748,14 @@ static void stochastic_free(void *self) {
 }
 
 static void stochastic_remove(mlfab__stochastic *g) {
-  g->object->upto = g->options.mode == MLFAB_NOTIFY_ASYNC ? UINT64_MAX : g->notify.ended + 1;
-  mlfab__comm_object_remove(g->comm, g->object);
-  g->grave = (mlfab__comm_grave){.free_self = stochastic_free, .self = g};
-  mlfab__comm_bury(g->comm, &g->grave);
+  g->object.upto = g->options.mode == MLFAB_NOTIFY_ASYNC ? UINT64_MAX : g->notify.ended + 1;
+  mlfab__comm_object_bury(g->comm, &g->object);
 }
 
 static void stochastic_given_back(void *self) {
   mlfab__stochastic *g = self;
   g->lent--;
-  if (!g->closing) {
+  if (!g->object.closing) {
     stochastic_run(g);
   } else if (g->lent == 0) {
     stochastic_remove(g);
@@ -26843,30 +26773,25 @@ static void stochastic_over(void *self) {
   if (g->request) mlfab__comm_end_request(g->comm, g->request);
   g->request = 0;
   g->data = NULL;
-  const mlfab__request *opening = mlfab__request_find(g->comm->requests, g->opening);
+  const mlfab__request *opening = mlfab__request_find(g->comm->requests, g->object.opening);
   int never_open = opening && opening->done && opening->result.status;
-  if (g->closing || never_open) {
+  if (g->object.closing || never_open) {
     stochastic_remove(g);
   } else {
     stochastic_forget(g);
   }
 }
 
-/* Whom the open iteration waits for, and why, as far as known. */
 static int32_t stochastic_awaited(void *self, uint64_t *number_p, const char **why_p) {
-  mlfab__stochastic *g = self;
-  const mlfab__comm *comm = g->comm;
-  int32_t rank = mlfab__comm_missing(g->comm, g->object);
+  const mlfab__stochastic *g = self;
+  int32_t rank;
+  (void)why_p;
   *number_p = g->iterations + 1;
-  *why_p = comm->phase == MLFAB__COMM_IN ? "has not called it" : "takes no part yet";
-  if (rank != MLFAB_NO_RANK || comm->phase != MLFAB__COMM_IN) return rank;
-  *why_p = "is awaited";
-  if (mlfab__notify_awaits(&g->notify, &rank) == MLFAB__NOTIFY_FOR_BARRIER)
-    rank = stochastic_behind(g);
-  return rank;
+  return mlfab__notify_awaits(&g->notify, &rank) == MLFAB__NOTIFY_FOR_BARRIER ? stochastic_behind(g)
+                                                                              : rank;
 }
 
-/* One that waits itself has done what it can. */
+/* A worker that waits itself has done what it can. */
 static int stochastic_called(void *self, uint64_t number) {
   const mlfab__stochastic *g = self;
   return g->request || number <= g->notify.ended;
@@ -26875,6 +26800,18 @@ static int stochastic_called(void *self, uint64_t number) {
 /* --- calls --- */
 
 static const char stochastic_what[] = "a stochastic reduction";
+
+static const mlfab__comm_kind stochastic_kind = {.what = stochastic_what,
+                                                 .opening = "the opening of a stochastic reduction",
+                                                 .counts = "iteration",
+                                                 .absent = "has not called it",
+                                                 .frame = stochastic_frame,
+                                                 .given_back = stochastic_given_back,
+                                                 .begin = stochastic_begin,
+                                                 .over = stochastic_over,
+                                                 .awaited = stochastic_awaited,
+                                                 .called = stochastic_called,
+                                                 .free_self = stochastic_free};
 
 static int stochastic_refuse(mlfab_error *error, int code, const char *what) {
   return MLFAB__FAIL(error, code, "a stochastic reduction: %s", what);
@@ -26916,13 +26853,7 @@ static int stochastic_check_options(const mlfab__comm *comm, uint64_t count, int
   return o->graph == MLFAB_GRAPH_USER ? stochastic_check_edges(comm, o, error) : 0;
 }
 
-static int stochastic_check_state(mlfab__comm *comm, mlfab_error *error) {
-  int code = mlfab__comm_check_state(comm, stochastic_what, error);
-  if (code) return code;
-  return mlfab__comm_owed(comm, error) ? comm->verdict.code : 0;
-}
-
-/* What all workers must have in common. */
+/* A hash of what all workers must have in common. */
 static uint64_t stochastic_signature(const mlfab__stochastic *g) {
   const mlfab_stochastic_options *o = &g->options;
   const uint64_t of[] = {(uint64_t)g->dtype, g->count, o->graph, o->degree, o->mode,
@@ -26963,30 +26894,6 @@ static mlfab__stochastic *stochastic_new(mlfab__comm *comm, uint64_t count, int 
   return g;
 }
 
-/* All workers open it with the same options, or nobody does. */
-static int stochastic_gather(mlfab__stochastic *g, uint64_t timeout_ns, uint64_t now_ns,
-                             mlfab_request *request_p, mlfab_error *error) {
-  const mlfab__comm_object object = {.what = stochastic_what,
-                                     .counts = "iteration",
-                                     .self = g,
-                                     .frame = stochastic_frame,
-                                     .given_back = stochastic_given_back,
-                                     .begin = stochastic_begin,
-                                     .over = stochastic_over,
-                                     .awaited = stochastic_awaited,
-                                     .called = stochastic_called,
-                                     .free_self = stochastic_free};
-  int code =
-      mlfab__comm_object_open(g->comm, &object, "the opening of a stochastic reduction",
-                              g->signature, timeout_ns, now_ns, &g->object, request_p, error);
-  if (code) {
-    stochastic_free(g);
-  } else {
-    g->opening = *request_p;
-  }
-  return code;
-}
-
 MLFAB__INTERNAL int mlfab__stochastic_open(mlfab__comm *comm, uint64_t count, int dtype,
                                            const mlfab_stochastic_options *options,
                                            uint64_t timeout_ns, uint64_t now_ns, uint32_t *id_p,
@@ -26996,28 +26903,21 @@ MLFAB__INTERNAL int mlfab__stochastic_open(mlfab__comm *comm, uint64_t count, in
     return stochastic_refuse(error, MLFAB_ERR_ARGUMENT, "no options, or their size is not set");
   memcpy(&given, options, mlfab__min(options->size, sizeof given));
   int code = stochastic_check_options(comm, count, dtype, &given, error);
-  if (!code) code = stochastic_check_state(comm, error);
+  if (!code) code = mlfab__comm_check_ready(comm, stochastic_what, error);
   if (code) return code;
   mlfab__stochastic *g = stochastic_new(comm, count, dtype, &given);
   if (!g) return stochastic_no_memory(error);
-  mlfab__comm_enter(comm, now_ns);
-  code = stochastic_gather(g, timeout_ns, now_ns, request_p, error);
-  if (!code) *id_p = g->object->id;
-  mlfab__comm_exit(comm);
+  code = mlfab__comm_object_open(comm, &g->object, &stochastic_kind, g, g->signature, timeout_ns,
+                                 now_ns, request_p, error);
+  if (code)
+    stochastic_free(g);
+  else
+    *id_p = g->object.id;
   return code;
 }
 
-/* One that is open, or NULL. */
-static mlfab__stochastic *stochastic_find(mlfab__comm *comm, uint32_t id, mlfab_error *error) {
-  mlfab__stochastic *g = mlfab__comm_object_self(comm, id, stochastic_free);
-  if (g && !g->closing) return g;
-  (void)MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "no stochastic reduction with the number %u is open",
-                    id);
-  return NULL;
-}
-
 MLFAB__INTERNAL int mlfab__stochastic_state(mlfab__comm *comm, uint32_t id, mlfab_error *error) {
-  mlfab__stochastic *g = stochastic_find(comm, id, error);
+  mlfab__stochastic *g = mlfab__comm_object_get(comm, &stochastic_kind, id, error);
   if (!g) return MLFAB_ERR_ARGUMENT;
   mlfab__comm_enter(comm, 0);
   if (comm->phase == MLFAB__COMM_IN) stochastic_prepare(g);
@@ -27038,15 +26938,15 @@ MLFAB__INTERNAL int mlfab__stochastic_start(mlfab__comm *comm, uint32_t id, void
                                             uint64_t timeout_ns, uint64_t now_ns,
                                             mlfab_stochastic_info *info_p, mlfab_request *request_p,
                                             mlfab_error *error) {
-  mlfab__stochastic *g = stochastic_find(comm, id, error);
+  mlfab__stochastic *g = mlfab__comm_object_get(comm, &stochastic_kind, id, error);
   if (!g) return MLFAB_ERR_ARGUMENT;
   if (info_p && info_p->size < sizeof info_p->size)
     return stochastic_refuse(error, MLFAB_ERR_ARGUMENT, "info's size is not set");
   int code = stochastic_check_call(g, data, error);
-  if (!code) code = stochastic_check_state(comm, error);
+  if (!code) code = mlfab__comm_check_ready(comm, stochastic_what, error);
   if (!code) code = mlfab__stochastic_state(comm, id, error);
   if (code) return code;
-  code = mlfab__comm_object_request(comm, g->object, timeout_ns, now_ns, request_p, error);
+  code = mlfab__comm_object_request(comm, &g->object, timeout_ns, now_ns, request_p, error);
   if (code) return code;
   g->request = *request_p;
   g->data = data;
@@ -27057,7 +26957,7 @@ MLFAB__INTERNAL int mlfab__stochastic_start(mlfab__comm *comm, uint32_t id, void
   return 0;
 }
 
-/* Has somebody begun an iteration that this worker has not called? */
+/* 1 when another worker has begun an iteration that this one has not called. */
 static int stochastic_is_wanted(const mlfab__stochastic *g) {
   for (uint32_t i = 0; i < g->notify.ins; i++) {
     if (g->notify.in[i].header > g->notify.ended) return 1;
@@ -27069,13 +26969,13 @@ static int stochastic_is_wanted(const mlfab__stochastic *g) {
 }
 
 MLFAB__INTERNAL int mlfab__stochastic_close(mlfab__comm *comm, uint32_t id, mlfab_error *error) {
-  mlfab__stochastic *g = stochastic_find(comm, id, error);
+  mlfab__stochastic *g = mlfab__comm_object_get(comm, &stochastic_kind, id, error);
   if (!g) return MLFAB_ERR_ARGUMENT;
   if (g->request) return stochastic_refuse(error, MLFAB_ERR_STATE, "an iteration is under way");
   mlfab__comm_enter(comm, 0);
   if (stochastic_is_wanted(g)) stochastic_closed(g, g->notify.ended + 1);
   if (g->lent > 0) {
-    g->closing = 1;
+    g->object.closing = 1;
   } else {
     stochastic_remove(g);
   }
@@ -27102,7 +27002,7 @@ typedef struct mlfab__user_dag_user {
   void (*gone)(void *self);
 } mlfab__user_dag_user;
 
-typedef struct mlfab__user_dag_op { /* what the dag's operation does not tell */
+typedef struct mlfab__user_dag_op { /* beside the dag's operation */
   mlfab_compute_fn fn;
   void *user;
   uintptr_t data;
@@ -27121,15 +27021,15 @@ typedef struct mlfab__user_dag {
   mlfab__user_dag_user user;
   uint8_t state; /* MLFAB__USER_DAG_* */
   uint8_t persistent;
-  uint8_t started;            /* the present round may be armed; always when persistent */
-  uint8_t arming;             /* graph_run is at work */
-  mlfab__comm_object *object; /* from when it is OPENING */
-  uint32_t epoch;             /* whose members the operations name; 0: none */
-  int32_t stranger;           /* a rank that is no member of it */
-  uint64_t round;             /* the present one; those below are over */
-  uint64_t lost, lost_end;    /* the last rounds in a row that failures ended */
-  uint64_t number;            /* rounds armed in this epoch */
-  mlfab__user_dag_op *ops;    /* beside those of run.dag */
+  uint8_t started;           /* the present round may be armed; always when persistent */
+  uint8_t arming;            /* user_dag_run is running */
+  mlfab__comm_object object; /* from when it is OPENING */
+  uint32_t epoch;            /* whose members the operations name; 0: none */
+  int32_t stranger;          /* a rank that is no member of it */
+  uint64_t round;            /* the present one; those below are over */
+  uint64_t lost, lost_end;   /* the last rounds in a row that failures ended */
+  uint64_t number;           /* rounds armed in this epoch */
+  mlfab__user_dag_op *ops;   /* beside those of run.dag */
   uint32_t room, npending;
   mlfab__user_dag_waiter waiters[MLFAB__USER_DAG_WAITERS];
   uint32_t nwaiters;
@@ -27147,8 +27047,8 @@ typedef struct mlfab__user_dag_message {
 
 MLFAB__INTERNAL void mlfab__user_dag_init(mlfab__user_dag *graph, mlfab__comm *comm,
                                           const mlfab__user_dag_user *user);
-/* Closes it, too. A round that was started and is not over fails everywhere (CANCELLED); of a
- * persistent one it is forgotten here, unless something is lent (mlfab__user_dag_lends). */
+/* Closes it, too. A round that was started and is not over fails on all workers (CANCELLED). A round of a persistent
+ * one is forgotten here, unless a message borrows its memory (mlfab__user_dag_lends). */
 MLFAB__INTERNAL void mlfab__user_dag_free(mlfab__user_dag *graph);
 
 /* Building: as the calls of mlfab.h. kind: MLFAB__DAG_SEND, RECV, RECV_REDUCE. */
@@ -27163,8 +27063,8 @@ MLFAB__INTERNAL int mlfab__user_dag_after(mlfab__user_dag *graph, uint32_t op, u
 MLFAB__INTERNAL int mlfab__user_dag_set(mlfab__user_dag *graph, uint32_t op, uint32_t need,
                                         uint32_t flags, mlfab_error *error);
 
-/* Checks it and begins to open it. With 0, mlfab__user_dag_opened is to be told how the request has
- * ended; with an error it is as it was. */
+/* Checks it and begins to open it. After 0 the caller tells mlfab__user_dag_opened how the request has ended; after an
+ * error it is as it was. */
 MLFAB__INTERNAL int mlfab__user_dag_open(mlfab__user_dag *graph, int persistent,
                                          uint64_t timeout_ns, uint64_t now_ns,
                                          mlfab_request *request_p, mlfab_error *error);
@@ -27176,10 +27076,10 @@ MLFAB__INTERNAL int mlfab__user_dag_start(mlfab__user_dag *graph, uint64_t timeo
 MLFAB__INTERNAL int mlfab__user_dag_wait(mlfab__user_dag *graph, uint64_t round,
                                          uint64_t timeout_ns, uint64_t now_ns,
                                          mlfab_request *request_p, mlfab_error *error);
-/* inside: it is a function that an operation computes that calls. */
+/* inside: a function that an operation computes calls it. */
 MLFAB__INTERNAL int mlfab__user_dag_trigger(mlfab__user_dag *graph, uint32_t op, int inside,
                                             uint64_t now_ns, mlfab_error *error);
-/* Is memory of an armed round on its way to others? */
+/* 1 when messages borrow memory of an armed round. */
 MLFAB__INTERNAL int mlfab__user_dag_lends(const mlfab__user_dag *graph);
 
 #endif /* MLFAB_WITH_DAG */
@@ -27191,24 +27091,22 @@ MLFAB__INTERNAL int mlfab__user_dag_lends(const mlfab__user_dag *graph);
 /* user_dag.c - the communicator: task graphs of the user's own. See comm.h; what may run when is
  * dag.h's.
  *
- * A round is a run. Messages are numbered by the rounds that were armed in this epoch, which are
- * the same on all workers; the user's numbers count what was over here, with or without success, so
- * that a round and the call that waits for it go together whatever failed.
+ * A round is a run. Its messages have the number of rounds that were armed in this epoch, which is the same on all
+ * workers. The user's number counts rounds that are over here, with or without success, so that a round and the call
+ * that waits for it belong together whatever fails.
  *
  *    BUILT --open--> OPENING --opened--> OPEN, in which a round is armed, run, over, and so on
  *
- * Everything is sent when its receiver has asked for it (READY), however small: what a task graph
- * waits for first may be what its peer sends last, and credit must not stand in between. So nobody
- * with messages that have bytes is more than a round ahead.
+ * A message goes when its receiver has said READY, however small it is: a task graph may wait first for the message that
+ * its peer sends last, and credit must not stop that. So no worker whose messages have bytes is more than a round ahead.
  *
  * Invariants. (1) At most one round is armed. (2) Each verdict ends the present round, and all
- * requests with it. (3) A trigger counts for the round that is present when it comes, also where
- * that one is not armed yet. (4) A round is over when none of its memory is lent any
- * more. */
+ * requests with it. (3) A trigger counts for the present round, also when that is not armed yet.
+ * (4) A round is over when no message borrows its memory. */
 
 #include <stdio.h>
 
-enum { USER_DAG_MESSAGE_MAX = 1 << 30, USER_DAG_FEW = 16 };
+enum { USER_DAG_MESSAGE_MAX = 1 << 30 };
 
 static void user_dag_run(mlfab__user_dag *graph);
 
@@ -27238,27 +27136,16 @@ static int user_dag_no_memory(mlfab_error *error) {
   return user_dag_refuse(error, MLFAB_ERR_MEMORY, "out of memory");
 }
 
-static int user_dag_grow(mlfab__user_dag *graph) {
-  mlfab__env *env = graph->comm->env;
-  uint32_t n = graph->run.dag.nops, room = graph->room ? 2 * graph->room : USER_DAG_FEW;
-  if (n < graph->room) return 0;
-  mlfab__user_dag_op *ops = mlfab__alloc_array(env, room, sizeof *ops);
-  if (!ops) return MLFAB_ERR_MEMORY;
-  if (n > 0) memcpy(ops, graph->ops, n * sizeof *ops);
-  mlfab__free(env, graph->ops, graph->room * sizeof *ops);
-  graph->ops = ops;
-  graph->room = room;
-  return 0;
-}
-
 static int user_dag_add(mlfab__user_dag *graph, const mlfab__dag_op *op,
                         const mlfab__user_dag_op *more, uint32_t *op_p, mlfab_error *error) {
   uint32_t id;
   int code = user_dag_check_building(graph, error);
   if (code) return code;
   if (!op_p) return user_dag_refuse(error, MLFAB_ERR_ARGUMENT, "op_p is NULL");
-  code = user_dag_grow(graph);
-  if (!code) code = mlfab__dag_add(&graph->run.dag, op, &id);
+  mlfab__user_dag_op *ops = mlfab__grow(graph->comm->env, graph->ops, &graph->room,
+                                        graph->run.dag.nops + 1u, sizeof *ops);
+  if (ops) graph->ops = ops;
+  code = ops ? mlfab__dag_add(&graph->run.dag, op, &id) : MLFAB_ERR_MEMORY;
   if (code == MLFAB_ERR_LIMIT)
     return MLFAB__FAIL(error, code, "a task graph: more than %u operations", MLFAB__DAG_OPS_MAX);
   if (code) return user_dag_no_memory(error);
@@ -27288,7 +27175,7 @@ static int user_dag_check_message(const mlfab__user_dag *graph,
   return 0;
 }
 
-/* What comes is combined with elements of this type. */
+/* Checks type, operation and alignment of a RECV_REDUCE. */
 static int user_dag_check_reduction(const mlfab__user_dag_message *message, uint32_t width,
                                     mlfab_error *error) {
   if (width == 0)
@@ -27404,7 +27291,7 @@ static int user_dag_flaw(const mlfab__user_dag *graph, uint32_t culprit, mlfab_e
   }
 }
 
-/* Would a round be over without a trigger, and without a message? */
+/* 1 when a round would be over without a trigger and without a message. */
 static int user_dag_runs_alone(mlfab__dag *dag) {
   uint32_t id;
   mlfab__dag_start(dag);
@@ -27415,8 +27302,8 @@ static int user_dag_runs_alone(mlfab__dag *dag) {
   return mlfab__dag_finished(dag);
 }
 
-/* Where memory lies: addresses are reckoned from the lowest, as offsets into one stretch, which a
- * message finds at once, in place of a list. What comes after a SEND may change its bytes. */
+/* Sets where the messages' memory lies: offsets from the lowest address, so that the run has one stretch instead of a
+ * list. A SEND that others wait for copies its bytes: these may change them. */
 static void user_dag_lay_out(mlfab__user_dag *graph) {
   mlfab__dag *dag = &graph->run.dag;
   uintptr_t low = UINTPTR_MAX, high = 0;
@@ -27455,7 +27342,7 @@ static void user_dag_fail_memory(const mlfab__user_dag *graph) {
                    "a task graph: worker %u is out of memory", graph->comm->rank);
 }
 
-/* Requests that wait for rounds below `round` are finished: 0, or an error of this worker alone. */
+/* Finishes the requests that wait for rounds below `round`, with 0 or an error of this worker alone. */
 static void user_dag_finish(mlfab__user_dag *graph, uint64_t round, int code, int32_t rank,
                             const char *text) {
   mlfab__comm *comm = graph->comm;
@@ -27472,26 +27359,19 @@ static void user_dag_finish(mlfab__user_dag *graph, uint64_t round, int code, in
   }
 }
 
-/* Members' indices for ranks. The epoch's, or MLFAB_ERR_MEMORY; graph->stranger: a rank that is no
- * member. */
+/* Translates ranks to members of this epoch. graph->stranger: a rank that is no member. Errors: MEMORY. */
 static int user_dag_map(mlfab__user_dag *graph) {
   mlfab__comm *comm = graph->comm;
   mlfab__dag *dag = &graph->run.dag;
-  uint64_t bytes = comm->config->workers * sizeof(uint32_t);
-  uint32_t culprit, *index;
+  uint32_t culprit;
   if (graph->epoch == comm->epoch) return 0;
-  index = mlfab__pool_take(&comm->pool, bytes);
-  if (!index) return MLFAB_ERR_MEMORY;
-  memset(index, 0, bytes);
-  for (uint32_t m = 0; m < comm->members; m++) index[comm->ranks[m]] = m + 1;
   graph->stranger = MLFAB_NO_RANK;
   for (uint32_t id = dag->nops; id-- > 0;) {
-    uint32_t rank = graph->ops[id].rank;
+    uint32_t rank = graph->ops[id].rank, member = comm->streams.member_of[rank];
     if (!user_dag_is_message(&dag->ops[id])) continue;
-    if (!index[rank]) graph->stranger = (int32_t)rank;
-    dag->ops[id].peer = index[rank] - 1;
+    if (!member) graph->stranger = (int32_t)rank;
+    dag->ops[id].peer = member - 1;
   }
-  mlfab__pool_give(&comm->pool, index, bytes);
   graph->epoch = comm->epoch;
   if (graph->stranger != MLFAB_NO_RANK) return 0;
   return mlfab__dag_seal(dag, &culprit);
@@ -27510,7 +27390,7 @@ static int user_dag_may_arm(const mlfab__user_dag *graph) {
          comm->phase == MLFAB__COMM_IN && !comm->failing;
 }
 
-/* Not 0: there is nothing more to arm. */
+/* Not 0: no further round can be armed. */
 static int user_dag_arm(mlfab__user_dag *graph) {
   mlfab__comm *comm = graph->comm;
   uint64_t round = graph->round;
@@ -27537,16 +27417,16 @@ static int user_dag_arm(mlfab__user_dag *graph) {
   return 0;
 }
 
-/* Arms as many rounds as come to their end at once. */
+/* Arms the next round, and others while they end at once. */
 static void user_dag_run(mlfab__user_dag *graph) {
-  if (graph->arming) return; /* it is seen to further out */
+  if (graph->arming) return; /* the outer call arms the next one, too */
   graph->arming = 1;
   while (user_dag_may_arm(graph) && !user_dag_arm(graph)) {
   }
   graph->arming = 0;
 }
 
-/* It was told of the end by the epoch (user_dag_over), or has ended by itself. */
+/* A round has ended by itself; user_dag_over handles those that end with the epoch. */
 static void user_dag_run_over(void *self, int status) {
   mlfab__user_dag *graph = self;
   if (status) return;
@@ -27588,16 +27468,11 @@ static void user_dag_over(void *self) {
     mlfab__comm_end_request(graph->comm, graph->waiters[graph->nwaiters - 1].request);
 }
 
-/* Whom the round waits for, and why as far as known. */
 static int32_t user_dag_awaited(void *self, uint64_t *number_p, const char **why_p) {
   const mlfab__user_dag *graph = self;
-  const mlfab__comm *comm = graph->comm;
-  int32_t missing = mlfab__comm_missing(comm, graph->object);
+  (void)why_p;
   *number_p = graph->round;
-  *why_p = "is not in this round";
-  if (missing != MLFAB_NO_RANK) return missing;
-  *why_p = "is awaited";
-  return graph->run.armed ? mlfab__engine_awaits(comm, &graph->run) : (int32_t)MLFAB_NO_RANK;
+  return graph->run.armed ? mlfab__engine_awaits(graph->comm, &graph->run) : (int32_t)MLFAB_NO_RANK;
 }
 
 static int user_dag_called(void *self, uint64_t number) {
@@ -27611,18 +27486,20 @@ static void user_dag_gone(void *self) {
   graph->user.gone(graph->user.self);
 }
 
+static const mlfab__comm_kind user_dag_kind = {.what = user_dag_what,
+                                               .opening = "the opening of a task graph",
+                                               .counts = "round",
+                                               .absent = "is not in this round",
+                                               .begin = user_dag_begin,
+                                               .over = user_dag_over,
+                                               .awaited = user_dag_awaited,
+                                               .called = user_dag_called,
+                                               .free_self = user_dag_gone};
+
 MLFAB__INTERNAL int mlfab__user_dag_open(mlfab__user_dag *graph, int persistent,
                                          uint64_t timeout_ns, uint64_t now_ns,
                                          mlfab_request *request_p, mlfab_error *error) {
   mlfab__comm *comm = graph->comm;
-  const mlfab__comm_object object = {.what = user_dag_what,
-                                     .counts = "round",
-                                     .self = graph,
-                                     .begin = user_dag_begin,
-                                     .over = user_dag_over,
-                                     .awaited = user_dag_awaited,
-                                     .called = user_dag_called,
-                                     .free_self = user_dag_gone};
   int code = user_dag_check_building(graph, error);
   if (!code) code = mlfab__comm_check_state(comm, user_dag_what, error);
   if (code) return code;
@@ -27630,19 +27507,16 @@ MLFAB__INTERNAL int mlfab__user_dag_open(mlfab__user_dag *graph, int persistent,
   code = user_dag_seal(graph, error);
   if (code) return code;
   if (mlfab__comm_owed(comm, error)) return comm->verdict.code;
-  mlfab__comm_enter(comm, now_ns);
   graph->run.signature = mlfab__hash(3, &graph->persistent, sizeof graph->persistent) | 1;
-  code = mlfab__comm_object_open(comm, &object, "the opening of a task graph", graph->run.signature,
-                                 timeout_ns, now_ns, &graph->object, request_p, error);
+  code = mlfab__comm_object_open(comm, &graph->object, &user_dag_kind, graph, graph->run.signature,
+                                 timeout_ns, now_ns, request_p, error);
   graph->state = code ? MLFAB__USER_DAG_BUILT : MLFAB__USER_DAG_OPENING;
-  mlfab__comm_exit(comm);
   return code;
 }
 
 static void user_dag_forget_object(mlfab__user_dag *graph) {
-  mlfab__comm_object_remove(graph->comm, graph->object);
+  mlfab__comm_object_remove(graph->comm, &graph->object);
   graph->state = MLFAB__USER_DAG_BUILT;
-  graph->object = NULL;
   graph->epoch = 0;
 }
 
@@ -27653,7 +27527,7 @@ MLFAB__INTERNAL void mlfab__user_dag_opened(mlfab__user_dag *graph, int code, ui
     user_dag_forget_object(graph);
     return;
   }
-  run->channel = graph->object->channel;
+  run->channel = graph->object.channel;
   run->spaces[0] = (mlfab__engine_space){&graph->whole, 1};
   run->compute = user_dag_call;
   run->over = user_dag_run_over;
@@ -27673,7 +27547,7 @@ static int user_dag_check_open(const mlfab__user_dag *graph, mlfab_error *error)
   return user_dag_refuse(error, MLFAB_ERR_STATE, "it is not open");
 }
 
-/* 0, or that a rank of it is not in the epoch that stands. */
+/* Checks that all its ranks are members of the epoch that stands. */
 static int user_dag_check_members(mlfab__user_dag *graph, mlfab_error *error) {
   if (graph->comm->phase != MLFAB__COMM_IN) return 0;
   if (user_dag_map(graph)) return user_dag_no_memory(error);
@@ -27686,7 +27560,7 @@ static int user_dag_await(mlfab__user_dag *graph, uint64_t round, uint64_t timeo
   if (graph->nwaiters == MLFAB__COUNT(graph->waiters))
     return user_dag_refuse(error, MLFAB_ERR_AGAIN,
                            "too many requests are open: end some with mlfab_wait or mlfab_test");
-  int code = mlfab__comm_object_request(comm, graph->object, timeout_ns, now_ns, request_p, error);
+  int code = mlfab__comm_object_request(comm, &graph->object, timeout_ns, now_ns, request_p, error);
   if (code) return code;
   graph->waiters[graph->nwaiters++] = (mlfab__user_dag_waiter){*request_p, round};
   return 0;
@@ -27716,7 +27590,7 @@ MLFAB__INTERNAL int mlfab__user_dag_start(mlfab__user_dag *graph, uint64_t timeo
   return 0;
 }
 
-/* May the round be waited for? 1: it is over. */
+/* 0: the round can be waited for; 1: it is over. */
 static int user_dag_look(const mlfab__user_dag *graph, uint64_t round, mlfab_error *error) {
   unsigned long long number = round;
   if (round >= graph->lost && round < graph->lost_end)
@@ -27783,8 +27657,8 @@ static void user_dag_close(mlfab__user_dag *graph) {
   graph->started = 0;
   mlfab__engine_disarm(comm, &graph->run);
   user_dag_finish(graph, MLFAB__NEVER, MLFAB_ERR_CANCELLED, (int32_t)comm->rank, text);
-  /* The next round of a persistent one has begun elsewhere by itself, and nobody may miss it. */
-  if (graph->persistent) graph->object->upto = MLFAB__NEVER;
+  /* Others have begun the next round of a persistent one by themselves: that is no failure. */
+  if (graph->persistent) graph->object.upto = MLFAB__NEVER;
   user_dag_forget_object(graph);
 }
 
@@ -28444,7 +28318,7 @@ static void comm_role_withdraw(void *self, mlfab__request *request, int code, ui
 static int comm_role_serves(const void *self) {
   const mlfab__comm *comm = self;
   for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++)
-    if (comm->objects[i].id) return 1;
+    if (comm->objects[i]) return 1;
   return 0;
 }
 

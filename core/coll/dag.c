@@ -1,13 +1,11 @@
 /* dag.c - task graphs: see dag.h. Layer 1.
  *
- * seal sorts the edges by dependency (a counting sort: dependents start in the order in which they
- * were named), looks for cycles by taking away what waits for nothing, and hashes the messages. A
- * round is then a counter for each operation and a queue that every operation enters once. */
+ * seal sorts the edges by dependency (a counting sort: dependents start in the order in which they were named),
+ * finds cycles by removing operations that wait for nothing, and hashes the messages. A round then has a counter for
+ * each operation, and a queue that every operation enters once. */
 #include "dag.h"
 
 #include "../base/rng.h"
-
-#define DAG_FEW 16u /* room of the first allocation */
 
 MLFAB__INTERNAL void mlfab__dag_init(mlfab__dag *dag, mlfab__env *env) {
   memset(dag, 0, sizeof *dag);
@@ -29,24 +27,11 @@ MLFAB__INTERNAL void mlfab__dag_clear(mlfab__dag *dag) {
   dag->round = 0;
 }
 
-/* Twice the room, with the `used` elements moved over, or NULL. */
-static void *dag_grow(mlfab__env *env, void *array, uint32_t used, uint32_t *room, size_t size) {
-  uint32_t wanted = *room ? 2 * *room : DAG_FEW;
-  void *larger = mlfab__alloc_array(env, wanted, size);
-  if (larger == NULL) return NULL;
-  if (used) memcpy(larger, array, used * size);
-  mlfab__free(env, array, *room * size);
-  *room = wanted;
-  return larger;
-}
-
 MLFAB__INTERNAL int mlfab__dag_add(mlfab__dag *dag, const mlfab__dag_op *op, uint32_t *id_p) {
   if (dag->nops == MLFAB__DAG_OPS_MAX) return MLFAB_ERR_LIMIT;
-  if (dag->nops == dag->ops_room) {
-    mlfab__dag_op *ops = dag_grow(dag->env, dag->ops, dag->nops, &dag->ops_room, sizeof *ops);
-    if (ops == NULL) return MLFAB_ERR_MEMORY;
-    dag->ops = ops;
-  }
+  mlfab__dag_op *ops = mlfab__grow(dag->env, dag->ops, &dag->ops_room, dag->nops + 1u, sizeof *ops);
+  if (ops == NULL) return MLFAB_ERR_MEMORY;
+  dag->ops = ops;
   dag->sealed = 0;
   dag->ops[dag->nops] = *op;
   *id_p = dag->nops++;
@@ -56,12 +41,10 @@ MLFAB__INTERNAL int mlfab__dag_add(mlfab__dag *dag, const mlfab__dag_op *op, uin
 MLFAB__INTERNAL int mlfab__dag_after(mlfab__dag *dag, uint32_t op, uint32_t dependency) {
   if (op >= dag->nops || dependency >= dag->nops) return MLFAB_ERR_ARGUMENT;
   if (dag->nedges == MLFAB__DAG_EDGES_MAX) return MLFAB_ERR_LIMIT;
-  if (dag->nedges == dag->edges_room) {
-    mlfab__dag_edge *edges =
-        dag_grow(dag->env, dag->edges, dag->nedges, &dag->edges_room, sizeof *edges);
-    if (edges == NULL) return MLFAB_ERR_MEMORY;
-    dag->edges = edges;
-  }
+  mlfab__dag_edge *edges =
+      mlfab__grow(dag->env, dag->edges, &dag->edges_room, dag->nedges + 1u, sizeof *edges);
+  if (edges == NULL) return MLFAB_ERR_MEMORY;
+  dag->edges = edges;
   dag->sealed = 0;
   dag->edges[dag->nedges].op = op;
   dag->edges[dag->nedges++].dependency = dependency;
@@ -78,7 +61,7 @@ static int dag_is_message(const mlfab__dag_op *op) {
   return op->kind == MLFAB__DAG_SEND || dag_is_recv(op);
 }
 
-/* Lays out the block for the operations and edges that there are now, larger if need be. */
+/* Lays out the block for the present operations and edges; allocates a larger one if needed. */
 static int dag_lay_out(mlfab__dag *dag) {
   size_t n = dag->nops, bytes = (n + 3) / 4, entries = 4, words;
   uint32_t messages = 0;
@@ -115,12 +98,12 @@ static void dag_sort_edges(mlfab__dag *dag) {
     dag->start[dag->edges[i].op]++;
   }
   for (uint32_t i = 0; i < n; i++) dag->first[i + 1] += dag->first[i];
-  /* first[] is where each one's list ends; filled from behind, it ends where they begin. */
+  /* first[] holds where each list ends; filling the lists from their ends leaves where they begin. */
   for (uint32_t i = dag->nedges; i-- > 0;)
     dag->heads[--dag->first[dag->edges[i].dependency]] = dag->edges[i].op;
 }
 
-/* An operation on a cycle: from one that is never free, back along those that are not either. */
+/* An operation on a cycle: goes from an operation that is never free back along others that are never free. */
 static uint32_t dag_on_cycle(mlfab__dag *dag) {
   uint32_t at = 0;
   for (uint32_t i = 0; i < dag->nedges; i++) {
@@ -133,7 +116,7 @@ static uint32_t dag_on_cycle(mlfab__dag *dag) {
   return at;
 }
 
-/* Takes away what waits for nothing until nothing is left, or a cycle is. */
+/* Removes operations that wait for nothing, until none is left or only cycles are. */
 static int dag_find_cycle(mlfab__dag *dag, uint32_t *culprit_p) {
   uint32_t head = 0, end = 0;
   for (uint32_t i = 0; i < dag->nops; i++) {
@@ -154,7 +137,7 @@ static uint32_t dag_hash(int recv, uint32_t peer, uint32_t tag) {
   return (uint32_t)mlfab__mix(((uint64_t)peer << 33) ^ ((uint64_t)tag << 1) ^ (uint64_t)recv);
 }
 
-/* Where the message is in the table, or the empty place where it would be. */
+/* The place of the message in the table, or the empty place for it. */
 static uint32_t dag_look_up(const mlfab__dag *dag, int recv, uint32_t peer, uint32_t tag) {
   uint32_t at = dag_hash(recv, peer, tag) & dag->mask;
   for (; dag->table[at] != 0; at = (at + 1) & dag->mask) {
@@ -164,7 +147,7 @@ static uint32_t dag_look_up(const mlfab__dag *dag, int recv, uint32_t peer, uint
   return at;
 }
 
-/* Puts the messages into the table; 1 when one is there already. */
+/* Puts the messages into the table; 1 when one is twice. */
 static int dag_find_twice(mlfab__dag *dag, uint32_t *culprit_p) {
   memset(dag->table, 0, ((size_t)dag->mask + 1) * sizeof *dag->table);
   for (uint32_t i = 0; i < dag->nops; i++) {
@@ -180,7 +163,7 @@ static int dag_find_twice(mlfab__dag *dag, uint32_t *culprit_p) {
   return 0;
 }
 
-/* What starts each operation; 1 when one asks for more than it can get. */
+/* Computes how many dependencies start each operation; 1 when one needs more than it has. */
 static int dag_find_need(mlfab__dag *dag, uint32_t *culprit_p) {
   dag->required = 0;
   for (uint32_t i = 0; i < dag->nops; i++) {
@@ -222,7 +205,7 @@ static void dag_ready(mlfab__dag *dag, uint32_t id) {
   dag->queue[dag->queue_end++] = id;
 }
 
-/* One of what the operation waits for has come. It runs once: later ones find it started. */
+/* A dependency of the operation is done. The operation starts once: later ones find it started. */
 static void dag_count(mlfab__dag *dag, uint32_t id) {
   if (dag->state[id] != MLFAB__DAG_WAITING) return;
   if (--dag->missing[id] == 0 || MLFAB__PLANTED(63)) dag_ready(dag, id);

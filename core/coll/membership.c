@@ -91,8 +91,7 @@ static void membership_post_all(mlfab__membership *membership, uint8_t type, con
   }
 }
 
-/* The verdict on the epoch that this worker was in. One that was taken for dead may owe an older
- * one than the last. */
+/* Tells a worker how its epoch ended. A worker that was taken for dead may not have heard of an older epoch's end. */
 static void membership_post_over(mlfab__membership *membership, uint32_t worker) {
   mlfab__membership_over over = membership->verdict;
   uint8_t meta[MLFAB__TEXT_MAX + 32];
@@ -122,7 +121,7 @@ static void membership_post_go(mlfab__membership *membership, uint32_t worker) {
                   mlfab__encode_membership_go(meta, &membership->go));
 }
 
-/* Everything that a member of a running epoch may have missed. */
+/* Says again who has left: a member of a running epoch may have missed it. */
 static void membership_post_departures(mlfab__membership *membership, uint32_t worker) {
   uint8_t meta[32];
   for (uint32_t i = 0; i < membership->members; i++) {
@@ -142,17 +141,20 @@ static void membership_release(mlfab__membership_entry *entry) {
 
 /* The epoch is over for all members. */
 static void membership_verdict(mlfab__membership *membership, int32_t code, int32_t rank,
-                               const char *text) {
+                               const char *format, ...) {
+  va_list arguments;
   membership->verdict.epoch = membership->epoch;
   membership->verdict.code = code;
   membership->verdict.rank = rank;
-  snprintf(membership->verdict.text, sizeof membership->verdict.text, "%s", text);
+  va_start(arguments, format);
+  vsnprintf(membership->verdict.text, sizeof membership->verdict.text, format, arguments);
+  va_end(arguments);
   membership->phase = MLFAB__MEMBERSHIP_GATHERING;
   memset(&membership->inquiry, 0, sizeof membership->inquiry);
   membership_no_limit(membership);
   for (uint32_t i = 0; i < membership->members; i++) {
     mlfab__membership_entry *entry = membership_member(membership, i);
-    if (!entry->member) continue; /* its process is another now */
+    if (!entry->member) continue; /* its process is a new one */
     membership_release(entry);
     entry->over_owed = MLFAB__PLANTED(69) ? 0 : membership->epoch;
     entry->over_well = 0;
@@ -164,13 +166,13 @@ static void membership_verdict(mlfab__membership *membership, int32_t code, int3
 
 /* --- forming an epoch --- */
 
-/* What a member says that its link carries; 0: it does not know. */
+/* Bytes a second that a member says its link carries; 0: it does not know. */
 static double membership_rate(const mlfab__membership_ask *ask) {
   double rate = ask->in < ask->out ? ask->in : ask->out;
   return rate > 0.0 && rate < 1e18 ? rate : 0.0;
 }
 
-/* Members of one host share its link: each tells what it has seen of it. */
+/* Members of one host share its link: the largest rate that one of them has measured counts. */
 static void membership_look_at_hosts(mlfab__membership *membership) {
   for (uint32_t i = 0; i < membership->members; i++) {
     mlfab__membership_entry *entry = membership_member(membership, i);
@@ -215,7 +217,7 @@ static void membership_make_list(mlfab__membership *membership) {
       mlfab__encode_membership_list(membership->list, &list, membership->table);
 }
 
-/* The epoch is over as it begins, for all who have asked. */
+/* Ends the epoch for all workers that have asked, before it begins. */
 static void membership_refuse(mlfab__membership *membership, int32_t code, int32_t rank,
                               const char *text) {
   membership->verdict = (mlfab__membership_over){membership->epoch, code, rank, {0}};
@@ -230,7 +232,7 @@ static void membership_refuse(mlfab__membership *membership, int32_t code, int32
   }
 }
 
-/* May those who have asked be an epoch? Else it is refused. */
+/* 1 when the workers that have asked can form an epoch; else it refuses the epoch. */
 static int membership_may_form(mlfab__membership *membership, uint32_t asked) {
   char text[128];
   if (asked > membership_room(membership)) {
@@ -250,7 +252,7 @@ static int membership_may_form(mlfab__membership *membership, uint32_t asked) {
   return 1;
 }
 
-/* Those who have asked are the next epoch. */
+/* The workers that have asked are the members of the next epoch. */
 static void membership_form(mlfab__membership *membership, uint32_t asked) {
   membership->epoch++;
   if (!membership_may_form(membership, asked)) return;
@@ -268,7 +270,7 @@ static void membership_form(mlfab__membership *membership, uint32_t asked) {
   membership_post_all(membership, MLFAB__MEMBERSHIP_LIST, membership->list, membership->list_bytes);
 }
 
-/* Who an epoch that forms waits for: the first rank that has not asked, or is not ready. */
+/* The rank that an epoch which forms waits for: the first that has not asked, or is not ready. */
 static int32_t membership_missing(const mlfab__membership *membership) {
   for (uint32_t w = 0; w < membership->workers; w++) {
     const mlfab__membership_entry *entry = &membership->entries[w];
@@ -281,7 +283,7 @@ static int32_t membership_missing(const mlfab__membership *membership) {
   return MLFAB_NO_RANK;
 }
 
-/* Tells those who wait who is missing, where it is another than they were told. */
+/* Tells the workers that wait which rank is missing, when it has changed. */
 static void membership_tell_missing(mlfab__membership *membership) {
   mlfab__membership_missing missing = {0, 0, 0, membership_missing(membership)};
   uint8_t meta[32];
@@ -296,7 +298,7 @@ static void membership_tell_missing(mlfab__membership *membership) {
   }
 }
 
-/* Has everybody asked who is awaited? */
+/* Forms the epoch when every live worker has asked. */
 static void membership_check(mlfab__membership *membership) {
   uint32_t asked = 0;
   if (membership->phase != MLFAB__MEMBERSHIP_GATHERING) return;
@@ -305,7 +307,7 @@ static void membership_check(mlfab__membership *membership) {
     membership_form(membership, asked);
 }
 
-/* What members choose their algorithms by. */
+/* Latency and rate, by which members choose algorithms. */
 static void membership_make_go(mlfab__membership *membership) {
   const mlfab__membership_entry *first = membership_member(membership, 0);
   mlfab__membership_go *go = &membership->go;
@@ -324,7 +326,7 @@ static void membership_make_go(mlfab__membership *membership) {
   if (go->rate <= 0.0) go->rate = membership_rate_unknown;
 }
 
-/* Is everybody ready who is awaited? */
+/* Starts the epoch when every member is ready. */
 static void membership_check_ready(mlfab__membership *membership) {
   if (membership->phase != MLFAB__MEMBERSHIP_LISTED ||
       membership_missing(membership) != MLFAB_NO_RANK)
@@ -361,7 +363,7 @@ static void membership_ask_all(mlfab__membership *membership, uint32_t channel, 
                       mlfab__encode_membership_call(meta, &call));
 }
 
-/* The inquiry is over: this rank has not called, or did not answer; or nobody is missing. */
+/* Ends the inquiry: this rank has not called, or did not answer; NO_RANK: nobody is missing. */
 static void membership_answer(mlfab__membership *membership, int32_t rank) {
   mlfab__membership_inquiry *inquiry = &membership->inquiry;
   mlfab__membership_missing missing = {membership->epoch, inquiry->channel, inquiry->number, rank};
@@ -371,12 +373,12 @@ static void membership_answer(mlfab__membership *membership, int32_t rank) {
                       mlfab__encode_membership_missing(meta, &missing));
 }
 
-/* Has told what it has called; 0: that is over there, and cannot have been anything else. */
+/* 1 when the member has told what it called. A call that is over there needs no comparison. */
 static int membership_knows(const mlfab__membership_entry *entry) {
   return membership_awaited(entry) && entry->signature != 0;
 }
 
-/* How many have called the same as this one. */
+/* How many members have called the same as this one. */
 static uint32_t membership_agreeing(const mlfab__membership *membership, uint64_t signature) {
   uint32_t n = 0;
   for (uint32_t i = 0; i < membership->members; i++) {
@@ -386,11 +388,10 @@ static uint32_t membership_agreeing(const mlfab__membership *membership, uint64_
   return n;
 }
 
-/* All have called. When not all have called the same, the verdict. */
+/* All members have called: the verdict is MISMATCH unless all calls are the same. */
 static void membership_compare(mlfab__membership *membership) {
   const mlfab__membership_entry *usual = NULL, *odd = NULL;
   uint32_t most = 0;
-  char text[MLFAB__TEXT_MAX];
   for (uint32_t w = 0; w < membership->workers; w++) {
     const mlfab__membership_entry *entry = &membership->entries[w];
     if (!membership_knows(entry) || (usual && entry->signature == usual->signature)) continue;
@@ -409,19 +410,19 @@ static void membership_compare(mlfab__membership *membership) {
     return;
   }
   uint32_t worker = (uint32_t)(odd - membership->entries);
-  snprintf(text, sizeof text, "calls differ: worker %u has called %.90s, worker %u %.90s", worker,
-           odd->words, (uint32_t)(usual - membership->entries), usual->words);
-  membership_verdict(membership, MLFAB_ERR_MISMATCH, (int32_t)worker, text);
+  membership_verdict(membership, MLFAB_ERR_MISMATCH, (int32_t)worker,
+                     "calls differ: worker %u has called %.90s, worker %u %.90s", worker,
+                     odd->words, (uint32_t)(usual - membership->entries), usual->words);
 }
 
-/* Does a call wait for this member to call it? Not while all hold still because one finishes, nor ever for one that
- * has finished: it takes part in what others have begun by itself. */
+/* 1 when the call under inquiry waits for this member. Nobody begins a call while a worker finishes, and a worker that
+ * has finished takes part in the others' calls by itself. */
 static int membership_may_call(const mlfab__membership *membership,
                                const mlfab__membership_entry *entry) {
   return !membership->freezing && !entry->finished;
 }
 
-/* Looks at the answers; `late`: whoever has not answered is not waited for any longer. */
+/* Evaluates the answers; `late`: does not wait for members that have not answered. */
 static void membership_look_at_answers(mlfab__membership *membership, int late) {
   int32_t silent = MLFAB_NO_RANK, missing = MLFAB_NO_RANK;
   if (!membership->inquiry.open) return;
@@ -485,7 +486,7 @@ static void membership_post_finish(mlfab__membership *membership, uint32_t worke
   MLFAB__POST(&membership->port, worker, type, membership_finish, &finish);
 }
 
-/* A member that knows all calls below the limit. */
+/* A member that has called all calls below the limit, and can describe them. */
 static int32_t membership_teller(const mlfab__membership *membership) {
   for (uint32_t i = 0; i < membership->members; i++) {
     const mlfab__membership_entry *entry = membership_member(membership, i);
@@ -496,7 +497,7 @@ static int32_t membership_teller(const mlfab__membership *membership) {
   return MLFAB_NO_RANK;
 }
 
-/* What a member may have missed: who has finished, the last one last; or, where all know that, the limit. */
+/* Says again what a member may have missed: who has finished, the last one last; or, when all know that, the limit. */
 static void membership_post_finished(mlfab__membership *membership, uint32_t worker) {
   if (membership->finisher == MLFAB_NO_RANK || membership->entries[worker].left) return;
   for (uint32_t i = 0; i < membership->members && membership->freezing; i++) {
@@ -513,7 +514,7 @@ static void membership_post_finished(mlfab__membership *membership, uint32_t wor
                            membership_teller(membership), membership->limit);
 }
 
-/* Have all answered? Then the epoch has a limit, and what is owed may be given. */
+/* When all members have answered FREEZE, the epoch gets its limit, and workers that have finished may give identities. */
 static void membership_settle(mlfab__membership *membership) {
   uint64_t limit = 0;
   if (!membership->freezing) return;
@@ -532,7 +533,7 @@ static void membership_settle(mlfab__membership *membership) {
                              membership_teller(membership), membership->limit);
 }
 
-/* Have all ended the calls below the limit? Then the next epoch begins, without a verdict. */
+/* When all members have ended the calls below the limit, the next epoch forms, without a verdict. */
 static void membership_check_moved(mlfab__membership *membership) {
   uint32_t asked = 0, members = membership->members;
   if (membership->limit == UINT64_MAX || membership->freezing) return;
@@ -558,7 +559,7 @@ static void membership_check_moved(mlfab__membership *membership) {
   if (asked > 0) membership_form(membership, asked);
 }
 
-/* It finishes. Whoever is in an epoch that others are still told of begins nothing in it. */
+/* A worker finishes. When it does not know yet of the epoch that is listed, this ends without failing a call. */
 static void membership_finishes(mlfab__membership *membership, uint32_t worker,
                                 const mlfab__membership_finish *in) {
   mlfab__membership_entry *entry = &membership->entries[worker];
@@ -569,7 +570,7 @@ static void membership_finishes(mlfab__membership *membership, uint32_t worker,
     membership_check(membership);
   } else if (membership->phase == MLFAB__MEMBERSHIP_LISTED && in->epoch != membership->epoch) {
     entry->done = 1;
-    membership_verdict(membership, 0, MLFAB_NO_RANK, "");
+    membership_verdict(membership, 0, MLFAB_NO_RANK, "%s", "");
   } else if (running && entry->finished && in->rank == MLFAB_NO_RANK && !membership->freezing) {
     entry->moved = 1;
     membership_check_moved(membership);
@@ -601,7 +602,7 @@ static void membership_freezes(mlfab__membership *membership, uint32_t worker,
   membership_settle(membership);
 }
 
-/* To those who owe it. */
+/* Hands the description of a call on to the workers that owe it. */
 static void membership_hand_on(mlfab__membership *membership, uint64_t number,
                                const mlfab__frame_in *frame) {
   for (uint32_t i = 0; i < membership->members; i++) {
@@ -614,39 +615,40 @@ static void membership_hand_on(mlfab__membership *membership, uint64_t number,
 
 /* --- what workers say --- */
 
-/* It wants to take part. */
-static void membership_asks(mlfab__membership *membership, uint32_t worker,
-                            const mlfab__membership_ask *in) {
+/* A worker wants to take part. 0, or FRAME: after an epoch that never was. */
+static int membership_asks(mlfab__membership *membership, uint32_t worker,
+                           const mlfab__membership_ask *in) {
   mlfab__membership_entry *entry = &membership->entries[worker];
-  if (entry->over_owed > in->epoch) { /* said before it heard of it */
+  if (in->epoch > membership->epoch) return MLFAB_ERR_FRAME;
+  if (entry->alive && entry->over_owed > in->epoch) { /* it has not heard the verdict yet */
     membership_post_over(membership, worker);
-    return;
+    return 0;
   }
-  if (entry->done) return;
+  if (!entry->alive || entry->done) return 0;
   entry->over_owed = 0;
   if (entry->member &&
       in->epoch == membership->epoch) { /* it has ended all calls below the limit */
     entry->ask = *in;
     entry->moved = membership->limit != UINT64_MAX && !membership->freezing;
     membership_check_moved(membership);
-    return;
+    return 0;
   }
   if (entry->member) { /* a repetition: the list may have been lost */
     membership_post(membership, worker, MLFAB__MEMBERSHIP_LIST, membership->list,
                     membership->list_bytes);
-    return;
+    return 0;
   }
   entry->asked = 1;
   entry->ask = *in;
   entry->missing = MEMBERSHIP_UNTOLD;
   if (membership->phase == MLFAB__MEMBERSHIP_IDLE) membership->phase = MLFAB__MEMBERSHIP_GATHERING;
   if (membership_stands(membership)) {
-    char text[64];
-    snprintf(text, sizeof text, "worker %u has come in: collectives begin anew", worker);
-    membership_verdict(membership, MLFAB_ERR_AGAIN, (int32_t)worker, text);
+    membership_verdict(membership, MLFAB_ERR_AGAIN, (int32_t)worker,
+                       "worker %u has come in: collectives begin anew", worker);
   } else {
     membership_check(membership);
   }
+  return 0;
 }
 
 static void membership_is_ready(mlfab__membership *membership, uint32_t worker,
@@ -669,17 +671,17 @@ static void membership_fails(mlfab__membership *membership, uint32_t worker,
                              const mlfab__membership_over *in) {
   int known = in->rank >= 0 && (uint32_t)in->rank < membership->workers;
   membership_verdict(membership, in->code < 0 ? in->code : MLFAB_ERR_REFUSED,
-                     known ? in->rank : (int32_t)worker, in->text);
+                     known ? in->rank : (int32_t)worker, "%s", in->text);
 }
 
-/* It takes no further part, and is no member: others are told when they begin one without it. */
+/* A worker that is no member takes no further part: the members of the next epoch are told. */
 static void membership_lose(mlfab__membership *membership, uint32_t worker, int32_t code) {
   mlfab__membership_entry *entry = &membership->entries[worker];
   int counted = entry->alive && !entry->done && !entry->member;
   if (counted && !membership_stands(membership)) entry->lost = code;
 }
 
-/* It takes no further part. Of an epoch that it did not know yet it has called nothing. */
+/* A worker takes no further part. It has called nothing in an epoch that it did not know yet. */
 static void membership_leaves(mlfab__membership *membership, uint32_t worker,
                               const mlfab__membership_leave *in) {
   mlfab__membership_entry *entry = &membership->entries[worker];
@@ -707,102 +709,64 @@ static void membership_leaves(mlfab__membership *membership, uint32_t worker,
   membership_check_moved(membership);
 }
 
-static void membership_broken(mlfab__membership *membership, uint32_t worker, const char *text) {
-  membership->port.drop(membership->port.self, worker, MLFAB_ERR_FRAME, text);
-}
-
-/* Frames of members about the epoch that stands. Others are of what is over. */
-#define MEMBERSHIP_DECODE(name) \
-  mlfab__decode_##name(frame->meta, frame->meta_bytes, &in.name) ? -1 : in.name.epoch == epoch
-static int membership_member_frame(mlfab__membership *membership, uint32_t worker,
-                                   const mlfab__frame_in *frame, uint64_t now_ns) {
-  union {
-    mlfab__membership_ready membership_ready;
-    mlfab__membership_over membership_over;
-    mlfab__membership_call membership_call;
-    mlfab__membership_tell membership_tell;
-    mlfab__membership_finish membership_finish;
-  } in;
+/* 0, FRAME, or 1: not of this role. Frames of an epoch that is over, and of workers that are dead, are ignored. */
+static int membership_take_frame(mlfab__membership *membership, uint32_t worker,
+                                 const mlfab__frame_in *frame, uint64_t now_ns) {
   mlfab__membership_entry *entry = &membership->entries[worker];
-  uint32_t epoch = entry->alive && entry->member ? membership->epoch : 0;
-  int running = membership->phase == MLFAB__MEMBERSHIP_RUNNING, fits;
-  switch (frame->type) {
-    case MLFAB__MEMBERSHIP_READY:
-      fits = MEMBERSHIP_DECODE(membership_ready);
-      if (fits > 0 && epoch) membership_is_ready(membership, worker, &in.membership_ready);
-      break;
-    case MLFAB__MEMBERSHIP_FAIL:
-      fits = MEMBERSHIP_DECODE(membership_over);
-      if (fits > 0 && epoch) membership_fails(membership, worker, &in.membership_over);
-      break;
-    case MLFAB__MEMBERSHIP_STUCK:
-      fits = MEMBERSHIP_DECODE(membership_call);
-      if (fits > 0 && epoch && running) membership_stuck(membership, &in.membership_call, now_ns);
-      break;
-    case MLFAB__MEMBERSHIP_TELL:
-      fits = MEMBERSHIP_DECODE(membership_tell);
-      if (fits > 0 && epoch && running) membership_tell(membership, entry, &in.membership_tell);
-      break;
-    case MLFAB__MEMBERSHIP_FROZEN:
-      fits = MEMBERSHIP_DECODE(membership_finish);
-      if (fits > 0 && epoch && running)
-        membership_freezes(membership, worker, &in.membership_finish);
-      break;
-    default:
-      return 0;
+  int listed = entry->alive && entry->member && membership->epoch;
+  int runs = listed && membership->phase == MLFAB__MEMBERSHIP_RUNNING;
+  mlfab__membership_owed owed;
+#define MEMBERSHIP_FRAME(TYPE, name, when, handle)                                         \
+  case TYPE: {                                                                             \
+    mlfab__##name in;                                                                      \
+    if (mlfab__decode_##name(frame->meta, frame->meta_bytes, &in)) return MLFAB_ERR_FRAME; \
+    if (when) handle;                                                                      \
+    return 0;                                                                              \
   }
-  if (fits < 0)
-    membership_broken(membership, worker, "a frame of the membership that does not parse");
-  return 1;
+#define PRESENT in.epoch == membership->epoch
+  switch (frame->type) {
+    MEMBERSHIP_FRAME(MLFAB__MEMBERSHIP, membership_ask, 1,
+                     return membership_asks(membership, worker, &in))
+    MEMBERSHIP_FRAME(MLFAB__MEMBERSHIP_FINISH, membership_finish, entry->alive,
+                     membership_finishes(membership, worker, &in))
+    MEMBERSHIP_FRAME(MLFAB__MEMBERSHIP_LEAVE, membership_leave, entry->alive,
+                     membership_leaves(membership, worker, &in))
+    MEMBERSHIP_FRAME(MLFAB__MEMBERSHIP_READY, membership_ready, listed && PRESENT,
+                     membership_is_ready(membership, worker, &in))
+    MEMBERSHIP_FRAME(MLFAB__MEMBERSHIP_FAIL, membership_over, listed && PRESENT,
+                     membership_fails(membership, worker, &in))
+    MEMBERSHIP_FRAME(MLFAB__MEMBERSHIP_STUCK, membership_call, runs && PRESENT,
+                     membership_stuck(membership, &in, now_ns))
+    MEMBERSHIP_FRAME(MLFAB__MEMBERSHIP_TELL, membership_tell, runs && PRESENT,
+                     membership_tell(membership, entry, &in))
+    MEMBERSHIP_FRAME(MLFAB__MEMBERSHIP_FROZEN, membership_finish, runs && PRESENT,
+                     membership_freezes(membership, worker, &in))
+    case MLFAB__MEMBERSHIP_OWED:
+      if (mlfab__decode_membership_owed(frame->meta, frame->meta_bytes, &owed, NULL))
+        return MLFAB_ERR_FRAME;
+      if (entry->member && owed.epoch == membership->epoch)
+        membership_hand_on(membership, owed.number, frame);
+      return 0;
+    default:
+      return 1;
+  }
+#undef PRESENT
+#undef MEMBERSHIP_FRAME
 }
-#undef MEMBERSHIP_DECODE
 
 MLFAB__INTERNAL int mlfab__membership_frame(mlfab__membership *membership, uint32_t worker,
                                             const mlfab__frame_in *frame, uint64_t now_ns) {
-  mlfab__membership_ask ask;
-  mlfab__membership_leave leave;
-  mlfab__membership_finish finish;
-  mlfab__membership_owed owed;
-  if (frame->type == MLFAB__MEMBERSHIP_FINISH) {
-    if (mlfab__decode_membership_finish(frame->meta, frame->meta_bytes, &finish)) {
-      membership_broken(membership, worker, "a MEMBERSHIP_FINISH that does not parse");
-    } else if (membership->entries[worker].alive) {
-      membership_finishes(membership, worker, &finish);
-    }
-    return 1;
-  }
-  if (frame->type == MLFAB__MEMBERSHIP_OWED) {
-    if (mlfab__decode_membership_owed(frame->meta, frame->meta_bytes, &owed, NULL)) {
-      membership_broken(membership, worker, "a MEMBERSHIP_OWED that does not parse");
-    } else if (membership->entries[worker].member && owed.epoch == membership->epoch) {
-      membership_hand_on(membership, owed.number, frame);
-    }
-    return 1;
-  }
-  if (frame->type == MLFAB__MEMBERSHIP) {
-    if (mlfab__decode_membership_ask(frame->meta, frame->meta_bytes, &ask) ||
-        ask.epoch > membership->epoch) {
-      membership_broken(membership, worker,
-                        "a MEMBERSHIP that does not parse, or of an epoch that never was");
-    } else if (membership->entries[worker].alive) {
-      membership_asks(membership, worker, &ask);
-    }
-    return 1;
-  }
-  if (frame->type == MLFAB__MEMBERSHIP_LEAVE) {
-    if (mlfab__decode_membership_leave(frame->meta, frame->meta_bytes, &leave)) {
-      membership_broken(membership, worker, "a MEMBERSHIP_LEAVE that does not parse");
-    } else if (membership->entries[worker].alive) {
-      membership_leaves(membership, worker, &leave);
-    }
-    return 1;
-  }
-  return membership_member_frame(membership, worker, frame, now_ns);
+  int code = membership_take_frame(membership, worker, frame, now_ns);
+  if (code == MLFAB_ERR_FRAME)
+    membership->port.drop(
+        membership->port.self, worker, code,
+        "a frame of the membership that does not parse, or of an epoch that never was");
+  return code != 1;
 }
 
 /* --- who comes and goes --- */
 
-/* What a member may have missed while it had no link. What it repeats itself is answered then. */
+/* A worker has a new link: server 0 says again what it may have missed, but for answers to what it repeats itself. */
 static void membership_repeat(mlfab__membership *membership, uint32_t worker) {
   const mlfab__membership_entry *entry = &membership->entries[worker];
   const mlfab__membership_inquiry *inquiry = &membership->inquiry;
@@ -834,9 +798,8 @@ MLFAB__INTERNAL void mlfab__membership_hello(mlfab__membership *membership, uint
   entry->incarnation = incarnation;
   entry->missing = MEMBERSHIP_UNTOLD;
   if (ends) {
-    char text[64];
-    snprintf(text, sizeof text, "worker %u is back as a new process", worker);
-    membership_verdict(membership, MLFAB_ERR_AGAIN, (int32_t)worker, text);
+    membership_verdict(membership, MLFAB_ERR_AGAIN, (int32_t)worker,
+                       "worker %u is back as a new process", worker);
   }
 }
 
@@ -846,17 +809,16 @@ MLFAB__INTERNAL void mlfab__membership_gone(mlfab__membership *membership, uint3
   (void)now_ns;
   membership_lose(membership, worker, left ? MLFAB_ERR_PEER_CLOSED : MLFAB_ERR_PEER_DEAD);
   entry->alive = entry->asked = 0;
-  if (entry->member && entry->finished && entry->moved) { /* nobody waits for anything of it */
+  if (entry->member && entry->finished && entry->moved) { /* nobody waits for its bytes */
     entry->left = 1;
     membership_check_moved(membership);
-  } else if (entry->member && left && entry->left) { /* as it has said */
+  } else if (entry->member && left && entry->left) { /* it has said so */
     entry->ready = 1;
     membership_check_ready(membership);
   } else if (entry->member) {
-    char text[64];
-    snprintf(text, sizeof text, left ? "worker %u has closed" : "worker %u is dead", worker);
     membership_verdict(membership, left ? MLFAB_ERR_PEER_CLOSED : MLFAB_ERR_PEER_DEAD,
-                       (int32_t)worker, text);
+                       (int32_t)worker, left ? "worker %u has closed" : "worker %u is dead",
+                       worker);
   } else {
     membership_check(membership);
   }

@@ -1,58 +1,56 @@
 /* membership.h - server 0 keeps the membership of collectives: who takes part, in which epoch, and verdicts. Layer 4.
  *
- *    IDLE --a worker's MEMBERSHIP--> GATHERING --MEMBERSHIP of every live worker that is not done--> LISTED: MEMBERSHIP_LIST to all
+ *    IDLE --MEMBERSHIP of a worker--> GATHERING --MEMBERSHIP of every live worker--> LISTED: MEMBERSHIP_LIST to all
  *      LISTED --MEMBERSHIP_READY of all--> RUNNING: MEMBERSHIP_GO to all
  *      LISTED, RUNNING --verdict: MEMBERSHIP_OVER to all--> GATHERING
  *
- * Verdicts: a member died (PEER_DEAD, or PEER_CLOSED when it left without a word), is back as a new process or one that is no member
- * calls (AGAIN), a member says MEMBERSHIP_FAIL (its code and text; the first one counts), calls that differ (MISMATCH). A member that
- * leaves in good order (MEMBERSHIP_LEAVE, DONE) ends nothing: the others are told how far it came (MEMBERSHIP_LEFT), and fail what it
- * has not called by themselves.
+ * Verdicts. A member dies (PEER_DEAD), closes without a word (PEER_CLOSED), or comes back as a new process (AGAIN);
+ * a worker that is no member calls (AGAIN); a member says MEMBERSHIP_FAIL (its code and text; the first one counts);
+ * calls differ (MISMATCH). A member that leaves in good order (MEMBERSHIP_LEAVE, DONE) ends nothing: server 0 tells
+ * the others how many calls it has called (MEMBERSHIP_LEFT), and they fail later calls themselves.
  *
- * Waiting for others. While an epoch forms, everybody who waits is told who is missing, whenever that is
- * another: MEMBERSHIP_MISSING of epoch 0, where the rank has not said MEMBERSHIP, or MEMBERSHIP_READY.
+ * Waiting. While an epoch forms, server 0 tells all workers that wait which rank is missing, whenever that changes:
+ * MEMBERSHIP_MISSING of epoch 0. The rank has not said MEMBERSHIP, or MEMBERSHIP_READY.
  *
- * Stuck. A worker whose call is open for longer than a heartbeat says so (MEMBERSHIP_STUCK), once a beat. Server 0
- * asks all members whether they have called it (MEMBERSHIP_ASK): one call at a time, four a beat at most, and
- * not the same one twice in a beat; of those that come meanwhile the one with the lowest number is next.
- * From the answers (MEMBERSHIP_TELL) it finds who has not, and tells all (MEMBERSHIP_MISSING: the lowest rank, or else
- * one that did not answer for two beats, or nobody). When all have and signatures differ, the
- * verdict is MISMATCH: on the lowest rank that is not with the most (of two as many, those of the
- * lowest rank count), with both calls in words.
+ * Stuck calls. A worker whose call is open for longer than a heartbeat says so (MEMBERSHIP_STUCK), once a beat. Server 0
+ * asks all members whether they have called it (MEMBERSHIP_ASK): one call at a time, at most four a beat, and not the
+ * same one twice in a beat. If others get stuck meanwhile, it asks about the lowest number next. The members answer
+ * (MEMBERSHIP_TELL); server 0 tells all who has not called (MEMBERSHIP_MISSING: the lowest rank; else a rank that has not
+ * answered for two beats; else nobody). When all have called and signatures differ, the verdict is MISMATCH. It names
+ * the lowest rank that is not with the majority (of two equal groups, that of the lowest rank is the majority), with
+ * both calls in words.
  *
- * Lost before. A worker that dies, closes or is done while no epoch stands was to be in the next one: the set that
- * has joined is that of epoch 1. Others are told when it would begin: it is over at once, with PEER_DEAD or PEER_CLOSED
- * naming the lowest rank of those who are missing. Whoever is back by then is not missing.
+ * Lost before an epoch. A worker that dies, closes or is done while no epoch stands should have been in the next one
+ * (in epoch 1: any worker). The next epoch then ends as it begins, with PEER_DEAD or PEER_CLOSED, naming the lowest
+ * rank that is missing. A worker that is back by then is not missing.
  *
- * Finishing. A worker that finishes (MEMBERSHIP_FINISH) fails nobody's call. Where it takes effect all must
- * agree on, and others may have begun calls that it has not called:
+ * Finishing. A worker that finishes (MEMBERSHIP_FINISH) fails nobody's call. All members must agree from which call on
+ * it is absent, and others may have begun calls that it has not called:
  *
- *    FINISH(calls) --FREEZE to all--> begins no more calls --FROZEN(begun) of all--> SETTLE(limit) to all
+ *    FINISH(calls) --FREEZE to all--> members begin no more calls --FROZEN(begun) of all--> SETTLE(limit) to all
  *
- * The limit is the largest of what anybody had begun and of what those who finish had called: calls below it
- * are those of this epoch. One that a worker which has finished had not called it takes part in with the
- * operation's identity; a member that knows these calls describes them (MEMBERSHIP_OWED), and server 0 hands
- * that on. Nobody gives an identity before all know that it does (a mean is divided by the others' number), since
- * SETTLE comes after all FROZEN. A second worker that finishes has all freeze again, and the limit
- * stays. Who has ended all calls below the limit says so (MEMBERSHIP of this epoch; FINISH without a rank); when
- * all members have, the next epoch is listed at once, without a verdict. Until then all keep their
- * streams, so that nobody misses a byte. A worker that finishes while it is in no epoch, or in one that is
- * listed, is not a member of the next. Whoever has called more than the limit finishes in the next epoch.
+ * The limit is the largest number of calls that a member had begun, or that a worker had called when it finished. Calls
+ * below it belong to this epoch. The worker takes part in those that it had not called with the operation's identity:
+ * a member that knows them describes them (MEMBERSHIP_OWED), and server 0 hands that on. SETTLE comes after all FROZEN, so
+ * all members know that a worker gives an identity before it does (a mean is divided by the number of the others).
+ * When a second worker finishes, all freeze again, and the limit stays. A member that has ended all calls below the
+ * limit says so (MEMBERSHIP of this epoch; FINISH without a rank). When all have, server 0 lists the next epoch at once,
+ * without a verdict. Until then all keep their streams, so that nobody misses a byte. A worker that finishes outside
+ * an epoch, or in one that is listed, is not a member of the next. A worker that has called more than the limit finishes
+ * in the next epoch.
  *
- * Leaving. Who leaves counts as ready; it is not waited for and not asked, and told of to whoever
- * greets anew. One that dies before it says goodbye ends the epoch all the same: others may wait for
- * its last bytes.
+ * Leaving. A member that leaves counts as ready; server 0 neither waits for it nor asks it, and tells of it on every new
+ * link. If it dies before it says goodbye, the epoch ends all the same: others may wait for its last bytes.
  *
- * Invariants. (1) One epoch at a time; numbers only grow, also over verdicts. (2) GO of an epoch comes
- * after READY of all its members: so whoever is IN knows that all others have left the epoch before.
- * (3) Each member hears exactly one MEMBERSHIP_OVER an epoch, said again on a new link until its MEMBERSHIP
- * tells that it knows (membership_ask.epoch); until then it is no member of another. (4) What a worker
- * that is dead says is ignored; frames of other epochs are ignored. (5) Memory: one entry a worker,
- * one call under inquiry a time.
+ * Invariants. (1) There is one epoch at a time; its number only grows. (2) GO of an epoch comes after READY of all its
+ * members: so when a worker is IN, all others have left the epoch before. (3) Each member hears exactly one
+ * MEMBERSHIP_OVER an epoch. Server 0 repeats it on a new link until the member's MEMBERSHIP confirms it
+ * (membership_ask.epoch); until then the worker is no member of another epoch. (4) Server 0 ignores what a dead worker
+ * says, and frames of other epochs. (5) Memory: one entry a worker, one inquiry.
  *
  * Members are ordered by host (the host of the lowest rank first), then by rank; with `order_by_rate` of
- * the configuration hosts with the most bandwidth first. go.round is the largest of the rolls' rounds.
- * An epoch has at most MLFAB__MEMBERSHIP_MEMBERS_MAX members: one that would have more is over at once,
+ * the configuration hosts with the most bandwidth first. go.round is the largest round that a member has told.
+ * An epoch has at most MLFAB__MEMBERSHIP_MEMBERS_MAX members: one that would have more ends as it begins,
  * with LIMIT. */
 #ifndef MLFAB__MEMBERSHIP_H
 #define MLFAB__MEMBERSHIP_H
@@ -127,7 +125,7 @@ MLFAB__INTERNAL int mlfab__membership_init(mlfab__membership *membership, mlfab_
 MLFAB__INTERNAL void mlfab__membership_free(mlfab__membership *membership);
 /* Adds the rows of the membership, and of planned trees, at server 0 (comm_role.c). Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__membership_attach(struct mlfab_node *node);
-/* A worker is here on a new link; incarnation tells whether it is a new process. It is gone for good (`left`: said
+/* A worker has a new link; the incarnation tells whether it is a new process. A worker is gone for good (`left`: it said
  * goodbye). */
 MLFAB__INTERNAL void mlfab__membership_hello(mlfab__membership *membership, uint32_t worker,
                                              uint32_t incarnation, uint64_t now_ns);

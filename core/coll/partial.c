@@ -46,7 +46,7 @@ MLFAB__INTERNAL void mlfab__partial_free(mlfab__partial *partial) {
 
 /* ---- the task graph */
 
-/* One under construction: the first error, after which nothing is added. */
+/* A task graph under construction. `code`: the first error, after which nothing is added. */
 typedef struct partial_work {
   mlfab__dag *dag;
   int rc;
@@ -62,7 +62,7 @@ static void partial_after(partial_work *w, uint32_t op, uint32_t dependency) {
   if (!w->rc) w->rc = mlfab__dag_after(w->dag, op, dependency);
 }
 
-/* A bare notice, which goes when the outside says so. */
+/* A SEND of a bare notice, which the runner triggers. */
 static uint32_t partial_add_send(partial_work *w, uint32_t peer, uint32_t tag) {
   return partial_add(w, (mlfab__dag_op){.kind = MLFAB__DAG_SEND,
                                         .outside = 1,
@@ -77,7 +77,7 @@ static uint32_t partial_add_recv(partial_work *w, uint32_t peer, uint32_t tag) {
       w, (mlfab__dag_op){.kind = MLFAB__DAG_RECV, .optional = 1, .peer = peer, .tag = tag});
 }
 
-/* Notices of one level. Those of the highest are not passed on: there is one kind. */
+/* Notices of one level. Nobody passes on those of the highest level: they have one kind. */
 static void partial_add_level(partial_work *w, mlfab__partial *partial, uint32_t level,
                               uint32_t start) {
   uint32_t n = partial->members, far = 1u << level;
@@ -95,7 +95,7 @@ static void partial_add_level(partial_work *w, mlfab__partial *partial, uint32_t
   }
 }
 
-/* Calls that are told to the one that counts them. */
+/* Members tell their calls to the one that counts them. */
 static void partial_add_arrivals(partial_work *w, mlfab__partial *partial) {
   partial->plan.arrive = w->dag->nops;
   for (uint32_t i = 0; i < partial->members; i++)
@@ -119,7 +119,7 @@ MLFAB__INTERNAL mlfab__algorithm_task mlfab__partial_task(const mlfab__partial *
                                  .after = partial->plan.take};
 }
 
-/* The exchange, behind TAKE. */
+/* The exchange of data and bitmap, after TAKE. */
 static void partial_add_exchange(partial_work *w, mlfab__partial *partial, uint8_t algorithm,
                                  uint32_t deliver) {
   mlfab__algorithm_task task = mlfab__partial_task(partial);
@@ -164,9 +164,9 @@ MLFAB__INTERNAL int mlfab__partial_build(mlfab__partial *partial, mlfab__dag *da
 
 /* ---- activation */
 
-/* One that is d < 2^level behind the initiator sends on this level and on those above; near: d < E
- * modulo 2^level, where E = P - 2^top. Behind its receiver's d that is known for d + 2^b as well:
- * where E has bit b, E's lower bits decide, and those from `level` on alone when there are any. */
+/* Sends notices on this level and those above; this member is d < 2^level after the initiator. near: d < E modulo
+ * 2^level, where E = P - 2^top. The receiver on level b is at d + 2^b: where E has bit b, the lower bits of E decide
+ * whether it is near; E's bits from `level` to b decide alone if any is set. */
 static void partial_notify(mlfab__partial *partial, mlfab__dag *dag, uint32_t level, int near) {
   uint32_t top = partial->levels - 1, extra = partial->members - (1u << top);
   for (uint32_t b = level; b < partial->levels; b++) {
@@ -219,7 +219,7 @@ static void partial_swap(uint8_t **a, uint8_t **b) {
   *b = was;
 }
 
-/* What was not used after all is older than what came since. */
+/* Data that no round used is older than the data that came since. */
 static void partial_return(mlfab__partial *partial, uint8_t **array, int some, uint64_t calls) {
   if (some && partial->some) {
     mlfab__kernel_combine(MLFAB_OP_SUM, partial->spec.dtype, partial->pending, *array,
@@ -242,7 +242,7 @@ MLFAB__INTERNAL void mlfab__partial_mark_epoch(mlfab__partial *partial, uint32_t
   partial->marks.now = (mlfab__partial_mark){partial->given + 1, partial->flushes + 1};
 }
 
-/* Where the first epoch began that others have settled and this member has not. */
+/* Where the first epoch began that others have settled and this member has missed. */
 static mlfab__partial_mark partial_missed(mlfab__partial *partial, uint32_t epoch) {
   uint32_t missed = epoch - partial->epoch;
   uint32_t i = missed < MLFAB__PARTIAL_EPOCHS ? missed : MLFAB__PARTIAL_EPOCHS;
@@ -293,7 +293,7 @@ static void partial_take(mlfab__partial *partial, uint64_t round) {
   uint32_t parity = round & 1;
   int some = partial->some;
   assert(round == partial->over && !partial->taken);
-  /* Whoever began this round has got the one before. */
+  /* The initiator of this round has got the result of the one before. */
   partial->given = mlfab__max(partial->given, round);
   partial->taken = 1;
   partial->kept_some = (uint8_t)some;
@@ -312,7 +312,7 @@ static void partial_take(mlfab__partial *partial, uint64_t round) {
     partial->bitmap[parity][partial->me / 64] |= (uint64_t)1 << partial->me % 64;
 }
 
-/* The bitmap by ranks, and what else is said of a result. */
+/* The bitmap by ranks, and the rest of a result's description. */
 static void partial_note(const mlfab__partial *partial, uint64_t round, mlfab__partial_note *note) {
   const uint64_t *bitmap = partial->bitmap[round & 1];
   memset(note, 0, sizeof *note);

@@ -6,41 +6,37 @@
  *    call -> INITIATE --+--> START --> TAKE --> allreduce of the data ----+--> DELIVER
  *    a notice ----------+       (room) --^ \--> allreduce of the bitmap --+
  *
- * Activation is the union of the binomial trees of all members: whoever is started by a call sends
- * a notice to member + 2^b for every level b, whoever is started by a notice of level b passes it
- * on to the levels above, once a level and round. The highest level would go round a circle that
- * is no power of two: a notice says whether its receiver, d members behind the initiator, is near:
- * whether d < P - 2^top. Only near ones use the highest level. So one initiator costs P - 1
- * notices, all of them P * levels. Everybody is reached by any set of initiators: the levels below
- * the highest are used always, so each reaches the 2^top members from itself on; and where a
- * member that is near for one initiator hears of another first, for which it is not, the member
- * that it leaves out is among those 2^top of the other.
+ * Activation is the union of the binomial trees of all members. A member that a call starts sends a notice to
+ * member + 2^b for every level b; a member that a notice of level b starts passes it on to the levels above, once a
+ * level and round. When P is no power of two, the highest level would pass some members twice. So a notice says
+ * whether its receiver, d members after the initiator, is near: d < P - 2^top; only near members use the highest level.
+ * One initiator costs P - 1 notices, P initiators cost P * levels. Any set of initiators reaches every member: all
+ * use the levels below the highest, so each initiator reaches the 2^top members from itself on. A member that is near
+ * to one initiator may hear first of another, to which it is not near; the member that it then leaves out is among the
+ * 2^top members of that other.
  *
  *    SOLO      every call initiates.
- *    MAJORITY  the call of a member that is drawn for the round does.
- *    QUORUM    one that is drawn counts the calls, which are told to it (ARRIVE), and initiates.
+ *    MAJORITY  the call of one member, drawn for the round, initiates.
+ *    QUORUM    all members tell their calls (ARRIVE) to one member, drawn for the round, which counts them and initiates.
  *
- * TAKE copies what this member has called with and no round has taken yet (`pending`) into the
- * round's array. Rounds are taken one after the other: that of r + 1 waits until r is over here
- * (and, with QUEUED, until there is room for its result). So what r + 2 sends comes after r is over
- * everywhere, and two arrays, by parity, are enough. What was taken stays in `kept` until the next
- * TAKE: if a failure comes before any call has got the round's result, that returns to pending.
- * (The next TAKE is late enough: it is set off by a call of somebody who has got the result.)
+ * TAKE copies the data of calls that no round has taken yet (`pending`) into the round's array. Rounds take one after
+ * the other: round r + 1 waits until r is over here (and, with QUEUED, until there is room for its result). So messages
+ * of r + 2 come after r is over everywhere, and two arrays, by parity, are enough. The data that TAKE took stays in
+ * `kept` until the next TAKE: if a failure comes before any call has got the round's result, it returns to pending. (A
+ * call of a member that has got the result starts the next TAKE, so that is late enough.)
  *
- * A flush is a full reduction of what no round has taken: that moves from pending to `flushed`. Flushes
- * are counted by everybody, those that have succeeded: after one that failed here, and may have succeeded
- * elsewhere, the members' largest count tells whether `flushed` is in a sum that somebody has, or
- * returns to pending.
+ * A flush is a full reduction of the data that no round has taken, which moves from pending to `flushed`. All members
+ * count the flushes that have succeeded. A flush that failed here may have succeeded elsewhere: the members' largest
+ * count then tells whether `flushed` is in a sum that a member has, or returns to pending.
  *
- * Whoever was taken for dead missed epochs: what counts for what it gave is where the first one that
- * it missed began, since later rounds were without it. So an epoch begins with an exchange of what
- * members know of the last MLFAB__PARTIAL_EPOCHS beginnings, their own `given` and `flushes` among them. For
- * a member that was away for longer, what it had given last counts as used.
+ * A member that was taken for dead missed epochs. Later rounds were without it, so the beginning of the first epoch
+ * that it missed decides whether its last data was used. So an epoch begins with an exchange of what members know of
+ * the last MLFAB__PARTIAL_EPOCHS beginnings, their own `given` and `flushes` among them. For a member that was
+ * away for longer, its last data counts as used.
  *
- * Invariants. (1) A contribution is in exactly one of pending, kept with an open round, flushed with an
- * open flush, and results. (2) The bit of a member says whether its call of this round's number is in the result.
- * (3) Step and the rounds of a member's answers never fall, over only by one when a failure takes
- * a round back; step <= over + 1.
+ * Invariants. (1) A contribution is in exactly one of pending, kept with an open round, flushed with an open flush, and
+ * results. (2) The bit of a member says whether its call of this round's number is in the result. (3) Step and the
+ * rounds of a member's answers never fall; over falls only by one, when a failure takes a round back; step <= over + 1.
  *
  * Source: eagerSGD §4 and Lemma 5.1. Departs: partners are member + 2^b instead of exchanged bits,
  * which reach not everybody unless P is a power of two; contributions are taken by copying. */
@@ -54,8 +50,7 @@ enum {
   MLFAB__PARTIAL_EPOCHS = 32  /* beginnings that are remembered */
 };
 
-/* What COMPUTE operations do; from NOTICES on: a notice of level (code - NOTICES) / 2 came, near
- * when odd. */
+/* Codes of COMPUTE operations. From NOTICES on: a notice of level (code - NOTICES) / 2 came; odd: near. */
 enum {
   MLFAB__PARTIAL_INITIATE = 1,
   MLFAB__PARTIAL_TAKE,
@@ -81,20 +76,20 @@ typedef struct mlfab__partial_spec {
   uint64_t count, seed;
 } mlfab__partial_spec;
 
-/* Operations of a member's task graph. */
+/* Operations of a member's task graph, by number. */
 typedef struct mlfab__partial_plan {
   uint32_t initiate, take;
   uint32_t arrive; /* SENDs of ARRIVE to members 0, 1, ...; none to itself */
   uint32_t send[MLFAB__PARTIAL_LEVELS][2]; /* of notices: to one that is not near; that is */
 } mlfab__partial_plan;
 
-/* Where an epoch began: the first round that no call had got, and flushes that had succeeded; both
- * plus one, 0: not known. */
+/* Where an epoch began: the first round whose result no call had got, and flushes that had succeeded; both plus
+ * one, 0: not known. */
 typedef struct mlfab__partial_mark {
   uint64_t base, flushes;
 } mlfab__partial_mark;
 
-/* What members exchange: element by element, the largest counts. */
+/* Members exchange it; of each element the largest counts. */
 typedef struct mlfab__partial_marks {
   mlfab__partial_mark now;                         /* of the epoch that begins */
   mlfab__partial_mark past[MLFAB__PARTIAL_EPOCHS]; /* by epoch modulo their number */
@@ -149,8 +144,8 @@ MLFAB__INTERNAL void mlfab__partial_free(mlfab__partial *partial);
 
 /* --- an epoch --- */
 
-/* These are the members (1..MLFAB__COLLECTIVE_MEMBERS_MAX); ranks are borrowed. Task graphs are to be built
- * again; rounds go on after `settle`. */
+/* Sets the members (1..MLFAB__COLLECTIVE_MEMBERS_MAX); ranks are borrowed. The caller builds task graphs again; rounds
+ * go on after `settle`. */
 MLFAB__INTERNAL void mlfab__partial_begin(mlfab__partial *partial, uint32_t members, uint32_t me,
                                           const uint32_t *ranks);
 /* The exchange of the data, for mlfab__algorithm_choose. */
@@ -161,41 +156,40 @@ MLFAB__INTERNAL int mlfab__partial_build(mlfab__partial *partial, mlfab__dag *da
                                          uint8_t algorithm);
 /* Before `settle`: fills partial->marks, to be exchanged. Epochs only grow. */
 MLFAB__INTERNAL void mlfab__partial_mark_epoch(mlfab__partial *partial, uint32_t epoch);
-/* partial->marks are now those of all members: the rounds below their base are results that calls have
- * got. What this member gave to a round counts as used when that is below the base of the first epoch
- * since its last, else it returns to pending; likewise what it gave to a flush. The next step, or the
- * one of the call that waits, is the base. Errors: FRAME (what cannot be; nothing has changed). */
+/* partial->marks are now those of all members: calls have got the results of rounds below their base. The data that this
+ * member gave to a round counts as used when the round is below the base of the first epoch since its last; else it
+ * returns to pending. The same holds for a flush. The next step, or that of the call that waits, is the base. Errors:
+ * FRAME (marks that cannot be; nothing has changed). */
 MLFAB__INTERNAL int mlfab__partial_settle(mlfab__partial *partial, uint32_t epoch);
-/* The epoch is over; the waiting call, if any, has failed. What it brought stays. */
+/* The epoch is over; the waiting call, if any, has failed. Its data stays pending. */
 MLFAB__INTERNAL void mlfab__partial_end(mlfab__partial *partial);
 
 /* --- rounds --- */
 
 /* The member that is drawn for a round, in 0..members-1. */
 MLFAB__INTERNAL uint32_t mlfab__partial_draw(const mlfab__partial *partial, uint64_t round);
-/* What a COMPUTE of round `number` does to member and task graph, but for MLFAB__COLLECTIVE_DIVIDE. 1: the
- * waiting call has been answered. Afterwards TAKE of a round may be due. */
+/* Carries out a COMPUTE of round `number`, but for MLFAB__COLLECTIVE_DIVIDE. 1: the waiting call has been
+ * answered. Afterwards TAKE of a round may be due. */
 MLFAB__INTERNAL int mlfab__partial_compute(mlfab__partial *partial, mlfab__dag *dag,
                                            uint64_t number, uint32_t code);
-/* 1: TAKE of round `over` is to be triggered. */
+/* 1: the runner is to trigger TAKE of round `over`. */
 MLFAB__INTERNAL int mlfab__partial_may_take(const mlfab__partial *partial);
 /* The operation that the waiting call is to trigger in its round, or MLFAB__DAG_NONE. */
 MLFAB__INTERNAL uint32_t mlfab__partial_trigger(const mlfab__partial *partial);
-/* Who has to call before round `over` can start, as far as is known: a member, or
- * MLFAB__DAG_NONE. */
+/* The member that has to call before round `over` can start, as far as is known, or MLFAB__DAG_NONE. */
 MLFAB__INTERNAL uint32_t mlfab__partial_awaits(const mlfab__partial *partial);
 
 /* --- calls --- */
 
-/* Adds `data` to pending: a step that has failed at once. */
+/* Adds the data of a step that failed at once to pending. */
 MLFAB__INTERNAL void mlfab__partial_keep(mlfab__partial *partial, const void *data);
 /* A step: adds `data` to pending. 1: answered at once, with a result in `data`; 0: it waits (data
  * is borrowed). None may be waiting. */
 MLFAB__INTERNAL int mlfab__partial_call(mlfab__partial *partial, void *data);
 /* Memory for flushes, one array that is kept. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__partial_flush_room(mlfab__partial *partial);
-/* Settled, with room, and no call waits: writes what no round has taken into `data`, for a full reduction;
- * that is over: it was carried out, or it failed here, and `settle` will tell. */
+/* flush, when settled, with room, and no call waits: writes the data that no round has taken into `data`, for a full
+ * reduction. flushed: that is over; done 0: it failed here, and `settle` will tell whether others have it. */
 MLFAB__INTERNAL void mlfab__partial_flush(mlfab__partial *partial, void *data);
 MLFAB__INTERNAL void mlfab__partial_flushed(mlfab__partial *partial, int done);
 

@@ -1,24 +1,22 @@
 /* partial_run.c - the communicator: partial reductions. See comm.h; what a round is and what a member
  * keeps is partial.h's.
  *
- * Two runs, by parity of the round: one is armed as soon as the round two before it is over and
- * nothing of it is borrowed, so that a worker that does not call takes part all the same. A round's
- * run has the number round - base + 1, where base is the first round of the epoch.
+ * There are two runs, by parity of the round. The runner arms one as soon as the round two before it is over and
+ * nothing of that is borrowed, so that a worker that does not call takes part all the same. The run of a round has the
+ * number round - base + 1, where base is the first round of the epoch.
  *
- * An epoch begins with a run that exchanges marks (partial.h; number 0: an allreduce, MAX): the base,
- * which is the first round that no call is known to have got, and how many flushes have succeeded, now and
- * in epochs before. From them everybody knows whether what it gave to the round, or the flush, that a
- * failure has ended is in a result that somebody has. It is left out in an object's first epoch, where
- * all begin with 0. A flush that is called meanwhile begins when it is over.
+ * An epoch begins with run 0, an allreduce (MAX) of the marks (partial.h). From them each member knows whether the data
+ * that it gave to the round, or flush, that a failure ended is in a result that some member has. An object's first epoch
+ * needs no such run: all begin with 0. A flush that is called meanwhile begins when the run is over.
  *
- * Closing waits for the round that has taken here, and for what of it is borrowed: all have given to it,
- * so it ends by itself. A round that has not is another's to miss: it fails, naming this worker.
+ * Closing waits for the round that has taken data here, and for what of it is borrowed: all members have given to that
+ * round, so it ends by itself. A round that has not taken yet fails where others begin it, naming this worker.
  *
  * Invariants. (1) A round's run takes only when the round before is over here (partial.h), so
  * rounds are delivered in order. (2) A call's buffers are not touched after its request has ended.
- * (3) While a flush is open there is no call, and no round takes from what is flushed; a flush
- * that ended without a failure has succeeded, as every failure is told to objects; one that has failed
- * here counts as carried out when the next epoch finds that it was, anywhere. */
+ * (3) While a flush is open there is no call, and no round takes the flushed data. A flush that
+ * ends without a failure has succeeded; one that fails here counts as carried out if the next epoch's marks say that
+ * another member has its result. */
 #include "partial_run.h"
 
 #include "partial.h"
@@ -59,7 +57,7 @@ static void partial_run_arm(const mlfab__partial_run *e, mlfab__engine_run *run)
   if (code && code != MLFAB_ERR_STATE) partial_run_fail(e, code);
 }
 
-/* Arms what may be armed, and starts what is due. */
+/* Arms the runs that may be armed, and triggers what is due. */
 static void partial_run_go_on(mlfab__partial_run *e) {
   mlfab__comm *comm = e->comm;
   mlfab__partial *partial = &e->partial;
@@ -72,7 +70,7 @@ static void partial_run_go_on(mlfab__partial_run *e) {
   if (!partial->settled || !open->armed || open->number != partial->over - e->base + 1) return;
   uint32_t op = mlfab__partial_trigger(partial);
   int take = mlfab__partial_may_take(partial);
-  /* A round that is over in the midst of this goes on by itself. */
+  /* A round that ends meanwhile calls this function again. */
   if (take) mlfab__engine_trigger(comm, open, partial->plan.take, comm->now_ns);
   if (op != MLFAB__DAG_NONE) mlfab__engine_trigger(comm, open, op, comm->now_ns);
 }
@@ -113,7 +111,7 @@ static void partial_run_free(void *self) {
   mlfab__free(env, e, sizeof *e);
 }
 
-/* Is something of a round still on its way that ends by itself? */
+/* 1 when a round is under way that ends by itself. */
 static int partial_run_ends(const mlfab__partial_run *e) {
   if (e->partial.settled && e->partial.taken) return 1;
   for (uint32_t i = 0; i < 2; i++)
@@ -131,7 +129,7 @@ static void partial_run_round_over(void *self, int status) {
   }
 }
 
-/* All know where they are. */
+/* All members know the base. */
 static void partial_run_settled(mlfab__partial_run *e) {
   int code = mlfab__partial_settle(&e->partial, e->epoch);
   if (code) {
@@ -232,7 +230,7 @@ static void partial_run_begin(void *self) {
   }
 }
 
-/* The flush may begin: only now is it known what there is to flush. */
+/* The flush may begin when the members know the base: only then is it known what there is to flush. */
 static int partial_run_stands(void *self) {
   mlfab__partial_run *e = self;
   if (!e->partial.settled) return 0;
@@ -240,7 +238,7 @@ static int partial_run_stands(void *self) {
   return 1;
 }
 
-/* Whether the flush is over, and how. */
+/* Notes whether the flush is over, and how. */
 static void partial_run_look_at_flush(mlfab__partial_run *e) {
   const mlfab__request *request = mlfab__request_find(e->comm->requests, e->flush);
   if (!e->flush || (request && !request->done)) return;
@@ -273,8 +271,8 @@ static int32_t partial_run_awaited(void *self, uint64_t *number_p, const char **
   return (int32_t)comm->ranks[drawn];
 }
 
-/* Others wait for this worker where it was drawn and has not called, where it is one of a quorum
- * and has not, and where its queue is full. */
+/* Others wait for this worker when it was drawn and has not called, when a quorum counts its call and it has not called,
+ * and when its queue is full. */
 static int partial_run_called(void *self, uint64_t number) {
   const mlfab__partial_run *e = self;
   const mlfab__partial *partial = &e->partial;
@@ -369,7 +367,7 @@ static mlfab__partial_spec partial_run_spec(const mlfab__comm *comm, uint64_t co
                                .seed = o->seed ? o->seed : comm->config->seed};
 }
 
-/* What all workers must have in common. */
+/* A hash of the options that all workers must have in common. */
 static uint64_t partial_run_signature(const mlfab__partial_spec *spec) {
   const uint64_t of[] = {spec->mode,      spec->quorum, spec->results,         spec->queue_max,
                          spec->algorithm, spec->mean,   (uint64_t)spec->dtype, spec->count,

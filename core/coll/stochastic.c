@@ -1,20 +1,18 @@
 /* stochastic.c - the communicator: stochastic reduce. See comm.h; what may be sent and averaged when is
  * notify.h's.
  *
- * A graph over the members of the epoch says who sends to whom. A worker keeps an array for each
- * sender, which frames of its models are written to as they come, and one of its own, which its
- * receivers are sent from: so the caller's data is replaced by the mean without waiting for
- * anybody's acknowledgement. That array is written again when all have given it back. Small models
- * are copied by the streams instead.
+ * A graph over the members of the epoch says who sends to whom. A worker keeps an array for each sender, into which it
+ * writes the bytes of models as they come, and one array of its own, from which it sends: so it replaces the caller's
+ * data by the mean without waiting for an acknowledgement. It writes that array again when no message borrows it any
+ * more. The streams copy small models instead.
  *
- * Messages: (channel, iteration, tag), never EAGER: they go to their place, or are numbers. The
- * footer of a model is its last byte: the stream hands on nothing that is not in order, so NOTIFY
- * needs no message of its own. BSP's barrier is REACHED from everybody, sent before the models, so
- * that it says nothing of their bytes: as barriers beside one-sided writes.
+ * Messages: (channel, iteration, tag), never EAGER: models go to their place, others have no bytes. The last byte of a
+ * model is its footer: streams deliver in order, so NOTIFY needs no message of its own. BSP's barrier is a REACHED
+ * from every member, sent before the models: it says nothing of their bytes, like a barrier beside one-sided writes.
  *
- * Iterations count from 1 in every epoch; those of a failed epoch leave nothing but the callers'
- * data as it was. The graph is built anew for the members: where that cannot be, the object is
- * `wrong` as long as the epoch stands, on all of them alike, and that fails no other call.
+ * Iterations count from 1 in every epoch; one that fails leaves the caller's data as it was. Every epoch has a graph of
+ * its members. When there is none, the object is `wrong` while the epoch stands, on all members alike, and no other
+ * call fails.
  *
  * The mean is of the arrays in the order of members, with one rounding an addition and one for the
  * division: the same inputs give the same bits.
@@ -64,7 +62,7 @@ struct mlfab__stochastic {
 
 /* --- the graph of an epoch --- */
 
-/* But for `own`, which links may hold until they have been told. */
+/* Frees all but `own`, which links may read until they have been told. */
 static void stochastic_forget(mlfab__stochastic *g) {
   mlfab__env *env = g->comm->env;
   for (uint32_t i = 0; g->slots && i < g->notify.ins; i++)
@@ -90,8 +88,8 @@ static int stochastic_no_memory(mlfab_error *error) {
   return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "a stochastic reduction: out of memory");
 }
 
-/* The graph while it is built. Nodes of a built one are members, in their order, which has those of
- * one host beside each other; nodes of the user's are members by rank. */
+/* The graph under construction. Nodes of a graph by rule are members in their order, which puts those of one host
+ * beside each other; nodes of the user's graph are members by rank. */
 typedef struct stochastic_graph {
   mlfab_edge *edges;
   uint32_t n, room;
@@ -164,7 +162,7 @@ static int stochastic_build_edges(const mlfab__stochastic *g, stochastic_graph *
                      o->graph, o->degree, members);
 }
 
-/* Those that are built by rule are known to be good. */
+/* Graphs by rule pass by construction. */
 static int stochastic_check(const mlfab__stochastic *g, const stochastic_graph *graph,
                             mlfab_error *error) {
   mlfab_graph_info info;
@@ -193,7 +191,7 @@ static uint32_t stochastic_peers(const mlfab__comm *comm, const stochastic_graph
   return n;
 }
 
-/* The lists, and who waits for whom. */
+/* Builds the lists of senders and receivers. */
 static int stochastic_connect(mlfab__stochastic *g, const stochastic_graph *graph) {
   mlfab__comm *comm = g->comm;
   uint32_t members = comm->members;
@@ -230,7 +228,7 @@ static int stochastic_arrays(mlfab__stochastic *g) {
              : 0;
 }
 
-/* Errors: MEMORY; else `error` tells. */
+/* Errors: MEMORY; others are in `error`. */
 static int stochastic_build(mlfab__stochastic *g, mlfab_error *error) {
   stochastic_graph graph = {0};
   int code = stochastic_number(g, &graph);
@@ -259,7 +257,7 @@ static void stochastic_fail_memory(const mlfab__stochastic *g) {
                    "a stochastic reduction: worker %u is out of memory", g->comm->rank);
 }
 
-/* The members are known: whoever is in the epoch already may send. */
+/* Builds what the epoch needs, once the members are known: one that is IN already may send. */
 static void stochastic_prepare(mlfab__stochastic *g) {
   if (g->epoch == g->comm->epoch) return;
   stochastic_forget(g);
@@ -297,7 +295,7 @@ static void stochastic_send(mlfab__stochastic *g, uint32_t member, uint32_t tag,
   }
 }
 
-/* The model to all receivers in one go, when it may go. */
+/* Sends the model to all receivers at once, when it may go. */
 static void stochastic_send_all(mlfab__stochastic *g) {
   mlfab__notify *notify = &g->notify;
   const mlfab__comm *comm = g->comm;
@@ -314,7 +312,7 @@ static void stochastic_send_all(mlfab__stochastic *g) {
   }
 }
 
-/* BSP: the first member that has not come as far, or NO_RANK. */
+/* BSP: the rank of the first member that has not reached this iteration, or NO_RANK. */
 static int32_t stochastic_behind(const mlfab__stochastic *g) {
   const mlfab__comm *comm = g->comm;
   for (uint32_t m = 0; m < comm->members; m++) {
@@ -327,7 +325,7 @@ static mlfab__notify_stamps stochastic_stamps(const mlfab__stochastic *g, uint32
   return (mlfab__notify_stamps){g->notify.in[edge].header, g->notify.in[edge].footer};
 }
 
-/* Adds this sender's model to the inputs, if it is whole: 0, or what is wrong with its slot. */
+/* Adds this sender's model to the inputs if it is whole. Errors: of mlfab__notify_consumed. */
 static int stochastic_take(mlfab__stochastic *g, uint32_t edge, uint32_t *n_p, mlfab_error *error) {
   mlfab__notify_stamps stamps = stochastic_stamps(g, edge);
   uint64_t ack;
@@ -336,8 +334,8 @@ static int stochastic_take(mlfab__stochastic *g, uint32_t edge, uint32_t *n_p, m
   return input < 0 ? input : 0;
 }
 
-/* What is averaged, in the order of members: how many, or 0 when that is a failure. Nothing is written
- * to a slot until the caller has averaged. */
+/* Collects the inputs in the order of members: how many, or 0 after a failure. Slots are not written until the caller
+ * has averaged. */
 static uint32_t stochastic_inputs(mlfab__stochastic *g) {
   uint32_t n = 0, own = 0;
   for (uint32_t i = 0; i <= g->notify.ins; i++) {
@@ -354,7 +352,7 @@ static uint32_t stochastic_inputs(mlfab__stochastic *g) {
   return n;
 }
 
-/* The mean of `n` inputs from the byte `at` on, in place of the data. */
+/* Writes the mean of `n` inputs over the data, from byte `at` on. */
 static void stochastic_mean(const mlfab__stochastic *g, uint32_t n, uint64_t at, uint64_t bytes) {
   const void *in[MLFAB__COMBINE_MOST];
   void *data = (uint8_t *)g->data + at;
@@ -369,7 +367,7 @@ static void stochastic_mean(const mlfab__stochastic *g, uint32_t n, uint64_t at,
   mlfab__kernel_divide(g->dtype, data, bytes / g->width, n);
 }
 
-/* The iteration is over with the mean; what fails from then on fails the next one. */
+/* Averages, acknowledges, and ends the iteration; a later failure fails the next one. */
 static void stochastic_reduce(mlfab__stochastic *g) {
   mlfab__notify_tally tally = {0, 0, 0};
   uint64_t k = g->notify.iteration;
@@ -395,7 +393,7 @@ static void stochastic_reduce(mlfab__stochastic *g) {
   stochastic_finish(g, 0, "");
 }
 
-/* As far as it goes. */
+/* Takes the iteration as far as it goes. */
 static void stochastic_run(mlfab__stochastic *g) {
   const mlfab__comm *comm = g->comm;
   mlfab__notify *notify = &g->notify;
@@ -419,7 +417,7 @@ static void stochastic_wrong(const mlfab__stochastic *g, uint32_t member, const 
                    "a stochastic reduction: worker %u sent %s", rank, what);
 }
 
-/* Bytes of a model go to their place. */
+/* Writes bytes of a model to the sender's slot. */
 static void stochastic_model(mlfab__stochastic *g, uint32_t member, const mlfab__coll *head,
                              const void *bulk, uint32_t bytes) {
   int32_t edge = mlfab__notify_edge(g->in_member, g->notify.ins, member);
@@ -464,7 +462,7 @@ static void stochastic_reaches(mlfab__stochastic *g, uint32_t member, uint64_t i
   }
 }
 
-/* It is closed here: what is over may still come. Nobody waits for an ASYNC one. */
+/* A frame for an object that is closed here. Frames of earlier iterations may still come; ASYNC waits for nobody. */
 static void stochastic_closed(const mlfab__stochastic *g, uint64_t iteration) {
   if (g->options.mode == MLFAB_NOTIFY_ASYNC || iteration <= g->notify.ended) return;
   mlfab__comm_fail(g->comm, MLFAB_ERR_PEER_CLOSED, MLFAB_NO_RANK, "worker %u has closed object %u",
@@ -550,7 +548,7 @@ static int32_t stochastic_awaited(void *self, uint64_t *number_p, const char **w
                                                                               : rank;
 }
 
-/* One that waits itself has done what it can. */
+/* A worker that waits itself has done what it can. */
 static int stochastic_called(void *self, uint64_t number) {
   const mlfab__stochastic *g = self;
   return g->request || number <= g->notify.ended;
@@ -612,7 +610,7 @@ static int stochastic_check_options(const mlfab__comm *comm, uint64_t count, int
   return o->graph == MLFAB_GRAPH_USER ? stochastic_check_edges(comm, o, error) : 0;
 }
 
-/* What all workers must have in common. */
+/* A hash of what all workers must have in common. */
 static uint64_t stochastic_signature(const mlfab__stochastic *g) {
   const mlfab_stochastic_options *o = &g->options;
   const uint64_t of[] = {(uint64_t)g->dtype, g->count, o->graph, o->degree, o->mode,
@@ -716,7 +714,7 @@ MLFAB__INTERNAL int mlfab__stochastic_start(mlfab__comm *comm, uint32_t id, void
   return 0;
 }
 
-/* Has somebody begun an iteration that this worker has not called? */
+/* 1 when another worker has begun an iteration that this one has not called. */
 static int stochastic_is_wanted(const mlfab__stochastic *g) {
   for (uint32_t i = 0; i < g->notify.ins; i++) {
     if (g->notify.in[i].header > g->notify.ended) return 1;

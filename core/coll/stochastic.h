@@ -6,9 +6,8 @@
 
 typedef struct mlfab__stochastic mlfab__stochastic; /* stochastic.c */
 
-/* Opens one; it is open for all when the request has ended with 0, and for nobody with an error.
- * Errors: as of mlfab_stochastic_open, but for what is wrong with the graph, which
- * mlfab__stochastic_state tells from then on. */
+/* Opens a stochastic reduction. It is open on all workers when the request ends with 0, on none with an error. Errors:
+ * as of mlfab_stochastic_open; mlfab__stochastic_state tells errors of the graph afterwards. */
 MLFAB__INTERNAL int mlfab__stochastic_open(mlfab__comm *comm, uint64_t count, int dtype,
                                            const mlfab_stochastic_options *options,
                                            uint64_t timeout_ns, uint64_t now_ns, uint32_t *id_p,

@@ -1,25 +1,23 @@
 /* user_dag.c - the communicator: task graphs of the user's own. See comm.h; what may run when is
  * dag.h's.
  *
- * A round is a run. Messages are numbered by the rounds that were armed in this epoch, which are
- * the same on all workers; the user's numbers count what was over here, with or without success, so
- * that a round and the call that waits for it go together whatever failed.
+ * A round is a run. Its messages have the number of rounds that were armed in this epoch, which is the same on all
+ * workers. The user's number counts rounds that are over here, with or without success, so that a round and the call
+ * that waits for it belong together whatever fails.
  *
  *    BUILT --open--> OPENING --opened--> OPEN, in which a round is armed, run, over, and so on
  *
- * Everything is sent when its receiver has asked for it (READY), however small: what a task graph
- * waits for first may be what its peer sends last, and credit must not stand in between. So nobody
- * with messages that have bytes is more than a round ahead.
+ * A message goes when its receiver has said READY, however small it is: a task graph may wait first for the message that
+ * its peer sends last, and credit must not stop that. So no worker whose messages have bytes is more than a round ahead.
  *
  * Invariants. (1) At most one round is armed. (2) Each verdict ends the present round, and all
- * requests with it. (3) A trigger counts for the round that is present when it comes, also where
- * that one is not armed yet. (4) A round is over when none of its memory is lent any
- * more. */
+ * requests with it. (3) A trigger counts for the present round, also when that is not armed yet.
+ * (4) A round is over when no message borrows its memory. */
 #include "user_dag.h"
 
 #include <stdio.h>
 
-enum { USER_DAG_MESSAGE_MAX = 1 << 30, USER_DAG_FEW = 16 };
+enum { USER_DAG_MESSAGE_MAX = 1 << 30 };
 
 static void user_dag_run(mlfab__user_dag *graph);
 
@@ -49,27 +47,16 @@ static int user_dag_no_memory(mlfab_error *error) {
   return user_dag_refuse(error, MLFAB_ERR_MEMORY, "out of memory");
 }
 
-static int user_dag_grow(mlfab__user_dag *graph) {
-  mlfab__env *env = graph->comm->env;
-  uint32_t n = graph->run.dag.nops, room = graph->room ? 2 * graph->room : USER_DAG_FEW;
-  if (n < graph->room) return 0;
-  mlfab__user_dag_op *ops = mlfab__alloc_array(env, room, sizeof *ops);
-  if (!ops) return MLFAB_ERR_MEMORY;
-  if (n > 0) memcpy(ops, graph->ops, n * sizeof *ops);
-  mlfab__free(env, graph->ops, graph->room * sizeof *ops);
-  graph->ops = ops;
-  graph->room = room;
-  return 0;
-}
-
 static int user_dag_add(mlfab__user_dag *graph, const mlfab__dag_op *op,
                         const mlfab__user_dag_op *more, uint32_t *op_p, mlfab_error *error) {
   uint32_t id;
   int code = user_dag_check_building(graph, error);
   if (code) return code;
   if (!op_p) return user_dag_refuse(error, MLFAB_ERR_ARGUMENT, "op_p is NULL");
-  code = user_dag_grow(graph);
-  if (!code) code = mlfab__dag_add(&graph->run.dag, op, &id);
+  mlfab__user_dag_op *ops = mlfab__grow(graph->comm->env, graph->ops, &graph->room,
+                                        graph->run.dag.nops + 1u, sizeof *ops);
+  if (ops) graph->ops = ops;
+  code = ops ? mlfab__dag_add(&graph->run.dag, op, &id) : MLFAB_ERR_MEMORY;
   if (code == MLFAB_ERR_LIMIT)
     return MLFAB__FAIL(error, code, "a task graph: more than %u operations", MLFAB__DAG_OPS_MAX);
   if (code) return user_dag_no_memory(error);
@@ -99,7 +86,7 @@ static int user_dag_check_message(const mlfab__user_dag *graph,
   return 0;
 }
 
-/* What comes is combined with elements of this type. */
+/* Checks type, operation and alignment of a RECV_REDUCE. */
 static int user_dag_check_reduction(const mlfab__user_dag_message *message, uint32_t width,
                                     mlfab_error *error) {
   if (width == 0)
@@ -215,7 +202,7 @@ static int user_dag_flaw(const mlfab__user_dag *graph, uint32_t culprit, mlfab_e
   }
 }
 
-/* Would a round be over without a trigger, and without a message? */
+/* 1 when a round would be over without a trigger and without a message. */
 static int user_dag_runs_alone(mlfab__dag *dag) {
   uint32_t id;
   mlfab__dag_start(dag);
@@ -226,8 +213,8 @@ static int user_dag_runs_alone(mlfab__dag *dag) {
   return mlfab__dag_finished(dag);
 }
 
-/* Where memory lies: addresses are reckoned from the lowest, as offsets into one stretch, which a
- * message finds at once, in place of a list. What comes after a SEND may change its bytes. */
+/* Sets where the messages' memory lies: offsets from the lowest address, so that the run has one stretch instead of a
+ * list. A SEND that others wait for copies its bytes: these may change them. */
 static void user_dag_lay_out(mlfab__user_dag *graph) {
   mlfab__dag *dag = &graph->run.dag;
   uintptr_t low = UINTPTR_MAX, high = 0;
@@ -266,7 +253,7 @@ static void user_dag_fail_memory(const mlfab__user_dag *graph) {
                    "a task graph: worker %u is out of memory", graph->comm->rank);
 }
 
-/* Requests that wait for rounds below `round` are finished: 0, or an error of this worker alone. */
+/* Finishes the requests that wait for rounds below `round`, with 0 or an error of this worker alone. */
 static void user_dag_finish(mlfab__user_dag *graph, uint64_t round, int code, int32_t rank,
                             const char *text) {
   mlfab__comm *comm = graph->comm;
@@ -283,8 +270,7 @@ static void user_dag_finish(mlfab__user_dag *graph, uint64_t round, int code, in
   }
 }
 
-/* Members' indices for ranks. The epoch's, or MLFAB_ERR_MEMORY; graph->stranger: a rank that is no
- * member. */
+/* Translates ranks to members of this epoch. graph->stranger: a rank that is no member. Errors: MEMORY. */
 static int user_dag_map(mlfab__user_dag *graph) {
   mlfab__comm *comm = graph->comm;
   mlfab__dag *dag = &graph->run.dag;
@@ -315,7 +301,7 @@ static int user_dag_may_arm(const mlfab__user_dag *graph) {
          comm->phase == MLFAB__COMM_IN && !comm->failing;
 }
 
-/* Not 0: there is nothing more to arm. */
+/* Not 0: no further round can be armed. */
 static int user_dag_arm(mlfab__user_dag *graph) {
   mlfab__comm *comm = graph->comm;
   uint64_t round = graph->round;
@@ -342,16 +328,16 @@ static int user_dag_arm(mlfab__user_dag *graph) {
   return 0;
 }
 
-/* Arms as many rounds as come to their end at once. */
+/* Arms the next round, and others while they end at once. */
 static void user_dag_run(mlfab__user_dag *graph) {
-  if (graph->arming) return; /* it is seen to further out */
+  if (graph->arming) return; /* the outer call arms the next one, too */
   graph->arming = 1;
   while (user_dag_may_arm(graph) && !user_dag_arm(graph)) {
   }
   graph->arming = 0;
 }
 
-/* It was told of the end by the epoch (user_dag_over), or has ended by itself. */
+/* A round has ended by itself; user_dag_over handles those that end with the epoch. */
 static void user_dag_run_over(void *self, int status) {
   mlfab__user_dag *graph = self;
   if (status) return;
@@ -472,7 +458,7 @@ static int user_dag_check_open(const mlfab__user_dag *graph, mlfab_error *error)
   return user_dag_refuse(error, MLFAB_ERR_STATE, "it is not open");
 }
 
-/* 0, or that a rank of it is not in the epoch that stands. */
+/* Checks that all its ranks are members of the epoch that stands. */
 static int user_dag_check_members(mlfab__user_dag *graph, mlfab_error *error) {
   if (graph->comm->phase != MLFAB__COMM_IN) return 0;
   if (user_dag_map(graph)) return user_dag_no_memory(error);
@@ -515,7 +501,7 @@ MLFAB__INTERNAL int mlfab__user_dag_start(mlfab__user_dag *graph, uint64_t timeo
   return 0;
 }
 
-/* May the round be waited for? 1: it is over. */
+/* 0: the round can be waited for; 1: it is over. */
 static int user_dag_look(const mlfab__user_dag *graph, uint64_t round, mlfab_error *error) {
   unsigned long long number = round;
   if (round >= graph->lost && round < graph->lost_end)
@@ -582,7 +568,7 @@ static void user_dag_close(mlfab__user_dag *graph) {
   graph->started = 0;
   mlfab__engine_disarm(comm, &graph->run);
   user_dag_finish(graph, MLFAB__NEVER, MLFAB_ERR_CANCELLED, (int32_t)comm->rank, text);
-  /* The next round of a persistent one has begun elsewhere by itself, and nobody may miss it. */
+  /* Others have begun the next round of a persistent one by themselves: that is no failure. */
   if (graph->persistent) graph->object.upto = MLFAB__NEVER;
   user_dag_forget_object(graph);
 }

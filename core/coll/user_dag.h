@@ -16,7 +16,7 @@ typedef struct mlfab__user_dag_user {
   void (*gone)(void *self);
 } mlfab__user_dag_user;
 
-typedef struct mlfab__user_dag_op { /* what the dag's operation does not tell */
+typedef struct mlfab__user_dag_op { /* beside the dag's operation */
   mlfab_compute_fn fn;
   void *user;
   uintptr_t data;
@@ -36,7 +36,7 @@ typedef struct mlfab__user_dag {
   uint8_t state; /* MLFAB__USER_DAG_* */
   uint8_t persistent;
   uint8_t started;           /* the present round may be armed; always when persistent */
-  uint8_t arming;            /* graph_run is at work */
+  uint8_t arming;            /* user_dag_run is running */
   mlfab__comm_object object; /* from when it is OPENING */
   uint32_t epoch;            /* whose members the operations name; 0: none */
   int32_t stranger;          /* a rank that is no member of it */
@@ -61,8 +61,8 @@ typedef struct mlfab__user_dag_message {
 
 MLFAB__INTERNAL void mlfab__user_dag_init(mlfab__user_dag *graph, mlfab__comm *comm,
                                           const mlfab__user_dag_user *user);
-/* Closes it, too. A round that was started and is not over fails everywhere (CANCELLED); of a
- * persistent one it is forgotten here, unless something is lent (mlfab__user_dag_lends). */
+/* Closes it, too. A round that was started and is not over fails on all workers (CANCELLED). A round of a persistent
+ * one is forgotten here, unless a message borrows its memory (mlfab__user_dag_lends). */
 MLFAB__INTERNAL void mlfab__user_dag_free(mlfab__user_dag *graph);
 
 /* Building: as the calls of mlfab.h. kind: MLFAB__DAG_SEND, RECV, RECV_REDUCE. */
@@ -77,8 +77,8 @@ MLFAB__INTERNAL int mlfab__user_dag_after(mlfab__user_dag *graph, uint32_t op, u
 MLFAB__INTERNAL int mlfab__user_dag_set(mlfab__user_dag *graph, uint32_t op, uint32_t need,
                                         uint32_t flags, mlfab_error *error);
 
-/* Checks it and begins to open it. With 0, mlfab__user_dag_opened is to be told how the request has
- * ended; with an error it is as it was. */
+/* Checks it and begins to open it. After 0 the caller tells mlfab__user_dag_opened how the request has ended; after an
+ * error it is as it was. */
 MLFAB__INTERNAL int mlfab__user_dag_open(mlfab__user_dag *graph, int persistent,
                                          uint64_t timeout_ns, uint64_t now_ns,
                                          mlfab_request *request_p, mlfab_error *error);
@@ -90,10 +90,10 @@ MLFAB__INTERNAL int mlfab__user_dag_start(mlfab__user_dag *graph, uint64_t timeo
 MLFAB__INTERNAL int mlfab__user_dag_wait(mlfab__user_dag *graph, uint64_t round,
                                          uint64_t timeout_ns, uint64_t now_ns,
                                          mlfab_request *request_p, mlfab_error *error);
-/* inside: it is a function that an operation computes that calls. */
+/* inside: a function that an operation computes calls it. */
 MLFAB__INTERNAL int mlfab__user_dag_trigger(mlfab__user_dag *graph, uint32_t op, int inside,
                                             uint64_t now_ns, mlfab_error *error);
-/* Is memory of an armed round on its way to others? */
+/* 1 when messages borrow memory of an armed round. */
 MLFAB__INTERNAL int mlfab__user_dag_lends(const mlfab__user_dag *graph);
 
 #endif
