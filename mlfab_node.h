@@ -1,15 +1,14 @@
 /*
- * mlfab_node.h - stepping by hand: the node level, below mlfab.h.
+ * mlfab_node.h - the node level, below mlfab.h: for a program with its own event loop.
  *
- * A node is a state machine without I/O, clock or threads: feed it events (mlfab_io_event, section 12 of
- * mlfab.h) with the present time, carry out the actions that it yields, and call it again at its
- * deadline. mlfab_open is a driver around this; embedders with their own event loop write another
- * (examples/04_event_loop.c). Nobody else needs this header: mlfab.c has its text.
+ * A node is a state machine without I/O, clock or threads. Feed it events (mlfab_io_event, section 12 of mlfab.h) with
+ * the present time, carry out the actions that it yields, and call mlfab_node_tick at its deadline. mlfab_open is a
+ * driver around a node; examples/04_event_loop.c is another. Other programs do not need this header. mlfab.c has the
+ * code.
  *
- * Carry out all actions before the next event, and call nothing else between mlfab_node_next and
- * mlfab_node_done. The memory of a request that has ended is the caller's when the actions that are
- * due then have been carried out: one may be to take it back from a link (MLFAB_ACTION_DETACH).
- * One thread at a time. Time never goes back.
+ * Carry out all actions before you feed the next event. Between mlfab_node_next and mlfab_node_done call nothing else.
+ * When a request has ended, carry out the actions that are due before you reuse its memory: one of them may take the
+ * memory back from a link (MLFAB_ACTION_DETACH). One thread at a time. Time never goes back.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -27,50 +26,53 @@ typedef struct mlfab_node mlfab_node;
 enum mlfab_action_kind {
   MLFAB_ACTION_SEND = 1,       /* link, head, bulk, token */
   MLFAB_ACTION_CONNECT = 2,    /* address, token */
-  MLFAB_ACTION_DISCONNECT = 3, /* link: finish what was sent, then close */
+  MLFAB_ACTION_DISCONNECT = 3, /* link: send what the link has accepted, then close */
   MLFAB_ACTION_DETACH = 4,     /* link, token: stop borrowing the bulk of that send */
-  MLFAB_ACTION_PROBE = 5       /* link, which came UP with MLFAB_CAP_PROBE: what the transport's
-                                  probe returns goes to mlfab_node_done */
+  MLFAB_ACTION_PROBE = 5 /* link, which came UP with MLFAB_CAP_PROBE: call the transport's probe,
+                                  and give its result to mlfab_node_done */
 };
 
-/* What a node wants done. Pointers are valid until mlfab_node_done. */
+/* An action that the node asks for. Pointers are valid until mlfab_node_done. */
 typedef struct mlfab_action {
   uint32_t kind;
   uint32_t link;
-  uint64_t token;   /* send: 0 when there is no bulk or it need not be reported */
-  const void *head; /* to be copied by whoever takes the action */
+  uint64_t token;   /* send: 0 when there is no bulk, or SENT need not be reported */
+  const void *head; /* copy it before mlfab_node_done */
   const void *bulk; /* borrowed until SENT, DOWN, or a detach */
   uint32_t head_bytes, bulk_bytes;
-  const char *address; /* connect: a list separated by blanks, best first: take the first that a
-                              transport of this node reaches */
+  const char
+      *address; /* connect: a list separated by blanks, best first; use the first that a transport
+                              of this node reaches */
 } mlfab_action;
 
-/* `addresses`: where this node can be met, a list separated by blanks. */
+/* Opens a node, which begins to join. `addresses`: of this node's transports, separated by blanks, best first. Errors: of
+ * mlfab_open, except those of I/O. */
 MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses, uint64_t now_ns,
                               mlfab_node **node_p, mlfab_error *error_p);
 MLFAB_API void mlfab_node_close(mlfab_node **node_p);
-/* Feeds an event. Never fails because of what a peer sent: a bad peer is disconnected and counted. */
+/* Feeds an event. A bad frame is no error here: the node disconnects the peer and counts it. */
 MLFAB_API void mlfab_node_event(mlfab_node *node, const mlfab_io_event *event, uint64_t now_ns);
-/* Runs timers and background work (commits, one block at a time). */
+/* Runs timers, and background work one block at a time. */
 MLFAB_API void mlfab_node_tick(mlfab_node *node, uint64_t now_ns);
-/* The next action, 1, or 0 when there is none. The same one again until mlfab_node_done. */
+/* Returns 1 with the next action, or 0. It returns the same action until mlfab_node_done. */
 MLFAB_API int mlfab_node_next(mlfab_node *node, uint64_t now_ns, mlfab_action *action_p);
-/* What became of the action: 0, or MLFAB_ERR_AGAIN (a send that found no room: it comes again after
- * MLFAB_IO_WRITABLE), or another error (the link is given up). */
+/* The result of the action: 0; MLFAB_ERR_AGAIN (a send found no room: the node repeats it after MLFAB_IO_WRITABLE); or
+ * another error (the node gives the link up). */
 MLFAB_API void mlfab_node_done(mlfab_node *node, const mlfab_action *action, int status,
                                uint64_t now_ns);
-/* When tick must be called at the latest. */
+/* The time by which mlfab_node_tick must be called. */
 MLFAB_API uint64_t mlfab_node_deadline(const mlfab_node *node);
 /* 0 while joining, 1 when the fabric is complete, or the error that ended it. */
 MLFAB_API int mlfab_node_ready(const mlfab_node *node, mlfab_error *error_p);
-/* The calls of sections 7 to 10. Beside each kind: the function that it stands for, whose rules and errors hold,
- * and the members of mlfab_call that it takes. */
+
+/* The calls of sections 7 to 10. Each kind has the name, rules and errors of a function there. Beside it: the members of
+ * mlfab_call that it takes. */
 enum mlfab_call_kind {
-  /* Done when mlfab_node_submit returns; there is no request. */
+  /* Complete when mlfab_node_submit returns; they have no request. */
   MLFAB_CALL_TENSOR_ADD = 1,   /* tensor, dtype, count */
   MLFAB_CALL_SET_FILTER = 2,   /* tensor; options: mlfab_filter or NULL */
   MLFAB_CALL_SET_SCHEDULE = 3, /* options: mlfab_schedule */
-  /* Those that begin something. */
+  /* The others have a request. */
   MLFAB_CALL_MODEL_START = 4, /* bufs, n; options: mlfab_model_options or NULL */
   MLFAB_CALL_PUSH = 5, /* bufs, n; options: mlfab_push_options or NULL; request_p may be NULL */
   MLFAB_CALL_PUSH_SPARSE = 6,  /* tensor, indices, data (read only), count; else as PUSH */
@@ -84,25 +86,25 @@ enum mlfab_call_kind {
   MLFAB_CALL_ALLGATHER = 13,      /* data, counts, dtype */
   MLFAB_CALL_BROADCAST = 14,      /* root, data, count (bytes) */
   MLFAB_CALL_BARRIER = 15,        /* of the options the timeout only */
-  /* Open when the request has ended with 0; to be closed when it has ended otherwise. */
-  MLFAB_CALL_PARTIAL_OPEN = 16, /* count, dtype, id_p; options: mlfab_partial_options */
+  /* The object is open when the request has ended with 0; close it when the request has failed. */
+  MLFAB_CALL_PARTIAL_OPEN = 16,   /* count, dtype, id_p; options: mlfab_partial_options */
   MLFAB_CALL_PARTIAL_REDUCE = 17, /* id, data, timeout_ns, info_p: mlfab_partial_info or NULL */
   MLFAB_CALL_PARTIAL_FLUSH = 18,  /* id, data, timeout_ns */
   MLFAB_CALL_PARTIAL_CLOSE = 19,  /* id; no request */
-  /* Open when the request has ended with 0; whether the workers have a graph is told by STATE. */
+  /* Open when the request has ended with 0; then ask STATE whether the workers have a valid graph. */
   MLFAB_CALL_STOCHASTIC_OPEN = 20,  /* as PARTIAL_OPEN; options: mlfab_stochastic_options */
-  MLFAB_CALL_STOCHASTIC_STATE = 21, /* id; no request. Closes it where they have none */
+  MLFAB_CALL_STOCHASTIC_STATE = 21, /* id; no request. Closes the object where they have none */
   MLFAB_CALL_STOCHASTIC_REDUCE =
       22,                          /* id, data, timeout_ns, info_p: mlfab_stochastic_info or NULL */
   MLFAB_CALL_STOCHASTIC_CLOSE = 23 /* id; no request */
 };
 
-/* A call. Members that a kind does not take are not looked at. */
+/* A call. Members that its kind does not take are ignored. */
 typedef struct mlfab_call {
   uint32_t size;
   uint32_t kind; /* MLFAB_CALL_* */
   const void
-      *options; /* of the type that stands beside the kind; has its own timeout, where it has one */
+      *options; /* of the type beside the kind; with the timeout, where it has a timeout_ns */
   const mlfab_buf *bufs;
   const mlfab_vec *vecs;
   const uint32_t *servers;
@@ -118,9 +120,9 @@ typedef struct mlfab_call {
   uint64_t timeout_ns;
 } mlfab_call;
 
-/* Checks a call and begins it; never waits. `call` is read before it returns; what its members point to is
- * borrowed as by the function that the kind stands for. *request_p, where there is a request, is for
- * mlfab_node_test. Errors: of that function; ARGUMENT also for an unknown kind. */
+/* Checks a call and begins it; never waits. It reads *call before it returns, and borrows what the members point to as
+ * the function of mlfab.h does. *request_p, where there is a request, is for mlfab_node_test. Errors: of that function;
+ * ARGUMENT also for an unknown kind. */
 MLFAB_API int mlfab_node_submit(mlfab_node *node, const mlfab_call *call, uint64_t now_ns,
                                 mlfab_request *request_p);
 MLFAB_API int mlfab_node_cached(mlfab_node *node, uint32_t tensor, const void **data_p,
@@ -128,7 +130,7 @@ MLFAB_API int mlfab_node_cached(mlfab_node *node, uint32_t tensor, const void **
 MLFAB_API int mlfab_node_set_link(mlfab_node *node, double in_bytes_per_s, double out_bytes_per_s,
                                   uint64_t now_ns);
 MLFAB_API int mlfab_node_explain(const mlfab_node *node, char *text, size_t room, size_t *bytes_p);
-MLFAB_API int mlfab_node_leave(mlfab_node *node, uint64_t now_ns); /* goodbye to all links */
+MLFAB_API int mlfab_node_leave(mlfab_node *node, uint64_t now_ns); /* says goodbye on all links */
 MLFAB_API int mlfab_node_test(mlfab_node *node, mlfab_request request, int *done_p,
                               mlfab_result *result_p);
 MLFAB_API int mlfab_node_cancel(mlfab_node *node, mlfab_request request, uint64_t now_ns);
