@@ -45,8 +45,8 @@ typedef struct mlfab_action {
                               of this node reaches */
 } mlfab_action;
 
-/* Opens a node, which begins to join. `addresses`: of this node's transports, separated by blanks, best first. Errors: of
- * mlfab_open, except those of I/O. */
+/* Opens a node, which begins to join. `addresses`: of this node's transports, separated by blanks, best first.
+ * Errors: of mlfab_open, except those of I/O. */
 MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses, uint64_t now_ns,
                               mlfab_node **node_p, mlfab_error *error_p);
 MLFAB_API void mlfab_node_close(mlfab_node **node_p);
@@ -65,8 +65,8 @@ MLFAB_API uint64_t mlfab_node_deadline(const mlfab_node *node);
 /* 0 while joining, 1 when the fabric is complete, or the error that ended it. */
 MLFAB_API int mlfab_node_ready(const mlfab_node *node, mlfab_error *error_p);
 
-/* The calls of sections 7 to 10. Each kind has the name, rules and errors of a function there. Beside it: the members of
- * mlfab_call that it takes. */
+/* The calls of sections 7 to 10. Each kind has the name, rules and errors of a function there. Beside it: the members
+ * of mlfab_call that it takes. */
 enum mlfab_call_kind {
   /* Complete when mlfab_node_submit returns; they have no request. */
   MLFAB_CALL_TENSOR_ADD = 1,   /* tensor, dtype, count */

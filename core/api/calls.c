@@ -1,6 +1,5 @@
-/* calls.c - a node: its calls. What is common to all is checked here once; what a call says is checked by the
- * role that carries it out. Calls of optional groups stand in the files of these: calls_*.c; the table
- * below names them. */
+/* calls.c - the calls of a node. This file checks what all calls have in common; the role that carries a call out checks
+ * its members. Calls of optional groups are in calls_*.c; the table below names them. */
 #include "calls.h"
 
 #include "../coll/barrier.h"
@@ -8,7 +7,7 @@
 
 /* --- the model, pushes, pulls --- */
 
-/* Ghosts need transports that carry them. */
+/* Ghost tensors need transports that carry them. */
 static int calls_check_ghost(const mlfab__call_in *e) {
   const mlfab_node *node = e->node;
   const mlfab_model_options *options = e->call->options;
@@ -69,7 +68,7 @@ static int calls_core(const mlfab__call_in *e) {
 enum {
   CALLS_AT_ONCE = 1, /* has no request */
   CALLS_UNASKED = 2, /* request_p may be NULL */
-  CALLS_EARLY = 4,   /* before the fabric is complete, too */
+  CALLS_EARLY = 4,   /* allowed before the fabric is complete */
   CALLS_OPENS = 8    /* needs id_p */
 };
 
@@ -101,7 +100,7 @@ static const struct {
                    [MLFAB_CALL_STOCHASTIC_REDUCE] = {mlfab__calls_stochastic, 0},
                    [MLFAB_CALL_STOCHASTIC_CLOSE] = {mlfab__calls_stochastic, CALLS_AT_ONCE}};
 
-/* What is wrong with the call as such. */
+/* Checks the call itself, not the members of its kind. */
 static int calls_check(const mlfab__call_in *e) {
   const mlfab_call *c = e->call;
   const char *wrong = NULL;

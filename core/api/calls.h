@@ -1,4 +1,4 @@
-/* calls.h - a node: how a call is submitted. */
+/* calls.h - submitting a call to a node. */
 #ifndef MLFAB__CALLS_H
 #define MLFAB__CALLS_H
 
@@ -7,7 +7,7 @@
 
 typedef struct mlfab__collective mlfab__collective; /* calls_coll.h */
 
-/* A call that is being submitted, at node->now_ns. */
+/* A call that is being submitted at node->now_ns. */
 typedef struct mlfab__call_in {
   mlfab_node *node;
   const mlfab_call *call;
@@ -27,8 +27,8 @@ MLFAB__INTERNAL mlfab__call_begin mlfab__calls_coll;
 MLFAB__INTERNAL mlfab__call_begin mlfab__calls_partial;
 MLFAB__INTERNAL mlfab__call_begin mlfab__calls_stochastic;
 
-/* As mlfab_node_submit. `shared`, unless NULL: the caller waits, and has such memory: what has a form there is
- * begun as an outside call, and *shared is filled. Only where the call is a collective. */
+/* As mlfab_node_submit. `shared`, for collectives, unless NULL: the caller waits and has an arena. A collective that can
+ * run in the arena begins as an outside call, and *shared is filled. */
 MLFAB__INTERNAL int mlfab__node_submit(mlfab_node *node, const mlfab_call *call, uint64_t now_ns,
                                        mlfab_request *request_p, mlfab__collective *shared);
 

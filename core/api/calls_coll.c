@@ -1,5 +1,4 @@
-/* calls_coll.c - collectives: reads the options of a call. What there is to check beside, the communicator checks
- * (comm.h). */
+/* calls_coll.c - collectives: reads the options of a call. The communicator checks the rest (comm.h). */
 #include "calls_coll.h"
 
 #include "../kernels/kernels.h"
@@ -18,7 +17,7 @@ static const struct {
 #define CALLS_OPTION(options, member) \
   (MLFAB__HAS(options, mlfab_collective, member) ? (options)->member : 0)
 
-/* What the options say of the reduction; other kinds do not look at it. */
+/* Reads the options of the reduction. */
 static int coll_reduction(const mlfab_collective *options, mlfab__comm_call *call,
                           mlfab_error *error) {
   call->op = (int)mlfab__min(CALLS_OPTION(options, op), INT32_MAX);
@@ -53,7 +52,7 @@ static int coll_blocks(const mlfab__call_in *e, mlfab__collective *into) {
   return 0;
 }
 
-/* Completes what the communicator is asked for. */
+/* Fills in the members that depend on the kind. */
 static int coll_complete(const mlfab__call_in *e, mlfab__collective *into,
                          const mlfab_collective *options) {
   const mlfab_call *c = e->call;

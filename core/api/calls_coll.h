@@ -1,18 +1,18 @@
-/* calls_coll.h - a collective on its way to the communicator. */
+/* calls_coll.h - how a collective is passed to the communicator. */
 #ifndef MLFAB__CALLS_COLL_H
 #define MLFAB__CALLS_COLL_H
 
 #include "../coll/comm.h"
 #include "context.h"
 
-/* A collective as the communicator is asked for it. call.outside: it got a number, and its caller is to run
- * it in memory that processes of its host share, when mlfab__comm_outside says so. */
+/* A collective in the communicator's form. call.outside: it has a number, and its caller runs it in the arena when
+ * mlfab__comm_outside says so. */
 struct mlfab__collective {
-  mlfab_vec one; /* call.vecs, where there is one buffer that is no list's */
+  mlfab_vec one; /* call.vecs of a call without a list */
   mlfab__comm_call call;
 };
 
-/* As mlfab__submit and mlfab__submit_call, of a collective, which may run in memory that is shared. */
+/* As mlfab__submit and mlfab__submit_call, for a collective, which may run in the arena. */
 MLFAB__INTERNAL int mlfab__coll_submit(mlfab *ctx, const mlfab_call *call, int waits,
                                        mlfab_request *request_p);
 MLFAB__INTERNAL int mlfab__coll_call(mlfab *ctx, const mlfab_call *call, int waits,
@@ -27,12 +27,11 @@ MLFAB__INTERNAL int mlfab__coll_call(mlfab *ctx, const mlfab_call *call, int wai
 
 /* --- shared.c --- */
 
-/* Carries out a call that has a number and may go through the arena, or sees it go on with frames. Its request
- * is to be waited for in any case. */
+/* Runs a call that has a number in the arena, or leaves it to frames. The caller waits for its request in both cases. */
 MLFAB__INTERNAL void mlfab__shared_run(mlfab *ctx, mlfab_request request,
                                        const mlfab__comm_call *call);
 
-/* What a context can do with that memory. */
+/* The functions for a context. */
 MLFAB__INTERNAL const mlfab__context_sharing *mlfab__shared_memory(void);
 
 #endif

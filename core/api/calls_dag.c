@@ -1,12 +1,11 @@
-/* calls_dag.c - a context: schedules of the user's own. What they are: user_dag.c.
+/* calls_dag.c - a context: task graphs (user_dag.c).
  *
- * A function that a schedule computes runs under the lock, in whatever thread drives the context.
- * It may trigger operations: `dag_inside` tells that the lock is this thread's already, and what it
- * triggers runs when the function has returned. */
+ * A compute function runs under the lock, in the thread that drives the context. It may trigger operations: `dag_inside`
+ * says that this thread has the lock already. A triggered operation runs when the function has returned. */
 #include "../coll/user_dag.h"
 #include "calls_coll.h"
 
-/* A schedule is freed by the node when the context is closed, if it is open then. */
+/* The node frees a task graph that is open when the context is closed. */
 struct mlfab_dag {
   mlfab__user_dag graph;
   mlfab *ctx;
@@ -31,7 +30,7 @@ static void dag_gone(void *self) {
   mlfab__free(&ctx->env, dag, sizeof *dag);
 }
 
-/* Around every call that touches the schedule. Leave waits for the request, where there is one. */
+/* Around every call on a task graph. dag_leave waits for the request, where there is one. */
 static int dag_enter(mlfab *ctx, mlfab_error *error) {
   mlfab__context_enter(ctx);
   return mlfab__node_enter(ctx->node, ctx->now_ns, 1, error);
@@ -65,7 +64,7 @@ MLFAB_API int mlfab_dag_create(mlfab *ctx, mlfab_dag **dag_p) {
   if (!code && !dag_p) code = MLFAB__FAIL(&error, MLFAB_ERR_ARGUMENT, "dag_p is NULL");
   if (!code) {
     dag = mlfab__alloc(&ctx->env, sizeof *dag);
-    if (!dag) code = MLFAB__FAIL(&error, MLFAB_ERR_MEMORY, "a schedule: out of memory");
+    if (!dag) code = MLFAB__FAIL(&error, MLFAB_ERR_MEMORY, "a task graph: out of memory");
   }
   if (!code) {
     const mlfab__user_dag_user user = {dag, dag_compute, dag_gone};
@@ -78,7 +77,7 @@ MLFAB_API int mlfab_dag_create(mlfab *ctx, mlfab_dag **dag_p) {
 
 MLFAB_API int mlfab_dag_send(mlfab_dag *dag, int32_t rank, uint32_t tag, const void *data,
                              uint64_t bytes, uint32_t *op_p) {
-  /* What is sent is only read. */
+  /* A send only reads the data. */
   const mlfab__user_dag_message message = {rank, tag, (void *)(uintptr_t)data, bytes, 0, 0};
   DAG_CALL(mlfab__user_dag_message_op(&dag->graph, MLFAB__DAG_SEND, &message, op_p, &error));
 }
@@ -146,7 +145,7 @@ MLFAB_API int mlfab_dag_wait(mlfab_dag *dag, uint64_t round, uint64_t timeout_ns
       mlfab__user_dag_wait(&dag->graph, round, timeout_ns, dag->ctx->now_ns, &request, &error));
 }
 
-/* Under the lock that the caller of the computing function has: what it sets off is sent there. */
+/* The caller of the compute function has the lock, and carries out the actions. */
 static int dag_trigger_inside(mlfab_dag *dag, uint32_t op) {
   mlfab_error error;
   int code = mlfab__user_dag_trigger(&dag->graph, op, 1, 0, &error);
@@ -171,7 +170,7 @@ MLFAB_API int mlfab_dag_close(mlfab_dag **dag_p) {
   mlfab *ctx = dag->ctx;
   CONTEXT_CHECK(ctx);
   uint64_t now = mlfab__context_enter(ctx);
-  /* A persistent one may have begun to send for a round that nobody will ask for. */
+  /* A persistent one may have begun to send for a round that no worker will wait for. */
   if (dag->graph.persistent)
     mlfab__context_until(ctx, mlfab__add_sat(now, ctx->heartbeat_ns), dag_test_given_back,
                          &dag->graph);

@@ -12,8 +12,7 @@ MLFAB__INTERNAL int mlfab__calls_partial(const mlfab__call_in *e) {
   switch (c->kind) {
     case MLFAB_CALL_PARTIAL_OPEN:
       timeout = o && MLFAB__HAS(o, mlfab_partial_options, timeout_ns) ? o->timeout_ns : 0;
-      return mlfab__partial_run_open(comm, c->count, c->dtype, o, timeout, now, c->id_p, r,
-                                     error);
+      return mlfab__partial_run_open(comm, c->count, c->dtype, o, timeout, now, c->id_p, r, error);
     case MLFAB_CALL_PARTIAL_REDUCE:
       return mlfab__partial_run_start(comm, c->id, c->data, timeout, now, c->info_p, r, error);
     case MLFAB_CALL_PARTIAL_FLUSH:
@@ -23,7 +22,7 @@ MLFAB__INTERNAL int mlfab__calls_partial(const mlfab__call_in *e) {
   }
 }
 
-/* What has failed to open is closed again. */
+/* When opening fails, the object is closed again. */
 MLFAB_API int mlfab_partial_open(mlfab *ctx, uint64_t count, int dtype,
                                  const mlfab_partial_options *options, uint32_t *id_p) {
   uint32_t id = 0;

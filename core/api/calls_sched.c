@@ -1,4 +1,4 @@
-/* calls_sched.c - the schedule of a fabric, and what was planned by it. */
+/* calls_sched.c - changing a fabric's schedule, and describing its plan. */
 #include "../sched/sched_role.h"
 #include "complete.h"
 #include "context.h"

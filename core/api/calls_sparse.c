@@ -12,7 +12,7 @@ MLFAB__INTERNAL int mlfab__calls_sparse(const mlfab__call_in *in) {
                                    in->node->now_ns, in->request_p, in->error);
 }
 
-/* What is pushed is only read. */
+/* The library only reads the values. */
 MLFAB_API int mlfab_push_sparse(mlfab *ctx, uint32_t tensor, const uint64_t *indices,
                                 const void *values, uint64_t count,
                                 const mlfab_push_options *options, mlfab_result *result_p) {

@@ -13,8 +13,7 @@ MLFAB__INTERNAL int mlfab__calls_stochastic(const mlfab__call_in *e) {
   switch (c->kind) {
     case MLFAB_CALL_STOCHASTIC_OPEN:
       timeout = o && MLFAB__HAS(o, mlfab_stochastic_options, timeout_ns) ? o->timeout_ns : 0;
-      return mlfab__stochastic_open(comm, c->count, c->dtype, o, timeout, now, c->id_p, r,
-                                    error);
+      return mlfab__stochastic_open(comm, c->count, c->dtype, o, timeout, now, c->id_p, r, error);
     case MLFAB_CALL_STOCHASTIC_STATE:
       code = mlfab__stochastic_state(comm, c->id, error);
       if (code) (void)mlfab__stochastic_close(comm, c->id, &ignored);
@@ -26,7 +25,7 @@ MLFAB__INTERNAL int mlfab__calls_stochastic(const mlfab__call_in *e) {
   }
 }
 
-/* One whose workers have no graph is closed again, on all of them. */
+/* When the workers have no valid graph, all of them close the object again. */
 MLFAB_API int mlfab_stochastic_open(mlfab *ctx, uint64_t count, int dtype,
                                     const mlfab_stochastic_options *options, uint32_t *id_p) {
   uint32_t id = 0;

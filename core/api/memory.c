@@ -1,5 +1,4 @@
-/* memory.c - a context: memory that it hands out, shared with the other workers of this host where that is possible
- * (shared.c). */
+/* memory.c - mlfab_alloc: memory that the workers of a host share where that is possible (shared.c). */
 #include "context.h"
 
 static int memory_rests(mlfab *ctx, void *what) {

@@ -1,5 +1,5 @@
-/* submit.c - a context: the calls that a node carries out. The functions of mlfab.h fill a descriptor; what
- * all of them do is mlfab__submit. Those of optional groups stand in the files of these: calls_*.c. */
+/* submit.c - a context: the calls that a node carries out. A function of mlfab.h fills a descriptor and calls
+ * mlfab__submit. The functions of optional groups are in calls_*.c. */
 #include "../worker/worker.h"
 #include "context.h"
 
@@ -35,7 +35,7 @@ static int submit_model(mlfab *ctx, const mlfab_model_options *options, const ml
   SUBMIT(MODEL_START, NULL, .options = options, .bufs = bufs, .n = n);
 }
 
-/* What mlfab_open_env left to the environment. */
+/* With options and filter from the environment, after mlfab_open_env. */
 static int submit_model_from_env(mlfab *ctx, const mlfab_buf *bufs, uint32_t n) {
   mlfab_model_options options = MLFAB_MODEL_OPTIONS_INIT;
   mlfab_filter filter = {.size = sizeof filter};
@@ -62,8 +62,8 @@ MLFAB_API int mlfab_model_start(mlfab *ctx, const mlfab_model_options *options,
                                    : submit_model(ctx, options, bufs, n);
 }
 
-/* What is called most often. Every member is named: compilers clear the rest of a large struct with an instruction
- * that takes longer than the call. */
+/* For the most frequent calls. It sets every member by name: compilers clear the rest of a large struct with an
+ * instruction that takes longer than the call. */
 static int submit_transfer(mlfab *ctx, uint32_t kind, const void *options, const mlfab_buf *bufs,
                            uint32_t n, int waits, mlfab_request *request_p,
                            mlfab_result *result_p) {
@@ -127,7 +127,7 @@ static int submit_test_finished(mlfab *ctx, void *what) {
   return mlfab__roles_finished(ctx->node);
 }
 
-/* Its own updates first; then what others have begun before they knew. */
+/* Waits for this worker's updates, then for collectives that others began before they knew. */
 MLFAB_API int mlfab_finish(mlfab *ctx, uint64_t timeout_ns) {
   const mlfab_call call = {
       .size = sizeof call, .kind = MLFAB_CALL_FINISH, .timeout_ns = timeout_ns};
@@ -137,7 +137,7 @@ MLFAB_API int mlfab_finish(mlfab *ctx, uint64_t timeout_ns) {
   int code = mlfab__submit(ctx, &call, 1, NULL, NULL);
   if (!code && !mlfab__context_until(ctx, deadline, submit_test_finished, NULL)) {
     code = MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_TIMEOUT,
-                       "finish: collectives that others had begun are not over");
+                       "finish: collectives that other workers began before are not over");
     code = mlfab__context_in_vain(ctx, code);
   }
   mlfab__context_leave(ctx);
@@ -159,7 +159,7 @@ MLFAB_API int mlfab_barrier_start(mlfab *ctx, const mlfab_collective *options,
   SUBMIT_START(BARRIER, request_p, .options = options);
 }
 
-/* --- calls of what was left out --- */
+/* --- calls that were left out --- */
 
 MLFAB__INTERNAL int mlfab__error_without(mlfab_error *error, const char *what) {
   return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED, "mlfab was compiled without %s", what);
@@ -176,8 +176,8 @@ MLFAB__INTERNAL int mlfab__context_without(mlfab *ctx, const char *what) {
 
 /* --- saving --- */
 
-/* The safetensors header: one JSON object, offsets within the data that follow it. The data lie
- * as in the flat model, where every element is aligned. Returns its bytes. */
+/* Writes the safetensors header: one JSON object with offsets into the data behind it. The data have the layout of the
+ * flat model, where every element is aligned. Returns its bytes. */
 static size_t submit_save_header(const mlfab__layout *layout, char *text, size_t room) {
   size_t at = 0;
   for (uint32_t i = 0; i < layout->ntensors; i++) {
