@@ -1,5 +1,5 @@
-/* calls.c - the calls of a node. This file checks what all calls have in common; the role that carries a call out checks
- * its members. Calls of optional groups are in calls_*.c; the table below names them. */
+/* calls.c - the calls of a node. This file checks what all calls have in common; the role that carries a call out
+ * checks its members. Calls of optional groups are in calls_*.c; the table below names them. */
 #include "calls.h"
 
 #include "../coll/barrier.h"

@@ -27,8 +27,8 @@ MLFAB__INTERNAL mlfab__call_begin mlfab__calls_coll;
 MLFAB__INTERNAL mlfab__call_begin mlfab__calls_partial;
 MLFAB__INTERNAL mlfab__call_begin mlfab__calls_stochastic;
 
-/* As mlfab_node_submit. `shared`, for collectives, unless NULL: the caller waits and has an arena. A collective that can
- * run in the arena begins as an outside call, and *shared is filled. */
+/* As mlfab_node_submit. `shared`, for collectives, unless NULL: the caller waits and has an arena. A collective that
+ * can run in the arena begins as an outside call, and *shared is filled. */
 MLFAB__INTERNAL int mlfab__node_submit(mlfab_node *node, const mlfab_call *call, uint64_t now_ns,
                                        mlfab_request *request_p, mlfab__collective *shared);
 

@@ -27,7 +27,7 @@ MLFAB__INTERNAL int mlfab__coll_call(mlfab *ctx, const mlfab_call *call, int wai
 
 /* --- shared.c --- */
 
-/* Runs a call that has a number in the arena, or leaves it to frames. The caller waits for its request in both cases. */
+/* Runs a call that has a number in the arena, or leaves it to frames. The caller waits for its request either way. */
 MLFAB__INTERNAL void mlfab__shared_run(mlfab *ctx, mlfab_request request,
                                        const mlfab__comm_call *call);
 

@@ -1,6 +1,7 @@
 /* calls_dag.c - a context: task graphs (user_dag.c).
  *
- * A compute function runs under the lock, in the thread that drives the context. It may trigger operations: `dag_inside`
+ * A compute function runs under the lock, in the thread that drives the context. It may trigger operations:
+ * `dag_inside`
  * says that this thread has the lock already. A triggered operation runs when the function has returned. */
 #include "../coll/user_dag.h"
 #include "calls_coll.h"

@@ -1,4 +1,4 @@
-/* complete.c - a configuration: its defaults are filled in, and contradictions refused. See complete.h. */
+/* complete.c - fills in a configuration's defaults and refuses contradictions. See complete.h. */
 #include "complete.h"
 
 #include "../node/node.h"
@@ -14,7 +14,7 @@ static void complete_default64(uint64_t *value, uint64_t standard) {
   if (*value == 0) *value = standard;
 }
 
-/* Is every text terminated? */
+/* 1 when every text is terminated. */
 static int complete_texts_end(const mlfab_config *c) {
   return memchr(c->coordinator, 0, sizeof c->coordinator) && memchr(c->job, 0, sizeof c->job) &&
          memchr(c->listen, 0, sizeof c->listen) && memchr(c->ifname, 0, sizeof c->ifname) &&
@@ -42,7 +42,7 @@ MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_
                      "dropped (MLFAB_UNBOUNDED: no bound)");
 }
 
-/* Who schedules, and who this node is to the scheduler. */
+/* The members about the scheduler. */
 static int complete_check_scheduler(mlfab_config *c, mlfab_error *error) {
   mlfab_schedule schedule;
   int own = (c->roles & MLFAB_ROLE_SCHEDULER) != 0;
@@ -60,7 +60,7 @@ static int complete_check_scheduler(mlfab_config *c, mlfab_error *error) {
     return MLFAB_ERR_CONFIG;
   }
   c->schedule = schedule;
-  /* Whoever is driven by hand computes for long: nothing would move meanwhile. */
+  /* A worker that is driven by hand computes for long, and would move nothing for others meanwhile. */
   if (c->accumulators == 0 && c->progress != MLFAB_PROGRESS_HAND) c->accumulators = 2;
   if (c->accumulators == UINT32_MAX || c->scheduler == MLFAB_SCHEDULER_NONE) c->accumulators = 0;
   if (c->accumulators > 64) return complete_config_error(error, "the limit is 64 accumulators");

@@ -4,7 +4,7 @@
 
 #include "../base/base.h"
 
-/* Defaults filled in, contradictions refused. Errors: CONFIG, ARGUMENT, RANK_RANGE. */
+/* Copies a configuration, fills in its defaults, refuses contradictions. Errors: CONFIG, ARGUMENT, RANK_RANGE. */
 MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_config *config,
                                            mlfab_error *error);
 /* The schedule with its defaults. Errors: CONFIG or ARGUMENT (delay_bound 0), with what is

@@ -1,4 +1,4 @@
-/* config.c - filling a configuration from the environment. Layer 6: the one place that reads it.
+/* config.c - fills a configuration from the environment, which no other file reads.
  *
  * Order of precedence: what the caller set, MLFAB_*, torchrun's RANK, WORLD_SIZE, MASTER_ADDR and
  * MASTER_PORT, then the launcher's rank and size (Open MPI, PMI, and Slurm inside a step). */
@@ -10,8 +10,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Where a setting goes, and what its text may be: a word of a list, a whole number in low..high in `unit`, a real
- * number from 0 to `most`, or a text. */
+/* A setting: the member that it sets, and the texts that it takes: a word of a list, a whole number in low..high in
+ * `unit`, a real number from 0 to `most`, or a text. */
 enum config_kind { CONFIG_NUMBER, CONFIG_REAL, CONFIG_TEXT, CONFIG_SECRET };
 
 typedef struct config_word {
@@ -20,7 +20,7 @@ typedef struct config_word {
 } config_word;
 
 typedef struct config_setting {
-  const char *name; /* in the environment with MLFAB_ in front, in capitals */
+  const char *name; /* the variable's name in lower case, without MLFAB_ */
   uint8_t kind;
   uint16_t at, bytes; /* of the member */
   uint64_t low, high, unit;
@@ -69,7 +69,7 @@ static const config_setting config_settings[] = {
     CONFIG_W("payload_crc", mlfab_config, no_payload_crc, 1, 0, {"0", 1}, {"1", 0}),
     CONFIG_W("scheduler", mlfab_config, scheduler, 1, 0, {"none", MLFAB_SCHEDULER_NONE},
              {"beside", MLFAB_SCHEDULER_BESIDE}, {"own", MLFAB_SCHEDULER_OWN}),
-    /* Not from 0 on: no update has a delay below 0. */
+    /* From 1 on: no update has a delay below 0. */
     CONFIG_W("delay_bound", mlfab_config, schedule.delay_bound, 1, UINT64_MAX - 1,
              {"none", MLFAB_UNBOUNDED}),
     CONFIG_W("accumulators", mlfab_config, accumulators, 1, 64, {"none", UINT32_MAX}),
@@ -157,7 +157,7 @@ static int config_choice(const config_setting *s, const char *name, const char *
   return code;
 }
 
-/* Sets the member from a text; `name`: what errors call it. On errors nothing has changed. */
+/* Sets the member from a text. Errors use `name`; then nothing has changed. */
 static int config_put(void *base, const config_setting *s, const char *name, const char *text,
                       mlfab_error *error) {
   char *member = (char *)base + s->at;
@@ -170,7 +170,7 @@ static int config_put(void *base, const config_setting *s, const char *name, con
       if (strlen(text) >= s->bytes) return config_bad(error, name, text, "too long");
       memcpy(member, text, strlen(text) + 1);
       return 0;
-    case CONFIG_SECRET: /* what is wrong is not told: errors are logged */
+    case CONFIG_SECRET: /* the error does not quote it: errors are logged */
       if (strlen(text) >= s->bytes)
         return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "%s: not 32 hexadecimal digits", name);
       memcpy(member, text, strlen(text) + 1);
@@ -198,7 +198,7 @@ static int config_set(void *base, const config_setting *settings, size_t n, cons
   return config_bad(error, name, value, "there is no such setting");
 }
 
-/* Sets those members from the environment that are as in `initial`. */
+/* Sets the members that equal those of `initial` from the environment. */
 static int config_environment(void *base, const void *initial, const config_setting *settings,
                               size_t n, mlfab_error *error) {
   int code = 0;
@@ -215,13 +215,13 @@ static int config_environment(void *base, const void *initial, const config_sett
   return code;
 }
 
-/* --- what is not a setting of its own --- */
+/* --- rank, role, coordinator --- */
 
 static const config_setting config_roles =
     CONFIG_W("role", mlfab_config, roles, 1, 0, {"worker", MLFAB_ROLE_WORKER},
              {"server", MLFAB_ROLE_SERVER}, {"scheduler", MLFAB_ROLE_SCHEDULER});
 
-/* Roles need to know whether servers are processes of their own. */
+/* Call it after `dedicated` is set: it says what the role of a server means. */
 static int config_role(mlfab_config *c, const char *name, const char *text, mlfab_error *error) {
   uint64_t roles = 0;
   int code = config_choice(&config_roles, name, text, &roles, error);
@@ -299,7 +299,7 @@ MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p) 
   const char *role = getenv("MLFAB_ROLE");
   int rank_given = c.rank != 0;
   mlfab_config_init(&initial);
-  /* Of this size it means all defaults, and so it would after the environment, too. */
+  /* Size 0 means all defaults; settings of the environment need the real ones. */
   if (c.schedule.size == 0) mlfab_schedule_init(&c.schedule);
   int code =
       config_environment(&c, &initial, config_settings, MLFAB__COUNT(config_settings), error_p);
@@ -338,7 +338,7 @@ MLFAB_API int mlfab_model_options_from_env(mlfab_model_options *options, mlfab_e
   if (!options || options->size != sizeof *options)
     return MLFAB__FAIL(error_p, MLFAB_ERR_ARGUMENT, "the options are NULL or were not initialised");
   mlfab_model_options made = *options;
-  /* Where `sync` says the model, it was chosen. */
+  /* With `sync` set, the caller has chosen the consistency model. */
   int chosen = made.sync != 0 && made.consistency.size == 0;
   int code = config_environment(&made, &initial, config_model, MLFAB__COUNT(config_model), error_p);
   if (code) return code;

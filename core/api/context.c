@@ -1,33 +1,32 @@
-/* context.c - a context: a node, its transports, a lock and perhaps a thread.
+/* context.c - a context: a node, its transports, a lock, and in most modes a progress thread.
  *
- * The only code that calls a transport, reads a clock or knows threads. One lock guards node and
- * transports. Whoever has to wait drives: it moves events and actions (pump), and when nothing
- * moves spins a little, looks on between others' turns on the processor for as long as being woken
- * would cost, then sleeps in the transport without the lock (`sleeping`). Others who wait
- * meanwhile sleep on `changed`, which is signalled after every pump that moved something and when
- * the sleeper comes back.
+ * Only this file calls transports, reads the clock, and knows threads. One lock guards node and transports. A thread
+ * that waits drives: it moves events and actions (pump). When nothing moves, it spins, then polls between yields of
+ * the processor for as long as a wake-up would cost, then sleeps in the transport without the lock (`sleeping`).
+ * Other waiters meanwhile sleep on `changed`, which is signalled after every pump that moved something, and when the
+ * sleeper wakes.
  *
- * The progress thread does the same while nobody waits. Two threads that drive only wake each other, so it
- * stays aside for waiters, and for callers that come again and again and move things themselves (`parked`;
- * `brisk`: less than CONTEXT_GRACE_NS lies between two calls). What it does (`thread_is`):
+ * The progress thread drives while no thread waits. Two threads that drive only wake each other, so the progress
+ * thread stays aside for waiters, and for callers that call again and again and drive themselves (`parked`; `brisk`:
+ * less than CONTEXT_GRACE_NS between two calls). Its states (`thread_is`):
  *
- *    NONE     There is none: only callers drive.
- *    DRIVES   It looks.
- *    LISTENS  It sleeps in the transport. A waiter that comes wakes it.
+ *    NONE     There is no thread: only callers drive.
+ *    DRIVES   It polls.
+ *    LISTENS  It sleeps in the transport. A new waiter wakes it.
  *    ASIDE    It sleeps on `changed` for CONTEXT_GRACE_NS: something is under way, others drive.
- *    DOZES    It sleeps on `changed` for longer: somebody waits, or nothing is under way.
- *    NAPS     As DOZES, but for CONTEXT_NAP_NS: calls are brisk, and others may want something of this node.
+ *    DOZES    It sleeps on `changed` for longer: a thread waits, or nothing is under way.
+ *    NAPS     As DOZES, but for CONTEXT_NAP_NS: calls are brisk, and peers may need this node.
  *
  *    DRIVES  --nothing moved, spun--> LISTENS --something came, woken--> DRIVES
- *    DRIVES  --parked, or somebody waits--> ASIDE, DOZES or NAPS --signalled, time over--> DRIVES
+ *    DRIVES  --parked, or a thread waits--> ASIDE, DOZES or NAPS --signalled, time over--> DRIVES
  *
- *    parked  0 -> 1: a call leaves nothing under way, while the thread does not listen; the fourth call ends
- *                    in one sleep of LISTENS; calls have driven since it went aside, and are brisk.
- *            1 -> 0: it comes back, nobody waits, and no call has driven since it went aside.
+ *    parked  0 -> 1: a call leaves nothing under way, while the thread does not listen; the fourth call ends in one
+ *                    sleep of LISTENS; calls have driven since it went aside, and are brisk.
+ *            1 -> 0: it comes back, no thread waits, and no call has driven since it went aside.
  *
- * Invariants. (1) Where work is left behind and nobody waits, somebody looks soon: a call that leaves work wakes
- * a thread that DOZES, and one that NAPS unless calls are brisk; ASIDE and NAPS end by themselves. (2) At most
- * one thread is in a transport's wait (`sleeping`). */
+ * Invariants. (1) When a call leaves work and no thread waits, a thread polls soon: the call wakes a thread that
+ * DOZES, and one that NAPS unless calls are brisk; ASIDE and NAPS end by themselves. (2) At most one thread is in a
+ * transport's wait (`sleeping`). */
 #include "context.h"
 
 #include "../base/rng.h"
@@ -53,15 +52,15 @@ enum {
   CONTEXT_BATCH = 64,
   CONTEXT_LINK_BITS = 24,
   CONTEXT_CALLS_ASLEEP = 4,  /* calls during one sleep of the thread after which it stays aside */
-  CONTEXT_PUMP_EVERY = 8,    /* calls that only begin something, while it stays aside */
-  CONTEXT_GRACE_NS = 200000, /* without a call after which it takes over again */
+  CONTEXT_PUMP_EVERY = 8,    /* while it stays aside, one in so many calls that do not wait pumps */
+  CONTEXT_GRACE_NS = 200000, /* without a call, after which the thread takes over again */
   CONTEXT_NAP_NS = 1000000,  /* of the thread, while calls are brisk */
   CONTEXT_YIELD_NS =
-      200000, /* a waiter that has spun looks on between others' turns: being woken costs as much */
+      200000, /* how long a waiter that has spun polls between yields: a wake-up costs as much */
   CONTEXT_STACK_BYTES =
-      1 << 20, /* least of the thread: musl gives 128 KiB, callbacks want some, too */
+      1 << 20, /* least stack of the thread: musl gives 128 KiB, and callbacks run on it */
   CONTEXT_DRAIN_NS =
-      10000000, /* between two looks whether all have left a context that is closed */
+      10000000, /* between two checks whether all threads have left a closed context */
   CONTEXT_CLOCK_EVERY = 16,
   CONTEXT_LOOK_EVERY = 64
 };
@@ -79,11 +78,11 @@ static void context_no_log(void *user, int level, const char *line) {
   (void)line;
 }
 
-/* A new file beside `path` that nobody else writes to, with the mode of any new file. Its descriptor, or -1
- * with errno. mkstemp would make it the owner's alone. */
+/* Creates a file beside `path` that nothing else writes to, with the mode of an ordinary new file (mkstemp's is the
+ * owner's alone). Returns its descriptor, or -1 with errno. */
 static int context_beside(const char *path, char *name, size_t room) {
   uint64_t salt =
-      context_monotonic(NULL) ^ (uint64_t)(uintptr_t)&room; /* another in every thread */
+      context_monotonic(NULL) ^ (uint64_t)(uintptr_t)&room; /* differs between threads */
   int fd = -1;
   errno = EEXIST;
   for (uint64_t i = 0; fd < 0 && errno == EEXIST && i < 1000; i++) {
@@ -110,12 +109,12 @@ static int context_write(int fd, const uint8_t *data, size_t bytes) {
   return fsync(fd);
 }
 
-/* Writes beside the file and renames: a reader sees the old file or the new one, and of several that are
- * written at a time the one that was renamed last. */
+/* Writes beside the file, then renames. A reader sees the old file or the new one; of simultaneous writes, the one
+ * that is renamed last stays. */
 static int context_store(void *user, const char *path, const void *data, size_t bytes) {
   (void)user;
   char name[4096];
-  struct rlimit most; /* to write beyond it raises SIGXFSZ, which is not ours to handle */
+  struct rlimit most; /* writing beyond it raises SIGXFSZ, which belongs to the program */
   if (getrlimit(RLIMIT_FSIZE, &most) == 0 && bytes > most.rlim_cur) {
     errno = EFBIG;
     return MLFAB_ERR_IO;
@@ -136,8 +135,8 @@ static _Atomic uint64_t context_count;
 
 /* --- forks --- */
 
-/* How many times this process is a child of one that had used the library. Counted in the child, before
- * it runs anything else: contexts of other counts are its parents'. */
+/* The number of forks between this process and the first that used the library. The child adds one before it runs
+ * anything else: contexts with another count are its parents'. */
 static uint32_t context_forks;
 static int context_fork_error;
 static pthread_once_t context_once = PTHREAD_ONCE_INIT;
@@ -148,7 +147,7 @@ static void context_watch_forks(void) {
   context_fork_error = pthread_atfork(NULL, NULL, context_forked);
 }
 
-/* What is simulated is whole in a child too, and nobody else's. */
+/* A simulated context is complete in a child, too, and shares nothing with the parent. */
 static int context_is_child(const mlfab *ctx) {
   return ctx->forks != context_forks && !ctx->simulated;
 }
@@ -205,7 +204,7 @@ static int context_action(mlfab *ctx, const mlfab_action *action) {
   }
 }
 
-/* Carries out what the node wants. */
+/* Carries out the node's actions. */
 static int context_actions(mlfab *ctx, uint64_t now) {
   mlfab_action action;
   int moved = 0;
@@ -234,8 +233,7 @@ static int context_events(mlfab *ctx, uint32_t t, uint64_t *now_p) {
     if (event.kind == MLFAB_IO_DOWN && event.link && transport->links > 0) transport->links--;
     mlfab_node_event(ctx->node, &mapped, *now_p);
     transport->table->release(transport->self, &event);
-    /* What is no longer lent must be out of the transport's hands before the next event writes
-     * it. */
+    /* Memory that a request has given back must leave the transport before the next event writes to it. */
     if (ctx->node->actions_count > 0) context_actions(ctx, *now_p);
     moved++;
   }
@@ -244,7 +242,7 @@ static int context_events(mlfab *ctx, uint32_t t, uint64_t *now_p) {
 
 /* --- measuring --- */
 
-/* What passed on one more transport of this node. */
+/* Adds the traffic of one more transport of this node. */
 static void context_measure_add(mlfab_measure *sum, const mlfab_measure *one) {
   sum->elapsed_ns = mlfab__max(sum->elapsed_ns, one->elapsed_ns);
   sum->bytes_in += one->bytes_in;
@@ -256,8 +254,8 @@ static void context_measure_add(mlfab_measure *sum, const mlfab_measure *one) {
   sum->limited_out &= one->limited_out;
 }
 
-/* Tells a node of a scheduled fabric, twice a heartbeat at most, what passed through the network
- * since it was told last. What stays within the host takes nothing of a network link. */
+/* Reports the network traffic since the last report to the node, at most twice a heartbeat. Traffic within the host
+ * does not use a network link. */
 static void context_measure(mlfab *ctx, uint64_t now) {
   mlfab_measure sum = {.limited_in = 1, .limited_out = 1};
   if (now < ctx->measure_ns) return;
@@ -275,16 +273,15 @@ static void context_measure(mlfab *ctx, uint64_t now) {
 
 /* --- looking --- */
 
-/* The descriptor of mlfab_fd is an epoll of the transports' own, ready to be slept on between two
- * calls, and of `tell`, which is readable when something has moved inside another call, or by the
- * thread, since mlfab_progress last returned. */
+/* The descriptor of mlfab_fd is an epoll of the transports' descriptors, armed between calls, and of `tell`, which is
+ * readable when something has moved, inside another call or by the thread, since mlfab_progress last returned. */
 static void context_tell(mlfab *ctx) {
   uint64_t one = 1;
   if (ctx->fd >= 0 && write(ctx->tell, &one, sizeof one) < 0) return; /* full: readable already */
 }
 
-/* A transport that only listens, while others have all the links, costs a system call a look: it is
- * looked at now and then, and after every sleep. */
+/* A transport without links costs a system call a poll. While other transports have links, it is polled only once in
+ * CONTEXT_LOOK_EVERY pumps, and after every sleep. */
 static int context_quiet(const mlfab *ctx, uint32_t t) {
   uint32_t links = 0;
   if (ctx->transports[t].links > 0 || ctx->quiet_looks % CONTEXT_LOOK_EVERY == 0) return 0;
@@ -309,8 +306,7 @@ MLFAB__INTERNAL void mlfab__context_free_memory(mlfab *ctx, mlfab__context_memor
 
 /* --- a look --- */
 
-/* Reading the clock costs as much as looking at a ring, so that a waiter who looks again and again
- * does it only now and then. */
+/* Reading the clock costs as much as polling a ring: an idle waiter reads it only once in CONTEXT_CLOCK_EVERY pumps. */
 MLFAB__INTERNAL int mlfab__context_pump(mlfab *ctx) {
   uint64_t now = 0;
   int moved = 0;
@@ -326,7 +322,7 @@ MLFAB__INTERNAL int mlfab__context_pump(mlfab *ctx) {
     ctx->now_ns = now;
     context_measure(ctx, now);
     if (now >= mlfab_node_deadline(ctx->node)) {
-      /* A deadline may have ended what somebody waits for, though nothing is to be sent. */
+      /* A deadline may have ended a request, though there is nothing to send. */
       mlfab_node_tick(ctx->node, now);
       moved = 1;
     }
@@ -344,7 +340,7 @@ MLFAB__INTERNAL int mlfab__context_pump(mlfab *ctx) {
 
 /* --- sleeping --- */
 
-/* The one transport that has links, if listening ones can wait for the next slice of time. */
+/* The only transport that has links, or NULL: then all have to be slept on. */
 static mlfab__context_transport *context_only(mlfab *ctx) {
   mlfab__context_transport *only = NULL;
   if (ctx->ntransports == 1) return &ctx->transports[0];
@@ -356,8 +352,7 @@ static mlfab__context_transport *context_only(mlfab *ctx) {
   return mlfab_node_ready(ctx->node, NULL) == 1 ? only : NULL;
 }
 
-/* Readies the descriptors of all transports to be slept on. With the lock. 1 when something is
- * there. */
+/* Arms the descriptors of all transports for a sleep. With the lock. 1: something is there already. */
 static int context_arm(mlfab *ctx, struct pollfd *fds) {
   int pending = 0;
   for (uint32_t t = 0; t < ctx->ntransports; t++) {
@@ -381,7 +376,7 @@ static void context_sleep_many(struct pollfd *fds, uint32_t n, uint64_t timeout)
   poll(fds, n, ms > 1000 ? 1000 : (int)ms);
 }
 
-/* Sleeps until something may have come, at most until `until`. Gives up the lock meanwhile. */
+/* Sleeps without the lock until something may have come, at most until `until`. */
 static void context_sleep(mlfab *ctx, uint64_t until) {
   uint64_t now = mlfab__context_now(ctx);
   until = mlfab__min(until, mlfab_node_deadline(ctx->node));
@@ -423,14 +418,14 @@ static void context_cond_wait(mlfab *ctx, uint64_t ns) {
   pthread_cond_timedwait(&ctx->changed, &ctx->lock, &t);
 }
 
-/* Rather than to sleep? */
+/* 1 when a waiter polls on instead of sleeping. */
 static int context_looks_on(const mlfab *ctx, uint64_t idle_ns) {
   return !ctx->simulated && ctx->ntransports > 0 &&
          idle_ns < mlfab__add_sat(ctx->spin_ns, CONTEXT_YIELD_NS);
 }
 
-/* Others get in between two looks: threads that wait too, now and then those that call, and other
- * processes, which may be what is waited for. */
+/* Gives up the lock between two polls: for other waiters, at times for callers, and for other processes, which may
+ * have to run first. */
 static void context_let_others(mlfab *ctx, uint64_t idle_ns) {
   int spun = idle_ns >= ctx->spin_ns;
   int yields = spun || ctx->idle_looks % CONTEXT_CLOCK_EVERY == 0;
@@ -438,18 +433,18 @@ static void context_let_others(mlfab *ctx, uint64_t idle_ns) {
   pthread_mutex_unlock(&ctx->lock);
   if (yields) sched_yield();
   pthread_mutex_lock(&ctx->lock);
-  if (spun) ctx->idle_looks = 0; /* a turn of another's may have been long: the clock is read */
+  if (spun) ctx->idle_looks = 0; /* the yield may have been long: read the clock */
 }
 
-/* --- telling of requests that are done --- */
+/* --- functions that watch requests --- */
 
-/* The context whose watching function this thread is in. */
+/* The context whose watching function this thread runs. */
 static _Thread_local const mlfab *context_told;
 
 MLFAB__INTERNAL int mlfab__context_is_told(mlfab *ctx) {
   if (context_told != ctx) return 0;
   MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_STATE,
-              "a call that waits, from a function that is told of the end of a request");
+              "a call that waits, inside a function of mlfab_on_done");
   return 1;
 }
 
@@ -461,7 +456,7 @@ MLFAB__INTERNAL int mlfab__context_refuses(mlfab *ctx) {
   return 1;
 }
 
-/* The first watch whose request is done, or was ended otherwise; it is taken from the list. */
+/* Takes the first watch from the list whose request is done, or was ended by the caller. */
 static mlfab__context_watch *context_next_watch(mlfab *ctx) {
   mlfab__context_watch **at = &ctx->watches;
   for (; *at; at = &(*at)->next) {
@@ -474,7 +469,7 @@ static mlfab__context_watch *context_next_watch(mlfab *ctx) {
   return NULL;
 }
 
-/* Calls what watches requests that are done, one at a time, without the lock. */
+/* Calls the functions that watch finished requests, one at a time, without the lock. */
 static void context_tell_done(mlfab *ctx) {
   const mlfab *outer = context_told;
   mlfab__context_watch *watch;
@@ -522,7 +517,7 @@ MLFAB_API int mlfab_on_done(mlfab *ctx, mlfab_request id, mlfab_done_fn fn, void
   return code;
 }
 
-/* closed: whether the context was when the wait began; it ends when that changes. */
+/* closed: whether the context was closed when the wait began; the wait ends when that changes. */
 static int context_until(mlfab *ctx, uint64_t deadline, mlfab__context_test test, void *what,
                          int closed) {
   uint64_t idle_since = 0;
@@ -541,7 +536,7 @@ static int context_until(mlfab *ctx, uint64_t deadline, mlfab__context_test test
     if (now >= deadline) break;
     if (idle_since == 0) idle_since = now;
     if (ctx->sleeping) {
-      /* Somebody else listens. The thread is asked to step aside. */
+      /* Another thread sleeps in the transport. If it is the progress thread, ask it to step aside. */
       if (ctx->thread_is == MLFAB__THREAD_LISTENS) mlfab__context_wake(ctx);
       context_cond_wait(ctx, mlfab__min(deadline - now, 100000000));
     } else if (context_looks_on(ctx, now - idle_since)) {
@@ -566,7 +561,7 @@ MLFAB__INTERNAL int mlfab__context_in_vain(mlfab *ctx, int code) {
                      "the context was closed by another thread");
 }
 
-/* Is anything under way that the thread should see to? */
+/* 1 when something is under way that the thread has to drive. */
 static int context_busy(const mlfab *ctx) {
   const mlfab_node *node = ctx->node;
   return node->requests.open > 0 ||
@@ -574,10 +569,9 @@ static int context_busy(const mlfab *ctx) {
          mlfab__roles_serve(node);
 }
 
-/* Stays aside while others drive: until nobody has called and moved things for a moment, if something
- * is under way. While calls come one upon the other (`called`: so it was the last time), being told
- * after each of them would cost more than the call: it looks by itself now and then. 1 when others
- * did drive. */
+/* Stays aside while other threads drive. With something under way, it comes back when no call has driven for a
+ * moment. While calls follow each other closely (`called`: they did the last time), a signal after each would cost
+ * more than the call, so the thread wakes by itself at times. 1: calls did drive. */
 static int context_step_aside(mlfab *ctx, int called) {
   uint64_t calls = ctx->calls, looks = ctx->looks, ns = CONTEXT_GRACE_NS;
   ctx->thread_is = MLFAB__THREAD_ASIDE;
@@ -612,7 +606,7 @@ static void *context_thread(void *argument) {
     } else if (context_pump_and_tell(ctx)) {
       idle_since = 0;
     } else if (context_busy(ctx) && (idle_since == 0 || ctx->now_ns - idle_since < ctx->spin_ns)) {
-      /* More is to be expected soon: look again before sleeping, and let others in meanwhile. */
+      /* More may come soon: poll again before sleeping, and give up the lock meanwhile. */
       if (idle_since == 0) idle_since = ctx->now_ns;
       pthread_mutex_unlock(&ctx->lock);
       pthread_mutex_lock(&ctx->lock);
@@ -665,8 +659,8 @@ MLFAB__INTERNAL uint64_t mlfab__context_enter(mlfab *ctx) {
   return ctx->now_ns;
 }
 
-/* Who looks after what is left? The caller, as long as it calls again and again and so moves things
- * itself: two threads would only wake each other. Else the thread. */
+/* Decides who drives what is left: the caller, while it calls again and again and so drives itself (two threads would
+ * only wake each other), else the thread. */
 MLFAB__INTERNAL void mlfab__context_leave(mlfab *ctx) {
   context_take_error(ctx);
   context_tell_done(ctx);
@@ -681,7 +675,7 @@ MLFAB__INTERNAL void mlfab__context_leave(mlfab *ctx) {
   ctx->left_ns = ctx->now_ns;
   context_rearm(ctx);
   if (ctx->closed) pthread_cond_broadcast(&ctx->changed);
-  /* The last that is done here: whoever closes frees when it has the lock. */
+  /* Must be last: the closing thread frees the context when it gets the lock. */
   ctx->inside--;
   pthread_mutex_unlock(&ctx->lock);
 }
@@ -732,15 +726,16 @@ static void context_free(mlfab *ctx) {
   for (uint32_t t = 0; t < ctx->ntransports; t++)
     ctx->transports[t].table->close(ctx->transports[t].self);
   mlfab_node_close(&ctx->node);
-  while (ctx->memories && !ctx->arena_runs) { /* it does in a child only */
+  while (ctx->memories && !ctx->arena_runs) { /* it runs here in a forked child only */
     mlfab__context_memory *memory = ctx->memories;
     ctx->memories = memory->next;
     mlfab__context_free_memory(ctx, memory);
   }
-  if (ctx->arena && !ctx->arena_runs) ctx->sharing->destroy(ctx); /* and what is of it */
+  if (ctx->arena && !ctx->arena_runs)
+    ctx->sharing->destroy(ctx); /* with the memory that is part of it */
   if (ctx->fd >= 0) close(ctx->fd);
   if (ctx->tell >= 0) close(ctx->tell);
-  /* Of a child it would wait for the threads that its parent had waiting there. */
+  /* In a child it would wait for threads of the parent that waited there at the fork. */
   if (!context_is_child(ctx)) pthread_cond_destroy(&ctx->changed);
   pthread_mutex_destroy(&ctx->lock);
   mlfab__free(&env, ctx, sizeof *ctx);
@@ -782,8 +777,8 @@ static mlfab *context_new(const mlfab_config *c, mlfab_error *error) {
   return ctx;
 }
 
-/* Signals that a thread sends to itself, by a fault: blocked, they kill without asking the program's
- * handler. All others are for the program's own threads. */
+/* Blocks all signals but those of faults: a blocked fault kills without calling the program's handler. The others go
+ * to the program's own threads. */
 static void context_signals(sigset_t *blocked) {
   static const int faults[] = {SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP};
   sigfillset(blocked);
@@ -801,8 +796,7 @@ static int context_start_thread(mlfab *ctx, const mlfab_config *c, mlfab_error *
   if (stack < CONTEXT_STACK_BYTES) pthread_attr_setstacksize(&attributes, CONTEXT_STACK_BYTES);
   ctx->thread_is = MLFAB__THREAD_DRIVES; /* the thread reads it */
   context_signals(&blocked);
-  pthread_sigmask(SIG_SETMASK, &blocked,
-                  &before); /* the thread has it from its first instruction */
+  pthread_sigmask(SIG_SETMASK, &blocked, &before); /* the new thread inherits it */
   int failed = pthread_create(&ctx->thread, &attributes, context_thread, ctx);
   pthread_sigmask(SIG_SETMASK, &before, NULL);
   pthread_attr_destroy(&attributes);
@@ -822,7 +816,7 @@ MLFAB__INTERNAL int mlfab__context_open(mlfab_config *c, const mlfab__context_ch
   if (!ctx) return error->code;
   ctx->sharing = sharing;
   uint64_t began_ns =
-      mlfab__context_now(ctx); /* finding out where to listen is a part of joining */
+      mlfab__context_now(ctx); /* joining includes resolving the address to listen at */
   int code = 0;
   for (uint32_t i = 0; i < n && !code; i++)
     code = context_open_one(ctx, c, &choices[i], addresses, sizeof addresses, error);
@@ -856,8 +850,8 @@ static int context_test_served(mlfab *ctx, void *what) {
 
 static int context_test_silent(mlfab *ctx, void *what) {
   (void)what;
-  if (ctx->node->parting) return 0; /* others wait for something of ours */
-  /* A goodbye has not gone out, or has not been heard. */
+  if (ctx->node->parting) return 0; /* peers still need something of this node */
+  /* A goodbye is not sent or not acknowledged. */
   for (uint32_t i = 0; i < ctx->node->nlinks; i++) {
     if (ctx->node->links[i].closing) return 0;
   }
@@ -887,7 +881,7 @@ static int context_disown(mlfab **ctx_p) {
   return 0;
 }
 
-/* Until all other threads have left. With the lock. */
+/* Waits until all other threads have left. With the lock. */
 static void context_drain(mlfab *ctx) {
   while (!ctx->simulated && ctx->inside + atomic_load(&ctx->at_door) > 1) {
     pthread_cond_broadcast(&ctx->changed);
@@ -896,8 +890,8 @@ static void context_drain(mlfab *ctx) {
   }
 }
 
-/* From OPEN to CLOSED, and until this thread is alone; it has the lock then. In a child of the process that
- * opened it there is nothing left to do, and *closed_p is NULL. Errors: ARGUMENT, CLOSED. */
+/* Goes from OPEN to CLOSED, waits until this thread is alone inside, and keeps the lock. In a forked child it frees
+ * what it can, and *closed_p is NULL. Errors: ARGUMENT, CLOSED. */
 static int context_shut(mlfab **ctx_p, mlfab **closed_p) {
   mlfab *ctx = ctx_p ? *ctx_p : NULL;
   *closed_p = NULL;
@@ -934,15 +928,15 @@ MLFAB_API int mlfab_close(mlfab **ctx_p) {
   mlfab_node *node = ctx->node;
   uint64_t now = mlfab__context_now(ctx);
   if (node->phase == MLFAB__BOOTSTRAP_READY && node->is_server && node->is_worker) {
-    /* The shard that lives here is needed until the others have left too. */
+    /* The other workers need the shard that is here until they have left. */
     mlfab__node_stop_working(node, now);
     context_until(ctx, mlfab__add_sat(now, ctx->timeout_ns), context_test_served, NULL, 1);
   }
-  /* Before all servers have greeted it, some may have. */
+  /* In GREETING some servers may know this node already. */
   if (node->phase == MLFAB__BOOTSTRAP_READY || node->phase == MLFAB__BOOTSTRAP_GREETING) {
     now = mlfab__context_now(ctx);
     mlfab_node_leave(node, now);
-    /* A beat for what others wait for, and one for the goodbye. */
+    /* One heartbeat for what peers still need, and one for the goodbye. */
     context_until(ctx, now + 2 * ctx->heartbeat_ns, context_test_silent, NULL, 1);
   }
   context_end(ctx);
@@ -974,7 +968,7 @@ MLFAB__INTERNAL int mlfab__context_await(mlfab *ctx, mlfab_request id, uint64_t 
   mlfab_result result;
   int done = 0;
   uint64_t now = ctx->now_ns;
-  if (context_test_request(ctx, &wait)) /* others may wait for what it took no time to make */
+  if (context_test_request(ctx, &wait)) /* it is done already, but peers may wait for its frames */
     mlfab__context_sent(ctx, 0);
   else
     context_actions(ctx, now);
@@ -985,20 +979,20 @@ MLFAB__INTERNAL int mlfab__context_await(mlfab *ctx, mlfab_request id, uint64_t 
   if (!done && ctx->closed) {
     now = mlfab__context_now(ctx);
     mlfab_node_cancel(ctx->node, id, now);
-    context_actions(ctx, now); /* transports let go of what was lent */
+    context_actions(ctx, now); /* transports return borrowed memory */
     return mlfab__context_in_vain(ctx, 0);
   }
   if (!done)
     return MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_TIMEOUT,
                        "wait: the timeout passed; the request is still open");
   if (result_p) *result_p = result;
-  /* By another thread's withdrawal, which ends all open collectives. */
+  /* Closing by another thread cancels all open collectives. */
   if (result.status == MLFAB_ERR_CANCELLED) return mlfab__context_in_vain(ctx, result.status);
   return result.status;
 }
 
-/* Sends what a call has set off. What a transport has to say of it, a thread that is asleep would
- * not notice; and while the thread stays aside, the answers to earlier calls are taken in here. */
+/* Carries out the actions of a call. A sleeping thread would not notice the events that they cause in a transport, so
+ * this call pumps; so does one in CONTEXT_PUMP_EVERY calls while the thread stays aside. */
 MLFAB__INTERNAL int mlfab__context_sent(mlfab *ctx, int code) {
   int moved = context_actions(ctx, ctx->now_ns);
   int turn = ctx->parked && ctx->calls % CONTEXT_PUMP_EVERY == 0;
@@ -1010,8 +1004,7 @@ MLFAB_API int mlfab_test(mlfab *ctx, mlfab_request request, int *done_p, mlfab_r
   CONTEXT_CHECK(ctx);
   if (!done_p) return MLFAB_ERR_ARGUMENT;
   mlfab__context_enter(ctx);
-  /* Hand-driven programs poll with it; otherwise the thread moves things, unless it has stepped
-   * aside. */
+  /* Without a thread that drives, the call that polls has to. */
   if (!ctx->thread_is || ctx->parked) mlfab__context_pump(ctx);
   int code = mlfab_node_test(ctx->node, request, done_p, result_p);
   mlfab__context_leave(ctx);
@@ -1064,13 +1057,13 @@ MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
   return code;
 }
 
-/* Has anything moved since? */
+/* 1 when something has moved since. */
 static int context_test_moved(mlfab *ctx, void *what) {
   const uint64_t *before = what;
   return ctx->moves != *before;
 }
 
-/* Empties the descriptor: what was told is taken in by the call that begins. */
+/* Empties the descriptor: this call handles what it told. */
 static void context_untell(mlfab *ctx) {
   uint64_t count;
   if (ctx->fd < 0) return;
@@ -1078,7 +1071,7 @@ static void context_untell(mlfab *ctx) {
   for (uint32_t t = 0; t < ctx->ntransports && !ctx->thread_is; t++) {
     ctx->transports[t].table->arm(ctx->transports[t].self, 0);
   }
-  ctx->idle_looks = 0; /* deadlines count: somebody slept until one */
+  ctx->idle_looks = 0; /* read the clock: the caller may have slept until a deadline */
 }
 
 MLFAB_API int mlfab_progress(mlfab *ctx, uint64_t timeout_ns) {
@@ -1136,7 +1129,7 @@ static int context_open_fd(mlfab *ctx) {
   int fd = epoll_create1(EPOLL_CLOEXEC);
   ctx->tell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   fds[n++] = ctx->tell;
-  /* The thread, where there is one, listens to the transports. */
+  /* With a thread, the thread listens to the transports. */
   for (uint32_t t = 0; t < ctx->ntransports && !ctx->thread_is; t++) {
     fds[n++] = ctx->transports[t].table->fd(ctx->transports[t].self);
   }

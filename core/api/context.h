@@ -12,8 +12,9 @@
  * that gives up the lock for a while (save) stays inside. (2) From CLOSED on no call begins (the node returns
  * MLFAB_ERR_CLOSED), and waits end (mlfab__context_until, the pause of the arena): the waiting call cancels its
  * request, as mlfab_cancel does, so that nothing touches its caller's memory any more, and returns MLFAB_ERR_CLOSED.
- * (3) The closing thread says goodbye when it is alone inside, and frees when it is alone once more: threads that came
- * meanwhile got CLOSED. The progress thread is not counted; the closing thread ends it before. In a simulation all
+ * (3) The closing thread says goodbye when it is alone inside, and frees when it is alone once more: threads that
+ * came meanwhile got CLOSED. The progress thread is not counted; the closing thread ends it before. In a simulation
+ * all
  * contexts are in one thread, and the closing call waits for nobody. */
 #ifndef MLFAB__CONTEXT_H
 #define MLFAB__CONTEXT_H
@@ -156,8 +157,8 @@ MLFAB__INTERNAL int mlfab__context_refuses(mlfab *ctx); /* the same; takes the l
 MLFAB__INTERNAL void mlfab__context_wake(mlfab *ctx);
 /* The condition that a waiter waits for: not 0 when it holds. */
 typedef int (*mlfab__context_test)(mlfab *ctx, void *what);
-/* Drives until the test holds, the deadline has passed, or the context is closed. Returns the test's last answer. Gives
- * up the lock at times. */
+/* Drives until the test holds, the deadline has passed, or the context is closed. Returns the test's last answer.
+ * Gives up the lock at times. */
 MLFAB__INTERNAL int mlfab__context_until(mlfab *ctx, uint64_t deadline, mlfab__context_test test,
                                          void *what);
 /* The code of a call whose wait failed: CLOSED when the context was closed, else `code`. */
@@ -188,8 +189,8 @@ MLFAB__INTERNAL int mlfab__context_check(const mlfab *ctx);
     if (wrong_with_it) return wrong_with_it;       \
   } while (0)
 
-/* For a call that waits: refuses it inside a function of mlfab_on_done, whose thread may be the one that the call would
- * wait for. */
+/* For a call that waits: refuses it inside a function of mlfab_on_done, whose thread may be the one that the call
+ * would wait for. */
 #define CONTEXT_MAY_WAIT(ctx)                                \
   do {                                                       \
     if (mlfab__context_refuses(ctx)) return MLFAB_ERR_STATE; \

@@ -1,5 +1,5 @@
-/* parts.h - what a node is composed of, for the calls: its roles. A part that this node has not, or that is not
- * compiled in, is NULL. core/open/compose.c makes and fills it; the node carries it, and does not look. */
+/* parts.h - the roles of a node, for its calls. A role that this node does not have, or that is not compiled in, is
+ * NULL. core/open/compose.c makes and fills it; the node keeps the pointer and does not use it. */
 #ifndef MLFAB__PARTS_H
 #define MLFAB__PARTS_H
 

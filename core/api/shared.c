@@ -1,21 +1,21 @@
-/* shared.c - a context: collectives in memory that workers of one host share, and that memory.
+/* shared.c - a context: collectives in memory that workers of one host share (the arena), and that memory.
  *
- * A blocking call of workers that are all on one host, and have mapped each other's memory, is
- * carried out there (shm_coll.h), without frames. It takes a number from the communicator like any
- * other (comm.h, `outside`), waits until that one's turn has come, and leaves the lock meanwhile:
- * while it waits for the others it looks now and then whether the communicator has ended it. What all do
- * alike is chosen by what is in the call's signature and by the epoch; where another worker's call
- * of this number did not block, the communicator says so, and all go on with frames. */
+ * When all workers are on one host and have mapped each other's memory, a blocking collective runs there
+ * (shm_coll.h), without frames. The call takes a number from the communicator like any other (comm.h, `outside`) and
+ * waits for its turn. It runs without the lock; while it waits for the other workers, it asks at times whether the
+ * communicator has ended it. The call's signature and the epoch make all workers choose alike. Where another worker's
+ * call of this
+ * number does not block, the communicator says so, and all workers use frames. */
 #include "../base/shm_coll.h"
 #include "calls_coll.h"
 
-/* One thread's call; they are run in the order in which they got their numbers. */
+/* One thread's call. Calls run in the order of their numbers. */
 struct mlfab__context_turn {
   mlfab__context_turn *next;
   mlfab *ctx;
   mlfab_request request;
   uint64_t number, signature;
-  int ended; /* not by the arena */
+  int ended; /* by the communicator, not by the arena */
 };
 
 /* --- a call in the arena --- */
@@ -26,7 +26,7 @@ static void shared_queue(mlfab *ctx, mlfab__context_turn *turn) {
   *at = turn;
 }
 
-/* Lets the next one in, and those who wait until nobody is. */
+/* Ends a turn: the next call may run, and so may calls that wait until no call is in the arena. */
 static void shared_unqueue(mlfab *ctx, mlfab__context_turn *turn) {
   mlfab__context_turn **at = &ctx->turns;
   while (*at != turn) at = &(*at)->next;
@@ -36,7 +36,7 @@ static void shared_unqueue(mlfab *ctx, mlfab__context_turn *turn) {
   if (ctx->sleeping) mlfab__context_wake(ctx);
 }
 
-/* 1 when it may run; not 0 when it need not be waited for. */
+/* 0: it has to wait; 1: it may run; another value: it does not run in the arena. */
 static int shared_stands(mlfab *ctx, void *what) {
   mlfab__context_turn *turn = what;
   int state =
@@ -44,8 +44,7 @@ static int shared_stands(mlfab *ctx, void *what) {
   return state == 1 && ctx->turns != turn ? 0 : state;
 }
 
-/* Somebody is awaited in the arena. The thread does not stay aside, and where there is none this does
- * its work. */
+/* Called while a worker in the arena waits for another: drives the context, because no call does meanwhile. */
 static int shared_pause(void *user) {
   mlfab__context_turn *turn = user;
   mlfab *ctx = turn->ctx;
@@ -59,8 +58,8 @@ static int shared_pause(void *user) {
   return code;
 }
 
-/* Runs it without the lock. Members of one host are in the order of their ranks: the data of blocks
- * lies as the arena has it. */
+/* Runs the call without the lock. The members of one host are in the order of their ranks, so the blocks have the
+ * order of the arena. */
 static void shared_share(mlfab *ctx, mlfab__context_turn *turn, const mlfab__comm_call *call) {
   const mlfab__comm *comm = ctx->node->parts->comm;
   uint64_t counts[MLFAB__SHM_COLL_MOST];

@@ -1,4 +1,4 @@
-/* compose.c - makes a node of its roles. Top floor: the one file that knows them all. */
+/* compose.c - composes a node of its roles. Top floor: the one file that knows all roles. */
 #include "../api/complete.h"
 #include "../api/parts.h"
 #include "../coll/barrier.h"
@@ -20,7 +20,7 @@
 #include "../sparse/sparse_push.h"
 #endif
 
-/* What a configuration needs, and is not compiled in: UNSUPPORTED. */
+/* UNSUPPORTED when the configuration needs a group that is not compiled in. */
 static int compose_check(const mlfab_config *config, mlfab_error *error) {
   if (MLFAB_WITH_SCHED || config->scheduler == MLFAB_SCHEDULER_NONE) return 0;
   return MLFAB__FAIL(

@@ -1,14 +1,14 @@
-/* open.c - opens a context over transports that stand in one list. Top floor.
+/* open.c - opens a context over the transports that are compiled in. Top floor: the one file that names them; a context
+ * is given tables.
  *
- * The list is the only place that names the transports which are compiled in: a context below is given tables.
+ * It opens, best first: the caller's own transport (config.transport); those of the list that config.transports names
+ * (0: all of them, or none beside an own one); and the one that the coordinator's address belongs to. If
+ * config.transports does not name that one, peers do not get its address. A node publishes its addresses in the same
+ * order, and a peer uses the first that one of its transports reaches. So a node may reach each peer by another
+ * transport.
  *
- * Opened are, best first, the caller's own (config.transport); of the list those of config.transports, 0 being all
- * of them, or none beside an own one; and the one that the coordinator's address belongs to, which others are
- * not told of when it was not asked for. A peer tells where it can be met in the same order; who connects takes
- * the first address that a transport of its own reaches. So a node may reach each peer by another transport.
- *
- * An address belongs to the transport whose name it begins with ("shm:..."), and to the last of the list when it
- * begins with no name ("host:port", "unix:/path"). */
+ * An address belongs to the transport whose name it begins with ("shm:..."). An address that begins with no name
+ * ("host:port", "unix:/path") belongs to the last transport of the list. */
 #include "../api/complete.h"
 #include "../api/context.h"
 #if MLFAB_WITH_COLL
@@ -46,7 +46,7 @@ static int open_begins(const char *address, const char *name) {
   return !strncmp(address, name, n) && address[n] == ':';
 }
 
-/* The name of the transport that an address belongs to. */
+/* The name of the transport that the address belongs to. */
 static const char *open_owner(const mlfab_config *c, const char *address) {
   if (c->transport && open_begins(address, c->transport->name)) return c->transport->name;
   for (int i = 0; i < OPEN_COUNT; i++) {
@@ -55,7 +55,7 @@ static const char *open_owner(const mlfab_config *c, const char *address) {
   return open_list[OPEN_COUNT - 1].name;
 }
 
-/* Is this node the one that others meet at the coordinator's address? */
+/* 1 when this node listens at the coordinator's address. */
 static int open_coordinates(const mlfab_config *c) {
   if (c->rank != 0 || c->roles == MLFAB_ROLE_SCHEDULER) return 0;
   return !c->dedicated || c->roles == MLFAB_ROLE_SERVER;
@@ -139,7 +139,7 @@ MLFAB_API int mlfab_open(const mlfab_config *config, mlfab **ctx_p, mlfab_error 
   int code = mlfab_open_start(config, &ctx, error_p);
   if (code) return code;
   mlfab__context_enter(ctx);
-  /* The node has its own deadline for joining, and then says why. */
+  /* The node has the deadline for joining, and its error says which ranks are missing. */
   mlfab__context_until(ctx, MLFAB__NEVER, open_test_ready, NULL);
   code = mlfab_node_ready(ctx->node, error_p);
   mlfab__context_leave(ctx);
