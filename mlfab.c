@@ -6629,17 +6629,16 @@ typedef struct mlfab__role {
  * mlfab_node.h
  * ============================================================================================== */
 /*
- * mlfab_node.h - stepping by hand: the node level, below mlfab.h.
+ * mlfab_node.h - the node level, below mlfab.h: for a program with its own event loop.
  *
- * A node is a state machine without I/O, clock or threads: feed it events (mlfab_io_event, section 12 of
- * mlfab.h) with the present time, carry out the actions that it yields, and call it again at its
- * deadline. mlfab_open is a driver around this; embedders with their own event loop write another
- * (examples/04_event_loop.c). Nobody else needs this header: mlfab.c has its text.
+ * A node is a state machine without I/O, clock or threads. Feed it events (mlfab_io_event, section 12 of mlfab.h) with
+ * the present time, carry out the actions that it yields, and call mlfab_node_tick at its deadline. mlfab_open is a
+ * driver around a node; examples/04_event_loop.c is another. Other programs do not need this header. mlfab.c has the
+ * code.
  *
- * Carry out all actions before the next event, and call nothing else between mlfab_node_next and
- * mlfab_node_done. The memory of a request that has ended is the caller's when the actions that are
- * due then have been carried out: one may be to take it back from a link (MLFAB_ACTION_DETACH).
- * One thread at a time. Time never goes back.
+ * Carry out all actions before you feed the next event. Between mlfab_node_next and mlfab_node_done call nothing else.
+ * When a request has ended, carry out the actions that are due before you reuse its memory: one of them may take the
+ * memory back from a link (MLFAB_ACTION_DETACH). One thread at a time. Time never goes back.
  *
  * SPDX-License-Identifier: MIT
  */
@@ -6655,50 +6654,53 @@ typedef struct mlfab_node mlfab_node;
 enum mlfab_action_kind {
   MLFAB_ACTION_SEND = 1,       /* link, head, bulk, token */
   MLFAB_ACTION_CONNECT = 2,    /* address, token */
-  MLFAB_ACTION_DISCONNECT = 3, /* link: finish what was sent, then close */
+  MLFAB_ACTION_DISCONNECT = 3, /* link: send what the link has accepted, then close */
   MLFAB_ACTION_DETACH = 4,     /* link, token: stop borrowing the bulk of that send */
-  MLFAB_ACTION_PROBE = 5       /* link, which came UP with MLFAB_CAP_PROBE: what the transport's
-                                  probe returns goes to mlfab_node_done */
+  MLFAB_ACTION_PROBE = 5 /* link, which came UP with MLFAB_CAP_PROBE: call the transport's probe,
+                                  and give its result to mlfab_node_done */
 };
 
-/* What a node wants done. Pointers are valid until mlfab_node_done. */
+/* An action that the node asks for. Pointers are valid until mlfab_node_done. */
 typedef struct mlfab_action {
   uint32_t kind;
   uint32_t link;
-  uint64_t token;   /* send: 0 when there is no bulk or it need not be reported */
-  const void *head; /* to be copied by whoever takes the action */
+  uint64_t token;   /* send: 0 when there is no bulk, or SENT need not be reported */
+  const void *head; /* copy it before mlfab_node_done */
   const void *bulk; /* borrowed until SENT, DOWN, or a detach */
   uint32_t head_bytes, bulk_bytes;
-  const char *address; /* connect: a list separated by blanks, best first: take the first that a
-                              transport of this node reaches */
+  const char
+      *address; /* connect: a list separated by blanks, best first; use the first that a transport
+                              of this node reaches */
 } mlfab_action;
 
-/* `addresses`: where this node can be met, a list separated by blanks. */
+/* Opens a node, which begins to join. `addresses`: of this node's transports, separated by blanks, best first.
+ * Errors: of mlfab_open, except those of I/O. */
 MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses, uint64_t now_ns,
                               mlfab_node **node_p, mlfab_error *error_p);
 MLFAB_API void mlfab_node_close(mlfab_node **node_p);
-/* Feeds an event. Never fails because of what a peer sent: a bad peer is disconnected and counted. */
+/* Feeds an event. A bad frame is no error here: the node disconnects the peer and counts it. */
 MLFAB_API void mlfab_node_event(mlfab_node *node, const mlfab_io_event *event, uint64_t now_ns);
-/* Runs timers and background work (commits, one block at a time). */
+/* Runs timers, and background work one block at a time. */
 MLFAB_API void mlfab_node_tick(mlfab_node *node, uint64_t now_ns);
-/* The next action, 1, or 0 when there is none. The same one again until mlfab_node_done. */
+/* Returns 1 with the next action, or 0. It returns the same action until mlfab_node_done. */
 MLFAB_API int mlfab_node_next(mlfab_node *node, uint64_t now_ns, mlfab_action *action_p);
-/* What became of the action: 0, or MLFAB_ERR_AGAIN (a send that found no room: it comes again after
- * MLFAB_IO_WRITABLE), or another error (the link is given up). */
+/* The result of the action: 0; MLFAB_ERR_AGAIN (a send found no room: the node repeats it after MLFAB_IO_WRITABLE); or
+ * another error (the node gives the link up). */
 MLFAB_API void mlfab_node_done(mlfab_node *node, const mlfab_action *action, int status,
                                uint64_t now_ns);
-/* When tick must be called at the latest. */
+/* The time by which mlfab_node_tick must be called. */
 MLFAB_API uint64_t mlfab_node_deadline(const mlfab_node *node);
 /* 0 while joining, 1 when the fabric is complete, or the error that ended it. */
 MLFAB_API int mlfab_node_ready(const mlfab_node *node, mlfab_error *error_p);
-/* The calls of sections 7 to 10. Beside each kind: the function that it stands for, whose rules and errors hold,
- * and the members of mlfab_call that it takes. */
+
+/* The calls of sections 7 to 10. Each kind has the name, rules and errors of a function there. Beside it: the members
+ * of mlfab_call that it takes. */
 enum mlfab_call_kind {
-  /* Done when mlfab_node_submit returns; there is no request. */
+  /* Complete when mlfab_node_submit returns; they have no request. */
   MLFAB_CALL_TENSOR_ADD = 1,   /* tensor, dtype, count */
   MLFAB_CALL_SET_FILTER = 2,   /* tensor; options: mlfab_filter or NULL */
   MLFAB_CALL_SET_SCHEDULE = 3, /* options: mlfab_schedule */
-  /* Those that begin something. */
+  /* The others have a request. */
   MLFAB_CALL_MODEL_START = 4, /* bufs, n; options: mlfab_model_options or NULL */
   MLFAB_CALL_PUSH = 5, /* bufs, n; options: mlfab_push_options or NULL; request_p may be NULL */
   MLFAB_CALL_PUSH_SPARSE = 6,  /* tensor, indices, data (read only), count; else as PUSH */
@@ -6712,25 +6714,25 @@ enum mlfab_call_kind {
   MLFAB_CALL_ALLGATHER = 13,      /* data, counts, dtype */
   MLFAB_CALL_BROADCAST = 14,      /* root, data, count (bytes) */
   MLFAB_CALL_BARRIER = 15,        /* of the options the timeout only */
-  /* Open when the request has ended with 0; to be closed when it has ended otherwise. */
-  MLFAB_CALL_PARTIAL_OPEN = 16, /* count, dtype, id_p; options: mlfab_partial_options */
+  /* The object is open when the request has ended with 0; close it when the request has failed. */
+  MLFAB_CALL_PARTIAL_OPEN = 16,   /* count, dtype, id_p; options: mlfab_partial_options */
   MLFAB_CALL_PARTIAL_REDUCE = 17, /* id, data, timeout_ns, info_p: mlfab_partial_info or NULL */
   MLFAB_CALL_PARTIAL_FLUSH = 18,  /* id, data, timeout_ns */
   MLFAB_CALL_PARTIAL_CLOSE = 19,  /* id; no request */
-  /* Open when the request has ended with 0; whether the workers have a graph is told by STATE. */
+  /* Open when the request has ended with 0; then ask STATE whether the workers have a valid graph. */
   MLFAB_CALL_STOCHASTIC_OPEN = 20,  /* as PARTIAL_OPEN; options: mlfab_stochastic_options */
-  MLFAB_CALL_STOCHASTIC_STATE = 21, /* id; no request. Closes it where they have none */
+  MLFAB_CALL_STOCHASTIC_STATE = 21, /* id; no request. Closes the object where they have none */
   MLFAB_CALL_STOCHASTIC_REDUCE =
       22,                          /* id, data, timeout_ns, info_p: mlfab_stochastic_info or NULL */
   MLFAB_CALL_STOCHASTIC_CLOSE = 23 /* id; no request */
 };
 
-/* A call. Members that a kind does not take are not looked at. */
+/* A call. Members that its kind does not take are ignored. */
 typedef struct mlfab_call {
   uint32_t size;
   uint32_t kind; /* MLFAB_CALL_* */
   const void
-      *options; /* of the type that stands beside the kind; has its own timeout, where it has one */
+      *options; /* of the type beside the kind; with the timeout, where it has a timeout_ns */
   const mlfab_buf *bufs;
   const mlfab_vec *vecs;
   const uint32_t *servers;
@@ -6746,9 +6748,9 @@ typedef struct mlfab_call {
   uint64_t timeout_ns;
 } mlfab_call;
 
-/* Checks a call and begins it; never waits. `call` is read before it returns; what its members point to is
- * borrowed as by the function that the kind stands for. *request_p, where there is a request, is for
- * mlfab_node_test. Errors: of that function; ARGUMENT also for an unknown kind. */
+/* Checks a call and begins it; never waits. It reads *call before it returns, and borrows what the members point to as
+ * the function of mlfab.h does. *request_p, where there is a request, is for mlfab_node_test. Errors: of that function;
+ * ARGUMENT also for an unknown kind. */
 MLFAB_API int mlfab_node_submit(mlfab_node *node, const mlfab_call *call, uint64_t now_ns,
                                 mlfab_request *request_p);
 MLFAB_API int mlfab_node_cached(mlfab_node *node, uint32_t tensor, const void **data_p,
@@ -6756,7 +6758,7 @@ MLFAB_API int mlfab_node_cached(mlfab_node *node, uint32_t tensor, const void **
 MLFAB_API int mlfab_node_set_link(mlfab_node *node, double in_bytes_per_s, double out_bytes_per_s,
                                   uint64_t now_ns);
 MLFAB_API int mlfab_node_explain(const mlfab_node *node, char *text, size_t room, size_t *bytes_p);
-MLFAB_API int mlfab_node_leave(mlfab_node *node, uint64_t now_ns); /* goodbye to all links */
+MLFAB_API int mlfab_node_leave(mlfab_node *node, uint64_t now_ns); /* says goodbye on all links */
 MLFAB_API int mlfab_node_test(mlfab_node *node, mlfab_request request, int *done_p,
                               mlfab_result *result_p);
 MLFAB_API int mlfab_node_cancel(mlfab_node *node, mlfab_request request, uint64_t now_ns);
@@ -41269,7 +41271,7 @@ MLFAB__INTERNAL void mlfab__reshard_server_attach(mlfab_node *node, mlfab__serve
  * ============================================================================================== */
 /* complete.h - completing a configuration, and the options of a schedule. */
 
-/* Defaults filled in, contradictions refused. Errors: CONFIG, ARGUMENT, RANK_RANGE. */
+/* Copies a configuration, fills in its defaults, refuses contradictions. Errors: CONFIG, ARGUMENT, RANK_RANGE. */
 MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_config *config,
                                            mlfab_error *error);
 /* The schedule with its defaults. Errors: CONFIG or ARGUMENT (delay_bound 0), with what is
@@ -41281,7 +41283,7 @@ MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_
 /* ==============================================================================================
  * core/api/complete.c
  * ============================================================================================== */
-/* complete.c - a configuration: its defaults are filled in, and contradictions refused. See complete.h. */
+/* complete.c - fills in a configuration's defaults and refuses contradictions. See complete.h. */
 
 static int complete_config_error(mlfab_error *error, const char *text) {
   return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "configuration: %s", text);
@@ -41294,7 +41296,7 @@ static void complete_default64(uint64_t *value, uint64_t standard) {
   if (*value == 0) *value = standard;
 }
 
-/* Is every text terminated? */
+/* 1 when every text is terminated. */
 static int complete_texts_end(const mlfab_config *c) {
   return memchr(c->coordinator, 0, sizeof c->coordinator) && memchr(c->job, 0, sizeof c->job) &&
          memchr(c->listen, 0, sizeof c->listen) && memchr(c->ifname, 0, sizeof c->ifname) &&
@@ -41322,7 +41324,7 @@ MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_
                      "dropped (MLFAB_UNBOUNDED: no bound)");
 }
 
-/* Who schedules, and who this node is to the scheduler. */
+/* The members about the scheduler. */
 static int complete_check_scheduler(mlfab_config *c, mlfab_error *error) {
   mlfab_schedule schedule;
   int own = (c->roles & MLFAB_ROLE_SCHEDULER) != 0;
@@ -41340,7 +41342,7 @@ static int complete_check_scheduler(mlfab_config *c, mlfab_error *error) {
     return MLFAB_ERR_CONFIG;
   }
   c->schedule = schedule;
-  /* Whoever is driven by hand computes for long: nothing would move meanwhile. */
+  /* A worker that is driven by hand computes for long, and would move nothing for others meanwhile. */
   if (c->accumulators == 0 && c->progress != MLFAB_PROGRESS_HAND) c->accumulators = 2;
   if (c->accumulators == UINT32_MAX || c->scheduler == MLFAB_SCHEDULER_NONE) c->accumulators = 0;
   if (c->accumulators > 64) return complete_config_error(error, "the limit is 64 accumulators");
@@ -41427,8 +41429,8 @@ MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_conf
 /* ==============================================================================================
  * core/api/parts.h
  * ============================================================================================== */
-/* parts.h - what a node is composed of, for the calls: its roles. A part that this node has not, or that is not
- * compiled in, is NULL. core/open/compose.c makes and fills it; the node carries it, and does not look. */
+/* parts.h - the roles of a node, for its calls. A role that this node does not have, or that is not compiled in, is
+ * NULL. core/open/compose.c makes and fills it; the node keeps the pointer and does not use it. */
 
 typedef struct mlfab__parts {
   struct mlfab__worker *worker;
@@ -41443,7 +41445,7 @@ typedef struct mlfab__parts {
 /* ==============================================================================================
  * core/api/config.c
  * ============================================================================================== */
-/* config.c - filling a configuration from the environment. Layer 6: the one place that reads it.
+/* config.c - fills a configuration from the environment, which no other file reads.
  *
  * Order of precedence: what the caller set, MLFAB_*, torchrun's RANK, WORLD_SIZE, MASTER_ADDR and
  * MASTER_PORT, then the launcher's rank and size (Open MPI, PMI, and Slurm inside a step). */
@@ -41452,8 +41454,8 @@ typedef struct mlfab__parts {
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Where a setting goes, and what its text may be: a word of a list, a whole number in low..high in `unit`, a real
- * number from 0 to `most`, or a text. */
+/* A setting: the member that it sets, and the texts that it takes: a word of a list, a whole number in low..high in
+ * `unit`, a real number from 0 to `most`, or a text. */
 enum config_kind { CONFIG_NUMBER, CONFIG_REAL, CONFIG_TEXT, CONFIG_SECRET };
 
 typedef struct config_word {
@@ -41462,7 +41464,7 @@ typedef struct config_word {
 } config_word;
 
 typedef struct config_setting {
-  const char *name; /* in the environment with MLFAB_ in front, in capitals */
+  const char *name; /* the variable's name in lower case, without MLFAB_ */
   uint8_t kind;
   uint16_t at, bytes; /* of the member */
   uint64_t low, high, unit;
@@ -41511,7 +41513,7 @@ static const config_setting config_settings[] = {
     CONFIG_W("payload_crc", mlfab_config, no_payload_crc, 1, 0, {"0", 1}, {"1", 0}),
     CONFIG_W("scheduler", mlfab_config, scheduler, 1, 0, {"none", MLFAB_SCHEDULER_NONE},
              {"beside", MLFAB_SCHEDULER_BESIDE}, {"own", MLFAB_SCHEDULER_OWN}),
-    /* Not from 0 on: no update has a delay below 0. */
+    /* From 1 on: no update has a delay below 0. */
     CONFIG_W("delay_bound", mlfab_config, schedule.delay_bound, 1, UINT64_MAX - 1,
              {"none", MLFAB_UNBOUNDED}),
     CONFIG_W("accumulators", mlfab_config, accumulators, 1, 64, {"none", UINT32_MAX}),
@@ -41599,7 +41601,7 @@ static int config_choice(const config_setting *s, const char *name, const char *
   return code;
 }
 
-/* Sets the member from a text; `name`: what errors call it. On errors nothing has changed. */
+/* Sets the member from a text. Errors use `name`; then nothing has changed. */
 static int config_put(void *base, const config_setting *s, const char *name, const char *text,
                       mlfab_error *error) {
   char *member = (char *)base + s->at;
@@ -41612,7 +41614,7 @@ static int config_put(void *base, const config_setting *s, const char *name, con
       if (strlen(text) >= s->bytes) return config_bad(error, name, text, "too long");
       memcpy(member, text, strlen(text) + 1);
       return 0;
-    case CONFIG_SECRET: /* what is wrong is not told: errors are logged */
+    case CONFIG_SECRET: /* the error does not quote it: errors are logged */
       if (strlen(text) >= s->bytes)
         return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "%s: not 32 hexadecimal digits", name);
       memcpy(member, text, strlen(text) + 1);
@@ -41640,7 +41642,7 @@ static int config_set(void *base, const config_setting *settings, size_t n, cons
   return config_bad(error, name, value, "there is no such setting");
 }
 
-/* Sets those members from the environment that are as in `initial`. */
+/* Sets the members that equal those of `initial` from the environment. */
 static int config_environment(void *base, const void *initial, const config_setting *settings,
                               size_t n, mlfab_error *error) {
   int code = 0;
@@ -41657,13 +41659,13 @@ static int config_environment(void *base, const void *initial, const config_sett
   return code;
 }
 
-/* --- what is not a setting of its own --- */
+/* --- rank, role, coordinator --- */
 
 static const config_setting config_roles =
     CONFIG_W("role", mlfab_config, roles, 1, 0, {"worker", MLFAB_ROLE_WORKER},
              {"server", MLFAB_ROLE_SERVER}, {"scheduler", MLFAB_ROLE_SCHEDULER});
 
-/* Roles need to know whether servers are processes of their own. */
+/* Call it after `dedicated` is set: it says what the role of a server means. */
 static int config_role(mlfab_config *c, const char *name, const char *text, mlfab_error *error) {
   uint64_t roles = 0;
   int code = config_choice(&config_roles, name, text, &roles, error);
@@ -41741,7 +41743,7 @@ MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p) 
   const char *role = getenv("MLFAB_ROLE");
   int rank_given = c.rank != 0;
   mlfab_config_init(&initial);
-  /* Of this size it means all defaults, and so it would after the environment, too. */
+  /* Size 0 means all defaults; settings of the environment need the real ones. */
   if (c.schedule.size == 0) mlfab_schedule_init(&c.schedule);
   int code =
       config_environment(&c, &initial, config_settings, MLFAB__COUNT(config_settings), error_p);
@@ -41780,7 +41782,7 @@ MLFAB_API int mlfab_model_options_from_env(mlfab_model_options *options, mlfab_e
   if (!options || options->size != sizeof *options)
     return MLFAB__FAIL(error_p, MLFAB_ERR_ARGUMENT, "the options are NULL or were not initialised");
   mlfab_model_options made = *options;
-  /* Where `sync` says the model, it was chosen. */
+  /* With `sync` set, the caller has chosen the consistency model. */
   int chosen = made.sync != 0 && made.consistency.size == 0;
   int code = config_environment(&made, &initial, config_model, MLFAB__COUNT(config_model), error_p);
   if (code) return code;
@@ -41858,11 +41860,11 @@ MLFAB_API size_t mlfab_struct_size(const char *name) {
 /* ==============================================================================================
  * core/api/calls.h
  * ============================================================================================== */
-/* calls.h - a node: how a call is submitted. */
+/* calls.h - submitting a call to a node. */
 
 typedef struct mlfab__collective mlfab__collective; /* calls_coll.h */
 
-/* A call that is being submitted, at node->now_ns. */
+/* A call that is being submitted at node->now_ns. */
 typedef struct mlfab__call_in {
   mlfab_node *node;
   const mlfab_call *call;
@@ -41882,8 +41884,8 @@ MLFAB__INTERNAL mlfab__call_begin mlfab__calls_coll;
 MLFAB__INTERNAL mlfab__call_begin mlfab__calls_partial;
 MLFAB__INTERNAL mlfab__call_begin mlfab__calls_stochastic;
 
-/* As mlfab_node_submit. `shared`, unless NULL: the caller waits, and has such memory: what has a form there is
- * begun as an outside call, and *shared is filled. Only where the call is a collective. */
+/* As mlfab_node_submit. `shared`, for collectives, unless NULL: the caller waits and has an arena. A collective that
+ * can run in the arena begins as an outside call, and *shared is filled. */
 MLFAB__INTERNAL int mlfab__node_submit(mlfab_node *node, const mlfab_call *call, uint64_t now_ns,
                                        mlfab_request *request_p, mlfab__collective *shared);
 
@@ -41891,13 +41893,12 @@ MLFAB__INTERNAL int mlfab__node_submit(mlfab_node *node, const mlfab_call *call,
 /* ==============================================================================================
  * core/api/calls.c
  * ============================================================================================== */
-/* calls.c - a node: its calls. What is common to all is checked here once; what a call says is checked by the
- * role that carries it out. Calls of optional groups stand in the files of these: calls_*.c; the table
- * below names them. */
+/* calls.c - the calls of a node. This file checks what all calls have in common; the role that carries a call out
+ * checks its members. Calls of optional groups are in calls_*.c; the table below names them. */
 
 /* --- the model, pushes, pulls --- */
 
-/* Ghosts need transports that carry them. */
+/* Ghost tensors need transports that carry them. */
 static int calls_check_ghost(const mlfab__call_in *e) {
   const mlfab_node *node = e->node;
   const mlfab_model_options *options = e->call->options;
@@ -41958,7 +41959,7 @@ static int calls_core(const mlfab__call_in *e) {
 enum {
   CALLS_AT_ONCE = 1, /* has no request */
   CALLS_UNASKED = 2, /* request_p may be NULL */
-  CALLS_EARLY = 4,   /* before the fabric is complete, too */
+  CALLS_EARLY = 4,   /* allowed before the fabric is complete */
   CALLS_OPENS = 8    /* needs id_p */
 };
 
@@ -41990,7 +41991,7 @@ static const struct {
                    [MLFAB_CALL_STOCHASTIC_REDUCE] = {mlfab__calls_stochastic, 0},
                    [MLFAB_CALL_STOCHASTIC_CLOSE] = {mlfab__calls_stochastic, CALLS_AT_ONCE}};
 
-/* What is wrong with the call as such. */
+/* Checks the call itself, not the members of its kind. */
 static int calls_check(const mlfab__call_in *e) {
   const mlfab_call *c = e->call;
   const char *wrong = NULL;
@@ -42044,34 +42045,36 @@ MLFAB_API int mlfab_node_push_status(mlfab_node *node, uint64_t seq, int *status
  * ============================================================================================== */
 /* context.h - a context, for the files of this group.
  *
- * context.c has the lock, the thread, the transports, opening and closing, and what waits; submit.c the calls
- * that a node carries out, calls_*.c those of optional groups; shared.c collectives in memory that workers of
- * one host share. How threads wait for each other: context.c.
+ * context.c has the lock, the thread, the transports, opening, closing and waiting; submit.c the calls that a node
+ * carries out; calls_*.c those of optional groups; shared.c collectives in memory that workers of one host share. How
+ * threads wait for each other: context.c.
  *
- * Closing while other threads are in calls. A context is
+ * Closing while other threads are in calls. The states of a context:
  *
- *    OPEN --mlfab_close, mlfab_abandon--> CLOSED --nobody else is inside--> LEAVING --all has gone out--> freed
+ *    OPEN --mlfab_close, mlfab_abandon--> CLOSED --no other thread is inside--> LEAVING --all is sent--> freed
  *
- * Invariants. (1) `inside` counts the threads between enter and leave, `at_door` those that wait for the
- * lock in enter; a call that gives up the lock for a while (save) stays inside. (2) From CLOSED on no call begins (the node says
- * MLFAB_ERR_CLOSED), and waiting ends (mlfab__context_until, the pause of the arena): a request that was waited
- * for is withdrawn like by mlfab_cancel, so that nothing of its caller's is touched any more, and its call
- * returns MLFAB_ERR_CLOSED. (3) The closing thread says goodbye when it is alone inside, and frees when it
- * is alone once more: who came meanwhile has been told CLOSED. The progress thread is not counted; it is
- * ended before. In a simulation, where all are one thread, nobody is waited for. */
+ * Invariants. (1) `inside` counts the threads between enter and leave, `at_door` those that wait for the lock in enter. A call
+ * that gives up the lock for a while (save) stays inside. (2) From CLOSED on no call begins (the node returns
+ * MLFAB_ERR_CLOSED), and waits end (mlfab__context_until, the pause of the arena): the waiting call cancels its
+ * request, as mlfab_cancel does, so that nothing touches its caller's memory any more, and returns MLFAB_ERR_CLOSED.
+ * (3) The closing thread says goodbye when it is alone inside, and frees when it is alone once more: threads that
+ * came meanwhile got CLOSED. The progress thread is not counted; the closing thread ends it before. In a simulation
+ * all
+ * contexts are in one thread, and the closing call waits for nobody. */
 
 #include <pthread.h>
 #include <stdatomic.h>
 
-/* The number of a link is the transport's, 24 bits, and above it the transport's place in the array. */
+/* A link's number: the transport's own number in 24 bits, and above it the transport's place in the array. */
 enum { MLFAB__CONTEXT_TRANSPORTS = 8 };
 
 /* A transport that a context is to open. */
 typedef struct mlfab__context_choice {
   const mlfab_transport *table;
-  const char *listen;                           /* "": where the transport likes */
-  int publish;                                  /* others are told where it listens */
-  const struct mlfab__shm_coll_table *shm_coll; /* collectives for those that it reaches, or NULL */
+  const char *listen; /* "": the transport chooses */
+  int publish;        /* 1: peers get its address */
+  const struct mlfab__shm_coll_table
+      *shm_coll; /* collectives between the nodes that it reaches, or NULL */
 } mlfab__context_choice;
 
 typedef struct mlfab__context_transport {
@@ -42080,22 +42083,23 @@ typedef struct mlfab__context_transport {
   uint32_t links; /* that are up */
 } mlfab__context_transport;
 
-typedef struct mlfab__context_turn mlfab__context_turn; /* shared.c: a call for the arena */
+typedef struct mlfab__context_turn
+    mlfab__context_turn; /* shared.c: a call that may use the arena */
 
-/* What can be done in memory that workers of one host share: shared.c, where collectives are compiled in. */
+/* Functions on memory that workers of one host share (the arena): in shared.c, where collectives are compiled in. */
 typedef struct mlfab__context_sharing {
-  /* Makes it, and has the next MEMBERSHIP speak of it: 1 when there is some. Gives it back. */
+  /* Makes the arena, and has the next MEMBERSHIP announce it. 1: made. destroy frees it. */
   int (*make)(mlfab *ctx);
   void (*destroy)(mlfab *ctx);
-  /* The communicator asks to map the memory of others: does it, unless somebody is in a call of it. 1 when the
-   * node has something to send. */
+  /* Maps the memory of the other workers when the communicator has asked for it, unless a thread is in a call of the
+   * arena. 1: the node has something to send. */
   int (*map)(mlfab *ctx);
   /* As of mlfab__shm_coll_table. */
   void *(*alloc)(mlfab *ctx, uint64_t bytes);
   int (*release)(mlfab *ctx, void *memory);
 } mlfab__context_sharing;
 
-/* A request whose end somebody is to be told. */
+/* A function to be called when a request has finished. */
 typedef struct mlfab__context_watch {
   struct mlfab__context_watch *next;
   mlfab_request request;
@@ -42110,7 +42114,7 @@ typedef struct mlfab__context_memory { /* of mlfab_alloc */
   int shared;
 } mlfab__context_memory;
 
-/* What the progress thread does: a table in context.c. */
+/* What the progress thread does; context.c has the table. */
 enum mlfab__context_thread {
   MLFAB__THREAD_NONE,
   MLFAB__THREAD_DRIVES,
@@ -42126,97 +42130,97 @@ struct mlfab {
   uint32_t forks;  /* of the process that opened it: others are its children */
   uint64_t number; /* of this process, from 1 */
   mlfab__env env;
-  mlfab_env hooks; /* complete: what transports are given */
+  mlfab_env hooks; /* complete; for transports */
   mlfab__context_transport transports[MLFAB__CONTEXT_TRANSPORTS];
   uint32_t ntransports;
   pthread_mutex_t lock;
   pthread_cond_t changed;
   pthread_t thread;
   enum mlfab__context_thread thread_is;
-  int parked; /* callers move things: the thread is aside, or goes there when it looks next */
+  int parked; /* callers drive: the thread stays aside, or goes aside when it looks next */
   int stop;
   uint32_t inside;          /* threads between enter and leave */
   _Atomic uint32_t at_door; /* threads in enter that wait for the lock */
   int closed;
-  int brisk;             /* calls come one upon the other */
-  uint64_t left_ns;      /* about when the last one ended */
-  uint64_t calls;        /* that have ended */
-  uint32_t calls_asleep; /* during the thread's present sleep */
-  int sleeping;          /* somebody, the thread or a waiter, is in a transport's wait */
+  int brisk;             /* calls follow each other closely */
+  uint64_t left_ns;      /* about when the last call ended */
+  uint64_t calls;        /* calls that have ended */
+  uint32_t calls_asleep; /* calls during the thread's present sleep */
+  int sleeping;          /* the thread or a waiter is in a transport's wait */
   uint32_t waiters;
-  int simulated;        /* MLFAB_CAP_VIRTUAL: time stands still while we run */
-  uint64_t looks;       /* pumps, */
-  uint64_t moves;       /* and those that moved something */
-  uint32_t idle_looks;  /* pumps in a row that found nothing */
-  uint32_t quiet_looks; /* pumps since transports without links were all looked at */
-  uint64_t now_ns;      /* the clock, when it was last read */
+  int simulated;        /* MLFAB_CAP_VIRTUAL: time stands still while this context runs */
+  uint64_t looks;       /* pumps */
+  uint64_t moves;       /* pumps that moved something */
+  uint32_t idle_looks;  /* pumps in a row that moved nothing */
+  uint32_t quiet_looks; /* pumps since all transports without links were polled */
+  uint64_t now_ns;      /* the clock when it was last read */
   uint64_t spin_ns, timeout_ns, heartbeat_ns;
-  uint64_t measure_ns; /* when transports are to be measured again; MLFAB__NEVER: not at all */
-  int fd;              /* given out by mlfab_fd, or -1 */
+  uint64_t measure_ns; /* when to measure the transports next; MLFAB__NEVER: never */
+  int fd;              /* of mlfab_fd, or -1 */
   int tell;            /* an eventfd in it */
-  uint64_t moves_told; /* moves, when mlfab_progress last returned */
+  uint64_t moves_told; /* moves when mlfab_progress last returned */
   mlfab__context_watch *watches;
-  int tells; /* some thread is calling what watches */
+  int tells; /* a thread is calling a watching function */
   /* Collectives in shared memory. */
-  const mlfab__context_sharing *sharing;        /* NULL: they are not compiled in */
-  const struct mlfab__shm_coll_table *shm_coll; /* NULL: none */
+  const mlfab__context_sharing *sharing;        /* NULL: not compiled in */
+  const struct mlfab__shm_coll_table *shm_coll; /* NULL: no transport has one */
   struct mlfab__shm_coll *arena;
-  int arena_tried;            /* it was made, or cannot be */
-  int arena_runs;             /* somebody is in a call of it, without the lock */
-  mlfab__context_turn *turns; /* calls for it, in the order of their numbers */
+  int arena_tried;            /* the arena was made, or cannot be made */
+  int arena_runs;             /* a thread is in a call of the arena, without the lock */
+  mlfab__context_turn *turns; /* calls that may use it, in the order of their numbers */
   mlfab__context_memory *memories;
 };
 
 /* As mlfab_node_open. */
 typedef int mlfab__node_opener(const mlfab_config *config, const char *addresses, uint64_t now_ns,
                                mlfab_node **node_p, mlfab_error *error);
-/* A context over these transports, best first, of a configuration that is complete, and a node that `open`
- * makes; it is joining then. `sharing`: or NULL. With an error nothing is left. */
+/* Opens a context over these transports, best first. `c` is complete. `open` makes the node, which begins to join.
+ * sharing may be NULL. On failure it has freed everything. */
 MLFAB__INTERNAL int mlfab__context_open(mlfab_config *config, const mlfab__context_choice *choices,
                                         uint32_t n, mlfab__node_opener *open,
                                         const mlfab__context_sharing *sharing, mlfab **ctx_p,
                                         mlfab_error *error);
 
-/* Every public call that touches the node is between these two. */
-MLFAB__INTERNAL uint64_t mlfab__context_enter(mlfab *ctx); /* what the clock says */
+/* Take and give up the lock. Every public call that touches the node is between these two. */
+MLFAB__INTERNAL uint64_t mlfab__context_enter(mlfab *ctx); /* returns the time */
 MLFAB__INTERNAL void mlfab__context_leave(mlfab *ctx);
 MLFAB__INTERNAL uint64_t mlfab__context_now(const mlfab *ctx);
 
-/* The others: with the lock. */
+/* The functions below need the lock. */
 
-/* Moves what can be moved now; 1 when something was. */
+/* Moves events and actions that can move now. 1: something moved. */
 MLFAB__INTERNAL int mlfab__context_pump(mlfab *ctx);
-/* 1 in a function that watches a request, which must not wait: sets the error. */
+/* 1 inside a function of mlfab_on_done, which must not wait: sets the error. */
 MLFAB__INTERNAL int mlfab__context_is_told(mlfab *ctx);
-MLFAB__INTERNAL int mlfab__context_refuses(mlfab *ctx); /* the same without the lock */
+MLFAB__INTERNAL int mlfab__context_refuses(mlfab *ctx); /* the same; takes the lock itself */
 /* Ends a sleep in the transports. */
 MLFAB__INTERNAL void mlfab__context_wake(mlfab *ctx);
-/* What a waiter waits for: not 0 when it is there. */
+/* The condition that a waiter waits for: not 0 when it holds. */
 typedef int (*mlfab__context_test)(mlfab *ctx, void *what);
-/* Drives until the test holds, the deadline has passed, or the context is closed. Returns the test's
- * last answer. Gives up the lock now and then. */
+/* Drives until the test holds, the deadline has passed, or the context is closed. Returns the test's last answer.
+ * Gives up the lock at times. */
 MLFAB__INTERNAL int mlfab__context_until(mlfab *ctx, uint64_t deadline, mlfab__context_test test,
                                          void *what);
-/* What a call returns that waited in vain: CLOSED where that is why, else this code. */
+/* The code of a call whose wait failed: CLOSED when the context was closed, else `code`. */
 MLFAB__INTERNAL int mlfab__context_in_vain(mlfab *ctx, int code);
 /* Waits for a request and ends it, as mlfab_wait. */
 MLFAB__INTERNAL int mlfab__context_await(mlfab *ctx, mlfab_request id, uint64_t timeout_ns,
                                          mlfab_result *result_p);
-/* Sends what a call has set off. Returns the call's code. */
+/* Carries out the actions that a call caused. Returns `code`. */
 MLFAB__INTERNAL int mlfab__context_sent(mlfab *ctx, int code);
 
-/* Makes the memory for others of this host, where that is possible. To be called before whatever may send the first MEMBERSHIP. 1 when there is some. */
+/* Makes the arena, where that is possible. 1: there is one. Call it before anything may send the first MEMBERSHIP. */
 MLFAB__INTERNAL int mlfab__context_arena(mlfab *ctx);
-/* A call of something that was not compiled in, which `what` names, with its switch: UNSUPPORTED, and the error
- * where the caller finds it. */
+/* For a function that was not compiled in: sets the error and returns UNSUPPORTED. `what` names the group and its
+ * switch. */
 MLFAB__INTERNAL int mlfab__error_without(mlfab_error *error, const char *what);
 MLFAB__INTERNAL int mlfab__node_without(mlfab_node *node, const char *what);
 MLFAB__INTERNAL int mlfab__context_without(mlfab *ctx, const char *what);
-/* Memory of mlfab_alloc that no list has any more. What is shared goes back to the arena, or with it. */
+/* Frees memory of mlfab_alloc that is in no list any more. Shared memory belongs to the arena, which frees it. */
 MLFAB__INTERNAL void mlfab__context_free_memory(mlfab *ctx, mlfab__context_memory *memory);
 
-/* Before anything is touched: ARGUMENT without a context; STATE in a child of the process that opened
- * it, where the lock may be held for ever and the connections are the parent's. Else 0. */
+/* Checks the context before anything is touched. ARGUMENT: it is NULL. STATE: this process is a child of the one that
+ * opened it; the lock may be held for ever here, and the connections are the parent's. */
 MLFAB__INTERNAL int mlfab__context_check(const mlfab *ctx);
 
 #define CONTEXT_CHECK(ctx)                         \
@@ -42225,14 +42229,14 @@ MLFAB__INTERNAL int mlfab__context_check(const mlfab *ctx);
     if (wrong_with_it) return wrong_with_it;       \
   } while (0)
 
-/* Where a call waits: not in a function that is told of the end of a request, whose thread may be the one that
- * is waited for. */
+/* For a call that waits: refuses it inside a function of mlfab_on_done, whose thread may be the one that the call
+ * would wait for. */
 #define CONTEXT_MAY_WAIT(ctx)                                \
   do {                                                       \
     if (mlfab__context_refuses(ctx)) return MLFAB_ERR_STATE; \
   } while (0)
 
-/* A call that needs the lock, and waits for nothing; CONTEXT_LOOK: that sets off nothing either. */
+/* The body of a call that needs the lock and does not wait. CONTEXT_LOOK: one that causes no actions either. */
 #define CONTEXT_LOOK(ctx, call) \
   CONTEXT_CHECK(ctx);           \
   mlfab__context_enter(ctx);    \
@@ -42243,7 +42247,7 @@ MLFAB__INTERNAL int mlfab__context_check(const mlfab *ctx);
 
 /* --- submit.c --- */
 
-/* Submits a call. waits: waits for its request and ends it, with the lock; else *request_p is its handle. */
+/* Submits a call, with the lock. waits 1: waits for its request and ends it; 0: *request_p is its handle. */
 MLFAB__INTERNAL int mlfab__submit(mlfab *ctx, const mlfab_call *call, int waits,
                                   mlfab_request *request_p, mlfab_result *result_p);
 /* The same without the lock: the body of a public function. */
@@ -42252,7 +42256,7 @@ MLFAB__INTERNAL int mlfab__submit_call(mlfab *ctx, const mlfab_call *call, int w
 
 #define CONTEXT_DESCRIBE(call_kind, ...) \
   const mlfab_call call = {.size = sizeof call, .kind = MLFAB_CALL_##call_kind, __VA_ARGS__}
-/* A call that waits; SUBMIT_START: one that begins something; SUBMIT_AT_ONCE: one without a request. */
+/* The body of a call that waits; SUBMIT_START: of a _start form; SUBMIT_AT_ONCE: of a call without a request. */
 #define SUBMIT(call_kind, result_p, ...)    \
   CONTEXT_DESCRIBE(call_kind, __VA_ARGS__); \
   return mlfab__submit_call(ctx, &call, 1, NULL, result_p)
@@ -42265,36 +42269,35 @@ MLFAB__INTERNAL int mlfab__submit_call(mlfab *ctx, const mlfab_call *call, int w
 /* ==============================================================================================
  * core/api/context.c
  * ============================================================================================== */
-/* context.c - a context: a node, its transports, a lock and perhaps a thread.
+/* context.c - a context: a node, its transports, a lock, and in most modes a progress thread.
  *
- * The only code that calls a transport, reads a clock or knows threads. One lock guards node and
- * transports. Whoever has to wait drives: it moves events and actions (pump), and when nothing
- * moves spins a little, looks on between others' turns on the processor for as long as being woken
- * would cost, then sleeps in the transport without the lock (`sleeping`). Others who wait
- * meanwhile sleep on `changed`, which is signalled after every pump that moved something and when
- * the sleeper comes back.
+ * Only this file calls transports, reads the clock, and knows threads. One lock guards node and transports. A thread
+ * that waits drives: it moves events and actions (pump). When nothing moves, it spins, then polls between yields of
+ * the processor for as long as a wake-up would cost, then sleeps in the transport without the lock (`sleeping`).
+ * Other waiters meanwhile sleep on `changed`, which is signalled after every pump that moved something, and when the
+ * sleeper wakes.
  *
- * The progress thread does the same while nobody waits. Two threads that drive only wake each other, so it
- * stays aside for waiters, and for callers that come again and again and move things themselves (`parked`;
- * `brisk`: less than CONTEXT_GRACE_NS lies between two calls). What it does (`thread_is`):
+ * The progress thread drives while no thread waits. Two threads that drive only wake each other, so the progress
+ * thread stays aside for waiters, and for callers that call again and again and drive themselves (`parked`; `brisk`:
+ * less than CONTEXT_GRACE_NS between two calls). Its states (`thread_is`):
  *
- *    NONE     There is none: only callers drive.
- *    DRIVES   It looks.
- *    LISTENS  It sleeps in the transport. A waiter that comes wakes it.
+ *    NONE     There is no thread: only callers drive.
+ *    DRIVES   It polls.
+ *    LISTENS  It sleeps in the transport. A new waiter wakes it.
  *    ASIDE    It sleeps on `changed` for CONTEXT_GRACE_NS: something is under way, others drive.
- *    DOZES    It sleeps on `changed` for longer: somebody waits, or nothing is under way.
- *    NAPS     As DOZES, but for CONTEXT_NAP_NS: calls are brisk, and others may want something of this node.
+ *    DOZES    It sleeps on `changed` for longer: a thread waits, or nothing is under way.
+ *    NAPS     As DOZES, but for CONTEXT_NAP_NS: calls are brisk, and peers may need this node.
  *
  *    DRIVES  --nothing moved, spun--> LISTENS --something came, woken--> DRIVES
- *    DRIVES  --parked, or somebody waits--> ASIDE, DOZES or NAPS --signalled, time over--> DRIVES
+ *    DRIVES  --parked, or a thread waits--> ASIDE, DOZES or NAPS --signalled, time over--> DRIVES
  *
- *    parked  0 -> 1: a call leaves nothing under way, while the thread does not listen; the fourth call ends
- *                    in one sleep of LISTENS; calls have driven since it went aside, and are brisk.
- *            1 -> 0: it comes back, nobody waits, and no call has driven since it went aside.
+ *    parked  0 -> 1: a call leaves nothing under way, while the thread does not listen; the fourth call ends in one
+ *                    sleep of LISTENS; calls have driven since it went aside, and are brisk.
+ *            1 -> 0: it comes back, no thread waits, and no call has driven since it went aside.
  *
- * Invariants. (1) Where work is left behind and nobody waits, somebody looks soon: a call that leaves work wakes
- * a thread that DOZES, and one that NAPS unless calls are brisk; ASIDE and NAPS end by themselves. (2) At most
- * one thread is in a transport's wait (`sleeping`). */
+ * Invariants. (1) When a call leaves work and no thread waits, a thread polls soon: the call wakes a thread that
+ * DOZES, and one that NAPS unless calls are brisk; ASIDE and NAPS end by themselves. (2) At most one thread is in a
+ * transport's wait (`sleeping`). */
 
 #include <errno.h>
 #include <fcntl.h>
@@ -42315,15 +42318,15 @@ enum {
   CONTEXT_BATCH = 64,
   CONTEXT_LINK_BITS = 24,
   CONTEXT_CALLS_ASLEEP = 4,  /* calls during one sleep of the thread after which it stays aside */
-  CONTEXT_PUMP_EVERY = 8,    /* calls that only begin something, while it stays aside */
-  CONTEXT_GRACE_NS = 200000, /* without a call after which it takes over again */
+  CONTEXT_PUMP_EVERY = 8,    /* while it stays aside, one in so many calls that do not wait pumps */
+  CONTEXT_GRACE_NS = 200000, /* without a call, after which the thread takes over again */
   CONTEXT_NAP_NS = 1000000,  /* of the thread, while calls are brisk */
   CONTEXT_YIELD_NS =
-      200000, /* a waiter that has spun looks on between others' turns: being woken costs as much */
+      200000, /* how long a waiter that has spun polls between yields: a wake-up costs as much */
   CONTEXT_STACK_BYTES =
-      1 << 20, /* least of the thread: musl gives 128 KiB, callbacks want some, too */
+      1 << 20, /* least stack of the thread: musl gives 128 KiB, and callbacks run on it */
   CONTEXT_DRAIN_NS =
-      10000000, /* between two looks whether all have left a context that is closed */
+      10000000, /* between two checks whether all threads have left a closed context */
   CONTEXT_CLOCK_EVERY = 16,
   CONTEXT_LOOK_EVERY = 64
 };
@@ -42341,11 +42344,11 @@ static void context_no_log(void *user, int level, const char *line) {
   (void)line;
 }
 
-/* A new file beside `path` that nobody else writes to, with the mode of any new file. Its descriptor, or -1
- * with errno. mkstemp would make it the owner's alone. */
+/* Creates a file beside `path` that nothing else writes to, with the mode of an ordinary new file (mkstemp's is the
+ * owner's alone). Returns its descriptor, or -1 with errno. */
 static int context_beside(const char *path, char *name, size_t room) {
   uint64_t salt =
-      context_monotonic(NULL) ^ (uint64_t)(uintptr_t)&room; /* another in every thread */
+      context_monotonic(NULL) ^ (uint64_t)(uintptr_t)&room; /* differs between threads */
   int fd = -1;
   errno = EEXIST;
   for (uint64_t i = 0; fd < 0 && errno == EEXIST && i < 1000; i++) {
@@ -42372,12 +42375,12 @@ static int context_write(int fd, const uint8_t *data, size_t bytes) {
   return fsync(fd);
 }
 
-/* Writes beside the file and renames: a reader sees the old file or the new one, and of several that are
- * written at a time the one that was renamed last. */
+/* Writes beside the file, then renames. A reader sees the old file or the new one; of simultaneous writes, the one
+ * that is renamed last stays. */
 static int context_store(void *user, const char *path, const void *data, size_t bytes) {
   (void)user;
   char name[4096];
-  struct rlimit most; /* to write beyond it raises SIGXFSZ, which is not ours to handle */
+  struct rlimit most; /* writing beyond it raises SIGXFSZ, which belongs to the program */
   if (getrlimit(RLIMIT_FSIZE, &most) == 0 && bytes > most.rlim_cur) {
     errno = EFBIG;
     return MLFAB_ERR_IO;
@@ -42398,8 +42401,8 @@ static _Atomic uint64_t context_count;
 
 /* --- forks --- */
 
-/* How many times this process is a child of one that had used the library. Counted in the child, before
- * it runs anything else: contexts of other counts are its parents'. */
+/* The number of forks between this process and the first that used the library. The child adds one before it runs
+ * anything else: contexts with another count are its parents'. */
 static uint32_t context_forks;
 static int context_fork_error;
 static pthread_once_t context_once = PTHREAD_ONCE_INIT;
@@ -42410,7 +42413,7 @@ static void context_watch_forks(void) {
   context_fork_error = pthread_atfork(NULL, NULL, context_forked);
 }
 
-/* What is simulated is whole in a child too, and nobody else's. */
+/* A simulated context is complete in a child, too, and shares nothing with the parent. */
 static int context_is_child(const mlfab *ctx) {
   return ctx->forks != context_forks && !ctx->simulated;
 }
@@ -42467,7 +42470,7 @@ static int context_action(mlfab *ctx, const mlfab_action *action) {
   }
 }
 
-/* Carries out what the node wants. */
+/* Carries out the node's actions. */
 static int context_actions(mlfab *ctx, uint64_t now) {
   mlfab_action action;
   int moved = 0;
@@ -42496,8 +42499,7 @@ static int context_events(mlfab *ctx, uint32_t t, uint64_t *now_p) {
     if (event.kind == MLFAB_IO_DOWN && event.link && transport->links > 0) transport->links--;
     mlfab_node_event(ctx->node, &mapped, *now_p);
     transport->table->release(transport->self, &event);
-    /* What is no longer lent must be out of the transport's hands before the next event writes
-     * it. */
+    /* Memory that a request has given back must leave the transport before the next event writes to it. */
     if (ctx->node->actions_count > 0) context_actions(ctx, *now_p);
     moved++;
   }
@@ -42506,7 +42508,7 @@ static int context_events(mlfab *ctx, uint32_t t, uint64_t *now_p) {
 
 /* --- measuring --- */
 
-/* What passed on one more transport of this node. */
+/* Adds the traffic of one more transport of this node. */
 static void context_measure_add(mlfab_measure *sum, const mlfab_measure *one) {
   sum->elapsed_ns = mlfab__max(sum->elapsed_ns, one->elapsed_ns);
   sum->bytes_in += one->bytes_in;
@@ -42518,8 +42520,8 @@ static void context_measure_add(mlfab_measure *sum, const mlfab_measure *one) {
   sum->limited_out &= one->limited_out;
 }
 
-/* Tells a node of a scheduled fabric, twice a heartbeat at most, what passed through the network
- * since it was told last. What stays within the host takes nothing of a network link. */
+/* Reports the network traffic since the last report to the node, at most twice a heartbeat. Traffic within the host
+ * does not use a network link. */
 static void context_measure(mlfab *ctx, uint64_t now) {
   mlfab_measure sum = {.limited_in = 1, .limited_out = 1};
   if (now < ctx->measure_ns) return;
@@ -42537,16 +42539,15 @@ static void context_measure(mlfab *ctx, uint64_t now) {
 
 /* --- looking --- */
 
-/* The descriptor of mlfab_fd is an epoll of the transports' own, ready to be slept on between two
- * calls, and of `tell`, which is readable when something has moved inside another call, or by the
- * thread, since mlfab_progress last returned. */
+/* The descriptor of mlfab_fd is an epoll of the transports' descriptors, armed between calls, and of `tell`, which is
+ * readable when something has moved, inside another call or by the thread, since mlfab_progress last returned. */
 static void context_tell(mlfab *ctx) {
   uint64_t one = 1;
   if (ctx->fd >= 0 && write(ctx->tell, &one, sizeof one) < 0) return; /* full: readable already */
 }
 
-/* A transport that only listens, while others have all the links, costs a system call a look: it is
- * looked at now and then, and after every sleep. */
+/* A transport without links costs a system call a poll. While other transports have links, it is polled only once in
+ * CONTEXT_LOOK_EVERY pumps, and after every sleep. */
 static int context_quiet(const mlfab *ctx, uint32_t t) {
   uint32_t links = 0;
   if (ctx->transports[t].links > 0 || ctx->quiet_looks % CONTEXT_LOOK_EVERY == 0) return 0;
@@ -42571,8 +42572,7 @@ MLFAB__INTERNAL void mlfab__context_free_memory(mlfab *ctx, mlfab__context_memor
 
 /* --- a look --- */
 
-/* Reading the clock costs as much as looking at a ring, so that a waiter who looks again and again
- * does it only now and then. */
+/* Reading the clock costs as much as polling a ring: an idle waiter reads it only once in CONTEXT_CLOCK_EVERY pumps. */
 MLFAB__INTERNAL int mlfab__context_pump(mlfab *ctx) {
   uint64_t now = 0;
   int moved = 0;
@@ -42588,7 +42588,7 @@ MLFAB__INTERNAL int mlfab__context_pump(mlfab *ctx) {
     ctx->now_ns = now;
     context_measure(ctx, now);
     if (now >= mlfab_node_deadline(ctx->node)) {
-      /* A deadline may have ended what somebody waits for, though nothing is to be sent. */
+      /* A deadline may have ended a request, though there is nothing to send. */
       mlfab_node_tick(ctx->node, now);
       moved = 1;
     }
@@ -42606,7 +42606,7 @@ MLFAB__INTERNAL int mlfab__context_pump(mlfab *ctx) {
 
 /* --- sleeping --- */
 
-/* The one transport that has links, if listening ones can wait for the next slice of time. */
+/* The only transport that has links, or NULL: then all have to be slept on. */
 static mlfab__context_transport *context_only(mlfab *ctx) {
   mlfab__context_transport *only = NULL;
   if (ctx->ntransports == 1) return &ctx->transports[0];
@@ -42618,8 +42618,7 @@ static mlfab__context_transport *context_only(mlfab *ctx) {
   return mlfab_node_ready(ctx->node, NULL) == 1 ? only : NULL;
 }
 
-/* Readies the descriptors of all transports to be slept on. With the lock. 1 when something is
- * there. */
+/* Arms the descriptors of all transports for a sleep. With the lock. 1: something is there already. */
 static int context_arm(mlfab *ctx, struct pollfd *fds) {
   int pending = 0;
   for (uint32_t t = 0; t < ctx->ntransports; t++) {
@@ -42643,7 +42642,7 @@ static void context_sleep_many(struct pollfd *fds, uint32_t n, uint64_t timeout)
   poll(fds, n, ms > 1000 ? 1000 : (int)ms);
 }
 
-/* Sleeps until something may have come, at most until `until`. Gives up the lock meanwhile. */
+/* Sleeps without the lock until something may have come, at most until `until`. */
 static void context_sleep(mlfab *ctx, uint64_t until) {
   uint64_t now = mlfab__context_now(ctx);
   until = mlfab__min(until, mlfab_node_deadline(ctx->node));
@@ -42685,14 +42684,14 @@ static void context_cond_wait(mlfab *ctx, uint64_t ns) {
   pthread_cond_timedwait(&ctx->changed, &ctx->lock, &t);
 }
 
-/* Rather than to sleep? */
+/* 1 when a waiter polls on instead of sleeping. */
 static int context_looks_on(const mlfab *ctx, uint64_t idle_ns) {
   return !ctx->simulated && ctx->ntransports > 0 &&
          idle_ns < mlfab__add_sat(ctx->spin_ns, CONTEXT_YIELD_NS);
 }
 
-/* Others get in between two looks: threads that wait too, now and then those that call, and other
- * processes, which may be what is waited for. */
+/* Gives up the lock between two polls: for other waiters, at times for callers, and for other processes, which may
+ * have to run first. */
 static void context_let_others(mlfab *ctx, uint64_t idle_ns) {
   int spun = idle_ns >= ctx->spin_ns;
   int yields = spun || ctx->idle_looks % CONTEXT_CLOCK_EVERY == 0;
@@ -42700,18 +42699,18 @@ static void context_let_others(mlfab *ctx, uint64_t idle_ns) {
   pthread_mutex_unlock(&ctx->lock);
   if (yields) sched_yield();
   pthread_mutex_lock(&ctx->lock);
-  if (spun) ctx->idle_looks = 0; /* a turn of another's may have been long: the clock is read */
+  if (spun) ctx->idle_looks = 0; /* the yield may have been long: read the clock */
 }
 
-/* --- telling of requests that are done --- */
+/* --- functions that watch requests --- */
 
-/* The context whose watching function this thread is in. */
+/* The context whose watching function this thread runs. */
 static _Thread_local const mlfab *context_told;
 
 MLFAB__INTERNAL int mlfab__context_is_told(mlfab *ctx) {
   if (context_told != ctx) return 0;
   MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_STATE,
-              "a call that waits, from a function that is told of the end of a request");
+              "a call that waits, inside a function of mlfab_on_done");
   return 1;
 }
 
@@ -42723,7 +42722,7 @@ MLFAB__INTERNAL int mlfab__context_refuses(mlfab *ctx) {
   return 1;
 }
 
-/* The first watch whose request is done, or was ended otherwise; it is taken from the list. */
+/* Takes the first watch from the list whose request is done, or was ended by the caller. */
 static mlfab__context_watch *context_next_watch(mlfab *ctx) {
   mlfab__context_watch **at = &ctx->watches;
   for (; *at; at = &(*at)->next) {
@@ -42736,7 +42735,7 @@ static mlfab__context_watch *context_next_watch(mlfab *ctx) {
   return NULL;
 }
 
-/* Calls what watches requests that are done, one at a time, without the lock. */
+/* Calls the functions that watch finished requests, one at a time, without the lock. */
 static void context_tell_done(mlfab *ctx) {
   const mlfab *outer = context_told;
   mlfab__context_watch *watch;
@@ -42784,7 +42783,7 @@ MLFAB_API int mlfab_on_done(mlfab *ctx, mlfab_request id, mlfab_done_fn fn, void
   return code;
 }
 
-/* closed: whether the context was when the wait began; it ends when that changes. */
+/* closed: whether the context was closed when the wait began; the wait ends when that changes. */
 static int context_until(mlfab *ctx, uint64_t deadline, mlfab__context_test test, void *what,
                          int closed) {
   uint64_t idle_since = 0;
@@ -42803,7 +42802,7 @@ static int context_until(mlfab *ctx, uint64_t deadline, mlfab__context_test test
     if (now >= deadline) break;
     if (idle_since == 0) idle_since = now;
     if (ctx->sleeping) {
-      /* Somebody else listens. The thread is asked to step aside. */
+      /* Another thread sleeps in the transport. If it is the progress thread, ask it to step aside. */
       if (ctx->thread_is == MLFAB__THREAD_LISTENS) mlfab__context_wake(ctx);
       context_cond_wait(ctx, mlfab__min(deadline - now, 100000000));
     } else if (context_looks_on(ctx, now - idle_since)) {
@@ -42828,7 +42827,7 @@ MLFAB__INTERNAL int mlfab__context_in_vain(mlfab *ctx, int code) {
                      "the context was closed by another thread");
 }
 
-/* Is anything under way that the thread should see to? */
+/* 1 when something is under way that the thread has to drive. */
 static int context_busy(const mlfab *ctx) {
   const mlfab_node *node = ctx->node;
   return node->requests.open > 0 ||
@@ -42836,10 +42835,9 @@ static int context_busy(const mlfab *ctx) {
          mlfab__roles_serve(node);
 }
 
-/* Stays aside while others drive: until nobody has called and moved things for a moment, if something
- * is under way. While calls come one upon the other (`called`: so it was the last time), being told
- * after each of them would cost more than the call: it looks by itself now and then. 1 when others
- * did drive. */
+/* Stays aside while other threads drive. With something under way, it comes back when no call has driven for a
+ * moment. While calls follow each other closely (`called`: they did the last time), a signal after each would cost
+ * more than the call, so the thread wakes by itself at times. 1: calls did drive. */
 static int context_step_aside(mlfab *ctx, int called) {
   uint64_t calls = ctx->calls, looks = ctx->looks, ns = CONTEXT_GRACE_NS;
   ctx->thread_is = MLFAB__THREAD_ASIDE;
@@ -42874,7 +42872,7 @@ static void *context_thread(void *argument) {
     } else if (context_pump_and_tell(ctx)) {
       idle_since = 0;
     } else if (context_busy(ctx) && (idle_since == 0 || ctx->now_ns - idle_since < ctx->spin_ns)) {
-      /* More is to be expected soon: look again before sleeping, and let others in meanwhile. */
+      /* More may come soon: poll again before sleeping, and give up the lock meanwhile. */
       if (idle_since == 0) idle_since = ctx->now_ns;
       pthread_mutex_unlock(&ctx->lock);
       pthread_mutex_lock(&ctx->lock);
@@ -42927,8 +42925,8 @@ MLFAB__INTERNAL uint64_t mlfab__context_enter(mlfab *ctx) {
   return ctx->now_ns;
 }
 
-/* Who looks after what is left? The caller, as long as it calls again and again and so moves things
- * itself: two threads would only wake each other. Else the thread. */
+/* Decides who drives what is left: the caller, while it calls again and again and so drives itself (two threads would
+ * only wake each other), else the thread. */
 MLFAB__INTERNAL void mlfab__context_leave(mlfab *ctx) {
   context_take_error(ctx);
   context_tell_done(ctx);
@@ -42943,7 +42941,7 @@ MLFAB__INTERNAL void mlfab__context_leave(mlfab *ctx) {
   ctx->left_ns = ctx->now_ns;
   context_rearm(ctx);
   if (ctx->closed) pthread_cond_broadcast(&ctx->changed);
-  /* The last that is done here: whoever closes frees when it has the lock. */
+  /* Must be last: the closing thread frees the context when it gets the lock. */
   ctx->inside--;
   pthread_mutex_unlock(&ctx->lock);
 }
@@ -42994,15 +42992,16 @@ static void context_free(mlfab *ctx) {
   for (uint32_t t = 0; t < ctx->ntransports; t++)
     ctx->transports[t].table->close(ctx->transports[t].self);
   mlfab_node_close(&ctx->node);
-  while (ctx->memories && !ctx->arena_runs) { /* it does in a child only */
+  while (ctx->memories && !ctx->arena_runs) { /* it runs here in a forked child only */
     mlfab__context_memory *memory = ctx->memories;
     ctx->memories = memory->next;
     mlfab__context_free_memory(ctx, memory);
   }
-  if (ctx->arena && !ctx->arena_runs) ctx->sharing->destroy(ctx); /* and what is of it */
+  if (ctx->arena && !ctx->arena_runs)
+    ctx->sharing->destroy(ctx); /* with the memory that is part of it */
   if (ctx->fd >= 0) close(ctx->fd);
   if (ctx->tell >= 0) close(ctx->tell);
-  /* Of a child it would wait for the threads that its parent had waiting there. */
+  /* In a child it would wait for threads of the parent that waited there at the fork. */
   if (!context_is_child(ctx)) pthread_cond_destroy(&ctx->changed);
   pthread_mutex_destroy(&ctx->lock);
   mlfab__free(&env, ctx, sizeof *ctx);
@@ -43044,8 +43043,8 @@ static mlfab *context_new(const mlfab_config *c, mlfab_error *error) {
   return ctx;
 }
 
-/* Signals that a thread sends to itself, by a fault: blocked, they kill without asking the program's
- * handler. All others are for the program's own threads. */
+/* Blocks all signals but those of faults: a blocked fault kills without calling the program's handler. The others go
+ * to the program's own threads. */
 static void context_signals(sigset_t *blocked) {
   static const int faults[] = {SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP};
   sigfillset(blocked);
@@ -43063,8 +43062,7 @@ static int context_start_thread(mlfab *ctx, const mlfab_config *c, mlfab_error *
   if (stack < CONTEXT_STACK_BYTES) pthread_attr_setstacksize(&attributes, CONTEXT_STACK_BYTES);
   ctx->thread_is = MLFAB__THREAD_DRIVES; /* the thread reads it */
   context_signals(&blocked);
-  pthread_sigmask(SIG_SETMASK, &blocked,
-                  &before); /* the thread has it from its first instruction */
+  pthread_sigmask(SIG_SETMASK, &blocked, &before); /* the new thread inherits it */
   int failed = pthread_create(&ctx->thread, &attributes, context_thread, ctx);
   pthread_sigmask(SIG_SETMASK, &before, NULL);
   pthread_attr_destroy(&attributes);
@@ -43084,7 +43082,7 @@ MLFAB__INTERNAL int mlfab__context_open(mlfab_config *c, const mlfab__context_ch
   if (!ctx) return error->code;
   ctx->sharing = sharing;
   uint64_t began_ns =
-      mlfab__context_now(ctx); /* finding out where to listen is a part of joining */
+      mlfab__context_now(ctx); /* joining includes resolving the address to listen at */
   int code = 0;
   for (uint32_t i = 0; i < n && !code; i++)
     code = context_open_one(ctx, c, &choices[i], addresses, sizeof addresses, error);
@@ -43118,8 +43116,8 @@ static int context_test_served(mlfab *ctx, void *what) {
 
 static int context_test_silent(mlfab *ctx, void *what) {
   (void)what;
-  if (ctx->node->parting) return 0; /* others wait for something of ours */
-  /* A goodbye has not gone out, or has not been heard. */
+  if (ctx->node->parting) return 0; /* peers still need something of this node */
+  /* A goodbye is not sent or not acknowledged. */
   for (uint32_t i = 0; i < ctx->node->nlinks; i++) {
     if (ctx->node->links[i].closing) return 0;
   }
@@ -43149,7 +43147,7 @@ static int context_disown(mlfab **ctx_p) {
   return 0;
 }
 
-/* Until all other threads have left. With the lock. */
+/* Waits until all other threads have left. With the lock. */
 static void context_drain(mlfab *ctx) {
   while (!ctx->simulated && ctx->inside + atomic_load(&ctx->at_door) > 1) {
     pthread_cond_broadcast(&ctx->changed);
@@ -43158,8 +43156,8 @@ static void context_drain(mlfab *ctx) {
   }
 }
 
-/* From OPEN to CLOSED, and until this thread is alone; it has the lock then. In a child of the process that
- * opened it there is nothing left to do, and *closed_p is NULL. Errors: ARGUMENT, CLOSED. */
+/* Goes from OPEN to CLOSED, waits until this thread is alone inside, and keeps the lock. In a forked child it frees
+ * what it can, and *closed_p is NULL. Errors: ARGUMENT, CLOSED. */
 static int context_shut(mlfab **ctx_p, mlfab **closed_p) {
   mlfab *ctx = ctx_p ? *ctx_p : NULL;
   *closed_p = NULL;
@@ -43196,15 +43194,15 @@ MLFAB_API int mlfab_close(mlfab **ctx_p) {
   mlfab_node *node = ctx->node;
   uint64_t now = mlfab__context_now(ctx);
   if (node->phase == MLFAB__BOOTSTRAP_READY && node->is_server && node->is_worker) {
-    /* The shard that lives here is needed until the others have left too. */
+    /* The other workers need the shard that is here until they have left. */
     mlfab__node_stop_working(node, now);
     context_until(ctx, mlfab__add_sat(now, ctx->timeout_ns), context_test_served, NULL, 1);
   }
-  /* Before all servers have greeted it, some may have. */
+  /* In GREETING some servers may know this node already. */
   if (node->phase == MLFAB__BOOTSTRAP_READY || node->phase == MLFAB__BOOTSTRAP_GREETING) {
     now = mlfab__context_now(ctx);
     mlfab_node_leave(node, now);
-    /* A beat for what others wait for, and one for the goodbye. */
+    /* One heartbeat for what peers still need, and one for the goodbye. */
     context_until(ctx, now + 2 * ctx->heartbeat_ns, context_test_silent, NULL, 1);
   }
   context_end(ctx);
@@ -43236,7 +43234,7 @@ MLFAB__INTERNAL int mlfab__context_await(mlfab *ctx, mlfab_request id, uint64_t 
   mlfab_result result;
   int done = 0;
   uint64_t now = ctx->now_ns;
-  if (context_test_request(ctx, &wait)) /* others may wait for what it took no time to make */
+  if (context_test_request(ctx, &wait)) /* it is done already, but peers may wait for its frames */
     mlfab__context_sent(ctx, 0);
   else
     context_actions(ctx, now);
@@ -43247,20 +43245,20 @@ MLFAB__INTERNAL int mlfab__context_await(mlfab *ctx, mlfab_request id, uint64_t 
   if (!done && ctx->closed) {
     now = mlfab__context_now(ctx);
     mlfab_node_cancel(ctx->node, id, now);
-    context_actions(ctx, now); /* transports let go of what was lent */
+    context_actions(ctx, now); /* transports return borrowed memory */
     return mlfab__context_in_vain(ctx, 0);
   }
   if (!done)
     return MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_TIMEOUT,
                        "wait: the timeout passed; the request is still open");
   if (result_p) *result_p = result;
-  /* By another thread's withdrawal, which ends all open collectives. */
+  /* Closing by another thread cancels all open collectives. */
   if (result.status == MLFAB_ERR_CANCELLED) return mlfab__context_in_vain(ctx, result.status);
   return result.status;
 }
 
-/* Sends what a call has set off. What a transport has to say of it, a thread that is asleep would
- * not notice; and while the thread stays aside, the answers to earlier calls are taken in here. */
+/* Carries out the actions of a call. A sleeping thread would not notice the events that they cause in a transport, so
+ * this call pumps; so does one in CONTEXT_PUMP_EVERY calls while the thread stays aside. */
 MLFAB__INTERNAL int mlfab__context_sent(mlfab *ctx, int code) {
   int moved = context_actions(ctx, ctx->now_ns);
   int turn = ctx->parked && ctx->calls % CONTEXT_PUMP_EVERY == 0;
@@ -43272,8 +43270,7 @@ MLFAB_API int mlfab_test(mlfab *ctx, mlfab_request request, int *done_p, mlfab_r
   CONTEXT_CHECK(ctx);
   if (!done_p) return MLFAB_ERR_ARGUMENT;
   mlfab__context_enter(ctx);
-  /* Hand-driven programs poll with it; otherwise the thread moves things, unless it has stepped
-   * aside. */
+  /* Without a thread that drives, the call that polls has to. */
   if (!ctx->thread_is || ctx->parked) mlfab__context_pump(ctx);
   int code = mlfab_node_test(ctx->node, request, done_p, result_p);
   mlfab__context_leave(ctx);
@@ -43326,13 +43323,13 @@ MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
   return code;
 }
 
-/* Has anything moved since? */
+/* 1 when something has moved since. */
 static int context_test_moved(mlfab *ctx, void *what) {
   const uint64_t *before = what;
   return ctx->moves != *before;
 }
 
-/* Empties the descriptor: what was told is taken in by the call that begins. */
+/* Empties the descriptor: this call handles what it told. */
 static void context_untell(mlfab *ctx) {
   uint64_t count;
   if (ctx->fd < 0) return;
@@ -43340,7 +43337,7 @@ static void context_untell(mlfab *ctx) {
   for (uint32_t t = 0; t < ctx->ntransports && !ctx->thread_is; t++) {
     ctx->transports[t].table->arm(ctx->transports[t].self, 0);
   }
-  ctx->idle_looks = 0; /* deadlines count: somebody slept until one */
+  ctx->idle_looks = 0; /* read the clock: the caller may have slept until a deadline */
 }
 
 MLFAB_API int mlfab_progress(mlfab *ctx, uint64_t timeout_ns) {
@@ -43398,7 +43395,7 @@ static int context_open_fd(mlfab *ctx) {
   int fd = epoll_create1(EPOLL_CLOEXEC);
   ctx->tell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   fds[n++] = ctx->tell;
-  /* The thread, where there is one, listens to the transports. */
+  /* With a thread, the thread listens to the transports. */
   for (uint32_t t = 0; t < ctx->ntransports && !ctx->thread_is; t++) {
     fds[n++] = ctx->transports[t].table->fd(ctx->transports[t].self);
   }
@@ -43470,8 +43467,7 @@ MLFAB_API int mlfab_get_stats(mlfab *ctx, mlfab_stats *stats_p, size_t size) {
 /* ==============================================================================================
  * core/api/memory.c
  * ============================================================================================== */
-/* memory.c - a context: memory that it hands out, shared with the other workers of this host where that is possible
- * (shared.c). */
+/* memory.c - mlfab_alloc: memory that the workers of a host share where that is possible (shared.c). */
 
 static int memory_rests(mlfab *ctx, void *what) {
   (void)what;
@@ -43548,8 +43544,8 @@ MLFAB_API int mlfab_free(mlfab *ctx, void *memory) {
 /* ==============================================================================================
  * core/api/submit.c
  * ============================================================================================== */
-/* submit.c - a context: the calls that a node carries out. The functions of mlfab.h fill a descriptor; what
- * all of them do is mlfab__submit. Those of optional groups stand in the files of these: calls_*.c. */
+/* submit.c - a context: the calls that a node carries out. A function of mlfab.h fills a descriptor and calls
+ * mlfab__submit. The functions of optional groups are in calls_*.c. */
 
 #include <errno.h>
 #include <stdio.h>
@@ -43583,7 +43579,7 @@ static int submit_model(mlfab *ctx, const mlfab_model_options *options, const ml
   SUBMIT(MODEL_START, NULL, .options = options, .bufs = bufs, .n = n);
 }
 
-/* What mlfab_open_env left to the environment. */
+/* With options and filter from the environment, after mlfab_open_env. */
 static int submit_model_from_env(mlfab *ctx, const mlfab_buf *bufs, uint32_t n) {
   mlfab_model_options options = MLFAB_MODEL_OPTIONS_INIT;
   mlfab_filter filter = {.size = sizeof filter};
@@ -43610,8 +43606,8 @@ MLFAB_API int mlfab_model_start(mlfab *ctx, const mlfab_model_options *options,
                                    : submit_model(ctx, options, bufs, n);
 }
 
-/* What is called most often. Every member is named: compilers clear the rest of a large struct with an instruction
- * that takes longer than the call. */
+/* For the most frequent calls. It sets every member by name: compilers clear the rest of a large struct with an
+ * instruction that takes longer than the call. */
 static int submit_transfer(mlfab *ctx, uint32_t kind, const void *options, const mlfab_buf *bufs,
                            uint32_t n, int waits, mlfab_request *request_p,
                            mlfab_result *result_p) {
@@ -43675,7 +43671,7 @@ static int submit_test_finished(mlfab *ctx, void *what) {
   return mlfab__roles_finished(ctx->node);
 }
 
-/* Its own updates first; then what others have begun before they knew. */
+/* Waits for this worker's updates, then for collectives that others began before they knew. */
 MLFAB_API int mlfab_finish(mlfab *ctx, uint64_t timeout_ns) {
   const mlfab_call call = {
       .size = sizeof call, .kind = MLFAB_CALL_FINISH, .timeout_ns = timeout_ns};
@@ -43685,7 +43681,7 @@ MLFAB_API int mlfab_finish(mlfab *ctx, uint64_t timeout_ns) {
   int code = mlfab__submit(ctx, &call, 1, NULL, NULL);
   if (!code && !mlfab__context_until(ctx, deadline, submit_test_finished, NULL)) {
     code = MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_TIMEOUT,
-                       "finish: collectives that others had begun are not over");
+                       "finish: collectives that other workers began before are not over");
     code = mlfab__context_in_vain(ctx, code);
   }
   mlfab__context_leave(ctx);
@@ -43707,7 +43703,7 @@ MLFAB_API int mlfab_barrier_start(mlfab *ctx, const mlfab_collective *options,
   SUBMIT_START(BARRIER, request_p, .options = options);
 }
 
-/* --- calls of what was left out --- */
+/* --- calls that were left out --- */
 
 MLFAB__INTERNAL int mlfab__error_without(mlfab_error *error, const char *what) {
   return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED, "mlfab was compiled without %s", what);
@@ -43724,8 +43720,8 @@ MLFAB__INTERNAL int mlfab__context_without(mlfab *ctx, const char *what) {
 
 /* --- saving --- */
 
-/* The safetensors header: one JSON object, offsets within the data that follow it. The data lie
- * as in the flat model, where every element is aligned. Returns its bytes. */
+/* Writes the safetensors header: one JSON object with offsets into the data behind it. The data have the layout of the
+ * flat model, where every element is aligned. Returns its bytes. */
 static size_t submit_save_header(const mlfab__layout *layout, char *text, size_t room) {
   size_t at = 0;
   for (uint32_t i = 0; i < layout->ntensors; i++) {
@@ -43790,29 +43786,29 @@ MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
  * core/api/shared.c
  * ============================================================================================== */
 #if MLFAB_WITH_COLL
-/* shared.c - a context: collectives in memory that workers of one host share, and that memory.
+/* shared.c - a context: collectives in memory that workers of one host share (the arena), and that memory.
  *
- * A blocking call of workers that are all on one host, and have mapped each other's memory, is
- * carried out there (shm_coll.h), without frames. It takes a number from the communicator like any
- * other (comm.h, `outside`), waits until that one's turn has come, and leaves the lock meanwhile:
- * while it waits for the others it looks now and then whether the communicator has ended it. What all do
- * alike is chosen by what is in the call's signature and by the epoch; where another worker's call
- * of this number did not block, the communicator says so, and all go on with frames. */
+ * When all workers are on one host and have mapped each other's memory, a blocking collective runs there
+ * (shm_coll.h), without frames. The call takes a number from the communicator like any other (comm.h, `outside`) and
+ * waits for its turn. It runs without the lock; while it waits for the other workers, it asks at times whether the
+ * communicator has ended it. The call's signature and the epoch make all workers choose alike. Where another worker's
+ * call of this
+ * number does not block, the communicator says so, and all workers use frames. */
 
 /* ==============================================================================================
  * core/api/calls_coll.h
  * ============================================================================================== */
 #if MLFAB_WITH_COLL
-/* calls_coll.h - a collective on its way to the communicator. */
+/* calls_coll.h - how a collective is passed to the communicator. */
 
-/* A collective as the communicator is asked for it. call.outside: it got a number, and its caller is to run
- * it in memory that processes of its host share, when mlfab__comm_outside says so. */
+/* A collective in the communicator's form. call.outside: it has a number, and its caller runs it in the arena when
+ * mlfab__comm_outside says so. */
 struct mlfab__collective {
-  mlfab_vec one; /* call.vecs, where there is one buffer that is no list's */
+  mlfab_vec one; /* call.vecs of a call without a list */
   mlfab__comm_call call;
 };
 
-/* As mlfab__submit and mlfab__submit_call, of a collective, which may run in memory that is shared. */
+/* As mlfab__submit and mlfab__submit_call, for a collective, which may run in the arena. */
 MLFAB__INTERNAL int mlfab__coll_submit(mlfab *ctx, const mlfab_call *call, int waits,
                                        mlfab_request *request_p);
 MLFAB__INTERNAL int mlfab__coll_call(mlfab *ctx, const mlfab_call *call, int waits,
@@ -43827,25 +43823,24 @@ MLFAB__INTERNAL int mlfab__coll_call(mlfab *ctx, const mlfab_call *call, int wai
 
 /* --- shared.c --- */
 
-/* Carries out a call that has a number and may go through the arena, or sees it go on with frames. Its request
- * is to be waited for in any case. */
+/* Runs a call that has a number in the arena, or leaves it to frames. The caller waits for its request either way. */
 MLFAB__INTERNAL void mlfab__shared_run(mlfab *ctx, mlfab_request request,
                                        const mlfab__comm_call *call);
 
-/* What a context can do with that memory. */
+/* The functions for a context. */
 MLFAB__INTERNAL const mlfab__context_sharing *mlfab__shared_memory(void);
 
 #endif /* MLFAB_WITH_COLL */
 
 /* core/api/shared.c goes on. */
 
-/* One thread's call; they are run in the order in which they got their numbers. */
+/* One thread's call. Calls run in the order of their numbers. */
 struct mlfab__context_turn {
   mlfab__context_turn *next;
   mlfab *ctx;
   mlfab_request request;
   uint64_t number, signature;
-  int ended; /* not by the arena */
+  int ended; /* by the communicator, not by the arena */
 };
 
 /* --- a call in the arena --- */
@@ -43856,7 +43851,7 @@ static void shared_queue(mlfab *ctx, mlfab__context_turn *turn) {
   *at = turn;
 }
 
-/* Lets the next one in, and those who wait until nobody is. */
+/* Ends a turn: the next call may run, and so may calls that wait until no call is in the arena. */
 static void shared_unqueue(mlfab *ctx, mlfab__context_turn *turn) {
   mlfab__context_turn **at = &ctx->turns;
   while (*at != turn) at = &(*at)->next;
@@ -43866,7 +43861,7 @@ static void shared_unqueue(mlfab *ctx, mlfab__context_turn *turn) {
   if (ctx->sleeping) mlfab__context_wake(ctx);
 }
 
-/* 1 when it may run; not 0 when it need not be waited for. */
+/* 0: it has to wait; 1: it may run; another value: it does not run in the arena. */
 static int shared_stands(mlfab *ctx, void *what) {
   mlfab__context_turn *turn = what;
   int state =
@@ -43874,8 +43869,7 @@ static int shared_stands(mlfab *ctx, void *what) {
   return state == 1 && ctx->turns != turn ? 0 : state;
 }
 
-/* Somebody is awaited in the arena. The thread does not stay aside, and where there is none this does
- * its work. */
+/* Called while a worker in the arena waits for another: drives the context, because no call does meanwhile. */
 static int shared_pause(void *user) {
   mlfab__context_turn *turn = user;
   mlfab *ctx = turn->ctx;
@@ -43889,8 +43883,8 @@ static int shared_pause(void *user) {
   return code;
 }
 
-/* Runs it without the lock. Members of one host are in the order of their ranks: the data of blocks
- * lies as the arena has it. */
+/* Runs the call without the lock. The members of one host are in the order of their ranks, so the blocks have the
+ * order of the arena. */
 static void shared_share(mlfab *ctx, mlfab__context_turn *turn, const mlfab__comm_call *call) {
   const mlfab__comm *comm = ctx->node->parts->comm;
   uint64_t counts[MLFAB__SHM_COLL_MOST];
@@ -43994,8 +43988,7 @@ MLFAB__INTERNAL const mlfab__context_sharing *mlfab__shared_memory(void) {
  * core/api/calls_coll.c
  * ============================================================================================== */
 #if MLFAB_WITH_COLL
-/* calls_coll.c - collectives: reads the options of a call. What there is to check beside, the communicator checks
- * (comm.h). */
+/* calls_coll.c - collectives: reads the options of a call. The communicator checks the rest (comm.h). */
 
 /* --- a node --- */
 
@@ -44011,7 +44004,7 @@ static const struct {
 #define CALLS_OPTION(options, member) \
   (MLFAB__HAS(options, mlfab_collective, member) ? (options)->member : 0)
 
-/* What the options say of the reduction; other kinds do not look at it. */
+/* Reads the options of the reduction. */
 static int coll_reduction(const mlfab_collective *options, mlfab__comm_call *call,
                           mlfab_error *error) {
   call->op = (int)mlfab__min(CALLS_OPTION(options, op), INT32_MAX);
@@ -44046,7 +44039,7 @@ static int coll_blocks(const mlfab__call_in *e, mlfab__collective *into) {
   return 0;
 }
 
-/* Completes what the communicator is asked for. */
+/* Fills in the members that depend on the kind. */
 static int coll_complete(const mlfab__call_in *e, mlfab__collective *into,
                          const mlfab_collective *options) {
   const mlfab_call *c = e->call;
@@ -44208,8 +44201,7 @@ MLFAB__INTERNAL int mlfab__calls_partial(const mlfab__call_in *e) {
   switch (c->kind) {
     case MLFAB_CALL_PARTIAL_OPEN:
       timeout = o && MLFAB__HAS(o, mlfab_partial_options, timeout_ns) ? o->timeout_ns : 0;
-      return mlfab__partial_run_open(comm, c->count, c->dtype, o, timeout, now, c->id_p, r,
-                                     error);
+      return mlfab__partial_run_open(comm, c->count, c->dtype, o, timeout, now, c->id_p, r, error);
     case MLFAB_CALL_PARTIAL_REDUCE:
       return mlfab__partial_run_start(comm, c->id, c->data, timeout, now, c->info_p, r, error);
     case MLFAB_CALL_PARTIAL_FLUSH:
@@ -44219,7 +44211,7 @@ MLFAB__INTERNAL int mlfab__calls_partial(const mlfab__call_in *e) {
   }
 }
 
-/* What has failed to open is closed again. */
+/* When opening fails, the object is closed again. */
 MLFAB_API int mlfab_partial_open(mlfab *ctx, uint64_t count, int dtype,
                                  const mlfab_partial_options *options, uint32_t *id_p) {
   uint32_t id = 0;
@@ -44277,8 +44269,7 @@ MLFAB__INTERNAL int mlfab__calls_stochastic(const mlfab__call_in *e) {
   switch (c->kind) {
     case MLFAB_CALL_STOCHASTIC_OPEN:
       timeout = o && MLFAB__HAS(o, mlfab_stochastic_options, timeout_ns) ? o->timeout_ns : 0;
-      return mlfab__stochastic_open(comm, c->count, c->dtype, o, timeout, now, c->id_p, r,
-                                    error);
+      return mlfab__stochastic_open(comm, c->count, c->dtype, o, timeout, now, c->id_p, r, error);
     case MLFAB_CALL_STOCHASTIC_STATE:
       code = mlfab__stochastic_state(comm, c->id, error);
       if (code) (void)mlfab__stochastic_close(comm, c->id, &ignored);
@@ -44290,7 +44281,7 @@ MLFAB__INTERNAL int mlfab__calls_stochastic(const mlfab__call_in *e) {
   }
 }
 
-/* One whose workers have no graph is closed again, on all of them. */
+/* When the workers have no valid graph, all of them close the object again. */
 MLFAB_API int mlfab_stochastic_open(mlfab *ctx, uint64_t count, int dtype,
                                     const mlfab_stochastic_options *options, uint32_t *id_p) {
   uint32_t id = 0;
@@ -44331,13 +44322,13 @@ MLFAB_API int mlfab_stochastic_close(mlfab *ctx, uint32_t id) {
  * core/api/calls_dag.c
  * ============================================================================================== */
 #if MLFAB_WITH_DAG
-/* calls_dag.c - a context: schedules of the user's own. What they are: user_dag.c.
+/* calls_dag.c - a context: task graphs (user_dag.c).
  *
- * A function that a schedule computes runs under the lock, in whatever thread drives the context.
- * It may trigger operations: `dag_inside` tells that the lock is this thread's already, and what it
- * triggers runs when the function has returned. */
+ * A compute function runs under the lock, in the thread that drives the context. It may trigger operations:
+ * `dag_inside`
+ * says that this thread has the lock already. A triggered operation runs when the function has returned. */
 
-/* A schedule is freed by the node when the context is closed, if it is open then. */
+/* The node frees a task graph that is open when the context is closed. */
 struct mlfab_dag {
   mlfab__user_dag graph;
   mlfab *ctx;
@@ -44362,7 +44353,7 @@ static void dag_gone(void *self) {
   mlfab__free(&ctx->env, dag, sizeof *dag);
 }
 
-/* Around every call that touches the schedule. Leave waits for the request, where there is one. */
+/* Around every call on a task graph. dag_leave waits for the request, where there is one. */
 static int dag_enter(mlfab *ctx, mlfab_error *error) {
   mlfab__context_enter(ctx);
   return mlfab__node_enter(ctx->node, ctx->now_ns, 1, error);
@@ -44396,7 +44387,7 @@ MLFAB_API int mlfab_dag_create(mlfab *ctx, mlfab_dag **dag_p) {
   if (!code && !dag_p) code = MLFAB__FAIL(&error, MLFAB_ERR_ARGUMENT, "dag_p is NULL");
   if (!code) {
     dag = mlfab__alloc(&ctx->env, sizeof *dag);
-    if (!dag) code = MLFAB__FAIL(&error, MLFAB_ERR_MEMORY, "a schedule: out of memory");
+    if (!dag) code = MLFAB__FAIL(&error, MLFAB_ERR_MEMORY, "a task graph: out of memory");
   }
   if (!code) {
     const mlfab__user_dag_user user = {dag, dag_compute, dag_gone};
@@ -44409,7 +44400,7 @@ MLFAB_API int mlfab_dag_create(mlfab *ctx, mlfab_dag **dag_p) {
 
 MLFAB_API int mlfab_dag_send(mlfab_dag *dag, int32_t rank, uint32_t tag, const void *data,
                              uint64_t bytes, uint32_t *op_p) {
-  /* What is sent is only read. */
+  /* A send only reads the data. */
   const mlfab__user_dag_message message = {rank, tag, (void *)(uintptr_t)data, bytes, 0, 0};
   DAG_CALL(mlfab__user_dag_message_op(&dag->graph, MLFAB__DAG_SEND, &message, op_p, &error));
 }
@@ -44477,7 +44468,7 @@ MLFAB_API int mlfab_dag_wait(mlfab_dag *dag, uint64_t round, uint64_t timeout_ns
       mlfab__user_dag_wait(&dag->graph, round, timeout_ns, dag->ctx->now_ns, &request, &error));
 }
 
-/* Under the lock that the caller of the computing function has: what it sets off is sent there. */
+/* The caller of the compute function has the lock, and carries out the actions. */
 static int dag_trigger_inside(mlfab_dag *dag, uint32_t op) {
   mlfab_error error;
   int code = mlfab__user_dag_trigger(&dag->graph, op, 1, 0, &error);
@@ -44502,7 +44493,7 @@ MLFAB_API int mlfab_dag_close(mlfab_dag **dag_p) {
   mlfab *ctx = dag->ctx;
   CONTEXT_CHECK(ctx);
   uint64_t now = mlfab__context_enter(ctx);
-  /* A persistent one may have begun to send for a round that nobody will ask for. */
+  /* A persistent one may have begun to send for a round that no worker will wait for. */
   if (dag->graph.persistent)
     mlfab__context_until(ctx, mlfab__add_sat(now, ctx->heartbeat_ns), dag_test_given_back,
                          &dag->graph);
@@ -44519,7 +44510,7 @@ MLFAB_API int mlfab_dag_close(mlfab_dag **dag_p) {
  * core/api/calls_sched.c
  * ============================================================================================== */
 #if MLFAB_WITH_SCHED
-/* calls_sched.c - the schedule of a fabric, and what was planned by it. */
+/* calls_sched.c - changing a fabric's schedule, and describing its plan. */
 
 MLFAB__INTERNAL int mlfab__calls_sched(const mlfab__call_in *e) {
   mlfab_node *node = e->node;
@@ -44595,7 +44586,7 @@ MLFAB__INTERNAL int mlfab__calls_sparse(const mlfab__call_in *in) {
                                    in->node->now_ns, in->request_p, in->error);
 }
 
-/* What is pushed is only read. */
+/* The library only reads the values. */
 MLFAB_API int mlfab_push_sparse(mlfab *ctx, uint32_t tensor, const uint64_t *indices,
                                 const void *values, uint64_t count,
                                 const mlfab_push_options *options, mlfab_result *result_p) {
@@ -49271,7 +49262,7 @@ MLFAB__INTERNAL const mlfab__shm_coll_table *mlfab__shm_coll_functions(void) {
 /* ==============================================================================================
  * core/open/compose.c
  * ============================================================================================== */
-/* compose.c - makes a node of its roles. Top floor: the one file that knows them all. */
+/* compose.c - composes a node of its roles. Top floor: the one file that knows all roles. */
 #if MLFAB_WITH_COLL
 #endif
 #if MLFAB_WITH_RESHARD
@@ -49281,7 +49272,7 @@ MLFAB__INTERNAL const mlfab__shm_coll_table *mlfab__shm_coll_functions(void) {
 #if MLFAB_WITH_SPARSE
 #endif
 
-/* What a configuration needs, and is not compiled in: UNSUPPORTED. */
+/* UNSUPPORTED when the configuration needs a group that is not compiled in. */
 static int compose_check(const mlfab_config *config, mlfab_error *error) {
   if (MLFAB_WITH_SCHED || config->scheduler == MLFAB_SCHEDULER_NONE) return 0;
   return MLFAB__FAIL(
@@ -49372,17 +49363,17 @@ MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses,
 /* ==============================================================================================
  * core/open/open.c
  * ============================================================================================== */
-/* open.c - opens a context over transports that stand in one list. Top floor.
+/* open.c - opens a context over the transports that are compiled in. Top floor: the one file that names them; a context
+ * is given tables.
  *
- * The list is the only place that names the transports which are compiled in: a context below is given tables.
+ * It opens, best first: the caller's own transport (config.transport); those of the list that config.transports names
+ * (0: all of them, or none beside an own one); and the one that the coordinator's address belongs to. If
+ * config.transports does not name that one, peers do not get its address. A node publishes its addresses in the same
+ * order, and a peer uses the first that one of its transports reaches. So a node may reach each peer by another
+ * transport.
  *
- * Opened are, best first, the caller's own (config.transport); of the list those of config.transports, 0 being all
- * of them, or none beside an own one; and the one that the coordinator's address belongs to, which others are
- * not told of when it was not asked for. A peer tells where it can be met in the same order; who connects takes
- * the first address that a transport of its own reaches. So a node may reach each peer by another transport.
- *
- * An address belongs to the transport whose name it begins with ("shm:..."), and to the last of the list when it
- * begins with no name ("host:port", "unix:/path"). */
+ * An address belongs to the transport whose name it begins with ("shm:..."). An address that begins with no name
+ * ("host:port", "unix:/path") belongs to the last transport of the list. */
 #if MLFAB_WITH_COLL
 #define OPEN_SHARING mlfab__shared_memory()
 #define OPEN_SHM_COLL mlfab__shm_coll_functions
@@ -49416,7 +49407,7 @@ static int open_begins(const char *address, const char *name) {
   return !strncmp(address, name, n) && address[n] == ':';
 }
 
-/* The name of the transport that an address belongs to. */
+/* The name of the transport that the address belongs to. */
 static const char *open_owner(const mlfab_config *c, const char *address) {
   if (c->transport && open_begins(address, c->transport->name)) return c->transport->name;
   for (int i = 0; i < OPEN_COUNT; i++) {
@@ -49425,7 +49416,7 @@ static const char *open_owner(const mlfab_config *c, const char *address) {
   return open_list[OPEN_COUNT - 1].name;
 }
 
-/* Is this node the one that others meet at the coordinator's address? */
+/* 1 when this node listens at the coordinator's address. */
 static int open_coordinates(const mlfab_config *c) {
   if (c->rank != 0 || c->roles == MLFAB_ROLE_SCHEDULER) return 0;
   return !c->dedicated || c->roles == MLFAB_ROLE_SERVER;
@@ -49509,7 +49500,7 @@ MLFAB_API int mlfab_open(const mlfab_config *config, mlfab **ctx_p, mlfab_error 
   int code = mlfab_open_start(config, &ctx, error_p);
   if (code) return code;
   mlfab__context_enter(ctx);
-  /* The node has its own deadline for joining, and then says why. */
+  /* The node has the deadline for joining, and its error says which ranks are missing. */
   mlfab__context_until(ctx, MLFAB__NEVER, open_test_ready, NULL);
   code = mlfab_node_ready(ctx->node, error_p);
   mlfab__context_leave(ctx);

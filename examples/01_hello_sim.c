@@ -1,8 +1,8 @@
 /* 01_hello_sim.c - a whole fabric in one process: three hosts in the simulator, in virtual time.
  *
- * Shows:  mlfab_sim_create and mlfab_sim_open, a model, one push, one pull; what a link of 10 Gbit/s
- *         with 50 us of latency makes of them. Host 0 is worker 0 and the server at once, hosts 1 and 2
- *         are workers. Nothing sleeps: a blocking call runs the simulator until it is answered.
+ * Shows:  mlfab_sim_create and mlfab_sim_open, a model, one push, one pull, and the time that they take over
+ *         links of 10 Gbit/s with 50 us of latency. Host 0 is worker 0 and the server, hosts 1 and 2 are
+ *         workers. Nothing sleeps: a blocking call runs the simulator until the answer is there.
  * Run:    build/examples/01_hello_sim
  *
  * SPDX-License-Identifier: MIT
@@ -21,14 +21,14 @@ static double milliseconds(mlfab_sim *sim) {
   return (double)(mlfab_sim_clock(sim) - start_ns) * 1e-6;
 }
 
-/* Opens a worker on every host and runs the simulator until all have met. */
+/* Opens a worker on every host, and runs the simulator until all have joined. */
 static int open_all(mlfab_sim *sim, mlfab **node) {
   mlfab_error error = {0};
   for (uint32_t host = 0; host < HOSTS; host++) {
     mlfab_config config;
     mlfab_config_init(&config);
     config.rank = (int32_t)host;
-    config.workers = HOSTS; /* one server: rank 0 serves too */
+    config.workers = HOSTS; /* one server, in the process of rank 0 */
     if (mlfab_sim_open(sim, host, &config, &node[host], &error)) {
       fprintf(stderr, "host %u: %s\n", (unsigned)host, error.text);
       return 1;

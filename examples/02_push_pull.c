@@ -1,7 +1,7 @@
 /* 02_push_pull.c - two workers and a server as real processes over TCP: push, then pull.
  *
  * Shows:  the calls that every trainer needs: config from the environment, open, model, push, barrier,
- *         pull, close. A model of two tensors travels as a list of buffers, which is one operation.
+ *         pull, close. A push or pull of a list of buffers (here two tensors) is one operation.
  * Run:    build/mlfab-run -n 2 -s 1 --tcp build/examples/02_push_pull
  *         (--shm instead of --tcp moves the same bytes through shared memory)
  *
@@ -13,10 +13,10 @@
 
 enum { MATRIX = 1000 * 100, BIAS = 100 };
 
-static float matrix[MATRIX], bias[BIAS];               /* the weights as last pulled */
-static float matrix_update[MATRIX], bias_update[BIAS]; /* what is to be added to them */
+static float matrix[MATRIX], bias[BIAS];               /* the weights, as last pulled */
+static float matrix_update[MATRIX], bias_update[BIAS]; /* the update */
 
-/* Every worker defines the same model; the first weights of worker 0 win. */
+/* Every worker defines the same model; all start with worker 0's weights. */
 static int define(mlfab *fabric, const mlfab_buf *weights) {
   int status = mlfab_tensor_add(fabric, 0, MLFAB_F32, MATRIX);
   if (!status) status = mlfab_tensor_add(fabric, 1, MLFAB_F32, BIAS);
@@ -42,7 +42,7 @@ static int push_and_pull(mlfab *fabric) {
            (unsigned long long)result.version, (unsigned long long)result.delay);
   }
 
-  /* Once all are here, all pushes are applied. */
+  /* When all workers are here, all pushes are applied. */
   if ((status = mlfab_barrier(fabric, NULL))) return status;
   if ((status = mlfab_pull(fabric, weights, 2, NULL, NULL))) return status;
   float expected = 5.0f * (float)(workers * (workers + 1));

@@ -1,11 +1,11 @@
 /* 03_trainer.c - a complete distributed trainer: linear regression, momentum at the server.
  *
- * Shows:  pull, gradient, push with scale -learning rate; workers with unequal amounts of data, which
- *         say mlfab_finish when theirs ends; errors that name who caused them; saving the model.
+ * Shows:  pull, gradient, push with scale -learning rate; workers with different amounts of data, which
+ *         call mlfab_finish at its end; errors that name the rank that caused them; saving the model.
  * Run:    build/mlfab-run -n 4 -s 1 build/examples/03_trainer model.safetensors
  *
  * The data are drawn from a seed: y = truth . x + a little noise, with truth[i] = i. Replace
- * gradient_of_batch() and it is a trainer of yours.
+ * gradient_of_batch() to train something else.
  *
  * SPDX-License-Identifier: MIT
  */

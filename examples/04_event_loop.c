@@ -1,8 +1,8 @@
 /* 04_event_loop.c - your own event loop: two nodes, a network that is two queues, time by hand.
  *
- * Shows:  the node level. A node does no I/O and reads no clock: it is fed events (a connection
- *         stands, a frame came, a send is finished) with the present time, and yields actions (connect,
- *         send) and the time of its next call. Your reactor takes the place of the queues here.
+ * Shows:  the node level (mlfab_node.h). A node does no I/O and reads no clock. The program feeds it events (a
+ *         connection is up, a frame arrived, a send is complete) with the present time; the node yields actions
+ *         (connect, send) and the time of its next timer. Your event loop takes the place of these queues.
  * Run:    build/examples/04_event_loop
  * SPDX-License-Identifier: MIT
  */
@@ -15,16 +15,16 @@
 enum { NODES = 2, COUNT = 4, QUEUE = 4096 };
 
 static mlfab_node *node[NODES];
-static mlfab_io_event queue[NODES][QUEUE]; /* what is under way to each node */
+static mlfab_io_event queue[NODES][QUEUE]; /* events for each node */
 static unsigned taken[NODES], put[NODES], links;
 static uint64_t now_ns;
 
 static void post(int to, mlfab_io_event event) { queue[to][put[to]++ % QUEUE] = event; }
 static void *copy(const void *bytes, uint32_t n) { return n ? memcpy(malloc(n), bytes, n) : NULL; }
 
-/* Carries out what node `me` wants. */
+/* Carries out an action of node `me`. */
 static void act(int me, const mlfab_action *a) {
-  if (a->kind == MLFAB_ACTION_CONNECT) { /* a->address is "queue:0"; both ends learn of the link */
+  if (a->kind == MLFAB_ACTION_CONNECT) { /* a->address is "queue:0"; tell both ends */
     post(me, (mlfab_io_event){.kind = MLFAB_IO_UP, .link = ++links, .token = a->token});
     post(1 - me, (mlfab_io_event){.kind = MLFAB_IO_UP, .link = links});
   } else if (a->kind == MLFAB_ACTION_SEND) {
@@ -33,13 +33,13 @@ static void act(int me, const mlfab_action *a) {
     e.bulk = copy(a->bulk, e.bulk_bytes = a->bulk_bytes);
     post(1 - me, e);
     e = (mlfab_io_event){.kind = MLFAB_IO_SENT, .link = a->link, .token = a->token};
-    if (a->token) post(me, e); /* what is borrowed may go back at once: it was copied */
+    if (a->token) post(me, e); /* the bulk was copied, so it is no longer borrowed */
   } else if (a->kind == MLFAB_ACTION_DISCONNECT) {
     post(1 - me, (mlfab_io_event){.kind = MLFAB_IO_DOWN, .link = a->link, .text = "closed"});
-  } /* MLFAB_ACTION_DETACH asks to stop borrowing, and nothing is borrowed here. */
+  } /* MLFAB_ACTION_DETACH: stop borrowing; nothing is borrowed here. */
 }
 
-/* One turn of the loop: ten microseconds pass; each node gets an event, its timer, and its wishes. */
+/* One turn of the loop: ten microseconds pass; for each node, an event, its timer, and its actions. */
 static void turn(void) {
   now_ns += 10000;
   for (int i = 0; i < NODES; i++) {
@@ -57,7 +57,7 @@ static void turn(void) {
   }
 }
 
-/* Turns the loop until a request is finished, which its deadline sees to; returns its status. */
+/* Turns the loop until a request has finished, by its deadline at the latest. Returns its status. */
 static int finish(int i, mlfab_request request) {
   mlfab_result result = {0};
   for (int done = 0; !done; turn())
@@ -65,13 +65,13 @@ static int finish(int i, mlfab_request request) {
   return result.status;
 }
 
-/* Begins a call, which a descriptor tells in full. */
+/* Begins the call that a descriptor describes. */
 static int submit(int i, mlfab_call call, mlfab_request *request_p) {
   call.size = sizeof call;
   return mlfab_node_submit(node[i], &call, now_ns, request_p);
 }
 
-/* Both join and agree on a model of zeros; node 1 pushes ones to node 0, and pulls what it made. */
+/* Both nodes join and agree on a model of zeros; node 1 pushes ones to node 0, and pulls the result. */
 static int run(float *w) {
   float ones[COUNT] = {1, 1, 1, 1};
   mlfab_buf weights = {0, 0, w, COUNT}, update = {0, 0, ones, COUNT};

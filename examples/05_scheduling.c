@@ -1,10 +1,11 @@
 /* 05_scheduling.c - a scheduler: the same workers on the same network without it, and with it.
  *
- * Twelve workers compute for 60 ms, push 5 MB and pull 5 MB. Links carry 1 Gbit/s, worker 11's a fifth of
- * it: first come, first served, all wait 200 ms whenever its update comes in, and old it is besides.
- * Shows:  the two lines that switch a scheduler on. It orders the transfers, has updates added up at other
- *         workers on the way, hands the model on likewise, and drops what would come too late or hold the
- *         others up, before a byte of it is sent. A dropped one is not lost: the next is added to it.
+ * Twelve workers compute for 60 ms, push 5 MB and pull 5 MB. Links carry 1 Gbit/s, worker 11's link a fifth of
+ * it. Without a scheduler the server takes updates in the order of announcement, and all others wait 200 ms for
+ * worker 11's, which is outdated when it arrives.
+ * Shows:  the two lines that switch a scheduler on. It orders the transfers, lets other workers add up updates on
+ *         their way and pass the model on, and drops an update that would be too late, before a byte of it is
+ *         sent. A dropped update is not lost: the worker adds the next one to it.
  * Run:    build/examples/05_scheduling
  * SPDX-License-Identifier: MIT
  */
@@ -20,7 +21,7 @@ static struct worker {
   uint64_t until_ns;
   mlfab_request request;
   uint64_t computed, applied, dropped, delay_max;
-  float weights[COUNT], update[COUNT]; /* a gradient is 1 everywhere: the model counts them */
+  float weights[COUNT], update[COUNT]; /* a gradient is 1 everywhere: the model counts gradients */
 } worker[WORKERS];
 static mlfab *node[WORKERS + 1];
 static mlfab_sim *sim;
@@ -32,8 +33,8 @@ static int open_all(int scheduled) {
   config.workers = WORKERS;
   config.dedicated = 1;
   strcpy(config.coordinator, "sim:12");
-  if (scheduled) config.scheduler = MLFAB_SCHEDULER_BESIDE; /* the server's process plans, too */
-  if (scheduled) config.schedule.delay_bound = BOUND;       /* what is applied has delays below */
+  if (scheduled) config.scheduler = MLFAB_SCHEDULER_BESIDE; /* in the server's process */
+  if (scheduled) config.schedule.delay_bound = BOUND;       /* of every applied update */
   for (int i = 0; i <= WORKERS; i++) {
     config.roles = i == SERVER ? MLFAB_ROLE_SERVER : MLFAB_ROLE_WORKER;
     config.rank = i % WORKERS;
@@ -47,10 +48,10 @@ static int open_all(int scheduled) {
   return mlfab_sim_set_rate(sim, SLOW, 25000000, 25000000);
 }
 
-/* What became of a push. */
+/* A push has ended. */
 static void pushed(struct worker *w, const mlfab_result *result) {
   if (result->status == MLFAB_ERR_DROPPED) {
-    w->dropped++; /* and `update` stays as it is */
+    w->dropped++; /* keep `update` */
     return;
   }
   memset(w->update, 0, sizeof w->update);
@@ -60,14 +61,14 @@ static void pushed(struct worker *w, const mlfab_result *result) {
   if (strstr(text, ", group")) memcpy(plan, text, sizeof plan);
 }
 
-/* Does what a worker can do now; 1 while it is at work. */
+/* Runs a worker as far as it can go now. Returns 1 while it works. */
 static int turn(struct worker *w, mlfab *fabric, uint64_t now_ns, uint64_t end_ns) {
   mlfab_buf update = {0, 0, w->update, COUNT}, weights = {0, 0, w->weights, COUNT};
   mlfab_result result;
   int done = 0;
   if (w->does == COMPUTES) {
     if (now_ns < w->until_ns || now_ns >= end_ns) return now_ns < end_ns;
-    for (int k = 0; k < COUNT; k++) w->update[k] += 1; /* on top of what was dropped */
+    for (int k = 0; k < COUNT; k++) w->update[k] += 1; /* added to a dropped update */
     w->computed++;
     w->does = PUSHES;
     return mlfab_push_start(fabric, &update, 1, NULL, &w->request) == 0;

@@ -1,10 +1,10 @@
 /* 06_consistency.c - consistency models: who waits for whom, and what a pull may have missed.
  *
- * Six workers compute for 10 ms, more or less, push and pull; worker 5 takes three times as long. Every
- * worker counts its updates in an element of its own, so that a pull tells how old it is.
- * Shows:  one line chooses the model: bulk-synchronous, stale synchronous, its probabilistic kin,
- *         drop-stragglers, asynchronous; another changes it while everybody works (mlfab_set_sync), and pulls
- *         that were waiting go on. And what each costs: time, waiting, staleness, lost updates.
+ * Six workers compute for about 10 ms, push and pull; worker 5 takes three times as long. Every worker counts
+ * its updates in an element of its own, so a pull shows how many updates of each worker it has missed.
+ * Shows:  the one line that chooses the model (bulk-synchronous, stale synchronous, probabilistic,
+ *         drop-stragglers, asynchronous), the call that changes it at run time (mlfab_set_sync), and what each
+ *         model costs: time, waiting, staleness, dropped updates.
  * Run:    build/examples/06_consistency
  * SPDX-License-Identifier: MIT
  */
@@ -30,8 +30,8 @@ static int open_all(const mlfab_sync *sync) {
   mlfab_config config;
   mlfab_config_init(&config);
   config.workers = WORKERS;
-  strcpy(config.coordinator, "sim:0"); /* worker 0's process is the server, too */
-  model.consistency = *sync;           /* this is all */
+  strcpy(config.coordinator, "sim:0"); /* worker 0 is the server, too */
+  model.consistency = *sync;           /* the one line */
   for (int i = 0; i < WORKERS; i++) {
     config.rank = i;
     if (mlfab_sim_open(sim, (uint32_t)i, &config, &node[i], NULL)) return 1;
@@ -44,7 +44,7 @@ static int open_all(const mlfab_sync *sync) {
   return 0;
 }
 
-/* Does what a worker can do now; 1 while it is at work. */
+/* Runs a worker as far as it can go now. Returns 1 while it works. */
 static int turn(int i, uint64_t now_ns) {
   struct worker *w = &worker[i];
   mlfab_buf update = {0, 0, w->update, COUNT}, weights = {0, 0, w->weights, COUNT};
@@ -73,11 +73,11 @@ static int turn(int i, uint64_t now_ns) {
   uint64_t spread = (w->steps * 7919 + (uint64_t)i * 104729) % 5; /* 8 to 12 ms */
   w->until_ns = now_ns + (8 + spread) * MS * (i == SLOW ? 3 : 1);
   w->does = w->steps < STEPS ? COMPUTES : DONE;
-  if (w->does == DONE) mlfab_finish(node[i], 0); /* nobody has to wait for it any more */
+  if (w->does == DONE) mlfab_finish(node[i], 0); /* the others need not wait for it */
   return 1;
 }
 
-/* 60 steps of everybody; `then`, if any, is the model after a third of a second. */
+/* 60 steps of every worker. After a third of a second the model changes to `then`, unless it is NULL. */
 static int run(const char *name, const mlfab_sync *sync, const mlfab_sync *then) {
   mlfab_sim_options network = {.size = sizeof network, .hosts = WORKERS};
   memset(worker, 0, sizeof worker);

@@ -1,10 +1,10 @@
 /* 07_filters.c - which bytes travel: gradient filter, half precision, version tags, parameter filter.
  *
- * Four workers learn a linear model of 20,000 weights, of which each sample shows 20: most of a gradient is
- * zero, most of what is left is small, and most weights stay what they were from one pull to the next.
- * Shows:  mlfab_set_filter on the worker (what is held back stays in a residual and comes later), tags and
- *         change_threshold of the model, and pulls that bring only what changed; what each saves in bytes, and
- *         that the model learns as before.
+ * Four workers train a linear model of 20,000 weights with samples of 20 features: most elements of a gradient are
+ * zero, most of the others are small, and most weights do not change between two pulls.
+ * Shows:  mlfab_set_filter on the worker (a residual keeps what is held back, and sends it later), tags and
+ *         change_threshold of the model, and pulls that bring only what changed; how many bytes each saves, and
+ *         that the model is as good.
  * Run:    build/examples/07_filters
  * SPDX-License-Identifier: MIT
  */
@@ -42,8 +42,8 @@ static int open_all(const mlfab_model_options *model, const mlfab_filter *filter
   return 0;
 }
 
-/* The mean squared error of a batch, whose gradient is left in `gradient`. Low numbers are frequent words:
- * they are shown more often. */
+/* Returns the mean squared error of a batch, and writes its gradient to `gradient`. Features with low numbers are
+ * more frequent, as words are. */
 static double learn(int worker, int step) {
   uint64_t state = (uint64_t)(step * WORKERS + worker + 1) * 977;
   double loss = 0;
@@ -95,12 +95,12 @@ int main(void) {
   mlfab_filter zeros = {.size = sizeof zeros, .half = MLFAB_HALF_F16}, some = zeros;
   uint64_t state = 7;
   for (int i = 0; i < COUNT; i++) truth[i] = (float)(draw(&state) % 2000) / 1000 - 1;
-  some.threshold = 0.1; /* phi: what is smaller is held back ... */
-  some.decay = 0.1;     /* ... less and less as learning goes on */
-  tagged.tags = 1;      /* every weight has the version that changed it last */
+  some.threshold = 0.1; /* phi: smaller elements are held back ... */
+  some.decay = 0.1;     /* ... fewer and fewer as training goes on */
+  tagged.tags = 1;      /* a tag for every weight */
   all = tagged;
   all.pull_half = MLFAB_HALF_F16;
-  all.change_threshold = 0.002; /* a change of less than 0.2 % of a weight is not made */
+  all.change_threshold = 0.002; /* discards changes below 0.2 % of a weight */
   return run("everything", &dense, NULL) || run("no zeros, half precision", &dense, &zeros) ||
          run("and a threshold", &dense, &some) || run("and version tags", &tagged, &some) ||
          run("and a parameter filter, half", &all, &some);

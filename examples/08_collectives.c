@@ -1,8 +1,8 @@
 /* 08_collectives.c - from worker to worker, without a server: collectives, and your own task graph.
  *
- * Shows:  an allreduce of a list of buffers; a reduce-scatter; an allreduce that runs while the
- *         worker computes; and a task graph (send, receive, compute) that is opened once and then
- *         runs a round for each trigger. Every worker makes the same calls in the same order.
+ * Shows:  an allreduce of a list of buffers; a reduce-scatter; an allreduce that runs while the worker computes; a
+ *         task graph (send, receive, compute), opened once, that runs a round for each trigger. Every worker
+ *         makes the same calls in the same order.
  * Run:    build/mlfab-run -n 4 -s 1 build/examples/08_collectives
  *
  * SPDX-License-Identifier: MIT
@@ -22,7 +22,7 @@ static void fill(float x) {
   for (int i = 0; i < FEW; i++) bias[i] = 2 * x;
 }
 
-/* 1. Everybody's gradient becomes the mean of all: two buffers, one operation. */
+/* 1. The mean of all workers' gradients, in place: two buffers, one operation. */
 static int mean_of_a_list(mlfab *fabric) {
   const mlfab_vec list[] = {{gradient, COUNT}, {bias, FEW}};
   const mlfab_collective mean = {.size = sizeof mean, .op = MLFAB_OP_MEAN};
@@ -34,7 +34,7 @@ static int mean_of_a_list(mlfab *fabric) {
   return status;
 }
 
-/* 2. Everybody gets the sum of a part of it: worker r of block r. */
+/* 2. Worker r gets the sum of block r. */
 static int sum_of_my_block(mlfab *fabric) {
   uint64_t counts[WORKERS_MAX] = {0}, before = 0;
   for (uint32_t r = 0; r < workers; r++) counts[r] = COUNT / workers;
@@ -48,7 +48,7 @@ static int sum_of_my_block(mlfab *fabric) {
   return status;
 }
 
-/* 3. A layer is exchanged while the next is computed. The buffer is lent until that is over. */
+/* 3. Exchanges a layer while it computes the next. The library borrows the buffer until the request has ended. */
 static int overlap(mlfab *fabric) {
   const mlfab_vec layer = {gradient, COUNT};
   mlfab_request request;
@@ -61,9 +61,8 @@ static int overlap(mlfab *fabric) {
   return status;
 }
 
-/* 4. A task graph: my number goes to the worker behind me, and becomes the mean of it and of what
- * comes from the one before me. So all of them come closer, though nobody waits for more than a
- * neighbour. */
+/* 4. A task graph: each worker sends its number to the next rank, and replaces it by the mean of it and the number
+ * from the rank before. All numbers approach each other, and no worker waits for more than a neighbour. */
 typedef struct ring {
   double mine, other;
 } ring;
@@ -95,7 +94,7 @@ static int go_round(mlfab *fabric) {
   ring r = {.mine = rank};
   mlfab_dag *dag = NULL;
   uint32_t begin;
-  if (workers == 1) return 0; /* nobody to pass anything to */
+  if (workers == 1) return 0; /* there is no neighbour */
   int status = make_ring(fabric, &r, &dag, &begin);
   for (uint64_t round = 0; !status && round < ROUNDS; round++) {
     status = mlfab_dag_trigger(dag, begin);

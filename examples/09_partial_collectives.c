@@ -1,8 +1,8 @@
-/* 09_partial_collectives.c - reductions that do not wait: four workers, of which the last is slow.
+/* 09_partial_collectives.c - reductions that do not wait for all: four workers, the last of which is slow.
  *
- * Shows:  mlfab_partial_open, _reduce, _flush and _close: a full allreduce goes at the pace of the slowest;
- *         SOLO is begun by whoever comes first, MAJORITY by one drawn from the seed, QUORUM when enough are
- *         there. What comes too late is in the next sum, or in the flush at the end: nothing is lost.
+ * Shows:  mlfab_partial_open, _reduce, _flush and _close. An allreduce is as slow as the slowest worker. SOLO starts
+ *         when the first worker calls, MAJORITY when a worker drawn from the seed calls, QUORUM when enough have
+ *         called. A late contribution is in the next sum, or in the flush at the end: nothing is lost.
  * Run:    build/mlfab-run -n 4 -s 0 build/examples/09_partial_collectives
  * SPDX-License-Identifier: MIT
  */
@@ -20,14 +20,14 @@ static double now_ms(void) {
   return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
-/* What a trainer would compute for a while: here a 1 in this worker's byte of the sum. */
+/* Computes for a while. The result is a 1 in this worker's byte of the sum. */
 static int64_t compute(int rank, int slow) {
   struct timespec t = {0, 1000000L * (slow ? SLOW_MS : QUICK_MS)};
   nanosleep(&t, NULL);
   return (int64_t)1 << (8 * rank);
 }
 
-/* Who was in a step's sum: 012. is all but the last of four. */
+/* The workers in a step's sum: "012." is all but the last of four. */
 static void show(const mlfab_partial_info *info, uint32_t workers) {
   for (uint32_t r = 0; r < workers; r++) putchar(info->bitmap[0] >> r & 1 ? (int)('0' + r) : '.');
   putchar(' ');
@@ -60,7 +60,7 @@ static int partial(mlfab *fabric, int rank, int slow, const char *name, uint32_t
     total += sum; /* a trainer would apply it to its weights */
   }
   double took = now_ms() - begin;
-  /* What came too late for the last round. */
+  /* Contributions that were too late for the last round. */
   if (mlfab_partial_flush(fabric, id, &rest, 0) || mlfab_partial_close(fabric, id)) return 1;
   for (uint32_t r = 0; r < workers; r++) all += (int64_t)STEPS << (8 * r);
   if (rank == 0) {

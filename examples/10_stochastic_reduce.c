@@ -1,10 +1,10 @@
-/* 10_stochastic_reduce.c - averaging with a few others instead of with all: eight workers.
+/* 10_stochastic_reduce.c - averaging with a few workers instead of with all: eight workers.
  *
- * Shows:  mlfab_graph_build and _check (what a graph costs, and its gap), then mlfab_stochastic_open, _reduce
- *         and _close. First each worker starts with its rank, and they only average: the gap tells how soon all
- *         agree. Then they learn a plane of which each sees two features: with any of the graphs all
- *         know all of it in the end, and the sparse ones send a fraction of the bytes.
- *         NOTIFY_ACK: a worker waits for those it hears from, never for the whole fabric.
+ * Shows:  mlfab_graph_build and _check (a graph's edges and gap), then mlfab_stochastic_open, _reduce and _close. First
+ *         each worker starts with its rank, and they only average: the larger the gap, the sooner all agree. Then
+ *         they train a plane of which each worker sees two features: with any of the graphs all workers learn the
+ *         whole plane, and the sparse graphs send a fraction of the bytes. MLFAB_NOTIFY_ACK: a worker waits for
+ *         its senders, never for the whole fabric.
  * Run:    build/mlfab-run -n 8 -s 0 build/examples/10_stochastic_reduce
  * SPDX-License-Identifier: MIT
  */
@@ -22,7 +22,7 @@ static float uniform(uint64_t *state) { /* -1 .. 1 */
   return (float)(*state >> 40) / (float)(1 << 23) - 1;
 }
 
-/* This worker's model is made to fit a sample of its own: y = sum of f * x[f] over its features. */
+/* Fits this worker's model to a sample of its own: y = sum of f * x[f] over its features. */
 static void learn(uint32_t rank, uint32_t workers, uint64_t *state) {
   float x[FEATURES] = {0}, error = 0, norm = 0;
   for (uint32_t f = rank; f < FEATURES; f += workers) {
@@ -33,7 +33,7 @@ static void learn(uint32_t rank, uint32_t workers, uint64_t *state) {
   for (uint32_t f = 0; f < FEATURES; f++) weights[f] -= error * x[f] / norm;
 }
 
-/* How far the worst weight is from what it should be. */
+/* The largest error of a weight. */
 static float distance(int plane, float mean) {
   float most = 0;
   for (int f = 0; f < FEATURES; f++) {
@@ -43,7 +43,7 @@ static float distance(int plane, float mean) {
   return most;
 }
 
-/* Steps until all weights are within 0.05 of what they should be, and remain there. */
+/* Steps until the errors of all weights are below 0.05 and stay there. */
 static int run(mlfab *fabric, uint32_t id, int plane, uint32_t *steps_p, uint64_t *sent_p) {
   mlfab_stochastic_info info = {.size = sizeof info};
   uint32_t workers, steps = 1;
@@ -58,7 +58,7 @@ static int run(mlfab *fabric, uint32_t id, int plane, uint32_t *steps_p, uint64_
   }
   *steps_p = steps;
   *sent_p = info.sent_bytes;
-  return steps > STEPS; /* it has not come there */
+  return steps > STEPS; /* it did not */
 }
 
 static int try_graph(mlfab *fabric, uint32_t rank, uint32_t workers, const char *name,

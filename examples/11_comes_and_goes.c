@@ -1,8 +1,8 @@
-/* 11_comes_and_goes.c - a trainer on allreduce whose third worker dies, and comes back.
+/* 11_comes_and_goes.c - a trainer on allreduce whose third worker dies and comes back.
  *
- * Shows:  what to do when a collective fails: all workers that live agree on a step, by the maximum of
- *         step * workers + rank, and take the model of the rank that has come so far. Who begins, who
- *         comes back and who has done its last step does the same, so there is one path for all of it.
+ * Shows:  what to do when a collective fails: all live workers agree on a step (by the maximum of step * workers +
+ *         rank) and take the model of the rank that is furthest. A worker that begins, comes back, or has done its last
+ *         step does the same, so one function does all of it.
  * Run:    build/mlfab-run -n 4 -s 1 --on-failure=restart build/examples/11_comes_and_goes
  * SPDX-License-Identifier: MIT
  */
@@ -19,11 +19,11 @@ static mlfab *fabric;
 static int32_t rank;
 static uint32_t workers;
 
-/* What all workers have after every step. */
+/* The state that all workers have after every step. */
 static float weights[FEATURES];
 static int64_t step;
 
-static int64_t alive; /* workers that took part when they last agreed */
+static int64_t alive; /* workers that took part in the last agreement */
 
 static uint64_t state;
 static float uniform(void) { /* -1 to 1 */
@@ -31,7 +31,7 @@ static float uniform(void) { /* -1 to 1 */
   return (float)(int32_t)(state >> 32) / 2147483648.0f;
 }
 
-/* The gradient of a batch of this worker's: y = 1 x1 + 2 x2 + ... */
+/* The gradient of a batch of this worker's data: y = 1 x1 + 2 x2 + ... */
 static void compute(float *gradient) {
   struct timespec pause = {0, 5000000};
   nanosleep(&pause, NULL);
@@ -59,8 +59,8 @@ static int reduce(void *data, uint64_t count, int dtype, uint32_t op) {
   return mlfab_allreduce_list(fabric, &vec, 1, dtype, &options);
 }
 
-/* Everybody who lives has the model of whoever has come so far. This may fail, too, while workers die
- * and come: a few times. What fails in the middle leaves the weights as they were. */
+/* Gives all live workers the model of the worker that is furthest. It may fail a few times, too, while workers die
+ * and come. A failure leaves the weights unchanged. */
 static int agree(void) {
   float taken[FEATURES];
   int code = 0;
@@ -86,7 +86,7 @@ static int agree(void) {
   return code;
 }
 
-/* One step, the same everywhere, or an error that all of those who live get. */
+/* One step with the same result on all workers, or an error that all live workers get. */
 static int advance(void) {
   float gradient[FEATURES];
   compute(gradient);
@@ -97,7 +97,7 @@ static int advance(void) {
   return 0;
 }
 
-/* Have all the same bits? The answer, or an error. */
+/* Returns whether all workers have the same bits, or an error. */
 static int compare(int *same_p) {
   float low[FEATURES], high[FEATURES];
   for (int f = 0; f < FEATURES; f++) low[f] = high[f] = weights[f];
