@@ -222,6 +222,7 @@ static void server_define_ack(mlfab__server *server, uint32_t worker, int code, 
   ack.v_train = server->peers[worker].pushed;
   ack.options = server->options;
   ack.ask = server->peers[worker].define.ask;
+  ack.packets = server->sparse != NULL;
   ack.first_weights = worker == 0 && server->first_weights_incarnation != 0 &&
                       server->first_weights_incarnation == server->peers[0].incarnation;
   size_t n = strlen(text);

@@ -390,10 +390,25 @@ static void sparse_push_free(mlfab__worker *worker) {
   worker->mark_room = 0;
 }
 
+/* Packets go to every server. One that was built without this group takes none. */
+static int sparse_push_check_servers(const mlfab__worker *worker, const char *what,
+                                     mlfab_error *error) {
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    if (!worker->streams[s].packets)
+      return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)s, 1, 0,
+                          "not supported: %s, at server %u, which was built without "
+                          "MLFAB_WITH_SPARSE",
+                          what, s);
+  }
+  return 0;
+}
+
 /* --- sparse updates --- */
 
 static int sparse_push_check_list(const mlfab__worker *worker, const mlfab__sparse *sparse,
                                   mlfab_error *error) {
+  int code = sparse_push_check_servers(worker, "sparse updates", error);
+  if (code) return code;
   const mlfab__tensor *tensor = mlfab__layout_find(&worker->layout, sparse->tensor);
   if (!tensor)
     return MLFAB__FAIL(error, MLFAB_ERR_TENSOR, "push_sparse: there is no tensor %u",
@@ -590,7 +605,8 @@ MLFAB__INTERNAL int mlfab__worker_set_filter(mlfab__worker *worker, uint32_t ten
     return 0;
   }
   memcpy(&filter, given, mlfab__min(given->size, sizeof filter));
-  int code = sparse_push_check(&filter, error);
+  int code = sparse_push_check_servers(worker, "filters", error);
+  if (!code) code = sparse_push_check(&filter, error);
   if (code) return code;
   if (worker->define.options.ghost)
     return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED, "not supported: filters on ghost tensors");

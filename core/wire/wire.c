@@ -35,7 +35,7 @@ WIRE_META(bye, N(code) T(text))
 WIRE_META(member, N(node) N(incarnation) N(kind) T(addresses))
 WIRE_META(define, N(ask) N(tensors) N(first_weights) F(options, options))
 WIRE_META(define_ack,
-  N(code) N(server) N(v_train) T(text) N(ask) N(first_weights) F(options, options))
+  N(code) N(server) N(v_train) T(text) N(ask) N(first_weights) N(packets) F(options, options))
 WIRE_META(chunk, N(seq) N(offset) N(generation))
 WIRE_META(grant, N(seq) N(upto) N(generation))
 WIRE_META(push_ack, N(seq) N(members) N(generation) N(code) N(version) N(delay) N(v_train))

@@ -241,6 +241,7 @@ typedef struct mlfab__define_ack { /* server -> worker: the model is ready here,
   char text[MLFAB__TEXT_MAX];
   uint32_t ask;                /* of the DEFINE that this answers */
   uint32_t first_weights;      /* 1: the receiver's own first weights are in use */
+  uint32_t packets;            /* 1: this server takes updates as packets */
   mlfab_model_options options; /* worker 0's, which apply; fields as in DEFINE */
 } mlfab__define_ack;
 

@@ -297,6 +297,7 @@ static void worker_define_ack(mlfab__worker *worker, uint32_t server, const mlfa
     return;
   }
   stream->own_weights = ack.first_weights != 0;
+  stream->packets = ack.packets != 0;
   worker->define.options = ack.options;
   stream->defined = 1;
   stream->define = 0;

@@ -166,6 +166,7 @@ typedef struct mlfab__fetch { /* a pull */
 
 typedef struct mlfab__stream { /* to a server */
   uint8_t up, dead, define, defined, done_told, done_acked, own_weights;
+  uint8_t packets; /* it takes updates as packets */
   uint8_t counts;  /* it counts iterations: also of updates that have no bytes for it */
   uint8_t changes; /* it has not answered the change of consistency that is under way */
   uint32_t generation;

@@ -77,6 +77,12 @@ for build in none.o minimal/mlfab.o; do
   check "is told what was left out" ./left_out
 done
 
+# Worker 0's process serves with a build that has no filters; worker 1 has them, and is told.
+$compile -DMLFAB_WITH_SPARSE=0 -c full/mlfab.c -o no_sparse.o
+check "a server without filters" $compile -Ifull -o mixed0 "$dropin/mixed.c" no_sparse.o $link
+check "a worker with filters" $compile -Ifull -o mixed1 "$dropin/mixed.c" full/mlfab.c $link
+check "the worker is told which server" "$run" -n 2 -s 0 --timeout 60 sh -c 'exec ./mixed$MLFAB_RANK'
+
 # Two copies, one of which could be seen by the other.
 check "a copy in the program" $compile -rdynamic -DMLFAB_WITH_SCHED=0 -Ifull -o copies "$dropin/copies.c" \
   full/mlfab.c $link -ldl

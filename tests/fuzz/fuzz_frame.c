@@ -401,7 +401,7 @@ static uint32_t random_meta(mlfab__rng *prng, unsigned type, uint8_t *meta) {
   while (bytes < before_text[type]) meta[bytes++] = (uint8_t)mlfab__rng_next(prng);
   if (has_text[type]) bytes += random_text(prng, meta + bytes);
   if (type == MLFAB__DEFINE_ACK) {
-    for (int i = 0; i < 156; i++) meta[bytes++] = (uint8_t)mlfab__rng_next(prng);
+    for (int i = 0; i < 160; i++) meta[bytes++] = (uint8_t)mlfab__rng_next(prng);
   }
   return bytes;
 }

@@ -217,6 +217,7 @@ static void define_all(void) {
     mlfab__worker_taken(&F.worker, s, &out);
     memset(&m, 0, sizeof m);
     m.server = s;
+    m.packets = 1;
     m.ask = F.worker.define.ask, m.options = F.worker.define.options;
     from_server(s, MLFAB__DEFINE_ACK, meta, mlfab__encode_define_ack(meta, &m), NULL, 0);
   }

@@ -169,6 +169,7 @@ static void begin(uint32_t servers, uint32_t chunk, uint32_t eager,
     mlfab__worker_taken(&F.worker, s, &out);
     memset(&m, 0, sizeof m);
     m.server = s;
+    m.packets = 1;
     m.ask = F.worker.define.ask, m.options = F.worker.define.options;
     from_server(s, MLFAB__DEFINE_ACK, meta, mlfab__encode_define_ack(meta, &m));
   }
@@ -727,6 +728,19 @@ static void test_filters_are_checked(void **state) {
   assert_int_equal(mlfab__worker_set_filter(&F.worker, 20, &f, &error), MLFAB_ERR_DTYPE);
   assert_int_equal(mlfab__worker_set_filter(&F.worker, MLFAB_ALL, &f, &error), MLFAB_ERR_DTYPE);
   assert_non_null(strstr(error.text, "tensor 20 is int64"));
+  /* A server that was built without them is named. */
+  const uint64_t index = 0;
+  const float value = 1;
+  F.worker.streams[0].packets = 0;
+  assert_int_equal(mlfab__worker_set_filter(&F.worker, 0, &f, &error), MLFAB_ERR_UNSUPPORTED);
+  assert_string_equal(error.text,
+                      "not supported: filters, at server 0, which was built without "
+                      "MLFAB_WITH_SPARSE");
+  assert_int_equal(error.rank, 0);
+  assert_int_equal(
+      mlfab__worker_push_sparse(&F.worker, 0, &index, &value, 1, NULL, F.now, NULL, &error),
+      MLFAB_ERR_UNSUPPORTED);
+  F.worker.streams[0].packets = 1;
   assert_null(F.worker.sieves);
   finish();
 }

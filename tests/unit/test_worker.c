@@ -330,6 +330,7 @@ static void define(fixture *f, const mlfab_model_options *options) {
     assert_int_equal(f->out.type, MLFAB__DEFINE);
     memset(&m, 0, sizeof m);
     m.server = s;
+    m.packets = 1;
     m.ask = f->worker.define.ask, m.options = f->worker.define.options;
     from_server(f, s, MLFAB__DEFINE_ACK, meta, mlfab__encode_define_ack(meta, &m), NULL, 0);
   }
