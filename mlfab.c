@@ -1596,6 +1596,7 @@ typedef struct mlfab__define_ack { /* server -> worker: the model is ready here,
   char text[MLFAB__TEXT_MAX];
   uint32_t ask;                /* of the DEFINE that this answers */
   uint32_t first_weights;      /* 1: the receiver's own first weights are in use */
+  uint32_t packets;            /* 1: this server takes updates as packets */
   mlfab_model_options options; /* worker 0's, which apply; fields as in DEFINE */
 } mlfab__define_ack;
 
@@ -2166,7 +2167,7 @@ WIRE_META(bye, N(code) T(text))
 WIRE_META(member, N(node) N(incarnation) N(kind) T(addresses))
 WIRE_META(define, N(ask) N(tensors) N(first_weights) F(options, options))
 WIRE_META(define_ack,
-  N(code) N(server) N(v_train) T(text) N(ask) N(first_weights) F(options, options))
+  N(code) N(server) N(v_train) T(text) N(ask) N(first_weights) N(packets) F(options, options))
 WIRE_META(chunk, N(seq) N(offset) N(generation))
 WIRE_META(grant, N(seq) N(upto) N(generation))
 WIRE_META(push_ack, N(seq) N(members) N(generation) N(code) N(version) N(delay) N(v_train))
@@ -10387,6 +10388,7 @@ typedef struct mlfab__fetch { /* a pull */
 
 typedef struct mlfab__stream { /* to a server */
   uint8_t up, dead, define, defined, done_told, done_acked, own_weights;
+  uint8_t packets; /* it takes updates as packets */
   uint8_t counts;  /* it counts iterations: also of updates that have no bytes for it */
   uint8_t changes; /* it has not answered the change of consistency that is under way */
   uint32_t generation;
@@ -13120,6 +13122,7 @@ static void worker_define_ack(mlfab__worker *worker, uint32_t server, const mlfa
     return;
   }
   stream->own_weights = ack.first_weights != 0;
+  stream->packets = ack.packets != 0;
   worker->define.options = ack.options;
   stream->defined = 1;
   stream->define = 0;
@@ -17437,6 +17440,7 @@ static void server_define_ack(mlfab__server *server, uint32_t worker, int code, 
   ack.v_train = server->peers[worker].pushed;
   ack.options = server->options;
   ack.ask = server->peers[worker].define.ask;
+  ack.packets = server->sparse != NULL;
   ack.first_weights = worker == 0 && server->first_weights_incarnation != 0 &&
                       server->first_weights_incarnation == server->peers[0].incarnation;
   size_t n = strlen(text);
@@ -38320,10 +38324,25 @@ static void sparse_push_free(mlfab__worker *worker) {
   worker->mark_room = 0;
 }
 
+/* Packets go to every server. One that was built without this group takes none. */
+static int sparse_push_check_servers(const mlfab__worker *worker, const char *what,
+                                     mlfab_error *error) {
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    if (!worker->streams[s].packets)
+      return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)s, 1, 0,
+                          "not supported: %s, at server %u, which was built without "
+                          "MLFAB_WITH_SPARSE",
+                          what, s);
+  }
+  return 0;
+}
+
 /* --- sparse updates --- */
 
 static int sparse_push_check_list(const mlfab__worker *worker, const mlfab__sparse *sparse,
                                   mlfab_error *error) {
+  int code = sparse_push_check_servers(worker, "sparse updates", error);
+  if (code) return code;
   const mlfab__tensor *tensor = mlfab__layout_find(&worker->layout, sparse->tensor);
   if (!tensor)
     return MLFAB__FAIL(error, MLFAB_ERR_TENSOR, "push_sparse: there is no tensor %u",
@@ -38520,7 +38539,8 @@ MLFAB__INTERNAL int mlfab__worker_set_filter(mlfab__worker *worker, uint32_t ten
     return 0;
   }
   memcpy(&filter, given, mlfab__min(given->size, sizeof filter));
-  int code = sparse_push_check(&filter, error);
+  int code = sparse_push_check_servers(worker, "filters", error);
+  if (!code) code = sparse_push_check(&filter, error);
   if (code) return code;
   if (worker->define.options.ghost)
     return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED, "not supported: filters on ghost tensors");
