@@ -34,10 +34,10 @@ typedef struct settings {
   const char *only;
   FILE *tsv;
   int failures, rows;
-  uint64_t end_ns; /* cells that would begin later are left out, and counted as failed */
+  uint64_t end_ns; /* cells that would start later are left out, and counted as failed */
 } settings;
 
-/* A cell: who plays what, and which limit the result is put beside. */
+/* A cell: the contestants, and the limit that the result is compared with. */
 typedef struct cell {
   const char *what; /* of the figure's name */
   bench_job job;
@@ -112,7 +112,7 @@ static bench_trial median_trial(const bench_trial *trials, int n) {
  * Output
  */
 
-/* Three digits that matter. */
+/* Three significant digits. */
 static const char *number(char text[32], double value) {
   double size = fabs(value);
   int digits = size >= 100 ? 0 : size >= 10 ? 1 : size >= 1 ? 2 : 3;
@@ -156,7 +156,7 @@ static void figure_print(settings *s, const cell *c, const outcome *o, const fig
   s->rows++;
 }
 
-/* What is read off a trial of a cell, for player i. */
+/* The figure taken from a trial of a cell, for player i. */
 enum reading { RATE, PER_SECOND, MICROSECONDS, SERVER_CPU, ALLOCATIONS };
 
 static double read_off(enum reading reading, const bench_job *job, const bench_trial *t) {
@@ -194,7 +194,7 @@ static void report(settings *s, const cell *c, const outcome *o, const char *wha
  * Running a cell
  */
 
-/* Everybody's trials in turns; the first of each is not counted, it warms up. */
+/* All contestants' trials in turns; the first one of each is a warm-up and is not counted. */
 static void trials_run(const settings *s, const cell *c, bench_team **team, outcome *o) {
   static bench_trial trial[PLAYERS][TRIALS_MAX];
   static double add[TRIALS_MAX], copy[TRIALS_MAX], line[TRIALS_MAX];
@@ -254,7 +254,7 @@ static void job_fill(bench_job *job, int quick) {
     if (quick && job->bytes > 64 && job->bytes < 16 * MIB) messages /= 4;
     job->messages = messages ? messages : 1;
     job->window = sizes[i].window;
-    /* A worker may have eight pulls under way. */
+    /* A worker may have eight pulls in progress. */
     if (job->what == BENCH_PULL && job->window > 8) job->window = 8;
   }
 }
@@ -316,7 +316,7 @@ static void idle(settings *s, int transport) {
   job_fill(&c.job, s->quick);
   if (!wanted(s, c.what, &c.job)) return;
   bench_team *team = bench_team_start(&bench_mlfab, &c.job);
-  /* A trial first: idle after work is what burns cores, if anything does. */
+  /* A trial first: a busy loop while idle is most likely after work. */
   if (!team || bench_team_trial(team, &t) || bench_team_idle(team, s->quick ? 0.5 : 2.0, &t)) {
     s->failures++;
   } else {
@@ -360,7 +360,7 @@ static void all_cells(settings *s) {
     idle(s, transport);
     for (uint32_t workers = 1; workers <= WORKERS_MAX; workers *= 2) {
       for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        /* A quick look leaves out two workers, and the largest size with many. */
+        /* --quick leaves out two workers, and the largest size with many workers. */
         if (s->quick && (workers == 2 || (workers > 1 && sizes[i] > 16 * MIB))) continue;
         throughput(s, BENCH_PUSH, transport, sizes[i], workers, 0);
         if (transport == BENCH_TCP && workers == 1 && sizes[i] >= MIB) {

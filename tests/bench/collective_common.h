@@ -25,9 +25,9 @@
 typedef struct collective_rank {
   int rank, ranks;
   float *data;
-  void *self; /* the contestant's own */
+  void *self; /* the contestant's own data */
   void (*prepare)(struct collective_rank *,
-                  size_t); /* before the first call with a count, or NULL */
+                  size_t); /* called before the first call with a new count, or NULL */
   void (*allreduce)(struct collective_rank *, size_t count);
 } collective_rank;
 
@@ -51,7 +51,7 @@ static inline float *collective_memory(void) {
   return data;
 }
 
-/* Open MPI binds the ranks when there is a core for each, so the others' ranks are bound too. */
+/* Open MPI binds its ranks when there is a core for each, so the other contestants' ranks are bound too. */
 static inline void collective_bind(int rank, int ranks) {
   cpu_set_t set;
   if (ranks > sysconf(_SC_NPROCESSORS_ONLN)) return;
@@ -78,7 +78,7 @@ static inline double collective_run(collective_rank *r, size_t count, unsigned l
   return collective_now() - begin;
 }
 
-/* Serves the orders until their end. */
+/* Executes orders until end of file. */
 static inline void collective_serve(collective_rank *r, const char *dir) {
   char path[512], order[128], answer[64];
   unsigned long bytes, times;

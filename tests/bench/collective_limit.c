@@ -1,18 +1,17 @@
-/* collective_limit.c - what bounds an allreduce on this machine:
+/* collective_limit.c - the bounds of an allreduce on this machine:
  *
- *    bench-collective-limit KIND RANKS DIR
+ *   bench-collective-limit KIND RANKS DIR
  *
- *    copy   shared memory, callers' own arrays: every rank copies what others add into a shared
- *           block, adds its part of all ranks to its array and a shared block, and copies the
- *           others' sums back
- *    add    arrays in shared memory: every rank adds its part of all ranks' arrays into all of them
- *    tcp    over loopback every rank sends 2 (N-1)/N of its array and takes as much in; no sums
+ *   copy   shared memory, callers' own arrays: every rank copies the parts that others add into a
+ *          shared block, adds its part of all ranks to its array and a shared block, and copies the
+ *          others' sums back
+ *   add    arrays in shared memory: every rank adds its part of all ranks' arrays into all of them
+ *   tcp    over loopback every rank sends 2 (N-1)/N of its array and receives as much; no sums
  *
- * These move the bytes of an allreduce, with all ranks at once, and do nothing else: shared blocks
- * stay in the cache, and ranks wait for each other before and after a call (over TCP: for its last
- * byte), not where data would make them. So the sums are not right, and are not looked at. Stores
- * do not bypass the cache: what is written in place has just been read, and took 2 to 3 times as
- * long so. */
+ * These move the bytes of an allreduce, with all ranks at once, and do nothing else: shared blocks stay in
+ * the cache, and ranks wait for each other before and after a call (over TCP: for its last byte), not where
+ * data dependencies would make them. So the sums are not right, and are not checked. Stores do not bypass
+ * the cache, because the destination has just been read; non-temporal stores took 2 to 3 times as long. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1
 #endif
@@ -39,10 +38,10 @@ typedef struct presence {
 
 typedef struct limit {
   int yields;     /* more ranks than cores */
-  presence *here; /* shared, one a rank */
+  presence *here; /* shared, one per rank */
   unsigned turn, blocks;
-  float *stage[RANKS_MAX]; /* everybody's BLOCKS blocks of BLOCK elements, shared */
-  float *array[RANKS_MAX]; /* add: everybody's array; copy: only one's own */
+  float *stage[RANKS_MAX]; /* all ranks' BLOCKS blocks of BLOCK elements, shared */
+  float *array[RANKS_MAX]; /* add: all ranks' arrays; copy: only the own one */
   int from, to;            /* tcp: the neighbours in the ring */
 } limit;
 
@@ -53,7 +52,7 @@ static void rest(const limit *l, unsigned *spins) {
 #endif
 }
 
-/* Every rank says that it is here in a line of its own, and looks at the others'. */
+/* Every rank announces its arrival in its own cache line, and reads the others'. */
 static void barrier(collective_rank *r, limit *l) {
   unsigned turn = ++l->turn, spins = 0;
   atomic_store_explicit(&l->here[r->rank].turn, turn, memory_order_release);
@@ -63,8 +62,8 @@ static void barrier(collective_rank *r, limit *l) {
   }
 }
 
-/* out[k] = the sum of all in, for each k: n arrays read, m written; count is a multiple of LANES.
- * As fast as the machine allows, whatever the build was asked for. */
+/* out[k] = the sum of all in, for each k: n arrays read, m written; count is a multiple of LANES. As fast
+ * as the machine allows, whatever the build's flags. */
 #if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__)
 __attribute__((optimize("O3"), target_clones("avx512f", "avx2", "default")))
 #endif
@@ -89,7 +88,8 @@ static float *block_next(collective_rank *r, limit *l) {
   return l->stage[r->rank] + (size_t)(l->blocks++ % BLOCKS) * BLOCK;
 }
 
-/* What another wrote some blocks ago: not what it writes now, or both would fight for the lines. */
+/* A block that another rank wrote some blocks ago, not its current one: otherwise both would compete for
+ * the lines. */
 static float *block_of(const limit *l, int rank) {
   return l->stage[rank] + (size_t)((l->blocks + BLOCKS / 2) % BLOCKS) * BLOCK;
 }
@@ -122,7 +122,7 @@ static void add_call(collective_rank *r, size_t count) {
   barrier(r, l);
 }
 
-/* Bytes moved; 0: it would block. */
+/* Bytes moved; 0 when the call would block. */
 static size_t moved(ssize_t n) {
   if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)
     collective_fail("bench-collective-limit", strerror(errno));
@@ -137,7 +137,7 @@ static void tcp_call(collective_rank *r, size_t count) {
   char *base = (char *)r->data;
   while (sent < bytes || got < bytes) {
     size_t before = sent + got;
-    /* The array is gone through once or twice, in pieces that do not reach over its end. */
+    /* The array is sent once or twice, in pieces that end at its end. */
     if (sent < bytes) {
       size_t n = bytes - sent < PIECE ? bytes - sent : PIECE;
       size_t at = sent % (count * sizeof(float));
@@ -160,7 +160,7 @@ static void tcp_call(collective_rank *r, size_t count) {
   }
 }
 
-/* A connection of 127.0.0.1 with itself: the end that sends, and the one that receives. */
+/* A connection of 127.0.0.1 with itself: the sending end and the receiving end. */
 static void connection(int *to_p, int *from_p) {
   struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
   socklen_t length = sizeof address;

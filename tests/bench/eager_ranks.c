@@ -1,14 +1,14 @@
-/* eager_ranks.c - eagerSGD's microbenchmark with real processes: a rank of it.
+/* eager_ranks.c - one rank of eagerSGD's microbenchmark with real processes.
  *
- *    mlfab-run -n 32 -s 0 --shm --no-prefix bench-eager-ranks STEP_MS CASE...
+ *   mlfab-run -n 32 -s 0 --shm --no-prefix bench-eager-ranks STEP_MS CASE...
  *
  * CASE is full:BYTES:ROUNDS, solo:BYTES:ROUNDS, majority:BYTES:ROUNDS or Q:BYTES:ROUNDS, a quorum. In a
- * round rank i calls i + 1 steps after an instant that all have agreed on; what is measured is how long
- * the call takes. Contributions are 2^rank, in even rounds in the lower half of an int64, in odd ones in
- * the upper: so every element of a sum names those that were active in its round, and those that were
- * too late for the one before. Rank 0 prints for each case, times in ms, of means over the ranks:
+ * round rank i calls i + 1 steps after a common instant; measured is the duration of the call.
+ * Contributions are 2^rank, in even rounds in the lower half of an int64, in odd ones in the upper half: so
+ * every element of a sum shows the active ranks of its round, and the late ones of the previous round. Rank
+ * 0 prints for each case, times in ms, of means over the ranks:
  *
- *    CASE mean M median M wrong W active A0 A1 ...       Ai: active ranks of round i
+ *   CASE mean M median M wrong W active A0 A1 ...       Ai: active ranks of round i
  *
  * Source: eagerSGD §6.1, fig. 8. SPDX-License-Identifier: MIT */
 #ifndef _GNU_SOURCE
@@ -24,7 +24,7 @@
 
 enum { RANKS_MAX = 32, ROUNDS_MAX = 4096, BYTES_MAX = 4 << 20 };
 #define MS 1000000
-/* From agreeing on an instant until it comes: all have to be asleep by then. */
+/* From the agreement on an instant to that instant: all ranks have to be asleep by then. */
 #define AHEAD (10 * MS)
 
 typedef struct rank {
@@ -57,7 +57,7 @@ static void sleep_until(int64_t at_ns) {
   }
 }
 
-/* An instant that is the same for all, who are all here. */
+/* Agrees on an instant with all other ranks; also a barrier. */
 static int64_t agree(rank *r) {
   int64_t at = now_ns() + AHEAD;
   mlfab_vec vec = {&at, 1};
@@ -66,7 +66,7 @@ static int64_t agree(rank *r) {
   return at;
 }
 
-/* What every element of the sum must be; `id` 0: of a full allreduce. */
+/* Checks every element of the sum; `partial` 0: of a full allreduce. */
 static void check(rank *r, int partial, uint32_t turn, const mlfab_partial_info *info) {
   uint64_t all = (1ull << r->ranks) - 1, shift = RANKS_MAX * (turn & 1), sum;
   r->before = turn && partial ? r->active : all;
@@ -100,7 +100,7 @@ static int ascending(const void *a, const void *b) {
   return (x > y) - (x < y);
 }
 
-/* Adds up what the ranks have measured; rank 0 prints it. */
+/* Adds up the ranks' measurements; rank 0 prints them. */
 static void report(rank *r, const char *name, uint32_t rounds) {
   double mean = 0;
   mlfab_vec waited = {r->waited, rounds}, wrong = {&r->wrong, 1};

@@ -97,7 +97,7 @@ static float draw_float(uint64_t *state) { /* in [-1, 1) */
   return (float)(draw(state) >> 40) * (1.0f / 8388608.0f) - 1.0f;
 }
 
-/* Partial sums, so that it becomes vector instructions. */
+/* Partial sums, so that the compiler can vectorize it. */
 static float dot(const float *a, const float *b, size_t n) {
   float lane[LANES] = {0}, sum = 0;
   for (size_t i = 0; i + LANES <= n; i += LANES)
@@ -146,7 +146,7 @@ static void plane_gradient(trainer *t, uint32_t step) {
   }
 }
 
-/* Mean squared error of points that nobody trained on. */
+/* Mean squared error of points that are not in the training set. */
 static double plane_loss(const trainer *t) {
   double sum = 0;
   float x[DIMENSIONS];
@@ -160,7 +160,7 @@ static double plane_loss(const trainer *t) {
 
 /* ---- images ---- */
 
-/* Behind a header of `header` bytes, records of `record` bytes; NULL when there are none. */
+/* Reads records of `record` bytes after a header of `header` bytes; NULL when there is no file. */
 static unsigned char *idx_read(const char *name, size_t header, size_t record, size_t *n_p) {
   const char *data = getenv("MLFAB_DATA"), *home = getenv("HOME");
   char command[1024];
@@ -194,7 +194,7 @@ static void images_read(images *set, const char *prefix) {
     if (set->labels[i] >= CLASSES) fail("MNIST's labels are out of range");
 }
 
-/* A class is a pattern of pixels of which an image shows a part, among others that mean nothing. */
+/* A class is a pattern of pixels; an image shows a part of it, and random other pixels. */
 static void images_generate(images *set, size_t n, uint64_t state) {
   set->pixels = allocate(n, INPUTS);
   set->labels = allocate(n, 1);
@@ -276,7 +276,7 @@ static double delay_ms(const trainer *t, uint32_t step) {
 static void prepare(trainer *t) {
   uint64_t state = 17;
   t->count = is_plane(t) ? DIMENSIONS + 1 : WEIGHTS;
-  /* Half of where points in d dimensions learn fastest, b a step: 1 / (1 + d/b). */
+  /* Half of the rate at which points in d dimensions learn fastest, b per step: 1 / (1 + d/b). */
   t->rate = is_plane(t) ? 0.5 / (1.0 + (double)DIMENSIONS / POINTS_A_STEP) : 0.1;
   t->w = allocate(t->count, sizeof(float));
   t->g = allocate(t->count, sizeof(float));
@@ -304,7 +304,7 @@ static void open_partial(trainer *t) {
 
 static void learn(trainer *t) { add_scaled(t->w, -(float)t->rate, t->g, t->count); }
 
-/* The gradient goes, a result comes; one that was there before is not learned twice. */
+/* Contributes the gradient and gets a result; one that was applied before is not applied again. */
 static void step_partial(trainer *t) {
   mlfab_partial_info info = {.size = sizeof info};
   require(t, mlfab_partial_reduce(t->ctx, t->id, t->g, 0, &info), "a step");

@@ -33,7 +33,7 @@ static uint8_t *packets;
 static uint64_t packed;
 static FILE *tsv;
 
-/* Of this process: other processes on the machine do not count. */
+/* CPU time of this process: other processes on the machine do not count. */
 static double now(void) {
   struct timespec t;
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
@@ -57,7 +57,7 @@ static void *memory(uint64_t bytes) {
 typedef struct cell {
   char name[32];
   int half, level;
-  double share, p; /* what survives; 0..1 */
+  double share, p; /* share of elements kept; 0..1 */
 } cell;
 
 static mlfab__filter_rule rule_of(const cell *c) {
@@ -66,7 +66,7 @@ static mlfab__filter_rule rule_of(const cell *c) {
   return (mlfab__filter_rule){MLFAB_F32, c->half, tau, c->p < 1 ? c->p : 1, 1, 1};
 }
 
-/* Outside the timing: nothing is left of the trial before. */
+/* Outside the timing: removes the residual of the previous trial. */
 static void clear_residual(void) { memset(residual, 0, n * sizeof *residual); }
 
 static void filter_pack(const cell *c) {
@@ -118,7 +118,7 @@ static void change(const cell *c) {
 
 static void unpack(const cell *c) {
   mlfab__packet packet;
-  if (c->level == 0) { /* the peer */
+  if (c->level == 0) { /* the other contestant */
     mlfab__kernel_add(MLFAB_F32, model, model, gradient, 0.5, n, 0);
     return;
   }
@@ -152,7 +152,7 @@ static void report(const cell *c, double ours, double limit, const char *peer, d
   fprintf(tsv, "%s\tmemcpy\t%.6g\n", value > 0 ? "" : "-", limit);
 }
 
-/* Everybody's trials in turns; the first of each is not counted, it warms up. */
+/* All contestants' trials in turns; the first one of each is a warm-up and is not counted. */
 static void measure(const cell *c, void (*work)(const cell *), const char *peer) {
   double ours[TRIALS_MAX], theirs[TRIALS_MAX], copy[TRIALS_MAX];
   double bytes = (double)n * sizeof *gradient * 1e-9;

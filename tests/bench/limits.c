@@ -1,4 +1,4 @@
-/* limits.c - what this machine can do: the bandwidth of adding and of copying with one core, and the
+/* limits.c - the limits of this machine: the bandwidth of adding and of copying with one core, and the
  * round trip of one cache line between two cores. */
 #include "bench.h"
 
@@ -6,7 +6,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
-/* A limit is to be as fast as the machine allows, whatever the build was asked for. */
+/* As fast as the machine allows, whatever the build's flags. */
 #if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__)
 __attribute__((optimize("O3"), target_clones("avx512f", "avx2", "default")))
 #endif
@@ -58,7 +58,7 @@ static void *line_return(void *unused) {
 
 double bench_limit_line(void) {
   pthread_t thread;
-  if (bench_cpus() < 2) return 0; /* there is nobody to send it to */
+  if (bench_cpus() < 2) return 0; /* no second core */
   atomic_store(&there, 0);
   atomic_store(&back, 0);
   if (pthread_create(&thread, NULL, line_return, NULL)) return 0;

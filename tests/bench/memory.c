@@ -1,8 +1,8 @@
-/* memory.c - what a server and a worker allocate, as multiples of the model they hold.
+/* memory.c - memory that a server and a worker allocate, in multiples of the model they hold.
  *
- * Measured in the simulator, where nothing but the library runs: one worker pushes and pulls a model of
- * 64 MiB at a server, and both tell what they have allocated. Buffers of the transport are not in it: over
- * shared memory a connection costs two rings of 2.5 MiB, over TCP some hundred KiB. */
+ * Measured in the simulator, where only the library runs: one worker pushes and pulls a model of 64 MiB at
+ * a server, and both report their allocations. Buffers of the transport are not included: over shared
+ * memory a connection costs two rings of 2.5 MiB, over TCP some hundred KiB. */
 #include "bench.h"
 
 #include "mlfab_sim.h"

@@ -12,7 +12,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* Where the server is met: a port that is free now, or a name that nobody else has. */
+/* The server's address: a free port, or an unused name. */
 static int ours_prepare(bench_team *team) {
   static unsigned cells;
   if (team->job.transport == BENCH_SHM) {
@@ -62,7 +62,7 @@ static uint64_t allocations(mlfab *fabric) {
   return stats.allocations;
 }
 
-/* Tells the allocations of a server whenever the benchmark asks. */
+/* Reports a server's allocations whenever the benchmark asks. */
 typedef struct teller {
   bench_team *team;
   mlfab *fabric;
@@ -83,8 +83,8 @@ static void *tell_allocations(void *argument) {
   return NULL;
 }
 
-/* A hand-driven server spins while a trial is on, and dozes between trials so that others can be
- * measured. Otherwise it is the server of mlfab-run, which sleeps in mlfab_serve. */
+/* A hand-driven server spins during a trial, and dozes between trials so that others can be measured.
+ * Otherwise it is the server of mlfab-run, which sleeps in mlfab_serve. */
 static void ours_server(bench_team *team) {
   teller t = {team, fabric_open(team, 0, 1)};
   pthread_t thread;
@@ -102,7 +102,7 @@ static void ours_server(bench_team *team) {
   mlfab_close(&t.fabric);
 }
 
-/* One push or pull is begun; no room means that there is something to do first. */
+/* Starts one push or pull; when there is no room, drives the node first. */
 static void begin(bench_team *team, mlfab *fabric, const mlfab_buf *buf, mlfab_request *request_p) {
   int status;
   do {

@@ -1,14 +1,14 @@
-/* peers.c - what mlfab is measured against: loops over plain sockets that somebody would write by
- * hand, and a bare loop over shared memory.
+/* peers.c - the contestants that mlfab is compared with: hand-written loops over plain sockets, and a bare
+ * loop over shared memory.
  *
- * copy loop  a worker writes an array to a socket, the server reads it into an array of its own, and
- *            answers with 8 bytes. Nothing is added: what the socket itself can do.
- * add loop   the server receives in pieces of 256 KB and adds each into its model while it is in
+ * copy loop  a worker writes an array to a socket, the server reads it into its own array, and answers
+ *            with 8 bytes. Nothing is added: the limit of the socket itself.
+ * add loop   the server receives in pieces of 256 KB and adds each to its model while it is in
  *            cache: a push written by hand.
  * futex loop 64 bytes in shared memory, a little spinning, then a futex: a round trip.
  *
- * Both socket loops keep as many messages under way as mlfab does, and run over TCP on the loopback,
- * or over Unix sockets where mlfab runs over shared memory. */
+ * Both socket loops keep as many messages in flight as mlfab does, and run over TCP on the loopback, or
+ * over Unix sockets where mlfab runs over shared memory. */
 #include "bench.h"
 
 #include <errno.h>
@@ -59,7 +59,7 @@ static void write_all(bench_team *team, int fd, const void *data, size_t bytes) 
   }
 }
 
-/* Some bytes: sleeps for them, or polls for ever while a trial is on, when the job is to spin. */
+/* Reads some bytes: sleeps until they arrive, or polls during a trial when the job is to spin. */
 static size_t read_some(bench_team *team, int fd, void *data, size_t bytes) {
   ssize_t n;
   if (!team->job.spin) {
@@ -126,8 +126,8 @@ static void socket_worker(bench_team *team, uint32_t rank) {
  * The servers
  */
 
-/* Waits for the connections; returns those that can be read as bits. One connection needs no poll:
- * its read sleeps. */
+/* Waits for the connections; returns a bit for each readable one. One connection needs no poll: its read
+ * sleeps. */
 static uint32_t readable(bench_team *team) {
   struct pollfd wanted[WORKERS_MAX];
   uint32_t bits = 0;
@@ -179,8 +179,7 @@ static void copy_server(bench_team *team) {
   }
 }
 
-/* One connection of the add loop: how much of the message was added, and the bytes behind it that are
- * not a whole float yet. */
+/* One connection of the add loop: progress within the message, and the bytes of an incomplete float. */
 typedef struct adder {
   float *piece;
   size_t added, left;

@@ -107,7 +107,7 @@ static void drop(setting *s) {
   free(s->bytes);
 }
 
-/* ---- as it is written, for one server ---- */
+/* ---- the algorithms as they are written, for one server ---- */
 
 static uint32_t naive_argmin(const setting *s, const uint8_t *fate, int64_t dl, int only,
                              double *times) {
@@ -160,7 +160,7 @@ static uint32_t naive_order(setting *s, uint32_t *order) {
   return n;
 }
 
-/* T(n) with the network as it was before; and undone. */
+/* T(n) with the network as before; undone afterwards. */
 static double naive_case(setting *s, const uint32_t *order, uint32_t count, uint32_t n) {
   double t_max = 0, ready = 0, size = 0, t, never = mlfab__network_never();
   uint32_t q = 0, i = 0, members = 0;
@@ -220,7 +220,7 @@ typedef struct figure {
   double order_looks, group_looks;
 } figure;
 
-/* The plan is the naive one's. */
+/* Checks that the plan is the naive one's. */
 static void check(setting *s, const mlfab__planned *planned, uint32_t applied,
                   const mlfab__group_choice *choice, figure *f) {
   uint32_t *order = calloc(s->n, sizeof *order);

@@ -53,7 +53,7 @@ static void *memory(uint64_t bytes) {
   return array;
 }
 
-/* A server in a process of its own, and the worker of this one. */
+/* A server in its own process, and this process's worker. */
 typedef struct fabric {
   mlfab *worker;
   pid_t server;
@@ -69,7 +69,7 @@ static void require(mlfab *ctx, int code, const char *what) {
   exit(1);
 }
 
-/* A port that is free now, or a name that nobody else has. */
+/* A free port, or an unused name. */
 static void place(uint32_t transport, char *address, size_t bytes) {
   static unsigned number;
   struct sockaddr_in in = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};

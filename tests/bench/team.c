@@ -1,5 +1,5 @@
-/* team.c - contestants as processes: started together, let run a trial at a time, never waited for
- * longer than some seconds. */
+/* team.c - contestants as processes: started together, run one trial at a time, never waited for longer
+ * than some seconds. */
 #include "bench.h"
 
 #include <errno.h>
@@ -37,7 +37,7 @@ void bench_pin(int cpu) {
   if (!known) known = sched_getaffinity(0, sizeof all, &all) == 0;
   if (cpu >= 0 && bench_cpus() < 2) return;
   CPU_ZERO(&one);
-  /* The n-th of the processors that we may use. */
+  /* The n-th of the processors that this process may use. */
   int n = 0;
   for (size_t i = 0; i < CPU_SETSIZE && cpu >= 0; i++) {
     if (CPU_ISSET(i, &all) && n++ == cpu) CPU_SET(i, &one);
@@ -83,7 +83,7 @@ void bench_fail(bench_team *team, const char *who, const char *why) {
 }
 
 int bench_next(bench_team *team, uint32_t rank) {
-  /* A worker has made as many trials as the finish line has counted of it. */
+  /* The number of trials of this worker that the finish line has counted. */
   static uint32_t made;
   while (atomic_load(&team->round) == made) {
     if (atomic_load(&team->quit)) return 0;
@@ -107,8 +107,8 @@ void bench_done(bench_team *team, uint32_t rank) {
  * The benchmark's side
  */
 
-/* Two processes of one worker each get a core of their own. More of them, and ZeroMQ, which has I/O
- * threads, are placed by the system. */
+/* Two processes of one worker and server get a core each. The system places larger teams, and ZeroMQ, which
+ * has I/O threads. */
 static pid_t process_start(bench_team *team, int rank) {
   pid_t parent = getpid(), pid = fork();
   if (pid != 0) return pid;
@@ -124,7 +124,7 @@ static pid_t process_start(bench_team *team, int rank) {
   _exit(0);
 }
 
-/* A process of the team that ended too early, or that was never there. */
+/* A process of the team that has ended too early, or never started. */
 static int somebody_missing(bench_team *team) {
   int status;
   if (atomic_load(&team->failed)) return 1;
@@ -139,7 +139,7 @@ static int somebody_missing(bench_team *team) {
   return 0;
 }
 
-/* Waits until a counter reaches a value; 0, or -1 when it cannot any more. */
+/* Waits until a counter reaches a value; returns 0, or -1 when it cannot any more. */
 static int counter_wait(bench_team *team, _Atomic uint32_t *counter, uint32_t value) {
   uint64_t until = bench_now_ns() + (uint64_t)PATIENCE_S * 1000000000u;
   for (uint32_t seen; (seen = atomic_load(counter)) < value;) {
@@ -187,7 +187,7 @@ static double cpu_of_workers(const bench_team *team) {
   return sum;
 }
 
-/* Allocations so far; the server is asked, workers have told at the end of their trial. */
+/* Allocations so far; the server is asked, workers have reported at the end of their trial. */
 static double allocations_so_far(bench_team *team) {
   double sum = 0;
   if (team->player != &bench_mlfab) return 0;
@@ -230,7 +230,7 @@ int bench_team_idle(bench_team *team, double seconds, bench_trial *trial_p) {
   return somebody_missing(team);
 }
 
-/* Ends a process: after a few seconds when it may say goodbye, else at once. */
+/* Ends a process: after a few seconds if it may close by itself, else at once. */
 static void process_end(pid_t pid, uint64_t until_ns) {
   while (pid > 0 && bench_now_ns() < until_ns && waitpid(pid, NULL, WNOHANG) == 0) usleep(1000);
   if (pid > 0 && kill(pid, SIGKILL) == 0) waitpid(pid, NULL, 0);

@@ -25,12 +25,12 @@ static const char *const kinds[KINDS] = {"none", "clustered", "scattered", "all"
 static uint64_t n; /* elements */
 static int trials;
 static uint32_t *before, *after, *other;
-static uint64_t *keep, sink; /* what was found, so that it is looked for */
+static uint64_t *keep, sink; /* results, so that the search is not optimised away */
 static mlfab__env env;
 static mlfab__tags tags;
 static FILE *tsv;
 
-/* Of this process: other processes on the machine do not count. */
+/* CPU time of this process: other processes on the machine do not count. */
 static double now(void) {
   struct timespec t;
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
@@ -80,7 +80,7 @@ static void bitmap(void) {
   sink += keep[0];
 }
 
-/* As TDF has it. */
+/* As in TDF. */
 static void every_tag(void) {
   for (uint64_t g = 0; g < tags.grains; g++) sink += tags.fine[g] > 1;
 }
@@ -92,7 +92,7 @@ static int by_value(const void *a, const void *b) {
   return x < y ? -1 : x > y;
 }
 
-/* Ours and the others take turns; medians, in seconds. */
+/* Both contestants and the limit take turns; medians, in seconds. */
 static void measure(void (*const what[3])(void), double median[3]) {
   double times[3][TRIALS_MAX];
   for (int t = -1; t < trials; t++) {

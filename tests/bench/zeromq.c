@@ -1,8 +1,8 @@
-/* zeromq.c - the same work over ZeroMQ, what ps-lite is built on: DEALER workers, a ROUTER server that
- * adds each message to its model and answers with 8 bytes. Sends borrow the sender's array, so there
- * is no copy that ZeroMQ does not need.
+/* zeromq.c - the same work over ZeroMQ, on which ps-lite is built: DEALER workers, a ROUTER server that
+ * adds each message to its model and answers with 8 bytes. Sends borrow the sender's array, so there is no
+ * copy that ZeroMQ does not need.
  *
- * The library is loaded while running, so the benchmark builds without it and then leaves it out. */
+ * The library is loaded at run time, so the benchmark builds without it and then leaves it out. */
 #include "bench.h"
 
 #include <dlfcn.h>
@@ -51,7 +51,7 @@ static int zmq_prepare(bench_team *team) {
     if (!warned++) fprintf(stderr, "bench: libzmq.so.5 is not there; ZeroMQ is left out\n");
     return -1;
   }
-  /* Workers wait in shared memory until the server has written the address it got. */
+  /* Workers wait in shared memory until the server has written its address. */
   team->address[0] = 0;
   return symbol(library, "zmq_ctx_new", &zmq.ctx_new) ||
          symbol(library, "zmq_socket", &zmq.socket) || symbol(library, "zmq_bind", &zmq.bind) ||
@@ -120,7 +120,7 @@ static void zmq_server(bench_team *team) {
   }
 }
 
-/* Takes one answer; a model that was pulled is copied to where the trainer wants it. */
+/* Takes one answer; copies a pulled model to the trainer's array. */
 static void take_answer(bench_team *team, void *socket, void *array) {
   zmq_message message;
   zmq.msg_init(&message);

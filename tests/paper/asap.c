@@ -1,12 +1,13 @@
-/* asap.c - ASAP's stochastic reduce in the simulator: gaps of graphs, inputs that are whole, speed, bytes, and
- * iterations to a target.
+/* asap.c - ASAP's stochastic reduce in the simulator: gaps of graphs, share of complete inputs, speed,
+ * bytes, and iterations to a target.
  *
- * Workers have a host of 10 Gbps each. Computing takes a time that is a worker's own, within `spread` of the
- * mean, and the iteration's, within `jitter`. What is learned: a linear SVM on drawn data, of which each
- * worker sees two features, and logistic regression on the words of movie reviews, where MLFAB_DATA has
- * them, split among the workers. Through mlfab.h alone, at the node level, so that all can wait at once.
+ * Each worker has a host of 10 Gbps. The time of a computation depends on the worker, within `spread` of
+ * the mean, and on the iteration, within `jitter`. Two learning tasks: a linear SVM on random data, of
+ * which each worker sees two features, and logistic regression on the words of movie reviews, if MLFAB_DATA
+ * has them, split among the workers. Uses mlfab.h alone, at the node level, so that all workers can wait at
+ * the same time.
  *
- * Source: ASAP §4-§6, fig. 2, 7 and 8. Departs: the data, and logistic regression in the place of an SVM. */
+ * Source: ASAP §4-§6, fig. 2, 7 and 8. Departs: the data, and logistic regression instead of an SVM. */
 #include "mlfab_node.h"
 #include "paper.h"
 #include "tdf.h"
@@ -24,7 +25,7 @@
 enum { ASAP_NODES = 64, FEATURES = 50, SAMPLES = 40, INPUTS = 8, MOST = 1500 };
 #define NO_LIMIT 1e12
 
-/* What is learned: the n workers' own data, and the objective of all. */
+/* A learning task: the n workers' own data, and the common objective. */
 typedef struct asap_task {
   uint32_t n;
   uint64_t count;
@@ -186,7 +187,7 @@ static void bench_close(void) {
   mlfab_sim_destroy(&bench.sim);
 }
 
-/* ---- what a worker does ---- */
+/* ---- a worker's steps ---- */
 
 static void compute(asap_node *n, uint32_t i) {
   const asap_case *run = bench.run;
@@ -227,7 +228,7 @@ static void look(asap_node *n, uint32_t i) {
   compute(n, i);
 }
 
-/* 0, or 1 when something has failed. */
+/* Returns 0, or 1 when a call has failed. */
 static int go_on(void) {
   turn();
   for (uint32_t i = 0; i < bench.run->n; i++) {
@@ -238,7 +239,7 @@ static int go_on(void) {
   return bench.failures != 0;
 }
 
-/* Virtual seconds of so many reduces. */
+/* Virtual seconds for this many reduces. */
 static double reduces(uint64_t most) {
   uint64_t start = 0;
   while (bench.reduces < most && !go_on()) {
@@ -368,7 +369,7 @@ static uint64_t sent_by_all(uint32_t n) {
   return sent;
 }
 
-/* Bytes that a worker sends an iteration, as counted on its links; opening is left out. */
+/* Bytes that a worker sends per iteration, counted on its links, without those of opening. */
 static double bytes_of(uint32_t n, uint32_t graph) {
   const asap_case run = {n, graph, MLFAB_NOTIFY_ACK, 1000, MS, 0, 0, 0, NULL};
   uint64_t sent = 0;
@@ -406,7 +407,7 @@ static double svm_margin(const float *x, float y, const float *w) {
   return sum * (double)y;
 }
 
-/* A worker's samples show two features, and nearly nothing of the others. */
+/* A worker's samples show two features, and almost nothing of the others. */
 static void svm_draw(uint32_t n, uint64_t seed) {
   float truth[FEATURES];
   for (uint32_t f = 0; f < FEATURES; f++) truth[f] = (float)(uniform(seed, f) - 0.5);
@@ -456,7 +457,8 @@ static void reviews_learn(const asap_task *t, uint32_t worker, uint32_t k, float
   for (uint64_t i = 0; i < t->count; i++) w[i] -= rate * g[i];
 }
 
-/* Iterations until the worst worker's objective is at the target, or `most`; what it is then. */
+/* Iterations until the worst worker's objective reaches the target, or `most`; stores the objective
+ * reached. */
 static uint32_t iterations_to(const asap_task *t, uint32_t graph, double target, uint32_t most,
                               double *reached_p) {
   const asap_case run = {t->n, graph, MLFAB_NOTIFY_ACK, t->count, MS, 0, 0, 0.5, t};

@@ -1,9 +1,9 @@
-/* consistency.c - FluentPS's delayed pulls: a model of workers that compute, push and pull at one
- * server whose conditions and buffer are the library's own (core/model/sync.c, core/server/lazy.c).
+/* consistency.c - FluentPS's delayed pulls: a model of workers that compute, push and pull at one server,
+ * with the library's own conditions and buffer (core/model/sync.c, core/server/lazy.c).
  *
- * Nothing takes time but computing and, where it is said, answering a pull out of the buffer: the
- * push that releases pulls answers them one after the other before anything else is done (Alg. 1,
- * lines 18 to 24). Times are integers, so that comparisons are exact.
+ * Only computing takes time and, where stated, answering a pull from the buffer: the push that releases
+ * pulls answers them one after another before the next event (Alg. 1, lines 18 to 24). Times are integers,
+ * so that comparisons are exact.
  *
  * Source: FluentPS §IV, Table IV, Fig. 9. */
 #include "core/base/heap.h"
@@ -19,13 +19,13 @@ enum { CROWD_MAX = 64, LAWS = 4, MODELS = 6, ORDER_SEEDS = 15 };
 enum { LONGEST = 4000, MEDIUM = 400, SHORT = 100 }; /* iterations; the first is the paper's */
 #define STEP ((double)SECOND)                       /* a mean computation */
 
-/* ---- how long a computation takes ---- */
+/* ---- the time of a computation ---- */
 
 typedef struct law {
   const char *name;
   double spread;    /* persistent: a worker's own factor is uniform in 1 +- spread */
   double straggler; /* factor of worker 0; 0: it is like the others */
-  double cv;        /* independent from one computation to the next, log-normal */
+  double cv;        /* log-normal, independent for each computation */
 } law;
 
 static const law laws[LAWS] = {{"spread of 15 %", 0.15, 0, 0},
@@ -55,20 +55,20 @@ typedef struct crowd {
   const law *law;
   uint32_t workers, iterations;
   mlfab_sync sync;
-  uint64_t answer_ns; /* of the server's time for a pull out of the buffer */
+  uint64_t answer_ns; /* server time for a pull from the buffer */
   uint64_t seed;
 } crowd;
 
 typedef struct tally {
   double delayed, seconds, stale_mean,
-      stale_most; /* stale: of the slowest worker's updates missing */
+      stale_most; /* stale: missing updates of the slowest worker */
 } tally;
 
 typedef struct sim {
   const crowd *c;
   mlfab__heap heap; /* of workers that compute */
   mlfab__lazy lazy;
-  uint64_t pushed[CROWD_MAX], count[LONGEST + 1]; /* count: who has pushed iteration i */
+  uint64_t pushed[CROWD_MAX], count[LONGEST + 1]; /* count: workers that have pushed iteration i */
   uint64_t now, order, v, fastest, delayed, answered, stale_sum, stale_most;
 } sim;
 
@@ -135,7 +135,7 @@ static void sim_step(sim *s, uint32_t worker) {
   sim_delay(s, worker);
 }
 
-/* One run; delayed pulls per 100 iterations of all workers. */
+/* One run; returns delayed pulls per 100 iterations of all workers. */
 static tally sim_run(const crowd *c) {
   static sim s;
   memset(&s, 0, sizeof s);
@@ -159,7 +159,7 @@ static tally sim_run(const crowd *c) {
                  (double)s.stale_sum / (double)s.answered, (double)s.stale_most};
 }
 
-/* Means over seeds; of stale_most, too. */
+/* Means over seeds, also of stale_most. */
 static tally sim_mean(crowd c) {
   tally mean = {0, 0, 0, 0};
   for (c.seed = 1; c.seed <= seeds_each; c.seed++) {
@@ -172,7 +172,7 @@ static tally sim_mean(crowd c) {
   return mean;
 }
 
-/* ---- what is compared ---- */
+/* ---- comparisons ---- */
 
 static crowd crowd_of(const law *l, uint32_t workers, uint32_t kind, int64_t s) {
   crowd c = {.law = l, .workers = workers, .iterations = LONGEST};
@@ -324,7 +324,7 @@ static void same_bound(void) {
   }
 }
 
-/* How stale what is answered may be, in spite of the equal bound. */
+/* The possible staleness of answers, which differs in spite of equal bounds. */
 static void staleness(void) {
   crowd c = crowd_of(&laws[0], 64, MLFAB_SYNC_SSP, 3), ssp12 = c;
   ssp12.sync.staleness = 12;
@@ -353,7 +353,7 @@ static void staleness(void) {
   }
 }
 
-/* Nobody says how soon a spread becomes a gap: the same runs, shorter. */
+/* The paper does not say how soon a spread becomes a gap: shorter runs. */
 static void lengths(void) {
   static const uint32_t length[] = {SHORT, MEDIUM, LONGEST};
   char line[256];

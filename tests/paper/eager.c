@@ -1,11 +1,11 @@
-/* eager.c - eagerSGD's microbenchmark in the simulator: what a reduction that does not wait saves, and how
- * many take part in it.
+/* eager.c - eagerSGD's microbenchmark in the simulator: the latency that a reduction saves by not waiting,
+ * and the number of ranks that take part.
  *
- * 32 ranks call one after the other, 1 ms apart, and wait for each other between rounds; what is measured
- * is a call's latency in virtual time, mean over ranks and rounds, beside that of a full allreduce on the
- * same network. A rank contributes 2^rank, in even rounds to the lower half of each int64, in odd ones to
- * the upper: so every element of every sum names those that were active, and those of the round before
- * that were too late for it, and each must be there once. Through mlfab.h alone.
+ * 32 ranks call one after another, 1 ms apart, and wait for each other between rounds. Measured is a call's
+ * latency in virtual time, mean over ranks and rounds, against that of a full allreduce on the same
+ * network. A rank contributes 2^rank, in even rounds to the lower half of each int64, in odd ones to the
+ * upper half: so every element of every sum shows the active ranks, and the late ones of the previous
+ * round, each exactly once. Uses mlfab.h alone.
  *
  * Source: eagerSGD §6.1, fig. 8 and 9. Its QUORUM is not the paper's. */
 #include "paper.h"
@@ -22,7 +22,7 @@ enum { RANKS = 32, SIZES = 5, KINDS = 5, NETWORKS = 3, STEP = MS };
 typedef struct eager_network {
   const char *name;
   uint64_t latency_ns, rate;
-  double solo[SIZES]; /* ratios that the separate model says; 0: not told */
+  double solo[SIZES]; /* ratios of the separate model; 0: none */
 } eager_network;
 
 typedef struct eager_kind {
@@ -52,7 +52,7 @@ typedef struct eager_outcome {
   uint32_t rounds, least;
   double latency_ns;          /* mean over ranks and rounds */
   double first_ns;            /* of rank 0 */
-  uint32_t active[RANKS + 1]; /* rounds with so many active */
+  uint32_t active[RANKS + 1]; /* number of rounds with this many active ranks */
 } eager_outcome;
 
 typedef struct eager_rank {
@@ -87,7 +87,7 @@ static void failed(const char *what, const eager_rank *r) {
 
 /* ---- a fabric ---- */
 
-/* 0, or 1 with the failure told. */
+/* Returns 0, or 1 after reporting the failure. */
 static int fabric_open(const eager_network *network) {
   mlfab_sim_options options = {.size = sizeof options, .hosts = RANKS};
   mlfab_config config;
@@ -122,7 +122,7 @@ static void fabric_close(void) {
 
 /* ---- a round ---- */
 
-/* Opening waits for all ranks: each call runs inside the one before. */
+/* Opening waits for all ranks: each rank's call runs inside the previous one. */
 static void rank_open(void *user) {
   eager_rank *r = user;
   mlfab_partial_options options = {.size = sizeof options};
@@ -148,7 +148,8 @@ static void rank_call(void *user) {
   r->state = code ? DONE : CALLED;
 }
 
-/* Calls `call` of every rank, the first at `first_ns`, and waits until all are done; 0 if they are. */
+/* Makes `call` for every rank, the first at `first_ns`, and waits until all are done; returns 0 if they
+ * are. */
 static int together(void (*call)(void *), uint64_t first_ns, uint64_t step_ns) {
   uint32_t left = RANKS;
   for (uint32_t i = 0; i < RANKS; i++) {
@@ -176,14 +177,14 @@ static int together(void (*call)(void *), uint64_t first_ns, uint64_t step_ns) {
   return bench.failures != 0;
 }
 
-/* What every element of this round's sum must be. */
+/* The expected value of every element of this round's sum. */
 static int64_t sum_expected(void) {
   uint64_t shift = RANKS * (bench.turn & 1), late = bench.turn ? ALL & ~bench.active[1] : 0;
   return (int64_t)(bench.active[0] << shift | late << (RANKS - shift));
 }
 
-/* All ranks have the same sum, it names the active ranks and the late ones of the round before, and
- * what the library says of them is true. */
+/* All ranks have the same sum, it shows the active ranks and the late ones of the previous round, and the
+ * library's info agrees. */
 static void round_check(void) {
   uint32_t active = 0;
   bench.active[1] = bench.kind->mode ? bench.active[0] : ALL;
@@ -219,9 +220,9 @@ static void rounds_run(const eager_kind *kind, uint32_t rounds, eager_outcome *o
   bench.turn = 0;
   bench.active[0] = ALL;
   if (kind->mode && together(rank_open, mlfab_sim_clock(bench.sim) + 1, 1)) return;
-  /* The first round, in which links are made, does not count. */
+  /* The first round, in which links are opened, does not count. */
   for (; bench.turn <= rounds && !bench.failures; bench.turn++) {
-    mlfab_sim_run(bench.sim, 2 * STEP); /* what is under way comes to rest */
+    mlfab_sim_run(bench.sim, 2 * STEP); /* frames in flight arrive */
     if (together(rank_call, mlfab_sim_clock(bench.sim) + STEP, STEP)) return;
     round_check();
     if (bench.turn > 0) round_count(o);
@@ -240,7 +241,7 @@ static double mean_active(const eager_outcome *o) {
   return sum;
 }
 
-/* Mean latency when what is started with m ranks takes so long: nobody waits for anything else. */
+/* Mean latency when a reduction that m ranks start takes this long and waits for nothing else. */
 static double latency_of(uint32_t m, double exchange_ns) {
   double sum = 0;
   for (uint32_t i = 0; i < RANKS; i++)
@@ -288,7 +289,7 @@ static void row_of_ratio(uint32_t n, uint32_t s, uint32_t k, const eager_outcome
   add(claim, k == SOLO ? "53.32" : k == MAJORITY ? "2.46" : "-", ours, "x", least, most, note);
 }
 
-/* On the fast network: laws that hold where the exchange takes no time. */
+/* On the fast network: laws for an exchange of no duration. */
 static void rows_of_laws(const eager_outcome *o, uint32_t s) {
   char claim[80];
   for (uint32_t k = QUORUM_8; k <= QUORUM_16 && s < 3; k++) {

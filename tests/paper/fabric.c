@@ -1,9 +1,9 @@
 /* fabric.c - one run of the library itself: real workers, server and scheduler on simulated hosts.
  *
- * A worker computes, pushes an update of the whole model, pulls it, and begins again; tensors are ghosts.
- * With the early pull both are asked for at once, the next computation begins when the model is there,
- * and the next push waits for the one before it. Every half millisecond the harness looks which requests
- * have ended; how long each took is exact all the same, because results say it.
+ * A worker computes, pushes an update of the whole model, pulls it, and repeats; tensors are ghosts. With
+ * the early pull it starts both at once, starts the next computation when the model has arrived, and waits
+ * with the next push for the previous one. Every half millisecond the harness checks which requests have
+ * ended; their durations are exact all the same, because results contain them.
  *
  * Links change every PERIOD_NS, and the workers' contexts are told (mlfab_set_link) `lag_ns` later. */
 #include "paper.h"
@@ -20,11 +20,11 @@ typedef struct worker {
   struct fabric *fabric;
   mlfab *ctx;
   uint32_t rank;
-  int computed; /* an update is ready, and waits for the push before it */
+  int computed; /* an update is ready, and waits for the previous push */
   uint64_t steps, pulls;
   mlfab_request push, pull; /* 0: none */
   uint64_t push_began_ns, pull_began_ns;
-  mlfab_stats before; /* when the present period began */
+  mlfab_stats before; /* at the start of the current period */
 } worker;
 
 typedef struct fabric {
@@ -33,9 +33,11 @@ typedef struct fabric {
   mlfab_sim *sim;
   mlfab *server;
   worker worker[WORKERS];
-  uint64_t start_ns, from_ns, end_ns; /* training began; measured from, to */
-  uint64_t period, told;              /* that the links are in, and that was told */
-  uint64_t round_seen[2], round_at[2], round_left, round; /* first and last, and when they ended */
+  uint64_t start_ns, from_ns, end_ns; /* start of training; start and end of the measurement */
+  /* current period of the links, and the one that was announced */
+  uint64_t period, told;
+  /* first and last, and the times of their ends */
+  uint64_t round_seen[2], round_at[2], round_left, round;
   mlfab_stats server_before;
   int failed;
 } fabric;
@@ -72,7 +74,7 @@ static void lag_over(void *user) {
   tell_links(f, f->told++);
 }
 
-/* Which links did what in the period that ends now. */
+/* Counts the links' work in the period that ends now. */
 static void count_period(fabric *f) {
   const paper_case *run = f->run;
   for (uint32_t i = 0; i < WORKERS; i++) {
@@ -207,7 +209,7 @@ static void look(void *user) {
 
 /* ---- the run ---- */
 
-/* Two workers a host share its links; behind them the server, with the scheduler beside it. */
+/* Two workers per host share its links; after them the server, with the scheduler beside it. */
 static void open_node(fabric *f, uint32_t i, mlfab **ctx_p) {
   const paper_case *run = f->run;
   mlfab_config config;

@@ -1,12 +1,12 @@
-/* models.c - plain asynchronous SGD, ring and tree all-reduce, as reckoned by hand: what MLfabric is compared
- * with.
+/* models.c - models of plain asynchronous SGD and of ring and tree all-reduce, with which MLfabric is
+ * compared.
  *
- * They are ideal: no latency, no cost of a message, adding takes no time, a host talks to itself at once.
- * Of ring and tree, all workers begin together and wait for the slowest computation. The links are those that
- * the library met in the same setting and seed.
+ * They are ideal: no latency, no cost of a message, adding takes no time, traffic within a host takes no
+ * time. In ring and tree, all workers start together and wait for the slowest computation. The links are
+ * those that the library had in the same setting and seed.
  *
- * Source: MLfabric §7 (RR-Sync, Tr-Sync) says what they are, not which order of ranks or which tree; the
- * order and the tree chosen here are said in paper.h and below. */
+ * Source: MLfabric §7 (RR-Sync, Tr-Sync), which specifies neither the order of ranks nor the tree; paper.h
+ * and the comments below describe those chosen here. */
 #include "paper.h"
 
 #include <string.h>
@@ -24,7 +24,7 @@ typedef struct clockwork {
 
 static uint64_t period_of(double ns) { return (uint64_t)(ns / (double)PERIOD_NS); }
 
-/* Bytes a nanosecond of a host's link now. */
+/* Current rate of a host's link, bytes per nanosecond. */
 static double rate_now(const clockwork *c, uint32_t host, uint32_t out) {
   if (host == HOSTS) return FULL_RATE * 1e-9;
   return (double)paper_rate(c->run->network, c->run->seed, host, out, period_of(c->now_ns)) * 1e-9;
@@ -36,7 +36,7 @@ static double until_change(const clockwork *c) {
   return left > 1 ? left : 1;
 }
 
-/* Moves `bytes` at a rate that is asked for anew whenever the links change. */
+/* Moves `bytes` at a rate that is recomputed whenever the links change. */
 static void move(clockwork *c, double bytes, double (*rate)(const clockwork *c, const void *user),
                  const void *user) {
   while (bytes > 1e-6) {
@@ -82,7 +82,7 @@ typedef struct flow {
 
 static int moving(const flow *f) { return f->begun && !f->ended; }
 
-/* Max-min fair: the link that gives its flows least settles them, then the next one. */
+/* Max-min fair: the link that gives its flows the least determines their rates, then the next one. */
 static void share_links(const clockwork *c, flow *flows) {
   double left[ALL_HOSTS][2];
   int settled[FLOWS] = {0};
@@ -116,7 +116,7 @@ static void share_links(const clockwork *c, flow *flows) {
   }
 }
 
-/* Lets time pass until `ns` at most, the next change of links, or the first flow that ends. */
+/* Advances the time to the next change of links, the first end of a flow, or by `ns` at most. */
 static void pass(clockwork *c, flow *flows, double ns) {
   double step = until_change(c);
   if (ns < step) step = ns;
@@ -160,21 +160,23 @@ double paper_async_ms(const paper_case *run) {
     }
     pass(&c, flows, next - c.now_ns > 1 ? next - c.now_ns : 1);
   }
-  for (uint32_t i = 0; i < WORKERS; i++) /* whole turns of a worker: they move in phase */
+  /* whole turns of a worker, because workers move in phase */
+  for (uint32_t i = 0; i < WORKERS; i++)
     if (applied[i] > 1) rate += (double)(applied[i] - 1) / (last_ns[i] - first_ns[i]);
   return WORKERS / rate / MS;
 }
 
 /* ---- trees: ranks 2 h and 2 h + 1 are on host h ---- */
 
-/* Of ranks: i's parent is (i - 1) / 2. Of hosts: the odd rank's is its neighbour, and the even ranks form
- * the same tree. */
+/* Of ranks: i's parent is (i - 1) / 2. Of hosts: an odd rank's parent is its neighbour, and the even ranks
+ * form the same tree. */
 static uint32_t parent_of(int hosts, uint32_t rank) {
   if (!hosts) return (rank - 1) / 2;
   return rank % 2 ? rank - 1 : (host_of(rank) - 1) / 2 * 2;
 }
 
-/* How many edges of the tree go into (out 0) or out of a host on the way up; down, the other way. */
+/* Counts the edges of the tree into (out 0) or out of a host on the way up; on the way down it is the
+ * reverse. */
 static void count_edges(int hosts, uint32_t count[HOSTS][2]) {
   memset(count, 0, sizeof(uint32_t[HOSTS][2]));
   for (uint32_t i = 1; i < WORKERS; i++) {
@@ -185,7 +187,7 @@ static void count_edges(int hosts, uint32_t count[HOSTS][2]) {
   }
 }
 
-/* Which edges move at one rate: 1 those up, 2 those down, 3 both. */
+/* The edges that move at one rate: 1 those up, 2 those down, 3 both. */
 typedef struct pipe {
   int hosts;
   uint32_t ways;
@@ -205,7 +207,7 @@ static double piped_rate(const clockwork *c, const void *user) {
   return slowest;
 }
 
-/* Begins what may begin: whatever is on its way to the sender has ended. */
+/* Starts the flows whose inputs have arrived at the sender. */
 static int begin_flows(const clockwork *c, flow *flows, paper_tree *tree) {
   int begun = 0;
   for (uint32_t i = 1; i < WORKERS; i++) {

@@ -1,13 +1,13 @@
-/* paper.c - runs the evaluations of MLfabric, FluentPS, TDF, eagerSGD and ASAP, and puts the papers'
- * figures beside ours.
+/* paper.c - runs the evaluations of MLfabric, FluentPS, TDF, eagerSGD and ASAP, and compares the papers'
+ * figures with ours.
  *
- *    build/paper build/paper.tsv docs/paper.md [--quick]
+ *   build/paper build/paper.tsv docs/paper.md [--quick]
  *
- * Ends with 1 when a run failed, or an update was applied with a delay at or beyond its bound; a figure
- * outside of what was expected is marked, not an error. Same program, same output. --quick takes one
- * seed and less time, for trying things.
+ * Exits with 1 when a run failed, or an update was applied with a delay at or beyond its bound. A figure
+ * outside the expected range is marked; that is not an error. Same program, same output. --quick takes one
+ * seed and less time, for trials.
  *
- * Source: MLfabric §7. What the paper's figures can be and cannot be is said where they stand. */
+ * Source: MLfabric §7. Limits of the paper's figures are stated beside them. */
 #include "paper.h"
 
 #include <stdio.h>
@@ -309,7 +309,7 @@ static void delays(void) {
   histogram(early(a60), "Delays, bound 60, pull with the push:");
 }
 
-/* ---- what each part is worth ---- */
+/* ---- the benefit of each part ---- */
 
 static void aggregation(void) {
   paper_case on = asynchronous(&paper_c1, &paper_n1, WORKERS), off = on, alone = on;
@@ -334,7 +334,7 @@ static void aggregation(void) {
       "\"typically\", of updates");
 }
 
-/* Ranges: of the acceptance table; the paper's own way must show what it was warned of. */
+/* Ranges: of the acceptance table; the paper's own variant must show the expected defect. */
 static void beyond(void) {
   static const paper_network *const network[] = {&paper_n1, &paper_n2};
   static const double least[] = {800, 1000}, most[] = {1400, 1700};

@@ -1,10 +1,10 @@
-/* paper.h - MLfabric's evaluation (§7) in the simulator: settings, runs of the library, models of what it is
- * compared with, and the table that comes out.
+/* paper.h - MLfabric's evaluation (§7) in the simulator: settings, runs of the library, models for
+ * comparison, and the resulting table.
  *
- * 30 workers on 15 hosts of 10 Gbps, a server with a host of its own and the scheduler beside it. Everything
- * is drawn from a seed by (host or worker, time), so that every algorithm meets the same stragglers and
- * the same changes of the network. Only mlfab.h is used. FluentPS is in consistency.c alone, TDF in tdf.c,
- * eagerSGD in eager.c. */
+ * 30 workers on 15 hosts of 10 Gbps, a server on a host of its own with the scheduler beside it. All random
+ * numbers are functions of the seed, the host or worker, and the time, so that every algorithm has the same
+ * stragglers and the same changes of the network. Uses only mlfab.h. FluentPS is in consistency.c alone,
+ * TDF in tdf.c, eagerSGD in eager.c. */
 #ifndef PAPER_H
 #define PAPER_H
 
@@ -16,8 +16,8 @@
 enum { WORKERS = 30, HOSTS = 15, LEVELS = 5, PERIODS_MAX = 64, DELAYS = 96 };
 #define MS 1000000u
 #define SECOND 1000000000u
-#define PERIOD_NS \
-  (5ull * SECOND)             /* T of §7: every so often the rates of all links are drawn anew */
+/* T of §7: the interval at which the rates of all links are drawn again */
+#define PERIOD_NS (5ull * SECOND)
 #define FULL_RATE 1250000000u /* 10 Gbps, in bytes a second */
 
 /* ---- setting.c: compute and network settings of §7 ---- */
@@ -39,7 +39,7 @@ extern const double paper_gbps[LEVELS];
 uint64_t paper_compute_ns(const paper_compute *c, uint64_t seed, uint32_t worker, uint64_t step);
 /* The slowest of all workers' computations of a step. */
 uint64_t paper_slowest_ns(const paper_compute *c, uint64_t seed, uint64_t step);
-/* Which of the five rates a host's link has in a period; `out` 0: incoming. */
+/* The level, of five, of a host's link in a period; `out` 0: incoming. */
 uint32_t paper_level(const paper_network *n, uint64_t seed, uint32_t host, uint32_t out,
                      uint64_t period);
 uint64_t paper_rate(const paper_network *n, uint64_t seed, uint32_t host, uint32_t out,
@@ -51,7 +51,7 @@ typedef struct paper_case {
   const paper_compute *compute;
   const paper_network *network;
   uint64_t bytes, seed;
-  uint64_t lag_ns;         /* a changed rate is told to the scheduler so much later */
+  uint64_t lag_ns;         /* delay after which the scheduler learns a changed rate */
   uint64_t measure_ns;     /* virtual time, after one period to warm up */
   mlfab_schedule schedule; /* size 0: no scheduler, first come first served */
   uint32_t early_pull;     /* 1: the pull is issued with the push; 0: when the push has ended */
@@ -67,17 +67,17 @@ typedef struct paper_outcome {
   double rounds_ns, slowest_ns;                          /* slowest: computations of these rounds */
   uint64_t server_in, server_out;                        /* bytes */
   uint64_t groups, failed, spreads, plans;
-  uint64_t added, added_at[LEVELS];   /* updates added up at aggregators, by rate of the link in */
-  uint64_t served, served_at[LEVELS]; /* models handed on, by rate of the link out */
+  uint64_t added, added_at[LEVELS];   /* updates added at aggregators, by rate of the in-link */
+  uint64_t served, served_at[LEVELS]; /* models passed on, by rate of the out-link */
 } paper_outcome;
 
-/* Adds what a run gives to *sum. 0, or 1 with what went wrong printed to standard error. */
+/* Adds the result of a run to *sum. Returns 0, or 1 after printing the error to standard error. */
 int paper_fabric(const paper_case *run, paper_outcome *sum);
 
-/* ---- models.c: what MLfabric is compared with ---- */
+/* ---- models.c: for comparison with MLfabric ---- */
 
-/* Plain asynchronous SGD: a worker computes, pushes, pulls; all that moves at a time shares the links
- * max-min fairly, as TCP would. ms for 30 updates. */
+/* Plain asynchronous SGD: a worker computes, pushes, pulls; concurrent transfers share the links max-min
+ * fairly, as TCP would. Returns ms for 30 updates. */
 double paper_async_ms(const paper_case *run);
 
 /* Ideal ring all-reduce, reckoned in lock step: 2(W - 1) steps of bytes / W, each at the rate of the
@@ -87,7 +87,7 @@ double paper_ring_ms(const paper_case *run, uint32_t flows, uint32_t rounds);
 
 typedef struct paper_tree {
   double round_ms, communication_ms; /* of an iteration */
-  uint64_t messages_at[LEVELS];      /* by rate of the link in of who receives */
+  uint64_t messages_at[LEVELS];      /* by rate of the receiver's in-link */
 } paper_tree;
 
 /* All-reduce up a binary tree and down again: of all ranks or, with `hosts`, of hosts whose two workers
@@ -100,23 +100,23 @@ void paper_tree_run(const paper_case *run, int hosts, int kind, uint32_t rounds,
 
 /* ---- consistency.c: FluentPS's delayed pulls ---- */
 
-/* Its part of the table. How many runs went wrong: a pull that was never answered, an order of times that
- * cannot be. */
+/* Writes its part of the table. Returns the number of wrong runs: with a pull that was never answered, or
+ * an impossible order of times. */
 int paper_consistency(uint32_t seeds);
 
 /* ---- tdf.c: TDF's tags and filters ---- */
 
-/* Its part of the table. How many runs went wrong, or had another model than they must. */
+/* Writes its part of the table. Returns the number of runs that failed, or had a wrong model. */
 int paper_tdf(uint32_t seeds);
 
 /* ---- eager.c: eagerSGD's reductions that do not wait ---- */
 
-/* Its part of the table. How many sums were wrong, or had fewer members than they must. */
+/* Writes its part of the table. Returns the number of wrong sums, or sums with too few members. */
 int paper_eager(uint32_t seeds);
 
 /* ---- asap.c: ASAP's stochastic reduce ---- */
 
-/* Its part of the table. How many runs went wrong. */
+/* Writes its part of the table. Returns the number of failed runs. */
 int paper_asap(uint32_t seeds);
 
 /* ---- report.c ---- */
@@ -124,8 +124,8 @@ int paper_asap(uint32_t seeds);
 typedef struct paper_row {
   const char *claim, *unit;
   const char *paper;  /* as printed; "-": the paper has no such figure */
-  double ours;        /* NaN: it was not run */
-  double least, most; /* what theory and a separate model lead one to expect; 0, 0: nothing */
+  double ours;        /* NaN: not run */
+  double least, most; /* the range expected from theory and a separate model; 0, 0: none */
   const char *note;   /* why it differs, or how it was measured */
 } paper_row;
 

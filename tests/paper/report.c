@@ -25,7 +25,7 @@ void paper_table(void) {
   fputs("| | paper | ours | unit | expected | |\n|---|---|---|---|---|---|\n", page);
 }
 
-/* Whole from 100 on; below, as many digits as say something. */
+/* Integers from 100 on; below, as many digits as are significant. */
 static const char *figure(char text[32], double value) {
   double size = fabs(value);
   if (isnan(value)) return "-";

@@ -1,7 +1,7 @@
-/* setting.c - who is slow when: the compute and network settings of MLfabric §7, from a seed.
+/* setting.c - the stragglers: compute and network settings of MLfabric §7, from a seed.
  *
- * Every number is a function of (seed, what, which, when) and of nothing that happened before: two
- * algorithms that get to the same iteration or the same second meet the same slow workers and links.
+ * Every number is a function of (seed, what, which, when) alone: two algorithms that reach the same
+ * iteration or the same second have the same slow workers and links.
  *
  * Source: MLfabric §7, "Background compute and network load". */
 #include "paper.h"
