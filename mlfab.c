@@ -13994,6 +13994,7 @@ typedef struct mlfab__clock_tally {
   uint32_t members;          /* live workers */
   uint32_t stopped;          /* workers stopped while slices move, live or not */
   uint32_t lowest;           /* number of members whose progress is `slowest` */
+  uint32_t first;            /* none of those has a rank below this */
   uint64_t slowest, fastest; /* of the members; 0 without members */
   uint64_t most;             /* maximum over all workers that ever connected */
 } mlfab__clock_tally;
@@ -14276,6 +14277,8 @@ MLFAB__INTERNAL int mlfab__clock_counts(const mlfab__server *server);
 /* Does the aggregator multiply each member of a group with its own scale? Otherwise weights are relative to
  * the first member. */
 MLFAB__INTERNAL int mlfab__clock_absolute(const mlfab__server *server);
+/* The live worker with the smallest progress, of several the lowest rank, or MLFAB_NO_RANK. */
+MLFAB__INTERNAL int32_t mlfab__clock_slowest(mlfab__server *server);
 /* Fills the inputs of a clock's conditions, for this worker at this progress. */
 MLFAB__INTERNAL void mlfab__clock_state(mlfab__server *server, const mlfab__clock *clock,
                                         uint32_t worker, uint64_t progress,
@@ -14685,6 +14688,16 @@ static void clock_tell_tally(mlfab__server *server, const mlfab__server_peer *pe
     mlfab__clock *clock = &server->clocks[g];
     clock->arrived += before < clock->arrived_at && peer->pushed >= clock->arrived_at;
   }
+}
+
+MLFAB__INTERNAL int32_t mlfab__clock_slowest(mlfab__server *server) {
+  mlfab__clock_tally *tally = &server->tally;
+  clock_count(server);
+  for (; tally->first < server->workers; tally->first++) {
+    const mlfab__server_peer *peer = &server->peers[tally->first];
+    if (clock_live(peer) && peer->pushed == tally->slowest) return (int32_t)tally->first;
+  }
+  return MLFAB_NO_RANK;
 }
 
 MLFAB__INTERNAL void mlfab__clock_state(mlfab__server *server, const mlfab__clock *clock,
@@ -16745,11 +16758,7 @@ static void serve_wait(mlfab__server *server, mlfab__server_pull *pull) {
   mlfab_sync_state state;
   mlfab__waiting wait = {pull->request, MLFAB__REQUEST_PULL, MLFAB_NO_RANK, ""};
   mlfab__clock_state(server, clock, pull->worker, pull->progress, &state);
-  for (uint32_t w = server->workers; w-- > 0;) {
-    const mlfab__server_peer *peer = &server->peers[w];
-    if (!peer->dead && !peer->left && !peer->done && peer->pushed == state.slowest)
-      wait.rank = (int32_t)w;
-  }
+  wait.rank = mlfab__clock_slowest(server);
   snprintf(
       wait.text, sizeof wait.text,
       ", the slowest, at server %u: %s: this worker has pushed %llu updates, the fastest %llu, the "

@@ -150,6 +150,16 @@ static void clock_tell_tally(mlfab__server *server, const mlfab__server_peer *pe
   }
 }
 
+MLFAB__INTERNAL int32_t mlfab__clock_slowest(mlfab__server *server) {
+  mlfab__clock_tally *tally = &server->tally;
+  clock_count(server);
+  for (; tally->first < server->workers; tally->first++) {
+    const mlfab__server_peer *peer = &server->peers[tally->first];
+    if (clock_live(peer) && peer->pushed == tally->slowest) return (int32_t)tally->first;
+  }
+  return MLFAB_NO_RANK;
+}
+
 MLFAB__INTERNAL void mlfab__clock_state(mlfab__server *server, const mlfab__clock *clock,
                                         uint32_t worker, uint64_t progress,
                                         mlfab_sync_state *state) {

@@ -89,11 +89,7 @@ static void serve_wait(mlfab__server *server, mlfab__server_pull *pull) {
   mlfab_sync_state state;
   mlfab__waiting wait = {pull->request, MLFAB__REQUEST_PULL, MLFAB_NO_RANK, ""};
   mlfab__clock_state(server, clock, pull->worker, pull->progress, &state);
-  for (uint32_t w = server->workers; w-- > 0;) {
-    const mlfab__server_peer *peer = &server->peers[w];
-    if (!peer->dead && !peer->left && !peer->done && peer->pushed == state.slowest)
-      wait.rank = (int32_t)w;
-  }
+  wait.rank = mlfab__clock_slowest(server);
   snprintf(
       wait.text, sizeof wait.text,
       ", the slowest, at server %u: %s: this worker has pushed %llu updates, the fastest %llu, the "

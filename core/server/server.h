@@ -189,6 +189,7 @@ typedef struct mlfab__clock_tally {
   uint32_t members;          /* live workers */
   uint32_t stopped;          /* workers stopped while slices move, live or not */
   uint32_t lowest;           /* number of members whose progress is `slowest` */
+  uint32_t first;            /* none of those has a rank below this */
   uint64_t slowest, fastest; /* of the members; 0 without members */
   uint64_t most;             /* maximum over all workers that ever connected */
 } mlfab__clock_tally;
@@ -471,6 +472,8 @@ MLFAB__INTERNAL int mlfab__clock_counts(const mlfab__server *server);
 /* Does the aggregator multiply each member of a group with its own scale? Otherwise weights are relative to
  * the first member. */
 MLFAB__INTERNAL int mlfab__clock_absolute(const mlfab__server *server);
+/* The live worker with the smallest progress, of several the lowest rank, or MLFAB_NO_RANK. */
+MLFAB__INTERNAL int32_t mlfab__clock_slowest(mlfab__server *server);
 /* Fills the inputs of a clock's conditions, for this worker at this progress. */
 MLFAB__INTERNAL void mlfab__clock_state(mlfab__server *server, const mlfab__clock *clock,
                                         uint32_t worker, uint64_t progress,
