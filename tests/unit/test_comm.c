@@ -7,41 +7,15 @@
  * What a link has been lent must not have changed when it is read, which here is as late as can
  * be: at delivery. */
 #include "core/coll/comm.h"
-#include "core/base/rng.h"
-#include "core/coll/membership.h"
-#include "core/coll/trees.h"
+#include "links.h"
 #include "scale.h"
-
-#include <setjmp.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <cmocka.h>
 
 enum {
   WORKERS = 16,
-  BEAT = 4000,
   OPEN = 16,   /* calls of a worker that are open */
   BUFS = 6,    /* of a list */
   EPOCHS = 512 /* remembered */
 };
-
-typedef struct message {
-  uint8_t type;
-  uint8_t *meta, *bulk; /* bulk: as it was when it was taken */
-  const void *lent;     /* where it lies, when it is lent; or NULL */
-  uint32_t meta_bytes, bulk_bytes;
-  uint64_t token;
-} message;
-
-typedef struct pipe { /* one direction of a link; a ring */
-  message *frames;
-  unsigned begin, count, room;
-} pipe;
-
-typedef struct link { /* of a worker to another */
-  int stands, wanted, dropped;
-  pipe there, back;
-} link;
 
 typedef struct shape { /* a call of the program */
   uint8_t kind, algorithm, ordered, user;
@@ -63,11 +37,7 @@ typedef struct open_call { /* that is open */
 } open_call;
 
 typedef struct worker {
-  mlfab__comm comm;
-  mlfab__requests requests;
-  int alive, up; /* up: the link to server 0 stands */
-  uint32_t incarnation;
-  pipe to_server, from_server;
+  MEMBER_FIELDS;
   /* Its program. */
   uint64_t generation;          /* failures that it has seen */
   uint64_t index, done;         /* calls begun and finished since the last of them */
@@ -79,34 +49,18 @@ typedef struct worker {
 } worker;
 
 typedef struct world {
-  mlfab__env env;
-  mlfab_config config;
-  mlfab__membership membership;
-  mlfab__trees trees;
-  pipe to_scheduler; /* which answers with trees that are drawn */
-  uint32_t silent;   /* so many of its answers in 16 never come, and ... */
-  uint32_t wrong;    /* ... so many are no trees */
+  WORLD_FIELDS(WORKERS); /* to_scheduler: it answers with trees that are drawn */
+  uint32_t silent;       /* so many of its answers in 16 never come, and ... */
+  uint32_t wrong;        /* ... so many are no trees */
   uint64_t planned, refused;
-  worker workers[WORKERS];
-  link peers_out[WORKERS][WORKERS]; /* of the first to the second */
-  uint32_t n;
-  uint64_t now, tick_ns, seed;
-  mlfab__rng prng;
-  uint32_t drops, most; /* most: elements of a call */
-  uint32_t merged;  /* failures that some see as one: before an epoch, or while they call nothing */
+  uint64_t seed;
+  uint32_t most;    /* elements of a call */
   int plain;        /* only what every number of members can do, and any may die */
-  int arena;        /* all can map each other's memory */
-  uint32_t hidden;  /* rank, plus one, that no other worker can reach */
   uint32_t outside; /* bit r: calls of rank r are outside ones */
   uint64_t finished, failed;
-  /* Of the allocator: every so many-th fails, when it is not 0. */
-  uint32_t fails;
-  uint64_t asked;
 } world;
 
-static world *w;
-
-static uint32_t chance(uint32_t n) { return (uint32_t)mlfab__rng_below(&w->prng, n); }
+#include "members.h"
 
 static uint64_t seed_of(uint64_t base) {
   const char *text = getenv("MLFAB_SEED");
@@ -117,92 +71,7 @@ static int scaled(int least, double full) {
   return (int)test_cases_from((uint64_t)least, full / 100);
 }
 
-/* --- links --- */
-
-static void *copy(const void *from, uint32_t bytes) {
-  void *to = malloc(bytes + (size_t)(bytes == 0));
-  assert_non_null(to);
-  if (bytes > 0) memcpy(to, from, bytes);
-  return to;
-}
-
-static void pipe_put(pipe *p, uint8_t type, const void *meta, uint32_t meta_bytes, const void *bulk,
-                     uint32_t bulk_bytes, uint64_t token) {
-  if (p->count == p->room) {
-    unsigned room = p->room ? 2 * p->room : 16;
-    message *frames = calloc(room, sizeof *frames);
-    assert_non_null(frames);
-    for (unsigned i = 0; i < p->count; i++) frames[i] = p->frames[(p->begin + i) % p->room];
-    free(p->frames);
-    p->frames = frames;
-    p->room = room;
-    p->begin = 0;
-  }
-  message *m = &p->frames[(p->begin + p->count++) % p->room];
-  *m = (message){.type = type, .meta_bytes = meta_bytes, .bulk_bytes = bulk_bytes, .token = token};
-  m->meta = copy(meta, meta_bytes);
-  if (!bulk) return;
-  m->bulk = copy(bulk, bulk_bytes);
-  if (token) m->lent = bulk;
-}
-
-static void message_free(message *m) {
-  free(m->meta);
-  free(m->bulk);
-}
-
-static message pipe_take(pipe *p) {
-  message m = p->frames[p->begin];
-  p->begin = (p->begin + 1) % p->room;
-  p->count--;
-  return m;
-}
-
-static void pipe_cut(pipe *p) {
-  while (p->count > 0) {
-    message m = pipe_take(p);
-    message_free(&m);
-  }
-}
-
-static void pipe_free(pipe *p) {
-  pipe_cut(p);
-  free(p->frames);
-  memset(p, 0, sizeof *p);
-}
-
-static uint32_t rank_of(const void *self) { return (uint32_t)((const worker *)self - w->workers); }
-
-/* --- ports --- */
-
-static void up_post(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes) {
-  worker *me = self;
-  assert_int_equal(peer, 0);
-  if (me->up) pipe_put(&me->to_server, type, meta, bytes, NULL, 0, 0);
-}
-static void hop_post(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes) {
-  link *l = &w->peers_out[rank_of(self)][peer];
-  if (l->stands) pipe_put(&l->there, type, meta, bytes, NULL, 0, 0);
-}
-static void down_post(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes) {
-  link *l = &w->peers_out[peer][rank_of(self)];
-  if (l->stands) pipe_put(&l->back, type, meta, bytes, NULL, 0, 0);
-}
-static void host_post(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes) {
-  (void)self;
-  if (peer == w->n) {
-    pipe_put(&w->to_scheduler, type, meta, bytes, NULL, 0, 0);
-    return;
-  }
-  if (w->workers[peer].up) pipe_put(&w->workers[peer].from_server, type, meta, bytes, NULL, 0, 0);
-}
-static void no_ready(void *self, uint32_t peer) { (void)self, (void)peer; }
-static void hop_ready(void *self, uint32_t peer) {
-  assert_int_not_equal(peer, rank_of(self));
-  w->peers_out[rank_of(self)][peer].wanted = 1;
-}
-static void any_drop(void *self, uint32_t peer, int code, const char *text) {
-  (void)self, (void)code;
+static void dropped(const void *self, uint32_t peer, const char *text) {
   if (self == w && peer == w->n) {
     assert_string_equal(text, "no tree in a TREE_PLAN");
     w->refused++;
@@ -211,74 +80,20 @@ static void any_drop(void *self, uint32_t peer, int code, const char *text) {
   if (!w->asked) print_message("dropped: %s\n", text);
   w->drops++;
 }
-static void down_drop(void *self, uint32_t peer, int code, const char *text) {
-  w->peers_out[peer][rank_of(self)].dropped = 1;
-  any_drop(self, peer, code, text);
-}
-static void hop_detach(void *self, uint32_t peer, uint64_t token) {
-  pipe *p = &w->peers_out[rank_of(self)][peer].there;
-  for (unsigned i = 0; i < p->count; i++) {
-    message *m = &p->frames[(p->begin + i) % p->room];
-    if (!m->lent || m->token != token) continue;
-    assert_memory_equal(m->bulk, m->lent, m->bulk_bytes);
-    m->lent = NULL;
-  }
-}
-static void no_detach(void *self, uint32_t peer, uint64_t token) {
-  (void)self, (void)peer, (void)token;
-}
-static void no_event(void *self, uint32_t kind, int32_t rank, int is_server, uint32_t incarnation,
-                     int code, const char *text) {
-  (void)self, (void)kind, (void)rank, (void)is_server, (void)incarnation, (void)code, (void)text;
-}
 
 /* --- the world --- */
 
-static void *give(void *user, size_t bytes) {
-  (void)user;
-  if (w->fails && w->asked++ % w->fails == w->fails - 1) return NULL;
-  return malloc(bytes);
-}
-static void take(void *user, void *memory, size_t bytes) {
-  (void)user, (void)bytes;
-  free(memory);
-}
-
 static void open_worker(uint32_t rank) {
   worker *me = &w->workers[rank];
-  mlfab__port up = {me, up_post, no_ready, any_drop, no_detach, no_event};
-  mlfab__port out = {me, hop_post, hop_ready, any_drop, hop_detach, no_event};
-  mlfab__port in = {me, down_post, no_ready, down_drop, no_detach, no_event};
-  memset(&me->requests, 0, sizeof me->requests);
-  assert_int_equal(
-      mlfab__comm_init(&me->comm, &w->env, &w->config, rank, &up, &out, &in, &me->requests), 0);
-  me->comm.host = w->arena ? 1 : 1 + rank % 3; /* members are in another order than ranks */
-  me->comm.arena_nonce = (uint64_t)w->arena;
-  me->alive = me->up = 1;
+  open_member(rank);
   me->nopen = 0;
   me->index = me->done = 0;
-  mlfab__membership_hello(&w->membership, rank, ++me->incarnation, w->now);
 }
 
 static void open_world(uint32_t n, uint64_t seed) {
-  w = calloc(1, sizeof *w);
-  assert_non_null(w);
-  mlfab__rng_seed(&w->prng, seed);
-  mlfab_env hooks = {.size = sizeof hooks, .allocate = give, .release = take};
-  assert_int_equal(mlfab__env_init(&w->env, &hooks), 0);
-  mlfab_config_init(&w->config);
+  open_links(n, seed);
   w->seed = seed;
-  w->config.workers = w->n = n;
-  w->config.seed = seed;
-  w->config.timeout_ns = 100000 * BEAT;
-  w->config.heartbeat_ns = BEAT;
-  w->config.chunk_bytes = 64u << chance(10);
-  w->config.model_max_bytes = 1 << 30;
-  w->now = 1;
   w->most = 2000;
-  mlfab__port host = {w, host_post, no_ready, any_drop, no_detach, no_event};
-  assert_int_equal(mlfab__membership_init(&w->membership, &w->env, &w->config, &host), 0);
-  mlfab__trees_init(&w->trees, &w->env, &w->config, &host, &w->membership);
   for (uint32_t i = 0; i < n; i++) open_worker(i);
 }
 
@@ -294,46 +109,16 @@ static void forget_call(worker *me, uint32_t i) {
   me->open[i] = me->open[--me->nopen];
 }
 
-static void cut_hop(uint32_t from, uint32_t to) {
-  link *l = &w->peers_out[from][to];
-  pipe_cut(&l->there);
-  pipe_cut(&l->back);
-  l->stands = l->dropped = 0;
-}
-
-/* The process is gone, and nothing that it had. */
 static void kill_worker(uint32_t rank) {
   worker *me = &w->workers[rank];
-  if (!me->alive) return;
-  me->alive = me->up = 0;
-  pipe_cut(&me->to_server);
-  pipe_cut(&me->from_server);
-  for (uint32_t k = 0; k < w->n; k++) {
-    int stood = w->peers_out[k][rank].stands;
-    cut_hop(rank, k);
-    cut_hop(k, rank);
-    if (stood && w->workers[k].alive) mlfab__stream_peer_lost(&w->workers[k].comm.streams, rank);
-  }
-  mlfab__comm_free(&me->comm);
+  if (!kill_member(rank)) return;
   while (me->nopen > 0) forget_call(me, 0);
 }
 
 static void close_world(void) {
   w->fails = 0;
-  for (uint32_t i = 0; i < w->n; i++) {
-    kill_worker(i);
-    pipe_free(&w->workers[i].to_server);
-    pipe_free(&w->workers[i].from_server);
-    for (uint32_t k = 0; k < w->n; k++) {
-      pipe_free(&w->peers_out[i][k].there);
-      pipe_free(&w->peers_out[i][k].back);
-    }
-  }
-  mlfab__membership_free(&w->membership);
-  mlfab__trees_free(&w->trees);
-  pipe_free(&w->to_scheduler);
-  assert_int_equal(w->env.bytes, 0);
-  free(w);
+  for (uint32_t i = 0; i < w->n; i++) kill_worker(i);
+  close_links();
 }
 
 /* --- the program --- */
@@ -541,8 +326,6 @@ static void saw_failure(worker *me, int32_t code, int32_t rank, const char *text
   w->failed++;
 }
 
-static void look(worker *me);
-
 /* Begins the next call of the program, or what it is changed to. Returns the code. */
 static int begin(worker *me, const shape *other, uint64_t timeout_ns) {
   open_call *c = &me->open[me->nopen];
@@ -601,19 +384,6 @@ static void look(worker *me) {
 
 /* --- what happens --- */
 
-static mlfab__frame_in frame_of(const message *m) {
-  if (m->lent) assert_memory_equal(m->bulk, m->lent, m->bulk_bytes);
-  return (mlfab__frame_in){m->type, m->meta_bytes, m->bulk_bytes, m->meta, m->bulk};
-}
-
-static void deliver_to_server(uint32_t rank) {
-  message m = pipe_take(&w->workers[rank].to_server);
-  mlfab__frame_in frame = frame_of(&m);
-  if (!mlfab__trees_frame(&w->trees, rank, &frame, w->now))
-    assert_int_equal(mlfab__membership_frame(&w->membership, rank, &frame, w->now), 1);
-  message_free(&m);
-}
-
 /* Somebody above node i of a list, in a tree whose ways are of any length. */
 static uint32_t above(const uint32_t *ranks, uint32_t i) {
   return i == 0 ? MLFAB__NO_NODE : ranks[chance(i)];
@@ -664,133 +434,9 @@ static void answer_plan(void) {
   assert_int_equal(mlfab__trees_scheduler_frame(&w->trees, &frame), 1);
 }
 
-static void deliver_from_server(uint32_t rank) {
-  worker *me = &w->workers[rank];
-  message m = pipe_take(&me->from_server);
-  mlfab__frame_in frame = frame_of(&m);
-  uint32_t over = me->comm.owed ? me->comm.over_epoch : UINT32_MAX;
-  assert_int_equal(mlfab__comm_server_frame(&me->comm, &frame, w->now), 1);
-  if (me->comm.owed && me->comm.over_epoch > over) w->merged++;
-  message_free(&m);
-  if (me->comm.phase == MLFAB__COMM_LISTED) mlfab__comm_mapped(&me->comm, w->arena);
-  look(me);
-}
-
-static void deliver_there(uint32_t from, uint32_t to) {
-  link *l = &w->peers_out[from][to];
-  message m = pipe_take(&l->there);
-  mlfab__frame_in frame = frame_of(&m);
-  assert_int_equal(mlfab__comm_member_frame(&w->workers[to].comm, from, &frame, w->now), 1);
-  if (m.token && l->stands && w->workers[from].alive)
-    mlfab__stream_sent(&w->workers[from].comm.streams, to, m.token);
-  message_free(&m);
-  look(&w->workers[to]);
-}
-
-static void deliver_back(uint32_t from, uint32_t to) {
-  message m = pipe_take(&w->peers_out[from][to].back);
-  mlfab__frame_in frame = frame_of(&m);
-  assert_int_equal(mlfab__comm_peer_frame(&w->workers[from].comm, to, &frame, w->now), 1);
-  message_free(&m);
-  look(&w->workers[from]);
-}
-
-static int yield(uint32_t from, uint32_t to) {
-  uint8_t meta[MLFAB_META_MAX];
-  mlfab__frame_out frame = {.meta = meta};
-  mlfab__streams *streams = &w->workers[from].comm.streams;
-  if (w->peers_out[from][to].there.count >= 4 || !mlfab__stream_next(streams, to, &frame)) return 0;
-  pipe_put(&w->peers_out[from][to].there, frame.type, meta, frame.meta_bytes, frame.bulk,
-           frame.bulk_bytes, frame.token);
-  mlfab__stream_taken(streams, to, &frame);
-  return 1;
-}
-
-static void break_hop(uint32_t from, uint32_t to) {
-  if (!w->peers_out[from][to].stands) return;
-  cut_hop(from, to);
-  mlfab__stream_peer_lost(&w->workers[from].comm.streams, to);
-}
-
-static void connect_hop(uint32_t from, uint32_t to) {
-  link *l = &w->peers_out[from][to];
-  if (!l->wanted || l->stands || !w->workers[to].alive || to + 1 == w->hidden) return;
-  l->stands = 1;
-  mlfab__stream_peer_up(&w->workers[from].comm.streams, to);
-}
-
-static void break_up(uint32_t rank) {
-  worker *me = &w->workers[rank];
-  pipe_cut(&me->to_server);
-  pipe_cut(&me->from_server);
-  me->up = 1;
-  mlfab__membership_hello(&w->membership, rank, me->incarnation, w->now);
-  mlfab__comm_hello(&me->comm);
-}
-
-static void tick(void) {
-  w->tick_ns = w->now + BEAT / 4;
-  mlfab__membership_tick(&w->membership, w->now);
-  mlfab__trees_tick(&w->trees, w->now);
-  for (uint32_t i = 0; i < w->n; i++) {
-    worker *me = &w->workers[i];
-    if (!me->alive) continue;
-    mlfab__request *r;
-    uint32_t place = 0;
-    while ((r = mlfab__request_due(&me->requests, w->now, &place))) {
-      w->merged += me->comm.untold;
-      mlfab__comm_withdraw(&me->comm, r, MLFAB_ERR_TIMEOUT, w->now);
-    }
-    mlfab__comm_tick(&me->comm, w->now);
-    for (uint32_t k = 0; k < w->n; k++) {
-      if (k != i && !w->peers_out[i][k].stands && mlfab__comm_peer_missing(&me->comm, k, w->now))
-        w->peers_out[i][k].wanted = 1;
-    }
-    look(me);
-  }
-}
-
-/* One thing that can happen, drawn from all. 0: only time passes. */
 static int act(void) {
-  uint32_t from = chance(w->n);
-  w->now++;
-  if (w->now >= w->tick_ns) tick();
   if (w->to_scheduler.count > 0 && chance(8) == 0) answer_plan();
-  for (uint32_t tried = 0; tried < w->n; tried++, from = (from + 1) % w->n) {
-    worker *me = &w->workers[from];
-    if (!me->alive) continue;
-    uint32_t begin_at = chance(w->n + 2);
-    for (uint32_t j = 0; j < w->n + 2; j++) {
-      uint32_t to = (begin_at + j) % (w->n + 2);
-      if (to == w->n && me->to_server.count > 0) {
-        deliver_to_server(from);
-        return 1;
-      }
-      if (to == w->n + 1 && me->from_server.count > 0) {
-        deliver_from_server(from);
-        return 1;
-      }
-      if (to >= w->n || to == from) continue;
-      link *l = &w->peers_out[from][to];
-      if (l->dropped) break_hop(from, to);
-      connect_hop(from, to);
-      if (!l->stands) continue;
-      uint32_t which = chance(3);
-      for (uint32_t t = 0; t < 3; t++, which = (which + 1) % 3) {
-        if (which == 0 && l->there.count > 0) {
-          deliver_there(from, to);
-          return 1;
-        }
-        if (which == 1 && l->back.count > 0) {
-          deliver_back(from, to);
-          return 1;
-        }
-        if (which == 2 && yield(from, to)) return 1;
-      }
-    }
-  }
-  w->now = mlfab__max(w->now, w->tick_ns);
-  return 0;
+  return act_any();
 }
 
 /* Everybody calls on until each has finished `calls` since the last failure that it saw. A call

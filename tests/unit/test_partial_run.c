@@ -8,43 +8,17 @@
  *
  * MLFAB_SEED=n adds to the seeds, MLFAB_SCALE=10 ten times as many worlds. */
 #include "core/coll/partial_run.h"
-#include "core/base/rng.h"
-#include "core/coll/membership.h"
+#include "links.h"
 #include "scale.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <cmocka.h>
 
-enum { WORKERS = 33, BEAT = 4000, BLOCKS = 3, ROUNDS = 512, EPOCHS = 64 };
-
-typedef struct message {
-  uint8_t type;
-  uint8_t *meta, *bulk; /* bulk: as it was when it was taken */
-  const void *lent;     /* where it lies, when it is lent; or NULL */
-  uint32_t meta_bytes, bulk_bytes;
-  uint64_t token;
-} message;
-
-typedef struct pipe { /* one direction of a link; a ring */
-  message *frames;
-  unsigned begin, count, room;
-} pipe;
-
-typedef struct link { /* of a worker to another */
-  int stands, wanted;
-  pipe there, back;
-} link;
+enum { WORKERS = 33, BLOCKS = 3, ROUNDS = 512, EPOCHS = 64 };
 
 enum state { OPENING, THINKING, CALLING, FLUSHING, DONE };
 
 typedef struct worker {
-  mlfab__comm comm;
-  mlfab__requests requests;
-  int alive, up; /* up: the link to server 0 stands */
-  pipe to_server, from_server;
+  MEMBER_FIELDS;
   enum state state;
   uint32_t id;
   mlfab_request request;
@@ -67,26 +41,17 @@ typedef struct past { /* a round, as it was first returned */
 } past;
 
 typedef struct world {
-  mlfab__env env;
-  mlfab_config config;
-  mlfab__membership membership;
-  worker workers[WORKERS];
-  link peers_out[WORKERS][WORKERS]; /* of the first to the second */
-  uint32_t n;
-  uint64_t now, tick_ns, stop; /* stop: the step after the last */
-  mlfab__rng prng;
+  WORLD_FIELDS(WORKERS);
+  uint64_t stop; /* the step after the last */
   mlfab_partial_options options;
   uint64_t count, elements; /* count: of the array; elements: of blocks that are looked at */
   past rounds[ROUNDS];
   int64_t *flushes[EPOCHS]; /* what was returned, by epoch */
   uint32_t flush_failures;  /* that are still to be brought about */
-  uint32_t drops;
   uint64_t finished, rounds_done;
 } world;
 
-static world *w;
-
-static uint32_t chance(uint32_t n) { return (uint32_t)mlfab__rng_below(&w->prng, n); }
+#include "members.h"
 
 static uint64_t seed_of(uint64_t base) {
   const char *text = getenv("MLFAB_SEED");
@@ -98,136 +63,20 @@ static int scaled(int usual, int most) {
   return n > (uint64_t)most ? most : (int)n;
 }
 
-/* --- links --- */
-
-static void *copy(const void *from, uint32_t bytes) {
-  void *to = malloc(bytes + (size_t)(bytes == 0));
-  assert_non_null(to);
-  if (bytes > 0) memcpy(to, from, bytes);
-  return to;
-}
-
-static void pipe_put(pipe *p, uint8_t type, const void *meta, uint32_t meta_bytes, const void *bulk,
-                     uint32_t bulk_bytes, uint64_t token) {
-  if (p->count == p->room) {
-    unsigned room = p->room ? 2 * p->room : 16;
-    message *frames = calloc(room, sizeof *frames);
-    assert_non_null(frames);
-    for (unsigned i = 0; i < p->count; i++) frames[i] = p->frames[(p->begin + i) % p->room];
-    free(p->frames);
-    p->frames = frames;
-    p->room = room;
-    p->begin = 0;
-  }
-  message *m = &p->frames[(p->begin + p->count++) % p->room];
-  *m = (message){.type = type, .meta_bytes = meta_bytes, .bulk_bytes = bulk_bytes, .token = token};
-  m->meta = copy(meta, meta_bytes);
-  if (!bulk) return;
-  m->bulk = copy(bulk, bulk_bytes);
-  if (token) m->lent = bulk;
-}
-
-static void message_free(message *m) {
-  free(m->meta);
-  free(m->bulk);
-}
-
-static message pipe_take(pipe *p) {
-  message m = p->frames[p->begin];
-  p->begin = (p->begin + 1) % p->room;
-  p->count--;
-  return m;
-}
-
-static void pipe_cut(pipe *p) {
-  while (p->count > 0) {
-    message m = pipe_take(p);
-    message_free(&m);
-  }
-}
-
-static void pipe_free(pipe *p) {
-  pipe_cut(p);
-  free(p->frames);
-  memset(p, 0, sizeof *p);
-}
-
-static uint32_t rank_of(const void *self) { return (uint32_t)((const worker *)self - w->workers); }
-
-/* --- ports --- */
-
-static void up_post(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes) {
-  worker *me = self;
-  assert_int_equal(peer, 0);
-  if (me->up) pipe_put(&me->to_server, type, meta, bytes, NULL, 0, 0);
-}
-static void hop_post(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes) {
-  link *l = &w->peers_out[rank_of(self)][peer];
-  if (l->stands) pipe_put(&l->there, type, meta, bytes, NULL, 0, 0);
-}
-static void down_post(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes) {
-  link *l = &w->peers_out[peer][rank_of(self)];
-  if (l->stands) pipe_put(&l->back, type, meta, bytes, NULL, 0, 0);
-}
-static void host_post(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes) {
-  (void)self;
-  if (w->workers[peer].up) pipe_put(&w->workers[peer].from_server, type, meta, bytes, NULL, 0, 0);
-}
-static void no_ready(void *self, uint32_t peer) { (void)self, (void)peer; }
-static void hop_ready(void *self, uint32_t peer) {
-  assert_int_not_equal(peer, rank_of(self));
-  w->peers_out[rank_of(self)][peer].wanted = 1;
-}
-static void any_drop(void *self, uint32_t peer, int code, const char *text) {
-  (void)self, (void)peer, (void)code;
+static void dropped(const void *self, uint32_t peer, const char *text) {
+  (void)self, (void)peer;
   print_message("dropped: %s\n", text);
   w->drops++;
-}
-static void hop_detach(void *self, uint32_t peer, uint64_t token) {
-  pipe *p = &w->peers_out[rank_of(self)][peer].there;
-  for (unsigned i = 0; i < p->count; i++) {
-    message *m = &p->frames[(p->begin + i) % p->room];
-    if (!m->lent || m->token != token) continue;
-    assert_memory_equal(m->bulk, m->lent, m->bulk_bytes);
-    m->lent = NULL;
-  }
-}
-static void no_detach(void *self, uint32_t peer, uint64_t token) {
-  (void)self, (void)peer, (void)token;
-}
-static void no_event(void *self, uint32_t kind, int32_t rank, int is_server, uint32_t incarnation,
-                     int code, const char *text) {
-  (void)self, (void)kind, (void)rank, (void)is_server, (void)incarnation, (void)code, (void)text;
 }
 
 /* --- the world --- */
 
 static void open_world(uint32_t n, uint64_t seed) {
-  w = calloc(1, sizeof *w);
-  assert_non_null(w);
-  mlfab__rng_seed(&w->prng, seed);
-  assert_int_equal(mlfab__env_init(&w->env, NULL), 0);
-  mlfab_config_init(&w->config);
-  w->config.workers = w->n = n;
-  w->config.seed = seed;
-  w->config.timeout_ns = 100000 * BEAT;
-  w->config.heartbeat_ns = BEAT;
+  open_links(n, seed);
   w->config.chunk_bytes = 4096u << chance(5);
-  w->config.model_max_bytes = 1 << 30;
-  w->now = 1;
-  mlfab__port host = {w, host_post, no_ready, any_drop, no_detach, no_event};
-  assert_int_equal(mlfab__membership_init(&w->membership, &w->env, &w->config, &host), 0);
   for (uint32_t i = 0; i < n; i++) {
-    worker *me = &w->workers[i];
-    mlfab__port up = {me, up_post, no_ready, any_drop, no_detach, no_event};
-    mlfab__port out = {me, hop_post, hop_ready, any_drop, hop_detach, no_event};
-    mlfab__port in = {me, down_post, no_ready, any_drop, no_detach, no_event};
-    assert_int_equal(
-        mlfab__comm_init(&me->comm, &w->env, &w->config, i, &up, &out, &in, &me->requests), 0);
-    me->comm.host = 1 + i % 3;
-    me->alive = me->up = 1;
-    me->slowness = 1u << chance(8);
-    mlfab__membership_hello(&w->membership, i, 1, w->now);
+    open_member(i);
+    w->workers[i].slowness = 1u << chance(8);
   }
   w->options = (mlfab_partial_options){.size = sizeof w->options,
                                        .mode = 1 + chance(3),
@@ -240,46 +89,19 @@ static void open_world(uint32_t n, uint64_t seed) {
   w->count = w->elements + (chance(4) ? 0 : 5000 + chance(5000));
 }
 
-static void cut_hop(uint32_t from, uint32_t to) {
-  link *l = &w->peers_out[from][to];
-  pipe_cut(&l->there);
-  pipe_cut(&l->back);
-  l->stands = 0;
-}
-
 static void free_worker(uint32_t rank) {
   worker *me = &w->workers[rank];
-  if (!me->alive) return;
-  me->alive = me->up = 0;
-  pipe_cut(&me->to_server);
-  pipe_cut(&me->from_server);
-  for (uint32_t k = 0; k < w->n; k++) {
-    int stood = w->peers_out[k][rank].stands;
-    cut_hop(rank, k);
-    cut_hop(k, rank);
-    if (stood && w->workers[k].alive) mlfab__stream_peer_lost(&w->workers[k].comm.streams, rank);
-  }
-  mlfab__comm_free(&me->comm);
+  if (!kill_member(rank)) return;
   free(me->data);
   free(me->flushed);
 }
 
 static void close_world(void) {
-  for (uint32_t i = 0; i < w->n; i++) {
-    free_worker(i);
-    pipe_free(&w->workers[i].to_server);
-    pipe_free(&w->workers[i].from_server);
-    for (uint32_t k = 0; k < w->n; k++) {
-      pipe_free(&w->peers_out[i][k].there);
-      pipe_free(&w->peers_out[i][k].back);
-    }
-  }
-  mlfab__membership_free(&w->membership);
+  for (uint32_t i = 0; i < w->n; i++) free_worker(i);
   for (uint32_t r = 0; r < ROUNDS; r++) free(w->rounds[r].data);
   for (uint32_t e = 0; e < EPOCHS; e++) free(w->flushes[e]);
-  assert_int_equal(w->env.bytes, 0);
   assert_int_equal(w->drops, 0);
-  free(w);
+  close_links();
 }
 
 /* --- the program --- */
@@ -402,141 +224,6 @@ static void look(worker *me) {
   }
 }
 
-/* --- what happens --- */
-
-static mlfab__frame_in frame_of(const message *m) {
-  if (m->lent) assert_memory_equal(m->bulk, m->lent, m->bulk_bytes);
-  return (mlfab__frame_in){m->type, m->meta_bytes, m->bulk_bytes, m->meta, m->bulk};
-}
-
-static void deliver_to_server(uint32_t rank) {
-  message m = pipe_take(&w->workers[rank].to_server);
-  mlfab__frame_in frame = frame_of(&m);
-  assert_int_equal(mlfab__membership_frame(&w->membership, rank, &frame, w->now), 1);
-  message_free(&m);
-}
-
-static void deliver_from_server(uint32_t rank) {
-  worker *me = &w->workers[rank];
-  message m = pipe_take(&me->from_server);
-  mlfab__frame_in frame = frame_of(&m);
-  assert_int_equal(mlfab__comm_server_frame(&me->comm, &frame, w->now), 1);
-  message_free(&m);
-  look(me);
-}
-
-static void deliver_there(uint32_t from, uint32_t to) {
-  link *l = &w->peers_out[from][to];
-  message m = pipe_take(&l->there);
-  mlfab__frame_in frame = frame_of(&m);
-  assert_int_equal(mlfab__comm_member_frame(&w->workers[to].comm, from, &frame, w->now), 1);
-  if (m.token && l->stands && w->workers[from].alive)
-    mlfab__stream_sent(&w->workers[from].comm.streams, to, m.token);
-  message_free(&m);
-  look(&w->workers[to]);
-}
-
-static void deliver_back(uint32_t from, uint32_t to) {
-  message m = pipe_take(&w->peers_out[from][to].back);
-  mlfab__frame_in frame = frame_of(&m);
-  assert_int_equal(mlfab__comm_peer_frame(&w->workers[from].comm, to, &frame, w->now), 1);
-  message_free(&m);
-  look(&w->workers[from]);
-}
-
-static int yield(uint32_t from, uint32_t to) {
-  uint8_t meta[MLFAB_META_MAX];
-  mlfab__frame_out frame = {.meta = meta};
-  mlfab__streams *streams = &w->workers[from].comm.streams;
-  if (w->peers_out[from][to].there.count >= 4 || !mlfab__stream_next(streams, to, &frame)) return 0;
-  pipe_put(&w->peers_out[from][to].there, frame.type, meta, frame.meta_bytes, frame.bulk,
-           frame.bulk_bytes, frame.token);
-  mlfab__stream_taken(streams, to, &frame);
-  return 1;
-}
-
-static void break_hop(uint32_t from, uint32_t to) {
-  if (!w->peers_out[from][to].stands) return;
-  cut_hop(from, to);
-  mlfab__stream_peer_lost(&w->workers[from].comm.streams, to);
-}
-
-static void connect_hop(uint32_t from, uint32_t to) {
-  link *l = &w->peers_out[from][to];
-  if (!l->wanted || l->stands || !w->workers[to].alive) return;
-  l->stands = 1;
-  mlfab__stream_peer_up(&w->workers[from].comm.streams, to);
-}
-
-static void break_up(uint32_t rank) {
-  worker *me = &w->workers[rank];
-  pipe_cut(&me->to_server);
-  pipe_cut(&me->from_server);
-  me->up = 1;
-  mlfab__membership_hello(&w->membership, rank, 1, w->now);
-  mlfab__comm_hello(&me->comm);
-}
-
-static void tick(void) {
-  w->tick_ns = w->now + BEAT / 4;
-  mlfab__membership_tick(&w->membership, w->now);
-  for (uint32_t i = 0; i < w->n; i++) {
-    worker *me = &w->workers[i];
-    if (!me->alive) continue;
-    mlfab__request *r;
-    uint32_t place = 0;
-    while ((r = mlfab__request_due(&me->requests, w->now, &place)))
-      mlfab__comm_withdraw(&me->comm, r, MLFAB_ERR_TIMEOUT, w->now);
-    mlfab__comm_tick(&me->comm, w->now);
-    for (uint32_t k = 0; k < w->n; k++) {
-      if (k != i && !w->peers_out[i][k].stands && mlfab__comm_peer_missing(&me->comm, k, w->now))
-        w->peers_out[i][k].wanted = 1;
-    }
-    look(me);
-  }
-}
-
-/* One thing that can happen, drawn from all. 0: only time passes. */
-static int act(void) {
-  uint32_t from = chance(w->n);
-  w->now++;
-  if (w->now >= w->tick_ns) tick();
-  for (uint32_t tried = 0; tried < w->n; tried++, from = (from + 1) % w->n) {
-    worker *me = &w->workers[from];
-    if (!me->alive) continue;
-    uint32_t begin_at = chance(w->n + 2);
-    for (uint32_t j = 0; j < w->n + 2; j++) {
-      uint32_t to = (begin_at + j) % (w->n + 2);
-      if (to == w->n && me->to_server.count > 0) {
-        deliver_to_server(from);
-        return 1;
-      }
-      if (to == w->n + 1 && me->from_server.count > 0) {
-        deliver_from_server(from);
-        return 1;
-      }
-      if (to >= w->n || to == from) continue;
-      link *l = &w->peers_out[from][to];
-      connect_hop(from, to);
-      if (!l->stands) continue;
-      uint32_t which = chance(3);
-      for (uint32_t t = 0; t < 3; t++, which = (which + 1) % 3) {
-        if (which == 0 && l->there.count > 0) {
-          deliver_there(from, to);
-          return 1;
-        }
-        if (which == 1 && l->back.count > 0) {
-          deliver_back(from, to);
-          return 1;
-        }
-        if (which == 2 && yield(from, to)) return 1;
-      }
-    }
-  }
-  w->now = mlfab__max(w->now, w->tick_ns);
-  return 0;
-}
-
 /* --- runs --- */
 
 /* What hangs. */
@@ -573,7 +260,7 @@ static void open_all(void) {
   for (uint32_t i = 0; i < w->n; i++) assert_int_equal(open_object(&w->workers[i], &w->options), 0);
   while (!all_are(THINKING)) {
     assert_true(w->now < end);
-    (void)act();
+    (void)act_any();
   }
 }
 
@@ -643,7 +330,7 @@ static void run(uint64_t steps, int breaks, uint32_t failures) {
       }
     }
     if (w->flush_failures && me->state == FLUSHING) withdraw_flush(me);
-    (void)act();
+    (void)act_any();
   }
 }
 
@@ -679,7 +366,7 @@ static void close_all(void) {
     assert_int_equal(mlfab__partial_run_close(&me->comm, me->id, &error), 0);
     assert_int_equal(mlfab__partial_run_close(&me->comm, me->id, &error), MLFAB_ERR_ARGUMENT);
   }
-  for (int i = 0; i < 2000; i++) (void)act();
+  for (int i = 0; i < 2000; i++) (void)act_any();
   for (uint32_t i = 0; i < w->n; i++) {
     assert_null(w->workers[i].comm.engine.armed);
     assert_int_equal(w->workers[i].comm.phase, MLFAB__COMM_IN);
@@ -775,7 +462,7 @@ static void test_taken_for_dead(void **state) {
                seed_of(70 + seed));
     worker *me = &w->workers[1];
     assert_int_equal(call(me, 0), 0);
-    for (uint64_t k = chance(60); k > 0; k--) (void)act();
+    for (uint64_t k = chance(60); k > 0; k--) (void)act_any();
     me->up = 0;
     pipe_cut(&me->to_server);
     pipe_cut(&me->from_server);
@@ -785,7 +472,7 @@ static void test_taken_for_dead(void **state) {
       assert_true(w->now < end);
       for (uint32_t i = 0; i < w->n; i++)
         if (i != 1 && w->workers[i].state == THINKING) (void)call(&w->workers[i], 0);
-      (void)act();
+      (void)act_any();
     }
     if (me->state != CALLING) { /* it has a result that others may not have, as the dead do */
       close_world();
@@ -795,7 +482,7 @@ static void test_taken_for_dead(void **state) {
     break_up(1);
     while (me->state == CALLING) {
       assert_true(w->now < end);
-      (void)act();
+      (void)act_any();
     }
     run(12, 0, 0);
     check_conservation();
@@ -817,11 +504,11 @@ static void test_closed_in_good_order(void **state) {
     w->count = 100000;
     open_all();
     assert_int_equal(call(&w->workers[0], 0), 0);
-    while (w->workers[0].state == CALLING) (void)act();
+    while (w->workers[0].state == CALLING) (void)act_any();
     assert_int_equal(w->workers[0].failures, 0);
     for (uint32_t k = 0; k < w->n; k++)
       assert_int_equal(mlfab__partial_run_close(&w->workers[k].comm, w->workers[k].id, &error), 0);
-    for (int k = 0; k < 20000; k++) (void)act();
+    for (int k = 0; k < 20000; k++) (void)act_any();
     for (uint32_t k = 0; k < w->n; k++) {
       assert_int_equal(mlfab__comm_owed(&w->workers[k].comm, &error), 0);
       assert_null(w->workers[k].comm.engine.armed);
@@ -841,7 +528,7 @@ static void test_leave_is_lost(void **state) {
     mlfab__comm_fail(&w->workers[0].comm, MLFAB_ERR_CANCELLED, 0, "test");
     for (int k = 0; k < 5000; k++) {
       if (comm->phase == MLFAB__COMM_ASKED && w->membership.entries[3].asked) break;
-      (void)act();
+      (void)act_any();
     }
     if (comm->phase == MLFAB__COMM_ASKED && w->membership.entries[3].asked) {
       tried++;
@@ -849,13 +536,13 @@ static void test_leave_is_lost(void **state) {
       me->up = 0;
       pipe_cut(&me->to_server);
       pipe_cut(&me->from_server);
-      for (int k = 0; k < 500; k++) (void)act();
+      for (int k = 0; k < 500; k++) (void)act_any();
       break_up(3);
       mlfab__membership_gone(&w->membership, 3, 1, w->now);
       uint64_t end = w->now + 100 * BEAT;
       while (w->workers[0].comm.phase != MLFAB__COMM_IN) {
         assert_true(w->now < end);
-        (void)act();
+        (void)act_any();
       }
     }
     close_world();
@@ -873,7 +560,7 @@ static void forge(worker *from, uint32_t to, const mlfab__coll *head, const void
 }
 
 static void expect_drops(void) {
-  for (int k = 0; k < 2000; k++) (void)act();
+  for (int k = 0; k < 2000; k++) (void)act_any();
   assert_true(w->drops > 0);
   w->drops = 0;
   close_world();
@@ -930,7 +617,7 @@ static void run_until_failure(uint64_t beats) {
       worker *me = &w->workers[i];
       if (me->alive && me->state == CALLING) seen = 0;
     }
-    (void)act();
+    (void)act_any();
   }
 }
 
@@ -941,7 +628,7 @@ static void call_without(uint32_t rank, uint64_t timeout_ns) {
 }
 
 static void expect_all(int32_t code, int32_t rank, const char *part) {
-  for (int i = 0; i < 2000; i++) (void)act(); /* until the verdict is everywhere */
+  for (int i = 0; i < 2000; i++) (void)act_any(); /* until the verdict is everywhere */
   for (uint32_t i = 0; i < w->n; i++) {
     worker *me = &w->workers[i];
     if (!me->alive || me->state == DONE) continue;
@@ -1002,7 +689,7 @@ static void test_gone(void **state) {
   mlfab_error error;
   open_small(MLFAB_PARTIAL_QUORUM, 4, MLFAB_PARTIAL_LATEST, seed_of(40));
   call_without(1, 0);
-  for (int i = 0; i < 200; i++) (void)act();
+  for (int i = 0; i < 200; i++) (void)act_any();
   free_worker(1);
   mlfab__membership_gone(&w->membership, 1, 0, w->now);
   run_until_failure(40);
@@ -1033,22 +720,22 @@ static void test_closed_between_epochs(void **state) {
     worker *me = &w->workers[closer], *other = &w->workers[closer == 2 ? 3 : 2];
     free_worker(1);
     mlfab__membership_gone(&w->membership, 1, 0, w->now);
-    for (uint64_t end = w->now + 40 * BEAT; me->comm.phase == MLFAB__COMM_IN; (void)act())
+    for (uint64_t end = w->now + 40 * BEAT; me->comm.phase == MLFAB__COMM_IN; (void)act_any())
       assert_true(w->now < end);
     assert_int_equal(mlfab__partial_run_close(&me->comm, me->id, &error), 0);
     assert_int_equal(mlfab__comm_owed(&me->comm, &error), 1); /* the death */
     assert_int_equal(error.code, MLFAB_ERR_PEER_DEAD);
     me->state = DONE;
-    for (int i = 0; i < 4000; i++) (void)act();
+    for (int i = 0; i < 4000; i++) (void)act_any();
     uint32_t epoch = w->membership.epoch;
-    for (int i = 0; i < 20000; i++) (void)act();
+    for (int i = 0; i < 20000; i++) (void)act_any();
     assert_int_equal(w->membership.epoch, epoch);
     assert_int_equal(me->comm.phase, MLFAB__COMM_IN);
     assert_int_equal(mlfab__comm_owed(&me->comm, &error), 0);
     assert_int_equal(call(other, 8 * BEAT), MLFAB_ERR_PEER_DEAD); /* as it had owed */
     assert_int_equal(call(other, 8 * BEAT), 0);
     other->failures = 0;
-    for (uint64_t end = w->now + 40 * BEAT; !other->failures; (void)act())
+    for (uint64_t end = w->now + 40 * BEAT; !other->failures; (void)act_any())
       assert_true(w->now < end);
     assert_int_equal(other->code, MLFAB_ERR_TIMEOUT);
     assert_int_equal(other->rank, closer);
@@ -1071,7 +758,7 @@ static void test_closed_while_lent(void **state) {
     const mlfab__engine_run *run = NULL;
     for (uint64_t end = w->now + 100000; !run;) {
       assert_true(w->now < end);
-      (void)act();
+      (void)act_any();
       run = me->comm.engine.armed;
       while (run && !run->lent) run = run->next;
     }
@@ -1083,7 +770,7 @@ static void test_closed_while_lent(void **state) {
     } else {
       for (uint64_t end = w->now + 1000000; !me->comm.graves;) {
         assert_true(w->now < end);
-        (void)act();
+        (void)act_any();
       }
       assert_int_equal(me->failures + w->workers[0].failures, 0);
     }
@@ -1093,7 +780,7 @@ static void test_closed_while_lent(void **state) {
     assert_true(w->env.bytes + 2 * w->count * 8 < bytes);
     if (seed % 2 == 0) { /* the next round is missed, by name */
       me->state = DONE;
-      while (w->workers[0].state == CALLING) (void)act();
+      while (w->workers[0].state == CALLING) (void)act_any();
       assert_int_equal(call(&w->workers[0], 0), 0);
       run_until_failure(200);
       expect_all(MLFAB_ERR_PEER_CLOSED, 1, "has closed object");
@@ -1114,7 +801,7 @@ static void test_closed_before_a_round(void **state) {
     const mlfab__coll head = {
         .channel = 1, .number = number, .flags = MLFAB__COLL_EAGER, .total = sizeof bulk};
     forge(&w->workers[0], 1, &head, bulk, sizeof bulk);
-    for (uint64_t end = w->now + 100 * BEAT; me->comm.engine.stage_count == 0; (void)act())
+    for (uint64_t end = w->now + 100 * BEAT; me->comm.engine.stage_count == 0; (void)act_any())
       assert_true(w->now < end);
     assert_int_equal(mlfab__partial_run_close(&me->comm, me->id, &error), 0);
     me->state = DONE;
@@ -1135,7 +822,7 @@ static void test_other_options(void **state) {
     assert_true(w->now < 100 * BEAT);
     failed = 1;
     for (uint32_t i = 0; i < w->n; i++) failed &= w->workers[i].failures > 0;
-    (void)act();
+    (void)act_any();
   }
   expect_all(MLFAB_ERR_MISMATCH, 2, "worker 2");
   for (uint32_t i = 0; i < w->n; i++) {
@@ -1213,7 +900,7 @@ static void test_floats(void **state) {
                      0);
     w->workers[i].state = OPENING;
   }
-  while (!all_are(THINKING)) (void)act();
+  while (!all_are(THINKING)) (void)act_any();
   for (uint32_t i = 0; i < N; i++) {
     mlfab__comm *comm = &w->workers[i].comm;
     data[i][0] = NAN;
@@ -1241,7 +928,7 @@ static void test_floats(void **state) {
     }
     w->workers[i].state = OPENING;
   }
-  while (!all_are(THINKING)) (void)act();
+  while (!all_are(THINKING)) (void)act_any();
   for (uint32_t i = 0; i < N; i++) {
     assert_true(data[i][0] == 1.5f && data[i][1] == 1.0f);
     for (uint32_t k = 0; k < 3; k++) model[i][k] = (float)(i * 2 + k);
@@ -1252,12 +939,12 @@ static void test_floats(void **state) {
                                    .vecs = &vec,
                                    .n = 1,
                                    .words = "an allreduce"};
-    assert_int_equal(mlfab__comm_start(&w->workers[i].comm, &mean, 0, w->now,
-                                       &w->workers[i].request, &error),
-                     0);
+    assert_int_equal(
+        mlfab__comm_start(&w->workers[i].comm, &mean, 0, w->now, &w->workers[i].request, &error),
+        0);
     w->workers[i].state = OPENING;
   }
-  while (!all_are(THINKING)) (void)act();
+  while (!all_are(THINKING)) (void)act_any();
   for (uint32_t i = 0; i < N; i++)
     for (uint32_t k = 0; k < 3; k++) assert_true(model[i][k] == (float)(1 + k));
   for (uint32_t i = 0; i < N; i++) w->workers[i].slowness = 1;

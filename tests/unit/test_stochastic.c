@@ -10,44 +10,16 @@
  *
  * MLFAB_SEED=n one random case alone, MLFAB_SCALE=100 a hundred times as many. */
 #include "core/coll/stochastic.h"
-#include "core/base/rng.h"
-#include "core/coll/membership.h"
+#include "links.h"
 #include "scale.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <cmocka.h>
-
-enum { WORKERS = 80, BEAT = 4000, HISTORY = 64, FAILURES = 8 };
-
-typedef struct message {
-  struct message *next;
-  uint8_t type;
-  uint8_t *meta, *bulk; /* bulk: as it was when it was taken */
-  const void *lent;     /* where it lies, when it is lent; or NULL */
-  uint32_t meta_bytes, bulk_bytes;
-  uint64_t token;
-} message;
-
-typedef struct queue {
-  message *first, **end;
-  unsigned count;
-} queue;
-
-typedef struct link { /* of a worker to another */
-  int stands, wanted;
-  queue there, back;
-} link;
+enum { WORKERS = 80, HISTORY = 64, FAILURES = 8 };
 
 enum state { OPENING, THINKING, CALLING, PARTING, CLOSED };
 
 typedef struct worker {
-  mlfab__comm comm;
-  mlfab__requests requests;
-  int alive;
-  queue to_server, from_server;
+  MEMBER_FIELDS;
   enum state state;
   uint32_t id;
   mlfab_request request;
@@ -65,164 +37,43 @@ typedef struct worker {
 } worker;
 
 typedef struct world {
-  mlfab__env env;
-  mlfab_config config;
-  mlfab__membership membership;
-  worker workers[WORKERS];
-  link peers_out[WORKERS][WORKERS];
-  uint32_t n, iterations;
-  uint64_t now, tick_ns, count;
-  mlfab__rng prng;
+  WORLD_FIELDS(WORKERS);
+  uint32_t iterations;
+  uint64_t count;
   mlfab_stochastic_options options;
   mlfab_edge edges[64];
   int dtype, coded, may_fail;
   int hold;          /* nobody calls on by itself */
   int abrupt;        /* they close without a barrier */
   uint32_t breaking; /* one in so many steps breaks a link; 0: none */
-  uint32_t fails;    /* every so many-th allocation fails; 0: none */
-  uint64_t asked, drops, whole, torn, stale, finished, failed, breaks;
+  uint64_t whole, torn, stale, finished, failed;
 } world;
 
-static world *w;
+#include "members.h"
 
-static uint32_t chance(uint64_t n) { return (uint32_t)mlfab__rng_below(&w->prng, n); }
-
-/* --- links --- */
-
-static void *copy(const void *from, uint32_t bytes) {
-  void *to = malloc(bytes + (size_t)(bytes == 0));
-  assert_non_null(to);
-  if (bytes > 0) memcpy(to, from, bytes);
-  return to;
-}
-
-static void put(queue *q, uint8_t type, const void *meta, uint32_t meta_bytes, const void *bulk,
-                uint32_t bulk_bytes, uint64_t token) {
-  message *m = calloc(1, sizeof *m);
-  assert_non_null(m);
-  *m = (message){.type = type, .meta_bytes = meta_bytes, .bulk_bytes = bulk_bytes, .token = token};
-  m->meta = copy(meta, meta_bytes);
-  if (bulk) m->bulk = copy(bulk, bulk_bytes);
-  if (bulk && token) m->lent = bulk;
-  if (q->count++ == 0) q->end = &q->first;
-  *q->end = m;
-  q->end = &m->next;
-}
-
-static message *get(queue *q) {
-  message *m = q->first;
-  q->first = m->next;
-  q->count--;
-  return m;
-}
-
-static void drop(message *m) {
-  free(m->meta);
-  free(m->bulk);
-  free(m);
-}
-
-static void cut(queue *q) {
-  while (q->count > 0) drop(get(q));
-}
-
-static uint32_t rank_of(const void *self) { return (uint32_t)((const worker *)self - w->workers); }
-
-static void up_post(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes) {
-  (void)peer;
-  put(&((worker *)self)->to_server, type, meta, bytes, NULL, 0, 0);
-}
-static void hop_post(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes) {
-  link *l = &w->peers_out[rank_of(self)][peer];
-  if (l->stands) put(&l->there, type, meta, bytes, NULL, 0, 0);
-}
-static void down_post(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes) {
-  link *l = &w->peers_out[peer][rank_of(self)];
-  if (l->stands) put(&l->back, type, meta, bytes, NULL, 0, 0);
-}
-static void host_post(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes) {
-  (void)self;
-  if (w->workers[peer].alive) put(&w->workers[peer].from_server, type, meta, bytes, NULL, 0, 0);
-}
-static void no_ready(void *self, uint32_t peer) { (void)self, (void)peer; }
-static void hop_ready(void *self, uint32_t peer) { w->peers_out[rank_of(self)][peer].wanted = 1; }
-static void any_drop(void *self, uint32_t peer, int code, const char *text) {
-  (void)self, (void)peer, (void)code;
+static void dropped(const void *self, uint32_t peer, const char *text) {
+  (void)self, (void)peer;
   if (!w->fails) fail_msg("dropped: %s", text);
   w->drops++;
-}
-static void hop_detach(void *self, uint32_t peer, uint64_t token) {
-  for (message *m = w->peers_out[rank_of(self)][peer].there.first; m; m = m->next) {
-    if (!m->lent || m->token != token) continue;
-    assert_memory_equal(m->bulk, m->lent, m->bulk_bytes);
-    m->lent = NULL;
-  }
-}
-static void no_detach(void *self, uint32_t peer, uint64_t token) {
-  (void)self, (void)peer, (void)token;
-}
-static void no_event(void *self, uint32_t kind, int32_t rank, int is_server, uint32_t incarnation,
-                     int code, const char *text) {
-  (void)self, (void)kind, (void)rank, (void)is_server, (void)incarnation, (void)code, (void)text;
 }
 
 /* --- the world --- */
 
-static void *give(void *user, size_t bytes) {
-  (void)user;
-  if (w->fails && w->asked++ % w->fails == w->fails - 1) return NULL;
-  return malloc(bytes);
-}
-static void take(void *user, void *memory, size_t bytes) {
-  (void)user, (void)bytes;
-  free(memory);
-}
-
 static uint64_t bytes_of_model(void) { return w->count * mlfab__element_bytes(w->dtype); }
 
-static void open_worker(uint32_t rank) {
-  worker *me = &w->workers[rank];
-  mlfab__port up = {me, up_post, no_ready, any_drop, no_detach, no_event};
-  mlfab__port out = {me, hop_post, hop_ready, any_drop, hop_detach, no_event};
-  mlfab__port in = {me, down_post, no_ready, any_drop, no_detach, no_event};
-  assert_int_equal(
-      mlfab__comm_init(&me->comm, &w->env, &w->config, rank, &up, &out, &in, &me->requests), 0);
-  me->comm.host = 1 + rank % 3; /* so that the order of members is not that of ranks */
-  me->alive = 1;
-  me->last = w->iterations;
-  mlfab__membership_hello(&w->membership, rank, 1, w->now);
-}
-
 static void open_world(uint32_t n, uint64_t seed, uint32_t graph, uint32_t mode, uint64_t count) {
-  w = calloc(1, sizeof *w);
-  assert_non_null(w);
-  mlfab__rng_seed(&w->prng, seed);
-  mlfab_env hooks = {.size = sizeof hooks, .allocate = give, .release = take};
-  assert_int_equal(mlfab__env_init(&w->env, &hooks), 0);
-  mlfab_config_init(&w->config);
-  w->config.workers = w->n = n;
-  w->config.seed = seed;
+  open_links(n, seed);
   w->config.timeout_ns = 1000000ull * BEAT;
-  w->config.heartbeat_ns = BEAT;
-  w->config.chunk_bytes = 64u << chance(10);
-  w->config.model_max_bytes = 1 << 30;
-  w->now = 1;
   w->iterations = 20;
   w->coded = 1;
   w->dtype = MLFAB_F64;
   w->count = count;
   w->options = (mlfab_stochastic_options){
       .size = sizeof w->options, .graph = graph, .degree = 2, .mode = mode, .refuse_nan = 1};
-  mlfab__port host = {w, host_post, no_ready, any_drop, no_detach, no_event};
-  assert_int_equal(mlfab__membership_init(&w->membership, &w->env, &w->config, &host), 0);
-  for (uint32_t i = 0; i < n; i++) open_worker(i);
-}
-
-static void cut_hop(uint32_t from, uint32_t to) {
-  link *l = &w->peers_out[from][to];
-  cut(&l->there);
-  cut(&l->back);
-  l->stands = 0;
+  for (uint32_t i = 0; i < n; i++) {
+    open_member(i);
+    w->workers[i].last = w->iterations;
+  }
 }
 
 static void free_worker(worker *me) {
@@ -234,29 +85,14 @@ static void free_worker(worker *me) {
 }
 
 static void kill_worker(uint32_t rank, int gone) {
-  worker *me = &w->workers[rank];
-  if (!me->alive) return;
-  me->alive = 0;
-  cut(&me->to_server);
-  cut(&me->from_server);
-  for (uint32_t k = 0; k < w->n; k++) {
-    int stood = w->peers_out[k][rank].stands;
-    cut_hop(rank, k);
-    cut_hop(k, rank);
-    if (stood && w->workers[k].alive) mlfab__stream_peer_lost(&w->workers[k].comm.streams, rank);
-  }
-  mlfab__comm_free(&me->comm);
-  if (gone) mlfab__membership_gone(&w->membership, rank, 0, w->now);
+  if (kill_member(rank) && gone) mlfab__membership_gone(&w->membership, rank, 0, w->now);
 }
 
 static void close_world(void) {
   w->fails = 0;
   for (uint32_t i = 0; i < w->n; i++) kill_worker(i, 0);
   for (uint32_t i = 0; i < w->n; i++) free_worker(&w->workers[i]);
-  mlfab__membership_free(&w->membership);
-  assert_int_equal(w->env.bytes, 0);
-  free(w);
-  w = NULL;
+  close_links();
 }
 
 /* --- the graph by its definition --- */
@@ -530,104 +366,6 @@ static void look(worker *me) {
 
 /* --- what happens --- */
 
-static mlfab__frame_in frame_of(const message *m) {
-  if (m->lent) assert_memory_equal(m->bulk, m->lent, m->bulk_bytes);
-  return (mlfab__frame_in){m->type, m->meta_bytes, m->bulk_bytes, m->meta, m->bulk};
-}
-
-static void deliver_to_server(uint32_t rank) {
-  message *m = get(&w->workers[rank].to_server);
-  mlfab__frame_in frame = frame_of(m);
-  assert_int_equal(mlfab__membership_frame(&w->membership, rank, &frame, w->now), 1);
-  drop(m);
-}
-
-static void deliver_from_server(uint32_t rank) {
-  worker *me = &w->workers[rank];
-  message *m = get(&me->from_server);
-  mlfab__frame_in frame = frame_of(m);
-  assert_int_equal(mlfab__comm_server_frame(&me->comm, &frame, w->now), 1);
-  drop(m);
-  look(me);
-}
-
-static void deliver_there(uint32_t from, uint32_t to) {
-  link *l = &w->peers_out[from][to];
-  message *m = get(&l->there);
-  mlfab__frame_in frame = frame_of(m);
-  assert_int_equal(mlfab__comm_member_frame(&w->workers[to].comm, from, &frame, w->now), 1);
-  if (m->token && l->stands) mlfab__stream_sent(&w->workers[from].comm.streams, to, m->token);
-  drop(m);
-  look(&w->workers[to]);
-}
-
-static void deliver_back(uint32_t from, uint32_t to) {
-  message *m = get(&w->peers_out[from][to].back);
-  mlfab__frame_in frame = frame_of(m);
-  assert_int_equal(mlfab__comm_peer_frame(&w->workers[from].comm, to, &frame, w->now), 1);
-  drop(m);
-  look(&w->workers[from]);
-}
-
-static int yield(uint32_t from, uint32_t to) {
-  uint8_t meta[MLFAB_META_MAX];
-  mlfab__frame_out frame = {.meta = meta};
-  mlfab__streams *streams = &w->workers[from].comm.streams;
-  if (w->peers_out[from][to].there.count >= 4 || !mlfab__stream_next(streams, to, &frame)) return 0;
-  put(&w->peers_out[from][to].there, frame.type, meta, frame.meta_bytes, frame.bulk,
-      frame.bulk_bytes, frame.token);
-  mlfab__stream_taken(streams, to, &frame);
-  return 1;
-}
-
-static void break_hop(uint32_t from, uint32_t to) {
-  if (!w->peers_out[from][to].stands) return;
-  w->breaks++;
-  cut_hop(from, to);
-  w->peers_out[from][to].wanted = 1;
-  mlfab__stream_peer_lost(&w->workers[from].comm.streams, to);
-}
-
-static int act_link(uint32_t from, uint32_t to) {
-  link *l = &w->peers_out[from][to];
-  if (from == to || !w->workers[to].alive) return 0;
-  if (l->wanted && !l->stands) {
-    l->stands = 1;
-    mlfab__stream_peer_up(&w->workers[from].comm.streams, to);
-  }
-  if (!l->stands) return 0;
-  for (uint32_t tried = 0, which = chance(3); tried < 3; tried++, which = (which + 1) % 3) {
-    if (which == 0 && l->there.count > 0) {
-      deliver_there(from, to);
-      return 1;
-    }
-    if (which == 1 && l->back.count > 0) {
-      deliver_back(from, to);
-      return 1;
-    }
-    if (which == 2 && yield(from, to)) return 1;
-  }
-  return 0;
-}
-
-static void tick(void) {
-  w->tick_ns = w->now + BEAT / 4;
-  mlfab__membership_tick(&w->membership, w->now);
-  for (uint32_t i = 0; i < w->n; i++) {
-    worker *me = &w->workers[i];
-    if (!me->alive) continue;
-    mlfab__request *r = me->request ? mlfab__request_find(&me->requests, me->request) : NULL;
-    if (r && !r->done && r->deadline_ns <= w->now)
-      mlfab__comm_withdraw(&me->comm, r, MLFAB_ERR_TIMEOUT, w->now);
-    mlfab__comm_tick(&me->comm, w->now);
-    for (uint32_t k = 0; k < w->n; k++) {
-      if (k != i && mlfab__stream_peer_missing(&me->comm.streams, k, w->now, NULL))
-        w->peers_out[i][k].wanted = 1;
-    }
-    look(me);
-  }
-}
-
 /* One thing that can happen; 0: only time passes. */
 static int act(void) {
   w->now++;
@@ -637,17 +375,7 @@ static int act(void) {
     worker *me = &w->workers[from];
     if (!me->alive) continue;
     act_worker(me);
-    for (uint32_t j = 0, to = chance(w->n + 2); j < w->n + 2; j++, to = (to + 1) % (w->n + 2)) {
-      if (to == w->n && me->to_server.count > 0) {
-        deliver_to_server(from);
-        return 1;
-      }
-      if (to == w->n + 1 && me->from_server.count > 0) {
-        deliver_from_server(from);
-        return 1;
-      }
-      if (to < w->n && act_link(from, to)) return 1;
-    }
+    if (act_member(from)) return 1;
   }
   return 0;
 }
