@@ -18431,10 +18431,9 @@ MLFAB__INTERNAL uint32_t mlfab__dag_find_recv(const mlfab__dag *dag, uint32_t pe
 /* algorithm.h - builders of full collectives as task graphs: what one member sends, receives and adds.
  * Layer 2. Pure: it appends operations to a dag, the same for everybody who asks the same.
  *
- * Everything happens in place in one stretch of memory. The data is cut into blocks, one a member
- * (`counts`, or as even as it goes, the larger ones first), and messages into segments, so that the
- * sum of one overlaps the way of the next. RECVs wait for nothing, wherever what they write is free
- * by the time that anything can come.
+ * All algorithms work in place in one stretch of memory. They cut the data into blocks, one a member (`counts`, or as even
+ * as possible, the larger ones first), and messages into segments, so that adding one overlaps with sending the next. A
+ * RECV waits for nothing where its memory is free before its message can come.
  *
  * Algorithms, P members, n bytes, log = log2 P rounded up; what a member sends, and the order in
  * which member i's x_i enter the result:
@@ -18459,18 +18458,15 @@ MLFAB__INTERNAL uint32_t mlfab__dag_find_recv(const mlfab__dag *dag, uint32_t pe
  *   PLANNED   allreduce: up a tree that is given, and down another (`tree`). A parent adds its children
  *             in the order of the list, each on the right. Not for `ordered`.
  *
- * So every element is added at one member, or everywhere in the same tree: all members get the same
- * bits, in every run.
+ * Every element is added at one member, or on all members in the same tree: all members get the same bits, in every run.
  *
- * Write after read. A SEND without `copy` reads its bytes until the peer has them, and nothing here
- * waits for it before it writes there again, because each such write is a message that could not
- * have been made without those bytes: in the ring, the finished block b reaches only members whose
- * part is in it; the same for HALVING, the chain and the tree (the root's result has every member's
- * part in it). So its arrival proves theirs. DOUBLING is the exception: both partners
- * add into what they send at once; there `copy` is 1 and the sum waits for the SEND. What is only
- * sent, and not written again, is waited for by the end of the task alone: when that operation is
- * done the memory is the caller's, though a SEND may not have been reported done yet whose bytes
- * the result proves to have arrived.
+ * Write after read. A SEND without `copy` reads its bytes until the peer has them. A later RECV into the same memory does
+ * not wait for that SEND: its message could not have been made without the bytes sent, so its arrival proves theirs. In the
+ * ring the finished block b reaches only members whose part is in it; the same holds for HALVING, the chain and the tree
+ * (the root's result has every member's part in it). DOUBLING is the exception: both partners add into the memory that
+ * they send at that time; there `copy` is 1 and the sum waits for the SEND. For memory that is only sent, the end of the
+ * task waits: when that operation is done the memory is the caller's, though a SEND whose bytes the result proves to have
+ * arrived may not be reported done yet.
  *
  * Source: Rabenseifner 2004; Thakur et al. 2005; Bruck et al. 1997, and Traeff 2024 for its reverse
  * (HALVING). */
@@ -18515,10 +18511,8 @@ typedef struct mlfab__algorithm_task {
 MLFAB__INTERNAL int mlfab__algorithm_check_tree(const mlfab__tree_node *tree, uint32_t n,
                                                 uint32_t *most_p);
 
-/* Appends the task. *end_p: an operation that is done when all is; *next_tag_p: the first tag that
- * is free behind it, the same for all members. AUTO, and what an algorithm cannot do, must have been
- * resolved by mlfab__algorithm_choose. With `mean` a COMPUTE of MLFAB__COLLECTIVE_DIVIDE goes over whatever
- * this member has finished before it is handed on. Reduce-scatter leaves block `me` reduced and the
+/* Appends the task. *end_p: an operation that is done when the whole task is; *next_tag_p: the first tag that
+ * is free behind it, the same for all members. The algorithm must be one that mlfab__algorithm_choose returns for this task. With `mean` a COMPUTE of MLFAB__COLLECTIVE_DIVIDE divides each part that this member finishes before it sends it on. Reduce-scatter leaves block `me` reduced and the
  * others unspecified. O(messages). Errors: ARGUMENT (numbers out of range, an algorithm that this
  * cannot be done by), and of the dag: MEMORY, LIMIT; the dag then holds a part, and is to be
  * cleared. */
@@ -18552,8 +18546,7 @@ MLFAB__INTERNAL double mlfab__algorithm_cost(const mlfab__algorithm_task *task, 
 #define ALGORITHM_MESSAGES 65536u /* as many for one pass over the data; then segments grow */
 #define ALGORITHM_STEPS 10u       /* log2 of MLFAB__COLLECTIVE_MEMBERS_MAX */
 
-/* A task under construction. Blocks are looked up where the last look-up was, mostly: `block` and
- * `offset` remember it. */
+/* A task under construction. `block` and `offset` are those of the last look-up, near which the next one mostly is. */
 typedef struct algorithm_work {
   mlfab__dag *dag;
   const mlfab__algorithm_task *task;
@@ -18574,7 +18567,7 @@ static uint64_t algorithm_block_bytes(const algorithm_work *w, uint32_t block) {
   return (task->count / w->members + (block < task->count % w->members)) * task->width;
 }
 
-/* Where the block begins; the end of the data for block `members`. */
+/* Where the block begins; for block `members`: the end of the data. */
 static uint64_t algorithm_offset(algorithm_work *w, uint32_t block) {
   if (!w->counts) {
     uint64_t count = w->task->count, extra = count % w->members;
@@ -18632,7 +18625,7 @@ static void algorithm_after(algorithm_work *w, uint32_t op, uint32_t dependency)
   w->rc = mlfab__dag_after(w->dag, op, dependency);
 }
 
-/* One operation over a stretch of the data; it waits for nothing yet. */
+/* An operation over a stretch of the data that waits for nothing yet. */
 static uint32_t algorithm_add(algorithm_work *w, mlfab__dag_op op, uint64_t at, uint64_t bytes) {
   uint32_t id = 0;
   op.space = w->task->space;
@@ -18657,7 +18650,7 @@ static mlfab__dag_op algorithm_recv(uint32_t peer, uint32_t tag) {
   return op;
 }
 
-/* left: what comes is the left operand. */
+/* left: the message is the left operand. */
 static mlfab__dag_op algorithm_recv_reduce(uint32_t peer, uint32_t tag, int left) {
   mlfab__dag_op op = algorithm_send(peer, tag);
   op.kind = MLFAB__DAG_RECV_REDUCE;
@@ -18665,7 +18658,7 @@ static mlfab__dag_op algorithm_recv_reduce(uint32_t peer, uint32_t tag, int left
   return op;
 }
 
-/* A row up a tree: children of one parent go in step. Such tags count from 0. */
+/* A row up a tree, which is paced: tags of such rows count from 0. */
 static mlfab__dag_op algorithm_paced(const algorithm_work *w, mlfab__dag_op op) {
   op.paced = w->task->tag == 0;
   return op;
@@ -18698,7 +18691,7 @@ static void algorithm_until(algorithm_work *w, uint32_t first, uint64_t bytes) {
     algorithm_after(w, w->end, first + i);
 }
 
-/* The finished stretch divided, if that is asked for; what to wait for from then on. */
+/* Divides the finished stretch if the task is a mean. Returns the row to wait for from then on. */
 static uint32_t algorithm_finish(algorithm_work *w, uint64_t at, uint64_t bytes, uint32_t after) {
   return w->task->mean ? algorithm_row(w, algorithm_divide(), at, bytes, after) : after;
 }
@@ -18775,7 +18768,7 @@ static uint32_t algorithm_chain_allreduce(algorithm_work *w) {
   return tag + algorithm_segments(w, w->total);
 }
 
-/* Up as well; the last member, which has all of it in the end, sends each its block. */
+/* Up the chain as well; the last member then sends each member its block. */
 static uint32_t algorithm_chain_scatter(algorithm_work *w) {
   uint32_t tag = w->task->tag, top = w->members - 1,
            per = algorithm_segments(w, algorithm_largest(w));
@@ -18795,8 +18788,8 @@ static uint32_t algorithm_chain_scatter(algorithm_work *w) {
 
 /* ---- HALVING */
 
-/* A stretch that begins at a block and may go on at the beginning of the data. It is cut into
- * segments at both places; places in it count from its beginning. */
+/* A stretch that begins at a block and may wrap round to the beginning of the data. Segments are cut at both places;
+ * positions in it count from its beginning. */
 typedef struct algorithm_bow {
   uint64_t at;   /* where it begins in the data */
   uint64_t tail; /* bytes from there to the end of the data */
@@ -18847,16 +18840,16 @@ static uint32_t algorithm_meet(algorithm_work *w, uint32_t op, uint32_t row,
   return last - i + 1;
 }
 
-/* What the steps so far have left at this member: the row that wrote, the stretch, and where it
- * begins, counted from the beginning of the own block. */
+/* A row of an earlier step that wrote at this member: its stretch, and where that begins, counted from the beginning of
+ * the own block. */
 typedef struct algorithm_written {
   uint32_t row;
   algorithm_bow bow;
   uint64_t from;
 } algorithm_written;
 
-/* Sends a bow, which begins `from` bytes behind the own block's beginning; its segments wait for
- * all that was written there. */
+/* Sends a bow that begins `from` bytes after the beginning of the own block; its segments wait for all rows that wrote
+ * there. */
 static void algorithm_send_bow(algorithm_work *w, mlfab__dag_op op, const algorithm_bow *bow,
                                uint64_t from, const algorithm_written *written, uint32_t n,
                                int until) {
@@ -18967,7 +18960,7 @@ static uint32_t algorithm_partner(uint32_t v, uint32_t extra) {
   return v < extra ? 2 * v : v + extra;
 }
 
-/* All of the data in each step; every member that takes part adds into what it sends. */
+/* All of the data in each step; every member adds into the memory that it sends. */
 static uint32_t algorithm_exchange(algorithm_work *w) {
   uint32_t tag = w->task->tag, me = w->me, last = MLFAB__DAG_NONE, pow = 1;
   uint64_t bytes = w->total;
@@ -19057,7 +19050,7 @@ static uint32_t algorithm_planned(algorithm_work *w) {
   return down + algorithm_segments(w, w->total);
 }
 
-/* Does every way lead to the root? `at`: where a member is in the list, plus one. */
+/* 1 when every way leads to the root. `at`: where a member is in the list, plus one. */
 static int algorithm_leads(const mlfab__tree_node *tree, uint32_t n, const uint32_t *at,
                            uint32_t root, int down) {
   for (uint32_t i = 0; i < n; i++) {
@@ -19110,7 +19103,7 @@ static uint32_t algorithm_broadcast(algorithm_work *w) {
   return next_tag;
 }
 
-/* In step k everybody has heard of the 2^k before it, and says so. */
+/* In step k each member has heard of the 2^k members before it, and tells the one 2^k after it. */
 static uint32_t algorithm_barrier(algorithm_work *w) {
   uint32_t n = w->members, tag = w->task->tag, heard[ALGORITHM_STEPS], steps = 0;
   for (uint32_t far = 1; far < n; far *= 2, steps++) {
@@ -20399,18 +20392,17 @@ MLFAB__INTERNAL uint32_t mlfab__graph_peers(const mlfab_edge *edges, uint32_t n,
  *    wait_notify                     NOTIFY(k) from every sender
  *    reduce                          each slot's stamps are k before and after it is copied
  *    ACK(k) to each sender           once its slot is consumed; end(k)
- * so that on each edge:
+ * On each edge:
  *    I1 sent - consumed is 0 or 1    I3 no slot is written before it is consumed
  *    I2 the iterations that the two ends have sent last are at most one apart
  *    I4 what is averaged is all of one iteration
- * and I5: in a strongly connected graph somebody can always go on. What a peer must not send is
- * refused with FRAME, and what this side's runner must not do with STATE; both change nothing.
- * ACK may go as soon as its own slot is consumed: the others need not be.
+ * I5: in a strongly connected graph some node can always proceed. Frames that a peer must not send are FRAME, calls that
+ * the runner must not make are STATE; neither changes anything. ACK may go as soon as its own slot is consumed.
  *
- * BSP: sends without asking, then waits for a barrier of all, and averages what is there. ASYNC:
- * without that. Slots are overwritten, so both read them as seqlocks: an input counts when it is
- * whole (all four stamps are equal) and fresh (later than what was consumed of that edge); it may
- * be of another iteration. The mean is over those and the node's own.
+ * BSP: a node sends without waiting for ACKs, waits for a barrier of all nodes, and averages the slots. ASYNC: the same
+ * without the barrier. Senders overwrite slots, so both modes read them as seqlocks: an input counts when it is whole (all
+ * four stamps are equal) and fresh (later than the last one consumed on that edge); it may be of another iteration. The
+ * mean is over these inputs and the node's own.
  *
  * Source: ASAP §4, §6.2. Departs: §6.2 waits for the ACK before the reduce, which deadlocks on any
  * cycle; §4 is followed. */
@@ -20445,7 +20437,7 @@ typedef struct mlfab__notify {
   mlfab__notify_tally tally;
 } mlfab__notify;
 
-/* What is waited for, and of whom. */
+/* What the node waits for. */
 enum mlfab__notify_wait {
   MLFAB__NOTIFY_NOTHING, /* the runner is to act: compute and begin, send, or reduce */
   MLFAB__NOTIFY_FOR_ACK,
@@ -20453,7 +20445,7 @@ enum mlfab__notify_wait {
   MLFAB__NOTIFY_FOR_BARRIER
 };
 
-/* A slot: was there something to average? */
+/* What a slot holds. */
 enum mlfab__notify_input {
   MLFAB__NOTIFY_STALE, /* nothing since the last time */
   MLFAB__NOTIFY_TORN,  /* is, or was, being written */
@@ -20474,25 +20466,24 @@ MLFAB__INTERNAL int32_t mlfab__notify_edge(const uint32_t *peers, uint32_t n, ui
 
 /* --- this side; errors: STATE --- */
 
-/* The model of iteration k is there: k is one more than what has ended. */
+/* The model of iteration k is there; k - 1 has ended. */
 MLFAB__INTERNAL int mlfab__notify_begin(mlfab__notify *notify, uint64_t k);
-/* 1: the model of the iteration begun may go to this receiver, and has not yet. Either none may be
- * sent to or all that are left, so that the runner sends all in one go. */
+/* 1: the model of this iteration may go to this receiver, and has not yet. This is 1 for all receivers that are left or for
+ * none, so that the runner sends to all at once. */
 MLFAB__INTERNAL int mlfab__notify_may_send(const mlfab__notify *notify, uint32_t edge);
-/* It, and the NOTIFY behind it, are handed to the transport. */
+/* The model, and NOTIFY after it, are handed to the transport. */
 MLFAB__INTERNAL int mlfab__notify_sent(mlfab__notify *notify, uint32_t edge);
 /* BSP: all nodes have sent k. */
 MLFAB__INTERNAL int mlfab__notify_barrier(mlfab__notify *notify, uint64_t k);
-/* 1: the slots may be looked at. */
+/* 1: the runner may look at the slots. */
 MLFAB__INTERNAL int mlfab__notify_ready(const mlfab__notify *notify);
-/* The slot before it is copied. Unless it is WHOLE there is nothing to copy, and consumed gets
- * these stamps twice. */
+/* Judges a slot before it is copied. Unless it is WHOLE there is nothing to copy, and `consumed` gets these stamps
+ * twice. */
 MLFAB__INTERNAL int mlfab__notify_look(const mlfab__notify *notify, uint32_t edge,
                                        mlfab__notify_stamps stamps);
-/* Each slot once an iteration, in any order, with its stamps as read before and after copying it:
- * an enum mlfab__notify_input, or a negative error. Only WHOLE copies may be averaged. *ack_p is the
- * iteration to acknowledge to this sender, or 0. Errors: STATE; FRAME (NOTIFY_ACK: the stamps
- * are not this iteration's, so the slot was written to when it must not be). */
+/* A slot was read, with these stamps before and after; each slot once an iteration, in any order. Returns an enum
+ * mlfab__notify_input, or a negative error. Only WHOLE copies may be averaged. *ack_p: the iteration to acknowledge to
+ * this sender, or 0. Errors: STATE; FRAME (NOTIFY_ACK: the sender wrote to the slot before the acknowledgement). */
 MLFAB__INTERNAL int mlfab__notify_consumed(mlfab__notify *notify, uint32_t edge,
                                            mlfab__notify_stamps before, mlfab__notify_stamps after,
                                            uint64_t *ack_p, mlfab_error *error);
@@ -20501,11 +20492,11 @@ MLFAB__INTERNAL int mlfab__notify_end(mlfab__notify *notify, mlfab__notify_tally
 
 /* --- peers; errors: FRAME, naming the peer --- */
 
-/* The first byte of a model of iteration `header` is here: may it be written to the slot? For slots
- * that the peer writes by itself, NOTIFY alone is told. */
+/* The first byte of a model of iteration `header` is here: 0 when it may be written to the slot. Not needed for slots that
+ * the peer writes itself. */
 MLFAB__INTERNAL int mlfab__notify_arrives(mlfab__notify *notify, uint32_t edge, uint64_t header,
                                           mlfab_error *error);
-/* NOTIFY: the whole of it is in the slot, which has these stamps. */
+/* NOTIFY: the whole model is in the slot, which has these stamps. */
 MLFAB__INTERNAL int mlfab__notify_notified(mlfab__notify *notify, uint32_t edge, uint64_t header,
                                            uint64_t footer, mlfab_error *error);
 /* ACK(k). */
@@ -20578,7 +20569,7 @@ MLFAB__INTERNAL int mlfab__notify_begin(mlfab__notify *notify, uint64_t k) {
 
 MLFAB__INTERNAL int mlfab__notify_may_send(const mlfab__notify *notify, uint32_t edge) {
   if (edge >= notify->outs || notify->out[edge].sent == notify->iteration) return 0;
-  /* Those that were just sent to may have acknowledged, or not: the others are not asked again. */
+  /* After the first of them all others may be sent to: ACKs that come meanwhile are of this iteration. */
   return notify->mode != MLFAB_NOTIFY_ACK || notify->unsent < notify->outs || notify->unacked == 0;
 }
 
@@ -20601,7 +20592,7 @@ MLFAB__INTERNAL int mlfab__notify_barrier(mlfab__notify *notify, uint64_t k) {
 MLFAB__INTERNAL int mlfab__notify_ready(const mlfab__notify *notify) {
   if (!notify_under_way(notify) || notify->unsent > 0) return 0;
   if (notify->mode == MLFAB_NOTIFY_BSP) return notify->barrier == notify->iteration;
-  /* Edges that are consumed already may have been notified of the next iteration, or not. */
+  /* After the first slot all others may be looked at: a NOTIFY that comes meanwhile is of the next iteration. */
   return notify->mode == MLFAB_NOTIFY_ASYNC || notify->unknown < notify->ins ||
          notify->unheard == 0;
 }
@@ -20657,10 +20648,10 @@ static int notify_refuse(mlfab_error *error, uint32_t rank, const char *what, ui
                       (unsigned long long)k, (unsigned long long)expected);
 }
 
-/* The next model of this sender: one behind what was consumed where slots wait for that (I1, I3);
- * else any later one. */
+/* 1 when k can be the next model of this sender: in NOTIFY_ACK the one after the last that was consumed (I1, I3), else
+ * any later one. */
 static int notify_next(const mlfab__notify *notify, const mlfab__notify_in *in, uint64_t k) {
-  if (in->header != in->footer) return 0; /* the one before is under way */
+  if (in->header != in->footer) return 0; /* the last one is still coming */
   return notify->mode == MLFAB_NOTIFY_ACK ? in->footer == in->consumed && k == in->consumed + 1
                                           : k > in->footer;
 }
@@ -20747,33 +20738,29 @@ MLFAB__INTERNAL int mlfab__notify_awaits(const mlfab__notify *notify, int32_t *r
  *
  * A message is bytes with a name: (channel, number, tag), see mlfab__coll. It goes over the
  * sender's own HOP link to the receiver as frames of at most chunk_bytes, numbered from 1 for each
- * pair and epoch; acknowledgements come back on the same link. Messages for one peer leave in the
- * order in which they were given, whole.
+ * pair and epoch; acknowledgements come back on the same link. Messages for one peer leave whole, in the order of
+ * mlfab__stream_send.
  *
  *    a message:  QUEUED --its first frame taken by the link--> UNDER WAY --all acknowledged--> gone
  *
  *    a link:     OPEN --breaks--> (none) --a new one stands--> ASKING --acknowledged--> OPEN
  *
- * A new link begins with a question, a bare frame with the number 0, and goes on from the answer:
- * so no frame that the peer has is sent again. Number 0 is a duplicate in any case, and duplicates
- * are acknowledged at once. Whoever leaves asks likewise, behind its last frame: it need not wait
- * for the next acknowledgement by the clock.
+ * A new link begins with a question, a bare frame with the number 0, and goes on from the answer, so that no frame is sent
+ * twice that the peer has. Number 0 is always a duplicate, and a receiver acknowledges duplicates at once. A worker that
+ * leaves asks the same way after its last frame, so that it need not wait for the next acknowledgement by the clock.
  *
- * Invariants. (1) A frame is kept, or can be made again, until its acknowledgement has come: a
- * link that breaks is followed by a new one, and everything that the peer has not got is sent
- * again. (2) The receiver hands on frame n + 1 only after n, and each once; what it has seen is
- * dropped, what leaves a gap drops the link. (3) Bytes that are copied belong to the stream; bytes
- * that are borrowed are not touched by anybody else until `given_back`, and by then no link holds
- * them: what a link still has is detached. Their contents may change once the peer can only have
- * them (algorithm.h): they are not read again. (4) Eager bytes that the peer has not consumed are
- * bounded by MLFAB__STREAM_CREDIT: more wait here. A peer that sends more is dropped. The bound is
- * above what 16 collectives and 32 rounds of objects can have (comm.h), so nothing that the peer
- * waits for ever stands behind what it may not send. (5) An epoch ends all: `begin` and `end`
- * forget every message, and frames of another epoch are dropped.
+ * Invariants. (1) The sender can make a frame again until its acknowledgement has come: when a link breaks, it sends all frames that
+ * the peer has not got over the next one. (2) The receiver delivers frame n + 1 only after n, and each once; it ignores
+ * frames that it has seen, and drops the link of a peer that leaves a gap. (3) Copied bytes belong to the stream.
+ * Borrowed bytes belong to it until `given_back`; by then no link holds them. Their contents may change once the peer
+ * must have them (algorithm.h): the stream does not read them again. (4) The peer has at most MLFAB__STREAM_CREDIT eager
+ * bytes that it has not consumed; more wait here. The receiver drops a peer that sends more. The bound is above what 16
+ * collectives and 32 rounds of objects can have (comm.h), so no message that the peer waits for stands behind one that
+ * may not be sent. (5) `begin` and `end` forget every message; the receiver ignores frames of another epoch.
  *
- * Memory: a message that waits costs its description, and its bytes when they are copied: from a
- * pool that keeps what was ever in use at once until the next epoch has begun, and MLFAB__STREAM_POOL
- * then. So nothing is allocated while calls repeat. All costs are O(1) a frame. */
+ * Memory: a message that waits costs its description, and its bytes if they are copied. These come from a pool, which
+ * keeps all its blocks until the next epoch has begun, and MLFAB__STREAM_POOL bytes then. So calls that repeat allocate
+ * nothing. Every function is O(1) a frame. */
 
 enum {
   MLFAB__STREAM_CREDIT = 8 << 20, /* eager bytes at a peer */
@@ -20829,9 +20816,9 @@ MLFAB__INTERNAL void mlfab__streams_free(mlfab__streams *streams);
  * then. */
 MLFAB__INTERNAL int mlfab__streams_begin(mlfab__streams *streams, uint32_t epoch,
                                          const uint32_t *ranks, uint32_t members);
-/* No link borrows anything that was forgotten: the pool may let go of what is too much. */
+/* No link borrows bytes of forgotten messages any more: the pool may free blocks. */
 MLFAB__INTERNAL void mlfab__streams_trim(mlfab__streams *streams);
-/* Forgets all messages: everything borrowed is free on return, without given_back. */
+/* Forgets all messages. Everything borrowed is free on return, without given_back. */
 MLFAB__INTERNAL void mlfab__streams_end(mlfab__streams *streams);
 
 /* Queues `n` bytes (any number, 0 too) that are a contiguous part of a message: head tells
@@ -20843,38 +20830,37 @@ MLFAB__INTERNAL void mlfab__streams_end(mlfab__streams *streams);
 MLFAB__INTERNAL int mlfab__stream_send(mlfab__streams *streams, uint32_t member,
                                        const mlfab__coll *head, const void *bytes, uint64_t n,
                                        int copy, uint64_t cookie);
-/* Eager bytes of this member, which were delivered, wait no longer. */
+/* Delivered eager bytes of this member are consumed. */
 MLFAB__INTERNAL void mlfab__stream_consumed(mlfab__streams *streams, uint32_t member,
                                             uint64_t bytes);
 
-/* Frames: COLL on others' links to us, COLL_ACK on ours. 1 when they were of this kind. What
- * breaks the protocol drops the link. */
+/* Frames: COLL on others' links to us, COLL_ACK on ours. 1 when the frame was of this kind. A frame that breaks the
+ * protocol drops the link. */
 MLFAB__INTERNAL int mlfab__stream_member_frame(mlfab__streams *streams, uint32_t rank,
                                                const mlfab__frame_in *frame);
 MLFAB__INTERNAL int mlfab__stream_peer_frame(mlfab__streams *streams, uint32_t rank,
                                              const mlfab__frame_in *frame);
-/* Our link to a worker stands; is lost. Another's to us is lost (nothing is forgotten). */
+/* Our link to a worker stands; is lost. */
 MLFAB__INTERNAL void mlfab__stream_peer_up(mlfab__streams *streams, uint32_t rank);
 MLFAB__INTERNAL void mlfab__stream_peer_lost(mlfab__streams *streams, uint32_t rank);
-/* 1 when something waits for a link to this worker. since_p: since when it has been missing
- * while it was wanted (now, when it is not yet counted); NULL is accepted. */
+/* 1 when messages wait for a link to this worker. since_p: since when (now_ns at the first call); NULL is accepted. */
 MLFAB__INTERNAL int mlfab__stream_peer_missing(mlfab__streams *streams, uint32_t rank,
                                                uint64_t now_ns, uint64_t *since_p);
-/* The next frame for this worker: 1, or 0; it was taken; the bulk of a token is free. A token
- * is one more than the message's serial, which no other message for this peer ever has: a late report finds
- * nothing. */
+/* next: 1 and the next frame for this worker, or 0. taken: the link has taken it. sent: the link has released the bulk of
+ * a token. A token is one more than the message's serial, which no other message for this peer ever has: a late report
+ * finds nothing. */
 MLFAB__INTERNAL int mlfab__stream_next(mlfab__streams *streams, uint32_t rank,
                                        mlfab__frame_out *frame);
 MLFAB__INTERNAL void mlfab__stream_taken(mlfab__streams *streams, uint32_t rank,
                                          const mlfab__frame_out *frame);
 MLFAB__INTERNAL void mlfab__stream_sent(mlfab__streams *streams, uint32_t rank, uint64_t token);
-/* Four times a heartbeat: acknowledges what was not. */
+/* Four times a heartbeat: acknowledges frames that are not acknowledged yet. */
 MLFAB__INTERNAL void mlfab__streams_tick(mlfab__streams *streams);
 /* This worker will leave: from now on it asks for acknowledgements as soon as all is sent. */
 MLFAB__INTERNAL void mlfab__streams_leave(mlfab__streams *streams);
-/* This worker has said goodbye: it waits for nothing of ours any more. */
+/* This peer has said goodbye: it waits for no message of ours. */
 MLFAB__INTERNAL void mlfab__stream_parted(mlfab__streams *streams, uint32_t rank);
-/* 1 when every message that was queued for somebody who is still here has been acknowledged. */
+/* 1 when the peers that are still here have acknowledged every message. */
 MLFAB__INTERNAL int mlfab__streams_quiet(const mlfab__streams *streams);
 
 #endif /* MLFAB_WITH_COLL */
@@ -20950,7 +20936,7 @@ static stream_message *stream_at(const mlfab__lane *stream, uint64_t serial) {
   return &stream->ring[serial & (stream->room - 1)];
 }
 
-/* Nothing of this message is needed any more. Its place in the ring may be another's by now. */
+/* Frees a message. Its place in the ring may be another message's by now. */
 static void stream_forget(mlfab__streams *streams, uint32_t rank, const stream_message *message,
                           uint64_t serial) {
   if (message->lent > 0) streams->links.detach(streams->links.self, rank, serial + 1);
@@ -21023,7 +21009,7 @@ MLFAB__INTERNAL void mlfab__streams_free(mlfab__streams *streams) {
 
 /* --- to a peer --- */
 
-/* Room for one message more: 1. */
+/* 1: there is room for one message more. */
 static int stream_reserve(mlfab__streams *streams, mlfab__lane *stream) {
   if (stream->count < stream->room) return 1;
   uint32_t room = stream->room ? 2 * stream->room : STREAM_RING;
@@ -21066,7 +21052,7 @@ MLFAB__INTERNAL int mlfab__stream_send(mlfab__streams *streams, uint32_t member,
   return 0;
 }
 
-/* Does this message wait for the peer to consume others? */
+/* 1 when the message waits for the peer to consume others. */
 static int stream_waits(const mlfab__lane *stream, const stream_message *message) {
   return message->head.flags & MLFAB__COLL_EAGER && !message->counted &&
          stream->eager - stream->consumed + message->n > MLFAB__STREAM_CREDIT;
@@ -21093,7 +21079,7 @@ MLFAB__INTERNAL int mlfab__stream_next(mlfab__streams *streams, uint32_t rank,
   return 1;
 }
 
-/* Has the peer acknowledge what it has. */
+/* Asks the peer to acknowledge the frames that it has. */
 static void stream_ask(mlfab__streams *streams, uint32_t rank) {
   mlfab__coll question;
   memset(&question, 0, sizeof question);
@@ -21101,7 +21087,7 @@ static void stream_ask(mlfab__streams *streams, uint32_t rank) {
   MLFAB__POST(&streams->links, rank, MLFAB__COLL, coll, &question);
 }
 
-/* All is sent, and nothing would tell soon that it has come. */
+/* When all is sent, a worker that leaves asks for the last acknowledgement. */
 static void stream_ask_last(mlfab__streams *streams, uint32_t rank, const mlfab__lane *stream) {
   if (streams->leaving && stream->count > 0 && !stream->asking && stream->next > stream->queued)
     stream_ask(streams, rank);
@@ -21124,7 +21110,7 @@ MLFAB__INTERNAL void mlfab__stream_taken(mlfab__streams *streams, uint32_t rank,
   mlfab__lane *stream = stream_of(streams, rank);
   if (!stream || frame->slot != streams->epoch || frame->note[0] != stream->next ||
       stream->asking) {
-    /* It was forgotten between being yielded and being taken. */
+    /* The message was forgotten between `next` and `taken`. */
     if (frame->token) streams->links.detach(streams->links.self, rank, frame->token);
     return;
   }
@@ -21147,7 +21133,7 @@ MLFAB__INTERNAL void mlfab__stream_sent(mlfab__streams *streams, uint32_t rank, 
   if (message->lent > 0) message->lent--;
 }
 
-/* Messages that are acknowledged as a whole go. The user may do anything meanwhile. */
+/* Frees messages that are acknowledged as a whole. The user may do anything in given_back. */
 static void stream_acknowledged(mlfab__streams *streams, uint32_t rank, uint32_t epoch) {
   for (;;) {
     mlfab__lane *stream = streams->epoch == epoch ? stream_of(streams, rank) : NULL;
@@ -21185,7 +21171,7 @@ MLFAB__INTERNAL int mlfab__stream_peer_frame(mlfab__streams *streams, uint32_t r
   return 1;
 }
 
-/* The link is gone, and what it had: from the first frame on that is not acknowledged. */
+/* The link is gone with its frames: sends again from the first frame that is not acknowledged. */
 static void stream_restart(mlfab__lane *stream) {
   uint64_t end = mlfab__min(stream->cursor + 1, stream->begin + stream->count);
   for (uint64_t serial = stream->begin; serial < end; serial++) stream_at(stream, serial)->lent = 0;
@@ -22244,7 +22230,7 @@ static engine_walk engine_walk_begin(const mlfab__engine_run *run, const mlfab__
   return walk;
 }
 
-/* The next piece that lies together: *bytes_p of them, or NULL. */
+/* The next contiguous piece, of *bytes_p bytes, or NULL. */
 static uint8_t *engine_walk_next(engine_walk *walk, uint64_t *bytes_p) {
   if (walk->left == 0) return NULL;
   while (walk->skip == walk->vec->count) {
@@ -22270,7 +22256,7 @@ static mlfab__coll engine_head(const mlfab__engine_run *run, uint32_t tag, uint3
                        .total = total};
 }
 
-/* The next n bytes of a message. Small ones are copied: nothing waits for their acknowledgement. */
+/* Sends the next n bytes of a message. Copies small ones: nothing then waits for their acknowledgement. */
 static int engine_send_part(mlfab__comm *comm, mlfab__engine_run *run, uint32_t peer,
                             mlfab__coll *head, const void *bytes, uint64_t n, int copy) {
   int borrow = !copy && n > MLFAB__STREAM_LEND;
@@ -22281,7 +22267,7 @@ static int engine_send_part(mlfab__comm *comm, mlfab__engine_run *run, uint32_t 
   return code;
 }
 
-/* A message of several stretches: small ones go as one. */
+/* Sends a message of several stretches; small ones go together. */
 static int engine_send_list(mlfab__comm *comm, mlfab__engine_run *run, const mlfab__dag_op *op,
                             mlfab__coll *head) {
   engine_walk walk = engine_walk_begin(run, op, 0, op->bytes);
@@ -22312,7 +22298,7 @@ static int engine_is_eager(const mlfab__engine_run *run, uint64_t bytes) {
   return run->eager || bytes == 0;
 }
 
-/* Has the peer asked for it? */
+/* 1 when the peer takes its bytes. */
 static int engine_has_credit(const mlfab__engine_run *run, const mlfab__dag_op *op) {
   const mlfab__engine_peer *peer = &run->peers[op->peer];
   if (engine_is_eager(run, op->bytes)) return 1;
@@ -22333,7 +22319,7 @@ static void engine_send(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id) 
   }
 }
 
-/* A SEND that may run: at once, or when the peer takes its bytes. */
+/* Runs a SEND at once, or queues it until the peer takes its bytes. */
 static void engine_may_send(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id) {
   const mlfab__dag_op *op = &run->dag.ops[id];
   mlfab__engine_peer *peer = &run->peers[op->peer];
@@ -22372,9 +22358,8 @@ static void engine_say_ready(mlfab__comm *comm, mlfab__engine_run *run, uint32_t
     mlfab__comm_fail_memory(comm);
 }
 
-/* Tells those from whom bytes come that they may send them. In an epoch with an arena all with
- * whom there is anything to do, also where they need not know: so they learn that this call is a
- * plain one. */
+/* Tells the peers that send bytes to this run that they may. In an epoch with an arena tells all peers of the run, so
+ * that they learn that this call does not use the arena. */
 static void engine_tell_ready(mlfab__comm *comm, mlfab__engine_run *run) {
   int all = run->channel == 0 && comm->go.arena;
   if (run->eager && !all) return;
@@ -22388,7 +22373,7 @@ static void engine_tell_ready(mlfab__comm *comm, mlfab__engine_run *run) {
 
 /* --- pacing --- */
 
-/* Raises the credit of those who are paced, once it is worth a message. */
+/* Raises the credit of paced peers, once it is worth a message. */
 static void engine_raise(mlfab__comm *comm, mlfab__engine_run *run) {
   uint32_t worth = (uint32_t)mlfab__max(run->window / 2, 1);
   for (uint32_t m = 0; m < comm->members; m++) {
@@ -22398,7 +22383,7 @@ static void engine_raise(mlfab__comm *comm, mlfab__engine_run *run) {
   }
 }
 
-/* Whom a new run paces. What is eager goes at once. */
+/* Finds the peers that a new run paces. Eager runs pace nobody. */
 static void engine_pace(mlfab__engine_run *run) {
   uint64_t most = 0;
   run->paced = run->behind = run->step = run->window = 0;
@@ -22424,7 +22409,7 @@ static mlfab__engine_run *engine_next_paced(const mlfab__comm *comm,
   return oldest;
 }
 
-/* Gives out what there is of the windows' bytes. `fresh`: nothing was told to its peers yet. */
+/* Gives the free bytes of windows to runs, the oldest first. `fresh`: its peers have heard nothing yet. */
 static void engine_open_windows(mlfab__comm *comm, const mlfab__engine_run *fresh) {
   const mlfab__engine_run *first = engine_next_paced(comm, NULL);
   for (mlfab__engine_run *run = engine_next_paced(comm, NULL); run && comm->phase == MLFAB__COMM_IN;
@@ -22440,7 +22425,7 @@ static void engine_open_windows(mlfab__comm *comm, const mlfab__engine_run *fres
   }
 }
 
-/* Nothing more of it is awaited. */
+/* The run awaits no more messages. */
 static void engine_close_window(mlfab__comm *comm, mlfab__engine_run *run) {
   comm->engine.window_bytes -= run->window * run->step_bytes;
   run->paced = run->window = 0;
@@ -22474,8 +22459,8 @@ static int engine_reduction(const mlfab__engine_run *run, const mlfab__dag_op *o
   return which % 16;
 }
 
-/* May these bytes go to their place as they are? They begin and end with elements: frames are
- * cut at multiples of 64 bytes, and where a stretch of the sender's ends. */
+/* 1 when these bytes can go to their place as they are: they need alignment only, as frames are cut between elements (at
+ * multiples of 64 bytes, and where a stretch of the sender ends). */
 static int engine_fits(const mlfab__engine_run *run, const mlfab__dag_op *op, const void *bytes) {
   int dtype;
   if (op->kind == MLFAB__DAG_RECV) return 1;
@@ -22484,8 +22469,8 @@ static int engine_fits(const mlfab__engine_run *run, const mlfab__dag_op *op, co
   return (uintptr_t)bytes % mlfab__element_bytes(dtype) == 0;
 }
 
-/* Puts or adds n bytes of the message to their place. `stage`: the same bytes where they may be
- * changed; the user's reducer is only called with it. */
+/* Writes n bytes of the message to their place, or adds them. `stage`: the same bytes, which may be changed; NULL only
+ * without a reducer of the user's. */
 static void engine_apply(mlfab__engine_run *run, const mlfab__dag_op *op, uint64_t offset,
                          const uint8_t *bytes, uint64_t n, uint8_t *stage) {
   engine_walk walk = engine_walk_begin(run, op, offset, n);
@@ -22518,7 +22503,7 @@ static void engine_drop_stage(mlfab__comm *comm, mlfab__engine_run *run, uint32_
   run->staged--;
 }
 
-/* A RECV that may run, or of which the last byte came: what was staged goes to its place. */
+/* A RECV may run, or its last byte came: its staged bytes go to their place. */
 static void engine_settle(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id) {
   mlfab__engine_recv *recv = &run->recvs[id];
   const mlfab__dag_op *op = &run->dag.ops[id];
@@ -22545,7 +22530,7 @@ static void engine_other_size(mlfab__comm *comm, uint32_t member, const mlfab__c
                    (unsigned long long)op->bytes);
 }
 
-/* No RECV is for it. Where the user makes the task graphs, the two parts do not fit; else the peer is wrong. */
+/* No RECV takes the message. In an object the two workers' task graphs differ; a plain call's peer is wrong. */
 static void engine_unexpected(mlfab__comm *comm, const mlfab__engine_run *run, uint32_t member,
                               const mlfab__coll *head) {
   if (run->channel == 0) {
@@ -22587,8 +22572,8 @@ static void engine_take(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id,
 
 static void engine_run(mlfab__comm *comm, mlfab__engine_run *run);
 
-/* Of an object whose runs are armed ahead: a READY, or anything of run 0, which its begin arms.
- * Nobody has called it for that. */
+/* 1 for frames that do not tell that somebody has called: of an object whose runs are armed ahead a READY, and all frames
+ * of run 0, which `begin` arms. */
 static int engine_is_ahead(int ahead, uint32_t flags, uint64_t number) {
   return ahead && (flags & MLFAB__COLL_READY || number == 0);
 }
@@ -22672,7 +22657,7 @@ MLFAB__INTERNAL int mlfab__engine_came(const mlfab__comm *comm, uint64_t number)
   return stage != NULL;
 }
 
-/* Those of one run that came early, in their order, out of the bucket. */
+/* Takes the early frames of one run out of the bucket, in their order. */
 static mlfab__engine_stage *engine_pick(mlfab__comm *comm, uint32_t channel, uint64_t number) {
   uint32_t bucket = engine_bucket(channel, number);
   mlfab__engine_stage *picked = NULL, **picked_end = &picked, **kept = &comm->engine.stages[bucket];
@@ -22703,8 +22688,7 @@ static void engine_fail_closed(mlfab__comm *comm, uint32_t channel) {
                    "worker %u has closed object %u", comm->rank, channel);
 }
 
-/* A frame of an object that is closed here: of what is over, or of a round in which it is
- * missing. */
+/* A frame of an object that is closed here: a failure if its round needs this worker, else a late one. */
 static void engine_closed(mlfab__comm *comm, const mlfab__coll *head) {
   for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
     const mlfab__comm_closed *closed = &comm->closed[i];
@@ -22714,7 +22698,7 @@ static void engine_closed(mlfab__comm *comm, const mlfab__coll *head) {
   }
 }
 
-/* A frame for which no run is armed: 1 when it is kept, or is an object's. */
+/* A frame without an armed run: 1 when it is kept, or an object takes it. */
 static int engine_other(mlfab__comm *comm, uint32_t member, const mlfab__coll *head,
                         const void *bulk, uint32_t bytes) {
   mlfab__comm_object *object = mlfab__comm_channel_find(comm, head->channel);
@@ -22748,12 +22732,12 @@ MLFAB__INTERNAL void mlfab__engine_deliver(void *self, uint32_t member, const ml
   if (run && run->running) {
     engine_frame(comm, run, member, head, bulk, bytes);
   } else if (run || !engine_other(comm, member, head, bulk, bytes)) {
-    engine_consume(comm, member, head, bytes); /* late: the run went on without it */
+    engine_consume(comm, member, head, bytes); /* late: the run did not wait for it */
   }
   mlfab__comm_exit(comm);
 }
 
-/* Delivers what came early for a run that is armed now. It may be over before the last. */
+/* Delivers the early frames of a run that is armed now. The run may be over before the last of them. */
 static void engine_take_early(mlfab__comm *comm, uint32_t channel, uint64_t number) {
   mlfab__engine_stage *stage = engine_pick(comm, channel, number);
   for (mlfab__engine_stage *next; stage; stage = next) {
@@ -22805,7 +22789,7 @@ static void engine_unlink(mlfab__comm *comm, mlfab__engine_run *run) {
 
 static void engine_run(mlfab__comm *comm, mlfab__engine_run *run) {
   uint32_t id;
-  if (run->busy) return; /* it is seen to further out */
+  if (run->busy) return; /* the outer call goes on with it */
   run->busy = 1;
   while (run->running && !comm->failing && mlfab__dag_next(&run->dag, &id)) {
     switch (run->dag.ops[id].kind) {
@@ -22823,7 +22807,7 @@ static void engine_run(mlfab__comm *comm, mlfab__engine_run *run) {
     }
   }
   run->busy = 0;
-  if (comm->failing) return; /* the epoch's end will end it */
+  if (comm->failing) return; /* the end of the epoch ends it */
   if (mlfab__dag_finished(&run->dag)) run->running = 0;
   if (!run->running) engine_close_window(comm, run);
   if (run->running || run->lent > 0) return;
@@ -22897,7 +22881,7 @@ MLFAB__INTERNAL void mlfab__engine_disarm(mlfab__comm *comm, mlfab__engine_run *
   if (run->running && object) object->upto = mlfab__min(object->upto, run->number);
   engine_unlink(comm, run);
   if (lent > 0) {
-    /* Only the end of the epoch gives them back, and it must be here and now. */
+    /* Only the end of the streams gives the bytes back, and the caller needs them now. */
     mlfab__streams_end(&comm->streams);
     mlfab__comm_fail(comm, MLFAB_ERR_CANCELLED, (int32_t)comm->rank,
                      "worker %u has withdrawn what it had begun to send", comm->rank);
@@ -27993,7 +27977,7 @@ MLFAB__INTERNAL void mlfab__trees_free(mlfab__trees *trees);
 /* A frame of a worker: 1 when it was of this role (TREE_ASK). */
 MLFAB__INTERNAL int mlfab__trees_frame(mlfab__trees *trees, uint32_t worker,
                                        const mlfab__frame_in *frame, uint64_t now_ns);
-/* The scheduler is here, or lost; 1 when its frame was of this role (TREE_PLAN). */
+/* The scheduler is here, or lost. Its frames: 1 when they were of this role (TREE_PLAN). */
 MLFAB__INTERNAL void mlfab__trees_scheduler(mlfab__trees *trees, int here);
 MLFAB__INTERNAL int mlfab__trees_scheduler_frame(mlfab__trees *trees, const mlfab__frame_in *frame);
 /* Four times a heartbeat. */
@@ -28038,7 +28022,7 @@ MLFAB__INTERNAL uint32_t mlfab__trees_root(uint64_t seed, uint64_t number, uint3
   return (uint32_t)mlfab__rng_below(&prng, n);
 }
 
-/* Is it of the epoch that stands? */
+/* 1 when the number is of the epoch that stands. */
 static int trees_stands(const mlfab__trees *trees, uint64_t number) {
   const mlfab__membership *membership = trees->membership;
   return membership->phase == MLFAB__MEMBERSHIP_RUNNING &&
@@ -28055,7 +28039,7 @@ static void trees_tell(mlfab__trees *trees, const mlfab__trees_entry *tree, uint
                    mlfab__encode_tree_plan(meta, &plan, tree->nodes));
 }
 
-/* Its tree is known, or there is none: those who wait are told. */
+/* The tree is known, or there is none (n 0): tells the members that wait for it. */
 static void trees_know(mlfab__trees *trees, mlfab__trees_entry *tree, uint32_t n) {
   tree->known = 1;
   tree->n = n;
@@ -28067,7 +28051,7 @@ static void trees_know(mlfab__trees *trees, mlfab__trees_entry *tree, uint32_t n
 
 /* --- questions --- */
 
-/* Asks the scheduler. Without one, and where it cannot be asked, there is no tree. */
+/* Asks the scheduler for the tree. Without a scheduler, or memory, the tree is empty. */
 static void trees_begin(mlfab__trees *trees, mlfab__trees_entry *tree, const mlfab__tree_ask *in,
                         uint64_t now_ns) {
   const mlfab__membership *membership = trees->membership;
@@ -28101,7 +28085,7 @@ MLFAB__INTERNAL int mlfab__trees_frame(mlfab__trees *trees, uint32_t worker,
       worker >= MLFAB__MEMBERSHIP_MEMBERS_MAX)
     return 1;
   mlfab__trees_entry *tree = &trees->entries[in.number % MLFAB__COMM_AHEAD];
-  if (in.number < tree->number) return 1; /* it is over: nobody waits for it */
+  if (in.number < tree->number) return 1; /* the call is over */
   if (in.number > tree->number) trees_begin(trees, tree, &in, now_ns);
   tree->asked[worker / 8] |= (uint8_t)(1u << worker % 8);
   if (tree->known) trees_tell(trees, tree, worker);
@@ -28110,7 +28094,7 @@ MLFAB__INTERNAL int mlfab__trees_frame(mlfab__trees *trees, uint32_t worker,
 
 /* --- the scheduler --- */
 
-/* Ranks become the members' numbers; 0 when one is no member. */
+/* Translates ranks to members' numbers; 0 when a rank is no member. */
 static int trees_translate(const mlfab__trees *trees, mlfab__trees_entry *tree, uint32_t n) {
   const mlfab__membership *membership = trees->membership;
   uint32_t place[MLFAB__MEMBERSHIP_MEMBERS_MAX];
@@ -28155,7 +28139,7 @@ MLFAB__INTERNAL int mlfab__trees_scheduler_frame(mlfab__trees *trees,
   return 1;
 }
 
-/* No tree comes any more for those that have been asked for since then, or before. */
+/* Gives up trees that were asked for at since_ns or before: they are empty. */
 static void trees_give_up(mlfab__trees *trees, uint64_t since_ns) {
   for (uint32_t i = 0; i < MLFAB__COMM_AHEAD; i++) {
     mlfab__trees_entry *tree = &trees->entries[i];

@@ -8,8 +8,7 @@
 #define ALGORITHM_MESSAGES 65536u /* as many for one pass over the data; then segments grow */
 #define ALGORITHM_STEPS 10u       /* log2 of MLFAB__COLLECTIVE_MEMBERS_MAX */
 
-/* A task under construction. Blocks are looked up where the last look-up was, mostly: `block` and
- * `offset` remember it. */
+/* A task under construction. `block` and `offset` are those of the last look-up, near which the next one mostly is. */
 typedef struct algorithm_work {
   mlfab__dag *dag;
   const mlfab__algorithm_task *task;
@@ -30,7 +29,7 @@ static uint64_t algorithm_block_bytes(const algorithm_work *w, uint32_t block) {
   return (task->count / w->members + (block < task->count % w->members)) * task->width;
 }
 
-/* Where the block begins; the end of the data for block `members`. */
+/* Where the block begins; for block `members`: the end of the data. */
 static uint64_t algorithm_offset(algorithm_work *w, uint32_t block) {
   if (!w->counts) {
     uint64_t count = w->task->count, extra = count % w->members;
@@ -88,7 +87,7 @@ static void algorithm_after(algorithm_work *w, uint32_t op, uint32_t dependency)
   w->rc = mlfab__dag_after(w->dag, op, dependency);
 }
 
-/* One operation over a stretch of the data; it waits for nothing yet. */
+/* An operation over a stretch of the data that waits for nothing yet. */
 static uint32_t algorithm_add(algorithm_work *w, mlfab__dag_op op, uint64_t at, uint64_t bytes) {
   uint32_t id = 0;
   op.space = w->task->space;
@@ -113,7 +112,7 @@ static mlfab__dag_op algorithm_recv(uint32_t peer, uint32_t tag) {
   return op;
 }
 
-/* left: what comes is the left operand. */
+/* left: the message is the left operand. */
 static mlfab__dag_op algorithm_recv_reduce(uint32_t peer, uint32_t tag, int left) {
   mlfab__dag_op op = algorithm_send(peer, tag);
   op.kind = MLFAB__DAG_RECV_REDUCE;
@@ -121,7 +120,7 @@ static mlfab__dag_op algorithm_recv_reduce(uint32_t peer, uint32_t tag, int left
   return op;
 }
 
-/* A row up a tree: children of one parent go in step. Such tags count from 0. */
+/* A row up a tree, which is paced: tags of such rows count from 0. */
 static mlfab__dag_op algorithm_paced(const algorithm_work *w, mlfab__dag_op op) {
   op.paced = w->task->tag == 0;
   return op;
@@ -154,7 +153,7 @@ static void algorithm_until(algorithm_work *w, uint32_t first, uint64_t bytes) {
     algorithm_after(w, w->end, first + i);
 }
 
-/* The finished stretch divided, if that is asked for; what to wait for from then on. */
+/* Divides the finished stretch if the task is a mean. Returns the row to wait for from then on. */
 static uint32_t algorithm_finish(algorithm_work *w, uint64_t at, uint64_t bytes, uint32_t after) {
   return w->task->mean ? algorithm_row(w, algorithm_divide(), at, bytes, after) : after;
 }
@@ -231,7 +230,7 @@ static uint32_t algorithm_chain_allreduce(algorithm_work *w) {
   return tag + algorithm_segments(w, w->total);
 }
 
-/* Up as well; the last member, which has all of it in the end, sends each its block. */
+/* Up the chain as well; the last member then sends each member its block. */
 static uint32_t algorithm_chain_scatter(algorithm_work *w) {
   uint32_t tag = w->task->tag, top = w->members - 1,
            per = algorithm_segments(w, algorithm_largest(w));
@@ -251,8 +250,8 @@ static uint32_t algorithm_chain_scatter(algorithm_work *w) {
 
 /* ---- HALVING */
 
-/* A stretch that begins at a block and may go on at the beginning of the data. It is cut into
- * segments at both places; places in it count from its beginning. */
+/* A stretch that begins at a block and may wrap round to the beginning of the data. Segments are cut at both places;
+ * positions in it count from its beginning. */
 typedef struct algorithm_bow {
   uint64_t at;   /* where it begins in the data */
   uint64_t tail; /* bytes from there to the end of the data */
@@ -303,16 +302,16 @@ static uint32_t algorithm_meet(algorithm_work *w, uint32_t op, uint32_t row,
   return last - i + 1;
 }
 
-/* What the steps so far have left at this member: the row that wrote, the stretch, and where it
- * begins, counted from the beginning of the own block. */
+/* A row of an earlier step that wrote at this member: its stretch, and where that begins, counted from the beginning of
+ * the own block. */
 typedef struct algorithm_written {
   uint32_t row;
   algorithm_bow bow;
   uint64_t from;
 } algorithm_written;
 
-/* Sends a bow, which begins `from` bytes behind the own block's beginning; its segments wait for
- * all that was written there. */
+/* Sends a bow that begins `from` bytes after the beginning of the own block; its segments wait for all rows that wrote
+ * there. */
 static void algorithm_send_bow(algorithm_work *w, mlfab__dag_op op, const algorithm_bow *bow,
                                uint64_t from, const algorithm_written *written, uint32_t n,
                                int until) {
@@ -423,7 +422,7 @@ static uint32_t algorithm_partner(uint32_t v, uint32_t extra) {
   return v < extra ? 2 * v : v + extra;
 }
 
-/* All of the data in each step; every member that takes part adds into what it sends. */
+/* All of the data in each step; every member adds into the memory that it sends. */
 static uint32_t algorithm_exchange(algorithm_work *w) {
   uint32_t tag = w->task->tag, me = w->me, last = MLFAB__DAG_NONE, pow = 1;
   uint64_t bytes = w->total;
@@ -513,7 +512,7 @@ static uint32_t algorithm_planned(algorithm_work *w) {
   return down + algorithm_segments(w, w->total);
 }
 
-/* Does every way lead to the root? `at`: where a member is in the list, plus one. */
+/* 1 when every way leads to the root. `at`: where a member is in the list, plus one. */
 static int algorithm_leads(const mlfab__tree_node *tree, uint32_t n, const uint32_t *at,
                            uint32_t root, int down) {
   for (uint32_t i = 0; i < n; i++) {
@@ -566,7 +565,7 @@ static uint32_t algorithm_broadcast(algorithm_work *w) {
   return next_tag;
 }
 
-/* In step k everybody has heard of the 2^k before it, and says so. */
+/* In step k each member has heard of the 2^k members before it, and tells the one 2^k after it. */
 static uint32_t algorithm_barrier(algorithm_work *w) {
   uint32_t n = w->members, tag = w->task->tag, heard[ALGORITHM_STEPS], steps = 0;
   for (uint32_t far = 1; far < n; far *= 2, steps++) {

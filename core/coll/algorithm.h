@@ -1,10 +1,9 @@
 /* algorithm.h - builders of full collectives as task graphs: what one member sends, receives and adds.
  * Layer 2. Pure: it appends operations to a dag, the same for everybody who asks the same.
  *
- * Everything happens in place in one stretch of memory. The data is cut into blocks, one a member
- * (`counts`, or as even as it goes, the larger ones first), and messages into segments, so that the
- * sum of one overlaps the way of the next. RECVs wait for nothing, wherever what they write is free
- * by the time that anything can come.
+ * All algorithms work in place in one stretch of memory. They cut the data into blocks, one a member (`counts`, or as even
+ * as possible, the larger ones first), and messages into segments, so that adding one overlaps with sending the next. A
+ * RECV waits for nothing where its memory is free before its message can come.
  *
  * Algorithms, P members, n bytes, log = log2 P rounded up; what a member sends, and the order in
  * which member i's x_i enter the result:
@@ -29,18 +28,15 @@
  *   PLANNED   allreduce: up a tree that is given, and down another (`tree`). A parent adds its children
  *             in the order of the list, each on the right. Not for `ordered`.
  *
- * So every element is added at one member, or everywhere in the same tree: all members get the same
- * bits, in every run.
+ * Every element is added at one member, or on all members in the same tree: all members get the same bits, in every run.
  *
- * Write after read. A SEND without `copy` reads its bytes until the peer has them, and nothing here
- * waits for it before it writes there again, because each such write is a message that could not
- * have been made without those bytes: in the ring, the finished block b reaches only members whose
- * part is in it; the same for HALVING, the chain and the tree (the root's result has every member's
- * part in it). So its arrival proves theirs. DOUBLING is the exception: both partners
- * add into what they send at once; there `copy` is 1 and the sum waits for the SEND. What is only
- * sent, and not written again, is waited for by the end of the task alone: when that operation is
- * done the memory is the caller's, though a SEND may not have been reported done yet whose bytes
- * the result proves to have arrived.
+ * Write after read. A SEND without `copy` reads its bytes until the peer has them. A later RECV into the same memory does
+ * not wait for that SEND: its message could not have been made without the bytes sent, so its arrival proves theirs. In the
+ * ring the finished block b reaches only members whose part is in it; the same holds for HALVING, the chain and the tree
+ * (the root's result has every member's part in it). DOUBLING is the exception: both partners add into the memory that
+ * they send at that time; there `copy` is 1 and the sum waits for the SEND. For memory that is only sent, the end of the
+ * task waits: when that operation is done the memory is the caller's, though a SEND whose bytes the result proves to have
+ * arrived may not be reported done yet.
  *
  * Source: Rabenseifner 2004; Thakur et al. 2005; Bruck et al. 1997, and Traeff 2024 for its reverse
  * (HALVING). */
@@ -90,10 +86,8 @@ typedef struct mlfab__algorithm_task {
 MLFAB__INTERNAL int mlfab__algorithm_check_tree(const mlfab__tree_node *tree, uint32_t n,
                                                 uint32_t *most_p);
 
-/* Appends the task. *end_p: an operation that is done when all is; *next_tag_p: the first tag that
- * is free behind it, the same for all members. AUTO, and what an algorithm cannot do, must have been
- * resolved by mlfab__algorithm_choose. With `mean` a COMPUTE of MLFAB__COLLECTIVE_DIVIDE goes over whatever
- * this member has finished before it is handed on. Reduce-scatter leaves block `me` reduced and the
+/* Appends the task. *end_p: an operation that is done when the whole task is; *next_tag_p: the first tag that
+ * is free behind it, the same for all members. The algorithm must be one that mlfab__algorithm_choose returns for this task. With `mean` a COMPUTE of MLFAB__COLLECTIVE_DIVIDE divides each part that this member finishes before it sends it on. Reduce-scatter leaves block `me` reduced and the
  * others unspecified. O(messages). Errors: ARGUMENT (numbers out of range, an algorithm that this
  * cannot be done by), and of the dag: MEMORY, LIMIT; the dag then holds a part, and is to be
  * cleared. */

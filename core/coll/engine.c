@@ -23,7 +23,7 @@ static engine_walk engine_walk_begin(const mlfab__engine_run *run, const mlfab__
   return walk;
 }
 
-/* The next piece that lies together: *bytes_p of them, or NULL. */
+/* The next contiguous piece, of *bytes_p bytes, or NULL. */
 static uint8_t *engine_walk_next(engine_walk *walk, uint64_t *bytes_p) {
   if (walk->left == 0) return NULL;
   while (walk->skip == walk->vec->count) {
@@ -49,7 +49,7 @@ static mlfab__coll engine_head(const mlfab__engine_run *run, uint32_t tag, uint3
                        .total = total};
 }
 
-/* The next n bytes of a message. Small ones are copied: nothing waits for their acknowledgement. */
+/* Sends the next n bytes of a message. Copies small ones: nothing then waits for their acknowledgement. */
 static int engine_send_part(mlfab__comm *comm, mlfab__engine_run *run, uint32_t peer,
                             mlfab__coll *head, const void *bytes, uint64_t n, int copy) {
   int borrow = !copy && n > MLFAB__STREAM_LEND;
@@ -60,7 +60,7 @@ static int engine_send_part(mlfab__comm *comm, mlfab__engine_run *run, uint32_t 
   return code;
 }
 
-/* A message of several stretches: small ones go as one. */
+/* Sends a message of several stretches; small ones go together. */
 static int engine_send_list(mlfab__comm *comm, mlfab__engine_run *run, const mlfab__dag_op *op,
                             mlfab__coll *head) {
   engine_walk walk = engine_walk_begin(run, op, 0, op->bytes);
@@ -91,7 +91,7 @@ static int engine_is_eager(const mlfab__engine_run *run, uint64_t bytes) {
   return run->eager || bytes == 0;
 }
 
-/* Has the peer asked for it? */
+/* 1 when the peer takes its bytes. */
 static int engine_has_credit(const mlfab__engine_run *run, const mlfab__dag_op *op) {
   const mlfab__engine_peer *peer = &run->peers[op->peer];
   if (engine_is_eager(run, op->bytes)) return 1;
@@ -112,7 +112,7 @@ static void engine_send(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id) 
   }
 }
 
-/* A SEND that may run: at once, or when the peer takes its bytes. */
+/* Runs a SEND at once, or queues it until the peer takes its bytes. */
 static void engine_may_send(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id) {
   const mlfab__dag_op *op = &run->dag.ops[id];
   mlfab__engine_peer *peer = &run->peers[op->peer];
@@ -151,9 +151,8 @@ static void engine_say_ready(mlfab__comm *comm, mlfab__engine_run *run, uint32_t
     mlfab__comm_fail_memory(comm);
 }
 
-/* Tells those from whom bytes come that they may send them. In an epoch with an arena all with
- * whom there is anything to do, also where they need not know: so they learn that this call is a
- * plain one. */
+/* Tells the peers that send bytes to this run that they may. In an epoch with an arena tells all peers of the run, so
+ * that they learn that this call does not use the arena. */
 static void engine_tell_ready(mlfab__comm *comm, mlfab__engine_run *run) {
   int all = run->channel == 0 && comm->go.arena;
   if (run->eager && !all) return;
@@ -167,7 +166,7 @@ static void engine_tell_ready(mlfab__comm *comm, mlfab__engine_run *run) {
 
 /* --- pacing --- */
 
-/* Raises the credit of those who are paced, once it is worth a message. */
+/* Raises the credit of paced peers, once it is worth a message. */
 static void engine_raise(mlfab__comm *comm, mlfab__engine_run *run) {
   uint32_t worth = (uint32_t)mlfab__max(run->window / 2, 1);
   for (uint32_t m = 0; m < comm->members; m++) {
@@ -177,7 +176,7 @@ static void engine_raise(mlfab__comm *comm, mlfab__engine_run *run) {
   }
 }
 
-/* Whom a new run paces. What is eager goes at once. */
+/* Finds the peers that a new run paces. Eager runs pace nobody. */
 static void engine_pace(mlfab__engine_run *run) {
   uint64_t most = 0;
   run->paced = run->behind = run->step = run->window = 0;
@@ -203,7 +202,7 @@ static mlfab__engine_run *engine_next_paced(const mlfab__comm *comm,
   return oldest;
 }
 
-/* Gives out what there is of the windows' bytes. `fresh`: nothing was told to its peers yet. */
+/* Gives the free bytes of windows to runs, the oldest first. `fresh`: its peers have heard nothing yet. */
 static void engine_open_windows(mlfab__comm *comm, const mlfab__engine_run *fresh) {
   const mlfab__engine_run *first = engine_next_paced(comm, NULL);
   for (mlfab__engine_run *run = engine_next_paced(comm, NULL); run && comm->phase == MLFAB__COMM_IN;
@@ -219,7 +218,7 @@ static void engine_open_windows(mlfab__comm *comm, const mlfab__engine_run *fres
   }
 }
 
-/* Nothing more of it is awaited. */
+/* The run awaits no more messages. */
 static void engine_close_window(mlfab__comm *comm, mlfab__engine_run *run) {
   comm->engine.window_bytes -= run->window * run->step_bytes;
   run->paced = run->window = 0;
@@ -253,8 +252,8 @@ static int engine_reduction(const mlfab__engine_run *run, const mlfab__dag_op *o
   return which % 16;
 }
 
-/* May these bytes go to their place as they are? They begin and end with elements: frames are
- * cut at multiples of 64 bytes, and where a stretch of the sender's ends. */
+/* 1 when these bytes can go to their place as they are: they need alignment only, as frames are cut between elements (at
+ * multiples of 64 bytes, and where a stretch of the sender ends). */
 static int engine_fits(const mlfab__engine_run *run, const mlfab__dag_op *op, const void *bytes) {
   int dtype;
   if (op->kind == MLFAB__DAG_RECV) return 1;
@@ -263,8 +262,8 @@ static int engine_fits(const mlfab__engine_run *run, const mlfab__dag_op *op, co
   return (uintptr_t)bytes % mlfab__element_bytes(dtype) == 0;
 }
 
-/* Puts or adds n bytes of the message to their place. `stage`: the same bytes where they may be
- * changed; the user's reducer is only called with it. */
+/* Writes n bytes of the message to their place, or adds them. `stage`: the same bytes, which may be changed; NULL only
+ * without a reducer of the user's. */
 static void engine_apply(mlfab__engine_run *run, const mlfab__dag_op *op, uint64_t offset,
                          const uint8_t *bytes, uint64_t n, uint8_t *stage) {
   engine_walk walk = engine_walk_begin(run, op, offset, n);
@@ -297,7 +296,7 @@ static void engine_drop_stage(mlfab__comm *comm, mlfab__engine_run *run, uint32_
   run->staged--;
 }
 
-/* A RECV that may run, or of which the last byte came: what was staged goes to its place. */
+/* A RECV may run, or its last byte came: its staged bytes go to their place. */
 static void engine_settle(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id) {
   mlfab__engine_recv *recv = &run->recvs[id];
   const mlfab__dag_op *op = &run->dag.ops[id];
@@ -324,7 +323,7 @@ static void engine_other_size(mlfab__comm *comm, uint32_t member, const mlfab__c
                    (unsigned long long)op->bytes);
 }
 
-/* No RECV is for it. Where the user makes the task graphs, the two parts do not fit; else the peer is wrong. */
+/* No RECV takes the message. In an object the two workers' task graphs differ; a plain call's peer is wrong. */
 static void engine_unexpected(mlfab__comm *comm, const mlfab__engine_run *run, uint32_t member,
                               const mlfab__coll *head) {
   if (run->channel == 0) {
@@ -366,8 +365,8 @@ static void engine_take(mlfab__comm *comm, mlfab__engine_run *run, uint32_t id,
 
 static void engine_run(mlfab__comm *comm, mlfab__engine_run *run);
 
-/* Of an object whose runs are armed ahead: a READY, or anything of run 0, which its begin arms.
- * Nobody has called it for that. */
+/* 1 for frames that do not tell that somebody has called: of an object whose runs are armed ahead a READY, and all frames
+ * of run 0, which `begin` arms. */
 static int engine_is_ahead(int ahead, uint32_t flags, uint64_t number) {
   return ahead && (flags & MLFAB__COLL_READY || number == 0);
 }
@@ -451,7 +450,7 @@ MLFAB__INTERNAL int mlfab__engine_came(const mlfab__comm *comm, uint64_t number)
   return stage != NULL;
 }
 
-/* Those of one run that came early, in their order, out of the bucket. */
+/* Takes the early frames of one run out of the bucket, in their order. */
 static mlfab__engine_stage *engine_pick(mlfab__comm *comm, uint32_t channel, uint64_t number) {
   uint32_t bucket = engine_bucket(channel, number);
   mlfab__engine_stage *picked = NULL, **picked_end = &picked, **kept = &comm->engine.stages[bucket];
@@ -482,8 +481,7 @@ static void engine_fail_closed(mlfab__comm *comm, uint32_t channel) {
                    "worker %u has closed object %u", comm->rank, channel);
 }
 
-/* A frame of an object that is closed here: of what is over, or of a round in which it is
- * missing. */
+/* A frame of an object that is closed here: a failure if its round needs this worker, else a late one. */
 static void engine_closed(mlfab__comm *comm, const mlfab__coll *head) {
   for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
     const mlfab__comm_closed *closed = &comm->closed[i];
@@ -493,7 +491,7 @@ static void engine_closed(mlfab__comm *comm, const mlfab__coll *head) {
   }
 }
 
-/* A frame for which no run is armed: 1 when it is kept, or is an object's. */
+/* A frame without an armed run: 1 when it is kept, or an object takes it. */
 static int engine_other(mlfab__comm *comm, uint32_t member, const mlfab__coll *head,
                         const void *bulk, uint32_t bytes) {
   mlfab__comm_object *object = mlfab__comm_channel_find(comm, head->channel);
@@ -527,12 +525,12 @@ MLFAB__INTERNAL void mlfab__engine_deliver(void *self, uint32_t member, const ml
   if (run && run->running) {
     engine_frame(comm, run, member, head, bulk, bytes);
   } else if (run || !engine_other(comm, member, head, bulk, bytes)) {
-    engine_consume(comm, member, head, bytes); /* late: the run went on without it */
+    engine_consume(comm, member, head, bytes); /* late: the run did not wait for it */
   }
   mlfab__comm_exit(comm);
 }
 
-/* Delivers what came early for a run that is armed now. It may be over before the last. */
+/* Delivers the early frames of a run that is armed now. The run may be over before the last of them. */
 static void engine_take_early(mlfab__comm *comm, uint32_t channel, uint64_t number) {
   mlfab__engine_stage *stage = engine_pick(comm, channel, number);
   for (mlfab__engine_stage *next; stage; stage = next) {
@@ -584,7 +582,7 @@ static void engine_unlink(mlfab__comm *comm, mlfab__engine_run *run) {
 
 static void engine_run(mlfab__comm *comm, mlfab__engine_run *run) {
   uint32_t id;
-  if (run->busy) return; /* it is seen to further out */
+  if (run->busy) return; /* the outer call goes on with it */
   run->busy = 1;
   while (run->running && !comm->failing && mlfab__dag_next(&run->dag, &id)) {
     switch (run->dag.ops[id].kind) {
@@ -602,7 +600,7 @@ static void engine_run(mlfab__comm *comm, mlfab__engine_run *run) {
     }
   }
   run->busy = 0;
-  if (comm->failing) return; /* the epoch's end will end it */
+  if (comm->failing) return; /* the end of the epoch ends it */
   if (mlfab__dag_finished(&run->dag)) run->running = 0;
   if (!run->running) engine_close_window(comm, run);
   if (run->running || run->lent > 0) return;
@@ -676,7 +674,7 @@ MLFAB__INTERNAL void mlfab__engine_disarm(mlfab__comm *comm, mlfab__engine_run *
   if (run->running && object) object->upto = mlfab__min(object->upto, run->number);
   engine_unlink(comm, run);
   if (lent > 0) {
-    /* Only the end of the epoch gives them back, and it must be here and now. */
+    /* Only the end of the streams gives the bytes back, and the caller needs them now. */
     mlfab__streams_end(&comm->streams);
     mlfab__comm_fail(comm, MLFAB_ERR_CANCELLED, (int32_t)comm->rank,
                      "worker %u has withdrawn what it had begun to send", comm->rank);

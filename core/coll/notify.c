@@ -56,7 +56,7 @@ MLFAB__INTERNAL int mlfab__notify_begin(mlfab__notify *notify, uint64_t k) {
 
 MLFAB__INTERNAL int mlfab__notify_may_send(const mlfab__notify *notify, uint32_t edge) {
   if (edge >= notify->outs || notify->out[edge].sent == notify->iteration) return 0;
-  /* Those that were just sent to may have acknowledged, or not: the others are not asked again. */
+  /* After the first of them all others may be sent to: ACKs that come meanwhile are of this iteration. */
   return notify->mode != MLFAB_NOTIFY_ACK || notify->unsent < notify->outs || notify->unacked == 0;
 }
 
@@ -79,7 +79,7 @@ MLFAB__INTERNAL int mlfab__notify_barrier(mlfab__notify *notify, uint64_t k) {
 MLFAB__INTERNAL int mlfab__notify_ready(const mlfab__notify *notify) {
   if (!notify_under_way(notify) || notify->unsent > 0) return 0;
   if (notify->mode == MLFAB_NOTIFY_BSP) return notify->barrier == notify->iteration;
-  /* Edges that are consumed already may have been notified of the next iteration, or not. */
+  /* After the first slot all others may be looked at: a NOTIFY that comes meanwhile is of the next iteration. */
   return notify->mode == MLFAB_NOTIFY_ASYNC || notify->unknown < notify->ins ||
          notify->unheard == 0;
 }
@@ -135,10 +135,10 @@ static int notify_refuse(mlfab_error *error, uint32_t rank, const char *what, ui
                       (unsigned long long)k, (unsigned long long)expected);
 }
 
-/* The next model of this sender: one behind what was consumed where slots wait for that (I1, I3);
- * else any later one. */
+/* 1 when k can be the next model of this sender: in NOTIFY_ACK the one after the last that was consumed (I1, I3), else
+ * any later one. */
 static int notify_next(const mlfab__notify *notify, const mlfab__notify_in *in, uint64_t k) {
-  if (in->header != in->footer) return 0; /* the one before is under way */
+  if (in->header != in->footer) return 0; /* the last one is still coming */
   return notify->mode == MLFAB_NOTIFY_ACK ? in->footer == in->consumed && k == in->consumed + 1
                                           : k > in->footer;
 }

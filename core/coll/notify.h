@@ -11,18 +11,17 @@
  *    wait_notify                     NOTIFY(k) from every sender
  *    reduce                          each slot's stamps are k before and after it is copied
  *    ACK(k) to each sender           once its slot is consumed; end(k)
- * so that on each edge:
+ * On each edge:
  *    I1 sent - consumed is 0 or 1    I3 no slot is written before it is consumed
  *    I2 the iterations that the two ends have sent last are at most one apart
  *    I4 what is averaged is all of one iteration
- * and I5: in a strongly connected graph somebody can always go on. What a peer must not send is
- * refused with FRAME, and what this side's runner must not do with STATE; both change nothing.
- * ACK may go as soon as its own slot is consumed: the others need not be.
+ * I5: in a strongly connected graph some node can always proceed. Frames that a peer must not send are FRAME, calls that
+ * the runner must not make are STATE; neither changes anything. ACK may go as soon as its own slot is consumed.
  *
- * BSP: sends without asking, then waits for a barrier of all, and averages what is there. ASYNC:
- * without that. Slots are overwritten, so both read them as seqlocks: an input counts when it is
- * whole (all four stamps are equal) and fresh (later than what was consumed of that edge); it may
- * be of another iteration. The mean is over those and the node's own.
+ * BSP: a node sends without waiting for ACKs, waits for a barrier of all nodes, and averages the slots. ASYNC: the same
+ * without the barrier. Senders overwrite slots, so both modes read them as seqlocks: an input counts when it is whole (all
+ * four stamps are equal) and fresh (later than the last one consumed on that edge); it may be of another iteration. The
+ * mean is over these inputs and the node's own.
  *
  * Source: ASAP §4, §6.2. Departs: §6.2 waits for the ACK before the reduce, which deadlocks on any
  * cycle; §4 is followed. */
@@ -61,7 +60,7 @@ typedef struct mlfab__notify {
   mlfab__notify_tally tally;
 } mlfab__notify;
 
-/* What is waited for, and of whom. */
+/* What the node waits for. */
 enum mlfab__notify_wait {
   MLFAB__NOTIFY_NOTHING, /* the runner is to act: compute and begin, send, or reduce */
   MLFAB__NOTIFY_FOR_ACK,
@@ -69,7 +68,7 @@ enum mlfab__notify_wait {
   MLFAB__NOTIFY_FOR_BARRIER
 };
 
-/* A slot: was there something to average? */
+/* What a slot holds. */
 enum mlfab__notify_input {
   MLFAB__NOTIFY_STALE, /* nothing since the last time */
   MLFAB__NOTIFY_TORN,  /* is, or was, being written */
@@ -90,25 +89,24 @@ MLFAB__INTERNAL int32_t mlfab__notify_edge(const uint32_t *peers, uint32_t n, ui
 
 /* --- this side; errors: STATE --- */
 
-/* The model of iteration k is there: k is one more than what has ended. */
+/* The model of iteration k is there; k - 1 has ended. */
 MLFAB__INTERNAL int mlfab__notify_begin(mlfab__notify *notify, uint64_t k);
-/* 1: the model of the iteration begun may go to this receiver, and has not yet. Either none may be
- * sent to or all that are left, so that the runner sends all in one go. */
+/* 1: the model of this iteration may go to this receiver, and has not yet. This is 1 for all receivers that are left or for
+ * none, so that the runner sends to all at once. */
 MLFAB__INTERNAL int mlfab__notify_may_send(const mlfab__notify *notify, uint32_t edge);
-/* It, and the NOTIFY behind it, are handed to the transport. */
+/* The model, and NOTIFY after it, are handed to the transport. */
 MLFAB__INTERNAL int mlfab__notify_sent(mlfab__notify *notify, uint32_t edge);
 /* BSP: all nodes have sent k. */
 MLFAB__INTERNAL int mlfab__notify_barrier(mlfab__notify *notify, uint64_t k);
-/* 1: the slots may be looked at. */
+/* 1: the runner may look at the slots. */
 MLFAB__INTERNAL int mlfab__notify_ready(const mlfab__notify *notify);
-/* The slot before it is copied. Unless it is WHOLE there is nothing to copy, and consumed gets
- * these stamps twice. */
+/* Judges a slot before it is copied. Unless it is WHOLE there is nothing to copy, and `consumed` gets these stamps
+ * twice. */
 MLFAB__INTERNAL int mlfab__notify_look(const mlfab__notify *notify, uint32_t edge,
                                        mlfab__notify_stamps stamps);
-/* Each slot once an iteration, in any order, with its stamps as read before and after copying it:
- * an enum mlfab__notify_input, or a negative error. Only WHOLE copies may be averaged. *ack_p is the
- * iteration to acknowledge to this sender, or 0. Errors: STATE; FRAME (NOTIFY_ACK: the stamps
- * are not this iteration's, so the slot was written to when it must not be). */
+/* A slot was read, with these stamps before and after; each slot once an iteration, in any order. Returns an enum
+ * mlfab__notify_input, or a negative error. Only WHOLE copies may be averaged. *ack_p: the iteration to acknowledge to
+ * this sender, or 0. Errors: STATE; FRAME (NOTIFY_ACK: the sender wrote to the slot before the acknowledgement). */
 MLFAB__INTERNAL int mlfab__notify_consumed(mlfab__notify *notify, uint32_t edge,
                                            mlfab__notify_stamps before, mlfab__notify_stamps after,
                                            uint64_t *ack_p, mlfab_error *error);
@@ -117,11 +115,11 @@ MLFAB__INTERNAL int mlfab__notify_end(mlfab__notify *notify, mlfab__notify_tally
 
 /* --- peers; errors: FRAME, naming the peer --- */
 
-/* The first byte of a model of iteration `header` is here: may it be written to the slot? For slots
- * that the peer writes by itself, NOTIFY alone is told. */
+/* The first byte of a model of iteration `header` is here: 0 when it may be written to the slot. Not needed for slots that
+ * the peer writes itself. */
 MLFAB__INTERNAL int mlfab__notify_arrives(mlfab__notify *notify, uint32_t edge, uint64_t header,
                                           mlfab_error *error);
-/* NOTIFY: the whole of it is in the slot, which has these stamps. */
+/* NOTIFY: the whole model is in the slot, which has these stamps. */
 MLFAB__INTERNAL int mlfab__notify_notified(mlfab__notify *notify, uint32_t edge, uint64_t header,
                                            uint64_t footer, mlfab_error *error);
 /* ACK(k). */

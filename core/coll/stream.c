@@ -66,7 +66,7 @@ static stream_message *stream_at(const mlfab__lane *stream, uint64_t serial) {
   return &stream->ring[serial & (stream->room - 1)];
 }
 
-/* Nothing of this message is needed any more. Its place in the ring may be another's by now. */
+/* Frees a message. Its place in the ring may be another message's by now. */
 static void stream_forget(mlfab__streams *streams, uint32_t rank, const stream_message *message,
                           uint64_t serial) {
   if (message->lent > 0) streams->links.detach(streams->links.self, rank, serial + 1);
@@ -139,7 +139,7 @@ MLFAB__INTERNAL void mlfab__streams_free(mlfab__streams *streams) {
 
 /* --- to a peer --- */
 
-/* Room for one message more: 1. */
+/* 1: there is room for one message more. */
 static int stream_reserve(mlfab__streams *streams, mlfab__lane *stream) {
   if (stream->count < stream->room) return 1;
   uint32_t room = stream->room ? 2 * stream->room : STREAM_RING;
@@ -182,7 +182,7 @@ MLFAB__INTERNAL int mlfab__stream_send(mlfab__streams *streams, uint32_t member,
   return 0;
 }
 
-/* Does this message wait for the peer to consume others? */
+/* 1 when the message waits for the peer to consume others. */
 static int stream_waits(const mlfab__lane *stream, const stream_message *message) {
   return message->head.flags & MLFAB__COLL_EAGER && !message->counted &&
          stream->eager - stream->consumed + message->n > MLFAB__STREAM_CREDIT;
@@ -209,7 +209,7 @@ MLFAB__INTERNAL int mlfab__stream_next(mlfab__streams *streams, uint32_t rank,
   return 1;
 }
 
-/* Has the peer acknowledge what it has. */
+/* Asks the peer to acknowledge the frames that it has. */
 static void stream_ask(mlfab__streams *streams, uint32_t rank) {
   mlfab__coll question;
   memset(&question, 0, sizeof question);
@@ -217,7 +217,7 @@ static void stream_ask(mlfab__streams *streams, uint32_t rank) {
   MLFAB__POST(&streams->links, rank, MLFAB__COLL, coll, &question);
 }
 
-/* All is sent, and nothing would tell soon that it has come. */
+/* When all is sent, a worker that leaves asks for the last acknowledgement. */
 static void stream_ask_last(mlfab__streams *streams, uint32_t rank, const mlfab__lane *stream) {
   if (streams->leaving && stream->count > 0 && !stream->asking && stream->next > stream->queued)
     stream_ask(streams, rank);
@@ -240,7 +240,7 @@ MLFAB__INTERNAL void mlfab__stream_taken(mlfab__streams *streams, uint32_t rank,
   mlfab__lane *stream = stream_of(streams, rank);
   if (!stream || frame->slot != streams->epoch || frame->note[0] != stream->next ||
       stream->asking) {
-    /* It was forgotten between being yielded and being taken. */
+    /* The message was forgotten between `next` and `taken`. */
     if (frame->token) streams->links.detach(streams->links.self, rank, frame->token);
     return;
   }
@@ -263,7 +263,7 @@ MLFAB__INTERNAL void mlfab__stream_sent(mlfab__streams *streams, uint32_t rank, 
   if (message->lent > 0) message->lent--;
 }
 
-/* Messages that are acknowledged as a whole go. The user may do anything meanwhile. */
+/* Frees messages that are acknowledged as a whole. The user may do anything in given_back. */
 static void stream_acknowledged(mlfab__streams *streams, uint32_t rank, uint32_t epoch) {
   for (;;) {
     mlfab__lane *stream = streams->epoch == epoch ? stream_of(streams, rank) : NULL;
@@ -301,7 +301,7 @@ MLFAB__INTERNAL int mlfab__stream_peer_frame(mlfab__streams *streams, uint32_t r
   return 1;
 }
 
-/* The link is gone, and what it had: from the first frame on that is not acknowledged. */
+/* The link is gone with its frames: sends again from the first frame that is not acknowledged. */
 static void stream_restart(mlfab__lane *stream) {
   uint64_t end = mlfab__min(stream->cursor + 1, stream->begin + stream->count);
   for (uint64_t serial = stream->begin; serial < end; serial++) stream_at(stream, serial)->lent = 0;

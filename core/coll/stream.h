@@ -2,33 +2,29 @@
  *
  * A message is bytes with a name: (channel, number, tag), see mlfab__coll. It goes over the
  * sender's own HOP link to the receiver as frames of at most chunk_bytes, numbered from 1 for each
- * pair and epoch; acknowledgements come back on the same link. Messages for one peer leave in the
- * order in which they were given, whole.
+ * pair and epoch; acknowledgements come back on the same link. Messages for one peer leave whole, in the order of
+ * mlfab__stream_send.
  *
  *    a message:  QUEUED --its first frame taken by the link--> UNDER WAY --all acknowledged--> gone
  *
  *    a link:     OPEN --breaks--> (none) --a new one stands--> ASKING --acknowledged--> OPEN
  *
- * A new link begins with a question, a bare frame with the number 0, and goes on from the answer:
- * so no frame that the peer has is sent again. Number 0 is a duplicate in any case, and duplicates
- * are acknowledged at once. Whoever leaves asks likewise, behind its last frame: it need not wait
- * for the next acknowledgement by the clock.
+ * A new link begins with a question, a bare frame with the number 0, and goes on from the answer, so that no frame is sent
+ * twice that the peer has. Number 0 is always a duplicate, and a receiver acknowledges duplicates at once. A worker that
+ * leaves asks the same way after its last frame, so that it need not wait for the next acknowledgement by the clock.
  *
- * Invariants. (1) A frame is kept, or can be made again, until its acknowledgement has come: a
- * link that breaks is followed by a new one, and everything that the peer has not got is sent
- * again. (2) The receiver hands on frame n + 1 only after n, and each once; what it has seen is
- * dropped, what leaves a gap drops the link. (3) Bytes that are copied belong to the stream; bytes
- * that are borrowed are not touched by anybody else until `given_back`, and by then no link holds
- * them: what a link still has is detached. Their contents may change once the peer can only have
- * them (algorithm.h): they are not read again. (4) Eager bytes that the peer has not consumed are
- * bounded by MLFAB__STREAM_CREDIT: more wait here. A peer that sends more is dropped. The bound is
- * above what 16 collectives and 32 rounds of objects can have (comm.h), so nothing that the peer
- * waits for ever stands behind what it may not send. (5) An epoch ends all: `begin` and `end`
- * forget every message, and frames of another epoch are dropped.
+ * Invariants. (1) The sender can make a frame again until its acknowledgement has come: when a link breaks, it sends all frames that
+ * the peer has not got over the next one. (2) The receiver delivers frame n + 1 only after n, and each once; it ignores
+ * frames that it has seen, and drops the link of a peer that leaves a gap. (3) Copied bytes belong to the stream.
+ * Borrowed bytes belong to it until `given_back`; by then no link holds them. Their contents may change once the peer
+ * must have them (algorithm.h): the stream does not read them again. (4) The peer has at most MLFAB__STREAM_CREDIT eager
+ * bytes that it has not consumed; more wait here. The receiver drops a peer that sends more. The bound is above what 16
+ * collectives and 32 rounds of objects can have (comm.h), so no message that the peer waits for stands behind one that
+ * may not be sent. (5) `begin` and `end` forget every message; the receiver ignores frames of another epoch.
  *
- * Memory: a message that waits costs its description, and its bytes when they are copied: from a
- * pool that keeps what was ever in use at once until the next epoch has begun, and MLFAB__STREAM_POOL
- * then. So nothing is allocated while calls repeat. All costs are O(1) a frame. */
+ * Memory: a message that waits costs its description, and its bytes if they are copied. These come from a pool, which
+ * keeps all its blocks until the next epoch has begun, and MLFAB__STREAM_POOL bytes then. So calls that repeat allocate
+ * nothing. Every function is O(1) a frame. */
 #ifndef MLFAB__STREAM_H
 #define MLFAB__STREAM_H
 
@@ -90,9 +86,9 @@ MLFAB__INTERNAL void mlfab__streams_free(mlfab__streams *streams);
  * then. */
 MLFAB__INTERNAL int mlfab__streams_begin(mlfab__streams *streams, uint32_t epoch,
                                          const uint32_t *ranks, uint32_t members);
-/* No link borrows anything that was forgotten: the pool may let go of what is too much. */
+/* No link borrows bytes of forgotten messages any more: the pool may free blocks. */
 MLFAB__INTERNAL void mlfab__streams_trim(mlfab__streams *streams);
-/* Forgets all messages: everything borrowed is free on return, without given_back. */
+/* Forgets all messages. Everything borrowed is free on return, without given_back. */
 MLFAB__INTERNAL void mlfab__streams_end(mlfab__streams *streams);
 
 /* Queues `n` bytes (any number, 0 too) that are a contiguous part of a message: head tells
@@ -104,38 +100,37 @@ MLFAB__INTERNAL void mlfab__streams_end(mlfab__streams *streams);
 MLFAB__INTERNAL int mlfab__stream_send(mlfab__streams *streams, uint32_t member,
                                        const mlfab__coll *head, const void *bytes, uint64_t n,
                                        int copy, uint64_t cookie);
-/* Eager bytes of this member, which were delivered, wait no longer. */
+/* Delivered eager bytes of this member are consumed. */
 MLFAB__INTERNAL void mlfab__stream_consumed(mlfab__streams *streams, uint32_t member,
                                             uint64_t bytes);
 
-/* Frames: COLL on others' links to us, COLL_ACK on ours. 1 when they were of this kind. What
- * breaks the protocol drops the link. */
+/* Frames: COLL on others' links to us, COLL_ACK on ours. 1 when the frame was of this kind. A frame that breaks the
+ * protocol drops the link. */
 MLFAB__INTERNAL int mlfab__stream_member_frame(mlfab__streams *streams, uint32_t rank,
                                                const mlfab__frame_in *frame);
 MLFAB__INTERNAL int mlfab__stream_peer_frame(mlfab__streams *streams, uint32_t rank,
                                              const mlfab__frame_in *frame);
-/* Our link to a worker stands; is lost. Another's to us is lost (nothing is forgotten). */
+/* Our link to a worker stands; is lost. */
 MLFAB__INTERNAL void mlfab__stream_peer_up(mlfab__streams *streams, uint32_t rank);
 MLFAB__INTERNAL void mlfab__stream_peer_lost(mlfab__streams *streams, uint32_t rank);
-/* 1 when something waits for a link to this worker. since_p: since when it has been missing
- * while it was wanted (now, when it is not yet counted); NULL is accepted. */
+/* 1 when messages wait for a link to this worker. since_p: since when (now_ns at the first call); NULL is accepted. */
 MLFAB__INTERNAL int mlfab__stream_peer_missing(mlfab__streams *streams, uint32_t rank,
                                                uint64_t now_ns, uint64_t *since_p);
-/* The next frame for this worker: 1, or 0; it was taken; the bulk of a token is free. A token
- * is one more than the message's serial, which no other message for this peer ever has: a late report finds
- * nothing. */
+/* next: 1 and the next frame for this worker, or 0. taken: the link has taken it. sent: the link has released the bulk of
+ * a token. A token is one more than the message's serial, which no other message for this peer ever has: a late report
+ * finds nothing. */
 MLFAB__INTERNAL int mlfab__stream_next(mlfab__streams *streams, uint32_t rank,
                                        mlfab__frame_out *frame);
 MLFAB__INTERNAL void mlfab__stream_taken(mlfab__streams *streams, uint32_t rank,
                                          const mlfab__frame_out *frame);
 MLFAB__INTERNAL void mlfab__stream_sent(mlfab__streams *streams, uint32_t rank, uint64_t token);
-/* Four times a heartbeat: acknowledges what was not. */
+/* Four times a heartbeat: acknowledges frames that are not acknowledged yet. */
 MLFAB__INTERNAL void mlfab__streams_tick(mlfab__streams *streams);
 /* This worker will leave: from now on it asks for acknowledgements as soon as all is sent. */
 MLFAB__INTERNAL void mlfab__streams_leave(mlfab__streams *streams);
-/* This worker has said goodbye: it waits for nothing of ours any more. */
+/* This peer has said goodbye: it waits for no message of ours. */
 MLFAB__INTERNAL void mlfab__stream_parted(mlfab__streams *streams, uint32_t rank);
-/* 1 when every message that was queued for somebody who is still here has been acknowledged. */
+/* 1 when the peers that are still here have acknowledged every message. */
 MLFAB__INTERNAL int mlfab__streams_quiet(const mlfab__streams *streams);
 
 #endif

@@ -30,7 +30,7 @@ MLFAB__INTERNAL uint32_t mlfab__trees_root(uint64_t seed, uint64_t number, uint3
   return (uint32_t)mlfab__rng_below(&prng, n);
 }
 
-/* Is it of the epoch that stands? */
+/* 1 when the number is of the epoch that stands. */
 static int trees_stands(const mlfab__trees *trees, uint64_t number) {
   const mlfab__membership *membership = trees->membership;
   return membership->phase == MLFAB__MEMBERSHIP_RUNNING &&
@@ -47,7 +47,7 @@ static void trees_tell(mlfab__trees *trees, const mlfab__trees_entry *tree, uint
                    mlfab__encode_tree_plan(meta, &plan, tree->nodes));
 }
 
-/* Its tree is known, or there is none: those who wait are told. */
+/* The tree is known, or there is none (n 0): tells the members that wait for it. */
 static void trees_know(mlfab__trees *trees, mlfab__trees_entry *tree, uint32_t n) {
   tree->known = 1;
   tree->n = n;
@@ -59,7 +59,7 @@ static void trees_know(mlfab__trees *trees, mlfab__trees_entry *tree, uint32_t n
 
 /* --- questions --- */
 
-/* Asks the scheduler. Without one, and where it cannot be asked, there is no tree. */
+/* Asks the scheduler for the tree. Without a scheduler, or memory, the tree is empty. */
 static void trees_begin(mlfab__trees *trees, mlfab__trees_entry *tree, const mlfab__tree_ask *in,
                         uint64_t now_ns) {
   const mlfab__membership *membership = trees->membership;
@@ -93,7 +93,7 @@ MLFAB__INTERNAL int mlfab__trees_frame(mlfab__trees *trees, uint32_t worker,
       worker >= MLFAB__MEMBERSHIP_MEMBERS_MAX)
     return 1;
   mlfab__trees_entry *tree = &trees->entries[in.number % MLFAB__COMM_AHEAD];
-  if (in.number < tree->number) return 1; /* it is over: nobody waits for it */
+  if (in.number < tree->number) return 1; /* the call is over */
   if (in.number > tree->number) trees_begin(trees, tree, &in, now_ns);
   tree->asked[worker / 8] |= (uint8_t)(1u << worker % 8);
   if (tree->known) trees_tell(trees, tree, worker);
@@ -102,7 +102,7 @@ MLFAB__INTERNAL int mlfab__trees_frame(mlfab__trees *trees, uint32_t worker,
 
 /* --- the scheduler --- */
 
-/* Ranks become the members' numbers; 0 when one is no member. */
+/* Translates ranks to members' numbers; 0 when a rank is no member. */
 static int trees_translate(const mlfab__trees *trees, mlfab__trees_entry *tree, uint32_t n) {
   const mlfab__membership *membership = trees->membership;
   uint32_t place[MLFAB__MEMBERSHIP_MEMBERS_MAX];
@@ -147,7 +147,7 @@ MLFAB__INTERNAL int mlfab__trees_scheduler_frame(mlfab__trees *trees,
   return 1;
 }
 
-/* No tree comes any more for those that have been asked for since then, or before. */
+/* Gives up trees that were asked for at since_ns or before: they are empty. */
 static void trees_give_up(mlfab__trees *trees, uint64_t since_ns) {
   for (uint32_t i = 0; i < MLFAB__COMM_AHEAD; i++) {
     mlfab__trees_entry *tree = &trees->entries[i];

@@ -51,7 +51,7 @@ MLFAB__INTERNAL void mlfab__trees_free(mlfab__trees *trees);
 /* A frame of a worker: 1 when it was of this role (TREE_ASK). */
 MLFAB__INTERNAL int mlfab__trees_frame(mlfab__trees *trees, uint32_t worker,
                                        const mlfab__frame_in *frame, uint64_t now_ns);
-/* The scheduler is here, or lost; 1 when its frame was of this role (TREE_PLAN). */
+/* The scheduler is here, or lost. Its frames: 1 when they were of this role (TREE_PLAN). */
 MLFAB__INTERNAL void mlfab__trees_scheduler(mlfab__trees *trees, int here);
 MLFAB__INTERNAL int mlfab__trees_scheduler_frame(mlfab__trees *trees, const mlfab__frame_in *frame);
 /* Four times a heartbeat. */
