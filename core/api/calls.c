@@ -145,6 +145,14 @@ MLFAB_API int mlfab_node_cached(mlfab_node *node, uint32_t tensor, const void **
 }
 
 MLFAB_API int mlfab_node_push_status(mlfab_node *node, uint64_t seq, int *status_p) {
-  if (!node || !status_p || !node->is_worker) return MLFAB_ERR_ARGUMENT;
-  return mlfab__worker_status(node->parts->worker, seq, status_p);
+  if (!node) return MLFAB_ERR_ARGUMENT;
+  if (!status_p)
+    return MLFAB__FAIL(&node->requests.last, MLFAB_ERR_ARGUMENT, "push_status: status_p is NULL");
+  if (!node->is_worker)
+    return MLFAB__FAIL(&node->requests.last, MLFAB_ERR_STATE,
+                       "push_status: this node is not a worker");
+  int code = mlfab__worker_status(node->parts->worker, seq, status_p);
+  return code ? MLFAB__FAIL(&node->requests.last, code, "push_status: update %llu is unknown",
+                            (unsigned long long)seq)
+              : 0;
 }

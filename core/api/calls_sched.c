@@ -58,5 +58,12 @@ MLFAB_API int mlfab_set_schedule(mlfab *ctx, const mlfab_schedule *schedule) {
 }
 
 MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p) {
-  CONTEXT_LOOK(ctx, mlfab_node_explain(ctx->node, text, room, bytes_p));
+  CONTEXT_CHECK(ctx);
+  if (!text && room > 0) return mlfab__context_null(ctx, "explain: text");
+  mlfab__context_enter(ctx);
+  int code = mlfab_node_explain(ctx->node, text, room, bytes_p);
+  if (code)
+    MLFAB__FAIL(&ctx->node->requests.last, code, "explain: the scheduler is not on this node");
+  mlfab__context_leave(ctx);
+  return code;
 }

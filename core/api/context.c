@@ -157,6 +157,10 @@ MLFAB__INTERNAL int mlfab__context_check(const mlfab *ctx) {
   return MLFAB__UNLIKELY(context_is_child(ctx)) ? MLFAB_ERR_STATE : 0;
 }
 
+MLFAB__INTERNAL int mlfab__context_null(mlfab *ctx, const char *what) {
+  CONTEXT_LOOK(ctx, MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_ARGUMENT, "%s is NULL", what));
+}
+
 MLFAB__INTERNAL uint64_t mlfab__context_now(const mlfab *ctx) {
   return ctx->hooks.clock(ctx->hooks.user);
 }
@@ -1002,7 +1006,6 @@ MLFAB__INTERNAL int mlfab__context_sent(mlfab *ctx, int code) {
 
 MLFAB_API int mlfab_test(mlfab *ctx, mlfab_request request, int *done_p, mlfab_result *result_p) {
   CONTEXT_CHECK(ctx);
-  if (!done_p) return MLFAB_ERR_ARGUMENT;
   mlfab__context_enter(ctx);
   /* Without a thread that drives, the call that polls has to. */
   if (!ctx->thread_is || ctx->parked) mlfab__context_pump(ctx);
@@ -1092,7 +1095,7 @@ MLFAB_API int mlfab_progress(mlfab *ctx, uint64_t timeout_ns) {
 
 MLFAB_API int mlfab_deadline(mlfab *ctx, uint64_t *at_ns_p) {
   CONTEXT_CHECK(ctx);
-  if (!at_ns_p) return MLFAB_ERR_ARGUMENT;
+  if (!at_ns_p) return mlfab__context_null(ctx, "deadline: at_ns_p");
   mlfab__context_enter(ctx);
   *at_ns_p = mlfab_node_deadline(ctx->node);
   mlfab__context_leave(ctx);
@@ -1159,7 +1162,7 @@ static int context_open_fd(mlfab *ctx) {
 
 MLFAB_API int mlfab_fd(mlfab *ctx, int *fd_p) {
   CONTEXT_CHECK(ctx);
-  if (!fd_p) return MLFAB_ERR_ARGUMENT;
+  if (!fd_p) return mlfab__context_null(ctx, "fd: fd_p");
   mlfab__context_enter(ctx);
   int code = ctx->fd >= 0 ? 0 : context_open_fd(ctx);
   if (!code) *fd_p = ctx->fd;
@@ -1195,5 +1198,10 @@ MLFAB_API int mlfab_last_error(mlfab *ctx, mlfab_error *error_p) {
 }
 
 MLFAB_API int mlfab_get_stats(mlfab *ctx, mlfab_stats *stats_p, size_t size) {
-  CONTEXT_LOOK(ctx, mlfab_node_stats(ctx->node, stats_p, size));
+  CONTEXT_CHECK(ctx);
+  if (!stats_p) return mlfab__context_null(ctx, "get_stats: stats_p");
+  mlfab__context_enter(ctx);
+  int code = mlfab_node_stats(ctx->node, stats_p, size);
+  mlfab__context_leave(ctx);
+  return code;
 }

@@ -183,6 +183,9 @@ MLFAB__INTERNAL void mlfab__context_free_memory(mlfab *ctx, mlfab__context_memor
  * opened it; the lock may be held for ever here, and the connections are the parent's. */
 MLFAB__INTERNAL int mlfab__context_check(const mlfab *ctx);
 
+/* For an argument that is NULL: sets the error "<what> is NULL" and returns ARGUMENT. Takes the lock. */
+MLFAB__INTERNAL int mlfab__context_null(mlfab *ctx, const char *what);
+
 #define CONTEXT_CHECK(ctx)                         \
   do {                                             \
     int wrong_with_it = mlfab__context_check(ctx); \

@@ -195,7 +195,7 @@ static size_t submit_save_header(const mlfab__layout *layout, char *text, size_t
 
 MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
   CONTEXT_CHECK(ctx);
-  if (!path) return MLFAB_ERR_ARGUMENT;
+  if (!path) return mlfab__context_null(ctx, "save: path");
   mlfab__context_enter(ctx);
   const mlfab__worker *worker = ctx->node->parts->worker;
   mlfab_error *last = &ctx->node->requests.last;

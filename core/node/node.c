@@ -761,11 +761,12 @@ MLFAB_API int mlfab_node_leave(mlfab_node *node, uint64_t now_ns) {
 
 MLFAB_API int mlfab_node_test(mlfab_node *node, mlfab_request id, int *done_p,
                               mlfab_result *result_p) {
-  if (!node || !done_p) return MLFAB_ERR_ARGUMENT;
+  if (!node) return MLFAB_ERR_ARGUMENT;
+  if (!done_p) return node_wrong(node, MLFAB_ERR_ARGUMENT, "test: done_p is NULL");
   mlfab__request *request = mlfab__request_find(&node->requests, id);
   if (!request)
     return node_wrong(node, MLFAB_ERR_REQUEST,
-                      "the request is unknown, or was ended by test or wait before");
+                      "test, wait: the request is unknown, or was ended before");
   *done_p = request->done;
   if (!request->done) return 0;
   if (result_p) *result_p = request->result;

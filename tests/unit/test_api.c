@@ -1093,6 +1093,71 @@ static void do_later(world *w, later *l, uint64_t in_ns) {
   assert_int_equal(mlfab_sim_at(w->sim, mlfab_sim_clock(w->sim) + in_ns, later_fn, l), 0);
 }
 
+/* Whatever a call refuses, the last error is that call's, with a text. */
+static void test_errors_have_texts(void **state) {
+  fixture f;
+  mlfab_error error;
+  (void)state;
+  begin(&f, 1, 1, 1);
+  world_open(&f.w, 1);
+  model(&f, NULL);
+  mlfab *n = f.w.node[0], *server = f.w.node[1];
+  int status = 0;
+#define TELLS(node, call, wanted, text)                             \
+  do {                                                              \
+    EXPECT(node, mlfab_wait(node, 99, 0, NULL), MLFAB_ERR_REQUEST); \
+    EXPECT(node, call, wanted);                                     \
+    said(node, wanted, text);                                       \
+  } while (0)
+  TELLS(n, mlfab_test(n, 7, NULL, NULL), MLFAB_ERR_ARGUMENT, "done_p");
+  TELLS(n, mlfab_fd(n, NULL), MLFAB_ERR_ARGUMENT, "fd_p");
+  TELLS(n, mlfab_deadline(n, NULL), MLFAB_ERR_ARGUMENT, "at_ns_p");
+  TELLS(n, mlfab_get_stats(n, NULL, 8), MLFAB_ERR_ARGUMENT, "stats_p");
+  TELLS(n, mlfab_save(n, NULL), MLFAB_ERR_ARGUMENT, "path");
+  TELLS(n, mlfab_push_status(n, 1, NULL), MLFAB_ERR_ARGUMENT, "status_p");
+  TELLS(server, mlfab_push_status(server, 1, &status), MLFAB_ERR_STATE, "not a worker");
+  TELLS(n, mlfab_push_status(n, 100000, &status), MLFAB_ERR_REQUEST, "update 100000");
+  TELLS(n, mlfab_explain(n, NULL, 8, NULL), MLFAB_ERR_ARGUMENT, "text");
+  TELLS(n, mlfab_explain(n, NULL, 0, NULL), MLFAB_ERR_STATE, "scheduler");
+#undef TELLS
+  assert_int_equal(mlfab_last_error(n, NULL), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_last_error(n, &error), 0);
+  world_close(&f.w);
+}
+
+/* Structs of an older header: the library does not read behind their size. */
+static void test_older_structs(void **state) {
+  fixture f;
+  float data[COUNT];
+  mlfab_buf b = buf(5, data, COUNT);
+  (void)state;
+  for (int i = 0; i < COUNT; i++) data[i] = 1.0f;
+  mlfab_model_options o;
+  memset(&o, 0x5a, sizeof o);
+  o.size = offsetof(mlfab_model_options, slices);
+  o.optimizer = MLFAB_OPTIMIZER_SGD;
+  o.sync = MLFAB_SYNC_ASYNC;
+  o.mean = o.deterministic = 0;
+  begin(&f, 1, 1, 1);
+  world_open(&f.w, 1);
+  model(&f, &o);
+  mlfab *n = f.w.node[0];
+  float *before = (float *)pulled(&f, 0);
+  mlfab_push_options push;
+  memset(&push, 0x5a, sizeof push);
+  push.size = offsetof(mlfab_push_options, flags);
+  push.scale = 2.0;
+  OK(n, mlfab_push(n, &b, 1, &push, NULL));
+  mlfab_pull_options pull;
+  memset(&pull, 0x5a, sizeof pull);
+  pull.size = offsetof(mlfab_pull_options, timeout_ns);
+  pull.flags = 0;
+  OK(n, mlfab_pull(n, &b, 1, &pull, NULL));
+  for (int i = 0; i < COUNT; i++) assert_true(data[i] == before[i] + 2.0f);
+  free(before);
+  world_close(&f.w);
+}
+
 /* Two requests of one thread that fail: whoever waits for one is told of that one. */
 static void test_errors_of_requests(void **state) {
   fixture f;
@@ -1851,6 +1916,8 @@ int main(void) {
       cmocka_unit_test(test_not_finite_merged),
       cmocka_unit_test(test_update_callback),
       cmocka_unit_test(test_pull_callback),
+      cmocka_unit_test(test_errors_have_texts),
+      cmocka_unit_test(test_older_structs),
       cmocka_unit_test(test_errors_of_requests),
       cmocka_unit_test(test_errors_of_threads),
       cmocka_unit_test(test_pull_deadline),
