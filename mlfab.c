@@ -8197,11 +8197,12 @@ MLFAB_API int mlfab_node_leave(mlfab_node *node, uint64_t now_ns) {
 
 MLFAB_API int mlfab_node_test(mlfab_node *node, mlfab_request id, int *done_p,
                               mlfab_result *result_p) {
-  if (!node || !done_p) return MLFAB_ERR_ARGUMENT;
+  if (!node) return MLFAB_ERR_ARGUMENT;
+  if (!done_p) return node_wrong(node, MLFAB_ERR_ARGUMENT, "test: done_p is NULL");
   mlfab__request *request = mlfab__request_find(&node->requests, id);
   if (!request)
     return node_wrong(node, MLFAB_ERR_REQUEST,
-                      "the request is unknown, or was ended by test or wait before");
+                      "test, wait: the request is unknown, or was ended before");
   *done_p = request->done;
   if (!request->done) return 0;
   if (result_p) *result_p = request->result;
@@ -42049,8 +42050,16 @@ MLFAB_API int mlfab_node_cached(mlfab_node *node, uint32_t tensor, const void **
 }
 
 MLFAB_API int mlfab_node_push_status(mlfab_node *node, uint64_t seq, int *status_p) {
-  if (!node || !status_p || !node->is_worker) return MLFAB_ERR_ARGUMENT;
-  return mlfab__worker_status(node->parts->worker, seq, status_p);
+  if (!node) return MLFAB_ERR_ARGUMENT;
+  if (!status_p)
+    return MLFAB__FAIL(&node->requests.last, MLFAB_ERR_ARGUMENT, "push_status: status_p is NULL");
+  if (!node->is_worker)
+    return MLFAB__FAIL(&node->requests.last, MLFAB_ERR_STATE,
+                       "push_status: this node is not a worker");
+  int code = mlfab__worker_status(node->parts->worker, seq, status_p);
+  return code ? MLFAB__FAIL(&node->requests.last, code, "push_status: update %llu is unknown",
+                            (unsigned long long)seq)
+              : 0;
 }
 
 /* ==============================================================================================
@@ -42235,6 +42244,9 @@ MLFAB__INTERNAL void mlfab__context_free_memory(mlfab *ctx, mlfab__context_memor
 /* Checks the context before anything is touched. ARGUMENT: it is NULL. STATE: this process is a child of the one that
  * opened it; the lock may be held for ever here, and the connections are the parent's. */
 MLFAB__INTERNAL int mlfab__context_check(const mlfab *ctx);
+
+/* For an argument that is NULL: sets the error "<what> is NULL" and returns ARGUMENT. Takes the lock. */
+MLFAB__INTERNAL int mlfab__context_null(mlfab *ctx, const char *what);
 
 #define CONTEXT_CHECK(ctx)                         \
   do {                                             \
@@ -42434,6 +42446,10 @@ static int context_is_child(const mlfab *ctx) {
 MLFAB__INTERNAL int mlfab__context_check(const mlfab *ctx) {
   if (MLFAB__UNLIKELY(!ctx)) return MLFAB_ERR_ARGUMENT;
   return MLFAB__UNLIKELY(context_is_child(ctx)) ? MLFAB_ERR_STATE : 0;
+}
+
+MLFAB__INTERNAL int mlfab__context_null(mlfab *ctx, const char *what) {
+  CONTEXT_LOOK(ctx, MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_ARGUMENT, "%s is NULL", what));
 }
 
 MLFAB__INTERNAL uint64_t mlfab__context_now(const mlfab *ctx) {
@@ -43281,7 +43297,6 @@ MLFAB__INTERNAL int mlfab__context_sent(mlfab *ctx, int code) {
 
 MLFAB_API int mlfab_test(mlfab *ctx, mlfab_request request, int *done_p, mlfab_result *result_p) {
   CONTEXT_CHECK(ctx);
-  if (!done_p) return MLFAB_ERR_ARGUMENT;
   mlfab__context_enter(ctx);
   /* Without a thread that drives, the call that polls has to. */
   if (!ctx->thread_is || ctx->parked) mlfab__context_pump(ctx);
@@ -43371,7 +43386,7 @@ MLFAB_API int mlfab_progress(mlfab *ctx, uint64_t timeout_ns) {
 
 MLFAB_API int mlfab_deadline(mlfab *ctx, uint64_t *at_ns_p) {
   CONTEXT_CHECK(ctx);
-  if (!at_ns_p) return MLFAB_ERR_ARGUMENT;
+  if (!at_ns_p) return mlfab__context_null(ctx, "deadline: at_ns_p");
   mlfab__context_enter(ctx);
   *at_ns_p = mlfab_node_deadline(ctx->node);
   mlfab__context_leave(ctx);
@@ -43438,7 +43453,7 @@ static int context_open_fd(mlfab *ctx) {
 
 MLFAB_API int mlfab_fd(mlfab *ctx, int *fd_p) {
   CONTEXT_CHECK(ctx);
-  if (!fd_p) return MLFAB_ERR_ARGUMENT;
+  if (!fd_p) return mlfab__context_null(ctx, "fd: fd_p");
   mlfab__context_enter(ctx);
   int code = ctx->fd >= 0 ? 0 : context_open_fd(ctx);
   if (!code) *fd_p = ctx->fd;
@@ -43474,7 +43489,12 @@ MLFAB_API int mlfab_last_error(mlfab *ctx, mlfab_error *error_p) {
 }
 
 MLFAB_API int mlfab_get_stats(mlfab *ctx, mlfab_stats *stats_p, size_t size) {
-  CONTEXT_LOOK(ctx, mlfab_node_stats(ctx->node, stats_p, size));
+  CONTEXT_CHECK(ctx);
+  if (!stats_p) return mlfab__context_null(ctx, "get_stats: stats_p");
+  mlfab__context_enter(ctx);
+  int code = mlfab_node_stats(ctx->node, stats_p, size);
+  mlfab__context_leave(ctx);
+  return code;
 }
 
 /* ==============================================================================================
@@ -43752,7 +43772,7 @@ static size_t submit_save_header(const mlfab__layout *layout, char *text, size_t
 
 MLFAB_API int mlfab_save(mlfab *ctx, const char *path) {
   CONTEXT_CHECK(ctx);
-  if (!path) return MLFAB_ERR_ARGUMENT;
+  if (!path) return mlfab__context_null(ctx, "save: path");
   mlfab__context_enter(ctx);
   const mlfab__worker *worker = ctx->node->parts->worker;
   mlfab_error *last = &ctx->node->requests.last;
@@ -44580,7 +44600,14 @@ MLFAB_API int mlfab_set_schedule(mlfab *ctx, const mlfab_schedule *schedule) {
 }
 
 MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p) {
-  CONTEXT_LOOK(ctx, mlfab_node_explain(ctx->node, text, room, bytes_p));
+  CONTEXT_CHECK(ctx);
+  if (!text && room > 0) return mlfab__context_null(ctx, "explain: text");
+  mlfab__context_enter(ctx);
+  int code = mlfab_node_explain(ctx->node, text, room, bytes_p);
+  if (code)
+    MLFAB__FAIL(&ctx->node->requests.last, code, "explain: the scheduler is not on this node");
+  mlfab__context_leave(ctx);
+  return code;
 }
 #endif /* MLFAB_WITH_SCHED */
 

@@ -15,7 +15,7 @@
  *    6  open and close
  *    7  the model
  *
- * A program that has its own event loop and wants no sockets or threads of the library: mlfab_node.h.
+ * For a program with its own event loop, without sockets and threads of the library: mlfab_node.h.
  *
  * 1. A complete program
  * ---------------------
@@ -58,7 +58,6 @@
  * fabric      all processes of one training run. Each has a context (struct mlfab), which is one node.
  * worker      a node that computes. Workers have ranks 0..workers-1.
  * server      a node that holds a part of the model and applies updates to it. A process may be worker and server.
- * coordinator server 0: the other nodes join there, and it keeps the list of who takes part.
  * slice       a part of the model that one server holds.
  * update      what one push sends: an array for each tensor that it names.
  * iteration   one whole update of a worker, counted from 0: a push, or several with MLFAB_PUSH_MORE.
@@ -84,11 +83,11 @@
  *
  * Units. Counts are elements, sizes are bytes, times are nanoseconds, rates are bytes per second.
  *
- * Deadlines. Every call that waits for another node has a deadline. A call that takes options has its timeout_ns
- * there; another call has timeout_ns as an argument; 0 means config.timeout_ns (300 s). A call with neither uses
- * config.timeout_ns. When the deadline passes, the call returns MLFAB_ERR_TIMEOUT, and the error names the rank that
- * it waited for. Three calls only wait, and 0 means something else there: mlfab_wait (the request's own deadline),
- * mlfab_progress (do not wait), mlfab_serve (no limit).
+ * Deadlines. Every call that waits for another node has a deadline: timeout_ns in its options, or, where they have
+ * none, timeout_ns among its arguments; 0 means config.timeout_ns (300 s). A call with neither uses
+ * config.timeout_ns. When the deadline passes, the call returns MLFAB_ERR_TIMEOUT, and the error names a rank that it
+ * waited for. In three calls 0 means something else: mlfab_wait (the request's own deadline), mlfab_progress (do not
+ * wait), mlfab_serve (no limit).
  *
  * Memory. The library borrows a buffer until the call returns; with a _start form, until the request has ended.
  * A _start form takes the arguments of the form that waits, and request_p, and returns at once.
@@ -129,7 +128,7 @@
  *   fail once when it closes.
  * - mlfab_push adds scale * u to the model: a gradient needs a negative scale.
  * - MLFAB_ERR_DROPPED is not a failure: the update was too late. Add it to the next one, or forget it.
- * - Collectives match by order: all workers must make the same calls in the same order. Set `tag` to check it.
+ * - All workers must make the same collective calls in the same order. Set `tag` to have it checked.
  *
  * Compile-time switches
  * ---------------------
@@ -328,8 +327,8 @@ enum mlfab_role {
 enum mlfab_scheduler_kind {
   MLFAB_SCHEDULER_NONE = 0,   /* a server takes updates in the order in which they are announced */
   MLFAB_SCHEDULER_BESIDE = 1, /* a scheduler in the process of server 0 */
-  MLFAB_SCHEDULER_OWN =
-      2 /* a scheduler in a process of its own, with roles = MLFAB_ROLE_SCHEDULER */
+  /* a scheduler in a process of its own, with roles = MLFAB_ROLE_SCHEDULER */
+  MLFAB_SCHEDULER_OWN = 2
 };
 
 #define MLFAB_UNBOUNDED UINT64_MAX
@@ -411,35 +410,31 @@ typedef struct mlfab_config {
   uint32_t workers;   /* 0: 1 */
   uint32_t servers;   /* 0: 1 */
   uint32_t dedicated; /* 1: servers are processes of their own; the same on all nodes */
-  char coordinator
-      [256]; /* address of server 0: "tcp:host:port", "tcp:[::1]:port", "unix:/path", "unix:@name",
-                            "shm:name". "" in a world of one. While this node joins, it asks again for a host name
-                            that does not resolve yet */
+  /* Address of server 0: "tcp:host:port", "tcp:[::1]:port", "unix:/path", "unix:@name", "shm:name"; "" in a world of
+   * one. While this node joins, it asks again for a host name that does not resolve yet. */
+  char coordinator[256];
   char job[64];     /* name of the fabric; nodes of another one are refused. "": "mlfab" */
   char listen[256]; /* address to listen at, like coordinator; "": the transport chooses */
   char ifname[128]; /* interfaces for TCP, in NCCL's syntax: "eth", "^docker", "=eth0,eth1" */
   uint32_t allow_insecure; /* 1: allow TCP beyond loopback */
-  uint32_t
-      transports; /* MLFAB_USE_* bits; 0: shared memory within a host and TCP between hosts, or only
-                              `transport` where that is set */
+  /* MLFAB_USE_* bits; 0: shared memory within a host and TCP between hosts, or only `transport` where that is set. */
+  uint32_t transports;
   uint32_t progress;       /* MLFAB_PROGRESS_* */
   uint32_t no_payload_crc; /* 1: no CRC32C of payloads on TCP; headers keep theirs */
-  uint64_t
-      timeout_ns; /* default deadline, joining included; 0: 300 s. See Deadlines in section 1 */
-  uint64_t
-      heartbeat_ns; /* 0: 500 ms. A silent peer is suspect after 3 heartbeats and dead after 5, unless
-                            silent_death_ns applies. A worker whose connection broke is dead after 2 */
-  uint64_t
-      spin_ns; /* a waiter polls this long, then 200 us more while it yields the processor, then it
-                            sleeps; 0: 20 us, ~0: it never sleeps */
+  uint64_t timeout_ns;     /* default deadline (section 1), joining included; 0: 300 s */
+  /* 0: 500 ms. A silent peer is suspect after 3 heartbeats and dead after 5, unless silent_death_ns applies. A worker
+   * whose connection broke is dead after 2. */
+  uint64_t heartbeat_ns;
+  /* A waiter polls this long, then 200 us more while it yields the processor, then it sleeps. 0: 20 us; ~0: it never
+   * sleeps. */
+  uint64_t spin_ns;
   uint64_t seed;        /* of random choices; 0: 1 */
   uint32_t chunk_bytes; /* largest payload of a frame; 0: 256 KiB; at most 1 MiB */
-  uint32_t
-      eager_bytes; /* a worker may send this much to a server without a grant; 0: 256 KiB. Price: twice
-                            as much memory at the server for each worker */
+  /* A worker may send this much to a server without a grant. 0: 256 KiB. Price: twice as much memory at the server
+   * for each worker. */
+  uint32_t eager_bytes;
   uint32_t block_bytes; /* a server applies an update in blocks of this size; 0: 1 MiB */
-  uint32_t
-      merge_max; /* a worker adds up to this many waiting small pushes into one; 0: 128; 1: none */
+  uint32_t merge_max;   /* this many waiting small pushes of a worker become one; 0: 128; 1: none */
   uint64_t model_max_bytes; /* a larger model is refused; 0: 64 GiB */
   const mlfab_env *env;     /* copied; NULL: the built-in hooks */
   /* Callbacks; each may be NULL. */
@@ -477,22 +472,22 @@ typedef struct mlfab_config {
 /* Sets every member to its default and `size` to sizeof *config. */
 MLFAB_API void mlfab_config_init(mlfab_config *config);
 
-/* Sets members that are still at their default from the environment. In this order: MLFAB_* (MLFAB_RANK,
- * MLFAB_WORKERS, MLFAB_SERVERS, MLFAB_ROLE=worker|server|scheduler, MLFAB_DEDICATED, MLFAB_COORDINATOR, MLFAB_JOB,
- * MLFAB_JOB_SECRET, MLFAB_LISTEN, MLFAB_SOCKET_IFNAME, MLFAB_ALLOW_INSECURE, MLFAB_TRANSPORT=auto|tcp|shm,
- * MLFAB_PROGRESS=thread|hand, MLFAB_TIMEOUT_MS, MLFAB_HEARTBEAT_MS, MLFAB_SILENT_DEATH_MS, MLFAB_PAYLOAD_CRC=0|1,
- * MLFAB_SEED, MLFAB_SCHEDULER=none|beside|own, MLFAB_DELAY_BOUND=<number>|none, MLFAB_PLAN_AHEAD_MS,
- * MLFAB_ACCUMULATORS=<number>|none, MLFAB_ORDER_BY_RATE=0|1); torchrun's RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT;
- * the launcher's OMPI_COMM_WORLD_RANK and _SIZE, PMI_RANK and PMI_SIZE, SLURM_PROCID and SLURM_NTASKS (only inside a
- * step, where SLURM_STEP_ID is set). Without any of them: a world of one. error_p may be NULL. Do not call it while
- * another thread changes the environment.
- * Errors: CONFIG, with the variable and its value (without the value of MLFAB_JOB_SECRET). */
-MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p);
-
-/* Sets one member. Its name is that of the variable in lower case without MLFAB_: ("workers", "4"), ("timeout_ms",
- * "500"). Errors: CONFIG, with the name and the value; nothing has changed then. */
+/* Sets one member by name: "rank", "workers", "servers", "role" (worker, server, scheduler), "dedicated",
+ * "coordinator", "job", "job_secret", "listen", "socket_ifname", "allow_insecure", "transport" (auto, tcp, shm),
+ * "progress" (thread, hand), "timeout_ms", "heartbeat_ms", "silent_death_ms", "payload_crc" (0, 1), "seed",
+ * "scheduler" (none, beside, own), "delay_bound" (a number, none), "plan_ahead_ms", "accumulators" (a number, none),
+ * "order_by_rate" (0, 1).
+ * Errors: CONFIG, with the name and the value; nothing has changed then. */
 MLFAB_API int mlfab_config_set(mlfab_config *config, const char *name, const char *value,
                                mlfab_error *error_p);
+
+/* Sets members that are still at their default from the environment: from MLFAB_RANK, MLFAB_WORKERS and so on, the
+ * names above in capitals; then from torchrun's RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; then from the launcher's
+ * OMPI_COMM_WORLD_RANK and _SIZE, PMI_RANK and PMI_SIZE, SLURM_PROCID and SLURM_NTASKS (only in a step, where
+ * SLURM_STEP_ID is set). Without any of them: a world of one. error_p may be NULL. Do not call it while another
+ * thread changes the environment.
+ * Errors: CONFIG, with the variable and its value (without the value of MLFAB_JOB_SECRET). */
+MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p);
 
 /* Opens a node and joins the fabric. Waits until all ranks have joined, at most config.timeout_ns. A world of one
  * (workers 1, no dedicated server) opens at once, without I/O. error_p may be NULL; on failure it says why, and which
@@ -541,17 +536,18 @@ MLFAB_API int mlfab_last_error(mlfab *ctx, mlfab_error *error_p);
  * tensors differ gets an error that names the first difference.
  */
 /* What a server does to the weights w with an update u, or with the sum u of a round. weight_decay is decoupled:
- * before the line below, w <- w + scale * weight_decay * w. (ADAM with it is AdamW.) t counts the commits that
- * touched a slice. Small tensors share slices. With ADADELAY and ADAM therefore push all tensors in one call, or in
- * rounds with MLFAB_PUSH_MORE: a push for each tensor advances t too often. */
+ * before the line below, w <- w + scale * weight_decay * w. (ADAM with it is AdamW.) t, which also corrects ADAM's
+ * mhat and vhat, counts the commits that touched a slice. Small tensors share slices. With ADADELAY and ADAM
+ * therefore push all tensors in one call, or in rounds with MLFAB_PUSH_MORE: a push for each tensor advances t too
+ * often. */
 enum mlfab_optimizer_kind {
   MLFAB_OPTIMIZER_SGD = 0,      /* w <- w + scale * u */
   MLFAB_OPTIMIZER_MOMENTUM = 1, /* h <- gamma * h + scale * u; w <- w + h      (MLfabric eq. 2) */
-  MLFAB_OPTIMIZER_ADADELAY =
-      2,                    /* w <- w + c / sqrt(t + delay) * scale * u    (MLfabric 3.1, 10.4) */
+  /* w <- w + c / sqrt(t + delay) * scale * u (MLfabric 3.1, 10.4) */
+  MLFAB_OPTIMIZER_ADADELAY = 2,
   MLFAB_OPTIMIZER_ADAM = 3, /* w <- w + scale * mhat / (sqrt(vhat) + epsilon) */
-  MLFAB_OPTIMIZER_RMSPROP =
-      4, /* v <- beta2 * v + (1 - beta2) * u^2; w <- w + scale * u / (sqrt(v) + epsilon) */
+  /* v <- beta2 * v + (1 - beta2) * u^2; w <- w + scale * u / (sqrt(v) + epsilon) */
+  MLFAB_OPTIMIZER_RMSPROP = 4,
   MLFAB_OPTIMIZER_ADAGRAD = 5 /* v <- v + u^2; w <- w + scale * u / (sqrt(v) + epsilon) */
 };
 
@@ -562,19 +558,20 @@ enum mlfab_optimizer_kind {
  * the others it applies each update when it arrives, and only pulls wait. */
 enum mlfab_sync_kind {
   MLFAB_SYNC_ASYNC = 0, /* the server answers every pull at once */
-  MLFAB_SYNC_BSP =
-      1, /* round i is complete when every live worker has pushed its i-th update; a pull
-                           after i pushes waits for the commit of round i */
-  MLFAB_SYNC_SSP =
-      2, /* a pull waits while the slowest worker is more than `staleness` iterations behind */
-  MLFAB_SYNC_DSPS =
-      3, /* SSP with a threshold between staleness and staleness_max: one more after a round in which
-                           pulls had to wait, one less after 8 rounds in which none had to */
-  MLFAB_SYNC_DROP = 4, /* a round is complete with `need` updates; a later one is dropped
-                           (MLFAB_ERR_DROPPED), and its worker goes on with the open round */
+  /* round i is complete when every live worker has pushed its i-th update; a pull after i pushes waits for the commit
+   * of round i */
+  MLFAB_SYNC_BSP = 1,
+  /* a pull waits while the slowest worker is more than `staleness` iterations behind */
+  MLFAB_SYNC_SSP = 2,
+  /* SSP with a threshold between staleness and staleness_max: one more after a round in which pulls had to wait, one
+   * less after 8 rounds in which none had to */
+  MLFAB_SYNC_DSPS = 3,
+  /* a round is complete with `need` updates; a later one is dropped (MLFAB_ERR_DROPPED), and its worker goes on with
+   * the open round */
+  MLFAB_SYNC_DROP = 4,
   MLFAB_SYNC_PSSP = 5, /* SSP, but a pull past the threshold waits only with probability `chance` */
-  MLFAB_SYNC_PSSP_DYNAMIC =
-      6,              /* with probability alpha / (1 + e^(staleness - k)), k = i - V_train */
+  /* with probability alpha / (1 + e^(staleness - k)), k = i - V_train */
+  MLFAB_SYNC_PSSP_DYNAMIC = 6,
   MLFAB_SYNC_USER = 7 /* pull_condition and push_condition of the servers' config decide */
 };
 
@@ -583,18 +580,17 @@ typedef struct mlfab_sync {
   uint32_t kind;         /* MLFAB_SYNC_* */
   int64_t staleness;     /* s, at least 0; SSP with 0 lets nobody run ahead, as BSP */
   int64_t staleness_max; /* DSPS; 0: 4 * staleness + 4 */
-  uint32_t
-      need; /* DROP, required: N_t, number of updates that complete a round, 1..workers; capped at the
-                              number of live workers */
-  uint32_t
-      soft; /* 1: soft barrier: a waiting pull is answered as soon as V_train allows it. 0: lazy
-                              execution: it is answered when its own iteration is complete, and so sees all
-                              of it */
+  /* DROP, required: N_t, number of updates that complete a round, 1..workers; capped at the number of live workers */
+  uint32_t need;
+  /* 1: soft barrier: a waiting pull is answered as soon as V_train allows it. 0: lazy execution: it is answered when
+   * its own iteration is complete, and so sees all of it */
+  uint32_t soft;
   uint32_t only_fastest; /* PSSP. 1: only a worker that nobody is ahead of may have to wait */
   uint32_t keep_late; /* DROP. 1: a late update is added to the open round, as FluentPS prints it */
   double chance;      /* PSSP: c, 0 to 1; 0: no pull waits */
-  double alpha; /* PSSP_DYNAMIC: at least 0; 0: the significance |g| / |w| of the worker's last
-                              update, on each server's part of the model */
+  /* PSSP_DYNAMIC: at least 0; 0: the significance |g| / |w| of the worker's last update, on each server's part of the
+   * model */
+  double alpha;
 } mlfab_sync;
 
 /* What a condition is given. `iteration`, `fastest` and `slowest` count whole updates: a pull with iteration i + 1
@@ -621,8 +617,8 @@ typedef struct mlfab_model_options {
   uint32_t size;
   uint32_t optimizer; /* MLFAB_OPTIMIZER_* */
   uint32_t sync; /* MLFAB_SYNC_*, short for consistency with its members at 0. Set one of the two */
-  uint32_t
-      mean; /* 1: a round's sum is divided by the number of its updates (rounds; not with I64) */
+  /* 1: a round's sum is divided by the number of its updates (rounds; not with I64) */
+  uint32_t mean;
   uint32_t deterministic; /* 1: a round adds in the order of ranks, not of arrival (BSP) */
   uint32_t slices;        /* 0: 16 per server; at most 4,096 */
   uint32_t ghost;         /* 1: tensors have a length but no bytes (simulator only) */
@@ -646,8 +642,8 @@ typedef struct mlfab_model_options {
   double change_threshold, change_decay;
 } mlfab_model_options;
 
-/* The values that are called initial above; 0 in all other members. The library refuses an optimizer other than SGD
- * with epsilon 0 (CONFIG), which is what options without this initializer have. */
+/* The initial values above; 0 in all other members. Options without it have epsilon 0, which is refused (CONFIG) for
+ * an optimizer other than SGD. */
 #define MLFAB_MODEL_OPTIONS_INIT                                                       \
   {                                                                                    \
     sizeof(mlfab_model_options), 0, 0, 0, 0, 0, 0, 0, 0.9, 1.0, 0.9, 0.999, 1e-8, 0.0, \
@@ -705,11 +701,9 @@ typedef struct mlfab_push_options {
   double scale;
   uint32_t flags; /* MLFAB_PUSH_* */
   uint32_t reserved;
-  double
-      clip_norm; /* > 0: where u's global norm n is larger, scale *= clip_norm / n; not with I64 */
-  uint64_t
-      version; /* the model version that the update was computed from, plus one; 0: last pulled */
-  uint64_t timeout_ns; /* 0: config.timeout_ns */
+  double clip_norm; /* > 0: where u's global norm n is larger, scale *= clip_norm / n; no I64 */
+  uint64_t version; /* that the update was computed from, plus one; 0: the last one pulled */
+  uint64_t timeout_ns;
   /* Sends an update again that ended IN_DOUBT, WITHDRAWN or DROPPED: its sequence number (result.seq). 0: a new
    * update. A filtered update is sent as it was, whatever the buffers hold now; STATE when the library no longer has
    * it. */
@@ -728,15 +722,14 @@ MLFAB_API void mlfab_push_options_init(mlfab_push_options *options);
 
 enum mlfab_pull_flags {
   MLFAB_PULL_FULL = 1, /* with tags: fetch all elements, whatever the cache has */
-  MLFAB_PULL_KEPT =
-      2 /* with tags: the buffers still hold what the last pull wrote, so that this pull
-                          writes only what has changed */
+  /* with tags: the buffers still hold what the last pull wrote, so that this pull writes only what has changed */
+  MLFAB_PULL_KEPT = 2
 };
 
 typedef struct mlfab_pull_options {
   uint32_t size;
-  uint32_t flags;      /* MLFAB_PULL_* */
-  uint64_t timeout_ns; /* 0: config.timeout_ns */
+  uint32_t flags; /* MLFAB_PULL_* */
+  uint64_t timeout_ns;
 } mlfab_pull_options;
 
 /* How a request ended. */
@@ -796,9 +789,10 @@ typedef struct mlfab_filter {
   uint32_t half;    /* MLFAB_HALF_* */
   double threshold; /* phi; 0: holds nothing back; HUGE_VAL: every element is below it */
   double decay;     /* d, at least 0 */
-  double drop; /* p, 0 to 1: probability that the draw selects an element; 0: 1. Below 1 it needs a
-                             threshold; 1 with threshold HUGE_VAL is refused: nothing would travel */
-  double top;  /* 0 to 1: only this share of the elements travels, the largest; 0: no limit */
+  /* p, 0 to 1: probability that the draw selects an element; 0: 1. Below 1 it needs a threshold; 1 with threshold
+   * HUGE_VAL is refused: nothing would travel */
+  double drop;
+  double top; /* 0 to 1: only this share of the elements travels, the largest; 0: no limit */
   mlfab_filter_fn select; /* the user's own filter, after the others; or NULL */
   void *user;
 } mlfab_filter;
@@ -985,16 +979,15 @@ MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p
  *    Repeating a step. A call may return 0 on one worker and the failure on another, so workers must agree which step
  *    to repeat: each calls an allreduce of MLFAB_OP_MAX over step * workers + rank, then all take the model of that
  *    rank by a broadcast into other memory (examples/11_comes_and_goes.c).
- *    Deadlines. A TIMEOUT names the first rank that has not called. With a deadline below two heartbeats, it may name
- *    the worker whose deadline it was.
+ *    Deadlines. A TIMEOUT names the first rank that has not called; below two heartbeats, perhaps the caller.
  *    A worker closes. The next call of the others fails once with MLFAB_ERR_PEER_CLOSED, unless the worker had
  *    finished (mlfab_finish).
  *    A worker comes back. Its return ends the epoch of the others (MLFAB_ERR_AGAIN), and they wait for its first
  *    collective, so it should call early. It has none of their objects. Calls on an old object end at their deadline
  *    and name it; the others then close their objects, and all open new ones.
- *    Server 0 dies. Server 0 manages membership and is not on the data path. All open and all later collectives fail
- *    with MLFAB_ERR_PEER_DEAD (is_server 1). Without dedicated servers (mlfab-run -s 0, torchrun, mpirun) it is in
- *    worker 0's process.
+ *    Server 0 dies. Server 0 keeps the list of members and is not on the data path. All open and all later
+ *    collectives fail with MLFAB_ERR_PEER_DEAD (is_server 1). Without dedicated servers (mlfab-run -s 0, torchrun,
+ *    mpirun) it is in worker 0's process.
  * After a failure the contents of the call's buffers are undefined.
  *
  * Same bits. A collective gives all ranks the same bits, and the same from run to run where the same workers call it
@@ -1034,16 +1027,16 @@ struct mlfab_collective { /* options of a collective */
   uint32_t size;
   uint32_t op;        /* MLFAB_OP_SUM ... */
   uint32_t algorithm; /* MLFAB_ALGORITHM_* */
-  uint32_t
-      refuse_nan; /* 1: NaN or infinity in this worker's input of an allreduce or a reduce-scatter fails
-                          it and names the worker; results are not checked */
+  /* 1: NaN or infinity in this worker's input of an allreduce or a reduce-scatter fails it and names the worker;
+   * results are not checked */
+  uint32_t refuse_nan;
   mlfab_reduce_fn reduce; /* instead of op; `dtype` is then ignored */
   void *user;
   uint32_t element_bytes; /* size of an element for reduce: 1..65,536 */
-  uint32_t
-      ordered; /* 1: reduce does not commute: x_0 o x_1 o ... in the order of members, which is the
-                       order of ranks where each host has consecutive ranks */
-  uint64_t timeout_ns; /* 0: config.timeout_ns */
+  /* 1: reduce does not commute: x_0 o x_1 o ... in the order of members, which is the order of ranks where each host
+   * has consecutive ranks */
+  uint32_t ordered;
+  uint64_t timeout_ns;
   /* A number of the caller's; 0: none. Where the tags of matching calls differ, the call fails with
    * MLFAB_ERR_MISMATCH and both tags. Without tags, calls of equal size in different orders give wrong sums. */
   uint64_t tag;
@@ -1136,16 +1129,16 @@ enum mlfab_partial_results {
 typedef struct mlfab_partial_options {
   uint32_t size;
   uint32_t mode; /* MLFAB_PARTIAL_SOLO ... */
-  uint32_t
-      quorum; /* QUORUM: 1..live workers when it opens; later capped at the number of live workers */
+  /* QUORUM: 1..live workers when it opens; later capped at the number of live workers */
+  uint32_t quorum;
   uint32_t results;   /* MLFAB_PARTIAL_LATEST, MLFAB_PARTIAL_QUEUED */
   uint32_t queue_max; /* 0: 8 */
   uint32_t op; /* MLFAB_OP_SUM or MLFAB_OP_MEAN (divided by the number of workers that take part) */
   uint32_t algorithm; /* of the exchange: MLFAB_ALGORITHM_AUTO ... TREE */
-  uint32_t
-      refuse_nan; /* 1: a contribution with NaN or infinity is refused (NOT_FINITE); nothing has changed */
+  /* 1: a contribution with NaN or infinity is refused (NOT_FINITE); nothing has changed */
+  uint32_t refuse_nan;
   uint64_t seed;       /* draws the worker of MAJORITY, and who counts a QUORUM; 0: the config's */
-  uint64_t timeout_ns; /* of mlfab_partial_open; 0: config.timeout_ns */
+  uint64_t timeout_ns; /* of mlfab_partial_open */
 } mlfab_partial_options;
 
 /* What a step got. */
@@ -1189,8 +1182,8 @@ MLFAB_API int mlfab_partial_close(mlfab *ctx, uint32_t id);
 /* --- stochastic reductions (ASAP) ---
  *
  * A worker sends its array to the few workers that a graph names, and takes the mean of its own and of those that it
- * receives. NOTIFY_ACK: it waits for the array of every sender in the same iteration, and acknowledges those it has
- * used; nobody waits for the whole fabric. BSP and ASYNC are there for comparison: they take the arrays that are
+ * receives. MLFAB_NOTIFY_ACK: it waits for the array of every sender in the same iteration, and acknowledges those it
+ * has used; nobody waits for the whole fabric. BSP and ASYNC are there for comparison: they take the arrays that are
  * complete when they look, BSP after a barrier (which does not wait for arrays), ASYNC at once.
  */
 enum mlfab_graph_kind {
@@ -1238,7 +1231,7 @@ typedef struct mlfab_stochastic_options {
   uint32_t nedges;
   uint32_t refuse_nan; /* 1: the call refuses NaN and infinity (NOT_FINITE); nothing has changed */
   uint64_t seed;       /* REGULAR; 0: the config's */
-  uint64_t timeout_ns; /* of mlfab_stochastic_open; 0: config.timeout_ns */
+  uint64_t timeout_ns; /* of mlfab_stochastic_open */
 } mlfab_stochastic_options;
 
 typedef struct mlfab_stochastic_info {
@@ -1347,8 +1340,7 @@ typedef struct mlfab_stats {
   uint64_t trace_hash;           /* of all events and actions so far */
   /* A fabric with a scheduler. */
   uint64_t updates_dropped; /* server: by plan, bound or round; worker: pushes that ended DROPPED */
-  uint64_t groups_applied,
-      groups_failed; /* server: sums of aggregators; those that it began again */
+  uint64_t groups_applied, groups_failed;    /* server: aggregates; those that it began again */
   uint64_t spreads_answered, spreads_failed; /* server: pulls answered through a distributor */
   uint64_t members_added, members_served; /* worker as aggregator: updates added; pulls passed on */
   /* Scheduler: plans; updates that they dropped and grouped. */
@@ -1424,9 +1416,8 @@ typedef struct mlfab_event_info {
 
 enum mlfab_io_kind {
   MLFAB_IO_UP = 1, /* `link` is connected; `token` of connect, or 0: the peer connected */
-  MLFAB_IO_DOWN =
-      2, /* the link broke (link 0: the connect of `token` failed): `code`, `text`. Its sends
-                            no longer borrow anything */
+  /* the link broke (link 0: the connect of `token` failed): `code`, `text`. Its sends no longer borrow anything */
+  MLFAB_IO_DOWN = 2,
   MLFAB_IO_FRAME = 3,    /* a frame arrived: head, bulk; borrowed until release */
   MLFAB_IO_SENT = 4,     /* the bulk of the send with `token` is no longer borrowed */
   MLFAB_IO_WRITABLE = 5, /* a link that refused a send may take one now */
@@ -1438,13 +1429,11 @@ enum mlfab_io_kind {
 typedef struct mlfab_measure {
   uint64_t elapsed_ns;
   uint64_t bytes_in, bytes_out;
-  double delivery_in,
-      delivery_out; /* the rate while a sender had more to send, bytes per second; 0: too
-                                       short to measure */
-  double nominal;   /* speed of the interface, bytes per second; 0: not told */
-  uint32_t limited_in,
-      limited_out; /* 1: for some of the time no sender had more to send, so the bytes are
-                                       a lower bound of the capacity */
+  /* The rate while a sender had more to send, bytes per second; 0: too short to measure. */
+  double delivery_in, delivery_out;
+  double nominal; /* speed of the interface, bytes per second; 0: not told */
+  /* 1: for some of the time no sender had more to send, so the bytes are a lower bound of the capacity. */
+  uint32_t limited_in, limited_out;
 } mlfab_measure;
 
 /* What a transport reports. */
@@ -1466,13 +1455,12 @@ enum mlfab_transport_caps {
   MLFAB_CAP_RELIABLE = 1, /* bytes arrive unchanged: payload checksums are not computed */
   MLFAB_CAP_GHOST = 2,    /* carries ghosts */
   MLFAB_CAP_LOCAL = 4,    /* reaches this host only */
-  MLFAB_CAP_CHECKED =
-      8, /* reports only frames that passed mlfab_frame_check and, unless it is reliable,
-                             mlfab_frame_verify */
+  /* reports only frames that passed mlfab_frame_check and, unless it is reliable, mlfab_frame_verify */
+  MLFAB_CAP_CHECKED = 8,
   MLFAB_CAP_PROBE = 16, /* has the function probe */
-  MLFAB_CAP_VIRTUAL =
-      32 /* time is virtual, and all contexts are in one thread: env.clock moves only inside wait, which
-                             runs the other contexts */
+  /* time is virtual, and all contexts are in one thread: env.clock moves only inside wait, which runs the other
+   * contexts */
+  MLFAB_CAP_VIRTUAL = 32
 };
 
 typedef struct mlfab_transport_options {
@@ -1484,9 +1472,7 @@ typedef struct mlfab_transport_options {
   const mlfab_env *env; /* complete: no member is NULL but store */
   void *user;           /* mlfab_config.transport_user */
   mlfab_error *error;   /* filled on failure; never NULL */
-  uint64_t
-      timeout_ns; /* how long open may retry a host name to listen at that does not resolve; 0: it
-                           asks once */
+  uint64_t timeout_ns;  /* how long open may retry a host name to listen at; 0: it asks once */
 } mlfab_transport_options;
 
 typedef struct mlfab_transport {
