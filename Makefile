@@ -1,7 +1,8 @@
-# Makefile - the whole vocabulary of this project: `make help` lists it.
+# Makefile - all commands of this project: `make help` lists them.
 #
-# Everything links build/libmlfab.a, made of the shipped mlfab.c and mlfab_sim.c, so that what is tested is
-# what is shipped; what does not simulate gets nothing of the second. Only tests of internals (tests/unit, tests/oracle, tests/fuzz) link the parts.
+# Programs and tests link build/libmlfab.a, made of the shipped mlfab.c and mlfab_sim.c, so that the tests test the
+# shipped files; a program that does not simulate contains nothing of mlfab_sim.c. Only tests of internals
+# (tests/unit, tests/oracle, tests/fuzz) link the parts.
 # BUILD is the folder of a variant: `make check` runs this file again with BUILD=build/asan and
 # SAN=-fsanitize=address,undefined. WERROR=1 makes warnings errors, V=1 shows whole commands.
 
@@ -26,7 +27,7 @@ COMPILE   = $(QUIET)$(CC) -std=c11 $(WARNINGS) $(CFLAGS) $(SAN) $(CPPFLAGS) -I. 
 LINK      = $(CC) $(CFLAGS) $(SAN) $(LDFLAGS)
 LIBS     := -lpthread -lm $(LDLIBS)
 
-# ---- what there is to build
+# ---- lists of programs and tests
 
 PARTS      := $(patsubst %.c,$(BUILD)/parts/%.o,$(wildcard core/*/*.c transports/*.c))
 TOOLS      := $(patsubst tools/%.c,$(BUILD)/%,$(wildcard tools/*.c))
@@ -35,7 +36,7 @@ EXAMPLES   := $(patsubst examples/%.c,$(BUILD)/examples/%,$(wildcard examples/*.
 OBJECTS    := $(BUILD)/mlfab.o $(BUILD)/mlfab_sim.o
 LIBRARIES  := $(BUILD)/libmlfab.a $(BUILD)/libmlfab.so
 
-# One program a file. Those that need cmocka are left out, and counted as skipped, without it.
+# One program per file. Without cmocka those that need it are left out, and counted as skipped.
 INTERNAL_TESTS := $(wildcard tests/unit/*.c tests/oracle/*.c)
 PUBLIC_TESTS   := $(wildcard tests/conform/*.c tests/sim/*.c tests/oom/*.c)
 HELPERS        := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/process/*.c))
@@ -45,7 +46,7 @@ HAVE_CMOCKA     = $(shell printf '\043include <stdarg.h>\n\043include <stddef.h>
 HAVE_ZMQ        = $(shell printf '\043include <zmq.h>\n' | $(CC) $(CPPFLAGS) -E - >/dev/null 2>&1 && echo 1)
 HAVE_MPI        = $(shell command -v mpicc >/dev/null && command -v mpirun >/dev/null && echo 1)
 HAVE_GLOO       = $(shell printf '\043include <gloo/allreduce.h>\n' | $(CXX) $(CPPFLAGS) -x c++ -E - >/dev/null 2>&1 && echo 1)
-# What asks for cmocka itself, or in a header of its folder.
+# Files that include cmocka.h, directly or through a header of their folder.
 CMOCKA_TESTS    = $(foreach test,$(INTERNAL_TESTS) $(PUBLIC_TESTS),$(if \
                     $(shell grep -l 'cmocka\.h' $(test) $(wildcard $(dir $(test))*.h)),$(test)))
 UNBUILDABLE     = $(if $(HAVE_CMOCKA),,$(CMOCKA_TESTS))
@@ -90,7 +91,7 @@ $(BUILD)/libmlfab.so: $(OBJECTS)
 	@ln -sf libmlfab.so.$(VERSION) $@.$(MAJOR)
 	@ln -sf libmlfab.so.$(VERSION) $@
 
-# The parts, each compiled for itself: internals are external there, and tests can reach them.
+# The parts, compiled separately: internal functions have external linkage there, so that tests can call them.
 $(BUILD)/parts/%.o: %.c
 	@mkdir -p $(@D)
 	$(COMPILE) -c -o $@ $<
@@ -111,7 +112,7 @@ $(filter-out $(PLAN_TOOL),$(TOOLS)): $(BUILD)/%: tools/%.c $(BUILD)/libmlfab.a
 	@mkdir -p $(@D)
 	$(COMPILE) -MF $@.d -o $@ $< $(BUILD)/libmlfab.a $(LDFLAGS) $(LIBS)
 
-# Planning is not in the public header: what shows it links the parts.
+# Planning is not in the public header, so mlfab-plan links the parts.
 $(PLAN_TOOL): $(BUILD)/%: tools/%.c $(BUILD)/parts/libparts.a
 	@mkdir -p $(@D)
 	$(COMPILE) -MF $@.d -o $@ $< $(BUILD)/parts/libparts.a $(LDFLAGS) $(LIBS)
@@ -144,7 +145,7 @@ demo: all
 
 PACKAGES := libcmocka-dev libzmq3-dev clang clang-format clang-tidy cmake g++ pkg-config iproute2 \
             musl-tools
-# Not every system has these; only benchmarks want them, and leave out what is missing.
+# Not every system has these packages; only benchmarks use them, and leave out missing ones.
 OPTIONAL := libopenmpi-dev libgloo-dev
 
 ##: installs what the tests need (apt, as root)
@@ -165,7 +166,7 @@ deps:
 	  { $$command || { apt-get update && $$command; }; } >/dev/null 2>&1 \
 	    || echo "$$p cannot be installed: what is measured against it is left out"; done
 
-# What is installed is looked up when make starts, so the tests run in a make that starts after deps.
+# make looks for installed packages when it starts, so the tests run in a make that starts after deps.
 ##: builds and runs all tests; ends with `N passed, N failed, N skipped`
 test: $(filter deps,$(MAKECMDGOALS))
 	+@$(SUBMAKE) all tests-built
@@ -173,11 +174,11 @@ test: $(filter deps,$(MAKECMDGOALS))
 
 tests-built: $(BUILT_TESTS) $(HELPERS)
 
-# The long ones name their time limit in seconds behind an @.
+# Long tests have their time limit in seconds after an @.
 LIMITS := tests/process/kill9_test.py@1200 tests/process/reshard_test.py@400
 limit   = $(foreach test,$(1),$(firstword $(filter $(test)@%,$(LIMITS)) $(test)))
 
-# What needs processors only is run on all of them; what several processes or threads do, alone.
+# Tests with one thread run on all processors; tests with several processes or threads run alone.
 ALONE = $(BUILD)/tests/conform/% $(addprefix $(BUILD)/tests/unit/test_,arena shm tcp)
 run-tests:
 	@$(RUN_TESTS) --jobs $(NPROC) \
@@ -195,7 +196,7 @@ check: $(filter deps test,$(MAKECMDGOALS))
 	  $(patsubst $(BUILD)/%,$(BUILD)/tsan/%,$(HELPERS)) $(patsubst tests/%,$(BUILD)/tsan/tests/%,$(TSAN_TESTS))
 	+@$(SUBMAKE) run-check
 
-# What has threads or shares memory between processes.
+# Tests with threads, or with memory shared between processes.
 TSAN_TESTS = $(if $(HAVE_CMOCKA),$(patsubst %.c,%,$(wildcard tests/conform/*.c)))
 HAND_WRITTEN = mlfab.h mlfab_node.h mlfab_sim.h $(wildcard core/*/*.[ch] transports/*.[ch] tools/*.[ch] examples/*.[ch] tests/*/*.[ch])
 
@@ -264,7 +265,7 @@ fuzz:
 
 # Ranks of partial allreduces: tests/bench/eager.py and train_eager.py run them.
 EAGER_BENCHES  = $(BUILD)/bench-eager-ranks $(BUILD)/bench-eager-train
-# What measures internals, or two fabrics at a time, is a program of its own and links the parts.
+# Benchmarks of internals, or of two fabrics at a time, are separate programs and link the parts.
 PART_BENCHES  := plan filter version tagged
 # Ranks of collectives, ours and others': tests/bench/collective.py runs them.
 RANK_BENCHES   = $(addprefix $(BUILD)/bench-collective-,ours limit $(if $(HAVE_MPI),mpi) \
@@ -314,7 +315,7 @@ bench: $(filter deps,$(MAKECMDGOALS))
 
 PAPER_SOURCES := $(wildcard tests/paper/*.c)
 
-# The conditions of consistency are not in the public header: the parts are linked.
+# The conditions of consistency are not in the public header, so this program links the parts.
 $(BUILD)/paper: $(PAPER_SOURCES) $(wildcard tests/paper/*.h) mlfab.h $(BUILD)/parts/libparts.a
 	@mkdir -p $(@D)
 	$(COMPILE) -MF $@.d -o $@ $(PAPER_SOURCES) $(BUILD)/parts/libparts.a $(LDFLAGS) $(LIBS)

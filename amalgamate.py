@@ -2,24 +2,23 @@
 """Joins core/ and transports/ into mlfab.c, the one source file that users copy, and mlfab_sim.c, the simulator.
 
     amalgamate.py            writes both
-    amalgamate.py --check    compares instead: exit 1 when a file is not what the parts make
-    amalgamate.py --graph    prints the groups and who includes or calls whom, as Graphviz text
-    amalgamate.py --breaches lists what is still wrong with the order of groups
+    amalgamate.py --check    compares instead: exit 1 when a file differs from the generated text
+    amalgamate.py --graph    prints the groups and their includes and calls, as Graphviz text
+    amalgamate.py --breaches lists the violations of the order of groups
     amalgamate.py --profile minimal|core -o DIR
                              writes a smaller mlfab.c, and the headers that it needs, to DIR: see PROFILES
 
-A folder of core/ is a group. GROUPS below is the order of everything, and the one place where it stands:
-floors of groups, lowest first, and the modules of each group. A file includes and calls what is in its own
-group or on a lower floor. The script fails when the list and the folders differ. It counts includes
-and calls that go up or across, and circles of files, and fails when their number is not the one that is
-written down here: see BREACHES.
-The output is made of the parts' own text, with each local header where it is first used.
+A folder of core/ is a group. GROUPS below is the only definition of the order: floors of groups, lowest
+first, and the modules of each group. A file includes and calls files of its own group and of lower floors.
+The script fails when the list and the folders differ. It counts includes and calls that go up or across,
+and circles of files, and fails when their number differs from BREACHES.
+The output consists of the files' own text, with each local header where it is first used.
 """
 import os
 import re
 import sys
 
-# A floor each: group -> its modules. A module is a header, a source file, or both.
+# One floor per row: group -> its modules. A module is a header, a source file, or both.
 GROUPS = [
     {"base": "base error env rng heap map pool request meter shm_coll"},
     {"wire": "wire codec"},
@@ -36,20 +35,20 @@ GROUPS = [
     {"api": "complete parts config calls context memory submit shared calls_coll calls_partial calls_stochastic calls_dag calls_sched "
             "calls_sparse calls_reshard"},
 ]
-# On the floor above: files of one transport begin with its name. A transport includes mlfab.h and the groups
+# The next floor. The files of a transport begin with its name. A transport includes mlfab.h and the groups
 # `base`, `wire` and `kernels`, and no other transport.
 TRANSPORTS = "tcp shm_file shm shm_coll sim"
 TRANSPORT_FLOORS = 3
-# On the top floor, which alone knows them: the list of transports, and what opens a context with it.
+# The top floor, which alone knows all transports: the list of transports, and the functions that open a context.
 TOP = {"open": "compose open"}
-# The simulator is a file of its own, made of this transport and of what it includes, which is `base` only. All
-# else is in mlfab.c.
+# The simulator is a separate file, made of this transport and of the files of `base` that it includes. All
+# other files are in mlfab.c.
 SIMULATOR = "transports/sim"
 
-# What can be left out: MLFAB_WITH_<name> -> what it is, in words, and its folders and modules. The text of these is
-# put between `#if MLFAB_WITH_<name>` and `#endif`. Its public functions then return UNSUPPORTED and name the
-# switch: see stubs. Nothing outside calls what is inside, but the files that compose (TOP) and other groups that can
-# be left out; the compiler sees to that when a switch is off.
+# Optional parts: MLFAB_WITH_<name> -> a description, and the folders and modules. The script puts their text
+# between `#if MLFAB_WITH_<name>` and `#endif`. If a switch is off, the public functions return UNSUPPORTED and name
+# the switch: see stubs. Only the files that compose (TOP) and other optional groups may call into an optional part;
+# the compiler checks that when a switch is off.
 SWITCHES = {
     "SCHED": ("scheduling", "core/sched core/api/calls_sched"),
     "SPARSE": ("filters and sparse updates", "core/sparse core/api/calls_sparse"),
@@ -60,14 +59,14 @@ SWITCHES = {
                    "core/coll/graph core/coll/notify core/coll/stochastic core/api/calls_stochastic"),
     "DAG": ("task graphs of the user's own", "core/coll/user_dag core/api/calls_dag"),
 }
-# Modules that stay, or that several switches need, whatever their folder is.
+# Modules that are always there, or that several switches need, whatever their folder.
 ALWAYS = "core/coll/barrier core/coll/barrier_role".split()
 NEEDED_BY = {"core/kernels/packet": ["SCHED", "SPARSE"]}
-# A smaller mlfab.c: which of the switches are left in. Those left out have no text in it.
+# A smaller mlfab.c: the switches that it contains. The text of the others is removed.
 PROFILES = {"minimal": [], "core": ["SCHED", "SPARSE"]}
 
-# What is still wrong with the house: it may only become less. Includes and calls between groups that go up or
-# across, files that are on a circle.
+# Violations of the order, whose number may only fall: includes and calls between groups that go up or across, and
+# files on a circle.
 BREACHES = {"up": 0, "circle": 0}
 
 ROOT = os.path.dirname(os.path.abspath(__file__))
@@ -135,12 +134,12 @@ def read(path):
 
 
 class Part:
-    """One file: its group, the group's floor, and where its module stands in the order."""
+    """One file: its group, the group's floor, and its module's position in the order."""
 
     def __init__(self, path, group, floor, position):
         self.path, self.group, self.floor, self.position = path, group, floor, position
         self.module = path.rsplit(".", 1)[0]
-        # The switches of which one has to be on; none: it is always there.
+        # One of these switches has to be on; an empty list: the file is always there.
         self.switches = NEEDED_BY.get(self.module, [])
         homes = {home: name for name, (_, places) in SWITCHES.items() for home in places.split()}
         for home in (self.module, os.path.dirname(path)):
@@ -152,7 +151,7 @@ class Part:
 
 
 def list_parts():
-    """All parts by path, in order; complains when the list and the folders differ."""
+    """All files by path, in order. Reports a problem when the list and the folders differ."""
     parts = {}
     rows = [(group, "core/" + group, floor, modules.split())
             for floor, groups in enumerate(GROUPS) for group, modules in groups.items()]
@@ -167,7 +166,7 @@ def list_parts():
             for path in found:
                 parts[path] = Part(path, group, floor, len(parts))
             if found == paths[:1] and module not in TRANSPORTS.split():
-                # A header alone declares nothing to be linked, or a transport of its name does it.
+                # A header without a source file declares no functions, unless it belongs to a transport.
                 if "MLFAB__INTERNAL" in re.sub(r"/\*.*?\*/|#.*", "", read(paths[0]), flags=re.S):
                     problem("%s declares functions, but there is no %s" % tuple(paths))
     for folder in ["core"] + [row[1] for row in rows]:
@@ -177,7 +176,7 @@ def list_parts():
     return parts
 
 
-# ---- who uses whom
+# ---- includes and calls
 
 def family(part):
     """The transport that a file belongs to."""
@@ -243,7 +242,7 @@ def circles(parts, uses):
 
 
 def judge(parts, verbose):
-    """Counts what goes up or round, and compares with what is known."""
+    """Counts the violations of the order, and compares them with BREACHES."""
     uses = uses_of(parts)
     up = ["%s: %s: %s" % (path, how, may_use(parts[path], parts[target]))
           for (path, target), how in uses.items() if may_use(parts[path], parts[target])]
@@ -257,7 +256,7 @@ def judge(parts, verbose):
 
 
 def graph(parts):
-    """The groups as Graphviz text, an arrow to what a group uses; red: not below it."""
+    """Prints the groups as Graphviz text, with an arrow to each group that a group uses; red: not below it."""
     print("digraph mlfab {\n  rankdir=BT;\n  node [shape=box];")
     arrows = {}
     for path, target in uses_of(parts):
@@ -272,7 +271,7 @@ def graph(parts):
 
 
 def simulator_parts(parts):
-    """The simulator's file and what it needs: headers that it includes, and the sources beside them."""
+    """The simulator's file and those that it needs: the headers that it includes, and their source files."""
     needed, todo = {}, [SIMULATOR + ".c"]
     while todo:
         path = todo.pop()
@@ -292,7 +291,7 @@ BEGINS = re.compile(r"^MLFAB__INTERNAL (int) (mlfab__calls_\w+)\(([^)]*)\) \{", 
 
 
 def stub(name, arguments, text):
-    """A function of something that was left out: UNSUPPORTED, and where it can be told, why."""
+    """A function of a part that was left out: returns UNSUPPORTED, and sets the error text if it can."""
     names = re.findall(r"(\w+)(?:\[\])?(?:,|$)", arguments)
     if arguments.startswith("mlfab *ctx"):
         result = "mlfab__context_without(ctx, %s)" % text
@@ -309,7 +308,7 @@ def stub(name, arguments, text):
 
 
 def stubs(parts):
-    """What the functions of each switch are while it is off."""
+    """The functions that replace those of each switch while it is off."""
     text = []
     for name, (words, _) in SWITCHES.items():
         functions = []
@@ -328,7 +327,7 @@ def stubs(parts):
 
 
 def profile_prologue(profile):
-    """Which switches a smaller file has off, for good."""
+    """Turns off the switches that a smaller file does not contain."""
     text = ["\n/* Made by amalgamate.py --profile %s: these groups are not in this file. */\n" % profile]
     for name in SWITCHES:
         if name not in PROFILES[profile]:
@@ -339,7 +338,7 @@ def profile_prologue(profile):
 
 
 def join(parts, title, main_header, profile=None):
-    """The text of a file that is made of these parts; without those that the profile leaves out."""
+    """The text of an output file made of these parts, without those that the profile leaves out."""
     done = set()
     out = []
     left_out = {path for path, part in parts.items()

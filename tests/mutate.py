@@ -1,19 +1,20 @@
 #!/usr/bin/env python3
-"""How many random mistakes do the tests notice? Draws places in core/*/*.c and transports/*.c, writes a
+"""Measures how many random mistakes the tests detect. Draws places in core/*/*.c and transports/*.c, writes a
 mistake into each (another comparison or operator, one more or less, a negated condition, a statement left
-out), builds the one part that has it, and runs the tests that execute its line, fastest first, until one
-fails. Prints what no test noticed as a diff, and the rate; fails when that of 100 mutants or more is below the goal.
+out), builds the one file that has it, and runs the tests that execute its line, fastest first, until one
+fails. Prints undetected mistakes as diffs, and the rate; fails when the rate of 100 mutants or more is below the goal.
 
     mutate.py [--seed N] [--count N] [--goal 0.95] [--jobs N] [--part GLOB] [--no-sanitizers]
     mutate.py [--tests unit/test_a,sim/test_b] 'core/reshard/reshard_server.c:400:5:left out' core/sched/order.c:160
-                   these alone (a name, or all of a line), by these tests instead of the related ones
+                   only these (one mistake, or all of a line), with these tests instead of the related ones
 
-A first run, of coverage, says which tests execute which lines and how long each takes; what it found is
-kept in build/mutate until a source changes. The tests of one mutant may take --budget seconds of processor
-time (100), the module's own more. Mistakes whose object file is that of the right source are not
-counted, nor are those of tests/mutants-equivalent.txt, which names what cannot change any behaviour. What no test notices
-is tried again under sanitizers, as in `make check`. A test that runs out of its time has noticed; one that fails must fail twice, so that no flaky test is counted.
-MLFAB_SCALE scales the number: 5 times it. The files of the tree are only read."""
+A first run with coverage finds which tests execute which lines and how long each takes; build/mutate keeps the
+result until a source changes. The tests of one mutant may take --budget seconds of processor time (100), the
+module's own test more. A mistake whose object file equals that of the right source is not counted, nor are those
+of tests/mutants-equivalent.txt, which cannot change any behaviour. Undetected mistakes are tried again under
+sanitizers, as in `make check`. A test that exceeds its time has detected the mistake; one that fails must fail
+twice, so that flaky tests do not count. MLFAB_SCALE scales the number of mutants: 5 times it. The files of the
+tree are only read."""
 import argparse
 import bisect
 import concurrent.futures
@@ -46,11 +47,11 @@ SWAPS = {"comparison": {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", 
          "operator": {"+": "-", "-": "+", "*": "/", "/": "*", "%": "/", "&": "|", "|": "&", "<<": ">>",
                       ">>": "<<", "+=": "-=", "-=": "+=", "|=": "&=", "&=": "|=", "++": "--", "--": "++"},
          "condition": {"&&": "||", "||": "&&"}}
-# clang-format puts blanks about operators with two operands, and none about others.
+# clang-format puts blanks around binary operators, and none around others.
 OPERATOR = re.compile(r"(?<= )(?:<=|>=|==|!=|<<|>>|\+=|-=|\|=|&=|&&|\|\||[<>+\-*/%&|])(?=\s)|\+\+|--")
 NUMBER = re.compile(r"(?<![\w.])(?:0[xX][0-9a-fA-F]+|\d+(?:\.\d+)?)[uUlL]*(?![\w.])")
 RIGHT = re.compile(r"(?<= )(?:<=?|>=?|==|!=|[-+]?=) (?!NULL)([a-z_][\w.]*(?:->[\w.]+|\[\w+\])*)(?=[;) ])")
-ROOM = re.compile(r"\b(?:uint8_t|char) \w+\[$")  # declared, of bytes: more of it changes nothing
+ROOM = re.compile(r"\b(?:uint8_t|char) \w+\[$")  # a declared array of bytes: a larger one changes nothing
 DECLARED = re.compile(r"(?:const |static |unsigned |struct |enum )*[a-zA-Z_]\w*\s*(?:\s|\*)+[a-zA-Z_]\w*\s*(?:[=;,\[]|$)")
 
 
@@ -58,7 +59,7 @@ JUDGED = 100  # mutants, at least
 
 
 def blanked(text):
-    """The same text without comments, strings and lines for the preprocessor; lengths and lines stay."""
+    """The text with comments, strings and preprocessor lines blanked; lengths and lines stay."""
     def blank(match):
         return re.sub(r"[^\n]", " ", match.group())
     text = re.sub(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])+'", blank, text, flags=re.S)
@@ -66,7 +67,7 @@ def blanked(text):
 
 
 def closing(text, at):
-    """Behind the parenthesis that closes the one at `at`."""
+    """The position after the parenthesis that closes the one at `at`."""
     depth = 0
     for i in range(at, len(text)):
         depth += (text[i] == "(") - (text[i] == ")")
@@ -76,7 +77,7 @@ def closing(text, at):
 
 
 def bodies(text):
-    """Where functions begin and end."""
+    """The begins and ends of functions."""
     depth = begin = last = 0
     for match in re.finditer(r"[{}]", text):
         if match.group() == "{":
@@ -92,7 +93,7 @@ def bodies(text):
 
 
 def statements(text, begin, end):
-    """Where statements begin and end that can be left out, and where conditions do."""
+    """The begins and ends of statements that can be left out, and of conditions."""
     at = depth = 0
     at = begin
     for i in range(begin, end):
@@ -120,7 +121,7 @@ def statements(text, begin, end):
 
 
 def places(path):
-    """All the mistakes that can be written into a file: (line, column, name, begin, end, instead)"""
+    """All possible mistakes in a file: (line, column, name, begin, end, replacement)"""
     with open(os.path.join(ROOT, path), encoding="utf-8") as file:
         source = file.read()
     text = blanked(source)
@@ -152,7 +153,7 @@ def places(path):
 
 
 def wanted(arguments):
-    """What to try, in the order of the dice: each kind of mistake as often as the others."""
+    """The mistakes to try, in random order: each kind as often as the others."""
     sources = [os.path.relpath(path, ROOT) for path in sorted(glob.glob(ROOT + "/core/*/*.c") +
                                                               glob.glob(ROOT + "/transports/*.c"))]
     if arguments.mutants:
@@ -180,7 +181,7 @@ def wanted(arguments):
 
 
 def function_at(path, line):
-    """The name of the function that a line is in."""
+    """The name of the function that contains a line."""
     with open(os.path.join(ROOT, path), encoding="utf-8") as file:
         before = file.read().split("\n")[:line]
     heads = (re.match(r"[A-Za-z_][^;=]*?(\w+)\(", text) for text in reversed(before))
@@ -188,8 +189,8 @@ def function_at(path, line):
 
 
 def equivalent():
-    """(file, line, line with the mistake) -> why it changes nothing. Of a line that a file has more than once the
-    function is named, too: `file:function`."""
+    """(file, line, line with the mistake) -> why it changes nothing. For a line that a file has more than once the
+    key also names the function: `file:function`."""
     known = {}
     with open(KNOWN, encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
@@ -207,7 +208,7 @@ def equivalent():
 
 
 def changed(place):
-    """The lines that differ, before and after, as the list of equivalent ones has them."""
+    """The lines that differ, before and after, in the form of the list of equivalent mutants."""
     before, after = place[5].split("\n"), place[4].split("\n")
     pairs = [(b.strip(), a.strip()) for b, a in zip(before, after) if b != a]
     return " ".join(b for b, _ in pairs), " ".join(a for _, a in pairs)
@@ -249,7 +250,7 @@ def flat(source):
 
 
 class Variant:
-    """All parts and tests as objects of one kind: right ones to link with, or those that count coverage."""
+    """All parts and tests as objects of one kind: correct ones to link with, or those that count coverage."""
 
     def __init__(self, name, pool, tests, *flags):
         self.tree, self.folder, self.flags = FOLDER + "/tree", FOLDER + "/" + name, flags
@@ -271,12 +272,12 @@ class Variant:
         return "%s/%s.o" % (self.folder, flat("tests/%s.c" % test))
 
     def mutant(self, tree, source):
-        """The part of another tree, as this variant has it."""
+        """Compiles the changed file of a tree with the flags of this variant."""
         compile_c(tree, source, tree + "/mutant.o", *self.flags)
         return tree + "/mutant.o"
 
     def of_test(self, test):
-        """What a test includes is a part, too."""
+        """The flags for a test: one that includes a part is compiled with --coverage, too."""
         return self.flags if included(test) else [f for f in self.flags if f != "--coverage"]
 
 
@@ -287,7 +288,7 @@ def included(test):
 
 # ---- which tests execute a line
 
-# Children of a test leave by _exit(), which tells no counts; perhaps with a limit for files that has no room for them.
+# Children of a test end with _exit(), which writes no counts; a limit on file sizes may prevent that, too.
 LEAVE = """#include <sys/resource.h>
 void __gcov_dump(void), __real__exit(int), __wrap__exit(int);
 void __wrap__exit(int code) {
@@ -302,7 +303,7 @@ void __wrap__exit(int code) {
 
 
 def digest(test):
-    """Of all that a test's coverage depends on: the sources, and what the test includes."""
+    """A hash of all that a test's coverage depends on: the sources, and the files that the test includes."""
     total = hashlib.sha256()
     paths = sorted(glob.glob(ROOT + "/core/*/*.[ch]") + glob.glob(ROOT + "/transports/*.[ch]")) + glob.glob(ROOT + "/*.h")
     more = ["%s/tests/%s.c" % (ROOT, test)]
@@ -320,14 +321,14 @@ def digest(test):
 
 
 def cover(variant, test):
-    """What cover_once() finds; a test that fails is tried once more, since all that it alone notices would seem
-    to be noticed by nothing."""
+    """The result of cover_once(). A test that fails is tried once more, because otherwise the mistakes that only it
+    detects would count as undetected."""
     return cover_once(variant, test) or cover_once(variant, test)
 
 
 def cover_once(variant, test):
-    """Processor time of a test, and the lines that it executes: {file: [line]}; None when it fails. Every
-    line with code is in `file + "*"`."""
+    """The processor time of a test, and the lines that it executes: {file: [line]}; None when it fails.
+    `file + "*"` lists every line with code."""
     program, data = "%s/%s" % (variant.folder, flat(test + ".c")), "%s/%s.data" % (variant.folder, flat(test + ".c"))
     link(program, [variant.test(test), variant.archive, variant.folder + "/leave.o"], "--coverage", "-Wl,--wrap=_exit")
     shutil.rmtree(data, ignore_errors=True)
@@ -356,7 +357,7 @@ def cover_once(variant, test):
 
 
 def coverage(jobs):
-    """test -> what cover() found"""
+    """test -> the result of cover()"""
     os.makedirs(FOLDER, exist_ok=True)
     kept_at, kept, known = FOLDER + "/coverage.json", {}, {}
     if os.path.exists(kept_at):
@@ -383,12 +384,12 @@ def coverage(jobs):
 
 
 def named(tests):
-    """As what cover() finds, of tests that are taken to execute everything, for nothing."""
+    """A result like cover()'s, for tests that count as executing everything in no time."""
     return {test: {"seconds": 30.0 + at, "lines": None} for at, test in enumerate(tests)}
 
 
 def related(covered, path, line):
-    """Tests that execute a line, or, of a statement of several lines, its last one with code; fastest first."""
+    """The tests that execute a line (the last line with code of a longer statement), fastest first."""
     tests = []
     for test, found in covered.items():
         if found["lines"] is None:
@@ -404,7 +405,7 @@ def related(covered, path, line):
 
 
 def affordable(tests, own, covered, budget):
-    """The tests that are run: as many as the budget lasts for, and the module's own in any case."""
+    """The tests to run: as many as fit into the budget, and always the module's own."""
     spent, chosen = 0.0, []
     for test in tests:
         spent += covered[test]["seconds"]
@@ -416,8 +417,8 @@ def affordable(tests, own, covered, budget):
 # ---- one mutant
 
 class Bench:
-    """Where mutants are built: a tree for each thread. What no test notices is tried once more under sanitizers,
-    as in `make check`: what is read or written beside its place may do no harm otherwise."""
+    """The trees in which mutants are built, one per thread. Undetected mutants are tried again under sanitizers, as in
+    `make check`: an access out of bounds may have no effect otherwise."""
 
     def __init__(self, pool, covered, budget, sanitizes):
         self.covered, self.known, self.budget = covered, equivalent(), budget
@@ -443,7 +444,7 @@ class Bench:
         return self.sanitized
 
     def noticed_by(self, place):
-        """What notices a mistake ("": nothing does, None: it is none), and what there is to say of that."""
+        """The test that detects a mistake ("": none does, None: it is not a mistake), and a remark."""
         name, path, line, _, source, right = place
         lines = changed(place)
         reason = self.known.get((path, *lines)) or \
@@ -473,7 +474,7 @@ class Bench:
                 file.write(right)
 
     def tested(self, variant, tree, part, path, tests):
-        """The first of these tests that notices the part, or \"\"."""
+        """The first of these tests that detects the part, or \"\"."""
         for test in tests:
             takes = self.covered[test]["seconds"]
             program, object_file = tree + "/test", variant.test(test)
@@ -481,7 +482,7 @@ class Bench:
                 object_file = tree + "/test.o"
                 compile_c(tree, "tests/%s.c" % test, object_file, *variant.flags)
             link(program, [object_file, part, variant.archive], *variant.flags)
-            # Twice, unless it hangs: a flaky test notices nothing.
+            # It must fail twice, unless it hangs: a flaky test does not count.
             for _ in range(2):
                 how = plant.fails(program, 60 + 20 * takes, int(4 + 4 * takes))
                 if how != "":
@@ -540,7 +541,7 @@ def main():
     rate = noticed / (noticed + alive) if noticed + alive else 1.0
     print("%d mutants with seed %d: %d noticed (%d by a test that hangs), %d not: %.1f %%; %d more change nothing "
           "or do not build" % (noticed + alive, arguments.seed, noticed, hung, alive, 100 * rate, none))
-    # The rate of a few is told and not judged: it is drawn too loosely.
+    # The rate of a few mutants is printed and not judged: it is too uncertain.
     sys.exit(1 if rate < arguments.goal and noticed + alive >= JUDGED else 0)
 
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""A test that cannot fail proves nothing: plants each bug that the sources know (MLFAB__PLANTED(n) breaks
-one invariant when built with -DMLFAB_PLANT=n), and passes when some test notices it. Prints TAP.
+"""Checks that the tests can fail: plants each bug in the sources (MLFAB__PLANTED(n) breaks one invariant when
+built with -DMLFAB_PLANT=n), and passes when some test fails then. Prints TAP.
 
-One folder serves all numbers: from one to the next only the files that hold either are compiled again. The
-test that probably notices is built and run first, all the others only when it does not."""
+All numbers share one folder: from one number to the next only the files that contain either are compiled again.
+The test that probably fails is built and run first, all others only when it passes."""
 import glob
 import os
 import re
@@ -15,7 +15,7 @@ import sys
 ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 FOLDER = os.path.join(os.environ.get("MLFAB_BUILD", "build"), "plant")
 KINDS = ["sim", "unit", "oracle", "conform", "oom"]
-# Of a bug, or of a part whose own test has another name; the simulator sees most of the rest.
+# The likely test of a bug, or of a part whose own test has another name; the simulator detects most others.
 LIKELY = {16: "sim/test_schedule",
           51: "unit/test_api_filters",
           64: "sim/test_collective",
@@ -58,7 +58,7 @@ LIKELY = {16: "sim/test_schedule",
 
 
 def planted():
-    """The number of each planted bug, and the files that hold it."""
+    """The number of each planted bug, and the files that contain it."""
     numbers = {}
     for path in sorted(glob.glob(ROOT + "/core/*/*.c") + glob.glob(ROOT + "/transports/*.c")):
         with open(path, encoding="utf-8") as file:
@@ -76,7 +76,7 @@ def make(number, *targets):
 
 
 def forget(files):
-    """What was made of these files has another bug in it."""
+    """Deletes the objects of these files, which contain another bug."""
     stale = [os.path.join(ROOT, FOLDER, "parts", file[:-2] + ".o") for file in files]
     stale += [os.path.join(ROOT, FOLDER, file) for file in ("mlfab.o", "mlfab_sim.o")]
     for path in stale:
@@ -100,7 +100,7 @@ def all_tests():
 
 
 def fails(program, seconds, cpu_seconds=None):
-    """Whether a test fails, and how: "" or "hangs"; None when it passes or skips. tests/mutate.py uses it too."""
+    """Returns how a test fails: "" or "hangs"; None when it passes or skips. tests/mutate.py uses it too."""
     limits = "ulimit -c 0; %s exec \"$0\"" % ("ulimit -S -t %d;" % cpu_seconds if cpu_seconds else "")
     process = subprocess.Popen(["sh", "-c", limits, os.path.abspath(program)], cwd=ROOT,
                                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,

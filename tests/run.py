@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
-"""Runs tests, says what failed, and ends with `N passed, N failed, N skipped`.
+"""Runs tests, prints the failures, and ends with `N passed, N failed, N skipped`.
 
     run.py [--no-skip-but REGEX] [--jobs N] [--timeout S] TEST... [--alone TEST...]
 
 TEST is a program (a test binary, or a .py or .sh script), or `name=shell command`; a time limit in
 seconds may follow the program or the name behind an @ (`build/tests/sim/seeds@600`).
 
-A test that prints TAP lines (`ok 1 - name`, `not ok 2 - name`, `ok 3 # SKIP why`) counts one for
-each; cmocka is told to. One that announces no case (`1..0`) has failed. Any other test counts one:
-passed with exit status 0, skipped with 77 (the last line that it printed is the reason), failed with
-anything else.
+A test that prints TAP lines (`ok 1 - name`, `not ok 2 - name`, `ok 3 # SKIP why`) counts one per
+line; cmocka is configured to print them. A test that announces no case (`1..0`) has failed. Any other test
+counts one: passed with exit status 0, skipped with 77 (its last line is the reason), failed with any other
+status.
 
---jobs: as many at a time, but for those behind --alone, which follow one by one.
+--jobs: this many tests at a time; those after --alone follow one by one.
 
 --no-skip-but (or MLFAB_NO_SKIP_BUT): a skip whose reason does not match counts as failed, so that a
-machine that is known to have everything cannot pass by testing nothing.
+machine that has everything cannot pass by skipping tests.
 """
 import argparse
 import concurrent.futures
@@ -51,7 +51,7 @@ def split(test):
 
 
 def end_group(process):
-    """Ends the test and all that it started: they are in a session of their own."""
+    """Ends the test and all processes that it started: they have a session of their own."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -122,7 +122,7 @@ def run(test, timeout):
 
 
 def report(outcome, allowed):
-    """One line a test; a failing one in full."""
+    """Prints one line per test; a failing one in full."""
     if allowed:
         for what, reason in list(outcome.skipped):
             if not allowed.search(reason):
@@ -137,7 +137,7 @@ def report(outcome, allowed):
     print("%-4s  %-44s %-24s %7.2f s" % (word, outcome.name, counts, outcome.seconds))
     if outcome.failed:
         for line in outcome.output.rstrip().splitlines():
-            # Passing cases would only hide the others.
+            # The failing cases are easier to find without the passing ones.
             if not re.match(r"^ok\b(?!.*# ?SKIP)", line):
                 print("      | " + line)
         for line in outcome.failed:

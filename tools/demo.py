@@ -20,7 +20,7 @@ import threading
 import time
 
 ACCURACY_WANTED = 0.97  # of the test images, in the first two runs
-LOSS_WANTED = 0.05      # of the loss of knowing nothing, where the data are generated
+LOSS_WANTED = 0.05      # of the zero model's loss, if the data are generated
 
 
 class Screen:
@@ -51,7 +51,7 @@ class Screen:
 
 
 class Run:
-    """One run of the trainer: its command, what its workers have said, and how it ended."""
+    """One run of the trainer: its command, the output of its workers, and its exit."""
 
     def __init__(self, title, epochs, launcher, options):
         self.title, self.epochs = title, epochs
@@ -66,7 +66,7 @@ class Run:
                                    "--epochs", str(self.epochs)] + self.options)
 
     def take(self, line):
-        """Files away a line of output; it may begin with the launcher's "[worker 2] "."""
+        """Parses a line of output, which may begin with the launcher's "[worker 2] "."""
         words = re.sub(r"^\[[^\]]*\] ", "", line.rstrip("\n")).split()
         pairs = words[1:] if words and words[0] in ("progress", "result") else words
         values = {}
@@ -174,7 +174,7 @@ def quantity(n_bytes):
 
 
 def row(run):
-    """A line of the table; the second half of it only means something when the run ended well."""
+    """A line of the table; its second half is only meaningful when the run succeeded."""
     if run.error:
         return [run.title, "failed"] + ["-"] * 6
     updates = run.total("updates")
@@ -197,7 +197,7 @@ def table(runs, screen):
 
 
 def data_find():
-    """The folder that holds MNIST and where it was named, or None; as examples/mnist.c looks."""
+    """The folder with MNIST, and the place that named it, or None; the search order is that of examples/mnist.c."""
     places = [("MLFAB_DATA", os.environ["MLFAB_DATA"])] if os.environ.get("MLFAB_DATA") else [
         ("~/.cache/mlfab", os.path.expanduser("~/.cache/mlfab"))]
     for name, folder in places:

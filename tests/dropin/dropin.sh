@@ -1,7 +1,7 @@
 #!/bin/sh
-# dropin.sh: copies mlfab.h and mlfab.c into an empty folder and does there what a user may do: builds
-# them with the compilers at hand, without a warning, and runs a trainer with them. Then mlfab_sim.h and
-# mlfab_sim.c come beside them, and simulate. Prints TAP.
+# dropin.sh: copies mlfab.h and mlfab.c into an empty folder and uses them as a user may: builds them with the
+# installed compilers, without a warning, and runs a trainer with them. Then adds mlfab_sim.h and mlfab_sim.c, and
+# simulates. Prints TAP.
 set -u
 root=$(cd "$(dirname "$0")/../.." && pwd)
 run=${MLFAB_BUILD:-build}/mlfab-run
@@ -15,7 +15,7 @@ cd "$folder" || exit 1
 number=0
 status=0
 
-# check NAME COMMAND...: passes when the command succeeds without a word on stderr.
+# check NAME COMMAND...: passes when the command succeeds and prints nothing on stderr.
 check() {
   number=$((number + 1))
   name=$1

@@ -1,7 +1,7 @@
 #!/bin/sh
-# switches.sh: compiles mlfab.c without each group that can be left out, without all of them, and in its
-# profiles, each alone in an empty folder; runs trainers and the tests of pushes and pulls with the smallest; asks
-# for what was left out; and runs two copies in one process. Prints TAP.
+# switches.sh: compiles mlfab.c without each optional group, without all of them, and in its profiles, each alone
+# in an empty folder; runs trainers and the tests of pushes and pulls with the smallest; checks the errors of
+# functions that were left out; and runs two copies in one process. Prints TAP.
 set -u
 root=$(cd "$(dirname "$0")/../.." && pwd)
 run=${MLFAB_BUILD:-build}/mlfab-run

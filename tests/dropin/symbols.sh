@@ -7,7 +7,7 @@ for file in "$@"; do
     *.so) names=$(nm -D --defined-only "$file" | awk '$2 != "A" && $2 != "w" { print $3 }') ;;
     *) names=$(nm -g --defined-only "$file" | awk 'NF == 3 { print $3 }') ;;
   esac
-  # Symbols that linkers and sanitizers put into every library.
+  # Symbols that linkers and sanitizers add to every library.
   bad=$(printf '%s\n' "$names" | grep -Ev '^mlfab_[^_]|^_(init|fini|edata|end)$|^__bss_start$|^__(asan|odr_asan)')
   count=$(printf '%s\n' "$names" | grep -c '^mlfab_')
   if [ -n "$bad" ] || [ "$count" -eq 0 ]; then
