@@ -179,7 +179,7 @@ LIMITS := tests/process/kill9_test.py@1200 tests/process/reshard_test.py@400
 limit   = $(foreach test,$(1),$(firstword $(filter $(test)@%,$(LIMITS)) $(test)))
 
 # Tests with one thread run on all processors; tests with several processes or threads run alone.
-ALONE = $(BUILD)/tests/conform/% $(addprefix $(BUILD)/tests/unit/test_,arena shm tcp)
+ALONE = $(BUILD)/tests/conform/% $(addprefix $(BUILD)/tests/unit/test_,shm_coll shm tcp)
 run-tests:
 	@$(RUN_TESTS) --jobs $(NPROC) \
 	  'amalgamation=$(PYTHON) amalgamate.py --check' \
