@@ -11466,8 +11466,10 @@ MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request 
     uint32_t server = 0;
     while (server + 1 < worker->servers && !fetch->parts[server].waiting) server++;
     uint32_t hop = fetch->parts[server].hop;
-    mlfab__request_blame(request, (int32_t)server, 1,
-                         hop != MLFAB__NO_NODE ? " by way of worker %u" : "", hop);
+    if (hop == MLFAB__NO_NODE)
+      mlfab__request_blame(request, (int32_t)server, 1, "%s", "");
+    else
+      mlfab__request_blame(request, (int32_t)server, 1, " by way of worker %u", hop);
   }
   if (fetch) pull_stop(worker, fetch);
   mlfab__request_expire(worker->requests, request, code, now_ns);

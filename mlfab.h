@@ -782,8 +782,8 @@ typedef struct mlfab_filter_info {
  * below threshold / (1 + decay * ln t), t the iteration, that the random draw selects is held back: it stays in the
  * residual and is part of the next push. Exact zeros never travel. With `half` the other elements are rounded: beyond
  * +-65504 they are sent as +-65504 and counted; what that cuts off, or what rounds to zero, stays in the residual;
- * ordinary rounding errors do not. An update that is sent again with retry_seq is not folded back into the
- * residual. */
+ * ordinary rounding errors do not. An update that ended IN_DOUBT, WITHDRAWN or DROPPED is not folded back into the
+ * residual: send it again with retry_seq. */
 typedef struct mlfab_filter {
   uint32_t size;
   uint32_t half;    /* MLFAB_HALF_* */
