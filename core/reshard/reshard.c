@@ -1,27 +1,47 @@
 /* reshard.c - server 0 leads slices from server to server. See reshard.h. */
+#include "../node/node.h"
+#include "../server/server.h"
 #include "reshard.h"
 
 #include <stdio.h>
 
 enum { RESHARD_META = 64 + 2 * MLFAB__SLICES_MAX };
 
-MLFAB__INTERNAL int mlfab__reshard_init(mlfab__reshard *r, mlfab__env *env,
-                                        const mlfab_config *config, const mlfab__layout *layout,
-                                        const mlfab__port *down, const mlfab__port *across) {
-  memset(r, 0, sizeof *r);
-  r->env = env;
-  r->config = config;
-  r->layout = layout;
-  r->down = *down;
-  r->across = *across;
-  r->workers = config->workers;
-  r->servers = config->servers;
-  r->attempt = r->epoch = 1;
-  r->seats = mlfab__alloc_array(env, r->workers, sizeof *r->seats);
-  r->answered = mlfab__alloc_array(env, r->servers, sizeof *r->answered);
-  r->dead = mlfab__alloc_array(env, r->servers, sizeof *r->dead);
-  return r->seats && r->answered && r->dead ? 0 : MLFAB_ERR_MEMORY;
-}
+enum mlfab__reshard_phase {
+  MLFAB__RESHARD_IDLE,
+  MLFAB__RESHARD_FREEZING,
+  MLFAB__RESHARD_PREPARING,
+  MLFAB__RESHARD_SENDING,
+  MLFAB__RESHARD_INSTALLING,
+  MLFAB__RESHARD_ABORTING
+};
+
+typedef struct mlfab__seat { /* a worker */
+  uint8_t here, gone, frozen;
+  uint64_t ask; /* the last that was answered, and how */
+  int32_t code, rank;
+} mlfab__seat;
+
+typedef struct mlfab__reshard {
+  mlfab__env *env;
+  const mlfab_config *config;
+  mlfab__port down, across;    /* to workers; to servers, whose `ready` opens the link */
+  const mlfab__layout *layout; /* server 0's own */
+  const struct mlfab__server *server;
+  uint32_t workers, servers;
+  mlfab__seat *seats;
+  uint8_t *answered; /* by server: this step */
+  int last;          /* INSTALLING: server 0 itself has been told */
+  uint8_t *dead;     /* by server: in this attempt */
+  enum mlfab__reshard_phase phase;
+  uint32_t attempt; /* the last one's number; 1: there was none */
+  uint32_t epoch;   /* of the layout */
+  uint32_t asker;
+  uint64_t asked_ns, deadline_ns;
+  uint32_t *owners; /* of the attempt */
+  uint32_t nowners;
+  mlfab__reshard_done done; /* what will be answered, or was last */
+} mlfab__reshard;
 
 static void reshard_free_owners(mlfab__reshard *r) {
   mlfab__free(r->env, r->owners, r->nowners * sizeof *r->owners);
@@ -29,7 +49,8 @@ static void reshard_free_owners(mlfab__reshard *r) {
   r->nowners = 0;
 }
 
-MLFAB__INTERNAL void mlfab__reshard_free(mlfab__reshard *r) {
+static void reshard_free(void *self) {
+  mlfab__reshard *r = self;
   if (!r->env) return;
   reshard_free_owners(r);
   mlfab__free(r->env, r->seats, r->workers * sizeof *r->seats);
@@ -38,9 +59,8 @@ MLFAB__INTERNAL void mlfab__reshard_free(mlfab__reshard *r) {
   memset(r, 0, sizeof *r);
 }
 
-MLFAB__INTERNAL int mlfab__reshard_busy(const mlfab__reshard *r) {
-  return r->phase >= MLFAB__RESHARD_PREPARING;
-}
+/* Are links to all servers wanted? */
+static int reshard_busy(const mlfab__reshard *r) { return r->phase >= MLFAB__RESHARD_PREPARING; }
 
 /* --- workers --- */
 
@@ -253,7 +273,8 @@ static void reshard_begin(mlfab__reshard *r, uint32_t worker, const mlfab__resha
 }
 
 static void reshard_asked(mlfab__reshard *r, uint32_t worker, const mlfab__frame_in *frame,
-                          int stands, uint64_t now_ns) {
+                          uint64_t now_ns) {
+  int stands = r->server->phase == MLFAB__MODEL_STANDS;
   mlfab__reshard_ask ask;
   mlfab__reshard_done done;
   uint32_t list[MLFAB__SLICES_MAX];
@@ -298,60 +319,49 @@ static void reshard_asked(mlfab__reshard *r, uint32_t worker, const mlfab__frame
 
 /* --- events --- */
 
-MLFAB__INTERNAL void mlfab__reshard_hello(mlfab__reshard *r, uint32_t worker, int fresh) {
-  mlfab__seat *seat = &r->seats[worker];
-  if (fresh) memset(seat, 0, sizeof *seat);
+static void reshard_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
+  mlfab__reshard *r = self;
+  if (at.kind == MLFAB__LINK_RESHARD && reshard_busy(r) && !r->answered[at.peer] &&
+      !reshard_is_early(r, at.peer))
+    reshard_tell(r, at.peer);
+  if (at.kind != MLFAB__LINK_WORKER) return;
+  mlfab__seat *seat = &r->seats[at.peer];
+  if (greeting->fresh) memset(seat, 0, sizeof *seat);
   /* A new process asks from 1 again, and the old one's answer is nobody's. */
-  if (fresh && r->asker == worker) r->asker = MLFAB__NO_NODE;
+  if (greeting->fresh && r->asker == at.peer) r->asker = MLFAB__NO_NODE;
   seat->here = 1;
   seat->gone = seat->frozen = 0;
   if (r->phase != MLFAB__RESHARD_IDLE) {
-    reshard_freeze(r, worker);
+    reshard_freeze(r, at.peer);
   } else if (r->attempt > 1) {
-    reshard_resume(r, worker);
+    reshard_resume(r, at.peer);
   }
 }
 
-MLFAB__INTERNAL void mlfab__reshard_lost(mlfab__reshard *r, uint32_t worker) {
-  r->seats[worker].here = 0;
+static void reshard_lost(void *self, mlfab__at at) {
+  mlfab__reshard *r = self;
+  if (at.kind == MLFAB__LINK_WORKER) r->seats[at.peer].here = 0;
 }
 
-MLFAB__INTERNAL void mlfab__reshard_gone(mlfab__reshard *r, uint32_t worker) {
-  r->seats[worker].here = 0;
-  r->seats[worker].gone = 1;
-  reshard_check(r);
-}
-
-MLFAB__INTERNAL int mlfab__reshard_frame(mlfab__reshard *r, uint32_t worker,
-                                         const mlfab__frame_in *frame, int stands,
-                                         uint64_t now_ns) {
-  mlfab__freeze frozen;
-  if (frame->type == MLFAB__RESHARD) {
-    reshard_asked(r, worker, frame, stands, now_ns);
-    return 1;
-  }
-  if (frame->type != MLFAB__FROZEN) return 0;
-  if (MLFAB__MALFORMED(&r->down, worker, frame, freeze, &frozen)) return 1;
-  if (frozen.attempt == r->attempt) {
-    r->seats[worker].frozen = 1;
-    reshard_check(r);
-  }
-  return 1;
-}
-
-MLFAB__INTERNAL void mlfab__reshard_up(mlfab__reshard *r, uint32_t server) {
-  if (mlfab__reshard_busy(r) && !r->answered[server] && !reshard_is_early(r, server))
-    reshard_tell(r, server);
-}
-
-MLFAB__INTERNAL void mlfab__reshard_dead(mlfab__reshard *r, uint32_t server) {
+/* That server is out of reach. */
+static void reshard_dead(mlfab__reshard *r, uint32_t server) {
   char text[96];
-  if (!mlfab__reshard_busy(r)) return;
+  if (!reshard_busy(r)) return;
   r->dead[server] = 1;
   snprintf(text, sizeof text, "server %u is dead", server);
   /* Too late to go back once others have installed: what it held is lost as ever. */
   reshard_fault(r, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, text);
   reshard_abort(r, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, text);
+  reshard_check(r);
+}
+
+static void reshard_gone(void *self, mlfab__at at, int left) {
+  mlfab__reshard *r = self;
+  (void)left;
+  if (at.kind == MLFAB__LINK_RESHARD) reshard_dead(r, at.peer);
+  if (at.kind != MLFAB__LINK_WORKER) return;
+  r->seats[at.peer].here = 0;
+  r->seats[at.peer].gone = 1;
   reshard_check(r);
 }
 
@@ -384,12 +394,11 @@ static void reshard_outcome(mlfab__reshard *r, uint32_t server, const mlfab__mov
   MLFAB__POST_LIST(RESHARD_META, &r->across, server, MLFAB__MOVE, move, &move, NULL);
 }
 
-MLFAB__INTERNAL int mlfab__reshard_moved(mlfab__reshard *r, uint32_t server,
-                                         const mlfab__frame_in *frame) {
+static int reshard_moved(mlfab__reshard *r, uint32_t server, const mlfab__frame_in *frame) {
   mlfab__moved moved;
   if (mlfab__decode_moved(frame->meta, frame->meta_bytes, &moved) || moved.server != server)
     return MLFAB_ERR_FRAME;
-  if (!mlfab__reshard_busy(r) || moved.attempt != r->attempt) {
+  if (!reshard_busy(r) || moved.attempt != r->attempt) {
     reshard_outcome(r, server, &moved);
     return 0;
   }
@@ -421,12 +430,74 @@ static void reshard_late(mlfab__reshard *r, uint64_t now_ns) {
   }
 }
 
-MLFAB__INTERNAL void mlfab__reshard_tick(mlfab__reshard *r, uint64_t now_ns) {
-  if (now_ns >= mlfab__reshard_deadline(r)) reshard_late(r, now_ns);
-}
-
-MLFAB__INTERNAL uint64_t mlfab__reshard_deadline(const mlfab__reshard *r) {
+static uint64_t reshard_deadline(const void *self) {
+  const mlfab__reshard *r = self;
   int may_end = r->phase == MLFAB__RESHARD_FREEZING || r->phase == MLFAB__RESHARD_PREPARING ||
                 r->phase == MLFAB__RESHARD_SENDING;
   return may_end ? r->deadline_ns : MLFAB__NEVER;
+}
+
+static void reshard_tick(void *self, uint64_t now_ns) {
+  if (now_ns >= reshard_deadline(self)) reshard_late(self, now_ns);
+}
+
+static int reshard_wants(void *self, mlfab__at at) {
+  return at.kind == MLFAB__LINK_RESHARD && reshard_busy(self);
+}
+
+static int reshard_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
+  mlfab__reshard *r = self;
+  mlfab__freeze frozen;
+  if (at.kind == MLFAB__LINK_RESHARD_IN && frame->type == MLFAB__MOVED) {
+    int code = reshard_moved(r, at.peer, frame);
+    return code ? code : 1;
+  }
+  if (at.kind != MLFAB__LINK_WORKER) return 0;
+  if (frame->type == MLFAB__RESHARD) {
+    reshard_asked(r, at.peer, frame, at.now_ns);
+    return 1;
+  }
+  if (frame->type != MLFAB__FROZEN) return 0;
+  if (MLFAB__MALFORMED(&r->down, at.peer, frame, freeze, &frozen)) return 1;
+  if (frozen.attempt == r->attempt) {
+    r->seats[at.peer].frozen = 1;
+    reshard_check(r);
+  }
+  return 1;
+}
+
+static const mlfab__role reshard_row = {
+    .from = MLFAB__RESHARD,
+    .to = MLFAB__MOVED,
+    .name = "reshard",
+    .links = MLFAB__ON(WORKER) | MLFAB__ON(RESHARD) | MLFAB__ON(RESHARD_IN),
+    .frame = reshard_frame,
+    .up = reshard_up,
+    .lost = reshard_lost,
+    .gone = reshard_gone,
+    .wants = reshard_wants,
+    .tick = reshard_tick,
+    .deadline = reshard_deadline,
+    .free = reshard_free,
+};
+
+MLFAB__INTERNAL int mlfab__reshard_attach(mlfab_node *node, mlfab__server *server) {
+  mlfab__role *role = mlfab__roles_add(node, &reshard_row, sizeof(mlfab__reshard));
+  if (!role) return MLFAB_ERR_MEMORY;
+  mlfab__env *env = &node->env;
+  mlfab__reshard *r = role->self;
+  memset(r, 0, sizeof *r);
+  r->env = env;
+  r->config = &node->config;
+  r->server = server;
+  r->layout = &server->layout;
+  r->down = mlfab__roles_port(node, role, MLFAB__LINK_WORKER);
+  r->across = mlfab__roles_port(node, role, MLFAB__LINK_RESHARD);
+  r->workers = node->config.workers;
+  r->servers = node->config.servers;
+  r->attempt = r->epoch = 1;
+  r->seats = mlfab__alloc_array(env, r->workers, sizeof *r->seats);
+  r->answered = mlfab__alloc_array(env, r->servers, sizeof *r->answered);
+  r->dead = mlfab__alloc_array(env, r->servers, sizeof *r->dead);
+  return r->seats && r->answered && r->dead ? 0 : MLFAB_ERR_MEMORY;
 }

@@ -85,73 +85,15 @@
 #include "../model/layout.h"
 #include "reshard_wire.h"
 
-enum mlfab__reshard_phase {
-  MLFAB__RESHARD_IDLE,
-  MLFAB__RESHARD_FREEZING,
-  MLFAB__RESHARD_PREPARING,
-  MLFAB__RESHARD_SENDING,
-  MLFAB__RESHARD_INSTALLING,
-  MLFAB__RESHARD_ABORTING
-};
-
-typedef struct mlfab__seat { /* a worker */
-  uint8_t here, gone, frozen;
-  uint64_t ask; /* the last that was answered, and how */
-  int32_t code, rank;
-} mlfab__seat;
-
-typedef struct mlfab__reshard {
-  mlfab__env *env;
-  const mlfab_config *config;
-  mlfab__port down, across;    /* to workers; to servers, whose `ready` opens the link */
-  const mlfab__layout *layout; /* server 0's own */
-  const struct mlfab__server *server;
-  uint32_t workers, servers;
-  mlfab__seat *seats;
-  uint8_t *answered; /* by server: this step */
-  int last;          /* INSTALLING: server 0 itself has been told */
-  uint8_t *dead;     /* by server: in this attempt */
-  enum mlfab__reshard_phase phase;
-  uint32_t attempt; /* the last one's number; 1: there was none */
-  uint32_t epoch;   /* of the layout */
-  uint32_t asker;
-  uint64_t asked_ns, deadline_ns;
-  uint32_t *owners; /* of the attempt */
-  uint32_t nowners;
-  mlfab__reshard_done done; /* what will be answered, or was last */
-} mlfab__reshard;
-
-MLFAB__INTERNAL int mlfab__reshard_init(mlfab__reshard *reshard, mlfab__env *env,
-                                        const mlfab_config *config, const mlfab__layout *layout,
-                                        const mlfab__port *down, const mlfab__port *across);
-MLFAB__INTERNAL void mlfab__reshard_free(mlfab__reshard *reshard);
-/* Adds the rows of who leads, and of a server (reshard_role.c). The server must outlive them. Errors:
+struct mlfab__server;
+/* Add the rows of who leads (reshard.c), and of a server (reshard_role.c). The server must outlive them. Errors:
  * MEMORY. */
 MLFAB__INTERNAL int mlfab__reshard_attach(struct mlfab_node *node, struct mlfab__server *server);
 MLFAB__INTERNAL void mlfab__reshard_server_attach(struct mlfab_node *node,
                                                   struct mlfab__server *server);
-/* A worker is here on a new link; `fresh`: a process that was not here before. It is dead, or has
- * left. */
-MLFAB__INTERNAL void mlfab__reshard_hello(mlfab__reshard *reshard, uint32_t worker, int fresh);
-MLFAB__INTERNAL void mlfab__reshard_lost(mlfab__reshard *reshard, uint32_t worker);
-MLFAB__INTERNAL void mlfab__reshard_gone(mlfab__reshard *reshard, uint32_t worker);
-/* RESHARD and FROZEN of a worker: 1 when the frame was of this kind. `stands`: there is a model. */
-MLFAB__INTERNAL int mlfab__reshard_frame(mlfab__reshard *reshard, uint32_t worker,
-                                         const mlfab__frame_in *frame, int stands, uint64_t now_ns);
-/* The link to a server stands; the server is out of reach; MOVED came from it. */
-MLFAB__INTERNAL void mlfab__reshard_up(mlfab__reshard *reshard, uint32_t server);
-MLFAB__INTERNAL void mlfab__reshard_dead(mlfab__reshard *reshard, uint32_t server);
-/* Errors: FRAME. */
-MLFAB__INTERNAL int mlfab__reshard_moved(mlfab__reshard *reshard, uint32_t server,
-                                         const mlfab__frame_in *frame);
-MLFAB__INTERNAL void mlfab__reshard_tick(mlfab__reshard *reshard, uint64_t now_ns);
-MLFAB__INTERNAL uint64_t mlfab__reshard_deadline(const mlfab__reshard *reshard);
-/* Are links to all servers wanted? */
-MLFAB__INTERNAL int mlfab__reshard_busy(const mlfab__reshard *reshard);
 
 /* --- at a server (reshard_server.c) --- */
 
-struct mlfab__server;
 /* From now on slices leave and come. */
 MLFAB__INTERNAL void mlfab__reshard_server_init(struct mlfab__server *server);
 /* MOVE came from server 0; MOVED or another frame of another server. Errors: FRAME. */

@@ -1,74 +1,8 @@
-/* reshard_role.c - moving slices as roles of a node: who leads it at server 0 (WORKER, and RESHARD to the
- * servers), and what every server does (RESHARD: its links to the others, RESHARD_IN: theirs to it). */
+/* reshard_role.c - moving slices as a role of every server's node (RESHARD: its links to the others, RESHARD_IN: theirs
+ * to it). Who leads is in reshard.c. */
 #include "../node/node.h"
 #include "../server/server.h"
 #include "reshard.h"
-
-/* --- who leads it --- */
-
-static int reshard_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
-  const mlfab__reshard *reshard = self;
-  if (at.kind == MLFAB__LINK_WORKER)
-    return mlfab__reshard_frame(self, at.peer, frame, reshard->server->phase == MLFAB__MODEL_STANDS,
-                                at.now_ns);
-  if (at.kind != MLFAB__LINK_RESHARD_IN || frame->type != MLFAB__MOVED) return 0;
-  int code = mlfab__reshard_moved(self, at.peer, frame);
-  return code ? code : 1;
-}
-
-static void reshard_role_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
-  if (at.kind == MLFAB__LINK_WORKER) mlfab__reshard_hello(self, at.peer, greeting->fresh);
-  if (at.kind == MLFAB__LINK_RESHARD) mlfab__reshard_up(self, at.peer);
-}
-
-static void reshard_role_lost(void *self, mlfab__at at) {
-  if (at.kind == MLFAB__LINK_WORKER) mlfab__reshard_lost(self, at.peer);
-}
-
-static void reshard_role_gone(void *self, mlfab__at at, int left) {
-  (void)left;
-  if (at.kind == MLFAB__LINK_WORKER) mlfab__reshard_gone(self, at.peer);
-  if (at.kind == MLFAB__LINK_RESHARD) mlfab__reshard_dead(self, at.peer);
-}
-
-static int reshard_role_wants(void *self, mlfab__at at) {
-  return at.kind == MLFAB__LINK_RESHARD && mlfab__reshard_busy(self);
-}
-
-static void reshard_role_tick(void *self, uint64_t now_ns) { mlfab__reshard_tick(self, now_ns); }
-
-static uint64_t reshard_role_deadline(const void *self) { return mlfab__reshard_deadline(self); }
-
-static void reshard_role_free(void *self) { mlfab__reshard_free(self); }
-
-static const mlfab__role reshard_row = {
-    .from = MLFAB__RESHARD,
-    .to = MLFAB__MOVED,
-    .name = "reshard",
-    .links = MLFAB__ON(WORKER) | MLFAB__ON(RESHARD) | MLFAB__ON(RESHARD_IN),
-    .frame = reshard_role_frame,
-    .up = reshard_role_up,
-    .lost = reshard_role_lost,
-    .gone = reshard_role_gone,
-    .wants = reshard_role_wants,
-    .tick = reshard_role_tick,
-    .deadline = reshard_role_deadline,
-    .free = reshard_role_free,
-};
-
-MLFAB__INTERNAL int mlfab__reshard_attach(mlfab_node *node, mlfab__server *server) {
-  mlfab__role *role = mlfab__roles_add(node, &reshard_row, sizeof(mlfab__reshard));
-  if (!role) return MLFAB_ERR_MEMORY;
-  mlfab__port down = mlfab__roles_port(node, role, MLFAB__LINK_WORKER);
-  mlfab__port across = mlfab__roles_port(node, role, MLFAB__LINK_RESHARD);
-  mlfab__reshard *reshard = role->self;
-  int code =
-      mlfab__reshard_init(reshard, &node->env, &node->config, &server->layout, &down, &across);
-  reshard->server = server;
-  return code;
-}
-
-/* --- at a server --- */
 
 static int reshard_server_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
   int code;
