@@ -28,7 +28,7 @@ GROUPS = [
     {"worker": "sources cache pull push worker worker_role",
      "server": "lazy blocks clock queue apply round serve server server_role",
      "coll": "coll_wire dag algorithm partial graph notify stream comm_base engine plain_check plain comm_object "
-             "comm_finish epoch comm membership partial_run stochastic user_dag barrier trees barrier_role comm_role"},
+             "comm_finish epoch comm membership partial_run stochastic user_dag barrier trees comm_role"},
     {"sched": "sched_wire network order group distribute plan monitor items batch arrange scheduler explain accumulator sum distributor aggregator report route spread client sched_role",
      "sparse": "filter sparse_push sparse_apply delta",
      "reshard": "reshard_wire reshard reshard_server reshard_worker reshard_role"},
@@ -60,7 +60,7 @@ SWITCHES = {
     "DAG": ("task graphs of the user's own", "core/coll/user_dag core/api/calls_dag"),
 }
 # Modules that are always there, or that several switches need, whatever their folder.
-ALWAYS = "core/coll/barrier core/coll/barrier_role".split()
+ALWAYS = ["core/coll/barrier"]
 NEEDED_BY = {"core/kernels/packet": ["SCHED", "SPARSE"]}
 # A smaller mlfab.c: the switches that it contains. The text of the others is removed.
 PROFILES = {"minimal": [], "core": ["SCHED", "SPARSE"]}

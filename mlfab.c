@@ -27715,64 +27715,23 @@ typedef struct mlfab__barrier_worker {
   int leaving;   /* this worker takes no further part */
 } mlfab__barrier_worker;
 
-/* Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__barrier_server_init(mlfab__barrier_server *server, mlfab__env *env,
-                                               const mlfab_config *config, const mlfab__port *port);
-MLFAB__INTERNAL void mlfab__barrier_server_free(mlfab__barrier_server *server);
-/* A worker is here on a new link; `fresh`: a process that was not here before. It is gone; it has said
- * DONE. */
-MLFAB__INTERNAL void mlfab__barrier_server_hello(mlfab__barrier_server *server, uint32_t worker,
-                                                 int fresh);
-MLFAB__INTERNAL void mlfab__barrier_server_gone(mlfab__barrier_server *server, uint32_t worker);
-MLFAB__INTERNAL void mlfab__barrier_server_done(mlfab__barrier_server *server, uint32_t worker);
-/* 1 when the frame was of this role. */
-MLFAB__INTERNAL int mlfab__barrier_server_frame(mlfab__barrier_server *server, uint32_t worker,
-                                                const mlfab__frame_in *frame);
-
-MLFAB__INTERNAL void mlfab__barrier_worker_init(mlfab__barrier_worker *worker,
-                                                const mlfab__port *port, mlfab__requests *requests);
+/* Add the rows, at server 0 and at a worker; what they make is the node's. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__barrier_server_attach(struct mlfab_node *node);
+MLFAB__INTERNAL int mlfab__barrier_attach(struct mlfab_node *node,
+                                          mlfab__barrier_worker **barrier_p);
 /* Begins a barrier; timeout_ns 0: the config's. Errors: PEER_DEAD, AGAIN (too many requests). */
 MLFAB__INTERNAL int mlfab__barrier_start(mlfab__barrier_worker *worker, uint64_t timeout_ns,
                                          uint64_t now_ns, mlfab_request *request_p,
                                          mlfab_error *error);
-MLFAB__INTERNAL void mlfab__barrier_withdraw(mlfab__barrier_worker *worker, mlfab__request *request,
-                                             int code, uint64_t now_ns);
-/* The link to server 0 stands; server 0 is dead. A lost link changes nothing. */
-MLFAB__INTERNAL void mlfab__barrier_worker_hello(mlfab__barrier_worker *worker);
-MLFAB__INTERNAL void mlfab__barrier_worker_dead(mlfab__barrier_worker *worker, uint64_t now_ns);
-/* Add the rows, at server 0 and at a worker; what they make is the node's (barrier_role.c). Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__barrier_server_attach(struct mlfab_node *node);
-MLFAB__INTERNAL int mlfab__barrier_attach(struct mlfab_node *node,
-                                          mlfab__barrier_worker **barrier_p);
-/* 1 when the frame was of this role. */
-MLFAB__INTERNAL int mlfab__barrier_worker_frame(mlfab__barrier_worker *worker,
-                                                const mlfab__frame_in *frame, uint64_t now_ns);
 
 
 /* ==============================================================================================
  * core/coll/barrier.c
  * ============================================================================================== */
-/* barrier.c - the barrier at server 0 and at a worker. See barrier.h. */
+/* barrier.c - the barrier as two roles: at server 0 (links WORKER), and at a worker (its link to server 0). See
+ * barrier.h. */
 
 /* --- server 0 --- */
-
-MLFAB__INTERNAL int mlfab__barrier_server_init(mlfab__barrier_server *server, mlfab__env *env,
-                                               const mlfab_config *config,
-                                               const mlfab__port *port) {
-  memset(server, 0, sizeof *server);
-  server->env = env;
-  server->port = *port;
-  server->workers = config->workers;
-  server->missing = MLFAB_NO_RANK;
-  server->entries = mlfab__alloc_array(env, server->workers, sizeof *server->entries);
-  return server->entries ? 0 : MLFAB_ERR_MEMORY;
-}
-
-MLFAB__INTERNAL void mlfab__barrier_server_free(mlfab__barrier_server *server) {
-  if (!server->env) return;
-  mlfab__free(server->env, server->entries, server->workers * sizeof *server->entries);
-  memset(server, 0, sizeof *server);
-}
 
 static void barrier_answer(mlfab__barrier_server *server, uint32_t worker, uint64_t number) {
   mlfab__barrier barrier = {number};
@@ -27825,52 +27784,73 @@ static void barrier_check(mlfab__barrier_server *server, uint32_t newcomer) {
   server->missing = missing;
 }
 
-MLFAB__INTERNAL void mlfab__barrier_server_hello(mlfab__barrier_server *server, uint32_t worker,
-                                                 int fresh) {
-  mlfab__barrier_entry *entry = &server->entries[worker];
+static void barrier_server_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
+  mlfab__barrier_server *server = self;
+  mlfab__barrier_entry *entry = &server->entries[at.peer];
   entry->gone = 0;
-  if (fresh) *entry = (mlfab__barrier_entry){.base = server->over};
+  if (greeting->fresh) *entry = (mlfab__barrier_entry){.base = server->over};
 }
 
-MLFAB__INTERNAL void mlfab__barrier_server_gone(mlfab__barrier_server *server, uint32_t worker) {
-  server->entries[worker].gone = 1;
+static void barrier_server_gone(void *self, mlfab__at at, int left) {
+  mlfab__barrier_server *server = self;
+  (void)left;
+  server->entries[at.peer].gone = 1;
   barrier_check(server, MLFAB__NO_NODE);
 }
 
-MLFAB__INTERNAL void mlfab__barrier_server_done(mlfab__barrier_server *server, uint32_t worker) {
-  server->entries[worker].done = 1;
-  barrier_check(server, MLFAB__NO_NODE);
-}
-
-MLFAB__INTERNAL int mlfab__barrier_server_frame(mlfab__barrier_server *server, uint32_t worker,
-                                                const mlfab__frame_in *frame) {
-  mlfab__barrier_entry *entry = &server->entries[worker];
+static int barrier_server_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
+  mlfab__barrier_server *server = self;
+  mlfab__barrier_entry *entry = &server->entries[at.peer];
   mlfab__barrier in;
-  if (frame->type != MLFAB__BARRIER) return 0;
-  if (mlfab__port_refuse(&server->port, worker, frame,
+  if (frame->type == MLFAB__DONE) {
+    entry->done = 1;
+    barrier_check(server, MLFAB__NO_NODE);
+  }
+  if (frame->type != MLFAB__BARRIER) return 0; /* others want DONE, too */
+  if (mlfab__port_refuse(&server->port, at.peer, frame,
                          mlfab__decode_barrier(frame->meta, frame->meta_bytes, &in) ||
                              in.number == 0 || in.number > UINT64_MAX / 2))
     return 1;
   uint64_t asked = mlfab__add_sat(entry->base, in.number);
   /* Asked again, or late: the answer may have been lost. */
   if (asked <= mlfab__max(entry->asked, server->over) && server->over > entry->base)
-    barrier_answer(server, worker, mlfab__min(asked, server->over) - entry->base);
+    barrier_answer(server, at.peer, mlfab__min(asked, server->over) - entry->base);
   entry->asked = mlfab__max(entry->asked, asked);
-  barrier_check(server, worker);
+  barrier_check(server, at.peer);
   return 1;
+}
+
+static void barrier_server_free(void *self) {
+  mlfab__barrier_server *server = self;
+  mlfab__free(server->env, server->entries, server->workers * sizeof *server->entries);
+}
+
+static const mlfab__role barrier_server_row = {
+    .from = MLFAB__BARRIER,
+    .to = MLFAB__DONE,
+    .name = "barrier server",
+    .links = MLFAB__ON(WORKER),
+    .frame = barrier_server_frame,
+    .up = barrier_server_up,
+    .gone = barrier_server_gone,
+    .free = barrier_server_free,
+};
+
+MLFAB__INTERNAL int mlfab__barrier_server_attach(mlfab_node *node) {
+  mlfab__role *role = mlfab__roles_add(node, &barrier_server_row, sizeof(mlfab__barrier_server));
+  if (!role) return MLFAB_ERR_MEMORY;
+  mlfab__barrier_server *server = role->self;
+  *server = (mlfab__barrier_server){.env = &node->env,
+                                    .port = mlfab__roles_port(node, role, MLFAB__LINK_WORKER),
+                                    .workers = node->config.workers,
+                                    .missing = MLFAB_NO_RANK};
+  server->entries = mlfab__alloc_array(server->env, server->workers, sizeof *server->entries);
+  return server->entries ? 0 : MLFAB_ERR_MEMORY;
 }
 
 /* --- a worker --- */
 
-MLFAB__INTERNAL void mlfab__barrier_worker_init(mlfab__barrier_worker *worker,
-                                                const mlfab__port *port,
-                                                mlfab__requests *requests) {
-  memset(worker, 0, sizeof *worker);
-  worker->port = *port;
-  worker->requests = requests;
-}
-
-static void barrier_ask(mlfab__barrier_worker *worker) {
+static void barrier_ask(const mlfab__barrier_worker *worker) {
   mlfab__barrier barrier = {worker->over + worker->open};
   MLFAB__POST(&worker->port, 0, MLFAB__BARRIER, barrier, &barrier);
 }
@@ -27900,33 +27880,66 @@ static mlfab__request *barrier_first(const mlfab__barrier_worker *worker) {
   return first;
 }
 
-MLFAB__INTERNAL void mlfab__barrier_withdraw(mlfab__barrier_worker *worker, mlfab__request *request,
-                                             int code, uint64_t now_ns) {
+static void barrier_withdraw(void *self, mlfab__request *request, int code, uint64_t now_ns) {
+  mlfab__barrier_worker *worker = self;
   worker->open--;
   if (request->blame.rank == MLFAB_NO_RANK) mlfab__request_blame(request, 0, 1, "%s", "");
   mlfab__request_expire(worker->requests, request, code, now_ns);
 }
 
-MLFAB__INTERNAL void mlfab__barrier_worker_hello(mlfab__barrier_worker *worker) {
-  if (worker->open > 0) barrier_ask(worker);
+/* A lost link changes nothing: it is asked again on the next one. */
+static void barrier_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
+  const mlfab__barrier_worker *worker = self;
+  if (at.peer == 0 && greeting->ack->was_dead < 2 && worker->open > 0) barrier_ask(worker);
 }
 
-MLFAB__INTERNAL void mlfab__barrier_worker_dead(mlfab__barrier_worker *worker, uint64_t now_ns) {
+static void barrier_gone(void *self, mlfab__at at, int left) {
+  mlfab__barrier_worker *worker = self;
+  (void)left;
+  if (at.peer != 0) return;
   worker->dead = 1;
   for (; worker->open > 0; worker->open--)
-    mlfab__request_dead(worker->requests, barrier_first(worker), 0, now_ns);
+    mlfab__request_dead(worker->requests, barrier_first(worker), 0, at.now_ns);
 }
 
-MLFAB__INTERNAL int mlfab__barrier_worker_frame(mlfab__barrier_worker *worker,
-                                                const mlfab__frame_in *frame, uint64_t now_ns) {
+static int barrier_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
+  mlfab__barrier_worker *worker = self;
   mlfab__barrier in;
-  if (frame->type != MLFAB__BARRIER_DONE) return 0;
+  if (at.peer != 0 || frame->type != MLFAB__BARRIER_DONE) return 0;
   if (MLFAB__MALFORMED(&worker->port, 0, frame, barrier, &in)) return 1;
   for (; worker->over < in.number && worker->open > 0; worker->open--) {
     worker->over++;
-    mlfab__request_succeed(worker->requests, barrier_first(worker), now_ns);
+    mlfab__request_succeed(worker->requests, barrier_first(worker), at.now_ns);
   }
   return 1;
+}
+
+static void barrier_leave(void *self) {
+  mlfab__barrier_worker *worker = self;
+  worker->leaving = 1;
+}
+
+static const mlfab__role barrier_row = {
+    .from = MLFAB__BARRIER,
+    .to = MLFAB__BARRIER_DONE,
+    .name = "barrier",
+    .links = MLFAB__ON(SERVER),
+    .requests = MLFAB__SERVES(BARRIER),
+    .frame = barrier_frame,
+    .up = barrier_up,
+    .gone = barrier_gone,
+    .withdraw = barrier_withdraw,
+    .leave = barrier_leave,
+    .finish = barrier_leave,
+};
+
+MLFAB__INTERNAL int mlfab__barrier_attach(mlfab_node *node, mlfab__barrier_worker **barrier_p) {
+  mlfab__role *role = mlfab__roles_add(node, &barrier_row, sizeof **barrier_p);
+  if (!role) return MLFAB_ERR_MEMORY;
+  *barrier_p = role->self;
+  **barrier_p = (mlfab__barrier_worker){.port = mlfab__roles_port(node, role, MLFAB__LINK_SERVER),
+                                        .requests = &node->requests};
+  return 0;
 }
 
 /* ==============================================================================================
@@ -28160,91 +28173,6 @@ MLFAB__INTERNAL void mlfab__trees_tick(mlfab__trees *trees, uint64_t now_ns) {
   if (now_ns >= beat) trees_give_up(trees, now_ns - beat);
 }
 #endif /* MLFAB_WITH_COLL */
-
-/* ==============================================================================================
- * core/coll/barrier_role.c
- * ============================================================================================== */
-/* barrier_role.c - the barrier as two roles: at server 0 (links WORKER), and at a worker (its link to server 0). */
-
-static int barrier_server_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
-  if (frame->type != MLFAB__DONE) return mlfab__barrier_server_frame(self, at.peer, frame);
-  mlfab__barrier_server_done(self, at.peer);
-  return 0; /* others want it, too */
-}
-
-static void barrier_server_role_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
-  mlfab__barrier_server_hello(self, at.peer, greeting->fresh);
-}
-
-static void barrier_server_role_gone(void *self, mlfab__at at, int left) {
-  (void)left;
-  mlfab__barrier_server_gone(self, at.peer);
-}
-
-static void barrier_server_role_free(void *self) { mlfab__barrier_server_free(self); }
-
-static const mlfab__role barrier_server_row = {
-    .from = MLFAB__BARRIER,
-    .to = MLFAB__DONE,
-    .name = "barrier server",
-    .links = MLFAB__ON(WORKER),
-    .frame = barrier_server_role_frame,
-    .up = barrier_server_role_up,
-    .gone = barrier_server_role_gone,
-    .free = barrier_server_role_free,
-};
-
-MLFAB__INTERNAL int mlfab__barrier_server_attach(mlfab_node *node) {
-  mlfab__role *role = mlfab__roles_add(node, &barrier_server_row, sizeof(mlfab__barrier_server));
-  if (!role) return MLFAB_ERR_MEMORY;
-  mlfab__port down = mlfab__roles_port(node, role, MLFAB__LINK_WORKER);
-  return mlfab__barrier_server_init(role->self, &node->env, &node->config, &down);
-}
-
-static int barrier_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
-  return at.peer == 0 && mlfab__barrier_worker_frame(self, frame, at.now_ns);
-}
-
-static void barrier_role_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
-  if (at.peer == 0 && greeting->ack->was_dead < 2) mlfab__barrier_worker_hello(self);
-}
-
-static void barrier_role_gone(void *self, mlfab__at at, int left) {
-  (void)left;
-  if (at.peer == 0) mlfab__barrier_worker_dead(self, at.now_ns);
-}
-
-static void barrier_role_withdraw(void *self, mlfab__request *request, int code, uint64_t now_ns) {
-  mlfab__barrier_withdraw(self, request, code, now_ns);
-}
-
-static void barrier_role_leave(void *self) {
-  mlfab__barrier_worker *worker = self;
-  worker->leaving = 1;
-}
-
-static const mlfab__role barrier_row = {
-    .from = MLFAB__BARRIER,
-    .to = MLFAB__BARRIER_DONE,
-    .name = "barrier",
-    .links = MLFAB__ON(SERVER),
-    .requests = MLFAB__SERVES(BARRIER),
-    .frame = barrier_role_frame,
-    .up = barrier_role_up,
-    .gone = barrier_role_gone,
-    .withdraw = barrier_role_withdraw,
-    .leave = barrier_role_leave,
-    .finish = barrier_role_leave,
-};
-
-MLFAB__INTERNAL int mlfab__barrier_attach(mlfab_node *node, mlfab__barrier_worker **barrier_p) {
-  mlfab__role *role = mlfab__roles_add(node, &barrier_row, sizeof **barrier_p);
-  if (!role) return MLFAB_ERR_MEMORY;
-  mlfab__port up = mlfab__roles_port(node, role, MLFAB__LINK_SERVER);
-  *barrier_p = role->self;
-  mlfab__barrier_worker_init(*barrier_p, &up, &node->requests);
-  return 0;
-}
 
 /* ==============================================================================================
  * core/coll/comm_role.c
@@ -39478,73 +39406,15 @@ WIRE_LIST(resume, slices, server, uint32_t, 2, MLFAB__SLICES_MAX, N(attempt) N(e
  * Memory: while slices move a server has both stores, at most the old shard's blocks and the new one's.
  * Source: FluentPS §III-D. Departs: there, servers migrate one by one between iterations. */
 
-enum mlfab__reshard_phase {
-  MLFAB__RESHARD_IDLE,
-  MLFAB__RESHARD_FREEZING,
-  MLFAB__RESHARD_PREPARING,
-  MLFAB__RESHARD_SENDING,
-  MLFAB__RESHARD_INSTALLING,
-  MLFAB__RESHARD_ABORTING
-};
-
-typedef struct mlfab__seat { /* a worker */
-  uint8_t here, gone, frozen;
-  uint64_t ask; /* the last that was answered, and how */
-  int32_t code, rank;
-} mlfab__seat;
-
-typedef struct mlfab__reshard {
-  mlfab__env *env;
-  const mlfab_config *config;
-  mlfab__port down, across;    /* to workers; to servers, whose `ready` opens the link */
-  const mlfab__layout *layout; /* server 0's own */
-  const struct mlfab__server *server;
-  uint32_t workers, servers;
-  mlfab__seat *seats;
-  uint8_t *answered; /* by server: this step */
-  int last;          /* INSTALLING: server 0 itself has been told */
-  uint8_t *dead;     /* by server: in this attempt */
-  enum mlfab__reshard_phase phase;
-  uint32_t attempt; /* the last one's number; 1: there was none */
-  uint32_t epoch;   /* of the layout */
-  uint32_t asker;
-  uint64_t asked_ns, deadline_ns;
-  uint32_t *owners; /* of the attempt */
-  uint32_t nowners;
-  mlfab__reshard_done done; /* what will be answered, or was last */
-} mlfab__reshard;
-
-MLFAB__INTERNAL int mlfab__reshard_init(mlfab__reshard *reshard, mlfab__env *env,
-                                        const mlfab_config *config, const mlfab__layout *layout,
-                                        const mlfab__port *down, const mlfab__port *across);
-MLFAB__INTERNAL void mlfab__reshard_free(mlfab__reshard *reshard);
-/* Adds the rows of who leads, and of a server (reshard_role.c). The server must outlive them. Errors:
+struct mlfab__server;
+/* Add the rows of who leads (reshard.c), and of a server (reshard_role.c). The server must outlive them. Errors:
  * MEMORY. */
 MLFAB__INTERNAL int mlfab__reshard_attach(struct mlfab_node *node, struct mlfab__server *server);
 MLFAB__INTERNAL void mlfab__reshard_server_attach(struct mlfab_node *node,
                                                   struct mlfab__server *server);
-/* A worker is here on a new link; `fresh`: a process that was not here before. It is dead, or has
- * left. */
-MLFAB__INTERNAL void mlfab__reshard_hello(mlfab__reshard *reshard, uint32_t worker, int fresh);
-MLFAB__INTERNAL void mlfab__reshard_lost(mlfab__reshard *reshard, uint32_t worker);
-MLFAB__INTERNAL void mlfab__reshard_gone(mlfab__reshard *reshard, uint32_t worker);
-/* RESHARD and FROZEN of a worker: 1 when the frame was of this kind. `stands`: there is a model. */
-MLFAB__INTERNAL int mlfab__reshard_frame(mlfab__reshard *reshard, uint32_t worker,
-                                         const mlfab__frame_in *frame, int stands, uint64_t now_ns);
-/* The link to a server stands; the server is out of reach; MOVED came from it. */
-MLFAB__INTERNAL void mlfab__reshard_up(mlfab__reshard *reshard, uint32_t server);
-MLFAB__INTERNAL void mlfab__reshard_dead(mlfab__reshard *reshard, uint32_t server);
-/* Errors: FRAME. */
-MLFAB__INTERNAL int mlfab__reshard_moved(mlfab__reshard *reshard, uint32_t server,
-                                         const mlfab__frame_in *frame);
-MLFAB__INTERNAL void mlfab__reshard_tick(mlfab__reshard *reshard, uint64_t now_ns);
-MLFAB__INTERNAL uint64_t mlfab__reshard_deadline(const mlfab__reshard *reshard);
-/* Are links to all servers wanted? */
-MLFAB__INTERNAL int mlfab__reshard_busy(const mlfab__reshard *reshard);
 
 /* --- at a server (reshard_server.c) --- */
 
-struct mlfab__server;
 /* From now on slices leave and come. */
 MLFAB__INTERNAL void mlfab__reshard_server_init(struct mlfab__server *server);
 /* MOVE came from server 0; MOVED or another frame of another server. Errors: FRAME. */
@@ -39589,23 +39459,41 @@ MLFAB__INTERNAL int mlfab__worker_set_servers(struct mlfab__worker *worker, cons
 
 enum { RESHARD_META = 64 + 2 * MLFAB__SLICES_MAX };
 
-MLFAB__INTERNAL int mlfab__reshard_init(mlfab__reshard *r, mlfab__env *env,
-                                        const mlfab_config *config, const mlfab__layout *layout,
-                                        const mlfab__port *down, const mlfab__port *across) {
-  memset(r, 0, sizeof *r);
-  r->env = env;
-  r->config = config;
-  r->layout = layout;
-  r->down = *down;
-  r->across = *across;
-  r->workers = config->workers;
-  r->servers = config->servers;
-  r->attempt = r->epoch = 1;
-  r->seats = mlfab__alloc_array(env, r->workers, sizeof *r->seats);
-  r->answered = mlfab__alloc_array(env, r->servers, sizeof *r->answered);
-  r->dead = mlfab__alloc_array(env, r->servers, sizeof *r->dead);
-  return r->seats && r->answered && r->dead ? 0 : MLFAB_ERR_MEMORY;
-}
+enum mlfab__reshard_phase {
+  MLFAB__RESHARD_IDLE,
+  MLFAB__RESHARD_FREEZING,
+  MLFAB__RESHARD_PREPARING,
+  MLFAB__RESHARD_SENDING,
+  MLFAB__RESHARD_INSTALLING,
+  MLFAB__RESHARD_ABORTING
+};
+
+typedef struct mlfab__seat { /* a worker */
+  uint8_t here, gone, frozen;
+  uint64_t ask; /* the last that was answered, and how */
+  int32_t code, rank;
+} mlfab__seat;
+
+typedef struct mlfab__reshard {
+  mlfab__env *env;
+  const mlfab_config *config;
+  mlfab__port down, across;    /* to workers; to servers, whose `ready` opens the link */
+  const mlfab__layout *layout; /* server 0's own */
+  const struct mlfab__server *server;
+  uint32_t workers, servers;
+  mlfab__seat *seats;
+  uint8_t *answered; /* by server: this step */
+  int last;          /* INSTALLING: server 0 itself has been told */
+  uint8_t *dead;     /* by server: in this attempt */
+  enum mlfab__reshard_phase phase;
+  uint32_t attempt; /* the last one's number; 1: there was none */
+  uint32_t epoch;   /* of the layout */
+  uint32_t asker;
+  uint64_t asked_ns, deadline_ns;
+  uint32_t *owners; /* of the attempt */
+  uint32_t nowners;
+  mlfab__reshard_done done; /* what will be answered, or was last */
+} mlfab__reshard;
 
 static void reshard_free_owners(mlfab__reshard *r) {
   mlfab__free(r->env, r->owners, r->nowners * sizeof *r->owners);
@@ -39613,7 +39501,8 @@ static void reshard_free_owners(mlfab__reshard *r) {
   r->nowners = 0;
 }
 
-MLFAB__INTERNAL void mlfab__reshard_free(mlfab__reshard *r) {
+static void reshard_free(void *self) {
+  mlfab__reshard *r = self;
   if (!r->env) return;
   reshard_free_owners(r);
   mlfab__free(r->env, r->seats, r->workers * sizeof *r->seats);
@@ -39622,9 +39511,8 @@ MLFAB__INTERNAL void mlfab__reshard_free(mlfab__reshard *r) {
   memset(r, 0, sizeof *r);
 }
 
-MLFAB__INTERNAL int mlfab__reshard_busy(const mlfab__reshard *r) {
-  return r->phase >= MLFAB__RESHARD_PREPARING;
-}
+/* Are links to all servers wanted? */
+static int reshard_busy(const mlfab__reshard *r) { return r->phase >= MLFAB__RESHARD_PREPARING; }
 
 /* --- workers --- */
 
@@ -39837,7 +39725,8 @@ static void reshard_begin(mlfab__reshard *r, uint32_t worker, const mlfab__resha
 }
 
 static void reshard_asked(mlfab__reshard *r, uint32_t worker, const mlfab__frame_in *frame,
-                          int stands, uint64_t now_ns) {
+                          uint64_t now_ns) {
+  int stands = r->server->phase == MLFAB__MODEL_STANDS;
   mlfab__reshard_ask ask;
   mlfab__reshard_done done;
   uint32_t list[MLFAB__SLICES_MAX];
@@ -39882,60 +39771,49 @@ static void reshard_asked(mlfab__reshard *r, uint32_t worker, const mlfab__frame
 
 /* --- events --- */
 
-MLFAB__INTERNAL void mlfab__reshard_hello(mlfab__reshard *r, uint32_t worker, int fresh) {
-  mlfab__seat *seat = &r->seats[worker];
-  if (fresh) memset(seat, 0, sizeof *seat);
+static void reshard_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
+  mlfab__reshard *r = self;
+  if (at.kind == MLFAB__LINK_RESHARD && reshard_busy(r) && !r->answered[at.peer] &&
+      !reshard_is_early(r, at.peer))
+    reshard_tell(r, at.peer);
+  if (at.kind != MLFAB__LINK_WORKER) return;
+  mlfab__seat *seat = &r->seats[at.peer];
+  if (greeting->fresh) memset(seat, 0, sizeof *seat);
   /* A new process asks from 1 again, and the old one's answer is nobody's. */
-  if (fresh && r->asker == worker) r->asker = MLFAB__NO_NODE;
+  if (greeting->fresh && r->asker == at.peer) r->asker = MLFAB__NO_NODE;
   seat->here = 1;
   seat->gone = seat->frozen = 0;
   if (r->phase != MLFAB__RESHARD_IDLE) {
-    reshard_freeze(r, worker);
+    reshard_freeze(r, at.peer);
   } else if (r->attempt > 1) {
-    reshard_resume(r, worker);
+    reshard_resume(r, at.peer);
   }
 }
 
-MLFAB__INTERNAL void mlfab__reshard_lost(mlfab__reshard *r, uint32_t worker) {
-  r->seats[worker].here = 0;
+static void reshard_lost(void *self, mlfab__at at) {
+  mlfab__reshard *r = self;
+  if (at.kind == MLFAB__LINK_WORKER) r->seats[at.peer].here = 0;
 }
 
-MLFAB__INTERNAL void mlfab__reshard_gone(mlfab__reshard *r, uint32_t worker) {
-  r->seats[worker].here = 0;
-  r->seats[worker].gone = 1;
-  reshard_check(r);
-}
-
-MLFAB__INTERNAL int mlfab__reshard_frame(mlfab__reshard *r, uint32_t worker,
-                                         const mlfab__frame_in *frame, int stands,
-                                         uint64_t now_ns) {
-  mlfab__freeze frozen;
-  if (frame->type == MLFAB__RESHARD) {
-    reshard_asked(r, worker, frame, stands, now_ns);
-    return 1;
-  }
-  if (frame->type != MLFAB__FROZEN) return 0;
-  if (MLFAB__MALFORMED(&r->down, worker, frame, freeze, &frozen)) return 1;
-  if (frozen.attempt == r->attempt) {
-    r->seats[worker].frozen = 1;
-    reshard_check(r);
-  }
-  return 1;
-}
-
-MLFAB__INTERNAL void mlfab__reshard_up(mlfab__reshard *r, uint32_t server) {
-  if (mlfab__reshard_busy(r) && !r->answered[server] && !reshard_is_early(r, server))
-    reshard_tell(r, server);
-}
-
-MLFAB__INTERNAL void mlfab__reshard_dead(mlfab__reshard *r, uint32_t server) {
+/* That server is out of reach. */
+static void reshard_dead(mlfab__reshard *r, uint32_t server) {
   char text[96];
-  if (!mlfab__reshard_busy(r)) return;
+  if (!reshard_busy(r)) return;
   r->dead[server] = 1;
   snprintf(text, sizeof text, "server %u is dead", server);
   /* Too late to go back once others have installed: what it held is lost as ever. */
   reshard_fault(r, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, text);
   reshard_abort(r, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, text);
+  reshard_check(r);
+}
+
+static void reshard_gone(void *self, mlfab__at at, int left) {
+  mlfab__reshard *r = self;
+  (void)left;
+  if (at.kind == MLFAB__LINK_RESHARD) reshard_dead(r, at.peer);
+  if (at.kind != MLFAB__LINK_WORKER) return;
+  r->seats[at.peer].here = 0;
+  r->seats[at.peer].gone = 1;
   reshard_check(r);
 }
 
@@ -39968,12 +39846,11 @@ static void reshard_outcome(mlfab__reshard *r, uint32_t server, const mlfab__mov
   MLFAB__POST_LIST(RESHARD_META, &r->across, server, MLFAB__MOVE, move, &move, NULL);
 }
 
-MLFAB__INTERNAL int mlfab__reshard_moved(mlfab__reshard *r, uint32_t server,
-                                         const mlfab__frame_in *frame) {
+static int reshard_moved(mlfab__reshard *r, uint32_t server, const mlfab__frame_in *frame) {
   mlfab__moved moved;
   if (mlfab__decode_moved(frame->meta, frame->meta_bytes, &moved) || moved.server != server)
     return MLFAB_ERR_FRAME;
-  if (!mlfab__reshard_busy(r) || moved.attempt != r->attempt) {
+  if (!reshard_busy(r) || moved.attempt != r->attempt) {
     reshard_outcome(r, server, &moved);
     return 0;
   }
@@ -40005,14 +39882,76 @@ static void reshard_late(mlfab__reshard *r, uint64_t now_ns) {
   }
 }
 
-MLFAB__INTERNAL void mlfab__reshard_tick(mlfab__reshard *r, uint64_t now_ns) {
-  if (now_ns >= mlfab__reshard_deadline(r)) reshard_late(r, now_ns);
-}
-
-MLFAB__INTERNAL uint64_t mlfab__reshard_deadline(const mlfab__reshard *r) {
+static uint64_t reshard_deadline(const void *self) {
+  const mlfab__reshard *r = self;
   int may_end = r->phase == MLFAB__RESHARD_FREEZING || r->phase == MLFAB__RESHARD_PREPARING ||
                 r->phase == MLFAB__RESHARD_SENDING;
   return may_end ? r->deadline_ns : MLFAB__NEVER;
+}
+
+static void reshard_tick(void *self, uint64_t now_ns) {
+  if (now_ns >= reshard_deadline(self)) reshard_late(self, now_ns);
+}
+
+static int reshard_wants(void *self, mlfab__at at) {
+  return at.kind == MLFAB__LINK_RESHARD && reshard_busy(self);
+}
+
+static int reshard_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
+  mlfab__reshard *r = self;
+  mlfab__freeze frozen;
+  if (at.kind == MLFAB__LINK_RESHARD_IN && frame->type == MLFAB__MOVED) {
+    int code = reshard_moved(r, at.peer, frame);
+    return code ? code : 1;
+  }
+  if (at.kind != MLFAB__LINK_WORKER) return 0;
+  if (frame->type == MLFAB__RESHARD) {
+    reshard_asked(r, at.peer, frame, at.now_ns);
+    return 1;
+  }
+  if (frame->type != MLFAB__FROZEN) return 0;
+  if (MLFAB__MALFORMED(&r->down, at.peer, frame, freeze, &frozen)) return 1;
+  if (frozen.attempt == r->attempt) {
+    r->seats[at.peer].frozen = 1;
+    reshard_check(r);
+  }
+  return 1;
+}
+
+static const mlfab__role reshard_row = {
+    .from = MLFAB__RESHARD,
+    .to = MLFAB__MOVED,
+    .name = "reshard",
+    .links = MLFAB__ON(WORKER) | MLFAB__ON(RESHARD) | MLFAB__ON(RESHARD_IN),
+    .frame = reshard_frame,
+    .up = reshard_up,
+    .lost = reshard_lost,
+    .gone = reshard_gone,
+    .wants = reshard_wants,
+    .tick = reshard_tick,
+    .deadline = reshard_deadline,
+    .free = reshard_free,
+};
+
+MLFAB__INTERNAL int mlfab__reshard_attach(mlfab_node *node, mlfab__server *server) {
+  mlfab__role *role = mlfab__roles_add(node, &reshard_row, sizeof(mlfab__reshard));
+  if (!role) return MLFAB_ERR_MEMORY;
+  mlfab__env *env = &node->env;
+  mlfab__reshard *r = role->self;
+  memset(r, 0, sizeof *r);
+  r->env = env;
+  r->config = &node->config;
+  r->server = server;
+  r->layout = &server->layout;
+  r->down = mlfab__roles_port(node, role, MLFAB__LINK_WORKER);
+  r->across = mlfab__roles_port(node, role, MLFAB__LINK_RESHARD);
+  r->workers = node->config.workers;
+  r->servers = node->config.servers;
+  r->attempt = r->epoch = 1;
+  r->seats = mlfab__alloc_array(env, r->workers, sizeof *r->seats);
+  r->answered = mlfab__alloc_array(env, r->servers, sizeof *r->answered);
+  r->dead = mlfab__alloc_array(env, r->servers, sizeof *r->dead);
+  return r->seats && r->answered && r->dead ? 0 : MLFAB_ERR_MEMORY;
 }
 #endif /* MLFAB_WITH_RESHARD */
 
@@ -41141,74 +41080,8 @@ MLFAB__INTERNAL void mlfab__reshard_worker_attach(mlfab__worker *worker) {
  * core/reshard/reshard_role.c
  * ============================================================================================== */
 #if MLFAB_WITH_RESHARD
-/* reshard_role.c - moving slices as roles of a node: who leads it at server 0 (WORKER, and RESHARD to the
- * servers), and what every server does (RESHARD: its links to the others, RESHARD_IN: theirs to it). */
-
-/* --- who leads it --- */
-
-static int reshard_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
-  const mlfab__reshard *reshard = self;
-  if (at.kind == MLFAB__LINK_WORKER)
-    return mlfab__reshard_frame(self, at.peer, frame, reshard->server->phase == MLFAB__MODEL_STANDS,
-                                at.now_ns);
-  if (at.kind != MLFAB__LINK_RESHARD_IN || frame->type != MLFAB__MOVED) return 0;
-  int code = mlfab__reshard_moved(self, at.peer, frame);
-  return code ? code : 1;
-}
-
-static void reshard_role_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
-  if (at.kind == MLFAB__LINK_WORKER) mlfab__reshard_hello(self, at.peer, greeting->fresh);
-  if (at.kind == MLFAB__LINK_RESHARD) mlfab__reshard_up(self, at.peer);
-}
-
-static void reshard_role_lost(void *self, mlfab__at at) {
-  if (at.kind == MLFAB__LINK_WORKER) mlfab__reshard_lost(self, at.peer);
-}
-
-static void reshard_role_gone(void *self, mlfab__at at, int left) {
-  (void)left;
-  if (at.kind == MLFAB__LINK_WORKER) mlfab__reshard_gone(self, at.peer);
-  if (at.kind == MLFAB__LINK_RESHARD) mlfab__reshard_dead(self, at.peer);
-}
-
-static int reshard_role_wants(void *self, mlfab__at at) {
-  return at.kind == MLFAB__LINK_RESHARD && mlfab__reshard_busy(self);
-}
-
-static void reshard_role_tick(void *self, uint64_t now_ns) { mlfab__reshard_tick(self, now_ns); }
-
-static uint64_t reshard_role_deadline(const void *self) { return mlfab__reshard_deadline(self); }
-
-static void reshard_role_free(void *self) { mlfab__reshard_free(self); }
-
-static const mlfab__role reshard_row = {
-    .from = MLFAB__RESHARD,
-    .to = MLFAB__MOVED,
-    .name = "reshard",
-    .links = MLFAB__ON(WORKER) | MLFAB__ON(RESHARD) | MLFAB__ON(RESHARD_IN),
-    .frame = reshard_role_frame,
-    .up = reshard_role_up,
-    .lost = reshard_role_lost,
-    .gone = reshard_role_gone,
-    .wants = reshard_role_wants,
-    .tick = reshard_role_tick,
-    .deadline = reshard_role_deadline,
-    .free = reshard_role_free,
-};
-
-MLFAB__INTERNAL int mlfab__reshard_attach(mlfab_node *node, mlfab__server *server) {
-  mlfab__role *role = mlfab__roles_add(node, &reshard_row, sizeof(mlfab__reshard));
-  if (!role) return MLFAB_ERR_MEMORY;
-  mlfab__port down = mlfab__roles_port(node, role, MLFAB__LINK_WORKER);
-  mlfab__port across = mlfab__roles_port(node, role, MLFAB__LINK_RESHARD);
-  mlfab__reshard *reshard = role->self;
-  int code =
-      mlfab__reshard_init(reshard, &node->env, &node->config, &server->layout, &down, &across);
-  reshard->server = server;
-  return code;
-}
-
-/* --- at a server --- */
+/* reshard_role.c - moving slices as a role of every server's node (RESHARD: its links to the others, RESHARD_IN: theirs
+ * to it). Who leads is in reshard.c. */
 
 static int reshard_server_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
   int code;

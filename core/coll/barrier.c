@@ -1,25 +1,10 @@
-/* barrier.c - the barrier at server 0 and at a worker. See barrier.h. */
+/* barrier.c - the barrier as two roles: at server 0 (links WORKER), and at a worker (its link to server 0). See
+ * barrier.h. */
 #include "barrier.h"
 
+#include "../node/node.h"
+
 /* --- server 0 --- */
-
-MLFAB__INTERNAL int mlfab__barrier_server_init(mlfab__barrier_server *server, mlfab__env *env,
-                                               const mlfab_config *config,
-                                               const mlfab__port *port) {
-  memset(server, 0, sizeof *server);
-  server->env = env;
-  server->port = *port;
-  server->workers = config->workers;
-  server->missing = MLFAB_NO_RANK;
-  server->entries = mlfab__alloc_array(env, server->workers, sizeof *server->entries);
-  return server->entries ? 0 : MLFAB_ERR_MEMORY;
-}
-
-MLFAB__INTERNAL void mlfab__barrier_server_free(mlfab__barrier_server *server) {
-  if (!server->env) return;
-  mlfab__free(server->env, server->entries, server->workers * sizeof *server->entries);
-  memset(server, 0, sizeof *server);
-}
 
 static void barrier_answer(mlfab__barrier_server *server, uint32_t worker, uint64_t number) {
   mlfab__barrier barrier = {number};
@@ -72,52 +57,73 @@ static void barrier_check(mlfab__barrier_server *server, uint32_t newcomer) {
   server->missing = missing;
 }
 
-MLFAB__INTERNAL void mlfab__barrier_server_hello(mlfab__barrier_server *server, uint32_t worker,
-                                                 int fresh) {
-  mlfab__barrier_entry *entry = &server->entries[worker];
+static void barrier_server_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
+  mlfab__barrier_server *server = self;
+  mlfab__barrier_entry *entry = &server->entries[at.peer];
   entry->gone = 0;
-  if (fresh) *entry = (mlfab__barrier_entry){.base = server->over};
+  if (greeting->fresh) *entry = (mlfab__barrier_entry){.base = server->over};
 }
 
-MLFAB__INTERNAL void mlfab__barrier_server_gone(mlfab__barrier_server *server, uint32_t worker) {
-  server->entries[worker].gone = 1;
+static void barrier_server_gone(void *self, mlfab__at at, int left) {
+  mlfab__barrier_server *server = self;
+  (void)left;
+  server->entries[at.peer].gone = 1;
   barrier_check(server, MLFAB__NO_NODE);
 }
 
-MLFAB__INTERNAL void mlfab__barrier_server_done(mlfab__barrier_server *server, uint32_t worker) {
-  server->entries[worker].done = 1;
-  barrier_check(server, MLFAB__NO_NODE);
-}
-
-MLFAB__INTERNAL int mlfab__barrier_server_frame(mlfab__barrier_server *server, uint32_t worker,
-                                                const mlfab__frame_in *frame) {
-  mlfab__barrier_entry *entry = &server->entries[worker];
+static int barrier_server_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
+  mlfab__barrier_server *server = self;
+  mlfab__barrier_entry *entry = &server->entries[at.peer];
   mlfab__barrier in;
-  if (frame->type != MLFAB__BARRIER) return 0;
-  if (mlfab__port_refuse(&server->port, worker, frame,
+  if (frame->type == MLFAB__DONE) {
+    entry->done = 1;
+    barrier_check(server, MLFAB__NO_NODE);
+  }
+  if (frame->type != MLFAB__BARRIER) return 0; /* others want DONE, too */
+  if (mlfab__port_refuse(&server->port, at.peer, frame,
                          mlfab__decode_barrier(frame->meta, frame->meta_bytes, &in) ||
                              in.number == 0 || in.number > UINT64_MAX / 2))
     return 1;
   uint64_t asked = mlfab__add_sat(entry->base, in.number);
   /* Asked again, or late: the answer may have been lost. */
   if (asked <= mlfab__max(entry->asked, server->over) && server->over > entry->base)
-    barrier_answer(server, worker, mlfab__min(asked, server->over) - entry->base);
+    barrier_answer(server, at.peer, mlfab__min(asked, server->over) - entry->base);
   entry->asked = mlfab__max(entry->asked, asked);
-  barrier_check(server, worker);
+  barrier_check(server, at.peer);
   return 1;
+}
+
+static void barrier_server_free(void *self) {
+  mlfab__barrier_server *server = self;
+  mlfab__free(server->env, server->entries, server->workers * sizeof *server->entries);
+}
+
+static const mlfab__role barrier_server_row = {
+    .from = MLFAB__BARRIER,
+    .to = MLFAB__DONE,
+    .name = "barrier server",
+    .links = MLFAB__ON(WORKER),
+    .frame = barrier_server_frame,
+    .up = barrier_server_up,
+    .gone = barrier_server_gone,
+    .free = barrier_server_free,
+};
+
+MLFAB__INTERNAL int mlfab__barrier_server_attach(mlfab_node *node) {
+  mlfab__role *role = mlfab__roles_add(node, &barrier_server_row, sizeof(mlfab__barrier_server));
+  if (!role) return MLFAB_ERR_MEMORY;
+  mlfab__barrier_server *server = role->self;
+  *server = (mlfab__barrier_server){.env = &node->env,
+                                    .port = mlfab__roles_port(node, role, MLFAB__LINK_WORKER),
+                                    .workers = node->config.workers,
+                                    .missing = MLFAB_NO_RANK};
+  server->entries = mlfab__alloc_array(server->env, server->workers, sizeof *server->entries);
+  return server->entries ? 0 : MLFAB_ERR_MEMORY;
 }
 
 /* --- a worker --- */
 
-MLFAB__INTERNAL void mlfab__barrier_worker_init(mlfab__barrier_worker *worker,
-                                                const mlfab__port *port,
-                                                mlfab__requests *requests) {
-  memset(worker, 0, sizeof *worker);
-  worker->port = *port;
-  worker->requests = requests;
-}
-
-static void barrier_ask(mlfab__barrier_worker *worker) {
+static void barrier_ask(const mlfab__barrier_worker *worker) {
   mlfab__barrier barrier = {worker->over + worker->open};
   MLFAB__POST(&worker->port, 0, MLFAB__BARRIER, barrier, &barrier);
 }
@@ -147,31 +153,64 @@ static mlfab__request *barrier_first(const mlfab__barrier_worker *worker) {
   return first;
 }
 
-MLFAB__INTERNAL void mlfab__barrier_withdraw(mlfab__barrier_worker *worker, mlfab__request *request,
-                                             int code, uint64_t now_ns) {
+static void barrier_withdraw(void *self, mlfab__request *request, int code, uint64_t now_ns) {
+  mlfab__barrier_worker *worker = self;
   worker->open--;
   if (request->blame.rank == MLFAB_NO_RANK) mlfab__request_blame(request, 0, 1, "%s", "");
   mlfab__request_expire(worker->requests, request, code, now_ns);
 }
 
-MLFAB__INTERNAL void mlfab__barrier_worker_hello(mlfab__barrier_worker *worker) {
-  if (worker->open > 0) barrier_ask(worker);
+/* A lost link changes nothing: it is asked again on the next one. */
+static void barrier_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
+  const mlfab__barrier_worker *worker = self;
+  if (at.peer == 0 && greeting->ack->was_dead < 2 && worker->open > 0) barrier_ask(worker);
 }
 
-MLFAB__INTERNAL void mlfab__barrier_worker_dead(mlfab__barrier_worker *worker, uint64_t now_ns) {
+static void barrier_gone(void *self, mlfab__at at, int left) {
+  mlfab__barrier_worker *worker = self;
+  (void)left;
+  if (at.peer != 0) return;
   worker->dead = 1;
   for (; worker->open > 0; worker->open--)
-    mlfab__request_dead(worker->requests, barrier_first(worker), 0, now_ns);
+    mlfab__request_dead(worker->requests, barrier_first(worker), 0, at.now_ns);
 }
 
-MLFAB__INTERNAL int mlfab__barrier_worker_frame(mlfab__barrier_worker *worker,
-                                                const mlfab__frame_in *frame, uint64_t now_ns) {
+static int barrier_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
+  mlfab__barrier_worker *worker = self;
   mlfab__barrier in;
-  if (frame->type != MLFAB__BARRIER_DONE) return 0;
+  if (at.peer != 0 || frame->type != MLFAB__BARRIER_DONE) return 0;
   if (MLFAB__MALFORMED(&worker->port, 0, frame, barrier, &in)) return 1;
   for (; worker->over < in.number && worker->open > 0; worker->open--) {
     worker->over++;
-    mlfab__request_succeed(worker->requests, barrier_first(worker), now_ns);
+    mlfab__request_succeed(worker->requests, barrier_first(worker), at.now_ns);
   }
   return 1;
+}
+
+static void barrier_leave(void *self) {
+  mlfab__barrier_worker *worker = self;
+  worker->leaving = 1;
+}
+
+static const mlfab__role barrier_row = {
+    .from = MLFAB__BARRIER,
+    .to = MLFAB__BARRIER_DONE,
+    .name = "barrier",
+    .links = MLFAB__ON(SERVER),
+    .requests = MLFAB__SERVES(BARRIER),
+    .frame = barrier_frame,
+    .up = barrier_up,
+    .gone = barrier_gone,
+    .withdraw = barrier_withdraw,
+    .leave = barrier_leave,
+    .finish = barrier_leave,
+};
+
+MLFAB__INTERNAL int mlfab__barrier_attach(mlfab_node *node, mlfab__barrier_worker **barrier_p) {
+  mlfab__role *role = mlfab__roles_add(node, &barrier_row, sizeof **barrier_p);
+  if (!role) return MLFAB_ERR_MEMORY;
+  *barrier_p = role->self;
+  **barrier_p = (mlfab__barrier_worker){.port = mlfab__roles_port(node, role, MLFAB__LINK_SERVER),
+                                        .requests = &node->requests};
+  return 0;
 }

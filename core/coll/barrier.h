@@ -40,37 +40,13 @@ typedef struct mlfab__barrier_worker {
   int leaving;   /* this worker takes no further part */
 } mlfab__barrier_worker;
 
-/* Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__barrier_server_init(mlfab__barrier_server *server, mlfab__env *env,
-                                               const mlfab_config *config, const mlfab__port *port);
-MLFAB__INTERNAL void mlfab__barrier_server_free(mlfab__barrier_server *server);
-/* A worker is here on a new link; `fresh`: a process that was not here before. It is gone; it has said
- * DONE. */
-MLFAB__INTERNAL void mlfab__barrier_server_hello(mlfab__barrier_server *server, uint32_t worker,
-                                                 int fresh);
-MLFAB__INTERNAL void mlfab__barrier_server_gone(mlfab__barrier_server *server, uint32_t worker);
-MLFAB__INTERNAL void mlfab__barrier_server_done(mlfab__barrier_server *server, uint32_t worker);
-/* 1 when the frame was of this role. */
-MLFAB__INTERNAL int mlfab__barrier_server_frame(mlfab__barrier_server *server, uint32_t worker,
-                                                const mlfab__frame_in *frame);
-
-MLFAB__INTERNAL void mlfab__barrier_worker_init(mlfab__barrier_worker *worker,
-                                                const mlfab__port *port, mlfab__requests *requests);
+/* Add the rows, at server 0 and at a worker; what they make is the node's. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__barrier_server_attach(struct mlfab_node *node);
+MLFAB__INTERNAL int mlfab__barrier_attach(struct mlfab_node *node,
+                                          mlfab__barrier_worker **barrier_p);
 /* Begins a barrier; timeout_ns 0: the config's. Errors: PEER_DEAD, AGAIN (too many requests). */
 MLFAB__INTERNAL int mlfab__barrier_start(mlfab__barrier_worker *worker, uint64_t timeout_ns,
                                          uint64_t now_ns, mlfab_request *request_p,
                                          mlfab_error *error);
-MLFAB__INTERNAL void mlfab__barrier_withdraw(mlfab__barrier_worker *worker, mlfab__request *request,
-                                             int code, uint64_t now_ns);
-/* The link to server 0 stands; server 0 is dead. A lost link changes nothing. */
-MLFAB__INTERNAL void mlfab__barrier_worker_hello(mlfab__barrier_worker *worker);
-MLFAB__INTERNAL void mlfab__barrier_worker_dead(mlfab__barrier_worker *worker, uint64_t now_ns);
-/* Add the rows, at server 0 and at a worker; what they make is the node's (barrier_role.c). Errors: MEMORY. */
-MLFAB__INTERNAL int mlfab__barrier_server_attach(struct mlfab_node *node);
-MLFAB__INTERNAL int mlfab__barrier_attach(struct mlfab_node *node,
-                                          mlfab__barrier_worker **barrier_p);
-/* 1 when the frame was of this role. */
-MLFAB__INTERNAL int mlfab__barrier_worker_frame(mlfab__barrier_worker *worker,
-                                                const mlfab__frame_in *frame, uint64_t now_ns);
 
 #endif

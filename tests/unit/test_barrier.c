@@ -1,6 +1,7 @@
 /* test_barrier.c - the barrier: server 0's role and three workers' over links that break, several barriers open at a
  * time, and what is refused of the frames of either side. Frames travel in the order in which they were sent. */
 #include "core/coll/barrier.h"
+#include "core/node/node.h"
 
 #include <setjmp.h>
 #include <stdlib.h>
@@ -16,16 +17,15 @@ typedef struct message {
 } message;
 
 typedef struct worker {
-  mlfab__barrier_worker barrier;
-  mlfab__requests requests;
+  mlfab_node node; /* with this role only */
+  mlfab__barrier_worker *barrier;
   mlfab_request open[OPEN];
   int up;
 } worker;
 
 typedef struct fixture {
-  mlfab__env env;
-  mlfab_config config;
-  mlfab__barrier_server server;
+  mlfab_node node;
+  mlfab__barrier_server *server;
   worker workers[WORKERS];
   message frames[FRAMES];
   uint32_t begin, count, server_drops, worker_drops;
@@ -60,32 +60,63 @@ static void worker_drop(void *self, uint32_t peer, int code, const char *text) {
   F.worker_drops++;
 }
 
+/* --- the roles, as a node calls them --- */
+
+static void server_up(uint32_t w, int fresh) {
+  mlfab__greeting greeting = {.fresh = fresh};
+  F.node.roles[0].up(F.server, (mlfab__at){.peer = w}, &greeting);
+}
+static void worker_up(uint32_t w) {
+  mlfab__hello_ack ack = {0};
+  mlfab__greeting greeting = {.ack = &ack};
+  F.workers[w].node.roles[0].up(F.workers[w].barrier, (mlfab__at){0}, &greeting);
+}
+static int server_frame(uint32_t w, const mlfab__frame_in *frame) {
+  return F.node.roles[0].frame(F.server, (mlfab__at){.peer = w}, frame);
+}
+static int worker_frame(uint32_t w, const mlfab__frame_in *frame) {
+  return F.workers[w].node.roles[0].frame(F.workers[w].barrier, (mlfab__at){.now_ns = 5}, frame);
+}
+
+static void open_node(mlfab_node *node) {
+  memset(node, 0, sizeof *node);
+  assert_int_equal(mlfab__env_init(&node->env, NULL), 0);
+  mlfab_config_init(&node->config);
+  node->config.workers = WORKERS;
+  node->requests.timeout_ns = 1000;
+}
+
+static void close_node(mlfab_node *node) {
+  mlfab__roles_free(node);
+  assert_int_equal(node->env.bytes, 0);
+}
+
 static void open_worker(uint32_t w) {
   worker *me = &F.workers[w];
-  mlfab__port port = {.self = me, .post = worker_post, .drop = worker_drop};
-  mlfab__barrier_worker_init(&me->barrier, &port, &me->requests);
+  if (me->barrier) close_node(&me->node);
+  open_node(&me->node);
+  assert_int_equal(mlfab__barrier_attach(&me->node, &me->barrier), 0);
+  me->barrier->port = (mlfab__port){.self = me, .post = worker_post, .drop = worker_drop};
   me->up = 1;
-  mlfab__barrier_server_hello(&F.server, w, 1);
-  mlfab__barrier_worker_hello(&me->barrier);
+  server_up(w, 1);
+  worker_up(w);
 }
 
 static int open_all(void **state) {
-  mlfab__port port = {.post = server_post, .drop = server_drop};
   (void)state;
   memset(&F, 0, sizeof F);
-  assert_int_equal(mlfab__env_init(&F.env, NULL), 0);
-  mlfab_config_init(&F.config);
-  F.config.workers = WORKERS;
-  F.config.timeout_ns = 1000;
-  assert_int_equal(mlfab__barrier_server_init(&F.server, &F.env, &F.config, &port), 0);
+  open_node(&F.node);
+  assert_int_equal(mlfab__barrier_server_attach(&F.node), 0);
+  F.server = F.node.roles[0].self;
+  F.server->port = (mlfab__port){.post = server_post, .drop = server_drop};
   for (uint32_t w = 0; w < WORKERS; w++) open_worker(w);
   return 0;
 }
 
 static int close_all(void **state) {
   (void)state;
-  mlfab__barrier_server_free(&F.server);
-  assert_int_equal(F.env.bytes, 0);
+  close_node(&F.node);
+  for (uint32_t w = 0; w < WORKERS; w++) close_node(&F.workers[w].node);
   return 0;
 }
 
@@ -93,12 +124,12 @@ static int close_all(void **state) {
 static void waiting(uint32_t w, const mlfab__frame_in *frame) {
   mlfab__waiting in;
   assert_int_equal(mlfab__decode_waiting(frame->meta, frame->meta_bytes, &in), 0);
-  mlfab__request_told(&F.workers[w].requests, (int)in.kind, in.request, 0, in.rank, in.text);
+  mlfab__request_told(&F.workers[w].node.requests, (int)in.kind, in.request, 0, in.rank, in.text);
 }
 
 /* The worker that the open calls of w await. */
 static int32_t awaited(uint32_t w) {
-  int32_t rank = mlfab__request_find(&F.workers[w].requests, F.workers[w].open[0])->blame.rank;
+  int32_t rank = mlfab__request_find(&F.workers[w].node.requests, F.workers[w].open[0])->blame.rank;
   return rank;
 }
 
@@ -112,9 +143,9 @@ static uint32_t run(uint32_t most) {
     if (m.type == MLFAB__WAITING)
       waiting(m.worker, &in);
     else if (m.to_server)
-      assert_int_equal(mlfab__barrier_server_frame(&F.server, m.worker, &in), 1);
+      assert_int_equal(server_frame(m.worker, &in), 1);
     else
-      assert_int_equal(mlfab__barrier_worker_frame(&F.workers[m.worker].barrier, &in, 5), 1);
+      assert_int_equal(worker_frame(m.worker, &in), 1);
   }
   return n;
 }
@@ -137,19 +168,19 @@ static void cut(uint32_t w) {
 
 static void meet(uint32_t w) {
   F.workers[w].up = 1;
-  mlfab__barrier_server_hello(&F.server, w, 0);
-  mlfab__barrier_worker_hello(&F.workers[w].barrier);
+  server_up(w, 0);
+  worker_up(w);
 }
 
 static void call(uint32_t w, uint32_t k) {
   mlfab_error error;
   worker *me = &F.workers[w];
-  assert_int_equal(mlfab__barrier_start(&me->barrier, 0, 1, &me->open[k], &error), 0);
+  assert_int_equal(mlfab__barrier_start(me->barrier, 0, 1, &me->open[k], &error), 0);
 }
 
 /* How call k of a worker ended, or 1: it has not. */
 static int ended(uint32_t w, uint32_t k) {
-  mlfab__requests *requests = &F.workers[w].requests;
+  mlfab__requests *requests = &F.workers[w].node.requests;
   mlfab__request *request = mlfab__request_find(requests, F.workers[w].open[k]);
   assert_non_null(request);
   if (!request->done) return 1;
@@ -177,7 +208,7 @@ static void test_barrier(void **state) {
   settle();
   assert_int_equal(awaited(0), 1);
   assert_int_equal(awaited(2), 1);
-  mlfab__barrier_server_gone(&F.server, 1);
+  F.node.roles[0].gone(F.server, (mlfab__at){.peer = 1}, 0);
   settle();
   assert_int_equal(ended(0, 0), 0);
   assert_int_equal(ended(2, 0), 0);
@@ -185,7 +216,8 @@ static void test_barrier(void **state) {
   settle();
   assert_int_equal(ended(0, 0), 1);
   assert_int_equal(awaited(0), 2);
-  mlfab__barrier_server_done(&F.server, 2);
+  mlfab__frame_in done = {.type = MLFAB__DONE};
+  assert_int_equal(server_frame(2, &done), 0); /* others take it, too */
   settle();
   assert_int_equal(ended(0, 0), 0);
 }
@@ -232,12 +264,12 @@ static void test_withdrawn(void **state) {
   call(0, 0);
   settle();
   worker *me = &F.workers[0];
-  mlfab__barrier_withdraw(&me->barrier, mlfab__request_find(&me->requests, me->open[0]),
-                          MLFAB_ERR_TIMEOUT, 5);
+  me->node.roles[0].withdraw(me->barrier, mlfab__request_find(&me->node.requests, me->open[0]),
+                             MLFAB_ERR_TIMEOUT, 5);
   assert_int_equal(ended(0, 0), MLFAB_ERR_TIMEOUT);
-  assert_non_null(strstr(me->requests.last.text, "barrier: the deadline passed"));
-  assert_non_null(strstr(me->requests.last.text, "awaiting worker 1"));
-  assert_int_equal(me->requests.last.rank, 1);
+  assert_non_null(strstr(me->node.requests.last.text, "barrier: the deadline passed"));
+  assert_non_null(strstr(me->node.requests.last.text, "awaiting worker 1"));
+  assert_int_equal(me->node.requests.last.rank, 1);
   for (uint32_t w = 0; w < WORKERS; w++) call(w, 0);
   settle();
   all_end(0);
@@ -251,13 +283,13 @@ static void test_dead(void **state) {
   (void)state;
   worker *me = &F.workers[2];
   call(2, 0), call(2, 1);
-  mlfab__barrier_worker_dead(&me->barrier, 9);
+  me->node.roles[0].gone(me->barrier, (mlfab__at){.now_ns = 9}, 0);
   for (uint32_t k = 0; k < 2; k++) {
     assert_int_equal(ended(2, k), MLFAB_ERR_PEER_DEAD);
-    assert_int_equal(me->requests.last.is_server, 1);
-    assert_int_equal(me->requests.last.rank, 0);
+    assert_int_equal(me->node.requests.last.is_server, 1);
+    assert_int_equal(me->node.requests.last.rank, 0);
   }
-  assert_int_equal(mlfab__barrier_start(&me->barrier, 0, 1, &me->open[0], &error),
+  assert_int_equal(mlfab__barrier_start(me->barrier, 0, 1, &me->open[0], &error),
                    MLFAB_ERR_PEER_DEAD);
   assert_non_null(strstr(error.text, "barrier: server 0 is dead"));
 }
@@ -266,12 +298,12 @@ static void test_dead(void **state) {
 
 static void to_server(uint32_t w, const uint8_t *meta, uint32_t bytes) {
   mlfab__frame_in in = {MLFAB__BARRIER, bytes, 0, meta, NULL};
-  assert_int_equal(mlfab__barrier_server_frame(&F.server, w, &in), 1);
+  assert_int_equal(server_frame(w, &in), 1);
 }
 
 static void to_worker(uint32_t w, const uint8_t *meta, uint32_t bytes) {
   mlfab__frame_in in = {MLFAB__BARRIER_DONE, bytes, 0, meta, NULL};
-  assert_int_equal(mlfab__barrier_worker_frame(&F.workers[w].barrier, &in, 5), 1);
+  assert_int_equal(worker_frame(w, &in), 1);
 }
 
 static void test_bad_frames(void **state) {
@@ -289,13 +321,13 @@ static void test_bad_frames(void **state) {
   uint32_t bytes = mlfab__encode_barrier(meta, &good);
   to_server(1, meta, bytes - 1);
   assert_int_equal(F.server_drops, 4);
-  assert_int_equal(F.server.entries[1].asked, 0);
+  assert_int_equal(F.server->entries[1].asked, 0);
   to_worker(0, meta, bytes - 1);
   assert_int_equal(F.worker_drops, 1);
   assert_int_equal(ended(0, 0), 1);
   mlfab__frame_in in = {MLFAB__HEARTBEAT, bytes, 0, meta, NULL}; /* no frame of theirs */
-  assert_int_equal(mlfab__barrier_server_frame(&F.server, 0, &in), 0);
-  assert_int_equal(mlfab__barrier_worker_frame(&F.workers[0].barrier, &in, 5), 0);
+  assert_int_equal(server_frame(0, &in), 0);
+  assert_int_equal(worker_frame(0, &in), 0);
   call(1, 0), call(2, 0);
   settle();
   all_end(0);
