@@ -920,15 +920,15 @@ MLFAB__INTERNAL void mlfab__request_finish(mlfab__requests *table, mlfab__reques
                                            const char *format, ...) MLFAB__PRINTF(7, 8);
 /* Makes the error of a request that has failed the last error again. */
 MLFAB__INTERNAL void mlfab__request_recall(mlfab__requests *table, const mlfab__request *request);
-/* Finishes it with success; since this server is dead. */
+/* Finishes it: with success; because this server is dead. */
 MLFAB__INTERNAL void mlfab__request_succeed(mlfab__requests *table, mlfab__request *request,
                                             uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__request_dead(mlfab__requests *table, mlfab__request *request,
                                          uint32_t server, uint64_t now_ns);
-/* Says whom it awaits, and in words what for. */
+/* Records the rank that it awaits, and in words what for. */
 MLFAB__INTERNAL void mlfab__request_blame(mlfab__request *request, int32_t rank, int is_server,
                                           const char *format, ...) MLFAB__PRINTF(4, 5);
-/* Server `by` says that the request `id` awaits this worker; id 0: all that are open of this kind and slot 0. */
+/* Server `by` reports that request `id` awaits this worker; id 0: all open requests of this kind and slot 0. */
 MLFAB__INTERNAL void mlfab__request_told(mlfab__requests *table, int kind, mlfab_request id,
                                          uint32_t by, int32_t rank, const char *text);
 /* Finishes a request that is withdrawn: its deadline passed (code TIMEOUT), or it is cancelled (CANCELLED). The
@@ -1057,7 +1057,7 @@ MLFAB__INTERNAL void mlfab__request_finish(mlfab__requests *table, mlfab__reques
   va_start(arguments, format);
   vsnprintf(last->text, sizeof last->text, format, arguments);
   va_end(arguments);
-  /* What is no entry of the table is told to nobody later. */
+  /* Only an entry of the table can be asked for its error later. */
   if (!table->env || mlfab__request_find(table, request->id) != request) return;
   request->error = mlfab__alloc(table->env, sizeof *request->error);
   if (request->error) *request->error = *last;
@@ -1691,11 +1691,11 @@ typedef struct mlfab__pull_cancel {
   uint64_t request;
 } mlfab__pull_cancel;
 
-/* Server -> worker: it cannot answer yet, since it waits for a worker. The worker's deadline names that one. */
+/* Server -> worker: it cannot answer yet, because it waits for a worker, whom an expired deadline then names. */
 typedef struct mlfab__waiting {
   uint64_t request;           /* of a pull; 0: all open requests of this kind */
   uint32_t kind;              /* MLFAB__REQUEST_* (request.h) */
-  int32_t rank;               /* MLFAB_NO_RANK: nobody any more */
+  int32_t rank;               /* MLFAB_NO_RANK: no worker any more */
   char text[MLFAB__TEXT_MAX]; /* what follows the name in a sentence: ", which has not ..." */
 } mlfab__waiting;
 
@@ -14439,7 +14439,7 @@ MLFAB__INTERNAL void mlfab__serve_pull(mlfab__server *server, uint32_t worker,
                                        const mlfab__frame_in *frame);
 MLFAB__INTERNAL void mlfab__serve_cancel(mlfab__server *server, uint32_t worker,
                                          const mlfab__frame_in *frame);
-/* Looks again at the pulls for which that is due. */
+/* Checks delayed pulls again, if `serve` says that it is due, and starts those that may be answered. */
 MLFAB__INTERNAL void mlfab__serve_look(mlfab__server *server);
 /* find: the pull with this request, or NULL. begin: this server answers it. */
 MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_find(mlfab__server *server, uint32_t worker,

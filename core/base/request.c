@@ -107,7 +107,7 @@ MLFAB__INTERNAL void mlfab__request_finish(mlfab__requests *table, mlfab__reques
   va_start(arguments, format);
   vsnprintf(last->text, sizeof last->text, format, arguments);
   va_end(arguments);
-  /* What is no entry of the table is told to nobody later. */
+  /* Only an entry of the table can be asked for its error later. */
   if (!table->env || mlfab__request_find(table, request->id) != request) return;
   request->error = mlfab__alloc(table->env, sizeof *request->error);
   if (request->error) *request->error = *last;

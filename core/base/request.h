@@ -94,15 +94,15 @@ MLFAB__INTERNAL void mlfab__request_finish(mlfab__requests *table, mlfab__reques
                                            const char *format, ...) MLFAB__PRINTF(7, 8);
 /* Makes the error of a request that has failed the last error again. */
 MLFAB__INTERNAL void mlfab__request_recall(mlfab__requests *table, const mlfab__request *request);
-/* Finishes it with success; since this server is dead. */
+/* Finishes it: with success; because this server is dead. */
 MLFAB__INTERNAL void mlfab__request_succeed(mlfab__requests *table, mlfab__request *request,
                                             uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__request_dead(mlfab__requests *table, mlfab__request *request,
                                          uint32_t server, uint64_t now_ns);
-/* Says whom it awaits, and in words what for. */
+/* Records the rank that it awaits, and in words what for. */
 MLFAB__INTERNAL void mlfab__request_blame(mlfab__request *request, int32_t rank, int is_server,
                                           const char *format, ...) MLFAB__PRINTF(4, 5);
-/* Server `by` says that the request `id` awaits this worker; id 0: all that are open of this kind and slot 0. */
+/* Server `by` reports that request `id` awaits this worker; id 0: all open requests of this kind and slot 0. */
 MLFAB__INTERNAL void mlfab__request_told(mlfab__requests *table, int kind, mlfab_request id,
                                          uint32_t by, int32_t rank, const char *text);
 /* Finishes a request that is withdrawn: its deadline passed (code TIMEOUT), or it is cancelled (CANCELLED). The

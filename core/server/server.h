@@ -631,7 +631,7 @@ MLFAB__INTERNAL void mlfab__serve_pull(mlfab__server *server, uint32_t worker,
                                        const mlfab__frame_in *frame);
 MLFAB__INTERNAL void mlfab__serve_cancel(mlfab__server *server, uint32_t worker,
                                          const mlfab__frame_in *frame);
-/* Looks again at the pulls for which that is due. */
+/* Checks delayed pulls again, if `serve` says that it is due, and starts those that may be answered. */
 MLFAB__INTERNAL void mlfab__serve_look(mlfab__server *server);
 /* find: the pull with this request, or NULL. begin: this server answers it. */
 MLFAB__INTERNAL mlfab__server_pull *mlfab__serve_find(mlfab__server *server, uint32_t worker,

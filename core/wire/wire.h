@@ -336,11 +336,11 @@ typedef struct mlfab__pull_cancel {
   uint64_t request;
 } mlfab__pull_cancel;
 
-/* Server -> worker: it cannot answer yet, since it waits for a worker. The worker's deadline names that one. */
+/* Server -> worker: it cannot answer yet, because it waits for a worker, whom an expired deadline then names. */
 typedef struct mlfab__waiting {
   uint64_t request;           /* of a pull; 0: all open requests of this kind */
   uint32_t kind;              /* MLFAB__REQUEST_* (request.h) */
-  int32_t rank;               /* MLFAB_NO_RANK: nobody any more */
+  int32_t rank;               /* MLFAB_NO_RANK: no worker any more */
   char text[MLFAB__TEXT_MAX]; /* what follows the name in a sentence: ", which has not ..." */
 } mlfab__waiting;
 
