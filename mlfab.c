@@ -20740,7 +20740,7 @@ MLFAB__INTERNAL int mlfab__notify_awaits(const mlfab__notify *notify, int32_t *r
 /* stream.h - reliable messages between the workers of one epoch. Layer 3.
  *
  * A message is bytes with a name: (channel, number, tag), see mlfab__coll. It goes over the
- * sender's own HOP link to the receiver as frames of at most chunk_bytes, numbered from 1 for each
+ * sender's own link to the receiver as frames of at most chunk_bytes, numbered from 1 for each
  * pair and epoch; acknowledgements come back on the same link. Messages for one peer leave whole, in the order of
  * mlfab__stream_send.
  *
@@ -21848,10 +21848,11 @@ typedef struct mlfab__comm {
   double link_in, link_out;
 } mlfab__comm;
 
+/* Functions that take `self` are the role's (comm_role.c); it is the mlfab__comm. */
 MLFAB__INTERNAL int mlfab__comm_init(mlfab__comm *comm, mlfab__env *env, const mlfab_config *config,
                                      uint32_t rank, const mlfab__port *up, const mlfab__port *links,
                                      const mlfab__port *down, mlfab__requests *requests);
-MLFAB__INTERNAL void mlfab__comm_free(mlfab__comm *comm);
+MLFAB__INTERNAL void mlfab__comm_free(void *self);
 /* Adds the row of a communicator, *comm_p, which is the node's (comm_role.c). Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__comm_attach(struct mlfab_node *node, mlfab__comm **comm_p);
 
@@ -21881,20 +21882,20 @@ MLFAB__INTERNAL void mlfab__comm_finish(mlfab__comm *comm, mlfab_request request
 /* In phase LISTED: the context has mapped (1) or could not map (0) the memory of `list`. */
 MLFAB__INTERNAL void mlfab__comm_mapped(mlfab__comm *comm, int ok);
 /* A request of ours (plain or an object's) is withdrawn: TIMEOUT or CANCELLED. */
-MLFAB__INTERNAL void mlfab__comm_withdraw(mlfab__comm *comm, mlfab__request *request, int code,
+MLFAB__INTERNAL void mlfab__comm_withdraw(void *self, mlfab__request *request, int code,
                                           uint64_t now_ns);
 /* The worker has no more data: others go on without it, after the calls that they have begun (membership.h). */
-MLFAB__INTERNAL void mlfab__comm_finish_work(mlfab__comm *comm);
+MLFAB__INTERNAL void mlfab__comm_finish_work(void *self);
 /* The ranks that take part in this worker's next call, as far as known: how many; `ranks` has room for
  * `room`. */
 MLFAB__INTERNAL uint32_t mlfab__comm_present(const mlfab__comm *comm, uint32_t *ranks,
                                              uint32_t room);
 /* 1 when nobody waits for this worker any more, which has finished. */
-MLFAB__INTERNAL int mlfab__comm_finish_over(const mlfab__comm *comm);
+MLFAB__INTERNAL int mlfab__comm_finish_over(const void *self);
 /* The worker closes without having finished: tells server 0. */
-MLFAB__INTERNAL void mlfab__comm_leave(mlfab__comm *comm);
+MLFAB__INTERNAL void mlfab__comm_leave(void *self);
 /* 1 when nothing is under way that others wait for: no run runs, all messages are acknowledged. */
-MLFAB__INTERNAL int mlfab__comm_quiet(const mlfab__comm *comm);
+MLFAB__INTERNAL int mlfab__comm_quiet(const void *self);
 
 /* The link to server 0 stands (again); server 0 is dead. */
 MLFAB__INTERNAL void mlfab__comm_hello(mlfab__comm *comm);
@@ -21910,11 +21911,11 @@ MLFAB__INTERNAL int mlfab__comm_peer_frame(mlfab__comm *comm, uint32_t rank,
  * failure. */
 MLFAB__INTERNAL int mlfab__comm_peer_missing(mlfab__comm *comm, uint32_t rank, uint64_t now_ns);
 /* 1 when mlfab__comm_tick is to be called. */
-MLFAB__INTERNAL int mlfab__comm_waits(const mlfab__comm *comm);
+MLFAB__INTERNAL int mlfab__comm_waits(const void *self);
 /* Four times a heartbeat, while mlfab__comm_waits. */
-MLFAB__INTERNAL void mlfab__comm_tick(mlfab__comm *comm, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__comm_tick(void *self, uint64_t now_ns);
 /* All actions have been carried out: nothing is lent any more but what is open. */
-MLFAB__INTERNAL void mlfab__comm_sweep(mlfab__comm *comm);
+MLFAB__INTERNAL void mlfab__comm_sweep(void *self);
 
 /* --- comm_base.c: for all parts of the communicator --- */
 
@@ -21929,9 +21930,11 @@ MLFAB__INTERNAL void mlfab__comm_set_verdict(mlfab__comm *comm, int code, int32_
                                              int is_server, const char *text);
 /* A verdict that nobody has seen: 1, and the call that asked returns it. */
 MLFAB__INTERNAL int mlfab__comm_owed(mlfab__comm *comm, mlfab_error *error);
-/* A request ends: with 0, or with the verdict. */
+/* A request ends: with 0, with the verdict, or with 0 or an error of this worker alone. */
 MLFAB__INTERNAL void mlfab__comm_succeed(mlfab__comm *comm, mlfab_request request);
 MLFAB__INTERNAL void mlfab__comm_end_request(mlfab__comm *comm, mlfab_request request);
+MLFAB__INTERNAL void mlfab__comm_end_alone(mlfab__comm *comm, mlfab_request request, int code,
+                                           int32_t rank, const char *text);
 /* Checks that calls have in common; `what` in words. `ready`: the state, and that no verdict is owed, which the call
  * then returns. Errors: PEER_DEAD (server 0), STATE (it leaves), LIMIT (too
  * many workers); of elements ARGUMENT (none) and LIMIT (model_max_bytes); of data ARGUMENT. */
@@ -21948,22 +21951,35 @@ MLFAB__INTERNAL int mlfab__comm_not_finite(const mlfab__comm *comm, const char *
                                            mlfab_error *error);
 
 /* 1 when this worker is the only one: no membership is kept, and nobody is told. */
-MLFAB__INTERNAL int mlfab__comm_alone(const mlfab__comm *comm);
+static inline int mlfab__comm_alone(const mlfab__comm *comm) { return comm->config->workers == 1; }
 /* 1 when the members of an epoch are known, which stands or is about to. */
-MLFAB__INTERNAL int mlfab__comm_stands(const mlfab__comm *comm);
+static inline int mlfab__comm_stands(const mlfab__comm *comm) {
+  return comm->phase >= MLFAB__COMM_LISTED && comm->phase <= MLFAB__COMM_IN;
+}
 /* Calls that this worker has called in this epoch, or waiting for the next. */
-MLFAB__INTERNAL uint64_t mlfab__comm_called(const mlfab__comm *comm);
+static inline uint64_t mlfab__comm_called(const mlfab__comm *comm) {
+  return comm->end - comm->base;
+}
 /* 1 when server 0 was told that the calls of this epoch are over here. */
-MLFAB__INTERNAL int mlfab__comm_moved(const mlfab__comm *comm);
-MLFAB__INTERNAL uint64_t mlfab__comm_number(const mlfab__comm_slot *slot);
+static inline int mlfab__comm_moved(const mlfab__comm *comm) {
+  return comm->epoch && comm->moved == comm->epoch;
+}
+static inline uint64_t mlfab__comm_number(const mlfab__comm_slot *slot) {
+  return slot->serial - slot->comm->base;
+}
 /* Where the slot of a call stands; the open call of this number, or NULL. */
-MLFAB__INTERNAL mlfab__comm_slot **mlfab__comm_place(const mlfab__comm *comm, uint64_t serial);
+static inline mlfab__comm_slot **mlfab__comm_place(const mlfab__comm *comm, uint64_t serial) {
+  return &comm->slots[serial % MLFAB__COMM_CALLS];
+}
 MLFAB__INTERNAL mlfab__comm_slot *mlfab__comm_slot_of(const mlfab__comm *comm, uint64_t number);
 /* A frame of this plain call came, which is not armed: 1 when it is to be kept. */
 MLFAB__INTERNAL int mlfab__comm_awaits(mlfab__comm *comm, uint64_t number);
 /* Does this member bring its own data to the plain call? How many do. */
 MLFAB__INTERNAL int mlfab__comm_gives(const mlfab__comm *comm, uint32_t member, uint64_t number);
 MLFAB__INTERNAL uint32_t mlfab__comm_givers(const mlfab__comm *comm, uint64_t number);
+/* The algorithm that the task gets in this epoch. */
+MLFAB__INTERNAL uint8_t mlfab__comm_choose(const mlfab__comm *comm,
+                                           const mlfab__algorithm_task *task);
 /* The object of this id, of this channel, or NULL. */
 MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_find(mlfab__comm *comm, uint32_t id);
 MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_channel_find(mlfab__comm *comm, uint32_t channel);
@@ -22052,11 +22068,16 @@ MLFAB__INTERNAL int mlfab__comm_owed(mlfab__comm *comm, mlfab_error *error) {
   return 1;
 }
 
-MLFAB__INTERNAL void mlfab__comm_succeed(mlfab__comm *comm, mlfab_request id) {
+MLFAB__INTERNAL void mlfab__comm_end_alone(mlfab__comm *comm, mlfab_request id, int code,
+                                           int32_t rank, const char *text) {
   mlfab__request *request = mlfab__request_find(comm->requests, id);
+  if (request && !request->done)
+    mlfab__request_finish(comm->requests, request, code, rank, 0, comm->now_ns, "%s", text);
+}
+
+MLFAB__INTERNAL void mlfab__comm_succeed(mlfab__comm *comm, mlfab_request id) {
   comm->collectives++;
-  if (request)
-    mlfab__request_finish(comm->requests, request, 0, MLFAB_NO_RANK, 0, comm->now_ns, "%s", "");
+  mlfab__comm_end_alone(comm, id, 0, MLFAB_NO_RANK, "");
 }
 
 MLFAB__INTERNAL void mlfab__comm_end_request(mlfab__comm *comm, mlfab_request id) {
@@ -22113,31 +22134,6 @@ MLFAB__INTERNAL int mlfab__comm_not_finite(const mlfab__comm *comm, const char *
 
 /* --- state, and what has a number --- */
 
-MLFAB__INTERNAL int mlfab__comm_alone(const mlfab__comm *comm) {
-  return comm->config->workers == 1;
-}
-
-MLFAB__INTERNAL int mlfab__comm_stands(const mlfab__comm *comm) {
-  return comm->phase >= MLFAB__COMM_LISTED && comm->phase <= MLFAB__COMM_IN;
-}
-
-MLFAB__INTERNAL uint64_t mlfab__comm_called(const mlfab__comm *comm) {
-  return comm->end - comm->base;
-}
-
-MLFAB__INTERNAL int mlfab__comm_moved(const mlfab__comm *comm) {
-  return comm->epoch && comm->moved == comm->epoch;
-}
-
-MLFAB__INTERNAL uint64_t mlfab__comm_number(const mlfab__comm_slot *slot) {
-  return slot->serial - slot->comm->base;
-}
-
-/* Where the slot of a call stands. */
-MLFAB__INTERNAL mlfab__comm_slot **mlfab__comm_place(const mlfab__comm *comm, uint64_t serial) {
-  return &comm->slots[serial % MLFAB__COMM_CALLS];
-}
-
 /* The open call of this number, or NULL. */
 MLFAB__INTERNAL mlfab__comm_slot *mlfab__comm_slot_of(const mlfab__comm *comm, uint64_t number) {
   uint64_t serial = comm->base + number;
@@ -22173,6 +22169,13 @@ MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_channel_find(mlfab__comm *comm, 
     if (comm->objects[i] && comm->objects[i]->channel == channel) return comm->objects[i];
   }
   return NULL;
+}
+
+MLFAB__INTERNAL uint8_t mlfab__comm_choose(const mlfab__comm *comm,
+                                           const mlfab__algorithm_task *task) {
+  const double add_bytes_per_ns = 4.0; /* the same on all members, as the rest is */
+  double rate = comm->go.rate > 0.0 ? comm->go.rate / 1e9 : 1.0;
+  return mlfab__algorithm_choose(task, (double)comm->go.latency_ns, rate, add_bytes_per_ns);
 }
 
 /* --- what server 0 is told --- */
@@ -23293,10 +23296,6 @@ MLFAB__INTERNAL uint64_t mlfab__plain_signature(const mlfab__comm *comm,
 
 #include <stdio.h>
 
-/* Bytes that a member adds in a nanosecond, for the choice of algorithms: the same for all members. */
-static const double plain_add_bytes_per_ns = 4.0;
-static const double plain_bytes_per_ns = 1.0; /* where server 0 does not know */
-
 /* --- slots --- */
 
 static void plain_free_lists(mlfab__comm *comm, mlfab__comm_slot *slot) {
@@ -23462,7 +23461,6 @@ static int plain_schedule(mlfab__comm *comm, mlfab__comm_slot *slot, const mlfab
                           uint32_t children) {
   const mlfab__comm_call *call = &slot->call;
   mlfab__algorithm_task task = mlfab__plain_task(call, slot->count, comm->members);
-  double rate = comm->go.rate > 0.0 ? comm->go.rate / 1e9 : plain_bytes_per_ns;
   uint64_t *lengths = NULL, bytes = comm->members * sizeof *lengths;
   uint32_t end, tag, culprit;
   int code = 0;
@@ -23481,8 +23479,7 @@ static int plain_schedule(mlfab__comm *comm, mlfab__comm_slot *slot, const mlfab
   }
   mlfab__dag_clear(&slot->run.dag);
   if (!code) {
-    task.algorithm =
-        mlfab__algorithm_choose(&task, (double)comm->go.latency_ns, rate, plain_add_bytes_per_ns);
+    task.algorithm = mlfab__comm_choose(comm, &task);
     code = mlfab__algorithm_build(&slot->run.dag, &task, &end, &tag);
   }
   if (!code) code = mlfab__dag_seal(&slot->run.dag, &culprit);
@@ -23826,8 +23823,9 @@ static void plain_withdraw_object(mlfab__comm *comm, const mlfab__request *reque
   plain_withdraw(comm, request, code, kind->what, kind->counts, number, rank, why);
 }
 
-MLFAB__INTERNAL void mlfab__comm_withdraw(mlfab__comm *comm, mlfab__request *request, int code,
+MLFAB__INTERNAL void mlfab__comm_withdraw(void *self, mlfab__request *request, int code,
                                           uint64_t now_ns) {
+  mlfab__comm *comm = self;
   mlfab__comm_enter(comm, now_ns);
   if (request->slot < MLFAB__COMM_CALLS) {
     const mlfab__comm_slot *slot = plain_slot_by_request(comm, request);
@@ -24111,7 +24109,8 @@ MLFAB__INTERNAL int mlfab__comm_on_owed(mlfab__comm *comm, const mlfab__frame_in
 
 /* --- the worker that finishes --- */
 
-MLFAB__INTERNAL void mlfab__comm_finish_work(mlfab__comm *comm) {
+MLFAB__INTERNAL void mlfab__comm_finish_work(void *self) {
+  mlfab__comm *comm = self;
   if (comm->finishing || comm->leaving) return;
   comm->finishing = 1;
   mlfab__streams_leave(&comm->streams);
@@ -24125,7 +24124,8 @@ MLFAB__INTERNAL void mlfab__comm_finish_work(mlfab__comm *comm) {
   } /* else epoch.c says it when an epoch stands, or when the failed one is over */
 }
 
-MLFAB__INTERNAL int mlfab__comm_finish_over(const mlfab__comm *comm) {
+MLFAB__INTERNAL int mlfab__comm_finish_over(const void *self) {
+  const mlfab__comm *comm = self;
   if (mlfab__comm_alone(comm) || comm->dead) return 1;
   if (comm->first < comm->end) return 0;
   return comm->phase == MLFAB__COMM_IN ? mlfab__comm_moved(comm) : comm->phase == MLFAB__COMM_OUT;
@@ -24440,7 +24440,8 @@ MLFAB__INTERNAL void mlfab__epoch_say_again(mlfab__comm *comm) {
 
 /* --- this worker leaves; server 0 dies --- */
 
-MLFAB__INTERNAL void mlfab__comm_leave(mlfab__comm *comm) {
+MLFAB__INTERNAL void mlfab__comm_leave(void *self) {
+  mlfab__comm *comm = self;
   if (comm->leaving) return;
   comm->leaving = 1;
   mlfab__streams_leave(&comm->streams);
@@ -24496,7 +24497,8 @@ MLFAB__INTERNAL int mlfab__comm_init(mlfab__comm *comm, mlfab__env *env, const m
   return 0;
 }
 
-MLFAB__INTERNAL void mlfab__comm_sweep(mlfab__comm *comm) {
+MLFAB__INTERNAL void mlfab__comm_sweep(void *self) {
+  mlfab__comm *comm = self;
   while (comm->graves) {
     mlfab__comm_object *object = comm->graves;
     comm->graves = object->next;
@@ -24505,7 +24507,8 @@ MLFAB__INTERNAL void mlfab__comm_sweep(mlfab__comm *comm) {
   mlfab__streams_trim(&comm->streams);
 }
 
-MLFAB__INTERNAL void mlfab__comm_free(mlfab__comm *comm) {
+MLFAB__INTERNAL void mlfab__comm_free(void *self) {
+  mlfab__comm *comm = self;
   if (!comm->env) return;
   comm->phase = MLFAB__COMM_ENDING;
   mlfab__streams_free(&comm->streams);
@@ -24624,7 +24627,8 @@ MLFAB__INTERNAL void mlfab__comm_hello(mlfab__comm *comm) {
   if (!comm->dead && !mlfab__comm_alone(comm)) mlfab__epoch_say_again(comm);
 }
 
-MLFAB__INTERNAL int mlfab__comm_quiet(const mlfab__comm *comm) {
+MLFAB__INTERNAL int mlfab__comm_quiet(const void *self) {
+  const mlfab__comm *comm = self;
   if (!mlfab__comm_stands(comm)) return 1;
   if (comm->first < comm->end || mlfab__engine_moves(comm)) return 0;
   if (comm->finishing && comm->phase == MLFAB__COMM_IN && !mlfab__comm_moved(comm) &&
@@ -24684,11 +24688,13 @@ MLFAB__INTERNAL int mlfab__comm_peer_missing(mlfab__comm *comm, uint32_t rank, u
   return 1;
 }
 
-MLFAB__INTERNAL int mlfab__comm_waits(const mlfab__comm *comm) {
+MLFAB__INTERNAL int mlfab__comm_waits(const void *self) {
+  const mlfab__comm *comm = self;
   return comm->phase != MLFAB__COMM_OUT || comm->later || comm->streams.epoch;
 }
 
-MLFAB__INTERNAL void mlfab__comm_tick(mlfab__comm *comm, uint64_t now_ns) {
+MLFAB__INTERNAL void mlfab__comm_tick(void *self, uint64_t now_ns) {
+  mlfab__comm *comm = self;
   mlfab__comm_enter(comm, now_ns);
   if (comm->phase == MLFAB__COMM_IN) {
     comm_look_at_calls(comm);
@@ -24826,7 +24832,7 @@ typedef struct mlfab__membership {
 /* Errors: MEMORY. Afterwards free works in any case. */
 MLFAB__INTERNAL int mlfab__membership_init(mlfab__membership *membership, mlfab__env *env,
                                            const mlfab_config *config, const mlfab__port *port);
-MLFAB__INTERNAL void mlfab__membership_free(mlfab__membership *membership);
+MLFAB__INTERNAL void mlfab__membership_free(void *self);
 /* Adds the rows of the membership, and of planned trees, at server 0 (comm_role.c). Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__membership_attach(struct mlfab_node *node);
 /* A worker has a new link; the incarnation tells whether it is a new process. A worker is gone for good (`left`: it said
@@ -24839,7 +24845,7 @@ MLFAB__INTERNAL void mlfab__membership_gone(mlfab__membership *membership, uint3
 MLFAB__INTERNAL int mlfab__membership_frame(mlfab__membership *membership, uint32_t worker,
                                             const mlfab__frame_in *frame, uint64_t now_ns);
 /* Four times a heartbeat. */
-MLFAB__INTERNAL void mlfab__membership_tick(mlfab__membership *membership, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__membership_tick(void *self, uint64_t now_ns);
 
 #endif /* MLFAB_WITH_COLL */
 
@@ -24900,7 +24906,8 @@ MLFAB__INTERNAL int mlfab__membership_init(mlfab__membership *membership, mlfab_
   return 0;
 }
 
-MLFAB__INTERNAL void mlfab__membership_free(mlfab__membership *membership) {
+MLFAB__INTERNAL void mlfab__membership_free(void *self) {
+  mlfab__membership *membership = self;
   if (!membership->env) return;
   uint32_t room = membership_room(membership);
   mlfab__free(membership->env, membership->entries,
@@ -25672,7 +25679,8 @@ MLFAB__INTERNAL void mlfab__membership_gone(mlfab__membership *membership, uint3
   }
 }
 
-MLFAB__INTERNAL void mlfab__membership_tick(mlfab__membership *membership, uint64_t now_ns) {
+MLFAB__INTERNAL void mlfab__membership_tick(void *self, uint64_t now_ns) {
+  mlfab__membership *membership = self;
   mlfab__membership_inquiry *inquiry = &membership->inquiry;
   if (membership->phase == MLFAB__MEMBERSHIP_GATHERING ||
       membership->phase == MLFAB__MEMBERSHIP_LISTED)
@@ -25741,9 +25749,6 @@ MLFAB__INTERNAL int mlfab__partial_run_close(mlfab__comm *comm, uint32_t id, mlf
  * another member has its result. */
 
 #include <stdio.h>
-
-static const double partial_run_add_bytes_per_ns = 4.0; /* as for plain calls: the same for all */
-static const double partial_run_bytes_per_ns = 1.0;
 
 struct mlfab__partial_run {
   mlfab__comm *comm;
@@ -25884,11 +25889,9 @@ static int partial_run_build_settle(mlfab__partial_run *e) {
 /* The task graphs for these members. */
 static int partial_run_build(mlfab__partial_run *e) {
   const mlfab__comm *comm = e->comm;
-  double rate = comm->go.rate > 0.0 ? comm->go.rate / 1e9 : partial_run_bytes_per_ns;
   mlfab__partial_begin(&e->partial, comm->members, comm->me, comm->ranks);
   mlfab__algorithm_task task = mlfab__partial_task(&e->partial);
-  uint8_t algorithm = mlfab__algorithm_choose(&task, (double)comm->go.latency_ns, rate,
-                                              partial_run_add_bytes_per_ns);
+  uint8_t algorithm = mlfab__comm_choose(comm, &task);
   int code = 0;
   for (uint32_t i = 0; i < 2 && !code; i++) {
     code = mlfab__partial_build(&e->partial, &e->runs[i].dag, algorithm);
@@ -25898,19 +25901,19 @@ static int partial_run_build(mlfab__partial_run *e) {
   return code ? code : partial_run_build_settle(e);
 }
 
-static void partial_run_fill_play(mlfab__partial_run *e, mlfab__engine_run *run,
-                                  uint64_t signature) {
+static void partial_run_fill_run(mlfab__partial_run *e, mlfab__engine_run *run,
+                                 uint64_t signature) {
   run->channel = e->object.channel;
   run->signature = signature;
   run->self = e;
   run->over = partial_run_round_over;
 }
 
-static void partial_run_fill_plays(mlfab__partial_run *e) {
+static void partial_run_fill_runs(mlfab__partial_run *e) {
   const mlfab__partial_spec *spec = &e->partial.spec;
   for (uint32_t i = 0; i < 2; i++) {
     mlfab__engine_run *run = &e->runs[i];
-    partial_run_fill_play(e, run, e->signature);
+    partial_run_fill_run(e, run, e->signature);
     run->eager = e->partial.bytes <= MLFAB__COMM_EAGER;
     run->dtype = spec->dtype;
     run->op = MLFAB_OP_SUM;
@@ -25919,7 +25922,7 @@ static void partial_run_fill_plays(mlfab__partial_run *e) {
     run->spaces[MLFAB__PARTIAL_DATA] = (mlfab__engine_space){&e->vecs[i][0], 1};
     run->spaces[MLFAB__PARTIAL_BITMAP] = (mlfab__engine_space){&e->vecs[i][1], 1};
   }
-  partial_run_fill_play(e, &e->settle, e->signature + 1);
+  partial_run_fill_run(e, &e->settle, e->signature + 1);
   e->settle.eager = 1;
   e->settle.dtype = MLFAB_I64;
   e->settle.op = MLFAB_OP_MAX;
@@ -25935,7 +25938,7 @@ static void partial_run_begin(void *self) {
   if (e->object.closing || e->epoch == e->comm->epoch) return;
   e->epoch = e->comm->epoch;
   e->known = 1;
-  partial_run_fill_plays(e);
+  partial_run_fill_runs(e);
   int code = partial_run_build(e);
   if (code) {
     partial_run_fail(e, code);
@@ -26488,13 +26491,12 @@ static int stochastic_build(mlfab__stochastic *g, mlfab_error *error) {
   return code;
 }
 
+/* The iteration ends with 0, or an error of this worker alone. */
 static void stochastic_finish(mlfab__stochastic *g, int code, const char *text) {
-  mlfab__request *request = mlfab__request_find(g->comm->requests, g->request);
+  mlfab_request request = g->request;
   g->request = 0;
   g->data = NULL;
-  if (request)
-    mlfab__request_finish(g->comm->requests, request, code, MLFAB_NO_RANK, 0, g->comm->now_ns, "%s",
-                          text);
+  mlfab__comm_end_alone(g->comm, request, code, MLFAB_NO_RANK, text);
 }
 
 static void stochastic_fail_memory(const mlfab__stochastic *g) {
@@ -27347,7 +27349,6 @@ static void user_dag_fail_memory(const mlfab__user_dag *graph) {
 /* Finishes the requests that wait for rounds below `round`, with 0 or an error of this worker alone. */
 static void user_dag_finish(mlfab__user_dag *graph, uint64_t round, int code, int32_t rank,
                             const char *text) {
-  mlfab__comm *comm = graph->comm;
   for (uint32_t i = 0; i < graph->nwaiters;) {
     mlfab__user_dag_waiter waiter = graph->waiters[i];
     if (waiter.round >= round) {
@@ -27355,9 +27356,7 @@ static void user_dag_finish(mlfab__user_dag *graph, uint64_t round, int code, in
       continue;
     }
     graph->waiters[i] = graph->waiters[--graph->nwaiters];
-    mlfab__request *request = mlfab__request_find(comm->requests, waiter.request);
-    if (request && !request->done)
-      mlfab__request_finish(comm->requests, request, code, rank, 0, comm->now_ns, "%s", text);
+    mlfab__comm_end_alone(graph->comm, waiter.request, code, rank, text);
   }
 }
 
@@ -27989,7 +27988,7 @@ typedef struct mlfab__trees {
 MLFAB__INTERNAL void mlfab__trees_init(mlfab__trees *trees, mlfab__env *env,
                                        const mlfab_config *config, const mlfab__port *port,
                                        const mlfab__membership *membership);
-MLFAB__INTERNAL void mlfab__trees_free(mlfab__trees *trees);
+MLFAB__INTERNAL void mlfab__trees_free(void *self);
 /* A frame of a worker: 1 when it was of this role (TREE_ASK). */
 MLFAB__INTERNAL int mlfab__trees_frame(mlfab__trees *trees, uint32_t worker,
                                        const mlfab__frame_in *frame, uint64_t now_ns);
@@ -27997,7 +27996,7 @@ MLFAB__INTERNAL int mlfab__trees_frame(mlfab__trees *trees, uint32_t worker,
 MLFAB__INTERNAL void mlfab__trees_scheduler(mlfab__trees *trees, int here);
 MLFAB__INTERNAL int mlfab__trees_scheduler_frame(mlfab__trees *trees, const mlfab__frame_in *frame);
 /* Four times a heartbeat. */
-MLFAB__INTERNAL void mlfab__trees_tick(mlfab__trees *trees, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__trees_tick(void *self, uint64_t now_ns);
 /* The root of a tree: one of n members. */
 MLFAB__INTERNAL uint32_t mlfab__trees_root(uint64_t seed, uint64_t number, uint32_t n);
 
@@ -28023,7 +28022,8 @@ MLFAB__INTERNAL void mlfab__trees_init(mlfab__trees *trees, mlfab__env *env,
   trees->membership = membership;
 }
 
-MLFAB__INTERNAL void mlfab__trees_free(mlfab__trees *trees) {
+MLFAB__INTERNAL void mlfab__trees_free(void *self) {
+  mlfab__trees *trees = self;
   if (!trees->env) return;
   for (uint32_t i = 0; i < MLFAB__COMM_AHEAD; i++)
     mlfab__free(trees->env, trees->entries[i].nodes,
@@ -28168,7 +28168,8 @@ MLFAB__INTERNAL void mlfab__trees_scheduler(mlfab__trees *trees, int here) {
   if (!here) trees_give_up(trees, UINT64_MAX);
 }
 
-MLFAB__INTERNAL void mlfab__trees_tick(mlfab__trees *trees, uint64_t now_ns) {
+MLFAB__INTERNAL void mlfab__trees_tick(void *self, uint64_t now_ns) {
+  mlfab__trees *trees = self;
   uint64_t beat = trees->config->heartbeat_ns;
   if (now_ns >= beat) trees_give_up(trees, now_ns - beat);
 }
@@ -28234,16 +28235,6 @@ static int comm_role_wants(void *self, mlfab__at at) {
   return at.kind == MLFAB__LINK_PEER && mlfab__comm_peer_missing(self, at.peer, at.now_ns);
 }
 
-static void comm_role_scan(void *self, uint64_t now_ns) { mlfab__comm_tick(self, now_ns); }
-
-static int comm_role_waits(const void *self) { return mlfab__comm_waits(self); }
-
-static void comm_role_idle(void *self) { mlfab__comm_sweep(self); }
-
-static void comm_role_withdraw(void *self, mlfab__request *request, int code, uint64_t now_ns) {
-  mlfab__comm_withdraw(self, request, code, now_ns);
-}
-
 /* Rounds of an open object go on without this worker's call. */
 static int comm_role_serves(const void *self) {
   const mlfab__comm *comm = self;
@@ -28251,14 +28242,6 @@ static int comm_role_serves(const void *self) {
     if (comm->objects[i]) return 1;
   return 0;
 }
-
-static void comm_role_leave(void *self) { mlfab__comm_leave(self); }
-
-static void comm_role_finish(void *self) { mlfab__comm_finish_work(self); }
-
-static int comm_role_finished(const void *self) { return mlfab__comm_finish_over(self); }
-
-static int comm_role_quiet(const void *self) { return mlfab__comm_quiet(self); }
 
 /* Nobody waits for acknowledgements either. */
 static void comm_role_part(void *self) {
@@ -28280,8 +28263,6 @@ static void comm_role_stats(const void *self, mlfab_stats *stats) {
   stats->rounds_partial = comm->rounds;
 }
 
-static void comm_role_free(void *self) { mlfab__comm_free(self); }
-
 static const mlfab__role comm_row = {
     .from = MLFAB__TREE_ASK,
     .to = MLFAB__MEMBERSHIP_OWED,
@@ -28297,19 +28278,19 @@ static const mlfab__role comm_row = {
     .lost = comm_role_lost,
     .gone = comm_role_gone,
     .wants = comm_role_wants,
-    .scan = comm_role_scan,
-    .waits = comm_role_waits,
-    .idle = comm_role_idle,
-    .withdraw = comm_role_withdraw,
+    .scan = mlfab__comm_tick,
+    .waits = mlfab__comm_waits,
+    .idle = mlfab__comm_sweep,
+    .withdraw = mlfab__comm_withdraw,
     .serves = comm_role_serves,
-    .leave = comm_role_leave,
-    .finish = comm_role_finish,
-    .finished = comm_role_finished,
-    .quiet = comm_role_quiet,
+    .leave = mlfab__comm_leave,
+    .finish = mlfab__comm_finish_work,
+    .finished = mlfab__comm_finish_over,
+    .quiet = mlfab__comm_quiet,
     .part = comm_role_part,
     .capacity = comm_role_capacity,
     .stats = comm_role_stats,
-    .free = comm_role_free,
+    .free = mlfab__comm_free,
 };
 
 MLFAB__INTERNAL int mlfab__comm_attach(mlfab_node *node, mlfab__comm **comm_p) {
@@ -28339,12 +28320,6 @@ static void membership_role_gone(void *self, mlfab__at at, int left) {
   mlfab__membership_gone(self, at.peer, left, at.now_ns);
 }
 
-static void membership_role_scan(void *self, uint64_t now_ns) {
-  mlfab__membership_tick(self, now_ns);
-}
-
-static void membership_role_free(void *self) { mlfab__membership_free(self); }
-
 static const mlfab__role membership_row = {
     .from = MLFAB__DONE,
     .to = MLFAB__MEMBERSHIP_OWED,
@@ -28353,8 +28328,8 @@ static const mlfab__role membership_row = {
     .frame = membership_role_frame,
     .up = membership_role_up,
     .gone = membership_role_gone,
-    .scan = membership_role_scan,
-    .free = membership_role_free,
+    .scan = mlfab__membership_tick,
+    .free = mlfab__membership_free,
 };
 
 /* Who takes part, and after it the trees of those. */
@@ -28382,10 +28357,6 @@ static void trees_role_lost(void *self, mlfab__at at) {
   if (at.kind == MLFAB__LINK_SCHEDULER) mlfab__trees_scheduler(self, 0);
 }
 
-static void trees_role_scan(void *self, uint64_t now_ns) { mlfab__trees_tick(self, now_ns); }
-
-static void trees_role_free(void *self) { mlfab__trees_free(self); }
-
 static const mlfab__role trees_row = {
     .from = MLFAB__TREE_ASK,
     .to = MLFAB__TREE_PLAN,
@@ -28394,8 +28365,8 @@ static const mlfab__role trees_row = {
     .frame = trees_role_frame,
     .up = trees_role_up,
     .lost = trees_role_lost,
-    .scan = trees_role_scan,
-    .free = trees_role_free,
+    .scan = mlfab__trees_tick,
+    .free = mlfab__trees_free,
 };
 
 MLFAB__INTERNAL int mlfab__membership_attach(mlfab_node *node) {

@@ -22,7 +22,8 @@ MLFAB__INTERNAL int mlfab__comm_init(mlfab__comm *comm, mlfab__env *env, const m
   return 0;
 }
 
-MLFAB__INTERNAL void mlfab__comm_sweep(mlfab__comm *comm) {
+MLFAB__INTERNAL void mlfab__comm_sweep(void *self) {
+  mlfab__comm *comm = self;
   while (comm->graves) {
     mlfab__comm_object *object = comm->graves;
     comm->graves = object->next;
@@ -31,7 +32,8 @@ MLFAB__INTERNAL void mlfab__comm_sweep(mlfab__comm *comm) {
   mlfab__streams_trim(&comm->streams);
 }
 
-MLFAB__INTERNAL void mlfab__comm_free(mlfab__comm *comm) {
+MLFAB__INTERNAL void mlfab__comm_free(void *self) {
+  mlfab__comm *comm = self;
   if (!comm->env) return;
   comm->phase = MLFAB__COMM_ENDING;
   mlfab__streams_free(&comm->streams);
@@ -150,7 +152,8 @@ MLFAB__INTERNAL void mlfab__comm_hello(mlfab__comm *comm) {
   if (!comm->dead && !mlfab__comm_alone(comm)) mlfab__epoch_say_again(comm);
 }
 
-MLFAB__INTERNAL int mlfab__comm_quiet(const mlfab__comm *comm) {
+MLFAB__INTERNAL int mlfab__comm_quiet(const void *self) {
+  const mlfab__comm *comm = self;
   if (!mlfab__comm_stands(comm)) return 1;
   if (comm->first < comm->end || mlfab__engine_moves(comm)) return 0;
   if (comm->finishing && comm->phase == MLFAB__COMM_IN && !mlfab__comm_moved(comm) &&
@@ -210,11 +213,13 @@ MLFAB__INTERNAL int mlfab__comm_peer_missing(mlfab__comm *comm, uint32_t rank, u
   return 1;
 }
 
-MLFAB__INTERNAL int mlfab__comm_waits(const mlfab__comm *comm) {
+MLFAB__INTERNAL int mlfab__comm_waits(const void *self) {
+  const mlfab__comm *comm = self;
   return comm->phase != MLFAB__COMM_OUT || comm->later || comm->streams.epoch;
 }
 
-MLFAB__INTERNAL void mlfab__comm_tick(mlfab__comm *comm, uint64_t now_ns) {
+MLFAB__INTERNAL void mlfab__comm_tick(void *self, uint64_t now_ns) {
+  mlfab__comm *comm = self;
   mlfab__comm_enter(comm, now_ns);
   if (comm->phase == MLFAB__COMM_IN) {
     comm_look_at_calls(comm);

@@ -131,10 +131,11 @@ typedef struct mlfab__comm {
   double link_in, link_out;
 } mlfab__comm;
 
+/* Functions that take `self` are the role's (comm_role.c); it is the mlfab__comm. */
 MLFAB__INTERNAL int mlfab__comm_init(mlfab__comm *comm, mlfab__env *env, const mlfab_config *config,
                                      uint32_t rank, const mlfab__port *up, const mlfab__port *links,
                                      const mlfab__port *down, mlfab__requests *requests);
-MLFAB__INTERNAL void mlfab__comm_free(mlfab__comm *comm);
+MLFAB__INTERNAL void mlfab__comm_free(void *self);
 /* Adds the row of a communicator, *comm_p, which is the node's (comm_role.c). Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__comm_attach(struct mlfab_node *node, mlfab__comm **comm_p);
 
@@ -164,20 +165,20 @@ MLFAB__INTERNAL void mlfab__comm_finish(mlfab__comm *comm, mlfab_request request
 /* In phase LISTED: the context has mapped (1) or could not map (0) the memory of `list`. */
 MLFAB__INTERNAL void mlfab__comm_mapped(mlfab__comm *comm, int ok);
 /* A request of ours (plain or an object's) is withdrawn: TIMEOUT or CANCELLED. */
-MLFAB__INTERNAL void mlfab__comm_withdraw(mlfab__comm *comm, mlfab__request *request, int code,
+MLFAB__INTERNAL void mlfab__comm_withdraw(void *self, mlfab__request *request, int code,
                                           uint64_t now_ns);
 /* The worker has no more data: others go on without it, after the calls that they have begun (membership.h). */
-MLFAB__INTERNAL void mlfab__comm_finish_work(mlfab__comm *comm);
+MLFAB__INTERNAL void mlfab__comm_finish_work(void *self);
 /* The ranks that take part in this worker's next call, as far as known: how many; `ranks` has room for
  * `room`. */
 MLFAB__INTERNAL uint32_t mlfab__comm_present(const mlfab__comm *comm, uint32_t *ranks,
                                              uint32_t room);
 /* 1 when nobody waits for this worker any more, which has finished. */
-MLFAB__INTERNAL int mlfab__comm_finish_over(const mlfab__comm *comm);
+MLFAB__INTERNAL int mlfab__comm_finish_over(const void *self);
 /* The worker closes without having finished: tells server 0. */
-MLFAB__INTERNAL void mlfab__comm_leave(mlfab__comm *comm);
+MLFAB__INTERNAL void mlfab__comm_leave(void *self);
 /* 1 when nothing is under way that others wait for: no run runs, all messages are acknowledged. */
-MLFAB__INTERNAL int mlfab__comm_quiet(const mlfab__comm *comm);
+MLFAB__INTERNAL int mlfab__comm_quiet(const void *self);
 
 /* The link to server 0 stands (again); server 0 is dead. */
 MLFAB__INTERNAL void mlfab__comm_hello(mlfab__comm *comm);
@@ -193,11 +194,11 @@ MLFAB__INTERNAL int mlfab__comm_peer_frame(mlfab__comm *comm, uint32_t rank,
  * failure. */
 MLFAB__INTERNAL int mlfab__comm_peer_missing(mlfab__comm *comm, uint32_t rank, uint64_t now_ns);
 /* 1 when mlfab__comm_tick is to be called. */
-MLFAB__INTERNAL int mlfab__comm_waits(const mlfab__comm *comm);
+MLFAB__INTERNAL int mlfab__comm_waits(const void *self);
 /* Four times a heartbeat, while mlfab__comm_waits. */
-MLFAB__INTERNAL void mlfab__comm_tick(mlfab__comm *comm, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__comm_tick(void *self, uint64_t now_ns);
 /* All actions have been carried out: nothing is lent any more but what is open. */
-MLFAB__INTERNAL void mlfab__comm_sweep(mlfab__comm *comm);
+MLFAB__INTERNAL void mlfab__comm_sweep(void *self);
 
 /* --- comm_base.c: for all parts of the communicator --- */
 
@@ -212,9 +213,11 @@ MLFAB__INTERNAL void mlfab__comm_set_verdict(mlfab__comm *comm, int code, int32_
                                              int is_server, const char *text);
 /* A verdict that nobody has seen: 1, and the call that asked returns it. */
 MLFAB__INTERNAL int mlfab__comm_owed(mlfab__comm *comm, mlfab_error *error);
-/* A request ends: with 0, or with the verdict. */
+/* A request ends: with 0, with the verdict, or with 0 or an error of this worker alone. */
 MLFAB__INTERNAL void mlfab__comm_succeed(mlfab__comm *comm, mlfab_request request);
 MLFAB__INTERNAL void mlfab__comm_end_request(mlfab__comm *comm, mlfab_request request);
+MLFAB__INTERNAL void mlfab__comm_end_alone(mlfab__comm *comm, mlfab_request request, int code,
+                                           int32_t rank, const char *text);
 /* Checks that calls have in common; `what` in words. `ready`: the state, and that no verdict is owed, which the call
  * then returns. Errors: PEER_DEAD (server 0), STATE (it leaves), LIMIT (too
  * many workers); of elements ARGUMENT (none) and LIMIT (model_max_bytes); of data ARGUMENT. */
@@ -231,22 +234,35 @@ MLFAB__INTERNAL int mlfab__comm_not_finite(const mlfab__comm *comm, const char *
                                            mlfab_error *error);
 
 /* 1 when this worker is the only one: no membership is kept, and nobody is told. */
-MLFAB__INTERNAL int mlfab__comm_alone(const mlfab__comm *comm);
+static inline int mlfab__comm_alone(const mlfab__comm *comm) { return comm->config->workers == 1; }
 /* 1 when the members of an epoch are known, which stands or is about to. */
-MLFAB__INTERNAL int mlfab__comm_stands(const mlfab__comm *comm);
+static inline int mlfab__comm_stands(const mlfab__comm *comm) {
+  return comm->phase >= MLFAB__COMM_LISTED && comm->phase <= MLFAB__COMM_IN;
+}
 /* Calls that this worker has called in this epoch, or waiting for the next. */
-MLFAB__INTERNAL uint64_t mlfab__comm_called(const mlfab__comm *comm);
+static inline uint64_t mlfab__comm_called(const mlfab__comm *comm) {
+  return comm->end - comm->base;
+}
 /* 1 when server 0 was told that the calls of this epoch are over here. */
-MLFAB__INTERNAL int mlfab__comm_moved(const mlfab__comm *comm);
-MLFAB__INTERNAL uint64_t mlfab__comm_number(const mlfab__comm_slot *slot);
+static inline int mlfab__comm_moved(const mlfab__comm *comm) {
+  return comm->epoch && comm->moved == comm->epoch;
+}
+static inline uint64_t mlfab__comm_number(const mlfab__comm_slot *slot) {
+  return slot->serial - slot->comm->base;
+}
 /* Where the slot of a call stands; the open call of this number, or NULL. */
-MLFAB__INTERNAL mlfab__comm_slot **mlfab__comm_place(const mlfab__comm *comm, uint64_t serial);
+static inline mlfab__comm_slot **mlfab__comm_place(const mlfab__comm *comm, uint64_t serial) {
+  return &comm->slots[serial % MLFAB__COMM_CALLS];
+}
 MLFAB__INTERNAL mlfab__comm_slot *mlfab__comm_slot_of(const mlfab__comm *comm, uint64_t number);
 /* A frame of this plain call came, which is not armed: 1 when it is to be kept. */
 MLFAB__INTERNAL int mlfab__comm_awaits(mlfab__comm *comm, uint64_t number);
 /* Does this member bring its own data to the plain call? How many do. */
 MLFAB__INTERNAL int mlfab__comm_gives(const mlfab__comm *comm, uint32_t member, uint64_t number);
 MLFAB__INTERNAL uint32_t mlfab__comm_givers(const mlfab__comm *comm, uint64_t number);
+/* The algorithm that the task gets in this epoch. */
+MLFAB__INTERNAL uint8_t mlfab__comm_choose(const mlfab__comm *comm,
+                                           const mlfab__algorithm_task *task);
 /* The object of this id, of this channel, or NULL. */
 MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_find(mlfab__comm *comm, uint32_t id);
 MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_channel_find(mlfab__comm *comm, uint32_t channel);

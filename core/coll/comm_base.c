@@ -52,11 +52,16 @@ MLFAB__INTERNAL int mlfab__comm_owed(mlfab__comm *comm, mlfab_error *error) {
   return 1;
 }
 
-MLFAB__INTERNAL void mlfab__comm_succeed(mlfab__comm *comm, mlfab_request id) {
+MLFAB__INTERNAL void mlfab__comm_end_alone(mlfab__comm *comm, mlfab_request id, int code,
+                                           int32_t rank, const char *text) {
   mlfab__request *request = mlfab__request_find(comm->requests, id);
+  if (request && !request->done)
+    mlfab__request_finish(comm->requests, request, code, rank, 0, comm->now_ns, "%s", text);
+}
+
+MLFAB__INTERNAL void mlfab__comm_succeed(mlfab__comm *comm, mlfab_request id) {
   comm->collectives++;
-  if (request)
-    mlfab__request_finish(comm->requests, request, 0, MLFAB_NO_RANK, 0, comm->now_ns, "%s", "");
+  mlfab__comm_end_alone(comm, id, 0, MLFAB_NO_RANK, "");
 }
 
 MLFAB__INTERNAL void mlfab__comm_end_request(mlfab__comm *comm, mlfab_request id) {
@@ -113,31 +118,6 @@ MLFAB__INTERNAL int mlfab__comm_not_finite(const mlfab__comm *comm, const char *
 
 /* --- state, and what has a number --- */
 
-MLFAB__INTERNAL int mlfab__comm_alone(const mlfab__comm *comm) {
-  return comm->config->workers == 1;
-}
-
-MLFAB__INTERNAL int mlfab__comm_stands(const mlfab__comm *comm) {
-  return comm->phase >= MLFAB__COMM_LISTED && comm->phase <= MLFAB__COMM_IN;
-}
-
-MLFAB__INTERNAL uint64_t mlfab__comm_called(const mlfab__comm *comm) {
-  return comm->end - comm->base;
-}
-
-MLFAB__INTERNAL int mlfab__comm_moved(const mlfab__comm *comm) {
-  return comm->epoch && comm->moved == comm->epoch;
-}
-
-MLFAB__INTERNAL uint64_t mlfab__comm_number(const mlfab__comm_slot *slot) {
-  return slot->serial - slot->comm->base;
-}
-
-/* Where the slot of a call stands. */
-MLFAB__INTERNAL mlfab__comm_slot **mlfab__comm_place(const mlfab__comm *comm, uint64_t serial) {
-  return &comm->slots[serial % MLFAB__COMM_CALLS];
-}
-
 /* The open call of this number, or NULL. */
 MLFAB__INTERNAL mlfab__comm_slot *mlfab__comm_slot_of(const mlfab__comm *comm, uint64_t number) {
   uint64_t serial = comm->base + number;
@@ -173,6 +153,13 @@ MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_channel_find(mlfab__comm *comm, 
     if (comm->objects[i] && comm->objects[i]->channel == channel) return comm->objects[i];
   }
   return NULL;
+}
+
+MLFAB__INTERNAL uint8_t mlfab__comm_choose(const mlfab__comm *comm,
+                                           const mlfab__algorithm_task *task) {
+  const double add_bytes_per_ns = 4.0; /* the same on all members, as the rest is */
+  double rate = comm->go.rate > 0.0 ? comm->go.rate / 1e9 : 1.0;
+  return mlfab__algorithm_choose(task, (double)comm->go.latency_ns, rate, add_bytes_per_ns);
 }
 
 /* --- what server 0 is told --- */

@@ -174,7 +174,8 @@ MLFAB__INTERNAL int mlfab__comm_on_owed(mlfab__comm *comm, const mlfab__frame_in
 
 /* --- the worker that finishes --- */
 
-MLFAB__INTERNAL void mlfab__comm_finish_work(mlfab__comm *comm) {
+MLFAB__INTERNAL void mlfab__comm_finish_work(void *self) {
+  mlfab__comm *comm = self;
   if (comm->finishing || comm->leaving) return;
   comm->finishing = 1;
   mlfab__streams_leave(&comm->streams);
@@ -188,7 +189,8 @@ MLFAB__INTERNAL void mlfab__comm_finish_work(mlfab__comm *comm) {
   } /* else epoch.c says it when an epoch stands, or when the failed one is over */
 }
 
-MLFAB__INTERNAL int mlfab__comm_finish_over(const mlfab__comm *comm) {
+MLFAB__INTERNAL int mlfab__comm_finish_over(const void *self) {
+  const mlfab__comm *comm = self;
   if (mlfab__comm_alone(comm) || comm->dead) return 1;
   if (comm->first < comm->end) return 0;
   return comm->phase == MLFAB__COMM_IN ? mlfab__comm_moved(comm) : comm->phase == MLFAB__COMM_OUT;

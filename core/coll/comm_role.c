@@ -58,16 +58,6 @@ static int comm_role_wants(void *self, mlfab__at at) {
   return at.kind == MLFAB__LINK_PEER && mlfab__comm_peer_missing(self, at.peer, at.now_ns);
 }
 
-static void comm_role_scan(void *self, uint64_t now_ns) { mlfab__comm_tick(self, now_ns); }
-
-static int comm_role_waits(const void *self) { return mlfab__comm_waits(self); }
-
-static void comm_role_idle(void *self) { mlfab__comm_sweep(self); }
-
-static void comm_role_withdraw(void *self, mlfab__request *request, int code, uint64_t now_ns) {
-  mlfab__comm_withdraw(self, request, code, now_ns);
-}
-
 /* Rounds of an open object go on without this worker's call. */
 static int comm_role_serves(const void *self) {
   const mlfab__comm *comm = self;
@@ -75,14 +65,6 @@ static int comm_role_serves(const void *self) {
     if (comm->objects[i]) return 1;
   return 0;
 }
-
-static void comm_role_leave(void *self) { mlfab__comm_leave(self); }
-
-static void comm_role_finish(void *self) { mlfab__comm_finish_work(self); }
-
-static int comm_role_finished(const void *self) { return mlfab__comm_finish_over(self); }
-
-static int comm_role_quiet(const void *self) { return mlfab__comm_quiet(self); }
 
 /* Nobody waits for acknowledgements either. */
 static void comm_role_part(void *self) {
@@ -104,8 +86,6 @@ static void comm_role_stats(const void *self, mlfab_stats *stats) {
   stats->rounds_partial = comm->rounds;
 }
 
-static void comm_role_free(void *self) { mlfab__comm_free(self); }
-
 static const mlfab__role comm_row = {
     .from = MLFAB__TREE_ASK,
     .to = MLFAB__MEMBERSHIP_OWED,
@@ -121,19 +101,19 @@ static const mlfab__role comm_row = {
     .lost = comm_role_lost,
     .gone = comm_role_gone,
     .wants = comm_role_wants,
-    .scan = comm_role_scan,
-    .waits = comm_role_waits,
-    .idle = comm_role_idle,
-    .withdraw = comm_role_withdraw,
+    .scan = mlfab__comm_tick,
+    .waits = mlfab__comm_waits,
+    .idle = mlfab__comm_sweep,
+    .withdraw = mlfab__comm_withdraw,
     .serves = comm_role_serves,
-    .leave = comm_role_leave,
-    .finish = comm_role_finish,
-    .finished = comm_role_finished,
-    .quiet = comm_role_quiet,
+    .leave = mlfab__comm_leave,
+    .finish = mlfab__comm_finish_work,
+    .finished = mlfab__comm_finish_over,
+    .quiet = mlfab__comm_quiet,
     .part = comm_role_part,
     .capacity = comm_role_capacity,
     .stats = comm_role_stats,
-    .free = comm_role_free,
+    .free = mlfab__comm_free,
 };
 
 MLFAB__INTERNAL int mlfab__comm_attach(mlfab_node *node, mlfab__comm **comm_p) {
@@ -163,12 +143,6 @@ static void membership_role_gone(void *self, mlfab__at at, int left) {
   mlfab__membership_gone(self, at.peer, left, at.now_ns);
 }
 
-static void membership_role_scan(void *self, uint64_t now_ns) {
-  mlfab__membership_tick(self, now_ns);
-}
-
-static void membership_role_free(void *self) { mlfab__membership_free(self); }
-
 static const mlfab__role membership_row = {
     .from = MLFAB__DONE,
     .to = MLFAB__MEMBERSHIP_OWED,
@@ -177,8 +151,8 @@ static const mlfab__role membership_row = {
     .frame = membership_role_frame,
     .up = membership_role_up,
     .gone = membership_role_gone,
-    .scan = membership_role_scan,
-    .free = membership_role_free,
+    .scan = mlfab__membership_tick,
+    .free = mlfab__membership_free,
 };
 
 /* Who takes part, and after it the trees of those. */
@@ -206,10 +180,6 @@ static void trees_role_lost(void *self, mlfab__at at) {
   if (at.kind == MLFAB__LINK_SCHEDULER) mlfab__trees_scheduler(self, 0);
 }
 
-static void trees_role_scan(void *self, uint64_t now_ns) { mlfab__trees_tick(self, now_ns); }
-
-static void trees_role_free(void *self) { mlfab__trees_free(self); }
-
 static const mlfab__role trees_row = {
     .from = MLFAB__TREE_ASK,
     .to = MLFAB__TREE_PLAN,
@@ -218,8 +188,8 @@ static const mlfab__role trees_row = {
     .frame = trees_role_frame,
     .up = trees_role_up,
     .lost = trees_role_lost,
-    .scan = trees_role_scan,
-    .free = trees_role_free,
+    .scan = mlfab__trees_tick,
+    .free = mlfab__trees_free,
 };
 
 MLFAB__INTERNAL int mlfab__membership_attach(mlfab_node *node) {

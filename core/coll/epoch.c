@@ -291,7 +291,8 @@ MLFAB__INTERNAL void mlfab__epoch_say_again(mlfab__comm *comm) {
 
 /* --- this worker leaves; server 0 dies --- */
 
-MLFAB__INTERNAL void mlfab__comm_leave(mlfab__comm *comm) {
+MLFAB__INTERNAL void mlfab__comm_leave(void *self) {
+  mlfab__comm *comm = self;
   if (comm->leaving) return;
   comm->leaving = 1;
   mlfab__streams_leave(&comm->streams);

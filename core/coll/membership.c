@@ -52,7 +52,8 @@ MLFAB__INTERNAL int mlfab__membership_init(mlfab__membership *membership, mlfab_
   return 0;
 }
 
-MLFAB__INTERNAL void mlfab__membership_free(mlfab__membership *membership) {
+MLFAB__INTERNAL void mlfab__membership_free(void *self) {
+  mlfab__membership *membership = self;
   if (!membership->env) return;
   uint32_t room = membership_room(membership);
   mlfab__free(membership->env, membership->entries,
@@ -824,7 +825,8 @@ MLFAB__INTERNAL void mlfab__membership_gone(mlfab__membership *membership, uint3
   }
 }
 
-MLFAB__INTERNAL void mlfab__membership_tick(mlfab__membership *membership, uint64_t now_ns) {
+MLFAB__INTERNAL void mlfab__membership_tick(void *self, uint64_t now_ns) {
+  mlfab__membership *membership = self;
   mlfab__membership_inquiry *inquiry = &membership->inquiry;
   if (membership->phase == MLFAB__MEMBERSHIP_GATHERING ||
       membership->phase == MLFAB__MEMBERSHIP_LISTED)

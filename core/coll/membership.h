@@ -122,7 +122,7 @@ typedef struct mlfab__membership {
 /* Errors: MEMORY. Afterwards free works in any case. */
 MLFAB__INTERNAL int mlfab__membership_init(mlfab__membership *membership, mlfab__env *env,
                                            const mlfab_config *config, const mlfab__port *port);
-MLFAB__INTERNAL void mlfab__membership_free(mlfab__membership *membership);
+MLFAB__INTERNAL void mlfab__membership_free(void *self);
 /* Adds the rows of the membership, and of planned trees, at server 0 (comm_role.c). Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__membership_attach(struct mlfab_node *node);
 /* A worker has a new link; the incarnation tells whether it is a new process. A worker is gone for good (`left`: it said
@@ -135,6 +135,6 @@ MLFAB__INTERNAL void mlfab__membership_gone(mlfab__membership *membership, uint3
 MLFAB__INTERNAL int mlfab__membership_frame(mlfab__membership *membership, uint32_t worker,
                                             const mlfab__frame_in *frame, uint64_t now_ns);
 /* Four times a heartbeat. */
-MLFAB__INTERNAL void mlfab__membership_tick(mlfab__membership *membership, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__membership_tick(void *self, uint64_t now_ns);
 
 #endif

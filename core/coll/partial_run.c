@@ -23,9 +23,6 @@
 
 #include <stdio.h>
 
-static const double partial_run_add_bytes_per_ns = 4.0; /* as for plain calls: the same for all */
-static const double partial_run_bytes_per_ns = 1.0;
-
 struct mlfab__partial_run {
   mlfab__comm *comm;
   mlfab__comm_object object;
@@ -165,11 +162,9 @@ static int partial_run_build_settle(mlfab__partial_run *e) {
 /* The task graphs for these members. */
 static int partial_run_build(mlfab__partial_run *e) {
   const mlfab__comm *comm = e->comm;
-  double rate = comm->go.rate > 0.0 ? comm->go.rate / 1e9 : partial_run_bytes_per_ns;
   mlfab__partial_begin(&e->partial, comm->members, comm->me, comm->ranks);
   mlfab__algorithm_task task = mlfab__partial_task(&e->partial);
-  uint8_t algorithm = mlfab__algorithm_choose(&task, (double)comm->go.latency_ns, rate,
-                                              partial_run_add_bytes_per_ns);
+  uint8_t algorithm = mlfab__comm_choose(comm, &task);
   int code = 0;
   for (uint32_t i = 0; i < 2 && !code; i++) {
     code = mlfab__partial_build(&e->partial, &e->runs[i].dag, algorithm);
@@ -179,19 +174,19 @@ static int partial_run_build(mlfab__partial_run *e) {
   return code ? code : partial_run_build_settle(e);
 }
 
-static void partial_run_fill_play(mlfab__partial_run *e, mlfab__engine_run *run,
-                                  uint64_t signature) {
+static void partial_run_fill_run(mlfab__partial_run *e, mlfab__engine_run *run,
+                                 uint64_t signature) {
   run->channel = e->object.channel;
   run->signature = signature;
   run->self = e;
   run->over = partial_run_round_over;
 }
 
-static void partial_run_fill_plays(mlfab__partial_run *e) {
+static void partial_run_fill_runs(mlfab__partial_run *e) {
   const mlfab__partial_spec *spec = &e->partial.spec;
   for (uint32_t i = 0; i < 2; i++) {
     mlfab__engine_run *run = &e->runs[i];
-    partial_run_fill_play(e, run, e->signature);
+    partial_run_fill_run(e, run, e->signature);
     run->eager = e->partial.bytes <= MLFAB__COMM_EAGER;
     run->dtype = spec->dtype;
     run->op = MLFAB_OP_SUM;
@@ -200,7 +195,7 @@ static void partial_run_fill_plays(mlfab__partial_run *e) {
     run->spaces[MLFAB__PARTIAL_DATA] = (mlfab__engine_space){&e->vecs[i][0], 1};
     run->spaces[MLFAB__PARTIAL_BITMAP] = (mlfab__engine_space){&e->vecs[i][1], 1};
   }
-  partial_run_fill_play(e, &e->settle, e->signature + 1);
+  partial_run_fill_run(e, &e->settle, e->signature + 1);
   e->settle.eager = 1;
   e->settle.dtype = MLFAB_I64;
   e->settle.op = MLFAB_OP_MAX;
@@ -216,7 +211,7 @@ static void partial_run_begin(void *self) {
   if (e->object.closing || e->epoch == e->comm->epoch) return;
   e->epoch = e->comm->epoch;
   e->known = 1;
-  partial_run_fill_plays(e);
+  partial_run_fill_runs(e);
   int code = partial_run_build(e);
   if (code) {
     partial_run_fail(e, code);

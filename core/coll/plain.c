@@ -3,10 +3,6 @@
 
 #include <stdio.h>
 
-/* Bytes that a member adds in a nanosecond, for the choice of algorithms: the same for all members. */
-static const double plain_add_bytes_per_ns = 4.0;
-static const double plain_bytes_per_ns = 1.0; /* where server 0 does not know */
-
 /* --- slots --- */
 
 static void plain_free_lists(mlfab__comm *comm, mlfab__comm_slot *slot) {
@@ -172,7 +168,6 @@ static int plain_schedule(mlfab__comm *comm, mlfab__comm_slot *slot, const mlfab
                           uint32_t children) {
   const mlfab__comm_call *call = &slot->call;
   mlfab__algorithm_task task = mlfab__plain_task(call, slot->count, comm->members);
-  double rate = comm->go.rate > 0.0 ? comm->go.rate / 1e9 : plain_bytes_per_ns;
   uint64_t *lengths = NULL, bytes = comm->members * sizeof *lengths;
   uint32_t end, tag, culprit;
   int code = 0;
@@ -191,8 +186,7 @@ static int plain_schedule(mlfab__comm *comm, mlfab__comm_slot *slot, const mlfab
   }
   mlfab__dag_clear(&slot->run.dag);
   if (!code) {
-    task.algorithm =
-        mlfab__algorithm_choose(&task, (double)comm->go.latency_ns, rate, plain_add_bytes_per_ns);
+    task.algorithm = mlfab__comm_choose(comm, &task);
     code = mlfab__algorithm_build(&slot->run.dag, &task, &end, &tag);
   }
   if (!code) code = mlfab__dag_seal(&slot->run.dag, &culprit);
@@ -536,8 +530,9 @@ static void plain_withdraw_object(mlfab__comm *comm, const mlfab__request *reque
   plain_withdraw(comm, request, code, kind->what, kind->counts, number, rank, why);
 }
 
-MLFAB__INTERNAL void mlfab__comm_withdraw(mlfab__comm *comm, mlfab__request *request, int code,
+MLFAB__INTERNAL void mlfab__comm_withdraw(void *self, mlfab__request *request, int code,
                                           uint64_t now_ns) {
+  mlfab__comm *comm = self;
   mlfab__comm_enter(comm, now_ns);
   if (request->slot < MLFAB__COMM_CALLS) {
     const mlfab__comm_slot *slot = plain_slot_by_request(comm, request);

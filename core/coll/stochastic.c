@@ -243,13 +243,12 @@ static int stochastic_build(mlfab__stochastic *g, mlfab_error *error) {
   return code;
 }
 
+/* The iteration ends with 0, or an error of this worker alone. */
 static void stochastic_finish(mlfab__stochastic *g, int code, const char *text) {
-  mlfab__request *request = mlfab__request_find(g->comm->requests, g->request);
+  mlfab_request request = g->request;
   g->request = 0;
   g->data = NULL;
-  if (request)
-    mlfab__request_finish(g->comm->requests, request, code, MLFAB_NO_RANK, 0, g->comm->now_ns, "%s",
-                          text);
+  mlfab__comm_end_alone(g->comm, request, code, MLFAB_NO_RANK, text);
 }
 
 static void stochastic_fail_memory(const mlfab__stochastic *g) {

@@ -1,7 +1,7 @@
 /* stream.h - reliable messages between the workers of one epoch. Layer 3.
  *
  * A message is bytes with a name: (channel, number, tag), see mlfab__coll. It goes over the
- * sender's own HOP link to the receiver as frames of at most chunk_bytes, numbered from 1 for each
+ * sender's own link to the receiver as frames of at most chunk_bytes, numbered from 1 for each
  * pair and epoch; acknowledgements come back on the same link. Messages for one peer leave whole, in the order of
  * mlfab__stream_send.
  *

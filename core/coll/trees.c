@@ -15,7 +15,8 @@ MLFAB__INTERNAL void mlfab__trees_init(mlfab__trees *trees, mlfab__env *env,
   trees->membership = membership;
 }
 
-MLFAB__INTERNAL void mlfab__trees_free(mlfab__trees *trees) {
+MLFAB__INTERNAL void mlfab__trees_free(void *self) {
+  mlfab__trees *trees = self;
   if (!trees->env) return;
   for (uint32_t i = 0; i < MLFAB__COMM_AHEAD; i++)
     mlfab__free(trees->env, trees->entries[i].nodes,
@@ -160,7 +161,8 @@ MLFAB__INTERNAL void mlfab__trees_scheduler(mlfab__trees *trees, int here) {
   if (!here) trees_give_up(trees, UINT64_MAX);
 }
 
-MLFAB__INTERNAL void mlfab__trees_tick(mlfab__trees *trees, uint64_t now_ns) {
+MLFAB__INTERNAL void mlfab__trees_tick(void *self, uint64_t now_ns) {
+  mlfab__trees *trees = self;
   uint64_t beat = trees->config->heartbeat_ns;
   if (now_ns >= beat) trees_give_up(trees, now_ns - beat);
 }

@@ -47,7 +47,7 @@ typedef struct mlfab__trees {
 MLFAB__INTERNAL void mlfab__trees_init(mlfab__trees *trees, mlfab__env *env,
                                        const mlfab_config *config, const mlfab__port *port,
                                        const mlfab__membership *membership);
-MLFAB__INTERNAL void mlfab__trees_free(mlfab__trees *trees);
+MLFAB__INTERNAL void mlfab__trees_free(void *self);
 /* A frame of a worker: 1 when it was of this role (TREE_ASK). */
 MLFAB__INTERNAL int mlfab__trees_frame(mlfab__trees *trees, uint32_t worker,
                                        const mlfab__frame_in *frame, uint64_t now_ns);
@@ -55,7 +55,7 @@ MLFAB__INTERNAL int mlfab__trees_frame(mlfab__trees *trees, uint32_t worker,
 MLFAB__INTERNAL void mlfab__trees_scheduler(mlfab__trees *trees, int here);
 MLFAB__INTERNAL int mlfab__trees_scheduler_frame(mlfab__trees *trees, const mlfab__frame_in *frame);
 /* Four times a heartbeat. */
-MLFAB__INTERNAL void mlfab__trees_tick(mlfab__trees *trees, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__trees_tick(void *self, uint64_t now_ns);
 /* The root of a tree: one of n members. */
 MLFAB__INTERNAL uint32_t mlfab__trees_root(uint64_t seed, uint64_t number, uint32_t n);
 

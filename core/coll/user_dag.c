@@ -256,7 +256,6 @@ static void user_dag_fail_memory(const mlfab__user_dag *graph) {
 /* Finishes the requests that wait for rounds below `round`, with 0 or an error of this worker alone. */
 static void user_dag_finish(mlfab__user_dag *graph, uint64_t round, int code, int32_t rank,
                             const char *text) {
-  mlfab__comm *comm = graph->comm;
   for (uint32_t i = 0; i < graph->nwaiters;) {
     mlfab__user_dag_waiter waiter = graph->waiters[i];
     if (waiter.round >= round) {
@@ -264,9 +263,7 @@ static void user_dag_finish(mlfab__user_dag *graph, uint64_t round, int code, in
       continue;
     }
     graph->waiters[i] = graph->waiters[--graph->nwaiters];
-    mlfab__request *request = mlfab__request_find(comm->requests, waiter.request);
-    if (request && !request->done)
-      mlfab__request_finish(comm->requests, request, code, rank, 0, comm->now_ns, "%s", text);
+    mlfab__comm_end_alone(graph->comm, waiter.request, code, rank, text);
   }
 }
 
