@@ -20521,7 +20521,8 @@ MLFAB__INTERNAL int mlfab__notify_init(mlfab__notify *notify, mlfab__env *env, u
                                        const uint32_t *out_peer, uint32_t outs,
                                        const uint32_t *in_peer, uint32_t ins) {
   memset(notify, 0, sizeof *notify);
-  if (mode < MLFAB_NOTIFY_ACK || mode > MLFAB_NOTIFY_ASYNC) return MLFAB_ERR_ARGUMENT;
+  if (mode < MLFAB_STOCHASTIC_NOTIFY_ACK || mode > MLFAB_STOCHASTIC_ASYNC)
+    return MLFAB_ERR_ARGUMENT;
   notify->mode = mode;
   notify->outs = outs;
   notify->ins = ins;
@@ -20573,19 +20574,20 @@ MLFAB__INTERNAL int mlfab__notify_begin(mlfab__notify *notify, uint64_t k) {
 MLFAB__INTERNAL int mlfab__notify_may_send(const mlfab__notify *notify, uint32_t edge) {
   if (edge >= notify->outs || notify->out[edge].sent == notify->iteration) return 0;
   /* After the first of them all others may be sent to: ACKs that come meanwhile are of this iteration. */
-  return notify->mode != MLFAB_NOTIFY_ACK || notify->unsent < notify->outs || notify->unacked == 0;
+  return notify->mode != MLFAB_STOCHASTIC_NOTIFY_ACK || notify->unsent < notify->outs ||
+         notify->unacked == 0;
 }
 
 MLFAB__INTERNAL int mlfab__notify_sent(mlfab__notify *notify, uint32_t edge) {
   if (!mlfab__notify_may_send(notify, edge)) return MLFAB_ERR_STATE;
   notify->out[edge].sent = notify->iteration;
   notify->unsent--;
-  notify->unacked += notify->mode == MLFAB_NOTIFY_ACK;
+  notify->unacked += notify->mode == MLFAB_STOCHASTIC_NOTIFY_ACK;
   return 0;
 }
 
 MLFAB__INTERNAL int mlfab__notify_barrier(mlfab__notify *notify, uint64_t k) {
-  if (notify->mode != MLFAB_NOTIFY_BSP || !notify_under_way(notify) || notify->unsent > 0 ||
+  if (notify->mode != MLFAB_STOCHASTIC_BSP || !notify_under_way(notify) || notify->unsent > 0 ||
       k != notify->iteration || notify->barrier == k)
     return MLFAB_ERR_STATE;
   notify->barrier = k;
@@ -20594,9 +20596,9 @@ MLFAB__INTERNAL int mlfab__notify_barrier(mlfab__notify *notify, uint64_t k) {
 
 MLFAB__INTERNAL int mlfab__notify_ready(const mlfab__notify *notify) {
   if (!notify_under_way(notify) || notify->unsent > 0) return 0;
-  if (notify->mode == MLFAB_NOTIFY_BSP) return notify->barrier == notify->iteration;
+  if (notify->mode == MLFAB_STOCHASTIC_BSP) return notify->barrier == notify->iteration;
   /* After the first slot all others may be looked at: a NOTIFY that comes meanwhile is of the next iteration. */
-  return notify->mode == MLFAB_NOTIFY_ASYNC || notify->unknown < notify->ins ||
+  return notify->mode == MLFAB_STOCHASTIC_ASYNC || notify->unknown < notify->ins ||
          notify->unheard == 0;
 }
 
@@ -20617,7 +20619,7 @@ MLFAB__INTERNAL int mlfab__notify_consumed(mlfab__notify *notify, uint32_t edge,
   if (input == MLFAB__NOTIFY_WHOLE &&
       (after.header != before.header || after.footer != before.footer))
     input = MLFAB__NOTIFY_TORN;
-  int acks = notify->mode == MLFAB_NOTIFY_ACK;
+  int acks = notify->mode == MLFAB_STOCHASTIC_NOTIFY_ACK;
   if (acks && (input != MLFAB__NOTIFY_WHOLE || before.header != notify->iteration)) {
     return mlfab__error(error, MLFAB_ERR_FRAME, (int32_t)notify->in_peer[edge], 0, 0,
                         "rank %u wrote iteration %llu to a slot that held %llu unread",
@@ -20655,8 +20657,9 @@ static int notify_refuse(mlfab_error *error, uint32_t rank, const char *what, ui
  * any later one. */
 static int notify_next(const mlfab__notify *notify, const mlfab__notify_in *in, uint64_t k) {
   if (in->header != in->footer) return 0; /* the last one is still coming */
-  return notify->mode == MLFAB_NOTIFY_ACK ? in->footer == in->consumed && k == in->consumed + 1
-                                          : k > in->footer;
+  return notify->mode == MLFAB_STOCHASTIC_NOTIFY_ACK
+             ? in->footer == in->consumed && k == in->consumed + 1
+             : k > in->footer;
 }
 
 static uint64_t notify_expected(const mlfab__notify_in *in) {
@@ -20669,7 +20672,7 @@ MLFAB__INTERNAL int mlfab__notify_arrives(mlfab__notify *notify, uint32_t edge, 
   mlfab__notify_in *in = &notify->in[edge];
   uint32_t rank = notify->in_peer[edge];
   if (!notify_next(notify, in, header)) {
-    int unread = notify->mode == MLFAB_NOTIFY_ACK && in->footer > in->consumed;
+    int unread = notify->mode == MLFAB_STOCHASTIC_NOTIFY_ACK && in->footer > in->consumed;
     if (!unread) return notify_refuse(error, rank, "the model", header, notify_expected(in));
     return mlfab__error(error, MLFAB_ERR_FRAME, (int32_t)rank, 0, 0,
                         "rank %u sent the model of iteration %llu before %llu was acknowledged",
@@ -20693,7 +20696,7 @@ MLFAB__INTERNAL int mlfab__notify_notified(mlfab__notify *notify, uint32_t edge,
   if (begun ? footer != in->header : !notify_next(notify, in, footer))
     return notify_refuse(error, rank, "NOTIFY", footer, notify_expected(in));
   in->header = in->footer = footer;
-  notify->unheard -= notify->mode == MLFAB_NOTIFY_ACK;
+  notify->unheard -= notify->mode == MLFAB_STOCHASTIC_NOTIFY_ACK;
   return 0;
 }
 
@@ -20702,7 +20705,7 @@ MLFAB__INTERNAL int mlfab__notify_acked(mlfab__notify *notify, uint32_t edge, ui
   assert(edge < notify->outs);
   mlfab__notify_out *out = &notify->out[edge];
   uint32_t rank = notify->out_peer[edge];
-  if (notify->mode != MLFAB_NOTIFY_ACK || out->acked == out->sent) {
+  if (notify->mode != MLFAB_STOCHASTIC_NOTIFY_ACK || out->acked == out->sent) {
     return mlfab__error(error, MLFAB_ERR_FRAME, (int32_t)rank, 0, 0,
                         "rank %u sent ACK of iteration %llu: none was to come", rank,
                         (unsigned long long)k);
@@ -20725,7 +20728,7 @@ MLFAB__INTERNAL int mlfab__notify_awaits(const mlfab__notify *notify, int32_t *r
     }
     return MLFAB__NOTIFY_FOR_ACK;
   }
-  if (notify->mode == MLFAB_NOTIFY_BSP) return MLFAB__NOTIFY_FOR_BARRIER;
+  if (notify->mode == MLFAB_STOCHASTIC_BSP) return MLFAB__NOTIFY_FOR_BARRIER;
   for (uint32_t i = notify->ins; i-- > 0;) {
     if (notify->in[i].footer < notify->iteration) *rank_p = (int32_t)notify->in_peer[i];
   }
@@ -26465,7 +26468,7 @@ static int stochastic_arrays(mlfab__stochastic *g) {
     g->slots[i].bytes = mlfab__alloc_aligned(env, g->bytes);
     if (!g->slots[i].bytes) return MLFAB_ERR_MEMORY;
   }
-  if (g->options.mode == MLFAB_NOTIFY_BSP) {
+  if (g->options.mode == MLFAB_STOCHASTIC_BSP) {
     g->reached = mlfab__alloc_array(env, g->room, sizeof *g->reached);
     if (!g->reached) return MLFAB_ERR_MEMORY;
   }
@@ -26623,7 +26626,7 @@ static void stochastic_reduce(mlfab__stochastic *g) {
   for (uint64_t at = 0; n > 1 && at < g->bytes; at += STOCHASTIC_BLOCK)
     stochastic_mean(g, n, at, mlfab__min(STOCHASTIC_BLOCK, g->bytes - at));
   (void)mlfab__notify_end(&g->notify, &tally);
-  for (uint32_t i = 0; g->options.mode == MLFAB_NOTIFY_ACK && i < g->notify.ins; i++)
+  for (uint32_t i = 0; g->options.mode == MLFAB_STOCHASTIC_NOTIFY_ACK && i < g->notify.ins; i++)
     stochastic_send(g, g->in_member[i], STOCHASTIC_ACK, NULL, 0, k);
   g->iterations++;
   g->comm->collectives++;
@@ -26711,7 +26714,7 @@ static void stochastic_reaches(mlfab__stochastic *g, uint32_t member, uint64_t i
 
 /* A frame for an object that is closed here. Frames of earlier iterations may still come; ASYNC waits for nobody. */
 static void stochastic_closed(const mlfab__stochastic *g, uint64_t iteration) {
-  if (g->options.mode == MLFAB_NOTIFY_ASYNC || iteration <= g->notify.ended) return;
+  if (g->options.mode == MLFAB_STOCHASTIC_ASYNC || iteration <= g->notify.ended) return;
   mlfab__comm_fail(g->comm, MLFAB_ERR_PEER_CLOSED, MLFAB_NO_RANK, "worker %u has closed object %u",
                    g->comm->rank, g->object.channel);
 }
@@ -26752,7 +26755,7 @@ static void stochastic_free(void *self) {
 }
 
 static void stochastic_remove(mlfab__stochastic *g) {
-  g->object.upto = g->options.mode == MLFAB_NOTIFY_ASYNC ? UINT64_MAX : g->notify.ended + 1;
+  g->object.upto = g->options.mode == MLFAB_STOCHASTIC_ASYNC ? UINT64_MAX : g->notify.ended + 1;
   mlfab__comm_object_bury(g->comm, &g->object);
 }
 
@@ -26851,7 +26854,7 @@ static int stochastic_check_options(const mlfab__comm *comm, uint64_t count, int
                        "a stochastic reduction: %u is not a graph to reduce over (MLFAB_GRAPH_*, "
                        "not STAR)",
                        o->graph);
-  if (o->mode > MLFAB_NOTIFY_ASYNC)
+  if (o->mode > MLFAB_STOCHASTIC_ASYNC)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
                        "a stochastic reduction: %u is not a mode (MLFAB_NOTIFY_*)", o->mode);
   return o->graph == MLFAB_GRAPH_USER ? stochastic_check_edges(comm, o, error) : 0;
@@ -26878,7 +26881,7 @@ static mlfab__stochastic *stochastic_new(mlfab__comm *comm, uint64_t count, int 
   g->bytes = count * g->width;
   g->options = *options;
   g->options.refuse_nan = options->refuse_nan != 0;
-  if (!g->options.mode) g->options.mode = MLFAB_NOTIFY_ACK;
+  if (!g->options.mode) g->options.mode = MLFAB_STOCHASTIC_NOTIFY_ACK;
   if (g->options.graph != MLFAB_GRAPH_REGULAR) g->options.degree = 0;
   if (!g->options.seed) g->options.seed = comm->config->seed;
   if (g->options.graph != MLFAB_GRAPH_REGULAR) g->options.seed = 0;
@@ -27001,13 +27004,13 @@ enum { MLFAB__USER_DAG_BUILT, MLFAB__USER_DAG_OPENING, MLFAB__USER_DAG_OPEN };
 typedef struct mlfab__user_dag_user {
   void *self;
   /* Calls the user's function, which may call mlfab__user_dag_trigger (inside), and nothing else. */
-  int (*compute)(void *self, mlfab_compute_fn fn, void *user, uint64_t round);
+  int (*compute)(void *self, mlfab_dag_compute_fn fn, void *user, uint64_t round);
   /* The communicator ends: to be freed now. */
   void (*gone)(void *self);
 } mlfab__user_dag_user;
 
 typedef struct mlfab__user_dag_op { /* beside the dag's operation */
-  mlfab_compute_fn fn;
+  mlfab_dag_compute_fn fn;
   void *user;
   uintptr_t data;
   uint32_t rank;
@@ -27059,8 +27062,8 @@ MLFAB__INTERNAL void mlfab__user_dag_free(mlfab__user_dag *graph);
 MLFAB__INTERNAL int mlfab__user_dag_message_op(mlfab__user_dag *graph, uint8_t kind,
                                                const mlfab__user_dag_message *message,
                                                uint32_t *op_p, mlfab_error *error);
-MLFAB__INTERNAL int mlfab__user_dag_compute(mlfab__user_dag *graph, mlfab_compute_fn fn, void *user,
-                                            uint32_t *op_p, mlfab_error *error);
+MLFAB__INTERNAL int mlfab__user_dag_compute(mlfab__user_dag *graph, mlfab_dag_compute_fn fn,
+                                            void *user, uint32_t *op_p, mlfab_error *error);
 MLFAB__INTERNAL int mlfab__user_dag_nop(mlfab__user_dag *graph, uint32_t *op_p, mlfab_error *error);
 MLFAB__INTERNAL int mlfab__user_dag_after(mlfab__user_dag *graph, uint32_t op, uint32_t dependency,
                                           mlfab_error *error);
@@ -27218,8 +27221,8 @@ MLFAB__INTERNAL int mlfab__user_dag_message_op(mlfab__user_dag *graph, uint8_t k
   return user_dag_add(graph, &op, &more, op_p, error);
 }
 
-MLFAB__INTERNAL int mlfab__user_dag_compute(mlfab__user_dag *graph, mlfab_compute_fn fn, void *user,
-                                            uint32_t *op_p, mlfab_error *error) {
+MLFAB__INTERNAL int mlfab__user_dag_compute(mlfab__user_dag *graph, mlfab_dag_compute_fn fn,
+                                            void *user, uint32_t *op_p, mlfab_error *error) {
   const mlfab__dag_op op = {.kind = MLFAB__DAG_COMPUTE};
   const mlfab__user_dag_op more = {.fn = fn, .user = user};
   if (!fn) return user_dag_refuse(error, MLFAB_ERR_ARGUMENT, "the function to compute is NULL");
@@ -44216,7 +44219,7 @@ struct mlfab_dag {
 /* The context whose lock this thread holds for the user's function. */
 static _Thread_local const mlfab *dag_inside;
 
-static int dag_compute(void *self, mlfab_compute_fn fn, void *user, uint64_t round) {
+static int dag_compute(void *self, mlfab_dag_compute_fn fn, void *user, uint64_t round) {
   const mlfab_dag *dag = self;
   const mlfab *outer = dag_inside;
   dag_inside = dag->ctx;
@@ -44296,7 +44299,8 @@ MLFAB_API int mlfab_dag_recv_reduce(mlfab_dag *dag, int32_t rank, uint32_t tag, 
   DAG_CALL(mlfab__user_dag_message_op(&dag->graph, MLFAB__DAG_RECV_REDUCE, &message, op_p, &error));
 }
 
-MLFAB_API int mlfab_dag_compute(mlfab_dag *dag, mlfab_compute_fn fn, void *user, uint32_t *op_p) {
+MLFAB_API int mlfab_dag_compute(mlfab_dag *dag, mlfab_dag_compute_fn fn, void *user,
+                                uint32_t *op_p) {
   DAG_CALL(mlfab__user_dag_compute(&dag->graph, fn, user, op_p, &error));
 }
 
@@ -49667,7 +49671,8 @@ MLFAB_API int mlfab_dag_recv_reduce(mlfab_dag *dag, int32_t rank, uint32_t tag, 
   return MLFAB_ERR_UNSUPPORTED;
 }
 
-MLFAB_API int mlfab_dag_compute(mlfab_dag *dag, mlfab_compute_fn fn, void *user, uint32_t *op_p) {
+MLFAB_API int mlfab_dag_compute(mlfab_dag *dag, mlfab_dag_compute_fn fn, void *user,
+                                uint32_t *op_p) {
   (void)dag, (void)fn, (void)user, (void)op_p;
   return MLFAB_ERR_UNSUPPORTED;
 }

@@ -1182,7 +1182,7 @@ MLFAB_API int mlfab_partial_close(mlfab *ctx, uint32_t id);
 /* --- stochastic reductions (ASAP) ---
  *
  * A worker sends its array to the few workers that a graph names, and takes the mean of its own and of those that it
- * receives. MLFAB_NOTIFY_ACK: it waits for the array of every sender in the same iteration, and acknowledges those it
+ * receives. With NOTIFY_ACK it waits for the array of every sender in the same iteration, and acknowledges those it
  * has used; nobody waits for the whole fabric. BSP and ASYNC are there for comparison: they take the arrays that are
  * complete when they look, BSP after a barrier (which does not wait for arrays), ASYNC at once.
  */
@@ -1220,13 +1220,17 @@ MLFAB_API int mlfab_graph_build(uint32_t kind, uint32_t nodes, uint32_t degree, 
 MLFAB_API int mlfab_graph_check(const mlfab_edge *edges, uint32_t n, uint32_t nodes,
                                 mlfab_graph_info *info_p, mlfab_error *error_p);
 
-enum mlfab_notify_mode { MLFAB_NOTIFY_ACK = 1, MLFAB_NOTIFY_BSP = 2, MLFAB_NOTIFY_ASYNC = 3 };
+enum mlfab_stochastic_mode {
+  MLFAB_STOCHASTIC_NOTIFY_ACK = 1,
+  MLFAB_STOCHASTIC_BSP = 2,
+  MLFAB_STOCHASTIC_ASYNC = 3
+};
 
 typedef struct mlfab_stochastic_options {
   uint32_t size;
   uint32_t graph;          /* MLFAB_GRAPH_*, not STAR */
   uint32_t degree;         /* REGULAR */
-  uint32_t mode;           /* MLFAB_NOTIFY_*; 0: MLFAB_NOTIFY_ACK */
+  uint32_t mode;           /* MLFAB_STOCHASTIC_NOTIFY_ACK ...; 0: that */
   const mlfab_edge *edges; /* USER: between worker ranks; read during the call */
   uint32_t nedges;
   uint32_t refuse_nan; /* 1: the call refuses NaN and infinity (NOT_FINITE); nothing has changed */
@@ -1278,7 +1282,7 @@ MLFAB_API int mlfab_stochastic_close(mlfab *ctx, uint32_t id);
  */
 typedef struct mlfab_dag mlfab_dag;
 /* Non-zero fails the task graph on all workers (MLFAB_ERR_CALLBACK). It may call mlfab_dag_trigger. */
-typedef int (*mlfab_compute_fn)(void *user, uint64_t round);
+typedef int (*mlfab_dag_compute_fn)(void *user, uint64_t round);
 
 enum mlfab_dag_flags {
   MLFAB_DAG_OUTSIDE = 1, /* mlfab_dag_trigger counts as one more operation that it comes after */
@@ -1296,7 +1300,8 @@ MLFAB_API int mlfab_dag_recv(mlfab_dag *dag, int32_t rank, uint32_t tag, void *d
                              uint32_t *op_p);
 MLFAB_API int mlfab_dag_recv_reduce(mlfab_dag *dag, int32_t rank, uint32_t tag, void *data,
                                     uint64_t count, int dtype, int op, uint32_t *op_p);
-MLFAB_API int mlfab_dag_compute(mlfab_dag *dag, mlfab_compute_fn fn, void *user, uint32_t *op_p);
+MLFAB_API int mlfab_dag_compute(mlfab_dag *dag, mlfab_dag_compute_fn fn, void *user,
+                                uint32_t *op_p);
 MLFAB_API int mlfab_dag_nop(mlfab_dag *dag, uint32_t *op_p);
 /* `op` comes after `dependency`. */
 MLFAB_API int mlfab_dag_after(mlfab_dag *dag, uint32_t op, uint32_t dependency);

@@ -3,8 +3,8 @@
  * Shows:  mlfab_graph_build and _check (a graph's edges and gap), then mlfab_stochastic_open, _reduce and _close. First
  *         each worker starts with its rank, and they only average: the larger the gap, the sooner all agree. Then
  *         they train a plane of which each worker sees two features: with any of the graphs all workers learn the
- *         whole plane, and the sparse graphs send a fraction of the bytes. MLFAB_NOTIFY_ACK: a worker waits for
- *         its senders, never for the whole fabric.
+ *         whole plane, and the sparse graphs send a fraction of the bytes. MLFAB_STOCHASTIC_NOTIFY_ACK: a worker
+ *         waits for its senders, never for the whole fabric.
  * Run:    build/mlfab-run -n 8 -s 0 build/examples/10_stochastic_reduce
  * SPDX-License-Identifier: MIT
  */

@@ -15,7 +15,7 @@ struct mlfab_dag {
 /* The context whose lock this thread holds for the user's function. */
 static _Thread_local const mlfab *dag_inside;
 
-static int dag_compute(void *self, mlfab_compute_fn fn, void *user, uint64_t round) {
+static int dag_compute(void *self, mlfab_dag_compute_fn fn, void *user, uint64_t round) {
   const mlfab_dag *dag = self;
   const mlfab *outer = dag_inside;
   dag_inside = dag->ctx;
@@ -95,7 +95,8 @@ MLFAB_API int mlfab_dag_recv_reduce(mlfab_dag *dag, int32_t rank, uint32_t tag, 
   DAG_CALL(mlfab__user_dag_message_op(&dag->graph, MLFAB__DAG_RECV_REDUCE, &message, op_p, &error));
 }
 
-MLFAB_API int mlfab_dag_compute(mlfab_dag *dag, mlfab_compute_fn fn, void *user, uint32_t *op_p) {
+MLFAB_API int mlfab_dag_compute(mlfab_dag *dag, mlfab_dag_compute_fn fn, void *user,
+                                uint32_t *op_p) {
   DAG_CALL(mlfab__user_dag_compute(&dag->graph, fn, user, op_p, &error));
 }
 

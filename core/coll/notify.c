@@ -5,7 +5,8 @@ MLFAB__INTERNAL int mlfab__notify_init(mlfab__notify *notify, mlfab__env *env, u
                                        const uint32_t *out_peer, uint32_t outs,
                                        const uint32_t *in_peer, uint32_t ins) {
   memset(notify, 0, sizeof *notify);
-  if (mode < MLFAB_NOTIFY_ACK || mode > MLFAB_NOTIFY_ASYNC) return MLFAB_ERR_ARGUMENT;
+  if (mode < MLFAB_STOCHASTIC_NOTIFY_ACK || mode > MLFAB_STOCHASTIC_ASYNC)
+    return MLFAB_ERR_ARGUMENT;
   notify->mode = mode;
   notify->outs = outs;
   notify->ins = ins;
@@ -57,19 +58,20 @@ MLFAB__INTERNAL int mlfab__notify_begin(mlfab__notify *notify, uint64_t k) {
 MLFAB__INTERNAL int mlfab__notify_may_send(const mlfab__notify *notify, uint32_t edge) {
   if (edge >= notify->outs || notify->out[edge].sent == notify->iteration) return 0;
   /* After the first of them all others may be sent to: ACKs that come meanwhile are of this iteration. */
-  return notify->mode != MLFAB_NOTIFY_ACK || notify->unsent < notify->outs || notify->unacked == 0;
+  return notify->mode != MLFAB_STOCHASTIC_NOTIFY_ACK || notify->unsent < notify->outs ||
+         notify->unacked == 0;
 }
 
 MLFAB__INTERNAL int mlfab__notify_sent(mlfab__notify *notify, uint32_t edge) {
   if (!mlfab__notify_may_send(notify, edge)) return MLFAB_ERR_STATE;
   notify->out[edge].sent = notify->iteration;
   notify->unsent--;
-  notify->unacked += notify->mode == MLFAB_NOTIFY_ACK;
+  notify->unacked += notify->mode == MLFAB_STOCHASTIC_NOTIFY_ACK;
   return 0;
 }
 
 MLFAB__INTERNAL int mlfab__notify_barrier(mlfab__notify *notify, uint64_t k) {
-  if (notify->mode != MLFAB_NOTIFY_BSP || !notify_under_way(notify) || notify->unsent > 0 ||
+  if (notify->mode != MLFAB_STOCHASTIC_BSP || !notify_under_way(notify) || notify->unsent > 0 ||
       k != notify->iteration || notify->barrier == k)
     return MLFAB_ERR_STATE;
   notify->barrier = k;
@@ -78,9 +80,9 @@ MLFAB__INTERNAL int mlfab__notify_barrier(mlfab__notify *notify, uint64_t k) {
 
 MLFAB__INTERNAL int mlfab__notify_ready(const mlfab__notify *notify) {
   if (!notify_under_way(notify) || notify->unsent > 0) return 0;
-  if (notify->mode == MLFAB_NOTIFY_BSP) return notify->barrier == notify->iteration;
+  if (notify->mode == MLFAB_STOCHASTIC_BSP) return notify->barrier == notify->iteration;
   /* After the first slot all others may be looked at: a NOTIFY that comes meanwhile is of the next iteration. */
-  return notify->mode == MLFAB_NOTIFY_ASYNC || notify->unknown < notify->ins ||
+  return notify->mode == MLFAB_STOCHASTIC_ASYNC || notify->unknown < notify->ins ||
          notify->unheard == 0;
 }
 
@@ -101,7 +103,7 @@ MLFAB__INTERNAL int mlfab__notify_consumed(mlfab__notify *notify, uint32_t edge,
   if (input == MLFAB__NOTIFY_WHOLE &&
       (after.header != before.header || after.footer != before.footer))
     input = MLFAB__NOTIFY_TORN;
-  int acks = notify->mode == MLFAB_NOTIFY_ACK;
+  int acks = notify->mode == MLFAB_STOCHASTIC_NOTIFY_ACK;
   if (acks && (input != MLFAB__NOTIFY_WHOLE || before.header != notify->iteration)) {
     return mlfab__error(error, MLFAB_ERR_FRAME, (int32_t)notify->in_peer[edge], 0, 0,
                         "rank %u wrote iteration %llu to a slot that held %llu unread",
@@ -139,8 +141,9 @@ static int notify_refuse(mlfab_error *error, uint32_t rank, const char *what, ui
  * any later one. */
 static int notify_next(const mlfab__notify *notify, const mlfab__notify_in *in, uint64_t k) {
   if (in->header != in->footer) return 0; /* the last one is still coming */
-  return notify->mode == MLFAB_NOTIFY_ACK ? in->footer == in->consumed && k == in->consumed + 1
-                                          : k > in->footer;
+  return notify->mode == MLFAB_STOCHASTIC_NOTIFY_ACK
+             ? in->footer == in->consumed && k == in->consumed + 1
+             : k > in->footer;
 }
 
 static uint64_t notify_expected(const mlfab__notify_in *in) {
@@ -153,7 +156,7 @@ MLFAB__INTERNAL int mlfab__notify_arrives(mlfab__notify *notify, uint32_t edge, 
   mlfab__notify_in *in = &notify->in[edge];
   uint32_t rank = notify->in_peer[edge];
   if (!notify_next(notify, in, header)) {
-    int unread = notify->mode == MLFAB_NOTIFY_ACK && in->footer > in->consumed;
+    int unread = notify->mode == MLFAB_STOCHASTIC_NOTIFY_ACK && in->footer > in->consumed;
     if (!unread) return notify_refuse(error, rank, "the model", header, notify_expected(in));
     return mlfab__error(error, MLFAB_ERR_FRAME, (int32_t)rank, 0, 0,
                         "rank %u sent the model of iteration %llu before %llu was acknowledged",
@@ -177,7 +180,7 @@ MLFAB__INTERNAL int mlfab__notify_notified(mlfab__notify *notify, uint32_t edge,
   if (begun ? footer != in->header : !notify_next(notify, in, footer))
     return notify_refuse(error, rank, "NOTIFY", footer, notify_expected(in));
   in->header = in->footer = footer;
-  notify->unheard -= notify->mode == MLFAB_NOTIFY_ACK;
+  notify->unheard -= notify->mode == MLFAB_STOCHASTIC_NOTIFY_ACK;
   return 0;
 }
 
@@ -186,7 +189,7 @@ MLFAB__INTERNAL int mlfab__notify_acked(mlfab__notify *notify, uint32_t edge, ui
   assert(edge < notify->outs);
   mlfab__notify_out *out = &notify->out[edge];
   uint32_t rank = notify->out_peer[edge];
-  if (notify->mode != MLFAB_NOTIFY_ACK || out->acked == out->sent) {
+  if (notify->mode != MLFAB_STOCHASTIC_NOTIFY_ACK || out->acked == out->sent) {
     return mlfab__error(error, MLFAB_ERR_FRAME, (int32_t)rank, 0, 0,
                         "rank %u sent ACK of iteration %llu: none was to come", rank,
                         (unsigned long long)k);
@@ -209,7 +212,7 @@ MLFAB__INTERNAL int mlfab__notify_awaits(const mlfab__notify *notify, int32_t *r
     }
     return MLFAB__NOTIFY_FOR_ACK;
   }
-  if (notify->mode == MLFAB_NOTIFY_BSP) return MLFAB__NOTIFY_FOR_BARRIER;
+  if (notify->mode == MLFAB_STOCHASTIC_BSP) return MLFAB__NOTIFY_FOR_BARRIER;
   for (uint32_t i = notify->ins; i-- > 0;) {
     if (notify->in[i].footer < notify->iteration) *rank_p = (int32_t)notify->in_peer[i];
   }

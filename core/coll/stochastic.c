@@ -217,7 +217,7 @@ static int stochastic_arrays(mlfab__stochastic *g) {
     g->slots[i].bytes = mlfab__alloc_aligned(env, g->bytes);
     if (!g->slots[i].bytes) return MLFAB_ERR_MEMORY;
   }
-  if (g->options.mode == MLFAB_NOTIFY_BSP) {
+  if (g->options.mode == MLFAB_STOCHASTIC_BSP) {
     g->reached = mlfab__alloc_array(env, g->room, sizeof *g->reached);
     if (!g->reached) return MLFAB_ERR_MEMORY;
   }
@@ -375,7 +375,7 @@ static void stochastic_reduce(mlfab__stochastic *g) {
   for (uint64_t at = 0; n > 1 && at < g->bytes; at += STOCHASTIC_BLOCK)
     stochastic_mean(g, n, at, mlfab__min(STOCHASTIC_BLOCK, g->bytes - at));
   (void)mlfab__notify_end(&g->notify, &tally);
-  for (uint32_t i = 0; g->options.mode == MLFAB_NOTIFY_ACK && i < g->notify.ins; i++)
+  for (uint32_t i = 0; g->options.mode == MLFAB_STOCHASTIC_NOTIFY_ACK && i < g->notify.ins; i++)
     stochastic_send(g, g->in_member[i], STOCHASTIC_ACK, NULL, 0, k);
   g->iterations++;
   g->comm->collectives++;
@@ -463,7 +463,7 @@ static void stochastic_reaches(mlfab__stochastic *g, uint32_t member, uint64_t i
 
 /* A frame for an object that is closed here. Frames of earlier iterations may still come; ASYNC waits for nobody. */
 static void stochastic_closed(const mlfab__stochastic *g, uint64_t iteration) {
-  if (g->options.mode == MLFAB_NOTIFY_ASYNC || iteration <= g->notify.ended) return;
+  if (g->options.mode == MLFAB_STOCHASTIC_ASYNC || iteration <= g->notify.ended) return;
   mlfab__comm_fail(g->comm, MLFAB_ERR_PEER_CLOSED, MLFAB_NO_RANK, "worker %u has closed object %u",
                    g->comm->rank, g->object.channel);
 }
@@ -504,7 +504,7 @@ static void stochastic_free(void *self) {
 }
 
 static void stochastic_remove(mlfab__stochastic *g) {
-  g->object.upto = g->options.mode == MLFAB_NOTIFY_ASYNC ? UINT64_MAX : g->notify.ended + 1;
+  g->object.upto = g->options.mode == MLFAB_STOCHASTIC_ASYNC ? UINT64_MAX : g->notify.ended + 1;
   mlfab__comm_object_bury(g->comm, &g->object);
 }
 
@@ -603,7 +603,7 @@ static int stochastic_check_options(const mlfab__comm *comm, uint64_t count, int
                        "a stochastic reduction: %u is not a graph to reduce over (MLFAB_GRAPH_*, "
                        "not STAR)",
                        o->graph);
-  if (o->mode > MLFAB_NOTIFY_ASYNC)
+  if (o->mode > MLFAB_STOCHASTIC_ASYNC)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
                        "a stochastic reduction: %u is not a mode (MLFAB_NOTIFY_*)", o->mode);
   return o->graph == MLFAB_GRAPH_USER ? stochastic_check_edges(comm, o, error) : 0;
@@ -630,7 +630,7 @@ static mlfab__stochastic *stochastic_new(mlfab__comm *comm, uint64_t count, int 
   g->bytes = count * g->width;
   g->options = *options;
   g->options.refuse_nan = options->refuse_nan != 0;
-  if (!g->options.mode) g->options.mode = MLFAB_NOTIFY_ACK;
+  if (!g->options.mode) g->options.mode = MLFAB_STOCHASTIC_NOTIFY_ACK;
   if (g->options.graph != MLFAB_GRAPH_REGULAR) g->options.degree = 0;
   if (!g->options.seed) g->options.seed = comm->config->seed;
   if (g->options.graph != MLFAB_GRAPH_REGULAR) g->options.seed = 0;

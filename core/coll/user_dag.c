@@ -125,8 +125,8 @@ MLFAB__INTERNAL int mlfab__user_dag_message_op(mlfab__user_dag *graph, uint8_t k
   return user_dag_add(graph, &op, &more, op_p, error);
 }
 
-MLFAB__INTERNAL int mlfab__user_dag_compute(mlfab__user_dag *graph, mlfab_compute_fn fn, void *user,
-                                            uint32_t *op_p, mlfab_error *error) {
+MLFAB__INTERNAL int mlfab__user_dag_compute(mlfab__user_dag *graph, mlfab_dag_compute_fn fn,
+                                            void *user, uint32_t *op_p, mlfab_error *error) {
   const mlfab__dag_op op = {.kind = MLFAB__DAG_COMPUTE};
   const mlfab__user_dag_op more = {.fn = fn, .user = user};
   if (!fn) return user_dag_refuse(error, MLFAB_ERR_ARGUMENT, "the function to compute is NULL");

@@ -11,13 +11,13 @@ enum { MLFAB__USER_DAG_BUILT, MLFAB__USER_DAG_OPENING, MLFAB__USER_DAG_OPEN };
 typedef struct mlfab__user_dag_user {
   void *self;
   /* Calls the user's function, which may call mlfab__user_dag_trigger (inside), and nothing else. */
-  int (*compute)(void *self, mlfab_compute_fn fn, void *user, uint64_t round);
+  int (*compute)(void *self, mlfab_dag_compute_fn fn, void *user, uint64_t round);
   /* The communicator ends: to be freed now. */
   void (*gone)(void *self);
 } mlfab__user_dag_user;
 
 typedef struct mlfab__user_dag_op { /* beside the dag's operation */
-  mlfab_compute_fn fn;
+  mlfab_dag_compute_fn fn;
   void *user;
   uintptr_t data;
   uint32_t rank;
@@ -69,8 +69,8 @@ MLFAB__INTERNAL void mlfab__user_dag_free(mlfab__user_dag *graph);
 MLFAB__INTERNAL int mlfab__user_dag_message_op(mlfab__user_dag *graph, uint8_t kind,
                                                const mlfab__user_dag_message *message,
                                                uint32_t *op_p, mlfab_error *error);
-MLFAB__INTERNAL int mlfab__user_dag_compute(mlfab__user_dag *graph, mlfab_compute_fn fn, void *user,
-                                            uint32_t *op_p, mlfab_error *error);
+MLFAB__INTERNAL int mlfab__user_dag_compute(mlfab__user_dag *graph, mlfab_dag_compute_fn fn,
+                                            void *user, uint32_t *op_p, mlfab_error *error);
 MLFAB__INTERNAL int mlfab__user_dag_nop(mlfab__user_dag *graph, uint32_t *op_p, mlfab_error *error);
 MLFAB__INTERNAL int mlfab__user_dag_after(mlfab__user_dag *graph, uint32_t op, uint32_t dependency,
                                           mlfab_error *error);

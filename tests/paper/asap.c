@@ -292,7 +292,7 @@ static double from_five(void) {
 /* Fig. 8: eight workers, seven inputs each. */
 static void rows_of_inputs(uint32_t seeds) {
   double five[4] = {0}, full[4] = {0}, torn[4] = {0};
-  for (uint32_t mode = MLFAB_NOTIFY_ACK; mode <= MLFAB_NOTIFY_ASYNC; mode++) {
+  for (uint32_t mode = MLFAB_STOCHASTIC_NOTIFY_ACK; mode <= MLFAB_STOCHASTIC_ASYNC; mode++) {
     for (uint32_t seed = 1; seed <= seeds; seed++) {
       const asap_case run = {8, MLFAB_GRAPH_ALL, mode, 50000, 10 * MS, 16384, 0.5, 0.1, NULL};
       if (!bench_open(&run, seed)) {
@@ -342,7 +342,7 @@ static void rows_of_speed(void) {
   double all[4] = {0};
   paper_text("Speed (§6.2): computations of 10 ms, each within 50 % of that; median of five.");
   paper_table();
-  for (uint32_t mode = MLFAB_NOTIFY_ACK; mode <= MLFAB_NOTIFY_ASYNC; mode++)
+  for (uint32_t mode = MLFAB_STOCHASTIC_NOTIFY_ACK; mode <= MLFAB_STOCHASTIC_ASYNC; mode++)
     all[mode] = seconds_of(8, MLFAB_GRAPH_ALL, mode);
   add("ASAP §6.2: NOTIFY-ACK beside BSP, all to all, 8", "1.05", all[2] / all[1], "x", 0, 0,
       "nobody is faster than the slowest there");
@@ -350,7 +350,7 @@ static void rows_of_speed(void) {
       NO_LIMIT, "");
   for (uint32_t k = 0; k < 2; k++) {
     double took[4] = {0};
-    for (uint32_t mode = MLFAB_NOTIFY_ACK; mode <= MLFAB_NOTIFY_ASYNC; mode++)
+    for (uint32_t mode = MLFAB_STOCHASTIC_NOTIFY_ACK; mode <= MLFAB_STOCHASTIC_ASYNC; mode++)
       took[mode] = seconds_of(nodes[k], MLFAB_GRAPH_EXPANDER, mode);
     snprintf(claim, sizeof claim, "ASAP §6.2: NOTIFY-ACK beside BSP, expander, %u", nodes[k]);
     add(claim, "-", took[2] / took[1], "x", 1.03, NO_LIMIT, "");
@@ -371,7 +371,7 @@ static uint64_t sent_by_all(uint32_t n) {
 
 /* Bytes that a worker sends per iteration, counted on its links, without those of opening. */
 static double bytes_of(uint32_t n, uint32_t graph) {
-  const asap_case run = {n, graph, MLFAB_NOTIFY_ACK, 1000, MS, 0, 0, 0, NULL};
+  const asap_case run = {n, graph, MLFAB_STOCHASTIC_NOTIFY_ACK, 1000, MS, 0, 0, 0, NULL};
   uint64_t sent = 0;
   if (!bench_open(&run, 1)) {
     uint64_t before = sent_by_all(n);
@@ -461,7 +461,7 @@ static void reviews_learn(const asap_task *t, uint32_t worker, uint32_t k, float
  * reached. */
 static uint32_t iterations_to(const asap_task *t, uint32_t graph, double target, uint32_t most,
                               double *reached_p) {
-  const asap_case run = {t->n, graph, MLFAB_NOTIFY_ACK, t->count, MS, 0, 0, 0.5, t};
+  const asap_case run = {t->n, graph, MLFAB_STOCHASTIC_NOTIFY_ACK, t->count, MS, 0, 0, 0.5, t};
   uint32_t k = 0;
   double worst = 1e9;
   if (!bench_open(&run, 1)) {

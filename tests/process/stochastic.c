@@ -72,8 +72,9 @@ static int check(const mlfab_stochastic_info *info, uint32_t k, uint32_t mode) {
   for (uint32_t j = 0; j < workers; j++) {
     double of = (double)data[j] * (info->whole + 1);
     if (fabs(of - floor(of + 0.5)) > 0.01) return 1;
-    if (j == (uint32_t)rank ? fabs(of - k) > 0.01
-                            : mode == MLFAB_NOTIFY_ACK && of > 0.5 && fabs(of - k) > 0.01)
+    if (j == (uint32_t)rank
+            ? fabs(of - k) > 0.01
+            : mode == MLFAB_STOCHASTIC_NOTIFY_ACK && of > 0.5 && fabs(of - k) > 0.01)
       return 1;
     whole += j != (uint32_t)rank && of > 0.5;
   }
@@ -95,12 +96,13 @@ static int meet(void) {
 static int warm_up(double *us_p) {
   mlfab_stochastic_info info = {.size = sizeof info};
   uint32_t id;
-  if (open_one(MLFAB_GRAPH_ALL, MLFAB_NOTIFY_ACK, &id) || meet()) return failed("open");
+  if (open_one(MLFAB_GRAPH_ALL, MLFAB_STOCHASTIC_NOTIFY_ACK, &id) || meet()) return failed("open");
   double begin = seconds();
   for (uint32_t k = 1; k <= WARM; k++) {
     fill(k);
     if (mlfab_stochastic_reduce(fabric, id, data, 0, &info)) return failed("reduce");
-    if (info.whole != workers - 1 || check(&info, k, MLFAB_NOTIFY_ACK)) return failed("a mean");
+    if (info.whole != workers - 1 || check(&info, k, MLFAB_STOCHASTIC_NOTIFY_ACK))
+      return failed("a mean");
   }
   *us_p = (seconds() - begin) / WARM * 1e6;
   if (meet() || mlfab_stochastic_close(fabric, id)) return failed("close");
@@ -116,7 +118,7 @@ static int shares(uint32_t mode, uint32_t iterations, double us) {
   if (open_one(MLFAB_GRAPH_ALL, mode, &id) || meet()) return failed("open");
   double begin = seconds(), end = begin + iterations * us * 1e-6;
   /* Workers do not wait for each other: iterate as long as the others would need. */
-  while (mode == MLFAB_NOTIFY_ASYNC ? seconds() < end : k < iterations) {
+  while (mode == MLFAB_STOCHASTIC_ASYNC ? seconds() < end : k < iterations) {
     pause_us(us * pace * (0.9 + 0.2 * uniform((uint64_t)k * 64 + (uint64_t)rank)));
     fill(++k);
     if (mlfab_stochastic_reduce(fabric, id, data, 0, &info)) return failed("reduce");
@@ -141,14 +143,14 @@ static int fail(const char *what) {
   uint64_t patience = strcmp(what, "die") ? SECOND : 20 * SECOND;
   uint32_t id, k = 0;
   int code = 0;
-  if (open_one(MLFAB_GRAPH_EXPANDER, MLFAB_NOTIFY_ACK, &id)) return failed("open");
+  if (open_one(MLFAB_GRAPH_EXPANDER, MLFAB_STOCHASTIC_NOTIFY_ACK, &id)) return failed("open");
   while (!code) {
     fill(++k);
     if (k == 20 && rank == VICTIM && !strcmp(what, "die")) _exit(0);
     if (k == 20 && rank == VICTIM) pause_us(3e6);
     pause_us(2000);
     code = mlfab_stochastic_reduce(fabric, id, data, patience, &info);
-    if (!code && check(&info, k, MLFAB_NOTIFY_ACK)) return failed("a mean");
+    if (!code && check(&info, k, MLFAB_STOCHASTIC_NOTIFY_ACK)) return failed("a mean");
   }
   mlfab_last_error(fabric, &error);
   for (uint64_t e = 0; e < count; e++) { /* unchanged */
@@ -159,7 +161,7 @@ static int fail(const char *what) {
   for (k = 1; k <= 5; k++) {
     fill(k);
     if (mlfab_stochastic_reduce(fabric, id, data, 10 * SECOND, &info)) return failed("go on");
-    if (check(&info, k, MLFAB_NOTIFY_ACK)) return failed("a mean afterwards");
+    if (check(&info, k, MLFAB_STOCHASTIC_NOTIFY_ACK)) return failed("a mean afterwards");
   }
   printf("on %u\n", info.senders);
   return meet() ? failed("meet") : 0;

@@ -263,8 +263,7 @@ static void open_part(void *user) {
   mlfab_partial_options options = o->options;
   options.timeout_ns = 60 * SECOND;
   if (w.failure[0]) return;
-  must(r, mlfab_partial_open(r->ctx, o->count, MLFAB_I64, &options, &p->id),
-       "mlfab_partial_open");
+  must(r, mlfab_partial_open(r->ctx, o->count, MLFAB_I64, &options, &p->id), "mlfab_partial_open");
   if (++r->opened < OBJECTS) {
     when_all_have(&w.have_opened, open_part);
   } else {

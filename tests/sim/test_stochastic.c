@@ -321,7 +321,7 @@ static void inputs_that_are_whole(void **state) {
   double from5[4] = {0}, full[4] = {0};
   uint64_t torn[4] = {0};
   (void)state;
-  for (uint32_t mode = MLFAB_NOTIFY_ACK; mode <= MLFAB_NOTIFY_ASYNC; mode++) {
+  for (uint32_t mode = MLFAB_STOCHASTIC_NOTIFY_ACK; mode <= MLFAB_STOCHASTIC_ASYNC; mode++) {
     static world w;
     init_world(&w, 8, MLFAB_GRAPH_ALL, mode, 25000); /* 7 * 200 kB: 1.1 ms of the link */
     w.config.chunk_bytes = 16384;
@@ -337,13 +337,13 @@ static void inputs_that_are_whole(void **state) {
                   (unsigned)(7 * w.total));
     close_world(&w);
   }
-  assert_true(full[MLFAB_NOTIFY_ACK] == 100);
-  assert_true(torn[MLFAB_NOTIFY_ACK] == 0);
-  assert_true(full[MLFAB_NOTIFY_BSP] < 100);
-  assert_true(torn[MLFAB_NOTIFY_BSP] > 0 && torn[MLFAB_NOTIFY_ASYNC] > 0);
-  assert_true(from5[MLFAB_NOTIFY_BSP] >= 60);
-  assert_true(from5[MLFAB_NOTIFY_ASYNC] >= 35 && from5[MLFAB_NOTIFY_ASYNC] <= 85);
-  assert_true(from5[MLFAB_NOTIFY_ASYNC] < from5[MLFAB_NOTIFY_BSP]);
+  assert_true(full[MLFAB_STOCHASTIC_NOTIFY_ACK] == 100);
+  assert_true(torn[MLFAB_STOCHASTIC_NOTIFY_ACK] == 0);
+  assert_true(full[MLFAB_STOCHASTIC_BSP] < 100);
+  assert_true(torn[MLFAB_STOCHASTIC_BSP] > 0 && torn[MLFAB_STOCHASTIC_ASYNC] > 0);
+  assert_true(from5[MLFAB_STOCHASTIC_BSP] >= 60);
+  assert_true(from5[MLFAB_STOCHASTIC_ASYNC] >= 35 && from5[MLFAB_STOCHASTIC_ASYNC] <= 85);
+  assert_true(from5[MLFAB_STOCHASTIC_ASYNC] < from5[MLFAB_STOCHASTIC_BSP]);
 }
 
 /* §6.2: who waits less is faster; on a sparse graph waiting for neighbours is less than for all. */
@@ -352,7 +352,7 @@ static void throughput(void **state) {
   (void)state;
   for (uint32_t k = 0; k < 2; k++) {
     double seconds[4];
-    for (uint32_t mode = MLFAB_NOTIFY_ACK; mode <= MLFAB_NOTIFY_ASYNC; mode++) {
+    for (uint32_t mode = MLFAB_STOCHASTIC_NOTIFY_ACK; mode <= MLFAB_STOCHASTIC_ASYNC; mode++) {
       static world w;
       init_world(&w, nodes[k], MLFAB_GRAPH_EXPANDER, mode, 2500);
       w.jitter = 0.5;
@@ -362,10 +362,10 @@ static void throughput(void **state) {
       close_world(&w);
     }
     print_message("%u workers: BSP / NOTIFY_ACK %.3f, NOTIFY_ACK / ASYNC %.3f\n", nodes[k],
-                  seconds[MLFAB_NOTIFY_BSP] / seconds[MLFAB_NOTIFY_ACK],
-                  seconds[MLFAB_NOTIFY_ACK] / seconds[MLFAB_NOTIFY_ASYNC]);
-    assert_true(seconds[MLFAB_NOTIFY_BSP] >= 1.03 * seconds[MLFAB_NOTIFY_ACK]);
-    assert_true(seconds[MLFAB_NOTIFY_ACK] > seconds[MLFAB_NOTIFY_ASYNC]);
+                  seconds[MLFAB_STOCHASTIC_BSP] / seconds[MLFAB_STOCHASTIC_NOTIFY_ACK],
+                  seconds[MLFAB_STOCHASTIC_NOTIFY_ACK] / seconds[MLFAB_STOCHASTIC_ASYNC]);
+    assert_true(seconds[MLFAB_STOCHASTIC_BSP] >= 1.03 * seconds[MLFAB_STOCHASTIC_NOTIFY_ACK]);
+    assert_true(seconds[MLFAB_STOCHASTIC_NOTIFY_ACK] > seconds[MLFAB_STOCHASTIC_ASYNC]);
   }
 }
 
@@ -379,7 +379,7 @@ static void bytes(void **state) {
     for (uint32_t g = 0; g < 2; g++) {
       static world w;
       mlfab_stats stats;
-      init_world(&w, nodes[k], graphs[g], MLFAB_NOTIFY_ACK, 500);
+      init_world(&w, nodes[k], graphs[g], MLFAB_STOCHASTIC_NOTIFY_ACK, 500);
       w.enough = 2;
       w.compute_ns = MS;
       w.slice_ns = 200000;
@@ -461,7 +461,7 @@ static uint32_t iterations_to(task *t, uint32_t n, uint32_t graph, double target
   static world w;
   uint32_t k = 0;
   double worst = 0;
-  init_world(&w, n, graph, MLFAB_NOTIFY_ACK, FEATURES);
+  init_world(&w, n, graph, MLFAB_STOCHASTIC_NOTIFY_ACK, FEATURES);
   w.compute = learn;
   w.user = t;
   w.compute_ns = 100000;

@@ -133,7 +133,7 @@ static void world_close(void) {
 
 static void check_sending(uint32_t from, uint32_t to) {
   const edge *e = &w.edges[from][to];
-  if (w.mode != MLFAB_NOTIFY_ACK) return;
+  if (w.mode != MLFAB_STOCHASTIC_NOTIFY_ACK) return;
   MUST(e->sent == e->consumed); /* I1: and so never 2 behind this one */
   for (uint32_t i = 0; i < w.n; i++) {
     for (uint32_t j = 0; j < w.n; j++) /* I2 */
@@ -143,7 +143,8 @@ static void check_sending(uint32_t from, uint32_t to) {
 
 static void write_piece(uint32_t from, uint32_t to, uint64_t k, uint32_t piece) {
   edge *e = &w.edges[from][to];
-  if (w.mode == MLFAB_NOTIFY_ACK) MUST(k == e->consumed + 1 && e->heard == e->consumed); /* I3 */
+  if (w.mode == MLFAB_STOCHASTIC_NOTIFY_ACK)
+    MUST(k == e->consumed + 1 && e->heard == e->consumed); /* I3 */
   if (piece == 0) {
     e->slot.header = k;
   } else if (piece <= WORDS) {
@@ -213,7 +214,8 @@ static int send_some(node *a) {
   int may = mlfab__notify_may_send(&a->is, index), wanted = 1;
   for (uint32_t i = 0; i < a->outs; i++) {
     const edge *other = &w.edges[me][a->out[i]];
-    if (w.mode == MLFAB_NOTIFY_ACK && other->sent < a->k) wanted &= other->acked == other->sent;
+    if (w.mode == MLFAB_STOCHASTIC_NOTIFY_ACK && other->sent < a->k)
+      wanted &= other->acked == other->sent;
   }
   MUST(may == wanted);
   MUST(may || (a->at == 0 && a->piece == 0)); /* never blocks between sends */
@@ -252,7 +254,7 @@ static void consume(node *a, uint32_t index) {
     e->consumed = k;
     for (uint32_t i = 0; i < WORDS; i++) MUST(a->copy.words[i] == word(from, k, i)); /* I4 */
   }
-  if (w.mode != MLFAB_NOTIFY_ACK) {
+  if (w.mode != MLFAB_STOCHASTIC_NOTIFY_ACK) {
     MUST(ack == 0);
     return;
   }
@@ -264,9 +266,10 @@ static void consume(node *a, uint32_t index) {
 static int reduce_some(node *a) {
   uint32_t me = (uint32_t)(a - w.nodes);
   mlfab__notify_tally tally = {9, 9, 9};
-  int wanted = w.mode != MLFAB_NOTIFY_BSP || a->barrier == a->k;
+  int wanted = w.mode != MLFAB_STOCHASTIC_BSP || a->barrier == a->k;
   for (uint32_t i = 0; i < a->ins; i++)
-    wanted = wanted && (w.mode != MLFAB_NOTIFY_ACK || w.edges[a->in[i]][me].heard >= a->k);
+    wanted =
+        wanted && (w.mode != MLFAB_STOCHASTIC_NOTIFY_ACK || w.edges[a->in[i]][me].heard >= a->k);
   MUST(mlfab__notify_ready(&a->is) == wanted);
   if (!wanted) return 0;
   if (a->at == a->ins) {
@@ -297,7 +300,7 @@ static int reduce_some(node *a) {
 }
 
 static int pass_barrier(node *a) {
-  if (w.mode != MLFAB_NOTIFY_BSP || a->phase != REDUCING || a->barrier == a->k) return 0;
+  if (w.mode != MLFAB_STOCHASTIC_BSP || a->phase != REDUCING || a->barrier == a->k) return 0;
   for (uint32_t i = 0; i < w.n; i++) {
     const node *b = &w.nodes[i];
     if (b->k < a->k || (b->k == a->k && b->phase == SENDING)) return 0;
@@ -319,7 +322,7 @@ static void check_awaits(node *a, int acted) {
   if (what == MLFAB__NOTIFY_FOR_NOTIFY)
     MUST(a->phase == REDUCING && rank >= 0 && w.edges[rank][me].heard < a->k);
   if (what == MLFAB__NOTIFY_FOR_BARRIER)
-    MUST(w.mode == MLFAB_NOTIFY_BSP && rank == MLFAB_NO_RANK && a->phase == REDUCING);
+    MUST(w.mode == MLFAB_STOCHASTIC_BSP && rank == MLFAB_NO_RANK && a->phase == REDUCING);
 }
 
 static int act(node *a) {
@@ -361,7 +364,7 @@ static int wrong_message(node *a, mlfab_error *error, uint32_t *peer) {
   uint32_t index = below(count);
   *peer = kind ? a->in[index] : a->out[index];
   const edge *e = kind ? &w.edges[*peer][me] : &w.edges[me][*peer];
-  int acks = w.mode == MLFAB_NOTIFY_ACK;
+  int acks = w.mode == MLFAB_STOCHASTIC_NOTIFY_ACK;
   int under_way = !w.memory && a->is.in && kind && a->is.in[index].header != e->heard;
   uint64_t k = (kind ? e->heard : e->sent) + below(4) - 1;
   if (kind == 0) {
@@ -392,7 +395,8 @@ static int wrong_call(node *a) {
       return mlfab__notify_may_send(&a->is, index) ? MLFAB_ERR_STATE
                                                    : mlfab__notify_sent(&a->is, index);
     case 2:
-      if (w.mode == MLFAB_NOTIFY_BSP && a->phase != COMPUTING && k == a->k) return MLFAB_ERR_STATE;
+      if (w.mode == MLFAB_STOCHASTIC_BSP && a->phase != COMPUTING && k == a->k)
+        return MLFAB_ERR_STATE;
       return mlfab__notify_barrier(&a->is, k);
     case 3:
       if (a->phase == REDUCING && index < a->ins) return MLFAB_ERR_STATE;
@@ -466,14 +470,14 @@ static void run_many(uint64_t runs, uint32_t mode, uint64_t *whole, uint64_t *to
 static void notify_ack(void **state) {
   uint64_t whole, torn, stale;
   (void)state;
-  run_many(10000, MLFAB_NOTIFY_ACK, &whole, &torn, &stale);
+  run_many(10000, MLFAB_STOCHASTIC_NOTIFY_ACK, &whole, &torn, &stale);
   assert_true(whole > 0);
   assert_int_equal(torn + stale, 0);
 }
 
 static void bsp_and_async(void **state) {
   (void)state;
-  for (uint32_t mode = MLFAB_NOTIFY_BSP; mode <= MLFAB_NOTIFY_ASYNC; mode++) {
+  for (uint32_t mode = MLFAB_STOCHASTIC_BSP; mode <= MLFAB_STOCHASTIC_ASYNC; mode++) {
     uint64_t whole, torn, stale;
     run_many(3000, mode, &whole, &torn, &stale);
     if (getenv("MLFAB_SEED")) return;
@@ -485,7 +489,7 @@ static void bsp_and_async(void **state) {
 static void figure_8(void **state) {
   double share[4] = {0};
   (void)state;
-  for (uint32_t mode = MLFAB_NOTIFY_ACK; mode <= MLFAB_NOTIFY_ASYNC; mode++) {
+  for (uint32_t mode = MLFAB_STOCHASTIC_NOTIFY_ACK; mode <= MLFAB_STOCHASTIC_ASYNC; mode++) {
     world_begin(8, 8, mode, 1, 400);
     for (uint32_t i = 0; i < 64; i++) w.edges[i / 8][i % 8].is = i / 8 != i % 8;
     world_open();
@@ -493,14 +497,14 @@ static void figure_8(void **state) {
     share[mode] = (double)w.whole / (8 * 7 * 400);
     world_close();
   }
-  assert_true(share[MLFAB_NOTIFY_ACK] == 1.0);
-  assert_true(share[MLFAB_NOTIFY_BSP] < 1.0 && share[MLFAB_NOTIFY_ASYNC] < 1.0);
+  assert_true(share[MLFAB_STOCHASTIC_NOTIFY_ACK] == 1.0);
+  assert_true(share[MLFAB_STOCHASTIC_BSP] < 1.0 && share[MLFAB_STOCHASTIC_ASYNC] < 1.0);
 }
 
 static uint64_t words_of(uint32_t kind, uint32_t n) {
   mlfab_edge list[NODES * NODES];
   uint32_t edges;
-  world_begin(n, n, MLFAB_NOTIFY_ACK, 0, 10);
+  world_begin(n, n, MLFAB_STOCHASTIC_NOTIFY_ACK, 0, 10);
   assert_int_equal(mlfab_graph_build(kind, n, 0, 0, list, NODES * NODES, &edges), 0);
   for (uint32_t i = 0; i < edges; i++) w.edges[list[i].from][list[i].to].is = 1;
   world_open();
@@ -528,7 +532,8 @@ static void a_slot_written_too_early(void **state) {
   mlfab__env_init(&env, NULL);
   assert_int_equal(mlfab__notify_init(&notify, &env, 0, peer, 1, peer, 1), MLFAB_ERR_ARGUMENT);
   assert_int_equal(mlfab__notify_init(&notify, &env, 4, peer, 1, peer, 1), MLFAB_ERR_ARGUMENT);
-  assert_int_equal(mlfab__notify_init(&notify, &env, MLFAB_NOTIFY_ACK, peer, 1, peer, 1), 0);
+  assert_int_equal(mlfab__notify_init(&notify, &env, MLFAB_STOCHASTIC_NOTIFY_ACK, peer, 1, peer, 1),
+                   0);
   assert_int_equal(mlfab__notify_edge(peer, 1, 7), 0);
   assert_int_equal(mlfab__notify_edge(peer, 1, 6), -1);
   assert_int_equal(mlfab__notify_edge(peer, 1, 8), -1);
@@ -577,8 +582,9 @@ static void out_of_memory(void **state) {
     hooks.allocate = allocate_one;
     hooks.release = release_one;
     assert_int_equal(mlfab__env_init(&env, &hooks), 0);
-    assert_int_equal(mlfab__notify_init(&notify, &env, MLFAB_NOTIFY_ACK, peer, 2, peer, 2),
-                     good < 2 ? MLFAB_ERR_MEMORY : 0);
+    assert_int_equal(
+        mlfab__notify_init(&notify, &env, MLFAB_STOCHASTIC_NOTIFY_ACK, peer, 2, peer, 2),
+        good < 2 ? MLFAB_ERR_MEMORY : 0);
     mlfab__notify_free(&notify, &env);
     assert_int_equal(env.bytes, 0);
   }

@@ -282,7 +282,7 @@ static void expect_coded(worker *me) {
     whole++;
     assert_true(of > me->used[j]);
     assert_non_null(sent_by(j, me, of));
-    if (w->options.mode == MLFAB_NOTIFY_ACK) assert_int_equal(of, me->k);
+    if (w->options.mode == MLFAB_STOCHASTIC_NOTIFY_ACK) assert_int_equal(of, me->k);
     me->used[j] = of;
   }
   if (w->count < n) return;
@@ -320,8 +320,8 @@ static void expect_result(worker *me) {
   assert_int_equal(info->whole + info->torn + info->stale, info->senders);
   assert_int_equal(info->iteration, ++me->finished);
   assert_int_equal(info->sent_bytes % bytes_of_model(), 0);
-  if (w->options.mode == MLFAB_NOTIFY_ACK) assert_int_equal(info->whole, info->senders);
-  for (uint32_t m = 0; w->options.mode == MLFAB_NOTIFY_BSP && m < me->comm.members; m++)
+  if (w->options.mode == MLFAB_STOCHASTIC_NOTIFY_ACK) assert_int_equal(info->whole, info->senders);
+  for (uint32_t m = 0; w->options.mode == MLFAB_STOCHASTIC_BSP && m < me->comm.members; m++)
     assert_non_null(sent_by(me->comm.ranks[m], me, me->k)); /* the barrier */
   w->whole += info->whole;
   w->torn += info->torn;
@@ -431,9 +431,10 @@ static void random_case(uint64_t seed, int kills) {
   if (graph == MLFAB_GRAPH_USER) n += 1;
   uint64_t count = 1 + mlfab__rng_below(&prng, mlfab__rng_below(&prng, 3) ? 40 : 3000);
   open_world(n, seed, graph, mode, count);
-  if (mode == 0) w->options.mode = MLFAB_NOTIFY_ACK;
+  if (mode == 0) w->options.mode = MLFAB_STOCHASTIC_NOTIFY_ACK;
   w->dtype = chance(2) ? MLFAB_F64 : MLFAB_F32;
-  w->coded = w->options.mode != MLFAB_NOTIFY_ACK || graph == MLFAB_GRAPH_REGULAR || chance(2);
+  w->coded =
+      w->options.mode != MLFAB_STOCHASTIC_NOTIFY_ACK || graph == MLFAB_GRAPH_REGULAR || chance(2);
   w->breaking = chance(3) ? 0 : 300;
   w->may_fail = kills;
   if (graph == MLFAB_GRAPH_USER) { /* a ring against the ranks, and what does not count */
@@ -478,7 +479,7 @@ static void deaths(void **state) {
 static void modes(void **state) {
   double share[4];
   (void)state;
-  for (uint32_t mode = MLFAB_NOTIFY_ACK; mode <= MLFAB_NOTIFY_ASYNC; mode++) {
+  for (uint32_t mode = MLFAB_STOCHASTIC_NOTIFY_ACK; mode <= MLFAB_STOCHASTIC_ASYNC; mode++) {
     open_world(8, 5, MLFAB_GRAPH_ALL, mode, 1200);
     w->config.chunk_bytes = 512;
     w->iterations = 60;
@@ -492,18 +493,18 @@ static void modes(void **state) {
     share[mode] = (double)w->whole / all;
     print_message("mode %u: whole %.3f torn %.3f stale %.3f, %u steps\n", mode, share[mode],
                   (double)w->torn / all, (double)w->stale / all, (unsigned)w->now);
-    if (mode != MLFAB_NOTIFY_ACK) assert_true(w->torn > 0);
+    if (mode != MLFAB_STOCHASTIC_NOTIFY_ACK) assert_true(w->torn > 0);
     close_world();
   }
-  assert_true(share[MLFAB_NOTIFY_ACK] == 1.0);
-  assert_true(share[MLFAB_NOTIFY_BSP] < 1.0);
-  assert_true(share[MLFAB_NOTIFY_ASYNC] < 1.0);
+  assert_true(share[MLFAB_STOCHASTIC_NOTIFY_ACK] == 1.0);
+  assert_true(share[MLFAB_STOCHASTIC_BSP] < 1.0);
+  assert_true(share[MLFAB_STOCHASTIC_ASYNC] < 1.0);
 }
 
 /* More senders than one pass of the kernels takes. */
 static void many_senders(void **state) {
   (void)state;
-  open_world(WORKERS, 3, MLFAB_GRAPH_ALL, MLFAB_NOTIFY_ACK, 5000);
+  open_world(WORKERS, 3, MLFAB_GRAPH_ALL, MLFAB_STOCHASTIC_NOTIFY_ACK, 5000);
   w->iterations = 2;
   w->coded = 0;
   w->dtype = MLFAB_F32;
@@ -531,7 +532,7 @@ static void until_all(enum state state) {
 /* One that does not call: the deadline of the others names it, also those who do not hear of it. */
 static void one_does_not_call(void **state) {
   (void)state;
-  for (uint32_t mode = MLFAB_NOTIFY_ACK; mode <= MLFAB_NOTIFY_BSP; mode++) {
+  for (uint32_t mode = MLFAB_STOCHASTIC_NOTIFY_ACK; mode <= MLFAB_STOCHASTIC_BSP; mode++) {
     open_world(7, 9, MLFAB_GRAPH_CHAIN, mode, 100);
     w->config.timeout_ns = 20 * BEAT;
     w->may_fail = 1;
@@ -564,13 +565,13 @@ static void one_does_not_call(void **state) {
  * disturbs nobody, though others' messages are still under way. */
 static void one_closes(void **state) {
   (void)state;
-  for (uint32_t mode = MLFAB_NOTIFY_ACK; mode <= MLFAB_NOTIFY_ASYNC; mode++) {
+  for (uint32_t mode = MLFAB_STOCHASTIC_NOTIFY_ACK; mode <= MLFAB_STOCHASTIC_ASYNC; mode++) {
     for (int which = 0; which < 4; which++) {
       int large = which % 2;
       open_world(5, 23 + mode, which < 2 ? MLFAB_GRAPH_EXPANDER : MLFAB_GRAPH_CHAIN, mode,
                  large ? 3000 : 30);
       if (which >= 2) w->workers[2].pace = 20000; /* the others have begun the next */
-      w->may_fail = mode != MLFAB_NOTIFY_ASYNC;
+      w->may_fail = mode != MLFAB_STOCHASTIC_ASYNC;
       w->abrupt = 1;
       w->workers[2].last = 3;
       open_all();
@@ -600,12 +601,12 @@ static void one_closes(void **state) {
 static void other_options(void **state) {
   (void)state;
   for (int which = 0; which < 4; which++) {
-    open_world(5, 11, MLFAB_GRAPH_EXPANDER, MLFAB_NOTIFY_ACK, 100);
+    open_world(5, 11, MLFAB_GRAPH_EXPANDER, MLFAB_STOCHASTIC_NOTIFY_ACK, 100);
     w->may_fail = 1;
     for (uint32_t i = 0; i < 5; i++) {
       mlfab_stochastic_options usual = w->options;
       if (i == 3 && which == 0) w->options.graph = MLFAB_GRAPH_RING;
-      if (i == 3 && which == 1) w->options.mode = MLFAB_NOTIFY_ASYNC;
+      if (i == 3 && which == 1) w->options.mode = MLFAB_STOCHASTIC_ASYNC;
       if (i == 3 && which == 2) w->count++;
       if (i == 3 && which == 3) w->dtype = MLFAB_F32;
       open_object(&w->workers[i]);
@@ -627,7 +628,7 @@ static void no_graph_left(void **state) {
   const mlfab__comm_call barrier = {.kind = MLFAB__COLLECTIVE_BARRIER, .words = "a barrier"};
   mlfab_error error;
   (void)state;
-  open_world(4, 13, MLFAB_GRAPH_HYPERCUBE, MLFAB_NOTIFY_ACK, 100);
+  open_world(4, 13, MLFAB_GRAPH_HYPERCUBE, MLFAB_STOCHASTIC_NOTIFY_ACK, 100);
   w->may_fail = w->hold = 1;
   open_all();
   until_all(THINKING);
@@ -655,7 +656,7 @@ static void no_graph_left(void **state) {
 /* A call that waits for its epoch, which has no graph. */
 static void no_graph_at_all(void **state) {
   (void)state;
-  open_world(6, 17, MLFAB_GRAPH_HYPERCUBE, MLFAB_NOTIFY_ACK, 100);
+  open_world(6, 17, MLFAB_GRAPH_HYPERCUBE, MLFAB_STOCHASTIC_NOTIFY_ACK, 100);
   w->may_fail = w->hold = 1;
   open_all();
   for (uint32_t i = 0; i < 6; i++) w->workers[i].last = 1;
@@ -672,7 +673,7 @@ static void no_graph_at_all(void **state) {
 static void users_edges(void **state) {
   mlfab_error error;
   (void)state;
-  open_world(4, 19, MLFAB_GRAPH_USER, MLFAB_NOTIFY_ACK, 10);
+  open_world(4, 19, MLFAB_GRAPH_USER, MLFAB_STOCHASTIC_NOTIFY_ACK, 10);
   w->edges[0] = (mlfab_edge){0, 1};
   w->edges[1] = (mlfab_edge){1, 2};
   w->edges[2] = (mlfab_edge){2, 0};
