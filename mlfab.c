@@ -6318,14 +6318,14 @@ MLFAB__INTERNAL void mlfab__windows_decide(mlfab__window *window, uint64_t seq, 
 /* ==============================================================================================
  * core/node/port.h
  * ============================================================================================== */
-/* port.h - how a role speaks: what it is handed, what it yields, whom it may ask.
+/* port.h - a role's port: the frames that it receives and sends, and what it may ask of the node.
  *
- * A role (worker, server, member) knows its peers by number: a server its workers by rank, a worker
- * its servers by number. Control frames are posted to a queue of the peer's link at once; frames
- * with a bulk are yielded one at a time when the link has room, so that the choice falls as late as
- * possible and control goes between the chunks. */
+ * A role (worker, server, member) knows its peers by number: a server its workers by rank, a worker its
+ * servers by number. The role posts control frames to the queue of the peer's link at once. The node asks
+ * it for frames with a bulk one at a time when the link has room, so that the role chooses as late as
+ * possible and control frames go between the chunks. */
 
-/* A frame that came. Borrowed for the length of the call. */
+/* An incoming frame. Borrowed for the length of the call. */
 typedef struct mlfab__frame_in {
   uint8_t type;
   uint32_t meta_bytes, bulk_bytes;
@@ -6333,43 +6333,41 @@ typedef struct mlfab__frame_in {
   const void *bulk; /* NULL with bulk_bytes > 0: a ghost */
 } mlfab__frame_in;
 
-/* A frame to go. The role fills it without changing its state; the state follows when it was
- * taken. */
+/* An outgoing frame. The role fills it without changing its own state, which advances in `taken`. */
 typedef struct mlfab__frame_out {
   uint8_t type;
   uint32_t meta_bytes, bulk_bytes;
-  uint8_t *meta;    /* where to encode: room for MLFAB_META_MAX */
-  const void *bulk; /* borrowed until the token comes back, or copied when token is 0 */
+  uint8_t *meta;    /* the role encodes here: room for MLFAB_META_MAX */
+  const void *bulk; /* borrowed until the token is returned; copied if token is 0 */
   uint64_t token;   /* below 2^60: see role.h, Loans */
-  uint32_t slot;    /* the role's own notes until it was taken */
+  uint32_t slot;    /* the role's own notes for `taken` */
   uint64_t note[2];
 } mlfab__frame_out;
 
 typedef struct mlfab__port {
   void *self;
-  /* Queues a control frame. A peer without link gets nothing: what matters is said again at
-   * HELLO. */
+  /* Queues a control frame. A peer without a link gets nothing: HELLO repeats what matters. */
   void (*post)(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes);
   /* The role has a frame to yield for this peer. */
   void (*ready)(void *self, uint32_t peer);
-  /* The peer broke the protocol: its link is given up. */
+  /* The peer broke the protocol: the node closes its link. */
   void (*drop)(void *self, uint32_t peer, int code, const char *text);
-  /* The bulk lent with this token is taken back. */
+  /* Takes back the bulk lent with this token. */
   void (*detach)(void *self, uint32_t peer, uint64_t token);
   void (*event)(void *self, uint32_t kind, int32_t rank, int is_server, uint32_t incarnation,
                 int code, const char *text);
 } mlfab__port;
 
-/* Gives the link of `peer` up when `wrong`: the frame is malformed, or says what cannot be. Returns `wrong`. */
+/* Drops the link of `peer` if `wrong`: the frame is malformed, or its content impossible. Returns `wrong`. */
 MLFAB__INTERNAL int mlfab__port_refuse(const mlfab__port *port, uint32_t peer,
                                        const mlfab__frame_in *frame, int wrong);
-/* The same of a frame that does not decode into the struct `m` of the frames called `name`. */
+/* The same for a frame that does not decode into the struct `m` of the frames called `name`. */
 #define MLFAB__MALFORMED(port, peer, frame, name, m) \
   mlfab__port_refuse(port, peer, frame,              \
                      mlfab__decode_##name((frame)->meta, (frame)->meta_bytes, m) != 0)
 
-/* Posts frame `type`, encoded from the struct `meta` of the frames called `name`; for those with a list
- * the last argument is the list, and `room` is enough for it. */
+/* Posts frame `type`, encoded from the struct `meta` of the frames called `name`. For frames with a list
+ * the last argument is the list, and `room` has to hold it. */
 #define MLFAB__POST_LIST(room, port, peer, type, name, ...)                                        \
   do {                                                                                             \
     uint8_t encoded_[room];                                                                        \
@@ -6382,7 +6380,7 @@ MLFAB__INTERNAL int mlfab__port_refuse(const mlfab__port *port, uint32_t peer,
 /* ==============================================================================================
  * core/node/port.c
  * ============================================================================================== */
-/* port.c - how a role speaks. See port.h. */
+/* port.c - a role's port. See port.h. */
 
 #include <stdio.h>
 
@@ -6398,24 +6396,25 @@ MLFAB__INTERNAL int mlfab__port_refuse(const mlfab__port *port, uint32_t peer,
 /* ==============================================================================================
  * core/node/role.h
  * ============================================================================================== */
-/* role.h - the role table: what a node asks of its roles, and nothing else of them.
+/* role.h - the role table: all that a node knows of its roles.
  *
- * A role is a part of a node that speaks to peers: the worker, the server, the communicator, an aggregator, ...
- * It says on which kinds of links it is asked, and fills in the functions that it needs; NULL where it does not
- * care. The node owns links, queues, timers, admission and liveness, and knows its roles only by this table. A
- * peer is told by the kind of the link and its number there (node.h): the rank of a worker, the number of a
+ * A role is a part of a node that speaks to peers: the worker, the server, the communicator, an aggregator,
+ * ... It names the kinds of links that it uses, and fills in the functions that it needs; the others are
+ * NULL. The node owns links, queues, timers, admission and liveness, and knows its roles only by this
+ * table. The kind of the link and a number identify a peer (node.h): the rank of a worker, the number of a
  * server.
  *
- * Order. Where several roles are on one kind of link, a frame is offered to them in the order of the table, those
- * of the `rest` last, until one takes it. Of those that have a frame to send, the role that sent last on this link is asked last, so that
- * they take turns.
+ * Order. If several roles use one kind of link, the node offers them a frame in the order of the table,
+ * those with `rest` last, until one takes it. When it asks for a frame to send, it starts after the role
+ * that sent last on this link, so that they take turns.
  *
- * Loans. A bulk that is lent to a link has a token of its role, below 2^60. It comes back exactly once: by
- * `returned`, or, when the role took it back with the port's detach or the link is lost, without a word. Tokens
- * of several roles on one link do not meet: the node adds which role it was.
+ * Loans. A bulk that a role lends to a link has a token of the role, below 2^60. The loan ends exactly
+ * once: the node calls `returned`, or the role takes it back with the port's detach, or the link is lost;
+ * the last two cause no call. Tokens of several roles on one link cannot collide: the node adds the role.
  *
- * Functions are called with the node in a consistent state, one at a time, and never from inside another
- * function of a role: what a role asks of links (drop, detach) is done when it has returned. */
+ * The node calls these functions in a consistent state, one at a time, and never from inside a function of
+ * another role: it carries out what a role requests of links (drop, detach) after the function has
+ * returned. */
 
 struct mlfab_node; /* node.h */
 
@@ -6425,7 +6424,7 @@ enum mlfab__link_kind {
   MLFAB__LINK_CLAIM,
   MLFAB__LINK_JOIN_IN,
   MLFAB__LINK_JOIN_OUT,
-  MLFAB__LINK_SERVER, /* from here on roles are asked */
+  MLFAB__LINK_SERVER, /* from here on the node calls roles */
   MLFAB__LINK_WORKER,
   MLFAB__LINK_PLANNER,
   MLFAB__LINK_SCHEDULER,
@@ -6439,18 +6438,17 @@ enum mlfab__link_kind {
 #define MLFAB__ON(kind) (1u << MLFAB__LINK_##kind)
 #define MLFAB__SERVES(kind) (1u << MLFAB__REQUEST_##kind)
 
-/* What was said when a link came to stand. */
+/* The data exchanged when a link comes up. */
 typedef struct mlfab__greeting {
-  const mlfab__hello *hello; /* what a worker said who called; else NULL */
-  mlfab__hello_ack
-      *ack; /* the answer: to be filled by who was called, and then what the caller reads */
-  uint32_t incarnation; /* of who called; 0 where we did */
-  int fresh;            /* ... which is a process that was not here before */
-  const char *why;      /* hello: why not. Static */
-  const char *died; /* up: what the peer would be said to have died of, were it dead now. Static */
+  const mlfab__hello *hello; /* the HELLO of a worker that called; else NULL */
+  mlfab__hello_ack *ack;     /* the answer: the called side fills it, the caller reads it */
+  uint32_t incarnation;      /* of the caller; 0 if this node called */
+  int fresh;                 /* the caller is a process that was not here before */
+  const char *why;           /* hello: the reason for a refusal. Static */
+  const char *died;          /* up: the cause of death if the peer were dead now. Static */
 } mlfab__greeting;
 
-/* Of which link a role is asked, and when. */
+/* The link and the time of a call. */
 typedef struct mlfab__at {
   int kind;
   uint32_t peer;
@@ -6460,55 +6458,59 @@ typedef struct mlfab__at {
 typedef struct mlfab__role {
   const char *name;
   void *self;
-  size_t bytes;      /* of self, which the node gives back after `free`; 0: not the node's */
+  size_t bytes;      /* of self, which the node frees after `free`; 0: not the node's */
   uint32_t links;    /* MLFAB__ON(kind) | ... */
-  uint32_t sends;    /* of those: on which `next` is asked */
+  uint32_t sends;    /* of those: kinds on which the node calls `next` */
   uint32_t requests; /* MLFAB__SERVES(kind) | ... of `withdraw` */
-  uint8_t from, to;  /* it takes no frame of a type outside of these; 0 and 0: of any */
-  uint8_t rest;      /* refuses frames that it does not know: stands behind those that do not */
+  uint8_t from, to;  /* frame types that it takes; 0 and 0: all */
+  /* it refuses frames that it does not know: the node asks it after the others */
+  uint8_t rest;
 
-  /* A frame: 1 when this role takes it, 0 when it is not of this role, or an error: the link is given up. */
+  /* A frame: 1 if this role takes it, 0 if the frame belongs to another role; an error drops the link. */
   int (*frame)(void *self, mlfab__at at, const mlfab__frame_in *frame);
-  /* The next frame with a bulk for this peer: 1, or 0. It was taken. Its bulk is free. */
+  /* next: the next frame with a bulk for this peer: 1, or 0. taken: it was sent. returned: its bulk is
+   * free. */
   int (*next)(void *self, mlfab__at at, mlfab__frame_out *frame);
   void (*taken)(void *self, mlfab__at at, const mlfab__frame_out *frame);
   void (*returned)(void *self, mlfab__at at, uint64_t token);
 
-  /* A link is about to stand: to judge, and to fill the answer where the peer called. Not 0: an error, and
-   * `why`; a peer that called is refused, a server that answered counts as dead. */
+  /* A link is coming up: judge it, and fill the answer if the peer called. Nonzero: an error, with `why`;
+   * the node refuses a peer that called, and takes a server that answered for dead. */
   int (*hello)(void *self, mlfab__at at, mlfab__greeting *greeting);
-  /* It stands, and its answer was sent or came. A server may answer again: then nothing was lost. */
+  /* It is up, and the answer was sent or received. A server may answer again: then nothing was lost. */
   void (*up)(void *self, mlfab__at at, mlfab__greeting *greeting);
   /* It broke: the peer may call again. */
   void (*lost)(void *self, mlfab__at at);
   /* The peer is dead, or has said goodbye (`left`). */
   void (*gone)(void *self, mlfab__at at, int left);
-  /* Is a link to this peer wanted? Asked where there is none. */
+  /* Does the role want a link to this peer? The node asks if there is none. */
   int (*wants)(void *self, mlfab__at at);
 
-  /* Every look at the clock; when the next is due. */
+  /* tick: at every look at the clock. deadline: when the next one is due. */
   void (*tick)(void *self, uint64_t now_ns);
   uint64_t (*deadline)(const void *self);
-  /* Four times a heartbeat, while `waits` of any role says so. */
+  /* Four times a beat, while `waits` of any role returns 1. */
   void (*scan)(void *self, uint64_t now_ns);
   int (*waits)(const void *self);
-  /* After everything that may have changed something. All actions have been carried out: nothing is lent any
-   * more but what is open. */
+  /* settle: after everything that may have changed state. idle: the driver has carried out all actions, so the
+   * only loans left are those of open operations. */
   void (*settle)(void *self);
   void (*idle)(void *self);
 
-  /* A request of this role ends by its deadline, or as cancelled. */
+  /* A request of this role ends: its deadline passed, or it was cancelled. */
   void (*withdraw)(void *self, mlfab__request *request, int code, uint64_t now_ns);
-  /* May others want something of it at any time, without a call of this node's? */
+  /* May other nodes need this role at any time, without a call on this node? */
   int (*serves)(const void *self);
-  /* This node's worker has no more data. Does nobody wait for this role because of that any more? */
+  /* finish: this node's worker has no more data. finished: does nobody wait for this role because of that
+   * any more? */
   void (*finish)(void *self);
   int (*finished)(const void *self);
-  /* This node's worker will leave. Does nobody wait for this role any more? It says goodbye now. */
+  /* leave: this node's worker will leave. quiet: does nobody wait for this role any more? part: it says BYE
+   * now. */
   void (*leave)(void *self);
   int (*quiet)(const void *self);
   void (*part)(void *self);
-  /* A transport measured a link. What this host's links carry, bytes per second, 0: not known. */
+  /* measured: a transport measured a link. capacity: of this host's links, bytes per second; 0: not known. */
   void (*measured)(void *self, const mlfab_measure *measure, uint64_t now_ns);
   void (*capacity)(void *self, double in, double out);
   void (*stats)(const void *self, mlfab_stats *stats);
@@ -6519,112 +6521,115 @@ typedef struct mlfab__role {
 /* ==============================================================================================
  * core/node/role.c
  * ============================================================================================== */
-/* role.c - a node: the table of its roles, their ports, and who of them is asked. See role.h. */
+/* role.c - a node: the table of its roles, their ports, and the calls to them. See role.h. */
 
 /* ==============================================================================================
  * core/node/node.h
  * ============================================================================================== */
-/* node.h - a node: its links, joining, liveness. A beat is the interval of heartbeats. What the node is for is in
- * its roles, which it knows by their table only (role.h).
+/* node.h - a node: its links, joining, liveness. A beat is the heartbeat interval. A node does its work in
+ * roles, which it knows only through their table (role.h).
  *
  * A link is a transport's connection with a purpose:
  *
- *    NEW      somebody called us; its first frame tells who it is: JOIN -> JOIN_IN, HELLO -> WORKER,
- *             SCHEDULER or RESHARD_IN, MEET -> PEER_IN
- *    CLAIM    it wants a number that another process has: see Numbers
- *    JOIN_IN  a node that joins, at server 0, until it has its WELCOME and hangs up
- *    JOIN_OUT we join; closed when WELCOME is here
- *    SERVER   from our worker role to a server: HELLO, HELLO_ACK, then everything
+ *    NEW      another node called this one. Its first frame tells the kind: JOIN -> JOIN_IN,
+ *             HELLO -> WORKER, SCHEDULER or RESHARD_IN, MEET -> PEER_IN
+ *    CLAIM    it asks for a number that another process has: see Numbers
+ *    JOIN_IN  at server 0: from a node that joins, until that node has its WELCOME and hangs up
+ *    JOIN_OUT from this node to server 0, to join; closed when WELCOME has arrived
+ *    SERVER   from our worker role to a server: HELLO, HELLO_ACK, then all other frames
  *    WORKER   from a worker to our server role
  *    PLANNER  from our scheduler role to a server: HELLO, HELLO_ACK, plans; SCHEDULER: its other end
- *    PEER     from our worker role to another worker's node, as an aggregator or
- *             in collectives: MEET, then updates up and the model down, and messages up;
- *             PEER_IN: its other end. Opened when it is wanted: server 0 is asked WHERE, and says THERE
- *    RESHARD  from our server role to another server, when slices move: HELLO, HELLO_ACK, what server 0
- *             leads and its answers, slices; RESHARD_IN: its other end. One for each direction; nothing but
- *             HELLO_ACK goes back. Opened when it is wanted, and kept
+ *    PEER     from our worker role to another worker's node, for aggregation and collectives:
+ *             MEET, then updates and messages up, the model down; PEER_IN: its other end. Opened
+ *             on demand: the node asks server 0 (WHERE), which answers with the addresses (THERE)
+ *    RESHARD  from our server role to another server, to move slices: HELLO, HELLO_ACK, the orders
+ *             of server 0 and the answers to them, slices; RESHARD_IN: its other end. One link per
+ *             direction; only HELLO_ACK goes back. Opened on demand, and kept
  *
- * Roles of one node talk to each other over pairs of links that no transport sees; such a link stands
- * until the node closes, and nobody outside can say HELLO in its place. Frames to go stand in two
- * places: control frames in a queue of the link; frames with a bulk in the roles, which are asked when
- * the link has room. Roles are never called from inside themselves: what they ask of links (drop,
- * detach) is done when they have returned. A link that is given up so goes at once, with its queue.
+ * Roles of one node talk to each other over pairs of links that no transport sees. Such a link stands until
+ * the node closes, and a HELLO from outside cannot replace it. Each link has a queue of control frames;
+ * roles keep frames with a bulk, and the node asks them for one when the link has room. The node never
+ * calls a role from inside a role: it carries out what a role requests of links (drop, detach) after the
+ * role has returned. A dropped link closes at once and loses its queue.
  *
- * Strangers. Until its first frame has shown the job and the secret, the other end of a link is told
- * nothing but why it is refused: neither the job (its hash in the header is left out) nor that somebody
- * lives here (no heartbeats). Of links that somebody else called and that no role knows yet (NEW, CLAIM)
- * there are as many as nodes and 64 at most: the oldest goes for a newer one, a NEW one after 5 beats of
- * silence, a CLAIM when it is decided. JOIN_IN there is one a node id: a newer one of the same process
- * takes its place. It ends with its node's silence, or 20 beats after WELCOME was due.
+ * Strangers. Until its first frame has shown the job and the secret, the caller learns nothing but why it
+ * is refused: neither the job (the header omits its hash) nor that a node lives here (no heartbeats). At
+ * most nodes + 64 incoming links that no role knows yet (NEW, CLAIM) exist: a newer one displaces the
+ * oldest. A NEW link ends after 5 beats of silence, a CLAIM when it is decided. There is one JOIN_IN link
+ * per node id: a newer one of the same process replaces it. It ends when its node is silent, or 20 beats
+ * after WELCOME was due.
  *
- * Numbers. A process shows who it is by a nonce that it draws when it opens. Whoever says JOIN or HELLO
- * for a number whose link another process holds makes a claim, and waits; the holder is asked by a
- * heartbeat that it has to answer (BEAT_PROBE, BEAT_ANSWER):
+ * Numbers. A process identifies itself by a nonce that it draws when it opens. A process that says JOIN or
+ * HELLO for a number whose link another process holds makes a claim, and waits. The node probes the holder
+ * with a heartbeat that it has to answer (BEAT_PROBE, BEAT_ANSWER):
  *
- *    first frame --nobody has a link, or the same process: its old one goes--> admitted at once
+ *    first frame --no link, or the same process, whose old link is closed--> admitted at once
  *         |
- *         +--another process has--> CLAIM, the holder is asked --it answers--> refused, RANK_TAKEN
- *                                     |--the holder's link ends--> its first frame is looked at again
+ *         +--another process has it--> CLAIM, probe --the holder answers--> refused, RANK_TAKEN
+ *                                     |--the holder's link ends--> the first frame is handled again
  *                                     |--5 beats, hand-driven holder: it may compute--> RANK_TAKEN
- *                                     |--5 beats, any other holder--> its link is given up, as above
- *                                     +--the caller hangs up--> forgotten; the question after 7 beats
+ *                                     |--5 beats, any other holder--> its link is closed, as above
+ *                                     +--the caller hangs up--> forgotten; the probe after 7 beats
  *
- *  (1) A holder that answers keeps its number; only the answer to the question counts, not what a
- *      process sent before it died.
- *  (2) A holder is asked once at a time, for all who claim its number.
- *  (3) A claim is told nothing until it is decided, which takes 5 beats at most.
- *  (4) A process that calls again does not wait.
- *  (5) At server 0 two kinds of processes have a number and no link: a server of its own is called when
- *      another process says JOIN for it; whoever was welcomed has 5 beats to say HELLO. Until that is
- *      decided the other process is hung up, and calls again.
- *  (6) Whoever says MEET speaks on at once, and so does not wait: it is turned away and the holder is
- *      asked, whose link is given up unless it answers within 2 beats; meanwhile the caller calls again,
- *      for as long as it has something to say.
+ * (1) A holder that answers keeps its number. Only the answer to the probe counts, not frames that
+ *      a process sent before it died.
+ * (2) The node sends a holder one probe at a time, on behalf of all claims to its number. (3) The node
+ * sends nothing on a CLAIM link until it decides the claim, after 5 beats at most. (4) A process that calls
+ * again does not wait. (5) At server 0 two kinds of processes have a number and no link. Server 0 calls a
+ * dedicated server
+ *      when another process says JOIN for its number; a welcomed process has 5 beats to say HELLO.
+ *      Until that is decided server 0 hangs up on the other process, which calls again.
+ * (6) A caller continues right after MEET, so it cannot wait for a claim: the node refuses it and
+ *      probes the holder, and closes the holder's link unless it answers within 2 beats. Meanwhile the
+ *      caller calls again for as long as it needs the link.
  *
- * Who may be what. What a first frame says of its sender is checked against what this node was told:
- * server 0 knows everybody's incarnation and nonce from JOIN; the others know those of the servers from
- * WELCOME. Of workers, and of a scheduler of its own, they learn from HELLO: a greater incarnation is a
- * newer process, and nothing there tells one that server 0 has not issued.
+ * Admission. A node checks what a first frame says of its sender. Server 0 knows the incarnation and nonce
+ * of every node from JOIN; the other nodes know those of the servers from WELCOME. They learn those of
+ * workers and of a separate scheduler from HELLO: a greater incarnation is a newer process. They cannot
+ * detect an incarnation that server 0 has not issued.
  *
- * Closing. Whoever leaves says BYE, reads on, and waits until the peer, which has seen it, hangs up
- * (both do when both leave): so a BYE is neither lost in what a transport has not sent yet, nor
- * destroyed by frames that the peer sends meanwhile. Nobody waits for a hand-driven peer, nor on links
- * whose end is no death (between workers, between servers). Where a send finds the peer gone, its BYE may
- * still be unread: such a link is offered nothing more, like one without room, until DOWN.
+ * Closing. A node that leaves says BYE, keeps reading, and waits until the peer has seen the BYE and hangs
+ * up (both do so if both leave). So no BYE is lost in a transport's send buffer or destroyed by frames that
+ * the peer sends meanwhile. No node waits for a hand-driven peer, or on links whose end does not mean death
+ * (between workers, between servers). If a send finds that the peer has gone, the peer's BYE may still be
+ * unread: the node offers that link no more frames until DOWN.
  *
- * Liveness: a heartbeat when nothing else was sent. A link is in one of these states:
+ * Liveness: a node sends a heartbeat on a link on which it has sent nothing else for a beat. A link is in
+ * one of these states:
  *
  *    HEARD     a frame came less than 3 beats ago
- *    SUSPECT   none came for longer. The transport is asked (MLFAB_ACTION_PROBE), at every look, whether
- *              the far side's system answers -> HEARD with the next frame, LOST
- *    LOST      hung up: (a) nothing has spoken for the far side for 5 beats, neither a frame nor an
- *              answered probe; or (b) no frame came for silent_death_ns
+ *    SUSPECT   no frame came for 3 beats. At every look the node asks the transport
+ *              (MLFAB_ACTION_PROBE) whether the peer's system answers -> HEARD with the next frame, LOST
+ *    LOST      closed: (a) for 5 beats neither a frame nor an answered probe came; or (b) no frame came
+ *              for silent_death_ns
  *
- * So a peer that is stopped or crowded out has silent_death_ns, and one whose host is gone, or of
- * which the transport knows nothing, 5 beats. (a) and (b) hold for links of every kind, but:
- *  - (b) not for a hand-driven peer, nor (a) where the transport knows nothing of it. Between workers
- *    nobody is known to be hand-driven: such a link is opened anew;
- *  - a link that is closing, one of a stranger (NEW) and that of a server to its scheduler are hung up
- *    after 5 beats of silence (from our BYE on): nothing is lost with them (updates are granted first
- *    come, first served without a scheduler);
- *  - a holder whose number is claimed has 5 beats to answer, however long it may be silent otherwise.
- * Timers. Every deadline of links, workers and routes is a timer in one heap. A timer is armed when what it
- * watches begins (a link stands, a worker's link broke), and never put off by a frame: when it expires, the
- * node looks at what was heard and sent since, acts or not, and arms it again for the earliest time at
- * which there can be something to do. Times are rounded up to a quarter of a beat since the node was opened, so
- * that the timers of many links expire together. The timer SCAN stands only while a role, or a link
- * between workers, has something to wait for. Requests and roles tell their own deadlines.
+ * So a peer that is stopped or gets no processor time has silent_death_ns. A peer whose host is gone, or
+ * whose transport cannot probe, has 5 beats. (a) and (b) hold for links of every kind, except:
+ *  - a hand-driven peer: (b) does not apply, nor (a) if the transport cannot probe. Between workers the
+ *    node does not know whether the peer is hand-driven: such a link is opened again;
+ *  - a link that is closing, a NEW link, and a server's link to its scheduler: closed after 5 beats of
+ *    silence (from our BYE on). Nothing is lost: without a scheduler, servers grant updates first come,
+ *    first served;
+ *  - a holder whose number is claimed: 5 beats to answer the probe, even if it may be silent for longer
+ *    otherwise.
  *
- * A broken link is not yet a death: the worker calls again, and is dead to a server when it has not
- * for 2 beats (5 when hand-driven); a server is dead to us when no link to it stood for 5. They begin
- * with the break, however long it was silent before: we may have been stopped ourselves. After a silence
- * under (a) or (b) the death follows at once.
+ * Timers. Every deadline of links, workers and routes is a timer in one heap. A timer is armed when its
+ * subject begins (a link stands, a worker's link broke); frames do not postpone it. When it expires, the
+ * node checks what it has heard and sent since, acts if necessary, and arms the timer again for the
+ * earliest time at which it may have to act. Times are rounded up to a quarter of a beat since the node was
+ * opened, so that the timers of many links expire together. The timer SCAN is armed only while a role, or a
+ * link between workers, waits for something. Requests and roles report their own deadlines.
  *
- * Files, lowest first: link.c (links, their queues and timers, actions), role.c (asks the roles), outbox.c (what
- * is sent next), claim.c (heartbeats, Numbers, dispatch), peer_link.c (links between workers), server_link.c (our ways
- * to servers), inner.c (links inside the node), caller.c (who calls our server role), bootstrap.c (joining),
- * alive.c (Liveness), node.c (events, time, leaving). What is below calls what is above by the rules of link
- * kinds, a table that node.c fills. */
+ * A broken link is not yet a death: the worker calls again. A server declares it dead if it has not called
+ * for 2 beats (5 if hand-driven). We declare a server dead if no link to it stood for 5 beats. Both times
+ * start at the break, regardless of the silence before it: this node itself may have been stopped. After a
+ * silence under (a) or (b) the death follows at once.
+ *
+ * Files, lowest first: link.c (links, their queues and timers, actions), role.c (calls the roles), outbox.c
+ * (the next frame to send), claim.c (heartbeats, Numbers, dispatch), peer_link.c (links between workers),
+ * server_link.c (routes to servers), inner.c (links inside the node), caller.c (callers of our server
+ * role), bootstrap.c (joining), alive.c (Liveness), node.c (events, time, leaving). Lower files call higher
+ * ones through the rules of link kinds, a table in node.c. */
 
 /* ==============================================================================================
  * mlfab_node.h
@@ -6775,10 +6780,10 @@ MLFAB_API int mlfab_node_stats(const mlfab_node *node, mlfab_stats *stats_p, siz
 #define MLFAB__NO_LINK 0xffffffffu
 
 enum {
-  MLFAB__ROLES_MAX = 15, /* of a node: four bits of a token tell which */
-  MLFAB__OUTLETS = 32    /* ports that its roles have */
+  MLFAB__ROLES_MAX = 15, /* per node: four bits of a token hold the number of the role */
+  MLFAB__OUTLETS = 32    /* ports of all its roles */
 };
-#define MLFAB__ROLE_SHIFT 60 /* of a token: above it, the role */
+#define MLFAB__ROLE_SHIFT 60 /* of a token: the bits above it hold the role */
 
 /* Pairs of links inside a node. */
 enum {
@@ -6791,78 +6796,79 @@ enum {
 
 typedef struct mlfab__link {
   uint8_t kind;
-  uint8_t self;             /* an end of a pair inside this node: 1 + its bit in self_due */
+  uint8_t self;             /* one end of a pair inside this node: 1 + its bit in self_due */
   uint8_t greeted;          /* HELLO was answered */
   uint8_t blocked;          /* a send was refused: wait for WRITABLE */
   uint8_t listed;           /* in the ready list */
-  uint8_t closing;          /* close when the control queue is empty; what comes is not looked at */
-  uint8_t lingers;          /* likewise, but the peer closes first: it has read our BYE then */
-  uint8_t doomed;           /* to be given up when the role has returned */
-  uint8_t welcome;          /* a WELCOME is to be sent */
-  uint8_t suspect, probing; /* it is silent; the transport is being asked */
-  uint8_t silent;           /* it is hung up for that */
-  uint8_t called;           /* by somebody else */
-  uint8_t turn; /* of the roles on this kind of link: the first to be asked for a frame */
-  uint32_t id;  /* the driver's number */
+  uint8_t closing;          /* close when the control queue is empty; incoming frames are ignored */
+  uint8_t lingers;          /* likewise, but the peer closes first, after it has read our BYE */
+  uint8_t doomed;           /* to be closed when the role has returned */
+  uint8_t welcome;          /* a WELCOME has to be sent */
+  uint8_t suspect, probing; /* silent for 3 beats; the transport is being asked */
+  uint8_t silent;           /* closed because of silence */
+  uint8_t called;           /* by another node */
+  uint8_t turn; /* of the roles on this kind of link: the one to ask first for a frame */
+  uint32_t id;  /* the driver's id of the link */
   uint32_t caps;
-  uint32_t
-      peer; /* rank of a worker (workers: the scheduler), number of a server, node that joins */
+  /* rank of a worker (workers: the scheduler), number of a server, id of a joining node */
+  uint32_t peer;
   uint8_t *queue; /* control frames: u32 meta bytes, u32 type, meta, padded to 8 */
   uint32_t queue_begin, queue_end, queue_room;
   uint64_t heard_ns, sent_ns;
-  uint64_t up_ns;    /* when a probe was answered last: the far side's system was up */
-  uint64_t nonce;    /* of the process at the other end, where it has a number */
-  uint64_t probe_ns; /* when it was asked whether it lives, and has not answered; else 0 */
-  uint64_t since_ns; /* NEW: it is up; JOIN_IN: WELCOME is due */
-  /* A claim: the link that holds the number (MLFAB__NO_LINK: no longer), and the first frame. */
+  uint64_t up_ns;    /* time of the last answered probe: the peer's system was up */
+  uint64_t nonce;    /* of the process at the other end, if it has a number */
+  uint64_t probe_ns; /* time of the BEAT_PROBE that it has not answered; else 0 */
+  uint64_t since_ns; /* NEW: time at which it came up; JOIN_IN: at which WELCOME was due */
+  /* CLAIM: the link that holds the number (MLFAB__NO_LINK: gone), and the first frame. */
   uint32_t holder;
   uint32_t claim_bytes;
   uint8_t claim_type;
   uint8_t *claim;
 } mlfab__link;
 
-/* Who calls our server role: a worker, or the scheduler. */
+/* A caller of our server role: a worker, or the scheduler. */
 typedef struct mlfab__caller {
   uint32_t link; /* index, or MLFAB__NO_LINK */
   uint32_t incarnation;
   uint8_t hand, dead, left;
-  uint64_t heard_ns; /* also while there is no link */
-  uint64_t lost_ns;  /* when its link broke, 0 while it has one */
+  uint64_t heard_ns; /* kept while there is no link */
+  uint64_t lost_ns;  /* time at which its link broke; 0 while it has one */
 } mlfab__caller;
 
-/* What this node knows of another, by node id. */
+/* Server 0's record of another node, by node id. */
 typedef struct mlfab__peer {
   uint8_t joined, hand;
   uint32_t link; /* index: JOIN_IN */
   uint32_t incarnation;
   uint64_t nonce;
-  /* Since when HELLO is awaited after WELCOME; of a server of its own, since when it is called, as
-   * another process wants its number. 0: not. */
+  /* Time since which HELLO is awaited after WELCOME. Dedicated server: time at which server 0 called it
+   * because another process claims its number. 0: neither. */
   uint64_t awaited_ns;
   char *addresses; /* MLFAB__ADDRESSES_MAX, or NULL */
 } mlfab__peer;
 
-/* Our worker role's way to an aggregator's node; made when it is first wanted. */
+/* Our worker role's path to another worker's node; created on first use. */
 typedef struct mlfab__peer_link {
   uint32_t link; /* index, or MLFAB__NO_LINK */
   uint8_t asked, connecting;
-  uint32_t asked_by; /* asked: id of the link to server 0 that has the question */
+  uint32_t asked_by; /* asked: id of the link to server 0 that carried WHERE */
   uint64_t since_ns, retry_ns;
   char addresses[MLFAB__ADDRESSES_MAX];
 } mlfab__peer_link;
 
-/* Our worker role's, scheduler role's or server role's way to a server. */
+/* A path of our worker, scheduler or server role to a server. */
 typedef struct mlfab__route {
   uint32_t link; /* index, or MLFAB__NO_LINK */
   uint8_t connecting, dead, greeted;
   uint64_t retry_ns, heard_ns, connect_ns;
   uint8_t hand;
-  /* That server 0 gave to the server when the fabric was made, and that it drew; 0: not told yet. */
+  /* Incarnation that server 0 gave to the server when the fabric was formed, and the server's nonce; 0: not
+   * known yet. */
   uint32_t incarnation;
   uint64_t nonce;
   char addresses[MLFAB__ADDRESSES_MAX];
   char why[128];  /* the last failure */
-  char died[128]; /* dead: of what */
+  char died[128]; /* dead: the cause */
 } mlfab__route;
 
 enum mlfab__bootstrap_phase {
@@ -6872,12 +6878,12 @@ enum mlfab__bootstrap_phase {
   MLFAB__BOOTSTRAP_FAILED
 };
 
-/* Timers, in the order in which those of one time expire. */
+/* Timers, in the order in which those of equal time expire. */
 enum mlfab__timer {
   MLFAB__TIMER_JOIN,
-  MLFAB__TIMER_LINK,   /* of each link */
-  MLFAB__TIMER_WORKER, /* of each worker without a link, at a server */
-  MLFAB__TIMER_ROUTE,  /* of each route without a link */
+  MLFAB__TIMER_LINK,   /* one per link */
+  MLFAB__TIMER_WORKER, /* at a server: one per worker without a link */
+  MLFAB__TIMER_ROUTE,  /* one per route without a link */
   MLFAB__TIMER_SCAN
 };
 
@@ -6886,27 +6892,27 @@ typedef struct mlfab__queued_action {
   uint64_t token;
 } mlfab__queued_action;
 
-/* What the node does on links of a kind. */
+/* The functions of the node for links of one kind. */
 typedef struct mlfab__link_rule {
   void (*frame)(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame);
-  /* A link is gone: `was` is what it was; its index may be taken again. */
+  /* A link is gone: `was` is a copy of it; another link may reuse its index. */
   void (*down)(mlfab_node *node, const mlfab__link *was, uint32_t link, const char *why);
-  /* A role wants a link to this peer, and there is none. */
+  /* A role wants a link to this peer, and none exists. */
   void (*want)(mlfab_node *node, uint32_t peer);
 } mlfab__link_rule;
 
-/* How a role reaches its peers of one kind: what its port points at. */
+/* A role's path to its peers of one kind: `self` of its port. */
 typedef struct mlfab__outlet {
   mlfab_node *node;
   uint32_t role;
   int kind;
 } mlfab__outlet;
 
-struct mlfab__parts; /* what a node is composed of: known above */
+struct mlfab__parts; /* the parts of a node: defined in a higher layer */
 
 struct mlfab_node {
   mlfab__env env;
-  mlfab_config config; /* complete: no member is at its default */
+  mlfab_config config; /* complete: all defaults are resolved */
   mlfab_stats stats;
   mlfab__requests requests;
   uint64_t job, secret[2];
@@ -6916,16 +6922,17 @@ struct mlfab_node {
   mlfab__role roles[MLFAB__ROLES_MAX];
   uint32_t nroles;
   uint32_t noutlets;
-  /* Roles by kind of link; those of them that send there. */
+  /* Roles by kind of link; of those, the ones that send on it. */
   uint8_t on[MLFAB__LINK_KINDS][MLFAB__ROLES_MAX], non[MLFAB__LINK_KINDS];
-  uint8_t first[MLFAB__LINK_KINDS][MLFAB__FRAME_TYPES]; /* in `on`: who is asked first for a type */
+  /* index into `on`: the first role to ask for a frame type */
+  uint8_t first[MLFAB__LINK_KINDS][MLFAB__FRAME_TYPES];
   uint8_t senders[MLFAB__LINK_KINDS][MLFAB__ROLES_MAX], nsenders[MLFAB__LINK_KINDS];
-  uint8_t settles[MLFAB__ROLES_MAX], idles[MLFAB__ROLES_MAX]; /* those with the function */
-  uint8_t out_turn; /* OUT_ROLE: the frame's role, by its place among those on the link */
+  uint8_t settles[MLFAB__ROLES_MAX], idles[MLFAB__ROLES_MAX]; /* roles that have the function */
+  uint8_t out_turn; /* OUT_ROLE: the value of the link's `turn` once the frame is taken */
   uint32_t nsettles, nidles;
   mlfab__outlet outlets[MLFAB__OUTLETS];
   const mlfab__link_rule *rules; /* by kind of link */
-  struct mlfab__parts *parts;    /* parts_bytes of it, freed with the node; not looked at here */
+  struct mlfab__parts *parts;    /* parts_bytes long, freed with the node; opaque here */
   size_t parts_bytes;
   char addresses[MLFAB__ADDRESSES_MAX];
   /* Joining. */
@@ -6943,29 +6950,30 @@ struct mlfab_node {
   mlfab__route *routes;         /* by server: the worker role's, the scheduler role's, the server
                                      role's */
   mlfab__caller *callers;       /* by rank, then the scheduler; server role only */
-  uint32_t *reshard_links;      /* by server: it has called our server role */
+  uint32_t *reshard_links;      /* by server: its link to our server role */
   mlfab__peer_link **peers_out; /* by rank; worker role only */
-  uint32_t *hops, nhops, hops_room; /* the ranks that have one */
+  uint32_t *hops, nhops, hops_room; /* ranks that have an entry in peers_out */
   uint32_t *peer_in_links;          /* by rank; aggregator role only */
   /* Links. */
   mlfab__link *links;
   uint32_t nlinks;
-  uint32_t first_free; /* no link before this one can be taken */
+  uint32_t first_free; /* all links before this one are in use */
   mlfab__map by_id;
-  mlfab__heap timers; /* JOIN, SCAN, one a route, one a worker (server role only), one a link */
-  uint32_t *ready;    /* ring of link indexes */
+  /* JOIN, SCAN, one per route, one per worker (server role only), one per link */
+  mlfab__heap timers;
+  uint32_t *ready; /* ring of link indexes */
   uint32_t ready_begin, ready_count;
   mlfab__queued_action *actions;
   uint32_t actions_begin, actions_count, actions_room;
-  uint32_t pairs[MLFAB__PAIRS][2]; /* the asking end and the other, or MLFAB__NO_LINK */
-  int doomed;                      /* a link is */
-  uint32_t claims;                 /* links that are claims */
-  int closed;                      /* no call begins any more: its context is being closed */
-  int hops_short;                  /* one was wanted, and there was no memory for it */
-  int claim_due;                   /* one is to be looked at again */
-  uint32_t self_due;               /* the ends of pairs that may have something to carry, as bits */
+  uint32_t pairs[MLFAB__PAIRS][2]; /* the asking end and the other end, or MLFAB__NO_LINK */
+  int doomed;                      /* some link is doomed */
+  uint32_t claims;                 /* number of CLAIM links */
+  int closed;                      /* no new call may begin: the context is being closed */
+  int hops_short;                  /* no memory for a peer link that a role wanted */
+  int claim_due;                   /* some claim has to be handled again */
+  uint32_t self_due;               /* bits: ends of pairs that may have frames to carry */
   int self_lost;                   /* the inner links broke */
-  int self_more;                   /* they have more to carry than one look may */
+  int self_more;                   /* inner links have more frames than one run carries */
   /* The action that was yielded last. */
   enum {
     MLFAB__OUT_NONE,
@@ -6974,14 +6982,14 @@ struct mlfab_node {
     MLFAB__OUT_ROLE,
     MLFAB__OUT_ACTION
   } out;
-  uint32_t out_role; /* OUT_ROLE: whose frame it is */
+  uint32_t out_role; /* OUT_ROLE: the role of the frame */
   uint32_t out_link;
   mlfab__frame_out frame;
   mlfab_action action;
   uint8_t *head; /* 64 + MLFAB_META_MAX */
   uint64_t now_ns;
-  /* 1: the worker role, 2: all of it. Parting: it takes no calls any more, but finishes what other
-   * workers wait for, until part_ns at most; leaving: it has said goodbye. */
+  /* 1: the worker role, 2: all roles. Parting: the node takes no calls any more, but finishes what other
+   * workers wait for, until part_ns at most; leaving: it has said BYE. */
   int parting, leaving;
   uint64_t part_ns;
 };
@@ -6990,37 +6998,39 @@ struct mlfab_node {
 
 #define MLFAB__TOKEN_JOIN 1u
 #define MLFAB__TOKEN_SERVER \
-  2u /* + index of the route; behind the routes: + rank of the aggregator */
+  2u /* + index of the route; after the routes: + rank of the other worker */
 
-/* A heartbeat; until the fabric is complete a short one at most, since joining has its own deadline. */
+/* The heartbeat interval; at most half a second until the fabric is complete, because joining has its own
+ * deadline. */
 MLFAB__INTERNAL uint64_t mlfab__node_beat(const mlfab_node *node);
 MLFAB__INTERNAL uint32_t mlfab__node_routes(const mlfab_node *node);
-/* The route of links of this kind to a server: 0 for other kinds. The server that a route leads to. */
+/* The route for links of this kind to a server; kinds without routes of their own use that of SERVER. The
+ * server of a route. */
 MLFAB__INTERNAL uint32_t mlfab__node_route_of(const mlfab_node *node, int kind, uint32_t server);
 MLFAB__INTERNAL uint32_t mlfab__node_server_of(const mlfab_node *node, uint32_t route);
-/* The node id of a server. How people call a node: "worker 3", "server 1". */
+/* The node id of a server. The name of a node in messages: "worker 3", "server 1". */
 MLFAB__INTERNAL uint32_t mlfab__node_of_server(const mlfab_node *node, uint32_t server);
 MLFAB__INTERNAL const char *mlfab__node_name(const mlfab_node *node, uint32_t id, char buffer[32]);
-/* Joining has failed, unless it is over. */
+/* Joining fails with this error; no effect when the node is ready or has failed. */
 MLFAB__INTERNAL void mlfab__node_fail(mlfab_node *node, int code, int32_t rank, int is_server,
                                       const char *text);
 MLFAB__INTERNAL void mlfab__node_emit(mlfab_node *node, uint32_t kind, int32_t rank, int is_server,
                                       uint32_t incarnation, int code, const char *text);
 
-/* Timers: the heap's number of one; the next time at which timers expire, from this one on. */
+/* The index of a timer in the heap. The earliest time at or after at_ns at which timers expire. */
 MLFAB__INTERNAL uint32_t mlfab__node_timer(const mlfab_node *node, enum mlfab__timer kind,
                                            uint32_t index);
 MLFAB__INTERNAL uint64_t mlfab__node_round(const mlfab_node *node, uint64_t at_ns);
 MLFAB__INTERNAL void mlfab__node_arm_at(mlfab_node *node, enum mlfab__timer kind, uint32_t index,
                                         uint64_t at_ns);
-/* Expires at this time, rounded up, but not at once. */
+/* Arms a timer for this time, rounded up, but later than now. */
 MLFAB__INTERNAL void mlfab__node_arm(mlfab_node *node, enum mlfab__timer kind, uint32_t index,
                                      uint64_t at_ns);
 
-/* Memory that opening needs. Errors: MEMORY. What links have, freed. */
+/* Reserves memory for open. Errors: MEMORY. Frees the memory of all links. */
 MLFAB__INTERNAL int mlfab__node_reserve(mlfab_node *node);
 MLFAB__INTERNAL void mlfab__node_free_links(mlfab_node *node);
-/* The link with the driver's number, and its index; NULL. A free entry, or MLFAB__NO_LINK when out of memory. */
+/* The link with this driver id, and its index; or NULL. A free entry, or MLFAB__NO_LINK when out of memory. */
 MLFAB__INTERNAL mlfab__link *mlfab__node_link(mlfab_node *node, uint32_t id, uint32_t *index_p);
 MLFAB__INTERNAL uint32_t mlfab__node_new_link(mlfab_node *node);
 MLFAB__INTERNAL void mlfab__node_free_link(mlfab_node *node, uint32_t index);
@@ -7032,32 +7042,32 @@ MLFAB__INTERNAL void mlfab__node_connect(mlfab_node *node, uint64_t token);
 MLFAB__INTERNAL void mlfab__node_post(mlfab_node *node, uint32_t link, uint8_t type,
                                       const void *meta, uint32_t bytes);
 MLFAB__INTERNAL void mlfab__node_ready_link(mlfab_node *node, uint32_t link);
-/* It claims nothing any more. */
+/* The link's claim is over: it becomes NEW again. */
 MLFAB__INTERNAL void mlfab__node_unclaim(mlfab_node *node, mlfab__link *link);
-/* The link is gone: whoever used it hears of it. */
+/* The link is gone: tells its users. */
 MLFAB__INTERNAL void mlfab__node_link_down(mlfab_node *node, uint32_t index, const char *why);
-/* Closes a link of ours: nobody reports it down. Not one inside the node. */
+/* Closes a link, which the transport will not report as DOWN. Not for links inside the node. */
 MLFAB__INTERNAL void mlfab__node_hang_up(mlfab_node *node, uint32_t index, const char *why);
-/* Gives a link up when the roles have returned; the same for a peer that broke the protocol. */
+/* Closes a link when the roles have returned. The second one also logs and counts a breach of the protocol. */
 MLFAB__INTERNAL void mlfab__node_doom(mlfab_node *node, uint32_t index);
 MLFAB__INTERNAL void mlfab__node_drop(mlfab_node *node, uint32_t index, int code, const char *text);
-/* Says why, then closes. */
+/* Sends the reason, then closes. */
 MLFAB__INTERNAL void mlfab__node_refuse(mlfab_node *node, uint32_t link, int code, int32_t rank,
                                         const char *text);
 
 /* --- role.c: the roles --- */
 
-/* A row more, with `bytes` bytes of zeros as its self (0: none yet); NULL only without memory for those. Rows
- * stand in the order in which they were added, and count when mlfab__roles_list is called. */
+/* Adds a row, with `bytes` zeroed bytes as its self (0: none yet). Returns NULL only when out of memory for
+ * them. Rows keep the order in which they were added, and take effect with mlfab__roles_list. */
 MLFAB__INTERNAL mlfab__role *mlfab__roles_add(mlfab_node *node, const mlfab__role *row,
                                               size_t bytes);
 MLFAB__INTERNAL void mlfab__roles_list(mlfab_node *node);
-/* The role's way to its peers of this kind. */
+/* The role's port to its peers of this kind. */
 MLFAB__INTERNAL mlfab__port mlfab__roles_port(mlfab_node *node, const mlfab__role *role, int kind);
 MLFAB__INTERNAL void mlfab__roles_free(mlfab_node *node);
 
-/* As the functions of mlfab__role, of all roles on links of this kind. frame: gives the link up when nobody
- * takes it. hello: the first error. */
+/* Call the functions of mlfab__role of all roles on links of this kind. frame: drops the link if no role
+ * takes the frame. hello: returns the first error. */
 MLFAB__INTERNAL void mlfab__roles_frame(mlfab_node *node, uint32_t link,
                                         const mlfab__frame_in *frame);
 MLFAB__INTERNAL int mlfab__roles_hello(mlfab_node *node, int kind, uint32_t peer,
@@ -7067,53 +7077,54 @@ MLFAB__INTERNAL void mlfab__roles_up(mlfab_node *node, int kind, uint32_t peer,
 MLFAB__INTERNAL void mlfab__roles_lost(mlfab_node *node, int kind, uint32_t peer);
 MLFAB__INTERNAL void mlfab__roles_gone(mlfab_node *node, int kind, uint32_t peer, int left);
 MLFAB__INTERNAL int mlfab__roles_want(const mlfab_node *node, int kind, uint32_t peer);
-/* The bulk with this token, role included, came back from a transport. */
+/* A transport returned the bulk with this token, which includes the role. */
 MLFAB__INTERNAL void mlfab__roles_returned(mlfab_node *node, int kind, uint32_t peer,
                                            uint64_t token);
 MLFAB__INTERNAL void mlfab__roles_withdraw(mlfab_node *node, mlfab__request *request, int code);
-/* Tells all roles that this worker takes no further part. May others want something of one at any time? */
+/* Tells all roles that this worker takes no further part. roles_serve: may other nodes need one of them at
+ * any time? */
 MLFAB__INTERNAL void mlfab__roles_leave(mlfab_node *node);
 MLFAB__INTERNAL void mlfab__roles_finish(mlfab_node *node);
 MLFAB__INTERNAL int mlfab__roles_finished(const mlfab_node *node);
 MLFAB__INTERNAL int mlfab__roles_serve(const mlfab_node *node);
-/* Tells all roles what this host's links carry. */
+/* Tells all roles the capacity of this host's links. */
 MLFAB__INTERNAL void mlfab__roles_capacity(mlfab_node *node, double in, double out);
 
-/* --- outbox.c: what is sent next --- */
+/* --- outbox.c: the next frame to send --- */
 
-/* Fills node->frame with what this link is to send next; the meta lies in node->head. 1, or 0. It was taken:
- * the state of whoever yielded it moves on. */
+/* Fills node->frame with the next frame for this link; its meta is in node->head. Returns 1, or 0 when
+ * there is none. taken: the frame was sent, and its source advances. */
 MLFAB__INTERNAL int mlfab__outbox_yield(mlfab_node *node, uint32_t index);
 MLFAB__INTERNAL void mlfab__outbox_taken(mlfab_node *node);
 
-/* --- claim.c: heartbeats, and numbers that two processes want --- */
+/* --- claim.c: heartbeats, and numbers claimed by two processes --- */
 
 MLFAB__INTERNAL void mlfab__node_dispatch(mlfab_node *node, uint32_t index,
                                           const mlfab__frame_in *frame);
 MLFAB__INTERNAL void mlfab__claim_heartbeat(mlfab_node *node, uint32_t index, uint32_t kind,
                                             uint64_t sent_ns);
-/* Asks the process at the other end whether it lives, unless that is being asked. */
+/* Sends BEAT_PROBE to the process at the other end, unless one is unanswered. */
 MLFAB__INTERNAL void mlfab__claim_probe(mlfab_node *node, uint32_t index);
-/* Does the process that said this on a new link get a number whose link is `holder`? 1 at once: nobody
- * has it, or the same process (its old link still stands). 0: it waits, or was refused. */
+/* May the process that sent this frame on a new link have the number whose link is `holder`? 1: yes, nobody
+ * has it, or the same process has (its old link still stands). 0: it waits, or was refused. */
 MLFAB__INTERNAL int mlfab__claim_ask(mlfab_node *node, uint32_t index, uint32_t holder,
                                      uint64_t nonce, const mlfab__frame_in *frame);
-/* Claims whose number is free, or another's by now, are heard anew. */
+/* Handles the first frames of claims again whose holder has lost its link. */
 MLFAB__INTERNAL void mlfab__claim_again(mlfab_node *node);
-/* A probe that nobody answers for long. */
+/* Acts on a probe that was not answered in time. */
 MLFAB__INTERNAL void mlfab__claim_scan(mlfab_node *node, uint32_t index);
-/* Is the node at the other end driven by hand, as far as anybody knows? */
+/* Is the node at the other end known to be hand-driven? */
 MLFAB__INTERNAL int mlfab__claim_is_hand(const mlfab_node *node, const mlfab__link *link);
 
 /* --- peer_link.c: links between workers --- */
 
-/* The link to this worker's node is wanted. */
+/* A role wants a link to this worker's node. */
 MLFAB__INTERNAL void mlfab__peer_link_want(mlfab_node *node, uint32_t rank);
-/* Server 0: WHERE on this link is answered. Errors: FRAME. */
+/* Server 0 answers WHERE on this link. Errors: FRAME. */
 MLFAB__INTERNAL int mlfab__peer_link_where(mlfab_node *node, uint32_t link,
                                            const mlfab__frame_in *frame);
 MLFAB__INTERNAL void mlfab__peer_link_there(mlfab_node *node, const mlfab__member *there);
-/* Our call came through (1, or 0 when it is not wanted any more), or failed. */
+/* Our call succeeded (returns 0 when the link is no longer wanted, else 1), or failed. */
 MLFAB__INTERNAL int mlfab__peer_link_up(mlfab_node *node, uint64_t rank, uint32_t link);
 MLFAB__INTERNAL void mlfab__peer_link_failed(mlfab_node *node, uint64_t rank);
 /* MEET came on a new link. */
@@ -7127,45 +7138,45 @@ MLFAB__INTERNAL void mlfab__peer_link_scan(mlfab_node *node);
 
 /* --- inner.c: links inside the node --- */
 
-/* A pair of links. Errors: MEMORY. */
+/* Creates a pair of links. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__inner_pair(mlfab_node *node, uint32_t which, int asking,
                                       uint32_t asking_peer, int other, uint32_t other_peer);
-/* The pair stands: its roles greet each other; `fresh`: for the first time. */
+/* The pair stands: its roles greet each other. fresh: for the first time. */
 MLFAB__INTERNAL void mlfab__inner_greet(mlfab_node *node, uint32_t which, int fresh);
-/* All pairs, after they broke. */
+/* Greets again over all pairs after a break. */
 MLFAB__INTERNAL void mlfab__inner_greet_again(mlfab_node *node);
-/* They broke, for want of memory: the roles forget what was under way. */
+/* The inner links break, for lack of memory: the roles forget frames under way. */
 MLFAB__INTERNAL void mlfab__inner_lose(mlfab_node *node);
-/* The links to this node's own server role. Errors: MEMORY. */
+/* Creates the links to this node's own server role. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__inner_begin(mlfab_node *node);
-/* Carries what the roles of this node have for each other. */
+/* Carries frames between the roles of this node. */
 MLFAB__INTERNAL void mlfab__inner_run(mlfab_node *node);
 
-/* --- server_link.c: our ways to servers --- */
+/* --- server_link.c: routes to servers --- */
 
 /* Does a role of this node use the route? */
 MLFAB__INTERNAL int mlfab__server_link_wanted(const mlfab_node *node, uint32_t route);
 MLFAB__INTERNAL void mlfab__server_link_call(mlfab_node *node, uint32_t route);
-/* A server answers our call: says who we are. The call came to nothing. */
+/* A call to a server succeeded: sends HELLO. A call failed. */
 MLFAB__INTERNAL void mlfab__server_link_up(mlfab_node *node, uint32_t route, uint32_t link);
 MLFAB__INTERNAL void mlfab__server_link_failed(mlfab_node *node, uint32_t route, const char *why);
 MLFAB__INTERNAL void mlfab__server_link_frame(mlfab_node *node, uint32_t link,
                                               const mlfab__frame_in *frame);
 MLFAB__INTERNAL void mlfab__server_link_down(mlfab_node *node, const mlfab__link *was,
                                              uint32_t link, const char *why);
-/* Opens the link to another server's server role, or to our own, where there is none. */
+/* Opens the link to the server role of another server, or to our own, if there is none. */
 MLFAB__INTERNAL void mlfab__server_link_across(mlfab_node *node, uint32_t server);
 MLFAB__INTERNAL void mlfab__server_link_scan(mlfab_node *node, uint32_t route);
-/* Looks whether every server has greeted us: then the node is ready. */
+/* The node becomes ready when every server has answered HELLO. */
 MLFAB__INTERNAL void mlfab__server_link_check(mlfab_node *node);
-/* Opens the ways to all servers. */
+/* Opens the routes to all servers. */
 MLFAB__INTERNAL void mlfab__server_link_begin(mlfab_node *node);
-/* The last error names a server that "is dead": says what it died of, too. */
+/* If the last error ends in "is dead" and names a server, appends the cause of death. */
 MLFAB__INTERNAL void mlfab__server_link_say_why(mlfab_node *node);
 
-/* --- caller.c: who calls our server role --- */
+/* --- caller.c: callers of our server role --- */
 
-/* Memory. Errors: MEMORY. */
+/* Allocates. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__caller_init(mlfab_node *node);
 /* HELLO on a new link. */
 MLFAB__INTERNAL void mlfab__caller_hello(mlfab_node *node, uint32_t link,
@@ -7174,9 +7185,9 @@ MLFAB__INTERNAL void mlfab__caller_frame(mlfab_node *node, uint32_t link,
                                          const mlfab__frame_in *frame);
 MLFAB__INTERNAL void mlfab__caller_down(mlfab_node *node, const mlfab__link *was, uint32_t link,
                                         const char *why);
-/* A worker is gone for good, or until it calls again. */
+/* A worker has left or is dead, until it calls again. */
 MLFAB__INTERNAL void mlfab__caller_gone(mlfab_node *node, uint32_t worker, int left);
-/* The workers have their time to call from now on. One without a link is dead when that is over. */
+/* Starts the time in which all workers have to call: one without a link is dead after it. */
 MLFAB__INTERNAL void mlfab__caller_await(mlfab_node *node);
 MLFAB__INTERNAL void mlfab__caller_scan(mlfab_node *node, uint32_t worker);
 
@@ -7185,41 +7196,41 @@ MLFAB__INTERNAL void mlfab__caller_scan(mlfab_node *node, uint32_t worker);
 /* The secret's 128 bits, zeros for an empty text. Errors: CONFIG. */
 MLFAB__INTERNAL int mlfab__secret_parse(const char *text, uint64_t secret[2]);
 MLFAB__INTERNAL void mlfab__bootstrap_start(mlfab_node *node);
-/* A joining link is up; a connect with a joining token failed, or the link is down. */
+/* The connection for joining is up; it failed, or broke. */
 MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link);
 MLFAB__INTERNAL void mlfab__bootstrap_failed(mlfab_node *node, const char *why);
 MLFAB__INTERNAL void mlfab__bootstrap_frame(mlfab_node *node, uint32_t link,
                                             const mlfab__frame_in *frame);
-/* A link of a node that joins, or ours, is gone. */
+/* The link of a joining node, or our own link for joining, is gone. */
 MLFAB__INTERNAL void mlfab__bootstrap_down(mlfab_node *node, const mlfab__link *was, uint32_t link,
                                            const char *why);
 MLFAB__INTERNAL void mlfab__bootstrap_tick(mlfab_node *node);
-/* Does a node that was welcomed keep its JOIN_IN link for too long? */
+/* Has a welcomed node kept its JOIN_IN link for too long? */
 MLFAB__INTERNAL int mlfab__bootstrap_overdue(const mlfab_node *node, const mlfab__link *link);
 
 /* --- alive.c: liveness --- */
 
-/* What the transport knows of a link that is suspect. */
+/* The transport's answer for a link that is suspect. */
 MLFAB__INTERNAL void mlfab__alive_probed(mlfab_node *node, uint32_t index, int status);
-/* A link's timer: looks, and arms it again. */
+/* A link's timer: checks the link, and arms the timer again. */
 MLFAB__INTERNAL void mlfab__alive_scan(mlfab_node *node, uint32_t index);
 
 /* --- node.c: events, time, leaving --- */
 
-/* A node without roles. Then its roles are added; then it begins. mlfab_node_close at any time after.
- * Errors: MEMORY. */
+/* Creates a node without roles. Add its roles, then begin. mlfab_node_close may be called at any time
+ * after. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__node_make(const mlfab_config *complete, mlfab__env *env,
                                      const char *addresses, uint64_t now_ns, mlfab_node **node_p);
 MLFAB__INTERNAL void mlfab__node_begin(mlfab_node *node);
-/* Around every call of the API. Enter: whether this node may call now (`worker`: it has to be one);
- * errors as of mlfab_push. Return: keeps the error for mlfab_node_last_error, does what the call has
- * set off, and returns its code. */
+/* Around every call of the API. Enter: may this node call now (`worker`: only a worker may)? Errors as of
+ * mlfab_push. Return: keeps the error for mlfab_node_last_error, does the work that the call caused, and
+ * returns its code. */
 MLFAB__INTERNAL int mlfab__node_enter(mlfab_node *node, uint64_t now_ns, int worker,
                                       mlfab_error *error);
 MLFAB__INTERNAL int mlfab__node_return(mlfab_node *node, int code, const mlfab_error *error);
-/* A scheduler of its own: every server has closed or died. */
+/* A separate scheduler: has every server closed or died? */
 MLFAB__INTERNAL int mlfab__node_finished(const mlfab_node *node);
-/* The worker role says goodbye, the server role stays until mlfab_node_leave. */
+/* The worker role says BYE; the server role stays until mlfab_node_leave. */
 MLFAB__INTERNAL void mlfab__node_stop_working(mlfab_node *node, uint64_t now_ns);
 
 /* core/node/role.c goes on. */
@@ -7231,7 +7242,7 @@ static void role_post(void *self, uint32_t peer, uint8_t type, const void *meta,
   mlfab__node_post(to->node, mlfab__node_link_to(to->node, to->kind, peer), type, meta, bytes);
 }
 
-/* Where there is no link, those are opened that can be. */
+/* Opens a missing link if its kind allows that. */
 static void role_ready(void *self, uint32_t peer) {
   const mlfab__outlet *to = self;
   mlfab_node *node = to->node;
@@ -7288,7 +7299,7 @@ static int role_takes(const mlfab__role *role, unsigned type) {
   return role->frame && type >= role->from && type <= role->to;
 }
 
-/* It is on links of this kind, behind those that are listed. */
+/* Appends a role to the list of a kind of link. */
 static void role_list(mlfab_node *node, int kind, uint32_t number) {
   uint8_t place = node->non[kind]++;
   node->on[kind][place] = (uint8_t)number;
@@ -7326,7 +7337,7 @@ MLFAB__INTERNAL void mlfab__roles_free(mlfab_node *node) {
   node->nroles = 0;
 }
 
-/* The roles on links of a kind: `role` is each of them in turn. */
+/* Loops over the roles on links of a kind: `role` is each of them in turn. */
 #define ROLE_EACH(role, node, kind)                   \
   for (uint32_t i_ = 0; i_ < (node)->non[kind]; i_++) \
     for (const mlfab__role *role = &(node)->roles[(node)->on[kind][i_]]; role; role = NULL)
@@ -7443,7 +7454,7 @@ enum { NODE_STRANGERS = 64 };
 
 /* --- open and close --- */
 
-/* Who this node is in the fabric. */
+/* The identity of this node in the fabric. */
 static void node_identify(mlfab_node *node) {
   const mlfab_config *c = &node->config;
   node->is_worker = (c->roles & MLFAB_ROLE_WORKER) != 0;
@@ -7456,15 +7467,15 @@ static void node_identify(mlfab_node *node) {
   node->is_coordinator = node->server_number == 0;
   node->is_scheduler = own || (node->is_coordinator && c->scheduler == MLFAB_SCHEDULER_BESIDE);
   node->job = mlfab__hash(0, c->job, strlen(c->job));
-  (void)mlfab__secret_parse(c->secret, node->secret); /* it was judged with the configuration */
+  (void)mlfab__secret_parse(c->secret, node->secret); /* valid: the configuration was checked */
   node->epoch = 1;
   node->join_link = MLFAB__NO_LINK;
   for (uint32_t i = 0; i < MLFAB__PAIRS; i++)
     node->pairs[i][0] = node->pairs[i][1] = MLFAB__NO_LINK;
 }
 
-/* Nodes that listen at one address share its links; those that only listen inside their machine are
- * one host. */
+/* A hash of the host: nodes that listen at one address share its links; nodes that listen only inside their
+ * machine count as one host. */
 static uint64_t node_host(const char *addresses) {
   static const char local[] = "localhost";
   for (const char *at = addresses; *at;) {
@@ -7502,7 +7513,7 @@ static int node_memory(mlfab_node *node) {
   return 0;
 }
 
-/* --- what is done on links of a kind --- */
+/* --- rules by kind of link --- */
 
 static void node_new_frame(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
   if (frame->type == MLFAB__MEET) {
@@ -7597,7 +7608,7 @@ MLFAB_API void mlfab_node_close(mlfab_node **node_p) {
 
 /* --- after every event --- */
 
-/* Gives up the links that a role, or a full queue, asked to. */
+/* Closes the links that a role dropped, or whose queue is full. */
 static void node_settle(mlfab_node *node) {
   while (node->doomed) {
     node->doomed = 0;
@@ -7616,7 +7627,7 @@ static void node_settle(mlfab_node *node) {
 
 static void node_part(mlfab_node *node);
 
-/* Roles and links between workers that have something to wait for are looked at four times a beat. */
+/* Does a role, or a link between workers, wait for something? Then the timer SCAN runs four times a beat. */
 static int node_waits(const mlfab_node *node) {
   int waits = node->self_lost || node->nhops > 0 || node->hops_short;
   for (uint32_t i = 0; i < node->nroles && !waits; i++)
@@ -7624,7 +7635,7 @@ static int node_waits(const mlfab_node *node) {
   return waits;
 }
 
-/* After everything that may have changed something. */
+/* Runs after everything that may have changed state. */
 static void node_epilogue(mlfab_node *node) {
   for (uint32_t i = 0; i < node->nsettles; i++) {
     const mlfab__role *role = &node->roles[node->settles[i]];
@@ -7642,7 +7653,7 @@ static void node_epilogue(mlfab_node *node) {
 
 /* --- events --- */
 
-/* Why the sender of a link's first frame is no member of this job; NULL when it is one. How long it
+/* Why the sender of a link's first frame is not a member of this job; NULL when it is. The time that this
  * takes does not depend on how much of the secret is right. */
 static const char *node_strange(const mlfab_node *node, const mlfab__header *header) {
   uint64_t differ = (header->tag[0] ^ node->secret[0]) | (header->tag[1] ^ node->secret[1]);
@@ -7655,7 +7666,7 @@ static const char *node_strange(const mlfab_node *node, const mlfab__header *hea
   return header->job != node->job ? "the jobs have different names (MLFAB_JOB)" : NULL;
 }
 
-/* Refuses it; the first ones, and ever fewer of the later ones, are worth a warning. */
+/* Refuses a stranger. Logs the first ones, and then ever fewer, as warnings. */
 static void node_turn_away(mlfab_node *node, uint32_t index, const char *why) {
   uint64_t n = ++node->stats.strangers_refused;
   node->strange = why;
@@ -7665,7 +7676,7 @@ static void node_turn_away(mlfab_node *node, uint32_t index, const char *why) {
   mlfab__node_refuse(node, index, MLFAB_ERR_JOB, MLFAB_NO_RANK, why);
 }
 
-/* A frame from outside: checked, then handed on. */
+/* Checks a frame from outside, then dispatches it. */
 static void node_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *event) {
   mlfab__link *link = &node->links[index];
   uint32_t head_bytes = event->head_bytes, bulk_bytes = event->bulk_bytes;
@@ -7690,7 +7701,7 @@ static void node_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *e
   node->stats.trace_hash =
       mlfab__mix(node->stats.trace_hash ^ node->now_ns ^ ((uint64_t)header.type << 56) ^
                  ((uint64_t)header.sender << 32) ^ head_bytes ^ ((uint64_t)bulk_bytes << 20));
-  /* Whoever turns us away does not say which job it is of. */
+  /* A peer that refuses us does not name its job. */
   int last = header.type == MLFAB__REFUSE || header.type == MLFAB__BYE;
   const char *strange = link->kind == MLFAB__LINK_NEW      ? node_strange(node, &header)
                         : header.job != node->job && !last ? "a frame of another job"
@@ -7704,8 +7715,8 @@ static void node_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *e
   mlfab__node_dispatch(node, index, &frame);
 }
 
-/* Somebody called: of those whom no role knows yet the oldest goes when there are too many. All members may
- * call at the same time. */
+/* A node called: closes the oldest of the links that no role knows yet if there are too many. All members
+ * may call at the same time. */
 static void node_bound_strangers(mlfab_node *node) {
   uint32_t count = 0, oldest = MLFAB__NO_LINK, most = node->nodes + NODE_STRANGERS;
   for (uint32_t i = 0; node->by_id.count > most && i < node->nlinks; i++) {
@@ -7719,7 +7730,7 @@ static void node_bound_strangers(mlfab_node *node) {
   mlfab__node_hang_up(node, oldest, "was no member yet, and went for a newer connection");
 }
 
-/* A call to a server, or to another worker, came to nothing. */
+/* A call to a server or to another worker failed. */
 static void node_call_failed(mlfab_node *node, uint64_t token, const char *why) {
   uint64_t called = token - MLFAB__TOKEN_SERVER, routes = mlfab__node_routes(node);
   if (token == MLFAB__TOKEN_JOIN) {
@@ -7838,7 +7849,7 @@ MLFAB_API void mlfab_node_event(mlfab_node *node, const mlfab_io_event *event, u
 
 /* --- actions --- */
 
-/* The action that is first in the queue. */
+/* The first action of the queue. */
 static void node_next_action(mlfab_node *node, mlfab_action *action) {
   const mlfab__queued_action *queued = &node->actions[node->actions_begin];
   memset(action, 0, sizeof *action);
@@ -7885,7 +7896,7 @@ static void node_seal(mlfab_node *node, const mlfab__link *link, mlfab_action *a
   if (frame->token) action->token |= (uint64_t)node->out_role << MLFAB__ROLE_SHIFT;
 }
 
-/* The first link of the ring leaves it. */
+/* Removes the first link from the ring. */
 static void node_unlist(mlfab_node *node, uint32_t index) {
   node->ready_begin = (node->ready_begin + 1) % node->nlinks;
   node->ready_count--;
@@ -7927,7 +7938,7 @@ MLFAB_API int mlfab_node_next(mlfab_node *node, uint64_t now_ns, mlfab_action *a
   return 0;
 }
 
-/* The first link of the ring goes to its end. */
+/* Moves the first link of the ring to its end. */
 static void node_rotate(mlfab_node *node) {
   uint32_t index = node->ready[node->ready_begin];
   node->ready_begin = (node->ready_begin + 1) % node->nlinks;
@@ -7952,7 +7963,7 @@ static void node_done_action(mlfab_node *node, int status) {
     if (queued.token == MLFAB__TOKEN_JOIN && status == MLFAB_ERR_ADDRESS)
       node_cannot_dial(node, status);
   } else if (queued.kind == MLFAB_ACTION_DETACH && mlfab__node_link(node, queued.link, &index)) {
-    /* No memory to copy to: giving up the link gives the buffer back. */
+    /* No memory to copy to: closing the link returns the buffer. */
     mlfab__node_hang_up(node, index, "out of memory");
   }
 }
@@ -7980,8 +7991,8 @@ MLFAB_API void mlfab_node_done(mlfab_node *node, const mlfab_action *action, int
     node_rotate(node);
   } else if (status == MLFAB_ERR_AGAIN ||
              (status == MLFAB_ERR_PEER_CLOSED && !MLFAB__PLANTED(71))) {
-    /* A peer that is gone may have said goodbye before: what it has sent is still delivered, then
-     * DOWN. Until then nothing more is offered to the link, as to one without room. */
+    /* The peer may have said BYE before it went: the transport still delivers the frames that it sent, then
+     * DOWN. Until then offer this link no more frames, as if it had no room. */
     node->out = MLFAB__OUT_NONE;
     link->blocked = 1;
     node_unlist(node, index);
@@ -8084,7 +8095,7 @@ MLFAB__INTERNAL int mlfab__node_return(mlfab_node *node, int code, const mlfab_e
 
 MLFAB__INTERNAL int mlfab__node_enter(mlfab_node *node, uint64_t now_ns, int worker,
                                       mlfab_error *error) {
-  /* Not the whole of it: the text is long, and this is on the way of every push. */
+  /* Not all of it: the text is long, and every push comes this way. */
   error->code = error->is_server = error->reserved = 0;
   error->rank = MLFAB_NO_RANK;
   error->waited_ns = 0;
@@ -8104,15 +8115,15 @@ MLFAB__INTERNAL int mlfab__node_enter(mlfab_node *node, uint64_t now_ns, int wor
   return 0;
 }
 
-/* A wrong call at the border: told like any other error. */
+/* Records a wrong argument like any other error. */
 static int node_wrong(mlfab_node *node, int code, const char *text) {
   return MLFAB__FAIL(&node->requests.last, code, "%s", text);
 }
 
 /* --- leaving --- */
 
-/* Would this end count as dead, or as closed, to the peer? Between workers server 0 tells. A peer that is
- * driven by hand may compute for long before it looks. */
+/* Would the peer take the end of this link for a death or a close? Between workers server 0 reports it. A
+ * hand-driven peer may compute for long before it reads. */
 static int node_heeds(const mlfab_node *node, const mlfab__link *link) {
   switch (link->kind) {
     case MLFAB__LINK_SERVER:
@@ -8125,7 +8136,7 @@ static int node_heeds(const mlfab_node *node, const mlfab__link *link) {
   }
 }
 
-/* Says goodbye on every link of a kind, or on all with MLFAB__LINK_FREE. */
+/* Says BYE on every link of a kind, or on all with MLFAB__LINK_FREE. */
 static void node_goodbye(mlfab_node *node, int kind) {
   mlfab__bye bye;
   uint8_t meta[MLFAB__TEXT_MAX + 32];
@@ -8139,12 +8150,12 @@ static void node_goodbye(mlfab_node *node, int kind) {
     mlfab__node_post(node, i, MLFAB__BYE, meta, n);
     link->closing = 1;
     link->lingers = (uint8_t)node_heeds(node, link);
-    /* It has its time to go out from now on. */
+    /* The time for the BYE to be sent starts now. */
     if (!MLFAB__PLANTED(97)) link->heard_ns = node->now_ns;
   }
 }
 
-/* Do other workers wait for something of ours, or is a last word still on its way inside? */
+/* Do other workers wait for this node, or has the inner link a frame that was not carried yet? */
 static int node_awaited(const mlfab_node *node) {
   uint32_t inner = node->pairs[MLFAB__PAIR_SERVER][0];
   if (node->phase != MLFAB__BOOTSTRAP_READY || !node->is_worker) return 0;
@@ -8154,7 +8165,7 @@ static int node_awaited(const mlfab_node *node) {
   return inner != MLFAB__NO_LINK && node->links[inner].queue_begin < node->links[inner].queue_end;
 }
 
-/* Says goodbye as soon as nobody waits for us, or a heartbeat after it was wanted. */
+/* Says BYE as soon as nobody waits for this node, or a beat after the request to leave. */
 static void node_part(mlfab_node *node) {
   if (node_awaited(node) && node->now_ns < node->part_ns) return;
   node->leaving = node->parting;
@@ -8177,7 +8188,7 @@ static void node_part(mlfab_node *node) {
 /* how: as `parting`. */
 static void node_begin_to_part(mlfab_node *node, int how, uint64_t now_ns) {
   node->now_ns = mlfab__max(node->now_ns, now_ns);
-  /* Where the worker role has left before the server role, nobody waits for it any more. */
+  /* If the worker role has left before the server role, nobody waits for it any more. */
   if (!node->parting)
     node->part_ns = node->now_ns + (node->leaving ? 0 : node->config.heartbeat_ns);
   node->parting = how;
@@ -8247,19 +8258,18 @@ MLFAB_API int mlfab_node_stats(const mlfab_node *node, mlfab_stats *stats_p, siz
 /* ==============================================================================================
  * core/node/link.c
  * ============================================================================================== */
-/* link.c - a node: its links, their queues and timers, and the actions that it asks for. The lowest file of the
- * node. See node.h. */
+/* link.c - a node: its links, their queues and timers, and its actions. The lowest file of the node. See
+ * node.h. */
 
 #include <stdio.h>
 
 enum {
   LINK_QUEUE_MAX = 4 << 20,
   LINK_JOIN_BEAT_NS = 500000000,
-  LINK_UPDATES = 64 /* in flight, of one role */
+  LINK_UPDATES = 64 /* in flight, per role */
 };
 
-/* Actions that updates in flight can ask for: a detach an update and server, and a connect a
- * server. */
+/* Actions that updates in flight can cause: one detach per update and server, and one connect per server. */
 #define LINK_ACTIONS(node) (64 + 2 * (LINK_UPDATES + 1) * (node)->config.servers)
 
 /* --- names --- */
@@ -8318,7 +8328,7 @@ MLFAB__INTERNAL void mlfab__node_emit(mlfab_node *node, uint32_t kind, int32_t r
 
 /* --- timers --- */
 
-/* The heap's number of a timer. */
+/* The index of a timer in the heap. */
 MLFAB__INTERNAL uint32_t mlfab__node_timer(const mlfab_node *node, enum mlfab__timer kind,
                                            uint32_t index) {
   uint32_t routes = mlfab__node_routes(node);
@@ -8337,7 +8347,6 @@ MLFAB__INTERNAL uint32_t mlfab__node_timer(const mlfab_node *node, enum mlfab__t
   }
 }
 
-/* The next time at which timers expire, from this one on. */
 MLFAB__INTERNAL uint64_t mlfab__node_round(const mlfab_node *node, uint64_t at_ns) {
   uint64_t quarter = mlfab__node_beat(node) / 4;
   uint64_t since = mlfab__max(at_ns, node->opened_ns) - node->opened_ns;
@@ -8349,7 +8358,6 @@ MLFAB__INTERNAL void mlfab__node_arm_at(mlfab_node *node, enum mlfab__timer kind
   mlfab__heap_put(&node->timers, mlfab__node_timer(node, kind, index), at_ns, (uint64_t)kind);
 }
 
-/* Expires at this time, rounded up, but not at once. */
 MLFAB__INTERNAL void mlfab__node_arm(mlfab_node *node, enum mlfab__timer kind, uint32_t index,
                                      uint64_t at_ns) {
   mlfab__node_arm_at(node, kind, index,
@@ -8358,7 +8366,7 @@ MLFAB__INTERNAL void mlfab__node_arm(mlfab_node *node, enum mlfab__timer kind, u
 
 /* --- actions --- */
 
-/* Room for this many actions at least, so that none is ever lost for want of memory. */
+/* Makes room for this many actions, so that running out of memory later loses none. */
 static int link_reserve_actions(mlfab_node *node, uint32_t room) {
   if (room <= node->actions_room) return 0;
   mlfab__queued_action *actions = mlfab__alloc_array(&node->env, room, sizeof *actions);
@@ -8377,7 +8385,7 @@ MLFAB__INTERNAL void mlfab__node_act(mlfab_node *node, uint32_t kind, uint32_t l
                                      uint64_t token) {
   if (node->actions_count == node->actions_room &&
       link_reserve_actions(node, 2 * node->actions_room)) {
-    /* More than all updates and links can ask for at once: only repeated connects are left over. */
+    /* More than all updates and links can request at once: only repeated connects are lost. */
     mlfab__log(&node->env, MLFAB_LOG_ERROR, "out of memory for an action");
     return;
   }
@@ -8401,7 +8409,6 @@ MLFAB__INTERNAL mlfab__link *mlfab__node_link(mlfab_node *node, uint32_t id, uin
   return &node->links[index];
 }
 
-/* A free entry; links and ready ring grow together. MLFAB__NO_LINK when out of memory. */
 MLFAB__INTERNAL uint32_t mlfab__node_new_link(mlfab_node *node) {
   for (uint32_t i = node->first_free; i < node->nlinks; i++) {
     if (node->links[i].kind != MLFAB__LINK_FREE || node->links[i].listed) continue;
@@ -8411,7 +8418,7 @@ MLFAB__INTERNAL uint32_t mlfab__node_new_link(mlfab_node *node) {
   uint32_t n = node->nlinks, more = n ? 2 * n : 8;
   mlfab__link *links = mlfab__alloc_array(&node->env, more, sizeof *links);
   uint32_t *ready = mlfab__alloc_array(&node->env, more, sizeof *ready);
-  /* Beside what updates may ask for: each link's loans taken back, closed, dialled again, probed. */
+  /* Besides the actions of updates, four per link: take its loans back, close, dial again, probe. */
   int reserved = !link_reserve_actions(node, LINK_ACTIONS(node) + 4 * more);
   int timed = !mlfab__heap_reserve(&node->timers, &node->env,
                                    mlfab__node_timer(node, MLFAB__TIMER_LINK, more));
@@ -8471,7 +8478,7 @@ MLFAB__INTERNAL uint32_t mlfab__node_link_to(const mlfab_node *node, int kind, u
 
 MLFAB__INTERNAL void mlfab__node_ready_link(mlfab_node *node, uint32_t index) {
   mlfab__link *link = &node->links[index];
-  if (link->self) { /* inner.c looks at those */
+  if (link->self) { /* inner.c handles those */
     node->self_due |= 1u << (link->self - 1);
     return;
   }
@@ -8508,8 +8515,8 @@ MLFAB__INTERNAL void mlfab__node_post(mlfab_node *node, uint32_t index, uint8_t 
       while (room < used + padded) room *= 2;
       uint8_t *queue = room <= LINK_QUEUE_MAX ? mlfab__alloc(&node->env, room) : NULL;
       if (!queue) {
-        /* A peer that does not read, or no memory: the link goes, and what matters is said again on
-         * the next. */
+        /* The peer does not read, or there is no memory: close the link. Important state is sent again on
+         * the next one. */
         mlfab__node_doom(node, index);
         return;
       }
@@ -8541,7 +8548,6 @@ MLFAB__INTERNAL void mlfab__node_refuse(mlfab_node *node, uint32_t index, int co
   mlfab__log(&node->env, MLFAB_LOG_INFO, "refused a connection: %s", text);
 }
 
-/* It claims nothing any more. */
 MLFAB__INTERNAL void mlfab__node_unclaim(mlfab_node *node, mlfab__link *link) {
   if (link->kind != MLFAB__LINK_CLAIM) return;
   mlfab__free(&node->env, link->claim, link->claim_bytes);
@@ -8558,7 +8564,7 @@ MLFAB__INTERNAL void mlfab__node_free_link(mlfab_node *node, uint32_t index) {
   mlfab__free(&node->env, link->queue, link->queue_room);
   uint8_t listed = link->listed;
   memset(link, 0, sizeof *link);
-  link->listed = listed; /* the ring lets go of it when it comes round */
+  link->listed = listed; /* it leaves the ring when its turn comes */
   if (index < node->first_free) node->first_free = index;
   mlfab__heap_remove(&node->timers, mlfab__node_timer(node, MLFAB__TIMER_LINK, index));
 }
@@ -8577,7 +8583,6 @@ MLFAB__INTERNAL void mlfab__node_link_down(mlfab_node *node, uint32_t index, con
   if (node->rules[link.kind].down) node->rules[link.kind].down(node, &link, index, why);
 }
 
-/* Closes a link of ours: nobody reports it down. Not one inside the node: `pairs` names those. */
 MLFAB__INTERNAL void mlfab__node_hang_up(mlfab_node *node, uint32_t index, const char *why) {
   uint32_t id = node->links[index].id;
   assert(!node->links[index].self);
@@ -8588,10 +8593,10 @@ MLFAB__INTERNAL void mlfab__node_hang_up(mlfab_node *node, uint32_t index, const
 /* ==============================================================================================
  * core/node/outbox.c
  * ============================================================================================== */
-/* outbox.c - a node: what a link sends next. Control frames come first, in the order in which they were posted;
- * then, on a link that stands, a role's frame with a bulk. See role.h, Order. */
+/* outbox.c - a node: the next frame of a link. Control frames come first, in the order in which they were
+ * posted; then, on a link that stands, a role's frame with a bulk. See role.h, Order. */
 
-/* The first of the roles on this link that has something: they take turns. */
+/* Asks the roles on this link in turns; takes the first frame. */
 static int outbox_ask(mlfab_node *node, const mlfab__link *link) {
   mlfab__at at = {link->kind, link->peer, node->now_ns};
   uint32_t n = node->nsenders[link->kind];
@@ -8653,7 +8658,7 @@ MLFAB__INTERNAL void mlfab__outbox_taken(mlfab_node *node) {
 /* ==============================================================================================
  * core/node/claim.c
  * ============================================================================================== */
-/* claim.c - a node: what is done with every frame, heartbeats, and numbers that two processes want. See node.h,
+/* claim.c - a node: dispatch of every frame, heartbeats, and numbers claimed by two processes. See node.h,
  * Numbers. */
 
 #include <stdio.h>
@@ -8695,7 +8700,7 @@ MLFAB__INTERNAL int mlfab__claim_ask(mlfab_node *node, uint32_t index, uint32_t 
   return 0;
 }
 
-/* The holder lives: whoever claims its number is another process. */
+/* The holder lives, so the claimants of its number are other processes: refuses them. */
 static void claim_refuse(mlfab_node *node, uint32_t holder) {
   const mlfab__link *other = &node->links[holder];
   char name[32], text[96];
@@ -8712,7 +8717,7 @@ static void claim_refuse(mlfab_node *node, uint32_t holder) {
   }
 }
 
-/* Asked whether we live, or told that the holder of a number does. */
+/* Answers a probe, or handles the answer to ours: the holder of a number lives. */
 static void claim_beat(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
   mlfab__link *link = &node->links[index];
   mlfab__heartbeat beat;
@@ -8730,7 +8735,7 @@ MLFAB__INTERNAL void mlfab__node_dispatch(mlfab_node *node, uint32_t index,
   mlfab__link *link = &node->links[index];
   link->heard_ns = node->now_ns;
   link->suspect = 0;
-  if (link->closing) { /* nothing counts any more but that the peer leaves too */
+  if (link->closing) { /* only the peer's BYE still matters */
     if (frame->type == MLFAB__BYE) mlfab__node_doom(node, index);
     return;
   }
@@ -8740,7 +8745,7 @@ MLFAB__INTERNAL void mlfab__node_dispatch(mlfab_node *node, uint32_t index,
   if (node->rules[link->kind].frame) node->rules[link->kind].frame(node, index, frame);
 }
 
-/* The number that they claim is free, or another's by now: they are heard anew. */
+/* Handles the first frames of claims again whose holder has lost its link. */
 MLFAB__INTERNAL void mlfab__claim_again(mlfab_node *node) {
   while (node->claim_due) {
     node->claim_due = 0;
@@ -8776,7 +8781,8 @@ MLFAB__INTERNAL int mlfab__claim_is_hand(const mlfab_node *node, const mlfab__li
   }
 }
 
-/* Does somebody wait for the number of this link's process? A MEET does not wait, and is said again. */
+/* Does another process want the number of this link's process? For MEET assume so: it does not wait as a
+ * claim. */
 static int claim_is_claimed(const mlfab_node *node, uint32_t index) {
   if (node->links[index].kind == MLFAB__LINK_PEER_IN || MLFAB__PLANTED(96)) return 1;
   for (uint32_t i = 0; node->claims > 0 && i < node->nlinks; i++) {
@@ -8785,13 +8791,13 @@ static int claim_is_claimed(const mlfab_node *node, uint32_t index) {
   return 0;
 }
 
-/* A probe that nobody answers. Who drives its node by hand computes, as far as anybody knows. */
+/* A probe that nobody answers. A hand-driven node is assumed to be computing. */
 MLFAB__INTERNAL void mlfab__claim_scan(mlfab_node *node, uint32_t index) {
   mlfab__link *link = &node->links[index];
   uint64_t beat = node->config.heartbeat_ns, waited_ns = node->now_ns - link->probe_ns;
   if (link->probe_ns == 0 || waited_ns < (link->kind == MLFAB__LINK_PEER_IN ? 2 : 5) * beat) return;
   int claimed = claim_is_claimed(node, index);
-  if (!claimed && waited_ns < 7 * beat) return; /* who has hung up meanwhile may be calling again */
+  if (!claimed && waited_ns < 7 * beat) return; /* the claimant hung up, and may be calling again */
   link->probe_ns = 0;
   if (mlfab__claim_is_hand(node, link)) {
     claim_refuse(node, index);
@@ -8803,17 +8809,15 @@ MLFAB__INTERNAL void mlfab__claim_scan(mlfab_node *node, uint32_t index) {
 /* ==============================================================================================
  * core/node/peer_link.c
  * ============================================================================================== */
-/* peer_link.c - a node: links between workers, for what goes by way of an aggregator, for allreduce and for
- * collectives. See node.h.
+/* peer_link.c - a node: links between workers, for aggregation, allreduce and collectives. See node.h.
  *
  *    (wanted) --WHERE to server 0--> asked --THERE--> connecting --UP, MEET--> link stands
  *        ^                             |                  |                        |
  *        +---- a fifth of a beat later, if still wanted --+----- DOWN -------------+
  *
- * A question that its link to server 0 took down with it is asked again on the next one.
- * A member calls; the aggregator's node answers. A node that sends by its own aggregator has a pair
- * of links inside. Addresses are asked for before every call, because a worker that was restarted
- * has others. */
+ * If the link to server 0 breaks before the answer, the node asks again on the next one. The member calls;
+ * the aggregator's node answers. A node that is its own aggregator has a pair of links inside. The node
+ * asks for addresses before every call, because a restarted worker has others. */
 
 #include <stdio.h>
 
@@ -8834,7 +8838,7 @@ static mlfab__peer_link *hop_of(mlfab_node *node, uint32_t rank) {
 static void hop_self(mlfab_node *node, mlfab__peer_link *hop) {
   uint32_t rank = (uint32_t)node->config.rank;
   if (mlfab__inner_pair(node, MLFAB__PAIR_PEER, MLFAB__LINK_PEER, rank, MLFAB__LINK_PEER_IN, rank))
-    return; /* tried again at the next look at the clock */
+    return; /* try again at the next look at the clock */
   hop->link = node->pairs[MLFAB__PAIR_PEER][0];
   node->peer_in_links[rank] = node->pairs[MLFAB__PAIR_PEER][1];
   mlfab__inner_greet(node, MLFAB__PAIR_PEER, 1);
@@ -8878,14 +8882,14 @@ MLFAB__INTERNAL int mlfab__peer_link_where(mlfab_node *node, uint32_t link,
   return 0;
 }
 
-/* The link to server 0 that had the question is gone. */
+/* The link to server 0 that carried WHERE is gone. */
 static int hop_unheard(const mlfab_node *node, const mlfab__peer_link *hop) {
   uint32_t link = node->routes[0].link;
   if (MLFAB__PLANTED(79)) return 0;
   return hop->asked && (link == MLFAB__NO_LINK || node->links[link].id != hop->asked_by);
 }
 
-/* Not now: again a little later, if it is still wanted then. */
+/* Try again a little later, if it is still wanted then. */
 static void hop_later(mlfab_node *node, mlfab__peer_link *hop) {
   hop->asked = hop->connecting = 0;
   hop->retry_ns = node->now_ns + node->config.heartbeat_ns / 5;
@@ -9092,11 +9096,11 @@ MLFAB__INTERNAL int mlfab__inner_begin(mlfab_node *node) {
   return 0;
 }
 
-/* Moves one frame over a link inside the node. 1 when there was one. */
+/* Moves one frame over a link inside the node. Returns 1 if there was one. */
 static int inner_carry(mlfab_node *node, uint32_t from, uint32_t to) {
   if (!mlfab__outbox_yield(node, from)) return 0;
-  /* The sender's state moves first: what the receiver answers may depend on it. The frame's
-   * meta stays in node->head, which nothing overwrites before the next yield. */
+  /* Advance the sender first: the receiver's answer may depend on its state. The frame's meta stays in
+   * node->head, which nothing overwrites before the next yield. */
   mlfab__frame_in frame = {node->frame.type, node->frame.meta_bytes, node->frame.bulk_bytes,
                            node->head + MLFAB_HEADER_BYTES, node->frame.bulk};
   uint64_t token = node->frame.token | (uint64_t)node->out_role << MLFAB__ROLE_SHIFT;
@@ -9104,11 +9108,11 @@ static int inner_carry(mlfab_node *node, uint32_t from, uint32_t to) {
   uint32_t peer = node->links[from].peer;
   mlfab__outbox_taken(node);
   mlfab__node_dispatch(node, to, &frame);
-  if (lent) mlfab__roles_returned(node, kind, peer, token); /* free at once */
+  if (lent) mlfab__roles_returned(node, kind, peer, token); /* the bulk is free at once */
   return 1;
 }
 
-/* Carries what the roles of this node have for each other. */
+/* Carries frames between the roles of this node. */
 MLFAB__INTERNAL void mlfab__inner_run(mlfab_node *node) {
   if (node->out != MLFAB__OUT_NONE) return;
   int budget = 256;
@@ -9121,25 +9125,25 @@ MLFAB__INTERNAL void mlfab__inner_run(mlfab_node *node) {
     }
   }
   node->self_more =
-      node->self_due != 0; /* no event tells of what is left: the next tick is due at once */
+      node->self_due != 0; /* no event reports the rest: the next tick is due at once */
 }
 
 /* ==============================================================================================
  * core/node/server_link.c
  * ============================================================================================== */
-/* server_link.c - a node: our ways to servers, of the worker role, the scheduler role and the server role (routes).
- * A route is called, says HELLO, stands, breaks, and is dead in the end. See node.h. */
+/* server_link.c - a node: the routes of its worker, scheduler and server role to servers. On a route the
+ * node calls, says HELLO, calls again after a break, and finally declares the server dead. See node.h. */
 
 #include <stdio.h>
 
-/* Which role of the server is at the other end of a route. */
+/* The kind of link on a route. */
 static int server_link_kind(const mlfab_node *node, uint32_t route) {
   static const uint8_t kinds[] = {MLFAB__LINK_SERVER, MLFAB__LINK_PLANNER, MLFAB__LINK_RESHARD};
   return kinds[route / node->config.servers];
 }
 
-/* Of the worker role; of the scheduler role, which only stops planning for it; or of the server role, whose
- * slices cannot go there. */
+/* A server is dead for one role: for the worker role; for the scheduler role, which only stops planning for
+ * it; or for the server role, whose slices cannot go there. */
 static void server_link_dead(mlfab_node *node, uint32_t index, const char *why) {
   uint32_t server = mlfab__node_server_of(node, index);
   int kind = server_link_kind(node, index);
@@ -9160,8 +9164,8 @@ static void server_link_dead(mlfab_node *node, uint32_t index, const char *why) 
   mlfab__node_fail(node, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, text);
 }
 
-/* A server has five beats from a break, in which it is called again, and none after a silence. Nor has
- * one that broke links before it answered HELLO, or it would be called for ever. */
+/* A server has 5 beats from a break, in which the node calls it again, and none after a silence. A break
+ * before HELLO_ACK does not restart the 5 beats, or the node would call for ever. */
 MLFAB__INTERNAL void mlfab__server_link_down(mlfab_node *node, const mlfab__link *was,
                                              uint32_t link, const char *why) {
   uint32_t index = mlfab__node_route_of(node, was->kind, was->peer);
@@ -9223,7 +9227,7 @@ MLFAB__INTERNAL void mlfab__server_link_up(mlfab_node *node, uint32_t number, ui
   mlfab__node_post(node, index, MLFAB__HELLO, meta, mlfab__encode_hello(meta, &hello));
 }
 
-/* It has answered HELLO, or says anew what it said then. */
+/* The server has answered HELLO, or repeats its answer. */
 static void server_link_greeted(mlfab_node *node, uint32_t index, mlfab__hello_ack *ack) {
   mlfab__link *link = &node->links[index];
   int kind = link->kind;
@@ -9242,10 +9246,10 @@ static void server_link_greeted(mlfab_node *node, uint32_t index, mlfab__hello_a
   mlfab__server_link_check(node);
 }
 
-/* What server 0 says of another worker. */
+/* Server 0 reports on another worker. */
 static void server_link_member(mlfab_node *node, const mlfab__member *member) {
   int dead = member->kind == MLFAB_EVENT_DEAD;
-  if (node->is_server) return; /* we see it ourselves */
+  if (node->is_server) return; /* a server sees it by itself */
   mlfab__node_emit(
       node, member->kind, (int32_t)member->node, 0, member->incarnation,
       dead ? MLFAB_ERR_PEER_DEAD : 0,
@@ -9278,8 +9282,7 @@ MLFAB__INTERNAL void mlfab__server_link_frame(mlfab_node *node, uint32_t index,
       return;
     case MLFAB__BYE:
       if (mlfab__decode_bye(frame->meta, frame->meta_bytes, &bye)) break;
-      /* Closing for good ends the server for us; being given up for an error does not: we call
-       * again. */
+      /* code 0: the server closes for good. An error: it gave up this link only, and we call again. */
       if (bye.code == 0) server_link_dead(node, number, "it has closed");
       snprintf(route->why, sizeof route->why, "%.127s", bye.text);
       mlfab__node_doom(node, index);
@@ -9310,7 +9313,7 @@ MLFAB__INTERNAL void mlfab__server_link_across(mlfab_node *node, uint32_t server
   if (route->link != MLFAB__NO_LINK) {
     mlfab__node_ready_link(node, route->link);
   } else if (server == node->server_number) {
-    /* Without memory for it: tried again at the next look at the clock. */
+    /* Out of memory: try again at the next look at the clock. */
     if (mlfab__inner_pair(node, MLFAB__PAIR_RESHARD, MLFAB__LINK_RESHARD, server,
                           MLFAB__LINK_RESHARD_IN, server))
       return;
@@ -9324,18 +9327,18 @@ MLFAB__INTERNAL void mlfab__server_link_across(mlfab_node *node, uint32_t server
   }
 }
 
-/* A server without a link is called again, and is dead after five intervals. Who has heard this node's goodbye
- * and hung up is not dead. */
+/* Calls a server without a link again, and declares it dead after 5 beats. A server that hung up because of
+ * our BYE is not dead. */
 MLFAB__INTERNAL void mlfab__server_link_scan(mlfab_node *node, uint32_t r) {
   uint64_t beat = node->config.heartbeat_ns;
   mlfab__route *route = &node->routes[r];
-  /* The scheduler role stays as long as the server role beside it. */
+  /* The scheduler role stays as long as the server role of this node. */
   int left = node->leaving > (r < node->config.servers ? 0 : 1);
   if (!mlfab__server_link_wanted(node, r) || route->link != MLFAB__NO_LINK || route->dead || left)
     return;
   mlfab__node_arm(node, MLFAB__TIMER_ROUTE, r, node->now_ns);
   if (node->phase == MLFAB__BOOTSTRAP_JOINING) return;
-  /* Nothing waits for a scheduler: it tries for as long as a call would. */
+  /* No call waits for the link of a scheduler, so it may try for timeout_ns. */
   int across = r >= 2 * node->config.servers;
   uint64_t patience = r < node->config.servers || across ? 5 * beat : node->config.timeout_ns;
   if ((route->greeted || across) &&
@@ -9352,7 +9355,7 @@ MLFAB__INTERNAL void mlfab__server_link_check(mlfab_node *node) {
   for (uint32_t s = 0; node->is_worker && s < node->config.servers; s++) {
     if (!node->routes[s].greeted) return;
   }
-  /* Beside a server the scheduler may come later: until then it is first come, first served. */
+  /* On a server's node the scheduler may be late: until then updates are granted first come, first served. */
   int own = node->config.roles == MLFAB_ROLE_SCHEDULER;
   for (uint32_t s = 0; own && s < node->config.servers; s++) {
     if (!node->routes[node->config.servers + s].greeted) return;
@@ -9379,7 +9382,6 @@ MLFAB__INTERNAL int mlfab__node_finished(const mlfab_node *node) {
   return 1;
 }
 
-/* The last error names a server that "is dead": says what it died of, too. */
 MLFAB__INTERNAL void mlfab__server_link_say_why(mlfab_node *node) {
   static const char dead[] = "is dead";
   mlfab_error *last = &node->requests.last;
@@ -9395,8 +9397,8 @@ MLFAB__INTERNAL void mlfab__server_link_say_why(mlfab_node *node) {
 /* ==============================================================================================
  * core/node/caller.c
  * ============================================================================================== */
-/* caller.c - a node: who calls its server role: workers, the scheduler, other servers. HELLO is judged here, and
- * who does not call again is found to be gone. See node.h. */
+/* caller.c - a node: the callers of its server role: workers, the scheduler, other servers. It judges
+ * HELLO, and declares workers dead that do not call again. See node.h. */
 
 #include <stdio.h>
 
@@ -9428,7 +9430,7 @@ static void caller_tell(mlfab_node *node, uint32_t worker, uint32_t kind) {
   }
 }
 
-/* A worker is gone for good, or until it calls again. */
+/* A worker has left or is dead, until it calls again. */
 MLFAB__INTERNAL void mlfab__caller_gone(mlfab_node *node, uint32_t worker, int left) {
   mlfab__caller *caller = &node->callers[worker];
   if (caller->dead || caller->left) return;
@@ -9467,7 +9469,7 @@ MLFAB__INTERNAL void mlfab__caller_down(mlfab_node *node, const mlfab__link *was
     return;
   }
   mlfab__roles_lost(node, was->kind, was->peer);
-  /* Its servers grant by themselves until it is back. */
+  /* The servers grant by themselves until the scheduler is back. */
   if (was->kind == MLFAB__LINK_SCHEDULER)
     mlfab__node_emit(node, MLFAB_EVENT_SCHEDULER_LOST, 0, 0, caller->incarnation,
                      MLFAB_ERR_PEER_DEAD, "scheduler lost: first come, first served");
@@ -9480,13 +9482,13 @@ MLFAB__INTERNAL void mlfab__caller_await(mlfab_node *node) {
   }
 }
 
-/* A worker without a link is dead after five intervals; its first link may take longer. */
+/* A worker without a link is dead after 5 beats, or 20 if it has never called. */
 MLFAB__INTERNAL void mlfab__caller_scan(mlfab_node *node, uint32_t w) {
   uint64_t beat = node->config.heartbeat_ns;
   const mlfab__caller *caller = &node->callers[w];
   if (caller->link != MLFAB__NO_LINK || caller->dead || caller->left || node->leaving == 2) return;
   uint64_t due_ns = caller->heard_ns + (caller->incarnation ? 5 : 20) * beat;
-  /* A connection that broke shortens the wait: a live worker calls again within a fifth of a beat. */
+  /* A connection that broke shortens the wait, because a live worker calls again within a fifth of a beat. */
   uint64_t lost = caller->hand ? 0 : caller->lost_ns;
   if (lost) due_ns = mlfab__min(due_ns, lost + 2 * beat);
   int early = node->phase == MLFAB__BOOTSTRAP_JOINING || node->phase == MLFAB__BOOTSTRAP_FAILED;
@@ -9499,8 +9501,8 @@ MLFAB__INTERNAL void mlfab__caller_scan(mlfab_node *node, uint32_t w) {
 
 /* --- HELLO --- */
 
-/* Can this be the process of that node, by what this server was told? `server`: which one it is, or
- * MLFAB__NO_NODE. */
+/* Did server 0 issue this incarnation and nonce to that node, as far as this server knows? `server`: the
+ * number of the sender, or MLFAB__NO_NODE. */
 static int caller_issued(const mlfab_node *node, const mlfab__hello *hello, uint32_t server) {
   if (node->is_coordinator) {
     const mlfab__peer *peer = &node->peers[hello->node];
@@ -9509,13 +9511,13 @@ static int caller_issued(const mlfab_node *node, const mlfab__hello *hello, uint
   if (server == MLFAB__NO_NODE) return 1;
   const mlfab__route *route = &node->routes[server];
   if (route->incarnation == 0) return 1;
-  /* Server 0 is never restarted; the others may have been since. */
+  /* Server 0 is never restarted; the other servers may have been. */
   return hello->incarnation == route->incarnation
              ? hello->nonce == route->nonce
              : server > 0 && hello->incarnation > route->incarnation;
 }
 
-/* Fills the answer from what the roles say, and sends it. Not 0: refused. */
+/* Collects the answer from the roles, and sends it. Nonzero: refused. */
 static int caller_answer(mlfab_node *node, uint32_t index, mlfab__greeting *greeting) {
   const mlfab__link *link = &node->links[index];
   int kind = link->kind;
@@ -9534,7 +9536,7 @@ static int caller_answer(mlfab_node *node, uint32_t index, mlfab__greeting *gree
   return 0;
 }
 
-/* The process on this link has the number from now on. */
+/* From now on the process on this link has the number. */
 static mlfab__caller *caller_admit(mlfab_node *node, uint32_t index, int kind, uint32_t number,
                                    const mlfab__hello *hello) {
   mlfab__caller *caller = &node->callers[number];
@@ -9554,7 +9556,7 @@ static mlfab__caller *caller_admit(mlfab_node *node, uint32_t index, int kind, u
   return caller;
 }
 
-/* The scheduler says who it is on a new link to our server role. */
+/* HELLO of the scheduler on a new link to our server role. */
 static void caller_scheduler(mlfab_node *node, uint32_t index, const mlfab__hello *hello,
                              const mlfab__frame_in *frame) {
   uint32_t self = node->config.workers;
@@ -9583,7 +9585,7 @@ static void caller_scheduler(mlfab_node *node, uint32_t index, const mlfab__hell
                    "scheduler here: it plans from now on");
 }
 
-/* Another server says who it is on a new link to our server role. */
+/* HELLO of another server on a new link to our server role. */
 static void caller_server(mlfab_node *node, uint32_t index, const mlfab__hello *hello,
                           const mlfab__frame_in *frame) {
   uint32_t first = mlfab__node_of_server(node, 0), server = hello->node - first;
@@ -9613,7 +9615,7 @@ static void caller_server(mlfab_node *node, uint32_t index, const mlfab__hello *
     mlfab__roles_up(node, MLFAB__LINK_RESHARD_IN, server, &greeting);
 }
 
-/* A worker says who it is on a new link to our server role. */
+/* HELLO of any kind on a new link to our server role. */
 MLFAB__INTERNAL void mlfab__caller_hello(mlfab_node *node, uint32_t index,
                                          const mlfab__frame_in *frame) {
   mlfab__hello hello;
@@ -9688,10 +9690,10 @@ MLFAB__INTERNAL void mlfab__caller_frame(mlfab_node *node, uint32_t index,
  * ============================================================================================== */
 /* bootstrap.c - a node: joining the fabric. See node.h.
  *
- * Server 0 is the meeting point. Every node says JOIN there; it is refused (with the reason) or
- * gets an incarnation, and when all nodes of the world are there, WELCOME with the addresses of the
- * servers. A process that comes later under a rank whose process is gone is welcomed at once, with
- * a larger incarnation, which fences the old one. A joiner calls again until its deadline. */
+ * Server 0 is the meeting point. Every node sends JOIN to it. Server 0 refuses the node (with the reason)
+ * or gives it an incarnation; when all nodes are there, it sends each one WELCOME with the addresses of the
+ * servers. A later process whose rank has lost its process is welcomed at once, with a larger incarnation,
+ * which fences the old process. A joiner calls again until its deadline. */
 
 #include <stdio.h>
 
@@ -9709,9 +9711,9 @@ MLFAB__INTERNAL int mlfab__secret_parse(const char *text, uint64_t secret[2]) {
   return secret[0] | secret[1] ? 0 : MLFAB_ERR_CONFIG; /* zeros mean none */
 }
 
-/* --- server 0: who is here --- */
+/* --- server 0: the nodes that have joined --- */
 
-/* The list of servers and where to meet them, once for all WELCOMEs. */
+/* Encodes the list of servers and their addresses, once for all WELCOMEs. */
 static int bootstrap_make_welcome(mlfab_node *node) {
   uint32_t room = node->config.servers * (MLFAB__ADDRESSES_MAX + 32);
   if (room > MLFAB_BULK_MAX) room = MLFAB_BULK_MAX;
@@ -9751,7 +9753,7 @@ static void bootstrap_list_missing(mlfab_node *node) {
   }
 }
 
-/* Everybody is here. */
+/* All nodes have joined. */
 static void bootstrap_complete(mlfab_node *node) {
   int code = bootstrap_make_welcome(node);
   if (code) {
@@ -9779,7 +9781,7 @@ static void bootstrap_complete(mlfab_node *node) {
   mlfab__server_link_check(node);
 }
 
-/* Why a JOIN cannot be granted: 0, or a code and a text. */
+/* Judges a JOIN: 0, or a code and a text that tells why it is refused. */
 static int bootstrap_judge(mlfab_node *node, const mlfab__join *join, uint32_t *id_p, char *text,
                            size_t room) {
   const mlfab_config *c = &node->config;
@@ -9818,13 +9820,13 @@ static int bootstrap_judge(mlfab_node *node, const mlfab__join *join, uint32_t *
   return 0;
 }
 
-/* Is this node a server of its own, to which no link need lead? */
+/* Is this node a dedicated server, to which no link need lead? */
 static int bootstrap_is_dedicated(const mlfab_node *node, uint32_t id) {
   const mlfab_config *c = &node->config;
   return c->dedicated && id >= c->workers && id - c->workers < c->servers;
 }
 
-/* The link, other than this one, of the process that has a number; MLFAB__NO_LINK when none is here. */
+/* The link, other than this one, of the process that has a number; MLFAB__NO_LINK if there is none. */
 static uint32_t bootstrap_holder(const mlfab_node *node, uint32_t id, uint32_t link) {
   const mlfab__peer *peer = &node->peers[id];
   if (!peer->joined) return MLFAB__NO_LINK;
@@ -9834,8 +9836,8 @@ static uint32_t bootstrap_holder(const mlfab_node *node, uint32_t id, uint32_t l
                                           : node->callers[node->config.workers].link;
 }
 
-/* Does the server that has a number still answer? 1; 0: no, or another process does where it was; -1: it
- * is being called. */
+/* Does the server that has a number still answer? 1: yes; 0: no, or another process answers at its address;
+ * -1: not known yet, it is being called. */
 static int bootstrap_answers(mlfab_node *node, mlfab__peer *peer, uint32_t server) {
   mlfab__route *route = &node->routes[mlfab__node_route_of(node, MLFAB__LINK_RESHARD, server)];
   uint64_t beat = node->config.heartbeat_ns;
@@ -9850,8 +9852,9 @@ static int bootstrap_answers(mlfab_node *node, mlfab__peer *peer, uint32_t serve
   return -1;
 }
 
-/* May this process have a number, which no link here holds? A server of its own is called first, and others
- * have 5 beats from WELCOME to say HELLO. 0 when it was refused, or is to call again. */
+/* May this process have a number whose holder has no link here? Server 0 first calls a dedicated server;
+ * other holders have 5 beats from WELCOME to say HELLO. Returns 0 if the process was refused, or has to
+ * call again. */
 static int bootstrap_vacant(mlfab_node *node, uint32_t link, uint32_t id, const mlfab__join *join) {
   mlfab__peer *peer = &node->peers[id];
   if (node->phase == MLFAB__BOOTSTRAP_JOINING || !peer->joined || peer->nonce == join->nonce)
@@ -9933,7 +9936,7 @@ MLFAB__INTERNAL int mlfab__bootstrap_overdue(const mlfab_node *node, const mlfab
          node->now_ns - link->since_ns >= 20 * node->config.heartbeat_ns;
 }
 
-/* A node that joins hung up, or broke down, perhaps before WELCOME. */
+/* A joining node hung up or died, perhaps before WELCOME. */
 static void bootstrap_lost(mlfab_node *node, uint32_t id, uint32_t link) {
   mlfab__peer *peer = &node->peers[id];
   if (peer->link != link) return;
@@ -9943,7 +9946,7 @@ static void bootstrap_lost(mlfab_node *node, uint32_t id, uint32_t link) {
       peer->awaited_ns = mlfab__max(node->now_ns, 1);
     return;
   }
-  /* It broke down while the others were awaited: it is not here any more. */
+  /* It died while other nodes were still missing, so it counts as missing again. */
   peer->joined = 0;
   node->joined--;
 }
@@ -9957,7 +9960,7 @@ MLFAB__INTERNAL void mlfab__bootstrap_down(mlfab_node *node, const mlfab__link *
   }
 }
 
-/* --- a node that joins --- */
+/* --- a joining node --- */
 
 MLFAB__INTERNAL void mlfab__bootstrap_start(mlfab_node *node) {
   node->phase = MLFAB__BOOTSTRAP_JOINING;
@@ -10063,7 +10066,7 @@ MLFAB__INTERNAL void mlfab__bootstrap_frame(mlfab_node *node, uint32_t link,
   }
 }
 
-/* Tells those who have joined who is missing, so that their error can say it too. */
+/* Tells the nodes that have joined which ones are missing, so that their errors can name them. */
 static void bootstrap_tell_missing(mlfab_node *node) {
   mlfab__member member;
   memset(&member, 0, sizeof member);
@@ -10135,7 +10138,7 @@ MLFAB__INTERNAL void mlfab__bootstrap_tick(mlfab_node *node) {
 
 #include <stdio.h>
 
-/* Hangs up, and whoever has no other link is dead at the next look, which is due now. */
+/* Closes the link. A peer without another link is dead at the next look, which is due now. */
 static void alive_hang_up(mlfab_node *node, uint32_t index, const char *what) {
   mlfab__link *link = &node->links[index];
   char why[96], silent[24];
@@ -10145,7 +10148,7 @@ static void alive_hang_up(mlfab_node *node, uint32_t index, const char *what) {
   mlfab__node_hang_up(node, index, why);
 }
 
-/* What the transport knows of a link that is suspect: states and limits are in node.h. */
+/* The transport's answer for a link that is suspect: node.h has the states and limits. */
 MLFAB__INTERNAL void mlfab__alive_probed(mlfab_node *node, uint32_t index, int status) {
   mlfab__link *link = &node->links[index];
   uint64_t limit = 5 * node->config.heartbeat_ns, silent_ns = node->now_ns - link->heard_ns;
@@ -10181,14 +10184,14 @@ static void alive_suspect(mlfab_node *node, uint32_t index) {
   }
 }
 
-/* When there can next be something to do for a link. */
+/* The earliest time at which a link may need an action. */
 static uint64_t alive_due_ns(const mlfab_node *node, const mlfab__link *link) {
   uint64_t beat = node->config.heartbeat_ns;
   if (link->suspect || link->probe_ns != 0) return node->now_ns;
   uint64_t silent_ns = link->heard_ns + 3 * beat;
   if (link->kind == MLFAB__LINK_CLAIM) return node->now_ns + beat;
   if (link->kind != MLFAB__LINK_NEW) return mlfab__min(silent_ns, link->sent_ns + beat);
-  return mlfab__min(silent_ns + 2 * beat, node->now_ns + beat); /* until then it may be known */
+  return mlfab__min(silent_ns + 2 * beat, node->now_ns + beat); /* until then it may have a kind */
 }
 
 static void alive_look(mlfab_node *node, uint32_t index) {
@@ -10198,7 +10201,7 @@ static void alive_look(mlfab_node *node, uint32_t index) {
   if (known && node->now_ns - link->sent_ns >= beat && link->queue_begin == link->queue_end)
     mlfab__claim_heartbeat(node, index, MLFAB__BEAT, node->now_ns);
   mlfab__claim_scan(node, index);
-  /* How long a claim waits depends on the holder. */
+  /* The holder decides how long a claim waits. */
   if (link->kind == MLFAB__LINK_FREE || link->kind == MLFAB__LINK_CLAIM) return;
   uint64_t silent = node->now_ns - link->heard_ns;
   if (link->kind == MLFAB__LINK_NEW || link->kind == MLFAB__LINK_SCHEDULER || link->closing) {

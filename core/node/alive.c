@@ -3,7 +3,7 @@
 
 #include <stdio.h>
 
-/* Hangs up, and whoever has no other link is dead at the next look, which is due now. */
+/* Closes the link. A peer without another link is dead at the next look, which is due now. */
 static void alive_hang_up(mlfab_node *node, uint32_t index, const char *what) {
   mlfab__link *link = &node->links[index];
   char why[96], silent[24];
@@ -13,7 +13,7 @@ static void alive_hang_up(mlfab_node *node, uint32_t index, const char *what) {
   mlfab__node_hang_up(node, index, why);
 }
 
-/* What the transport knows of a link that is suspect: states and limits are in node.h. */
+/* The transport's answer for a link that is suspect: node.h has the states and limits. */
 MLFAB__INTERNAL void mlfab__alive_probed(mlfab_node *node, uint32_t index, int status) {
   mlfab__link *link = &node->links[index];
   uint64_t limit = 5 * node->config.heartbeat_ns, silent_ns = node->now_ns - link->heard_ns;
@@ -49,14 +49,14 @@ static void alive_suspect(mlfab_node *node, uint32_t index) {
   }
 }
 
-/* When there can next be something to do for a link. */
+/* The earliest time at which a link may need an action. */
 static uint64_t alive_due_ns(const mlfab_node *node, const mlfab__link *link) {
   uint64_t beat = node->config.heartbeat_ns;
   if (link->suspect || link->probe_ns != 0) return node->now_ns;
   uint64_t silent_ns = link->heard_ns + 3 * beat;
   if (link->kind == MLFAB__LINK_CLAIM) return node->now_ns + beat;
   if (link->kind != MLFAB__LINK_NEW) return mlfab__min(silent_ns, link->sent_ns + beat);
-  return mlfab__min(silent_ns + 2 * beat, node->now_ns + beat); /* until then it may be known */
+  return mlfab__min(silent_ns + 2 * beat, node->now_ns + beat); /* until then it may have a kind */
 }
 
 static void alive_look(mlfab_node *node, uint32_t index) {
@@ -66,7 +66,7 @@ static void alive_look(mlfab_node *node, uint32_t index) {
   if (known && node->now_ns - link->sent_ns >= beat && link->queue_begin == link->queue_end)
     mlfab__claim_heartbeat(node, index, MLFAB__BEAT, node->now_ns);
   mlfab__claim_scan(node, index);
-  /* How long a claim waits depends on the holder. */
+  /* The holder decides how long a claim waits. */
   if (link->kind == MLFAB__LINK_FREE || link->kind == MLFAB__LINK_CLAIM) return;
   uint64_t silent = node->now_ns - link->heard_ns;
   if (link->kind == MLFAB__LINK_NEW || link->kind == MLFAB__LINK_SCHEDULER || link->closing) {

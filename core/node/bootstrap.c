@@ -1,9 +1,9 @@
 /* bootstrap.c - a node: joining the fabric. See node.h.
  *
- * Server 0 is the meeting point. Every node says JOIN there; it is refused (with the reason) or
- * gets an incarnation, and when all nodes of the world are there, WELCOME with the addresses of the
- * servers. A process that comes later under a rank whose process is gone is welcomed at once, with
- * a larger incarnation, which fences the old one. A joiner calls again until its deadline. */
+ * Server 0 is the meeting point. Every node sends JOIN to it. Server 0 refuses the node (with the reason)
+ * or gives it an incarnation; when all nodes are there, it sends each one WELCOME with the addresses of the
+ * servers. A later process whose rank has lost its process is welcomed at once, with a larger incarnation,
+ * which fences the old process. A joiner calls again until its deadline. */
 #include "node.h"
 
 #include <stdio.h>
@@ -22,9 +22,9 @@ MLFAB__INTERNAL int mlfab__secret_parse(const char *text, uint64_t secret[2]) {
   return secret[0] | secret[1] ? 0 : MLFAB_ERR_CONFIG; /* zeros mean none */
 }
 
-/* --- server 0: who is here --- */
+/* --- server 0: the nodes that have joined --- */
 
-/* The list of servers and where to meet them, once for all WELCOMEs. */
+/* Encodes the list of servers and their addresses, once for all WELCOMEs. */
 static int bootstrap_make_welcome(mlfab_node *node) {
   uint32_t room = node->config.servers * (MLFAB__ADDRESSES_MAX + 32);
   if (room > MLFAB_BULK_MAX) room = MLFAB_BULK_MAX;
@@ -64,7 +64,7 @@ static void bootstrap_list_missing(mlfab_node *node) {
   }
 }
 
-/* Everybody is here. */
+/* All nodes have joined. */
 static void bootstrap_complete(mlfab_node *node) {
   int code = bootstrap_make_welcome(node);
   if (code) {
@@ -92,7 +92,7 @@ static void bootstrap_complete(mlfab_node *node) {
   mlfab__server_link_check(node);
 }
 
-/* Why a JOIN cannot be granted: 0, or a code and a text. */
+/* Judges a JOIN: 0, or a code and a text that tells why it is refused. */
 static int bootstrap_judge(mlfab_node *node, const mlfab__join *join, uint32_t *id_p, char *text,
                            size_t room) {
   const mlfab_config *c = &node->config;
@@ -131,13 +131,13 @@ static int bootstrap_judge(mlfab_node *node, const mlfab__join *join, uint32_t *
   return 0;
 }
 
-/* Is this node a server of its own, to which no link need lead? */
+/* Is this node a dedicated server, to which no link need lead? */
 static int bootstrap_is_dedicated(const mlfab_node *node, uint32_t id) {
   const mlfab_config *c = &node->config;
   return c->dedicated && id >= c->workers && id - c->workers < c->servers;
 }
 
-/* The link, other than this one, of the process that has a number; MLFAB__NO_LINK when none is here. */
+/* The link, other than this one, of the process that has a number; MLFAB__NO_LINK if there is none. */
 static uint32_t bootstrap_holder(const mlfab_node *node, uint32_t id, uint32_t link) {
   const mlfab__peer *peer = &node->peers[id];
   if (!peer->joined) return MLFAB__NO_LINK;
@@ -147,8 +147,8 @@ static uint32_t bootstrap_holder(const mlfab_node *node, uint32_t id, uint32_t l
                                           : node->callers[node->config.workers].link;
 }
 
-/* Does the server that has a number still answer? 1; 0: no, or another process does where it was; -1: it
- * is being called. */
+/* Does the server that has a number still answer? 1: yes; 0: no, or another process answers at its address;
+ * -1: not known yet, it is being called. */
 static int bootstrap_answers(mlfab_node *node, mlfab__peer *peer, uint32_t server) {
   mlfab__route *route = &node->routes[mlfab__node_route_of(node, MLFAB__LINK_RESHARD, server)];
   uint64_t beat = node->config.heartbeat_ns;
@@ -163,8 +163,9 @@ static int bootstrap_answers(mlfab_node *node, mlfab__peer *peer, uint32_t serve
   return -1;
 }
 
-/* May this process have a number, which no link here holds? A server of its own is called first, and others
- * have 5 beats from WELCOME to say HELLO. 0 when it was refused, or is to call again. */
+/* May this process have a number whose holder has no link here? Server 0 first calls a dedicated server;
+ * other holders have 5 beats from WELCOME to say HELLO. Returns 0 if the process was refused, or has to
+ * call again. */
 static int bootstrap_vacant(mlfab_node *node, uint32_t link, uint32_t id, const mlfab__join *join) {
   mlfab__peer *peer = &node->peers[id];
   if (node->phase == MLFAB__BOOTSTRAP_JOINING || !peer->joined || peer->nonce == join->nonce)
@@ -246,7 +247,7 @@ MLFAB__INTERNAL int mlfab__bootstrap_overdue(const mlfab_node *node, const mlfab
          node->now_ns - link->since_ns >= 20 * node->config.heartbeat_ns;
 }
 
-/* A node that joins hung up, or broke down, perhaps before WELCOME. */
+/* A joining node hung up or died, perhaps before WELCOME. */
 static void bootstrap_lost(mlfab_node *node, uint32_t id, uint32_t link) {
   mlfab__peer *peer = &node->peers[id];
   if (peer->link != link) return;
@@ -256,7 +257,7 @@ static void bootstrap_lost(mlfab_node *node, uint32_t id, uint32_t link) {
       peer->awaited_ns = mlfab__max(node->now_ns, 1);
     return;
   }
-  /* It broke down while the others were awaited: it is not here any more. */
+  /* It died while other nodes were still missing, so it counts as missing again. */
   peer->joined = 0;
   node->joined--;
 }
@@ -270,7 +271,7 @@ MLFAB__INTERNAL void mlfab__bootstrap_down(mlfab_node *node, const mlfab__link *
   }
 }
 
-/* --- a node that joins --- */
+/* --- a joining node --- */
 
 MLFAB__INTERNAL void mlfab__bootstrap_start(mlfab_node *node) {
   node->phase = MLFAB__BOOTSTRAP_JOINING;
@@ -376,7 +377,7 @@ MLFAB__INTERNAL void mlfab__bootstrap_frame(mlfab_node *node, uint32_t link,
   }
 }
 
-/* Tells those who have joined who is missing, so that their error can say it too. */
+/* Tells the nodes that have joined which ones are missing, so that their errors can name them. */
 static void bootstrap_tell_missing(mlfab_node *node) {
   mlfab__member member;
   memset(&member, 0, sizeof member);

@@ -1,5 +1,5 @@
-/* caller.c - a node: who calls its server role: workers, the scheduler, other servers. HELLO is judged here, and
- * who does not call again is found to be gone. See node.h. */
+/* caller.c - a node: the callers of its server role: workers, the scheduler, other servers. It judges
+ * HELLO, and declares workers dead that do not call again. See node.h. */
 #include "node.h"
 
 #include <stdio.h>
@@ -32,7 +32,7 @@ static void caller_tell(mlfab_node *node, uint32_t worker, uint32_t kind) {
   }
 }
 
-/* A worker is gone for good, or until it calls again. */
+/* A worker has left or is dead, until it calls again. */
 MLFAB__INTERNAL void mlfab__caller_gone(mlfab_node *node, uint32_t worker, int left) {
   mlfab__caller *caller = &node->callers[worker];
   if (caller->dead || caller->left) return;
@@ -71,7 +71,7 @@ MLFAB__INTERNAL void mlfab__caller_down(mlfab_node *node, const mlfab__link *was
     return;
   }
   mlfab__roles_lost(node, was->kind, was->peer);
-  /* Its servers grant by themselves until it is back. */
+  /* The servers grant by themselves until the scheduler is back. */
   if (was->kind == MLFAB__LINK_SCHEDULER)
     mlfab__node_emit(node, MLFAB_EVENT_SCHEDULER_LOST, 0, 0, caller->incarnation,
                      MLFAB_ERR_PEER_DEAD, "scheduler lost: first come, first served");
@@ -84,13 +84,13 @@ MLFAB__INTERNAL void mlfab__caller_await(mlfab_node *node) {
   }
 }
 
-/* A worker without a link is dead after five intervals; its first link may take longer. */
+/* A worker without a link is dead after 5 beats, or 20 if it has never called. */
 MLFAB__INTERNAL void mlfab__caller_scan(mlfab_node *node, uint32_t w) {
   uint64_t beat = node->config.heartbeat_ns;
   const mlfab__caller *caller = &node->callers[w];
   if (caller->link != MLFAB__NO_LINK || caller->dead || caller->left || node->leaving == 2) return;
   uint64_t due_ns = caller->heard_ns + (caller->incarnation ? 5 : 20) * beat;
-  /* A connection that broke shortens the wait: a live worker calls again within a fifth of a beat. */
+  /* A connection that broke shortens the wait, because a live worker calls again within a fifth of a beat. */
   uint64_t lost = caller->hand ? 0 : caller->lost_ns;
   if (lost) due_ns = mlfab__min(due_ns, lost + 2 * beat);
   int early = node->phase == MLFAB__BOOTSTRAP_JOINING || node->phase == MLFAB__BOOTSTRAP_FAILED;
@@ -103,8 +103,8 @@ MLFAB__INTERNAL void mlfab__caller_scan(mlfab_node *node, uint32_t w) {
 
 /* --- HELLO --- */
 
-/* Can this be the process of that node, by what this server was told? `server`: which one it is, or
- * MLFAB__NO_NODE. */
+/* Did server 0 issue this incarnation and nonce to that node, as far as this server knows? `server`: the
+ * number of the sender, or MLFAB__NO_NODE. */
 static int caller_issued(const mlfab_node *node, const mlfab__hello *hello, uint32_t server) {
   if (node->is_coordinator) {
     const mlfab__peer *peer = &node->peers[hello->node];
@@ -113,13 +113,13 @@ static int caller_issued(const mlfab_node *node, const mlfab__hello *hello, uint
   if (server == MLFAB__NO_NODE) return 1;
   const mlfab__route *route = &node->routes[server];
   if (route->incarnation == 0) return 1;
-  /* Server 0 is never restarted; the others may have been since. */
+  /* Server 0 is never restarted; the other servers may have been. */
   return hello->incarnation == route->incarnation
              ? hello->nonce == route->nonce
              : server > 0 && hello->incarnation > route->incarnation;
 }
 
-/* Fills the answer from what the roles say, and sends it. Not 0: refused. */
+/* Collects the answer from the roles, and sends it. Nonzero: refused. */
 static int caller_answer(mlfab_node *node, uint32_t index, mlfab__greeting *greeting) {
   const mlfab__link *link = &node->links[index];
   int kind = link->kind;
@@ -138,7 +138,7 @@ static int caller_answer(mlfab_node *node, uint32_t index, mlfab__greeting *gree
   return 0;
 }
 
-/* The process on this link has the number from now on. */
+/* From now on the process on this link has the number. */
 static mlfab__caller *caller_admit(mlfab_node *node, uint32_t index, int kind, uint32_t number,
                                    const mlfab__hello *hello) {
   mlfab__caller *caller = &node->callers[number];
@@ -158,7 +158,7 @@ static mlfab__caller *caller_admit(mlfab_node *node, uint32_t index, int kind, u
   return caller;
 }
 
-/* The scheduler says who it is on a new link to our server role. */
+/* HELLO of the scheduler on a new link to our server role. */
 static void caller_scheduler(mlfab_node *node, uint32_t index, const mlfab__hello *hello,
                              const mlfab__frame_in *frame) {
   uint32_t self = node->config.workers;
@@ -187,7 +187,7 @@ static void caller_scheduler(mlfab_node *node, uint32_t index, const mlfab__hell
                    "scheduler here: it plans from now on");
 }
 
-/* Another server says who it is on a new link to our server role. */
+/* HELLO of another server on a new link to our server role. */
 static void caller_server(mlfab_node *node, uint32_t index, const mlfab__hello *hello,
                           const mlfab__frame_in *frame) {
   uint32_t first = mlfab__node_of_server(node, 0), server = hello->node - first;
@@ -217,7 +217,7 @@ static void caller_server(mlfab_node *node, uint32_t index, const mlfab__hello *
     mlfab__roles_up(node, MLFAB__LINK_RESHARD_IN, server, &greeting);
 }
 
-/* A worker says who it is on a new link to our server role. */
+/* HELLO of any kind on a new link to our server role. */
 MLFAB__INTERNAL void mlfab__caller_hello(mlfab_node *node, uint32_t index,
                                          const mlfab__frame_in *frame) {
   mlfab__hello hello;

@@ -1,4 +1,4 @@
-/* claim.c - a node: what is done with every frame, heartbeats, and numbers that two processes want. See node.h,
+/* claim.c - a node: dispatch of every frame, heartbeats, and numbers claimed by two processes. See node.h,
  * Numbers. */
 #include "node.h"
 
@@ -41,7 +41,7 @@ MLFAB__INTERNAL int mlfab__claim_ask(mlfab_node *node, uint32_t index, uint32_t 
   return 0;
 }
 
-/* The holder lives: whoever claims its number is another process. */
+/* The holder lives, so the claimants of its number are other processes: refuses them. */
 static void claim_refuse(mlfab_node *node, uint32_t holder) {
   const mlfab__link *other = &node->links[holder];
   char name[32], text[96];
@@ -58,7 +58,7 @@ static void claim_refuse(mlfab_node *node, uint32_t holder) {
   }
 }
 
-/* Asked whether we live, or told that the holder of a number does. */
+/* Answers a probe, or handles the answer to ours: the holder of a number lives. */
 static void claim_beat(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
   mlfab__link *link = &node->links[index];
   mlfab__heartbeat beat;
@@ -76,7 +76,7 @@ MLFAB__INTERNAL void mlfab__node_dispatch(mlfab_node *node, uint32_t index,
   mlfab__link *link = &node->links[index];
   link->heard_ns = node->now_ns;
   link->suspect = 0;
-  if (link->closing) { /* nothing counts any more but that the peer leaves too */
+  if (link->closing) { /* only the peer's BYE still matters */
     if (frame->type == MLFAB__BYE) mlfab__node_doom(node, index);
     return;
   }
@@ -86,7 +86,7 @@ MLFAB__INTERNAL void mlfab__node_dispatch(mlfab_node *node, uint32_t index,
   if (node->rules[link->kind].frame) node->rules[link->kind].frame(node, index, frame);
 }
 
-/* The number that they claim is free, or another's by now: they are heard anew. */
+/* Handles the first frames of claims again whose holder has lost its link. */
 MLFAB__INTERNAL void mlfab__claim_again(mlfab_node *node) {
   while (node->claim_due) {
     node->claim_due = 0;
@@ -122,7 +122,8 @@ MLFAB__INTERNAL int mlfab__claim_is_hand(const mlfab_node *node, const mlfab__li
   }
 }
 
-/* Does somebody wait for the number of this link's process? A MEET does not wait, and is said again. */
+/* Does another process want the number of this link's process? For MEET assume so: it does not wait as a
+ * claim. */
 static int claim_is_claimed(const mlfab_node *node, uint32_t index) {
   if (node->links[index].kind == MLFAB__LINK_PEER_IN || MLFAB__PLANTED(96)) return 1;
   for (uint32_t i = 0; node->claims > 0 && i < node->nlinks; i++) {
@@ -131,13 +132,13 @@ static int claim_is_claimed(const mlfab_node *node, uint32_t index) {
   return 0;
 }
 
-/* A probe that nobody answers. Who drives its node by hand computes, as far as anybody knows. */
+/* A probe that nobody answers. A hand-driven node is assumed to be computing. */
 MLFAB__INTERNAL void mlfab__claim_scan(mlfab_node *node, uint32_t index) {
   mlfab__link *link = &node->links[index];
   uint64_t beat = node->config.heartbeat_ns, waited_ns = node->now_ns - link->probe_ns;
   if (link->probe_ns == 0 || waited_ns < (link->kind == MLFAB__LINK_PEER_IN ? 2 : 5) * beat) return;
   int claimed = claim_is_claimed(node, index);
-  if (!claimed && waited_ns < 7 * beat) return; /* who has hung up meanwhile may be calling again */
+  if (!claimed && waited_ns < 7 * beat) return; /* the claimant hung up, and may be calling again */
   link->probe_ns = 0;
   if (mlfab__claim_is_hand(node, link)) {
     claim_refuse(node, index);

@@ -90,11 +90,11 @@ MLFAB__INTERNAL int mlfab__inner_begin(mlfab_node *node) {
   return 0;
 }
 
-/* Moves one frame over a link inside the node. 1 when there was one. */
+/* Moves one frame over a link inside the node. Returns 1 if there was one. */
 static int inner_carry(mlfab_node *node, uint32_t from, uint32_t to) {
   if (!mlfab__outbox_yield(node, from)) return 0;
-  /* The sender's state moves first: what the receiver answers may depend on it. The frame's
-   * meta stays in node->head, which nothing overwrites before the next yield. */
+  /* Advance the sender first: the receiver's answer may depend on its state. The frame's meta stays in
+   * node->head, which nothing overwrites before the next yield. */
   mlfab__frame_in frame = {node->frame.type, node->frame.meta_bytes, node->frame.bulk_bytes,
                            node->head + MLFAB_HEADER_BYTES, node->frame.bulk};
   uint64_t token = node->frame.token | (uint64_t)node->out_role << MLFAB__ROLE_SHIFT;
@@ -102,11 +102,11 @@ static int inner_carry(mlfab_node *node, uint32_t from, uint32_t to) {
   uint32_t peer = node->links[from].peer;
   mlfab__outbox_taken(node);
   mlfab__node_dispatch(node, to, &frame);
-  if (lent) mlfab__roles_returned(node, kind, peer, token); /* free at once */
+  if (lent) mlfab__roles_returned(node, kind, peer, token); /* the bulk is free at once */
   return 1;
 }
 
-/* Carries what the roles of this node have for each other. */
+/* Carries frames between the roles of this node. */
 MLFAB__INTERNAL void mlfab__inner_run(mlfab_node *node) {
   if (node->out != MLFAB__OUT_NONE) return;
   int budget = 256;
@@ -119,5 +119,5 @@ MLFAB__INTERNAL void mlfab__inner_run(mlfab_node *node) {
     }
   }
   node->self_more =
-      node->self_due != 0; /* no event tells of what is left: the next tick is due at once */
+      node->self_due != 0; /* no event reports the rest: the next tick is due at once */
 }

@@ -1,5 +1,5 @@
-/* link.c - a node: its links, their queues and timers, and the actions that it asks for. The lowest file of the
- * node. See node.h. */
+/* link.c - a node: its links, their queues and timers, and its actions. The lowest file of the node. See
+ * node.h. */
 #include "node.h"
 
 #include <stdio.h>
@@ -7,11 +7,10 @@
 enum {
   LINK_QUEUE_MAX = 4 << 20,
   LINK_JOIN_BEAT_NS = 500000000,
-  LINK_UPDATES = 64 /* in flight, of one role */
+  LINK_UPDATES = 64 /* in flight, per role */
 };
 
-/* Actions that updates in flight can ask for: a detach an update and server, and a connect a
- * server. */
+/* Actions that updates in flight can cause: one detach per update and server, and one connect per server. */
 #define LINK_ACTIONS(node) (64 + 2 * (LINK_UPDATES + 1) * (node)->config.servers)
 
 /* --- names --- */
@@ -70,7 +69,7 @@ MLFAB__INTERNAL void mlfab__node_emit(mlfab_node *node, uint32_t kind, int32_t r
 
 /* --- timers --- */
 
-/* The heap's number of a timer. */
+/* The index of a timer in the heap. */
 MLFAB__INTERNAL uint32_t mlfab__node_timer(const mlfab_node *node, enum mlfab__timer kind,
                                            uint32_t index) {
   uint32_t routes = mlfab__node_routes(node);
@@ -89,7 +88,6 @@ MLFAB__INTERNAL uint32_t mlfab__node_timer(const mlfab_node *node, enum mlfab__t
   }
 }
 
-/* The next time at which timers expire, from this one on. */
 MLFAB__INTERNAL uint64_t mlfab__node_round(const mlfab_node *node, uint64_t at_ns) {
   uint64_t quarter = mlfab__node_beat(node) / 4;
   uint64_t since = mlfab__max(at_ns, node->opened_ns) - node->opened_ns;
@@ -101,7 +99,6 @@ MLFAB__INTERNAL void mlfab__node_arm_at(mlfab_node *node, enum mlfab__timer kind
   mlfab__heap_put(&node->timers, mlfab__node_timer(node, kind, index), at_ns, (uint64_t)kind);
 }
 
-/* Expires at this time, rounded up, but not at once. */
 MLFAB__INTERNAL void mlfab__node_arm(mlfab_node *node, enum mlfab__timer kind, uint32_t index,
                                      uint64_t at_ns) {
   mlfab__node_arm_at(node, kind, index,
@@ -110,7 +107,7 @@ MLFAB__INTERNAL void mlfab__node_arm(mlfab_node *node, enum mlfab__timer kind, u
 
 /* --- actions --- */
 
-/* Room for this many actions at least, so that none is ever lost for want of memory. */
+/* Makes room for this many actions, so that running out of memory later loses none. */
 static int link_reserve_actions(mlfab_node *node, uint32_t room) {
   if (room <= node->actions_room) return 0;
   mlfab__queued_action *actions = mlfab__alloc_array(&node->env, room, sizeof *actions);
@@ -129,7 +126,7 @@ MLFAB__INTERNAL void mlfab__node_act(mlfab_node *node, uint32_t kind, uint32_t l
                                      uint64_t token) {
   if (node->actions_count == node->actions_room &&
       link_reserve_actions(node, 2 * node->actions_room)) {
-    /* More than all updates and links can ask for at once: only repeated connects are left over. */
+    /* More than all updates and links can request at once: only repeated connects are lost. */
     mlfab__log(&node->env, MLFAB_LOG_ERROR, "out of memory for an action");
     return;
   }
@@ -153,7 +150,6 @@ MLFAB__INTERNAL mlfab__link *mlfab__node_link(mlfab_node *node, uint32_t id, uin
   return &node->links[index];
 }
 
-/* A free entry; links and ready ring grow together. MLFAB__NO_LINK when out of memory. */
 MLFAB__INTERNAL uint32_t mlfab__node_new_link(mlfab_node *node) {
   for (uint32_t i = node->first_free; i < node->nlinks; i++) {
     if (node->links[i].kind != MLFAB__LINK_FREE || node->links[i].listed) continue;
@@ -163,7 +159,7 @@ MLFAB__INTERNAL uint32_t mlfab__node_new_link(mlfab_node *node) {
   uint32_t n = node->nlinks, more = n ? 2 * n : 8;
   mlfab__link *links = mlfab__alloc_array(&node->env, more, sizeof *links);
   uint32_t *ready = mlfab__alloc_array(&node->env, more, sizeof *ready);
-  /* Beside what updates may ask for: each link's loans taken back, closed, dialled again, probed. */
+  /* Besides the actions of updates, four per link: take its loans back, close, dial again, probe. */
   int reserved = !link_reserve_actions(node, LINK_ACTIONS(node) + 4 * more);
   int timed = !mlfab__heap_reserve(&node->timers, &node->env,
                                    mlfab__node_timer(node, MLFAB__TIMER_LINK, more));
@@ -223,7 +219,7 @@ MLFAB__INTERNAL uint32_t mlfab__node_link_to(const mlfab_node *node, int kind, u
 
 MLFAB__INTERNAL void mlfab__node_ready_link(mlfab_node *node, uint32_t index) {
   mlfab__link *link = &node->links[index];
-  if (link->self) { /* inner.c looks at those */
+  if (link->self) { /* inner.c handles those */
     node->self_due |= 1u << (link->self - 1);
     return;
   }
@@ -260,8 +256,8 @@ MLFAB__INTERNAL void mlfab__node_post(mlfab_node *node, uint32_t index, uint8_t 
       while (room < used + padded) room *= 2;
       uint8_t *queue = room <= LINK_QUEUE_MAX ? mlfab__alloc(&node->env, room) : NULL;
       if (!queue) {
-        /* A peer that does not read, or no memory: the link goes, and what matters is said again on
-         * the next. */
+        /* The peer does not read, or there is no memory: close the link. Important state is sent again on
+         * the next one. */
         mlfab__node_doom(node, index);
         return;
       }
@@ -293,7 +289,6 @@ MLFAB__INTERNAL void mlfab__node_refuse(mlfab_node *node, uint32_t index, int co
   mlfab__log(&node->env, MLFAB_LOG_INFO, "refused a connection: %s", text);
 }
 
-/* It claims nothing any more. */
 MLFAB__INTERNAL void mlfab__node_unclaim(mlfab_node *node, mlfab__link *link) {
   if (link->kind != MLFAB__LINK_CLAIM) return;
   mlfab__free(&node->env, link->claim, link->claim_bytes);
@@ -310,7 +305,7 @@ MLFAB__INTERNAL void mlfab__node_free_link(mlfab_node *node, uint32_t index) {
   mlfab__free(&node->env, link->queue, link->queue_room);
   uint8_t listed = link->listed;
   memset(link, 0, sizeof *link);
-  link->listed = listed; /* the ring lets go of it when it comes round */
+  link->listed = listed; /* it leaves the ring when its turn comes */
   if (index < node->first_free) node->first_free = index;
   mlfab__heap_remove(&node->timers, mlfab__node_timer(node, MLFAB__TIMER_LINK, index));
 }
@@ -329,7 +324,6 @@ MLFAB__INTERNAL void mlfab__node_link_down(mlfab_node *node, uint32_t index, con
   if (node->rules[link.kind].down) node->rules[link.kind].down(node, &link, index, why);
 }
 
-/* Closes a link of ours: nobody reports it down. Not one inside the node: `pairs` names those. */
 MLFAB__INTERNAL void mlfab__node_hang_up(mlfab_node *node, uint32_t index, const char *why) {
   uint32_t id = node->links[index].id;
   assert(!node->links[index].self);

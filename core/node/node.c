@@ -7,7 +7,7 @@ enum { NODE_STRANGERS = 64 };
 
 /* --- open and close --- */
 
-/* Who this node is in the fabric. */
+/* The identity of this node in the fabric. */
 static void node_identify(mlfab_node *node) {
   const mlfab_config *c = &node->config;
   node->is_worker = (c->roles & MLFAB_ROLE_WORKER) != 0;
@@ -20,15 +20,15 @@ static void node_identify(mlfab_node *node) {
   node->is_coordinator = node->server_number == 0;
   node->is_scheduler = own || (node->is_coordinator && c->scheduler == MLFAB_SCHEDULER_BESIDE);
   node->job = mlfab__hash(0, c->job, strlen(c->job));
-  (void)mlfab__secret_parse(c->secret, node->secret); /* it was judged with the configuration */
+  (void)mlfab__secret_parse(c->secret, node->secret); /* valid: the configuration was checked */
   node->epoch = 1;
   node->join_link = MLFAB__NO_LINK;
   for (uint32_t i = 0; i < MLFAB__PAIRS; i++)
     node->pairs[i][0] = node->pairs[i][1] = MLFAB__NO_LINK;
 }
 
-/* Nodes that listen at one address share its links; those that only listen inside their machine are
- * one host. */
+/* A hash of the host: nodes that listen at one address share its links; nodes that listen only inside their
+ * machine count as one host. */
 static uint64_t node_host(const char *addresses) {
   static const char local[] = "localhost";
   for (const char *at = addresses; *at;) {
@@ -66,7 +66,7 @@ static int node_memory(mlfab_node *node) {
   return 0;
 }
 
-/* --- what is done on links of a kind --- */
+/* --- rules by kind of link --- */
 
 static void node_new_frame(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
   if (frame->type == MLFAB__MEET) {
@@ -161,7 +161,7 @@ MLFAB_API void mlfab_node_close(mlfab_node **node_p) {
 
 /* --- after every event --- */
 
-/* Gives up the links that a role, or a full queue, asked to. */
+/* Closes the links that a role dropped, or whose queue is full. */
 static void node_settle(mlfab_node *node) {
   while (node->doomed) {
     node->doomed = 0;
@@ -180,7 +180,7 @@ static void node_settle(mlfab_node *node) {
 
 static void node_part(mlfab_node *node);
 
-/* Roles and links between workers that have something to wait for are looked at four times a beat. */
+/* Does a role, or a link between workers, wait for something? Then the timer SCAN runs four times a beat. */
 static int node_waits(const mlfab_node *node) {
   int waits = node->self_lost || node->nhops > 0 || node->hops_short;
   for (uint32_t i = 0; i < node->nroles && !waits; i++)
@@ -188,7 +188,7 @@ static int node_waits(const mlfab_node *node) {
   return waits;
 }
 
-/* After everything that may have changed something. */
+/* Runs after everything that may have changed state. */
 static void node_epilogue(mlfab_node *node) {
   for (uint32_t i = 0; i < node->nsettles; i++) {
     const mlfab__role *role = &node->roles[node->settles[i]];
@@ -206,7 +206,7 @@ static void node_epilogue(mlfab_node *node) {
 
 /* --- events --- */
 
-/* Why the sender of a link's first frame is no member of this job; NULL when it is one. How long it
+/* Why the sender of a link's first frame is not a member of this job; NULL when it is. The time that this
  * takes does not depend on how much of the secret is right. */
 static const char *node_strange(const mlfab_node *node, const mlfab__header *header) {
   uint64_t differ = (header->tag[0] ^ node->secret[0]) | (header->tag[1] ^ node->secret[1]);
@@ -219,7 +219,7 @@ static const char *node_strange(const mlfab_node *node, const mlfab__header *hea
   return header->job != node->job ? "the jobs have different names (MLFAB_JOB)" : NULL;
 }
 
-/* Refuses it; the first ones, and ever fewer of the later ones, are worth a warning. */
+/* Refuses a stranger. Logs the first ones, and then ever fewer, as warnings. */
 static void node_turn_away(mlfab_node *node, uint32_t index, const char *why) {
   uint64_t n = ++node->stats.strangers_refused;
   node->strange = why;
@@ -229,7 +229,7 @@ static void node_turn_away(mlfab_node *node, uint32_t index, const char *why) {
   mlfab__node_refuse(node, index, MLFAB_ERR_JOB, MLFAB_NO_RANK, why);
 }
 
-/* A frame from outside: checked, then handed on. */
+/* Checks a frame from outside, then dispatches it. */
 static void node_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *event) {
   mlfab__link *link = &node->links[index];
   uint32_t head_bytes = event->head_bytes, bulk_bytes = event->bulk_bytes;
@@ -254,7 +254,7 @@ static void node_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *e
   node->stats.trace_hash =
       mlfab__mix(node->stats.trace_hash ^ node->now_ns ^ ((uint64_t)header.type << 56) ^
                  ((uint64_t)header.sender << 32) ^ head_bytes ^ ((uint64_t)bulk_bytes << 20));
-  /* Whoever turns us away does not say which job it is of. */
+  /* A peer that refuses us does not name its job. */
   int last = header.type == MLFAB__REFUSE || header.type == MLFAB__BYE;
   const char *strange = link->kind == MLFAB__LINK_NEW      ? node_strange(node, &header)
                         : header.job != node->job && !last ? "a frame of another job"
@@ -268,8 +268,8 @@ static void node_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *e
   mlfab__node_dispatch(node, index, &frame);
 }
 
-/* Somebody called: of those whom no role knows yet the oldest goes when there are too many. All members may
- * call at the same time. */
+/* A node called: closes the oldest of the links that no role knows yet if there are too many. All members
+ * may call at the same time. */
 static void node_bound_strangers(mlfab_node *node) {
   uint32_t count = 0, oldest = MLFAB__NO_LINK, most = node->nodes + NODE_STRANGERS;
   for (uint32_t i = 0; node->by_id.count > most && i < node->nlinks; i++) {
@@ -283,7 +283,7 @@ static void node_bound_strangers(mlfab_node *node) {
   mlfab__node_hang_up(node, oldest, "was no member yet, and went for a newer connection");
 }
 
-/* A call to a server, or to another worker, came to nothing. */
+/* A call to a server or to another worker failed. */
 static void node_call_failed(mlfab_node *node, uint64_t token, const char *why) {
   uint64_t called = token - MLFAB__TOKEN_SERVER, routes = mlfab__node_routes(node);
   if (token == MLFAB__TOKEN_JOIN) {
@@ -402,7 +402,7 @@ MLFAB_API void mlfab_node_event(mlfab_node *node, const mlfab_io_event *event, u
 
 /* --- actions --- */
 
-/* The action that is first in the queue. */
+/* The first action of the queue. */
 static void node_next_action(mlfab_node *node, mlfab_action *action) {
   const mlfab__queued_action *queued = &node->actions[node->actions_begin];
   memset(action, 0, sizeof *action);
@@ -449,7 +449,7 @@ static void node_seal(mlfab_node *node, const mlfab__link *link, mlfab_action *a
   if (frame->token) action->token |= (uint64_t)node->out_role << MLFAB__ROLE_SHIFT;
 }
 
-/* The first link of the ring leaves it. */
+/* Removes the first link from the ring. */
 static void node_unlist(mlfab_node *node, uint32_t index) {
   node->ready_begin = (node->ready_begin + 1) % node->nlinks;
   node->ready_count--;
@@ -491,7 +491,7 @@ MLFAB_API int mlfab_node_next(mlfab_node *node, uint64_t now_ns, mlfab_action *a
   return 0;
 }
 
-/* The first link of the ring goes to its end. */
+/* Moves the first link of the ring to its end. */
 static void node_rotate(mlfab_node *node) {
   uint32_t index = node->ready[node->ready_begin];
   node->ready_begin = (node->ready_begin + 1) % node->nlinks;
@@ -516,7 +516,7 @@ static void node_done_action(mlfab_node *node, int status) {
     if (queued.token == MLFAB__TOKEN_JOIN && status == MLFAB_ERR_ADDRESS)
       node_cannot_dial(node, status);
   } else if (queued.kind == MLFAB_ACTION_DETACH && mlfab__node_link(node, queued.link, &index)) {
-    /* No memory to copy to: giving up the link gives the buffer back. */
+    /* No memory to copy to: closing the link returns the buffer. */
     mlfab__node_hang_up(node, index, "out of memory");
   }
 }
@@ -544,8 +544,8 @@ MLFAB_API void mlfab_node_done(mlfab_node *node, const mlfab_action *action, int
     node_rotate(node);
   } else if (status == MLFAB_ERR_AGAIN ||
              (status == MLFAB_ERR_PEER_CLOSED && !MLFAB__PLANTED(71))) {
-    /* A peer that is gone may have said goodbye before: what it has sent is still delivered, then
-     * DOWN. Until then nothing more is offered to the link, as to one without room. */
+    /* The peer may have said BYE before it went: the transport still delivers the frames that it sent, then
+     * DOWN. Until then offer this link no more frames, as if it had no room. */
     node->out = MLFAB__OUT_NONE;
     link->blocked = 1;
     node_unlist(node, index);
@@ -648,7 +648,7 @@ MLFAB__INTERNAL int mlfab__node_return(mlfab_node *node, int code, const mlfab_e
 
 MLFAB__INTERNAL int mlfab__node_enter(mlfab_node *node, uint64_t now_ns, int worker,
                                       mlfab_error *error) {
-  /* Not the whole of it: the text is long, and this is on the way of every push. */
+  /* Not all of it: the text is long, and every push comes this way. */
   error->code = error->is_server = error->reserved = 0;
   error->rank = MLFAB_NO_RANK;
   error->waited_ns = 0;
@@ -668,15 +668,15 @@ MLFAB__INTERNAL int mlfab__node_enter(mlfab_node *node, uint64_t now_ns, int wor
   return 0;
 }
 
-/* A wrong call at the border: told like any other error. */
+/* Records a wrong argument like any other error. */
 static int node_wrong(mlfab_node *node, int code, const char *text) {
   return MLFAB__FAIL(&node->requests.last, code, "%s", text);
 }
 
 /* --- leaving --- */
 
-/* Would this end count as dead, or as closed, to the peer? Between workers server 0 tells. A peer that is
- * driven by hand may compute for long before it looks. */
+/* Would the peer take the end of this link for a death or a close? Between workers server 0 reports it. A
+ * hand-driven peer may compute for long before it reads. */
 static int node_heeds(const mlfab_node *node, const mlfab__link *link) {
   switch (link->kind) {
     case MLFAB__LINK_SERVER:
@@ -689,7 +689,7 @@ static int node_heeds(const mlfab_node *node, const mlfab__link *link) {
   }
 }
 
-/* Says goodbye on every link of a kind, or on all with MLFAB__LINK_FREE. */
+/* Says BYE on every link of a kind, or on all with MLFAB__LINK_FREE. */
 static void node_goodbye(mlfab_node *node, int kind) {
   mlfab__bye bye;
   uint8_t meta[MLFAB__TEXT_MAX + 32];
@@ -703,12 +703,12 @@ static void node_goodbye(mlfab_node *node, int kind) {
     mlfab__node_post(node, i, MLFAB__BYE, meta, n);
     link->closing = 1;
     link->lingers = (uint8_t)node_heeds(node, link);
-    /* It has its time to go out from now on. */
+    /* The time for the BYE to be sent starts now. */
     if (!MLFAB__PLANTED(97)) link->heard_ns = node->now_ns;
   }
 }
 
-/* Do other workers wait for something of ours, or is a last word still on its way inside? */
+/* Do other workers wait for this node, or has the inner link a frame that was not carried yet? */
 static int node_awaited(const mlfab_node *node) {
   uint32_t inner = node->pairs[MLFAB__PAIR_SERVER][0];
   if (node->phase != MLFAB__BOOTSTRAP_READY || !node->is_worker) return 0;
@@ -718,7 +718,7 @@ static int node_awaited(const mlfab_node *node) {
   return inner != MLFAB__NO_LINK && node->links[inner].queue_begin < node->links[inner].queue_end;
 }
 
-/* Says goodbye as soon as nobody waits for us, or a heartbeat after it was wanted. */
+/* Says BYE as soon as nobody waits for this node, or a beat after the request to leave. */
 static void node_part(mlfab_node *node) {
   if (node_awaited(node) && node->now_ns < node->part_ns) return;
   node->leaving = node->parting;
@@ -741,7 +741,7 @@ static void node_part(mlfab_node *node) {
 /* how: as `parting`. */
 static void node_begin_to_part(mlfab_node *node, int how, uint64_t now_ns) {
   node->now_ns = mlfab__max(node->now_ns, now_ns);
-  /* Where the worker role has left before the server role, nobody waits for it any more. */
+  /* If the worker role has left before the server role, nobody waits for it any more. */
   if (!node->parting)
     node->part_ns = node->now_ns + (node->leaving ? 0 : node->config.heartbeat_ns);
   node->parting = how;

@@ -1,8 +1,8 @@
-/* outbox.c - a node: what a link sends next. Control frames come first, in the order in which they were posted;
- * then, on a link that stands, a role's frame with a bulk. See role.h, Order. */
+/* outbox.c - a node: the next frame of a link. Control frames come first, in the order in which they were
+ * posted; then, on a link that stands, a role's frame with a bulk. See role.h, Order. */
 #include "node.h"
 
-/* The first of the roles on this link that has something: they take turns. */
+/* Asks the roles on this link in turns; takes the first frame. */
 static int outbox_ask(mlfab_node *node, const mlfab__link *link) {
   mlfab__at at = {link->kind, link->peer, node->now_ns};
   uint32_t n = node->nsenders[link->kind];

@@ -1,14 +1,12 @@
-/* peer_link.c - a node: links between workers, for what goes by way of an aggregator, for allreduce and for
- * collectives. See node.h.
+/* peer_link.c - a node: links between workers, for aggregation, allreduce and collectives. See node.h.
  *
  *    (wanted) --WHERE to server 0--> asked --THERE--> connecting --UP, MEET--> link stands
  *        ^                             |                  |                        |
  *        +---- a fifth of a beat later, if still wanted --+----- DOWN -------------+
  *
- * A question that its link to server 0 took down with it is asked again on the next one.
- * A member calls; the aggregator's node answers. A node that sends by its own aggregator has a pair
- * of links inside. Addresses are asked for before every call, because a worker that was restarted
- * has others. */
+ * If the link to server 0 breaks before the answer, the node asks again on the next one. The member calls;
+ * the aggregator's node answers. A node that is its own aggregator has a pair of links inside. The node
+ * asks for addresses before every call, because a restarted worker has others. */
 #include "node.h"
 
 #include <stdio.h>
@@ -30,7 +28,7 @@ static mlfab__peer_link *hop_of(mlfab_node *node, uint32_t rank) {
 static void hop_self(mlfab_node *node, mlfab__peer_link *hop) {
   uint32_t rank = (uint32_t)node->config.rank;
   if (mlfab__inner_pair(node, MLFAB__PAIR_PEER, MLFAB__LINK_PEER, rank, MLFAB__LINK_PEER_IN, rank))
-    return; /* tried again at the next look at the clock */
+    return; /* try again at the next look at the clock */
   hop->link = node->pairs[MLFAB__PAIR_PEER][0];
   node->peer_in_links[rank] = node->pairs[MLFAB__PAIR_PEER][1];
   mlfab__inner_greet(node, MLFAB__PAIR_PEER, 1);
@@ -74,14 +72,14 @@ MLFAB__INTERNAL int mlfab__peer_link_where(mlfab_node *node, uint32_t link,
   return 0;
 }
 
-/* The link to server 0 that had the question is gone. */
+/* The link to server 0 that carried WHERE is gone. */
 static int hop_unheard(const mlfab_node *node, const mlfab__peer_link *hop) {
   uint32_t link = node->routes[0].link;
   if (MLFAB__PLANTED(79)) return 0;
   return hop->asked && (link == MLFAB__NO_LINK || node->links[link].id != hop->asked_by);
 }
 
-/* Not now: again a little later, if it is still wanted then. */
+/* Try again a little later, if it is still wanted then. */
 static void hop_later(mlfab_node *node, mlfab__peer_link *hop) {
   hop->asked = hop->connecting = 0;
   hop->retry_ns = node->now_ns + node->config.heartbeat_ns / 5;

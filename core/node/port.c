@@ -1,4 +1,4 @@
-/* port.c - how a role speaks. See port.h. */
+/* port.c - a role's port. See port.h. */
 #include "port.h"
 
 #include <stdio.h>

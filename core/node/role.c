@@ -1,4 +1,4 @@
-/* role.c - a node: the table of its roles, their ports, and who of them is asked. See role.h. */
+/* role.c - a node: the table of its roles, their ports, and the calls to them. See role.h. */
 #include "node.h"
 
 /* --- ports --- */
@@ -8,7 +8,7 @@ static void role_post(void *self, uint32_t peer, uint8_t type, const void *meta,
   mlfab__node_post(to->node, mlfab__node_link_to(to->node, to->kind, peer), type, meta, bytes);
 }
 
-/* Where there is no link, those are opened that can be. */
+/* Opens a missing link if its kind allows that. */
 static void role_ready(void *self, uint32_t peer) {
   const mlfab__outlet *to = self;
   mlfab_node *node = to->node;
@@ -65,7 +65,7 @@ static int role_takes(const mlfab__role *role, unsigned type) {
   return role->frame && type >= role->from && type <= role->to;
 }
 
-/* It is on links of this kind, behind those that are listed. */
+/* Appends a role to the list of a kind of link. */
 static void role_list(mlfab_node *node, int kind, uint32_t number) {
   uint8_t place = node->non[kind]++;
   node->on[kind][place] = (uint8_t)number;
@@ -103,7 +103,7 @@ MLFAB__INTERNAL void mlfab__roles_free(mlfab_node *node) {
   node->nroles = 0;
 }
 
-/* The roles on links of a kind: `role` is each of them in turn. */
+/* Loops over the roles on links of a kind: `role` is each of them in turn. */
 #define ROLE_EACH(role, node, kind)                   \
   for (uint32_t i_ = 0; i_ < (node)->non[kind]; i_++) \
     for (const mlfab__role *role = &(node)->roles[(node)->on[kind][i_]]; role; role = NULL)

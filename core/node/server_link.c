@@ -1,17 +1,17 @@
-/* server_link.c - a node: our ways to servers, of the worker role, the scheduler role and the server role (routes).
- * A route is called, says HELLO, stands, breaks, and is dead in the end. See node.h. */
+/* server_link.c - a node: the routes of its worker, scheduler and server role to servers. On a route the
+ * node calls, says HELLO, calls again after a break, and finally declares the server dead. See node.h. */
 #include "node.h"
 
 #include <stdio.h>
 
-/* Which role of the server is at the other end of a route. */
+/* The kind of link on a route. */
 static int server_link_kind(const mlfab_node *node, uint32_t route) {
   static const uint8_t kinds[] = {MLFAB__LINK_SERVER, MLFAB__LINK_PLANNER, MLFAB__LINK_RESHARD};
   return kinds[route / node->config.servers];
 }
 
-/* Of the worker role; of the scheduler role, which only stops planning for it; or of the server role, whose
- * slices cannot go there. */
+/* A server is dead for one role: for the worker role; for the scheduler role, which only stops planning for
+ * it; or for the server role, whose slices cannot go there. */
 static void server_link_dead(mlfab_node *node, uint32_t index, const char *why) {
   uint32_t server = mlfab__node_server_of(node, index);
   int kind = server_link_kind(node, index);
@@ -32,8 +32,8 @@ static void server_link_dead(mlfab_node *node, uint32_t index, const char *why) 
   mlfab__node_fail(node, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, text);
 }
 
-/* A server has five beats from a break, in which it is called again, and none after a silence. Nor has
- * one that broke links before it answered HELLO, or it would be called for ever. */
+/* A server has 5 beats from a break, in which the node calls it again, and none after a silence. A break
+ * before HELLO_ACK does not restart the 5 beats, or the node would call for ever. */
 MLFAB__INTERNAL void mlfab__server_link_down(mlfab_node *node, const mlfab__link *was,
                                              uint32_t link, const char *why) {
   uint32_t index = mlfab__node_route_of(node, was->kind, was->peer);
@@ -95,7 +95,7 @@ MLFAB__INTERNAL void mlfab__server_link_up(mlfab_node *node, uint32_t number, ui
   mlfab__node_post(node, index, MLFAB__HELLO, meta, mlfab__encode_hello(meta, &hello));
 }
 
-/* It has answered HELLO, or says anew what it said then. */
+/* The server has answered HELLO, or repeats its answer. */
 static void server_link_greeted(mlfab_node *node, uint32_t index, mlfab__hello_ack *ack) {
   mlfab__link *link = &node->links[index];
   int kind = link->kind;
@@ -114,10 +114,10 @@ static void server_link_greeted(mlfab_node *node, uint32_t index, mlfab__hello_a
   mlfab__server_link_check(node);
 }
 
-/* What server 0 says of another worker. */
+/* Server 0 reports on another worker. */
 static void server_link_member(mlfab_node *node, const mlfab__member *member) {
   int dead = member->kind == MLFAB_EVENT_DEAD;
-  if (node->is_server) return; /* we see it ourselves */
+  if (node->is_server) return; /* a server sees it by itself */
   mlfab__node_emit(
       node, member->kind, (int32_t)member->node, 0, member->incarnation,
       dead ? MLFAB_ERR_PEER_DEAD : 0,
@@ -150,8 +150,7 @@ MLFAB__INTERNAL void mlfab__server_link_frame(mlfab_node *node, uint32_t index,
       return;
     case MLFAB__BYE:
       if (mlfab__decode_bye(frame->meta, frame->meta_bytes, &bye)) break;
-      /* Closing for good ends the server for us; being given up for an error does not: we call
-       * again. */
+      /* code 0: the server closes for good. An error: it gave up this link only, and we call again. */
       if (bye.code == 0) server_link_dead(node, number, "it has closed");
       snprintf(route->why, sizeof route->why, "%.127s", bye.text);
       mlfab__node_doom(node, index);
@@ -182,7 +181,7 @@ MLFAB__INTERNAL void mlfab__server_link_across(mlfab_node *node, uint32_t server
   if (route->link != MLFAB__NO_LINK) {
     mlfab__node_ready_link(node, route->link);
   } else if (server == node->server_number) {
-    /* Without memory for it: tried again at the next look at the clock. */
+    /* Out of memory: try again at the next look at the clock. */
     if (mlfab__inner_pair(node, MLFAB__PAIR_RESHARD, MLFAB__LINK_RESHARD, server,
                           MLFAB__LINK_RESHARD_IN, server))
       return;
@@ -196,18 +195,18 @@ MLFAB__INTERNAL void mlfab__server_link_across(mlfab_node *node, uint32_t server
   }
 }
 
-/* A server without a link is called again, and is dead after five intervals. Who has heard this node's goodbye
- * and hung up is not dead. */
+/* Calls a server without a link again, and declares it dead after 5 beats. A server that hung up because of
+ * our BYE is not dead. */
 MLFAB__INTERNAL void mlfab__server_link_scan(mlfab_node *node, uint32_t r) {
   uint64_t beat = node->config.heartbeat_ns;
   mlfab__route *route = &node->routes[r];
-  /* The scheduler role stays as long as the server role beside it. */
+  /* The scheduler role stays as long as the server role of this node. */
   int left = node->leaving > (r < node->config.servers ? 0 : 1);
   if (!mlfab__server_link_wanted(node, r) || route->link != MLFAB__NO_LINK || route->dead || left)
     return;
   mlfab__node_arm(node, MLFAB__TIMER_ROUTE, r, node->now_ns);
   if (node->phase == MLFAB__BOOTSTRAP_JOINING) return;
-  /* Nothing waits for a scheduler: it tries for as long as a call would. */
+  /* No call waits for the link of a scheduler, so it may try for timeout_ns. */
   int across = r >= 2 * node->config.servers;
   uint64_t patience = r < node->config.servers || across ? 5 * beat : node->config.timeout_ns;
   if ((route->greeted || across) &&
@@ -224,7 +223,7 @@ MLFAB__INTERNAL void mlfab__server_link_check(mlfab_node *node) {
   for (uint32_t s = 0; node->is_worker && s < node->config.servers; s++) {
     if (!node->routes[s].greeted) return;
   }
-  /* Beside a server the scheduler may come later: until then it is first come, first served. */
+  /* On a server's node the scheduler may be late: until then updates are granted first come, first served. */
   int own = node->config.roles == MLFAB_ROLE_SCHEDULER;
   for (uint32_t s = 0; own && s < node->config.servers; s++) {
     if (!node->routes[node->config.servers + s].greeted) return;
@@ -251,7 +250,6 @@ MLFAB__INTERNAL int mlfab__node_finished(const mlfab_node *node) {
   return 1;
 }
 
-/* The last error names a server that "is dead": says what it died of, too. */
 MLFAB__INTERNAL void mlfab__server_link_say_why(mlfab_node *node) {
   static const char dead[] = "is dead";
   mlfab_error *last = &node->requests.last;
