@@ -1,4 +1,4 @@
-/* reshard.c - server 0 leads slices from server to server. See reshard.h. */
+/* reshard.c - server 0 leads the move of slices between servers. See reshard.h. */
 #include "../node/node.h"
 #include "../server/server.h"
 #include "reshard.h"
@@ -18,7 +18,7 @@ enum mlfab__reshard_phase {
 
 typedef struct mlfab__seat { /* a worker */
   uint8_t here, gone, frozen;
-  uint64_t ask; /* the last that was answered, and how */
+  uint64_t ask; /* number and outcome of the last request that was answered */
   int32_t code, rank;
 } mlfab__seat;
 
@@ -30,17 +30,17 @@ typedef struct mlfab__reshard {
   const struct mlfab__server *server;
   uint32_t workers, servers;
   mlfab__seat *seats;
-  uint8_t *answered; /* by server: this step */
-  int last;          /* INSTALLING: server 0 itself has been told */
+  uint8_t *answered; /* by server: it has answered this step */
+  int last;          /* INSTALLING: server 0 itself has got its INSTALL */
   uint8_t *dead;     /* by server: in this attempt */
   enum mlfab__reshard_phase phase;
-  uint32_t attempt; /* the last one's number; 1: there was none */
-  uint32_t epoch;   /* of the layout */
+  uint32_t attempt; /* number of the last attempt; 1: there was none */
+  uint32_t epoch;   /* of the current layout */
   uint32_t asker;
   uint64_t asked_ns, deadline_ns;
   uint32_t *owners; /* of the attempt */
   uint32_t nowners;
-  mlfab__reshard_done done; /* what will be answered, or was last */
+  mlfab__reshard_done done; /* the next answer, or the last one */
 } mlfab__reshard;
 
 static void reshard_free_owners(mlfab__reshard *r) {
@@ -59,7 +59,7 @@ static void reshard_free(void *self) {
   memset(r, 0, sizeof *r);
 }
 
-/* Are links to all servers wanted? */
+/* Does an attempt need links to all servers? */
 static int reshard_busy(const mlfab__reshard *r) { return r->phase >= MLFAB__RESHARD_PREPARING; }
 
 /* --- workers --- */
@@ -82,7 +82,7 @@ static void reshard_resume(mlfab__reshard *r, uint32_t worker) {
 
 /* --- the end --- */
 
-/* The workers go on with the layout that counts now, and who asked hears how it went. */
+/* The workers go on with the current layout, and the asking worker gets the outcome. */
 static void reshard_end(mlfab__reshard *r) {
   r->phase = MLFAB__RESHARD_IDLE;
   reshard_free_owners(r);
@@ -127,7 +127,7 @@ static void reshard_tell(mlfab__reshard *r, uint32_t server) {
   MLFAB__POST_LIST(RESHARD_META, &r->across, server, MLFAB__MOVE, move, &move, r->owners);
 }
 
-/* Server 0 installs when all others have. */
+/* Must server 0 wait for the others before it installs? */
 static int reshard_is_early(const mlfab__reshard *r, uint32_t server) {
   if (r->phase != MLFAB__RESHARD_INSTALLING || server != 0 || MLFAB__PLANTED(81)) return 0;
   for (uint32_t s = 1; s < r->servers; s++) {
@@ -153,7 +153,7 @@ static void reshard_go(mlfab__reshard *r, enum mlfab__reshard_phase phase) {
   }
 }
 
-/* Nothing was installed anywhere: all goes on as it was. */
+/* Ends the attempt before any server has installed: all servers keep their slices. */
 static void reshard_abort(mlfab__reshard *r, int code, int32_t rank, int is_server,
                           const char *text) {
   reshard_fault(r, code, rank, is_server, text);
@@ -164,7 +164,7 @@ static void reshard_abort(mlfab__reshard *r, int code, int32_t rank, int is_serv
   }
 }
 
-/* The first worker that is awaited, or MLFAB_NO_RANK. */
+/* The first worker that has not stopped, or MLFAB_NO_RANK. */
 static int32_t reshard_awaits_worker(const mlfab__reshard *r) {
   for (uint32_t w = 0; w < r->workers; w++) {
     if (!r->seats[w].gone && !r->seats[w].frozen) return (int32_t)w;
@@ -179,7 +179,7 @@ static int32_t reshard_awaits_server(const mlfab__reshard *r) {
   return MLFAB_NO_RANK;
 }
 
-/* Goes on when nobody is awaited any more. */
+/* Takes the next step when everybody has answered this one. */
 static void reshard_check(mlfab__reshard *r) {
   if (r->phase == MLFAB__RESHARD_IDLE) return;
   if (r->phase == MLFAB__RESHARD_FREEZING) {
@@ -188,7 +188,7 @@ static void reshard_check(mlfab__reshard *r) {
   }
   if (r->phase == MLFAB__RESHARD_INSTALLING && !r->last && !reshard_is_early(r, 0)) {
     r->last = 1;
-    /* All others are out of reach, and none has said that it has installed. */
+    /* All others are out of reach, and none has reported that it installed. */
     if (!reshard_installed(r)) {
       reshard_go(r, MLFAB__RESHARD_ABORTING);
       return;
@@ -206,9 +206,9 @@ static void reshard_check(mlfab__reshard *r) {
   }
 }
 
-/* --- asking --- */
+/* --- requests --- */
 
-/* New owners for these servers. 1 when slices have to move, 0 when not, or MEMORY. */
+/* Computes new owners for these servers. 1: slices have to move; 0: they need not; or MEMORY. */
 static int reshard_balance(mlfab__reshard *r, const uint32_t *list, uint32_t n) {
   const mlfab__layout *layout = r->layout;
   uint32_t slices = layout->nslices;
@@ -231,7 +231,7 @@ static int reshard_balance(mlfab__reshard *r, const uint32_t *list, uint32_t n) 
   return code;
 }
 
-/* What is wrong with the servers asked for: a code, and its text in `done`. */
+/* Checks the requested servers: 0 or a code, with its text in `done`. */
 static int reshard_refuse(const mlfab__reshard *r, const uint32_t *list, uint32_t n, int stands,
                           mlfab__reshard_done *done) {
   int code = 0;
@@ -287,7 +287,7 @@ static void reshard_asked(mlfab__reshard *r, uint32_t worker, const mlfab__frame
   done.ask = ask.ask;
   done.rank = MLFAB_NO_RANK;
   if (ask.ask <= seat->ask) {
-    /* Its answer was lost with a link. */
+    /* The answer was lost with a link. */
     done.code = seat->code;
     done.rank = seat->rank;
     if (r->asker == worker && r->done.ask == ask.ask) done = r->done;
@@ -327,7 +327,7 @@ static void reshard_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
   if (at.kind != MLFAB__LINK_WORKER) return;
   mlfab__seat *seat = &r->seats[at.peer];
   if (greeting->fresh) memset(seat, 0, sizeof *seat);
-  /* A new process asks from 1 again, and the old one's answer is nobody's. */
+  /* A new process counts from 1 again, and does not want the old one's answer. */
   if (greeting->fresh && r->asker == at.peer) r->asker = MLFAB__NO_NODE;
   seat->here = 1;
   seat->gone = seat->frozen = 0;
@@ -343,13 +343,13 @@ static void reshard_lost(void *self, mlfab__at at) {
   if (at.kind == MLFAB__LINK_WORKER) r->seats[at.peer].here = 0;
 }
 
-/* That server is out of reach. */
+/* A server is out of reach. */
 static void reshard_dead(mlfab__reshard *r, uint32_t server) {
   char text[96];
   if (!reshard_busy(r)) return;
   r->dead[server] = 1;
   snprintf(text, sizeof text, "server %u is dead", server);
-  /* Too late to go back once others have installed: what it held is lost as ever. */
+  /* If others have installed it is too late to abort: the dead server's slices are lost, as with any death. */
   reshard_fault(r, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, text);
   reshard_abort(r, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, text);
   reshard_check(r);
@@ -365,7 +365,7 @@ static void reshard_gone(void *self, mlfab__at at, int left) {
   reshard_check(r);
 }
 
-/* It lost server 0, and has undone its part by itself; or has been restarted and knows of nothing. */
+/* The server lost server 0 and undid its part by itself; or it was restarted and does not know the attempt. */
 static void reshard_given_up(mlfab__reshard *r, uint32_t server, int code) {
   char text[MLFAB__TEXT_MAX];
   if (code) {
@@ -385,7 +385,7 @@ static void reshard_given_up(mlfab__reshard *r, uint32_t server, int code) {
   }
 }
 
-/* Of an attempt that is over: it may still be held. */
+/* MOVED for an attempt that is over: the server may still be held, so tell it the outcome. */
 static void reshard_outcome(mlfab__reshard *r, uint32_t server, const mlfab__moved *moved) {
   mlfab__move move = {moved->attempt, MLFAB__MOVE_ABORT, 0};
   if (moved->step == MLFAB__MOVE_ABORT || moved->step == MLFAB__MOVE_INSTALL) return;
@@ -414,7 +414,7 @@ static int reshard_moved(mlfab__reshard *r, uint32_t server, const mlfab__frame_
   return 0;
 }
 
-/* Whom the attempt awaits, for the text of its deadline. */
+/* The deadline passed: aborts, and names who has not answered. */
 static void reshard_late(mlfab__reshard *r, uint64_t now_ns) {
   char text[MLFAB__TEXT_MAX], waited[24];
   mlfab__duration(waited, now_ns - r->asked_ns);

@@ -1,5 +1,5 @@
-/* reshard_role.c - moving slices as a role of every server's node (RESHARD: its links to the others, RESHARD_IN: theirs
- * to it). Who leads is in reshard.c. */
+/* reshard_role.c - moving slices as a role of every server's node. RESHARD: its links to the other servers;
+ * RESHARD_IN: theirs to it. reshard.c leads. */
 #include "../node/node.h"
 #include "../server/server.h"
 #include "reshard.h"
@@ -38,7 +38,7 @@ static int reshard_server_role_hello(void *self, mlfab__at at, mlfab__greeting *
 static void reshard_server_role_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
   if (at.kind != MLFAB__LINK_RESHARD) return;
   mlfab__reshard_server_up(self, at.peer);
-  /* It has no model: a new process, which knows nothing of slices that move. */
+  /* A server without a model is a new process, which does not know the attempt. */
   if (!greeting->ack->model_stands) mlfab__reshard_server_dead(self, at.peer);
 }
 

@@ -1,10 +1,11 @@
-/* reshard_server.c - the server role: slices that leave for other servers, and those that come. See reshard.h.
+/* reshard_server.c - the server role: slices that it sends to other servers, and slices that it receives.
+ * See reshard.h.
  *
- * PREPARE: held; once nothing is under way and nothing lent, a second layout and store are made. SEND:
- * to each server that gets slices from here a cursor walks over them, kind by kind of bytes; a link
- * that breaks sends it back to the start, and what is there already is passed over by the receiver.
- * Frames are copied by the transport, so nothing of the old store is lent. INSTALL: cannot fail. Blocks
- * and states of kept slices change places with those of the new store, which then is the store. */
+ * PREPARE: the server is held. Once no update or pull is under way and no block is lent, it makes a second
+ * layout and store. SEND: for each server that gets slices from here, a cursor walks over them, one kind of
+ * bytes after the other. After a link breaks, the cursor starts again, and the receiver skips what it has.
+ * The transport copies these frames, so the old store lends nothing. INSTALL: cannot fail. Kept slices swap
+ * their blocks and states with those of the new store, which replaces the old one. */
 #include "reshard.h"
 
 #include "../model/image.h"
@@ -12,12 +13,12 @@
 
 #include <stdio.h>
 
-typedef struct reshard_server_entry { /* a slice of the new store, and what has come of it */
+typedef struct reshard_server_entry { /* a slice of the new store, and the bytes received of it */
   mlfab__image_part part;
   uint32_t clock; /* index into `clocks` */
 } reshard_server_entry;
 
-typedef struct reshard_server_clock { /* of slices that come */
+typedef struct reshard_server_clock { /* a clock of slices that arrive */
   uint32_t from, target;
   mlfab__reshard_server_clock state;
   uint32_t *words;
@@ -25,8 +26,8 @@ typedef struct reshard_server_clock { /* of slices that come */
 
 struct mlfab__reshard_server {
   uint32_t attempt;
-  int ready, sending, answered; /* answered: SEND */
-  int leaderless;               /* server 0 is out of reach, and it had been answered */
+  int ready, sending, answered; /* answered: it has answered SEND */
+  int leaderless;               /* PROMISED, and server 0 is out of reach */
   uint8_t *heard;               /* by server: leaderless as well, or out of reach */
   uint32_t *owners;
   uint32_t nowners, servers;
@@ -36,7 +37,7 @@ struct mlfab__reshard_server {
   uint8_t *stage, *scratch;
   uint64_t stage_bytes;
   reshard_server_entry *entries; /* by slice of the new store */
-  uint32_t coming;               /* of those, not done */
+  uint32_t coming;               /* number of entries that are not done */
   mlfab__image_cursor *cursors;  /* by server */
   reshard_server_clock *clocks;
   uint32_t ngates, clocks_room, nwords;
@@ -79,14 +80,14 @@ static int reshard_server_begin(mlfab__server *server, uint32_t attempt, const u
   shift->cursors = mlfab__alloc_array(env, server->servers, sizeof *shift->cursors);
   shift->heard = mlfab__alloc(env, server->servers);
   if (!shift->owners || !shift->cursors || !shift->heard) {
-    reshard_server_drop(server); /* a part of it serves nobody */
+    reshard_server_drop(server); /* a partial state is useless */
     return MLFAB_ERR_MEMORY;
   }
   memcpy(shift->owners, owners, n * sizeof *owners);
   return 0;
 }
 
-/* What depends on the size of the shard. */
+/* Allocates what depends on the size of the shard. */
 static int reshard_server_room(mlfab__server *server, struct mlfab__reshard_server *shift) {
   mlfab__env *env = server->env;
   const mlfab__store *store = &shift->store;
@@ -106,7 +107,7 @@ static int reshard_server_room(mlfab__server *server, struct mlfab__reshard_serv
   return 0;
 }
 
-/* The store of the new slices, beside the one that counts. */
+/* Builds the store of the new slices, beside the current one. */
 static int reshard_server_build(mlfab__server *server, struct mlfab__reshard_server *shift) {
   mlfab__env *env = server->env;
   const mlfab_model_options *options = &server->options;
@@ -131,7 +132,7 @@ static int reshard_server_build(mlfab__server *server, struct mlfab__reshard_ser
   return 0;
 }
 
-/* --- what server 0 is told --- */
+/* --- answers to server 0 --- */
 
 static void reshard_server_answer(mlfab__server *server) {
   server->move.across.ready(server->move.across.self, 0);
@@ -159,7 +160,7 @@ static void reshard_server_failed(mlfab__server *server, uint32_t step, int code
 
 /* --- workers that stop --- */
 
-/* Its stream and its pulls end here; what is past recall is decided first. */
+/* Ends the worker's stream and pulls. First decides updates that can no longer be recalled. */
 static void reshard_server_stop_worker(mlfab__server *server, uint32_t worker) {
   mlfab__apply_finish(server, worker);
   mlfab__apply_reset(server, worker);
@@ -189,7 +190,7 @@ static void reshard_server_stop(mlfab__server *server, uint32_t worker,
   mlfab__server_advance(server);
 }
 
-/* Those that were not here to be frozen hear that the slices are on the move. */
+/* Tells workers that did not take part in FREEZING that slices are moving. */
 static void reshard_server_hold(mlfab__server *server) {
   server->move.held = 1;
   for (uint32_t w = 0; w < server->workers; w++) {
@@ -198,9 +199,9 @@ static void reshard_server_hold(mlfab__server *server) {
   }
 }
 
-/* --- leaving --- */
+/* --- slices to send --- */
 
-/* Moves the cursor to the next bytes for `to`: 1, or 0 behind the last. */
+/* Moves the cursor to the next bytes for `to`: 1, or 0 after the last. */
 static int reshard_server_seek(const mlfab__server *server, uint32_t to,
                                mlfab__image_cursor *cursor, mlfab__image_chunk *chunk) {
   return mlfab__image_next(&server->store, server->move.under_way->owners, to,
@@ -211,7 +212,7 @@ MLFAB__INTERNAL int mlfab__reshard_server_wants(const mlfab__server *server, uin
   const struct mlfab__reshard_server *shift = server->move.under_way;
   mlfab__image_cursor cursor = {0, 0, 0};
   mlfab__image_chunk chunk;
-  /* An answer may have to be told again. */
+  /* An answer may have to be sent again. */
   if (to == 0) return shift || server->move.moved.attempt != 0;
   if (shift && shift->leaderless) return to != server->number;
   return shift && shift->sending && to != server->number &&
@@ -244,7 +245,7 @@ MLFAB__INTERNAL void mlfab__reshard_server_taken(mlfab__server *server, uint32_t
   cursor->offset += frame->bulk_bytes;
 }
 
-/* The clocks of what leaves for `to`, before it. */
+/* Sends the clocks to `to`, before the slices that use them. */
 static void reshard_server_tell_clocks(mlfab__server *server, uint32_t to) {
   uint32_t words[MLFAB__RESHARD_SERVER_WORDS_MAX];
   struct mlfab__reshard_server *shift = server->move.under_way;
@@ -261,7 +262,7 @@ static void reshard_server_tell_clocks(mlfab__server *server, uint32_t to) {
 MLFAB__INTERNAL void mlfab__reshard_server_up(mlfab__server *server, uint32_t to) {
   struct mlfab__reshard_server *shift = server->move.under_way;
   if (to == 0) server->move.orphan = 0;
-  /* It may be that the last answer was lost; one of an attempt that is over is ignored. */
+  /* The last answer may have been lost. Server 0 answers with the outcome if the attempt is over. */
   if (to == 0 && server->move.moved.attempt != 0) reshard_server_answer(server);
   if (!shift) return;
   memset(&shift->cursors[to], 0, sizeof shift->cursors[to]);
@@ -276,12 +277,12 @@ static void reshard_server_send(mlfab__server *server) {
   for (uint32_t s = 0; s < server->servers; s++) {
     if (s == server->number || !mlfab__reshard_server_wants(server, s)) continue;
     reshard_server_tell_clocks(
-        server, s); /* without a link it is for nothing: see mlfab__reshard_server_up */
+        server, s); /* without a link this is lost: mlfab__reshard_server_up repeats it */
     server->move.across.ready(server->move.across.self, s);
   }
 }
 
-/* --- coming --- */
+/* --- slices to receive --- */
 
 static reshard_server_clock *reshard_server_find_clock(struct mlfab__reshard_server *shift,
                                                        uint32_t from, uint32_t clock) {
@@ -335,7 +336,7 @@ static int reshard_server_take_bytes(mlfab__server *server, uint32_t from,
   const reshard_server_clock *clock = reshard_server_find_clock(shift, from, head.clock);
   if (entry->part.done) return 0;
   if (!clock) return MLFAB_ERR_FRAME;
-  /* States may be missing here: only one of the two may have a callback that applies updates. */
+  /* The states may be absent: only one of the two servers may have a callback that applies updates. */
   const mlfab__image_chunk chunk = {.slice = local,
                                     .kind = head.kind,
                                     .offset = head.offset,
@@ -363,7 +364,7 @@ MLFAB__INTERNAL int mlfab__reshard_server_frame(mlfab__server *server, uint32_t 
 
 /* --- the new store --- */
 
-/* Does a slice come with this clock? */
+/* Does a slice arrive with this clock? */
 static int reshard_server_comes(const mlfab__server *server, uint32_t clock) {
   const struct mlfab__reshard_server *shift = server->move.under_way;
   for (uint32_t i = 0; i < shift->store.nslices; i++) {
@@ -373,7 +374,7 @@ static int reshard_server_comes(const mlfab__server *server, uint32_t clock) {
   return 0;
 }
 
-/* Is it one with a clock that is here, or with one that comes before it? */
+/* Does it join a clock that is here, or one that arrives before it? */
 static int reshard_server_is_known(const mlfab__server *server, uint32_t clock) {
   const struct mlfab__reshard_server *shift = server->move.under_way;
   const reshard_server_clock *in = &shift->clocks[clock];
@@ -386,7 +387,7 @@ static int reshard_server_is_known(const mlfab__server *server, uint32_t clock) 
   return mlfab__clock_match(server, &in->state, in->words) != MLFAB__CLOCKS;
 }
 
-/* Would there be no more models than a server may have? */
+/* Would the server stay within the number of models that it may have? */
 static int reshard_server_fits(const mlfab__server *server) {
   uint32_t n = 0;
   for (uint32_t g = 0; g < server->ngates; g++) n += (uint32_t)server->clocks[g].used;
@@ -401,7 +402,7 @@ static void reshard_server_swap(uint8_t **a, uint8_t **b) {
   *b = c;
 }
 
-/* A kept slice: its bytes change places with those that were set aside for it. */
+/* A kept slice swaps its blocks with the unused ones of the new store. */
 static void reshard_server_keep(mlfab__server *server, mlfab__store *to, uint32_t local) {
   mlfab__store *from = &server->store;
   mlfab__shard_slice *s = &to->slices[local];
@@ -416,14 +417,14 @@ static void reshard_server_keep(mlfab__server *server, mlfab__store *to, uint32_
     if (from->s0) reshard_server_swap(&from->s0[p], &to->s0[q]);
     if (from->s1) reshard_server_swap(&from->s1[p], &to->s1[q]);
     if (from->sum[p] == MLFAB__NO_BLOCK) continue;
-    /* There is one: nothing is being written, so at least as many are spare as there are
+    /* A spare block exists: nothing is being written, so there are at least as many spare blocks as
      * positions. */
     to->sum[q] = mlfab__store_take(to);
     reshard_server_swap(&from->blocks[from->sum[p]].data, &to->blocks[to->sum[q]].data);
   }
 }
 
-/* Everything that was made to the old shard's measure. */
+/* Replaces everything whose size depends on the old shard. */
 static void reshard_server_replace(mlfab__server *server, struct mlfab__reshard_server *shift) {
   mlfab__env *env = server->env;
   mlfab__serve_resize(server);
@@ -476,7 +477,7 @@ static void reshard_server_install(mlfab__server *server) {
       server->stats->slices_moved++;
       server->stats->bytes_moved += s->bytes;
     }
-    /* What changed before is not known any more. */
+    /* Changes before the move are no longer known. */
     if (store->tags) store->tags[i].base = mlfab__store_label(s);
   }
   reshard_server_replace(server, shift);
@@ -485,7 +486,7 @@ static void reshard_server_install(mlfab__server *server) {
   server->epoch = shift->attempt;
 }
 
-/* The attempt is over here. */
+/* The attempt is over at this server. */
 static void reshard_server_end(mlfab__server *server) {
   reshard_server_drop(server);
   server->move.held = 0;
@@ -493,7 +494,7 @@ static void reshard_server_end(mlfab__server *server) {
     mlfab__server_peer *peer = &server->peers[w];
     peer->stopped = 0;
     peer->drained = 0;
-    /* RESUME may have been faster than the word that put it off. */
+    /* RESUME may have arrived before the answer that put the worker off. */
     if (peer->put_off && peer->connected) mlfab__server_tell(server, w);
   }
   mlfab__clock_members(server);
@@ -504,7 +505,7 @@ static void reshard_server_end(mlfab__server *server) {
 
 /* --- steps --- */
 
-/* Nothing under way into or out of the blocks. */
+/* Is nothing under way into or out of the blocks? */
 static int reshard_server_quiet(const mlfab__server *server) {
   return server->apply.applying == MLFAB__APPLY_NONE && !server->apply.head &&
          !server->queue.first && !server->queue.unplaced_first && mlfab__serve_quiet(server);
@@ -539,7 +540,7 @@ MLFAB__INTERNAL void mlfab__reshard_server_check(mlfab__server *server) {
   }
 }
 
-/* It is over here, and the new layout counts. */
+/* Ends the attempt: the new layout is in force. */
 static void reshard_server_finish(mlfab__server *server) {
   uint32_t attempt = server->move.under_way->attempt;
   reshard_server_install(server);
@@ -547,14 +548,14 @@ static void reshard_server_finish(mlfab__server *server) {
   reshard_server_done(server, attempt, MLFAB__MOVE_INSTALL, 0, "");
 }
 
-/* It is over here, nothing has changed, and nothing of this attempt is taken any more. */
+/* Ends the attempt: nothing has changed, and the server accepts nothing about it any more. */
 static void reshard_server_undo(mlfab__server *server) {
   uint32_t attempt = server->move.under_way->attempt;
   reshard_server_end(server);
   reshard_server_done(server, attempt, MLFAB__MOVE_ABORT, 0, "");
 }
 
-/* This process was not here when the move began. */
+/* This process did not exist when the move began. */
 static void reshard_server_unknown(mlfab__server *server, const mlfab__move *move) {
   char text[64];
   snprintf(text, sizeof text, "server %u was restarted", server->number);
@@ -578,7 +579,7 @@ static int reshard_server_is_other(const mlfab__server *server, uint32_t s) {
   return s != 0 && s != server->number;
 }
 
-/* Nobody can have installed where all others in reach are leaderless, too. */
+/* When all others in reach are leaderless too, none can have installed. */
 static void reshard_server_decide(mlfab__server *server) {
   const struct mlfab__reshard_server *shift = server->move.under_way;
   if (!shift || !shift->leaderless) return;
@@ -610,7 +611,7 @@ MLFAB__INTERNAL void mlfab__reshard_server_dead(mlfab__server *server, uint32_t 
   reshard_server_decide(server);
 }
 
-/* Nobody leads any more: a worker that has lost server 0, too, hears from here which layout counts. */
+/* Server 0 is gone: tells a worker that may have lost it, too, the current layout. */
 static void reshard_server_resume(mlfab__server *server, uint32_t worker) {
   uint32_t owners[MLFAB__SLICES_MAX];
   mlfab__resume resume = {server->epoch, server->epoch, server->layout.nslices};
@@ -641,13 +642,13 @@ static void reshard_server_tick(mlfab__server *server) {
   }
 }
 
-/* A leaderless server asks: what is known here of its attempt. */
+/* A leaderless server asks about its attempt: tells it what this server knows. */
 static void reshard_server_asked(mlfab__server *server, uint32_t from, uint32_t attempt) {
   struct mlfab__reshard_server *shift = server->move.under_way;
   if (shift && shift->attempt == attempt && shift->answered && !server->move.moved.code) {
     shift->heard[from] = 1;
     reshard_server_decide(server);
-    return; /* it is told by server 0, or asks, too */
+    return; /* server 0 tells it, or it asks too */
   }
   uint32_t step = MLFAB__MOVE_ABORT;
   server->move.across.ready(server->move.across.self, from);
@@ -720,7 +721,8 @@ MLFAB__INTERNAL int mlfab__reshard_server_move(mlfab__server *server, const mlfa
   if (move.attempt < server->move.moved.attempt) return 0;
   if (move.attempt == server->move.moved.attempt &&
       (move.step == server->move.moved.step || server->move.moved.step == MLFAB__MOVE_ABORT)) {
-    reshard_server_answer(server); /* it was lost with a link, or was not asked for */
+    /* the answer was lost with a link, or server 0 had not asked for it */
+    reshard_server_answer(server);
     return 0;
   }
   if (shift && shift->attempt == move.attempt && shift->leaderless)

@@ -6,7 +6,7 @@
 
 typedef struct mlfab__reshard_ask { /* RESHARD, worker -> server 0; u32 count and u16 numbers of the
                                        servers follow */
-  uint64_t ask;                     /* the worker's count of them, from 1 */
+  uint64_t ask;                     /* counts the worker's requests, from 1 */
   uint64_t timeout_ns;
   uint32_t servers;
 } mlfab__reshard_ask;
@@ -22,10 +22,10 @@ typedef struct mlfab__freeze { /* FREEZE down from server 0, FROZEN up */
   uint32_t attempt;
 } mlfab__freeze;
 
-/* BEGIN and OVER: what is not decided is forgotten, HELLO_ACK tells what is. */
+/* On BEGIN and OVER the server forgets what it has not decided, and HELLO_ACK tells what it has. */
 enum mlfab__stop_kind {
   MLFAB__STOP_BEGIN = 0,
-  MLFAB__STOP_DRAINED = 1, /* nothing more comes before the slices have moved */
+  MLFAB__STOP_DRAINED = 1, /* the worker sends nothing more until the slices have moved */
   MLFAB__STOP_OVER = 2
 };
 typedef struct mlfab__stop { /* worker -> server */
@@ -34,9 +34,9 @@ typedef struct mlfab__stop { /* worker -> server */
 
 enum mlfab__move_step {
   MLFAB__MOVE_ABORT = 0,
-  MLFAB__MOVE_PREPARE = 1, /* with owners: hold still, make room */
-  MLFAB__MOVE_SEND = 2,    /* all are ready: send what leaves */
-  MLFAB__MOVE_INSTALL = 3  /* all is there: the new layout counts */
+  MLFAB__MOVE_PREPARE = 1, /* with owners: stop deciding, make room */
+  MLFAB__MOVE_SEND = 2,    /* all are ready: send the slices that leave */
+  MLFAB__MOVE_INSTALL = 3  /* all slices have arrived: use the new layout */
 };
 typedef struct mlfab__move { /* server 0 -> server; u32 count and u16 owners of all slices follow */
   uint32_t attempt, step;
@@ -48,13 +48,13 @@ typedef struct
   uint32_t attempt, slice, clock, kind; /* kind: MLFAB__IMAGE_* (image.h) */
   uint64_t offset;                      /* in the slice */
   uint64_t version, commit;
-  uint32_t last; /* 1: of this slice */
+  uint32_t last; /* 1: the last bytes of this slice */
 } mlfab__reshard_server_bytes;
 
 typedef struct
     mlfab__resume { /* server 0 -> worker; u32 count and u16 owners of all slices follow */
-  uint32_t attempt; /* that is over, or all that ever were */
-  uint32_t epoch;   /* of the layout that counts */
+  uint32_t attempt; /* this attempt and all before it are over */
+  uint32_t epoch;   /* of the current layout */
   uint32_t slices;
 } mlfab__resume;
 

@@ -1,30 +1,31 @@
-/* reshard_worker.c - the worker role: stops while slices move, and goes on with their new servers. See reshard.h.
+/* reshard_worker.c - the worker role: stops while slices move, and goes on with their new servers. See
+ * reshard.h.
  *
  *    RUNS --FREEZE--> STOPPING --all servers stopped--> DRAINING --all decided--> FROZEN --RESUME--> RUNS
  *     |                  ^                                                                         ^
- *     +--RESUME, another --+--- all servers stopped: what is decided in part is lost ----------------+
+ *     +--RESUME, another --+--- all servers stopped: partly decided updates are lost ----------------+
  *        epoch (late)
  *
- * DRAINING: let M be the largest number that any server has decided. Updates up to M are announced
- * again where they are not decided, also those that are decided nowhere yet: a server that has decided
- * M without having a part of an earlier one would pass that one over once it has. Those behind M are
- * decided nowhere, and stay so.
+ * DRAINING: let M be the largest number that any server has decided. The worker announces updates up to M
+ * again at the servers that have not decided them, even updates that no server has decided: a server that
+ * has decided M, with no part of an earlier update, would pass over a part of that update that it gets
+ * later. Updates after M are decided nowhere, and stay so.
  *
  * DRAINING ends. Only rounds make a server wait: it takes round r of a worker w when all members have
- * pushed round r - 1 there. Say server t has decided w's round r, and s waits with it for round r - 1
- * of a member x. At t, x had pushed it, before w's round r was taken. So x finds it decided at t when
- * it stops, or announces it in its own draining; in either case x does not end before it is decided
- * at s, too. By induction over r, what s waits for comes. This fails where t has another model than s and
- * did not make w wait, and where x has become a member while the servers stood at different rounds: x is
- * drained then, and s closes the round without it (clock_forced in clock.c). The answer to the end of its
- * STOP tells x, which tells the others (push.c).
+ * pushed round r - 1 there. Say server t has decided w's round r, and s keeps it waiting for round r - 1 of
+ * a member x. At t, x had pushed round r - 1 before t took w's round r. So x finds it decided at t when it
+ * stops, or announces it in its own draining; in either case x does not finish before s has decided it,
+ * too. By induction over r, every update that s waits for arrives. The argument fails if t has another
+ * model than s and did not make w wait, or if x became a member while the servers stood at different
+ * rounds. Then x is drained, and s closes the round without it (clock_forced in clock.c). The answer to the
+ * end of its STOP tells x, which tells the other servers (push.c).
  *
- * A worker that was out of server 0's reach, and so was not frozen, is late: it hears of the new layout
- * when all is over. It stops first, to know what is decided; what is decided in part stays so
- * (PARTIAL), since the rest of it would have to go to servers that do not know what came before.
+ * A worker that server 0 could not reach, and that was not frozen, is late: it learns of the new layout
+ * when the move is over. It stops first, to learn what is decided. A partly decided update stays so
+ * (PARTIAL), because the rest of it would have to go to servers that do not know the updates before it.
  *
- * The worker sends to a server only in RUNS (draining apart), and only where it has told the same
- * epoch. */
+ * The worker sends to a server only in RUNS (and in DRAINING), and only if the server has told the worker's
+ * own epoch. */
 #include "reshard.h"
 
 #include "../worker/worker.h"
@@ -55,7 +56,7 @@ static void reshard_worker_begin(mlfab__worker *worker, uint32_t attempt, int la
   }
 }
 
-/* Is it decided at one of its servers and not at another? */
+/* Is the update decided at one of its servers and not at another? */
 static int reshard_worker_partial(const mlfab__worker *worker, const mlfab__outgoing *update) {
   int decided = 0, open = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
@@ -117,10 +118,10 @@ static void reshard_worker_freeze(mlfab__worker *worker, const mlfab__frame_in *
   reshard_worker_check(worker, now_ns);
 }
 
-/* --- going on --- */
+/* --- resuming --- */
 
-/* Of one that is late, or where a server died: what is decided in part stays so, and what a server has
- * passed over is lost. */
+/* For a late worker, or after the death of a server: a partly decided update stays so, and an update that a
+ * server has passed over is lost. */
 static void reshard_worker_lose(mlfab__worker *worker, uint64_t now_ns) {
   uint8_t slots[MLFAB__WORKER_UPDATES];
   uint32_t n = worker->norder;
@@ -132,7 +133,7 @@ static void reshard_worker_lose(mlfab__worker *worker, uint64_t now_ns) {
   }
 }
 
-/* The servers hear that it goes on, and answer with their epoch, credit and progress. */
+/* Tells the servers to go on. They answer with their epoch, credit and progress. */
 static void reshard_worker_run(mlfab__worker *worker) {
   worker->pause.state = MLFAB__PAUSE_RUNS;
   worker->pause.late = 0;
@@ -142,7 +143,7 @@ static void reshard_worker_run(mlfab__worker *worker) {
   }
 }
 
-/* The layout that RESUME told counts from now on. */
+/* Adopts the layout of RESUME. */
 static void reshard_worker_adopt(mlfab__worker *worker, uint64_t now_ns) {
   mlfab__pause *pause = &worker->pause;
   reshard_worker_lose(worker, now_ns);
@@ -153,7 +154,7 @@ static void reshard_worker_adopt(mlfab__worker *worker, uint64_t now_ns) {
     mlfab__pull_recut(worker, now_ns);
     mlfab__worker_change_again(worker);
   }
-  /* What goes to a server that died meanwhile ends now. */
+  /* Updates and pulls at a server that died meanwhile end now. */
   for (uint32_t s = 0; s < worker->servers; s++) {
     if (!worker->streams[s].dead) continue;
     mlfab__push_dead(worker, s, now_ns);
@@ -162,7 +163,7 @@ static void reshard_worker_adopt(mlfab__worker *worker, uint64_t now_ns) {
   reshard_worker_run(worker);
 }
 
-/* Remembers who owns what, for a model that is still to be made, too. */
+/* Stores the owners, also for a model that is not defined yet. */
 static int reshard_worker_keep(mlfab__worker *worker, const mlfab__resume *resume,
                                const uint32_t *owners) {
   mlfab__pause *pause = &worker->pause;
@@ -189,7 +190,7 @@ static void reshard_worker_resume(mlfab__worker *worker, uint32_t server,
                          bad || (worker->stands && resume.slices != worker->layout.nslices)))
     return;
   if (resume.attempt < pause->attempt) return;
-  if (server != 0 && resume.epoch <= worker->epoch) return; /* it knows nothing newer */
+  if (server != 0 && resume.epoch <= worker->epoch) return; /* its layout is not newer */
   if (reshard_worker_keep(worker, &resume, owners)) {
     worker->port.drop(worker->port.self, 0, MLFAB_ERR_MEMORY, "out of memory for a layout");
     return;
@@ -199,11 +200,12 @@ static void reshard_worker_resume(mlfab__worker *worker, uint32_t server,
     pause->attempt = resume.attempt;
     reshard_worker_adopt(worker, now_ns);
   } else if (resume.epoch != worker->epoch) {
-    if (pause->late && pause->attempt == resume.attempt) return; /* it stops for it already */
+    /* it stops for this attempt already */
+    if (pause->late && pause->attempt == resume.attempt) return;
     reshard_worker_begin(worker, resume.attempt, 1);
     reshard_worker_check(worker, now_ns);
   } else {
-    /* Nothing has moved. Servers may have, and may not, told that something would. */
+    /* Nothing has moved. Some servers may have announced a move. */
     int greets = pause->state != MLFAB__PAUSE_RUNS;
     pause->attempt = resume.attempt;
     for (uint32_t s = 0; s < worker->servers; s++)
@@ -246,13 +248,13 @@ static void reshard_worker_dead(mlfab__worker *worker, uint32_t server, uint64_t
     reshard_worker_check(worker, now_ns);
     return;
   }
-  /* Nobody leads any more: what can still be done with the layout that is known. */
+  /* Without server 0 nobody leads: go on with the known layout. */
   if (worker->pause.state != MLFAB__PAUSE_RUNS) reshard_worker_run(worker);
   worker->resize.request = 0;
   mlfab__request_dead(worker->requests, request, 0, now_ns);
 }
 
-/* --- asking for it --- */
+/* --- requests --- */
 
 static int reshard_worker_refuse(const mlfab__worker *worker, const uint32_t *servers, uint32_t n,
                                  mlfab_error *error) {
@@ -294,7 +296,7 @@ MLFAB__INTERNAL int mlfab__worker_set_servers(mlfab__worker *worker, const uint3
   resize->n = n;
   resize->ask++;
   resize->request = request->id;
-  /* Server 0 gives up a little earlier, and says whom it waited for. */
+  /* Server 0 gives up a little earlier, so that it can report whom it waited for. */
   resize->timeout_ns = timeout_ns - timeout_ns / 8;
   reshard_worker_ask(worker);
   *request_p = request->id;
@@ -323,7 +325,7 @@ static void reshard_worker_done(mlfab__worker *worker, const mlfab__frame_in *fr
 
 static int reshard_worker_frame(mlfab__worker *worker, uint32_t server,
                                 const mlfab__frame_in *frame, uint64_t now_ns) {
-  /* Without server 0 the others tell what counts. */
+  /* Without server 0 the other servers tell the layout. */
   if (server != 0 && frame->type != MLFAB__RESUME) return 0;
   if (server != 0 && !worker->streams[0].dead) return 1;
   switch (frame->type) {
