@@ -10226,43 +10226,43 @@ MLFAB__INTERNAL void mlfab__alive_scan(mlfab_node *node, uint32_t index) {
 /* ==============================================================================================
  * core/worker/sources.c
  * ============================================================================================== */
-/* sources.c - the worker role: what a call's buffers are in the flat model, which part of them is a
- * server's, and what may go to a server now. See worker.h. */
+/* sources.c - the worker role: maps a call's buffers to the flat model, and clips them to a server's shard;
+ * decides what may go to a server now. See worker.h. */
 
 /* ==============================================================================================
  * core/worker/worker.h
  * ============================================================================================== */
 /* worker.h - the worker role: sends updates, gets the model. Layer 4.
  *
- * To each server there is a stream of updates, in the order of their numbers. The part of an update
- * at a server goes through
+ * The worker has one stream of updates to each server, in the order of their numbers. The states of an
+ * update's part at a server:
  *
  *    QUEUED --(announced, with as many bytes as there is credit)--> ANNOUNCED --(PUSH_ACK)--> DECIDED
  *       ^                                                             |
  *       +--------------(RESEND, or HELLO on a new link)---------------+
  *
- * In a fabric with a scheduler a large part is announced without bytes, and its server says (VIA)
- * by which hop it goes: directly, granted by the server, or as a member of a group by way of
- * another worker's node, granted by the aggregator there. Each way has a number; a new one voids
- * the one before, and the part begins anew. The aggregator's grant may be here before the server's
- * word: then the way is adopted from it. A pull likewise: its answer comes from the server or by
- * way of a distributor, and only the newest of its ways counts.
+ * In a fabric with a scheduler the worker announces a large part without bytes. The server then names its
+ * route (VIA): directly, granted by the server, or as a member of a group through another worker's node,
+ * granted by the aggregator there. Routes have numbers; a new route voids the one before, and the part
+ * begins anew. If the aggregator's grant arrives before VIA, the worker adopts the route from the grant.
+ * The same holds for pulls: the answer comes from the server or through a distributor, and only the newest
+ * route counts.
  *
- * Invariants. (1) An update keeps its number whatever happens, and its bytes until every server has
- * decided or it is withdrawn. (2) Parts are announced in the order of their numbers. (3) What was
- * announced is never merged with. (4) A buffer lent to a transport is not given back to the caller
- * before the transport gave it back. (5) A part has lent to two links at most, its server's and its
- * aggregator's: when that changes, what the former one still has is taken back. (6) Nothing is sent
- * to an aggregator that it, or to a server that the server, did not grant for the way that counts.
+ * Invariants. (1) An update keeps its number, and its bytes until every server has decided or it is
+ * withdrawn. (2) The worker announces parts in the order of their numbers. (3) It merges nothing into an
+ * announced update. (4) It does not return a buffer to the caller while a transport has it. (5) A part has
+ * bulks lent to two links at most, its server's and its aggregator's; when the aggregator changes, the
+ * worker takes back what the former one still has. (6) The worker sends an aggregator, or
+ * a server, only bytes that the receiver granted for the current route.
  *
- * Source: MLfabric §3.2 (aggregation, distribution), §4 Table 1 (push with norm, get); FluentPS
- * Alg. 1 (worker side). */
+ * Source: MLfabric §3.2 (aggregation, distribution), §4 Table 1 (push with norm, get); FluentPS Alg. 1
+ * (worker side). */
 
 enum {
-  MLFAB__WORKER_UPDATES = 64, /* in flight: together with what is merged, less than MLFAB__WINDOW */
+  MLFAB__WORKER_UPDATES = 64, /* in flight: with their members, less than MLFAB__WINDOW */
   MLFAB__WORKER_PULLS = 8,
-  MLFAB__WORKER_PACK = 65536, /* updates up to this are copied and made contiguous */
-  MLFAB__WORKER_COPY = 8192   /* bulks up to this are copied by the transport */
+  MLFAB__WORKER_PACK = 65536, /* the worker copies updates up to this size */
+  MLFAB__WORKER_COPY = 8192   /* transports copy bulks up to this size */
 };
 
 enum mlfab__part_state {
@@ -10272,7 +10272,7 @@ enum mlfab__part_state {
   MLFAB__PART_DECIDED
 };
 
-/* A stretch of the flat model and where its bytes are. */
+/* A stretch of the flat model and the address of its bytes. */
 typedef struct mlfab__source {
   uint64_t offset, bytes;
   uint8_t *data;
@@ -10280,20 +10280,20 @@ typedef struct mlfab__source {
 
 typedef struct mlfab__part {
   uint8_t state;
-  uint8_t empty;   /* withdrawn: goes on without its bytes, so that its round counts */
-  uint8_t planned; /* its server says when it goes, and by which hop */
-  uint8_t untold;  /* once decided: a greeting said so, which gives no delay and no iteration */
-  uint8_t adopted; /* its way is known from the aggregator: the server's word is on its way */
+  uint8_t empty;   /* withdrawn: sent without its bytes, so that its round counts it */
+  uint8_t planned; /* the server decides when it goes, and through which hop */
+  uint8_t untold;  /* decided by a window, which has neither delay nor iteration */
+  uint8_t adopted; /* the route is from the aggregator's grant: VIA has not arrived yet */
   int32_t code;    /* once decided */
   uint32_t eager, lent;
-  uint32_t aggregator; /* worker by whose node it goes, or MLFAB__NO_NODE */
-  uint32_t lent_hop;   /* bulks lent to the link to that aggregator; `lent` to the server's */
-  uint32_t way;        /* in their token: what was taken back may still be reported */
-  uint64_t group;      /* newest number of a way; 0: none */
+  uint32_t aggregator; /* worker whose node forwards it, or MLFAB__NO_NODE */
+  uint32_t lent_hop;   /* bulks lent to that aggregator's link; `lent`: to the server's */
+  uint32_t way;        /* part of the hop token: tells apart bulks that were taken back */
+  uint64_t group;      /* number of the newest route; 0: none */
   uint64_t bytes, granted, sent;
-  uint64_t delay;   /* once decided: it had, or would have had */
-  uint64_t reached; /* dropped: the iteration that the worker goes on with at this server */
-  uint64_t late;    /* dropped, since this iteration (plus one) was complete; else 0 */
+  uint64_t delay;   /* once decided: its delay; dropped: the delay that it would have had */
+  uint64_t reached; /* dropped: the worker's next iteration at this server */
+  uint64_t late;    /* dropped because iteration late - 1 was complete; else 0 */
   uint32_t source;  /* cursor */
   uint64_t in_source;
 } mlfab__part;
@@ -10306,17 +10306,17 @@ typedef struct mlfab__outgoing {
   mlfab__source *sources;
   uint32_t nsources, source_room;
   uint64_t *versions; /* pulled, by slice */
-  uint8_t *image;     /* MLFAB__WORKER_PACK, once it was needed */
-  uint8_t *
-      packets; /* of the whole update, ascending: see sparse_push.c; kept for the slot's next one */
+  uint8_t *image;     /* MLFAB__WORKER_PACK bytes, allocated on first use */
+  /* of the whole update, ascending: see sparse_push.c; reused by the slot's next update */
+  uint8_t *packets;
   uint64_t packet_room, packet_bytes;
-  const struct mlfab__push_codec *codec; /* how its bytes go */
-  int filtered;                          /* as packets that filters have made */
-  uint64_t shape;                        /* when filtered: hash of which stretches these are of */
-  uint64_t kept; /* free: the number of the one whose packets a retry would send again, or 0 */
+  const struct mlfab__push_codec *codec; /* makes and sends its bytes */
+  int filtered;                          /* its bytes are packets made by filters */
+  uint64_t shape;                        /* filtered: hash of its stretches */
+  uint64_t kept; /* free: number of the update whose packets a retry can send again, or 0 */
   uint64_t bytes;
   uint32_t nbufs;
-  uint64_t pull_count; /* pulls finished when it was made */
+  uint64_t pull_count; /* pulls finished when it was created */
   int mergeable, withdrawn;
   mlfab__part *parts; /* by server */
   uint64_t version;
@@ -10326,19 +10326,19 @@ typedef struct mlfab__outgoing {
 /* The filter of a tensor, and what it holds back. */
 typedef struct mlfab__sieve {
   mlfab_filter filter;
-  uint8_t *residual; /* as large as the tensor; NULL: there is no filter */
-  uint8_t leaves;    /* taken away: the next update takes the residual along */
-  uint8_t fresh;     /* the residual was made by the call under way */
+  uint8_t *residual; /* as large as the tensor; NULL: no filter */
+  uint8_t leaves;    /* the filter was removed: the next update includes the residual */
+  uint8_t fresh;     /* the current call created the residual */
 } mlfab__sieve;
 
-typedef struct mlfab__sparse { /* a sparse update, as its caller tells it */
+typedef struct mlfab__sparse { /* a sparse update, as the caller passes it */
   uint32_t tensor;
   const uint64_t *indices;
   const void *values;
   uint64_t count;
 } mlfab__sparse;
 
-/* What is pushed: buffers, or elements of the tensor that the one buffer tells. */
+/* The content of a push: buffers, or elements of the tensor that the one buffer names. */
 typedef struct mlfab__push_what {
   const mlfab_buf *bufs;
   uint32_t n;
@@ -10347,36 +10347,36 @@ typedef struct mlfab__push_what {
 
 typedef struct mlfab__worker mlfab__worker;
 
-/* How the bytes of an update are made, and go: as they are (push.c), or as packets (sparse_push.c). */
+/* Makes and sends the bytes of an update: as they are (push.c), or as packets (sparse_push.c). */
 typedef struct mlfab__push_codec {
   uint32_t flags; /* MLFAB__PUSH_* of its updates */
   /* Makes the bytes, in iteration t (from 1). On failure nothing has changed. */
   int (*encode)(mlfab__worker *worker, mlfab__outgoing *update, const mlfab__push_what *what,
                 uint64_t t, mlfab_error *error);
-  /* Bytes of a server's part, whole elements or packets, as far as they are not more than `most`. */
+  /* Bytes of a server's part, in whole elements or packets, `most` at most. */
   uint64_t (*bytes)(const mlfab__worker *worker, const mlfab__outgoing *update, uint32_t server,
                     uint64_t most);
-  /* The next contiguous ones at the part's cursor, at most `most` and what a frame holds; may be none. */
+  /* The next contiguous bytes at the part's cursor, at most `most` and what a frame holds; may be none. */
   uint64_t (*piece)(const mlfab__worker *worker, const mlfab__outgoing *update, uint32_t server,
                     const mlfab__part *part, uint64_t most, const uint8_t **data_p);
   void (*advance)(const mlfab__worker *worker, const mlfab__outgoing *update, uint32_t server,
                   mlfab__part *part, uint64_t bytes);
-  /* Packets only. 1 when a tensor here has a filter, or had one and a residual is left. Gives back
-   * what filters hold: the model goes. */
+  /* Packets only. wanted: 1 if a tensor here has a filter, or a residual of a removed one. free: releases
+   * the residuals when the model is dropped. */
   int (*wanted)(const mlfab__worker *worker, const mlfab__source *sources, uint32_t n);
   void (*free)(mlfab__worker *worker);
 } mlfab__push_codec;
 
-typedef struct mlfab__fetch_part { /* of a pull, at a server */
+typedef struct mlfab__fetch_part { /* a server's part of a pull */
   uint8_t waiting;
-  uint8_t begun;    /* something came by way of the hop */
-  uint32_t hop;     /* worker that hands it on, or MLFAB__NO_NODE: the server itself */
-  uint32_t attempt; /* newest way: what comes by an older one is void */
+  uint8_t begun;    /* the hop has sent some of it */
+  uint32_t hop;     /* worker that forwards it, or MLFAB__NO_NODE: the server sends it */
+  uint32_t attempt; /* number of the newest route; frames of older ones are void */
   /* With a cache: */
-  uint8_t asked;         /* it is this pull's turn */
-  uint8_t changed;       /* something has come of the slice ... */
-  uint32_t slice;        /* ... that is coming in, */
-  uint64_t upto, commit; /* so far, and which of it */
+  uint8_t asked;         /* this pull is the one that asks */
+  uint8_t changed;       /* some of the slice has changed */
+  uint32_t slice;        /* the slice that is arriving */
+  uint64_t upto, commit; /* end of the bytes that have arrived; their commit */
 } mlfab__fetch_part;
 
 typedef struct mlfab__fetch { /* a pull */
@@ -10384,7 +10384,7 @@ typedef struct mlfab__fetch { /* a pull */
   mlfab__source *sources;
   uint32_t nsources, source_room;
   uint32_t flags;           /* MLFAB_PULL_* */
-  uint64_t after_seq;       /* numbers below are of pushes before it */
+  uint64_t after_seq;       /* smaller numbers are of pushes before the pull */
   mlfab__fetch_part *parts; /* by server */
   uint32_t nwaiting;
   uint64_t version;
@@ -10392,34 +10392,35 @@ typedef struct mlfab__fetch { /* a pull */
 
 typedef struct mlfab__stream { /* to a server */
   uint8_t up, dead, define, defined, done_told, done_acked, own_weights;
-  uint8_t packets; /* it takes updates as packets */
-  uint8_t counts;  /* it counts iterations: also of updates that have no bytes for it */
-  uint8_t changes; /* it has not answered the change of consistency that is under way */
+  uint8_t packets; /* the server accepts packets */
+  uint8_t counts;  /* the server counts iterations, even of updates without bytes for it */
+  uint8_t changes; /* it has not answered the current change of consistency */
   uint32_t generation;
-  uint64_t announced; /* the newest of our updates that it was told of, on any link */
+  uint64_t announced; /* number of our newest update announced to it, on any link */
   uint64_t eager_bytes, eager_used;
   uint32_t small;       /* mergeable updates announced and not decided */
-  uint64_t round;       /* progress of the first update that is not decided here: see push.c */
-  uint32_t epoch;       /* of its layout, as it has said; 0: it is to say it */
+  uint64_t round;       /* progress of the first update undecided here: see push.c */
+  uint32_t epoch;       /* of its layout, from its answer; 0: not told yet */
   uint8_t stopped;      /* it has answered STOP */
-  uint32_t cache_epoch; /* in which the cache counts the commits of its slices; 0: in none */
+  uint32_t cache_epoch; /* epoch of the commits that the cache has of its slices; 0: none */
 } mlfab__stream;
 
-/* A copy of the model: see cache.c. Pulls are told by their requests, which ascend. */
+/* A copy of the model: see cache.c. A request identifies a pull; requests ascend. */
 typedef struct mlfab__cache {
-  uint8_t *bytes;    /* NULL: there are no tags */
-  uint64_t *commits; /* by slice: which one the copy has, 0: none */
-  uint64_t *brought; /* by slice: the pull that changed it last, ... */
+  uint8_t *bytes;    /* NULL: no tags */
+  uint64_t *commits; /* by slice: the copy's commit, 0: none */
+  uint64_t *brought; /* by slice: the last pull that changed it ... */
   uint64_t *before;  /* ... and the last other one */
-  uint64_t *written; /* by tensor: the pull that handed it out last */
+  uint64_t *written; /* by tensor: the last pull that copied it to buffers */
 } mlfab__cache;
 
-typedef struct mlfab__sync_change { /* of consistency, under way at some servers */
-  uint64_t request;                 /* 0: none */
+/* a change of consistency that some servers have not answered */
+typedef struct mlfab__sync_change {
+  uint64_t request; /* 0: none */
   mlfab__sync_ask ask;
-  int all; /* it is for all servers */
+  int all; /* for all servers */
   uint32_t nwaiting;
-  int32_t code; /* the first server's that refused it, and which */
+  int32_t code; /* of the first server that refused */
   uint32_t server;
   char text[MLFAB__TEXT_MAX];
 } mlfab__sync_change;
@@ -10435,9 +10436,9 @@ enum mlfab__pause_state {
 typedef struct mlfab__pause {
   enum mlfab__pause_state state;
   uint32_t attempt;
-  int late;      /* it is over already, and what it told is adopted when the servers have stopped */
-  uint64_t last; /* updates up to here are decided everywhere before it is frozen */
-  uint32_t *owners; /* as RESUME told last, and of which epoch */
+  int late;         /* the move is over; adopt its layout when the servers have stopped */
+  uint64_t last;    /* all updates up to this one are decided everywhere before FROZEN */
+  uint32_t *owners; /* owners and epoch of the last RESUME */
   uint32_t nowners, epoch;
 } mlfab__pause;
 
@@ -10448,13 +10449,13 @@ typedef struct mlfab__resize { /* mlfab_set_servers under way */
   uint32_t n;
 } mlfab__resize;
 
-/* Who leads the worker through a move of slices, where one is attached: it pauses the worker by what
- * `pause` says. `decided`: while it is draining, something may have been decided. */
+/* The functions that lead the worker through a move of slices, if attached: they pause the worker by means
+ * of `pause`. `decided`: while draining, a server may have decided something. */
 typedef struct mlfab__worker_mover {
   void (*hello)(mlfab__worker *worker, uint32_t server, const mlfab__hello_ack *ack,
                 uint64_t now_ns);
   void (*dead)(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
-  /* 1 when the frame was of this kind. */
+  /* 1 if the frame belongs to it. */
   int (*frame)(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame,
                uint64_t now_ns);
   void (*decided)(mlfab__worker *worker, uint64_t now_ns);
@@ -10466,7 +10467,7 @@ struct mlfab__worker {
   mlfab__env *env;
   const mlfab_config *config;
   mlfab__port port;
-  mlfab__port hop; /* aggregators by their worker's rank: `ready` opens the link if there is none */
+  mlfab__port hop; /* to aggregators, by the rank of their worker: `ready` opens a missing link */
   mlfab_stats *stats;
   mlfab__requests *requests;
   uint32_t rank, servers;
@@ -10475,8 +10476,8 @@ struct mlfab__worker {
   uint8_t *table; /* encoded for DEFINE */
   mlfab__define define;
   mlfab__layout layout;
-  int stands; /* the model stands everywhere */
-  int done;   /* no more data */
+  int stands; /* every server has the model */
+  int done;   /* finish was called: no more data */
   uint64_t model_request, join_request;
   uint64_t model_pull; /* the pull inside model_start, or 0 */
   mlfab_buf *model_bufs;
@@ -10491,21 +10492,21 @@ struct mlfab__worker {
   mlfab__pause pause;
   mlfab__resize resize;
   mlfab__cache cache;
-  mlfab__sieve *sieves; /* by tensor of the layout, once there was a filter */
-  uint32_t nsieves;     /* with a residual */
-  uint64_t *marks;      /* scratch: bitmaps of what is sent of an update */
+  mlfab__sieve *sieves; /* by tensor of the layout, from the first filter on */
+  uint32_t nsieves;     /* number of residuals */
+  uint64_t *marks;      /* scratch: bitmaps of the elements of an update to send */
   uint64_t mark_room;
   uint64_t next_seq, pull_count;
   uint64_t *pulled;              /* version by slice */
-  int16_t status[MLFAB__WINDOW]; /* of the last updates, by number */
-  mlfab__lists *lists;           /* of the frame that is being made */
-  uint8_t *came; /* the packets of the frame that is being taken in: came_bytes, once needed */
+  int16_t status[MLFAB__WINDOW]; /* by number: outcomes of the last updates */
+  mlfab__lists *lists;           /* of the frame that is being encoded */
+  uint8_t *came; /* packets of the incoming frame: came_bytes long, allocated on first use */
   size_t came_bytes;
-  int due; /* something ended, or was decided: worker.c looks what follows */
+  int due;                          /* something ended or was decided: worker.c does what follows */
   const mlfab__worker_mover *mover; /* or NULL */
-  const mlfab__push_codec *packed;  /* once there was a filter or a sparse update, or NULL */
-  /* Writes the packets of a MODEL frame, where somebody is attached who reads them; or NULL. Errors: FRAME when
-   * they are malformed or not of the stretch; MEMORY. */
+  const mlfab__push_codec *packed;  /* from the first filter or sparse update on, or NULL */
+  /* Writes the packets of a MODEL frame; NULL if no decoder is attached. Errors: FRAME if they are
+   * malformed or of another stretch; MEMORY. */
   int (*unpack)(mlfab__worker *worker, const mlfab__fetch *fetch, const mlfab__model *model,
                 const mlfab__frame_in *frame);
 };
@@ -10515,13 +10516,13 @@ MLFAB__INTERNAL int mlfab__worker_init(mlfab__worker *worker, mlfab__env *env,
                                        const mlfab__port *port, const mlfab__port *hop,
                                        mlfab_stats *stats, mlfab__requests *requests);
 MLFAB__INTERNAL void mlfab__worker_free(mlfab__worker *worker);
-/* Adds the row of a worker, *worker_p, which is the node's (worker_role.c). Errors: MEMORY. */
+/* Adds the row of a worker (worker_role.c); the node owns *worker_p. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__worker_attach(struct mlfab_node *node, mlfab__worker **worker_p);
 
-/* Errors: PEER_DEAD, when this server, or with MLFAB_ALL one of them, is dead. */
+/* Errors: PEER_DEAD if this server, or with MLFAB_ALL any server, is dead. */
 MLFAB__INTERNAL int mlfab__worker_reaches(const mlfab__worker *worker, uint32_t server,
                                           const char *call, mlfab_error *error);
-/* The calls of mlfab.h sections 7 to 9; `error` is filled on failure. */
+/* The calls of mlfab.h sections 7 to 9; they fill `error` on failure. */
 MLFAB__INTERNAL int mlfab__worker_tensor(mlfab__worker *worker, uint32_t id, int dtype,
                                          uint64_t count, mlfab_error *error);
 MLFAB__INTERNAL int mlfab__worker_model(mlfab__worker *worker, const mlfab_model_options *options,
@@ -10533,25 +10534,25 @@ MLFAB__INTERNAL int mlfab__worker_push(mlfab__worker *worker, const mlfab_buf *b
 MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
                                        const mlfab_pull_options *options, uint64_t now_ns,
                                        mlfab_request *request_p, mlfab_error *error);
-/* A tensor in the cache. */
+/* The cached values of a tensor. */
 MLFAB__INTERNAL int mlfab__worker_cached(const mlfab__worker *worker, uint32_t tensor,
                                          const void **data_p, uint64_t *count_p,
                                          mlfab_error *error);
 MLFAB__INTERNAL int mlfab__worker_finish(mlfab__worker *worker, uint64_t timeout_ns,
                                          uint64_t now_ns, mlfab_request *request_p,
                                          mlfab_error *error);
-/* Tells the servers of another consistency model; server and tensor may be MLFAB_ALL. */
+/* Sends the servers another consistency model; server and tensor may be MLFAB_ALL. */
 MLFAB__INTERNAL int mlfab__worker_set_sync(mlfab__worker *worker, const mlfab_sync *sync,
                                            uint32_t server, uint32_t tensor, uint64_t timeout_ns,
                                            uint64_t now_ns, mlfab_request *request_p,
                                            mlfab_error *error);
 MLFAB__INTERNAL int mlfab__worker_status(const mlfab__worker *worker, uint64_t seq, int *status_p);
-/* Withdraws what a request waits for; `code` is CANCELLED or TIMEOUT. */
+/* Withdraws the work of a request; `code` is CANCELLED or TIMEOUT. */
 MLFAB__INTERNAL void mlfab__worker_withdraw(mlfab__worker *worker, mlfab__request *request,
                                             int code, uint64_t now_ns);
 
-/* Has the server decided updates of ours that we never told it of? Then another process speaks under our
- * number there, and what the server calls applied may be in no model. */
+/* Has the server decided updates under our number that we never announced to it? Then they are from another
+ * process, and what the server reports as applied may be missing from the model. */
 MLFAB__INTERNAL int mlfab__worker_usurped(const mlfab__worker *worker, uint32_t server,
                                           uint64_t top);
 /* The link to a server stands and it answered HELLO; it is lost; the server is dead. */
@@ -10567,41 +10568,42 @@ MLFAB__INTERNAL void mlfab__worker_taken(mlfab__worker *worker, uint32_t server,
                                          const mlfab__frame_out *frame);
 MLFAB__INTERNAL void mlfab__worker_sent(mlfab__worker *worker, uint32_t server, uint64_t token,
                                         uint64_t now_ns);
-/* The link to an aggregator is lost: what was on it is the caller's again, and nothing goes there
- * until it is granted anew. */
+/* The link to an aggregator is lost: bulks lent to it are the caller's again, and nothing goes there
+ * without a new grant. */
 MLFAB__INTERNAL void mlfab__worker_hop_lost(mlfab__worker *worker, uint32_t aggregator,
                                             uint64_t now_ns);
-/* A frame of an aggregator: HOP_GRANT, HOP_MODEL. */
+/* A frame from an aggregator: HOP_GRANT, HOP_MODEL. */
 MLFAB__INTERNAL void mlfab__worker_hop_frame(mlfab__worker *worker, uint32_t aggregator,
                                              const mlfab__frame_in *frame, uint64_t now_ns);
-/* The next frame with a bulk for it (HOP_CHUNK): 1, or 0; it was taken; its bulk is free. */
+/* next: the next frame with a bulk for it (HOP_CHUNK): 1, or 0. taken: it was sent. sent: its bulk is free. */
 MLFAB__INTERNAL int mlfab__worker_hop_next(mlfab__worker *worker, uint32_t aggregator,
                                            mlfab__frame_out *frame);
 MLFAB__INTERNAL void mlfab__worker_hop_taken(mlfab__worker *worker, uint32_t aggregator,
                                              const mlfab__frame_out *frame);
 MLFAB__INTERNAL void mlfab__worker_hop_sent(mlfab__worker *worker, uint32_t aggregator,
                                             uint64_t token, uint64_t now_ns);
-/* Where a pull puts the model's byte `offset`, of those that it asked for; NULL: nowhere. */
+/* The address where a pull puts byte `offset` of the model; NULL: nowhere. The pull must have asked for the
+ * byte. */
 MLFAB__INTERNAL uint8_t *mlfab__pull_into(const mlfab__worker *worker, const mlfab__fetch *fetch,
                                           uint64_t offset);
-/* Does anything go, or come, by this aggregator? Then the link to it is wanted. */
+/* Does an update or a pull use this aggregator? Then the worker wants the link to it. */
 MLFAB__INTERNAL int mlfab__worker_hop_wanted(const mlfab__worker *worker, uint32_t aggregator);
-/* Updates that no server has decided yet. */
+/* Number of updates that some server has not decided. */
 MLFAB__INTERNAL uint32_t mlfab__worker_unfinished(const mlfab__worker *worker);
 
 /* --- between the files of the role, lowest first: sources.c, cache.c, pull.c, push.c (updates), worker.c.
- * The lower ones set `due`; worker.c looks once when an event is over. --- */
+ * The lower ones set `due`; worker.c acts on it once after each event. --- */
 
-/* Resolves buffers to sources, ascending; bare: they may be NULL. Errors: ARGUMENT, TENSOR, SHAPE,
- * DTYPE, LIMIT, MEMORY. */
+/* Resolves buffers to sources, in ascending order; bare: buffers may be NULL. Errors: ARGUMENT, TENSOR,
+ * SHAPE, DTYPE, LIMIT, MEMORY. */
 MLFAB__INTERNAL int mlfab__worker_sources(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
                                           int bare, mlfab__source **sources, uint32_t *nsources,
                                           uint32_t *room, mlfab_error *error);
-/* The stretches of sources in a server's shard, neighbours joined, into lists->segments. */
+/* Writes the stretches of sources in a server's shard, neighbours joined, to lists->segments. */
 MLFAB__INTERNAL uint32_t mlfab__worker_clip(mlfab__worker *worker, uint32_t server,
                                             const mlfab__source *sources, uint32_t n,
                                             uint64_t *bytes_p);
-/* May updates and pulls be sent to this server now? May this update be announced there? */
+/* sends: may updates and pulls go to this server now? announces: may this update be announced there? */
 MLFAB__INTERNAL int mlfab__worker_sends(const mlfab__worker *worker, uint32_t server);
 MLFAB__INTERNAL int mlfab__worker_announces(const mlfab__worker *worker, uint32_t server,
                                             uint64_t seq);
@@ -10609,22 +10611,21 @@ MLFAB__INTERNAL int mlfab__worker_announces(const mlfab__worker *worker, uint32_
 static inline int mlfab__worker_whole(const mlfab__outgoing *update) {
   return !(update->flags & (MLFAB__PUSH_MORE | MLFAB__PUSH_INIT));
 }
-/* Whole updates with a number below `before` that this server has not decided. */
+/* Number of whole updates below `before` that this server has not decided. */
 MLFAB__INTERNAL uint64_t mlfab__worker_ahead(const mlfab__worker *worker, uint32_t server,
                                              uint64_t before);
-/* One progress at all servers: those that are behind are moved on, and told if they count. */
+/* Aligns progress over all servers: moves on those that are behind, and tells those that count. */
 MLFAB__INTERNAL void mlfab__push_align(mlfab__worker *worker);
-/* A server has said which progress this worker has there; it counts from now on. */
+/* A server has told this worker's progress there: adopts a larger one, corrects a smaller one. */
 MLFAB__INTERNAL void mlfab__push_reached(mlfab__worker *worker, uint32_t server, uint64_t reached);
 MLFAB__INTERNAL void mlfab__push_tell(mlfab__worker *worker, uint32_t server);
-/* 1 while the server has updates of this worker to decide. */
+/* 1 while the server has not decided all updates of this worker. */
 MLFAB__INTERNAL int mlfab__push_pending(const mlfab__worker *worker, uint32_t server);
 MLFAB__INTERNAL void mlfab__push_acked(mlfab__worker *worker, uint32_t server,
                                        const mlfab__frame_in *frame, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__push_granted(mlfab__worker *worker, uint32_t server,
                                          const mlfab__frame_in *frame);
-/* VIA: the hop of an update, says the server; HOP_GRANT: how far it may be sent, says the
- * aggregator. */
+/* VIA: the server names the hop of an update. HOP_GRANT: the aggregator grants bytes. */
 MLFAB__INTERNAL void mlfab__push_rerouted(mlfab__worker *worker, uint32_t server,
                                           const mlfab__frame_in *frame);
 MLFAB__INTERNAL void mlfab__push_hop_granted(mlfab__worker *worker, uint32_t aggregator,
@@ -10636,17 +10637,17 @@ MLFAB__INTERNAL void mlfab__push_sent(mlfab__worker *worker, uint32_t server, ui
 MLFAB__INTERNAL void mlfab__push_hop_sent(mlfab__worker *worker, uint32_t aggregator,
                                           uint64_t token, uint64_t now_ns);
 MLFAB__INTERNAL int mlfab__push_hop_wanted(const mlfab__worker *worker, uint32_t aggregator);
-/* What the server has decided, by its window, and a new generation for the rest. */
+/* Takes the server's decisions from its window, and starts a new generation with the other updates. */
 MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, uint32_t generation,
                                         const mlfab__window *window, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__push_lost(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
-/* Decides all parts at a server that will never answer. */
+/* Decides all parts at a dead server. */
 MLFAB__INTERNAL void mlfab__push_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
 /* A call of push. */
 MLFAB__INTERNAL int mlfab__push_start(mlfab__worker *worker, const mlfab__push_what *what,
                                       const mlfab_push_options *given, uint64_t now_ns,
                                       mlfab_request *request_p, mlfab_error *error);
-/* The update of first weights. */
+/* The update with the first weights. */
 MLFAB__INTERNAL int mlfab__push_first(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
                                       uint64_t now_ns, mlfab_error *error);
 MLFAB__INTERNAL void mlfab__push_withdraw(mlfab__worker *worker, mlfab__request *request, int code,
@@ -10655,12 +10656,12 @@ MLFAB__INTERNAL int mlfab__push_next(mlfab__worker *worker, uint32_t server,
                                      mlfab__frame_out *frame);
 MLFAB__INTERNAL void mlfab__push_taken(mlfab__worker *worker, uint32_t server,
                                        const mlfab__frame_out *frame);
-/* Withdraws every update without waiting, and drops what depends on the layout. */
+/* Withdraws every update without waiting, and frees what depends on the layout. */
 MLFAB__INTERNAL void mlfab__push_forget(mlfab__worker *worker);
 MLFAB__INTERNAL void mlfab__push_free(mlfab__worker *worker);
 MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,
                                        const mlfab__frame_in *frame, uint64_t now_ns);
-/* PULL_VIA: the hop of a pull; HOP_MODEL: what it handed on. */
+/* PULL_VIA: the server names the hop of a pull. HOP_MODEL: the hop forwards bytes. */
 MLFAB__INTERNAL void mlfab__pull_rerouted(mlfab__worker *worker, uint32_t server,
                                           const mlfab__frame_in *frame);
 MLFAB__INTERNAL void mlfab__pull_hop_model(mlfab__worker *worker, uint32_t aggregator,
@@ -10669,45 +10670,46 @@ MLFAB__INTERNAL void mlfab__pull_hop_lost(mlfab__worker *worker, uint32_t aggreg
 MLFAB__INTERNAL int mlfab__pull_hop_wanted(const mlfab__worker *worker, uint32_t aggregator);
 MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
                                         const mlfab__frame_in *frame, uint64_t now_ns);
-/* Pulls behind this update are asked again: the server will never hear of it, or what is before them has
+/* Repeats the pulls after this update: the server will never hear of it, or the updates before them have
  * other numbers now. */
 MLFAB__INTERNAL void mlfab__pull_renumber(mlfab__worker *worker, uint32_t server, uint64_t seq);
-/* Asks again on a new link. */
+/* Repeats pulls on a new link. */
 MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server);
 MLFAB__INTERNAL void mlfab__pull_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request *request, int code,
                                           uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker);
-/* The layout has changed: updates that are decided nowhere, and pulls, are cut anew; a change of
- * consistency is told to all again. */
+/* The layout has changed: divides undecided updates and pulls anew; sends a change of consistency to all
+ * servers again. */
 MLFAB__INTERNAL void mlfab__push_recut(mlfab__worker *worker, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__pull_recut(mlfab__worker *worker, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__worker_change_again(mlfab__worker *worker);
-/* Where it is undecided it never will be decided. */
+/* Ends an update: servers that have not decided it never will. */
 MLFAB__INTERNAL void mlfab__push_lose(mlfab__worker *worker, mlfab__outgoing *update,
                                       uint64_t now_ns);
-/* The cache of a model that has version tags, else nothing. Errors: MEMORY (free it). */
+/* Opens the cache of a model with version tags; else does nothing. Errors: MEMORY (then free it). */
 MLFAB__INTERNAL int mlfab__cache_open(mlfab__worker *worker);
 MLFAB__INTERNAL void mlfab__cache_free(mlfab__worker *worker);
-/* Its copies of a server's slices, or of all, are no good: what they are stays, and is brought again. */
+/* Voids the copies of a server's slices, or of all: they keep their bytes, and the next pull fetches them
+ * again. */
 MLFAB__INTERNAL void mlfab__cache_void(mlfab__worker *worker, uint32_t server);
-/* What to ask the server for, into the scratches. */
+/* Fills the scratch lists with the request of a pull to the server. */
 MLFAB__INTERNAL void mlfab__cache_ask(mlfab__worker *worker, uint32_t server,
                                       const mlfab__fetch *fetch, mlfab__pull *pull);
-/* A frame of a pull: before its bytes are written (FRAME: it does not go on where the one before
- * ended), and after it; `changed`: there were some. */
+/* A MODEL frame of a pull. begin: before its bytes are written (FRAME: it does not continue the frame
+ * before); taken: after; `changed`: it had bytes. */
 MLFAB__INTERNAL int mlfab__cache_begin(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
                                        const mlfab__model *model);
 MLFAB__INTERNAL void mlfab__cache_taken(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
                                         const mlfab__model *model, int changed);
-/* All of a pull is here. */
+/* A pull is complete. */
 MLFAB__INTERNAL void mlfab__cache_done(mlfab__worker *worker, const mlfab__fetch *fetch);
 
 /* core/worker/sources.c goes on. */
 
 #include <stdio.h>
 
-/* What a buffer is of, for texts. */
+/* Names what a buffer belongs to, for error texts. */
 static const char *sources_of(const mlfab_buf *buf, char text[32]) {
   if (buf->tensor == MLFAB_ALL) return "the model (MLFAB_ALL)";
   snprintf(text, 32, "tensor %u", buf->tensor);
@@ -10810,7 +10812,7 @@ MLFAB__INTERNAL int mlfab__worker_status(const mlfab__worker *worker, uint64_t s
   return 0;
 }
 
-/* --- what goes to a server --- */
+/* --- sending to a server --- */
 
 MLFAB__INTERNAL uint64_t mlfab__worker_ahead(const mlfab__worker *worker, uint32_t server,
                                              uint64_t before) {
@@ -10850,21 +10852,20 @@ MLFAB__INTERNAL int mlfab__worker_reaches(const mlfab__worker *worker, uint32_t 
 /* ==============================================================================================
  * core/worker/cache.c
  * ============================================================================================== */
-/* cache.c - the worker role: a copy of the model, so that pulls bring only what has changed. See
- * worker.h, version.h.
+/* cache.c - the worker role: a copy of the model, so that pulls transfer only changes. See worker.h,
+ * version.h.
  *
- * With version tags a pull asks for whole slices and tells which commit of each the copy has. What
- * comes is written into the copy, and goes from there to the caller's buffers, slice by slice. The
- * commit of a slice becomes the copy's when the slice has come to its end: of one that was cut off,
- * all that changed since the commit before is brought again.
+ * With version tags a pull asks for whole slices and names the commit of each that the copy has. The worker
+ * writes the answer into the copy, and copies it from there to the caller's buffers, slice by slice. The
+ * copy takes over the commit of a slice when the whole slice has arrived: if a transfer is cut off, the
+ * server sends all changes since the commit before again.
  *
- * A server is asked by one pull at a time, in the order of their requests: so the copy never goes
- * back, and a slice is whole when it is handed out. Commits are counted in the server's epoch; in
- * another one the copy counts for nothing, and everything is brought.
+ * One pull at a time asks a server, in the order of their requests. So the copy never goes back, and a
+ * slice is whole when the worker copies it to buffers. The server's epoch numbers its commits: in another
+ * epoch the copy is void, and pulls fetch everything.
  *
- * Buffers that are kept get what comes as well as the copy. What other pulls have brought into the
- * same slices since is not in them: such a slice is handed out in full (`brought`, `before`,
- * `written` tell).
+ * Kept buffers get the same bytes as the copy. They lack what other pulls have fetched into the same slices
+ * since: the worker copies such a slice to them in full (`brought`, `before`, `written` record this).
  *
  * Source: TDF §3. */
 
@@ -10926,7 +10927,7 @@ MLFAB__INTERNAL int mlfab__worker_cached(const mlfab__worker *worker, uint32_t t
   return 0;
 }
 
-/* --- asking --- */
+/* --- requests --- */
 
 MLFAB__INTERNAL void mlfab__cache_ask(mlfab__worker *worker, uint32_t server,
                                       const mlfab__fetch *fetch, mlfab__pull *pull) {
@@ -10958,9 +10959,9 @@ MLFAB__INTERNAL void mlfab__cache_ask(mlfab__worker *worker, uint32_t server,
   pull->epoch = worker->streams[server].cache_epoch;
 }
 
-/* --- what comes --- */
+/* --- answers --- */
 
-/* The copy of a slice is complete: it is handed out to the buffers that lack some of it. */
+/* The copy of a slice is complete: copies it to the buffers that lack some of it. */
 static void cache_hand_out(mlfab__worker *worker, const mlfab__fetch *fetch, uint32_t number) {
   const mlfab__layout *layout = &worker->layout;
   const mlfab__slice *slice = &layout->slices[number];
@@ -11043,15 +11044,15 @@ MLFAB__INTERNAL void mlfab__cache_done(mlfab__worker *worker, const mlfab__fetch
  * ============================================================================================== */
 /* pull.c - the worker role: pulls. See worker.h.
  *
- * A pull is one request to every server that has a part of it; their answers come as MODEL frames,
- * slice by slice, and are copied into the caller's buffers. A server may begin a slice again at a
- * newer version: the bytes are then written twice. The frame marked LAST ends a server's part.
+ * A pull is one request to every server that has a part of it. The servers answer with MODEL frames, slice
+ * by slice, which the worker copies into the caller's buffers. A server may send a slice again from its
+ * start at a newer version: the worker then writes those bytes twice. The frame marked LAST ends a server's
+ * part.
  *
- * In a fabric with a scheduler a server may have its part handed on by another worker's node (the
- * hop), and may choose another way at any time. Its ways have ascending numbers; on each, all of
- * the part comes, in order. PULL_VIA tells the newest, and so does the first frame of the hop,
- * which may be faster. On the server's own link nothing comes for a way that is not direct, but
- * what was sent before it was changed. */
+ * In a fabric with a scheduler a server may let another worker's node (the hop) forward its part, and may
+ * change the route at any time. Routes have ascending numbers; on each one the whole part comes, in order.
+ * PULL_VIA names the newest route. So does the first frame from the hop, which may arrive earlier. On the
+ * server's own link nothing comes for a route through a hop, except frames sent before the change. */
 
 #include <stdio.h>
 
@@ -11077,8 +11078,8 @@ static void pull_ask(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch
   uint64_t bytes;
   fetch->parts[server].asked = 1;
   fetch->parts[server].slice = UINT32_MAX;
-  /* The number of the last way stays: the server's next ones are larger, and what still comes by
-   * the former hop is void. */
+  /* The number of the last route stays: the server's next ones are larger, and frames that the former hop
+   * still sends are void. */
   fetch->parts[server].hop = MLFAB__NO_NODE;
   mlfab__pull pull;
   memset(&pull, 0, sizeof pull);
@@ -11088,7 +11089,7 @@ static void pull_ask(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch
   } else {
     pull.segments = mlfab__worker_clip(worker, server, fetch->sources, fetch->nsources, &bytes);
   }
-  /* The first weights are those of any round: others may be waiting for this worker. */
+  /* The first weights belong to no round: other workers may be waiting for this one. */
   if (worker->stands) {
     pull.progress =
         worker->streams[server].round + mlfab__worker_ahead(worker, server, fetch->after_seq);
@@ -11098,7 +11099,7 @@ static void pull_ask(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch
   worker->port.post(worker->port.self, server, MLFAB__PULL, meta, n);
 }
 
-/* Asks the next pull of the cache, when none is asked. */
+/* With a cache: asks the server for the next pull, unless one is under way there. */
 static void pull_turn(mlfab__worker *worker, uint32_t server) {
   mlfab__fetch *next = NULL;
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
@@ -11120,7 +11121,8 @@ static void pull_begin(mlfab__worker *worker, uint32_t server, mlfab__fetch *fet
   }
 }
 
-/* Gives a pull up, and tells the servers that still answer. Returns its request, which is to be finished. */
+/* Ends a pull, and cancels it at the servers that still have to answer. Returns its request, for the caller
+ * to finish. */
 static mlfab__request *pull_stop(mlfab__worker *worker, mlfab__fetch *fetch) {
   mlfab__request *request = mlfab__request_find(worker->requests, fetch->request);
   mlfab__pull_cancel cancel = {fetch->request};
@@ -11192,7 +11194,7 @@ MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *b
   fetch->nwaiting = 0;
   for (uint32_t s = 0; s < worker->servers; s++) fetch->nwaiting += fetch->parts[s].waiting;
   for (uint32_t s = 0; s < worker->servers; s++) {
-    /* Before its greeting a server would be asked twice. */
+    /* Before HELLO_ACK the worker would send the pull twice. */
     if (fetch->parts[s].waiting && worker->streams[s].up && mlfab__worker_sends(worker, s))
       pull_begin(worker, s, fetch);
   }
@@ -11200,7 +11202,7 @@ MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *b
   return 0;
 }
 
-/* The source that has this byte, or NULL. */
+/* The source that contains this byte, or NULL. */
 static const mlfab__source *pull_source(const mlfab__fetch *fetch, uint64_t offset) {
   uint32_t low = 0, high = fetch->nsources;
   while (high - low > 1) {
@@ -11215,7 +11217,7 @@ static const mlfab__source *pull_source(const mlfab__fetch *fetch, uint64_t offs
   return offset >= source->offset && offset - source->offset < source->bytes ? source : NULL;
 }
 
-/* Was all of the stretch asked for? With a cache, slices are. */
+/* Did the pull ask for all of the stretch? With a cache it asks for whole slices. */
 static int pull_asked(const mlfab__worker *worker, const mlfab__fetch *fetch,
                       const mlfab__model *model) {
   const mlfab__slice *slice = &worker->layout.slices[model->slice];
@@ -11234,12 +11236,12 @@ static int pull_asked(const mlfab__worker *worker, const mlfab__fetch *fetch,
   return at >= end;
 }
 
-/* 1 when what comes is written into the buffers right away. */
+/* 1 if the worker writes incoming bytes into the buffers right away. */
 static int pull_into_buffers(const mlfab__worker *worker, const mlfab__fetch *fetch) {
   return !worker->cache.bytes || (fetch->flags & MLFAB_PULL_KEPT);
 }
 
-/* Writes a stretch as it is; what no buffer has is passed over. */
+/* Writes an uncompressed stretch, and skips bytes that belong to no buffer. */
 static void pull_write(mlfab__worker *worker, const mlfab__fetch *fetch, uint64_t offset,
                        const uint8_t *from, uint64_t bytes) {
   if (worker->cache.bytes) memcpy(worker->cache.bytes + offset, from, bytes);
@@ -11259,8 +11261,7 @@ MLFAB__INTERNAL uint8_t *mlfab__pull_into(const mlfab__worker *worker, const mlf
   return source && source->data ? source->data + (offset - source->offset) : NULL;
 }
 
-/* Takes in a MODEL frame, by whatever way it came. 0; FRAME when it is not what was asked for;
- * MEMORY. */
+/* Takes in a MODEL frame from the server or a hop. Errors: FRAME if it does not match the pull; MEMORY. */
 static int pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
                      const mlfab__model *model, const mlfab__frame_in *frame) {
   const mlfab__layout *layout = &worker->layout;
@@ -11300,8 +11301,10 @@ MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,
   mlfab__model model;
   int bad = mlfab__decode_model(frame->meta, frame->meta_bytes, &model);
   mlfab__fetch *fetch = bad ? NULL : pull_find(worker, model.request);
-  if (!bad && (!fetch || !fetch->parts[server].waiting)) return; /* withdrawn, or answered before */
-  if (!bad && fetch->parts[server].hop != MLFAB__NO_NODE) return; /* it comes by another way now */
+  /* withdrawn, or already answered */
+  if (!bad && (!fetch || !fetch->parts[server].waiting)) return;
+  /* it comes by another route now */
+  if (!bad && fetch->parts[server].hop != MLFAB__NO_NODE) return;
   int code = bad ? MLFAB_ERR_FRAME : pull_take(worker, fetch, server, &model, frame);
   if (code) {
     worker->port.drop(worker->port.self, server, code,
@@ -11312,7 +11315,7 @@ MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,
   if (model.flags & MLFAB__MODEL_LAST) pull_part_done(worker, fetch, server, now_ns);
 }
 
-/* --- ways --- */
+/* --- routes --- */
 
 static void pull_route(mlfab__worker *worker, mlfab__fetch_part *part, uint32_t attempt,
                        uint32_t hop) {
@@ -11332,7 +11335,7 @@ MLFAB__INTERNAL void mlfab__pull_rerouted(mlfab__worker *worker, uint32_t server
     return;
   mlfab__fetch *fetch = pull_find(worker, via.request);
   mlfab__fetch_part *part = fetch ? &fetch->parts[server] : NULL;
-  /* As new as what is known: the hop has told it already. */
+  /* Not newer than the known route: the hop was faster. */
   if (!part || !part->waiting || via.attempt <= part->attempt) return;
   pull_route(worker, part, via.attempt, via.aggregator);
 }
@@ -11370,8 +11373,8 @@ MLFAB__INTERNAL void mlfab__pull_hop_lost(mlfab__worker *worker, uint32_t aggreg
     mlfab__fetch *fetch = &worker->fetches[i];
     for (uint32_t s = 0; fetch->request != 0 && s < worker->servers; s++) {
       mlfab__fetch_part *part = &fetch->parts[s];
-      /* Some of it may be lost: nothing more of this way counts, the server chooses another. Where
-       * nothing had come yet, the hop may still begin on a new link. */
+      /* Some of it may be lost: the worker ignores the rest of this route, and the server chooses another.
+       * If nothing had come yet, the hop may still begin on a new link. */
       if (part->waiting && part->hop == aggregator && part->begun) part->hop = MLFAB__NO_NODE;
     }
   }
@@ -11404,7 +11407,7 @@ MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server) {
     mlfab__fetch *fetch = &worker->fetches[i];
     mlfab__pull_cancel cancel = {fetch->request};
     if (fetch->request == 0 || !fetch->parts[server].asked) continue;
-    /* The link may be the same: of two greetings in a row the first may have been enough to ask. */
+    /* The link may be the same: a HELLO_ACK also answers STOP, and the worker may have asked after an earlier one. */
     if (fetch->parts[server].waiting)
       MLFAB__POST(&worker->port, server, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
     fetch->parts[server].asked = 0;
@@ -11426,7 +11429,7 @@ MLFAB__INTERNAL void mlfab__pull_recut(mlfab__worker *worker, uint64_t now_ns) {
     for (uint32_t s = 0; s < worker->servers && segments != UINT32_MAX; s++) {
       mlfab__fetch_part *part = &fetch->parts[s];
       segments = mlfab__worker_clip(worker, s, fetch->sources, fetch->nsources, &bytes);
-      if (worker->cache.bytes) segments = segments > 0; /* it asks for whole slices */
+      if (worker->cache.bytes) segments = segments > 0; /* a pull asks for whole slices */
       part->waiting = segments > 0;
       part->begun = part->asked = 0;
       part->hop = MLFAB__NO_NODE;
@@ -11464,7 +11467,7 @@ MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request 
                                           uint64_t now_ns) {
   mlfab__fetch *fetch = pull_find(worker, request->id);
   const mlfab__blame *blame = &request->blame;
-  /* Without one its model was given up meanwhile. */
+  /* Without a fetch, its model was dropped meanwhile. */
   if (fetch && (blame->rank == MLFAB_NO_RANK || !fetch->parts[blame->by].waiting)) {
     uint32_t server = 0;
     while (server + 1 < worker->servers && !fetch->parts[server].waiting) server++;
@@ -11492,27 +11495,27 @@ MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker) {
 /* ==============================================================================================
  * core/worker/push.c
  * ============================================================================================== */
-/* push.c - the worker role: updates on their way out. See worker.h.
+/* push.c - the worker role: outgoing updates. See worker.h.
  *
- * Small updates (up to MLFAB__WORKER_PACK) are copied and made contiguous; with the plain
- * asynchronous model those that wait while others are under way are added together into one update
- * of several members, as MLfabric's aggregators do on the way (§3.2): the fewer frames the busier
- * the link.
+ * The worker copies small updates (up to MLFAB__WORKER_PACK) and makes them contiguous. With the plain
+ * asynchronous model it adds updates that wait while others are under way into one update of several
+ * members, as MLfabric's aggregators do (§3.2): the busier the link, the fewer frames.
  *
- * Large ones of a fabric with a scheduler go when and by which hop their server says. Within a
- * generation of the stream a part waits, then is a member of groups, one after another, and may at
- * last be sent directly; never the other way round.
+ * In a fabric with a scheduler the server decides when a large update goes, and through which hop. Within a
+ * generation of the stream a part waits, then is a member of groups, one after another, and may finally be
+ * sent directly; never in another order.
  *
- * Progress. Whole updates are counted, and an update has one number at all servers:
+ * Progress. The worker counts whole updates, and an update has the same number at all servers:
  *
- *    stream->round + (undecided ones before it there) is the same for all streams   (aligned)
+ *    stream->round + (undecided updates before it there) is the same for all streams   (aligned)
  *
- * A server knows the number of its last update, or less: of one that it had no part of it has not heard
- * (ASYNC), and others may have moved the worker on (it joined behind them, or was late in a round that
- * drops). It hears of it with the next PUSH. One that counts iterations makes others wait for what it
- * knows, so it is told by PROGRESS when it begins to count, on a new link, when the worker is moved on,
- * and when its answer shows that it knows less. So no worker waits for ever: the slowest has the same
- * number everywhere, and is not waited for by itself at any server. ASYNC costs no frame. */
+ * A server knows the number of the worker's last update, or a smaller one. It may not have heard of an
+ * update without a part for it (ASYNC), and other servers may have moved the worker on (it joined behind
+ * the others, or was late in a round that drops). The next PUSH tells it. A server that counts iterations
+ * makes other workers wait for the number that it knows. So the worker sends it PROGRESS when it begins to
+ * count, on a new link, when the worker is moved on, and when its answer shows a smaller number. Therefore
+ * no worker waits for ever: the slowest has the same number everywhere, and no server makes it wait for
+ * itself. ASYNC costs no frame. */
 
 #include <stdio.h>
 
@@ -11527,13 +11530,13 @@ static int push_rounds(const mlfab__worker *worker) {
   return 0;
 }
 
-/* 1 when a scheduler may drop updates. */
+/* 1 if a scheduler may drop updates. */
 static int push_plans(const mlfab__worker *worker) {
   return worker->config->scheduler != MLFAB_SCHEDULER_NONE;
 }
 
-/* A withdrawn update that some server counts as a round's must count at the others too, or their
- * rounds would drift apart: it goes on as an empty one. */
+/* If some server counts a withdrawn update for a round, all others must count it too, or their rounds would
+ * diverge: the worker sends it there as an empty update. */
 static void push_empty(mlfab__worker *worker, mlfab__outgoing *update, uint32_t server) {
   mlfab__part *part = &update->parts[server];
   part->empty = 1;
@@ -11549,7 +11552,7 @@ MLFAB__INTERNAL void mlfab__push_tell(mlfab__worker *worker, uint32_t server) {
   MLFAB__POST(&worker->port, server, MLFAB__PROGRESS, progress, &progress);
 }
 
-/* What is undecided at a server has larger numbers now: pulls behind it ask for those. */
+/* Undecided updates at a server have larger numbers now: repeats the pulls after them with those numbers. */
 static void push_moved_on(mlfab__worker *worker, uint32_t server) {
   if (worker->streams[server].counts && mlfab__worker_ahead(worker, server, worker->next_seq) > 0)
     mlfab__pull_renumber(worker, server, 0);
@@ -11591,7 +11594,7 @@ MLFAB__INTERNAL int mlfab__push_pending(const mlfab__worker *worker, uint32_t se
   return 0;
 }
 
-/* --- the way of an update --- */
+/* --- the route of an update --- */
 
 static mlfab__outgoing *push_find(mlfab__worker *worker, uint64_t seq) {
   for (uint32_t i = 0; i < worker->norder; i++) {
@@ -11600,30 +11603,30 @@ static mlfab__outgoing *push_find(mlfab__worker *worker, uint64_t seq) {
   return NULL;
 }
 
-/* All bulks of an update that are lent to one server's link have one token, so that they can be
- * taken back together. */
+/* All bulks of an update that are lent to one server's link share a token, so that one detach takes all of
+ * them back. */
 static uint64_t push_token(const mlfab__worker *worker, const mlfab__outgoing *update) {
   uint64_t slot = (uint64_t)(update - worker->updates);
   return ((uint64_t)(update->serial & 0xffffffu) << 8) + slot + 1;
 }
 
-/* The link to an aggregator may carry the parts of several servers, and a part may leave it and
- * return. Less than 2^60. */
+/* The link to an aggregator may carry the parts of several servers, and a part may leave it and return: the
+ * token contains the server and `way`. Less than 2^60. */
 static uint64_t push_hop_token(const mlfab__worker *worker, const mlfab__outgoing *update,
                                uint32_t server) {
   return push_token(worker, update) | (uint64_t)(server & 0xffffu) << 32 |
          (uint64_t)(update->parts[server].way & 0xfffu) << 48;
 }
 
-/* Nothing of it was sent, or what was sent is void. */
+/* Nothing of the part was sent, or the bytes that were sent are void. */
 static void push_rewind(mlfab__part *part) {
   part->granted = part->sent = part->in_source = 0;
   part->source = 0;
 }
 
-/* Takes back what the aggregator's link has of this part, which no longer goes there. Waiting for
- * it instead would let an aggregator that stalls hold the caller's buffers after the update has
- * gone another way. */
+/* The part no longer goes through the aggregator: takes back what its link still has. If the worker waited
+ * for it instead, an aggregator that stalls would hold the caller's buffers after the update has gone
+ * another way. */
 static void push_leave_hop(mlfab__worker *worker, mlfab__outgoing *update, uint32_t server) {
   mlfab__part *part = &update->parts[server];
   if (part->lent_hop > 0)
@@ -11634,7 +11637,7 @@ static void push_leave_hop(mlfab__worker *worker, mlfab__outgoing *update, uint3
   part->adopted = 0;
 }
 
-/* From now on the part goes this way, from its first byte. */
+/* From now on the part takes this route, from its first byte. */
 static void push_route(mlfab__worker *worker, mlfab__outgoing *update, uint32_t server,
                        uint64_t group, uint32_t aggregator) {
   mlfab__part *part = &update->parts[server];
@@ -11662,7 +11665,7 @@ MLFAB__INTERNAL void mlfab__push_rerouted(mlfab__worker *worker, uint32_t server
                       "a VIA for an update that is not planned");
     return;
   }
-  /* The server's words come in order; only an aggregator's grant can have been faster than them. */
+  /* A server's frames come in order; only an aggregator's grant can have been faster than they. */
   if (part->adopted && via.group < part->group && !MLFAB__PLANTED(42)) return;
   int known = via.group == part->group && via.aggregator == part->aggregator;
   part->adopted = 0;
@@ -11716,15 +11719,15 @@ static void push_record(mlfab__worker *worker, const mlfab__outgoing *update, in
   *(code ? &worker->stats->pushes_refused : &worker->stats->pushes_applied) += update->members;
 }
 
-/* Does a server's code weigh more than another's? A dead server may have applied the update: that
- * is worse than to know that it was not. And a drop is no word on the update itself. */
+/* Does a server's code take precedence over another's? PEER_DEAD over WITHDRAWN: a dead server may have
+ * applied the update, which is worse than to know that it did not. Any other code over DROPPED, which says
+ * nothing about the update itself. */
 static int push_outweighs(int code, int other) {
   if (other == MLFAB_ERR_DROPPED) return code != MLFAB_ERR_DROPPED;
   return other == MLFAB_ERR_WITHDRAWN && code == MLFAB_ERR_PEER_DEAD;
 }
 
-/* The verdict over all servers: the code that weighs most, who is to blame for it, and the
- * counts. */
+/* The verdict over all servers: the code with precedence, the server to blame for it, and the counts. */
 static int push_verdict(const mlfab__worker *worker, const mlfab__outgoing *update,
                         uint32_t *server_p, uint32_t *applied_p, uint32_t *refused_p) {
   int code = 0;
@@ -11738,12 +11741,12 @@ static int push_verdict(const mlfab__worker *worker, const mlfab__outgoing *upda
       *server_p = s;
     }
   }
-  /* Withdrawn or dropped means applied nowhere: who believes it pushes the same again. */
+  /* Withdrawn or dropped means applied nowhere, because the caller may push the same again: else PARTIAL. */
   int nowhere = code == MLFAB_ERR_WITHDRAWN || code == MLFAB_ERR_DROPPED;
   return nowhere && *applied_p > 0 ? MLFAB_ERR_PARTIAL : code;
 }
 
-/* The largest delay over the servers; of a dropped update the one that it would have had. */
+/* The largest delay over the servers; of a dropped update, the delay that it would have had. */
 static uint64_t push_delay(const mlfab__worker *worker, const mlfab__outgoing *update, int code) {
   uint64_t delay = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
@@ -11755,7 +11758,7 @@ static uint64_t push_delay(const mlfab__worker *worker, const mlfab__outgoing *u
   return delay;
 }
 
-/* Text of an update that a server dropped, `applied` others not. */
+/* Error text of an update that a server dropped while `applied` others did not. */
 static void push_tell_dropped(mlfab__worker *worker, mlfab__request *request, int code,
                               uint32_t server, const mlfab__part *part, uint64_t now_ns) {
   char others[112] = "", why[96];
@@ -11811,7 +11814,7 @@ static void push_tell(mlfab__worker *worker, mlfab__request *request, const mlfa
   }
 }
 
-/* Is every part decided, and nothing of it lent? */
+/* Are all parts decided, and none of them lent? */
 static int push_over(const mlfab__worker *worker, const mlfab__outgoing *update) {
   for (uint32_t s = 0; s < worker->servers; s++) {
     const mlfab__part *part = &update->parts[s];
@@ -11822,7 +11825,7 @@ static int push_over(const mlfab__worker *worker, const mlfab__outgoing *update)
   return 1;
 }
 
-/* Ends every request for the update; an error that nobody asks after is told once. */
+/* Ends every request for the update. Reports an error that has no request once. */
 static void push_tell_all(mlfab__worker *worker, mlfab__outgoing *update, int code, uint32_t server,
                           const mlfab__request *verdict, uint64_t now_ns) {
   uint32_t slot = (uint32_t)(update - worker->updates), told = 0;
@@ -11873,7 +11876,7 @@ static void push_decide(mlfab__worker *worker, mlfab__outgoing *update, uint32_t
   part->code = code || !part->empty ? code : MLFAB_ERR_WITHDRAWN;
   if (mlfab__worker_whole(update)) {
     uint64_t next = stream->round + 1;
-    /* Only a plan drops one that is not late. */
+    /* Only a plan drops an update that is not late. */
     int late = code == MLFAB_ERR_DROPPED && (part->reached > next || !push_plans(worker));
     part->late = late ? next : 0;
     stream->round = next;
@@ -11910,8 +11913,7 @@ MLFAB__INTERNAL void mlfab__push_granted(mlfab__worker *worker, uint32_t server,
     mlfab__outgoing *update = push_slot(worker, i);
     mlfab__part *part = &update->parts[server];
     if (update->seq != grant.seq || part->state != MLFAB__PART_ANNOUNCED) continue;
-    /* It is to come directly, and no VIA was said: what was adopted is of a stream that was
-     * reset. */
+    /* The server wants it directly and sent no VIA, so the adopted route is from a stream that was reset. */
     if (part->adopted) push_route(worker, update, server, part->group, MLFAB__NO_NODE);
     if (part->aggregator != MLFAB__NO_NODE) return;
     part->granted = mlfab__min(part->bytes, mlfab__max(part->granted, grant.upto));
@@ -11919,7 +11921,7 @@ MLFAB__INTERNAL void mlfab__push_granted(mlfab__worker *worker, uint32_t server,
   }
 }
 
-/* --- the stream begins anew --- */
+/* --- the stream starts again --- */
 
 MLFAB__INTERNAL void mlfab__push_lost(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
   uint8_t slots[MLFAB__WORKER_UPDATES];
@@ -11969,7 +11971,7 @@ MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, 
     if (part->state != MLFAB__PART_ANNOUNCED && part->state != MLFAB__PART_QUEUED) continue;
     enum mlfab__decision known = mlfab__windows_ask(window, update->seq, update->members);
     if (known != MLFAB__UNDECIDED) {
-      /* The answer is lost; of the reasons the window has only that it was dropped. */
+      /* The answer is lost; as a reason the window only records that the update was dropped. */
       int refused = update->withdrawn         ? MLFAB_ERR_WITHDRAWN
                     : known == MLFAB__DROPPED ? MLFAB_ERR_DROPPED
                                               : MLFAB_ERR_REFUSED;
@@ -11982,7 +11984,7 @@ MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, 
       stream->eager_used -= part->eager;
       part->state = MLFAB__PART_QUEUED;
       part->eager = 0;
-      /* Its number stays: the aggregator may grant it once more before it hears of this. */
+      /* Its number stays: the aggregator may grant it once more before it learns of this. */
       push_leave_hop(worker, update, server);
       push_rewind(part);
       if (update->withdrawn) push_empty(worker, update, server);
@@ -12012,12 +12014,12 @@ MLFAB__INTERNAL void mlfab__push_lose(mlfab__worker *worker, mlfab__outgoing *up
   }
 }
 
-/* --- updates as they are --- */
+/* --- updates without packets --- */
 
 static const mlfab__push_codec push_dense;
 
-/* Copies a small update into one contiguous image in the order of the flat model, and remembers
- * where each of the caller's buffers went. */
+/* Copies a small update into one contiguous image in the order of the flat model. The sources point into
+ * the image then. */
 static int push_pack(mlfab__worker *worker, mlfab__outgoing *update, uint32_t n) {
   if (!update->image) update->image = mlfab__alloc(worker->env, MLFAB__WORKER_PACK);
   if (!update->image) return MLFAB_ERR_MEMORY;
@@ -12029,7 +12031,7 @@ static int push_pack(mlfab__worker *worker, mlfab__outgoing *update, uint32_t n)
     at += source->bytes;
   }
   update->nbufs = n;
-  /* Neighbours in the flat model are neighbours in the image: join them. */
+  /* Join neighbours: they are adjacent in the model and in the image. */
   uint32_t kept = 0;
   for (uint32_t i = 1; i < update->nsources; i++) {
     mlfab__source *last = &update->sources[kept], *source = &update->sources[i];
@@ -12043,13 +12045,13 @@ static int push_pack(mlfab__worker *worker, mlfab__outgoing *update, uint32_t n)
   return 0;
 }
 
-/* Is it small enough to be copied? */
+/* Is the update small enough to be copied? */
 static int push_small(const mlfab__worker *worker, const mlfab__outgoing *update) {
   return update->codec == &push_dense && update->bytes <= MLFAB__WORKER_PACK &&
          !worker->define.options.ghost;
 }
 
-/* The image of a small update, or the caller's buffers as they are. */
+/* Makes the image of a small update; a large one stays in the caller's buffers. */
 static int push_dense_encode(mlfab__worker *worker, mlfab__outgoing *update,
                              const mlfab__push_what *what, uint64_t t, mlfab_error *error) {
   (void)t;
@@ -12058,7 +12060,7 @@ static int push_dense_encode(mlfab__worker *worker, mlfab__outgoing *update,
   return 0;
 }
 
-/* No element is cut. */
+/* Never cuts an element. */
 static uint64_t push_dense_bytes(const mlfab__worker *worker, const mlfab__outgoing *update,
                                  uint32_t server, uint64_t most) {
   uint64_t bytes = update->parts[server].bytes;
@@ -12066,7 +12068,7 @@ static uint64_t push_dense_bytes(const mlfab__worker *worker, const mlfab__outgo
   return most < bytes ? most - most % 8 : bytes;
 }
 
-/* In one source and in one run of the server's slices. */
+/* Within one source and one run of the server's slices. */
 static uint64_t push_dense_piece(const mlfab__worker *worker, const mlfab__outgoing *update,
                                  uint32_t server, const mlfab__part *part, uint64_t most,
                                  const uint8_t **data_p) {
@@ -12109,7 +12111,7 @@ static const mlfab__push_codec push_dense = {
 
 /* --- a new update --- */
 
-/* Places for every server's part, and one version a slice; made once per slot. */
+/* Reserves the parts, one per server, and one version per slice; once per slot. */
 static int push_prepare(mlfab__worker *worker, mlfab__outgoing *update) {
   if (!update->parts)
     update->parts = mlfab__alloc_array(worker->env, worker->servers, sizeof *update->parts);
@@ -12119,8 +12121,8 @@ static int push_prepare(mlfab__worker *worker, mlfab__outgoing *update) {
   return update->parts && update->versions ? 0 : MLFAB_ERR_MEMORY;
 }
 
-/* Which servers get a part; once more when slices have moved: what links still have of it comes back
- * under the same token, and a late grant of an aggregator is of an old number. */
+/* Determines the servers that get a part; again after slices have moved. Then bulks still lent come back
+ * under the same token, and a late grant of an aggregator has an old number. */
 static int push_parts_begin(mlfab__worker *worker, mlfab__outgoing *update, mlfab_error *error) {
   int rounds = push_rounds(worker), again = update->seq != 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
@@ -12145,16 +12147,16 @@ static int push_parts_begin(mlfab__worker *worker, mlfab__outgoing *update, mlfa
   return 0;
 }
 
-/* What is known of the parts once the update's bytes are. */
+/* Completes the parts once the update's bytes are known. */
 static void push_parts_end(mlfab__worker *worker, mlfab__outgoing *update) {
-  /* A deterministic round adds in the order of ranks: there is nothing to plan. */
+  /* A deterministic round adds in the order of ranks, so there is nothing to plan. */
   int planned = push_plans(worker) && !worker->define.options.deterministic &&
                 !(update->flags & MLFAB__PUSH_INIT);
   for (uint32_t s = 0; s < worker->servers; s++) {
     mlfab__part *part = &update->parts[s];
     part->bytes = update->codec->bytes(worker, update, s, UINT64_MAX);
     part->planned = planned && part->bytes > worker->config->eager_bytes;
-    /* Each is placed, or dropped, by itself. */
+    /* The scheduler places, or drops, each one separately. */
     if (part->planned) update->mergeable = 0;
   }
 }
@@ -12169,17 +12171,17 @@ MLFAB__INTERNAL void mlfab__push_recut(mlfab__worker *worker, uint64_t now_ns) {
     int decided = 0;
     for (uint32_t s = 0; s < worker->servers; s++)
       decided |= update->parts[s].state == MLFAB__PART_DECIDED;
-    if (decided || update->withdrawn) continue; /* only what was lent is awaited */
+    if (decided || update->withdrawn) continue; /* it only waits for its loans */
     if (!push_parts_begin(worker, update, &error)) {
       push_parts_end(worker, update);
       continue;
     }
-    /* It has more stretches than fit now. */
+    /* Its stretches no longer fit into a frame. */
     for (uint32_t s = 0; s < worker->servers; s++) update->parts[s].state = MLFAB__PART_NONE;
     update->parts[0].state = MLFAB__PART_QUEUED;
     push_decide(worker, update, 0, MLFAB_ERR_LIMIT, now_ns);
   }
-  mlfab__push_align(worker); /* who has a part of what has changed */
+  mlfab__push_align(worker); /* other servers have parts of the updates now */
 }
 
 static int push_check(mlfab__worker *worker, const mlfab_push_options *options,
@@ -12213,7 +12215,7 @@ static int push_check(mlfab__worker *worker, const mlfab_push_options *options,
               : mlfab__worker_reaches(worker, MLFAB_ALL, "push", error);
 }
 
-/* The number of the next update. */
+/* The progress of the next update. */
 static uint64_t push_progress(const mlfab__worker *worker) {
   return worker->streams[0].round + mlfab__worker_ahead(worker, 0, worker->next_seq);
 }
@@ -12226,7 +12228,7 @@ static int push_check_progress(const mlfab__worker *worker, uint64_t wanted, mlf
                      (unsigned long long)wanted, (unsigned long long)next);
 }
 
-/* Global norm of the update, and the scale after clipping by it. */
+/* Computes the global norm of the update; returns the scale after clipping. */
 static double push_clip(const mlfab__worker *worker, const mlfab__outgoing *update,
                         const mlfab__sparse *sparse, double limit, double *norm_p) {
   double sum = 0.0;
@@ -12258,7 +12260,7 @@ static double push_clip(const mlfab__worker *worker, const mlfab__outgoing *upda
   return root > limit ? update->scale * (limit / root) : update->scale;
 }
 
-/* Do they meet a filter? */
+/* Does a tensor of these sources have a filter? */
 static int push_filtered(const mlfab__worker *worker, const mlfab__source *sources, uint32_t n) {
   return worker->packed && worker->packed->wanted(worker, sources, n);
 }
@@ -12270,12 +12272,12 @@ static int push_sifts(const mlfab__worker *worker, const mlfab_buf *buf) {
   return push_filtered(worker, &source, 1);
 }
 
-/* Adds a small update to the last one that waits, if they can be one. */
+/* Adds a small update to the last waiting one, if they can be merged. */
 static mlfab__outgoing *push_merge(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
                                    const mlfab_push_options *options) {
   if (worker->norder == 0 || n != 1) return NULL;
   mlfab__outgoing *update = push_slot(worker, worker->norder - 1);
-  /* Members have numbers in a row; one between may have been withdrawn. */
+  /* Members have consecutive numbers; an update between them may have been withdrawn. */
   if (update->seq + update->members != worker->next_seq && !MLFAB__PLANTED(8)) return NULL;
   if (push_sifts(worker, bufs)) return NULL;
   if (!update->mergeable || update->nbufs != 1 || update->withdrawn ||
@@ -12298,7 +12300,8 @@ static mlfab__outgoing *push_merge(mlfab__worker *worker, const mlfab_buf *bufs,
     return NULL;
   if (bufs->tensor == MLFAB_ALL && (!worker->layout.uniform_dtype || bytes != worker->layout.bytes))
     return NULL;
-  /* What is not finite goes alone, so that it is refused alone; this one and the one that waits. */
+  /* An update that is not finite goes alone, so that the servers refuse only that one. Check this update
+   * and the waiting one. */
   if (!mlfab__kernel_finite((int)tensor->dtype, bufs->data, bufs->count)) return NULL;
   if (update->members == 1 &&
       !mlfab__kernel_finite((int)tensor->dtype, update->image, bufs->count)) {
@@ -12308,14 +12311,14 @@ static mlfab__outgoing *push_merge(mlfab__worker *worker, const mlfab_buf *bufs,
   mlfab__kernel_add((int)tensor->dtype, update->image, update->image, bufs->data, 1.0, bufs->count,
                     0);
   update->members++;
-  update->norm = 0.0; /* of the sum, it is not known */
+  update->norm = 0.0; /* unknown for the sum */
   worker->stats->pushes_merged++;
   worker->next_seq++;
   return update;
 }
 
-/* The slot that keeps the packets of the update to be tried again; else one that keeps none; else
- * the one whose packets are the oldest. */
+/* The slot that keeps the packets of the update to retry; else a slot that keeps none; else the slot with
+ * the oldest packets. */
 static mlfab__outgoing *push_free_slot(mlfab__worker *worker, uint64_t retry_seq,
                                        uint32_t *slot_p) {
   mlfab__outgoing *best = NULL;
@@ -12337,7 +12340,7 @@ static int push_window_open(const mlfab__worker *worker, uint64_t seq) {
   return seq - worker->updates[worker->order[0]].seq < MLFAB__WINDOW - worker->config->merge_max;
 }
 
-/* Puts a filled slot into the order and tells the servers' streams. */
+/* Puts a filled slot into the order and tells the streams. */
 static void push_enqueue(mlfab__worker *worker, mlfab__outgoing *update, uint32_t slot,
                          uint64_t now_ns) {
   update->started_ns = now_ns;
@@ -12351,7 +12354,7 @@ static void push_enqueue(mlfab__worker *worker, mlfab__outgoing *update, uint32_
     if (update->parts[s].state == MLFAB__PART_QUEUED) {
       worker->port.ready(worker->port.self, s);
     } else if (mlfab__worker_whole(update)) {
-      worker->streams[s].round++; /* it does not hear of this one */
+      worker->streams[s].round++; /* this server does not hear of the update */
     }
   }
 }
@@ -12365,7 +12368,7 @@ static uint64_t push_shape(const mlfab__outgoing *update) {
   return shape;
 }
 
-/* Chooses how the update goes, and makes its bytes. */
+/* Chooses the codec of the update, and makes its bytes. */
 static int push_encode(mlfab__worker *worker, mlfab__outgoing *update, const mlfab__push_what *what,
                        const mlfab_push_options *options, mlfab_error *error) {
   int again = update->kept != 0 && update->kept == options->retry_seq && !what->sparse;
@@ -12374,7 +12377,7 @@ static int push_encode(mlfab__worker *worker, mlfab__outgoing *update, const mlf
                        (unsigned long long)options->retry_seq);
   update->filtered = again || (!what->sparse && !(update->flags & MLFAB__PUSH_INIT) &&
                                push_filtered(worker, update->sources, update->nsources));
-  /* To filter its buffers once more would send twice what was held back. */
+  /* Filtering the buffers again would send the residual twice. */
   if (update->filtered && options->retry_seq && !again)
     return MLFAB__FAIL(error, MLFAB_ERR_STATE,
                        "push: the packets of update %llu are not kept any more",
@@ -12422,8 +12425,8 @@ static int push_fill(mlfab__worker *worker, mlfab__outgoing *update, const mlfab
   return code;
 }
 
-/* Is this a retry of an update that was applied after all? Then there is nothing to send. A retry
- * of one that was applied nowhere gets a new number: its own was passed over by the servers. */
+/* A retry: if the update was applied after all, there is nothing to send. If it was applied nowhere, the
+ * retry gets a new number, because the servers have passed over the old one. */
 static int push_retry(const mlfab__worker *worker, uint64_t seq, int *applied_p,
                       mlfab_error *error) {
   int status = 0;
@@ -12445,7 +12448,7 @@ static int push_retry(const mlfab__worker *worker, uint64_t seq, int *applied_p,
   return 0;
 }
 
-/* A new update in a slot of its own. */
+/* Starts a new update in a slot of its own. */
 static mlfab__outgoing *push_new(mlfab__worker *worker, const mlfab__push_what *what,
                                  const mlfab_push_options *options, uint32_t flags, uint64_t now_ns,
                                  int *code_p, mlfab_error *error) {
@@ -12462,7 +12465,7 @@ static mlfab__outgoing *push_new(mlfab__worker *worker, const mlfab__push_what *
   return update;
 }
 
-/* A retry of what was applied: its request has ended when it begins. */
+/* A retry of an applied update: its request is done from the start. */
 static void push_known(mlfab__worker *worker, const mlfab_push_options *options, uint64_t now_ns,
                        mlfab_request *request_p) {
   mlfab__request *known = mlfab__request_open(worker->requests, MLFAB__REQUEST_PUSH,
@@ -12525,7 +12528,7 @@ MLFAB__INTERNAL int mlfab__push_first(mlfab__worker *worker, const mlfab_buf *bu
   return code;
 }
 
-/* --- frames out --- */
+/* --- outgoing frames --- */
 
 /* May the first queued part of a stream be announced now? */
 static int push_may_announce(const mlfab__worker *worker, uint32_t server, uint32_t i) {
@@ -12533,17 +12536,18 @@ static int push_may_announce(const mlfab__worker *worker, uint32_t server, uint3
   const mlfab__outgoing *update = &worker->updates[worker->order[i]];
   const mlfab__part *part = &update->parts[server];
   if (!stream->define && !stream->defined && !(update->flags & MLFAB__PUSH_INIT)) return 0;
-  /* Others like it are under way: wait for more to merge with, unless somebody is behind it. */
+  /* Updates like it are under way: wait for more to merge, unless another update is behind it. */
   if (update->mergeable && stream->small >= 1 && i + 1 == worker->norder &&
       update->members < worker->config->merge_max) {
     return 0;
   }
-  /* One that the credit can hold goes whole; it is soon given back. A planned one takes none. */
+  /* An update that fits the credit goes whole, when the credit is free, which is soon. A planned one uses
+   * no credit. */
   return part->planned || part->bytes > stream->eager_bytes ||
          part->bytes <= stream->eager_bytes - stream->eager_used;
 }
 
-/* Versions of the slices that the segments in scratch touch; one when all are equal. */
+/* Versions of the slices that the segments in scratch touch; one if all are equal. */
 static uint32_t push_versions(mlfab__worker *worker, const mlfab__outgoing *update,
                               uint32_t segments) {
   uint64_t *out = worker->lists->versions;
@@ -12563,23 +12567,22 @@ static uint32_t push_versions(mlfab__worker *worker, const mlfab__outgoing *upda
   return equal ? 1 : n;
 }
 
-/* Bytes of credit that go with an announcement, and take nobody's turn. */
+/* Bytes that go with an announcement, within the credit and without delaying other updates. */
 static uint32_t push_eager(const mlfab__worker *worker, const mlfab__outgoing *update,
                            uint32_t server) {
   const mlfab__stream *stream = &worker->streams[server];
   const mlfab__part *part = &update->parts[server];
   if (part->planned) return 0;
-  /* Of a large one only what hides the way of its grant: eager bytes are staged when others are
-   * first. */
+  /* Of a large update only enough to hide the latency of its grant: the server stages eager bytes while
+   * other updates are first. */
   uint64_t most = part->bytes > stream->eager_bytes ? MLFAB__WORKER_PACK : part->bytes;
   uint32_t eager = (uint32_t)mlfab__min(most, stream->eager_bytes - stream->eager_used);
-  /* What is left of the credit may be any number. */
+  /* The remaining credit may be any number: round down to whole elements or packets. */
   return eager < part->bytes ? (uint32_t)update->codec->bytes(worker, update, server, eager)
                              : eager;
 }
 
-/* Servers that the scheduler will hear of this update from. One that has decided it says nothing
- * more. */
+/* Number of servers that tell the scheduler about this update. A server that has decided it does not. */
 static uint32_t push_parts(const mlfab__worker *worker, const mlfab__outgoing *update) {
   uint32_t n = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
@@ -12621,7 +12624,7 @@ static int push_announce(mlfab__worker *worker, uint32_t server, mlfab__outgoing
   return frame->meta_bytes > 0;
 }
 
-/* The next bytes that were granted, as the bulk. 0 when no packet is granted whole. */
+/* Sets the next granted bytes as the bulk. 0 if no packet is granted whole. */
 static int push_granted_piece(const mlfab__worker *worker, uint32_t server,
                               const mlfab__outgoing *update, mlfab__frame_out *frame) {
   const mlfab__part *part = &update->parts[server];
@@ -12641,7 +12644,7 @@ static int push_chunk(const mlfab__worker *worker, uint32_t server, const mlfab_
   return push_granted_piece(worker, server, update, frame);
 }
 
-/* Is it to be borrowed, or will the transport copy it? */
+/* Does the transport borrow the bulk? It copies a small one. */
 static int push_lends(const mlfab__frame_out *frame) {
   return frame->bulk && frame->bulk_bytes > MLFAB__WORKER_COPY;
 }
@@ -12739,7 +12742,7 @@ MLFAB__INTERNAL void mlfab__push_hop_sent(mlfab__worker *worker, uint32_t aggreg
   uint32_t slot = (uint32_t)((token & 0xff) - 1), server = (uint32_t)(token >> 32 & 0xffff);
   if (slot >= MLFAB__WORKER_UPDATES || server >= worker->servers) return;
   mlfab__outgoing *update = &worker->updates[slot];
-  /* What was taken back may be reported all the same: its way, or its update, is over then. */
+  /* A bulk that was taken back may still be reported: its route, or its update, has ended then. */
   if (update->seq == 0 || push_hop_token(worker, update, server) != token) return;
   mlfab__part *part = &update->parts[server];
   if (part->aggregator != aggregator || part->lent_hop == 0) return;
@@ -12749,8 +12752,8 @@ MLFAB__INTERNAL void mlfab__push_hop_sent(mlfab__worker *worker, uint32_t aggreg
 
 /* --- withdrawing --- */
 
-/* Takes the buffers back from every transport, and the update from every server that has not
- * decided it. 1 when it had been announced anywhere. */
+/* Takes the buffers back from every transport, and the update back from every server that has not decided
+ * it. 1 if it was announced anywhere. */
 static int push_recall(mlfab__worker *worker, mlfab__outgoing *update) {
   int announced = 0;
   update->withdrawn = 1;
@@ -12770,7 +12773,7 @@ static int push_recall(mlfab__worker *worker, mlfab__outgoing *update) {
     if (update->parts[s].state == MLFAB__PART_QUEUED && announced && push_rounds(worker)) {
       push_empty(worker, update, s);
     } else if (update->parts[s].state == MLFAB__PART_QUEUED) {
-      /* Never announced there: decided here and now, and not counted as a round's update. */
+      /* Never announced there: decided now, and not counted for a round. */
       update->parts[s].state = MLFAB__PART_DECIDED;
       update->parts[s].code = MLFAB_ERR_WITHDRAWN;
       worker->port.ready(worker->port.self, s);
@@ -12792,8 +12795,7 @@ MLFAB__INTERNAL void mlfab__push_withdraw(mlfab__worker *worker, mlfab__request 
   char by[48] = "";
   if (update->parts[server].aggregator != MLFAB__NO_NODE)
     snprintf(by, sizeof by, " by way of worker %u", update->parts[server].aggregator);
-  /* Merged with others: only this caller's waiting ends, the update goes on from the library's
-   * copy. */
+  /* Merged with others: only this caller's request ends; the update goes on from the library's copy. */
   int shared = update->members > 1;
   int announced = shared || push_recall(worker, update);
   if (!shared) mlfab__push_align(worker);
@@ -12859,7 +12861,7 @@ MLFAB__INTERNAL int mlfab__worker_init(mlfab__worker *worker, mlfab__env *env,
   return MLFAB_ERR_MEMORY;
 }
 
-/* Forgets the model, so that it can be defined again. What transports may still read stays. */
+/* Drops the model, so that it can be defined again. Keeps buffers that transports may still read. */
 static void worker_free_model(mlfab__worker *worker) {
   mlfab__env *env = worker->env;
   mlfab__push_forget(worker);
@@ -12874,7 +12876,7 @@ static void worker_free_model(mlfab__worker *worker) {
   worker->pulled = NULL;
   worker->model_bufs = NULL;
   worker->nmodel_bufs = worker->norder = 0;
-  uint32_t asked = worker->define.ask; /* what still comes is void, not an answer to the next */
+  uint32_t asked = worker->define.ask; /* so that late answers do not match the next model */
   memset(&worker->define, 0, sizeof worker->define);
   worker->define.ask = asked;
 }
@@ -12923,7 +12925,7 @@ MLFAB__INTERNAL int mlfab__worker_tensor(mlfab__worker *worker, uint32_t id, int
   return 0;
 }
 
-/* The options as they travel: the whole consistency model stands in `consistency`. */
+/* The options for DEFINE: `consistency` holds the whole consistency model. */
 static void worker_options(const mlfab_model_options *given, mlfab_model_options *options) {
   mlfab_sync *sync = &options->consistency;
   *options = *given;
@@ -12935,7 +12937,7 @@ static void worker_options(const mlfab_model_options *given, mlfab_model_options
   mlfab__sync_complete(sync);
 }
 
-/* Is the model in range? The text says whose call it was. */
+/* Checks the range of the consistency model. The error text names the call. */
 static int worker_check_sync(const mlfab__worker *worker, const mlfab_sync *sync, const char *call,
                              mlfab_error *error) {
   mlfab_error wrong;
@@ -12944,7 +12946,7 @@ static int worker_check_sync(const mlfab__worker *worker, const mlfab_sync *sync
   return MLFAB__FAIL(error, code, "%s: %.200s", call, wrong.text);
 }
 
-/* Members without the size would go unseen, and the model would be asynchronous. */
+/* Without the size the other members would be ignored, and the model would be asynchronous. */
 static int worker_check_consistency(const mlfab__worker *worker, const mlfab_model_options *o,
                                     mlfab_error *error) {
   static const mlfab_sync none;
@@ -12959,7 +12961,7 @@ static int worker_check_consistency(const mlfab__worker *worker, const mlfab_mod
   return worker_check_sync(worker, &worker->define.options.consistency, "model_start", error);
 }
 
-/* What can be said here; the servers check what depends on them: callbacks, a delay bound, memory. */
+/* Checks what the worker can check; the servers check callbacks, delay bounds and memory. */
 static int worker_check_options(const mlfab__worker *worker, const mlfab_model_options *o,
                                 mlfab_error *error) {
   mlfab__optimizer optimizer;
@@ -13001,7 +13003,7 @@ static int worker_check_weights(mlfab__worker *worker, const mlfab_buf *bufs, ui
   return code;
 }
 
-/* Builds the layout and what hangs on it. On failure worker_free_model undoes it. */
+/* Builds the layout and everything that depends on it. On failure worker_free_model undoes it. */
 static int worker_build(mlfab__worker *worker, const mlfab_model_options *options,
                         const mlfab_buf *bufs, uint32_t n, mlfab_error *error) {
   mlfab__env *env = worker->env;
@@ -13009,7 +13011,7 @@ static int worker_build(mlfab__worker *worker, const mlfab_model_options *option
       mlfab__layout_build(env, worker->tensors, worker->ntensors, options->slices, worker->servers,
                           options->active, worker->config->model_max_bytes, &worker->layout, error);
   if (code) return code;
-  /* They may have moved before this process was here. */
+  /* Slices may have moved before this process joined. */
   if (worker->pause.owners && worker->pause.nowners == worker->layout.nslices)
     mlfab__layout_assign(&worker->layout, worker->pause.owners);
   if (options->slices > MLFAB__SLICES_MAX)
@@ -13074,7 +13076,7 @@ static mlfab__request *worker_model_request(const mlfab__worker *worker) {
   return mlfab__request_find(worker->requests, worker->model_request);
 }
 
-/* Ends model_start, whose request is done; what failed can be tried again with another model. */
+/* Ends model_start, whose request is done. After an error another model can be defined. */
 static void worker_model_end(mlfab__worker *worker, int code) {
   mlfab__request *pull = mlfab__request_find(worker->requests, worker->model_pull);
   worker->model_request = worker->model_pull = 0;
@@ -13085,7 +13087,7 @@ static void worker_model_end(mlfab__worker *worker, int code) {
     worker_free_model(worker);
   } else {
     worker->stands = 1;
-    mlfab__push_align(worker); /* they may have been at different iterations when it came */
+    mlfab__push_align(worker); /* the servers may have reported different iterations */
     mlfab__free(worker->env, worker->model_bufs, worker->nmodel_bufs * sizeof *worker->model_bufs);
     worker->model_bufs = NULL;
     worker->nmodel_bufs = 0;
@@ -13137,7 +13139,7 @@ static void worker_define_ack(mlfab__worker *worker, uint32_t server, const mlfa
   worker->due = 1;
 }
 
-/* Every server has the model: gets the weights where they are not this worker's own. */
+/* Every server has the model: pulls the weights unless they are this worker's own. */
 static void worker_model_pull(mlfab__worker *worker, uint64_t now_ns) {
   int own = 1;
   for (uint32_t s = 0; s < worker->servers; s++) own &= worker->streams[s].own_weights;
@@ -13157,8 +13159,8 @@ static void worker_tell_done(mlfab__worker *worker, uint32_t server) {
   MLFAB__POST(&worker->port, server, MLFAB__DONE, done, &done);
 }
 
-/* Each server is told as soon as it has decided everything, not only when all have: they may be at
- * different rounds, and one must not wait for a worker that waits for another. */
+/* Sends DONE to each server as soon as that one has decided everything, without waiting for the others.
+ * They may be at different rounds, and one must not wait for a worker that waits for another. */
 static void worker_finish_progress(mlfab__worker *worker, uint64_t now_ns) {
   uint32_t acked = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
@@ -13178,7 +13180,7 @@ static void worker_model_progress(mlfab__worker *worker, uint64_t now_ns) {
     if (pull && !pull->done) return;
     int code = pull ? pull->result.status : MLFAB_ERR_INTERNAL;
     if (code && pull) mlfab__request_recall(worker->requests, pull);
-    const mlfab_error last = worker->requests->last; /* the end of the request is written there */
+    const mlfab_error last = worker->requests->last; /* finishing the request overwrites it */
     if (code)
       worker_model_fail(worker, code, pull ? pull->result.rank : MLFAB_NO_RANK, last.is_server,
                         now_ns, last.text);
@@ -13198,7 +13200,7 @@ static void worker_model_progress(mlfab__worker *worker, uint64_t now_ns) {
   worker_model_pull(worker, now_ns);
 }
 
-/* What other files have set due: after each event, once. */
+/* Does the work for which other files have set `due`; once after each event. */
 static void worker_advance(mlfab__worker *worker, uint64_t now_ns) {
   while (worker->due) {
     worker->due = 0;
@@ -13229,7 +13231,7 @@ MLFAB__INTERNAL int mlfab__worker_finish(mlfab__worker *worker, uint64_t timeout
 /* --- a change of consistency --- */
 
 static void worker_change_ask(mlfab__worker *worker, uint32_t server) {
-  if (!mlfab__worker_sends(worker, server)) return; /* asked when it has said its epoch */
+  if (!mlfab__worker_sends(worker, server)) return; /* it is asked after it has told its epoch */
   MLFAB__POST(&worker->port, server, MLFAB__SYNC, sync_ask, &worker->change.ask);
 }
 
@@ -13287,7 +13289,7 @@ MLFAB__INTERNAL int mlfab__worker_set_sync(mlfab__worker *worker, const mlfab_sy
 MLFAB__INTERNAL void mlfab__worker_change_again(mlfab__worker *worker) {
   mlfab__sync_change *change = &worker->change;
   if (!change->request || !change->all) return;
-  /* Slices that come from a server that has not made it to one that has would be left out. */
+  /* Otherwise slices that move from a server without the change to one with it would miss it. */
   change->ask.ask++;
   change->nwaiting = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
@@ -13296,7 +13298,8 @@ MLFAB__INTERNAL void mlfab__worker_change_again(mlfab__worker *worker) {
   }
 }
 
-/* Ends the change here: servers that have not answered may make it all the same. Its request. */
+/* Ends the change at this worker, and returns its request. Servers that have not answered may still make
+ * it. */
 static mlfab__request *worker_change_end(mlfab__worker *worker) {
   mlfab__request *request = mlfab__request_find(worker->requests, worker->change.request);
   worker->change.request = 0;
@@ -13309,7 +13312,7 @@ static void worker_change_dead(mlfab__worker *worker, uint32_t server, uint64_t 
     mlfab__request_dead(worker->requests, worker_change_end(worker), server, now_ns);
 }
 
-/* What became of a change of consistency, or only how it is now. */
+/* SYNC_ACK: the outcome of a change of consistency, or only the current state. */
 static void worker_sync_ack(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame,
                             uint64_t now_ns) {
   mlfab__sync_ack ack;
@@ -13373,7 +13376,7 @@ MLFAB__INTERNAL void mlfab__worker_withdraw(mlfab__worker *worker, mlfab__reques
 
 /* --- links and frames --- */
 
-/* What a server has decided, as it tells it. */
+/* The updates that a server has decided, from its frame. */
 static void worker_resync(mlfab__worker *worker, uint32_t server, uint32_t generation, uint64_t top,
                           const uint64_t applied[4], const uint64_t dropped[4], uint64_t now_ns) {
   mlfab__window window;
@@ -13410,7 +13413,7 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
   stream->up = 1;
   if (worker->table && !stream->defined) stream->define = 1;
   worker_resync(worker, server, ack->generation, ack->top, ack->applied, ack->dropped, now_ns);
-  /* Rounds may have gone on without us, and answers and PROGRESS may be lost. */
+  /* Rounds may have gone on without this worker, and answers and PROGRESS may be lost. */
   if (worker->stands) {
     mlfab__push_reached(worker, server, ack->v_train);
   } else {
@@ -13574,7 +13577,8 @@ MLFAB__INTERNAL int mlfab__worker_hop_wanted(const mlfab__worker *worker, uint32
 /* ==============================================================================================
  * core/worker/worker_role.c
  * ============================================================================================== */
-/* worker_role.c - the worker as a role of its node: SERVER are its links to servers, PEER those to aggregators. */
+/* worker_role.c - the worker as a role of its node. SERVER: its links to servers; PEER: those to
+ * aggregators. */
 
 static int worker_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
   if (at.kind == MLFAB__LINK_SERVER) {
@@ -39208,7 +39212,7 @@ MLFAB__INTERNAL void mlfab__sparse_attach(mlfab__server *server) { server->spars
 
 typedef struct mlfab__reshard_ask { /* RESHARD, worker -> server 0; u32 count and u16 numbers of the
                                        servers follow */
-  uint64_t ask;                     /* the worker's count of them, from 1 */
+  uint64_t ask;                     /* counts the worker's requests, from 1 */
   uint64_t timeout_ns;
   uint32_t servers;
 } mlfab__reshard_ask;
@@ -39224,10 +39228,10 @@ typedef struct mlfab__freeze { /* FREEZE down from server 0, FROZEN up */
   uint32_t attempt;
 } mlfab__freeze;
 
-/* BEGIN and OVER: what is not decided is forgotten, HELLO_ACK tells what is. */
+/* On BEGIN and OVER the server forgets what it has not decided, and HELLO_ACK tells what it has. */
 enum mlfab__stop_kind {
   MLFAB__STOP_BEGIN = 0,
-  MLFAB__STOP_DRAINED = 1, /* nothing more comes before the slices have moved */
+  MLFAB__STOP_DRAINED = 1, /* the worker sends nothing more until the slices have moved */
   MLFAB__STOP_OVER = 2
 };
 typedef struct mlfab__stop { /* worker -> server */
@@ -39236,9 +39240,9 @@ typedef struct mlfab__stop { /* worker -> server */
 
 enum mlfab__move_step {
   MLFAB__MOVE_ABORT = 0,
-  MLFAB__MOVE_PREPARE = 1, /* with owners: hold still, make room */
-  MLFAB__MOVE_SEND = 2,    /* all are ready: send what leaves */
-  MLFAB__MOVE_INSTALL = 3  /* all is there: the new layout counts */
+  MLFAB__MOVE_PREPARE = 1, /* with owners: stop deciding, make room */
+  MLFAB__MOVE_SEND = 2,    /* all are ready: send the slices that leave */
+  MLFAB__MOVE_INSTALL = 3  /* all slices have arrived: use the new layout */
 };
 typedef struct mlfab__move { /* server 0 -> server; u32 count and u16 owners of all slices follow */
   uint32_t attempt, step;
@@ -39250,13 +39254,13 @@ typedef struct
   uint32_t attempt, slice, clock, kind; /* kind: MLFAB__IMAGE_* (image.h) */
   uint64_t offset;                      /* in the slice */
   uint64_t version, commit;
-  uint32_t last; /* 1: of this slice */
+  uint32_t last; /* 1: the last bytes of this slice */
 } mlfab__reshard_server_bytes;
 
 typedef struct
     mlfab__resume { /* server 0 -> worker; u32 count and u16 owners of all slices follow */
-  uint32_t attempt; /* that is over, or all that ever were */
-  uint32_t epoch;   /* of the layout that counts */
+  uint32_t attempt; /* this attempt and all before it are over */
+  uint32_t epoch;   /* of the current layout */
   uint32_t slices;
 } mlfab__resume;
 
@@ -39304,8 +39308,8 @@ WIRE_LIST(resume, slices, server, uint32_t, 2, MLFAB__SLICES_MAX, N(attempt) N(e
 #if MLFAB_WITH_RESHARD
 /* reshard.h - slices move between servers while workers push and pull: server 0's side. Layer 4.
  *
- * A worker asks (RESHARD); server 0 computes who owns what from then on (layout.h) and carries it out
- * as one attempt, with a number of its own:
+ * A worker sends a request (RESHARD). Server 0 computes the new owners (layout.h) and carries the move out
+ * as one attempt, which has a number:
  *
  *    IDLE --RESHARD--> FREEZING --all workers FROZEN--> PREPARING --all--> SENDING --all--> INSTALLING
  *     ^                   |                                 |                 |                |
@@ -39316,110 +39320,117 @@ WIRE_LIST(resume, slices, server, uint32_t, 2, MLFAB__SLICES_MAX, N(attempt) N(e
  *     |                                           v               |                            |
  *     +------- RESUME to the workers, RESHARD_DONE -+---------------+----------------------------+
  *
- * FREEZING. Workers get FREEZE. A worker announces nothing new, and says STOP to every server, which
- * forgets what it has not decided of this worker, ends its pulls, and answers with what it has
- * decided (HELLO_ACK, as on a new link). When all have answered, the worker knows its last update
- * that one server at least has decided; up to that one it announces again what is undecided
- * anywhere, and waits for it (reshard_worker.c says why that ends). Then every update of its is decided at all
- * its servers or at none: it tells the servers (STOP, drained) and server 0 (FROZEN). Calls to push
- * and pull are taken all the while, and wait. Dead workers are not waited for; hand-driven ones that
- * compute are, since they have not stopped.
+ * FREEZING. Server 0 sends FREEZE to the workers. A worker announces nothing new, and sends STOP to every
+ * server. The server forgets what it has not decided of this worker, ends the worker's pulls, and answers
+ * with what it has decided (HELLO_ACK, as on a new link). When all have answered, the worker knows the last
+ * of its updates that at least one server has decided. Up to that one it announces again the updates that
+ * are undecided at some server, and waits until they are decided (reshard_worker.c proves that this ends).
+ * Then each of its updates is decided at all its servers or at none, and the worker tells the servers
+ * (STOP, drained) and server 0 (FROZEN). Calls of push and pull are accepted all the while, and wait.
+ * Server 0 does not wait for dead workers. It waits for hand-driven workers that compute, because they have
+ * not stopped.
  *
- * PREPARING. Every server (MOVE) stops those workers that were not here to be frozen, waits until
- * nothing of its blocks is lent, holds still from then on - no update, no round, no pull, no change
- * of models, whoever dies - and makes a store of its new slices beside the one that it has. SENDING:
- * it sends the slices that leave it (RESHARD_SERVER) to their new owners: weights, state of the rule, the open
- * round's sum, version and commit, and their clocks. Nobody sends before all are ready, so nothing
- * comes to one that has no room for it. A link that breaks begins again with its first slice.
- * INSTALLING: all is there, and there is no way back: each server puts the kept slices over and lets
- * the old store go. The epoch of the layout is the number of the attempt that installed it.
+ * PREPARING. On MOVE, every server stops the workers that did not take part in FREEZING and waits until
+ * none of its blocks is lent. From then on its state is fixed: no update, no round, no pull, no change of
+ * models, whoever dies. It creates a store for its new slices beside the current one. SENDING: it sends the
+ * slices that leave it (RESHARD_SERVER) to their new owners: weights, optimizer state, the open round's
+ * sum, version and commit, and their clocks. No server sends before all are ready, so no slice reaches a
+ * server without room for it. After a link breaks, the server starts again with the first slice.
+ * INSTALLING: all slices have arrived, and the attempt cannot be aborted any more. Each server moves the
+ * kept slices into the new store and frees the old one. The epoch of a layout is the number of the attempt
+ * that installed it.
  *
  * ABORTING: every server drops the new store and goes on as before; nothing has changed.
  *
- * Who is out of reach. A server, and server 0 to a server, is out of reach when it has had no link for
- * five heartbeats, or is silent for as long as node.c says. A server k other than 0:
+ * Out of reach. A server is out of reach when it has had no link for five heartbeats, or has been silent
+ * for too long (node.h, Liveness). The same holds for server 0, as seen by a server. The states of a server
+ * k other than 0:
  *
- *    (free) --PREPARE--> HELD --quiet, room--> READY --SEND--> SENDING --all is there--> PROMISED --INSTALL--> (free)
+ *    (free) --PREPARE--> HELD --quiet, room--> READY --SEND--> SENDING --all arrived--> PROMISED --INSTALL--> (free)
  *      ^                  |                      |               |                         |
  *      +-- ABORT, or server 0 is out of reach: undone -----------+         server 0 is out of reach
  *      |                                                                                   v
- *      +--------- another one has installed, or none ever will ----------------------- LEADERLESS
+ *      +--------- another server has installed, or none ever will ------------------ LEADERLESS
  *
- * Server 0 cannot install without the word of k, so up to SENDING k undoes the move by itself. PROMISED,
- * it does not know: LEADERLESS, it takes nothing of this attempt from server 0 any more, not even when that
- * is back, and asks the other servers every heartbeat (MOVED). One that has installed says so, and k
- * installs. One that has undone it, or has not promised and so undoes it now, says that, and k undoes.
- * One that is leaderless as well cannot have installed: when all others in reach are, k undoes. One
- * that is promised and has server 0 is waited for: server 0 tells it. Server 0 itself installs when all
- * others have, so it has not where none of them has.
+ * Server 0 cannot install without k's answer, so up to SENDING k undoes the move by itself. In PROMISED it
+ * does not know the outcome. In LEADERLESS it accepts nothing about this attempt from server 0 any more,
+ * even if server 0 is back, and asks the other servers every heartbeat (MOVED). A server that has installed
+ * says so, and k installs. A server that has undone the move, or has not promised and therefore undoes it
+ * now, says so, and k undoes it. A server that is leaderless too cannot have installed: when all others in
+ * reach are leaderless, k undoes the move. k waits for a server that has promised and still has server 0,
+ * because server 0 will tell that one. Server 0 itself installs after all others have, so it has not
+ * installed if none of them has.
  *
- * Server 0 that comes back late finds that k has given the attempt up, and leads ABORT; or that others
- * have installed, and goes on. A server that was restarted in the middle has nothing of the attempt, and
- * says so: it counts as dead. What a server says of an attempt that is over (it was out of reach at
- * the end) is answered with the outcome. While it is held a server says every heartbeat what it said
- * last. While server 0 is out of reach the servers tell RESUME to the workers that have lost it, too. So a
- * server is held no longer than the deadline of the attempt, or the time after which those
- * that it waits for are out of reach. Not solved: two servers of which each holds the other to be out
- * of reach while server 0 is, may decide otherwise.
+ * If server 0 comes back late and finds that k gave the attempt up, it aborts; if others have installed, it
+ * goes on. A server that was restarted in the middle does not know the attempt, says so, and counts as
+ * dead. If a server reports on an attempt that is over (it was out of reach at the end), server 0 answers
+ * with the outcome. A held server repeats its last answer every heartbeat. While server 0 is out of reach
+ * the servers send RESUME to the workers that have lost it, too. So a server is held no longer than the
+ * deadline of the attempt, or the time after which the servers that it waits for are out of reach. Not
+ * solved: two servers that each take the other to be out of reach while server 0 is out of reach may decide
+ * differently.
  *
- * RESUME. Workers hear which layout counts, cut what waits anew, greet the servers (STOP, over), and ask
- * their pulls again. A worker sends no update and no pull to a server that has told another epoch
- * than its own; one whose slices are on the move tells 0. Workers that come (back) hear FREEZE, or
- * RESUME with the owners, after every HELLO.
+ * RESUME. Workers learn the current layout, divide undecided updates anew, greet the servers (STOP, over),
+ * and send their pulls again. A worker sends no update and no pull to a server that reports another epoch
+ * than its own; a server whose slices are moving reports 0. Workers that come (back) get FREEZE, or RESUME
+ * with the owners, after every HELLO.
  *
- * What moves and what does not. Windows (windows.h) stay: what was decided before is below every later
- * number, at every server. Progress stays, too: a worker has one at all servers (push.c). PROGRESS that
- * meets a server which is held is lost; so is what a server that did not count does not know. The answer
- * to HELLO or STOP, which every worker gets before it sends again, tells what the server knows, and who
- * is further says so once more. A clock moves with its slices: it becomes one with a clock there that is
- * at the same point, or stands beside it until they have come to the same point (clock.c). Version tags do not move: in a new epoch caches get
- * everything. A server without slices takes part in rounds all the same.
+ * Moved and kept state. Windows (windows.h) stay: every update decided before has a number below every
+ * later one, at every server. Progress stays, too: a worker has the same progress at all servers (push.c).
+ * PROGRESS that reaches a held server is lost, and a server that did not count does not know a worker's
+ * progress. The answer to HELLO or STOP, which every worker gets before it sends again, contains the
+ * server's value, and a worker that is ahead sends its own again. A clock moves with its slices: it joins a
+ * clock there that is at the same point, or stands beside it until both have come to the same point
+ * (clock.c). Version tags do not move: in a new epoch caches fetch everything. A server without slices
+ * still takes part in rounds.
  *
  * Invariants. (1) Between the first MOVE of an attempt and its end no server decides anything. (2) No
- * server installs before all have all their slices. (3) No worker that was frozen has an update that
- * is decided at one of its servers and not at another. (4) One attempt at a time; who asks meanwhile
+ * server installs before all servers have all their slices. (3) No frozen worker has an update that is
+ * decided at one of its servers and not at another. (4) One attempt at a time; another request meanwhile
  * gets AGAIN.
  *
- * Memory: while slices move a server has both stores, at most the old shard's blocks and the new one's.
- * Source: FluentPS §III-D. Departs: there, servers migrate one by one between iterations. */
+ * Memory: while slices move, a server has both stores: at most the blocks of the old shard and of the new
+ * one. Source: FluentPS §III-D. Departs: there, servers migrate one by one between iterations. */
 
 struct mlfab__server;
-/* Add the rows of who leads (reshard.c), and of a server (reshard_role.c). The server must outlive them. Errors:
- * MEMORY. */
+/* Add the row of server 0's lead (reshard.c), and that of a server (reshard_role.c). The server must
+ * outlive them. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__reshard_attach(struct mlfab_node *node, struct mlfab__server *server);
 MLFAB__INTERNAL void mlfab__reshard_server_attach(struct mlfab_node *node,
                                                   struct mlfab__server *server);
 
 /* --- at a server (reshard_server.c) --- */
 
-/* From now on slices leave and come. */
+/* Enables moves at this server. */
 MLFAB__INTERNAL void mlfab__reshard_server_init(struct mlfab__server *server);
-/* MOVE came from server 0; MOVED or another frame of another server. Errors: FRAME. */
+/* MOVE from server 0. MOVED from another server. Errors: FRAME. */
 MLFAB__INTERNAL int mlfab__reshard_server_move(struct mlfab__server *server,
                                                const mlfab__frame_in *frame, uint64_t now_ns);
 MLFAB__INTERNAL int mlfab__reshard_server_told(struct mlfab__server *server, uint32_t from,
                                                const mlfab__frame_in *frame);
-/* That server is out of reach. */
+/* A server is out of reach. */
 MLFAB__INTERNAL void mlfab__reshard_server_dead(struct mlfab__server *server, uint32_t which);
 MLFAB__INTERNAL int mlfab__reshard_server_frame(struct mlfab__server *server, uint32_t from,
                                                 const mlfab__frame_in *frame);
-/* The next bytes for another server: 1, or 0; they were taken. */
+/* The next bytes for another server: 1, or 0; taken: they were sent. frame: bytes or a clock from another
+ * server. */
 MLFAB__INTERNAL int mlfab__reshard_server_next(struct mlfab__server *server, uint32_t to,
                                                mlfab__frame_out *frame);
 MLFAB__INTERNAL void mlfab__reshard_server_taken(struct mlfab__server *server, uint32_t to,
                                                  const mlfab__frame_out *frame);
-/* The link to a server stands, and begins with the first slice. Is it wanted? */
+/* The link to a server stands: send from the first slice again. wants: is a link to it needed? */
 MLFAB__INTERNAL void mlfab__reshard_server_up(struct mlfab__server *server, uint32_t to);
 MLFAB__INTERNAL int mlfab__reshard_server_wants(const struct mlfab__server *server, uint32_t to);
-/* Goes on when what it waits for is over: after everything that may have changed something. */
+/* Takes the next step if nothing stands in its way any more. Called after everything that may have changed
+ * state. */
 MLFAB__INTERNAL void mlfab__reshard_server_check(struct mlfab__server *server);
 
 /* --- at a worker (reshard_worker.c) --- */
 
 struct mlfab__worker;
-/* From now on it follows when slices move. */
+/* Enables moves at this worker. */
 MLFAB__INTERNAL void mlfab__reshard_worker_attach(struct mlfab__worker *worker);
-/* These servers, and no others, shall own slices. */
+/* Only these servers shall own slices. */
 MLFAB__INTERNAL int mlfab__worker_set_servers(struct mlfab__worker *worker, const uint32_t *servers,
                                               uint32_t n, uint64_t timeout_ns, uint64_t now_ns,
                                               mlfab_request *request_p, mlfab_error *error);
@@ -39430,7 +39441,7 @@ MLFAB__INTERNAL int mlfab__worker_set_servers(struct mlfab__worker *worker, cons
  * core/reshard/reshard.c
  * ============================================================================================== */
 #if MLFAB_WITH_RESHARD
-/* reshard.c - server 0 leads slices from server to server. See reshard.h. */
+/* reshard.c - server 0 leads the move of slices between servers. See reshard.h. */
 
 #include <stdio.h>
 
@@ -39447,7 +39458,7 @@ enum mlfab__reshard_phase {
 
 typedef struct mlfab__seat { /* a worker */
   uint8_t here, gone, frozen;
-  uint64_t ask; /* the last that was answered, and how */
+  uint64_t ask; /* number and outcome of the last request that was answered */
   int32_t code, rank;
 } mlfab__seat;
 
@@ -39459,17 +39470,17 @@ typedef struct mlfab__reshard {
   const struct mlfab__server *server;
   uint32_t workers, servers;
   mlfab__seat *seats;
-  uint8_t *answered; /* by server: this step */
-  int last;          /* INSTALLING: server 0 itself has been told */
+  uint8_t *answered; /* by server: it has answered this step */
+  int last;          /* INSTALLING: server 0 itself has got its INSTALL */
   uint8_t *dead;     /* by server: in this attempt */
   enum mlfab__reshard_phase phase;
-  uint32_t attempt; /* the last one's number; 1: there was none */
-  uint32_t epoch;   /* of the layout */
+  uint32_t attempt; /* number of the last attempt; 1: there was none */
+  uint32_t epoch;   /* of the current layout */
   uint32_t asker;
   uint64_t asked_ns, deadline_ns;
   uint32_t *owners; /* of the attempt */
   uint32_t nowners;
-  mlfab__reshard_done done; /* what will be answered, or was last */
+  mlfab__reshard_done done; /* the next answer, or the last one */
 } mlfab__reshard;
 
 static void reshard_free_owners(mlfab__reshard *r) {
@@ -39488,7 +39499,7 @@ static void reshard_free(void *self) {
   memset(r, 0, sizeof *r);
 }
 
-/* Are links to all servers wanted? */
+/* Does an attempt need links to all servers? */
 static int reshard_busy(const mlfab__reshard *r) { return r->phase >= MLFAB__RESHARD_PREPARING; }
 
 /* --- workers --- */
@@ -39511,7 +39522,7 @@ static void reshard_resume(mlfab__reshard *r, uint32_t worker) {
 
 /* --- the end --- */
 
-/* The workers go on with the layout that counts now, and who asked hears how it went. */
+/* The workers go on with the current layout, and the asking worker gets the outcome. */
 static void reshard_end(mlfab__reshard *r) {
   r->phase = MLFAB__RESHARD_IDLE;
   reshard_free_owners(r);
@@ -39556,7 +39567,7 @@ static void reshard_tell(mlfab__reshard *r, uint32_t server) {
   MLFAB__POST_LIST(RESHARD_META, &r->across, server, MLFAB__MOVE, move, &move, r->owners);
 }
 
-/* Server 0 installs when all others have. */
+/* Must server 0 wait for the others before it installs? */
 static int reshard_is_early(const mlfab__reshard *r, uint32_t server) {
   if (r->phase != MLFAB__RESHARD_INSTALLING || server != 0 || MLFAB__PLANTED(81)) return 0;
   for (uint32_t s = 1; s < r->servers; s++) {
@@ -39582,7 +39593,7 @@ static void reshard_go(mlfab__reshard *r, enum mlfab__reshard_phase phase) {
   }
 }
 
-/* Nothing was installed anywhere: all goes on as it was. */
+/* Ends the attempt before any server has installed: all servers keep their slices. */
 static void reshard_abort(mlfab__reshard *r, int code, int32_t rank, int is_server,
                           const char *text) {
   reshard_fault(r, code, rank, is_server, text);
@@ -39593,7 +39604,7 @@ static void reshard_abort(mlfab__reshard *r, int code, int32_t rank, int is_serv
   }
 }
 
-/* The first worker that is awaited, or MLFAB_NO_RANK. */
+/* The first worker that has not stopped, or MLFAB_NO_RANK. */
 static int32_t reshard_awaits_worker(const mlfab__reshard *r) {
   for (uint32_t w = 0; w < r->workers; w++) {
     if (!r->seats[w].gone && !r->seats[w].frozen) return (int32_t)w;
@@ -39608,7 +39619,7 @@ static int32_t reshard_awaits_server(const mlfab__reshard *r) {
   return MLFAB_NO_RANK;
 }
 
-/* Goes on when nobody is awaited any more. */
+/* Takes the next step when everybody has answered this one. */
 static void reshard_check(mlfab__reshard *r) {
   if (r->phase == MLFAB__RESHARD_IDLE) return;
   if (r->phase == MLFAB__RESHARD_FREEZING) {
@@ -39617,7 +39628,7 @@ static void reshard_check(mlfab__reshard *r) {
   }
   if (r->phase == MLFAB__RESHARD_INSTALLING && !r->last && !reshard_is_early(r, 0)) {
     r->last = 1;
-    /* All others are out of reach, and none has said that it has installed. */
+    /* All others are out of reach, and none has reported that it installed. */
     if (!reshard_installed(r)) {
       reshard_go(r, MLFAB__RESHARD_ABORTING);
       return;
@@ -39635,9 +39646,9 @@ static void reshard_check(mlfab__reshard *r) {
   }
 }
 
-/* --- asking --- */
+/* --- requests --- */
 
-/* New owners for these servers. 1 when slices have to move, 0 when not, or MEMORY. */
+/* Computes new owners for these servers. 1: slices have to move; 0: they need not; or MEMORY. */
 static int reshard_balance(mlfab__reshard *r, const uint32_t *list, uint32_t n) {
   const mlfab__layout *layout = r->layout;
   uint32_t slices = layout->nslices;
@@ -39660,7 +39671,7 @@ static int reshard_balance(mlfab__reshard *r, const uint32_t *list, uint32_t n) 
   return code;
 }
 
-/* What is wrong with the servers asked for: a code, and its text in `done`. */
+/* Checks the requested servers: 0 or a code, with its text in `done`. */
 static int reshard_refuse(const mlfab__reshard *r, const uint32_t *list, uint32_t n, int stands,
                           mlfab__reshard_done *done) {
   int code = 0;
@@ -39716,7 +39727,7 @@ static void reshard_asked(mlfab__reshard *r, uint32_t worker, const mlfab__frame
   done.ask = ask.ask;
   done.rank = MLFAB_NO_RANK;
   if (ask.ask <= seat->ask) {
-    /* Its answer was lost with a link. */
+    /* The answer was lost with a link. */
     done.code = seat->code;
     done.rank = seat->rank;
     if (r->asker == worker && r->done.ask == ask.ask) done = r->done;
@@ -39756,7 +39767,7 @@ static void reshard_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
   if (at.kind != MLFAB__LINK_WORKER) return;
   mlfab__seat *seat = &r->seats[at.peer];
   if (greeting->fresh) memset(seat, 0, sizeof *seat);
-  /* A new process asks from 1 again, and the old one's answer is nobody's. */
+  /* A new process counts from 1 again, and does not want the old one's answer. */
   if (greeting->fresh && r->asker == at.peer) r->asker = MLFAB__NO_NODE;
   seat->here = 1;
   seat->gone = seat->frozen = 0;
@@ -39772,13 +39783,13 @@ static void reshard_lost(void *self, mlfab__at at) {
   if (at.kind == MLFAB__LINK_WORKER) r->seats[at.peer].here = 0;
 }
 
-/* That server is out of reach. */
+/* A server is out of reach. */
 static void reshard_dead(mlfab__reshard *r, uint32_t server) {
   char text[96];
   if (!reshard_busy(r)) return;
   r->dead[server] = 1;
   snprintf(text, sizeof text, "server %u is dead", server);
-  /* Too late to go back once others have installed: what it held is lost as ever. */
+  /* If others have installed it is too late to abort: the dead server's slices are lost, as with any death. */
   reshard_fault(r, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, text);
   reshard_abort(r, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, text);
   reshard_check(r);
@@ -39794,7 +39805,7 @@ static void reshard_gone(void *self, mlfab__at at, int left) {
   reshard_check(r);
 }
 
-/* It lost server 0, and has undone its part by itself; or has been restarted and knows of nothing. */
+/* The server lost server 0 and undid its part by itself; or it was restarted and does not know the attempt. */
 static void reshard_given_up(mlfab__reshard *r, uint32_t server, int code) {
   char text[MLFAB__TEXT_MAX];
   if (code) {
@@ -39814,7 +39825,7 @@ static void reshard_given_up(mlfab__reshard *r, uint32_t server, int code) {
   }
 }
 
-/* Of an attempt that is over: it may still be held. */
+/* MOVED for an attempt that is over: the server may still be held, so tell it the outcome. */
 static void reshard_outcome(mlfab__reshard *r, uint32_t server, const mlfab__moved *moved) {
   mlfab__move move = {moved->attempt, MLFAB__MOVE_ABORT, 0};
   if (moved->step == MLFAB__MOVE_ABORT || moved->step == MLFAB__MOVE_INSTALL) return;
@@ -39843,7 +39854,7 @@ static int reshard_moved(mlfab__reshard *r, uint32_t server, const mlfab__frame_
   return 0;
 }
 
-/* Whom the attempt awaits, for the text of its deadline. */
+/* The deadline passed: aborts, and names who has not answered. */
 static void reshard_late(mlfab__reshard *r, uint64_t now_ns) {
   char text[MLFAB__TEXT_MAX], waited[24];
   mlfab__duration(waited, now_ns - r->asked_ns);
@@ -39936,22 +39947,23 @@ MLFAB__INTERNAL int mlfab__reshard_attach(mlfab_node *node, mlfab__server *serve
  * core/reshard/reshard_server.c
  * ============================================================================================== */
 #if MLFAB_WITH_RESHARD
-/* reshard_server.c - the server role: slices that leave for other servers, and those that come. See reshard.h.
+/* reshard_server.c - the server role: slices that it sends to other servers, and slices that it receives.
+ * See reshard.h.
  *
- * PREPARE: held; once nothing is under way and nothing lent, a second layout and store are made. SEND:
- * to each server that gets slices from here a cursor walks over them, kind by kind of bytes; a link
- * that breaks sends it back to the start, and what is there already is passed over by the receiver.
- * Frames are copied by the transport, so nothing of the old store is lent. INSTALL: cannot fail. Blocks
- * and states of kept slices change places with those of the new store, which then is the store. */
+ * PREPARE: the server is held. Once no update or pull is under way and no block is lent, it makes a second
+ * layout and store. SEND: for each server that gets slices from here, a cursor walks over them, one kind of
+ * bytes after the other. After a link breaks, the cursor starts again, and the receiver skips what it has.
+ * The transport copies these frames, so the old store lends nothing. INSTALL: cannot fail. Kept slices swap
+ * their blocks and states with those of the new store, which replaces the old one. */
 
 #include <stdio.h>
 
-typedef struct reshard_server_entry { /* a slice of the new store, and what has come of it */
+typedef struct reshard_server_entry { /* a slice of the new store, and the bytes received of it */
   mlfab__image_part part;
   uint32_t clock; /* index into `clocks` */
 } reshard_server_entry;
 
-typedef struct reshard_server_clock { /* of slices that come */
+typedef struct reshard_server_clock { /* a clock of slices that arrive */
   uint32_t from, target;
   mlfab__reshard_server_clock state;
   uint32_t *words;
@@ -39959,8 +39971,8 @@ typedef struct reshard_server_clock { /* of slices that come */
 
 struct mlfab__reshard_server {
   uint32_t attempt;
-  int ready, sending, answered; /* answered: SEND */
-  int leaderless;               /* server 0 is out of reach, and it had been answered */
+  int ready, sending, answered; /* answered: it has answered SEND */
+  int leaderless;               /* PROMISED, and server 0 is out of reach */
   uint8_t *heard;               /* by server: leaderless as well, or out of reach */
   uint32_t *owners;
   uint32_t nowners, servers;
@@ -39970,7 +39982,7 @@ struct mlfab__reshard_server {
   uint8_t *stage, *scratch;
   uint64_t stage_bytes;
   reshard_server_entry *entries; /* by slice of the new store */
-  uint32_t coming;               /* of those, not done */
+  uint32_t coming;               /* number of entries that are not done */
   mlfab__image_cursor *cursors;  /* by server */
   reshard_server_clock *clocks;
   uint32_t ngates, clocks_room, nwords;
@@ -40013,14 +40025,14 @@ static int reshard_server_begin(mlfab__server *server, uint32_t attempt, const u
   shift->cursors = mlfab__alloc_array(env, server->servers, sizeof *shift->cursors);
   shift->heard = mlfab__alloc(env, server->servers);
   if (!shift->owners || !shift->cursors || !shift->heard) {
-    reshard_server_drop(server); /* a part of it serves nobody */
+    reshard_server_drop(server); /* a partial state is useless */
     return MLFAB_ERR_MEMORY;
   }
   memcpy(shift->owners, owners, n * sizeof *owners);
   return 0;
 }
 
-/* What depends on the size of the shard. */
+/* Allocates what depends on the size of the shard. */
 static int reshard_server_room(mlfab__server *server, struct mlfab__reshard_server *shift) {
   mlfab__env *env = server->env;
   const mlfab__store *store = &shift->store;
@@ -40040,7 +40052,7 @@ static int reshard_server_room(mlfab__server *server, struct mlfab__reshard_serv
   return 0;
 }
 
-/* The store of the new slices, beside the one that counts. */
+/* Builds the store of the new slices, beside the current one. */
 static int reshard_server_build(mlfab__server *server, struct mlfab__reshard_server *shift) {
   mlfab__env *env = server->env;
   const mlfab_model_options *options = &server->options;
@@ -40065,7 +40077,7 @@ static int reshard_server_build(mlfab__server *server, struct mlfab__reshard_ser
   return 0;
 }
 
-/* --- what server 0 is told --- */
+/* --- answers to server 0 --- */
 
 static void reshard_server_answer(mlfab__server *server) {
   server->move.across.ready(server->move.across.self, 0);
@@ -40093,7 +40105,7 @@ static void reshard_server_failed(mlfab__server *server, uint32_t step, int code
 
 /* --- workers that stop --- */
 
-/* Its stream and its pulls end here; what is past recall is decided first. */
+/* Ends the worker's stream and pulls. First decides updates that can no longer be recalled. */
 static void reshard_server_stop_worker(mlfab__server *server, uint32_t worker) {
   mlfab__apply_finish(server, worker);
   mlfab__apply_reset(server, worker);
@@ -40123,7 +40135,7 @@ static void reshard_server_stop(mlfab__server *server, uint32_t worker,
   mlfab__server_advance(server);
 }
 
-/* Those that were not here to be frozen hear that the slices are on the move. */
+/* Tells workers that did not take part in FREEZING that slices are moving. */
 static void reshard_server_hold(mlfab__server *server) {
   server->move.held = 1;
   for (uint32_t w = 0; w < server->workers; w++) {
@@ -40132,9 +40144,9 @@ static void reshard_server_hold(mlfab__server *server) {
   }
 }
 
-/* --- leaving --- */
+/* --- slices to send --- */
 
-/* Moves the cursor to the next bytes for `to`: 1, or 0 behind the last. */
+/* Moves the cursor to the next bytes for `to`: 1, or 0 after the last. */
 static int reshard_server_seek(const mlfab__server *server, uint32_t to,
                                mlfab__image_cursor *cursor, mlfab__image_chunk *chunk) {
   return mlfab__image_next(&server->store, server->move.under_way->owners, to,
@@ -40145,7 +40157,7 @@ MLFAB__INTERNAL int mlfab__reshard_server_wants(const mlfab__server *server, uin
   const struct mlfab__reshard_server *shift = server->move.under_way;
   mlfab__image_cursor cursor = {0, 0, 0};
   mlfab__image_chunk chunk;
-  /* An answer may have to be told again. */
+  /* An answer may have to be sent again. */
   if (to == 0) return shift || server->move.moved.attempt != 0;
   if (shift && shift->leaderless) return to != server->number;
   return shift && shift->sending && to != server->number &&
@@ -40178,7 +40190,7 @@ MLFAB__INTERNAL void mlfab__reshard_server_taken(mlfab__server *server, uint32_t
   cursor->offset += frame->bulk_bytes;
 }
 
-/* The clocks of what leaves for `to`, before it. */
+/* Sends the clocks to `to`, before the slices that use them. */
 static void reshard_server_tell_clocks(mlfab__server *server, uint32_t to) {
   uint32_t words[MLFAB__RESHARD_SERVER_WORDS_MAX];
   struct mlfab__reshard_server *shift = server->move.under_way;
@@ -40195,7 +40207,7 @@ static void reshard_server_tell_clocks(mlfab__server *server, uint32_t to) {
 MLFAB__INTERNAL void mlfab__reshard_server_up(mlfab__server *server, uint32_t to) {
   struct mlfab__reshard_server *shift = server->move.under_way;
   if (to == 0) server->move.orphan = 0;
-  /* It may be that the last answer was lost; one of an attempt that is over is ignored. */
+  /* The last answer may have been lost. Server 0 answers with the outcome if the attempt is over. */
   if (to == 0 && server->move.moved.attempt != 0) reshard_server_answer(server);
   if (!shift) return;
   memset(&shift->cursors[to], 0, sizeof shift->cursors[to]);
@@ -40210,12 +40222,12 @@ static void reshard_server_send(mlfab__server *server) {
   for (uint32_t s = 0; s < server->servers; s++) {
     if (s == server->number || !mlfab__reshard_server_wants(server, s)) continue;
     reshard_server_tell_clocks(
-        server, s); /* without a link it is for nothing: see mlfab__reshard_server_up */
+        server, s); /* without a link this is lost: mlfab__reshard_server_up repeats it */
     server->move.across.ready(server->move.across.self, s);
   }
 }
 
-/* --- coming --- */
+/* --- slices to receive --- */
 
 static reshard_server_clock *reshard_server_find_clock(struct mlfab__reshard_server *shift,
                                                        uint32_t from, uint32_t clock) {
@@ -40269,7 +40281,7 @@ static int reshard_server_take_bytes(mlfab__server *server, uint32_t from,
   const reshard_server_clock *clock = reshard_server_find_clock(shift, from, head.clock);
   if (entry->part.done) return 0;
   if (!clock) return MLFAB_ERR_FRAME;
-  /* States may be missing here: only one of the two may have a callback that applies updates. */
+  /* The states may be absent: only one of the two servers may have a callback that applies updates. */
   const mlfab__image_chunk chunk = {.slice = local,
                                     .kind = head.kind,
                                     .offset = head.offset,
@@ -40297,7 +40309,7 @@ MLFAB__INTERNAL int mlfab__reshard_server_frame(mlfab__server *server, uint32_t 
 
 /* --- the new store --- */
 
-/* Does a slice come with this clock? */
+/* Does a slice arrive with this clock? */
 static int reshard_server_comes(const mlfab__server *server, uint32_t clock) {
   const struct mlfab__reshard_server *shift = server->move.under_way;
   for (uint32_t i = 0; i < shift->store.nslices; i++) {
@@ -40307,7 +40319,7 @@ static int reshard_server_comes(const mlfab__server *server, uint32_t clock) {
   return 0;
 }
 
-/* Is it one with a clock that is here, or with one that comes before it? */
+/* Does it join a clock that is here, or one that arrives before it? */
 static int reshard_server_is_known(const mlfab__server *server, uint32_t clock) {
   const struct mlfab__reshard_server *shift = server->move.under_way;
   const reshard_server_clock *in = &shift->clocks[clock];
@@ -40320,7 +40332,7 @@ static int reshard_server_is_known(const mlfab__server *server, uint32_t clock) 
   return mlfab__clock_match(server, &in->state, in->words) != MLFAB__CLOCKS;
 }
 
-/* Would there be no more models than a server may have? */
+/* Would the server stay within the number of models that it may have? */
 static int reshard_server_fits(const mlfab__server *server) {
   uint32_t n = 0;
   for (uint32_t g = 0; g < server->ngates; g++) n += (uint32_t)server->clocks[g].used;
@@ -40335,7 +40347,7 @@ static void reshard_server_swap(uint8_t **a, uint8_t **b) {
   *b = c;
 }
 
-/* A kept slice: its bytes change places with those that were set aside for it. */
+/* A kept slice swaps its blocks with the unused ones of the new store. */
 static void reshard_server_keep(mlfab__server *server, mlfab__store *to, uint32_t local) {
   mlfab__store *from = &server->store;
   mlfab__shard_slice *s = &to->slices[local];
@@ -40350,14 +40362,14 @@ static void reshard_server_keep(mlfab__server *server, mlfab__store *to, uint32_
     if (from->s0) reshard_server_swap(&from->s0[p], &to->s0[q]);
     if (from->s1) reshard_server_swap(&from->s1[p], &to->s1[q]);
     if (from->sum[p] == MLFAB__NO_BLOCK) continue;
-    /* There is one: nothing is being written, so at least as many are spare as there are
+    /* A spare block exists: nothing is being written, so there are at least as many spare blocks as
      * positions. */
     to->sum[q] = mlfab__store_take(to);
     reshard_server_swap(&from->blocks[from->sum[p]].data, &to->blocks[to->sum[q]].data);
   }
 }
 
-/* Everything that was made to the old shard's measure. */
+/* Replaces everything whose size depends on the old shard. */
 static void reshard_server_replace(mlfab__server *server, struct mlfab__reshard_server *shift) {
   mlfab__env *env = server->env;
   mlfab__serve_resize(server);
@@ -40410,7 +40422,7 @@ static void reshard_server_install(mlfab__server *server) {
       server->stats->slices_moved++;
       server->stats->bytes_moved += s->bytes;
     }
-    /* What changed before is not known any more. */
+    /* Changes before the move are no longer known. */
     if (store->tags) store->tags[i].base = mlfab__store_label(s);
   }
   reshard_server_replace(server, shift);
@@ -40419,7 +40431,7 @@ static void reshard_server_install(mlfab__server *server) {
   server->epoch = shift->attempt;
 }
 
-/* The attempt is over here. */
+/* The attempt is over at this server. */
 static void reshard_server_end(mlfab__server *server) {
   reshard_server_drop(server);
   server->move.held = 0;
@@ -40427,7 +40439,7 @@ static void reshard_server_end(mlfab__server *server) {
     mlfab__server_peer *peer = &server->peers[w];
     peer->stopped = 0;
     peer->drained = 0;
-    /* RESUME may have been faster than the word that put it off. */
+    /* RESUME may have arrived before the answer that put the worker off. */
     if (peer->put_off && peer->connected) mlfab__server_tell(server, w);
   }
   mlfab__clock_members(server);
@@ -40438,7 +40450,7 @@ static void reshard_server_end(mlfab__server *server) {
 
 /* --- steps --- */
 
-/* Nothing under way into or out of the blocks. */
+/* Is nothing under way into or out of the blocks? */
 static int reshard_server_quiet(const mlfab__server *server) {
   return server->apply.applying == MLFAB__APPLY_NONE && !server->apply.head &&
          !server->queue.first && !server->queue.unplaced_first && mlfab__serve_quiet(server);
@@ -40473,7 +40485,7 @@ MLFAB__INTERNAL void mlfab__reshard_server_check(mlfab__server *server) {
   }
 }
 
-/* It is over here, and the new layout counts. */
+/* Ends the attempt: the new layout is in force. */
 static void reshard_server_finish(mlfab__server *server) {
   uint32_t attempt = server->move.under_way->attempt;
   reshard_server_install(server);
@@ -40481,14 +40493,14 @@ static void reshard_server_finish(mlfab__server *server) {
   reshard_server_done(server, attempt, MLFAB__MOVE_INSTALL, 0, "");
 }
 
-/* It is over here, nothing has changed, and nothing of this attempt is taken any more. */
+/* Ends the attempt: nothing has changed, and the server accepts nothing about it any more. */
 static void reshard_server_undo(mlfab__server *server) {
   uint32_t attempt = server->move.under_way->attempt;
   reshard_server_end(server);
   reshard_server_done(server, attempt, MLFAB__MOVE_ABORT, 0, "");
 }
 
-/* This process was not here when the move began. */
+/* This process did not exist when the move began. */
 static void reshard_server_unknown(mlfab__server *server, const mlfab__move *move) {
   char text[64];
   snprintf(text, sizeof text, "server %u was restarted", server->number);
@@ -40512,7 +40524,7 @@ static int reshard_server_is_other(const mlfab__server *server, uint32_t s) {
   return s != 0 && s != server->number;
 }
 
-/* Nobody can have installed where all others in reach are leaderless, too. */
+/* When all others in reach are leaderless too, none can have installed. */
 static void reshard_server_decide(mlfab__server *server) {
   const struct mlfab__reshard_server *shift = server->move.under_way;
   if (!shift || !shift->leaderless) return;
@@ -40544,7 +40556,7 @@ MLFAB__INTERNAL void mlfab__reshard_server_dead(mlfab__server *server, uint32_t 
   reshard_server_decide(server);
 }
 
-/* Nobody leads any more: a worker that has lost server 0, too, hears from here which layout counts. */
+/* Server 0 is gone: tells a worker that may have lost it, too, the current layout. */
 static void reshard_server_resume(mlfab__server *server, uint32_t worker) {
   uint32_t owners[MLFAB__SLICES_MAX];
   mlfab__resume resume = {server->epoch, server->epoch, server->layout.nslices};
@@ -40575,13 +40587,13 @@ static void reshard_server_tick(mlfab__server *server) {
   }
 }
 
-/* A leaderless server asks: what is known here of its attempt. */
+/* A leaderless server asks about its attempt: tells it what this server knows. */
 static void reshard_server_asked(mlfab__server *server, uint32_t from, uint32_t attempt) {
   struct mlfab__reshard_server *shift = server->move.under_way;
   if (shift && shift->attempt == attempt && shift->answered && !server->move.moved.code) {
     shift->heard[from] = 1;
     reshard_server_decide(server);
-    return; /* it is told by server 0, or asks, too */
+    return; /* server 0 tells it, or it asks too */
   }
   uint32_t step = MLFAB__MOVE_ABORT;
   server->move.across.ready(server->move.across.self, from);
@@ -40654,7 +40666,8 @@ MLFAB__INTERNAL int mlfab__reshard_server_move(mlfab__server *server, const mlfa
   if (move.attempt < server->move.moved.attempt) return 0;
   if (move.attempt == server->move.moved.attempt &&
       (move.step == server->move.moved.step || server->move.moved.step == MLFAB__MOVE_ABORT)) {
-    reshard_server_answer(server); /* it was lost with a link, or was not asked for */
+    /* the answer was lost with a link, or server 0 had not asked for it */
+    reshard_server_answer(server);
     return 0;
   }
   if (shift && shift->attempt == move.attempt && shift->leaderless)
@@ -40696,33 +40709,34 @@ MLFAB__INTERNAL void mlfab__reshard_server_init(mlfab__server *server) {
  * core/reshard/reshard_worker.c
  * ============================================================================================== */
 #if MLFAB_WITH_RESHARD
-/* reshard_worker.c - the worker role: stops while slices move, and goes on with their new servers. See reshard.h.
+/* reshard_worker.c - the worker role: stops while slices move, and goes on with their new servers. See
+ * reshard.h.
  *
  *    RUNS --FREEZE--> STOPPING --all servers stopped--> DRAINING --all decided--> FROZEN --RESUME--> RUNS
  *     |                  ^                                                                         ^
- *     +--RESUME, another --+--- all servers stopped: what is decided in part is lost ----------------+
+ *     +--RESUME, another --+--- all servers stopped: partly decided updates are lost ----------------+
  *        epoch (late)
  *
- * DRAINING: let M be the largest number that any server has decided. Updates up to M are announced
- * again where they are not decided, also those that are decided nowhere yet: a server that has decided
- * M without having a part of an earlier one would pass that one over once it has. Those behind M are
- * decided nowhere, and stay so.
+ * DRAINING: let M be the largest number that any server has decided. The worker announces updates up to M
+ * again at the servers that have not decided them, even updates that no server has decided: a server that
+ * has decided M, with no part of an earlier update, would pass over a part of that update that it gets
+ * later. Updates after M are decided nowhere, and stay so.
  *
  * DRAINING ends. Only rounds make a server wait: it takes round r of a worker w when all members have
- * pushed round r - 1 there. Say server t has decided w's round r, and s waits with it for round r - 1
- * of a member x. At t, x had pushed it, before w's round r was taken. So x finds it decided at t when
- * it stops, or announces it in its own draining; in either case x does not end before it is decided
- * at s, too. By induction over r, what s waits for comes. This fails where t has another model than s and
- * did not make w wait, and where x has become a member while the servers stood at different rounds: x is
- * drained then, and s closes the round without it (clock_forced in clock.c). The answer to the end of its
- * STOP tells x, which tells the others (push.c).
+ * pushed round r - 1 there. Say server t has decided w's round r, and s keeps it waiting for round r - 1 of
+ * a member x. At t, x had pushed round r - 1 before t took w's round r. So x finds it decided at t when it
+ * stops, or announces it in its own draining; in either case x does not finish before s has decided it,
+ * too. By induction over r, every update that s waits for arrives. The argument fails if t has another
+ * model than s and did not make w wait, or if x became a member while the servers stood at different
+ * rounds. Then x is drained, and s closes the round without it (clock_forced in clock.c). The answer to the
+ * end of its STOP tells x, which tells the other servers (push.c).
  *
- * A worker that was out of server 0's reach, and so was not frozen, is late: it hears of the new layout
- * when all is over. It stops first, to know what is decided; what is decided in part stays so
- * (PARTIAL), since the rest of it would have to go to servers that do not know what came before.
+ * A worker that server 0 could not reach, and that was not frozen, is late: it learns of the new layout
+ * when the move is over. It stops first, to learn what is decided. A partly decided update stays so
+ * (PARTIAL), because the rest of it would have to go to servers that do not know the updates before it.
  *
- * The worker sends to a server only in RUNS (draining apart), and only where it has told the same
- * epoch. */
+ * The worker sends to a server only in RUNS (and in DRAINING), and only if the server has told the worker's
+ * own epoch. */
 
 #include <stdio.h>
 
@@ -40750,7 +40764,7 @@ static void reshard_worker_begin(mlfab__worker *worker, uint32_t attempt, int la
   }
 }
 
-/* Is it decided at one of its servers and not at another? */
+/* Is the update decided at one of its servers and not at another? */
 static int reshard_worker_partial(const mlfab__worker *worker, const mlfab__outgoing *update) {
   int decided = 0, open = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
@@ -40812,10 +40826,10 @@ static void reshard_worker_freeze(mlfab__worker *worker, const mlfab__frame_in *
   reshard_worker_check(worker, now_ns);
 }
 
-/* --- going on --- */
+/* --- resuming --- */
 
-/* Of one that is late, or where a server died: what is decided in part stays so, and what a server has
- * passed over is lost. */
+/* For a late worker, or after the death of a server: a partly decided update stays so, and an update that a
+ * server has passed over is lost. */
 static void reshard_worker_lose(mlfab__worker *worker, uint64_t now_ns) {
   uint8_t slots[MLFAB__WORKER_UPDATES];
   uint32_t n = worker->norder;
@@ -40827,7 +40841,7 @@ static void reshard_worker_lose(mlfab__worker *worker, uint64_t now_ns) {
   }
 }
 
-/* The servers hear that it goes on, and answer with their epoch, credit and progress. */
+/* Tells the servers to go on. They answer with their epoch, credit and progress. */
 static void reshard_worker_run(mlfab__worker *worker) {
   worker->pause.state = MLFAB__PAUSE_RUNS;
   worker->pause.late = 0;
@@ -40837,7 +40851,7 @@ static void reshard_worker_run(mlfab__worker *worker) {
   }
 }
 
-/* The layout that RESUME told counts from now on. */
+/* Adopts the layout of RESUME. */
 static void reshard_worker_adopt(mlfab__worker *worker, uint64_t now_ns) {
   mlfab__pause *pause = &worker->pause;
   reshard_worker_lose(worker, now_ns);
@@ -40848,7 +40862,7 @@ static void reshard_worker_adopt(mlfab__worker *worker, uint64_t now_ns) {
     mlfab__pull_recut(worker, now_ns);
     mlfab__worker_change_again(worker);
   }
-  /* What goes to a server that died meanwhile ends now. */
+  /* Updates and pulls at a server that died meanwhile end now. */
   for (uint32_t s = 0; s < worker->servers; s++) {
     if (!worker->streams[s].dead) continue;
     mlfab__push_dead(worker, s, now_ns);
@@ -40857,7 +40871,7 @@ static void reshard_worker_adopt(mlfab__worker *worker, uint64_t now_ns) {
   reshard_worker_run(worker);
 }
 
-/* Remembers who owns what, for a model that is still to be made, too. */
+/* Stores the owners, also for a model that is not defined yet. */
 static int reshard_worker_keep(mlfab__worker *worker, const mlfab__resume *resume,
                                const uint32_t *owners) {
   mlfab__pause *pause = &worker->pause;
@@ -40884,7 +40898,7 @@ static void reshard_worker_resume(mlfab__worker *worker, uint32_t server,
                          bad || (worker->stands && resume.slices != worker->layout.nslices)))
     return;
   if (resume.attempt < pause->attempt) return;
-  if (server != 0 && resume.epoch <= worker->epoch) return; /* it knows nothing newer */
+  if (server != 0 && resume.epoch <= worker->epoch) return; /* its layout is not newer */
   if (reshard_worker_keep(worker, &resume, owners)) {
     worker->port.drop(worker->port.self, 0, MLFAB_ERR_MEMORY, "out of memory for a layout");
     return;
@@ -40894,11 +40908,12 @@ static void reshard_worker_resume(mlfab__worker *worker, uint32_t server,
     pause->attempt = resume.attempt;
     reshard_worker_adopt(worker, now_ns);
   } else if (resume.epoch != worker->epoch) {
-    if (pause->late && pause->attempt == resume.attempt) return; /* it stops for it already */
+    /* it stops for this attempt already */
+    if (pause->late && pause->attempt == resume.attempt) return;
     reshard_worker_begin(worker, resume.attempt, 1);
     reshard_worker_check(worker, now_ns);
   } else {
-    /* Nothing has moved. Servers may have, and may not, told that something would. */
+    /* Nothing has moved. Some servers may have announced a move. */
     int greets = pause->state != MLFAB__PAUSE_RUNS;
     pause->attempt = resume.attempt;
     for (uint32_t s = 0; s < worker->servers; s++)
@@ -40941,13 +40956,13 @@ static void reshard_worker_dead(mlfab__worker *worker, uint32_t server, uint64_t
     reshard_worker_check(worker, now_ns);
     return;
   }
-  /* Nobody leads any more: what can still be done with the layout that is known. */
+  /* Without server 0 nobody leads: go on with the known layout. */
   if (worker->pause.state != MLFAB__PAUSE_RUNS) reshard_worker_run(worker);
   worker->resize.request = 0;
   mlfab__request_dead(worker->requests, request, 0, now_ns);
 }
 
-/* --- asking for it --- */
+/* --- requests --- */
 
 static int reshard_worker_refuse(const mlfab__worker *worker, const uint32_t *servers, uint32_t n,
                                  mlfab_error *error) {
@@ -40989,7 +41004,7 @@ MLFAB__INTERNAL int mlfab__worker_set_servers(mlfab__worker *worker, const uint3
   resize->n = n;
   resize->ask++;
   resize->request = request->id;
-  /* Server 0 gives up a little earlier, and says whom it waited for. */
+  /* Server 0 gives up a little earlier, so that it can report whom it waited for. */
   resize->timeout_ns = timeout_ns - timeout_ns / 8;
   reshard_worker_ask(worker);
   *request_p = request->id;
@@ -41018,7 +41033,7 @@ static void reshard_worker_done(mlfab__worker *worker, const mlfab__frame_in *fr
 
 static int reshard_worker_frame(mlfab__worker *worker, uint32_t server,
                                 const mlfab__frame_in *frame, uint64_t now_ns) {
-  /* Without server 0 the others tell what counts. */
+  /* Without server 0 the other servers tell the layout. */
   if (server != 0 && frame->type != MLFAB__RESUME) return 0;
   if (server != 0 && !worker->streams[0].dead) return 1;
   switch (frame->type) {
@@ -41057,8 +41072,8 @@ MLFAB__INTERNAL void mlfab__reshard_worker_attach(mlfab__worker *worker) {
  * core/reshard/reshard_role.c
  * ============================================================================================== */
 #if MLFAB_WITH_RESHARD
-/* reshard_role.c - moving slices as a role of every server's node (RESHARD: its links to the others, RESHARD_IN: theirs
- * to it). Who leads is in reshard.c. */
+/* reshard_role.c - moving slices as a role of every server's node. RESHARD: its links to the other servers;
+ * RESHARD_IN: theirs to it. reshard.c leads. */
 
 static int reshard_server_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
   int code;
@@ -41094,7 +41109,7 @@ static int reshard_server_role_hello(void *self, mlfab__at at, mlfab__greeting *
 static void reshard_server_role_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
   if (at.kind != MLFAB__LINK_RESHARD) return;
   mlfab__reshard_server_up(self, at.peer);
-  /* It has no model: a new process, which knows nothing of slices that move. */
+  /* A server without a model is a new process, which does not know the attempt. */
   if (!greeting->ack->model_stands) mlfab__reshard_server_dead(self, at.peer);
 }
 

@@ -1,18 +1,17 @@
-/* cache.c - the worker role: a copy of the model, so that pulls bring only what has changed. See
- * worker.h, version.h.
+/* cache.c - the worker role: a copy of the model, so that pulls transfer only changes. See worker.h,
+ * version.h.
  *
- * With version tags a pull asks for whole slices and tells which commit of each the copy has. What
- * comes is written into the copy, and goes from there to the caller's buffers, slice by slice. The
- * commit of a slice becomes the copy's when the slice has come to its end: of one that was cut off,
- * all that changed since the commit before is brought again.
+ * With version tags a pull asks for whole slices and names the commit of each that the copy has. The worker
+ * writes the answer into the copy, and copies it from there to the caller's buffers, slice by slice. The
+ * copy takes over the commit of a slice when the whole slice has arrived: if a transfer is cut off, the
+ * server sends all changes since the commit before again.
  *
- * A server is asked by one pull at a time, in the order of their requests: so the copy never goes
- * back, and a slice is whole when it is handed out. Commits are counted in the server's epoch; in
- * another one the copy counts for nothing, and everything is brought.
+ * One pull at a time asks a server, in the order of their requests. So the copy never goes back, and a
+ * slice is whole when the worker copies it to buffers. The server's epoch numbers its commits: in another
+ * epoch the copy is void, and pulls fetch everything.
  *
- * Buffers that are kept get what comes as well as the copy. What other pulls have brought into the
- * same slices since is not in them: such a slice is handed out in full (`brought`, `before`,
- * `written` tell).
+ * Kept buffers get the same bytes as the copy. They lack what other pulls have fetched into the same slices
+ * since: the worker copies such a slice to them in full (`brought`, `before`, `written` record this).
  *
  * Source: TDF §3. */
 #include "worker.h"
@@ -77,7 +76,7 @@ MLFAB__INTERNAL int mlfab__worker_cached(const mlfab__worker *worker, uint32_t t
   return 0;
 }
 
-/* --- asking --- */
+/* --- requests --- */
 
 MLFAB__INTERNAL void mlfab__cache_ask(mlfab__worker *worker, uint32_t server,
                                       const mlfab__fetch *fetch, mlfab__pull *pull) {
@@ -109,9 +108,9 @@ MLFAB__INTERNAL void mlfab__cache_ask(mlfab__worker *worker, uint32_t server,
   pull->epoch = worker->streams[server].cache_epoch;
 }
 
-/* --- what comes --- */
+/* --- answers --- */
 
-/* The copy of a slice is complete: it is handed out to the buffers that lack some of it. */
+/* The copy of a slice is complete: copies it to the buffers that lack some of it. */
 static void cache_hand_out(mlfab__worker *worker, const mlfab__fetch *fetch, uint32_t number) {
   const mlfab__layout *layout = &worker->layout;
   const mlfab__slice *slice = &layout->slices[number];

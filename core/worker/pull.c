@@ -1,14 +1,14 @@
 /* pull.c - the worker role: pulls. See worker.h.
  *
- * A pull is one request to every server that has a part of it; their answers come as MODEL frames,
- * slice by slice, and are copied into the caller's buffers. A server may begin a slice again at a
- * newer version: the bytes are then written twice. The frame marked LAST ends a server's part.
+ * A pull is one request to every server that has a part of it. The servers answer with MODEL frames, slice
+ * by slice, which the worker copies into the caller's buffers. A server may send a slice again from its
+ * start at a newer version: the worker then writes those bytes twice. The frame marked LAST ends a server's
+ * part.
  *
- * In a fabric with a scheduler a server may have its part handed on by another worker's node (the
- * hop), and may choose another way at any time. Its ways have ascending numbers; on each, all of
- * the part comes, in order. PULL_VIA tells the newest, and so does the first frame of the hop,
- * which may be faster. On the server's own link nothing comes for a way that is not direct, but
- * what was sent before it was changed. */
+ * In a fabric with a scheduler a server may let another worker's node (the hop) forward its part, and may
+ * change the route at any time. Routes have ascending numbers; on each one the whole part comes, in order.
+ * PULL_VIA names the newest route. So does the first frame from the hop, which may arrive earlier. On the
+ * server's own link nothing comes for a route through a hop, except frames sent before the change. */
 #include "worker.h"
 
 #include "../kernels/kernels.h"
@@ -37,8 +37,8 @@ static void pull_ask(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch
   uint64_t bytes;
   fetch->parts[server].asked = 1;
   fetch->parts[server].slice = UINT32_MAX;
-  /* The number of the last way stays: the server's next ones are larger, and what still comes by
-   * the former hop is void. */
+  /* The number of the last route stays: the server's next ones are larger, and frames that the former hop
+   * still sends are void. */
   fetch->parts[server].hop = MLFAB__NO_NODE;
   mlfab__pull pull;
   memset(&pull, 0, sizeof pull);
@@ -48,7 +48,7 @@ static void pull_ask(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch
   } else {
     pull.segments = mlfab__worker_clip(worker, server, fetch->sources, fetch->nsources, &bytes);
   }
-  /* The first weights are those of any round: others may be waiting for this worker. */
+  /* The first weights belong to no round: other workers may be waiting for this one. */
   if (worker->stands) {
     pull.progress =
         worker->streams[server].round + mlfab__worker_ahead(worker, server, fetch->after_seq);
@@ -58,7 +58,7 @@ static void pull_ask(mlfab__worker *worker, uint32_t server, mlfab__fetch *fetch
   worker->port.post(worker->port.self, server, MLFAB__PULL, meta, n);
 }
 
-/* Asks the next pull of the cache, when none is asked. */
+/* With a cache: asks the server for the next pull, unless one is under way there. */
 static void pull_turn(mlfab__worker *worker, uint32_t server) {
   mlfab__fetch *next = NULL;
   for (uint32_t i = 0; i < MLFAB__WORKER_PULLS; i++) {
@@ -80,7 +80,8 @@ static void pull_begin(mlfab__worker *worker, uint32_t server, mlfab__fetch *fet
   }
 }
 
-/* Gives a pull up, and tells the servers that still answer. Returns its request, which is to be finished. */
+/* Ends a pull, and cancels it at the servers that still have to answer. Returns its request, for the caller
+ * to finish. */
 static mlfab__request *pull_stop(mlfab__worker *worker, mlfab__fetch *fetch) {
   mlfab__request *request = mlfab__request_find(worker->requests, fetch->request);
   mlfab__pull_cancel cancel = {fetch->request};
@@ -152,7 +153,7 @@ MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *b
   fetch->nwaiting = 0;
   for (uint32_t s = 0; s < worker->servers; s++) fetch->nwaiting += fetch->parts[s].waiting;
   for (uint32_t s = 0; s < worker->servers; s++) {
-    /* Before its greeting a server would be asked twice. */
+    /* Before HELLO_ACK the worker would send the pull twice. */
     if (fetch->parts[s].waiting && worker->streams[s].up && mlfab__worker_sends(worker, s))
       pull_begin(worker, s, fetch);
   }
@@ -160,7 +161,7 @@ MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *b
   return 0;
 }
 
-/* The source that has this byte, or NULL. */
+/* The source that contains this byte, or NULL. */
 static const mlfab__source *pull_source(const mlfab__fetch *fetch, uint64_t offset) {
   uint32_t low = 0, high = fetch->nsources;
   while (high - low > 1) {
@@ -175,7 +176,7 @@ static const mlfab__source *pull_source(const mlfab__fetch *fetch, uint64_t offs
   return offset >= source->offset && offset - source->offset < source->bytes ? source : NULL;
 }
 
-/* Was all of the stretch asked for? With a cache, slices are. */
+/* Did the pull ask for all of the stretch? With a cache it asks for whole slices. */
 static int pull_asked(const mlfab__worker *worker, const mlfab__fetch *fetch,
                       const mlfab__model *model) {
   const mlfab__slice *slice = &worker->layout.slices[model->slice];
@@ -194,12 +195,12 @@ static int pull_asked(const mlfab__worker *worker, const mlfab__fetch *fetch,
   return at >= end;
 }
 
-/* 1 when what comes is written into the buffers right away. */
+/* 1 if the worker writes incoming bytes into the buffers right away. */
 static int pull_into_buffers(const mlfab__worker *worker, const mlfab__fetch *fetch) {
   return !worker->cache.bytes || (fetch->flags & MLFAB_PULL_KEPT);
 }
 
-/* Writes a stretch as it is; what no buffer has is passed over. */
+/* Writes an uncompressed stretch, and skips bytes that belong to no buffer. */
 static void pull_write(mlfab__worker *worker, const mlfab__fetch *fetch, uint64_t offset,
                        const uint8_t *from, uint64_t bytes) {
   if (worker->cache.bytes) memcpy(worker->cache.bytes + offset, from, bytes);
@@ -219,8 +220,7 @@ MLFAB__INTERNAL uint8_t *mlfab__pull_into(const mlfab__worker *worker, const mlf
   return source && source->data ? source->data + (offset - source->offset) : NULL;
 }
 
-/* Takes in a MODEL frame, by whatever way it came. 0; FRAME when it is not what was asked for;
- * MEMORY. */
+/* Takes in a MODEL frame from the server or a hop. Errors: FRAME if it does not match the pull; MEMORY. */
 static int pull_take(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
                      const mlfab__model *model, const mlfab__frame_in *frame) {
   const mlfab__layout *layout = &worker->layout;
@@ -260,8 +260,10 @@ MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,
   mlfab__model model;
   int bad = mlfab__decode_model(frame->meta, frame->meta_bytes, &model);
   mlfab__fetch *fetch = bad ? NULL : pull_find(worker, model.request);
-  if (!bad && (!fetch || !fetch->parts[server].waiting)) return; /* withdrawn, or answered before */
-  if (!bad && fetch->parts[server].hop != MLFAB__NO_NODE) return; /* it comes by another way now */
+  /* withdrawn, or already answered */
+  if (!bad && (!fetch || !fetch->parts[server].waiting)) return;
+  /* it comes by another route now */
+  if (!bad && fetch->parts[server].hop != MLFAB__NO_NODE) return;
   int code = bad ? MLFAB_ERR_FRAME : pull_take(worker, fetch, server, &model, frame);
   if (code) {
     worker->port.drop(worker->port.self, server, code,
@@ -272,7 +274,7 @@ MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,
   if (model.flags & MLFAB__MODEL_LAST) pull_part_done(worker, fetch, server, now_ns);
 }
 
-/* --- ways --- */
+/* --- routes --- */
 
 static void pull_route(mlfab__worker *worker, mlfab__fetch_part *part, uint32_t attempt,
                        uint32_t hop) {
@@ -292,7 +294,7 @@ MLFAB__INTERNAL void mlfab__pull_rerouted(mlfab__worker *worker, uint32_t server
     return;
   mlfab__fetch *fetch = pull_find(worker, via.request);
   mlfab__fetch_part *part = fetch ? &fetch->parts[server] : NULL;
-  /* As new as what is known: the hop has told it already. */
+  /* Not newer than the known route: the hop was faster. */
   if (!part || !part->waiting || via.attempt <= part->attempt) return;
   pull_route(worker, part, via.attempt, via.aggregator);
 }
@@ -330,8 +332,8 @@ MLFAB__INTERNAL void mlfab__pull_hop_lost(mlfab__worker *worker, uint32_t aggreg
     mlfab__fetch *fetch = &worker->fetches[i];
     for (uint32_t s = 0; fetch->request != 0 && s < worker->servers; s++) {
       mlfab__fetch_part *part = &fetch->parts[s];
-      /* Some of it may be lost: nothing more of this way counts, the server chooses another. Where
-       * nothing had come yet, the hop may still begin on a new link. */
+      /* Some of it may be lost: the worker ignores the rest of this route, and the server chooses another.
+       * If nothing had come yet, the hop may still begin on a new link. */
       if (part->waiting && part->hop == aggregator && part->begun) part->hop = MLFAB__NO_NODE;
     }
   }
@@ -364,7 +366,7 @@ MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server) {
     mlfab__fetch *fetch = &worker->fetches[i];
     mlfab__pull_cancel cancel = {fetch->request};
     if (fetch->request == 0 || !fetch->parts[server].asked) continue;
-    /* The link may be the same: of two greetings in a row the first may have been enough to ask. */
+    /* The link may be the same: a HELLO_ACK also answers STOP, and the worker may have asked after an earlier one. */
     if (fetch->parts[server].waiting)
       MLFAB__POST(&worker->port, server, MLFAB__PULL_CANCEL, pull_cancel, &cancel);
     fetch->parts[server].asked = 0;
@@ -386,7 +388,7 @@ MLFAB__INTERNAL void mlfab__pull_recut(mlfab__worker *worker, uint64_t now_ns) {
     for (uint32_t s = 0; s < worker->servers && segments != UINT32_MAX; s++) {
       mlfab__fetch_part *part = &fetch->parts[s];
       segments = mlfab__worker_clip(worker, s, fetch->sources, fetch->nsources, &bytes);
-      if (worker->cache.bytes) segments = segments > 0; /* it asks for whole slices */
+      if (worker->cache.bytes) segments = segments > 0; /* a pull asks for whole slices */
       part->waiting = segments > 0;
       part->begun = part->asked = 0;
       part->hop = MLFAB__NO_NODE;
@@ -424,7 +426,7 @@ MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request 
                                           uint64_t now_ns) {
   mlfab__fetch *fetch = pull_find(worker, request->id);
   const mlfab__blame *blame = &request->blame;
-  /* Without one its model was given up meanwhile. */
+  /* Without a fetch, its model was dropped meanwhile. */
   if (fetch && (blame->rank == MLFAB_NO_RANK || !fetch->parts[blame->by].waiting)) {
     uint32_t server = 0;
     while (server + 1 < worker->servers && !fetch->parts[server].waiting) server++;

@@ -1,24 +1,24 @@
-/* push.c - the worker role: updates on their way out. See worker.h.
+/* push.c - the worker role: outgoing updates. See worker.h.
  *
- * Small updates (up to MLFAB__WORKER_PACK) are copied and made contiguous; with the plain
- * asynchronous model those that wait while others are under way are added together into one update
- * of several members, as MLfabric's aggregators do on the way (§3.2): the fewer frames the busier
- * the link.
+ * The worker copies small updates (up to MLFAB__WORKER_PACK) and makes them contiguous. With the plain
+ * asynchronous model it adds updates that wait while others are under way into one update of several
+ * members, as MLfabric's aggregators do (§3.2): the busier the link, the fewer frames.
  *
- * Large ones of a fabric with a scheduler go when and by which hop their server says. Within a
- * generation of the stream a part waits, then is a member of groups, one after another, and may at
- * last be sent directly; never the other way round.
+ * In a fabric with a scheduler the server decides when a large update goes, and through which hop. Within a
+ * generation of the stream a part waits, then is a member of groups, one after another, and may finally be
+ * sent directly; never in another order.
  *
- * Progress. Whole updates are counted, and an update has one number at all servers:
+ * Progress. The worker counts whole updates, and an update has the same number at all servers:
  *
- *    stream->round + (undecided ones before it there) is the same for all streams   (aligned)
+ *    stream->round + (undecided updates before it there) is the same for all streams   (aligned)
  *
- * A server knows the number of its last update, or less: of one that it had no part of it has not heard
- * (ASYNC), and others may have moved the worker on (it joined behind them, or was late in a round that
- * drops). It hears of it with the next PUSH. One that counts iterations makes others wait for what it
- * knows, so it is told by PROGRESS when it begins to count, on a new link, when the worker is moved on,
- * and when its answer shows that it knows less. So no worker waits for ever: the slowest has the same
- * number everywhere, and is not waited for by itself at any server. ASYNC costs no frame. */
+ * A server knows the number of the worker's last update, or a smaller one. It may not have heard of an
+ * update without a part for it (ASYNC), and other servers may have moved the worker on (it joined behind
+ * the others, or was late in a round that drops). The next PUSH tells it. A server that counts iterations
+ * makes other workers wait for the number that it knows. So the worker sends it PROGRESS when it begins to
+ * count, on a new link, when the worker is moved on, and when its answer shows a smaller number. Therefore
+ * no worker waits for ever: the slowest has the same number everywhere, and no server makes it wait for
+ * itself. ASYNC costs no frame. */
 #include "worker.h"
 
 #include "../kernels/kernels.h"
@@ -36,13 +36,13 @@ static int push_rounds(const mlfab__worker *worker) {
   return 0;
 }
 
-/* 1 when a scheduler may drop updates. */
+/* 1 if a scheduler may drop updates. */
 static int push_plans(const mlfab__worker *worker) {
   return worker->config->scheduler != MLFAB_SCHEDULER_NONE;
 }
 
-/* A withdrawn update that some server counts as a round's must count at the others too, or their
- * rounds would drift apart: it goes on as an empty one. */
+/* If some server counts a withdrawn update for a round, all others must count it too, or their rounds would
+ * diverge: the worker sends it there as an empty update. */
 static void push_empty(mlfab__worker *worker, mlfab__outgoing *update, uint32_t server) {
   mlfab__part *part = &update->parts[server];
   part->empty = 1;
@@ -58,7 +58,7 @@ MLFAB__INTERNAL void mlfab__push_tell(mlfab__worker *worker, uint32_t server) {
   MLFAB__POST(&worker->port, server, MLFAB__PROGRESS, progress, &progress);
 }
 
-/* What is undecided at a server has larger numbers now: pulls behind it ask for those. */
+/* Undecided updates at a server have larger numbers now: repeats the pulls after them with those numbers. */
 static void push_moved_on(mlfab__worker *worker, uint32_t server) {
   if (worker->streams[server].counts && mlfab__worker_ahead(worker, server, worker->next_seq) > 0)
     mlfab__pull_renumber(worker, server, 0);
@@ -100,7 +100,7 @@ MLFAB__INTERNAL int mlfab__push_pending(const mlfab__worker *worker, uint32_t se
   return 0;
 }
 
-/* --- the way of an update --- */
+/* --- the route of an update --- */
 
 static mlfab__outgoing *push_find(mlfab__worker *worker, uint64_t seq) {
   for (uint32_t i = 0; i < worker->norder; i++) {
@@ -109,30 +109,30 @@ static mlfab__outgoing *push_find(mlfab__worker *worker, uint64_t seq) {
   return NULL;
 }
 
-/* All bulks of an update that are lent to one server's link have one token, so that they can be
- * taken back together. */
+/* All bulks of an update that are lent to one server's link share a token, so that one detach takes all of
+ * them back. */
 static uint64_t push_token(const mlfab__worker *worker, const mlfab__outgoing *update) {
   uint64_t slot = (uint64_t)(update - worker->updates);
   return ((uint64_t)(update->serial & 0xffffffu) << 8) + slot + 1;
 }
 
-/* The link to an aggregator may carry the parts of several servers, and a part may leave it and
- * return. Less than 2^60. */
+/* The link to an aggregator may carry the parts of several servers, and a part may leave it and return: the
+ * token contains the server and `way`. Less than 2^60. */
 static uint64_t push_hop_token(const mlfab__worker *worker, const mlfab__outgoing *update,
                                uint32_t server) {
   return push_token(worker, update) | (uint64_t)(server & 0xffffu) << 32 |
          (uint64_t)(update->parts[server].way & 0xfffu) << 48;
 }
 
-/* Nothing of it was sent, or what was sent is void. */
+/* Nothing of the part was sent, or the bytes that were sent are void. */
 static void push_rewind(mlfab__part *part) {
   part->granted = part->sent = part->in_source = 0;
   part->source = 0;
 }
 
-/* Takes back what the aggregator's link has of this part, which no longer goes there. Waiting for
- * it instead would let an aggregator that stalls hold the caller's buffers after the update has
- * gone another way. */
+/* The part no longer goes through the aggregator: takes back what its link still has. If the worker waited
+ * for it instead, an aggregator that stalls would hold the caller's buffers after the update has gone
+ * another way. */
 static void push_leave_hop(mlfab__worker *worker, mlfab__outgoing *update, uint32_t server) {
   mlfab__part *part = &update->parts[server];
   if (part->lent_hop > 0)
@@ -143,7 +143,7 @@ static void push_leave_hop(mlfab__worker *worker, mlfab__outgoing *update, uint3
   part->adopted = 0;
 }
 
-/* From now on the part goes this way, from its first byte. */
+/* From now on the part takes this route, from its first byte. */
 static void push_route(mlfab__worker *worker, mlfab__outgoing *update, uint32_t server,
                        uint64_t group, uint32_t aggregator) {
   mlfab__part *part = &update->parts[server];
@@ -171,7 +171,7 @@ MLFAB__INTERNAL void mlfab__push_rerouted(mlfab__worker *worker, uint32_t server
                       "a VIA for an update that is not planned");
     return;
   }
-  /* The server's words come in order; only an aggregator's grant can have been faster than them. */
+  /* A server's frames come in order; only an aggregator's grant can have been faster than they. */
   if (part->adopted && via.group < part->group && !MLFAB__PLANTED(42)) return;
   int known = via.group == part->group && via.aggregator == part->aggregator;
   part->adopted = 0;
@@ -225,15 +225,15 @@ static void push_record(mlfab__worker *worker, const mlfab__outgoing *update, in
   *(code ? &worker->stats->pushes_refused : &worker->stats->pushes_applied) += update->members;
 }
 
-/* Does a server's code weigh more than another's? A dead server may have applied the update: that
- * is worse than to know that it was not. And a drop is no word on the update itself. */
+/* Does a server's code take precedence over another's? PEER_DEAD over WITHDRAWN: a dead server may have
+ * applied the update, which is worse than to know that it did not. Any other code over DROPPED, which says
+ * nothing about the update itself. */
 static int push_outweighs(int code, int other) {
   if (other == MLFAB_ERR_DROPPED) return code != MLFAB_ERR_DROPPED;
   return other == MLFAB_ERR_WITHDRAWN && code == MLFAB_ERR_PEER_DEAD;
 }
 
-/* The verdict over all servers: the code that weighs most, who is to blame for it, and the
- * counts. */
+/* The verdict over all servers: the code with precedence, the server to blame for it, and the counts. */
 static int push_verdict(const mlfab__worker *worker, const mlfab__outgoing *update,
                         uint32_t *server_p, uint32_t *applied_p, uint32_t *refused_p) {
   int code = 0;
@@ -247,12 +247,12 @@ static int push_verdict(const mlfab__worker *worker, const mlfab__outgoing *upda
       *server_p = s;
     }
   }
-  /* Withdrawn or dropped means applied nowhere: who believes it pushes the same again. */
+  /* Withdrawn or dropped means applied nowhere, because the caller may push the same again: else PARTIAL. */
   int nowhere = code == MLFAB_ERR_WITHDRAWN || code == MLFAB_ERR_DROPPED;
   return nowhere && *applied_p > 0 ? MLFAB_ERR_PARTIAL : code;
 }
 
-/* The largest delay over the servers; of a dropped update the one that it would have had. */
+/* The largest delay over the servers; of a dropped update, the delay that it would have had. */
 static uint64_t push_delay(const mlfab__worker *worker, const mlfab__outgoing *update, int code) {
   uint64_t delay = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
@@ -264,7 +264,7 @@ static uint64_t push_delay(const mlfab__worker *worker, const mlfab__outgoing *u
   return delay;
 }
 
-/* Text of an update that a server dropped, `applied` others not. */
+/* Error text of an update that a server dropped while `applied` others did not. */
 static void push_tell_dropped(mlfab__worker *worker, mlfab__request *request, int code,
                               uint32_t server, const mlfab__part *part, uint64_t now_ns) {
   char others[112] = "", why[96];
@@ -320,7 +320,7 @@ static void push_tell(mlfab__worker *worker, mlfab__request *request, const mlfa
   }
 }
 
-/* Is every part decided, and nothing of it lent? */
+/* Are all parts decided, and none of them lent? */
 static int push_over(const mlfab__worker *worker, const mlfab__outgoing *update) {
   for (uint32_t s = 0; s < worker->servers; s++) {
     const mlfab__part *part = &update->parts[s];
@@ -331,7 +331,7 @@ static int push_over(const mlfab__worker *worker, const mlfab__outgoing *update)
   return 1;
 }
 
-/* Ends every request for the update; an error that nobody asks after is told once. */
+/* Ends every request for the update. Reports an error that has no request once. */
 static void push_tell_all(mlfab__worker *worker, mlfab__outgoing *update, int code, uint32_t server,
                           const mlfab__request *verdict, uint64_t now_ns) {
   uint32_t slot = (uint32_t)(update - worker->updates), told = 0;
@@ -382,7 +382,7 @@ static void push_decide(mlfab__worker *worker, mlfab__outgoing *update, uint32_t
   part->code = code || !part->empty ? code : MLFAB_ERR_WITHDRAWN;
   if (mlfab__worker_whole(update)) {
     uint64_t next = stream->round + 1;
-    /* Only a plan drops one that is not late. */
+    /* Only a plan drops an update that is not late. */
     int late = code == MLFAB_ERR_DROPPED && (part->reached > next || !push_plans(worker));
     part->late = late ? next : 0;
     stream->round = next;
@@ -419,8 +419,7 @@ MLFAB__INTERNAL void mlfab__push_granted(mlfab__worker *worker, uint32_t server,
     mlfab__outgoing *update = push_slot(worker, i);
     mlfab__part *part = &update->parts[server];
     if (update->seq != grant.seq || part->state != MLFAB__PART_ANNOUNCED) continue;
-    /* It is to come directly, and no VIA was said: what was adopted is of a stream that was
-     * reset. */
+    /* The server wants it directly and sent no VIA, so the adopted route is from a stream that was reset. */
     if (part->adopted) push_route(worker, update, server, part->group, MLFAB__NO_NODE);
     if (part->aggregator != MLFAB__NO_NODE) return;
     part->granted = mlfab__min(part->bytes, mlfab__max(part->granted, grant.upto));
@@ -428,7 +427,7 @@ MLFAB__INTERNAL void mlfab__push_granted(mlfab__worker *worker, uint32_t server,
   }
 }
 
-/* --- the stream begins anew --- */
+/* --- the stream starts again --- */
 
 MLFAB__INTERNAL void mlfab__push_lost(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
   uint8_t slots[MLFAB__WORKER_UPDATES];
@@ -478,7 +477,7 @@ MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, 
     if (part->state != MLFAB__PART_ANNOUNCED && part->state != MLFAB__PART_QUEUED) continue;
     enum mlfab__decision known = mlfab__windows_ask(window, update->seq, update->members);
     if (known != MLFAB__UNDECIDED) {
-      /* The answer is lost; of the reasons the window has only that it was dropped. */
+      /* The answer is lost; as a reason the window only records that the update was dropped. */
       int refused = update->withdrawn         ? MLFAB_ERR_WITHDRAWN
                     : known == MLFAB__DROPPED ? MLFAB_ERR_DROPPED
                                               : MLFAB_ERR_REFUSED;
@@ -491,7 +490,7 @@ MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, 
       stream->eager_used -= part->eager;
       part->state = MLFAB__PART_QUEUED;
       part->eager = 0;
-      /* Its number stays: the aggregator may grant it once more before it hears of this. */
+      /* Its number stays: the aggregator may grant it once more before it learns of this. */
       push_leave_hop(worker, update, server);
       push_rewind(part);
       if (update->withdrawn) push_empty(worker, update, server);
@@ -521,12 +520,12 @@ MLFAB__INTERNAL void mlfab__push_lose(mlfab__worker *worker, mlfab__outgoing *up
   }
 }
 
-/* --- updates as they are --- */
+/* --- updates without packets --- */
 
 static const mlfab__push_codec push_dense;
 
-/* Copies a small update into one contiguous image in the order of the flat model, and remembers
- * where each of the caller's buffers went. */
+/* Copies a small update into one contiguous image in the order of the flat model. The sources point into
+ * the image then. */
 static int push_pack(mlfab__worker *worker, mlfab__outgoing *update, uint32_t n) {
   if (!update->image) update->image = mlfab__alloc(worker->env, MLFAB__WORKER_PACK);
   if (!update->image) return MLFAB_ERR_MEMORY;
@@ -538,7 +537,7 @@ static int push_pack(mlfab__worker *worker, mlfab__outgoing *update, uint32_t n)
     at += source->bytes;
   }
   update->nbufs = n;
-  /* Neighbours in the flat model are neighbours in the image: join them. */
+  /* Join neighbours: they are adjacent in the model and in the image. */
   uint32_t kept = 0;
   for (uint32_t i = 1; i < update->nsources; i++) {
     mlfab__source *last = &update->sources[kept], *source = &update->sources[i];
@@ -552,13 +551,13 @@ static int push_pack(mlfab__worker *worker, mlfab__outgoing *update, uint32_t n)
   return 0;
 }
 
-/* Is it small enough to be copied? */
+/* Is the update small enough to be copied? */
 static int push_small(const mlfab__worker *worker, const mlfab__outgoing *update) {
   return update->codec == &push_dense && update->bytes <= MLFAB__WORKER_PACK &&
          !worker->define.options.ghost;
 }
 
-/* The image of a small update, or the caller's buffers as they are. */
+/* Makes the image of a small update; a large one stays in the caller's buffers. */
 static int push_dense_encode(mlfab__worker *worker, mlfab__outgoing *update,
                              const mlfab__push_what *what, uint64_t t, mlfab_error *error) {
   (void)t;
@@ -567,7 +566,7 @@ static int push_dense_encode(mlfab__worker *worker, mlfab__outgoing *update,
   return 0;
 }
 
-/* No element is cut. */
+/* Never cuts an element. */
 static uint64_t push_dense_bytes(const mlfab__worker *worker, const mlfab__outgoing *update,
                                  uint32_t server, uint64_t most) {
   uint64_t bytes = update->parts[server].bytes;
@@ -575,7 +574,7 @@ static uint64_t push_dense_bytes(const mlfab__worker *worker, const mlfab__outgo
   return most < bytes ? most - most % 8 : bytes;
 }
 
-/* In one source and in one run of the server's slices. */
+/* Within one source and one run of the server's slices. */
 static uint64_t push_dense_piece(const mlfab__worker *worker, const mlfab__outgoing *update,
                                  uint32_t server, const mlfab__part *part, uint64_t most,
                                  const uint8_t **data_p) {
@@ -618,7 +617,7 @@ static const mlfab__push_codec push_dense = {
 
 /* --- a new update --- */
 
-/* Places for every server's part, and one version a slice; made once per slot. */
+/* Reserves the parts, one per server, and one version per slice; once per slot. */
 static int push_prepare(mlfab__worker *worker, mlfab__outgoing *update) {
   if (!update->parts)
     update->parts = mlfab__alloc_array(worker->env, worker->servers, sizeof *update->parts);
@@ -628,8 +627,8 @@ static int push_prepare(mlfab__worker *worker, mlfab__outgoing *update) {
   return update->parts && update->versions ? 0 : MLFAB_ERR_MEMORY;
 }
 
-/* Which servers get a part; once more when slices have moved: what links still have of it comes back
- * under the same token, and a late grant of an aggregator is of an old number. */
+/* Determines the servers that get a part; again after slices have moved. Then bulks still lent come back
+ * under the same token, and a late grant of an aggregator has an old number. */
 static int push_parts_begin(mlfab__worker *worker, mlfab__outgoing *update, mlfab_error *error) {
   int rounds = push_rounds(worker), again = update->seq != 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
@@ -654,16 +653,16 @@ static int push_parts_begin(mlfab__worker *worker, mlfab__outgoing *update, mlfa
   return 0;
 }
 
-/* What is known of the parts once the update's bytes are. */
+/* Completes the parts once the update's bytes are known. */
 static void push_parts_end(mlfab__worker *worker, mlfab__outgoing *update) {
-  /* A deterministic round adds in the order of ranks: there is nothing to plan. */
+  /* A deterministic round adds in the order of ranks, so there is nothing to plan. */
   int planned = push_plans(worker) && !worker->define.options.deterministic &&
                 !(update->flags & MLFAB__PUSH_INIT);
   for (uint32_t s = 0; s < worker->servers; s++) {
     mlfab__part *part = &update->parts[s];
     part->bytes = update->codec->bytes(worker, update, s, UINT64_MAX);
     part->planned = planned && part->bytes > worker->config->eager_bytes;
-    /* Each is placed, or dropped, by itself. */
+    /* The scheduler places, or drops, each one separately. */
     if (part->planned) update->mergeable = 0;
   }
 }
@@ -678,17 +677,17 @@ MLFAB__INTERNAL void mlfab__push_recut(mlfab__worker *worker, uint64_t now_ns) {
     int decided = 0;
     for (uint32_t s = 0; s < worker->servers; s++)
       decided |= update->parts[s].state == MLFAB__PART_DECIDED;
-    if (decided || update->withdrawn) continue; /* only what was lent is awaited */
+    if (decided || update->withdrawn) continue; /* it only waits for its loans */
     if (!push_parts_begin(worker, update, &error)) {
       push_parts_end(worker, update);
       continue;
     }
-    /* It has more stretches than fit now. */
+    /* Its stretches no longer fit into a frame. */
     for (uint32_t s = 0; s < worker->servers; s++) update->parts[s].state = MLFAB__PART_NONE;
     update->parts[0].state = MLFAB__PART_QUEUED;
     push_decide(worker, update, 0, MLFAB_ERR_LIMIT, now_ns);
   }
-  mlfab__push_align(worker); /* who has a part of what has changed */
+  mlfab__push_align(worker); /* other servers have parts of the updates now */
 }
 
 static int push_check(mlfab__worker *worker, const mlfab_push_options *options,
@@ -722,7 +721,7 @@ static int push_check(mlfab__worker *worker, const mlfab_push_options *options,
               : mlfab__worker_reaches(worker, MLFAB_ALL, "push", error);
 }
 
-/* The number of the next update. */
+/* The progress of the next update. */
 static uint64_t push_progress(const mlfab__worker *worker) {
   return worker->streams[0].round + mlfab__worker_ahead(worker, 0, worker->next_seq);
 }
@@ -735,7 +734,7 @@ static int push_check_progress(const mlfab__worker *worker, uint64_t wanted, mlf
                      (unsigned long long)wanted, (unsigned long long)next);
 }
 
-/* Global norm of the update, and the scale after clipping by it. */
+/* Computes the global norm of the update; returns the scale after clipping. */
 static double push_clip(const mlfab__worker *worker, const mlfab__outgoing *update,
                         const mlfab__sparse *sparse, double limit, double *norm_p) {
   double sum = 0.0;
@@ -767,7 +766,7 @@ static double push_clip(const mlfab__worker *worker, const mlfab__outgoing *upda
   return root > limit ? update->scale * (limit / root) : update->scale;
 }
 
-/* Do they meet a filter? */
+/* Does a tensor of these sources have a filter? */
 static int push_filtered(const mlfab__worker *worker, const mlfab__source *sources, uint32_t n) {
   return worker->packed && worker->packed->wanted(worker, sources, n);
 }
@@ -779,12 +778,12 @@ static int push_sifts(const mlfab__worker *worker, const mlfab_buf *buf) {
   return push_filtered(worker, &source, 1);
 }
 
-/* Adds a small update to the last one that waits, if they can be one. */
+/* Adds a small update to the last waiting one, if they can be merged. */
 static mlfab__outgoing *push_merge(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
                                    const mlfab_push_options *options) {
   if (worker->norder == 0 || n != 1) return NULL;
   mlfab__outgoing *update = push_slot(worker, worker->norder - 1);
-  /* Members have numbers in a row; one between may have been withdrawn. */
+  /* Members have consecutive numbers; an update between them may have been withdrawn. */
   if (update->seq + update->members != worker->next_seq && !MLFAB__PLANTED(8)) return NULL;
   if (push_sifts(worker, bufs)) return NULL;
   if (!update->mergeable || update->nbufs != 1 || update->withdrawn ||
@@ -807,7 +806,8 @@ static mlfab__outgoing *push_merge(mlfab__worker *worker, const mlfab_buf *bufs,
     return NULL;
   if (bufs->tensor == MLFAB_ALL && (!worker->layout.uniform_dtype || bytes != worker->layout.bytes))
     return NULL;
-  /* What is not finite goes alone, so that it is refused alone; this one and the one that waits. */
+  /* An update that is not finite goes alone, so that the servers refuse only that one. Check this update
+   * and the waiting one. */
   if (!mlfab__kernel_finite((int)tensor->dtype, bufs->data, bufs->count)) return NULL;
   if (update->members == 1 &&
       !mlfab__kernel_finite((int)tensor->dtype, update->image, bufs->count)) {
@@ -817,14 +817,14 @@ static mlfab__outgoing *push_merge(mlfab__worker *worker, const mlfab_buf *bufs,
   mlfab__kernel_add((int)tensor->dtype, update->image, update->image, bufs->data, 1.0, bufs->count,
                     0);
   update->members++;
-  update->norm = 0.0; /* of the sum, it is not known */
+  update->norm = 0.0; /* unknown for the sum */
   worker->stats->pushes_merged++;
   worker->next_seq++;
   return update;
 }
 
-/* The slot that keeps the packets of the update to be tried again; else one that keeps none; else
- * the one whose packets are the oldest. */
+/* The slot that keeps the packets of the update to retry; else a slot that keeps none; else the slot with
+ * the oldest packets. */
 static mlfab__outgoing *push_free_slot(mlfab__worker *worker, uint64_t retry_seq,
                                        uint32_t *slot_p) {
   mlfab__outgoing *best = NULL;
@@ -846,7 +846,7 @@ static int push_window_open(const mlfab__worker *worker, uint64_t seq) {
   return seq - worker->updates[worker->order[0]].seq < MLFAB__WINDOW - worker->config->merge_max;
 }
 
-/* Puts a filled slot into the order and tells the servers' streams. */
+/* Puts a filled slot into the order and tells the streams. */
 static void push_enqueue(mlfab__worker *worker, mlfab__outgoing *update, uint32_t slot,
                          uint64_t now_ns) {
   update->started_ns = now_ns;
@@ -860,7 +860,7 @@ static void push_enqueue(mlfab__worker *worker, mlfab__outgoing *update, uint32_
     if (update->parts[s].state == MLFAB__PART_QUEUED) {
       worker->port.ready(worker->port.self, s);
     } else if (mlfab__worker_whole(update)) {
-      worker->streams[s].round++; /* it does not hear of this one */
+      worker->streams[s].round++; /* this server does not hear of the update */
     }
   }
 }
@@ -874,7 +874,7 @@ static uint64_t push_shape(const mlfab__outgoing *update) {
   return shape;
 }
 
-/* Chooses how the update goes, and makes its bytes. */
+/* Chooses the codec of the update, and makes its bytes. */
 static int push_encode(mlfab__worker *worker, mlfab__outgoing *update, const mlfab__push_what *what,
                        const mlfab_push_options *options, mlfab_error *error) {
   int again = update->kept != 0 && update->kept == options->retry_seq && !what->sparse;
@@ -883,7 +883,7 @@ static int push_encode(mlfab__worker *worker, mlfab__outgoing *update, const mlf
                        (unsigned long long)options->retry_seq);
   update->filtered = again || (!what->sparse && !(update->flags & MLFAB__PUSH_INIT) &&
                                push_filtered(worker, update->sources, update->nsources));
-  /* To filter its buffers once more would send twice what was held back. */
+  /* Filtering the buffers again would send the residual twice. */
   if (update->filtered && options->retry_seq && !again)
     return MLFAB__FAIL(error, MLFAB_ERR_STATE,
                        "push: the packets of update %llu are not kept any more",
@@ -931,8 +931,8 @@ static int push_fill(mlfab__worker *worker, mlfab__outgoing *update, const mlfab
   return code;
 }
 
-/* Is this a retry of an update that was applied after all? Then there is nothing to send. A retry
- * of one that was applied nowhere gets a new number: its own was passed over by the servers. */
+/* A retry: if the update was applied after all, there is nothing to send. If it was applied nowhere, the
+ * retry gets a new number, because the servers have passed over the old one. */
 static int push_retry(const mlfab__worker *worker, uint64_t seq, int *applied_p,
                       mlfab_error *error) {
   int status = 0;
@@ -954,7 +954,7 @@ static int push_retry(const mlfab__worker *worker, uint64_t seq, int *applied_p,
   return 0;
 }
 
-/* A new update in a slot of its own. */
+/* Starts a new update in a slot of its own. */
 static mlfab__outgoing *push_new(mlfab__worker *worker, const mlfab__push_what *what,
                                  const mlfab_push_options *options, uint32_t flags, uint64_t now_ns,
                                  int *code_p, mlfab_error *error) {
@@ -971,7 +971,7 @@ static mlfab__outgoing *push_new(mlfab__worker *worker, const mlfab__push_what *
   return update;
 }
 
-/* A retry of what was applied: its request has ended when it begins. */
+/* A retry of an applied update: its request is done from the start. */
 static void push_known(mlfab__worker *worker, const mlfab_push_options *options, uint64_t now_ns,
                        mlfab_request *request_p) {
   mlfab__request *known = mlfab__request_open(worker->requests, MLFAB__REQUEST_PUSH,
@@ -1034,7 +1034,7 @@ MLFAB__INTERNAL int mlfab__push_first(mlfab__worker *worker, const mlfab_buf *bu
   return code;
 }
 
-/* --- frames out --- */
+/* --- outgoing frames --- */
 
 /* May the first queued part of a stream be announced now? */
 static int push_may_announce(const mlfab__worker *worker, uint32_t server, uint32_t i) {
@@ -1042,17 +1042,18 @@ static int push_may_announce(const mlfab__worker *worker, uint32_t server, uint3
   const mlfab__outgoing *update = &worker->updates[worker->order[i]];
   const mlfab__part *part = &update->parts[server];
   if (!stream->define && !stream->defined && !(update->flags & MLFAB__PUSH_INIT)) return 0;
-  /* Others like it are under way: wait for more to merge with, unless somebody is behind it. */
+  /* Updates like it are under way: wait for more to merge, unless another update is behind it. */
   if (update->mergeable && stream->small >= 1 && i + 1 == worker->norder &&
       update->members < worker->config->merge_max) {
     return 0;
   }
-  /* One that the credit can hold goes whole; it is soon given back. A planned one takes none. */
+  /* An update that fits the credit goes whole, when the credit is free, which is soon. A planned one uses
+   * no credit. */
   return part->planned || part->bytes > stream->eager_bytes ||
          part->bytes <= stream->eager_bytes - stream->eager_used;
 }
 
-/* Versions of the slices that the segments in scratch touch; one when all are equal. */
+/* Versions of the slices that the segments in scratch touch; one if all are equal. */
 static uint32_t push_versions(mlfab__worker *worker, const mlfab__outgoing *update,
                               uint32_t segments) {
   uint64_t *out = worker->lists->versions;
@@ -1072,23 +1073,22 @@ static uint32_t push_versions(mlfab__worker *worker, const mlfab__outgoing *upda
   return equal ? 1 : n;
 }
 
-/* Bytes of credit that go with an announcement, and take nobody's turn. */
+/* Bytes that go with an announcement, within the credit and without delaying other updates. */
 static uint32_t push_eager(const mlfab__worker *worker, const mlfab__outgoing *update,
                            uint32_t server) {
   const mlfab__stream *stream = &worker->streams[server];
   const mlfab__part *part = &update->parts[server];
   if (part->planned) return 0;
-  /* Of a large one only what hides the way of its grant: eager bytes are staged when others are
-   * first. */
+  /* Of a large update only enough to hide the latency of its grant: the server stages eager bytes while
+   * other updates are first. */
   uint64_t most = part->bytes > stream->eager_bytes ? MLFAB__WORKER_PACK : part->bytes;
   uint32_t eager = (uint32_t)mlfab__min(most, stream->eager_bytes - stream->eager_used);
-  /* What is left of the credit may be any number. */
+  /* The remaining credit may be any number: round down to whole elements or packets. */
   return eager < part->bytes ? (uint32_t)update->codec->bytes(worker, update, server, eager)
                              : eager;
 }
 
-/* Servers that the scheduler will hear of this update from. One that has decided it says nothing
- * more. */
+/* Number of servers that tell the scheduler about this update. A server that has decided it does not. */
 static uint32_t push_parts(const mlfab__worker *worker, const mlfab__outgoing *update) {
   uint32_t n = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
@@ -1130,7 +1130,7 @@ static int push_announce(mlfab__worker *worker, uint32_t server, mlfab__outgoing
   return frame->meta_bytes > 0;
 }
 
-/* The next bytes that were granted, as the bulk. 0 when no packet is granted whole. */
+/* Sets the next granted bytes as the bulk. 0 if no packet is granted whole. */
 static int push_granted_piece(const mlfab__worker *worker, uint32_t server,
                               const mlfab__outgoing *update, mlfab__frame_out *frame) {
   const mlfab__part *part = &update->parts[server];
@@ -1150,7 +1150,7 @@ static int push_chunk(const mlfab__worker *worker, uint32_t server, const mlfab_
   return push_granted_piece(worker, server, update, frame);
 }
 
-/* Is it to be borrowed, or will the transport copy it? */
+/* Does the transport borrow the bulk? It copies a small one. */
 static int push_lends(const mlfab__frame_out *frame) {
   return frame->bulk && frame->bulk_bytes > MLFAB__WORKER_COPY;
 }
@@ -1248,7 +1248,7 @@ MLFAB__INTERNAL void mlfab__push_hop_sent(mlfab__worker *worker, uint32_t aggreg
   uint32_t slot = (uint32_t)((token & 0xff) - 1), server = (uint32_t)(token >> 32 & 0xffff);
   if (slot >= MLFAB__WORKER_UPDATES || server >= worker->servers) return;
   mlfab__outgoing *update = &worker->updates[slot];
-  /* What was taken back may be reported all the same: its way, or its update, is over then. */
+  /* A bulk that was taken back may still be reported: its route, or its update, has ended then. */
   if (update->seq == 0 || push_hop_token(worker, update, server) != token) return;
   mlfab__part *part = &update->parts[server];
   if (part->aggregator != aggregator || part->lent_hop == 0) return;
@@ -1258,8 +1258,8 @@ MLFAB__INTERNAL void mlfab__push_hop_sent(mlfab__worker *worker, uint32_t aggreg
 
 /* --- withdrawing --- */
 
-/* Takes the buffers back from every transport, and the update from every server that has not
- * decided it. 1 when it had been announced anywhere. */
+/* Takes the buffers back from every transport, and the update back from every server that has not decided
+ * it. 1 if it was announced anywhere. */
 static int push_recall(mlfab__worker *worker, mlfab__outgoing *update) {
   int announced = 0;
   update->withdrawn = 1;
@@ -1279,7 +1279,7 @@ static int push_recall(mlfab__worker *worker, mlfab__outgoing *update) {
     if (update->parts[s].state == MLFAB__PART_QUEUED && announced && push_rounds(worker)) {
       push_empty(worker, update, s);
     } else if (update->parts[s].state == MLFAB__PART_QUEUED) {
-      /* Never announced there: decided here and now, and not counted as a round's update. */
+      /* Never announced there: decided now, and not counted for a round. */
       update->parts[s].state = MLFAB__PART_DECIDED;
       update->parts[s].code = MLFAB_ERR_WITHDRAWN;
       worker->port.ready(worker->port.self, s);
@@ -1301,8 +1301,7 @@ MLFAB__INTERNAL void mlfab__push_withdraw(mlfab__worker *worker, mlfab__request 
   char by[48] = "";
   if (update->parts[server].aggregator != MLFAB__NO_NODE)
     snprintf(by, sizeof by, " by way of worker %u", update->parts[server].aggregator);
-  /* Merged with others: only this caller's waiting ends, the update goes on from the library's
-   * copy. */
+  /* Merged with others: only this caller's request ends; the update goes on from the library's copy. */
   int shared = update->members > 1;
   int announced = shared || push_recall(worker, update);
   if (!shared) mlfab__push_align(worker);

@@ -1,12 +1,12 @@
-/* sources.c - the worker role: what a call's buffers are in the flat model, which part of them is a
- * server's, and what may go to a server now. See worker.h. */
+/* sources.c - the worker role: maps a call's buffers to the flat model, and clips them to a server's shard;
+ * decides what may go to a server now. See worker.h. */
 #include "worker.h"
 
 #include "../kernels/kernels.h"
 
 #include <stdio.h>
 
-/* What a buffer is of, for texts. */
+/* Names what a buffer belongs to, for error texts. */
 static const char *sources_of(const mlfab_buf *buf, char text[32]) {
   if (buf->tensor == MLFAB_ALL) return "the model (MLFAB_ALL)";
   snprintf(text, 32, "tensor %u", buf->tensor);
@@ -109,7 +109,7 @@ MLFAB__INTERNAL int mlfab__worker_status(const mlfab__worker *worker, uint64_t s
   return 0;
 }
 
-/* --- what goes to a server --- */
+/* --- sending to a server --- */
 
 MLFAB__INTERNAL uint64_t mlfab__worker_ahead(const mlfab__worker *worker, uint32_t server,
                                              uint64_t before) {

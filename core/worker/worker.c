@@ -28,7 +28,7 @@ MLFAB__INTERNAL int mlfab__worker_init(mlfab__worker *worker, mlfab__env *env,
   return MLFAB_ERR_MEMORY;
 }
 
-/* Forgets the model, so that it can be defined again. What transports may still read stays. */
+/* Drops the model, so that it can be defined again. Keeps buffers that transports may still read. */
 static void worker_free_model(mlfab__worker *worker) {
   mlfab__env *env = worker->env;
   mlfab__push_forget(worker);
@@ -43,7 +43,7 @@ static void worker_free_model(mlfab__worker *worker) {
   worker->pulled = NULL;
   worker->model_bufs = NULL;
   worker->nmodel_bufs = worker->norder = 0;
-  uint32_t asked = worker->define.ask; /* what still comes is void, not an answer to the next */
+  uint32_t asked = worker->define.ask; /* so that late answers do not match the next model */
   memset(&worker->define, 0, sizeof worker->define);
   worker->define.ask = asked;
 }
@@ -92,7 +92,7 @@ MLFAB__INTERNAL int mlfab__worker_tensor(mlfab__worker *worker, uint32_t id, int
   return 0;
 }
 
-/* The options as they travel: the whole consistency model stands in `consistency`. */
+/* The options for DEFINE: `consistency` holds the whole consistency model. */
 static void worker_options(const mlfab_model_options *given, mlfab_model_options *options) {
   mlfab_sync *sync = &options->consistency;
   *options = *given;
@@ -104,7 +104,7 @@ static void worker_options(const mlfab_model_options *given, mlfab_model_options
   mlfab__sync_complete(sync);
 }
 
-/* Is the model in range? The text says whose call it was. */
+/* Checks the range of the consistency model. The error text names the call. */
 static int worker_check_sync(const mlfab__worker *worker, const mlfab_sync *sync, const char *call,
                              mlfab_error *error) {
   mlfab_error wrong;
@@ -113,7 +113,7 @@ static int worker_check_sync(const mlfab__worker *worker, const mlfab_sync *sync
   return MLFAB__FAIL(error, code, "%s: %.200s", call, wrong.text);
 }
 
-/* Members without the size would go unseen, and the model would be asynchronous. */
+/* Without the size the other members would be ignored, and the model would be asynchronous. */
 static int worker_check_consistency(const mlfab__worker *worker, const mlfab_model_options *o,
                                     mlfab_error *error) {
   static const mlfab_sync none;
@@ -128,7 +128,7 @@ static int worker_check_consistency(const mlfab__worker *worker, const mlfab_mod
   return worker_check_sync(worker, &worker->define.options.consistency, "model_start", error);
 }
 
-/* What can be said here; the servers check what depends on them: callbacks, a delay bound, memory. */
+/* Checks what the worker can check; the servers check callbacks, delay bounds and memory. */
 static int worker_check_options(const mlfab__worker *worker, const mlfab_model_options *o,
                                 mlfab_error *error) {
   mlfab__optimizer optimizer;
@@ -170,7 +170,7 @@ static int worker_check_weights(mlfab__worker *worker, const mlfab_buf *bufs, ui
   return code;
 }
 
-/* Builds the layout and what hangs on it. On failure worker_free_model undoes it. */
+/* Builds the layout and everything that depends on it. On failure worker_free_model undoes it. */
 static int worker_build(mlfab__worker *worker, const mlfab_model_options *options,
                         const mlfab_buf *bufs, uint32_t n, mlfab_error *error) {
   mlfab__env *env = worker->env;
@@ -178,7 +178,7 @@ static int worker_build(mlfab__worker *worker, const mlfab_model_options *option
       mlfab__layout_build(env, worker->tensors, worker->ntensors, options->slices, worker->servers,
                           options->active, worker->config->model_max_bytes, &worker->layout, error);
   if (code) return code;
-  /* They may have moved before this process was here. */
+  /* Slices may have moved before this process joined. */
   if (worker->pause.owners && worker->pause.nowners == worker->layout.nslices)
     mlfab__layout_assign(&worker->layout, worker->pause.owners);
   if (options->slices > MLFAB__SLICES_MAX)
@@ -243,7 +243,7 @@ static mlfab__request *worker_model_request(const mlfab__worker *worker) {
   return mlfab__request_find(worker->requests, worker->model_request);
 }
 
-/* Ends model_start, whose request is done; what failed can be tried again with another model. */
+/* Ends model_start, whose request is done. After an error another model can be defined. */
 static void worker_model_end(mlfab__worker *worker, int code) {
   mlfab__request *pull = mlfab__request_find(worker->requests, worker->model_pull);
   worker->model_request = worker->model_pull = 0;
@@ -254,7 +254,7 @@ static void worker_model_end(mlfab__worker *worker, int code) {
     worker_free_model(worker);
   } else {
     worker->stands = 1;
-    mlfab__push_align(worker); /* they may have been at different iterations when it came */
+    mlfab__push_align(worker); /* the servers may have reported different iterations */
     mlfab__free(worker->env, worker->model_bufs, worker->nmodel_bufs * sizeof *worker->model_bufs);
     worker->model_bufs = NULL;
     worker->nmodel_bufs = 0;
@@ -306,7 +306,7 @@ static void worker_define_ack(mlfab__worker *worker, uint32_t server, const mlfa
   worker->due = 1;
 }
 
-/* Every server has the model: gets the weights where they are not this worker's own. */
+/* Every server has the model: pulls the weights unless they are this worker's own. */
 static void worker_model_pull(mlfab__worker *worker, uint64_t now_ns) {
   int own = 1;
   for (uint32_t s = 0; s < worker->servers; s++) own &= worker->streams[s].own_weights;
@@ -326,8 +326,8 @@ static void worker_tell_done(mlfab__worker *worker, uint32_t server) {
   MLFAB__POST(&worker->port, server, MLFAB__DONE, done, &done);
 }
 
-/* Each server is told as soon as it has decided everything, not only when all have: they may be at
- * different rounds, and one must not wait for a worker that waits for another. */
+/* Sends DONE to each server as soon as that one has decided everything, without waiting for the others.
+ * They may be at different rounds, and one must not wait for a worker that waits for another. */
 static void worker_finish_progress(mlfab__worker *worker, uint64_t now_ns) {
   uint32_t acked = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
@@ -347,7 +347,7 @@ static void worker_model_progress(mlfab__worker *worker, uint64_t now_ns) {
     if (pull && !pull->done) return;
     int code = pull ? pull->result.status : MLFAB_ERR_INTERNAL;
     if (code && pull) mlfab__request_recall(worker->requests, pull);
-    const mlfab_error last = worker->requests->last; /* the end of the request is written there */
+    const mlfab_error last = worker->requests->last; /* finishing the request overwrites it */
     if (code)
       worker_model_fail(worker, code, pull ? pull->result.rank : MLFAB_NO_RANK, last.is_server,
                         now_ns, last.text);
@@ -367,7 +367,7 @@ static void worker_model_progress(mlfab__worker *worker, uint64_t now_ns) {
   worker_model_pull(worker, now_ns);
 }
 
-/* What other files have set due: after each event, once. */
+/* Does the work for which other files have set `due`; once after each event. */
 static void worker_advance(mlfab__worker *worker, uint64_t now_ns) {
   while (worker->due) {
     worker->due = 0;
@@ -398,7 +398,7 @@ MLFAB__INTERNAL int mlfab__worker_finish(mlfab__worker *worker, uint64_t timeout
 /* --- a change of consistency --- */
 
 static void worker_change_ask(mlfab__worker *worker, uint32_t server) {
-  if (!mlfab__worker_sends(worker, server)) return; /* asked when it has said its epoch */
+  if (!mlfab__worker_sends(worker, server)) return; /* it is asked after it has told its epoch */
   MLFAB__POST(&worker->port, server, MLFAB__SYNC, sync_ask, &worker->change.ask);
 }
 
@@ -456,7 +456,7 @@ MLFAB__INTERNAL int mlfab__worker_set_sync(mlfab__worker *worker, const mlfab_sy
 MLFAB__INTERNAL void mlfab__worker_change_again(mlfab__worker *worker) {
   mlfab__sync_change *change = &worker->change;
   if (!change->request || !change->all) return;
-  /* Slices that come from a server that has not made it to one that has would be left out. */
+  /* Otherwise slices that move from a server without the change to one with it would miss it. */
   change->ask.ask++;
   change->nwaiting = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
@@ -465,7 +465,8 @@ MLFAB__INTERNAL void mlfab__worker_change_again(mlfab__worker *worker) {
   }
 }
 
-/* Ends the change here: servers that have not answered may make it all the same. Its request. */
+/* Ends the change at this worker, and returns its request. Servers that have not answered may still make
+ * it. */
 static mlfab__request *worker_change_end(mlfab__worker *worker) {
   mlfab__request *request = mlfab__request_find(worker->requests, worker->change.request);
   worker->change.request = 0;
@@ -478,7 +479,7 @@ static void worker_change_dead(mlfab__worker *worker, uint32_t server, uint64_t 
     mlfab__request_dead(worker->requests, worker_change_end(worker), server, now_ns);
 }
 
-/* What became of a change of consistency, or only how it is now. */
+/* SYNC_ACK: the outcome of a change of consistency, or only the current state. */
 static void worker_sync_ack(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame,
                             uint64_t now_ns) {
   mlfab__sync_ack ack;
@@ -542,7 +543,7 @@ MLFAB__INTERNAL void mlfab__worker_withdraw(mlfab__worker *worker, mlfab__reques
 
 /* --- links and frames --- */
 
-/* What a server has decided, as it tells it. */
+/* The updates that a server has decided, from its frame. */
 static void worker_resync(mlfab__worker *worker, uint32_t server, uint32_t generation, uint64_t top,
                           const uint64_t applied[4], const uint64_t dropped[4], uint64_t now_ns) {
   mlfab__window window;
@@ -579,7 +580,7 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
   stream->up = 1;
   if (worker->table && !stream->defined) stream->define = 1;
   worker_resync(worker, server, ack->generation, ack->top, ack->applied, ack->dropped, now_ns);
-  /* Rounds may have gone on without us, and answers and PROGRESS may be lost. */
+  /* Rounds may have gone on without this worker, and answers and PROGRESS may be lost. */
   if (worker->stands) {
     mlfab__push_reached(worker, server, ack->v_train);
   } else {

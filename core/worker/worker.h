@@ -1,28 +1,28 @@
 /* worker.h - the worker role: sends updates, gets the model. Layer 4.
  *
- * To each server there is a stream of updates, in the order of their numbers. The part of an update
- * at a server goes through
+ * The worker has one stream of updates to each server, in the order of their numbers. The states of an
+ * update's part at a server:
  *
  *    QUEUED --(announced, with as many bytes as there is credit)--> ANNOUNCED --(PUSH_ACK)--> DECIDED
  *       ^                                                             |
  *       +--------------(RESEND, or HELLO on a new link)---------------+
  *
- * In a fabric with a scheduler a large part is announced without bytes, and its server says (VIA)
- * by which hop it goes: directly, granted by the server, or as a member of a group by way of
- * another worker's node, granted by the aggregator there. Each way has a number; a new one voids
- * the one before, and the part begins anew. The aggregator's grant may be here before the server's
- * word: then the way is adopted from it. A pull likewise: its answer comes from the server or by
- * way of a distributor, and only the newest of its ways counts.
+ * In a fabric with a scheduler the worker announces a large part without bytes. The server then names its
+ * route (VIA): directly, granted by the server, or as a member of a group through another worker's node,
+ * granted by the aggregator there. Routes have numbers; a new route voids the one before, and the part
+ * begins anew. If the aggregator's grant arrives before VIA, the worker adopts the route from the grant.
+ * The same holds for pulls: the answer comes from the server or through a distributor, and only the newest
+ * route counts.
  *
- * Invariants. (1) An update keeps its number whatever happens, and its bytes until every server has
- * decided or it is withdrawn. (2) Parts are announced in the order of their numbers. (3) What was
- * announced is never merged with. (4) A buffer lent to a transport is not given back to the caller
- * before the transport gave it back. (5) A part has lent to two links at most, its server's and its
- * aggregator's: when that changes, what the former one still has is taken back. (6) Nothing is sent
- * to an aggregator that it, or to a server that the server, did not grant for the way that counts.
+ * Invariants. (1) An update keeps its number, and its bytes until every server has decided or it is
+ * withdrawn. (2) The worker announces parts in the order of their numbers. (3) It merges nothing into an
+ * announced update. (4) It does not return a buffer to the caller while a transport has it. (5) A part has
+ * bulks lent to two links at most, its server's and its aggregator's; when the aggregator changes, the
+ * worker takes back what the former one still has. (6) The worker sends an aggregator, or
+ * a server, only bytes that the receiver granted for the current route.
  *
- * Source: MLfabric §3.2 (aggregation, distribution), §4 Table 1 (push with norm, get); FluentPS
- * Alg. 1 (worker side). */
+ * Source: MLfabric §3.2 (aggregation, distribution), §4 Table 1 (push with norm, get); FluentPS Alg. 1
+ * (worker side). */
 #ifndef MLFAB__WORKER_H
 #define MLFAB__WORKER_H
 
@@ -33,10 +33,10 @@
 #include "../model/sync.h"
 
 enum {
-  MLFAB__WORKER_UPDATES = 64, /* in flight: together with what is merged, less than MLFAB__WINDOW */
+  MLFAB__WORKER_UPDATES = 64, /* in flight: with their members, less than MLFAB__WINDOW */
   MLFAB__WORKER_PULLS = 8,
-  MLFAB__WORKER_PACK = 65536, /* updates up to this are copied and made contiguous */
-  MLFAB__WORKER_COPY = 8192   /* bulks up to this are copied by the transport */
+  MLFAB__WORKER_PACK = 65536, /* the worker copies updates up to this size */
+  MLFAB__WORKER_COPY = 8192   /* transports copy bulks up to this size */
 };
 
 enum mlfab__part_state {
@@ -46,7 +46,7 @@ enum mlfab__part_state {
   MLFAB__PART_DECIDED
 };
 
-/* A stretch of the flat model and where its bytes are. */
+/* A stretch of the flat model and the address of its bytes. */
 typedef struct mlfab__source {
   uint64_t offset, bytes;
   uint8_t *data;
@@ -54,20 +54,20 @@ typedef struct mlfab__source {
 
 typedef struct mlfab__part {
   uint8_t state;
-  uint8_t empty;   /* withdrawn: goes on without its bytes, so that its round counts */
-  uint8_t planned; /* its server says when it goes, and by which hop */
-  uint8_t untold;  /* once decided: a greeting said so, which gives no delay and no iteration */
-  uint8_t adopted; /* its way is known from the aggregator: the server's word is on its way */
+  uint8_t empty;   /* withdrawn: sent without its bytes, so that its round counts it */
+  uint8_t planned; /* the server decides when it goes, and through which hop */
+  uint8_t untold;  /* decided by a window, which has neither delay nor iteration */
+  uint8_t adopted; /* the route is from the aggregator's grant: VIA has not arrived yet */
   int32_t code;    /* once decided */
   uint32_t eager, lent;
-  uint32_t aggregator; /* worker by whose node it goes, or MLFAB__NO_NODE */
-  uint32_t lent_hop;   /* bulks lent to the link to that aggregator; `lent` to the server's */
-  uint32_t way;        /* in their token: what was taken back may still be reported */
-  uint64_t group;      /* newest number of a way; 0: none */
+  uint32_t aggregator; /* worker whose node forwards it, or MLFAB__NO_NODE */
+  uint32_t lent_hop;   /* bulks lent to that aggregator's link; `lent`: to the server's */
+  uint32_t way;        /* part of the hop token: tells apart bulks that were taken back */
+  uint64_t group;      /* number of the newest route; 0: none */
   uint64_t bytes, granted, sent;
-  uint64_t delay;   /* once decided: it had, or would have had */
-  uint64_t reached; /* dropped: the iteration that the worker goes on with at this server */
-  uint64_t late;    /* dropped, since this iteration (plus one) was complete; else 0 */
+  uint64_t delay;   /* once decided: its delay; dropped: the delay that it would have had */
+  uint64_t reached; /* dropped: the worker's next iteration at this server */
+  uint64_t late;    /* dropped because iteration late - 1 was complete; else 0 */
   uint32_t source;  /* cursor */
   uint64_t in_source;
 } mlfab__part;
@@ -80,17 +80,17 @@ typedef struct mlfab__outgoing {
   mlfab__source *sources;
   uint32_t nsources, source_room;
   uint64_t *versions; /* pulled, by slice */
-  uint8_t *image;     /* MLFAB__WORKER_PACK, once it was needed */
-  uint8_t *
-      packets; /* of the whole update, ascending: see sparse_push.c; kept for the slot's next one */
+  uint8_t *image;     /* MLFAB__WORKER_PACK bytes, allocated on first use */
+  /* of the whole update, ascending: see sparse_push.c; reused by the slot's next update */
+  uint8_t *packets;
   uint64_t packet_room, packet_bytes;
-  const struct mlfab__push_codec *codec; /* how its bytes go */
-  int filtered;                          /* as packets that filters have made */
-  uint64_t shape;                        /* when filtered: hash of which stretches these are of */
-  uint64_t kept; /* free: the number of the one whose packets a retry would send again, or 0 */
+  const struct mlfab__push_codec *codec; /* makes and sends its bytes */
+  int filtered;                          /* its bytes are packets made by filters */
+  uint64_t shape;                        /* filtered: hash of its stretches */
+  uint64_t kept; /* free: number of the update whose packets a retry can send again, or 0 */
   uint64_t bytes;
   uint32_t nbufs;
-  uint64_t pull_count; /* pulls finished when it was made */
+  uint64_t pull_count; /* pulls finished when it was created */
   int mergeable, withdrawn;
   mlfab__part *parts; /* by server */
   uint64_t version;
@@ -100,19 +100,19 @@ typedef struct mlfab__outgoing {
 /* The filter of a tensor, and what it holds back. */
 typedef struct mlfab__sieve {
   mlfab_filter filter;
-  uint8_t *residual; /* as large as the tensor; NULL: there is no filter */
-  uint8_t leaves;    /* taken away: the next update takes the residual along */
-  uint8_t fresh;     /* the residual was made by the call under way */
+  uint8_t *residual; /* as large as the tensor; NULL: no filter */
+  uint8_t leaves;    /* the filter was removed: the next update includes the residual */
+  uint8_t fresh;     /* the current call created the residual */
 } mlfab__sieve;
 
-typedef struct mlfab__sparse { /* a sparse update, as its caller tells it */
+typedef struct mlfab__sparse { /* a sparse update, as the caller passes it */
   uint32_t tensor;
   const uint64_t *indices;
   const void *values;
   uint64_t count;
 } mlfab__sparse;
 
-/* What is pushed: buffers, or elements of the tensor that the one buffer tells. */
+/* The content of a push: buffers, or elements of the tensor that the one buffer names. */
 typedef struct mlfab__push_what {
   const mlfab_buf *bufs;
   uint32_t n;
@@ -121,36 +121,36 @@ typedef struct mlfab__push_what {
 
 typedef struct mlfab__worker mlfab__worker;
 
-/* How the bytes of an update are made, and go: as they are (push.c), or as packets (sparse_push.c). */
+/* Makes and sends the bytes of an update: as they are (push.c), or as packets (sparse_push.c). */
 typedef struct mlfab__push_codec {
   uint32_t flags; /* MLFAB__PUSH_* of its updates */
   /* Makes the bytes, in iteration t (from 1). On failure nothing has changed. */
   int (*encode)(mlfab__worker *worker, mlfab__outgoing *update, const mlfab__push_what *what,
                 uint64_t t, mlfab_error *error);
-  /* Bytes of a server's part, whole elements or packets, as far as they are not more than `most`. */
+  /* Bytes of a server's part, in whole elements or packets, `most` at most. */
   uint64_t (*bytes)(const mlfab__worker *worker, const mlfab__outgoing *update, uint32_t server,
                     uint64_t most);
-  /* The next contiguous ones at the part's cursor, at most `most` and what a frame holds; may be none. */
+  /* The next contiguous bytes at the part's cursor, at most `most` and what a frame holds; may be none. */
   uint64_t (*piece)(const mlfab__worker *worker, const mlfab__outgoing *update, uint32_t server,
                     const mlfab__part *part, uint64_t most, const uint8_t **data_p);
   void (*advance)(const mlfab__worker *worker, const mlfab__outgoing *update, uint32_t server,
                   mlfab__part *part, uint64_t bytes);
-  /* Packets only. 1 when a tensor here has a filter, or had one and a residual is left. Gives back
-   * what filters hold: the model goes. */
+  /* Packets only. wanted: 1 if a tensor here has a filter, or a residual of a removed one. free: releases
+   * the residuals when the model is dropped. */
   int (*wanted)(const mlfab__worker *worker, const mlfab__source *sources, uint32_t n);
   void (*free)(mlfab__worker *worker);
 } mlfab__push_codec;
 
-typedef struct mlfab__fetch_part { /* of a pull, at a server */
+typedef struct mlfab__fetch_part { /* a server's part of a pull */
   uint8_t waiting;
-  uint8_t begun;    /* something came by way of the hop */
-  uint32_t hop;     /* worker that hands it on, or MLFAB__NO_NODE: the server itself */
-  uint32_t attempt; /* newest way: what comes by an older one is void */
+  uint8_t begun;    /* the hop has sent some of it */
+  uint32_t hop;     /* worker that forwards it, or MLFAB__NO_NODE: the server sends it */
+  uint32_t attempt; /* number of the newest route; frames of older ones are void */
   /* With a cache: */
-  uint8_t asked;         /* it is this pull's turn */
-  uint8_t changed;       /* something has come of the slice ... */
-  uint32_t slice;        /* ... that is coming in, */
-  uint64_t upto, commit; /* so far, and which of it */
+  uint8_t asked;         /* this pull is the one that asks */
+  uint8_t changed;       /* some of the slice has changed */
+  uint32_t slice;        /* the slice that is arriving */
+  uint64_t upto, commit; /* end of the bytes that have arrived; their commit */
 } mlfab__fetch_part;
 
 typedef struct mlfab__fetch { /* a pull */
@@ -158,7 +158,7 @@ typedef struct mlfab__fetch { /* a pull */
   mlfab__source *sources;
   uint32_t nsources, source_room;
   uint32_t flags;           /* MLFAB_PULL_* */
-  uint64_t after_seq;       /* numbers below are of pushes before it */
+  uint64_t after_seq;       /* smaller numbers are of pushes before the pull */
   mlfab__fetch_part *parts; /* by server */
   uint32_t nwaiting;
   uint64_t version;
@@ -166,34 +166,35 @@ typedef struct mlfab__fetch { /* a pull */
 
 typedef struct mlfab__stream { /* to a server */
   uint8_t up, dead, define, defined, done_told, done_acked, own_weights;
-  uint8_t packets; /* it takes updates as packets */
-  uint8_t counts;  /* it counts iterations: also of updates that have no bytes for it */
-  uint8_t changes; /* it has not answered the change of consistency that is under way */
+  uint8_t packets; /* the server accepts packets */
+  uint8_t counts;  /* the server counts iterations, even of updates without bytes for it */
+  uint8_t changes; /* it has not answered the current change of consistency */
   uint32_t generation;
-  uint64_t announced; /* the newest of our updates that it was told of, on any link */
+  uint64_t announced; /* number of our newest update announced to it, on any link */
   uint64_t eager_bytes, eager_used;
   uint32_t small;       /* mergeable updates announced and not decided */
-  uint64_t round;       /* progress of the first update that is not decided here: see push.c */
-  uint32_t epoch;       /* of its layout, as it has said; 0: it is to say it */
+  uint64_t round;       /* progress of the first update undecided here: see push.c */
+  uint32_t epoch;       /* of its layout, from its answer; 0: not told yet */
   uint8_t stopped;      /* it has answered STOP */
-  uint32_t cache_epoch; /* in which the cache counts the commits of its slices; 0: in none */
+  uint32_t cache_epoch; /* epoch of the commits that the cache has of its slices; 0: none */
 } mlfab__stream;
 
-/* A copy of the model: see cache.c. Pulls are told by their requests, which ascend. */
+/* A copy of the model: see cache.c. A request identifies a pull; requests ascend. */
 typedef struct mlfab__cache {
-  uint8_t *bytes;    /* NULL: there are no tags */
-  uint64_t *commits; /* by slice: which one the copy has, 0: none */
-  uint64_t *brought; /* by slice: the pull that changed it last, ... */
+  uint8_t *bytes;    /* NULL: no tags */
+  uint64_t *commits; /* by slice: the copy's commit, 0: none */
+  uint64_t *brought; /* by slice: the last pull that changed it ... */
   uint64_t *before;  /* ... and the last other one */
-  uint64_t *written; /* by tensor: the pull that handed it out last */
+  uint64_t *written; /* by tensor: the last pull that copied it to buffers */
 } mlfab__cache;
 
-typedef struct mlfab__sync_change { /* of consistency, under way at some servers */
-  uint64_t request;                 /* 0: none */
+/* a change of consistency that some servers have not answered */
+typedef struct mlfab__sync_change {
+  uint64_t request; /* 0: none */
   mlfab__sync_ask ask;
-  int all; /* it is for all servers */
+  int all; /* for all servers */
   uint32_t nwaiting;
-  int32_t code; /* the first server's that refused it, and which */
+  int32_t code; /* of the first server that refused */
   uint32_t server;
   char text[MLFAB__TEXT_MAX];
 } mlfab__sync_change;
@@ -209,9 +210,9 @@ enum mlfab__pause_state {
 typedef struct mlfab__pause {
   enum mlfab__pause_state state;
   uint32_t attempt;
-  int late;      /* it is over already, and what it told is adopted when the servers have stopped */
-  uint64_t last; /* updates up to here are decided everywhere before it is frozen */
-  uint32_t *owners; /* as RESUME told last, and of which epoch */
+  int late;         /* the move is over; adopt its layout when the servers have stopped */
+  uint64_t last;    /* all updates up to this one are decided everywhere before FROZEN */
+  uint32_t *owners; /* owners and epoch of the last RESUME */
   uint32_t nowners, epoch;
 } mlfab__pause;
 
@@ -222,13 +223,13 @@ typedef struct mlfab__resize { /* mlfab_set_servers under way */
   uint32_t n;
 } mlfab__resize;
 
-/* Who leads the worker through a move of slices, where one is attached: it pauses the worker by what
- * `pause` says. `decided`: while it is draining, something may have been decided. */
+/* The functions that lead the worker through a move of slices, if attached: they pause the worker by means
+ * of `pause`. `decided`: while draining, a server may have decided something. */
 typedef struct mlfab__worker_mover {
   void (*hello)(mlfab__worker *worker, uint32_t server, const mlfab__hello_ack *ack,
                 uint64_t now_ns);
   void (*dead)(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
-  /* 1 when the frame was of this kind. */
+  /* 1 if the frame belongs to it. */
   int (*frame)(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame,
                uint64_t now_ns);
   void (*decided)(mlfab__worker *worker, uint64_t now_ns);
@@ -240,7 +241,7 @@ struct mlfab__worker {
   mlfab__env *env;
   const mlfab_config *config;
   mlfab__port port;
-  mlfab__port hop; /* aggregators by their worker's rank: `ready` opens the link if there is none */
+  mlfab__port hop; /* to aggregators, by the rank of their worker: `ready` opens a missing link */
   mlfab_stats *stats;
   mlfab__requests *requests;
   uint32_t rank, servers;
@@ -249,8 +250,8 @@ struct mlfab__worker {
   uint8_t *table; /* encoded for DEFINE */
   mlfab__define define;
   mlfab__layout layout;
-  int stands; /* the model stands everywhere */
-  int done;   /* no more data */
+  int stands; /* every server has the model */
+  int done;   /* finish was called: no more data */
   uint64_t model_request, join_request;
   uint64_t model_pull; /* the pull inside model_start, or 0 */
   mlfab_buf *model_bufs;
@@ -265,21 +266,21 @@ struct mlfab__worker {
   mlfab__pause pause;
   mlfab__resize resize;
   mlfab__cache cache;
-  mlfab__sieve *sieves; /* by tensor of the layout, once there was a filter */
-  uint32_t nsieves;     /* with a residual */
-  uint64_t *marks;      /* scratch: bitmaps of what is sent of an update */
+  mlfab__sieve *sieves; /* by tensor of the layout, from the first filter on */
+  uint32_t nsieves;     /* number of residuals */
+  uint64_t *marks;      /* scratch: bitmaps of the elements of an update to send */
   uint64_t mark_room;
   uint64_t next_seq, pull_count;
   uint64_t *pulled;              /* version by slice */
-  int16_t status[MLFAB__WINDOW]; /* of the last updates, by number */
-  mlfab__lists *lists;           /* of the frame that is being made */
-  uint8_t *came; /* the packets of the frame that is being taken in: came_bytes, once needed */
+  int16_t status[MLFAB__WINDOW]; /* by number: outcomes of the last updates */
+  mlfab__lists *lists;           /* of the frame that is being encoded */
+  uint8_t *came; /* packets of the incoming frame: came_bytes long, allocated on first use */
   size_t came_bytes;
-  int due; /* something ended, or was decided: worker.c looks what follows */
+  int due;                          /* something ended or was decided: worker.c does what follows */
   const mlfab__worker_mover *mover; /* or NULL */
-  const mlfab__push_codec *packed;  /* once there was a filter or a sparse update, or NULL */
-  /* Writes the packets of a MODEL frame, where somebody is attached who reads them; or NULL. Errors: FRAME when
-   * they are malformed or not of the stretch; MEMORY. */
+  const mlfab__push_codec *packed;  /* from the first filter or sparse update on, or NULL */
+  /* Writes the packets of a MODEL frame; NULL if no decoder is attached. Errors: FRAME if they are
+   * malformed or of another stretch; MEMORY. */
   int (*unpack)(mlfab__worker *worker, const mlfab__fetch *fetch, const mlfab__model *model,
                 const mlfab__frame_in *frame);
 };
@@ -289,13 +290,13 @@ MLFAB__INTERNAL int mlfab__worker_init(mlfab__worker *worker, mlfab__env *env,
                                        const mlfab__port *port, const mlfab__port *hop,
                                        mlfab_stats *stats, mlfab__requests *requests);
 MLFAB__INTERNAL void mlfab__worker_free(mlfab__worker *worker);
-/* Adds the row of a worker, *worker_p, which is the node's (worker_role.c). Errors: MEMORY. */
+/* Adds the row of a worker (worker_role.c); the node owns *worker_p. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__worker_attach(struct mlfab_node *node, mlfab__worker **worker_p);
 
-/* Errors: PEER_DEAD, when this server, or with MLFAB_ALL one of them, is dead. */
+/* Errors: PEER_DEAD if this server, or with MLFAB_ALL any server, is dead. */
 MLFAB__INTERNAL int mlfab__worker_reaches(const mlfab__worker *worker, uint32_t server,
                                           const char *call, mlfab_error *error);
-/* The calls of mlfab.h sections 7 to 9; `error` is filled on failure. */
+/* The calls of mlfab.h sections 7 to 9; they fill `error` on failure. */
 MLFAB__INTERNAL int mlfab__worker_tensor(mlfab__worker *worker, uint32_t id, int dtype,
                                          uint64_t count, mlfab_error *error);
 MLFAB__INTERNAL int mlfab__worker_model(mlfab__worker *worker, const mlfab_model_options *options,
@@ -307,25 +308,25 @@ MLFAB__INTERNAL int mlfab__worker_push(mlfab__worker *worker, const mlfab_buf *b
 MLFAB__INTERNAL int mlfab__worker_pull(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
                                        const mlfab_pull_options *options, uint64_t now_ns,
                                        mlfab_request *request_p, mlfab_error *error);
-/* A tensor in the cache. */
+/* The cached values of a tensor. */
 MLFAB__INTERNAL int mlfab__worker_cached(const mlfab__worker *worker, uint32_t tensor,
                                          const void **data_p, uint64_t *count_p,
                                          mlfab_error *error);
 MLFAB__INTERNAL int mlfab__worker_finish(mlfab__worker *worker, uint64_t timeout_ns,
                                          uint64_t now_ns, mlfab_request *request_p,
                                          mlfab_error *error);
-/* Tells the servers of another consistency model; server and tensor may be MLFAB_ALL. */
+/* Sends the servers another consistency model; server and tensor may be MLFAB_ALL. */
 MLFAB__INTERNAL int mlfab__worker_set_sync(mlfab__worker *worker, const mlfab_sync *sync,
                                            uint32_t server, uint32_t tensor, uint64_t timeout_ns,
                                            uint64_t now_ns, mlfab_request *request_p,
                                            mlfab_error *error);
 MLFAB__INTERNAL int mlfab__worker_status(const mlfab__worker *worker, uint64_t seq, int *status_p);
-/* Withdraws what a request waits for; `code` is CANCELLED or TIMEOUT. */
+/* Withdraws the work of a request; `code` is CANCELLED or TIMEOUT. */
 MLFAB__INTERNAL void mlfab__worker_withdraw(mlfab__worker *worker, mlfab__request *request,
                                             int code, uint64_t now_ns);
 
-/* Has the server decided updates of ours that we never told it of? Then another process speaks under our
- * number there, and what the server calls applied may be in no model. */
+/* Has the server decided updates under our number that we never announced to it? Then they are from another
+ * process, and what the server reports as applied may be missing from the model. */
 MLFAB__INTERNAL int mlfab__worker_usurped(const mlfab__worker *worker, uint32_t server,
                                           uint64_t top);
 /* The link to a server stands and it answered HELLO; it is lost; the server is dead. */
@@ -341,41 +342,42 @@ MLFAB__INTERNAL void mlfab__worker_taken(mlfab__worker *worker, uint32_t server,
                                          const mlfab__frame_out *frame);
 MLFAB__INTERNAL void mlfab__worker_sent(mlfab__worker *worker, uint32_t server, uint64_t token,
                                         uint64_t now_ns);
-/* The link to an aggregator is lost: what was on it is the caller's again, and nothing goes there
- * until it is granted anew. */
+/* The link to an aggregator is lost: bulks lent to it are the caller's again, and nothing goes there
+ * without a new grant. */
 MLFAB__INTERNAL void mlfab__worker_hop_lost(mlfab__worker *worker, uint32_t aggregator,
                                             uint64_t now_ns);
-/* A frame of an aggregator: HOP_GRANT, HOP_MODEL. */
+/* A frame from an aggregator: HOP_GRANT, HOP_MODEL. */
 MLFAB__INTERNAL void mlfab__worker_hop_frame(mlfab__worker *worker, uint32_t aggregator,
                                              const mlfab__frame_in *frame, uint64_t now_ns);
-/* The next frame with a bulk for it (HOP_CHUNK): 1, or 0; it was taken; its bulk is free. */
+/* next: the next frame with a bulk for it (HOP_CHUNK): 1, or 0. taken: it was sent. sent: its bulk is free. */
 MLFAB__INTERNAL int mlfab__worker_hop_next(mlfab__worker *worker, uint32_t aggregator,
                                            mlfab__frame_out *frame);
 MLFAB__INTERNAL void mlfab__worker_hop_taken(mlfab__worker *worker, uint32_t aggregator,
                                              const mlfab__frame_out *frame);
 MLFAB__INTERNAL void mlfab__worker_hop_sent(mlfab__worker *worker, uint32_t aggregator,
                                             uint64_t token, uint64_t now_ns);
-/* Where a pull puts the model's byte `offset`, of those that it asked for; NULL: nowhere. */
+/* The address where a pull puts byte `offset` of the model; NULL: nowhere. The pull must have asked for the
+ * byte. */
 MLFAB__INTERNAL uint8_t *mlfab__pull_into(const mlfab__worker *worker, const mlfab__fetch *fetch,
                                           uint64_t offset);
-/* Does anything go, or come, by this aggregator? Then the link to it is wanted. */
+/* Does an update or a pull use this aggregator? Then the worker wants the link to it. */
 MLFAB__INTERNAL int mlfab__worker_hop_wanted(const mlfab__worker *worker, uint32_t aggregator);
-/* Updates that no server has decided yet. */
+/* Number of updates that some server has not decided. */
 MLFAB__INTERNAL uint32_t mlfab__worker_unfinished(const mlfab__worker *worker);
 
 /* --- between the files of the role, lowest first: sources.c, cache.c, pull.c, push.c (updates), worker.c.
- * The lower ones set `due`; worker.c looks once when an event is over. --- */
+ * The lower ones set `due`; worker.c acts on it once after each event. --- */
 
-/* Resolves buffers to sources, ascending; bare: they may be NULL. Errors: ARGUMENT, TENSOR, SHAPE,
- * DTYPE, LIMIT, MEMORY. */
+/* Resolves buffers to sources, in ascending order; bare: buffers may be NULL. Errors: ARGUMENT, TENSOR,
+ * SHAPE, DTYPE, LIMIT, MEMORY. */
 MLFAB__INTERNAL int mlfab__worker_sources(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
                                           int bare, mlfab__source **sources, uint32_t *nsources,
                                           uint32_t *room, mlfab_error *error);
-/* The stretches of sources in a server's shard, neighbours joined, into lists->segments. */
+/* Writes the stretches of sources in a server's shard, neighbours joined, to lists->segments. */
 MLFAB__INTERNAL uint32_t mlfab__worker_clip(mlfab__worker *worker, uint32_t server,
                                             const mlfab__source *sources, uint32_t n,
                                             uint64_t *bytes_p);
-/* May updates and pulls be sent to this server now? May this update be announced there? */
+/* sends: may updates and pulls go to this server now? announces: may this update be announced there? */
 MLFAB__INTERNAL int mlfab__worker_sends(const mlfab__worker *worker, uint32_t server);
 MLFAB__INTERNAL int mlfab__worker_announces(const mlfab__worker *worker, uint32_t server,
                                             uint64_t seq);
@@ -383,22 +385,21 @@ MLFAB__INTERNAL int mlfab__worker_announces(const mlfab__worker *worker, uint32_
 static inline int mlfab__worker_whole(const mlfab__outgoing *update) {
   return !(update->flags & (MLFAB__PUSH_MORE | MLFAB__PUSH_INIT));
 }
-/* Whole updates with a number below `before` that this server has not decided. */
+/* Number of whole updates below `before` that this server has not decided. */
 MLFAB__INTERNAL uint64_t mlfab__worker_ahead(const mlfab__worker *worker, uint32_t server,
                                              uint64_t before);
-/* One progress at all servers: those that are behind are moved on, and told if they count. */
+/* Aligns progress over all servers: moves on those that are behind, and tells those that count. */
 MLFAB__INTERNAL void mlfab__push_align(mlfab__worker *worker);
-/* A server has said which progress this worker has there; it counts from now on. */
+/* A server has told this worker's progress there: adopts a larger one, corrects a smaller one. */
 MLFAB__INTERNAL void mlfab__push_reached(mlfab__worker *worker, uint32_t server, uint64_t reached);
 MLFAB__INTERNAL void mlfab__push_tell(mlfab__worker *worker, uint32_t server);
-/* 1 while the server has updates of this worker to decide. */
+/* 1 while the server has not decided all updates of this worker. */
 MLFAB__INTERNAL int mlfab__push_pending(const mlfab__worker *worker, uint32_t server);
 MLFAB__INTERNAL void mlfab__push_acked(mlfab__worker *worker, uint32_t server,
                                        const mlfab__frame_in *frame, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__push_granted(mlfab__worker *worker, uint32_t server,
                                          const mlfab__frame_in *frame);
-/* VIA: the hop of an update, says the server; HOP_GRANT: how far it may be sent, says the
- * aggregator. */
+/* VIA: the server names the hop of an update. HOP_GRANT: the aggregator grants bytes. */
 MLFAB__INTERNAL void mlfab__push_rerouted(mlfab__worker *worker, uint32_t server,
                                           const mlfab__frame_in *frame);
 MLFAB__INTERNAL void mlfab__push_hop_granted(mlfab__worker *worker, uint32_t aggregator,
@@ -410,17 +411,17 @@ MLFAB__INTERNAL void mlfab__push_sent(mlfab__worker *worker, uint32_t server, ui
 MLFAB__INTERNAL void mlfab__push_hop_sent(mlfab__worker *worker, uint32_t aggregator,
                                           uint64_t token, uint64_t now_ns);
 MLFAB__INTERNAL int mlfab__push_hop_wanted(const mlfab__worker *worker, uint32_t aggregator);
-/* What the server has decided, by its window, and a new generation for the rest. */
+/* Takes the server's decisions from its window, and starts a new generation with the other updates. */
 MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, uint32_t generation,
                                         const mlfab__window *window, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__push_lost(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
-/* Decides all parts at a server that will never answer. */
+/* Decides all parts at a dead server. */
 MLFAB__INTERNAL void mlfab__push_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
 /* A call of push. */
 MLFAB__INTERNAL int mlfab__push_start(mlfab__worker *worker, const mlfab__push_what *what,
                                       const mlfab_push_options *given, uint64_t now_ns,
                                       mlfab_request *request_p, mlfab_error *error);
-/* The update of first weights. */
+/* The update with the first weights. */
 MLFAB__INTERNAL int mlfab__push_first(mlfab__worker *worker, const mlfab_buf *bufs, uint32_t n,
                                       uint64_t now_ns, mlfab_error *error);
 MLFAB__INTERNAL void mlfab__push_withdraw(mlfab__worker *worker, mlfab__request *request, int code,
@@ -429,12 +430,12 @@ MLFAB__INTERNAL int mlfab__push_next(mlfab__worker *worker, uint32_t server,
                                      mlfab__frame_out *frame);
 MLFAB__INTERNAL void mlfab__push_taken(mlfab__worker *worker, uint32_t server,
                                        const mlfab__frame_out *frame);
-/* Withdraws every update without waiting, and drops what depends on the layout. */
+/* Withdraws every update without waiting, and frees what depends on the layout. */
 MLFAB__INTERNAL void mlfab__push_forget(mlfab__worker *worker);
 MLFAB__INTERNAL void mlfab__push_free(mlfab__worker *worker);
 MLFAB__INTERNAL void mlfab__pull_model(mlfab__worker *worker, uint32_t server,
                                        const mlfab__frame_in *frame, uint64_t now_ns);
-/* PULL_VIA: the hop of a pull; HOP_MODEL: what it handed on. */
+/* PULL_VIA: the server names the hop of a pull. HOP_MODEL: the hop forwards bytes. */
 MLFAB__INTERNAL void mlfab__pull_rerouted(mlfab__worker *worker, uint32_t server,
                                           const mlfab__frame_in *frame);
 MLFAB__INTERNAL void mlfab__pull_hop_model(mlfab__worker *worker, uint32_t aggregator,
@@ -443,38 +444,39 @@ MLFAB__INTERNAL void mlfab__pull_hop_lost(mlfab__worker *worker, uint32_t aggreg
 MLFAB__INTERNAL int mlfab__pull_hop_wanted(const mlfab__worker *worker, uint32_t aggregator);
 MLFAB__INTERNAL void mlfab__pull_failed(mlfab__worker *worker, uint32_t server,
                                         const mlfab__frame_in *frame, uint64_t now_ns);
-/* Pulls behind this update are asked again: the server will never hear of it, or what is before them has
+/* Repeats the pulls after this update: the server will never hear of it, or the updates before them have
  * other numbers now. */
 MLFAB__INTERNAL void mlfab__pull_renumber(mlfab__worker *worker, uint32_t server, uint64_t seq);
-/* Asks again on a new link. */
+/* Repeats pulls on a new link. */
 MLFAB__INTERNAL void mlfab__pull_again(mlfab__worker *worker, uint32_t server);
 MLFAB__INTERNAL void mlfab__pull_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__pull_withdraw(mlfab__worker *worker, mlfab__request *request, int code,
                                           uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker);
-/* The layout has changed: updates that are decided nowhere, and pulls, are cut anew; a change of
- * consistency is told to all again. */
+/* The layout has changed: divides undecided updates and pulls anew; sends a change of consistency to all
+ * servers again. */
 MLFAB__INTERNAL void mlfab__push_recut(mlfab__worker *worker, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__pull_recut(mlfab__worker *worker, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__worker_change_again(mlfab__worker *worker);
-/* Where it is undecided it never will be decided. */
+/* Ends an update: servers that have not decided it never will. */
 MLFAB__INTERNAL void mlfab__push_lose(mlfab__worker *worker, mlfab__outgoing *update,
                                       uint64_t now_ns);
-/* The cache of a model that has version tags, else nothing. Errors: MEMORY (free it). */
+/* Opens the cache of a model with version tags; else does nothing. Errors: MEMORY (then free it). */
 MLFAB__INTERNAL int mlfab__cache_open(mlfab__worker *worker);
 MLFAB__INTERNAL void mlfab__cache_free(mlfab__worker *worker);
-/* Its copies of a server's slices, or of all, are no good: what they are stays, and is brought again. */
+/* Voids the copies of a server's slices, or of all: they keep their bytes, and the next pull fetches them
+ * again. */
 MLFAB__INTERNAL void mlfab__cache_void(mlfab__worker *worker, uint32_t server);
-/* What to ask the server for, into the scratches. */
+/* Fills the scratch lists with the request of a pull to the server. */
 MLFAB__INTERNAL void mlfab__cache_ask(mlfab__worker *worker, uint32_t server,
                                       const mlfab__fetch *fetch, mlfab__pull *pull);
-/* A frame of a pull: before its bytes are written (FRAME: it does not go on where the one before
- * ended), and after it; `changed`: there were some. */
+/* A MODEL frame of a pull. begin: before its bytes are written (FRAME: it does not continue the frame
+ * before); taken: after; `changed`: it had bytes. */
 MLFAB__INTERNAL int mlfab__cache_begin(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
                                        const mlfab__model *model);
 MLFAB__INTERNAL void mlfab__cache_taken(mlfab__worker *worker, mlfab__fetch *fetch, uint32_t server,
                                         const mlfab__model *model, int changed);
-/* All of a pull is here. */
+/* A pull is complete. */
 MLFAB__INTERNAL void mlfab__cache_done(mlfab__worker *worker, const mlfab__fetch *fetch);
 
 #endif
