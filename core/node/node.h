@@ -141,8 +141,9 @@ typedef struct mlfab__link {
   uint8_t suspect, probing; /* silent for 3 beats; the transport is being asked */
   uint8_t silent;           /* closed because of silence */
   uint8_t called;           /* by another node */
-  uint8_t turn; /* of the roles on this kind of link: the one to ask first for a frame */
-  uint32_t id;  /* the driver's id of the link */
+  uint8_t
+      turn; /* of the roles on this kind of link that take turns: the one to ask first for a frame */
+  uint32_t id; /* the driver's id of the link */
   uint32_t caps;
   /* rank of a worker (workers: the scheduler), number of a server, id of a joining node */
   uint32_t peer;
@@ -261,6 +262,7 @@ struct mlfab_node {
   /* index into `on`: the first role to ask for a frame type */
   uint8_t first[MLFAB__LINK_KINDS][MLFAB__FRAME_TYPES];
   uint8_t senders[MLFAB__LINK_KINDS][MLFAB__ROLES_MAX], nsenders[MLFAB__LINK_KINDS];
+  uint8_t nurgent[MLFAB__LINK_KINDS]; /* the first of `senders`, which do not take turns */
   uint8_t settles[MLFAB__ROLES_MAX], idles[MLFAB__ROLES_MAX]; /* roles that have the function */
   uint8_t out_turn; /* OUT_ROLE: the value of the link's `turn` once the frame is taken */
   uint32_t nsettles, nidles;

@@ -2,17 +2,19 @@
  * posted; then, on a link that stands, a role's frame with a bulk. See role.h, Order. */
 #include "node.h"
 
-/* Asks the roles on this link in turns; takes the first frame. */
+/* Asks the roles on this link, the urgent ones first and the others in turns; takes the first frame. */
 static int outbox_ask(mlfab_node *node, const mlfab__link *link) {
   mlfab__at at = {link->kind, link->peer, node->now_ns};
-  uint32_t n = node->nsenders[link->kind];
+  uint32_t n = node->nsenders[link->kind], urgent = node->nurgent[link->kind];
   for (uint32_t i = 0; i < n; i++) {
-    uint32_t place = link->turn + i < n ? link->turn + i : link->turn + i - n;
+    uint32_t place = i < urgent ? i : link->turn + i;
+    if (place >= n) place -= n - urgent;
     const mlfab__role *role = &node->roles[node->senders[link->kind][place]];
     if (!role->next(role->self, at, &node->frame)) continue;
     node->out = MLFAB__OUT_ROLE;
     node->out_role = (uint32_t)(role - node->roles);
-    node->out_turn = (uint8_t)(place + 1 < n ? place + 1 : 0);
+    node->out_turn =
+        place < urgent ? link->turn : (uint8_t)(place + 1 < n ? place + 1 - urgent : 0);
     return 1;
   }
   return 0;

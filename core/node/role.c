@@ -75,6 +75,17 @@ static void role_list(mlfab_node *node, int kind, uint32_t number) {
   }
 }
 
+/* Urgent ones before the others. */
+static void role_list_sender(mlfab_node *node, int kind, uint32_t number) {
+  uint8_t *senders = node->senders[kind];
+  uint32_t at = node->nsenders[kind]++;
+  if (node->roles[number].urgent & 1u << kind) {
+    for (; at > node->nurgent[kind]; at--) senders[at] = senders[at - 1];
+    node->nurgent[kind]++;
+  }
+  senders[at] = (uint8_t)number;
+}
+
 MLFAB__INTERNAL void mlfab__roles_list(mlfab_node *node) {
   for (uint32_t i = 0; i < node->nroles; i++) {
     if (node->roles[i].to == 0) node->roles[i].to = UINT8_MAX;
@@ -88,7 +99,7 @@ MLFAB__INTERNAL void mlfab__roles_list(mlfab_node *node) {
       if (role->rest != rest) continue;
       for (int kind = 0; kind < MLFAB__LINK_KINDS; kind++) {
         if (role->links & 1u << kind) role_list(node, kind, i);
-        if (role->sends & 1u << kind) node->senders[kind][node->nsenders[kind]++] = (uint8_t)i;
+        if (role->sends & 1u << kind) role_list_sender(node, kind, i);
       }
     }
   }

@@ -6,9 +6,9 @@
  * table. The kind of the link and a number identify a peer (node.h): the rank of a worker, the number of a
  * server.
  *
- * Order. If several roles use one kind of link, the node offers them a frame in the order of the table,
- * those with `rest` last, until one takes it. When it asks for a frame to send, it starts after the role
- * that sent last on this link, so that they take turns.
+ * Order. Where several roles are on one kind of link, the node offers a frame to them in the order of the table, to
+ * those of the `rest` last, until one takes it. It asks the urgent ones first for a frame to send; the others take
+ * turns: the one that sent last on this link is asked last.
  *
  * Loans. A bulk that a role lends to a link has a token of the role, below 2^60. The loan ends exactly
  * once: the node calls `returned`, or the role takes it back with the port's detach, or the link is lost;
@@ -68,6 +68,7 @@ typedef struct mlfab__role {
   size_t bytes;      /* of self, which the node frees after `free`; 0: not the node's */
   uint32_t links;    /* MLFAB__ON(kind) | ... */
   uint32_t sends;    /* of those: kinds on which the node calls `next` */
+  uint32_t urgent;   /* of `sends`: on which `next` is asked before the others, each time */
   uint32_t requests; /* MLFAB__SERVES(kind) | ... of `withdraw` */
   uint8_t from, to;  /* frame types that it takes; 0 and 0: all */
   /* it refuses frames that it does not know: the node asks it after the others */

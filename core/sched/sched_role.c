@@ -73,6 +73,7 @@ static const mlfab__role aggregator_row = {
     .name = "aggregator",
     .rest = 1,
     .sends = MLFAB__ON(SERVER) | MLFAB__ON(PEER_IN),
+    .urgent = MLFAB__ON(SERVER), /* others wait for what it forwards */
     .links = MLFAB__ON(SERVER) | MLFAB__ON(PEER_IN),
     .frame = aggregator_role_frame,
     .next = aggregator_role_next,
