@@ -22,6 +22,7 @@ static int memory_get(mlfab *ctx, mlfab__context_memory *memory) {
 
 MLFAB_API int mlfab_alloc(mlfab *ctx, uint64_t bytes, void **memory_p) {
   CONTEXT_CHECK(ctx);
+  CONTEXT_MAY_WAIT(ctx);
   mlfab__context_enter(ctx);
   mlfab_error *last = &ctx->node->requests.last;
   mlfab__context_memory *memory = NULL;
@@ -42,8 +43,8 @@ MLFAB_API int mlfab_alloc(mlfab *ctx, uint64_t bytes, void **memory_p) {
     memory->next = ctx->memories;
     ctx->memories = memory;
     *memory_p = memory->at;
-  } else {
-    mlfab__free(&ctx->env, memory, sizeof *memory);
+  } else if (memory) {
+    mlfab__context_free_memory(ctx, memory);
   }
   mlfab__context_leave(ctx);
   return code;
@@ -51,6 +52,7 @@ MLFAB_API int mlfab_alloc(mlfab *ctx, uint64_t bytes, void **memory_p) {
 
 MLFAB_API int mlfab_free(mlfab *ctx, void *memory) {
   CONTEXT_CHECK(ctx);
+  CONTEXT_MAY_WAIT(ctx);
   mlfab__context_enter(ctx);
   if (!mlfab__context_until(ctx, MLFAB__NEVER, memory_rests, NULL)) {
     int closed = mlfab__context_in_vain(ctx, 0); /* which frees it */
