@@ -392,6 +392,7 @@ static void context_sleep(mlfab *ctx, uint64_t until) {
   int many = !only && ctx->ntransports > 0;
   if (many && context_arm(ctx, fds)) timeout = 0;
   ctx->sleeping = 1;
+  ctx->sleeps_until_ns = until;
   pthread_mutex_unlock(&ctx->lock);
   if (ctx->ntransports == 0) {
     struct timespec t = {0, (long)mlfab__min(timeout, 10000000)};
@@ -440,6 +441,22 @@ static void context_let_others(mlfab *ctx, uint64_t idle_ns) {
   if (spun) ctx->idle_looks = 0; /* the yield may have been long: read the clock */
 }
 
+/* --- the errors of a thread --- */
+
+/* The last error that this thread had, and the number of the context that it was in. */
+static _Thread_local mlfab_error context_error;
+static _Thread_local uint64_t context_error_of;
+
+/* With the lock, before a call gives it up for the last time: the error that was written last is this call's, if
+ * the call failed. What another thread has already taken is not. */
+static void context_take_error(mlfab *ctx) {
+  mlfab_error *last = &ctx->node->requests.last;
+  if (last->code == 0 || last->reserved) return;
+  context_error = *last;
+  context_error_of = ctx->number;
+  last->reserved = 1;
+}
+
 /* --- functions that watch requests --- */
 
 /* The context whose watching function this thread runs. */
@@ -479,11 +496,16 @@ static void context_tell_done(mlfab *ctx) {
   mlfab__context_watch *watch;
   if (ctx->node->requests.to_tell == 0 || ctx->tells || ctx->closed) return;
   ctx->tells = 1;
+  const mlfab_error own = context_error;
+  const uint64_t own_of = context_error_of;
   while (ctx->node->requests.to_tell > 0 && !ctx->closed &&
          (watch = context_next_watch(ctx)) != NULL) {
     mlfab_result result;
     int done = 0;
-    if (!mlfab_node_test(ctx->node, watch->request, &done, &result) && done) {
+    /* Whoever ended the request meanwhile is not told of it. */
+    if (mlfab__request_find(&ctx->node->requests, watch->request) &&
+        !mlfab_node_test(ctx->node, watch->request, &done, &result) && done) {
+      context_take_error(ctx); /* for the function; the thread's own comes back */
       pthread_mutex_unlock(&ctx->lock);
       context_told = ctx;
       watch->fn(watch->user, watch->request, &result);
@@ -492,6 +514,8 @@ static void context_tell_done(mlfab *ctx) {
     }
     mlfab__free(&ctx->env, watch, sizeof *watch);
   }
+  context_error = own;
+  context_error_of = own_of;
   ctx->tells = 0;
 }
 
@@ -635,22 +659,6 @@ static void context_rearm(mlfab *ctx) {
   if (pending) context_tell(ctx);
 }
 
-/* --- the errors of a thread --- */
-
-/* The last error that this thread had, and the number of the context that it was in. */
-static _Thread_local mlfab_error context_error;
-static _Thread_local uint64_t context_error_of;
-
-/* With the lock, before a call gives it up for the last time: the error that was written last is this call's, if
- * the call failed. What another thread has already taken is not. */
-static void context_take_error(mlfab *ctx) {
-  mlfab_error *last = &ctx->node->requests.last;
-  if (last->code == 0 || last->reserved) return;
-  context_error = *last;
-  context_error_of = ctx->number;
-  last->reserved = 1;
-}
-
 MLFAB__INTERNAL uint64_t mlfab__context_enter(mlfab *ctx) {
   if (pthread_mutex_trylock(&ctx->lock)) {
     atomic_fetch_add(&ctx->at_door, 1);
@@ -676,6 +684,9 @@ MLFAB__INTERNAL void mlfab__context_leave(mlfab *ctx) {
                  (ctx->thread_is == MLFAB__THREAD_NAPS && !ctx->brisk)))
       pthread_cond_broadcast(&ctx->changed);
   }
+  /* A request that has begun may be due before the sleeper wakes by itself. */
+  if (ctx->sleeping && ctx->node->requests.earliest < ctx->sleeps_until_ns)
+    mlfab__context_wake(ctx);
   ctx->left_ns = ctx->now_ns;
   context_rearm(ctx);
   if (ctx->closed) pthread_cond_broadcast(&ctx->changed);
@@ -1009,7 +1020,8 @@ MLFAB_API int mlfab_test(mlfab *ctx, mlfab_request request, int *done_p, mlfab_r
   mlfab__context_enter(ctx);
   /* Without a thread that drives, the call that polls has to. */
   if (!ctx->thread_is || ctx->parked) mlfab__context_pump(ctx);
-  int code = mlfab_node_test(ctx->node, request, done_p, result_p);
+  int code = mlfab__context_in_vain(ctx, 0);
+  if (!code) code = mlfab_node_test(ctx->node, request, done_p, result_p);
   mlfab__context_leave(ctx);
   return code;
 }
@@ -1052,6 +1064,7 @@ MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
     code = mlfab__context_in_vain(ctx, code);
   } else if (ctx->node->requests.abandoned.code) {
     ctx->node->requests.last = ctx->node->requests.abandoned;
+    ctx->node->requests.last.reserved = 0;
     mlfab__server_link_say_why(ctx->node);
     code = ctx->node->requests.abandoned.code;
     ctx->node->requests.abandoned.code = 0;
@@ -1089,6 +1102,7 @@ MLFAB_API int mlfab_progress(mlfab *ctx, uint64_t timeout_ns) {
                                  context_test_moved, &before);
   }
   ctx->moves_told = ctx->moves;
+  moved = mlfab__context_in_vain(ctx, moved);
   mlfab__context_leave(ctx);
   return moved;
 }
@@ -1097,9 +1111,10 @@ MLFAB_API int mlfab_deadline(mlfab *ctx, uint64_t *at_ns_p) {
   CONTEXT_CHECK(ctx);
   if (!at_ns_p) return mlfab__context_null(ctx, "deadline: at_ns_p");
   mlfab__context_enter(ctx);
-  *at_ns_p = mlfab_node_deadline(ctx->node);
+  int code = mlfab__context_in_vain(ctx, 0);
+  if (!code) *at_ns_p = mlfab_node_deadline(ctx->node);
   mlfab__context_leave(ctx);
-  return 0;
+  return code;
 }
 
 MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns) {
@@ -1164,7 +1179,8 @@ MLFAB_API int mlfab_fd(mlfab *ctx, int *fd_p) {
   CONTEXT_CHECK(ctx);
   if (!fd_p) return mlfab__context_null(ctx, "fd: fd_p");
   mlfab__context_enter(ctx);
-  int code = ctx->fd >= 0 ? 0 : context_open_fd(ctx);
+  int code = mlfab__context_in_vain(ctx, 0);
+  if (!code && ctx->fd < 0) code = context_open_fd(ctx);
   if (!code) *fd_p = ctx->fd;
   mlfab__context_leave(ctx);
   return code;
@@ -1190,7 +1206,6 @@ MLFAB_API int mlfab_last_error(mlfab *ctx, mlfab_error *error_p) {
   CONTEXT_CHECK(ctx);
   if (!error_p) return MLFAB_ERR_ARGUMENT;
   mlfab__context_enter(ctx);
-  context_take_error(ctx); /* what nobody has waited for */
   *error_p = context_error_of == ctx->number ? context_error : ctx->node->requests.last;
   error_p->reserved = 0;
   mlfab__context_leave(ctx);

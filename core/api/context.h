@@ -102,11 +102,12 @@ struct mlfab {
   uint32_t inside;          /* threads between enter and leave */
   _Atomic uint32_t at_door; /* threads in enter that wait for the lock */
   int closed;
-  int brisk;             /* calls follow each other closely */
-  uint64_t left_ns;      /* about when the last call ended */
-  uint64_t calls;        /* calls that have ended */
-  uint32_t calls_asleep; /* calls during the thread's present sleep */
-  int sleeping;          /* the thread or a waiter is in a transport's wait */
+  int brisk;                /* calls follow each other closely */
+  uint64_t left_ns;         /* about when the last call ended */
+  uint64_t calls;           /* calls that have ended */
+  uint32_t calls_asleep;    /* calls during the thread's present sleep */
+  int sleeping;             /* the thread or a waiter is in a transport's wait ... */
+  uint64_t sleeps_until_ns; /* ... at most until then */
   uint32_t waiters;
   int simulated;        /* MLFAB_CAP_VIRTUAL: time stands still while this context runs */
   uint64_t looks;       /* pumps */
@@ -200,11 +201,11 @@ MLFAB__INTERNAL int mlfab__context_null(mlfab *ctx, const char *what);
   } while (0)
 
 /* The body of a call that needs the lock and does not wait. CONTEXT_LOOK: one that causes no actions either. */
-#define CONTEXT_LOOK(ctx, call) \
-  CONTEXT_CHECK(ctx);           \
-  mlfab__context_enter(ctx);    \
-  int code = (call);            \
-  mlfab__context_leave(ctx);    \
+#define CONTEXT_LOOK(ctx, call)                                     \
+  CONTEXT_CHECK(ctx);                                               \
+  mlfab__context_enter(ctx);                                        \
+  int code = ctx->closed ? mlfab__context_in_vain(ctx, 0) : (call); \
+  mlfab__context_leave(ctx);                                        \
   return code
 #define CONTEXT_CALL(ctx, call) CONTEXT_LOOK(ctx, mlfab__context_sent(ctx, call))
 

@@ -101,7 +101,7 @@ MLFAB__INTERNAL void mlfab__request_finish(mlfab__requests *table, mlfab__reques
   last->code = status;
   last->rank = rank;
   last->is_server = is_server;
-  last->reserved = 0;
+  last->reserved = 1;
   last->waited_ns = request->result.waited_ns;
   va_list arguments;
   va_start(arguments, format);
@@ -120,6 +120,7 @@ MLFAB__INTERNAL void mlfab__request_recall(mlfab__requests *table, const mlfab__
   else if (table->last.code != result->status || table->last.rank != result->rank)
     mlfab__error(&table->last, result->status, MLFAB_NO_RANK, 0, result->waited_ns,
                  "%s (out of memory for more)", mlfab_error_text(result->status));
+  table->last.reserved = 0;
 }
 
 MLFAB__INTERNAL void mlfab__request_succeed(mlfab__requests *table, mlfab__request *request,

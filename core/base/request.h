@@ -75,7 +75,8 @@ typedef struct mlfab__requests {
   uint32_t open;     /* entries in use */
   uint32_t to_tell;  /* watched requests that are done */
   uint64_t earliest; /* no open request has an earlier deadline; MLFAB__NEVER when none has one */
-  mlfab_error last;  /* the last error, in full; `reserved` 1: a thread has taken it (context.c) */
+  mlfab_error last;  /* the last error, in full; `reserved` 1: it is not of the call
+                         * that runs, which has not recalled it, or a thread has taken it (context.c) */
   mlfab_error abandoned; /* first failure of a push without a waiter; code 0: none */
 } mlfab__requests;
 

@@ -793,6 +793,7 @@ MLFAB_API int mlfab_node_cancel(mlfab_node *node, mlfab_request id, uint64_t now
 MLFAB_API int mlfab_node_last_error(const mlfab_node *node, mlfab_error *error_p) {
   if (!node || !error_p) return MLFAB_ERR_ARGUMENT;
   *error_p = node->requests.last;
+  error_p->reserved = 0;
   return 0;
 }
 

@@ -1181,6 +1181,17 @@ static void test_errors_of_requests(void **state) {
   said(n, MLFAB_ERR_TIMEOUT, "3 s");
   EXPECT(n, mlfab_wait(n, request[1], 0, NULL), MLFAB_ERR_TIMEOUT);
   said(n, MLFAB_ERR_TIMEOUT, "5 s");
+  /* One that fails while nobody waits for it, or while another call succeeds, is not of the thread's last call. */
+  mlfab_buf wrong = buf(71, data, COUNT);
+  p.timeout_ns = WORLD_S;
+  OK(n, mlfab_pull_start(n, &b, 1, &p, &request[0]));
+  EXPECT(n, mlfab_push(n, &wrong, 1, NULL, NULL), MLFAB_ERR_TENSOR);
+  mlfab_sim_run(f.w.sim, 4ull * WORLD_S);
+  said(n, MLFAB_ERR_TENSOR, "71");
+  OK(n, mlfab_progress(n, 0) < 0);
+  said(n, MLFAB_ERR_TENSOR, "71");
+  EXPECT(n, mlfab_wait(n, request[0], 0, NULL), MLFAB_ERR_TIMEOUT);
+  said(n, MLFAB_ERR_TIMEOUT, "1 s");
   world_close(&f.w);
 }
 
