@@ -39,13 +39,11 @@ MLFAB__INTERNAL int mlfab__comm_object_open(mlfab__comm *comm, mlfab__comm_objec
 MLFAB__INTERNAL int mlfab__comm_object_request(mlfab__comm *comm, const mlfab__comm_object *object,
                                                uint64_t timeout_ns, uint64_t now_ns,
                                                mlfab_request *request_p, mlfab_error *error) {
+  int code = mlfab__request_room(comm->requests, MLFAB__REQUEST_COLLECTIVE, error);
+  if (code) return code;
   mlfab__request *request = mlfab__request_open(comm->requests, MLFAB__REQUEST_COLLECTIVE,
                                                 MLFAB__COMM_REQUEST(object->id), now_ns,
                                                 timeout_ns ? timeout_ns : comm->config->timeout_ns);
-  if (!request)
-    return MLFAB__FAIL(error, MLFAB_ERR_AGAIN,
-                       "%s: too many requests are open: end some with mlfab_wait or mlfab_test",
-                       object->kind->what);
   *request_p = request->id;
   return 0;
 }

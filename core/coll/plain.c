@@ -369,7 +369,9 @@ MLFAB__INTERNAL void mlfab__plain_begin_waiting(mlfab__comm *comm) {
 static int plain_open_slot(mlfab__comm *comm, const mlfab__comm_call *call, uint64_t count,
                            uint64_t timeout_ns, mlfab_request *request_p, mlfab_error *error) {
   mlfab__comm_slot *slot;
-  int code = mlfab__plain_slot_new(comm, call, &slot);
+  int code = mlfab__request_room(comm->requests, MLFAB__REQUEST_COLLECTIVE, error);
+  if (code) return code;
+  code = mlfab__plain_slot_new(comm, call, &slot);
   if (code == MLFAB_ERR_MEMORY) return MLFAB__FAIL(error, code, "%s: out of memory", call->words);
   if (code)
     return MLFAB__FAIL(error, code, "%s: %d collectives are under way", call->words,
@@ -377,13 +379,6 @@ static int plain_open_slot(mlfab__comm *comm, const mlfab__comm_call *call, uint
   mlfab__request *request = mlfab__request_open(
       comm->requests, MLFAB__REQUEST_COLLECTIVE, (uint32_t)(comm->end % MLFAB__COMM_CALLS),
       comm->now_ns, timeout_ns ? timeout_ns : comm->config->timeout_ns);
-  if (!request) {
-    slot->call.n = call->n;
-    plain_free_lists(comm, slot);
-    return MLFAB__FAIL(error, MLFAB_ERR_AGAIN,
-                       "%s: too many requests are open: end some with mlfab_wait or mlfab_test",
-                       call->words);
-  }
   *request_p = request->id;
   mlfab__plain_slot_fill(comm, slot, call, count, request->id);
   comm->due |= MLFAB__COMM_BEGIN | MLFAB__COMM_JOIN; /* the request tells how that goes */
