@@ -225,6 +225,11 @@ MLFAB__INTERNAL void mlfab__comm_tick(void *self, uint64_t now_ns) {
     comm_look_at_calls(comm);
     comm_look_at_objects(comm);
   }
+  if (comm->list_lost) {
+    comm->list_lost = 0;
+    if (comm->phase == MLFAB__COMM_ASKED || mlfab__comm_moved(comm))
+      mlfab__comm_ask(comm, comm->over_epoch);
+  }
   if (comm->later && comm->phase == MLFAB__COMM_OUT) {
     comm->later = 0;
     mlfab__epoch_join(comm);

@@ -93,8 +93,10 @@ typedef struct mlfab__comm {
   uint8_t due;     /* MLFAB__COMM_BEGIN, MLFAB__COMM_JOIN: likewise */
   uint8_t owed;    /* a verdict that no call has seen */
   uint8_t untold;  /* a failure is to be told when an epoch is listed */
-  uint8_t later;   /* the last epoch could not begin here: takes part again at the next tick */
-  uint8_t dead;    /* server 0 is */
+  uint8_t
+      list_lost; /* there was no memory for a list of members: asks for it again at the next tick */
+  uint8_t later; /* the last epoch could not begin here: takes part again at the next tick */
+  uint8_t dead;  /* server 0 is */
   uint8_t leaving;
   void (*settle)(struct mlfab__comm *comm); /* does what failing and due say */
   uint64_t now_ns;

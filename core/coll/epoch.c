@@ -187,7 +187,8 @@ MLFAB__INTERNAL int mlfab__epoch_on_list(mlfab__comm *comm, const mlfab__frame_i
   mlfab__membership_list list;
   uint64_t bytes = MLFAB__MEMBERSHIP_MEMBERS_MAX * sizeof *comm->list;
   mlfab__membership_member *members = mlfab__alloc(comm->env, bytes);
-  if (!members) { /* as if it had not come */
+  if (!members) {
+    comm->list_lost = 1;
     mlfab__log(comm->env, MLFAB_LOG_ERROR, "collectives: no memory for the list of members");
     return 0;
   }

@@ -1297,6 +1297,23 @@ static void test_memory(void **state) {
   assert_true(failed > 0);
 }
 
+/* A list of members for which there is no memory is asked for again: nobody waits for that worker in vain. */
+static void test_list_lost(void **state) {
+  (void)state;
+  open_world(3, seed_of(74000));
+  begin_all(&plain_sum, 20 * BEAT);
+  pipe *from = &w->workers[1].from_server;
+  while (from->count == 0 || from->frames[from->begin].type != MLFAB__MEMBERSHIP_LIST) (void)act();
+  w->fails = 1;
+  deliver_from_server(1);
+  w->fails = 0;
+  uint64_t end = w->now + 10 * BEAT;
+  while (w->now < end) (void)act();
+  assert_int_equal(w->failed, 0);
+  for (uint32_t i = 0; i < w->n; i++) assert_int_equal(w->workers[i].nopen, 0);
+  close_world();
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_calls),        cmocka_unit_test(test_failures),
@@ -1308,6 +1325,7 @@ int main(void) {
       cmocka_unit_test(test_outside),      cmocka_unit_test(test_objects),
       cmocka_unit_test(test_credit),       cmocka_unit_test(test_steady),
       cmocka_unit_test(test_windows),      cmocka_unit_test(test_memory),
+      cmocka_unit_test(test_list_lost),
   };
   if (getenv("MLFAB_TEST")) cmocka_set_test_filter(getenv("MLFAB_TEST"));
   return cmocka_run_group_tests(tests, NULL, NULL);
