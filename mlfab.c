@@ -901,7 +901,8 @@ typedef struct mlfab__requests {
   uint32_t open;     /* entries in use */
   uint32_t to_tell;  /* watched requests that are done */
   uint64_t earliest; /* no open request has an earlier deadline; MLFAB__NEVER when none has one */
-  mlfab_error last;  /* the last error, in full; `reserved` 1: a thread has taken it (context.c) */
+  mlfab_error last;  /* the last error, in full; `reserved` 1: it is not of the call
+                         * that runs, which has not recalled it, or a thread has taken it (context.c) */
   mlfab_error abandoned; /* first failure of a push without a waiter; code 0: none */
 } mlfab__requests;
 
@@ -1051,7 +1052,7 @@ MLFAB__INTERNAL void mlfab__request_finish(mlfab__requests *table, mlfab__reques
   last->code = status;
   last->rank = rank;
   last->is_server = is_server;
-  last->reserved = 0;
+  last->reserved = 1;
   last->waited_ns = request->result.waited_ns;
   va_list arguments;
   va_start(arguments, format);
@@ -1070,6 +1071,7 @@ MLFAB__INTERNAL void mlfab__request_recall(mlfab__requests *table, const mlfab__
   else if (table->last.code != result->status || table->last.rank != result->rank)
     mlfab__error(&table->last, result->status, MLFAB_NO_RANK, 0, result->waited_ns,
                  "%s (out of memory for more)", mlfab_error_text(result->status));
+  table->last.reserved = 0;
 }
 
 MLFAB__INTERNAL void mlfab__request_succeed(mlfab__requests *table, mlfab__request *request,
@@ -6404,9 +6406,9 @@ MLFAB__INTERNAL int mlfab__port_refuse(const mlfab__port *port, uint32_t peer,
  * table. The kind of the link and a number identify a peer (node.h): the rank of a worker, the number of a
  * server.
  *
- * Order. If several roles use one kind of link, the node offers them a frame in the order of the table,
- * those with `rest` last, until one takes it. When it asks for a frame to send, it starts after the role
- * that sent last on this link, so that they take turns.
+ * Order. Where several roles are on one kind of link, the node offers a frame to them in the order of the table, to
+ * those of the `rest` last, until one takes it. It asks the urgent ones first for a frame to send; the others take
+ * turns: the one that sent last on this link is asked last.
  *
  * Loans. A bulk that a role lends to a link has a token of the role, below 2^60. The loan ends exactly
  * once: the node calls `returned`, or the role takes it back with the port's detach, or the link is lost;
@@ -6461,6 +6463,7 @@ typedef struct mlfab__role {
   size_t bytes;      /* of self, which the node frees after `free`; 0: not the node's */
   uint32_t links;    /* MLFAB__ON(kind) | ... */
   uint32_t sends;    /* of those: kinds on which the node calls `next` */
+  uint32_t urgent;   /* of `sends`: on which `next` is asked before the others, each time */
   uint32_t requests; /* MLFAB__SERVES(kind) | ... of `withdraw` */
   uint8_t from, to;  /* frame types that it takes; 0 and 0: all */
   /* it refuses frames that it does not know: the node asks it after the others */
@@ -6807,8 +6810,9 @@ typedef struct mlfab__link {
   uint8_t suspect, probing; /* silent for 3 beats; the transport is being asked */
   uint8_t silent;           /* closed because of silence */
   uint8_t called;           /* by another node */
-  uint8_t turn; /* of the roles on this kind of link: the one to ask first for a frame */
-  uint32_t id;  /* the driver's id of the link */
+  uint8_t
+      turn; /* of the roles on this kind of link that take turns: the one to ask first for a frame */
+  uint32_t id; /* the driver's id of the link */
   uint32_t caps;
   /* rank of a worker (workers: the scheduler), number of a server, id of a joining node */
   uint32_t peer;
@@ -6927,6 +6931,7 @@ struct mlfab_node {
   /* index into `on`: the first role to ask for a frame type */
   uint8_t first[MLFAB__LINK_KINDS][MLFAB__FRAME_TYPES];
   uint8_t senders[MLFAB__LINK_KINDS][MLFAB__ROLES_MAX], nsenders[MLFAB__LINK_KINDS];
+  uint8_t nurgent[MLFAB__LINK_KINDS]; /* the first of `senders`, which do not take turns */
   uint8_t settles[MLFAB__ROLES_MAX], idles[MLFAB__ROLES_MAX]; /* roles that have the function */
   uint8_t out_turn; /* OUT_ROLE: the value of the link's `turn` once the frame is taken */
   uint32_t nsettles, nidles;
@@ -7309,6 +7314,17 @@ static void role_list(mlfab_node *node, int kind, uint32_t number) {
   }
 }
 
+/* Urgent ones before the others. */
+static void role_list_sender(mlfab_node *node, int kind, uint32_t number) {
+  uint8_t *senders = node->senders[kind];
+  uint32_t at = node->nsenders[kind]++;
+  if (node->roles[number].urgent & 1u << kind) {
+    for (; at > node->nurgent[kind]; at--) senders[at] = senders[at - 1];
+    node->nurgent[kind]++;
+  }
+  senders[at] = (uint8_t)number;
+}
+
 MLFAB__INTERNAL void mlfab__roles_list(mlfab_node *node) {
   for (uint32_t i = 0; i < node->nroles; i++) {
     if (node->roles[i].to == 0) node->roles[i].to = UINT8_MAX;
@@ -7322,7 +7338,7 @@ MLFAB__INTERNAL void mlfab__roles_list(mlfab_node *node) {
       if (role->rest != rest) continue;
       for (int kind = 0; kind < MLFAB__LINK_KINDS; kind++) {
         if (role->links & 1u << kind) role_list(node, kind, i);
-        if (role->sends & 1u << kind) node->senders[kind][node->nsenders[kind]++] = (uint8_t)i;
+        if (role->sends & 1u << kind) role_list_sender(node, kind, i);
       }
     }
   }
@@ -8240,6 +8256,7 @@ MLFAB_API int mlfab_node_cancel(mlfab_node *node, mlfab_request id, uint64_t now
 MLFAB_API int mlfab_node_last_error(const mlfab_node *node, mlfab_error *error_p) {
   if (!node || !error_p) return MLFAB_ERR_ARGUMENT;
   *error_p = node->requests.last;
+  error_p->reserved = 0;
   return 0;
 }
 
@@ -8596,17 +8613,19 @@ MLFAB__INTERNAL void mlfab__node_hang_up(mlfab_node *node, uint32_t index, const
 /* outbox.c - a node: the next frame of a link. Control frames come first, in the order in which they were
  * posted; then, on a link that stands, a role's frame with a bulk. See role.h, Order. */
 
-/* Asks the roles on this link in turns; takes the first frame. */
+/* Asks the roles on this link, the urgent ones first and the others in turns; takes the first frame. */
 static int outbox_ask(mlfab_node *node, const mlfab__link *link) {
   mlfab__at at = {link->kind, link->peer, node->now_ns};
-  uint32_t n = node->nsenders[link->kind];
+  uint32_t n = node->nsenders[link->kind], urgent = node->nurgent[link->kind];
   for (uint32_t i = 0; i < n; i++) {
-    uint32_t place = link->turn + i < n ? link->turn + i : link->turn + i - n;
+    uint32_t place = i < urgent ? i : link->turn + i;
+    if (place >= n) place -= n - urgent;
     const mlfab__role *role = &node->roles[node->senders[link->kind][place]];
     if (!role->next(role->self, at, &node->frame)) continue;
     node->out = MLFAB__OUT_ROLE;
     node->out_role = (uint32_t)(role - node->roles);
-    node->out_turn = (uint8_t)(place + 1 < n ? place + 1 : 0);
+    node->out_turn =
+        place < urgent ? link->turn : (uint8_t)(place + 1 < n ? place + 1 - urgent : 0);
     return 1;
   }
   return 0;
@@ -21820,8 +21839,10 @@ typedef struct mlfab__comm {
   uint8_t due;     /* MLFAB__COMM_BEGIN, MLFAB__COMM_JOIN: likewise */
   uint8_t owed;    /* a verdict that no call has seen */
   uint8_t untold;  /* a failure is to be told when an epoch is listed */
-  uint8_t later;   /* the last epoch could not begin here: takes part again at the next tick */
-  uint8_t dead;    /* server 0 is */
+  uint8_t
+      list_lost; /* there was no memory for a list of members: asks for it again at the next tick */
+  uint8_t later; /* the last epoch could not begin here: takes part again at the next tick */
+  uint8_t dead;  /* server 0 is */
   uint8_t leaving;
   void (*settle)(struct mlfab__comm *comm); /* does what failing and due say */
   uint64_t now_ns;
@@ -23677,16 +23698,15 @@ static int plain_open_slot(mlfab__comm *comm, const mlfab__comm_call *call, uint
   if (code)
     return MLFAB__FAIL(error, code, "%s: %d collectives are under way", call->words,
                        MLFAB__COMM_CALLS);
+  code = mlfab__request_room(comm->requests, MLFAB__REQUEST_COLLECTIVE, error);
+  if (code) {
+    slot->call.n = call->n;
+    plain_free_lists(comm, slot);
+    return code;
+  }
   mlfab__request *request = mlfab__request_open(
       comm->requests, MLFAB__REQUEST_COLLECTIVE, (uint32_t)(comm->end % MLFAB__COMM_CALLS),
       comm->now_ns, timeout_ns ? timeout_ns : comm->config->timeout_ns);
-  if (!request) {
-    slot->call.n = call->n;
-    plain_free_lists(comm, slot);
-    return MLFAB__FAIL(error, MLFAB_ERR_AGAIN,
-                       "%s: too many requests are open: end some with mlfab_wait or mlfab_test",
-                       call->words);
-  }
   *request_p = request->id;
   mlfab__plain_slot_fill(comm, slot, call, count, request->id);
   comm->due |= MLFAB__COMM_BEGIN | MLFAB__COMM_JOIN; /* the request tells how that goes */
@@ -23900,13 +23920,11 @@ MLFAB__INTERNAL int mlfab__comm_object_open(mlfab__comm *comm, mlfab__comm_objec
 MLFAB__INTERNAL int mlfab__comm_object_request(mlfab__comm *comm, const mlfab__comm_object *object,
                                                uint64_t timeout_ns, uint64_t now_ns,
                                                mlfab_request *request_p, mlfab_error *error) {
+  int code = mlfab__request_room(comm->requests, MLFAB__REQUEST_COLLECTIVE, error);
+  if (code) return code;
   mlfab__request *request = mlfab__request_open(comm->requests, MLFAB__REQUEST_COLLECTIVE,
                                                 MLFAB__COMM_REQUEST(object->id), now_ns,
                                                 timeout_ns ? timeout_ns : comm->config->timeout_ns);
-  if (!request)
-    return MLFAB__FAIL(error, MLFAB_ERR_AGAIN,
-                       "%s: too many requests are open: end some with mlfab_wait or mlfab_test",
-                       object->kind->what);
   *request_p = request->id;
   return 0;
 }
@@ -24346,7 +24364,8 @@ MLFAB__INTERNAL int mlfab__epoch_on_list(mlfab__comm *comm, const mlfab__frame_i
   mlfab__membership_list list;
   uint64_t bytes = MLFAB__MEMBERSHIP_MEMBERS_MAX * sizeof *comm->list;
   mlfab__membership_member *members = mlfab__alloc(comm->env, bytes);
-  if (!members) { /* as if it had not come */
+  if (!members) {
+    comm->list_lost = 1;
     mlfab__log(comm->env, MLFAB_LOG_ERROR, "collectives: no memory for the list of members");
     return 0;
   }
@@ -24709,6 +24728,11 @@ MLFAB__INTERNAL void mlfab__comm_tick(void *self, uint64_t now_ns) {
   if (comm->phase == MLFAB__COMM_IN) {
     comm_look_at_calls(comm);
     comm_look_at_objects(comm);
+  }
+  if (comm->list_lost) {
+    comm->list_lost = 0;
+    if (comm->phase == MLFAB__COMM_ASKED || mlfab__comm_moved(comm))
+      mlfab__comm_ask(comm, comm->over_epoch);
   }
   if (comm->later && comm->phase == MLFAB__COMM_OUT) {
     comm->later = 0;
@@ -36941,6 +36965,7 @@ static const mlfab__role aggregator_row = {
     .name = "aggregator",
     .rest = 1,
     .sends = MLFAB__ON(SERVER) | MLFAB__ON(PEER_IN),
+    .urgent = MLFAB__ON(SERVER), /* others wait for what it forwards */
     .links = MLFAB__ON(SERVER) | MLFAB__ON(PEER_IN),
     .frame = aggregator_role_frame,
     .next = aggregator_role_next,
@@ -42031,11 +42056,12 @@ struct mlfab {
   uint32_t inside;          /* threads between enter and leave */
   _Atomic uint32_t at_door; /* threads in enter that wait for the lock */
   int closed;
-  int brisk;             /* calls follow each other closely */
-  uint64_t left_ns;      /* about when the last call ended */
-  uint64_t calls;        /* calls that have ended */
-  uint32_t calls_asleep; /* calls during the thread's present sleep */
-  int sleeping;          /* the thread or a waiter is in a transport's wait */
+  int brisk;                /* calls follow each other closely */
+  uint64_t left_ns;         /* about when the last call ended */
+  uint64_t calls;           /* calls that have ended */
+  uint32_t calls_asleep;    /* calls during the thread's present sleep */
+  int sleeping;             /* the thread or a waiter is in a transport's wait ... */
+  uint64_t sleeps_until_ns; /* ... at most until then */
   uint32_t waiters;
   int simulated;        /* MLFAB_CAP_VIRTUAL: time stands still while this context runs */
   uint64_t looks;       /* pumps */
@@ -42129,11 +42155,11 @@ MLFAB__INTERNAL int mlfab__context_null(mlfab *ctx, const char *what);
   } while (0)
 
 /* The body of a call that needs the lock and does not wait. CONTEXT_LOOK: one that causes no actions either. */
-#define CONTEXT_LOOK(ctx, call) \
-  CONTEXT_CHECK(ctx);           \
-  mlfab__context_enter(ctx);    \
-  int code = (call);            \
-  mlfab__context_leave(ctx);    \
+#define CONTEXT_LOOK(ctx, call)                                     \
+  CONTEXT_CHECK(ctx);                                               \
+  mlfab__context_enter(ctx);                                        \
+  int code = ctx->closed ? mlfab__context_in_vain(ctx, 0) : (call); \
+  mlfab__context_leave(ctx);                                        \
   return code
 #define CONTEXT_CALL(ctx, call) CONTEXT_LOOK(ctx, mlfab__context_sent(ctx, call))
 
@@ -42550,6 +42576,7 @@ static void context_sleep(mlfab *ctx, uint64_t until) {
   int many = !only && ctx->ntransports > 0;
   if (many && context_arm(ctx, fds)) timeout = 0;
   ctx->sleeping = 1;
+  ctx->sleeps_until_ns = until;
   pthread_mutex_unlock(&ctx->lock);
   if (ctx->ntransports == 0) {
     struct timespec t = {0, (long)mlfab__min(timeout, 10000000)};
@@ -42598,6 +42625,22 @@ static void context_let_others(mlfab *ctx, uint64_t idle_ns) {
   if (spun) ctx->idle_looks = 0; /* the yield may have been long: read the clock */
 }
 
+/* --- the errors of a thread --- */
+
+/* The last error that this thread had, and the number of the context that it was in. */
+static _Thread_local mlfab_error context_error;
+static _Thread_local uint64_t context_error_of;
+
+/* With the lock, before a call gives it up for the last time: the error that was written last is this call's, if
+ * the call failed. What another thread has already taken is not. */
+static void context_take_error(mlfab *ctx) {
+  mlfab_error *last = &ctx->node->requests.last;
+  if (last->code == 0 || last->reserved) return;
+  context_error = *last;
+  context_error_of = ctx->number;
+  last->reserved = 1;
+}
+
 /* --- functions that watch requests --- */
 
 /* The context whose watching function this thread runs. */
@@ -42637,11 +42680,16 @@ static void context_tell_done(mlfab *ctx) {
   mlfab__context_watch *watch;
   if (ctx->node->requests.to_tell == 0 || ctx->tells || ctx->closed) return;
   ctx->tells = 1;
+  const mlfab_error own = context_error;
+  const uint64_t own_of = context_error_of;
   while (ctx->node->requests.to_tell > 0 && !ctx->closed &&
          (watch = context_next_watch(ctx)) != NULL) {
     mlfab_result result;
     int done = 0;
-    if (!mlfab_node_test(ctx->node, watch->request, &done, &result) && done) {
+    /* Whoever ended the request meanwhile is not told of it. */
+    if (mlfab__request_find(&ctx->node->requests, watch->request) &&
+        !mlfab_node_test(ctx->node, watch->request, &done, &result) && done) {
+      context_take_error(ctx); /* for the function; the thread's own comes back */
       pthread_mutex_unlock(&ctx->lock);
       context_told = ctx;
       watch->fn(watch->user, watch->request, &result);
@@ -42650,6 +42698,8 @@ static void context_tell_done(mlfab *ctx) {
     }
     mlfab__free(&ctx->env, watch, sizeof *watch);
   }
+  context_error = own;
+  context_error_of = own_of;
   ctx->tells = 0;
 }
 
@@ -42793,22 +42843,6 @@ static void context_rearm(mlfab *ctx) {
   if (pending) context_tell(ctx);
 }
 
-/* --- the errors of a thread --- */
-
-/* The last error that this thread had, and the number of the context that it was in. */
-static _Thread_local mlfab_error context_error;
-static _Thread_local uint64_t context_error_of;
-
-/* With the lock, before a call gives it up for the last time: the error that was written last is this call's, if
- * the call failed. What another thread has already taken is not. */
-static void context_take_error(mlfab *ctx) {
-  mlfab_error *last = &ctx->node->requests.last;
-  if (last->code == 0 || last->reserved) return;
-  context_error = *last;
-  context_error_of = ctx->number;
-  last->reserved = 1;
-}
-
 MLFAB__INTERNAL uint64_t mlfab__context_enter(mlfab *ctx) {
   if (pthread_mutex_trylock(&ctx->lock)) {
     atomic_fetch_add(&ctx->at_door, 1);
@@ -42834,6 +42868,9 @@ MLFAB__INTERNAL void mlfab__context_leave(mlfab *ctx) {
                  (ctx->thread_is == MLFAB__THREAD_NAPS && !ctx->brisk)))
       pthread_cond_broadcast(&ctx->changed);
   }
+  /* A request that has begun may be due before the sleeper wakes by itself. */
+  if (ctx->sleeping && ctx->node->requests.earliest < ctx->sleeps_until_ns)
+    mlfab__context_wake(ctx);
   ctx->left_ns = ctx->now_ns;
   context_rearm(ctx);
   if (ctx->closed) pthread_cond_broadcast(&ctx->changed);
@@ -43167,7 +43204,8 @@ MLFAB_API int mlfab_test(mlfab *ctx, mlfab_request request, int *done_p, mlfab_r
   mlfab__context_enter(ctx);
   /* Without a thread that drives, the call that polls has to. */
   if (!ctx->thread_is || ctx->parked) mlfab__context_pump(ctx);
-  int code = mlfab_node_test(ctx->node, request, done_p, result_p);
+  int code = mlfab__context_in_vain(ctx, 0);
+  if (!code) code = mlfab_node_test(ctx->node, request, done_p, result_p);
   mlfab__context_leave(ctx);
   return code;
 }
@@ -43210,6 +43248,7 @@ MLFAB_API int mlfab_flush(mlfab *ctx, uint64_t timeout_ns) {
     code = mlfab__context_in_vain(ctx, code);
   } else if (ctx->node->requests.abandoned.code) {
     ctx->node->requests.last = ctx->node->requests.abandoned;
+    ctx->node->requests.last.reserved = 0;
     mlfab__server_link_say_why(ctx->node);
     code = ctx->node->requests.abandoned.code;
     ctx->node->requests.abandoned.code = 0;
@@ -43247,6 +43286,7 @@ MLFAB_API int mlfab_progress(mlfab *ctx, uint64_t timeout_ns) {
                                  context_test_moved, &before);
   }
   ctx->moves_told = ctx->moves;
+  moved = mlfab__context_in_vain(ctx, moved);
   mlfab__context_leave(ctx);
   return moved;
 }
@@ -43255,9 +43295,10 @@ MLFAB_API int mlfab_deadline(mlfab *ctx, uint64_t *at_ns_p) {
   CONTEXT_CHECK(ctx);
   if (!at_ns_p) return mlfab__context_null(ctx, "deadline: at_ns_p");
   mlfab__context_enter(ctx);
-  *at_ns_p = mlfab_node_deadline(ctx->node);
+  int code = mlfab__context_in_vain(ctx, 0);
+  if (!code) *at_ns_p = mlfab_node_deadline(ctx->node);
   mlfab__context_leave(ctx);
-  return 0;
+  return code;
 }
 
 MLFAB_API int mlfab_serve(mlfab *ctx, uint64_t timeout_ns) {
@@ -43322,7 +43363,8 @@ MLFAB_API int mlfab_fd(mlfab *ctx, int *fd_p) {
   CONTEXT_CHECK(ctx);
   if (!fd_p) return mlfab__context_null(ctx, "fd: fd_p");
   mlfab__context_enter(ctx);
-  int code = ctx->fd >= 0 ? 0 : context_open_fd(ctx);
+  int code = mlfab__context_in_vain(ctx, 0);
+  if (!code && ctx->fd < 0) code = context_open_fd(ctx);
   if (!code) *fd_p = ctx->fd;
   mlfab__context_leave(ctx);
   return code;
@@ -43348,7 +43390,6 @@ MLFAB_API int mlfab_last_error(mlfab *ctx, mlfab_error *error_p) {
   CONTEXT_CHECK(ctx);
   if (!error_p) return MLFAB_ERR_ARGUMENT;
   mlfab__context_enter(ctx);
-  context_take_error(ctx); /* what nobody has waited for */
   *error_p = context_error_of == ctx->number ? context_error : ctx->node->requests.last;
   error_p->reserved = 0;
   mlfab__context_leave(ctx);
@@ -43390,6 +43431,7 @@ static int memory_get(mlfab *ctx, mlfab__context_memory *memory) {
 
 MLFAB_API int mlfab_alloc(mlfab *ctx, uint64_t bytes, void **memory_p) {
   CONTEXT_CHECK(ctx);
+  CONTEXT_MAY_WAIT(ctx);
   mlfab__context_enter(ctx);
   mlfab_error *last = &ctx->node->requests.last;
   mlfab__context_memory *memory = NULL;
@@ -43410,8 +43452,8 @@ MLFAB_API int mlfab_alloc(mlfab *ctx, uint64_t bytes, void **memory_p) {
     memory->next = ctx->memories;
     ctx->memories = memory;
     *memory_p = memory->at;
-  } else {
-    mlfab__free(&ctx->env, memory, sizeof *memory);
+  } else if (memory) {
+    mlfab__context_free_memory(ctx, memory);
   }
   mlfab__context_leave(ctx);
   return code;
@@ -43419,6 +43461,7 @@ MLFAB_API int mlfab_alloc(mlfab *ctx, uint64_t bytes, void **memory_p) {
 
 MLFAB_API int mlfab_free(mlfab *ctx, void *memory) {
   CONTEXT_CHECK(ctx);
+  CONTEXT_MAY_WAIT(ctx);
   mlfab__context_enter(ctx);
   if (!mlfab__context_until(ctx, MLFAB__NEVER, memory_rests, NULL)) {
     int closed = mlfab__context_in_vain(ctx, 0); /* which frees it */

@@ -369,13 +369,17 @@ MLFAB__INTERNAL void mlfab__plain_begin_waiting(mlfab__comm *comm) {
 static int plain_open_slot(mlfab__comm *comm, const mlfab__comm_call *call, uint64_t count,
                            uint64_t timeout_ns, mlfab_request *request_p, mlfab_error *error) {
   mlfab__comm_slot *slot;
-  int code = mlfab__request_room(comm->requests, MLFAB__REQUEST_COLLECTIVE, error);
-  if (code) return code;
-  code = mlfab__plain_slot_new(comm, call, &slot);
+  int code = mlfab__plain_slot_new(comm, call, &slot);
   if (code == MLFAB_ERR_MEMORY) return MLFAB__FAIL(error, code, "%s: out of memory", call->words);
   if (code)
     return MLFAB__FAIL(error, code, "%s: %d collectives are under way", call->words,
                        MLFAB__COMM_CALLS);
+  code = mlfab__request_room(comm->requests, MLFAB__REQUEST_COLLECTIVE, error);
+  if (code) {
+    slot->call.n = call->n;
+    plain_free_lists(comm, slot);
+    return code;
+  }
   mlfab__request *request = mlfab__request_open(
       comm->requests, MLFAB__REQUEST_COLLECTIVE, (uint32_t)(comm->end % MLFAB__COMM_CALLS),
       comm->now_ns, timeout_ns ? timeout_ns : comm->config->timeout_ns);
