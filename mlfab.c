@@ -6400,23 +6400,21 @@ MLFAB__INTERNAL int mlfab__port_refuse(const mlfab__port *port, uint32_t peer,
  * ============================================================================================== */
 /* role.h - the role table: all that a node knows of its roles.
  *
- * A role is a part of a node that speaks to peers: the worker, the server, the communicator, an aggregator,
- * ... It names the kinds of links that it uses, and fills in the functions that it needs; the others are
- * NULL. The node owns links, queues, timers, admission and liveness, and knows its roles only by this
- * table. The kind of the link and a number identify a peer (node.h): the rank of a worker, the number of a
- * server.
+ * A role is a part of a node that speaks to peers: the worker, the server, the communicator, an aggregator, ... It
+ * names the kinds of links that it uses, and fills in the functions that it needs; the others are NULL. The node
+ * owns links, queues, timers, admission and liveness, and knows its roles only by this table. The kind of the link
+ * and a number identify a peer (node.h): the rank of a worker, the number of a server.
  *
- * Order. Where several roles are on one kind of link, the node offers a frame to them in the order of the table, to
- * those of the `rest` last, until one takes it. It asks the urgent ones first for a frame to send; the others take
- * turns: the one that sent last on this link is asked last.
+ * Order. If several roles use one kind of link, the node offers them a frame in the order of the table, those with
+ * `rest` last, until one takes it. For a frame to send it asks the urgent roles first; the others take turns: the
+ * one that sent last on this link is asked last.
  *
- * Loans. A bulk that a role lends to a link has a token of the role, below 2^60. The loan ends exactly
- * once: the node calls `returned`, or the role takes it back with the port's detach, or the link is lost;
- * the last two cause no call. Tokens of several roles on one link cannot collide: the node adds the role.
+ * Loans. A bulk that a role lends to a link has a token of the role, below 2^60. The loan ends exactly once: the
+ * node calls `returned`, or the role takes it back with the port's detach, or the link is lost; the last two cause
+ * no call. Tokens of several roles on one link cannot collide: the node adds the role.
  *
- * The node calls these functions in a consistent state, one at a time, and never from inside a function of
- * another role: it carries out what a role requests of links (drop, detach) after the function has
- * returned. */
+ * The node calls these functions in a consistent state, one at a time, and never from inside a function of another
+ * role: it carries out what a role requests of links (drop, detach) after the function has returned. */
 
 struct mlfab_node; /* node.h */
 
@@ -6471,8 +6469,7 @@ typedef struct mlfab__role {
 
   /* A frame: 1 if this role takes it, 0 if the frame belongs to another role; an error drops the link. */
   int (*frame)(void *self, mlfab__at at, const mlfab__frame_in *frame);
-  /* next: the next frame with a bulk for this peer: 1, or 0. taken: it was sent. returned: its bulk is
-   * free. */
+  /* next: the next frame with a bulk for this peer: 1, or 0. taken: it was sent. returned: its bulk is free. */
   int (*next)(void *self, mlfab__at at, mlfab__frame_out *frame);
   void (*taken)(void *self, mlfab__at at, const mlfab__frame_out *frame);
   void (*returned)(void *self, mlfab__at at, uint64_t token);
@@ -6504,12 +6501,10 @@ typedef struct mlfab__role {
   void (*withdraw)(void *self, mlfab__request *request, int code, uint64_t now_ns);
   /* May other nodes need this role at any time, without a call on this node? */
   int (*serves)(const void *self);
-  /* finish: this node's worker has no more data. finished: does nobody wait for this role because of that
-   * any more? */
+  /* finish: this node's worker has no more data. finished: does nobody wait for this role because of that any more? */
   void (*finish)(void *self);
   int (*finished)(const void *self);
-  /* leave: this node's worker will leave. quiet: does nobody wait for this role any more? part: it says BYE
-   * now. */
+  /* leave: this node's worker will leave. quiet: does nobody wait for this role any more? part: it says BYE now. */
   void (*leave)(void *self);
   int (*quiet)(const void *self);
   void (*part)(void *self);
@@ -6529,8 +6524,8 @@ typedef struct mlfab__role {
 /* ==============================================================================================
  * core/node/node.h
  * ============================================================================================== */
-/* node.h - a node: its links, joining, liveness. A beat is the heartbeat interval. A node does its work in
- * roles, which it knows only through their table (role.h).
+/* node.h - a node: its links, joining, liveness. A beat is the heartbeat interval. A node does its work in roles,
+ * which it knows only through their table (role.h).
  *
  * A link is a transport's connection with a purpose:
  *
@@ -6549,22 +6544,21 @@ typedef struct mlfab__role {
  *             of server 0 and the answers to them, slices; RESHARD_IN: its other end. One link per
  *             direction; only HELLO_ACK goes back. Opened on demand, and kept
  *
- * Roles of one node talk to each other over pairs of links that no transport sees. Such a link stands until
- * the node closes, and a HELLO from outside cannot replace it. Each link has a queue of control frames;
- * roles keep frames with a bulk, and the node asks them for one when the link has room. The node never
- * calls a role from inside a role: it carries out what a role requests of links (drop, detach) after the
- * role has returned. A dropped link closes at once and loses its queue.
+ * Roles of one node talk to each other over pairs of links that no transport sees. Such a link stands until the
+ * node closes, and a HELLO from outside cannot replace it. Each link has a queue of control frames; roles keep
+ * frames with a bulk, and the node asks them for one when the link has room. The node never calls a role from
+ * inside a role: it carries out what a role requests of links (drop, detach) after the role has returned. A dropped
+ * link closes at once and loses its queue.
  *
- * Strangers. Until its first frame has shown the job and the secret, the caller learns nothing but why it
- * is refused: neither the job (the header omits its hash) nor that a node lives here (no heartbeats). At
- * most nodes + 64 incoming links that no role knows yet (NEW, CLAIM) exist: a newer one displaces the
- * oldest. A NEW link ends after 5 beats of silence, a CLAIM when it is decided. There is one JOIN_IN link
- * per node id: a newer one of the same process replaces it. It ends when its node is silent, or 20 beats
- * after WELCOME was due.
+ * Strangers. Until its first frame has shown the job and the secret, the caller learns nothing but why it is
+ * refused: neither the job (the header omits its hash) nor that a node lives here (no heartbeats). At most nodes +
+ * 64 incoming links that no role knows yet (NEW, CLAIM) exist: a newer one displaces the oldest. A NEW link ends
+ * after 5 beats of silence, a CLAIM when it is decided. There is one JOIN_IN link per node id: a newer one of the
+ * same process replaces it. It ends when its node is silent, or 20 beats after WELCOME was due.
  *
- * Numbers. A process identifies itself by a nonce that it draws when it opens. A process that says JOIN or
- * HELLO for a number whose link another process holds makes a claim, and waits. The node probes the holder
- * with a heartbeat that it has to answer (BEAT_PROBE, BEAT_ANSWER):
+ * Numbers. A process identifies itself by a nonce that it draws when it opens. A process that says JOIN or HELLO
+ * for a number whose link another process holds makes a claim, and waits. The node probes the holder with a
+ * heartbeat that it has to answer (BEAT_PROBE, BEAT_ANSWER):
  *
  *    first frame --no link, or the same process, whose old link is closed--> admitted at once
  *         |
@@ -6574,31 +6568,31 @@ typedef struct mlfab__role {
  *                                     |--5 beats, any other holder--> its link is closed, as above
  *                                     +--the caller hangs up--> forgotten; the probe after 7 beats
  *
- * (1) A holder that answers keeps its number. Only the answer to the probe counts, not frames that
- *      a process sent before it died.
- * (2) The node sends a holder one probe at a time, on behalf of all claims to its number. (3) The node
- * sends nothing on a CLAIM link until it decides the claim, after 5 beats at most. (4) A process that calls
- * again does not wait. (5) At server 0 two kinds of processes have a number and no link. Server 0 calls a
- * dedicated server
- *      when another process says JOIN for its number; a welcomed process has 5 beats to say HELLO.
- *      Until that is decided server 0 hangs up on the other process, which calls again.
- * (6) A caller continues right after MEET, so it cannot wait for a claim: the node refuses it and
- *      probes the holder, and closes the holder's link unless it answers within 2 beats. Meanwhile the
- *      caller calls again for as long as it needs the link.
+ *  (1) A holder that answers keeps its number. Only the answer to the probe counts, not frames that a process
+ *      sent before it died.
+ *  (2) The node sends a holder one probe at a time, on behalf of all claims to its number.
+ *  (3) The node sends nothing on a CLAIM link until it decides the claim, after 5 beats at most.
+ *  (4) A process that calls again does not wait.
+ *  (5) At server 0 two kinds of processes have a number and no link. Server 0 calls a dedicated server when another
+ *      process says JOIN for its number; a welcomed process has 5 beats to say HELLO. Until that is decided server 0
+ *      hangs up on the other process, which calls again.
+ *  (6) A caller continues right after MEET, so it cannot wait for a claim: the node refuses it and probes the holder,
+ *      and closes the holder's link unless it answers within 2 beats. Meanwhile the caller calls again for as long
+ *      as it needs the link.
  *
- * Admission. A node checks what a first frame says of its sender. Server 0 knows the incarnation and nonce
- * of every node from JOIN; the other nodes know those of the servers from WELCOME. They learn those of
- * workers and of a separate scheduler from HELLO: a greater incarnation is a newer process. They cannot
- * detect an incarnation that server 0 has not issued.
+ * Admission. A node checks what a first frame says of its sender. Server 0 knows the incarnation and nonce of every
+ * node from JOIN; the other nodes know those of the servers from WELCOME. They learn those of workers and of a
+ * separate scheduler from HELLO: a greater incarnation is a newer process. They cannot detect an incarnation that
+ * server 0 has not issued.
  *
- * Closing. A node that leaves says BYE, keeps reading, and waits until the peer has seen the BYE and hangs
- * up (both do so if both leave). So no BYE is lost in a transport's send buffer or destroyed by frames that
- * the peer sends meanwhile. No node waits for a hand-driven peer, or on links whose end does not mean death
- * (between workers, between servers). If a send finds that the peer has gone, the peer's BYE may still be
- * unread: the node offers that link no more frames until DOWN.
+ * Closing. A node that leaves says BYE, keeps reading, and waits until the peer has seen the BYE and hangs up (both
+ * do so if both leave). So no BYE is lost in a transport's send buffer or destroyed by frames that the peer sends
+ * meanwhile. No node waits for a hand-driven peer, or on links whose end does not mean death (between workers,
+ * between servers). If a send finds that the peer has gone, the peer's BYE may still be unread: the node offers
+ * that link no more frames until DOWN.
  *
- * Liveness: a node sends a heartbeat on a link on which it has sent nothing else for a beat. A link is in
- * one of these states:
+ * Liveness: a node sends a heartbeat on a link on which it has sent nothing else for a beat. A link is in one of
+ * these states:
  *
  *    HEARD     a frame came less than 3 beats ago
  *    SUSPECT   no frame came for 3 beats. At every look the node asks the transport
@@ -6606,8 +6600,8 @@ typedef struct mlfab__role {
  *    LOST      closed: (a) for 5 beats neither a frame nor an answered probe came; or (b) no frame came
  *              for silent_death_ns
  *
- * So a peer that is stopped or gets no processor time has silent_death_ns. A peer whose host is gone, or
- * whose transport cannot probe, has 5 beats. (a) and (b) hold for links of every kind, except:
+ * So a peer that is stopped or gets no processor time has silent_death_ns. A peer whose host is gone, or whose
+ * transport cannot probe, has 5 beats. (a) and (b) hold for links of every kind, except:
  *  - a hand-driven peer: (b) does not apply, nor (a) if the transport cannot probe. Between workers the
  *    node does not know whether the peer is hand-driven: such a link is opened again;
  *  - a link that is closing, a NEW link, and a server's link to its scheduler: closed after 5 beats of
@@ -6616,23 +6610,23 @@ typedef struct mlfab__role {
  *  - a holder whose number is claimed: 5 beats to answer the probe, even if it may be silent for longer
  *    otherwise.
  *
- * Timers. Every deadline of links, workers and routes is a timer in one heap. A timer is armed when its
- * subject begins (a link stands, a worker's link broke); frames do not postpone it. When it expires, the
- * node checks what it has heard and sent since, acts if necessary, and arms the timer again for the
- * earliest time at which it may have to act. Times are rounded up to a quarter of a beat since the node was
- * opened, so that the timers of many links expire together. The timer SCAN is armed only while a role, or a
- * link between workers, waits for something. Requests and roles report their own deadlines.
+ * Timers. Every deadline of links, workers and routes is a timer in one heap. A timer is armed when its subject
+ * begins (a link stands, a worker's link broke); frames do not postpone it. When it expires, the node checks what
+ * it has heard and sent since, acts if necessary, and arms the timer again for the earliest time at which it may
+ * have to act. Times are rounded up to a quarter of a beat since the node was opened, so that the timers of many
+ * links expire together. The timer SCAN is armed only while a role, or a link between workers, waits for something.
+ * Requests and roles report their own deadlines.
  *
- * A broken link is not yet a death: the worker calls again. A server declares it dead if it has not called
- * for 2 beats (5 if hand-driven). We declare a server dead if no link to it stood for 5 beats. Both times
- * start at the break, regardless of the silence before it: this node itself may have been stopped. After a
- * silence under (a) or (b) the death follows at once.
+ * A broken link is not yet a death: the worker calls again. A server declares it dead if it has not called for 2
+ * beats (5 if hand-driven). We declare a server dead if no link to it stood for 5 beats. Both times start at the
+ * break, regardless of the silence before it: this node itself may have been stopped. After a silence under (a) or
+ * (b) the death follows at once.
  *
- * Files, lowest first: link.c (links, their queues and timers, actions), role.c (calls the roles), outbox.c
- * (the next frame to send), claim.c (heartbeats, Numbers, dispatch), peer_link.c (links between workers),
- * server_link.c (routes to servers), inner.c (links inside the node), caller.c (callers of our server
- * role), bootstrap.c (joining), alive.c (Liveness), node.c (events, time, leaving). Lower files call higher
- * ones through the rules of link kinds, a table in node.c. */
+ * Files, lowest first: link.c (links, their queues and timers, actions), role.c (calls the roles), outbox.c (the
+ * next frame to send), claim.c (heartbeats, Numbers, dispatch), peer_link.c (links between workers), server_link.c
+ * (routes to servers), inner.c (links inside the node), caller.c (callers of our server role), bootstrap.c
+ * (joining), alive.c (Liveness), node.c (events, time, leaving). Lower files call higher ones through the rules of
+ * link kinds, a table in node.c. */
 
 /* ==============================================================================================
  * mlfab_node.h
@@ -7005,8 +6999,7 @@ struct mlfab_node {
 #define MLFAB__TOKEN_SERVER \
   2u /* + index of the route; after the routes: + rank of the other worker */
 
-/* The heartbeat interval; at most half a second until the fabric is complete, because joining has its own
- * deadline. */
+/* The heartbeat interval; at most half a second until the fabric is complete, because joining has its own deadline. */
 MLFAB__INTERNAL uint64_t mlfab__node_beat(const mlfab_node *node);
 MLFAB__INTERNAL uint32_t mlfab__node_routes(const mlfab_node *node);
 /* The route for links of this kind to a server; kinds without routes of their own use that of SERVER. The
@@ -8275,8 +8268,7 @@ MLFAB_API int mlfab_node_stats(const mlfab_node *node, mlfab_stats *stats_p, siz
 /* ==============================================================================================
  * core/node/link.c
  * ============================================================================================== */
-/* link.c - a node: its links, their queues and timers, and its actions. The lowest file of the node. See
- * node.h. */
+/* link.c - a node: its links, their queues and timers, and its actions. The lowest file of the node. See node.h. */
 
 #include <stdio.h>
 
@@ -8677,8 +8669,7 @@ MLFAB__INTERNAL void mlfab__outbox_taken(mlfab_node *node) {
 /* ==============================================================================================
  * core/node/claim.c
  * ============================================================================================== */
-/* claim.c - a node: dispatch of every frame, heartbeats, and numbers claimed by two processes. See node.h,
- * Numbers. */
+/* claim.c - a node: dispatch of every frame, heartbeats, and numbers claimed by two processes. See node.h, Numbers. */
 
 #include <stdio.h>
 
@@ -8800,8 +8791,7 @@ MLFAB__INTERNAL int mlfab__claim_is_hand(const mlfab_node *node, const mlfab__li
   }
 }
 
-/* Does another process want the number of this link's process? For MEET assume so: it does not wait as a
- * claim. */
+/* Does another process want the number of this link's process? For MEET assume so: it does not wait as a claim. */
 static int claim_is_claimed(const mlfab_node *node, uint32_t index) {
   if (node->links[index].kind == MLFAB__LINK_PEER_IN || MLFAB__PLANTED(96)) return 1;
   for (uint32_t i = 0; node->claims > 0 && i < node->nlinks; i++) {
@@ -9871,9 +9861,8 @@ static int bootstrap_answers(mlfab_node *node, mlfab__peer *peer, uint32_t serve
   return -1;
 }
 
-/* May this process have a number whose holder has no link here? Server 0 first calls a dedicated server;
- * other holders have 5 beats from WELCOME to say HELLO. Returns 0 if the process was refused, or has to
- * call again. */
+/* May this process have a number whose holder has no link here? Server 0 first calls a dedicated server; other
+ * holders have 5 beats from WELCOME to say HELLO. Returns 0 if the process was refused, or has to call again. */
 static int bootstrap_vacant(mlfab_node *node, uint32_t link, uint32_t id, const mlfab__join *join) {
   mlfab__peer *peer = &node->peers[id];
   if (node->phase == MLFAB__BOOTSTRAP_JOINING || !peer->joined || peer->nonce == join->nonce)
@@ -10253,29 +10242,27 @@ MLFAB__INTERNAL void mlfab__alive_scan(mlfab_node *node, uint32_t index) {
  * ============================================================================================== */
 /* worker.h - the worker role: sends updates, gets the model. Layer 4.
  *
- * The worker has one stream of updates to each server, in the order of their numbers. The states of an
- * update's part at a server:
+ * The worker has one stream of updates to each server, in the order of their numbers. The states of an update's
+ * part at a server:
  *
  *    QUEUED --(announced, with as many bytes as there is credit)--> ANNOUNCED --(PUSH_ACK)--> DECIDED
  *       ^                                                             |
  *       +--------------(RESEND, or HELLO on a new link)---------------+
  *
- * In a fabric with a scheduler the worker announces a large part without bytes. The server then names its
- * route (VIA): directly, granted by the server, or as a member of a group through another worker's node,
- * granted by the aggregator there. Routes have numbers; a new route voids the one before, and the part
- * begins anew. If the aggregator's grant arrives before VIA, the worker adopts the route from the grant.
- * The same holds for pulls: the answer comes from the server or through a distributor, and only the newest
- * route counts.
+ * In a fabric with a scheduler the worker announces a large part without bytes. The server then names its route
+ * (VIA): directly, granted by the server, or as a member of a group through another worker's node, granted by the
+ * aggregator there. Routes have numbers; a new route voids the one before, and the part begins anew. If the
+ * aggregator's grant arrives before VIA, the worker adopts the route from the grant. The same holds for pulls: the
+ * answer comes from the server or through a distributor, and only the newest route counts.
  *
- * Invariants. (1) An update keeps its number, and its bytes until every server has decided or it is
- * withdrawn. (2) The worker announces parts in the order of their numbers. (3) It merges nothing into an
- * announced update. (4) It does not return a buffer to the caller while a transport has it. (5) A part has
- * bulks lent to two links at most, its server's and its aggregator's; when the aggregator changes, the
- * worker takes back what the former one still has. (6) The worker sends an aggregator, or
- * a server, only bytes that the receiver granted for the current route.
+ * Invariants. (1) An update keeps its number, and its bytes until every server has decided or it is withdrawn. (2)
+ * The worker announces parts in the order of their numbers. (3) It merges nothing into an announced update. (4) It
+ * does not return a buffer to the caller while a transport has it. (5) A part has bulks lent to two links at most,
+ * its server's and its aggregator's; when the aggregator changes, the worker takes back what the former one still
+ * has. (6) The worker sends an aggregator, or a server, only bytes that the receiver granted for the current route.
  *
- * Source: MLfabric §3.2 (aggregation, distribution), §4 Table 1 (push with norm, get); FluentPS Alg. 1
- * (worker side). */
+ * Source: MLfabric §3.2 (aggregation, distribution), §4 Table 1 (push with norm, get); FluentPS Alg. 1 (worker
+ * side). */
 
 enum {
   MLFAB__WORKER_UPDATES = 64, /* in flight: with their members, less than MLFAB__WINDOW */
@@ -10601,8 +10588,7 @@ MLFAB__INTERNAL void mlfab__worker_hop_taken(mlfab__worker *worker, uint32_t agg
                                              const mlfab__frame_out *frame);
 MLFAB__INTERNAL void mlfab__worker_hop_sent(mlfab__worker *worker, uint32_t aggregator,
                                             uint64_t token, uint64_t now_ns);
-/* The address where a pull puts byte `offset` of the model; NULL: nowhere. The pull must have asked for the
- * byte. */
+/* The address where a pull puts byte `offset` of the model; NULL: nowhere. The pull must have asked for the byte. */
 MLFAB__INTERNAL uint8_t *mlfab__pull_into(const mlfab__worker *worker, const mlfab__fetch *fetch,
                                           uint64_t offset);
 /* Does an update or a pull use this aggregator? Then the worker wants the link to it. */
@@ -10709,8 +10695,7 @@ MLFAB__INTERNAL void mlfab__push_lose(mlfab__worker *worker, mlfab__outgoing *up
 /* Opens the cache of a model with version tags; else does nothing. Errors: MEMORY (then free it). */
 MLFAB__INTERNAL int mlfab__cache_open(mlfab__worker *worker);
 MLFAB__INTERNAL void mlfab__cache_free(mlfab__worker *worker);
-/* Voids the copies of a server's slices, or of all: they keep their bytes, and the next pull fetches them
- * again. */
+/* Voids the copies of a server's slices, or of all: they keep their bytes, and the next pull fetches them again. */
 MLFAB__INTERNAL void mlfab__cache_void(mlfab__worker *worker, uint32_t server);
 /* Fills the scratch lists with the request of a pull to the server. */
 MLFAB__INTERNAL void mlfab__cache_ask(mlfab__worker *worker, uint32_t server,
@@ -10871,20 +10856,19 @@ MLFAB__INTERNAL int mlfab__worker_reaches(const mlfab__worker *worker, uint32_t 
 /* ==============================================================================================
  * core/worker/cache.c
  * ============================================================================================== */
-/* cache.c - the worker role: a copy of the model, so that pulls transfer only changes. See worker.h,
- * version.h.
+/* cache.c - the worker role: a copy of the model, so that pulls transfer only changes. See worker.h, version.h.
  *
- * With version tags a pull asks for whole slices and names the commit of each that the copy has. The worker
- * writes the answer into the copy, and copies it from there to the caller's buffers, slice by slice. The
- * copy takes over the commit of a slice when the whole slice has arrived: if a transfer is cut off, the
- * server sends all changes since the commit before again.
+ * With version tags a pull asks for whole slices and names the commit of each that the copy has. The worker writes
+ * the answer into the copy, and copies it from there to the caller's buffers, slice by slice. The copy takes over
+ * the commit of a slice when the whole slice has arrived: if a transfer is cut off, the server sends all changes
+ * since the commit before again.
  *
- * One pull at a time asks a server, in the order of their requests. So the copy never goes back, and a
- * slice is whole when the worker copies it to buffers. The server's epoch numbers its commits: in another
- * epoch the copy is void, and pulls fetch everything.
+ * One pull at a time asks a server, in the order of their requests. So the copy never goes back, and a slice is
+ * whole when the worker copies it to buffers. The server's epoch numbers its commits: in another epoch the copy is
+ * void, and pulls fetch everything.
  *
- * Kept buffers get the same bytes as the copy. They lack what other pulls have fetched into the same slices
- * since: the worker copies such a slice to them in full (`brought`, `before`, `written` record this).
+ * Kept buffers get the same bytes as the copy. They lack what other pulls have fetched into the same slices since:
+ * the worker copies such a slice to them in full (`brought`, `before`, `written` record this).
  *
  * Source: TDF §3. */
 
@@ -11063,15 +11047,14 @@ MLFAB__INTERNAL void mlfab__cache_done(mlfab__worker *worker, const mlfab__fetch
  * ============================================================================================== */
 /* pull.c - the worker role: pulls. See worker.h.
  *
- * A pull is one request to every server that has a part of it. The servers answer with MODEL frames, slice
- * by slice, which the worker copies into the caller's buffers. A server may send a slice again from its
- * start at a newer version: the worker then writes those bytes twice. The frame marked LAST ends a server's
- * part.
+ * A pull is one request to every server that has a part of it. The servers answer with MODEL frames, slice by
+ * slice, which the worker copies into the caller's buffers. A server may send a slice again from its start at a
+ * newer version: the worker then writes those bytes twice. The frame marked LAST ends a server's part.
  *
- * In a fabric with a scheduler a server may let another worker's node (the hop) forward its part, and may
- * change the route at any time. Routes have ascending numbers; on each one the whole part comes, in order.
- * PULL_VIA names the newest route. So does the first frame from the hop, which may arrive earlier. On the
- * server's own link nothing comes for a route through a hop, except frames sent before the change. */
+ * In a fabric with a scheduler a server may let another worker's node (the hop) forward its part, and may change
+ * the route at any time. Routes have ascending numbers; on each one the whole part comes, in order. PULL_VIA names
+ * the newest route. So does the first frame from the hop, which may arrive earlier. On the server's own link
+ * nothing comes for a route through a hop, except frames sent before the change. */
 
 #include <stdio.h>
 
@@ -11516,25 +11499,24 @@ MLFAB__INTERNAL void mlfab__pull_free(mlfab__worker *worker) {
  * ============================================================================================== */
 /* push.c - the worker role: outgoing updates. See worker.h.
  *
- * The worker copies small updates (up to MLFAB__WORKER_PACK) and makes them contiguous. With the plain
- * asynchronous model it adds updates that wait while others are under way into one update of several
- * members, as MLfabric's aggregators do (§3.2): the busier the link, the fewer frames.
+ * The worker copies small updates (up to MLFAB__WORKER_PACK) and makes them contiguous. With the plain asynchronous
+ * model it adds updates that wait while others are under way into one update of several members, as MLfabric's
+ * aggregators do (§3.2): the busier the link, the fewer frames.
  *
  * In a fabric with a scheduler the server decides when a large update goes, and through which hop. Within a
- * generation of the stream a part waits, then is a member of groups, one after another, and may finally be
- * sent directly; never in another order.
+ * generation of the stream a part waits, then is a member of groups, one after another, and may finally be sent
+ * directly; never in another order.
  *
  * Progress. The worker counts whole updates, and an update has the same number at all servers:
  *
  *    stream->round + (undecided updates before it there) is the same for all streams   (aligned)
  *
- * A server knows the number of the worker's last update, or a smaller one. It may not have heard of an
- * update without a part for it (ASYNC), and other servers may have moved the worker on (it joined behind
- * the others, or was late in a round that drops). The next PUSH tells it. A server that counts iterations
- * makes other workers wait for the number that it knows. So the worker sends it PROGRESS when it begins to
- * count, on a new link, when the worker is moved on, and when its answer shows a smaller number. Therefore
- * no worker waits for ever: the slowest has the same number everywhere, and no server makes it wait for
- * itself. ASYNC costs no frame. */
+ * A server knows the number of the worker's last update, or a smaller one. It may not have heard of an update
+ * without a part for it (ASYNC), and other servers may have moved the worker on (it joined behind the others, or
+ * was late in a round that drops). The next PUSH tells it. A server that counts iterations makes other workers wait
+ * for the number that it knows. So the worker sends it PROGRESS when it begins to count, on a new link, when the
+ * worker is moved on, and when its answer shows a smaller number. Therefore no worker waits for ever: the slowest
+ * has the same number everywhere, and no server makes it wait for itself. ASYNC costs no frame. */
 
 #include <stdio.h>
 
@@ -11643,9 +11625,8 @@ static void push_rewind(mlfab__part *part) {
   part->source = 0;
 }
 
-/* The part no longer goes through the aggregator: takes back what its link still has. If the worker waited
- * for it instead, an aggregator that stalls would hold the caller's buffers after the update has gone
- * another way. */
+/* The part no longer goes through the aggregator: takes back what its link still has. If the worker waited for it
+ * instead, an aggregator that stalls would hold the caller's buffers after the update has gone another way. */
 static void push_leave_hop(mlfab__worker *worker, mlfab__outgoing *update, uint32_t server) {
   mlfab__part *part = &update->parts[server];
   if (part->lent_hop > 0)
@@ -13317,8 +13298,7 @@ MLFAB__INTERNAL void mlfab__worker_change_again(mlfab__worker *worker) {
   }
 }
 
-/* Ends the change at this worker, and returns its request. Servers that have not answered may still make
- * it. */
+/* Ends the change at this worker, and returns its request. Servers that have not answered may still make it. */
 static mlfab__request *worker_change_end(mlfab__worker *worker) {
   mlfab__request *request = mlfab__request_find(worker->requests, worker->change.request);
   worker->change.request = 0;
@@ -13596,8 +13576,7 @@ MLFAB__INTERNAL int mlfab__worker_hop_wanted(const mlfab__worker *worker, uint32
 /* ==============================================================================================
  * core/worker/worker_role.c
  * ============================================================================================== */
-/* worker_role.c - the worker as a role of its node. SERVER: its links to servers; PEER: those to
- * aggregators. */
+/* worker_role.c - the worker as a role of its node. SERVER: its links to servers; PEER: those to aggregators. */
 
 static int worker_role_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
   if (at.kind == MLFAB__LINK_SERVER) {
@@ -39333,8 +39312,8 @@ WIRE_LIST(resume, slices, server, uint32_t, 2, MLFAB__SLICES_MAX, N(attempt) N(e
 #if MLFAB_WITH_RESHARD
 /* reshard.h - slices move between servers while workers push and pull: server 0's side. Layer 4.
  *
- * A worker sends a request (RESHARD). Server 0 computes the new owners (layout.h) and carries the move out
- * as one attempt, which has a number:
+ * A worker sends a request (RESHARD). Server 0 computes the new owners (layout.h) and carries the move out as one
+ * attempt, which has a number:
  *
  *    IDLE --RESHARD--> FREEZING --all workers FROZEN--> PREPARING --all--> SENDING --all--> INSTALLING
  *     ^                   |                                 |                 |                |
@@ -39345,31 +39324,28 @@ WIRE_LIST(resume, slices, server, uint32_t, 2, MLFAB__SLICES_MAX, N(attempt) N(e
  *     |                                           v               |                            |
  *     +------- RESUME to the workers, RESHARD_DONE -+---------------+----------------------------+
  *
- * FREEZING. Server 0 sends FREEZE to the workers. A worker announces nothing new, and sends STOP to every
- * server. The server forgets what it has not decided of this worker, ends the worker's pulls, and answers
- * with what it has decided (HELLO_ACK, as on a new link). When all have answered, the worker knows the last
- * of its updates that at least one server has decided. Up to that one it announces again the updates that
- * are undecided at some server, and waits until they are decided (reshard_worker.c proves that this ends).
- * Then each of its updates is decided at all its servers or at none, and the worker tells the servers
- * (STOP, drained) and server 0 (FROZEN). Calls of push and pull are accepted all the while, and wait.
- * Server 0 does not wait for dead workers. It waits for hand-driven workers that compute, because they have
- * not stopped.
+ * FREEZING. Server 0 sends FREEZE to the workers. A worker announces nothing new, and sends STOP to every server.
+ * The server forgets what it has not decided of this worker, ends the worker's pulls, and answers with what it has
+ * decided (HELLO_ACK, as on a new link). When all have answered, the worker knows the last of its updates that at
+ * least one server has decided. Up to that one it announces again the updates that are undecided at some server,
+ * and waits until they are decided (reshard_worker.c proves that this ends). Then each of its updates is decided at
+ * all its servers or at none, and the worker tells the servers (STOP, drained) and server 0 (FROZEN). Calls of push
+ * and pull are accepted all the while, and wait. Server 0 does not wait for dead workers. It waits for hand-driven
+ * workers that compute, because they have not stopped.
  *
- * PREPARING. On MOVE, every server stops the workers that did not take part in FREEZING and waits until
- * none of its blocks is lent. From then on its state is fixed: no update, no round, no pull, no change of
- * models, whoever dies. It creates a store for its new slices beside the current one. SENDING: it sends the
- * slices that leave it (RESHARD_SERVER) to their new owners: weights, optimizer state, the open round's
- * sum, version and commit, and their clocks. No server sends before all are ready, so no slice reaches a
- * server without room for it. After a link breaks, the server starts again with the first slice.
- * INSTALLING: all slices have arrived, and the attempt cannot be aborted any more. Each server moves the
- * kept slices into the new store and frees the old one. The epoch of a layout is the number of the attempt
- * that installed it.
+ * PREPARING. On MOVE, every server stops the workers that did not take part in FREEZING and waits until none of its
+ * blocks is lent. From then on its state is fixed: no update, no round, no pull, no change of models, whoever dies.
+ * It creates a store for its new slices beside the current one. SENDING: it sends the slices that leave it
+ * (RESHARD_SERVER) to their new owners: weights, optimizer state, the open round's sum, version and commit, and
+ * their clocks. No server sends before all are ready, so no slice reaches a server without room for it. After a
+ * link breaks, the server starts again with the first slice. INSTALLING: all slices have arrived, and the attempt
+ * cannot be aborted any more. Each server moves the kept slices into the new store and frees the old one. The epoch
+ * of a layout is the number of the attempt that installed it.
  *
  * ABORTING: every server drops the new store and goes on as before; nothing has changed.
  *
- * Out of reach. A server is out of reach when it has had no link for five heartbeats, or has been silent
- * for too long (node.h, Liveness). The same holds for server 0, as seen by a server. The states of a server
- * k other than 0:
+ * Out of reach. A server is out of reach when it has had no link for five heartbeats, or has been silent for too
+ * long (node.h, Liveness). The same holds for server 0, as seen by a server. The states of a server k other than 0:
  *
  *    (free) --PREPARE--> HELD --quiet, room--> READY --SEND--> SENDING --all arrived--> PROMISED --INSTALL--> (free)
  *      ^                  |                      |               |                         |
@@ -39377,45 +39353,41 @@ WIRE_LIST(resume, slices, server, uint32_t, 2, MLFAB__SLICES_MAX, N(attempt) N(e
  *      |                                                                                   v
  *      +--------- another server has installed, or none ever will ------------------ LEADERLESS
  *
- * Server 0 cannot install without k's answer, so up to SENDING k undoes the move by itself. In PROMISED it
- * does not know the outcome. In LEADERLESS it accepts nothing about this attempt from server 0 any more,
- * even if server 0 is back, and asks the other servers every heartbeat (MOVED). A server that has installed
- * says so, and k installs. A server that has undone the move, or has not promised and therefore undoes it
- * now, says so, and k undoes it. A server that is leaderless too cannot have installed: when all others in
- * reach are leaderless, k undoes the move. k waits for a server that has promised and still has server 0,
- * because server 0 will tell that one. Server 0 itself installs after all others have, so it has not
- * installed if none of them has.
+ * Server 0 cannot install without k's answer, so up to SENDING k undoes the move by itself. In PROMISED it does not
+ * know the outcome. In LEADERLESS it accepts nothing about this attempt from server 0 any more, even if server 0 is
+ * back, and asks the other servers every heartbeat (MOVED). A server that has installed says so, and k installs. A
+ * server that has undone the move, or has not promised and therefore undoes it now, says so, and k undoes it. A
+ * server that is leaderless too cannot have installed: when all others in reach are leaderless, k undoes the move.
+ * k waits for a server that has promised and still has server 0, because server 0 will tell that one. Server 0
+ * itself installs after all others have, so it has not installed if none of them has.
  *
- * If server 0 comes back late and finds that k gave the attempt up, it aborts; if others have installed, it
- * goes on. A server that was restarted in the middle does not know the attempt, says so, and counts as
- * dead. If a server reports on an attempt that is over (it was out of reach at the end), server 0 answers
- * with the outcome. A held server repeats its last answer every heartbeat. While server 0 is out of reach
- * the servers send RESUME to the workers that have lost it, too. So a server is held no longer than the
- * deadline of the attempt, or the time after which the servers that it waits for are out of reach. Not
- * solved: two servers that each take the other to be out of reach while server 0 is out of reach may decide
- * differently.
+ * If server 0 comes back late and finds that k gave the attempt up, it aborts; if others have installed, it goes
+ * on. A server that was restarted in the middle does not know the attempt, says so, and counts as dead. If a server
+ * reports on an attempt that is over (it was out of reach at the end), server 0 answers with the outcome. A held
+ * server repeats its last answer every heartbeat. While server 0 is out of reach the servers send RESUME to the
+ * workers that have lost it, too. So a server is held no longer than the deadline of the attempt, or the time after
+ * which the servers that it waits for are out of reach. Not solved: two servers that each take the other to be out
+ * of reach while server 0 is out of reach may decide differently.
  *
- * RESUME. Workers learn the current layout, divide undecided updates anew, greet the servers (STOP, over),
- * and send their pulls again. A worker sends no update and no pull to a server that reports another epoch
- * than its own; a server whose slices are moving reports 0. Workers that come (back) get FREEZE, or RESUME
- * with the owners, after every HELLO.
+ * RESUME. Workers learn the current layout, divide undecided updates anew, greet the servers (STOP, over), and send
+ * their pulls again. A worker sends no update and no pull to a server that reports another epoch than its own; a
+ * server whose slices are moving reports 0. Workers that come (back) get FREEZE, or RESUME with the owners, after
+ * every HELLO.
  *
- * Moved and kept state. Windows (windows.h) stay: every update decided before has a number below every
- * later one, at every server. Progress stays, too: a worker has the same progress at all servers (push.c).
- * PROGRESS that reaches a held server is lost, and a server that did not count does not know a worker's
- * progress. The answer to HELLO or STOP, which every worker gets before it sends again, contains the
- * server's value, and a worker that is ahead sends its own again. A clock moves with its slices: it joins a
- * clock there that is at the same point, or stands beside it until both have come to the same point
- * (clock.c). Version tags do not move: in a new epoch caches fetch everything. A server without slices
- * still takes part in rounds.
+ * Moved and kept state. Windows (windows.h) stay: every update decided before has a number below every later one,
+ * at every server. Progress stays, too: a worker has the same progress at all servers (push.c). PROGRESS that
+ * reaches a held server is lost, and a server that did not count does not know a worker's progress. The answer to
+ * HELLO or STOP, which every worker gets before it sends again, contains the server's value, and a worker that is
+ * ahead sends its own again. A clock moves with its slices: it joins a clock there that is at the same point, or
+ * stands beside it until both have come to the same point (clock.c). Version tags do not move: in a new epoch
+ * caches fetch everything. A server without slices still takes part in rounds.
  *
- * Invariants. (1) Between the first MOVE of an attempt and its end no server decides anything. (2) No
- * server installs before all servers have all their slices. (3) No frozen worker has an update that is
- * decided at one of its servers and not at another. (4) One attempt at a time; another request meanwhile
- * gets AGAIN.
+ * Invariants. (1) Between the first MOVE of an attempt and its end no server decides anything. (2) No server
+ * installs before all servers have all their slices. (3) No frozen worker has an update that is decided at one of
+ * its servers and not at another. (4) One attempt at a time; another request meanwhile gets AGAIN.
  *
- * Memory: while slices move, a server has both stores: at most the blocks of the old shard and of the new
- * one. Source: FluentPS §III-D. Departs: there, servers migrate one by one between iterations. */
+ * Memory: while slices move, a server has both stores: at most the blocks of the old shard and of the new one.
+ * Source: FluentPS §III-D. Departs: there, servers migrate one by one between iterations. */
 
 struct mlfab__server;
 /* Add the row of server 0's lead (reshard.c), and that of a server (reshard_role.c). The server must
@@ -39437,8 +39409,7 @@ MLFAB__INTERNAL int mlfab__reshard_server_told(struct mlfab__server *server, uin
 MLFAB__INTERNAL void mlfab__reshard_server_dead(struct mlfab__server *server, uint32_t which);
 MLFAB__INTERNAL int mlfab__reshard_server_frame(struct mlfab__server *server, uint32_t from,
                                                 const mlfab__frame_in *frame);
-/* The next bytes for another server: 1, or 0; taken: they were sent. frame: bytes or a clock from another
- * server. */
+/* The next bytes for another server: 1, or 0; taken: they were sent. frame: bytes or a clock from another server. */
 MLFAB__INTERNAL int mlfab__reshard_server_next(struct mlfab__server *server, uint32_t to,
                                                mlfab__frame_out *frame);
 MLFAB__INTERNAL void mlfab__reshard_server_taken(struct mlfab__server *server, uint32_t to,
@@ -39446,8 +39417,7 @@ MLFAB__INTERNAL void mlfab__reshard_server_taken(struct mlfab__server *server, u
 /* The link to a server stands: send from the first slice again. wants: is a link to it needed? */
 MLFAB__INTERNAL void mlfab__reshard_server_up(struct mlfab__server *server, uint32_t to);
 MLFAB__INTERNAL int mlfab__reshard_server_wants(const struct mlfab__server *server, uint32_t to);
-/* Takes the next step if nothing stands in its way any more. Called after everything that may have changed
- * state. */
+/* Takes the next step if nothing stands in its way any more. Called after everything that may have changed state. */
 MLFAB__INTERNAL void mlfab__reshard_server_check(struct mlfab__server *server);
 
 /* --- at a worker (reshard_worker.c) --- */
@@ -40387,8 +40357,7 @@ static void reshard_server_keep(mlfab__server *server, mlfab__store *to, uint32_
     if (from->s0) reshard_server_swap(&from->s0[p], &to->s0[q]);
     if (from->s1) reshard_server_swap(&from->s1[p], &to->s1[q]);
     if (from->sum[p] == MLFAB__NO_BLOCK) continue;
-    /* A spare block exists: nothing is being written, so there are at least as many spare blocks as
-     * positions. */
+    /* A spare block exists: nothing is being written, so there are at least as many spare blocks as positions. */
     to->sum[q] = mlfab__store_take(to);
     reshard_server_swap(&from->blocks[from->sum[p]].data, &to->blocks[to->sum[q]].data);
   }
@@ -40734,34 +40703,32 @@ MLFAB__INTERNAL void mlfab__reshard_server_init(mlfab__server *server) {
  * core/reshard/reshard_worker.c
  * ============================================================================================== */
 #if MLFAB_WITH_RESHARD
-/* reshard_worker.c - the worker role: stops while slices move, and goes on with their new servers. See
- * reshard.h.
+/* reshard_worker.c - the worker role: stops while slices move, and goes on with their new servers. See reshard.h.
  *
  *    RUNS --FREEZE--> STOPPING --all servers stopped--> DRAINING --all decided--> FROZEN --RESUME--> RUNS
  *     |                  ^                                                                         ^
  *     +--RESUME, another --+--- all servers stopped: partly decided updates are lost ----------------+
  *        epoch (late)
  *
- * DRAINING: let M be the largest number that any server has decided. The worker announces updates up to M
- * again at the servers that have not decided them, even updates that no server has decided: a server that
- * has decided M, with no part of an earlier update, would pass over a part of that update that it gets
- * later. Updates after M are decided nowhere, and stay so.
+ * DRAINING: let M be the largest number that any server has decided. The worker announces updates up to M again at
+ * the servers that have not decided them, even updates that no server has decided: a server that has decided M,
+ * with no part of an earlier update, would pass over a part of that update that it gets later. Updates after M are
+ * decided nowhere, and stay so.
  *
- * DRAINING ends. Only rounds make a server wait: it takes round r of a worker w when all members have
- * pushed round r - 1 there. Say server t has decided w's round r, and s keeps it waiting for round r - 1 of
- * a member x. At t, x had pushed round r - 1 before t took w's round r. So x finds it decided at t when it
- * stops, or announces it in its own draining; in either case x does not finish before s has decided it,
- * too. By induction over r, every update that s waits for arrives. The argument fails if t has another
- * model than s and did not make w wait, or if x became a member while the servers stood at different
- * rounds. Then x is drained, and s closes the round without it (clock_forced in clock.c). The answer to the
- * end of its STOP tells x, which tells the other servers (push.c).
+ * DRAINING ends. Only rounds make a server wait: it takes round r of a worker w when all members have pushed round
+ * r - 1 there. Say server t has decided w's round r, and s keeps it waiting for round r - 1 of a member x. At t, x
+ * had pushed round r - 1 before t took w's round r. So x finds it decided at t when it stops, or announces it in
+ * its own draining; in either case x does not finish before s has decided it, too. By induction over r, every
+ * update that s waits for arrives. The argument fails if t has another model than s and did not make w wait, or if
+ * x became a member while the servers stood at different rounds. Then x is drained, and s closes the round without
+ * it (clock_forced in clock.c). The answer to the end of its STOP tells x, which tells the other servers (push.c).
  *
- * A worker that server 0 could not reach, and that was not frozen, is late: it learns of the new layout
- * when the move is over. It stops first, to learn what is decided. A partly decided update stays so
- * (PARTIAL), because the rest of it would have to go to servers that do not know the updates before it.
+ * A worker that server 0 could not reach, and that was not frozen, is late: it learns of the new layout when the
+ * move is over. It stops first, to learn what is decided. A partly decided update stays so (PARTIAL), because the
+ * rest of it would have to go to servers that do not know the updates before it.
  *
- * The worker sends to a server only in RUNS (and in DRAINING), and only if the server has told the worker's
- * own epoch. */
+ * The worker sends to a server only in RUNS (and in DRAINING), and only if the server has told the worker's own
+ * epoch. */
 
 #include <stdio.h>
 

@@ -163,9 +163,8 @@ static int bootstrap_answers(mlfab_node *node, mlfab__peer *peer, uint32_t serve
   return -1;
 }
 
-/* May this process have a number whose holder has no link here? Server 0 first calls a dedicated server;
- * other holders have 5 beats from WELCOME to say HELLO. Returns 0 if the process was refused, or has to
- * call again. */
+/* May this process have a number whose holder has no link here? Server 0 first calls a dedicated server; other
+ * holders have 5 beats from WELCOME to say HELLO. Returns 0 if the process was refused, or has to call again. */
 static int bootstrap_vacant(mlfab_node *node, uint32_t link, uint32_t id, const mlfab__join *join) {
   mlfab__peer *peer = &node->peers[id];
   if (node->phase == MLFAB__BOOTSTRAP_JOINING || !peer->joined || peer->nonce == join->nonce)

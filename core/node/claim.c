@@ -1,5 +1,4 @@
-/* claim.c - a node: dispatch of every frame, heartbeats, and numbers claimed by two processes. See node.h,
- * Numbers. */
+/* claim.c - a node: dispatch of every frame, heartbeats, and numbers claimed by two processes. See node.h, Numbers. */
 #include "node.h"
 
 #include <stdio.h>
@@ -122,8 +121,7 @@ MLFAB__INTERNAL int mlfab__claim_is_hand(const mlfab_node *node, const mlfab__li
   }
 }
 
-/* Does another process want the number of this link's process? For MEET assume so: it does not wait as a
- * claim. */
+/* Does another process want the number of this link's process? For MEET assume so: it does not wait as a claim. */
 static int claim_is_claimed(const mlfab_node *node, uint32_t index) {
   if (node->links[index].kind == MLFAB__LINK_PEER_IN || MLFAB__PLANTED(96)) return 1;
   for (uint32_t i = 0; node->claims > 0 && i < node->nlinks; i++) {

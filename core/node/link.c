@@ -1,5 +1,4 @@
-/* link.c - a node: its links, their queues and timers, and its actions. The lowest file of the node. See
- * node.h. */
+/* link.c - a node: its links, their queues and timers, and its actions. The lowest file of the node. See node.h. */
 #include "node.h"
 
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* node.h - a node: its links, joining, liveness. A beat is the heartbeat interval. A node does its work in
- * roles, which it knows only through their table (role.h).
+/* node.h - a node: its links, joining, liveness. A beat is the heartbeat interval. A node does its work in roles,
+ * which it knows only through their table (role.h).
  *
  * A link is a transport's connection with a purpose:
  *
@@ -18,22 +18,21 @@
  *             of server 0 and the answers to them, slices; RESHARD_IN: its other end. One link per
  *             direction; only HELLO_ACK goes back. Opened on demand, and kept
  *
- * Roles of one node talk to each other over pairs of links that no transport sees. Such a link stands until
- * the node closes, and a HELLO from outside cannot replace it. Each link has a queue of control frames;
- * roles keep frames with a bulk, and the node asks them for one when the link has room. The node never
- * calls a role from inside a role: it carries out what a role requests of links (drop, detach) after the
- * role has returned. A dropped link closes at once and loses its queue.
+ * Roles of one node talk to each other over pairs of links that no transport sees. Such a link stands until the
+ * node closes, and a HELLO from outside cannot replace it. Each link has a queue of control frames; roles keep
+ * frames with a bulk, and the node asks them for one when the link has room. The node never calls a role from
+ * inside a role: it carries out what a role requests of links (drop, detach) after the role has returned. A dropped
+ * link closes at once and loses its queue.
  *
- * Strangers. Until its first frame has shown the job and the secret, the caller learns nothing but why it
- * is refused: neither the job (the header omits its hash) nor that a node lives here (no heartbeats). At
- * most nodes + 64 incoming links that no role knows yet (NEW, CLAIM) exist: a newer one displaces the
- * oldest. A NEW link ends after 5 beats of silence, a CLAIM when it is decided. There is one JOIN_IN link
- * per node id: a newer one of the same process replaces it. It ends when its node is silent, or 20 beats
- * after WELCOME was due.
+ * Strangers. Until its first frame has shown the job and the secret, the caller learns nothing but why it is
+ * refused: neither the job (the header omits its hash) nor that a node lives here (no heartbeats). At most nodes +
+ * 64 incoming links that no role knows yet (NEW, CLAIM) exist: a newer one displaces the oldest. A NEW link ends
+ * after 5 beats of silence, a CLAIM when it is decided. There is one JOIN_IN link per node id: a newer one of the
+ * same process replaces it. It ends when its node is silent, or 20 beats after WELCOME was due.
  *
- * Numbers. A process identifies itself by a nonce that it draws when it opens. A process that says JOIN or
- * HELLO for a number whose link another process holds makes a claim, and waits. The node probes the holder
- * with a heartbeat that it has to answer (BEAT_PROBE, BEAT_ANSWER):
+ * Numbers. A process identifies itself by a nonce that it draws when it opens. A process that says JOIN or HELLO
+ * for a number whose link another process holds makes a claim, and waits. The node probes the holder with a
+ * heartbeat that it has to answer (BEAT_PROBE, BEAT_ANSWER):
  *
  *    first frame --no link, or the same process, whose old link is closed--> admitted at once
  *         |
@@ -43,31 +42,31 @@
  *                                     |--5 beats, any other holder--> its link is closed, as above
  *                                     +--the caller hangs up--> forgotten; the probe after 7 beats
  *
- * (1) A holder that answers keeps its number. Only the answer to the probe counts, not frames that
- *      a process sent before it died.
- * (2) The node sends a holder one probe at a time, on behalf of all claims to its number. (3) The node
- * sends nothing on a CLAIM link until it decides the claim, after 5 beats at most. (4) A process that calls
- * again does not wait. (5) At server 0 two kinds of processes have a number and no link. Server 0 calls a
- * dedicated server
- *      when another process says JOIN for its number; a welcomed process has 5 beats to say HELLO.
- *      Until that is decided server 0 hangs up on the other process, which calls again.
- * (6) A caller continues right after MEET, so it cannot wait for a claim: the node refuses it and
- *      probes the holder, and closes the holder's link unless it answers within 2 beats. Meanwhile the
- *      caller calls again for as long as it needs the link.
+ *  (1) A holder that answers keeps its number. Only the answer to the probe counts, not frames that a process
+ *      sent before it died.
+ *  (2) The node sends a holder one probe at a time, on behalf of all claims to its number.
+ *  (3) The node sends nothing on a CLAIM link until it decides the claim, after 5 beats at most.
+ *  (4) A process that calls again does not wait.
+ *  (5) At server 0 two kinds of processes have a number and no link. Server 0 calls a dedicated server when another
+ *      process says JOIN for its number; a welcomed process has 5 beats to say HELLO. Until that is decided server 0
+ *      hangs up on the other process, which calls again.
+ *  (6) A caller continues right after MEET, so it cannot wait for a claim: the node refuses it and probes the holder,
+ *      and closes the holder's link unless it answers within 2 beats. Meanwhile the caller calls again for as long
+ *      as it needs the link.
  *
- * Admission. A node checks what a first frame says of its sender. Server 0 knows the incarnation and nonce
- * of every node from JOIN; the other nodes know those of the servers from WELCOME. They learn those of
- * workers and of a separate scheduler from HELLO: a greater incarnation is a newer process. They cannot
- * detect an incarnation that server 0 has not issued.
+ * Admission. A node checks what a first frame says of its sender. Server 0 knows the incarnation and nonce of every
+ * node from JOIN; the other nodes know those of the servers from WELCOME. They learn those of workers and of a
+ * separate scheduler from HELLO: a greater incarnation is a newer process. They cannot detect an incarnation that
+ * server 0 has not issued.
  *
- * Closing. A node that leaves says BYE, keeps reading, and waits until the peer has seen the BYE and hangs
- * up (both do so if both leave). So no BYE is lost in a transport's send buffer or destroyed by frames that
- * the peer sends meanwhile. No node waits for a hand-driven peer, or on links whose end does not mean death
- * (between workers, between servers). If a send finds that the peer has gone, the peer's BYE may still be
- * unread: the node offers that link no more frames until DOWN.
+ * Closing. A node that leaves says BYE, keeps reading, and waits until the peer has seen the BYE and hangs up (both
+ * do so if both leave). So no BYE is lost in a transport's send buffer or destroyed by frames that the peer sends
+ * meanwhile. No node waits for a hand-driven peer, or on links whose end does not mean death (between workers,
+ * between servers). If a send finds that the peer has gone, the peer's BYE may still be unread: the node offers
+ * that link no more frames until DOWN.
  *
- * Liveness: a node sends a heartbeat on a link on which it has sent nothing else for a beat. A link is in
- * one of these states:
+ * Liveness: a node sends a heartbeat on a link on which it has sent nothing else for a beat. A link is in one of
+ * these states:
  *
  *    HEARD     a frame came less than 3 beats ago
  *    SUSPECT   no frame came for 3 beats. At every look the node asks the transport
@@ -75,8 +74,8 @@
  *    LOST      closed: (a) for 5 beats neither a frame nor an answered probe came; or (b) no frame came
  *              for silent_death_ns
  *
- * So a peer that is stopped or gets no processor time has silent_death_ns. A peer whose host is gone, or
- * whose transport cannot probe, has 5 beats. (a) and (b) hold for links of every kind, except:
+ * So a peer that is stopped or gets no processor time has silent_death_ns. A peer whose host is gone, or whose
+ * transport cannot probe, has 5 beats. (a) and (b) hold for links of every kind, except:
  *  - a hand-driven peer: (b) does not apply, nor (a) if the transport cannot probe. Between workers the
  *    node does not know whether the peer is hand-driven: such a link is opened again;
  *  - a link that is closing, a NEW link, and a server's link to its scheduler: closed after 5 beats of
@@ -85,23 +84,23 @@
  *  - a holder whose number is claimed: 5 beats to answer the probe, even if it may be silent for longer
  *    otherwise.
  *
- * Timers. Every deadline of links, workers and routes is a timer in one heap. A timer is armed when its
- * subject begins (a link stands, a worker's link broke); frames do not postpone it. When it expires, the
- * node checks what it has heard and sent since, acts if necessary, and arms the timer again for the
- * earliest time at which it may have to act. Times are rounded up to a quarter of a beat since the node was
- * opened, so that the timers of many links expire together. The timer SCAN is armed only while a role, or a
- * link between workers, waits for something. Requests and roles report their own deadlines.
+ * Timers. Every deadline of links, workers and routes is a timer in one heap. A timer is armed when its subject
+ * begins (a link stands, a worker's link broke); frames do not postpone it. When it expires, the node checks what
+ * it has heard and sent since, acts if necessary, and arms the timer again for the earliest time at which it may
+ * have to act. Times are rounded up to a quarter of a beat since the node was opened, so that the timers of many
+ * links expire together. The timer SCAN is armed only while a role, or a link between workers, waits for something.
+ * Requests and roles report their own deadlines.
  *
- * A broken link is not yet a death: the worker calls again. A server declares it dead if it has not called
- * for 2 beats (5 if hand-driven). We declare a server dead if no link to it stood for 5 beats. Both times
- * start at the break, regardless of the silence before it: this node itself may have been stopped. After a
- * silence under (a) or (b) the death follows at once.
+ * A broken link is not yet a death: the worker calls again. A server declares it dead if it has not called for 2
+ * beats (5 if hand-driven). We declare a server dead if no link to it stood for 5 beats. Both times start at the
+ * break, regardless of the silence before it: this node itself may have been stopped. After a silence under (a) or
+ * (b) the death follows at once.
  *
- * Files, lowest first: link.c (links, their queues and timers, actions), role.c (calls the roles), outbox.c
- * (the next frame to send), claim.c (heartbeats, Numbers, dispatch), peer_link.c (links between workers),
- * server_link.c (routes to servers), inner.c (links inside the node), caller.c (callers of our server
- * role), bootstrap.c (joining), alive.c (Liveness), node.c (events, time, leaving). Lower files call higher
- * ones through the rules of link kinds, a table in node.c. */
+ * Files, lowest first: link.c (links, their queues and timers, actions), role.c (calls the roles), outbox.c (the
+ * next frame to send), claim.c (heartbeats, Numbers, dispatch), peer_link.c (links between workers), server_link.c
+ * (routes to servers), inner.c (links inside the node), caller.c (callers of our server role), bootstrap.c
+ * (joining), alive.c (Liveness), node.c (events, time, leaving). Lower files call higher ones through the rules of
+ * link kinds, a table in node.c. */
 #ifndef MLFAB__NODE_H
 #define MLFAB__NODE_H
 
@@ -336,8 +335,7 @@ struct mlfab_node {
 #define MLFAB__TOKEN_SERVER \
   2u /* + index of the route; after the routes: + rank of the other worker */
 
-/* The heartbeat interval; at most half a second until the fabric is complete, because joining has its own
- * deadline. */
+/* The heartbeat interval; at most half a second until the fabric is complete, because joining has its own deadline. */
 MLFAB__INTERNAL uint64_t mlfab__node_beat(const mlfab_node *node);
 MLFAB__INTERNAL uint32_t mlfab__node_routes(const mlfab_node *node);
 /* The route for links of this kind to a server; kinds without routes of their own use that of SERVER. The

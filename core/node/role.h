@@ -1,22 +1,20 @@
 /* role.h - the role table: all that a node knows of its roles.
  *
- * A role is a part of a node that speaks to peers: the worker, the server, the communicator, an aggregator,
- * ... It names the kinds of links that it uses, and fills in the functions that it needs; the others are
- * NULL. The node owns links, queues, timers, admission and liveness, and knows its roles only by this
- * table. The kind of the link and a number identify a peer (node.h): the rank of a worker, the number of a
- * server.
+ * A role is a part of a node that speaks to peers: the worker, the server, the communicator, an aggregator, ... It
+ * names the kinds of links that it uses, and fills in the functions that it needs; the others are NULL. The node
+ * owns links, queues, timers, admission and liveness, and knows its roles only by this table. The kind of the link
+ * and a number identify a peer (node.h): the rank of a worker, the number of a server.
  *
- * Order. Where several roles are on one kind of link, the node offers a frame to them in the order of the table, to
- * those of the `rest` last, until one takes it. It asks the urgent ones first for a frame to send; the others take
- * turns: the one that sent last on this link is asked last.
+ * Order. If several roles use one kind of link, the node offers them a frame in the order of the table, those with
+ * `rest` last, until one takes it. For a frame to send it asks the urgent roles first; the others take turns: the
+ * one that sent last on this link is asked last.
  *
- * Loans. A bulk that a role lends to a link has a token of the role, below 2^60. The loan ends exactly
- * once: the node calls `returned`, or the role takes it back with the port's detach, or the link is lost;
- * the last two cause no call. Tokens of several roles on one link cannot collide: the node adds the role.
+ * Loans. A bulk that a role lends to a link has a token of the role, below 2^60. The loan ends exactly once: the
+ * node calls `returned`, or the role takes it back with the port's detach, or the link is lost; the last two cause
+ * no call. Tokens of several roles on one link cannot collide: the node adds the role.
  *
- * The node calls these functions in a consistent state, one at a time, and never from inside a function of
- * another role: it carries out what a role requests of links (drop, detach) after the function has
- * returned. */
+ * The node calls these functions in a consistent state, one at a time, and never from inside a function of another
+ * role: it carries out what a role requests of links (drop, detach) after the function has returned. */
 #ifndef MLFAB__ROLE_H
 #define MLFAB__ROLE_H
 
@@ -76,8 +74,7 @@ typedef struct mlfab__role {
 
   /* A frame: 1 if this role takes it, 0 if the frame belongs to another role; an error drops the link. */
   int (*frame)(void *self, mlfab__at at, const mlfab__frame_in *frame);
-  /* next: the next frame with a bulk for this peer: 1, or 0. taken: it was sent. returned: its bulk is
-   * free. */
+  /* next: the next frame with a bulk for this peer: 1, or 0. taken: it was sent. returned: its bulk is free. */
   int (*next)(void *self, mlfab__at at, mlfab__frame_out *frame);
   void (*taken)(void *self, mlfab__at at, const mlfab__frame_out *frame);
   void (*returned)(void *self, mlfab__at at, uint64_t token);
@@ -109,12 +106,10 @@ typedef struct mlfab__role {
   void (*withdraw)(void *self, mlfab__request *request, int code, uint64_t now_ns);
   /* May other nodes need this role at any time, without a call on this node? */
   int (*serves)(const void *self);
-  /* finish: this node's worker has no more data. finished: does nobody wait for this role because of that
-   * any more? */
+  /* finish: this node's worker has no more data. finished: does nobody wait for this role because of that any more? */
   void (*finish)(void *self);
   int (*finished)(const void *self);
-  /* leave: this node's worker will leave. quiet: does nobody wait for this role any more? part: it says BYE
-   * now. */
+  /* leave: this node's worker will leave. quiet: does nobody wait for this role any more? part: it says BYE now. */
   void (*leave)(void *self);
   int (*quiet)(const void *self);
   void (*part)(void *self);

@@ -417,8 +417,7 @@ static void reshard_server_keep(mlfab__server *server, mlfab__store *to, uint32_
     if (from->s0) reshard_server_swap(&from->s0[p], &to->s0[q]);
     if (from->s1) reshard_server_swap(&from->s1[p], &to->s1[q]);
     if (from->sum[p] == MLFAB__NO_BLOCK) continue;
-    /* A spare block exists: nothing is being written, so there are at least as many spare blocks as
-     * positions. */
+    /* A spare block exists: nothing is being written, so there are at least as many spare blocks as positions. */
     to->sum[q] = mlfab__store_take(to);
     reshard_server_swap(&from->blocks[from->sum[p]].data, &to->blocks[to->sum[q]].data);
   }

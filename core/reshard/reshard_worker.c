@@ -1,31 +1,29 @@
-/* reshard_worker.c - the worker role: stops while slices move, and goes on with their new servers. See
- * reshard.h.
+/* reshard_worker.c - the worker role: stops while slices move, and goes on with their new servers. See reshard.h.
  *
  *    RUNS --FREEZE--> STOPPING --all servers stopped--> DRAINING --all decided--> FROZEN --RESUME--> RUNS
  *     |                  ^                                                                         ^
  *     +--RESUME, another --+--- all servers stopped: partly decided updates are lost ----------------+
  *        epoch (late)
  *
- * DRAINING: let M be the largest number that any server has decided. The worker announces updates up to M
- * again at the servers that have not decided them, even updates that no server has decided: a server that
- * has decided M, with no part of an earlier update, would pass over a part of that update that it gets
- * later. Updates after M are decided nowhere, and stay so.
+ * DRAINING: let M be the largest number that any server has decided. The worker announces updates up to M again at
+ * the servers that have not decided them, even updates that no server has decided: a server that has decided M,
+ * with no part of an earlier update, would pass over a part of that update that it gets later. Updates after M are
+ * decided nowhere, and stay so.
  *
- * DRAINING ends. Only rounds make a server wait: it takes round r of a worker w when all members have
- * pushed round r - 1 there. Say server t has decided w's round r, and s keeps it waiting for round r - 1 of
- * a member x. At t, x had pushed round r - 1 before t took w's round r. So x finds it decided at t when it
- * stops, or announces it in its own draining; in either case x does not finish before s has decided it,
- * too. By induction over r, every update that s waits for arrives. The argument fails if t has another
- * model than s and did not make w wait, or if x became a member while the servers stood at different
- * rounds. Then x is drained, and s closes the round without it (clock_forced in clock.c). The answer to the
- * end of its STOP tells x, which tells the other servers (push.c).
+ * DRAINING ends. Only rounds make a server wait: it takes round r of a worker w when all members have pushed round
+ * r - 1 there. Say server t has decided w's round r, and s keeps it waiting for round r - 1 of a member x. At t, x
+ * had pushed round r - 1 before t took w's round r. So x finds it decided at t when it stops, or announces it in
+ * its own draining; in either case x does not finish before s has decided it, too. By induction over r, every
+ * update that s waits for arrives. The argument fails if t has another model than s and did not make w wait, or if
+ * x became a member while the servers stood at different rounds. Then x is drained, and s closes the round without
+ * it (clock_forced in clock.c). The answer to the end of its STOP tells x, which tells the other servers (push.c).
  *
- * A worker that server 0 could not reach, and that was not frozen, is late: it learns of the new layout
- * when the move is over. It stops first, to learn what is decided. A partly decided update stays so
- * (PARTIAL), because the rest of it would have to go to servers that do not know the updates before it.
+ * A worker that server 0 could not reach, and that was not frozen, is late: it learns of the new layout when the
+ * move is over. It stops first, to learn what is decided. A partly decided update stays so (PARTIAL), because the
+ * rest of it would have to go to servers that do not know the updates before it.
  *
- * The worker sends to a server only in RUNS (and in DRAINING), and only if the server has told the worker's
- * own epoch. */
+ * The worker sends to a server only in RUNS (and in DRAINING), and only if the server has told the worker's own
+ * epoch. */
 #include "reshard.h"
 
 #include "../worker/worker.h"

@@ -1,17 +1,16 @@
-/* cache.c - the worker role: a copy of the model, so that pulls transfer only changes. See worker.h,
- * version.h.
+/* cache.c - the worker role: a copy of the model, so that pulls transfer only changes. See worker.h, version.h.
  *
- * With version tags a pull asks for whole slices and names the commit of each that the copy has. The worker
- * writes the answer into the copy, and copies it from there to the caller's buffers, slice by slice. The
- * copy takes over the commit of a slice when the whole slice has arrived: if a transfer is cut off, the
- * server sends all changes since the commit before again.
+ * With version tags a pull asks for whole slices and names the commit of each that the copy has. The worker writes
+ * the answer into the copy, and copies it from there to the caller's buffers, slice by slice. The copy takes over
+ * the commit of a slice when the whole slice has arrived: if a transfer is cut off, the server sends all changes
+ * since the commit before again.
  *
- * One pull at a time asks a server, in the order of their requests. So the copy never goes back, and a
- * slice is whole when the worker copies it to buffers. The server's epoch numbers its commits: in another
- * epoch the copy is void, and pulls fetch everything.
+ * One pull at a time asks a server, in the order of their requests. So the copy never goes back, and a slice is
+ * whole when the worker copies it to buffers. The server's epoch numbers its commits: in another epoch the copy is
+ * void, and pulls fetch everything.
  *
- * Kept buffers get the same bytes as the copy. They lack what other pulls have fetched into the same slices
- * since: the worker copies such a slice to them in full (`brought`, `before`, `written` record this).
+ * Kept buffers get the same bytes as the copy. They lack what other pulls have fetched into the same slices since:
+ * the worker copies such a slice to them in full (`brought`, `before`, `written` record this).
  *
  * Source: TDF §3. */
 #include "worker.h"

@@ -1,14 +1,13 @@
 /* pull.c - the worker role: pulls. See worker.h.
  *
- * A pull is one request to every server that has a part of it. The servers answer with MODEL frames, slice
- * by slice, which the worker copies into the caller's buffers. A server may send a slice again from its
- * start at a newer version: the worker then writes those bytes twice. The frame marked LAST ends a server's
- * part.
+ * A pull is one request to every server that has a part of it. The servers answer with MODEL frames, slice by
+ * slice, which the worker copies into the caller's buffers. A server may send a slice again from its start at a
+ * newer version: the worker then writes those bytes twice. The frame marked LAST ends a server's part.
  *
- * In a fabric with a scheduler a server may let another worker's node (the hop) forward its part, and may
- * change the route at any time. Routes have ascending numbers; on each one the whole part comes, in order.
- * PULL_VIA names the newest route. So does the first frame from the hop, which may arrive earlier. On the
- * server's own link nothing comes for a route through a hop, except frames sent before the change. */
+ * In a fabric with a scheduler a server may let another worker's node (the hop) forward its part, and may change
+ * the route at any time. Routes have ascending numbers; on each one the whole part comes, in order. PULL_VIA names
+ * the newest route. So does the first frame from the hop, which may arrive earlier. On the server's own link
+ * nothing comes for a route through a hop, except frames sent before the change. */
 #include "worker.h"
 
 #include "../kernels/kernels.h"

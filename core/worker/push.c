@@ -1,24 +1,23 @@
 /* push.c - the worker role: outgoing updates. See worker.h.
  *
- * The worker copies small updates (up to MLFAB__WORKER_PACK) and makes them contiguous. With the plain
- * asynchronous model it adds updates that wait while others are under way into one update of several
- * members, as MLfabric's aggregators do (§3.2): the busier the link, the fewer frames.
+ * The worker copies small updates (up to MLFAB__WORKER_PACK) and makes them contiguous. With the plain asynchronous
+ * model it adds updates that wait while others are under way into one update of several members, as MLfabric's
+ * aggregators do (§3.2): the busier the link, the fewer frames.
  *
  * In a fabric with a scheduler the server decides when a large update goes, and through which hop. Within a
- * generation of the stream a part waits, then is a member of groups, one after another, and may finally be
- * sent directly; never in another order.
+ * generation of the stream a part waits, then is a member of groups, one after another, and may finally be sent
+ * directly; never in another order.
  *
  * Progress. The worker counts whole updates, and an update has the same number at all servers:
  *
  *    stream->round + (undecided updates before it there) is the same for all streams   (aligned)
  *
- * A server knows the number of the worker's last update, or a smaller one. It may not have heard of an
- * update without a part for it (ASYNC), and other servers may have moved the worker on (it joined behind
- * the others, or was late in a round that drops). The next PUSH tells it. A server that counts iterations
- * makes other workers wait for the number that it knows. So the worker sends it PROGRESS when it begins to
- * count, on a new link, when the worker is moved on, and when its answer shows a smaller number. Therefore
- * no worker waits for ever: the slowest has the same number everywhere, and no server makes it wait for
- * itself. ASYNC costs no frame. */
+ * A server knows the number of the worker's last update, or a smaller one. It may not have heard of an update
+ * without a part for it (ASYNC), and other servers may have moved the worker on (it joined behind the others, or
+ * was late in a round that drops). The next PUSH tells it. A server that counts iterations makes other workers wait
+ * for the number that it knows. So the worker sends it PROGRESS when it begins to count, on a new link, when the
+ * worker is moved on, and when its answer shows a smaller number. Therefore no worker waits for ever: the slowest
+ * has the same number everywhere, and no server makes it wait for itself. ASYNC costs no frame. */
 #include "worker.h"
 
 #include "../kernels/kernels.h"
@@ -130,9 +129,8 @@ static void push_rewind(mlfab__part *part) {
   part->source = 0;
 }
 
-/* The part no longer goes through the aggregator: takes back what its link still has. If the worker waited
- * for it instead, an aggregator that stalls would hold the caller's buffers after the update has gone
- * another way. */
+/* The part no longer goes through the aggregator: takes back what its link still has. If the worker waited for it
+ * instead, an aggregator that stalls would hold the caller's buffers after the update has gone another way. */
 static void push_leave_hop(mlfab__worker *worker, mlfab__outgoing *update, uint32_t server) {
   mlfab__part *part = &update->parts[server];
   if (part->lent_hop > 0)

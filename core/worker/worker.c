@@ -465,8 +465,7 @@ MLFAB__INTERNAL void mlfab__worker_change_again(mlfab__worker *worker) {
   }
 }
 
-/* Ends the change at this worker, and returns its request. Servers that have not answered may still make
- * it. */
+/* Ends the change at this worker, and returns its request. Servers that have not answered may still make it. */
 static mlfab__request *worker_change_end(mlfab__worker *worker) {
   mlfab__request *request = mlfab__request_find(worker->requests, worker->change.request);
   worker->change.request = 0;

@@ -1,28 +1,26 @@
 /* worker.h - the worker role: sends updates, gets the model. Layer 4.
  *
- * The worker has one stream of updates to each server, in the order of their numbers. The states of an
- * update's part at a server:
+ * The worker has one stream of updates to each server, in the order of their numbers. The states of an update's
+ * part at a server:
  *
  *    QUEUED --(announced, with as many bytes as there is credit)--> ANNOUNCED --(PUSH_ACK)--> DECIDED
  *       ^                                                             |
  *       +--------------(RESEND, or HELLO on a new link)---------------+
  *
- * In a fabric with a scheduler the worker announces a large part without bytes. The server then names its
- * route (VIA): directly, granted by the server, or as a member of a group through another worker's node,
- * granted by the aggregator there. Routes have numbers; a new route voids the one before, and the part
- * begins anew. If the aggregator's grant arrives before VIA, the worker adopts the route from the grant.
- * The same holds for pulls: the answer comes from the server or through a distributor, and only the newest
- * route counts.
+ * In a fabric with a scheduler the worker announces a large part without bytes. The server then names its route
+ * (VIA): directly, granted by the server, or as a member of a group through another worker's node, granted by the
+ * aggregator there. Routes have numbers; a new route voids the one before, and the part begins anew. If the
+ * aggregator's grant arrives before VIA, the worker adopts the route from the grant. The same holds for pulls: the
+ * answer comes from the server or through a distributor, and only the newest route counts.
  *
- * Invariants. (1) An update keeps its number, and its bytes until every server has decided or it is
- * withdrawn. (2) The worker announces parts in the order of their numbers. (3) It merges nothing into an
- * announced update. (4) It does not return a buffer to the caller while a transport has it. (5) A part has
- * bulks lent to two links at most, its server's and its aggregator's; when the aggregator changes, the
- * worker takes back what the former one still has. (6) The worker sends an aggregator, or
- * a server, only bytes that the receiver granted for the current route.
+ * Invariants. (1) An update keeps its number, and its bytes until every server has decided or it is withdrawn. (2)
+ * The worker announces parts in the order of their numbers. (3) It merges nothing into an announced update. (4) It
+ * does not return a buffer to the caller while a transport has it. (5) A part has bulks lent to two links at most,
+ * its server's and its aggregator's; when the aggregator changes, the worker takes back what the former one still
+ * has. (6) The worker sends an aggregator, or a server, only bytes that the receiver granted for the current route.
  *
- * Source: MLfabric §3.2 (aggregation, distribution), §4 Table 1 (push with norm, get); FluentPS Alg. 1
- * (worker side). */
+ * Source: MLfabric §3.2 (aggregation, distribution), §4 Table 1 (push with norm, get); FluentPS Alg. 1 (worker
+ * side). */
 #ifndef MLFAB__WORKER_H
 #define MLFAB__WORKER_H
 
@@ -356,8 +354,7 @@ MLFAB__INTERNAL void mlfab__worker_hop_taken(mlfab__worker *worker, uint32_t agg
                                              const mlfab__frame_out *frame);
 MLFAB__INTERNAL void mlfab__worker_hop_sent(mlfab__worker *worker, uint32_t aggregator,
                                             uint64_t token, uint64_t now_ns);
-/* The address where a pull puts byte `offset` of the model; NULL: nowhere. The pull must have asked for the
- * byte. */
+/* The address where a pull puts byte `offset` of the model; NULL: nowhere. The pull must have asked for the byte. */
 MLFAB__INTERNAL uint8_t *mlfab__pull_into(const mlfab__worker *worker, const mlfab__fetch *fetch,
                                           uint64_t offset);
 /* Does an update or a pull use this aggregator? Then the worker wants the link to it. */
@@ -464,8 +461,7 @@ MLFAB__INTERNAL void mlfab__push_lose(mlfab__worker *worker, mlfab__outgoing *up
 /* Opens the cache of a model with version tags; else does nothing. Errors: MEMORY (then free it). */
 MLFAB__INTERNAL int mlfab__cache_open(mlfab__worker *worker);
 MLFAB__INTERNAL void mlfab__cache_free(mlfab__worker *worker);
-/* Voids the copies of a server's slices, or of all: they keep their bytes, and the next pull fetches them
- * again. */
+/* Voids the copies of a server's slices, or of all: they keep their bytes, and the next pull fetches them again. */
 MLFAB__INTERNAL void mlfab__cache_void(mlfab__worker *worker, uint32_t server);
 /* Fills the scratch lists with the request of a pull to the server. */
 MLFAB__INTERNAL void mlfab__cache_ask(mlfab__worker *worker, uint32_t server,

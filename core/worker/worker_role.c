@@ -1,5 +1,4 @@
-/* worker_role.c - the worker as a role of its node. SERVER: its links to servers; PEER: those to
- * aggregators. */
+/* worker_role.c - the worker as a role of its node. SERVER: its links to servers; PEER: those to aggregators. */
 #include "../node/node.h"
 #include "worker.h"
 
