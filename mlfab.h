@@ -58,14 +58,17 @@
  * fabric      all processes of one training run. Each has a context (struct mlfab), which is one node.
  * worker      a node that computes. Workers have ranks 0..workers-1.
  * server      a node that holds a part of the model and applies updates to it. A process may be worker and server.
- * slice       a part of the model that one server holds.
+ * slice       a part of the model that one server holds. A server's slices are its shard.
+ * version     of a slice: how many updates the server has applied to it.
  * update      what one push sends: an array for each tensor that it names.
  * iteration   one whole update of a worker, counted from 0: a push, or several with MLFAB_PUSH_MORE.
  * round       with BSP and DROP: the updates that a server adds up and applies in one step.
- * delay       of an update: how many updates the server has applied since the version that it was computed from.
+ * delay       of an update: how many updates the server has applied since the version of the model that it was
+ *             computed from.
  * request     a handle of a call that has begun. mlfab_wait or mlfab_test ends it.
  * epoch       a stretch of collectives with the same workers. A failure, or a worker that comes or goes, ends it.
  * live        a worker that has not died, closed or finished.
+ * incarnation of a rank: counts the processes that have had it, from 1. A restarted process has a new one.
  *
  * Rules
  * -----
@@ -76,10 +79,10 @@
  * Options. A struct that the caller fills begins with `size`. Initialise it, then change members:
  *    mlfab_push_options options = MLFAB_PUSH_OPTIONS_INIT;                       // C and C++
  *    mlfab_collective how = {.size = sizeof how};                                // structs without an _INIT
- * An _INIT macro or _init function sets the real defaults, and then 0 means 0. In a struct without one, 0 means the
- * default that its comment gives. Structs grow at the end only. The library takes a struct of an older header by its
- * `size`, and uses the defaults for what it lacks; the functions that fill a struct (_init, _set, _from_env) need a
- * header of the library's own version.
+ * An _INIT macro or _init function sets the real defaults. In a struct without one, 0 means the default that its
+ * comment gives; where a member's comment says nothing of 0, 0 means 0. Structs grow at the end only. The library takes
+ * a struct of an older header by its `size`, and uses the defaults for what it lacks; the functions that fill a struct
+ * (_init, _set, _from_env) need a header of the library's own version.
  *
  * Units. Counts are elements, sizes are bytes, times are nanoseconds, rates are bytes per second.
  *
@@ -95,7 +98,8 @@
  * Threads. Several threads may use one context. Calls exclude each other for a few microseconds; a call that waits
  * does not hold up the others. Contexts share nothing. The library's threads block all signals but those of faults.
  * No function exits, aborts, installs a signal handler, or raises SIGPIPE or SIGXFSZ. Only mlfab_open_env prints.
- * Only mlfab_open_env and the _from_env functions read the environment.
+ * Only mlfab_open_env, the _from_env functions, and mlfab_model_start with NULL options after mlfab_open_env read the
+ * environment.
  *
  * Callbacks run in the thread that drives the context: the progress thread, or a thread inside a call. They must not
  * call back into the context, except where their comments say so.
@@ -109,11 +113,14 @@
  * Limits
  * ------
  *    open requests of a context, blocking calls included     1,024      one more: MLFAB_ERR_AGAIN at once
- *    updates under way                                          64      the same
- *    pulls under way                                             8      the same
- *    collectives open                                        1,024      the same; the first 32 of them run
- *    partial reductions, stochastic reductions, task graphs     16      MLFAB_ERR_LIMIT
+ *    updates under way                                          64      MLFAB_ERR_AGAIN at once
+ *    pulls under way                                             8      MLFAB_ERR_AGAIN at once
+ *    collectives open                                        1,024      MLFAB_ERR_AGAIN at once; the first 32 of them run
+ *    partial reductions, stochastic reductions and task
+ *    graphs, together                                           16      MLFAB_ERR_LIMIT
  *    buffers in the list of a collective                     4,096      MLFAB_ERR_LIMIT
+ *    separate stretches of the model in one push or pull     2,048      MLFAB_ERR_LIMIT
+ *    operations of a task graph, edges of a graph        1,048,576      MLFAB_ERR_LIMIT
  *    workers of a fabric; with collectives                   65,536; 1,024
  *    servers; slices of a model                              4,096; 4,096
  *    model                                                   config.model_max_bytes (64 GiB)
@@ -132,7 +139,7 @@
  *
  * Compile-time switches
  * ---------------------
- * All are 1. Define one as 0 when you compile mlfab.c to leave something out:
+ * All are 1 (MLFAB_WITH_SHM only on Linux). Define one as 0 when you compile mlfab.c to leave something out:
  *    MLFAB_WITH_TCP, MLFAB_WITH_SHM   a transport
  *    MLFAB_WITH_COLL                  collectives, and with them the next three:
  *    MLFAB_WITH_PARTIAL               partial reductions
@@ -422,19 +429,21 @@ typedef struct mlfab_config {
   uint32_t progress;       /* MLFAB_PROGRESS_* */
   uint32_t no_payload_crc; /* 1: no CRC32C of payloads on TCP; headers keep theirs */
   uint64_t timeout_ns;     /* default deadline (section 1), joining included; 0: 300 s */
-  /* 0: 500 ms. A silent peer is suspect after 3 heartbeats and dead after 5, unless silent_death_ns applies. A worker
-   * whose connection broke is dead after 2. */
+  /* 0: 500 ms; at least 1 ms. A silent peer is suspect after 3 heartbeats and dead after 5, unless silent_death_ns
+   * applies. A worker whose connection broke is dead after 2. */
   uint64_t heartbeat_ns;
   /* A waiter polls this long, then 200 us more while it yields the processor, then it sleeps. 0: 20 us; ~0: it never
    * sleeps. */
   uint64_t spin_ns;
-  uint64_t seed;        /* of random choices; 0: 1 */
-  uint32_t chunk_bytes; /* largest payload of a frame; 0: 256 KiB; at most 1 MiB */
+  uint64_t seed; /* of random choices; 0: 1 */
+  /* Largest payload of a frame; 0: 256 KiB; at most 1 MiB. This and the next two are multiples of 64. */
+  uint32_t chunk_bytes;
   /* A worker may send this much to a server without a grant. 0: 256 KiB. Price: twice as much memory at the server
    * for each worker. */
   uint32_t eager_bytes;
   uint32_t block_bytes; /* a server applies an update in blocks of this size; 0: 1 MiB */
-  uint32_t merge_max;   /* this many waiting small pushes of a worker become one; 0: 128; 1: none */
+  uint32_t
+      merge_max; /* this many waiting small pushes of a worker become one; 0: 128, the most; 1: none */
   uint64_t model_max_bytes; /* a larger model is refused; 0: 64 GiB */
   const mlfab_env *env;     /* copied; NULL: the built-in hooks */
   /* Callbacks; each may be NULL. */
@@ -476,7 +485,7 @@ MLFAB_API void mlfab_config_init(mlfab_config *config);
  * "coordinator", "job", "job_secret", "listen", "socket_ifname", "allow_insecure", "transport" (auto, tcp, shm),
  * "progress" (thread, hand), "timeout_ms", "heartbeat_ms", "silent_death_ms", "payload_crc" (0, 1), "seed",
  * "scheduler" (none, beside, own), "delay_bound" (a number, none), "plan_ahead_ms", "accumulators" (a number, none),
- * "order_by_rate" (0, 1).
+ * "order_by_rate" (0, 1). Set "dedicated" before "role" server, which means nothing without it.
  * Errors: CONFIG, with the name and the value; nothing has changed then. */
 MLFAB_API int mlfab_config_set(mlfab_config *config, const char *name, const char *value,
                                mlfab_error *error_p);
@@ -512,8 +521,9 @@ MLFAB_API int mlfab_is_ready(mlfab *ctx, mlfab_error *error_p);
  * sends what it had begun to send, for at most two heartbeats. A worker that is a server too (dedicated 0) first
  * serves until all other workers have closed or died, at most config.timeout_ns. Open requests are forgotten, and
  * their buffers are the caller's again. Other threads may be inside calls: these calls are cancelled and return
- * MLFAB_ERR_CLOSED, and the memory is freed when the last of them has left. Do not use a copy of the pointer
- * afterwards. */
+ * MLFAB_ERR_CLOSED, and the memory is freed when the last of them has left. A thread that calls in a loop must stop at
+ * MLFAB_ERR_CLOSED: its next call would find freed memory. So would any call with a copy of the pointer that has not
+ * begun when mlfab_close returns. */
 MLFAB_API int mlfab_close(mlfab **ctx_p);
 
 /* Frees the context and tells nobody: to the other nodes it looks like a crash. Other threads: as mlfab_close. */
