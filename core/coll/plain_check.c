@@ -91,6 +91,7 @@ static int plain_check_type(const mlfab__comm_call *call, mlfab_error *error) {
 static int plain_check_buffer(const mlfab__comm_call *call, uint32_t i, mlfab_error *error) {
   const mlfab_vec *vec = &call->vecs[i];
   uint32_t width = mlfab__plain_width(call), line = width & (0u - width);
+  assert(width > 0 && "the type was checked before");
   if (vec->count > 0 && !vec->data)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "%s: buffer %u is NULL and has %llu elements",
                        call->words, i, (unsigned long long)vec->count);
