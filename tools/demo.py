@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 
-ACCURACY_WANTED = 0.97  # of the test images, in the first two runs
+ACCURACY_WANTED = 0.96  # of the test images, in the first two runs, which end between 97 and 98 %
 LOSS_WANTED = 0.05      # of the zero model's loss, if the data are generated
 
 
