@@ -110,7 +110,7 @@ MLFAB__INTERNAL int mlfab__node_make(const mlfab_config *complete, mlfab__env *e
   if (!node) return MLFAB_ERR_MEMORY;
   node->env = *env;
   node->requests.env = &node->env;
-  node->requests.timeout_ns = node->config.timeout_ns;
+  node->requests.timeout_ns = complete->timeout_ns;
   node->config = *complete;
   node->config.env = NULL;
   node_identify(node);

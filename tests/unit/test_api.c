@@ -1192,6 +1192,11 @@ static void test_errors_of_requests(void **state) {
   said(n, MLFAB_ERR_TENSOR, "71");
   EXPECT(n, mlfab_wait(n, request[0], 0, NULL), MLFAB_ERR_TIMEOUT);
   said(n, MLFAB_ERR_TIMEOUT, "1 s");
+  /* Without a timeout of its own a call has the configuration's, which is 300 s. */
+  uint64_t began = mlfab_sim_clock(f.w.sim);
+  EXPECT(n, mlfab_pull(n, &b, 1, NULL, NULL), MLFAB_ERR_TIMEOUT);
+  said(n, MLFAB_ERR_TIMEOUT, "worker 1");
+  assert_in_range(mlfab_sim_clock(f.w.sim) - began, 300ull * WORLD_S, 301ull * WORLD_S);
   world_close(&f.w);
 }
 
