@@ -833,7 +833,7 @@ MLFAB__INTERNAL void mlfab__pool_drain(mlfab__pool *pool) {
  * A request is open until its operation, its deadline or a cancel finishes it. It keeps its entry until the
  * caller ends it with test or wait. Handles are never reused.
  *
- * A request that fails keeps its error until it is ended: others may fail meanwhile.
+ * A request that fails keeps its error until it is ended, in place of whom it awaited: others may fail meanwhile.
  *
  * Entries are in blocks; the first block is in the table, and most programs need no other. An entry never
  * moves. `slot` tells which role serves the request; the requests of a slot are found without a scan of the
@@ -865,13 +865,14 @@ enum {
   MLFAB__REQUEST_BUCKETS = 64
 };
 
-/* Whom an open request awaits. */
+/* Whom an open request awaits; of one that has failed: the rest of its error. */
 typedef struct mlfab__blame {
   int32_t rank; /* MLFAB_NO_RANK: not known */
   uint8_t is_server;
   uint8_t in_doubt; /* withdrawn, it ends with IN_DOUBT */
   uint32_t by;      /* the server that said it (WAITING) */
-  char text[200];   /* follows the name: " to apply it", ", which has not defined the model" */
+  /* Open: follows the name, as in " to apply it", ", which has not defined the model". Failed: the error. */
+  char text[sizeof((mlfab_error *)0)->text];
 } mlfab__blame;
 
 typedef struct mlfab__request {
@@ -884,7 +885,6 @@ typedef struct mlfab__request {
   struct mlfab__request *next, *previous; /* of its bucket; free: next is the next free one */
   uint64_t started_ns, deadline_ns;
   mlfab_result result;
-  mlfab_error *error; /* in full, when it has failed; NULL: there was no memory for it */
   mlfab__blame blame;
 } mlfab__request;
 
@@ -901,8 +901,9 @@ typedef struct mlfab__requests {
   uint32_t open;     /* entries in use */
   uint32_t to_tell;  /* watched requests that are done */
   uint64_t earliest; /* no open request has an earlier deadline; MLFAB__NEVER when none has one */
-  mlfab_error last;  /* the last error, in full; `reserved` 1: it is not of the call
-                         * that runs, which has not recalled it, or a thread has taken it (context.c) */
+  /* The last error, in full. `reserved` 1: a request had it that no call has recalled yet, or a thread has taken
+   * it (context.c). */
+  mlfab_error last;
   mlfab_error abandoned; /* first failure of a push without a waiter; code 0: none */
 } mlfab__requests;
 
@@ -936,6 +937,10 @@ MLFAB__INTERNAL void mlfab__request_told(mlfab__requests *table, int kind, mlfab
  * text names the call and whom it awaits. */
 MLFAB__INTERNAL void mlfab__request_expire(mlfab__requests *table, mlfab__request *request,
                                            int code, uint64_t now_ns);
+/* A wait ends before its request does: makes that the last error, with whom the request awaits. Returns TIMEOUT;
+ * REQUEST when it is not open. */
+MLFAB__INTERNAL int mlfab__request_pending(mlfab__requests *table, mlfab_request id,
+                                           uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__request_end(mlfab__requests *table, mlfab__request *request);
 /* Iterates over the requests of this kind and slot that are not done: the next one after `after` (NULL: the
  * first), or NULL. */
@@ -966,16 +971,7 @@ static mlfab__request *request_at(mlfab__requests *table, uint32_t place) {
   return &table->blocks[place / MLFAB__REQUEST_BLOCK][place % MLFAB__REQUEST_BLOCK];
 }
 
-static void request_free_error(mlfab__requests *table, mlfab__request *request) {
-  mlfab__free(table->env, request->error, sizeof *request->error);
-  request->error = NULL;
-}
-
 MLFAB__INTERNAL void mlfab__requests_free(mlfab__requests *table) {
-  for (uint32_t place = 0; place < table->room; place++) {
-    mlfab__request *request = request_at(table, place);
-    if (request->error) request_free_error(table, request);
-  }
   for (int i = 1; i < MLFAB__REQUEST_BLOCKS; i++) {
     mlfab__free(table->env, table->blocks[i], MLFAB__REQUEST_BLOCK * sizeof *table->blocks[i]);
     table->blocks[i] = NULL;
@@ -1058,20 +1054,14 @@ MLFAB__INTERNAL void mlfab__request_finish(mlfab__requests *table, mlfab__reques
   va_start(arguments, format);
   vsnprintf(last->text, sizeof last->text, format, arguments);
   va_end(arguments);
-  /* Only an entry of the table can be asked for its error later. */
-  if (!table->env || mlfab__request_find(table, request->id) != request) return;
-  request->error = mlfab__alloc(table->env, sizeof *request->error);
-  if (request->error) *request->error = *last;
+  request->blame.is_server = is_server != 0;
+  memcpy(request->blame.text, last->text, sizeof last->text);
 }
 
 MLFAB__INTERNAL void mlfab__request_recall(mlfab__requests *table, const mlfab__request *request) {
   const mlfab_result *result = &request->result;
-  if (request->error)
-    table->last = *request->error;
-  else if (table->last.code != result->status || table->last.rank != result->rank)
-    mlfab__error(&table->last, result->status, MLFAB_NO_RANK, 0, result->waited_ns,
-                 "%s (out of memory for more)", mlfab_error_text(result->status));
-  table->last.reserved = 0;
+  mlfab__error(&table->last, result->status, result->rank, request->blame.is_server,
+               result->waited_ns, "%s", request->blame.text);
 }
 
 MLFAB__INTERNAL void mlfab__request_succeed(mlfab__requests *table, mlfab__request *request,
@@ -1100,27 +1090,46 @@ MLFAB__INTERNAL void mlfab__request_blame(mlfab__request *request, int32_t rank,
 MLFAB__INTERNAL void mlfab__request_told(mlfab__requests *table, int kind, mlfab_request id,
                                          uint32_t by, int32_t rank, const char *text) {
   mlfab__request *r = id ? mlfab__request_find(table, id) : mlfab__request_of(table, kind, 0, NULL);
-  for (; r && r->kind == kind; r = id ? NULL : mlfab__request_of(table, kind, 0, r)) {
+  for (; r && r->kind == kind && !r->done; r = id ? NULL : mlfab__request_of(table, kind, 0, r)) {
     r->blame.by = by;
     mlfab__request_blame(r, rank, 0, "%s", text);
   }
 }
 
+/* " awaiting worker 3", or "" where that is not known. */
+static const char *request_whom(char text[32], const mlfab__blame *blame) {
+  text[0] = 0;
+  if (blame->rank != MLFAB_NO_RANK)
+    snprintf(text, 32, " awaiting %s %d", blame->is_server ? "server" : "worker", (int)blame->rank);
+  return text;
+}
+
 MLFAB__INTERNAL void mlfab__request_expire(mlfab__requests *table, mlfab__request *request,
                                            int code, uint64_t now_ns) {
   const mlfab__blame *blame = &request->blame;
-  char number[24] = "", waited[24], who[32] = "";
+  char number[24] = "", waited[24], whom[32];
   if (request->kind == MLFAB__REQUEST_PUSH)
     snprintf(number, sizeof number, " %llu", (unsigned long long)request->result.seq);
-  if (blame->rank != MLFAB_NO_RANK)
-    snprintf(who, sizeof who, " awaiting %s %d", blame->is_server ? "server" : "worker",
-             (int)blame->rank);
   mlfab__request_finish(
       table, request, blame->in_doubt ? MLFAB_ERR_IN_DOUBT : code, blame->rank, blame->is_server,
       now_ns, "%s%s: %s after %s%s%s",
       request->kind == MLFAB__REQUEST_PUSH ? "update" : request_calls[request->kind], number,
       code == MLFAB_ERR_TIMEOUT ? "the deadline passed" : "cancelled",
-      mlfab__duration(waited, now_ns - request->started_ns), who, blame->text);
+      mlfab__duration(waited, now_ns - request->started_ns), request_whom(whom, blame),
+      blame->text);
+}
+
+MLFAB__INTERNAL int mlfab__request_pending(mlfab__requests *table, mlfab_request id,
+                                           uint64_t now_ns) {
+  const mlfab__request *request = mlfab__request_find(table, id);
+  if (!request || request->done) return MLFAB_ERR_REQUEST;
+  const mlfab__blame *blame = &request->blame;
+  uint64_t since_ns = now_ns - request->started_ns;
+  char waited[24], whom[32];
+  return mlfab__error(&table->last, MLFAB_ERR_TIMEOUT, blame->rank, blame->is_server, since_ns,
+                      "wait: the timeout passed; the %s is still open after %s%s%s",
+                      request_calls[request->kind], mlfab__duration(waited, since_ns),
+                      request_whom(whom, blame), blame->text);
 }
 
 MLFAB__INTERNAL void mlfab__request_end(mlfab__requests *table, mlfab__request *request) {
@@ -1130,7 +1139,6 @@ MLFAB__INTERNAL void mlfab__request_end(mlfab__requests *table, mlfab__request *
     table->buckets[request->slot % MLFAB__REQUEST_BUCKETS] = request->next;
   if (request->next) request->next->previous = request->previous;
   if (request->done) table->to_tell -= request->watched;
-  if (request->error) request_free_error(table, request);
   request->kind = MLFAB__REQUEST_FREE;
   request->next = table->free;
   table->free = request;
@@ -43150,8 +43158,7 @@ MLFAB__INTERNAL int mlfab__context_await(mlfab *ctx, mlfab_request id, uint64_t 
     return mlfab__context_in_vain(ctx, 0);
   }
   if (!done)
-    return MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_TIMEOUT,
-                       "wait: the timeout passed; the request is still open");
+    return mlfab__request_pending(&ctx->node->requests, id, mlfab__context_now(ctx));
   if (result_p) *result_p = result;
   /* Closing by another thread cancels all open collectives. */
   if (result.status == MLFAB_ERR_CANCELLED) return mlfab__context_in_vain(ctx, result.status);

@@ -15,16 +15,7 @@ static mlfab__request *request_at(mlfab__requests *table, uint32_t place) {
   return &table->blocks[place / MLFAB__REQUEST_BLOCK][place % MLFAB__REQUEST_BLOCK];
 }
 
-static void request_free_error(mlfab__requests *table, mlfab__request *request) {
-  mlfab__free(table->env, request->error, sizeof *request->error);
-  request->error = NULL;
-}
-
 MLFAB__INTERNAL void mlfab__requests_free(mlfab__requests *table) {
-  for (uint32_t place = 0; place < table->room; place++) {
-    mlfab__request *request = request_at(table, place);
-    if (request->error) request_free_error(table, request);
-  }
   for (int i = 1; i < MLFAB__REQUEST_BLOCKS; i++) {
     mlfab__free(table->env, table->blocks[i], MLFAB__REQUEST_BLOCK * sizeof *table->blocks[i]);
     table->blocks[i] = NULL;
@@ -107,20 +98,14 @@ MLFAB__INTERNAL void mlfab__request_finish(mlfab__requests *table, mlfab__reques
   va_start(arguments, format);
   vsnprintf(last->text, sizeof last->text, format, arguments);
   va_end(arguments);
-  /* Only an entry of the table can be asked for its error later. */
-  if (!table->env || mlfab__request_find(table, request->id) != request) return;
-  request->error = mlfab__alloc(table->env, sizeof *request->error);
-  if (request->error) *request->error = *last;
+  request->blame.is_server = is_server != 0;
+  memcpy(request->blame.text, last->text, sizeof last->text);
 }
 
 MLFAB__INTERNAL void mlfab__request_recall(mlfab__requests *table, const mlfab__request *request) {
   const mlfab_result *result = &request->result;
-  if (request->error)
-    table->last = *request->error;
-  else if (table->last.code != result->status || table->last.rank != result->rank)
-    mlfab__error(&table->last, result->status, MLFAB_NO_RANK, 0, result->waited_ns,
-                 "%s (out of memory for more)", mlfab_error_text(result->status));
-  table->last.reserved = 0;
+  mlfab__error(&table->last, result->status, result->rank, request->blame.is_server,
+               result->waited_ns, "%s", request->blame.text);
 }
 
 MLFAB__INTERNAL void mlfab__request_succeed(mlfab__requests *table, mlfab__request *request,
@@ -149,27 +134,46 @@ MLFAB__INTERNAL void mlfab__request_blame(mlfab__request *request, int32_t rank,
 MLFAB__INTERNAL void mlfab__request_told(mlfab__requests *table, int kind, mlfab_request id,
                                          uint32_t by, int32_t rank, const char *text) {
   mlfab__request *r = id ? mlfab__request_find(table, id) : mlfab__request_of(table, kind, 0, NULL);
-  for (; r && r->kind == kind; r = id ? NULL : mlfab__request_of(table, kind, 0, r)) {
+  for (; r && r->kind == kind && !r->done; r = id ? NULL : mlfab__request_of(table, kind, 0, r)) {
     r->blame.by = by;
     mlfab__request_blame(r, rank, 0, "%s", text);
   }
 }
 
+/* " awaiting worker 3", or "" where that is not known. */
+static const char *request_whom(char text[32], const mlfab__blame *blame) {
+  text[0] = 0;
+  if (blame->rank != MLFAB_NO_RANK)
+    snprintf(text, 32, " awaiting %s %d", blame->is_server ? "server" : "worker", (int)blame->rank);
+  return text;
+}
+
 MLFAB__INTERNAL void mlfab__request_expire(mlfab__requests *table, mlfab__request *request,
                                            int code, uint64_t now_ns) {
   const mlfab__blame *blame = &request->blame;
-  char number[24] = "", waited[24], who[32] = "";
+  char number[24] = "", waited[24], whom[32];
   if (request->kind == MLFAB__REQUEST_PUSH)
     snprintf(number, sizeof number, " %llu", (unsigned long long)request->result.seq);
-  if (blame->rank != MLFAB_NO_RANK)
-    snprintf(who, sizeof who, " awaiting %s %d", blame->is_server ? "server" : "worker",
-             (int)blame->rank);
   mlfab__request_finish(
       table, request, blame->in_doubt ? MLFAB_ERR_IN_DOUBT : code, blame->rank, blame->is_server,
       now_ns, "%s%s: %s after %s%s%s",
       request->kind == MLFAB__REQUEST_PUSH ? "update" : request_calls[request->kind], number,
       code == MLFAB_ERR_TIMEOUT ? "the deadline passed" : "cancelled",
-      mlfab__duration(waited, now_ns - request->started_ns), who, blame->text);
+      mlfab__duration(waited, now_ns - request->started_ns), request_whom(whom, blame),
+      blame->text);
+}
+
+MLFAB__INTERNAL int mlfab__request_pending(mlfab__requests *table, mlfab_request id,
+                                           uint64_t now_ns) {
+  const mlfab__request *request = mlfab__request_find(table, id);
+  if (!request || request->done) return MLFAB_ERR_REQUEST;
+  const mlfab__blame *blame = &request->blame;
+  uint64_t since_ns = now_ns - request->started_ns;
+  char waited[24], whom[32];
+  return mlfab__error(&table->last, MLFAB_ERR_TIMEOUT, blame->rank, blame->is_server, since_ns,
+                      "wait: the timeout passed; the %s is still open after %s%s%s",
+                      request_calls[request->kind], mlfab__duration(waited, since_ns),
+                      request_whom(whom, blame), blame->text);
 }
 
 MLFAB__INTERNAL void mlfab__request_end(mlfab__requests *table, mlfab__request *request) {
@@ -179,7 +183,6 @@ MLFAB__INTERNAL void mlfab__request_end(mlfab__requests *table, mlfab__request *
     table->buckets[request->slot % MLFAB__REQUEST_BUCKETS] = request->next;
   if (request->next) request->next->previous = request->previous;
   if (request->done) table->to_tell -= request->watched;
-  if (request->error) request_free_error(table, request);
   request->kind = MLFAB__REQUEST_FREE;
   request->next = table->free;
   table->free = request;

@@ -3,7 +3,7 @@
  * A request is open until its operation, its deadline or a cancel finishes it. It keeps its entry until the
  * caller ends it with test or wait. Handles are never reused.
  *
- * A request that fails keeps its error until it is ended: others may fail meanwhile.
+ * A request that fails keeps its error until it is ended, in place of whom it awaited: others may fail meanwhile.
  *
  * Entries are in blocks; the first block is in the table, and most programs need no other. An entry never
  * moves. `slot` tells which role serves the request; the requests of a slot are found without a scan of the
@@ -39,13 +39,14 @@ enum {
   MLFAB__REQUEST_BUCKETS = 64
 };
 
-/* Whom an open request awaits. */
+/* Whom an open request awaits; of one that has failed: the rest of its error. */
 typedef struct mlfab__blame {
   int32_t rank; /* MLFAB_NO_RANK: not known */
   uint8_t is_server;
   uint8_t in_doubt; /* withdrawn, it ends with IN_DOUBT */
   uint32_t by;      /* the server that said it (WAITING) */
-  char text[200];   /* follows the name: " to apply it", ", which has not defined the model" */
+  /* Open: follows the name, as in " to apply it", ", which has not defined the model". Failed: the error. */
+  char text[sizeof((mlfab_error *)0)->text];
 } mlfab__blame;
 
 typedef struct mlfab__request {
@@ -58,7 +59,6 @@ typedef struct mlfab__request {
   struct mlfab__request *next, *previous; /* of its bucket; free: next is the next free one */
   uint64_t started_ns, deadline_ns;
   mlfab_result result;
-  mlfab_error *error; /* in full, when it has failed; NULL: there was no memory for it */
   mlfab__blame blame;
 } mlfab__request;
 
@@ -75,8 +75,9 @@ typedef struct mlfab__requests {
   uint32_t open;     /* entries in use */
   uint32_t to_tell;  /* watched requests that are done */
   uint64_t earliest; /* no open request has an earlier deadline; MLFAB__NEVER when none has one */
-  mlfab_error last;  /* the last error, in full; `reserved` 1: it is not of the call
-                         * that runs, which has not recalled it, or a thread has taken it (context.c) */
+  /* The last error, in full. `reserved` 1: a request had it that no call has recalled yet, or a thread has taken
+   * it (context.c). */
+  mlfab_error last;
   mlfab_error abandoned; /* first failure of a push without a waiter; code 0: none */
 } mlfab__requests;
 
@@ -110,6 +111,10 @@ MLFAB__INTERNAL void mlfab__request_told(mlfab__requests *table, int kind, mlfab
  * text names the call and whom it awaits. */
 MLFAB__INTERNAL void mlfab__request_expire(mlfab__requests *table, mlfab__request *request,
                                            int code, uint64_t now_ns);
+/* A wait ends before its request does: makes that the last error, with whom the request awaits. Returns TIMEOUT;
+ * REQUEST when it is not open. */
+MLFAB__INTERNAL int mlfab__request_pending(mlfab__requests *table, mlfab_request id,
+                                           uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__request_end(mlfab__requests *table, mlfab__request *request);
 /* Iterates over the requests of this kind and slot that are not done: the next one after `after` (NULL: the
  * first), or NULL. */

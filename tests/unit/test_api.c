@@ -1185,6 +1185,10 @@ static void test_errors_of_requests(void **state) {
   mlfab_buf wrong = buf(71, data, COUNT);
   p.timeout_ns = WORLD_S;
   OK(n, mlfab_pull_start(n, &b, 1, &p, &request[0]));
+  mlfab_sim_run(f.w.sim, WORLD_S / 10); /* the server says whom the pull waits for */
+  EXPECT(n, mlfab_wait(n, request[0], WORLD_S / 10, NULL), MLFAB_ERR_TIMEOUT);
+  said(n, MLFAB_ERR_TIMEOUT, "the pull is still open");
+  said(n, MLFAB_ERR_TIMEOUT, "awaiting worker 1");
   EXPECT(n, mlfab_push(n, &wrong, 1, NULL, NULL), MLFAB_ERR_TENSOR);
   mlfab_sim_run(f.w.sim, 4ull * WORLD_S);
   said(n, MLFAB_ERR_TENSOR, "71");
