@@ -23692,9 +23692,9 @@ static int plain_open_slot(mlfab__comm *comm, const mlfab__comm_call *call, uint
     plain_free_lists(comm, slot);
     return code;
   }
-  mlfab__request *request = mlfab__request_open(
-      comm->requests, MLFAB__REQUEST_COLLECTIVE, (uint32_t)(comm->end % MLFAB__COMM_CALLS),
-      comm->now_ns, timeout_ns ? timeout_ns : comm->config->timeout_ns);
+  mlfab__request *request =
+      mlfab__request_open(comm->requests, MLFAB__REQUEST_COLLECTIVE,
+                          (uint32_t)(comm->end % MLFAB__COMM_CALLS), comm->now_ns, timeout_ns);
   *request_p = request->id;
   mlfab__plain_slot_fill(comm, slot, call, count, request->id);
   comm->due |= MLFAB__COMM_BEGIN | MLFAB__COMM_JOIN; /* the request tells how that goes */
@@ -23910,9 +23910,9 @@ MLFAB__INTERNAL int mlfab__comm_object_request(mlfab__comm *comm, const mlfab__c
                                                mlfab_request *request_p, mlfab_error *error) {
   int code = mlfab__request_room(comm->requests, MLFAB__REQUEST_COLLECTIVE, error);
   if (code) return code;
-  mlfab__request *request = mlfab__request_open(comm->requests, MLFAB__REQUEST_COLLECTIVE,
-                                                MLFAB__COMM_REQUEST(object->id), now_ns,
-                                                timeout_ns ? timeout_ns : comm->config->timeout_ns);
+  mlfab__request *request =
+      mlfab__request_open(comm->requests, MLFAB__REQUEST_COLLECTIVE,
+                          MLFAB__COMM_REQUEST(object->id), now_ns, timeout_ns);
   *request_p = request->id;
   return 0;
 }

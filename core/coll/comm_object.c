@@ -41,9 +41,9 @@ MLFAB__INTERNAL int mlfab__comm_object_request(mlfab__comm *comm, const mlfab__c
                                                mlfab_request *request_p, mlfab_error *error) {
   int code = mlfab__request_room(comm->requests, MLFAB__REQUEST_COLLECTIVE, error);
   if (code) return code;
-  mlfab__request *request = mlfab__request_open(comm->requests, MLFAB__REQUEST_COLLECTIVE,
-                                                MLFAB__COMM_REQUEST(object->id), now_ns,
-                                                timeout_ns ? timeout_ns : comm->config->timeout_ns);
+  mlfab__request *request =
+      mlfab__request_open(comm->requests, MLFAB__REQUEST_COLLECTIVE,
+                          MLFAB__COMM_REQUEST(object->id), now_ns, timeout_ns);
   *request_p = request->id;
   return 0;
 }

@@ -83,12 +83,18 @@ static void open_member(uint32_t rank) {
   mlfab__port out = {me, hop_post, hop_ready, any_drop, hop_detach, no_event};
   mlfab__port in = {me, down_post, no_ready, down_drop, no_detach, no_event};
   memset(&me->requests, 0, sizeof me->requests);
+  me->requests.timeout_ns = w->config.timeout_ns;
   assert_int_equal(
       mlfab__comm_init(&me->comm, &w->env, &w->config, rank, &up, &out, &in, &me->requests), 0);
   me->comm.host = w->arena ? 1 : 1 + rank % 3; /* members are in another order than ranks */
   me->comm.arena_nonce = (uint64_t)w->arena;
   me->alive = me->up = 1;
   mlfab__membership_hello(&w->membership, rank, ++me->incarnation, w->now);
+}
+
+/* The deadline of calls that do not say. */
+static inline void set_timeout(uint64_t timeout_ns) {
+  for (uint32_t i = 0; i < w->n; i++) w->workers[i].requests.timeout_ns = timeout_ns;
 }
 
 /* A world without workers yet. */

@@ -1279,7 +1279,7 @@ static void test_memory(void **state) {
   uint64_t failed = 0;
   for (int round = 0; round < rounds; round++) {
     open_world(4, seed_of(70000 + (uint64_t)round));
-    w->config.timeout_ns = 40 * BEAT;
+    set_timeout(40 * BEAT);
     w->asked = chance(100);
     w->fails = 20 + chance(400);
     for (uint32_t k = 6000; k > 0; k--) {

@@ -534,7 +534,7 @@ static void one_does_not_call(void **state) {
   (void)state;
   for (uint32_t mode = MLFAB_STOCHASTIC_NOTIFY_ACK; mode <= MLFAB_STOCHASTIC_BSP; mode++) {
     open_world(7, 9, MLFAB_GRAPH_CHAIN, mode, 100);
-    w->config.timeout_ns = 20 * BEAT;
+    set_timeout(20 * BEAT);
     w->may_fail = 1;
     w->hold = 1;
     open_all();
@@ -757,7 +757,7 @@ static void no_memory(void **state) {
     open_world(2 + (uint32_t)seed % 5, seed, MLFAB_GRAPH_EXPANDER, 1 + (uint32_t)seed % 3,
                1 + seed % 3 * 2000);
     w->may_fail = 1;
-    w->config.timeout_ns = 60 * BEAT;
+    set_timeout(60 * BEAT);
     w->fails = 5 + chance(60);
     open_all();
     for (uint64_t steps = 0; steps < 6000; steps++) {
