@@ -96,9 +96,10 @@ static int wait_in_vain(mlfab *ctx, int which) {
       code = mlfab_tensor_add(ctx, 0, MLFAB_F32, COUNT);
       if (!code) code = mlfab_model_start(ctx, NULL, &model, 1);
       break;
-    default: /* any event: a heartbeat may have come before the context is closed */
-      code = mlfab_progress(ctx, 20000000000u);
-      if (code >= 0) code = MLFAB_ERR_CLOSED;
+    default: /* as a thread that drives: until it is told that the context is closed */
+      do {
+        code = mlfab_progress(ctx, 20000000000u);
+      } while (code >= 0);
   }
   free(data);
   return code;

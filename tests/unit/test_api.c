@@ -1453,7 +1453,7 @@ static void test_finish(void **state) {
 typedef struct told {
   mlfab *node;
   mlfab_buf update;
-  int calls, status, wait, close;
+  int calls, status, wait, alloc, close;
   mlfab_request next;
 } told;
 
@@ -1466,6 +1466,8 @@ static void told_of(void *user, mlfab_request request, const mlfab_result *resul
   if (t->calls > 1) return;
   assert_int_equal(mlfab_test(t->node, request, &done, NULL), MLFAB_ERR_REQUEST);
   t->wait = mlfab_push(t->node, &t->update, 1, NULL, NULL);
+  void *memory = NULL;
+  t->alloc = mlfab_alloc(t->node, 64, &memory);
   t->close = mlfab_close(&copy);
   assert_int_equal(mlfab_push_start(t->node, &t->update, 1, NULL, &t->next), 0);
   assert_int_equal(mlfab_on_done(t->node, t->next, told_of, t), 0);
@@ -1489,7 +1491,8 @@ static void test_on_done(void **state) {
   OK(n, mlfab_on_done(n, request, told_of, &t));
   for (int k = 0; k < 100 && t.calls < 2; k++) OK(n, mlfab_flush(n, 0));
   assert_true(t.calls == 2 && t.status == 0);
-  assert_true(t.wait == MLFAB_ERR_STATE && t.close == MLFAB_ERR_STATE);
+  assert_true(t.wait == MLFAB_ERR_STATE && t.alloc == MLFAB_ERR_STATE &&
+              t.close == MLFAB_ERR_STATE);
   EXPECT(n, mlfab_wait(n, request, 0, NULL), MLFAB_ERR_REQUEST);
   /* One that is over already, and one that is withdrawn. */
   OK(n, mlfab_push_start(n, &t.update, 1, NULL, &request));

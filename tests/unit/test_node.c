@@ -1607,8 +1607,62 @@ static void test_leaving_after_a_peer(void **state) {
   }
 }
 
+/* --- who sends next --- */
+
+enum { SENDERS = 4 };
+
+/* A role whose number is in `self`: it has always something to send. */
+static int sends_always(void *self, mlfab__at at, mlfab__frame_out *frame) {
+  (void)at;
+  frame->slot = *(const uint32_t *)self;
+  return 1;
+}
+
+static void no_more(void *self, mlfab__at at, const mlfab__frame_out *frame) {
+  (void)self, (void)at, (void)frame;
+}
+
+static int sends_never(void *self, mlfab__at at, mlfab__frame_out *frame) {
+  (void)self, (void)at, (void)frame;
+  return 0;
+}
+
+/* An urgent role is asked before the others each time, wherever it is in the table; the others take turns. */
+static void test_senders(void **state) {
+  static mlfab_node node;
+  static uint8_t head[MLFAB_HEADER_BYTES + MLFAB_META_MAX];
+  uint32_t numbers[SENDERS], sent[SENDERS] = {0}, last = SENDERS;
+  mlfab__link link = {.kind = MLFAB__LINK_SERVER, .greeted = 1};
+  (void)state;
+  node.links = &link;
+  node.nlinks = 1;
+  node.head = head;
+  for (uint32_t i = 0; i < SENDERS; i++) {
+    numbers[i] = i;
+    node.roles[node.nroles++] = (mlfab__role){.self = &numbers[i],
+                                              .links = MLFAB__ON(SERVER),
+                                              .sends = MLFAB__ON(SERVER),
+                                              .urgent = i == 2 ? MLFAB__ON(SERVER) : 0,
+                                              .next = i == 2 ? sends_never : sends_always,
+                                              .taken = no_more};
+  }
+  mlfab__roles_list(&node);
+  for (uint32_t k = 0; k < 30; k++) {
+    node.roles[2].next = k % 3 == 0 ? sends_always : sends_never;
+    assert_int_equal(mlfab__outbox_yield(&node, 0), 1);
+    uint32_t who = node.frame.slot;
+    assert_int_equal(who == 2, k % 3 == 0);
+    if (who != 2) assert_int_not_equal(who, last);
+    if (who != 2) last = who;
+    sent[who]++;
+    mlfab__outbox_taken(&node);
+  }
+  for (uint32_t i = 0; i < SENDERS; i++) assert_in_range(sent[i], 6, 10);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_senders),
       HOSTILE(test_damage),
       HOSTILE(test_strangers),
       cmocka_unit_test_setup_teardown(test_secret, setup_secret, teardown),
