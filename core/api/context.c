@@ -997,8 +997,7 @@ MLFAB__INTERNAL int mlfab__context_await(mlfab *ctx, mlfab_request id, uint64_t 
     context_actions(ctx, now); /* transports return borrowed memory */
     return mlfab__context_in_vain(ctx, 0);
   }
-  if (!done)
-    return mlfab__request_pending(&ctx->node->requests, id, mlfab__context_now(ctx));
+  if (!done) return mlfab__request_pending(&ctx->node->requests, id, mlfab__context_now(ctx));
   if (result_p) *result_p = result;
   /* Closing by another thread cancels all open collectives. */
   if (result.status == MLFAB_ERR_CANCELLED) return mlfab__context_in_vain(ctx, result.status);
