@@ -112,6 +112,12 @@
 #ifndef MLFAB_WITH_RESHARD
 #define MLFAB_WITH_RESHARD 1
 #endif
+#ifndef MLFAB_WITH_REPLICA
+#define MLFAB_WITH_REPLICA MLFAB_WITH_SCHED
+#endif
+#if MLFAB_WITH_REPLICA && !MLFAB_WITH_SCHED
+#error "MLFAB_WITH_REPLICA needs MLFAB_WITH_SCHED"
+#endif
 #ifndef MLFAB_WITH_COLL
 #define MLFAB_WITH_COLL 1
 #endif
@@ -41147,6 +41153,367 @@ MLFAB__INTERNAL void mlfab__reshard_server_attach(mlfab_node *node, mlfab__serve
   server->move.across = mlfab__roles_port(node, role, MLFAB__LINK_RESHARD);
 }
 #endif /* MLFAB_WITH_RESHARD */
+
+/* ==============================================================================================
+ * core/replica/divergence.h
+ * ============================================================================================== */
+#if MLFAB_WITH_REPLICA
+/* divergence.h - how far a replica may be from its server, computed from the norms of updates alone.
+ * Layer 1.
+ *
+ * Server and replica apply the same commits in the same order by eq. (2), h <- gamma h + u, w <- w + h; the
+ * replica is behind. With H_t = gamma H_(t-1) + |u_t|, |w_s - w_r| is at most B(s, r) = H_(r+1) + ... + H_s:
+ * the server has applied s commits, the replica r. Updates that the replica has already applied count too,
+ * because their momentum still moves the server. No smaller bound follows from norms.
+ *
+ * The first part of this file has the formulas. They are for planners and tests: plain double arithmetic,
+ * rounded to nearest. The second part is the ledger with which a server admits updates: it applies a commit
+ * only when B(s + 1, r) <= Div_max, where r is what the replica has acknowledged. So the divergence is below
+ * Div_max at every instant, whatever a plan said, and also while an acknowledgement is on its way (the
+ * replica is then ahead of r, and B falls with r).
+ *
+ * The unit is the commit. The sum of several updates that the server applies as one step is one commit, with
+ * the norm of the sum. A replica may merge commits (mlfab__divergence_weights): its states are then still
+ * states of the server's history, and it acknowledges the last commit of the merge. A replica that groups
+ * updates otherwise, as steps of its own, is not covered by B: mlfab__divergence_grouped is for that case.
+ *
+ * Invariants of the ledger: `bound` is at least B(s, r), and `history` at least H_s, as every operation
+ * rounds up; a result that a double holds exactly is exact, so equality with Div_max admits. Memory is
+ * constant: when there are more outstanding commits than entries, neighbours become one entry, which leaves
+ * with the acknowledgement of its last commit. Until then the bound is larger than necessary, never smaller.
+ *
+ * It speaks of real numbers: w itself is rounded to its type at each commit, which adds up to half a unit
+ * in the last place of each element for each commit that the replica lacks. It does not measure norms.
+ *
+ * Source: MLfabric §5.3, eq. 7 to 11. Departs: eq. 10 and 11 are squares, here without the square root; the
+ * printed a_6 multiplies |u_2| by |h_0|; the bound holds between commits, not only when a batch ends. */
+
+/* ---- the formulas ---- */
+
+/* The coefficients of w_s - w_r (or w_r - w_s if r > s): c[0] of h_0, c[i] of u_i. c has max(s, r) + 1
+ * elements. */
+MLFAB__INTERNAL void mlfab__divergence_coefficients(double gamma, uint32_t s, uint32_t r,
+                                                    double *c);
+/* B(s, r) with h0 >= |h_0| and norms[i - 1] >= |u_i|. O(max(s, r)). */
+MLFAB__INTERNAL double mlfab__divergence_between(double gamma, double h0, const double *norms,
+                                                 uint32_t s, uint32_t r);
+/* The same difference when a group of updates is one step: the server has applied `a` groups, the i-th of
+ * groups[i] updates, the replica `b` groups. Fills c, for h_0 and the n updates that the one with more of
+ * them has applied (c has n + 1 elements); returns n. Coefficients may be negative: mlfab__divergence_weigh
+ * makes a bound of them. O(n (a + b)). */
+MLFAB__INTERNAL uint32_t mlfab__divergence_grouped(double gamma, const uint32_t *groups, uint32_t a,
+                                                   const uint32_t *others, uint32_t b, double *c);
+/* |c[0]| h0 + sum of |c[i]| norms[i - 1]. */
+MLFAB__INTERNAL double mlfab__divergence_weigh(const double *c, double h0, const double *norms,
+                                               uint32_t n);
+/* What a merge of m commits carries so that it equals applying them one by one: X = sum of x[i] u_i and
+ * Y = sum of y[i] u_i, i from 0. Applied: w <- w + w_h h + X; h <- h_h h + Y. */
+MLFAB__INTERNAL void mlfab__divergence_weights(double gamma, uint32_t m, double *x, double *y,
+                                               double *w_h_p, double *h_h_p);
+/* An upper bound of |scale u| from the sum of the squares of u's n elements, each computed in double and
+ * added in any order. NaN or infinite if `squares` is. */
+MLFAB__INTERNAL double mlfab__divergence_norm(double squares, uint64_t n, double scale);
+
+/* ---- the ledger ---- */
+
+enum { MLFAB__DIVERGENCE_ENTRIES = 64 }; /* even */
+
+/* One outstanding commit, or several neighbours. From H before them: the sum of their H is a H + c, the
+ * last H is g H + d. */
+typedef struct mlfab__divergence_entry {
+  uint64_t last; /* number of the last commit */
+  double a, c, g, d;
+} mlfab__divergence_entry;
+
+typedef struct mlfab__divergence {
+  double gamma, div_max;
+  uint64_t committed, acknowledged; /* s and r; in lock step r leads by one */
+  uint64_t start;                   /* the commit before the first entry; s without entries */
+  double history, base;             /* H at `committed`, and at `start` */
+  double bound;                     /* B(s, r) */
+  mlfab__divergence_entry ring[MLFAB__DIVERGENCE_ENTRIES];
+  uint32_t first, n;
+} mlfab__divergence;
+
+/* Is it a momentum (0..1) and a bound (0: lock step; infinity: no bound)? Errors: ARGUMENT (NaN, negative,
+ * gamma infinite or above 1). */
+MLFAB__INTERNAL int mlfab__divergence_check(double gamma, double div_max);
+/* Begins with a replica that equals the server after `commit` commits; history >= |h|. Used also when a
+ * replica is promoted or replaced. Errors: ARGUMENT (as above; history negative or NaN). */
+MLFAB__INTERNAL int mlfab__divergence_init(mlfab__divergence *d, double gamma, double div_max,
+                                           uint64_t commit, double history);
+/* 1 when one more commit with this norm leaves the bound at or below Div_max, or when the replica has
+ * acknowledged that commit already; otherwise, and for a norm that is no norm, 0. O(1). In lock step the
+ * server has a commit acknowledged before it applies it. */
+MLFAB__INTERNAL int mlfab__divergence_may(const mlfab__divergence *d, double norm);
+/* Records a commit; whether it was allowed is the caller's matter. Amortised O(1). Errors: ARGUMENT (the norm
+ * is negative, NaN or infinite), with nothing recorded. */
+MLFAB__INTERNAL int mlfab__divergence_append(mlfab__divergence *d, double norm);
+/* The same for a commit that leaves elements as they are, whose h then does not decay. */
+MLFAB__INTERNAL int mlfab__divergence_append_part(mlfab__divergence *d, double norm);
+/* The replica has applied all commits up to r. Older acknowledgements change nothing. O(entries). */
+MLFAB__INTERNAL void mlfab__divergence_acked(mlfab__divergence *d, uint64_t r);
+/* |h| after commit r was measured: replaces H_r if it is smaller and `start` is r. Other values, and those
+ * that are no norm, change nothing. O(entries). */
+MLFAB__INTERNAL void mlfab__divergence_measured(mlfab__divergence *d, uint64_t r, double norm);
+
+#endif /* MLFAB_WITH_REPLICA */
+
+/* ==============================================================================================
+ * core/replica/divergence.c
+ * ============================================================================================== */
+#if MLFAB_WITH_REPLICA
+/* divergence.c - the divergence bound, and the ledger that keeps it: see divergence.h. */
+
+#include <math.h>
+
+/* ---- the formulas ---- */
+
+MLFAB__INTERNAL void mlfab__divergence_coefficients(double gamma, uint32_t s, uint32_t r,
+                                                    double *c) {
+  uint32_t more = s > r ? s : r, less = s > r ? r : s;
+  double sum = 0, power = 1;
+  /* From the newest update on, an older one that both have decays with each commit before the oldest that
+   * only one has. */
+  for (uint32_t i = more + 1; i-- > 0;) {
+    if (i > less) {
+      sum += power;
+      power *= gamma;
+    } else {
+      sum *= gamma;
+    }
+    c[i] = sum;
+  }
+}
+
+MLFAB__INTERNAL double mlfab__divergence_between(double gamma, double h0, const double *norms,
+                                                 uint32_t s, uint32_t r) {
+  uint32_t more = s > r ? s : r, less = s > r ? r : s;
+  double history = h0, bound = 0;
+  for (uint32_t i = 0; i < more; i++) {
+    history = mlfab__network_exact(gamma * history) + norms[i];
+    if (i >= less) bound += history;
+  }
+  return bound;
+}
+
+/* The sum of gamma^e for `from` <= e < to. */
+static double divergence_powers(double gamma, uint32_t from, uint32_t to) {
+  double sum = 0, power = 1;
+  for (uint32_t e = 0; e < to; e++) {
+    if (e >= from) sum += power;
+    power *= gamma;
+  }
+  return sum;
+}
+
+/* The difference of the sums below two exponents. */
+static double divergence_between_sums(double gamma, uint32_t a, uint32_t b) {
+  return a > b ? divergence_powers(gamma, b, a) : -divergence_powers(gamma, a, b);
+}
+
+/* How often h has been added to w since update i, its own step included: 0 when it was not applied. */
+static uint32_t divergence_steps(const uint32_t *groups, uint32_t a, uint32_t i) {
+  uint32_t group = 0;
+  uint64_t end = 0;
+  while (group < a && (end += groups[group]) <= i) group++;
+  return a - group;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__divergence_grouped(double gamma, const uint32_t *groups, uint32_t a,
+                                                   const uint32_t *others, uint32_t b, double *c) {
+  uint32_t n = 0, m = 0;
+  for (uint32_t j = 0; j < a; j++) n += groups[j];
+  for (uint32_t j = 0; j < b; j++) m += others[j];
+  if (m > n) n = m;
+  c[0] = divergence_between_sums(gamma, a + 1, b + 1);
+  for (uint32_t i = 0; i < n; i++) {
+    c[i + 1] = divergence_between_sums(gamma, divergence_steps(groups, a, i),
+                                       divergence_steps(others, b, i));
+  }
+  return n;
+}
+
+MLFAB__INTERNAL double mlfab__divergence_weigh(const double *c, double h0, const double *norms,
+                                               uint32_t n) {
+  double bound = fabs(c[0]) * h0;
+  for (uint32_t i = 0; i < n; i++) bound += mlfab__network_exact(fabs(c[i + 1]) * norms[i]);
+  return bound;
+}
+
+MLFAB__INTERNAL void mlfab__divergence_weights(double gamma, uint32_t m, double *x, double *y,
+                                               double *w_h_p, double *h_h_p) {
+  double sum = 0, power = 1;
+  for (uint32_t i = m; i-- > 0;) {
+    sum += power;
+    x[i] = sum;
+    y[i] = power;
+    power *= gamma;
+  }
+  *w_h_p = sum * gamma;
+  *h_h_p = power;
+}
+
+/* ---- arithmetic that rounds up, for numbers that are not negative ---- */
+
+static double divergence_next(double x) {
+  uint64_t bits;
+  if (!mlfab__finite(x)) return x;
+  memcpy(&bits, &x, sizeof bits);
+  bits++;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+static double divergence_add(double a, double b) {
+  double large = a > b ? a : b, small = a > b ? b : a;
+  double sum = mlfab__network_exact(large + small);
+  if (!mlfab__finite(sum)) return sum;
+  /* What was lost is a double, as `large` is the larger one. */
+  double lost = mlfab__network_exact(small - mlfab__network_exact(sum - large));
+  return lost > 0 ? divergence_next(sum) : sum;
+}
+
+static double divergence_times(double a, double b) {
+  if (!(a > 0) || !(b > 0)) return 0;
+  double product = mlfab__network_exact(a * b);
+  if (!mlfab__finite(product)) return product;
+  if (product < 1e-280) return divergence_next(product); /* what was lost may be no double */
+  return fma(a, b, -product) > 0 ? divergence_next(product) : product;
+}
+
+static double divergence_affine(double a, double x, double c) {
+  return divergence_add(divergence_times(a, x), c);
+}
+
+/* By bits: -ffast-math assumes that no comparison sees a NaN or an infinity. */
+static int divergence_is_norm(double x) { return mlfab__finite(x) && x >= 0; }
+
+static int divergence_is_infinite(double x) {
+  double never = mlfab__network_never();
+  return memcmp(&x, &never, sizeof x) == 0;
+}
+
+MLFAB__INTERNAL double mlfab__divergence_norm(double squares, uint64_t n, double scale) {
+  if (!mlfab__finite(squares) || !mlfab__finite(scale)) return squares + scale;
+  /* Each square and each of n - 1 sums lost at most 2^-53 of itself, or was below the normal numbers. */
+  double loss = ((double)n + 2) * 0x1p-52;
+  double sum = divergence_add(squares, divergence_times(squares, loss));
+  sum = divergence_add(sum, (double)n * 0x1p-1022);
+  return divergence_times(divergence_next(sqrt(sum)), fabs(scale));
+}
+
+/* ---- the ledger ---- */
+
+MLFAB__INTERNAL int mlfab__divergence_check(double gamma, double div_max) {
+  if (!divergence_is_norm(gamma) || gamma > 1) return MLFAB_ERR_ARGUMENT;
+  return divergence_is_norm(div_max) || divergence_is_infinite(div_max) ? 0 : MLFAB_ERR_ARGUMENT;
+}
+
+MLFAB__INTERNAL int mlfab__divergence_init(mlfab__divergence *d, double gamma, double div_max,
+                                           uint64_t commit, double history) {
+  int code = mlfab__divergence_check(gamma, div_max);
+  if (code || !divergence_is_norm(history)) return MLFAB_ERR_ARGUMENT;
+  memset(d, 0, sizeof *d);
+  d->gamma = gamma;
+  d->div_max = div_max;
+  d->committed = d->acknowledged = d->start = commit;
+  d->history = d->base = history;
+  return 0;
+}
+
+static mlfab__divergence_entry *divergence_at(mlfab__divergence *d, uint32_t i) {
+  return &d->ring[(d->first + i) % MLFAB__DIVERGENCE_ENTRIES];
+}
+
+MLFAB__INTERNAL int mlfab__divergence_may(const mlfab__divergence *d, double norm) {
+  if (!divergence_is_norm(norm)) return 0;
+  if (d->acknowledged > d->committed || divergence_is_infinite(d->div_max)) return 1;
+  double after = divergence_add(d->bound, divergence_affine(d->gamma, d->history, norm));
+  if (MLFAB__PLANTED(101)) after = d->bound;
+  return mlfab__finite(after) && after <= d->div_max;
+}
+
+/* Makes each pair of neighbours one entry. */
+static void divergence_merge(mlfab__divergence *d) {
+  uint32_t pairs = d->n / 2;
+  for (uint32_t i = 0; i < pairs; i++) {
+    mlfab__divergence_entry e = *divergence_at(d, 2 * i), f = *divergence_at(d, 2 * i + 1);
+    if (MLFAB__PLANTED(104)) f.last = e.last;
+    e.last = f.last;
+    e.a = divergence_affine(f.a, e.g, e.a);
+    e.c = divergence_add(e.c, divergence_affine(f.a, e.d, f.c));
+    e.g = divergence_times(f.g, e.g);
+    e.d = divergence_affine(f.g, e.d, f.d);
+    *divergence_at(d, i) = e;
+  }
+  if (d->n % 2) *divergence_at(d, pairs) = *divergence_at(d, d->n - 1);
+  d->n -= pairs;
+}
+
+static int divergence_record(mlfab__divergence *d, double norm, double decay) {
+  if (!divergence_is_norm(norm)) return MLFAB_ERR_ARGUMENT;
+  mlfab__divergence_entry e = {.a = d->gamma, .c = norm, .g = decay, .d = norm};
+  double step = divergence_affine(e.a, d->history, e.c);
+  e.last = ++d->committed;
+  d->history = divergence_affine(e.g, d->history, e.d);
+  if (MLFAB__PLANTED(103)) step = norm;
+  if (d->committed <= d->acknowledged) {
+    d->base = d->history;
+    d->start = d->committed;
+    return 0;
+  }
+  d->bound = divergence_add(d->bound, step);
+  if (d->n == MLFAB__DIVERGENCE_ENTRIES) divergence_merge(d);
+  *divergence_at(d, d->n++) = e;
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__divergence_append(mlfab__divergence *d, double norm) {
+  return divergence_record(d, norm, d->gamma);
+}
+
+MLFAB__INTERNAL int mlfab__divergence_append_part(mlfab__divergence *d, double norm) {
+  return divergence_record(d, norm, 1);
+}
+
+/* Computes bound and history again from `base`. The old values stay where they are smaller: they hold, and
+ * the new ones may be larger by the rounding of merged entries. */
+static void divergence_sum(mlfab__divergence *d) {
+  double history = d->base, bound = 0;
+  for (uint32_t i = 0; i < d->n; i++) {
+    const mlfab__divergence_entry *e = divergence_at(d, i);
+    bound = divergence_add(bound, divergence_affine(e->a, history, e->c));
+    history = divergence_affine(e->g, history, e->d);
+  }
+  if (bound < d->bound) d->bound = bound;
+  if (history < d->history) d->history = history;
+  if (d->n == 0) {
+    d->bound = 0;
+    d->base = d->history;
+  }
+}
+
+MLFAB__INTERNAL void mlfab__divergence_acked(mlfab__divergence *d, uint64_t r) {
+  if (r <= d->acknowledged) return;
+  d->acknowledged = r;
+  while (d->n > 0 && d->ring[d->first].last <= r) {
+    const mlfab__divergence_entry *e = &d->ring[d->first];
+    d->base = divergence_affine(e->g, d->base, e->d);
+    d->start = e->last;
+    if (MLFAB__PLANTED(102)) d->base = 0;
+    d->first = (d->first + 1) % MLFAB__DIVERGENCE_ENTRIES;
+    d->n--;
+  }
+  divergence_sum(d);
+}
+
+MLFAB__INTERNAL void mlfab__divergence_measured(mlfab__divergence *d, uint64_t r, double norm) {
+  if (r != d->start || !divergence_is_norm(norm) || norm >= d->base) return;
+  d->base = norm;
+  divergence_sum(d);
+}
+#endif /* MLFAB_WITH_REPLICA */
 
 /* ==============================================================================================
  * core/api/complete.h

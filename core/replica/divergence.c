@@ -1,0 +1,251 @@
+/* divergence.c - the divergence bound, and the ledger that keeps it: see divergence.h. */
+#include "divergence.h"
+
+#include <math.h>
+
+/* ---- the formulas ---- */
+
+MLFAB__INTERNAL void mlfab__divergence_coefficients(double gamma, uint32_t s, uint32_t r,
+                                                    double *c) {
+  uint32_t more = s > r ? s : r, less = s > r ? r : s;
+  double sum = 0, power = 1;
+  /* From the newest update on, an older one that both have decays with each commit before the oldest that
+   * only one has. */
+  for (uint32_t i = more + 1; i-- > 0;) {
+    if (i > less) {
+      sum += power;
+      power *= gamma;
+    } else {
+      sum *= gamma;
+    }
+    c[i] = sum;
+  }
+}
+
+MLFAB__INTERNAL double mlfab__divergence_between(double gamma, double h0, const double *norms,
+                                                 uint32_t s, uint32_t r) {
+  uint32_t more = s > r ? s : r, less = s > r ? r : s;
+  double history = h0, bound = 0;
+  for (uint32_t i = 0; i < more; i++) {
+    history = mlfab__network_exact(gamma * history) + norms[i];
+    if (i >= less) bound += history;
+  }
+  return bound;
+}
+
+/* The sum of gamma^e for `from` <= e < to. */
+static double divergence_powers(double gamma, uint32_t from, uint32_t to) {
+  double sum = 0, power = 1;
+  for (uint32_t e = 0; e < to; e++) {
+    if (e >= from) sum += power;
+    power *= gamma;
+  }
+  return sum;
+}
+
+/* The difference of the sums below two exponents. */
+static double divergence_between_sums(double gamma, uint32_t a, uint32_t b) {
+  return a > b ? divergence_powers(gamma, b, a) : -divergence_powers(gamma, a, b);
+}
+
+/* How often h has been added to w since update i, its own step included: 0 when it was not applied. */
+static uint32_t divergence_steps(const uint32_t *groups, uint32_t a, uint32_t i) {
+  uint32_t group = 0;
+  uint64_t end = 0;
+  while (group < a && (end += groups[group]) <= i) group++;
+  return a - group;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__divergence_grouped(double gamma, const uint32_t *groups, uint32_t a,
+                                                   const uint32_t *others, uint32_t b, double *c) {
+  uint32_t n = 0, m = 0;
+  for (uint32_t j = 0; j < a; j++) n += groups[j];
+  for (uint32_t j = 0; j < b; j++) m += others[j];
+  if (m > n) n = m;
+  c[0] = divergence_between_sums(gamma, a + 1, b + 1);
+  for (uint32_t i = 0; i < n; i++) {
+    c[i + 1] = divergence_between_sums(gamma, divergence_steps(groups, a, i),
+                                       divergence_steps(others, b, i));
+  }
+  return n;
+}
+
+MLFAB__INTERNAL double mlfab__divergence_weigh(const double *c, double h0, const double *norms,
+                                               uint32_t n) {
+  double bound = fabs(c[0]) * h0;
+  for (uint32_t i = 0; i < n; i++) bound += mlfab__network_exact(fabs(c[i + 1]) * norms[i]);
+  return bound;
+}
+
+MLFAB__INTERNAL void mlfab__divergence_weights(double gamma, uint32_t m, double *x, double *y,
+                                               double *w_h_p, double *h_h_p) {
+  double sum = 0, power = 1;
+  for (uint32_t i = m; i-- > 0;) {
+    sum += power;
+    x[i] = sum;
+    y[i] = power;
+    power *= gamma;
+  }
+  *w_h_p = sum * gamma;
+  *h_h_p = power;
+}
+
+/* ---- arithmetic that rounds up, for numbers that are not negative ---- */
+
+static double divergence_next(double x) {
+  uint64_t bits;
+  if (!mlfab__finite(x)) return x;
+  memcpy(&bits, &x, sizeof bits);
+  bits++;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+static double divergence_add(double a, double b) {
+  double large = a > b ? a : b, small = a > b ? b : a;
+  double sum = mlfab__network_exact(large + small);
+  if (!mlfab__finite(sum)) return sum;
+  /* What was lost is a double, as `large` is the larger one. */
+  double lost = mlfab__network_exact(small - mlfab__network_exact(sum - large));
+  return lost > 0 ? divergence_next(sum) : sum;
+}
+
+static double divergence_times(double a, double b) {
+  if (!(a > 0) || !(b > 0)) return 0;
+  double product = mlfab__network_exact(a * b);
+  if (!mlfab__finite(product)) return product;
+  if (product < 1e-280) return divergence_next(product); /* what was lost may be no double */
+  return fma(a, b, -product) > 0 ? divergence_next(product) : product;
+}
+
+static double divergence_affine(double a, double x, double c) {
+  return divergence_add(divergence_times(a, x), c);
+}
+
+/* By bits: -ffast-math assumes that no comparison sees a NaN or an infinity. */
+static int divergence_is_norm(double x) { return mlfab__finite(x) && x >= 0; }
+
+static int divergence_is_infinite(double x) {
+  double never = mlfab__network_never();
+  return memcmp(&x, &never, sizeof x) == 0;
+}
+
+MLFAB__INTERNAL double mlfab__divergence_norm(double squares, uint64_t n, double scale) {
+  if (!mlfab__finite(squares) || !mlfab__finite(scale)) return squares + scale;
+  /* Each square and each of n - 1 sums lost at most 2^-53 of itself, or was below the normal numbers. */
+  double loss = ((double)n + 2) * 0x1p-52;
+  double sum = divergence_add(squares, divergence_times(squares, loss));
+  sum = divergence_add(sum, (double)n * 0x1p-1022);
+  return divergence_times(divergence_next(sqrt(sum)), fabs(scale));
+}
+
+/* ---- the ledger ---- */
+
+MLFAB__INTERNAL int mlfab__divergence_check(double gamma, double div_max) {
+  if (!divergence_is_norm(gamma) || gamma > 1) return MLFAB_ERR_ARGUMENT;
+  return divergence_is_norm(div_max) || divergence_is_infinite(div_max) ? 0 : MLFAB_ERR_ARGUMENT;
+}
+
+MLFAB__INTERNAL int mlfab__divergence_init(mlfab__divergence *d, double gamma, double div_max,
+                                           uint64_t commit, double history) {
+  int code = mlfab__divergence_check(gamma, div_max);
+  if (code || !divergence_is_norm(history)) return MLFAB_ERR_ARGUMENT;
+  memset(d, 0, sizeof *d);
+  d->gamma = gamma;
+  d->div_max = div_max;
+  d->committed = d->acknowledged = d->start = commit;
+  d->history = d->base = history;
+  return 0;
+}
+
+static mlfab__divergence_entry *divergence_at(mlfab__divergence *d, uint32_t i) {
+  return &d->ring[(d->first + i) % MLFAB__DIVERGENCE_ENTRIES];
+}
+
+MLFAB__INTERNAL int mlfab__divergence_may(const mlfab__divergence *d, double norm) {
+  if (!divergence_is_norm(norm)) return 0;
+  if (d->acknowledged > d->committed || divergence_is_infinite(d->div_max)) return 1;
+  double after = divergence_add(d->bound, divergence_affine(d->gamma, d->history, norm));
+  if (MLFAB__PLANTED(101)) after = d->bound;
+  return mlfab__finite(after) && after <= d->div_max;
+}
+
+/* Makes each pair of neighbours one entry. */
+static void divergence_merge(mlfab__divergence *d) {
+  uint32_t pairs = d->n / 2;
+  for (uint32_t i = 0; i < pairs; i++) {
+    mlfab__divergence_entry e = *divergence_at(d, 2 * i), f = *divergence_at(d, 2 * i + 1);
+    if (MLFAB__PLANTED(104)) f.last = e.last;
+    e.last = f.last;
+    e.a = divergence_affine(f.a, e.g, e.a);
+    e.c = divergence_add(e.c, divergence_affine(f.a, e.d, f.c));
+    e.g = divergence_times(f.g, e.g);
+    e.d = divergence_affine(f.g, e.d, f.d);
+    *divergence_at(d, i) = e;
+  }
+  if (d->n % 2) *divergence_at(d, pairs) = *divergence_at(d, d->n - 1);
+  d->n -= pairs;
+}
+
+static int divergence_record(mlfab__divergence *d, double norm, double decay) {
+  if (!divergence_is_norm(norm)) return MLFAB_ERR_ARGUMENT;
+  mlfab__divergence_entry e = {.a = d->gamma, .c = norm, .g = decay, .d = norm};
+  double step = divergence_affine(e.a, d->history, e.c);
+  e.last = ++d->committed;
+  d->history = divergence_affine(e.g, d->history, e.d);
+  if (MLFAB__PLANTED(103)) step = norm;
+  if (d->committed <= d->acknowledged) {
+    d->base = d->history;
+    d->start = d->committed;
+    return 0;
+  }
+  d->bound = divergence_add(d->bound, step);
+  if (d->n == MLFAB__DIVERGENCE_ENTRIES) divergence_merge(d);
+  *divergence_at(d, d->n++) = e;
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__divergence_append(mlfab__divergence *d, double norm) {
+  return divergence_record(d, norm, d->gamma);
+}
+
+MLFAB__INTERNAL int mlfab__divergence_append_part(mlfab__divergence *d, double norm) {
+  return divergence_record(d, norm, 1);
+}
+
+/* Computes bound and history again from `base`. The old values stay where they are smaller: they hold, and
+ * the new ones may be larger by the rounding of merged entries. */
+static void divergence_sum(mlfab__divergence *d) {
+  double history = d->base, bound = 0;
+  for (uint32_t i = 0; i < d->n; i++) {
+    const mlfab__divergence_entry *e = divergence_at(d, i);
+    bound = divergence_add(bound, divergence_affine(e->a, history, e->c));
+    history = divergence_affine(e->g, history, e->d);
+  }
+  if (bound < d->bound) d->bound = bound;
+  if (history < d->history) d->history = history;
+  if (d->n == 0) {
+    d->bound = 0;
+    d->base = d->history;
+  }
+}
+
+MLFAB__INTERNAL void mlfab__divergence_acked(mlfab__divergence *d, uint64_t r) {
+  if (r <= d->acknowledged) return;
+  d->acknowledged = r;
+  while (d->n > 0 && d->ring[d->first].last <= r) {
+    const mlfab__divergence_entry *e = &d->ring[d->first];
+    d->base = divergence_affine(e->g, d->base, e->d);
+    d->start = e->last;
+    if (MLFAB__PLANTED(102)) d->base = 0;
+    d->first = (d->first + 1) % MLFAB__DIVERGENCE_ENTRIES;
+    d->n--;
+  }
+  divergence_sum(d);
+}
+
+MLFAB__INTERNAL void mlfab__divergence_measured(mlfab__divergence *d, uint64_t r, double norm) {
+  if (r != d->start || !divergence_is_norm(norm) || norm >= d->base) return;
+  d->base = norm;
+  divergence_sum(d);
+}

@@ -1,0 +1,104 @@
+/* divergence.h - how far a replica may be from its server, computed from the norms of updates alone.
+ * Layer 1.
+ *
+ * Server and replica apply the same commits in the same order by eq. (2), h <- gamma h + u, w <- w + h; the
+ * replica is behind. With H_t = gamma H_(t-1) + |u_t|, |w_s - w_r| is at most B(s, r) = H_(r+1) + ... + H_s:
+ * the server has applied s commits, the replica r. Updates that the replica has already applied count too,
+ * because their momentum still moves the server. No smaller bound follows from norms.
+ *
+ * The first part of this file has the formulas. They are for planners and tests: plain double arithmetic,
+ * rounded to nearest. The second part is the ledger with which a server admits updates: it applies a commit
+ * only when B(s + 1, r) <= Div_max, where r is what the replica has acknowledged. So the divergence is below
+ * Div_max at every instant, whatever a plan said, and also while an acknowledgement is on its way (the
+ * replica is then ahead of r, and B falls with r).
+ *
+ * The unit is the commit. The sum of several updates that the server applies as one step is one commit, with
+ * the norm of the sum. A replica may merge commits (mlfab__divergence_weights): its states are then still
+ * states of the server's history, and it acknowledges the last commit of the merge. A replica that groups
+ * updates otherwise, as steps of its own, is not covered by B: mlfab__divergence_grouped is for that case.
+ *
+ * Invariants of the ledger: `bound` is at least B(s, r), and `history` at least H_s, as every operation
+ * rounds up; a result that a double holds exactly is exact, so equality with Div_max admits. Memory is
+ * constant: when there are more outstanding commits than entries, neighbours become one entry, which leaves
+ * with the acknowledgement of its last commit. Until then the bound is larger than necessary, never smaller.
+ *
+ * It speaks of real numbers: w itself is rounded to its type at each commit, which adds up to half a unit
+ * in the last place of each element for each commit that the replica lacks. It does not measure norms.
+ *
+ * Source: MLfabric §5.3, eq. 7 to 11. Departs: eq. 10 and 11 are squares, here without the square root; the
+ * printed a_6 multiplies |u_2| by |h_0|; the bound holds between commits, not only when a batch ends. */
+#ifndef MLFAB__DIVERGENCE_H
+#define MLFAB__DIVERGENCE_H
+
+#include "../sched/network.h"
+
+/* ---- the formulas ---- */
+
+/* The coefficients of w_s - w_r (or w_r - w_s if r > s): c[0] of h_0, c[i] of u_i. c has max(s, r) + 1
+ * elements. */
+MLFAB__INTERNAL void mlfab__divergence_coefficients(double gamma, uint32_t s, uint32_t r,
+                                                    double *c);
+/* B(s, r) with h0 >= |h_0| and norms[i - 1] >= |u_i|. O(max(s, r)). */
+MLFAB__INTERNAL double mlfab__divergence_between(double gamma, double h0, const double *norms,
+                                                 uint32_t s, uint32_t r);
+/* The same difference when a group of updates is one step: the server has applied `a` groups, the i-th of
+ * groups[i] updates, the replica `b` groups. Fills c, for h_0 and the n updates that the one with more of
+ * them has applied (c has n + 1 elements); returns n. Coefficients may be negative: mlfab__divergence_weigh
+ * makes a bound of them. O(n (a + b)). */
+MLFAB__INTERNAL uint32_t mlfab__divergence_grouped(double gamma, const uint32_t *groups, uint32_t a,
+                                                   const uint32_t *others, uint32_t b, double *c);
+/* |c[0]| h0 + sum of |c[i]| norms[i - 1]. */
+MLFAB__INTERNAL double mlfab__divergence_weigh(const double *c, double h0, const double *norms,
+                                               uint32_t n);
+/* What a merge of m commits carries so that it equals applying them one by one: X = sum of x[i] u_i and
+ * Y = sum of y[i] u_i, i from 0. Applied: w <- w + w_h h + X; h <- h_h h + Y. */
+MLFAB__INTERNAL void mlfab__divergence_weights(double gamma, uint32_t m, double *x, double *y,
+                                               double *w_h_p, double *h_h_p);
+/* An upper bound of |scale u| from the sum of the squares of u's n elements, each computed in double and
+ * added in any order. NaN or infinite if `squares` is. */
+MLFAB__INTERNAL double mlfab__divergence_norm(double squares, uint64_t n, double scale);
+
+/* ---- the ledger ---- */
+
+enum { MLFAB__DIVERGENCE_ENTRIES = 64 }; /* even */
+
+/* One outstanding commit, or several neighbours. From H before them: the sum of their H is a H + c, the
+ * last H is g H + d. */
+typedef struct mlfab__divergence_entry {
+  uint64_t last; /* number of the last commit */
+  double a, c, g, d;
+} mlfab__divergence_entry;
+
+typedef struct mlfab__divergence {
+  double gamma, div_max;
+  uint64_t committed, acknowledged; /* s and r; in lock step r leads by one */
+  uint64_t start;                   /* the commit before the first entry; s without entries */
+  double history, base;             /* H at `committed`, and at `start` */
+  double bound;                     /* B(s, r) */
+  mlfab__divergence_entry ring[MLFAB__DIVERGENCE_ENTRIES];
+  uint32_t first, n;
+} mlfab__divergence;
+
+/* Is it a momentum (0..1) and a bound (0: lock step; infinity: no bound)? Errors: ARGUMENT (NaN, negative,
+ * gamma infinite or above 1). */
+MLFAB__INTERNAL int mlfab__divergence_check(double gamma, double div_max);
+/* Begins with a replica that equals the server after `commit` commits; history >= |h|. Used also when a
+ * replica is promoted or replaced. Errors: ARGUMENT (as above; history negative or NaN). */
+MLFAB__INTERNAL int mlfab__divergence_init(mlfab__divergence *d, double gamma, double div_max,
+                                           uint64_t commit, double history);
+/* 1 when one more commit with this norm leaves the bound at or below Div_max, or when the replica has
+ * acknowledged that commit already; otherwise, and for a norm that is no norm, 0. O(1). In lock step the
+ * server has a commit acknowledged before it applies it. */
+MLFAB__INTERNAL int mlfab__divergence_may(const mlfab__divergence *d, double norm);
+/* Records a commit; whether it was allowed is the caller's matter. Amortised O(1). Errors: ARGUMENT (the norm
+ * is negative, NaN or infinite), with nothing recorded. */
+MLFAB__INTERNAL int mlfab__divergence_append(mlfab__divergence *d, double norm);
+/* The same for a commit that leaves elements as they are, whose h then does not decay. */
+MLFAB__INTERNAL int mlfab__divergence_append_part(mlfab__divergence *d, double norm);
+/* The replica has applied all commits up to r. Older acknowledgements change nothing. O(entries). */
+MLFAB__INTERNAL void mlfab__divergence_acked(mlfab__divergence *d, uint64_t r);
+/* |h| after commit r was measured: replaces H_r if it is smaller and `start` is r. Other values, and those
+ * that are no norm, change nothing. O(entries). */
+MLFAB__INTERNAL void mlfab__divergence_measured(mlfab__divergence *d, uint64_t r, double norm);
+
+#endif
