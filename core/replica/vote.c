@@ -1,0 +1,254 @@
+/* vote.c - see vote.h. */
+#include "vote.h"
+
+static int vote_same(const mlfab__vote_record *a, const mlfab__vote_record *b) {
+  return a->epoch == b->epoch && a->serves == b->serves && a->insync == b->insync;
+}
+
+/* Could a voter say this record? `none`: also no record at all. */
+static int vote_possible(const mlfab__vote_record *r, int none) {
+  uint32_t copies = 1u << MLFAB__VOTER_A | 1u << MLFAB__VOTER_B;
+  if (r->epoch == 0) return none;
+  return r->serves < MLFAB__VOTER_WITNESS && (r->insync & ~copies) == 0 &&
+         (r->insync >> r->serves & 1);
+}
+
+static const mlfab__vote_record *vote_later(const mlfab__vote_record *a,
+                                            const mlfab__vote_record *b) {
+  return b->epoch > a->epoch ? b : a;
+}
+
+/* This record is decided. Of its epoch nothing else counts, whatever this voter had granted. */
+static void vote_decide(mlfab__vote *vote, const mlfab__vote_record *record) {
+  if (record->epoch <= vote->decided.epoch) return;
+  vote->decided = *record;
+  if (record->epoch >= vote->bond.epoch) vote->bond = *record;
+  if (vote->floor < record->epoch) vote->floor = record->epoch;
+  if (vote->own.epoch <= record->epoch) vote->asking = 0;
+}
+
+MLFAB__INTERNAL void mlfab__vote_begin(mlfab__vote *vote, uint32_t self, uint64_t beat_ns,
+                                       uint64_t nonce, const mlfab__vote_record *stored, int fresh,
+                                       uint64_t now_ns) {
+  static const mlfab__vote_record first = {1, MLFAB__VOTER_A, 1u << MLFAB__VOTER_A};
+  static const mlfab__vote_record none = {0, 0, 0};
+  vote->self = self;
+  vote->beat_ns = beat_ns;
+  vote->nonce = nonce;
+  vote->known = stored || fresh;
+  vote->empty = self == MLFAB__VOTER_B || (self == MLFAB__VOTER_A && !fresh);
+  vote->bond = stored ? *stored : fresh ? first : none;
+  vote->decided = fresh && !stored ? first : none;
+  vote->floor = vote->bond.epoch;
+  vote->own = vote->stores = none;
+  vote->wanted = 0;
+  vote->asking = 0;
+  vote->said_ns = 0;
+  memset(vote->peers, 0, sizeof vote->peers);
+  for (uint32_t i = 0; i < MLFAB__VOTERS; i++) vote->peers[i].heard_ns = now_ns;
+}
+
+MLFAB__INTERNAL int mlfab__vote_silent(const mlfab__vote *vote, uint32_t other, uint64_t now_ns) {
+  return now_ns - vote->peers[other].heard_ns >= MLFAB__VOTE_SILENT_BEATS * vote->beat_ns;
+}
+
+MLFAB__INTERNAL int mlfab__vote_serves(const mlfab__vote *vote) {
+  return vote->decided.epoch > 0 && vote->decided.serves == vote->self &&
+         vote->bond.serves == vote->self && !vote->empty;
+}
+
+MLFAB__INTERNAL int mlfab__vote_may_ack(const mlfab__vote *vote, uint64_t now_ns) {
+  if (!mlfab__vote_serves(vote)) return 0;
+  for (uint32_t i = 0; i < MLFAB__VOTERS; i++) {
+    uint64_t lease = vote->peers[i].lease_ns;
+    if (lease && now_ns - lease < MLFAB__VOTE_LEASE_BEATS * vote->beat_ns) return 1;
+  }
+  return MLFAB__PLANTED(131);
+}
+
+MLFAB__INTERNAL void mlfab__vote_filled(mlfab__vote *vote) { vote->empty = 0; }
+
+/* --- out --- */
+
+static void vote_send(const mlfab__vote *vote, uint32_t to, uint32_t kind,
+                      const mlfab__vote_record *record, uint64_t now_ns) {
+  const mlfab__vote_peer *peer = &vote->peers[to];
+  mlfab__vote_message message;
+  memset(&message, 0, sizeof message);
+  message.kind = kind;
+  message.known = vote->known != 0;
+  message.empty = vote->empty != 0;
+  message.floor = vote->floor;
+  if (record) message.record = *record;
+  message.decided = vote->decided;
+  message.bond = vote->bond;
+  message.nonce = vote->nonce;
+  message.sent_ns = now_ns;
+  if ((vote->known && vote->bond.serves == to && !vote->asking) || MLFAB__PLANTED(136)) {
+    message.echo_nonce = peer->nonce;
+    message.echo_ns = peer->sent_ns;
+  }
+  vote->send(vote->user, to, &message);
+}
+
+static void vote_send_all(const mlfab__vote *vote, uint32_t kind, const mlfab__vote_record *record,
+                          uint64_t now_ns) {
+  for (uint32_t to = 0; to < MLFAB__VOTERS; to++) {
+    if (to != vote->self) vote_send(vote, to, kind, record, now_ns);
+  }
+}
+
+/* Stores the record; mlfab__vote_stored goes on. */
+static void vote_grant(mlfab__vote *vote, const mlfab__vote_record *record, uint32_t grantee,
+                       uint64_t now_ns) {
+  vote->floor = record->epoch;
+  vote->asking = 0;
+  vote->stores = *record;
+  vote->grantee = grantee;
+  if (grantee == vote->self) {
+    vote->own = *record;
+  } else {
+    vote->bond = *record;
+    if (MLFAB__PLANTED(132)) vote_send(vote, grantee, MLFAB__VOTE_GRANT, record, now_ns);
+  }
+  vote->store(vote->user, record);
+}
+
+MLFAB__INTERNAL void mlfab__vote_stored(mlfab__vote *vote, uint64_t now_ns) {
+  mlfab__vote_record record = vote->stores;
+  vote->stores.epoch = 0;
+  if (record.epoch == 0) return;
+  if (vote->grantee != vote->self) {
+    vote_send(vote, vote->grantee, MLFAB__VOTE_GRANT, &record, now_ns);
+  } else if (vote->decided.epoch < record.epoch) {
+    vote->asking = 1;
+    vote_send_all(vote, MLFAB__VOTE_ASK, &record, now_ns);
+  }
+}
+
+/* --- what this voter wants --- */
+
+static void vote_propose(mlfab__vote *vote, uint32_t insync, uint64_t now_ns) {
+  uint32_t epoch = vote->floor;
+  for (uint32_t i = 0; i < MLFAB__VOTERS; i++) {
+    if (vote->peers[i].floor > epoch) epoch = vote->peers[i].floor;
+  }
+  const mlfab__vote_record record = {epoch + 1, vote->self, insync};
+  vote_grant(vote, &record, vote->self, now_ns);
+}
+
+/* May this copy try to replace the one that serves? */
+static int vote_may_replace(const mlfab__vote *vote, uint64_t now_ns) {
+  const mlfab__vote_record *bond = &vote->bond;
+  return bond->epoch > 0 && bond->serves != vote->self &&
+         ((bond->insync >> vote->self & 1) || MLFAB__PLANTED(133)) &&
+         mlfab__vote_silent(vote, bond->serves, now_ns);
+}
+
+/* Some voter has granted an epoch beyond the one in force. */
+static int vote_passed(const mlfab__vote *vote, uint32_t epoch) {
+  for (uint32_t i = 0; i < MLFAB__VOTERS; i++) {
+    if (i != vote->self && vote->peers[i].floor > epoch) return 1;
+  }
+  return 0;
+}
+
+static void vote_act(mlfab__vote *vote, uint64_t now_ns) {
+  if (!vote->known || vote->self == MLFAB__VOTER_WITNESS || vote->empty || vote->stores.epoch)
+    return;
+  if (mlfab__vote_serves(vote)) {
+    uint32_t insync = vote->wanted | 1u << vote->self;
+    /* Asks again under a larger epoch when another voter is beyond its own. */
+    if (vote->asking ? vote_passed(vote, vote->own.epoch) || insync != vote->own.insync
+                     : vote_passed(vote, vote->decided.epoch) || insync != vote->decided.insync)
+      vote_propose(vote, insync, now_ns);
+  } else if (!vote_may_replace(vote, now_ns)) {
+    vote->asking = 0;
+  } else if (!vote->asking || vote_passed(vote, vote->own.epoch)) {
+    vote_propose(vote, 1u << vote->self, now_ns);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__vote_want(mlfab__vote *vote, uint32_t insync, uint64_t now_ns) {
+  vote->wanted = insync;
+  vote_act(vote, now_ns);
+}
+
+MLFAB__INTERNAL void mlfab__vote_tick(mlfab__vote *vote, uint64_t now_ns) {
+  vote_act(vote, now_ns);
+  if (vote->said_ns && now_ns - vote->said_ns < vote->beat_ns) return;
+  vote->said_ns = now_ns;
+  vote_send_all(vote, MLFAB__VOTE_BEAT, NULL, now_ns);
+  if (vote->asking) vote_send_all(vote, MLFAB__VOTE_ASK, &vote->own, now_ns);
+}
+
+MLFAB__INTERNAL uint64_t mlfab__vote_deadline(const mlfab__vote *vote) {
+  uint64_t due = vote->said_ns + vote->beat_ns;
+  if (vote->self == MLFAB__VOTER_WITNESS || vote->empty || vote->asking ||
+      vote->bond.serves == vote->self)
+    return due;
+  uint64_t silent_ns =
+      vote->peers[vote->bond.serves].heard_ns + MLFAB__VOTE_SILENT_BEATS * vote->beat_ns;
+  return mlfab__min(due, silent_ns);
+}
+
+/* --- messages --- */
+
+static int vote_judge(const mlfab__vote *vote, uint32_t from, const mlfab__vote_message *in,
+                      uint64_t now_ns) {
+  const mlfab__vote_record *r = &in->record, *by = vote_later(&vote->bond, &in->bond);
+  if (!vote->known || r->serves != from || r->epoch <= vote->floor) return 0;
+  if (by->serves == from) return 1;
+  if (by->serves == vote->self) return 0;
+  if (!(by->insync >> from & 1) && !MLFAB__PLANTED(133)) return 0;
+  return mlfab__vote_silent(vote, by->serves, now_ns) || MLFAB__PLANTED(134);
+}
+
+static void vote_asked(mlfab__vote *vote, uint32_t from, const mlfab__vote_message *in,
+                       uint64_t now_ns) {
+  if (vote->stores.epoch) return; /* it asks again */
+  if (vote->known && vote_same(&in->record, &vote->bond) &&
+      vote->decided.epoch < vote->bond.epoch) {
+    vote_send(vote, from, MLFAB__VOTE_GRANT, &in->record, now_ns);
+  } else if (vote_judge(vote, from, in, now_ns)) {
+    vote_grant(vote, &in->record, from, now_ns);
+  } else {
+    vote_send(vote, from, MLFAB__VOTE_DENY, NULL, now_ns);
+  }
+}
+
+/* A voter that has lost its memory takes over what the others know. */
+static void vote_learn(mlfab__vote *vote, uint32_t from, const mlfab__vote_message *in) {
+  if (vote->known || !in->known) return;
+  vote->bond = *vote_later(&vote->bond, &in->bond);
+  if (in->floor > vote->floor) vote->floor = in->floor;
+  vote->peers[from].told = 1;
+  vote->known = MLFAB__PLANTED(135);
+  uint32_t told = 0;
+  for (uint32_t i = 0; i < MLFAB__VOTERS; i++) told += vote->peers[i].told;
+  if (told == MLFAB__VOTERS - 1) vote->known = 1;
+}
+
+MLFAB__INTERNAL void mlfab__vote_take(mlfab__vote *vote, uint32_t from,
+                                      const mlfab__vote_message *in, uint64_t now_ns) {
+  if (from >= MLFAB__VOTERS || from == vote->self || !vote_possible(&in->decided, 1) ||
+      !vote_possible(&in->bond, 1) ||
+      !vote_possible(&in->record, in->kind == MLFAB__VOTE_BEAT || in->kind == MLFAB__VOTE_DENY))
+    return;
+  mlfab__vote_peer *peer = &vote->peers[from];
+  if (!in->empty) peer->heard_ns = now_ns;
+  if (peer->nonce != in->nonce) peer->sent_ns = 0;
+  peer->nonce = in->nonce;
+  if (in->sent_ns > peer->sent_ns) peer->sent_ns = in->sent_ns;
+  if (in->floor > peer->floor) peer->floor = in->floor;
+  if (in->echo_nonce == vote->nonce && in->echo_ns <= now_ns && in->echo_ns > peer->lease_ns)
+    peer->lease_ns = in->echo_ns;
+  vote_decide(vote, &in->decided);
+  vote_learn(vote, from, in);
+  if (!mlfab__vote_serves(vote) && !vote_may_replace(vote, now_ns)) vote->asking = 0;
+  if (in->kind == MLFAB__VOTE_ASK) {
+    vote_asked(vote, from, in, now_ns);
+  } else if (in->kind == MLFAB__VOTE_GRANT && vote->asking && vote_same(&in->record, &vote->own)) {
+    vote_decide(vote, &vote->own);
+  }
+}
