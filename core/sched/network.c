@@ -492,6 +492,21 @@ MLFAB__INTERNAL int mlfab__network_reserve(mlfab__network *net, uint32_t from, u
   return 0;
 }
 
+MLFAB__INTERNAL int mlfab__network_release(mlfab__network *net, uint32_t from, uint32_t to,
+                                           const mlfab__stretch *pieces, uint32_t n) {
+  const uint32_t *links = network_route(net, &from, &to);
+  if (n == 0) return 0;
+  int code = network_prepare(net, from, to, links);
+  if (!code) code = network_room_for(net, from, to, links, n);
+  for (uint32_t i = 0; !code && i < 2 + (links ? links[0] : 0); i++) {
+    for (uint32_t k = 0; k < n; k++) {
+      mlfab__stretch back = {pieces[k].from, pieces[k].to, -pieces[k].rate};
+      network_subtract(net, network_resource(net, from, to, links, i), &back);
+    }
+  }
+  return code;
+}
+
 MLFAB__INTERNAL uint32_t mlfab__network_mark(const mlfab__network *net) { return net->nchanges; }
 
 MLFAB__INTERNAL void mlfab__network_undo(mlfab__network *net, uint32_t mark) {

@@ -169,6 +169,11 @@ MLFAB__INTERNAL double mlfab__network_room(const mlfab__network *net, uint32_t t
 /* Reserves a transfer; one that never ends reserves nothing. Errors: MEMORY, with nothing changed. */
 MLFAB__INTERNAL int mlfab__network_reserve(mlfab__network *net, uint32_t from, uint32_t to,
                                            double bytes, double available, double *end_p);
+/* Gives back a reserved transfer, whatever was reserved after it, given its stretches (which must not be those
+ * of `net`). Undo takes the giving back first. Residuals are exact if rates are integers. Errors: MEMORY,
+ * with nothing changed. */
+MLFAB__INTERNAL int mlfab__network_release(mlfab__network *net, uint32_t from, uint32_t to,
+                                           const mlfab__stretch *pieces, uint32_t n);
 /* A mark of the current reservations; undo removes all that were made since, bit for bit. */
 MLFAB__INTERNAL uint32_t mlfab__network_mark(const mlfab__network *net);
 MLFAB__INTERNAL void mlfab__network_undo(mlfab__network *net, uint32_t mark);

@@ -1,12 +1,13 @@
-/* test_plan.c - core/sched/order.c, group.c, distribute.c and plan.c against tests/vectors: discrete
- * results exactly, times to 1e-7; then refusals and extreme inputs. Vectors of divergence and momentum, and
- * the replica's part of a batch, belong to other modules: they are counted, not checked. */
+/* test_plan.c - core/sched/order.c, group.c, distribute.c and plan.c, and core/replica/replicate.c against
+ * tests/vectors: discrete results exactly, times to 1e-7; then refusals and extreme inputs. The vectors of
+ * transfers alone are in test_network.c, those of divergence and momentum in test_divergence.c. */
 #include "vector.h"
 
-#include "core/sched/plan.h"
+#include "core/replica/replicate.h"
 
 static mlfab__env env;
 static mlfab__planner planner;
+static mlfab__replicator replicator;
 
 /* ---- a batch ---- */
 
@@ -16,6 +17,11 @@ typedef struct batch {
   mlfab__candidate updates[VECTOR_MOST];
   double bytes[VECTOR_MOST][8];
   uint32_t server[8], aggregators[VECTOR_MOST];
+  mlfab__replication replication;
+  mlfab__replica replica;
+  mlfab__candidate punted[VECTOR_MOST];
+  double punted_bytes[VECTOR_MOST][8];
+  uint32_t replica_nodes[8], replica_aggregators[VECTOR_MOST];
   /* The reservations, as the plan reported them. */
   mlfab__transfer transfer[VECTOR_MOST];
   mlfab__stretch stretch[VECTOR_MOST][16];
@@ -25,6 +31,37 @@ typedef struct batch {
 static batch it;       /* the batch under test */
 static uint32_t roots; /* allreduces checked */
 
+static void read_updates(vector *v, const char *keyword, uint32_t n, mlfab__candidate *updates,
+                         double (*bytes)[8]) {
+  for (uint32_t i = 0; i < n; i++) {
+    vector_next(v);
+    vector_expect(v, keyword, 7 + it.b.servers);
+    for (uint32_t j = 0; j < it.b.servers; j++) bytes[i][j] = vector_number(v, 7 + j);
+    updates[i] = (mlfab__candidate){.id = vector_count(v, 1),
+                                    .node = vector_count(v, 2),
+                                    .available = vector_number(v, 3),
+                                    .version = (int64_t)vector_number(v, 4),
+                                    .norm = vector_number(v, 5),
+                                    .bytes = bytes[i]};
+  }
+  vector_next(v);
+}
+
+/* `server` and `aggregators`, or those of the replica. Returns the number of aggregators. */
+static uint32_t read_nodes(vector *v, const char *keyword, uint32_t *nodes, uint32_t *aggregators) {
+  vector_expect(v, keyword, 3);
+  it.b.servers = vector_count(v, 1);
+  vector_list(v, 2, it.b.servers, nodes);
+  vector_next(v);
+  uint32_t k = vector_count(v, 1);
+  for (uint32_t q = 0; q < k; q++) {
+    vector_next(v);
+    vector_list(v, 2, it.b.servers, aggregators + q * it.b.servers);
+  }
+  vector_next(v);
+  return k;
+}
+
 static void read_batch(vector *v) {
   mlfab__batch *b = &it.b;
   memset(&it, 0, sizeof it);
@@ -32,37 +69,35 @@ static void read_batch(vector *v) {
   vector_expect(v, "mode", 2);
   b->list = strcmp(v->token[1], "list") == 0;
   vector_next(v);
-  vector_expect(v, "server", 3);
-  b->servers = vector_count(v, 1);
-  vector_list(v, 2, b->servers, it.server);
-  vector_next(v);
-  vector_expect(v, "aggregators", 2);
-  b->k = vector_count(v, 1);
-  for (uint32_t q = 0; q < b->k; q++) {
-    vector_next(v);
-    vector_list(v, 2, b->servers, it.aggregators + q * b->servers);
-  }
-  vector_go(v, "tau_max");
+  b->k = read_nodes(v, "server", it.server, it.aggregators);
+  it.replica.k = read_nodes(v, "replica", it.replica_nodes, it.replica_aggregators);
+  vector_expect(v, "tau_max", 2);
   b->delay_bound = (int64_t)vector_number(v, 1);
   vector_next(v);
   b->version = (int64_t)vector_number(v, 1);
-  vector_go(v, "updates");
+  vector_next(v);
+  vector_expect(v, "gamma", 3);
+  it.replication.gamma = vector_number(v, 2);
+  vector_next(v);
+  it.replica.history = vector_number(v, 1);
+  vector_next(v);
+  it.replication.div_max = vector_number(v, 1);
+  vector_next(v);
+  vector_expect(v, "updates", 2);
   b->n = vector_count(v, 1);
-  for (uint32_t i = 0; i < b->n; i++) {
-    vector_next(v);
-    vector_expect(v, "update", 7 + b->servers);
-    for (uint32_t j = 0; j < b->servers; j++) it.bytes[i][j] = vector_number(v, 7 + j);
-    it.updates[i] = (mlfab__candidate){.id = vector_count(v, 1),
-                                       .node = vector_count(v, 2),
-                                       .available = vector_number(v, 3),
-                                       .version = (int64_t)vector_number(v, 4),
-                                       .norm = vector_number(v, 5),
-                                       .bytes = it.bytes[i]};
-  }
+  read_updates(v, "update", b->n, it.updates, it.bytes);
+  vector_expect(v, "punted", 2);
+  it.replica.npunted = vector_count(v, 1);
+  read_updates(v, "pupdate", it.replica.npunted, it.punted, it.punted_bytes);
   b->updates = it.updates;
   b->server = it.server;
   b->aggregators = it.aggregators;
-  vector_go(v, "expect");
+  it.replica.nodes = it.replica_nodes;
+  it.replica.aggregators = it.replica_aggregators;
+  it.replica.punted = it.punted;
+  it.replication.replicas = &it.replica;
+  it.replication.n = 1;
+  vector_expect(v, "expect", 1);
   vector_next(v);
 }
 
@@ -115,9 +150,10 @@ static void check_order(vector *v, const char *keyword, const char *line, int de
 }
 
 /* `groups`: the aggregator of each update, and its times of arrival. */
-static void check_groups(vector *v, const mlfab__grouped *grouped, const uint32_t *order) {
+static void check_groups(vector *v, const char *keyword, const mlfab__grouped *grouped,
+                         const uint64_t *ids) {
   uint32_t at = 0;
-  vector_expect(v, "groups", 2);
+  vector_expect(v, keyword, 2);
   for (uint32_t number = 1, groups = vector_count(v, 1); number <= groups; number++) {
     vector_next(v);
     vector_expect(v, "g", 10);
@@ -130,12 +166,12 @@ static void check_groups(vector *v, const mlfab__grouped *grouped, const uint32_
     for (uint32_t m = 0; m < members; m++) {
       assert_int_equal(first[m].number, number);
       assert_int_equal(first[m].q, first->q);
-      vector_same(v, 4 + m, it.updates[order[at + m]].id);
+      vector_same(v, 4 + m, ids[at + m]);
     }
     for (uint32_t m = 0; m < members && first->q > 0; m++) {
       vector_next(v);
       vector_expect(v, "m", 4);
-      vector_same(v, 1, it.updates[order[at + m]].id);
+      vector_same(v, 1, ids[at + m]);
       vector_time(v, 2, first[m].arrive);
     }
     at += members;
@@ -152,18 +188,21 @@ static void on_reserve(void *user, const mlfab__transfer *t) {
   it.transfers++;
 }
 
-/* `server_rates`: every reserved transfer with its rate over time. */
-static void check_rates(vector *v) {
-  vector_expect(v, "server_rates", 2);
-  vector_same(v, 1, it.transfers);
-  for (uint32_t x = 0; x < it.transfers; x++) {
-    const mlfab__transfer *t = &it.transfer[x];
+/* `server_rates` or `replica_rates`: reserved transfers with their rates over time. Ids are those of the list
+ * that is sent. */
+static void check_rates(vector *v, const char *keyword, const mlfab__transfer *transfers,
+                        uint32_t n, const mlfab__candidate *list) {
+  vector_expect(v, keyword, 2);
+  vector_same(v, 1, n);
+  for (uint32_t x = 0; x < n; x++) {
+    const mlfab__transfer *t = &transfers[x];
+    const char *start = keyword[0] == 'r' ? "ragg" : "agg";
     char name[64];
     if (t->purpose == MLFAB__AGGREGATE) {
-      snprintf(name, sizeof name, "agg%u", t->index);
+      snprintf(name, sizeof name, "%s%u", start, t->index);
     } else {
-      snprintf(name, sizeof name, "agg%c%llu", t->purpose == MLFAB__TO_SERVER ? 'd' : 'm',
-               (unsigned long long)it.updates[t->index].id);
+      snprintf(name, sizeof name, "%s%c%llu", start, t->purpose == MLFAB__TO_SERVER ? 'd' : 'm',
+               (unsigned long long)list[t->index].id);
     }
     vector_next(v);
     vector_expect(v, "x", 10);
@@ -239,23 +278,86 @@ static void check_whole(const mlfab__ordered *ordered, uint32_t applied,
   }
 }
 
-/* The plan's reservations, unless a replica changed or added some. */
-static void check_reserved(vector *v, const mlfab__network *after) {
-  vector_go(v, "replicate");
-  if (vector_count(v, 1) != 0) return;
-  while (!vector_is(v, "server_rates") && !vector_is(v, "end")) vector_next(v);
-  if (vector_is(v, "end")) return;
-  check_rates(v);
-  vector_expect(v, "replica_rates", 2);
-  if (vector_count(v, 1) != 0) return;
+/* Compares the value of the line `keyword`, and goes to the next. */
+static void check_value(vector *v, const char *keyword, double is) {
+  vector_expect(v, keyword, 3);
+  if (strcmp(v->token[1], "none") == 0) {
+    assert_false(mlfab__finite(is));
+  } else {
+    vector_time(v, 1, is);
+  }
   vector_next(v);
-  if (vector_is(v, "residual")) vector_residual(v, after);
+}
+
+static void check_count(vector *v, const char *keyword, uint64_t is) {
+  vector_expect(v, keyword, 2);
+  vector_same(v, 1, is);
+  vector_next(v);
+}
+
+/* `replicate` and the records behind it. */
+static void check_outcome(vector *v, const mlfab__replicated *all, const mlfab__replica_plan *plan,
+                          const uint64_t *ids, uint32_t n) {
+  check_count(v, "replicate", all->status);
+  assert_int_equal(plan->status, all->status);
+  check_value(v, "T_last", all->last);
+  check_count(v, "r_last", plan->by_last);
+  check_value(v, "div_last", plan->divergence_by_last);
+  check_value(v, "T_e", plan->needed);
+  check_value(v, "T_final", all->time);
+  check_count(v, "r_final", plan->frozen);
+  check_value(v, "div_final", plan->divergence);
+  check_value(v, "div_peak", plan->peak);
+  check_value(v, "h_next", plan->history);
+  check_count(v, "frozen_groups", plan->groups);
+  vector_expect(v, "punted_out", 2);
+  vector_same(v, 1, n - plan->frozen);
+  for (uint32_t i = plan->frozen; i < n; i++) vector_same(v, 2 + i - plan->frozen, ids[i]);
+  vector_next(v);
+}
+
+/* The replica's part; the batch alone had `sent` transfers. */
+static void check_replica(vector *v, uint32_t sent) {
+  mlfab__planned planned[VECTOR_MOST];
+  mlfab__grouped grouped[VECTOR_MOST];
+  mlfab__candidate list[VECTOR_MOST];
+  mlfab__replica_plan plan = {.grouped = grouped};
+  mlfab__replicated all;
+  uint64_t ids[VECTOR_MOST];
+  uint32_t applied, n = it.replica.npunted;
+  it.transfers = 0;
+  it.net.watch = on_reserve;
+  assert_int_equal(mlfab__replicate_batch(&replicator, &planner, &it.net, &it.b, &it.replication,
+                                          planned, &applied, NULL, &plan, &all),
+                   0);
+  it.net.watch = NULL;
+  memcpy(list, it.punted, n * sizeof *list);
+  for (uint32_t i = 0; i < applied; i++) list[n++] = it.updates[planned[i].update];
+  for (uint32_t i = 0; i < n; i++) ids[i] = list[i].id;
+  vector_expect(v, "rplan", 4);
+  vector_same(v, 1, plan.choice.n);
+  vector_time(v, 2, plan.choice.time);
+  vector_next(v);
+  check_groups(v, "rgroups", grouped, ids);
+  check_outcome(v, &all, &plan, ids, n);
+  if (applied > 0) assert_true(planned[applied - 1].commit == all.time);
+  if (vector_is(v, "server_rates")) {
+    uint32_t again = all.status == 1 ? it.b.servers : 0, last = it.transfers - again;
+    /* The newer report of the last transfer counts. */
+    memcpy(&it.transfer[sent - again], &it.transfer[last], again * sizeof *it.transfer);
+    check_rates(v, "server_rates", it.transfer, sent, it.updates);
+    check_rates(v, "replica_rates", it.transfer + sent, last - sent, list);
+  }
+  if (vector_is(v, "residual")) vector_residual(v, &it.net);
+  vector_expect(v, "end", 1);
+  mlfab__network_undo(&it.net, 0);
 }
 
 static void check_batch(vector *v) {
   mlfab__ordered ordered[VECTOR_MOST];
   mlfab__grouped grouped[VECTOR_MOST];
   mlfab__group_choice choice;
+  uint64_t ids[VECTOR_MOST];
   uint32_t order[VECTOR_MOST], applied = 0;
   read_batch(v);
   if (it.b.list) {
@@ -265,7 +367,7 @@ static void check_batch(vector *v) {
     check_order(v, "sjf", "s", 0, ordered, &applied);
     check_order(v, "order", "a", 1, ordered, &applied);
   }
-  for (uint32_t i = 0; i < applied; i++) order[i] = ordered[i].update;
+  for (uint32_t i = 0; i < applied; i++) ids[i] = it.updates[order[i] = ordered[i].update].id;
   mlfab__group_input in = {.updates = it.updates,
                            .order = order,
                            .n = applied,
@@ -279,17 +381,15 @@ static void check_batch(vector *v) {
   it.net.watch = NULL;
   vector_same(v, 1, choice.n);
   vector_time(v, 2, choice.time);
-  mlfab__network after;
-  memset(&after, 0, sizeof after);
-  assert_int_equal(mlfab__network_copy(&after, &it.net, &env), 0);
+  uint32_t sent = it.transfers;
   mlfab__network_undo(&it.net, 0);
   vector_next(v);
   check_times(v, &in);
-  check_groups(v, grouped, order);
+  check_groups(v, "groups", grouped, ids);
   for (; vector_is(v, "alt"); vector_next(v)) check_alternative(v, &in);
-  check_reserved(v, &after);
   check_whole(ordered, applied, grouped, &choice);
-  mlfab__network_free(&after);
+  mlfab__network_undo(&it.net, 0);
+  check_replica(v, sent);
   mlfab__network_free(&it.net);
 }
 
@@ -371,6 +471,7 @@ static void check_root(const mlfab__allreduce *a, const mlfab__grouped *push,
 static void check_allreduce(vector *v) {
   uint32_t aggregators[VECTOR_MOST], distributors[VECTOR_MOST], node[VECTOR_MOST];
   uint32_t id[VECTOR_MOST], others[VECTOR_MOST];
+  uint64_t ids[VECTOR_MOST];
   double available[VECTOR_MOST], makespan;
   mlfab__allreduce a = {.aggregators = aggregators, .distributors = distributors, .nodes = node};
   mlfab__grouped push[VECTOR_MOST], grouped[VECTOR_MOST];
@@ -394,7 +495,7 @@ static void check_allreduce(vector *v) {
   uint32_t n = 0;
   for (uint32_t i = 0; i < a.n; i++) {
     vector_next(v);
-    it.updates[i].id = id[i] = vector_count(v, 1);
+    id[i] = vector_count(v, 1);
     node[i] = vector_count(v, 2);
     available[i] = vector_number(v, 3);
     if (node[i] != a.root) others[n++] = i;
@@ -407,7 +508,8 @@ static void check_allreduce(vector *v) {
   vector_time(v, 2, up.time);
   vector_next(v);
   for (uint32_t i = 0; i < n; i++) grouped[i] = push[others[i]];
-  check_groups(v, grouped, others);
+  for (uint32_t i = 0; i < n; i++) ids[i] = id[others[i]];
+  check_groups(v, "groups", grouped, ids);
   vector_expect(v, "get", 3);
   vector_same(v, 1, down.n);
   vector_same(v, 2, n);
@@ -431,7 +533,7 @@ static void check_ssp(vector *v) {
   }
 }
 
-static uint32_t checked, elsewhere;
+static uint32_t checked;
 
 static void check_vector(vector *v, const char *kind) {
   checked++;
@@ -445,14 +547,12 @@ static void check_vector(vector *v, const char *kind) {
     check_ssp(v);
   } else {
     checked--;
-    elsewhere++;
   }
 }
 
 static void test_vectors(void **state) {
   (void)state;
   vector_each(check_vector);
-  print_message("%u vectors checked, %u of other modules\n", checked, elsewhere);
   assert_true(checked >= 30 && roots > 0);
 }
 
@@ -736,5 +836,6 @@ int main(void) {
   mlfab__planner_init(&planner, &env);
   int failed = cmocka_run_group_tests(tests, NULL, NULL);
   mlfab__planner_free(&planner);
+  mlfab__replicate_free(&replicator, &env);
   return failed || env.bytes != 0;
 }
