@@ -41552,7 +41552,8 @@ MLFAB__INTERNAL void mlfab__divergence_measured(mlfab__divergence *d, uint64_t r
  *   status 1: it does not. Kept are the groups up to the first one (at T_e) with which it holds, and the last
  *             transfer to the server, alone, begins no earlier than T_e. Its members travel as planned.
  *   status 2: no group makes it hold, or the last transfer would never end then. The last transfer is given
- *             back, and its group must not be applied; kept is what status 0 or 1 would keep.
+ *             back, and its group must not be applied, neither there nor by a replica that gets it;
+ *             kept is what status 0 or 1 would keep.
  *
  * "Last" is the last in the order of commits, which is not always the last to arrive: what is behind a
  * delayed update in the order would wait with it. Several replicas are planned one after the other, each

@@ -3,12 +3,12 @@
  *    mlfab-plan FILE [--human] [--svg [OUT]] [--cut] [--best] [--backlog TIME]
  *
  * It reads the input records of tests/vectors/FORMAT-mlfabric.md (up to `expect` or `end`) of the kinds
- * batch, netup, dist, allreduce and ssp, and prints the records that the format expects of them, as far as
- * they concern planning: not those of replicas. It is linked with the library's own planner.
+ * batch, netup, dist, allreduce, ssp, divergence and momentum, and prints the records that the format expects of
+ * them. It is linked with the library's own planner.
  *
  * A file is untrusted: every error in it is reported with its line, and the exit status is 2. Counts are
  * limited before memory is allocated, and lists end where their lines do. */
-#include "core/sched/plan.h"
+#include "core/replica/replicate.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -32,8 +32,11 @@ static const char HELP[] =
     "Reads a batch of updates and a network from FILE (-: standard input), and prints the plan:\n"
     "which updates are applied in which order, which go to an aggregator first, and which are\n"
     "dropped. The format is that of tests/vectors/FORMAT-mlfabric.md; reading ends at `expect` or\n"
-    "`end`. Records of replicas (replica, raggregators, gamma, h0, div_max, punted) are read and\n"
-    "not used. tau_max may be `inf`: no bound. A rate may be 0: a cut link.\n"
+    "`end`. tau_max and div_max may be `inf`: no bound. A rate may be 0: a cut link.\n"
+    "With a line `replica`, what the replica gets in this batch is planned too, and whether the\n"
+    "last transfer to the server waits for it (`replicate` 1) or may not end at all (2).\n"
+    "The kinds divergence and momentum are computed, not planned: the bound of the distance of a\n"
+    "replica from its server, and what updates and sums of updates do to a model with momentum.\n"
     "\n"
     "  --human         tells of every update where it goes and why, and draws the schedule\n"
     "  --svg [OUT]     writes a chart with one lane a link, to OUT or to standard output\n"
@@ -63,6 +66,7 @@ typedef struct path {
 typedef struct record { /* a reserved transfer */
   mlfab__transfer transfer;
   mlfab__stretch *pieces;
+  int replica; /* it goes to the replica or its aggregators */
 } record;
 
 typedef struct input {
@@ -89,8 +93,15 @@ typedef struct input {
   uint64_t *ids;
   uint32_t nrequests, root;
   double sizes[SERVERS_MOST], *available;
+  mlfab__replica replica;
+  mlfab__replication replication; /* n is 0 without a replica */
+  mlfab__candidate *punted;
+  double *punted_bytes;
+  uint32_t replica_nodes[SERVERS_MOST], *replica_aggregators;
   /* The plan. */
   mlfab__planner planner;
+  mlfab__replicator replicator;
+  uint64_t *list_ids; /* of the replica's list */
   record *records;
   uint32_t nrecords, records_room;
 } input;
@@ -107,7 +118,13 @@ enum record_seen {
   SEEN_SIZES = 256,
   SEEN_ROOT = 512,
   SEEN_DISTRIBUTORS = 1024,
-  SEEN_VERSION = 2048
+  SEEN_VERSION = 2048,
+  SEEN_REPLICA = 4096,
+  SEEN_REPLICA_AGGREGATORS = 8192,
+  SEEN_GAMMA = 16384,
+  SEEN_HISTORY = 32768,
+  SEEN_DIV_MAX = 65536,
+  SEEN_PUNTED = 131072
 };
 
 static void fail(const input *in, const char *format, ...) MLFAB__PRINTF(2, 3);
@@ -357,10 +374,10 @@ static void read_tau(input *in) {
   }
 }
 
-static void read_update(input *in, uint32_t i, uint32_t m, const char *keyword) {
+static void read_update(input *in, const char *keyword, mlfab__candidate *c, double *bytes) {
+  uint32_t m = in->batch.servers;
   need_line(in, keyword);
   need_tokens(in, 7 + (uint64_t)m);
-  mlfab__candidate *c = &in->updates[i];
   c->id = (uint64_t)whole(in, 1, 0, INT64_MAX, "id");
   c->node = node(in, 2);
   c->available = amount(in, 3, "the time it is available");
@@ -369,8 +386,8 @@ static void read_update(input *in, uint32_t i, uint32_t m, const char *keyword) 
   if (whole(in, 6, 1, SERVERS_MOST, "the number of sizes") != (int64_t)m) {
     fail(in, "an update of %s parts for %u servers", in->token[6], m);
   }
-  for (uint32_t j = 0; j < m; j++) in->bytes[(size_t)i * m + j] = amount(in, 7 + j, "size");
-  c->bytes = in->bytes + (size_t)i * m;
+  for (uint32_t j = 0; j < m; j++) bytes[j] = amount(in, 7 + j, "size");
+  c->bytes = bytes;
 }
 
 static int by_id(const void *a, const void *b) {
@@ -389,33 +406,81 @@ static void check_ids(const input *in, const uint64_t *ids, uint32_t n) {
   free(sorted);
 }
 
-static void read_updates(input *in) {
-  once(in, SEEN_UPDATES);
+/* Reads `updates n` or `punted n` and its lines; returns n. */
+static uint32_t read_updates(input *in, const char *keyword, mlfab__candidate **updates_p,
+                             double **bytes_p) {
   need_tokens(in, 2);
-  uint32_t n = count(in, 1, "updates"), m = in->batch.servers;
+  uint32_t n = count(in, 1, in->token[0]), m = in->batch.servers;
   if (m == 0) fail(in, "`server` belongs before it");
-  in->updates = memory_for(in, n, sizeof *in->updates);
-  in->bytes = memory_for(in, (size_t)n * m, sizeof *in->bytes);
-  in->ids = memory_for(in, n, sizeof *in->ids);
+  *updates_p = memory_for(in, n, sizeof **updates_p);
+  *bytes_p = memory_for(in, (size_t)n * m, sizeof **bytes_p);
   for (uint32_t i = 0; i < n; i++) {
-    read_update(in, i, m, "update");
-    in->ids[i] = in->updates[i].id;
+    read_update(in, keyword, &(*updates_p)[i], *bytes_p + (size_t)i * m);
   }
-  check_ids(in, in->ids, n);
-  in->batch.n = n;
+  return n;
 }
 
-/* Skips records about replicas, also lines of lists. */
-static int skip_replica(input *in) {
-  static const char *const names[] = {"replica", "gamma", "h0", "div_max"};
-  for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-    if (is(in, names[i])) return 1;
-  }
-  int peers_out = is(in, "raggregators"), punted = is(in, "punted");
-  if (!peers_out && !punted) return 0;
+/* The ids of the updates, and that those of punted ones differ from them. */
+static void read_ids(input *in) {
+  uint32_t n = in->batch.n, punted = in->replica.npunted;
+  in->ids = memory_for(in, (size_t)n + punted, sizeof *in->ids);
+  for (uint32_t i = 0; i < n; i++) in->ids[i] = in->updates[i].id;
+  for (uint32_t i = 0; i < punted; i++) in->ids[n + i] = in->punted[i].id;
+  check_ids(in, in->ids, n + punted);
+}
+
+/* The last value of the line: a computed number has a fraction before it. */
+static double last_amount(const input *in, const char *what) {
+  if (in->n > 3) need_tokens(in, 3);
+  return amount(in, in->n < 3 ? 1 : 2, what);
+}
+
+static double read_gamma(input *in) {
+  double gamma = last_amount(in, "gamma");
+  if (gamma > 1) fail(in, "gamma %s is above 1", in->token[in->n - 1]);
+  return gamma;
+}
+
+static void read_div_max(input *in) {
   need_tokens(in, 2);
-  for (uint32_t n = count(in, 1, "their number"); n > 0; n--) {
-    need_line(in, peers_out ? "raggregator" : "pupdate");
+  in->replication.div_max = number(in, 1, "div_max");
+  if (in->replication.div_max < 0) fail(in, "div_max is negative: %s", in->token[1]);
+}
+
+static void read_replica_nodes(input *in) {
+  uint32_t m = in->batch.servers;
+  if (m == 0) fail(in, "`server` belongs before it");
+  if (whole(in, 1, 1, SERVERS_MOST, "the number of nodes") != (int64_t)m) {
+    fail(in, "a replica of %s parts for %u servers", in->token[1], m);
+  }
+  need_tokens(in, 2 + (uint64_t)m);
+  for (uint32_t j = 0; j < m; j++) in->replica_nodes[j] = node(in, 2 + j);
+  in->replication.n = 1;
+}
+
+/* Reads a record about the replica: 1; 0: it is another one. */
+static int read_replica(input *in) {
+  if (is(in, "replica")) {
+    once(in, SEEN_REPLICA);
+    read_replica_nodes(in);
+  } else if (is(in, "raggregators")) {
+    once(in, SEEN_REPLICA_AGGREGATORS);
+    in->replica_aggregators = read_hops(in, "raggregator", &in->replica.k);
+  } else if (is(in, "gamma")) {
+    once(in, SEEN_GAMMA);
+    in->replication.gamma = read_gamma(in);
+  } else if (is(in, "h0")) {
+    once(in, SEEN_HISTORY);
+    need_tokens(in, 2);
+    in->replica.history = amount(in, 1, "h0");
+  } else if (is(in, "div_max")) {
+    once(in, SEEN_DIV_MAX);
+    read_div_max(in);
+  } else if (is(in, "punted")) {
+    once(in, SEEN_PUNTED);
+    in->replica.npunted = read_updates(in, "pupdate", &in->punted, &in->punted_bytes);
+  } else {
+    return 0;
   }
   return 1;
 }
@@ -432,6 +497,7 @@ static void read_mode(input *in) {
 static int at_end(const input *in) { return is(in, "expect") || is(in, "end"); }
 
 static void read_batch(input *in) {
+  in->replication.div_max = mlfab__network_never();
   for (;;) {
     if (!next_line(in)) fail(in, "the file ends before `expect` or `end`");
     if (at_end(in)) break;
@@ -450,18 +516,27 @@ static void read_batch(input *in) {
       once(in, SEEN_VERSION);
       in->batch.version = whole(in, 1, INT64_MIN / 2, INT64_MAX / 2, "v_init");
     } else if (is(in, "updates")) {
-      read_updates(in);
-    } else if (!skip_replica(in)) {
+      once(in, SEEN_UPDATES);
+      in->batch.n = read_updates(in, "update", &in->updates, &in->bytes);
+    } else if (!read_replica(in)) {
       fail(in, "unknown keyword `%.40s` in a batch", in->token[0]);
     }
   }
   if (!(in->seen & SEEN_UPDATES)) fail(in, "there are no `updates`");
   if (!(in->seen & SEEN_TAU) && !in->batch.list) fail(in, "there is no `tau_max`");
+  if (!(in->seen & SEEN_REPLICA) && in->replica.npunted > 0) {
+    fail(in, "updates are `punted`, and there is no `replica`");
+  }
+  read_ids(in);
   in->batch.updates = in->updates;
   in->batch.server = in->server;
   in->batch.aggregators = in->aggregators;
   in->batch.best = in->best;
   in->batch.cut = in->cut;
+  in->replica.nodes = in->replica_nodes;
+  in->replica.aggregators = in->replica_aggregators;
+  in->replica.punted = in->punted;
+  in->replication.replicas = &in->replica;
 }
 
 /* ---- reservations ---- */
@@ -474,6 +549,7 @@ static void on_reserve(void *user, const mlfab__transfer *t) {
     if (in->records == NULL) fail(in, "out of memory");
   }
   record *r = &in->records[in->nrecords++];
+  r->replica = 0;
   r->transfer = *t;
   r->pieces = memory_for(in, t->n, sizeof *r->pieces);
   if (t->n > 0) memcpy(r->pieces, t->pieces, t->n * sizeof *r->pieces);
@@ -565,12 +641,13 @@ static void put_times(input *in, const mlfab__group_input *group, uint32_t late)
   }
 }
 
-/* Prints `groups` of the updates that are sent; ids are in their order. */
-static void put_groups(const uint64_t *ids, const mlfab__grouped *grouped, uint32_t n) {
+/* Prints `groups` or `rgroups` of the updates that are sent; ids are in their order. */
+static void put_groups(const char *keyword, const uint64_t *ids, const mlfab__grouped *grouped,
+                       uint32_t n) {
   uint32_t groups = 0;
   while (n > 0 && grouped[n - 1].number == 0) n--;
   if (n > 0) groups = grouped[n - 1].number;
-  printf("groups %u\n", groups);
+  printf("%s %u\n", keyword, groups);
   for (uint32_t at = 0, end; at < n; at = end) {
     const mlfab__grouped *g = &grouped[at];
     for (end = at + 1; end < n && grouped[end].number == g->number;) end++;
@@ -597,14 +674,20 @@ static void put_pieces(const record *r) {
   }
 }
 
-static void put_server_rates(const input *in) {
-  printf("server_rates %u\n", in->nrecords);
+/* Prints `server_rates` or `replica_rates`. */
+static void put_rates(const input *in, int replica) {
+  const uint64_t *ids = replica ? in->list_ids : in->ids;
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < in->nrecords; i++) n += in->records[i].replica == replica;
+  printf("%s_rates %u\n", replica ? "replica" : "server", n);
   for (uint32_t i = 0; i < in->nrecords; i++) {
     const mlfab__transfer *t = &in->records[i].transfer;
+    if (in->records[i].replica != replica) continue;
+    printf("x %sagg", replica ? "r" : "");
     if (t->purpose == MLFAB__AGGREGATE) {
-      printf("x agg%u", t->index);
+      printf("%u", t->index);
     } else {
-      printf("x agg%c%" PRIu64, t->purpose == MLFAB__TO_SERVER ? 'd' : 'm', in->ids[t->index]);
+      printf("%c%" PRIu64, t->purpose == MLFAB__TO_SERVER ? 'd' : 'm', ids[t->index]);
     }
     printf(" %u %u %.17g", t->from, t->to, t->bytes);
     put_time(t->available);
@@ -639,6 +722,7 @@ static double sum_starts(const input *in, const mlfab__planned *p) {
   double starts = p->ready;
   for (uint32_t i = 0; i < in->nrecords; i++) {
     const record *r = &in->records[i];
+    if (r->replica) continue;
     if (r->transfer.purpose != MLFAB__AGGREGATE || r->transfer.index != p->group) continue;
     if (r->transfer.n > 0 && r->pieces[0].from < starts) starts = r->pieces[0].from;
   }
@@ -735,12 +819,15 @@ static char symbol(const mlfab__transfer *t) {
   return symbols[t->index % (sizeof symbols - 1)];
 }
 
-static void transfer_name(const input *in, const mlfab__transfer *t, char name[64]) {
+static void transfer_name(const input *in, const record *r, char name[64]) {
+  const mlfab__transfer *t = &r->transfer;
   static const char *const names[] = {
       "transfer", "update", "update", "sum of aggregator", "model for distributor", "model for"};
   int is_hop = t->purpose == MLFAB__AGGREGATE || t->purpose == MLFAB__TO_DISTRIBUTOR;
-  uint64_t id = is_hop ? t->index : in->ids[t->index];
-  snprintf(name, 64, "%s %" PRIu64, names[t->purpose < 6 ? t->purpose : 0], id);
+  const uint64_t *ids = r->replica ? in->list_ids : in->ids;
+  uint64_t id = is_hop ? t->index : ids[t->index];
+  snprintf(name, 64, "%s %" PRIu64 "%s", names[t->purpose < 6 ? t->purpose : 0], id,
+           r->replica ? " for the replica" : "");
 }
 
 /* Prints which transfer each symbol stands for. */
@@ -748,7 +835,7 @@ static void draw_legend(const input *in) {
   char name[64];
   for (uint32_t i = 0; i < in->nrecords; i++) {
     const mlfab__transfer *t = &in->records[i].transfer;
-    transfer_name(in, t, name);
+    transfer_name(in, &in->records[i], name);
     if (t->component == 0) printf("  %c %s, node %u to %u\n", symbol(t), name, t->from, t->to);
   }
 }
@@ -801,7 +888,7 @@ static void svg_transfer(const input *in, const record *r, const lanes *l, const
                          double *filled, FILE *out) {
   char name[64];
   uint32_t p;
-  transfer_name(in, &r->transfer, name);
+  transfer_name(in, r, name);
   for (uint32_t nth = 0; uses(in, &r->transfer, nth, &p); nth++) {
     uint32_t lane = l->lane[p];
     for (uint32_t k = 0; k < r->transfer.n; k++) {
@@ -874,6 +961,102 @@ static void draw(const input *in) {
   if (in->svg) draw_svg(in);
 }
 
+/* ---- the replica ---- */
+
+typedef struct replica_result {
+  mlfab__replica_plan plan;
+  mlfab__replicated all;
+  uint32_t n; /* of its list */
+} replica_result;
+
+static void forget_records(input *in) {
+  for (uint32_t i = 0; i < in->nrecords; i++) free(in->records[i].pieces);
+  in->nrecords = 0;
+}
+
+/* Plans the batch with its replica; records of the replica are marked, and the delayed last transfer is where
+ * it would be without delay. Leaves all reserved. plan.grouped is the caller's to free. */
+static replica_result plan_replica(input *in, mlfab__planned *planned, uint32_t *applied_p,
+                                   mlfab__group_choice *choice_p) {
+  replica_result result = {.n = in->replica.npunted};
+  uint32_t most = result.n + in->batch.n, m = in->batch.servers;
+  result.plan.grouped = memory_for(in, most, sizeof *result.plan.grouped);
+  in->list_ids = memory_for(in, most, sizeof *in->list_ids);
+  watch(in, 1);
+  must(in, mlfab__plan_batch(&in->planner, &in->net, &in->batch, planned, applied_p, choice_p),
+       "plan");
+  uint32_t sent = in->nrecords;
+  mlfab__network_undo(&in->net, 0);
+  forget_records(in);
+  must(in,
+       mlfab__replicate_batch(&in->replicator, &in->planner, &in->net, &in->batch, &in->replication,
+                              planned, applied_p, choice_p, &result.plan, &result.all),
+       "replication");
+  watch(in, 0);
+  for (uint32_t i = 0; i < in->replica.npunted; i++) in->list_ids[i] = in->punted[i].id;
+  for (uint32_t i = 0; i < *applied_p; i++) in->list_ids[result.n++] = in->ids[planned[i].update];
+  if (result.all.status == 1 && *applied_p > 0) {
+    for (uint32_t j = 0; j < m; j++) {
+      free(in->records[sent - m + j].pieces);
+      in->records[sent - m + j] = in->records[in->nrecords - m + j];
+    }
+    in->nrecords -= m;
+  }
+  for (uint32_t i = sent; i < in->nrecords; i++) in->records[i].replica = 1;
+  return result;
+}
+
+static void put_value(const char *keyword, double x) {
+  printf("%s", keyword);
+  put_time(x);
+  printf("\n");
+}
+
+static void put_replica(const input *in, const replica_result *r) {
+  const mlfab__replica_plan *p = &r->plan;
+  printf("rplan %u", p->choice.n);
+  put_time(p->choice.time);
+  printf("\n");
+  put_groups("rgroups", in->list_ids, p->grouped, r->n);
+  printf("replicate %u\n", r->all.status);
+  put_value("T_last", r->all.last);
+  printf("r_last %u\n", p->by_last);
+  put_value("div_last", p->divergence_by_last);
+  if (mlfab__finite(p->needed)) {
+    put_value("T_e", p->needed);
+  } else {
+    printf("T_e none none\n");
+  }
+  put_value("T_final", r->all.time);
+  printf("r_final %u\n", p->frozen);
+  put_value("div_final", p->divergence);
+  put_value("div_peak", p->peak);
+  put_value("h_next", p->history);
+  printf("frozen_groups %u\npunted_out %u", p->groups, r->n - p->frozen);
+  for (uint32_t i = p->frozen; i < r->n; i++) printf(" %" PRIu64, in->list_ids[i]);
+  printf("\n");
+}
+
+static void tell_replica(const input *in, const replica_result *r) {
+  const mlfab__replica_plan *p = &r->plan;
+  printf("  the replica gets %u of %u updates", p->frozen, r->n);
+  if (p->frozen > 0) printf(", the last at %g", p->grouped[p->frozen - 1].commit);
+  printf("; it may be %g apart then, at most %g before", p->divergence, p->peak);
+  printf(" (div_max %g)\n", in->replication.div_max);
+  if (r->all.status == 1) {
+    printf("  the last update at the server waits for it until %g, and is applied at %g, not %g\n",
+           r->all.needed, r->all.time, r->all.last);
+  } else if (r->all.status == 2) {
+    printf(
+        "  the last update at the server must wait for another batch: the replica would be %g "
+        "apart\n",
+        p->divergence_by_last);
+  }
+  for (uint32_t i = p->frozen; i < r->n; i++) {
+    printf("       update %" PRIu64 ": to the replica with the next batch\n", in->list_ids[i]);
+  }
+}
+
 /* ---- the kinds ---- */
 
 static void tell_batch(input *in) {
@@ -881,11 +1064,16 @@ static void tell_batch(input *in) {
                                          " (the rest goes directly)"};
   mlfab__planned *planned = memory_for(in, in->batch.n, sizeof *planned);
   mlfab__group_choice choice;
+  replica_result replica = {0};
   uint32_t applied;
-  watch(in, 1);
-  must(in, mlfab__plan_batch(&in->planner, &in->net, &in->batch, planned, &applied, &choice),
-       "plan");
-  watch(in, 0);
+  if (in->replication.n > 0) {
+    replica = plan_replica(in, planned, &applied, &choice);
+  } else {
+    watch(in, 1);
+    must(in, mlfab__plan_batch(&in->planner, &in->net, &in->batch, planned, &applied, &choice),
+         "plan");
+    watch(in, 0);
+  }
   if (in->human) {
     printf("%u of %u updates are applied, %u directly%s%s", applied, in->batch.n, choice.n,
            variants[choice.variant & ~(uint32_t)MLFAB__GROUP_LATE],
@@ -902,8 +1090,10 @@ static void tell_batch(input *in) {
         tell_dropped(in, &planned[i]);
       }
     }
+    if (in->replication.n > 0) tell_replica(in, &replica);
   }
   draw(in);
+  free(replica.plan.grouped);
   free(planned);
 }
 
@@ -941,8 +1131,20 @@ static void put_batch(input *in) {
   put_time(choice.time);
   printf("\n");
   put_times(in, &group, choice.variant & MLFAB__GROUP_LATE);
-  put_groups(ids, grouped, applied);
-  if (n <= 12) put_server_rates(in);
+  put_groups("groups", ids, grouped, applied);
+  if (in->replication.n > 0) {
+    mlfab__planned *planned = memory_for(in, n, sizeof *planned);
+    forget_records(in);
+    replica_result replica = plan_replica(in, planned, &applied, &choice);
+    put_replica(in, &replica);
+    free(replica.plan.grouped);
+    free(planned);
+  }
+  if (n <= 12) put_rates(in, 0);
+  if (n <= 12 && in->replication.n > 0) {
+    put_rates(in, 1);
+    put_residual(in);
+  }
   printf("end\n");
   free(ordered);
   free(grouped);
@@ -1107,7 +1309,7 @@ static void put_allreduce(const input *in, const mlfab__grouped *push, const mlf
   printf("push %u", up->n);
   put_time(up->time);
   printf("\n");
-  put_groups(ids, grouped, others);
+  put_groups("groups", ids, grouped, others);
   printf("get %u %u\n", down->n, others);
   put_deliveries(in, get, root);
   printf("makespan");
@@ -1221,6 +1423,219 @@ static void do_ssp(input *in) {
   printf("end\n");
 }
 
+/* ---- divergence and momentum ---- */
+
+/* Reads `n x1 ... xn` from token `at` on; *at_p: the token behind. */
+static double *read_numbers(input *in, uint32_t *at_p, uint32_t n, const char *what) {
+  double *x = memory_for(in, n, sizeof *x);
+  for (uint32_t i = 0; i < n; i++) {
+    x[i] = number(in, (*at_p)++, what);
+    if (!mlfab__finite(x[i])) fail(in, "%s is infinite", what);
+  }
+  return x;
+}
+
+/* Reads `k m1 ... mk`, of which the sum may be at most `most`. */
+static uint32_t *read_sizes(input *in, uint32_t *at_p, uint32_t *k_p, uint32_t most) {
+  uint32_t k = (uint32_t)whole(in, (*at_p)++, 0, most, "the number of groups"), sum = 0;
+  uint32_t *sizes = memory_for(in, k, sizeof *sizes);
+  for (uint32_t i = 0; i < k; i++) {
+    sizes[i] = (uint32_t)whole(in, (*at_p)++, 1, (int64_t)(most - sum), "the size of a group");
+    sum += sizes[i];
+  }
+  *k_p = k;
+  return sizes;
+}
+
+static void put_coefficients(const double *c, uint32_t n) {
+  for (uint32_t i = 0; i <= n; i++) {
+    printf("k %u", i);
+    put_time(c[i]);
+    printf("\n");
+  }
+}
+
+typedef struct divergence_input {
+  double gamma, h0, *norms, *c;
+  uint32_t n, npoints, *points; /* points: s and r of each */
+} divergence_input;
+
+static void read_divergence(input *in, divergence_input *d) {
+  uint32_t at = 2;
+  need_line(in, "gamma");
+  d->gamma = read_gamma(in);
+  need_line(in, "h0");
+  d->h0 = last_amount(in, "h0");
+  need_line(in, "norms");
+  d->n = (uint32_t)whole(in, 1, 0, TOKENS_MOST, "the number of norms");
+  d->norms = read_numbers(in, &at, d->n, "norm");
+  need_tokens(in, at);
+  for (uint32_t i = 0; i < d->n; i++) {
+    if (d->norms[i] < 0) fail(in, "norm %u is negative", i + 1);
+  }
+  d->c = memory_for(in, (size_t)d->n + 1, sizeof *d->c);
+  need_line(in, "points");
+  d->npoints = count(in, 1, "points");
+  d->points = memory_for(in, 2 * (size_t)d->npoints, sizeof *d->points);
+  for (uint32_t i = 0; i < d->npoints; i++) {
+    need_line(in, "p");
+    need_tokens(in, 3);
+    d->points[2 * i] = (uint32_t)whole(in, 1, 0, d->n, "the server's updates");
+    d->points[2 * i + 1] = (uint32_t)whole(in, 2, 0, d->n, "the replica's updates");
+  }
+}
+
+static void put_points(const divergence_input *d) {
+  for (uint32_t i = 0; i < d->npoints; i++) {
+    uint32_t s = d->points[2 * i], r = d->points[2 * i + 1], most = s > r ? s : r;
+    mlfab__divergence_coefficients(d->gamma, s, r, d->c);
+    printf("coef %u %u %u\n", s, r, most + 1);
+    put_coefficients(d->c, most);
+    printf("bound %u %u", s, r);
+    put_time(mlfab__divergence_between(d->gamma, d->h0, d->norms, s, r));
+    printf("\n");
+  }
+  printf("history %u\n", d->n + 1);
+  double history = d->h0;
+  for (uint32_t t = 0; t <= d->n; t++) {
+    if (t > 0) history = d->gamma * history + d->norms[t - 1];
+    printf("H %u", t);
+    put_time(history);
+    printf("\n");
+  }
+}
+
+static void do_divergence(input *in) {
+  divergence_input d = {0};
+  read_divergence(in, &d);
+  put_points(&d);
+  need_line(in, "groupings");
+  for (uint32_t j = 0, k = count(in, 1, "groupings"); j < k; j++) {
+    uint32_t at = 1, a, b;
+    need_line(in, "gr");
+    uint32_t *server = read_sizes(in, &at, &a, d.n), *replica = read_sizes(in, &at, &b, d.n);
+    need_tokens(in, at);
+    uint32_t n = mlfab__divergence_grouped(d.gamma, server, a, replica, b, d.c);
+    while (n < d.n) d.c[++n] = 0;
+    printf("gcoef %u %u\n", j, n + 1);
+    put_coefficients(d.c, n);
+    printf("gbound %u", j);
+    put_time(mlfab__divergence_weigh(d.c, d.h0, d.norms, n));
+    printf("\n");
+    free(server);
+    free(replica);
+  }
+  printf("end\n");
+  free(d.norms);
+  free(d.c);
+  free(d.points);
+}
+
+typedef struct momentum_input {
+  double gamma, *w0, *h0, **u, *w, *h; /* w and h: the state */
+  uint32_t dim, n;
+} momentum_input;
+
+/* Eq. (2). */
+static void momentum_step(momentum_input *m, const double *u) {
+  for (uint32_t x = 0; x < m->dim; x++) {
+    m->h[x] = m->gamma * m->h[x] + u[x];
+    m->w[x] += m->h[x];
+  }
+}
+
+static void momentum_begin(momentum_input *m) {
+  memcpy(m->w, m->w0, m->dim * sizeof *m->w);
+  memcpy(m->h, m->h0, m->dim * sizeof *m->h);
+}
+
+static void put_vector(const char *name, uint32_t t, const double *x, uint32_t dim) {
+  printf("%s %u", name, t);
+  for (uint32_t i = 0; i < dim; i++) put_time(x[i]);
+  printf("\n");
+}
+
+static void put_state(const momentum_input *m, uint32_t t) {
+  put_vector("w", t, m->w, m->dim);
+  put_vector("h", t, m->h, m->dim);
+}
+
+/* The sum of weight[i] u[first + i]; NULL: weights of 1. */
+static void momentum_sum(const momentum_input *m, uint32_t first, uint32_t n, const double *weight,
+                         double *sum) {
+  for (uint32_t x = 0; x < m->dim; x++) sum[x] = 0;
+  for (uint32_t i = 0; i < n; i++) {
+    for (uint32_t x = 0; x < m->dim; x++) {
+      sum[x] += (weight ? weight[i] : 1) * m->u[first + i][x];
+    }
+  }
+}
+
+static void put_momentum(input *in, momentum_input *m, const uint32_t *groups, uint32_t k) {
+  double *sum = memory_for(in, m->dim, sizeof *sum), w_h, h_h;
+  double *x = memory_for(in, m->n, sizeof *x), *y = memory_for(in, m->n, sizeof *y);
+  momentum_begin(m);
+  printf("sequential %u\n", m->n);
+  for (uint32_t i = 0; i < m->n; i++) {
+    momentum_step(m, m->u[i]);
+    put_state(m, i + 1);
+  }
+  momentum_begin(m);
+  printf("onestep %u\n", k);
+  for (uint32_t g = 0, first = 0; g < k; first += groups[g++]) {
+    momentum_sum(m, first, groups[g], NULL, sum);
+    momentum_step(m, sum);
+    put_state(m, g + 1);
+  }
+  printf("pairs %u\n", k);
+  for (uint32_t g = 0, first = 0; g < k; first += groups[g++]) {
+    mlfab__divergence_weights(m->gamma, groups[g], x, y, &w_h, &h_h);
+    momentum_sum(m, first, groups[g], x, sum);
+    put_vector("X", g + 1, sum, m->dim);
+    momentum_sum(m, first, groups[g], y, sum);
+    put_vector("Y", g + 1, sum, m->dim);
+  }
+  printf("end\n");
+  free(sum);
+  free(x);
+  free(y);
+}
+
+static double *read_vector(input *in, const char *keyword, uint32_t dim) {
+  uint32_t at = 1;
+  need_line(in, keyword);
+  need_tokens(in, 1 + (uint64_t)dim);
+  return read_numbers(in, &at, dim, keyword);
+}
+
+static void do_momentum(input *in) {
+  momentum_input m = {0};
+  uint32_t k, at = 1;
+  need_line(in, "gamma");
+  m.gamma = read_gamma(in);
+  need_line(in, "dim");
+  m.dim = (uint32_t)whole(in, 1, 1, TOKENS_MOST, "dim");
+  m.w0 = read_vector(in, "w0", m.dim);
+  m.h0 = read_vector(in, "h0", m.dim);
+  need_line(in, "updates");
+  m.n = count(in, 1, "updates");
+  m.u = memory_for(in, m.n, sizeof *m.u);
+  for (uint32_t i = 0; i < m.n; i++) m.u[i] = read_vector(in, "u", m.dim);
+  need_line(in, "groups");
+  uint32_t *groups = read_sizes(in, &at, &k, m.n);
+  need_tokens(in, at);
+  m.w = memory_for(in, m.dim, sizeof *m.w);
+  m.h = memory_for(in, m.dim, sizeof *m.h);
+  put_momentum(in, &m, groups, k);
+  for (uint32_t i = 0; i < m.n; i++) free(m.u[i]);
+  free(m.u);
+  free(m.w0);
+  free(m.h0);
+  free(m.w);
+  free(m.h);
+  free(groups);
+}
+
 /* Reads the lines before the network, up to the kind of the file. */
 static void read_header(input *in) {
   static const char *const names[] = {"mlfabric-vector", "name", "note", "ties", "margin"};
@@ -1298,11 +1713,9 @@ int main(int argc, char **argv) {
   static const struct {
     const char *kind;
     void (*act)(input *in);
-  } kinds[] = {{"batch", do_batch},
-               {"netup", do_netup},
-               {"dist", do_dist},
-               {"allreduce", do_allreduce},
-               {"ssp", do_ssp}};
+  } kinds[] = {{"batch", do_batch},         {"netup", do_netup}, {"dist", do_dist},
+               {"allreduce", do_allreduce}, {"ssp", do_ssp},     {"divergence", do_divergence},
+               {"momentum", do_momentum}};
   static input in;
   read_arguments(&in, argc, argv);
   mlfab__env_init(&in.env, NULL);
@@ -1313,11 +1726,12 @@ int main(int argc, char **argv) {
   size_t i = 0;
   while (i < sizeof kinds / sizeof *kinds && strcmp(kinds[i].kind, in.kind) != 0) i++;
   if (i == sizeof kinds / sizeof *kinds) {
-    fail(&in, "kind `%s` is not one of batch, netup, dist, allreduce, ssp", in.kind);
+    fail(&in, "kind `%s` is not one of batch, netup, dist, allreduce, ssp, divergence, momentum",
+         in.kind);
   }
   kinds[i].act(&in);
   if (fflush(stdout) || ferror(stdout)) fail(&in, "cannot write the plan");
-  for (uint32_t r = 0; r < in.nrecords; r++) free(in.records[r].pieces);
+  forget_records(&in);
   free(in.records);
   free(in.has);
   free(in.paths);
@@ -1329,6 +1743,11 @@ int main(int argc, char **argv) {
   free(in.distributors);
   free(in.requests);
   free(in.available);
+  free(in.punted);
+  free(in.punted_bytes);
+  free(in.replica_aggregators);
+  free(in.list_ids);
+  mlfab__replicate_free(&in.replicator, &in.env);
   mlfab__planner_free(&in.planner);
   if (in.net.env) mlfab__network_free(&in.net);
   fclose(in.file);
