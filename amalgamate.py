@@ -31,9 +31,10 @@ GROUPS = [
              "comm_finish epoch comm membership partial_run stochastic user_dag barrier trees comm_role"},
     {"sched": "sched_wire network order group distribute plan monitor items batch arrange scheduler explain accumulator sum distributor aggregator report route spread client sched_role",
      "sparse": "filter sparse_push sparse_apply delta",
-     "reshard": "reshard_wire reshard reshard_server reshard_worker reshard_role"},
+     "reshard": "reshard_wire reshard reshard_server reshard_worker reshard_role",
+     "keys": "blake2b keys_wire session guard"},
     {"replica": "divergence replicate vote"},
-    {"api": "complete parts config calls context memory submit shared calls_coll calls_partial calls_stochastic calls_dag calls_sched "
+    {"api": "complete parts key_source config calls context memory submit shared calls_coll calls_partial calls_stochastic calls_dag calls_sched "
             "calls_sparse calls_reshard"},
 ]
 # The next floor. The files of a transport begin with its name. A transport includes mlfab.h and the groups
@@ -55,6 +56,7 @@ SWITCHES = {
     "SPARSE": ("filters and sparse updates", "core/sparse core/api/calls_sparse"),
     "RESHARD": ("moving slices", "core/reshard core/api/calls_reshard"),
     "REPLICA": ("replicas of servers", "core/replica"),
+    "KEYS": ("keys", "core/keys core/api/key_source"),
     "COLL": ("collectives", "core/coll core/api/calls_coll core/api/shared core/base/pool core/base/shm_coll transports/shm_coll"),
     "PARTIAL": ("partial collectives", "core/coll/partial core/coll/partial_run core/api/calls_partial"),
     "STOCHASTIC": ("stochastic reductions",
@@ -65,7 +67,7 @@ SWITCHES = {
 ALWAYS = ["core/coll/barrier"]
 NEEDED_BY = {"core/kernels/packet": ["SCHED", "SPARSE"]}
 # A smaller mlfab.c: the switches that it contains. The text of the others is removed.
-PROFILES = {"minimal": [], "core": ["SCHED", "SPARSE"]}
+PROFILES = {"minimal": ["KEYS"], "core": ["SCHED", "SPARSE", "KEYS"]}
 
 # Violations of the order, whose number may only fall: includes and calls between groups that go up or across, and
 # files on a circle.
@@ -84,8 +86,8 @@ LIBRARY_TITLE = """\
  *    cc -O2 -c mlfab.c        and link with -lpthread -lm
  *
  * Define as 0 what is to be left out: MLFAB_WITH_TCP, _SHM (transports), _COLL (collectives; with it _PARTIAL,
- * _STOCHASTIC, _DAG, which can go alone), _SCHED (scheduling), _SPARSE (filters), _RESHARD (moving slices). What was
- * left out returns MLFAB_ERR_UNSUPPORTED. `amalgamate.py --profile minimal|core` writes a shorter file.
+ * _STOCHASTIC, _DAG, which can go alone), _SCHED (scheduling), _SPARSE (filters), _RESHARD (moving slices), _KEYS
+ * (authenticated links). What was left out returns MLFAB_ERR_UNSUPPORTED. `amalgamate.py --profile minimal|core` writes a shorter file.
  *
 """
 SIMULATOR_TITLE = """\

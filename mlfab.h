@@ -148,6 +148,7 @@
  *    MLFAB_WITH_SCHED                 the scheduler, aggregators, measured links
  *    MLFAB_WITH_SPARSE                filters, sparse updates, version tags
  *    MLFAB_WITH_RESHARD               moving slices between servers
+ *    MLFAB_WITH_KEYS                  proofs and tags (config.key), which mlfab-run needs
  * A function that was left out returns MLFAB_ERR_UNSUPPORTED, and the error names the switch. Opening returns the
  * same for a configuration that needs what was left out. Build all processes of a fabric alike.
  * `amalgamate.py --profile minimal|core` writes a mlfab.c without the text of such groups.
@@ -410,6 +411,9 @@ typedef void (*mlfab_filter_fn)(void *user, const struct mlfab_filter_info *info
 /* Tells of ranks that come, go and die. For display. */
 typedef void (*mlfab_event_fn)(void *user, const struct mlfab_event_info *info);
 
+/* Writes the fabric's key, a text, into `key` (room bytes). Returns 0, or an MLFAB_ERR_*. */
+typedef int (*mlfab_key_fn)(void *user, char *key, size_t room);
+
 typedef struct mlfab_config {
   uint32_t size;
   uint32_t roles;     /* MLFAB_ROLE_* bits; 0: worker, and server too when rank < servers */
@@ -468,21 +472,32 @@ typedef struct mlfab_config {
   /* Collectives. 1: hosts with more bandwidth come first in the order of members. Server 0's is used; on the other
    * nodes it makes them measure their links. A change takes effect with the next epoch. */
   uint32_t order_by_rate;
-  /* A password of the job: 32 hexadecimal digits, the same on all nodes; "": none. Every connection begins with it,
-   * and a node with another one, or none, is refused (MLFAB_ERR_JOB). It travels in clear text, so it does not stop
-   * anybody who can read the traffic. mlfab-run makes one for each run. */
-  char secret[64];
+  /* The fabric's key, the same on all nodes: 16 to 128 printable characters ("openssl rand -hex 32"); "": none. Every
+   * connection begins with a proof from both ends that they have it; a node with another one, or none, is refused
+   * (MLFAB_ERR_JOB). Then every frame has an authentication tag, except over Unix sockets and shared memory. Nothing
+   * is encrypted. To change the key: "NEW,OLD" accepts both and prefers NEW. mlfab-run makes one for each run.
+   * Price: TCP is limited to about 1 GB/s a processor. */
+  char key[264];
   /* How long a peer may be silent while its connection stands and its system acknowledges what is sent (it was
    * stopped, or its host is overloaded) before it is dead. 0: 30 s; at least 5 heartbeats. Rounds and collectives
    * wait this long for such a worker. */
   uint64_t silent_death_ns;
+  /* Where the key is, if not in `key`: a file (one or two lines, each a key) that belongs to this user and that no
+   * other can read; or a function that writes the text of `key`, and returns 0 or an error. Both are asked once, by
+   * mlfab_open; the function counts before the file, and the file before `key`. */
+  char key_file[256];
+  mlfab_key_fn key_from;
+  void *key_user;
+  /* Random bytes for the proofs of a node that is driven without mlfab_open (mlfab_node.h), other ones each time.
+   * mlfab_open draws them itself. */
+  uint8_t entropy[32];
 } mlfab_config;
 
 /* Sets every member to its default and `size` to sizeof *config. */
 MLFAB_API void mlfab_config_init(mlfab_config *config);
 
 /* Sets one member by name: "rank", "workers", "servers", "role" (worker, server, scheduler), "dedicated",
- * "coordinator", "job", "job_secret", "listen", "socket_ifname", "allow_insecure", "transport" (auto, tcp, shm),
+ * "coordinator", "job", "key", "key_file", "listen", "socket_ifname", "allow_insecure", "transport" (auto, tcp, shm),
  * "progress" (thread, hand), "timeout_ms", "heartbeat_ms", "silent_death_ms", "payload_crc" (0, 1), "seed",
  * "scheduler" (none, beside, own), "delay_bound" (a number, none), "plan_ahead_ms", "accumulators" (a number, none),
  * "order_by_rate" (0, 1). Set "dedicated" before "role" server, which means nothing without it.
@@ -495,7 +510,7 @@ MLFAB_API int mlfab_config_set(mlfab_config *config, const char *name, const cha
  * OMPI_COMM_WORLD_RANK and _SIZE, PMI_RANK and PMI_SIZE, SLURM_PROCID and SLURM_NTASKS (only in a step, where
  * SLURM_STEP_ID is set). Without any of them: a world of one. error_p may be NULL. Do not call it while another
  * thread changes the environment.
- * Errors: CONFIG, with the variable and its value (without the value of MLFAB_JOB_SECRET). */
+ * Errors: CONFIG, with the variable and its value (without the value of MLFAB_KEY). */
 MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p);
 
 /* Opens a node and joins the fabric. Waits until all ranks have joined, at most config.timeout_ns. A world of one
@@ -1475,7 +1490,10 @@ enum mlfab_transport_caps {
   MLFAB_CAP_PROBE = 16, /* has the function probe */
   /* time is virtual, and all contexts are in one thread: env.clock moves only inside wait, which runs the other
    * contexts */
-  MLFAB_CAP_VIRTUAL = 32
+  MLFAB_CAP_VIRTUAL = 32,
+  /* the system says that the other end is a process of this user, or of root; at both ends. May also be set in the UP
+   * event of a link */
+  MLFAB_CAP_VOUCHED = 64
 };
 
 typedef struct mlfab_transport_options {

@@ -3,7 +3,8 @@
  *    mlfab-run -n 4 ./trainer arguments...
  *
  * Every rank gets its place through MLFAB_* variables (mlfab_config_from_env reads them), and with it a
- * secret of this run, without which a peer is refused at its first frame. mlfab-run forwards output line by
+ * key of this run, without which a peer is refused at its first frame (MLFAB_KEY; where MLFAB_KEY_FILE is set, that
+ * file has the key). mlfab-run forwards output line by
  * line, prefixed with the rank, forwards signals, and reports a rank that fails with its exit status or
  * signal; --on-failure says what happens to the others then.
  *
@@ -92,7 +93,7 @@ static struct {
   char **command;
   char coordinator[128];
   char job[64];
-  char secret[33]; /* of this run; only in the ranks' environment */
+  char key[65]; /* of this run; only in the ranks' environment */
 } options;
 
 static rank *ranks;
@@ -294,7 +295,7 @@ static void set_environment(const rank *r) {
     unsetenv("MLFAB_ROLE"); /* worker 0 has both roles */
   setenv("MLFAB_COORDINATOR", options.coordinator, 1);
   setenv("MLFAB_JOB", options.job, 1);
-  setenv("MLFAB_JOB_SECRET", options.secret, 1);
+  setenv("MLFAB_KEY", options.key, 1);
   if (options.scheduled) setenv("MLFAB_SCHEDULER", options.scheduled, 1);
   if (options.delay_bound) setenv("MLFAB_DELAY_BOUND", options.delay_bound, 1);
   for (int i = 0; i < options.nsettings; i++) set_setting(options.settings[i]);
@@ -772,6 +773,8 @@ static void parse_setting(char *setting) {
   mlfab_config_init(&config);
   mlfab_model_options_init(&model);
   if (!value || value == setting) usage("--set takes NAME=VALUE, not '%s'", setting);
+  if (!strncmp(setting, "key=", 4))
+    usage("--set key: every user of the host can read command lines; use MLFAB_KEY_FILE");
   if (options.nsettings == (int)(sizeof options.settings / sizeof options.settings[0]))
     usage("there are too many of --set");
   *value = 0;
@@ -893,9 +896,9 @@ static int free_port(void) {
   return port;
 }
 
-/* 128 random bits. Only they keep strangers out: without them nothing is started. */
-static int make_secret(void) {
-  unsigned char bytes[16];
+/* 256 random bits. Only they keep strangers out: without them nothing is started. */
+static int make_key(void) {
+  unsigned char bytes[32];
   size_t got = 0;
 #ifdef __linux__
   ssize_t n = getrandom(bytes, sizeof bytes, 0);
@@ -908,10 +911,10 @@ static int make_secret(void) {
     if (fd >= 0) close(fd);
   }
   if (got < sizeof bytes) {
-    say("no random bytes for the secret of the run: %s", strerror(errno));
+    say("no random bytes for the key of the run: %s", strerror(errno));
     return -1;
   }
-  for (size_t i = 0; i < sizeof bytes; i++) snprintf(options.secret + 2 * i, 3, "%02x", bytes[i]);
+  for (size_t i = 0; i < sizeof bytes; i++) snprintf(options.key + 2 * i, 3, "%02x", bytes[i]);
   return 0;
 }
 
@@ -970,7 +973,7 @@ int main(int argc, char **argv) {
   if ((argc == 3 || argc == 4) && strcmp(argv[1], SERVER_ARGUMENT) == 0)
     return server_main(strcmp(argv[2], "verbose") == 0, argc == 4 ? atoi(argv[3]) : -1);
   parse(argc, argv);
-  if (make_secret() < 0 || choose_meeting_point() < 0) return 1;
+  if (make_key() < 0 || choose_meeting_point() < 0) return 1;
   int services = options.servers + options.scheduler;
   rank_count = services + options.workers;
   ranks = calloc((size_t)rank_count, sizeof *ranks);

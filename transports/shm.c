@@ -1233,28 +1233,28 @@ static int shm_arm(void *self, int on) {
 }
 
 const mlfab_transport *mlfab_transport_shm(void) {
-  static const mlfab_transport table = {
-      sizeof table,
-      MLFAB_TRANSPORT_ABI,
-      "shm",
-      MLFAB_CAP_RELIABLE | MLFAB_CAP_LOCAL | MLFAB_CAP_CHECKED | MLFAB_CAP_PROBE,
-      0,
-      shm_start,
-      shm_stop,
-      shm_reach,
-      shm_connect,
-      shm_disconnect,
-      shm_send,
-      shm_flush,
-      shm_poll,
-      shm_release,
-      shm_detach,
-      shm_wait,
-      shm_wake,
-      shm_fd,
-      shm_arm,
-      NULL, /* there is no network link to measure */
-      shm_probe};
+  static const mlfab_transport table = {sizeof table,
+                                        MLFAB_TRANSPORT_ABI,
+                                        "shm",
+                                        MLFAB_CAP_RELIABLE | MLFAB_CAP_LOCAL | MLFAB_CAP_CHECKED |
+                                            MLFAB_CAP_PROBE | MLFAB_CAP_VOUCHED,
+                                        0,
+                                        shm_start,
+                                        shm_stop,
+                                        shm_reach,
+                                        shm_connect,
+                                        shm_disconnect,
+                                        shm_send,
+                                        shm_flush,
+                                        shm_poll,
+                                        shm_release,
+                                        shm_detach,
+                                        shm_wait,
+                                        shm_wake,
+                                        shm_fd,
+                                        shm_arm,
+                                        NULL, /* there is no network link to measure */
+                                        shm_probe};
   return &table;
 }
 

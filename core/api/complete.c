@@ -18,7 +18,7 @@ static void complete_default64(uint64_t *value, uint64_t standard) {
 static int complete_texts_end(const mlfab_config *c) {
   return memchr(c->coordinator, 0, sizeof c->coordinator) && memchr(c->job, 0, sizeof c->job) &&
          memchr(c->listen, 0, sizeof c->listen) && memchr(c->ifname, 0, sizeof c->ifname) &&
-         memchr(c->secret, 0, sizeof c->secret);
+         memchr(c->key, 0, sizeof c->key) && memchr(c->key_file, 0, sizeof c->key_file);
 }
 
 MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_schedule *schedule,
@@ -111,11 +111,8 @@ MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_conf
   }
   memcpy(config, given, mlfab__min(given->size, sizeof *config));
   config->size = sizeof *config;
-  uint64_t secret[2];
   if (!complete_texts_end(config))
     return complete_config_error(error, "a text of the configuration has no terminating zero byte");
-  if (mlfab__secret_parse(config->secret, secret))
-    return complete_config_error(error, "secret (MLFAB_JOB_SECRET) is not 32 hexadecimal digits");
   complete_default32(&config->workers, 1);
   complete_default32(&config->servers, 1);
   if (config->job[0] == 0) memcpy(config->job, "mlfab", 6);

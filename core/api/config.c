@@ -55,7 +55,8 @@ static const config_setting config_settings[] = {
     CONFIG_U("order_by_rate", mlfab_config, order_by_rate, 0, 1, 1),
     CONFIG_T("coordinator", mlfab_config, coordinator, CONFIG_TEXT),
     CONFIG_T("job", mlfab_config, job, CONFIG_TEXT),
-    CONFIG_T("job_secret", mlfab_config, secret, CONFIG_SECRET),
+    CONFIG_T("key", mlfab_config, key, CONFIG_SECRET),
+    CONFIG_T("key_file", mlfab_config, key_file, CONFIG_TEXT),
     CONFIG_T("listen", mlfab_config, listen, CONFIG_TEXT),
     CONFIG_T("socket_ifname", mlfab_config, ifname, CONFIG_TEXT),
     CONFIG_TIME("timeout_ms", timeout_ns),
@@ -172,7 +173,7 @@ static int config_put(void *base, const config_setting *s, const char *name, con
       return 0;
     case CONFIG_SECRET: /* the error does not quote it: errors are logged */
       if (strlen(text) >= s->bytes)
-        return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "%s: not 32 hexadecimal digits", name);
+        return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "%s: longer than two keys can be", name);
       memcpy(member, text, strlen(text) + 1);
       return 0;
     case CONFIG_REAL:

@@ -231,7 +231,7 @@ static int context_events(mlfab *ctx, uint32_t t, uint64_t *now_p) {
     mlfab_io_event mapped = event;
     if (event.link) mapped.link = event.link | (t << CONTEXT_LINK_BITS);
     if (event.kind == MLFAB_IO_UP) {
-      mapped.caps = transport->table->caps;
+      mapped.caps = transport->table->caps | (event.caps & MLFAB_CAP_VOUCHED);
       transport->links++;
     }
     if (event.kind == MLFAB_IO_DOWN && event.link && transport->links > 0) transport->links--;

@@ -3,6 +3,10 @@
 
 #include <stdio.h>
 
+enum {
+  ALIVE_STRANGER_NS = 2000000000
+}; /* the most that a caller has for its first frame, or its proof */
+
 /* Closes the link. A peer without another link is dead at the next look, which is due now. */
 static void alive_hang_up(mlfab_node *node, uint32_t index, const char *what) {
   mlfab__link *link = &node->links[index];
@@ -70,7 +74,9 @@ static void alive_look(mlfab_node *node, uint32_t index) {
   if (link->kind == MLFAB__LINK_FREE || link->kind == MLFAB__LINK_CLAIM) return;
   uint64_t silent = node->now_ns - link->heard_ns;
   if (link->kind == MLFAB__LINK_NEW || link->kind == MLFAB__LINK_SCHEDULER || link->closing) {
-    if (silent < 5 * beat) return;
+    int late = link->kind == MLFAB__LINK_NEW && link->called &&
+               node->now_ns - link->since_ns >= ALIVE_STRANGER_NS;
+    if (silent < 5 * beat && !late) return;
     mlfab__node_hang_up(node, index,
                         link->closing                   ? "closed"
                         : link->kind == MLFAB__LINK_NEW ? "said nothing"
@@ -84,6 +90,12 @@ static void alive_look(mlfab_node *node, uint32_t index) {
 
 MLFAB__INTERNAL void mlfab__alive_scan(mlfab_node *node, uint32_t index) {
   alive_look(node, index);
-  if (node->links[index].kind != MLFAB__LINK_FREE)
-    mlfab__node_arm(node, MLFAB__TIMER_LINK, index, alive_due_ns(node, &node->links[index]));
+  const mlfab__link *link = &node->links[index];
+  if (link->kind == MLFAB__LINK_FREE) return;
+  uint64_t due_ns = alive_due_ns(node, link), late_ns = link->since_ns + ALIVE_STRANGER_NS;
+  int stranger = link->kind == MLFAB__LINK_NEW && link->called && late_ns > node->now_ns;
+  if (stranger && late_ns < mlfab__node_round(node, due_ns))
+    mlfab__node_arm_at(node, MLFAB__TIMER_LINK, index, late_ns);
+  else
+    mlfab__node_arm(node, MLFAB__TIMER_LINK, index, due_ns);
 }

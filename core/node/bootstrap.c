@@ -8,20 +8,6 @@
 
 #include <stdio.h>
 
-MLFAB__INTERNAL int mlfab__secret_parse(const char *text, uint64_t secret[2]) {
-  secret[0] = secret[1] = 0;
-  if (text[0] == 0) return 0;
-  if (strlen(text) != 32) return MLFAB_ERR_CONFIG;
-  for (int i = 0; i < 32; i++) {
-    static const char digits[] = "0123456789abcdef";
-    char c = text[i] >= 'A' && text[i] <= 'F' ? (char)(text[i] - 'A' + 'a') : text[i];
-    const char *at = strchr(digits, c);
-    if (!at) return MLFAB_ERR_CONFIG;
-    secret[i / 16] = secret[i / 16] << 4 | (uint64_t)(at - digits);
-  }
-  return secret[0] | secret[1] ? 0 : MLFAB_ERR_CONFIG; /* zeros mean none */
-}
-
 /* --- server 0: the nodes that have joined --- */
 
 /* Encodes the list of servers and their addresses, once for all WELCOMEs. */

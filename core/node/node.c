@@ -20,7 +20,6 @@ static void node_identify(mlfab_node *node) {
   node->is_coordinator = node->server_number == 0;
   node->is_scheduler = own || (node->is_coordinator && c->scheduler == MLFAB_SCHEDULER_BESIDE);
   node->job = mlfab__hash(0, c->job, strlen(c->job));
-  (void)mlfab__secret_parse(c->secret, node->secret); /* valid: the configuration was checked */
   node->epoch = 1;
   node->join_link = MLFAB__NO_LINK;
   for (uint32_t i = 0; i < MLFAB__PAIRS; i++)
@@ -81,6 +80,15 @@ static void node_new_frame(mlfab_node *node, uint32_t index, const mlfab__frame_
   }
 }
 
+static void node_call_failed(mlfab_node *node, uint64_t token, const char *why);
+
+/* A call of this node that was not proven yet has failed. */
+static void node_new_down(mlfab_node *node, const mlfab__link *was, uint32_t index,
+                          const char *why) {
+  (void)index;
+  if (!was->called && was->pending != 0) node_call_failed(node, was->pending, why);
+}
+
 static void node_claim_frame(mlfab_node *node, uint32_t index, const mlfab__frame_in *frame) {
   if (frame->type == MLFAB__HEARTBEAT) return;
   mlfab__node_unclaim(node, &node->links[index]);
@@ -89,7 +97,7 @@ static void node_claim_frame(mlfab_node *node, uint32_t index, const mlfab__fram
 }
 
 static const mlfab__link_rule node_rules[MLFAB__LINK_KINDS] = {
-    [MLFAB__LINK_NEW] = {node_new_frame, NULL, NULL},
+    [MLFAB__LINK_NEW] = {node_new_frame, node_new_down, NULL},
     [MLFAB__LINK_CLAIM] = {node_claim_frame, NULL, NULL},
     [MLFAB__LINK_JOIN_IN] = {mlfab__bootstrap_frame, mlfab__bootstrap_down, NULL},
     [MLFAB__LINK_JOIN_OUT] = {mlfab__bootstrap_frame, mlfab__bootstrap_down, NULL},
@@ -116,7 +124,6 @@ MLFAB__INTERNAL int mlfab__node_make(const mlfab_config *complete, mlfab__env *e
   node_identify(node);
   node->opened_ns = node->now_ns = now_ns;
   node->nonce = mlfab__hash(complete->seed ^ node->id, &now_ns, sizeof now_ns);
-  node->nonce = mlfab__hash(node->nonce, node->secret, sizeof node->secret);
   if (complete->progress == MLFAB_PROGRESS_AUTO) node->config.progress = MLFAB_PROGRESS_THREAD;
   snprintf(node->addresses, sizeof node->addresses, "%s", addresses ? addresses : "");
   if (node->config.host == 0) node->config.host = node_host(node->addresses);
@@ -139,6 +146,7 @@ MLFAB_API void mlfab_node_close(mlfab_node **node_p) {
   mlfab__free(&node->env, node->parts, node->parts_bytes);
   mlfab__requests_free(&node->requests);
   mlfab__node_free_links(node);
+  if (node->guard) node->guard->free(node);
   for (uint32_t i = 0; node->peers && i < node->nodes; i++)
     mlfab__free(&node->env, node->peers[i].addresses, MLFAB__ADDRESSES_MAX);
   mlfab__free(&node->env, node->peers, node->nodes * sizeof *node->peers);
@@ -206,21 +214,14 @@ static void node_epilogue(mlfab_node *node) {
 
 /* --- events --- */
 
-/* Why the sender of a link's first frame is not a member of this job; NULL when it is. The time that this
- * takes does not depend on how much of the secret is right. */
+/* Why the sender of a link's first frame is not a member of this job; NULL when it is. */
 static const char *node_strange(const mlfab_node *node, const mlfab__header *header) {
-  uint64_t differ = (header->tag[0] ^ node->secret[0]) | (header->tag[1] ^ node->secret[1]);
-  if (differ && !(node->secret[0] | node->secret[1]))
-    return "the caller has a secret, and this job has none (MLFAB_JOB_SECRET)";
-  if (differ && !(header->tag[0] | header->tag[1]))
-    return "this job has a secret, and the caller has none (MLFAB_JOB_SECRET)";
-  if (differ && !MLFAB__PLANTED(83))
-    return "the caller's secret is not this job's (MLFAB_JOB_SECRET)";
+  if (!node->guard && (header->type == MLFAB__CHALLENGE || header->flags & MLFAB__WIRE_TAGGED))
+    return "the caller has a key, and this job has none (MLFAB_KEY)";
   return header->job != node->job ? "the jobs have different names (MLFAB_JOB)" : NULL;
 }
 
-/* Refuses a stranger. Logs the first ones, and then ever fewer, as warnings. */
-static void node_turn_away(mlfab_node *node, uint32_t index, const char *why) {
+MLFAB__INTERNAL void mlfab__node_turn_away(mlfab_node *node, uint32_t index, const char *why) {
   uint64_t n = ++node->stats.strangers_refused;
   node->strange = why;
   if ((n & (n - 1)) == 0)
@@ -248,6 +249,7 @@ static void node_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *e
   }
   mlfab__header header;
   mlfab__wire_open(event->head, &header);
+  if (node->guard && !node->guard->frame(node, index, event, &header)) return;
   node->stats.frames_received++;
   node->stats.bytes_received += (uint64_t)head_bytes + bulk_bytes;
   node->stats.payload_received += bulk_bytes;
@@ -260,7 +262,7 @@ static void node_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *e
                         : header.job != node->job && !last ? "a frame of another job"
                                                            : NULL;
   if (strange) {
-    node_turn_away(node, index, strange);
+    mlfab__node_turn_away(node, index, strange);
     return;
   }
   mlfab__frame_in frame = {header.type, header.meta_bytes, bulk_bytes,
@@ -295,6 +297,17 @@ static void node_call_failed(mlfab_node *node, uint64_t token, const char *why) 
   }
 }
 
+MLFAB__INTERNAL void mlfab__node_call_up(mlfab_node *node, uint64_t token, uint32_t index) {
+  uint64_t called = token - MLFAB__TOKEN_SERVER, routes = mlfab__node_routes(node);
+  if (token == MLFAB__TOKEN_JOIN && node->phase == MLFAB__BOOTSTRAP_JOINING) {
+    mlfab__bootstrap_up(node, index);
+  } else if (token >= MLFAB__TOKEN_SERVER && called < routes) {
+    mlfab__server_link_up(node, (uint32_t)called, index);
+  } else if (token < MLFAB__TOKEN_SERVER || !mlfab__peer_link_up(node, called - routes, index)) {
+    mlfab__node_hang_up(node, index, "no longer wanted");
+  }
+}
+
 static void node_up(mlfab_node *node, const mlfab_io_event *event) {
   uint32_t index = mlfab__node_new_link(node);
   if (index == MLFAB__NO_LINK || mlfab__map_put(&node->env, &node->by_id, event->link, index)) {
@@ -310,17 +323,10 @@ static void node_up(mlfab_node *node, const mlfab_io_event *event) {
   link->heard_ns = link->sent_ns = link->since_ns = node->now_ns;
   mlfab__node_arm(node, MLFAB__TIMER_LINK, index, node->now_ns);
   if (link->called) node_bound_strangers(node);
-  if (event->token == MLFAB__TOKEN_JOIN && node->phase == MLFAB__BOOTSTRAP_JOINING) {
-    mlfab__bootstrap_up(node, index);
-  } else if (event->token >= MLFAB__TOKEN_SERVER &&
-             event->token - MLFAB__TOKEN_SERVER < mlfab__node_routes(node)) {
-    mlfab__server_link_up(node, (uint32_t)(event->token - MLFAB__TOKEN_SERVER), index);
-  } else if (event->token >= MLFAB__TOKEN_SERVER &&
-             mlfab__peer_link_up(
-                 node, event->token - MLFAB__TOKEN_SERVER - mlfab__node_routes(node), index)) {
-    return;
-  } else if (event->token != 0) {
-    mlfab__node_hang_up(node, index, "no longer wanted");
+  if (!link->called && node->guard) {
+    node->guard->call(node, index, event->token);
+  } else if (!link->called) {
+    mlfab__node_call_up(node, event->token, index);
   }
 }
 
@@ -341,7 +347,9 @@ static void node_down(mlfab_node *node, const mlfab_io_event *event) {
   }
   if (event->link != 0) {
     if (!mlfab__node_link(node, event->link, &index)) return;
-    int joining = node->links[index].kind == MLFAB__LINK_JOIN_OUT;
+    const mlfab__link *link = &node->links[index];
+    int joining =
+        link->kind == MLFAB__LINK_JOIN_OUT || (!link->called && link->pending == MLFAB__TOKEN_JOIN);
     mlfab__node_link_down(node, index, why);
     if (joining &&
         (event->code == MLFAB_ERR_PROTOCOL_OLDER || event->code == MLFAB_ERR_PROTOCOL_NEWER)) {
@@ -428,16 +436,22 @@ static void node_seal(mlfab_node *node, const mlfab__link *link, mlfab_action *a
   header.type = frame->type;
   header.meta_bytes = frame->meta_bytes;
   header.bulk_bytes = frame->bulk_bytes;
-  if (link->kind != MLFAB__LINK_NEW && link->kind != MLFAB__LINK_CLAIM) {
+  if (link->kind != MLFAB__LINK_NEW && link->kind != MLFAB__LINK_CLAIM &&
+      frame->type != MLFAB__PROOF) {
     header.job = node->job;
     header.epoch = node->epoch;
     header.sender = node->id;
     header.incarnation = node->incarnation;
-    memcpy(header.tag, node->secret, sizeof header.tag);
   }
-  if (frame->bulk && !(link->caps & MLFAB_CAP_RELIABLE) && !node->config.no_payload_crc)
+  int tagged = link->tagged && frame->type != MLFAB__PROOF;
+  if (tagged)
+    header.flags = MLFAB__WIRE_TAGGED;
+  else if (frame->bulk && !(link->caps & MLFAB_CAP_RELIABLE) && !node->config.no_payload_crc)
     header.flags = MLFAB__WIRE_BULK_CRC;
   mlfab__wire_seal(node->head, &header, frame->bulk);
+  if (tagged)
+    node->guard->seal(link, node->head, MLFAB_HEADER_BYTES + frame->meta_bytes, frame->bulk,
+                      frame->bulk_bytes);
   memset(action, 0, sizeof *action);
   action->kind = MLFAB_ACTION_SEND;
   action->link = link->id;
@@ -540,6 +554,7 @@ MLFAB_API void mlfab_node_done(mlfab_node *node, const mlfab_action *action, int
         mlfab__mix(node->stats.trace_hash ^ node->now_ns ^ ((uint64_t)node->frame.type << 48) ^
                    ((uint64_t)action->bulk_bytes << 8));
     link->sent_ns = node->now_ns;
+    if (link->tagged && node->frame.type != MLFAB__PROOF) node->guard->sent(link);
     mlfab__outbox_taken(node);
     node_rotate(node);
   } else if (status == MLFAB_ERR_AGAIN ||

@@ -24,10 +24,10 @@
  * inside a role: it carries out what a role requests of links (drop, detach) after the role has returned. A dropped
  * link closes at once and loses its queue.
  *
- * Strangers. Until its first frame has shown the job and the secret, the caller learns nothing but why it is
- * refused: neither the job (the header omits its hash) nor that a node lives here (no heartbeats). At most nodes +
- * 64 incoming links that no role knows yet (NEW, CLAIM) exist: a newer one displaces the oldest. A NEW link ends
- * after 5 beats of silence, a CLAIM when it is decided. There is one JOIN_IN link per node id: a newer one of the
+ * Strangers. Until its first frame has shown the job, and in a fabric with a key that it knows the key (guard below),
+ * the caller learns nothing but why it is refused: neither the job (the header omits its hash) nor that a node lives
+ * here (no heartbeats). At most nodes + 64 incoming links that no role knows yet (NEW, CLAIM) exist: a newer one
+ * displaces the oldest. A NEW link ends after 5 beats of silence, and 2 s after the call; a CLAIM when it is decided. There is one JOIN_IN link per node id: a newer one of the
  * same process replaces it. It ends when its node is silent, or 20 beats after WELCOME was due.
  *
  * Numbers. A process identifies itself by a nonce that it draws when it opens. A process that says JOIN or HELLO
@@ -127,6 +127,8 @@ enum {
   MLFAB__PAIRS
 };
 
+struct mlfab__session; /* ../keys/session.h */
+
 typedef struct mlfab__link {
   uint8_t kind;
   uint8_t self;             /* one end of a pair inside this node: 1 + its bit in self_due */
@@ -142,7 +144,8 @@ typedef struct mlfab__link {
   uint8_t called;           /* by another node */
   uint8_t
       turn; /* of the roles on this kind of link that take turns: the one to ask first for a frame */
-  uint32_t id; /* the driver's id of the link */
+  uint8_t proven, tagged; /* in a fabric with a key: both ends are proven; frames have tags */
+  uint32_t id;            /* the driver's id of the link */
   uint32_t caps;
   /* rank of a worker (workers: the scheduler), number of a server, id of a joining node */
   uint32_t peer;
@@ -153,6 +156,10 @@ typedef struct mlfab__link {
   uint64_t nonce;    /* of the process at the other end, if it has a number */
   uint64_t probe_ns; /* time of the BEAT_PROBE that it has not answered; else 0 */
   uint64_t since_ns; /* NEW: time at which it came up; JOIN_IN: at which WELCOME was due */
+  /* Not proven yet. Our own call: its token. Called: the number of our nonce, 0 before the challenge. */
+  uint64_t pending;
+  struct mlfab__session
+      *session; /* keys of a link; NULL without a key, and before the proof of a caller */
   /* CLAIM: the link that holds the number (MLFAB__NO_LINK: gone), and the first frame. */
   uint32_t holder;
   uint32_t claim_bytes;
@@ -242,6 +249,22 @@ typedef struct mlfab__outlet {
   int kind;
 } mlfab__outlet;
 
+/* What a fabric with a key does on links that a transport sees. NULL functions: none. */
+typedef struct mlfab__guard {
+  /* Our call is up. It goes on with mlfab__node_call_up when both ends are proven, or the link is closed. */
+  void (*call)(mlfab_node *node, uint32_t link, uint64_t token);
+  /* 1: the frame is of a proven end, go on. 0: it was taken, or refused; the link may be gone. */
+  int (*frame)(mlfab_node *node, uint32_t link, const mlfab_io_event *event,
+               const mlfab__header *header);
+  /* Puts the tag into a frame for a tagged link. sent: a transport has taken it. */
+  void (*seal)(const mlfab__link *link, uint8_t *head, uint32_t head_bytes, const void *bulk,
+               uint32_t bulk_bytes);
+  void (*sent)(mlfab__link *link);
+  /* Wipes and frees the session of a link; the node's keys. */
+  void (*end)(mlfab_node *node, mlfab__link *link);
+  void (*free)(mlfab_node *node);
+} mlfab__guard;
+
 struct mlfab__parts; /* the parts of a node: defined in a higher layer */
 
 struct mlfab_node {
@@ -249,7 +272,9 @@ struct mlfab_node {
   mlfab_config config; /* complete: all defaults are resolved */
   mlfab_stats stats;
   mlfab__requests requests;
-  uint64_t job, secret[2];
+  uint64_t job;
+  const mlfab__guard *guard; /* NULL: no key */
+  void *guard_self;
   uint32_t id, nodes, incarnation, epoch;
   uint32_t server_number; /* or MLFAB__NO_NODE */
   int is_worker, is_server, is_coordinator, is_scheduler;
@@ -527,8 +552,6 @@ MLFAB__INTERNAL void mlfab__caller_scan(mlfab_node *node, uint32_t worker);
 
 /* --- bootstrap.c: joining --- */
 
-/* The secret's 128 bits, zeros for an empty text. Errors: CONFIG. */
-MLFAB__INTERNAL int mlfab__secret_parse(const char *text, uint64_t secret[2]);
 MLFAB__INTERNAL void mlfab__bootstrap_start(mlfab_node *node);
 /* The connection for joining is up; it failed, or broke. */
 MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link);
@@ -550,6 +573,11 @@ MLFAB__INTERNAL void mlfab__alive_probed(mlfab_node *node, uint32_t index, int s
 MLFAB__INTERNAL void mlfab__alive_scan(mlfab_node *node, uint32_t index);
 
 /* --- node.c: events, time, leaving --- */
+
+/* Our call stands, and both ends are proven where there is a key: says JOIN, HELLO or MEET. */
+MLFAB__INTERNAL void mlfab__node_call_up(mlfab_node *node, uint64_t token, uint32_t link);
+/* Refuses a stranger. Logs the first ones, and then ever fewer, as warnings. */
+MLFAB__INTERNAL void mlfab__node_turn_away(mlfab_node *node, uint32_t link, const char *why);
 
 /* Creates a node without roles. Add its roles, then begin. mlfab_node_close may be called at any time
  * after. Errors: MEMORY. */

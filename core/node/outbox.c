@@ -53,7 +53,14 @@ MLFAB__INTERNAL void mlfab__outbox_taken(mlfab_node *node) {
   const mlfab__role *role = &node->roles[node->out_role];
   if (node->out == MLFAB__OUT_CONTROL) {
     link->queue_begin += (frame->meta_bytes + 7) / 8 * 8 + 8;
-    if (link->queue_begin == link->queue_end) link->queue_begin = link->queue_end = 0;
+    if (link->queue_begin == link->queue_end) {
+      link->queue_begin = link->queue_end = 0;
+      if (link->kind == MLFAB__LINK_NEW) { /* a stranger keeps no memory for what it was told */
+        mlfab__free(&node->env, link->queue, link->queue_room);
+        link->queue = NULL;
+        link->queue_room = 0;
+      }
+    }
   } else if (node->out == MLFAB__OUT_WELCOME) {
     link->welcome = 0;
   } else {

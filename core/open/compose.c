@@ -9,6 +9,9 @@
 #include "../coll/comm.h"
 #include "../coll/membership.h"
 #endif
+#if MLFAB_WITH_KEYS
+#include "../keys/guard.h"
+#endif
 #if MLFAB_WITH_RESHARD
 #include "../reshard/reshard.h"
 #endif
@@ -22,6 +25,19 @@
 
 /* UNSUPPORTED when the configuration needs a group that is not compiled in. */
 static int compose_check(const mlfab_config *config, mlfab_error *error) {
+  if ((config->key_file[0] || config->key_from) && !config->key[0])
+    return MLFAB__FAIL(
+        error, MLFAB_ERR_CONFIG,
+        "configuration: only mlfab_open asks key_file and key_from; give a node `key`");
+#if MLFAB_WITH_KEYS
+  int code = mlfab__guard_check(config, error);
+  if (code) return code;
+#else
+  if (config->key[0])
+    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
+                       "configuration: a key (MLFAB_KEY) needs the code of keys, which was left "
+                       "out (MLFAB_WITH_KEYS is 0)");
+#endif
   if (MLFAB_WITH_SCHED || config->scheduler == MLFAB_SCHEDULER_NONE) return 0;
   return MLFAB__FAIL(
       error, MLFAB_ERR_UNSUPPORTED,
@@ -77,7 +93,11 @@ static int compose(mlfab_node *node) {
   node->parts_bytes = sizeof *node->parts;
   node->parts = mlfab__alloc(&node->env, node->parts_bytes);
   if (!node->parts) return MLFAB_ERR_MEMORY;
-  int code = node->is_worker ? compose_worker(node) : 0;
+  int code = 0;
+#if MLFAB_WITH_KEYS
+  if (node->config.key[0]) code = mlfab__guard_attach(node);
+#endif
+  if (!code && node->is_worker) code = compose_worker(node);
   if (!code && node->is_server) code = compose_server(node);
 #if MLFAB_WITH_SCHED
   if (!code && node->is_scheduler) code = mlfab__scheduler_attach(node, &node->parts->scheduler);
@@ -99,6 +119,9 @@ MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses,
   if (code) return code;
   code = mlfab__node_make(&complete, &env, addresses, now_ns, &node);
   if (!code) code = compose(node);
+#if MLFAB_WITH_KEYS
+  mlfab__wipe(complete.key, sizeof complete.key);
+#endif
   if (code) {
     mlfab_node_close(&node);
     return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "out of memory for the node");

@@ -11,6 +11,9 @@
  * ("host:port", "unix:/path") belongs to the last transport of the list. */
 #include "../api/complete.h"
 #include "../api/context.h"
+#if MLFAB_WITH_KEYS
+#include "../api/key_source.h"
+#endif
 #if MLFAB_WITH_COLL
 #include "../api/calls_coll.h"
 #include "../base/shm_coll.h"
@@ -112,6 +115,18 @@ static int open_choose(const mlfab_config *c, mlfab__context_choice *choices, ui
   return 0;
 }
 
+/* The key, from where the configuration says that it is. */
+static int open_key(mlfab_config *c, mlfab_error *error) {
+#if MLFAB_WITH_KEYS
+  return mlfab__key_source(c, error);
+#else
+  if (!c->key[0] && !c->key_file[0] && !c->key_from) return 0;
+  return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
+                     "configuration: a key (MLFAB_KEY) needs the code of keys, which was left out "
+                     "(MLFAB_WITH_KEYS is 0)");
+#endif
+}
+
 MLFAB_API int mlfab_open_start(const mlfab_config *config, mlfab **ctx_p, mlfab_error *error_p) {
   mlfab_error error;
   mlfab_config c;
@@ -121,9 +136,13 @@ MLFAB_API int mlfab_open_start(const mlfab_config *config, mlfab **ctx_p, mlfab_
   error.rank = MLFAB_NO_RANK;
   int code = ctx_p ? mlfab__config_complete(config, &c, &error)
                    : MLFAB__FAIL(&error, MLFAB_ERR_ARGUMENT, "ctx_p is NULL");
+  if (!code) code = open_key(&c, &error);
   if (!code) code = open_choose(&c, choices, &n, &error);
   if (!code)
     code = mlfab__context_open(&c, choices, n, mlfab_node_open, OPEN_SHARING, ctx_p, &error);
+#if MLFAB_WITH_KEYS
+  mlfab__key_forget(&c);
+#endif
   if (error_p) *error_p = error;
   return code;
 }

@@ -192,8 +192,7 @@ enum {
   WIRE_EPOCH = 32,
   WIRE_SENDER = 36,
   WIRE_INCARNATION = 40,
-  WIRE_RESERVED = 44,
-  WIRE_TAG = 48
+  WIRE_RESERVED = 44
 };
 
 /* Copied in whole words, because a word written in parts is slow to read back. */
@@ -212,11 +211,6 @@ static uint32_t wire_payload_crc(const uint8_t *head, uint32_t meta_bytes, unsig
   return covered ? mlfab__crc32c(crc, bulk, bulk_bytes) : crc;
 }
 
-/* The types that carry the job's secret. */
-static int wire_has_tag(unsigned type) {
-  return type == MLFAB__JOIN || type == MLFAB__HELLO || type == MLFAB__MEET;
-}
-
 MLFAB__INTERNAL void mlfab__wire_seal(uint8_t *head, const mlfab__header *header,
                                       const void *bulk) {
   uint64_t protocol = header->protocol != 0 ? header->protocol : MLFAB_PROTOCOL;
@@ -229,10 +223,18 @@ MLFAB__INTERNAL void mlfab__wire_seal(uint8_t *head, const mlfab__header *header
   wire_put64(head + WIRE_JOB_HASH, header->job);
   wire_put64(head + WIRE_EPOCH, header->epoch | (uint64_t)header->sender << 32);
   wire_put64(head + WIRE_INCARNATION, header->incarnation);
-  int tagged = wire_has_tag(header->type);
-  wire_put64(head + WIRE_TAG, tagged ? header->tag[0] : 0);
-  wire_put64(head + WIRE_TAG + 8, tagged ? header->tag[1] : 0);
+  memset(head + MLFAB__TAG_AT, 0, MLFAB__TAG_BYTES);
   wire_put32(head + WIRE_HEADER_CRC, mlfab__crc32c(0, head, MLFAB_HEADER_BYTES));
+}
+
+MLFAB__INTERNAL void mlfab__wire_untag(uint8_t *head) {
+  wire_put32(head + WIRE_HEADER_CRC, 0);
+  memset(head + MLFAB__TAG_AT, 0, MLFAB__TAG_BYTES);
+}
+
+MLFAB__INTERNAL void mlfab__wire_tag(uint8_t *head, const uint8_t tag[MLFAB__TAG_BYTES]) {
+  memcpy(head + MLFAB__TAG_AT, tag, MLFAB__TAG_BYTES);
+  wire_put32(head + WIRE_HEADER_CRC, wire_header_crc(head));
 }
 
 MLFAB__INTERNAL void mlfab__wire_open(const uint8_t *head, mlfab__header *header) {
@@ -246,8 +248,6 @@ MLFAB__INTERNAL void mlfab__wire_open(const uint8_t *head, mlfab__header *header
   header->epoch = wire_get32(head + WIRE_EPOCH);
   header->sender = wire_get32(head + WIRE_SENDER);
   header->incarnation = wire_get32(head + WIRE_INCARNATION);
-  header->tag[0] = wire_get64(head + WIRE_TAG);
-  header->tag[1] = wire_get64(head + WIRE_TAG + 8);
 }
 
 /* Bit mask of the types with a bulk. */
@@ -283,9 +283,10 @@ MLFAB_API int mlfab_frame_check(const void *header, uint32_t *head_bytes_p,
 
   type = head[WIRE_TYPE];
   if (!wire_is_known(type)) return MLFAB_ERR_FRAME;
-  if (wire_get16(head + WIRE_FLAGS) & ~(unsigned)MLFAB__WIRE_BULK_CRC) return MLFAB_ERR_FRAME;
-  uint64_t tag = wire_get64(head + WIRE_TAG) | wire_get64(head + WIRE_TAG + 8);
-  if (wire_get32(head + WIRE_RESERVED) != 0 || (tag != 0 && !wire_has_tag(type)))
+  unsigned flags = wire_get16(head + WIRE_FLAGS);
+  if (flags & ~(unsigned)(MLFAB__WIRE_BULK_CRC | MLFAB__WIRE_TAGGED)) return MLFAB_ERR_FRAME;
+  uint64_t tag = wire_get64(head + MLFAB__TAG_AT) | wire_get64(head + MLFAB__TAG_AT + 8);
+  if (wire_get32(head + WIRE_RESERVED) != 0 || (tag != 0 && !(flags & MLFAB__WIRE_TAGGED)))
     return MLFAB_ERR_FRAME;
   meta_bytes = wire_get32(head + WIRE_META_BYTES);
   bulk_bytes = wire_get32(head + WIRE_BULK_BYTES);

@@ -12,9 +12,8 @@
  *   16  u32 meta bytes              64  meta, then bulk
  *   20  u32 bulk bytes
  *
- * The tag of the first frame of a link (JOIN, HELLO, MEET) is the job's secret, or zero without one; in all
- * other frames it is zero. It is a password, not a code over the frame: it shows that the sender knows the
- * secret, and everyone who reads the link learns it (docs/promises.md says what that is worth).
+ * The tag is zero unless WIRE_TAGGED is set. It is a code over the frame, which only the two ends of the link can
+ * make (../keys/session.h), and replaces the checksum of the bulk.
  *
  * The header's checksum covers the 64 bytes with its own field as zero. The payload's covers the meta, and
  * the bulk too if WIRE_BULK_CRC is set. Decoding is total: any bytes give a frame or an error, never a read
@@ -26,8 +25,10 @@
 #include "../base/base.h"
 #include "../base/rng.h"
 
-#define MLFAB__MAGIC 0x42464c4du   /* "MLFB" */
-enum { MLFAB__WIRE_BULK_CRC = 1 }; /* flags; all other bits must be zero */
+#define MLFAB__MAGIC 0x42464c4du                           /* "MLFB" */
+enum { MLFAB__WIRE_BULK_CRC = 1, MLFAB__WIRE_TAGGED = 2 }; /* flags; all other bits are zero */
+#define MLFAB__TAG_AT 48u
+#define MLFAB__TAG_BYTES 16u
 
 /* Node numbers: workers 0..W-1, then dedicated servers W..W+S-1 (otherwise server s is node s), then a
  * scheduler that is a process of its own. */
@@ -40,7 +41,6 @@ typedef struct mlfab__header {
   uint32_t meta_bytes, bulk_bytes;
   uint64_t job;
   uint32_t epoch, sender, incarnation;
-  uint64_t tag[2]; /* in types that have one, else ignored by seal */
 } mlfab__header;
 
 /* Every type: name, number. */
@@ -125,7 +125,10 @@ typedef struct mlfab__header {
   X(MEMBERSHIP_FREEZE, 86)    \
   X(MEMBERSHIP_FROZEN, 87)    \
   X(MEMBERSHIP_SETTLE, 88)    \
-  X(MEMBERSHIP_OWED, 89)
+  X(MEMBERSHIP_OWED, 89)      \
+  X(CHALLENGE, 100)           \
+  X(ANSWER, 101)              \
+  X(PROOF, 102)
 
 enum mlfab__frame_type {
 #define MLFAB__FRAME_ENUM(name, number) MLFAB__##name = number,
@@ -532,6 +535,10 @@ MLFAB__INTERNAL void mlfab__decode_tensor_info(const uint8_t *at, mlfab__tensor_
  * bulk too if flags has WIRE_BULK_CRC, except for a ghost (bulk NULL). Ignores header->payload_crc;
  * protocol 0 means MLFAB_PROTOCOL. */
 MLFAB__INTERNAL void mlfab__wire_seal(uint8_t *head, const mlfab__header *header, const void *bulk);
+/* Puts a tag into a sealed frame with WIRE_TAGGED. untag: zeros the tag and the header's checksum, as the tag covers
+ * them. */
+MLFAB__INTERNAL void mlfab__wire_tag(uint8_t *head, const uint8_t tag[MLFAB__TAG_BYTES]);
+MLFAB__INTERNAL void mlfab__wire_untag(uint8_t *head);
 /* Reads the header of a head that mlfab_frame_check and mlfab_frame_verify accepted. */
 MLFAB__INTERNAL void mlfab__wire_open(const uint8_t *head, mlfab__header *header);
 /* "PUSH"; "UNKNOWN" for other numbers. */

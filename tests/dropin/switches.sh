@@ -31,7 +31,7 @@ check() {
 
 compile="${CC:-cc} -std=c11 -O0 -Wall -Wextra -Werror"
 dropin=$root/tests/dropin
-groups="COLL PARTIAL STOCHASTIC DAG SCHED SPARSE RESHARD REPLICA"
+groups="COLL PARTIAL STOCHASTIC DAG SCHED SPARSE RESHARD REPLICA KEYS"
 all="-DMLFAB_WITH_COLL=0 -DMLFAB_WITH_SCHED=0 -DMLFAB_WITH_SPARSE=0 -DMLFAB_WITH_RESHARD=0"
 
 mkdir full && cp "$root/mlfab.h" "$root/mlfab.c" full || exit 1

@@ -12,6 +12,7 @@
 #include "core/base/rng.h"
 #include "core/wire/wire.h"
 #include "core/coll/coll_wire.h"
+#include "core/keys/keys_wire.h"
 #include "core/reshard/reshard_wire.h"
 #include "core/sched/sched_wire.h"
 
@@ -136,6 +137,9 @@ static int try_meta(unsigned type, const uint8_t *meta, uint32_t bytes) {
     TRY_LIST(MEMBERSHIP_OWED, membership_owed, blocks)
     TRY(COLL, coll)
     TRY(COLL_ACK, coll_ack)
+    TRY(CHALLENGE, challenge)
+    TRY(ANSWER, answer)
+    TRY(PROOF, proof)
     TRY_LIST(RESHARD, reshard_ask, numbers)
     TRY_LIST(MOVE, move, numbers)
     TRY_LIST(RESUME, resume, numbers)
@@ -315,11 +319,99 @@ static uint32_t random_text(mlfab__rng *prng, uint8_t *at) {
 }
 
 /* Per type that is not a list: bytes of the meta before its text, and after it. */
-static const uint8_t before_text[MLFAB__FRAME_TYPES] = {
-    0,  40, 8, 8,  36, 116, 12, 4,  12, 160, 16, 0,  20, 20, 44, 76, 16, 0,  52, 12, 8,  8,  8,
-    16, 36, 8, 8,  16, 4,   12, 24, 24, 52,  68, 0,  52, 24, 0,  8,  16, 24, 24, 28, 36, 0,  24,
-    16, 60, 8, 32, 28, 0,   16, 24, 16, 16,  0,  0,  64, 16, 44, 0,  20, 4,  4,  8,  0,  16, 0,
-    0,  68, 0, 8,  40, 12,  12, 16, 16, 28,  20, 16, 16, 56, 20, 8,  16, 16, 16, 16, 0};
+static const uint8_t before_text[MLFAB__FRAME_TYPES] = {0,
+                                                        40,
+                                                        8,
+                                                        8,
+                                                        36,
+                                                        116,
+                                                        12,
+                                                        4,
+                                                        12,
+                                                        160,
+                                                        16,
+                                                        0,
+                                                        20,
+                                                        20,
+                                                        44,
+                                                        76,
+                                                        16,
+                                                        0,
+                                                        52,
+                                                        12,
+                                                        8,
+                                                        8,
+                                                        8,
+                                                        16,
+                                                        36,
+                                                        8,
+                                                        8,
+                                                        16,
+                                                        4,
+                                                        12,
+                                                        24,
+                                                        24,
+                                                        52,
+                                                        68,
+                                                        0,
+                                                        52,
+                                                        24,
+                                                        0,
+                                                        8,
+                                                        16,
+                                                        24,
+                                                        24,
+                                                        28,
+                                                        36,
+                                                        0,
+                                                        24,
+                                                        16,
+                                                        60,
+                                                        8,
+                                                        32,
+                                                        28,
+                                                        0,
+                                                        16,
+                                                        24,
+                                                        16,
+                                                        16,
+                                                        0,
+                                                        0,
+                                                        64,
+                                                        16,
+                                                        44,
+                                                        0,
+                                                        20,
+                                                        4,
+                                                        4,
+                                                        8,
+                                                        0,
+                                                        16,
+                                                        0,
+                                                        0,
+                                                        68,
+                                                        0,
+                                                        8,
+                                                        40,
+                                                        12,
+                                                        12,
+                                                        16,
+                                                        16,
+                                                        28,
+                                                        20,
+                                                        16,
+                                                        16,
+                                                        56,
+                                                        20,
+                                                        8,
+                                                        16,
+                                                        16,
+                                                        16,
+                                                        16,
+                                                        0,
+                                                        [MLFAB__CHALLENGE] = 56,
+                                                        [MLFAB__ANSWER] = 52,
+                                                        [MLFAB__PROOF] = 72};
 static const uint8_t has_text[MLFAB__FRAME_TYPES] = {[MLFAB__JOIN] = 1,
                                                      [MLFAB__REFUSE] = 1,
                                                      [MLFAB__BYE] = 1,

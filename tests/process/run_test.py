@@ -31,22 +31,22 @@ def test_every_rank_gets_its_place():
     expect(len({line.split()[3] for line in lines}) == 1, "one job", result)
 
 
-def test_every_run_has_a_secret_of_its_own():
+def test_every_run_has_a_key_of_its_own():
     inherited = "0123456789abcdef" * 2
-    secrets = set()
+    keys = set()
     for _ in range(3):
         result = launch("-n", 2, "--verbose", *shell(
-            'echo "secret=$MLFAB_JOB_SECRET"; '
+            'echo "key=$MLFAB_KEY"; '
             'case "$(cat /proc/[0-9]*/cmdline 2>/dev/null | tr "\\0" " ")" in '
-            '*"$MLFAB_JOB_SECRET"*) echo "on a command line" ;; esac'),
-            env=clean_environment(MLFAB_JOB_SECRET=inherited))
+            '*"$MLFAB_KEY"*) echo "on a command line" ;; esac'),
+            env=clean_environment(MLFAB_KEY=inherited))
         expect(result.code == 0 and "command line" not in result.out, "not on a command line", result)
-        told = re.findall(r"secret=(\S*)", result.out)
+        told = re.findall(r"key=(\S*)", result.out)
         expect(len(told) == 2 and told[0] == told[1], "both workers were told it", result)
-        expect(re.match("[0-9a-f]{32}$", told[0]), "128 bits", result)
+        expect(re.match("[0-9a-f]{64}$", told[0]), "256 bits", result)
         expect((result.out + result.err).count(told[0]) == 2, "it is told nowhere else", result)
-        secrets.add(told[0])
-    expect(len(secrets) == 3 and inherited not in secrets, "another one each time", secrets)
+        keys.add(told[0])
+    expect(len(keys) == 3 and inherited not in keys, "another one each time", keys)
 
 
 def test_transport_options():

@@ -114,29 +114,71 @@ def test_another_job():
 ONE, OTHER = "0123456789abcdef" * 2, "fedcba9876543210" * 2
 
 
-def test_secrets_that_differ():
-    """Both sides report the error, and neither prints a secret."""
+def test_keys_that_differ():
+    """Both sides report the error, and neither prints a key."""
     for here, there, why in ((ONE, None, "the caller has none"), (None, ONE, "this job has none"),
                              (ONE, OTHER, "not this job's")):
-        one, two = ({"JOB_SECRET": s} if s else {} for s in (here, there))
+        one, two = ({"KEY": s} if s else {} for s in (here, there))
         port = free_port()
         serving = server(port, TIMEOUT_MS=3000, **one)
         told, result = opened(probe(port, TIMEOUT_MS=5000, **two))
         expect(told[0] == "MLFAB_ERR_JOB", "refused", result)
-        expect(why in told[4] and "MLFAB_JOB_SECRET" in told[4], "the caller says why", result)
+        expect(why in told[4] and "MLFAB_KEY" in told[4], "the caller says why", result)
         serving = finish(serving)
         expect(why in steps(serving)["open"][4], "the server says why", serving)
         for text in (result.out, result.err, serving.out, serving.err):
-            expect(ONE not in text and OTHER not in text, "a secret is told", text)
+            expect(ONE not in text and OTHER not in text, "a key is told", text)
 
 
-def test_one_secret():
+def test_one_key():
     port = free_port()
-    processes = [server(port, JOB_SECRET=ONE), probe(port, JOB_SECRET=ONE),
-                 probe(port, RANK=1, JOB_SECRET=ONE)]
+    processes = [server(port, KEY=ONE), probe(port, KEY=ONE),
+                 probe(port, RANK=1, KEY=ONE)]
     for process in processes:
         result = finish(process)
         expect(result.code == 0, "everybody opens and ends well", result)
+
+
+def test_key_files():
+    """A file that others may read, or that is no key, is refused before anything is opened."""
+    with tempfile.TemporaryDirectory() as folder:
+        def file(name, text, mode=0o600):
+            path = os.path.join(folder, name)
+            with open(path, "wb") as out:
+                out.write(text)
+            os.chmod(path, mode)
+            return path
+
+        good, other = file("good", ONE.encode() + b"\n"), file("other", OTHER.encode())
+        both = file("both", OTHER.encode() + b"\n" + ONE.encode() + b"\n")
+        fifo, link = os.path.join(folder, "fifo"), os.path.join(folder, "link")
+        os.mkfifo(fifo, 0o600)
+        os.symlink(good, link)
+        bad = [(file("group", ONE.encode(), 0o640), "others"),
+               (file("world", ONE.encode(), 0o604), "others"),
+               (file("empty", b""), "empty"), (file("line", b"\n"), "empty"),
+               (file("short", b"fifteen-letters"), "shorter than 16"),
+               (file("blank", b"sixteen letters and"), "blank"),
+               (file("binary", bytes(range(1, 33))), "shorter than 16"),
+               (file("zero", ONE.encode() + b"\0" + ONE.encode()), "not a text"),
+               (file("long", b"a" * 5000), "longer"), (file("three", b"%s\n" % ONE.encode() * 3), "two keys"),
+               (os.path.join(folder, "none"), "No such file"), (folder, "not a regular file"),
+               (fifo, "not a regular file"), ("/dev/zero", "not a regular file")]
+        if os.geteuid() == 0:
+            bad.append((file("theirs", ONE.encode()), "another user"))
+            os.chown(bad[-1][0], 65534, 65534)
+        for path, why in bad:
+            told, result = opened(probe(free_port(), KEY_FILE=path, TIMEOUT_MS=2000))
+            expect(told[0] == "MLFAB_ERR_CONFIG" and path in told[4] and why in told[4], why, result)
+            expect(ONE not in told[4], "a key is told", result)
+        # One after the other the processes get the new key; the file counts before the variable.
+        for files in ((good, link, good), (both, good, other), (good, both, both)):
+            port = free_port()
+            processes = [server(port, KEY_FILE=files[0]), probe(port, KEY_FILE=files[1], KEY=OTHER),
+                         probe(port, RANK=1, KEY_FILE=files[2])]
+            for process in processes:
+                result = finish(process)
+                expect(result.code == 0, "everybody opens and ends well", result)
 
 
 def test_another_user_of_the_host():
@@ -147,13 +189,32 @@ def test_another_user_of_the_host():
         os.chmod(folder, 0o755)
         copy = shutil.copy(helper("probe"), folder)
         address = "unix:@mlfab-test-%d-%d" % (os.getpid(), time.monotonic_ns())
-        processes = [server(address, JOB_SECRET=ONE), probe(address, JOB_SECRET=ONE)]
-        stranger = start(copy, env=place(address, RANK=1, TIMEOUT_MS=1500, JOB_SECRET=ONE),
+        processes = [server(address, KEY=ONE), probe(address, KEY=ONE)]
+        stranger = start(copy, env=place(address, RANK=1, TIMEOUT_MS=1500, KEY=ONE),
                          cwd=folder, preexec_fn=lambda: os.setresuid(65534, 65534, 65534))
         told, result = opened(stranger)
         expect(told[0] == "MLFAB_ERR_TIMEOUT", "it does not join", result)
         expect("another user" in told[4] or "closed" in told[4], "the text says why", result)
-        processes.append(probe(address, RANK=1, JOB_SECRET=ONE))
+        processes.append(probe(address, RANK=1, KEY=ONE))
+        for process in processes:
+            result = finish(process)
+            expect(result.code == 0, "everybody opens and ends well", result)
+
+
+def test_another_user_over_tcp():
+    """Over the loopback everybody can connect; without the key that is all."""
+    if os.geteuid() != 0:
+        raise Skip("needs root, to be two users")
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        copy, port = shutil.copy(helper("probe"), folder), free_port()
+        processes = [server(port, KEY=ONE), probe(port, KEY=ONE)]
+        for more in ({}, {"KEY": OTHER}):
+            stranger = start(copy, env=place(port, RANK=1, TIMEOUT_MS=5000, ALLOW_INSECURE=1, **more),
+                             cwd=folder, preexec_fn=lambda: os.setresuid(65534, 65534, 65534))
+            told, result = opened(stranger)
+            expect(told[0] == "MLFAB_ERR_JOB" and "MLFAB_KEY" in told[4], "it is refused", result)
+        processes.append(probe(port, RANK=1, KEY=ONE))
         for process in processes:
             result = finish(process)
             expect(result.code == 0, "everybody opens and ends well", result)

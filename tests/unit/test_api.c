@@ -414,7 +414,7 @@ static void spoil_dedicated(mlfab_config *c) {
   c->roles = MLFAB_ROLE_WORKER;
 }
 static void spoil_job(mlfab_config *c) { strcpy(c->job, "another"); }
-static void spoil_secret(mlfab_config *c) { strcpy(c->secret, "0123456789abcdef0123456789abcdef"); }
+static void spoil_key(mlfab_config *c) { strcpy(c->key, "0123456789abcdef0123456789abcdef"); }
 static void spoil_nothing(mlfab_config *c) { (void)c; }
 static void spoil_address(mlfab_config *c) { strcpy(c->coordinator, "sim:1"); }
 
@@ -424,7 +424,7 @@ static void test_misfits(void **state) {
   misfit(2, spoil_servers, MLFAB_ERR_WORLD, "configurations differ");
   misfit(2, spoil_dedicated, MLFAB_ERR_WORLD, "configurations differ");
   misfit(2, spoil_job, MLFAB_ERR_JOB, "job");
-  misfit(2, spoil_secret, MLFAB_ERR_JOB, "this job has none (MLFAB_JOB_SECRET)");
+  misfit(2, spoil_key, MLFAB_ERR_JOB, "this job has none (MLFAB_KEY)");
   misfit(3, spoil_nothing, MLFAB_ERR_RANK_TAKEN, "worker 1");
   misfit(3, spoil_address, MLFAB_ERR_REFUSED, "not server 0");
 }

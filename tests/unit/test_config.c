@@ -19,7 +19,8 @@ static const char *const names[] = {"MLFAB_RANK",
                                     "MLFAB_DEDICATED",
                                     "MLFAB_COORDINATOR",
                                     "MLFAB_JOB",
-                                    "MLFAB_JOB_SECRET",
+                                    "MLFAB_KEY",
+                                    "MLFAB_KEY_FILE",
                                     "MLFAB_LISTEN",
                                     "MLFAB_SOCKET_IFNAME",
                                     "MLFAB_ALLOW_INSECURE",
@@ -95,8 +96,10 @@ static void test_each(void **state) {
        "MLFAB_JOB=mine", "MLFAB_LISTEN=tcp:127.0.0.1:0", "MLFAB_SOCKET_IFNAME=^docker",
        "MLFAB_ALLOW_INSECURE=1", "MLFAB_TRANSPORT=tcp", "MLFAB_PROGRESS=hand",
        "MLFAB_TIMEOUT_MS=1500", "MLFAB_HEARTBEAT_MS=20", "MLFAB_PAYLOAD_CRC=0", "MLFAB_SEED=99",
-       "MLFAB_JOB_SECRET=00112233445566778899aabbccddeeff", "MLFAB_SILENT_DEATH_MS=7000");
-  assert_string_equal(c.secret, "00112233445566778899aabbccddeeff");
+       "MLFAB_KEY=00112233445566778899aabbccddeeff", "MLFAB_KEY_FILE=/run/key",
+       "MLFAB_SILENT_DEATH_MS=7000");
+  assert_string_equal(c.key, "00112233445566778899aabbccddeeff");
+  assert_string_equal(c.key_file, "/run/key");
   assert_int_equal(c.rank, 3);
   assert_int_equal(c.workers, 7);
   assert_int_equal(c.servers, 2);
@@ -159,7 +162,8 @@ static void test_explicit_wins(void **state) {
   given.allow_insecure = 1;
   strcpy(given.coordinator, "shm:here");
   strcpy(given.job, "given");
-  strcpy(given.secret, "ffffffffffffffffffffffffffffffff");
+  strcpy(given.key_file, "/given/key");
+  strcpy(given.key, "ffffffffffffffffffffffffffffffff");
   strcpy(given.listen, "shm:there");
   strcpy(given.ifname, "lo");
   assert_int_equal(
@@ -167,8 +171,9 @@ static void test_explicit_wins(void **state) {
            ENV("MLFAB_RANK=9", "MLFAB_WORKERS=20", "MLFAB_SERVERS=4", "MLFAB_TRANSPORT=tcp",
                "MLFAB_PROGRESS=thread", "MLFAB_TIMEOUT_MS=5", "MLFAB_HEARTBEAT_MS=6",
                "MLFAB_SEED=7", "MLFAB_COORDINATOR=tcp:x:1", "MLFAB_JOB=env", "MLFAB_LISTEN=tcp:y:1",
-               "MLFAB_JOB_SECRET=00112233445566778899aabbccddeeff", "MLFAB_SOCKET_IFNAME=eth",
-               "MASTER_ADDR=z", "MASTER_PORT=1", "RANK=8", "WORLD_SIZE=30")),
+               "MLFAB_KEY=00112233445566778899aabbccddeeff", "MLFAB_KEY_FILE=/run/key",
+               "MLFAB_SOCKET_IFNAME=eth", "MASTER_ADDR=z", "MASTER_PORT=1", "RANK=8",
+               "WORLD_SIZE=30")),
       0);
   assert_memory_equal(&c, &given, sizeof c);
 }
@@ -278,12 +283,12 @@ static void test_bad_values(void **state) {
   bad("MLFAB_JOB", "aaaa", ENV(text));
   snprintf(text, sizeof text, "MLFAB_COORDINATOR=%s", longer);
   bad("MLFAB_COORDINATOR", "aaaa", ENV(text));
-  /* A secret is not told, wrong or not. */
+  /* A key is not told, wrong or not. */
   mlfab_config c;
   mlfab_error error;
-  snprintf(text, sizeof text, "MLFAB_JOB_SECRET=%s", longer);
+  snprintf(text, sizeof text, "MLFAB_KEY=%s", longer);
   assert_int_equal(fill(NULL, &c, &error, ENV(text)), MLFAB_ERR_CONFIG);
-  assert_non_null(strstr(error.text, "MLFAB_JOB_SECRET"));
+  assert_non_null(strstr(error.text, "MLFAB_KEY"));
   assert_null(strstr(error.text, "aaaa"));
 }
 

@@ -38,7 +38,7 @@ typedef struct net {
   net_link link[LINKS];
   uint32_t links;
   uint64_t now, slow_ns[NODES];
-  uint64_t job, tag[2]; /* of frames from the outside */
+  uint64_t job; /* of frames from the outside */
   /* The last frame from node 0 to the outside. */
   uint8_t heard_type;
   int heard, closed;
@@ -202,8 +202,7 @@ static int finish(int i, mlfab_request request) {
   return result.status;
 }
 
-static int setup_job(uint32_t sync, uint32_t scheduler, const char *secret, uint32_t servers,
-                     int by_hand) {
+static int setup_job(uint32_t sync, uint32_t scheduler, uint32_t servers, int by_hand) {
   static float w[COUNT];
   mlfab_buf first = {0, 0, w, COUNT};
   mlfab_model_options o;
@@ -222,7 +221,6 @@ static int setup_job(uint32_t sync, uint32_t scheduler, const char *secret, uint
     c.workers = NODES;
     c.eager_bytes = 4096;
     c.scheduler = scheduler;
-    strcpy(c.secret, secret);
     c.servers = servers;
     if (i == by_hand) c.progress = MLFAB_PROGRESS_HAND;
     c.timeout_ns = 20000000000u;
@@ -245,7 +243,7 @@ static int setup_job(uint32_t sync, uint32_t scheduler, const char *secret, uint
 }
 
 static int setup_with(uint32_t sync, uint32_t scheduler) {
-  return setup_job(sync, scheduler, "", 1, -1);
+  return setup_job(sync, scheduler, 1, -1);
 }
 
 static int setup(void **state) {
@@ -319,7 +317,6 @@ static void made_begin(made *m, uint8_t type, uint32_t meta_bytes, uint32_t bulk
   m->h.meta_bytes = meta_bytes;
   m->h.bulk_bytes = bulk_bytes;
   m->h.job = n.job;
-  memcpy(m->h.tag, n.tag, sizeof n.tag);
   m->h.epoch = 1;
   m->h.sender = 1;
   m->h.incarnation = 9;
@@ -448,74 +445,6 @@ static void test_strangers(void **state) {
   link = dial(); /* sends nothing */
   run(6 * 500000000ull);
   given_up(link, "silence");
-  all_is_well(before);
-}
-
-static int setup_secret(void **state) {
-  (void)state;
-  return setup_job(MLFAB_SYNC_ASYNC, MLFAB_SCHEDULER_NONE, "0000000000000001FEDCba9876543210", 1,
-                   -1);
-}
-
-/* A stranger is told the reason only, neither the job nor the members. */
-static void told_only(const char *why) {
-  assert_int_equal(n.heard_type, MLFAB__REFUSE);
-  assert_int_equal(n.heard_all, 1);
-  assert_int_equal(n.heard_code, MLFAB_ERR_JOB);
-  if (!strstr(n.heard_text, why)) fail_msg("\"%s\" does not say: %s", n.heard_text, why);
-  assert_null(strstr(n.heard_text, "mlfab'"));
-  assert_true(n.heard_header.job == 0 && n.heard_header.incarnation == 0);
-}
-
-/* Sends JOIN, HELLO and MEET with this tag; node 0 refuses and counts all of them. */
-static void strange_first_frames(uint64_t high, uint64_t low, const char *why) {
-  static const uint8_t first[] = {MLFAB__JOIN, MLFAB__HELLO, MLFAB__MEET};
-  made m;
-  for (size_t i = 0; i < sizeof first; i++) {
-    uint64_t strangers = stats(0).strangers_refused;
-    uint32_t link = dial();
-    memset(m.head, 0, sizeof m.head);
-    made_begin(&m, first[i], 8, 0);
-    m.h.tag[0] = high;
-    m.h.tag[1] = low;
-    send(link, &m);
-    given_up(link, "a stranger");
-    told_only(why);
-    assert_int_equal(stats(0).strangers_refused, strangers + 1);
-  }
-}
-
-/* Without the job's secret a peer is refused at its first frame. */
-static void test_secret(void **state) {
-  float before[COUNT];
-  const uint64_t high = 1, low = 0xfedcba9876543210u;
-  (void)state;
-  pull(1, before);
-  strange_first_frames(0, 0, "the caller has none");
-  strange_first_frames(low, high, "not this job's");
-  strange_first_frames(high, low + 1, "not this job's");
-  strange_first_frames(high, low ^ (1ull << 63), "not this job's");
-  strange_first_frames(high + 2, low, "not this job's");
-  n.job++;
-  strange_first_frames(high, low, "different names");
-  n.job--;
-  /* A stranger that sends nothing receives nothing. */
-  uint32_t link = dial();
-  run(4 * 500000000ull);
-  assert_int_equal(n.heard_all, 0);
-  assert_true(n.link[link].up);
-  all_is_well(before);
-  n.tag[0] = high;
-  n.tag[1] = low;
-  (void)impersonate();
-  n.node[2] = NULL;
-}
-
-static void test_secret_of_the_caller(void **state) {
-  float before[COUNT];
-  (void)state;
-  pull(1, before);
-  strange_first_frames(0, 1, "this job has none");
   all_is_well(before);
 }
 
@@ -664,12 +593,12 @@ enum { BEAT = 500000000 };
 
 static int setup_two_servers(void **state) {
   (void)state;
-  return setup_job(MLFAB_SYNC_ASYNC, MLFAB_SCHEDULER_NONE, "", 2, -1);
+  return setup_job(MLFAB_SYNC_ASYNC, MLFAB_SCHEDULER_NONE, 2, -1);
 }
 
 static int setup_by_hand(void **state) {
   (void)state;
-  return setup_job(MLFAB_SYNC_ASYNC, MLFAB_SCHEDULER_NONE, "", 2, 2);
+  return setup_job(MLFAB_SYNC_ASYNC, MLFAB_SCHEDULER_NONE, 2, 2);
 }
 
 static void say_join(uint32_t link, int32_t rank, uint64_t nonce) {
@@ -888,7 +817,7 @@ static void test_number_of_the_scheduler(void **state) {
 
 static int setup_beside_two(void **state) {
   (void)state;
-  return setup_job(MLFAB_SYNC_ASYNC, MLFAB_SCHEDULER_BESIDE, "", 2, -1);
+  return setup_job(MLFAB_SYNC_ASYNC, MLFAB_SCHEDULER_BESIDE, 2, -1);
 }
 
 static void fenced(uint32_t link, const char *what) {
@@ -1665,8 +1594,6 @@ int main(void) {
       cmocka_unit_test(test_senders),
       HOSTILE(test_damage),
       HOSTILE(test_strangers),
-      cmocka_unit_test_setup_teardown(test_secret, setup_secret, teardown),
-      HOSTILE(test_secret_of_the_caller),
       HOSTILE(test_many_strangers),
       HOSTILE(test_joins_again_and_again),
       HOSTILE(test_first_frames),

@@ -1,0 +1,313 @@
+/* guard.c - a fabric with a key: proofs on new links, tags on frames. See guard.h. */
+#include "guard.h"
+
+#include <stdio.h>
+
+typedef struct guard_self {
+  mlfab__fabric_keys keys;
+  uint8_t pool[MLFAB__BLAKE2B_MAX]; /* nonces are hashes of a counter under it */
+  uint64_t nonces;                  /* drawn */
+} guard_self;
+
+static guard_self *guard_of(const mlfab_node *node) { return node->guard_self; }
+
+static void guard_nonce(const guard_self *self, uint64_t number, uint64_t nonce[2]) {
+  mlfab__blake2b s;
+  mlfab__blake2b_begin(&s, 16, self->pool, sizeof self->pool);
+  mlfab__blake2b_add(&s, &number, sizeof number);
+  mlfab__blake2b_end(&s, nonce);
+}
+
+static void guard_pool(const mlfab_node *node, guard_self *self) {
+  mlfab__blake2b s;
+  uint64_t place[3] = {node->now_ns, node->config.seed, node->id};
+  mlfab__blake2b_begin(&s, sizeof self->pool, self->keys.key[0], sizeof self->keys.key[0]);
+  mlfab__blake2b_add(&s, node->config.entropy, sizeof node->config.entropy);
+  mlfab__blake2b_add(&s, place, sizeof place);
+  mlfab__blake2b_end(&s, self->pool);
+}
+
+/* The call of a link that is not proven has failed; *link is gone after it. */
+static void guard_fail(mlfab_node *node, uint32_t index, int code, const char *text) {
+  int joining = node->links[index].pending == MLFAB__TOKEN_JOIN;
+  if (joining) {
+    char whole[MLFAB__TEXT_MAX];
+    snprintf(whole, sizeof whole, "joining: %s", text);
+    mlfab__node_fail(node, code, 0, 1, whole);
+  }
+  mlfab__log(&node->env, MLFAB_LOG_WARN, "a call failed: %s", text);
+  mlfab__node_hang_up(node, index, text);
+}
+
+/* --- the calling end --- */
+
+/* The node that this call wants to reach, and the first frame on its link. */
+static uint32_t guard_wanted(const mlfab_node *node, uint64_t token, uint32_t *first_p) {
+  uint64_t called = token - MLFAB__TOKEN_SERVER, routes = mlfab__node_routes(node);
+  *first_p = token == MLFAB__TOKEN_JOIN ? MLFAB__JOIN : MLFAB__HELLO;
+  if (token == MLFAB__TOKEN_JOIN) return mlfab__node_of_server(node, 0);
+  if (called < routes)
+    return mlfab__node_of_server(node, mlfab__node_server_of(node, (uint32_t)called));
+  *first_p = MLFAB__MEET;
+  return (uint32_t)(called - routes);
+}
+
+static void guard_call(mlfab_node *node, uint32_t index, uint64_t token) {
+  guard_self *self = guard_of(node);
+  mlfab__link *link = &node->links[index];
+  uint8_t meta[MLFAB__KEYS_META];
+  link->pending = token;
+  link->session = mlfab__alloc(&node->env, sizeof *link->session);
+  if (!link->session) {
+    mlfab__node_hang_up(node, index, "out of memory for the keys of a link");
+    return;
+  }
+  mlfab__challenge *c = &link->session->challenge;
+  c->node = node->id;
+  c->roles = node->config.roles;
+  c->epoch = node->epoch;
+  c->to = guard_wanted(node, token, &c->first);
+  c->vouched = (link->caps & MLFAB_CAP_VOUCHED) != 0;
+  guard_nonce(self, ++self->nonces, c->nonce);
+  memcpy(c->keys, self->keys.name, sizeof c->keys);
+  mlfab__node_post(node, index, MLFAB__CHALLENGE, meta, mlfab__encode_challenge(meta, c));
+}
+
+/* Is the node that answered, and has proved that it has the key, the one that was called? */
+static int guard_fits(const mlfab__challenge *c, const mlfab__answer *answer) {
+  uint32_t role = c->first == MLFAB__MEET ? MLFAB_ROLE_WORKER : MLFAB_ROLE_SERVER;
+  return (answer->node == c->to && (answer->roles & role)) || MLFAB__PLANTED(117);
+}
+
+static void guard_answered(mlfab_node *node, uint32_t index, const uint8_t *meta, uint32_t bytes) {
+  guard_self *self = guard_of(node);
+  mlfab__link *link = &node->links[index];
+  mlfab__session *session = link->session;
+  mlfab__answer answer;
+  if (mlfab__decode_answer(meta, bytes, &answer) || answer.key >= self->keys.count ||
+      answer.vouched > session->challenge.vouched) {
+    mlfab__node_drop(node, index, MLFAB_ERR_FRAME, "an ANSWER that does not parse");
+    return;
+  }
+  mlfab__session_derive(session, self->keys.key[answer.key], &session->challenge, &answer, 0);
+  if (!mlfab__same_secret(answer.proof, session->theirs, sizeof answer.proof) &&
+      !MLFAB__PLANTED(118)) {
+    node->stats.frames_refused++;
+    mlfab__node_hang_up(node, index,
+                        "the process that answered has not proved that it has this key");
+    return;
+  }
+  if (!guard_fits(&session->challenge, &answer)) {
+    char text[128], is[32], wanted[32];
+    snprintf(text, sizeof text, "%s answers at the address of %s",
+             mlfab__node_name(node, answer.node, is),
+             mlfab__node_name(node, session->challenge.to, wanted));
+    guard_fail(node, index, MLFAB_ERR_REFUSED, text);
+    return;
+  }
+  mlfab__proof proof = {session->challenge, {session->own[0], session->own[1]}};
+  uint8_t out[MLFAB__KEYS_META];
+  uint64_t token = link->pending;
+  mlfab__node_post(node, index, MLFAB__PROOF, out, mlfab__encode_proof(out, &proof));
+  link->pending = 0;
+  link->proven = 1;
+  link->tagged = !answer.vouched;
+  mlfab__node_call_up(node, token, index);
+}
+
+/* A REFUSE before any proof: its text is not shown, because anybody may have written it. */
+static void guard_refused(mlfab_node *node, uint32_t index, const uint8_t *meta, uint32_t bytes) {
+  static const char *const known[] = {
+      "this job has none (MLFAB_KEY)",
+      "the caller's key is not this job's (MLFAB_KEY)",
+  };
+  static const char *const texts[] = {
+      "refused: the caller has a key, and this job has none (MLFAB_KEY)",
+      "refused: the caller's key is not this job's (MLFAB_KEY)",
+  };
+  mlfab__refuse refuse;
+  int parses = !mlfab__decode_refuse(meta, bytes, &refuse) && refuse.code == MLFAB_ERR_JOB;
+  for (size_t i = 0; parses && i < MLFAB__COUNT(known); i++) {
+    if (!strstr(refuse.text, known[i])) continue;
+    guard_fail(node, index, MLFAB_ERR_JOB, texts[i]);
+    return;
+  }
+  mlfab__node_hang_up(node, index, "refused by a process that has not proved that it has this key");
+}
+
+/* --- the called end --- */
+
+static void guard_make_answer(const mlfab_node *node, const mlfab__link *link,
+                              const mlfab__challenge *c, int key, mlfab__answer *answer) {
+  memset(answer, 0, sizeof *answer);
+  answer->node = node->id;
+  answer->roles = node->config.roles;
+  answer->epoch = node->epoch;
+  answer->key = (uint32_t)key;
+  answer->vouched = c->vouched && (link->caps & MLFAB_CAP_VOUCHED);
+  guard_nonce(guard_of(node), MLFAB__PLANTED(119) ? 0 : link->pending, answer->nonce);
+}
+
+/* Returns NULL, or why the caller is refused. */
+static const char *guard_challenged(mlfab_node *node, uint32_t index, const uint8_t *meta,
+                                    uint32_t bytes) {
+  guard_self *self = guard_of(node);
+  mlfab__link *link = &node->links[index];
+  mlfab__challenge c;
+  mlfab__answer answer;
+  mlfab__session session;
+  uint32_t own;
+  uint8_t out[MLFAB__KEYS_META];
+  if (link->pending != 0 || mlfab__decode_challenge(meta, bytes, &c) || c.vouched > 1)
+    return "a challenge that does not parse, or a second one";
+  int key = mlfab__keys_choose(&self->keys, &c, &own);
+  if (key < 0) return "the caller's key is not this job's (MLFAB_KEY)";
+  link->pending = ++self->nonces;
+  guard_make_answer(node, link, &c, key, &answer);
+  mlfab__session_derive(&session, self->keys.key[own], &c, &answer, 1);
+  memcpy(answer.proof, session.own, sizeof answer.proof);
+  mlfab__wipe(&session, sizeof session);
+  mlfab__node_post(node, index, MLFAB__ANSWER, out, mlfab__encode_answer(out, &answer));
+  return NULL;
+}
+
+static const char *guard_conclude(mlfab_node *node, uint32_t index, const uint8_t *meta,
+                                  uint32_t bytes) {
+  guard_self *self = guard_of(node);
+  mlfab__link *link = &node->links[index];
+  mlfab__proof proof;
+  mlfab__answer answer;
+  mlfab__session session;
+  uint32_t own;
+  if (link->pending == 0 || mlfab__decode_proof(meta, bytes, &proof))
+    return "a proof that does not parse, or without a challenge";
+  int key = mlfab__keys_choose(&self->keys, &proof.challenge, &own);
+  if (key < 0) return "the caller's key is not this job's (MLFAB_KEY)";
+  memset(&session, 0, sizeof session);
+  guard_make_answer(node, link, &proof.challenge, key, &answer);
+  mlfab__session_derive(&session, self->keys.key[own], &proof.challenge, &answer, 1);
+  session.challenge = proof.challenge;
+  int right = mlfab__same_secret(proof.proof, session.theirs, sizeof proof.proof);
+  if (right && (proof.challenge.to == node->id || MLFAB__PLANTED(117)))
+    link->session = mlfab__alloc(&node->env, sizeof session);
+  if (link->session) *link->session = session;
+  mlfab__wipe(&session, sizeof session);
+  if (!right) return "the caller has not proved that it has this job's key (MLFAB_KEY)";
+  if (!link->session) return "out of memory, or a call to another node";
+  link->pending = 0;
+  link->proven = 1;
+  link->tagged = !answer.vouched;
+  return NULL;
+}
+
+/* The frames of a proof say nothing in their header: the proofs do not cover it. */
+static int guard_is_bare(const mlfab__header *h) {
+  return h->job == 0 && !(h->sender | h->epoch | h->incarnation | h->flags);
+}
+
+static void guard_stranger(mlfab_node *node, uint32_t index, const mlfab__header *header,
+                           const uint8_t *meta) {
+  const char *why = "this job has a key, and the caller has none (MLFAB_KEY)";
+  if (header->type == MLFAB__BYE) {
+    mlfab__node_hang_up(node, index, "the caller left before its proof");
+    return;
+  }
+  if (header->type == MLFAB__CHALLENGE || header->type == MLFAB__PROOF) {
+    why = !guard_is_bare(header)         ? "a challenge or proof that does not parse"
+          : header->type == MLFAB__PROOF ? guard_conclude(node, index, meta, header->meta_bytes)
+                                         : guard_challenged(node, index, meta, header->meta_bytes);
+  }
+  if (why) mlfab__node_turn_away(node, index, why);
+}
+
+/* --- every frame --- */
+
+/* The first frame after the proof: is it the one that the challenge announced, from that node? */
+static int guard_is_announced(const mlfab__link *link, const mlfab__header *header) {
+  const mlfab__challenge *c = &link->session->challenge;
+  return link->kind != MLFAB__LINK_NEW || !link->called || header->type == MLFAB__HEARTBEAT ||
+         header->type == MLFAB__REFUSE || header->type == MLFAB__BYE ||
+         (header->type == c->first && header->sender == c->node) || MLFAB__PLANTED(117);
+}
+
+static int guard_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *event,
+                       const mlfab__header *header) {
+  mlfab__link *link = &node->links[index];
+  const uint8_t *head = event->head, *meta = head + MLFAB_HEADER_BYTES;
+  int tagged = (header->flags & MLFAB__WIRE_TAGGED) != 0;
+  if (link->tagged) {
+    uint8_t tag[MLFAB__TAG_BYTES];
+    mlfab__session *session = link->session;
+    if (tagged)
+      mlfab__session_tag(session->in, session->received, head, event->head_bytes, event->bulk,
+                         event->bulk_bytes, tag);
+    if (!tagged || !mlfab__same_secret(tag, head + MLFAB__TAG_AT, sizeof tag)) {
+      mlfab__node_drop(node, index, MLFAB_ERR_CRC, "a frame with a wrong tag");
+      return 0;
+    }
+    session->received++;
+  }
+  if (link->proven && (link->tagged || !tagged) && guard_is_announced(link, header)) return 1;
+  link->heard_ns = node->now_ns;
+  if (link->proven || tagged) {
+    mlfab__node_drop(node, index, MLFAB_ERR_FRAME, "a frame that was not announced");
+  } else if (link->called) {
+    guard_stranger(node, index, header, meta);
+  } else if (header->type == MLFAB__ANSWER && guard_is_bare(header)) {
+    guard_answered(node, index, meta, header->meta_bytes);
+  } else if (header->type == MLFAB__REFUSE) {
+    guard_refused(node, index, meta, header->meta_bytes);
+  } else {
+    mlfab__node_drop(node, index, MLFAB_ERR_FRAME, "neither ANSWER nor REFUSE came first");
+  }
+  return 0;
+}
+
+static void guard_seal(const mlfab__link *link, uint8_t *head, uint32_t head_bytes,
+                       const void *bulk, uint32_t bulk_bytes) {
+  uint8_t tag[MLFAB__TAG_BYTES];
+  mlfab__session_tag(link->session->out, link->session->sent, head, head_bytes, bulk, bulk_bytes,
+                     tag);
+  mlfab__wire_tag(head, tag);
+}
+
+static void guard_sent(mlfab__link *link) { link->session->sent++; }
+
+static void guard_end(mlfab_node *node, mlfab__link *link) {
+  mlfab__wipe(link->session, sizeof *link->session);
+  mlfab__free(&node->env, link->session, sizeof *link->session);
+  link->session = NULL;
+}
+
+static void guard_free(mlfab_node *node) {
+  mlfab__wipe(node->guard_self, sizeof(guard_self));
+  mlfab__free(&node->env, node->guard_self, sizeof(guard_self));
+}
+
+/* --- attaching --- */
+
+MLFAB__INTERNAL int mlfab__guard_check(const mlfab_config *config, mlfab_error *error) {
+  mlfab__fabric_keys keys;
+  const char *why;
+  int code = config->key[0] ? mlfab__keys_parse(config->key, &keys, &why) : 0;
+  if (config->key[0]) mlfab__wipe(&keys, sizeof keys);
+  return code ? MLFAB__FAIL(error, code, "configuration: key (MLFAB_KEY): %s", why) : 0;
+}
+
+MLFAB__INTERNAL int mlfab__guard_attach(mlfab_node *node) {
+  static const mlfab__guard guard = {guard_call, guard_frame, guard_seal,
+                                     guard_sent, guard_end,   guard_free};
+  const char *why;
+  guard_self *self = mlfab__alloc(&node->env, sizeof *self);
+  if (!self) return MLFAB_ERR_MEMORY;
+  node->guard = &guard;
+  node->guard_self = self;
+  (void)mlfab__keys_parse(node->config.key, &self->keys, &why); /* valid: it was checked */
+  guard_pool(node, self);
+  mlfab__wipe(node->config.key, sizeof node->config.key);
+  mlfab__wipe(node->config.entropy, sizeof node->config.entropy);
+  uint64_t nonce[2];
+  guard_nonce(self, 0, nonce);
+  node->nonce = nonce[0];
+  return 0;
+}

@@ -1,0 +1,60 @@
+/* session.h - what two processes that know the fabric's key make of it: proofs, and a tag for every frame.
+ *
+ * Pure functions. K is the hash of the key's text. All hashes below are BLAKE2b; H(k; x) has the key k.
+ *
+ *    S               = H(K; challenge, answer without its proof)   64 bytes, never sent
+ *    proof of an end = H(S; "mlfab called") or H(S; "mlfab caller")   128 bits
+ *    key of an end   = H(S; "mlfab from called") or H(S; "mlfab from caller")   64 bytes
+ *    tag of a frame  = H(key of the sender; counter, header, meta, bulk)   128 bits
+ *
+ * Invariants
+ *  (1) S covers both nonces, numbers, roles and epochs, what the caller wants, and the keys that it offered. Each end
+ *      draws a nonce of its own for each link, so a proof of one link is worthless on every other.
+ *  (2) The two ends have different texts in their proofs and keys: nothing that an end sent can be sent back to it.
+ *  (3) The counter is the number of tagged frames that this end sent on this link before. It is not sent: a frame that
+ *      is repeated, left out or moved has a wrong tag.
+ *  (4) The tag covers the header (its checksum and the tag itself as zero), the meta and the bulk.
+ *
+ * A tag does not encrypt. Members of the fabric are not protected from each other. */
+#ifndef MLFAB__SESSION_H
+#define MLFAB__SESSION_H
+
+#include "blake2b.h"
+#include "keys_wire.h"
+
+enum {
+  MLFAB__KEY_LEAST = 16, /* characters of a key's text */
+  MLFAB__KEY_MOST = 128
+};
+
+typedef struct mlfab__fabric_keys { /* wipe after use */
+  uint8_t key[2][MLFAB__BLAKE2B_MAX];
+  uint64_t name[2]; /* tells which key a process has, and nothing else about it; not 0 */
+  uint32_t count;   /* 1 or 2: the first is for own calls, both are accepted */
+} mlfab__fabric_keys;
+
+typedef struct mlfab__session { /* wipe after use */
+  uint64_t out[8], in[8];  /* BLAKE2b states after the key of the own frames, and of the peer's */
+  uint64_t sent, received; /* tagged frames */
+  uint64_t own[2], theirs[2]; /* proofs */
+  mlfab__challenge challenge; /* of the caller */
+} mlfab__session;
+
+/* Reads one or two keys, separated by a comma. Errors: CONFIG, with *why_p, which does not quote them. */
+MLFAB__INTERNAL int mlfab__keys_parse(const char *text, mlfab__fabric_keys *keys,
+                                      const char **why_p);
+/* The first of the names in the challenge that is among these keys, as its place in the challenge (0 or 1) and its
+ * place here; -1: none. */
+MLFAB__INTERNAL int mlfab__keys_choose(const mlfab__fabric_keys *keys,
+                                       const mlfab__challenge *challenge, uint32_t *own_p);
+/* Fills all but the counters and `challenge`, for the end that called or was called. */
+MLFAB__INTERNAL void mlfab__session_derive(mlfab__session *session,
+                                           const uint8_t key[MLFAB__BLAKE2B_MAX],
+                                           const mlfab__challenge *challenge,
+                                           const mlfab__answer *answer, int called);
+/* The tag of a frame with this counter. bulk: NULL for a ghost. */
+MLFAB__INTERNAL void mlfab__session_tag(const uint64_t state[8], uint64_t counter,
+                                        const uint8_t *head, uint32_t head_bytes, const void *bulk,
+                                        uint32_t bulk_bytes, uint8_t tag[MLFAB__TAG_BYTES]);
+
+#endif

@@ -1,0 +1,802 @@
+/* test_guard.c - a fabric with a key: what a stranger on the network can do to it.
+ *
+ * Queues join three hand-driven nodes (node 0 serves, all are workers). Whoever is between them reads, changes,
+ * repeats, reorders and reflects frames, and knows every checksum, but not the key. "The outside" has links of its own.
+ * The oracle is the model: every push counts once, whatever happens on the way. */
+#include "core/keys/session.h"
+#include "core/node/node.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+#define SUBMIT(i, request_p, name, ...)                                                         \
+  mlfab_node_submit(                                                                            \
+      n.node[i],                                                                                \
+      &(mlfab_call){.size = sizeof(mlfab_call), .kind = MLFAB_CALL_##name, __VA_ARGS__}, n.now, \
+      request_p)
+
+enum {
+  NODES = 3,
+  COUNT = 500,
+  QUEUE = 1024,
+  LINKS = 4096,
+  OUTSIDE = NODES,
+  FRAMES = 4000,
+  PUSHES = 2
+};
+#define BEAT 50000000u
+static const char KEY[] = "0123456789abcdef0123456789abcdef", OTHER[] = "another key, 16+";
+static const char OLD[] = "an-old-key-0123456789";
+
+typedef struct net_link {
+  int up, from, to;
+} net_link;
+
+/* What the one in between does to frame number `at` of the run. */
+enum { HONEST, FLIP, TWICE, LATE, BACK, RETAG, UNTAG };
+
+typedef struct net {
+  mlfab_node *node[NODES];
+  mlfab_io_event queue[NODES][QUEUE];
+  unsigned taken[NODES], put[NODES];
+  net_link link[LINKS];
+  uint32_t links;
+  uint64_t now;
+  mlfab__rng prng;
+  int how;
+  uint32_t at, frames; /* frames so far */
+  uint8_t type[FRAMES], tagged[FRAMES];
+  int done_to; /* the frame was changed: the node that got it */
+  mlfab_io_event held;
+  int held_for;
+  uint32_t caps;
+  /* A wrong way for calls of this node: to another node, or the outside. */
+  int turned, turned_to;
+  /* Frames to the outside. */
+  uint8_t heard_type;
+  int32_t heard_code;
+  int heard, downs;
+  char heard_text[MLFAB__TEXT_MAX];
+  uint8_t last[MLFAB_HEADER_BYTES + 256];
+  uint32_t last_link;
+  uint64_t held_bytes; /* of node 0's memory */
+  uint8_t keys[64];    /* K must not be in memory that is given back */
+  int leaks;
+} net;
+
+static net n;
+
+static void *copy(const void *bytes, uint32_t size) {
+  void *p = size && bytes ? malloc(size) : NULL;
+  if (p) memcpy(p, bytes, size);
+  return p;
+}
+
+static void post(int to, mlfab_io_event event) {
+  if (to == OUTSIDE) {
+    n.downs += event.kind == MLFAB_IO_DOWN;
+    return;
+  }
+  assert_true(n.put[to] - n.taken[to] < QUEUE);
+  n.queue[to][n.put[to]++ % QUEUE] = event;
+}
+
+static uint32_t new_link(int from, int to) {
+  assert_true(n.links + 1 < LINKS);
+  n.link[++n.links] = (net_link){1, from, to};
+  return n.links;
+}
+
+static int far_end(uint32_t link, int me) {
+  return n.link[link].from == me ? n.link[link].to : n.link[link].from;
+}
+
+static mlfab_io_event frame_event(uint32_t link, const void *head, uint32_t head_bytes,
+                                  const void *bulk, uint32_t bulk_bytes) {
+  mlfab_io_event e;
+  memset(&e, 0, sizeof e);
+  e.kind = MLFAB_IO_FRAME;
+  e.link = link;
+  e.head = copy(head, e.head_bytes = head_bytes);
+  e.bulk = copy(bulk, e.bulk_bytes = bulk_bytes);
+  return e;
+}
+
+/* Makes all checksums right. */
+static void checksum(mlfab_io_event *e) {
+  uint8_t *head = (uint8_t *)(uintptr_t)e->head, tag[MLFAB__TAG_BYTES];
+  uint32_t crc = mlfab__crc32c(0, head + MLFAB_HEADER_BYTES, e->head_bytes - MLFAB_HEADER_BYTES);
+  memcpy(head + 12, &crc, 4);
+  memcpy(tag, head + MLFAB__TAG_AT, sizeof tag);
+  mlfab__wire_tag(head, tag);
+}
+
+static void flip(mlfab_io_event *e, uint64_t bit) {
+  uint8_t *head = (uint8_t *)(uintptr_t)e->head, *bulk = (uint8_t *)(uintptr_t)e->bulk;
+  uint64_t heads = 8u * (uint64_t)e->head_bytes;
+  if (bit / 64 == 1) bit += 64; /* the checksums */
+  if (bit < heads)
+    head[bit / 8] ^= (uint8_t)(1u << bit % 8);
+  else
+    bulk[(bit - heads) / 8] ^= (uint8_t)(1u << bit % 8);
+  checksum(e);
+}
+
+/* A frame is on its way. */
+static void carry(int me, int to, mlfab_io_event e) {
+  const uint8_t *head = e.head;
+  uint32_t number = n.frames++;
+  int how = number == n.at && n.done_to < 0 ? n.how : HONEST;
+  if (number < FRAMES) n.type[number] = head[5], n.tagged[number] = head[6] >> 1 & 1;
+  if (how != HONEST) n.done_to = how == BACK ? me : to;
+  if (how == FLIP) flip(&e, mlfab__rng_below(&n.prng, 8 * ((uint64_t)e.head_bytes + e.bulk_bytes)));
+  if (how == RETAG) {
+    uint8_t *change = (uint8_t *)(uintptr_t)e.head;
+    for (uint32_t i = 0; i < 16; i++) change[MLFAB__TAG_AT + i] = (uint8_t)mlfab__rng_next(&n.prng);
+    checksum(&e);
+  }
+  if (how == UNTAG) {
+    uint8_t *change = (uint8_t *)(uintptr_t)e.head;
+    change[6] &= (uint8_t)~MLFAB__WIRE_TAGGED;
+    memset(change + MLFAB__TAG_AT, 0, 16);
+    checksum(&e);
+  }
+  if (how == TWICE) post(to, frame_event(e.link, e.head, e.head_bytes, e.bulk, e.bulk_bytes));
+  if (how == BACK) post(me, frame_event(e.link, e.head, e.head_bytes, e.bulk, e.bulk_bytes));
+  if (how == LATE) {
+    n.held = e;
+    n.held_for = to;
+    return;
+  }
+  post(to, e);
+  if (n.held_for == to && n.held.link == e.link) {
+    post(to, n.held);
+    n.held_for = -1;
+  }
+}
+
+static void hear(const mlfab_action *a) {
+  const uint8_t *head = a->head;
+  mlfab__refuse refuse;
+  n.heard++;
+  n.heard_type = head[5];
+  n.last_link = a->link;
+  memcpy(n.last, head, mlfab__min(a->head_bytes, sizeof n.last));
+  if (head[5] != MLFAB__REFUSE) return;
+  assert_int_equal(
+      mlfab__decode_refuse(head + MLFAB_HEADER_BYTES, a->head_bytes - MLFAB_HEADER_BYTES, &refuse),
+      0);
+  n.heard_code = refuse.code;
+  strcpy(n.heard_text, refuse.text);
+}
+
+/* Plays the transport for one action. */
+static void act(int me, const mlfab_action *a) {
+  mlfab_io_event e;
+  memset(&e, 0, sizeof e);
+  e.link = a->link;
+  if (a->kind == MLFAB_ACTION_CONNECT) {
+    int to = a->address[strlen(a->address) - 1] - '0';
+    if (me == n.turned && to != n.turned_to) to = n.turned_to;
+    e.link = new_link(me, to);
+    e.kind = MLFAB_IO_UP;
+    e.caps = n.caps;
+    e.token = a->token;
+    post(me, e);
+    e.token = 0;
+    post(to, e);
+  } else if (a->kind == MLFAB_ACTION_SEND) {
+    int to = far_end(a->link, me);
+    if (!n.link[a->link].up) return;
+    if (to == OUTSIDE)
+      hear(a);
+    else
+      carry(me, to, frame_event(a->link, a->head, a->head_bytes, a->bulk, a->bulk_bytes));
+    e.kind = MLFAB_IO_SENT;
+    e.token = a->token;
+    if (a->token) post(me, e);
+  } else if (a->kind == MLFAB_ACTION_DISCONNECT) {
+    n.link[a->link].up = 0;
+    e.kind = MLFAB_IO_DOWN;
+    e.text = "closed";
+    post(far_end(a->link, me), e);
+  }
+}
+
+static void drop_event(mlfab_io_event *e) {
+  if (e->kind != MLFAB_IO_FRAME) return;
+  free((void *)(uintptr_t)e->head);
+  free((void *)(uintptr_t)e->bulk);
+}
+
+static void turn(void) {
+  n.now += 100000;
+  for (int i = 0; i < NODES; i++) {
+    if (!n.node[i]) continue;
+    for (int k = 0; k < 8 && n.taken[i] != n.put[i]; k++) {
+      mlfab_io_event e = n.queue[i][n.taken[i]++ % QUEUE];
+      mlfab_node_event(n.node[i], &e, n.now);
+      drop_event(&e);
+      for (mlfab_action a; mlfab_node_next(n.node[i], n.now, &a);) {
+        act(i, &a);
+        mlfab_node_done(n.node[i], &a, 0, n.now);
+      }
+    }
+    if (mlfab_node_deadline(n.node[i]) <= n.now) mlfab_node_tick(n.node[i], n.now);
+    for (mlfab_action a; mlfab_node_next(n.node[i], n.now, &a);) {
+      act(i, &a);
+      mlfab_node_done(n.node[i], &a, 0, n.now);
+    }
+  }
+}
+
+static void run(uint64_t ns) {
+  for (uint64_t end = n.now + ns; n.now < end;) turn();
+}
+
+/* --- nodes --- */
+
+static void *take(void *user, size_t bytes) {
+  (void)user;
+  n.held_bytes += bytes;
+  return malloc(bytes);
+}
+
+static void give(void *user, void *memory, size_t bytes) {
+  (void)user;
+  n.held_bytes -= bytes;
+  for (size_t i = 0; memory && i + 64 <= bytes; i += 8) {
+    n.leaks += !memcmp((const char *)memory + i, n.keys, 64);
+    n.leaks += !memcmp((const char *)memory + i, KEY, 32);
+  }
+  free(memory);
+}
+
+static void net_begin(uint64_t seed) {
+  mlfab__fabric_keys keys;
+  const char *why;
+  memset(&n, 0, sizeof n);
+  n.done_to = n.held_for = n.turned = -1;
+  n.at = UINT32_MAX;
+  n.now = 1000 * seed;
+  mlfab__rng_seed(&n.prng, seed);
+  assert_int_equal(mlfab__keys_parse(KEY, &keys, &why), 0);
+  memcpy(n.keys, keys.key[0], sizeof n.keys);
+}
+
+static void net_open(int i, const char *key) {
+  mlfab_config c;
+  mlfab_env env;
+  char address[24];
+  memset(&env, 0, sizeof env);
+  env.size = sizeof env;
+  env.allocate = take;
+  env.release = give;
+  mlfab_config_init(&c);
+  c.rank = i;
+  c.workers = NODES;
+  c.heartbeat_ns = BEAT;
+  c.timeout_ns = 20000000000u;
+  c.env = &env;
+  c.entropy[0] = (uint8_t)i;
+  strcpy(c.key, key);
+  strcpy(c.coordinator, "queue:0");
+  snprintf(address, sizeof address, "queue:%d", i);
+  assert_int_equal(mlfab_node_open(&c, address, n.now, &n.node[i], NULL), 0);
+}
+
+static void net_close(void) {
+  for (int i = NODES - 1; i >= 0; i--) {
+    while (n.taken[i] != n.put[i]) drop_event(&n.queue[i][n.taken[i]++ % QUEUE]);
+    mlfab_node_close(&n.node[i]);
+  }
+  if (n.held_for >= 0) drop_event(&n.held);
+  assert_int_equal(n.held_bytes, 0);
+  assert_int_equal(n.leaks, 0);
+}
+
+static int finish(int i, mlfab_request request) {
+  mlfab_result result;
+  memset(&result, 0, sizeof result);
+  for (int done = 0; !done; turn())
+    assert_int_equal(mlfab_node_test(n.node[i], request, &done, &result), 0);
+  return result.status;
+}
+
+static mlfab_stats stats(int i) {
+  mlfab_stats s;
+  assert_int_equal(mlfab_node_stats(n.node[i], &s, sizeof s), 0);
+  return s;
+}
+
+static uint64_t refused(void) {
+  uint64_t sum = 0;
+  for (int i = 0; i < NODES; i++)
+    if (n.node[i]) sum += stats(i).frames_refused + stats(i).strangers_refused;
+  return sum;
+}
+
+/* Waits until all have joined; the first error, or 0. */
+static int join(void) {
+  for (int ready = 0; ready < NODES; turn()) {
+    ready = 0;
+    for (int i = 0; i < NODES; i++) {
+      int code = mlfab_node_ready(n.node[i], NULL);
+      if (code < 0) return code;
+      ready += code;
+    }
+  }
+  return 0;
+}
+
+static void define(void) {
+  static float w[COUNT];
+  mlfab_buf first = {0, 0, w, COUNT};
+  mlfab_model_options o;
+  mlfab_request request[NODES];
+  memset(&o, 0, sizeof o);
+  o.size = sizeof o;
+  o.sync = MLFAB_SYNC_ASYNC;
+  o.slices = 2;
+  for (int k = 0; k < COUNT; k++) w[k] = (float)k;
+  for (int i = 0; i < NODES; i++) {
+    assert_int_equal(SUBMIT(i, NULL, TENSOR_ADD, .tensor = 0, .dtype = MLFAB_F32, .count = COUNT),
+                     0);
+    assert_int_equal(SUBMIT(i, &request[i], MODEL_START, .options = &o, .bufs = &first, .n = 1), 0);
+  }
+  for (int i = 0; i < NODES; i++) assert_int_equal(finish(i, request[i]), 0);
+}
+
+/* Pushes, an allreduce over links between workers, and what a pull shows afterwards. */
+static void work(void) {
+  static float one[COUNT], w[COUNT], sum[NODES][COUNT];
+  mlfab_request request[NODES];
+  mlfab_buf u = {0, 0, one, COUNT}, b = {0, 0, w, COUNT};
+  for (int k = 0; k < COUNT; k++) one[k] = 1;
+  for (int p = 0; p < PUSHES; p++) {
+    for (int i = 0; i < NODES; i++)
+      assert_int_equal(SUBMIT(i, &request[i], PUSH, .bufs = &u, .n = 1), 0);
+    for (int i = 0; i < NODES; i++) assert_int_equal(finish(i, request[i]), 0);
+  }
+  for (int i = 0; i < NODES; i++) {
+    mlfab_vec v = {sum[i], COUNT};
+    for (int k = 0; k < COUNT; k++) sum[i][k] = (float)(i + k);
+    assert_int_equal(SUBMIT(i, &request[i], ALLREDUCE, .vecs = &v, .n = 1, .dtype = MLFAB_F32), 0);
+  }
+  for (int i = 0; i < NODES; i++) assert_int_equal(finish(i, request[i]), 0);
+  for (int i = 0; i < NODES; i++)
+    for (int k = 0; k < COUNT; k++) assert_true(sum[i][k] == (float)(3 * k + 3));
+  assert_int_equal(SUBMIT(1, &request[1], PULL, .bufs = &b, .n = 1), 0);
+  assert_int_equal(finish(1, request[1]), 0);
+  for (int k = 0; k < COUNT; k++) assert_true(w[k] == (float)(k + PUSHES * NODES));
+}
+
+static int is_proving(uint8_t type) {
+  return type == MLFAB__CHALLENGE || type == MLFAB__ANSWER || type == MLFAB__PROOF;
+}
+
+/* --- tests --- */
+
+/* Honest: all frames after the proofs have tags, and none before. */
+static void test_honest(void **state) {
+  (void)state;
+  for (int vouched = 0; vouched < 2; vouched++) {
+    net_begin(3);
+    n.caps = vouched ? MLFAB_CAP_VOUCHED : 0;
+    for (int i = 0; i < NODES; i++) net_open(i, KEY);
+    assert_int_equal(join(), 0);
+    define();
+    work();
+    assert_int_equal(refused(), 0);
+    for (uint32_t f = 0; f < n.frames && f < FRAMES; f++)
+      assert_int_equal(n.tagged[f], !vouched && !is_proving(n.type[f]));
+    net_close();
+  }
+}
+
+/* A whole run with one frame changed. Returns 0 when the run has fewer frames. */
+static int tampered(int how, uint32_t at, uint64_t seed) {
+  net_begin(seed);
+  n.how = how;
+  n.at = at;
+  for (int i = 0; i < NODES; i++) net_open(i, KEY);
+  int code = join();
+  if (code == 0) {
+    define();
+    work();
+  }
+  int changed = n.done_to >= 0;
+  uint8_t type = changed ? n.type[at] : 0;
+  /* Only a refusal of what a challenge asks can end a join; everything else is tried again. */
+  if (code) {
+    assert_int_equal(type, MLFAB__CHALLENGE);
+    assert_int_equal(code, MLFAB_ERR_JOB);
+  }
+  run(4 * BEAT);
+  /* After WELCOME and BYE their receiver hears nothing more on the link. */
+  int last = how != FLIP && (type == MLFAB__WELCOME || type == MLFAB__BYE);
+  last |= how == UNTAG && is_proving(type);
+  last |= n.held_for >= 0; /* no other frame came on that link: it was lost, not late */
+  if (changed && !last && refused() == 0)
+    fail_msg("frame %u (%s) was changed in way %d, and nobody noticed", at, mlfab__frame_name(type),
+             how);
+  net_close();
+  return changed;
+}
+
+static void test_tampering(void **state) {
+  (void)state;
+  for (int how = FLIP; how <= UNTAG; how++) {
+    for (uint32_t at = 0; tampered(how, at, 17 * at + (uint32_t)how);
+         at += 1 + (at > 60 ? at % 3 : 0))
+      continue;
+  }
+}
+
+/* Every bit of a frame is under its tag, and so is its place. */
+static void test_every_bit(void **state) {
+  mlfab__session session;
+  uint8_t key[64] = {1}, head[MLFAB_HEADER_BYTES + 24], bulk[40], tag[16], other[16];
+  mlfab__challenge challenge = {.node = 1, .first = MLFAB__JOIN};
+  mlfab__answer answer = {.node = 0};
+  (void)state;
+  mlfab__session_derive(&session, key, &challenge, &answer, 0);
+  for (size_t i = 0; i < sizeof head; i++) head[i] = (uint8_t)(7 * i);
+  for (size_t i = 0; i < sizeof bulk; i++) bulk[i] = (uint8_t)(11 * i);
+  mlfab__session_tag(session.out, 5, head, sizeof head, bulk, sizeof bulk, tag);
+  for (uint32_t bit = 0; bit < 8 * (sizeof head + sizeof bulk); bit++) {
+    uint8_t *at = bit < 8 * sizeof head ? &head[bit / 8] : &bulk[bit / 8 - sizeof head];
+    int outside = (bit / 8 >= 8 && bit / 8 < 12) || (bit / 8 >= 48 && bit / 8 < 64);
+    *at ^= (uint8_t)(1u << bit % 8);
+    mlfab__session_tag(session.out, 5, head, sizeof head, bulk, sizeof bulk, other);
+    assert_int_equal(memcmp(tag, other, 16) == 0, outside); /* the checksum and the tag itself */
+    *at ^= (uint8_t)(1u << bit % 8);
+  }
+  for (uint64_t counter = 0; counter < 200; counter++) {
+    mlfab__session_tag(session.out, counter, head, sizeof head, bulk, sizeof bulk, other);
+    assert_int_equal(memcmp(tag, other, 16) == 0, counter == 5);
+  }
+  mlfab__session_tag(session.in, 5, head, sizeof head, bulk, sizeof bulk, other);
+  assert_true(memcmp(tag, other, 16) != 0);
+}
+
+/* The secrets of a link depend on all that was said, and its two ends agree. */
+static void test_transcript(void **state) {
+  mlfab__challenge c = {.node = 1, .roles = 3, .epoch = 4, .first = 5, .to = 6, .nonce = {7, 8}};
+  mlfab__answer a = {.node = 9, .roles = 10, .epoch = 11, .nonce = {12, 13}};
+  uint8_t key[64] = {1};
+  mlfab__session one, other, changed;
+  (void)state;
+  mlfab__session_derive(&one, key, &c, &a, 0);
+  mlfab__session_derive(&other, key, &c, &a, 1);
+  assert_memory_equal(one.own, other.theirs, 16);
+  assert_memory_equal(one.theirs, other.own, 16);
+  assert_memory_equal(one.in, other.out, 64);
+  assert_memory_equal(one.out, other.in, 64);
+  assert_true(memcmp(one.own, one.theirs, 16) && memcmp(one.in, one.out, 64));
+  for (uint32_t i = 0; i < 4 * 6 + 32; i++) {
+    ((uint8_t *)&c)[i] ^= 1;
+    mlfab__session_derive(&changed, key, &c, &a, 0);
+    assert_true(memcmp(changed.own, one.own, 16) && memcmp(changed.theirs, one.theirs, 16));
+    assert_true(memcmp(changed.out, one.out, 64) && memcmp(changed.in, one.in, 64));
+    ((uint8_t *)&c)[i] ^= 1;
+  }
+  for (uint32_t i = 0; i < offsetof(mlfab__answer, proof); i++) {
+    if (i >= 20 && i < 24) continue; /* padding */
+    ((uint8_t *)&a)[i] ^= 1;
+    mlfab__session_derive(&changed, key, &c, &a, 0);
+    assert_true(memcmp(changed.own, one.own, 16) && memcmp(changed.in, one.in, 64));
+    ((uint8_t *)&a)[i] ^= 1;
+  }
+}
+
+/* --- the outside --- */
+
+static uint32_t dial(void) {
+  mlfab_io_event e;
+  memset(&e, 0, sizeof e);
+  e.kind = MLFAB_IO_UP;
+  e.link = new_link(OUTSIDE, 0);
+  post(0, e);
+  run(500000);
+  n.heard = 0;
+  n.heard_text[0] = 0;
+  return e.link;
+}
+
+static void say(uint32_t link, uint8_t type, unsigned flags, const uint8_t *meta, uint32_t bytes) {
+  uint8_t head[MLFAB_HEADER_BYTES + 256], tag[16];
+  mlfab__header header;
+  memset(&header, 0, sizeof header);
+  header.type = type;
+  header.flags = (uint16_t)flags;
+  header.meta_bytes = bytes;
+  if (type != MLFAB__CHALLENGE && type != MLFAB__PROOF) {
+    header.job = mlfab__hash(0, "mlfab", 5);
+    header.sender = header.incarnation = 1;
+  }
+  memcpy(head + MLFAB_HEADER_BYTES, meta, bytes);
+  mlfab__wire_seal(head, &header, NULL);
+  for (int i = 0; i < 16; i++) tag[i] = (uint8_t)mlfab__rng_next(&n.prng);
+  if (flags & MLFAB__WIRE_TAGGED) mlfab__wire_tag(head, tag);
+  post(0, frame_event(link, head, MLFAB_HEADER_BYTES + bytes, NULL, 0));
+  run(500000);
+}
+
+/* Every type of frame, with every state of the link, from a process without the key. */
+static void test_forged(void **state) {
+  uint8_t meta[256];
+  mlfab__challenge c;
+  mlfab__proof proof;
+  (void)state;
+  net_begin(5);
+  for (int i = 0; i < NODES; i++) net_open(i, KEY);
+  assert_int_equal(join(), 0);
+  define();
+  memset(&c, 0, sizeof c);
+  c.node = 1;
+  c.roles = MLFAB_ROLE_WORKER;
+  c.epoch = 1;
+  c.first = MLFAB__HELLO;
+  mlfab__fabric_keys keys;
+  const char *why;
+  (void)mlfab__keys_parse(KEY, &keys, &why);
+  memcpy(c.keys, keys.name, sizeof c.keys); /* everybody can read the name of a key */
+  for (unsigned type = 1; type < MLFAB__FRAME_TYPES; type++) {
+    if (!strcmp(mlfab__frame_name((uint8_t)type), "UNKNOWN")) continue;
+    for (int asked = 0; asked < 2; asked++) {
+      for (unsigned flags = 0; flags < 4; flags += 2) {
+        uint64_t before = refused();
+        uint32_t link = dial();
+        if (asked) say(link, MLFAB__CHALLENGE, 0, meta, mlfab__encode_challenge(meta, &c));
+        if (asked) assert_int_equal(n.heard_type, MLFAB__ANSWER);
+        memset(&proof, 7, sizeof proof);
+        proof.challenge = c;
+        uint32_t bytes = mlfab__encode_proof(meta, &proof);
+        if (type != MLFAB__PROOF)
+          for (bytes = 0; bytes < 60; bytes++) meta[bytes] = (uint8_t)mlfab__rng_next(&n.prng);
+        say(link, (uint8_t)type, flags, meta, bytes);
+        run(1000000);
+        if (n.link[link].up) fail_msg("a forged %s is taken", mlfab__frame_name((uint8_t)type));
+        if (type != MLFAB__BYE) assert_true(refused() > before);
+        assert_true(n.heard_type == MLFAB__REFUSE || n.heard_type == MLFAB__ANSWER || n.heard == 0);
+      }
+    }
+  }
+  /* The peer learns why, and nothing else. */
+  uint32_t link = dial();
+  say(link, MLFAB__HELLO, 0, meta, 40);
+  assert_int_equal(n.heard_type, MLFAB__REFUSE);
+  assert_int_equal(n.heard_code, MLFAB_ERR_JOB);
+  assert_non_null(strstr(n.heard_text, "this job has a key"));
+  for (int i = 24; i < 44; i++)
+    assert_int_equal(n.last[i], 0); /* job, epoch, sender, incarnation */
+  work();
+  net_close();
+}
+
+/* A recorded conversation is worthless on a new link. */
+static void test_replayed_proof(void **state) {
+  static mlfab_io_event kept[3];
+  int got = 0;
+  (void)state;
+  net_begin(6);
+  net_open(0, KEY);
+  net_open(1, KEY);
+  for (int turns = 0; turns < 2000 && got < 3; turns++) {
+    turn();
+    for (unsigned k = n.taken[0]; k != n.put[0] && got < 3; k++) { /* frames that wait for node 0 */
+      const mlfab_io_event *e = &n.queue[0][k % QUEUE];
+      static const uint8_t wanted[3] = {MLFAB__CHALLENGE, MLFAB__PROOF, MLFAB__JOIN};
+      if (e->kind == MLFAB_IO_FRAME && ((const uint8_t *)e->head)[5] == wanted[got])
+        kept[got++] = frame_event(0, e->head, e->head_bytes, NULL, 0);
+    }
+  }
+  assert_int_equal(got, 3);
+  for (int rounds = 0; rounds < 3; rounds++) {
+    uint64_t before = refused();
+    uint32_t link = dial();
+    for (int i = 0; i < 3; i++) {
+      if (!n.link[link].up) break;
+      post(0, frame_event(link, kept[i].head, kept[i].head_bytes, NULL, 0));
+      run(500000);
+    }
+    assert_false(n.link[link].up);
+    assert_true(refused() > before);
+  }
+  for (int i = 0; i < 3; i++) drop_event(&kept[i]);
+  net_open(2, KEY);
+  assert_int_equal(join(), 0);
+  net_close();
+}
+
+/* A call that somebody leads to another member, or to himself, says nothing there. */
+static void test_led_astray(void **state) {
+  mlfab_error error;
+  (void)state;
+  net_begin(7);
+  net_open(0, KEY);
+  net_open(1, KEY);
+  n.turned = 2;
+  n.turned_to = 1;
+  net_open(2, KEY);
+  for (int i = 0; i < 20000 && mlfab_node_ready(n.node[2], NULL) == 0; i++) turn();
+  assert_int_equal(mlfab_node_ready(n.node[2], &error), MLFAB_ERR_REFUSED);
+  assert_non_null(strstr(error.text, "worker 1 answers at the address of worker 0"));
+  net_close();
+
+  net_begin(8);
+  net_open(0, KEY);
+  net_open(1, KEY);
+  n.turned = 1;
+  n.turned_to = OUTSIDE;
+  run(BEAT);
+  assert_int_equal(n.heard_type, MLFAB__CHALLENGE);
+  mlfab__answer answer = {.node = 0, .roles = MLFAB_ROLE_WORKER | MLFAB_ROLE_SERVER, .epoch = 1};
+  uint8_t head[MLFAB_HEADER_BYTES + MLFAB__KEYS_META];
+  mlfab__header header;
+  memset(&header, 0, sizeof header);
+  header.type = MLFAB__ANSWER;
+  header.meta_bytes = mlfab__encode_answer(head + MLFAB_HEADER_BYTES, &answer);
+  mlfab__wire_seal(head, &header, NULL);
+  uint32_t link = n.last_link;
+  post(1, frame_event(link, head, MLFAB_HEADER_BYTES + header.meta_bytes, NULL, 0));
+  n.turned = -1;
+  n.heard = 0;
+  run(1000000);
+  assert_int_equal(n.heard, 0);
+  assert_false(n.link[link].up);
+  net_open(2, KEY);
+  assert_int_equal(join(), 0); /* later calls reach the true one */
+  net_close();
+}
+
+/* --- keys --- */
+
+static int code_of(const char *one, const char *other, const char *why) {
+  mlfab_error error;
+  net_begin(9);
+  net_open(0, one);
+  net_open(1, other);
+  for (int i = 0; i < 20000 && mlfab_node_ready(n.node[1], NULL) == 0; i++) turn();
+  int code = mlfab_node_ready(n.node[1], &error);
+  if (code == 0) { /* waits for node 2 */
+    net_open(2, other);
+    code = join();
+  }
+  if (code && why && !strstr(error.text, why)) fail_msg("\"%s\" does not say: %s", error.text, why);
+  if (code) assert_null(strstr(error.text, KEY));
+  net_close();
+  return code;
+}
+
+static void test_keys_that_differ(void **state) {
+  char two[160], turned[160];
+  (void)state;
+  assert_int_equal(code_of(KEY, KEY, NULL), 0);
+  assert_int_equal(code_of(KEY, "", "the caller has none"), MLFAB_ERR_JOB);
+  assert_int_equal(code_of("", KEY, "this job has none"), MLFAB_ERR_JOB);
+  assert_int_equal(code_of(KEY, OLD, "not this job's"), MLFAB_ERR_JOB);
+  /* A change of keys: each process at its own time. */
+  snprintf(two, sizeof two, "%s,%s", KEY, OLD);
+  snprintf(turned, sizeof turned, "%s,%s", OLD, KEY);
+  assert_int_equal(code_of(two, OLD, NULL), 0);
+  assert_int_equal(code_of(OLD, two, NULL), 0);
+  assert_int_equal(code_of(two, KEY, NULL), 0);
+  assert_int_equal(code_of(KEY, two, NULL), 0);
+  assert_int_equal(code_of(two, two, NULL), 0);
+  assert_int_equal(code_of(two, turned, NULL), 0);
+  assert_int_equal(code_of(two, "a-third-key-0123456789", "not this job's"), MLFAB_ERR_JOB);
+}
+
+static void test_bad_keys(void **state) {
+  mlfab__fabric_keys keys;
+  const char *why;
+  char text[300];
+  (void)state;
+  static const char *const bad[] = {"",
+                                    "short",
+                                    "fifteen-letters",
+                                    "0123456789abcdef,",
+                                    "0123456789abcdef,short",
+                                    OTHER,
+                                    "0123456789abcdef,0123456789abcdef,0123456789abcdef",
+                                    "0123456789abcde\n0123456789abcdef",
+                                    "0123456789abcdef\x80"};
+  for (size_t i = 0; i < MLFAB__COUNT(bad); i++) {
+    assert_int_equal(mlfab__keys_parse(bad[i], &keys, &why), MLFAB_ERR_CONFIG);
+    assert_true(why[0]);
+  }
+  memset(text, 'a', sizeof text);
+  text[128] = 0;
+  assert_int_equal(mlfab__keys_parse(text, &keys, &why), 0);
+  text[128] = 'a';
+  text[129] = 0;
+  assert_int_equal(mlfab__keys_parse(text, &keys, &why), MLFAB_ERR_CONFIG);
+  assert_int_equal(mlfab__keys_parse("0123456789abcdef,fedcba9876543210", &keys, &why), 0);
+  assert_int_equal(keys.count, 2);
+  assert_true(keys.name[0] && keys.name[1] && keys.name[0] != keys.name[1]);
+  mlfab_config c;
+  mlfab_node *node = NULL;
+  mlfab_error error;
+  mlfab_config_init(&c);
+  strcpy(c.key, "too short");
+  assert_int_equal(mlfab_node_open(&c, "", 0, &node, &error), MLFAB_ERR_CONFIG);
+  assert_non_null(strstr(error.text, "MLFAB_KEY"));
+  assert_null(strstr(error.text, "too short"));
+  c.key[0] = 0;
+  strcpy(c.key_file, "/no/such/file");
+  assert_int_equal(mlfab_node_open(&c, "", 0, &node, &error), MLFAB_ERR_CONFIG);
+}
+
+/* A caller that is not proven costs at most 256 bytes and 2 s, with any heartbeat, whatever it has said. */
+static void test_cost_of_strangers(void **state) {
+  enum { STRANGERS = 60 };
+  uint8_t meta[MLFAB__KEYS_META];
+  uint32_t link[STRANGERS];
+  mlfab__challenge c;
+  mlfab__fabric_keys keys;
+  const char *why;
+  (void)state;
+  (void)mlfab__keys_parse(KEY, &keys, &why);
+  memset(&c, 0, sizeof c);
+  c.first = MLFAB__HELLO;
+  memcpy(c.keys, keys.name, sizeof c.keys);
+  for (int asks = 0; asks < 2; asks++) {
+    net_begin(10);
+    for (int i = 0; i < NODES; i++) net_open(i, KEY);
+    assert_int_equal(join(), 0);
+    define();
+    run(4 * BEAT);
+    uint64_t before = n.held_bytes, began = n.now;
+    for (int i = 0; i < STRANGERS; i++) {
+      link[i] = dial();
+      if (asks) say(link[i], MLFAB__CHALLENGE, 0, meta, mlfab__encode_challenge(meta, &c));
+      if (asks) assert_int_equal(n.heard_type, MLFAB__ANSWER);
+    }
+    uint64_t each = (n.held_bytes - before) / STRANGERS;
+    if (each > 256) fail_msg("a stranger costs %u bytes", (unsigned)each);
+    for (uint64_t end = began + 5 * BEAT - 60000000; n.now < end;) turn();
+    run(6 * BEAT);
+    for (int i = 0; i < STRANGERS; i++) assert_false(n.link[link[i]].up);
+    work();
+    net_close();
+  }
+}
+
+static void test_two_seconds(void **state) {
+  mlfab_config c;
+  uint64_t until = 0;
+  (void)state;
+  net_begin(11);
+  mlfab_config_init(&c);
+  c.workers = 2;
+  c.heartbeat_ns = 10000000000u;
+  c.timeout_ns = 100000000000u;
+  strcpy(c.key, KEY);
+  strcpy(c.coordinator, "queue:0");
+  assert_int_equal(mlfab_node_open(&c, "queue:0", n.now, &n.node[0], NULL), 0);
+  run(BEAT);
+  uint32_t link = dial();
+  uint64_t began = n.now;
+  while (n.link[link].up && n.now < began + 5000000000u) turn();
+  until = n.now - began;
+  assert_true(until > 1500000000u && until < 2100000000u);
+  while (n.taken[0] != n.put[0]) drop_event(&n.queue[0][n.taken[0]++ % QUEUE]);
+  mlfab_node_close(&n.node[0]);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_every_bit),         cmocka_unit_test(test_transcript),
+      cmocka_unit_test(test_bad_keys),          cmocka_unit_test(test_honest),
+      cmocka_unit_test(test_keys_that_differ),  cmocka_unit_test(test_led_astray),
+      cmocka_unit_test(test_replayed_proof),    cmocka_unit_test(test_forged),
+      cmocka_unit_test(test_cost_of_strangers), cmocka_unit_test(test_two_seconds),
+      cmocka_unit_test(test_tampering),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
