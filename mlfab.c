@@ -42381,11 +42381,17 @@ MLFAB__INTERNAL void mlfab__divergence_measured(mlfab__divergence *d, uint64_t r
  * on what the ones before leave; the last transfer waits for the latest T_e. A server of several parts has a
  * replica of as many parts.
  *
+ * In parts (`part` > 0). Of a long list Alg. 3 sends the first updates directly, since its aggregators are too
+ * few for all, and it is just these that are kept: the longer the list, the more bytes an update costs. In
+ * parts, nothing is sent while the bound with the whole list outstanding is at most `idle`. Beyond, the list for
+ * Alg. 3 is the first `part` updates, or as many as the bound needs, and all of them are kept, whenever they
+ * arrive. The rest is punted.
+ *
  * A plan says what is wanted. Between commits the bound may be exceeded in it (`peak`); the server's ledger
  * (divergence.h) is what keeps the bound, and with it the server applies a group later than planned.
  *
  * Source: MLfabric §5.3; §10.2 (several servers). Departs: groups are kept whole or not at all; "a prefix of U
- * server updates" means replica updates; the plan does not end where the paper has no answer (status 2). */
+ * server updates" means replica updates; the plan does not end where the paper has no answer (status 2); parts. */
 
 typedef struct mlfab__replica {
   const uint32_t *nodes;       /* one a server */
@@ -42396,6 +42402,10 @@ typedef struct mlfab__replica {
   uint32_t npunted;
   double history; /* H at the replica's state, at least |h| */
   double start;   /* when all that was planned for it before is there; 0: now */
+  /* In parts: how many updates are planned at a time, and up to which bound nothing is sent. 0: as in the
+   * paper. */
+  uint32_t part;
+  double idle;
 } mlfab__replica;
 
 typedef struct mlfab__replication {
@@ -42443,7 +42453,7 @@ typedef struct mlfab__replicator {
  * then a position in its list), then, with status 1, of the last to the server again: the newer report
  * counts. With status 1 `end` and `commit` of the last group in `out` are the delayed ones, with status 2 they
  * are never. `plans`: one a replica. Errors: ARGUMENT (as for a batch; gamma or div_max as for the ledger; a
- * norm or history that is negative, NaN or infinite), MEMORY; nothing is reserved then. */
+ * norm or history that is negative, NaN or infinite; idle negative or NaN), MEMORY; nothing is reserved then. */
 MLFAB__INTERNAL int mlfab__replicate_batch(mlfab__replicator *replicator, mlfab__planner *planner,
                                            mlfab__network *net, const mlfab__batch *batch,
                                            const mlfab__replication *replication,
@@ -42582,12 +42592,13 @@ static uint32_t replicate_group(const mlfab__grouped *grouped, uint32_t at, uint
   return end;
 }
 
-/* Decides what is kept of the list of n updates: frozen, groups, status. */
-static void replicate_decide(const replicate_run *run, mlfab__replica_plan *p, uint32_t n) {
+/* Decides what is kept of the list of n updates, of which `planned` are planned: frozen, groups, status. */
+static void replicate_decide(const replicate_run *run, mlfab__replica_plan *p, uint32_t n,
+                             uint32_t planned, int all) {
   double bound = replicate_bound(run->r, n, 0);
   p->frozen = p->groups = 0;
   p->needed = mlfab__network_never();
-  for (uint32_t at = 0, end; (end = replicate_group(p->grouped, at, n)) > at; at = end) {
+  for (uint32_t at = 0, end; (end = replicate_group(p->grouped, at, planned)) > at; at = end) {
     if (mlfab__network_less(run->result->last, p->grouped[at].commit)) break;
     p->frozen = end;
     p->groups++;
@@ -42596,7 +42607,7 @@ static void replicate_decide(const replicate_run *run, mlfab__replica_plan *p, u
   p->divergence_by_last = bound = replicate_bound(run->r, n, p->frozen);
   p->status = replicate_holds(run, bound) ? 0 : 2;
   uint32_t groups = p->groups, at = p->frozen, end;
-  for (; p->status == 2 && (end = replicate_group(p->grouped, at, n)) > at; at = end) {
+  for (; p->status == 2 && (end = replicate_group(p->grouped, at, planned)) > at; at = end) {
     groups++;
     if (!replicate_holds(run, replicate_bound(run->r, n, end))) continue;
     p->status = 1;
@@ -42604,6 +42615,25 @@ static void replicate_decide(const replicate_run *run, mlfab__replica_plan *p, u
     p->frozen = end;
     p->groups = groups;
   }
+  if (!all) return;
+  while ((end = replicate_group(p->grouped, p->frozen, planned)) > p->frozen) {
+    p->frozen = end;
+    p->groups++;
+  }
+}
+
+/* How many of the list of n are planned. */
+static uint32_t replicate_part(const replicate_run *run, const mlfab__replica *replica,
+                               uint32_t n) {
+  uint32_t needed = n, part = replica->part;
+  double bound = 0;
+  if (part == 0) return n;
+  for (; needed > 0 && replicate_holds(run, bound + run->r->history[needed]); needed--) {
+    bound += run->r->history[needed];
+  }
+  if (needed == 0 && !mlfab__network_less(replica->idle, bound)) return 0;
+  if (part < needed) part = needed;
+  return part < n ? part : n;
 }
 
 /* Plans the list, and reserves what is kept. */
@@ -42613,13 +42643,15 @@ static int replicate_one(replicate_run *run, const mlfab__replica *replica,
   uint32_t n, mark = mlfab__network_mark(run->net);
   int code = replicate_list(run, replica, &n);
   if (code) return code;
-  mlfab__group_input in = replicate_input(run, replica, n);
+  uint32_t planned = replicate_part(run, replica, n);
+  mlfab__group_input in = replicate_input(run, replica, planned);
   run->net->searching++;
   code = mlfab__group_plan(g, run->net, &in, run->batch->best, p->grouped, &p->choice);
   run->net->searching--;
   mlfab__network_undo(run->net, mark);
   if (code) return code;
-  replicate_decide(run, p, n);
+  for (uint32_t i = planned; i < n; i++) p->grouped[i].number = 0;
+  replicate_decide(run, p, n, planned, replica->part > 0);
   if (p->frozen == 0) return 0;
   double time;
   in.n = p->frozen;
@@ -42709,6 +42741,7 @@ static int replicate_check(const mlfab__batch *batch, const mlfab__replication *
   for (uint32_t k = 0; !code && k < in->n; k++) {
     const mlfab__replica *replica = &in->replicas[k];
     if (!replicate_is_norm(replica->history)) code = MLFAB_ERR_ARGUMENT;
+    if (mlfab__divergence_check(0, replica->idle)) code = MLFAB_ERR_ARGUMENT;
     for (uint32_t i = 0; !code && i < replica->npunted; i++) {
       if (!replicate_is_norm(replica->punted[i].norm)) code = MLFAB_ERR_ARGUMENT;
     }

@@ -123,12 +123,13 @@ static uint32_t replicate_group(const mlfab__grouped *grouped, uint32_t at, uint
   return end;
 }
 
-/* Decides what is kept of the list of n updates: frozen, groups, status. */
-static void replicate_decide(const replicate_run *run, mlfab__replica_plan *p, uint32_t n) {
+/* Decides what is kept of the list of n updates, of which `planned` are planned: frozen, groups, status. */
+static void replicate_decide(const replicate_run *run, mlfab__replica_plan *p, uint32_t n,
+                             uint32_t planned, int all) {
   double bound = replicate_bound(run->r, n, 0);
   p->frozen = p->groups = 0;
   p->needed = mlfab__network_never();
-  for (uint32_t at = 0, end; (end = replicate_group(p->grouped, at, n)) > at; at = end) {
+  for (uint32_t at = 0, end; (end = replicate_group(p->grouped, at, planned)) > at; at = end) {
     if (mlfab__network_less(run->result->last, p->grouped[at].commit)) break;
     p->frozen = end;
     p->groups++;
@@ -137,7 +138,7 @@ static void replicate_decide(const replicate_run *run, mlfab__replica_plan *p, u
   p->divergence_by_last = bound = replicate_bound(run->r, n, p->frozen);
   p->status = replicate_holds(run, bound) ? 0 : 2;
   uint32_t groups = p->groups, at = p->frozen, end;
-  for (; p->status == 2 && (end = replicate_group(p->grouped, at, n)) > at; at = end) {
+  for (; p->status == 2 && (end = replicate_group(p->grouped, at, planned)) > at; at = end) {
     groups++;
     if (!replicate_holds(run, replicate_bound(run->r, n, end))) continue;
     p->status = 1;
@@ -145,6 +146,25 @@ static void replicate_decide(const replicate_run *run, mlfab__replica_plan *p, u
     p->frozen = end;
     p->groups = groups;
   }
+  if (!all) return;
+  while ((end = replicate_group(p->grouped, p->frozen, planned)) > p->frozen) {
+    p->frozen = end;
+    p->groups++;
+  }
+}
+
+/* How many of the list of n are planned. */
+static uint32_t replicate_part(const replicate_run *run, const mlfab__replica *replica,
+                               uint32_t n) {
+  uint32_t needed = n, part = replica->part;
+  double bound = 0;
+  if (part == 0) return n;
+  for (; needed > 0 && replicate_holds(run, bound + run->r->history[needed]); needed--) {
+    bound += run->r->history[needed];
+  }
+  if (needed == 0 && !mlfab__network_less(replica->idle, bound)) return 0;
+  if (part < needed) part = needed;
+  return part < n ? part : n;
 }
 
 /* Plans the list, and reserves what is kept. */
@@ -154,13 +174,15 @@ static int replicate_one(replicate_run *run, const mlfab__replica *replica,
   uint32_t n, mark = mlfab__network_mark(run->net);
   int code = replicate_list(run, replica, &n);
   if (code) return code;
-  mlfab__group_input in = replicate_input(run, replica, n);
+  uint32_t planned = replicate_part(run, replica, n);
+  mlfab__group_input in = replicate_input(run, replica, planned);
   run->net->searching++;
   code = mlfab__group_plan(g, run->net, &in, run->batch->best, p->grouped, &p->choice);
   run->net->searching--;
   mlfab__network_undo(run->net, mark);
   if (code) return code;
-  replicate_decide(run, p, n);
+  for (uint32_t i = planned; i < n; i++) p->grouped[i].number = 0;
+  replicate_decide(run, p, n, planned, replica->part > 0);
   if (p->frozen == 0) return 0;
   double time;
   in.n = p->frozen;
@@ -250,6 +272,7 @@ static int replicate_check(const mlfab__batch *batch, const mlfab__replication *
   for (uint32_t k = 0; !code && k < in->n; k++) {
     const mlfab__replica *replica = &in->replicas[k];
     if (!replicate_is_norm(replica->history)) code = MLFAB_ERR_ARGUMENT;
+    if (mlfab__divergence_check(0, replica->idle)) code = MLFAB_ERR_ARGUMENT;
     for (uint32_t i = 0; !code && i < replica->npunted; i++) {
       if (!replicate_is_norm(replica->punted[i].norm)) code = MLFAB_ERR_ARGUMENT;
     }

@@ -19,11 +19,17 @@
  * on what the ones before leave; the last transfer waits for the latest T_e. A server of several parts has a
  * replica of as many parts.
  *
+ * In parts (`part` > 0). Of a long list Alg. 3 sends the first updates directly, since its aggregators are too
+ * few for all, and it is just these that are kept: the longer the list, the more bytes an update costs. In
+ * parts, nothing is sent while the bound with the whole list outstanding is at most `idle`. Beyond, the list for
+ * Alg. 3 is the first `part` updates, or as many as the bound needs, and all of them are kept, whenever they
+ * arrive. The rest is punted.
+ *
  * A plan says what is wanted. Between commits the bound may be exceeded in it (`peak`); the server's ledger
  * (divergence.h) is what keeps the bound, and with it the server applies a group later than planned.
  *
  * Source: MLfabric §5.3; §10.2 (several servers). Departs: groups are kept whole or not at all; "a prefix of U
- * server updates" means replica updates; the plan does not end where the paper has no answer (status 2). */
+ * server updates" means replica updates; the plan does not end where the paper has no answer (status 2); parts. */
 #ifndef MLFAB__REPLICATE_H
 #define MLFAB__REPLICATE_H
 
@@ -39,6 +45,10 @@ typedef struct mlfab__replica {
   uint32_t npunted;
   double history; /* H at the replica's state, at least |h| */
   double start;   /* when all that was planned for it before is there; 0: now */
+  /* In parts: how many updates are planned at a time, and up to which bound nothing is sent. 0: as in the
+   * paper. */
+  uint32_t part;
+  double idle;
 } mlfab__replica;
 
 typedef struct mlfab__replication {
@@ -86,7 +96,7 @@ typedef struct mlfab__replicator {
  * then a position in its list), then, with status 1, of the last to the server again: the newer report
  * counts. With status 1 `end` and `commit` of the last group in `out` are the delayed ones, with status 2 they
  * are never. `plans`: one a replica. Errors: ARGUMENT (as for a batch; gamma or div_max as for the ledger; a
- * norm or history that is negative, NaN or infinite), MEMORY; nothing is reserved then. */
+ * norm or history that is negative, NaN or infinite; idle negative or NaN), MEMORY; nothing is reserved then. */
 MLFAB__INTERNAL int mlfab__replicate_batch(mlfab__replicator *replicator, mlfab__planner *planner,
                                            mlfab__network *net, const mlfab__batch *batch,
                                            const mlfab__replication *replication,

@@ -542,6 +542,7 @@ int main(int argc, char **argv) {
   against_rings();
   against_trees();
   figure_8();
+  failures += paper_replica(seeds);
   failures += paper_consistency(seeds);
   failures += paper_tdf(seeds);
   failures += paper_eager(seeds);

@@ -3,8 +3,8 @@
  *
  * 30 workers on 15 hosts of 10 Gbps, a server on a host of its own with the scheduler beside it. All random
  * numbers are functions of the seed, the host or worker, and the time, so that every algorithm has the same
- * stragglers and the same changes of the network. Uses only mlfab.h. FluentPS is in consistency.c alone,
- * TDF in tdf.c, eagerSGD in eager.c. */
+ * stragglers and the same changes of the network. Uses only mlfab.h, except that replica.c calls the planner itself.
+ * FluentPS is in consistency.c alone, TDF in tdf.c, eagerSGD in eager.c. */
 #ifndef PAPER_H
 #define PAPER_H
 
@@ -97,6 +97,12 @@ typedef struct paper_tree {
 enum paper_tree_kind { TREE_STORED = 0, TREE_PIPELINED = 1, TREE_BOTH_WAYS = 2 };
 void paper_tree_run(const paper_case *run, int hosts, int kind, uint32_t rounds,
                     paper_tree *tree_p);
+
+/* ---- replica.c: the cost of a replica (§7.3) ---- */
+
+/* Writes its part of the table. Returns the number of runs that failed, or in which a replica lacked more than
+ * Div_max allows. */
+int paper_replica(uint32_t seeds);
 
 /* ---- consistency.c: FluentPS's delayed pulls ---- */
 

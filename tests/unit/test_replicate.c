@@ -185,6 +185,10 @@ static void make(uint64_t seed) {
     }
     r->history = batch_below(&rng, 10);
     r->start = batch_below(&rng, 5) == 0 ? batch_below(&rng, 10) : 0;
+    if (batch_below(&rng, 2)) {
+      r->part = 1 + batch_below(&rng, LIST);
+      r->idle = batch_below(&rng, 4) ? batch_below(&rng, 60) : 0;
+    }
     r->nodes = w.nodes[k];
     r->aggregators = w.aggregators[k];
     r->punted = w.punted[k];
@@ -210,7 +214,7 @@ typedef struct told { /* one replica, literally */
 static told tells[REPLICAS];
 static records server, heard, last_again;
 static mlfab__network base, rest;
-static uint64_t seen[3], seen_groups, seen_many;
+static uint64_t seen[3], seen_groups, seen_many, seen_parts;
 
 static double bound(const told *t, const mlfab__replica *r, uint32_t s, uint32_t behind) {
   return mlfab__divergence_between(w.in.gamma, r->history, t->norms, s, behind);
@@ -231,9 +235,18 @@ static void tell(told *t, const mlfab__replica *r, const mlfab__replica_plan *pl
     t->norms[i] = t->list[i].norm;
     order[i] = i;
   }
+  /* In parts: the first of the list, as many as wanted or needed; none while the bound is small. */
+  uint32_t listed = t->n;
+  if (r->part > 0) {
+    double all_lack = bound(t, r, t->n, 0);
+    listed = r->part;
+    while (listed < t->n && literal_less(w.in.div_max, bound(t, r, t->n, listed))) listed++;
+    if (listed > t->n) listed = t->n;
+    if (!literal_less(r->idle, all_lack) && !literal_less(w.in.div_max, all_lack)) listed = 0;
+  }
   mlfab__group_input in = {.updates = t->list,
                            .order = order,
-                           .n = t->n,
+                           .n = listed,
                            .server = r->nodes,
                            .servers = it.b.servers,
                            .aggregators = r->aggregators,
@@ -248,6 +261,7 @@ static void tell(told *t, const mlfab__replica *r, const mlfab__replica_plan *pl
   same((uint64_t)mlfab__group_plan(&planner.grouper, &net, &in, it.b.best, again, &choice), 0,
        "the code");
   watch(&net, NULL);
+  for (uint32_t i = listed; i < t->n; i++) wanted[i].number = 0;
   for (uint32_t i = 0; i < t->n; i++) {
     same(plan->grouped[i].number, wanted[i].number, "a group's number");
     if (wanted[i].number == 0) continue;
@@ -275,6 +289,7 @@ static void tell(told *t, const mlfab__replica *r, const mlfab__replica_plan *pl
       t->needed = wanted[upto[g] - 1].commit;
     }
   }
+  if (r->part > 0 && groups > 0) t->frozen = upto[groups];
   t->groups = t->frozen > 0 ? wanted[t->frozen - 1].number : 0;
   for (uint32_t x = 0; x < all.n; x++) {
     const mlfab__transfer *a = &all.of[x].transfer;
@@ -424,6 +439,7 @@ static void check(uint64_t seed) {
   seen[status]++;
   seen_groups += status == 1 && applied > 0 && planned[first].group > 0;
   seen_many += w.in.n > 1;
+  seen_parts += w.replicas[0].part > 0 && tells[0].frozen > 0 && tells[0].frozen < tells[0].n;
 }
 
 static void test_random(void **state) {
@@ -439,7 +455,7 @@ static void test_random(void **state) {
                 (unsigned long long)seen_many);
   if (test_scale() < 1) return;
   assert_true(seen[0] > 500 && seen[1] > 200 && seen_groups > 20 && seen[2] > 50 &&
-              seen_many > 100);
+              seen_many > 100 && seen_parts > 100);
 }
 
 /* ---- refusals ---- */
@@ -449,7 +465,7 @@ static void test_refusals(void **state) {
   const double bad[] = {-1, nan(""), mlfab__network_never()};
   (void)state;
   for (size_t i = 0; i < MLFAB__COUNT(bad); i++) {
-    for (int what = 0; what < 6; what++) {
+    for (int what = 0; what < 7; what++) {
       uint64_t seed = 1;
       do {
         mlfab__network_free(&it.net);
@@ -457,9 +473,10 @@ static void test_refusals(void **state) {
       } while (it.b.n == 0 || w.replicas[0].npunted == 0);
       literal_copy(&before, &it.net);
       double *value[] = {&w.in.gamma,          &w.in.div_max,          &it.updates[it.b.n - 1].norm,
-                         &w.punted[0][0].norm, &w.replicas[0].history, &w.replicas[0].start};
+                         &w.punted[0][0].norm, &w.replicas[0].history, &w.replicas[0].start,
+                         &w.replicas[0].idle};
       *value[what] = bad[i];
-      int wanted = what == 1 && i == 2 ? 0 : MLFAB_ERR_ARGUMENT;
+      int wanted = (what == 1 || what == 6) && i == 2 ? 0 : MLFAB_ERR_ARGUMENT;
       assert_int_equal(replicate(), wanted);
       if (wanted) same_networks(&it.net, &before);
       mlfab__network_undo(&it.net, 0);
