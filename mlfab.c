@@ -1532,8 +1532,11 @@ typedef struct mlfab__lists {
  * decode owns lists. Texts are sent as u16 length and bytes. --- */
 
 typedef struct mlfab__join { /* node -> coordinator, first frame of a joining connection */
-  int32_t rank;              /* as in mlfab_config */
+  /* As in mlfab_config; MLFAB_NO_RANK: asks for the number of a worker that nobody has, and for the world. Server 0
+   * answers that with a JOIN that has both. */
+  int32_t rank;
   uint32_t roles, workers, servers, dedicated;
+  uint32_t founders;    /* workers that the fabric begins with; `workers` may come */
   uint32_t scheduler;   /* MLFAB_SCHEDULER_* */
   uint32_t hand;        /* 1: polled by its program, not declared dead for missing heartbeats */
   uint32_t incarnation; /* its previous one, or 0 */
@@ -1578,6 +1581,7 @@ typedef struct mlfab__hello_ack { /* server -> worker */
   uint32_t epoch;      /* of its layout; 0: its slices are moving */
   uint32_t stopped;    /* the attempt for which the worker has sent STOP, or 0 */
   uint64_t nonce;      /* to a server: nonce of the answering process; else 0 */
+  uint32_t guest;      /* 1: rounds do not count the worker until its PROGRESS */
 } mlfab__hello_ack;
 
 /* The receiver of a PROBE sends an ANSWER at once. */
@@ -1738,8 +1742,9 @@ typedef struct mlfab__sync_ack { /* server -> worker: done, or why not; to all: 
   char text[MLFAB__TEXT_MAX];
 } mlfab__sync_ack;
 
-typedef struct mlfab__progress { /* worker -> server that counts: its progress */
-  uint64_t progress;             /* whole updates before the first that is undecided there */
+/* worker -> server that counts: its progress; of a guest: it counts from now on. server -> worker: a guest counts */
+typedef struct mlfab__progress {
+  uint64_t progress; /* whole updates before the first that is undecided there */
 } mlfab__progress;
 
 typedef struct mlfab__done { /* DONE up: no more data; DONE_ACK down */
@@ -2180,14 +2185,14 @@ WIRE_FIELDS(options, mlfab_model_options,
   N(beta1) N(beta2) N(epsilon) N(weight_decay) F(sync, consistency) N(tags)
   N(pull_half) N(change_threshold) N(change_decay))
 WIRE_META(join,
-  N(rank) N(roles) N(workers) N(servers) N(dedicated) N(scheduler) N(hand) N(incarnation)
+  N(rank) N(roles) N(workers) N(servers) N(dedicated) N(founders) N(scheduler) N(hand) N(incarnation)
   N(nonce) T(addresses))
 WIRE_META(welcome, N(incarnation) N(nodes))
 WIRE_META(refuse, N(code) N(rank) T(text))
 WIRE_META(hello, N(node) N(incarnation) N(roles) N(hand) N(accumulators) N(host) N(nonce))
 WIRE_META(hello_ack,
   N(server) N(eager_bytes) N(generation) N(model_stands) N(was_dead) N(v_train) N(top)
-  A(applied) A(dropped) N(epoch) N(stopped) N(nonce))
+  A(applied) A(dropped) N(epoch) N(stopped) N(nonce) N(guest))
 WIRE_META(heartbeat, N(sent_ns) N(kind))
 WIRE_META(bye, N(code) T(text))
 WIRE_META(member, N(node) N(incarnation) N(kind) T(addresses))
@@ -6480,6 +6485,8 @@ typedef struct mlfab__at {
   uint64_t now_ns;
 } mlfab__at;
 
+enum { MLFAB__NEVER_HERE = 2 }; /* `left` of a worker's number that no process has had */
+
 typedef struct mlfab__role {
   const char *name;
   void *self;
@@ -6506,7 +6513,7 @@ typedef struct mlfab__role {
   void (*up)(void *self, mlfab__at at, mlfab__greeting *greeting);
   /* It broke: the peer may call again. */
   void (*lost)(void *self, mlfab__at at);
-  /* The peer is dead, or has said goodbye (`left`). */
+  /* The peer is dead, or has said goodbye (`left`), or MLFAB__NEVER_HERE: there has been none, and one may come. */
   void (*gone)(void *self, mlfab__at at, int left);
   /* Does the role want a link to this peer? The node asks if there is none. */
   int (*wants)(void *self, mlfab__at at);
@@ -6580,6 +6587,16 @@ typedef struct mlfab__role {
  * here (no heartbeats). At most nodes + 64 incoming links that no role knows yet (NEW, CLAIM) exist: a newer one
  * displaces the oldest. A NEW link ends after 5 beats of silence, and 2 s after the call; a CLAIM when it is decided. There is one JOIN_IN link per node id: a newer one of the
  * same process replaces it. It ends when its node is silent, or 20 beats after WELCOME was due.
+ *
+ * Growth. The world has a number for each of config.workers_max workers; the fabric begins when the processes of the
+ * first config.workers (founders), the servers and the scheduler have joined. To the roles of a server a number that
+ * nobody has had is that of a worker that has left (`gone` with MLFAB__NEVER_HERE), and a process that takes it later is
+ * one that comes back: there is no other state. A process that does not know its number asks server 0 for one:
+ *
+ *    (config.join) --JOIN without a rank--> server 0 offers a number for 5 beats --JOIN with rank and world--> hangs up,
+ *      opens a node with that configuration --JOIN--> as any other process
+ *
+ * An offer is no claim: of two processes with one number the second is refused (below), and asks again.
  *
  * Numbers. A process identifies itself by a nonce that it draws when it opens. A process that says JOIN or HELLO
  * for a number whose link another process holds makes a claim, and waits. The node probes the holder with a
@@ -6871,6 +6888,8 @@ typedef struct mlfab__peer {
   uint32_t link; /* index: JOIN_IN */
   uint32_t incarnation;
   uint64_t nonce;
+  /* A number that nobody has: when it was offered, and to which process; 0: it was not. */
+  uint64_t offered_ns, offered_to;
   /* Time since which HELLO is awaited after WELCOME. Dedicated server: time at which server 0 called it
    * because another process claims its number. 0: neither. */
   uint64_t awaited_ns;
@@ -6958,7 +6977,8 @@ struct mlfab__parts; /* the parts of a node: defined in a higher layer */
 
 struct mlfab_node {
   mlfab__env env;
-  mlfab_config config; /* complete: all defaults are resolved */
+  mlfab_config config; /* complete: all defaults are resolved; `workers` is workers_max */
+  uint32_t founders;   /* workers that the fabric begins with: the lowest ranks */
   mlfab_stats stats;
   mlfab__requests requests;
   uint64_t job;
@@ -6991,6 +7011,11 @@ struct mlfab_node {
   uint32_t join_link;
   int join_connecting;
   uint32_t joined, incarnations; /* server 0: nodes that have joined; largest incarnation issued */
+  /* config.join: what server 0 has told. */
+  struct mlfab__joining {
+    int32_t rank;
+    uint32_t workers, workers_max, servers, dedicated, scheduler;
+  } told;
   char join_why[160], missing[128];
   const char *strange; /* why the last stranger was refused, or NULL */
   uint8_t *welcome;
@@ -7519,7 +7544,7 @@ enum { NODE_STRANGERS = 64 };
 /* The identity of this node in the fabric. */
 static void node_identify(mlfab_node *node) {
   const mlfab_config *c = &node->config;
-  node->is_worker = (c->roles & MLFAB_ROLE_WORKER) != 0;
+  node->is_worker = (c->roles & MLFAB_ROLE_WORKER) != 0 && !c->join;
   node->is_server = (c->roles & MLFAB_ROLE_SERVER) != 0;
   uint32_t others = c->workers + (c->dedicated ? c->servers : 0);
   int own = c->roles == MLFAB_ROLE_SCHEDULER;
@@ -7527,6 +7552,7 @@ static void node_identify(mlfab_node *node) {
   node->id = own ? others : (uint32_t)c->rank + (c->dedicated && node->is_server ? c->workers : 0);
   node->server_number = node->is_server ? (uint32_t)c->rank : MLFAB__NO_NODE;
   node->is_coordinator = node->server_number == 0;
+  if (c->join) node->id = MLFAB__NO_NODE;
   node->is_scheduler = own || (node->is_coordinator && c->scheduler == MLFAB_SCHEDULER_BESIDE);
   node->job = mlfab__hash(0, c->job, strlen(c->job));
   node->epoch = 1;
@@ -7630,6 +7656,8 @@ MLFAB__INTERNAL int mlfab__node_make(const mlfab_config *complete, mlfab__env *e
   node->requests.timeout_ns = complete->timeout_ns;
   node->config = *complete;
   node->config.env = NULL;
+  node->founders = complete->workers;
+  node->config.workers = complete->workers_max;
   node_identify(node);
   node->opened_ns = node->now_ns = now_ns;
   node->nonce = mlfab__hash(complete->seed ^ node->id, &now_ns, sizeof now_ns);
@@ -7643,6 +7671,10 @@ MLFAB__INTERNAL int mlfab__node_make(const mlfab_config *complete, mlfab__env *e
 
 MLFAB__INTERNAL void mlfab__node_begin(mlfab_node *node) {
   mlfab__roles_list(node);
+  for (uint32_t w = node->founders; node->is_server && w < node->config.workers; w++) {
+    node->callers[w].left = 1;
+    if (!MLFAB__PLANTED(126)) mlfab__roles_gone(node, MLFAB__LINK_WORKER, w, MLFAB__NEVER_HERE);
+  }
   mlfab__node_arm_at(node, MLFAB__TIMER_JOIN, 0, node->now_ns);
   mlfab__bootstrap_start(node);
 }
@@ -9779,11 +9811,21 @@ MLFAB__INTERNAL void mlfab__caller_frame(mlfab_node *node, uint32_t index,
  * Server 0 is the meeting point. Every node sends JOIN to it. Server 0 refuses the node (with the reason)
  * or gives it an incarnation; when all nodes are there, it sends each one WELCOME with the addresses of the
  * servers. A later process whose rank has lost its process is welcomed at once, with a larger incarnation,
- * which fences the old process. A joiner calls again until its deadline. */
+ * which fences the old process. A joiner calls again until its deadline. Workers beyond the founders are not
+ * awaited, and welcomed as such later processes are (node.h, Growth). */
 
 #include <stdio.h>
 
 /* --- server 0: the nodes that have joined --- */
+
+/* Does the fabric begin without this node? */
+static int bootstrap_may_be_absent(const mlfab_node *node, uint32_t id) {
+  return id >= node->founders && id < node->config.workers;
+}
+
+static int bootstrap_all_here(const mlfab_node *node) {
+  return node->joined == node->nodes - (node->config.workers - node->founders);
+}
 
 /* Encodes the list of servers and their addresses, once for all WELCOMEs. */
 static int bootstrap_make_welcome(mlfab_node *node) {
@@ -9818,7 +9860,7 @@ static void bootstrap_list_missing(mlfab_node *node) {
   node->missing[0] = 0;
   for (uint32_t id = 0; id < node->nodes && at + 24 < sizeof node->missing; id++) {
     char name[32];
-    if (node->peers[id].joined) continue;
+    if (node->peers[id].joined || bootstrap_may_be_absent(node, id)) continue;
     int n = snprintf(node->missing + at, sizeof node->missing - at, "%s%s", at ? ", " : "",
                      mlfab__node_name(node, id, name));
     at += (size_t)n;
@@ -9866,8 +9908,13 @@ static int bootstrap_judge(mlfab_node *node, const mlfab__join *join, uint32_t *
              join->scheduler, (int)join->rank, c->scheduler);
     return MLFAB_ERR_WORLD;
   }
-  if (join->workers != c->workers || join->servers != c->servers ||
-      join->dedicated != c->dedicated) {
+  if (join->workers != c->workers || join->founders != node->founders) {
+    snprintf(text, room,
+             "the configurations differ: %d has %u workers, workers_max %u; server 0 has %u, %u",
+             (int)join->rank, join->founders, join->workers, node->founders, c->workers);
+    return MLFAB_ERR_WORLD;
+  }
+  if (join->servers != c->servers || join->dedicated != c->dedicated) {
     snprintf(text, room,
              "the configurations differ: %d has %u workers, %u %sservers; server 0 has %u, %u %s",
              (int)join->rank, join->workers, join->servers, join->dedicated ? "dedicated " : "",
@@ -9950,12 +9997,77 @@ static int bootstrap_vacant(mlfab_node *node, uint32_t link, uint32_t id, const 
   return 0;
 }
 
+/* How well this number suits a process that asks for one. 0: not at all; -1: perhaps soon: it is offered to another, or
+ * its process may be dead; else less is better. A number that a dead process leaves is the last choice, because its
+ * launcher may start it again. */
+static int bootstrap_suits(const mlfab_node *node, uint32_t id, uint64_t nonce) {
+  const mlfab__peer *peer = &node->peers[id];
+  const mlfab__caller *caller = &node->callers[id];
+  int offered = peer->offered_ns && node->now_ns - peer->offered_ns < 5 * node->config.heartbeat_ns;
+  int serves = !node->config.dedicated && id < node->config.servers;
+  if (id == 0 || serves || peer->link != MLFAB__NO_LINK || caller->link != MLFAB__NO_LINK) return 0;
+  if (offered && peer->offered_to == nonce) return 1;
+  if (offered) return -1;
+  if (node->phase == MLFAB__BOOTSTRAP_JOINING && peer->joined) return 0;
+  if (!peer->joined) return bootstrap_may_be_absent(node, id) ? 2 : 0;
+  if (caller->left) return 3;
+  return !bootstrap_may_be_absent(node, id) ? 0 : caller->dead ? 4 : -1;
+}
+
+/* Answers a process that asks for a number: offers one, and tells the world. */
+static void bootstrap_offer(mlfab_node *node, uint32_t link, const mlfab__join *ask) {
+  const mlfab_config *c = &node->config;
+  uint32_t best = 0;
+  int how = 5, soon = 0;
+  for (uint32_t w = 0; w < c->workers && how > 1; w++) {
+    int suits = bootstrap_suits(node, w, ask->nonce);
+    soon |= suits < 0;
+    if (suits <= 0 || suits >= how) continue;
+    how = suits;
+    best = w;
+  }
+  if (how == 5 && soon) { /* it calls again, until its deadline */
+    node->links[link].closing = 1;
+    mlfab__node_ready_link(node, link);
+    return;
+  }
+  if (how == 5) {
+    char text[120];
+    snprintf(text, sizeof text,
+             "there is no number for one more worker: workers is %u, workers_max %u",
+             node->founders, c->workers);
+    mlfab__node_refuse(node, link, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, text);
+    return;
+  }
+  node->peers[best].offered_ns = mlfab__max(node->now_ns, 1);
+  node->peers[best].offered_to = ask->nonce;
+  mlfab__join told;
+  uint8_t meta[MLFAB__ADDRESSES_MAX + 128];
+  memset(&told, 0, sizeof told);
+  told.rank = (int32_t)best;
+  told.workers = c->workers;
+  told.founders = node->founders;
+  told.servers = c->servers;
+  told.dedicated = c->dedicated;
+  told.scheduler = c->scheduler;
+  node->links[link].kind = MLFAB__LINK_JOIN_IN; /* and no peer's: it closes when it has read this */
+  node->links[link].peer = best;
+  mlfab__node_post(node, link, MLFAB__JOIN, meta, mlfab__encode_join(meta, &told));
+  node->links[link].closing = 1;
+}
+
 static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame) {
   mlfab__join join;
   char text[160];
   uint32_t id = 0;
   if (mlfab__decode_join(frame->meta, frame->meta_bytes, &join)) {
     mlfab__node_refuse(node, link, MLFAB_ERR_FRAME, MLFAB_NO_RANK, "a JOIN that does not parse");
+    return;
+  }
+  int asks = node->is_coordinator && join.rank == MLFAB_NO_RANK &&
+             node->phase != MLFAB__BOOTSTRAP_FAILED && node->links[link].kind == MLFAB__LINK_NEW;
+  if (asks) {
+    bootstrap_offer(node, link, &join);
     return;
   }
   int code = node->is_coordinator ? bootstrap_judge(node, &join, &id, text, sizeof text)
@@ -9983,9 +10095,10 @@ static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_i
   int again = peer->joined && peer->nonce == join.nonce;
   if (peer->link != MLFAB__NO_LINK && peer->link != link)
     mlfab__node_hang_up(node, peer->link, "replaced by a newer connection");
-  if (!peer->joined) node->joined++;
+  if (!peer->joined && !bootstrap_may_be_absent(node, id)) node->joined++;
   if (!again) peer->incarnation = ++node->incarnations;
   peer->joined = 1;
+  peer->offered_ns = 0;
   peer->hand = join.hand != 0;
   peer->nonce = join.nonce;
   peer->link = link;
@@ -9997,7 +10110,7 @@ static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_i
   if (node->phase != MLFAB__BOOTSTRAP_JOINING) {
     node->links[link].welcome = 1;
     mlfab__node_ready_link(node, link);
-  } else if (node->joined == node->nodes) {
+  } else if (bootstrap_all_here(node)) {
     bootstrap_complete(node);
   }
 }
@@ -10019,7 +10132,7 @@ static void bootstrap_lost(mlfab_node *node, uint32_t id, uint32_t link) {
   }
   /* It died while other nodes were still missing, so it counts as missing again. */
   peer->joined = 0;
-  node->joined--;
+  if (!bootstrap_may_be_absent(node, id)) node->joined--;
 }
 
 MLFAB__INTERNAL void mlfab__bootstrap_down(mlfab_node *node, const mlfab__link *was, uint32_t link,
@@ -10046,15 +10159,16 @@ MLFAB__INTERNAL void mlfab__bootstrap_start(mlfab_node *node) {
   self->hand = node->config.progress == MLFAB_PROGRESS_HAND;
   self->nonce = node->nonce;
   node->joined = 1;
-  if (node->joined == node->nodes) bootstrap_complete(node);
+  if (bootstrap_all_here(node)) bootstrap_complete(node);
 }
 
 MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link) {
   mlfab__join join;
   memset(&join, 0, sizeof join);
-  join.rank = node->config.rank;
+  join.rank = node->config.join ? MLFAB_NO_RANK : node->config.rank;
   join.roles = node->config.roles;
   join.workers = node->config.workers;
+  join.founders = node->founders;
   join.servers = node->config.servers;
   join.dedicated = node->config.dedicated;
   join.scheduler = node->config.scheduler;
@@ -10073,6 +10187,25 @@ MLFAB__INTERNAL void mlfab__bootstrap_failed(mlfab_node *node, const char *why) 
   node->join_connecting = 0;
   node->join_retry_ns = node->now_ns + mlfab__node_beat(node) / 5;
   if (why) snprintf(node->join_why, sizeof node->join_why, "%s", why);
+}
+
+/* Server 0 offers a number: this node's work is done. */
+static void bootstrap_told(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame) {
+  mlfab__join in;
+  int valid = !mlfab__decode_join(frame->meta, frame->meta_bytes, &in) && in.workers > 0 &&
+              in.rank >= 0 && (uint32_t)in.rank < in.workers && in.workers <= 65536 &&
+              in.founders <= in.workers && in.servers > 0 && in.servers <= 4096;
+  if (node->phase != MLFAB__BOOTSTRAP_JOINING) return;
+  if (!valid) {
+    mlfab__node_fail(node, MLFAB_ERR_FRAME, 0, 1, "joining: an offer that does not parse");
+    return;
+  }
+  node->told = (struct mlfab__joining){in.rank,    in.founders,  in.workers,
+                                       in.servers, in.dedicated, in.scheduler};
+  node->phase = MLFAB__BOOTSTRAP_READY;
+  node->links[link].closing = 1;
+  node->join_link = MLFAB__NO_LINK;
+  mlfab__node_ready_link(node, link);
 }
 
 static void bootstrap_welcome(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame) {
@@ -10115,7 +10248,9 @@ MLFAB__INTERNAL void mlfab__bootstrap_frame(mlfab_node *node, uint32_t link,
   mlfab__refuse refuse;
   mlfab__member member;
   if (frame->type == MLFAB__HEARTBEAT || frame->type == MLFAB__BYE) return;
-  if (frame->type == MLFAB__JOIN) {
+  if (frame->type == MLFAB__JOIN && node->config.join) {
+    if (node->links[link].kind == MLFAB__LINK_JOIN_OUT) bootstrap_told(node, link, frame);
+  } else if (frame->type == MLFAB__JOIN) {
     bootstrap_join(node, link, frame);
   } else if (node->links[link].kind != MLFAB__LINK_JOIN_OUT) {
     mlfab__node_refuse(node, link, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
@@ -10159,7 +10294,8 @@ static void bootstrap_timeout(mlfab_node *node) {
   if (node->is_coordinator && node->phase == MLFAB__BOOTSTRAP_JOINING) {
     uint32_t id = 0;
     bootstrap_list_missing(node);
-    while (id + 1 < node->nodes && node->peers[id].joined) id++;
+    while (id + 1 < node->nodes && (node->peers[id].joined || bootstrap_may_be_absent(node, id)))
+      id++;
     is_server = node->config.dedicated && id >= node->config.workers &&
                 id < node->config.workers + node->config.servers;
     rank = (int32_t)(is_server ? id - node->config.workers : id);
@@ -10475,6 +10611,7 @@ typedef struct mlfab__stream { /* to a server */
   uint8_t up, dead, define, defined, done_told, done_acked, own_weights;
   uint8_t packets; /* the server accepts packets */
   uint8_t counts;  /* the server counts iterations, even of updates without bytes for it */
+  uint8_t guest;   /* the server does not count this worker yet (server/clock.c) */
   uint8_t changes; /* it has not answered the current change of consistency */
   uint32_t generation;
   uint64_t announced; /* number of our newest update announced to it, on any link */
@@ -10561,6 +10698,7 @@ struct mlfab__worker {
   int done;   /* finish was called: no more data */
   uint64_t model_request, join_request;
   uint64_t model_pull; /* the pull inside model_start, or 0 */
+  int enters;          /* it has the model, and asks the servers to count it */
   mlfab_buf *model_bufs;
   uint32_t nmodel_bufs;
   mlfab__stream *streams;
@@ -13155,6 +13293,7 @@ static mlfab__request *worker_model_request(const mlfab__worker *worker) {
 static void worker_model_end(mlfab__worker *worker, int code) {
   mlfab__request *pull = mlfab__request_find(worker->requests, worker->model_pull);
   worker->model_request = worker->model_pull = 0;
+  worker->enters = 0;
   if (pull) mlfab__request_end(worker->requests, pull);
   if (code) {
     for (uint32_t s = 0; s < worker->servers; s++)
@@ -13162,7 +13301,8 @@ static void worker_model_end(mlfab__worker *worker, int code) {
     worker_free_model(worker);
   } else {
     worker->stands = 1;
-    mlfab__push_align(worker); /* the servers may have reported different iterations */
+    /* The servers may have reported different iterations. */
+    if (!MLFAB__PLANTED(120)) mlfab__push_align(worker);
     mlfab__free(worker->env, worker->model_bufs, worker->nmodel_bufs * sizeof *worker->model_bufs);
     worker->model_bufs = NULL;
     worker->nmodel_bufs = 0;
@@ -13176,9 +13316,35 @@ static void worker_model_fail(mlfab__worker *worker, int code, int32_t rank, int
   worker_model_end(worker, code);
 }
 
+static void worker_enter(mlfab__worker *worker, uint32_t server) {
+  const mlfab__stream *stream = &worker->streams[server];
+  const mlfab__progress progress = {stream->round};
+  if (worker->enters && stream->guest && stream->up && stream->epoch != 0)
+    MLFAB__POST(&worker->port, server, MLFAB__PROGRESS, progress, &progress);
+}
+
+/* The server counts this worker from its answer on. */
+static void worker_entered(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame) {
+  mlfab__stream *stream = &worker->streams[server];
+  mlfab__progress in;
+  if (MLFAB__MALFORMED(&worker->port, server, frame, progress, &in)) return;
+  if (!stream->guest) return;
+  stream->guest = 0;
+  stream->round = mlfab__max(stream->round, in.progress);
+  worker->due = 1;
+}
+
+/* The worker has the model. The model stands for it when all servers count it. */
 static void worker_model_stands(mlfab__worker *worker, uint64_t now_ns) {
-  mlfab__request_succeed(worker->requests, worker_model_request(worker), now_ns);
-  worker_model_end(worker, 0);
+  uint32_t guests = 0;
+  for (uint32_t s = 0; s < worker->servers; s++) guests += worker->streams[s].guest;
+  if (guests == 0 || MLFAB__PLANTED(122)) {
+    mlfab__request_succeed(worker->requests, worker_model_request(worker), now_ns);
+    worker_model_end(worker, 0);
+  } else if (!worker->enters) {
+    worker->enters = 1;
+    for (uint32_t s = 0; s < worker->servers; s++) worker_enter(worker, s);
+  }
 }
 
 static void worker_define_ack(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame,
@@ -13250,6 +13416,10 @@ static void worker_finish_progress(mlfab__worker *worker, uint64_t now_ns) {
 
 static void worker_model_progress(mlfab__worker *worker, uint64_t now_ns) {
   if (!worker->model_request) return;
+  if (worker->enters) {
+    worker_model_stands(worker, now_ns);
+    return;
+  }
   if (worker->model_pull) {
     mlfab__request *pull = mlfab__request_find(worker->requests, worker->model_pull);
     if (pull && !pull->done) return;
@@ -13428,7 +13598,9 @@ MLFAB__INTERNAL void mlfab__worker_withdraw(mlfab__worker *worker, mlfab__reques
       worker->mover->withdraw(worker, request, code, now_ns);
       break;
     case MLFAB__REQUEST_MODEL:
-      while (s + 1 < worker->servers && worker->streams[s].defined) s++;
+      while (s + 1 < worker->servers && worker->streams[s].defined &&
+             !(worker->enters && worker->streams[s].guest))
+        s++;
       if (blame->rank == MLFAB_NO_RANK || worker->streams[blame->by].defined)
         mlfab__request_blame(request, (int32_t)s, 1, "%s", "");
       mlfab__request_expire(worker->requests, request, code, now_ns);
@@ -13471,6 +13643,7 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
   mlfab__stream *stream = &worker->streams[server];
   stream->eager_bytes = ack->eager_bytes;
   stream->epoch = ack->epoch;
+  stream->guest = ack->guest != 0;
   if (ack->was_dead == 2) {
     worker->port.ready(worker->port.self, server);
     return;
@@ -13493,6 +13666,8 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
   } else {
     stream->round = ack->v_train;
   }
+  worker_enter(worker, server);
+  if (worker->enters) worker->due = 1; /* its answer may have been lost */
   mlfab__pull_again(worker, server);
   if (stream->done_told && !stream->done_acked) worker_tell_done(worker, server);
   if (stream->changes) worker_change_ask(worker, server);
@@ -13540,6 +13715,9 @@ static void worker_take(mlfab__worker *worker, uint32_t server, const mlfab__fra
   switch (frame->type) {
     case MLFAB__DEFINE_ACK:
       worker_define_ack(worker, server, frame, now_ns);
+      break;
+    case MLFAB__PROGRESS:
+      worker_entered(worker, server, frame);
       break;
     case MLFAB__GRANT:
       mlfab__push_granted(worker, server, frame);
@@ -14020,6 +14198,8 @@ typedef struct mlfab__server_pull {
 
 typedef struct mlfab__server_peer {
   uint8_t connected, dead, left, done, hand;
+  uint8_t absent;       /* no process has had the number, or its last one has left or died */
+  uint8_t guest;        /* a new process that is not counted yet: see clock.c */
   uint32_t contributed; /* bit mask of the clocks whose open round has an update of it */
   uint64_t pushed;      /* its progress, as far as this server knows: see clock.c */
   uint64_t decided;     /* its progress after the last update decided here */
@@ -14380,6 +14560,8 @@ MLFAB__INTERNAL void mlfab__clock_progress(mlfab__server *server, uint32_t worke
                                            const mlfab__frame_in *frame);
 /* The progress with which a joining worker begins. */
 MLFAB__INTERNAL uint64_t mlfab__clock_join(const mlfab__server *server, uint32_t worker);
+/* A guest counts from now on, from this progress or the one with which it begins here. */
+MLFAB__INTERNAL void mlfab__clock_enter(mlfab__server *server, uint32_t worker, uint64_t progress);
 /* Members came or went: all push conditions must be evaluated again. */
 MLFAB__INTERNAL void mlfab__clock_members(mlfab__server *server);
 /* Evaluates push conditions until all are false (returns 0), or until a round must be applied (1). */
@@ -14637,6 +14819,19 @@ MLFAB__INTERNAL int mlfab__blocks_fresh(mlfab__server *server, uint32_t *place, 
  *    OPEN (a round)              --(push condition)--> APPLYING --(all blocks)--> V_train + 1, OPEN
  *                                --(change of model)--> APPLYING, flush --> V_train stays
  *
+ * Members. Rounds and iterations wait for the live workers. A process that takes the number of a worker that left or
+ * died, or one that nobody has had, is a guest first: it may define the model and pull, and nobody waits for it. When it
+ * has the model it tells every server (PROGRESS), and each counts it from then on:
+ *
+ *    ABSENT --HELLO--> GUEST --PROGRESS--> MEMBER from its round here, told to the worker --(dead, left, done)--> ABSENT
+ *
+ * Its first round is one for all servers. From its PROGRESS on, each server s holds the round b(s) open for it. The
+ * worker waits for all b(s), takes the largest, B, and tells the others (push.c, aligned); then they close the rounds
+ * below B without it. No server is beyond B by then: it would have closed b(s) without its member. So the worker's first
+ * update is in round B everywhere, and it is missing from the rounds below B everywhere. A worker that dies on the way
+ * is absent again at every server. Servers whose slices move, or that have stopped the worker for a move, do not take
+ * its PROGRESS; it tells them again when they greet it after the move.
+ *
  * A change of models waits until no update is being written, because with rounds the bytes go to other
  * blocks. Then, in one step, the server applies open rounds that are abandoned, assigns slices to clocks,
  * evaluates push conditions, and looks again at every delayed pull.
@@ -14651,6 +14846,7 @@ MLFAB__INTERNAL int mlfab__blocks_fresh(mlfab__server *server, uint32_t *place, 
 #include <stdio.h>
 
 static int clock_live(const mlfab__server_peer *peer) {
+  if (peer->guest && !MLFAB__PLANTED(121)) return 0;
   return !(peer->dead && !MLFAB__PLANTED(6)) && !peer->left && !peer->done;
 }
 
@@ -14896,8 +15092,24 @@ MLFAB__INTERNAL void mlfab__clock_progress(mlfab__server *server, uint32_t worke
                              in.progress > MLFAB__PROGRESS_MAX))
     return;
   if (server->phase != MLFAB__MODEL_STANDS) return;
-  mlfab__clock_reach(server, worker, in.progress);
+  mlfab__server_peer *peer = &server->peers[worker];
   server->due = 1;
+  if (!peer->guest) {
+    mlfab__clock_reach(server, worker, in.progress);
+  } else if (!peer->stopped) {
+    mlfab__clock_enter(server, worker, in.progress);
+    mlfab__progress told = {peer->pushed};
+    MLFAB__POST(&server->port, worker, MLFAB__PROGRESS, progress, &told);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__clock_enter(mlfab__server *server, uint32_t worker, uint64_t progress) {
+  mlfab__server_peer *peer = &server->peers[worker];
+  peer->guest = 0;
+  uint64_t open = MLFAB__PLANTED(123) ? 0 : mlfab__clock_join(server, worker);
+  peer->pushed = mlfab__max(progress, open);
+  peer->decided = mlfab__min(peer->decided, peer->pushed);
+  mlfab__clock_members(server);
 }
 
 MLFAB__INTERNAL void mlfab__clock_decided(mlfab__server *server, const mlfab__incoming *update,
@@ -17437,6 +17649,7 @@ static void server_hello_ack(mlfab__server *server, uint32_t worker, int was_dea
   ack->model_stands = server->phase == MLFAB__MODEL_STANDS;
   ack->was_dead = (uint32_t)was_dead;
   ack->v_train = server->peers[worker].pushed;
+  ack->guest = server->peers[worker].guest;
   ack->top = window->top;
   memcpy(ack->applied, window->applied, sizeof ack->applied);
   memcpy(ack->dropped, window->dropped, sizeof ack->dropped);
@@ -17462,6 +17675,9 @@ MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
   if (code) return code;
   int fresh = hello->incarnation != peer->incarnation;
   int was_dead = fresh || peer->dead;
+  /* The fabric begins with the founders, so nobody is ahead of their first processes. */
+  if (fresh) peer->guest = peer->incarnation != 0 || peer->absent;
+  peer->absent = 0;
   if (server->policy) server->policy->lost(server, worker);
   mlfab__apply_reset(server, worker);
   mlfab__serve_reset(server, worker);
@@ -17511,6 +17727,7 @@ MLFAB__INTERNAL void mlfab__server_gone(mlfab__server *server, uint32_t worker, 
                                         uint64_t now_ns) {
   mlfab__server_lost(server, worker, now_ns);
   *(left ? &server->peers[worker].left : &server->peers[worker].dead) = 1;
+  server->peers[worker].absent = 1;
   mlfab__clock_members(server);
   mlfab__server_advance(server);
 }
@@ -17822,6 +18039,9 @@ MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
       mlfab__clock_progress(server, worker, frame);
       break;
     case MLFAB__PUSH:
+      /* A worker tells all servers its progress first; without it this one would not count its updates. */
+      if (server->peers[worker].guest && server->phase == MLFAB__MODEL_STANDS)
+        mlfab__clock_enter(server, worker, 0);
       /* It may need a round to be closed: see clock_forced. */
       if (server->peers[worker].stopped) mlfab__clock_members(server);
       mlfab__apply_push(server, worker, frame);
@@ -17953,6 +18173,7 @@ typedef struct mlfab__membership_ask { /* MEMBERSHIP, worker -> server 0: it wan
   double in, out;   /* its link, bytes a second; 0: not known */
   uint64_t round;   /* partial rounds that it has completed, the most of any object */
   uint64_t objects; /* the number of the last one that it opened, or took part in opening */
+  uint32_t open;    /* objects that are open there */
 } mlfab__membership_ask;
 
 typedef struct mlfab__membership_member { /* in a list, in the order of members */
@@ -18023,7 +18244,8 @@ typedef struct mlfab__membership_leave { /* LEAVE up, LEFT down: a worker takes 
 typedef struct mlfab__membership_finish {
   uint32_t epoch;
   int32_t rank;
-  uint64_t calls;
+  uint64_t calls; /* FREEZE: UINT64_MAX: the rank joins */
+  uint32_t open;  /* FROZEN: objects that are open here */
 } mlfab__membership_finish;
 
 /* A call that a worker which has finished still takes part in; to server 0 and on to the worker. u32 count and
@@ -18081,7 +18303,7 @@ MLFAB__COLL_LISTS(MLFAB__WIRE_DECLARE_LIST)
 /* clang-format off */
 WIRE_META(membership_ask,
   N(epoch) N(arena_pid) N(arena_fd) N(arena_nonce) N(arena_bytes) N(host) N(in) N(out) N(round)
-  N(objects))
+  N(objects) N(open))
 WIRE_META(membership_ready, N(epoch) N(arena))
 WIRE_META(membership_go, N(epoch) N(arena) N(latency_ns) N(rate) N(round) N(objects))
 WIRE_META(membership_over, N(epoch) N(code) N(rank) T(text))
@@ -18089,7 +18311,7 @@ WIRE_META(membership_call, N(epoch) N(channel) N(number))
 WIRE_META(membership_tell, N(epoch) N(channel) N(number) N(called) N(signature) T(text))
 WIRE_META(membership_missing, N(epoch) N(channel) N(number) N(rank))
 WIRE_META(membership_leave, N(epoch) N(rank) N(calls))
-WIRE_META(membership_finish, N(epoch) N(rank) N(calls))
+WIRE_META(membership_finish, N(epoch) N(rank) N(calls) N(open))
 WIRE_META(coll,
   N(epoch) N(channel) N(number) N(tag) N(flags) N(seq) N(signature) N(offset) N(total))
 WIRE_META(coll_ack, N(epoch) N(received) N(consumed))
@@ -21875,6 +22097,7 @@ typedef struct mlfab__comm {
   mlfab__engine engine;
   mlfab__pool pool; /* blocks of runs and calls */
   uint32_t rank;
+  uint32_t founders; /* ranks below it were there at first */
   /* Epochs. */
   enum mlfab__comm_phase phase;
   uint32_t epoch, over_epoch; /* that stands, is listed, or failed; the newest that is over */
@@ -21898,6 +22121,8 @@ typedef struct mlfab__comm {
   uint8_t later; /* the last epoch could not begin here: takes part again at the next tick */
   uint8_t dead;  /* server 0 is */
   uint8_t leaving;
+  uint8_t
+      newcomer; /* it came to a fabric that was there, and has been in no epoch: others know none of its calls */
   void (*settle)(struct mlfab__comm *comm); /* does what failing and due say */
   uint64_t now_ns;
   mlfab_error verdict;
@@ -22069,6 +22294,8 @@ MLFAB__INTERNAL uint8_t mlfab__comm_choose(const mlfab__comm *comm,
 MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_find(mlfab__comm *comm, uint32_t id);
 MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_channel_find(mlfab__comm *comm, uint32_t channel);
 
+/* Objects whose opening has begun, and that are not closed. */
+MLFAB__INTERNAL uint32_t mlfab__comm_open_objects(const mlfab__comm *comm);
 /* What server 0 is told: this worker wants to take part in the epoch after this one; it has finished after so many
  * calls, or the calls of its last epoch are over; this call seems to be stuck. */
 MLFAB__INTERNAL void mlfab__comm_ask(mlfab__comm *comm, uint32_t after_epoch);
@@ -22265,6 +22492,13 @@ MLFAB__INTERNAL uint8_t mlfab__comm_choose(const mlfab__comm *comm,
 
 /* --- what server 0 is told --- */
 
+MLFAB__INTERNAL uint32_t mlfab__comm_open_objects(const mlfab__comm *comm) {
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++)
+    n += comm->objects[i] && comm->objects[i]->channel != 0;
+  return n;
+}
+
 MLFAB__INTERNAL void mlfab__comm_ask(mlfab__comm *comm, uint32_t after_epoch) {
   const mlfab__membership_ask ask = {.epoch = after_epoch,
                                      .arena_pid = comm->arena_pid,
@@ -22275,14 +22509,15 @@ MLFAB__INTERNAL void mlfab__comm_ask(mlfab__comm *comm, uint32_t after_epoch) {
                                      .in = comm->link_in,
                                      .out = comm->link_out,
                                      .round = comm->round,
-                                     .objects = comm->objects_opened};
+                                     .objects = comm->objects_opened,
+                                     .open = mlfab__comm_open_objects(comm)};
   MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP, membership_ask, &ask);
 }
 
 MLFAB__INTERNAL void mlfab__comm_say_finish(mlfab__comm *comm, uint64_t calls) {
   const mlfab__membership_finish finish = {
       comm->phase == MLFAB__COMM_IN ? comm->epoch : 0,
-      mlfab__comm_moved(comm) ? (int32_t)MLFAB_NO_RANK : (int32_t)comm->rank, calls};
+      mlfab__comm_moved(comm) ? (int32_t)MLFAB_NO_RANK : (int32_t)comm->rank, calls, 0};
   MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP_FINISH, membership_finish, &finish);
 }
 
@@ -24042,12 +24277,14 @@ MLFAB__INTERNAL void mlfab__comm_check_moved(mlfab__comm *comm) {
   }
 }
 
-/* A worker has finished after so many calls. Calls in shared memory that it has not called become runs. */
+/* A worker has finished after so many calls, or joins. Calls in shared memory that it has not called become runs. */
 MLFAB__INTERNAL void mlfab__comm_on_freeze(mlfab__comm *comm, const mlfab__membership_finish *in) {
   uint64_t bytes = MLFAB__MEMBERSHIP_MEMBERS_MAX * sizeof *comm->finished;
-  mlfab__membership_finish frozen = {comm->epoch, in->rank, comm->begun - comm->base};
+  mlfab__membership_finish frozen = {comm->epoch, in->rank, comm->begun - comm->base,
+                                     mlfab__comm_open_objects(comm)};
+  int joins = in->calls == UINT64_MAX;
   if (in->epoch != comm->epoch || comm->phase != MLFAB__COMM_IN) return;
-  if (!comm->finished) {
+  if (!comm->finished && !joins) {
     comm->finished = mlfab__alloc(comm->env, bytes);
     if (!comm->finished) {
       mlfab__comm_fail_memory(comm);
@@ -24055,16 +24292,16 @@ MLFAB__INTERNAL void mlfab__comm_on_freeze(mlfab__comm *comm, const mlfab__membe
     }
     memset(comm->finished, 0xff, bytes);
   }
-  for (uint32_t m = 0; m < comm->members; m++)
+  for (uint32_t m = 0; m < comm->members && !joins; m++)
     if ((int32_t)comm->ranks[m] == in->rank) comm->finished[m] = in->calls;
   comm->frozen = 1;
   comm->moved = 0;
-  for (uint64_t serial = mlfab__max(comm->first, comm->base + in->calls); serial < comm->begun;
-       serial++) {
+  uint64_t serial = joins ? comm->begun : mlfab__max(comm->first, comm->base + in->calls);
+  for (; serial < comm->begun; serial++) {
     mlfab__comm_slot *slot = *mlfab__comm_place(comm, serial);
     if (slot && slot->state == MLFAB__SLOT_OUTSIDE) slot->wanted = 1;
   }
-  if (comm->go.arena) comm->go.arena = 2;
+  if (comm->go.arena && !joins) comm->go.arena = 2;
   MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP_FROZEN, membership_finish, &frozen);
 }
 
@@ -24220,6 +24457,7 @@ MLFAB__INTERNAL uint32_t mlfab__comm_present(const mlfab__comm *comm, uint32_t *
   uint32_t most = known ? comm->members : comm->config->workers, n = 0;
   for (uint32_t i = 0; i < most; i++) {
     uint32_t rank = known ? comm->ranks[i] : i;
+    if (!known && rank >= comm->founders && rank != comm->rank) continue;
     if (known && !mlfab__comm_gives(comm, i, mlfab__comm_called(comm))) continue;
     if (n++ < room) ranks[n - 1] = rank;
   }
@@ -24257,6 +24495,7 @@ static void epoch_begin(mlfab__comm *comm) {
   comm->phase = MLFAB__COMM_IN;
   comm->in_ns = comm->now_ns;
   comm->epochs++;
+  comm->newcomer = 0;
   for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
     mlfab__comm_object *object = comm->objects[i];
     if (!object) continue;
@@ -24338,7 +24577,7 @@ static void epoch_fail(mlfab__comm *comm) {
   if (stands && !alone) {
     epoch_say_failed(comm);
   } else {
-    comm->untold = !alone;
+    comm->untold = !alone && !comm->newcomer;
     mlfab__epoch_join(comm);
   }
 }
@@ -24372,7 +24611,10 @@ static int32_t epoch_first_finished(const mlfab__comm *comm) {
 static void epoch_renew(mlfab__comm *comm, enum mlfab__comm_phase next) {
   char text[MLFAB__TEXT_MAX];
   int32_t rank = epoch_first_finished(comm);
-  snprintf(text, sizeof text, "worker %d has finished while this was under way", (int)rank);
+  if (rank == MLFAB_NO_RANK)
+    snprintf(text, sizeof text, "a worker has joined while this was under way");
+  else
+    snprintf(text, sizeof text, "worker %d has finished while this was under way", (int)rank);
   mlfab__comm_set_verdict(comm, MLFAB_ERR_PEER_CLOSED, rank, 0, text);
   epoch_end(comm, 0, next);
   comm->over_epoch = (uint32_t)mlfab__max(comm->over_epoch, comm->epoch);
@@ -24572,6 +24814,7 @@ MLFAB__INTERNAL int mlfab__comm_init(mlfab__comm *comm, mlfab__env *env, const m
   comm->requests = requests;
   comm->up = *up;
   comm->rank = rank;
+  comm->founders = config->workers;
   comm->missing = comm->left_rank = MLFAB_NO_RANK;
   comm->arena_fd = -1;
   comm->limit = UINT64_MAX;
@@ -24810,7 +25053,7 @@ MLFAB__INTERNAL void mlfab__comm_tick(void *self, uint64_t now_ns) {
  *      LISTED, RUNNING --verdict: MEMBERSHIP_OVER to all--> GATHERING
  *
  * Verdicts. A member dies (PEER_DEAD), closes without a word (PEER_CLOSED), or comes back as a new process (AGAIN);
- * a worker that is no member calls (AGAIN); a member says MEMBERSHIP_FAIL (its code and text; the first one counts);
+ * a worker that replaces one that died, and is no member, calls (AGAIN); a member says MEMBERSHIP_FAIL (its code and text; the first one counts);
  * calls differ (MISMATCH). A member that leaves in good order (MEMBERSHIP_LEAVE, DONE) ends nothing: server 0 tells
  * the others how many calls it has called (MEMBERSHIP_LEFT), and they fail later calls themselves.
  *
@@ -24826,8 +25069,8 @@ MLFAB__INTERNAL void mlfab__comm_tick(void *self, uint64_t now_ns) {
  * both calls in words.
  *
  * Lost before an epoch. A worker that dies, closes or is done while no epoch stands should have been in the next one
- * (in epoch 1: any worker). The next epoch then ends as it begins, with PEER_DEAD or PEER_CLOSED, naming the lowest
- * rank that is missing. A worker that is back by then is not missing.
+ * (in epoch 1: any worker), unless it joins. The next epoch then ends as it begins, with PEER_DEAD or PEER_CLOSED,
+ * naming the lowest rank that is missing. A worker that is back by then is not missing.
  *
  * Finishing. A worker that finishes (MEMBERSHIP_FINISH) fails nobody's call. All members must agree from which call on
  * it is absent, and others may have begun calls that it has not called:
@@ -24843,6 +25086,15 @@ MLFAB__INTERNAL void mlfab__comm_tick(void *self, uint64_t now_ns) {
  * without a verdict. Until then all keep their streams, so that nobody misses a byte. A worker that finishes outside
  * an epoch, or in one that is listed, is not a member of the next. A worker that has called more than the limit finishes
  * in the next epoch.
+ *
+ * Joining. A worker whose number nobody has had, or whose former process left in good order, fails nobody's call when
+ * it comes, and nobody waits for it before it calls. Then it is in the epoch that forms; when one runs, server 0 ends it as
+ * for a worker that finishes: FREEZE (calls UINT64_MAX), FROZEN, SETTLE(limit); when all members have ended the calls below
+ * the limit, the next epoch has the joiner. The calls of the members go on as they were, the joiner's first meets the
+ * first that they begin after the limit. Objects (partial and stochastic reductions, task graphs) stay with the members
+ * that opened them: as long as a member has one open, SETTLE says no limit, the joiner goes on waiting, and server 0
+ * tries again a heartbeat later. For the same reason joiners are not in an epoch that forms after a failure while
+ * its members have objects.
  *
  * Leaving. A member that leaves counts as ready; server 0 neither waits for it nor asks it, and tells of it on every new
  * link. If it dies before it says goodbye, the epoch ends all the same: others may wait for its last bytes.
@@ -24876,6 +25128,9 @@ typedef struct mlfab__membership_entry { /* a worker */
       frozen;         /* a member that has finished with `calls`; has answered the last FREEZE */
   uint8_t moved;      /* a member that has ended all calls below the limit */
   uint64_t begun;     /* calls, when it froze */
+  uint8_t well;       /* its last process left in good order, or it has had none */
+  uint8_t joins;      /* no member yet, and fails nobody's call */
+  uint8_t open;       /* it had objects when it froze */
   uint32_t over_owed; /* epoch whose verdict it has not confirmed; 0: none */
   uint8_t over_well;  /* it was a member to the end, and has finished */
   uint32_t incarnation;
@@ -24914,8 +25169,12 @@ typedef struct mlfab__membership {
   mlfab__membership_over verdict; /* the last one */
   mlfab__membership_inquiry inquiry;
   uint8_t freezing; /* some have not answered FREEZE */
-  int32_t finisher; /* the last rank that has finished in this epoch, or NO_RANK */
-  uint64_t limit;   /* calls of this epoch; UINT64_MAX: not known */
+  int32_t
+      finisher; /* the last rank that has finished in this epoch, or joins the next; or NO_RANK */
+  /* Joiners wait for this member's objects, for so many more looks at the clock; 0: they do not. */
+  int32_t keeper;
+  uint32_t kept;
+  uint64_t limit; /* calls of this epoch; UINT64_MAX: not known */
 } mlfab__membership;
 
 /* Errors: MEMORY. Afterwards free works in any case. */
@@ -24954,6 +25213,7 @@ MLFAB__INTERNAL void mlfab__membership_tick(void *self, uint64_t now_ns);
 enum {
   MEMBERSHIP_LIST_BYTES = 8,
   MEMBERSHIP_MEMBER_BYTES = 40,
+  MEMBERSHIP_KEPT_TICKS = 4,          /* a heartbeat */
   MEMBERSHIP_UNTOLD = -2,             /* nobody, not even NO_RANK, was named */
   MEMBERSHIP_LATENCY_INSIDE = 10000,  /* ns of a message between processes of one host ... */
   MEMBERSHIP_LATENCY_BETWEEN = 50000, /* ... and between hosts, where nothing has measured it */
@@ -24962,6 +25222,7 @@ static const double membership_rate_inside = 4e9; /* bytes a second */
 static const double membership_rate_unknown = 1.25e9;
 
 static void membership_check(mlfab__membership *membership);
+static void membership_admit(mlfab__membership *membership);
 
 static uint32_t membership_room(const mlfab__membership *membership) {
   return (uint32_t)mlfab__min(membership->workers, MLFAB__MEMBERSHIP_MEMBERS_MAX);
@@ -24971,6 +25232,7 @@ static void membership_no_limit(mlfab__membership *membership) {
   membership->freezing = 0;
   membership->finisher = MLFAB_NO_RANK;
   membership->limit = UINT64_MAX;
+  membership->kept = 0;
 }
 
 MLFAB__INTERNAL int mlfab__membership_init(mlfab__membership *membership, mlfab__env *env,
@@ -25196,15 +25458,31 @@ static int membership_may_form(mlfab__membership *membership, uint32_t asked) {
   return 1;
 }
 
-/* The workers that have asked are the members of the next epoch. */
-static void membership_form(mlfab__membership *membership, uint32_t asked) {
+/* The first member of the next epoch that has objects of the last one, which joiners do not have; or NO_RANK. */
+static int32_t membership_keeper(const mlfab__membership *membership) {
+  for (uint32_t w = 0; w < membership->workers; w++) {
+    const mlfab__membership_entry *entry = &membership->entries[w];
+    if (entry->asked && !entry->joins && entry->ask.open > 0) return (int32_t)w;
+  }
+  return MLFAB_NO_RANK;
+}
+
+/* The workers that have asked are the members of the next epoch, joiners only if they can be. */
+static void membership_form(mlfab__membership *membership) {
+  uint32_t asked = 0;
+  int keeps = membership_keeper(membership) != MLFAB_NO_RANK;
+  for (uint32_t w = 0; w < membership->workers; w++) {
+    const mlfab__membership_entry *entry = &membership->entries[w];
+    asked += entry->asked && !(entry->joins && keeps);
+  }
+  if (asked == 0) return;
   membership->epoch++;
   if (!membership_may_form(membership, asked)) return;
   membership->phase = MLFAB__MEMBERSHIP_LISTED;
   for (uint32_t w = 0; w < membership->workers; w++) {
     mlfab__membership_entry *entry = &membership->entries[w];
-    if (!entry->asked) continue;
-    entry->asked = 0;
+    if (!entry->asked || (entry->joins && keeps)) continue;
+    entry->asked = entry->joins = 0;
     entry->member = 1;
     entry->missing = MEMBERSHIP_UNTOLD;
     membership->order[membership->members++] = w;
@@ -25219,7 +25497,7 @@ static int32_t membership_missing(const mlfab__membership *membership) {
   for (uint32_t w = 0; w < membership->workers; w++) {
     const mlfab__membership_entry *entry = &membership->entries[w];
     if (membership->phase == MLFAB__MEMBERSHIP_GATHERING && entry->alive && !entry->done &&
-        !entry->asked)
+        !entry->asked && !entry->joins)
       return (int32_t)w;
     if (membership->phase == MLFAB__MEMBERSHIP_LISTED && entry->member && !entry->ready)
       return (int32_t)w;
@@ -25244,11 +25522,9 @@ static void membership_tell_missing(mlfab__membership *membership) {
 
 /* Forms the epoch when every live worker has asked. */
 static void membership_check(mlfab__membership *membership) {
-  uint32_t asked = 0;
-  if (membership->phase != MLFAB__MEMBERSHIP_GATHERING) return;
-  for (uint32_t w = 0; w < membership->workers; w++) asked += membership->entries[w].asked;
-  if (asked > 0 && membership_missing(membership) == MLFAB_NO_RANK)
-    membership_form(membership, asked);
+  if (membership->phase == MLFAB__MEMBERSHIP_GATHERING &&
+      membership_missing(membership) == MLFAB_NO_RANK)
+    membership_form(membership);
 }
 
 /* Latency and rate, by which members choose algorithms. */
@@ -25283,6 +25559,7 @@ static void membership_check_ready(mlfab__membership *membership) {
     membership_post_go(membership, worker);
     membership_post_departures(membership, worker);
   }
+  membership_admit(membership);
 }
 
 /* --- a call that is stuck --- */
@@ -25426,7 +25703,7 @@ static void membership_tell(mlfab__membership *membership, mlfab__membership_ent
 
 static void membership_post_finish(mlfab__membership *membership, uint32_t worker, uint8_t type,
                                    int32_t rank, uint64_t calls) {
-  const mlfab__membership_finish finish = {membership->epoch, rank, calls};
+  const mlfab__membership_finish finish = {membership->epoch, rank, calls, 0};
   MLFAB__POST(&membership->port, worker, type, membership_finish, &finish);
 }
 
@@ -25441,6 +25718,12 @@ static int32_t membership_teller(const mlfab__membership *membership) {
   return MLFAB_NO_RANK;
 }
 
+/* The calls of the last rank that has finished; UINT64_MAX: it joins. */
+static uint64_t membership_finished_with(const mlfab__membership *membership) {
+  const mlfab__membership_entry *entry = &membership->entries[membership->finisher];
+  return entry->finished ? entry->calls : UINT64_MAX;
+}
+
 /* Says again what a member may have missed: who has finished, the last one last; or, when all know that, the limit. */
 static void membership_post_finished(mlfab__membership *membership, uint32_t worker) {
   if (membership->finisher == MLFAB_NO_RANK || membership->entries[worker].left) return;
@@ -25452,7 +25735,7 @@ static void membership_post_finished(mlfab__membership *membership, uint32_t wor
   }
   if (membership->freezing)
     membership_post_finish(membership, worker, MLFAB__MEMBERSHIP_FREEZE, membership->finisher,
-                           membership->entries[membership->finisher].calls);
+                           membership_finished_with(membership));
   else
     membership_post_finish(membership, worker, MLFAB__MEMBERSHIP_SETTLE,
                            membership_teller(membership), membership->limit);
@@ -25461,6 +25744,8 @@ static void membership_post_finished(mlfab__membership *membership, uint32_t wor
 /* When all members have answered FREEZE, the epoch gets its limit, and workers that have finished may give identities. */
 static void membership_settle(mlfab__membership *membership) {
   uint64_t limit = 0;
+  int finished = membership->limit != UINT64_MAX;
+  int32_t keeper = MLFAB_NO_RANK;
   if (!membership->freezing) return;
   for (uint32_t i = 0; i < membership->members; i++) {
     const mlfab__membership_entry *entry = membership_member(membership, i);
@@ -25468,9 +25753,13 @@ static void membership_settle(mlfab__membership *membership) {
     if (!entry->frozen) return;
     limit = mlfab__max(limit, entry->begun);
     if (entry->finished) limit = mlfab__max(limit, entry->calls);
+    finished |= entry->finished;
+    if (entry->open && keeper == MLFAB_NO_RANK) keeper = (int32_t)membership->order[i];
   }
   membership->freezing = 0;
-  if (membership->limit == UINT64_MAX) membership->limit = limit;
+  membership->keeper = keeper;
+  membership->kept = finished || keeper == MLFAB_NO_RANK ? 0 : MEMBERSHIP_KEPT_TICKS;
+  if (membership->limit == UINT64_MAX && membership->kept == 0) membership->limit = limit;
   for (uint32_t i = 0; i < membership->members; i++)
     if (!membership_member(membership, i)->left)
       membership_post_finish(membership, membership->order[i], MLFAB__MEMBERSHIP_SETTLE,
@@ -25479,7 +25768,7 @@ static void membership_settle(mlfab__membership *membership) {
 
 /* When all members have ended the calls below the limit, the next epoch forms, without a verdict. */
 static void membership_check_moved(mlfab__membership *membership) {
-  uint32_t asked = 0, members = membership->members;
+  uint32_t members = membership->members;
   if (membership->limit == UINT64_MAX || membership->freezing) return;
   for (uint32_t i = 0; i < members; i++) {
     const mlfab__membership_entry *entry = membership_member(membership, i);
@@ -25495,12 +25784,48 @@ static void membership_check_moved(mlfab__membership *membership) {
     int ends = entry->done;
     membership_release(entry);
     entry->asked = !ends;
-    asked += !ends;
     entry->over_owed = ends ? membership->epoch : 0;
     entry->over_well = 1;
     if (ends && entry->alive) membership_post_over(membership, membership->order[i]);
   }
-  if (asked > 0) membership_form(membership, asked);
+  membership_form(membership);
+}
+
+/* All members begin no more calls for now, because this rank finishes, or joins. */
+static void membership_freeze(mlfab__membership *membership, uint32_t worker) {
+  membership->freezing = 1;
+  membership->finisher = (int32_t)worker;
+  for (uint32_t i = 0; i < membership->members; i++) {
+    mlfab__membership_entry *other = membership_member(membership, i);
+    other->frozen = other->moved = 0;
+    if (!other->left)
+      membership_post_finish(membership, membership->order[i], MLFAB__MEMBERSHIP_FREEZE,
+                             membership->finisher, membership_finished_with(membership));
+  }
+}
+
+/* Ends a running epoch for the workers that join, unless it is about to end. */
+static void membership_admit(mlfab__membership *membership) {
+  if (membership->phase != MLFAB__MEMBERSHIP_RUNNING || membership->freezing ||
+      membership->limit != UINT64_MAX || membership->kept > 0)
+    return;
+  for (uint32_t w = 0; w < membership->workers; w++) {
+    const mlfab__membership_entry *entry = &membership->entries[w];
+    if (!entry->asked || !entry->joins) continue;
+    membership_freeze(membership, w);
+    return;
+  }
+}
+
+/* Tells the workers that join whose objects they wait for. */
+static void membership_tell_kept(mlfab__membership *membership) {
+  const mlfab__membership_missing missing = {0, 0, 0, membership->keeper};
+  for (uint32_t w = 0; w < membership->workers; w++) {
+    mlfab__membership_entry *entry = &membership->entries[w];
+    if (!entry->asked || entry->missing == missing.rank) continue;
+    entry->missing = missing.rank;
+    MLFAB__POST(&membership->port, w, MLFAB__MEMBERSHIP_MISSING, membership_missing, &missing);
+  }
 }
 
 /* A worker finishes. When it does not know yet of the epoch that is listed, this ends without failing a call. */
@@ -25525,15 +25850,7 @@ static void membership_finishes(mlfab__membership *membership, uint32_t worker,
   } else if (running && !entry->left && in->calls <= membership->limit) {
     entry->done = entry->finished = 1;
     entry->calls = in->calls;
-    membership->freezing = 1;
-    membership->finisher = (int32_t)worker;
-    for (uint32_t i = 0; i < membership->members; i++) {
-      mlfab__membership_entry *other = membership_member(membership, i);
-      other->frozen = other->moved = 0;
-      if (!other->left)
-        membership_post_finish(membership, membership->order[i], MLFAB__MEMBERSHIP_FREEZE,
-                               membership->finisher, in->calls);
-    }
+    membership_freeze(membership, worker);
   }
 }
 
@@ -25543,6 +25860,7 @@ static void membership_freezes(mlfab__membership *membership, uint32_t worker,
   if (!membership->freezing || in->rank != membership->finisher) return;
   entry->frozen = 1;
   entry->begun = in->calls;
+  entry->open = in->open > 0;
   membership_settle(membership);
 }
 
@@ -25586,7 +25904,9 @@ static int membership_asks(mlfab__membership *membership, uint32_t worker,
   entry->ask = *in;
   entry->missing = MEMBERSHIP_UNTOLD;
   if (membership->phase == MLFAB__MEMBERSHIP_IDLE) membership->phase = MLFAB__MEMBERSHIP_GATHERING;
-  if (membership_stands(membership)) {
+  if (membership_stands(membership) && entry->joins && !MLFAB__PLANTED(125)) {
+    membership_admit(membership);
+  } else if (membership_stands(membership)) {
     membership_verdict(membership, MLFAB_ERR_AGAIN, (int32_t)worker,
                        "worker %u has come in: collectives begin anew", worker);
   } else {
@@ -25621,7 +25941,7 @@ static void membership_fails(mlfab__membership *membership, uint32_t worker,
 /* A worker that is no member takes no further part: the members of the next epoch are told. */
 static void membership_lose(mlfab__membership *membership, uint32_t worker, int32_t code) {
   mlfab__membership_entry *entry = &membership->entries[worker];
-  int counted = entry->alive && !entry->done && !entry->member;
+  int counted = entry->alive && !entry->done && !entry->member && !entry->joins;
   if (counted && !membership_stands(membership)) entry->lost = code;
 }
 
@@ -25737,8 +26057,10 @@ MLFAB__INTERNAL void mlfab__membership_hello(mlfab__membership *membership, uint
     return;
   }
   int ends = entry->member;
+  uint8_t joins = entry->well;
   memset(entry, 0, sizeof *entry);
   entry->alive = 1;
+  entry->joins = joins;
   entry->incarnation = incarnation;
   entry->missing = MEMBERSHIP_UNTOLD;
   if (ends) {
@@ -25751,7 +26073,9 @@ MLFAB__INTERNAL void mlfab__membership_gone(mlfab__membership *membership, uint3
                                             int left, uint64_t now_ns) {
   mlfab__membership_entry *entry = &membership->entries[worker];
   (void)now_ns;
-  membership_lose(membership, worker, left ? MLFAB_ERR_PEER_CLOSED : MLFAB_ERR_PEER_DEAD);
+  entry->well = left != 0;
+  if (left != MLFAB__NEVER_HERE)
+    membership_lose(membership, worker, left ? MLFAB_ERR_PEER_CLOSED : MLFAB_ERR_PEER_DEAD);
   entry->alive = entry->asked = 0;
   if (entry->member && entry->finished && entry->moved) { /* nobody waits for its bytes */
     entry->left = 1;
@@ -25775,6 +26099,8 @@ MLFAB__INTERNAL void mlfab__membership_tick(void *self, uint64_t now_ns) {
       membership->phase == MLFAB__MEMBERSHIP_LISTED)
     membership_tell_missing(membership);
   if (membership->phase != MLFAB__MEMBERSHIP_RUNNING) return;
+  if (membership->kept > 0) membership_tell_kept(membership);
+  if (membership->kept > 0 && --membership->kept == 0) membership_admit(membership);
   if (inquiry->open && now_ns - inquiry->asked_ns >= 2 * membership->config->heartbeat_ns)
     membership_look_at_answers(membership, 1);
   if (!inquiry->open && inquiry->pending && membership_may_ask(membership, now_ns))
@@ -27772,7 +28098,8 @@ MLFAB__INTERNAL void mlfab__user_dag_free(mlfab__user_dag *graph) {
  * order of its calls. It asks by the number of the newest (BARRIER). Server 0 releases barrier n when
  * every live worker that is not done has asked for n or a later one. It answers by the number of the
  * newest that is over (BARRIER_DONE), and tells those who wait which rank is missing (WAITING). A process that
- * came late counts from what is over (`base`).
+ * came late counts from what is over (`base`) if it replaces one that died; else from what others have called, whose
+ * barriers do not wait for it.
  *
  * Invariants. (1) Numbers that are asked for, and answers, only grow: both are repeated on a new link
  * and never counted twice. (2) A call that is withdrawn here stays asked for at server 0. The next call
@@ -27781,7 +28108,7 @@ MLFAB__INTERNAL void mlfab__user_dag_free(mlfab__user_dag *graph) {
  * cancel, or by the death of server 0. */
 
 typedef struct mlfab__barrier_entry { /* a worker, as server 0 sees it */
-  uint8_t gone, done;
+  uint8_t gone, done, left;           /* left: gone in good order, or never here */
   uint64_t base, asked; /* asked: the newest, as all count; up to `over` it waits for nothing */
 } mlfab__barrier_entry;
 
@@ -27875,13 +28202,17 @@ static void barrier_check(mlfab__barrier_server *server, uint32_t newcomer) {
 static void barrier_server_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
   mlfab__barrier_server *server = self;
   mlfab__barrier_entry *entry = &server->entries[at.peer];
+  uint64_t base = server->over;
+  /* One that joins in good order has no part in the barriers that others have called already. */
+  for (uint32_t w = 0; entry->left && w < server->workers && !MLFAB__PLANTED(124); w++)
+    if (!server->entries[w].gone) base = mlfab__max(base, server->entries[w].asked);
   entry->gone = 0;
-  if (greeting->fresh) *entry = (mlfab__barrier_entry){.base = server->over};
+  if (greeting->fresh) *entry = (mlfab__barrier_entry){.base = base, .asked = base};
 }
 
 static void barrier_server_gone(void *self, mlfab__at at, int left) {
   mlfab__barrier_server *server = self;
-  (void)left;
+  server->entries[at.peer].left = left != 0;
   server->entries[at.peer].gone = 1;
   barrier_check(server, MLFAB__NO_NODE);
 }
@@ -28301,8 +28632,10 @@ static void comm_role_returned(void *self, mlfab__at at, uint64_t token) {
 static void comm_role_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
   mlfab__comm *comm = self;
   if (at.kind == MLFAB__LINK_PEER) mlfab__stream_peer_up(&comm->streams, at.peer);
-  if (at.kind == MLFAB__LINK_SERVER && at.peer == 0 && greeting->ack->was_dead < 2)
+  if (at.kind == MLFAB__LINK_SERVER && at.peer == 0 && greeting->ack->was_dead < 2) {
+    if (greeting->ack->guest && comm->epochs == 0) comm->newcomer = 1;
     mlfab__comm_hello(comm);
+  }
 }
 
 static void comm_role_lost(void *self, mlfab__at at) {
@@ -28392,6 +28725,7 @@ MLFAB__INTERNAL int mlfab__comm_attach(mlfab_node *node, mlfab__comm **comm_p) {
   int code = mlfab__comm_init(*comm_p, &node->env, &node->config, (uint32_t)node->config.rank, &up,
                               &links, &down, &node->requests);
   (*comm_p)->host = node->config.host;
+  (*comm_p)->founders = node->founders;
   return code;
 }
 
@@ -41727,7 +42061,9 @@ static void guard_fail(mlfab_node *node, uint32_t index, int code, const char *t
 static uint32_t guard_wanted(const mlfab_node *node, uint64_t token, uint32_t *first_p) {
   uint64_t called = token - MLFAB__TOKEN_SERVER, routes = mlfab__node_routes(node);
   *first_p = token == MLFAB__TOKEN_JOIN ? MLFAB__JOIN : MLFAB__HELLO;
-  if (token == MLFAB__TOKEN_JOIN) return mlfab__node_of_server(node, 0);
+  /* A process that asks for a number does not know which node server 0 is. */
+  if (token == MLFAB__TOKEN_JOIN)
+    return node->config.join ? MLFAB__NO_NODE : mlfab__node_of_server(node, 0);
   if (called < routes)
     return mlfab__node_of_server(node, mlfab__node_server_of(node, (uint32_t)called));
   *first_p = MLFAB__MEET;
@@ -41758,7 +42094,8 @@ static void guard_call(mlfab_node *node, uint32_t index, uint64_t token) {
 /* Is the node that answered, and has proved that it has the key, the one that was called? */
 static int guard_fits(const mlfab__challenge *c, const mlfab__answer *answer) {
   uint32_t role = c->first == MLFAB__MEET ? MLFAB_ROLE_WORKER : MLFAB_ROLE_SERVER;
-  return (answer->node == c->to && (answer->roles & role)) || MLFAB__PLANTED(117);
+  int wanted = answer->node == c->to || c->to == MLFAB__NO_NODE;
+  return (wanted && (answer->roles & role)) || MLFAB__PLANTED(117);
 }
 
 static void guard_answered(mlfab_node *node, uint32_t index, const uint8_t *meta, uint32_t bytes) {
@@ -41870,7 +42207,9 @@ static const char *guard_conclude(mlfab_node *node, uint32_t index, const uint8_
   mlfab__session_derive(&session, self->keys.key[own], &proof.challenge, &answer, 1);
   session.challenge = proof.challenge;
   int right = mlfab__same_secret(proof.proof, session.theirs, sizeof proof.proof);
-  if (right && (proof.challenge.to == node->id || MLFAB__PLANTED(117)))
+  int meant = proof.challenge.to == node->id ||
+              (proof.challenge.to == MLFAB__NO_NODE && node->is_coordinator);
+  if (right && (meant || MLFAB__PLANTED(117)))
     link->session = mlfab__alloc(&node->env, sizeof session);
   if (link->session) *link->session = session;
   mlfab__wipe(&session, sizeof session);
@@ -43286,9 +43625,32 @@ static int complete_check_scheduler(mlfab_config *c, mlfab_error *error) {
   return 0;
 }
 
+/* A process that joins as one more worker knows nothing of the world but where server 0 is. */
+static int complete_check_joiner(mlfab_config *c, mlfab_error *error) {
+  if (c->join > 1) return complete_config_error(error, "join is 0 or 1");
+  if (c->roles & ~(uint32_t)MLFAB_ROLE_WORKER)
+    return complete_config_error(error, "a process that joins (join) is a worker only");
+  if (c->coordinator[0] == 0)
+    return complete_config_error(error,
+                                 "joining (join) needs server 0's address (MLFAB_COORDINATOR)");
+  c->roles = MLFAB_ROLE_WORKER;
+  c->rank = 0;
+  c->workers = c->workers_max = c->servers = 1;
+  c->dedicated = 0;
+  c->scheduler = MLFAB_SCHEDULER_NONE;
+  c->accumulators = 0;
+  mlfab_schedule_init(&c->schedule);
+  return 0;
+}
+
 static int complete_check_world(mlfab_config *c, mlfab_error *error) {
-  if (c->workers > 65536 || c->servers > 4096)
+  if (c->join) return complete_check_joiner(c, error);
+  complete_default32(&c->workers_max, c->workers);
+  if (c->workers_max > 65536 || c->workers > 65536 || c->servers > 4096)
     return complete_config_error(error, "the limits are 65536 workers and 4096 servers");
+  if (c->workers_max < c->workers)
+    return complete_config_error(error,
+                                 "workers_max is below workers, which the fabric begins with");
   if (!c->dedicated && c->servers > c->workers)
     return complete_config_error(
         error, "there are more servers than workers, and servers are not dedicated");
@@ -43298,7 +43660,7 @@ static int complete_check_world(mlfab_config *c, mlfab_error *error) {
   if (code) return code;
   if (c->dedicated && c->roles == (MLFAB_ROLE_WORKER | MLFAB_ROLE_SERVER))
     return complete_config_error(error, "roles say worker and server, but servers are dedicated");
-  uint32_t limit = c->dedicated && c->roles == MLFAB_ROLE_SERVER ? c->servers : c->workers;
+  uint32_t limit = c->dedicated && c->roles == MLFAB_ROLE_SERVER ? c->servers : c->workers_max;
   if (c->rank < 0 || (uint32_t)c->rank >= limit) {
     return mlfab__error(error, MLFAB_ERR_RANK_RANGE, c->rank, c->roles == MLFAB_ROLE_SERVER, 0,
                         "configuration: rank %d is not in 0..%u", (int)c->rank, limit - 1);
@@ -43312,7 +43674,7 @@ static int complete_check_world(mlfab_config *c, mlfab_error *error) {
         error,
         "roles do not fit rank and servers (the first ranks serve, unless servers are dedicated)");
   uint32_t nodes =
-      c->workers + (c->dedicated ? c->servers : 0) + (c->scheduler == MLFAB_SCHEDULER_OWN);
+      c->workers_max + (c->dedicated ? c->servers : 0) + (c->scheduler == MLFAB_SCHEDULER_OWN);
   if (c->coordinator[0] == 0 && nodes > 1) {
     return complete_config_error(error,
                                  "a world of several nodes needs a coordinator address "
@@ -43552,6 +43914,8 @@ enum { CONFIG_MS = 1000000, CONFIG_DAY_MS = 86400000 };
 
 static const config_setting config_settings[] = {
     CONFIG_U("workers", mlfab_config, workers, 1, 65536, 1),
+    CONFIG_U("workers_max", mlfab_config, workers_max, 1, 65536, 1),
+    CONFIG_U("join", mlfab_config, join, 0, 1, 1),
     CONFIG_U("servers", mlfab_config, servers, 1, 4096, 1),
     CONFIG_U("dedicated", mlfab_config, dedicated, 0, 1, 1),
     CONFIG_U("allow_insecure", mlfab_config, allow_insecure, 0, 1, 1),
@@ -43808,7 +44172,7 @@ MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p) 
   int code =
       config_environment(&c, &initial, config_settings, MLFAB__COUNT(config_settings), error_p);
   if (!code && c.roles == 0 && role && *role) code = config_role(&c, "MLFAB_ROLE", role, error_p);
-  if (!code) code = config_rank(&c, rank_given, error_p);
+  if (!code && !c.join) code = config_rank(&c, rank_given, error_p); /* else server 0 tells */
   if (!code) code = config_master(&c, error_p);
   if (!code) *config = c;
   return code;
@@ -51531,7 +51895,7 @@ static const open_transport open_list[] = {
     {MLFAB_USE_TCP, "tcp", "MLFAB_WITH_TCP", mlfab_transport_tcp, NULL},
 };
 
-enum { OPEN_COUNT = (int)MLFAB__COUNT(open_list) };
+enum { OPEN_COUNT = (int)MLFAB__COUNT(open_list), OPEN_JOIN_ATTEMPTS = 8 };
 _Static_assert(OPEN_COUNT + 1 <= MLFAB__CONTEXT_TRANSPORTS,
                "the configuration has too many transports");
 
@@ -51551,7 +51915,7 @@ static const char *open_owner(const mlfab_config *c, const char *address) {
 
 /* 1 when this node listens at the coordinator's address. */
 static int open_coordinates(const mlfab_config *c) {
-  if (c->rank != 0 || c->roles == MLFAB_ROLE_SCHEDULER) return 0;
+  if (c->rank != 0 || c->roles == MLFAB_ROLE_SCHEDULER || c->join) return 0;
   return !c->dedicated || c->roles == MLFAB_ROLE_SERVER;
 }
 
@@ -51586,8 +51950,8 @@ static int open_missing(const open_transport *t, const char *why, mlfab_error *e
 
 static int open_choose(const mlfab_config *c, mlfab__context_choice *choices, uint32_t *n_p,
                        mlfab_error *error) {
-  uint32_t all = 0, nodes = c->workers + (c->dedicated ? c->servers : 0);
-  nodes += c->scheduler == MLFAB_SCHEDULER_OWN;
+  uint32_t all = 0, nodes = c->workers_max + (c->dedicated ? c->servers : 0);
+  nodes += (c->scheduler == MLFAB_SCHEDULER_OWN) + c->join;
   for (int i = 0; i < OPEN_COUNT; i++) all |= open_list[i].use;
   if (c->transports & ~all) return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "unknown transports");
   int code = c->transport ? open_own(c, choices, n_p, error) : 0;
@@ -51618,7 +51982,15 @@ static int open_key(mlfab_config *c, mlfab_error *error) {
 #endif
 }
 
-MLFAB_API int mlfab_open_start(const mlfab_config *config, mlfab **ctx_p, mlfab_error *error_p) {
+static void open_forget(mlfab_config *c) {
+#if MLFAB_WITH_KEYS
+  mlfab__key_forget(c);
+#else
+  (void)c;
+#endif
+}
+
+static int open_start(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_error *error_p) {
   mlfab_error error;
   mlfab_config c;
   mlfab__context_choice choices[MLFAB__CONTEXT_TRANSPORTS];
@@ -51627,13 +51999,14 @@ MLFAB_API int mlfab_open_start(const mlfab_config *config, mlfab **ctx_p, mlfab_
   error.rank = MLFAB_NO_RANK;
   int code = ctx_p ? mlfab__config_complete(config, &c, &error)
                    : MLFAB__FAIL(&error, MLFAB_ERR_ARGUMENT, "ctx_p is NULL");
+  if (!code && c.join && !ask)
+    code = MLFAB__FAIL(&error, MLFAB_ERR_UNSUPPORTED,
+                       "open_start: joining (config.join) waits for server 0: call mlfab_open");
   if (!code) code = open_key(&c, &error);
   if (!code) code = open_choose(&c, choices, &n, &error);
   if (!code)
     code = mlfab__context_open(&c, choices, n, mlfab_node_open, OPEN_SHARING, ctx_p, &error);
-#if MLFAB_WITH_KEYS
-  mlfab__key_forget(&c);
-#endif
+  open_forget(&c);
   if (error_p) *error_p = error;
   return code;
 }
@@ -51643,10 +52016,13 @@ static int open_test_ready(mlfab *ctx, void *what) {
   return mlfab_node_ready(ctx->node, NULL) != 0;
 }
 
-MLFAB_API int mlfab_open(const mlfab_config *config, mlfab **ctx_p, mlfab_error *error_p) {
+MLFAB_API int mlfab_open_start(const mlfab_config *config, mlfab **ctx_p, mlfab_error *error_p) {
+  return open_start(config, 0, ctx_p, error_p);
+}
+
+static int open_wait(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_error *error_p) {
   mlfab *ctx = NULL;
-  if (!ctx_p) return MLFAB__FAIL(error_p, MLFAB_ERR_ARGUMENT, "ctx_p is NULL");
-  int code = mlfab_open_start(config, &ctx, error_p);
+  int code = open_start(config, ask, &ctx, error_p);
   if (code) return code;
   mlfab__context_enter(ctx);
   /* The node has the deadline for joining, and its error says which ranks are missing. */
@@ -51661,6 +52037,44 @@ MLFAB_API int mlfab_open(const mlfab_config *config, mlfab **ctx_p, mlfab_error 
   return code;
 }
 
+/* Asks server 0 for a number, and opens with it. Another process may take the number in between: then again. */
+static int open_join(const mlfab_config *config, mlfab **ctx_p, mlfab_error *error_p) {
+  mlfab_error error;
+  mlfab_config asking = *config;
+  int code = open_key(&asking, &error); /* once: from here on it is in `key` */
+  if (!code) code = MLFAB_ERR_RANK_TAKEN;
+  asking.key_from = NULL;
+  asking.key_file[0] = 0;
+  for (int attempt = 0; attempt < OPEN_JOIN_ATTEMPTS && code == MLFAB_ERR_RANK_TAKEN; attempt++) {
+    mlfab *asker = NULL;
+    code = open_wait(&asking, 1, &asker, &error);
+    if (code) break;
+    const struct mlfab__joining told = asker->node->told;
+    mlfab_abandon(&asker);
+    mlfab_config full = asking;
+    full.join = 0;
+    full.roles = MLFAB_ROLE_WORKER;
+    full.rank = told.rank;
+    full.workers = told.workers;
+    full.workers_max = told.workers_max;
+    full.servers = told.servers;
+    full.dedicated = told.dedicated;
+    full.scheduler = told.scheduler;
+    code = open_wait(&full, 0, ctx_p, &error);
+    open_forget(&full);
+  }
+  open_forget(&asking);
+  if (error_p) *error_p = error;
+  return code;
+}
+
+MLFAB_API int mlfab_open(const mlfab_config *config, mlfab **ctx_p, mlfab_error *error_p) {
+  if (!ctx_p) return MLFAB__FAIL(error_p, MLFAB_ERR_ARGUMENT, "ctx_p is NULL");
+  /* An older header's configuration has no `join`. */
+  int joins = config && config->size >= sizeof *config && config->join == 1;
+  return joins ? open_join(config, ctx_p, error_p) : open_wait(config, 0, ctx_p, error_p);
+}
+
 MLFAB_API int mlfab_open_env(mlfab **ctx_p, mlfab_error *error_p) {
   mlfab_config config;
   mlfab_config_init(&config);
@@ -51668,7 +52082,7 @@ MLFAB_API int mlfab_open_env(mlfab **ctx_p, mlfab_error *error_p) {
   if (!code) code = mlfab_open(&config, ctx_p, error_p);
   if (code) return code;
   (*ctx_p)->from_env = 1;
-  if (config.workers == 0 && config.rank == 0 && config.coordinator[0] == 0)
+  if (config.workers == 0 && config.rank == 0 && config.coordinator[0] == 0 && !config.join)
     fprintf(stderr, "mlfab: no launcher has set its variables: a world of one worker\n");
   return 0;
 }

@@ -56,7 +56,7 @@
  * Words
  * -----
  * fabric      all processes of one training run. Each has a context (struct mlfab), which is one node.
- * worker      a node that computes. Workers have ranks 0..workers-1.
+ * worker      a node that computes. Workers have ranks 0..workers-1, up to workers_max-1 where more may join.
  * server      a node that holds a part of the model and applies updates to it. A process may be worker and server.
  * slice       a part of the model that one server holds. A server's slices are its shard.
  * version     of a slice: how many updates the server has applied to it.
@@ -67,6 +67,7 @@
  *             computed from.
  * request     a handle of a call that has begun. mlfab_wait or mlfab_test ends it.
  * epoch       a stretch of collectives with the same workers. A failure, or a worker that comes or goes, ends it.
+ * joiner      a worker that comes when the fabric runs already (section 6).
  * live        a worker that has not died, closed or finished.
  * incarnation of a rank: counts the processes that have had it, from 1. A restarted process has a new one.
  *
@@ -418,7 +419,7 @@ typedef struct mlfab_config {
   uint32_t size;
   uint32_t roles;     /* MLFAB_ROLE_* bits; 0: worker, and server too when rank < servers */
   int32_t rank;       /* a worker's rank, 0..workers-1; a dedicated server's number, 0..servers-1 */
-  uint32_t workers;   /* 0: 1 */
+  uint32_t workers;   /* 0: 1; workers that the fabric begins with (workers_max) */
   uint32_t servers;   /* 0: 1 */
   uint32_t dedicated; /* 1: servers are processes of their own; the same on all nodes */
   /* Address of server 0: "tcp:host:port", "tcp:[::1]:port", "unix:/path", "unix:@name", "shm:name"; "" in a world of
@@ -491,6 +492,13 @@ typedef struct mlfab_config {
   /* Random bytes for the proofs of a node that is driven without mlfab_open (mlfab_node.h), other ones each time.
    * mlfab_open draws them itself. */
   uint8_t entropy[32];
+  /* Growth: see "Workers that come and go" below. The largest number of workers that the fabric may have at a time;
+   * the same on all nodes. 0: workers. Price: about 4 KB for each at a server, and 16 bytes at a worker. With
+   * collectives at most 1,024. */
+  uint32_t workers_max;
+  /* 1: this process joins a fabric as one more worker. Server 0 gives it a rank, and tells workers, workers_max,
+   * servers, dedicated and scheduler, which are ignored here. Not with mlfab_open_start. */
+  uint32_t join;
 } mlfab_config;
 
 /* Sets every member to its default and `size` to sizeof *config. */
@@ -500,7 +508,8 @@ MLFAB_API void mlfab_config_init(mlfab_config *config);
  * "coordinator", "job", "key", "key_file", "listen", "socket_ifname", "allow_insecure", "transport" (auto, tcp, shm),
  * "progress" (thread, hand), "timeout_ms", "heartbeat_ms", "silent_death_ms", "payload_crc" (0, 1), "seed",
  * "scheduler" (none, beside, own), "delay_bound" (a number, none), "plan_ahead_ms", "accumulators" (a number, none),
- * "order_by_rate" (0, 1). Set "dedicated" before "role" server, which means nothing without it.
+ * "order_by_rate" (0, 1), "workers_max", "join" (0, 1). Set "dedicated" before "role" server, which means nothing
+ * without it.
  * Errors: CONFIG, with the name and the value; nothing has changed then. */
 MLFAB_API int mlfab_config_set(mlfab_config *config, const char *name, const char *value,
                                mlfab_error *error_p);
@@ -513,11 +522,12 @@ MLFAB_API int mlfab_config_set(mlfab_config *config, const char *name, const cha
  * Errors: CONFIG, with the variable and its value (without the value of MLFAB_KEY). */
 MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p);
 
-/* Opens a node and joins the fabric. Waits until all ranks have joined, at most config.timeout_ns. A world of one
+/* Opens a node and joins the fabric. Waits until the first config.workers ranks have joined, at most
+ * config.timeout_ns. A world of one
  * (workers 1, no dedicated server) opens at once, without I/O. error_p may be NULL; on failure it says why, and which
  * ranks were missing.
  * Errors: CONFIG, ADDRESS, ADDRESS_IN_USE, INSECURE, RANK_TAKEN, RANK_RANGE, WORLD, JOB, PROTOCOL_OLDER/NEWER,
- * UNSUPPORTED (naming what was left out), TIMEOUT, MEMORY, IO. */
+ * UNSUPPORTED (naming what was left out), TIMEOUT, MEMORY, IO; with config.join LIMIT (all ranks are taken). */
 MLFAB_API int mlfab_open(const mlfab_config *config, mlfab **ctx_p, mlfab_error *error_p);
 
 /* mlfab_config_init, mlfab_config_from_env and mlfab_open in one call. mlfab_model_start with options NULL then takes
@@ -544,7 +554,27 @@ MLFAB_API int mlfab_close(mlfab **ctx_p);
 /* Frees the context and tells nobody: to the other nodes it looks like a crash. Other threads: as mlfab_close. */
 MLFAB_API int mlfab_abandon(mlfab **ctx_p);
 
-/* This node's worker rank (-1 on a dedicated server), the number of workers, of servers. Each output may be NULL. */
+/* Workers that come and go. A fabric with workers_max above workers takes in more workers at any time: processes that
+ * open with config.join (MLFAB_JOIN=1, or mlfab-run --join ADDRESS), or with a rank of their own from workers to
+ * workers_max - 1. No call of the others fails because one comes, and none waits for it before it counts:
+ *
+ *    rounds, SSP     count it from the end of its mlfab_model_start on: from one round, the same at all servers, which is
+ *                    then open. It has the model by then; another model than worker 0's is refused (MODEL), with the
+ *                    first tensor that differs. Members, quorums and means follow the living workers.
+ *    collectives     have it from one of its calls on: calls that others have begun end without it, and its first call
+ *                    meets the first that they begin afterwards. mlfab_present tells who takes part.
+ *    objects         partial and stochastic reductions and task graphs stay with the workers that opened them; as long
+ *                    as one is open, the joiner's collectives wait, and a deadline names a worker that has it open.
+ *    barriers        barriers that others have called when it joins end without it; later ones wait for it.
+ *
+ * A worker leaves for good with mlfab_finish and mlfab_close; others may then take its rank, as a new incarnation whose
+ * updates are counted anew. A process that takes the rank of a living one is refused (RANK_TAKEN). One that takes the
+ * rank of a dead one counts in the same way, except that it ends the epoch of collectives (section 10, A worker comes
+ * back). Arrays by rank (counts of mlfab_allgather and mlfab_reduce_scatter) have workers_max entries. Dedicated
+ * servers do not come: mlfab_set_servers chooses among config.servers.
+ *
+ * This node's worker rank (-1 on a dedicated server), the number of ranks for workers (config.workers_max), the number
+ * of servers. Each output may be NULL. */
 MLFAB_API int mlfab_rank(const mlfab *ctx, int32_t *rank_p, uint32_t *workers_p,
                          uint32_t *servers_p);
 
@@ -929,7 +959,7 @@ MLFAB_API int mlfab_finish(mlfab *ctx, uint64_t timeout_ns);
 
 /* The workers that take part in this worker's next collective, as far as this node knows: *count_p of them, the first
  * `room` in `ranks` (NULL with room 0). Workers that have finished are not among them. Before the first collective:
- * all workers. Sends nothing. Errors: STATE (this node is not a worker). */
+ * the first config.workers, and this one. Sends nothing. Errors: STATE (this node is not a worker). */
 MLFAB_API int mlfab_present(mlfab *ctx, uint32_t *ranks, uint32_t room, uint32_t *count_p);
 
 /* On a server: serves until every worker has closed or died. On a scheduler of its own: plans until every server has.
@@ -1007,7 +1037,8 @@ MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p
  *    Deadlines. A TIMEOUT names the first rank that has not called; below two heartbeats, perhaps the caller.
  *    A worker closes. The next call of the others fails once with MLFAB_ERR_PEER_CLOSED, unless the worker had
  *    finished (mlfab_finish).
- *    A worker comes back. Its return ends the epoch of the others (MLFAB_ERR_AGAIN), and they wait for its first
+ *    A worker joins (section 6). No call fails, and the epoch ends between two calls, the same two on every worker.
+ *    A worker comes back after its death. Its return ends the epoch of the others (MLFAB_ERR_AGAIN), and they wait for its first
  *    collective, so it should call early. It has none of their objects. Calls on an old object end at their deadline
  *    and name it; the others then close their objects, and all open new ones.
  *    Server 0 dies. Server 0 keeps the list of members and is not on the data path. All open and all later

@@ -1,6 +1,10 @@
 /* mlfab-run.c - starts a fabric on this host: worker processes, the built-in server, a scheduler.
  *
  *    mlfab-run -n 4 ./trainer arguments...
+ *    mlfab-run --join unix:@trainer -n 2 ./trainer arguments...
+ *
+ * The second form starts workers that join a fabric which runs already, and no servers. Both then have the fabric's
+ * address, job and key in their environment.
  *
  * Every rank gets its place through MLFAB_* variables (mlfab_config_from_env reads them), and with it a
  * key of this run, without which a peer is refused at its first frame (MLFAB_KEY; where MLFAB_KEY_FILE is set, that
@@ -79,7 +83,9 @@ typedef struct rank {
 
 static struct {
   int workers, servers;
-  int dedicated; /* 0 with -s 0: worker 0 serves too */
+  int workers_max;  /* 0: workers */
+  const char *join; /* the address of server 0 of the fabric to join, or NULL */
+  int dedicated;    /* 0 with -s 0: worker 0 serves too */
   enum on_failure on_failure;
   int prefix, verbose;
   int scheduler;            /* a process of its own */
@@ -91,7 +97,7 @@ static struct {
   const char *transport; /* NULL: from the environment, or the library's default */
   char *server_program;
   char **command;
-  char coordinator[128];
+  char coordinator[256];
   char job[64];
   char key[65]; /* of this run; only in the ranks' environment */
 } options;
@@ -133,6 +139,7 @@ __attribute__((__format__(__printf__, 1, 2))) static void say(const char *format
 }
 
 static const char *kind(const rank *r) {
+  if (options.join) return "joiner"; /* `number` is not its rank */
   return r->is_scheduler ? "scheduler" : r->is_server ? "server" : "worker";
 }
 
@@ -284,8 +291,26 @@ static void set_setting(const char *setting) {
   setenv(name, setting + n + 1, 1);
 }
 
+/* The place of a process that joins: server 0 tells all but its own address. */
+static void set_joiner(void) {
+  static const char *const told[] = {"MLFAB_RANK",      "MLFAB_WORKERS", "MLFAB_WORKERS_MAX",
+                                     "MLFAB_SERVERS",   "MLFAB_ROLE",    "MLFAB_DEDICATED",
+                                     "MLFAB_SCHEDULER", "MLFAB_LISTEN"};
+  for (size_t i = 0; i < sizeof told / sizeof told[0]; i++) unsetenv(told[i]);
+  set_number("MLFAB_JOIN", 1);
+  setenv("MLFAB_COORDINATOR", options.join, 1);
+  for (int i = 0; i < options.nsettings; i++) set_setting(options.settings[i]);
+  if (options.transport) setenv("MLFAB_TRANSPORT", options.transport, 1);
+}
+
 static void set_environment(const rank *r) {
+  if (options.join) {
+    set_joiner();
+    return;
+  }
+  unsetenv("MLFAB_JOIN");
   set_number("MLFAB_RANK", r->number);
+  if (options.workers_max) set_number("MLFAB_WORKERS_MAX", options.workers_max);
   set_number("MLFAB_WORKERS", options.workers);
   set_number("MLFAB_SERVERS", options.dedicated ? options.servers : 1);
   set_number("MLFAB_DEDICATED", options.dedicated);
@@ -295,7 +320,7 @@ static void set_environment(const rank *r) {
     unsetenv("MLFAB_ROLE"); /* worker 0 has both roles */
   setenv("MLFAB_COORDINATOR", options.coordinator, 1);
   setenv("MLFAB_JOB", options.job, 1);
-  setenv("MLFAB_KEY", options.key, 1);
+  if (options.key[0]) setenv("MLFAB_KEY", options.key, 1);
   if (options.scheduled) setenv("MLFAB_SCHEDULER", options.scheduled, 1);
   if (options.delay_bound) setenv("MLFAB_DELAY_BOUND", options.delay_bound, 1);
   for (int i = 0; i < options.nsettings; i++) set_setting(options.settings[i]);
@@ -304,7 +329,7 @@ static void set_environment(const rank *r) {
   if (options.transport) setenv("MLFAB_TRANSPORT", options.transport, 1);
 }
 
-static int takes_input(const rank *r) { return !r->is_server && r->number == 0; }
+static int takes_input(const rank *r) { return !options.join && !r->is_server && r->number == 0; }
 
 /* Executes the rank's program in the child. Returns only if that fails, with errno set. */
 static void become(const rank *r, pid_t parent) {
@@ -501,7 +526,8 @@ static int is_running(int servers) {
 static void ended(rank *r, int status) {
   int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
   /* Without this rank no server holds the model. A scheduler can always be restarted. */
-  int serves = !r->is_scheduler && (r->is_server || (!options.dedicated && r->number == 0));
+  int serves =
+      !options.join && !r->is_scheduler && (r->is_server || (!options.dedicated && r->number == 0));
   int restart = options.on_failure == ON_FAILURE_RESTART || r->is_scheduler;
   r->pid = 0;
   r->done = 1;
@@ -591,11 +617,26 @@ static void read_signals(void) {
 
 /* ---- the loop ---- */
 
+/* 1 when the built-in server has reported that all ranks have joined. */
+static int have_joined(void) {
+  static int joined;
+  char byte;
+  if (!joined && joined_pipe[0] >= 0) joined = read(joined_pipe[0], &byte, 1) > 0;
+  return joined;
+}
+
+/* Until when the servers may go on without a worker of this run: workers that joined may still need them. */
+static uint64_t servers_until(uint64_t now) {
+  int grows = options.workers_max > options.workers;
+  if (interrupted && exit_status != 0) return now; /* there is no model to wait for */
+  if (grows && exit_status == 0 && !interrupted && (joined_pipe[0] < 0 || have_joined()))
+    return UINT64_MAX;
+  return now + SERVERS_GRACE_NS;
+}
+
 /* The workers have ended successfully without joining: says so, because the servers wait for them. */
 static void tell_unjoined(void) {
-  char byte;
-  if (joined_pipe[0] < 0 || exit_status != 0 || interrupted) return;
-  if (read(joined_pipe[0], &byte, 1) > 0) return;
+  if (joined_pipe[0] < 0 || exit_status != 0 || interrupted || have_joined()) return;
   say("no rank joined: %d worker%s of %s ended with status 0, and the server still waits for them. "
       "Does the "
       "program call mlfab_open, and was it built with mlfab?",
@@ -612,8 +653,7 @@ static int advance(uint64_t now, uint64_t run_until) {
   }
   if (phase == PHASE_RUN && !is_running(0)) {
     phase = PHASE_SERVERS;
-    /* After an interruption there is no model to wait for. */
-    phase_until = interrupted && exit_status != 0 ? now : now + SERVERS_GRACE_NS;
+    phase_until = servers_until(now);
   }
   if (phase == PHASE_SERVERS && now >= phase_until) {
     tell_unjoined();
@@ -692,9 +732,19 @@ static int run(void) {
 
 static const char usage_text[] =
     "usage: mlfab-run -n WORKERS [options] PROGRAM [arguments...]\n"
+    "       mlfab-run --join ADDRESS [-n WORKERS] [options] PROGRAM [arguments...]\n"
     "Starts a fabric on this host: WORKERS processes of PROGRAM, and parameter servers.\n"
+    "With --join: WORKERS processes (1) that join the fabric whose server 0 is at ADDRESS.\n"
     "\n"
     "  -n N                   worker processes\n"
+    "  --max-workers N        more workers may join, up to N at a time. The fabric is at\n"
+    "                         MLFAB_COORDINATOR, with MLFAB_JOB and MLFAB_KEY of this environment; "
+    "what\n"
+    "                         is not set is made for the run, and processes that its workers "
+    "start\n"
+    "                         have it\n"
+    "  --join ADDRESS         joins the fabric at ADDRESS, with MLFAB_JOB and MLFAB_KEY (or\n"
+    "                         MLFAB_KEY_FILE)\n"
     "  -s N                   server processes (1); 0: worker 0 serves too\n"
     "  --server PROGRAM       runs this as the server, instead of the built-in one\n"
     "  --scheduler=beside     large pushes and pulls are planned, by server 0 beside its own work\n"
@@ -791,6 +841,8 @@ static void parse_setting(char *setting) {
 static void parse(int argc, char **argv) {
   enum {
     SERVER = 256,
+    MAX_WORKERS,
+    JOIN,
     SCHEDULER,
     DELAY_BOUND,
     SET,
@@ -803,6 +855,8 @@ static void parse(int argc, char **argv) {
     HELP
   };
   static const struct option longs[] = {{"server", required_argument, NULL, SERVER},
+                                        {"max-workers", required_argument, NULL, MAX_WORKERS},
+                                        {"join", required_argument, NULL, JOIN},
                                         {"scheduler", required_argument, NULL, SCHEDULER},
                                         {"delay-bound", required_argument, NULL, DELAY_BOUND},
                                         {"set", required_argument, NULL, SET},
@@ -814,7 +868,7 @@ static void parse(int argc, char **argv) {
                                         {"verbose", no_argument, NULL, VERBOSE},
                                         {"help", no_argument, NULL, HELP},
                                         {NULL, 0, NULL, 0}};
-  options.servers = 1;
+  options.servers = -1; /* not said */
   options.prefix = 1;
   opterr = 0;
   for (;;) {
@@ -827,6 +881,13 @@ static void parse(int argc, char **argv) {
         break;
       case 's':
         options.servers = parse_count("-s", optarg, 0);
+        break;
+      case MAX_WORKERS:
+        options.workers_max = parse_count("--max-workers", optarg, 1);
+        break;
+      case JOIN:
+        if (!*optarg) usage("--join takes the address of server 0");
+        options.join = optarg;
         break;
       case SERVER:
         options.server_program = optarg;
@@ -872,7 +933,19 @@ static void parse(int argc, char **argv) {
         usage("unknown option %s", argv[at]);
     }
   }
+  if (options.join) {
+    if (options.servers >= 0 || options.server_program || options.scheduled ||
+        options.delay_bound || options.workers_max)
+      usage(
+          "--join starts workers only: not with -s, --server, --scheduler, --delay-bound, "
+          "--max-workers");
+    if (options.workers == 0) options.workers = 1;
+    options.servers = 0;
+  }
+  if (options.servers < 0) options.servers = 1;
   if (options.workers == 0) usage("-n, the number of workers, is missing");
+  if (options.workers_max && options.workers_max < options.workers)
+    usage("--max-workers is below -n, the number of workers to begin with");
   if (optind >= argc) usage("the program to run is missing");
   options.command = argv + optind;
   options.dedicated = options.servers > 0;
@@ -900,6 +973,8 @@ static int free_port(void) {
 static int make_key(void) {
   unsigned char bytes[32];
   size_t got = 0;
+  const char *given = getenv("MLFAB_KEY");
+  if (options.workers_max && given && *given) return 0; /* joiners have it */
 #ifdef __linux__
   ssize_t n = getrandom(bytes, sizeof bytes, 0);
   got = n > 0 ? (size_t)n : 0;
@@ -921,12 +996,23 @@ static int make_key(void) {
 /* Chooses where the ranks meet: a name unique to this run, so that concurrent runs do not mix. */
 static int choose_meeting_point(void) {
   uint32_t random = (uint32_t)now_ns();
+  const char *address = getenv("MLFAB_COORDINATOR"), *job = getenv("MLFAB_JOB");
   int fd = open("/dev/urandom", O_RDONLY | O_CLOEXEC);
   if (fd >= 0) {
     if (read(fd, &random, sizeof random) < 0) random ^= (uint32_t)getpid();
     close(fd);
   }
   snprintf(options.job, sizeof options.job, "run-%ld-%08x", (long)getpid(), (unsigned)random);
+  if (options.workers_max && ((address && strlen(address) >= sizeof options.coordinator) ||
+                              (job && strlen(job) >= sizeof options.job))) {
+    say("MLFAB_COORDINATOR or MLFAB_JOB is too long");
+    return -1;
+  }
+  if (options.workers_max && job && *job) snprintf(options.job, sizeof options.job, "%s", job);
+  if (options.workers_max && address && *address) {
+    snprintf(options.coordinator, sizeof options.coordinator, "%s", address);
+    return 0;
+  }
   int tcp = options.transport && strcmp(options.transport, "tcp") == 0;
 #ifndef __linux__
   tcp = 1; /* abstract socket names exist on Linux only */
@@ -973,7 +1059,7 @@ int main(int argc, char **argv) {
   if ((argc == 3 || argc == 4) && strcmp(argv[1], SERVER_ARGUMENT) == 0)
     return server_main(strcmp(argv[2], "verbose") == 0, argc == 4 ? atoi(argv[3]) : -1);
   parse(argc, argv);
-  if (make_key() < 0 || choose_meeting_point() < 0) return 1;
+  if (!options.join && (make_key() < 0 || choose_meeting_point() < 0)) return 1;
   int services = options.servers + options.scheduler;
   rank_count = services + options.workers;
   ranks = calloc((size_t)rank_count, sizeof *ranks);

@@ -49,6 +49,8 @@ enum { CONFIG_MS = 1000000, CONFIG_DAY_MS = 86400000 };
 
 static const config_setting config_settings[] = {
     CONFIG_U("workers", mlfab_config, workers, 1, 65536, 1),
+    CONFIG_U("workers_max", mlfab_config, workers_max, 1, 65536, 1),
+    CONFIG_U("join", mlfab_config, join, 0, 1, 1),
     CONFIG_U("servers", mlfab_config, servers, 1, 4096, 1),
     CONFIG_U("dedicated", mlfab_config, dedicated, 0, 1, 1),
     CONFIG_U("allow_insecure", mlfab_config, allow_insecure, 0, 1, 1),
@@ -305,7 +307,7 @@ MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p) 
   int code =
       config_environment(&c, &initial, config_settings, MLFAB__COUNT(config_settings), error_p);
   if (!code && c.roles == 0 && role && *role) code = config_role(&c, "MLFAB_ROLE", role, error_p);
-  if (!code) code = config_rank(&c, rank_given, error_p);
+  if (!code && !c.join) code = config_rank(&c, rank_given, error_p); /* else server 0 tells */
   if (!code) code = config_master(&c, error_p);
   if (!code) *config = c;
   return code;

@@ -60,13 +60,17 @@ static void barrier_check(mlfab__barrier_server *server, uint32_t newcomer) {
 static void barrier_server_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
   mlfab__barrier_server *server = self;
   mlfab__barrier_entry *entry = &server->entries[at.peer];
+  uint64_t base = server->over;
+  /* One that joins in good order has no part in the barriers that others have called already. */
+  for (uint32_t w = 0; entry->left && w < server->workers && !MLFAB__PLANTED(124); w++)
+    if (!server->entries[w].gone) base = mlfab__max(base, server->entries[w].asked);
   entry->gone = 0;
-  if (greeting->fresh) *entry = (mlfab__barrier_entry){.base = server->over};
+  if (greeting->fresh) *entry = (mlfab__barrier_entry){.base = base, .asked = base};
 }
 
 static void barrier_server_gone(void *self, mlfab__at at, int left) {
   mlfab__barrier_server *server = self;
-  (void)left;
+  server->entries[at.peer].left = left != 0;
   server->entries[at.peer].gone = 1;
   barrier_check(server, MLFAB__NO_NODE);
 }

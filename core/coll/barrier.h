@@ -4,7 +4,8 @@
  * order of its calls. It asks by the number of the newest (BARRIER). Server 0 releases barrier n when
  * every live worker that is not done has asked for n or a later one. It answers by the number of the
  * newest that is over (BARRIER_DONE), and tells those who wait which rank is missing (WAITING). A process that
- * came late counts from what is over (`base`).
+ * came late counts from what is over (`base`) if it replaces one that died; else from what others have called, whose
+ * barriers do not wait for it.
  *
  * Invariants. (1) Numbers that are asked for, and answers, only grow: both are repeated on a new link
  * and never counted twice. (2) A call that is withdrawn here stays asked for at server 0. The next call
@@ -18,7 +19,7 @@
 #include "../base/request.h"
 
 typedef struct mlfab__barrier_entry { /* a worker, as server 0 sees it */
-  uint8_t gone, done;
+  uint8_t gone, done, left;           /* left: gone in good order, or never here */
   uint64_t base, asked; /* asked: the newest, as all count; up to `over` it waits for nothing */
 } mlfab__barrier_entry;
 

@@ -9,7 +9,7 @@
 /* clang-format off */
 WIRE_META(membership_ask,
   N(epoch) N(arena_pid) N(arena_fd) N(arena_nonce) N(arena_bytes) N(host) N(in) N(out) N(round)
-  N(objects))
+  N(objects) N(open))
 WIRE_META(membership_ready, N(epoch) N(arena))
 WIRE_META(membership_go, N(epoch) N(arena) N(latency_ns) N(rate) N(round) N(objects))
 WIRE_META(membership_over, N(epoch) N(code) N(rank) T(text))
@@ -17,7 +17,7 @@ WIRE_META(membership_call, N(epoch) N(channel) N(number))
 WIRE_META(membership_tell, N(epoch) N(channel) N(number) N(called) N(signature) T(text))
 WIRE_META(membership_missing, N(epoch) N(channel) N(number) N(rank))
 WIRE_META(membership_leave, N(epoch) N(rank) N(calls))
-WIRE_META(membership_finish, N(epoch) N(rank) N(calls))
+WIRE_META(membership_finish, N(epoch) N(rank) N(calls) N(open))
 WIRE_META(coll,
   N(epoch) N(channel) N(number) N(tag) N(flags) N(seq) N(signature) N(offset) N(total))
 WIRE_META(coll_ack, N(epoch) N(received) N(consumed))

@@ -13,6 +13,7 @@ typedef struct mlfab__membership_ask { /* MEMBERSHIP, worker -> server 0: it wan
   double in, out;   /* its link, bytes a second; 0: not known */
   uint64_t round;   /* partial rounds that it has completed, the most of any object */
   uint64_t objects; /* the number of the last one that it opened, or took part in opening */
+  uint32_t open;    /* objects that are open there */
 } mlfab__membership_ask;
 
 typedef struct mlfab__membership_member { /* in a list, in the order of members */
@@ -83,7 +84,8 @@ typedef struct mlfab__membership_leave { /* LEAVE up, LEFT down: a worker takes 
 typedef struct mlfab__membership_finish {
   uint32_t epoch;
   int32_t rank;
-  uint64_t calls;
+  uint64_t calls; /* FREEZE: UINT64_MAX: the rank joins */
+  uint32_t open;  /* FROZEN: objects that are open here */
 } mlfab__membership_finish;
 
 /* A call that a worker which has finished still takes part in; to server 0 and on to the worker. u32 count and

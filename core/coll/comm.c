@@ -13,6 +13,7 @@ MLFAB__INTERNAL int mlfab__comm_init(mlfab__comm *comm, mlfab__env *env, const m
   comm->requests = requests;
   comm->up = *up;
   comm->rank = rank;
+  comm->founders = config->workers;
   comm->missing = comm->left_rank = MLFAB_NO_RANK;
   comm->arena_fd = -1;
   comm->limit = UINT64_MAX;

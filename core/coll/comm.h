@@ -75,6 +75,7 @@ typedef struct mlfab__comm {
   mlfab__engine engine;
   mlfab__pool pool; /* blocks of runs and calls */
   uint32_t rank;
+  uint32_t founders; /* ranks below it were there at first */
   /* Epochs. */
   enum mlfab__comm_phase phase;
   uint32_t epoch, over_epoch; /* that stands, is listed, or failed; the newest that is over */
@@ -98,6 +99,8 @@ typedef struct mlfab__comm {
   uint8_t later; /* the last epoch could not begin here: takes part again at the next tick */
   uint8_t dead;  /* server 0 is */
   uint8_t leaving;
+  uint8_t
+      newcomer; /* it came to a fabric that was there, and has been in no epoch: others know none of its calls */
   void (*settle)(struct mlfab__comm *comm); /* does what failing and due say */
   uint64_t now_ns;
   mlfab_error verdict;
@@ -269,6 +272,8 @@ MLFAB__INTERNAL uint8_t mlfab__comm_choose(const mlfab__comm *comm,
 MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_object_find(mlfab__comm *comm, uint32_t id);
 MLFAB__INTERNAL mlfab__comm_object *mlfab__comm_channel_find(mlfab__comm *comm, uint32_t channel);
 
+/* Objects whose opening has begun, and that are not closed. */
+MLFAB__INTERNAL uint32_t mlfab__comm_open_objects(const mlfab__comm *comm);
 /* What server 0 is told: this worker wants to take part in the epoch after this one; it has finished after so many
  * calls, or the calls of its last epoch are over; this call seems to be stuck. */
 MLFAB__INTERNAL void mlfab__comm_ask(mlfab__comm *comm, uint32_t after_epoch);

@@ -164,6 +164,13 @@ MLFAB__INTERNAL uint8_t mlfab__comm_choose(const mlfab__comm *comm,
 
 /* --- what server 0 is told --- */
 
+MLFAB__INTERNAL uint32_t mlfab__comm_open_objects(const mlfab__comm *comm) {
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++)
+    n += comm->objects[i] && comm->objects[i]->channel != 0;
+  return n;
+}
+
 MLFAB__INTERNAL void mlfab__comm_ask(mlfab__comm *comm, uint32_t after_epoch) {
   const mlfab__membership_ask ask = {.epoch = after_epoch,
                                      .arena_pid = comm->arena_pid,
@@ -174,14 +181,15 @@ MLFAB__INTERNAL void mlfab__comm_ask(mlfab__comm *comm, uint32_t after_epoch) {
                                      .in = comm->link_in,
                                      .out = comm->link_out,
                                      .round = comm->round,
-                                     .objects = comm->objects_opened};
+                                     .objects = comm->objects_opened,
+                                     .open = mlfab__comm_open_objects(comm)};
   MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP, membership_ask, &ask);
 }
 
 MLFAB__INTERNAL void mlfab__comm_say_finish(mlfab__comm *comm, uint64_t calls) {
   const mlfab__membership_finish finish = {
       comm->phase == MLFAB__COMM_IN ? comm->epoch : 0,
-      mlfab__comm_moved(comm) ? (int32_t)MLFAB_NO_RANK : (int32_t)comm->rank, calls};
+      mlfab__comm_moved(comm) ? (int32_t)MLFAB_NO_RANK : (int32_t)comm->rank, calls, 0};
   MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP_FINISH, membership_finish, &finish);
 }
 

@@ -24,12 +24,14 @@ MLFAB__INTERNAL void mlfab__comm_check_moved(mlfab__comm *comm) {
   }
 }
 
-/* A worker has finished after so many calls. Calls in shared memory that it has not called become runs. */
+/* A worker has finished after so many calls, or joins. Calls in shared memory that it has not called become runs. */
 MLFAB__INTERNAL void mlfab__comm_on_freeze(mlfab__comm *comm, const mlfab__membership_finish *in) {
   uint64_t bytes = MLFAB__MEMBERSHIP_MEMBERS_MAX * sizeof *comm->finished;
-  mlfab__membership_finish frozen = {comm->epoch, in->rank, comm->begun - comm->base};
+  mlfab__membership_finish frozen = {comm->epoch, in->rank, comm->begun - comm->base,
+                                     mlfab__comm_open_objects(comm)};
+  int joins = in->calls == UINT64_MAX;
   if (in->epoch != comm->epoch || comm->phase != MLFAB__COMM_IN) return;
-  if (!comm->finished) {
+  if (!comm->finished && !joins) {
     comm->finished = mlfab__alloc(comm->env, bytes);
     if (!comm->finished) {
       mlfab__comm_fail_memory(comm);
@@ -37,16 +39,16 @@ MLFAB__INTERNAL void mlfab__comm_on_freeze(mlfab__comm *comm, const mlfab__membe
     }
     memset(comm->finished, 0xff, bytes);
   }
-  for (uint32_t m = 0; m < comm->members; m++)
+  for (uint32_t m = 0; m < comm->members && !joins; m++)
     if ((int32_t)comm->ranks[m] == in->rank) comm->finished[m] = in->calls;
   comm->frozen = 1;
   comm->moved = 0;
-  for (uint64_t serial = mlfab__max(comm->first, comm->base + in->calls); serial < comm->begun;
-       serial++) {
+  uint64_t serial = joins ? comm->begun : mlfab__max(comm->first, comm->base + in->calls);
+  for (; serial < comm->begun; serial++) {
     mlfab__comm_slot *slot = *mlfab__comm_place(comm, serial);
     if (slot && slot->state == MLFAB__SLOT_OUTSIDE) slot->wanted = 1;
   }
-  if (comm->go.arena) comm->go.arena = 2;
+  if (comm->go.arena && !joins) comm->go.arena = 2;
   MLFAB__POST(&comm->up, 0, MLFAB__MEMBERSHIP_FROZEN, membership_finish, &frozen);
 }
 
@@ -202,6 +204,7 @@ MLFAB__INTERNAL uint32_t mlfab__comm_present(const mlfab__comm *comm, uint32_t *
   uint32_t most = known ? comm->members : comm->config->workers, n = 0;
   for (uint32_t i = 0; i < most; i++) {
     uint32_t rank = known ? comm->ranks[i] : i;
+    if (!known && rank >= comm->founders && rank != comm->rank) continue;
     if (known && !mlfab__comm_gives(comm, i, mlfab__comm_called(comm))) continue;
     if (n++ < room) ranks[n - 1] = rank;
   }

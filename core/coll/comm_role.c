@@ -35,8 +35,10 @@ static void comm_role_returned(void *self, mlfab__at at, uint64_t token) {
 static void comm_role_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
   mlfab__comm *comm = self;
   if (at.kind == MLFAB__LINK_PEER) mlfab__stream_peer_up(&comm->streams, at.peer);
-  if (at.kind == MLFAB__LINK_SERVER && at.peer == 0 && greeting->ack->was_dead < 2)
+  if (at.kind == MLFAB__LINK_SERVER && at.peer == 0 && greeting->ack->was_dead < 2) {
+    if (greeting->ack->guest && comm->epochs == 0) comm->newcomer = 1;
     mlfab__comm_hello(comm);
+  }
 }
 
 static void comm_role_lost(void *self, mlfab__at at) {
@@ -126,6 +128,7 @@ MLFAB__INTERNAL int mlfab__comm_attach(mlfab_node *node, mlfab__comm **comm_p) {
   int code = mlfab__comm_init(*comm_p, &node->env, &node->config, (uint32_t)node->config.rank, &up,
                               &links, &down, &node->requests);
   (*comm_p)->host = node->config.host;
+  (*comm_p)->founders = node->founders;
   return code;
 }
 

@@ -25,6 +25,7 @@ static void epoch_begin(mlfab__comm *comm) {
   comm->phase = MLFAB__COMM_IN;
   comm->in_ns = comm->now_ns;
   comm->epochs++;
+  comm->newcomer = 0;
   for (uint32_t i = 0; i < MLFAB__COMM_OBJECTS; i++) {
     mlfab__comm_object *object = comm->objects[i];
     if (!object) continue;
@@ -106,7 +107,7 @@ static void epoch_fail(mlfab__comm *comm) {
   if (stands && !alone) {
     epoch_say_failed(comm);
   } else {
-    comm->untold = !alone;
+    comm->untold = !alone && !comm->newcomer;
     mlfab__epoch_join(comm);
   }
 }
@@ -140,7 +141,10 @@ static int32_t epoch_first_finished(const mlfab__comm *comm) {
 static void epoch_renew(mlfab__comm *comm, enum mlfab__comm_phase next) {
   char text[MLFAB__TEXT_MAX];
   int32_t rank = epoch_first_finished(comm);
-  snprintf(text, sizeof text, "worker %d has finished while this was under way", (int)rank);
+  if (rank == MLFAB_NO_RANK)
+    snprintf(text, sizeof text, "a worker has joined while this was under way");
+  else
+    snprintf(text, sizeof text, "worker %d has finished while this was under way", (int)rank);
   mlfab__comm_set_verdict(comm, MLFAB_ERR_PEER_CLOSED, rank, 0, text);
   epoch_end(comm, 0, next);
   comm->over_epoch = (uint32_t)mlfab__max(comm->over_epoch, comm->epoch);

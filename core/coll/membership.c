@@ -11,6 +11,7 @@
 enum {
   MEMBERSHIP_LIST_BYTES = 8,
   MEMBERSHIP_MEMBER_BYTES = 40,
+  MEMBERSHIP_KEPT_TICKS = 4,          /* a heartbeat */
   MEMBERSHIP_UNTOLD = -2,             /* nobody, not even NO_RANK, was named */
   MEMBERSHIP_LATENCY_INSIDE = 10000,  /* ns of a message between processes of one host ... */
   MEMBERSHIP_LATENCY_BETWEEN = 50000, /* ... and between hosts, where nothing has measured it */
@@ -19,6 +20,7 @@ static const double membership_rate_inside = 4e9; /* bytes a second */
 static const double membership_rate_unknown = 1.25e9;
 
 static void membership_check(mlfab__membership *membership);
+static void membership_admit(mlfab__membership *membership);
 
 static uint32_t membership_room(const mlfab__membership *membership) {
   return (uint32_t)mlfab__min(membership->workers, MLFAB__MEMBERSHIP_MEMBERS_MAX);
@@ -28,6 +30,7 @@ static void membership_no_limit(mlfab__membership *membership) {
   membership->freezing = 0;
   membership->finisher = MLFAB_NO_RANK;
   membership->limit = UINT64_MAX;
+  membership->kept = 0;
 }
 
 MLFAB__INTERNAL int mlfab__membership_init(mlfab__membership *membership, mlfab__env *env,
@@ -253,15 +256,31 @@ static int membership_may_form(mlfab__membership *membership, uint32_t asked) {
   return 1;
 }
 
-/* The workers that have asked are the members of the next epoch. */
-static void membership_form(mlfab__membership *membership, uint32_t asked) {
+/* The first member of the next epoch that has objects of the last one, which joiners do not have; or NO_RANK. */
+static int32_t membership_keeper(const mlfab__membership *membership) {
+  for (uint32_t w = 0; w < membership->workers; w++) {
+    const mlfab__membership_entry *entry = &membership->entries[w];
+    if (entry->asked && !entry->joins && entry->ask.open > 0) return (int32_t)w;
+  }
+  return MLFAB_NO_RANK;
+}
+
+/* The workers that have asked are the members of the next epoch, joiners only if they can be. */
+static void membership_form(mlfab__membership *membership) {
+  uint32_t asked = 0;
+  int keeps = membership_keeper(membership) != MLFAB_NO_RANK;
+  for (uint32_t w = 0; w < membership->workers; w++) {
+    const mlfab__membership_entry *entry = &membership->entries[w];
+    asked += entry->asked && !(entry->joins && keeps);
+  }
+  if (asked == 0) return;
   membership->epoch++;
   if (!membership_may_form(membership, asked)) return;
   membership->phase = MLFAB__MEMBERSHIP_LISTED;
   for (uint32_t w = 0; w < membership->workers; w++) {
     mlfab__membership_entry *entry = &membership->entries[w];
-    if (!entry->asked) continue;
-    entry->asked = 0;
+    if (!entry->asked || (entry->joins && keeps)) continue;
+    entry->asked = entry->joins = 0;
     entry->member = 1;
     entry->missing = MEMBERSHIP_UNTOLD;
     membership->order[membership->members++] = w;
@@ -276,7 +295,7 @@ static int32_t membership_missing(const mlfab__membership *membership) {
   for (uint32_t w = 0; w < membership->workers; w++) {
     const mlfab__membership_entry *entry = &membership->entries[w];
     if (membership->phase == MLFAB__MEMBERSHIP_GATHERING && entry->alive && !entry->done &&
-        !entry->asked)
+        !entry->asked && !entry->joins)
       return (int32_t)w;
     if (membership->phase == MLFAB__MEMBERSHIP_LISTED && entry->member && !entry->ready)
       return (int32_t)w;
@@ -301,11 +320,9 @@ static void membership_tell_missing(mlfab__membership *membership) {
 
 /* Forms the epoch when every live worker has asked. */
 static void membership_check(mlfab__membership *membership) {
-  uint32_t asked = 0;
-  if (membership->phase != MLFAB__MEMBERSHIP_GATHERING) return;
-  for (uint32_t w = 0; w < membership->workers; w++) asked += membership->entries[w].asked;
-  if (asked > 0 && membership_missing(membership) == MLFAB_NO_RANK)
-    membership_form(membership, asked);
+  if (membership->phase == MLFAB__MEMBERSHIP_GATHERING &&
+      membership_missing(membership) == MLFAB_NO_RANK)
+    membership_form(membership);
 }
 
 /* Latency and rate, by which members choose algorithms. */
@@ -340,6 +357,7 @@ static void membership_check_ready(mlfab__membership *membership) {
     membership_post_go(membership, worker);
     membership_post_departures(membership, worker);
   }
+  membership_admit(membership);
 }
 
 /* --- a call that is stuck --- */
@@ -483,7 +501,7 @@ static void membership_tell(mlfab__membership *membership, mlfab__membership_ent
 
 static void membership_post_finish(mlfab__membership *membership, uint32_t worker, uint8_t type,
                                    int32_t rank, uint64_t calls) {
-  const mlfab__membership_finish finish = {membership->epoch, rank, calls};
+  const mlfab__membership_finish finish = {membership->epoch, rank, calls, 0};
   MLFAB__POST(&membership->port, worker, type, membership_finish, &finish);
 }
 
@@ -498,6 +516,12 @@ static int32_t membership_teller(const mlfab__membership *membership) {
   return MLFAB_NO_RANK;
 }
 
+/* The calls of the last rank that has finished; UINT64_MAX: it joins. */
+static uint64_t membership_finished_with(const mlfab__membership *membership) {
+  const mlfab__membership_entry *entry = &membership->entries[membership->finisher];
+  return entry->finished ? entry->calls : UINT64_MAX;
+}
+
 /* Says again what a member may have missed: who has finished, the last one last; or, when all know that, the limit. */
 static void membership_post_finished(mlfab__membership *membership, uint32_t worker) {
   if (membership->finisher == MLFAB_NO_RANK || membership->entries[worker].left) return;
@@ -509,7 +533,7 @@ static void membership_post_finished(mlfab__membership *membership, uint32_t wor
   }
   if (membership->freezing)
     membership_post_finish(membership, worker, MLFAB__MEMBERSHIP_FREEZE, membership->finisher,
-                           membership->entries[membership->finisher].calls);
+                           membership_finished_with(membership));
   else
     membership_post_finish(membership, worker, MLFAB__MEMBERSHIP_SETTLE,
                            membership_teller(membership), membership->limit);
@@ -518,6 +542,8 @@ static void membership_post_finished(mlfab__membership *membership, uint32_t wor
 /* When all members have answered FREEZE, the epoch gets its limit, and workers that have finished may give identities. */
 static void membership_settle(mlfab__membership *membership) {
   uint64_t limit = 0;
+  int finished = membership->limit != UINT64_MAX;
+  int32_t keeper = MLFAB_NO_RANK;
   if (!membership->freezing) return;
   for (uint32_t i = 0; i < membership->members; i++) {
     const mlfab__membership_entry *entry = membership_member(membership, i);
@@ -525,9 +551,13 @@ static void membership_settle(mlfab__membership *membership) {
     if (!entry->frozen) return;
     limit = mlfab__max(limit, entry->begun);
     if (entry->finished) limit = mlfab__max(limit, entry->calls);
+    finished |= entry->finished;
+    if (entry->open && keeper == MLFAB_NO_RANK) keeper = (int32_t)membership->order[i];
   }
   membership->freezing = 0;
-  if (membership->limit == UINT64_MAX) membership->limit = limit;
+  membership->keeper = keeper;
+  membership->kept = finished || keeper == MLFAB_NO_RANK ? 0 : MEMBERSHIP_KEPT_TICKS;
+  if (membership->limit == UINT64_MAX && membership->kept == 0) membership->limit = limit;
   for (uint32_t i = 0; i < membership->members; i++)
     if (!membership_member(membership, i)->left)
       membership_post_finish(membership, membership->order[i], MLFAB__MEMBERSHIP_SETTLE,
@@ -536,7 +566,7 @@ static void membership_settle(mlfab__membership *membership) {
 
 /* When all members have ended the calls below the limit, the next epoch forms, without a verdict. */
 static void membership_check_moved(mlfab__membership *membership) {
-  uint32_t asked = 0, members = membership->members;
+  uint32_t members = membership->members;
   if (membership->limit == UINT64_MAX || membership->freezing) return;
   for (uint32_t i = 0; i < members; i++) {
     const mlfab__membership_entry *entry = membership_member(membership, i);
@@ -552,12 +582,48 @@ static void membership_check_moved(mlfab__membership *membership) {
     int ends = entry->done;
     membership_release(entry);
     entry->asked = !ends;
-    asked += !ends;
     entry->over_owed = ends ? membership->epoch : 0;
     entry->over_well = 1;
     if (ends && entry->alive) membership_post_over(membership, membership->order[i]);
   }
-  if (asked > 0) membership_form(membership, asked);
+  membership_form(membership);
+}
+
+/* All members begin no more calls for now, because this rank finishes, or joins. */
+static void membership_freeze(mlfab__membership *membership, uint32_t worker) {
+  membership->freezing = 1;
+  membership->finisher = (int32_t)worker;
+  for (uint32_t i = 0; i < membership->members; i++) {
+    mlfab__membership_entry *other = membership_member(membership, i);
+    other->frozen = other->moved = 0;
+    if (!other->left)
+      membership_post_finish(membership, membership->order[i], MLFAB__MEMBERSHIP_FREEZE,
+                             membership->finisher, membership_finished_with(membership));
+  }
+}
+
+/* Ends a running epoch for the workers that join, unless it is about to end. */
+static void membership_admit(mlfab__membership *membership) {
+  if (membership->phase != MLFAB__MEMBERSHIP_RUNNING || membership->freezing ||
+      membership->limit != UINT64_MAX || membership->kept > 0)
+    return;
+  for (uint32_t w = 0; w < membership->workers; w++) {
+    const mlfab__membership_entry *entry = &membership->entries[w];
+    if (!entry->asked || !entry->joins) continue;
+    membership_freeze(membership, w);
+    return;
+  }
+}
+
+/* Tells the workers that join whose objects they wait for. */
+static void membership_tell_kept(mlfab__membership *membership) {
+  const mlfab__membership_missing missing = {0, 0, 0, membership->keeper};
+  for (uint32_t w = 0; w < membership->workers; w++) {
+    mlfab__membership_entry *entry = &membership->entries[w];
+    if (!entry->asked || entry->missing == missing.rank) continue;
+    entry->missing = missing.rank;
+    MLFAB__POST(&membership->port, w, MLFAB__MEMBERSHIP_MISSING, membership_missing, &missing);
+  }
 }
 
 /* A worker finishes. When it does not know yet of the epoch that is listed, this ends without failing a call. */
@@ -582,15 +648,7 @@ static void membership_finishes(mlfab__membership *membership, uint32_t worker,
   } else if (running && !entry->left && in->calls <= membership->limit) {
     entry->done = entry->finished = 1;
     entry->calls = in->calls;
-    membership->freezing = 1;
-    membership->finisher = (int32_t)worker;
-    for (uint32_t i = 0; i < membership->members; i++) {
-      mlfab__membership_entry *other = membership_member(membership, i);
-      other->frozen = other->moved = 0;
-      if (!other->left)
-        membership_post_finish(membership, membership->order[i], MLFAB__MEMBERSHIP_FREEZE,
-                               membership->finisher, in->calls);
-    }
+    membership_freeze(membership, worker);
   }
 }
 
@@ -600,6 +658,7 @@ static void membership_freezes(mlfab__membership *membership, uint32_t worker,
   if (!membership->freezing || in->rank != membership->finisher) return;
   entry->frozen = 1;
   entry->begun = in->calls;
+  entry->open = in->open > 0;
   membership_settle(membership);
 }
 
@@ -643,7 +702,9 @@ static int membership_asks(mlfab__membership *membership, uint32_t worker,
   entry->ask = *in;
   entry->missing = MEMBERSHIP_UNTOLD;
   if (membership->phase == MLFAB__MEMBERSHIP_IDLE) membership->phase = MLFAB__MEMBERSHIP_GATHERING;
-  if (membership_stands(membership)) {
+  if (membership_stands(membership) && entry->joins && !MLFAB__PLANTED(125)) {
+    membership_admit(membership);
+  } else if (membership_stands(membership)) {
     membership_verdict(membership, MLFAB_ERR_AGAIN, (int32_t)worker,
                        "worker %u has come in: collectives begin anew", worker);
   } else {
@@ -678,7 +739,7 @@ static void membership_fails(mlfab__membership *membership, uint32_t worker,
 /* A worker that is no member takes no further part: the members of the next epoch are told. */
 static void membership_lose(mlfab__membership *membership, uint32_t worker, int32_t code) {
   mlfab__membership_entry *entry = &membership->entries[worker];
-  int counted = entry->alive && !entry->done && !entry->member;
+  int counted = entry->alive && !entry->done && !entry->member && !entry->joins;
   if (counted && !membership_stands(membership)) entry->lost = code;
 }
 
@@ -794,8 +855,10 @@ MLFAB__INTERNAL void mlfab__membership_hello(mlfab__membership *membership, uint
     return;
   }
   int ends = entry->member;
+  uint8_t joins = entry->well;
   memset(entry, 0, sizeof *entry);
   entry->alive = 1;
+  entry->joins = joins;
   entry->incarnation = incarnation;
   entry->missing = MEMBERSHIP_UNTOLD;
   if (ends) {
@@ -808,7 +871,9 @@ MLFAB__INTERNAL void mlfab__membership_gone(mlfab__membership *membership, uint3
                                             int left, uint64_t now_ns) {
   mlfab__membership_entry *entry = &membership->entries[worker];
   (void)now_ns;
-  membership_lose(membership, worker, left ? MLFAB_ERR_PEER_CLOSED : MLFAB_ERR_PEER_DEAD);
+  entry->well = left != 0;
+  if (left != MLFAB__NEVER_HERE)
+    membership_lose(membership, worker, left ? MLFAB_ERR_PEER_CLOSED : MLFAB_ERR_PEER_DEAD);
   entry->alive = entry->asked = 0;
   if (entry->member && entry->finished && entry->moved) { /* nobody waits for its bytes */
     entry->left = 1;
@@ -832,6 +897,8 @@ MLFAB__INTERNAL void mlfab__membership_tick(void *self, uint64_t now_ns) {
       membership->phase == MLFAB__MEMBERSHIP_LISTED)
     membership_tell_missing(membership);
   if (membership->phase != MLFAB__MEMBERSHIP_RUNNING) return;
+  if (membership->kept > 0) membership_tell_kept(membership);
+  if (membership->kept > 0 && --membership->kept == 0) membership_admit(membership);
   if (inquiry->open && now_ns - inquiry->asked_ns >= 2 * membership->config->heartbeat_ns)
     membership_look_at_answers(membership, 1);
   if (!inquiry->open && inquiry->pending && membership_may_ask(membership, now_ns))

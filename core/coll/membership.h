@@ -5,7 +5,7 @@
  *      LISTED, RUNNING --verdict: MEMBERSHIP_OVER to all--> GATHERING
  *
  * Verdicts. A member dies (PEER_DEAD), closes without a word (PEER_CLOSED), or comes back as a new process (AGAIN);
- * a worker that is no member calls (AGAIN); a member says MEMBERSHIP_FAIL (its code and text; the first one counts);
+ * a worker that replaces one that died, and is no member, calls (AGAIN); a member says MEMBERSHIP_FAIL (its code and text; the first one counts);
  * calls differ (MISMATCH). A member that leaves in good order (MEMBERSHIP_LEAVE, DONE) ends nothing: server 0 tells
  * the others how many calls it has called (MEMBERSHIP_LEFT), and they fail later calls themselves.
  *
@@ -21,8 +21,8 @@
  * both calls in words.
  *
  * Lost before an epoch. A worker that dies, closes or is done while no epoch stands should have been in the next one
- * (in epoch 1: any worker). The next epoch then ends as it begins, with PEER_DEAD or PEER_CLOSED, naming the lowest
- * rank that is missing. A worker that is back by then is not missing.
+ * (in epoch 1: any worker), unless it joins. The next epoch then ends as it begins, with PEER_DEAD or PEER_CLOSED,
+ * naming the lowest rank that is missing. A worker that is back by then is not missing.
  *
  * Finishing. A worker that finishes (MEMBERSHIP_FINISH) fails nobody's call. All members must agree from which call on
  * it is absent, and others may have begun calls that it has not called:
@@ -38,6 +38,15 @@
  * without a verdict. Until then all keep their streams, so that nobody misses a byte. A worker that finishes outside
  * an epoch, or in one that is listed, is not a member of the next. A worker that has called more than the limit finishes
  * in the next epoch.
+ *
+ * Joining. A worker whose number nobody has had, or whose former process left in good order, fails nobody's call when
+ * it comes, and nobody waits for it before it calls. Then it is in the epoch that forms; when one runs, server 0 ends it as
+ * for a worker that finishes: FREEZE (calls UINT64_MAX), FROZEN, SETTLE(limit); when all members have ended the calls below
+ * the limit, the next epoch has the joiner. The calls of the members go on as they were, the joiner's first meets the
+ * first that they begin after the limit. Objects (partial and stochastic reductions, task graphs) stay with the members
+ * that opened them: as long as a member has one open, SETTLE says no limit, the joiner goes on waiting, and server 0
+ * tries again a heartbeat later. For the same reason joiners are not in an epoch that forms after a failure while
+ * its members have objects.
  *
  * Leaving. A member that leaves counts as ready; server 0 neither waits for it nor asks it, and tells of it on every new
  * link. If it dies before it says goodbye, the epoch ends all the same: others may wait for its last bytes.
@@ -77,6 +86,9 @@ typedef struct mlfab__membership_entry { /* a worker */
       frozen;         /* a member that has finished with `calls`; has answered the last FREEZE */
   uint8_t moved;      /* a member that has ended all calls below the limit */
   uint64_t begun;     /* calls, when it froze */
+  uint8_t well;       /* its last process left in good order, or it has had none */
+  uint8_t joins;      /* no member yet, and fails nobody's call */
+  uint8_t open;       /* it had objects when it froze */
   uint32_t over_owed; /* epoch whose verdict it has not confirmed; 0: none */
   uint8_t over_well;  /* it was a member to the end, and has finished */
   uint32_t incarnation;
@@ -115,8 +127,12 @@ typedef struct mlfab__membership {
   mlfab__membership_over verdict; /* the last one */
   mlfab__membership_inquiry inquiry;
   uint8_t freezing; /* some have not answered FREEZE */
-  int32_t finisher; /* the last rank that has finished in this epoch, or NO_RANK */
-  uint64_t limit;   /* calls of this epoch; UINT64_MAX: not known */
+  int32_t
+      finisher; /* the last rank that has finished in this epoch, or joins the next; or NO_RANK */
+  /* Joiners wait for this member's objects, for so many more looks at the clock; 0: they do not. */
+  int32_t keeper;
+  uint32_t kept;
+  uint64_t limit; /* calls of this epoch; UINT64_MAX: not known */
 } mlfab__membership;
 
 /* Errors: MEMORY. Afterwards free works in any case. */

@@ -3,12 +3,22 @@
  * Server 0 is the meeting point. Every node sends JOIN to it. Server 0 refuses the node (with the reason)
  * or gives it an incarnation; when all nodes are there, it sends each one WELCOME with the addresses of the
  * servers. A later process whose rank has lost its process is welcomed at once, with a larger incarnation,
- * which fences the old process. A joiner calls again until its deadline. */
+ * which fences the old process. A joiner calls again until its deadline. Workers beyond the founders are not
+ * awaited, and welcomed as such later processes are (node.h, Growth). */
 #include "node.h"
 
 #include <stdio.h>
 
 /* --- server 0: the nodes that have joined --- */
+
+/* Does the fabric begin without this node? */
+static int bootstrap_may_be_absent(const mlfab_node *node, uint32_t id) {
+  return id >= node->founders && id < node->config.workers;
+}
+
+static int bootstrap_all_here(const mlfab_node *node) {
+  return node->joined == node->nodes - (node->config.workers - node->founders);
+}
 
 /* Encodes the list of servers and their addresses, once for all WELCOMEs. */
 static int bootstrap_make_welcome(mlfab_node *node) {
@@ -43,7 +53,7 @@ static void bootstrap_list_missing(mlfab_node *node) {
   node->missing[0] = 0;
   for (uint32_t id = 0; id < node->nodes && at + 24 < sizeof node->missing; id++) {
     char name[32];
-    if (node->peers[id].joined) continue;
+    if (node->peers[id].joined || bootstrap_may_be_absent(node, id)) continue;
     int n = snprintf(node->missing + at, sizeof node->missing - at, "%s%s", at ? ", " : "",
                      mlfab__node_name(node, id, name));
     at += (size_t)n;
@@ -91,8 +101,13 @@ static int bootstrap_judge(mlfab_node *node, const mlfab__join *join, uint32_t *
              join->scheduler, (int)join->rank, c->scheduler);
     return MLFAB_ERR_WORLD;
   }
-  if (join->workers != c->workers || join->servers != c->servers ||
-      join->dedicated != c->dedicated) {
+  if (join->workers != c->workers || join->founders != node->founders) {
+    snprintf(text, room,
+             "the configurations differ: %d has %u workers, workers_max %u; server 0 has %u, %u",
+             (int)join->rank, join->founders, join->workers, node->founders, c->workers);
+    return MLFAB_ERR_WORLD;
+  }
+  if (join->servers != c->servers || join->dedicated != c->dedicated) {
     snprintf(text, room,
              "the configurations differ: %d has %u workers, %u %sservers; server 0 has %u, %u %s",
              (int)join->rank, join->workers, join->servers, join->dedicated ? "dedicated " : "",
@@ -175,12 +190,77 @@ static int bootstrap_vacant(mlfab_node *node, uint32_t link, uint32_t id, const 
   return 0;
 }
 
+/* How well this number suits a process that asks for one. 0: not at all; -1: perhaps soon: it is offered to another, or
+ * its process may be dead; else less is better. A number that a dead process leaves is the last choice, because its
+ * launcher may start it again. */
+static int bootstrap_suits(const mlfab_node *node, uint32_t id, uint64_t nonce) {
+  const mlfab__peer *peer = &node->peers[id];
+  const mlfab__caller *caller = &node->callers[id];
+  int offered = peer->offered_ns && node->now_ns - peer->offered_ns < 5 * node->config.heartbeat_ns;
+  int serves = !node->config.dedicated && id < node->config.servers;
+  if (id == 0 || serves || peer->link != MLFAB__NO_LINK || caller->link != MLFAB__NO_LINK) return 0;
+  if (offered && peer->offered_to == nonce) return 1;
+  if (offered) return -1;
+  if (node->phase == MLFAB__BOOTSTRAP_JOINING && peer->joined) return 0;
+  if (!peer->joined) return bootstrap_may_be_absent(node, id) ? 2 : 0;
+  if (caller->left) return 3;
+  return !bootstrap_may_be_absent(node, id) ? 0 : caller->dead ? 4 : -1;
+}
+
+/* Answers a process that asks for a number: offers one, and tells the world. */
+static void bootstrap_offer(mlfab_node *node, uint32_t link, const mlfab__join *ask) {
+  const mlfab_config *c = &node->config;
+  uint32_t best = 0;
+  int how = 5, soon = 0;
+  for (uint32_t w = 0; w < c->workers && how > 1; w++) {
+    int suits = bootstrap_suits(node, w, ask->nonce);
+    soon |= suits < 0;
+    if (suits <= 0 || suits >= how) continue;
+    how = suits;
+    best = w;
+  }
+  if (how == 5 && soon) { /* it calls again, until its deadline */
+    node->links[link].closing = 1;
+    mlfab__node_ready_link(node, link);
+    return;
+  }
+  if (how == 5) {
+    char text[120];
+    snprintf(text, sizeof text,
+             "there is no number for one more worker: workers is %u, workers_max %u",
+             node->founders, c->workers);
+    mlfab__node_refuse(node, link, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, text);
+    return;
+  }
+  node->peers[best].offered_ns = mlfab__max(node->now_ns, 1);
+  node->peers[best].offered_to = ask->nonce;
+  mlfab__join told;
+  uint8_t meta[MLFAB__ADDRESSES_MAX + 128];
+  memset(&told, 0, sizeof told);
+  told.rank = (int32_t)best;
+  told.workers = c->workers;
+  told.founders = node->founders;
+  told.servers = c->servers;
+  told.dedicated = c->dedicated;
+  told.scheduler = c->scheduler;
+  node->links[link].kind = MLFAB__LINK_JOIN_IN; /* and no peer's: it closes when it has read this */
+  node->links[link].peer = best;
+  mlfab__node_post(node, link, MLFAB__JOIN, meta, mlfab__encode_join(meta, &told));
+  node->links[link].closing = 1;
+}
+
 static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame) {
   mlfab__join join;
   char text[160];
   uint32_t id = 0;
   if (mlfab__decode_join(frame->meta, frame->meta_bytes, &join)) {
     mlfab__node_refuse(node, link, MLFAB_ERR_FRAME, MLFAB_NO_RANK, "a JOIN that does not parse");
+    return;
+  }
+  int asks = node->is_coordinator && join.rank == MLFAB_NO_RANK &&
+             node->phase != MLFAB__BOOTSTRAP_FAILED && node->links[link].kind == MLFAB__LINK_NEW;
+  if (asks) {
+    bootstrap_offer(node, link, &join);
     return;
   }
   int code = node->is_coordinator ? bootstrap_judge(node, &join, &id, text, sizeof text)
@@ -208,9 +288,10 @@ static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_i
   int again = peer->joined && peer->nonce == join.nonce;
   if (peer->link != MLFAB__NO_LINK && peer->link != link)
     mlfab__node_hang_up(node, peer->link, "replaced by a newer connection");
-  if (!peer->joined) node->joined++;
+  if (!peer->joined && !bootstrap_may_be_absent(node, id)) node->joined++;
   if (!again) peer->incarnation = ++node->incarnations;
   peer->joined = 1;
+  peer->offered_ns = 0;
   peer->hand = join.hand != 0;
   peer->nonce = join.nonce;
   peer->link = link;
@@ -222,7 +303,7 @@ static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_i
   if (node->phase != MLFAB__BOOTSTRAP_JOINING) {
     node->links[link].welcome = 1;
     mlfab__node_ready_link(node, link);
-  } else if (node->joined == node->nodes) {
+  } else if (bootstrap_all_here(node)) {
     bootstrap_complete(node);
   }
 }
@@ -244,7 +325,7 @@ static void bootstrap_lost(mlfab_node *node, uint32_t id, uint32_t link) {
   }
   /* It died while other nodes were still missing, so it counts as missing again. */
   peer->joined = 0;
-  node->joined--;
+  if (!bootstrap_may_be_absent(node, id)) node->joined--;
 }
 
 MLFAB__INTERNAL void mlfab__bootstrap_down(mlfab_node *node, const mlfab__link *was, uint32_t link,
@@ -271,15 +352,16 @@ MLFAB__INTERNAL void mlfab__bootstrap_start(mlfab_node *node) {
   self->hand = node->config.progress == MLFAB_PROGRESS_HAND;
   self->nonce = node->nonce;
   node->joined = 1;
-  if (node->joined == node->nodes) bootstrap_complete(node);
+  if (bootstrap_all_here(node)) bootstrap_complete(node);
 }
 
 MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link) {
   mlfab__join join;
   memset(&join, 0, sizeof join);
-  join.rank = node->config.rank;
+  join.rank = node->config.join ? MLFAB_NO_RANK : node->config.rank;
   join.roles = node->config.roles;
   join.workers = node->config.workers;
+  join.founders = node->founders;
   join.servers = node->config.servers;
   join.dedicated = node->config.dedicated;
   join.scheduler = node->config.scheduler;
@@ -298,6 +380,25 @@ MLFAB__INTERNAL void mlfab__bootstrap_failed(mlfab_node *node, const char *why) 
   node->join_connecting = 0;
   node->join_retry_ns = node->now_ns + mlfab__node_beat(node) / 5;
   if (why) snprintf(node->join_why, sizeof node->join_why, "%s", why);
+}
+
+/* Server 0 offers a number: this node's work is done. */
+static void bootstrap_told(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame) {
+  mlfab__join in;
+  int valid = !mlfab__decode_join(frame->meta, frame->meta_bytes, &in) && in.workers > 0 &&
+              in.rank >= 0 && (uint32_t)in.rank < in.workers && in.workers <= 65536 &&
+              in.founders <= in.workers && in.servers > 0 && in.servers <= 4096;
+  if (node->phase != MLFAB__BOOTSTRAP_JOINING) return;
+  if (!valid) {
+    mlfab__node_fail(node, MLFAB_ERR_FRAME, 0, 1, "joining: an offer that does not parse");
+    return;
+  }
+  node->told = (struct mlfab__joining){in.rank,    in.founders,  in.workers,
+                                       in.servers, in.dedicated, in.scheduler};
+  node->phase = MLFAB__BOOTSTRAP_READY;
+  node->links[link].closing = 1;
+  node->join_link = MLFAB__NO_LINK;
+  mlfab__node_ready_link(node, link);
 }
 
 static void bootstrap_welcome(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame) {
@@ -340,7 +441,9 @@ MLFAB__INTERNAL void mlfab__bootstrap_frame(mlfab_node *node, uint32_t link,
   mlfab__refuse refuse;
   mlfab__member member;
   if (frame->type == MLFAB__HEARTBEAT || frame->type == MLFAB__BYE) return;
-  if (frame->type == MLFAB__JOIN) {
+  if (frame->type == MLFAB__JOIN && node->config.join) {
+    if (node->links[link].kind == MLFAB__LINK_JOIN_OUT) bootstrap_told(node, link, frame);
+  } else if (frame->type == MLFAB__JOIN) {
     bootstrap_join(node, link, frame);
   } else if (node->links[link].kind != MLFAB__LINK_JOIN_OUT) {
     mlfab__node_refuse(node, link, MLFAB_ERR_FRAME, MLFAB_NO_RANK,
@@ -384,7 +487,8 @@ static void bootstrap_timeout(mlfab_node *node) {
   if (node->is_coordinator && node->phase == MLFAB__BOOTSTRAP_JOINING) {
     uint32_t id = 0;
     bootstrap_list_missing(node);
-    while (id + 1 < node->nodes && node->peers[id].joined) id++;
+    while (id + 1 < node->nodes && (node->peers[id].joined || bootstrap_may_be_absent(node, id)))
+      id++;
     is_server = node->config.dedicated && id >= node->config.workers &&
                 id < node->config.workers + node->config.servers;
     rank = (int32_t)(is_server ? id - node->config.workers : id);

@@ -10,7 +10,7 @@ enum { NODE_STRANGERS = 64 };
 /* The identity of this node in the fabric. */
 static void node_identify(mlfab_node *node) {
   const mlfab_config *c = &node->config;
-  node->is_worker = (c->roles & MLFAB_ROLE_WORKER) != 0;
+  node->is_worker = (c->roles & MLFAB_ROLE_WORKER) != 0 && !c->join;
   node->is_server = (c->roles & MLFAB_ROLE_SERVER) != 0;
   uint32_t others = c->workers + (c->dedicated ? c->servers : 0);
   int own = c->roles == MLFAB_ROLE_SCHEDULER;
@@ -18,6 +18,7 @@ static void node_identify(mlfab_node *node) {
   node->id = own ? others : (uint32_t)c->rank + (c->dedicated && node->is_server ? c->workers : 0);
   node->server_number = node->is_server ? (uint32_t)c->rank : MLFAB__NO_NODE;
   node->is_coordinator = node->server_number == 0;
+  if (c->join) node->id = MLFAB__NO_NODE;
   node->is_scheduler = own || (node->is_coordinator && c->scheduler == MLFAB_SCHEDULER_BESIDE);
   node->job = mlfab__hash(0, c->job, strlen(c->job));
   node->epoch = 1;
@@ -121,6 +122,8 @@ MLFAB__INTERNAL int mlfab__node_make(const mlfab_config *complete, mlfab__env *e
   node->requests.timeout_ns = complete->timeout_ns;
   node->config = *complete;
   node->config.env = NULL;
+  node->founders = complete->workers;
+  node->config.workers = complete->workers_max;
   node_identify(node);
   node->opened_ns = node->now_ns = now_ns;
   node->nonce = mlfab__hash(complete->seed ^ node->id, &now_ns, sizeof now_ns);
@@ -134,6 +137,10 @@ MLFAB__INTERNAL int mlfab__node_make(const mlfab_config *complete, mlfab__env *e
 
 MLFAB__INTERNAL void mlfab__node_begin(mlfab_node *node) {
   mlfab__roles_list(node);
+  for (uint32_t w = node->founders; node->is_server && w < node->config.workers; w++) {
+    node->callers[w].left = 1;
+    if (!MLFAB__PLANTED(126)) mlfab__roles_gone(node, MLFAB__LINK_WORKER, w, MLFAB__NEVER_HERE);
+  }
   mlfab__node_arm_at(node, MLFAB__TIMER_JOIN, 0, node->now_ns);
   mlfab__bootstrap_start(node);
 }

@@ -30,6 +30,16 @@
  * displaces the oldest. A NEW link ends after 5 beats of silence, and 2 s after the call; a CLAIM when it is decided. There is one JOIN_IN link per node id: a newer one of the
  * same process replaces it. It ends when its node is silent, or 20 beats after WELCOME was due.
  *
+ * Growth. The world has a number for each of config.workers_max workers; the fabric begins when the processes of the
+ * first config.workers (founders), the servers and the scheduler have joined. To the roles of a server a number that
+ * nobody has had is that of a worker that has left (`gone` with MLFAB__NEVER_HERE), and a process that takes it later is
+ * one that comes back: there is no other state. A process that does not know its number asks server 0 for one:
+ *
+ *    (config.join) --JOIN without a rank--> server 0 offers a number for 5 beats --JOIN with rank and world--> hangs up,
+ *      opens a node with that configuration --JOIN--> as any other process
+ *
+ * An offer is no claim: of two processes with one number the second is refused (below), and asks again.
+ *
  * Numbers. A process identifies itself by a nonce that it draws when it opens. A process that says JOIN or HELLO
  * for a number whose link another process holds makes a claim, and waits. The node probes the holder with a
  * heartbeat that it has to answer (BEAT_PROBE, BEAT_ANSWER):
@@ -182,6 +192,8 @@ typedef struct mlfab__peer {
   uint32_t link; /* index: JOIN_IN */
   uint32_t incarnation;
   uint64_t nonce;
+  /* A number that nobody has: when it was offered, and to which process; 0: it was not. */
+  uint64_t offered_ns, offered_to;
   /* Time since which HELLO is awaited after WELCOME. Dedicated server: time at which server 0 called it
    * because another process claims its number. 0: neither. */
   uint64_t awaited_ns;
@@ -269,7 +281,8 @@ struct mlfab__parts; /* the parts of a node: defined in a higher layer */
 
 struct mlfab_node {
   mlfab__env env;
-  mlfab_config config; /* complete: all defaults are resolved */
+  mlfab_config config; /* complete: all defaults are resolved; `workers` is workers_max */
+  uint32_t founders;   /* workers that the fabric begins with: the lowest ranks */
   mlfab_stats stats;
   mlfab__requests requests;
   uint64_t job;
@@ -302,6 +315,11 @@ struct mlfab_node {
   uint32_t join_link;
   int join_connecting;
   uint32_t joined, incarnations; /* server 0: nodes that have joined; largest incarnation issued */
+  /* config.join: what server 0 has told. */
+  struct mlfab__joining {
+    int32_t rank;
+    uint32_t workers, workers_max, servers, dedicated, scheduler;
+  } told;
   char join_why[160], missing[128];
   const char *strange; /* why the last stranger was refused, or NULL */
   uint8_t *welcome;

@@ -60,6 +60,8 @@ typedef struct mlfab__at {
   uint64_t now_ns;
 } mlfab__at;
 
+enum { MLFAB__NEVER_HERE = 2 }; /* `left` of a worker's number that no process has had */
+
 typedef struct mlfab__role {
   const char *name;
   void *self;
@@ -86,7 +88,7 @@ typedef struct mlfab__role {
   void (*up)(void *self, mlfab__at at, mlfab__greeting *greeting);
   /* It broke: the peer may call again. */
   void (*lost)(void *self, mlfab__at at);
-  /* The peer is dead, or has said goodbye (`left`). */
+  /* The peer is dead, or has said goodbye (`left`), or MLFAB__NEVER_HERE: there has been none, and one may come. */
   void (*gone)(void *self, mlfab__at at, int left);
   /* Does the role want a link to this peer? The node asks if there is none. */
   int (*wants)(void *self, mlfab__at at);

@@ -40,7 +40,7 @@ static const open_transport open_list[] = {
     {MLFAB_USE_TCP, "tcp", "MLFAB_WITH_TCP", mlfab_transport_tcp, NULL},
 };
 
-enum { OPEN_COUNT = (int)MLFAB__COUNT(open_list) };
+enum { OPEN_COUNT = (int)MLFAB__COUNT(open_list), OPEN_JOIN_ATTEMPTS = 8 };
 _Static_assert(OPEN_COUNT + 1 <= MLFAB__CONTEXT_TRANSPORTS,
                "the configuration has too many transports");
 
@@ -60,7 +60,7 @@ static const char *open_owner(const mlfab_config *c, const char *address) {
 
 /* 1 when this node listens at the coordinator's address. */
 static int open_coordinates(const mlfab_config *c) {
-  if (c->rank != 0 || c->roles == MLFAB_ROLE_SCHEDULER) return 0;
+  if (c->rank != 0 || c->roles == MLFAB_ROLE_SCHEDULER || c->join) return 0;
   return !c->dedicated || c->roles == MLFAB_ROLE_SERVER;
 }
 
@@ -95,8 +95,8 @@ static int open_missing(const open_transport *t, const char *why, mlfab_error *e
 
 static int open_choose(const mlfab_config *c, mlfab__context_choice *choices, uint32_t *n_p,
                        mlfab_error *error) {
-  uint32_t all = 0, nodes = c->workers + (c->dedicated ? c->servers : 0);
-  nodes += c->scheduler == MLFAB_SCHEDULER_OWN;
+  uint32_t all = 0, nodes = c->workers_max + (c->dedicated ? c->servers : 0);
+  nodes += (c->scheduler == MLFAB_SCHEDULER_OWN) + c->join;
   for (int i = 0; i < OPEN_COUNT; i++) all |= open_list[i].use;
   if (c->transports & ~all) return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "unknown transports");
   int code = c->transport ? open_own(c, choices, n_p, error) : 0;
@@ -127,7 +127,15 @@ static int open_key(mlfab_config *c, mlfab_error *error) {
 #endif
 }
 
-MLFAB_API int mlfab_open_start(const mlfab_config *config, mlfab **ctx_p, mlfab_error *error_p) {
+static void open_forget(mlfab_config *c) {
+#if MLFAB_WITH_KEYS
+  mlfab__key_forget(c);
+#else
+  (void)c;
+#endif
+}
+
+static int open_start(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_error *error_p) {
   mlfab_error error;
   mlfab_config c;
   mlfab__context_choice choices[MLFAB__CONTEXT_TRANSPORTS];
@@ -136,13 +144,14 @@ MLFAB_API int mlfab_open_start(const mlfab_config *config, mlfab **ctx_p, mlfab_
   error.rank = MLFAB_NO_RANK;
   int code = ctx_p ? mlfab__config_complete(config, &c, &error)
                    : MLFAB__FAIL(&error, MLFAB_ERR_ARGUMENT, "ctx_p is NULL");
+  if (!code && c.join && !ask)
+    code = MLFAB__FAIL(&error, MLFAB_ERR_UNSUPPORTED,
+                       "open_start: joining (config.join) waits for server 0: call mlfab_open");
   if (!code) code = open_key(&c, &error);
   if (!code) code = open_choose(&c, choices, &n, &error);
   if (!code)
     code = mlfab__context_open(&c, choices, n, mlfab_node_open, OPEN_SHARING, ctx_p, &error);
-#if MLFAB_WITH_KEYS
-  mlfab__key_forget(&c);
-#endif
+  open_forget(&c);
   if (error_p) *error_p = error;
   return code;
 }
@@ -152,10 +161,13 @@ static int open_test_ready(mlfab *ctx, void *what) {
   return mlfab_node_ready(ctx->node, NULL) != 0;
 }
 
-MLFAB_API int mlfab_open(const mlfab_config *config, mlfab **ctx_p, mlfab_error *error_p) {
+MLFAB_API int mlfab_open_start(const mlfab_config *config, mlfab **ctx_p, mlfab_error *error_p) {
+  return open_start(config, 0, ctx_p, error_p);
+}
+
+static int open_wait(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_error *error_p) {
   mlfab *ctx = NULL;
-  if (!ctx_p) return MLFAB__FAIL(error_p, MLFAB_ERR_ARGUMENT, "ctx_p is NULL");
-  int code = mlfab_open_start(config, &ctx, error_p);
+  int code = open_start(config, ask, &ctx, error_p);
   if (code) return code;
   mlfab__context_enter(ctx);
   /* The node has the deadline for joining, and its error says which ranks are missing. */
@@ -170,6 +182,44 @@ MLFAB_API int mlfab_open(const mlfab_config *config, mlfab **ctx_p, mlfab_error 
   return code;
 }
 
+/* Asks server 0 for a number, and opens with it. Another process may take the number in between: then again. */
+static int open_join(const mlfab_config *config, mlfab **ctx_p, mlfab_error *error_p) {
+  mlfab_error error;
+  mlfab_config asking = *config;
+  int code = open_key(&asking, &error); /* once: from here on it is in `key` */
+  if (!code) code = MLFAB_ERR_RANK_TAKEN;
+  asking.key_from = NULL;
+  asking.key_file[0] = 0;
+  for (int attempt = 0; attempt < OPEN_JOIN_ATTEMPTS && code == MLFAB_ERR_RANK_TAKEN; attempt++) {
+    mlfab *asker = NULL;
+    code = open_wait(&asking, 1, &asker, &error);
+    if (code) break;
+    const struct mlfab__joining told = asker->node->told;
+    mlfab_abandon(&asker);
+    mlfab_config full = asking;
+    full.join = 0;
+    full.roles = MLFAB_ROLE_WORKER;
+    full.rank = told.rank;
+    full.workers = told.workers;
+    full.workers_max = told.workers_max;
+    full.servers = told.servers;
+    full.dedicated = told.dedicated;
+    full.scheduler = told.scheduler;
+    code = open_wait(&full, 0, ctx_p, &error);
+    open_forget(&full);
+  }
+  open_forget(&asking);
+  if (error_p) *error_p = error;
+  return code;
+}
+
+MLFAB_API int mlfab_open(const mlfab_config *config, mlfab **ctx_p, mlfab_error *error_p) {
+  if (!ctx_p) return MLFAB__FAIL(error_p, MLFAB_ERR_ARGUMENT, "ctx_p is NULL");
+  /* An older header's configuration has no `join`. */
+  int joins = config && config->size >= sizeof *config && config->join == 1;
+  return joins ? open_join(config, ctx_p, error_p) : open_wait(config, 0, ctx_p, error_p);
+}
+
 MLFAB_API int mlfab_open_env(mlfab **ctx_p, mlfab_error *error_p) {
   mlfab_config config;
   mlfab_config_init(&config);
@@ -177,7 +227,7 @@ MLFAB_API int mlfab_open_env(mlfab **ctx_p, mlfab_error *error_p) {
   if (!code) code = mlfab_open(&config, ctx_p, error_p);
   if (code) return code;
   (*ctx_p)->from_env = 1;
-  if (config.workers == 0 && config.rank == 0 && config.coordinator[0] == 0)
+  if (config.workers == 0 && config.rank == 0 && config.coordinator[0] == 0 && !config.join)
     fprintf(stderr, "mlfab: no launcher has set its variables: a world of one worker\n");
   return 0;
 }

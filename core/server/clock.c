@@ -11,6 +11,19 @@
  *    OPEN (a round)              --(push condition)--> APPLYING --(all blocks)--> V_train + 1, OPEN
  *                                --(change of model)--> APPLYING, flush --> V_train stays
  *
+ * Members. Rounds and iterations wait for the live workers. A process that takes the number of a worker that left or
+ * died, or one that nobody has had, is a guest first: it may define the model and pull, and nobody waits for it. When it
+ * has the model it tells every server (PROGRESS), and each counts it from then on:
+ *
+ *    ABSENT --HELLO--> GUEST --PROGRESS--> MEMBER from its round here, told to the worker --(dead, left, done)--> ABSENT
+ *
+ * Its first round is one for all servers. From its PROGRESS on, each server s holds the round b(s) open for it. The
+ * worker waits for all b(s), takes the largest, B, and tells the others (push.c, aligned); then they close the rounds
+ * below B without it. No server is beyond B by then: it would have closed b(s) without its member. So the worker's first
+ * update is in round B everywhere, and it is missing from the rounds below B everywhere. A worker that dies on the way
+ * is absent again at every server. Servers whose slices move, or that have stopped the worker for a move, do not take
+ * its PROGRESS; it tells them again when they greet it after the move.
+ *
  * A change of models waits until no update is being written, because with rounds the bytes go to other
  * blocks. Then, in one step, the server applies open rounds that are abandoned, assigns slices to clocks,
  * evaluates push conditions, and looks again at every delayed pull.
@@ -28,6 +41,7 @@
 #include <stdio.h>
 
 static int clock_live(const mlfab__server_peer *peer) {
+  if (peer->guest && !MLFAB__PLANTED(121)) return 0;
   return !(peer->dead && !MLFAB__PLANTED(6)) && !peer->left && !peer->done;
 }
 
@@ -273,8 +287,24 @@ MLFAB__INTERNAL void mlfab__clock_progress(mlfab__server *server, uint32_t worke
                              in.progress > MLFAB__PROGRESS_MAX))
     return;
   if (server->phase != MLFAB__MODEL_STANDS) return;
-  mlfab__clock_reach(server, worker, in.progress);
+  mlfab__server_peer *peer = &server->peers[worker];
   server->due = 1;
+  if (!peer->guest) {
+    mlfab__clock_reach(server, worker, in.progress);
+  } else if (!peer->stopped) {
+    mlfab__clock_enter(server, worker, in.progress);
+    mlfab__progress told = {peer->pushed};
+    MLFAB__POST(&server->port, worker, MLFAB__PROGRESS, progress, &told);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__clock_enter(mlfab__server *server, uint32_t worker, uint64_t progress) {
+  mlfab__server_peer *peer = &server->peers[worker];
+  peer->guest = 0;
+  uint64_t open = MLFAB__PLANTED(123) ? 0 : mlfab__clock_join(server, worker);
+  peer->pushed = mlfab__max(progress, open);
+  peer->decided = mlfab__min(peer->decided, peer->pushed);
+  mlfab__clock_members(server);
 }
 
 MLFAB__INTERNAL void mlfab__clock_decided(mlfab__server *server, const mlfab__incoming *update,

@@ -127,6 +127,7 @@ static void server_hello_ack(mlfab__server *server, uint32_t worker, int was_dea
   ack->model_stands = server->phase == MLFAB__MODEL_STANDS;
   ack->was_dead = (uint32_t)was_dead;
   ack->v_train = server->peers[worker].pushed;
+  ack->guest = server->peers[worker].guest;
   ack->top = window->top;
   memcpy(ack->applied, window->applied, sizeof ack->applied);
   memcpy(ack->dropped, window->dropped, sizeof ack->dropped);
@@ -152,6 +153,9 @@ MLFAB__INTERNAL int mlfab__server_hello(mlfab__server *server, uint32_t worker,
   if (code) return code;
   int fresh = hello->incarnation != peer->incarnation;
   int was_dead = fresh || peer->dead;
+  /* The fabric begins with the founders, so nobody is ahead of their first processes. */
+  if (fresh) peer->guest = peer->incarnation != 0 || peer->absent;
+  peer->absent = 0;
   if (server->policy) server->policy->lost(server, worker);
   mlfab__apply_reset(server, worker);
   mlfab__serve_reset(server, worker);
@@ -201,6 +205,7 @@ MLFAB__INTERNAL void mlfab__server_gone(mlfab__server *server, uint32_t worker, 
                                         uint64_t now_ns) {
   mlfab__server_lost(server, worker, now_ns);
   *(left ? &server->peers[worker].left : &server->peers[worker].dead) = 1;
+  server->peers[worker].absent = 1;
   mlfab__clock_members(server);
   mlfab__server_advance(server);
 }
@@ -512,6 +517,9 @@ MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
       mlfab__clock_progress(server, worker, frame);
       break;
     case MLFAB__PUSH:
+      /* A worker tells all servers its progress first; without it this one would not count its updates. */
+      if (server->peers[worker].guest && server->phase == MLFAB__MODEL_STANDS)
+        mlfab__clock_enter(server, worker, 0);
       /* It may need a round to be closed: see clock_forced. */
       if (server->peers[worker].stopped) mlfab__clock_members(server);
       mlfab__apply_push(server, worker, frame);

@@ -132,6 +132,8 @@ typedef struct mlfab__server_pull {
 
 typedef struct mlfab__server_peer {
   uint8_t connected, dead, left, done, hand;
+  uint8_t absent;       /* no process has had the number, or its last one has left or died */
+  uint8_t guest;        /* a new process that is not counted yet: see clock.c */
   uint32_t contributed; /* bit mask of the clocks whose open round has an update of it */
   uint64_t pushed;      /* its progress, as far as this server knows: see clock.c */
   uint64_t decided;     /* its progress after the last update decided here */
@@ -492,6 +494,8 @@ MLFAB__INTERNAL void mlfab__clock_progress(mlfab__server *server, uint32_t worke
                                            const mlfab__frame_in *frame);
 /* The progress with which a joining worker begins. */
 MLFAB__INTERNAL uint64_t mlfab__clock_join(const mlfab__server *server, uint32_t worker);
+/* A guest counts from now on, from this progress or the one with which it begins here. */
+MLFAB__INTERNAL void mlfab__clock_enter(mlfab__server *server, uint32_t worker, uint64_t progress);
 /* Members came or went: all push conditions must be evaluated again. */
 MLFAB__INTERNAL void mlfab__clock_members(mlfab__server *server);
 /* Evaluates push conditions until all are false (returns 0), or until a round must be applied (1). */

@@ -22,14 +22,14 @@ WIRE_FIELDS(options, mlfab_model_options,
   N(beta1) N(beta2) N(epsilon) N(weight_decay) F(sync, consistency) N(tags)
   N(pull_half) N(change_threshold) N(change_decay))
 WIRE_META(join,
-  N(rank) N(roles) N(workers) N(servers) N(dedicated) N(scheduler) N(hand) N(incarnation)
+  N(rank) N(roles) N(workers) N(servers) N(dedicated) N(founders) N(scheduler) N(hand) N(incarnation)
   N(nonce) T(addresses))
 WIRE_META(welcome, N(incarnation) N(nodes))
 WIRE_META(refuse, N(code) N(rank) T(text))
 WIRE_META(hello, N(node) N(incarnation) N(roles) N(hand) N(accumulators) N(host) N(nonce))
 WIRE_META(hello_ack,
   N(server) N(eager_bytes) N(generation) N(model_stands) N(was_dead) N(v_train) N(top)
-  A(applied) A(dropped) N(epoch) N(stopped) N(nonce))
+  A(applied) A(dropped) N(epoch) N(stopped) N(nonce) N(guest))
 WIRE_META(heartbeat, N(sent_ns) N(kind))
 WIRE_META(bye, N(code) T(text))
 WIRE_META(member, N(node) N(incarnation) N(kind) T(addresses))

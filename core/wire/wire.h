@@ -158,8 +158,11 @@ typedef struct mlfab__lists {
  * decode owns lists. Texts are sent as u16 length and bytes. --- */
 
 typedef struct mlfab__join { /* node -> coordinator, first frame of a joining connection */
-  int32_t rank;              /* as in mlfab_config */
+  /* As in mlfab_config; MLFAB_NO_RANK: asks for the number of a worker that nobody has, and for the world. Server 0
+   * answers that with a JOIN that has both. */
+  int32_t rank;
   uint32_t roles, workers, servers, dedicated;
+  uint32_t founders;    /* workers that the fabric begins with; `workers` may come */
   uint32_t scheduler;   /* MLFAB_SCHEDULER_* */
   uint32_t hand;        /* 1: polled by its program, not declared dead for missing heartbeats */
   uint32_t incarnation; /* its previous one, or 0 */
@@ -204,6 +207,7 @@ typedef struct mlfab__hello_ack { /* server -> worker */
   uint32_t epoch;      /* of its layout; 0: its slices are moving */
   uint32_t stopped;    /* the attempt for which the worker has sent STOP, or 0 */
   uint64_t nonce;      /* to a server: nonce of the answering process; else 0 */
+  uint32_t guest;      /* 1: rounds do not count the worker until its PROGRESS */
 } mlfab__hello_ack;
 
 /* The receiver of a PROBE sends an ANSWER at once. */
@@ -364,8 +368,9 @@ typedef struct mlfab__sync_ack { /* server -> worker: done, or why not; to all: 
   char text[MLFAB__TEXT_MAX];
 } mlfab__sync_ack;
 
-typedef struct mlfab__progress { /* worker -> server that counts: its progress */
-  uint64_t progress;             /* whole updates before the first that is undecided there */
+/* worker -> server that counts: its progress; of a guest: it counts from now on. server -> worker: a guest counts */
+typedef struct mlfab__progress {
+  uint64_t progress; /* whole updates before the first that is undecided there */
 } mlfab__progress;
 
 typedef struct mlfab__done { /* DONE up: no more data; DONE_ACK down */

@@ -166,6 +166,7 @@ typedef struct mlfab__stream { /* to a server */
   uint8_t up, dead, define, defined, done_told, done_acked, own_weights;
   uint8_t packets; /* the server accepts packets */
   uint8_t counts;  /* the server counts iterations, even of updates without bytes for it */
+  uint8_t guest;   /* the server does not count this worker yet (server/clock.c) */
   uint8_t changes; /* it has not answered the current change of consistency */
   uint32_t generation;
   uint64_t announced; /* number of our newest update announced to it, on any link */
@@ -252,6 +253,7 @@ struct mlfab__worker {
   int done;   /* finish was called: no more data */
   uint64_t model_request, join_request;
   uint64_t model_pull; /* the pull inside model_start, or 0 */
+  int enters;          /* it has the model, and asks the servers to count it */
   mlfab_buf *model_bufs;
   uint32_t nmodel_bufs;
   mlfab__stream *streams;

@@ -31,6 +31,7 @@ typedef struct worker {
   int alive, here, up; /* the process; as server 0 thinks; its link */
   int process_left, done, wants;
   int finishes, frozen; /* it has no more data; begins nothing */
+  uint32_t open;        /* objects */
   uint64_t limit;       /* calls of this epoch */
   uint32_t moved;       /* the epoch of which it has ended them */
   uint32_t incarnation;
@@ -151,8 +152,12 @@ static void say(worker *me, uint8_t type, const void *meta, uint32_t bytes) {
 }
 
 static void say_roll(worker *me) {
-  mlfab__membership_ask ask = {
-      .epoch = me->over, .host = me->host, .in = me->rate, .out = 2 * me->rate, .round = me->calls};
+  mlfab__membership_ask ask = {.epoch = me->over,
+                               .host = me->host,
+                               .in = me->rate,
+                               .out = 2 * me->rate,
+                               .round = me->calls,
+                               .open = me->open};
   uint8_t meta[128];
   say(me, MLFAB__MEMBERSHIP, meta, mlfab__encode_membership_ask(meta, &ask));
 }
@@ -177,7 +182,7 @@ static void say_fail(worker *me) {
 }
 
 static void say_finish(worker *me, uint8_t type, int32_t rank) {
-  mlfab__membership_finish finish = {me->state == IN ? me->epoch : 0, rank, me->calls};
+  mlfab__membership_finish finish = {me->state == IN ? me->epoch : 0, rank, me->calls, me->open};
   uint8_t meta[32];
   say(me, type, meta, mlfab__encode_membership_finish(meta, &finish));
 }
@@ -449,9 +454,9 @@ static void check_world(void) {
   for (uint32_t i = 0; i < w->n; i++) {
     const mlfab__membership_entry *entry = &membership->entries[i];
     asked += entry->asked;
-    awaited += entry->alive && !entry->done && !entry->asked;
+    awaited += entry->alive && !entry->done && !entry->asked && !entry->joins;
     assert_true(!entry->member || membership->phase >= MLFAB__MEMBERSHIP_LISTED);
-    assert_true(!entry->asked || membership->phase == MLFAB__MEMBERSHIP_GATHERING);
+    assert_true(!entry->asked || entry->joins || membership->phase == MLFAB__MEMBERSHIP_GATHERING);
     assert_true(!(entry->member && entry->over_owed)); /* (3) */
     if (entry->member && !entry->left) assert_true(entry->alive);
   }
@@ -479,6 +484,8 @@ static void act(int violent) {
       me->calls++;
       look_at_limit(me);
     }
+  } else if (what < 77) {
+    me->open = me->state == IN && !me->frozen && chance(4) == 0;
   } else if (what < 80) {
     mlfab__membership_tick(&w->membership, w->now);
   } else if (what < 84) {
@@ -602,8 +609,11 @@ static void test_chaos(void **state) {
         come(i);
       }
     }
+    for (uint32_t i = 0; i < w->n; i++) w->workers[i].open = 0;
     settle();
     for (uint32_t i = 0; i < w->n; i++) call(&w->workers[i]);
+    settle();
+    for (int k = 0; k < 5; k++) mlfab__membership_tick(&w->membership, w->now); /* joiners waited */
     settle();
     for (uint32_t i = 0; i < w->n; i++) { /* the calls of an epoch that has a limit are made */
       worker *me = &w->workers[i];

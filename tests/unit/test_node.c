@@ -484,7 +484,7 @@ static uint32_t dial_join(int32_t rank, uint64_t nonce) {
   memset(&join, 0, sizeof join);
   join.rank = rank;
   join.roles = MLFAB_ROLE_WORKER;
-  join.workers = NODES;
+  join.workers = join.founders = NODES;
   join.servers = 1;
   join.nonce = nonce;
   strcpy(join.addresses, "queue:2");
@@ -607,7 +607,7 @@ static void say_join(uint32_t link, int32_t rank, uint64_t nonce) {
   memset(&join, 0, sizeof join);
   join.rank = rank;
   join.roles = MLFAB_ROLE_WORKER;
-  join.workers = NODES;
+  join.workers = join.founders = NODES;
   join.servers = 2;
   join.nonce = nonce;
   uint32_t bytes = mlfab__encode_join(m.head + MLFAB_HEADER_BYTES, &join);
@@ -768,7 +768,7 @@ static void say_scheduler_join(uint32_t link, uint64_t nonce) {
   memset(&join, 0, sizeof join);
   join.roles = MLFAB_ROLE_SCHEDULER;
   join.scheduler = MLFAB_SCHEDULER_OWN;
-  join.workers = NODES;
+  join.workers = join.founders = NODES;
   join.servers = 1;
   join.nonce = nonce;
   uint32_t bytes = mlfab__encode_join(m.head + MLFAB_HEADER_BYTES, &join);
@@ -1348,7 +1348,7 @@ static void test_refusing_server_0(void **state) {
     memset(&refuse, 0, sizeof refuse);
     join.rank = 1;
     join.roles = MLFAB_ROLE_WORKER;
-    join.workers = NODES;
+    join.workers = join.founders = NODES;
     join.servers = 1;
     refuse.code = MLFAB_ERR_WORLD;
     uint32_t link = dial();

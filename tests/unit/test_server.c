@@ -381,7 +381,7 @@ static void same_state(fixture *f) {
     uint64_t slowest = UINT64_MAX;
     for (uint32_t w = 0; w < f->server.workers; w++) {
       const mlfab__server_peer *peer = &f->server.peers[w];
-      if (peer->dead || peer->left || peer->done) continue;
+      if (peer->dead || peer->left || peer->done || peer->guest) continue;
       want.members++;
       want.arrived += peer->pushed > clock->v_train;
       want.fastest = want.fastest > peer->pushed ? want.fastest : peer->pushed;

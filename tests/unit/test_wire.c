@@ -46,11 +46,11 @@ MLFAB__RESHARD_PAIRS(CODEC_FUNCTIONS)
 
 /* The lengths are counted from the members in wire.h: they pin the layout. */
 static const codec codecs[] = {
-    CODEC_TEXT(join, addresses, 8 * 4 + 8 + 2),
+    CODEC_TEXT(join, addresses, 9 * 4 + 8 + 2),
     CODEC(welcome, 8),
     CODEC_TEXT(refuse, text, 8 + 2),
     CODEC(hello, 5 * 4 + 2 * 8),
-    CODEC(hello_ack, 7 * 4 + 11 * 8),
+    CODEC(hello_ack, 8 * 4 + 11 * 8),
     CODEC(heartbeat, 8 + 4),
     CODEC_TEXT(bye, text, 4 + 2),
     CODEC_TEXT(member, addresses, 3 * 4 + 2),
@@ -93,7 +93,7 @@ static const codec codecs[] = {
     CODEC(stop, 8),
     CODEC_TEXT(moved, text, 4 * 4 + 2),
     CODEC(reshard_server_bytes, 5 * 4 + 3 * 8),
-    CODEC(membership_ask, 3 * 4 + 7 * 8),
+    CODEC(membership_ask, 4 * 4 + 7 * 8),
     CODEC(membership_ready, 2 * 4),
     CODEC(membership_go, 2 * 4 + 4 * 8),
     CODEC_TEXT(membership_over, text, 3 * 4 + 2),
@@ -101,7 +101,7 @@ static const codec codecs[] = {
     CODEC_TEXT(membership_tell, text, 3 * 4 + 2 * 8 + 2),
     CODEC(membership_missing, 3 * 4 + 8),
     CODEC(membership_leave, 2 * 4 + 8),
-    CODEC(membership_finish, 2 * 4 + 8),
+    CODEC(membership_finish, 3 * 4 + 8),
     CODEC(coll, 4 * 4 + 5 * 8),
     CODEC(coll_ack, 4 + 2 * 8),
 };
