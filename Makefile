@@ -234,7 +234,7 @@ soak: export MLFAB_SCALE = 100
 soak:
 	+@$(SUBMAKE) all tests-built
 	@$(RUN_TESTS) --jobs $(NPROC) \
-	  $(patsubst %.c,$(BUILD)/%@36000,$(wildcard tests/sim/*.c tests/oom/*.c) tests/unit/test_order.c) \
+	  $(patsubst %.c,$(BUILD)/%@36000,$(wildcard tests/sim/*.c tests/oom/*.c) $(addprefix tests/unit/test_,order.c replicate.c divergence.c)) \
 	  --alone tests/process/kill9_test.py@36000 tests/process/reshard_test.py@3600 \
 	    tests/process/close_test.py@14400 tests/process/soak_test.py@3600 \
 	  $(if $(filter 100,$(MLFAB_SCALE)),"mutants@36000=CC='$(CC)' $(PYTHON) tests/mutate.py --goal 0.8")

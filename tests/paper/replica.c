@@ -451,8 +451,8 @@ static void put_savings(const replica_table *t) {
   }
   add("... Div_max 600, the replica on a host of its own", "5.6", saving(&t->apart[BOUNDS - 1]), "",
       0, 0,
-      "in parts; with a free link groups need not wait, and the first ones are small: less than "
-      "the paper's");
+      "in parts: less than the paper's; a free link carries small groups sooner than it would wait "
+      "for large ones");
   add("... Div_max 600, as written", "5.6", saving(&t->written[BOUNDS - 1]), "", 0, 0,
       "does not reproduce: the list has 600 updates, the first of which Alg. 3 sends directly, and "
       "only these are kept");
@@ -480,11 +480,9 @@ static void put_overheads(const replica_table *t) {
   add("replica on a host of its own, Div_max 600: overhead", "10", loose_apart, "min", 0, 0,
       "what is left is the workers' links, which send everything twice");
   add("checkpoint every 30 updates: overhead", "96", checkpoint[0], "min", 0, 77,
-      "0.57 s each, 76 min in all, if nothing but the pause itself were lost; after it all workers "
-      "are in step");
+      "0.57 s each: 76 min in all, were nothing lost but the pauses");
   add("checkpoint every 600 updates: overhead", "6", checkpoint[1], "min", 0, 5,
-      "4 min in all, as above; 10 ms a round, which is little more than the seeds differ, are 1.3 "
-      "min");
+      "4 min in all, as above");
   add("MPI, checkpoint every 20 iterations: overhead", "4", 400 * CHECKPOINT_S / 60, "min", 0, 0,
       "arithmetic: 400 of 0.57 s");
   add("checkpoint / replica, 30 updates", "6", checkpoint[0] / tight, "x", 0, 0,
@@ -520,7 +518,11 @@ int paper_replica(uint32_t seeds) {
       "Div_max, then 30 updates at a time, one a worker. A checkpoint stops the server for 0.57 s, "
       "which is what 76 minutes for 8000 make of one; this library's does not stop it. Chain "
       "replication: the replica has a host of its own, and a push ends when the replica has the "
-      "update. All ranges were written after the program had run for the first time.\n");
+      "update. All ranges were written after the program had run for the first time, and the rule "
+      "of parts "
+      "was found with it: parts of 16, 32 and 48 updates were tried, beginning at 0, 0.5 and 0.8 "
+      "of Div_max. Beginning at 0 "
+      "saved 4.5, the others 4.9 to 7.8, larger parts more.");
   put_bounds(&t);
   paper_table();
   put_savings(&t);
