@@ -14560,7 +14560,7 @@ MLFAB__INTERNAL void mlfab__clock_progress(mlfab__server *server, uint32_t worke
                                            const mlfab__frame_in *frame);
 /* The progress with which a joining worker begins. */
 MLFAB__INTERNAL uint64_t mlfab__clock_join(const mlfab__server *server, uint32_t worker);
-/* A guest counts from now on, from this progress or the one with which it begins here. */
+/* A guest counts from now on, from this progress or the one with which it begins here; it is told. */
 MLFAB__INTERNAL void mlfab__clock_enter(mlfab__server *server, uint32_t worker, uint64_t progress);
 /* Members came or went: all push conditions must be evaluated again. */
 MLFAB__INTERNAL void mlfab__clock_members(mlfab__server *server);
@@ -15098,8 +15098,6 @@ MLFAB__INTERNAL void mlfab__clock_progress(mlfab__server *server, uint32_t worke
     mlfab__clock_reach(server, worker, in.progress);
   } else if (!peer->stopped) {
     mlfab__clock_enter(server, worker, in.progress);
-    mlfab__progress told = {peer->pushed};
-    MLFAB__POST(&server->port, worker, MLFAB__PROGRESS, progress, &told);
   }
 }
 
@@ -15110,6 +15108,8 @@ MLFAB__INTERNAL void mlfab__clock_enter(mlfab__server *server, uint32_t worker, 
   peer->pushed = mlfab__max(progress, open);
   peer->decided = mlfab__min(peer->decided, peer->pushed);
   mlfab__clock_members(server);
+  mlfab__progress told = {peer->pushed};
+  MLFAB__POST(&server->port, worker, MLFAB__PROGRESS, progress, &told);
 }
 
 MLFAB__INTERNAL void mlfab__clock_decided(mlfab__server *server, const mlfab__incoming *update,
@@ -16648,6 +16648,9 @@ MLFAB__INTERNAL void mlfab__apply_push(mlfab__server *server, uint32_t worker,
     mlfab__server_drop(server, worker, MLFAB_ERR_FRAME, wrong);
     return;
   }
+  /* A worker asks to be counted before it pushes (clock.c). This server would not count the updates of one that did
+   * not. */
+  if (peer->guest && server->phase == MLFAB__MODEL_STANDS) mlfab__clock_enter(server, worker, 0);
   mlfab__incoming *update = mlfab__queue_take(server, &push);
   if (!update || ((push.flags & MLFAB__PUSH_PACKED) && server->sparse->room(server))) {
     if (update) mlfab__queue_give_back(server, update);
@@ -18039,9 +18042,6 @@ MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
       mlfab__clock_progress(server, worker, frame);
       break;
     case MLFAB__PUSH:
-      /* A worker tells all servers its progress first; without it this one would not count its updates. */
-      if (server->peers[worker].guest && server->phase == MLFAB__MODEL_STANDS)
-        mlfab__clock_enter(server, worker, 0);
       /* It may need a round to be closed: see clock_forced. */
       if (server->peers[worker].stopped) mlfab__clock_members(server);
       mlfab__apply_push(server, worker, frame);

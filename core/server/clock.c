@@ -293,8 +293,6 @@ MLFAB__INTERNAL void mlfab__clock_progress(mlfab__server *server, uint32_t worke
     mlfab__clock_reach(server, worker, in.progress);
   } else if (!peer->stopped) {
     mlfab__clock_enter(server, worker, in.progress);
-    mlfab__progress told = {peer->pushed};
-    MLFAB__POST(&server->port, worker, MLFAB__PROGRESS, progress, &told);
   }
 }
 
@@ -305,6 +303,8 @@ MLFAB__INTERNAL void mlfab__clock_enter(mlfab__server *server, uint32_t worker, 
   peer->pushed = mlfab__max(progress, open);
   peer->decided = mlfab__min(peer->decided, peer->pushed);
   mlfab__clock_members(server);
+  mlfab__progress told = {peer->pushed};
+  MLFAB__POST(&server->port, worker, MLFAB__PROGRESS, progress, &told);
 }
 
 MLFAB__INTERNAL void mlfab__clock_decided(mlfab__server *server, const mlfab__incoming *update,

@@ -517,9 +517,6 @@ MLFAB__INTERNAL void mlfab__server_frame(mlfab__server *server, uint32_t worker,
       mlfab__clock_progress(server, worker, frame);
       break;
     case MLFAB__PUSH:
-      /* A worker tells all servers its progress first; without it this one would not count its updates. */
-      if (server->peers[worker].guest && server->phase == MLFAB__MODEL_STANDS)
-        mlfab__clock_enter(server, worker, 0);
       /* It may need a round to be closed: see clock_forced. */
       if (server->peers[worker].stopped) mlfab__clock_members(server);
       mlfab__apply_push(server, worker, frame);

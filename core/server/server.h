@@ -494,7 +494,7 @@ MLFAB__INTERNAL void mlfab__clock_progress(mlfab__server *server, uint32_t worke
                                            const mlfab__frame_in *frame);
 /* The progress with which a joining worker begins. */
 MLFAB__INTERNAL uint64_t mlfab__clock_join(const mlfab__server *server, uint32_t worker);
-/* A guest counts from now on, from this progress or the one with which it begins here. */
+/* A guest counts from now on, from this progress or the one with which it begins here; it is told. */
 MLFAB__INTERNAL void mlfab__clock_enter(mlfab__server *server, uint32_t worker, uint64_t progress);
 /* Members came or went: all push conditions must be evaluated again. */
 MLFAB__INTERNAL void mlfab__clock_members(mlfab__server *server);

@@ -365,7 +365,47 @@ static void test_guest(void **state) {
   world_close(&j.w);
 }
 
+/* A new process of worker 0 comes with first weights, which the standing model does not take, and counts again. */
+static void test_first_worker_again(void **state) {
+  static job j;
+  (void)state;
+  memset(&j, 0, sizeof j);
+  j.seed = j.random = 1;
+  j.founders = j.most = 2;
+  j.sync = (mlfab_sync){.size = sizeof j.sync, .kind = MLFAB_SYNC_BSP};
+  world_init(&j.w, 2, 2, 1);
+  world_open(&j.w, 1);
+  for (uint32_t k = 0; k < 2; k++) {
+    j.of[k].job = &j;
+    j.of[k].rank = k;
+    for (uint32_t i = 0; i < COUNT; i++) j.of[k].u[i] = 1.0f;
+    OK(j.w.node[k], mlfab_tensor_add(j.w.node[k], 0, MLFAB_F32, COUNT));
+    start_model(&j.of[k]);
+  }
+  assert_int_equal(mlfab_sim_crash(j.w.sim, 0), 0);
+  mlfab_buf one[2] = {{0, 0, j.of[0].u, COUNT}, {0, 0, j.of[1].u, COUNT}};
+  mlfab_buf image[2] = {{0, 0, j.of[0].w, COUNT}, {0, 0, j.of[1].w, COUNT}};
+  for (int k = 0; k < 3; k++) {
+    OK(j.w.node[1], mlfab_push(j.w.node[1], &one[1], 1, NULL, NULL));
+    OK(j.w.node[1], mlfab_pull(j.w.node[1], &image[1], 1, NULL, NULL));
+  }
+  uint64_t begun = mlfab_sim_clock(j.w.sim);
+  open_node(&j, 0);
+  while (!is_ready(&j, 0)) assert_int_equal(mlfab_sim_step(j.w.sim), 1);
+  OK(j.w.node[0], mlfab_tensor_add(j.w.node[0], 0, MLFAB_F32, COUNT));
+  start_model(&j.of[0]);
+  assert_true(mlfab_sim_clock(j.w.sim) - begun < WORLD_S);
+  assert_true(j.of[0].w[0] > 2.5f && j.of[0].w[0] < 3.5f);
+  for (uint32_t k = 0; k < 2; k++) OK(j.w.node[k], mlfab_push(j.w.node[k], &one[k], 1, NULL, NULL));
+  for (uint32_t k = 0; k < 2; k++) {
+    OK(j.w.node[k], mlfab_pull(j.w.node[k], &image[k], 1, NULL, NULL));
+    assert_true(j.of[k].w[0] > 4.5f && j.of[k].w[0] < 5.5f);
+  }
+  world_close(&j.w);
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_joins), cmocka_unit_test(test_guest)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_joins), cmocka_unit_test(test_guest),
+                                     cmocka_unit_test(test_first_worker_again)};
   return cmocka_run_group_tests_name("growth", tests, NULL, NULL);
 }
