@@ -516,13 +516,11 @@ int paper_replica(uint32_t seeds) {
       "host, as in the paper, or on a host of its own.\n\n"
       "As written: §5.3. In parts: the replica gets nothing while it lacks at most half of "
       "Div_max, then 30 updates at a time, one a worker. A checkpoint stops the server for 0.57 s, "
-      "which is what 76 minutes for 8000 make of one; this library's does not stop it. Chain "
-      "replication: the replica has a host of its own, and a push ends when the replica has the "
-      "update. All ranges were written after the program had run for the first time, and the rule "
-      "of parts "
-      "was found with it: parts of 16, 32 and 48 updates were tried, beginning at 0, 0.5 and 0.8 "
-      "of Div_max. Beginning at 0 "
-      "saved 4.5, the others 4.9 to 7.8, larger parts more.");
+      "which is what 76 minutes for 8000 make of one. Chain replication: the replica has a host of "
+      "its own, and a push ends when the replica has the update. All ranges were written after the "
+      "program had run for the first time, and the rule of parts was found with it: parts of 16, "
+      "32 and 48 updates were tried, beginning at 0, 0.5 and 0.8 of Div_max. Beginning at 0 saved "
+      "4.5, the others 4.9 to 7.8, larger parts more.");
   put_bounds(&t);
   paper_table();
   put_savings(&t);
