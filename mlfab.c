@@ -41775,16 +41775,16 @@ MLFAB__INTERNAL void mlfab__blake2b_resume(mlfab__blake2b *s, const uint64_t h[8
 typedef struct mlfab__challenge { /* caller -> called, the first frame of a link */
   uint32_t node, roles, epoch;    /* of the caller */
   uint32_t first;   /* the frame type that will follow the proof: JOIN, HELLO or MEET */
-  uint32_t to;      /* the node that it wants to reach */
+  uint32_t to;      /* number of the server, or of the worker (MEET), that it wants */
   uint32_t vouched; /* 1: its kernel says that the other end is this user's */
   uint64_t nonce[2];
   uint64_t keys[2]; /* names of the keys that it has, best first; 0: no second one */
 } mlfab__challenge;
 
-typedef struct mlfab__answer { /* called -> caller */
-  uint32_t node, roles, epoch; /* of the called node */
-  uint32_t key;                /* the first of the caller's keys that it has: 0 or 1 */
-  uint32_t vouched;            /* 1: both kernels vouch, so the frames that follow have no tags */
+typedef struct mlfab__answer {   /* called -> caller */
+  uint32_t number, roles, epoch; /* of the called node: its number as a worker or server */
+  uint32_t key;                  /* the first of the caller's keys that it has: 0 or 1 */
+  uint32_t vouched;              /* 1: both kernels vouch, so the frames that follow have no tags */
   uint64_t nonce[2], proof[2];
 } mlfab__answer;
 
@@ -41813,7 +41813,7 @@ MLFAB__KEYS_PAIRS(MLFAB__WIRE_DECLARE)
 
 /* clang-format off */
 WIRE_META(challenge, N(node) N(roles) N(epoch) N(first) N(to) N(vouched) P(nonce) P(keys))
-WIRE_META(answer, N(node) N(roles) N(epoch) N(key) N(vouched) P(nonce) P(proof))
+WIRE_META(answer, N(number) N(roles) N(epoch) N(key) N(vouched) P(nonce) P(proof))
 WIRE_META(proof, wire_challenge(c, decode, &m->challenge); P(proof))
 /* clang-format on */
 
@@ -42057,15 +42057,13 @@ static void guard_fail(mlfab_node *node, uint32_t index, int code, const char *t
 
 /* --- the calling end --- */
 
-/* The node that this call wants to reach, and the first frame on its link. */
+/* The number of the server or worker that this call wants to reach, and the first frame on its link. The two ends may
+ * disagree about the world, which JOIN finds out: so it is no node id. */
 static uint32_t guard_wanted(const mlfab_node *node, uint64_t token, uint32_t *first_p) {
   uint64_t called = token - MLFAB__TOKEN_SERVER, routes = mlfab__node_routes(node);
   *first_p = token == MLFAB__TOKEN_JOIN ? MLFAB__JOIN : MLFAB__HELLO;
-  /* A process that asks for a number does not know which node server 0 is. */
-  if (token == MLFAB__TOKEN_JOIN)
-    return node->config.join ? MLFAB__NO_NODE : mlfab__node_of_server(node, 0);
-  if (called < routes)
-    return mlfab__node_of_server(node, mlfab__node_server_of(node, (uint32_t)called));
+  if (token == MLFAB__TOKEN_JOIN) return 0;
+  if (called < routes) return mlfab__node_server_of(node, (uint32_t)called);
   *first_p = MLFAB__MEET;
   return (uint32_t)(called - routes);
 }
@@ -42091,11 +42089,10 @@ static void guard_call(mlfab_node *node, uint32_t index, uint64_t token) {
   mlfab__node_post(node, index, MLFAB__CHALLENGE, meta, mlfab__encode_challenge(meta, c));
 }
 
-/* Is the node that answered, and has proved that it has the key, the one that was called? */
-static int guard_fits(const mlfab__challenge *c, const mlfab__answer *answer) {
+/* Is the process with this number and these roles the one that was called? */
+static int guard_fits(const mlfab__challenge *c, uint32_t number, uint32_t roles) {
   uint32_t role = c->first == MLFAB__MEET ? MLFAB_ROLE_WORKER : MLFAB_ROLE_SERVER;
-  int wanted = answer->node == c->to || c->to == MLFAB__NO_NODE;
-  return (wanted && (answer->roles & role)) || MLFAB__PLANTED(117);
+  return (number == c->to && (roles & role)) || MLFAB__PLANTED(117);
 }
 
 static void guard_answered(mlfab_node *node, uint32_t index, const uint8_t *meta, uint32_t bytes) {
@@ -42116,11 +42113,11 @@ static void guard_answered(mlfab_node *node, uint32_t index, const uint8_t *meta
                         "the process that answered has not proved that it has this key");
     return;
   }
-  if (!guard_fits(&session->challenge, &answer)) {
-    char text[128], is[32], wanted[32];
-    snprintf(text, sizeof text, "%s answers at the address of %s",
-             mlfab__node_name(node, answer.node, is),
-             mlfab__node_name(node, session->challenge.to, wanted));
+  if (!guard_fits(&session->challenge, answer.number, answer.roles)) {
+    char text[128];
+    snprintf(text, sizeof text, "%s %u answers at the address of %s %u",
+             answer.roles & MLFAB_ROLE_WORKER ? "worker" : "server", answer.number,
+             session->challenge.first == MLFAB__MEET ? "worker" : "server", session->challenge.to);
     guard_fail(node, index, MLFAB_ERR_REFUSED, text);
     return;
   }
@@ -42159,7 +42156,7 @@ static void guard_refused(mlfab_node *node, uint32_t index, const uint8_t *meta,
 static void guard_make_answer(const mlfab_node *node, const mlfab__link *link,
                               const mlfab__challenge *c, int key, mlfab__answer *answer) {
   memset(answer, 0, sizeof *answer);
-  answer->node = node->id;
+  answer->number = (uint32_t)node->config.rank;
   answer->roles = node->config.roles;
   answer->epoch = node->epoch;
   answer->key = (uint32_t)key;
@@ -42207,9 +42204,7 @@ static const char *guard_conclude(mlfab_node *node, uint32_t index, const uint8_
   mlfab__session_derive(&session, self->keys.key[own], &proof.challenge, &answer, 1);
   session.challenge = proof.challenge;
   int right = mlfab__same_secret(proof.proof, session.theirs, sizeof proof.proof);
-  int meant = proof.challenge.to == node->id ||
-              (proof.challenge.to == MLFAB__NO_NODE && node->is_coordinator);
-  if (right && (meant || MLFAB__PLANTED(117)))
+  if (right && guard_fits(&proof.challenge, answer.number, answer.roles))
     link->session = mlfab__alloc(&node->env, sizeof session);
   if (link->session) *link->session = session;
   mlfab__wipe(&session, sizeof session);
@@ -43831,7 +43826,9 @@ static int key_from_function(mlfab_config *c, mlfab_error *error) {
                    : MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "configuration: key_from gave no key");
 }
 
+/* A simulation stays the same for a seed. */
 static int key_entropy(mlfab_config *c, mlfab_error *error) {
+  if (c->transport && c->transport->caps & MLFAB_CAP_VIRTUAL) return 0;
   int fd = open("/dev/urandom", O_RDONLY | O_CLOEXEC);
   ssize_t n = fd < 0 ? -1 : key_read(fd, (char *)c->entropy, sizeof c->entropy);
   if (fd >= 0) close(fd);
@@ -43872,6 +43869,7 @@ MLFAB__INTERNAL int mlfab__key_source(mlfab_config *config, mlfab_error *error) 
  * MASTER_PORT, then the launcher's rank and size (Open MPI, PMI, and Slurm inside a step). */
 
 #include <errno.h>
+#include <unistd.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -44129,6 +44127,30 @@ static int config_rank(mlfab_config *c, int rank_given, mlfab_error *error) {
   return 0;
 }
 
+/* Are all processes on this host? The launcher tells how many it has started here, or the address is the loopback's. */
+static int config_is_one_host(const char *host) {
+  static const char *const counts[][2] = {{"LOCAL_WORLD_SIZE", "WORLD_SIZE"},
+                                          {"OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE"},
+                                          {"MPI_LOCALNRANKS", "PMI_SIZE"}};
+  for (size_t i = 0; i < MLFAB__COUNT(counts); i++) {
+    const char *here = getenv(counts[i][0]), *all = getenv(counts[i][1]);
+    if (here && all && *here) return !strcmp(here, all);
+  }
+  return !strcmp(host, "localhost") || !strncmp(host, "127.", 4) || !strcmp(host, "::1") ||
+         !strcmp(host, "[::1]");
+}
+
+/* A Unix socket, which needs no key: the kernel tells whose process is at the other end. */
+static void config_meet_here(mlfab_config *c, unsigned port) {
+#if defined(__linux__)
+  static const char place[] = "@";
+#else
+  static const char place[] = "/tmp/";
+#endif
+  snprintf(c->coordinator, sizeof c->coordinator, "unix:%smlfab-%u-%u", place, (unsigned)geteuid(),
+           port);
+}
+
 static int config_master(mlfab_config *c, mlfab_error *error) {
   const char *host = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT");
   uint64_t number = 0;
@@ -44137,6 +44159,9 @@ static int config_master(mlfab_config *c, mlfab_error *error) {
     return config_bad(error, "MASTER_ADDR", host, "is set, but MASTER_PORT is not");
   int code = config_number("MASTER_PORT", port, 1, 65535, &number, error);
   if (code) return code;
+  if (!c->key[0] && !c->key_file[0] && !c->key_from && !c->allow_insecure &&
+      config_is_one_host(host))
+    return config_meet_here(c, (unsigned)number), 0;
   int bare6 = strchr(host, ':') && host[0] != '[';
   int n = snprintf(c->coordinator, sizeof c->coordinator, bare6 ? "tcp:[%s]:%u" : "tcp:%s:%u", host,
                    (unsigned)number);
@@ -45407,6 +45432,7 @@ static int context_open_one(mlfab *ctx, const mlfab_config *c, const mlfab__cont
   memset(&options, 0, sizeof options);
   options.size = sizeof options;
   options.allow_insecure = c->allow_insecure;
+  options.keyed = c->key[0] != 0;
   options.listen = choice->listen;
   options.ifname = c->ifname;
   options.job = c->job;
@@ -47341,7 +47367,7 @@ typedef struct tcp_slot {
 typedef struct tcp_self {
   mlfab__env env;
   pid_t pid; /* process that opened the transport */
-  uint32_t allow_insecure;
+  uint32_t allow_insecure, keyed;
   int poller, wake_read, wake_write, listener;
   atomic_uint listener_paused; /* there was no descriptor for a connection */
   uint64_t paused_ns;          /* since when */
@@ -47682,6 +47708,12 @@ static int tcp_is_loopback(const tcp_endpoint *end) {
   return IN6_IS_ADDR_LOOPBACK(v6) || (IN6_IS_ADDR_V4MAPPED(v6) && v6->s6_addr[12] == 127);
 }
 
+/* May this node listen at it, or call it? */
+static int tcp_is_allowed(const tcp_self *self, const tcp_endpoint *end) {
+  if (self->allow_insecure || end->at.any.sa_family == AF_UNIX) return 1;
+  return self->keyed && tcp_is_loopback(end);
+}
+
 static int tcp_is_wildcard(const tcp_endpoint *end) {
   if (end->at.any.sa_family == AF_INET) return end->at.v4.sin_addr.s_addr == htonl(INADDR_ANY);
   return end->at.any.sa_family == AF_INET6 && IN6_IS_ADDR_UNSPECIFIED(&end->at.v6.sin6_addr);
@@ -47957,9 +47989,10 @@ static void tcp_publish(tcp_self *self, const mlfab_transport_options *options,
   if (!self->is_local) tcp_name_interface(self, &end);
 }
 
-#define TCP_INSECURE_TEXT                                                                    \
-  "%s is not a loopback address: without a key anybody on the network could take part; set " \
-  "allow_insecure (MLFAB_ALLOW_INSECURE=1) to use it all the same"
+#define TCP_INSECURE_TEXT                                                               \
+  "%s: without a key anybody who reaches it could take part; give all processes a key " \
+  "(MLFAB_KEY_FILE, MLFAB_KEY), use a Unix socket (unix:), or set allow_insecure "      \
+  "(MLFAB_ALLOW_INSECURE=1)"
 
 /* --- names ------------------------------------------------------------------------------------ */
 
@@ -48041,7 +48074,7 @@ static int tcp_is_of(const tcp_question *question, const tcp_dial *dial) {
 static uint32_t tcp_keep_safe(const tcp_self *self, tcp_dial *dial) {
   uint32_t safe = 0;
   for (uint32_t i = 0; i < dial->count; i++)
-    if (self->allow_insecure || tcp_is_loopback(&dial->to[i])) dial->to[safe++] = dial->to[i];
+    if (tcp_is_allowed(self, &dial->to[i])) dial->to[safe++] = dial->to[i];
   return dial->count = safe;
 }
 
@@ -48130,12 +48163,29 @@ static int tcp_await_name(tcp_self *self, const mlfab_transport_options *options
 
 /* --- listening --------------------------------------------------------------------------------- */
 
+/* A name of this transport only, for a node that may not use TCP. */
+static void tcp_name_socket(const tcp_self *self, char *text, size_t room) {
+#if defined(__linux__)
+  static const char place[] = "@";
+#else
+  static const char place[] =
+      "/tmp/"; /* no abstract names: a file, which is left when the process is killed */
+#endif
+  snprintf(text, room, "unix:%smlfab-%ld-%llx", place, (long)self->pid,
+           (unsigned long long)tcp_monotonic());
+}
+
 static int tcp_listen(tcp_self *self, const mlfab_transport_options *options) {
   const char *wanted = options->listen ? options->listen : "";
   const char *ifname = options->ifname ? options->ifname : "";
   tcp_endpoint found;
+  char own[64];
   if (!*wanted) {
     wanted = "tcp:127.0.0.1:0";
+    if (!self->allow_insecure && !self->keyed) {
+      tcp_name_socket(self, own, sizeof own);
+      wanted = own;
+    }
     if (self->allow_insecure && !tcp_interface(ifname, 0, &found))
       wanted = found.at.any.sa_family == AF_INET ? "tcp:0.0.0.0:0" : "tcp:[::]:0";
     else if (self->allow_insecure && *ifname)
@@ -48149,7 +48199,7 @@ static int tcp_listen(tcp_self *self, const mlfab_transport_options *options) {
     return MLFAB__FAIL(options->error, status, "listen at %s: does not parse", wanted);
   if (status > 0) status = tcp_await_name(self, options, &dial);
   if (status) return status;
-  if (!self->allow_insecure && !tcp_is_loopback(&dial.to[0]))
+  if (!tcp_is_allowed(self, &dial.to[0]))
     return MLFAB__FAIL(options->error, MLFAB_ERR_INSECURE, TCP_INSECURE_TEXT, wanted);
   if (tcp_bind(self, &dial.to[0])) {
     int number = errno;
@@ -49284,6 +49334,7 @@ static int tcp_open(const mlfab_transport_options *options, void **self_p, char 
   self->env = env;
   self->pid = getpid();
   self->allow_insecure = options->allow_insecure;
+  self->keyed = MLFAB__HAS(options, mlfab_transport_options, keyed) && options->keyed;
   self->poller = self->wake_read = self->wake_write = self->listener = -1;
   atomic_init(&self->pending, 0);
   atomic_init(&self->listener_paused, 0);
@@ -51970,10 +52021,21 @@ static int open_choose(const mlfab_config *c, mlfab__context_choice *choices, ui
   return 0;
 }
 
-/* The key, from where the configuration says that it is. */
+/* Does the address lead to other hosts? */
+static int open_is_remote(const char *address) {
+  if (!*address || open_begins(address, "unix") || open_begins(address, "shm")) return 0;
+  if (open_begins(address, "tcp")) address += 4;
+  return strncmp(address, "127.", 4) && !open_begins(address, "localhost") &&
+         !open_begins(address, "[::1]");
+}
+
+/* The key, from where the configuration says that it is. With a key the addresses that are given may be of any host. */
 static int open_key(mlfab_config *c, mlfab_error *error) {
 #if MLFAB_WITH_KEYS
-  return mlfab__key_source(c, error);
+  int code = mlfab__key_source(c, error);
+  if (!code && c->key[0] && (open_is_remote(c->coordinator) || open_is_remote(c->listen)))
+    c->allow_insecure = 1;
+  return code;
 #else
   if (!c->key[0] && !c->key_file[0] && !c->key_from) return 0;
   return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,

@@ -207,7 +207,7 @@ MLFAB_API size_t mlfab_struct_size(const char *name);
   X(REQUEST, -7, "unknown or already finished request")                                   \
   X(CLOSED, -8, "the context is closed")                                                  \
   X(UNSUPPORTED, -9, "this combination is not supported")                                 \
-  X(INSECURE, -10, "an address other than loopback needs allow_insecure")                 \
+  X(INSECURE, -10, "TCP needs a key (MLFAB_KEY_FILE), or allow_insecure")                 \
   X(LIMIT, -11, "a size or count is beyond its limit")                                    \
   X(ADDRESS, -12, "the address does not parse or does not resolve")                       \
   /* retryable */                                                                         \
@@ -428,7 +428,8 @@ typedef struct mlfab_config {
   char job[64];     /* name of the fabric; nodes of another one are refused. "": "mlfab" */
   char listen[256]; /* address to listen at, like coordinator; "": the transport chooses */
   char ifname[128]; /* interfaces for TCP, in NCCL's syntax: "eth", "^docker", "=eth0,eth1" */
-  uint32_t allow_insecure; /* 1: allow TCP beyond loopback */
+  /* 1: allow TCP without a key. Without either, a node uses Unix sockets and shared memory of this user only. */
+  uint32_t allow_insecure;
   /* MLFAB_USE_* bits; 0: shared memory within a host and TCP between hosts, or only `transport` where that is set. */
   uint32_t transports;
   uint32_t progress;       /* MLFAB_PROGRESS_* */
@@ -515,7 +516,8 @@ MLFAB_API int mlfab_config_set(mlfab_config *config, const char *name, const cha
                                mlfab_error *error_p);
 
 /* Sets members that are still at their default from the environment: from MLFAB_RANK, MLFAB_WORKERS and so on, the
- * names above in capitals; then from torchrun's RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; then from the launcher's
+ * names above in capitals; then from torchrun's RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT (where these
+ * tell of one host, and there is neither a key nor allow_insecure, the address is a Unix socket named after the port); then from the launcher's
  * OMPI_COMM_WORLD_RANK and _SIZE, PMI_RANK and PMI_SIZE, SLURM_PROCID and SLURM_NTASKS (only in a step, where
  * SLURM_STEP_ID is set). Without any of them: a world of one. error_p may be NULL. Do not call it while another
  * thread changes the environment.
@@ -1537,6 +1539,7 @@ typedef struct mlfab_transport_options {
   void *user;           /* mlfab_config.transport_user */
   mlfab_error *error;   /* filled on failure; never NULL */
   uint64_t timeout_ns;  /* how long open may retry a host name to listen at; 0: it asks once */
+  uint32_t keyed; /* 1: links prove a key, so addresses of the loopback need no allow_insecure */
 } mlfab_transport_options;
 
 typedef struct mlfab_transport {

@@ -99,6 +99,7 @@ static struct {
   char **command;
   char coordinator[256];
   char job[64];
+  int insecure;
   char key[65]; /* of this run; only in the ranks' environment */
 } options;
 
@@ -320,12 +321,19 @@ static void set_environment(const rank *r) {
     unsetenv("MLFAB_ROLE"); /* worker 0 has both roles */
   setenv("MLFAB_COORDINATOR", options.coordinator, 1);
   setenv("MLFAB_JOB", options.job, 1);
-  if (options.key[0]) setenv("MLFAB_KEY", options.key, 1);
+  if (options.insecure) {
+    unsetenv("MLFAB_KEY");
+    unsetenv("MLFAB_KEY_FILE");
+    setenv("MLFAB_ALLOW_INSECURE", "1", 1);
+  } else if (options.key[0]) {
+    setenv("MLFAB_KEY", options.key, 1);
+  }
   if (options.scheduled) setenv("MLFAB_SCHEDULER", options.scheduled, 1);
   if (options.delay_bound) setenv("MLFAB_DELAY_BOUND", options.delay_bound, 1);
   for (int i = 0; i < options.nsettings; i++) set_setting(options.settings[i]);
   /* Ranks cannot share one listening address. */
   unsetenv("MLFAB_LISTEN");
+  if (options.insecure) setenv("MLFAB_LISTEN", "tcp:127.0.0.1:0", 1);
   if (options.transport) setenv("MLFAB_TRANSPORT", options.transport, 1);
 }
 
@@ -757,6 +765,8 @@ static const char usage_text[] =
     "  --on-failure=end       a rank that fails ends the run (so it is unless said otherwise)\n"
     "  --on-failure=continue  the others go on without it\n"
     "  --on-failure=restart   it is started again with its rank, at most 10 times\n"
+    "  --insecure             no key: any user of this host may take part over TCP, which is "
+    "faster so\n"
     "  --no-prefix            the ranks write to the output themselves, without [worker 2] in "
     "front\n"
     "  --timeout S            ends the run after S seconds\n"
@@ -850,6 +860,7 @@ static void parse(int argc, char **argv) {
     SHM,
     ON_FAILURE,
     NO_PREFIX,
+    INSECURE,
     TIMEOUT,
     VERBOSE,
     HELP
@@ -862,6 +873,7 @@ static void parse(int argc, char **argv) {
                                         {"set", required_argument, NULL, SET},
                                         {"tcp", no_argument, NULL, TCP},
                                         {"shm", no_argument, NULL, SHM},
+                                        {"insecure", no_argument, NULL, INSECURE},
                                         {"no-prefix", no_argument, NULL, NO_PREFIX},
                                         {"on-failure", required_argument, NULL, ON_FAILURE},
                                         {"timeout", required_argument, NULL, TIMEOUT},
@@ -913,6 +925,9 @@ static void parse(int argc, char **argv) {
         break;
       case ON_FAILURE:
         options.on_failure = parse_on_failure(optarg);
+        break;
+      case INSECURE:
+        options.insecure = 1;
         break;
       case NO_PREFIX:
         options.prefix = 0;

@@ -248,7 +248,7 @@ typedef struct tcp_slot {
 typedef struct tcp_self {
   mlfab__env env;
   pid_t pid; /* process that opened the transport */
-  uint32_t allow_insecure;
+  uint32_t allow_insecure, keyed;
   int poller, wake_read, wake_write, listener;
   atomic_uint listener_paused; /* there was no descriptor for a connection */
   uint64_t paused_ns;          /* since when */
@@ -589,6 +589,12 @@ static int tcp_is_loopback(const tcp_endpoint *end) {
   return IN6_IS_ADDR_LOOPBACK(v6) || (IN6_IS_ADDR_V4MAPPED(v6) && v6->s6_addr[12] == 127);
 }
 
+/* May this node listen at it, or call it? */
+static int tcp_is_allowed(const tcp_self *self, const tcp_endpoint *end) {
+  if (self->allow_insecure || end->at.any.sa_family == AF_UNIX) return 1;
+  return self->keyed && tcp_is_loopback(end);
+}
+
 static int tcp_is_wildcard(const tcp_endpoint *end) {
   if (end->at.any.sa_family == AF_INET) return end->at.v4.sin_addr.s_addr == htonl(INADDR_ANY);
   return end->at.any.sa_family == AF_INET6 && IN6_IS_ADDR_UNSPECIFIED(&end->at.v6.sin6_addr);
@@ -864,9 +870,10 @@ static void tcp_publish(tcp_self *self, const mlfab_transport_options *options,
   if (!self->is_local) tcp_name_interface(self, &end);
 }
 
-#define TCP_INSECURE_TEXT                                                                    \
-  "%s is not a loopback address: without a key anybody on the network could take part; set " \
-  "allow_insecure (MLFAB_ALLOW_INSECURE=1) to use it all the same"
+#define TCP_INSECURE_TEXT                                                               \
+  "%s: without a key anybody who reaches it could take part; give all processes a key " \
+  "(MLFAB_KEY_FILE, MLFAB_KEY), use a Unix socket (unix:), or set allow_insecure "      \
+  "(MLFAB_ALLOW_INSECURE=1)"
 
 /* --- names ------------------------------------------------------------------------------------ */
 
@@ -948,7 +955,7 @@ static int tcp_is_of(const tcp_question *question, const tcp_dial *dial) {
 static uint32_t tcp_keep_safe(const tcp_self *self, tcp_dial *dial) {
   uint32_t safe = 0;
   for (uint32_t i = 0; i < dial->count; i++)
-    if (self->allow_insecure || tcp_is_loopback(&dial->to[i])) dial->to[safe++] = dial->to[i];
+    if (tcp_is_allowed(self, &dial->to[i])) dial->to[safe++] = dial->to[i];
   return dial->count = safe;
 }
 
@@ -1037,12 +1044,29 @@ static int tcp_await_name(tcp_self *self, const mlfab_transport_options *options
 
 /* --- listening --------------------------------------------------------------------------------- */
 
+/* A name of this transport only, for a node that may not use TCP. */
+static void tcp_name_socket(const tcp_self *self, char *text, size_t room) {
+#if defined(__linux__)
+  static const char place[] = "@";
+#else
+  static const char place[] =
+      "/tmp/"; /* no abstract names: a file, which is left when the process is killed */
+#endif
+  snprintf(text, room, "unix:%smlfab-%ld-%llx", place, (long)self->pid,
+           (unsigned long long)tcp_monotonic());
+}
+
 static int tcp_listen(tcp_self *self, const mlfab_transport_options *options) {
   const char *wanted = options->listen ? options->listen : "";
   const char *ifname = options->ifname ? options->ifname : "";
   tcp_endpoint found;
+  char own[64];
   if (!*wanted) {
     wanted = "tcp:127.0.0.1:0";
+    if (!self->allow_insecure && !self->keyed) {
+      tcp_name_socket(self, own, sizeof own);
+      wanted = own;
+    }
     if (self->allow_insecure && !tcp_interface(ifname, 0, &found))
       wanted = found.at.any.sa_family == AF_INET ? "tcp:0.0.0.0:0" : "tcp:[::]:0";
     else if (self->allow_insecure && *ifname)
@@ -1056,7 +1080,7 @@ static int tcp_listen(tcp_self *self, const mlfab_transport_options *options) {
     return MLFAB__FAIL(options->error, status, "listen at %s: does not parse", wanted);
   if (status > 0) status = tcp_await_name(self, options, &dial);
   if (status) return status;
-  if (!self->allow_insecure && !tcp_is_loopback(&dial.to[0]))
+  if (!tcp_is_allowed(self, &dial.to[0]))
     return MLFAB__FAIL(options->error, MLFAB_ERR_INSECURE, TCP_INSECURE_TEXT, wanted);
   if (tcp_bind(self, &dial.to[0])) {
     int number = errno;
@@ -2191,6 +2215,7 @@ static int tcp_open(const mlfab_transport_options *options, void **self_p, char 
   self->env = env;
   self->pid = getpid();
   self->allow_insecure = options->allow_insecure;
+  self->keyed = MLFAB__HAS(options, mlfab_transport_options, keyed) && options->keyed;
   self->poller = self->wake_read = self->wake_write = self->listener = -1;
   atomic_init(&self->pending, 0);
   atomic_init(&self->listener_paused, 0);

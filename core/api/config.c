@@ -7,6 +7,7 @@
 #include "../model/sync.h"
 
 #include <errno.h>
+#include <unistd.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -264,6 +265,30 @@ static int config_rank(mlfab_config *c, int rank_given, mlfab_error *error) {
   return 0;
 }
 
+/* Are all processes on this host? The launcher tells how many it has started here, or the address is the loopback's. */
+static int config_is_one_host(const char *host) {
+  static const char *const counts[][2] = {{"LOCAL_WORLD_SIZE", "WORLD_SIZE"},
+                                          {"OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE"},
+                                          {"MPI_LOCALNRANKS", "PMI_SIZE"}};
+  for (size_t i = 0; i < MLFAB__COUNT(counts); i++) {
+    const char *here = getenv(counts[i][0]), *all = getenv(counts[i][1]);
+    if (here && all && *here) return !strcmp(here, all);
+  }
+  return !strcmp(host, "localhost") || !strncmp(host, "127.", 4) || !strcmp(host, "::1") ||
+         !strcmp(host, "[::1]");
+}
+
+/* A Unix socket, which needs no key: the kernel tells whose process is at the other end. */
+static void config_meet_here(mlfab_config *c, unsigned port) {
+#if defined(__linux__)
+  static const char place[] = "@";
+#else
+  static const char place[] = "/tmp/";
+#endif
+  snprintf(c->coordinator, sizeof c->coordinator, "unix:%smlfab-%u-%u", place, (unsigned)geteuid(),
+           port);
+}
+
 static int config_master(mlfab_config *c, mlfab_error *error) {
   const char *host = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT");
   uint64_t number = 0;
@@ -272,6 +297,9 @@ static int config_master(mlfab_config *c, mlfab_error *error) {
     return config_bad(error, "MASTER_ADDR", host, "is set, but MASTER_PORT is not");
   int code = config_number("MASTER_PORT", port, 1, 65535, &number, error);
   if (code) return code;
+  if (!c->key[0] && !c->key_file[0] && !c->key_from && !c->allow_insecure &&
+      config_is_one_host(host))
+    return config_meet_here(c, (unsigned)number), 0;
   int bare6 = strchr(host, ':') && host[0] != '[';
   int n = snprintf(c->coordinator, sizeof c->coordinator, bare6 ? "tcp:[%s]:%u" : "tcp:%s:%u", host,
                    (unsigned)number);

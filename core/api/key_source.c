@@ -76,7 +76,9 @@ static int key_from_function(mlfab_config *c, mlfab_error *error) {
                    : MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "configuration: key_from gave no key");
 }
 
+/* A simulation stays the same for a seed. */
 static int key_entropy(mlfab_config *c, mlfab_error *error) {
+  if (c->transport && c->transport->caps & MLFAB_CAP_VIRTUAL) return 0;
   int fd = open("/dev/urandom", O_RDONLY | O_CLOEXEC);
   ssize_t n = fd < 0 ? -1 : key_read(fd, (char *)c->entropy, sizeof c->entropy);
   if (fd >= 0) close(fd);

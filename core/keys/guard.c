@@ -41,15 +41,13 @@ static void guard_fail(mlfab_node *node, uint32_t index, int code, const char *t
 
 /* --- the calling end --- */
 
-/* The node that this call wants to reach, and the first frame on its link. */
+/* The number of the server or worker that this call wants to reach, and the first frame on its link. The two ends may
+ * disagree about the world, which JOIN finds out: so it is no node id. */
 static uint32_t guard_wanted(const mlfab_node *node, uint64_t token, uint32_t *first_p) {
   uint64_t called = token - MLFAB__TOKEN_SERVER, routes = mlfab__node_routes(node);
   *first_p = token == MLFAB__TOKEN_JOIN ? MLFAB__JOIN : MLFAB__HELLO;
-  /* A process that asks for a number does not know which node server 0 is. */
-  if (token == MLFAB__TOKEN_JOIN)
-    return node->config.join ? MLFAB__NO_NODE : mlfab__node_of_server(node, 0);
-  if (called < routes)
-    return mlfab__node_of_server(node, mlfab__node_server_of(node, (uint32_t)called));
+  if (token == MLFAB__TOKEN_JOIN) return 0;
+  if (called < routes) return mlfab__node_server_of(node, (uint32_t)called);
   *first_p = MLFAB__MEET;
   return (uint32_t)(called - routes);
 }
@@ -75,11 +73,10 @@ static void guard_call(mlfab_node *node, uint32_t index, uint64_t token) {
   mlfab__node_post(node, index, MLFAB__CHALLENGE, meta, mlfab__encode_challenge(meta, c));
 }
 
-/* Is the node that answered, and has proved that it has the key, the one that was called? */
-static int guard_fits(const mlfab__challenge *c, const mlfab__answer *answer) {
+/* Is the process with this number and these roles the one that was called? */
+static int guard_fits(const mlfab__challenge *c, uint32_t number, uint32_t roles) {
   uint32_t role = c->first == MLFAB__MEET ? MLFAB_ROLE_WORKER : MLFAB_ROLE_SERVER;
-  int wanted = answer->node == c->to || c->to == MLFAB__NO_NODE;
-  return (wanted && (answer->roles & role)) || MLFAB__PLANTED(117);
+  return (number == c->to && (roles & role)) || MLFAB__PLANTED(117);
 }
 
 static void guard_answered(mlfab_node *node, uint32_t index, const uint8_t *meta, uint32_t bytes) {
@@ -100,11 +97,11 @@ static void guard_answered(mlfab_node *node, uint32_t index, const uint8_t *meta
                         "the process that answered has not proved that it has this key");
     return;
   }
-  if (!guard_fits(&session->challenge, &answer)) {
-    char text[128], is[32], wanted[32];
-    snprintf(text, sizeof text, "%s answers at the address of %s",
-             mlfab__node_name(node, answer.node, is),
-             mlfab__node_name(node, session->challenge.to, wanted));
+  if (!guard_fits(&session->challenge, answer.number, answer.roles)) {
+    char text[128];
+    snprintf(text, sizeof text, "%s %u answers at the address of %s %u",
+             answer.roles & MLFAB_ROLE_WORKER ? "worker" : "server", answer.number,
+             session->challenge.first == MLFAB__MEET ? "worker" : "server", session->challenge.to);
     guard_fail(node, index, MLFAB_ERR_REFUSED, text);
     return;
   }
@@ -143,7 +140,7 @@ static void guard_refused(mlfab_node *node, uint32_t index, const uint8_t *meta,
 static void guard_make_answer(const mlfab_node *node, const mlfab__link *link,
                               const mlfab__challenge *c, int key, mlfab__answer *answer) {
   memset(answer, 0, sizeof *answer);
-  answer->node = node->id;
+  answer->number = (uint32_t)node->config.rank;
   answer->roles = node->config.roles;
   answer->epoch = node->epoch;
   answer->key = (uint32_t)key;
@@ -191,9 +188,7 @@ static const char *guard_conclude(mlfab_node *node, uint32_t index, const uint8_
   mlfab__session_derive(&session, self->keys.key[own], &proof.challenge, &answer, 1);
   session.challenge = proof.challenge;
   int right = mlfab__same_secret(proof.proof, session.theirs, sizeof proof.proof);
-  int meant = proof.challenge.to == node->id ||
-              (proof.challenge.to == MLFAB__NO_NODE && node->is_coordinator);
-  if (right && (meant || MLFAB__PLANTED(117)))
+  if (right && guard_fits(&proof.challenge, answer.number, answer.roles))
     link->session = mlfab__alloc(&node->env, sizeof session);
   if (link->session) *link->session = session;
   mlfab__wipe(&session, sizeof session);

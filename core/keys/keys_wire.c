@@ -8,7 +8,7 @@
 
 /* clang-format off */
 WIRE_META(challenge, N(node) N(roles) N(epoch) N(first) N(to) N(vouched) P(nonce) P(keys))
-WIRE_META(answer, N(node) N(roles) N(epoch) N(key) N(vouched) P(nonce) P(proof))
+WIRE_META(answer, N(number) N(roles) N(epoch) N(key) N(vouched) P(nonce) P(proof))
 WIRE_META(proof, wire_challenge(c, decode, &m->challenge); P(proof))
 /* clang-format on */
 

@@ -7,16 +7,16 @@
 typedef struct mlfab__challenge { /* caller -> called, the first frame of a link */
   uint32_t node, roles, epoch;    /* of the caller */
   uint32_t first;   /* the frame type that will follow the proof: JOIN, HELLO or MEET */
-  uint32_t to;      /* the node that it wants to reach */
+  uint32_t to;      /* number of the server, or of the worker (MEET), that it wants */
   uint32_t vouched; /* 1: its kernel says that the other end is this user's */
   uint64_t nonce[2];
   uint64_t keys[2]; /* names of the keys that it has, best first; 0: no second one */
 } mlfab__challenge;
 
-typedef struct mlfab__answer { /* called -> caller */
-  uint32_t node, roles, epoch; /* of the called node */
-  uint32_t key;                /* the first of the caller's keys that it has: 0 or 1 */
-  uint32_t vouched;            /* 1: both kernels vouch, so the frames that follow have no tags */
+typedef struct mlfab__answer {   /* called -> caller */
+  uint32_t number, roles, epoch; /* of the called node: its number as a worker or server */
+  uint32_t key;                  /* the first of the caller's keys that it has: 0 or 1 */
+  uint32_t vouched;              /* 1: both kernels vouch, so the frames that follow have no tags */
   uint64_t nonce[2], proof[2];
 } mlfab__answer;
 

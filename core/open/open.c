@@ -115,10 +115,21 @@ static int open_choose(const mlfab_config *c, mlfab__context_choice *choices, ui
   return 0;
 }
 
-/* The key, from where the configuration says that it is. */
+/* Does the address lead to other hosts? */
+static int open_is_remote(const char *address) {
+  if (!*address || open_begins(address, "unix") || open_begins(address, "shm")) return 0;
+  if (open_begins(address, "tcp")) address += 4;
+  return strncmp(address, "127.", 4) && !open_begins(address, "localhost") &&
+         !open_begins(address, "[::1]");
+}
+
+/* The key, from where the configuration says that it is. With a key the addresses that are given may be of any host. */
 static int open_key(mlfab_config *c, mlfab_error *error) {
 #if MLFAB_WITH_KEYS
-  return mlfab__key_source(c, error);
+  int code = mlfab__key_source(c, error);
+  if (!code && c->key[0] && (open_is_remote(c->coordinator) || open_is_remote(c->listen)))
+    c->allow_insecure = 1;
+  return code;
 #else
   if (!c->key[0] && !c->key_file[0] && !c->key_from) return 0;
   return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,

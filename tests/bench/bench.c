@@ -10,6 +10,7 @@
  *    push, pull      payload bytes a second, a few messages under way, timed in the workers from the
  *                    first one's start to the last one's last answer; no checksum over payloads
  *    push-crc        the same with mlfab's checksum, its default over TCP
+ *    push-keyed, pull-keyed   the same in a fabric with a key: a tag on every frame
  *    messages        pushes of 4 KB a second that nobody asks after one by one
  *    roundtrip       a push of 64 bytes, blocking; -spin: hand-driven and polling, both sides
  *    server-cpu      CPU seconds of the server process for 1e9 bytes pushed
@@ -260,16 +261,18 @@ static void job_fill(bench_job *job, int quick) {
 }
 
 static void throughput(settings *s, int what, int transport, size_t bytes, uint32_t workers,
-                       int crc) {
-  const char *name = what == BENCH_PULL ? "pull" : crc ? "push-crc" : "push";
+                       int code) {
+  static const char *const names[2][3] = {{"push", "push-crc", "push-keyed"},
+                                          {"pull", "pull-crc", "pull-keyed"}};
+  const char *name = names[what == BENCH_PULL][code];
   cell c = {.what = name, .player = {&bench_mlfab, &bench_copy_loop, &bench_zeromq}};
   outcome o;
   c.job = (bench_job){
-      .what = what, .transport = transport, .crc = crc, .bytes = bytes, .workers = workers};
+      .what = what, .transport = transport, .code = code, .bytes = bytes, .workers = workers};
   job_fill(&c.job, s->quick);
   if (what == BENCH_PUSH) c.player[3] = &bench_add_loop;
-  int cpu = what == BENCH_PUSH && !crc && bytes == 100 * MIB && workers == 1;
-  int allocations = what == BENCH_PUSH && !crc && (bytes == 4096 || bytes == MIB) && workers == 1;
+  int cpu = what == BENCH_PUSH && !code && bytes == 100 * MIB && workers == 1;
+  int allocations = what == BENCH_PUSH && !code && (bytes == 4096 || bytes == MIB) && workers == 1;
   if (!wanted(s, name, &c.job) && !(cpu && wanted(s, "server-cpu", &c.job)) &&
       !(allocations && wanted(s, "allocations", &c.job))) {
     return;
@@ -364,7 +367,9 @@ static void all_cells(settings *s) {
         if (s->quick && (workers == 2 || (workers > 1 && sizes[i] > 16 * MIB))) continue;
         throughput(s, BENCH_PUSH, transport, sizes[i], workers, 0);
         if (transport == BENCH_TCP && workers == 1 && sizes[i] >= MIB) {
-          throughput(s, BENCH_PUSH, transport, sizes[i], workers, 1);
+          throughput(s, BENCH_PUSH, transport, sizes[i], workers, BENCH_CRC);
+          throughput(s, BENCH_PUSH, transport, sizes[i], workers, BENCH_KEYED);
+          throughput(s, BENCH_PULL, transport, sizes[i], workers, BENCH_KEYED);
         }
         throughput(s, BENCH_PULL, transport, sizes[i], workers, 0);
       }

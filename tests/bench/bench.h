@@ -24,13 +24,14 @@ enum bench_what {
   BENCH_PULL = 2,  /* the model, to the worker */
   BENCH_STREAM = 3 /* pushes that are not waited for one by one */
 };
+enum bench_code { BENCH_PLAIN, BENCH_CRC, BENCH_KEYED };
 enum bench_transport { BENCH_TCP = 1, BENCH_SHM = 2 };
 
 /* The work of every player in a trial. */
 typedef struct bench_job {
   int what, transport;
   int spin;          /* poll forever instead of sleeping */
-  int crc;           /* mlfab: checksums over payloads (TCP) */
+  int code;          /* mlfab: what protects payloads over TCP */
   size_t bytes;      /* of a message */
   uint32_t workers;  /* 1..WORKERS_MAX */
   uint32_t messages; /* per worker and trial */

@@ -39,8 +39,11 @@ static mlfab *fabric_open(bench_team *team, int32_t rank, int is_server) {
   config.workers = team->job.workers;
   config.dedicated = 1;
   config.transports = team->job.transport == BENCH_TCP ? MLFAB_USE_TCP : MLFAB_USE_SHM;
-  config.no_payload_crc = !team->job.crc;
+  config.no_payload_crc = team->job.code != BENCH_CRC;
   config.timeout_ns = 50000000000u;
+  config.allow_insecure = 1;
+  if (team->job.code == BENCH_KEYED) strcpy(config.key, "the-key-of-this-benchmark");
+  if (!strncmp(team->address, "tcp:", 4)) strcpy(config.listen, "tcp:127.0.0.1:0");
   snprintf(config.coordinator, sizeof config.coordinator, "%s", team->address);
   if (team->job.spin) {
     config.progress = MLFAB_PROGRESS_HAND;

@@ -296,6 +296,7 @@ static inline void conform_end_open(conform_world *world, int i) {
                          .log = conform_log};
   if (transport->listen) transport->listen(world, i, listen);
   mlfab_transport_options options = {.size = sizeof options,
+                                     .keyed = 1,
                                      .listen = listen,
                                      .ifname = "",
                                      .job = "conform",

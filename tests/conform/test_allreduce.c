@@ -111,6 +111,7 @@ static int open_rank(const setting *s, uint32_t rank, mlfab **ctx_p) {
   config.timeout_ns = 60000 * MS;
   config.eager_bytes = 65536;
   config.transports = strncmp(s->coordinator, "shm:", 4) ? MLFAB_USE_TCP : MLFAB_USE_SHM;
+  strcpy(config.key, "the-key-of-this-test");
   snprintf(config.coordinator, sizeof config.coordinator, "%s", s->coordinator);
   int code = mlfab_open(&config, ctx_p, &error);
   if (code) fprintf(stderr, "rank %u: %s\n", rank, error.text);

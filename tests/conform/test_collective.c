@@ -390,6 +390,7 @@ static int open_rank(const setting *t, uint32_t rank, mlfab **ctx_p) {
   config.heartbeat_ns = 500 * MS;
   config.timeout_ns = 60000 * MS;
   config.transports = t->transports;
+  strcpy(config.key, "the-key-of-this-test");
   if (t->hand) config.progress = MLFAB_PROGRESS_HAND;
   if (t->apart) config.host = 1 + rank * 2 / t->ranks;
   snprintf(config.coordinator, sizeof config.coordinator, "%s", t->coordinator);

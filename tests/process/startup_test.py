@@ -11,6 +11,9 @@ import time
 from process import (RUN, Skip, clean_environment, expect, finish, helper, main, start, wait_until)
 
 
+ONE, OTHER = "0123456789abcdef" * 2, "fedcba9876543210" * 2
+
+
 def free_port():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -23,7 +26,10 @@ def place(port_or_address, **more):
                else port_or_address)
     values = dict(COORDINATOR=address, WORKERS=2, SERVERS=1, DEDICATED=1, RANK=0, ROLE="worker",
                   JOB="startup", TIMEOUT_MS=15000)
+    if address.startswith("tcp:127."):
+        values["KEY"] = ONE  # else TCP is refused
     values.update(more)
+    values = {k: v for k, v in values.items() if v is not None}
     return clean_environment(**{"MLFAB_" + k: v for k, v in values.items()})
 
 
@@ -111,14 +117,11 @@ def test_another_job():
         expect(still, "the server goes on")
 
 
-ONE, OTHER = "0123456789abcdef" * 2, "fedcba9876543210" * 2
-
-
 def test_keys_that_differ():
     """Both sides report the error, and neither prints a key."""
     for here, there, why in ((ONE, None, "the caller has none"), (None, ONE, "this job has none"),
                              (ONE, OTHER, "not this job's")):
-        one, two = ({"KEY": s} if s else {} for s in (here, there))
+        one, two = ({"KEY": s, "ALLOW_INSECURE": 1} for s in (here, there))
         port = free_port()
         serving = server(port, TIMEOUT_MS=3000, **one)
         told, result = opened(probe(port, TIMEOUT_MS=5000, **two))
@@ -209,7 +212,7 @@ def test_another_user_over_tcp():
         os.chmod(folder, 0o755)
         copy, port = shutil.copy(helper("probe"), folder), free_port()
         processes = [server(port, KEY=ONE), probe(port, KEY=ONE)]
-        for more in ({}, {"KEY": OTHER}):
+        for more in ({"KEY": None}, {"KEY": OTHER}):
             stranger = start(copy, env=place(port, RANK=1, TIMEOUT_MS=5000, ALLOW_INSECURE=1, **more),
                              cwd=folder, preexec_fn=lambda: os.setresuid(65534, 65534, 65534))
             told, result = opened(stranger)
@@ -239,6 +242,30 @@ def test_an_address_that_does_not_parse():
     for address in ("tcp:127.0.0.1", "tcp:127.0.0.1:99999", "pigeon:coop", "tcp:"):
         told, result = opened(probe(address, TIMEOUT_MS=5000))
         expect(told[0] in ("MLFAB_ERR_ADDRESS", "MLFAB_ERR_CONFIG"), address, result)
+
+
+def test_tcp_needs_a_key():
+    """Or allow_insecure. Without either, only processes of this user are reached, over their own sockets."""
+    for more in ({"KEY": None}, {"KEY": None, "ROLE": "server"}):
+        told, result = opened(probe(free_port(), TIMEOUT_MS=5000, **more))
+        expect(told[0] == "MLFAB_ERR_INSECURE" and "MLFAB_KEY" in told[4], "refused", result)
+    address = "unix:@mlfab-test-%d-%d" % (os.getpid(), time.monotonic_ns())
+    processes = [server(address, TRANSPORT="tcp"), probe(address, TRANSPORT="tcp"),
+                 probe(address, RANK=1, TRANSPORT="tcp")]
+    for process in processes:
+        result = finish(process)
+        expect(result.code == 0, "everybody opens and ends well", result)
+
+
+def test_a_launcher_on_one_host():
+    """torchrun's variables are enough, without a key: the processes meet at a Unix socket."""
+    for more in ({"MASTER_ADDR": "127.0.0.1"}, {"MASTER_ADDR": "this-host.invalid", "LOCAL_WORLD_SIZE": "2"}):
+        port = free_port()
+        processes = [start(helper("probe"), env=clean_environment(
+            RANK=rank, WORLD_SIZE=2, MASTER_PORT=port, MLFAB_TIMEOUT_MS=15000, **more)) for rank in (0, 1)]
+        for process in processes:
+            result = finish(process)
+            expect(result.code == 0, "everybody opens and ends well", result)
 
 
 def test_another_host_needs_allow_insecure():

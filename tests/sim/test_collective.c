@@ -672,6 +672,7 @@ static void init_world(world *w, uint32_t workers, uint64_t seed) {
   w->dice = mix(seed);
   w->config.dedicated = 1;
   w->config.servers = 1;
+  if (seed % 4 == 1) strcpy(w->config.key, "the-key-of-this-test");
   w->config.heartbeat_ns = 100 * MS;
   w->config.eager_bytes = 4096;
   w->nodes = workers + 1;

@@ -343,6 +343,7 @@ static void test_sockets(void **state) {
   mlfab_config_init(&good);
   good.workers = 2;
   good.transports = MLFAB_USE_TCP;
+  strcpy(good.key, "the-key-of-this-test");
   good.timeout_ns = 300 * (uint64_t)WORLD_MS;
   snprintf(good.coordinator, sizeof good.coordinator, "tcp:127.0.0.1:%d", take_port(&fd));
   snprintf(port, sizeof port, "%s", strrchr(good.coordinator, ':') + 1);
@@ -355,6 +356,8 @@ static void test_sockets(void **state) {
   c.rank = 1; /* a name may come to be known while joining lasts */
   assert_int_equal(refused(&c, "xxxxxxx"), MLFAB_ERR_TIMEOUT);
   c = good;
+  c.key[0] = 0;
+  assert_int_equal(refused(&c, "MLFAB_KEY"), MLFAB_ERR_INSECURE);
   strcpy(c.coordinator, "tcp:0.0.0.0:4000");
   assert_int_equal(refused(&c, "allow_insecure"), MLFAB_ERR_INSECURE);
   strcpy(c.coordinator, "tcp:192.0.2.1:4000");

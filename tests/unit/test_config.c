@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include <cmocka.h>
 
 static const char *const names[] = {"MLFAB_RANK",
@@ -40,6 +41,7 @@ static const char *const names[] = {"MLFAB_RANK",
                                     "WORLD_SIZE",
                                     "MASTER_ADDR",
                                     "MASTER_PORT",
+                                    "LOCAL_WORLD_SIZE",
                                     "OMPI_COMM_WORLD_RANK",
                                     "OMPI_COMM_WORLD_SIZE",
                                     "PMI_RANK",
@@ -217,10 +219,21 @@ static void test_master(void **state) {
   (void)state;
   FILL("MASTER_ADDR=node7", "MASTER_PORT=29500");
   assert_string_equal(c.coordinator, "tcp:node7:29500");
-  FILL("MASTER_ADDR=::1", "MASTER_PORT=29500");
+  FILL("MASTER_ADDR=::1", "MASTER_PORT=29500", "MLFAB_ALLOW_INSECURE=1");
   assert_string_equal(c.coordinator, "tcp:[::1]:29500");
-  FILL("MASTER_ADDR=[::1]", "MASTER_PORT=1");
+  FILL("MASTER_ADDR=[::1]", "MASTER_PORT=1", "MLFAB_KEY_FILE=/key");
   assert_string_equal(c.coordinator, "tcp:[::1]:1");
+  /* Where all are on one host, and nothing protects TCP, they meet at a Unix socket. */
+  char socket[64];
+  snprintf(socket, sizeof socket, "unix:@mlfab-%u-29500", (unsigned)geteuid());
+  FILL("MASTER_ADDR=127.0.0.1", "MASTER_PORT=29500");
+  assert_string_equal(c.coordinator, socket);
+  FILL("MASTER_ADDR=node7", "MASTER_PORT=29500", "RANK=1", "WORLD_SIZE=4", "LOCAL_WORLD_SIZE=4");
+  assert_string_equal(c.coordinator, socket);
+  FILL("MASTER_ADDR=node7", "MASTER_PORT=29500", "RANK=1", "WORLD_SIZE=4", "LOCAL_WORLD_SIZE=2");
+  assert_string_equal(c.coordinator, "tcp:node7:29500");
+  FILL("MASTER_ADDR=localhost", "MASTER_PORT=29500", "MLFAB_KEY=0123456789abcdef");
+  assert_string_equal(c.coordinator, "tcp:localhost:29500");
   FILL("MASTER_ADDR=node7", "MASTER_PORT=29500", "MLFAB_COORDINATOR=unix:/x");
   assert_string_equal(c.coordinator, "unix:/x");
   FILL("MASTER_PORT=29500"); /* alone it says nothing */

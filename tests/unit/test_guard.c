@@ -441,7 +441,7 @@ static void test_every_bit(void **state) {
   mlfab__session session;
   uint8_t key[64] = {1}, head[MLFAB_HEADER_BYTES + 24], bulk[40], tag[16], other[16];
   mlfab__challenge challenge = {.node = 1, .first = MLFAB__JOIN};
-  mlfab__answer answer = {.node = 0};
+  mlfab__answer answer = {.number = 0};
   (void)state;
   mlfab__session_derive(&session, key, &challenge, &answer, 0);
   for (size_t i = 0; i < sizeof head; i++) head[i] = (uint8_t)(7 * i);
@@ -466,7 +466,7 @@ static void test_every_bit(void **state) {
 /* The secrets of a link depend on all that was said, and its two ends agree. */
 static void test_transcript(void **state) {
   mlfab__challenge c = {.node = 1, .roles = 3, .epoch = 4, .first = 5, .to = 6, .nonce = {7, 8}};
-  mlfab__answer a = {.node = 9, .roles = 10, .epoch = 11, .nonce = {12, 13}};
+  mlfab__answer a = {.number = 9, .roles = 10, .epoch = 11, .nonce = {12, 13}};
   uint8_t key[64] = {1};
   mlfab__session one, other, changed;
   (void)state;
@@ -625,7 +625,7 @@ static void test_led_astray(void **state) {
   net_open(2, KEY);
   for (int i = 0; i < 20000 && mlfab_node_ready(n.node[2], NULL) == 0; i++) turn();
   assert_int_equal(mlfab_node_ready(n.node[2], &error), MLFAB_ERR_REFUSED);
-  assert_non_null(strstr(error.text, "worker 1 answers at the address of worker 0"));
+  assert_non_null(strstr(error.text, "worker 1 answers at the address of server 0"));
   net_close();
 
   net_begin(8);
@@ -635,7 +635,7 @@ static void test_led_astray(void **state) {
   n.turned_to = OUTSIDE;
   run(BEAT);
   assert_int_equal(n.heard_type, MLFAB__CHALLENGE);
-  mlfab__answer answer = {.node = 0, .roles = MLFAB_ROLE_WORKER | MLFAB_ROLE_SERVER, .epoch = 1};
+  mlfab__answer answer = {.number = 0, .roles = MLFAB_ROLE_WORKER | MLFAB_ROLE_SERVER, .epoch = 1};
   uint8_t head[MLFAB_HEADER_BYTES + MLFAB__KEYS_META];
   mlfab__header header;
   memset(&header, 0, sizeof header);

@@ -118,6 +118,7 @@ static int end_open(end *e, const char *listen, uint64_t timeout_ns) {
                        .clock = clock_now,
                        .log = hush};
   mlfab_transport_options options = {.size = sizeof options,
+                                     .keyed = 1,
                                      .listen = listen,
                                      .ifname = "",
                                      .job = "test",
@@ -220,6 +221,7 @@ static mlfab_config config_of(int32_t rank, const char *coordinator, uint64_t ti
   c.rank = rank;
   c.workers = 2;
   c.transports = MLFAB_USE_TCP;
+  if (strcmp(coordinator, "tcp:far:9") != 0) strcpy(c.key, "the-key-of-this-test");
   c.timeout_ns = timeout_ns;
   c.heartbeat_ns = 400ull * SECOND; /* joining has its own deadline */
   snprintf(c.coordinator, sizeof c.coordinator, "%s", coordinator);

@@ -102,6 +102,8 @@ static void end_log(void *user, int level, const char *line) {
 
 static const mlfab_transport *tcp(void) { return mlfab_transport_tcp(); }
 
+static int unkeyed; /* 1: ends have neither a key nor allow_insecure */
+
 static int end_open_limited(end *e, const char *listen, const char *ifname, uint32_t insecure,
                             int allocations) {
   memset(e, 0, sizeof *e);
@@ -115,6 +117,7 @@ static int end_open_limited(end *e, const char *listen, const char *ifname, uint
                        .log = end_log};
   mlfab_transport_options options = {.size = sizeof options,
                                      .allow_insecure = insecure,
+                                     .keyed = unkeyed ? 0 : 1,
                                      .listen = listen,
                                      .ifname = ifname,
                                      .job = "test",
@@ -310,6 +313,31 @@ static void test_insecure(void **state) {
   assert_int_equal(keeper.ups, 1);
   end_close(&e);
   end_close(&keeper);
+}
+
+/* Without a key and allow_insecure only Unix sockets are used. */
+static void test_closed(void **state) {
+  static const char *const refused[] = {"tcp:127.0.0.1:0", "tcp:[::1]:0", "tcp:localhost:0",
+                                        "tcp:0.0.0.0:0", "127.0.0.1:0"};
+  end a, b;
+  (void)state;
+  unkeyed = 1;
+  for (size_t i = 0; i < MLFAB__COUNT(refused); i++) {
+    assert_int_equal(end_open(&a, refused[i], "", 0), MLFAB_ERR_INSECURE);
+    assert_non_null(strstr(a.error.text, "MLFAB_KEY"));
+  }
+  assert_int_equal(end_open(&a, "", "", 0), 0);
+  assert_int_equal(end_open(&b, "", "", 0), 0);
+  assert_int_equal(strncmp(a.address, "unix:", 5), 0);
+  assert_true(strcmp(a.address, b.address) != 0);
+  assert_int_equal(tcp()->connect(a.self, "tcp:127.0.0.1:9", 1), MLFAB_ERR_INSECURE);
+  assert_non_null(strstr(a.logged, "MLFAB_KEY"));
+  assert_int_equal(tcp()->connect(a.self, b.address, 2), 0);
+  UNTIL(&a, &b, a.ups || a.downs);
+  assert_int_equal(a.ups, 1);
+  end_close(&a);
+  end_close(&b);
+  unkeyed = 0;
 }
 
 static void test_interfaces(void **state) {
@@ -1321,6 +1349,7 @@ int main(void) {
     cmocka_unit_test(test_listen),
     cmocka_unit_test(test_names),
     cmocka_unit_test(test_insecure),
+    cmocka_unit_test(test_closed),
     cmocka_unit_test(test_interfaces),
     cmocka_unit_test(test_in_use),
     cmocka_unit_test(test_unix_path),
