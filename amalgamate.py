@@ -24,7 +24,7 @@ GROUPS = [
     {"wire": "wire codec"},
     {"kernels": "half kernels_x86 kernels packet"},
     {"model": "sync layout version optimizer store image windows"},
-    {"node": "port role node link outbox claim peer_link inner server_link caller bootstrap alive"},
+    {"node": "port role node link files outbox claim peer_link inner server_link caller bootstrap alive"},
     {"worker": "sources cache pull push worker worker_role",
      "server": "lazy blocks clock queue apply round serve server server_role",
      "coll": "coll_wire dag algorithm partial graph notify stream comm_base engine plain_check plain comm_object "
@@ -32,10 +32,11 @@ GROUPS = [
     {"sched": "sched_wire network order group distribute plan monitor items batch arrange scheduler explain accumulator sum distributor aggregator report route spread client sched_role",
      "sparse": "filter sparse_push sparse_apply delta",
      "reshard": "reshard_wire reshard reshard_server reshard_worker reshard_role",
-     "keys": "blake2b keys_wire session guard"},
+     "keys": "blake2b keys_wire session guard",
+     "checkpoint": "checkpoint_wire record writer lead restore checkpoint checkpoint_worker"},
     {"replica": "divergence replicate vote"},
-    {"api": "complete parts key_source config calls context memory submit shared calls_coll calls_partial calls_stochastic calls_dag calls_sched "
-            "calls_sparse calls_reshard"},
+    {"api": "complete parts key_source config calls disk context memory submit shared calls_coll calls_partial calls_stochastic calls_dag calls_sched "
+            "calls_sparse calls_reshard calls_checkpoint safetensors"},
 ]
 # The next floor. The files of a transport begin with its name. A transport includes mlfab.h and the groups
 # `base`, `wire` and `kernels`, and no other transport.
@@ -57,6 +58,7 @@ SWITCHES = {
     "RESHARD": ("moving slices", "core/reshard core/api/calls_reshard"),
     "REPLICA": ("replicas of servers", "core/replica"),
     "KEYS": ("keys", "core/keys core/api/key_source"),
+    "CHECKPOINT": ("checkpoints", "core/checkpoint core/api/calls_checkpoint core/api/safetensors"),
     "COLL": ("collectives", "core/coll core/api/calls_coll core/api/shared core/base/pool core/base/shm_coll transports/shm_coll"),
     "PARTIAL": ("partial collectives", "core/coll/partial core/coll/partial_run core/api/calls_partial"),
     "STOCHASTIC": ("stochastic reductions",
@@ -87,7 +89,8 @@ LIBRARY_TITLE = """\
  *
  * Define as 0 what is to be left out: MLFAB_WITH_TCP, _SHM (transports), _COLL (collectives; with it _PARTIAL,
  * _STOCHASTIC, _DAG, which can go alone), _SCHED (scheduling), _SPARSE (filters), _RESHARD (moving slices), _KEYS
- * (authenticated links). What was left out returns MLFAB_ERR_UNSUPPORTED. `amalgamate.py --profile minimal|core` writes a shorter file.
+ * (authenticated links), _CHECKPOINT. What was left out returns MLFAB_ERR_UNSUPPORTED. `amalgamate.py --profile
+ * minimal|core` writes a shorter file.
  *
 """
 SIMULATOR_TITLE = """\

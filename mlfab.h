@@ -150,6 +150,7 @@
  *    MLFAB_WITH_SPARSE                filters, sparse updates, version tags
  *    MLFAB_WITH_RESHARD               moving slices between servers
  *    MLFAB_WITH_KEYS                  proofs and tags (config.key), which mlfab-run needs
+ *    MLFAB_WITH_CHECKPOINT            checkpoints, mlfab_load
  * A function that was left out returns MLFAB_ERR_UNSUPPORTED, and the error names the switch. Opening returns the
  * same for a configuration that needs what was left out. Build all processes of a fabric alike.
  * `amalgamate.py --profile minimal|core` writes a mlfab.c without the text of such groups.
@@ -239,7 +240,8 @@ MLFAB_API size_t mlfab_struct_size(const char *name);
   /* fatal */                                                                             \
   X(MEMORY, -70, "out of memory")                                                         \
   X(IO, -71, "an operating system call failed")                                           \
-  X(INTERNAL, -72, "an invariant of the library is broken")
+  X(INTERNAL, -72, "an invariant of the library is broken")                               \
+  X(CHECKPOINT, -73, "a checkpoint is missing, incomplete, damaged or foreign")
 
 enum mlfab_error_code {
   MLFAB_OK = 0,
@@ -308,6 +310,27 @@ enum mlfab_log_level {
   MLFAB_LOG_DEBUG = 4
 };
 
+/* Files, for checkpoints: the system's calls. They return a number of at least 0, or a negative errno; the library
+ * repeats a call after -EINTR, and goes on after a short write or read. A thread of the library calls them, one call at
+ * a time; in a simulation the thread that drives; mlfab_load its caller's thread. */
+typedef struct mlfab_files {
+  uint32_t size;
+  uint32_t reserved;
+  void *user;
+  /* A handle. create 1: a new empty file to write, in place of an old one; 0: an existing one to read. */
+  int (*open)(void *user, const char *path, int create);
+  int64_t (*write)(void *user, int file, const void *data, size_t bytes); /* how many, at the end */
+  int64_t (*read)(void *user, int file, void *data, size_t bytes, uint64_t offset); /* how many */
+  int (*sync)(void *user, int file);
+  int (*close)(void *user, int file);
+  int (*rename)(void *user, const char *from, const char *to);
+  int (*sync_dir)(void *user, const char *path);
+  /* The names in a directory that begin with `prefix`, each with a newline behind it: how many bytes. -ERANGE: more
+   * than `room`. */
+  int64_t (*list)(void *user, const char *path, const char *prefix, char *names, size_t room);
+  int (*remove)(void *user, const char *path);
+} mlfab_files;
+
 typedef struct mlfab_env {
   uint32_t size;
   uint32_t log_level; /* the largest level that the library passes to log; 0: MLFAB_LOG_WARN */
@@ -322,6 +345,7 @@ typedef struct mlfab_env {
   void (*log)(void *user, int level, const char *line);
   /* For mlfab_save: writes all `bytes` to `path` atomically. Returns 0 or MLFAB_ERR_IO. */
   int (*store)(void *user, const char *path, const void *data, size_t bytes);
+  const mlfab_files *files; /* for checkpoints; borrowed until close */
 } mlfab_env;
 
 /* ------------------------------------------------------------------------------------------------
@@ -500,6 +524,13 @@ typedef struct mlfab_config {
   /* 1: this process joins a fabric as one more worker. Server 0 gives it a rank, and tells workers, workers_max,
    * servers, dedicated and scheduler, which are ignored here. Not with mlfab_open_start. */
   uint32_t join;
+  /* Checkpoints: section 7. Server 0's are used. A directory ("": mlfab_checkpoint names one), and after how many of
+   * its commits server 0 begins the next checkpoint by itself. */
+  char checkpoint_dir[256];
+  uint64_t checkpoint_commits; /* 0: never */
+  uint32_t checkpoint_keep;    /* how many checkpoints stay in the directory; 0: 2 */
+  /* Worker 0: as mlfab_restore with this directory, before anything else. "": a new model. */
+  char resume[256];
 } mlfab_config;
 
 /* Sets every member to its default and `size` to sizeof *config. */
@@ -509,8 +540,8 @@ MLFAB_API void mlfab_config_init(mlfab_config *config);
  * "coordinator", "job", "key", "key_file", "listen", "socket_ifname", "allow_insecure", "transport" (auto, tcp, shm),
  * "progress" (thread, hand), "timeout_ms", "heartbeat_ms", "silent_death_ms", "payload_crc" (0, 1), "seed",
  * "scheduler" (none, beside, own), "delay_bound" (a number, none), "plan_ahead_ms", "accumulators" (a number, none),
- * "order_by_rate" (0, 1), "workers_max", "join" (0, 1). Set "dedicated" before "role" server, which means nothing
- * without it.
+ * "order_by_rate" (0, 1), "workers_max", "join" (0, 1), "checkpoint_dir", "checkpoint_commits", "checkpoint_keep",
+ * "resume". Set "dedicated" before "role" server, which means nothing without it.
  * Errors: CONFIG, with the name and the value; nothing has changed then. */
 MLFAB_API int mlfab_config_set(mlfab_config *config, const char *name, const char *value,
                                mlfab_error *error_p);
@@ -734,9 +765,65 @@ MLFAB_API int mlfab_tensor_add(mlfab *ctx, uint32_t id, int dtype, uint64_t coun
 MLFAB_API int mlfab_model_start(mlfab *ctx, const mlfab_model_options *options,
                                 const mlfab_buf *bufs, uint32_t n);
 
+/* Checkpoints. Every server writes its shard to a file in one directory: weights, optimizer state, open rounds,
+ * versions, which updates were applied. Server 0 then writes the manifest, and only with it the checkpoint is whole; it
+ * removes older ones afterwards. A process or a host may fail at any moment: the newest whole one can be loaded. Training goes on
+ * meanwhile: a server writes its state of one moment between two commits, and sets its blocks aside where updates
+ * change them. The moments of two servers differ, so an update that was under way may be in one shard and not in
+ * another, where it is lost; in a checkpoint that is made while no worker pushes, none is. Servers on several hosts need
+ * a directory that they share.
+ * Memory: the shard's weights once more, from the first checkpoint on; the optimizer state once more at most, while it is
+ * written. */
+typedef struct mlfab_checkpoint_options {
+  uint32_t size;
+  uint32_t
+      keep; /* how many checkpoints stay in the directory, this one included; 0: server 0's config */
+  const char *dir; /* exists already; NULL: server 0's config.checkpoint_dir. Below 256 bytes */
+  uint64_t timeout_ns;
+} mlfab_checkpoint_options;
+
+typedef struct mlfab_checkpoint_info {
+  uint32_t size;
+  uint32_t servers; /* how many shards it has */
+  uint64_t number;  /* from 1, ascending in a directory; 0: there is none */
+  uint64_t version; /* the largest of a slice */
+  uint64_t bytes;   /* of the shards' files */
+} mlfab_checkpoint_info;
+
+/* Makes a checkpoint of the model, and waits until it is whole. On any worker. options and info_p may be NULL.
+ * Errors: STATE (before mlfab_model_start; no directory), AGAIN (another checkpoint is being made, slices are moving),
+ * IO with the server, the file and the system's error; UNSUPPORTED (ghost tensors); TIMEOUT; PEER_DEAD with the server;
+ * MEMORY. After an error the older ones are as before.
+ * Cost: two small frames for each server; the shards are written. */
+MLFAB_API int mlfab_checkpoint(mlfab *ctx, const mlfab_checkpoint_options *options,
+                               mlfab_checkpoint_info *info_p);
+MLFAB_API int mlfab_checkpoint_start(mlfab *ctx, const mlfab_checkpoint_options *options,
+                                     mlfab_checkpoint_info *info_p, mlfab_request *request_p);
+
+/* Before mlfab_model_start, on worker 0: the model will begin as the newest whole checkpoint in `dir`, with any number
+ * of servers and workers. `dir` "": it will not. Sends nothing that waits. mlfab_model_start then ignores the first weights,
+ * and bufs get the model's. Tensors and optimizer must be those of the checkpoint, and so must its consistency, mean
+ * and number of slices where they are given. Iterations go on from V_train; every worker is a new process to the
+ * servers. Errors of mlfab_model_start then: CHECKPOINT (none is whole: the file, and why), MODEL (the first tensor
+ * that differs), CONFIG (the option that differs), IO. A damaged or incomplete checkpoint is
+ * logged, and the next older one is taken.
+ * Errors: STATE (the model was started, or this is not worker 0), ARGUMENT (dir is NULL or too long). */
+MLFAB_API int mlfab_restore(mlfab *ctx, const char *dir);
+
+/* The checkpoint that this worker's model began as; number 0: none. Errors: STATE before mlfab_model_start. */
+MLFAB_API int mlfab_restored(mlfab *ctx, mlfab_checkpoint_info *info_p);
+
 /* Pulls the model and writes it to `path` with env.store, as a safetensors file whose tensors are named by their ids.
  * On any worker. Errors: of mlfab_pull; IO. Memory: the model once. */
 MLFAB_API int mlfab_save(mlfab *ctx, const char *path);
+
+/* Reads tensors from a safetensors file into the caller's buffers: first weights for mlfab_model_start. After
+ * mlfab_tensor_add; sends nothing. names[i] is the name of bufs[i] in the file; names NULL: the tensor's id, as
+ * mlfab_save writes it. Element types and counts must be those of the tensors; shapes do not matter. With MLFAB_ALL the
+ * names are the ids. A call that fails may have written some buffers.
+ * Errors: ARGUMENT, TENSOR (not added, or not in the file), DTYPE, SHAPE, IO, CHECKPOINT (no whole safetensors file). */
+MLFAB_API int mlfab_load(mlfab *ctx, const char *path, const mlfab_buf *bufs, uint32_t n,
+                         const char *const *names);
 
 /* ------------------------------------------------------------------------------------------------
  * 8. Push and pull
@@ -1449,7 +1536,9 @@ enum mlfab_event_kind {
   MLFAB_EVENT_REJOINED = 5,
   MLFAB_EVENT_REFUSED_UPDATE = 6,
   MLFAB_EVENT_SCHEDULER_LOST = 7, /* this server now takes updates in the order of announcement */
-  MLFAB_EVENT_SCHEDULER_BACK = 8
+  MLFAB_EVENT_SCHEDULER_BACK = 8,
+  MLFAB_EVENT_CHECKPOINT = 9, /* at server 0: a checkpoint is whole, or `code` says why not */
+  MLFAB_EVENT_RESTORED = 10   /* at a server: it has loaded a checkpoint */
 };
 typedef struct mlfab_event_info {
   uint32_t kind;
@@ -1485,7 +1574,8 @@ enum mlfab_io_kind {
   MLFAB_IO_SENT = 4,     /* the bulk of the send with `token` is no longer borrowed */
   MLFAB_IO_WRITABLE = 5, /* a link that refused a send may take one now */
   MLFAB_IO_REFUSED = 6,  /* a connection was closed before it was a link (stranger, bad frame) */
-  MLFAB_IO_MEASURED = 7  /* link 0: traffic of this host, in `measure` */
+  MLFAB_IO_MEASURED = 7, /* link 0: traffic of this host, in `measure` */
+  MLFAB_IO_FILE = 8 /* mlfab_node.h: the file operation `token` has ended: `code`, `text`, bulk */
 };
 
 /* Traffic of a host's network interface since the last measure; of this node only where the interface does not tell. */
@@ -1535,7 +1625,7 @@ typedef struct mlfab_transport_options {
   const char *listen; /* address to listen at; "": the transport chooses */
   const char *ifname; /* as in mlfab_config */
   const char *job;
-  const mlfab_env *env; /* complete: no member is NULL but store */
+  const mlfab_env *env; /* complete: no member is NULL but store and files */
   void *user;           /* mlfab_config.transport_user */
   mlfab_error *error;   /* filled on failure; never NULL */
   uint64_t timeout_ns;  /* how long open may retry a host name to listen at; 0: it asks once */

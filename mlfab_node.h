@@ -28,9 +28,39 @@ enum mlfab_action_kind {
   MLFAB_ACTION_CONNECT = 2,    /* address, token */
   MLFAB_ACTION_DISCONNECT = 3, /* link: send what the link has accepted, then close */
   MLFAB_ACTION_DETACH = 4,     /* link, token: stop borrowing the bulk of that send */
-  MLFAB_ACTION_PROBE = 5 /* link, which came UP with MLFAB_CAP_PROBE: call the transport's probe,
+  MLFAB_ACTION_PROBE = 5, /* link, which came UP with MLFAB_CAP_PROBE: call the transport's probe,
                                   and give its result to mlfab_node_done */
+  /* file, token: carry the operation out, then feed MLFAB_IO_FILE with the token. It may take long: another thread
+   * may do it. A driver without files gives MLFAB_ERR_UNSUPPORTED to mlfab_node_done: then no event follows. */
+  MLFAB_ACTION_FILE = 6
 };
+
+enum mlfab_file_kind {
+  /* Appends head and bulk to the file that is being written under this stream. FIRST creates it as `path`.part, in
+   * place of an old one. LAST makes it durable: sync, close, rename to `path`, sync of the directory. After an error
+   * the stream is still open: ABORT ends it. */
+  MLFAB_FILE_WRITE = 1,
+  MLFAB_FILE_ABORT = 2, /* closes and removes what is being written under this stream */
+  MLFAB_FILE_READ =
+      3, /* `bytes` from `offset` on; the event has them in bulk: fewer at the end of the file */
+  MLFAB_FILE_LIST =
+      4, /* the event has the names in the directory `path` that begin with "checkpoint-", each with a
+                          * newline behind it, in bulk */
+  MLFAB_FILE_REMOVE = 5 /* removes `path`; no error when there is none */
+};
+enum mlfab_file_flags { MLFAB_FILE_FIRST = 1, MLFAB_FILE_LAST = 2 };
+
+/* An operation on a file. At most one of a stream is under way. */
+typedef struct mlfab_file_op {
+  uint32_t kind;   /* MLFAB_FILE_* */
+  uint32_t flags;  /* WRITE */
+  uint32_t stream; /* 0..3 */
+  uint32_t head_bytes, bulk_bytes;
+  uint32_t bytes; /* READ: at most 2 MiB */
+  uint64_t offset;
+  const char *path;        /* below 512 bytes */
+  const void *head, *bulk; /* WRITE: copy them before mlfab_node_done */
+} mlfab_file_op;
 
 /* An action that the node asks for. Pointers are valid until mlfab_node_done. */
 typedef struct mlfab_action {
@@ -43,6 +73,7 @@ typedef struct mlfab_action {
   const char
       *address; /* connect: a list separated by blanks, best first; use the first that a transport
                               of this node reaches */
+  const mlfab_file_op *file;
 } mlfab_action;
 
 /* Opens a node, which begins to join. `addresses`: of this node's transports, separated by blanks, best first.
@@ -95,8 +126,11 @@ enum mlfab_call_kind {
   MLFAB_CALL_STOCHASTIC_OPEN = 20,  /* as PARTIAL_OPEN; options: mlfab_stochastic_options */
   MLFAB_CALL_STOCHASTIC_STATE = 21, /* id; no request. Closes the object where they have none */
   MLFAB_CALL_STOCHASTIC_REDUCE =
-      22,                          /* id, data, timeout_ns, info_p: mlfab_stochastic_info or NULL */
-  MLFAB_CALL_STOCHASTIC_CLOSE = 23 /* id; no request */
+      22, /* id, data, timeout_ns, info_p: mlfab_stochastic_info or NULL */
+  MLFAB_CALL_STOCHASTIC_CLOSE = 23, /* id; no request */
+  /* options: mlfab_checkpoint_options or NULL; info_p: mlfab_checkpoint_info or NULL */
+  MLFAB_CALL_CHECKPOINT = 24,
+  MLFAB_CALL_RESTORE = 25 /* data: the directory, a text that it reads only; no request */
 };
 
 /* A call. Members that its kind does not take are ignored. */

@@ -98,7 +98,9 @@ static const struct {
                    [MLFAB_CALL_STOCHASTIC_OPEN] = {mlfab__calls_stochastic, CALLS_OPENS},
                    [MLFAB_CALL_STOCHASTIC_STATE] = {mlfab__calls_stochastic, CALLS_AT_ONCE},
                    [MLFAB_CALL_STOCHASTIC_REDUCE] = {mlfab__calls_stochastic, 0},
-                   [MLFAB_CALL_STOCHASTIC_CLOSE] = {mlfab__calls_stochastic, CALLS_AT_ONCE}};
+                   [MLFAB_CALL_STOCHASTIC_CLOSE] = {mlfab__calls_stochastic, CALLS_AT_ONCE},
+                   [MLFAB_CALL_CHECKPOINT] = {mlfab__calls_checkpoint, 0},
+                   [MLFAB_CALL_RESTORE] = {mlfab__calls_checkpoint, CALLS_AT_ONCE}};
 
 /* Checks the call itself, not the members of its kind. */
 static int calls_check(const mlfab__call_in *e) {

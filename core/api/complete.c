@@ -18,7 +18,9 @@ static void complete_default64(uint64_t *value, uint64_t standard) {
 static int complete_texts_end(const mlfab_config *c) {
   return memchr(c->coordinator, 0, sizeof c->coordinator) && memchr(c->job, 0, sizeof c->job) &&
          memchr(c->listen, 0, sizeof c->listen) && memchr(c->ifname, 0, sizeof c->ifname) &&
-         memchr(c->key, 0, sizeof c->key) && memchr(c->key_file, 0, sizeof c->key_file);
+         memchr(c->key, 0, sizeof c->key) && memchr(c->key_file, 0, sizeof c->key_file) &&
+         memchr(c->checkpoint_dir, 0, sizeof c->checkpoint_dir) &&
+         memchr(c->resume, 0, sizeof c->resume);
 }
 
 MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_schedule *schedule,
@@ -159,6 +161,11 @@ MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_conf
     return complete_config_error(error, "eager_bytes must be a multiple of 64, at most 1 GiB");
   if (config->merge_max > 128) return complete_config_error(error, "merge_max is at most 128");
   if (config->order_by_rate > 1) return complete_config_error(error, "order_by_rate is 0 or 1");
+  if ((config->checkpoint_dir[0] == 0 && config->checkpoint_commits > 0) ||
+      config->checkpoint_keep > 1000000)
+    return complete_config_error(error,
+                                 "checkpoint_commits needs checkpoint_dir, and "
+                                 "checkpoint_keep is at most 1000000");
   if (config->progress > MLFAB_PROGRESS_HAND)
     return complete_config_error(error, "unknown progress mode");
   return complete_check_world(config, error);

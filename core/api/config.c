@@ -78,6 +78,10 @@ static const config_setting config_settings[] = {
              {"none", MLFAB_UNBOUNDED}),
     CONFIG_W("accumulators", mlfab_config, accumulators, 1, 64, {"none", UINT32_MAX}),
     CONFIG_TIME("plan_ahead_ms", schedule.plan_ahead_ns),
+    CONFIG_T("checkpoint_dir", mlfab_config, checkpoint_dir, CONFIG_TEXT),
+    CONFIG_U("checkpoint_commits", mlfab_config, checkpoint_commits, 1, UINT64_MAX - 1, 1),
+    CONFIG_U("checkpoint_keep", mlfab_config, checkpoint_keep, 1, 1000000, 1),
+    CONFIG_T("resume", mlfab_config, resume, CONFIG_TEXT),
 };
 
 static const config_setting config_model[] = {
@@ -408,12 +412,15 @@ static const struct {
 } config_structs[] = {
     CONFIG_S(error),
     CONFIG_S(buf),
+    CONFIG_S(files),
     CONFIG_S(env),
     CONFIG_S(schedule),
     CONFIG_S(config),
     CONFIG_S(sync),
     CONFIG_S(sync_state),
     CONFIG_S(model_options),
+    CONFIG_S(checkpoint_options),
+    CONFIG_S(checkpoint_info),
     CONFIG_S(push_options),
     CONFIG_S(pull_options),
     CONFIG_S(result),

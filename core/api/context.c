@@ -186,6 +186,8 @@ static int context_reach(mlfab *ctx, const char *list, uint64_t token) {
 }
 
 static int context_action(mlfab *ctx, const mlfab_action *action) {
+  if (action->kind == MLFAB_ACTION_FILE)
+    return mlfab__disk_begin(&ctx->disk, action->file, action->token);
   if (action->kind == MLFAB_ACTION_CONNECT)
     return context_reach(ctx, action->address, action->token);
   mlfab__context_transport *transport = &ctx->transports[action->link >> CONTEXT_LINK_BITS];
@@ -208,14 +210,27 @@ static int context_action(mlfab *ctx, const mlfab_action *action) {
   }
 }
 
+/* Hands ended file operations to the node. 1: there were some. */
+static int context_disk(mlfab *ctx, uint64_t now) {
+  mlfab_io_event event;
+  int moved = 0;
+  while (ctx->disk.jobs > 0 && mlfab__disk_take(&ctx->disk, &event)) {
+    mlfab_node_event(ctx->node, &event, now);
+    moved = 1;
+  }
+  return moved;
+}
+
 /* Carries out the node's actions. */
 static int context_actions(mlfab *ctx, uint64_t now) {
   mlfab_action action;
   int moved = 0;
-  while (mlfab_node_next(ctx->node, now, &action)) {
-    mlfab_node_done(ctx->node, &action, context_action(ctx, &action), now);
-    moved = 1;
-  }
+  do {
+    while (mlfab_node_next(ctx->node, now, &action)) {
+      mlfab_node_done(ctx->node, &action, context_action(ctx, &action), now);
+      moved = 1;
+    }
+  } while (context_disk(ctx, now));
   for (uint32_t t = 0; moved && t < ctx->ntransports; t++)
     ctx->transports[t].table->flush(ctx->transports[t].self);
   return moved;
@@ -380,6 +395,18 @@ static void context_sleep_many(struct pollfd *fds, uint32_t n, uint64_t timeout)
   poll(fds, n, ms > 1000 ? 1000 : (int)ms);
 }
 
+static void context_cond_wait(mlfab *ctx, uint64_t ns);
+
+/* In the disk's thread: a file operation has ended. */
+static void context_disk_ended(void *self) {
+  mlfab *ctx = self;
+  pthread_mutex_lock(&ctx->lock);
+  if (ctx->sleeping) mlfab__context_wake(ctx);
+  context_tell(ctx);
+  pthread_cond_broadcast(&ctx->changed);
+  pthread_mutex_unlock(&ctx->lock);
+}
+
 /* Sleeps without the lock until something may have come, at most until `until`. */
 static void context_sleep(mlfab *ctx, uint64_t until) {
   uint64_t now = mlfab__context_now(ctx);
@@ -391,6 +418,10 @@ static void context_sleep(mlfab *ctx, uint64_t until) {
   struct pollfd fds[MLFAB__CONTEXT_TRANSPORTS];
   int many = !only && ctx->ntransports > 0;
   if (many && context_arm(ctx, fds)) timeout = 0;
+  if (ctx->ntransports == 0 && ctx->disk.jobs > 0) { /* the disk's thread signals `changed` */
+    if (atomic_load(&ctx->disk.news) == 0) context_cond_wait(ctx, mlfab__min(timeout, 10000000));
+    return;
+  }
   ctx->sleeping = 1;
   ctx->sleeps_until_ns = until;
   pthread_mutex_unlock(&ctx->lock);
@@ -733,6 +764,7 @@ static int context_open_one(mlfab *ctx, const mlfab_config *c, const mlfab__cont
 }
 
 static void context_free(mlfab *ctx) {
+  mlfab__disk_free(&ctx->disk, context_is_child(ctx));
   while (ctx->watches) {
     mlfab__context_watch *watch = ctx->watches;
     ctx->watches = watch->next;
@@ -777,6 +809,7 @@ static mlfab *context_new(const mlfab_config *c, mlfab_error *error) {
   if (!ctx->hooks.clock) ctx->hooks.clock = context_monotonic;
   if (!ctx->hooks.log) ctx->hooks.log = context_no_log;
   if (!ctx->hooks.store) ctx->hooks.store = context_store;
+  mlfab__disk_init(&ctx->disk, &ctx->env, ctx->hooks.files, ctx, context_disk_ended);
   ctx->fd = ctx->tell = -1;
   ctx->spin_ns = c->spin_ns;
   ctx->timeout_ns = c->timeout_ns;
@@ -836,6 +869,7 @@ MLFAB__INTERNAL int mlfab__context_open(mlfab_config *c, const mlfab__context_ch
   int code = 0;
   for (uint32_t i = 0; i < n && !code; i++)
     code = context_open_one(ctx, c, &choices[i], addresses, sizeof addresses, error);
+  if (ctx->simulated) ctx->disk.ended = NULL; /* no threads: operations end at once */
   if (!code) {
     c->env = &ctx->hooks;
     code = open(c, addresses, began_ns, &ctx->node, error);

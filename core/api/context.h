@@ -1,6 +1,6 @@
 /* context.h - a context, for the files of this group.
  *
- * context.c has the lock, the thread, the transports, opening, closing and waiting; submit.c the calls that a node
+ * context.c has the lock, the thread, the transports, opening, closing and waiting; disk.c carries out file operations; submit.c the calls that a node
  * carries out; calls_*.c those of optional groups; shared.c collectives in memory that workers of one host share. How
  * threads wait for each other: context.c.
  *
@@ -21,6 +21,7 @@
 
 #include "../base/env.h"
 #include "calls.h"
+#include "disk.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -95,6 +96,7 @@ struct mlfab {
   uint32_t ntransports;
   pthread_mutex_t lock;
   pthread_cond_t changed;
+  mlfab__disk disk;
   pthread_t thread;
   enum mlfab__context_thread thread_is;
   int parked; /* callers drive: the thread stays aside, or goes aside when it looks next */

@@ -10,6 +10,7 @@ typedef struct mlfab__parts {
   struct mlfab__comm *comm;
   struct mlfab__scheduler *scheduler;
   struct mlfab__capacity_role *capacity;
+  struct mlfab__checkpoint_role *checkpoint;
 } mlfab__parts;
 
 #endif

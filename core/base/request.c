@@ -4,11 +4,15 @@
 #include <stdio.h>
 
 /* Names of the calls, by kind of request. */
-static const char *const request_calls[] = {
-    [MLFAB__REQUEST_PUSH] = "push",           [MLFAB__REQUEST_PULL] = "pull",
-    [MLFAB__REQUEST_MODEL] = "model_start",   [MLFAB__REQUEST_BARRIER] = "barrier",
-    [MLFAB__REQUEST_JOIN] = "finish",         [MLFAB__REQUEST_SYNC] = "set_sync",
-    [MLFAB__REQUEST_RESLICE] = "set_servers", [MLFAB__REQUEST_COLLECTIVE] = "collective"};
+static const char *const request_calls[] = {[MLFAB__REQUEST_PUSH] = "push",
+                                            [MLFAB__REQUEST_PULL] = "pull",
+                                            [MLFAB__REQUEST_MODEL] = "model_start",
+                                            [MLFAB__REQUEST_BARRIER] = "barrier",
+                                            [MLFAB__REQUEST_JOIN] = "finish",
+                                            [MLFAB__REQUEST_SYNC] = "set_sync",
+                                            [MLFAB__REQUEST_RESLICE] = "set_servers",
+                                            [MLFAB__REQUEST_COLLECTIVE] = "collective",
+                                            [MLFAB__REQUEST_CHECKPOINT] = "checkpoint"};
 
 static mlfab__request *request_at(mlfab__requests *table, uint32_t place) {
   if (place < MLFAB__REQUEST_BLOCK) return &table->first[place];

@@ -176,22 +176,53 @@ MLFAB__INTERNAL uint32_t mlfab__store_block_bytes(const mlfab__store *store, uin
   return (uint32_t)mlfab__min(store->block_bytes, s->bytes - at);
 }
 
-MLFAB__INTERNAL int mlfab__store_grow(mlfab__env *env, mlfab__store *store) {
-  mlfab__block *more = mlfab__alloc_array(env, store->nblocks + 1, sizeof *more);
-  uint8_t *data = store->ghost ? NULL : mlfab__alloc_aligned(env, store->block_bytes);
-  if (!more || (!data && !store->ghost)) {
-    mlfab__free(env, more, (store->nblocks + 1) * sizeof *more);
-    mlfab__free_aligned(env, data, store->block_bytes);
+MLFAB__INTERNAL int mlfab__store_spare(mlfab__env *env, mlfab__store *store, uint64_t spare) {
+  if (store->free_count >= spare) return 0;
+  uint64_t n = spare - store->free_count;
+  if (n >= MLFAB__NO_BLOCK / 2 - store->nblocks) return MLFAB_ERR_MEMORY;
+  mlfab__block *more = mlfab__alloc_array(env, store->nblocks + n, sizeof *more);
+  if (!more) return MLFAB_ERR_MEMORY;
+  memcpy(more, store->blocks, store->nblocks * sizeof *more);
+  for (uint64_t i = 0; i < n; i++) {
+    mlfab__block *block = &more[store->nblocks + i];
+    if (!store->ghost) block->data = mlfab__alloc_aligned(env, store->block_bytes);
+    if (block->data || store->ghost) continue;
+    while (i-- > 0) mlfab__free_aligned(env, more[store->nblocks + i].data, store->block_bytes);
+    mlfab__free(env, more, (store->nblocks + n) * sizeof *more);
     return MLFAB_ERR_MEMORY;
   }
-  memcpy(more, store->blocks, store->nblocks * sizeof *more);
   mlfab__free(env, store->blocks, store->nblocks * sizeof *more);
   store->blocks = more;
-  more[store->nblocks].data = data;
-  more[store->nblocks].next_free = store->free_head;
-  store->free_head = store->nblocks++;
-  store->free_count++;
+  for (uint64_t i = 0; i < n; i++) {
+    more[store->nblocks].next_free = store->free_head;
+    store->free_head = store->nblocks++;
+    store->free_count++;
+  }
   return 0;
+}
+
+MLFAB__INTERNAL int mlfab__store_grow(mlfab__env *env, mlfab__store *store) {
+  return mlfab__store_spare(env, store, (uint64_t)store->free_count + 1);
+}
+
+MLFAB__INTERNAL void mlfab__store_own(mlfab__env *env, mlfab__store *store, uint32_t position) {
+  uint8_t **states[2] = {store->s0, store->s1}, *copies[2] = {NULL, NULL};
+  if (store->held[position] != MLFAB__HELD_SHARED) return;
+  if (MLFAB__PLANTED(106)) return;
+  store->held[position] = MLFAB__HELD_LOST;
+  for (int k = 0; k < 2; k++) {
+    if (!states[k]) continue;
+    copies[k] = mlfab__alloc_aligned(env, store->block_bytes);
+    if (copies[k]) continue;
+    mlfab__free_aligned(env, copies[0], k ? store->block_bytes : 0);
+    return;
+  }
+  for (int k = 0; k < 2; k++) {
+    if (!states[k]) continue;
+    memcpy(copies[k], states[k][position], store->block_bytes);
+    states[k][position] = copies[k];
+  }
+  store->held[position] = MLFAB__HELD_GIVEN;
 }
 
 MLFAB__INTERNAL uint32_t mlfab__store_take(mlfab__store *store) {

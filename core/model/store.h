@@ -6,6 +6,14 @@
  * one reference is never written. All blocks are allocated with the model, so steady state allocates
  * nothing; spare blocks run out only when pulls pin too many.
  *
+ * A holder (a checkpoint) may need w, sum and optimizer state of one moment for longer. It holds references to the
+ * blocks. State has no references: `held` tells by position whose it is, and whoever writes to state calls
+ * mlfab__store_own first.
+ *
+ *    FREE --holder--> SHARED --written--> GIVEN: the holder has the old state, the store a copy
+ *                       |  \--written, no memory--> LOST: the holder has nothing
+ *                       \--holder is done--> FREE
+ *
  * Invariants: w[p] is always a block; refs = number of places (w, next, sum, pins, sends) that name the
  * block; the free list holds exactly the blocks with refs 0. */
 #ifndef MLFAB__STORE_H
@@ -43,11 +51,14 @@ typedef struct mlfab__store {
   uint32_t positions, positions_per_slice; /* the latter: maximum */
   uint32_t *w, *next, *sum;                /* block numbers by position */
   uint8_t **s0, **s1;                      /* optimizer state by position, or NULL */
+  uint8_t *held;                           /* by position: MLFAB__HELD_*; NULL: nothing is held */
   mlfab__block *blocks;
   uint32_t nblocks, free_head, free_count;
   mlfab__tags *tags; /* by slice, or NULL */
   int ghost;
 } mlfab__store;
+
+enum { MLFAB__HELD_FREE, MLFAB__HELD_SHARED, MLFAB__HELD_GIVEN, MLFAB__HELD_LOST };
 
 /* A stretch within one block and one tensor. */
 typedef struct mlfab__piece {
@@ -78,6 +89,10 @@ MLFAB__INTERNAL uint32_t mlfab__store_block_bytes(const mlfab__store *store, uin
                                                   uint32_t position);
 /* Adds a spare block. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__store_grow(mlfab__env *env, mlfab__store *store);
+/* Adds spare blocks until there are `spare`. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__store_spare(mlfab__env *env, mlfab__store *store, uint64_t spare);
+/* The optimizer state of a position is about to be written: copies it if it is SHARED. */
+MLFAB__INTERNAL void mlfab__store_own(mlfab__env *env, mlfab__store *store, uint32_t position);
 /* A spare block with one reference, or MLFAB__NO_BLOCK. */
 MLFAB__INTERNAL uint32_t mlfab__store_take(mlfab__store *store);
 MLFAB__INTERNAL void mlfab__store_ref(mlfab__store *store, uint32_t block);

@@ -10,7 +10,7 @@ enum {
 };
 
 /* Actions that updates in flight can cause: one detach per update and server, and one connect per server. */
-#define LINK_ACTIONS(node) (64 + 2 * (LINK_UPDATES + 1) * (node)->config.servers)
+#define LINK_ACTIONS(node) (64 + MLFAB__FILERS + 2 * (LINK_UPDATES + 1) * (node)->config.servers)
 
 /* --- names --- */
 

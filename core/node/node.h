@@ -106,7 +106,8 @@
  * break, regardless of the silence before it: this node itself may have been stopped. After a silence under (a) or
  * (b) the death follows at once.
  *
- * Files, lowest first: link.c (links, their queues and timers, actions), role.c (calls the roles), outbox.c (the
+ * Files, lowest first: link.c (links, their queues and timers, actions), role.c (calls the roles), files.c (operations on
+ * files), outbox.c (the
  * next frame to send), claim.c (heartbeats, Numbers, dispatch), peer_link.c (links between workers), server_link.c
  * (routes to servers), inner.c (links inside the node), caller.c (callers of our server role), bootstrap.c
  * (joining), alive.c (Liveness), node.c (events, time, leaving). Lower files call higher ones through the rules of
@@ -124,7 +125,8 @@
 
 enum {
   MLFAB__ROLES_MAX = 15, /* per node: four bits of a token hold the number of the role */
-  MLFAB__OUTLETS = 32    /* ports of all its roles */
+  MLFAB__OUTLETS = 32,   /* ports of all its roles */
+  MLFAB__FILERS = 4      /* streams of file operations of all its roles */
 };
 #define MLFAB__ROLE_SHIFT 60 /* of a token: the bits above it hold the role */
 
@@ -277,6 +279,17 @@ typedef struct mlfab__guard {
   void (*free)(mlfab_node *node);
 } mlfab__guard;
 
+/* A role's stream of file operations: files.c. */
+typedef struct mlfab__filer {
+  mlfab_node *node;
+  void *self;
+  /* The operation has ended; `file` is what was read, valid during the call. It may ask the next. */
+  void (*done)(void *self, const mlfab_io_event *event);
+  mlfab_file_op op; /* its pointers are the role's, which leaves them alone until `done` */
+  uint64_t asked;   /* operations so far */
+  int busy;
+} mlfab__filer;
+
 struct mlfab__parts; /* the parts of a node: defined in a higher layer */
 
 struct mlfab_node {
@@ -303,6 +316,8 @@ struct mlfab_node {
   uint8_t settles[MLFAB__ROLES_MAX], idles[MLFAB__ROLES_MAX]; /* roles that have the function */
   uint8_t out_turn; /* OUT_ROLE: the value of the link's `turn` once the frame is taken */
   uint32_t nsettles, nidles;
+  mlfab__filer filers[MLFAB__FILERS];
+  uint32_t nfilers;
   mlfab__outlet outlets[MLFAB__OUTLETS];
   const mlfab__link_rule *rules; /* by kind of link */
   struct mlfab__parts *parts;    /* parts_bytes long, freed with the node; opaque here */
@@ -466,6 +481,19 @@ MLFAB__INTERNAL int mlfab__roles_finished(const mlfab_node *node);
 MLFAB__INTERNAL int mlfab__roles_serve(const mlfab_node *node);
 /* Tells all roles the capacity of this host's links. */
 MLFAB__INTERNAL void mlfab__roles_capacity(mlfab_node *node, double in, double out);
+
+/* --- files.c: operations on files, which the driver carries out --- */
+
+/* A stream for a role. There is room for MLFAB__FILERS. */
+MLFAB__INTERNAL mlfab__filer *mlfab__files_open(mlfab_node *node, void *self,
+                                                void (*done)(void *self,
+                                                             const mlfab_io_event *event));
+/* Yields filer->op as an action, unless one is under way. */
+MLFAB__INTERNAL void mlfab__files_ask(mlfab__filer *filer);
+/* The operation of an action. An operation has ended. The driver did not begin one. */
+MLFAB__INTERNAL const mlfab_file_op *mlfab__files_op(mlfab_node *node, uint64_t token);
+MLFAB__INTERNAL void mlfab__files_event(mlfab_node *node, const mlfab_io_event *event);
+MLFAB__INTERNAL void mlfab__files_refused(mlfab_node *node, uint64_t token, int status);
 
 /* --- outbox.c: the next frame to send --- */
 

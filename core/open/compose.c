@@ -5,6 +5,9 @@
 #include "../node/node.h"
 #include "../server/server.h"
 #include "../worker/worker.h"
+#if MLFAB_WITH_CHECKPOINT
+#include "../checkpoint/checkpoint.h"
+#endif
 #if MLFAB_WITH_COLL
 #include "../coll/comm.h"
 #include "../coll/membership.h"
@@ -38,6 +41,10 @@ static int compose_check(const mlfab_config *config, mlfab_error *error) {
                        "configuration: a key (MLFAB_KEY) needs the code of keys, which was left "
                        "out (MLFAB_WITH_KEYS is 0)");
 #endif
+  if (!MLFAB_WITH_CHECKPOINT && (config->checkpoint_dir[0] || config->resume[0]))
+    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
+                       "configuration: checkpoint_dir and resume need checkpoints, which were left "
+                       "out (MLFAB_WITH_CHECKPOINT is 0)");
   if (MLFAB_WITH_SCHED || config->scheduler == MLFAB_SCHEDULER_NONE) return 0;
   return MLFAB__FAIL(
       error, MLFAB_ERR_UNSUPPORTED,
@@ -56,8 +63,15 @@ static int compose_worker(mlfab_node *node) {
 #if MLFAB_WITH_COLL
   if (!code) code = mlfab__comm_attach(node, &parts->comm);
 #endif
+#if MLFAB_WITH_CHECKPOINT
+  if (!code) code = mlfab__checkpoint_worker_attach(node, &parts->checkpoint);
+#endif
   if (!code) code = mlfab__worker_attach(node, &parts->worker);
   if (code) return code;
+#if MLFAB_WITH_CHECKPOINT
+  parts->checkpoint->worker = parts->worker;
+  parts->worker->restores = parts->checkpoint->resume[0] != 0;
+#endif
 #if MLFAB_WITH_SCHED
   if (aggregator) aggregator->worker = parts->worker;
 #endif
@@ -82,6 +96,9 @@ static int compose_server(mlfab_node *node) {
 #if MLFAB_WITH_RESHARD
   if (!code) mlfab__reshard_server_attach(node, node->parts->server);
   if (!code && node->is_coordinator) code = mlfab__reshard_attach(node, node->parts->server);
+#endif
+#if MLFAB_WITH_CHECKPOINT
+  if (!code) code = mlfab__checkpoint_attach(node, node->parts->server);
 #endif
 #if MLFAB_WITH_COLL
   if (!code && node->is_coordinator) code = mlfab__membership_attach(node);

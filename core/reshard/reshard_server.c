@@ -112,9 +112,10 @@ static int reshard_server_build(mlfab__server *server, struct mlfab__reshard_ser
   mlfab__env *env = server->env;
   const mlfab_model_options *options = &server->options;
   mlfab_error error;
-  int code = mlfab__layout_build(env, server->definition, server->ndefinition, options->slices,
-                                 server->servers, options->active, server->config->model_max_bytes,
-                                 &shift->layout, &error);
+  int code =
+      mlfab__layout_build(env, server->definition, server->ndefinition,
+                          server->save.cut ? server->save.cut : options->slices, server->servers,
+                          options->active, server->config->model_max_bytes, &shift->layout, &error);
   if (code) return code;
   mlfab__layout_assign(&shift->layout, shift->owners);
   uint32_t states = server->config->on_update ? 0 : mlfab__optimizer_states(server->optimizer.kind);
@@ -190,9 +191,10 @@ static void reshard_server_stop(mlfab__server *server, uint32_t worker,
   mlfab__server_advance(server);
 }
 
-/* Tells workers that did not take part in FREEZING that slices are moving. */
+/* Tells workers that did not take part in FREEZING that slices are moving. A checkpoint that is being written ends. */
 static void reshard_server_hold(mlfab__server *server) {
   server->move.held = 1;
+  if (server->save.hooks) server->save.hooks->stop(server);
   for (uint32_t w = 0; w < server->workers; w++) {
     reshard_server_stop_worker(server, w);
     if (server->peers[w].connected && !server->peers[w].stopped) mlfab__server_tell(server, w);

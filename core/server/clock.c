@@ -745,6 +745,25 @@ MLFAB__INTERNAL uint32_t mlfab__clock_adopt(mlfab__server *server,
   return g;
 }
 
+MLFAB__INTERNAL uint32_t mlfab__clock_restore(mlfab__server *server, int first,
+                                              const mlfab__reshard_server_clock *in,
+                                              const uint32_t *words) {
+  if (!first) return mlfab__clock_adopt(server, in, words);
+  mlfab__clock *clock = &server->clocks[0];
+  clock->sync = in->consistency;
+  clock->sync.size = sizeof clock->sync;
+  clock->v_train = in->v_train;
+  clock->tuner = (mlfab__sync_tuner){in->threshold, in->quiet};
+  clock->contributors = in->contributors;
+  clock->round_members = in->members;
+  clock->round_scale = in->scale;
+  clock->refused_round = in->refused_round;
+  for (uint32_t w = 0; w < server->workers; w++)
+    server->peers[w].contributed = words[w / 32] >> w % 32 & 1;
+  server->significant = clock_significant(server);
+  return 0;
+}
+
 /* Must an open round be applied first, because slices leave it? */
 static int clock_must_flush(const mlfab__server *server, uint32_t g,
                             const mlfab__sync_ask *change) {

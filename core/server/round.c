@@ -55,6 +55,9 @@ static int round_block(mlfab__server *server, mlfab_update_info *info, double sh
   /* If the optimizer cannot take the division into its scale, the sum itself is divided. */
   int divide = server->options.mean &&
                (server->config->on_update || !mlfab__optimizer_linear(&server->optimizer));
+  /* A checkpoint holds the undivided sum. */
+  if (!code && divide && store->blocks[store->sum[p]].refs > 1)
+    code = mlfab__blocks_fresh(server, &store->sum[p], store->sum[p], 1);
   while (left > 0 && !code && !store->ghost) {
     mlfab__piece piece;
     mlfab__store_piece(store, at, left, &piece);

@@ -37,6 +37,7 @@ MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
   server->servers = config->servers;
   server->heartbeat_ns = config->heartbeat_ns;
   server->epoch = 1;
+  server->save.at = MLFAB__NEVER;
   server->peers = mlfab__alloc_array(env, server->workers, sizeof *server->peers);
   server->lists = mlfab__alloc_aligned(env, sizeof *server->lists);
   if (!server->peers || !server->lists ||
@@ -54,6 +55,9 @@ MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
 
 static void server_free_model(mlfab__server *server) {
   mlfab__env *env = server->env;
+  if (server->save.hooks) server->save.hooks->stop(server);
+  server->save.cut = 0;
+  server->save.restored = server->save.restored_version = 0;
   for (uint32_t w = 0; server->peers && w < server->workers; w++) {
     mlfab__server_peer *peer = &server->peers[w];
     mlfab__free(env, peer->arena, peer->arena_bytes);
@@ -228,6 +232,9 @@ static void server_define_ack(mlfab__server *server, uint32_t worker, int code, 
   ack.options = server->options;
   ack.ask = server->peers[worker].define.ask;
   ack.packets = server->sparse != NULL;
+  ack.cut = server->save.cut;
+  ack.restored = server->save.restored;
+  ack.restored_version = server->save.restored_version;
   ack.first_weights = worker == 0 && server->first_weights_incarnation != 0 &&
                       server->first_weights_incarnation == server->peers[0].incarnation;
   size_t n = strlen(text);
@@ -301,9 +308,17 @@ static int server_no_memory(const mlfab__server *server, int code, mlfab_error *
                       "server %u is out of memory for the model", server->number);
 }
 
-/* Builds the model from worker 0's definition. */
-static int server_build(mlfab__server *server, const mlfab__define *define, const uint8_t *table,
-                        mlfab_error *error) {
+/* The model's number of slices as asked for: 0: the usual one. */
+static int server_layout(mlfab__server *server, const mlfab_model_options *options, uint32_t cut,
+                         mlfab_error *error) {
+  return mlfab__layout_build(server->env, server->definition, server->ndefinition,
+                             cut ? cut : options->slices, server->servers, options->active,
+                             server->config->model_max_bytes, &server->layout, error);
+}
+
+MLFAB__INTERNAL int mlfab__server_build(mlfab__server *server, uint32_t cut, mlfab_error *error) {
+  const mlfab__define *define = &server->peers[0].define;
+  const uint8_t *table = server->peers[0].definition;
   const mlfab_model_options *options = &define->options;
   int code = server_unsupported(server, options, error);
   if (code) return code;
@@ -313,9 +328,7 @@ static int server_build(mlfab__server *server, const mlfab__define *define, cons
   for (uint32_t i = 0; i < define->tensors; i++) {
     mlfab__decode_tensor_info(table + (size_t)i * MLFAB__TENSOR_INFO_BYTES, &server->definition[i]);
   }
-  code = mlfab__layout_build(server->env, server->definition, server->ndefinition, options->slices,
-                             server->servers, options->active, server->config->model_max_bytes,
-                             &server->layout, error);
+  code = server_layout(server, options, cut, error);
   if (!code) code = mlfab__store_check(options, &server->layout, &server->optimizer, error);
   if (!code) code = server_check(server, &options->consistency, error);
   if (code) return code;
@@ -326,28 +339,55 @@ static int server_build(mlfab__server *server, const mlfab__define *define, cons
   if (!code && server->sparse) code = server->sparse->open(server, options->ghost != 0);
   if (code) return server_no_memory(server, code, error);
   mlfab__clock_start(server, &options->consistency);
-  if (server->policy) server->policy->told(server);
-  server->phase = define->first_weights ? MLFAB__MODEL_DEFINED : MLFAB__MODEL_STANDS;
+  server->save.cut = cut;
   return 0;
 }
 
-/* Compares a worker's table with worker 0's: 0, or MODEL with the first difference in text. */
-static int server_compare(const mlfab__server *server, const mlfab__define *define,
-                          const uint8_t *table, mlfab_error *error) {
-  if (define->tensors != server->ndefinition) {
-    return MLFAB__FAIL(error, MLFAB_ERR_MODEL, "the model has %u tensors, worker 0's has %u",
-                       define->tensors, server->ndefinition);
+/* The model of worker 0's definition, with its first weights if it has said that they follow, else with zeros. */
+static int server_begin(mlfab__server *server, mlfab_error *error) {
+  int code = mlfab__server_build(server, 0, error);
+  if (code) return code;
+  if (server->policy) server->policy->told(server);
+  server->phase =
+      server->peers[0].define.first_weights ? MLFAB__MODEL_DEFINED : MLFAB__MODEL_STANDS;
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__server_restored(mlfab__server *server, uint64_t number,
+                                            uint64_t version) {
+  server->phase = MLFAB__MODEL_STANDS;
+  server->first_weights_incarnation = 0;
+  server->norm_commits = 0;
+  server->save.restored = number;
+  server->save.restored_version = version;
+  server->greets = 1;
+  /* Every worker is a new process: it goes on with the open round, or with the next if the old process's update is in
+   * it. */
+  for (uint32_t w = 0; w < server->workers; w++) {
+    mlfab__server_peer *peer = &server->peers[w];
+    peer->pushed = peer->decided = mlfab__clock_join(server, w);
   }
-  for (uint32_t i = 0; i < define->tensors; i++) {
+  mlfab__clock_members(server);
+  if (server->policy) server->policy->told(server);
+  mlfab__server_advance(server);
+}
+
+MLFAB__INTERNAL int mlfab__server_compare(const mlfab__tensor_info *definition, uint32_t n,
+                                          const char *whose, const uint8_t *table, uint32_t tensors,
+                                          mlfab_error *error) {
+  if (tensors != n) {
+    return MLFAB__FAIL(error, MLFAB_ERR_MODEL, "the model has %u tensors, %s has %u", tensors,
+                       whose, n);
+  }
+  for (uint32_t i = 0; i < n; i++) {
     mlfab__tensor_info info;
-    const mlfab__tensor_info *first = &server->definition[i];
+    const mlfab__tensor_info *first = &definition[i];
     mlfab__decode_tensor_info(table + (size_t)i * MLFAB__TENSOR_INFO_BYTES, &info);
     if (info.id == first->id && info.dtype == first->dtype && info.count == first->count) continue;
-    return MLFAB__FAIL(error, MLFAB_ERR_MODEL,
-                       "tensor number %u is id %u, %llu x %s; worker 0's is id %u, %llu x %s", i,
-                       info.id, (unsigned long long)info.count, mlfab__dtype_name((int)info.dtype),
-                       first->id, (unsigned long long)first->count,
-                       mlfab__dtype_name((int)first->dtype));
+    return MLFAB__FAIL(
+        error, MLFAB_ERR_MODEL, "tensor number %u is id %u, %llu x %s; %s is id %u, %llu x %s", i,
+        info.id, (unsigned long long)info.count, mlfab__dtype_name((int)info.dtype), whose,
+        first->id, (unsigned long long)first->count, mlfab__dtype_name((int)first->dtype));
   }
   return 0;
 }
@@ -358,7 +398,8 @@ static void server_stands(mlfab__server *server) {
     if (!peer->definition || !peer->connected) continue;
     mlfab_error error;
     error.text[0] = 0;
-    int code = server_compare(server, &peer->define, peer->definition, &error);
+    int code = mlfab__server_compare(server->definition, server->ndefinition, "worker 0's",
+                                     peer->definition, peer->define.tensors, &error);
     mlfab__free(server->env, peer->definition, peer->definition_bytes);
     peer->definition = NULL;
     peer->definition_bytes = 0;
@@ -391,8 +432,8 @@ static void server_tell_refusal(mlfab__server *server, uint32_t worker) {
   server_define_ack(server, worker, server->refusal_code, text);
 }
 
-/* Tells worker 0, and all workers that wait for its definition, why it was refused. They may try again. */
-static void server_refuse(mlfab__server *server, const mlfab_error *error) {
+/* They may try again. */
+MLFAB__INTERNAL void mlfab__server_refuse(mlfab__server *server, const mlfab_error *error) {
   server_free_model(server);
   server->refusals++;
   server->refusal_code = error->code;
@@ -430,18 +471,20 @@ static void server_define(mlfab__server *server, uint32_t worker, const mlfab__f
     mlfab__apply_free(server);
     server_free_model(server);
   }
-  if (worker == 0 && server->phase == MLFAB__NO_MODEL) {
+  int restores = worker == 0 && server->phase == MLFAB__NO_MODEL && server->save.hooks &&
+                 server->save.hooks->restores(server);
+  if (worker == 0 && server->phase == MLFAB__NO_MODEL && !restores) {
     mlfab_error error;
-    if (server_build(server, &define, copy, &error)) {
-      server_refuse(server, &error);
+    if (server_begin(server, &error)) {
+      mlfab__server_refuse(server, &error);
       return;
     }
   }
   if (server->phase == MLFAB__MODEL_STANDS) server_stands(server);
   if (server->phase != MLFAB__NO_MODEL) return;
-  if (peer->refusals != server->refusals) {
+  if (peer->refusals != server->refusals && !restores) {
     server_tell_refusal(server, worker);
-  } else {
+  } else if (!restores) {
     /* Not the answer: tells the worker that it waits for worker 0, so that a deadline can name it. */
     mlfab__waiting wait = {.kind = MLFAB__REQUEST_MODEL};
     snprintf(wait.text, sizeof wait.text, ", which has not defined the model at server %u",
@@ -476,6 +519,7 @@ MLFAB__INTERNAL void mlfab__server_advance(mlfab__server *server) {
       return;
     if (server->apply.applying == MLFAB__APPLY_ROUND && !mlfab__round_apply(server, budget)) return;
     server_look(server);
+    if (server->stats->commits >= server->save.at) server->save.hooks->due(server);
     if (server->move.held) return;
     if (server->apply.head) break;
     if (mlfab__clock_change(server) || mlfab__clock_advance(server)) continue;

@@ -253,6 +253,24 @@ typedef struct mlfab__server_mover {
   void (*free)(mlfab__server *server);
 } mlfab__server_mover;
 
+/* Checkpoints, if their group is attached. */
+typedef struct mlfab__server_saver {
+  /* `save.at` commits are reached. No update is being applied: all of the shard is of one moment. */
+  void (*due)(mlfab__server *server);
+  /* Slices are about to move, or the model is freed: gives back all blocks and states. */
+  void (*stop)(mlfab__server *server);
+  /* Worker 0 has defined a model, and there is none. 1: it will be restored; mlfab__server_restored follows. */
+  int (*restores)(mlfab__server *server);
+} mlfab__server_saver;
+
+typedef struct mlfab__server_save {
+  const mlfab__server_saver *hooks;     /* or NULL */
+  struct mlfab__checkpoint *checkpoint; /* of the hooks */
+  uint64_t at;  /* number of commits at which `due` is called; 0: at once, MLFAB__NEVER: not */
+  uint32_t cut; /* number of slices of a restored model, or 0 */
+  uint64_t restored, restored_version; /* the checkpoint that the model began as, or 0 */
+} mlfab__server_save;
+
 /* The order and the routes of large transfers, if a policy is attached (core/sched/client.c). Without one,
  * the server takes updates in as they come, and answers pulls when their condition holds. Only the policy
  * assigns groups, places and spreads. */
@@ -394,6 +412,7 @@ struct mlfab__server {
   double norm_w;         /* |w| of the shard ... */
   uint64_t norm_commits; /* ... after this many commits, plus one; 0: not computed */
   mlfab__server_move move;
+  mlfab__server_save save;
   /* What the next mlfab__server_advance has to do. */
   int due;      /* something can be done that could not before */
   int greets;   /* the first weights are in: answer the workers that wait with a definition */
@@ -407,6 +426,19 @@ MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
 MLFAB__INTERNAL void mlfab__server_free(mlfab__server *server);
 /* Adds the server role to the node, which owns *server_p (server_role.c). Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__server_attach(struct mlfab_node *node, mlfab__server **server_p);
+
+/* A model that is to be restored. build: the model of worker 0's definition, divided into `cut` slices; it does not stand
+ * yet. Errors: of the definition, with a text; then call refuse. restored: it stands; the caller has loaded slices and
+ * clocks. refuse: there is no model; tells worker 0, and all who wait for its definition, why. */
+MLFAB__INTERNAL int mlfab__server_build(mlfab__server *server, uint32_t cut, mlfab_error *error);
+MLFAB__INTERNAL void mlfab__server_restored(mlfab__server *server, uint64_t number,
+                                            uint64_t version);
+MLFAB__INTERNAL void mlfab__server_refuse(mlfab__server *server, const mlfab_error *error);
+/* Compares worker 0's definition with a table of encoded mlfab__tensor_info: 0, or MODEL with the first difference. `whose`
+ * it is: "worker 0's". */
+MLFAB__INTERNAL int mlfab__server_compare(const mlfab__tensor_info *definition, uint32_t n,
+                                          const char *whose, const uint8_t *table, uint32_t tensors,
+                                          mlfab_error *error);
 
 /* A worker sent HELLO on a new link: fills the answer, and forgets its incomplete updates. Errors: FENCED
  * (an older incarnation), MEMORY. */
@@ -533,6 +565,11 @@ MLFAB__INTERNAL uint32_t mlfab__clock_match(const mlfab__server *server,
 MLFAB__INTERNAL uint32_t mlfab__clock_adopt(mlfab__server *server,
                                             const mlfab__reshard_server_clock *in,
                                             const uint32_t *words);
+
+/* The same for a stored clock. The first one replaces the clock of a new model. */
+MLFAB__INTERNAL uint32_t mlfab__clock_restore(mlfab__server *server, int first,
+                                              const mlfab__reshard_server_clock *in,
+                                              const uint32_t *words);
 
 /* Credit of a worker, and bytes of a stage, for a shard of this size. */
 MLFAB__INTERNAL uint64_t mlfab__server_credit(const mlfab__server *server, uint64_t shard);

@@ -128,7 +128,12 @@ typedef struct mlfab__header {
   X(MEMBERSHIP_OWED, 89)      \
   X(CHALLENGE, 100)           \
   X(ANSWER, 101)              \
-  X(PROOF, 102)
+  X(PROOF, 102)               \
+  X(CHECKPOINT_ASK, 110)      \
+  X(CHECKPOINT_DONE, 111)     \
+  X(CHECKPOINT_ORDER, 112)    \
+  X(CHECKPOINT_SHARD, 113)    \
+  X(CHECKPOINT_RESUME, 114)
 
 enum mlfab__frame_type {
 #define MLFAB__FRAME_ENUM(name, number) MLFAB__##name = number,
@@ -250,6 +255,9 @@ typedef struct mlfab__define_ack { /* server -> worker: the model is ready here,
   uint32_t first_weights;      /* 1: the receiver's own first weights are in use */
   uint32_t packets;            /* 1: this server takes updates as packets */
   mlfab_model_options options; /* worker 0's, which apply; fields as in DEFINE */
+  /* The model began as a checkpoint: its number of slices, its number and its version. 0: it did not. */
+  uint32_t cut;
+  uint64_t restored, restored_version;
 } mlfab__define_ack;
 
 /* PLANNED: large, in a fabric with a scheduler; no bytes before a grant. */

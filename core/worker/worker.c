@@ -190,7 +190,7 @@ static int worker_build(mlfab__worker *worker, const mlfab_model_options *option
   if (code) return code;
   worker->define.ask++;
   worker->define.tensors = worker->ntensors;
-  worker->define.first_weights = worker->rank == 0 && n > 0;
+  worker->define.first_weights = worker->rank == 0 && n > 0 && !worker->restores;
   worker->table = mlfab__alloc(env, (size_t)worker->ntensors * MLFAB__TENSOR_INFO_BYTES);
   worker->pulled = mlfab__alloc_array(env, worker->layout.nslices, sizeof *worker->pulled);
   if (n > 0) worker->model_bufs = mlfab__alloc_array(env, n, sizeof *worker->model_bufs);
@@ -237,6 +237,51 @@ MLFAB__INTERNAL int mlfab__worker_model(mlfab__worker *worker, const mlfab_model
   }
   *request_p = request->id;
   return 0;
+}
+
+/* The model began as a checkpoint, whose slices are others than this worker's options would make. Errors: MEMORY. */
+static int worker_recut(mlfab__worker *worker, uint32_t cut) {
+  mlfab__layout layout;
+  mlfab__env *env = worker->env;
+  int code = mlfab__layout_build(env, worker->tensors, worker->ntensors, cut, worker->servers,
+                                 worker->define.options.active, worker->config->model_max_bytes,
+                                 &layout, NULL);
+  if (code) return code;
+  uint64_t *pulled = mlfab__alloc_array(env, layout.nslices, sizeof *pulled);
+  if (!pulled) {
+    mlfab__layout_free(env, &layout);
+    return MLFAB_ERR_MEMORY;
+  }
+  if (worker->pause.owners && worker->pause.nowners == layout.nslices)
+    mlfab__layout_assign(&layout, worker->pause.owners);
+  mlfab__free(env, worker->pulled, worker->layout.nslices * sizeof *worker->pulled);
+  mlfab__layout_free(env, &worker->layout);
+  worker->layout = layout;
+  worker->pulled = pulled;
+  return 0;
+}
+
+/* Takes over which checkpoint the model began as. Errors: MEMORY; CHECKPOINT with a text when the servers have loaded
+ * different ones, or one has loaded none. */
+static int worker_restored(mlfab__worker *worker, uint32_t server, const mlfab__define_ack *ack,
+                           char *text, size_t room) {
+  int first = 1;
+  for (uint32_t s = 0; s < worker->servers; s++) first &= !worker->streams[s].defined;
+  if (!first && ack->restored != worker->restored) {
+    snprintf(
+        text, room,
+        "model_start: server %u has loaded checkpoint %llu, another server checkpoint %llu (0: "
+        "none)",
+        server, (unsigned long long)ack->restored, (unsigned long long)worker->restored);
+    return MLFAB_ERR_CHECKPOINT;
+  }
+  if (first) worker->restored_version = 0;
+  worker->restored = ack->restored;
+  worker->restored_version = mlfab__max(worker->restored_version, ack->restored_version);
+  if (ack->cut == 0 || ack->cut == worker->layout.nslices) return 0;
+  int code = worker_recut(worker, ack->cut);
+  if (code) snprintf(text, room, "model_start: out of memory for the slices of the checkpoint");
+  return code;
 }
 
 static mlfab__request *worker_model_request(const mlfab__worker *worker) {
@@ -319,6 +364,10 @@ static void worker_define_ack(mlfab__worker *worker, uint32_t server, const mlfa
   } else if (first->active != own->active) {
     snprintf(text, sizeof text, "model_start: %u active servers asked for, worker 0 has %u",
              own->active, first->active);
+  }
+  if (!text[0]) {
+    int wrong = worker_restored(worker, server, &ack, text, sizeof text);
+    if (wrong) code = wrong;
   }
   if (text[0]) {
     worker_model_fail(worker, code, (int32_t)server, 1, now_ns, text);

@@ -249,8 +249,10 @@ struct mlfab__worker {
   uint8_t *table; /* encoded for DEFINE */
   mlfab__define define;
   mlfab__layout layout;
-  int stands; /* every server has the model */
-  int done;   /* finish was called: no more data */
+  int stands;   /* every server has the model */
+  int restores; /* worker 0: the model is to begin as a checkpoint, so no first weights are sent */
+  uint64_t restored, restored_version; /* the checkpoint that it began as, or 0 */
+  int done;                            /* finish was called: no more data */
   uint64_t model_request, join_request;
   uint64_t model_pull; /* the pull inside model_start, or 0 */
   int enters;          /* it has the model, and asks the servers to count it */

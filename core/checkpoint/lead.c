@@ -1,0 +1,403 @@
+/* lead.c - server 0 leads the checkpoints of a fabric. See lead.h. */
+#include "lead.h"
+
+#include "../server/server.h"
+
+#include <stdio.h>
+
+enum { LEAD_KEEP = 2, LEAD_HEAD = MLFAB__RECORD_BYTES + MLFAB_META_MAX };
+
+MLFAB__INTERNAL int mlfab__lead_init(mlfab__lead *lead) {
+  lead->seats = mlfab__alloc_array(lead->env, lead->workers, sizeof *lead->seats);
+  lead->answered = mlfab__alloc(lead->env, lead->servers);
+  lead->entries = mlfab__alloc_array(lead->env, lead->servers, sizeof *lead->entries);
+  lead->next_at =
+      lead->config->checkpoint_commits ? lead->config->checkpoint_commits : MLFAB__NEVER;
+  return lead->seats && lead->answered && lead->entries ? 0 : MLFAB_ERR_MEMORY;
+}
+
+static void lead_forget_names(mlfab__lead *lead) {
+  mlfab__free(lead->env, lead->names, lead->names_bytes);
+  lead->names = NULL;
+  lead->names_bytes = 0;
+}
+
+MLFAB__INTERNAL void mlfab__lead_free(mlfab__lead *lead) {
+  if (!lead->env) return;
+  lead_forget_names(lead);
+  mlfab__free(lead->env, lead->head, LEAD_HEAD);
+  mlfab__free(lead->env, lead->seats, lead->workers * sizeof *lead->seats);
+  mlfab__free(lead->env, lead->answered, lead->servers);
+  mlfab__free(lead->env, lead->entries, lead->servers * sizeof *lead->entries);
+}
+
+/* --- answers --- */
+
+static void lead_answer(mlfab__lead *lead, uint32_t worker, const mlfab__checkpoint_done *done) {
+  MLFAB__POST(&lead->down, worker, MLFAB__CHECKPOINT_DONE, checkpoint_done, done);
+}
+
+/* The attempt is over: tells the asker, the log and the events. */
+static void lead_tell(mlfab__lead *lead) {
+  const mlfab__checkpoint_done *done = &lead->done;
+  char text[MLFAB__TEXT_MAX + 64];
+  if (done->code)
+    snprintf(text, sizeof text, "a checkpoint failed: %s", done->text);
+  else
+    snprintf(text, sizeof text, "checkpoint %llu is whole: version %llu, %llu bytes in %.160s",
+             (unsigned long long)done->number, (unsigned long long)done->version,
+             (unsigned long long)done->bytes, lead->order.dir);
+  mlfab__log(lead->env, done->code ? MLFAB_LOG_WARN : MLFAB_LOG_INFO, "%s", text);
+  lead->down.event(lead->down.self, MLFAB_EVENT_CHECKPOINT, 0, 1, 0, done->code, text);
+  if (lead->asker == MLFAB__NO_NODE) return;
+  mlfab__lead_seat *seat = &lead->seats[lead->asker];
+  *seat = (mlfab__lead_seat){done->ask, done->number, done->version, done->bytes, done->code};
+  lead_answer(lead, lead->asker, done);
+}
+
+static void lead_fail(mlfab__lead *lead, int code, int32_t rank, const char *text) {
+  lead->done.code = code;
+  lead->done.rank = rank;
+  lead->done.is_server = 1;
+  snprintf(lead->done.text, sizeof lead->done.text, "%.255s", text);
+  lead->phase = MLFAB__LEAD_IDLE;
+  lead_forget_names(lead);
+  lead_tell(lead);
+}
+
+static void lead_file_failed(mlfab__lead *lead, const char *doing, const char *path,
+                             const mlfab_io_event *event) {
+  char text[MLFAB__TEXT_MAX + 64];
+  snprintf(text, sizeof text, "server 0 cannot %s '%.140s': %.60s", doing, path,
+           event->text ? event->text : mlfab_error_text(event->code));
+  lead_fail(lead, event->code, 0, text);
+}
+
+/* --- beginning --- */
+
+static void lead_begin(mlfab__lead *lead, uint32_t asker, uint32_t keep, const char *dir,
+                       uint64_t timeout_ns, uint64_t now_ns) {
+  mlfab_file_op *op = &lead->filer->op;
+  lead->asker = asker;
+  lead->keep = keep                            ? keep
+               : lead->config->checkpoint_keep ? lead->config->checkpoint_keep
+                                               : LEAD_KEEP;
+  lead->began_ns = now_ns;
+  lead->deadline_ns = mlfab__add_sat(now_ns, timeout_ns ? timeout_ns : lead->config->timeout_ns);
+  memset(&lead->order, 0, sizeof lead->order);
+  snprintf(lead->order.dir, sizeof lead->order.dir, "%.255s", dir);
+  lead->phase = MLFAB__LEAD_LISTS;
+  op->kind = MLFAB_FILE_LIST;
+  op->path = lead->order.dir;
+  mlfab__files_ask(lead->filer);
+}
+
+/* Why no checkpoint can begin now: 0, or a code and a text. */
+static int lead_refuse(const mlfab__lead *lead, const char *dir, char *text, size_t room) {
+  const mlfab__server *server = lead->server;
+  int code = 0;
+  int busy = lead->phase != MLFAB__LEAD_IDLE && lead->phase != MLFAB__LEAD_SWEEPS;
+  if (server->phase != MLFAB__MODEL_STANDS) {
+    code = MLFAB_ERR_STATE;
+    snprintf(text, room, "there is no model");
+  } else if (!dir[0]) {
+    code = MLFAB_ERR_STATE;
+    snprintf(text, room, "no directory was given, and server 0 has none (checkpoint_dir)");
+  } else if (busy || lead->waits) {
+    code = MLFAB_ERR_AGAIN;
+    snprintf(text, room, "another checkpoint is being made");
+  }
+  return code;
+}
+
+/* A request begins; `worker` MLFAB__NO_NODE: by itself. */
+static void lead_serve(mlfab__lead *lead, uint32_t worker, const mlfab__checkpoint_ask *ask,
+                       uint64_t now_ns) {
+  lead->waits = 0;
+  lead->done =
+      (mlfab__checkpoint_done){.ask = ask->ask, .rank = MLFAB_NO_RANK, .servers = lead->servers};
+  lead_forget_names(lead);
+  lead_begin(lead, worker, ask->keep, ask->dir[0] ? ask->dir : lead->config->checkpoint_dir,
+             ask->timeout_ns, now_ns);
+}
+
+static void lead_serve_waiting(mlfab__lead *lead) {
+  if (lead->waits) lead_serve(lead, lead->waiter, &lead->wanted, lead->filer->node->now_ns);
+}
+
+static void lead_wait_or_serve(mlfab__lead *lead, uint32_t worker, const mlfab__checkpoint_ask *ask,
+                               uint64_t now_ns) {
+  if (!lead->filer->busy) {
+    lead_serve(lead, worker, ask, now_ns);
+    return;
+  }
+  lead->waits = 1;
+  lead->waiter = worker;
+  lead->wanted = *ask;
+}
+
+MLFAB__INTERNAL void mlfab__lead_asked(mlfab__lead *lead, uint32_t worker,
+                                       const mlfab__frame_in *frame, uint64_t now_ns) {
+  mlfab__checkpoint_ask ask;
+  mlfab__checkpoint_done done;
+  mlfab__lead_seat *seat = &lead->seats[worker];
+  if (mlfab__port_refuse(
+          &lead->down, worker, frame,
+          mlfab__decode_checkpoint_ask(frame->meta, frame->meta_bytes, &ask) || ask.ask == 0))
+    return;
+  memset(&done, 0, sizeof done);
+  done.ask = ask.ask;
+  done.rank = MLFAB_NO_RANK;
+  done.servers = lead->servers;
+  if (ask.ask <= seat->ask) { /* the answer was lost with a link */
+    done.code = seat->code;
+    done.number = seat->number;
+    done.version = seat->version;
+    done.bytes = seat->bytes;
+    if (lead->asker == worker && lead->done.ask == ask.ask) done = lead->done;
+    lead_answer(lead, worker, &done);
+    return;
+  }
+  int under_way = lead->phase != MLFAB__LEAD_IDLE && lead->phase != MLFAB__LEAD_SWEEPS;
+  if (under_way && lead->asker == worker && lead->done.ask == ask.ask) return;
+  if (lead->waits && lead->waiter == worker && lead->wanted.ask == ask.ask) return;
+  const char *dir = ask.dir[0] ? ask.dir : lead->config->checkpoint_dir;
+  done.code = lead_refuse(lead, dir, done.text, sizeof done.text);
+  if (done.code) {
+    lead_answer(lead, worker, &done);
+  } else {
+    lead_wait_or_serve(lead, worker, &ask, now_ns);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__lead_by_itself(mlfab__lead *lead, uint64_t now_ns) {
+  char text[MLFAB__TEXT_MAX];
+  uint64_t commits = lead->server->stats->commits;
+  if (commits < lead->next_at) return;
+  lead->next_at = commits + lead->config->checkpoint_commits;
+  /* The last one is not ready: this one is left out. */
+  if (lead_refuse(lead, lead->config->checkpoint_dir, text, sizeof text)) return;
+  const mlfab__checkpoint_ask ask = {.ask = 0};
+  lead_wait_or_serve(lead, MLFAB__NO_NODE, &ask, now_ns);
+}
+
+MLFAB__INTERNAL void mlfab__lead_fresh(mlfab__lead *lead, uint32_t worker) {
+  memset(&lead->seats[worker], 0, sizeof lead->seats[worker]);
+  if (lead->asker == worker) lead->asker = MLFAB__NO_NODE; /* who asked is no more */
+  if (lead->waiter == worker) lead->waits = 0;
+}
+
+/* --- shards --- */
+
+static void lead_order(mlfab__lead *lead, uint32_t server) {
+  MLFAB__POST(&lead->across, server, MLFAB__CHECKPOINT_ORDER, checkpoint_order, &lead->order);
+}
+
+/* LISTS: the names in the directory are known. */
+static void lead_number(mlfab__lead *lead, const mlfab_io_event *event) {
+  mlfab__record_name name;
+  const char *text;
+  size_t at = 0, bytes;
+  uint64_t largest = 0;
+  lead_forget_names(lead);
+  if (event->bulk_bytes > 0) {
+    lead->names = mlfab__alloc(lead->env, event->bulk_bytes);
+    if (!lead->names) {
+      lead_fail(lead, MLFAB_ERR_MEMORY, 0, "server 0 is out of memory for the directory");
+      return;
+    }
+    lead->names_bytes = event->bulk_bytes;
+    memcpy(lead->names, event->bulk, event->bulk_bytes);
+  }
+  while (mlfab__record_each(lead->names, lead->names_bytes, &at, &text, &bytes, &name))
+    largest = mlfab__max(largest, name.number);
+  lead->order.number = lead->done.number = largest + 1;
+  uint64_t drawn[2] = {lead->began_ns, largest};
+  lead->order.set = mlfab__hash(lead->seed, drawn, sizeof drawn);
+  lead->phase = MLFAB__LEAD_AWAITS;
+  lead->awaited = lead->servers;
+  memset(lead->answered, 0, lead->servers);
+  for (uint32_t s = 1; s < lead->servers; s++) {
+    lead->across.ready(lead->across.self, s);
+    lead_order(lead, s); /* without a link this is lost: mlfab__lead_up repeats it */
+  }
+  lead->own(lead->self, &lead->order);
+}
+
+MLFAB__INTERNAL int mlfab__lead_wants(const mlfab__lead *lead, uint32_t server) {
+  return lead->phase == MLFAB__LEAD_AWAITS && !lead->answered[server];
+}
+
+MLFAB__INTERNAL void mlfab__lead_up(mlfab__lead *lead, uint32_t server) {
+  if (mlfab__lead_wants(lead, server)) lead_order(lead, server);
+}
+
+MLFAB__INTERNAL void mlfab__lead_gone(mlfab__lead *lead, uint32_t server) {
+  char text[64];
+  if (!mlfab__lead_wants(lead, server)) return;
+  snprintf(text, sizeof text, "server %u is dead", server);
+  lead_fail(lead, MLFAB_ERR_PEER_DEAD, (int32_t)server, text);
+}
+
+/* All shards are durable: writes the manifest, which makes the checkpoint whole. */
+static void lead_seal(mlfab__lead *lead) {
+  mlfab_file_op *op = &lead->filer->op;
+  if (!lead->head) lead->head = mlfab__alloc(lead->env, LEAD_HEAD);
+  if (!lead->head) {
+    lead_fail(lead, MLFAB_ERR_MEMORY, 0, "server 0 is out of memory for the manifest");
+    return;
+  }
+  const mlfab__checkpoint_manifest manifest = {.number = lead->order.number,
+                                               .version = lead->done.version,
+                                               .bytes = lead->done.bytes,
+                                               .epoch = lead->epoch,
+                                               .slices = lead->server->layout.nslices,
+                                               .shards = lead->servers};
+  mlfab__file_record record = {.type = MLFAB__RECORD_MANIFEST, .set = lead->order.set};
+  record.meta_bytes =
+      mlfab__encode_checkpoint_manifest(lead->head + MLFAB__RECORD_BYTES, &manifest, lead->entries);
+  mlfab__record_seal(lead->head, &record);
+  mlfab__record_path(lead->path, lead->order.dir, lead->order.number, 0, 0);
+  lead->phase = MLFAB__LEAD_SEALS;
+  *op = (mlfab_file_op){.kind = MLFAB_FILE_WRITE,
+                        .flags = MLFAB_FILE_FIRST | MLFAB_FILE_LAST,
+                        .stream = op->stream,
+                        .path = lead->path,
+                        .head = lead->head,
+                        .head_bytes = MLFAB__RECORD_BYTES + record.meta_bytes};
+  mlfab__files_ask(lead->filer);
+}
+
+MLFAB__INTERNAL void mlfab__lead_answered(mlfab__lead *lead, const mlfab__checkpoint_shard *shard) {
+  char text[MLFAB__TEXT_MAX + 32];
+  if (shard->number != lead->order.number || shard->set != lead->order.set ||
+      !mlfab__lead_wants(lead, shard->server))
+    return;
+  lead->answered[shard->server] = 1;
+  lead->awaited--;
+  if (shard->code) {
+    snprintf(text, sizeof text, "server %u %s", shard->server, shard->text);
+    lead_fail(lead, shard->code, (int32_t)shard->server, text);
+    return;
+  }
+  int first = lead->awaited + 1 == lead->servers;
+  if (!first && shard->epoch != lead->epoch) {
+    lead_fail(lead, MLFAB_ERR_AGAIN, (int32_t)shard->server, "slices have moved meanwhile");
+    return;
+  }
+  lead->epoch = shard->epoch;
+  lead->entries[shard->server] = (mlfab__checkpoint_entry){shard->bytes, shard->chain};
+  lead->done.version = mlfab__max(lead->done.version, shard->version);
+  lead->done.bytes += shard->bytes;
+  if (lead->awaited == 0 || (first && MLFAB__PLANTED(109))) lead_seal(lead);
+}
+
+/* --- removing older ones --- */
+
+/* The oldest checkpoint that stays. */
+static uint64_t lead_oldest(const mlfab__lead *lead) {
+  uint64_t oldest = lead->order.number;
+  for (uint32_t kept = 1; kept < lead->keep; kept++) {
+    mlfab__record_name name;
+    const char *text;
+    size_t at = 0, bytes;
+    uint64_t before = 0;
+    while (mlfab__record_each(lead->names, lead->names_bytes, &at, &text, &bytes, &name))
+      if (name.manifest && !name.part && name.number < oldest)
+        before = mlfab__max(before, name.number);
+    if (before == 0) break;
+    oldest = before;
+  }
+  return oldest;
+}
+
+/* Is it a file without a manifest, of an attempt that failed? */
+static int lead_orphan(const mlfab__lead *lead, const mlfab__record_name *file) {
+  mlfab__record_name name;
+  const char *text;
+  size_t at = 0, bytes;
+  if (file->part) return 1;
+  while (mlfab__record_each(lead->names, lead->names_bytes, &at, &text, &bytes, &name))
+    if (name.manifest && !name.part && name.number == file->number) return 0;
+  return 1;
+}
+
+/* Removes the next file that has to go, or ends. */
+static void lead_sweep(mlfab__lead *lead) {
+  mlfab__record_name name;
+  const char *text;
+  size_t bytes;
+  for (; lead->sweeps_rest < 2; lead->sweeps_rest++, lead->name_at = 0) {
+    while (
+        mlfab__record_each(lead->names, lead->names_bytes, &lead->name_at, &text, &bytes, &name)) {
+      int manifest = name.manifest && !name.part;
+      if (manifest == lead->sweeps_rest) continue;
+      if (name.number >= lead->oldest && !lead_orphan(lead, &name)) continue;
+      mlfab_file_op *op = &lead->filer->op;
+      snprintf(lead->path, sizeof lead->path, "%.255s/%.*s", lead->order.dir, (int)bytes, text);
+      op->kind = MLFAB_FILE_REMOVE;
+      op->path = lead->path;
+      mlfab__files_ask(lead->filer);
+      return;
+    }
+  }
+  lead->phase = MLFAB__LEAD_IDLE;
+  lead_forget_names(lead);
+  lead_serve_waiting(lead);
+}
+
+/* SEALS: the manifest is durable. */
+static void lead_whole(mlfab__lead *lead) {
+  lead->oldest = lead_oldest(lead);
+  lead->name_at = 0;
+  lead->sweeps_rest = 0;
+  lead->phase = MLFAB__LEAD_SWEEPS;
+  lead_tell(lead);
+  lead_sweep(lead);
+}
+
+MLFAB__INTERNAL void mlfab__lead_event(mlfab__lead *lead, const mlfab_io_event *event) {
+  switch (lead->phase) {
+    case MLFAB__LEAD_LISTS:
+      if (event->code)
+        lead_file_failed(lead, "list", lead->order.dir, event);
+      else
+        lead_number(lead, event);
+      break;
+    case MLFAB__LEAD_SEALS:
+      if (!event->code) {
+        lead_whole(lead);
+        break;
+      }
+      lead_file_failed(lead, "write", lead->path, event);
+      lead->filer->op.kind = MLFAB_FILE_ABORT;
+      mlfab__files_ask(lead->filer);
+      break;
+    case MLFAB__LEAD_SWEEPS:
+      if (event->code)
+        mlfab__log(lead->env, MLFAB_LOG_WARN, "'%s' cannot be removed: %s", lead->path,
+                   event->text ? event->text : mlfab_error_text(event->code));
+      lead_sweep(lead);
+      break;
+    default: /* of an attempt that is over */
+      lead_serve_waiting(lead);
+  }
+}
+
+/* --- time --- */
+
+MLFAB__INTERNAL uint64_t mlfab__lead_deadline(const mlfab__lead *lead) {
+  int waits = lead->phase == MLFAB__LEAD_LISTS || lead->phase == MLFAB__LEAD_AWAITS;
+  return waits ? lead->deadline_ns : MLFAB__NEVER;
+}
+
+MLFAB__INTERNAL void mlfab__lead_tick(mlfab__lead *lead, uint64_t now_ns) {
+  char text[96];
+  uint32_t s = 0;
+  if (now_ns < mlfab__lead_deadline(lead)) return;
+  if (lead->phase == MLFAB__LEAD_AWAITS)
+    while (s < lead->servers && lead->answered[s]) s++;
+  snprintf(text, sizeof text, "server %u has not %s in time", s,
+           lead->phase == MLFAB__LEAD_AWAITS ? "written its shard" : "listed the directory");
+  lead_fail(lead, MLFAB_ERR_TIMEOUT, (int32_t)s, text);
+}

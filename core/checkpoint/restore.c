@@ -1,0 +1,548 @@
+/* restore.c - a server loads the newest whole checkpoint of a directory. See restore.h. */
+#include "restore.h"
+
+#include "../server/server.h"
+
+#include <stdio.h>
+
+/* At least one record of any length. */
+enum { RESTORE_READ = 1280 << 10 };
+_Static_assert(RESTORE_READ >= MLFAB__RECORD_BYTES + MLFAB_META_MAX + MLFAB_BULK_MAX,
+               "a whole record has to fit");
+_Static_assert((int)MLFAB__RESTORE_CLOCKS == (int)MLFAB__CLOCKS, "all clocks of a shard");
+
+MLFAB__INTERNAL void mlfab__restore_init(mlfab__restore *restore, mlfab__env *env,
+                                         struct mlfab__server *server, mlfab__filer *filer) {
+  *restore = (mlfab__restore){.env = env, .server = server, .filer = filer};
+}
+
+/* Frees what belongs to one checkpoint. */
+static void restore_forget(mlfab__restore *restore) {
+  mlfab__env *env = restore->env;
+  mlfab__free(env, restore->seen, restore->manifest.slices);
+  mlfab__free(env, restore->table, restore->table_bytes);
+  mlfab__free(env, restore->parts, restore->nparts * sizeof *restore->parts);
+  mlfab__free(env, restore->pushed, restore->server->workers * sizeof *restore->pushed);
+  mlfab__free(env, restore->words, MLFAB__CLOCKS * restore->nwords * sizeof *restore->words);
+  restore->seen = restore->table = NULL;
+  restore->parts = NULL;
+  restore->pushed = NULL;
+  restore->words = NULL;
+  restore->table_bytes = restore->nparts = 0;
+  memset(&restore->manifest, 0, sizeof restore->manifest);
+}
+
+static void restore_end(mlfab__restore *restore) {
+  mlfab__env *env = restore->env;
+  restore_forget(restore);
+  mlfab__free(env, restore->names, restore->names_bytes);
+  mlfab__free(env, restore->entries, MLFAB__CHECKPOINT_SHARDS_MAX * sizeof *restore->entries);
+  restore->names = NULL;
+  restore->names_bytes = 0;
+  restore->entries = NULL;
+  restore->phase = MLFAB__RESTORE_IDLE;
+}
+
+MLFAB__INTERNAL void mlfab__restore_stop(mlfab__restore *restore) {
+  if (restore->phase == MLFAB__RESTORE_IDLE) return;
+  restore->late = restore->filer->busy;
+  restore_end(restore);
+}
+
+MLFAB__INTERNAL void mlfab__restore_free(mlfab__restore *restore) {
+  if (restore->env && restore->server) mlfab__restore_stop(restore);
+}
+
+/* --- errors --- */
+
+static void restore_refuse(mlfab__restore *restore, int code, const char *text) {
+  mlfab_error error;
+  mlfab__server *server = restore->server;
+  restore_end(restore);
+  mlfab__error(&error, code, (int32_t)server->number, 1, 0, "restore: %.240s", text);
+  mlfab__server_refuse(server, &error);
+}
+
+static void restore_no_memory(mlfab__restore *restore) {
+  restore_refuse(restore, MLFAB_ERR_MEMORY, "the server is out of memory for the checkpoint");
+}
+
+static void restore_try(mlfab__restore *restore);
+
+/* This checkpoint is not whole: takes the next older one. Once it loads, there is no other. */
+static void restore_bad(mlfab__restore *restore, const char *why) {
+  char text[MLFAB__TEXT_MAX];
+  snprintf(text, sizeof text, "'%.150s': %.90s", restore->path, why);
+  mlfab__log(restore->env, MLFAB_LOG_WARN, "checkpoint %llu cannot be used: %s",
+             (unsigned long long)restore->number, text);
+  if (restore->phase == MLFAB__RESTORE_LOADS) {
+    restore_refuse(restore, MLFAB_ERR_CHECKPOINT, text);
+    return;
+  }
+  if (!restore->why[0]) snprintf(restore->why, sizeof restore->why, "%s", text);
+  restore_forget(restore);
+  restore_try(restore);
+}
+
+/* --- reading --- */
+
+static void restore_read(mlfab__restore *restore) {
+  mlfab_file_op *op = &restore->filer->op;
+  op->kind = MLFAB_FILE_READ;
+  op->path = restore->path;
+  op->offset = restore->offset;
+  op->bytes = RESTORE_READ;
+  mlfab__files_ask(restore->filer);
+}
+
+static void restore_open(mlfab__restore *restore) {
+  restore->index = restore->chain = restore->slices = 0;
+  restore->offset = 0;
+  restore->ended = 0;
+  memset(restore->known, 0, sizeof restore->known);
+  memset(restore->target, 0xff, sizeof restore->target);
+  mlfab__record_path(restore->path, restore->dir, restore->number, restore->shard,
+                     restore->manifest.shards);
+  restore_read(restore);
+}
+
+/* Begins with the newest checkpoint that is older than the last one tried. */
+static void restore_try(mlfab__restore *restore) {
+  mlfab__record_name name;
+  const char *text;
+  size_t at = 0, bytes;
+  uint64_t newest = 0;
+  int some = 0;
+  while (mlfab__record_each(restore->names, restore->names_bytes, &at, &text, &bytes, &name)) {
+    some = 1;
+    if (name.manifest && !name.part && name.number < restore->number)
+      newest = mlfab__max(newest, name.number);
+  }
+  if (newest == 0) {
+    char why[MLFAB__TEXT_MAX];
+    snprintf(why, sizeof why, "%s '%.200s'",
+             some ? "no manifest of a checkpoint is in" : "there is no checkpoint in",
+             restore->dir);
+    if (restore->why[0]) snprintf(why, sizeof why, "%s", restore->why);
+    restore_refuse(restore, MLFAB_ERR_CHECKPOINT, why);
+    return;
+  }
+  restore->number = newest;
+  restore->phase = MLFAB__RESTORE_MANIFEST;
+  restore->offset = 0;
+  mlfab__record_path(restore->path, restore->dir, newest, 0, 0);
+  restore_read(restore);
+}
+
+static void restore_list(mlfab__restore *restore) {
+  mlfab_file_op *op = &restore->filer->op;
+  op->kind = MLFAB_FILE_LIST;
+  op->path = restore->dir;
+  mlfab__files_ask(restore->filer);
+}
+
+MLFAB__INTERNAL int mlfab__restore_begin(mlfab__restore *restore) {
+  if (!restore->dir[0]) return 0;
+  if (restore->phase != MLFAB__RESTORE_IDLE) return 1;
+  restore->number = UINT64_MAX;
+  restore->why[0] = 0;
+  restore->code = 0;
+  restore->entries =
+      mlfab__alloc_array(restore->env, MLFAB__CHECKPOINT_SHARDS_MAX, sizeof *restore->entries);
+  restore->phase = MLFAB__RESTORE_LISTS;
+  if (!restore->entries) {
+    restore_no_memory(restore);
+    return 1;
+  }
+  if (!restore->late) restore_list(restore);
+  return 1;
+}
+
+/* --- the manifest --- */
+
+static void restore_manifest(mlfab__restore *restore, const mlfab_io_event *event) {
+  mlfab__file_record record;
+  const char *why = NULL;
+  int64_t n = mlfab__record_open(event->bulk, event->bulk_bytes, &record, &why);
+  mlfab__checkpoint_manifest *m = &restore->manifest;
+  if (n == 0) why = "it is truncated";
+  if (!why &&
+      ((uint64_t)n != event->bulk_bytes || record.type != MLFAB__RECORD_MANIFEST ||
+       record.index != 0 || record.bulk_bytes != 0 ||
+       mlfab__decode_checkpoint_manifest(record.meta, record.meta_bytes, m, restore->entries)))
+    why = "it is no manifest";
+  if (!why && m->number != restore->number) why = "it is the manifest of another checkpoint";
+  if (!why && (m->shards == 0 || m->slices == 0 || m->slices > MLFAB__SLICES_MAX))
+    why = "it is no manifest";
+  if (why) {
+    m->slices = 0;
+    restore_bad(restore, why);
+    return;
+  }
+  restore->set = record.set;
+  restore->seen = mlfab__alloc(restore->env, m->slices);
+  if (!restore->seen) {
+    restore_no_memory(restore);
+    return;
+  }
+  restore->phase = MLFAB__RESTORE_CHECKS;
+  restore->shard = 0;
+  restore_open(restore);
+}
+
+/* --- records: NULL, or what is wrong --- */
+
+static const char *restore_head(mlfab__restore *restore, const mlfab__file_record *record) {
+  mlfab__checkpoint_head *head = &restore->head;
+  if (mlfab__decode_checkpoint_head(record->meta, record->meta_bytes, head))
+    return "its first record does not parse";
+  if (head->number != restore->number || head->server != restore->shard ||
+      head->servers != restore->manifest.shards || head->epoch != restore->manifest.epoch ||
+      head->slices != restore->manifest.slices)
+    return "it is another file of a checkpoint than its name says";
+  return NULL;
+}
+
+/* CHECKS: keeps the first shard's. */
+static const char *restore_define(mlfab__restore *restore, const mlfab__file_record *record) {
+  mlfab__define define;
+  if (mlfab__decode_define(record->meta, record->meta_bytes, &define) ||
+      record->bulk_bytes != (uint64_t)define.tensors * MLFAB__TENSOR_INFO_BYTES)
+    return "its definition of the model does not parse";
+  if (restore->phase != MLFAB__RESTORE_CHECKS || restore->shard > 0) return NULL;
+  restore->define = define;
+  restore->table = mlfab__alloc(restore->env, record->bulk_bytes);
+  if (!restore->table && record->bulk_bytes > 0) {
+    restore->code = MLFAB_ERR_MEMORY;
+    return NULL;
+  }
+  restore->table_bytes = record->bulk_bytes;
+  if (record->bulk_bytes > 0) memcpy(restore->table, record->bulk, record->bulk_bytes);
+  return NULL;
+}
+
+/* Restores a clock of the present shard. */
+static void restore_clock_here(mlfab__restore *restore, uint32_t g) {
+  mlfab__server *server = restore->server;
+  if (restore->target[g] != MLFAB__NO_SLICE) return;
+  restore->target[g] = mlfab__clock_restore(server, !restore->clocked, &restore->clocks[g],
+                                            restore->words + g * restore->nwords);
+  restore->clocked = 1;
+  if (restore->target[g] == MLFAB__CLOCKS) restore->code = MLFAB_ERR_LIMIT;
+}
+
+static const char *restore_clock(mlfab__restore *restore, const mlfab__file_record *record) {
+  uint32_t words[MLFAB__RESHARD_SERVER_WORDS_MAX];
+  mlfab__reshard_server_clock clock;
+  if (mlfab__decode_reshard_server_clock(record->meta, record->meta_bytes, &clock, words))
+    return "a clock does not parse";
+  clock.consistency.size = sizeof clock.consistency;
+  if (clock.clock >= MLFAB__CLOCKS || restore->known[clock.clock] ||
+      mlfab__sync_check(&clock.consistency, UINT32_MAX, NULL))
+    return "a clock is impossible";
+  restore->known[clock.clock] = 1;
+  if (restore->phase != MLFAB__RESTORE_LOADS) return NULL;
+  /* The number of workers may be another one. */
+  uint32_t *to = restore->words + clock.clock * restore->nwords;
+  memset(to, 0, restore->nwords * sizeof *to);
+  memcpy(to, words, mlfab__min(clock.words, restore->nwords) * sizeof *to);
+  clock.words = restore->nwords;
+  restore->clocks[clock.clock] = clock;
+  /* A server without slices has one clock, too. */
+  if (restore->server->store.nslices == 0 && !restore->clocked)
+    restore_clock_here(restore, clock.clock);
+  return NULL;
+}
+
+static const char *restore_worker(mlfab__restore *restore, const mlfab__file_record *record) {
+  mlfab__checkpoint_worker worker;
+  if (mlfab__decode_checkpoint_worker(record->meta, record->meta_bytes, &worker) ||
+      worker.pushed > MLFAB__PROGRESS_MAX)
+    return "a worker's record does not parse";
+  if (restore->phase != MLFAB__RESTORE_LOADS || worker.worker >= restore->server->workers)
+    return NULL;
+  uint64_t *pushed = &restore->pushed[worker.worker];
+  *pushed = mlfab__max(*pushed, worker.pushed);
+  return NULL;
+}
+
+static const char *restore_slice(mlfab__restore *restore, const mlfab__file_record *record) {
+  mlfab__checkpoint_slice slice;
+  if (mlfab__decode_checkpoint_slice(record->meta, record->meta_bytes, &slice) ||
+      slice.slice >= restore->manifest.slices || slice.clock >= MLFAB__CLOCKS ||
+      !restore->known[slice.clock])
+    return "a slice's record is impossible";
+  restore->slices++;
+  if (restore->phase == MLFAB__RESTORE_CHECKS)
+    return restore->seen[slice.slice]++ ? "a slice is in it that another shard has, too" : NULL;
+  mlfab__store *store = &restore->server->store;
+  uint32_t local = store->local[slice.slice];
+  if (local == MLFAB__NO_SLICE) return NULL;
+  restore_clock_here(restore, slice.clock);
+  if (restore->code) return NULL;
+  store->slices[local].version = slice.version;
+  store->slices[local].commit = slice.commit;
+  store->slices[local].clock = (uint8_t)restore->target[slice.clock];
+  if (store->tags) store->tags[local].base = mlfab__store_label(&store->slices[local]);
+  return NULL;
+}
+
+static const char *restore_image(mlfab__restore *restore, const mlfab__file_record *record) {
+  mlfab__checkpoint_bytes bytes;
+  if (mlfab__decode_checkpoint_bytes(record->meta, record->meta_bytes, &bytes) ||
+      bytes.slice >= restore->manifest.slices)
+    return "the record of a slice's bytes is impossible";
+  if (restore->phase != MLFAB__RESTORE_LOADS) return NULL;
+  mlfab__store *store = &restore->server->store;
+  uint32_t local = store->local[bytes.slice];
+  if (local == MLFAB__NO_SLICE) return NULL;
+  const mlfab__image_chunk chunk = {.slice = local,
+                                    .kind = bytes.kind,
+                                    .offset = bytes.offset,
+                                    .bytes = record->bulk_bytes,
+                                    .last = bytes.last != 0};
+  int code = mlfab__image_take(restore->env, store, &restore->parts[local], &chunk, record->bulk);
+  if (code == MLFAB_ERR_MEMORY) restore->code = code;
+  return code && code != MLFAB_ERR_MEMORY ? "the bytes of a slice are not those of this model"
+                                          : NULL;
+}
+
+static const char *restore_last(mlfab__restore *restore, const mlfab__file_record *record) {
+  mlfab__checkpoint_end end;
+  if (mlfab__decode_checkpoint_end(record->meta, record->meta_bytes, &end) ||
+      end.records != restore->index || restore->slices != restore->head.owned)
+    return "its last record does not fit";
+  restore->ended = 1;
+  return NULL;
+}
+
+static const char *restore_record(mlfab__restore *restore, const mlfab__file_record *record) {
+  if (record->set != restore->set && !MLFAB__PLANTED(111))
+    return "it belongs to another checkpoint of this number";
+  if (record->index != restore->index || restore->ended) return "its records are out of order";
+  if ((record->index == 0) != (record->type == MLFAB__RECORD_HEAD))
+    return "its records are out of order";
+  switch (record->type) {
+    case MLFAB__RECORD_HEAD:
+      return restore_head(restore, record);
+    case MLFAB__RECORD_DEFINE:
+      return restore_define(restore, record);
+    case MLFAB__RECORD_CLOCK:
+      return restore_clock(restore, record);
+    case MLFAB__RECORD_WORKER:
+      return restore_worker(restore, record);
+    case MLFAB__RECORD_SLICE:
+      return restore_slice(restore, record);
+    case MLFAB__RECORD_IMAGE:
+      return restore_image(restore, record);
+    case MLFAB__RECORD_END:
+      return restore_last(restore, record);
+    default:
+      return "it has a record of an unknown kind";
+  }
+}
+
+/* --- does it fit the model of worker 0? --- */
+
+static int restore_differs(const char *name, double stored, double given, mlfab_error *error) {
+  if (stored <= given && stored >= given) return 0;
+  return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "%s is %g, in the checkpoint %g", name, given,
+                     stored);
+}
+
+/* Compares options that state depends on. */
+static int restore_options(const mlfab_model_options *stored, const mlfab_model_options *given,
+                           mlfab_error *error) {
+  int code = 0;
+  if (stored->optimizer != given->optimizer)
+    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "the optimizer is %s, in the checkpoint %s",
+                       mlfab__optimizer_name(given->optimizer),
+                       mlfab__optimizer_name(stored->optimizer));
+  uint32_t kind = given->optimizer;
+  int adam = kind == MLFAB_OPTIMIZER_ADAM;
+  if (kind == MLFAB_OPTIMIZER_MOMENTUM)
+    code = restore_differs("gamma", stored->gamma, given->gamma, error);
+  if (kind == MLFAB_OPTIMIZER_ADADELAY)
+    code = restore_differs("adadelay_c", stored->adadelay_c, given->adadelay_c, error);
+  if (adam) code = restore_differs("beta1", stored->beta1, given->beta1, error);
+  if (!code && (adam || kind == MLFAB_OPTIMIZER_RMSPROP))
+    code = restore_differs("beta2", stored->beta2, given->beta2, error);
+  if (!code && kind >= MLFAB_OPTIMIZER_ADAM)
+    code = restore_differs("epsilon", stored->epsilon, given->epsilon, error);
+  if (!code)
+    code = restore_differs("weight_decay", stored->weight_decay, given->weight_decay, error);
+  if (!code) code = restore_differs("mean", stored->mean, given->mean, error);
+  if (!code)
+    code = restore_differs("deterministic", stored->deterministic, given->deterministic, error);
+  if (!code && given->slices > 0)
+    code = restore_differs("slices", stored->slices, given->slices, error);
+  if (code || mlfab__sync_equal(&stored->consistency, &given->consistency)) return code;
+  return MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
+                     "the consistency (%s) or a member of it differs from the checkpoint's (%s)",
+                     mlfab__sync_name(given->consistency.kind),
+                     mlfab__sync_name(stored->consistency.kind));
+}
+
+/* Compares tensors and options. Errors: MODEL, CONFIG, MEMORY. */
+static int restore_fits(mlfab__restore *restore, mlfab_error *error) {
+  const mlfab__server_peer *first = &restore->server->peers[0];
+  uint32_t n = restore->define.tensors;
+  if (!first->definition) return MLFAB__FAIL(error, MLFAB_ERR_STATE, "worker 0 has gone");
+  if (n == 0 || restore->table_bytes != n * MLFAB__TENSOR_INFO_BYTES)
+    return MLFAB__FAIL(error, MLFAB_ERR_CHECKPOINT, "the checkpoint has no definition of a model");
+  mlfab__tensor_info *stored = mlfab__alloc_array(restore->env, n, sizeof *stored);
+  if (!stored) return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "out of memory for the definition");
+  for (uint32_t i = 0; i < n; i++)
+    mlfab__decode_tensor_info(restore->table + (size_t)i * MLFAB__TENSOR_INFO_BYTES, &stored[i]);
+  int code = mlfab__server_compare(stored, n, "the checkpoint's", first->definition,
+                                   first->define.tensors, error);
+  mlfab__free(restore->env, stored, n * sizeof *stored);
+  restore->define.options.consistency.size = sizeof restore->define.options.consistency;
+  return code ? code : restore_options(&restore->define.options, &first->define.options, error);
+}
+
+/* CHECKS is over: builds the model, and reads all shards once more. */
+static void restore_load(mlfab__restore *restore) {
+  mlfab__server *server = restore->server;
+  mlfab_error error;
+  uint32_t slices = restore->manifest.slices;
+  for (uint32_t i = 0; i < slices; i++) {
+    if (restore->seen[i]) continue;
+    restore_bad(restore, "no shard has all slices");
+    return;
+  }
+  int code = restore_fits(restore, &error);
+  if (!code) code = mlfab__server_build(server, slices, &error);
+  if (!code && server->layout.nslices != slices)
+    code = MLFAB__FAIL(&error, MLFAB_ERR_CHECKPOINT,
+                       "the model cannot be divided into the checkpoint's %u slices", slices);
+  if (code) {
+    restore_refuse(restore, code, error.text);
+    return;
+  }
+  restore->nwords = (server->workers + 31) / 32;
+  restore->nparts = server->store.nslices;
+  restore->pushed = mlfab__alloc_array(restore->env, server->workers, sizeof *restore->pushed);
+  restore->words =
+      mlfab__alloc_array(restore->env, MLFAB__CLOCKS * restore->nwords, sizeof *restore->words);
+  if (restore->nparts > 0)
+    restore->parts = mlfab__alloc_array(restore->env, restore->nparts, sizeof *restore->parts);
+  if (!restore->pushed || !restore->words || (restore->nparts > 0 && !restore->parts)) {
+    restore_no_memory(restore);
+    return;
+  }
+  restore->phase = MLFAB__RESTORE_LOADS;
+  restore->clocked = 0;
+  restore->shard = 0;
+  restore_open(restore);
+}
+
+/* LOADS is over: the model stands. */
+static void restore_finish(mlfab__restore *restore) {
+  mlfab__server *server = restore->server;
+  char text[MLFAB__TEXT_MAX + 64];
+  for (uint32_t i = 0; i < restore->nparts; i++) {
+    if (restore->parts[i].done) continue;
+    restore_bad(restore, "the bytes of a slice are not all there");
+    return;
+  }
+  for (uint32_t w = 0; w < server->workers; w++) server->peers[w].pushed = restore->pushed[w];
+  uint64_t number = restore->number, version = restore->manifest.version;
+  snprintf(text, sizeof text, "checkpoint %llu, version %llu, loaded from %.160s",
+           (unsigned long long)number, (unsigned long long)version, restore->dir);
+  restore_end(restore);
+  mlfab__log(restore->env, MLFAB_LOG_INFO, "%s", text);
+  server->port.event(server->port.self, MLFAB_EVENT_RESTORED, (int32_t)server->number, 1, 0, 0,
+                     text);
+  mlfab__server_restored(server, number, version);
+}
+
+/* The present shard has been read to its end. */
+static void restore_next(mlfab__restore *restore) {
+  const mlfab__checkpoint_entry *entry = &restore->entries[restore->shard];
+  if (restore->offset != entry->bytes || restore->chain != entry->chain) {
+    restore_bad(restore, "it is not the shard that the manifest names");
+    return;
+  }
+  restore->shard++;
+  if (restore->shard < restore->manifest.shards)
+    restore_open(restore);
+  else if (restore->phase == MLFAB__RESTORE_CHECKS)
+    restore_load(restore);
+  else
+    restore_finish(restore);
+}
+
+/* The next bytes of the present shard. A record that is not whole is read again. */
+static void restore_bytes(mlfab__restore *restore, const mlfab_io_event *event) {
+  const uint8_t *at = event->bulk;
+  uint64_t left = event->bulk_bytes;
+  const char *why = NULL;
+  int64_t n = 0;
+  while (!restore->code) {
+    mlfab__file_record record;
+    n = mlfab__record_open(at, left, &record, &why);
+    if (n > 0) why = restore_record(restore, &record);
+    if (n <= 0 || why) break;
+    restore->chain = mlfab__record_chain(restore->chain, at);
+    restore->index++;
+    restore->offset += (uint64_t)n;
+    at += n;
+    left -= (uint64_t)n;
+  }
+  if (restore->code == MLFAB_ERR_MEMORY) {
+    restore_no_memory(restore);
+  } else if (restore->code) {
+    restore_refuse(restore, restore->code, "there are more than 8 consistency models");
+  } else if (why) {
+    restore_bad(restore, why);
+  } else if (event->bulk_bytes == RESTORE_READ) {
+    restore_read(restore);
+  } else if (left > 0 || !restore->ended) {
+    restore_bad(restore, restore->ended ? "it is longer than it should be" : "it is truncated");
+  } else {
+    restore_next(restore);
+  }
+}
+
+/* LISTS: the names in the directory are known. */
+static void restore_listed(mlfab__restore *restore, const mlfab_io_event *event) {
+  char text[MLFAB__TEXT_MAX];
+  if (event->code) {
+    snprintf(text, sizeof text, "cannot list '%.140s': %.60s", restore->dir,
+             event->text ? event->text : mlfab_error_text(event->code));
+    restore_refuse(restore, event->code, text);
+    return;
+  }
+  if (event->bulk_bytes > 0) {
+    restore->names = mlfab__alloc(restore->env, event->bulk_bytes);
+    if (!restore->names) {
+      restore_no_memory(restore);
+      return;
+    }
+    restore->names_bytes = event->bulk_bytes;
+    memcpy(restore->names, event->bulk, event->bulk_bytes);
+  }
+  restore_try(restore);
+}
+
+MLFAB__INTERNAL void mlfab__restore_event(mlfab__restore *restore, const mlfab_io_event *event) {
+  char text[MLFAB__TEXT_MAX];
+  if (restore->late) {
+    restore->late = 0;
+    if (restore->phase == MLFAB__RESTORE_LISTS) restore_list(restore);
+  } else if (restore->phase == MLFAB__RESTORE_LISTS) {
+    restore_listed(restore, event);
+  } else if (restore->phase != MLFAB__RESTORE_IDLE && event->code && event->code != MLFAB_ERR_IO) {
+    /* The operation was not carried out: the file may be in order. */
+    restore_refuse(restore, event->code, event->text ? event->text : "no files");
+  } else if (restore->phase != MLFAB__RESTORE_IDLE && event->code) {
+    snprintf(text, sizeof text, "cannot be read: %.60s",
+             event->text ? event->text : mlfab_error_text(event->code));
+    restore_bad(restore, text);
+  } else if (restore->phase == MLFAB__RESTORE_MANIFEST) {
+    restore_manifest(restore, event);
+  } else if (restore->phase != MLFAB__RESTORE_IDLE) {
+    restore_bytes(restore, event);
+  }
+}

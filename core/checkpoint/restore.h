@@ -1,0 +1,90 @@
+/* restore.h - a server loads the newest whole checkpoint of a directory. Layer 4.
+ *
+ * Every server does so by itself, and comes to the same checkpoint, because all read the same files (if not, workers
+ * notice: DEFINE_ACK has its number).
+ *
+ *    IDLE --worker 0 defines a model--> LISTS --> MANIFEST <--next older one--+
+ *      ^                                             | it is in order         | missing, damaged, of another set, ...
+ *      |                                             v                        |
+ *      |                                           CHECKS (every byte of every shard) --+
+ *      |                                             | all are in order, the model's definition fits
+ *      |                                             v
+ *      +----- the model stands ---------------- LOADS (the slices that this server owns)
+ *      +----- refused: no whole one, another model, an error while it loads
+ *
+ * CHECKS reads all shards, so that no server begins to load what another one would refuse. A model has as many slices as
+ * in the checkpoint; which server owns which follows from the number of servers now. Each server takes its slices from
+ * whichever shards have them, with their clocks (mlfab__clock_restore). Windows are checked, and not used: after a restart
+ * of the fabric all workers are new processes, whose windows are empty (windows.h).
+ *
+ * Invariants. (1) Nothing is loaded of a checkpoint that is not whole. (2) Until the model stands, the server has none:
+ * after an error worker 0 may define another. */
+#ifndef MLFAB__RESTORE_H
+#define MLFAB__RESTORE_H
+
+#include "../model/image.h"
+#include "../node/node.h"
+#include "record.h"
+
+struct mlfab__server;
+
+enum mlfab__restore_phase {
+  MLFAB__RESTORE_IDLE,
+  MLFAB__RESTORE_LISTS,
+  MLFAB__RESTORE_MANIFEST,
+  MLFAB__RESTORE_CHECKS,
+  MLFAB__RESTORE_LOADS
+};
+
+enum { MLFAB__RESTORE_CLOCKS = 8 };
+
+typedef struct mlfab__restore {
+  mlfab__env *env;
+  struct mlfab__server *server;
+  mlfab__filer *filer;
+  char dir[MLFAB__TEXT_MAX]; /* as worker 0 has said; "": a new model */
+  enum mlfab__restore_phase phase;
+  int late; /* the operation that is under way is of an attempt that has ended */
+  uint64_t
+      number; /* the checkpoint; of those in the directory, the newest below the last one tried */
+  char *names;
+  uint32_t names_bytes;
+  char path[MLFAB__RECORD_PATH];
+  char why[MLFAB__TEXT_MAX]; /* the first that was wrong */
+  int32_t code;
+  /* Of the checkpoint. */
+  uint64_t set;
+  mlfab__checkpoint_manifest manifest;
+  mlfab__checkpoint_entry *entries; /* of MLFAB__CHECKPOINT_SHARDS_MAX */
+  mlfab__checkpoint_head head;      /* of the present shard */
+  mlfab__define define;             /* of the first shard, and its table */
+  uint8_t *table;
+  uint32_t table_bytes;
+  uint8_t *seen; /* by slice: in a shard before; manifest.slices of them */
+  /* The present shard's file. */
+  uint32_t shard, index, chain;
+  uint64_t offset; /* of the next record */
+  int ended;       /* END has come */
+  uint32_t slices; /* SLICE records so far */
+  /* LOADS. */
+  mlfab__image_part *parts; /* by slice of the store; nparts of them */
+  uint32_t nparts;
+  uint64_t *pushed;                                          /* by worker */
+  int clocked;                                               /* a clock has been restored */
+  mlfab__reshard_server_clock clocks[MLFAB__RESTORE_CLOCKS]; /* of the present shard, by number */
+  uint32_t *words, nwords;                                   /* nwords for each clock */
+  uint8_t known[MLFAB__RESTORE_CLOCKS];
+  uint32_t target[MLFAB__RESTORE_CLOCKS]; /* here; MLFAB__NO_SLICE: not restored yet */
+} mlfab__restore;
+
+MLFAB__INTERNAL void mlfab__restore_init(mlfab__restore *restore, mlfab__env *env,
+                                         struct mlfab__server *server, mlfab__filer *filer);
+MLFAB__INTERNAL void mlfab__restore_free(mlfab__restore *restore);
+/* Worker 0 has defined a model. 1: the model will be restored (it may be under way already); 0: there is no directory. */
+MLFAB__INTERNAL int mlfab__restore_begin(mlfab__restore *restore);
+/* The model is freed: it ends. */
+MLFAB__INTERNAL void mlfab__restore_stop(mlfab__restore *restore);
+/* Its file operation has ended. */
+MLFAB__INTERNAL void mlfab__restore_event(mlfab__restore *restore, const mlfab_io_event *event);
+
+#endif
