@@ -45,6 +45,10 @@ int main(void) {
   says("a scheduler", code, error.text, "MLFAB_SCHEDULER) needs scheduling");
   says("a scheduler", code, error.text, "MLFAB_WITH_SCHED is 0");
   config.scheduler = MLFAB_SCHEDULER_NONE;
+  snprintf(config.resume, sizeof config.resume, ".");
+  code = mlfab_open(&config, &ctx, &error);
+  says("resume", code, error.text, "MLFAB_WITH_CHECKPOINT is 0");
+  config.resume[0] = 0;
   if (mlfab_open(&config, &ctx, &error)) {
     fprintf(stderr, "mlfab_open: %s\n", error.text);
     return 1;
@@ -66,6 +70,11 @@ int main(void) {
   REFUSED(mlfab_set_filter(ctx, 0, &filter), "MLFAB_WITH_SPARSE is 0");
   REFUSED(mlfab_push_sparse(ctx, 0, &index, x, 1, NULL, NULL), "MLFAB_WITH_SPARSE is 0");
   REFUSED(mlfab_set_servers(ctx, servers, 1, 0), "MLFAB_WITH_RESHARD is 0");
+  mlfab_checkpoint_info info = {.size = sizeof info};
+  REFUSED(mlfab_checkpoint(ctx, NULL, &info), "MLFAB_WITH_CHECKPOINT is 0");
+  REFUSED(mlfab_load(ctx, ".", NULL, 0, NULL), "MLFAB_WITH_CHECKPOINT is 0");
+  REFUSED(mlfab_restore(ctx, "."), "MLFAB_WITH_CHECKPOINT is 0");
+  REFUSED(mlfab_restored(ctx, &info), "checkpoints (MLFAB_WITH_CHECKPOINT is 0)");
   code = mlfab_close(&ctx);
   if (code) fprintf(stderr, "mlfab_close: %s\n", mlfab_error_name(code));
   return failed || code;

@@ -11,6 +11,7 @@
  * read beyond them. */
 #include "core/base/rng.h"
 #include "core/wire/wire.h"
+#include "core/checkpoint/record.h"
 #include "core/coll/coll_wire.h"
 #include "core/keys/keys_wire.h"
 #include "core/reshard/reshard_wire.h"
@@ -144,6 +145,11 @@ static int try_meta(unsigned type, const uint8_t *meta, uint32_t bytes) {
     TRY_LIST(MOVE, move, numbers)
     TRY_LIST(RESUME, resume, numbers)
     TRY_LIST(RESHARD_SERVER_CLOCK, reshard_server_clock, numbers)
+    TRY(CHECKPOINT_ASK, checkpoint_ask)
+    TRY(CHECKPOINT_DONE, checkpoint_done)
+    TRY(CHECKPOINT_ORDER, checkpoint_order)
+    TRY(CHECKPOINT_SHARD, checkpoint_shard)
+    TRY(CHECKPOINT_RESUME, checkpoint_resume)
     case MLFAB__PUSH: {
       mlfab__push m;
       uint64_t sum = 0;
@@ -276,11 +282,30 @@ static int try_resealed(const uint8_t *data, size_t bytes) {
   return accepted;
 }
 
+/* Bytes of a checkpoint's file, also with the checksums corrected. */
+static void try_record(const uint8_t *data, size_t bytes) {
+  mlfab__file_record record;
+  mlfab__record_name name;
+  const char *why = NULL;
+  (void)mlfab__record_parse((const char *)data, bytes, &name);
+  if (bytes < MLFAB__RECORD_BYTES || bytes > MLFAB_META_MAX) return;
+  uint8_t *copy = copy_of(data, bytes);
+  int64_t n = mlfab__record_open(copy, bytes, &record, &why);
+  require(n >= 0 ? n <= (int64_t)bytes : why != NULL, "a record within its bytes");
+  record = (mlfab__file_record){.type = (uint16_t)(1 + data[0] % MLFAB__RECORD_END),
+                                .meta_bytes = (uint32_t)(bytes - MLFAB__RECORD_BYTES)};
+  mlfab__record_seal(copy, &record);
+  n = mlfab__record_open(copy, bytes, &record, &why);
+  require(n == (int64_t)bytes, "a sealed record opens");
+  free(copy);
+}
+
 static uint64_t accepted_frames, accepted_repaired, accepted_metas;
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
   accepted_frames += (uint64_t)try_frame(data, bytes);
   accepted_repaired += (uint64_t)try_resealed(data, bytes);
+  try_record(data, bytes);
   if (bytes > 0 && bytes <= MLFAB_META_MAX) {
     uint8_t *meta = copy_of(data + 1, bytes - 1);
     accepted_metas += (uint64_t)try_meta(data[0] % MLFAB__FRAME_TYPES, meta, (uint32_t)(bytes - 1));
@@ -325,7 +350,9 @@ static const uint8_t before_text[MLFAB__FRAME_TYPES] = {
     16, 36, 8, 8,  16, 4,   12, 24, 24, 52,  68, 0,  52, 24, 0,  8,  16, 24, 24, 28, 36, 0,  24,
     16, 60, 8, 32, 28, 0,   16, 24, 16, 16,  0,  0,  64, 16, 44, 0,  20, 4,  4,  8,  0,  16, 0,
     0,  72, 0, 8,  40, 12,  12, 16, 16, 28,  20, 16, 16, 56, 20, 8,  20, 20, 20, 20, 0,
-    [MLFAB__CHALLENGE] = 56, [MLFAB__ANSWER] = 52, [MLFAB__PROOF] = 72};
+    [MLFAB__CHALLENGE] = 56, [MLFAB__ANSWER] = 52, [MLFAB__PROOF] = 72,
+    [MLFAB__CHECKPOINT_ASK] = 20, [MLFAB__CHECKPOINT_DONE] = 48, [MLFAB__CHECKPOINT_ORDER] = 16,
+    [MLFAB__CHECKPOINT_SHARD] = 48};
 /* clang-format on */
 static const uint8_t has_text[MLFAB__FRAME_TYPES] = {[MLFAB__JOIN] = 1,
                                                      [MLFAB__REFUSE] = 1,
@@ -338,6 +365,11 @@ static const uint8_t has_text[MLFAB__FRAME_TYPES] = {[MLFAB__JOIN] = 1,
                                                      [MLFAB__SYNC_ACK] = 1,
                                                      [MLFAB__RESHARD_DONE] = 1,
                                                      [MLFAB__MOVED] = 1,
+                                                     [MLFAB__CHECKPOINT_ASK] = 1,
+                                                     [MLFAB__CHECKPOINT_DONE] = 1,
+                                                     [MLFAB__CHECKPOINT_ORDER] = 1,
+                                                     [MLFAB__CHECKPOINT_SHARD] = 1,
+                                                     [MLFAB__CHECKPOINT_RESUME] = 1,
                                                      [MLFAB__MEMBERSHIP_FAIL] = 1,
                                                      [MLFAB__MEMBERSHIP_OVER] = 1,
                                                      [MLFAB__MEMBERSHIP_TELL] = 1};
@@ -408,7 +440,7 @@ static uint32_t random_meta(mlfab__rng *prng, unsigned type, uint8_t *meta) {
   while (bytes < before_text[type]) meta[bytes++] = (uint8_t)mlfab__rng_next(prng);
   if (has_text[type]) bytes += random_text(prng, meta + bytes);
   if (type == MLFAB__DEFINE_ACK) {
-    for (int i = 0; i < 160; i++) meta[bytes++] = (uint8_t)mlfab__rng_next(prng);
+    for (int i = 0; i < 180; i++) meta[bytes++] = (uint8_t)mlfab__rng_next(prng);
   }
   return bytes;
 }

@@ -11,6 +11,7 @@
 #include <setjmp.h>
 #include <cmocka.h>
 
+#include "../unit/memory_disk.h"
 #include "../unit/scale.h"
 #include "mlfab_sim.h"
 
@@ -33,6 +34,7 @@ typedef struct faults {
   int fired;
   int lasts; /* all later ones fail as well, until it is 0 */
   int store_fails, stored;
+  const mlfab_files *files; /* for checkpoints */
 } faults;
 
 static void *allocate(void *user, size_t bytes) {
@@ -70,6 +72,7 @@ static void env_of(faults *f, mlfab_env *env) {
   env->allocate = allocate;
   env->release = release;
   env->store = store;
+  env->files = f->files;
 }
 
 /* ---- a world of one ---- */
@@ -141,6 +144,21 @@ static int alone_broadcast(alone *a) { return mlfab_broadcast(a->ctx, 0, a->data
 static int alone_allreduce(alone *a) {
   return mlfab_allreduce(a->ctx, a->data, COUNT, MLFAB_I64, NULL);
 }
+static int alone_checkpoint(alone *a) {
+  const mlfab_checkpoint_options o = {.size = sizeof o, .dir = "/disk"};
+  return mlfab_checkpoint(a->ctx, &o, NULL);
+}
+static int alone_restore(alone *a) { return mlfab_restore(a->ctx, "/disk"); }
+
+/* The model begins as the checkpoint, and not with these weights. */
+static int alone_restored(alone *a) {
+  for (int i = 0; i < COUNT; i++) a->weights[i] = -1;
+  mlfab_buf w = alone_buf(a->weights);
+  int code = mlfab_model_start(a->ctx, NULL, &w, 1);
+  for (int i = 0; i < COUNT && !code; i++) assert_int_equal(a->weights[i], a->pushed);
+  return code;
+}
+
 static int alone_save(alone *a) { return mlfab_save(a->ctx, "a model"); }
 
 static int alone_filter(alone *a) {
@@ -256,6 +274,44 @@ static void alone_call(alone *a, call fn, size_t number) {
     print_error("allocation %d, call %d again: %s\n", (int)a->faults.fail_at, (int)number,
                 mlfab_error_name(code));
   assert_int_equal(code, 0);
+}
+
+/* A checkpoint, and a model that begins as one; returns 1 when the fault struck. */
+static int alone_checkpoints(uint64_t fail_at) {
+  static const call first[] = {alone_open, alone_tensor, alone_floats,     alone_model,
+                               alone_push, alone_pull,   alone_checkpoint, alone_push},
+                    then[] = {alone_open,     alone_tensor, alone_floats,     alone_restore,
+                              alone_restored, alone_push,   alone_checkpoint, alone_pull};
+  memory_disk *disk = calloc(1, sizeof *disk);
+  int fired = 0;
+  int64_t pushed = 0;
+  assert_non_null(disk);
+  disk_init(disk);
+  for (int life = 0; life < 2; life++) {
+    alone *a = calloc(1, sizeof *a);
+    assert_non_null(a);
+    a->faults.files = &disk->table;
+    a->pushed = life ? pushed - 1 : 0; /* the last push came after the checkpoint */
+    a->faults.fail_at = life == (int)(1 - fail_at % 2) ? (fail_at + 1) / 2 : 0;
+    for (size_t i = 0; i < 8; i++) alone_call(a, life ? then[i] : first[i], i);
+    pushed = a->pushed;
+    fired |= a->faults.fired;
+    assert_int_equal(mlfab_close(&a->ctx), 0);
+    assert_int_equal(a->faults.bytes, 0);
+    free(a);
+  }
+  disk_free(disk);
+  free(disk);
+  return fired;
+}
+
+static void test_checkpoints(void **state) {
+  (void)state;
+  uint64_t k = 1;
+  /* Odd numbers fail in the first life, even ones in the second. */
+  while (k < MOST && (alone_checkpoints(k) | alone_checkpoints(k + 1))) k += 2;
+  print_message("%d allocations\n", (int)k - 1);
+  assert_true(k > 20 && k < MOST);
 }
 
 /* The session; returns 1 when the fault struck. */
@@ -885,6 +941,7 @@ int main(void) {
       cmocka_unit_test(test_world_of_one),   cmocka_unit_test(test_world_of_one_without_memory),
       cmocka_unit_test(test_files),          cmocka_unit_test(test_fabric),
       cmocka_unit_test(test_planned_fabric), cmocka_unit_test(test_objects),
+      cmocka_unit_test(test_checkpoints),
   };
   return cmocka_run_group_tests_name("oom", tests, NULL, NULL);
 }

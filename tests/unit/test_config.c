@@ -37,6 +37,10 @@ static const char *const names[] = {"MLFAB_RANK",
                                     "MLFAB_PLAN_AHEAD_MS",
                                     "MLFAB_ACCUMULATORS",
                                     "MLFAB_ORDER_BY_RATE",
+                                    "MLFAB_CHECKPOINT_DIR",
+                                    "MLFAB_CHECKPOINT_COMMITS",
+                                    "MLFAB_CHECKPOINT_KEEP",
+                                    "MLFAB_RESUME",
                                     "RANK",
                                     "WORLD_SIZE",
                                     "MASTER_ADDR",
@@ -144,6 +148,12 @@ static void test_each(void **state) {
   assert_int_equal(c.scheduler, MLFAB_SCHEDULER_BESIDE);
   assert_true(c.schedule.delay_bound == MLFAB_UNBOUNDED);
   assert_int_equal(c.accumulators, UINT32_MAX);
+  FILL("MLFAB_CHECKPOINT_DIR=/there", "MLFAB_CHECKPOINT_COMMITS=50", "MLFAB_CHECKPOINT_KEEP=3",
+       "MLFAB_RESUME=/here");
+  assert_string_equal(c.checkpoint_dir, "/there");
+  assert_string_equal(c.resume, "/here");
+  assert_int_equal(c.checkpoint_commits, 50);
+  assert_int_equal(c.checkpoint_keep, 3);
   FILL("MLFAB_SCHEDULER=none");
   assert_int_equal(c.scheduler, MLFAB_SCHEDULER_NONE);
 }

@@ -55,7 +55,7 @@ static const codec codecs[] = {
     CODEC_TEXT(bye, text, 4 + 2),
     CODEC_TEXT(member, addresses, 3 * 4 + 2),
     CODEC(define, 3 * 4 + 8 * 4 + 8 * 8 + 52),
-    CODEC_TEXT(define_ack, text, 4 + 4 + 8 + 2 + 3 * 4 + 8 * 4 + 8 * 8 + 52),
+    CODEC_TEXT(define_ack, text, 4 + 4 + 8 + 2 + 3 * 4 + 8 * 4 + 8 * 8 + 52 + 4 + 2 * 8),
     CODEC(chunk, 20),
     CODEC(grant, 20),
     CODEC(push_ack, 8 + 3 * 4 + 3 * 8),

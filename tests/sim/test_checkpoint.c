@@ -1,0 +1,277 @@
+/* test_checkpoint.c - checkpoints of simulated fabrics: restored with other numbers of servers and workers, in the middle
+ * of a round, after slices have moved; servers whose disks fail, that die, or that read other files than the others. */
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <setjmp.h>
+#include <cmocka.h>
+
+#include "../unit/world.h"
+
+#include "../unit/memory_disk.h"
+
+enum { COUNT = 20000, WORKERS = 3 };
+
+typedef struct fabric {
+  world w;
+  mlfab_env env[WORLD_NODES];
+  float moved[COUNT];
+} fabric;
+
+/* Opens a fabric; server s has the files of disks[s]. */
+static fabric *fabric_open(uint32_t workers, uint32_t servers, memory_disk *const *disks) {
+  fabric *f = calloc(1, sizeof *f);
+  mlfab_error error;
+  world *w = &f->w;
+  world_init(w, workers, servers, 1);
+  w->config.timeout_ns = 20ull * WORLD_S;
+  w->config.heartbeat_ns = 100 * WORLD_MS;
+  w->config.chunk_bytes = 4096;
+  w->config.block_bytes = 8192;
+  snprintf(w->config.checkpoint_dir, sizeof w->config.checkpoint_dir, "/disk");
+  world_network(w, 1);
+  for (uint32_t i = 0; i < w->nodes; i++) {
+    mlfab_config c = world_config(w, i);
+    f->env[i].size = sizeof f->env[i];
+    f->env[i].files = i < workers ? NULL : &disks[i - workers]->table;
+    c.env = &f->env[i];
+    int code = mlfab_sim_open(w->sim, i, &c, &w->node[i], &error);
+    if (code) fail_msg("node %u: %s", (unsigned)i, error.text);
+  }
+  for (uint32_t i = 0; i < w->nodes; i++) {
+    while (mlfab_is_ready(w->node[i], &error) == 0) assert_true(mlfab_sim_step(w->sim));
+    assert_int_equal(mlfab_is_ready(w->node[i], &error), 1);
+  }
+  for (uint32_t i = 0; i < workers; i++)
+    OK(w->node[i], mlfab_tensor_add(w->node[i], 1, MLFAB_F32, COUNT));
+  return f;
+}
+
+static void fabric_close(fabric *f) {
+  world_close(&f->w);
+  free(f);
+}
+
+static mlfab_model_options options_of(uint32_t sync) {
+  mlfab_model_options o = MLFAB_MODEL_OPTIONS_INIT;
+  o.optimizer = MLFAB_OPTIMIZER_MOMENTUM;
+  o.gamma = 0.5;
+  o.sync = sync;
+  return o;
+}
+
+static void fabric_model(fabric *f, const mlfab_model_options *o, const char *resume) {
+  for (int i = 0; i < COUNT; i++) f->moved[i] = (float)i;
+  mlfab_buf buf = {1, 0, f->moved, COUNT};
+  if (resume) OK(f->w.node[0], mlfab_restore(f->w.node[0], resume));
+  for (uint32_t i = 0; i < f->w.workers; i++)
+    OK(f->w.node[i], mlfab_model_start(f->w.node[i], o, &buf, 1));
+}
+
+static void fabric_push(fabric *f, uint32_t worker, uint64_t iteration) {
+  float u[COUNT];
+  for (int i = 0; i < COUNT; i++)
+    u[i] = (float)(((uint32_t)i + 3 * worker + (uint32_t)iteration) % 8);
+  mlfab_buf buf = {1, 0, u, COUNT};
+  mlfab_push_options o = MLFAB_PUSH_OPTIONS_INIT;
+  o.iteration = iteration + 1;
+  OK(f->w.node[worker], mlfab_push(f->w.node[worker], &buf, 1, &o, NULL));
+}
+
+static void fabric_pull(fabric *f, uint32_t worker) {
+  mlfab_buf buf = {1, 0, f->moved, COUNT};
+  OK(f->w.node[worker], mlfab_pull(f->w.node[worker], &buf, 1, NULL, NULL));
+}
+
+static uint64_t fabric_save(fabric *f, uint32_t worker, int wanted) {
+  mlfab_checkpoint_info info = {.size = sizeof info};
+  EXPECT(f->w.node[worker], mlfab_checkpoint(f->w.node[worker], NULL, &info), wanted);
+  if (!wanted) assert_int_equal(info.servers, f->w.servers);
+  return info.number;
+}
+
+static memory_disk *disk_new(void) {
+  memory_disk *d = calloc(1, sizeof *d);
+  disk_init(d);
+  return d;
+}
+
+static void disk_drop(memory_disk *d) {
+  disk_free(d);
+  free(d);
+}
+
+/* Rounds 0 to 2, and of round 3 the updates of workers 1 and 2. */
+static void to_round_3(fabric *f) {
+  for (uint64_t r = 0; r < 3; r++)
+    for (uint32_t i = 0; i < WORKERS; i++) fabric_push(f, i, r);
+  for (uint32_t i = 1; i < WORKERS; i++) fabric_push(f, i, 3);
+}
+
+/* A round goes on where it was: the updates that were in it count, and only worker 0's is still awaited. */
+static void test_servers(void **state) {
+  (void)state;
+  const mlfab_model_options o = options_of(MLFAB_SYNC_BSP);
+  memory_disk *d = disk_new();
+  memory_disk *same[4] = {d, d, d, d};
+  fabric *f = fabric_open(WORKERS, 2, same);
+  fabric_model(f, &o, NULL);
+  to_round_3(f);
+  fabric_pull(f, 0);
+  float *before = malloc(sizeof f->moved), *after = malloc(sizeof f->moved);
+  memcpy(before, f->moved, sizeof f->moved);
+  assert_int_equal(fabric_save(f, 2, 0), 1);
+  assert_int_equal(disk_count(d, "-of-2.shard"), 2);
+  fabric_push(f, 0, 3);
+  fabric_pull(f, 1);
+  for (uint32_t i = 0; i < WORKERS; i++) fabric_push(f, i, 4);
+  fabric_pull(f, 0);
+  memcpy(after, f->moved, sizeof f->moved);
+  fabric_close(f);
+  for (uint32_t servers = 1; servers <= 4; servers++) {
+    f = fabric_open(WORKERS, servers, same);
+    fabric_model(f, &o, "/disk");
+    for (uint32_t s = 0; s < servers; s++)
+      assert_true(world_saw(&f->w, MLFAB_EVENT_RESTORED, (int32_t)s, 1));
+    fabric_pull(f, 0);
+    assert_memory_equal(f->moved, before, sizeof f->moved);
+    fabric_push(f, 0, 3); /* completes round 3 */
+    for (uint32_t i = 0; i < WORKERS; i++) fabric_push(f, i, 4);
+    fabric_pull(f, 0);
+    assert_memory_equal(f->moved, after, sizeof f->moved);
+    /* And a checkpoint of that. */
+    fabric_save(f, 1, 0);
+    fabric_close(f);
+    for (uint32_t other = 1; other <= 3; other += 2) {
+      f = fabric_open(WORKERS, other, same);
+      fabric_model(f, &o, "/disk");
+      fabric_pull(f, 1);
+      assert_memory_equal(f->moved, after, sizeof f->moved);
+      fabric_close(f);
+    }
+    /* The first one is the only one again. */
+    for (int i = 0; i < DISK_FILES; i++)
+      if (!strstr(d->now[i].path, "-00000001")) d->now[i].path[0] = 0;
+  }
+  free(before);
+  free(after);
+  disk_drop(d);
+}
+
+/* Fewer and more workers; slices that have moved. */
+static void test_shapes(void **state) {
+  (void)state;
+  const mlfab_model_options o = options_of(MLFAB_SYNC_SSP);
+  memory_disk *d = disk_new();
+  memory_disk *same[3] = {d, d, d};
+  const uint32_t second = 1, both[] = {0, 1};
+  fabric *f = fabric_open(2, 2, same);
+  fabric_model(f, &o, NULL);
+  for (uint64_t r = 0; r < 3; r++)
+    for (uint32_t i = 0; i < 2; i++) fabric_push(f, i, r);
+  OK(f->w.node[0], mlfab_set_servers(f->w.node[0], &second, 1, 0));
+  fabric_pull(f, 0);
+  float *before = malloc(sizeof f->moved);
+  memcpy(before, f->moved, sizeof f->moved);
+  fabric_save(f, 0, 0);
+  fabric_close(f);
+  for (uint32_t workers = 1; workers <= 3; workers++) {
+    f = fabric_open(workers, 2, same);
+    fabric_model(f, &o, "/disk");
+    for (uint32_t i = 0; i < workers; i++) {
+      fabric_pull(f, i);
+      assert_memory_equal(f->moved, before, sizeof f->moved);
+    }
+    /* Slices move on. */
+    OK(f->w.node[0], mlfab_set_servers(f->w.node[0], &second, 1, 0));
+    for (uint32_t i = 0; i < workers; i++) fabric_push(f, i, 2 + workers);
+    OK(f->w.node[0], mlfab_set_servers(f->w.node[0], both, 2, 0));
+    fabric_pull(f, 0);
+    memcpy(before, f->moved, sizeof f->moved);
+    fabric_save(f, workers - 1, 0);
+    fabric_close(f);
+  }
+  free(before);
+  disk_drop(d);
+}
+
+/* A server whose disk fails, or that is dead, is named; the older checkpoint stays. */
+static void test_failures(void **state) {
+  (void)state;
+  const mlfab_model_options o = options_of(MLFAB_SYNC_ASYNC);
+  memory_disk *d = disk_new(), *bad = disk_new();
+  memory_disk *disks[2] = {d, bad}, *same[2] = {d, d};
+  mlfab_error error;
+  fabric *f = fabric_open(2, 2, same);
+  fabric_model(f, &o, NULL);
+  fabric_push(f, 0, 0);
+  fabric_save(f, 0, 0);
+  fabric_close(f);
+  f = fabric_open(2, 2, disks);
+  fabric_model(f, &o, NULL);
+  bad->stopped = 1;
+  fabric_save(f, 0, MLFAB_ERR_IO);
+  mlfab_last_error(f->w.node[0], &error);
+  assert_int_equal(error.rank, 1);
+  assert_int_equal(error.is_server, 1);
+  assert_non_null(strstr(
+      error.text, "checkpoint: server 1 cannot write '/disk/checkpoint-00000002-1-of-2.shard'"));
+  assert_int_equal(disk_count(d, ".manifest"), 1);
+  /* The next attempt removes what this one has left. */
+  bad->stopped = 0;
+  fabric_save(f, 1, 0);
+  assert_int_equal(disk_count(d, "-00000002"), 0);
+  assert_int_equal(disk_count(d, ".manifest"), 2);
+  mlfab_abandon(&f->w.node[3]);
+  fabric_save(f, 0, MLFAB_ERR_PEER_DEAD);
+  mlfab_last_error(f->w.node[0], &error);
+  assert_int_equal(error.rank, 1);
+  assert_int_equal(error.is_server, 1);
+  fabric_close(f);
+  disk_drop(d);
+  disk_drop(bad);
+}
+
+/* Servers that read different directories do not load different checkpoints unnoticed. */
+static void test_disagree(void **state) {
+  (void)state;
+  const mlfab_model_options o = options_of(MLFAB_SYNC_ASYNC);
+  memory_disk *d = disk_new(), *old = disk_new();
+  memory_disk *same[2] = {d, d}, *disks[2] = {d, old};
+  mlfab_error error;
+  fabric *f = fabric_open(1, 2, same);
+  fabric_model(f, &o, NULL);
+  fabric_push(f, 0, 0);
+  fabric_save(f, 0, 0);
+  fabric_push(f, 0, 1);
+  fabric_save(f, 0, 0);
+  fabric_close(f);
+  for (int i = 0; i < DISK_FILES; i++) { /* a copy of the first one */
+    if (!strstr(d->now[i].path, "-00000001")) continue;
+    const disk_inode *from = &d->inodes[d->now[i].inode];
+    disk_inode *to = &old->inodes[old->ninodes];
+    to->data = malloc(from->bytes);
+    memcpy(to->data, from->data, from->bytes);
+    to->bytes = from->bytes;
+    disk_add(old->now, d->now[i].path)->inode = old->ninodes++;
+  }
+  f = fabric_open(1, 2, disks);
+  mlfab *node = f->w.node[0];
+  OK(node, mlfab_restore(node, "/disk"));
+  EXPECT(node, mlfab_model_start(node, &o, NULL, 0), MLFAB_ERR_CHECKPOINT);
+  mlfab_last_error(node, &error);
+  assert_non_null(strstr(error.text, "has loaded checkpoint"));
+  fabric_close(f);
+  disk_drop(d);
+  disk_drop(old);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_servers),
+      cmocka_unit_test(test_shapes),
+      cmocka_unit_test(test_failures),
+      cmocka_unit_test(test_disagree),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,680 @@
+/* test_checkpoint.c - checkpoints of a world of one: the format, training that goes on from one bit by bit, every damage,
+ * every file call failing in turn, and a machine that stops at any of them. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE 1
+#endif
+
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <setjmp.h>
+#include <cmocka.h>
+
+#include "core/checkpoint/record.h"
+#include "memory_disk.h"
+
+#include <math.h>
+#include <unistd.h>
+
+#define DIR "/disk"
+#define SECOND 1000000000ull
+
+enum { FLOATS = 6000, DOUBLES = 700 };
+
+typedef struct run {
+  mlfab *ctx;
+  float w[FLOATS];
+  double v[DOUBLES];
+  mlfab_error error;
+  int whole; /* checkpoints */
+} run;
+
+static void event(void *user, const mlfab_event_info *info) {
+  run *r = user;
+  if (info->kind == MLFAB_EVENT_CHECKPOINT && info->code == 0) __atomic_add_fetch(&r->whole, 1, 5);
+}
+
+static mlfab_model_options options_of(uint32_t optimizer, uint32_t sync) {
+  mlfab_model_options o = MLFAB_MODEL_OPTIONS_INIT;
+  o.optimizer = optimizer;
+  o.sync = sync;
+  o.slices = 5;
+  return o;
+}
+
+/* Opens, and defines the model; with `resume` as the newest checkpoint. */
+static int start(run *r, memory_disk *d, const char *resume, const mlfab_model_options *o,
+                 uint64_t every) {
+  mlfab_config c;
+  mlfab_env env;
+  memset(r, 0, sizeof *r);
+  memset(&env, 0, sizeof env);
+  env.size = sizeof env;
+  env.files = &d->table;
+  mlfab_config_init(&c);
+  c.env = &env;
+  c.on_event = event;
+  c.user = r;
+  c.timeout_ns = 20 * SECOND;
+  c.block_bytes = 4096;
+  c.chunk_bytes = 4096;
+  snprintf(c.checkpoint_dir, sizeof c.checkpoint_dir, DIR);
+  c.checkpoint_commits = every;
+  if (resume) snprintf(c.resume, sizeof c.resume, "%s", resume);
+  assert_int_equal(mlfab_open(&c, &r->ctx, &r->error), 0);
+  assert_int_equal(mlfab_tensor_add(r->ctx, 3, MLFAB_F32, FLOATS), 0);
+  assert_int_equal(mlfab_tensor_add(r->ctx, 9, MLFAB_F64, DOUBLES), 0);
+  for (int i = 0; i < FLOATS; i++) r->w[i] = (float)i / 100;
+  for (int i = 0; i < DOUBLES; i++) r->v[i] = -i / 10.0;
+  mlfab_buf bufs[2] = {{3, 0, r->w, FLOATS}, {9, 0, r->v, DOUBLES}};
+  int code = mlfab_model_start(r->ctx, o, bufs, 2);
+  if (code) mlfab_last_error(r->ctx, &r->error);
+  return code;
+}
+
+static void stop(run *r) {
+  if (r->ctx) mlfab_abandon(&r->ctx);
+}
+
+/* One step: the update depends on the model and on the step. */
+static void train(run *r, uint64_t step) {
+  float u[FLOATS];
+  double x[DOUBLES];
+  for (int i = 0; i < FLOATS; i++) u[i] = r->w[i] * 0.25f - (float)(((uint64_t)i + step) % 7);
+  for (int i = 0; i < DOUBLES; i++) x[i] = r->v[i] * 0.5 + (double)(((uint64_t)i * step) % 5);
+  mlfab_buf update[2] = {{3, 0, u, FLOATS}, {9, 0, x, DOUBLES}};
+  mlfab_buf weights[2] = {{3, 0, r->w, FLOATS}, {9, 0, r->v, DOUBLES}};
+  mlfab_push_options o = MLFAB_PUSH_OPTIONS_INIT;
+  o.scale = -0.125;
+  o.iteration = step + 1; /* the number of the iteration goes on */
+  if (mlfab_push(r->ctx, update, 2, &o, NULL)) {
+    mlfab_last_error(r->ctx, &r->error);
+    fail_msg("%s", r->error.text);
+  }
+  assert_int_equal(mlfab_pull(r->ctx, weights, 2, NULL, NULL), 0);
+}
+
+static int save(run *r, mlfab_checkpoint_info *info) {
+  *info = (mlfab_checkpoint_info){.size = sizeof *info};
+  int code = mlfab_checkpoint(r->ctx, NULL, info);
+  if (code) mlfab_last_error(r->ctx, &r->error);
+  return code;
+}
+
+static void same(const run *a, const run *b) {
+  assert_memory_equal(a->w, b->w, sizeof a->w);
+  assert_memory_equal(a->v, b->v, sizeof a->v);
+}
+
+/* Training from a checkpoint is training that was never interrupted: every optimizer, with rounds and without. */
+static void test_continues(void **state) {
+  (void)state;
+  for (uint32_t optimizer = 0; optimizer <= MLFAB_OPTIMIZER_ADAGRAD; optimizer++) {
+    for (uint32_t sync = MLFAB_SYNC_ASYNC; sync <= MLFAB_SYNC_SSP; sync++) {
+      memory_disk *d = calloc(1, sizeof *d);
+      run *a = calloc(1, sizeof *a), *b = calloc(1, sizeof *b);
+      mlfab_checkpoint_info info, loaded = {.size = sizeof loaded};
+      disk_init(d);
+      mlfab_model_options o = options_of(optimizer, sync);
+      assert_int_equal(start(a, d, NULL, &o, 0), 0);
+      for (uint64_t step = 0; step < 4; step++) train(a, step);
+      assert_int_equal(save(a, &info), 0);
+      assert_int_equal(info.number, 1);
+      assert_int_equal(info.version, 4);
+      assert_int_equal(info.servers, 1);
+      assert_true(info.bytes > sizeof a->w + sizeof a->v);
+      *b = *a; /* what the model is now */
+      for (uint64_t step = 4; step < 8; step++) train(a, step);
+      run *at = malloc(sizeof *at);
+      *at = *b;
+      int code = start(b, d, DIR, &o, 0);
+      if (code) fail_msg("%s", b->error.text);
+      same(b, at); /* not the first weights */
+      assert_int_equal(mlfab_restored(b->ctx, &loaded), 0);
+      assert_int_equal(loaded.number, 1);
+      assert_int_equal(loaded.version, 4);
+      for (uint64_t step = 4; step < 8; step++) train(b, step);
+      same(a, b);
+      stop(a);
+      stop(b);
+      free(at);
+      free(a);
+      free(b);
+      disk_free(d);
+      free(d);
+    }
+  }
+}
+
+/* A worker's window is in the file: how many updates are decided, and which were applied. */
+static void test_windows(void **state) {
+  (void)state;
+  memory_disk *d = calloc(1, sizeof *d);
+  run *a = calloc(1, sizeof *a);
+  mlfab_checkpoint_info info;
+  mlfab__checkpoint_worker worker = {0};
+  disk_init(d);
+  mlfab_model_options o = options_of(MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_ASYNC);
+  assert_int_equal(start(a, d, NULL, &o, 0), 0);
+  for (uint64_t step = 0; step < 5; step++) train(a, step);
+  a->w[0] = (float)HUGE_VAL;
+  mlfab_buf wrong[1] = {{3, 0, a->w, FLOATS}};
+  assert_int_equal(mlfab_push(a->ctx, wrong, 1, NULL, NULL), MLFAB_ERR_NOT_FINITE);
+  assert_int_equal(save(a, &info), 0);
+  const disk_inode *file = disk_file(d, ".shard");
+  uint64_t at = 0;
+  while (at < file->bytes) {
+    mlfab__file_record record;
+    const char *why = NULL;
+    int64_t n = mlfab__record_open(file->data + at, file->bytes - at, &record, &why);
+    assert_true(n > 0);
+    if (record.type == MLFAB__RECORD_WORKER)
+      assert_int_equal(mlfab__decode_checkpoint_worker(record.meta, record.meta_bytes, &worker), 0);
+    at += (uint64_t)n;
+  }
+  assert_int_equal(worker.incarnation, 1);
+  assert_int_equal(worker.top, 7);                  /* the first weights are the first */
+  assert_int_equal(worker.applied[0] & 0x7f, 0x7e); /* all but the last */
+  stop(a);
+  free(a);
+  disk_free(d);
+  free(d);
+}
+
+/* Updates that come while a checkpoint is written are not in it. */
+static void test_moment(void **state) {
+  (void)state;
+  static const uint32_t kinds[] = {MLFAB_OPTIMIZER_SGD, MLFAB_OPTIMIZER_ADAM};
+  for (int k = 0; k < 2; k++) {
+    memory_disk *d = calloc(1, sizeof *d);
+    run *a = calloc(1, sizeof *a), *b = calloc(1, sizeof *b), *c = calloc(1, sizeof *c);
+    disk_init(d);
+    mlfab_model_options o = options_of(kinds[k], MLFAB_SYNC_BSP);
+    assert_int_equal(start(a, d, NULL, &o, 0), 0);
+    uint64_t step = 0;
+    d->slow = 500;
+    for (int round = 0; round < 3; round++) {
+      mlfab_request request;
+      mlfab_checkpoint_info info = {.size = sizeof info};
+      train(a, step++);
+      assert_int_equal(mlfab_checkpoint_start(a->ctx, NULL, &info, &request), 0);
+      for (int i = 0; i < 200; i++) train(a, step++);
+      assert_int_equal(mlfab_wait(a->ctx, request, 0, NULL), 0);
+      assert_true(info.version > 0 && info.version <= step);
+      int code = start(b, d, DIR, &o, 0);
+      if (code) fail_msg("%s", b->error.text);
+      /* The same number of undisturbed steps. */
+      memory_disk *none = calloc(1, sizeof *none);
+      disk_init(none);
+      assert_int_equal(start(c, none, NULL, &o, 0), 0);
+      for (uint64_t i = 0; i < info.version; i++) train(c, i);
+      same(b, c);
+      for (uint64_t i = info.version; i < info.version + 3; i++) {
+        train(b, i);
+        train(c, i);
+      }
+      same(b, c);
+      stop(b);
+      stop(c);
+      disk_free(none);
+      free(none);
+    }
+    stop(a);
+    free(a);
+    free(b);
+    free(c);
+    disk_free(d);
+    free(d);
+  }
+}
+
+/* By itself every so many commits; only the newest stay. */
+static void test_by_itself(void **state) {
+  (void)state;
+  memory_disk *d = calloc(1, sizeof *d);
+  run *a = calloc(1, sizeof *a), *b = calloc(1, sizeof *b);
+  disk_init(d);
+  mlfab_model_options o = options_of(MLFAB_OPTIMIZER_MOMENTUM, MLFAB_SYNC_ASYNC);
+  assert_int_equal(start(a, d, NULL, &o, 3), 0);
+  for (uint64_t step = 0; step < 24; step++) {
+    train(a, step);
+    for (int i = 0; i < 5000 && __atomic_load_n(&a->whole, 5) < (int)(step + 1) / 3; i++)
+      mlfab_progress(a->ctx, 1000000);
+  }
+  for (int i = 0; i < 2000 && disk_count(d, ".shard") > 2; i++) mlfab_progress(a->ctx, 1000000);
+  assert_int_equal(disk_count(d, ".manifest"), 2);
+  assert_int_equal(disk_count(d, ".shard"), 2);
+  assert_int_equal(disk_count(d, ".part"), 0);
+  int code = start(b, d, DIR, &o, 0);
+  if (code) fail_msg("%s", b->error.text);
+  mlfab_checkpoint_info loaded = {.size = sizeof loaded};
+  assert_int_equal(mlfab_restored(b->ctx, &loaded), 0);
+  assert_int_equal(loaded.number, 8);
+  assert_int_equal(loaded.version, 24);
+  same(a, b);
+  stop(a);
+  stop(b);
+  free(a);
+  free(b);
+  disk_free(d);
+  free(d);
+}
+
+/* The newest checkpoint has version 2, the one before 1. Returns the disk. */
+static memory_disk *two_checkpoints(const mlfab_model_options *o) {
+  memory_disk *d = calloc(1, sizeof *d);
+  run *a = calloc(1, sizeof *a);
+  mlfab_checkpoint_info info;
+  disk_init(d);
+  assert_int_equal(start(a, d, NULL, o, 0), 0);
+  for (uint64_t step = 0; step < 2; step++) {
+    train(a, step);
+    assert_int_equal(save(a, &info), 0);
+  }
+  stop(a);
+  free(a);
+  return d;
+}
+
+/* Which checkpoint is loaded; a negative code when none is, with its error in `r`. */
+static int loads(run *r, memory_disk *d, const mlfab_model_options *o) {
+  mlfab_checkpoint_info info = {.size = sizeof info};
+  int code = start(r, d, DIR, o, 0);
+  if (!code) code = mlfab_restored(r->ctx, &info);
+  if (r->ctx) stop(r);
+  return code ? code : (int)info.number;
+}
+
+/* Any byte flipped, any length: the older one is loaded. */
+static void test_damage(void **state) {
+  (void)state;
+  mlfab_model_options o = options_of(MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_ASYNC);
+  memory_disk *d = two_checkpoints(&o);
+  run *r = calloc(1, sizeof *r);
+  assert_int_equal(loads(r, d, &o), 2);
+  static const char *const names[] = {"00000002.manifest", "00000002-0-of-1.shard"};
+  for (int f = 0; f < 2; f++) {
+    disk_inode *inode = disk_file(d, names[f]);
+    assert_non_null(inode);
+    size_t step = f == 0 ? 1 : inode->bytes / 60 + 1;
+    for (size_t i = 0; i < inode->bytes; i += i < 400 ? 1 + (f == 1) * 2 : step) {
+      inode->data[i] ^= (uint8_t)(1u << i % 8);
+      assert_int_equal(loads(r, d, &o), 1);
+      inode->data[i] ^= (uint8_t)(1u << i % 8);
+    }
+    size_t whole = inode->bytes;
+    for (size_t n = 0; n < whole; n += n < 200 && f == 0 ? 1 : whole / 30 + 1) {
+      inode->bytes = n;
+      assert_int_equal(loads(r, d, &o), 1);
+    }
+    inode->bytes = whole - 1;
+    assert_int_equal(loads(r, d, &o), 1);
+    inode->data = realloc(inode->data, whole + 1);
+    inode->data[whole] = 0;
+    inode->bytes = whole + 1;
+    assert_int_equal(loads(r, d, &o), 1);
+    inode->bytes = whole;
+  }
+  assert_int_equal(loads(r, d, &o), 2);
+  free(r);
+  disk_free(d);
+  free(d);
+}
+
+static void refused(memory_disk *d, const mlfab_model_options *o, int code, const char *text) {
+  run *r = calloc(1, sizeof *r);
+  assert_int_equal(loads(r, d, o), code);
+  if (!strstr(r->error.text, text)) fail_msg("'%s' is not in: %s", text, r->error.text);
+  free(r);
+}
+
+static void move_file(memory_disk *d, const char *from, const char *to) {
+  disk_name *name = disk_find(d->now, from);
+  assert_non_null(name);
+  int inode = name->inode;
+  name->path[0] = 0;
+  disk_add(d->now, to)->inode = inode;
+}
+
+/* Each mistake has its own error. */
+static void test_refused(void **state) {
+  (void)state;
+  mlfab_model_options o = options_of(MLFAB_OPTIMIZER_MOMENTUM, MLFAB_SYNC_BSP), other;
+  memory_disk *d = two_checkpoints(&o);
+  memory_disk *mixed = two_checkpoints(&o);
+  static const char *const one = DIR "/checkpoint-00000001.manifest",
+                           *const shard1 = DIR "/checkpoint-00000001-0-of-1.shard",
+                           *const two = DIR "/checkpoint-00000002.manifest",
+                           *const shard2 = DIR "/checkpoint-00000002-0-of-1.shard";
+  other = o;
+  other.optimizer = MLFAB_OPTIMIZER_SGD;
+  refused(d, &other, MLFAB_ERR_CONFIG, "the optimizer is sgd, in the checkpoint momentum");
+  other = o;
+  other.gamma = 0.5;
+  refused(d, &other, MLFAB_ERR_CONFIG, "gamma is 0.5, in the checkpoint 0.9");
+  other = o;
+  other.sync = MLFAB_SYNC_ASYNC;
+  refused(d, &other, MLFAB_ERR_CONFIG, "the consistency (async)");
+  other = o;
+  other.slices = 4;
+  refused(d, &other, MLFAB_ERR_CONFIG, "slices is 4, in the checkpoint 5");
+  /* Another model's checkpoint. */
+  run *r = calloc(1, sizeof *r);
+  assert_int_equal(start(r, d, NULL, &o, 0), 0);
+  stop(r);
+  mlfab_config c;
+  mlfab_env env;
+  memset(&env, 0, sizeof env);
+  env.size = sizeof env;
+  env.files = &d->table;
+  mlfab_config_init(&c);
+  c.env = &env;
+  assert_int_equal(mlfab_open(&c, &r->ctx, &r->error), 0);
+  assert_int_equal(mlfab_tensor_add(r->ctx, 3, MLFAB_F32, FLOATS + 1), 0);
+  assert_int_equal(mlfab_tensor_add(r->ctx, 9, MLFAB_F64, DOUBLES), 0);
+  assert_int_equal(mlfab_restore(r->ctx, DIR), 0);
+  assert_int_equal(mlfab_model_start(r->ctx, &o, NULL, 0), MLFAB_ERR_MODEL);
+  mlfab_last_error(r->ctx, &r->error);
+  if (!strstr(r->error.text, "tensor number 0 is id 3")) fail_msg("%s", r->error.text);
+  assert_non_null(strstr(r->error.text, "tensor number 0 is id 3, 6001 x "));
+  assert_non_null(strstr(r->error.text, "the checkpoint's is id 3, 6000 x "));
+  /* Then without. */
+  assert_int_equal(mlfab_restore(r->ctx, ""), 0);
+  assert_int_equal(mlfab_model_start(r->ctx, &o, NULL, 0), 0);
+  assert_int_equal(mlfab_restore(r->ctx, DIR), MLFAB_ERR_STATE);
+  stop(r);
+  free(r);
+  /* A shard of another attempt, with the same number. */
+  disk_inode *mine = disk_file(d, "00000002-0"), kept = *mine,
+             *theirs = disk_file(mixed, "00000002-0");
+  *mine = *theirs;
+  disk_find(d->now, one)->path[0] = 0;
+  refused(d, &o, MLFAB_ERR_CHECKPOINT, "belongs to another checkpoint");
+  *mine = kept;
+  /* A shard, or the manifest, under another name. */
+  move_file(d, shard1, "/disk/checkpoint-00000003-0-of-1.shard");
+  move_file(d, two, "/disk/checkpoint-00000003.manifest");
+  refused(d, &o, MLFAB_ERR_CHECKPOINT, "it is the manifest of another checkpoint");
+  move_file(d, "/disk/checkpoint-00000003.manifest", two);
+  move_file(d, shard2, "/disk/elsewhere");
+  refused(d, &o, MLFAB_ERR_CHECKPOINT, "cannot be read: No such file");
+  move_file(d, "/disk/elsewhere", shard2);
+  /* Another format, no format, no checkpoint at all. */
+  disk_inode *manifest = disk_file(d, "00000002.manifest");
+  manifest->data[4] = 0;
+  refused(d, &o, MLFAB_ERR_CHECKPOINT, "an older format");
+  manifest->data[4] = 9;
+  refused(d, &o, MLFAB_ERR_CHECKPOINT, "a newer format");
+  manifest->data[0] = 'X';
+  refused(d, &o, MLFAB_ERR_CHECKPOINT, "no file of a checkpoint");
+  disk_find(d->now, two)->path[0] = 0;
+  refused(d, &o, MLFAB_ERR_CHECKPOINT, "no manifest of a checkpoint is in '/disk'");
+  memset(d->now, 0, sizeof d->now);
+  refused(d, &o, MLFAB_ERR_CHECKPOINT, "there is no checkpoint in '/disk'");
+  d->fail_at = d->calls + 1;
+  d->fail_with = EACCES;
+  refused(d, &o, MLFAB_ERR_IO, "cannot list '/disk': Permission denied");
+  disk_free(d);
+  disk_free(mixed);
+  free(d);
+  free(mixed);
+}
+
+/* Errors of the call. */
+static void test_arguments(void **state) {
+  (void)state;
+  memory_disk *d = calloc(1, sizeof *d);
+  run *r = calloc(1, sizeof *r);
+  mlfab_checkpoint_info info = {.size = sizeof info};
+  mlfab_checkpoint_options how = {.size = sizeof how, .dir = "/nowhere"};
+  disk_init(d);
+  mlfab_model_options o = options_of(MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_ASYNC);
+  assert_int_equal(mlfab_checkpoint(NULL, NULL, NULL), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_restore(NULL, DIR), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_restored(NULL, &info), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(start(r, d, NULL, &o, 0), 0);
+  assert_int_equal(mlfab_restored(r->ctx, NULL), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_restored(r->ctx, &info), 0);
+  assert_int_equal(info.number, 0);
+  assert_int_equal(mlfab_checkpoint(r->ctx, &how, NULL), MLFAB_ERR_IO);
+  mlfab_last_error(r->ctx, &r->error);
+  assert_non_null(
+      strstr(r->error.text, "checkpoint: server 0 cannot list '/nowhere': No such file"));
+  how.size = 0;
+  assert_int_equal(mlfab_checkpoint(r->ctx, &how, NULL), MLFAB_ERR_ARGUMENT);
+  char longer[400];
+  memset(longer, 'x', sizeof longer);
+  longer[399] = 0;
+  how = (mlfab_checkpoint_options){.size = sizeof how, .dir = longer};
+  assert_int_equal(mlfab_checkpoint(r->ctx, &how, NULL), MLFAB_ERR_ARGUMENT);
+  info.size = 0;
+  assert_int_equal(mlfab_checkpoint(r->ctx, NULL, &info), MLFAB_ERR_ARGUMENT);
+  how = (mlfab_checkpoint_options){.size = sizeof how, .keep = 1};
+  for (int i = 0; i < 3; i++) assert_int_equal(mlfab_checkpoint(r->ctx, &how, NULL), 0);
+  /* The older one goes after the call has returned. */
+  for (int i = 0; i < 200 && disk_count(d, ".shard") > 1; i++) mlfab_progress(r->ctx, 10000000);
+  assert_int_equal(disk_count(d, ".shard"), 1);
+  assert_int_equal(disk_count(d, "00000003"), 2);
+  stop(r);
+  free(r);
+  disk_free(d);
+  free(d);
+}
+
+/* Trains two steps with a checkpoint after each, on a disk whose k-th call from then on fails. Returns how many
+ * checkpoints were whole. */
+static int attempt(memory_disk *d, const mlfab_model_options *o, uint64_t k, int with) {
+  run *r = calloc(1, sizeof *r);
+  mlfab_checkpoint_info info;
+  int whole = 0;
+  assert_int_equal(start(r, d, NULL, o, 0), 0);
+  train(r, 0);
+  assert_int_equal(save(r, &info), 0);
+  d->fail_at = d->calls + k;
+  d->fail_with = with;
+  for (uint64_t step = 1; step < 3; step++) {
+    train(r, step);
+    int code = save(r, &info);
+    if (code && code != MLFAB_ERR_AGAIN) {
+      assert_int_equal(code, MLFAB_ERR_IO);
+      assert_non_null(strstr(r->error.text, "server 0"));
+    }
+    if (!code) whole = (int)step;
+  }
+  stop(r);
+  free(r);
+  return whole;
+}
+
+/* Every call fails in turn: an error, or none where a call is repeated; the newest whole checkpoint loads. */
+static void test_calls_fail(void **state) {
+  (void)state;
+  static const int with[] = {ENOSPC, EIO, EINTR, -1};
+  mlfab_model_options o = options_of(MLFAB_OPTIMIZER_MOMENTUM, MLFAB_SYNC_ASYNC);
+  for (int w = 0; w < 4; w++) {
+    int fired = 1;
+    for (uint64_t k = 1; fired; k++) {
+      memory_disk *d = calloc(1, sizeof *d);
+      run *r = calloc(1, sizeof *r);
+      mlfab_checkpoint_info info = {.size = sizeof info};
+      disk_init(d);
+      int whole = attempt(d, &o, k, with[w]);
+      fired = d->fired;
+      if (with[w] == EINTR || with[w] == -1) assert_int_equal(whole, 2);
+      d->fail_at = 0;
+      int code = start(r, d, DIR, &o, 0);
+      if (code) fail_msg("call %d: %s", (int)k, r->error.text);
+      assert_int_equal(mlfab_restored(r->ctx, &info), 0);
+      assert_true((int)info.version >= whole + 1);
+      stop(r);
+      free(r);
+      disk_free(d);
+      free(d);
+    }
+  }
+}
+
+/* The machine stops at every call in turn, and loses what was not synced. */
+static void test_stops(void **state) {
+  (void)state;
+  mlfab_model_options o = options_of(MLFAB_OPTIMIZER_MOMENTUM, MLFAB_SYNC_ASYNC);
+  for (int names = 0; names < 2; names++) {
+    int fired = 1;
+    for (uint64_t k = 1; fired; k++) {
+      memory_disk *d = calloc(1, sizeof *d);
+      run *r = calloc(1, sizeof *r), *all = calloc(1, sizeof *all);
+      mlfab_checkpoint_info info = {.size = sizeof info};
+      disk_init(d);
+      int whole = attempt(d, &o, k, 0);
+      fired = d->fired;
+      disk_crash(d, names);
+      int code = start(r, d, DIR, &o, 0);
+      if (code) fail_msg("call %d: %s", (int)k, r->error.text);
+      assert_int_equal(mlfab_restored(r->ctx, &info), 0);
+      assert_true((int)info.version >= whole + 1 && info.version <= 3);
+      memory_disk *none = calloc(1, sizeof *none);
+      disk_init(none);
+      assert_int_equal(start(all, none, NULL, &o, 0), 0);
+      for (uint64_t step = 0; step < info.version; step++) train(all, step);
+      same(r, all);
+      /* And it goes on: the next checkpoint has a number of its own. */
+      train(r, info.version);
+      uint64_t before = info.number;
+      assert_int_equal(save(r, &info), 0);
+      assert_true(info.number > before);
+      stop(r);
+      stop(all);
+      free(r);
+      free(all);
+      disk_free(d);
+      disk_free(none);
+      free(d);
+      free(none);
+    }
+  }
+}
+
+/* --- safetensors --- */
+
+static void file_put(memory_disk *d, const char *path, const char *header, size_t data_bytes) {
+  disk_inode *inode = &d->inodes[d->ninodes];
+  size_t n = strlen(header);
+  inode->bytes = 8 + n + data_bytes;
+  inode->data = calloc(1, inode->bytes);
+  for (int i = 0; i < 8; i++) inode->data[i] = (uint8_t)(n >> (8 * i));
+  memcpy(inode->data + 8, header, n);
+  for (size_t i = 0; i < data_bytes / 4; i++) {
+    float x = (float)i;
+    memcpy(inode->data + 8 + n + 4 * i, &x, 4);
+  }
+  disk_add(d->now, path)->inode = d->ninodes++;
+}
+
+static int load(run *r, const char *header, size_t data_bytes, memory_disk *d, const char *name) {
+  float x[4] = {0};
+  const mlfab_buf buf = {5, 0, x, 4};
+  file_put(d, "/disk/w", header, data_bytes);
+  int code = mlfab_load(r->ctx, "/disk/w", &buf, 1, name ? &name : NULL);
+  if (code) mlfab_last_error(r->ctx, &r->error);
+  for (int i = 0; i < 4 && !code; i++) assert_true(x[i] == (float)(i + 2));
+  return code;
+}
+
+/* What mlfab_save writes, and what others write; what is no such file. */
+static void test_load(void **state) {
+  (void)state;
+  static const char *const good[] = {
+      "{\"5\":{\"dtype\":\"F32\",\"shape\":[4],\"data_offsets\":[8,24]}}",
+      " { \"__metadata__\" : {\"a\\\"}\":\"b\"} , \"5\" : { \"data_offsets\" : [ 8 , 24 ] , "
+      "\"shape\" : [2, 2], \"more\": [[{\"x\":1.5e3}], null, true], \"dtype\" : \"F32\" } } ",
+      "{\"a\":{\"dtype\":\"F16\",\"shape\":[],\"data_offsets\":[0,2]},\"5\":{\"dtype\":\"F32\","
+      "\"shape\":[4,1],\"data_offsets\":[8,24]}}"};
+  static const struct {
+    int code;
+    const char *header;
+  } bad[] = {
+      {MLFAB_ERR_TENSOR, "{}"},
+      {MLFAB_ERR_TENSOR, "{\"6\":{\"dtype\":\"F32\",\"shape\":[4],\"data_offsets\":[8,24]}}"},
+      {MLFAB_ERR_DTYPE, "{\"5\":{\"dtype\":\"F64\",\"shape\":[4],\"data_offsets\":[8,24]}}"},
+      {MLFAB_ERR_SHAPE, "{\"5\":{\"dtype\":\"F32\",\"shape\":[5],\"data_offsets\":[8,28]}}"},
+      {MLFAB_ERR_CHECKPOINT, "{\"5\":{\"dtype\":\"F32\",\"shape\":[4],\"data_offsets\":[8,25]}}"},
+      {MLFAB_ERR_CHECKPOINT, "{\"5\":{\"dtype\":\"F32\",\"shape\":[4],\"data_offsets\":[24,8]}}"},
+      {MLFAB_ERR_CHECKPOINT, "{\"5\":{\"dtype\":\"F32\",\"shape\":[4],\"data_offsets\":[80,96]}}"},
+      {MLFAB_ERR_CHECKPOINT, "{\"5\":{\"dtype\":\"F32\",\"shape\":[4]}}"},
+      {MLFAB_ERR_CHECKPOINT, "{\"5\":{\"dtype\":\"F32\",\"shape\":[4"},
+      {MLFAB_ERR_CHECKPOINT, "{\"5\":"},
+      {MLFAB_ERR_CHECKPOINT, "[]"},
+      {MLFAB_ERR_CHECKPOINT, "{\"a\":[[[[[[[[[[[[[[[[[[[[[[]]"},
+      {MLFAB_ERR_CHECKPOINT, "{\"5"},
+      {MLFAB_ERR_CHECKPOINT, ""}};
+  memory_disk *d = calloc(1, sizeof *d);
+  run *r = calloc(1, sizeof *r);
+  mlfab_env env;
+  mlfab_config c;
+  disk_init(d);
+  memset(&env, 0, sizeof env);
+  env.size = sizeof env;
+  env.files = &d->table;
+  mlfab_config_init(&c);
+  c.env = &env;
+  assert_int_equal(mlfab_open(&c, &r->ctx, &r->error), 0);
+  assert_int_equal(mlfab_tensor_add(r->ctx, 5, MLFAB_F32, 4), 0);
+  for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+    if (load(r, good[i], 24, d, NULL)) fail_msg("%s", r->error.text);
+    /* Any shorter file is refused. */
+    size_t whole = disk_file(d, "/w")->bytes;
+    for (size_t n = 0; n < whole; n++) {
+      float x[4];
+      const mlfab_buf buf = {5, 0, x, 4};
+      disk_file(d, "/w")->bytes = n;
+      assert_int_equal(mlfab_load(r->ctx, "/disk/w", &buf, 1, NULL), MLFAB_ERR_CHECKPOINT);
+    }
+  }
+  for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+    int code = load(r, bad[i].header, 24, d, NULL);
+    if (code != bad[i].code) fail_msg("%s: %s", bad[i].header, mlfab_error_name(code));
+  }
+  assert_int_equal(
+      load(r, "{\"l.w\":{\"dtype\":\"F32\",\"shape\":[4],\"data_offsets\":[8,24]}}", 24, d, "l.w"),
+      0);
+  float x[4];
+  mlfab_buf buf = {5, 0, x, 3};
+  assert_int_equal(mlfab_load(r->ctx, "/disk/w", &buf, 1, NULL), MLFAB_ERR_SHAPE);
+  buf = (mlfab_buf){6, 0, x, 4};
+  assert_int_equal(mlfab_load(r->ctx, "/disk/w", &buf, 1, NULL), MLFAB_ERR_TENSOR);
+  assert_int_equal(mlfab_load(r->ctx, NULL, &buf, 1, NULL), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_load(r->ctx, "/disk/none", &buf, 1, NULL), MLFAB_ERR_IO);
+  stop(r);
+  /* A file of mlfab_save's. */
+  char path[64];
+  snprintf(path, sizeof path, "/tmp/mlfab-test-%d.safetensors", (int)getpid());
+  mlfab_config_init(&c);
+  mlfab_model_options o = options_of(0, 0);
+  assert_int_equal(start(r, d, NULL, &o, 0), 0);
+  assert_int_equal(mlfab_save(r->ctx, path), 0);
+  stop(r);
+  assert_int_equal(mlfab_open(&c, &r->ctx, &r->error), 0);
+  assert_int_equal(mlfab_tensor_add(r->ctx, 3, MLFAB_F32, FLOATS), 0);
+  assert_int_equal(mlfab_tensor_add(r->ctx, 9, MLFAB_F64, DOUBLES), 0);
+  memset(r->w, 0, sizeof r->w);
+  mlfab_buf bufs[2] = {{3, 0, r->w, FLOATS}, {9, 0, r->v, DOUBLES}};
+  assert_int_equal(mlfab_load(r->ctx, path, bufs, 2, NULL), 0);
+  unlink(path);
+  for (int i = 0; i < FLOATS; i++) assert_true(r->w[i] == (float)i / 100);
+  assert_int_equal(mlfab_model_start(r->ctx, NULL, bufs, 2), 0);
+  stop(r);
+  free(r);
+  disk_free(d);
+  free(d);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_windows),   cmocka_unit_test(test_continues),
+      cmocka_unit_test(test_moment),    cmocka_unit_test(test_by_itself),
+      cmocka_unit_test(test_damage),    cmocka_unit_test(test_refused),
+      cmocka_unit_test(test_arguments), cmocka_unit_test(test_calls_fail),
+      cmocka_unit_test(test_stops),     cmocka_unit_test(test_load),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
