@@ -91,6 +91,7 @@ static struct {
   int scheduler;            /* a process of its own */
   const char *scheduled;    /* MLFAB_SCHEDULER, or NULL: from the environment */
   const char *delay_bound;  /* likewise */
+  const char *resume;       /* MLFAB_RESUME, likewise */
   const char *settings[32]; /* name=value, for the environment */
   int nsettings;
   double timeout_s;
@@ -168,6 +169,12 @@ static void server_log(void *user, int level, const char *line) {
   fprintf(stderr, "%s%s\n", level <= MLFAB_LOG_WARN ? "" : "# ", line);
 }
 
+/* Says which checkpoint a run goes on from. */
+static void server_event(void *user, const mlfab_event_info *info) {
+  (void)user;
+  if (info->kind == MLFAB_EVENT_RESTORED) fprintf(stderr, "%s\n", info->text);
+}
+
 static int server_failed(const char *doing, const mlfab_error *error) {
   fprintf(stderr, "%s: %s\n", doing, error->text);
   return 1;
@@ -186,6 +193,7 @@ static int server_main(int verbose, int report) {
   memset(&error, 0, sizeof error);
   mlfab_config_init(&config);
   config.env = &env;
+  config.on_event = server_event;
   mlfab *fabric = NULL;
   if (mlfab_config_from_env(&config, &error)) return server_failed("configuration", &error);
   if (mlfab_open(&config, &fabric, &error)) return server_failed("cannot open", &error);
@@ -330,6 +338,7 @@ static void set_environment(const rank *r) {
   }
   if (options.scheduled) setenv("MLFAB_SCHEDULER", options.scheduled, 1);
   if (options.delay_bound) setenv("MLFAB_DELAY_BOUND", options.delay_bound, 1);
+  if (options.resume) setenv("MLFAB_RESUME", options.resume, 1);
   for (int i = 0; i < options.nsettings; i++) set_setting(options.settings[i]);
   /* Ranks cannot share one listening address. */
   unsetenv("MLFAB_LISTEN");
@@ -758,6 +767,9 @@ static const char usage_text[] =
     "  --scheduler=beside     large pushes and pulls are planned, by server 0 beside its own work\n"
     "  --scheduler=own        ... by a process of its own, which is started again when it dies\n"
     "  --delay-bound N        updates that would come N or more versions late are dropped\n"
+    "  --resume DIR           goes on from the newest whole checkpoint in DIR (--set "
+    "checkpoint_dir=DIR\n"
+    "                         and checkpoint_commits=N write them)\n"
     "  --tcp, --shm           what carries the bytes (chosen by the library)\n"
     "  --set NAME=VALUE       a setting for programs that leave it to the environment, as "
     "optimizer=adam,\n"
@@ -855,6 +867,7 @@ static void parse(int argc, char **argv) {
     JOIN,
     SCHEDULER,
     DELAY_BOUND,
+    RESUME,
     SET,
     TCP,
     SHM,
@@ -870,6 +883,7 @@ static void parse(int argc, char **argv) {
                                         {"join", required_argument, NULL, JOIN},
                                         {"scheduler", required_argument, NULL, SCHEDULER},
                                         {"delay-bound", required_argument, NULL, DELAY_BOUND},
+                                        {"resume", required_argument, NULL, RESUME},
                                         {"set", required_argument, NULL, SET},
                                         {"tcp", no_argument, NULL, TCP},
                                         {"shm", no_argument, NULL, SHM},
@@ -913,6 +927,10 @@ static void parse(int argc, char **argv) {
       case DELAY_BOUND:
         parse_count("--delay-bound", optarg, 1);
         options.delay_bound = optarg;
+        break;
+      case RESUME:
+        if (!*optarg || strlen(optarg) > 255) usage("--resume takes a directory, not '%s'", optarg);
+        options.resume = optarg;
         break;
       case SET:
         parse_setting(optarg);
