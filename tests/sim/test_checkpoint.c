@@ -1,5 +1,6 @@
 /* test_checkpoint.c - checkpoints of simulated fabrics: restored with other numbers of servers and workers, in the middle
- * of a round, after slices have moved; servers whose disks fail, that die, or that read other files than the others. */
+ * of a round, after slices have moved, with a scheduler and version tags; links that break; servers whose disks fail, that
+ * die, or that read other files than the others. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -19,12 +20,15 @@ typedef struct fabric {
 } fabric;
 
 /* Opens a fabric; server s has the files of disks[s]. */
-static fabric *fabric_open(uint32_t workers, uint32_t servers, memory_disk *const *disks) {
+static fabric *fabric_open_as(uint32_t workers, uint32_t servers, memory_disk *const *disks,
+                              uint32_t scheduler) {
   fabric *f = calloc(1, sizeof *f);
   mlfab_error error;
   world *w = &f->w;
   world_init(w, workers, servers, 1);
   w->config.timeout_ns = 20ull * WORLD_S;
+  w->config.scheduler = scheduler;
+  if (scheduler) w->config.eager_bytes = 4096; /* pushes are planned */
   w->config.heartbeat_ns = 100 * WORLD_MS;
   w->config.chunk_bytes = 4096;
   w->config.block_bytes = 8192;
@@ -45,6 +49,10 @@ static fabric *fabric_open(uint32_t workers, uint32_t servers, memory_disk *cons
   for (uint32_t i = 0; i < workers; i++)
     OK(w->node[i], mlfab_tensor_add(w->node[i], 1, MLFAB_F32, COUNT));
   return f;
+}
+
+static fabric *fabric_open(uint32_t workers, uint32_t servers, memory_disk *const *disks) {
+  return fabric_open_as(workers, servers, disks, MLFAB_SCHEDULER_NONE);
 }
 
 static void fabric_close(fabric *f) {
@@ -108,7 +116,8 @@ static void to_round_3(fabric *f) {
   for (uint32_t i = 1; i < WORKERS; i++) fabric_push(f, i, 3);
 }
 
-/* A round goes on where it was: the updates that were in it count, and only worker 0's is still awaited. */
+/* A round goes on where it was: the updates that were in it count, and only
+ * worker 0's is still awaited. */
 static void test_servers(void **state) {
   (void)state;
   const mlfab_model_options o = options_of(MLFAB_SYNC_BSP);
@@ -195,7 +204,89 @@ static void test_shapes(void **state) {
   disk_drop(d);
 }
 
-/* A server whose disk fails, or that is dead, is named; the older checkpoint stays. */
+/* With a scheduler, and with versions tags: what a restored model sends is what
+ * the caches lack. */
+static void test_scheduled(void **state) {
+  (void)state;
+  mlfab_model_options o = options_of(MLFAB_SYNC_ASYNC);
+  o.tags = 64;
+  memory_disk *d = disk_new();
+  memory_disk *same[2] = {d, d};
+  fabric *f = fabric_open_as(3, 2, same, MLFAB_SCHEDULER_BESIDE);
+  fabric_model(f, &o, NULL);
+  for (uint64_t r = 0; r < 3; r++)
+    for (uint32_t i = 0; i < 3; i++) fabric_push(f, i, r);
+  fabric_save(f, 1, 0);
+  fabric_pull(f, 0);
+  float *before = malloc(sizeof f->moved), *after = malloc(sizeof f->moved);
+  memcpy(before, f->moved, sizeof f->moved);
+  for (uint32_t i = 0; i < 3; i++) fabric_push(f, i, 3);
+  fabric_pull(f, 0);
+  memcpy(after, f->moved, sizeof f->moved);
+  fabric_close(f);
+  f = fabric_open_as(3, 2, same, MLFAB_SCHEDULER_BESIDE);
+  fabric_model(f, &o, "/disk");
+  fabric_pull(f, 2);
+  assert_memory_equal(f->moved, before, sizeof f->moved);
+  for (uint32_t i = 0; i < 3; i++) {
+    fabric_push(f, i, 3);
+    fabric_pull(f, i);
+  }
+  assert_memory_equal(f->moved, after, sizeof f->moved);
+  fabric_close(f);
+  free(before);
+  free(after);
+  disk_drop(d);
+}
+
+/* Connections break at any frame, and their last frames are lost or repeated:
+ * each request is carried out once, and answered with what it has done. */
+static void test_links_break(void **state) {
+  (void)state;
+  const mlfab_model_options o = options_of(MLFAB_SYNC_ASYNC);
+  int whole = 0;
+  for (uint64_t seed = 1; seed <= 25; seed++) {
+    memory_disk *d = disk_new();
+    memory_disk *same[3] = {d, d, d};
+    uint64_t last = 0;
+    fabric *f = fabric_open(2, 3, same);
+    mlfab_sim_options faults;
+    fabric_model(f, &o, NULL);
+    memset(&faults, 0, sizeof faults);
+    faults.size = sizeof faults;
+    faults.seed = seed;
+    faults.loss = seed % 2 ? 0.1 : 0.02;
+    faults.duplicate = seed % 3 ? 0.05 : 0.0;
+    assert_int_equal(mlfab_sim_set_faults(f->w.sim, &faults), 0);
+    for (int i = 0; i < 6; i++) {
+      mlfab *node = f->w.node[i % 2];
+      mlfab_checkpoint_info info = {.size = sizeof info};
+      fabric_push(f, (uint32_t)i % 2, (uint64_t)i / 2);
+      int code = mlfab_checkpoint(node, NULL, &info);
+      assert_true(code == 0 || code == MLFAB_ERR_AGAIN || code == MLFAB_ERR_PEER_DEAD ||
+                  code == MLFAB_ERR_TIMEOUT);
+      if (code) continue;
+      whole++;
+      assert_true(info.number > last && info.version >= (uint64_t)i / 2);
+      last = info.number;
+      char name[64];
+      snprintf(name, sizeof name, "%08llu.manifest", (unsigned long long)info.number);
+      assert_int_equal(disk_count(d, name), 1);
+      assert_int_equal(disk_count(d, ".part"), 0);
+    }
+    fabric_close(f);
+    if (last > 0) {
+      f = fabric_open(1, 2, same);
+      fabric_model(f, &o, "/disk");
+      fabric_close(f);
+    }
+    disk_drop(d);
+  }
+  assert_true(whole > 100);
+}
+
+/* A server whose disk fails, or that is dead, is named; the older checkpoint
+ * stays. */
 static void test_failures(void **state) {
   (void)state;
   const mlfab_model_options o = options_of(MLFAB_SYNC_ASYNC);
@@ -214,8 +305,9 @@ static void test_failures(void **state) {
   mlfab_last_error(f->w.node[0], &error);
   assert_int_equal(error.rank, 1);
   assert_int_equal(error.is_server, 1);
-  assert_non_null(strstr(
-      error.text, "checkpoint: server 1 cannot write '/disk/checkpoint-00000002-1-of-2.shard'"));
+  assert_non_null(strstr(error.text,
+                         "checkpoint: server 1 cannot write "
+                         "'/disk/checkpoint-00000002-1-of-2.shard'"));
   assert_int_equal(disk_count(d, ".manifest"), 1);
   /* The next attempt removes what this one has left. */
   bad->stopped = 0;
@@ -232,7 +324,8 @@ static void test_failures(void **state) {
   disk_drop(bad);
 }
 
-/* Servers that read different directories do not load different checkpoints unnoticed. */
+/* Servers that read different directories do not load different checkpoints
+ * unnoticed. */
 static void test_disagree(void **state) {
   (void)state;
   const mlfab_model_options o = options_of(MLFAB_SYNC_ASYNC);
@@ -268,10 +361,9 @@ static void test_disagree(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_servers),
-      cmocka_unit_test(test_shapes),
-      cmocka_unit_test(test_failures),
-      cmocka_unit_test(test_disagree),
+      cmocka_unit_test(test_servers),   cmocka_unit_test(test_shapes),
+      cmocka_unit_test(test_scheduled), cmocka_unit_test(test_links_break),
+      cmocka_unit_test(test_failures),  cmocka_unit_test(test_disagree),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
