@@ -8,7 +8,8 @@
  *
  * Define as 0 what is to be left out: MLFAB_WITH_TCP, _SHM (transports), _COLL (collectives; with it _PARTIAL,
  * _STOCHASTIC, _DAG, which can go alone), _SCHED (scheduling), _SPARSE (filters), _RESHARD (moving slices), _KEYS
- * (authenticated links). What was left out returns MLFAB_ERR_UNSUPPORTED. `amalgamate.py --profile minimal|core` writes a shorter file.
+ * (authenticated links), _CHECKPOINT. What was left out returns MLFAB_ERR_UNSUPPORTED. `amalgamate.py --profile
+ * minimal|core` writes a shorter file.
  *
  * SPDX-License-Identifier: MIT
  *
@@ -117,6 +118,9 @@
 #endif
 #if MLFAB_WITH_REPLICA && !MLFAB_WITH_SCHED
 #error "MLFAB_WITH_REPLICA needs MLFAB_WITH_SCHED"
+#endif
+#ifndef MLFAB_WITH_CHECKPOINT
+#define MLFAB_WITH_CHECKPOINT 1
 #endif
 #ifndef MLFAB_WITH_COLL
 #define MLFAB_WITH_COLL 1
@@ -864,7 +868,8 @@ enum mlfab__request_kind {
   MLFAB__REQUEST_JOIN,
   MLFAB__REQUEST_SYNC,
   MLFAB__REQUEST_RESLICE,
-  MLFAB__REQUEST_COLLECTIVE
+  MLFAB__REQUEST_COLLECTIVE,
+  MLFAB__REQUEST_CHECKPOINT
 };
 
 enum {
@@ -969,11 +974,15 @@ MLFAB__INTERNAL mlfab__request *mlfab__request_due(mlfab__requests *table, uint6
 #include <stdio.h>
 
 /* Names of the calls, by kind of request. */
-static const char *const request_calls[] = {
-    [MLFAB__REQUEST_PUSH] = "push",           [MLFAB__REQUEST_PULL] = "pull",
-    [MLFAB__REQUEST_MODEL] = "model_start",   [MLFAB__REQUEST_BARRIER] = "barrier",
-    [MLFAB__REQUEST_JOIN] = "finish",         [MLFAB__REQUEST_SYNC] = "set_sync",
-    [MLFAB__REQUEST_RESLICE] = "set_servers", [MLFAB__REQUEST_COLLECTIVE] = "collective"};
+static const char *const request_calls[] = {[MLFAB__REQUEST_PUSH] = "push",
+                                            [MLFAB__REQUEST_PULL] = "pull",
+                                            [MLFAB__REQUEST_MODEL] = "model_start",
+                                            [MLFAB__REQUEST_BARRIER] = "barrier",
+                                            [MLFAB__REQUEST_JOIN] = "finish",
+                                            [MLFAB__REQUEST_SYNC] = "set_sync",
+                                            [MLFAB__REQUEST_RESLICE] = "set_servers",
+                                            [MLFAB__REQUEST_COLLECTIVE] = "collective",
+                                            [MLFAB__REQUEST_CHECKPOINT] = "checkpoint"};
 
 static mlfab__request *request_at(mlfab__requests *table, uint32_t place) {
   if (place < MLFAB__REQUEST_BLOCK) return &table->first[place];
@@ -1502,7 +1511,12 @@ typedef struct mlfab__header {
   X(MEMBERSHIP_OWED, 89)      \
   X(CHALLENGE, 100)           \
   X(ANSWER, 101)              \
-  X(PROOF, 102)
+  X(PROOF, 102)               \
+  X(CHECKPOINT_ASK, 110)      \
+  X(CHECKPOINT_DONE, 111)     \
+  X(CHECKPOINT_ORDER, 112)    \
+  X(CHECKPOINT_SHARD, 113)    \
+  X(CHECKPOINT_RESUME, 114)
 
 enum mlfab__frame_type {
 #define MLFAB__FRAME_ENUM(name, number) MLFAB__##name = number,
@@ -1624,6 +1638,9 @@ typedef struct mlfab__define_ack { /* server -> worker: the model is ready here,
   uint32_t first_weights;      /* 1: the receiver's own first weights are in use */
   uint32_t packets;            /* 1: this server takes updates as packets */
   mlfab_model_options options; /* worker 0's, which apply; fields as in DEFINE */
+  /* The model began as a checkpoint: its number of slices, its number and its version. 0: it did not. */
+  uint32_t cut;
+  uint64_t restored, restored_version;
 } mlfab__define_ack;
 
 /* PLANNED: large, in a fabric with a scheduler; no bytes before a grant. */
@@ -2198,7 +2215,8 @@ WIRE_META(bye, N(code) T(text))
 WIRE_META(member, N(node) N(incarnation) N(kind) T(addresses))
 WIRE_META(define, N(ask) N(tensors) N(first_weights) F(options, options))
 WIRE_META(define_ack,
-  N(code) N(server) N(v_train) T(text) N(ask) N(first_weights) N(packets) F(options, options))
+  N(code) N(server) N(v_train) T(text) N(ask) N(first_weights) N(packets) F(options, options)
+  N(cut) N(restored) N(restored_version))
 WIRE_META(chunk, N(seq) N(offset) N(generation))
 WIRE_META(grant, N(seq) N(upto) N(generation))
 WIRE_META(push_ack, N(seq) N(members) N(generation) N(code) N(version) N(delay) N(v_train))
@@ -5684,6 +5702,14 @@ MLFAB_API void mlfab_push_options_init(mlfab_push_options *options) {
  * one reference is never written. All blocks are allocated with the model, so steady state allocates
  * nothing; spare blocks run out only when pulls pin too many.
  *
+ * A holder (a checkpoint) may need w, sum and optimizer state of one moment for longer. It holds references to the
+ * blocks. State has no references: `held` tells by position whose it is, and whoever writes to state calls
+ * mlfab__store_own first.
+ *
+ *    FREE --holder--> SHARED --written--> GIVEN: the holder has the old state, the store a copy
+ *                       |  \--written, no memory--> LOST: the holder has nothing
+ *                       \--holder is done--> FREE
+ *
  * Invariants: w[p] is always a block; refs = number of places (w, next, sum, pins, sends) that name the
  * block; the free list holds exactly the blocks with refs 0. */
 
@@ -5715,11 +5741,14 @@ typedef struct mlfab__store {
   uint32_t positions, positions_per_slice; /* the latter: maximum */
   uint32_t *w, *next, *sum;                /* block numbers by position */
   uint8_t **s0, **s1;                      /* optimizer state by position, or NULL */
+  uint8_t *held;                           /* by position: MLFAB__HELD_*; NULL: nothing is held */
   mlfab__block *blocks;
   uint32_t nblocks, free_head, free_count;
   mlfab__tags *tags; /* by slice, or NULL */
   int ghost;
 } mlfab__store;
+
+enum { MLFAB__HELD_FREE, MLFAB__HELD_SHARED, MLFAB__HELD_GIVEN, MLFAB__HELD_LOST };
 
 /* A stretch within one block and one tensor. */
 typedef struct mlfab__piece {
@@ -5750,6 +5779,10 @@ MLFAB__INTERNAL uint32_t mlfab__store_block_bytes(const mlfab__store *store, uin
                                                   uint32_t position);
 /* Adds a spare block. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__store_grow(mlfab__env *env, mlfab__store *store);
+/* Adds spare blocks until there are `spare`. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__store_spare(mlfab__env *env, mlfab__store *store, uint64_t spare);
+/* The optimizer state of a position is about to be written: copies it if it is SHARED. */
+MLFAB__INTERNAL void mlfab__store_own(mlfab__env *env, mlfab__store *store, uint32_t position);
 /* A spare block with one reference, or MLFAB__NO_BLOCK. */
 MLFAB__INTERNAL uint32_t mlfab__store_take(mlfab__store *store);
 MLFAB__INTERNAL void mlfab__store_ref(mlfab__store *store, uint32_t block);
@@ -5946,22 +5979,53 @@ MLFAB__INTERNAL uint32_t mlfab__store_block_bytes(const mlfab__store *store, uin
   return (uint32_t)mlfab__min(store->block_bytes, s->bytes - at);
 }
 
-MLFAB__INTERNAL int mlfab__store_grow(mlfab__env *env, mlfab__store *store) {
-  mlfab__block *more = mlfab__alloc_array(env, store->nblocks + 1, sizeof *more);
-  uint8_t *data = store->ghost ? NULL : mlfab__alloc_aligned(env, store->block_bytes);
-  if (!more || (!data && !store->ghost)) {
-    mlfab__free(env, more, (store->nblocks + 1) * sizeof *more);
-    mlfab__free_aligned(env, data, store->block_bytes);
+MLFAB__INTERNAL int mlfab__store_spare(mlfab__env *env, mlfab__store *store, uint64_t spare) {
+  if (store->free_count >= spare) return 0;
+  uint64_t n = spare - store->free_count;
+  if (n >= MLFAB__NO_BLOCK / 2 - store->nblocks) return MLFAB_ERR_MEMORY;
+  mlfab__block *more = mlfab__alloc_array(env, store->nblocks + n, sizeof *more);
+  if (!more) return MLFAB_ERR_MEMORY;
+  memcpy(more, store->blocks, store->nblocks * sizeof *more);
+  for (uint64_t i = 0; i < n; i++) {
+    mlfab__block *block = &more[store->nblocks + i];
+    if (!store->ghost) block->data = mlfab__alloc_aligned(env, store->block_bytes);
+    if (block->data || store->ghost) continue;
+    while (i-- > 0) mlfab__free_aligned(env, more[store->nblocks + i].data, store->block_bytes);
+    mlfab__free(env, more, (store->nblocks + n) * sizeof *more);
     return MLFAB_ERR_MEMORY;
   }
-  memcpy(more, store->blocks, store->nblocks * sizeof *more);
   mlfab__free(env, store->blocks, store->nblocks * sizeof *more);
   store->blocks = more;
-  more[store->nblocks].data = data;
-  more[store->nblocks].next_free = store->free_head;
-  store->free_head = store->nblocks++;
-  store->free_count++;
+  for (uint64_t i = 0; i < n; i++) {
+    more[store->nblocks].next_free = store->free_head;
+    store->free_head = store->nblocks++;
+    store->free_count++;
+  }
   return 0;
+}
+
+MLFAB__INTERNAL int mlfab__store_grow(mlfab__env *env, mlfab__store *store) {
+  return mlfab__store_spare(env, store, (uint64_t)store->free_count + 1);
+}
+
+MLFAB__INTERNAL void mlfab__store_own(mlfab__env *env, mlfab__store *store, uint32_t position) {
+  uint8_t **states[2] = {store->s0, store->s1}, *copies[2] = {NULL, NULL};
+  if (store->held[position] != MLFAB__HELD_SHARED) return;
+  if (MLFAB__PLANTED(106)) return;
+  store->held[position] = MLFAB__HELD_LOST;
+  for (int k = 0; k < 2; k++) {
+    if (!states[k]) continue;
+    copies[k] = mlfab__alloc_aligned(env, store->block_bytes);
+    if (copies[k]) continue;
+    mlfab__free_aligned(env, copies[0], k ? store->block_bytes : 0);
+    return;
+  }
+  for (int k = 0; k < 2; k++) {
+    if (!states[k]) continue;
+    memcpy(copies[k], states[k][position], store->block_bytes);
+    states[k][position] = copies[k];
+  }
+  store->held[position] = MLFAB__HELD_GIVEN;
 }
 
 MLFAB__INTERNAL uint32_t mlfab__store_take(mlfab__store *store) {
@@ -6664,7 +6728,8 @@ typedef struct mlfab__role {
  * break, regardless of the silence before it: this node itself may have been stopped. After a silence under (a) or
  * (b) the death follows at once.
  *
- * Files, lowest first: link.c (links, their queues and timers, actions), role.c (calls the roles), outbox.c (the
+ * Files, lowest first: link.c (links, their queues and timers, actions), role.c (calls the roles), files.c (operations on
+ * files), outbox.c (the
  * next frame to send), claim.c (heartbeats, Numbers, dispatch), peer_link.c (links between workers), server_link.c
  * (routes to servers), inner.c (links inside the node), caller.c (callers of our server role), bootstrap.c
  * (joining), alive.c (Liveness), node.c (events, time, leaving). Lower files call higher ones through the rules of
@@ -6701,9 +6766,39 @@ enum mlfab_action_kind {
   MLFAB_ACTION_CONNECT = 2,    /* address, token */
   MLFAB_ACTION_DISCONNECT = 3, /* link: send what the link has accepted, then close */
   MLFAB_ACTION_DETACH = 4,     /* link, token: stop borrowing the bulk of that send */
-  MLFAB_ACTION_PROBE = 5 /* link, which came UP with MLFAB_CAP_PROBE: call the transport's probe,
+  MLFAB_ACTION_PROBE = 5, /* link, which came UP with MLFAB_CAP_PROBE: call the transport's probe,
                                   and give its result to mlfab_node_done */
+  /* file, token: carry the operation out, then feed MLFAB_IO_FILE with the token. It may take long: another thread
+   * may do it. A driver without files gives MLFAB_ERR_UNSUPPORTED to mlfab_node_done: then no event follows. */
+  MLFAB_ACTION_FILE = 6
 };
+
+enum mlfab_file_kind {
+  /* Appends head and bulk to the file that is being written under this stream. FIRST creates it as `path`.part, in
+   * place of an old one. LAST makes it durable: sync, close, rename to `path`, sync of the directory. After an error
+   * the stream is still open: ABORT ends it. */
+  MLFAB_FILE_WRITE = 1,
+  MLFAB_FILE_ABORT = 2, /* closes and removes what is being written under this stream */
+  MLFAB_FILE_READ =
+      3, /* `bytes` from `offset` on; the event has them in bulk: fewer at the end of the file */
+  MLFAB_FILE_LIST =
+      4, /* the event has the names in the directory `path` that begin with "checkpoint-", each with a
+                          * newline behind it, in bulk */
+  MLFAB_FILE_REMOVE = 5 /* removes `path`; no error when there is none */
+};
+enum mlfab_file_flags { MLFAB_FILE_FIRST = 1, MLFAB_FILE_LAST = 2 };
+
+/* An operation on a file. At most one of a stream is under way. */
+typedef struct mlfab_file_op {
+  uint32_t kind;   /* MLFAB_FILE_* */
+  uint32_t flags;  /* WRITE */
+  uint32_t stream; /* 0..3 */
+  uint32_t head_bytes, bulk_bytes;
+  uint32_t bytes; /* READ: at most 2 MiB */
+  uint64_t offset;
+  const char *path;        /* below 512 bytes */
+  const void *head, *bulk; /* WRITE: copy them before mlfab_node_done */
+} mlfab_file_op;
 
 /* An action that the node asks for. Pointers are valid until mlfab_node_done. */
 typedef struct mlfab_action {
@@ -6716,6 +6811,7 @@ typedef struct mlfab_action {
   const char
       *address; /* connect: a list separated by blanks, best first; use the first that a transport
                               of this node reaches */
+  const mlfab_file_op *file;
 } mlfab_action;
 
 /* Opens a node, which begins to join. `addresses`: of this node's transports, separated by blanks, best first.
@@ -6768,8 +6864,11 @@ enum mlfab_call_kind {
   MLFAB_CALL_STOCHASTIC_OPEN = 20,  /* as PARTIAL_OPEN; options: mlfab_stochastic_options */
   MLFAB_CALL_STOCHASTIC_STATE = 21, /* id; no request. Closes the object where they have none */
   MLFAB_CALL_STOCHASTIC_REDUCE =
-      22,                          /* id, data, timeout_ns, info_p: mlfab_stochastic_info or NULL */
-  MLFAB_CALL_STOCHASTIC_CLOSE = 23 /* id; no request */
+      22, /* id, data, timeout_ns, info_p: mlfab_stochastic_info or NULL */
+  MLFAB_CALL_STOCHASTIC_CLOSE = 23, /* id; no request */
+  /* options: mlfab_checkpoint_options or NULL; info_p: mlfab_checkpoint_info or NULL */
+  MLFAB_CALL_CHECKPOINT = 24,
+  MLFAB_CALL_RESTORE = 25 /* data: the directory, a text that it reads only; no request */
 };
 
 /* A call. Members that its kind does not take are ignored. */
@@ -6820,7 +6919,8 @@ MLFAB_API int mlfab_node_stats(const mlfab_node *node, mlfab_stats *stats_p, siz
 
 enum {
   MLFAB__ROLES_MAX = 15, /* per node: four bits of a token hold the number of the role */
-  MLFAB__OUTLETS = 32    /* ports of all its roles */
+  MLFAB__OUTLETS = 32,   /* ports of all its roles */
+  MLFAB__FILERS = 4      /* streams of file operations of all its roles */
 };
 #define MLFAB__ROLE_SHIFT 60 /* of a token: the bits above it hold the role */
 
@@ -6973,6 +7073,17 @@ typedef struct mlfab__guard {
   void (*free)(mlfab_node *node);
 } mlfab__guard;
 
+/* A role's stream of file operations: files.c. */
+typedef struct mlfab__filer {
+  mlfab_node *node;
+  void *self;
+  /* The operation has ended; `file` is what was read, valid during the call. It may ask the next. */
+  void (*done)(void *self, const mlfab_io_event *event);
+  mlfab_file_op op; /* its pointers are the role's, which leaves them alone until `done` */
+  uint64_t asked;   /* operations so far */
+  int busy;
+} mlfab__filer;
+
 struct mlfab__parts; /* the parts of a node: defined in a higher layer */
 
 struct mlfab_node {
@@ -6999,6 +7110,8 @@ struct mlfab_node {
   uint8_t settles[MLFAB__ROLES_MAX], idles[MLFAB__ROLES_MAX]; /* roles that have the function */
   uint8_t out_turn; /* OUT_ROLE: the value of the link's `turn` once the frame is taken */
   uint32_t nsettles, nidles;
+  mlfab__filer filers[MLFAB__FILERS];
+  uint32_t nfilers;
   mlfab__outlet outlets[MLFAB__OUTLETS];
   const mlfab__link_rule *rules; /* by kind of link */
   struct mlfab__parts *parts;    /* parts_bytes long, freed with the node; opaque here */
@@ -7162,6 +7275,19 @@ MLFAB__INTERNAL int mlfab__roles_finished(const mlfab_node *node);
 MLFAB__INTERNAL int mlfab__roles_serve(const mlfab_node *node);
 /* Tells all roles the capacity of this host's links. */
 MLFAB__INTERNAL void mlfab__roles_capacity(mlfab_node *node, double in, double out);
+
+/* --- files.c: operations on files, which the driver carries out --- */
+
+/* A stream for a role. There is room for MLFAB__FILERS. */
+MLFAB__INTERNAL mlfab__filer *mlfab__files_open(mlfab_node *node, void *self,
+                                                void (*done)(void *self,
+                                                             const mlfab_io_event *event));
+/* Yields filer->op as an action, unless one is under way. */
+MLFAB__INTERNAL void mlfab__files_ask(mlfab__filer *filer);
+/* The operation of an action. An operation has ended. The driver did not begin one. */
+MLFAB__INTERNAL const mlfab_file_op *mlfab__files_op(mlfab_node *node, uint64_t token);
+MLFAB__INTERNAL void mlfab__files_event(mlfab_node *node, const mlfab_io_event *event);
+MLFAB__INTERNAL void mlfab__files_refused(mlfab_node *node, uint64_t token, int status);
 
 /* --- outbox.c: the next frame to send --- */
 
@@ -7933,6 +8059,9 @@ MLFAB_API void mlfab_node_event(mlfab_node *node, const mlfab_io_event *event, u
     case MLFAB_IO_MEASURED:
       node_measured(node, event->measure);
       break;
+    case MLFAB_IO_FILE:
+      mlfab__files_event(node, event);
+      break;
     case MLFAB_IO_WRITABLE:
       if (!mlfab__node_link(node, event->link, &index)) break;
       node->links[index].blocked = 0;
@@ -7967,6 +8096,7 @@ static void node_next_action(mlfab_node *node, mlfab_action *action) {
                                         : node->peers_out[called - routes]->addresses;
     }
   }
+  if (queued->kind == MLFAB_ACTION_FILE) action->file = mlfab__files_op(node, queued->token);
   node->out = MLFAB__OUT_ACTION;
 }
 
@@ -8062,7 +8192,9 @@ static void node_done_action(mlfab_node *node, int status) {
   if (queued.kind == MLFAB_ACTION_PROBE && mlfab__node_link(node, queued.link, &index))
     mlfab__alive_probed(node, index, status);
   if (status == 0) return;
-  if (queued.kind == MLFAB_ACTION_CONNECT) {
+  if (queued.kind == MLFAB_ACTION_FILE) {
+    mlfab__files_refused(node, queued.token, status);
+  } else if (queued.kind == MLFAB_ACTION_CONNECT) {
     mlfab_io_event event;
     memset(&event, 0, sizeof event);
     event.token = queued.token;
@@ -8379,7 +8511,7 @@ enum {
 };
 
 /* Actions that updates in flight can cause: one detach per update and server, and one connect per server. */
-#define LINK_ACTIONS(node) (64 + 2 * (LINK_UPDATES + 1) * (node)->config.servers)
+#define LINK_ACTIONS(node) (64 + MLFAB__FILERS + 2 * (LINK_UPDATES + 1) * (node)->config.servers)
 
 /* --- names --- */
 
@@ -8699,6 +8831,57 @@ MLFAB__INTERNAL void mlfab__node_hang_up(mlfab_node *node, uint32_t index, const
   assert(!node->links[index].self);
   mlfab__node_link_down(node, index, why);
   if (id) mlfab__node_act(node, MLFAB_ACTION_DISCONNECT, id, 0);
+}
+
+/* ==============================================================================================
+ * core/node/files.c
+ * ============================================================================================== */
+/* files.c - a node: operations on files. See node.h.
+ *
+ * The node does no I/O: a role asks for an operation, the node yields it as an action, and the driver reports its end
+ * as an event. A token is the operation's number in its stream times MLFAB__FILERS, plus the stream's. So a late or
+ * repeated report matches nothing. */
+
+MLFAB__INTERNAL mlfab__filer *mlfab__files_open(mlfab_node *node, void *self,
+                                                void (*done)(void *self,
+                                                             const mlfab_io_event *event)) {
+  assert(node->nfilers < MLFAB__FILERS);
+  mlfab__filer *filer = &node->filers[node->nfilers];
+  *filer = (mlfab__filer){.node = node, .self = self, .done = done};
+  filer->op.stream = node->nfilers++;
+  return filer;
+}
+
+static uint64_t files_token(const mlfab__filer *filer) {
+  return filer->asked * MLFAB__FILERS + filer->op.stream;
+}
+
+MLFAB__INTERNAL void mlfab__files_ask(mlfab__filer *filer) {
+  if (filer->busy) return;
+  filer->busy = 1;
+  filer->asked++;
+  mlfab__node_act(filer->node, MLFAB_ACTION_FILE, 0, files_token(filer));
+}
+
+MLFAB__INTERNAL const mlfab_file_op *mlfab__files_op(mlfab_node *node, uint64_t token) {
+  return &node->filers[token % MLFAB__FILERS].op;
+}
+
+MLFAB__INTERNAL void mlfab__files_event(mlfab_node *node, const mlfab_io_event *event) {
+  mlfab__filer *filer = &node->filers[event->token % MLFAB__FILERS];
+  if (!filer->busy || event->token != files_token(filer)) return;
+  filer->busy = 0;
+  filer->done(filer->self, event);
+}
+
+MLFAB__INTERNAL void mlfab__files_refused(mlfab_node *node, uint64_t token, int status) {
+  const mlfab_io_event event = {.kind = MLFAB_IO_FILE,
+                                .token = token,
+                                .code = status,
+                                .text = status == MLFAB_ERR_UNSUPPORTED
+                                            ? "the program that drives this node has no files"
+                                            : mlfab_error_text(status)};
+  mlfab__files_event(node, &event);
 }
 
 /* ==============================================================================================
@@ -10694,8 +10877,10 @@ struct mlfab__worker {
   uint8_t *table; /* encoded for DEFINE */
   mlfab__define define;
   mlfab__layout layout;
-  int stands; /* every server has the model */
-  int done;   /* finish was called: no more data */
+  int stands;   /* every server has the model */
+  int restores; /* worker 0: the model is to begin as a checkpoint, so no first weights are sent */
+  uint64_t restored, restored_version; /* the checkpoint that it began as, or 0 */
+  int done;                            /* finish was called: no more data */
   uint64_t model_request, join_request;
   uint64_t model_pull; /* the pull inside model_start, or 0 */
   int enters;          /* it has the model, and asks the servers to count it */
@@ -13236,7 +13421,7 @@ static int worker_build(mlfab__worker *worker, const mlfab_model_options *option
   if (code) return code;
   worker->define.ask++;
   worker->define.tensors = worker->ntensors;
-  worker->define.first_weights = worker->rank == 0 && n > 0;
+  worker->define.first_weights = worker->rank == 0 && n > 0 && !worker->restores;
   worker->table = mlfab__alloc(env, (size_t)worker->ntensors * MLFAB__TENSOR_INFO_BYTES);
   worker->pulled = mlfab__alloc_array(env, worker->layout.nslices, sizeof *worker->pulled);
   if (n > 0) worker->model_bufs = mlfab__alloc_array(env, n, sizeof *worker->model_bufs);
@@ -13283,6 +13468,51 @@ MLFAB__INTERNAL int mlfab__worker_model(mlfab__worker *worker, const mlfab_model
   }
   *request_p = request->id;
   return 0;
+}
+
+/* The model began as a checkpoint, whose slices are others than this worker's options would make. Errors: MEMORY. */
+static int worker_recut(mlfab__worker *worker, uint32_t cut) {
+  mlfab__layout layout;
+  mlfab__env *env = worker->env;
+  int code = mlfab__layout_build(env, worker->tensors, worker->ntensors, cut, worker->servers,
+                                 worker->define.options.active, worker->config->model_max_bytes,
+                                 &layout, NULL);
+  if (code) return code;
+  uint64_t *pulled = mlfab__alloc_array(env, layout.nslices, sizeof *pulled);
+  if (!pulled) {
+    mlfab__layout_free(env, &layout);
+    return MLFAB_ERR_MEMORY;
+  }
+  if (worker->pause.owners && worker->pause.nowners == layout.nslices)
+    mlfab__layout_assign(&layout, worker->pause.owners);
+  mlfab__free(env, worker->pulled, worker->layout.nslices * sizeof *worker->pulled);
+  mlfab__layout_free(env, &worker->layout);
+  worker->layout = layout;
+  worker->pulled = pulled;
+  return 0;
+}
+
+/* Takes over which checkpoint the model began as. Errors: MEMORY; CHECKPOINT with a text when the servers have loaded
+ * different ones, or one has loaded none. */
+static int worker_restored(mlfab__worker *worker, uint32_t server, const mlfab__define_ack *ack,
+                           char *text, size_t room) {
+  int first = 1;
+  for (uint32_t s = 0; s < worker->servers; s++) first &= !worker->streams[s].defined;
+  if (!first && ack->restored != worker->restored) {
+    snprintf(
+        text, room,
+        "model_start: server %u has loaded checkpoint %llu, another server checkpoint %llu (0: "
+        "none)",
+        server, (unsigned long long)ack->restored, (unsigned long long)worker->restored);
+    return MLFAB_ERR_CHECKPOINT;
+  }
+  if (first) worker->restored_version = 0;
+  worker->restored = ack->restored;
+  worker->restored_version = mlfab__max(worker->restored_version, ack->restored_version);
+  if (ack->cut == 0 || ack->cut == worker->layout.nslices) return 0;
+  int code = worker_recut(worker, ack->cut);
+  if (code) snprintf(text, room, "model_start: out of memory for the slices of the checkpoint");
+  return code;
 }
 
 static mlfab__request *worker_model_request(const mlfab__worker *worker) {
@@ -13365,6 +13595,10 @@ static void worker_define_ack(mlfab__worker *worker, uint32_t server, const mlfa
   } else if (first->active != own->active) {
     snprintf(text, sizeof text, "model_start: %u active servers asked for, worker 0 has %u",
              own->active, first->active);
+  }
+  if (!text[0]) {
+    int wrong = worker_restored(worker, server, &ack, text, sizeof text);
+    if (wrong) code = wrong;
   }
   if (text[0]) {
     worker_model_fail(worker, code, (int32_t)server, 1, now_ns, text);
@@ -14319,6 +14553,24 @@ typedef struct mlfab__server_mover {
   void (*free)(mlfab__server *server);
 } mlfab__server_mover;
 
+/* Checkpoints, if their group is attached. */
+typedef struct mlfab__server_saver {
+  /* `save.at` commits are reached. No update is being applied: all of the shard is of one moment. */
+  void (*due)(mlfab__server *server);
+  /* Slices are about to move, or the model is freed: gives back all blocks and states. */
+  void (*stop)(mlfab__server *server);
+  /* Worker 0 has defined a model, and there is none. 1: it will be restored; mlfab__server_restored follows. */
+  int (*restores)(mlfab__server *server);
+} mlfab__server_saver;
+
+typedef struct mlfab__server_save {
+  const mlfab__server_saver *hooks;     /* or NULL */
+  struct mlfab__checkpoint *checkpoint; /* of the hooks */
+  uint64_t at;  /* number of commits at which `due` is called; 0: at once, MLFAB__NEVER: not */
+  uint32_t cut; /* number of slices of a restored model, or 0 */
+  uint64_t restored, restored_version; /* the checkpoint that the model began as, or 0 */
+} mlfab__server_save;
+
 /* The order and the routes of large transfers, if a policy is attached (core/sched/client.c). Without one,
  * the server takes updates in as they come, and answers pulls when their condition holds. Only the policy
  * assigns groups, places and spreads. */
@@ -14460,6 +14712,7 @@ struct mlfab__server {
   double norm_w;         /* |w| of the shard ... */
   uint64_t norm_commits; /* ... after this many commits, plus one; 0: not computed */
   mlfab__server_move move;
+  mlfab__server_save save;
   /* What the next mlfab__server_advance has to do. */
   int due;      /* something can be done that could not before */
   int greets;   /* the first weights are in: answer the workers that wait with a definition */
@@ -14473,6 +14726,19 @@ MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
 MLFAB__INTERNAL void mlfab__server_free(mlfab__server *server);
 /* Adds the server role to the node, which owns *server_p (server_role.c). Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__server_attach(struct mlfab_node *node, mlfab__server **server_p);
+
+/* A model that is to be restored. build: the model of worker 0's definition, divided into `cut` slices; it does not stand
+ * yet. Errors: of the definition, with a text; then call refuse. restored: it stands; the caller has loaded slices and
+ * clocks. refuse: there is no model; tells worker 0, and all who wait for its definition, why. */
+MLFAB__INTERNAL int mlfab__server_build(mlfab__server *server, uint32_t cut, mlfab_error *error);
+MLFAB__INTERNAL void mlfab__server_restored(mlfab__server *server, uint64_t number,
+                                            uint64_t version);
+MLFAB__INTERNAL void mlfab__server_refuse(mlfab__server *server, const mlfab_error *error);
+/* Compares worker 0's definition with a table of encoded mlfab__tensor_info: 0, or MODEL with the first difference. `whose`
+ * it is: "worker 0's". */
+MLFAB__INTERNAL int mlfab__server_compare(const mlfab__tensor_info *definition, uint32_t n,
+                                          const char *whose, const uint8_t *table, uint32_t tensors,
+                                          mlfab_error *error);
 
 /* A worker sent HELLO on a new link: fills the answer, and forgets its incomplete updates. Errors: FENCED
  * (an older incarnation), MEMORY. */
@@ -14599,6 +14865,11 @@ MLFAB__INTERNAL uint32_t mlfab__clock_match(const mlfab__server *server,
 MLFAB__INTERNAL uint32_t mlfab__clock_adopt(mlfab__server *server,
                                             const mlfab__reshard_server_clock *in,
                                             const uint32_t *words);
+
+/* The same for a stored clock. The first one replaces the clock of a new model. */
+MLFAB__INTERNAL uint32_t mlfab__clock_restore(mlfab__server *server, int first,
+                                              const mlfab__reshard_server_clock *in,
+                                              const uint32_t *words);
 
 /* Credit of a worker, and bytes of a stage, for a shard of this size. */
 MLFAB__INTERNAL uint64_t mlfab__server_credit(const mlfab__server *server, uint64_t shard);
@@ -15550,6 +15821,25 @@ MLFAB__INTERNAL uint32_t mlfab__clock_adopt(mlfab__server *server,
   return g;
 }
 
+MLFAB__INTERNAL uint32_t mlfab__clock_restore(mlfab__server *server, int first,
+                                              const mlfab__reshard_server_clock *in,
+                                              const uint32_t *words) {
+  if (!first) return mlfab__clock_adopt(server, in, words);
+  mlfab__clock *clock = &server->clocks[0];
+  clock->sync = in->consistency;
+  clock->sync.size = sizeof clock->sync;
+  clock->v_train = in->v_train;
+  clock->tuner = (mlfab__sync_tuner){in->threshold, in->quiet};
+  clock->contributors = in->contributors;
+  clock->round_members = in->members;
+  clock->round_scale = in->scale;
+  clock->refused_round = in->refused_round;
+  for (uint32_t w = 0; w < server->workers; w++)
+    server->peers[w].contributed = words[w / 32] >> w % 32 & 1;
+  server->significant = clock_significant(server);
+  return 0;
+}
+
 /* Must an open round be applied first, because slices leave it? */
 static int clock_must_flush(const mlfab__server *server, uint32_t g,
                             const mlfab__sync_ask *change) {
@@ -16072,6 +16362,7 @@ static void apply_whole_add(mlfab__server *server, mlfab__incoming *update, cons
     if (mode == MLFAB__APPLY_STAGE) {
       mlfab__optimizer_step step = {update->push.scale, store->slices[piece.slice].commit + 1,
                                     delay};
+      if (store->held) mlfab__store_own(server->env, &server->store, piece.position);
       uint8_t *s0 = store->s0 ? store->s0[piece.position] + piece.at : NULL;
       uint8_t *s1 = store->s1 ? store->s1[piece.position] + piece.at : NULL;
       mlfab__optimizer_apply(&server->optimizer, &step, piece.dtype, w, w, data, s0, s1,
@@ -16303,6 +16594,7 @@ MLFAB__INTERNAL int mlfab__apply_piece(mlfab__server *server, const mlfab_update
     if (apply_callback(server, info, piece, dst, w, sum)) return MLFAB_ERR_CALLBACK;
   } else {
     mlfab__optimizer_step step = {info->scale, store->slices[piece->slice].commit + 1, info->delay};
+    if (store->held) mlfab__store_own(server->env, store, p);
     mlfab__optimizer_apply(&server->optimizer, &step, piece->dtype, dst, w, sum,
                            store->s0 ? store->s0[p] + piece->at : NULL,
                            store->s1 ? store->s1[p] + piece->at : NULL, piece->count);
@@ -16888,6 +17180,9 @@ static int round_block(mlfab__server *server, mlfab_update_info *info, double sh
   /* If the optimizer cannot take the division into its scale, the sum itself is divided. */
   int divide = server->options.mean &&
                (server->config->on_update || !mlfab__optimizer_linear(&server->optimizer));
+  /* A checkpoint holds the undivided sum. */
+  if (!code && divide && store->blocks[store->sum[p]].refs > 1)
+    code = mlfab__blocks_fresh(server, &store->sum[p], store->sum[p], 1);
   while (left > 0 && !code && !store->ghost) {
     mlfab__piece piece;
     mlfab__store_piece(store, at, left, &piece);
@@ -17562,6 +17857,7 @@ MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
   server->servers = config->servers;
   server->heartbeat_ns = config->heartbeat_ns;
   server->epoch = 1;
+  server->save.at = MLFAB__NEVER;
   server->peers = mlfab__alloc_array(env, server->workers, sizeof *server->peers);
   server->lists = mlfab__alloc_aligned(env, sizeof *server->lists);
   if (!server->peers || !server->lists ||
@@ -17579,6 +17875,9 @@ MLFAB__INTERNAL int mlfab__server_init(mlfab__server *server, mlfab__env *env,
 
 static void server_free_model(mlfab__server *server) {
   mlfab__env *env = server->env;
+  if (server->save.hooks) server->save.hooks->stop(server);
+  server->save.cut = 0;
+  server->save.restored = server->save.restored_version = 0;
   for (uint32_t w = 0; server->peers && w < server->workers; w++) {
     mlfab__server_peer *peer = &server->peers[w];
     mlfab__free(env, peer->arena, peer->arena_bytes);
@@ -17753,6 +18052,9 @@ static void server_define_ack(mlfab__server *server, uint32_t worker, int code, 
   ack.options = server->options;
   ack.ask = server->peers[worker].define.ask;
   ack.packets = server->sparse != NULL;
+  ack.cut = server->save.cut;
+  ack.restored = server->save.restored;
+  ack.restored_version = server->save.restored_version;
   ack.first_weights = worker == 0 && server->first_weights_incarnation != 0 &&
                       server->first_weights_incarnation == server->peers[0].incarnation;
   size_t n = strlen(text);
@@ -17826,9 +18128,17 @@ static int server_no_memory(const mlfab__server *server, int code, mlfab_error *
                       "server %u is out of memory for the model", server->number);
 }
 
-/* Builds the model from worker 0's definition. */
-static int server_build(mlfab__server *server, const mlfab__define *define, const uint8_t *table,
-                        mlfab_error *error) {
+/* The model's number of slices as asked for: 0: the usual one. */
+static int server_layout(mlfab__server *server, const mlfab_model_options *options, uint32_t cut,
+                         mlfab_error *error) {
+  return mlfab__layout_build(server->env, server->definition, server->ndefinition,
+                             cut ? cut : options->slices, server->servers, options->active,
+                             server->config->model_max_bytes, &server->layout, error);
+}
+
+MLFAB__INTERNAL int mlfab__server_build(mlfab__server *server, uint32_t cut, mlfab_error *error) {
+  const mlfab__define *define = &server->peers[0].define;
+  const uint8_t *table = server->peers[0].definition;
   const mlfab_model_options *options = &define->options;
   int code = server_unsupported(server, options, error);
   if (code) return code;
@@ -17838,9 +18148,7 @@ static int server_build(mlfab__server *server, const mlfab__define *define, cons
   for (uint32_t i = 0; i < define->tensors; i++) {
     mlfab__decode_tensor_info(table + (size_t)i * MLFAB__TENSOR_INFO_BYTES, &server->definition[i]);
   }
-  code = mlfab__layout_build(server->env, server->definition, server->ndefinition, options->slices,
-                             server->servers, options->active, server->config->model_max_bytes,
-                             &server->layout, error);
+  code = server_layout(server, options, cut, error);
   if (!code) code = mlfab__store_check(options, &server->layout, &server->optimizer, error);
   if (!code) code = server_check(server, &options->consistency, error);
   if (code) return code;
@@ -17851,28 +18159,55 @@ static int server_build(mlfab__server *server, const mlfab__define *define, cons
   if (!code && server->sparse) code = server->sparse->open(server, options->ghost != 0);
   if (code) return server_no_memory(server, code, error);
   mlfab__clock_start(server, &options->consistency);
-  if (server->policy) server->policy->told(server);
-  server->phase = define->first_weights ? MLFAB__MODEL_DEFINED : MLFAB__MODEL_STANDS;
+  server->save.cut = cut;
   return 0;
 }
 
-/* Compares a worker's table with worker 0's: 0, or MODEL with the first difference in text. */
-static int server_compare(const mlfab__server *server, const mlfab__define *define,
-                          const uint8_t *table, mlfab_error *error) {
-  if (define->tensors != server->ndefinition) {
-    return MLFAB__FAIL(error, MLFAB_ERR_MODEL, "the model has %u tensors, worker 0's has %u",
-                       define->tensors, server->ndefinition);
+/* The model of worker 0's definition, with its first weights if it has said that they follow, else with zeros. */
+static int server_begin(mlfab__server *server, mlfab_error *error) {
+  int code = mlfab__server_build(server, 0, error);
+  if (code) return code;
+  if (server->policy) server->policy->told(server);
+  server->phase =
+      server->peers[0].define.first_weights ? MLFAB__MODEL_DEFINED : MLFAB__MODEL_STANDS;
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__server_restored(mlfab__server *server, uint64_t number,
+                                            uint64_t version) {
+  server->phase = MLFAB__MODEL_STANDS;
+  server->first_weights_incarnation = 0;
+  server->norm_commits = 0;
+  server->save.restored = number;
+  server->save.restored_version = version;
+  server->greets = 1;
+  /* Every worker is a new process: it goes on with the open round, or with the next if the old process's update is in
+   * it. */
+  for (uint32_t w = 0; w < server->workers; w++) {
+    mlfab__server_peer *peer = &server->peers[w];
+    peer->pushed = peer->decided = mlfab__clock_join(server, w);
   }
-  for (uint32_t i = 0; i < define->tensors; i++) {
+  mlfab__clock_members(server);
+  if (server->policy) server->policy->told(server);
+  mlfab__server_advance(server);
+}
+
+MLFAB__INTERNAL int mlfab__server_compare(const mlfab__tensor_info *definition, uint32_t n,
+                                          const char *whose, const uint8_t *table, uint32_t tensors,
+                                          mlfab_error *error) {
+  if (tensors != n) {
+    return MLFAB__FAIL(error, MLFAB_ERR_MODEL, "the model has %u tensors, %s has %u", tensors,
+                       whose, n);
+  }
+  for (uint32_t i = 0; i < n; i++) {
     mlfab__tensor_info info;
-    const mlfab__tensor_info *first = &server->definition[i];
+    const mlfab__tensor_info *first = &definition[i];
     mlfab__decode_tensor_info(table + (size_t)i * MLFAB__TENSOR_INFO_BYTES, &info);
     if (info.id == first->id && info.dtype == first->dtype && info.count == first->count) continue;
-    return MLFAB__FAIL(error, MLFAB_ERR_MODEL,
-                       "tensor number %u is id %u, %llu x %s; worker 0's is id %u, %llu x %s", i,
-                       info.id, (unsigned long long)info.count, mlfab__dtype_name((int)info.dtype),
-                       first->id, (unsigned long long)first->count,
-                       mlfab__dtype_name((int)first->dtype));
+    return MLFAB__FAIL(
+        error, MLFAB_ERR_MODEL, "tensor number %u is id %u, %llu x %s; %s is id %u, %llu x %s", i,
+        info.id, (unsigned long long)info.count, mlfab__dtype_name((int)info.dtype), whose,
+        first->id, (unsigned long long)first->count, mlfab__dtype_name((int)first->dtype));
   }
   return 0;
 }
@@ -17883,7 +18218,8 @@ static void server_stands(mlfab__server *server) {
     if (!peer->definition || !peer->connected) continue;
     mlfab_error error;
     error.text[0] = 0;
-    int code = server_compare(server, &peer->define, peer->definition, &error);
+    int code = mlfab__server_compare(server->definition, server->ndefinition, "worker 0's",
+                                     peer->definition, peer->define.tensors, &error);
     mlfab__free(server->env, peer->definition, peer->definition_bytes);
     peer->definition = NULL;
     peer->definition_bytes = 0;
@@ -17916,8 +18252,8 @@ static void server_tell_refusal(mlfab__server *server, uint32_t worker) {
   server_define_ack(server, worker, server->refusal_code, text);
 }
 
-/* Tells worker 0, and all workers that wait for its definition, why it was refused. They may try again. */
-static void server_refuse(mlfab__server *server, const mlfab_error *error) {
+/* They may try again. */
+MLFAB__INTERNAL void mlfab__server_refuse(mlfab__server *server, const mlfab_error *error) {
   server_free_model(server);
   server->refusals++;
   server->refusal_code = error->code;
@@ -17955,18 +18291,20 @@ static void server_define(mlfab__server *server, uint32_t worker, const mlfab__f
     mlfab__apply_free(server);
     server_free_model(server);
   }
-  if (worker == 0 && server->phase == MLFAB__NO_MODEL) {
+  int restores = worker == 0 && server->phase == MLFAB__NO_MODEL && server->save.hooks &&
+                 server->save.hooks->restores(server);
+  if (worker == 0 && server->phase == MLFAB__NO_MODEL && !restores) {
     mlfab_error error;
-    if (server_build(server, &define, copy, &error)) {
-      server_refuse(server, &error);
+    if (server_begin(server, &error)) {
+      mlfab__server_refuse(server, &error);
       return;
     }
   }
   if (server->phase == MLFAB__MODEL_STANDS) server_stands(server);
   if (server->phase != MLFAB__NO_MODEL) return;
-  if (peer->refusals != server->refusals) {
+  if (peer->refusals != server->refusals && !restores) {
     server_tell_refusal(server, worker);
-  } else {
+  } else if (!restores) {
     /* Not the answer: tells the worker that it waits for worker 0, so that a deadline can name it. */
     mlfab__waiting wait = {.kind = MLFAB__REQUEST_MODEL};
     snprintf(wait.text, sizeof wait.text, ", which has not defined the model at server %u",
@@ -18001,6 +18339,7 @@ MLFAB__INTERNAL void mlfab__server_advance(mlfab__server *server) {
       return;
     if (server->apply.applying == MLFAB__APPLY_ROUND && !mlfab__round_apply(server, budget)) return;
     server_look(server);
+    if (server->stats->commits >= server->save.at) server->save.hooks->due(server);
     if (server->move.held) return;
     if (server->apply.head) break;
     if (mlfab__clock_change(server) || mlfab__clock_advance(server)) continue;
@@ -40482,9 +40821,10 @@ static int reshard_server_build(mlfab__server *server, struct mlfab__reshard_ser
   mlfab__env *env = server->env;
   const mlfab_model_options *options = &server->options;
   mlfab_error error;
-  int code = mlfab__layout_build(env, server->definition, server->ndefinition, options->slices,
-                                 server->servers, options->active, server->config->model_max_bytes,
-                                 &shift->layout, &error);
+  int code =
+      mlfab__layout_build(env, server->definition, server->ndefinition,
+                          server->save.cut ? server->save.cut : options->slices, server->servers,
+                          options->active, server->config->model_max_bytes, &shift->layout, &error);
   if (code) return code;
   mlfab__layout_assign(&shift->layout, shift->owners);
   uint32_t states = server->config->on_update ? 0 : mlfab__optimizer_states(server->optimizer.kind);
@@ -40560,9 +40900,10 @@ static void reshard_server_stop(mlfab__server *server, uint32_t worker,
   mlfab__server_advance(server);
 }
 
-/* Tells workers that did not take part in FREEZING that slices are moving. */
+/* Tells workers that did not take part in FREEZING that slices are moving. A checkpoint that is being written ends. */
 static void reshard_server_hold(mlfab__server *server) {
   server->move.held = 1;
+  if (server->save.hooks) server->save.hooks->stop(server);
   for (uint32_t w = 0; w < server->workers; w++) {
     reshard_server_stop_worker(server, w);
     if (server->peers[w].connected && !server->peers[w].stopped) mlfab__server_tell(server, w);
@@ -42330,6 +42671,2419 @@ MLFAB__INTERNAL int mlfab__guard_attach(mlfab_node *node) {
 #endif /* MLFAB_WITH_KEYS */
 
 /* ==============================================================================================
+ * core/checkpoint/checkpoint_wire.h
+ * ============================================================================================== */
+#if MLFAB_WITH_CHECKPOINT
+/* checkpoint_wire.h - frames of checkpoints, and the metas of the records in their files. See wire.h, record.h. Layer
+ * 4. */
+
+/* --- frames --- */
+
+typedef struct mlfab__checkpoint_ask { /* worker -> server 0: make a checkpoint */
+  uint64_t ask;                        /* counts the worker's requests, from 1 */
+  uint64_t timeout_ns;
+  uint32_t keep; /* 0: as server 0 is configured */
+  char dir[MLFAB__TEXT_MAX];
+} mlfab__checkpoint_ask;
+
+typedef struct mlfab__checkpoint_done { /* server 0 -> worker: it is whole, or why not */
+  uint64_t ask;
+  int32_t code, rank;
+  uint32_t is_server, servers;
+  uint64_t number, version, bytes;
+  char text[MLFAB__TEXT_MAX];
+} mlfab__checkpoint_done;
+
+typedef struct mlfab__checkpoint_order { /* server 0 -> server: write your shard */
+  uint64_t number, set;                  /* set: random number of the attempt */
+  char dir[MLFAB__TEXT_MAX];
+} mlfab__checkpoint_order;
+
+typedef struct mlfab__checkpoint_shard { /* server -> server 0: its shard is durable, or why not */
+  uint64_t number, set, bytes, version;
+  uint32_t server, chain, epoch;
+  int32_t code;
+  char text[MLFAB__TEXT_MAX];
+} mlfab__checkpoint_shard;
+
+typedef struct mlfab__checkpoint_resume { /* worker 0 -> server: the model will begin as the newest
+                                             checkpoint in `dir`; "": it will not */
+  char dir[MLFAB__TEXT_MAX];
+} mlfab__checkpoint_resume;
+
+/* --- records --- */
+
+typedef struct mlfab__checkpoint_head { /* HEAD, the first record of a shard's file */
+  uint64_t number;
+  uint32_t server, servers, workers;
+  uint32_t epoch;  /* of the layout */
+  uint32_t slices; /* of the model */
+  uint32_t owned;  /* of this shard */
+} mlfab__checkpoint_head;
+
+typedef struct
+    mlfab__checkpoint_worker { /* WORKER: its window of decided updates, and its progress */
+  uint32_t worker, incarnation;
+  uint64_t top, applied[4], dropped[4];
+  uint64_t pushed;
+} mlfab__checkpoint_worker;
+
+typedef struct mlfab__checkpoint_slice { /* SLICE; its BYTES follow */
+  uint32_t slice, clock;                 /* numbers in the layout, and of a CLOCK before */
+  uint64_t version, commit;
+} mlfab__checkpoint_slice;
+
+typedef struct mlfab__checkpoint_bytes { /* BYTES: a chunk of an image (image.h) */
+  uint32_t slice, kind;
+  uint64_t offset;
+  uint32_t last;
+} mlfab__checkpoint_bytes;
+
+typedef struct mlfab__checkpoint_end { /* END, the last record of a shard's file */
+  uint32_t records;                    /* before this one */
+} mlfab__checkpoint_end;
+
+typedef struct mlfab__checkpoint_entry { /* of a manifest: one shard */
+  uint64_t bytes;
+  uint32_t chain; /* checksum over the headers of all its records */
+} mlfab__checkpoint_entry;
+
+typedef struct
+    mlfab__checkpoint_manifest { /* MANIFEST: the only record of its file; u32 count and entries follow */
+  uint64_t number, version, bytes;
+  uint32_t epoch, slices;
+  uint32_t shards;
+} mlfab__checkpoint_manifest;
+
+#define MLFAB__CHECKPOINT_SHARDS_MAX 4096u
+
+/* As declared in wire.h, for each type. */
+/* clang-format off */
+#define MLFAB__CHECKPOINT_PAIRS(X) \
+  X(checkpoint_ask) X(checkpoint_done) X(checkpoint_order) X(checkpoint_shard) X(checkpoint_resume) \
+  X(checkpoint_head) X(checkpoint_worker) X(checkpoint_slice) X(checkpoint_bytes) X(checkpoint_end)
+#define MLFAB__CHECKPOINT_LISTS(X) \
+  X(checkpoint_manifest, mlfab__checkpoint_entry)
+/* clang-format on */
+MLFAB__CHECKPOINT_PAIRS(MLFAB__WIRE_DECLARE)
+MLFAB__CHECKPOINT_LISTS(MLFAB__WIRE_DECLARE_LIST)
+
+#endif /* MLFAB_WITH_CHECKPOINT */
+
+/* ==============================================================================================
+ * core/checkpoint/checkpoint_wire.c
+ * ============================================================================================== */
+#if MLFAB_WITH_CHECKPOINT
+/* checkpoint_wire.c - the fields of these frames and records. See checkpoint_wire.h and codec.h. Layer 4. */
+
+#define N(member) wire_codec_number(c, decode, &m->member, sizeof m->member);
+#define A(member) N(member[0]) N(member[1]) N(member[2]) N(member[3])
+#define T(member) wire_codec_text(c, decode, m->member, sizeof m->member);
+
+/* clang-format off */
+WIRE_META(checkpoint_ask, N(ask) N(timeout_ns) N(keep) T(dir))
+WIRE_META(checkpoint_done,
+  N(ask) N(code) N(rank) N(is_server) N(servers) N(number) N(version) N(bytes) T(text))
+WIRE_META(checkpoint_order, N(number) N(set) T(dir))
+WIRE_META(checkpoint_shard,
+  N(number) N(set) N(bytes) N(version) N(server) N(chain) N(epoch) N(code) T(text))
+WIRE_META(checkpoint_resume, T(dir))
+WIRE_META(checkpoint_head,
+  N(number) N(server) N(servers) N(workers) N(epoch) N(slices) N(owned))
+WIRE_META(checkpoint_worker, N(worker) N(incarnation) N(top) A(applied) A(dropped) N(pushed))
+WIRE_META(checkpoint_slice, N(slice) N(clock) N(version) N(commit))
+WIRE_META(checkpoint_bytes, N(slice) N(kind) N(offset) N(last))
+WIRE_META(checkpoint_end, N(records))
+WIRE_FIELDS(checkpoint_entry, mlfab__checkpoint_entry, N(bytes) N(chain))
+WIRE_LIST(checkpoint_manifest, shards, checkpoint_entry, mlfab__checkpoint_entry, 12,
+  MLFAB__CHECKPOINT_SHARDS_MAX, N(number) N(version) N(bytes) N(epoch) N(slices))
+/* clang-format on */
+
+#undef N
+#undef A
+#undef T
+#endif /* MLFAB_WITH_CHECKPOINT */
+
+/* ==============================================================================================
+ * core/checkpoint/record.h
+ * ============================================================================================== */
+#if MLFAB_WITH_CHECKPOINT
+/* record.h - the bytes of a checkpoint's files: records. Pure functions.
+ *
+ * A checkpoint is the manifest `checkpoint-NNNNNNNN.manifest` and one file `checkpoint-NNNNNNNN-S-of-M.shard` for each
+ * server. A file is a sequence of records; all numbers are little-endian:
+ *
+ *    0  u32 magic "MLCK"            16  u32 meta bytes
+ *    4  u16 format, 1               20  u32 bulk bytes
+ *    6  u16 type                    24  u64 set
+ *    8  u32 index in its file       32  u32 CRC32C of meta and bulk
+ *   12  u32 zero                    36  u32 CRC32C of the 36 bytes before
+ *   40  meta (checkpoint_wire.h), then bulk
+ *
+ * A shard's file: HEAD, DEFINE (a DEFINE frame's meta, its table as bulk), CLOCK for each clock, WORKER for each worker,
+ * then for each slice SLICE and its BYTES, then END. The manifest's file: MANIFEST.
+ *
+ * `set` is one random number for all files of an attempt: files of two attempts never mix. The manifest has each shard
+ * file's length, and its chain: a CRC32C over the headers of its records, which cover all other bytes.
+ *
+ * Invariant: any change of any byte of a file, and any other length, is an error of record_open, or a wrong chain or
+ * length. */
+
+enum { MLFAB__RECORD_FORMAT = 1, MLFAB__RECORD_BYTES = 40 };
+
+enum mlfab__record_type {
+  MLFAB__RECORD_MANIFEST = 1,
+  MLFAB__RECORD_HEAD = 2,
+  MLFAB__RECORD_DEFINE = 3,
+  MLFAB__RECORD_CLOCK = 4,
+  MLFAB__RECORD_WORKER = 5,
+  MLFAB__RECORD_SLICE = 6,
+  MLFAB__RECORD_IMAGE = 7, /* BYTES */
+  MLFAB__RECORD_END = 8
+};
+
+typedef struct mlfab__file_record {
+  uint16_t type;
+  uint32_t index;
+  uint64_t set;
+  uint32_t meta_bytes, bulk_bytes;
+  const uint8_t *meta, *bulk; /* in the buffer */
+} mlfab__file_record;
+
+/* Writes the header of a record in front of the meta at head + 40. Ignores record->meta. */
+MLFAB__INTERNAL void mlfab__record_seal(uint8_t *head, const mlfab__file_record *record);
+/* Reads the record at the start of `bytes` bytes. Returns its length; 0 when more bytes are needed; or CHECKPOINT or CRC,
+ * with the reason in *why_p (static). */
+MLFAB__INTERNAL int64_t mlfab__record_open(const uint8_t *at, uint64_t bytes,
+                                           mlfab__file_record *record, const char **why_p);
+/* The chain that goes on with this record's header. Initially 0. */
+MLFAB__INTERNAL uint32_t mlfab__record_chain(uint32_t chain, const uint8_t *head);
+
+/* --- names --- */
+
+enum { MLFAB__RECORD_NAME = 64, MLFAB__RECORD_PATH = MLFAB__TEXT_MAX + MLFAB__RECORD_NAME };
+
+/* What a file name says. `part`: it was being written. */
+typedef struct mlfab__record_name {
+  uint64_t number;
+  int manifest, part;
+  uint32_t server, servers; /* of a shard */
+} mlfab__record_name;
+
+/* 1 when the `bytes` bytes are the name of a checkpoint's file. */
+MLFAB__INTERNAL int mlfab__record_parse(const char *name, size_t bytes, mlfab__record_name *out);
+/* Writes dir, "/" and the name of a shard's file, or of the manifest (servers 0). */
+MLFAB__INTERNAL void mlfab__record_path(char path[MLFAB__RECORD_PATH], const char *dir,
+                                        uint64_t number, uint32_t server, uint32_t servers);
+/* Walks a list of names with a newline behind each: the next, from *at_p on (initially 0), that is of a checkpoint; 0
+ * behind the last. *name_p: its text, *bytes_p long. */
+MLFAB__INTERNAL int mlfab__record_each(const char *names, size_t bytes, size_t *at_p,
+                                       const char **name_p, size_t *bytes_p,
+                                       mlfab__record_name *out);
+
+#endif /* MLFAB_WITH_CHECKPOINT */
+
+/* ==============================================================================================
+ * core/checkpoint/record.c
+ * ============================================================================================== */
+#if MLFAB_WITH_CHECKPOINT
+/* record.c - the bytes of a checkpoint's files. See record.h. */
+
+#include <stdio.h>
+
+#define RECORD_MAGIC 0x4b434c4du /* "MLCK" */
+
+static void record_put16(uint8_t *at, uint16_t x) { wire_number(at, &x, sizeof x); }
+
+MLFAB__INTERNAL void mlfab__record_seal(uint8_t *head, const mlfab__file_record *record) {
+  wire_put32(head, RECORD_MAGIC);
+  record_put16(head + 4, MLFAB__RECORD_FORMAT);
+  record_put16(head + 6, record->type);
+  wire_put32(head + 8, record->index);
+  wire_put32(head + 12, 0);
+  wire_put32(head + 16, record->meta_bytes);
+  wire_put32(head + 20, record->bulk_bytes);
+  wire_put64(head + 24, record->set);
+  uint32_t crc = mlfab__crc32c(0, head + MLFAB__RECORD_BYTES, record->meta_bytes);
+  wire_put32(head + 32, mlfab__crc32c(crc, record->bulk, record->bulk_bytes));
+  wire_put32(head + 36, mlfab__crc32c(0, head, 36));
+}
+
+/* The header: NULL, or what is wrong. */
+static const char *record_header(const uint8_t *at) {
+  if (wire_get32(at) != RECORD_MAGIC) return "it is no file of a checkpoint";
+  uint16_t format = wire_get16(at + 4);
+  if (format < MLFAB__RECORD_FORMAT)
+    return "it has an older format, which this version cannot read";
+  if (format > MLFAB__RECORD_FORMAT) return "it has a newer format than this version can read";
+  if (wire_get32(at + 36) != mlfab__crc32c(0, at, 36) && !MLFAB__PLANTED(107))
+    return "a record's header is damaged";
+  if (wire_get32(at + 12) != 0 || wire_get32(at + 16) > MLFAB_META_MAX ||
+      wire_get32(at + 20) > MLFAB_BULK_MAX)
+    return "a record's header is impossible";
+  return NULL;
+}
+
+MLFAB__INTERNAL int64_t mlfab__record_open(const uint8_t *at, uint64_t bytes,
+                                           mlfab__file_record *record, const char **why_p) {
+  if (bytes < MLFAB__RECORD_BYTES) return 0;
+  *why_p = record_header(at);
+  if (*why_p) return MLFAB_ERR_CHECKPOINT;
+  record->type = wire_get16(at + 6);
+  record->index = wire_get32(at + 8);
+  record->meta_bytes = wire_get32(at + 16);
+  record->bulk_bytes = wire_get32(at + 20);
+  record->set = wire_get64(at + 24);
+  record->meta = at + MLFAB__RECORD_BYTES;
+  record->bulk = record->meta + record->meta_bytes;
+  uint64_t payload = (uint64_t)record->meta_bytes + record->bulk_bytes;
+  if (bytes - MLFAB__RECORD_BYTES < payload) return 0;
+  if (wire_get32(at + 32) != mlfab__crc32c(0, record->meta, payload) && !MLFAB__PLANTED(107)) {
+    *why_p = "a record is damaged";
+    return MLFAB_ERR_CRC;
+  }
+  return (int64_t)(MLFAB__RECORD_BYTES + payload);
+}
+
+MLFAB__INTERNAL uint32_t mlfab__record_chain(uint32_t chain, const uint8_t *head) {
+  return mlfab__crc32c(chain, head, MLFAB__RECORD_BYTES);
+}
+
+/* --- names --- */
+
+/* A number of at most 19 digits at *at_p, which moves behind it. */
+static int record_number(const char **at_p, const char *end, uint64_t *x_p) {
+  const char *at = *at_p;
+  uint64_t x = 0;
+  int digits = 0;
+  for (; at < end && *at >= '0' && *at <= '9' && digits < 19; at++, digits++)
+    x = 10 * x + (uint64_t)(*at - '0');
+  *at_p = at;
+  *x_p = x;
+  return digits > 0;
+}
+
+static int record_text(const char **at_p, const char *end, const char *text) {
+  size_t n = strlen(text);
+  if ((size_t)(end - *at_p) < n || memcmp(*at_p, text, n) != 0) return 0;
+  *at_p += n;
+  return 1;
+}
+
+MLFAB__INTERNAL int mlfab__record_parse(const char *name, size_t bytes, mlfab__record_name *out) {
+  const char *end = name + bytes;
+  uint64_t server = 0, servers = 0;
+  memset(out, 0, sizeof *out);
+  if (!record_text(&name, end, "checkpoint-") || !record_number(&name, end, &out->number) ||
+      out->number == 0)
+    return 0;
+  out->manifest = record_text(&name, end, ".manifest");
+  if (!out->manifest && (!record_text(&name, end, "-") || !record_number(&name, end, &server) ||
+                         !record_text(&name, end, "-of-") || !record_number(&name, end, &servers) ||
+                         !record_text(&name, end, ".shard") || servers == 0 ||
+                         servers > MLFAB__CHECKPOINT_SHARDS_MAX || server >= servers))
+    return 0;
+  out->part = record_text(&name, end, ".part");
+  out->server = (uint32_t)server;
+  out->servers = (uint32_t)servers;
+  return name == end;
+}
+
+MLFAB__INTERNAL void mlfab__record_path(char path[MLFAB__RECORD_PATH], const char *dir,
+                                        uint64_t number, uint32_t server, uint32_t servers) {
+  int at = snprintf(path, MLFAB__RECORD_PATH, "%.255s/checkpoint-%08llu", dir,
+                    (unsigned long long)number);
+  size_t room = MLFAB__RECORD_PATH - (size_t)at;
+  if (servers == 0) {
+    snprintf(path + at, room, ".manifest");
+  } else {
+    snprintf(path + at, room, "-%u-of-%u.shard", server, servers);
+  }
+}
+
+MLFAB__INTERNAL int mlfab__record_each(const char *names, size_t bytes, size_t *at_p,
+                                       const char **name_p, size_t *bytes_p,
+                                       mlfab__record_name *out) {
+  while (*at_p < bytes) {
+    const char *name = names + *at_p, *end = memchr(name, '\n', bytes - *at_p);
+    size_t n = end ? (size_t)(end - name) : bytes - *at_p;
+    *at_p += n + (end != NULL);
+    if (!mlfab__record_parse(name, n, out)) continue;
+    *name_p = name;
+    *bytes_p = n;
+    return 1;
+  }
+  return 0;
+}
+#endif /* MLFAB_WITH_CHECKPOINT */
+
+/* ==============================================================================================
+ * core/checkpoint/writer.h
+ * ============================================================================================== */
+#if MLFAB_WITH_CHECKPOINT
+/* writer.h - a server writes its shard to a file of a checkpoint. Layer 4.
+ *
+ * On an order, the server sets the state of one moment aside, and then writes it record by record (record.h) while
+ * training goes on. It holds a reference to every block of weights and of open rounds' sums; updates then write to other
+ * blocks. Optimizer state is copied where an update changes it (store.h, held). All else is small, and copied. A slice
+ * is given back when its bytes are written.
+ *
+ *    IDLE --order--> PINS --no update is being applied--> WRITES --END is durable--> IDLE, answered
+ *                      |                                   |
+ *                      +--slices move, model is freed------+--error--> ABORTS --the file is removed--> IDLE, answered
+ *
+ * Invariants. (1) The state is of one moment between two commits: what a file has of an update, it has of its window,
+ * versions and optimizer state, too. (2) One file operation at a time, which reads memory that stays as it is until the
+ * operation has copied it. (3) An order is answered exactly once, with its number and set; the last answer is kept,
+ * because a link may lose it. */
+
+struct mlfab__server;
+
+enum mlfab__writer_phase {
+  MLFAB__WRITER_IDLE,
+  MLFAB__WRITER_PINS,
+  MLFAB__WRITER_WRITES,
+  MLFAB__WRITER_ABORTS
+};
+
+enum { MLFAB__WRITER_HEADS = 65536, MLFAB__WRITER_META = 16384 };
+
+typedef struct mlfab__writer {
+  mlfab__env *env;
+  struct mlfab__server *server;
+  mlfab__filer *filer;
+  void *self;
+  void (*done)(void *self, const mlfab__checkpoint_shard *answer);
+  enum mlfab__writer_phase phase;
+  mlfab__checkpoint_order order;
+  mlfab__checkpoint_shard answer; /* to this order; of the last one while it is IDLE */
+  /* The moment. `view` is a copy of the store with lists of its own; its blocks are those of the store. */
+  int pinned;
+  mlfab__store view;
+  uint32_t *owners;   /* by slice number, all this server's: image.h wants to know */
+  uint32_t given;     /* slices before this one are given back */
+  uint32_t announced; /* slices before this one have their SLICE record */
+  uint8_t *table;     /* the definition, encoded */
+  uint32_t tensors;
+  mlfab__define define;
+  mlfab__checkpoint_head head;
+  mlfab__checkpoint_worker *workers;
+  mlfab__reshard_server_clock clocks[8];
+  uint32_t *words, nclocks, nwords; /* words: nwords for each clock */
+  /* What comes next. */
+  int step;
+  uint32_t item, index;
+  mlfab__image_cursor cursor;
+  char path[MLFAB__RECORD_PATH];
+  uint8_t
+      *heads; /* records without their bulk: MLFAB__WRITER_HEADS bytes, from the first order on */
+} mlfab__writer;
+
+MLFAB__INTERNAL void mlfab__writer_init(
+    mlfab__writer *writer, mlfab__env *env, struct mlfab__server *server, mlfab__filer *filer,
+    void *self, void (*done)(void *self, const mlfab__checkpoint_shard *answer));
+MLFAB__INTERNAL void mlfab__writer_free(mlfab__writer *writer);
+/* An order; a repeated one is answered again. Another one while it writes: AGAIN. */
+MLFAB__INTERNAL void mlfab__writer_order(mlfab__writer *writer,
+                                         const mlfab__checkpoint_order *order);
+/* No update is being applied. */
+MLFAB__INTERNAL void mlfab__writer_due(mlfab__writer *writer);
+/* Ends it: gives back all blocks and states at once. */
+MLFAB__INTERNAL void mlfab__writer_stop(mlfab__writer *writer, int code, const char *text);
+/* Its file operation has ended. */
+MLFAB__INTERNAL void mlfab__writer_event(mlfab__writer *writer, const mlfab_io_event *event);
+
+#endif /* MLFAB_WITH_CHECKPOINT */
+
+/* ==============================================================================================
+ * core/checkpoint/writer.c
+ * ============================================================================================== */
+#if MLFAB_WITH_CHECKPOINT
+/* writer.c - a server writes its shard to a file of a checkpoint. See writer.h. */
+
+#include <stdio.h>
+
+enum {
+  WRITER_HEAD,
+  WRITER_DEFINE,
+  WRITER_CLOCKS,
+  WRITER_WORKERS,
+  WRITER_IMAGE,
+  WRITER_END,
+  WRITER_OVER
+};
+
+_Static_assert((int)MLFAB__CLOCKS == 8, "writer.h has room for eight clocks");
+_Static_assert(256 + 4 * MLFAB__RESHARD_SERVER_WORDS_MAX <= MLFAB__WRITER_META,
+               "a clock with its words is the largest meta");
+
+MLFAB__INTERNAL void mlfab__writer_init(
+    mlfab__writer *writer, mlfab__env *env, struct mlfab__server *server, mlfab__filer *filer,
+    void *self, void (*done)(void *self, const mlfab__checkpoint_shard *answer)) {
+  *writer =
+      (mlfab__writer){.env = env, .server = server, .filer = filer, .self = self, .done = done};
+}
+
+/* --- the moment --- */
+
+/* Gives back the blocks and states of the slices before `end`. */
+static void writer_give(mlfab__writer *writer, uint32_t end) {
+  mlfab__store *store = &writer->server->store, *view = &writer->view;
+  for (; writer->given < end; writer->given++) {
+    const mlfab__shard_slice *s = &view->slices[writer->given];
+    for (uint32_t p = s->first; p < s->first + s->count; p++) {
+      mlfab__store_unref(store, view->w[p]);
+      if (view->sum[p] != MLFAB__NO_BLOCK) mlfab__store_unref(store, view->sum[p]);
+      if (!store->held) continue;
+      if (store->held[p] == MLFAB__HELD_GIVEN) {
+        if (view->s0) mlfab__free_aligned(writer->env, view->s0[p], view->block_bytes);
+        if (view->s1) mlfab__free_aligned(writer->env, view->s1[p], view->block_bytes);
+      }
+      store->held[p] = MLFAB__HELD_FREE;
+    }
+  }
+}
+
+static void writer_unpin(mlfab__writer *writer) {
+  mlfab__env *env = writer->env;
+  mlfab__store *view = &writer->view, *store = &writer->server->store;
+  if (writer->pinned) {
+    writer_give(writer, view->nslices);
+    mlfab__free(env, store->held, store->positions);
+    store->held = NULL;
+  }
+  writer->pinned = 0;
+  mlfab__free(env, view->slices, view->nslices * sizeof *view->slices);
+  mlfab__free(env, view->w, view->positions * sizeof *view->w);
+  mlfab__free(env, view->sum, view->positions * sizeof *view->sum);
+  mlfab__free(env, view->s0, view->positions * sizeof *view->s0);
+  mlfab__free(env, view->s1, view->positions * sizeof *view->s1);
+  memset(view, 0, sizeof *view);
+  mlfab__free(env, writer->owners, writer->head.slices * sizeof *writer->owners);
+  mlfab__free(env, writer->table, (size_t)writer->tensors * MLFAB__TENSOR_INFO_BYTES);
+  mlfab__free(env, writer->workers, writer->head.workers * sizeof *writer->workers);
+  mlfab__free(env, writer->words, MLFAB__CLOCKS * writer->nwords * sizeof *writer->words);
+  writer->owners = writer->words = NULL;
+  writer->table = NULL;
+  writer->workers = NULL;
+}
+
+MLFAB__INTERNAL void mlfab__writer_free(mlfab__writer *writer) {
+  if (!writer->env) return;
+  mlfab__free(writer->env, writer->heads, MLFAB__WRITER_HEADS);
+  writer->heads = NULL;
+}
+
+/* Everything is allocated before anything is held. A kind of bytes that the store does not have stays NULL. */
+static int writer_room(mlfab__writer *writer) {
+  const mlfab__server *server = writer->server;
+  const mlfab__store *store = &server->store;
+  mlfab__env *env = writer->env;
+  mlfab__store *view = &writer->view;
+  *view = *store;
+  view->slices = NULL;
+  view->w = view->sum = view->next = view->local = NULL;
+  view->s0 = view->s1 = NULL;
+  view->held = NULL;
+  uint32_t n = store->positions;
+  int code = 0;
+#define WRITER_ALLOC(place, count, when)                       \
+  if (!code && (count) > 0 && (when)) {                        \
+    (place) = mlfab__alloc_array(env, count, sizeof *(place)); \
+    if (!(place)) code = MLFAB_ERR_MEMORY;                     \
+  }
+  WRITER_ALLOC(writer->heads, MLFAB__WRITER_HEADS, !writer->heads)
+  WRITER_ALLOC(view->slices, store->nslices, 1)
+  WRITER_ALLOC(view->w, n, 1)
+  WRITER_ALLOC(view->sum, n, 1)
+  WRITER_ALLOC(view->s0, n, store->s0 != NULL)
+  WRITER_ALLOC(view->s1, n, store->s1 != NULL)
+  WRITER_ALLOC(writer->server->store.held, n, store->s0 != NULL)
+  WRITER_ALLOC(writer->owners, writer->head.slices, 1)
+  WRITER_ALLOC(writer->table, writer->tensors * MLFAB__TENSOR_INFO_BYTES, 1)
+  WRITER_ALLOC(writer->workers, writer->head.workers, 1)
+  WRITER_ALLOC(writer->words, MLFAB__CLOCKS * writer->nwords, 1)
+#undef WRITER_ALLOC
+  /* While blocks are held, updates need others: as many once more. */
+  int rounds = mlfab__clock_rounds(server);
+  uint64_t blocks =
+      (uint64_t)n * (rounds ? 5 : 3) + mlfab__min(n, 2 * (uint64_t)store->positions_per_slice + 8);
+  uint64_t more = blocks > store->nblocks ? blocks - store->nblocks : 0;
+  if (!code && n > 0)
+    code = mlfab__store_spare(env, &writer->server->store, store->free_count + more);
+  return code;
+}
+
+static void writer_hold(mlfab__writer *writer) {
+  mlfab__server *server = writer->server;
+  mlfab__store *store = &server->store, *view = &writer->view;
+  if (store->nslices > 0)
+    memcpy(view->slices, store->slices, store->nslices * sizeof *view->slices);
+  for (uint32_t p = 0; p < store->positions; p++) {
+    view->w[p] = store->w[p];
+    view->sum[p] = store->sum[p];
+    mlfab__store_ref(store, view->w[p]);
+    if (view->sum[p] != MLFAB__NO_BLOCK) mlfab__store_ref(store, view->sum[p]);
+    if (view->s0) view->s0[p] = store->s0[p];
+    if (view->s1) view->s1[p] = store->s1[p];
+    if (store->held) store->held[p] = MLFAB__HELD_SHARED;
+  }
+  for (uint32_t i = 0; i < writer->head.slices; i++) writer->owners[i] = server->number;
+  for (uint32_t i = 0; i < writer->tensors; i++)
+    mlfab__encode_tensor_info(writer->table + (size_t)i * MLFAB__TENSOR_INFO_BYTES,
+                              &server->definition[i]);
+  for (uint32_t w = 0; w < writer->head.workers; w++) {
+    const mlfab__window *window = &server->windows.windows[w];
+    mlfab__checkpoint_worker *to = &writer->workers[w];
+    *to = (mlfab__checkpoint_worker){.worker = w, .pushed = server->peers[w].pushed};
+    if (MLFAB__PLANTED(108)) continue;
+    to->incarnation = window->incarnation;
+    to->top = window->top;
+    memcpy(to->applied, window->applied, sizeof to->applied);
+    memcpy(to->dropped, window->dropped, sizeof to->dropped);
+  }
+  writer->nclocks = 0;
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    if (!server->clocks[g].used) continue;
+    mlfab__clock_told(server, g, &writer->clocks[writer->nclocks],
+                      writer->words + writer->nclocks * writer->nwords);
+    writer->nclocks++;
+  }
+  writer->pinned = 1;
+}
+
+static uint64_t writer_version(const mlfab__store *view) {
+  uint64_t version = 0;
+  for (uint32_t i = 0; i < view->nslices; i++)
+    version = mlfab__max(version, view->slices[i].version);
+  return version;
+}
+
+/* --- records --- */
+
+/* Appends a record without bulk, or the part of one before its bulk. */
+static void writer_append(mlfab__writer *writer, uint16_t type, uint32_t meta_bytes,
+                          const void *bulk, uint32_t bulk_bytes) {
+  mlfab_file_op *op = &writer->filer->op;
+  uint8_t *head = writer->heads + op->head_bytes;
+  const mlfab__file_record record = {.type = type,
+                                     .index = writer->index++,
+                                     .set = writer->order.set,
+                                     .meta_bytes = meta_bytes,
+                                     .bulk_bytes = bulk_bytes,
+                                     .bulk = bulk};
+  mlfab__record_seal(head, &record);
+  writer->answer.chain = mlfab__record_chain(writer->answer.chain, head);
+  writer->answer.bytes += (uint64_t)MLFAB__RECORD_BYTES + meta_bytes + bulk_bytes;
+  op->head_bytes += MLFAB__RECORD_BYTES + meta_bytes;
+  op->bulk = bulk;
+  op->bulk_bytes = bulk_bytes;
+}
+
+/* The next chunk of the image, after the SLICE record of its slice. Returns 0 behind the last. */
+static int writer_image(mlfab__writer *writer) {
+  mlfab__server *server = writer->server;
+  mlfab__image_chunk chunk;
+  writer->view.blocks = server->store.blocks; /* may have grown since */
+  if (!mlfab__image_next(&writer->view, writer->owners, server->number, server->config->chunk_bytes,
+                         &writer->cursor, &chunk))
+    return 0;
+  const mlfab__shard_slice *s = &writer->view.slices[chunk.slice];
+  writer_give(writer, chunk.slice);
+  if (writer->announced <= chunk.slice) {
+    const mlfab__checkpoint_slice slice = {s->number, s->clock, s->version, s->commit};
+    writer->announced = chunk.slice + 1;
+    uint8_t *meta = writer->heads + writer->filer->op.head_bytes + MLFAB__RECORD_BYTES;
+    writer_append(writer, MLFAB__RECORD_SLICE, mlfab__encode_checkpoint_slice(meta, &slice), NULL,
+                  0);
+  }
+  const mlfab__checkpoint_bytes bytes = {s->number, chunk.kind, chunk.offset, (uint32_t)chunk.last};
+  uint8_t *meta = writer->heads + writer->filer->op.head_bytes + MLFAB__RECORD_BYTES;
+  writer_append(writer, MLFAB__RECORD_IMAGE, mlfab__encode_checkpoint_bytes(meta, &bytes),
+                chunk.data, chunk.bytes);
+  writer->cursor.offset += chunk.bytes;
+  return 1;
+}
+
+static void writer_step(mlfab__writer *writer) {
+  writer->step++;
+  writer->item = 0;
+}
+
+/* Appends the next record. */
+static void writer_record(mlfab__writer *writer) {
+  uint8_t *meta = writer->heads + writer->filer->op.head_bytes + MLFAB__RECORD_BYTES;
+  uint32_t i = writer->item++;
+  mlfab__checkpoint_end end;
+  switch (writer->step) {
+    case WRITER_HEAD:
+      writer_append(writer, MLFAB__RECORD_HEAD, mlfab__encode_checkpoint_head(meta, &writer->head),
+                    NULL, 0);
+      writer_step(writer);
+      break;
+    case WRITER_DEFINE:
+      writer_append(writer, MLFAB__RECORD_DEFINE, mlfab__encode_define(meta, &writer->define),
+                    writer->table, writer->tensors * MLFAB__TENSOR_INFO_BYTES);
+      writer_step(writer);
+      break;
+    case WRITER_CLOCKS:
+      if (i < writer->nclocks)
+        writer_append(writer, MLFAB__RECORD_CLOCK,
+                      mlfab__encode_reshard_server_clock(meta, &writer->clocks[i],
+                                                         writer->words + i * writer->nwords),
+                      NULL, 0);
+      else
+        writer_step(writer);
+      break;
+    case WRITER_WORKERS:
+      if (i < writer->head.workers)
+        writer_append(writer, MLFAB__RECORD_WORKER,
+                      mlfab__encode_checkpoint_worker(meta, &writer->workers[i]), NULL, 0);
+      else
+        writer_step(writer);
+      break;
+    case WRITER_IMAGE:
+      if (!writer_image(writer)) writer_step(writer);
+      break;
+    default:
+      end.records = writer->index;
+      writer_append(writer, MLFAB__RECORD_END, mlfab__encode_checkpoint_end(meta, &end), NULL, 0);
+      writer_step(writer);
+  }
+}
+
+/* Asks for the next operation: as many records as there is room for, up to the first with a bulk. */
+static void writer_go_on(mlfab__writer *writer) {
+  mlfab_file_op *op = &writer->filer->op;
+  op->kind = MLFAB_FILE_WRITE;
+  op->flags = writer->index == 0 ? MLFAB_FILE_FIRST : 0;
+  op->path = writer->path;
+  op->head = writer->heads;
+  op->head_bytes = op->bulk_bytes = 0;
+  op->bulk = NULL;
+  while (writer->step != WRITER_OVER && !op->bulk &&
+         MLFAB__WRITER_HEADS - op->head_bytes >= 2 * (MLFAB__RECORD_BYTES + MLFAB__WRITER_META))
+    writer_record(writer);
+  if (writer->step == WRITER_OVER) op->flags |= MLFAB_FILE_LAST;
+  mlfab__files_ask(writer->filer);
+}
+
+/* --- the end --- */
+
+static void writer_answer(mlfab__writer *writer) {
+  writer->phase = MLFAB__WRITER_IDLE;
+  writer_unpin(writer);
+  writer->done(writer->self, &writer->answer);
+}
+
+static void writer_blame(mlfab__writer *writer, int code, const char *text) {
+  writer->answer.code = code;
+  snprintf(writer->answer.text, sizeof writer->answer.text, "%.255s", text);
+}
+
+/* Closes and removes the file. An operation that was asked for and not begun becomes this one; one that was begun ends
+ * first. `flags` 1: it is not known which, so ABORT is asked for once more. */
+static void writer_abort(mlfab__writer *writer, int code, const char *text) {
+  mlfab_file_op *op = &writer->filer->op;
+  writer_blame(writer, code, text);
+  writer_unpin(writer);
+  writer->phase = MLFAB__WRITER_ABORTS;
+  op->kind = MLFAB_FILE_ABORT;
+  op->flags = (uint32_t)writer->filer->busy;
+  op->head = op->bulk = NULL;
+  op->head_bytes = op->bulk_bytes = 0;
+  mlfab__files_ask(writer->filer);
+}
+
+MLFAB__INTERNAL void mlfab__writer_stop(mlfab__writer *writer, int code, const char *text) {
+  if (writer->phase == MLFAB__WRITER_PINS) {
+    writer_blame(writer, code, text);
+    writer_answer(writer);
+  } else if (writer->phase == MLFAB__WRITER_WRITES) {
+    writer_abort(writer, code, text);
+  }
+}
+
+/* Has an update changed a state for which there was no memory to copy it? */
+static int writer_lost(const mlfab__writer *writer) {
+  const mlfab__store *store = &writer->server->store;
+  const mlfab__store *view = &writer->view;
+  if (!store->held || writer->given >= view->nslices) return 0;
+  for (uint32_t p = view->slices[writer->given].first; p < store->positions; p++)
+    if (store->held[p] == MLFAB__HELD_LOST) return 1;
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__writer_event(mlfab__writer *writer, const mlfab_io_event *event) {
+  char text[MLFAB__TEXT_MAX];
+  if (writer->phase == MLFAB__WRITER_ABORTS) {
+    if (writer->filer->op.flags == 0) {
+      writer_answer(writer);
+    } else {
+      writer->filer->op.flags = 0;
+      mlfab__files_ask(writer->filer);
+    }
+    return;
+  }
+  if (writer->phase != MLFAB__WRITER_WRITES) return;
+  if (event->code) {
+    snprintf(text, sizeof text, "cannot write '%.160s': %.60s", writer->path,
+             event->text ? event->text : mlfab_error_text(event->code));
+    writer_abort(writer, event->code, text);
+  } else if (writer_lost(writer)) {
+    writer_abort(writer, MLFAB_ERR_MEMORY, "is out of memory for optimizer state");
+  } else if (writer->step == WRITER_OVER) {
+    writer_answer(writer);
+  } else {
+    writer_go_on(writer);
+  }
+}
+
+/* --- the order --- */
+
+MLFAB__INTERNAL void mlfab__writer_due(mlfab__writer *writer) {
+  mlfab__server *server = writer->server;
+  if (writer->phase != MLFAB__WRITER_PINS) return;
+  writer->head = (mlfab__checkpoint_head){.number = writer->order.number,
+                                          .server = server->number,
+                                          .servers = server->servers,
+                                          .workers = server->workers,
+                                          .epoch = server->epoch,
+                                          .slices = server->layout.nslices,
+                                          .owned = server->store.nslices};
+  writer->define = (mlfab__define){.tensors = server->ndefinition, .options = server->options};
+  writer->tensors = server->ndefinition;
+  writer->nwords = (server->workers + 31) / 32;
+  if (writer_room(writer)) {
+    /* Nothing is held yet. */
+    mlfab__free(writer->env, server->store.held, server->store.positions);
+    server->store.held = NULL;
+    writer_blame(writer, MLFAB_ERR_MEMORY, "is out of memory for a checkpoint");
+    writer_answer(writer);
+    return;
+  }
+  writer_hold(writer);
+  writer->phase = MLFAB__WRITER_WRITES;
+  writer->step = WRITER_HEAD;
+  writer->item = writer->index = writer->given = writer->announced = 0;
+  writer->cursor = (mlfab__image_cursor){0, 0, 0};
+  writer->answer.epoch = server->epoch;
+  writer->answer.version = writer_version(&writer->view);
+  mlfab__record_path(writer->path, writer->order.dir, writer->order.number, server->number,
+                     server->servers);
+  writer_go_on(writer);
+}
+
+static void writer_refuse(mlfab__writer *writer, const mlfab__checkpoint_order *order, int code,
+                          const char *text) {
+  mlfab__checkpoint_shard answer = {
+      .number = order->number, .set = order->set, .server = writer->server->number, .code = code};
+  snprintf(answer.text, sizeof answer.text, "%s", text);
+  writer->done(writer->self, &answer);
+}
+
+MLFAB__INTERNAL void mlfab__writer_order(mlfab__writer *writer,
+                                         const mlfab__checkpoint_order *order) {
+  const mlfab__server *server = writer->server;
+  int repeated = order->number == writer->answer.number && order->set == writer->answer.set;
+  if (repeated && writer->phase != MLFAB__WRITER_IDLE) return;
+  if (repeated) {
+    writer->done(writer->self, &writer->answer);
+  } else if (writer->phase != MLFAB__WRITER_IDLE || writer->filer->busy) {
+    writer_refuse(writer, order, MLFAB_ERR_AGAIN, "is still writing another checkpoint");
+  } else if (server->phase != MLFAB__MODEL_STANDS) {
+    writer_refuse(writer, order, MLFAB_ERR_STATE, "has no model");
+  } else if (server->move.held) {
+    writer_refuse(writer, order, MLFAB_ERR_AGAIN, "moves slices");
+  } else if (server->store.ghost) {
+    writer_refuse(writer, order, MLFAB_ERR_UNSUPPORTED, "has ghost tensors, which have no bytes");
+  } else {
+    writer->order = *order;
+    memset(&writer->answer, 0, sizeof writer->answer);
+    writer->answer.number = order->number;
+    writer->answer.set = order->set;
+    writer->answer.server = server->number;
+    writer->phase = MLFAB__WRITER_PINS;
+    if (server->apply.applying == MLFAB__APPLY_NONE) mlfab__writer_due(writer);
+  }
+}
+#endif /* MLFAB_WITH_CHECKPOINT */
+
+/* ==============================================================================================
+ * core/checkpoint/lead.h
+ * ============================================================================================== */
+#if MLFAB_WITH_CHECKPOINT
+/* lead.h - server 0 leads the checkpoints of a fabric. Layer 4.
+ *
+ * A worker asks for a checkpoint, or so many commits of server 0 have passed. One at a time; another worker gets AGAIN.
+ * While only files are being removed, it waits (`waits`).
+ *
+ *    IDLE --asked--> LISTS --number = largest in the directory + 1--> AWAITS --all shards are durable--> SEALS
+ *     ^                |                                                |   the manifest is durable: |
+ *     |                +----- error, deadline, a server is dead --------+   the checkpoint is whole, answered
+ *     +------------------------------------------------------- SWEEPS <------------------------------+
+ *
+ * LISTS reads the directory, so that no number is ever used again, not by a process that comes later either. AWAITS
+ * orders every server to write its shard (CHECKPOINT_ORDER; repeated on a new link), and waits for the answers. SEALS
+ * writes the manifest. SWEEPS removes the files of older checkpoints, but for the newest `keep` ones that have a
+ * manifest, and what attempts that failed have left: the manifests first.
+ *
+ * Invariants. (1) A manifest is written only after every shard of its number and set is durable. So a checkpoint with a
+ * manifest is whole, whenever which process stops. (2) A file is removed only after a newer manifest is durable. (3) A
+ * failed attempt changes nothing about older checkpoints. */
+
+struct mlfab__server;
+
+enum mlfab__lead_phase {
+  MLFAB__LEAD_IDLE,
+  MLFAB__LEAD_LISTS,
+  MLFAB__LEAD_AWAITS,
+  MLFAB__LEAD_SEALS,
+  MLFAB__LEAD_SWEEPS
+};
+
+typedef struct mlfab__lead_seat { /* a worker: its last answer */
+  uint64_t ask, number, version, bytes;
+  int32_t code;
+} mlfab__lead_seat;
+
+typedef struct mlfab__lead {
+  mlfab__env *env;
+  const mlfab_config *config;
+  const struct mlfab__server *server;
+  mlfab__filer *filer;
+  mlfab__port down, across; /* to workers; to servers */
+  void *self;
+  void (*own)(void *self,
+              const mlfab__checkpoint_order *order); /* the order to this server itself */
+  uint64_t seed;
+  enum mlfab__lead_phase phase;
+  uint32_t workers, servers;
+  mlfab__lead_seat *seats;
+  int waits; /* a request waits until files are removed: */
+  uint32_t waiter;
+  mlfab__checkpoint_ask wanted;
+  /* The one that is being made. */
+  uint32_t asker; /* a worker, or MLFAB__NO_NODE: by itself */
+  uint32_t keep;
+  uint64_t began_ns, deadline_ns;
+  mlfab__checkpoint_order order;
+  mlfab__checkpoint_done done;
+  uint8_t *answered;                /* by server */
+  mlfab__checkpoint_entry *entries; /* likewise */
+  uint32_t awaited;                 /* number of servers that have not answered */
+  uint32_t epoch;
+  char *names; /* the directory's list */
+  uint32_t names_bytes;
+  size_t name_at;   /* SWEEPS: the next to look at ... */
+  int sweeps_rest;  /* ... 0: for manifests */
+  uint64_t oldest;  /* SWEEPS: checkpoints before this one go */
+  uint64_t next_at; /* number of commits at which the next begins by itself */
+  char path[MLFAB__RECORD_PATH + 8];
+  uint8_t *head; /* of the manifest's file, on demand */
+} mlfab__lead;
+
+/* All members up to `seed` are set. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__lead_init(mlfab__lead *lead);
+MLFAB__INTERNAL void mlfab__lead_free(mlfab__lead *lead);
+/* CHECKPOINT_ASK from a worker. by_itself: so many commits have passed. */
+MLFAB__INTERNAL void mlfab__lead_asked(mlfab__lead *lead, uint32_t worker,
+                                       const mlfab__frame_in *frame, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__lead_by_itself(mlfab__lead *lead, uint64_t now_ns);
+/* A server's answer. gone: it is dead. up: the link to it stands. wants: is a link to it needed? */
+MLFAB__INTERNAL void mlfab__lead_answered(mlfab__lead *lead, const mlfab__checkpoint_shard *shard);
+MLFAB__INTERNAL void mlfab__lead_gone(mlfab__lead *lead, uint32_t server);
+MLFAB__INTERNAL void mlfab__lead_up(mlfab__lead *lead, uint32_t server);
+MLFAB__INTERNAL int mlfab__lead_wants(const mlfab__lead *lead, uint32_t server);
+/* A new process has this worker's rank. */
+MLFAB__INTERNAL void mlfab__lead_fresh(mlfab__lead *lead, uint32_t worker);
+MLFAB__INTERNAL void mlfab__lead_tick(mlfab__lead *lead, uint64_t now_ns);
+MLFAB__INTERNAL uint64_t mlfab__lead_deadline(const mlfab__lead *lead);
+/* Its file operation has ended. */
+MLFAB__INTERNAL void mlfab__lead_event(mlfab__lead *lead, const mlfab_io_event *event);
+
+#endif /* MLFAB_WITH_CHECKPOINT */
+
+/* ==============================================================================================
+ * core/checkpoint/lead.c
+ * ============================================================================================== */
+#if MLFAB_WITH_CHECKPOINT
+/* lead.c - server 0 leads the checkpoints of a fabric. See lead.h. */
+
+#include <stdio.h>
+
+enum { LEAD_KEEP = 2, LEAD_HEAD = MLFAB__RECORD_BYTES + MLFAB_META_MAX };
+
+MLFAB__INTERNAL int mlfab__lead_init(mlfab__lead *lead) {
+  lead->seats = mlfab__alloc_array(lead->env, lead->workers, sizeof *lead->seats);
+  lead->answered = mlfab__alloc(lead->env, lead->servers);
+  lead->entries = mlfab__alloc_array(lead->env, lead->servers, sizeof *lead->entries);
+  lead->next_at =
+      lead->config->checkpoint_commits ? lead->config->checkpoint_commits : MLFAB__NEVER;
+  return lead->seats && lead->answered && lead->entries ? 0 : MLFAB_ERR_MEMORY;
+}
+
+static void lead_forget_names(mlfab__lead *lead) {
+  mlfab__free(lead->env, lead->names, lead->names_bytes);
+  lead->names = NULL;
+  lead->names_bytes = 0;
+}
+
+MLFAB__INTERNAL void mlfab__lead_free(mlfab__lead *lead) {
+  if (!lead->env) return;
+  lead_forget_names(lead);
+  mlfab__free(lead->env, lead->head, LEAD_HEAD);
+  mlfab__free(lead->env, lead->seats, lead->workers * sizeof *lead->seats);
+  mlfab__free(lead->env, lead->answered, lead->servers);
+  mlfab__free(lead->env, lead->entries, lead->servers * sizeof *lead->entries);
+}
+
+/* --- answers --- */
+
+static void lead_answer(mlfab__lead *lead, uint32_t worker, const mlfab__checkpoint_done *done) {
+  MLFAB__POST(&lead->down, worker, MLFAB__CHECKPOINT_DONE, checkpoint_done, done);
+}
+
+/* The attempt is over: tells the asker, the log and the events. */
+static void lead_tell(mlfab__lead *lead) {
+  const mlfab__checkpoint_done *done = &lead->done;
+  char text[MLFAB__TEXT_MAX + 64];
+  if (done->code)
+    snprintf(text, sizeof text, "a checkpoint failed: %s", done->text);
+  else
+    snprintf(text, sizeof text, "checkpoint %llu is whole: version %llu, %llu bytes in %.160s",
+             (unsigned long long)done->number, (unsigned long long)done->version,
+             (unsigned long long)done->bytes, lead->order.dir);
+  mlfab__log(lead->env, done->code ? MLFAB_LOG_WARN : MLFAB_LOG_INFO, "%s", text);
+  lead->down.event(lead->down.self, MLFAB_EVENT_CHECKPOINT, 0, 1, 0, done->code, text);
+  if (lead->asker == MLFAB__NO_NODE) return;
+  mlfab__lead_seat *seat = &lead->seats[lead->asker];
+  *seat = (mlfab__lead_seat){done->ask, done->number, done->version, done->bytes, done->code};
+  lead_answer(lead, lead->asker, done);
+}
+
+static void lead_fail(mlfab__lead *lead, int code, int32_t rank, const char *text) {
+  lead->done.code = code;
+  lead->done.rank = rank;
+  lead->done.is_server = 1;
+  snprintf(lead->done.text, sizeof lead->done.text, "%.255s", text);
+  lead->phase = MLFAB__LEAD_IDLE;
+  lead_forget_names(lead);
+  lead_tell(lead);
+}
+
+static void lead_file_failed(mlfab__lead *lead, const char *doing, const char *path,
+                             const mlfab_io_event *event) {
+  char text[MLFAB__TEXT_MAX + 64];
+  snprintf(text, sizeof text, "server 0 cannot %s '%.140s': %.60s", doing, path,
+           event->text ? event->text : mlfab_error_text(event->code));
+  lead_fail(lead, event->code, 0, text);
+}
+
+/* --- beginning --- */
+
+static void lead_begin(mlfab__lead *lead, uint32_t asker, uint32_t keep, const char *dir,
+                       uint64_t timeout_ns, uint64_t now_ns) {
+  mlfab_file_op *op = &lead->filer->op;
+  lead->asker = asker;
+  lead->keep = keep                            ? keep
+               : lead->config->checkpoint_keep ? lead->config->checkpoint_keep
+                                               : LEAD_KEEP;
+  lead->began_ns = now_ns;
+  lead->deadline_ns = mlfab__add_sat(now_ns, timeout_ns ? timeout_ns : lead->config->timeout_ns);
+  memset(&lead->order, 0, sizeof lead->order);
+  snprintf(lead->order.dir, sizeof lead->order.dir, "%.255s", dir);
+  lead->phase = MLFAB__LEAD_LISTS;
+  op->kind = MLFAB_FILE_LIST;
+  op->path = lead->order.dir;
+  mlfab__files_ask(lead->filer);
+}
+
+/* Why no checkpoint can begin now: 0, or a code and a text. */
+static int lead_refuse(const mlfab__lead *lead, const char *dir, char *text, size_t room) {
+  const mlfab__server *server = lead->server;
+  int code = 0;
+  int busy = lead->phase != MLFAB__LEAD_IDLE && lead->phase != MLFAB__LEAD_SWEEPS;
+  if (server->phase != MLFAB__MODEL_STANDS) {
+    code = MLFAB_ERR_STATE;
+    snprintf(text, room, "there is no model");
+  } else if (!dir[0]) {
+    code = MLFAB_ERR_STATE;
+    snprintf(text, room, "no directory was given, and server 0 has none (checkpoint_dir)");
+  } else if (busy || lead->waits) {
+    code = MLFAB_ERR_AGAIN;
+    snprintf(text, room, "another checkpoint is being made");
+  }
+  return code;
+}
+
+/* A request begins; `worker` MLFAB__NO_NODE: by itself. */
+static void lead_serve(mlfab__lead *lead, uint32_t worker, const mlfab__checkpoint_ask *ask,
+                       uint64_t now_ns) {
+  lead->waits = 0;
+  lead->done =
+      (mlfab__checkpoint_done){.ask = ask->ask, .rank = MLFAB_NO_RANK, .servers = lead->servers};
+  lead_forget_names(lead);
+  lead_begin(lead, worker, ask->keep, ask->dir[0] ? ask->dir : lead->config->checkpoint_dir,
+             ask->timeout_ns, now_ns);
+}
+
+static void lead_serve_waiting(mlfab__lead *lead) {
+  if (lead->waits) lead_serve(lead, lead->waiter, &lead->wanted, lead->filer->node->now_ns);
+}
+
+static void lead_wait_or_serve(mlfab__lead *lead, uint32_t worker, const mlfab__checkpoint_ask *ask,
+                               uint64_t now_ns) {
+  if (!lead->filer->busy) {
+    lead_serve(lead, worker, ask, now_ns);
+    return;
+  }
+  lead->waits = 1;
+  lead->waiter = worker;
+  lead->wanted = *ask;
+}
+
+MLFAB__INTERNAL void mlfab__lead_asked(mlfab__lead *lead, uint32_t worker,
+                                       const mlfab__frame_in *frame, uint64_t now_ns) {
+  mlfab__checkpoint_ask ask;
+  mlfab__checkpoint_done done;
+  mlfab__lead_seat *seat = &lead->seats[worker];
+  if (mlfab__port_refuse(
+          &lead->down, worker, frame,
+          mlfab__decode_checkpoint_ask(frame->meta, frame->meta_bytes, &ask) || ask.ask == 0))
+    return;
+  memset(&done, 0, sizeof done);
+  done.ask = ask.ask;
+  done.rank = MLFAB_NO_RANK;
+  done.servers = lead->servers;
+  if (ask.ask <= seat->ask) { /* the answer was lost with a link */
+    done.code = seat->code;
+    done.number = seat->number;
+    done.version = seat->version;
+    done.bytes = seat->bytes;
+    if (lead->asker == worker && lead->done.ask == ask.ask) done = lead->done;
+    lead_answer(lead, worker, &done);
+    return;
+  }
+  int under_way = lead->phase != MLFAB__LEAD_IDLE && lead->phase != MLFAB__LEAD_SWEEPS;
+  if (under_way && lead->asker == worker && lead->done.ask == ask.ask) return;
+  if (lead->waits && lead->waiter == worker && lead->wanted.ask == ask.ask) return;
+  const char *dir = ask.dir[0] ? ask.dir : lead->config->checkpoint_dir;
+  done.code = lead_refuse(lead, dir, done.text, sizeof done.text);
+  if (done.code) {
+    lead_answer(lead, worker, &done);
+  } else {
+    lead_wait_or_serve(lead, worker, &ask, now_ns);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__lead_by_itself(mlfab__lead *lead, uint64_t now_ns) {
+  char text[MLFAB__TEXT_MAX];
+  uint64_t commits = lead->server->stats->commits;
+  if (commits < lead->next_at) return;
+  lead->next_at = commits + lead->config->checkpoint_commits;
+  /* The last one is not ready: this one is left out. */
+  if (lead_refuse(lead, lead->config->checkpoint_dir, text, sizeof text)) return;
+  const mlfab__checkpoint_ask ask = {.ask = 0};
+  lead_wait_or_serve(lead, MLFAB__NO_NODE, &ask, now_ns);
+}
+
+MLFAB__INTERNAL void mlfab__lead_fresh(mlfab__lead *lead, uint32_t worker) {
+  memset(&lead->seats[worker], 0, sizeof lead->seats[worker]);
+  if (lead->asker == worker) lead->asker = MLFAB__NO_NODE; /* who asked is no more */
+  if (lead->waiter == worker) lead->waits = 0;
+}
+
+/* --- shards --- */
+
+static void lead_order(mlfab__lead *lead, uint32_t server) {
+  MLFAB__POST(&lead->across, server, MLFAB__CHECKPOINT_ORDER, checkpoint_order, &lead->order);
+}
+
+/* LISTS: the names in the directory are known. */
+static void lead_number(mlfab__lead *lead, const mlfab_io_event *event) {
+  mlfab__record_name name;
+  const char *text;
+  size_t at = 0, bytes;
+  uint64_t largest = 0;
+  lead_forget_names(lead);
+  if (event->bulk_bytes > 0) {
+    lead->names = mlfab__alloc(lead->env, event->bulk_bytes);
+    if (!lead->names) {
+      lead_fail(lead, MLFAB_ERR_MEMORY, 0, "server 0 is out of memory for the directory");
+      return;
+    }
+    lead->names_bytes = event->bulk_bytes;
+    memcpy(lead->names, event->bulk, event->bulk_bytes);
+  }
+  while (mlfab__record_each(lead->names, lead->names_bytes, &at, &text, &bytes, &name))
+    largest = mlfab__max(largest, name.number);
+  lead->order.number = lead->done.number = largest + 1;
+  uint64_t drawn[2] = {lead->began_ns, largest};
+  lead->order.set = mlfab__hash(lead->seed, drawn, sizeof drawn);
+  lead->phase = MLFAB__LEAD_AWAITS;
+  lead->awaited = lead->servers;
+  memset(lead->answered, 0, lead->servers);
+  for (uint32_t s = 1; s < lead->servers; s++) {
+    lead->across.ready(lead->across.self, s);
+    lead_order(lead, s); /* without a link this is lost: mlfab__lead_up repeats it */
+  }
+  lead->own(lead->self, &lead->order);
+}
+
+MLFAB__INTERNAL int mlfab__lead_wants(const mlfab__lead *lead, uint32_t server) {
+  return lead->phase == MLFAB__LEAD_AWAITS && !lead->answered[server];
+}
+
+MLFAB__INTERNAL void mlfab__lead_up(mlfab__lead *lead, uint32_t server) {
+  if (mlfab__lead_wants(lead, server)) lead_order(lead, server);
+}
+
+MLFAB__INTERNAL void mlfab__lead_gone(mlfab__lead *lead, uint32_t server) {
+  char text[64];
+  if (!mlfab__lead_wants(lead, server)) return;
+  snprintf(text, sizeof text, "server %u is dead", server);
+  lead_fail(lead, MLFAB_ERR_PEER_DEAD, (int32_t)server, text);
+}
+
+/* All shards are durable: writes the manifest, which makes the checkpoint whole. */
+static void lead_seal(mlfab__lead *lead) {
+  mlfab_file_op *op = &lead->filer->op;
+  if (!lead->head) lead->head = mlfab__alloc(lead->env, LEAD_HEAD);
+  if (!lead->head) {
+    lead_fail(lead, MLFAB_ERR_MEMORY, 0, "server 0 is out of memory for the manifest");
+    return;
+  }
+  const mlfab__checkpoint_manifest manifest = {.number = lead->order.number,
+                                               .version = lead->done.version,
+                                               .bytes = lead->done.bytes,
+                                               .epoch = lead->epoch,
+                                               .slices = lead->server->layout.nslices,
+                                               .shards = lead->servers};
+  mlfab__file_record record = {.type = MLFAB__RECORD_MANIFEST, .set = lead->order.set};
+  record.meta_bytes =
+      mlfab__encode_checkpoint_manifest(lead->head + MLFAB__RECORD_BYTES, &manifest, lead->entries);
+  mlfab__record_seal(lead->head, &record);
+  mlfab__record_path(lead->path, lead->order.dir, lead->order.number, 0, 0);
+  lead->phase = MLFAB__LEAD_SEALS;
+  *op = (mlfab_file_op){.kind = MLFAB_FILE_WRITE,
+                        .flags = MLFAB_FILE_FIRST | MLFAB_FILE_LAST,
+                        .stream = op->stream,
+                        .path = lead->path,
+                        .head = lead->head,
+                        .head_bytes = MLFAB__RECORD_BYTES + record.meta_bytes};
+  mlfab__files_ask(lead->filer);
+}
+
+MLFAB__INTERNAL void mlfab__lead_answered(mlfab__lead *lead, const mlfab__checkpoint_shard *shard) {
+  char text[MLFAB__TEXT_MAX + 32];
+  if (shard->number != lead->order.number || shard->set != lead->order.set ||
+      !mlfab__lead_wants(lead, shard->server))
+    return;
+  lead->answered[shard->server] = 1;
+  lead->awaited--;
+  if (shard->code) {
+    snprintf(text, sizeof text, "server %u %s", shard->server, shard->text);
+    lead_fail(lead, shard->code, (int32_t)shard->server, text);
+    return;
+  }
+  int first = lead->awaited + 1 == lead->servers;
+  if (!first && shard->epoch != lead->epoch) {
+    lead_fail(lead, MLFAB_ERR_AGAIN, (int32_t)shard->server, "slices have moved meanwhile");
+    return;
+  }
+  lead->epoch = shard->epoch;
+  lead->entries[shard->server] = (mlfab__checkpoint_entry){shard->bytes, shard->chain};
+  lead->done.version = mlfab__max(lead->done.version, shard->version);
+  lead->done.bytes += shard->bytes;
+  if (lead->awaited == 0 || (first && MLFAB__PLANTED(109))) lead_seal(lead);
+}
+
+/* --- removing older ones --- */
+
+/* The oldest checkpoint that stays. */
+static uint64_t lead_oldest(const mlfab__lead *lead) {
+  uint64_t oldest = lead->order.number;
+  for (uint32_t kept = 1; kept < lead->keep; kept++) {
+    mlfab__record_name name;
+    const char *text;
+    size_t at = 0, bytes;
+    uint64_t before = 0;
+    while (mlfab__record_each(lead->names, lead->names_bytes, &at, &text, &bytes, &name))
+      if (name.manifest && !name.part && name.number < oldest)
+        before = mlfab__max(before, name.number);
+    if (before == 0) break;
+    oldest = before;
+  }
+  return oldest;
+}
+
+/* Is it a file without a manifest, of an attempt that failed? */
+static int lead_orphan(const mlfab__lead *lead, const mlfab__record_name *file) {
+  mlfab__record_name name;
+  const char *text;
+  size_t at = 0, bytes;
+  if (file->part) return 1;
+  while (mlfab__record_each(lead->names, lead->names_bytes, &at, &text, &bytes, &name))
+    if (name.manifest && !name.part && name.number == file->number) return 0;
+  return 1;
+}
+
+/* Removes the next file that has to go, or ends. */
+static void lead_sweep(mlfab__lead *lead) {
+  mlfab__record_name name;
+  const char *text;
+  size_t bytes;
+  for (; lead->sweeps_rest < 2; lead->sweeps_rest++, lead->name_at = 0) {
+    while (
+        mlfab__record_each(lead->names, lead->names_bytes, &lead->name_at, &text, &bytes, &name)) {
+      int manifest = name.manifest && !name.part;
+      if (manifest == lead->sweeps_rest) continue;
+      if (name.number >= lead->oldest && !lead_orphan(lead, &name)) continue;
+      mlfab_file_op *op = &lead->filer->op;
+      snprintf(lead->path, sizeof lead->path, "%.255s/%.*s", lead->order.dir, (int)bytes, text);
+      op->kind = MLFAB_FILE_REMOVE;
+      op->path = lead->path;
+      mlfab__files_ask(lead->filer);
+      return;
+    }
+  }
+  lead->phase = MLFAB__LEAD_IDLE;
+  lead_forget_names(lead);
+  lead_serve_waiting(lead);
+}
+
+/* SEALS: the manifest is durable. */
+static void lead_whole(mlfab__lead *lead) {
+  lead->oldest = lead_oldest(lead);
+  lead->name_at = 0;
+  lead->sweeps_rest = 0;
+  lead->phase = MLFAB__LEAD_SWEEPS;
+  lead_tell(lead);
+  lead_sweep(lead);
+}
+
+MLFAB__INTERNAL void mlfab__lead_event(mlfab__lead *lead, const mlfab_io_event *event) {
+  switch (lead->phase) {
+    case MLFAB__LEAD_LISTS:
+      if (event->code)
+        lead_file_failed(lead, "list", lead->order.dir, event);
+      else
+        lead_number(lead, event);
+      break;
+    case MLFAB__LEAD_SEALS:
+      if (!event->code) {
+        lead_whole(lead);
+        break;
+      }
+      lead_file_failed(lead, "write", lead->path, event);
+      lead->filer->op.kind = MLFAB_FILE_ABORT;
+      mlfab__files_ask(lead->filer);
+      break;
+    case MLFAB__LEAD_SWEEPS:
+      if (event->code)
+        mlfab__log(lead->env, MLFAB_LOG_WARN, "'%s' cannot be removed: %s", lead->path,
+                   event->text ? event->text : mlfab_error_text(event->code));
+      lead_sweep(lead);
+      break;
+    default: /* of an attempt that is over */
+      lead_serve_waiting(lead);
+  }
+}
+
+/* --- time --- */
+
+MLFAB__INTERNAL uint64_t mlfab__lead_deadline(const mlfab__lead *lead) {
+  int waits = lead->phase == MLFAB__LEAD_LISTS || lead->phase == MLFAB__LEAD_AWAITS;
+  return waits ? lead->deadline_ns : MLFAB__NEVER;
+}
+
+MLFAB__INTERNAL void mlfab__lead_tick(mlfab__lead *lead, uint64_t now_ns) {
+  char text[96];
+  uint32_t s = 0;
+  if (now_ns < mlfab__lead_deadline(lead)) return;
+  if (lead->phase == MLFAB__LEAD_AWAITS)
+    while (s < lead->servers && lead->answered[s]) s++;
+  snprintf(text, sizeof text, "server %u has not %s in time", s,
+           lead->phase == MLFAB__LEAD_AWAITS ? "written its shard" : "listed the directory");
+  lead_fail(lead, MLFAB_ERR_TIMEOUT, (int32_t)s, text);
+}
+#endif /* MLFAB_WITH_CHECKPOINT */
+
+/* ==============================================================================================
+ * core/checkpoint/restore.h
+ * ============================================================================================== */
+#if MLFAB_WITH_CHECKPOINT
+/* restore.h - a server loads the newest whole checkpoint of a directory. Layer 4.
+ *
+ * Every server does so by itself, and comes to the same checkpoint, because all read the same files (if not, workers
+ * notice: DEFINE_ACK has its number).
+ *
+ *    IDLE --worker 0 defines a model--> LISTS --> MANIFEST <--next older one--+
+ *      ^                                             | it is in order         | missing, damaged, of another set, ...
+ *      |                                             v                        |
+ *      |                                           CHECKS (every byte of every shard) --+
+ *      |                                             | all are in order, the model's definition fits
+ *      |                                             v
+ *      +----- the model stands ---------------- LOADS (the slices that this server owns)
+ *      +----- refused: no whole one, another model, an error while it loads
+ *
+ * CHECKS reads all shards, so that no server begins to load what another one would refuse. A model has as many slices as
+ * in the checkpoint; which server owns which follows from the number of servers now. Each server takes its slices from
+ * whichever shards have them, with their clocks (mlfab__clock_restore). Windows are checked, and not used: after a restart
+ * of the fabric all workers are new processes, whose windows are empty (windows.h).
+ *
+ * Invariants. (1) Nothing is loaded of a checkpoint that is not whole. (2) Until the model stands, the server has none:
+ * after an error worker 0 may define another. */
+
+struct mlfab__server;
+
+enum mlfab__restore_phase {
+  MLFAB__RESTORE_IDLE,
+  MLFAB__RESTORE_LISTS,
+  MLFAB__RESTORE_MANIFEST,
+  MLFAB__RESTORE_CHECKS,
+  MLFAB__RESTORE_LOADS
+};
+
+enum { MLFAB__RESTORE_CLOCKS = 8 };
+
+typedef struct mlfab__restore {
+  mlfab__env *env;
+  struct mlfab__server *server;
+  mlfab__filer *filer;
+  char dir[MLFAB__TEXT_MAX]; /* as worker 0 has said; "": a new model */
+  enum mlfab__restore_phase phase;
+  int late; /* the operation that is under way is of an attempt that has ended */
+  uint64_t
+      number; /* the checkpoint; of those in the directory, the newest below the last one tried */
+  char *names;
+  uint32_t names_bytes;
+  char path[MLFAB__RECORD_PATH];
+  char why[MLFAB__TEXT_MAX]; /* the first that was wrong */
+  int32_t code;
+  /* Of the checkpoint. */
+  uint64_t set;
+  mlfab__checkpoint_manifest manifest;
+  mlfab__checkpoint_entry *entries; /* of MLFAB__CHECKPOINT_SHARDS_MAX */
+  mlfab__checkpoint_head head;      /* of the present shard */
+  mlfab__define define;             /* of the first shard, and its table */
+  uint8_t *table;
+  uint32_t table_bytes;
+  uint8_t *seen; /* by slice: in a shard before; manifest.slices of them */
+  /* The present shard's file. */
+  uint32_t shard, index, chain;
+  uint64_t offset; /* of the next record */
+  int ended;       /* END has come */
+  uint32_t slices; /* SLICE records so far */
+  /* LOADS. */
+  mlfab__image_part *parts; /* by slice of the store; nparts of them */
+  uint32_t nparts;
+  uint64_t *pushed;                                          /* by worker */
+  int clocked;                                               /* a clock has been restored */
+  mlfab__reshard_server_clock clocks[MLFAB__RESTORE_CLOCKS]; /* of the present shard, by number */
+  uint32_t *words, nwords;                                   /* nwords for each clock */
+  uint8_t known[MLFAB__RESTORE_CLOCKS];
+  uint32_t target[MLFAB__RESTORE_CLOCKS]; /* here; MLFAB__NO_SLICE: not restored yet */
+} mlfab__restore;
+
+MLFAB__INTERNAL void mlfab__restore_init(mlfab__restore *restore, mlfab__env *env,
+                                         struct mlfab__server *server, mlfab__filer *filer);
+MLFAB__INTERNAL void mlfab__restore_free(mlfab__restore *restore);
+/* Worker 0 has defined a model. 1: the model will be restored (it may be under way already); 0: there is no directory. */
+MLFAB__INTERNAL int mlfab__restore_begin(mlfab__restore *restore);
+/* The model is freed: it ends. */
+MLFAB__INTERNAL void mlfab__restore_stop(mlfab__restore *restore);
+/* Its file operation has ended. */
+MLFAB__INTERNAL void mlfab__restore_event(mlfab__restore *restore, const mlfab_io_event *event);
+
+#endif /* MLFAB_WITH_CHECKPOINT */
+
+/* ==============================================================================================
+ * core/checkpoint/restore.c
+ * ============================================================================================== */
+#if MLFAB_WITH_CHECKPOINT
+/* restore.c - a server loads the newest whole checkpoint of a directory. See restore.h. */
+
+#include <stdio.h>
+
+/* At least one record of any length. */
+enum { RESTORE_READ = 1280 << 10 };
+_Static_assert(RESTORE_READ >= MLFAB__RECORD_BYTES + MLFAB_META_MAX + MLFAB_BULK_MAX,
+               "a whole record has to fit");
+_Static_assert((int)MLFAB__RESTORE_CLOCKS == (int)MLFAB__CLOCKS, "all clocks of a shard");
+
+MLFAB__INTERNAL void mlfab__restore_init(mlfab__restore *restore, mlfab__env *env,
+                                         struct mlfab__server *server, mlfab__filer *filer) {
+  *restore = (mlfab__restore){.env = env, .server = server, .filer = filer};
+}
+
+/* Frees what belongs to one checkpoint. */
+static void restore_forget(mlfab__restore *restore) {
+  mlfab__env *env = restore->env;
+  mlfab__free(env, restore->seen, restore->manifest.slices);
+  mlfab__free(env, restore->table, restore->table_bytes);
+  mlfab__free(env, restore->parts, restore->nparts * sizeof *restore->parts);
+  mlfab__free(env, restore->pushed, restore->server->workers * sizeof *restore->pushed);
+  mlfab__free(env, restore->words, MLFAB__CLOCKS * restore->nwords * sizeof *restore->words);
+  restore->seen = restore->table = NULL;
+  restore->parts = NULL;
+  restore->pushed = NULL;
+  restore->words = NULL;
+  restore->table_bytes = restore->nparts = 0;
+  memset(&restore->manifest, 0, sizeof restore->manifest);
+}
+
+static void restore_end(mlfab__restore *restore) {
+  mlfab__env *env = restore->env;
+  restore_forget(restore);
+  mlfab__free(env, restore->names, restore->names_bytes);
+  mlfab__free(env, restore->entries, MLFAB__CHECKPOINT_SHARDS_MAX * sizeof *restore->entries);
+  restore->names = NULL;
+  restore->names_bytes = 0;
+  restore->entries = NULL;
+  restore->phase = MLFAB__RESTORE_IDLE;
+}
+
+MLFAB__INTERNAL void mlfab__restore_stop(mlfab__restore *restore) {
+  if (restore->phase == MLFAB__RESTORE_IDLE) return;
+  restore->late = restore->filer->busy;
+  restore_end(restore);
+}
+
+MLFAB__INTERNAL void mlfab__restore_free(mlfab__restore *restore) {
+  if (restore->env && restore->server) mlfab__restore_stop(restore);
+}
+
+/* --- errors --- */
+
+static void restore_refuse(mlfab__restore *restore, int code, const char *text) {
+  mlfab_error error;
+  mlfab__server *server = restore->server;
+  restore_end(restore);
+  mlfab__error(&error, code, (int32_t)server->number, 1, 0, "restore: %.240s", text);
+  mlfab__server_refuse(server, &error);
+}
+
+static void restore_no_memory(mlfab__restore *restore) {
+  restore_refuse(restore, MLFAB_ERR_MEMORY, "the server is out of memory for the checkpoint");
+}
+
+static void restore_try(mlfab__restore *restore);
+
+/* This checkpoint is not whole: takes the next older one. Once it loads, there is no other. */
+static void restore_bad(mlfab__restore *restore, const char *why) {
+  char text[MLFAB__TEXT_MAX];
+  snprintf(text, sizeof text, "'%.150s': %.90s", restore->path, why);
+  mlfab__log(restore->env, MLFAB_LOG_WARN, "checkpoint %llu cannot be used: %s",
+             (unsigned long long)restore->number, text);
+  if (restore->phase == MLFAB__RESTORE_LOADS) {
+    restore_refuse(restore, MLFAB_ERR_CHECKPOINT, text);
+    return;
+  }
+  if (!restore->why[0]) snprintf(restore->why, sizeof restore->why, "%s", text);
+  restore_forget(restore);
+  restore_try(restore);
+}
+
+/* --- reading --- */
+
+static void restore_read(mlfab__restore *restore) {
+  mlfab_file_op *op = &restore->filer->op;
+  op->kind = MLFAB_FILE_READ;
+  op->path = restore->path;
+  op->offset = restore->offset;
+  op->bytes = RESTORE_READ;
+  mlfab__files_ask(restore->filer);
+}
+
+static void restore_open(mlfab__restore *restore) {
+  restore->index = restore->chain = restore->slices = 0;
+  restore->offset = 0;
+  restore->ended = 0;
+  memset(restore->known, 0, sizeof restore->known);
+  memset(restore->target, 0xff, sizeof restore->target);
+  mlfab__record_path(restore->path, restore->dir, restore->number, restore->shard,
+                     restore->manifest.shards);
+  restore_read(restore);
+}
+
+/* Begins with the newest checkpoint that is older than the last one tried. */
+static void restore_try(mlfab__restore *restore) {
+  mlfab__record_name name;
+  const char *text;
+  size_t at = 0, bytes;
+  uint64_t newest = 0;
+  int some = 0;
+  while (mlfab__record_each(restore->names, restore->names_bytes, &at, &text, &bytes, &name)) {
+    some = 1;
+    if (name.manifest && !name.part && name.number < restore->number)
+      newest = mlfab__max(newest, name.number);
+  }
+  if (newest == 0) {
+    char why[MLFAB__TEXT_MAX];
+    snprintf(why, sizeof why, "%s '%.200s'",
+             some ? "no manifest of a checkpoint is in" : "there is no checkpoint in",
+             restore->dir);
+    if (restore->why[0]) snprintf(why, sizeof why, "%s", restore->why);
+    restore_refuse(restore, MLFAB_ERR_CHECKPOINT, why);
+    return;
+  }
+  restore->number = newest;
+  restore->phase = MLFAB__RESTORE_MANIFEST;
+  restore->offset = 0;
+  mlfab__record_path(restore->path, restore->dir, newest, 0, 0);
+  restore_read(restore);
+}
+
+static void restore_list(mlfab__restore *restore) {
+  mlfab_file_op *op = &restore->filer->op;
+  op->kind = MLFAB_FILE_LIST;
+  op->path = restore->dir;
+  mlfab__files_ask(restore->filer);
+}
+
+MLFAB__INTERNAL int mlfab__restore_begin(mlfab__restore *restore) {
+  if (!restore->dir[0]) return 0;
+  if (restore->phase != MLFAB__RESTORE_IDLE) return 1;
+  restore->number = UINT64_MAX;
+  restore->why[0] = 0;
+  restore->code = 0;
+  restore->entries =
+      mlfab__alloc_array(restore->env, MLFAB__CHECKPOINT_SHARDS_MAX, sizeof *restore->entries);
+  restore->phase = MLFAB__RESTORE_LISTS;
+  if (!restore->entries) {
+    restore_no_memory(restore);
+    return 1;
+  }
+  if (!restore->late) restore_list(restore);
+  return 1;
+}
+
+/* --- the manifest --- */
+
+static void restore_manifest(mlfab__restore *restore, const mlfab_io_event *event) {
+  mlfab__file_record record;
+  const char *why = NULL;
+  int64_t n = mlfab__record_open(event->bulk, event->bulk_bytes, &record, &why);
+  mlfab__checkpoint_manifest *m = &restore->manifest;
+  if (n == 0) why = "it is truncated";
+  if (!why &&
+      ((uint64_t)n != event->bulk_bytes || record.type != MLFAB__RECORD_MANIFEST ||
+       record.index != 0 || record.bulk_bytes != 0 ||
+       mlfab__decode_checkpoint_manifest(record.meta, record.meta_bytes, m, restore->entries)))
+    why = "it is no manifest";
+  if (!why && m->number != restore->number) why = "it is the manifest of another checkpoint";
+  if (!why && (m->shards == 0 || m->slices == 0 || m->slices > MLFAB__SLICES_MAX))
+    why = "it is no manifest";
+  if (why) {
+    m->slices = 0;
+    restore_bad(restore, why);
+    return;
+  }
+  restore->set = record.set;
+  restore->seen = mlfab__alloc(restore->env, m->slices);
+  if (!restore->seen) {
+    restore_no_memory(restore);
+    return;
+  }
+  restore->phase = MLFAB__RESTORE_CHECKS;
+  restore->shard = 0;
+  restore_open(restore);
+}
+
+/* --- records: NULL, or what is wrong --- */
+
+static const char *restore_head(mlfab__restore *restore, const mlfab__file_record *record) {
+  mlfab__checkpoint_head *head = &restore->head;
+  if (mlfab__decode_checkpoint_head(record->meta, record->meta_bytes, head))
+    return "its first record does not parse";
+  if (head->number != restore->number || head->server != restore->shard ||
+      head->servers != restore->manifest.shards || head->epoch != restore->manifest.epoch ||
+      head->slices != restore->manifest.slices)
+    return "it is another file of a checkpoint than its name says";
+  return NULL;
+}
+
+/* CHECKS: keeps the first shard's. */
+static const char *restore_define(mlfab__restore *restore, const mlfab__file_record *record) {
+  mlfab__define define;
+  if (mlfab__decode_define(record->meta, record->meta_bytes, &define) ||
+      record->bulk_bytes != (uint64_t)define.tensors * MLFAB__TENSOR_INFO_BYTES)
+    return "its definition of the model does not parse";
+  if (restore->phase != MLFAB__RESTORE_CHECKS || restore->shard > 0) return NULL;
+  restore->define = define;
+  restore->table = mlfab__alloc(restore->env, record->bulk_bytes);
+  if (!restore->table && record->bulk_bytes > 0) {
+    restore->code = MLFAB_ERR_MEMORY;
+    return NULL;
+  }
+  restore->table_bytes = record->bulk_bytes;
+  if (record->bulk_bytes > 0) memcpy(restore->table, record->bulk, record->bulk_bytes);
+  return NULL;
+}
+
+/* Restores a clock of the present shard. */
+static void restore_clock_here(mlfab__restore *restore, uint32_t g) {
+  mlfab__server *server = restore->server;
+  if (restore->target[g] != MLFAB__NO_SLICE) return;
+  restore->target[g] = mlfab__clock_restore(server, !restore->clocked, &restore->clocks[g],
+                                            restore->words + g * restore->nwords);
+  restore->clocked = 1;
+  if (restore->target[g] == MLFAB__CLOCKS) restore->code = MLFAB_ERR_LIMIT;
+}
+
+static const char *restore_clock(mlfab__restore *restore, const mlfab__file_record *record) {
+  uint32_t words[MLFAB__RESHARD_SERVER_WORDS_MAX];
+  mlfab__reshard_server_clock clock;
+  if (mlfab__decode_reshard_server_clock(record->meta, record->meta_bytes, &clock, words))
+    return "a clock does not parse";
+  clock.consistency.size = sizeof clock.consistency;
+  if (clock.clock >= MLFAB__CLOCKS || restore->known[clock.clock] ||
+      mlfab__sync_check(&clock.consistency, UINT32_MAX, NULL))
+    return "a clock is impossible";
+  restore->known[clock.clock] = 1;
+  if (restore->phase != MLFAB__RESTORE_LOADS) return NULL;
+  /* The number of workers may be another one. */
+  uint32_t *to = restore->words + clock.clock * restore->nwords;
+  memset(to, 0, restore->nwords * sizeof *to);
+  memcpy(to, words, mlfab__min(clock.words, restore->nwords) * sizeof *to);
+  clock.words = restore->nwords;
+  restore->clocks[clock.clock] = clock;
+  /* A server without slices has one clock, too. */
+  if (restore->server->store.nslices == 0 && !restore->clocked)
+    restore_clock_here(restore, clock.clock);
+  return NULL;
+}
+
+static const char *restore_worker(mlfab__restore *restore, const mlfab__file_record *record) {
+  mlfab__checkpoint_worker worker;
+  if (mlfab__decode_checkpoint_worker(record->meta, record->meta_bytes, &worker) ||
+      worker.pushed > MLFAB__PROGRESS_MAX)
+    return "a worker's record does not parse";
+  if (restore->phase != MLFAB__RESTORE_LOADS || worker.worker >= restore->server->workers)
+    return NULL;
+  uint64_t *pushed = &restore->pushed[worker.worker];
+  *pushed = mlfab__max(*pushed, worker.pushed);
+  return NULL;
+}
+
+static const char *restore_slice(mlfab__restore *restore, const mlfab__file_record *record) {
+  mlfab__checkpoint_slice slice;
+  if (mlfab__decode_checkpoint_slice(record->meta, record->meta_bytes, &slice) ||
+      slice.slice >= restore->manifest.slices || slice.clock >= MLFAB__CLOCKS ||
+      !restore->known[slice.clock])
+    return "a slice's record is impossible";
+  restore->slices++;
+  if (restore->phase == MLFAB__RESTORE_CHECKS)
+    return restore->seen[slice.slice]++ ? "a slice is in it that another shard has, too" : NULL;
+  mlfab__store *store = &restore->server->store;
+  uint32_t local = store->local[slice.slice];
+  if (local == MLFAB__NO_SLICE) return NULL;
+  restore_clock_here(restore, slice.clock);
+  if (restore->code) return NULL;
+  store->slices[local].version = slice.version;
+  store->slices[local].commit = slice.commit;
+  store->slices[local].clock = (uint8_t)restore->target[slice.clock];
+  if (store->tags) store->tags[local].base = mlfab__store_label(&store->slices[local]);
+  return NULL;
+}
+
+static const char *restore_image(mlfab__restore *restore, const mlfab__file_record *record) {
+  mlfab__checkpoint_bytes bytes;
+  if (mlfab__decode_checkpoint_bytes(record->meta, record->meta_bytes, &bytes) ||
+      bytes.slice >= restore->manifest.slices)
+    return "the record of a slice's bytes is impossible";
+  if (restore->phase != MLFAB__RESTORE_LOADS) return NULL;
+  mlfab__store *store = &restore->server->store;
+  uint32_t local = store->local[bytes.slice];
+  if (local == MLFAB__NO_SLICE) return NULL;
+  const mlfab__image_chunk chunk = {.slice = local,
+                                    .kind = bytes.kind,
+                                    .offset = bytes.offset,
+                                    .bytes = record->bulk_bytes,
+                                    .last = bytes.last != 0};
+  int code = mlfab__image_take(restore->env, store, &restore->parts[local], &chunk, record->bulk);
+  if (code == MLFAB_ERR_MEMORY) restore->code = code;
+  return code && code != MLFAB_ERR_MEMORY ? "the bytes of a slice are not those of this model"
+                                          : NULL;
+}
+
+static const char *restore_last(mlfab__restore *restore, const mlfab__file_record *record) {
+  mlfab__checkpoint_end end;
+  if (mlfab__decode_checkpoint_end(record->meta, record->meta_bytes, &end) ||
+      end.records != restore->index || restore->slices != restore->head.owned)
+    return "its last record does not fit";
+  restore->ended = 1;
+  return NULL;
+}
+
+static const char *restore_record(mlfab__restore *restore, const mlfab__file_record *record) {
+  if (record->set != restore->set && !MLFAB__PLANTED(111))
+    return "it belongs to another checkpoint of this number";
+  if (record->index != restore->index || restore->ended) return "its records are out of order";
+  if ((record->index == 0) != (record->type == MLFAB__RECORD_HEAD))
+    return "its records are out of order";
+  switch (record->type) {
+    case MLFAB__RECORD_HEAD:
+      return restore_head(restore, record);
+    case MLFAB__RECORD_DEFINE:
+      return restore_define(restore, record);
+    case MLFAB__RECORD_CLOCK:
+      return restore_clock(restore, record);
+    case MLFAB__RECORD_WORKER:
+      return restore_worker(restore, record);
+    case MLFAB__RECORD_SLICE:
+      return restore_slice(restore, record);
+    case MLFAB__RECORD_IMAGE:
+      return restore_image(restore, record);
+    case MLFAB__RECORD_END:
+      return restore_last(restore, record);
+    default:
+      return "it has a record of an unknown kind";
+  }
+}
+
+/* --- does it fit the model of worker 0? --- */
+
+static int restore_differs(const char *name, double stored, double given, mlfab_error *error) {
+  if (stored <= given && stored >= given) return 0;
+  return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "%s is %g, in the checkpoint %g", name, given,
+                     stored);
+}
+
+/* Compares options that state depends on. */
+static int restore_options(const mlfab_model_options *stored, const mlfab_model_options *given,
+                           mlfab_error *error) {
+  int code = 0;
+  if (stored->optimizer != given->optimizer)
+    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "the optimizer is %s, in the checkpoint %s",
+                       mlfab__optimizer_name(given->optimizer),
+                       mlfab__optimizer_name(stored->optimizer));
+  uint32_t kind = given->optimizer;
+  int adam = kind == MLFAB_OPTIMIZER_ADAM;
+  if (kind == MLFAB_OPTIMIZER_MOMENTUM)
+    code = restore_differs("gamma", stored->gamma, given->gamma, error);
+  if (kind == MLFAB_OPTIMIZER_ADADELAY)
+    code = restore_differs("adadelay_c", stored->adadelay_c, given->adadelay_c, error);
+  if (adam) code = restore_differs("beta1", stored->beta1, given->beta1, error);
+  if (!code && (adam || kind == MLFAB_OPTIMIZER_RMSPROP))
+    code = restore_differs("beta2", stored->beta2, given->beta2, error);
+  if (!code && kind >= MLFAB_OPTIMIZER_ADAM)
+    code = restore_differs("epsilon", stored->epsilon, given->epsilon, error);
+  if (!code)
+    code = restore_differs("weight_decay", stored->weight_decay, given->weight_decay, error);
+  if (!code) code = restore_differs("mean", stored->mean, given->mean, error);
+  if (!code)
+    code = restore_differs("deterministic", stored->deterministic, given->deterministic, error);
+  if (!code && given->slices > 0)
+    code = restore_differs("slices", stored->slices, given->slices, error);
+  if (code || mlfab__sync_equal(&stored->consistency, &given->consistency)) return code;
+  return MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
+                     "the consistency (%s) or a member of it differs from the checkpoint's (%s)",
+                     mlfab__sync_name(given->consistency.kind),
+                     mlfab__sync_name(stored->consistency.kind));
+}
+
+/* Compares tensors and options. Errors: MODEL, CONFIG, MEMORY. */
+static int restore_fits(mlfab__restore *restore, mlfab_error *error) {
+  const mlfab__server_peer *first = &restore->server->peers[0];
+  uint32_t n = restore->define.tensors;
+  if (!first->definition) return MLFAB__FAIL(error, MLFAB_ERR_STATE, "worker 0 has gone");
+  if (n == 0 || restore->table_bytes != n * MLFAB__TENSOR_INFO_BYTES)
+    return MLFAB__FAIL(error, MLFAB_ERR_CHECKPOINT, "the checkpoint has no definition of a model");
+  mlfab__tensor_info *stored = mlfab__alloc_array(restore->env, n, sizeof *stored);
+  if (!stored) return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "out of memory for the definition");
+  for (uint32_t i = 0; i < n; i++)
+    mlfab__decode_tensor_info(restore->table + (size_t)i * MLFAB__TENSOR_INFO_BYTES, &stored[i]);
+  int code = mlfab__server_compare(stored, n, "the checkpoint's", first->definition,
+                                   first->define.tensors, error);
+  mlfab__free(restore->env, stored, n * sizeof *stored);
+  restore->define.options.consistency.size = sizeof restore->define.options.consistency;
+  return code ? code : restore_options(&restore->define.options, &first->define.options, error);
+}
+
+/* CHECKS is over: builds the model, and reads all shards once more. */
+static void restore_load(mlfab__restore *restore) {
+  mlfab__server *server = restore->server;
+  mlfab_error error;
+  uint32_t slices = restore->manifest.slices;
+  for (uint32_t i = 0; i < slices; i++) {
+    if (restore->seen[i]) continue;
+    restore_bad(restore, "no shard has all slices");
+    return;
+  }
+  int code = restore_fits(restore, &error);
+  if (!code) code = mlfab__server_build(server, slices, &error);
+  if (!code && server->layout.nslices != slices)
+    code = MLFAB__FAIL(&error, MLFAB_ERR_CHECKPOINT,
+                       "the model cannot be divided into the checkpoint's %u slices", slices);
+  if (code) {
+    restore_refuse(restore, code, error.text);
+    return;
+  }
+  restore->nwords = (server->workers + 31) / 32;
+  restore->nparts = server->store.nslices;
+  restore->pushed = mlfab__alloc_array(restore->env, server->workers, sizeof *restore->pushed);
+  restore->words =
+      mlfab__alloc_array(restore->env, MLFAB__CLOCKS * restore->nwords, sizeof *restore->words);
+  if (restore->nparts > 0)
+    restore->parts = mlfab__alloc_array(restore->env, restore->nparts, sizeof *restore->parts);
+  if (!restore->pushed || !restore->words || (restore->nparts > 0 && !restore->parts)) {
+    restore_no_memory(restore);
+    return;
+  }
+  restore->phase = MLFAB__RESTORE_LOADS;
+  restore->clocked = 0;
+  restore->shard = 0;
+  restore_open(restore);
+}
+
+/* LOADS is over: the model stands. */
+static void restore_finish(mlfab__restore *restore) {
+  mlfab__server *server = restore->server;
+  char text[MLFAB__TEXT_MAX + 64];
+  for (uint32_t i = 0; i < restore->nparts; i++) {
+    if (restore->parts[i].done) continue;
+    restore_bad(restore, "the bytes of a slice are not all there");
+    return;
+  }
+  for (uint32_t w = 0; w < server->workers; w++) server->peers[w].pushed = restore->pushed[w];
+  uint64_t number = restore->number, version = restore->manifest.version;
+  snprintf(text, sizeof text, "checkpoint %llu, version %llu, loaded from %.160s",
+           (unsigned long long)number, (unsigned long long)version, restore->dir);
+  restore_end(restore);
+  mlfab__log(restore->env, MLFAB_LOG_INFO, "%s", text);
+  server->port.event(server->port.self, MLFAB_EVENT_RESTORED, (int32_t)server->number, 1, 0, 0,
+                     text);
+  mlfab__server_restored(server, number, version);
+}
+
+/* The present shard has been read to its end. */
+static void restore_next(mlfab__restore *restore) {
+  const mlfab__checkpoint_entry *entry = &restore->entries[restore->shard];
+  if (restore->offset != entry->bytes || restore->chain != entry->chain) {
+    restore_bad(restore, "it is not the shard that the manifest names");
+    return;
+  }
+  restore->shard++;
+  if (restore->shard < restore->manifest.shards)
+    restore_open(restore);
+  else if (restore->phase == MLFAB__RESTORE_CHECKS)
+    restore_load(restore);
+  else
+    restore_finish(restore);
+}
+
+/* The next bytes of the present shard. A record that is not whole is read again. */
+static void restore_bytes(mlfab__restore *restore, const mlfab_io_event *event) {
+  const uint8_t *at = event->bulk;
+  uint64_t left = event->bulk_bytes;
+  const char *why = NULL;
+  int64_t n = 0;
+  while (!restore->code) {
+    mlfab__file_record record;
+    n = mlfab__record_open(at, left, &record, &why);
+    if (n > 0) why = restore_record(restore, &record);
+    if (n <= 0 || why) break;
+    restore->chain = mlfab__record_chain(restore->chain, at);
+    restore->index++;
+    restore->offset += (uint64_t)n;
+    at += n;
+    left -= (uint64_t)n;
+  }
+  if (restore->code == MLFAB_ERR_MEMORY) {
+    restore_no_memory(restore);
+  } else if (restore->code) {
+    restore_refuse(restore, restore->code, "there are more than 8 consistency models");
+  } else if (why) {
+    restore_bad(restore, why);
+  } else if (event->bulk_bytes == RESTORE_READ) {
+    restore_read(restore);
+  } else if (left > 0 || !restore->ended) {
+    restore_bad(restore, restore->ended ? "it is longer than it should be" : "it is truncated");
+  } else {
+    restore_next(restore);
+  }
+}
+
+/* LISTS: the names in the directory are known. */
+static void restore_listed(mlfab__restore *restore, const mlfab_io_event *event) {
+  char text[MLFAB__TEXT_MAX];
+  if (event->code) {
+    snprintf(text, sizeof text, "cannot list '%.140s': %.60s", restore->dir,
+             event->text ? event->text : mlfab_error_text(event->code));
+    restore_refuse(restore, event->code, text);
+    return;
+  }
+  if (event->bulk_bytes > 0) {
+    restore->names = mlfab__alloc(restore->env, event->bulk_bytes);
+    if (!restore->names) {
+      restore_no_memory(restore);
+      return;
+    }
+    restore->names_bytes = event->bulk_bytes;
+    memcpy(restore->names, event->bulk, event->bulk_bytes);
+  }
+  restore_try(restore);
+}
+
+MLFAB__INTERNAL void mlfab__restore_event(mlfab__restore *restore, const mlfab_io_event *event) {
+  char text[MLFAB__TEXT_MAX];
+  if (restore->late) {
+    restore->late = 0;
+    if (restore->phase == MLFAB__RESTORE_LISTS) restore_list(restore);
+  } else if (restore->phase == MLFAB__RESTORE_LISTS) {
+    restore_listed(restore, event);
+  } else if (restore->phase != MLFAB__RESTORE_IDLE && event->code && event->code != MLFAB_ERR_IO) {
+    /* The operation was not carried out: the file may be in order. */
+    restore_refuse(restore, event->code, event->text ? event->text : "no files");
+  } else if (restore->phase != MLFAB__RESTORE_IDLE && event->code) {
+    snprintf(text, sizeof text, "cannot be read: %.60s",
+             event->text ? event->text : mlfab_error_text(event->code));
+    restore_bad(restore, text);
+  } else if (restore->phase == MLFAB__RESTORE_MANIFEST) {
+    restore_manifest(restore, event);
+  } else if (restore->phase != MLFAB__RESTORE_IDLE) {
+    restore_bytes(restore, event);
+  }
+}
+#endif /* MLFAB_WITH_CHECKPOINT */
+
+/* ==============================================================================================
+ * core/checkpoint/checkpoint.h
+ * ============================================================================================== */
+#if MLFAB_WITH_CHECKPOINT
+/* checkpoint.h - checkpoints of the model: roles of a server (checkpoint.c) and of a worker (checkpoint_worker.c).
+ *
+ * A server writes its shard (writer.h), server 0 leads (lead.h), and a new fabric begins as the newest whole checkpoint
+ * (restore.h). record.h has the format of the files. Orders and their answers travel over the links between servers
+ * (RESHARD); workers ask server 0. Files are the driver's (mlfab_node.h). */
+
+struct mlfab__server;
+struct mlfab__worker;
+
+typedef struct mlfab__checkpoint_role { /* a worker's */
+  mlfab__port port;                     /* peers are servers */
+  const mlfab_config *config;
+  struct mlfab__worker *worker;
+  mlfab__requests *requests;
+  mlfab__checkpoint_ask ask; /* the last one */
+  mlfab_request request;     /* of that one, or 0 */
+  mlfab_checkpoint_info *info;
+  char resume[MLFAB__TEXT_MAX]; /* worker 0: the directory to begin from, or "" */
+} mlfab__checkpoint_role;
+
+/* Add the rows. A worker's is added before the worker's own, so that what it says comes before DEFINE; `worker` is set
+ * afterwards. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__checkpoint_attach(struct mlfab_node *node, struct mlfab__server *server);
+MLFAB__INTERNAL int mlfab__checkpoint_worker_attach(struct mlfab_node *node,
+                                                    mlfab__checkpoint_role **role_p);
+/* The calls. */
+MLFAB__INTERNAL int mlfab__checkpoint_start(mlfab__checkpoint_role *role,
+                                            const mlfab_checkpoint_options *options,
+                                            mlfab_checkpoint_info *info, uint64_t now_ns,
+                                            mlfab_request *request_p, mlfab_error *error);
+MLFAB__INTERNAL int mlfab__checkpoint_from(mlfab__checkpoint_role *role, const char *dir,
+                                           mlfab_error *error);
+MLFAB__INTERNAL int mlfab__checkpoint_loaded(const mlfab__checkpoint_role *role,
+                                             mlfab_checkpoint_info *info_p, mlfab_error *error);
+
+#endif /* MLFAB_WITH_CHECKPOINT */
+
+/* ==============================================================================================
+ * core/checkpoint/checkpoint.c
+ * ============================================================================================== */
+#if MLFAB_WITH_CHECKPOINT
+/* checkpoint.c - checkpoints as a role of every server's node. See checkpoint.h. */
+
+typedef struct mlfab__checkpoint {
+  mlfab__server *server;
+  mlfab_node *node;
+  mlfab__port across; /* to the other servers */
+  mlfab__writer writer;
+  mlfab__restore restore;
+  mlfab__lead *lead; /* at server 0 */
+} mlfab__checkpoint;
+
+/* When the server has to call `due` next. */
+static void checkpoint_arm(mlfab__checkpoint *c) {
+  int pins = c->writer.phase == MLFAB__WRITER_PINS;
+  c->server->save.at = pins ? 0 : c->lead ? c->lead->next_at : MLFAB__NEVER;
+}
+
+/* This server's shard is durable, or not. */
+static void checkpoint_written(void *self, const mlfab__checkpoint_shard *answer) {
+  mlfab__checkpoint *c = self;
+  if (c->lead) {
+    mlfab__lead_answered(c->lead, answer);
+    return;
+  }
+  c->across.ready(c->across.self, 0);
+  MLFAB__POST(&c->across, 0, MLFAB__CHECKPOINT_SHARD, checkpoint_shard, answer);
+}
+
+static void checkpoint_own(void *self, const mlfab__checkpoint_order *order) {
+  mlfab__checkpoint *c = self;
+  mlfab__writer_order(&c->writer, order);
+  checkpoint_arm(c);
+}
+
+/* --- calls of the server --- */
+
+static void checkpoint_due(mlfab__server *server) {
+  mlfab__checkpoint *c = server->save.checkpoint;
+  mlfab__writer_due(&c->writer);
+  if (c->lead) mlfab__lead_by_itself(c->lead, server->now_ns);
+  checkpoint_arm(c);
+}
+
+static void checkpoint_stop(mlfab__server *server) {
+  mlfab__checkpoint *c = server->save.checkpoint;
+  int moves = server->move.held;
+  mlfab__writer_stop(&c->writer, moves ? MLFAB_ERR_AGAIN : MLFAB_ERR_STATE,
+                     moves ? "moves slices" : "has dropped its model");
+  if (!moves) mlfab__restore_stop(&c->restore);
+  checkpoint_arm(c);
+}
+
+static int checkpoint_restores(mlfab__server *server) {
+  return mlfab__restore_begin(&server->save.checkpoint->restore);
+}
+
+/* --- files --- */
+
+static void checkpoint_writer_event(void *self, const mlfab_io_event *event) {
+  mlfab__checkpoint *c = self;
+  mlfab__writer_event(&c->writer, event);
+}
+
+static void checkpoint_lead_event(void *self, const mlfab_io_event *event) {
+  mlfab__checkpoint *c = self;
+  mlfab__lead_event(c->lead, event);
+}
+
+static void checkpoint_restore_event(void *self, const mlfab_io_event *event) {
+  mlfab__checkpoint *c = self;
+  c->server->now_ns = c->node->now_ns;
+  mlfab__restore_event(&c->restore, event);
+}
+
+/* --- the role --- */
+
+static int checkpoint_resume(mlfab__checkpoint *c, mlfab__at at, const mlfab__frame_in *frame) {
+  mlfab__checkpoint_resume resume;
+  if (at.peer != 0 || mlfab__decode_checkpoint_resume(frame->meta, frame->meta_bytes, &resume))
+    return MLFAB_ERR_FRAME;
+  if (c->restore.phase == MLFAB__RESTORE_IDLE)
+    memcpy(c->restore.dir, resume.dir, sizeof c->restore.dir);
+  return 1;
+}
+
+static int checkpoint_order(mlfab__checkpoint *c, mlfab__at at, const mlfab__frame_in *frame) {
+  mlfab__checkpoint_order order;
+  if (at.peer != 0 || mlfab__decode_checkpoint_order(frame->meta, frame->meta_bytes, &order) ||
+      order.number == 0)
+    return MLFAB_ERR_FRAME;
+  checkpoint_own(c, &order);
+  return 1;
+}
+
+static int checkpoint_shard(mlfab__checkpoint *c, mlfab__at at, const mlfab__frame_in *frame) {
+  mlfab__checkpoint_shard shard;
+  if (!c->lead || mlfab__decode_checkpoint_shard(frame->meta, frame->meta_bytes, &shard) ||
+      shard.server != at.peer || shard.code > 0)
+    return MLFAB_ERR_FRAME;
+  mlfab__lead_answered(c->lead, &shard);
+  return 1;
+}
+
+static int checkpoint_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
+  mlfab__checkpoint *c = self;
+  int worker = at.kind == MLFAB__LINK_WORKER;
+  c->server->now_ns = at.now_ns;
+  if (worker && frame->type == MLFAB__CHECKPOINT_RESUME) return checkpoint_resume(c, at, frame);
+  if (worker && frame->type == MLFAB__CHECKPOINT_ASK && c->lead) {
+    mlfab__lead_asked(c->lead, at.peer, frame, at.now_ns);
+    return 1;
+  }
+  if (at.kind != MLFAB__LINK_RESHARD_IN) return 0;
+  if (frame->type == MLFAB__CHECKPOINT_ORDER) return checkpoint_order(c, at, frame);
+  return frame->type == MLFAB__CHECKPOINT_SHARD ? checkpoint_shard(c, at, frame) : 0;
+}
+
+static void checkpoint_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
+  mlfab__checkpoint *c = self;
+  if (at.kind == MLFAB__LINK_WORKER && c->lead && greeting->fresh)
+    mlfab__lead_fresh(c->lead, at.peer);
+  if (at.kind != MLFAB__LINK_RESHARD) return;
+  if (c->lead) mlfab__lead_up(c->lead, at.peer);
+  /* The last answer may have been lost. */
+  int answered = c->writer.phase == MLFAB__WRITER_IDLE && c->writer.answer.number != 0;
+  if (!c->lead && at.peer == 0 && answered)
+    MLFAB__POST(&c->across, 0, MLFAB__CHECKPOINT_SHARD, checkpoint_shard, &c->writer.answer);
+}
+
+static void checkpoint_gone(void *self, mlfab__at at, int left) {
+  mlfab__checkpoint *c = self;
+  (void)left;
+  if (at.kind == MLFAB__LINK_RESHARD && c->lead) mlfab__lead_gone(c->lead, at.peer);
+}
+
+static int checkpoint_wants(void *self, mlfab__at at) {
+  const mlfab__checkpoint *c = self;
+  if (at.kind != MLFAB__LINK_RESHARD) return 0;
+  if (c->lead) return mlfab__lead_wants(c->lead, at.peer);
+  return at.peer == 0 && c->writer.answer.number != 0;
+}
+
+static void checkpoint_tick(void *self, uint64_t now_ns) {
+  mlfab__checkpoint *c = self;
+  if (c->lead) mlfab__lead_tick(c->lead, now_ns);
+}
+
+static uint64_t checkpoint_deadline(const void *self) {
+  const mlfab__checkpoint *c = self;
+  return c->lead ? mlfab__lead_deadline(c->lead) : MLFAB__NEVER;
+}
+
+static void checkpoint_free(void *self) {
+  mlfab__checkpoint *c = self;
+  if (!c->node) return;
+  mlfab__restore_free(&c->restore);
+  mlfab__writer_free(&c->writer);
+  if (c->lead) mlfab__lead_free(c->lead);
+  mlfab__free(&c->node->env, c->lead, sizeof *c->lead);
+}
+
+static const mlfab__role checkpoint_row = {
+    .from = MLFAB__CHECKPOINT_ASK,
+    .to = MLFAB__CHECKPOINT_RESUME,
+    .name = "checkpoint",
+    .links = MLFAB__ON(WORKER) | MLFAB__ON(RESHARD) | MLFAB__ON(RESHARD_IN),
+    .frame = checkpoint_frame,
+    .up = checkpoint_up,
+    .gone = checkpoint_gone,
+    .wants = checkpoint_wants,
+    .tick = checkpoint_tick,
+    .deadline = checkpoint_deadline,
+    .free = checkpoint_free,
+};
+
+static int checkpoint_lead(mlfab__checkpoint *c, const mlfab__role *role) {
+  mlfab_node *node = c->node;
+  c->lead = mlfab__alloc(&node->env, sizeof *c->lead);
+  if (!c->lead) return MLFAB_ERR_MEMORY;
+  *c->lead = (mlfab__lead){.env = &node->env,
+                           .config = &node->config,
+                           .server = c->server,
+                           .filer = mlfab__files_open(node, c, checkpoint_lead_event),
+                           .down = mlfab__roles_port(node, role, MLFAB__LINK_WORKER),
+                           .across = c->across,
+                           .self = c,
+                           .own = checkpoint_own,
+                           .workers = node->config.workers,
+                           .servers = node->config.servers,
+                           .asker = MLFAB__NO_NODE,
+                           .seed = node->nonce};
+  return mlfab__lead_init(c->lead);
+}
+
+MLFAB__INTERNAL int mlfab__checkpoint_attach(mlfab_node *node, mlfab__server *server) {
+  static const mlfab__server_saver saver = {checkpoint_due, checkpoint_stop, checkpoint_restores};
+  mlfab__role *role = mlfab__roles_add(node, &checkpoint_row, sizeof(mlfab__checkpoint));
+  if (!role) return MLFAB_ERR_MEMORY;
+  mlfab__checkpoint *c = role->self;
+  c->server = server;
+  c->node = node;
+  c->across = mlfab__roles_port(node, role, MLFAB__LINK_RESHARD);
+  mlfab__writer_init(&c->writer, &node->env, server,
+                     mlfab__files_open(node, c, checkpoint_writer_event), c, checkpoint_written);
+  mlfab__restore_init(&c->restore, &node->env, server,
+                      mlfab__files_open(node, c, checkpoint_restore_event));
+  int code = node->is_coordinator ? checkpoint_lead(c, role) : 0;
+  if (code) return code;
+  server->save.hooks = &saver;
+  server->save.checkpoint = c;
+  checkpoint_arm(c);
+  return 0;
+}
+#endif /* MLFAB_WITH_CHECKPOINT */
+
+/* ==============================================================================================
+ * core/checkpoint/checkpoint_worker.c
+ * ============================================================================================== */
+#if MLFAB_WITH_CHECKPOINT
+/* checkpoint_worker.c - checkpoints as a role of a worker's node (links SERVER). See checkpoint.h. */
+
+#include <stdio.h>
+
+static void checkpoint_worker_ask(const mlfab__checkpoint_role *role) {
+  MLFAB__POST(&role->port, 0, MLFAB__CHECKPOINT_ASK, checkpoint_ask, &role->ask);
+}
+
+static void checkpoint_worker_say(const mlfab__checkpoint_role *role, uint32_t server) {
+  mlfab__checkpoint_resume resume;
+  memcpy(resume.dir, role->resume, sizeof resume.dir);
+  MLFAB__POST(&role->port, server, MLFAB__CHECKPOINT_RESUME, checkpoint_resume, &resume);
+}
+
+/* --- calls --- */
+
+static int checkpoint_worker_refuse(const mlfab__checkpoint_role *role,
+                                    const mlfab_checkpoint_options *options,
+                                    const mlfab_checkpoint_info *info, mlfab_error *error) {
+  if (options && !MLFAB__HAS(options, mlfab_checkpoint_options, keep))
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "checkpoint: options.size is not set");
+  if (info && !MLFAB__HAS(info, mlfab_checkpoint_info, bytes))
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "checkpoint: info_p->size is not set");
+  if (!role->worker->stands)
+    return MLFAB__FAIL(error, MLFAB_ERR_STATE,
+                       "checkpoint: there is no model yet: call mlfab_model_start first");
+  if (role->request)
+    return MLFAB__FAIL(error, MLFAB_ERR_AGAIN,
+                       "checkpoint: another call of this worker is under way");
+  return mlfab__worker_reaches(role->worker, 0, "checkpoint", error);
+}
+
+MLFAB__INTERNAL int mlfab__checkpoint_start(mlfab__checkpoint_role *role,
+                                            const mlfab_checkpoint_options *options,
+                                            mlfab_checkpoint_info *info, uint64_t now_ns,
+                                            mlfab_request *request_p, mlfab_error *error) {
+  mlfab_checkpoint_options o = {.size = sizeof o};
+  int code = checkpoint_worker_refuse(role, options, info, error);
+  if (code) return code;
+  if (options) memcpy(&o, options, mlfab__min(options->size, sizeof o));
+  if (o.dir && strlen(o.dir) >= sizeof role->ask.dir)
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "checkpoint: dir has more than %u bytes",
+                       (unsigned)sizeof role->ask.dir - 1);
+  code = mlfab__request_room(role->requests, MLFAB__REQUEST_CHECKPOINT, error);
+  if (code) return code;
+  if (o.timeout_ns == 0) o.timeout_ns = role->config->timeout_ns;
+  mlfab__request *request =
+      mlfab__request_open(role->requests, MLFAB__REQUEST_CHECKPOINT, 0, now_ns, o.timeout_ns);
+  role->request = *request_p = request->id;
+  role->info = info;
+  role->ask.ask++;
+  role->ask.keep = o.keep;
+  /* Server 0 gives up a little earlier, so that it can report whom it waited for. */
+  role->ask.timeout_ns = o.timeout_ns - o.timeout_ns / 8;
+  snprintf(role->ask.dir, sizeof role->ask.dir, "%s", o.dir ? o.dir : "");
+  checkpoint_worker_ask(role);
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__checkpoint_from(mlfab__checkpoint_role *role, const char *dir,
+                                           mlfab_error *error) {
+  mlfab__worker *worker = role->worker;
+  if (!dir || strlen(dir) >= sizeof role->resume)
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "restore: dir is NULL, or has more than %u bytes",
+                       (unsigned)sizeof role->resume - 1);
+  if (worker->rank != 0 || worker->table)
+    return MLFAB__FAIL(error, MLFAB_ERR_STATE,
+                       worker->rank ? "restore: only worker 0 says how the model begins"
+                                    : "restore: the model was started before");
+  memset(role->resume, 0, sizeof role->resume);
+  memcpy(role->resume, dir, strlen(dir));
+  worker->restores = dir[0] != 0;
+  for (uint32_t s = 0; s < worker->servers; s++) checkpoint_worker_say(role, s);
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__checkpoint_loaded(const mlfab__checkpoint_role *role,
+                                             mlfab_checkpoint_info *info_p, mlfab_error *error) {
+  const mlfab__worker *worker = role->worker;
+  if (!info_p || !MLFAB__HAS(info_p, mlfab_checkpoint_info, bytes))
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                       "restored: info_p is NULL, or its size is not set");
+  if (!worker->stands)
+    return MLFAB__FAIL(error, MLFAB_ERR_STATE,
+                       "restored: there is no model yet: call mlfab_model_start first");
+  info_p->servers = worker->servers;
+  info_p->number = worker->restored;
+  info_p->version = worker->restored_version;
+  info_p->bytes = 0;
+  return 0;
+}
+
+/* --- the role --- */
+
+static void checkpoint_worker_done(mlfab__checkpoint_role *role, const mlfab__frame_in *frame,
+                                   uint64_t now_ns) {
+  mlfab__checkpoint_done done;
+  if (MLFAB__MALFORMED(&role->port, 0, frame, checkpoint_done, &done)) return;
+  mlfab__request *request = mlfab__request_find(role->requests, role->request);
+  if (!role->request || done.ask != role->ask.ask) return;
+  role->request = 0;
+  if (request && !done.code) request->result.version = done.version;
+  if (role->info && !done.code) {
+    role->info->servers = done.servers;
+    role->info->number = done.number;
+    role->info->version = done.version;
+    role->info->bytes = done.bytes;
+  }
+  mlfab__request_finish(role->requests, request, done.code, done.rank, (int)done.is_server, now_ns,
+                        "checkpoint: %s",
+                        done.text[0] || !done.code ? done.text : mlfab_error_text(done.code));
+}
+
+static int checkpoint_worker_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
+  if (at.peer != 0 || frame->type != MLFAB__CHECKPOINT_DONE) return 0;
+  checkpoint_worker_done(self, frame, at.now_ns);
+  return 1;
+}
+
+static void checkpoint_worker_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
+  const mlfab__checkpoint_role *role = self;
+  if (greeting->ack->was_dead >= 2) return;
+  if (role->resume[0]) checkpoint_worker_say(role, at.peer);
+  if (at.peer == 0 && role->request) checkpoint_worker_ask(role);
+}
+
+static void checkpoint_worker_gone(void *self, mlfab__at at, int left) {
+  mlfab__checkpoint_role *role = self;
+  (void)left;
+  if (at.peer != 0 || !role->request) return;
+  mlfab__request_dead(role->requests, mlfab__request_find(role->requests, role->request), 0,
+                      at.now_ns);
+  role->request = 0;
+}
+
+static void checkpoint_worker_withdraw(void *self, mlfab__request *request, int code,
+                                       uint64_t now_ns) {
+  mlfab__checkpoint_role *role = self;
+  if (role->request == request->id) role->request = 0;
+  mlfab__request_blame(request, 0, 1, "; the checkpoint may still become whole");
+  mlfab__request_expire(role->requests, request, code, now_ns);
+}
+
+static const mlfab__role checkpoint_worker_row = {
+    .from = MLFAB__CHECKPOINT_ASK,
+    .to = MLFAB__CHECKPOINT_RESUME,
+    .name = "checkpoint worker",
+    .links = MLFAB__ON(SERVER),
+    .requests = MLFAB__SERVES(CHECKPOINT),
+    .frame = checkpoint_worker_frame,
+    .up = checkpoint_worker_up,
+    .gone = checkpoint_worker_gone,
+    .withdraw = checkpoint_worker_withdraw,
+};
+
+MLFAB__INTERNAL int mlfab__checkpoint_worker_attach(mlfab_node *node,
+                                                    mlfab__checkpoint_role **role_p) {
+  mlfab__role *row = mlfab__roles_add(node, &checkpoint_worker_row, sizeof(mlfab__checkpoint_role));
+  if (!row) return MLFAB_ERR_MEMORY;
+  mlfab__checkpoint_role *role = row->self;
+  role->port = mlfab__roles_port(node, row, MLFAB__LINK_SERVER);
+  role->config = &node->config;
+  role->requests = &node->requests;
+  if (node->config.rank == 0) memcpy(role->resume, node->config.resume, sizeof role->resume);
+  *role_p = role;
+  return 0;
+}
+#endif /* MLFAB_WITH_CHECKPOINT */
+
+/* ==============================================================================================
  * core/replica/divergence.h
  * ============================================================================================== */
 #if MLFAB_WITH_REPLICA
@@ -43571,7 +46325,9 @@ static void complete_default64(uint64_t *value, uint64_t standard) {
 static int complete_texts_end(const mlfab_config *c) {
   return memchr(c->coordinator, 0, sizeof c->coordinator) && memchr(c->job, 0, sizeof c->job) &&
          memchr(c->listen, 0, sizeof c->listen) && memchr(c->ifname, 0, sizeof c->ifname) &&
-         memchr(c->key, 0, sizeof c->key) && memchr(c->key_file, 0, sizeof c->key_file);
+         memchr(c->key, 0, sizeof c->key) && memchr(c->key_file, 0, sizeof c->key_file) &&
+         memchr(c->checkpoint_dir, 0, sizeof c->checkpoint_dir) &&
+         memchr(c->resume, 0, sizeof c->resume);
 }
 
 MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_schedule *schedule,
@@ -43712,6 +46468,11 @@ MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_conf
     return complete_config_error(error, "eager_bytes must be a multiple of 64, at most 1 GiB");
   if (config->merge_max > 128) return complete_config_error(error, "merge_max is at most 128");
   if (config->order_by_rate > 1) return complete_config_error(error, "order_by_rate is 0 or 1");
+  if ((config->checkpoint_dir[0] == 0 && config->checkpoint_commits > 0) ||
+      config->checkpoint_keep > 1000000)
+    return complete_config_error(error,
+                                 "checkpoint_commits needs checkpoint_dir, and "
+                                 "checkpoint_keep is at most 1000000");
   if (config->progress > MLFAB_PROGRESS_HAND)
     return complete_config_error(error, "unknown progress mode");
   return complete_check_world(config, error);
@@ -43730,6 +46491,7 @@ typedef struct mlfab__parts {
   struct mlfab__comm *comm;
   struct mlfab__scheduler *scheduler;
   struct mlfab__capacity_role *capacity;
+  struct mlfab__checkpoint_role *checkpoint;
 } mlfab__parts;
 
 
@@ -43940,6 +46702,10 @@ static const config_setting config_settings[] = {
              {"none", MLFAB_UNBOUNDED}),
     CONFIG_W("accumulators", mlfab_config, accumulators, 1, 64, {"none", UINT32_MAX}),
     CONFIG_TIME("plan_ahead_ms", schedule.plan_ahead_ns),
+    CONFIG_T("checkpoint_dir", mlfab_config, checkpoint_dir, CONFIG_TEXT),
+    CONFIG_U("checkpoint_commits", mlfab_config, checkpoint_commits, 1, UINT64_MAX - 1, 1),
+    CONFIG_U("checkpoint_keep", mlfab_config, checkpoint_keep, 1, 1000000, 1),
+    CONFIG_T("resume", mlfab_config, resume, CONFIG_TEXT),
 };
 
 static const config_setting config_model[] = {
@@ -44270,12 +47036,15 @@ static const struct {
 } config_structs[] = {
     CONFIG_S(error),
     CONFIG_S(buf),
+    CONFIG_S(files),
     CONFIG_S(env),
     CONFIG_S(schedule),
     CONFIG_S(config),
     CONFIG_S(sync),
     CONFIG_S(sync_state),
     CONFIG_S(model_options),
+    CONFIG_S(checkpoint_options),
+    CONFIG_S(checkpoint_info),
     CONFIG_S(push_options),
     CONFIG_S(pull_options),
     CONFIG_S(result),
@@ -44332,6 +47101,7 @@ MLFAB__INTERNAL mlfab__call_begin mlfab__calls_reshard;
 MLFAB__INTERNAL mlfab__call_begin mlfab__calls_coll;
 MLFAB__INTERNAL mlfab__call_begin mlfab__calls_partial;
 MLFAB__INTERNAL mlfab__call_begin mlfab__calls_stochastic;
+MLFAB__INTERNAL mlfab__call_begin mlfab__calls_checkpoint;
 
 /* As mlfab_node_submit. `shared`, for collectives, unless NULL: the caller waits and has an arena. A collective that
  * can run in the arena begins as an outside call, and *shared is filled. */
@@ -44438,7 +47208,9 @@ static const struct {
                    [MLFAB_CALL_STOCHASTIC_OPEN] = {mlfab__calls_stochastic, CALLS_OPENS},
                    [MLFAB_CALL_STOCHASTIC_STATE] = {mlfab__calls_stochastic, CALLS_AT_ONCE},
                    [MLFAB_CALL_STOCHASTIC_REDUCE] = {mlfab__calls_stochastic, 0},
-                   [MLFAB_CALL_STOCHASTIC_CLOSE] = {mlfab__calls_stochastic, CALLS_AT_ONCE}};
+                   [MLFAB_CALL_STOCHASTIC_CLOSE] = {mlfab__calls_stochastic, CALLS_AT_ONCE},
+                   [MLFAB_CALL_CHECKPOINT] = {mlfab__calls_checkpoint, 0},
+                   [MLFAB_CALL_RESTORE] = {mlfab__calls_checkpoint, CALLS_AT_ONCE}};
 
 /* Checks the call itself, not the members of its kind. */
 static int calls_check(const mlfab__call_in *e) {
@@ -44498,11 +47270,483 @@ MLFAB_API int mlfab_node_push_status(mlfab_node *node, uint64_t seq, int *status
 }
 
 /* ==============================================================================================
+ * core/api/disk.h
+ * ============================================================================================== */
+/* disk.h - a context carries out file operations (mlfab_node.h) in a thread of its own.
+ *
+ * Each stream has one job:
+ *
+ *    FREE --begin, by the thread that drives--> ASKED --the disk's thread--> RUNS --> ENDED --take--> FREE
+ *
+ * The thread starts with the first job. Without threads (a simulation) `begin` runs the job itself.
+ *
+ * Invariants. (1) A job's buffers belong to the thread that drives while it is FREE or ENDED, else to the disk's thread;
+ * only the thread that drives allocates. (2) Jobs run one at a time, in the order of their streams' turns. (3) What a
+ * WRITE with LAST has ended without an error is durable: the file was synced before it was renamed, and its directory
+ * afterwards. */
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+enum { MLFAB__DISK_STREAMS = 4, MLFAB__DISK_PATH = 520 };
+
+enum mlfab__disk_phase { MLFAB__DISK_FREE, MLFAB__DISK_ASKED, MLFAB__DISK_RUNS, MLFAB__DISK_ENDED };
+
+typedef struct mlfab__disk_job {
+  enum mlfab__disk_phase phase;
+  uint64_t token;
+  mlfab_file_op op; /* its path and its memory are these: */
+  char path[MLFAB__DISK_PATH];
+  uint8_t *memory; /* of WRITE: head and bulk; of READ and LIST: what was read */
+  size_t room, bytes;
+  int32_t code; /* the result */
+  char text[128];
+  /* What is being written. */
+  int file; /* or -1 */
+  char part[MLFAB__DISK_PATH];
+} mlfab__disk_job;
+
+typedef struct mlfab__disk {
+  mlfab__env *env;
+  const mlfab_files *files;
+  void *self;
+  void (*ended)(void *self); /* in the disk's thread: a job has ended. NULL: no thread */
+  pthread_mutex_t lock;      /* of the phases, `stop` and `runs` */
+  pthread_cond_t asked;
+  pthread_t thread;
+  int runs, stop;
+  uint32_t turn;         /* the stream to look at first */
+  uint32_t jobs;         /* that are not FREE; the driving thread's */
+  _Atomic uint32_t news; /* that are ENDED */
+  mlfab__disk_job job[MLFAB__DISK_STREAMS];
+} mlfab__disk;
+
+/* files NULL: the system's. */
+MLFAB__INTERNAL void mlfab__disk_init(mlfab__disk *disk, mlfab__env *env, const mlfab_files *files,
+                                      void *self, void (*ended)(void *self));
+/* Waits for the job that runs; the others do not begin. In a forked child (`child`) there is no thread. Files that are
+ * being written are closed and stay: nobody takes them for whole. */
+MLFAB__INTERNAL void mlfab__disk_free(mlfab__disk *disk, int child);
+/* Begins an operation, whose memory it copies. Errors: MEMORY, AGAIN (the stream has one), ARGUMENT, IO (no thread). */
+MLFAB__INTERNAL int mlfab__disk_begin(mlfab__disk *disk, const mlfab_file_op *op, uint64_t token);
+/* The next job that has ended: 1, with its event, whose memory is valid until the stream's next operation. */
+MLFAB__INTERNAL int mlfab__disk_take(mlfab__disk *disk, mlfab_io_event *event_p);
+/* Reads `bytes` from `offset` on, in the caller's thread, repeating what a signal interrupts: how many there were (fewer at
+ * the end of the file), or a negative errno. */
+MLFAB__INTERNAL int64_t mlfab__disk_read(const mlfab_files *files, int file, void *data,
+                                         size_t bytes, uint64_t offset);
+/* The system's files. */
+MLFAB__INTERNAL const mlfab_files *mlfab__disk_system(void);
+
+
+/* ==============================================================================================
+ * core/api/disk.c
+ * ============================================================================================== */
+/* disk.c - a context carries out file operations. See disk.h. */
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+enum { DISK_LIST_BYTES = 1 << 20, DISK_READ_MAX = 2 << 20 };
+
+/* --- the system's files --- */
+
+static int disk_open(void *user, const char *path, int create) {
+  (void)user;
+  int fd = create ? open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)
+                  : open(path, O_RDONLY | O_CLOEXEC);
+  return fd < 0 ? -errno : fd;
+}
+
+/* Writing beyond the limit of file sizes raises SIGXFSZ, which the thread blocks. */
+static int64_t disk_write(void *user, int file, const void *data, size_t bytes) {
+  (void)user;
+  ssize_t n = write(file, data, bytes);
+  return n < 0 ? -errno : n;
+}
+
+static int64_t disk_read(void *user, int file, void *data, size_t bytes, uint64_t offset) {
+  (void)user;
+  ssize_t n = pread(file, data, bytes, (off_t)offset);
+  return n < 0 ? -errno : n;
+}
+
+static int disk_sync(void *user, int file) {
+  (void)user;
+  return fsync(file) ? -errno : 0;
+}
+
+static int disk_close(void *user, int file) {
+  (void)user;
+  return close(file) ? -errno : 0;
+}
+
+static int disk_rename(void *user, const char *from, const char *to) {
+  (void)user;
+  return rename(from, to) ? -errno : 0;
+}
+
+static int disk_sync_dir(void *user, const char *path) {
+  (void)user;
+  int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return -errno;
+  int code = fsync(fd) ? -errno : 0;
+  close(fd);
+  return code == -EINVAL ? 0 : code; /* a file system whose directories cannot be synced */
+}
+
+static int64_t disk_list(void *user, const char *path, const char *prefix, char *names,
+                         size_t room) {
+  (void)user;
+  DIR *dir = opendir(path);
+  if (!dir) return -errno;
+  int64_t code = 0;
+  size_t at = 0;
+  for (;;) {
+    errno = 0;
+    const struct dirent *entry = readdir(dir);
+    if (!entry) {
+      code = errno ? -errno : (int64_t)at;
+      break;
+    }
+    size_t n = strlen(entry->d_name);
+    if (strncmp(entry->d_name, prefix, strlen(prefix)) != 0 || strchr(entry->d_name, '\n'))
+      continue;
+    if (n + 1 > room - at) {
+      code = -ERANGE;
+      break;
+    }
+    memcpy(names + at, entry->d_name, n);
+    names[at + n] = '\n';
+    at += n + 1;
+  }
+  closedir(dir);
+  return code;
+}
+
+static int disk_remove(void *user, const char *path) {
+  (void)user;
+  return unlink(path) ? -errno : 0;
+}
+
+MLFAB__INTERNAL const mlfab_files *mlfab__disk_system(void) {
+  static const mlfab_files files = {.size = sizeof files,
+                                    .open = disk_open,
+                                    .write = disk_write,
+                                    .read = disk_read,
+                                    .sync = disk_sync,
+                                    .close = disk_close,
+                                    .rename = disk_rename,
+                                    .sync_dir = disk_sync_dir,
+                                    .list = disk_list,
+                                    .remove = disk_remove};
+  return &files;
+}
+
+/* --- operations: 0, or a negative errno --- */
+
+/* Repeats a call that a signal has interrupted. close is not repeated: the descriptor is gone. */
+#define DISK_REPEAT(result, call) \
+  do {                            \
+    (result) = (call);            \
+  } while ((result) == -EINTR)
+
+static int disk_write_all(const mlfab_files *files, int file, const uint8_t *data, size_t bytes) {
+  while (bytes > 0) {
+    int64_t n;
+    DISK_REPEAT(n, files->write(files->user, file, data, bytes));
+    if (n < 0) return (int)n;
+    if (n == 0 || (uint64_t)n > bytes) return -EIO;
+    data += n;
+    bytes -= (size_t)n;
+  }
+  return 0;
+}
+
+/* The directory of a path: "." without one. */
+static void disk_dir(const char *path, char dir[MLFAB__DISK_PATH]) {
+  const char *slash = strrchr(path, '/');
+  size_t n = slash ? (size_t)(slash - path) : 0;
+  snprintf(dir, MLFAB__DISK_PATH, "%.*s", (int)(n > 0 ? n : 1), slash ? path : ".");
+}
+
+static int disk_close_file(const mlfab_files *files, mlfab__disk_job *job) {
+  int file = job->file;
+  job->file = -1;
+  int code = files->close(files->user, file);
+  return code == -EINTR ? 0 : code;
+}
+
+/* Makes what was written durable, and only then gives it its name. */
+static int disk_commit(const mlfab_files *files, mlfab__disk_job *job) {
+  char dir[MLFAB__DISK_PATH];
+  int code = 0;
+  if (!MLFAB__PLANTED(110)) DISK_REPEAT(code, files->sync(files->user, job->file));
+  if (!code) code = disk_close_file(files, job);
+  if (!code) DISK_REPEAT(code, files->rename(files->user, job->part, job->path));
+  disk_dir(job->path, dir);
+  if (!code) DISK_REPEAT(code, files->sync_dir(files->user, dir));
+  if (!code) job->part[0] = 0;
+  return code;
+}
+
+static int disk_run_write(const mlfab_files *files, mlfab__disk_job *job) {
+  if (job->op.flags & MLFAB_FILE_FIRST) {
+    if (job->file >= 0) disk_close_file(files, job);
+    snprintf(job->part, sizeof job->part, "%.512s.part", job->path);
+    DISK_REPEAT(job->file, files->open(files->user, job->part, 1));
+    if (job->file < 0) {
+      int code = job->file;
+      job->file = -1;
+      job->part[0] = 0;
+      return code;
+    }
+  }
+  if (job->file < 0) return -EBADF;
+  int code = disk_write_all(files, job->file, job->memory, job->bytes);
+  return code || !(job->op.flags & MLFAB_FILE_LAST) ? code : disk_commit(files, job);
+}
+
+static int disk_run_abort(const mlfab_files *files, mlfab__disk_job *job) {
+  int code = 0;
+  if (job->file >= 0) disk_close_file(files, job);
+  if (job->part[0]) DISK_REPEAT(code, files->remove(files->user, job->part));
+  job->part[0] = 0;
+  return code == -ENOENT ? 0 : code;
+}
+
+MLFAB__INTERNAL int64_t mlfab__disk_read(const mlfab_files *files, int file, void *data,
+                                         size_t bytes, uint64_t offset) {
+  size_t at = 0;
+  while (at < bytes) {
+    int64_t n;
+    DISK_REPEAT(n, files->read(files->user, file, (uint8_t *)data + at, bytes - at, offset + at));
+    if (n < 0) return n;
+    if ((uint64_t)n > bytes - at) return -EIO;
+    if (n == 0) break;
+    at += (size_t)n;
+  }
+  return (int64_t)at;
+}
+
+static int disk_run_read(const mlfab_files *files, mlfab__disk_job *job) {
+  int file;
+  DISK_REPEAT(file, files->open(files->user, job->path, 0));
+  if (file < 0) return file;
+  int64_t n = mlfab__disk_read(files, file, job->memory, job->op.bytes, job->op.offset);
+  files->close(files->user, file);
+  if (n < 0) return (int)n;
+  job->bytes = (size_t)n;
+  return 0;
+}
+
+static int disk_run_list(const mlfab_files *files, mlfab__disk_job *job) {
+  int64_t n;
+  DISK_REPEAT(
+      n, files->list(files->user, job->path, "checkpoint-", (char *)job->memory, DISK_LIST_BYTES));
+  if (n < 0) return (int)n;
+  if (n > DISK_LIST_BYTES) return -EIO;
+  job->bytes = (size_t)n;
+  return 0;
+}
+
+static void disk_run(const mlfab_files *files, mlfab__disk_job *job) {
+  int code = 0;
+  switch (job->op.kind) {
+    case MLFAB_FILE_WRITE:
+      code = disk_run_write(files, job);
+      break;
+    case MLFAB_FILE_ABORT:
+      code = disk_run_abort(files, job);
+      break;
+    case MLFAB_FILE_READ:
+      code = disk_run_read(files, job);
+      break;
+    case MLFAB_FILE_LIST:
+      code = disk_run_list(files, job);
+      break;
+    default:
+      DISK_REPEAT(code, files->remove(files->user, job->path));
+      if (code == -ENOENT) code = 0;
+  }
+  job->code = code ? MLFAB_ERR_IO : 0;
+  if (code) snprintf(job->text, sizeof job->text, "%s", strerror(-code));
+}
+
+/* --- the thread --- */
+
+/* The next job that was asked for, or NULL. With the lock. */
+static mlfab__disk_job *disk_next(mlfab__disk *disk) {
+  for (uint32_t i = 0; i < MLFAB__DISK_STREAMS; i++) {
+    mlfab__disk_job *job = &disk->job[(disk->turn + i) % MLFAB__DISK_STREAMS];
+    if (job->phase != MLFAB__DISK_ASKED) continue;
+    disk->turn = (disk->turn + i + 1) % MLFAB__DISK_STREAMS;
+    return job;
+  }
+  return NULL;
+}
+
+static void *disk_thread(void *argument) {
+  mlfab__disk *disk = argument;
+  pthread_mutex_lock(&disk->lock);
+  while (!disk->stop) {
+    mlfab__disk_job *job = disk_next(disk);
+    if (!job) {
+      pthread_cond_wait(&disk->asked, &disk->lock);
+      continue;
+    }
+    job->phase = MLFAB__DISK_RUNS;
+    pthread_mutex_unlock(&disk->lock);
+    disk_run(disk->files, job);
+    pthread_mutex_lock(&disk->lock);
+    job->phase = MLFAB__DISK_ENDED;
+    atomic_fetch_add(&disk->news, 1);
+    pthread_mutex_unlock(&disk->lock);
+    disk->ended(disk->self);
+    pthread_mutex_lock(&disk->lock);
+  }
+  pthread_mutex_unlock(&disk->lock);
+  return NULL;
+}
+
+/* Signals belong to the program's threads. */
+static int disk_start(mlfab__disk *disk) {
+  sigset_t blocked, before;
+  sigfillset(&blocked);
+  static const int faults[] = {SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP};
+  for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++) sigdelset(&blocked, faults[i]);
+  pthread_sigmask(SIG_SETMASK, &blocked, &before);
+  int failed = pthread_create(&disk->thread, NULL, disk_thread, disk);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  disk->runs = !failed;
+  return failed ? MLFAB_ERR_IO : 0;
+}
+
+/* --- calls of the thread that drives --- */
+
+MLFAB__INTERNAL void mlfab__disk_init(mlfab__disk *disk, mlfab__env *env, const mlfab_files *files,
+                                      void *self, void (*ended)(void *self)) {
+  memset(disk, 0, sizeof *disk);
+  disk->env = env;
+  disk->files = files ? files : mlfab__disk_system();
+  disk->self = self;
+  disk->ended = ended;
+  pthread_mutex_init(&disk->lock, NULL);
+  pthread_cond_init(&disk->asked, NULL);
+  for (uint32_t i = 0; i < MLFAB__DISK_STREAMS; i++) disk->job[i].file = -1;
+}
+
+MLFAB__INTERNAL void mlfab__disk_free(mlfab__disk *disk, int child) {
+  if (!disk->env) return;
+  if (disk->runs && !child) {
+    pthread_mutex_lock(&disk->lock);
+    disk->stop = 1;
+    pthread_cond_signal(&disk->asked);
+    pthread_mutex_unlock(&disk->lock);
+    pthread_join(disk->thread, NULL);
+  }
+  for (uint32_t i = 0; i < MLFAB__DISK_STREAMS; i++) {
+    mlfab__disk_job *job = &disk->job[i];
+    if (job->file >= 0) disk->files->close(disk->files->user, job->file);
+    mlfab__free(disk->env, job->memory, job->room);
+  }
+  /* In a child it would wait for a thread that waited there at the fork. */
+  if (!child || !disk->runs) pthread_cond_destroy(&disk->asked);
+  if (!child || !disk->runs) pthread_mutex_destroy(&disk->lock);
+  disk->env = NULL;
+}
+
+static int disk_room(mlfab__disk *disk, mlfab__disk_job *job, size_t bytes) {
+  if (bytes <= job->room) return 0;
+  uint8_t *memory = mlfab__alloc(disk->env, bytes);
+  if (!memory) return MLFAB_ERR_MEMORY;
+  mlfab__free(disk->env, job->memory, job->room);
+  job->memory = memory;
+  job->room = bytes;
+  return 0;
+}
+
+/* Copies the operation into its job. */
+static int disk_fill(mlfab__disk *disk, mlfab__disk_job *job, const mlfab_file_op *op) {
+  size_t head = op->kind == MLFAB_FILE_WRITE ? op->head_bytes : 0;
+  size_t bulk = op->kind == MLFAB_FILE_WRITE ? op->bulk_bytes : 0;
+  size_t room = op->kind == MLFAB_FILE_READ   ? op->bytes
+                : op->kind == MLFAB_FILE_LIST ? DISK_LIST_BYTES
+                                              : head + bulk;
+  if (disk_room(disk, job, room)) return MLFAB_ERR_MEMORY;
+  job->op = *op;
+  job->op.path = job->path;
+  job->op.head = job->op.bulk = NULL;
+  job->code = 0;
+  job->text[0] = 0;
+  if (op->kind != MLFAB_FILE_ABORT) snprintf(job->path, sizeof job->path, "%s", op->path);
+  if (head > 0) memcpy(job->memory, op->head, head);
+  if (bulk > 0) memcpy(job->memory + head, op->bulk, bulk);
+  job->bytes = head + bulk;
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__disk_begin(mlfab__disk *disk, const mlfab_file_op *op, uint64_t token) {
+  if (op->stream >= MLFAB__DISK_STREAMS || op->kind == 0 || op->kind > MLFAB_FILE_REMOVE ||
+      op->bytes > DISK_READ_MAX ||
+      (op->kind != MLFAB_FILE_ABORT && (!op->path || strlen(op->path) >= MLFAB__DISK_PATH - 8)))
+    return MLFAB_ERR_ARGUMENT;
+  mlfab__disk_job *job = &disk->job[op->stream];
+  pthread_mutex_lock(&disk->lock);
+  int code = job->phase == MLFAB__DISK_FREE ? 0 : MLFAB_ERR_AGAIN;
+  pthread_mutex_unlock(&disk->lock);
+  if (!code) code = disk_fill(disk, job, op);
+  if (!code && disk->ended && !disk->runs) code = disk_start(disk);
+  if (code) return code;
+  job->token = token;
+  disk->jobs++;
+  if (!disk->ended) {
+    disk_run(disk->files, job);
+    job->phase = MLFAB__DISK_ENDED;
+    atomic_fetch_add(&disk->news, 1);
+    return 0;
+  }
+  pthread_mutex_lock(&disk->lock);
+  job->phase = MLFAB__DISK_ASKED;
+  pthread_cond_signal(&disk->asked);
+  pthread_mutex_unlock(&disk->lock);
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__disk_take(mlfab__disk *disk, mlfab_io_event *event_p) {
+  mlfab__disk_job *job = NULL;
+  if (atomic_load(&disk->news) == 0) return 0;
+  pthread_mutex_lock(&disk->lock);
+  for (uint32_t i = 0; i < MLFAB__DISK_STREAMS && !job; i++)
+    if (disk->job[i].phase == MLFAB__DISK_ENDED) job = &disk->job[i];
+  if (job) job->phase = MLFAB__DISK_FREE;
+  pthread_mutex_unlock(&disk->lock);
+  if (!job) return 0;
+  atomic_fetch_sub(&disk->news, 1);
+  disk->jobs--;
+  int reads = job->op.kind == MLFAB_FILE_READ || job->op.kind == MLFAB_FILE_LIST;
+  memset(event_p, 0, sizeof *event_p);
+  event_p->kind = MLFAB_IO_FILE;
+  event_p->token = job->token;
+  event_p->code = job->code;
+  event_p->text = job->code ? job->text : NULL;
+  event_p->bulk = reads ? job->memory : NULL;
+  event_p->bulk_bytes = reads ? (uint32_t)job->bytes : 0;
+  return 1;
+}
+
+/* ==============================================================================================
  * core/api/context.h
  * ============================================================================================== */
 /* context.h - a context, for the files of this group.
  *
- * context.c has the lock, the thread, the transports, opening, closing and waiting; submit.c the calls that a node
+ * context.c has the lock, the thread, the transports, opening, closing and waiting; disk.c carries out file operations; submit.c the calls that a node
  * carries out; calls_*.c those of optional groups; shared.c collectives in memory that workers of one host share. How
  * threads wait for each other: context.c.
  *
@@ -44592,6 +47836,7 @@ struct mlfab {
   uint32_t ntransports;
   pthread_mutex_t lock;
   pthread_cond_t changed;
+  mlfab__disk disk;
   pthread_t thread;
   enum mlfab__context_thread thread_is;
   int parked; /* callers drive: the thread stays aside, or goes aside when it looks next */
@@ -44913,6 +48158,8 @@ static int context_reach(mlfab *ctx, const char *list, uint64_t token) {
 }
 
 static int context_action(mlfab *ctx, const mlfab_action *action) {
+  if (action->kind == MLFAB_ACTION_FILE)
+    return mlfab__disk_begin(&ctx->disk, action->file, action->token);
   if (action->kind == MLFAB_ACTION_CONNECT)
     return context_reach(ctx, action->address, action->token);
   mlfab__context_transport *transport = &ctx->transports[action->link >> CONTEXT_LINK_BITS];
@@ -44935,14 +48182,27 @@ static int context_action(mlfab *ctx, const mlfab_action *action) {
   }
 }
 
+/* Hands ended file operations to the node. 1: there were some. */
+static int context_disk(mlfab *ctx, uint64_t now) {
+  mlfab_io_event event;
+  int moved = 0;
+  while (ctx->disk.jobs > 0 && mlfab__disk_take(&ctx->disk, &event)) {
+    mlfab_node_event(ctx->node, &event, now);
+    moved = 1;
+  }
+  return moved;
+}
+
 /* Carries out the node's actions. */
 static int context_actions(mlfab *ctx, uint64_t now) {
   mlfab_action action;
   int moved = 0;
-  while (mlfab_node_next(ctx->node, now, &action)) {
-    mlfab_node_done(ctx->node, &action, context_action(ctx, &action), now);
-    moved = 1;
-  }
+  do {
+    while (mlfab_node_next(ctx->node, now, &action)) {
+      mlfab_node_done(ctx->node, &action, context_action(ctx, &action), now);
+      moved = 1;
+    }
+  } while (context_disk(ctx, now));
   for (uint32_t t = 0; moved && t < ctx->ntransports; t++)
     ctx->transports[t].table->flush(ctx->transports[t].self);
   return moved;
@@ -45107,6 +48367,18 @@ static void context_sleep_many(struct pollfd *fds, uint32_t n, uint64_t timeout)
   poll(fds, n, ms > 1000 ? 1000 : (int)ms);
 }
 
+static void context_cond_wait(mlfab *ctx, uint64_t ns);
+
+/* In the disk's thread: a file operation has ended. */
+static void context_disk_ended(void *self) {
+  mlfab *ctx = self;
+  pthread_mutex_lock(&ctx->lock);
+  if (ctx->sleeping) mlfab__context_wake(ctx);
+  context_tell(ctx);
+  pthread_cond_broadcast(&ctx->changed);
+  pthread_mutex_unlock(&ctx->lock);
+}
+
 /* Sleeps without the lock until something may have come, at most until `until`. */
 static void context_sleep(mlfab *ctx, uint64_t until) {
   uint64_t now = mlfab__context_now(ctx);
@@ -45118,6 +48390,10 @@ static void context_sleep(mlfab *ctx, uint64_t until) {
   struct pollfd fds[MLFAB__CONTEXT_TRANSPORTS];
   int many = !only && ctx->ntransports > 0;
   if (many && context_arm(ctx, fds)) timeout = 0;
+  if (ctx->ntransports == 0 && ctx->disk.jobs > 0) { /* the disk's thread signals `changed` */
+    if (atomic_load(&ctx->disk.news) == 0) context_cond_wait(ctx, mlfab__min(timeout, 10000000));
+    return;
+  }
   ctx->sleeping = 1;
   ctx->sleeps_until_ns = until;
   pthread_mutex_unlock(&ctx->lock);
@@ -45460,6 +48736,7 @@ static int context_open_one(mlfab *ctx, const mlfab_config *c, const mlfab__cont
 }
 
 static void context_free(mlfab *ctx) {
+  mlfab__disk_free(&ctx->disk, context_is_child(ctx));
   while (ctx->watches) {
     mlfab__context_watch *watch = ctx->watches;
     ctx->watches = watch->next;
@@ -45504,6 +48781,7 @@ static mlfab *context_new(const mlfab_config *c, mlfab_error *error) {
   if (!ctx->hooks.clock) ctx->hooks.clock = context_monotonic;
   if (!ctx->hooks.log) ctx->hooks.log = context_no_log;
   if (!ctx->hooks.store) ctx->hooks.store = context_store;
+  mlfab__disk_init(&ctx->disk, &ctx->env, ctx->hooks.files, ctx, context_disk_ended);
   ctx->fd = ctx->tell = -1;
   ctx->spin_ns = c->spin_ns;
   ctx->timeout_ns = c->timeout_ns;
@@ -45563,6 +48841,7 @@ MLFAB__INTERNAL int mlfab__context_open(mlfab_config *c, const mlfab__context_ch
   int code = 0;
   for (uint32_t i = 0; i < n && !code; i++)
     code = context_open_one(ctx, c, &choices[i], addresses, sizeof addresses, error);
+  if (ctx->simulated) ctx->disk.ended = NULL; /* no threads: operations end at once */
   if (!code) {
     c->env = &ctx->hooks;
     code = open(c, addresses, began_ns, &ctx->node, error);
@@ -47116,6 +50395,334 @@ MLFAB_API int mlfab_set_servers(mlfab *ctx, const uint32_t *servers, uint32_t n,
   SUBMIT(SET_SERVERS, NULL, .servers = servers, .n = n, .timeout_ns = timeout_ns);
 }
 #endif /* MLFAB_WITH_RESHARD */
+
+/* ==============================================================================================
+ * core/api/calls_checkpoint.c
+ * ============================================================================================== */
+#if MLFAB_WITH_CHECKPOINT
+/* calls_checkpoint.c - checkpoints. */
+
+MLFAB__INTERNAL int mlfab__calls_checkpoint(const mlfab__call_in *in) {
+  const mlfab_call *c = in->call;
+  mlfab__checkpoint_role *role = in->node->parts->checkpoint;
+  if (c->kind == MLFAB_CALL_RESTORE) return mlfab__checkpoint_from(role, c->data, in->error);
+  return mlfab__checkpoint_start(role, c->options, c->info_p, in->node->now_ns, in->request_p,
+                                 in->error);
+}
+
+MLFAB_API int mlfab_checkpoint(mlfab *ctx, const mlfab_checkpoint_options *options,
+                               mlfab_checkpoint_info *info_p) {
+  SUBMIT(CHECKPOINT, NULL, .options = options, .info_p = info_p);
+}
+
+MLFAB_API int mlfab_checkpoint_start(mlfab *ctx, const mlfab_checkpoint_options *options,
+                                     mlfab_checkpoint_info *info_p, mlfab_request *request_p) {
+  SUBMIT_START(CHECKPOINT, request_p, .options = options, .info_p = info_p);
+}
+
+MLFAB_API int mlfab_restore(mlfab *ctx, const char *dir) {
+  SUBMIT_AT_ONCE(RESTORE, .data = (void *)(uintptr_t)dir);
+}
+
+static int calls_restored(mlfab_node *node, mlfab_checkpoint_info *info_p) {
+  mlfab_error error;
+  int code = mlfab__node_enter(node, node->now_ns, 1, &error);
+  if (!code) code = mlfab__checkpoint_loaded(node->parts->checkpoint, info_p, &error);
+  return mlfab__node_return(node, code, &error);
+}
+
+MLFAB_API int mlfab_restored(mlfab *ctx, mlfab_checkpoint_info *info_p) {
+  CONTEXT_LOOK(ctx, calls_restored(ctx->node, info_p));
+}
+#endif /* MLFAB_WITH_CHECKPOINT */
+
+/* ==============================================================================================
+ * core/api/safetensors.c
+ * ============================================================================================== */
+#if MLFAB_WITH_CHECKPOINT
+/* safetensors.c - reads tensors from a safetensors file, which mlfab_save or another program has written.
+ *
+ * The file: u64 length of the header; the header, a JSON object from names to {"dtype", "shape", "data_offsets"}; the
+ * data. The reader takes any JSON object whose values have these members, in any order, and skips other members. The
+ * text of the header comes from outside: `end` bounds every step, and nesting is bounded.
+ *
+ * Names are compared as they stand in the file: a name that is written with an escape matches no name. */
+
+#include <errno.h>
+#include <stdio.h>
+
+enum { SAFETENSORS_HEADER = 64 << 20, SAFETENSORS_DEPTH = 16 };
+
+typedef struct safetensors_file {
+  const mlfab_files *files;
+  int file;
+  char *header;
+  uint64_t header_bytes;
+} safetensors_file;
+
+typedef struct safetensors_text {
+  const char *at, *end;
+} safetensors_text;
+
+typedef struct safetensors_entry {
+  char dtype[8];
+  uint64_t count; /* the product of its shape */
+  uint64_t begin, end;
+  int members; /* bits of what was found */
+} safetensors_entry;
+
+/* --- JSON --- */
+
+static void safetensors_blanks(safetensors_text *t) {
+  while (t->at < t->end && (*t->at == ' ' || *t->at == '\n' || *t->at == '\t' || *t->at == '\r'))
+    t->at++;
+}
+
+/* 1 when this character comes next; it is taken. */
+static int safetensors_take(safetensors_text *t, char c) {
+  safetensors_blanks(t);
+  if (t->at == t->end || *t->at != c) return 0;
+  t->at++;
+  return 1;
+}
+
+/* A string: its characters between the quotes. */
+static int safetensors_string(safetensors_text *t, const char **text_p, size_t *bytes_p) {
+  if (!safetensors_take(t, '"')) return 0;
+  *text_p = t->at;
+  while (t->at < t->end && *t->at != '"') t->at += *t->at == '\\' && t->end - t->at > 1 ? 2 : 1;
+  if (t->at >= t->end) return 0;
+  *bytes_p = (size_t)(t->at - *text_p);
+  t->at++;
+  return 1;
+}
+
+static int safetensors_number(safetensors_text *t, uint64_t *x_p) {
+  uint64_t x = 0;
+  int digits = 0;
+  safetensors_blanks(t);
+  for (; t->at < t->end && *t->at >= '0' && *t->at <= '9'; t->at++, digits++) {
+    if (digits == 19) return 0;
+    x = 10 * x + (uint64_t)(*t->at - '0');
+  }
+  *x_p = x;
+  return digits > 0;
+}
+
+/* Any value. Brackets outside of strings are counted: `depth` is below the bound. */
+static int safetensors_skip(safetensors_text *t) {
+  const char *text;
+  size_t bytes;
+  int depth = 0;
+  do {
+    safetensors_blanks(t);
+    if (t->at == t->end) return 0;
+    char c = *t->at;
+    if (c == '"') {
+      if (!safetensors_string(t, &text, &bytes)) return 0;
+      continue;
+    }
+    if (depth == 0 && (c == ',' || c == '}' || c == ']')) return 0;
+    depth += (c == '{' || c == '[') - (c == '}' || c == ']');
+    if (depth > SAFETENSORS_DEPTH) return 0;
+    t->at++;
+    /* A number or a word ends before the next separator. */
+    while (depth == 0 && c != '}' && c != ']' && t->at < t->end && !strchr(",}] \n\t\r", *t->at))
+      t->at++;
+  } while (depth > 0);
+  return 1;
+}
+
+/* A list of numbers: their product (of none: 1), and the last two. */
+static int safetensors_numbers(safetensors_text *t, uint64_t *product_p, uint64_t last[2]) {
+  uint64_t product = 1, n = 0, x;
+  if (!safetensors_take(t, '[')) return 0;
+  last[0] = last[1] = 0;
+  if (!safetensors_take(t, ']')) {
+    do {
+      if (!safetensors_number(t, &x)) return 0;
+      if (x > 0 && product > UINT64_MAX / x) return 0;
+      product *= x;
+      last[0] = last[1];
+      last[1] = x;
+      n++;
+    } while (safetensors_take(t, ','));
+    if (!safetensors_take(t, ']')) return 0;
+  }
+  *product_p = product;
+  return n < SAFETENSORS_HEADER;
+}
+
+static int safetensors_member(safetensors_text *t, const char *name, size_t bytes,
+                              safetensors_entry *entry) {
+  const char *text;
+  uint64_t unused, last[2];
+  size_t n;
+  if (bytes == 5 && !memcmp(name, "dtype", 5)) {
+    if (!safetensors_string(t, &text, &n) || n >= sizeof entry->dtype) return 0;
+    memcpy(entry->dtype, text, n);
+    entry->dtype[n] = 0;
+    entry->members |= 1;
+    return 1;
+  }
+  if (bytes == 5 && !memcmp(name, "shape", 5)) {
+    entry->members |= 2;
+    return safetensors_numbers(t, &entry->count, last);
+  }
+  if (bytes == 12 && !memcmp(name, "data_offsets", 12)) {
+    if (!safetensors_numbers(t, &unused, last)) return 0;
+    entry->begin = last[0];
+    entry->end = last[1];
+    entry->members |= 4;
+    return 1;
+  }
+  return safetensors_skip(t);
+}
+
+/* Finds a name in the header: 1, 0 when it is not there, -1 when the header does not parse. */
+static int safetensors_find(const safetensors_file *f, const char *wanted,
+                            safetensors_entry *entry) {
+  safetensors_text t = {f->header, f->header + f->header_bytes};
+  const char *name, *member;
+  size_t bytes, n;
+  if (!safetensors_take(&t, '{')) return -1;
+  if (safetensors_take(&t, '}')) return 0;
+  do {
+    if (!safetensors_string(&t, &name, &bytes) || !safetensors_take(&t, ':')) return -1;
+    if (bytes != strlen(wanted) || memcmp(name, wanted, bytes) != 0) {
+      if (!safetensors_skip(&t)) return -1;
+      continue;
+    }
+    memset(entry, 0, sizeof *entry);
+    if (!safetensors_take(&t, '{')) return -1;
+    do {
+      if (!safetensors_string(&t, &member, &n) || !safetensors_take(&t, ':') ||
+          !safetensors_member(&t, member, n, entry))
+        return -1;
+    } while (safetensors_take(&t, ','));
+    return safetensors_take(&t, '}') && entry->members == 7 ? 1 : -1;
+  } while (safetensors_take(&t, ','));
+  return safetensors_take(&t, '}') ? 0 : -1;
+}
+
+/* --- tensors --- */
+
+/* Gives up the lock while it reads the bytes. */
+static int safetensors_tensor(mlfab *ctx, const safetensors_file *f, const char *path,
+                              const mlfab__tensor_info *tensor, const char *given, void *data,
+                              mlfab_error *error) {
+  safetensors_entry entry;
+  char id[16];
+  snprintf(id, sizeof id, "%u", tensor->id);
+  const char *name = given ? given : id, *dtype = mlfab__dtype_name((int)tensor->dtype);
+  int found = safetensors_find(f, name, &entry);
+  if (found < 0)
+    return MLFAB__FAIL(error, MLFAB_ERR_CHECKPOINT,
+                       "load: '%.150s' is no safetensors file: its header does not parse", path);
+  if (!found)
+    return MLFAB__FAIL(error, MLFAB_ERR_TENSOR, "load: no tensor '%.60s' is in '%.150s'", name,
+                       path);
+  if (strcmp(entry.dtype, dtype) != 0)
+    return MLFAB__FAIL(error, MLFAB_ERR_DTYPE, "load: tensor '%.60s' is %s in '%.150s', not %s",
+                       name, entry.dtype, path, dtype);
+  if (entry.count != tensor->count)
+    return MLFAB__FAIL(error, MLFAB_ERR_SHAPE,
+                       "load: tensor '%.60s' has %llu elements in '%.130s', not %llu", name,
+                       (unsigned long long)entry.count, path, (unsigned long long)tensor->count);
+  uint64_t bytes = tensor->count * mlfab__dtype_bytes((int)tensor->dtype);
+  if (entry.end < entry.begin || entry.end - entry.begin != bytes || entry.end > UINT64_MAX / 2)
+    return MLFAB__FAIL(error, MLFAB_ERR_CHECKPOINT,
+                       "load: '%.150s' is damaged: the offsets of tensor '%.60s' do not fit", path,
+                       name);
+  pthread_mutex_unlock(&ctx->lock); /* others go on */
+  int64_t n = mlfab__disk_read(f->files, f->file, data, bytes, 8 + f->header_bytes + entry.begin);
+  pthread_mutex_lock(&ctx->lock);
+  if (n < 0)
+    return MLFAB__FAIL(error, MLFAB_ERR_IO, "load: '%.150s' cannot be read: %s", path,
+                       strerror((int)-n));
+  if ((uint64_t)n < bytes)
+    return MLFAB__FAIL(error, MLFAB_ERR_CHECKPOINT, "load: '%.150s' is truncated", path);
+  return 0;
+}
+
+static int safetensors_buf(mlfab *ctx, const safetensors_file *f, const char *path,
+                           const mlfab_buf *buf, const char *name, mlfab_error *error) {
+  const mlfab__worker *worker = ctx->node->parts->worker;
+  uint64_t at = 0;
+  int found = 0;
+  for (uint32_t i = 0; i < worker->ntensors; i++) {
+    const mlfab__tensor_info copy = worker->tensors[i], *tensor = &copy; /* others may add some */
+    int all = buf->tensor == MLFAB_ALL;
+    if (!all && tensor->id != buf->tensor) continue;
+    found = 1;
+    if (all && tensor->dtype != worker->tensors[0].dtype)
+      return MLFAB__FAIL(error, MLFAB_ERR_DTYPE, "load: MLFAB_ALL needs tensors of one type");
+    if (!buf->data || at + tensor->count > buf->count || (!all && tensor->count != buf->count))
+      return MLFAB__FAIL(error, buf->data ? MLFAB_ERR_SHAPE : MLFAB_ERR_ARGUMENT,
+                         "load: the buffer of tensor %u is NULL, or has another number of elements",
+                         tensor->id);
+    uint8_t *to = (uint8_t *)buf->data + at * mlfab__dtype_bytes((int)tensor->dtype);
+    int code = safetensors_tensor(ctx, f, path, tensor, all ? NULL : name, to, error);
+    if (code) return code;
+    at += tensor->count;
+  }
+  if (!found)
+    return MLFAB__FAIL(error, MLFAB_ERR_TENSOR, "load: there is no tensor %u", buf->tensor);
+  if (at != buf->count)
+    return MLFAB__FAIL(error, MLFAB_ERR_SHAPE, "load: the buffer has %llu elements, not %llu",
+                       (unsigned long long)buf->count, (unsigned long long)at);
+  return 0;
+}
+
+/* Reads the header. */
+static int safetensors_open(mlfab__env *env, safetensors_file *f, const char *path,
+                            mlfab_error *error) {
+  uint8_t head[8];
+  do f->file = f->files->open(f->files->user, path, 0);
+  while (f->file == -EINTR);
+  if (f->file < 0)
+    return MLFAB__FAIL(error, MLFAB_ERR_IO, "load: '%.150s' cannot be opened: %s", path,
+                       strerror(-f->file));
+  int64_t n = mlfab__disk_read(f->files, f->file, head, sizeof head, 0);
+  for (int i = 0; i < 8 && n == 8; i++) f->header_bytes |= (uint64_t)head[i] << (8 * i);
+  if (n >= 0 && (n < 8 || f->header_bytes == 0 || f->header_bytes > SAFETENSORS_HEADER)) {
+    f->header_bytes = 0;
+    return MLFAB__FAIL(error, MLFAB_ERR_CHECKPOINT, "load: '%.150s' is no safetensors file", path);
+  }
+  if (n > 0) {
+    f->header = mlfab__alloc(env, f->header_bytes);
+    if (!f->header) return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "load: out of memory");
+    n = mlfab__disk_read(f->files, f->file, f->header, f->header_bytes, 8);
+  }
+  if (n < 0)
+    return MLFAB__FAIL(error, MLFAB_ERR_IO, "load: '%.150s' cannot be read: %s", path,
+                       strerror((int)-n));
+  if ((uint64_t)n < f->header_bytes)
+    return MLFAB__FAIL(error, MLFAB_ERR_CHECKPOINT, "load: '%.150s' is truncated", path);
+  return 0;
+}
+
+static int safetensors_load(mlfab *ctx, const char *path, const mlfab_buf *bufs, uint32_t n,
+                            const char *const *names) {
+  const mlfab__worker *worker = ctx->node->parts->worker;
+  mlfab_error *error = &ctx->node->requests.last;
+  safetensors_file f = {.files = ctx->disk.files, .file = -1};
+  if (!worker) return MLFAB__FAIL(error, MLFAB_ERR_STATE, "load: this node is not a worker");
+  if (!path || (n > 0 && !bufs))
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "load: %s is NULL", path ? "bufs" : "path");
+  int code = safetensors_open(&ctx->env, &f, path, error);
+  for (uint32_t i = 0; i < n && !code; i++)
+    code = safetensors_buf(ctx, &f, path, &bufs[i], names ? names[i] : NULL, error);
+  mlfab__free(&ctx->env, f.header, f.header_bytes);
+  if (f.file >= 0) f.files->close(f.files->user, f.file);
+  return code;
+}
+
+MLFAB_API int mlfab_load(mlfab *ctx, const char *path, const mlfab_buf *bufs, uint32_t n,
+                         const char *const *names) {
+  CONTEXT_LOOK(ctx, safetensors_load(ctx, path, bufs, n, names));
+}
+#endif /* MLFAB_WITH_CHECKPOINT */
 
 /* ==============================================================================================
  * transports/tcp.c
@@ -51787,6 +55394,8 @@ MLFAB__INTERNAL const mlfab__shm_coll_table *mlfab__shm_coll_functions(void) {
  * core/open/compose.c
  * ============================================================================================== */
 /* compose.c - composes a node of its roles. Top floor: the one file that knows all roles. */
+#if MLFAB_WITH_CHECKPOINT
+#endif
 #if MLFAB_WITH_COLL
 #endif
 #if MLFAB_WITH_KEYS
@@ -51813,6 +55422,10 @@ static int compose_check(const mlfab_config *config, mlfab_error *error) {
                        "configuration: a key (MLFAB_KEY) needs the code of keys, which was left "
                        "out (MLFAB_WITH_KEYS is 0)");
 #endif
+  if (!MLFAB_WITH_CHECKPOINT && (config->checkpoint_dir[0] || config->resume[0]))
+    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
+                       "configuration: checkpoint_dir and resume need checkpoints, which were left "
+                       "out (MLFAB_WITH_CHECKPOINT is 0)");
   if (MLFAB_WITH_SCHED || config->scheduler == MLFAB_SCHEDULER_NONE) return 0;
   return MLFAB__FAIL(
       error, MLFAB_ERR_UNSUPPORTED,
@@ -51831,8 +55444,15 @@ static int compose_worker(mlfab_node *node) {
 #if MLFAB_WITH_COLL
   if (!code) code = mlfab__comm_attach(node, &parts->comm);
 #endif
+#if MLFAB_WITH_CHECKPOINT
+  if (!code) code = mlfab__checkpoint_worker_attach(node, &parts->checkpoint);
+#endif
   if (!code) code = mlfab__worker_attach(node, &parts->worker);
   if (code) return code;
+#if MLFAB_WITH_CHECKPOINT
+  parts->checkpoint->worker = parts->worker;
+  parts->worker->restores = parts->checkpoint->resume[0] != 0;
+#endif
 #if MLFAB_WITH_SCHED
   if (aggregator) aggregator->worker = parts->worker;
 #endif
@@ -51857,6 +55477,9 @@ static int compose_server(mlfab_node *node) {
 #if MLFAB_WITH_RESHARD
   if (!code) mlfab__reshard_server_attach(node, node->parts->server);
   if (!code && node->is_coordinator) code = mlfab__reshard_attach(node, node->parts->server);
+#endif
+#if MLFAB_WITH_CHECKPOINT
+  if (!code) code = mlfab__checkpoint_attach(node, node->parts->server);
 #endif
 #if MLFAB_WITH_COLL
   if (!code && node->is_coordinator) code = mlfab__membership_attach(node);
@@ -52221,6 +55844,43 @@ MLFAB_API int mlfab_set_servers(mlfab *ctx, const uint32_t *servers, uint32_t n,
 
 MLFAB__INTERNAL int mlfab__calls_reshard(const mlfab__call_in *in) {
   return mlfab__error_without(in->error, LEFT_OUT);
+}
+#undef LEFT_OUT
+#endif
+
+#if !MLFAB_WITH_CHECKPOINT
+#define LEFT_OUT "checkpoints (MLFAB_WITH_CHECKPOINT is 0)"
+
+MLFAB_API int mlfab_checkpoint(mlfab *ctx, const mlfab_checkpoint_options *options,
+                               mlfab_checkpoint_info *info_p) {
+  (void)options, (void)info_p;
+  return mlfab__context_without(ctx, LEFT_OUT);
+}
+
+MLFAB_API int mlfab_checkpoint_start(mlfab *ctx, const mlfab_checkpoint_options *options,
+                                     mlfab_checkpoint_info *info_p, mlfab_request *request_p) {
+  (void)options, (void)info_p, (void)request_p;
+  return mlfab__context_without(ctx, LEFT_OUT);
+}
+
+MLFAB_API int mlfab_restore(mlfab *ctx, const char *dir) {
+  (void)dir;
+  return mlfab__context_without(ctx, LEFT_OUT);
+}
+
+MLFAB_API int mlfab_restored(mlfab *ctx, mlfab_checkpoint_info *info_p) {
+  (void)info_p;
+  return mlfab__context_without(ctx, LEFT_OUT);
+}
+
+MLFAB__INTERNAL int mlfab__calls_checkpoint(const mlfab__call_in *in) {
+  return mlfab__error_without(in->error, LEFT_OUT);
+}
+
+MLFAB_API int mlfab_load(mlfab *ctx, const char *path, const mlfab_buf *bufs, uint32_t n,
+                         const char *const *names) {
+  (void)path, (void)bufs, (void)n, (void)names;
+  return mlfab__context_without(ctx, LEFT_OUT);
 }
 #undef LEFT_OUT
 #endif
