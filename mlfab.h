@@ -556,9 +556,8 @@ MLFAB_API int mlfab_config_set(mlfab_config *config, const char *name, const cha
 MLFAB_API int mlfab_config_from_env(mlfab_config *config, mlfab_error *error_p);
 
 /* Opens a node and joins the fabric. Waits until the first config.workers ranks have joined, at most
- * config.timeout_ns. A world of one
- * (workers 1, no dedicated server) opens at once, without I/O. error_p may be NULL; on failure it says why, and which
- * ranks were missing.
+ * config.timeout_ns. A world of one (workers and workers_max 1, no dedicated server) opens at once, without I/O.
+ * error_p may be NULL; on failure it says why, and which ranks were missing.
  * Errors: CONFIG, ADDRESS, ADDRESS_IN_USE, INSECURE, RANK_TAKEN, RANK_RANGE, WORLD, JOB, PROTOCOL_OLDER/NEWER,
  * UNSUPPORTED (naming what was left out), TIMEOUT, MEMORY, IO; with config.join LIMIT (all ranks are taken). */
 MLFAB_API int mlfab_open(const mlfab_config *config, mlfab **ctx_p, mlfab_error *error_p);

@@ -245,7 +245,9 @@ static int reshard_refuse(const mlfab__reshard *r, const uint32_t *list, uint32_
   for (uint32_t i = 0; i < n && !code; i++) {
     if (list[i] >= r->servers) {
       code = MLFAB_ERR_ARGUMENT;
-      snprintf(done->text, sizeof done->text, "there is no server %u of %u", list[i], r->servers);
+      snprintf(done->text, sizeof done->text,
+               "there is no server %u of %u, and servers cannot join a fabric", list[i],
+               r->servers);
     }
     for (uint32_t k = 0; k < i && !code; k++) {
       if (list[i] != list[k]) continue;

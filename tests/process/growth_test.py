@@ -42,12 +42,14 @@ def rows(*results):
     return re.findall(r"worker (\d+): updates (\d+) mean (\S+)", "".join(r.out for r in results))
 
 
-def growing(transport, consistency, servers=2):
+def growing(transport, consistency, *more, elements=65536, early=False):
     address = place(transport, consistency)
     settings = {"MLFAB_CONSISTENCY": consistency, "MLFAB_STALENESS": 2}
-    first = found(address, "-s", servers, transport, helper("joiner"), 4, **settings)
+    program = (helper("joiner"), 4, elements)
+    second = join(address, transport, "-n", 2, *program, **settings) if early else None
+    first = found(address, *(more or ("-s", 2)), transport, *program, **settings)
     time.sleep(0.2)
-    second = join(address, transport, "-n", 2, helper("joiner"), 4, **settings)
+    second = second or join(address, transport, "-n", 2, *program, **settings)
     results = [finish(second, 60), finish(first, 60)]
     for result in results:
         expect(result.code == 0 and result.err == "", "it did not end silently", result)
@@ -81,7 +83,15 @@ def test_stale_synchronous_over_shared_memory():
 
 
 def test_a_worker_that_serves():
-    growing("--tcp", "bsp", servers=0)
+    growing("--tcp", "bsp", "-s", 0)
+
+
+def test_large_updates_with_a_scheduler():
+    growing("--tcp", "bsp", "-s", 2, "--scheduler=beside", elements=300000)
+
+
+def test_joiners_that_are_there_first():
+    growing("--shm", "bsp", early=True)
 
 
 def test_refusals():

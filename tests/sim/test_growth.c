@@ -82,6 +82,7 @@ static int is_ready(job *j, uint32_t i) {
 /* --- one worker --- */
 
 static void step_of(void *user);
+static void join(worker *me);
 
 static void compute(worker *me) {
   uint64_t ns = 1000000u * (1 + below(me->job, 12));
@@ -150,6 +151,8 @@ static void step_of(void *user) {
   uint64_t now = mlfab_sim_clock(j->w.sim);
   int done = 0;
   if (me->busy || !node) return;
+  /* Also while another joiner waits: some get their model at the same time. */
+  if (me->phase < COMPUTES && me->rank >= j->founders && me->dies == 0) join(me);
   if ((me->phase == PUSHES || me->phase == PULLS) && now - me->asked_ns > 30000000000u)
     wrong(j, "worker %u waits for more than 30 s in step %llu", me->rank,
           (unsigned long long)me->step);
