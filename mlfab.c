@@ -45685,7 +45685,6 @@ static uint32_t replicate_group(const mlfab__grouped *grouped, uint32_t at, uint
 /* Decides what is kept of the list of n updates, of which `planned` are planned: frozen, groups, status. */
 static void replicate_decide(const replicate_run *run, mlfab__replica_plan *p, uint32_t n,
                              uint32_t planned, int all) {
-  double bound = replicate_bound(run->r, n, 0);
   p->frozen = p->groups = 0;
   p->needed = mlfab__network_never();
   for (uint32_t at = 0, end; (end = replicate_group(p->grouped, at, planned)) > at; at = end) {
@@ -45694,8 +45693,8 @@ static void replicate_decide(const replicate_run *run, mlfab__replica_plan *p, u
     p->groups++;
   }
   p->by_last = p->frozen;
-  p->divergence_by_last = bound = replicate_bound(run->r, n, p->frozen);
-  p->status = replicate_holds(run, bound) ? 0 : 2;
+  p->divergence_by_last = replicate_bound(run->r, n, p->frozen);
+  p->status = replicate_holds(run, p->divergence_by_last) ? 0 : 2;
   uint32_t groups = p->groups, at = p->frozen, end;
   for (; p->status == 2 && (end = replicate_group(p->grouped, at, planned)) > at; at = end) {
     groups++;
@@ -55650,7 +55649,7 @@ static int open_choose(const mlfab_config *c, mlfab__context_choice *choices, ui
 static int open_is_remote(const char *address) {
   if (!*address || open_begins(address, "unix") || open_begins(address, "shm")) return 0;
   if (open_begins(address, "tcp")) address += 4;
-  return strncmp(address, "127.", 4) && !open_begins(address, "localhost") &&
+  return strncmp(address, "127.", 4) != 0 && !open_begins(address, "localhost") &&
          !open_begins(address, "[::1]");
 }
 

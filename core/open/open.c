@@ -119,7 +119,7 @@ static int open_choose(const mlfab_config *c, mlfab__context_choice *choices, ui
 static int open_is_remote(const char *address) {
   if (!*address || open_begins(address, "unix") || open_begins(address, "shm")) return 0;
   if (open_begins(address, "tcp")) address += 4;
-  return strncmp(address, "127.", 4) && !open_begins(address, "localhost") &&
+  return strncmp(address, "127.", 4) != 0 && !open_begins(address, "localhost") &&
          !open_begins(address, "[::1]");
 }
 
