@@ -20,6 +20,7 @@
 #define SECOND 1000000000ull
 
 enum { FLOATS = 6000, DOUBLES = 700 };
+#define LARGE_BLOCKS UINT64_MAX /* instead of a number of commits: blocks and chunks of 256 KiB */
 
 typedef struct run {
   mlfab *ctx;
@@ -42,9 +43,8 @@ static mlfab_model_options options_of(uint32_t optimizer, uint32_t sync) {
   return o;
 }
 
-/* Opens, and defines the model; with `resume` as the newest checkpoint. */
-static int start(run *r, memory_disk *d, const char *resume, const mlfab_model_options *o,
-                 uint64_t every) {
+/* Opens; the model will begin as the newest checkpoint in `resume`, unless NULL. */
+static void open_run(run *r, memory_disk *d, const char *resume, uint64_t every) {
   mlfab_config c;
   mlfab_env env;
   memset(r, 0, sizeof *r);
@@ -61,7 +61,15 @@ static int start(run *r, memory_disk *d, const char *resume, const mlfab_model_o
   snprintf(c.checkpoint_dir, sizeof c.checkpoint_dir, DIR);
   c.checkpoint_commits = every;
   if (resume) snprintf(c.resume, sizeof c.resume, "%s", resume);
+  if (every == LARGE_BLOCKS) c.checkpoint_commits = 0;
+  if (every == LARGE_BLOCKS) c.block_bytes = c.chunk_bytes = 1 << 18;
   assert_int_equal(mlfab_open(&c, &r->ctx, &r->error), 0);
+}
+
+/* Opens, and defines the model. */
+static int start(run *r, memory_disk *d, const char *resume, const mlfab_model_options *o,
+                 uint64_t every) {
+  open_run(r, d, resume, every);
   assert_int_equal(mlfab_tensor_add(r->ctx, 3, MLFAB_F32, FLOATS), 0);
   assert_int_equal(mlfab_tensor_add(r->ctx, 9, MLFAB_F64, DOUBLES), 0);
   for (int i = 0; i < FLOATS; i++) r->w[i] = (float)i / 100;
@@ -226,6 +234,57 @@ static void test_moment(void **state) {
     disk_free(d);
     free(d);
   }
+}
+
+/* Large updates are applied in several steps, and follow each other closely: a checkpoint waits for the end of one, and has
+ * all of it. */
+static void test_large_updates(void **state) {
+  (void)state;
+  enum { LARGE = 3000000, UPDATES = 6 }; /* 12 MB: three steps */
+  mlfab_model_options o = options_of(MLFAB_OPTIMIZER_ADAM, MLFAB_SYNC_ASYNC);
+  float *w = calloc(LARGE, sizeof *w), *u = calloc(LARGE, sizeof *u);
+  float *want = calloc((size_t)LARGE * (UPDATES + 1), sizeof *want);
+  for (int i = 0; i < LARGE; i++) u[i] = (float)(i % 5 - 2);
+  mlfab_buf weights = {2, 0, w, LARGE}, update = {2, 0, u, LARGE};
+  for (int life = 0; life < 4; life++) {
+    memory_disk *d = calloc(1, sizeof *d);
+    run *r = calloc(1, sizeof *r);
+    mlfab_checkpoint_info info = {.size = sizeof info};
+    mlfab_request pushed[UPDATES], saved;
+    disk_init(d);
+    for (int resumed = 0; resumed < 1 + (life > 0); resumed++) {
+      open_run(r, d, resumed ? DIR : NULL, LARGE_BLOCKS);
+      assert_int_equal(mlfab_tensor_add(r->ctx, 2, MLFAB_F32, LARGE), 0);
+      assert_int_equal(mlfab_model_start(r->ctx, &o, resumed ? &weights : NULL, (uint32_t)resumed),
+                       0);
+      if (resumed) assert_memory_equal(w, want + info.version * LARGE, LARGE * sizeof *w);
+      for (uint64_t i = info.version; i < UPDATES && (life == 0 || resumed); i++) {
+        assert_int_equal(mlfab_push(r->ctx, &update, 1, NULL, NULL), 0);
+        assert_int_equal(mlfab_pull(r->ctx, &weights, 1, NULL, NULL), 0);
+        if (life == 0)
+          memcpy(want + (i + 1) * LARGE, w, LARGE * sizeof *w);
+        else
+          assert_memory_equal(w, want + (i + 1) * LARGE, LARGE * sizeof *w);
+      }
+      if (life > 0 && !resumed) {
+        for (int i = 0; i < UPDATES; i++) {
+          assert_int_equal(mlfab_push_start(r->ctx, &update, 1, NULL, &pushed[i]), 0);
+          if (i == life - 1)
+            assert_int_equal(mlfab_checkpoint_start(r->ctx, NULL, &info, &saved), 0);
+        }
+        for (int i = 0; i < UPDATES; i++)
+          assert_int_equal(mlfab_wait(r->ctx, pushed[i], 0, NULL), 0);
+        assert_int_equal(mlfab_wait(r->ctx, saved, 0, NULL), 0);
+      }
+      stop(r);
+    }
+    free(r);
+    disk_free(d);
+    free(d);
+  }
+  free(w);
+  free(u);
+  free(want);
 }
 
 /* By itself every so many commits; only the newest stay. */
@@ -670,11 +729,12 @@ static void test_load(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_windows),   cmocka_unit_test(test_continues),
-      cmocka_unit_test(test_moment),    cmocka_unit_test(test_by_itself),
-      cmocka_unit_test(test_damage),    cmocka_unit_test(test_refused),
-      cmocka_unit_test(test_arguments), cmocka_unit_test(test_calls_fail),
-      cmocka_unit_test(test_stops),     cmocka_unit_test(test_load),
+      cmocka_unit_test(test_windows),    cmocka_unit_test(test_continues),
+      cmocka_unit_test(test_moment),     cmocka_unit_test(test_large_updates),
+      cmocka_unit_test(test_by_itself),  cmocka_unit_test(test_damage),
+      cmocka_unit_test(test_refused),    cmocka_unit_test(test_arguments),
+      cmocka_unit_test(test_calls_fail), cmocka_unit_test(test_stops),
+      cmocka_unit_test(test_load),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
