@@ -143,7 +143,7 @@ demo: all
 
 # ---- tests
 
-PACKAGES := libcmocka-dev libzmq3-dev clang clang-format clang-tidy cmake g++ pkg-config iproute2 \
+PACKAGES := libcmocka-dev libsodium-dev libzmq3-dev clang clang-format clang-tidy cmake g++ pkg-config iproute2 \
             musl-tools
 # Not every system has these packages; only benchmarks use them, and leave out missing ones.
 OPTIONAL := libopenmpi-dev libgloo-dev

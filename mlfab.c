@@ -55767,6 +55767,7 @@ MLFAB_API int mlfab_open_env(mlfab **ctx_p, mlfab_error *error_p) {
   mlfab_config_init(&config);
   int code = mlfab_config_from_env(&config, error_p);
   if (!code) code = mlfab_open(&config, ctx_p, error_p);
+  open_forget(&config);
   if (code) return code;
   (*ctx_p)->from_env = 1;
   if (config.workers == 0 && config.rank == 0 && config.coordinator[0] == 0 && !config.join)

@@ -321,6 +321,39 @@ static void test_configurations(void **state) {
 #undef WITH
 }
 
+static int give_key(void *user, char *key, size_t room) {
+  const char *text = user;
+  if (!text) return MLFAB_ERR_IO;
+  snprintf(key, room, "%s", text);
+  return 0;
+}
+
+/* The key may come from a function, which counts before the other sources. No error quotes it. */
+static void test_key_from(void **state) {
+  mlfab_config c;
+  mlfab_error error;
+  mlfab *ctx = NULL;
+  (void)state;
+  mlfab_config_init(&c);
+  c.key_from = give_key;
+  strcpy(c.key, "short");
+  strcpy(c.key_file, "/no/such/file");
+  assert_int_equal(refused(&c, "key_from failed"), MLFAB_ERR_IO);
+  c.key_user = (void *)(uintptr_t) "";
+  assert_int_equal(refused(&c, "no key"), MLFAB_ERR_CONFIG);
+  c.key_user = (void *)(uintptr_t) "only-so-long";
+  assert_int_equal(mlfab_open(&c, &ctx, &error), MLFAB_ERR_CONFIG);
+  assert_non_null(strstr(error.text, "shorter than 16"));
+  assert_null(strstr(error.text, "only-so"));
+  c.key_user = (void *)(uintptr_t) "0123456789abcdef";
+  assert_int_equal(mlfab_open(&c, &ctx, &error), 0);
+  mlfab_close(&ctx);
+  c.key_from = NULL;
+  assert_int_equal(refused(&c, "/no/such/file"), MLFAB_ERR_CONFIG);
+  c.key_file[0] = 0;
+  assert_int_equal(refused(&c, "MLFAB_KEY"), MLFAB_ERR_CONFIG);
+}
+
 /* Binds a TCP port of loopback and listens; returns it. */
 static int take_port(int *fd_p) {
   struct sockaddr_in a;
@@ -1924,6 +1957,7 @@ int main(void) {
       cmocka_unit_test(test_null_node),
       cmocka_unit_test(test_null_transport_and_sim),
       cmocka_unit_test(test_configurations),
+      cmocka_unit_test(test_key_from),
       cmocka_unit_test(test_sockets),
       cmocka_unit_test(test_misfits),
       cmocka_unit_test(test_second_server),
