@@ -48,7 +48,7 @@ static void barrier_check(mlfab__barrier_server *server, uint32_t newcomer) {
   for (uint32_t w = 0; w < server->workers; w++) {
     const mlfab__barrier_entry *entry = &server->entries[w];
     if (entry->gone) continue;
-    if (entry->asked > before && server->over > before)
+    if (entry->asked > before && server->over > mlfab__max(before, entry->base))
       barrier_answer(server, w, mlfab__min(entry->asked, server->over) - entry->base);
     if (barrier_waits(server, entry) &&
         (w == newcomer || missing != server->missing || server->over > before))

@@ -278,6 +278,32 @@ static void test_withdrawn(void **state) {
   assert_int_equal(ended(0, 0), 1);
 }
 
+/* One that joins has no part in barriers that others have called, also when these are several: it waits for none of
+ * them, and none of them ends its call. */
+static void test_joins_behind_several(void **state) {
+  (void)state;
+  F.node.roles[0].gone(F.server, (mlfab__at){.peer = 2}, MLFAB__NEVER_HERE);
+  for (uint32_t k = 0; k < 3; k++) call(0, k);
+  settle();
+  open_worker(2);
+  call(2, 0);
+  settle();
+  for (uint32_t k = 0; k < 3; k++) { /* the barriers of the two others */
+    assert_int_equal(ended(2, 0), 1);
+    assert_int_equal(ended(0, k), 1);
+    call(1, 0);
+    settle();
+    assert_int_equal(ended(0, k), 0);
+    assert_int_equal(ended(1, 0), 0);
+  }
+  call(0, 0);
+  settle();
+  assert_int_equal(ended(2, 0), 1);
+  call(1, 0);
+  settle();
+  all_end(0);
+}
+
 static void test_dead(void **state) {
   mlfab_error error;
   (void)state;
@@ -335,9 +361,13 @@ static void test_bad_frames(void **state) {
 
 int main(void) {
 #define TEST(test) cmocka_unit_test_setup_teardown(test, open_all, close_all)
-  const struct CMUnitTest tests[] = {TEST(test_barrier),     TEST(test_several),
-                                     TEST(test_links_break), TEST(test_withdrawn),
-                                     TEST(test_dead),        TEST(test_bad_frames)};
+  const struct CMUnitTest tests[] = {TEST(test_barrier),
+                                     TEST(test_several),
+                                     TEST(test_links_break),
+                                     TEST(test_withdrawn),
+                                     TEST(test_joins_behind_several),
+                                     TEST(test_dead),
+                                     TEST(test_bad_frames)};
 #undef TEST
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
