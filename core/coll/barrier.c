@@ -72,6 +72,8 @@ static void barrier_server_gone(void *self, mlfab__at at, int left) {
   mlfab__barrier_server *server = self;
   server->entries[at.peer].left = left != 0;
   server->entries[at.peer].gone = 1;
+  if (left == MLFAB__NEVER_HERE)
+    return; /* nobody has called yet, and there may be 65536 such numbers */
   barrier_check(server, MLFAB__NO_NODE);
 }
 
