@@ -1126,6 +1126,7 @@ MLFAB_API int mlfab_explain(mlfab *ctx, char *text, size_t room, size_t *bytes_p
  *    A worker closes. The next call of the others fails once with MLFAB_ERR_PEER_CLOSED, unless the worker had
  *    finished (mlfab_finish).
  *    A worker joins (section 6). No call fails, and the epoch ends between two calls, the same two on every worker.
+ *    Where 1024 workers take part already, the joiner's call fails with MLFAB_ERR_LIMIT, and later ones wait for room.
  *    A worker comes back after its death. Its return ends the epoch of the others (MLFAB_ERR_AGAIN), and they wait for its first
  *    collective, so it should call early. It has none of their objects. Calls on an old object end at their deadline
  *    and name it; the others then close their objects, and all open new ones.

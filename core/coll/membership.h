@@ -60,7 +60,8 @@
  * Members are ordered by host (the host of the lowest rank first), then by rank; with `order_by_rate` of
  * the configuration hosts with the most bandwidth first. go.round is the largest round that a member has told.
  * An epoch has at most MLFAB__MEMBERSHIP_MEMBERS_MAX members: one that would have more ends as it begins,
- * with LIMIT. */
+ * with LIMIT; but joiners only get in where there is room. One that comes to a full epoch hears MEMBERSHIP_OVER of it
+ * with LIMIT, once, and then waits until a member leaves, finishes or dies. */
 #ifndef MLFAB__MEMBERSHIP_H
 #define MLFAB__MEMBERSHIP_H
 

@@ -1139,6 +1139,74 @@ static void test_too_many(void **state) {
   assert_int_equal(env.bytes, 0);
 }
 
+/* A full epoch goes on when one more worker joins, who learns why it may not: until a member leaves. */
+typedef struct crowd {
+  mlfab__membership membership;
+  uint32_t joiner, limits, freezes, go_epoch;
+} crowd;
+
+static void crowd_post(void *self, uint32_t peer, uint8_t type, const void *meta, uint32_t bytes) {
+  crowd *c = self;
+  mlfab__membership_over over;
+  mlfab__membership_go go;
+  c->freezes += type == MLFAB__MEMBERSHIP_FREEZE;
+  if (type == MLFAB__MEMBERSHIP_GO) {
+    assert_int_equal(mlfab__decode_membership_go(meta, bytes, &go), 0);
+    c->go_epoch = go.epoch;
+  }
+  if (type != MLFAB__MEMBERSHIP_OVER) return;
+  assert_int_equal(peer, c->joiner);
+  assert_int_equal(mlfab__decode_membership_over(meta, bytes, &over), 0);
+  assert_int_equal(over.code, MLFAB_ERR_LIMIT);
+  assert_string_equal(over.text, "collectives are for 1024 workers at most, which take part");
+  c->limits++;
+}
+
+static void crowd_say(crowd *c, uint32_t rank, uint8_t type, const uint8_t *meta, uint32_t n) {
+  mlfab__frame_in frame = {type, n, 0, meta, NULL};
+  mlfab__membership_frame(&c->membership, rank, &frame, 1);
+}
+
+static void test_one_too_many_joins(void **state) {
+  static crowd c;
+  mlfab__env env;
+  mlfab_config config;
+  uint8_t meta[128];
+  (void)state;
+  assert_int_equal(mlfab__env_init(&env, NULL), 0);
+  mlfab_config_init(&config);
+  config.workers = MLFAB__MEMBERSHIP_MEMBERS_MAX + 1;
+  config.heartbeat_ns = BEAT;
+  memset(&c, 0, sizeof c);
+  c.joiner = MLFAB__MEMBERSHIP_MEMBERS_MAX;
+  mlfab__port port = {&c, crowd_post, no_ready, any_drop, no_detach, no_event};
+  assert_int_equal(mlfab__membership_init(&c.membership, &env, &config, &port), 0);
+  mlfab__membership_gone(&c.membership, c.joiner, MLFAB__NEVER_HERE, 1);
+  mlfab__membership_ask ask = {.host = 1};
+  uint32_t n = mlfab__encode_membership_ask(meta, &ask);
+  for (uint32_t i = 0; i < c.joiner; i++) crowd_say(&c, i, MLFAB__MEMBERSHIP, meta, n);
+  mlfab__membership_ready ready = {.epoch = 1};
+  n = mlfab__encode_membership_ready(meta, &ready);
+  for (uint32_t i = 0; i < c.joiner; i++) crowd_say(&c, i, MLFAB__MEMBERSHIP_READY, meta, n);
+  assert_int_equal(c.go_epoch, 1);
+  mlfab__membership_hello(&c.membership, c.joiner, 7, 1);
+  for (ask.epoch = 0; ask.epoch < 2; ask.epoch++) { /* before it has heard, and after */
+    n = mlfab__encode_membership_ask(meta, &ask);
+    crowd_say(&c, c.joiner, MLFAB__MEMBERSHIP, meta, n);
+    assert_int_equal(c.limits, 1);
+  }
+  for (uint64_t now = 1; now < 20; now++) mlfab__membership_tick(&c.membership, now * BEAT);
+  assert_int_equal(c.freezes, 0);
+  assert_int_equal(c.membership.phase, MLFAB__MEMBERSHIP_RUNNING);
+  /* A member leaves: the next epoch is for the joiner. */
+  mlfab__membership_leave leave = {.epoch = 1, .rank = 5};
+  crowd_say(&c, 5, MLFAB__MEMBERSHIP_LEAVE, meta, mlfab__encode_membership_leave(meta, &leave));
+  mlfab__membership_tick(&c.membership, 30 * BEAT);
+  assert_int_equal(c.freezes, c.joiner - 1);
+  mlfab__membership_free(&c.membership);
+  assert_int_equal(env.bytes, 0);
+}
+
 /* Frames that do not parse: the link is given up, nothing else happens. */
 static void test_hostile(void **state) {
   static const uint8_t types[] = {MLFAB__MEMBERSHIP,      MLFAB__MEMBERSHIP_READY,
@@ -1176,6 +1244,7 @@ int main(void) {
       cmocka_unit_test(test_differ),
       cmocka_unit_test(test_asking_rate),
       cmocka_unit_test(test_too_many),
+      cmocka_unit_test(test_one_too_many_joins),
       cmocka_unit_test(test_hostile),
       cmocka_unit_test(test_lost_before),
   };
