@@ -25447,7 +25447,8 @@ MLFAB__INTERNAL void mlfab__comm_tick(void *self, uint64_t now_ns) {
  * Members are ordered by host (the host of the lowest rank first), then by rank; with `order_by_rate` of
  * the configuration hosts with the most bandwidth first. go.round is the largest round that a member has told.
  * An epoch has at most MLFAB__MEMBERSHIP_MEMBERS_MAX members: one that would have more ends as it begins,
- * with LIMIT. */
+ * with LIMIT; but joiners only get in where there is room. One that comes to a full epoch hears MEMBERSHIP_OVER of it
+ * with LIMIT, once, and then waits until a member leaves, finishes or dies. */
 
 enum mlfab__membership_phase {
   MLFAB__MEMBERSHIP_IDLE, /* nobody has ever asked */
@@ -25806,13 +25807,27 @@ static int32_t membership_keeper(const mlfab__membership *membership) {
   return MLFAB_NO_RANK;
 }
 
-/* The workers that have asked are the members of the next epoch, joiners only if they can be. */
-static void membership_form(mlfab__membership *membership) {
-  uint32_t asked = 0;
-  int keeps = membership_keeper(membership) != MLFAB_NO_RANK;
+/* Joiners for whom there is room in an epoch beside the members of the one that runs, or beside the others that have
+ * asked for the next. */
+static uint32_t membership_places(const mlfab__membership *membership) {
+  uint32_t taken = 0, room = membership_room(membership);
   for (uint32_t w = 0; w < membership->workers; w++) {
     const mlfab__membership_entry *entry = &membership->entries[w];
-    asked += entry->asked && !(entry->joins && keeps);
+    taken += membership_stands(membership) ? entry->member && !entry->left && !entry->done
+                                           : entry->asked && !entry->joins;
+  }
+  return taken < room ? room - taken : 0;
+}
+
+/* The workers that have asked are the members of the next epoch, joiners only if they can be. */
+static void membership_form(mlfab__membership *membership) {
+  uint32_t asked = 0, places = membership_places(membership);
+  if (membership_keeper(membership) != MLFAB_NO_RANK) places = 0;
+  if (MLFAB__PLANTED(127)) places = membership->workers;
+  uint32_t joiners = places;
+  for (uint32_t w = 0; w < membership->workers; w++) {
+    const mlfab__membership_entry *entry = &membership->entries[w];
+    asked += entry->asked && (!entry->joins || (joiners > 0 && joiners--));
   }
   if (asked == 0) return;
   membership->epoch++;
@@ -25820,7 +25835,8 @@ static void membership_form(mlfab__membership *membership) {
   membership->phase = MLFAB__MEMBERSHIP_LISTED;
   for (uint32_t w = 0; w < membership->workers; w++) {
     mlfab__membership_entry *entry = &membership->entries[w];
-    if (!entry->asked || (entry->joins && keeps)) continue;
+    if (!entry->asked || (entry->joins && places == 0)) continue;
+    places -= entry->joins;
     entry->asked = entry->joins = 0;
     entry->member = 1;
     entry->missing = MEMBERSHIP_UNTOLD;
@@ -26151,9 +26167,20 @@ static void membership_admit(mlfab__membership *membership) {
   for (uint32_t w = 0; w < membership->workers; w++) {
     const mlfab__membership_entry *entry = &membership->entries[w];
     if (!entry->asked || !entry->joins) continue;
-    membership_freeze(membership, w);
+    if (membership_places(membership) > 0 || MLFAB__PLANTED(127)) membership_freeze(membership, w);
     return;
   }
+}
+
+/* Tells a joiner for whom there is no room. Its next call waits until there is. Returns 0 when it knows, or there is. */
+static int membership_is_full(mlfab__membership *membership, uint32_t worker,
+                              const mlfab__membership_ask *in) {
+  mlfab__membership_over over = {membership->epoch, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, {0}};
+  if (in->epoch == membership->epoch || membership_places(membership) > 0) return 0;
+  snprintf(over.text, sizeof over.text, "collectives are for %u workers at most, which take part",
+           membership_room(membership));
+  MLFAB__POST(&membership->port, worker, MLFAB__MEMBERSHIP_OVER, membership_over, &over);
+  return 1;
 }
 
 /* Tells the workers that join whose objects they wait for. */
@@ -26239,6 +26266,8 @@ static int membership_asks(mlfab__membership *membership, uint32_t worker,
                     membership->list_bytes);
     return 0;
   }
+  if (membership_stands(membership) && entry->joins && membership_is_full(membership, worker, in))
+    return 0;
   entry->asked = 1;
   entry->ask = *in;
   entry->missing = MEMBERSHIP_UNTOLD;
@@ -26439,7 +26468,7 @@ MLFAB__INTERNAL void mlfab__membership_tick(void *self, uint64_t now_ns) {
     membership_tell_missing(membership);
   if (membership->phase != MLFAB__MEMBERSHIP_RUNNING) return;
   if (membership->kept > 0) membership_tell_kept(membership);
-  if (membership->kept > 0 && --membership->kept == 0) membership_admit(membership);
+  if (membership->kept == 0 || --membership->kept == 0) membership_admit(membership);
   if (inquiry->open && now_ns - inquiry->asked_ns >= 2 * membership->config->heartbeat_ns)
     membership_look_at_answers(membership, 1);
   if (!inquiry->open && inquiry->pending && membership_may_ask(membership, now_ns))
@@ -28529,7 +28558,7 @@ static void barrier_check(mlfab__barrier_server *server, uint32_t newcomer) {
   for (uint32_t w = 0; w < server->workers; w++) {
     const mlfab__barrier_entry *entry = &server->entries[w];
     if (entry->gone) continue;
-    if (entry->asked > before && server->over > before)
+    if (entry->asked > before && server->over > mlfab__max(before, entry->base))
       barrier_answer(server, w, mlfab__min(entry->asked, server->over) - entry->base);
     if (barrier_waits(server, entry) &&
         (w == newcomer || missing != server->missing || server->over > before))
@@ -28553,6 +28582,8 @@ static void barrier_server_gone(void *self, mlfab__at at, int left) {
   mlfab__barrier_server *server = self;
   server->entries[at.peer].left = left != 0;
   server->entries[at.peer].gone = 1;
+  if (left == MLFAB__NEVER_HERE)
+    return; /* nobody has called yet, and there may be 65536 such numbers */
   barrier_check(server, MLFAB__NO_NODE);
 }
 

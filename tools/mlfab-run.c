@@ -968,10 +968,12 @@ static void parse(int argc, char **argv) {
   }
   if (options.join) {
     if (options.servers >= 0 || options.server_program || options.scheduled ||
-        options.delay_bound || options.workers_max)
+        options.delay_bound || options.workers_max || options.resume)
       usage(
           "--join starts workers only: not with -s, --server, --scheduler, --delay-bound, "
-          "--max-workers");
+          "--max-workers, --resume");
+    if (options.insecure)
+      usage("--join without a key takes MLFAB_ALLOW_INSECURE=1 of the environment, not --insecure");
     if (options.workers == 0) options.workers = 1;
     options.servers = 0;
   }

@@ -125,6 +125,8 @@ def test_a_joiner_that_dies():
 
 def test_wrong_usage():
     for arguments, text in [(("--join", "a", "-s", "1", "x"), "--join starts workers only"),
+                            (("--join", "a", "--resume", "d", "x"), "--join starts workers only"),
+                            (("--join", "a", "--insecure", "x"), "MLFAB_ALLOW_INSECURE=1"),
                             (("--join", "", "x"), "--join takes the address"),
                             (("-n", "3", "--max-workers", "2", "x"), "--max-workers is below -n")]:
         result = run(RUN, *arguments)
