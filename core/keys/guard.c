@@ -299,7 +299,10 @@ MLFAB__INTERNAL int mlfab__guard_attach(mlfab_node *node) {
                                      guard_sent, guard_end,   guard_free};
   const char *why;
   guard_self *self = mlfab__alloc(&node->env, sizeof *self);
-  if (!self) return MLFAB_ERR_MEMORY;
+  if (!self) {
+    mlfab__wipe(node->config.key, sizeof node->config.key);
+    return MLFAB_ERR_MEMORY;
+  }
   node->guard = &guard;
   node->guard_self = self;
   (void)mlfab__keys_parse(node->config.key, &self->keys, &why); /* valid: it was checked */

@@ -138,6 +138,7 @@ MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses,
   if (!code) code = compose(node);
 #if MLFAB_WITH_KEYS
   mlfab__wipe(complete.key, sizeof complete.key);
+  mlfab__wipe(complete.entropy, sizeof complete.entropy);
 #endif
   if (code) {
     mlfab_node_close(&node);

@@ -451,6 +451,7 @@ static int fabric_open(fabric *f, uint32_t i) {
   }
   config.timeout_ns = 5 * SECOND;
   config.eager_bytes = 4096;
+  if (f->scheduler > 0) strcpy(config.key, "the-key-of-this-test");
   config.chunk_bytes = 8192;
   config.block_bytes = 8192;
   return mlfab_sim_open(f->sim, i, &config, &f->node[i], &error);
