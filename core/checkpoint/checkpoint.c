@@ -123,8 +123,10 @@ static int checkpoint_frame(void *self, mlfab__at at, const mlfab__frame_in *fra
 
 static void checkpoint_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
   mlfab__checkpoint *c = self;
-  if (at.kind == MLFAB__LINK_WORKER && c->lead && greeting->fresh)
-    mlfab__lead_fresh(c->lead, at.peer);
+  int fresh = at.kind == MLFAB__LINK_WORKER && greeting->fresh;
+  if (fresh && c->lead) mlfab__lead_fresh(c->lead, at.peer);
+  /* The former process of worker 0 asked for a checkpoint; this one says so itself if it wants one, too. */
+  if (fresh && at.peer == 0 && c->restore.phase == MLFAB__RESTORE_IDLE) c->restore.dir[0] = 0;
   if (at.kind != MLFAB__LINK_RESHARD) return;
   if (c->lead) mlfab__lead_up(c->lead, at.peer);
   /* The last answer may have been lost. */

@@ -359,11 +359,42 @@ static void test_disagree(void **state) {
   disk_drop(old);
 }
 
+/* Worker 0 asked for a checkpoint and died before it defined the model: its next process has not asked for one. */
+static void test_asker_dies(void **state) {
+  (void)state;
+  memory_disk *disk = disk_new();
+  mlfab_model_options o = options_of(MLFAB_SYNC_ASYNC);
+  mlfab_checkpoint_info info = {.size = sizeof info};
+  mlfab_error error;
+  fabric *f = fabric_open(1, 1, &disk);
+  fabric_model(f, &o, NULL);
+  fabric_push(f, 0, 0);
+  fabric_save(f, 0, 0);
+  fabric_close(f);
+  f = fabric_open(1, 1, &disk);
+  OK(f->w.node[0], mlfab_restore(f->w.node[0], "/disk"));
+  mlfab_sim_run(f->w.sim, WORLD_S);
+  assert_int_equal(mlfab_sim_crash(f->w.sim, 0), 0);
+  mlfab_sim_run(f->w.sim, 2ull * WORLD_S);
+  mlfab_config c = world_config(&f->w, 0);
+  if (mlfab_sim_open(f->w.sim, 0, &c, &f->w.node[0], &error)) fail_msg("%s", error.text);
+  while (mlfab_is_ready(f->w.node[0], &error) == 0) assert_true(mlfab_sim_step(f->w.sim));
+  OK(f->w.node[0], mlfab_tensor_add(f->w.node[0], 1, MLFAB_F32, COUNT));
+  fabric_model(f, &o, NULL);
+  OK(f->w.node[0], mlfab_restored(f->w.node[0], &info));
+  assert_int_equal(info.number, 0);
+  fabric_pull(f, 0);
+  for (int i = 0; i < COUNT; i++) assert_true(f->moved[i] == (float)i);
+  fabric_close(f);
+  disk_drop(disk);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_servers),   cmocka_unit_test(test_shapes),
-      cmocka_unit_test(test_scheduled), cmocka_unit_test(test_links_break),
-      cmocka_unit_test(test_failures),  cmocka_unit_test(test_disagree),
+      cmocka_unit_test(test_servers),    cmocka_unit_test(test_shapes),
+      cmocka_unit_test(test_scheduled),  cmocka_unit_test(test_links_break),
+      cmocka_unit_test(test_failures),   cmocka_unit_test(test_disagree),
+      cmocka_unit_test(test_asker_dies),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
