@@ -44349,6 +44349,7 @@ static const char *restore_define(mlfab__restore *restore, const mlfab__file_rec
       record->bulk_bytes != (uint64_t)define.tensors * MLFAB__TENSOR_INFO_BYTES)
     return "its definition of the model does not parse";
   if (restore->phase != MLFAB__RESTORE_CHECKS || restore->shard > 0) return NULL;
+  if (restore->table) return "it has two definitions of the model";
   restore->define = define;
   restore->table = mlfab__alloc(restore->env, record->bulk_bytes);
   if (!restore->table && record->bulk_bytes > 0) {
@@ -44851,8 +44852,10 @@ static int checkpoint_frame(void *self, mlfab__at at, const mlfab__frame_in *fra
 
 static void checkpoint_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
   mlfab__checkpoint *c = self;
-  if (at.kind == MLFAB__LINK_WORKER && c->lead && greeting->fresh)
-    mlfab__lead_fresh(c->lead, at.peer);
+  int fresh = at.kind == MLFAB__LINK_WORKER && greeting->fresh;
+  if (fresh && c->lead) mlfab__lead_fresh(c->lead, at.peer);
+  /* The former process of worker 0 asked for a checkpoint; this one says so itself if it wants one, too. */
+  if (fresh && at.peer == 0 && c->restore.phase == MLFAB__RESTORE_IDLE) c->restore.dir[0] = 0;
   if (at.kind != MLFAB__LINK_RESHARD) return;
   if (c->lead) mlfab__lead_up(c->lead, at.peer);
   /* The last answer may have been lost. */
@@ -46556,7 +46559,7 @@ MLFAB__INTERNAL void mlfab__key_forget(mlfab_config *config);
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* NULL, or why this file does not keep a secret. Root reads every file, so its own may belong to any user. */
+/* NULL, or why this file does not keep a secret. */
 static const char *key_file_bad(const struct stat *info) {
   if (!S_ISREG(info->st_mode)) return "is not a regular file";
   if (info->st_uid != geteuid()) return "belongs to another user";

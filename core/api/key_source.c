@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* NULL, or why this file does not keep a secret. Root reads every file, so its own may belong to any user. */
+/* NULL, or why this file does not keep a secret. */
 static const char *key_file_bad(const struct stat *info) {
   if (!S_ISREG(info->st_mode)) return "is not a regular file";
   if (info->st_uid != geteuid()) return "belongs to another user";

@@ -210,6 +210,7 @@ static const char *restore_define(mlfab__restore *restore, const mlfab__file_rec
       record->bulk_bytes != (uint64_t)define.tensors * MLFAB__TENSOR_INFO_BYTES)
     return "its definition of the model does not parse";
   if (restore->phase != MLFAB__RESTORE_CHECKS || restore->shard > 0) return NULL;
+  if (restore->table) return "it has two definitions of the model";
   restore->define = define;
   restore->table = mlfab__alloc(restore->env, record->bulk_bytes);
   if (!restore->table && record->bulk_bytes > 0) {

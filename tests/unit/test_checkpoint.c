@@ -450,6 +450,20 @@ static void test_refused(void **state) {
   disk_find(d->now, one)->path[0] = 0;
   refused(d, &o, MLFAB_ERR_CHECKPOINT, "belongs to another checkpoint");
   *mine = kept;
+  /* A definition of the model twice: it is not kept twice. */
+  mlfab__file_record record;
+  const char *why = NULL;
+  size_t first = (size_t)mlfab__record_open(kept.data, kept.bytes, &record, &why);
+  size_t n = (size_t)mlfab__record_open(kept.data + first, kept.bytes - first, &record, &why);
+  assert_int_equal(record.type, MLFAB__RECORD_DEFINE);
+  *mine = (disk_inode){.data = malloc(first + 2 * n), .bytes = first + 2 * n};
+  memcpy(mine->data, kept.data, first + n);
+  memcpy(mine->data + first + n, kept.data + first, n);
+  record.index++;
+  mlfab__record_seal(mine->data + first + n, &record);
+  refused(d, &o, MLFAB_ERR_CHECKPOINT, "two definitions of the model");
+  free(mine->data);
+  *mine = kept;
   /* A shard, or the manifest, under another name. */
   move_file(d, shard1, "/disk/checkpoint-00000003-0-of-1.shard");
   move_file(d, two, "/disk/checkpoint-00000003.manifest");
