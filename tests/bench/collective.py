@@ -128,7 +128,7 @@ def contestants(build, ranks):
     found = {
         "shm": (run + ["--shm", ours, "DIR"], {}),
         "shm-alloc": (run + ["--shm", ours, "DIR", "alloc"], {}),
-        "tcp": (run + ["--tcp", ours, "DIR"], {"MLFAB_PAYLOAD_CRC": "0"}),
+        "tcp": (run + ["--tcp", "--insecure", ours, "DIR"], {"MLFAB_PAYLOAD_CRC": "0"}),
         "copy": ([limit, "copy", str(ranks), "DIR"], {}),
         "add": ([limit, "add", str(ranks), "DIR"], {}),
         "loopback": ([limit, "tcp", str(ranks), "DIR"], {}),
