@@ -46,6 +46,10 @@
 #include <sys/random.h>
 #endif
 
+#ifndef MLFAB_WITH_KEYS
+#define MLFAB_WITH_KEYS 1
+#endif
+
 #define RANKS_MAX 4096
 #define RESTARTS_MAX 10
 #define LINE_MAX_BYTES 16384           /* a longer line is forwarded in pieces */
@@ -1004,12 +1008,13 @@ static int free_port(void) {
   return port;
 }
 
-/* 256 random bits. Only they keep strangers out: without them nothing is started. */
+/* 256 random bits. Only they keep strangers out of TCP: without them nothing is started. */
 static int make_key(void) {
   unsigned char bytes[32];
   size_t got = 0;
   const char *given = getenv("MLFAB_KEY");
   if (options.workers_max && given && *given) return 0; /* joiners have it */
+  if (!MLFAB_WITH_KEYS) return 0; /* then only Unix sockets and shared memory of this user */
 #ifdef __linux__
   ssize_t n = getrandom(bytes, sizeof bytes, 0);
   got = n > 0 ? (size_t)n : 0;

@@ -115,6 +115,7 @@ static int open_choose(const mlfab_config *c, mlfab__context_choice *choices, ui
   return 0;
 }
 
+#if MLFAB_WITH_KEYS
 /* Does the address lead to other hosts? */
 static int open_is_remote(const char *address) {
   if (!*address || open_begins(address, "unix") || open_begins(address, "shm")) return 0;
@@ -122,6 +123,7 @@ static int open_is_remote(const char *address) {
   return strncmp(address, "127.", 4) != 0 && !open_begins(address, "localhost") &&
          !open_begins(address, "[::1]");
 }
+#endif
 
 /* The key, from where the configuration says that it is. With a key the addresses that are given may be of any host. */
 static int open_key(mlfab_config *c, mlfab_error *error) {
@@ -134,7 +136,7 @@ static int open_key(mlfab_config *c, mlfab_error *error) {
   if (!c->key[0] && !c->key_file[0] && !c->key_from) return 0;
   return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
                      "configuration: a key (MLFAB_KEY) needs the code of keys, which was left out "
-                     "(MLFAB_WITH_KEYS is 0)");
+                     "(MLFAB_WITH_KEYS is 0); mlfab-run --insecure makes none");
 #endif
 }
 

@@ -83,6 +83,15 @@ check "a server without filters" $compile -Ifull -o mixed0 "$dropin/mixed.c" no_
 check "a worker with filters" $compile -Ifull -o mixed1 "$dropin/mixed.c" full/mlfab.c $link
 check "the worker is told which server" "$run" -n 2 -s 0 --timeout 60 sh -c 'exec ./mixed$MLFAB_RANK'
 
+# mlfab-run makes a key, which a build without them refuses and says what helps; one without them makes none.
+$compile -DMLFAB_WITH_KEYS=0 -c full/mlfab.c -o no_keys.o
+check "a trainer without keys" $compile -Ifull -o keyless "$dropin/trainer.c" no_keys.o $link
+check "is told of --insecure" sh -c '! "$0" -n 2 --timeout 60 ./keyless 2>said.txt >&2 && grep -e --insecure said.txt' "$run"
+check "runs with --insecure" "$run" -n 2 --insecure --timeout 60 ./keyless
+check "mlfab-run without keys" $compile -D_GNU_SOURCE -DMLFAB_WITH_KEYS=0 -Ifull -o run_keyless \
+  "$root/tools/mlfab-run.c" no_keys.o $link
+check "runs without keys" ./run_keyless -n 2 --timeout 60 ./keyless
+
 # Two copies, one of which could be seen by the other.
 check "a copy in the program" $compile -rdynamic -DMLFAB_WITH_SCHED=0 -Ifull -o copies "$dropin/copies.c" \
   full/mlfab.c $link -ldl
