@@ -352,6 +352,32 @@ static void test_stored_first(void **state) {
   assert_int_equal(box.last.kind, MLFAB__VOTE_DENY);
 }
 
+/* A voter that has lost what it had stored grants and echoes nothing until both others have told what they know. */
+static void test_forgotten(void **state) {
+  (void)state;
+  mailbox box = {0};
+  mlfab__vote vote = {.user = &box, .send = mailbox_send, .store = mailbox_store};
+  mlfab__vote_record second = {2, MLFAB__VOTER_A, 3}, third = {3, MLFAB__VOTER_A, 1};
+  mlfab__vote_begin(&vote, MLFAB__VOTER_WITNESS, BEAT, 7, NULL, 0, 100);
+  mlfab__vote_message beat = {
+      .kind = MLFAB__VOTE_BEAT, .known = 1, .floor = 2, .decided = second, .bond = second};
+  mlfab__vote_message ask = beat;
+  beat.nonce = ask.nonce = 8;
+  beat.sent_ns = ask.sent_ns = 50;
+  ask.kind = MLFAB__VOTE_ASK;
+  ask.record = third;
+  for (int told = 0; told < 2; told++) {
+    mlfab__vote_take(&vote, MLFAB__VOTER_A, &ask, 101);
+    assert_int_equal(box.stores, 0);
+    assert_int_equal(box.last.kind, MLFAB__VOTE_DENY);
+    assert_int_equal(box.last.echo_ns, 0);
+    mlfab__vote_take(&vote, MLFAB__VOTER_A, &beat, 102);
+  }
+  mlfab__vote_take(&vote, MLFAB__VOTER_B, &beat, 103);
+  mlfab__vote_take(&vote, MLFAB__VOTER_A, &ask, 104);
+  assert_int_equal(box.stores, 1);
+}
+
 /* What no voter says changes nothing. */
 static void test_nonsense(void **state) {
   (void)state;
@@ -386,8 +412,8 @@ static void test_nonsense(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_stored_first),
-                                     cmocka_unit_test(test_nonsense),
-                                     cmocka_unit_test_teardown(test_votes, say_seed)};
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_stored_first), cmocka_unit_test(test_forgotten),
+      cmocka_unit_test(test_nonsense), cmocka_unit_test_teardown(test_votes, say_seed)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
