@@ -6649,7 +6649,7 @@ typedef struct mlfab__role {
  * Strangers. Until its first frame has shown the job, and in a fabric with a key that it knows the key (guard below),
  * the caller learns nothing but why it is refused: neither the job (the header omits its hash) nor that a node lives
  * here (no heartbeats). At most nodes + 64 incoming links that no role knows yet (NEW, CLAIM) exist: a newer one
- * displaces the oldest. A NEW link ends after 5 beats of silence, and 2 s after the call; a CLAIM when it is decided. There is one JOIN_IN link per node id: a newer one of the
+ * displaces the oldest. A NEW link ends after 5 beats of silence, with a key also 2 s after the call; a CLAIM when it is decided. There is one JOIN_IN link per node id: a newer one of the
  * same process replaces it. It ends when its node is silent, or 20 beats after WELCOME was due.
  *
  * Growth. The world has a number for each of config.workers_max workers; the fabric begins when the processes of the
@@ -10599,7 +10599,7 @@ static void alive_look(mlfab_node *node, uint32_t index) {
   if (link->kind == MLFAB__LINK_FREE || link->kind == MLFAB__LINK_CLAIM) return;
   uint64_t silent = node->now_ns - link->heard_ns;
   if (link->kind == MLFAB__LINK_NEW || link->kind == MLFAB__LINK_SCHEDULER || link->closing) {
-    int late = link->kind == MLFAB__LINK_NEW && link->called &&
+    int late = node->guard && link->kind == MLFAB__LINK_NEW && link->called &&
                node->now_ns - link->since_ns >= ALIVE_STRANGER_NS;
     if (silent < 5 * beat && !late) return;
     mlfab__node_hang_up(node, index,
@@ -10618,7 +10618,8 @@ MLFAB__INTERNAL void mlfab__alive_scan(mlfab_node *node, uint32_t index) {
   const mlfab__link *link = &node->links[index];
   if (link->kind == MLFAB__LINK_FREE) return;
   uint64_t due_ns = alive_due_ns(node, link), late_ns = link->since_ns + ALIVE_STRANGER_NS;
-  int stranger = link->kind == MLFAB__LINK_NEW && link->called && late_ns > node->now_ns;
+  int stranger =
+      node->guard && link->kind == MLFAB__LINK_NEW && link->called && late_ns > node->now_ns;
   if (stranger && late_ns < mlfab__node_round(node, due_ns))
     mlfab__node_arm_at(node, MLFAB__TIMER_LINK, index, late_ns);
   else
@@ -42927,6 +42928,8 @@ MLFAB__INTERNAL int mlfab__record_each(const char *names, size_t bytes, size_t *
 
 #include <stdio.h>
 
+/* Larger numbers are foreign: the next ones have to have as many digits. */
+#define RECORD_NUMBER_MOST 100000000000000000u
 #define RECORD_MAGIC 0x4b434c4du /* "MLCK" */
 
 static void record_put16(uint8_t *at, uint16_t x) { wire_number(at, &x, sizeof x); }
@@ -42987,16 +42990,16 @@ MLFAB__INTERNAL uint32_t mlfab__record_chain(uint32_t chain, const uint8_t *head
 
 /* --- names --- */
 
-/* A number of at most 19 digits at *at_p, which moves behind it. */
+/* A number of at most 18 digits at *at_p, which moves behind it. */
 static int record_number(const char **at_p, const char *end, uint64_t *x_p) {
   const char *at = *at_p;
   uint64_t x = 0;
   int digits = 0;
-  for (; at < end && *at >= '0' && *at <= '9' && digits < 19; at++, digits++)
+  for (; at < end && *at >= '0' && *at <= '9' && digits < 18; at++, digits++)
     x = 10 * x + (uint64_t)(*at - '0');
   *at_p = at;
   *x_p = x;
-  return digits > 0;
+  return digits > 0 && x <= RECORD_NUMBER_MOST;
 }
 
 static int record_text(const char **at_p, const char *end, const char *text) {

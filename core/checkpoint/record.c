@@ -5,6 +5,8 @@
 
 #include <stdio.h>
 
+/* Larger numbers are foreign: the next ones have to have as many digits. */
+#define RECORD_NUMBER_MOST 100000000000000000u
 #define RECORD_MAGIC 0x4b434c4du /* "MLCK" */
 
 static void record_put16(uint8_t *at, uint16_t x) { wire_number(at, &x, sizeof x); }
@@ -65,16 +67,16 @@ MLFAB__INTERNAL uint32_t mlfab__record_chain(uint32_t chain, const uint8_t *head
 
 /* --- names --- */
 
-/* A number of at most 19 digits at *at_p, which moves behind it. */
+/* A number of at most 18 digits at *at_p, which moves behind it. */
 static int record_number(const char **at_p, const char *end, uint64_t *x_p) {
   const char *at = *at_p;
   uint64_t x = 0;
   int digits = 0;
-  for (; at < end && *at >= '0' && *at <= '9' && digits < 19; at++, digits++)
+  for (; at < end && *at >= '0' && *at <= '9' && digits < 18; at++, digits++)
     x = 10 * x + (uint64_t)(*at - '0');
   *at_p = at;
   *x_p = x;
-  return digits > 0;
+  return digits > 0 && x <= RECORD_NUMBER_MOST;
 }
 
 static int record_text(const char **at_p, const char *end, const char *text) {

@@ -74,7 +74,7 @@ static void alive_look(mlfab_node *node, uint32_t index) {
   if (link->kind == MLFAB__LINK_FREE || link->kind == MLFAB__LINK_CLAIM) return;
   uint64_t silent = node->now_ns - link->heard_ns;
   if (link->kind == MLFAB__LINK_NEW || link->kind == MLFAB__LINK_SCHEDULER || link->closing) {
-    int late = link->kind == MLFAB__LINK_NEW && link->called &&
+    int late = node->guard && link->kind == MLFAB__LINK_NEW && link->called &&
                node->now_ns - link->since_ns >= ALIVE_STRANGER_NS;
     if (silent < 5 * beat && !late) return;
     mlfab__node_hang_up(node, index,
@@ -93,7 +93,8 @@ MLFAB__INTERNAL void mlfab__alive_scan(mlfab_node *node, uint32_t index) {
   const mlfab__link *link = &node->links[index];
   if (link->kind == MLFAB__LINK_FREE) return;
   uint64_t due_ns = alive_due_ns(node, link), late_ns = link->since_ns + ALIVE_STRANGER_NS;
-  int stranger = link->kind == MLFAB__LINK_NEW && link->called && late_ns > node->now_ns;
+  int stranger =
+      node->guard && link->kind == MLFAB__LINK_NEW && link->called && late_ns > node->now_ns;
   if (stranger && late_ns < mlfab__node_round(node, due_ns))
     mlfab__node_arm_at(node, MLFAB__TIMER_LINK, index, late_ns);
   else

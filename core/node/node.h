@@ -27,7 +27,7 @@
  * Strangers. Until its first frame has shown the job, and in a fabric with a key that it knows the key (guard below),
  * the caller learns nothing but why it is refused: neither the job (the header omits its hash) nor that a node lives
  * here (no heartbeats). At most nodes + 64 incoming links that no role knows yet (NEW, CLAIM) exist: a newer one
- * displaces the oldest. A NEW link ends after 5 beats of silence, and 2 s after the call; a CLAIM when it is decided. There is one JOIN_IN link per node id: a newer one of the
+ * displaces the oldest. A NEW link ends after 5 beats of silence, with a key also 2 s after the call; a CLAIM when it is decided. There is one JOIN_IN link per node id: a newer one of the
  * same process replaces it. It ends when its node is silent, or 20 beats after WELCOME was due.
  *
  * Growth. The world has a number for each of config.workers_max workers; the fabric begins when the processes of the
