@@ -35,7 +35,7 @@ GROUPS = [
      "keys": "blake2b keys_wire session guard",
      "checkpoint": "checkpoint_wire record writer lead restore checkpoint checkpoint_worker"},
     {"replica": "divergence replicate vote"},
-    {"api": "complete parts key_source config calls disk context memory submit shared calls_coll calls_partial calls_stochastic calls_dag calls_sched "
+    {"api": "complete parts key_source config calls thread disk context memory submit shared calls_coll calls_partial calls_stochastic calls_dag calls_sched "
             "calls_sparse calls_reshard calls_checkpoint safetensors"},
 ]
 # The next floor. The files of a transport begin with its name. A transport includes mlfab.h and the groups

@@ -47312,6 +47312,38 @@ MLFAB_API int mlfab_node_push_status(mlfab_node *node, uint64_t seq, int *status
 }
 
 /* ==============================================================================================
+ * core/api/thread.h
+ * ============================================================================================== */
+/* thread.h - starts the threads of a context. */
+
+#include <pthread.h>
+
+/* Starts a thread that blocks all signals, so that they go to the program's own threads, except those of faults: a
+ * blocked fault kills the process without calling the program's handler. attributes may be NULL. Errors: IO. */
+MLFAB__INTERNAL int mlfab__thread_start(pthread_t *thread, const pthread_attr_t *attributes,
+                                        void *(*run)(void *argument), void *argument);
+
+
+/* ==============================================================================================
+ * core/api/thread.c
+ * ============================================================================================== */
+/* thread.c - starts the threads of a context. See thread.h. */
+
+#include <signal.h>
+
+MLFAB__INTERNAL int mlfab__thread_start(pthread_t *thread, const pthread_attr_t *attributes,
+                                        void *(*run)(void *argument), void *argument) {
+  static const int faults[] = {SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP};
+  sigset_t blocked, before;
+  sigfillset(&blocked);
+  for (size_t i = 0; i < MLFAB__COUNT(faults); i++) sigdelset(&blocked, faults[i]);
+  pthread_sigmask(SIG_SETMASK, &blocked, &before); /* the new thread inherits it */
+  int failed = pthread_create(thread, attributes, run, argument);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  return failed ? MLFAB_ERR_IO : 0;
+}
+
+/* ==============================================================================================
  * core/api/disk.h
  * ============================================================================================== */
 /* disk.h - a context carries out file operations (mlfab_node.h) in a thread of its own.
@@ -47390,7 +47422,6 @@ MLFAB__INTERNAL const mlfab_files *mlfab__disk_system(void);
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <signal.h>
 #include <stdio.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -47657,17 +47688,10 @@ static void *disk_thread(void *argument) {
   return NULL;
 }
 
-/* Signals belong to the program's threads. */
 static int disk_start(mlfab__disk *disk) {
-  sigset_t blocked, before;
-  sigfillset(&blocked);
-  static const int faults[] = {SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP};
-  for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++) sigdelset(&blocked, faults[i]);
-  pthread_sigmask(SIG_SETMASK, &blocked, &before);
-  int failed = pthread_create(&disk->thread, NULL, disk_thread, disk);
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
-  disk->runs = !failed;
-  return failed ? MLFAB_ERR_IO : 0;
+  int code = mlfab__thread_start(&disk->thread, NULL, disk_thread, disk);
+  disk->runs = !code;
+  return code;
 }
 
 /* --- calls of the thread that drives --- */
@@ -48051,7 +48075,6 @@ MLFAB__INTERNAL int mlfab__submit_call(mlfab *ctx, const mlfab_call *call, int w
 #include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/resource.h>
@@ -48840,17 +48863,8 @@ static mlfab *context_new(const mlfab_config *c, mlfab_error *error) {
   return ctx;
 }
 
-/* Blocks all signals but those of faults: a blocked fault kills without calling the program's handler. The others go
- * to the program's own threads. */
-static void context_signals(sigset_t *blocked) {
-  static const int faults[] = {SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP};
-  sigfillset(blocked);
-  for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++) sigdelset(blocked, faults[i]);
-}
-
 static int context_start_thread(mlfab *ctx, const mlfab_config *c, mlfab_error *error) {
   int alone = ctx->ntransports == 0;
-  sigset_t blocked, before;
   if (c->progress == MLFAB_PROGRESS_HAND || ctx->simulated || alone) return 0;
   pthread_attr_t attributes;
   size_t stack = 0;
@@ -48858,10 +48872,7 @@ static int context_start_thread(mlfab *ctx, const mlfab_config *c, mlfab_error *
   pthread_attr_getstacksize(&attributes, &stack);
   if (stack < CONTEXT_STACK_BYTES) pthread_attr_setstacksize(&attributes, CONTEXT_STACK_BYTES);
   ctx->thread_is = MLFAB__THREAD_DRIVES; /* the thread reads it */
-  context_signals(&blocked);
-  pthread_sigmask(SIG_SETMASK, &blocked, &before); /* the new thread inherits it */
-  int failed = pthread_create(&ctx->thread, &attributes, context_thread, ctx);
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  int failed = mlfab__thread_start(&ctx->thread, &attributes, context_thread, ctx);
   pthread_attr_destroy(&attributes);
   if (failed) {
     ctx->thread_is = MLFAB__THREAD_NONE;

@@ -32,12 +32,12 @@
 #include "../base/rng.h"
 #include "../server/server.h"
 #include "../worker/worker.h"
+#include "thread.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/resource.h>
@@ -826,17 +826,8 @@ static mlfab *context_new(const mlfab_config *c, mlfab_error *error) {
   return ctx;
 }
 
-/* Blocks all signals but those of faults: a blocked fault kills without calling the program's handler. The others go
- * to the program's own threads. */
-static void context_signals(sigset_t *blocked) {
-  static const int faults[] = {SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP};
-  sigfillset(blocked);
-  for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++) sigdelset(blocked, faults[i]);
-}
-
 static int context_start_thread(mlfab *ctx, const mlfab_config *c, mlfab_error *error) {
   int alone = ctx->ntransports == 0;
-  sigset_t blocked, before;
   if (c->progress == MLFAB_PROGRESS_HAND || ctx->simulated || alone) return 0;
   pthread_attr_t attributes;
   size_t stack = 0;
@@ -844,10 +835,7 @@ static int context_start_thread(mlfab *ctx, const mlfab_config *c, mlfab_error *
   pthread_attr_getstacksize(&attributes, &stack);
   if (stack < CONTEXT_STACK_BYTES) pthread_attr_setstacksize(&attributes, CONTEXT_STACK_BYTES);
   ctx->thread_is = MLFAB__THREAD_DRIVES; /* the thread reads it */
-  context_signals(&blocked);
-  pthread_sigmask(SIG_SETMASK, &blocked, &before); /* the new thread inherits it */
-  int failed = pthread_create(&ctx->thread, &attributes, context_thread, ctx);
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  int failed = mlfab__thread_start(&ctx->thread, &attributes, context_thread, ctx);
   pthread_attr_destroy(&attributes);
   if (failed) {
     ctx->thread_is = MLFAB__THREAD_NONE;

@@ -1,11 +1,12 @@
 /* disk.c - a context carries out file operations. See disk.h. */
 #include "disk.h"
 
+#include "thread.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <signal.h>
 #include <stdio.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -272,17 +273,10 @@ static void *disk_thread(void *argument) {
   return NULL;
 }
 
-/* Signals belong to the program's threads. */
 static int disk_start(mlfab__disk *disk) {
-  sigset_t blocked, before;
-  sigfillset(&blocked);
-  static const int faults[] = {SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP};
-  for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++) sigdelset(&blocked, faults[i]);
-  pthread_sigmask(SIG_SETMASK, &blocked, &before);
-  int failed = pthread_create(&disk->thread, NULL, disk_thread, disk);
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
-  disk->runs = !failed;
-  return failed ? MLFAB_ERR_IO : 0;
+  int code = mlfab__thread_start(&disk->thread, NULL, disk_thread, disk);
+  disk->runs = !code;
+  return code;
 }
 
 /* --- calls of the thread that drives --- */
