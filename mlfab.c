@@ -6649,13 +6649,14 @@ typedef struct mlfab__role {
  * Strangers. Until its first frame has shown the job, and in a fabric with a key that it knows the key (guard below),
  * the caller learns nothing but why it is refused: neither the job (the header omits its hash) nor that a node lives
  * here (no heartbeats). At most nodes + 64 incoming links that no role knows yet (NEW, CLAIM) exist: a newer one
- * displaces the oldest. A NEW link ends after 5 beats of silence, with a key also 2 s after the call; a CLAIM when it is decided. There is one JOIN_IN link per node id: a newer one of the
- * same process replaces it. It ends when its node is silent, or 20 beats after WELCOME was due.
+ * displaces the oldest. A NEW link ends after 5 beats of silence, and with a key at the latest 2 s after the call; a
+ * CLAIM ends when it is decided. There is one JOIN_IN link per node id: a newer one of the same process replaces it. It
+ * ends when its node is silent, or 20 beats after WELCOME was due.
  *
- * Growth. The world has a number for each of config.workers_max workers; the fabric begins when the processes of the
- * first config.workers (founders), the servers and the scheduler have joined. To the roles of a server a number that
- * nobody has had is that of a worker that has left (`gone` with MLFAB__NEVER_HERE), and a process that takes it later is
- * one that comes back: there is no other state. A process that does not know its number asks server 0 for one:
+ * Growth. There are config.workers_max numbers for workers. The fabric begins when the first config.workers of them
+ * (the founders), the servers and the scheduler have joined. The roles of a server treat a number that no process has
+ * had like that of a worker that has left (`gone` with MLFAB__NEVER_HERE), and the process that takes it later like one
+ * that comes back: there is no other state. A process that does not know its number asks server 0 for one:
  *
  *    (config.join) --JOIN without a rank--> server 0 offers a number for 5 beats --JOIN with rank and world--> hangs up,
  *      opens a node with that configuration --JOIN--> as any other process
@@ -6728,12 +6729,11 @@ typedef struct mlfab__role {
  * break, regardless of the silence before it: this node itself may have been stopped. After a silence under (a) or
  * (b) the death follows at once.
  *
- * Files, lowest first: link.c (links, their queues and timers, actions), role.c (calls the roles), files.c (operations on
- * files), outbox.c (the
- * next frame to send), claim.c (heartbeats, Numbers, dispatch), peer_link.c (links between workers), server_link.c
- * (routes to servers), inner.c (links inside the node), caller.c (callers of our server role), bootstrap.c
- * (joining), alive.c (Liveness), node.c (events, time, leaving). Lower files call higher ones through the rules of
- * link kinds, a table in node.c. */
+ * Files, lowest first: link.c (links, their queues and timers, actions), role.c (calls the roles), files.c
+ * (operations on files), outbox.c (the next frame to send), claim.c (heartbeats, Numbers, dispatch), peer_link.c
+ * (links between workers), server_link.c (routes to servers), inner.c (links inside the node), caller.c (callers of
+ * our server role), bootstrap.c (joining), alive.c (Liveness), node.c (events, time, leaving). Lower files call
+ * higher ones through the rules of link kinds, a table in node.c. */
 
 /* ==============================================================================================
  * mlfab_node.h
@@ -44364,7 +44364,7 @@ static const char *restore_define(mlfab__restore *restore, const mlfab__file_rec
   return NULL;
 }
 
-/* Restores a clock of the present shard. */
+/* Installs a clock of the shard file that is being read, unless it is installed already. */
 static void restore_clock_here(mlfab__restore *restore, uint32_t g) {
   mlfab__server *server = restore->server;
   if (restore->target[g] != MLFAB__NO_SLICE) return;
@@ -45509,8 +45509,8 @@ MLFAB__INTERNAL void mlfab__divergence_measured(mlfab__divergence *d, uint64_t r
  *
  * "Last" is the last in the order of commits, which is not always the last to arrive: what is behind a
  * delayed update in the order would wait with it. Several replicas are planned one after the other, each
- * on what the ones before leave; the last transfer waits for the latest T_e. A server of several parts has a
- * replica of as many parts.
+ * with the capacity that the earlier plans leave; the last transfer waits for the latest T_e. A server of several
+ * parts has a replica of as many parts.
  *
  * In parts (`part` > 0). Of a long list Alg. 3 sends the first updates directly, since its aggregators are too
  * few for all, and it is just these that are kept: the longer the list, the more bytes an update costs. In

@@ -765,12 +765,12 @@ MLFAB_API int mlfab_model_start(mlfab *ctx, const mlfab_model_options *options,
                                 const mlfab_buf *bufs, uint32_t n);
 
 /* Checkpoints. Every server writes its shard to a file in one directory: weights, optimizer state, open rounds,
- * versions, which updates were applied. Server 0 then writes the manifest, and only with it the checkpoint is whole; it
- * removes older ones afterwards. A process or a host may fail at any moment: the newest whole one can be loaded. Training goes on
- * meanwhile: a server writes its state of one moment between two commits, and sets its blocks aside where updates
- * change them. The moments of two servers differ, so an update that was under way may be in one shard and not in
- * another, where it is lost; in a checkpoint that is made while no worker pushes, none is. Servers on several hosts need
- * a directory that they share.
+ * versions, and which updates it has applied. Server 0 then writes the manifest, which makes the checkpoint whole, and
+ * removes older checkpoints. A process or a host may fail at any time: the newest whole checkpoint can be loaded.
+ * Training continues meanwhile: each server writes its state as it was between two commits, and copies a block before an
+ * update changes it. Servers choose that time independently, so one shard may contain an update that another shard
+ * does not, and a run that resumes has lost that part of it. No update is lost this way if no worker pushes during the
+ * checkpoint. Servers on several hosts need a shared directory.
  * Memory: the shard's weights once more, from the first checkpoint on; the optimizer state once more at most, while it is
  * written. */
 typedef struct mlfab_checkpoint_options {
@@ -1614,7 +1614,7 @@ enum mlfab_transport_caps {
   /* time is virtual, and all contexts are in one thread: env.clock moves only inside wait, which runs the other
    * contexts */
   MLFAB_CAP_VIRTUAL = 32,
-  /* the system says that the other end is a process of this user, or of root; at both ends. May also be set in the UP
+  /* the kernel of each end confirms that the other process belongs to this user or to root. May also be set in the UP
    * event of a link */
   MLFAB_CAP_VOUCHED = 64
 };

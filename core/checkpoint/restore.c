@@ -222,7 +222,7 @@ static const char *restore_define(mlfab__restore *restore, const mlfab__file_rec
   return NULL;
 }
 
-/* Restores a clock of the present shard. */
+/* Installs a clock of the shard file that is being read, unless it is installed already. */
 static void restore_clock_here(mlfab__restore *restore, uint32_t g) {
   mlfab__server *server = restore->server;
   if (restore->target[g] != MLFAB__NO_SLICE) return;

@@ -27,13 +27,14 @@
  * Strangers. Until its first frame has shown the job, and in a fabric with a key that it knows the key (guard below),
  * the caller learns nothing but why it is refused: neither the job (the header omits its hash) nor that a node lives
  * here (no heartbeats). At most nodes + 64 incoming links that no role knows yet (NEW, CLAIM) exist: a newer one
- * displaces the oldest. A NEW link ends after 5 beats of silence, with a key also 2 s after the call; a CLAIM when it is decided. There is one JOIN_IN link per node id: a newer one of the
- * same process replaces it. It ends when its node is silent, or 20 beats after WELCOME was due.
+ * displaces the oldest. A NEW link ends after 5 beats of silence, and with a key at the latest 2 s after the call; a
+ * CLAIM ends when it is decided. There is one JOIN_IN link per node id: a newer one of the same process replaces it. It
+ * ends when its node is silent, or 20 beats after WELCOME was due.
  *
- * Growth. The world has a number for each of config.workers_max workers; the fabric begins when the processes of the
- * first config.workers (founders), the servers and the scheduler have joined. To the roles of a server a number that
- * nobody has had is that of a worker that has left (`gone` with MLFAB__NEVER_HERE), and a process that takes it later is
- * one that comes back: there is no other state. A process that does not know its number asks server 0 for one:
+ * Growth. There are config.workers_max numbers for workers. The fabric begins when the first config.workers of them
+ * (the founders), the servers and the scheduler have joined. The roles of a server treat a number that no process has
+ * had like that of a worker that has left (`gone` with MLFAB__NEVER_HERE), and the process that takes it later like one
+ * that comes back: there is no other state. A process that does not know its number asks server 0 for one:
  *
  *    (config.join) --JOIN without a rank--> server 0 offers a number for 5 beats --JOIN with rank and world--> hangs up,
  *      opens a node with that configuration --JOIN--> as any other process
@@ -106,12 +107,11 @@
  * break, regardless of the silence before it: this node itself may have been stopped. After a silence under (a) or
  * (b) the death follows at once.
  *
- * Files, lowest first: link.c (links, their queues and timers, actions), role.c (calls the roles), files.c (operations on
- * files), outbox.c (the
- * next frame to send), claim.c (heartbeats, Numbers, dispatch), peer_link.c (links between workers), server_link.c
- * (routes to servers), inner.c (links inside the node), caller.c (callers of our server role), bootstrap.c
- * (joining), alive.c (Liveness), node.c (events, time, leaving). Lower files call higher ones through the rules of
- * link kinds, a table in node.c. */
+ * Files, lowest first: link.c (links, their queues and timers, actions), role.c (calls the roles), files.c
+ * (operations on files), outbox.c (the next frame to send), claim.c (heartbeats, Numbers, dispatch), peer_link.c
+ * (links between workers), server_link.c (routes to servers), inner.c (links inside the node), caller.c (callers of
+ * our server role), bootstrap.c (joining), alive.c (Liveness), node.c (events, time, leaving). Lower files call
+ * higher ones through the rules of link kinds, a table in node.c. */
 #ifndef MLFAB__NODE_H
 #define MLFAB__NODE_H
 

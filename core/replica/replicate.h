@@ -16,8 +16,8 @@
  *
  * "Last" is the last in the order of commits, which is not always the last to arrive: what is behind a
  * delayed update in the order would wait with it. Several replicas are planned one after the other, each
- * on what the ones before leave; the last transfer waits for the latest T_e. A server of several parts has a
- * replica of as many parts.
+ * with the capacity that the earlier plans leave; the last transfer waits for the latest T_e. A server of several
+ * parts has a replica of as many parts.
  *
  * In parts (`part` > 0). Of a long list Alg. 3 sends the first updates directly, since its aggregators are too
  * few for all, and it is just these that are kept: the longer the list, the more bytes an update costs. In

@@ -285,7 +285,7 @@ static void acknowledge(pair *p) {
 static void fail_over(pair *p) {
   double history = p->measures ? length(p, p->replica.h) * (1 + 1e-12) : p->d.base;
   if (!p->measures && p->applied != p->d.start) {
-    /* H at the replica's state, which it knows by counting for itself. */
+    /* The replica computes H at its own state from the norms of the updates that it has applied. */
     mlfab__divergence own;
     assert_int_equal(mlfab__divergence_init(&own, p->gamma, mlfab__network_never(), 0, 1), 0);
     for (uint64_t i = 0; i < p->applied; i++) {
