@@ -7005,17 +7005,21 @@ typedef struct mlfab__peer_link {
   char addresses[MLFAB__ADDRESSES_MAX];
 } mlfab__peer_link;
 
-/* A path of our worker, scheduler or server role to a server. */
-typedef struct mlfab__route {
-  uint32_t link; /* index, or MLFAB__NO_LINK */
-  uint8_t connecting, dead, greeted;
-  uint64_t retry_ns, heard_ns, connect_ns;
+/* Where a server is, as WELCOME told. */
+typedef struct mlfab__place {
   uint8_t hand;
   /* Incarnation that server 0 gave to the server when the fabric was formed, and the server's nonce; 0: not
    * known yet. */
   uint32_t incarnation;
   uint64_t nonce;
   char addresses[MLFAB__ADDRESSES_MAX];
+} mlfab__place;
+
+/* A path of our worker, scheduler or server role to a server. */
+typedef struct mlfab__route {
+  uint32_t link; /* index, or MLFAB__NO_LINK */
+  uint8_t connecting, dead, greeted;
+  uint64_t retry_ns, heard_ns, connect_ns;
   char why[128];  /* the last failure */
   char died[128]; /* dead: the cause */
 } mlfab__route;
@@ -7134,6 +7138,7 @@ struct mlfab_node {
   uint8_t *welcome;
   uint32_t welcome_bytes, welcome_count;
   mlfab__peer *peers;           /* by node id; server 0 only */
+  mlfab__place *places;         /* by server */
   mlfab__route *routes;         /* by server: the worker role's, the scheduler role's, the server
                                      role's */
   mlfab__caller *callers;       /* by rank, then the scheduler; server role only */
@@ -7194,6 +7199,8 @@ MLFAB__INTERNAL uint32_t mlfab__node_routes(const mlfab_node *node);
  * server of a route. */
 MLFAB__INTERNAL uint32_t mlfab__node_route_of(const mlfab_node *node, int kind, uint32_t server);
 MLFAB__INTERNAL uint32_t mlfab__node_server_of(const mlfab_node *node, uint32_t route);
+/* Where the server of a route is. */
+MLFAB__INTERNAL mlfab__place *mlfab__node_place(const mlfab_node *node, uint32_t route);
 /* The node id of a server. The name of a node in messages: "worker 3", "server 1". */
 MLFAB__INTERNAL uint32_t mlfab__node_of_server(const mlfab_node *node, uint32_t server);
 MLFAB__INTERNAL const char *mlfab__node_name(const mlfab_node *node, uint32_t id, char buffer[32]);
@@ -7710,7 +7717,9 @@ static int node_memory(mlfab_node *node) {
   uint32_t routes = mlfab__node_routes(node);
   node->head = mlfab__alloc_aligned(&node->env, MLFAB_HEADER_BYTES + MLFAB_META_MAX);
   node->routes = mlfab__alloc_array(&node->env, routes, sizeof *node->routes);
-  if (!node->head || !node->routes || mlfab__node_reserve(node)) return MLFAB_ERR_MEMORY;
+  node->places = mlfab__alloc_array(&node->env, c->servers, sizeof *node->places);
+  if (!node->head || !node->routes || !node->places || mlfab__node_reserve(node))
+    return MLFAB_ERR_MEMORY;
   for (uint32_t r = 0; r < routes; r++) node->routes[r].link = MLFAB__NO_LINK;
   if (node->is_worker) {
     node->peers_out = mlfab__alloc_array(&node->env, c->workers, sizeof *node->peers_out);
@@ -7818,6 +7827,7 @@ MLFAB_API void mlfab_node_close(mlfab_node **node_p) {
     mlfab__free(&node->env, node->peers[i].addresses, MLFAB__ADDRESSES_MAX);
   mlfab__free(&node->env, node->peers, node->nodes * sizeof *node->peers);
   mlfab__free(&node->env, node->routes, mlfab__node_routes(node) * sizeof *node->routes);
+  mlfab__free(&node->env, node->places, node->config.servers * sizeof *node->places);
   uint32_t workers = node->config.workers;
   mlfab__free(&node->env, node->callers, (workers + 1) * sizeof *node->callers);
   mlfab__free(&node->env, node->reshard_links, node->config.servers * sizeof *node->reshard_links);
@@ -8092,7 +8102,7 @@ static void node_next_action(mlfab_node *node, mlfab_action *action) {
     if (queued->token == MLFAB__TOKEN_JOIN) {
       action->address = node->config.coordinator;
     } else {
-      action->address = called < routes ? node->routes[called].addresses
+      action->address = called < routes ? mlfab__node_place(node, (uint32_t)called)->addresses
                                         : node->peers_out[called - routes]->addresses;
     }
   }
@@ -8369,7 +8379,7 @@ static int node_heeds(const mlfab_node *node, const mlfab__link *link) {
   switch (link->kind) {
     case MLFAB__LINK_SERVER:
     case MLFAB__LINK_PLANNER:
-      return !node->routes[link->peer].hand;
+      return !node->places[link->peer].hand;
     case MLFAB__LINK_WORKER:
       return !node->callers[link->peer].hand;
     default:
@@ -8529,6 +8539,10 @@ MLFAB__INTERNAL uint32_t mlfab__node_route_of(const mlfab_node *node, int kind, 
 MLFAB__INTERNAL uint32_t mlfab__node_server_of(const mlfab_node *node, uint32_t route) {
   uint32_t servers = node->config.servers;
   return route < servers ? route : route - (route < 2 * servers ? servers : 2 * servers);
+}
+
+MLFAB__INTERNAL mlfab__place *mlfab__node_place(const mlfab_node *node, uint32_t route) {
+  return &node->places[mlfab__node_server_of(node, route)];
 }
 
 MLFAB__INTERNAL uint64_t mlfab__node_beat(const mlfab_node *node) {
@@ -9074,10 +9088,9 @@ MLFAB__INTERNAL int mlfab__claim_is_hand(const mlfab_node *node, const mlfab__li
       return node->peers[link->peer].hand;
     case MLFAB__LINK_SERVER:
     case MLFAB__LINK_PLANNER:
-      return node->routes[link->peer].hand;
     case MLFAB__LINK_RESHARD:
     case MLFAB__LINK_RESHARD_IN:
-      return node->routes[mlfab__node_route_of(node, MLFAB__LINK_RESHARD, link->peer)].hand;
+      return node->places[link->peer].hand;
     default:
       return 0;
   }
@@ -9810,12 +9823,12 @@ static int caller_issued(const mlfab_node *node, const mlfab__hello *hello, uint
     return peer->joined && hello->incarnation == peer->incarnation && hello->nonce == peer->nonce;
   }
   if (server == MLFAB__NO_NODE) return 1;
-  const mlfab__route *route = &node->routes[server];
-  if (route->incarnation == 0) return 1;
+  const mlfab__place *place = &node->places[server];
+  if (place->incarnation == 0) return 1;
   /* Server 0 is never restarted; the other servers may have been. */
-  return hello->incarnation == route->incarnation
-             ? hello->nonce == route->nonce
-             : server > 0 && hello->incarnation > route->incarnation;
+  return hello->incarnation == place->incarnation
+             ? hello->nonce == place->nonce
+             : server > 0 && hello->incarnation > place->incarnation;
 }
 
 /* Collects the answer from the roles, and sends it. Nonzero: refused. */
@@ -10065,14 +10078,14 @@ static void bootstrap_complete(mlfab_node *node) {
   }
   node->phase = MLFAB__BOOTSTRAP_GREETING;
   mlfab__caller_await(node);
-  for (uint32_t r = 0; r < mlfab__node_routes(node); r++) {
-    const mlfab__peer *peer =
-        &node->peers[mlfab__node_of_server(node, mlfab__node_server_of(node, r))];
-    memcpy(node->routes[r].addresses, peer->addresses ? peer->addresses : node->addresses,
+  for (uint32_t s = 0; s < node->config.servers; s++) {
+    const mlfab__peer *peer = &node->peers[mlfab__node_of_server(node, s)];
+    mlfab__place *place = &node->places[s];
+    memcpy(place->addresses, peer->addresses ? peer->addresses : node->addresses,
            MLFAB__ADDRESSES_MAX);
-    node->routes[r].hand = peer->hand;
-    node->routes[r].incarnation = peer->incarnation;
-    node->routes[r].nonce = peer->nonce;
+    place->hand = peer->hand;
+    place->incarnation = peer->incarnation;
+    place->nonce = peer->nonce;
   }
   mlfab__server_link_begin(node);
   mlfab__server_link_check(node);
@@ -10409,12 +10422,11 @@ static void bootstrap_welcome(mlfab_node *node, uint32_t link, const mlfab__fram
     }
     at += n;
     left -= n;
-    for (uint32_t r = info.node - first; r < mlfab__node_routes(node); r += node->config.servers) {
-      memcpy(node->routes[r].addresses, info.addresses, MLFAB__ADDRESSES_MAX);
-      node->routes[r].hand = info.hand != 0;
-      node->routes[r].incarnation = info.incarnation;
-      node->routes[r].nonce = info.nonce;
-    }
+    mlfab__place *place = &node->places[info.node - first];
+    memcpy(place->addresses, info.addresses, MLFAB__ADDRESSES_MAX);
+    place->hand = info.hand != 0;
+    place->incarnation = info.incarnation;
+    place->nonce = info.nonce;
   }
   node->incarnation = welcome.incarnation;
   node->phase = MLFAB__BOOTSTRAP_GREETING;
@@ -10491,7 +10503,7 @@ static void bootstrap_timeout(mlfab_node *node) {
     if (node->config.roles == MLFAB_ROLE_SCHEDULER) routes += node->config.servers;
     while ((uint32_t)rank + 1 < node->config.servers && routes[rank].greeted) rank++;
     snprintf(text, sizeof text, "joining: after %s server %d does not answer at %.80s (%.100s)",
-             waited, (int)rank, routes[rank].addresses, routes[rank].why);
+             waited, (int)rank, node->places[rank].addresses, routes[rank].why);
   } else if (node->missing[0]) {
     snprintf(text, sizeof text, "joining: after %s server 0 still misses: %s", waited,
              node->missing);

@@ -75,14 +75,14 @@ static void bootstrap_complete(mlfab_node *node) {
   }
   node->phase = MLFAB__BOOTSTRAP_GREETING;
   mlfab__caller_await(node);
-  for (uint32_t r = 0; r < mlfab__node_routes(node); r++) {
-    const mlfab__peer *peer =
-        &node->peers[mlfab__node_of_server(node, mlfab__node_server_of(node, r))];
-    memcpy(node->routes[r].addresses, peer->addresses ? peer->addresses : node->addresses,
+  for (uint32_t s = 0; s < node->config.servers; s++) {
+    const mlfab__peer *peer = &node->peers[mlfab__node_of_server(node, s)];
+    mlfab__place *place = &node->places[s];
+    memcpy(place->addresses, peer->addresses ? peer->addresses : node->addresses,
            MLFAB__ADDRESSES_MAX);
-    node->routes[r].hand = peer->hand;
-    node->routes[r].incarnation = peer->incarnation;
-    node->routes[r].nonce = peer->nonce;
+    place->hand = peer->hand;
+    place->incarnation = peer->incarnation;
+    place->nonce = peer->nonce;
   }
   mlfab__server_link_begin(node);
   mlfab__server_link_check(node);
@@ -419,12 +419,11 @@ static void bootstrap_welcome(mlfab_node *node, uint32_t link, const mlfab__fram
     }
     at += n;
     left -= n;
-    for (uint32_t r = info.node - first; r < mlfab__node_routes(node); r += node->config.servers) {
-      memcpy(node->routes[r].addresses, info.addresses, MLFAB__ADDRESSES_MAX);
-      node->routes[r].hand = info.hand != 0;
-      node->routes[r].incarnation = info.incarnation;
-      node->routes[r].nonce = info.nonce;
-    }
+    mlfab__place *place = &node->places[info.node - first];
+    memcpy(place->addresses, info.addresses, MLFAB__ADDRESSES_MAX);
+    place->hand = info.hand != 0;
+    place->incarnation = info.incarnation;
+    place->nonce = info.nonce;
   }
   node->incarnation = welcome.incarnation;
   node->phase = MLFAB__BOOTSTRAP_GREETING;
@@ -501,7 +500,7 @@ static void bootstrap_timeout(mlfab_node *node) {
     if (node->config.roles == MLFAB_ROLE_SCHEDULER) routes += node->config.servers;
     while ((uint32_t)rank + 1 < node->config.servers && routes[rank].greeted) rank++;
     snprintf(text, sizeof text, "joining: after %s server %d does not answer at %.80s (%.100s)",
-             waited, (int)rank, routes[rank].addresses, routes[rank].why);
+             waited, (int)rank, node->places[rank].addresses, routes[rank].why);
   } else if (node->missing[0]) {
     snprintf(text, sizeof text, "joining: after %s server 0 still misses: %s", waited,
              node->missing);

@@ -111,12 +111,12 @@ static int caller_issued(const mlfab_node *node, const mlfab__hello *hello, uint
     return peer->joined && hello->incarnation == peer->incarnation && hello->nonce == peer->nonce;
   }
   if (server == MLFAB__NO_NODE) return 1;
-  const mlfab__route *route = &node->routes[server];
-  if (route->incarnation == 0) return 1;
+  const mlfab__place *place = &node->places[server];
+  if (place->incarnation == 0) return 1;
   /* Server 0 is never restarted; the other servers may have been. */
-  return hello->incarnation == route->incarnation
-             ? hello->nonce == route->nonce
-             : server > 0 && hello->incarnation > route->incarnation;
+  return hello->incarnation == place->incarnation
+             ? hello->nonce == place->nonce
+             : server > 0 && hello->incarnation > place->incarnation;
 }
 
 /* Collects the answer from the roles, and sends it. Nonzero: refused. */

@@ -112,10 +112,9 @@ MLFAB__INTERNAL int mlfab__claim_is_hand(const mlfab_node *node, const mlfab__li
       return node->peers[link->peer].hand;
     case MLFAB__LINK_SERVER:
     case MLFAB__LINK_PLANNER:
-      return node->routes[link->peer].hand;
     case MLFAB__LINK_RESHARD:
     case MLFAB__LINK_RESHARD_IN:
-      return node->routes[mlfab__node_route_of(node, MLFAB__LINK_RESHARD, link->peer)].hand;
+      return node->places[link->peer].hand;
     default:
       return 0;
   }

@@ -30,6 +30,10 @@ MLFAB__INTERNAL uint32_t mlfab__node_server_of(const mlfab_node *node, uint32_t 
   return route < servers ? route : route - (route < 2 * servers ? servers : 2 * servers);
 }
 
+MLFAB__INTERNAL mlfab__place *mlfab__node_place(const mlfab_node *node, uint32_t route) {
+  return &node->places[mlfab__node_server_of(node, route)];
+}
+
 MLFAB__INTERNAL uint64_t mlfab__node_beat(const mlfab_node *node) {
   uint64_t beat = node->config.heartbeat_ns;
   return node->phase < MLFAB__BOOTSTRAP_READY ? mlfab__min(beat, LINK_JOIN_BEAT_NS) : beat;

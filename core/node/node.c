@@ -50,7 +50,9 @@ static int node_memory(mlfab_node *node) {
   uint32_t routes = mlfab__node_routes(node);
   node->head = mlfab__alloc_aligned(&node->env, MLFAB_HEADER_BYTES + MLFAB_META_MAX);
   node->routes = mlfab__alloc_array(&node->env, routes, sizeof *node->routes);
-  if (!node->head || !node->routes || mlfab__node_reserve(node)) return MLFAB_ERR_MEMORY;
+  node->places = mlfab__alloc_array(&node->env, c->servers, sizeof *node->places);
+  if (!node->head || !node->routes || !node->places || mlfab__node_reserve(node))
+    return MLFAB_ERR_MEMORY;
   for (uint32_t r = 0; r < routes; r++) node->routes[r].link = MLFAB__NO_LINK;
   if (node->is_worker) {
     node->peers_out = mlfab__alloc_array(&node->env, c->workers, sizeof *node->peers_out);
@@ -158,6 +160,7 @@ MLFAB_API void mlfab_node_close(mlfab_node **node_p) {
     mlfab__free(&node->env, node->peers[i].addresses, MLFAB__ADDRESSES_MAX);
   mlfab__free(&node->env, node->peers, node->nodes * sizeof *node->peers);
   mlfab__free(&node->env, node->routes, mlfab__node_routes(node) * sizeof *node->routes);
+  mlfab__free(&node->env, node->places, node->config.servers * sizeof *node->places);
   uint32_t workers = node->config.workers;
   mlfab__free(&node->env, node->callers, (workers + 1) * sizeof *node->callers);
   mlfab__free(&node->env, node->reshard_links, node->config.servers * sizeof *node->reshard_links);
@@ -432,7 +435,7 @@ static void node_next_action(mlfab_node *node, mlfab_action *action) {
     if (queued->token == MLFAB__TOKEN_JOIN) {
       action->address = node->config.coordinator;
     } else {
-      action->address = called < routes ? node->routes[called].addresses
+      action->address = called < routes ? mlfab__node_place(node, (uint32_t)called)->addresses
                                         : node->peers_out[called - routes]->addresses;
     }
   }
@@ -709,7 +712,7 @@ static int node_heeds(const mlfab_node *node, const mlfab__link *link) {
   switch (link->kind) {
     case MLFAB__LINK_SERVER:
     case MLFAB__LINK_PLANNER:
-      return !node->routes[link->peer].hand;
+      return !node->places[link->peer].hand;
     case MLFAB__LINK_WORKER:
       return !node->callers[link->peer].hand;
     default:

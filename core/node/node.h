@@ -211,17 +211,21 @@ typedef struct mlfab__peer_link {
   char addresses[MLFAB__ADDRESSES_MAX];
 } mlfab__peer_link;
 
-/* A path of our worker, scheduler or server role to a server. */
-typedef struct mlfab__route {
-  uint32_t link; /* index, or MLFAB__NO_LINK */
-  uint8_t connecting, dead, greeted;
-  uint64_t retry_ns, heard_ns, connect_ns;
+/* Where a server is, as WELCOME told. */
+typedef struct mlfab__place {
   uint8_t hand;
   /* Incarnation that server 0 gave to the server when the fabric was formed, and the server's nonce; 0: not
    * known yet. */
   uint32_t incarnation;
   uint64_t nonce;
   char addresses[MLFAB__ADDRESSES_MAX];
+} mlfab__place;
+
+/* A path of our worker, scheduler or server role to a server. */
+typedef struct mlfab__route {
+  uint32_t link; /* index, or MLFAB__NO_LINK */
+  uint8_t connecting, dead, greeted;
+  uint64_t retry_ns, heard_ns, connect_ns;
   char why[128];  /* the last failure */
   char died[128]; /* dead: the cause */
 } mlfab__route;
@@ -340,6 +344,7 @@ struct mlfab_node {
   uint8_t *welcome;
   uint32_t welcome_bytes, welcome_count;
   mlfab__peer *peers;           /* by node id; server 0 only */
+  mlfab__place *places;         /* by server */
   mlfab__route *routes;         /* by server: the worker role's, the scheduler role's, the server
                                      role's */
   mlfab__caller *callers;       /* by rank, then the scheduler; server role only */
@@ -400,6 +405,8 @@ MLFAB__INTERNAL uint32_t mlfab__node_routes(const mlfab_node *node);
  * server of a route. */
 MLFAB__INTERNAL uint32_t mlfab__node_route_of(const mlfab_node *node, int kind, uint32_t server);
 MLFAB__INTERNAL uint32_t mlfab__node_server_of(const mlfab_node *node, uint32_t route);
+/* Where the server of a route is. */
+MLFAB__INTERNAL mlfab__place *mlfab__node_place(const mlfab_node *node, uint32_t route);
 /* The node id of a server. The name of a node in messages: "worker 3", "server 1". */
 MLFAB__INTERNAL uint32_t mlfab__node_of_server(const mlfab_node *node, uint32_t server);
 MLFAB__INTERNAL const char *mlfab__node_name(const mlfab_node *node, uint32_t id, char buffer[32]);

@@ -1474,7 +1474,7 @@ static void test_goodbyes_cross(void **state) {
 static void test_goodbye_to_a_hand_driven_peer(void **state) {
   (void)state;
   run(1000000);
-  for (uint32_t r = 0; r < mlfab__node_routes(n.node[2]); r++) n.node[2]->routes[r].hand = 1;
+  for (uint32_t s = 0; s < n.node[2]->config.servers; s++) n.node[2]->places[s].hand = 1;
   n.slow_ns[0] = 5000000000;
   assert_int_equal(mlfab_node_leave(n.node[2], n.now), 0);
   run(1000000);
