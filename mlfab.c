@@ -5702,16 +5702,18 @@ MLFAB_API void mlfab_push_options_init(mlfab_push_options *options) {
  * one reference is never written. All blocks are allocated with the model, so steady state allocates
  * nothing; spare blocks run out only when pulls pin too many.
  *
- * A holder (a checkpoint) may need w, sum and optimizer state of one moment for longer. It holds references to the
- * blocks. State has no references: `held` tells by position whose it is, and whoever writes to state calls
- * mlfab__store_own first.
+ * A holder (a checkpoint, the copy for a replica) may need w, sum and optimizer state of one moment for longer.
+ * There may be several. A holder has references to the blocks. State has no references: it is shared while a holder
+ * names it, and whoever writes to state calls mlfab__store_own first.
  *
- *    FREE --holder--> SHARED --written--> GIVEN: the holder has the old state, the store a copy
- *                       |  \--written, no memory--> LOST: the holder has nothing
- *                       \--holder is done--> FREE
+ *    the store's alone --hold--> shared --written--> the holders' (the store has a copy) --the last one gives--> freed
+ *                                  |  \--written, no memory--> the store's; the holders are lost
+ *                                  \--the last one gives--> the store's alone
  *
- * Invariants: w[p] is always a block; refs = number of places (w, next, sum, pins, sends) that name the
- * block; the free list holds exactly the blocks with refs 0. */
+ * Invariants: w[p] is always a block; refs = number of places (w, next, sum, pins, sends, holders) that name the
+ * block; the free list holds exactly the blocks with refs 0. A state is freed when neither the store nor a holder
+ * names it. A slice whose weights, state, sum, versions or clock have changed since a moment has a larger `changed`
+ * than `changes` was then. */
 
 #define MLFAB__NO_BLOCK 0xffffffffu
 #define MLFAB__NO_SLICE 0xffffffffu
@@ -5726,10 +5728,20 @@ typedef struct mlfab__shard_slice {
   uint64_t offset, bytes; /* in the flat model */
   uint64_t version;       /* number of updates applied to it */
   uint64_t commit;        /* number of commits */
+  uint64_t changed;       /* store.changes at its last change */
   uint32_t first, count;  /* positions */
   uint32_t number;        /* in the layout */
   uint8_t clock;          /* of its consistency model; used by the server */
 } mlfab__shard_slice;
+
+/* All zero: of no store. The arrays belong to the user; by position: NO_BLOCK, NULL: not held. */
+typedef struct mlfab__holder {
+  struct mlfab__holder *next; /* of the same store */
+  uint32_t *w, *sum;
+  uint8_t **s0, **s1; /* NULL where the store's are */
+  uint32_t held;      /* number of positions that it has had */
+  int lost; /* some state was written to for want of memory: what it has is of no moment */
+} mlfab__holder;
 
 typedef struct mlfab__store {
   const mlfab__layout *layout;
@@ -5741,14 +5753,13 @@ typedef struct mlfab__store {
   uint32_t positions, positions_per_slice; /* the latter: maximum */
   uint32_t *w, *next, *sum;                /* block numbers by position */
   uint8_t **s0, **s1;                      /* optimizer state by position, or NULL */
-  uint8_t *held;                           /* by position: MLFAB__HELD_*; NULL: nothing is held */
+  mlfab__holder *holders;                  /* or NULL */
+  uint64_t changes;                        /* number of changes of slices, from 1 */
   mlfab__block *blocks;
   uint32_t nblocks, free_head, free_count;
   mlfab__tags *tags; /* by slice, or NULL */
   int ghost;
 } mlfab__store;
-
-enum { MLFAB__HELD_FREE, MLFAB__HELD_SHARED, MLFAB__HELD_GIVEN, MLFAB__HELD_LOST };
 
 /* A stretch within one block and one tensor. */
 typedef struct mlfab__piece {
@@ -5781,8 +5792,18 @@ MLFAB__INTERNAL uint32_t mlfab__store_block_bytes(const mlfab__store *store, uin
 MLFAB__INTERNAL int mlfab__store_grow(mlfab__env *env, mlfab__store *store);
 /* Adds spare blocks until there are `spare`. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__store_spare(mlfab__env *env, mlfab__store *store, uint64_t spare);
-/* The optimizer state of a position is about to be written: copies it if it is SHARED. */
+/* If there are holders, before optimizer state of a position is written: copies it if it is shared. */
 MLFAB__INTERNAL void mlfab__store_own(mlfab__env *env, mlfab__store *store, uint32_t position);
+/* hold: the holder, new or empty, becomes one of the store, and will hold up to `positions` (reserves blocks for the
+ * updates meanwhile. Errors: MEMORY, nothing changed). hold_slice: it holds a slice (an index) as it is now; cannot
+ * fail. give_slice: no longer; a slice that it does not hold is ignored. release: the end, after all are given. */
+MLFAB__INTERNAL int mlfab__store_hold(mlfab__env *env, mlfab__store *store, mlfab__holder *holder,
+                                      uint32_t positions, int sums);
+MLFAB__INTERNAL void mlfab__store_hold_slice(mlfab__store *store, mlfab__holder *holder,
+                                             uint32_t slice);
+MLFAB__INTERNAL void mlfab__store_give_slice(mlfab__env *env, mlfab__store *store,
+                                             mlfab__holder *holder, uint32_t slice);
+MLFAB__INTERNAL void mlfab__store_release(mlfab__store *store, mlfab__holder *holder);
 /* A spare block with one reference, or MLFAB__NO_BLOCK. */
 MLFAB__INTERNAL uint32_t mlfab__store_take(mlfab__store *store);
 MLFAB__INTERNAL void mlfab__store_ref(mlfab__store *store, uint32_t block);
@@ -5795,6 +5816,11 @@ MLFAB__INTERNAL void mlfab__store_put(mlfab__store *store, uint32_t *place, uint
 MLFAB__INTERNAL int mlfab__store_check(const mlfab_model_options *options,
                                        const mlfab__layout *layout, mlfab__optimizer *optimizer,
                                        mlfab_error *error);
+
+/* The slice (an index) has changed. */
+static inline void mlfab__store_change(mlfab__store *store, uint32_t slice) {
+  store->slices[slice].changed = ++store->changes;
+}
 
 /* The number by which frames refer to the slice's present commit. */
 static inline uint64_t mlfab__store_label(const mlfab__shard_slice *slice) {
@@ -5835,6 +5861,7 @@ static int store_cut(mlfab__env *env, mlfab__store *store, uint32_t server) {
     slice->number = owned[i];
     slice->offset = from->offset;
     slice->bytes = from->bytes;
+    slice->changed = store->changes;
     slice->first = store->positions;
     slice->count = (uint32_t)((from->bytes + store->block_bytes - 1) / store->block_bytes);
     store->positions += slice->count;
@@ -5866,6 +5893,13 @@ static int store_places(mlfab__env *env, mlfab__store *store, uint32_t states) {
   return 0;
 }
 
+/* Number of blocks: w and next, and sum with rounds; two slices for older versions that pulls pin; for each position
+ * that holders have, its w and sum once more. */
+static uint64_t store_wanted(const mlfab__store *store, uint64_t held, int sums) {
+  return (uint64_t)store->positions * (sums ? 3 : 2) + held * (sums ? 2 : 1) +
+         mlfab__min(store->positions, 2 * (uint64_t)store->positions_per_slice + 8);
+}
+
 MLFAB__INTERNAL int mlfab__store_init(mlfab__env *env, mlfab__store *store,
                                       const mlfab__layout *layout, uint32_t server,
                                       uint32_t block_bytes, int sums, uint32_t states, int ghost) {
@@ -5873,12 +5907,11 @@ MLFAB__INTERNAL int mlfab__store_init(mlfab__env *env, mlfab__store *store,
   store->layout = layout;
   store->block_bytes = block_bytes;
   store->ghost = ghost;
+  store->changes = 1;
   store->free_head = MLFAB__NO_BLOCK;
   if (store_cut(env, store, server) || store_places(env, store, states)) goto no_memory;
   if (store->positions == 0) return 0;
-  /* w and next, and sum with rounds; plus two slices for older versions that pulls pin. */
-  uint64_t wanted = (uint64_t)store->positions * (sums ? 3 : 2) +
-                    mlfab__min(store->positions, 2 * (uint64_t)store->positions_per_slice + 8);
+  uint64_t wanted = store_wanted(store, 0, sums);
   if (wanted >= MLFAB__NO_BLOCK / 2) goto no_memory;
   store->nblocks = (uint32_t)wanted;
   store->blocks = mlfab__alloc_array(env, store->nblocks, sizeof *store->blocks);
@@ -5934,6 +5967,7 @@ static void store_free_states(mlfab__env *env, mlfab__store *store, uint8_t **st
 }
 
 MLFAB__INTERNAL void mlfab__store_free(mlfab__env *env, mlfab__store *store) {
+  assert(!store->holders);
   for (uint32_t i = 0; store->tags && i < store->nslices; i++)
     mlfab__tags_free(env, &store->tags[i]);
   mlfab__free(env, store->tags, store->nslices * sizeof *store->tags);
@@ -6008,16 +6042,33 @@ MLFAB__INTERNAL int mlfab__store_grow(mlfab__env *env, mlfab__store *store) {
   return mlfab__store_spare(env, store, (uint64_t)store->free_count + 1);
 }
 
+/* --- holders --- */
+
+/* Does a holder need the state of this position that the store has? */
+static int store_shared(const mlfab__store *store, uint32_t position) {
+  for (const mlfab__holder *h = store->holders; h; h = h->next) {
+    if (!h->lost && h->s0 && h->s0[position] == store->s0[position]) return 1;
+    if (MLFAB__PLANTED(145)) return 0;
+  }
+  return 0;
+}
+
+/* There is no memory for a copy: the holders of this state lose their moment. */
+static void store_lose(mlfab__store *store, uint32_t position) {
+  for (mlfab__holder *h = store->holders; h; h = h->next)
+    h->lost |= h->s0 && h->s0[position] == store->s0[position];
+}
+
 MLFAB__INTERNAL void mlfab__store_own(mlfab__env *env, mlfab__store *store, uint32_t position) {
   uint8_t **states[2] = {store->s0, store->s1}, *copies[2] = {NULL, NULL};
-  if (store->held[position] != MLFAB__HELD_SHARED) return;
+  if (!store->s0 || !store_shared(store, position)) return;
   if (MLFAB__PLANTED(106)) return;
-  store->held[position] = MLFAB__HELD_LOST;
   for (int k = 0; k < 2; k++) {
     if (!states[k]) continue;
     copies[k] = mlfab__alloc_aligned(env, store->block_bytes);
     if (copies[k]) continue;
     mlfab__free_aligned(env, copies[0], k ? store->block_bytes : 0);
+    store_lose(store, position);
     return;
   }
   for (int k = 0; k < 2; k++) {
@@ -6025,8 +6076,74 @@ MLFAB__INTERNAL void mlfab__store_own(mlfab__env *env, mlfab__store *store, uint
     memcpy(copies[k], states[k][position], store->block_bytes);
     states[k][position] = copies[k];
   }
-  store->held[position] = MLFAB__HELD_GIVEN;
 }
+
+MLFAB__INTERNAL int mlfab__store_hold(mlfab__env *env, mlfab__store *store, mlfab__holder *holder,
+                                      uint32_t positions, int sums) {
+  uint64_t held = positions;
+  for (const mlfab__holder *h = store->holders; h; h = h->next) held += h->held;
+  uint64_t wanted = store_wanted(store, held, sums);
+  if (positions > 0 && wanted > store->nblocks) {
+    int code = mlfab__store_spare(env, store, store->free_count + wanted - store->nblocks);
+    if (code) return code;
+  }
+  holder->held = 0;
+  holder->lost = 0;
+  holder->next = store->holders;
+  store->holders = holder;
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__store_hold_slice(mlfab__store *store, mlfab__holder *holder,
+                                             uint32_t slice) {
+  const mlfab__shard_slice *s = &store->slices[slice];
+  for (uint32_t p = s->first; p < s->first + s->count; p++) {
+    holder->w[p] = store->w[p];
+    mlfab__store_ref(store, store->w[p]);
+    holder->sum[p] = store->sum[p];
+    if (store->sum[p] != MLFAB__NO_BLOCK) mlfab__store_ref(store, store->sum[p]);
+    if (holder->s0) holder->s0[p] = store->s0[p];
+    if (holder->s1) holder->s1[p] = store->s1[p];
+  }
+  holder->held += s->count;
+}
+
+/* Frees a state that a holder named last. */
+static void store_give_state(mlfab__env *env, const mlfab__store *store, uint32_t position,
+                             uint8_t *s0, uint8_t *s1) {
+  if (store->s0[position] == s0) return;
+  for (const mlfab__holder *h = store->holders; h && !MLFAB__PLANTED(149); h = h->next) {
+    if (h->s0[position] == s0) return;
+  }
+  mlfab__free_aligned(env, s0, store->block_bytes);
+  if (s1) mlfab__free_aligned(env, s1, store->block_bytes);
+}
+
+MLFAB__INTERNAL void mlfab__store_give_slice(mlfab__env *env, mlfab__store *store,
+                                             mlfab__holder *holder, uint32_t slice) {
+  const mlfab__shard_slice *s = &store->slices[slice];
+  for (uint32_t p = s->first; p < s->first + s->count; p++) {
+    if (holder->w[p] == MLFAB__NO_BLOCK) return;
+    mlfab__store_unref(store, holder->w[p]);
+    if (holder->sum[p] != MLFAB__NO_BLOCK) mlfab__store_unref(store, holder->sum[p]);
+    holder->w[p] = holder->sum[p] = MLFAB__NO_BLOCK;
+    if (!holder->s0) continue;
+    uint8_t *s0 = holder->s0[p], *s1 = holder->s1 ? holder->s1[p] : NULL;
+    holder->s0[p] = NULL;
+    if (holder->s1) holder->s1[p] = NULL;
+    store_give_state(env, store, p, s0, s1);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__store_release(mlfab__store *store, mlfab__holder *holder) {
+  mlfab__holder **at = &store->holders;
+  while (*at != holder) at = &(*at)->next;
+  *at = holder->next;
+  holder->next = NULL;
+  holder->held = 0;
+}
+
+/* --- blocks --- */
 
 MLFAB__INTERNAL uint32_t mlfab__store_take(mlfab__store *store) {
   uint32_t block = store->free_head;
@@ -15740,6 +15857,7 @@ MLFAB__INTERNAL int mlfab__clock_tidy(mlfab__server *server) {
       for (uint32_t i = 0; i < server->store.nslices; i++) {
         if (server->store.slices[i].clock != g) continue;
         server->store.slices[i].clock = (uint8_t)h;
+        mlfab__store_change(&server->store, i);
         merged = 1;
       }
     }
@@ -15876,7 +15994,9 @@ static int clock_install(mlfab__server *server, const mlfab__sync_ask *change) {
     for (uint32_t w = 0; w < server->workers; w++) server->peers[w].contributed &= ~(1u << target);
   }
   for (uint32_t i = 0; i < server->store.nslices; i++) {
-    if (clock_touches(server, i, change->tensor)) server->store.slices[i].clock = (uint8_t)target;
+    if (!clock_touches(server, i, change->tensor)) continue;
+    server->store.slices[i].clock = (uint8_t)target;
+    mlfab__store_change(&server->store, i);
   }
   mlfab__clock_tidy(server);
   server->significant = clock_significant(server);
@@ -16375,7 +16495,7 @@ static void apply_whole_add(mlfab__server *server, mlfab__incoming *update, cons
     if (mode == MLFAB__APPLY_STAGE) {
       mlfab__optimizer_step step = {update->push.scale, store->slices[piece.slice].commit + 1,
                                     delay};
-      if (store->held) mlfab__store_own(server->env, &server->store, piece.position);
+      if (store->holders) mlfab__store_own(server->env, store, piece.position);
       uint8_t *s0 = store->s0 ? store->s0[piece.position] + piece.at : NULL;
       uint8_t *s1 = store->s1 ? store->s1[piece.position] + piece.at : NULL;
       mlfab__optimizer_apply(&server->optimizer, &step, piece.dtype, w, w, data, s0, s1,
@@ -16415,7 +16535,7 @@ static const mlfab__apply_codec apply_dense = {apply_dense_look, apply_dense_con
 
 /* Walks the slices that an update touches, in order, and computes the largest delay. `commit` 1 also moves
  * versions and commits on; 2 moves versions only (a further member of a group). Slices in rounds move with
- * their round. If the update has one version for all slices, it is the largest of them: a slice that is
+ * their round; that their sum has changed is noted, too. If the update has one version for all slices, it is the largest of them: a slice that is
  * behind it counts with its present version. Returns 0, or ARGUMENT when there are too few versions. */
 static int apply_versions(mlfab__server *server, const mlfab__incoming *update, int commit,
                           uint64_t *delay_p, uint64_t *version_p) {
@@ -16434,6 +16554,7 @@ static int apply_versions(mlfab__server *server, const mlfab__incoming *update, 
         if (commit == 1) slice->commit++;
       }
       version = mlfab__max(version, slice->version);
+      if (commit) mlfab__store_change(&server->store, i);
     }
     next = last + 1;
   }
@@ -16577,6 +16698,7 @@ static void apply_complete(mlfab__server *server, mlfab__incoming *update) {
     apply_commit(server, update);
     return;
   }
+  for (uint32_t i = 0; i < server->store.nslices; i++) mlfab__store_change(&server->store, i);
   mlfab__apply_decide(server, update, 0, 0, 0);
   server->phase = MLFAB__MODEL_STANDS;
   server->first_weights_incarnation = server->peers[0].incarnation;
@@ -16607,7 +16729,7 @@ MLFAB__INTERNAL int mlfab__apply_piece(mlfab__server *server, const mlfab_update
     if (apply_callback(server, info, piece, dst, w, sum)) return MLFAB_ERR_CALLBACK;
   } else {
     mlfab__optimizer_step step = {info->scale, store->slices[piece->slice].commit + 1, info->delay};
-    if (store->held) mlfab__store_own(server->env, store, p);
+    if (store->holders) mlfab__store_own(server->env, store, p);
     mlfab__optimizer_apply(&server->optimizer, &step, piece->dtype, dst, w, sum,
                            store->s0 ? store->s0[p] + piece->at : NULL,
                            store->s1 ? store->s1[p] + piece->at : NULL, piece->count);
@@ -17222,6 +17344,8 @@ static void round_swap(mlfab__server *server, uint32_t slice) {
     }
     mlfab__store_put(store, &store->sum[p], MLFAB__NO_BLOCK);
   }
+  /* Even a round that was refused may have stepped some state. */
+  if (summed && !MLFAB__PLANTED(146)) mlfab__store_change(store, slice);
   if (server->apply.code || !summed) return;
   s->version += server->clocks[server->apply.clock].round_members;
   s->commit++;
@@ -41235,7 +41359,9 @@ static void reshard_server_install(mlfab__server *server) {
     }
     /* Changes before the move are no longer known. */
     if (store->tags) store->tags[i].base = mlfab__store_label(s);
+    s->changed = server->store.changes + 1;
   }
+  store->changes = server->store.changes + 1;
   reshard_server_replace(server, shift);
   mlfab__clock_tidy(server);
   server->norm_commits = 0;
@@ -43069,22 +43195,348 @@ MLFAB__INTERNAL int mlfab__record_each(const char *names, size_t bytes, size_t *
 #endif /* MLFAB_WITH_CHECKPOINT */
 
 /* ==============================================================================================
+ * core/checkpoint/moment.h
+ * ============================================================================================== */
+#if MLFAB_WITH_CHECKPOINT
+/* moment.h - a server's state of one moment, as the records of a shard (record.h). Layer 4.
+ *
+ * pin sets the state aside: references to the blocks of weights and of open rounds' sums, and to optimizer state
+ * (store.h, holders); all else is small, and copied. It costs a few pointers for each block, and no bytes. Then
+ * training goes on, and next() gives record after record. Several moments may be pinned at the same time.
+ *
+ *    FREE --pin--> PINNED --next ... next--> OVER --unpin--> FREE
+ *
+ * A moment has all slices of the server, or those that have changed since an earlier one: `at` of one moment is
+ * `since` of the next. All clocks and workers are always in it.
+ *
+ * Invariants. (1) The state is of one moment between two commits: what it has of an update, it has of its window,
+ * versions and optimizer state, too. (2) The bytes of a record stay valid, and as they are, until its slice is given
+ * back, or the moment is unpinned; unless it is lost. */
+
+struct mlfab__server;
+
+enum { MLFAB__MOMENT_META = 16384, MLFAB__MOMENT_CLOCKS = 8 };
+
+typedef struct mlfab__moment_room { /* numbers of elements that the arrays have room for */
+  uint32_t positions, slices, owned, states, tensors, workers;
+} mlfab__moment_room;
+
+/* Zeros: FREE, without memory. */
+typedef struct mlfab__moment {
+  mlfab__env *env;
+  struct mlfab__server *server;
+  int pinned;
+  uint64_t at; /* store.changes when it was pinned */
+  mlfab__checkpoint_head head;
+  mlfab__holder holder;
+  /* A copy of the store with lists of its own, those of the holder; its blocks are those of the store. */
+  mlfab__store view;
+  uint32_t *owners; /* by slice number: this server, if it is in the moment */
+  uint32_t given;   /* slices before this one are given back */
+  uint8_t *table;   /* the definition, encoded */
+  mlfab__define define;
+  mlfab__checkpoint_worker *workers;
+  mlfab__reshard_server_clock clocks[MLFAB__MOMENT_CLOCKS];
+  uint32_t *words, nclocks, nwords; /* words: nwords for each clock */
+  mlfab__moment_room room;
+  /* What comes next. */
+  int step;
+  uint32_t item, index;
+  uint32_t announced; /* slices before this one have their SLICE record */
+  mlfab__image_cursor cursor;
+} mlfab__moment;
+
+/* Pins the slices that have changed since `since`; 0: all. The server has a model that stands, applies nothing, and
+ * moves no slices. The moment is FREE; memory of an earlier one is used again. Errors: MEMORY; nothing is held. */
+MLFAB__INTERNAL int mlfab__moment_pin(mlfab__moment *moment, mlfab__env *env,
+                                      struct mlfab__server *server, uint64_t since);
+/* The next record: 1; or 0 behind END. Its meta is written to `meta`, with MLFAB__MOMENT_META bytes of room; its bulk is
+ * lent (NULL: none, or ghosts). record->set is 0. Bulks come in the order of slices. */
+MLFAB__INTERNAL int mlfab__moment_next(mlfab__moment *moment, uint8_t *meta,
+                                       mlfab__file_record *record);
+/* The slice (an index of the store) of the record that next() gave last. */
+static inline uint32_t mlfab__moment_slice(const mlfab__moment *moment) {
+  return moment->cursor.slice;
+}
+/* Nobody uses the bytes of the slices before `end` (an index) any more: gives them back. */
+MLFAB__INTERNAL void mlfab__moment_give(mlfab__moment *moment, uint32_t end);
+/* Was there no memory to copy a state that an update changed, so that the records are of no moment? Ask when all of
+ * them have been copied by whoever they were lent to. */
+static inline int mlfab__moment_lost(const mlfab__moment *moment) { return moment->holder.lost; }
+/* Gives back all that is held; keeps the memory. Of a FREE moment: does nothing. */
+MLFAB__INTERNAL void mlfab__moment_unpin(mlfab__moment *moment);
+/* The same, and frees the memory. */
+MLFAB__INTERNAL void mlfab__moment_free(mlfab__moment *moment);
+
+#endif /* MLFAB_WITH_CHECKPOINT */
+
+/* ==============================================================================================
+ * core/checkpoint/moment.c
+ * ============================================================================================== */
+#if MLFAB_WITH_CHECKPOINT
+/* moment.c - a server's state of one moment. See moment.h. */
+
+enum {
+  MOMENT_HEAD,
+  MOMENT_DEFINE,
+  MOMENT_CLOCKS,
+  MOMENT_WORKERS,
+  MOMENT_IMAGE,
+  MOMENT_END,
+  MOMENT_OVER
+};
+
+_Static_assert((int)MLFAB__CLOCKS == (int)MLFAB__MOMENT_CLOCKS, "room for all clocks");
+_Static_assert(256 + 4 * MLFAB__RESHARD_SERVER_WORDS_MAX <= MLFAB__MOMENT_META,
+               "a clock with its words is the largest meta");
+
+/* --- memory --- */
+
+static void moment_drop(mlfab__moment *moment) {
+  mlfab__env *env = moment->env;
+  mlfab__holder *holder = &moment->holder;
+  const mlfab__moment_room *room = &moment->room;
+  mlfab__free(env, moment->view.slices, room->owned * sizeof *moment->view.slices);
+  mlfab__free(env, holder->w, room->positions * sizeof *holder->w);
+  mlfab__free(env, holder->sum, room->positions * sizeof *holder->sum);
+  mlfab__free(env, holder->s0, room->positions * sizeof *holder->s0);
+  mlfab__free(env, holder->s1, room->positions * sizeof *holder->s1);
+  mlfab__free(env, moment->owners, room->slices * sizeof *moment->owners);
+  mlfab__free(env, moment->table, (size_t)room->tensors * MLFAB__TENSOR_INFO_BYTES);
+  mlfab__free(env, moment->workers, room->workers * sizeof *moment->workers);
+  mlfab__free(env, moment->words, MLFAB__CLOCKS * moment->nwords * sizeof *moment->words);
+  memset(moment, 0, sizeof *moment);
+  moment->env = env;
+}
+
+/* Room for the state of the server. The model may be another one than that of the last moment. */
+static int moment_room(mlfab__moment *moment) {
+  mlfab__server *server = moment->server;
+  const mlfab__store *store = &server->store;
+  mlfab__env *env = moment->env;
+  mlfab__holder *holder = &moment->holder;
+  const mlfab__moment_room wanted = {
+      store->positions,    server->layout.nslices,
+      store->nslices,      (store->s0 != NULL) + (uint32_t)(store->s1 != NULL),
+      server->ndefinition, server->workers};
+  if (memcmp(&moment->room, &wanted, sizeof wanted) == 0) return 0;
+  moment_drop(moment);
+  moment->server = server;
+  moment->room = wanted;
+  moment->nwords = (server->workers + 31) / 32;
+  uint32_t n = store->positions;
+  int code = 0;
+#define MOMENT_ALLOC(place, count, when)                       \
+  if (!code && (count) > 0 && (when)) {                        \
+    (place) = mlfab__alloc_array(env, count, sizeof *(place)); \
+    if (!(place)) code = MLFAB_ERR_MEMORY;                     \
+  }
+  MOMENT_ALLOC(moment->view.slices, store->nslices, 1)
+  MOMENT_ALLOC(holder->w, n, 1)
+  MOMENT_ALLOC(holder->sum, n, 1)
+  MOMENT_ALLOC(holder->s0, n, store->s0 != NULL)
+  MOMENT_ALLOC(holder->s1, n, store->s1 != NULL)
+  MOMENT_ALLOC(moment->owners, wanted.slices, 1)
+  MOMENT_ALLOC(moment->table, wanted.tensors * MLFAB__TENSOR_INFO_BYTES, 1)
+  MOMENT_ALLOC(moment->workers, wanted.workers, 1)
+  MOMENT_ALLOC(moment->words, MLFAB__CLOCKS * moment->nwords, 1)
+#undef MOMENT_ALLOC
+  if (code) {
+    moment_drop(moment);
+    return code;
+  }
+  if (n > 0) memset(holder->w, 0xff, n * sizeof *holder->w);
+  if (n > 0) memset(holder->sum, 0xff, n * sizeof *holder->sum);
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__moment_free(mlfab__moment *moment) {
+  if (!moment->env) return;
+  mlfab__moment_unpin(moment);
+  moment_drop(moment);
+}
+
+/* --- holding --- */
+
+MLFAB__INTERNAL void mlfab__moment_give(mlfab__moment *moment, uint32_t end) {
+  for (; moment->given < end; moment->given++)
+    mlfab__store_give_slice(moment->env, &moment->server->store, &moment->holder, moment->given);
+}
+
+MLFAB__INTERNAL void mlfab__moment_unpin(mlfab__moment *moment) {
+  if (!moment->pinned) return;
+  mlfab__moment_give(moment, moment->view.nslices);
+  mlfab__store_release(&moment->server->store, &moment->holder);
+  moment->pinned = 0;
+}
+
+static int moment_has(const mlfab__shard_slice *slice, uint64_t since) {
+  return slice->changed > since;
+}
+
+static void moment_hold_slices(mlfab__moment *moment, uint64_t since) {
+  mlfab__server *server = moment->server;
+  mlfab__store *store = &server->store, *view = &moment->view;
+  mlfab__shard_slice *slices = view->slices;
+  const mlfab__holder *holder = &moment->holder;
+  if (store->nslices > 0) memcpy(slices, store->slices, store->nslices * sizeof *slices);
+  *view = *store;
+  view->slices = slices;
+  view->w = holder->w;
+  view->sum = holder->sum;
+  view->s0 = holder->s0;
+  view->s1 = holder->s1;
+  view->next = view->local = NULL;
+  view->holders = NULL;
+  memset(moment->owners, 0xff, moment->head.slices * sizeof *moment->owners);
+  for (uint32_t i = 0; i < store->nslices; i++) {
+    if (!moment_has(&slices[i], since)) continue;
+    moment->owners[slices[i].number] = server->number;
+    mlfab__store_hold_slice(store, &moment->holder, i);
+  }
+}
+
+static void moment_hold_workers(mlfab__moment *moment) {
+  const mlfab__server *server = moment->server;
+  for (uint32_t w = 0; w < moment->head.workers; w++) {
+    const mlfab__window *window = &server->windows.windows[w];
+    mlfab__checkpoint_worker *to = &moment->workers[w];
+    *to = (mlfab__checkpoint_worker){.worker = w, .pushed = server->peers[w].pushed};
+    if (MLFAB__PLANTED(108)) continue;
+    to->incarnation = window->incarnation;
+    to->top = window->top;
+    memcpy(to->applied, window->applied, sizeof to->applied);
+    memcpy(to->dropped, window->dropped, sizeof to->dropped);
+  }
+  moment->nclocks = 0;
+  for (uint32_t g = 0; g < server->ngates; g++) {
+    if (!server->clocks[g].used) continue;
+    mlfab__clock_told(server, g, &moment->clocks[moment->nclocks],
+                      moment->words + moment->nclocks * moment->nwords);
+    moment->nclocks++;
+  }
+}
+
+MLFAB__INTERNAL int mlfab__moment_pin(mlfab__moment *moment, mlfab__env *env,
+                                      struct mlfab__server *server, uint64_t since) {
+  mlfab__store *store = &server->store;
+  uint32_t owned = 0, positions = 0;
+  assert(!moment->pinned);
+  moment->env = env;
+  moment->server = server;
+  for (uint32_t i = 0; i < store->nslices; i++) {
+    if (!moment_has(&store->slices[i], since)) continue;
+    owned++;
+    positions += store->slices[i].count;
+  }
+  if (moment_room(moment) ||
+      mlfab__store_hold(env, store, &moment->holder, positions, mlfab__clock_rounds(server)))
+    return MLFAB_ERR_MEMORY;
+  moment->at = store->changes;
+  moment->head = (mlfab__checkpoint_head){.number = moment->at,
+                                          .server = server->number,
+                                          .servers = server->servers,
+                                          .workers = server->workers,
+                                          .epoch = server->epoch,
+                                          .slices = server->layout.nslices,
+                                          .owned = owned};
+  moment->define = (mlfab__define){.tensors = server->ndefinition, .options = server->options};
+  for (uint32_t i = 0; i < server->ndefinition; i++)
+    mlfab__encode_tensor_info(moment->table + (size_t)i * MLFAB__TENSOR_INFO_BYTES,
+                              &server->definition[i]);
+  moment_hold_slices(moment, since);
+  moment_hold_workers(moment);
+  moment->step = MOMENT_HEAD;
+  moment->item = moment->index = moment->given = moment->announced = 0;
+  moment->cursor = (mlfab__image_cursor){0, 0, 0};
+  moment->pinned = 1;
+  return 0;
+}
+
+/* --- records: the meta's length --- */
+
+/* The next SLICE, or IMAGE with its bulk; 0 behind the last. */
+static uint32_t moment_image(mlfab__moment *moment, uint8_t *meta, mlfab__file_record *record) {
+  mlfab__server *server = moment->server;
+  mlfab__store *view = &moment->view;
+  mlfab__image_chunk chunk;
+  view->blocks = server->store.blocks; /* may have grown since */
+  if (!mlfab__image_next(view, moment->owners, server->number, server->config->chunk_bytes,
+                         &moment->cursor, &chunk))
+    return 0;
+  const mlfab__shard_slice *s = &view->slices[chunk.slice];
+  if (moment->announced <= chunk.slice) {
+    const mlfab__checkpoint_slice slice = {s->number, s->clock, s->version, s->commit};
+    moment->announced = chunk.slice + 1;
+    record->type = MLFAB__RECORD_SLICE;
+    return mlfab__encode_checkpoint_slice(meta, &slice);
+  }
+  const mlfab__checkpoint_bytes bytes = {s->number, chunk.kind, chunk.offset, (uint32_t)chunk.last};
+  moment->cursor.offset += chunk.bytes;
+  record->type = MLFAB__RECORD_IMAGE;
+  record->bulk = chunk.data;
+  record->bulk_bytes = chunk.bytes;
+  return mlfab__encode_checkpoint_bytes(meta, &bytes);
+}
+
+/* The next record of the present step; 0: it has no more. */
+static uint32_t moment_record(mlfab__moment *moment, uint8_t *meta, mlfab__file_record *record) {
+  uint32_t i = moment->item++;
+  const mlfab__checkpoint_end end = {moment->index};
+  switch (moment->step) {
+    case MOMENT_HEAD:
+      record->type = MLFAB__RECORD_HEAD;
+      return i == 0 ? mlfab__encode_checkpoint_head(meta, &moment->head) : 0;
+    case MOMENT_DEFINE:
+      record->type = MLFAB__RECORD_DEFINE;
+      record->bulk = moment->table;
+      record->bulk_bytes = moment->define.tensors * MLFAB__TENSOR_INFO_BYTES;
+      return i == 0 ? mlfab__encode_define(meta, &moment->define) : 0;
+    case MOMENT_CLOCKS:
+      record->type = MLFAB__RECORD_CLOCK;
+      if (i >= moment->nclocks) return 0;
+      return mlfab__encode_reshard_server_clock(meta, &moment->clocks[i],
+                                                moment->words + i * moment->nwords);
+    case MOMENT_WORKERS:
+      record->type = MLFAB__RECORD_WORKER;
+      if (i >= moment->head.workers) return 0;
+      return mlfab__encode_checkpoint_worker(meta, &moment->workers[i]);
+    case MOMENT_IMAGE:
+      return moment_image(moment, meta, record);
+    default:
+      record->type = MLFAB__RECORD_END;
+      return i == 0 ? mlfab__encode_checkpoint_end(meta, &end) : 0;
+  }
+}
+
+MLFAB__INTERNAL int mlfab__moment_next(mlfab__moment *moment, uint8_t *meta,
+                                       mlfab__file_record *record) {
+  assert(moment->pinned);
+  for (; moment->step != MOMENT_OVER; moment->step++, moment->item = 0) {
+    *record = (mlfab__file_record){.meta = meta, .index = moment->index};
+    record->meta_bytes = moment_record(moment, meta, record);
+    if (record->meta_bytes == 0) continue;
+    moment->index++;
+    return 1;
+  }
+  return 0;
+}
+#endif /* MLFAB_WITH_CHECKPOINT */
+
+/* ==============================================================================================
  * core/checkpoint/writer.h
  * ============================================================================================== */
 #if MLFAB_WITH_CHECKPOINT
 /* writer.h - a server writes its shard to a file of a checkpoint. Layer 4.
  *
- * On an order, the server sets the state of one moment aside, and then writes it record by record (record.h) while
- * training goes on. It holds a reference to every block of weights and of open rounds' sums; updates then write to other
- * blocks. Optimizer state is copied where an update changes it (store.h, held). All else is small, and copied. A slice
- * is given back when its bytes are written.
+ * On an order, the server sets the state of one moment aside (moment.h), and then writes it record by record while
+ * training goes on. A slice is given back when its bytes are written.
  *
  *    IDLE --order--> PINS --no update is being applied--> WRITES --END is durable--> IDLE, answered
  *                      |                                   |
  *                      +--slices move, model is freed------+--error--> ABORTS --the file is removed--> IDLE, answered
  *
- * Invariants. (1) The state is of one moment between two commits: what a file has of an update, it has of its window,
- * versions and optimizer state, too. (2) One file operation at a time, which reads memory that stays as it is until the
+ * Invariants. (1) A file has one moment. (2) One file operation at a time, which reads memory that stays as it is until the
  * operation has copied it. (3) An order is answered exactly once, with its number and set; the last answer is kept,
  * because a link may lose it. */
 
@@ -43097,7 +43549,7 @@ enum mlfab__writer_phase {
   MLFAB__WRITER_ABORTS
 };
 
-enum { MLFAB__WRITER_HEADS = 65536, MLFAB__WRITER_META = 16384 };
+enum { MLFAB__WRITER_HEADS = 65536 };
 
 typedef struct mlfab__writer {
   mlfab__env *env;
@@ -43108,23 +43560,8 @@ typedef struct mlfab__writer {
   enum mlfab__writer_phase phase;
   mlfab__checkpoint_order order;
   mlfab__checkpoint_shard answer; /* to this order; of the last one while it is IDLE */
-  /* The moment. `view` is a copy of the store with lists of its own; its blocks are those of the store. */
-  int pinned;
-  mlfab__store view;
-  uint32_t *owners;   /* by slice number, all this server's: image.h wants to know */
-  uint32_t given;     /* slices before this one are given back */
-  uint32_t announced; /* slices before this one have their SLICE record */
-  uint8_t *table;     /* the definition, encoded */
-  uint32_t tensors;
-  mlfab__define define;
-  mlfab__checkpoint_head head;
-  mlfab__checkpoint_worker *workers;
-  mlfab__reshard_server_clock clocks[8];
-  uint32_t *words, nclocks, nwords; /* words: nwords for each clock */
-  /* What comes next. */
-  int step;
-  uint32_t item, index;
-  mlfab__image_cursor cursor;
+  mlfab__moment moment;
+  int over; /* END is in the last operation */
   char path[MLFAB__RECORD_PATH];
   uint8_t
       *heads; /* records without their bulk: MLFAB__WRITER_HEADS bytes, from the first order on */
@@ -43154,20 +43591,6 @@ MLFAB__INTERNAL void mlfab__writer_event(mlfab__writer *writer, const mlfab_io_e
 
 #include <stdio.h>
 
-enum {
-  WRITER_HEAD,
-  WRITER_DEFINE,
-  WRITER_CLOCKS,
-  WRITER_WORKERS,
-  WRITER_IMAGE,
-  WRITER_END,
-  WRITER_OVER
-};
-
-_Static_assert((int)MLFAB__CLOCKS == 8, "writer.h has room for eight clocks");
-_Static_assert(256 + 4 * MLFAB__RESHARD_SERVER_WORDS_MAX <= MLFAB__WRITER_META,
-               "a clock with its words is the largest meta");
-
 MLFAB__INTERNAL void mlfab__writer_init(
     mlfab__writer *writer, mlfab__env *env, struct mlfab__server *server, mlfab__filer *filer,
     void *self, void (*done)(void *self, const mlfab__checkpoint_shard *answer)) {
@@ -43175,132 +43598,11 @@ MLFAB__INTERNAL void mlfab__writer_init(
       (mlfab__writer){.env = env, .server = server, .filer = filer, .self = self, .done = done};
 }
 
-/* --- the moment --- */
-
-/* Gives back the blocks and states of the slices before `end`. */
-static void writer_give(mlfab__writer *writer, uint32_t end) {
-  mlfab__store *store = &writer->server->store, *view = &writer->view;
-  for (; writer->given < end; writer->given++) {
-    const mlfab__shard_slice *s = &view->slices[writer->given];
-    for (uint32_t p = s->first; p < s->first + s->count; p++) {
-      mlfab__store_unref(store, view->w[p]);
-      if (view->sum[p] != MLFAB__NO_BLOCK) mlfab__store_unref(store, view->sum[p]);
-      if (!store->held) continue;
-      if (store->held[p] == MLFAB__HELD_GIVEN) {
-        if (view->s0) mlfab__free_aligned(writer->env, view->s0[p], view->block_bytes);
-        if (view->s1) mlfab__free_aligned(writer->env, view->s1[p], view->block_bytes);
-      }
-      store->held[p] = MLFAB__HELD_FREE;
-    }
-  }
-}
-
-static void writer_unpin(mlfab__writer *writer) {
-  mlfab__env *env = writer->env;
-  mlfab__store *view = &writer->view, *store = &writer->server->store;
-  if (writer->pinned) {
-    writer_give(writer, view->nslices);
-    mlfab__free(env, store->held, store->positions);
-    store->held = NULL;
-  }
-  writer->pinned = 0;
-  mlfab__free(env, view->slices, view->nslices * sizeof *view->slices);
-  mlfab__free(env, view->w, view->positions * sizeof *view->w);
-  mlfab__free(env, view->sum, view->positions * sizeof *view->sum);
-  mlfab__free(env, view->s0, view->positions * sizeof *view->s0);
-  mlfab__free(env, view->s1, view->positions * sizeof *view->s1);
-  memset(view, 0, sizeof *view);
-  mlfab__free(env, writer->owners, writer->head.slices * sizeof *writer->owners);
-  mlfab__free(env, writer->table, (size_t)writer->tensors * MLFAB__TENSOR_INFO_BYTES);
-  mlfab__free(env, writer->workers, writer->head.workers * sizeof *writer->workers);
-  mlfab__free(env, writer->words, MLFAB__CLOCKS * writer->nwords * sizeof *writer->words);
-  writer->owners = writer->words = NULL;
-  writer->table = NULL;
-  writer->workers = NULL;
-}
-
 MLFAB__INTERNAL void mlfab__writer_free(mlfab__writer *writer) {
   if (!writer->env) return;
+  mlfab__moment_free(&writer->moment);
   mlfab__free(writer->env, writer->heads, MLFAB__WRITER_HEADS);
   writer->heads = NULL;
-}
-
-/* Everything is allocated before anything is held. A kind of bytes that the store does not have stays NULL. */
-static int writer_room(mlfab__writer *writer) {
-  const mlfab__server *server = writer->server;
-  const mlfab__store *store = &server->store;
-  mlfab__env *env = writer->env;
-  mlfab__store *view = &writer->view;
-  *view = *store;
-  view->slices = NULL;
-  view->w = view->sum = view->next = view->local = NULL;
-  view->s0 = view->s1 = NULL;
-  view->held = NULL;
-  uint32_t n = store->positions;
-  int code = 0;
-#define WRITER_ALLOC(place, count, when)                       \
-  if (!code && (count) > 0 && (when)) {                        \
-    (place) = mlfab__alloc_array(env, count, sizeof *(place)); \
-    if (!(place)) code = MLFAB_ERR_MEMORY;                     \
-  }
-  WRITER_ALLOC(writer->heads, MLFAB__WRITER_HEADS, !writer->heads)
-  WRITER_ALLOC(view->slices, store->nslices, 1)
-  WRITER_ALLOC(view->w, n, 1)
-  WRITER_ALLOC(view->sum, n, 1)
-  WRITER_ALLOC(view->s0, n, store->s0 != NULL)
-  WRITER_ALLOC(view->s1, n, store->s1 != NULL)
-  WRITER_ALLOC(writer->server->store.held, n, store->s0 != NULL)
-  WRITER_ALLOC(writer->owners, writer->head.slices, 1)
-  WRITER_ALLOC(writer->table, writer->tensors * MLFAB__TENSOR_INFO_BYTES, 1)
-  WRITER_ALLOC(writer->workers, writer->head.workers, 1)
-  WRITER_ALLOC(writer->words, MLFAB__CLOCKS * writer->nwords, 1)
-#undef WRITER_ALLOC
-  /* While blocks are held, updates need others: as many once more. */
-  int rounds = mlfab__clock_rounds(server);
-  uint64_t blocks =
-      (uint64_t)n * (rounds ? 5 : 3) + mlfab__min(n, 2 * (uint64_t)store->positions_per_slice + 8);
-  uint64_t more = blocks > store->nblocks ? blocks - store->nblocks : 0;
-  if (!code && n > 0)
-    code = mlfab__store_spare(env, &writer->server->store, store->free_count + more);
-  return code;
-}
-
-static void writer_hold(mlfab__writer *writer) {
-  mlfab__server *server = writer->server;
-  mlfab__store *store = &server->store, *view = &writer->view;
-  if (store->nslices > 0)
-    memcpy(view->slices, store->slices, store->nslices * sizeof *view->slices);
-  for (uint32_t p = 0; p < store->positions; p++) {
-    view->w[p] = store->w[p];
-    view->sum[p] = store->sum[p];
-    mlfab__store_ref(store, view->w[p]);
-    if (view->sum[p] != MLFAB__NO_BLOCK) mlfab__store_ref(store, view->sum[p]);
-    if (view->s0) view->s0[p] = store->s0[p];
-    if (view->s1) view->s1[p] = store->s1[p];
-    if (store->held) store->held[p] = MLFAB__HELD_SHARED;
-  }
-  for (uint32_t i = 0; i < writer->head.slices; i++) writer->owners[i] = server->number;
-  for (uint32_t i = 0; i < writer->tensors; i++)
-    mlfab__encode_tensor_info(writer->table + (size_t)i * MLFAB__TENSOR_INFO_BYTES,
-                              &server->definition[i]);
-  for (uint32_t w = 0; w < writer->head.workers; w++) {
-    const mlfab__window *window = &server->windows.windows[w];
-    mlfab__checkpoint_worker *to = &writer->workers[w];
-    *to = (mlfab__checkpoint_worker){.worker = w, .pushed = server->peers[w].pushed};
-    if (MLFAB__PLANTED(108)) continue;
-    to->incarnation = window->incarnation;
-    to->top = window->top;
-    memcpy(to->applied, window->applied, sizeof to->applied);
-    memcpy(to->dropped, window->dropped, sizeof to->dropped);
-  }
-  writer->nclocks = 0;
-  for (uint32_t g = 0; g < server->ngates; g++) {
-    if (!server->clocks[g].used) continue;
-    mlfab__clock_told(server, g, &writer->clocks[writer->nclocks],
-                      writer->words + writer->nclocks * writer->nwords);
-    writer->nclocks++;
-  }
-  writer->pinned = 1;
 }
 
 static uint64_t writer_version(const mlfab__store *view) {
@@ -43312,110 +43614,39 @@ static uint64_t writer_version(const mlfab__store *view) {
 
 /* --- records --- */
 
-/* Appends a record without bulk, or the part of one before its bulk. */
-static void writer_append(mlfab__writer *writer, uint16_t type, uint32_t meta_bytes,
-                          const void *bulk, uint32_t bulk_bytes) {
+/* Appends the next record, or the part of one before its bulk. Returns 0 behind the last. */
+static int writer_append(mlfab__writer *writer) {
   mlfab_file_op *op = &writer->filer->op;
   uint8_t *head = writer->heads + op->head_bytes;
-  const mlfab__file_record record = {.type = type,
-                                     .index = writer->index++,
-                                     .set = writer->order.set,
-                                     .meta_bytes = meta_bytes,
-                                     .bulk_bytes = bulk_bytes,
-                                     .bulk = bulk};
+  mlfab__file_record record;
+  if (!mlfab__moment_next(&writer->moment, head + MLFAB__RECORD_BYTES, &record)) return 0;
+  record.set = writer->order.set;
   mlfab__record_seal(head, &record);
   writer->answer.chain = mlfab__record_chain(writer->answer.chain, head);
-  writer->answer.bytes += (uint64_t)MLFAB__RECORD_BYTES + meta_bytes + bulk_bytes;
-  op->head_bytes += MLFAB__RECORD_BYTES + meta_bytes;
-  op->bulk = bulk;
-  op->bulk_bytes = bulk_bytes;
-}
-
-/* The next chunk of the image, after the SLICE record of its slice. Returns 0 behind the last. */
-static int writer_image(mlfab__writer *writer) {
-  mlfab__server *server = writer->server;
-  mlfab__image_chunk chunk;
-  writer->view.blocks = server->store.blocks; /* may have grown since */
-  if (!mlfab__image_next(&writer->view, writer->owners, server->number, server->config->chunk_bytes,
-                         &writer->cursor, &chunk))
-    return 0;
-  const mlfab__shard_slice *s = &writer->view.slices[chunk.slice];
-  writer_give(writer, chunk.slice);
-  if (writer->announced <= chunk.slice) {
-    const mlfab__checkpoint_slice slice = {s->number, s->clock, s->version, s->commit};
-    writer->announced = chunk.slice + 1;
-    uint8_t *meta = writer->heads + writer->filer->op.head_bytes + MLFAB__RECORD_BYTES;
-    writer_append(writer, MLFAB__RECORD_SLICE, mlfab__encode_checkpoint_slice(meta, &slice), NULL,
-                  0);
-  }
-  const mlfab__checkpoint_bytes bytes = {s->number, chunk.kind, chunk.offset, (uint32_t)chunk.last};
-  uint8_t *meta = writer->heads + writer->filer->op.head_bytes + MLFAB__RECORD_BYTES;
-  writer_append(writer, MLFAB__RECORD_IMAGE, mlfab__encode_checkpoint_bytes(meta, &bytes),
-                chunk.data, chunk.bytes);
-  writer->cursor.offset += chunk.bytes;
+  writer->answer.bytes += (uint64_t)MLFAB__RECORD_BYTES + record.meta_bytes + record.bulk_bytes;
+  op->head_bytes += MLFAB__RECORD_BYTES + record.meta_bytes;
+  op->bulk = record.bulk;
+  op->bulk_bytes = record.bulk_bytes;
+  writer->over = record.type == MLFAB__RECORD_END;
   return 1;
 }
 
-static void writer_step(mlfab__writer *writer) {
-  writer->step++;
-  writer->item = 0;
-}
-
-/* Appends the next record. */
-static void writer_record(mlfab__writer *writer) {
-  uint8_t *meta = writer->heads + writer->filer->op.head_bytes + MLFAB__RECORD_BYTES;
-  uint32_t i = writer->item++;
-  mlfab__checkpoint_end end;
-  switch (writer->step) {
-    case WRITER_HEAD:
-      writer_append(writer, MLFAB__RECORD_HEAD, mlfab__encode_checkpoint_head(meta, &writer->head),
-                    NULL, 0);
-      writer_step(writer);
-      break;
-    case WRITER_DEFINE:
-      writer_append(writer, MLFAB__RECORD_DEFINE, mlfab__encode_define(meta, &writer->define),
-                    writer->table, writer->tensors * MLFAB__TENSOR_INFO_BYTES);
-      writer_step(writer);
-      break;
-    case WRITER_CLOCKS:
-      if (i < writer->nclocks)
-        writer_append(writer, MLFAB__RECORD_CLOCK,
-                      mlfab__encode_reshard_server_clock(meta, &writer->clocks[i],
-                                                         writer->words + i * writer->nwords),
-                      NULL, 0);
-      else
-        writer_step(writer);
-      break;
-    case WRITER_WORKERS:
-      if (i < writer->head.workers)
-        writer_append(writer, MLFAB__RECORD_WORKER,
-                      mlfab__encode_checkpoint_worker(meta, &writer->workers[i]), NULL, 0);
-      else
-        writer_step(writer);
-      break;
-    case WRITER_IMAGE:
-      if (!writer_image(writer)) writer_step(writer);
-      break;
-    default:
-      end.records = writer->index;
-      writer_append(writer, MLFAB__RECORD_END, mlfab__encode_checkpoint_end(meta, &end), NULL, 0);
-      writer_step(writer);
-  }
-}
-
-/* Asks for the next operation: as many records as there is room for, up to the first with a bulk. */
+/* Asks for the next operation: as many records as there is room for, up to the first with a bulk. All bytes of the
+ * operation before are written. */
 static void writer_go_on(mlfab__writer *writer) {
   mlfab_file_op *op = &writer->filer->op;
   op->kind = MLFAB_FILE_WRITE;
-  op->flags = writer->index == 0 ? MLFAB_FILE_FIRST : 0;
+  op->flags = writer->answer.bytes == 0 ? MLFAB_FILE_FIRST : 0;
   op->path = writer->path;
   op->head = writer->heads;
   op->head_bytes = op->bulk_bytes = 0;
   op->bulk = NULL;
-  while (writer->step != WRITER_OVER && !op->bulk &&
-         MLFAB__WRITER_HEADS - op->head_bytes >= 2 * (MLFAB__RECORD_BYTES + MLFAB__WRITER_META))
-    writer_record(writer);
-  if (writer->step == WRITER_OVER) op->flags |= MLFAB_FILE_LAST;
+  while (!op->bulk &&
+         MLFAB__WRITER_HEADS - op->head_bytes >= MLFAB__RECORD_BYTES + MLFAB__MOMENT_META) {
+    if (!writer_append(writer)) break;
+  }
+  mlfab__moment_give(&writer->moment, mlfab__moment_slice(&writer->moment));
+  if (writer->over) op->flags |= MLFAB_FILE_LAST;
   mlfab__files_ask(writer->filer);
 }
 
@@ -43423,7 +43654,7 @@ static void writer_go_on(mlfab__writer *writer) {
 
 static void writer_answer(mlfab__writer *writer) {
   writer->phase = MLFAB__WRITER_IDLE;
-  writer_unpin(writer);
+  mlfab__moment_unpin(&writer->moment);
   writer->done(writer->self, &writer->answer);
 }
 
@@ -43437,7 +43668,7 @@ static void writer_blame(mlfab__writer *writer, int code, const char *text) {
 static void writer_abort(mlfab__writer *writer, int code, const char *text) {
   mlfab_file_op *op = &writer->filer->op;
   writer_blame(writer, code, text);
-  writer_unpin(writer);
+  mlfab__moment_unpin(&writer->moment);
   writer->phase = MLFAB__WRITER_ABORTS;
   op->kind = MLFAB_FILE_ABORT;
   op->flags = (uint32_t)writer->filer->busy;
@@ -43453,16 +43684,6 @@ MLFAB__INTERNAL void mlfab__writer_stop(mlfab__writer *writer, int code, const c
   } else if (writer->phase == MLFAB__WRITER_WRITES) {
     writer_abort(writer, code, text);
   }
-}
-
-/* Has an update changed a state for which there was no memory to copy it? */
-static int writer_lost(const mlfab__writer *writer) {
-  const mlfab__store *store = &writer->server->store;
-  const mlfab__store *view = &writer->view;
-  if (!store->held || writer->given >= view->nslices) return 0;
-  for (uint32_t p = view->slices[writer->given].first; p < store->positions; p++)
-    if (store->held[p] == MLFAB__HELD_LOST) return 1;
-  return 0;
 }
 
 MLFAB__INTERNAL void mlfab__writer_event(mlfab__writer *writer, const mlfab_io_event *event) {
@@ -43481,9 +43702,9 @@ MLFAB__INTERNAL void mlfab__writer_event(mlfab__writer *writer, const mlfab_io_e
     snprintf(text, sizeof text, "cannot write '%.160s': %.60s", writer->path,
              event->text ? event->text : mlfab_error_text(event->code));
     writer_abort(writer, event->code, text);
-  } else if (writer_lost(writer)) {
+  } else if (mlfab__moment_lost(&writer->moment)) {
     writer_abort(writer, MLFAB_ERR_MEMORY, "is out of memory for optimizer state");
-  } else if (writer->step == WRITER_OVER) {
+  } else if (writer->over) {
     writer_answer(writer);
   } else {
     writer_go_on(writer);
@@ -43495,31 +43716,17 @@ MLFAB__INTERNAL void mlfab__writer_event(mlfab__writer *writer, const mlfab_io_e
 MLFAB__INTERNAL void mlfab__writer_due(mlfab__writer *writer) {
   mlfab__server *server = writer->server;
   if (writer->phase != MLFAB__WRITER_PINS) return;
-  writer->head = (mlfab__checkpoint_head){.number = writer->order.number,
-                                          .server = server->number,
-                                          .servers = server->servers,
-                                          .workers = server->workers,
-                                          .epoch = server->epoch,
-                                          .slices = server->layout.nslices,
-                                          .owned = server->store.nslices};
-  writer->define = (mlfab__define){.tensors = server->ndefinition, .options = server->options};
-  writer->tensors = server->ndefinition;
-  writer->nwords = (server->workers + 31) / 32;
-  if (writer_room(writer)) {
-    /* Nothing is held yet. */
-    mlfab__free(writer->env, server->store.held, server->store.positions);
-    server->store.held = NULL;
+  if (!writer->heads) writer->heads = mlfab__alloc(writer->env, MLFAB__WRITER_HEADS);
+  if (!writer->heads || mlfab__moment_pin(&writer->moment, writer->env, server, 0)) {
     writer_blame(writer, MLFAB_ERR_MEMORY, "is out of memory for a checkpoint");
     writer_answer(writer);
     return;
   }
-  writer_hold(writer);
+  writer->moment.head.number = writer->order.number;
   writer->phase = MLFAB__WRITER_WRITES;
-  writer->step = WRITER_HEAD;
-  writer->item = writer->index = writer->given = writer->announced = 0;
-  writer->cursor = (mlfab__image_cursor){0, 0, 0};
+  writer->over = 0;
   writer->answer.epoch = server->epoch;
-  writer->answer.version = writer_version(&writer->view);
+  writer->answer.version = writer_version(&writer->moment.view);
   mlfab__record_path(writer->path, writer->order.dir, writer->order.number, server->number,
                      server->servers);
   writer_go_on(writer);

@@ -1,24 +1,20 @@
 /* writer.h - a server writes its shard to a file of a checkpoint. Layer 4.
  *
- * On an order, the server sets the state of one moment aside, and then writes it record by record (record.h) while
- * training goes on. It holds a reference to every block of weights and of open rounds' sums; updates then write to other
- * blocks. Optimizer state is copied where an update changes it (store.h, held). All else is small, and copied. A slice
- * is given back when its bytes are written.
+ * On an order, the server sets the state of one moment aside (moment.h), and then writes it record by record while
+ * training goes on. A slice is given back when its bytes are written.
  *
  *    IDLE --order--> PINS --no update is being applied--> WRITES --END is durable--> IDLE, answered
  *                      |                                   |
  *                      +--slices move, model is freed------+--error--> ABORTS --the file is removed--> IDLE, answered
  *
- * Invariants. (1) The state is of one moment between two commits: what a file has of an update, it has of its window,
- * versions and optimizer state, too. (2) One file operation at a time, which reads memory that stays as it is until the
+ * Invariants. (1) A file has one moment. (2) One file operation at a time, which reads memory that stays as it is until the
  * operation has copied it. (3) An order is answered exactly once, with its number and set; the last answer is kept,
  * because a link may lose it. */
 #ifndef MLFAB__WRITER_H
 #define MLFAB__WRITER_H
 
-#include "../model/image.h"
 #include "../node/node.h"
-#include "record.h"
+#include "moment.h"
 
 struct mlfab__server;
 
@@ -29,7 +25,7 @@ enum mlfab__writer_phase {
   MLFAB__WRITER_ABORTS
 };
 
-enum { MLFAB__WRITER_HEADS = 65536, MLFAB__WRITER_META = 16384 };
+enum { MLFAB__WRITER_HEADS = 65536 };
 
 typedef struct mlfab__writer {
   mlfab__env *env;
@@ -40,23 +36,8 @@ typedef struct mlfab__writer {
   enum mlfab__writer_phase phase;
   mlfab__checkpoint_order order;
   mlfab__checkpoint_shard answer; /* to this order; of the last one while it is IDLE */
-  /* The moment. `view` is a copy of the store with lists of its own; its blocks are those of the store. */
-  int pinned;
-  mlfab__store view;
-  uint32_t *owners;   /* by slice number, all this server's: image.h wants to know */
-  uint32_t given;     /* slices before this one are given back */
-  uint32_t announced; /* slices before this one have their SLICE record */
-  uint8_t *table;     /* the definition, encoded */
-  uint32_t tensors;
-  mlfab__define define;
-  mlfab__checkpoint_head head;
-  mlfab__checkpoint_worker *workers;
-  mlfab__reshard_server_clock clocks[8];
-  uint32_t *words, nclocks, nwords; /* words: nwords for each clock */
-  /* What comes next. */
-  int step;
-  uint32_t item, index;
-  mlfab__image_cursor cursor;
+  mlfab__moment moment;
+  int over; /* END is in the last operation */
   char path[MLFAB__RECORD_PATH];
   uint8_t
       *heads; /* records without their bulk: MLFAB__WRITER_HEADS bytes, from the first order on */

@@ -6,16 +6,18 @@
  * one reference is never written. All blocks are allocated with the model, so steady state allocates
  * nothing; spare blocks run out only when pulls pin too many.
  *
- * A holder (a checkpoint) may need w, sum and optimizer state of one moment for longer. It holds references to the
- * blocks. State has no references: `held` tells by position whose it is, and whoever writes to state calls
- * mlfab__store_own first.
+ * A holder (a checkpoint, the copy for a replica) may need w, sum and optimizer state of one moment for longer.
+ * There may be several. A holder has references to the blocks. State has no references: it is shared while a holder
+ * names it, and whoever writes to state calls mlfab__store_own first.
  *
- *    FREE --holder--> SHARED --written--> GIVEN: the holder has the old state, the store a copy
- *                       |  \--written, no memory--> LOST: the holder has nothing
- *                       \--holder is done--> FREE
+ *    the store's alone --hold--> shared --written--> the holders' (the store has a copy) --the last one gives--> freed
+ *                                  |  \--written, no memory--> the store's; the holders are lost
+ *                                  \--the last one gives--> the store's alone
  *
- * Invariants: w[p] is always a block; refs = number of places (w, next, sum, pins, sends) that name the
- * block; the free list holds exactly the blocks with refs 0. */
+ * Invariants: w[p] is always a block; refs = number of places (w, next, sum, pins, sends, holders) that name the
+ * block; the free list holds exactly the blocks with refs 0. A state is freed when neither the store nor a holder
+ * names it. A slice whose weights, state, sum, versions or clock have changed since a moment has a larger `changed`
+ * than `changes` was then. */
 #ifndef MLFAB__STORE_H
 #define MLFAB__STORE_H
 
@@ -36,10 +38,20 @@ typedef struct mlfab__shard_slice {
   uint64_t offset, bytes; /* in the flat model */
   uint64_t version;       /* number of updates applied to it */
   uint64_t commit;        /* number of commits */
+  uint64_t changed;       /* store.changes at its last change */
   uint32_t first, count;  /* positions */
   uint32_t number;        /* in the layout */
   uint8_t clock;          /* of its consistency model; used by the server */
 } mlfab__shard_slice;
+
+/* All zero: of no store. The arrays belong to the user; by position: NO_BLOCK, NULL: not held. */
+typedef struct mlfab__holder {
+  struct mlfab__holder *next; /* of the same store */
+  uint32_t *w, *sum;
+  uint8_t **s0, **s1; /* NULL where the store's are */
+  uint32_t held;      /* number of positions that it has had */
+  int lost; /* some state was written to for want of memory: what it has is of no moment */
+} mlfab__holder;
 
 typedef struct mlfab__store {
   const mlfab__layout *layout;
@@ -51,14 +63,13 @@ typedef struct mlfab__store {
   uint32_t positions, positions_per_slice; /* the latter: maximum */
   uint32_t *w, *next, *sum;                /* block numbers by position */
   uint8_t **s0, **s1;                      /* optimizer state by position, or NULL */
-  uint8_t *held;                           /* by position: MLFAB__HELD_*; NULL: nothing is held */
+  mlfab__holder *holders;                  /* or NULL */
+  uint64_t changes;                        /* number of changes of slices, from 1 */
   mlfab__block *blocks;
   uint32_t nblocks, free_head, free_count;
   mlfab__tags *tags; /* by slice, or NULL */
   int ghost;
 } mlfab__store;
-
-enum { MLFAB__HELD_FREE, MLFAB__HELD_SHARED, MLFAB__HELD_GIVEN, MLFAB__HELD_LOST };
 
 /* A stretch within one block and one tensor. */
 typedef struct mlfab__piece {
@@ -91,8 +102,18 @@ MLFAB__INTERNAL uint32_t mlfab__store_block_bytes(const mlfab__store *store, uin
 MLFAB__INTERNAL int mlfab__store_grow(mlfab__env *env, mlfab__store *store);
 /* Adds spare blocks until there are `spare`. Errors: MEMORY. */
 MLFAB__INTERNAL int mlfab__store_spare(mlfab__env *env, mlfab__store *store, uint64_t spare);
-/* The optimizer state of a position is about to be written: copies it if it is SHARED. */
+/* If there are holders, before optimizer state of a position is written: copies it if it is shared. */
 MLFAB__INTERNAL void mlfab__store_own(mlfab__env *env, mlfab__store *store, uint32_t position);
+/* hold: the holder, new or empty, becomes one of the store, and will hold up to `positions` (reserves blocks for the
+ * updates meanwhile. Errors: MEMORY, nothing changed). hold_slice: it holds a slice (an index) as it is now; cannot
+ * fail. give_slice: no longer; a slice that it does not hold is ignored. release: the end, after all are given. */
+MLFAB__INTERNAL int mlfab__store_hold(mlfab__env *env, mlfab__store *store, mlfab__holder *holder,
+                                      uint32_t positions, int sums);
+MLFAB__INTERNAL void mlfab__store_hold_slice(mlfab__store *store, mlfab__holder *holder,
+                                             uint32_t slice);
+MLFAB__INTERNAL void mlfab__store_give_slice(mlfab__env *env, mlfab__store *store,
+                                             mlfab__holder *holder, uint32_t slice);
+MLFAB__INTERNAL void mlfab__store_release(mlfab__store *store, mlfab__holder *holder);
 /* A spare block with one reference, or MLFAB__NO_BLOCK. */
 MLFAB__INTERNAL uint32_t mlfab__store_take(mlfab__store *store);
 MLFAB__INTERNAL void mlfab__store_ref(mlfab__store *store, uint32_t block);
@@ -105,6 +126,11 @@ MLFAB__INTERNAL void mlfab__store_put(mlfab__store *store, uint32_t *place, uint
 MLFAB__INTERNAL int mlfab__store_check(const mlfab_model_options *options,
                                        const mlfab__layout *layout, mlfab__optimizer *optimizer,
                                        mlfab_error *error);
+
+/* The slice (an index) has changed. */
+static inline void mlfab__store_change(mlfab__store *store, uint32_t slice) {
+  store->slices[slice].changed = ++store->changes;
+}
 
 /* The number by which frames refer to the slice's present commit. */
 static inline uint64_t mlfab__store_label(const mlfab__shard_slice *slice) {

@@ -480,7 +480,9 @@ static void reshard_server_install(mlfab__server *server) {
     }
     /* Changes before the move are no longer known. */
     if (store->tags) store->tags[i].base = mlfab__store_label(s);
+    s->changed = server->store.changes + 1;
   }
+  store->changes = server->store.changes + 1;
   reshard_server_replace(server, shift);
   mlfab__clock_tidy(server);
   server->norm_commits = 0;

@@ -256,7 +256,7 @@ static void apply_whole_add(mlfab__server *server, mlfab__incoming *update, cons
     if (mode == MLFAB__APPLY_STAGE) {
       mlfab__optimizer_step step = {update->push.scale, store->slices[piece.slice].commit + 1,
                                     delay};
-      if (store->held) mlfab__store_own(server->env, &server->store, piece.position);
+      if (store->holders) mlfab__store_own(server->env, store, piece.position);
       uint8_t *s0 = store->s0 ? store->s0[piece.position] + piece.at : NULL;
       uint8_t *s1 = store->s1 ? store->s1[piece.position] + piece.at : NULL;
       mlfab__optimizer_apply(&server->optimizer, &step, piece.dtype, w, w, data, s0, s1,
@@ -296,7 +296,7 @@ static const mlfab__apply_codec apply_dense = {apply_dense_look, apply_dense_con
 
 /* Walks the slices that an update touches, in order, and computes the largest delay. `commit` 1 also moves
  * versions and commits on; 2 moves versions only (a further member of a group). Slices in rounds move with
- * their round. If the update has one version for all slices, it is the largest of them: a slice that is
+ * their round; that their sum has changed is noted, too. If the update has one version for all slices, it is the largest of them: a slice that is
  * behind it counts with its present version. Returns 0, or ARGUMENT when there are too few versions. */
 static int apply_versions(mlfab__server *server, const mlfab__incoming *update, int commit,
                           uint64_t *delay_p, uint64_t *version_p) {
@@ -315,6 +315,7 @@ static int apply_versions(mlfab__server *server, const mlfab__incoming *update, 
         if (commit == 1) slice->commit++;
       }
       version = mlfab__max(version, slice->version);
+      if (commit) mlfab__store_change(&server->store, i);
     }
     next = last + 1;
   }
@@ -458,6 +459,7 @@ static void apply_complete(mlfab__server *server, mlfab__incoming *update) {
     apply_commit(server, update);
     return;
   }
+  for (uint32_t i = 0; i < server->store.nslices; i++) mlfab__store_change(&server->store, i);
   mlfab__apply_decide(server, update, 0, 0, 0);
   server->phase = MLFAB__MODEL_STANDS;
   server->first_weights_incarnation = server->peers[0].incarnation;
@@ -488,7 +490,7 @@ MLFAB__INTERNAL int mlfab__apply_piece(mlfab__server *server, const mlfab_update
     if (apply_callback(server, info, piece, dst, w, sum)) return MLFAB_ERR_CALLBACK;
   } else {
     mlfab__optimizer_step step = {info->scale, store->slices[piece->slice].commit + 1, info->delay};
-    if (store->held) mlfab__store_own(server->env, store, p);
+    if (store->holders) mlfab__store_own(server->env, store, p);
     mlfab__optimizer_apply(&server->optimizer, &step, piece->dtype, dst, w, sum,
                            store->s0 ? store->s0[p] + piece->at : NULL,
                            store->s1 ? store->s1[p] + piece->at : NULL, piece->count);

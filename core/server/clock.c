@@ -651,6 +651,7 @@ MLFAB__INTERNAL int mlfab__clock_tidy(mlfab__server *server) {
       for (uint32_t i = 0; i < server->store.nslices; i++) {
         if (server->store.slices[i].clock != g) continue;
         server->store.slices[i].clock = (uint8_t)h;
+        mlfab__store_change(&server->store, i);
         merged = 1;
       }
     }
@@ -787,7 +788,9 @@ static int clock_install(mlfab__server *server, const mlfab__sync_ask *change) {
     for (uint32_t w = 0; w < server->workers; w++) server->peers[w].contributed &= ~(1u << target);
   }
   for (uint32_t i = 0; i < server->store.nslices; i++) {
-    if (clock_touches(server, i, change->tensor)) server->store.slices[i].clock = (uint8_t)target;
+    if (!clock_touches(server, i, change->tensor)) continue;
+    server->store.slices[i].clock = (uint8_t)target;
+    mlfab__store_change(&server->store, i);
   }
   mlfab__clock_tidy(server);
   server->significant = clock_significant(server);
