@@ -33,7 +33,7 @@ GROUPS = [
      "sparse": "filter sparse_push sparse_apply delta",
      "reshard": "reshard_wire reshard reshard_server reshard_worker reshard_role",
      "keys": "blake2b keys_wire session guard",
-     "checkpoint": "checkpoint_wire record moment writer lead restore checkpoint checkpoint_worker"},
+     "checkpoint": "checkpoint_wire record moment writer lead reader restore checkpoint checkpoint_worker"},
     {"replica": "divergence replicate vote"},
     {"api": "complete parts key_source config calls thread disk context memory submit shared calls_coll calls_partial calls_stochastic calls_dag calls_sched "
             "calls_sparse calls_reshard calls_checkpoint safetensors"},

@@ -44270,6 +44270,184 @@ MLFAB__INTERNAL void mlfab__lead_tick(mlfab__lead *lead, uint64_t now_ns) {
 #endif /* MLFAB_WITH_CHECKPOINT */
 
 /* ==============================================================================================
+ * core/checkpoint/reader.h
+ * ============================================================================================== */
+#if MLFAB_WITH_CHECKPOINT
+/* reader.h - the records of a shard, one after another: their form and their order (record.h). Layer 4.
+ *
+ *    HEAD -> DEFINE -> CLOCK ... -> WORKER ... -> (SLICE -> IMAGE ...) ... -> END
+ *
+ * What the records say about a server is its user's to check and to do.
+ *
+ * Invariants. (1) A record that it takes parses, and is the next one of its shard. (2) A slice's clock has come before,
+ * and its image follows it. (3) END counts the records and the slices that came. */
+
+enum { MLFAB__READER_CLOCKS = 8 };
+
+/* Zeros, but for `set` and `model`: before HEAD. */
+typedef struct mlfab__reader {
+  uint64_t set;                        /* of all records */
+  uint32_t model;                      /* number of slices of the model: numbers are below it */
+  uint32_t index;                      /* of the next record */
+  uint16_t last;                       /* type of the last record */
+  uint32_t owned;                      /* as HEAD says */
+  uint32_t slices;                     /* SLICE records so far */
+  uint32_t slice;                      /* of the last one */
+  uint8_t known[MLFAB__READER_CLOCKS]; /* by number: it has come */
+} mlfab__reader;
+
+/* A record, decoded. */
+typedef struct mlfab__reader_item {
+  union {
+    mlfab__checkpoint_head head;
+    mlfab__define define;
+    mlfab__reshard_server_clock clock;
+    mlfab__checkpoint_worker worker;
+    mlfab__checkpoint_slice slice;
+    mlfab__checkpoint_bytes bytes;
+    mlfab__checkpoint_end end;
+  } is;
+  uint32_t words[MLFAB__RESHARD_SERVER_WORDS_MAX]; /* of a clock; clock.words of them */
+} mlfab__reader_item;
+
+/* Takes the next record: NULL and the decoded record; or what is wrong, and the shard cannot be used. */
+MLFAB__INTERNAL const char *mlfab__reader_take(mlfab__reader *reader,
+                                               const mlfab__file_record *record,
+                                               mlfab__reader_item *item);
+/* Is the shard at its end? */
+static inline int mlfab__reader_ended(const mlfab__reader *reader) {
+  return reader->last == MLFAB__RECORD_END;
+}
+
+#endif /* MLFAB_WITH_CHECKPOINT */
+
+/* ==============================================================================================
+ * core/checkpoint/reader.c
+ * ============================================================================================== */
+#if MLFAB_WITH_CHECKPOINT
+/* reader.c - the records of a shard, one after another. See reader.h. */
+
+_Static_assert((int)MLFAB__READER_CLOCKS == (int)MLFAB__CLOCKS, "all clocks of a shard");
+
+/* --- records: NULL, or what is wrong --- */
+
+static const char *reader_head(mlfab__reader *reader, const mlfab__file_record *record,
+                               mlfab__checkpoint_head *head) {
+  if (mlfab__decode_checkpoint_head(record->meta, record->meta_bytes, head))
+    return "its first record does not parse";
+  reader->owned = head->owned;
+  return NULL;
+}
+
+static const char *reader_define(const mlfab__file_record *record, mlfab__define *define) {
+  if (mlfab__decode_define(record->meta, record->meta_bytes, define) ||
+      record->bulk_bytes != (uint64_t)define->tensors * MLFAB__TENSOR_INFO_BYTES)
+    return "its definition of the model does not parse";
+  return NULL;
+}
+
+static const char *reader_clock(mlfab__reader *reader, const mlfab__file_record *record,
+                                mlfab__reader_item *item) {
+  mlfab__reshard_server_clock *clock = &item->is.clock;
+  if (mlfab__decode_reshard_server_clock(record->meta, record->meta_bytes, clock, item->words))
+    return "a clock does not parse";
+  clock->consistency.size = sizeof clock->consistency;
+  if (clock->clock >= MLFAB__CLOCKS || reader->known[clock->clock] ||
+      mlfab__sync_check(&clock->consistency, UINT32_MAX, NULL))
+    return "a clock is impossible";
+  reader->known[clock->clock] = 1;
+  return NULL;
+}
+
+static const char *reader_worker(const mlfab__file_record *record,
+                                 mlfab__checkpoint_worker *worker) {
+  if (mlfab__decode_checkpoint_worker(record->meta, record->meta_bytes, worker) ||
+      worker->pushed > MLFAB__PROGRESS_MAX)
+    return "a worker's record does not parse";
+  return NULL;
+}
+
+static const char *reader_slice(mlfab__reader *reader, const mlfab__file_record *record,
+                                mlfab__checkpoint_slice *slice) {
+  if (mlfab__decode_checkpoint_slice(record->meta, record->meta_bytes, slice) ||
+      slice->slice >= reader->model || slice->clock >= MLFAB__CLOCKS ||
+      !reader->known[slice->clock])
+    return "a slice's record is impossible";
+  reader->slices++;
+  reader->slice = slice->slice;
+  return NULL;
+}
+
+static const char *reader_image(const mlfab__reader *reader, const mlfab__file_record *record,
+                                mlfab__checkpoint_bytes *bytes) {
+  if (mlfab__decode_checkpoint_bytes(record->meta, record->meta_bytes, bytes) ||
+      bytes->slice != reader->slice)
+    return "the record of a slice's bytes is impossible";
+  return NULL;
+}
+
+static const char *reader_end(const mlfab__reader *reader, const mlfab__file_record *record,
+                              mlfab__checkpoint_end *end) {
+  if (mlfab__decode_checkpoint_end(record->meta, record->meta_bytes, end) ||
+      end->records != reader->index || reader->slices != reader->owned)
+    return "its last record does not fit";
+  return NULL;
+}
+
+/* May a record of this type follow? Types are numbered in their order. */
+static const char *reader_order(const mlfab__reader *reader, uint16_t type) {
+  uint16_t last = reader->last;
+  int repeats = type == MLFAB__RECORD_CLOCK || type == MLFAB__RECORD_WORKER ||
+                type == MLFAB__RECORD_SLICE || type == MLFAB__RECORD_IMAGE;
+  if (type < MLFAB__RECORD_HEAD || type > MLFAB__RECORD_END)
+    return "it has a record of an unknown kind";
+  if (type == MLFAB__RECORD_DEFINE && last == type) return "it has two definitions of the model";
+  int begins = last == 0 ? type == MLFAB__RECORD_HEAD
+                         : last != MLFAB__RECORD_HEAD || type == MLFAB__RECORD_DEFINE;
+  int follows = type > last || (type == last && repeats) ||
+                (type == MLFAB__RECORD_SLICE && last == MLFAB__RECORD_IMAGE);
+  int image = type != MLFAB__RECORD_IMAGE || reader->slices > 0;
+  return begins && follows && image ? NULL : "its records are out of order";
+}
+
+MLFAB__INTERNAL const char *mlfab__reader_take(mlfab__reader *reader,
+                                               const mlfab__file_record *record,
+                                               mlfab__reader_item *item) {
+  if (record->set != reader->set && !MLFAB__PLANTED(111))
+    return "it belongs to another checkpoint of this number";
+  if (record->index != reader->index) return "its records are out of order";
+  const char *why = reader_order(reader, record->type);
+  if (why) return why;
+  switch (record->type) {
+    case MLFAB__RECORD_HEAD:
+      why = reader_head(reader, record, &item->is.head);
+      break;
+    case MLFAB__RECORD_DEFINE:
+      why = reader_define(record, &item->is.define);
+      break;
+    case MLFAB__RECORD_CLOCK:
+      why = reader_clock(reader, record, item);
+      break;
+    case MLFAB__RECORD_WORKER:
+      why = reader_worker(record, &item->is.worker);
+      break;
+    case MLFAB__RECORD_SLICE:
+      why = reader_slice(reader, record, &item->is.slice);
+      break;
+    case MLFAB__RECORD_IMAGE:
+      why = reader_image(reader, record, &item->is.bytes);
+      break;
+    default:
+      why = reader_end(reader, record, &item->is.end);
+  }
+  if (why) return why;
+  reader->last = record->type;
+  reader->index++;
+  return NULL;
+}
+#endif /* MLFAB_WITH_CHECKPOINT */
+
+/* ==============================================================================================
  * core/checkpoint/restore.h
  * ============================================================================================== */
 #if MLFAB_WITH_CHECKPOINT
@@ -44305,8 +44483,6 @@ enum mlfab__restore_phase {
   MLFAB__RESTORE_LOADS
 };
 
-enum { MLFAB__RESTORE_CLOCKS = 8 };
-
 typedef struct mlfab__restore {
   mlfab__env *env;
   struct mlfab__server *server;
@@ -44325,25 +44501,22 @@ typedef struct mlfab__restore {
   uint64_t set;
   mlfab__checkpoint_manifest manifest;
   mlfab__checkpoint_entry *entries; /* of MLFAB__CHECKPOINT_SHARDS_MAX */
-  mlfab__checkpoint_head head;      /* of the present shard */
   mlfab__define define;             /* of the first shard, and its table */
   uint8_t *table;
   uint32_t table_bytes;
   uint8_t *seen; /* by slice: in a shard before; manifest.slices of them */
   /* The present shard's file. */
-  uint32_t shard, index, chain;
+  mlfab__reader reader;
+  uint32_t shard, chain;
   uint64_t offset; /* of the next record */
-  int ended;       /* END has come */
-  uint32_t slices; /* SLICE records so far */
   /* LOADS. */
   mlfab__image_part *parts; /* by slice of the store; nparts of them */
   uint32_t nparts;
-  uint64_t *pushed;                                          /* by worker */
-  int clocked;                                               /* a clock has been restored */
-  mlfab__reshard_server_clock clocks[MLFAB__RESTORE_CLOCKS]; /* of the present shard, by number */
-  uint32_t *words, nwords;                                   /* nwords for each clock */
-  uint8_t known[MLFAB__RESTORE_CLOCKS];
-  uint32_t target[MLFAB__RESTORE_CLOCKS]; /* here; MLFAB__NO_SLICE: not restored yet */
+  uint64_t *pushed;                                         /* by worker */
+  int clocked;                                              /* a clock has been restored */
+  mlfab__reshard_server_clock clocks[MLFAB__READER_CLOCKS]; /* of the present shard, by number */
+  uint32_t *words, nwords;                                  /* nwords for each clock */
+  uint32_t target[MLFAB__READER_CLOCKS]; /* here; MLFAB__NO_SLICE: not restored yet */
 } mlfab__restore;
 
 MLFAB__INTERNAL void mlfab__restore_init(mlfab__restore *restore, mlfab__env *env,
@@ -44370,7 +44543,6 @@ MLFAB__INTERNAL void mlfab__restore_event(mlfab__restore *restore, const mlfab_i
 enum { RESTORE_READ = 1280 << 10 };
 _Static_assert(RESTORE_READ >= MLFAB__RECORD_BYTES + MLFAB_META_MAX + MLFAB_BULK_MAX,
                "a whole record has to fit");
-_Static_assert((int)MLFAB__RESTORE_CLOCKS == (int)MLFAB__CLOCKS, "all clocks of a shard");
 
 MLFAB__INTERNAL void mlfab__restore_init(mlfab__restore *restore, mlfab__env *env,
                                          struct mlfab__server *server, mlfab__filer *filer) {
@@ -44457,10 +44629,9 @@ static void restore_read(mlfab__restore *restore) {
 }
 
 static void restore_open(mlfab__restore *restore) {
-  restore->index = restore->chain = restore->slices = 0;
+  restore->reader = (mlfab__reader){.set = restore->set, .model = restore->manifest.slices};
+  restore->chain = 0;
   restore->offset = 0;
-  restore->ended = 0;
-  memset(restore->known, 0, sizeof restore->known);
   memset(restore->target, 0xff, sizeof restore->target);
   mlfab__record_path(restore->path, restore->dir, restore->number, restore->shard,
                      restore->manifest.shards);
@@ -44553,10 +44724,7 @@ static void restore_manifest(mlfab__restore *restore, const mlfab_io_event *even
 
 /* --- records: NULL, or what is wrong --- */
 
-static const char *restore_head(mlfab__restore *restore, const mlfab__file_record *record) {
-  mlfab__checkpoint_head *head = &restore->head;
-  if (mlfab__decode_checkpoint_head(record->meta, record->meta_bytes, head))
-    return "its first record does not parse";
+static const char *restore_head(mlfab__restore *restore, const mlfab__checkpoint_head *head) {
   if (head->number != restore->number || head->server != restore->shard ||
       head->servers != restore->manifest.shards || head->epoch != restore->manifest.epoch ||
       head->slices != restore->manifest.slices)
@@ -44565,22 +44733,17 @@ static const char *restore_head(mlfab__restore *restore, const mlfab__file_recor
 }
 
 /* CHECKS: keeps the first shard's. */
-static const char *restore_define(mlfab__restore *restore, const mlfab__file_record *record) {
-  mlfab__define define;
-  if (mlfab__decode_define(record->meta, record->meta_bytes, &define) ||
-      record->bulk_bytes != (uint64_t)define.tensors * MLFAB__TENSOR_INFO_BYTES)
-    return "its definition of the model does not parse";
-  if (restore->phase != MLFAB__RESTORE_CHECKS || restore->shard > 0) return NULL;
-  if (restore->table) return "it has two definitions of the model";
-  restore->define = define;
+static void restore_define(mlfab__restore *restore, const mlfab__define *define,
+                           const mlfab__file_record *record) {
+  if (restore->phase != MLFAB__RESTORE_CHECKS || restore->shard > 0) return;
+  restore->define = *define;
   restore->table = mlfab__alloc(restore->env, record->bulk_bytes);
   if (!restore->table && record->bulk_bytes > 0) {
     restore->code = MLFAB_ERR_MEMORY;
-    return NULL;
+    return;
   }
   restore->table_bytes = record->bulk_bytes;
   if (record->bulk_bytes > 0) memcpy(restore->table, record->bulk, record->bulk_bytes);
-  return NULL;
 }
 
 /* Installs a clock of the shard file that is being read, unless it is installed already. */
@@ -44593,114 +44756,80 @@ static void restore_clock_here(mlfab__restore *restore, uint32_t g) {
   if (restore->target[g] == MLFAB__CLOCKS) restore->code = MLFAB_ERR_LIMIT;
 }
 
-static const char *restore_clock(mlfab__restore *restore, const mlfab__file_record *record) {
-  uint32_t words[MLFAB__RESHARD_SERVER_WORDS_MAX];
-  mlfab__reshard_server_clock clock;
-  if (mlfab__decode_reshard_server_clock(record->meta, record->meta_bytes, &clock, words))
-    return "a clock does not parse";
-  clock.consistency.size = sizeof clock.consistency;
-  if (clock.clock >= MLFAB__CLOCKS || restore->known[clock.clock] ||
-      mlfab__sync_check(&clock.consistency, UINT32_MAX, NULL))
-    return "a clock is impossible";
-  restore->known[clock.clock] = 1;
-  if (restore->phase != MLFAB__RESTORE_LOADS) return NULL;
+static void restore_clock(mlfab__restore *restore, mlfab__reader_item *item) {
+  mlfab__reshard_server_clock *clock = &item->is.clock;
+  if (restore->phase != MLFAB__RESTORE_LOADS) return;
   /* The number of workers may be another one. */
-  uint32_t *to = restore->words + clock.clock * restore->nwords;
+  uint32_t *to = restore->words + clock->clock * restore->nwords;
   memset(to, 0, restore->nwords * sizeof *to);
-  memcpy(to, words, mlfab__min(clock.words, restore->nwords) * sizeof *to);
-  clock.words = restore->nwords;
-  restore->clocks[clock.clock] = clock;
+  memcpy(to, item->words, mlfab__min(clock->words, restore->nwords) * sizeof *to);
+  clock->words = restore->nwords;
+  restore->clocks[clock->clock] = *clock;
   /* A server without slices has one clock, too. */
   if (restore->server->store.nslices == 0 && !restore->clocked)
-    restore_clock_here(restore, clock.clock);
-  return NULL;
+    restore_clock_here(restore, clock->clock);
 }
 
-static const char *restore_worker(mlfab__restore *restore, const mlfab__file_record *record) {
-  mlfab__checkpoint_worker worker;
-  if (mlfab__decode_checkpoint_worker(record->meta, record->meta_bytes, &worker) ||
-      worker.pushed > MLFAB__PROGRESS_MAX)
-    return "a worker's record does not parse";
-  if (restore->phase != MLFAB__RESTORE_LOADS || worker.worker >= restore->server->workers)
-    return NULL;
-  uint64_t *pushed = &restore->pushed[worker.worker];
-  *pushed = mlfab__max(*pushed, worker.pushed);
-  return NULL;
+static void restore_worker(mlfab__restore *restore, const mlfab__checkpoint_worker *worker) {
+  if (restore->phase != MLFAB__RESTORE_LOADS || worker->worker >= restore->server->workers) return;
+  uint64_t *pushed = &restore->pushed[worker->worker];
+  *pushed = mlfab__max(*pushed, worker->pushed);
 }
 
-static const char *restore_slice(mlfab__restore *restore, const mlfab__file_record *record) {
-  mlfab__checkpoint_slice slice;
-  if (mlfab__decode_checkpoint_slice(record->meta, record->meta_bytes, &slice) ||
-      slice.slice >= restore->manifest.slices || slice.clock >= MLFAB__CLOCKS ||
-      !restore->known[slice.clock])
-    return "a slice's record is impossible";
-  restore->slices++;
+static const char *restore_slice(mlfab__restore *restore, const mlfab__checkpoint_slice *slice) {
   if (restore->phase == MLFAB__RESTORE_CHECKS)
-    return restore->seen[slice.slice]++ ? "a slice is in it that another shard has, too" : NULL;
+    return restore->seen[slice->slice]++ ? "a slice is in it that another shard has, too" : NULL;
   mlfab__store *store = &restore->server->store;
-  uint32_t local = store->local[slice.slice];
+  uint32_t local = store->local[slice->slice];
   if (local == MLFAB__NO_SLICE) return NULL;
-  restore_clock_here(restore, slice.clock);
+  restore_clock_here(restore, slice->clock);
   if (restore->code) return NULL;
-  store->slices[local].version = slice.version;
-  store->slices[local].commit = slice.commit;
-  store->slices[local].clock = (uint8_t)restore->target[slice.clock];
+  store->slices[local].version = slice->version;
+  store->slices[local].commit = slice->commit;
+  store->slices[local].clock = (uint8_t)restore->target[slice->clock];
   if (store->tags) store->tags[local].base = mlfab__store_label(&store->slices[local]);
   return NULL;
 }
 
-static const char *restore_image(mlfab__restore *restore, const mlfab__file_record *record) {
-  mlfab__checkpoint_bytes bytes;
-  if (mlfab__decode_checkpoint_bytes(record->meta, record->meta_bytes, &bytes) ||
-      bytes.slice >= restore->manifest.slices)
-    return "the record of a slice's bytes is impossible";
+static const char *restore_image(mlfab__restore *restore, const mlfab__checkpoint_bytes *bytes,
+                                 const mlfab__file_record *record) {
   if (restore->phase != MLFAB__RESTORE_LOADS) return NULL;
   mlfab__store *store = &restore->server->store;
-  uint32_t local = store->local[bytes.slice];
+  uint32_t local = store->local[bytes->slice];
   if (local == MLFAB__NO_SLICE) return NULL;
   const mlfab__image_chunk chunk = {.slice = local,
-                                    .kind = bytes.kind,
-                                    .offset = bytes.offset,
+                                    .kind = bytes->kind,
+                                    .offset = bytes->offset,
                                     .bytes = record->bulk_bytes,
-                                    .last = bytes.last != 0};
+                                    .last = bytes->last != 0};
   int code = mlfab__image_take(restore->env, store, &restore->parts[local], &chunk, record->bulk);
   if (code == MLFAB_ERR_MEMORY) restore->code = code;
   return code && code != MLFAB_ERR_MEMORY ? "the bytes of a slice are not those of this model"
                                           : NULL;
 }
 
-static const char *restore_last(mlfab__restore *restore, const mlfab__file_record *record) {
-  mlfab__checkpoint_end end;
-  if (mlfab__decode_checkpoint_end(record->meta, record->meta_bytes, &end) ||
-      end.records != restore->index || restore->slices != restore->head.owned)
-    return "its last record does not fit";
-  restore->ended = 1;
-  return NULL;
-}
-
 static const char *restore_record(mlfab__restore *restore, const mlfab__file_record *record) {
-  if (record->set != restore->set && !MLFAB__PLANTED(111))
-    return "it belongs to another checkpoint of this number";
-  if (record->index != restore->index || restore->ended) return "its records are out of order";
-  if ((record->index == 0) != (record->type == MLFAB__RECORD_HEAD))
-    return "its records are out of order";
+  mlfab__reader_item item;
+  const char *why = mlfab__reader_take(&restore->reader, record, &item);
+  if (why) return why;
   switch (record->type) {
     case MLFAB__RECORD_HEAD:
-      return restore_head(restore, record);
+      return restore_head(restore, &item.is.head);
     case MLFAB__RECORD_DEFINE:
-      return restore_define(restore, record);
+      restore_define(restore, &item.is.define, record);
+      return NULL;
     case MLFAB__RECORD_CLOCK:
-      return restore_clock(restore, record);
+      restore_clock(restore, &item);
+      return NULL;
     case MLFAB__RECORD_WORKER:
-      return restore_worker(restore, record);
+      restore_worker(restore, &item.is.worker);
+      return NULL;
     case MLFAB__RECORD_SLICE:
-      return restore_slice(restore, record);
+      return restore_slice(restore, &item.is.slice);
     case MLFAB__RECORD_IMAGE:
-      return restore_image(restore, record);
-    case MLFAB__RECORD_END:
-      return restore_last(restore, record);
+      return restore_image(restore, &item.is.bytes, record);
     default:
-      return "it has a record of an unknown kind";
+      return NULL;
   }
 }
 
@@ -44847,7 +44976,6 @@ static void restore_bytes(mlfab__restore *restore, const mlfab_io_event *event) 
     if (n > 0) why = restore_record(restore, &record);
     if (n <= 0 || why) break;
     restore->chain = mlfab__record_chain(restore->chain, at);
-    restore->index++;
     restore->offset += (uint64_t)n;
     at += n;
     left -= (uint64_t)n;
@@ -44860,8 +44988,9 @@ static void restore_bytes(mlfab__restore *restore, const mlfab_io_event *event) 
     restore_bad(restore, why);
   } else if (event->bulk_bytes == RESTORE_READ) {
     restore_read(restore);
-  } else if (left > 0 || !restore->ended) {
-    restore_bad(restore, restore->ended ? "it is longer than it should be" : "it is truncated");
+  } else if (left > 0 || !mlfab__reader_ended(&restore->reader)) {
+    restore_bad(restore, mlfab__reader_ended(&restore->reader) ? "it is longer than it should be"
+                                                               : "it is truncated");
   } else {
     restore_next(restore);
   }

@@ -9,7 +9,6 @@
 enum { RESTORE_READ = 1280 << 10 };
 _Static_assert(RESTORE_READ >= MLFAB__RECORD_BYTES + MLFAB_META_MAX + MLFAB_BULK_MAX,
                "a whole record has to fit");
-_Static_assert((int)MLFAB__RESTORE_CLOCKS == (int)MLFAB__CLOCKS, "all clocks of a shard");
 
 MLFAB__INTERNAL void mlfab__restore_init(mlfab__restore *restore, mlfab__env *env,
                                          struct mlfab__server *server, mlfab__filer *filer) {
@@ -96,10 +95,9 @@ static void restore_read(mlfab__restore *restore) {
 }
 
 static void restore_open(mlfab__restore *restore) {
-  restore->index = restore->chain = restore->slices = 0;
+  restore->reader = (mlfab__reader){.set = restore->set, .model = restore->manifest.slices};
+  restore->chain = 0;
   restore->offset = 0;
-  restore->ended = 0;
-  memset(restore->known, 0, sizeof restore->known);
   memset(restore->target, 0xff, sizeof restore->target);
   mlfab__record_path(restore->path, restore->dir, restore->number, restore->shard,
                      restore->manifest.shards);
@@ -192,10 +190,7 @@ static void restore_manifest(mlfab__restore *restore, const mlfab_io_event *even
 
 /* --- records: NULL, or what is wrong --- */
 
-static const char *restore_head(mlfab__restore *restore, const mlfab__file_record *record) {
-  mlfab__checkpoint_head *head = &restore->head;
-  if (mlfab__decode_checkpoint_head(record->meta, record->meta_bytes, head))
-    return "its first record does not parse";
+static const char *restore_head(mlfab__restore *restore, const mlfab__checkpoint_head *head) {
   if (head->number != restore->number || head->server != restore->shard ||
       head->servers != restore->manifest.shards || head->epoch != restore->manifest.epoch ||
       head->slices != restore->manifest.slices)
@@ -204,22 +199,17 @@ static const char *restore_head(mlfab__restore *restore, const mlfab__file_recor
 }
 
 /* CHECKS: keeps the first shard's. */
-static const char *restore_define(mlfab__restore *restore, const mlfab__file_record *record) {
-  mlfab__define define;
-  if (mlfab__decode_define(record->meta, record->meta_bytes, &define) ||
-      record->bulk_bytes != (uint64_t)define.tensors * MLFAB__TENSOR_INFO_BYTES)
-    return "its definition of the model does not parse";
-  if (restore->phase != MLFAB__RESTORE_CHECKS || restore->shard > 0) return NULL;
-  if (restore->table) return "it has two definitions of the model";
-  restore->define = define;
+static void restore_define(mlfab__restore *restore, const mlfab__define *define,
+                           const mlfab__file_record *record) {
+  if (restore->phase != MLFAB__RESTORE_CHECKS || restore->shard > 0) return;
+  restore->define = *define;
   restore->table = mlfab__alloc(restore->env, record->bulk_bytes);
   if (!restore->table && record->bulk_bytes > 0) {
     restore->code = MLFAB_ERR_MEMORY;
-    return NULL;
+    return;
   }
   restore->table_bytes = record->bulk_bytes;
   if (record->bulk_bytes > 0) memcpy(restore->table, record->bulk, record->bulk_bytes);
-  return NULL;
 }
 
 /* Installs a clock of the shard file that is being read, unless it is installed already. */
@@ -232,114 +222,80 @@ static void restore_clock_here(mlfab__restore *restore, uint32_t g) {
   if (restore->target[g] == MLFAB__CLOCKS) restore->code = MLFAB_ERR_LIMIT;
 }
 
-static const char *restore_clock(mlfab__restore *restore, const mlfab__file_record *record) {
-  uint32_t words[MLFAB__RESHARD_SERVER_WORDS_MAX];
-  mlfab__reshard_server_clock clock;
-  if (mlfab__decode_reshard_server_clock(record->meta, record->meta_bytes, &clock, words))
-    return "a clock does not parse";
-  clock.consistency.size = sizeof clock.consistency;
-  if (clock.clock >= MLFAB__CLOCKS || restore->known[clock.clock] ||
-      mlfab__sync_check(&clock.consistency, UINT32_MAX, NULL))
-    return "a clock is impossible";
-  restore->known[clock.clock] = 1;
-  if (restore->phase != MLFAB__RESTORE_LOADS) return NULL;
+static void restore_clock(mlfab__restore *restore, mlfab__reader_item *item) {
+  mlfab__reshard_server_clock *clock = &item->is.clock;
+  if (restore->phase != MLFAB__RESTORE_LOADS) return;
   /* The number of workers may be another one. */
-  uint32_t *to = restore->words + clock.clock * restore->nwords;
+  uint32_t *to = restore->words + clock->clock * restore->nwords;
   memset(to, 0, restore->nwords * sizeof *to);
-  memcpy(to, words, mlfab__min(clock.words, restore->nwords) * sizeof *to);
-  clock.words = restore->nwords;
-  restore->clocks[clock.clock] = clock;
+  memcpy(to, item->words, mlfab__min(clock->words, restore->nwords) * sizeof *to);
+  clock->words = restore->nwords;
+  restore->clocks[clock->clock] = *clock;
   /* A server without slices has one clock, too. */
   if (restore->server->store.nslices == 0 && !restore->clocked)
-    restore_clock_here(restore, clock.clock);
-  return NULL;
+    restore_clock_here(restore, clock->clock);
 }
 
-static const char *restore_worker(mlfab__restore *restore, const mlfab__file_record *record) {
-  mlfab__checkpoint_worker worker;
-  if (mlfab__decode_checkpoint_worker(record->meta, record->meta_bytes, &worker) ||
-      worker.pushed > MLFAB__PROGRESS_MAX)
-    return "a worker's record does not parse";
-  if (restore->phase != MLFAB__RESTORE_LOADS || worker.worker >= restore->server->workers)
-    return NULL;
-  uint64_t *pushed = &restore->pushed[worker.worker];
-  *pushed = mlfab__max(*pushed, worker.pushed);
-  return NULL;
+static void restore_worker(mlfab__restore *restore, const mlfab__checkpoint_worker *worker) {
+  if (restore->phase != MLFAB__RESTORE_LOADS || worker->worker >= restore->server->workers) return;
+  uint64_t *pushed = &restore->pushed[worker->worker];
+  *pushed = mlfab__max(*pushed, worker->pushed);
 }
 
-static const char *restore_slice(mlfab__restore *restore, const mlfab__file_record *record) {
-  mlfab__checkpoint_slice slice;
-  if (mlfab__decode_checkpoint_slice(record->meta, record->meta_bytes, &slice) ||
-      slice.slice >= restore->manifest.slices || slice.clock >= MLFAB__CLOCKS ||
-      !restore->known[slice.clock])
-    return "a slice's record is impossible";
-  restore->slices++;
+static const char *restore_slice(mlfab__restore *restore, const mlfab__checkpoint_slice *slice) {
   if (restore->phase == MLFAB__RESTORE_CHECKS)
-    return restore->seen[slice.slice]++ ? "a slice is in it that another shard has, too" : NULL;
+    return restore->seen[slice->slice]++ ? "a slice is in it that another shard has, too" : NULL;
   mlfab__store *store = &restore->server->store;
-  uint32_t local = store->local[slice.slice];
+  uint32_t local = store->local[slice->slice];
   if (local == MLFAB__NO_SLICE) return NULL;
-  restore_clock_here(restore, slice.clock);
+  restore_clock_here(restore, slice->clock);
   if (restore->code) return NULL;
-  store->slices[local].version = slice.version;
-  store->slices[local].commit = slice.commit;
-  store->slices[local].clock = (uint8_t)restore->target[slice.clock];
+  store->slices[local].version = slice->version;
+  store->slices[local].commit = slice->commit;
+  store->slices[local].clock = (uint8_t)restore->target[slice->clock];
   if (store->tags) store->tags[local].base = mlfab__store_label(&store->slices[local]);
   return NULL;
 }
 
-static const char *restore_image(mlfab__restore *restore, const mlfab__file_record *record) {
-  mlfab__checkpoint_bytes bytes;
-  if (mlfab__decode_checkpoint_bytes(record->meta, record->meta_bytes, &bytes) ||
-      bytes.slice >= restore->manifest.slices)
-    return "the record of a slice's bytes is impossible";
+static const char *restore_image(mlfab__restore *restore, const mlfab__checkpoint_bytes *bytes,
+                                 const mlfab__file_record *record) {
   if (restore->phase != MLFAB__RESTORE_LOADS) return NULL;
   mlfab__store *store = &restore->server->store;
-  uint32_t local = store->local[bytes.slice];
+  uint32_t local = store->local[bytes->slice];
   if (local == MLFAB__NO_SLICE) return NULL;
   const mlfab__image_chunk chunk = {.slice = local,
-                                    .kind = bytes.kind,
-                                    .offset = bytes.offset,
+                                    .kind = bytes->kind,
+                                    .offset = bytes->offset,
                                     .bytes = record->bulk_bytes,
-                                    .last = bytes.last != 0};
+                                    .last = bytes->last != 0};
   int code = mlfab__image_take(restore->env, store, &restore->parts[local], &chunk, record->bulk);
   if (code == MLFAB_ERR_MEMORY) restore->code = code;
   return code && code != MLFAB_ERR_MEMORY ? "the bytes of a slice are not those of this model"
                                           : NULL;
 }
 
-static const char *restore_last(mlfab__restore *restore, const mlfab__file_record *record) {
-  mlfab__checkpoint_end end;
-  if (mlfab__decode_checkpoint_end(record->meta, record->meta_bytes, &end) ||
-      end.records != restore->index || restore->slices != restore->head.owned)
-    return "its last record does not fit";
-  restore->ended = 1;
-  return NULL;
-}
-
 static const char *restore_record(mlfab__restore *restore, const mlfab__file_record *record) {
-  if (record->set != restore->set && !MLFAB__PLANTED(111))
-    return "it belongs to another checkpoint of this number";
-  if (record->index != restore->index || restore->ended) return "its records are out of order";
-  if ((record->index == 0) != (record->type == MLFAB__RECORD_HEAD))
-    return "its records are out of order";
+  mlfab__reader_item item;
+  const char *why = mlfab__reader_take(&restore->reader, record, &item);
+  if (why) return why;
   switch (record->type) {
     case MLFAB__RECORD_HEAD:
-      return restore_head(restore, record);
+      return restore_head(restore, &item.is.head);
     case MLFAB__RECORD_DEFINE:
-      return restore_define(restore, record);
+      restore_define(restore, &item.is.define, record);
+      return NULL;
     case MLFAB__RECORD_CLOCK:
-      return restore_clock(restore, record);
+      restore_clock(restore, &item);
+      return NULL;
     case MLFAB__RECORD_WORKER:
-      return restore_worker(restore, record);
+      restore_worker(restore, &item.is.worker);
+      return NULL;
     case MLFAB__RECORD_SLICE:
-      return restore_slice(restore, record);
+      return restore_slice(restore, &item.is.slice);
     case MLFAB__RECORD_IMAGE:
-      return restore_image(restore, record);
-    case MLFAB__RECORD_END:
-      return restore_last(restore, record);
+      return restore_image(restore, &item.is.bytes, record);
     default:
-      return "it has a record of an unknown kind";
+      return NULL;
   }
 }
 
@@ -486,7 +442,6 @@ static void restore_bytes(mlfab__restore *restore, const mlfab_io_event *event) 
     if (n > 0) why = restore_record(restore, &record);
     if (n <= 0 || why) break;
     restore->chain = mlfab__record_chain(restore->chain, at);
-    restore->index++;
     restore->offset += (uint64_t)n;
     at += n;
     left -= (uint64_t)n;
@@ -499,8 +454,9 @@ static void restore_bytes(mlfab__restore *restore, const mlfab_io_event *event) 
     restore_bad(restore, why);
   } else if (event->bulk_bytes == RESTORE_READ) {
     restore_read(restore);
-  } else if (left > 0 || !restore->ended) {
-    restore_bad(restore, restore->ended ? "it is longer than it should be" : "it is truncated");
+  } else if (left > 0 || !mlfab__reader_ended(&restore->reader)) {
+    restore_bad(restore, mlfab__reader_ended(&restore->reader) ? "it is longer than it should be"
+                                                               : "it is truncated");
   } else {
     restore_next(restore);
   }

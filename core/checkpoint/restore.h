@@ -24,7 +24,7 @@
 
 #include "../model/image.h"
 #include "../node/node.h"
-#include "record.h"
+#include "reader.h"
 
 struct mlfab__server;
 
@@ -35,8 +35,6 @@ enum mlfab__restore_phase {
   MLFAB__RESTORE_CHECKS,
   MLFAB__RESTORE_LOADS
 };
-
-enum { MLFAB__RESTORE_CLOCKS = 8 };
 
 typedef struct mlfab__restore {
   mlfab__env *env;
@@ -56,25 +54,22 @@ typedef struct mlfab__restore {
   uint64_t set;
   mlfab__checkpoint_manifest manifest;
   mlfab__checkpoint_entry *entries; /* of MLFAB__CHECKPOINT_SHARDS_MAX */
-  mlfab__checkpoint_head head;      /* of the present shard */
   mlfab__define define;             /* of the first shard, and its table */
   uint8_t *table;
   uint32_t table_bytes;
   uint8_t *seen; /* by slice: in a shard before; manifest.slices of them */
   /* The present shard's file. */
-  uint32_t shard, index, chain;
+  mlfab__reader reader;
+  uint32_t shard, chain;
   uint64_t offset; /* of the next record */
-  int ended;       /* END has come */
-  uint32_t slices; /* SLICE records so far */
   /* LOADS. */
   mlfab__image_part *parts; /* by slice of the store; nparts of them */
   uint32_t nparts;
-  uint64_t *pushed;                                          /* by worker */
-  int clocked;                                               /* a clock has been restored */
-  mlfab__reshard_server_clock clocks[MLFAB__RESTORE_CLOCKS]; /* of the present shard, by number */
-  uint32_t *words, nwords;                                   /* nwords for each clock */
-  uint8_t known[MLFAB__RESTORE_CLOCKS];
-  uint32_t target[MLFAB__RESTORE_CLOCKS]; /* here; MLFAB__NO_SLICE: not restored yet */
+  uint64_t *pushed;                                         /* by worker */
+  int clocked;                                              /* a clock has been restored */
+  mlfab__reshard_server_clock clocks[MLFAB__READER_CLOCKS]; /* of the present shard, by number */
+  uint32_t *words, nwords;                                  /* nwords for each clock */
+  uint32_t target[MLFAB__READER_CLOCKS]; /* here; MLFAB__NO_SLICE: not restored yet */
 } mlfab__restore;
 
 MLFAB__INTERNAL void mlfab__restore_init(mlfab__restore *restore, mlfab__env *env,

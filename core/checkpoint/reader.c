@@ -1,0 +1,124 @@
+/* reader.c - the records of a shard, one after another. See reader.h. */
+#include "reader.h"
+
+#include "../model/sync.h"
+#include "../server/server.h"
+
+_Static_assert((int)MLFAB__READER_CLOCKS == (int)MLFAB__CLOCKS, "all clocks of a shard");
+
+/* --- records: NULL, or what is wrong --- */
+
+static const char *reader_head(mlfab__reader *reader, const mlfab__file_record *record,
+                               mlfab__checkpoint_head *head) {
+  if (mlfab__decode_checkpoint_head(record->meta, record->meta_bytes, head))
+    return "its first record does not parse";
+  reader->owned = head->owned;
+  return NULL;
+}
+
+static const char *reader_define(const mlfab__file_record *record, mlfab__define *define) {
+  if (mlfab__decode_define(record->meta, record->meta_bytes, define) ||
+      record->bulk_bytes != (uint64_t)define->tensors * MLFAB__TENSOR_INFO_BYTES)
+    return "its definition of the model does not parse";
+  return NULL;
+}
+
+static const char *reader_clock(mlfab__reader *reader, const mlfab__file_record *record,
+                                mlfab__reader_item *item) {
+  mlfab__reshard_server_clock *clock = &item->is.clock;
+  if (mlfab__decode_reshard_server_clock(record->meta, record->meta_bytes, clock, item->words))
+    return "a clock does not parse";
+  clock->consistency.size = sizeof clock->consistency;
+  if (clock->clock >= MLFAB__CLOCKS || reader->known[clock->clock] ||
+      mlfab__sync_check(&clock->consistency, UINT32_MAX, NULL))
+    return "a clock is impossible";
+  reader->known[clock->clock] = 1;
+  return NULL;
+}
+
+static const char *reader_worker(const mlfab__file_record *record,
+                                 mlfab__checkpoint_worker *worker) {
+  if (mlfab__decode_checkpoint_worker(record->meta, record->meta_bytes, worker) ||
+      worker->pushed > MLFAB__PROGRESS_MAX)
+    return "a worker's record does not parse";
+  return NULL;
+}
+
+static const char *reader_slice(mlfab__reader *reader, const mlfab__file_record *record,
+                                mlfab__checkpoint_slice *slice) {
+  if (mlfab__decode_checkpoint_slice(record->meta, record->meta_bytes, slice) ||
+      slice->slice >= reader->model || slice->clock >= MLFAB__CLOCKS ||
+      !reader->known[slice->clock])
+    return "a slice's record is impossible";
+  reader->slices++;
+  reader->slice = slice->slice;
+  return NULL;
+}
+
+static const char *reader_image(const mlfab__reader *reader, const mlfab__file_record *record,
+                                mlfab__checkpoint_bytes *bytes) {
+  if (mlfab__decode_checkpoint_bytes(record->meta, record->meta_bytes, bytes) ||
+      bytes->slice != reader->slice)
+    return "the record of a slice's bytes is impossible";
+  return NULL;
+}
+
+static const char *reader_end(const mlfab__reader *reader, const mlfab__file_record *record,
+                              mlfab__checkpoint_end *end) {
+  if (mlfab__decode_checkpoint_end(record->meta, record->meta_bytes, end) ||
+      end->records != reader->index || reader->slices != reader->owned)
+    return "its last record does not fit";
+  return NULL;
+}
+
+/* May a record of this type follow? Types are numbered in their order. */
+static const char *reader_order(const mlfab__reader *reader, uint16_t type) {
+  uint16_t last = reader->last;
+  int repeats = type == MLFAB__RECORD_CLOCK || type == MLFAB__RECORD_WORKER ||
+                type == MLFAB__RECORD_SLICE || type == MLFAB__RECORD_IMAGE;
+  if (type < MLFAB__RECORD_HEAD || type > MLFAB__RECORD_END)
+    return "it has a record of an unknown kind";
+  if (type == MLFAB__RECORD_DEFINE && last == type) return "it has two definitions of the model";
+  int begins = last == 0 ? type == MLFAB__RECORD_HEAD
+                         : last != MLFAB__RECORD_HEAD || type == MLFAB__RECORD_DEFINE;
+  int follows = type > last || (type == last && repeats) ||
+                (type == MLFAB__RECORD_SLICE && last == MLFAB__RECORD_IMAGE);
+  int image = type != MLFAB__RECORD_IMAGE || reader->slices > 0;
+  return begins && follows && image ? NULL : "its records are out of order";
+}
+
+MLFAB__INTERNAL const char *mlfab__reader_take(mlfab__reader *reader,
+                                               const mlfab__file_record *record,
+                                               mlfab__reader_item *item) {
+  if (record->set != reader->set && !MLFAB__PLANTED(111))
+    return "it belongs to another checkpoint of this number";
+  if (record->index != reader->index) return "its records are out of order";
+  const char *why = reader_order(reader, record->type);
+  if (why) return why;
+  switch (record->type) {
+    case MLFAB__RECORD_HEAD:
+      why = reader_head(reader, record, &item->is.head);
+      break;
+    case MLFAB__RECORD_DEFINE:
+      why = reader_define(record, &item->is.define);
+      break;
+    case MLFAB__RECORD_CLOCK:
+      why = reader_clock(reader, record, item);
+      break;
+    case MLFAB__RECORD_WORKER:
+      why = reader_worker(record, &item->is.worker);
+      break;
+    case MLFAB__RECORD_SLICE:
+      why = reader_slice(reader, record, &item->is.slice);
+      break;
+    case MLFAB__RECORD_IMAGE:
+      why = reader_image(reader, record, &item->is.bytes);
+      break;
+    default:
+      why = reader_end(reader, record, &item->is.end);
+  }
+  if (why) return why;
+  reader->last = record->type;
+  reader->index++;
+  return NULL;
+}

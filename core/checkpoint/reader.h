@@ -1,0 +1,51 @@
+/* reader.h - the records of a shard, one after another: their form and their order (record.h). Layer 4.
+ *
+ *    HEAD -> DEFINE -> CLOCK ... -> WORKER ... -> (SLICE -> IMAGE ...) ... -> END
+ *
+ * What the records say about a server is its user's to check and to do.
+ *
+ * Invariants. (1) A record that it takes parses, and is the next one of its shard. (2) A slice's clock has come before,
+ * and its image follows it. (3) END counts the records and the slices that came. */
+#ifndef MLFAB__READER_H
+#define MLFAB__READER_H
+
+#include "record.h"
+
+enum { MLFAB__READER_CLOCKS = 8 };
+
+/* Zeros, but for `set` and `model`: before HEAD. */
+typedef struct mlfab__reader {
+  uint64_t set;                        /* of all records */
+  uint32_t model;                      /* number of slices of the model: numbers are below it */
+  uint32_t index;                      /* of the next record */
+  uint16_t last;                       /* type of the last record */
+  uint32_t owned;                      /* as HEAD says */
+  uint32_t slices;                     /* SLICE records so far */
+  uint32_t slice;                      /* of the last one */
+  uint8_t known[MLFAB__READER_CLOCKS]; /* by number: it has come */
+} mlfab__reader;
+
+/* A record, decoded. */
+typedef struct mlfab__reader_item {
+  union {
+    mlfab__checkpoint_head head;
+    mlfab__define define;
+    mlfab__reshard_server_clock clock;
+    mlfab__checkpoint_worker worker;
+    mlfab__checkpoint_slice slice;
+    mlfab__checkpoint_bytes bytes;
+    mlfab__checkpoint_end end;
+  } is;
+  uint32_t words[MLFAB__RESHARD_SERVER_WORDS_MAX]; /* of a clock; clock.words of them */
+} mlfab__reader_item;
+
+/* Takes the next record: NULL and the decoded record; or what is wrong, and the shard cannot be used. */
+MLFAB__INTERNAL const char *mlfab__reader_take(mlfab__reader *reader,
+                                               const mlfab__file_record *record,
+                                               mlfab__reader_item *item);
+/* Is the shard at its end? */
+static inline int mlfab__reader_ended(const mlfab__reader *reader) {
+  return reader->last == MLFAB__RECORD_END;
+}
+
+#endif
