@@ -501,7 +501,7 @@ typedef struct mlfab_config {
   /* The fabric's key, the same on all nodes: 16 to 128 printable characters ("openssl rand -hex 32"); "": none. Every
    * connection begins with a proof from both ends that they have it; a node with another one, or none, is refused
    * (MLFAB_ERR_JOB). Then every frame has an authentication tag, except over Unix sockets and shared memory. Nothing
-   * is encrypted. To change the key: "NEW,OLD" accepts both and prefers NEW. mlfab-run makes one for each run.
+   * is encrypted (extras/mlfab_tls.h is a transport that encrypts). To change the key: "NEW,OLD" accepts both and prefers NEW. mlfab-run makes one for each run.
    * Price: TCP is limited to about 1 GB/s a processor. */
   char key[264];
   /* How long a peer may be silent while its connection stands and its system acknowledges what is sent (it was
@@ -1614,8 +1614,9 @@ enum mlfab_transport_caps {
   /* time is virtual, and all contexts are in one thread: env.clock moves only inside wait, which runs the other
    * contexts */
   MLFAB_CAP_VIRTUAL = 32,
-  /* the kernel of each end confirms that the other process belongs to this user or to root. May also be set in the UP
-   * event of a link */
+  /* frames need no tags: the kernel of each end confirms that the other process belongs to this user or to root, or the
+   * transport lets through nothing that a process without the fabric's key has sent or changed. May also be set in the
+   * UP event of a link */
   MLFAB_CAP_VOUCHED = 64
 };
 
@@ -1630,6 +1631,12 @@ typedef struct mlfab_transport_options {
   mlfab_error *error;   /* filled on failure; never NULL */
   uint64_t timeout_ns;  /* how long open may retry a host name to listen at; 0: it asks once */
   uint32_t keyed; /* 1: links prove a key, so addresses of the loopback need no allow_insecure */
+  /* The fabric's key, one or two texts as in mlfab_config; "": none. It is wiped when the node is open. */
+  const char *key;
+  /* A layer for the TCP transport, or NULL; other transports ignore it. When open succeeds, the layer is the
+   * transport's until close. */
+  const struct mlfab_layer *layer;
+  void *layer_user;
 } mlfab_transport_options;
 
 typedef struct mlfab_transport {
@@ -1682,6 +1689,32 @@ typedef struct mlfab_transport {
    * or the process is gone), UNSUPPORTED (this system does not tell). */
   int (*probe)(void *self, uint32_t link);
 } mlfab_transport;
+
+struct iovec; /* <sys/uio.h> */
+
+/* What may stand between frames and sockets in the TCP transport, for encryption: extras/mlfab_tls.c is one. A transport
+ * with a layer uses no Unix sockets. A session is one connection. No function blocks. */
+typedef struct mlfab_layer {
+  uint32_t size;
+  uint32_t reserved;
+  const char *name; /* its addresses begin with it, before ':', instead of "tcp" */
+  /* A session of a connected socket, which the transport closes. called: the peer has connected. attempt: how often
+   * `shake` has refused this call. Errors: MEMORY. */
+  int (*begin)(void *user, int fd, int called, uint32_t attempt, void **session_p);
+  /* Goes on with the handshake: 0 when it is done.
+   * Errors: AGAIN (when the socket is readable or, with *out_p set to 1, writable), REFUSED (a caller: connect again,
+   * with another attempt), JOB (a caller: no attempt will succeed), others. */
+  int (*shake)(void *session, int *out_p);
+  /* As sendmsg and recvmsg on a non-blocking socket. A send that was refused is repeated with the same bytes, and
+   * perhaps more behind them. errno EBADMSG: the peer's bytes were changed on the way. */
+  ptrdiff_t (*send)(void *session, const struct iovec *pieces, int count);
+  ptrdiff_t (*receive)(void *session, const struct iovec *pieces, int count);
+  /* Tells the peer, if it can, that nothing more will be sent. */
+  void (*finish)(void *session);
+  const char *(*why)(void *session); /* about the last error; "": nothing to add */
+  void (*end)(void *session);        /* frees the session, and does not touch the socket */
+  void (*close)(void *user);         /* after the last session */
+} mlfab_layer;
 
 /* Checks the first 64 bytes of a frame: magic, protocol, limits, checksum of the header. On success sets
  * *head_bytes_p (header and meta) and *bulk_bytes_p.

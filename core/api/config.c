@@ -442,6 +442,7 @@ static const struct {
     CONFIG_S(io_event),
     CONFIG_S(transport_options),
     CONFIG_S(transport),
+    CONFIG_S(layer),
 };
 
 MLFAB_API size_t mlfab_struct_size(const char *name) {

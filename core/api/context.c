@@ -737,6 +737,7 @@ static int context_open_one(mlfab *ctx, const mlfab_config *c, const mlfab__cont
   options.size = sizeof options;
   options.allow_insecure = c->allow_insecure;
   options.keyed = c->key[0] != 0;
+  options.key = c->key;
   options.listen = choice->listen;
   options.ifname = c->ifname;
   options.job = c->job;

@@ -34,10 +34,10 @@ static uint64_t node_host(const char *addresses) {
   for (const char *at = addresses; *at;) {
     size_t n = strcspn(at, " ");
     size_t host = n;
-    int has_port = !strncmp(at, "tcp:", 4);
+    int has_port = !strncmp(at, "tcp:", 4) || !strncmp(at, "tls:", 4);
     while (has_port && host > 4 && at[host] != ':') host--;
     int inside = !strncmp(at, "shm:", 4) || !strncmp(at, "unix:", 5) ||
-                 !strncmp(at, "tcp:127.", 8) || !strncmp(at, "tcp:[::1]", 9);
+                 (has_port && (!strncmp(at + 4, "127.", 4) || !strncmp(at + 4, "[::1]", 5)));
     if (!inside && n > 0) return mlfab__hash(1, at, host) | 1;
     at += n;
     while (*at == ' ') at++;
@@ -347,6 +347,13 @@ static void node_cannot_dial(mlfab_node *node, int code) {
   mlfab__node_fail(node, code, 0, 1, text);
 }
 
+/* The transport found out that server 0 has another key, or another transport: no later try would succeed. */
+static void node_cannot_join(mlfab_node *node, int code, const char *why) {
+  char text[MLFAB__TEXT_MAX];
+  snprintf(text, sizeof text, "joining: %s", why);
+  mlfab__node_fail(node, code, 0, 1, text);
+}
+
 static void node_down(mlfab_node *node, const mlfab_io_event *event) {
   uint32_t index;
   const char *why = event->text ? event->text : mlfab_error_text(event->code);
@@ -365,11 +372,14 @@ static void node_down(mlfab_node *node, const mlfab_io_event *event) {
         (event->code == MLFAB_ERR_PROTOCOL_OLDER || event->code == MLFAB_ERR_PROTOCOL_NEWER)) {
       mlfab__node_fail(node, event->code, 0, 1, why);
     }
+    if (joining && event->code == MLFAB_ERR_JOB) node_cannot_join(node, event->code, why);
     return;
   }
   if (event->token != 0) node_call_failed(node, event->token, why);
   if (event->token == MLFAB__TOKEN_JOIN && event->code == MLFAB_ERR_INSECURE)
     node_cannot_dial(node, event->code);
+  if (event->token == MLFAB__TOKEN_JOIN && event->code == MLFAB_ERR_JOB)
+    node_cannot_join(node, event->code, why);
 }
 
 static void node_measured(mlfab_node *node, const mlfab_measure *measure) {

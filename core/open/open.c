@@ -8,7 +8,8 @@
  * transport.
  *
  * An address belongs to the transport whose name it begins with ("shm:..."). An address that begins with no name
- * ("host:port", "unix:/path") belongs to the last transport of the list. */
+ * ("host:port", "unix:/path") belongs to the last transport of the list. Where the caller's own transport is the only
+ * one, all addresses belong to it. */
 #include "../api/complete.h"
 #include "../api/context.h"
 #if MLFAB_WITH_KEYS
@@ -51,7 +52,8 @@ static int open_begins(const char *address, const char *name) {
 
 /* The name of the transport that the address belongs to. */
 static const char *open_owner(const mlfab_config *c, const char *address) {
-  if (c->transport && open_begins(address, c->transport->name)) return c->transport->name;
+  if (c->transport && (!c->transports || open_begins(address, c->transport->name)))
+    return c->transport->name;
   for (int i = 0; i < OPEN_COUNT; i++) {
     if (open_begins(address, open_list[i].name)) return open_list[i].name;
   }
@@ -119,7 +121,7 @@ static int open_choose(const mlfab_config *c, mlfab__context_choice *choices, ui
 /* Does the address lead to other hosts? */
 static int open_is_remote(const char *address) {
   if (!*address || open_begins(address, "unix") || open_begins(address, "shm")) return 0;
-  if (open_begins(address, "tcp")) address += 4;
+  if (open_begins(address, "tcp") || open_begins(address, "tls")) address += 4;
   return strncmp(address, "127.", 4) != 0 && !open_begins(address, "localhost") &&
          !open_begins(address, "[::1]");
 }
