@@ -36,6 +36,12 @@ EXAMPLES   := $(patsubst examples/%.c,$(BUILD)/examples/%,$(wildcard examples/*.
 OBJECTS    := $(BUILD)/mlfab.o $(BUILD)/mlfab_sim.o
 LIBRARIES  := $(BUILD)/libmlfab.a $(BUILD)/libmlfab.so
 
+# Optional files with a dependency. pkg-config finds OpenSSL; without it what needs it is left out.
+TLS_LIBS       := $(shell pkg-config --libs 'libssl >= 1.1.1' libcrypto 2>/dev/null)
+TLS_FLAGS      := $(shell pkg-config --cflags libssl libcrypto 2>/dev/null)
+TLS_TESTS      := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/extras/test_tls*.c))
+TLS_HELPERS    := $(patsubst %.c,$(BUILD)/%,$(filter-out tests/extras/test_%,$(wildcard tests/extras/*.c)))
+
 # One program per file. Without cmocka those that need it are left out, and counted as skipped.
 INTERNAL_TESTS := $(wildcard tests/unit/*.c tests/oracle/*.c)
 PUBLIC_TESTS   := $(wildcard tests/conform/*.c tests/sim/*.c tests/oom/*.c)
@@ -51,7 +57,10 @@ CMOCKA_TESTS    = $(foreach test,$(INTERNAL_TESTS) $(PUBLIC_TESTS),$(if \
                     $(shell grep -l 'cmocka\.h' $(test) $(wildcard $(dir $(test))*.h)),$(test)))
 UNBUILDABLE     = $(if $(HAVE_CMOCKA),,$(CMOCKA_TESTS))
 BUILT_TESTS     = $(patsubst %.c,$(BUILD)/%,$(filter-out $(UNBUILDABLE),$(INTERNAL_TESTS) $(PUBLIC_TESTS)))
-SKIPPED_TESTS   = $(patsubst %.c,'%=echo libcmocka-dev is not installed; exit 77',$(UNBUILDABLE))
+BUILT_TESTS    += $(if $(TLS_LIBS),$(if $(HAVE_CMOCKA),$(TLS_TESTS)))
+SKIPPED_TESTS   = $(patsubst %.c,'%=echo libcmocka-dev is not installed; exit 77',$(UNBUILDABLE)) \
+                  $(if $(TLS_LIBS),$(if $(HAVE_CMOCKA),,$(TLS_TESTS:%='%=echo libcmocka-dev is not installed; exit 77')), \
+                    $(TLS_TESTS:%='%=echo libssl-dev is not installed; exit 77'))
 SCRIPT_TESTS   := $(wildcard tests/process/*_test.py tests/dropin/*_test.py)
 
 NPROC    := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
@@ -62,11 +71,11 @@ RUN_TESTS = MLFAB_BUILD=$(BUILD) $(PYTHON) tests/run.py
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: all demo deps test check amalgamate tools examples bench paper sim fuzz soak dropin switches install \
+.PHONY: all extras demo deps test check amalgamate tools examples bench paper sim fuzz soak dropin switches install \
         uninstall clean help libraries tests-built run-tests run-check fuzzers-built
 
-##: the libraries, the tools and the examples, in build/
-all: libraries tools examples
+##: the libraries, the tools and the examples, in build/; libmlfab_tls.a where OpenSSL is
+all: libraries tools examples $(if $(TLS_LIBS),extras)
 
 libraries: $(LIBRARIES)
 
@@ -90,6 +99,17 @@ $(BUILD)/libmlfab.so: $(OBJECTS)
 	@$(LINK) -shared -Wl,-soname,libmlfab.so.$(MAJOR) -o $@.$(VERSION) $(OBJECTS) $(LIBS)
 	@ln -sf libmlfab.so.$(VERSION) $@.$(MAJOR)
 	@ln -sf libmlfab.so.$(VERSION) $@
+
+##: build/libmlfab_tls.a, of extras/mlfab_tls.c: TLS 1.3 from OpenSSL
+extras: $(BUILD)/libmlfab_tls.a
+
+$(BUILD)/extras/%.o: extras/%.c
+	@mkdir -p $(@D)
+	$(COMPILE) $(TLS_FLAGS) -fPIC -c -o $@ $<
+
+$(BUILD)/libmlfab_tls.a: $(BUILD)/extras/mlfab_tls.o
+	@rm -f $@
+	@$(AR) rcs $@ $<
 
 # The parts, compiled separately: internal functions have external linkage there, so that tests can call them.
 $(BUILD)/parts/%.o: %.c
@@ -135,6 +155,11 @@ $(HELPERS): $(BUILD)/%: %.c $(BUILD)/libmlfab.a
 	@mkdir -p $(@D)
 	$(COMPILE) -MF $@.d -o $@ $< $(BUILD)/libmlfab.a $(LDFLAGS) $(LIBS)
 
+$(TLS_TESTS) $(TLS_HELPERS): $(BUILD)/%: %.c $(BUILD)/libmlfab_tls.a $(BUILD)/libmlfab.a
+	@mkdir -p $(@D)
+	$(COMPILE) $(TLS_FLAGS) -MF $@.d -o $@ $< $(BUILD)/libmlfab_tls.a $(BUILD)/libmlfab.a $(LDFLAGS) \
+	  $(if $(findstring /test_,$@),-lcmocka) $(TLS_LIBS) $(LIBS)
+
 # ---- the main job
 
 ##: trains a real network with 4 workers and a server, over TCP and over shared memory
@@ -143,7 +168,7 @@ demo: all
 
 # ---- tests
 
-PACKAGES := libcmocka-dev libsodium-dev libzmq3-dev clang clang-format clang-tidy cmake g++ pkg-config iproute2 \
+PACKAGES := libcmocka-dev libsodium-dev libssl-dev libzmq3-dev clang clang-format clang-tidy cmake g++ pkg-config iproute2 \
             musl-tools
 # Not every system has these packages; only benchmarks use them, and leave out missing ones.
 OPTIONAL := libopenmpi-dev libgloo-dev
@@ -172,14 +197,14 @@ test: $(filter deps,$(MAKECMDGOALS))
 	+@$(SUBMAKE) all tests-built
 	+@$(SUBMAKE) run-tests
 
-tests-built: $(BUILT_TESTS) $(HELPERS)
+tests-built: $(BUILT_TESTS) $(HELPERS) $(if $(TLS_LIBS),$(TLS_HELPERS))
 
 # Long tests have their time limit in seconds after an @.
 LIMITS := tests/process/kill9_test.py@1200 tests/process/reshard_test.py@400
 limit   = $(foreach test,$(1),$(firstword $(filter $(test)@%,$(LIMITS)) $(test)))
 
 # Tests with one thread run on all processors; tests with several processes or threads run alone.
-ALONE = $(BUILD)/tests/conform/% $(addprefix $(BUILD)/tests/unit/test_,shm_coll shm tcp)
+ALONE = $(BUILD)/tests/conform/% $(BUILD)/tests/extras/% $(addprefix $(BUILD)/tests/unit/test_,shm_coll shm tcp)
 run-tests:
 	@$(RUN_TESTS) --jobs $(NPROC) \
 	  'amalgamation=$(PYTHON) amalgamate.py --check' \
@@ -198,7 +223,7 @@ check: $(filter deps test,$(MAKECMDGOALS))
 
 # Tests with threads, or with memory shared between processes.
 TSAN_TESTS = $(if $(HAVE_CMOCKA),$(patsubst %.c,%,$(wildcard tests/conform/*.c)))
-HAND_WRITTEN = mlfab.h mlfab_node.h mlfab_sim.h $(wildcard core/*/*.[ch] transports/*.[ch] tools/*.[ch] examples/*.[ch] tests/*/*.[ch])
+HAND_WRITTEN = mlfab.h mlfab_node.h mlfab_sim.h $(wildcard core/*/*.[ch] transports/*.[ch] extras/*.[ch] tools/*.[ch] examples/*.[ch] tests/*/*.[ch])
 
 # clang-tidy's analyzer with fewer paths than its 225,000.
 TIDY = clang-tidy --quiet --warnings-as-errors="*" --extra-arg=-Xclang --extra-arg=-analyzer-config \
@@ -207,7 +232,7 @@ run-check:
 	@$(RUN_TESTS) --jobs $(NPROC) \
 	  'amalgamation=$(PYTHON) amalgamate.py --check' \
 	  'format=command -v clang-format >/dev/null || { echo clang-format is not installed; exit 77; }; clang-format --dry-run -Werror $(HAND_WRITTEN)' \
-	  'tidy@1200=command -v clang-tidy >/dev/null || { echo clang-tidy is not installed; exit 77; }; printf "%s\n" $(wildcard core/*/*.c transports/*.c tools/*.c) | xargs -P $(NPROC) -n 1 sh -c '\''$(TIDY) "$$0" -- -std=c11 -I. 2>/dev/null'\''' \
+	  'tidy@1200=command -v clang-tidy >/dev/null || { echo clang-tidy is not installed; exit 77; }; printf "%s\n" $(wildcard core/*/*.c transports/*.c tools/*.c) $(if $(TLS_LIBS),$(wildcard extras/*.c)) | xargs -P $(NPROC) -n 1 sh -c '\''$(TIDY) "$$0" -- -std=c11 -I. 2>/dev/null'\''' \
 	  'dropin@1200=tests/dropin/dropin.sh' 'switches@600=tests/dropin/switches.sh' 'planted bugs@2700=$(PYTHON) tests/plant.py' \
 	  $(patsubst $(BUILD)/%,$(BUILD)/asan/%@600,$(filter-out $(ALONE),$(BUILT_TESTS))) \
 	  $(foreach test,$(FUZZERS:.c=),'$(test)@200=MLFAB_FUZZ_SECONDS=10 $(BUILD)/asan/$(test)') \

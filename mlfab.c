@@ -7818,10 +7818,10 @@ static uint64_t node_host(const char *addresses) {
   for (const char *at = addresses; *at;) {
     size_t n = strcspn(at, " ");
     size_t host = n;
-    int has_port = !strncmp(at, "tcp:", 4);
+    int has_port = !strncmp(at, "tcp:", 4) || !strncmp(at, "tls:", 4);
     while (has_port && host > 4 && at[host] != ':') host--;
     int inside = !strncmp(at, "shm:", 4) || !strncmp(at, "unix:", 5) ||
-                 !strncmp(at, "tcp:127.", 8) || !strncmp(at, "tcp:[::1]", 9);
+                 (has_port && (!strncmp(at + 4, "127.", 4) || !strncmp(at + 4, "[::1]", 5)));
     if (!inside && n > 0) return mlfab__hash(1, at, host) | 1;
     at += n;
     while (*at == ' ') at++;
@@ -8131,6 +8131,13 @@ static void node_cannot_dial(mlfab_node *node, int code) {
   mlfab__node_fail(node, code, 0, 1, text);
 }
 
+/* The transport found out that server 0 has another key, or another transport: no later try would succeed. */
+static void node_cannot_join(mlfab_node *node, int code, const char *why) {
+  char text[MLFAB__TEXT_MAX];
+  snprintf(text, sizeof text, "joining: %s", why);
+  mlfab__node_fail(node, code, 0, 1, text);
+}
+
 static void node_down(mlfab_node *node, const mlfab_io_event *event) {
   uint32_t index;
   const char *why = event->text ? event->text : mlfab_error_text(event->code);
@@ -8149,11 +8156,14 @@ static void node_down(mlfab_node *node, const mlfab_io_event *event) {
         (event->code == MLFAB_ERR_PROTOCOL_OLDER || event->code == MLFAB_ERR_PROTOCOL_NEWER)) {
       mlfab__node_fail(node, event->code, 0, 1, why);
     }
+    if (joining && event->code == MLFAB_ERR_JOB) node_cannot_join(node, event->code, why);
     return;
   }
   if (event->token != 0) node_call_failed(node, event->token, why);
   if (event->token == MLFAB__TOKEN_JOIN && event->code == MLFAB_ERR_INSECURE)
     node_cannot_dial(node, event->code);
+  if (event->token == MLFAB__TOKEN_JOIN && event->code == MLFAB_ERR_JOB)
+    node_cannot_join(node, event->code, why);
 }
 
 static void node_measured(mlfab_node *node, const mlfab_measure *measure) {
@@ -47456,6 +47466,7 @@ static const struct {
     CONFIG_S(io_event),
     CONFIG_S(transport_options),
     CONFIG_S(transport),
+    CONFIG_S(layer),
 };
 
 MLFAB_API size_t mlfab_struct_size(const char *name) {
@@ -49122,6 +49133,7 @@ static int context_open_one(mlfab *ctx, const mlfab_config *c, const mlfab__cont
   options.size = sizeof options;
   options.allow_insecure = c->allow_insecure;
   options.keyed = c->key[0] != 0;
+  options.key = c->key;
   options.listen = choice->listen;
   options.ifname = c->ifname;
   options.job = c->job;
@@ -51138,13 +51150,17 @@ MLFAB_API int mlfab_load(mlfab *ctx, const char *path, const mlfab_buf *bufs, ui
  * A link is in one of these states; its socket is open from CONNECTING to LINGER only:
  *
  *   RESOLVING   its host name is being resolved           -> CONNECTING, FAILED
- *   CONNECTING  dialled, no answer yet                    -> OPEN, FAILED
+ *   CONNECTING  dialled, no answer yet                    -> SHAKING, OPEN, FAILED
+ *   SHAKING     connected; the layer's handshake          -> OPEN, FAILED, CONNECTING (another attempt)
  *   STRANGER    accepted, no valid frame received yet     -> OPEN, REFUSED (at once: another user)
  *   OPEN        carries frames; told_up: UP was reported  -> BROKEN, LINGER
  *   LINGER      disconnected by us: writes its queued output, discards input -> freed, without an event
  *   FAILED      to be reported as DOWN of link 0          -> freed
  *   REFUSED     to be reported as REFUSED                 -> freed
  *   BROKEN      to be reported as DOWN                    -> freed
+ *
+ * A layer (mlfab_transport_options.layer) may stand between frames and sockets. Then every link has a session of it,
+ * a stranger's handshake comes before its first frame, and both have TCP_SHAKE_NS.
  *
  * Before admission a peer gets few resources. There are at most TCP_WAITING_ROOM strangers; the oldest is
  * dropped for a new one, or when the process has no descriptor left. A stranger's first frame, and every
@@ -51242,9 +51258,11 @@ enum {
   TCP_CANDIDATES = 8,             /* maximum addresses of one host name */
   TCP_USER_TIMEOUT_MS = 2500,     /* for connecting, and for output left at disconnect */
   TCP_UNSENT_BYTES = 128 << 10,
-  TCP_NAME_NS = 1000000000,   /* a connect waits this long for its name; an answer, for a connect */
-  TCP_ASK_NS = 500000000,     /* pause after a name that did not resolve */
-  TCP_PAUSE_NS = 100000000,   /* pause of the listener without descriptors */
+  TCP_NAME_NS = 1000000000, /* a connect waits this long for its name; an answer, for a connect */
+  TCP_ASK_NS = 500000000,   /* pause after a name that did not resolve */
+  TCP_PAUSE_NS = 100000000, /* pause of the listener without descriptors */
+  TCP_SHAKE_NS =
+      2000000000, /* for the handshake of a layer, and a stranger's first frame behind it */
   TCP_LOAD_BYTES = 1 << 20,   /* bytes in a window that suffice to compute a rate */
   TCP_LOAD_NS = 100000000,    /* time in a window that suffices too */
   TCP_LITTLE_BYTES = 4 << 10, /* minimum bytes of a link with traffic */
@@ -51255,6 +51273,7 @@ enum {
 enum tcp_state {
   TCP_LINK_RESOLVING = 1,
   TCP_LINK_CONNECTING,
+  TCP_LINK_SHAKING,
   TCP_LINK_STRANGER,
   TCP_LINK_OPEN,
   TCP_LINK_LINGER,
@@ -51336,7 +51355,11 @@ typedef struct tcp_link {
   int32_t write_failed;  /* errno after which nothing can be sent */
   uint64_t token;        /* of connect */
   tcp_node ready, dirty; /* dirty: has output that no write was tried for */
-  tcp_node group;        /* in `strangers` or `lingering` */
+  tcp_node group;        /* in `shaking`, `strangers` or `lingering` */
+  void *session;         /* of the layer; NULL: none */
+  uint64_t since_ns;     /* with a session: when it began */
+  uint32_t attempt;      /* of the layer's handshake, at this address */
+  uint8_t shakes;        /* the handshake is not done */
 
   tcp_buffer *stage;
   size_t stage_at, stage_end;
@@ -51376,6 +51399,8 @@ typedef struct tcp_self {
   mlfab__env env;
   pid_t pid; /* process that opened the transport */
   uint32_t allow_insecure, keyed;
+  const mlfab_layer *layer; /* or NULL */
+  void *layer_user;
   int poller, wake_read, wake_write, listener;
   atomic_uint listener_paused; /* there was no descriptor for a connection */
   uint64_t paused_ns;          /* since when */
@@ -51389,7 +51414,7 @@ typedef struct tcp_self {
 #if !MLFAB_TCP_EPOLL
   struct pollfd *polled; /* one for each slot */
 #endif
-  tcp_node ready, dirty, strangers, lingering;
+  tcp_node ready, dirty, shaking, strangers, lingering;
   uint32_t stranger_count, lingering_count;
   uint32_t turns;               /* events since the last pass */
   uint32_t idle;                /* polls without events */
@@ -51632,10 +51657,25 @@ static void tcp_listener_resume(tcp_self *self) {
     atomic_store_explicit(&self->listener_paused, 0, memory_order_relaxed);
 }
 
+static void tcp_session_end(tcp_self *self, tcp_link *link) {
+  if (!link->session) return;
+  if (link->fd >= 0) self->layer->finish(link->session);
+  self->layer->end(link->session);
+  link->session = NULL;
+  link->shakes = 0;
+}
+
+/* Nothing more will be sent. */
+static void tcp_finish(const tcp_self *self, const tcp_link *link) {
+  if (link->session) self->layer->finish(link->session);
+  (void)shutdown(link->fd, SHUT_WR);
+}
+
 /* Closes the socket and frees the link's buffers; the link remains until its end is reported. Unread input
  * would turn the close into a reset, which destroys data that the peer has not read yet: reads some of it
  * first. */
 static void tcp_link_close(tcp_self *self, tcp_link *link) {
+  tcp_session_end(self, link);
   if (link->fd >= 0) {
     char discarded[4096];
     (void)tcp_watch(self, link, 0);
@@ -51666,16 +51706,16 @@ static void tcp_link_free(tcp_self *self, tcp_link *link) {
 /* Ends a link from this side; poll reports it. */
 static void tcp_link_end(tcp_self *self, tcp_link *link, int code, const char *why) {
   int state = link->state;
+  snprintf(link->why, sizeof link->why, "%s", why); /* `why` may be the session's */
   tcp_link_close(self, link);
   if (state == TCP_LINK_LINGER) {
     tcp_link_free(self, link);
     return;
   }
-  link->state = state <= TCP_LINK_CONNECTING ? TCP_LINK_FAILED
+  link->state = state < TCP_LINK_STRANGER    ? TCP_LINK_FAILED
                 : state == TCP_LINK_STRANGER ? TCP_LINK_REFUSED
                                              : TCP_LINK_BROKEN;
   link->code = code;
-  snprintf(link->why, sizeof link->why, "%s", why);
   tcp_ready(self, link);
 }
 
@@ -51698,13 +51738,16 @@ static int tcp_code_of(int number) {
     case ENOMEM:
     case ENOBUFS:
       return MLFAB_ERR_MEMORY;
+    case EBADMSG: /* a layer found changed bytes */
+      return MLFAB_ERR_CRC;
     default:
       return MLFAB_ERR_IO;
   }
 }
 
 static void tcp_link_fail(tcp_self *self, tcp_link *link, int number) {
-  tcp_link_end(self, link, tcp_code_of(number), strerror(number));
+  const char *why = link->session ? self->layer->why(link->session) : "";
+  tcp_link_end(self, link, tcp_code_of(number), *why ? why : strerror(number));
 }
 
 /* --- addresses -------------------------------------------------------------------------------- */
@@ -51734,14 +51777,20 @@ static int tcp_same_address(const tcp_endpoint *a, const tcp_endpoint *b) {
          !memcmp(&a->at.v6.sin6_addr, &b->at.v6.sin6_addr, sizeof a->at.v6.sin6_addr);
 }
 
-static void tcp_format(const tcp_endpoint *end, char *text, size_t room) {
+/* What the addresses of its hosts begin with. */
+static const char *tcp_scheme(const tcp_self *self) {
+  return self->layer ? self->layer->name : "tcp";
+}
+
+static void tcp_format(const tcp_self *self, const tcp_endpoint *end, char *text, size_t room) {
   char host[INET6_ADDRSTRLEN] = "";
+  const char *scheme = tcp_scheme(self);
   if (end->at.any.sa_family == AF_INET) {
     inet_ntop(AF_INET, &end->at.v4.sin_addr, host, sizeof host);
-    snprintf(text, room, "tcp:%s:%u", host, (unsigned)ntohs(end->at.v4.sin_port));
+    snprintf(text, room, "%s:%s:%u", scheme, host, (unsigned)ntohs(end->at.v4.sin_port));
   } else if (end->at.any.sa_family == AF_INET6) {
     inet_ntop(AF_INET6, &end->at.v6.sin6_addr, host, sizeof host);
-    snprintf(text, room, "tcp:[%s]:%u", host, (unsigned)ntohs(end->at.v6.sin6_port));
+    snprintf(text, room, "%s:[%s]:%u", scheme, host, (unsigned)ntohs(end->at.v6.sin6_port));
   } else {
     snprintf(text, room, "unix:");
   }
@@ -51789,11 +51838,14 @@ static int tcp_parse_host(const char *text, char *host, char *port) {
   return 0;
 }
 
-/* The address without "tcp:" or "unix:"; NULL for another transport's. */
-static const char *tcp_strip(const char *address, int *is_unix_p) {
+/* The address without "tcp:", "unix:" or the layer's name; NULL for another transport's. A layer is for hosts only: it
+ * also takes their addresses without its name, since those come from launchers. */
+static const char *tcp_strip(const tcp_self *self, const char *address, int *is_unix_p) {
+  size_t n = strlen(tcp_scheme(self));
   *is_unix_p = 0;
+  if (!strncmp(address, tcp_scheme(self), n) && address[n] == ':') return address + n + 1;
   if (!strncmp(address, "tcp:", 4)) return address + 4;
-  if (!strncmp(address, "unix:", 5)) return *is_unix_p = 1, address + 5;
+  if (!strncmp(address, "unix:", 5)) return *is_unix_p = 1, self->layer ? NULL : address + 5;
   if (!strncmp(address, "shm:", 4) || !strncmp(address, "sim:", 4) || !strncmp(address, "mpi:", 4))
     return NULL;
   return address;
@@ -51819,9 +51871,9 @@ static int tcp_lookup(tcp_dial *dial, int flags) {
 }
 
 /* Returns 0 with the addresses, or 1 for a name that must be resolved. Errors: ADDRESS. */
-static int tcp_parse(const char *address, tcp_dial *dial) {
+static int tcp_parse(const tcp_self *self, const char *address, tcp_dial *dial) {
   int is_unix;
-  const char *rest = tcp_strip(address, &is_unix);
+  const char *rest = tcp_strip(self, address, &is_unix);
   dial->count = dial->next = 0;
   if (!rest) return MLFAB_ERR_ADDRESS;
   if (is_unix) {
@@ -51992,7 +52044,7 @@ static void tcp_publish(tcp_self *self, const mlfab_transport_options *options,
     else
       end.at.v6.sin6_port = port;
   }
-  tcp_format(&end, self->address, sizeof self->address);
+  tcp_format(self, &end, self->address, sizeof self->address);
   self->is_local = tcp_is_loopback(&end) != 0;
   if (!self->is_local) tcp_name_interface(self, &end);
 }
@@ -52202,7 +52254,7 @@ static int tcp_listen(tcp_self *self, const mlfab_transport_options *options) {
   }
   tcp_dial dial;
   memset(&dial, 0, sizeof dial);
-  int status = tcp_parse(wanted, &dial);
+  int status = tcp_parse(self, wanted, &dial);
   if (status < 0)
     return MLFAB__FAIL(options->error, status, "listen at %s: does not parse", wanted);
   if (status > 0) status = tcp_await_name(self, options, &dial);
@@ -52275,6 +52327,13 @@ static int tcp_spare(tcp_self *self) {
   return 1;
 }
 
+/* Errors: MEMORY. */
+static int tcp_session_begin(tcp_self *self, tcp_link *link, int called) {
+  link->since_ns = self->env.hooks.clock(self->env.hooks.user);
+  link->shakes = 1;
+  return self->layer->begin(self->layer_user, link->fd, called, link->attempt, &link->session);
+}
+
 /* Accepts connections. While the waiting room is full of strangers with unread input, further connections
  * wait in the kernel. */
 static void tcp_accept(tcp_self *self) {
@@ -52312,12 +52371,14 @@ static void tcp_accept(tcp_self *self) {
     if (from.at.any.sa_family == AF_UNIX)
       snprintf(link->name, sizeof link->name, "a peer at %.100s", self->address);
     else
-      tcp_format(&from, link->name, sizeof link->name);
+      tcp_format(self, &from, link->name, sizeof link->name);
     if (stalest) tcp_turn_out(self, stalest);
     tcp_list_add(&self->strangers, &link->group);
     self->stranger_count++;
     if (from.at.any.sa_family == AF_UNIX && !tcp_trusted(fd)) {
       tcp_link_end(self, link, MLFAB_ERR_REFUSED, "is another user's process");
+    } else if (self->layer && tcp_session_begin(self, link, 1)) {
+      tcp_link_end(self, link, MLFAB_ERR_MEMORY, "out of memory");
     } else if (tcp_watch(self, link, TCP_WATCH_IN)) {
       tcp_link_fail(self, link, errno);
     }
@@ -52326,17 +52387,11 @@ static void tcp_accept(tcp_self *self) {
 
 /* --- connecting ------------------------------------------------------------------------------- */
 
-static void tcp_connected(tcp_self *self, tcp_link *link) {
-  tcp_endpoint there;
-  memset(&there, 0, sizeof there);
-  there.bytes = sizeof there.at.storage;
+static void tcp_opened(tcp_self *self, tcp_link *link) {
   mlfab__free(&self->env, link->dial, sizeof *link->dial);
   link->dial = NULL;
-  if (!getpeername(link->fd, &there.at.any, &there.bytes) && there.at.any.sa_family == AF_UNIX &&
-      !tcp_trusted(link->fd)) {
-    tcp_link_end(self, link, MLFAB_ERR_REFUSED, "another user's process listens there");
-    return;
-  }
+  tcp_group_leave(self, link);
+  link->readable = link->session != NULL; /* it may have read ahead */
   link->state = TCP_LINK_OPEN;
   tcp_patience(link->fd, 0);
   link->counted = (uint8_t)tcp_counts(self, link);
@@ -52346,6 +52401,52 @@ static void tcp_connected(tcp_self *self, tcp_link *link) {
     return;
   }
   tcp_ready(self, link);
+}
+
+/* Goes on with the layer's handshake: 1 when it is done. Else it waits for the socket, has dialled again, or has ended
+ * the link. */
+static int tcp_shake(tcp_self *self, tcp_link *link) {
+  int out = 0, status = self->layer->shake(link->session, &out);
+  if (status == 0) {
+    link->shakes = 0;
+    return 1;
+  }
+  link->readable = 0;
+  if (status == MLFAB_ERR_AGAIN) {
+    if (tcp_watch(self, link, TCP_WATCH_IN | (out ? TCP_WATCH_OUT : 0u)))
+      tcp_link_fail(self, link, errno);
+  } else if (status == MLFAB_ERR_REFUSED && link->state == TCP_LINK_SHAKING) {
+    link->attempt++;
+    link->dial->next--;
+    tcp_group_leave(self, link);
+    tcp_session_end(self, link);
+    link->state = TCP_LINK_CONNECTING;
+    tcp_dial_next(self, link, ECONNREFUSED);
+  } else {
+    tcp_link_end(self, link, status, self->layer->why(link->session));
+  }
+  return 0;
+}
+
+static void tcp_connected(tcp_self *self, tcp_link *link) {
+  tcp_endpoint there;
+  memset(&there, 0, sizeof there);
+  there.bytes = sizeof there.at.storage;
+  if (!getpeername(link->fd, &there.at.any, &there.bytes) && there.at.any.sa_family == AF_UNIX &&
+      !tcp_trusted(link->fd)) {
+    tcp_link_end(self, link, MLFAB_ERR_REFUSED, "another user's process listens there");
+    return;
+  }
+  if (!self->layer) {
+    tcp_opened(self, link);
+    return;
+  }
+  link->state = TCP_LINK_SHAKING;
+  tcp_list_add(&self->shaking, &link->group);
+  if (tcp_session_begin(self, link, 0))
+    tcp_link_end(self, link, MLFAB_ERR_MEMORY, "out of memory");
+  else if (tcp_shake(self, link))
+    tcp_opened(self, link);
 }
 
 /* Tries the remaining addresses. `number`: errno of the last failure. */
@@ -52399,7 +52500,7 @@ static int tcp_connect(void *opaque, const char *address, uint64_t token) {
   tcp_link *link = NULL;
   tcp_dial *dial = mlfab__alloc(&self->env, sizeof *dial);
   if (!dial) return MLFAB_ERR_MEMORY;
-  int status = tcp_parse(address, dial), named = status > 0;
+  int status = tcp_parse(self, address, dial), named = status > 0;
   if (status < 0) {
     mlfab__log(&self->env, MLFAB_LOG_WARN, "connect to %s: does not parse", address);
   } else if (!named && !tcp_keep_safe(self, dial)) {
@@ -52415,7 +52516,7 @@ static int tcp_connect(void *opaque, const char *address, uint64_t token) {
   for (uint32_t i = 1; i < self->slot_count; i++) {
     tcp_link *old = self->slots[i].link;
     if (old && old != link && token && old->token == token && !old->told_up &&
-        (old->state <= TCP_LINK_CONNECTING || old->state == TCP_LINK_FAILED ||
+        (old->state < TCP_LINK_STRANGER || old->state == TCP_LINK_FAILED ||
          old->state == TCP_LINK_OPEN))
       tcp_link_free(self, old);
   }
@@ -52432,11 +52533,10 @@ static int tcp_connect(void *opaque, const char *address, uint64_t token) {
 }
 
 static int tcp_reach(void *opaque, const char *address) {
-  (void)opaque;
   char host[256], port[6];
   tcp_endpoint end;
   int is_unix;
-  const char *rest = tcp_strip(address, &is_unix);
+  const char *rest = tcp_strip(opaque, address, &is_unix);
   if (!rest) return 0;
   if (is_unix) return !tcp_parse_unix(rest, &end);
   return !tcp_parse_host(rest, host, port) && strtoul(port, NULL, 10) > 0;
@@ -52491,13 +52591,22 @@ static void tcp_moved(uint64_t *all_p, uint64_t *link_p, ssize_t bytes) {
   *link_p += (uint64_t)bytes;
 }
 
+/* Returns like sendmsg. */
+static ssize_t tcp_put(const tcp_self *self, const tcp_link *link, struct iovec *iov,
+                       uint32_t count) {
+  struct msghdr message = {0};
+  if (link->session) return self->layer->send(link->session, iov, (int)count);
+  message.msg_iov = iov;
+  message.msg_iovlen = count;
+  return sendmsg(link->fd, &message, TCP_SEND_FLAGS);
+}
+
 /* Writes as much as possible. A failure is reported only after the input that is still there. */
 static void tcp_write(tcp_self *self, tcp_link *link) {
   int full = 0;
   tcp_list_remove(&link->dirty);
   while (link->piece_count && !full) {
     struct iovec iov[TCP_PIECES];
-    struct msghdr message = {0};
     size_t bytes = 0;
     for (uint32_t i = 0; i < link->piece_count; i++) {
       const tcp_piece *piece = &link->pieces[(link->piece_at + i) % TCP_PIECES];
@@ -52505,9 +52614,7 @@ static void tcp_write(tcp_self *self, tcp_link *link) {
       iov[i].iov_len = piece->bytes;
       bytes += piece->bytes;
     }
-    message.msg_iov = iov;
-    message.msg_iovlen = link->piece_count;
-    ssize_t n = sendmsg(link->fd, &message, TCP_SEND_FLAGS);
+    ssize_t n = tcp_put(self, link, iov, link->piece_count);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != ENOBUFS && errno != ENOMEM) {
       link->write_failed = errno;
@@ -52528,7 +52635,7 @@ static void tcp_write(tcp_self *self, tcp_link *link) {
     link->readable = 1;
     tcp_ready(self, link);
   }
-  if (link->state == TCP_LINK_LINGER && !full) (void)shutdown(link->fd, SHUT_WR);
+  if (link->state == TCP_LINK_LINGER && !full) tcp_finish(self, link);
   if (link->sent_count || (link->refused && tcp_out_low(link))) tcp_ready(self, link);
 }
 
@@ -52645,7 +52752,7 @@ static void tcp_disconnect(void *opaque, uint32_t id) {
   link->sent_count = link->refused = 0;
   link->state = TCP_LINK_LINGER;
   tcp_patience(link->fd, TCP_USER_TIMEOUT_MS);
-  if (!link->piece_count) (void)shutdown(link->fd, SHUT_WR);
+  if (!link->piece_count) tcp_finish(self, link);
   if (self->lingering_count == TCP_WAITING_ROOM)
     tcp_link_free(self, TCP_LINK_OF(self->lingering.next, group));
   tcp_list_add(&self->lingering, &link->group);
@@ -52676,12 +52783,33 @@ static uint8_t *tcp_frame_at(const tcp_link *link, size_t *room_p) {
 
 /* Sends a bare header of our protocol to a peer with another one, so that it too can report which side is
  * older. */
-static void tcp_answer_protocol(const tcp_link *link) {
+static void tcp_answer_protocol(const tcp_self *self, const tcp_link *link) {
   uint8_t head[MLFAB_HEADER_BYTES];
   mlfab__header header = {0};
+  struct iovec iov = {head, sizeof head};
   header.type = MLFAB__HEARTBEAT;
   mlfab__wire_seal(head, &header, NULL);
-  (void)!send(link->fd, head, sizeof head, TCP_SEND_FLAGS);
+  (void)!tcp_put(self, link, &iov, 1);
+}
+
+/* Without a layer: does what was received begin like a record of TLS? Then a caller is told, by an alert of that
+ * protocol ("protocol version"), that there is none here. */
+static int tcp_is_tls(const tcp_self *self, const tcp_link *link) {
+  static const uint8_t alert[] = {21, 3, 3, 0, 2, 2, 70};
+  if (self->layer || link->frame || link->stage_end - link->stage_at < sizeof alert) return 0;
+  const uint8_t *at = tcp_payload(link->stage) + link->stage_at;
+  if (at[0] < 20 || at[0] > 23 || at[1] != 3 || at[2] > 4) return 0;
+  if (link->state == TCP_LINK_STRANGER) (void)!send(link->fd, alert, sizeof alert, TCP_SEND_FLAGS);
+  return 1;
+}
+
+/* A frame does not parse, or the input has ended. */
+static void tcp_input_end(tcp_self *self, tcp_link *link, int code) {
+  if (tcp_is_tls(self, link))
+    tcp_link_end(self, link, MLFAB_ERR_JOB,
+                 "it speaks TLS, and this process does not (config.transport)");
+  else
+    tcp_link_end(self, link, code, mlfab_error_text(code));
 }
 
 /* Consumes the stage's bytes: 1 when a frame is complete and valid, 0 when more bytes are needed, or an
@@ -52694,7 +52822,7 @@ static int tcp_frame_advance(tcp_self *self, tcp_link *link) {
     memcpy(header, tcp_payload(link->stage) + link->stage_at, sizeof header);
     int status = mlfab_frame_check(header, &link->head_bytes, &link->bulk_bytes);
     int foreign = status == MLFAB_ERR_PROTOCOL_OLDER || status == MLFAB_ERR_PROTOCOL_NEWER;
-    if (foreign && link->state == TCP_LINK_STRANGER) tcp_answer_protocol(link);
+    if (foreign && link->state == TCP_LINK_STRANGER) tcp_answer_protocol(self, link);
     if (status) return status;
     if (link->small && (uint64_t)link->head_bytes + link->bulk_bytes > TCP_FIRST_BYTES)
       return MLFAB_ERR_LIMIT;
@@ -52724,12 +52852,22 @@ static int tcp_frame_advance(tcp_self *self, tcp_link *link) {
   return status ? status : 1;
 }
 
+/* Returns like recvmsg. */
+static ssize_t tcp_take(const tcp_self *self, const tcp_link *link, struct iovec *iov,
+                        size_t count) {
+  struct msghdr message = {0};
+  if (link->session) return self->layer->receive(link->session, iov, (int)count);
+  if (count == 1) return recv(link->fd, iov->iov_base, iov->iov_len, MSG_DONTWAIT);
+  message.msg_iov = iov;
+  message.msg_iovlen = count;
+  return recvmsg(link->fd, &message, MSG_DONTWAIT);
+}
+
 /* Reads the rest of the frame, and some of what follows, in one call: much while frames are small, little
  * while they are large, because it is copied. Returns like recv; fewer bytes than requested mean that the
  * socket is empty. */
 static ssize_t tcp_fill(tcp_self *self, tcp_link *link, int *drained_p) {
   struct iovec iov[3];
-  struct msghdr message = {0};
   size_t count = 0, in_frame = 0;
   if (link->frame) {
     size_t got = link->got, all = (size_t)link->head_bytes + link->bulk_bytes;
@@ -52750,12 +52888,8 @@ static ssize_t tcp_fill(tcp_self *self, tcp_link *link, int *drained_p) {
   size_t gulp = link->large ? TCP_GULP_BYTES : TCP_BLOCK_BYTES - kept;
   iov[count].iov_base = stage + kept;
   iov[count++].iov_len = gulp;
-  message.msg_iov = iov;
-  message.msg_iovlen = count;
   ssize_t n;
-  do
-    n = count == 1 ? recv(link->fd, stage + kept, gulp, MSG_DONTWAIT)
-                   : recvmsg(link->fd, &message, MSG_DONTWAIT);
+  do n = tcp_take(self, link, iov, count);
   while (n < 0 && errno == EINTR);
   int number = errno;
   if (n > 0) {
@@ -52763,7 +52897,9 @@ static ssize_t tcp_fill(tcp_self *self, tcp_link *link, int *drained_p) {
     if (link->counted) tcp_moved(&self->bytes_in, &link->moved_in, n);
     link->got += direct;
     link->stage_end += (size_t)n - direct;
-    *drained_p = (size_t)n < in_frame + gulp;
+    /* A layer that has failed since says so in the next call. */
+    *drained_p =
+        (size_t)n < in_frame + gulp && !(link->session && *self->layer->why(link->session));
   }
   tcp_stage_shrink(self, link);
   errno = number;
@@ -52797,6 +52933,7 @@ static void tcp_await(const tcp_self *self, tcp_link *link) {
 
 /* Reads until a frame is complete or the socket is empty; ends the link on errors. */
 static void tcp_receive(tcp_self *self, tcp_link *link) {
+  if (link->shakes && !tcp_shake(self, link)) return;
   if (MLFAB__PLANTED(72) && link->write_failed) tcp_link_fail(self, link, link->write_failed);
   for (;;) {
     int status = tcp_frame_advance(self, link);
@@ -52805,7 +52942,7 @@ static void tcp_receive(tcp_self *self, tcp_link *link) {
       return;
     }
     if (status < 0) {
-      tcp_link_end(self, link, status, mlfab_error_text(status));
+      tcp_input_end(self, link, status);
       return;
     }
     if (!link->readable) {
@@ -52818,7 +52955,7 @@ static void tcp_receive(tcp_self *self, tcp_link *link) {
       if (link->write_failed)
         tcp_link_fail(self, link, link->write_failed);
       else
-        tcp_link_end(self, link, MLFAB_ERR_PEER_CLOSED, mlfab_error_text(MLFAB_ERR_PEER_CLOSED));
+        tcp_input_end(self, link, MLFAB_ERR_PEER_CLOSED);
       return;
     }
     if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK) {
@@ -52865,10 +53002,28 @@ static void tcp_noted(tcp_self *self, uint32_t slot, int in, int out) {
     tcp_dial_answered(self, link);
     return;
   }
-  if (out) tcp_write(self, link);
+  if (link->state == TCP_LINK_SHAKING) {
+    if (tcp_shake(self, link)) tcp_opened(self, link);
+    return;
+  }
+  if (out && link->shakes)
+    in = 1;
+  else if (out)
+    tcp_write(self, link);
   if (in) {
     link->readable = 1;
     tcp_ready(self, link);
+  }
+}
+
+/* Ends the links of this list whose handshake takes too long; not those that may have been waiting for us. */
+static void tcp_overdue(tcp_self *self, tcp_node *list, const char *why) {
+  uint64_t now = self->env.hooks.clock(self->env.hooks.user);
+  for (tcp_node *at = list->next, *next; at != list; at = next) {
+    tcp_link *link = TCP_LINK_OF(at, group);
+    next = at->next;
+    if (!link->readable && !link->whole && now - link->since_ns >= TCP_SHAKE_NS)
+      tcp_link_end(self, link, MLFAB_ERR_TIMEOUT, why);
   }
 }
 
@@ -52885,12 +53040,15 @@ static void tcp_look(tcp_self *self) {
     tcp_noted(self, events[i].data.u32, (events[i].events & ~(uint32_t)EPOLLOUT) != 0,
               (events[i].events & EPOLLOUT) != 0);
 #else
-  if (poll(self->polled, self->slot_count, 0) <= 0) return;
-  for (uint32_t i = 0; i < self->slot_count; i++) {
+  int n = poll(self->polled, self->slot_count, 0);
+  for (uint32_t i = 0; n > 0 && i < self->slot_count; i++) {
     short events = self->polled[i].fd >= 0 ? self->polled[i].revents : 0;
     if (events) tcp_noted(self, i, (events & ~POLLOUT) != 0, (events & POLLOUT) != 0);
   }
 #endif
+  if (!self->layer) return;
+  tcp_overdue(self, &self->shaking, "it did not answer the handshake in time");
+  tcp_overdue(self, &self->strangers, "its handshake, or its first frame, did not come in time");
 }
 
 /* Reports how a link ended, and frees it. */
@@ -53324,6 +53482,7 @@ static void tcp_close(void *opaque) {
   if (self->wake_read >= 0) (void)close(self->wake_read);
   if (self->wake_write >= 0 && self->wake_write != self->wake_read) (void)close(self->wake_write);
   if (self->poller >= 0) (void)close(self->poller);
+  if (self->layer) self->layer->close(self->layer_user);
   while (self->buffers.next != &self->buffers) tcp_buffer_free(self, self->buffers.next);
   mlfab__free(&self->env, self->slots, self->slot_count * sizeof *self->slots);
 #if !MLFAB_TCP_EPOLL
@@ -53343,12 +53502,15 @@ static int tcp_open(const mlfab_transport_options *options, void **self_p, char 
   self->pid = getpid();
   self->allow_insecure = options->allow_insecure;
   self->keyed = MLFAB__HAS(options, mlfab_transport_options, keyed) && options->keyed;
+  if (MLFAB__HAS(options, mlfab_transport_options, layer_user)) self->layer = options->layer;
+  if (self->layer) self->layer_user = options->layer_user;
   self->poller = self->wake_read = self->wake_write = self->listener = -1;
   atomic_init(&self->pending, 0);
   atomic_init(&self->listener_paused, 0);
   atomic_init(&self->coarse, 0);
   tcp_list_init(&self->ready);
   tcp_list_init(&self->dirty);
+  tcp_list_init(&self->shaking);
   tcp_list_init(&self->strangers);
   tcp_list_init(&self->lingering);
   self->buffers.next = self->buffers.prev = &self->buffers;
@@ -53360,6 +53522,7 @@ static int tcp_open(const mlfab_transport_options *options, void **self_p, char 
   else
     status = tcp_listen(self, options);
   if (status) {
+    self->layer = NULL; /* still the caller's */
     tcp_close(self);
     return status;
   }
@@ -55944,7 +56107,8 @@ MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses,
  * transport.
  *
  * An address belongs to the transport whose name it begins with ("shm:..."). An address that begins with no name
- * ("host:port", "unix:/path") belongs to the last transport of the list. */
+ * ("host:port", "unix:/path") belongs to the last transport of the list. Where the caller's own transport is the only
+ * one, all addresses belong to it. */
 #if MLFAB_WITH_KEYS
 #endif
 #if MLFAB_WITH_COLL
@@ -55982,7 +56146,8 @@ static int open_begins(const char *address, const char *name) {
 
 /* The name of the transport that the address belongs to. */
 static const char *open_owner(const mlfab_config *c, const char *address) {
-  if (c->transport && open_begins(address, c->transport->name)) return c->transport->name;
+  if (c->transport && (!c->transports || open_begins(address, c->transport->name)))
+    return c->transport->name;
   for (int i = 0; i < OPEN_COUNT; i++) {
     if (open_begins(address, open_list[i].name)) return open_list[i].name;
   }
@@ -56050,7 +56215,7 @@ static int open_choose(const mlfab_config *c, mlfab__context_choice *choices, ui
 /* Does the address lead to other hosts? */
 static int open_is_remote(const char *address) {
   if (!*address || open_begins(address, "unix") || open_begins(address, "shm")) return 0;
-  if (open_begins(address, "tcp")) address += 4;
+  if (open_begins(address, "tcp") || open_begins(address, "tls")) address += 4;
   return strncmp(address, "127.", 4) != 0 && !open_begins(address, "localhost") &&
          !open_begins(address, "[::1]");
 }

@@ -44,6 +44,8 @@ enum {
   CONFORM_IN_FLIGHT = 96 /* borrowed frames of a stream */
 };
 
+#define CONFORM_KEY "a key of the conformance suite"
+
 struct conform_world;
 
 typedef struct conform_transport {
@@ -297,6 +299,7 @@ static inline void conform_end_open(conform_world *world, int i) {
   if (transport->listen) transport->listen(world, i, listen);
   mlfab_transport_options options = {.size = sizeof options,
                                      .keyed = 1,
+                                     .key = CONFORM_KEY,
                                      .listen = listen,
                                      .ifname = "",
                                      .job = "conform",
