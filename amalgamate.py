@@ -40,7 +40,7 @@ GROUPS = [
 ]
 # The next floor. The files of a transport begin with its name. A transport includes mlfab.h and the groups
 # `base`, `wire` and `kernels`, and no other transport.
-TRANSPORTS = "tcp shm_file shm shm_coll sim"
+TRANSPORTS = "tcp shm_file shm shm_coll mpi sim"
 TRANSPORT_FLOORS = 3
 # The top floor, which alone knows all transports: the list of transports, and the functions that open a context.
 TOP = {"open": "compose open"}
@@ -90,7 +90,7 @@ LIBRARY_TITLE = """\
  * Define as 0 what is to be left out: MLFAB_WITH_TCP, _SHM (transports), _COLL (collectives; with it _PARTIAL,
  * _STOCHASTIC, _DAG, which can go alone), _SCHED (scheduling), _SPARSE (filters), _RESHARD (moving slices), _KEYS
  * (authenticated links), _CHECKPOINT. What was left out returns MLFAB_ERR_UNSUPPORTED. `amalgamate.py --profile
- * minimal|core` writes a shorter file.
+ * minimal|core` writes a shorter file. Define MLFAB_WITH_MPI as 1, and compile with mpicc, for the transport over MPI.
  *
 """
 SIMULATOR_TITLE = """\

@@ -9,7 +9,7 @@
  * Define as 0 what is to be left out: MLFAB_WITH_TCP, _SHM (transports), _COLL (collectives; with it _PARTIAL,
  * _STOCHASTIC, _DAG, which can go alone), _SCHED (scheduling), _SPARSE (filters), _RESHARD (moving slices), _KEYS
  * (authenticated links), _CHECKPOINT. What was left out returns MLFAB_ERR_UNSUPPORTED. `amalgamate.py --profile
- * minimal|core` writes a shorter file.
+ * minimal|core` writes a shorter file. Define MLFAB_WITH_MPI as 1, and compile with mpicc, for the transport over MPI.
  *
  * SPDX-License-Identifier: MIT
  *
@@ -102,7 +102,7 @@
 #endif
 #define MLFAB__PLANTED(n) (MLFAB_PLANT == (n))
 
-/* Features compiled in; 0 leaves one out. amalgamate.py puts these switches around the files of a group;
+/* Features compiled in; 0 leaves one out (MPI is left out unless it is 1). amalgamate.py puts these switches around the files of a group;
  * the code that composes a node or a context tests them too. Shared memory needs Linux. */
 #ifndef MLFAB_WITH_SCHED
 #define MLFAB_WITH_SCHED 1
@@ -142,6 +142,9 @@
 #endif
 #ifndef MLFAB_WITH_TCP
 #define MLFAB_WITH_TCP 1
+#endif
+#ifndef MLFAB_WITH_MPI
+#define MLFAB_WITH_MPI 0 /* needs mpi.h */
 #endif
 #ifndef __linux__
 #undef MLFAB_WITH_SHM
@@ -47091,7 +47094,8 @@ static const config_setting config_settings[] = {
     CONFIG_TIME("silent_death_ms", silent_death_ns),
     CONFIG_U("seed", mlfab_config, seed, 1, UINT64_MAX, 1),
     CONFIG_W("transport", mlfab_config, transports, 1, 0, {"auto", 0}, {"tcp", MLFAB_USE_TCP},
-             {"shm", MLFAB_USE_SHM}),
+             {"shm", MLFAB_USE_SHM}, {"mpi", MLFAB_USE_MPI},
+             {"mpi+shm", MLFAB_USE_MPI | MLFAB_USE_SHM}),
     CONFIG_W("progress", mlfab_config, progress, 1, 0, {"thread", MLFAB_PROGRESS_THREAD},
              {"hand", MLFAB_PROGRESS_HAND}),
     CONFIG_W("payload_crc", mlfab_config, no_payload_crc, 1, 0, {"0", 1}, {"1", 0}),
@@ -48786,8 +48790,12 @@ static void context_disarm(mlfab *ctx) {
   }
 }
 
+/* A transport without a descriptor has to be polled. */
 static void context_sleep_many(struct pollfd *fds, uint32_t n, uint64_t timeout) {
   uint64_t ms = (timeout + 999999) / 1000000;
+  for (uint32_t t = 0; t < n; t++) {
+    if (fds[t].fd < 0) ms = mlfab__min(ms, 1);
+  }
   poll(fds, n, ms > 1000 ? 1000 : (int)ms);
 }
 
@@ -55955,6 +55963,1408 @@ MLFAB__INTERNAL const mlfab__shm_coll_table *mlfab__shm_coll_functions(void) {
 #endif /* MLFAB_WITH_COLL */
 
 /* ==============================================================================================
+ * transports/mpi.h
+ * ============================================================================================== */
+/* mpi.h - what a context needs of MPI before it opens the transport: the world of processes and their roles. */
+
+#if MLFAB_WITH_MPI /* otherwise unused */
+/* Completes a configuration whose `transports` has MLFAB_USE_MPI: rank, workers, servers, roles and coordinator follow
+ * from the processes of the communicator (mlfab.h, section 13), and progress from MPI's thread level. Initialises MPI
+ * where the program has not. Collective over the communicator; waits for the others, at most until the deadline.
+ * Errors: STATE (MPI was finalised, or this is not the thread that may call it), CONFIG (thread level, settings, roles),
+ * WORLD (the settings of two processes differ: the error names the MPI rank), TIMEOUT, MEMORY, IO. */
+MLFAB__INTERNAL int mlfab__mpi_prepare(mlfab_config *config, mlfab_error *error);
+#endif
+
+
+/* ==============================================================================================
+ * transports/mpi.c
+ * ============================================================================================== */
+/* mpi.c - carries frames between the processes of an MPI job by its point-to-point messages.
+ *
+ * For jobs that mpirun or srun starts: every network that the MPI library knows (InfiniBand, RDMA, shared memory) is
+ * reached through it. It uses a duplicate of the communicator, so that no message of the program meets one of these. It
+ * does not reach processes outside the communicator, does not survive the death of one (stock MPI ends the job), and
+ * authenticates nobody: whoever is in the job is a peer (docs/promises.md). Needs MPI 3.0. Constants begin with MPT_,
+ * because MPI_ is reserved.
+ *
+ * Addresses: "mpi:<rank>/<end>". rank: in the communicator. end: number of the open transport in that process, so that
+ * a process may open several contexts; closed ones' numbers are not used again.
+ *
+ * Parts. An engine is what a process has of one communicator: the duplicate, the operations under way, the free blocks.
+ * It lasts until MPI_Finalize, because MPI may still read a block when the context that sent it is closed; so blocks are
+ * not of the context's env. An end is one open transport; any end's poll or wait drives the engine for all of them. All
+ * MPI calls are made under the engine's lock, and with MPI_THREAD_FUNNELED or _SERIALIZED only by the caller's thread.
+ *
+ * Messages. A message with tag MPT_HEADS begins with an envelope, eight little-endian numbers of 32 bits:
+ *
+ *    kind | end of the receiver (CALL) | link of the receiver | link of the sender | head bytes | bulk bytes | credit | 0
+ *
+ * and, of a FRAME, the head, padded to 8 bytes, and a bulk of up to MPT_INLINE bytes. A larger bulk is a message of its
+ * own with tag MPT_BULKS. The receiver takes heads by MPI_Improbe, and posts a receive for the bulk when it has the
+ * head; MPI keeps the order of messages between two processes within a tag, so the n-th receive gets the n-th bulk.
+ *
+ * Links: CALLING -> UP -> closed, or CALLING -> closed.
+ *    CALL    to an end: 'make me a link'. Answered by ACCEPT (with the callee's link), or REFUSE (no such end)
+ *    CLOSE   the sender has closed its link and sends nothing more on it. Answered by CLOSED, whoever closed first
+ *    CREDIT  carries nothing but the credit
+ *
+ * Invariants
+ *  (1) Of the bytes sent on a link, at most MPT_WINDOW are not yet released by the receiver, who tells what it has
+ *      released in `credit`. So a receiver that does not poll stops its senders, and blocks are bounded: MPT_WINDOW
+ *      for each link and direction.
+ *  (2) `send` copies bulks into blocks: nothing of the caller is borrowed once it returns, so detach and disconnect
+ *      have nothing to wait for. A block is free again when MPI_Testsome says so.
+ *  (3) Every bulk announced by a head is received, also when its link is closed by then (into a block that is dropped),
+ *      or later bulks would meet the wrong receive.
+ *  (4) An answer or a frame counts only if both links and the sender's rank are those of the envelope.
+ *  (5) When `lingering` is 0 and no operation is under way, no other process has sent this one anything that is not
+ *      received, but for calls: a CLOSED is the last message of a link. MPI_Finalize begins with waiting for that.
+ *
+ * Waiting. MPI cannot wake a sleeper, so wait polls with naps between that grow to MPT_NAP_NS. */
+
+#if !MLFAB_WITH_MPI
+MLFAB_API const mlfab_transport *mlfab_transport_mpi(void) { return NULL; }
+#else
+
+#include <mpi.h>
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+#if MPI_VERSION < 3
+#error "MLFAB_WITH_MPI needs MPI 3.0"
+#endif
+
+#define MPT_SECOND_NS UINT64_C(1000000000)
+enum {
+  MPT_HEADS = 1, /* tags */
+  MPT_BULKS = 2,
+  MPT_ENVELOPE = 32,
+  MPT_INLINE = 8192,
+  MPT_WINDOW = 2621440, /* two of the largest frames */
+  MPT_BLOCK_LEAST = 9,  /* blocks have 2^9 to 2^21 bytes */
+  MPT_BLOCK_MOST = 21,
+  MPT_TAKE = 16, /* messages taken in one look */
+  MPT_LINKS_MAX = 1 << 24,
+  MPT_NAP_LEAST_NS = 20000,
+  MPT_NAP_NS = 1000000,
+  MPT_LOOK_NS = 100000000 /* between two looks for calls that nobody answers */
+};
+#define MPT_ANSWER_NS (5 * MPT_SECOND_NS) /* for which a call waits */
+#define MPT_DRAIN_NS (5 * MPT_SECOND_NS)  /* for which MPI_Finalize waits for the other processes */
+
+_Static_assert(2 * (MPT_ENVELOPE + MLFAB_HEADER_BYTES + MLFAB_META_MAX + MLFAB_BULK_MAX) <
+                   MPT_WINDOW,
+               "a window has room for two of the largest frames");
+_Static_assert(MPT_ENVELOPE + MLFAB_HEADER_BYTES + MLFAB_META_MAX + 8 + MPT_INLINE <=
+                       1 << MPT_BLOCK_MOST &&
+                   MLFAB_BULK_MAX <= 1 << MPT_BLOCK_MOST,
+               "a block holds the largest message");
+
+enum mpi_kind {
+  MPT_CALL = 0x4d4c4601,
+  MPT_ACCEPT,
+  MPT_REFUSE,
+  MPT_FRAME,
+  MPT_CREDIT,
+  MPT_CLOSE,
+  MPT_CLOSED
+};
+
+typedef struct mpi_envelope {
+  uint32_t kind, end, to, from, head_bytes, bulk_bytes, credit, zero;
+} mpi_envelope;
+
+/* Memory that MPI reads or writes: aligned to 64 bytes. */
+typedef struct mpi_block {
+  struct mpi_block *next; /* of the free ones, or of a link's frames */
+  struct mpi_block *bulk; /* of a received head: its bulk, or NULL when that is inside */
+  uint8_t *bytes;
+  uint32_t size_log, link; /* link: the number, of a received head */
+  uint32_t head_bytes, bulk_bytes;
+  bool whole;   /* a received head: the bulk has arrived */
+  bool dropped; /* a received head: its link was closed before the bulk arrived */
+} mpi_block;
+
+/* An MPI request under way. */
+typedef struct mpi_operation {
+  mpi_block *block; /* what MPI reads or writes */
+  mpi_block *head;  /* of a receive: the frame; NULL: a send */
+} mpi_operation;
+
+typedef struct mpi_link {
+  struct mpi_link *next, *before; /* of its end */
+  struct mpi_link *next_ready;
+  struct mpi_end *end;
+  uint32_t number, peer_link; /* peer_link 0: CALLING */
+  int peer;                   /* MPI rank */
+  uint32_t peer_end;
+  uint64_t token, since_ns;
+  mpi_block *first, *last; /* frames, in the order of the sender */
+  uint32_t unreleased;     /* sent, and not released by the peer: bytes */
+  uint32_t owed;           /* released here, and not told to the peer */
+  uint32_t wants;          /* blocked: what the refused frame needs */
+  int32_t code;            /* ended: why */
+  bool fresh;              /* UP is to be reported */
+  bool blocked, ended, ready;
+  const char *why;
+} mpi_link;
+
+typedef struct mpi_sent {
+  uint32_t link; /* 0: no longer to be reported */
+  uint64_t token;
+} mpi_sent;
+
+typedef struct mpi_end {
+  struct mpi_end *next; /* of the engine */
+  struct mpi_engine *engine;
+  mlfab__env env;
+  uint32_t number;
+  mpi_link *links;
+  mpi_link *ready_first, *ready_last; /* links with something to report */
+  uint32_t calling;
+  uint64_t looked_ns;
+  mpi_sent *sent; /* a ring of sent_room, a power of two */
+  uint32_t sent_first, sent_count, sent_room;
+  bool woken;
+  pthread_cond_t wakes;
+  char text[256]; /* of the last DOWN */
+} mpi_end;
+
+typedef struct mpi_engine {
+  struct mpi_engine *next;
+  MPI_Comm comm; /* this engine's own */
+  int rank, size;
+  pid_t pid;
+  pthread_mutex_t lock; /* guards what follows, and every MPI call on comm */
+  bool over;            /* MPI was finalised, or has failed: nothing can be sent */
+  bool spoilt;          /* a collective did not end: comm can carry no other */
+  mpi_end *ends;
+  uint32_t next_end;
+  mpi_link **links; /* of all ends, at number % links_room */
+  uint32_t links_count, links_room, next_link;
+  uint32_t lingering; /* CLOSE sent, CLOSED not yet come */
+  MPI_Request *requests;
+  int *done; /* scratch of MPI_Testsome, and the next */
+  MPI_Status *statuses;
+  mpi_operation *operations;
+  int operations_count, operations_room;
+  mpi_block *free[MPT_BLOCK_MOST + 1];
+  /* Taken from MPI, and no memory for it yet: a message, and a head without a block for its bulk. Nothing else is
+   * taken meanwhile. */
+  MPI_Message message;
+  int message_bytes, message_source;
+  mpi_block *parked;
+  int parked_source;
+} mpi_engine;
+
+/* Engines of this process. MPI itself is one per process, and so are these. */
+static pthread_mutex_t mpi_lock = PTHREAD_MUTEX_INITIALIZER;
+static mpi_engine *mpi_engines;
+static int mpi_keyval = MPI_KEYVAL_INVALID; /* a communicator's engine */
+static pid_t mpi_initialiser;               /* the process in which this file initialised MPI */
+
+static uint64_t mpi_now(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (uint64_t)now.tv_sec * MPT_SECOND_NS + (uint64_t)now.tv_nsec;
+}
+
+static void mpi_nap(uint64_t ns) {
+  struct timespec t = {0, (long)ns};
+  nanosleep(&t, NULL);
+}
+
+/* ---- blocks and operations ---- */
+
+static mpi_block *mpi_take_block(mpi_engine *e, uint32_t bytes) {
+  uint32_t size_log = MPT_BLOCK_LEAST;
+  while (((uint32_t)1 << size_log) < bytes) size_log++;
+  mpi_block *block = e->free[size_log];
+  if (block) {
+    e->free[size_log] = block->next;
+  } else {
+    void *memory = NULL;
+    block = malloc(sizeof *block);
+    if (!block || posix_memalign(&memory, 64, (size_t)1 << size_log)) {
+      free(block);
+      return NULL;
+    }
+    memset(block, 0, sizeof *block);
+    block->bytes = memory;
+    block->size_log = size_log;
+  }
+  block->next = block->bulk = NULL;
+  block->whole = block->dropped = false;
+  return block;
+}
+
+static void mpi_put_block(mpi_engine *e, mpi_block *block) {
+  if (!block) return;
+  block->next = e->free[block->size_log];
+  e->free[block->size_log] = block;
+}
+
+/* Returns a received frame's memory. */
+static void mpi_put_frame(mpi_engine *e, mpi_block *head) {
+  mpi_put_block(e, head->bulk);
+  mpi_put_block(e, head);
+}
+
+/* Makes room for `more` operations. */
+static bool mpi_reserve_operations(mpi_engine *e, int more) {
+  if (e->operations_count + more <= e->operations_room) return true;
+  int room = 2 * e->operations_room + 64;
+  MPI_Request *requests = realloc(e->requests, (size_t)room * sizeof *requests);
+  if (requests) e->requests = requests;
+  mpi_operation *operations = realloc(e->operations, (size_t)room * sizeof *operations);
+  if (operations) e->operations = operations;
+  int *done = realloc(e->done, (size_t)room * sizeof *done);
+  if (done) e->done = done;
+  MPI_Status *statuses = realloc(e->statuses, (size_t)room * sizeof *statuses);
+  if (statuses) e->statuses = statuses;
+  if (!requests || !operations || !done || !statuses) return false;
+  e->operations_room = room;
+  return true;
+}
+
+static void mpi_make_ready(mpi_link *link) {
+  mpi_end *t = link->end;
+  if (link->ready) return;
+  link->ready = true;
+  link->next_ready = NULL;
+  if (t->ready_last)
+    t->ready_last->next_ready = link;
+  else
+    t->ready_first = link;
+  t->ready_last = link;
+}
+
+static void mpi_end_link(mpi_link *link, int code, const char *why) {
+  if (link->ended) return;
+  link->ended = true;
+  link->code = code;
+  link->why = why;
+  mpi_make_ready(link);
+}
+
+/* An MPI call has failed, or MPI is finalised: all links end. */
+static void mpi_fail(mpi_engine *e, int code, const char *why) {
+  if (e->over) return;
+  e->over = true;
+  for (mpi_end *t = e->ends; t; t = t->next) {
+    for (mpi_link *link = t->links; link; link = link->next) mpi_end_link(link, code, why);
+  }
+}
+
+/* Checks the result of an MPI call. */
+static bool mpi_ok(mpi_engine *e, int result) {
+  if (MLFAB__LIKELY(result == MPI_SUCCESS)) return true;
+  mpi_fail(e, MLFAB_ERR_IO, "MPI reports an error");
+  return false;
+}
+
+/* Begins to send a block, which belongs to the engine until MPI has let go. There is room for the operation. */
+static void mpi_post_send(mpi_engine *e, mpi_block *block, uint32_t bytes, int to, int tag) {
+  int at = e->operations_count;
+  if (!mpi_ok(e, MPI_Isend(block->bytes, (int)bytes, MPI_BYTE, to, tag, e->comm, &e->requests[at])))
+    return;
+  e->operations[at] = (mpi_operation){block, NULL};
+  e->operations_count++;
+}
+
+static void mpi_end_operation(mpi_engine *e, const mpi_operation *operation) {
+  mpi_block *head = operation->head;
+  if (!head) {
+    mpi_put_block(e, operation->block);
+  } else if (head->dropped) {
+    mpi_put_frame(e, head);
+  } else {
+    head->whole = true;
+    mpi_link *link = e->links[head->link % e->links_room];
+    if (link->first == head) mpi_make_ready(link);
+  }
+}
+
+static void mpi_complete(mpi_engine *e) {
+  int n = 0, kept = 0;
+  if (e->operations_count == 0) return;
+  if (!mpi_ok(e, MPI_Testsome(e->operations_count, e->requests, &n, e->done, e->statuses))) return;
+  if (n <= 0) return;
+  for (int i = 0; i < n; i++) mpi_end_operation(e, &e->operations[e->done[i]]);
+  for (int i = 0; i < e->operations_count; i++) {
+    if (e->requests[i] == MPI_REQUEST_NULL) continue;
+    e->requests[kept] = e->requests[i];
+    e->operations[kept++] = e->operations[i];
+  }
+  e->operations_count = kept;
+}
+
+/* ---- envelopes ---- */
+
+static void mpi_write(uint8_t *at, const mpi_envelope *envelope) {
+  const uint32_t words[8] = {
+      envelope->kind,       envelope->end,        envelope->to,     envelope->from,
+      envelope->head_bytes, envelope->bulk_bytes, envelope->credit, 0};
+  for (int i = 0; i < 8; i++) {
+    for (int k = 0; k < 4; k++) *at++ = (uint8_t)(words[i] >> 8 * k);
+  }
+}
+
+static mpi_envelope mpi_read(const uint8_t *at) {
+  uint32_t words[8];
+  for (int i = 0; i < 8; i++, at += 4)
+    words[i] = at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
+  return (mpi_envelope){words[0], words[1], words[2], words[3],
+                        words[4], words[5], words[6], words[7]};
+}
+
+static uint32_t mpi_up8(uint32_t bytes) { return (bytes + 7) & ~7u; }
+
+/* What a frame takes of the window. */
+static uint32_t mpi_cost(uint32_t head_bytes, uint32_t bulk_bytes) {
+  return MPT_ENVELOPE + head_bytes + bulk_bytes;
+}
+
+/* Sends a message without a frame. Out of memory is the end of all links: the peer would wait for it. */
+static void mpi_tell(mpi_engine *e, int peer, const mpi_envelope *envelope) {
+  if (e->over) return;
+  mpi_block *block = mpi_reserve_operations(e, 1) ? mpi_take_block(e, MPT_ENVELOPE) : NULL;
+  if (!block) {
+    mpi_fail(e, MLFAB_ERR_MEMORY, "out of memory for a message");
+    return;
+  }
+  mpi_write(block->bytes, envelope);
+  mpi_post_send(e, block, MPT_ENVELOPE, peer, MPT_HEADS);
+}
+
+static void mpi_tell_link(mpi_link *link, enum mpi_kind kind) {
+  mpi_envelope envelope = {.kind = kind, .to = link->peer_link, .from = link->number};
+  envelope.credit = link->owed;
+  link->owed = 0;
+  mpi_tell(link->end->engine, link->peer, &envelope);
+}
+
+/* ---- links ---- */
+
+static mpi_link *mpi_link_of(mpi_engine *e, uint32_t number) {
+  mpi_link *link = e->links_room ? e->links[number % e->links_room] : NULL;
+  return link && link->number == number ? link : NULL;
+}
+
+/* The link of this end. */
+static mpi_link *mpi_find(const mpi_end *t, uint32_t number) {
+  mpi_link *link = mpi_link_of(t->engine, number);
+  return link && link->end == t ? link : NULL;
+}
+
+static bool mpi_reserve_link(mpi_engine *e) {
+  if (2 * e->links_count < e->links_room) return true;
+  uint32_t room = e->links_room ? 2 * e->links_room : 64;
+  mpi_link **links = room < MPT_LINKS_MAX ? calloc(room, sizeof(mpi_link *)) : NULL;
+  if (!links) return false;
+  for (uint32_t i = 0; i < e->links_room; i++) {
+    if (e->links[i]) links[e->links[i]->number % room] = e->links[i];
+  }
+  free(e->links);
+  e->links = links;
+  e->links_room = room;
+  return true;
+}
+
+static mpi_link *mpi_new_link(mpi_end *t, int peer, uint32_t peer_end) {
+  mpi_engine *e = t->engine;
+  mpi_link *link = mpi_reserve_link(e) ? mlfab__alloc(&t->env, sizeof *link) : NULL;
+  if (!link) return NULL;
+  do {
+    e->next_link = e->next_link + 1 < MPT_LINKS_MAX ? e->next_link + 1 : 1;
+  } while (e->links[e->next_link % e->links_room]);
+  link->number = e->next_link;
+  e->links[link->number % e->links_room] = link;
+  e->links_count++;
+  link->end = t;
+  link->peer = peer;
+  link->peer_end = peer_end;
+  link->since_ns = mpi_now();
+  link->next = t->links;
+  if (t->links) t->links->before = link;
+  t->links = link;
+  return link;
+}
+
+/* Frees a link and the frames that were not delivered. */
+static void mpi_free_link(mpi_link *link) {
+  mpi_end *t = link->end;
+  mpi_engine *e = t->engine;
+  for (uint32_t i = 0; i < t->sent_count; i++) {
+    mpi_sent *sent = &t->sent[(t->sent_first + i) & (t->sent_room - 1)];
+    if (sent->link == link->number) sent->link = 0;
+  }
+  while (link->first) {
+    mpi_block *head = link->first;
+    link->first = head->next;
+    if (head->whole)
+      mpi_put_frame(e, head);
+    else
+      head->dropped = true; /* the receive under way frees it */
+  }
+  mpi_link **at = &t->ready_first, *last = NULL;
+  while (*at && *at != link) last = *at, at = &(*at)->next_ready;
+  if (*at) {
+    *at = link->next_ready;
+    if (t->ready_last == link) t->ready_last = last;
+  }
+  if (link->before)
+    link->before->next = link->next;
+  else
+    t->links = link->next;
+  if (link->next) link->next->before = link->before;
+  t->calling -= link->peer_link == 0;
+  e->links[link->number % e->links_room] = NULL;
+  e->links_count--;
+  mlfab__free(&t->env, link, sizeof *link);
+}
+
+/* Closes a link from this side. */
+static void mpi_close_link(mpi_link *link) {
+  mpi_engine *e = link->end->engine;
+  if (!link->ended && link->peer_link && !e->over) {
+    e->lingering++;
+    mpi_tell_link(link, MPT_CLOSE);
+  }
+  mpi_free_link(link);
+}
+
+static bool mpi_has_room(const mpi_link *link, uint32_t cost) {
+  return link->unreleased + cost <= MPT_WINDOW || MLFAB__PLANTED(170);
+}
+
+/* ---- what comes ---- */
+
+static mpi_end *mpi_end_of(mpi_engine *e, uint32_t number) {
+  mpi_end *t = e->ends;
+  while (t && t->number != number) t = t->next;
+  return t;
+}
+
+static void mpi_on_call(mpi_engine *e, const mpi_envelope *in, int source) {
+  mpi_end *t = mpi_end_of(e, in->end);
+  mpi_link *link = t ? mpi_new_link(t, source, in->credit) : NULL;
+  mpi_envelope out = {.kind = MPT_REFUSE, .to = in->from};
+  if (link) {
+    link->peer_link = in->from;
+    link->fresh = true;
+    mpi_make_ready(link);
+    out.kind = MPT_ACCEPT;
+    out.from = link->number;
+  }
+  mpi_tell(e, source, &out);
+}
+
+/* The answer to a call. One to a call that was given up leaves the callee with a link that nobody wants. */
+static void mpi_on_answer(mpi_engine *e, const mpi_envelope *in, int source) {
+  mpi_link *link = mpi_link_of(e, in->to);
+  if (!link || link->peer != source || link->peer_link || link->ended) {
+    if (in->kind != MPT_ACCEPT) return;
+    mpi_envelope out = {.kind = MPT_CLOSE, .to = in->from, .from = in->to};
+    e->lingering++;
+    mpi_tell(e, source, &out);
+    return;
+  }
+  if (in->kind == MPT_REFUSE) {
+    mpi_end_link(link, MLFAB_ERR_REFUSED, "nobody listens at");
+    return;
+  }
+  link->peer_link = in->from;
+  link->end->calling--;
+  link->fresh = true;
+  mpi_make_ready(link);
+}
+
+/* The link that a message of an established link is for; NULL: it was closed here. */
+static mpi_link *mpi_addressee(mpi_engine *e, const mpi_envelope *in, int source) {
+  mpi_link *link = mpi_link_of(e, in->to);
+  return link && link->peer == source && link->peer_link == in->from ? link : NULL;
+}
+
+static void mpi_on_credit(mpi_link *link, uint32_t credit) {
+  link->unreleased -= credit < link->unreleased ? credit : link->unreleased;
+  if (link->blocked && mpi_has_room(link, link->wants)) mpi_make_ready(link);
+}
+
+/* Appends a frame to its link. A head that is not as announced ends the link. */
+static void mpi_on_frame(mpi_engine *e, mpi_link *link, mpi_block *head) {
+  uint32_t head_bytes = 0, bulk_bytes = 0;
+  if (!link || link->ended) {
+    if (head->whole)
+      mpi_put_frame(e, head);
+    else
+      head->dropped = true;
+    return;
+  }
+  int code = mlfab_frame_check(head->bytes + MPT_ENVELOPE, &head_bytes, &bulk_bytes);
+  if (!code && (head_bytes != head->head_bytes || bulk_bytes != head->bulk_bytes))
+    code = MLFAB_ERR_FRAME;
+  if (code) {
+    e->lingering++;
+    mpi_tell_link(link, MPT_CLOSE);
+    mpi_end_link(link, code, "sent a frame that does not parse");
+    if (head->whole)
+      mpi_put_frame(e, head);
+    else
+      head->dropped = true;
+    return;
+  }
+  head->link = link->number;
+  head->next = NULL;
+  if (link->first)
+    link->last->next = head;
+  else
+    link->first = head;
+  link->last = head;
+  if (link->first->whole) mpi_make_ready(link);
+}
+
+/* Posts the receive of the parked head's bulk. False: no memory yet. */
+static bool mpi_unpark(mpi_engine *e) {
+  mpi_block *head = e->parked;
+  if (!head) return true;
+  const mpi_envelope in = mpi_read(head->bytes);
+  mpi_link *link = mpi_addressee(e, &in, e->parked_source);
+  if (!link && MLFAB__PLANTED(172)) {
+    e->parked = NULL;
+    mpi_put_block(e, head);
+    return true;
+  }
+  mpi_block *bulk = mpi_reserve_operations(e, 1) ? mpi_take_block(e, head->bulk_bytes) : NULL;
+  if (!bulk) return false;
+  int at = e->operations_count;
+  e->parked = NULL;
+  head->bulk = bulk;
+  if (!mpi_ok(e, MPI_Irecv(bulk->bytes, (int)head->bulk_bytes, MPI_BYTE, e->parked_source,
+                           MPT_BULKS, e->comm, &e->requests[at]))) {
+    mpi_put_frame(e, head);
+    return true;
+  }
+  e->operations[at] = (mpi_operation){bulk, head};
+  e->operations_count++;
+  mpi_on_frame(e, link, head);
+  return true;
+}
+
+/* The lengths of a frame's message are those of its envelope. */
+static bool mpi_frame_fits(const mpi_envelope *in, uint32_t bytes) {
+  if (in->head_bytes < MLFAB_HEADER_BYTES || in->head_bytes > MLFAB_HEADER_BYTES + MLFAB_META_MAX ||
+      in->bulk_bytes > MLFAB_BULK_MAX)
+    return false;
+  uint32_t inside = in->bulk_bytes <= MPT_INLINE ? in->bulk_bytes : 0;
+  return bytes == MPT_ENVELOPE + mpi_up8(in->head_bytes) + inside;
+}
+
+/* Takes a message that has arrived; the block is this function's. */
+static void mpi_dispatch(mpi_engine *e, mpi_block *block, uint32_t bytes, int source) {
+  mpi_envelope in = mpi_read(block->bytes);
+  if (bytes < MPT_ENVELOPE || in.kind < MPT_CALL || in.kind > MPT_CLOSED ||
+      (in.kind == MPT_FRAME && !mpi_frame_fits(&in, bytes))) {
+    mpi_fail(e, MLFAB_ERR_FRAME, "a message on the communicator is not mlfab's");
+    mpi_put_block(e, block);
+    return;
+  }
+  mpi_link *link = mpi_addressee(e, &in, source);
+  if (link && in.kind != MPT_CALL) mpi_on_credit(link, in.credit);
+  if (in.kind == MPT_FRAME) {
+    block->head_bytes = in.head_bytes;
+    block->bulk_bytes = in.bulk_bytes;
+    block->whole = in.bulk_bytes <= MPT_INLINE;
+    if (block->whole) {
+      mpi_on_frame(e, link, block);
+    } else {
+      e->parked = block;
+      e->parked_source = source;
+      mpi_unpark(e);
+    }
+    return;
+  }
+  mpi_put_block(e, block);
+  if (in.kind == MPT_CALL) {
+    mpi_on_call(e, &in, source);
+  } else if (in.kind == MPT_ACCEPT || in.kind == MPT_REFUSE) {
+    mpi_on_answer(e, &in, source);
+  } else if (in.kind == MPT_CLOSE) {
+    mpi_envelope out = {.kind = MPT_CLOSED, .to = in.from, .from = in.to};
+    mpi_tell(e, source, &out);
+    if (link) mpi_end_link(link, MLFAB_ERR_PEER_CLOSED, "closed the link");
+  } else if (in.kind == MPT_CLOSED && e->lingering > 0) {
+    e->lingering--;
+  }
+}
+
+/* Takes one message. 1: taken; 0: there is none, or no memory for it yet. */
+static int mpi_take(mpi_engine *e) {
+  MPI_Status status;
+  int found = 0;
+  if (e->message == MPI_MESSAGE_NULL) {
+    if (!mpi_ok(e, MPI_Improbe(MPI_ANY_SOURCE, MPT_HEADS, e->comm, &found, &e->message, &status)))
+      return 0;
+    if (!found) {
+      e->message = MPI_MESSAGE_NULL;
+      return 0;
+    }
+    MPI_Get_count(&status, MPI_BYTE, &e->message_bytes);
+    e->message_source = status.MPI_SOURCE;
+    if (e->message_bytes > 1 << MPT_BLOCK_MOST) {
+      mpi_fail(e, MLFAB_ERR_FRAME, "a message on the communicator is not mlfab's");
+      return 0;
+    }
+  }
+  mpi_block *block = mpi_take_block(e, (uint32_t)e->message_bytes);
+  if (!block) return 0;
+  if (!mpi_ok(e, MPI_Mrecv(block->bytes, e->message_bytes, MPI_BYTE, &e->message, &status))) {
+    mpi_put_block(e, block);
+    return 0;
+  }
+  e->message = MPI_MESSAGE_NULL;
+  mpi_dispatch(e, block, (uint32_t)e->message_bytes, e->message_source);
+  return 1;
+}
+
+/* Lets MPI work, and takes what has come. */
+static void mpi_progress(mpi_engine *e) {
+  if (e->over) return;
+  mpi_complete(e);
+  if (!mpi_unpark(e)) return;
+  for (int i = 0; i < MPT_TAKE && !e->over && !e->parked && mpi_take(e); i++) continue;
+}
+
+/* ---- engines ---- */
+
+/* MPI_Finalize calls it first. Waits until nothing of this process is under way (invariant 5), then frees what MPI does
+ * not use. */
+static int mpi_at_finalize(MPI_Comm comm, int keyval, void *value, void *extra) {
+  mpi_engine *e = value;
+  (void)comm, (void)keyval, (void)extra;
+  pthread_mutex_lock(&e->lock);
+  uint64_t until = mpi_now() + MPT_DRAIN_NS;
+  for (mpi_end *t = e->ends; t; t = t->next) { /* a context that the program has not closed */
+    for (mpi_link *link = t->links; link; link = link->next) {
+      if (link->ended || !link->peer_link || e->over) continue;
+      e->lingering++;
+      mpi_tell_link(link, MPT_CLOSE);
+    }
+  }
+  while (!e->over && (e->lingering > 0 || e->operations_count > 0) && mpi_now() < until) {
+    mpi_progress(e);
+    if (e->lingering > 0 || e->operations_count > 0) mpi_nap(MPT_NAP_LEAST_NS);
+  }
+  mpi_fail(e, MLFAB_ERR_CLOSED, "MPI was finalised");
+  for (int i = 0; i <= MPT_BLOCK_MOST; i++) {
+    while (e->free[i]) {
+      mpi_block *block = e->free[i];
+      e->free[i] = block->next;
+      free(block->bytes);
+      free(block);
+    }
+  }
+  pthread_mutex_unlock(&e->lock);
+  return MPI_SUCCESS;
+}
+
+/* Where this file has initialised MPI, it finalises it, if every context was closed. A process that ends without
+ * having closed its context has failed: mpirun then sees that it did not finalise, and ends the job. */
+static void mpi_at_exit(void) {
+  int finalized = 1;
+  if (getpid() != mpi_initialiser || MPI_Finalized(&finalized) || finalized) return;
+  for (mpi_engine *e = mpi_engines; e; e = e->next) {
+    if (e->ends) return;
+  }
+  MPI_Finalize();
+}
+
+static const char *mpi_level_name(int level) {
+  return level == MPI_THREAD_MULTIPLE     ? "MPI_THREAD_MULTIPLE"
+         : level == MPI_THREAD_SERIALIZED ? "MPI_THREAD_SERIALIZED"
+         : level == MPI_THREAD_FUNNELED   ? "MPI_THREAD_FUNNELED"
+                                          : "MPI_THREAD_SINGLE";
+}
+
+/* Initialises MPI where nobody has. May this thread call it? */
+static int mpi_begin(int *level_p, mlfab_error *error) {
+  int begun = 0, ended = 0, here = 1;
+  MPI_Initialized(&begun);
+  MPI_Finalized(&ended);
+  if (ended) return MLFAB__FAIL(error, MLFAB_ERR_STATE, "mpi: MPI was finalised");
+  if (!begun) {
+    if (MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, level_p) != MPI_SUCCESS)
+      return MLFAB__FAIL(error, MLFAB_ERR_IO, "mpi: MPI_Init_thread failed");
+    mpi_initialiser = getpid();
+    if (atexit(mpi_at_exit)) return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "mpi: atexit has no room");
+  }
+  MPI_Query_thread(level_p);
+  if (*level_p == MPI_THREAD_SINGLE)
+    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
+                       "mpi: MPI was initialised at MPI_THREAD_SINGLE (MPI_Init); mlfab needs "
+                       "MPI_Init_thread with MPI_THREAD_FUNNELED or more");
+  MPI_Is_thread_main(&here);
+  if (*level_p == MPI_THREAD_FUNNELED && !here)
+    return MLFAB__FAIL(error, MLFAB_ERR_STATE,
+                       "mpi: with MPI_THREAD_FUNNELED only the thread that initialised MPI may "
+                       "call mlfab");
+  return 0;
+}
+
+/* Waits for a collective of the engine's, at most until `until`. 0 or TIMEOUT. */
+static int mpi_await(MPI_Request *request, uint64_t until) {
+  int done = 0;
+  uint64_t nap = MPT_NAP_LEAST_NS;
+  while (MPI_Test(request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && !done) {
+    if (mpi_now() >= until) return MLFAB_ERR_TIMEOUT;
+    mpi_nap(nap);
+    nap = mlfab__min(2 * nap, MPT_NAP_NS);
+  }
+  return done ? 0 : MLFAB_ERR_IO;
+}
+
+static int mpi_absent(mlfab_error *error, int code, int size, uint64_t timeout_ns) {
+  char waited[24];
+  if (code != MLFAB_ERR_TIMEOUT) return MLFAB__FAIL(error, code, "mpi: MPI reports an error");
+  return mlfab__error(error, code, MLFAB_NO_RANK, 0, timeout_ns,
+                      "mpi: after %s not all %d processes of the communicator have called "
+                      "mlfab_open, which is collective over MPI",
+                      mlfab__duration(waited, timeout_ns), size);
+}
+
+/* Makes the engine of a communicator: duplicates it, which waits for its other processes. */
+static int mpi_make_engine(MPI_Comm parent, uint64_t timeout_ns, mpi_engine **engine_p,
+                           mlfab_error *error) {
+  MPI_Request request = MPI_REQUEST_NULL;
+  int keyval = MPI_KEYVAL_INVALID, size = 0;
+  mpi_engine *e = calloc(1, sizeof *e);
+  if (!e) return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "mpi: out of memory");
+  e->message = MPI_MESSAGE_NULL;
+  e->pid = getpid();
+  pthread_mutex_init(&e->lock, NULL);
+  MPI_Comm_size(parent, &size);
+  int code = MPI_Comm_idup(parent, &e->comm, &request) == MPI_SUCCESS ? 0 : MLFAB_ERR_IO;
+  if (!code) code = mpi_await(&request, mlfab__add_sat(mpi_now(), timeout_ns));
+  if (code) { /* MPI may still write e->comm: e stays */
+    e->spoilt = e->over = true;
+  } else {
+    MPI_Comm_set_errhandler(e->comm, MPI_ERRORS_RETURN);
+    MPI_Comm_rank(e->comm, &e->rank);
+    MPI_Comm_size(e->comm, &e->size);
+    MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, mpi_at_finalize, &keyval, NULL);
+    MPI_Comm_set_attr(MPI_COMM_SELF, keyval, e);
+  }
+  if (mpi_keyval == MPI_KEYVAL_INVALID)
+    MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, MPI_COMM_NULL_DELETE_FN, &mpi_keyval, NULL);
+  MPI_Comm_set_attr(parent, mpi_keyval, e);
+  e->next = mpi_engines;
+  mpi_engines = e;
+  *engine_p = e;
+  return code ? mpi_absent(error, code, size, timeout_ns) : 0;
+}
+
+/* The engine of a communicator; NULL is MPI_COMM_WORLD. */
+static int mpi_get_engine(const MPI_Comm *comm, uint64_t timeout_ns, mpi_engine **engine_p,
+                          mlfab_error *error) {
+  MPI_Comm parent = comm ? *comm : MPI_COMM_WORLD;
+  int found = 0, between = 0, code = 0;
+  void *value = NULL;
+  if (parent == MPI_COMM_NULL)
+    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "mpi: the communicator is MPI_COMM_NULL");
+  MPI_Comm_test_inter(parent, &between);
+  if (between)
+    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "mpi: the communicator is an intercommunicator");
+  pthread_mutex_lock(&mpi_lock);
+  if (mpi_keyval != MPI_KEYVAL_INVALID) MPI_Comm_get_attr(parent, mpi_keyval, &value, &found);
+  if (found)
+    *engine_p = value;
+  else
+    code = mpi_make_engine(parent, timeout_ns, engine_p, error);
+  pthread_mutex_unlock(&mpi_lock);
+  if (!code && (*engine_p)->spoilt)
+    code = MLFAB__FAIL(error, MLFAB_ERR_STATE,
+                       "mpi: an earlier mlfab_open over this communicator did not end in all "
+                       "processes, so it cannot be used again");
+  return code;
+}
+
+/* ---- the processes and their roles ---- */
+
+/* What every process tells the others. Members from `protocol` on must be equal. */
+typedef struct mpi_card {
+  uint64_t end; /* the number of its end */
+  uint64_t roles;
+  uint64_t code; /* not 0: this process cannot open */
+  uint64_t protocol, job, transports, servers, dedicated, scheduler;
+} mpi_card;
+
+enum { MPT_CARD_WORDS = sizeof(mpi_card) / sizeof(uint64_t), MPT_CARD_EQUAL = 3 };
+
+static const char *const mpi_card_names[MPT_CARD_WORDS - MPT_CARD_EQUAL] = {
+    "MLFAB_PROTOCOL", "job", "transports", "servers", "dedicated", "scheduler"};
+
+static mpi_card mpi_make_card(const mlfab_config *c, int code, uint32_t end) {
+  mpi_card card = {.end = end, .roles = c->roles, .code = (uint64_t)(code != 0)};
+  card.protocol = MLFAB_PROTOCOL;
+  for (const char *at = c->job[0] ? c->job : "mlfab"; *at; at++)
+    card.job = mlfab__mix(card.job ^ (uint8_t)*at);
+  card.transports = c->transports;
+  card.servers = c->servers;
+  card.dedicated = c->dedicated;
+  card.scheduler = c->scheduler;
+  return card;
+}
+
+/* Compares the cards: the first process that failed or has other settings than MPI rank 0. */
+static int mpi_compare(const mpi_card *cards, int size, mlfab_error *error) {
+  for (int r = 0; r < size; r++) {
+    if (cards[r].code)
+      return MLFAB__FAIL(error, MLFAB_ERR_WORLD, "mpi: MPI rank %d cannot open: see its error", r);
+  }
+  for (int r = 1; r < size; r++) {
+    uint64_t first[MPT_CARD_WORDS], other[MPT_CARD_WORDS];
+    memcpy(first, &cards[0], sizeof first);
+    memcpy(other, &cards[r], sizeof other);
+    for (int i = MPT_CARD_EQUAL; i < MPT_CARD_WORDS; i++) {
+      const char *name = mpi_card_names[i - MPT_CARD_EQUAL];
+      if (first[i] == other[i]) continue;
+      if (!strcmp(name, "job"))
+        return MLFAB__FAIL(error, MLFAB_ERR_JOB, "mpi: MPI ranks 0 and %d have different jobs", r);
+      return MLFAB__FAIL(error, MLFAB_ERR_WORLD,
+                         "mpi: the configurations differ: %s is %llu at MPI rank 0, %llu at %d",
+                         name, (unsigned long long)first[i], (unsigned long long)other[i], r);
+    }
+  }
+  return 0;
+}
+
+/* Gives the last `count` processes without a role this one. */
+static void mpi_give_roles(mpi_card *cards, int size, uint32_t count, uint32_t role) {
+  for (int r = size - 1; r >= 0 && count > 0; r--) {
+    if (cards[r].roles) continue;
+    cards[r].roles = role;
+    count--;
+  }
+}
+
+static uint32_t mpi_count_roles(const mpi_card *cards, int size, uint32_t role) {
+  uint32_t count = 0;
+  for (int r = 0; r < size; r++) count += cards[r].roles == role;
+  return count;
+}
+
+/* Decides the role of every process; with `dedicated` or a scheduler of its own these are in the cards then. */
+static int mpi_cast(mpi_card *cards, int size, mlfab_config *c, mlfab_error *error) {
+  uint32_t own = c->scheduler == MLFAB_SCHEDULER_OWN, servers = 0;
+  if (own && mpi_count_roles(cards, size, MLFAB_ROLE_SCHEDULER) == 0)
+    mpi_give_roles(cards, size, 1, MLFAB_ROLE_SCHEDULER);
+  if (mpi_count_roles(cards, size, MLFAB_ROLE_SCHEDULER) != own)
+    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
+                       "mpi: %u processes have the role scheduler; with `scheduler` own it is one, "
+                       "else none",
+                       mpi_count_roles(cards, size, MLFAB_ROLE_SCHEDULER));
+  if (c->dedicated) {
+    servers = mpi_count_roles(cards, size, MLFAB_ROLE_SERVER);
+    if (servers == 0) {
+      mpi_give_roles(cards, size, c->servers ? c->servers : 1, MLFAB_ROLE_SERVER);
+      servers = mpi_count_roles(cards, size, MLFAB_ROLE_SERVER);
+    }
+    if (c->servers && servers != c->servers)
+      return MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
+                         "mpi: servers is %u, and %u processes have the role server", c->servers,
+                         servers);
+    c->servers = servers;
+  }
+  if (servers + own >= (uint32_t)size)
+    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
+                       "mpi: of %d processes %u are servers and %u schedulers: no worker is left",
+                       size, servers, own);
+  c->workers = (uint32_t)size - servers - own;
+  return 0;
+}
+
+/* Fills in rank, roles and coordinator. Numbers follow the order of MPI ranks, role by role. */
+static int mpi_number(const mpi_card *cards, const mpi_engine *e, mlfab_config *c) {
+  int first = -1;
+  uint32_t before = 0, mine = (uint32_t)cards[e->rank].roles;
+  int apart = c->dedicated || c->scheduler == MLFAB_SCHEDULER_OWN;
+  if (apart && !mine) mine = MLFAB_ROLE_WORKER;
+  for (int r = e->size - 1; r >= 0; r--) {
+    uint32_t role = (uint32_t)cards[r].roles;
+    int works = role != MLFAB_ROLE_SCHEDULER && !(c->dedicated && role == MLFAB_ROLE_SERVER);
+    int same = c->dedicated && mine == MLFAB_ROLE_SERVER ? role == MLFAB_ROLE_SERVER : works;
+    if (mine == MLFAB_ROLE_SCHEDULER) same = 0;
+    before += r < e->rank && same;
+    if (c->dedicated ? role == MLFAB_ROLE_SERVER : works) first = r;
+  }
+  c->rank = (int32_t)before;
+  if (c->dedicated || mine == MLFAB_ROLE_SCHEDULER) c->roles = mine;
+  snprintf(c->coordinator, sizeof c->coordinator, "mpi:%d/%llu", first,
+           (unsigned long long)cards[first].end);
+  if (!c->listen[0])
+    snprintf(c->listen, sizeof c->listen, "mpi:%d/%llu", e->rank,
+             (unsigned long long)cards[e->rank].end);
+  return 0;
+}
+
+/* What a configuration may not say over MPI. */
+static int mpi_check_config(const mlfab_config *c, int level, mlfab_error *error) {
+  if (c->join || c->workers_max > 0)
+    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
+                       "mpi: the processes of an MPI job are fixed: `join` and workers_max need "
+                       "another transport");
+  if (c->coordinator[0])
+    return MLFAB__FAIL(
+        error, MLFAB_ERR_CONFIG,
+        "mpi: the processes find server 0 by themselves: `coordinator` (%.100s) must "
+        "be empty",
+        c->coordinator);
+  if (c->progress == MLFAB_PROGRESS_THREAD && level < MPI_THREAD_MULTIPLE)
+    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
+                       "mpi: a progress thread needs MPI_THREAD_MULTIPLE, and MPI was initialised "
+                       "at %s: set `progress` to hand",
+                       mpi_level_name(level));
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__mpi_prepare(mlfab_config *c, mlfab_error *error) {
+  int level = 0;
+  mpi_engine *e = NULL;
+  uint64_t timeout_ns = c->timeout_ns ? c->timeout_ns : 300 * MPT_SECOND_NS;
+  uint64_t until = mlfab__add_sat(mpi_now(), timeout_ns);
+  int code = mpi_begin(&level, error);
+  if (!code) code = mpi_get_engine(c->transport_user, timeout_ns, &e, error);
+  if (code) return code;
+  int wrong = mpi_check_config(c, level, error);
+  mpi_card *cards = calloc((size_t)e->size + 1, sizeof *cards); /* behind the others: this one's */
+  if (!cards) return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "mpi: out of memory");
+  pthread_mutex_lock(&e->lock);
+  cards[e->size] = mpi_make_card(c, wrong, e->next_end++);
+  MPI_Request request = MPI_REQUEST_NULL;
+  int result = MPI_Iallgather(&cards[e->size], MPT_CARD_WORDS, MPI_UINT64_T, cards, MPT_CARD_WORDS,
+                              MPI_UINT64_T, e->comm, &request);
+  pthread_mutex_unlock(&e->lock);
+  code = result == MPI_SUCCESS ? mpi_await(&request, until) : MLFAB_ERR_IO;
+  if (code) { /* MPI may still write the cards: they stay */
+    e->spoilt = true;
+    return wrong ? wrong : mpi_absent(error, code, e->size, timeout_ns);
+  }
+  if (!wrong) wrong = mpi_compare(cards, e->size, error);
+  if (!wrong) wrong = mpi_cast(cards, e->size, c, error);
+  if (!wrong) wrong = mpi_number(cards, e, c);
+  free(cards);
+  if (!wrong && c->progress == MLFAB_PROGRESS_AUTO && level < MPI_THREAD_MULTIPLE)
+    c->progress = MLFAB_PROGRESS_HAND;
+  return wrong;
+}
+
+/* ---- the table ---- */
+
+/* "mpi:<rank>/<end>" of this communicator. */
+static bool mpi_parse(const mpi_engine *e, const char *address, int *rank_p, uint32_t *end_p) {
+  unsigned rank, end;
+  int n = 0;
+  if (strncmp(address, "mpi:", 4) || address[4] < '0' || address[4] > '9') return false;
+  if (sscanf(address + 4, "%9u/%9u%n", &rank, &end, &n) != 2 || address[4 + n]) return false;
+  *rank_p = (int)rank;
+  *end_p = end;
+  return rank < (unsigned)e->size;
+}
+
+static int mpi_open(const mlfab_transport_options *options, void **self_p, char *address) {
+  mlfab__env env;
+  mpi_engine *e = NULL;
+  int level, rank, code = mlfab__env_init(&env, options->env);
+  uint32_t number = 0;
+  if (code) return MLFAB__FAIL(options->error, code, "mpi: bad env");
+  uint64_t timeout_ns = options->timeout_ns ? options->timeout_ns : 300 * MPT_SECOND_NS;
+  code = mpi_begin(&level, options->error);
+  if (!code) code = mpi_get_engine(options->user, timeout_ns, &e, options->error);
+  if (code) return code;
+  bool given = options->listen && options->listen[0];
+  if (given && (!mpi_parse(e, options->listen, &rank, &number) || rank != e->rank))
+    return MLFAB__FAIL(options->error, MLFAB_ERR_ADDRESS,
+                       "mpi: MPI rank %d cannot listen at %.100s", e->rank, options->listen);
+  mpi_end *t = mlfab__alloc(&env, sizeof *t);
+  if (!t) return MLFAB__FAIL(options->error, MLFAB_ERR_MEMORY, "mpi: out of memory");
+  pthread_condattr_t attributes;
+  pthread_condattr_init(&attributes);
+  pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+  pthread_cond_init(&t->wakes, &attributes);
+  pthread_condattr_destroy(&attributes);
+  t->env = env;
+  t->engine = e;
+  pthread_mutex_lock(&e->lock);
+  t->number = given ? number : e->next_end++;
+  if (given && number >= e->next_end) e->next_end = number + 1;
+  if (e->over) code = MLFAB_ERR_IO;
+  if (!code && mpi_end_of(e, t->number)) code = MLFAB_ERR_ADDRESS_IN_USE;
+  if (!code) {
+    t->next = e->ends;
+    e->ends = t;
+  }
+  pthread_mutex_unlock(&e->lock);
+  if (code) {
+    pthread_cond_destroy(&t->wakes);
+    mlfab__free(&env, t, sizeof *t);
+    return MLFAB__FAIL(options->error, code, "mpi: MPI rank %d cannot listen at %.100s", e->rank,
+                       options->listen);
+  }
+  snprintf(address, 256, "mpi:%d/%u", e->rank, t->number);
+  *self_p = t;
+  return 0;
+}
+
+/* In a forked child the engine, its lock included, is the parent's. */
+static void mpi_shut(void *self) {
+  mpi_end *t = self;
+  mpi_engine *e = t->engine;
+  bool here = getpid() == e->pid;
+  if (here) {
+    pthread_mutex_lock(&e->lock);
+    while (t->links) mpi_close_link(t->links);
+    mpi_end **at = &e->ends;
+    while (*at != t) at = &(*at)->next;
+    *at = t->next;
+    mpi_progress(e);
+    pthread_mutex_unlock(&e->lock);
+    pthread_cond_destroy(&t->wakes);
+  }
+  for (mpi_link *link = t->links, *next; link; link = next) {
+    next = link->next;
+    mlfab__free(&t->env, link, sizeof *link);
+  }
+  if (t->sent) mlfab__free(&t->env, t->sent, t->sent_room * sizeof *t->sent);
+  mlfab__env env = t->env;
+  mlfab__free(&env, t, sizeof *t);
+}
+
+static int mpi_reach(void *self, const char *address) {
+  const mpi_end *t = self;
+  int rank;
+  uint32_t end;
+  return mpi_parse(t->engine, address, &rank, &end);
+}
+
+static int mpi_connect(void *self, const char *address, uint64_t token) {
+  mpi_end *t = self;
+  mpi_engine *e = t->engine;
+  int rank, code = 0;
+  uint32_t end;
+  if (!mpi_parse(e, address, &rank, &end)) return MLFAB_ERR_ADDRESS;
+  pthread_mutex_lock(&e->lock);
+  for (mpi_link *old = t->links; old; old = old->next) {
+    /* A link that was made, and not yet reported, is as pending as one that is still calling. */
+    if (old->token != token || token == 0 || (old->peer_link && !old->fresh)) continue;
+    mpi_close_link(old);
+    break;
+  }
+  mpi_link *link = e->over ? NULL : mpi_new_link(t, rank, end);
+  if (e->over) code = MLFAB_ERR_IO;
+  if (!code && !link) code = MLFAB_ERR_MEMORY;
+  if (!code) {
+    link->token = token;
+    t->calling++;
+    mpi_envelope call = {.kind = MPT_CALL, .end = end, .from = link->number, .credit = t->number};
+    mpi_tell(e, rank, &call);
+  }
+  pthread_mutex_unlock(&e->lock);
+  return code;
+}
+
+static void mpi_disconnect(void *self, uint32_t number) {
+  mpi_end *t = self;
+  pthread_mutex_lock(&t->engine->lock);
+  mpi_link *link = mpi_find(t, number);
+  if (link) mpi_close_link(link);
+  pthread_mutex_unlock(&t->engine->lock);
+}
+
+/* Makes room to record one more SENT. */
+static bool mpi_reserve_sent(mpi_end *t) {
+  if (t->sent_count < t->sent_room) return true;
+  uint32_t room = t->sent_room ? 2 * t->sent_room : 64;
+  mpi_sent *sent = mlfab__alloc_array(&t->env, room, sizeof *sent);
+  if (!sent) return false;
+  for (uint32_t i = 0; i < t->sent_count; i++)
+    sent[i] = t->sent[(t->sent_first + i) & (t->sent_room - 1)];
+  if (t->sent) mlfab__free(&t->env, t->sent, t->sent_room * sizeof *sent);
+  t->sent = sent;
+  t->sent_first = 0;
+  t->sent_room = room;
+  return true;
+}
+
+/* Copies a frame into blocks and posts them. Errors: AGAIN (no memory). */
+static int mpi_post_frame(mpi_link *link, const void *head, uint32_t head_bytes, const void *bulk,
+                          uint32_t bulk_bytes) {
+  mpi_engine *e = link->end->engine;
+  uint32_t inside = bulk_bytes <= MPT_INLINE ? bulk_bytes : 0, behind = bulk_bytes - inside;
+  uint32_t bytes = MPT_ENVELOPE + mpi_up8(head_bytes) + inside;
+  mpi_block *first = mpi_reserve_operations(e, 2) ? mpi_take_block(e, bytes) : NULL;
+  mpi_block *second = first && behind ? mpi_take_block(e, behind) : NULL;
+  if (!first || (behind && !second)) {
+    mpi_put_block(e, first);
+    return MLFAB_ERR_AGAIN;
+  }
+  mpi_envelope envelope = {.kind = MPT_FRAME,
+                           .to = link->peer_link,
+                           .from = link->number,
+                           .head_bytes = head_bytes,
+                           .bulk_bytes = bulk_bytes,
+                           .credit = link->owed};
+  link->owed = 0;
+  mpi_write(first->bytes, &envelope);
+  memcpy(first->bytes + MPT_ENVELOPE, head, head_bytes);
+  memset(first->bytes + MPT_ENVELOPE + head_bytes, 0, mpi_up8(head_bytes) - head_bytes);
+  if (inside) memcpy(first->bytes + MPT_ENVELOPE + mpi_up8(head_bytes), bulk, inside);
+  mpi_post_send(e, first, bytes, link->peer, MPT_HEADS);
+  if (!second) return 0;
+  memcpy(second->bytes, bulk, behind);
+  mpi_post_send(e, second, behind, link->peer, MPT_BULKS);
+  return 0;
+}
+
+static int mpi_send_locked(mpi_end *t, uint32_t number, const void *head, uint32_t head_bytes,
+                           const void *bulk, uint32_t bulk_bytes, uint64_t token) {
+  mpi_link *link = mpi_find(t, number);
+  if (!link || link->ended || !link->peer_link) return MLFAB_ERR_PEER_CLOSED;
+  if (head_bytes < MLFAB_HEADER_BYTES || head_bytes > MLFAB_HEADER_BYTES + MLFAB_META_MAX ||
+      bulk_bytes > MLFAB_BULK_MAX)
+    return MLFAB_ERR_LIMIT;
+  if (bulk_bytes > 0 && !bulk) return MLFAB_ERR_ARGUMENT; /* a ghost */
+  uint32_t cost = mpi_cost(head_bytes, bulk_bytes);
+  int code = mpi_has_room(link, cost) ? 0 : MLFAB_ERR_AGAIN;
+  int waits = code != 0; /* for credit; else for memory */
+  if (!code && token && !mpi_reserve_sent(t)) code = MLFAB_ERR_AGAIN;
+  if (!code) code = mpi_post_frame(link, head, head_bytes, bulk, bulk_bytes);
+  if (code) {
+    link->blocked = true;
+    link->wants = cost;
+    if (!waits) mpi_make_ready(link);
+    return code;
+  }
+  link->unreleased += cost;
+  if (token)
+    t->sent[(t->sent_first + t->sent_count++) & (t->sent_room - 1)] = (mpi_sent){number, token};
+  return 0;
+}
+
+static int mpi_send(void *self, uint32_t number, const void *head, uint32_t head_bytes,
+                    const void *bulk, uint32_t bulk_bytes, uint64_t token) {
+  mpi_end *t = self;
+  pthread_mutex_lock(&t->engine->lock);
+  int code = mpi_send_locked(t, number, head, head_bytes, bulk, bulk_bytes, token);
+  pthread_mutex_unlock(&t->engine->lock);
+  return code;
+}
+
+static void mpi_flush(void *self) { (void)self; /* send gathers nothing */ }
+
+/* Ends the calls that nobody has answered. */
+static void mpi_look(mpi_end *t) {
+  if (t->calling == 0) return;
+  uint64_t now = mpi_now();
+  if (now - t->looked_ns < MPT_LOOK_NS) return;
+  t->looked_ns = now;
+  for (mpi_link *link = t->links; link; link = link->next) {
+    if (!link->peer_link && now - link->since_ns >= MPT_ANSWER_NS)
+      mpi_end_link(link, MLFAB_ERR_TIMEOUT, "no answer from");
+  }
+}
+
+static int mpi_report_down(mpi_end *t, mpi_link *link, mlfab_io_event *event) {
+  event->kind = MLFAB_IO_DOWN;
+  event->code = link->code;
+  if (link->peer_link) {
+    event->link = link->number;
+    snprintf(t->text, sizeof t->text, "mpi: MPI rank %d: %s", link->peer, link->why);
+  } else {
+    event->token = link->token;
+    snprintf(t->text, sizeof t->text, "mpi: %s mpi:%d/%u", link->why, link->peer, link->peer_end);
+  }
+  event->text = t->text;
+  mpi_free_link(link);
+  return 1;
+}
+
+static void mpi_report_frame(mpi_link *link, mlfab_io_event *event) {
+  mpi_block *head = link->first;
+  link->first = head->next;
+  event->kind = MLFAB_IO_FRAME;
+  event->link = link->number;
+  event->head = head->bytes + MPT_ENVELOPE;
+  event->head_bytes = head->head_bytes;
+  event->bulk_bytes = head->bulk_bytes;
+  if (head->bulk_bytes)
+    event->bulk =
+        head->bulk ? head->bulk->bytes : head->bytes + MPT_ENVELOPE + mpi_up8(head->head_bytes);
+  event->opaque = head;
+}
+
+/* What a link of the list of ready ones has to report: UP first, DOWN last. 0: nothing any more. */
+static int mpi_report(mpi_end *t, mpi_link *link, mlfab_io_event *event) {
+  if (link->fresh) {
+    link->fresh = false;
+    event->kind = MLFAB_IO_UP;
+    event->link = link->number;
+    event->token = link->token;
+  } else if (link->first && link->first->whole) {
+    mpi_report_frame(link, event);
+  } else if (!link->first && link->ended) {
+    return mpi_report_down(t, link, event);
+  } else if (link->blocked && !link->ended && mpi_has_room(link, link->wants)) {
+    link->blocked = false;
+    event->kind = MLFAB_IO_WRITABLE;
+    event->link = link->number;
+  } else {
+    return 0;
+  }
+  mpi_make_ready(link); /* behind the others: it may have more */
+  return 1;
+}
+
+static int mpi_poll_locked(mpi_end *t, mlfab_io_event *event) {
+  while (t->sent_count > 0) {
+    mpi_sent sent = t->sent[t->sent_first];
+    t->sent_first = (t->sent_first + 1) & (t->sent_room - 1);
+    t->sent_count--;
+    if (sent.link == 0) continue;
+    event->kind = MLFAB_IO_SENT;
+    event->link = sent.link;
+    event->token = sent.token;
+    return 1;
+  }
+  if (!t->ready_first) {
+    mpi_progress(t->engine);
+    mpi_look(t);
+  }
+  while (t->ready_first) {
+    mpi_link *link = t->ready_first;
+    t->ready_first = link->next_ready;
+    if (!t->ready_first) t->ready_last = NULL;
+    link->ready = false;
+    if (mpi_report(t, link, event)) return 1;
+  }
+  return 0;
+}
+
+static int mpi_poll(void *self, mlfab_io_event *event) {
+  mpi_end *t = self;
+  *event = (mlfab_io_event){0};
+  pthread_mutex_lock(&t->engine->lock);
+  int found = mpi_poll_locked(t, event);
+  pthread_mutex_unlock(&t->engine->lock);
+  return found;
+}
+
+static void mpi_release(void *self, const mlfab_io_event *event) {
+  mpi_end *t = self;
+  mpi_block *head = event->opaque;
+  if (!head) return;
+  pthread_mutex_lock(&t->engine->lock);
+  mpi_link *link = mpi_find(t, head->link);
+  if (link && !link->ended) {
+    link->owed += mpi_cost(head->head_bytes, head->bulk_bytes);
+    if (link->owed >= MPT_WINDOW / 4 && !MLFAB__PLANTED(171)) mpi_tell_link(link, MPT_CREDIT);
+  }
+  mpi_put_frame(t->engine, head);
+  pthread_mutex_unlock(&t->engine->lock);
+}
+
+static int mpi_detach(void *self, uint32_t link, uint64_t token) {
+  (void)self, (void)link, (void)token; /* send copies: nothing is borrowed */
+  return 0;
+}
+
+/* Would poll find something? */
+static bool mpi_anything(mpi_end *t) {
+  if (t->sent_count > 0 || t->ready_first) return true;
+  mpi_progress(t->engine);
+  mpi_look(t);
+  return t->ready_first != NULL;
+}
+
+static void mpi_wait(void *self, uint64_t timeout_ns) {
+  mpi_end *t = self;
+  uint64_t now = mpi_now(), end = mlfab__add_sat(now, timeout_ns), nap = MPT_NAP_LEAST_NS;
+  pthread_mutex_lock(&t->engine->lock);
+  while (!t->woken && !mpi_anything(t) && now < end) {
+    uint64_t until = now + mlfab__min(nap, end - now);
+    struct timespec at = {(time_t)(until / MPT_SECOND_NS), (long)(until % MPT_SECOND_NS)};
+    pthread_cond_timedwait(&t->wakes, &t->engine->lock, &at);
+    nap = mlfab__min(2 * nap, MPT_NAP_NS);
+    now = mpi_now();
+  }
+  t->woken = false;
+  pthread_mutex_unlock(&t->engine->lock);
+}
+
+static void mpi_wake(void *self) {
+  mpi_end *t = self;
+  pthread_mutex_lock(&t->engine->lock);
+  t->woken = true;
+  pthread_cond_signal(&t->wakes);
+  pthread_mutex_unlock(&t->engine->lock);
+}
+
+static int mpi_fd(void *self) {
+  (void)self;
+  return -1; /* MPI has none */
+}
+
+static int mpi_arm(void *self, int on) {
+  mpi_end *t = self;
+  if (!on) return 0;
+  pthread_mutex_lock(&t->engine->lock);
+  int found = t->woken || mpi_anything(t);
+  t->woken = false;
+  pthread_mutex_unlock(&t->engine->lock);
+  return found;
+}
+
+/* When a process dies, MPI ends the job: one that is silent lives, or all of this ends soon. */
+static int mpi_probe(void *self, uint32_t number) {
+  mpi_end *t = self;
+  pthread_mutex_lock(&t->engine->lock);
+  int lives = mpi_find(t, number) && !t->engine->over;
+  pthread_mutex_unlock(&t->engine->lock);
+  return lives ? 0 : MLFAB_ERR_AGAIN;
+}
+
+MLFAB_API const mlfab_transport *mlfab_transport_mpi(void) {
+  static const mlfab_transport table = {
+      .size = sizeof table,
+      .abi = MLFAB_TRANSPORT_ABI,
+      .name = "mpi",
+      .caps = MLFAB_CAP_RELIABLE | MLFAB_CAP_CHECKED | MLFAB_CAP_PROBE,
+      .open = mpi_open,
+      .close = mpi_shut,
+      .reach = mpi_reach,
+      .connect = mpi_connect,
+      .disconnect = mpi_disconnect,
+      .send = mpi_send,
+      .flush = mpi_flush,
+      .poll = mpi_poll,
+      .release = mpi_release,
+      .detach = mpi_detach,
+      .wait = mpi_wait,
+      .wake = mpi_wake,
+      .fd = mpi_fd,
+      .arm = mpi_arm,
+      .probe = mpi_probe};
+  return &table;
+}
+
+#endif
+
+/* ==============================================================================================
  * core/open/compose.c
  * ============================================================================================== */
 /* compose.c - composes a node of its roles. Top floor: the one file that knows all roles. */
@@ -56125,14 +57535,16 @@ typedef struct open_transport {
   uint32_t use; /* MLFAB_USE_* */
   const char *name;
   const char *without;                   /* the switch that leaves it out */
+  int unasked;                           /* 1: opened where the configuration names no transport */
   const mlfab_transport *(*table)(void); /* gives NULL when it is left out */
   const struct mlfab__shm_coll_table *(*coll)(
       void); /* collectives for those that it reaches, or NULL */
 } open_transport;
 
 static const open_transport open_list[] = {
-    {MLFAB_USE_SHM, "shm", "MLFAB_WITH_SHM", mlfab_transport_shm, OPEN_SHM_COLL},
-    {MLFAB_USE_TCP, "tcp", "MLFAB_WITH_TCP", mlfab_transport_tcp, NULL},
+    {MLFAB_USE_SHM, "shm", "MLFAB_WITH_SHM", 1, mlfab_transport_shm, OPEN_SHM_COLL},
+    {MLFAB_USE_MPI, "mpi", "MLFAB_WITH_MPI", 0, mlfab_transport_mpi, NULL},
+    {MLFAB_USE_TCP, "tcp", "MLFAB_WITH_TCP", 1, mlfab_transport_tcp, NULL},
 };
 
 enum { OPEN_COUNT = (int)MLFAB__COUNT(open_list), OPEN_JOIN_ATTEMPTS = 8 };
@@ -56204,7 +57616,7 @@ static int open_choose(const mlfab_config *c, mlfab__context_choice *choices, ui
     int asked = (c->transports & t->use) != 0, meets = !strcmp(meeting, t->name);
     if (!table && asked) return open_missing(t, "the configuration", error);
     if (!table && meets) return open_missing(t, c->coordinator, error);
-    if (!table || (!asked && !meets && c->transports)) continue;
+    if (!table || (!asked && !meets && (c->transports || !t->unasked))) continue;
     choices[*n_p] = open_choice(c, table, asked || !c->transports);
     choices[(*n_p)++].shm_coll = t->coll ? t->coll() : NULL;
   }
@@ -56214,7 +57626,9 @@ static int open_choose(const mlfab_config *c, mlfab__context_choice *choices, ui
 #if MLFAB_WITH_KEYS
 /* Does the address lead to other hosts? */
 static int open_is_remote(const char *address) {
-  if (!*address || open_begins(address, "unix") || open_begins(address, "shm")) return 0;
+  if (!*address || open_begins(address, "unix") || open_begins(address, "shm") ||
+      open_begins(address, "mpi"))
+    return 0;
   if (open_begins(address, "tcp") || open_begins(address, "tls")) address += 4;
   return strncmp(address, "127.", 4) != 0 && !open_begins(address, "localhost") &&
          !open_begins(address, "[::1]");
@@ -56244,15 +57658,46 @@ static void open_forget(mlfab_config *c) {
 #endif
 }
 
+/* Over MPI the world is that of the communicator. Replaces *config_p by a copy, in `made`, that says so. */
+static int open_world(const mlfab_config **config_p, mlfab_config *made, mlfab_error *error) {
+  const mlfab_config *given = *config_p;
+  /* What is wrong with the size, mlfab__config_complete says. */
+  if (!given || given->size < offsetof(mlfab_config, transport_user) || given->size > 1 << 20)
+    return 0;
+  if (!(given->transports & MLFAB_USE_MPI)) {
+    if (memchr(given->coordinator, 0, sizeof given->coordinator) &&
+        open_begins(given->coordinator, "mpi"))
+      return MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
+                         "coordinator: over MPI (transports: MLFAB_USE_MPI) it must be empty");
+    return 0;
+  }
+#if MLFAB_WITH_MPI
+  memset(made, 0, sizeof *made);
+  memcpy(made, given, mlfab__min(given->size, sizeof *made));
+  *config_p = made;
+  if (made->transport)
+    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
+                       "transports: MLFAB_USE_MPI cannot be beside a transport of the caller's");
+  return mlfab__mpi_prepare(made, error);
+#else
+  (void)made;
+  return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
+                     "the configuration needs the transport 'mpi', which was left out "
+                     "(MLFAB_WITH_MPI=0)");
+#endif
+}
+
 static int open_start(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_error *error_p) {
   mlfab_error error;
-  mlfab_config c;
+  mlfab_config c, world;
   mlfab__context_choice choices[MLFAB__CONTEXT_TRANSPORTS];
   uint32_t n = 0;
   memset(&error, 0, sizeof error);
+  memset(&c, 0, sizeof c);
   error.rank = MLFAB_NO_RANK;
-  int code = ctx_p ? mlfab__config_complete(config, &c, &error)
+  int code = ctx_p ? open_world(&config, &world, &error)
                    : MLFAB__FAIL(&error, MLFAB_ERR_ARGUMENT, "ctx_p is NULL");
+  if (!code) code = mlfab__config_complete(config, &c, &error);
   if (!code && c.join && !ask)
     code = MLFAB__FAIL(&error, MLFAB_ERR_UNSUPPORTED,
                        "open_start: joining (config.join) waits for server 0: call mlfab_open");
@@ -56261,6 +57706,7 @@ static int open_start(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_
   if (!code)
     code = mlfab__context_open(&c, choices, n, mlfab_node_open, OPEN_SHARING, ctx_p, &error);
   open_forget(&c);
+  if (config == &world) open_forget(&world);
   if (error_p) *error_p = error;
   return code;
 }
@@ -56337,7 +57783,8 @@ MLFAB_API int mlfab_open_env(mlfab **ctx_p, mlfab_error *error_p) {
   open_forget(&config);
   if (code) return code;
   (*ctx_p)->from_env = 1;
-  if (config.workers == 0 && config.rank == 0 && config.coordinator[0] == 0 && !config.join)
+  if (config.workers == 0 && config.rank == 0 && config.coordinator[0] == 0 && !config.join &&
+      !(config.transports & MLFAB_USE_MPI))
     fprintf(stderr, "mlfab: no launcher has set its variables: a world of one worker\n");
   return 0;
 }

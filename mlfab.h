@@ -140,8 +140,10 @@
  *
  * Compile-time switches
  * ---------------------
- * All are 1 (MLFAB_WITH_SHM only on Linux). Define one as 0 when you compile mlfab.c to leave something out:
+ * All are 1 (MLFAB_WITH_SHM only on Linux), except MLFAB_WITH_MPI. Define one as 0 when you compile mlfab.c to leave
+ * something out:
  *    MLFAB_WITH_TCP, MLFAB_WITH_SHM   a transport
+ *    MLFAB_WITH_MPI                   the transport over MPI (section 13): 0 unless you define it as 1
  *    MLFAB_WITH_COLL                  collectives, and with them the next three:
  *    MLFAB_WITH_PARTIAL               partial reductions
  *    MLFAB_WITH_STOCHASTIC            stochastic reductions
@@ -402,7 +404,7 @@ enum mlfab_progress_mode {
   MLFAB_PROGRESS_HAND = 2
 };
 
-enum mlfab_transport_bits { MLFAB_USE_TCP = 1, MLFAB_USE_SHM = 2 };
+enum mlfab_transport_bits { MLFAB_USE_TCP = 1, MLFAB_USE_SHM = 2, MLFAB_USE_MPI = 4 };
 
 struct mlfab_transport; /* section 12 */
 struct mlfab_update_info;
@@ -454,7 +456,8 @@ typedef struct mlfab_config {
   char ifname[128]; /* interfaces for TCP, in NCCL's syntax: "eth", "^docker", "=eth0,eth1" */
   /* 1: allow TCP without a key. Without either, a node uses Unix sockets and shared memory of this user only. */
   uint32_t allow_insecure;
-  /* MLFAB_USE_* bits; 0: shared memory within a host and TCP between hosts, or only `transport` where that is set. */
+  /* MLFAB_USE_* bits; 0: shared memory within a host and TCP between hosts, or only `transport` where that is set.
+   * MPI only where its bit is set: section 13. */
   uint32_t transports;
   uint32_t progress;       /* MLFAB_PROGRESS_* */
   uint32_t no_payload_crc; /* 1: no CRC32C of payloads on TCP; headers keep theirs */
@@ -484,7 +487,7 @@ typedef struct mlfab_config {
   /* A transport of the caller's, borrowed until close. It is opened beside those of `transports`, and is preferred
    * where it reaches a peer. */
   const struct mlfab_transport *transport;
-  void *transport_user; /* passed to its open */
+  void *transport_user; /* passed to its open; with MLFAB_USE_MPI: MPI_Comm *, or NULL */
   /* Fabrics with a scheduler. */
   uint32_t scheduler; /* MLFAB_SCHEDULER_*; the same on all nodes */
   /* How many sums or models this worker may add up or pass on for others at a time, at most 64. Each takes the memory
@@ -537,7 +540,7 @@ typedef struct mlfab_config {
 MLFAB_API void mlfab_config_init(mlfab_config *config);
 
 /* Sets one member by name: "rank", "workers", "servers", "role" (worker, server, scheduler), "dedicated",
- * "coordinator", "job", "key", "key_file", "listen", "socket_ifname", "allow_insecure", "transport" (auto, tcp, shm),
+ * "coordinator", "job", "key", "key_file", "listen", "socket_ifname", "allow_insecure", "transport" (auto, tcp, shm, mpi, mpi+shm),
  * "progress" (thread, hand), "timeout_ms", "heartbeat_ms", "silent_death_ms", "payload_crc" (0, 1), "seed",
  * "scheduler" (none, beside, own), "delay_bound" (a number, none), "plan_ahead_ms", "accumulators" (a number, none),
  * "order_by_rate" (0, 1), "workers_max", "join" (0, 1), "checkpoint_dir", "checkpoint_commits", "checkpoint_keep",
@@ -1728,10 +1731,35 @@ MLFAB_API int mlfab_frame_verify(const void *head, uint32_t head_bytes, const vo
 /* ------------------------------------------------------------------------------------------------
  * 13. Built-in transports
  *
- * NULL where MLFAB_WITH_TCP or MLFAB_WITH_SHM is 0. The simulator is a transport in files of its own: mlfab_sim.h.
+ * NULL where MLFAB_WITH_TCP, MLFAB_WITH_SHM or MLFAB_WITH_MPI is 0. The simulator is a transport in files of its own:
+ * mlfab_sim.h.
  */
 MLFAB_API const mlfab_transport *mlfab_transport_tcp(void);
 MLFAB_API const mlfab_transport *mlfab_transport_shm(void);
+
+/* MPI. Compile mlfab.c with mpicc and -DMLFAB_WITH_MPI=1, set config.transports to MLFAB_USE_MPI (MLFAB_TRANSPORT=mpi),
+ * and start the program with mpirun or srun. With MLFAB_USE_MPI | MLFAB_USE_SHM (mpi+shm) processes of one host use
+ * shared memory.
+ *
+ * World. mlfab_open is then collective over the communicator: MPI_COMM_WORLD, or the one that config.transport_user
+ * points to (MPI_Comm *). mlfab uses a duplicate. Leave `coordinator` empty; rank and workers are overwritten: workers
+ * are numbered in the order of their MPI ranks. With `dedicated` the processes that set the role server (MLFAB_ROLE) are
+ * the servers, or, where none does, the last `servers` ones; with `scheduler` own, likewise, the scheduler. Such a
+ * process, where mlfab_rank gives -1, calls mlfab_serve. join and workers_max are refused. The job, transports, servers,
+ * dedicated and scheduler must be equal in all processes.
+ *
+ * MPI_Init. Where the program has not initialised MPI, mlfab_open does, and MPI is finalised when the process exits
+ * after it has closed its contexts. Where it has, MPI_THREAD_MULTIPLE is needed for a progress thread. With
+ * MPI_THREAD_FUNNELED or _SERIALIZED progress is by hand: FUNNELED: only the thread that initialised MPI calls mlfab;
+ * SERIALIZED: no thread is in MPI while another is in mlfab. MPI_THREAD_SINGLE (MPI_Init) is refused. Close contexts
+ * before MPI_Finalize.
+ *
+ * Price. Bulks are copied into blocks that MPI sends: at most 2.5 MiB for each link and direction. MPI cannot wake a
+ * sleeper: a waiter that has spun polls with naps of up to 1 ms; mlfab_fd returns UNSUPPORTED. When a process dies, MPI
+ * ends the job: take checkpoints (section 7).
+ * Errors of mlfab_open: CONFIG (thread level, roles), STATE (MPI was finalised; wrong thread), WORLD and JOB (settings
+ * differ; names the MPI rank), TIMEOUT (a process has not opened), IO. */
+MLFAB_API const mlfab_transport *mlfab_transport_mpi(void);
 
 #ifdef __cplusplus
 }

@@ -97,7 +97,7 @@
 #endif
 #define MLFAB__PLANTED(n) (MLFAB_PLANT == (n))
 
-/* Features compiled in; 0 leaves one out. amalgamate.py puts these switches around the files of a group;
+/* Features compiled in; 0 leaves one out (MPI is left out unless it is 1). amalgamate.py puts these switches around the files of a group;
  * the code that composes a node or a context tests them too. Shared memory needs Linux. */
 #ifndef MLFAB_WITH_SCHED
 #define MLFAB_WITH_SCHED 1
@@ -137,6 +137,9 @@
 #endif
 #ifndef MLFAB_WITH_TCP
 #define MLFAB_WITH_TCP 1
+#endif
+#ifndef MLFAB_WITH_MPI
+#define MLFAB_WITH_MPI 0 /* needs mpi.h */
 #endif
 #ifndef __linux__
 #undef MLFAB_WITH_SHM

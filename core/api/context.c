@@ -390,8 +390,12 @@ static void context_disarm(mlfab *ctx) {
   }
 }
 
+/* A transport without a descriptor has to be polled. */
 static void context_sleep_many(struct pollfd *fds, uint32_t n, uint64_t timeout) {
   uint64_t ms = (timeout + 999999) / 1000000;
+  for (uint32_t t = 0; t < n; t++) {
+    if (fds[t].fd < 0) ms = mlfab__min(ms, 1);
+  }
   poll(fds, n, ms > 1000 ? 1000 : (int)ms);
 }
 

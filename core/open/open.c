@@ -12,6 +12,7 @@
  * one, all addresses belong to it. */
 #include "../api/complete.h"
 #include "../api/context.h"
+#include "../../transports/mpi.h"
 #if MLFAB_WITH_KEYS
 #include "../api/key_source.h"
 #endif
@@ -31,14 +32,16 @@ typedef struct open_transport {
   uint32_t use; /* MLFAB_USE_* */
   const char *name;
   const char *without;                   /* the switch that leaves it out */
+  int unasked;                           /* 1: opened where the configuration names no transport */
   const mlfab_transport *(*table)(void); /* gives NULL when it is left out */
   const struct mlfab__shm_coll_table *(*coll)(
       void); /* collectives for those that it reaches, or NULL */
 } open_transport;
 
 static const open_transport open_list[] = {
-    {MLFAB_USE_SHM, "shm", "MLFAB_WITH_SHM", mlfab_transport_shm, OPEN_SHM_COLL},
-    {MLFAB_USE_TCP, "tcp", "MLFAB_WITH_TCP", mlfab_transport_tcp, NULL},
+    {MLFAB_USE_SHM, "shm", "MLFAB_WITH_SHM", 1, mlfab_transport_shm, OPEN_SHM_COLL},
+    {MLFAB_USE_MPI, "mpi", "MLFAB_WITH_MPI", 0, mlfab_transport_mpi, NULL},
+    {MLFAB_USE_TCP, "tcp", "MLFAB_WITH_TCP", 1, mlfab_transport_tcp, NULL},
 };
 
 enum { OPEN_COUNT = (int)MLFAB__COUNT(open_list), OPEN_JOIN_ATTEMPTS = 8 };
@@ -110,7 +113,7 @@ static int open_choose(const mlfab_config *c, mlfab__context_choice *choices, ui
     int asked = (c->transports & t->use) != 0, meets = !strcmp(meeting, t->name);
     if (!table && asked) return open_missing(t, "the configuration", error);
     if (!table && meets) return open_missing(t, c->coordinator, error);
-    if (!table || (!asked && !meets && c->transports)) continue;
+    if (!table || (!asked && !meets && (c->transports || !t->unasked))) continue;
     choices[*n_p] = open_choice(c, table, asked || !c->transports);
     choices[(*n_p)++].shm_coll = t->coll ? t->coll() : NULL;
   }
@@ -120,7 +123,9 @@ static int open_choose(const mlfab_config *c, mlfab__context_choice *choices, ui
 #if MLFAB_WITH_KEYS
 /* Does the address lead to other hosts? */
 static int open_is_remote(const char *address) {
-  if (!*address || open_begins(address, "unix") || open_begins(address, "shm")) return 0;
+  if (!*address || open_begins(address, "unix") || open_begins(address, "shm") ||
+      open_begins(address, "mpi"))
+    return 0;
   if (open_begins(address, "tcp") || open_begins(address, "tls")) address += 4;
   return strncmp(address, "127.", 4) != 0 && !open_begins(address, "localhost") &&
          !open_begins(address, "[::1]");
@@ -150,15 +155,46 @@ static void open_forget(mlfab_config *c) {
 #endif
 }
 
+/* Over MPI the world is that of the communicator. Replaces *config_p by a copy, in `made`, that says so. */
+static int open_world(const mlfab_config **config_p, mlfab_config *made, mlfab_error *error) {
+  const mlfab_config *given = *config_p;
+  /* What is wrong with the size, mlfab__config_complete says. */
+  if (!given || given->size < offsetof(mlfab_config, transport_user) || given->size > 1 << 20)
+    return 0;
+  if (!(given->transports & MLFAB_USE_MPI)) {
+    if (memchr(given->coordinator, 0, sizeof given->coordinator) &&
+        open_begins(given->coordinator, "mpi"))
+      return MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
+                         "coordinator: over MPI (transports: MLFAB_USE_MPI) it must be empty");
+    return 0;
+  }
+#if MLFAB_WITH_MPI
+  memset(made, 0, sizeof *made);
+  memcpy(made, given, mlfab__min(given->size, sizeof *made));
+  *config_p = made;
+  if (made->transport)
+    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
+                       "transports: MLFAB_USE_MPI cannot be beside a transport of the caller's");
+  return mlfab__mpi_prepare(made, error);
+#else
+  (void)made;
+  return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
+                     "the configuration needs the transport 'mpi', which was left out "
+                     "(MLFAB_WITH_MPI=0)");
+#endif
+}
+
 static int open_start(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_error *error_p) {
   mlfab_error error;
-  mlfab_config c;
+  mlfab_config c, world;
   mlfab__context_choice choices[MLFAB__CONTEXT_TRANSPORTS];
   uint32_t n = 0;
   memset(&error, 0, sizeof error);
+  memset(&c, 0, sizeof c);
   error.rank = MLFAB_NO_RANK;
-  int code = ctx_p ? mlfab__config_complete(config, &c, &error)
+  int code = ctx_p ? open_world(&config, &world, &error)
                    : MLFAB__FAIL(&error, MLFAB_ERR_ARGUMENT, "ctx_p is NULL");
+  if (!code) code = mlfab__config_complete(config, &c, &error);
   if (!code && c.join && !ask)
     code = MLFAB__FAIL(&error, MLFAB_ERR_UNSUPPORTED,
                        "open_start: joining (config.join) waits for server 0: call mlfab_open");
@@ -167,6 +203,7 @@ static int open_start(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_
   if (!code)
     code = mlfab__context_open(&c, choices, n, mlfab_node_open, OPEN_SHARING, ctx_p, &error);
   open_forget(&c);
+  if (config == &world) open_forget(&world);
   if (error_p) *error_p = error;
   return code;
 }
@@ -243,7 +280,8 @@ MLFAB_API int mlfab_open_env(mlfab **ctx_p, mlfab_error *error_p) {
   open_forget(&config);
   if (code) return code;
   (*ctx_p)->from_env = 1;
-  if (config.workers == 0 && config.rank == 0 && config.coordinator[0] == 0 && !config.join)
+  if (config.workers == 0 && config.rank == 0 && config.coordinator[0] == 0 && !config.join &&
+      !(config.transports & MLFAB_USE_MPI))
     fprintf(stderr, "mlfab: no launcher has set its variables: a world of one worker\n");
   return 0;
 }
