@@ -50,6 +50,10 @@ FUZZERS        := $(wildcard tests/fuzz/*.c)
 HAVE_CMOCKA     = $(shell printf '\043include <stdarg.h>\n\043include <stddef.h>\n\043include <stdint.h>\n\043include <setjmp.h>\n\043include <cmocka.h>\n' \
                     | $(CC) $(CPPFLAGS) -E - >/dev/null 2>&1 && echo 1)
 HAVE_ZMQ        = $(shell printf '\043include <zmq.h>\n' | $(CC) $(CPPFLAGS) -E - >/dev/null 2>&1 && echo 1)
+# The MPI libraries with which the programs of tests/mpi are built: Debian's names, else one of another name.
+MPIS           := $(or $(foreach mpi,openmpi mpich,$(if $(shell command -v mpicc.$(mpi) >/dev/null && command -v mpirun.$(mpi)),$(mpi))), \
+                    $(if $(shell command -v mpicc >/dev/null && command -v mpirun),default))
+MPICC           = OMPI_CC='$(CC)' MPICH_CC='$(CC)' mpicc$(if $(filter-out default,$(1)),.$(1))
 HAVE_MPI        = $(shell command -v mpicc >/dev/null && command -v mpirun >/dev/null && echo 1)
 HAVE_GLOO       = $(shell printf '\043include <gloo/allreduce.h>\n' | $(CXX) $(CPPFLAGS) -x c++ -E - >/dev/null 2>&1 && echo 1)
 # Files that include cmocka.h, directly or through a header of their folder.
@@ -72,7 +76,7 @@ RUN_TESTS = MLFAB_BUILD=$(BUILD) $(PYTHON) tests/run.py
 .DELETE_ON_ERROR:
 .SUFFIXES:
 .PHONY: all extras demo deps test check amalgamate tools examples bench paper sim fuzz soak dropin switches install \
-        uninstall clean help libraries tests-built run-tests run-check fuzzers-built
+        uninstall clean help libraries tests-built mpi-built run-tests run-check fuzzers-built
 
 ##: the libraries, the tools and the examples, in build/; libmlfab_tls.a where OpenSSL is
 all: libraries tools examples $(if $(TLS_LIBS),extras)
@@ -160,6 +164,27 @@ $(TLS_TESTS) $(TLS_HELPERS): $(BUILD)/%: %.c $(BUILD)/libmlfab_tls.a $(BUILD)/li
 	$(COMPILE) $(TLS_FLAGS) -MF $@.d -o $@ $< $(BUILD)/libmlfab_tls.a $(BUILD)/libmlfab.a $(LDFLAGS) \
 	  $(if $(findstring /test_,$@),-lcmocka) $(TLS_LIBS) $(LIBS)
 
+# With MPI: mlfab.o, and the programs of tests/mpi, once for each MPI library. conform is tests/conform/test_conform.c.
+MPI_PROGRAMS := conform $(patsubst tests/mpi/%.c,%,$(wildcard tests/mpi/*.c))
+define MPI_RULES
+$(BUILD)/mpi/$(1)/mlfab.o: mlfab.c
+	@mkdir -p $$(@D)
+	$$(QUIET)$$(call MPICC,$(1)) -std=c11 $$(WARNINGS) $$(CFLAGS) $$(SAN) $$(CPPFLAGS) -DMLFAB_WITH_MPI=1 -I. -MMD -MP \
+	  -MT $$@ -fPIC -c -o $$@ $$<
+
+$(BUILD)/mpi/$(1)/conform: tests/conform/test_conform.c $(BUILD)/mpi/$(1)/mlfab.o
+	$$(QUIET)$$(call MPICC,$(1)) -std=c11 $$(WARNINGS) $$(CFLAGS) $$(SAN) $$(CPPFLAGS) -DCONFORM_TCP=0 -DCONFORM_SHM=0 \
+	  -DCONFORM_SIM=0 -DCONFORM_MPI=1 -I. -MMD -MP -MT $$@ -MF $$@.d -o $$@ $$< $(BUILD)/mpi/$(1)/mlfab.o \
+	  $$(LDFLAGS) -lcmocka $$(LIBS)
+
+$(BUILD)/mpi/$(1)/%: tests/mpi/%.c $(BUILD)/mpi/$(1)/mlfab.o
+	$$(QUIET)$$(call MPICC,$(1)) -std=c11 $$(WARNINGS) $$(CFLAGS) $$(SAN) $$(CPPFLAGS) -I. -MMD -MP -MT $$@ -MF $$@.d \
+	  -o $$@ $$< $(BUILD)/mpi/$(1)/mlfab.o $$(LDFLAGS) $$(LIBS)
+
+mpi-built: $(addprefix $(BUILD)/mpi/$(1)/,$(if $(HAVE_CMOCKA),$(MPI_PROGRAMS),$(filter-out conform,$(MPI_PROGRAMS))))
+endef
+$(foreach mpi,$(MPIS),$(eval $(call MPI_RULES,$(mpi))))
+
 # ---- the main job
 
 ##: trains a real network with 4 workers and a server, over TCP and over shared memory
@@ -169,9 +194,9 @@ demo: all
 # ---- tests
 
 PACKAGES := libcmocka-dev libsodium-dev libssl-dev libzmq3-dev clang clang-format clang-tidy cmake g++ pkg-config iproute2 \
-            musl-tools
+            musl-tools libopenmpi-dev openmpi-bin libmpich-dev mpich gfortran
 # Not every system has these packages; only benchmarks use them, and leave out missing ones.
-OPTIONAL := libopenmpi-dev libgloo-dev
+OPTIONAL := libgloo-dev
 
 ##: installs what the tests need (apt, as root)
 deps:
@@ -194,7 +219,7 @@ deps:
 # make looks for installed packages when it starts, so the tests run in a make that starts after deps.
 ##: builds and runs all tests; ends with `N passed, N failed, N skipped`
 test: $(filter deps,$(MAKECMDGOALS))
-	+@$(SUBMAKE) all tests-built
+	+@$(SUBMAKE) all tests-built mpi-built
 	+@$(SUBMAKE) run-tests
 
 tests-built: $(BUILT_TESTS) $(HELPERS) $(if $(TLS_LIBS),$(TLS_HELPERS))

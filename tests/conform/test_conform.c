@@ -18,6 +18,9 @@
 #ifndef CONFORM_SIM
 #define CONFORM_SIM 1
 #endif
+#ifndef CONFORM_MPI
+#define CONFORM_MPI 0 /* needs mpirun */
+#endif
 
 /* --- tcp -------------------------------------------------------------------------------------- */
 
@@ -150,6 +153,12 @@ int main(void) {
                                   .finish = sim_finish,
                                   .host = sim_host,
                                   .step = sim_step};
+#endif
+#if CONFORM_MPI
+  list[n++] = (conform_transport){.name = "mpi",
+                                  .table = mlfab_transport_mpi(),
+                                  .missing = "not compiled in",
+                                  .flags = CONFORM_WAITS};
 #endif
   const char *only = getenv("CONFORM_ONLY");
   for (size_t i = 0; only && i < n; i++)

@@ -49,6 +49,10 @@ int main(void) {
   code = mlfab_open(&config, &ctx, &error);
   says("resume", code, error.text, "MLFAB_WITH_CHECKPOINT is 0");
   config.resume[0] = 0;
+  config.transports = MLFAB_USE_MPI;
+  code = mlfab_open(&config, &ctx, &error);
+  says("transports", code, error.text, "MLFAB_WITH_MPI=0");
+  config.transports = 0;
   if (mlfab_open(&config, &ctx, &error)) {
     fprintf(stderr, "mlfab_open: %s\n", error.text);
     return 1;

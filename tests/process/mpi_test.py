@@ -1,0 +1,181 @@
+#!/usr/bin/env python3
+"""mlfab over MPI, with every MPI library for which `make` has built the programs of tests/mpi: the conformance suite,
+then jobs of several processes that mpirun starts, with every way to initialise MPI, every place for the roles, and the
+mistakes that a job can make."""
+import glob
+import os
+import re
+import shutil
+
+from process import BUILD, Skip, clean_environment, expect, main, run
+
+MPIS = sorted(os.path.basename(os.path.dirname(path)) for path in glob.glob(os.path.join(BUILD, "mpi", "*", "world")))
+# As root, with more processes than cores, and without a network.
+OPTIONS = {
+    "openmpi": ["--oversubscribe", "--bind-to", "none", "--mca", "btl", "self,vader", "--mca", "mpi_yield_when_idle", "1",
+                "--quiet"],
+    "mpich": ["-launcher", "fork"],
+}
+
+
+def mpirun(mpi, processes, program, *arguments, **more):
+    suffix = "" if mpi == "default" else "." + mpi
+    timeout = more.pop("timeout", 90)
+    environment = clean_environment(OMPI_ALLOW_RUN_AS_ROOT=1, OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1,
+                                    **more)
+    return run("mpirun" + suffix, *OPTIONS.get(mpi, []), "-n", processes,
+               os.path.join(BUILD, "mpi", mpi, program), *arguments, env=environment, timeout=timeout)
+
+
+def every_mpi():
+    if not MPIS:
+        raise Skip("no MPI library is installed (libopenmpi-dev, libmpich-dev)")
+    for mpi in MPIS:
+        if not shutil.which("mpirun" if mpi == "default" else "mpirun." + mpi):
+            raise Skip("mpirun of %s is not installed" % mpi)
+    return MPIS
+
+
+def works(processes, *arguments, workers=None, servers=0, times=1, **more):
+    """The job ends well, and every process says what it was."""
+    for mpi in every_mpi():
+        result = mpirun(mpi, processes, "world", *arguments, **more)
+        told = re.findall(r"^ok rank (\d+) of (\d+) as (\w+)", result.out, re.M)
+        expect(result.code == 0 and "fail" not in result.out, "%s: %s ends well" % (mpi, arguments), result)
+        expect(len(told) == times * processes, "%s: all have worked" % mpi, result)
+        expect(sum(what == "server" for _, _, what in told) == times * servers,
+               "%s: %d are servers or schedulers" % (mpi, servers), result)
+        if workers:
+            expect({count for _, count, _ in told} == {str(workers)}, "%s: %d workers" % (mpi, workers), result)
+
+
+def fails(processes, *arguments, names, text, times=None, **more):
+    """Every process (or `times` of them) fails with this error."""
+    for mpi in every_mpi():
+        result = mpirun(mpi, processes, "world", *arguments, **more)
+        told = re.findall(r"^fail (\w+) (-?\d+) (.*)", result.out, re.M)
+        expect(result.code != 0, "%s: %s fails" % (mpi, arguments), result)
+        expect(len(told) == (processes if times is None else times), "%s: each process fails" % mpi, result)
+        for name, _, said in told:
+            expect(name == "MLFAB_ERR_" + names and re.search(text, said), "%s: %s, %s" % (mpi, names, text), result)
+
+
+def test_conformance():
+    for mpi in every_mpi():
+        if not os.path.exists(os.path.join(BUILD, "mpi", mpi, "conform")):
+            raise Skip("libcmocka-dev is not installed")
+        result = mpirun(mpi, 1, "conform", timeout=240)
+        expect(result.code == 0, "%s: every check passes" % mpi, result)
+
+
+def test_mlfab_initialises_mpi():
+    works(4, workers=4)
+
+
+def test_a_progress_thread_with_multiple():
+    works(4, "init=multiple", "progress=thread", workers=4)
+
+
+def test_by_hand_with_funneled():
+    works(4, "init=funneled", workers=4)
+
+
+def test_by_hand_with_serialized():
+    works(3, "init=serialized", "progress=hand", workers=3)
+
+
+def test_one_process():
+    works(1, workers=1)
+
+
+def test_several_servers():
+    works(4, "servers=3", workers=4)
+
+
+def test_the_last_ranks_are_servers():
+    works(6, "dedicated=1", "servers=2", workers=4, servers=2)
+
+
+def test_any_rank_has_any_role():
+    works(6, "dedicated=1", "roles=0s,3s", workers=4, servers=2)
+    works(6, "dedicated=1", "scheduler=own", "roles=0c,1s,4s", workers=3, servers=3)
+    works(5, "init=multiple", "scheduler=own", "roles=0c", workers=4, servers=1)
+
+
+def test_a_scheduler_beside_server_0():
+    works(4, "scheduler=beside", workers=4)
+
+
+def test_within_a_host_by_shared_memory():
+    works(4, "transport=mpi+shm", workers=4)
+
+
+def test_a_communicator_of_the_program():
+    works(6, "init=multiple", "split=2", "opens=2", workers=3, times=2)
+
+
+def test_contexts_one_after_the_other():
+    works(3, "opens=4", workers=3, times=4)
+
+
+def test_a_key():
+    works(3, "key=0123456789abcdef0123456789abcdef", workers=3)
+
+
+def test_idle_waiters_use_little():
+    for mpi in every_mpi():
+        result = mpirun(mpi, 2, "world", "idle=3000")
+        told = re.findall(r"^idle (\d+) ([\d.]+)", result.out, re.M)
+        expect(result.code == 0 and len(told) == 2, "%s: both tell" % mpi, result)
+        for rank, seconds in told:
+            expect(float(seconds) < 1.0, "%s: rank %s does not spin for 3 s" % (mpi, rank), result)
+
+
+def test_the_program_finalises_mpi_first():
+    works(2, "init=multiple", "open=1", workers=2)
+
+
+def test_a_thread_level_that_does_not_suffice():
+    fails(2, "init=single", names="CONFIG", text="MPI_THREAD_SINGLE.*MPI_THREAD_FUNNELED")
+    fails(2, "init=funneled", "progress=thread", names="CONFIG", text="MPI_THREAD_MULTIPLE.*MPI_THREAD_FUNNELED")
+
+
+def test_settings_that_differ():
+    fails(3, "init=multiple", "2:servers=2", names="WORLD", text="servers is 0 at MPI rank 0, 2 at 2")
+    fails(3, "init=multiple", "1:job=other", names="JOB", text="MPI ranks 0 and 1 have different jobs")
+    fails(3, "init=multiple", "2:transport=mpi+shm", names="WORLD", text="transports is 4 at MPI rank 0, 6 at 2")
+
+
+def test_one_process_that_cannot_open():
+    for mpi in every_mpi():
+        result = mpirun(mpi, 3, "world", "init=multiple", "1:workers_max=8")
+        told = dict((name, text) for name, text in re.findall(r"^fail MLFAB_ERR_(\w+) -?\d+ (.*)", result.out, re.M))
+        expect("workers_max" in told.get("UNSUPPORTED", ""), "%s: its own error" % mpi, result)
+        expect("MPI rank 1 cannot open" in told.get("WORLD", ""), "%s: the others are told who" % mpi, result)
+
+
+def test_roles_that_do_not_fit():
+    fails(3, "init=multiple", "dedicated=1", "servers=1", "roles=0s,1s", names="CONFIG", text="2 processes have the role server")
+    fails(2, "init=multiple", "dedicated=1", "servers=2", names="CONFIG", text="no worker is left")
+    fails(3, "init=multiple", "roles=1c", names="CONFIG", text="1 processes have the role scheduler")
+
+
+def test_what_mpi_cannot_do():
+    fails(2, "init=multiple", "join=1", names="UNSUPPORTED", text="fixed")
+    fails(2, "init=multiple", "coordinator=tcp:127.0.0.1:1", names="CONFIG", text="must be empty")
+
+
+def test_a_process_that_does_not_open():
+    fails(3, "init=multiple", "absent=2", "timeout_ms=1500", names="TIMEOUT", times=2,
+          text="not all 3 processes of the communicator have called mlfab_open")
+
+
+def test_a_process_that_ends_without_closing_ends_the_job():
+    for mpi in every_mpi():
+        result = mpirun(mpi, 2, "world", "bare=1")
+        if mpi == "openmpi":
+            expect(result.code != 0, "%s: the launcher sees that it did not finalise" % mpi, result)
+
+
+if __name__ == "__main__":
+    main(globals())
