@@ -83,7 +83,7 @@ all: libraries tools examples $(if $(TLS_LIBS),extras)
 
 libraries: $(LIBRARIES)
 
-##: build/mlfab-run, build/mlfab-sim and build/mlfab-plan
+##: build/mlfab-run, build/mlfab-sim, build/mlfab-plan and build/mlfab-top
 tools: $(TOOLS)
 
 ##: the programs of examples/, in build/examples/

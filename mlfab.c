@@ -8,7 +8,7 @@
  *
  * Define as 0 what is to be left out: MLFAB_WITH_TCP, _SHM (transports), _COLL (collectives; with it _PARTIAL,
  * _STOCHASTIC, _DAG, which can go alone), _SCHED (scheduling), _SPARSE (filters), _RESHARD (moving slices), _KEYS
- * (authenticated links), _CHECKPOINT. What was left out returns MLFAB_ERR_UNSUPPORTED. `amalgamate.py --profile
+ * (authenticated links), _CHECKPOINT, _TELEMETRY. What was left out returns MLFAB_ERR_UNSUPPORTED. `amalgamate.py --profile
  * minimal|core` writes a shorter file. Define MLFAB_WITH_MPI as 1, and compile with mpicc, for the transport over MPI.
  *
  * SPDX-License-Identifier: MIT
@@ -139,6 +139,9 @@
 #endif
 #ifndef MLFAB_WITH_KEYS
 #define MLFAB_WITH_KEYS 1
+#endif
+#ifndef MLFAB_WITH_TELEMETRY
+#define MLFAB_WITH_TELEMETRY 1
 #endif
 #ifndef MLFAB_WITH_TCP
 #define MLFAB_WITH_TCP 1
@@ -924,6 +927,8 @@ typedef struct mlfab__requests {
   mlfab_error abandoned; /* first failure of a push without a waiter; code 0: none */
 } mlfab__requests;
 
+/* The name of the call of a kind that is in use: "push". Static. */
+MLFAB__INTERNAL const char *mlfab__request_call(int kind);
 MLFAB__INTERNAL void mlfab__requests_free(mlfab__requests *table);
 /* Makes room for one more request of this kind, so that open succeeds. Errors: AGAIN (all are in use), MEMORY. */
 MLFAB__INTERNAL int mlfab__request_room(mlfab__requests *table, int kind, mlfab_error *error);
@@ -986,6 +991,8 @@ static const char *const request_calls[] = {[MLFAB__REQUEST_PUSH] = "push",
                                             [MLFAB__REQUEST_RESLICE] = "set_servers",
                                             [MLFAB__REQUEST_COLLECTIVE] = "collective",
                                             [MLFAB__REQUEST_CHECKPOINT] = "checkpoint"};
+
+MLFAB__INTERNAL const char *mlfab__request_call(int kind) { return request_calls[kind]; }
 
 static mlfab__request *request_at(mlfab__requests *table, uint32_t place) {
   if (place < MLFAB__REQUEST_BLOCK) return &table->first[place];
@@ -6715,6 +6722,8 @@ typedef struct mlfab__role {
 
   /* A request of this role ends: its deadline passed, or it was cancelled. */
   void (*withdraw)(void *self, mlfab__request *request, int code, uint64_t now_ns);
+  /* The worker that an open request of this role waits for, as far as known, or MLFAB_NO_RANK. For display. */
+  int32_t (*awaits)(void *self, const mlfab__request *request);
   /* May other nodes need this role at any time, without a call on this node? */
   int (*serves)(const void *self);
   /* finish: this node's worker has no more data. finished: does nobody wait for this role because of that any more? */
@@ -7197,6 +7206,35 @@ typedef struct mlfab__guard {
   void (*free)(mlfab_node *node);
 } mlfab__guard;
 
+/* A frame that went over a link which a transport sees, for an observer. `meta` is valid during the call. */
+typedef struct mlfab__tap_frame {
+  uint64_t now_ns;
+  uint8_t out;  /* 1: a transport has taken it; 0: it arrived */
+  uint8_t type; /* MLFAB__PUSH ... */
+  uint8_t kind; /* of the link */
+  uint32_t peer;
+  uint32_t incarnation; /* of the sender */
+  uint32_t meta_bytes, bulk_bytes;
+  const uint8_t *meta;
+} mlfab__tap_frame;
+
+/* A transfer that the scheduler has planned. */
+typedef struct mlfab__tap_plan {
+  uint64_t id;               /* number of the update, or of the pull */
+  uint64_t serial;           /* of the plan */
+  uint64_t start_ns, end_ns; /* first byte sent, last byte received, as planned */
+  uint64_t bytes, delay;
+  uint32_t worker, aggregator; /* aggregator: or MLFAB__NO_NODE */
+  uint8_t is_pull, dropped;
+} mlfab__tap_plan;
+
+/* An observer of a node: it changes nothing. */
+typedef struct mlfab__tap {
+  void *self;
+  void (*frame)(void *self, const mlfab__tap_frame *frame);
+  void (*plan)(void *self, const mlfab__tap_plan *plan);
+} mlfab__tap;
+
 /* A role's stream of file operations: files.c. */
 typedef struct mlfab__filer {
   mlfab_node *node;
@@ -7217,6 +7255,7 @@ struct mlfab_node {
   mlfab_stats stats;
   mlfab__requests requests;
   uint64_t job;
+  const mlfab__tap *tap;     /* NULL: nobody observes this node */
   const mlfab__guard *guard; /* NULL: no key */
   void *guard_self;
   uint32_t id, nodes, incarnation, epoch;
@@ -8027,6 +8066,15 @@ MLFAB__INTERNAL void mlfab__node_turn_away(mlfab_node *node, uint32_t index, con
   mlfab__node_refuse(node, index, MLFAB_ERR_JOB, MLFAB_NO_RANK, why);
 }
 
+/* Shows the observer a frame. */
+static void node_show(const mlfab_node *node, const mlfab__link *link, int out, uint8_t type,
+                      uint32_t incarnation, const uint8_t *meta, uint32_t meta_bytes,
+                      uint32_t bulk_bytes) {
+  const mlfab__tap_frame frame = {node->now_ns, (uint8_t)out, type,       link->kind, link->peer,
+                                  incarnation,  meta_bytes,   bulk_bytes, meta};
+  node->tap->frame(node->tap->self, &frame);
+}
+
 /* Checks a frame from outside, then dispatches it. */
 static void node_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *event) {
   mlfab__link *link = &node->links[index];
@@ -8064,6 +8112,9 @@ static void node_frame(mlfab_node *node, uint32_t index, const mlfab_io_event *e
   }
   mlfab__frame_in frame = {header.type, header.meta_bytes, bulk_bytes,
                            (const uint8_t *)event->head + MLFAB_HEADER_BYTES, event->bulk};
+  if (MLFAB__UNLIKELY(node->tap != NULL))
+    node_show(node, link, 0, frame.type, header.incarnation, frame.meta, frame.meta_bytes,
+              bulk_bytes);
   mlfab__node_dispatch(node, index, &frame);
 }
 
@@ -8367,6 +8418,9 @@ MLFAB_API void mlfab_node_done(mlfab_node *node, const mlfab_action *action, int
         mlfab__mix(node->stats.trace_hash ^ node->now_ns ^ ((uint64_t)node->frame.type << 48) ^
                    ((uint64_t)action->bulk_bytes << 8));
     link->sent_ns = node->now_ns;
+    if (MLFAB__UNLIKELY(node->tap != NULL))
+      node_show(node, link, 1, node->frame.type, node->incarnation, node->frame.meta,
+                node->frame.meta_bytes, node->frame.bulk_bytes);
     if (link->tagged && node->frame.type != MLFAB__PROOF) node->guard->sent(link);
     mlfab__outbox_taken(node);
     node_rotate(node);
@@ -12251,6 +12305,8 @@ MLFAB__INTERNAL int mlfab__push_hop_wanted(const mlfab__worker *worker, uint32_t
 
 /* --- the end of an update --- */
 
+static uint64_t push_delay(const mlfab__worker *worker, const mlfab__outgoing *update, int code);
+
 static void push_record(mlfab__worker *worker, const mlfab__outgoing *update, int code) {
   for (uint32_t i = 0; i < update->members; i++) {
     worker->status[(update->seq + i) % MLFAB__WINDOW] = (int16_t)code;
@@ -12258,6 +12314,8 @@ static void push_record(mlfab__worker *worker, const mlfab__outgoing *update, in
   if (update->flags & MLFAB__PUSH_INIT) return;
   if (code == MLFAB_ERR_DROPPED) worker->stats->updates_dropped += update->members;
   *(code ? &worker->stats->pushes_refused : &worker->stats->pushes_applied) += update->members;
+  if (mlfab__worker_whole(update)) worker->stats->iterations += update->members;
+  if (!code) worker->stats->push_delay_sum += push_delay(worker, update, code) * update->members;
 }
 
 /* Does a server's code take precedence over another's? PEER_DEAD over WITHDRAWN: a dead server may have
@@ -22680,6 +22738,8 @@ MLFAB__INTERNAL void mlfab__comm_finish(mlfab__comm *comm, mlfab_request request
                                         int32_t rank, uint64_t now_ns);
 /* In phase LISTED: the context has mapped (1) or could not map (0) the memory of `list`. */
 MLFAB__INTERNAL void mlfab__comm_mapped(mlfab__comm *comm, int ok);
+/* The worker that an open request of ours waits for, or MLFAB_NO_RANK. */
+MLFAB__INTERNAL int32_t mlfab__comm_awaited(void *self, const mlfab__request *request);
 /* A request of ours (plain or an object's) is withdrawn: TIMEOUT or CANCELLED. */
 MLFAB__INTERNAL void mlfab__comm_withdraw(void *self, mlfab__request *request, int code,
                                           uint64_t now_ns);
@@ -24630,6 +24690,22 @@ static void plain_withdraw_object(mlfab__comm *comm, const mlfab__request *reque
     why = kind->absent;
   }
   plain_withdraw(comm, request, code, kind->what, kind->counts, number, rank, why);
+}
+
+MLFAB__INTERNAL int32_t mlfab__comm_awaited(void *self, const mlfab__request *request) {
+  mlfab__comm *comm = self;
+  const char *why;
+  if (request->slot < MLFAB__COMM_CALLS) {
+    const mlfab__comm_slot *slot = plain_slot_by_request(comm, request);
+    return slot ? plain_awaited(comm, slot, &why) : MLFAB_NO_RANK;
+  }
+  const mlfab__comm_object *object =
+      mlfab__comm_object_find(comm, request->slot - MLFAB__COMM_CALLS);
+  uint64_t number = 0;
+  if (!object) return MLFAB_NO_RANK;
+  if (comm->phase != MLFAB__COMM_IN) return comm->missing;
+  if (object->missing != MLFAB_NO_RANK) return object->missing;
+  return object->kind->awaited(object->self, &number, &why);
 }
 
 MLFAB__INTERNAL void mlfab__comm_withdraw(void *self, mlfab__request *request, int code,
@@ -29224,6 +29300,7 @@ static const mlfab__role comm_row = {
     .waits = mlfab__comm_waits,
     .idle = mlfab__comm_sweep,
     .withdraw = mlfab__comm_withdraw,
+    .awaits = mlfab__comm_awaited,
     .serves = comm_role_serves,
     .leave = mlfab__comm_leave,
     .finish = mlfab__comm_finish_work,
@@ -32676,6 +32753,7 @@ struct mlfab__scheduler {
   mlfab__env *env;
   mlfab__port port;
   mlfab_stats *stats;
+  const mlfab__tap *const *tap; /* the node's; NULL: no node */
   uint32_t workers, servers;
   uint64_t heartbeat_ns, now_ns;
   uint64_t reassure_ns; /* when to send the next empty plans */
@@ -33273,8 +33351,35 @@ static void batch_tell(mlfab__scheduler *s, uint32_t server, uint32_t first, uin
                mlfab__encode_plan(s->meta, &plan, s->entries));
 }
 
+/* Shows the plan to the observer of this node. */
+static void batch_show(const mlfab__scheduler *s, uint32_t kind) {
+  const mlfab__tap *tap = s->tap ? *s->tap : NULL;
+  const mlfab__story *story = &s->stories[kind];
+  for (uint32_t i = 0; tap && i < story->n; i++) {
+    const mlfab__told *told = &story->told[i];
+    if (!told->dropped && !mlfab__finite(told->end)) continue; /* not planned */
+    if (told->dropped && told->reason == MLFAB__UNREACHABLE) continue;
+    mlfab__tap_plan plan = {.id = told->id,
+                            .serial = story->serial,
+                            .start_ns = story->now_ns,
+                            .end_ns = story->now_ns,
+                            .bytes = (uint64_t)told->bytes,
+                            .delay = told->delay > 0 ? (uint64_t)told->delay : 0,
+                            .worker = told->worker,
+                            .aggregator = told->aggregator,
+                            .is_pull = kind == MLFAB__TRANSFER_PULL,
+                            .dropped = told->dropped};
+    if (!told->dropped) {
+      plan.start_ns = mlfab__add_sat(story->now_ns, mlfab__scheduler_ns(told->start));
+      plan.end_ns = mlfab__add_sat(story->now_ns, mlfab__scheduler_ns(told->end));
+    }
+    tap->plan(tap->self, &plan);
+  }
+}
+
 /* Sends the items placed after `before` to all servers of the batch. */
-static void batch_tell_all(mlfab__scheduler *s, uint32_t before, uint64_t groups) {
+static void batch_tell_all(mlfab__scheduler *s, uint32_t before, uint64_t groups, uint32_t kind) {
+  batch_show(s, kind);
   uint32_t first = before == MLFAB__NO_ITEM ? s->placed.first : s->items[before].next;
   if (first == MLFAB__NO_ITEM) return; /* no item can be reached */
   for (uint32_t j = 0; j < s->nbatch_servers; j++)
@@ -33360,7 +33465,7 @@ static void batch_plain(mlfab__scheduler *s, uint32_t kind) {
     }
     mlfab__scheduler_place(s, s->batch[i]);
   }
-  batch_tell_all(s, before, s->groups);
+  batch_tell_all(s, before, s->groups, kind);
 }
 
 /* Collects the due items of this kind, and for pulls of this server, in order of announcement. */
@@ -33507,7 +33612,7 @@ MLFAB__INTERNAL void mlfab__scheduler_plan_pushes(mlfab__scheduler *s) {
   for (uint32_t q = 1; q <= s->k; q++)
     other |= members[q] == 1 || (members[q] > 1 && s->nbatch_servers > 1);
   if (other) batch_retime(s, MLFAB__TRANSFER_PUSH, before);
-  batch_tell_all(s, before, groups);
+  batch_tell_all(s, before, groups, MLFAB__TRANSFER_PUSH);
 }
 
 /* --- pulls --- */
@@ -33607,7 +33712,7 @@ MLFAB__INTERNAL void mlfab__scheduler_plan_pulls(mlfab__scheduler *s, uint32_t s
   }
   s->groups += s->k;
   if (other) batch_retime(s, MLFAB__TRANSFER_PULL, before);
-  batch_tell_all(s, before, groups);
+  batch_tell_all(s, before, groups, MLFAB__TRANSFER_PULL);
 }
 #endif /* MLFAB_WITH_SCHED */
 
@@ -37977,6 +38082,7 @@ MLFAB__INTERNAL int mlfab__scheduler_attach(mlfab_node *node, mlfab__scheduler *
   mlfab__port plan = mlfab__roles_port(node, role, MLFAB__LINK_PLANNER);
   int code = mlfab__scheduler_create(&node->env, &node->config, &plan, &node->stats, scheduler_p);
   role->self = *scheduler_p;
+  if (!code) (*scheduler_p)->tap = &node->tap;
   return code;
 }
 
@@ -46695,6 +46801,880 @@ MLFAB__INTERNAL void mlfab__vote_take(mlfab__vote *vote, uint32_t from,
 #endif /* MLFAB_WITH_REPLICA */
 
 /* ==============================================================================================
+ * core/telemetry/metrics.h
+ * ============================================================================================== */
+#if MLFAB_WITH_TELEMETRY
+/* metrics.h - the state of a node as OpenMetrics text. Layer 5.
+ *
+ * A snapshot is a copy of what a node counts, taken at one moment. The text has one family for each member of
+ * mlfab_stats, from a table with the member's offset: a member without a row has no family, which a test notices.
+ *
+ * Invariants. (1) Names end in their unit; samples of counters end in _total; the text ends in "# EOF". (2) Every sample
+ * has the labels of its node: role, and rank, server or both. (3) The text is whole or is not written: the caller asks
+ * for its length first.
+ *
+ * Source: OpenMetrics 1.0. */
+
+enum { MLFAB__METRICS_CLOSED = 3 }; /* a state; the others: 0 joins, 1 is ready, 2 has failed */
+
+typedef struct mlfab__snapshot {
+  mlfab_stats stats;
+  uint64_t unix_ns, opened_unix_ns; /* now; when the context was opened */
+  uint32_t state;
+  int32_t rank, server; /* or -1 */
+  const char *role;     /* "worker", "server", "worker+server", "scheduler" */
+  const char *job, *host;
+  long pid;
+  uint32_t requests; /* open ones that are not done */
+  /* The oldest of them that waits for a known rank, or else the oldest. call NULL: there is none. */
+  const char *call;
+  uint64_t waits_ns;
+  int32_t waits_for; /* or MLFAB_NO_RANK */
+  int waits_for_server;
+} mlfab__snapshot;
+
+/* Copies what the node knows: all but the times of the wall clock, host and pid. */
+MLFAB__INTERNAL void mlfab__metrics_take(const mlfab_node *node, uint64_t now_ns,
+                                         mlfab__snapshot *snapshot);
+/* Writes the text, at most `room` bytes with its terminating zero. Returns the length of the whole text. */
+MLFAB__INTERNAL size_t mlfab__metrics_text(const mlfab__snapshot *snapshot, char *text,
+                                           size_t room);
+
+#endif /* MLFAB_WITH_TELEMETRY */
+
+/* ==============================================================================================
+ * core/telemetry/metrics.c
+ * ============================================================================================== */
+#if MLFAB_WITH_TELEMETRY
+/* metrics.c - the state of a node as OpenMetrics text. See metrics.h. */
+
+#include <stdio.h>
+
+enum metrics_kind { METRICS_COUNTER, METRICS_GAUGE };
+
+typedef struct metrics_row {
+  uint16_t at; /* of the member in mlfab_stats */
+  uint8_t kind;
+  const char *name; /* without mlfab_ and _total */
+  const char *unit; /* which the name ends in, or "" */
+  const char *help;
+} metrics_row;
+
+#define METRICS_C(member, name, help) \
+  { offsetof(mlfab_stats, member), METRICS_COUNTER, name, "", help }
+#define METRICS_G(member, name, help) \
+  { offsetof(mlfab_stats, member), METRICS_GAUGE, name, "", help }
+#define METRICS_BYTES(member, name, help) \
+  { offsetof(mlfab_stats, member), METRICS_COUNTER, name, "bytes", help }
+
+static const metrics_row metrics_rows[] = {
+    METRICS_C(frames_sent, "frames_sent", "Frames sent."),
+    METRICS_C(frames_received, "frames_received", "Frames received."),
+    METRICS_BYTES(bytes_sent, "sent_bytes", "Bytes sent, headers included."),
+    METRICS_BYTES(bytes_received, "received_bytes", "Bytes received, headers included."),
+    METRICS_BYTES(payload_sent, "payload_sent_bytes", "Tensor bytes sent."),
+    METRICS_BYTES(payload_received, "payload_received_bytes", "Tensor bytes received."),
+    METRICS_C(frames_refused, "frames_refused",
+              "Frames refused: malformed, wrong checksum, wrong protocol."),
+    METRICS_C(strangers_refused, "strangers_refused",
+              "Connections refused of nodes that are not of this job."),
+    METRICS_C(reconnects, "reconnects", "Links that were opened again."),
+    METRICS_C(peers_died, "peers_died", "Peers that died."),
+    METRICS_C(transfers_revoked, "transfers_revoked",
+              "Transfers that were revoked because no byte came."),
+    METRICS_C(pushes_started, "pushes_started", "Worker: pushes begun."),
+    METRICS_C(pushes_applied, "pushes_applied", "Worker: pushes that the servers applied."),
+    METRICS_C(pushes_refused, "pushes_refused", "Worker: pushes that a server did not apply."),
+    METRICS_C(pushes_merged, "pushes_merged", "Worker: pushes merged into another one."),
+    METRICS_C(pulls_finished, "pulls_finished", "Worker: pulls that ended."),
+    METRICS_C(updates_applied, "updates_applied", "Server: updates applied."),
+    METRICS_C(updates_refused, "updates_refused", "Server: updates refused."),
+    METRICS_C(updates_repeated, "updates_repeated", "Server: updates that came a second time."),
+    METRICS_C(commits, "commits", "Server: commits."),
+    METRICS_C(pulls_answered, "pulls_answered", "Server: pulls answered."),
+    METRICS_C(pulls_delayed, "pulls_delayed", "Server: pulls that had to wait."),
+    METRICS_C(pulls_restarted, "pulls_restarted", "Server: pulls begun again."),
+    METRICS_C(delay_sum, "delay_updates", "Server: sum of the delays of applied updates."),
+    METRICS_G(delay_max, "delay_max_updates", "Server: largest delay of an applied update."),
+    METRICS_C(allocations, "allocations", "Calls of the allocator."),
+    {offsetof(mlfab_stats, memory_bytes), METRICS_GAUGE, "memory_bytes", "bytes",
+     "Bytes allocated now."},
+    METRICS_G(trace_hash, "trace_hash", "Hash of all events and actions, to compare runs."),
+    METRICS_C(updates_dropped, "updates_dropped", "Updates dropped."),
+    METRICS_C(groups_applied, "groups_applied", "Server: aggregates applied."),
+    METRICS_C(groups_failed, "groups_failed", "Server: aggregates begun again."),
+    METRICS_C(spreads_answered, "spreads_answered",
+              "Server: pulls answered through a distributor."),
+    METRICS_C(spreads_failed, "spreads_failed", "Server: distributions that failed."),
+    METRICS_C(members_added, "members_added", "Aggregator: updates added."),
+    METRICS_C(members_served, "members_served", "Distributor: pulls passed on."),
+    METRICS_C(plans_made, "plans_made", "Scheduler: plans."),
+    METRICS_C(plans_dropped, "plans_dropped", "Scheduler: updates that plans dropped."),
+    METRICS_C(plans_grouped, "plans_grouped", "Scheduler: updates that plans grouped."),
+    METRICS_G(link_in, "link_in_bytes_per_second",
+              "Capacity of this host's incoming link; 0: unknown."),
+    METRICS_G(link_out, "link_out_bytes_per_second",
+              "Capacity of this host's outgoing link; 0: unknown."),
+    METRICS_C(filter_offered, "filter_offered", "Worker: elements that filters were given."),
+    METRICS_C(filter_sent, "filter_sent", "Worker: elements that filters let pass."),
+    METRICS_C(filter_saturated, "filter_saturated",
+              "Worker: elements beyond the range of half precision."),
+    METRICS_BYTES(filter_raw_bytes, "filter_raw_bytes", "Worker: bytes before filters."),
+    METRICS_BYTES(filter_bytes, "filter_sent_bytes", "Worker: bytes after filters."),
+    METRICS_BYTES(pull_raw_bytes, "pull_raw_bytes", "Server: bytes that pulls asked for."),
+    METRICS_BYTES(pull_bytes, "pull_sent_bytes", "Server: bytes sent for pulls."),
+    METRICS_C(rounds, "rounds", "Server: iterations completed."),
+    METRICS_C(slices_moved, "slices_moved", "Server: slices received of other servers."),
+    METRICS_BYTES(bytes_moved, "moved_bytes", "Server: bytes received of other servers."),
+    METRICS_C(collectives, "collectives", "Worker: collectives that succeeded."),
+    METRICS_C(collectives_failed, "collectives_failed", "Worker: collectives that failed."),
+    METRICS_C(collective_epochs, "collective_epochs", "Worker: epochs of collectives."),
+    METRICS_C(rounds_partial, "rounds_partial", "Worker: rounds of partial reductions."),
+    METRICS_C(iterations, "iterations", "Worker: iterations whose pushes are decided."),
+    METRICS_C(push_delay_sum, "push_delay_updates",
+              "Worker: sum of the delays of its applied updates."),
+};
+
+/* A text that may be longer than its room. */
+typedef struct metrics_text {
+  char *at;
+  size_t room, used;
+} metrics_text;
+
+static void metrics_put(metrics_text *t, const char *format, ...) MLFAB__PRINTF(2, 3);
+
+static void metrics_put(metrics_text *t, const char *format, ...) {
+  va_list arguments;
+  size_t left = t->used < t->room ? t->room - t->used : 0;
+  va_start(arguments, format);
+  int n = vsnprintf(left ? t->at + t->used : NULL, left, format, arguments);
+  va_end(arguments);
+  if (n > 0) t->used += (size_t)n;
+}
+
+/* A label's value: backslash, quote and newline are escaped, and bytes that are not ASCII become '?'. */
+static void metrics_value(metrics_text *t, const char *name, const char *value) {
+  metrics_put(t, "%s=\"", name);
+  for (const char *at = value; *at; at++) {
+    unsigned char c = (unsigned char)*at;
+    if (c == '\\' || c == '"')
+      metrics_put(t, "\\%c", c);
+    else if (c == '\n')
+      metrics_put(t, "\\n");
+    else
+      metrics_put(t, "%c", c < 32 || c > 126 ? '?' : c);
+  }
+  metrics_put(t, "\"");
+}
+
+/* The labels of every sample of this node, without braces. */
+static void metrics_labels(metrics_text *t, const mlfab__snapshot *s) {
+  metrics_value(t, "job", s->job);
+  metrics_put(t, ",role=\"%s\"", s->role);
+  if (s->rank >= 0) metrics_put(t, ",rank=\"%d\"", (int)s->rank);
+  if (s->server >= 0) metrics_put(t, ",server=\"%d\"", (int)s->server);
+}
+
+static void metrics_family(metrics_text *t, const char *name, const char *type, const char *unit,
+                           const char *help) {
+  metrics_put(t, "# TYPE mlfab_%s %s\n", name, type);
+  if (*unit) metrics_put(t, "# UNIT mlfab_%s %s\n", name, unit);
+  metrics_put(t, "# HELP mlfab_%s %s\n", name, help);
+}
+
+static void metrics_number(metrics_text *t, const mlfab__snapshot *s, const metrics_row *row) {
+  uint64_t value;
+  memcpy(&value, (const char *)&s->stats + row->at, sizeof value);
+  int counts = row->kind == METRICS_COUNTER;
+  metrics_family(t, row->name, counts ? "counter" : "gauge", row->unit, row->help);
+  metrics_put(t, "mlfab_%s%s{", row->name, counts ? "_total" : "");
+  metrics_labels(t, s);
+  metrics_put(t, "} %llu\n", (unsigned long long)value);
+}
+
+static void metrics_time(metrics_text *t, const mlfab__snapshot *s, const char *name,
+                         const char *help, uint64_t ns) {
+  metrics_family(t, name, "gauge", "seconds", help);
+  metrics_put(t, "mlfab_%s{", name);
+  metrics_labels(t, s);
+  metrics_put(t, "} %llu.%03llu\n", (unsigned long long)(ns / 1000000000u),
+              (unsigned long long)(ns / 1000000u % 1000));
+}
+
+static void metrics_gauge(metrics_text *t, const mlfab__snapshot *s, const char *name,
+                          const char *help, uint64_t value) {
+  metrics_family(t, name, "gauge", "", help);
+  metrics_put(t, "mlfab_%s{", name);
+  metrics_labels(t, s);
+  metrics_put(t, "} %llu\n", (unsigned long long)value);
+}
+
+static void metrics_build(metrics_text *t, const mlfab__snapshot *s) {
+  metrics_family(t, "node", "info", "", "The process.");
+  metrics_put(t, "mlfab_node_info{");
+  metrics_labels(t, s);
+  metrics_put(t, ",");
+  metrics_value(t, "host", s->host);
+  metrics_put(t, ",pid=\"%ld\",version=\"%s\",protocol=\"%d\"} 1\n", s->pid, MLFAB_VERSION,
+              MLFAB_PROTOCOL);
+}
+
+/* Whom the oldest open call waits for: labels "call", "for", "peer". No sample when no call is open. */
+static void metrics_waits(metrics_text *t, const mlfab__snapshot *s) {
+  metrics_family(t, "waits_seconds", "gauge", "seconds",
+                 "How long the oldest open call has waited, and for whom.");
+  if (!s->call) return;
+  metrics_put(t, "mlfab_waits_seconds{");
+  metrics_labels(t, s);
+  metrics_put(t, ",call=\"%s\"", s->call);
+  if (s->waits_for != MLFAB_NO_RANK)
+    metrics_put(t, ",for=\"%s\",peer=\"%d\"", s->waits_for_server ? "server" : "worker",
+                (int)s->waits_for);
+  metrics_put(t, "} %llu.%06llu\n", (unsigned long long)(s->waits_ns / 1000000000u),
+              (unsigned long long)(s->waits_ns / 1000u % 1000000));
+}
+
+MLFAB__INTERNAL size_t mlfab__metrics_text(const mlfab__snapshot *s, char *text, size_t room) {
+  metrics_text t = {text, room, 0};
+  if (room > 0) text[0] = 0;
+  metrics_build(&t, s);
+  metrics_time(&t, s, "opened_timestamp_seconds", "When the context was opened.",
+               s->opened_unix_ns);
+  metrics_time(&t, s, "written_timestamp_seconds", "When these metrics were taken.", s->unix_ns);
+  metrics_gauge(&t, s, "state", "0 joins, 1 is ready, 2 has failed, 3 is closed.", s->state);
+  metrics_gauge(&t, s, "open_requests", "Calls that have begun and are not done.", s->requests);
+  metrics_waits(&t, s);
+  for (size_t i = 0; i < MLFAB__COUNT(metrics_rows); i++) metrics_number(&t, s, &metrics_rows[i]);
+  metrics_put(&t, "# EOF\n");
+  return t.used;
+}
+
+/* Whom a request waits for: as it was told, or as its role knows. */
+static int32_t metrics_whom(const mlfab_node *node, const mlfab__request *r, int *is_server_p) {
+  int32_t rank = r->blame.rank;
+  *is_server_p = rank != MLFAB_NO_RANK && r->blame.is_server;
+  for (uint32_t i = 0; rank == MLFAB_NO_RANK && i < node->nroles; i++) {
+    const mlfab__role *role = &node->roles[i];
+    if (role->awaits && role->requests & 1u << r->kind) rank = role->awaits(role->self, r);
+  }
+  return rank;
+}
+
+static void metrics_take_waits(const mlfab_node *node, uint64_t now_ns, mlfab__snapshot *s) {
+  const mlfab__request *first = NULL;
+  s->waits_for = MLFAB_NO_RANK;
+  for (uint32_t b = 0; node->requests.open > 0 && b < MLFAB__REQUEST_BUCKETS; b++) {
+    for (const mlfab__request *r = node->requests.buckets[b]; r; r = r->next) {
+      if (r->done) continue;
+      s->requests++;
+      int is_server, known = s->waits_for != MLFAB_NO_RANK;
+      int32_t rank = metrics_whom(node, r, &is_server);
+      /* Rather a call that waits for a known rank, then the oldest. */
+      if (first && ((rank != MLFAB_NO_RANK) != known ? known : r->started_ns >= first->started_ns))
+        continue;
+      first = r;
+      s->waits_for = rank;
+      s->waits_for_server = is_server;
+    }
+  }
+  if (!first) return;
+  s->call = mlfab__request_call(first->kind);
+  s->waits_ns = now_ns > first->started_ns ? now_ns - first->started_ns : 0;
+}
+
+MLFAB__INTERNAL void mlfab__metrics_take(const mlfab_node *node, uint64_t now_ns,
+                                         mlfab__snapshot *s) {
+  memset(s, 0, sizeof *s);
+  mlfab_node_stats(node, &s->stats, sizeof s->stats);
+  s->state = node->phase == MLFAB__BOOTSTRAP_READY    ? 1
+             : node->phase == MLFAB__BOOTSTRAP_FAILED ? 2
+                                                      : 0;
+  s->rank = node->is_worker ? node->config.rank : -1;
+  s->server = node->is_server ? (int32_t)node->server_number : -1;
+  s->role = node->is_worker && node->is_server ? "worker+server"
+            : node->is_worker                  ? "worker"
+            : node->is_server                  ? "server"
+                                               : "scheduler";
+  s->job = node->config.job;
+  metrics_take_waits(node, now_ns, s);
+}
+#endif /* MLFAB_WITH_TELEMETRY */
+
+/* ==============================================================================================
+ * core/telemetry/trace.h
+ * ============================================================================================== */
+#if MLFAB_WITH_TELEMETRY
+/* trace.h - a recorder: what the links of a node carry, and what its scheduler has planned. Layer 5.
+ *
+ * The recorder is the observer (tap) of a node. A lane is one direction of one link, or the plans for one worker. A
+ * transfer is an update's part at one server, the answer to a pull, a message of a collective, a slice that moves; each
+ * end computes the same key for it. On a lane a run is a row of frames with a bulk of one transfer, without a pause of
+ * more than MLFAB__TRACE_GAP_NS:
+ *
+ *    (a frame with a bulk) --> RUNS --another transfer's frame, a pause, stop--> a RUN in the ring
+ *
+ * One frame of a transfer carries its arrow: the one with its first byte, or its last one where the first is not known
+ * (pulls). The sender records FROM when a transport has taken that frame, the receiver TO when it has arrived.
+ *
+ * Invariants. (1) Runs of a lane do not overlap and are recorded in the order of time: a lane's times ascend by at least
+ * 1 ns. (2) The bytes of all runs of out-lanes plus those that were dropped are the node's payload_sent, and those of
+ * in-lanes its payload_received, once mlfab__trace_stop has ended the runs. (3) FROM of the sender and TO of the
+ * receiver have the same key; each is inside a run of its lane. (4) The ring is bounded: a record that does not fit is
+ * counted in `lost`. (5) The recorder changes nothing of the node.
+ *
+ * Not the clock of the wire: a run begins when a transport takes the first frame, and ends when it takes the
+ * last one; what the system buffers leaves later. */
+
+enum { MLFAB__TRACE_RECORDS = 32768, MLFAB__TRACE_GAP_NS = 1000000, MLFAB__TRACE_SLOTS = 4 };
+
+/* What a frame with a bulk belongs to. */
+enum mlfab__trace_what {
+  MLFAB__TRACE_OTHER,
+  MLFAB__TRACE_PUSH,  /* number: of the update */
+  MLFAB__TRACE_PULL,  /* number: of the pull */
+  MLFAB__TRACE_GROUP, /* member -> aggregator; number: of the update */
+  MLFAB__TRACE_SUM,   /* aggregator -> server; number: of the group */
+  MLFAB__TRACE_COLL,  /* number: of the collective */
+  MLFAB__TRACE_SLICE  /* number: of the slice */
+};
+
+enum mlfab__trace_kind {
+  MLFAB__TRACE_LANE, /* a lane that has not been recorded before */
+  MLFAB__TRACE_RUN,
+  MLFAB__TRACE_FROM,
+  MLFAB__TRACE_TO,
+  MLFAB__TRACE_PLAN,
+  MLFAB__TRACE_DROP, /* a plan drops an update */
+  MLFAB__TRACE_LOST  /* `bytes` records did not fit in the ring */
+};
+
+typedef struct mlfab__trace_record {
+  uint64_t at_ns, end_ns;
+  uint64_t key;    /* of the transfer; PLAN: serial of the plan */
+  uint64_t number; /* see mlfab__trace_what */
+  uint64_t bytes;
+  uint64_t more; /* PLAN: its delay; RUN: number of frames */
+  uint32_t lane; /* mlfab__trace_lane_of */
+  uint32_t who;  /* PLAN: the aggregator */
+  uint8_t kind, what;
+} mlfab__trace_record;
+
+typedef struct mlfab__trace_lane {
+  uint32_t lane;
+  int named;                            /* LANE is in the ring */
+  uint64_t last_ns;                     /* end of the last run */
+  uint64_t frames;                      /* of the present run; 0: there is none */
+  uint64_t seen_ns;                     /* time of its last frame, unchanged */
+  uint64_t ends_ns[MLFAB__TRACE_SLOTS]; /* plans: when the last one of each slot ends */
+  mlfab__trace_record run;
+} mlfab__trace_lane;
+
+/* A frame's place in its transfer. */
+typedef struct mlfab__trace_transfer {
+  uint8_t what;
+  uint8_t arrow; /* this frame carries the arrow */
+  uint64_t number, key;
+} mlfab__trace_transfer;
+
+typedef struct mlfab__trace {
+  mlfab__env *env;
+  uint32_t rank, server; /* of this node, or MLFAB__NO_NODE */
+  /* The present time on the node's clock; NULL: the time of the node, which it reads once for many frames. */
+  uint64_t (*clock)(void *user);
+  void *user;
+  mlfab__tap tap;
+  mlfab__map places; /* lane + 1 -> index */
+  mlfab__trace_lane *lanes;
+  uint32_t nlanes, lanes_room;
+  mlfab__trace_record *ring; /* MLFAB__TRACE_RECORDS */
+  uint32_t begin, count;
+  uint64_t lost, lost_bytes; /* since the last LOST; in all, bytes of runs */
+} mlfab__trace;
+
+/* A lane's number: below 2^32. Plans for a worker: kind MLFAB__LINK_KINDS, and a slot in `out`. */
+static inline uint32_t mlfab__trace_lane_of(uint32_t kind, uint32_t out, uint32_t peer) {
+  return (kind * MLFAB__TRACE_SLOTS + out) << 20 | (peer & 0xfffffu);
+}
+
+/* Makes the recorder the observer of the node. clock may be NULL. Errors: MEMORY. */
+MLFAB__INTERNAL int mlfab__trace_open(mlfab__env *env, mlfab_node *node,
+                                      uint64_t (*clock)(void *user), void *user,
+                                      mlfab__trace **trace_p);
+/* node NULL: the node is gone already. */
+MLFAB__INTERNAL void mlfab__trace_close(mlfab__trace **trace_p, mlfab_node *node);
+/* The transfer of a frame with a bulk, at the node with this rank and server number. */
+MLFAB__INTERNAL void mlfab__trace_classify(const mlfab__tap_frame *frame, uint32_t rank,
+                                           uint32_t server, mlfab__trace_transfer *transfer);
+/* Takes up to `most` records, oldest first. Ends runs that have paused; with `now_ns` MLFAB__NEVER all. */
+MLFAB__INTERNAL uint32_t mlfab__trace_take(mlfab__trace *trace, uint64_t now_ns,
+                                           mlfab__trace_record *records, uint32_t most);
+
+#endif /* MLFAB_WITH_TELEMETRY */
+
+/* ==============================================================================================
+ * core/telemetry/trace.c
+ * ============================================================================================== */
+#if MLFAB_WITH_TELEMETRY
+/* trace.c - a recorder of what the links of a node carry. See trace.h. */
+
+/* --- the ring --- */
+
+static int trace_put(mlfab__trace *t, const mlfab__trace_record *record) {
+  /* The last place is for LOST. */
+  if (t->count + 1 >= MLFAB__TRACE_RECORDS) {
+    t->lost++;
+    if (record->kind == MLFAB__TRACE_RUN) t->lost_bytes += record->bytes;
+    return 0;
+  }
+  t->ring[(t->begin + t->count++) % MLFAB__TRACE_RECORDS] = *record;
+  return 1;
+}
+
+/* --- lanes --- */
+
+/* The lane's entry; NULL: out of memory. */
+static mlfab__trace_lane *trace_lane(mlfab__trace *t, uint32_t lane, uint64_t now_ns) {
+  uint32_t place;
+  if (!mlfab__map_get(&t->places, (uint64_t)lane + 1, &place)) {
+    mlfab__trace_lane *lanes =
+        mlfab__grow(t->env, t->lanes, &t->lanes_room, (uint64_t)t->nlanes + 1, sizeof *t->lanes);
+    if (!lanes) return NULL;
+    t->lanes = lanes;
+    if (mlfab__map_put(t->env, &t->places, (uint64_t)lane + 1, t->nlanes)) return NULL;
+    place = t->nlanes++;
+    memset(&lanes[place], 0, sizeof *lanes);
+    lanes[place].lane = lane;
+  }
+  mlfab__trace_lane *found = &t->lanes[place];
+  const mlfab__trace_record name = {.at_ns = now_ns, .lane = lane, .kind = MLFAB__TRACE_LANE};
+  if (!found->named) found->named = trace_put(t, &name);
+  return found;
+}
+
+static void trace_end_run(mlfab__trace *t, mlfab__trace_lane *lane) {
+  if (lane->frames == 0) return;
+  lane->run.more = lane->frames;
+  lane->last_ns = lane->run.end_ns;
+  lane->frames = 0;
+  trace_put(t, &lane->run);
+}
+
+/* --- transfers --- */
+
+/* A number of 32 or 64 bits at this place of a meta; 0 if the meta is too short. */
+static uint64_t trace_u64(const mlfab__tap_frame *f, uint32_t at) {
+  return f->meta_bytes >= at + 8 ? wire_get64(f->meta + at) : 0;
+}
+
+static uint32_t trace_u32(const mlfab__tap_frame *f, uint32_t at) {
+  return f->meta_bytes >= at + 4 ? wire_get32(f->meta + at) : 0;
+}
+
+/* The part of the key that says who sends to whom: both ends compute the same. */
+static uint64_t trace_ends(const mlfab__tap_frame *f, uint32_t rank, uint32_t server) {
+  int own_is_server = f->kind == MLFAB__LINK_WORKER || f->kind == MLFAB__LINK_RESHARD ||
+                      f->kind == MLFAB__LINK_RESHARD_IN;
+  int peer_is_server = f->kind == MLFAB__LINK_SERVER || f->kind == MLFAB__LINK_RESHARD ||
+                       f->kind == MLFAB__LINK_RESHARD_IN;
+  uint64_t own = (uint64_t)own_is_server << 32 | (own_is_server ? server : rank);
+  uint64_t peer = (uint64_t)peer_is_server << 32 | f->peer;
+  uint64_t from = f->out ? own : peer, to = f->out ? peer : own;
+  return mlfab__mix(mlfab__mix(from + 1) ^ (to << 1)) + f->incarnation;
+}
+
+MLFAB__INTERNAL void mlfab__trace_classify(const mlfab__tap_frame *f, uint32_t rank,
+                                           uint32_t server, mlfab__trace_transfer *transfer) {
+  uint64_t extra = 0; /* what else tells the transfer apart */
+  *transfer = (mlfab__trace_transfer){.what = MLFAB__TRACE_OTHER};
+  switch (f->type) {
+    case MLFAB__PUSH: /* its bulk is the beginning of the update */
+      transfer->what = MLFAB__TRACE_PUSH;
+      transfer->number = trace_u64(f, 0);
+      transfer->arrow = 1;
+      extra = trace_u32(f, 12); /* generation */
+      break;
+    case MLFAB__CHUNK:
+      transfer->what = MLFAB__TRACE_PUSH;
+      transfer->number = trace_u64(f, 0);
+      transfer->arrow = trace_u64(f, 8) == 0;
+      extra = trace_u32(f, 16);
+      break;
+    case MLFAB__MODEL:
+      transfer->what = MLFAB__TRACE_PULL;
+      transfer->number = trace_u64(f, 0);
+      transfer->arrow = (trace_u32(f, 44) & MLFAB__MODEL_LAST) != 0;
+      break;
+    case MLFAB__HOP_MODEL:
+      transfer->what = MLFAB__TRACE_PULL;
+      transfer->number = trace_u64(f, 0);
+      transfer->arrow = (trace_u32(f, 44) & MLFAB__MODEL_LAST) != 0;
+      extra = (uint64_t)trace_u32(f, 52) << 32 | trace_u32(f, 56); /* server, attempt */
+      break;
+    case MLFAB__HOP_CHUNK:
+      transfer->what = MLFAB__TRACE_GROUP;
+      transfer->number = trace_u64(f, 8);
+      transfer->arrow = trace_u64(f, 16) == 0;
+      extra = trace_u64(f, 0) ^ (uint64_t)trace_u32(f, 32) << 48; /* group, server */
+      break;
+    case MLFAB__FORWARD:
+      transfer->what = MLFAB__TRACE_SUM;
+      transfer->number = trace_u64(f, 0);
+      transfer->arrow = trace_u64(f, 8) == 0;
+      break;
+    case MLFAB__COLL:
+      transfer->what = MLFAB__TRACE_COLL;
+      transfer->number = trace_u64(f, 8);
+      transfer->arrow = trace_u64(f, 40) == 0; /* offset */
+      /* epoch, channel, tag */
+      extra = mlfab__mix(trace_u64(f, 0)) ^ trace_u32(f, 16);
+      break;
+    case MLFAB__RESHARD_SERVER:
+      transfer->what = MLFAB__TRACE_SLICE;
+      transfer->number = trace_u32(f, 4);
+      transfer->arrow = trace_u64(f, 16) == 0;
+      extra = (uint64_t)trace_u32(f, 0) << 32 | trace_u32(f, 12); /* attempt, kind */
+      break;
+    default:
+      break;
+  }
+  transfer->key = mlfab__mix(mlfab__mix(trace_ends(f, rank, server) ^ transfer->number) ^
+                             mlfab__mix(extra + transfer->what));
+}
+
+static void trace_frame(void *self, const mlfab__tap_frame *f) {
+  mlfab__trace *t = self;
+  mlfab__trace_transfer transfer;
+  if (f->bulk_bytes == 0) return;
+  uint64_t now_ns = t->clock ? t->clock(t->user) : f->now_ns;
+  mlfab__trace_classify(f, t->rank, t->server, &transfer);
+  uint32_t number = mlfab__trace_lane_of(f->kind, f->out, f->peer);
+  mlfab__trace_lane *lane = trace_lane(t, number, now_ns);
+  if (!lane) {
+    t->lost++;
+    t->lost_bytes += f->bulk_bytes;
+    return;
+  }
+  mlfab__trace_record *run = &lane->run;
+  if (lane->frames > 0 && (run->key != transfer.key || run->what != transfer.what ||
+                           now_ns > lane->seen_ns + MLFAB__TRACE_GAP_NS))
+    trace_end_run(t, lane);
+  if (lane->frames == 0) {
+    uint64_t at = MLFAB__PLANTED(190) ? now_ns : mlfab__max(now_ns, lane->last_ns);
+    *run = (mlfab__trace_record){.at_ns = at,
+                                 .end_ns = at,
+                                 .key = transfer.key,
+                                 .number = transfer.number,
+                                 .lane = number,
+                                 .kind = MLFAB__TRACE_RUN,
+                                 .what = transfer.what};
+  }
+  lane->seen_ns = now_ns;
+  lane->frames++;
+  run->bytes += f->bulk_bytes;
+  run->end_ns = mlfab__max(run->end_ns + 1, now_ns);
+  if (!transfer.arrow) return;
+  mlfab__trace_record arrow = *run;
+  arrow.kind = f->out ? MLFAB__TRACE_FROM : MLFAB__TRACE_TO;
+  arrow.at_ns = run->end_ns - 1; /* inside the run */
+  trace_put(t, &arrow);
+}
+
+static void trace_plan(void *self, const mlfab__tap_plan *plan) {
+  mlfab__trace *t = self;
+  uint32_t slot = 0;
+  uint32_t first = mlfab__trace_lane_of(MLFAB__LINK_KINDS, 0, plan->worker);
+  mlfab__trace_lane *lane = trace_lane(t, first, plan->start_ns);
+  if (!lane) {
+    t->lost++;
+    return;
+  }
+  /* The first slot whose plans have ended: slices of a lane do not overlap. */
+  while (slot + 1 < MLFAB__TRACE_SLOTS && lane->ends_ns[slot] > plan->start_ns) slot++;
+  mlfab__trace_record record = {.at_ns = mlfab__max(plan->start_ns, lane->ends_ns[slot]),
+                                .key = plan->serial,
+                                .number = plan->id,
+                                .bytes = plan->bytes,
+                                .more = plan->delay,
+                                .who = plan->aggregator,
+                                .kind = plan->dropped ? MLFAB__TRACE_DROP : MLFAB__TRACE_PLAN,
+                                .what = plan->is_pull ? MLFAB__TRACE_PULL : MLFAB__TRACE_PUSH};
+  record.end_ns = mlfab__max(plan->end_ns, mlfab__add_sat(record.at_ns, 1));
+  if (!plan->dropped) lane->ends_ns[slot] = record.end_ns;
+  record.lane = mlfab__trace_lane_of(MLFAB__LINK_KINDS, slot, plan->worker);
+  if (slot > 0 && !trace_lane(t, record.lane, plan->start_ns))
+    t->lost++;
+  else
+    trace_put(t, &record);
+}
+
+/* --- open, take, close --- */
+
+MLFAB__INTERNAL int mlfab__trace_open(mlfab__env *env, mlfab_node *node,
+                                      uint64_t (*clock)(void *user), void *user,
+                                      mlfab__trace **trace_p) {
+  mlfab__trace *t = mlfab__alloc(env, sizeof *t);
+  if (!t) return MLFAB_ERR_MEMORY;
+  t->env = env;
+  t->clock = clock;
+  t->user = user;
+  t->ring = mlfab__alloc_array(env, MLFAB__TRACE_RECORDS, sizeof *t->ring);
+  *trace_p = t;
+  if (!t->ring) {
+    mlfab__trace_close(trace_p, NULL);
+    return MLFAB_ERR_MEMORY;
+  }
+  t->rank = node->is_worker ? (uint32_t)node->config.rank : MLFAB__NO_NODE;
+  t->server = node->server_number;
+  t->tap = (mlfab__tap){t, trace_frame, trace_plan};
+  node->tap = &t->tap;
+  return 0;
+}
+
+MLFAB__INTERNAL void mlfab__trace_close(mlfab__trace **trace_p, mlfab_node *node) {
+  mlfab__trace *t = *trace_p;
+  if (!t) return;
+  if (node && node->tap == &t->tap) node->tap = NULL;
+  mlfab__map_free(t->env, &t->places);
+  mlfab__free(t->env, t->lanes, t->lanes_room * sizeof *t->lanes);
+  mlfab__free(t->env, t->ring, MLFAB__TRACE_RECORDS * sizeof *t->ring);
+  mlfab__free(t->env, t, sizeof *t);
+  *trace_p = NULL;
+}
+
+MLFAB__INTERNAL uint32_t mlfab__trace_take(mlfab__trace *t, uint64_t now_ns,
+                                           mlfab__trace_record *records, uint32_t most) {
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < t->nlanes; i++) {
+    mlfab__trace_lane *lane = &t->lanes[i];
+    if (now_ns == MLFAB__NEVER || now_ns > mlfab__add_sat(lane->seen_ns, MLFAB__TRACE_GAP_NS))
+      trace_end_run(t, lane);
+  }
+  if (t->lost > 0 && t->count < MLFAB__TRACE_RECORDS) {
+    const mlfab__trace_record last =
+        t->ring[(t->begin + t->count + MLFAB__TRACE_RECORDS - 1) % MLFAB__TRACE_RECORDS];
+    const mlfab__trace_record lost = {
+        .at_ns = t->count ? last.end_ns : now_ns, .bytes = t->lost, .kind = MLFAB__TRACE_LOST};
+    t->ring[(t->begin + t->count++) % MLFAB__TRACE_RECORDS] = lost;
+    if (!MLFAB__PLANTED(191)) t->lost = 0;
+  }
+  for (; n < most && t->count > 0; n++) {
+    records[n] = t->ring[t->begin];
+    t->begin = (t->begin + 1) % MLFAB__TRACE_RECORDS;
+    t->count--;
+  }
+  return n;
+}
+#endif /* MLFAB_WITH_TELEMETRY */
+
+/* ==============================================================================================
+ * core/telemetry/chrome.h
+ * ============================================================================================== */
+#if MLFAB_WITH_TELEMETRY
+/* chrome.h - records of trace.h as Chrome trace events, in JSON. Layer 5.
+ *
+ * The text is an array with one event a line:
+ *
+ *    [                       begin: names the process
+ *    {...},                  an event each; a file that ends here is taken by Perfetto, too
+ *    {...}
+ *    ]                       end
+ *
+ * A node is a process (pid: its node id, so that the files of a fabric can be joined), a lane a thread, a run a slice
+ * ("X"), an arrow a flow ("s", "f", with the transfer's key as id), a plan a slice on a lane of its own beside the lane
+ * of its worker. Times are microseconds of the wall clock modulo 2^51 ns (26 days), so that nodes of one host have one
+ * clock; between hosts they are as good as the hosts' clocks.
+ *
+ * Source: Trace Event Format (Google), JSON Array Format. */
+
+enum { MLFAB__CHROME_MAX = 1024 }; /* bytes of an event's lines */
+
+typedef struct mlfab__chrome {
+  uint32_t pid;
+  uint64_t unix_ns, clock_ns; /* the same moment on the wall clock and on the node's clock */
+  uint64_t last_ns;           /* the largest time so far, of the node's clock */
+} mlfab__chrome;
+
+/* Each writes at most MLFAB__CHROME_MAX bytes, and returns how many. */
+MLFAB__INTERNAL size_t mlfab__chrome_begin(const mlfab__chrome *chrome, const char *name,
+                                           const char *host, long pid,
+                                           char text[MLFAB__CHROME_MAX]);
+MLFAB__INTERNAL size_t mlfab__chrome_event(mlfab__chrome *chrome, const mlfab__trace_record *record,
+                                           char text[MLFAB__CHROME_MAX]);
+/* why: a text without quotes that the trace ends with. */
+MLFAB__INTERNAL size_t mlfab__chrome_end(const mlfab__chrome *chrome, const char *why,
+                                         char text[MLFAB__CHROME_MAX]);
+
+#endif /* MLFAB_WITH_TELEMETRY */
+
+/* ==============================================================================================
+ * core/telemetry/chrome.c
+ * ============================================================================================== */
+#if MLFAB_WITH_TELEMETRY
+/* chrome.c - records as Chrome trace events. See chrome.h. */
+
+#include <stdio.h>
+
+#define CHROME_TIMES (((uint64_t)1 << 51) - 1)
+
+static const char *const chrome_names[] = {
+    [MLFAB__TRACE_OTHER] = "frames", [MLFAB__TRACE_PUSH] = "push",
+    [MLFAB__TRACE_PULL] = "pull",    [MLFAB__TRACE_GROUP] = "member",
+    [MLFAB__TRACE_SUM] = "sum",      [MLFAB__TRACE_COLL] = "collective",
+    [MLFAB__TRACE_SLICE] = "slice"};
+
+/* The peer at the other end, by kind of link, and which use of the link it is. */
+static const struct {
+  const char *peer, *use;
+} chrome_links[MLFAB__LINK_KINDS] = {[MLFAB__LINK_FREE] = {"node", ""},
+                                     [MLFAB__LINK_NEW] = {"node", " (new)"},
+                                     [MLFAB__LINK_CLAIM] = {"node", " (claim)"},
+                                     [MLFAB__LINK_JOIN_IN] = {"node", " (joins)"},
+                                     [MLFAB__LINK_JOIN_OUT] = {"server", " (joining)"},
+                                     [MLFAB__LINK_SERVER] = {"server", ""},
+                                     [MLFAB__LINK_WORKER] = {"worker", ""},
+                                     [MLFAB__LINK_PLANNER] = {"server", " (plans)"},
+                                     [MLFAB__LINK_SCHEDULER] = {"scheduler", ""},
+                                     [MLFAB__LINK_PEER] = {"worker", " (called)"},
+                                     [MLFAB__LINK_PEER_IN] = {"worker", " (caller)"},
+                                     [MLFAB__LINK_RESHARD] = {"server", " (moves, called)"},
+                                     [MLFAB__LINK_RESHARD_IN] = {"server", " (moves, caller)"}};
+
+static size_t chrome_length(int n) {
+  return n < 0 ? 0 : mlfab__min((uint64_t)n, MLFAB__CHROME_MAX - 1);
+}
+
+/* A time as microseconds with three decimals. */
+static const char *chrome_time(const mlfab__chrome *c, uint64_t at_ns, char buffer[40]) {
+  /* Modulo 2^64: at_ns may be the smaller one. Modulo 26 days: readers take the number for a double. */
+  uint64_t ns = (c->unix_ns + (at_ns - c->clock_ns)) & CHROME_TIMES;
+  snprintf(buffer, 40, "%llu.%03llu", (unsigned long long)(ns / 1000),
+           (unsigned long long)(ns % 1000));
+  return buffer;
+}
+
+/* A text without characters that JSON would escape. */
+static void chrome_plain(const char *from, char *to, size_t room) {
+  size_t n = 0;
+  for (; from[n] && n + 1 < room; n++)
+    to[n] = from[n] < 32 || from[n] > 126 || from[n] == '"' || from[n] == '\\' ? '?' : from[n];
+  to[n] = 0;
+}
+
+MLFAB__INTERNAL size_t mlfab__chrome_begin(const mlfab__chrome *c, const char *name,
+                                           const char *host, long pid,
+                                           char text[MLFAB__CHROME_MAX]) {
+  char plain[128];
+  chrome_plain(host, plain, sizeof plain);
+  return chrome_length(
+      snprintf(text, MLFAB__CHROME_MAX,
+               "[\n{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":%u,\"tid\":0,\"args\":{\"name\":"
+               "\"%s (%s, pid %ld)\"}},\n"
+               "{\"ph\":\"M\",\"name\":\"process_sort_index\",\"pid\":%u,\"tid\":0,\"args\":"
+               "{\"sort_index\":%u}},\n",
+               (unsigned)c->pid, name, plain, pid, (unsigned)c->pid, (unsigned)c->pid));
+}
+
+/* The lanes of one peer stand together: plans, then what came, then what was sent. */
+static size_t chrome_lane(const mlfab__chrome *c, uint32_t lane, char text[MLFAB__CHROME_MAX]) {
+  uint32_t peer = lane & 0xfffffu, out = (lane >> 20) % MLFAB__TRACE_SLOTS;
+  uint32_t kind = (lane >> 20) / MLFAB__TRACE_SLOTS, order;
+  char name[96];
+  if (kind >= MLFAB__LINK_KINDS) {
+    order = out;
+    snprintf(name, sizeof name, out ? "plan for worker %u (%u)" : "plan for worker %u",
+             (unsigned)peer, (unsigned)out + 1);
+  } else {
+    order = MLFAB__TRACE_SLOTS + kind * 2 + out;
+    snprintf(name, sizeof name, "%s %s %u%s", out ? "to" : "from", chrome_links[kind].peer,
+             (unsigned)peer, chrome_links[kind].use);
+  }
+  return chrome_length(snprintf(
+      text, MLFAB__CHROME_MAX,
+      "{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%u,\"tid\":%u,\"args\":{\"name\":\"%s\"}},\n"
+      "{\"ph\":\"M\",\"name\":\"thread_sort_index\",\"pid\":%u,\"tid\":%u,\"args\":"
+      "{\"sort_index\":%u}},\n",
+      (unsigned)c->pid, (unsigned)lane, name, (unsigned)c->pid, (unsigned)lane,
+      (unsigned)(peer * 64 + order)));
+}
+
+/* The name of a transfer. A pull has the number of its request (request.h, invariant 1), or that of a distributor. */
+static int chrome_name(const mlfab__trace_record *r, char name[64]) {
+  unsigned long long number = r->number & ~MLFAB__SPREAD_BIT;
+  if (r->what == MLFAB__TRACE_PULL && number == r->number) number /= MLFAB__REQUESTS;
+  if (r->what == MLFAB__TRACE_OTHER) return snprintf(name, 64, "frames");
+  return snprintf(name, 64, "%s %llu", chrome_names[r->what], number);
+}
+
+static size_t chrome_slice(const mlfab__chrome *c, const mlfab__trace_record *r, const char *name,
+                           char text[MLFAB__CHROME_MAX]) {
+  char at[40], via[32] = "";
+  unsigned long long ns = r->end_ns - r->at_ns;
+  if (r->kind == MLFAB__TRACE_PLAN && r->who != MLFAB__NO_NODE)
+    snprintf(via, sizeof via, ",\"aggregator\":%u", (unsigned)r->who);
+  return chrome_length(snprintf(
+      text, MLFAB__CHROME_MAX,
+      "{\"ph\":\"X\",\"name\":\"%s\",\"cat\":\"%s\",\"ts\":%s,\"dur\":%llu.%03llu,\"pid\":%u,"
+      "\"tid\":%u,\"args\":{\"bytes\":%llu,\"%s\":%llu%s}},\n",
+      name, r->kind == MLFAB__TRACE_PLAN ? "plan" : chrome_names[r->what],
+      chrome_time(c, r->at_ns, at), ns / 1000, ns % 1000, (unsigned)c->pid, (unsigned)r->lane,
+      (unsigned long long)r->bytes, r->kind == MLFAB__TRACE_PLAN ? "delay" : "frames",
+      (unsigned long long)r->more, via));
+}
+
+static size_t chrome_arrow(const mlfab__chrome *c, const mlfab__trace_record *r,
+                           char text[MLFAB__CHROME_MAX]) {
+  char at[40];
+  int to = r->kind == MLFAB__TRACE_TO;
+  return chrome_length(snprintf(
+      text, MLFAB__CHROME_MAX,
+      "{\"ph\":\"%s\",%s\"name\":\"%s\",\"cat\":\"transfer\",\"id\":\"0x%llx\",\"ts\":%s,"
+      "\"pid\":%u,\"tid\":%u},\n",
+      to ? "f" : "s", to ? "\"bp\":\"e\"," : "", chrome_names[r->what], (unsigned long long)r->key,
+      chrome_time(c, r->at_ns, at), (unsigned)c->pid, (unsigned)r->lane));
+}
+
+static size_t chrome_instant(const mlfab__chrome *c, const mlfab__trace_record *r, const char *name,
+                             char text[MLFAB__CHROME_MAX]) {
+  char at[40];
+  if (r->kind == MLFAB__TRACE_LOST)
+    return chrome_length(
+        snprintf(text, MLFAB__CHROME_MAX,
+                 "{\"ph\":\"i\",\"name\":\"records lost\",\"cat\":\"lost\",\"s\":\"p\",\"ts\":%s,"
+                 "\"pid\":%u,\"tid\":0,\"args\":{\"records\":%llu}},\n",
+                 chrome_time(c, c->last_ns, at), (unsigned)c->pid, (unsigned long long)r->bytes));
+  return chrome_length(snprintf(
+      text, MLFAB__CHROME_MAX,
+      "{\"ph\":\"i\",\"name\":\"%s dropped\",\"cat\":\"plan\",\"s\":\"t\",\"ts\":%s,\"pid\":%u,"
+      "\"tid\":%u,\"args\":{\"delay\":%llu}},\n",
+      name, chrome_time(c, r->at_ns, at), (unsigned)c->pid, (unsigned)r->lane,
+      (unsigned long long)r->more));
+}
+
+MLFAB__INTERNAL size_t mlfab__chrome_event(mlfab__chrome *c, const mlfab__trace_record *r,
+                                           char text[MLFAB__CHROME_MAX]) {
+  char name[64];
+  if (r->kind == MLFAB__TRACE_LANE) return chrome_lane(c, r->lane, text);
+  chrome_name(r, name);
+  if (r->kind != MLFAB__TRACE_LOST && r->kind != MLFAB__TRACE_PLAN)
+    c->last_ns = mlfab__max(c->last_ns, r->at_ns);
+  if (r->kind == MLFAB__TRACE_RUN || r->kind == MLFAB__TRACE_PLAN)
+    return chrome_slice(c, r, name, text);
+  if (r->kind == MLFAB__TRACE_FROM || r->kind == MLFAB__TRACE_TO) return chrome_arrow(c, r, text);
+  return chrome_instant(c, r, name, text);
+}
+
+MLFAB__INTERNAL size_t mlfab__chrome_end(const mlfab__chrome *c, const char *why,
+                                         char text[MLFAB__CHROME_MAX]) {
+  char at[40];
+  return chrome_length(
+      snprintf(text, MLFAB__CHROME_MAX,
+               "{\"ph\":\"i\",\"name\":\"%s\",\"cat\":\"end\",\"s\":\"p\",\"ts\":%s,\"pid\":%u,"
+               "\"tid\":0}\n]\n",
+               why, chrome_time(c, c->last_ns, at), (unsigned)c->pid));
+}
+#endif /* MLFAB_WITH_TELEMETRY */
+
+/* ==============================================================================================
  * core/api/complete.h
  * ============================================================================================== */
 /* complete.h - completing a configuration, and the options of a schedule. */
@@ -46730,7 +47710,8 @@ static int complete_texts_end(const mlfab_config *c) {
          memchr(c->listen, 0, sizeof c->listen) && memchr(c->ifname, 0, sizeof c->ifname) &&
          memchr(c->key, 0, sizeof c->key) && memchr(c->key_file, 0, sizeof c->key_file) &&
          memchr(c->checkpoint_dir, 0, sizeof c->checkpoint_dir) &&
-         memchr(c->resume, 0, sizeof c->resume);
+         memchr(c->resume, 0, sizeof c->resume) && memchr(c->log, 0, sizeof c->log) &&
+         memchr(c->metrics, 0, sizeof c->metrics) && memchr(c->trace, 0, sizeof c->trace);
 }
 
 MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_schedule *schedule,
@@ -46861,6 +47842,7 @@ MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_conf
   complete_default32(&config->block_bytes, 1048576);
   complete_default32(&config->merge_max, 128);
   complete_default64(&config->model_max_bytes, (uint64_t)64 << 30);
+  complete_default64(&config->metrics_ns, 1000000000u);
   if (config->heartbeat_ns < 1000000)
     return complete_config_error(error, "heartbeat_ns is below 1 ms");
   if (config->chunk_bytes % 64 || config->chunk_bytes > MLFAB_BULK_MAX)
@@ -46876,6 +47858,8 @@ MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_conf
     return complete_config_error(error,
                                  "checkpoint_commits needs checkpoint_dir, and "
                                  "checkpoint_keep is at most 1000000");
+  if (config->metrics_ns < 10000000)
+    return complete_config_error(error, "metrics_ns is below 10 ms");
   if (config->progress > MLFAB_PROGRESS_HAND)
     return complete_config_error(error, "unknown progress mode");
   return complete_check_world(config, error);
@@ -47110,6 +48094,10 @@ static const config_setting config_settings[] = {
     CONFIG_U("checkpoint_commits", mlfab_config, checkpoint_commits, 1, UINT64_MAX - 1, 1),
     CONFIG_U("checkpoint_keep", mlfab_config, checkpoint_keep, 1, 1000000, 1),
     CONFIG_T("resume", mlfab_config, resume, CONFIG_TEXT),
+    CONFIG_T("log", mlfab_config, log, CONFIG_TEXT),
+    CONFIG_T("metrics", mlfab_config, metrics, CONFIG_TEXT),
+    CONFIG_T("trace", mlfab_config, trace, CONFIG_TEXT),
+    CONFIG_U("metrics_ms", mlfab_config, metrics_ns, 10, CONFIG_DAY_MS, CONFIG_MS),
 };
 
 static const config_setting config_model[] = {
@@ -48176,7 +49164,7 @@ MLFAB__INTERNAL int mlfab__disk_take(mlfab__disk *disk, mlfab_io_event *event_p)
 /* context.h - a context, for the files of this group.
  *
  * context.c has the lock, the thread, the transports, opening, closing and waiting; disk.c carries out file operations; submit.c the calls that a node
- * carries out; calls_*.c those of optional groups; shared.c collectives in memory that workers of one host share. How
+ * carries out; calls_*.c those of optional groups; telemetry.c writes log, metrics and trace; shared.c collectives in memory that workers of one host share. How
  * threads wait for each other: context.c.
  *
  * Closing while other threads are in calls. The states of a context:
@@ -48228,6 +49216,22 @@ typedef struct mlfab__context_sharing {
   void *(*alloc)(mlfab *ctx, uint64_t bytes);
   int (*release)(mlfab *ctx, void *memory);
 } mlfab__context_sharing;
+
+typedef struct mlfab__telemetry mlfab__telemetry; /* telemetry.c */
+
+/* Functions that write a context's log, metrics and trace: telemetry.c. Each does nothing where the configuration asks
+ * for none of them. */
+typedef struct mlfab__context_observer {
+  /* Before transports and node. Takes what it does from *config. Errors: CONFIG, MEMORY. */
+  int (*open)(mlfab *ctx, mlfab_config *config, mlfab_error *error);
+  /* There is a node, and nothing has moved. Errors: UNSUPPORTED, MEMORY. */
+  int (*attach)(mlfab *ctx, mlfab_error *error);
+  /* The context is open. Errors: IO. */
+  int (*start)(mlfab *ctx, mlfab_error *error);
+  /* The node is still there: without the lock. free: everything is gone. child: in a forked child. */
+  void (*stop)(mlfab *ctx, int child);
+  void (*free)(mlfab *ctx, int child);
+} mlfab__context_observer;
 
 /* A function to be called when a request has finished. */
 typedef struct mlfab__context_watch {
@@ -48292,7 +49296,9 @@ struct mlfab {
   int tell;            /* an eventfd in it */
   uint64_t moves_told; /* moves when mlfab_progress last returned */
   mlfab__context_watch *watches;
-  int tells; /* a thread is calling a watching function */
+  int tells;                               /* a thread is calling a watching function */
+  const mlfab__context_observer *observer; /* NULL: not compiled in */
+  mlfab__telemetry *telemetry;             /* NULL: not asked for */
   /* Collectives in shared memory. */
   const mlfab__context_sharing *sharing;        /* NULL: not compiled in */
   const struct mlfab__shm_coll_table *shm_coll; /* NULL: no transport has one */
@@ -48307,10 +49313,11 @@ struct mlfab {
 typedef int mlfab__node_opener(const mlfab_config *config, const char *addresses, uint64_t now_ns,
                                mlfab_node **node_p, mlfab_error *error);
 /* Opens a context over these transports, best first. `c` is complete. `open` makes the node, which begins to join.
- * sharing may be NULL. On failure it has freed everything. */
+ * sharing and observer may be NULL. On failure it has freed everything. */
 MLFAB__INTERNAL int mlfab__context_open(mlfab_config *config, const mlfab__context_choice *choices,
                                         uint32_t n, mlfab__node_opener *open,
-                                        const mlfab__context_sharing *sharing, mlfab **ctx_p,
+                                        const mlfab__context_sharing *sharing,
+                                        const mlfab__context_observer *observer, mlfab **ctx_p,
                                         mlfab_error *error);
 
 /* Take and give up the lock. Every public call that touches the node is between these two. */
@@ -49169,6 +50176,8 @@ static int context_open_one(mlfab *ctx, const mlfab_config *c, const mlfab__cont
 }
 
 static void context_free(mlfab *ctx) {
+  const int child = context_is_child(ctx);
+  if (ctx->observer) ctx->observer->stop(ctx, child);
   mlfab__disk_free(&ctx->disk, context_is_child(ctx));
   while (ctx->watches) {
     mlfab__context_watch *watch = ctx->watches;
@@ -49186,6 +50195,7 @@ static void context_free(mlfab *ctx) {
   }
   if (ctx->arena && !ctx->arena_runs)
     ctx->sharing->destroy(ctx); /* with the memory that is part of it */
+  if (ctx->observer) ctx->observer->free(ctx, child);
   if (ctx->fd >= 0) close(ctx->fd);
   if (ctx->tell >= 0) close(ctx->tell);
   /* In a child it would wait for threads of the parent that waited there at the fork. */
@@ -49249,17 +50259,31 @@ static int context_start_thread(mlfab *ctx, const mlfab_config *c, mlfab_error *
   return 0;
 }
 
+static void context_stop_thread(mlfab *ctx) {
+  pthread_mutex_lock(&ctx->lock);
+  int runs = ctx->thread_is != MLFAB__THREAD_NONE;
+  ctx->stop = 1;
+  pthread_cond_broadcast(&ctx->changed);
+  pthread_mutex_unlock(&ctx->lock);
+  if (!runs) return;
+  mlfab__context_wake(ctx);
+  pthread_join(ctx->thread, NULL);
+  ctx->thread_is = MLFAB__THREAD_NONE;
+}
+
 MLFAB__INTERNAL int mlfab__context_open(mlfab_config *c, const mlfab__context_choice *choices,
                                         uint32_t n, mlfab__node_opener *open,
-                                        const mlfab__context_sharing *sharing, mlfab **ctx_p,
+                                        const mlfab__context_sharing *sharing,
+                                        const mlfab__context_observer *observer, mlfab **ctx_p,
                                         mlfab_error *error) {
   char addresses[MLFAB__ADDRESSES_MAX] = "";
   mlfab *ctx = context_new(c, error);
   if (!ctx) return error->code;
   ctx->sharing = sharing;
+  ctx->observer = observer;
   uint64_t began_ns =
       mlfab__context_now(ctx); /* joining includes resolving the address to listen at */
-  int code = 0;
+  int code = observer ? observer->open(ctx, c, error) : 0;
   for (uint32_t i = 0; i < n && !code; i++)
     code = context_open_one(ctx, c, &choices[i], addresses, sizeof addresses, error);
   if (ctx->simulated) ctx->disk.ended = NULL; /* no threads: operations end at once */
@@ -49267,10 +50291,13 @@ MLFAB__INTERNAL int mlfab__context_open(mlfab_config *c, const mlfab__context_ch
     c->env = &ctx->hooks;
     code = open(c, addresses, began_ns, &ctx->node, error);
   }
+  if (!code && observer) code = observer->attach(ctx, error);
   if (!code) {
     context_actions(ctx, mlfab__context_now(ctx));
     code = context_start_thread(ctx, c, error);
   }
+  if (!code && observer) code = observer->start(ctx, error);
+  if (code) context_stop_thread(ctx);
   if (code) {
     context_free(ctx);
   } else {
@@ -49299,18 +50326,6 @@ static int context_test_silent(mlfab *ctx, void *what) {
     if (ctx->node->links[i].closing) return 0;
   }
   return ctx->node->ready_count == 0 && ctx->node->actions_count == 0;
-}
-
-static void context_stop_thread(mlfab *ctx) {
-  pthread_mutex_lock(&ctx->lock);
-  int runs = ctx->thread_is != MLFAB__THREAD_NONE;
-  ctx->stop = 1;
-  pthread_cond_broadcast(&ctx->changed);
-  pthread_mutex_unlock(&ctx->lock);
-  if (!runs) return;
-  mlfab__context_wake(ctx);
-  pthread_join(ctx->thread, NULL);
-  ctx->thread_is = MLFAB__THREAD_NONE;
 }
 
 /* Closes a context in a forked child. If a thread of the parent held the lock at the fork, the context may be
@@ -49646,6 +50661,538 @@ MLFAB_API int mlfab_get_stats(mlfab *ctx, mlfab_stats *stats_p, size_t size) {
   mlfab__context_leave(ctx);
   return code;
 }
+
+/* ==============================================================================================
+ * core/api/telemetry.h
+ * ============================================================================================== */
+#if MLFAB_WITH_TELEMETRY
+/* telemetry.h - a context writes its log, metrics and trace: a thread, and the names of its files.
+ *
+ *    (open: paths, log hook) --attach: the node is observed--> (start: the thread runs)
+ *         --stop: last metrics, end of the trace--> only log lines --free: the thread ends--> gone
+ *
+ * The log hook copies a line into a ring; the thread writes it. For metrics and trace the thread takes the context's lock
+ * for as long as it copies, and formats and writes without it.
+ *
+ * Invariants. (1) No thread but this one touches the files: a slow or full disk delays nobody, and SIGXFSZ, which the
+ * thread blocks, reaches nobody. (2) The thread never takes the context's lock while it holds its own: the log hook takes
+ * them in the other order. (3) A reader of the metrics sees a whole file: it is written beside, then renamed. (4)
+ * Everything is bounded: lines and records that do not fit are counted, and the count is written. (5) In a forked child
+ * nothing is written. */
+
+enum { MLFAB__TELEMETRY_PATH = 512 };
+
+/* The table that mlfab__context_open is given. */
+MLFAB__INTERNAL const mlfab__context_observer *mlfab__telemetry_observer(void);
+/* The file of this node: "{node}" is replaced by its name, or the name goes before the last dot of the file's name. */
+MLFAB__INTERNAL void mlfab__telemetry_path(const char *given, const char *node,
+                                           char path[MLFAB__TELEMETRY_PATH]);
+/* "LEVEL" or "LEVEL:FILE": the level, and where the file's name begins or NULL. 0: it is neither. */
+MLFAB__INTERNAL int mlfab__telemetry_log(const char *text, const char **file_p);
+
+#endif /* MLFAB_WITH_TELEMETRY */
+
+/* ==============================================================================================
+ * core/api/telemetry.c
+ * ============================================================================================== */
+#if MLFAB_WITH_TELEMETRY
+/* telemetry.c - a context writes its log, metrics and trace. See telemetry.h. */
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+  TELEMETRY_LINES = 256,
+  TELEMETRY_LINE_BYTES = 512,
+  TELEMETRY_BATCH = 512,                                /* records that are copied under the lock */
+  TELEMETRY_TEXT = TELEMETRY_BATCH * MLFAB__CHROME_MAX, /* also holds the metrics */
+  TELEMETRY_TRACE_NS = 50000000,                        /* between two looks at the trace */
+  TELEMETRY_TRACE_MOST = 256 << 20                      /* bytes of a trace */
+};
+
+enum telemetry_phase {
+  TELEMETRY_WAITS, /* there is no thread yet, or it writes log lines only */
+  TELEMETRY_RUNS,
+  TELEMETRY_LAST, /* writes the last metrics and the end of the trace, then WAITS */
+  TELEMETRY_QUITS /* writes the last log lines, then ends */
+};
+
+typedef struct telemetry_line {
+  uint64_t unix_ns;
+  int level;
+  char text[TELEMETRY_LINE_BYTES];
+} telemetry_line;
+
+struct mlfab__telemetry {
+  mlfab *ctx;
+  mlfab_env given; /* the caller's hooks, which those of the context wrap */
+  int has_log;     /* the caller has a log hook */
+  pid_t pid;
+  char node[32], host[64];
+  uint64_t opened_unix_ns;
+  pthread_t thread;
+  int runs;
+  pthread_mutex_t lock; /* of `phase` and the lines */
+  pthread_cond_t changed;
+  enum telemetry_phase phase;
+  /* Log. */
+  int log_level;                        /* 0: none */
+  char log_path[MLFAB__TELEMETRY_PATH]; /* "": stderr */
+  int log_file;                         /* or -1 */
+  telemetry_line *lines;                /* TELEMETRY_LINES */
+  uint32_t begin, count;
+  uint64_t lost;
+  /* Metrics and trace. */
+  char metrics_path[MLFAB__TELEMETRY_PATH], trace_path[MLFAB__TELEMETRY_PATH];
+  uint64_t metrics_ns, metrics_due_ns;
+  int metrics_failed; /* the last write failed */
+  mlfab__trace *trace;
+  mlfab__trace_record *records; /* TELEMETRY_BATCH */
+  mlfab__chrome chrome;
+  int trace_file; /* or -1 */
+  uint64_t trace_bytes;
+  char *text; /* TELEMETRY_TEXT */
+};
+
+static uint64_t telemetry_clock(clockid_t which) {
+  struct timespec t;
+  clock_gettime(which, &t);
+  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* --- names --- */
+
+MLFAB__INTERNAL void mlfab__telemetry_path(const char *given, const char *node,
+                                           char path[MLFAB__TELEMETRY_PATH]) {
+  static const char mark[] = "{node}";
+  size_t at = 0, n = strlen(mark), room = MLFAB__TELEMETRY_PATH;
+  const char *from = given, *found;
+  if (!strstr(given, mark)) {
+    const char *slash = strrchr(given, '/'), *base = slash ? slash + 1 : given;
+    const char *dot = strrchr(base, '.');
+    if (!dot || dot == base) dot = given + strlen(given);
+    snprintf(path, room, "%.*s.%s%s", (int)(dot - given), given, node, dot);
+    return;
+  }
+  path[0] = 0;
+  while ((found = strstr(from, mark)) != NULL && at < room) {
+    int length = snprintf(path + at, room - at, "%.*s%s", (int)(found - from), from, node);
+    at += length > 0 ? (size_t)length : 0;
+    from = found + n;
+  }
+  if (at < room) snprintf(path + at, room - at, "%s", from);
+}
+
+MLFAB__INTERNAL int mlfab__telemetry_log(const char *text, const char **file_p) {
+  static const char *const levels[] = {"", "error", "warn", "info", "debug"};
+  size_t n = strcspn(text, ":");
+  *file_p = text[n] ? text + n + 1 : NULL;
+  if (*file_p && !**file_p) return 0;
+  for (int level = MLFAB_LOG_ERROR; level <= MLFAB_LOG_DEBUG; level++) {
+    if (strlen(levels[level]) == n && !strncmp(levels[level], text, n)) return level;
+  }
+  return 0;
+}
+
+static void telemetry_name(const mlfab_config *c, char name[32]) {
+  int serves = c->roles == MLFAB_ROLE_SERVER && c->dedicated;
+  if (c->roles == MLFAB_ROLE_SCHEDULER)
+    snprintf(name, 32, "scheduler");
+  else
+    snprintf(name, 32, "%s-%d", serves ? "server" : "worker", (int)c->rank);
+}
+
+/* --- files: 0, or an errno --- */
+
+static int telemetry_write(int file, const char *text, size_t bytes) {
+  while (bytes > 0) {
+    ssize_t n = write(file, text, bytes);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return n < 0 ? errno : EIO;
+    text += n;
+    bytes -= (size_t)n;
+  }
+  return 0;
+}
+
+/* Writes a whole file, or leaves the one that is there. */
+static int telemetry_replace(const char *path, long pid, const char *text, size_t bytes) {
+  char part[MLFAB__TELEMETRY_PATH + 32];
+  snprintf(part, sizeof part, "%s.%ld.part", path, pid);
+  const char *name = MLFAB__PLANTED(192) ? path : part;
+  int file = open(name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (file < 0) return errno;
+  int code = telemetry_write(file, text, bytes);
+  if (close(file) && !code) code = errno;
+  if (!code && name == part && rename(part, path)) code = errno;
+  if (code && name == part) unlink(part);
+  return code;
+}
+
+/* --- hooks: those of the caller, and a log of our own --- */
+
+static void *telemetry_hook_allocate(void *user, size_t bytes) {
+  mlfab__telemetry *t = user;
+  return t->given.allocate(t->given.user, bytes);
+}
+
+static void telemetry_hook_release(void *user, void *memory, size_t bytes) {
+  mlfab__telemetry *t = user;
+  t->given.release(t->given.user, memory, bytes);
+}
+
+static uint64_t telemetry_hook_clock(void *user) {
+  mlfab__telemetry *t = user;
+  return t->given.clock(t->given.user);
+}
+
+static int telemetry_hook_store(void *user, const char *path, const void *data, size_t bytes) {
+  mlfab__telemetry *t = user;
+  return t->given.store(t->given.user, path, data, bytes);
+}
+
+static void telemetry_hook_log(void *user, int level, const char *line) {
+  mlfab__telemetry *t = user;
+  if (t->has_log && level <= (int)t->given.log_level) t->given.log(t->given.user, level, line);
+  /* In a forked child a thread of the parent may have held the lock at the fork. */
+  if (level > t->log_level || t->pid != getpid()) return;
+  pthread_mutex_lock(&t->lock);
+  if (t->count < TELEMETRY_LINES) {
+    telemetry_line *kept = &t->lines[(t->begin + t->count++) % TELEMETRY_LINES];
+    kept->unix_ns = telemetry_clock(CLOCK_REALTIME);
+    kept->level = level;
+    snprintf(kept->text, sizeof kept->text, "%s", line);
+  } else if (!MLFAB__PLANTED(193)) {
+    t->lost++;
+  }
+  pthread_cond_broadcast(&t->changed);
+  pthread_mutex_unlock(&t->lock);
+}
+
+static void telemetry_wrap(mlfab__telemetry *t) {
+  mlfab_env *hooks = &t->ctx->hooks;
+  t->given = *hooks;
+  hooks->user = t;
+  hooks->allocate = telemetry_hook_allocate;
+  hooks->release = telemetry_hook_release;
+  hooks->clock = telemetry_hook_clock;
+  hooks->store = telemetry_hook_store;
+  hooks->log = telemetry_hook_log;
+  uint32_t asked = t->has_log ? t->given.log_level : 0;
+  hooks->log_level = (uint32_t)mlfab__max(asked, (uint64_t)t->log_level);
+}
+
+/* --- the log --- */
+
+static void telemetry_print(mlfab__telemetry *t, uint64_t unix_ns, int level, const char *text) {
+  static const char *const words[] = {"", "ERROR", "WARN ", "INFO ", "DEBUG"};
+  char line[TELEMETRY_LINE_BYTES + 96];
+  struct tm day;
+  time_t seconds = (time_t)(unix_ns / 1000000000u);
+  gmtime_r(&seconds, &day);
+  size_t n = strftime(line, sizeof line, "%Y-%m-%dT%H:%M:%S", &day);
+  int length = snprintf(line + n, sizeof line - n, ".%06lluZ %s %s: %s\n",
+                        (unsigned long long)(unix_ns / 1000 % 1000000),
+                        words[level >= 1 && level <= 4 ? level : 4], t->node, text);
+  n = mlfab__min(n + (size_t)(length > 0 ? length : 0), sizeof line - 1);
+  int code = t->log_file >= 0 ? telemetry_write(t->log_file, line, n) : EBADF;
+  if (code) (void)!write(STDERR_FILENO, line, n);
+}
+
+static void telemetry_open_log(mlfab__telemetry *t) {
+  if (t->log_file >= 0 || !t->log_path[0]) return;
+  t->log_file = open(t->log_path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+  if (t->log_file >= 0) return;
+  char text[MLFAB__TELEMETRY_PATH + 96];
+  snprintf(text, sizeof text, "log: cannot write '%s': %s; its lines go to stderr", t->log_path,
+           strerror(errno));
+  t->log_path[0] = 0;
+  telemetry_print(t, telemetry_clock(CLOCK_REALTIME), MLFAB_LOG_WARN, text);
+}
+
+/* Writes the lines in the ring. With the lock, which it gives up while it writes. */
+static void telemetry_write_log(mlfab__telemetry *t) {
+  while (t->count > 0 || t->lost > 0) {
+    telemetry_line line = {.unix_ns = telemetry_clock(CLOCK_REALTIME), .level = MLFAB_LOG_WARN};
+    if (t->count > 0) {
+      line = t->lines[t->begin];
+      t->begin = (t->begin + 1) % TELEMETRY_LINES;
+      t->count--;
+    } else {
+      snprintf(line.text, sizeof line.text, "log: %llu lines were dropped",
+               (unsigned long long)t->lost);
+      t->lost = 0;
+    }
+    pthread_mutex_unlock(&t->lock);
+    telemetry_open_log(t);
+    telemetry_print(t, line.unix_ns, line.level, line.text);
+    pthread_mutex_lock(&t->lock);
+  }
+}
+
+/* A file cannot be written: one line in the log; on stderr where there is none. */
+static void telemetry_complain(mlfab__telemetry *t, const char *what, const char *path, int why,
+                               const char *then) {
+  mlfab *ctx = t->ctx;
+  if (t->has_log || t->log_level > 0) {
+    pthread_mutex_lock(&ctx->lock);
+    mlfab__log(&ctx->node->env, MLFAB_LOG_WARN, "%s: cannot write '%s': %s; %s", what, path,
+               strerror(why), then);
+    pthread_mutex_unlock(&ctx->lock);
+    return;
+  }
+  fprintf(stderr, "mlfab: %s: cannot write '%s': %s; %s\n", what, path, strerror(why), then);
+}
+
+/* --- metrics --- */
+
+static void telemetry_write_metrics(mlfab__telemetry *t, int last) {
+  mlfab *ctx = t->ctx;
+  mlfab__snapshot snapshot;
+  pthread_mutex_lock(&ctx->lock);
+  mlfab__metrics_take(ctx->node, mlfab__context_now(ctx), &snapshot);
+  pthread_mutex_unlock(&ctx->lock);
+  if (last) snapshot.state = MLFAB__METRICS_CLOSED;
+  snapshot.unix_ns = telemetry_clock(CLOCK_REALTIME);
+  snapshot.opened_unix_ns = t->opened_unix_ns;
+  snapshot.host = t->host;
+  snapshot.pid = (long)t->pid;
+  size_t bytes = mlfab__metrics_text(&snapshot, t->text, TELEMETRY_TEXT);
+  if (bytes >= TELEMETRY_TEXT) return;
+  int code = telemetry_replace(t->metrics_path, (long)t->pid, t->text, bytes);
+  if (code && !t->metrics_failed)
+    telemetry_complain(t, "metrics", t->metrics_path, code, "training goes on without them");
+  t->metrics_failed = code != 0;
+}
+
+/* --- trace --- */
+
+/* Ends the trace in an error, or because it is full. */
+static void telemetry_end_trace(mlfab__telemetry *t) {
+  pthread_mutex_lock(&t->ctx->lock);
+  mlfab__trace_close(&t->trace, t->ctx->node);
+  pthread_mutex_unlock(&t->ctx->lock);
+  if (t->trace_file >= 0) close(t->trace_file);
+  t->trace_file = -1;
+}
+
+/* Appends to the file, and begins it. */
+static void telemetry_append(mlfab__telemetry *t, size_t bytes) {
+  int code = 0;
+  if (t->trace_file < 0) {
+    char begin[MLFAB__CHROME_MAX];
+    t->trace_file = open(t->trace_path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (t->trace_file < 0) code = errno;
+    size_t n = mlfab__chrome_begin(&t->chrome, t->node, t->host, (long)t->pid, begin);
+    if (!code) code = telemetry_write(t->trace_file, begin, n);
+  }
+  if (!code) code = telemetry_write(t->trace_file, t->text, bytes);
+  t->trace_bytes += bytes;
+  if (!code) return;
+  telemetry_end_trace(t);
+  telemetry_complain(t, "trace", t->trace_path, code, "training goes on without it");
+}
+
+static void telemetry_write_trace(mlfab__telemetry *t, int last) {
+  uint32_t n = TELEMETRY_BATCH;
+  while (t->trace && n == TELEMETRY_BATCH) {
+    pthread_mutex_lock(&t->ctx->lock);
+    n = mlfab__trace_take(t->trace, last ? MLFAB__NEVER : mlfab__context_now(t->ctx), t->records,
+                          TELEMETRY_BATCH);
+    pthread_mutex_unlock(&t->ctx->lock);
+    size_t bytes = 0;
+    for (uint32_t i = 0; i < n; i++)
+      bytes += mlfab__chrome_event(&t->chrome, &t->records[i], t->text + bytes);
+    if (bytes > 0 || t->trace_file < 0) telemetry_append(t, bytes);
+    int full = t->trace_bytes > TELEMETRY_TRACE_MOST;
+    if (!t->trace || (!full && !(last && n < TELEMETRY_BATCH))) continue;
+    telemetry_append(t, mlfab__chrome_end(&t->chrome, full ? "full" : "closed", t->text));
+    if (t->trace) telemetry_end_trace(t);
+  }
+}
+
+/* --- the thread --- */
+
+/* Until when it may sleep. With the lock. */
+static uint64_t telemetry_until(const mlfab__telemetry *t, uint64_t now) {
+  uint64_t until = now + 10000000000u;
+  if (t->phase != TELEMETRY_RUNS) return until;
+  if (t->metrics_path[0]) until = mlfab__min(until, t->metrics_due_ns);
+  if (t->trace) until = mlfab__min(until, now + TELEMETRY_TRACE_NS);
+  return until;
+}
+
+static void telemetry_sleep(mlfab__telemetry *t) {
+  uint64_t until = telemetry_until(t, telemetry_clock(CLOCK_MONOTONIC));
+  struct timespec at = {(time_t)(until / 1000000000u), (long)(until % 1000000000u)};
+  pthread_cond_timedwait(&t->changed, &t->lock, &at);
+}
+
+static void telemetry_work(mlfab__telemetry *t, int last) {
+  uint64_t now = telemetry_clock(CLOCK_MONOTONIC);
+  if (t->trace) telemetry_write_trace(t, last);
+  if (!t->metrics_path[0] || (now < t->metrics_due_ns && !last)) return;
+  telemetry_write_metrics(t, last);
+  t->metrics_due_ns = mlfab__add_sat(now, t->metrics_ns);
+}
+
+static void *telemetry_thread(void *argument) {
+  mlfab__telemetry *t = argument;
+  pthread_mutex_lock(&t->lock);
+  for (;;) {
+    enum telemetry_phase phase = t->phase;
+    telemetry_write_log(t);
+    if (phase == TELEMETRY_RUNS || phase == TELEMETRY_LAST) {
+      pthread_mutex_unlock(&t->lock);
+      telemetry_work(t, phase == TELEMETRY_LAST);
+      pthread_mutex_lock(&t->lock);
+    }
+    if (phase == TELEMETRY_LAST) {
+      t->phase = TELEMETRY_WAITS;
+      pthread_cond_broadcast(&t->changed);
+    }
+    if (t->phase != phase || t->count > 0 || t->lost > 0) continue;
+    if (phase == TELEMETRY_QUITS) break;
+    telemetry_sleep(t);
+  }
+  pthread_mutex_unlock(&t->lock);
+  return NULL;
+}
+
+/* --- the table --- */
+
+static void telemetry_free(mlfab *ctx, int child);
+
+static int telemetry_memory(mlfab__telemetry *t, int records) {
+  mlfab__env *env = &t->ctx->env;
+  t->text = mlfab__alloc(env, TELEMETRY_TEXT);
+  if (t->log_level > 0) t->lines = mlfab__alloc_array(env, TELEMETRY_LINES, sizeof *t->lines);
+  if (records) t->records = mlfab__alloc_array(env, TELEMETRY_BATCH, sizeof *t->records);
+  return t->text && (t->lines || t->log_level == 0) && (t->records || !records) ? 0
+                                                                                : MLFAB_ERR_MEMORY;
+}
+
+static void telemetry_threads(mlfab__telemetry *t) {
+  pthread_condattr_t attributes;
+  pthread_condattr_init(&attributes);
+#if !defined(__APPLE__)
+  pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+#endif
+  pthread_mutex_init(&t->lock, NULL);
+  pthread_cond_init(&t->changed, &attributes);
+  pthread_condattr_destroy(&attributes);
+}
+
+static int telemetry_open(mlfab *ctx, mlfab_config *c, mlfab_error *error) {
+  const char *file = NULL;
+  int level = 0;
+  if (!c->log[0] && !c->metrics[0] && !c->trace[0]) return 0;
+  if (c->log[0] && !(level = mlfab__telemetry_log(c->log, &file)))
+    return MLFAB__FAIL(error, MLFAB_ERR_CONFIG,
+                       "log='%.100s': not error, warn, info or debug, with :FILE or without",
+                       c->log);
+  mlfab__telemetry *t = mlfab__alloc(&ctx->env, sizeof *t);
+  if (!t) return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "out of memory for telemetry");
+  t->ctx = ctx;
+  t->pid = getpid();
+  t->has_log = c->env && c->env->log;
+  t->log_level = level;
+  t->log_file = t->trace_file = -1;
+  t->metrics_ns = c->metrics_ns;
+  t->opened_unix_ns = telemetry_clock(CLOCK_REALTIME);
+  telemetry_threads(t);
+  telemetry_name(c, t->node);
+  if (gethostname(t->host, sizeof t->host)) snprintf(t->host, sizeof t->host, "?");
+  t->host[sizeof t->host - 1] = 0;
+  if (file) mlfab__telemetry_path(file, t->node, t->log_path);
+  if (c->metrics[0]) mlfab__telemetry_path(c->metrics, t->node, t->metrics_path);
+  if (c->trace[0]) mlfab__telemetry_path(c->trace, t->node, t->trace_path);
+  ctx->telemetry = t;
+  int code = telemetry_memory(t, c->trace[0] != 0);
+  if (code) {
+    telemetry_free(ctx, 0);
+    return MLFAB__FAIL(error, code, "out of memory for telemetry");
+  }
+  telemetry_wrap(t);
+  /* They are done with: the node refuses what it cannot do by itself. */
+  c->log[0] = c->metrics[0] = c->trace[0] = 0;
+  return 0;
+}
+
+static int telemetry_attach(mlfab *ctx, mlfab_error *error) {
+  mlfab__telemetry *t = ctx->telemetry;
+  if (!t) return 0;
+  if (ctx->simulated)
+    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
+                       "log, metrics and trace: not with a transport of virtual time");
+  t->chrome = (mlfab__chrome){.pid = ctx->node->id + 1,
+                              .unix_ns = telemetry_clock(CLOCK_REALTIME),
+                              .clock_ns = mlfab__context_now(ctx)};
+  t->chrome.last_ns = t->chrome.clock_ns;
+  if (!t->trace_path[0] ||
+      !mlfab__trace_open(&ctx->node->env, ctx->node, ctx->hooks.clock, ctx->hooks.user, &t->trace))
+    return 0;
+  return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "out of memory for the trace");
+}
+
+static int telemetry_start(mlfab *ctx, mlfab_error *error) {
+  mlfab__telemetry *t = ctx->telemetry;
+  if (!t) return 0;
+  t->phase = TELEMETRY_RUNS;
+  t->runs = !mlfab__thread_start(&t->thread, NULL, telemetry_thread, t);
+  if (t->runs) return 0;
+  return MLFAB__FAIL(error, MLFAB_ERR_IO, "the thread of telemetry cannot be started");
+}
+
+/* The node is about to be freed. */
+static void telemetry_stop(mlfab *ctx, int child) {
+  mlfab__telemetry *t = ctx->telemetry;
+  if (!t) return;
+  if (t->runs && !child) {
+    pthread_mutex_lock(&t->lock);
+    t->phase = TELEMETRY_LAST;
+    pthread_cond_broadcast(&t->changed);
+    while (t->phase == TELEMETRY_LAST) pthread_cond_wait(&t->changed, &t->lock);
+    pthread_mutex_unlock(&t->lock);
+  }
+  if (ctx->node) mlfab__trace_close(&t->trace, ctx->node);
+}
+
+/* Node and transports are gone: nobody calls the hooks any more. */
+static void telemetry_free(mlfab *ctx, int child) {
+  mlfab__telemetry *t = ctx->telemetry;
+  if (!t) return;
+  /* Opening has failed, and the log says why. */
+  if (!t->runs && !child && t->count > 0)
+    t->runs = !mlfab__thread_start(&t->thread, NULL, telemetry_thread, t);
+  if (t->runs && !child) {
+    pthread_mutex_lock(&t->lock);
+    t->phase = TELEMETRY_QUITS;
+    pthread_cond_broadcast(&t->changed);
+    pthread_mutex_unlock(&t->lock);
+    pthread_join(t->thread, NULL);
+  }
+  if (t->log_file >= 0) close(t->log_file);
+  if (t->trace_file >= 0) close(t->trace_file);
+  /* In a child it would wait for a thread that waited there at the fork. */
+  if (!child || !t->runs) pthread_cond_destroy(&t->changed);
+  if (!child || !t->runs) pthread_mutex_destroy(&t->lock);
+  mlfab__free(&ctx->env, t->text, TELEMETRY_TEXT);
+  mlfab__free(&ctx->env, t->lines, TELEMETRY_LINES * sizeof *t->lines);
+  mlfab__free(&ctx->env, t->records, TELEMETRY_BATCH * sizeof *t->records);
+  mlfab__free(&ctx->env, t, sizeof *t);
+  ctx->telemetry = NULL;
+}
+
+MLFAB__INTERNAL const mlfab__context_observer *mlfab__telemetry_observer(void) {
+  static const mlfab__context_observer table = {telemetry_open, telemetry_attach, telemetry_start,
+                                                telemetry_stop, telemetry_free};
+  return &table;
+}
+#endif /* MLFAB_WITH_TELEMETRY */
 
 /* ==============================================================================================
  * core/api/memory.c
@@ -57387,6 +58934,12 @@ static int compose_check(const mlfab_config *config, mlfab_error *error) {
     return MLFAB__FAIL(
         error, MLFAB_ERR_CONFIG,
         "configuration: only mlfab_open asks key_file and key_from; give a node `key`");
+  if (config->log[0] || config->metrics[0] || config->trace[0])
+    return MLFAB__FAIL(error, MLFAB_WITH_TELEMETRY ? MLFAB_ERR_CONFIG : MLFAB_ERR_UNSUPPORTED,
+                       MLFAB_WITH_TELEMETRY
+                           ? "configuration: only mlfab_open writes log, metrics and trace"
+                           : "configuration: log, metrics and trace need telemetry, which was left "
+                             "out (MLFAB_WITH_TELEMETRY is 0)");
 #if MLFAB_WITH_KEYS
   int code = mlfab__guard_check(config, error);
   if (code) return code;
@@ -57527,6 +59080,12 @@ MLFAB_API int mlfab_node_open(const mlfab_config *config, const char *addresses,
 #else
 #define OPEN_SHARING NULL
 #define OPEN_SHM_COLL NULL
+#endif
+
+#if MLFAB_WITH_TELEMETRY
+#define OPEN_OBSERVER mlfab__telemetry_observer()
+#else
+#define OPEN_OBSERVER NULL
 #endif
 
 #include <stdio.h>
@@ -57704,7 +59263,8 @@ static int open_start(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_
   if (!code) code = open_key(&c, &error);
   if (!code) code = open_choose(&c, choices, &n, &error);
   if (!code)
-    code = mlfab__context_open(&c, choices, n, mlfab_node_open, OPEN_SHARING, ctx_p, &error);
+    code = mlfab__context_open(&c, choices, n, mlfab_node_open, OPEN_SHARING, OPEN_OBSERVER, ctx_p,
+                               &error);
   open_forget(&c);
   if (config == &world) open_forget(&world);
   if (error_p) *error_p = error;
@@ -57745,13 +59305,16 @@ static int open_join(const mlfab_config *config, mlfab **ctx_p, mlfab_error *err
   if (!code) code = MLFAB_ERR_RANK_TAKEN;
   asking.key_from = NULL;
   asking.key_file[0] = 0;
+  mlfab_config whole = asking;
+  /* The name of this node, and so of its files, is not known yet. */
+  asking.log[0] = asking.metrics[0] = asking.trace[0] = 0;
   for (int attempt = 0; attempt < OPEN_JOIN_ATTEMPTS && code == MLFAB_ERR_RANK_TAKEN; attempt++) {
     mlfab *asker = NULL;
     code = open_wait(&asking, 1, &asker, &error);
     if (code) break;
     const struct mlfab__joining told = asker->node->told;
     mlfab_abandon(&asker);
-    mlfab_config full = asking;
+    mlfab_config full = whole;
     full.join = 0;
     full.roles = MLFAB_ROLE_WORKER;
     full.rank = told.rank;
@@ -57764,6 +59327,7 @@ static int open_join(const mlfab_config *config, mlfab **ctx_p, mlfab_error *err
     open_forget(&full);
   }
   open_forget(&asking);
+  open_forget(&whole);
   if (error_p) *error_p = error;
   return code;
 }

@@ -98,7 +98,8 @@
  *
  * Threads. Several threads may use one context. Calls exclude each other for a few microseconds; a call that waits
  * does not hold up the others. Contexts share nothing. The library's threads block all signals but those of faults.
- * No function exits, aborts, installs a signal handler, or raises SIGPIPE or SIGXFSZ. Only mlfab_open_env prints.
+ * No function exits, aborts, installs a signal handler, or raises SIGPIPE or SIGXFSZ. Only mlfab_open_env prints, and
+ * telemetry that was asked for (section 11).
  * Only mlfab_open_env, the _from_env functions, and mlfab_model_start with NULL options after mlfab_open_env read the
  * environment.
  *
@@ -153,6 +154,7 @@
  *    MLFAB_WITH_RESHARD               moving slices between servers
  *    MLFAB_WITH_KEYS                  proofs and tags (config.key), which mlfab-run needs
  *    MLFAB_WITH_CHECKPOINT            checkpoints, mlfab_load
+ *    MLFAB_WITH_TELEMETRY             config.log, metrics and trace
  * A function that was left out returns MLFAB_ERR_UNSUPPORTED, and the error names the switch. Opening returns the
  * same for a configuration that needs what was left out. Build all processes of a fabric alike.
  * `amalgamate.py --profile minimal|core` writes a mlfab.c without the text of such groups.
@@ -534,6 +536,11 @@ typedef struct mlfab_config {
   uint32_t checkpoint_keep;    /* how many checkpoints stay in the directory; 0: 2 */
   /* Worker 0: as mlfab_restore with this directory, before anything else. "": a new model. */
   char resume[256];
+  /* Telemetry: section 11. "": none. */
+  char log[256];       /* "LEVEL" (error, warn, info, debug), or "LEVEL:FILE" */
+  char metrics[256];   /* a file */
+  char trace[256];     /* a file */
+  uint64_t metrics_ns; /* how often the metrics are written; 0: 1 s; at least 10 ms */
 } mlfab_config;
 
 /* Sets every member to its default and `size` to sizeof *config. */
@@ -544,7 +551,7 @@ MLFAB_API void mlfab_config_init(mlfab_config *config);
  * "progress" (thread, hand), "timeout_ms", "heartbeat_ms", "silent_death_ms", "payload_crc" (0, 1), "seed",
  * "scheduler" (none, beside, own), "delay_bound" (a number, none), "plan_ahead_ms", "accumulators" (a number, none),
  * "order_by_rate" (0, 1), "workers_max", "join" (0, 1), "checkpoint_dir", "checkpoint_commits", "checkpoint_keep",
- * "resume". Set "dedicated" before "role" server, which means nothing without it.
+ * "resume", "log", "metrics", "metrics_ms", "trace". Set "dedicated" before "role" server, which means nothing without it.
  * Errors: CONFIG, with the name and the value; nothing has changed then. */
 MLFAB_API int mlfab_config_set(mlfab_config *config, const char *name, const char *value,
                                mlfab_error *error_p);
@@ -1475,6 +1482,23 @@ MLFAB_API int mlfab_dag_close(mlfab_dag **dag_p);
 
 /* ------------------------------------------------------------------------------------------------
  * 11. Telemetry
+ *
+ * Three files, which the configuration names, or the environment (MLFAB_LOG, MLFAB_METRICS, MLFAB_TRACE). A thread of
+ * the library writes them; training never waits for it. A file that cannot be written is one line in the log, and
+ * training goes on; the thread tries again. Every node writes its own: "{node}" in a file's name is replaced by the
+ * node's name (worker-3, server-0, scheduler); without it the name is put before the last dot of the file's name
+ * ("run/m.prom" becomes "run/m.worker-3.prom"), or behind it if there is no dot. Not with a transport of virtual time
+ * (UNSUPPORTED).
+ *
+ * log      "info" writes lines of this level and worse to stderr, "info:FILE" appends them to the file. env.log gets
+ *          its lines as well. If the thread cannot keep up, lines are dropped and counted in the log.
+ * metrics  OpenMetrics text, for mlfab-top and Prometheus: every counter of mlfab_stats, the iteration, and whom the
+ *          oldest open call waits for. Written beside the file, then renamed: a reader sees a whole file. The last one,
+ *          written when the context closes, has mlfab_state 3.
+ * trace    Chrome trace events (JSON), for ui.perfetto.dev: a lane for each direction of each link, a slice while it
+ *          carries a transfer, and an arrow from sender to receiver; at a scheduler also the plan. A process that is
+ *          killed leaves a file that Perfetto takes. At most 256 MiB; what the thread cannot keep up with is dropped
+ *          and counted in the trace. tools/trace.py joins the files of several nodes.
  */
 typedef struct mlfab_stats {
   uint64_t frames_sent, frames_received;
@@ -1509,6 +1533,8 @@ typedef struct mlfab_stats {
   uint64_t slices_moved, bytes_moved; /* server: received from other servers */
   /* Worker: collectives that succeeded and failed, epochs, rounds of partial reductions that ended. */
   uint64_t collectives, collectives_failed, collective_epochs, rounds_partial;
+  /* Worker: whole iterations of pushes that every server has decided; the sum of the delays of its applied updates. */
+  uint64_t iterations, push_delay_sum;
 } mlfab_stats;
 
 /* Copies the counters, all of one moment. `size` is sizeof *stats_p. */

@@ -135,6 +135,9 @@
 #ifndef MLFAB_WITH_KEYS
 #define MLFAB_WITH_KEYS 1
 #endif
+#ifndef MLFAB_WITH_TELEMETRY
+#define MLFAB_WITH_TELEMETRY 1
+#endif
 #ifndef MLFAB_WITH_TCP
 #define MLFAB_WITH_TCP 1
 #endif

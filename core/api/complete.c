@@ -20,7 +20,8 @@ static int complete_texts_end(const mlfab_config *c) {
          memchr(c->listen, 0, sizeof c->listen) && memchr(c->ifname, 0, sizeof c->ifname) &&
          memchr(c->key, 0, sizeof c->key) && memchr(c->key_file, 0, sizeof c->key_file) &&
          memchr(c->checkpoint_dir, 0, sizeof c->checkpoint_dir) &&
-         memchr(c->resume, 0, sizeof c->resume);
+         memchr(c->resume, 0, sizeof c->resume) && memchr(c->log, 0, sizeof c->log) &&
+         memchr(c->metrics, 0, sizeof c->metrics) && memchr(c->trace, 0, sizeof c->trace);
 }
 
 MLFAB__INTERNAL int mlfab__schedule_complete(const mlfab_schedule *given, mlfab_schedule *schedule,
@@ -151,6 +152,7 @@ MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_conf
   complete_default32(&config->block_bytes, 1048576);
   complete_default32(&config->merge_max, 128);
   complete_default64(&config->model_max_bytes, (uint64_t)64 << 30);
+  complete_default64(&config->metrics_ns, 1000000000u);
   if (config->heartbeat_ns < 1000000)
     return complete_config_error(error, "heartbeat_ns is below 1 ms");
   if (config->chunk_bytes % 64 || config->chunk_bytes > MLFAB_BULK_MAX)
@@ -166,6 +168,8 @@ MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_conf
     return complete_config_error(error,
                                  "checkpoint_commits needs checkpoint_dir, and "
                                  "checkpoint_keep is at most 1000000");
+  if (config->metrics_ns < 10000000)
+    return complete_config_error(error, "metrics_ns is below 10 ms");
   if (config->progress > MLFAB_PROGRESS_HAND)
     return complete_config_error(error, "unknown progress mode");
   return complete_check_world(config, error);

@@ -769,6 +769,8 @@ static int context_open_one(mlfab *ctx, const mlfab_config *c, const mlfab__cont
 }
 
 static void context_free(mlfab *ctx) {
+  const int child = context_is_child(ctx);
+  if (ctx->observer) ctx->observer->stop(ctx, child);
   mlfab__disk_free(&ctx->disk, context_is_child(ctx));
   while (ctx->watches) {
     mlfab__context_watch *watch = ctx->watches;
@@ -786,6 +788,7 @@ static void context_free(mlfab *ctx) {
   }
   if (ctx->arena && !ctx->arena_runs)
     ctx->sharing->destroy(ctx); /* with the memory that is part of it */
+  if (ctx->observer) ctx->observer->free(ctx, child);
   if (ctx->fd >= 0) close(ctx->fd);
   if (ctx->tell >= 0) close(ctx->tell);
   /* In a child it would wait for threads of the parent that waited there at the fork. */
@@ -849,17 +852,31 @@ static int context_start_thread(mlfab *ctx, const mlfab_config *c, mlfab_error *
   return 0;
 }
 
+static void context_stop_thread(mlfab *ctx) {
+  pthread_mutex_lock(&ctx->lock);
+  int runs = ctx->thread_is != MLFAB__THREAD_NONE;
+  ctx->stop = 1;
+  pthread_cond_broadcast(&ctx->changed);
+  pthread_mutex_unlock(&ctx->lock);
+  if (!runs) return;
+  mlfab__context_wake(ctx);
+  pthread_join(ctx->thread, NULL);
+  ctx->thread_is = MLFAB__THREAD_NONE;
+}
+
 MLFAB__INTERNAL int mlfab__context_open(mlfab_config *c, const mlfab__context_choice *choices,
                                         uint32_t n, mlfab__node_opener *open,
-                                        const mlfab__context_sharing *sharing, mlfab **ctx_p,
+                                        const mlfab__context_sharing *sharing,
+                                        const mlfab__context_observer *observer, mlfab **ctx_p,
                                         mlfab_error *error) {
   char addresses[MLFAB__ADDRESSES_MAX] = "";
   mlfab *ctx = context_new(c, error);
   if (!ctx) return error->code;
   ctx->sharing = sharing;
+  ctx->observer = observer;
   uint64_t began_ns =
       mlfab__context_now(ctx); /* joining includes resolving the address to listen at */
-  int code = 0;
+  int code = observer ? observer->open(ctx, c, error) : 0;
   for (uint32_t i = 0; i < n && !code; i++)
     code = context_open_one(ctx, c, &choices[i], addresses, sizeof addresses, error);
   if (ctx->simulated) ctx->disk.ended = NULL; /* no threads: operations end at once */
@@ -867,10 +884,13 @@ MLFAB__INTERNAL int mlfab__context_open(mlfab_config *c, const mlfab__context_ch
     c->env = &ctx->hooks;
     code = open(c, addresses, began_ns, &ctx->node, error);
   }
+  if (!code && observer) code = observer->attach(ctx, error);
   if (!code) {
     context_actions(ctx, mlfab__context_now(ctx));
     code = context_start_thread(ctx, c, error);
   }
+  if (!code && observer) code = observer->start(ctx, error);
+  if (code) context_stop_thread(ctx);
   if (code) {
     context_free(ctx);
   } else {
@@ -899,18 +919,6 @@ static int context_test_silent(mlfab *ctx, void *what) {
     if (ctx->node->links[i].closing) return 0;
   }
   return ctx->node->ready_count == 0 && ctx->node->actions_count == 0;
-}
-
-static void context_stop_thread(mlfab *ctx) {
-  pthread_mutex_lock(&ctx->lock);
-  int runs = ctx->thread_is != MLFAB__THREAD_NONE;
-  ctx->stop = 1;
-  pthread_cond_broadcast(&ctx->changed);
-  pthread_mutex_unlock(&ctx->lock);
-  if (!runs) return;
-  mlfab__context_wake(ctx);
-  pthread_join(ctx->thread, NULL);
-  ctx->thread_is = MLFAB__THREAD_NONE;
 }
 
 /* Closes a context in a forked child. If a thread of the parent held the lock at the fork, the context may be

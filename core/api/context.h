@@ -1,7 +1,7 @@
 /* context.h - a context, for the files of this group.
  *
  * context.c has the lock, the thread, the transports, opening, closing and waiting; disk.c carries out file operations; submit.c the calls that a node
- * carries out; calls_*.c those of optional groups; shared.c collectives in memory that workers of one host share. How
+ * carries out; calls_*.c those of optional groups; telemetry.c writes log, metrics and trace; shared.c collectives in memory that workers of one host share. How
  * threads wait for each other: context.c.
  *
  * Closing while other threads are in calls. The states of a context:
@@ -59,6 +59,22 @@ typedef struct mlfab__context_sharing {
   void *(*alloc)(mlfab *ctx, uint64_t bytes);
   int (*release)(mlfab *ctx, void *memory);
 } mlfab__context_sharing;
+
+typedef struct mlfab__telemetry mlfab__telemetry; /* telemetry.c */
+
+/* Functions that write a context's log, metrics and trace: telemetry.c. Each does nothing where the configuration asks
+ * for none of them. */
+typedef struct mlfab__context_observer {
+  /* Before transports and node. Takes what it does from *config. Errors: CONFIG, MEMORY. */
+  int (*open)(mlfab *ctx, mlfab_config *config, mlfab_error *error);
+  /* There is a node, and nothing has moved. Errors: UNSUPPORTED, MEMORY. */
+  int (*attach)(mlfab *ctx, mlfab_error *error);
+  /* The context is open. Errors: IO. */
+  int (*start)(mlfab *ctx, mlfab_error *error);
+  /* The node is still there: without the lock. free: everything is gone. child: in a forked child. */
+  void (*stop)(mlfab *ctx, int child);
+  void (*free)(mlfab *ctx, int child);
+} mlfab__context_observer;
 
 /* A function to be called when a request has finished. */
 typedef struct mlfab__context_watch {
@@ -123,7 +139,9 @@ struct mlfab {
   int tell;            /* an eventfd in it */
   uint64_t moves_told; /* moves when mlfab_progress last returned */
   mlfab__context_watch *watches;
-  int tells; /* a thread is calling a watching function */
+  int tells;                               /* a thread is calling a watching function */
+  const mlfab__context_observer *observer; /* NULL: not compiled in */
+  mlfab__telemetry *telemetry;             /* NULL: not asked for */
   /* Collectives in shared memory. */
   const mlfab__context_sharing *sharing;        /* NULL: not compiled in */
   const struct mlfab__shm_coll_table *shm_coll; /* NULL: no transport has one */
@@ -138,10 +156,11 @@ struct mlfab {
 typedef int mlfab__node_opener(const mlfab_config *config, const char *addresses, uint64_t now_ns,
                                mlfab_node **node_p, mlfab_error *error);
 /* Opens a context over these transports, best first. `c` is complete. `open` makes the node, which begins to join.
- * sharing may be NULL. On failure it has freed everything. */
+ * sharing and observer may be NULL. On failure it has freed everything. */
 MLFAB__INTERNAL int mlfab__context_open(mlfab_config *config, const mlfab__context_choice *choices,
                                         uint32_t n, mlfab__node_opener *open,
-                                        const mlfab__context_sharing *sharing, mlfab **ctx_p,
+                                        const mlfab__context_sharing *sharing,
+                                        const mlfab__context_observer *observer, mlfab **ctx_p,
                                         mlfab_error *error);
 
 /* Take and give up the lock. Every public call that touches the node is between these two. */

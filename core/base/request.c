@@ -14,6 +14,8 @@ static const char *const request_calls[] = {[MLFAB__REQUEST_PUSH] = "push",
                                             [MLFAB__REQUEST_COLLECTIVE] = "collective",
                                             [MLFAB__REQUEST_CHECKPOINT] = "checkpoint"};
 
+MLFAB__INTERNAL const char *mlfab__request_call(int kind) { return request_calls[kind]; }
+
 static mlfab__request *request_at(mlfab__requests *table, uint32_t place) {
   if (place < MLFAB__REQUEST_BLOCK) return &table->first[place];
   return &table->blocks[place / MLFAB__REQUEST_BLOCK][place % MLFAB__REQUEST_BLOCK];

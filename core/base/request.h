@@ -82,6 +82,8 @@ typedef struct mlfab__requests {
   mlfab_error abandoned; /* first failure of a push without a waiter; code 0: none */
 } mlfab__requests;
 
+/* The name of the call of a kind that is in use: "push". Static. */
+MLFAB__INTERNAL const char *mlfab__request_call(int kind);
 MLFAB__INTERNAL void mlfab__requests_free(mlfab__requests *table);
 /* Makes room for one more request of this kind, so that open succeeds. Errors: AGAIN (all are in use), MEMORY. */
 MLFAB__INTERNAL int mlfab__request_room(mlfab__requests *table, int kind, mlfab_error *error);

@@ -169,6 +169,8 @@ MLFAB__INTERNAL void mlfab__comm_finish(mlfab__comm *comm, mlfab_request request
                                         int32_t rank, uint64_t now_ns);
 /* In phase LISTED: the context has mapped (1) or could not map (0) the memory of `list`. */
 MLFAB__INTERNAL void mlfab__comm_mapped(mlfab__comm *comm, int ok);
+/* The worker that an open request of ours waits for, or MLFAB_NO_RANK. */
+MLFAB__INTERNAL int32_t mlfab__comm_awaited(void *self, const mlfab__request *request);
 /* A request of ours (plain or an object's) is withdrawn: TIMEOUT or CANCELLED. */
 MLFAB__INTERNAL void mlfab__comm_withdraw(void *self, mlfab__request *request, int code,
                                           uint64_t now_ns);

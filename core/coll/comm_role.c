@@ -107,6 +107,7 @@ static const mlfab__role comm_row = {
     .waits = mlfab__comm_waits,
     .idle = mlfab__comm_sweep,
     .withdraw = mlfab__comm_withdraw,
+    .awaits = mlfab__comm_awaited,
     .serves = comm_role_serves,
     .leave = mlfab__comm_leave,
     .finish = mlfab__comm_finish_work,

@@ -529,6 +529,22 @@ static void plain_withdraw_object(mlfab__comm *comm, const mlfab__request *reque
   plain_withdraw(comm, request, code, kind->what, kind->counts, number, rank, why);
 }
 
+MLFAB__INTERNAL int32_t mlfab__comm_awaited(void *self, const mlfab__request *request) {
+  mlfab__comm *comm = self;
+  const char *why;
+  if (request->slot < MLFAB__COMM_CALLS) {
+    const mlfab__comm_slot *slot = plain_slot_by_request(comm, request);
+    return slot ? plain_awaited(comm, slot, &why) : MLFAB_NO_RANK;
+  }
+  const mlfab__comm_object *object =
+      mlfab__comm_object_find(comm, request->slot - MLFAB__COMM_CALLS);
+  uint64_t number = 0;
+  if (!object) return MLFAB_NO_RANK;
+  if (comm->phase != MLFAB__COMM_IN) return comm->missing;
+  if (object->missing != MLFAB_NO_RANK) return object->missing;
+  return object->kind->awaited(object->self, &number, &why);
+}
+
 MLFAB__INTERNAL void mlfab__comm_withdraw(void *self, mlfab__request *request, int code,
                                           uint64_t now_ns) {
   mlfab__comm *comm = self;

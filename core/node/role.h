@@ -106,6 +106,8 @@ typedef struct mlfab__role {
 
   /* A request of this role ends: its deadline passed, or it was cancelled. */
   void (*withdraw)(void *self, mlfab__request *request, int code, uint64_t now_ns);
+  /* The worker that an open request of this role waits for, as far as known, or MLFAB_NO_RANK. For display. */
+  int32_t (*awaits)(void *self, const mlfab__request *request);
   /* May other nodes need this role at any time, without a call on this node? */
   int (*serves)(const void *self);
   /* finish: this node's worker has no more data. finished: does nobody wait for this role because of that any more? */

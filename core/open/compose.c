@@ -32,6 +32,12 @@ static int compose_check(const mlfab_config *config, mlfab_error *error) {
     return MLFAB__FAIL(
         error, MLFAB_ERR_CONFIG,
         "configuration: only mlfab_open asks key_file and key_from; give a node `key`");
+  if (config->log[0] || config->metrics[0] || config->trace[0])
+    return MLFAB__FAIL(error, MLFAB_WITH_TELEMETRY ? MLFAB_ERR_CONFIG : MLFAB_ERR_UNSUPPORTED,
+                       MLFAB_WITH_TELEMETRY
+                           ? "configuration: only mlfab_open writes log, metrics and trace"
+                           : "configuration: log, metrics and trace need telemetry, which was left "
+                             "out (MLFAB_WITH_TELEMETRY is 0)");
 #if MLFAB_WITH_KEYS
   int code = mlfab__guard_check(config, error);
   if (code) return code;

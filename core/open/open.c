@@ -26,6 +26,13 @@
 #define OPEN_SHM_COLL NULL
 #endif
 
+#if MLFAB_WITH_TELEMETRY
+#include "../api/telemetry.h"
+#define OPEN_OBSERVER mlfab__telemetry_observer()
+#else
+#define OPEN_OBSERVER NULL
+#endif
+
 #include <stdio.h>
 
 typedef struct open_transport {
@@ -201,7 +208,8 @@ static int open_start(const mlfab_config *config, int ask, mlfab **ctx_p, mlfab_
   if (!code) code = open_key(&c, &error);
   if (!code) code = open_choose(&c, choices, &n, &error);
   if (!code)
-    code = mlfab__context_open(&c, choices, n, mlfab_node_open, OPEN_SHARING, ctx_p, &error);
+    code = mlfab__context_open(&c, choices, n, mlfab_node_open, OPEN_SHARING, OPEN_OBSERVER, ctx_p,
+                               &error);
   open_forget(&c);
   if (config == &world) open_forget(&world);
   if (error_p) *error_p = error;
@@ -242,13 +250,16 @@ static int open_join(const mlfab_config *config, mlfab **ctx_p, mlfab_error *err
   if (!code) code = MLFAB_ERR_RANK_TAKEN;
   asking.key_from = NULL;
   asking.key_file[0] = 0;
+  mlfab_config whole = asking;
+  /* The name of this node, and so of its files, is not known yet. */
+  asking.log[0] = asking.metrics[0] = asking.trace[0] = 0;
   for (int attempt = 0; attempt < OPEN_JOIN_ATTEMPTS && code == MLFAB_ERR_RANK_TAKEN; attempt++) {
     mlfab *asker = NULL;
     code = open_wait(&asking, 1, &asker, &error);
     if (code) break;
     const struct mlfab__joining told = asker->node->told;
     mlfab_abandon(&asker);
-    mlfab_config full = asking;
+    mlfab_config full = whole;
     full.join = 0;
     full.roles = MLFAB_ROLE_WORKER;
     full.rank = told.rank;
@@ -261,6 +272,7 @@ static int open_join(const mlfab_config *config, mlfab **ctx_p, mlfab_error *err
     open_forget(&full);
   }
   open_forget(&asking);
+  open_forget(&whole);
   if (error_p) *error_p = error;
   return code;
 }

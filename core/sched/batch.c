@@ -452,8 +452,35 @@ static void batch_tell(mlfab__scheduler *s, uint32_t server, uint32_t first, uin
                mlfab__encode_plan(s->meta, &plan, s->entries));
 }
 
+/* Shows the plan to the observer of this node. */
+static void batch_show(const mlfab__scheduler *s, uint32_t kind) {
+  const mlfab__tap *tap = s->tap ? *s->tap : NULL;
+  const mlfab__story *story = &s->stories[kind];
+  for (uint32_t i = 0; tap && i < story->n; i++) {
+    const mlfab__told *told = &story->told[i];
+    if (!told->dropped && !mlfab__finite(told->end)) continue; /* not planned */
+    if (told->dropped && told->reason == MLFAB__UNREACHABLE) continue;
+    mlfab__tap_plan plan = {.id = told->id,
+                            .serial = story->serial,
+                            .start_ns = story->now_ns,
+                            .end_ns = story->now_ns,
+                            .bytes = (uint64_t)told->bytes,
+                            .delay = told->delay > 0 ? (uint64_t)told->delay : 0,
+                            .worker = told->worker,
+                            .aggregator = told->aggregator,
+                            .is_pull = kind == MLFAB__TRANSFER_PULL,
+                            .dropped = told->dropped};
+    if (!told->dropped) {
+      plan.start_ns = mlfab__add_sat(story->now_ns, mlfab__scheduler_ns(told->start));
+      plan.end_ns = mlfab__add_sat(story->now_ns, mlfab__scheduler_ns(told->end));
+    }
+    tap->plan(tap->self, &plan);
+  }
+}
+
 /* Sends the items placed after `before` to all servers of the batch. */
-static void batch_tell_all(mlfab__scheduler *s, uint32_t before, uint64_t groups) {
+static void batch_tell_all(mlfab__scheduler *s, uint32_t before, uint64_t groups, uint32_t kind) {
+  batch_show(s, kind);
   uint32_t first = before == MLFAB__NO_ITEM ? s->placed.first : s->items[before].next;
   if (first == MLFAB__NO_ITEM) return; /* no item can be reached */
   for (uint32_t j = 0; j < s->nbatch_servers; j++)
@@ -539,7 +566,7 @@ static void batch_plain(mlfab__scheduler *s, uint32_t kind) {
     }
     mlfab__scheduler_place(s, s->batch[i]);
   }
-  batch_tell_all(s, before, s->groups);
+  batch_tell_all(s, before, s->groups, kind);
 }
 
 /* Collects the due items of this kind, and for pulls of this server, in order of announcement. */
@@ -686,7 +713,7 @@ MLFAB__INTERNAL void mlfab__scheduler_plan_pushes(mlfab__scheduler *s) {
   for (uint32_t q = 1; q <= s->k; q++)
     other |= members[q] == 1 || (members[q] > 1 && s->nbatch_servers > 1);
   if (other) batch_retime(s, MLFAB__TRANSFER_PUSH, before);
-  batch_tell_all(s, before, groups);
+  batch_tell_all(s, before, groups, MLFAB__TRANSFER_PUSH);
 }
 
 /* --- pulls --- */
@@ -786,5 +813,5 @@ MLFAB__INTERNAL void mlfab__scheduler_plan_pulls(mlfab__scheduler *s, uint32_t s
   }
   s->groups += s->k;
   if (other) batch_retime(s, MLFAB__TRANSFER_PULL, before);
-  batch_tell_all(s, before, groups);
+  batch_tell_all(s, before, groups, MLFAB__TRANSFER_PULL);
 }

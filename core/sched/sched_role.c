@@ -156,6 +156,7 @@ MLFAB__INTERNAL int mlfab__scheduler_attach(mlfab_node *node, mlfab__scheduler *
   mlfab__port plan = mlfab__roles_port(node, role, MLFAB__LINK_PLANNER);
   int code = mlfab__scheduler_create(&node->env, &node->config, &plan, &node->stats, scheduler_p);
   role->self = *scheduler_p;
+  if (!code) (*scheduler_p)->tap = &node->tap;
   return code;
 }
 

@@ -47,7 +47,7 @@
 
 #include "../base/env.h"
 #include "plan.h"
-#include "../node/port.h"
+#include "../node/node.h"
 #include "../base/rng.h"
 #include "sched_wire.h"
 
@@ -184,6 +184,7 @@ struct mlfab__scheduler {
   mlfab__env *env;
   mlfab__port port;
   mlfab_stats *stats;
+  const mlfab__tap *const *tap; /* the node's; NULL: no node */
   uint32_t workers, servers;
   uint64_t heartbeat_ns, now_ns;
   uint64_t reassure_ns; /* when to send the next empty plans */

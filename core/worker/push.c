@@ -214,6 +214,8 @@ MLFAB__INTERNAL int mlfab__push_hop_wanted(const mlfab__worker *worker, uint32_t
 
 /* --- the end of an update --- */
 
+static uint64_t push_delay(const mlfab__worker *worker, const mlfab__outgoing *update, int code);
+
 static void push_record(mlfab__worker *worker, const mlfab__outgoing *update, int code) {
   for (uint32_t i = 0; i < update->members; i++) {
     worker->status[(update->seq + i) % MLFAB__WINDOW] = (int16_t)code;
@@ -221,6 +223,8 @@ static void push_record(mlfab__worker *worker, const mlfab__outgoing *update, in
   if (update->flags & MLFAB__PUSH_INIT) return;
   if (code == MLFAB_ERR_DROPPED) worker->stats->updates_dropped += update->members;
   *(code ? &worker->stats->pushes_refused : &worker->stats->pushes_applied) += update->members;
+  if (mlfab__worker_whole(update)) worker->stats->iterations += update->members;
+  if (!code) worker->stats->push_delay_sum += push_delay(worker, update, code) * update->members;
 }
 
 /* Does a server's code take precedence over another's? PEER_DEAD over WITHDRAWN: a dead server may have

@@ -53,6 +53,10 @@ int main(void) {
   code = mlfab_open(&config, &ctx, &error);
   says("transports", code, error.text, "MLFAB_WITH_MPI=0");
   config.transports = 0;
+  snprintf(config.metrics, sizeof config.metrics, "m.prom");
+  code = mlfab_open(&config, &ctx, &error);
+  says("metrics", code, error.text, "MLFAB_WITH_TELEMETRY is 0");
+  config.metrics[0] = 0;
   if (mlfab_open(&config, &ctx, &error)) {
     fprintf(stderr, "mlfab_open: %s\n", error.text);
     return 1;
