@@ -54,6 +54,7 @@ HAVE_ZMQ        = $(shell printf '\043include <zmq.h>\n' | $(CC) $(CPPFLAGS) -E 
 MPIS           := $(or $(foreach mpi,openmpi mpich,$(if $(shell command -v mpicc.$(mpi) >/dev/null && command -v mpirun.$(mpi)),$(mpi))), \
                     $(if $(shell command -v mpicc >/dev/null && command -v mpirun),default))
 MPICC           = OMPI_CC='$(CC)' MPICH_CC='$(CC)' mpicc$(if $(filter-out default,$(1)),.$(1))
+MPIFORT         = mpifort$(if $(filter-out default,$(1)),.$(1))
 HAVE_MPI        = $(shell command -v mpicc >/dev/null && command -v mpirun >/dev/null && echo 1)
 HAVE_GLOO       = $(shell printf '\043include <gloo/allreduce.h>\n' | $(CXX) $(CPPFLAGS) -x c++ -E - >/dev/null 2>&1 && echo 1)
 # Files that include cmocka.h, directly or through a header of their folder.
@@ -76,7 +77,7 @@ RUN_TESTS = MLFAB_BUILD=$(BUILD) $(PYTHON) tests/run.py
 .DELETE_ON_ERROR:
 .SUFFIXES:
 .PHONY: all extras demo deps test check amalgamate tools examples bench paper sim fuzz soak dropin switches install \
-        uninstall clean help libraries tests-built mpi-built run-tests run-check fuzzers-built
+        uninstall clean help libraries tests-built mpi mpi-built run-tests run-check fuzzers-built
 
 ##: the libraries, the tools and the examples, in build/; libmlfab_tls.a where OpenSSL is
 all: libraries tools examples $(if $(TLS_LIBS),extras)
@@ -164,6 +165,9 @@ $(TLS_TESTS) $(TLS_HELPERS): $(BUILD)/%: %.c $(BUILD)/libmlfab_tls.a $(BUILD)/li
 	$(COMPILE) $(TLS_FLAGS) -MF $@.d -o $@ $< $(BUILD)/libmlfab_tls.a $(BUILD)/libmlfab.a $(LDFLAGS) \
 	  $(if $(findstring /test_,$@),-lcmocka) $(TLS_LIBS) $(LIBS)
 
+##: build/mpi/*/ for each MPI library: libmlfab_mpi.so, the Fortran example, the programs of tests/mpi
+mpi: mpi-built
+
 # With MPI: mlfab.o, and the programs of tests/mpi, once for each MPI library. conform is tests/conform/test_conform.c.
 MPI_PROGRAMS := conform $(patsubst tests/mpi/%.c,%,$(wildcard tests/mpi/*.c))
 define MPI_RULES
@@ -177,10 +181,28 @@ $(BUILD)/mpi/$(1)/conform: tests/conform/test_conform.c $(BUILD)/mpi/$(1)/mlfab.
 	  -DCONFORM_SIM=0 -DCONFORM_MPI=1 -I. -MMD -MP -MT $$@ -MF $$@.d -o $$@ $$< $(BUILD)/mpi/$(1)/mlfab.o \
 	  $$(LDFLAGS) -lcmocka $$(LIBS)
 
+# libmlfab_mpi.so exports the functions of MPI that it takes, and nothing of mlfab. plain knows nothing of mlfab.
+$(BUILD)/mpi/$(1)/libmlfab_mpi.so: extras/mlfab_mpi.c $(BUILD)/mpi/$(1)/mlfab.o
+	@printf '{ global: MPI_*; local: *; };\n' >$$(@D)/exports.map
+	$$(QUIET)$$(call MPICC,$(1)) -std=c11 $$(WARNINGS) $$(CFLAGS) $$(SAN) $$(CPPFLAGS) -I. -MMD -MP -MT $$@ -MF $$@.d -fPIC -shared \
+	  -Wl,--version-script=$$(@D)/exports.map -o $$@ $$< $(BUILD)/mpi/$(1)/mlfab.o $$(LDFLAGS) $$(LIBS)
+
+$(BUILD)/mpi/$(1)/plain: tests/mpi/plain.c
+	@mkdir -p $$(@D)
+	$$(QUIET)$$(call MPICC,$(1)) -std=c11 $$(WARNINGS) $$(CFLAGS) $$(SAN) $$(CPPFLAGS) -o $$@ $$< $$(LDFLAGS)
+
+$(BUILD)/mpi/$(1)/13_mpi: examples/13_mpi.f90 extras/mlfab.f90 $(BUILD)/mpi/$(1)/mlfab.o
+	$$(QUIET)cd $$(@D) && $$(call MPIFORT,$(1)) -std=f2008 -Wall -O2 -g -o 13_mpi $$(abspath extras/mlfab.f90) \
+	  $$(abspath examples/13_mpi.f90) mlfab.o $$(LDFLAGS) $$(LIBS)
+
+$(BUILD)/mpi/$(1)/bench-%: tests/bench/%.c tests/bench/collective_common.h $(BUILD)/mpi/$(1)/mlfab.o
+	$$(QUIET)$$(call MPICC,$(1)) -std=c11 $$(CFLAGS) -I. -o $$@ $$< $(BUILD)/mpi/$(1)/mlfab.o $$(LDFLAGS) $$(LIBS)
+
 $(BUILD)/mpi/$(1)/%: tests/mpi/%.c $(BUILD)/mpi/$(1)/mlfab.o
 	$$(QUIET)$$(call MPICC,$(1)) -std=c11 $$(WARNINGS) $$(CFLAGS) $$(SAN) $$(CPPFLAGS) -I. -MMD -MP -MT $$@ -MF $$@.d \
 	  -o $$@ $$< $(BUILD)/mpi/$(1)/mlfab.o $$(LDFLAGS) $$(LIBS)
 
+mpi-built: $(BUILD)/mpi/$(1)/libmlfab_mpi.so $(if $(shell command -v $(call MPIFORT,$(1))),$(BUILD)/mpi/$(1)/13_mpi)
 mpi-built: $(addprefix $(BUILD)/mpi/$(1)/,$(if $(HAVE_CMOCKA),$(MPI_PROGRAMS),$(filter-out conform,$(MPI_PROGRAMS))))
 endef
 $(foreach mpi,$(MPIS),$(eval $(call MPI_RULES,$(mpi))))
@@ -257,7 +279,7 @@ run-check:
 	@$(RUN_TESTS) --jobs $(NPROC) \
 	  'amalgamation=$(PYTHON) amalgamate.py --check' \
 	  'format=command -v clang-format >/dev/null || { echo clang-format is not installed; exit 77; }; clang-format --dry-run -Werror $(HAND_WRITTEN)' \
-	  'tidy@1200=command -v clang-tidy >/dev/null || { echo clang-tidy is not installed; exit 77; }; printf "%s\n" $(wildcard core/*/*.c transports/*.c tools/*.c) $(if $(TLS_LIBS),$(wildcard extras/*.c)) | xargs -P $(NPROC) -n 1 sh -c '\''$(TIDY) "$$0" -- -std=c11 -I. 2>/dev/null'\''' \
+	  'tidy@1200=command -v clang-tidy >/dev/null || { echo clang-tidy is not installed; exit 77; }; printf "%s\n" $(wildcard core/*/*.c transports/*.c tools/*.c) $(if $(TLS_LIBS),$(filter-out extras/mlfab_mpi.c,$(wildcard extras/*.c))) | xargs -P $(NPROC) -n 1 sh -c '\''$(TIDY) "$$0" -- -std=c11 -I. 2>/dev/null'\''' \
 	  'dropin@1200=tests/dropin/dropin.sh' 'switches@600=tests/dropin/switches.sh' 'planted bugs@2700=$(PYTHON) tests/plant.py' \
 	  $(patsubst $(BUILD)/%,$(BUILD)/asan/%@600,$(filter-out $(ALONE),$(BUILT_TESTS))) \
 	  $(foreach test,$(FUZZERS:.c=),'$(test)@200=MLFAB_FUZZ_SECONDS=10 $(BUILD)/asan/$(test)') \
@@ -319,7 +341,8 @@ EAGER_BENCHES  = $(BUILD)/bench-eager-ranks $(BUILD)/bench-eager-train
 PART_BENCHES  := plan filter version tagged
 # Ranks of collectives, ours and others': tests/bench/collective.py runs them.
 RANK_BENCHES   = $(addprefix $(BUILD)/bench-collective-,ours limit $(if $(HAVE_MPI),mpi) \
-                   $(if $(HAVE_GLOO),gloo))
+                   $(if $(HAVE_GLOO),gloo)) $(foreach mpi,$(filter-out default,$(MPIS)), \
+                   $(addprefix $(BUILD)/mpi/$(mpi)/bench-collective_,ours mpi))
 BENCH_SOURCES := $(filter-out $(PART_BENCHES:%=tests/bench/%.c) $(wildcard tests/bench/collective_*.c \
                    tests/bench/eager_*.c), \
                    $(wildcard tests/bench/*.c))

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """mlfab over MPI, with every MPI library for which `make` has built the programs of tests/mpi: the conformance suite,
 then jobs of several processes that mpirun starts, with every way to initialise MPI, every place for the roles, and the
-mistakes that a job can make."""
+mistakes that a job can make; the Fortran example; MPI programs with libmlfab_mpi.so preloaded; and jobs that use mpirun
+only to be started."""
 import glob
 import os
 import re
@@ -21,9 +22,13 @@ OPTIONS = {
 def mpirun(mpi, processes, program, *arguments, **more):
     suffix = "" if mpi == "default" else "." + mpi
     timeout = more.pop("timeout", 90)
+    preload = more.pop("preload", None)
     environment = clean_environment(OMPI_ALLOW_RUN_AS_ROOT=1, OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1,
                                     **more)
-    return run("mpirun" + suffix, *OPTIONS.get(mpi, []), "-n", processes,
+    exports = []
+    if preload:  # for the program only: mpirun itself does not know what it would take
+        exports = ["-x", "LD_PRELOAD=" + preload] if mpi == "openmpi" else ["-env", "LD_PRELOAD", preload]
+    return run("mpirun" + suffix, *OPTIONS.get(mpi, []), "-n", processes, *exports,
                os.path.join(BUILD, "mpi", mpi, program), *arguments, env=environment, timeout=timeout)
 
 
@@ -175,6 +180,79 @@ def test_a_process_that_ends_without_closing_ends_the_job():
         result = mpirun(mpi, 2, "world", "bare=1")
         if mpi == "openmpi":
             expect(result.code != 0, "%s: the launcher sees that it did not finalise" % mpi, result)
+
+
+def test_fortran():
+    for mpi in every_mpi():
+        if not os.path.exists(os.path.join(BUILD, "mpi", mpi, "13_mpi")):
+            raise Skip("no Fortran compiler for %s (gfortran)" % mpi)
+        result = mpirun(mpi, 4, "13_mpi")
+        expect(result.code == 0, "%s: it finds the line" % mpi, result)
+        expect(re.search(r"workers 4: y =  3.000 x \+  1.000", result.out), "%s: it says so" % mpi, result)
+
+
+def preloaded(mpi, processes, *arguments, **more):
+    """plain with libmlfab_mpi.so; the result, and {(rank, call): calls through mlfab}."""
+    library = os.path.join(BUILD, "mpi", mpi, "libmlfab_mpi.so")
+    result = mpirun(mpi, processes, "plain", *arguments, preload=library, MLFAB_MPI_REPORT=1, **more)
+    told = re.findall(r"mlfab_mpi: rank (\d+): ([\w ]+): (\d+) calls, \d+ bytes", result.err)
+    return result, {(int(rank), call): int(calls) for rank, call, calls in told}
+
+
+def test_an_mpi_program_alone():
+    for mpi in every_mpi():
+        result = mpirun(mpi, 3, "plain")
+        expect(result.code == 0 and "all is right" in result.out, "%s: its sums are right" % mpi, result)
+        expect("mlfab" not in result.err, "%s: without mlfab" % mpi, result)
+
+
+def test_an_mpi_program_unchanged():
+    counts = {"MPI_Allreduce": 4, "MPI_Iallreduce": 2, "MPI_Reduce_scatter": 1, "MPI_Allgatherv": 1, "MPI_Bcast": 1}
+    for mpi in every_mpi():
+        for arguments in (["all"], ["init"]):
+            result, told = preloaded(mpi, 3, *arguments)
+            expect(result.code == 0 and "all is right" in result.out, "%s: its sums are right" % mpi, result)
+            expect(told == {(r, call): n for r in range(3) for call, n in counts.items()},
+                   "%s: the calls went through mlfab, and no others" % mpi, result)
+
+
+def test_sizes_that_are_left_to_mpi():
+    for mpi in every_mpi():
+        result, told = preloaded(mpi, 2, MLFAB_MPI_BYTES=10 ** 8)
+        expect(result.code == 0 and "all is right" in result.out and not told, "%s: all went to MPI" % mpi, result)
+
+
+def test_partial_sums_where_they_are_asked_for():
+    for mpi in every_mpi():
+        for mode in ("solo", "majority", "quorum:2", "quorum:3"):
+            result, told = preloaded(mpi, 3, "loop", MLFAB_MPI_PARTIAL=mode, MLFAB_MPI_PARTIAL_BYTES=100000)
+            steps = [float(value) for value in re.findall(r"^step \d+: (\S+)", result.out, re.M)]
+            expect(result.code == 0 and len(steps) == 20, "%s: %s: every decision is exact" % (mpi, mode), result)
+            expect(all(told.get((r, "partial MPI_Allreduce")) == 20 for r in range(3)), "%s: by mlfab" % mpi, result)
+            expect(not any(call == "MPI_Allreduce" for _, call in told), "%s: nothing else" % mpi, result)
+            if mode == "quorum:3":
+                expect(set(steps) == {3.0}, "%s: all ranks are waited for" % mpi, result)
+        result, told = preloaded(mpi, 3, "all", MLFAB_MPI_PARTIAL="quorum:3", MLFAB_MPI_PARTIAL_BYTES=500000)
+        expect(result.code == 0 and "all is right" in result.out, "%s: only sums of floats, and large" % mpi, result)
+        expect(told[0, "partial MPI_Allreduce"] == 1 and told[0, "MPI_Allreduce"] == 3, "%s: one of four" % mpi, result)
+
+
+def test_settings_of_the_profile_that_cannot_be():
+    for mpi in every_mpi():
+        for settings, text in ((dict(MLFAB_MPI_PARTIAL="solo"), "needs MLFAB_MPI_PARTIAL_BYTES"),
+                               (dict(MLFAB_MPI_PARTIAL="most", MLFAB_MPI_PARTIAL_BYTES=1), "not solo, majority or quorum"),
+                               (dict(MLFAB_MPI_BYTES="many"), "not a number of bytes")):
+            result, told = preloaded(mpi, 2, **settings)
+            expect(result.code == 0 and "all is right" in result.out and not told, "%s: MPI goes on alone" % mpi, result)
+            expect(text in result.err, "%s: and every rank says why" % mpi, result)
+
+
+def test_a_launcher_only():
+    """A program without MPI, which mpirun starts: the variables of the launcher give ranks."""
+    for mpi in every_mpi():
+        result = mpirun(mpi, 3, os.path.join(BUILD, "examples", "02_push_pull"),
+                        MLFAB_COORDINATOR="unix:@mlfab-mpi-%s-%d" % (mpi, os.getpid()))
+        expect(result.code == 0 and result.out.count("expected 60 and 30") == 3, "%s: three workers" % mpi, result)
 
 
 if __name__ == "__main__":

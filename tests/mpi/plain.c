@@ -1,0 +1,172 @@
+/* plain.c - an MPI program that knows nothing of mlfab and asserts its own results: mpirun -n N plain [MODE]
+ *
+ * Run it as it is, and with libmlfab_mpi.so preloaded. MODE: all (every kind of call), loop (allreduces of one size, for
+ * partial reductions), init (MPI_Init instead of MPI_Init_thread). Exit status 1, and a line, where a value is wrong. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE 1
+#endif
+#include <mpi.h>
+
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { COUNT = 100000, SMALL = 3, STEPS = 20 };
+
+static int rank, size;
+static float f32[COUNT], f32_out[COUNT];
+static double f64[COUNT];
+static int64_t i64[COUNT];
+static int words[COUNT];
+
+static void check(const char *what, double is, double should) {
+  if (is == should) return;
+  printf("rank %d: %s is %g, not %g\n", rank, what, is, should);
+  fflush(stdout);
+  MPI_Abort(MPI_COMM_WORLD, 1);
+}
+
+static double triangle(void) { return size * (size - 1) / 2.0; }
+
+static void test_sums(void) {
+  for (int i = 0; i < COUNT; i++) {
+    f32[i] = (float)(rank + i % 5);
+    f64[i] = rank * 2.0;
+    i64[i] = (INT64_C(1) << 40) + rank;
+    words[i] = rank + i;
+  }
+  MPI_Allreduce(f32, f32_out, COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+  MPI_Allreduce(MPI_IN_PLACE, f64, COUNT, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+  MPI_Allreduce(MPI_IN_PLACE, i64, COUNT, MPI_INT64_T, MPI_SUM, MPI_COMM_WORLD);
+  MPI_Allreduce(MPI_IN_PLACE, words, COUNT, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+  for (int i = 0; i < COUNT; i++) {
+    check("an input", (double)f32[i], rank + i % 5);
+    check("a float", (double)f32_out[i], triangle() + size * (i % 5));
+    check("a double", f64[i], 2 * triangle());
+    check("an int64", (double)i64[i], (double)(size * (INT64_C(1) << 40)) + triangle());
+    check("an int", words[i], triangle() + (double)size * i);
+  }
+  MPI_Allreduce(f32, f32_out, COUNT, MPI_FLOAT, MPI_MAX, MPI_COMM_WORLD);
+  for (int i = 0; i < COUNT; i++) check("a maximum", (double)f32_out[i], size - 1 + i % 5);
+  double small[SMALL] = {1, 2, rank};
+  MPI_Allreduce(MPI_IN_PLACE, small, SMALL, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+  check("a small sum", small[2], triangle());
+}
+
+static void test_part(void) {
+  MPI_Comm part;
+  int members;
+  MPI_Comm_split(MPI_COMM_WORLD, rank % 2, 0, &part);
+  MPI_Comm_size(part, &members);
+  for (int i = 0; i < COUNT; i++) f32[i] = 1;
+  MPI_Allreduce(f32, f32_out, COUNT, MPI_FLOAT, MPI_SUM, part);
+  for (int i = 0; i < COUNT; i++) check("a sum of a part", (double)f32_out[i], members);
+  MPI_Comm_free(&part);
+}
+
+/* Rank 0 waits for a message that the others send after they have begun the second sum. */
+static void test_nonblocking(void) {
+  MPI_Request requests[2];
+  static double more[COUNT];
+  int ball = 0;
+  for (int i = 0; i < COUNT; i++) {
+    f32[i] = (float)rank;
+    more[i] = 1;
+  }
+  if (rank == 0 && size > 1) MPI_Recv(&ball, 1, MPI_INT, 1, 5, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+  MPI_Iallreduce(f32, f32_out, COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, &requests[0]);
+  MPI_Iallreduce(MPI_IN_PLACE, more, COUNT, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD, &requests[1]);
+  if (rank == 1) MPI_Send(&ball, 1, MPI_INT, 0, 5, MPI_COMM_WORLD);
+  MPI_Wait(&requests[0], MPI_STATUS_IGNORE);
+  MPI_Wait(&requests[1], MPI_STATUS_IGNORE);
+  for (int i = 0; i < COUNT; i++) {
+    check("a sum that was waited for", (double)f32_out[i], triangle());
+    check("the second one", more[i], size);
+  }
+}
+
+/* Rank r has 1000 (r + 1) elements. */
+static void test_scatter(void) {
+  int counts[64], all = 0;
+  for (int r = 0; r < size; r++) all += counts[r] = 10000 * (r + 1);
+  for (int i = 0; i < all; i++) f64[i] = i + rank;
+  memset(f32_out, 0, sizeof f32_out);
+  double *mine = malloc((size_t)counts[rank] * sizeof *mine);
+  if (!mine) MPI_Abort(MPI_COMM_WORLD, 1);
+  MPI_Reduce_scatter(f64, mine, counts, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+  int first = 5000 * rank * (rank + 1);
+  for (int i = 0; i < counts[rank]; i++)
+    check("a scattered sum", mine[i], size * (double)(first + i) + triangle());
+  free(mine);
+}
+
+/* Blocks lie in reverse order, with a gap behind each. */
+static void test_gather(void) {
+  int counts[64], places[64], at = 0;
+  for (int r = size - 1; r >= 0; r--) {
+    counts[r] = 9000 + r;
+    places[r] = at;
+    at += counts[r] + 7;
+  }
+  for (int i = 0; i < COUNT; i++) words[i] = -1;
+  static int mine[COUNT];
+  for (int i = 0; i < counts[rank]; i++) mine[i] = 100 * rank + i;
+  MPI_Allgatherv(mine, counts[rank], MPI_INT, words, counts, places, MPI_INT, MPI_COMM_WORLD);
+  for (int r = 0; r < size; r++) {
+    for (int i = 0; i < counts[r]; i++) check("a gathered word", words[places[r] + i], 100 * r + i);
+    check("a gap", words[places[r] + counts[r]], -1);
+  }
+}
+
+/* The root sends every second element; the others receive them as an array. */
+static void test_broadcast(void) {
+  MPI_Datatype pairs;
+  int root = size - 1;
+  MPI_Type_vector(COUNT / 2, 1, 2, MPI_INT, &pairs);
+  MPI_Type_commit(&pairs);
+  for (int i = 0; i < COUNT; i++) words[i] = rank == root ? i : -1;
+  if (rank == root)
+    MPI_Bcast(words, 1, pairs, root, MPI_COMM_WORLD);
+  else
+    MPI_Bcast(words, COUNT / 2, MPI_INT, root, MPI_COMM_WORLD);
+  for (int i = 0; i < COUNT / 2 && rank != root; i++) check("a broadcast word", words[i], 2 * i);
+  MPI_Type_free(&pairs);
+}
+
+/* What a trainer does: a large sum, and an exact decision whether to stop. */
+static void test_loop(void) {
+  for (int step = 0; step < STEPS; step++) {
+    int on = step + 1 < STEPS, all;
+    for (int i = 0; i < COUNT; i++) f32[i] = 1;
+    MPI_Allreduce(f32, f32_out, COUNT, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    for (int i = 1; i < COUNT; i++) check("an element", (double)f32_out[i], (double)f32_out[0]);
+    MPI_Allreduce(&on, &all, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+    check("the decision", all, on * size);
+    if (rank == 0) printf("step %d: %g\n", step, (double)f32_out[0]);
+  }
+}
+
+int main(int argc, char **argv) {
+  const char *mode = argc > 1 ? argv[1] : "all";
+  int level;
+  if (!strcmp(mode, "init"))
+    MPI_Init(&argc, &argv);
+  else
+    MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &level);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  if (!strcmp(mode, "loop")) {
+    test_loop();
+  } else {
+    test_sums();
+    test_part();
+    test_nonblocking();
+    test_scatter();
+    test_gather();
+    test_broadcast();
+  }
+  if (rank == 0) printf("all is right\n");
+  MPI_Finalize();
+  return 0;
+}
