@@ -9,10 +9,10 @@ seconds. Slowest rank's time, float32, sum, in place.
 
    collective/allreduce/HOW/SIZE/RANKS   us a call; HOW: shm (shared memory, the caller's arrays),
                                          shm-alloc (arrays of mlfab_alloc), tcp (no checksum over
-                                         payloads)
+                                         payloads), mpi-openmpi, mpi-mpich (mlfab over that MPI)
 
 Peers: Open MPI over shared memory (btl vader; at 100 MB also with malloc told to keep its memory)
-and over TCP (btl tcp), Gloo's algorithms over TCP. Those that are not installed are left out.
+and over TCP (btl tcp), Gloo's algorithms over TCP; MPICH. Over an MPI, that MPI's own. Those that are not installed are left out.
 Limits: see collective_limit.c. It takes a little more than S (110) seconds. Goals are only printed.
 
 Rows of FILE: name ours unit peer peer_value limit_name limit_value.
@@ -41,6 +41,8 @@ ANSWER_S = 60
 PEERS = {
     "shm": (["openmpi-shm", "openmpi-shm-malloc"], "copy"),
     "shm-alloc": (["openmpi-shm", "openmpi-shm-malloc"], "add"),
+    "mpi-openmpi": (["openmpi-shm"], "copy"),
+    "mpi-mpich": (["mpich"], "copy"),
     "tcp": (["openmpi-tcp", "gloo-ring", "gloo-halving-doubling", "gloo-bcube"], "loopback"),
 }
 LIMITS = {limit for _, limit in PEERS.values()}
@@ -52,6 +54,10 @@ GOALS = {
     ("tcp", "openmpi-tcp", 2): (1, 1.2, 1, 1.2, 1.7),
     ("tcp", "best of Gloo", 2): (10, 10, 1.5, 1.8, 1.7),
     ("shm", "openmpi-shm", 4): (2, 2, 1.5, 2, 3),
+    ("mpi-openmpi", "openmpi-shm", 2): (None, None, 0.83, 0.83, 0.83),
+    ("mpi-openmpi", "openmpi-shm", 4): (None, None, 0.83, 0.83, 0.83),
+    ("mpi-mpich", "mpich", 2): (None, None, 0.83, 0.83, 0.83),
+    ("mpi-mpich", "mpich", 4): (None, None, 0.83, 0.83, 0.83),
 }
 
 
@@ -148,8 +154,18 @@ def contestants(build, ranks):
                                                 "MALLOC_TRIM_THRESHOLD_": str(1 << 30)})
         found["openmpi-tcp"] = (launch + ["--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include",
                                           "lo", mpi, "DIR"], {})
+        over = program("mpi/openmpi/bench-collective_ours")
+        if os.path.exists(over):
+            found["mpi-openmpi"] = (launch + ["--mca", "btl", "vader,self", "-x", "MLFAB_TRANSPORT=mpi", over, "DIR"], {})
     else:
         missing.append("Open MPI (libopenmpi-dev)")
+    mpich = program("mpi/mpich/bench-collective_mpi")
+    if os.path.exists(mpich):
+        launch = ["mpirun.mpich", "-launcher", "fork", "-n", str(ranks)]
+        found["mpich"] = (launch + [mpich, "DIR"], {})
+        found["mpi-mpich"] = (launch + [program("mpi/mpich/bench-collective_ours"), "DIR"], {"MLFAB_TRANSPORT": "mpi"})
+    else:
+        missing.append("MPICH (libmpich-dev)")
     if os.path.exists(gloo):
         for algorithm in ["ring", "halving-doubling", "bcube"]:
             found["gloo-" + algorithm] = ([gloo, str(ranks), algorithm, "DIR"], {})
