@@ -46969,7 +46969,7 @@ static void metrics_value(metrics_text *t, const char *name, const char *value) 
 
 /* The labels of every sample of this node, without braces. */
 static void metrics_labels(metrics_text *t, const mlfab__snapshot *s) {
-  metrics_value(t, "job", s->job);
+  metrics_value(t, "fabric", s->job);
   metrics_put(t, ",role=\"%s\"", s->role);
   if (s->rank >= 0) metrics_put(t, ",rank=\"%d\"", (int)s->rank);
   if (s->server >= 0) metrics_put(t, ",server=\"%d\"", (int)s->server);
@@ -47009,8 +47009,9 @@ static void metrics_gauge(metrics_text *t, const mlfab__snapshot *s, const char 
   metrics_put(t, "} %llu\n", (unsigned long long)value);
 }
 
+/* A gauge, because readers of the older text format do not know the type "info". */
 static void metrics_build(metrics_text *t, const mlfab__snapshot *s) {
-  metrics_family(t, "node", "info", "", "The process.");
+  metrics_family(t, "node_info", "gauge", "", "The process.");
   metrics_put(t, "mlfab_node_info{");
   metrics_labels(t, s);
   metrics_put(t, ",");

@@ -1494,7 +1494,7 @@ MLFAB_API int mlfab_dag_close(mlfab_dag **dag_p);
  *          its lines as well. If the thread cannot keep up, lines are dropped and counted in the log.
  * metrics  OpenMetrics text, for mlfab-top and Prometheus: every counter of mlfab_stats, the iteration, and whom the
  *          oldest open call waits for. Written beside the file, then renamed: a reader sees a whole file. The last one,
- *          written when the context closes, has mlfab_state 3.
+ *          written when the context closes (mlfab_close waits for it), has mlfab_state 3.
  * trace    Chrome trace events (JSON), for ui.perfetto.dev: a lane for each direction of each link, a slice while it
  *          carries a transfer, and an arrow from sender to receiver; at a scheduler also the plan. A process that is
  *          killed leaves a file that Perfetto takes. At most 256 MiB; what the thread cannot keep up with is dropped

@@ -104,7 +104,7 @@ static char *label_place(labels *l, const char *name, size_t n, size_t *room_p) 
   } known[] = {{"role", offsetof(labels, role), sizeof l->role},
                {"rank", offsetof(labels, rank), sizeof l->rank},
                {"server", offsetof(labels, server), sizeof l->server},
-               {"job", offsetof(labels, job), sizeof l->job},
+               {"fabric", offsetof(labels, job), sizeof l->job},
                {"host", offsetof(labels, host), sizeof l->host},
                {"pid", offsetof(labels, pid), sizeof l->pid},
                {"call", offsetof(labels, call), sizeof l->call},

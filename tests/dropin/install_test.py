@@ -49,7 +49,7 @@ def test_make_install_and_uninstall():
         make("install", "PREFIX=/opt/mlfab", "DESTDIR=" + folder)
         prefix = folder + "/opt/mlfab"
         for name in ("include/mlfab.h", "include/mlfab_node.h", "include/mlfab_sim.h", "lib/libmlfab.a",
-                     "lib/libmlfab.so", "bin/mlfab-run",
+                     "lib/libmlfab.so", "bin/mlfab-run", "bin/mlfab-top",
                      "lib/pkgconfig/mlfab.pc", "lib/cmake/mlfab/mlfabConfig.cmake",
                      "lib/cmake/mlfab/mlfabConfigVersion.cmake"):
             expect(os.path.exists(os.path.join(prefix, name)), name)
