@@ -24,7 +24,7 @@ GROUPS = [
     {"wire": "wire codec"},
     {"kernels": "half kernels_x86 kernels packet"},
     {"model": "sync layout version optimizer store image windows"},
-    {"node": "port role node link files outbox claim peer_link inner server_link caller bootstrap alive"},
+    {"node": "port role node link files outbox claim peer_link inner growth server_link caller bootstrap alive"},
     {"worker": "sources cache pull push worker worker_role",
      "server": "lazy blocks clock queue apply round serve server server_role",
      "coll": "coll_wire dag algorithm partial graph notify stream comm_base engine plain_check plain comm_object "

@@ -446,9 +446,10 @@ typedef int (*mlfab_key_fn)(void *user, char *key, size_t room);
 typedef struct mlfab_config {
   uint32_t size;
   uint32_t roles;     /* MLFAB_ROLE_* bits; 0: worker, and server too when rank < servers */
-  int32_t rank;       /* a worker's rank, 0..workers-1; a dedicated server's number, 0..servers-1 */
+  int32_t rank;       /* a worker's rank, 0..workers-1; a dedicated server's number, 0..servers-1 (with growth to the
+                       * largest number - 1) */
   uint32_t workers;   /* 0: 1; workers that the fabric begins with (workers_max) */
-  uint32_t servers;   /* 0: 1 */
+  uint32_t servers;   /* 0: 1; servers that the fabric begins with (servers_max) */
   uint32_t dedicated; /* 1: servers are processes of their own; the same on all nodes */
   /* Address of server 0: "tcp:host:port", "tcp:[::1]:port", "unix:/path", "unix:@name", "shm:name"; "" in a world of
    * one. While this node joins, it asks again for a host name that does not resolve yet. */
@@ -526,8 +527,9 @@ typedef struct mlfab_config {
    * the same on all nodes. 0: workers. Price: about 4 KB for each at a server, and 16 bytes at a worker. With
    * collectives at most 1,024. */
   uint32_t workers_max;
-  /* 1: this process joins a fabric as one more worker. Server 0 gives it a rank, and tells workers, workers_max,
-   * servers, dedicated and scheduler, which are ignored here. Not with mlfab_open_start. */
+  /* 1: this process joins a fabric as one more worker, or with roles MLFAB_ROLE_SERVER as one more server. Server 0
+   * gives it a rank, and tells workers, workers_max, servers, servers_max, dedicated and scheduler, which are ignored
+   * here. Not with mlfab_open_start. */
   uint32_t join;
   /* Checkpoints: section 7. Server 0's are used. A directory ("": mlfab_checkpoint names one), and after how many of
    * its commits server 0 begins the next checkpoint by itself. */
@@ -541,6 +543,9 @@ typedef struct mlfab_config {
   char metrics[256];   /* a file */
   char trace[256];     /* a file */
   uint64_t metrics_ns; /* how often the metrics are written; 0: 1 s; at least 10 ms */
+  /* The largest number of dedicated servers that the fabric may have at a time; the same on all nodes. 0: servers.
+   * Price: about 3 KB for each at every node. */
+  uint32_t servers_max;
 } mlfab_config;
 
 /* Sets every member to its default and `size` to sizeof *config. */
@@ -550,8 +555,9 @@ MLFAB_API void mlfab_config_init(mlfab_config *config);
  * "coordinator", "job", "key", "key_file", "listen", "socket_ifname", "allow_insecure", "transport" (auto, tcp, shm, mpi, mpi+shm),
  * "progress" (thread, hand), "timeout_ms", "heartbeat_ms", "silent_death_ms", "payload_crc" (0, 1), "seed",
  * "scheduler" (none, beside, own), "delay_bound" (a number, none), "plan_ahead_ms", "accumulators" (a number, none),
- * "order_by_rate" (0, 1), "workers_max", "join" (0, 1), "checkpoint_dir", "checkpoint_commits", "checkpoint_keep",
- * "resume", "log", "metrics", "metrics_ms", "trace". Set "dedicated" before "role" server, which means nothing without it.
+ * "order_by_rate" (0, 1), "workers_max", "servers_max", "join" (0, 1), "checkpoint_dir", "checkpoint_commits",
+ * "checkpoint_keep", "resume", "log", "metrics", "metrics_ms", "trace". Set "dedicated" or "join" before "role" server,
+ * which means nothing without them.
  * Errors: CONFIG, with the name and the value; nothing has changed then. */
 MLFAB_API int mlfab_config_set(mlfab_config *config, const char *name, const char *value,
                                mlfab_error *error_p);
@@ -612,13 +618,27 @@ MLFAB_API int mlfab_abandon(mlfab **ctx_p);
  * A worker leaves for good with mlfab_finish and mlfab_close; others may then take its rank, as a new incarnation whose
  * updates are counted anew. A process that takes the rank of a living one is refused (RANK_TAKEN). One that takes the
  * rank of a dead one counts in the same way, except that it ends the epoch of collectives (section 10, A worker comes
- * back). Arrays by rank (counts of mlfab_allgather and mlfab_reduce_scatter) have workers_max entries. Dedicated
- * servers do not come: mlfab_set_servers chooses among config.servers.
+ * back). Arrays by rank (counts of mlfab_allgather and mlfab_reduce_scatter) have workers_max entries.
+ *
+ * Servers that come and go. A fabric with servers_max above servers takes in more dedicated servers at any time:
+ * processes with config.join and roles MLFAB_ROLE_SERVER (MLFAB_JOIN=1 and MLFAB_ROLE=server, or mlfab-run --join
+ * ADDRESS --servers K), or with a number of their own from servers to servers_max - 1. Every node reports it
+ * (MLFAB_EVENT_JOINED with is_server), and mlfab_servers lists it. It has no slices, and nobody waits for it, until
+ * mlfab_set_servers names it: then it gets the model's definition, its slices and their clocks. A worker that cannot
+ * reach it, or its death before it has them, ends that call with PEER_DEAD, and everything is as it was.
+ *
+ * A server leaves in two steps: mlfab_set_servers without it takes its slices away, and then mlfab_close, or its death,
+ * is MLFAB_EVENT_LEFT or DEAD and no error for anyone. Another process may then take its number. Server 0 stays. A
+ * server that dies with slices takes them with it, as before. All servers need the same callbacks and switches.
  *
  * This node's worker rank (-1 on a dedicated server), the number of ranks for workers (config.workers_max), the number
- * of servers. Each output may be NULL. */
+ * of servers' numbers (config.servers_max). Each output may be NULL. */
 MLFAB_API int mlfab_rank(const mlfab *ctx, int32_t *rank_p, uint32_t *workers_p,
                          uint32_t *servers_p);
+
+/* The servers that are here, as far as this node knows: *count_p of them, the first `room` numbers in `servers` (NULL
+ * with room 0), ascending. mlfab_set_servers can name these. Sends nothing. */
+MLFAB_API int mlfab_servers(mlfab *ctx, uint32_t *servers, uint32_t room, uint32_t *count_p);
 
 /* The last error in full of the calls that this thread made on this context. If it had none, or has failed in a call
  * on another context since: the last error of any thread. A request keeps its error until it is ended: mlfab_wait and

@@ -70,17 +70,17 @@ static int complete_check_scheduler(mlfab_config *c, mlfab_error *error) {
   return 0;
 }
 
-/* A process that joins as one more worker knows nothing of the world but where server 0 is. */
+/* A process that joins as one more worker or server knows nothing of the world but where server 0 is. */
 static int complete_check_joiner(mlfab_config *c, mlfab_error *error) {
   if (c->join > 1) return complete_config_error(error, "join is 0 or 1");
-  if (c->roles & ~(uint32_t)MLFAB_ROLE_WORKER)
-    return complete_config_error(error, "a process that joins (join) is a worker only");
+  complete_default32(&c->roles, MLFAB_ROLE_WORKER);
+  if (c->roles != MLFAB_ROLE_WORKER && c->roles != MLFAB_ROLE_SERVER)
+    return complete_config_error(error, "a process that joins (join) is a worker, or a server");
   if (c->coordinator[0] == 0)
     return complete_config_error(error,
                                  "joining (join) needs server 0's address (MLFAB_COORDINATOR)");
-  c->roles = MLFAB_ROLE_WORKER;
   c->rank = 0;
-  c->workers = c->workers_max = c->servers = 1;
+  c->workers = c->workers_max = c->servers = c->servers_max = 1;
   c->dedicated = 0;
   c->scheduler = MLFAB_SCHEDULER_NONE;
   c->accumulators = 0;
@@ -91,11 +91,18 @@ static int complete_check_joiner(mlfab_config *c, mlfab_error *error) {
 static int complete_check_world(mlfab_config *c, mlfab_error *error) {
   if (c->join) return complete_check_joiner(c, error);
   complete_default32(&c->workers_max, c->workers);
-  if (c->workers_max > 65536 || c->workers > 65536 || c->servers > 4096)
+  complete_default32(&c->servers_max, c->servers);
+  if (c->workers_max > 65536 || c->workers > 65536 || c->servers > 4096 || c->servers_max > 4096)
     return complete_config_error(error, "the limits are 65536 workers and 4096 servers");
   if (c->workers_max < c->workers)
     return complete_config_error(error,
                                  "workers_max is below workers, which the fabric begins with");
+  if (c->servers_max < c->servers)
+    return complete_config_error(error,
+                                 "servers_max is below servers, which the fabric begins with");
+  if (!c->dedicated && c->servers_max > c->servers)
+    return complete_config_error(
+        error, "servers_max is above servers, and only dedicated servers can join");
   if (!c->dedicated && c->servers > c->workers)
     return complete_config_error(
         error, "there are more servers than workers, and servers are not dedicated");
@@ -105,7 +112,7 @@ static int complete_check_world(mlfab_config *c, mlfab_error *error) {
   if (code) return code;
   if (c->dedicated && c->roles == (MLFAB_ROLE_WORKER | MLFAB_ROLE_SERVER))
     return complete_config_error(error, "roles say worker and server, but servers are dedicated");
-  uint32_t limit = c->dedicated && c->roles == MLFAB_ROLE_SERVER ? c->servers : c->workers_max;
+  uint32_t limit = c->dedicated && c->roles == MLFAB_ROLE_SERVER ? c->servers_max : c->workers_max;
   if (c->rank < 0 || (uint32_t)c->rank >= limit) {
     return mlfab__error(error, MLFAB_ERR_RANK_RANGE, c->rank, c->roles == MLFAB_ROLE_SERVER, 0,
                         "configuration: rank %d is not in 0..%u", (int)c->rank, limit - 1);
@@ -119,7 +126,7 @@ static int complete_check_world(mlfab_config *c, mlfab_error *error) {
         error,
         "roles do not fit rank and servers (the first ranks serve, unless servers are dedicated)");
   uint32_t nodes =
-      c->workers_max + (c->dedicated ? c->servers : 0) + (c->scheduler == MLFAB_SCHEDULER_OWN);
+      c->workers_max + (c->dedicated ? c->servers_max : 0) + (c->scheduler == MLFAB_SCHEDULER_OWN);
   if (c->coordinator[0] == 0 && nodes > 1) {
     return complete_config_error(error,
                                  "a world of several nodes needs a coordinator address "

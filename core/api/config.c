@@ -53,6 +53,7 @@ static const config_setting config_settings[] = {
     CONFIG_U("workers_max", mlfab_config, workers_max, 1, 65536, 1),
     CONFIG_U("join", mlfab_config, join, 0, 1, 1),
     CONFIG_U("servers", mlfab_config, servers, 1, 4096, 1),
+    CONFIG_U("servers_max", mlfab_config, servers_max, 1, 4096, 1),
     CONFIG_U("dedicated", mlfab_config, dedicated, 0, 1, 1),
     CONFIG_U("allow_insecure", mlfab_config, allow_insecure, 0, 1, 1),
     CONFIG_U("order_by_rate", mlfab_config, order_by_rate, 0, 1, 1),

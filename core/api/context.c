@@ -1230,6 +1230,22 @@ MLFAB_API int mlfab_rank(const mlfab *ctx, int32_t *rank_p, uint32_t *workers_p,
   return 0;
 }
 
+MLFAB_API int mlfab_servers(mlfab *ctx, uint32_t *servers, uint32_t room, uint32_t *count_p) {
+  CONTEXT_CHECK(ctx);
+  if (!count_p) return mlfab__context_null(ctx, "servers: count_p");
+  if (!servers && room > 0) return mlfab__context_null(ctx, "servers: servers");
+  mlfab__context_enter(ctx);
+  uint32_t n = 0;
+  for (uint32_t s = 0; s < ctx->node->config.servers; s++) {
+    if (!mlfab__server_link_here(ctx->node, s)) continue;
+    if (n < room) servers[n] = s;
+    n++;
+  }
+  *count_p = n;
+  mlfab__context_leave(ctx);
+  return 0;
+}
+
 MLFAB_API int mlfab_last_error(mlfab *ctx, mlfab_error *error_p) {
   if (ctx && error_p && context_is_child(ctx)) {
     MLFAB__FAIL(

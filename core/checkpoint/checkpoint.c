@@ -181,6 +181,11 @@ static const mlfab__role checkpoint_row = {
     .free = checkpoint_free,
 };
 
+static int checkpoint_asks(void *self, uint32_t server) {
+  const mlfab__checkpoint *c = self;
+  return mlfab__growth_holds(c->node, server);
+}
+
 static int checkpoint_lead(mlfab__checkpoint *c, const mlfab__role *role) {
   mlfab_node *node = c->node;
   c->lead = mlfab__alloc(&node->env, sizeof *c->lead);
@@ -193,6 +198,7 @@ static int checkpoint_lead(mlfab__checkpoint *c, const mlfab__role *role) {
                            .across = c->across,
                            .self = c,
                            .own = checkpoint_own,
+                           .asks = checkpoint_asks,
                            .workers = node->config.workers,
                            .servers = node->config.servers,
                            .asker = MLFAB__NO_NODE,

@@ -11,7 +11,7 @@
 WIRE_META(checkpoint_ask, N(ask) N(timeout_ns) N(keep) T(dir))
 WIRE_META(checkpoint_done,
   N(ask) N(code) N(rank) N(is_server) N(servers) N(number) N(version) N(bytes) T(text))
-WIRE_META(checkpoint_order, N(number) N(set) T(dir))
+WIRE_META(checkpoint_order, N(number) N(set) N(index) N(shards) T(dir))
 WIRE_META(checkpoint_shard,
   N(number) N(set) N(bytes) N(version) N(server) N(chain) N(epoch) N(code) T(text))
 WIRE_META(checkpoint_resume, T(dir))

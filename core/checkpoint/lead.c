@@ -10,10 +10,12 @@ enum { LEAD_KEEP = 2, LEAD_HEAD = MLFAB__RECORD_BYTES + MLFAB_META_MAX };
 MLFAB__INTERNAL int mlfab__lead_init(mlfab__lead *lead) {
   lead->seats = mlfab__alloc_array(lead->env, lead->workers, sizeof *lead->seats);
   lead->answered = mlfab__alloc(lead->env, lead->servers);
+  lead->shard = mlfab__alloc_array(lead->env, lead->servers, sizeof *lead->shard);
   lead->entries = mlfab__alloc_array(lead->env, lead->servers, sizeof *lead->entries);
   lead->next_at =
       lead->config->checkpoint_commits ? lead->config->checkpoint_commits : MLFAB__NEVER;
-  return lead->seats && lead->answered && lead->entries ? 0 : MLFAB_ERR_MEMORY;
+  int all = lead->seats && lead->answered && lead->shard && lead->entries;
+  return all ? 0 : MLFAB_ERR_MEMORY;
 }
 
 static void lead_forget_names(mlfab__lead *lead) {
@@ -28,6 +30,7 @@ MLFAB__INTERNAL void mlfab__lead_free(mlfab__lead *lead) {
   mlfab__free(lead->env, lead->head, LEAD_HEAD);
   mlfab__free(lead->env, lead->seats, lead->workers * sizeof *lead->seats);
   mlfab__free(lead->env, lead->answered, lead->servers);
+  mlfab__free(lead->env, lead->shard, lead->servers * sizeof *lead->shard);
   mlfab__free(lead->env, lead->entries, lead->servers * sizeof *lead->entries);
 }
 
@@ -190,7 +193,9 @@ MLFAB__INTERNAL void mlfab__lead_fresh(mlfab__lead *lead, uint32_t worker) {
 /* --- shards --- */
 
 static void lead_order(mlfab__lead *lead, uint32_t server) {
-  MLFAB__POST(&lead->across, server, MLFAB__CHECKPOINT_ORDER, checkpoint_order, &lead->order);
+  mlfab__checkpoint_order order = lead->order;
+  order.index = lead->shard[server];
+  MLFAB__POST(&lead->across, server, MLFAB__CHECKPOINT_ORDER, checkpoint_order, &order);
 }
 
 /* LISTS: the names in the directory are known. */
@@ -215,9 +220,14 @@ static void lead_number(mlfab__lead *lead, const mlfab_io_event *event) {
   uint64_t drawn[2] = {lead->began_ns, largest};
   lead->order.set = mlfab__hash(lead->seed, drawn, sizeof drawn);
   lead->phase = MLFAB__LEAD_AWAITS;
-  lead->awaited = lead->servers;
-  memset(lead->answered, 0, lead->servers);
+  lead->shards = 0;
+  for (uint32_t s = 0; s < lead->servers; s++) {
+    lead->answered[s] = s > 0 && !lead->asks(lead->self, s);
+    if (!lead->answered[s]) lead->shard[s] = lead->shards++;
+  }
+  lead->awaited = lead->order.shards = lead->done.servers = lead->shards;
   for (uint32_t s = 1; s < lead->servers; s++) {
+    if (lead->answered[s]) continue;
     lead->across.ready(lead->across.self, s);
     lead_order(lead, s); /* without a link this is lost: mlfab__lead_up repeats it */
   }
@@ -252,7 +262,7 @@ static void lead_seal(mlfab__lead *lead) {
                                                .bytes = lead->done.bytes,
                                                .epoch = lead->epoch,
                                                .slices = lead->server->layout.nslices,
-                                               .shards = lead->servers};
+                                               .shards = lead->shards};
   mlfab__file_record record = {.type = MLFAB__RECORD_MANIFEST, .set = lead->order.set};
   record.meta_bytes =
       mlfab__encode_checkpoint_manifest(lead->head + MLFAB__RECORD_BYTES, &manifest, lead->entries);
@@ -280,13 +290,13 @@ MLFAB__INTERNAL void mlfab__lead_answered(mlfab__lead *lead, const mlfab__checkp
     lead_fail(lead, shard->code, (int32_t)shard->server, text);
     return;
   }
-  int first = lead->awaited + 1 == lead->servers;
+  int first = lead->awaited + 1 == lead->shards;
   if (!first && shard->epoch != lead->epoch) {
     lead_fail(lead, MLFAB_ERR_AGAIN, (int32_t)shard->server, "slices have moved meanwhile");
     return;
   }
   lead->epoch = shard->epoch;
-  lead->entries[shard->server] = (mlfab__checkpoint_entry){shard->bytes, shard->chain};
+  lead->entries[lead->shard[shard->server]] = (mlfab__checkpoint_entry){shard->bytes, shard->chain};
   lead->done.version = mlfab__max(lead->done.version, shard->version);
   lead->done.bytes += shard->bytes;
   if (lead->awaited == 0 || (first && MLFAB__PLANTED(109))) lead_seal(lead);

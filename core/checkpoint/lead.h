@@ -48,6 +48,8 @@ typedef struct mlfab__lead {
               const mlfab__checkpoint_order *order); /* the order to this server itself */
   uint64_t seed;
   enum mlfab__lead_phase phase;
+  /* Does this server take part? Late servers only while they have slices. */
+  int (*asks)(void *self, uint32_t server);
   uint32_t workers, servers;
   mlfab__lead_seat *seats;
   int waits; /* a request waits until files are removed: */
@@ -60,7 +62,9 @@ typedef struct mlfab__lead {
   mlfab__checkpoint_order order;
   mlfab__checkpoint_done done;
   uint8_t *answered;                /* by server */
-  mlfab__checkpoint_entry *entries; /* likewise */
+  uint32_t *shard;                  /* by server: number of its shard, of those that take part */
+  uint32_t shards;                  /* number of servers that take part */
+  mlfab__checkpoint_entry *entries; /* by shard */
   uint32_t awaited;                 /* number of servers that have not answered */
   uint32_t epoch;
   char *names; /* the directory's list */

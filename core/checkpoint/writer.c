@@ -137,12 +137,14 @@ MLFAB__INTERNAL void mlfab__writer_due(mlfab__writer *writer) {
     return;
   }
   writer->moment.head.number = writer->order.number;
+  writer->moment.head.server = writer->order.index;
+  writer->moment.head.servers = writer->order.shards;
   writer->phase = MLFAB__WRITER_WRITES;
   writer->over = 0;
   writer->answer.epoch = server->epoch;
   writer->answer.version = writer_version(&writer->moment.view);
-  mlfab__record_path(writer->path, writer->order.dir, writer->order.number, server->number,
-                     server->servers);
+  mlfab__record_path(writer->path, writer->order.dir, writer->order.number, writer->order.index,
+                     writer->order.shards);
   writer_go_on(writer);
 }
 

@@ -3,24 +3,33 @@
  * Server 0 is the meeting point. Every node sends JOIN to it. Server 0 refuses the node (with the reason)
  * or gives it an incarnation; when all nodes are there, it sends each one WELCOME with the addresses of the
  * servers. A later process whose rank has lost its process is welcomed at once, with a larger incarnation,
- * which fences the old process. A joiner calls again until its deadline. Workers beyond the founders are not
- * awaited, and welcomed as such later processes are (node.h, Growth). */
+ * which fences the old process. A joiner calls again until its deadline. Workers and servers beyond the first ones
+ * are not awaited, and welcomed as such later processes are (node.h, Growth). */
 #include "node.h"
 
 #include <stdio.h>
 
 /* --- server 0: the nodes that have joined --- */
 
+/* Is this node a dedicated server, to which no link need lead? */
+static int bootstrap_is_dedicated(const mlfab_node *node, uint32_t id) {
+  const mlfab_config *c = &node->config;
+  return c->dedicated && id >= c->workers && id - c->workers < c->servers;
+}
+
 /* Does the fabric begin without this node? */
 static int bootstrap_may_be_absent(const mlfab_node *node, uint32_t id) {
-  return id >= node->founders && id < node->config.workers;
+  const mlfab_config *c = &node->config;
+  if (bootstrap_is_dedicated(node, id)) return id - c->workers >= node->founding;
+  return id >= node->founders && id < c->workers;
 }
 
 static int bootstrap_all_here(const mlfab_node *node) {
-  return node->joined == node->nodes - (node->config.workers - node->founders);
+  uint32_t later = node->config.workers - node->founders + node->config.servers - node->founding;
+  return node->joined == node->nodes - later;
 }
 
-/* Encodes the list of servers and their addresses, once for all WELCOMEs. */
+/* Encodes the list of servers and their addresses for WELCOME. */
 static int bootstrap_make_welcome(mlfab_node *node) {
   uint32_t room = node->config.servers * (MLFAB__ADDRESSES_MAX + 32);
   if (room > MLFAB_BULK_MAX) room = MLFAB_BULK_MAX;
@@ -31,11 +40,13 @@ static int bootstrap_make_welcome(mlfab_node *node) {
     uint32_t id = mlfab__node_of_server(node, s);
     const mlfab__peer *peer = &node->peers[id];
     mlfab__member_info info;
+    if (!peer->joined) continue;
     memset(&info, 0, sizeof info);
     info.node = id;
     info.roles = MLFAB_ROLE_SERVER;
     info.incarnation = peer->incarnation;
     info.hand = peer->hand;
+    info.late = peer->late;
     info.nonce = peer->nonce;
     memcpy(info.addresses, peer->addresses ? peer->addresses : node->addresses,
            MLFAB__ADDRESSES_MAX);
@@ -78,12 +89,16 @@ static void bootstrap_complete(mlfab_node *node) {
   for (uint32_t s = 0; s < node->config.servers; s++) {
     const mlfab__peer *peer = &node->peers[mlfab__node_of_server(node, s)];
     mlfab__place *place = &node->places[s];
+    if (!peer->joined) continue;
+    place->vacant = 0;
+    place->late = peer->late;
     memcpy(place->addresses, peer->addresses ? peer->addresses : node->addresses,
            MLFAB__ADDRESSES_MAX);
     place->hand = peer->hand;
     place->incarnation = peer->incarnation;
     place->nonce = peer->nonce;
   }
+  mlfab__server_link_known(node);
   mlfab__server_link_begin(node);
   mlfab__server_link_check(node);
 }
@@ -114,6 +129,12 @@ static int bootstrap_judge(mlfab_node *node, const mlfab__join *join, uint32_t *
              c->workers, c->servers, c->dedicated ? "dedicated" : "");
     return MLFAB_ERR_WORLD;
   }
+  if (join->founding != node->founding) {
+    snprintf(text, room,
+             "the configurations differ: %d has %u servers, servers_max %u; server 0 has %u, %u",
+             (int)join->rank, join->founding, join->servers, node->founding, c->servers);
+    return MLFAB_ERR_WORLD;
+  }
   int own = join->roles == MLFAB_ROLE_SCHEDULER;
   int server_only = !own && c->dedicated && !(join->roles & MLFAB_ROLE_WORKER);
   uint32_t ranks = own ? 1 : server_only ? c->servers : c->workers;
@@ -130,12 +151,6 @@ static int bootstrap_judge(mlfab_node *node, const mlfab__join *join, uint32_t *
     return MLFAB_ERR_RANK_TAKEN;
   }
   return 0;
-}
-
-/* Is this node a dedicated server, to which no link need lead? */
-static int bootstrap_is_dedicated(const mlfab_node *node, uint32_t id) {
-  const mlfab_config *c = &node->config;
-  return c->dedicated && id >= c->workers && id - c->workers < c->servers;
 }
 
 /* The link, other than this one, of the process that has a number; MLFAB__NO_LINK if there is none. */
@@ -207,17 +222,46 @@ static int bootstrap_suits(const mlfab_node *node, uint32_t id, uint64_t nonce) 
   return !bootstrap_may_be_absent(node, id) ? 0 : caller->dead ? 4 : -1;
 }
 
+/* Likewise, the number of a dedicated server: one that no process has, or whose process has gone and is not missed. */
+static int bootstrap_suits_server(const mlfab_node *node, uint32_t server, uint64_t nonce) {
+  uint32_t id = mlfab__node_of_server(node, server);
+  const mlfab__peer *peer = &node->peers[id];
+  int offered = peer->offered_ns && node->now_ns - peer->offered_ns < 5 * node->config.heartbeat_ns;
+  if (!node->config.dedicated || peer->joined || peer->link != MLFAB__NO_LINK) return 0;
+  if (node->phase == MLFAB__BOOTSTRAP_JOINING && !bootstrap_may_be_absent(node, id)) return 0;
+  if (offered) return peer->offered_to == nonce ? 1 : -1;
+  return peer->incarnation ? 3 : 2;
+}
+
+static void bootstrap_no_number(mlfab_node *node, uint32_t link, int serves) {
+  const mlfab_config *c = &node->config;
+  char text[160];
+  if (serves && !c->dedicated)
+    snprintf(text, sizeof text, "no server can join: in this fabric workers serve");
+  else if (serves)
+    snprintf(text, sizeof text,
+             "there is no number for one more server: servers is %u, servers_max %u",
+             node->founding, c->servers);
+  else
+    snprintf(text, sizeof text,
+             "there is no number for one more worker: workers is %u, workers_max %u",
+             node->founders, c->workers);
+  mlfab__node_refuse(node, link, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, text);
+}
+
 /* Answers a process that asks for a number: offers one, and tells the world. */
 static void bootstrap_offer(mlfab_node *node, uint32_t link, const mlfab__join *ask) {
   const mlfab_config *c = &node->config;
-  uint32_t best = 0;
+  int serves = ask->roles == MLFAB_ROLE_SERVER;
+  uint32_t best = 0, numbers = serves ? c->servers : c->workers;
   int how = 5, soon = 0;
-  for (uint32_t w = 0; w < c->workers && how > 1; w++) {
-    int suits = bootstrap_suits(node, w, ask->nonce);
+  for (uint32_t i = 0; i < numbers && how > 1; i++) {
+    int suits =
+        serves ? bootstrap_suits_server(node, i, ask->nonce) : bootstrap_suits(node, i, ask->nonce);
     soon |= suits < 0;
     if (suits <= 0 || suits >= how) continue;
     how = suits;
-    best = w;
+    best = i;
   }
   if (how == 5 && soon) { /* it calls again, until its deadline */
     node->links[link].closing = 1;
@@ -225,15 +269,12 @@ static void bootstrap_offer(mlfab_node *node, uint32_t link, const mlfab__join *
     return;
   }
   if (how == 5) {
-    char text[120];
-    snprintf(text, sizeof text,
-             "there is no number for one more worker: workers is %u, workers_max %u",
-             node->founders, c->workers);
-    mlfab__node_refuse(node, link, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, text);
+    bootstrap_no_number(node, link, serves);
     return;
   }
-  node->peers[best].offered_ns = mlfab__max(node->now_ns, 1);
-  node->peers[best].offered_to = ask->nonce;
+  uint32_t id = serves ? mlfab__node_of_server(node, best) : best;
+  node->peers[id].offered_ns = mlfab__max(node->now_ns, 1);
+  node->peers[id].offered_to = ask->nonce;
   mlfab__join told;
   uint8_t meta[MLFAB__ADDRESSES_MAX + 128];
   memset(&told, 0, sizeof told);
@@ -241,12 +282,47 @@ static void bootstrap_offer(mlfab_node *node, uint32_t link, const mlfab__join *
   told.workers = c->workers;
   told.founders = node->founders;
   told.servers = c->servers;
+  told.founding = node->founding;
   told.dedicated = c->dedicated;
   told.scheduler = c->scheduler;
   node->links[link].kind = MLFAB__LINK_JOIN_IN; /* and no peer's: it closes when it has read this */
-  node->links[link].peer = best;
+  node->links[link].peer = id;
   mlfab__node_post(node, link, MLFAB__JOIN, meta, mlfab__encode_join(meta, &told));
   node->links[link].closing = 1;
+}
+
+/* --- servers that join the running fabric --- */
+
+/* Tells everybody, this node included, that a server has come or gone. */
+static void bootstrap_tell_all(mlfab_node *node, uint32_t server, uint32_t kind) {
+  mlfab__member member;
+  mlfab__growth_member(node, server, kind, &member);
+  mlfab__server_link_member(node, &member);
+  for (uint32_t i = 0; i < node->nlinks; i++) {
+    const mlfab__link *link = &node->links[i];
+    int told = link->kind == MLFAB__LINK_WORKER || link->kind == MLFAB__LINK_SCHEDULER ||
+               (link->kind == MLFAB__LINK_RESHARD && link->peer != server);
+    if (told && link->greeted && !link->self && !link->closing)
+      mlfab__growth_post(node, i, &member);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__bootstrap_settle(mlfab_node *node) {
+  node->servers_left = 0;
+  for (uint32_t s = 1; s < node->config.servers; s++) {
+    mlfab__peer *peer = &node->peers[mlfab__node_of_server(node, s)];
+    int left = peer->leaves != 0 && peer->leaves == peer->incarnation;
+    peer->leaves = 0;
+    if (!left) continue;
+    peer->joined = peer->late = 0;
+    bootstrap_tell_all(node, s, MLFAB_EVENT_LEFT);
+  }
+}
+
+/* A process has taken the number of a server whose state nobody misses: it begins without slices, as a late one. */
+static void bootstrap_server_came(mlfab_node *node, uint32_t server) {
+  node->peers[mlfab__node_of_server(node, server)].late = 1;
+  if (node->phase != MLFAB__BOOTSTRAP_JOINING) bootstrap_tell_all(node, server, MLFAB_EVENT_JOINED);
 }
 
 static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame) {
@@ -286,6 +362,10 @@ static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_i
     return;
   }
   int again = peer->joined && peer->nonce == join.nonce;
+  uint32_t server = bootstrap_is_dedicated(node, id) ? id - node->config.workers : MLFAB__NO_NODE;
+  int begins = node->phase == MLFAB__BOOTSTRAP_JOINING && server < node->founding;
+  int comes = server != MLFAB__NO_NODE && !again && !begins && !mlfab__growth_counts(node, server);
+  if (comes && peer->joined) mlfab__roles_gone(node, MLFAB__LINK_RESHARD, server, 0);
   if (peer->link != MLFAB__NO_LINK && peer->link != link)
     mlfab__node_hang_up(node, peer->link, "replaced by a newer connection");
   if (!peer->joined && !bootstrap_may_be_absent(node, id)) node->joined++;
@@ -300,8 +380,14 @@ static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_i
   node->links[link].peer = id;
   node->links[link].nonce = join.nonce;
   node->links[link].since_ns = node->now_ns;
+  if (comes) bootstrap_server_came(node, server);
   if (node->phase != MLFAB__BOOTSTRAP_JOINING) {
-    node->links[link].welcome = 1;
+    if (bootstrap_make_welcome(node)) {
+      mlfab__node_refuse(node, link, MLFAB_ERR_LIMIT, 0,
+                         "server 0: no room for the list of servers");
+      return;
+    }
+    node->links[link].welcome = 2;
     mlfab__node_ready_link(node, link);
   } else if (bootstrap_all_here(node)) {
     bootstrap_complete(node);
@@ -363,6 +449,7 @@ MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link) {
   join.workers = node->config.workers;
   join.founders = node->founders;
   join.servers = node->config.servers;
+  join.founding = node->founding;
   join.dedicated = node->config.dedicated;
   join.scheduler = node->config.scheduler;
   join.hand = node->config.progress == MLFAB_PROGRESS_HAND;
@@ -386,14 +473,16 @@ MLFAB__INTERNAL void mlfab__bootstrap_failed(mlfab_node *node, const char *why) 
 static void bootstrap_told(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame) {
   mlfab__join in;
   int valid = !mlfab__decode_join(frame->meta, frame->meta_bytes, &in) && in.workers > 0 &&
-              in.rank >= 0 && (uint32_t)in.rank < in.workers && in.workers <= 65536 &&
-              in.founders <= in.workers && in.servers > 0 && in.servers <= 4096;
+              in.rank >= 0 && in.workers <= 65536 && in.founders <= in.workers && in.servers > 0 &&
+              in.servers <= 4096 && in.founding > 0 && in.founding <= in.servers;
+  uint32_t numbers = node->config.roles == MLFAB_ROLE_SERVER ? in.servers : in.workers;
+  valid = valid && (uint32_t)in.rank < numbers;
   if (node->phase != MLFAB__BOOTSTRAP_JOINING) return;
   if (!valid) {
     mlfab__node_fail(node, MLFAB_ERR_FRAME, 0, 1, "joining: an offer that does not parse");
     return;
   }
-  node->told = (struct mlfab__joining){in.rank,    in.founders,  in.workers,
+  node->told = (struct mlfab__joining){in.rank,    in.founders,  in.workers,  in.founding,
                                        in.servers, in.dedicated, in.scheduler};
   node->phase = MLFAB__BOOTSTRAP_READY;
   node->links[link].closing = 1;
@@ -421,16 +510,22 @@ static void bootstrap_welcome(mlfab_node *node, uint32_t link, const mlfab__fram
     left -= n;
     mlfab__place *place = &node->places[info.node - first];
     memcpy(place->addresses, info.addresses, MLFAB__ADDRESSES_MAX);
+    place->vacant = 0;
+    place->late = info.late != 0;
     place->hand = info.hand != 0;
     place->incarnation = info.incarnation;
     place->nonce = info.nonce;
   }
   node->incarnation = welcome.incarnation;
+  node->running = welcome.running != 0;
   node->phase = MLFAB__BOOTSTRAP_GREETING;
   node->links[link].closing = 1;
   node->join_link = MLFAB__NO_LINK;
   mlfab__node_ready_link(node, link);
+  const mlfab__place *own = node->is_server ? &node->places[node->server_number] : NULL;
+  node->late = own && (own->late || own->vacant);
   if (node->is_server) mlfab__caller_await(node);
+  mlfab__server_link_known(node);
   mlfab__server_link_begin(node);
   mlfab__server_link_check(node);
 }
@@ -498,7 +593,9 @@ static void bootstrap_timeout(mlfab_node *node) {
   } else if (node->phase == MLFAB__BOOTSTRAP_GREETING) {
     const mlfab__route *routes = node->routes;
     if (node->config.roles == MLFAB_ROLE_SCHEDULER) routes += node->config.servers;
-    while ((uint32_t)rank + 1 < node->config.servers && routes[rank].greeted) rank++;
+    while ((uint32_t)rank + 1 < node->config.servers &&
+           (routes[rank].greeted || node->places[rank].vacant || node->places[rank].late))
+      rank++;
     snprintf(text, sizeof text, "joining: after %s server %d does not answer at %.80s (%.100s)",
              waited, (int)rank, node->places[rank].addresses, routes[rank].why);
   } else if (node->missing[0]) {

@@ -36,6 +36,11 @@ static void caller_tell(mlfab_node *node, uint32_t worker, uint32_t kind) {
 MLFAB__INTERNAL void mlfab__caller_gone(mlfab_node *node, uint32_t worker, int left) {
   mlfab__caller *caller = &node->callers[worker];
   if (caller->dead || caller->left) return;
+  if (node->late && caller->incarnation == 0) { /* it had left before this server came */
+    caller->left = 1;
+    mlfab__roles_gone(node, MLFAB__LINK_WORKER, worker, MLFAB__NEVER_HERE);
+    return;
+  }
   char text[64], silent[24];
   if (left) {
     snprintf(text, sizeof text, "left");
@@ -135,6 +140,7 @@ static int caller_answer(mlfab_node *node, uint32_t index, mlfab__greeting *gree
   uint8_t meta[160];
   mlfab__node_post(node, index, MLFAB__HELLO_ACK, meta,
                    mlfab__encode_hello_ack(meta, greeting->ack));
+  if (node->is_coordinator) mlfab__growth_tell(node, index);
   return 0;
 }
 
@@ -269,6 +275,7 @@ MLFAB__INTERNAL void mlfab__caller_frame(mlfab_node *node, uint32_t index,
                                          const mlfab__frame_in *frame) {
   int kind = node->links[index].kind;
   uint32_t peer = node->links[index].peer;
+  mlfab__member member;
   if (kind != MLFAB__LINK_RESHARD_IN) node->callers[peer].heard_ns = node->now_ns;
   switch (frame->type) {
     case MLFAB__HEARTBEAT:
@@ -276,6 +283,13 @@ MLFAB__INTERNAL void mlfab__caller_frame(mlfab_node *node, uint32_t index,
     case MLFAB__BYE:
       if (kind == MLFAB__LINK_WORKER) mlfab__caller_gone(node, peer, 1);
       mlfab__node_doom(node, index);
+      break;
+    case MLFAB__MEMBER:
+      if (kind != MLFAB__LINK_RESHARD_IN || peer != 0 ||
+          mlfab__decode_member(frame->meta, frame->meta_bytes, &member))
+        mlfab__node_drop(node, index, MLFAB_ERR_FRAME, "a MEMBER that does not parse");
+      else
+        mlfab__server_link_member(node, &member);
       break;
     case MLFAB__WHERE:
       if (!node->is_coordinator || kind != MLFAB__LINK_WORKER ||

@@ -11,7 +11,7 @@ enum { NODE_STRANGERS = 64 };
 static void node_identify(mlfab_node *node) {
   const mlfab_config *c = &node->config;
   node->is_worker = (c->roles & MLFAB_ROLE_WORKER) != 0 && !c->join;
-  node->is_server = (c->roles & MLFAB_ROLE_SERVER) != 0;
+  node->is_server = (c->roles & MLFAB_ROLE_SERVER) != 0 && !c->join;
   uint32_t others = c->workers + (c->dedicated ? c->servers : 0);
   int own = c->roles == MLFAB_ROLE_SCHEDULER;
   node->nodes = others + (c->scheduler == MLFAB_SCHEDULER_OWN);
@@ -54,6 +54,7 @@ static int node_memory(mlfab_node *node) {
   if (!node->head || !node->routes || !node->places || mlfab__node_reserve(node))
     return MLFAB_ERR_MEMORY;
   for (uint32_t r = 0; r < routes; r++) node->routes[r].link = MLFAB__NO_LINK;
+  for (uint32_t s = 0; s < c->servers; s++) node->places[s].vacant = 1;
   if (node->is_worker) {
     node->peers_out = mlfab__alloc_array(&node->env, c->workers, sizeof *node->peers_out);
     node->peer_in_links = mlfab__alloc_array(&node->env, c->workers, sizeof *node->peer_in_links);
@@ -126,6 +127,8 @@ MLFAB__INTERNAL int mlfab__node_make(const mlfab_config *complete, mlfab__env *e
   node->config.env = NULL;
   node->founders = complete->workers;
   node->config.workers = complete->workers_max;
+  node->founding = complete->servers;
+  node->config.servers = complete->servers_max;
   node_identify(node);
   node->opened_ns = node->now_ns = now_ns;
   node->nonce = mlfab__hash(complete->seed ^ node->id, &now_ns, sizeof now_ns);
@@ -213,6 +216,7 @@ static void node_epilogue(mlfab_node *node) {
     role->settle(role->self);
   }
   node_settle(node);
+  if (node->servers_left) mlfab__bootstrap_settle(node);
   mlfab__claim_again(node);
   if (node->self_due) mlfab__inner_run(node);
   if (node->parting) node_part(node);

@@ -109,7 +109,7 @@
  *
  * Files, lowest first: link.c (links, their queues and timers, actions), role.c (calls the roles), files.c
  * (operations on files), outbox.c (the next frame to send), claim.c (heartbeats, Numbers, dispatch), peer_link.c
- * (links between workers), server_link.c (routes to servers), inner.c (links inside the node), caller.c (callers of
+ * (links between workers), growth.c (servers that come and go), server_link.c (routes to servers), inner.c (links inside the node), caller.c (callers of
  * our server role), bootstrap.c (joining), alive.c (Liveness), node.c (events, time, leaving). Lower files call
  * higher ones through the rules of link kinds, a table in node.c. */
 #ifndef MLFAB__NODE_H
@@ -150,7 +150,7 @@ typedef struct mlfab__link {
   uint8_t closing;          /* close when the control queue is empty; incoming frames are ignored */
   uint8_t lingers;          /* likewise, but the peer closes first, after it has read our BYE */
   uint8_t doomed;           /* to be closed when the role has returned */
-  uint8_t welcome;          /* a WELCOME has to be sent */
+  uint8_t welcome;          /* a WELCOME has to be sent; 2: of a fabric that has begun before */
   uint8_t suspect, probing; /* silent for 3 beats; the transport is being asked */
   uint8_t silent;           /* closed because of silence */
   uint8_t called;           /* by another node */
@@ -194,6 +194,8 @@ typedef struct mlfab__peer {
   uint32_t link; /* index: JOIN_IN */
   uint32_t incarnation;
   uint64_t nonce;
+  uint8_t late;    /* a server that joined the running fabric */
+  uint32_t leaves; /* a server that has gone, and that nobody misses: its incarnation; 0: not */
   /* A number that nobody has: when it was offered, and to which process; 0: it was not. */
   uint64_t offered_ns, offered_to;
   /* Time since which HELLO is awaited after WELCOME. Dedicated server: time at which server 0 called it
@@ -211,11 +213,12 @@ typedef struct mlfab__peer_link {
   char addresses[MLFAB__ADDRESSES_MAX];
 } mlfab__peer_link;
 
-/* Where a server is, as WELCOME told. */
+/* Where a server is, as WELCOME or MEMBER told. */
 typedef struct mlfab__place {
+  uint8_t vacant; /* no process has the number */
+  uint8_t late;   /* the server joined the running fabric */
   uint8_t hand;
-  /* Incarnation that server 0 gave to the server when the fabric was formed, and the server's nonce; 0: not
-   * known yet. */
+  /* Incarnation that server 0 gave to the server when it joined, and the server's nonce; 0: not known yet. */
   uint32_t incarnation;
   uint64_t nonce;
   char addresses[MLFAB__ADDRESSES_MAX];
@@ -327,8 +330,15 @@ struct mlfab__parts; /* the parts of a node: defined in a higher layer */
 
 struct mlfab_node {
   mlfab__env env;
-  mlfab_config config; /* complete: all defaults are resolved; `workers` is workers_max */
+  mlfab_config config; /* complete; `workers` is workers_max, and `servers` servers_max */
   uint32_t founders;   /* workers that the fabric begins with: the lowest ranks */
+  uint32_t founding;   /* servers that it begins with: the lowest numbers */
+  int running;         /* the fabric had begun when this node joined */
+  int late;            /* this server joined the running fabric */
+  /* Server 0: would the fabric miss the state of this server? NULL: yes. */
+  int (*counts)(void *self, uint32_t server);
+  void *counts_self;
+  int servers_left; /* server 0: some peer `leaves` */
   mlfab_stats stats;
   mlfab__requests requests;
   uint64_t job;
@@ -367,7 +377,7 @@ struct mlfab_node {
   /* config.join: what server 0 has told. */
   struct mlfab__joining {
     int32_t rank;
-    uint32_t workers, workers_max, servers, dedicated, scheduler;
+    uint32_t workers, workers_max, servers, servers_max, dedicated, scheduler;
   } told;
   char join_why[160], missing[128];
   const char *strange; /* why the last stranger was refused, or NULL */
@@ -604,6 +614,13 @@ MLFAB__INTERNAL void mlfab__server_link_up(mlfab_node *node, uint32_t route, uin
 MLFAB__INTERNAL void mlfab__server_link_failed(mlfab_node *node, uint32_t route, const char *why);
 MLFAB__INTERNAL void mlfab__server_link_frame(mlfab_node *node, uint32_t link,
                                               const mlfab__frame_in *frame);
+/* Server 0 says that a server has joined the running fabric (JOINED), or has gone and nobody misses it (LEFT): opens
+ * the routes to it, or closes them. */
+MLFAB__INTERNAL void mlfab__server_link_member(mlfab_node *node, const mlfab__member *member);
+/* The list of servers, from WELCOME or at server 0, is complete: tells the worker role which ones it does not count. */
+MLFAB__INTERNAL void mlfab__server_link_known(mlfab_node *node);
+/* Has a process this number, as far as this node knows? */
+MLFAB__INTERNAL int mlfab__server_link_here(const mlfab_node *node, uint32_t server);
 MLFAB__INTERNAL void mlfab__server_link_down(mlfab_node *node, const mlfab__link *was,
                                              uint32_t link, const char *why);
 /* Opens the link to the server role of another server, or to our own, if there is none. */
@@ -615,6 +632,21 @@ MLFAB__INTERNAL void mlfab__server_link_check(mlfab_node *node);
 MLFAB__INTERNAL void mlfab__server_link_begin(mlfab_node *node);
 /* If the last error ends in "is dead" and names a server, appends the cause of death. */
 MLFAB__INTERNAL void mlfab__server_link_say_why(mlfab_node *node);
+
+/* --- growth.c: server 0, and the servers that come and go --- */
+
+/* Would the fabric miss the state of this server? */
+MLFAB__INTERNAL int mlfab__growth_counts(const mlfab_node *node, uint32_t server);
+/* Does this server take part in what the fabric does with its model? Late ones only while they have slices. */
+MLFAB__INTERNAL int mlfab__growth_holds(const mlfab_node *node, uint32_t server);
+/* The process with this incarnation has gone, and nobody misses it. For roles: takes effect when they have returned. */
+MLFAB__INTERNAL void mlfab__growth_left(mlfab_node *node, uint32_t server, uint32_t incarnation);
+/* MEMBER about a server (kind: MLFAB_EVENT_*), and sent on a link. tell: all that the node at its other end has to know. */
+MLFAB__INTERNAL void mlfab__growth_member(const mlfab_node *node, uint32_t server, uint32_t kind,
+                                          mlfab__member *member);
+MLFAB__INTERNAL void mlfab__growth_post(mlfab_node *node, uint32_t link,
+                                        const mlfab__member *member);
+MLFAB__INTERNAL void mlfab__growth_tell(mlfab_node *node, uint32_t link);
 
 /* --- caller.c: callers of our server role --- */
 
@@ -645,6 +677,8 @@ MLFAB__INTERNAL void mlfab__bootstrap_frame(mlfab_node *node, uint32_t link,
 MLFAB__INTERNAL void mlfab__bootstrap_down(mlfab_node *node, const mlfab__link *was, uint32_t link,
                                            const char *why);
 MLFAB__INTERNAL void mlfab__bootstrap_tick(mlfab_node *node);
+/* Carries out what mlfab__growth_left has noted. */
+MLFAB__INTERNAL void mlfab__bootstrap_settle(mlfab_node *node);
 /* Has a welcomed node kept its JOIN_IN link for too long? */
 MLFAB__INTERNAL int mlfab__bootstrap_overdue(const mlfab_node *node, const mlfab__link *link);
 

@@ -36,7 +36,8 @@ MLFAB__INTERNAL int mlfab__outbox_yield(mlfab_node *node, uint32_t index) {
     return 1;
   }
   if (link->kind == MLFAB__LINK_JOIN_IN && link->welcome) {
-    mlfab__welcome welcome = {node->peers[link->peer].incarnation, node->welcome_count};
+    mlfab__welcome welcome = {node->peers[link->peer].incarnation, node->welcome_count,
+                              link->welcome - 1u};
     frame->type = MLFAB__WELCOME;
     frame->meta_bytes = mlfab__encode_welcome(frame->meta, &welcome);
     frame->bulk = node->welcome;

@@ -28,6 +28,11 @@ static void server_link_dead(mlfab_node *node, uint32_t index, const char *why) 
   } else if (kind == MLFAB__LINK_RESHARD || node->is_worker || node->is_server) {
     return;
   }
+  /* The fabric is complete without it. A model may need it: server 0 tells, and the call that begins it. */
+  if (node->places[server].late || (node->running && server != 0)) {
+    mlfab__server_link_check(node);
+    return;
+  }
   snprintf(text, sizeof text, "joining: server %u is dead: %s", server, why);
   mlfab__node_fail(node, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, text);
 }
@@ -51,7 +56,10 @@ MLFAB__INTERNAL void mlfab__server_link_down(mlfab_node *node, const mlfab__link
 MLFAB__INTERNAL int mlfab__server_link_wanted(const mlfab_node *node, uint32_t route) {
   uint32_t server = mlfab__node_server_of(node, route);
   int kind = server_link_kind(node, route);
+  if (node->places[server].vacant) return 0;
   if (kind == MLFAB__LINK_RESHARD && server == node->server_number) return 0;
+  /* So that server 0 notices when it goes. */
+  if (kind == MLFAB__LINK_RESHARD && node->is_coordinator && node->places[server].late) return 1;
   return mlfab__roles_want(node, kind, server);
 }
 
@@ -109,14 +117,87 @@ static void server_link_greeted(mlfab_node *node, uint32_t index, mlfab__hello_a
   mlfab__route *route = &node->routes[number];
   link->greeted = route->greeted = 1;
   if (kind == MLFAB__LINK_RESHARD) link->nonce = ack->nonce;
+  if (kind == MLFAB__LINK_RESHARD && node->is_coordinator) mlfab__growth_tell(node, index);
   mlfab__roles_up(node, kind, server, &greeting);
   if (greeting.died) snprintf(route->died, sizeof route->died, "%s", greeting.died);
   mlfab__server_link_check(node);
 }
 
-/* Server 0 reports on another worker. */
-static void server_link_member(mlfab_node *node, const mlfab__member *member) {
+/* --- servers that come --- */
+
+/* Opens the routes to a server that has joined. */
+static void server_link_came(mlfab_node *node, uint32_t server, const mlfab__member *member) {
+  mlfab__place *place = &node->places[server];
+  if (!place->vacant && place->incarnation >= member->incarnation) return; /* known */
+  for (uint32_t r = server; r < mlfab__node_routes(node); r += node->config.servers) {
+    mlfab__route *route = &node->routes[r];
+    if (route->link != MLFAB__NO_LINK)
+      mlfab__node_hang_up(node, route->link, "another process has its number");
+    route->dead = route->greeted = 0;
+    route->heard_ns = node->now_ns;
+    route->why[0] = route->died[0] = 0;
+  }
+  place->vacant = 0;
+  place->late = 1;
+  place->hand = member->hand != 0;
+  place->incarnation = member->incarnation;
+  place->nonce = member->nonce;
+  memcpy(place->addresses, member->addresses, MLFAB__ADDRESSES_MAX);
+  mlfab__roles_gone(node, MLFAB__LINK_SERVER, server, MLFAB__NEVER_HERE);
+  mlfab__node_emit(node, MLFAB_EVENT_JOINED, (int32_t)server, 1, member->incarnation, 0,
+                   "joined; it has no slices yet");
+  for (uint32_t r = server; r < mlfab__node_routes(node); r += node->config.servers) {
+    if (mlfab__server_link_wanted(node, r) && !node->routes[r].connecting && !node->leaving)
+      mlfab__server_link_call(node, r);
+  }
+}
+
+/* A server has gone, and nobody misses it: its number is vacant. */
+static void server_link_left(mlfab_node *node, uint32_t server, uint32_t incarnation) {
+  mlfab__place *place = &node->places[server];
+  if (place->vacant || place->incarnation > incarnation) return;
+  place->vacant = 1;
+  for (uint32_t r = server; r < mlfab__node_routes(node); r += node->config.servers) {
+    mlfab__route *route = &node->routes[r];
+    if (route->link != MLFAB__NO_LINK)
+      mlfab__node_hang_up(node, route->link, "the server has gone");
+    route->dead = route->greeted = 0;
+  }
+  mlfab__roles_gone(node, MLFAB__LINK_SERVER, server, MLFAB__NEVER_HERE);
+  mlfab__node_emit(node, MLFAB_EVENT_LEFT, (int32_t)server, 1, incarnation, 0,
+                   "has gone; it had no slices");
+}
+
+MLFAB__INTERNAL void mlfab__server_link_member(mlfab_node *node, const mlfab__member *member) {
+  uint32_t first = mlfab__node_of_server(node, 0), server = member->node - first;
+  if (!node->config.dedicated || member->node < first || server >= node->config.servers ||
+      server == node->server_number || server == 0)
+    return;
+  if (member->kind == MLFAB_EVENT_JOINED)
+    server_link_came(node, server, member);
+  else
+    server_link_left(node, server, member->incarnation);
+}
+
+MLFAB__INTERNAL void mlfab__server_link_known(mlfab_node *node) {
+  for (uint32_t s = 0; s < node->config.servers; s++) {
+    if (node->places[s].vacant || node->places[s].late)
+      mlfab__roles_gone(node, MLFAB__LINK_SERVER, s, MLFAB__NEVER_HERE);
+  }
+}
+
+MLFAB__INTERNAL int mlfab__server_link_here(const mlfab_node *node, uint32_t server) {
+  int vacant = node->places[server].vacant || node->routes[server].dead;
+  return server == node->server_number || !vacant;
+}
+
+/* Server 0 reports on another worker, or on a server that has joined. */
+static void server_link_told(mlfab_node *node, const mlfab__member *member) {
   int dead = member->kind == MLFAB_EVENT_DEAD;
+  if (member->node >= node->config.workers) {
+    mlfab__server_link_member(node, member);
+    return;
+  }
   if (node->is_server) return; /* a server sees it by itself */
   mlfab__node_emit(
       node, member->kind, (int32_t)member->node, 0, member->incarnation,
@@ -157,7 +238,7 @@ MLFAB__INTERNAL void mlfab__server_link_frame(mlfab_node *node, uint32_t index,
       return;
     case MLFAB__MEMBER:
       if (mlfab__decode_member(frame->meta, frame->meta_bytes, &member)) break;
-      server_link_member(node, &member);
+      server_link_told(node, &member);
       return;
     case MLFAB__THERE:
       if (mlfab__decode_member(frame->meta, frame->meta_bytes, &member)) break;
@@ -190,18 +271,22 @@ MLFAB__INTERNAL void mlfab__server_link_across(mlfab_node *node, uint32_t server
   } else if (!node->leaving) {
     route->dead = 0;
     route->heard_ns = node->now_ns;
-    if (!route->connecting) mlfab__server_link_call(node, index);
+    if (!route->connecting && !node->places[server].vacant) mlfab__server_link_call(node, index);
     mlfab__node_arm(node, MLFAB__TIMER_ROUTE, index, node->now_ns);
   }
 }
 
-/* Calls a server without a link again, and declares it dead after 5 beats. A server that hung up because of
- * our BYE is not dead. */
+/* Calls a server without a link again, and declares it dead after 5 beats, or at once if no process has its number. A
+ * server that hung up because of our BYE is not dead. */
 MLFAB__INTERNAL void mlfab__server_link_scan(mlfab_node *node, uint32_t r) {
   uint64_t beat = node->config.heartbeat_ns;
   mlfab__route *route = &node->routes[r];
   /* The scheduler role stays as long as the server role of this node. */
   int left = node->leaving > (r < node->config.servers ? 0 : 1);
+  const mlfab__place *place = mlfab__node_place(node, r);
+  if (place->vacant && r >= 2 * node->config.servers &&
+      mlfab__node_server_of(node, r) != node->server_number)
+    server_link_dead(node, r, "no process has its number");
   if (!mlfab__server_link_wanted(node, r) || route->link != MLFAB__NO_LINK || route->dead || left)
     return;
   mlfab__node_arm(node, MLFAB__TIMER_ROUTE, r, node->now_ns);
@@ -209,7 +294,7 @@ MLFAB__INTERNAL void mlfab__server_link_scan(mlfab_node *node, uint32_t r) {
   /* No call waits for the link of a scheduler, so it may try for timeout_ns. */
   int across = r >= 2 * node->config.servers;
   uint64_t patience = r < node->config.servers || across ? 5 * beat : node->config.timeout_ns;
-  if ((route->greeted || across) &&
+  if ((route->greeted || across || place->late) &&
       node->now_ns - route->heard_ns >= mlfab__max(patience, 5 * beat)) {
     server_link_dead(node, r, route->why[0] ? route->why : "silent");
   } else if (route->connecting ? node->now_ns - route->connect_ns >= 4 * beat
@@ -218,15 +303,22 @@ MLFAB__INTERNAL void mlfab__server_link_scan(mlfab_node *node, uint32_t r) {
   }
 }
 
+/* Is this node not ready without this route? */
+static int server_link_awaited(const mlfab_node *node, uint32_t index) {
+  const mlfab__route *route = &node->routes[index];
+  const mlfab__place *place = mlfab__node_place(node, index);
+  return !route->greeted && !place->vacant && !place->late && !(node->running && route->dead);
+}
+
 MLFAB__INTERNAL void mlfab__server_link_check(mlfab_node *node) {
   if (node->phase != MLFAB__BOOTSTRAP_GREETING) return;
   for (uint32_t s = 0; node->is_worker && s < node->config.servers; s++) {
-    if (!node->routes[s].greeted) return;
+    if (server_link_awaited(node, s)) return;
   }
   /* On a server's node the scheduler may be late: until then updates are granted first come, first served. */
   int own = node->config.roles == MLFAB_ROLE_SCHEDULER;
   for (uint32_t s = 0; own && s < node->config.servers; s++) {
-    if (!node->routes[node->config.servers + s].greeted) return;
+    if (server_link_awaited(node, node->config.servers + s)) return;
   }
   node->phase = MLFAB__BOOTSTRAP_READY;
 }
@@ -245,7 +337,7 @@ MLFAB__INTERNAL void mlfab__server_link_begin(mlfab_node *node) {
 MLFAB__INTERNAL int mlfab__node_finished(const mlfab_node *node) {
   uint32_t servers = node->config.servers;
   for (uint32_t s = 0; s < servers; s++) {
-    if (!node->routes[servers + s].dead) return 0;
+    if (!node->routes[servers + s].dead && !node->places[s].vacant) return 0;
   }
   return 1;
 }

@@ -47,6 +47,10 @@ static int compose_check(const mlfab_config *config, mlfab_error *error) {
                        "configuration: a key (MLFAB_KEY) needs the code of keys, which was left "
                        "out (MLFAB_WITH_KEYS is 0)");
 #endif
+  if (!MLFAB_WITH_RESHARD && config->servers_max > config->servers)
+    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
+                       "configuration: servers_max (MLFAB_SERVERS_MAX) needs moving slices, which "
+                       "was left out (MLFAB_WITH_RESHARD is 0)");
   if (!MLFAB_WITH_CHECKPOINT && (config->checkpoint_dir[0] || config->resume[0]))
     return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
                        "configuration: checkpoint_dir and resume need checkpoints, which were left "

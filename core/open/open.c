@@ -107,7 +107,7 @@ static int open_missing(const open_transport *t, const char *why, mlfab_error *e
 
 static int open_choose(const mlfab_config *c, mlfab__context_choice *choices, uint32_t *n_p,
                        mlfab_error *error) {
-  uint32_t all = 0, nodes = c->workers_max + (c->dedicated ? c->servers : 0);
+  uint32_t all = 0, nodes = c->workers_max + (c->dedicated ? c->servers_max : 0);
   nodes += (c->scheduler == MLFAB_SCHEDULER_OWN) + c->join;
   for (int i = 0; i < OPEN_COUNT; i++) all |= open_list[i].use;
   if (c->transports & ~all) return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "unknown transports");
@@ -261,11 +261,11 @@ static int open_join(const mlfab_config *config, mlfab **ctx_p, mlfab_error *err
     mlfab_abandon(&asker);
     mlfab_config full = whole;
     full.join = 0;
-    full.roles = MLFAB_ROLE_WORKER;
     full.rank = told.rank;
     full.workers = told.workers;
     full.workers_max = told.workers_max;
     full.servers = told.servers;
+    full.servers_max = told.servers_max;
     full.dedicated = told.dedicated;
     full.scheduler = told.scheduler;
     code = open_wait(&full, 0, ctx_p, &error);
@@ -280,7 +280,7 @@ static int open_join(const mlfab_config *config, mlfab **ctx_p, mlfab_error *err
 MLFAB_API int mlfab_open(const mlfab_config *config, mlfab **ctx_p, mlfab_error *error_p) {
   if (!ctx_p) return MLFAB__FAIL(error_p, MLFAB_ERR_ARGUMENT, "ctx_p is NULL");
   /* An older header's configuration has no `join`. */
-  int joins = config && config->size >= sizeof *config && config->join == 1;
+  int joins = config && MLFAB__HAS(config, mlfab_config, join) && config->join == 1;
   return joins ? open_join(config, ctx_p, error_p) : open_wait(config, 0, ctx_p, error_p);
 }
 

@@ -22,17 +22,30 @@ typedef struct mlfab__seat { /* a worker */
   int32_t code, rank;
 } mlfab__seat;
 
+/* What server 0 knows of a server. */
+typedef struct mlfab__reshard_seat {
+  uint8_t member; /* it takes part in every attempt, and is missed if it goes while it has slices */
+  /* In this attempt: */
+  uint8_t answered; /* this step */
+  uint8_t dead;
+  uint8_t away;   /* it takes no part */
+  uint8_t adopts; /* it has to be sent the model first */
+  uint32_t gone;  /* dead: the incarnation of the process that was taken for dead */
+} mlfab__reshard_seat;
+
 typedef struct mlfab__reshard {
   mlfab__env *env;
+  mlfab_node *node;
   const mlfab_config *config;
   mlfab__port down, across;    /* to workers; to servers, whose `ready` opens the link */
   const mlfab__layout *layout; /* server 0's own */
   const struct mlfab__server *server;
   uint32_t workers, servers;
   mlfab__seat *seats;
-  uint8_t *answered; /* by server: it has answered this step */
-  int last;          /* INSTALLING: server 0 itself has got its INSTALL */
-  uint8_t *dead;     /* by server: in this attempt */
+  mlfab__reshard_seat *at; /* by server */
+  int last;                /* INSTALLING: server 0 itself has got its INSTALL */
+  uint8_t *table;          /* the definition for ADOPT, on demand */
+  uint32_t table_bytes;
   enum mlfab__reshard_phase phase;
   uint32_t attempt; /* number of the last attempt; 1: there was none */
   uint32_t epoch;   /* of the current layout */
@@ -54,8 +67,8 @@ static void reshard_free(void *self) {
   if (!r->env) return;
   reshard_free_owners(r);
   mlfab__free(r->env, r->seats, r->workers * sizeof *r->seats);
-  mlfab__free(r->env, r->answered, r->servers * sizeof *r->answered);
-  mlfab__free(r->env, r->dead, r->servers * sizeof *r->dead);
+  mlfab__free(r->env, r->at, r->servers * sizeof *r->at);
+  mlfab__free(r->env, r->table, r->table_bytes);
   memset(r, 0, sizeof *r);
 }
 
@@ -69,8 +82,11 @@ static void reshard_answer(mlfab__reshard *r, uint32_t worker, const mlfab__resh
 }
 
 static void reshard_freeze(mlfab__reshard *r, uint32_t worker) {
-  mlfab__freeze freeze = {r->attempt};
-  MLFAB__POST(&r->down, worker, MLFAB__FREEZE, freeze, &freeze);
+  uint32_t servers[MLFAB__SLICES_MAX];
+  mlfab__freeze freeze = {r->attempt, 0};
+  for (uint32_t s = 0; s < r->servers; s++)
+    if (!r->at[s].member && !r->at[s].away) servers[freeze.servers++] = s;
+  MLFAB__POST_LIST(RESHARD_META, &r->down, worker, MLFAB__FREEZE, freeze, &freeze, servers);
 }
 
 static void reshard_resume(mlfab__reshard *r, uint32_t worker) {
@@ -80,12 +96,53 @@ static void reshard_resume(mlfab__reshard *r, uint32_t worker) {
   MLFAB__POST_LIST(RESHARD_META, &r->down, worker, MLFAB__RESUME, resume, &resume, owners);
 }
 
+/* --- servers that come and go --- */
+
+static int reshard_owns(const mlfab__reshard *r, uint32_t server) {
+  const mlfab__layout *layout = r->layout;
+  return layout->nslices > 0 && layout->owned_at[server] < layout->owned_at[server + 1];
+}
+
+/* Does the server get slices in this attempt? */
+static int reshard_gets(const mlfab__reshard *r, uint32_t server) {
+  for (uint32_t i = 0; i < r->nowners; i++)
+    if (r->owners[i] == server) return 1;
+  return 0;
+}
+
+/* mlfab_node: would the fabric miss the state of this server? */
+static int reshard_counts(void *self, uint32_t server) {
+  const mlfab__reshard *r = self;
+  if (!r->at[server].member) return 0;
+  return r->server->phase != MLFAB__MODEL_STANDS || server == 0 || reshard_owns(r, server);
+}
+
+/* A server has gone that has no slices, and gets none: nothing is lost. */
+static void reshard_spare(mlfab__reshard *r, uint32_t server) {
+  r->at[server].member = 0;
+  r->at[server].away = 1;
+  mlfab__growth_left(r->node, server, r->at[server].gone);
+}
+
+/* Late servers are members while they own slices. Server 0 keeps a link to those that do not, to notice when they go. */
+static void reshard_recount(mlfab__reshard *r) {
+  for (uint32_t s = 1; s < r->servers; s++) {
+    mlfab__reshard_seat *at = &r->at[s];
+    int late = r->config->dedicated && r->node->peers[mlfab__node_of_server(r->node, s)].late;
+    if (late) at->member = (uint8_t)reshard_owns(r, s);
+    if (at->dead && !reshard_owns(r, s)) reshard_spare(r, s);
+    if (at->member && r->config->dedicated && !reshard_owns(r, s))
+      r->across.ready(r->across.self, s);
+  }
+}
+
 /* --- the end --- */
 
 /* The workers go on with the current layout, and the asking worker gets the outcome. */
 static void reshard_end(mlfab__reshard *r) {
   r->phase = MLFAB__RESHARD_IDLE;
   reshard_free_owners(r);
+  reshard_recount(r);
   for (uint32_t w = 0; w < r->workers; w++) {
     if (r->seats[w].here) reshard_resume(r, w);
   }
@@ -131,7 +188,7 @@ static void reshard_tell(mlfab__reshard *r, uint32_t server) {
 static int reshard_is_early(const mlfab__reshard *r, uint32_t server) {
   if (r->phase != MLFAB__RESHARD_INSTALLING || server != 0 || MLFAB__PLANTED(81)) return 0;
   for (uint32_t s = 1; s < r->servers; s++) {
-    if (!r->answered[s] && !r->dead[s]) return 1;
+    if (!r->at[s].answered && !r->at[s].dead && !r->at[s].away) return 1;
   }
   return 0;
 }
@@ -139,17 +196,21 @@ static int reshard_is_early(const mlfab__reshard *r, uint32_t server) {
 static int reshard_installed(const mlfab__reshard *r) {
   int some = 0;
   for (uint32_t s = 0; r->phase == MLFAB__RESHARD_INSTALLING && s < r->servers; s++)
-    some |= r->answered[s];
+    some |= r->at[s].answered;
   return some;
 }
 
 static void reshard_go(mlfab__reshard *r, enum mlfab__reshard_phase phase) {
   r->phase = phase;
-  memset(r->answered, 0, r->servers);
+  for (uint32_t s = 0; s < r->servers; s++) r->at[s].answered = r->at[s].adopts = 0;
   r->last = !reshard_is_early(r, 0);
   for (uint32_t s = 0; s < r->servers; s++) {
+    if (r->at[s].away) continue;
     r->across.ready(r->across.self, s);
-    if (!reshard_is_early(r, s)) reshard_tell(r, s);
+    if (phase == MLFAB__RESHARD_PREPARING && !r->at[s].member)
+      r->at[s].adopts = 1;
+    else if (!reshard_is_early(r, s))
+      reshard_tell(r, s);
   }
 }
 
@@ -174,16 +235,40 @@ static int32_t reshard_awaits_worker(const mlfab__reshard *r) {
 
 static int32_t reshard_awaits_server(const mlfab__reshard *r) {
   for (uint32_t s = 0; s < r->servers; s++) {
-    if (!r->answered[s] && !r->dead[s]) return (int32_t)s;
+    if (!r->at[s].answered && !r->at[s].dead && !r->at[s].away) return (int32_t)s;
   }
   return MLFAB_NO_RANK;
+}
+
+/* Encodes the definition of the model, for a server that has none. */
+static int reshard_table(mlfab__reshard *r) {
+  const mlfab__server *server = r->server;
+  uint32_t news = 0;
+  for (uint32_t s = 0; s < r->servers; s++) news += !r->at[s].member && !r->at[s].away;
+  mlfab__free(r->env, r->table, r->table_bytes);
+  r->table = NULL;
+  r->table_bytes = news ? server->ndefinition * MLFAB__TENSOR_INFO_BYTES : 0;
+  if (!news) return 0;
+  r->table = mlfab__alloc(r->env, r->table_bytes);
+  if (!r->table) {
+    r->table_bytes = 0;
+    return MLFAB_ERR_MEMORY;
+  }
+  for (uint32_t i = 0; i < server->ndefinition; i++)
+    mlfab__encode_tensor_info(r->table + (size_t)i * MLFAB__TENSOR_INFO_BYTES,
+                              &server->definition[i]);
+  return 0;
 }
 
 /* Takes the next step when everybody has answered this one. */
 static void reshard_check(mlfab__reshard *r) {
   if (r->phase == MLFAB__RESHARD_IDLE) return;
   if (r->phase == MLFAB__RESHARD_FREEZING) {
-    if (reshard_awaits_worker(r) == MLFAB_NO_RANK) reshard_go(r, MLFAB__RESHARD_PREPARING);
+    if (reshard_awaits_worker(r) != MLFAB_NO_RANK) return;
+    if (reshard_table(r))
+      reshard_abort(r, MLFAB_ERR_MEMORY, 0, 1, "server 0 is out of memory");
+    else
+      reshard_go(r, MLFAB__RESHARD_PREPARING);
     return;
   }
   if (r->phase == MLFAB__RESHARD_INSTALLING && !r->last && !reshard_is_early(r, 0)) {
@@ -245,9 +330,15 @@ static int reshard_refuse(const mlfab__reshard *r, const uint32_t *list, uint32_
   for (uint32_t i = 0; i < n && !code; i++) {
     if (list[i] >= r->servers) {
       code = MLFAB_ERR_ARGUMENT;
-      snprintf(done->text, sizeof done->text,
-               "there is no server %u of %u, and servers cannot join a fabric", list[i],
+      snprintf(done->text, sizeof done->text, "there is no server %u, there are %u", list[i],
                r->servers);
+    } else if (!mlfab__server_link_here(r->node, list[i]) ||
+               (!r->at[list[i]].member && !r->config->dedicated)) {
+      code = MLFAB_ERR_STATE;
+      done->rank = (int32_t)list[i];
+      done->is_server = 1;
+      snprintf(done->text, sizeof done->text,
+               "server %u is not here: it has not joined, or has gone", list[i]);
     }
     for (uint32_t k = 0; k < i && !code; k++) {
       if (list[i] != list[k]) continue;
@@ -266,7 +357,10 @@ static void reshard_begin(mlfab__reshard *r, uint32_t worker, const mlfab__resha
   r->deadline_ns = now_ns + mlfab__min(timeout_ns, UINT64_MAX / 2);
   r->attempt++;
   r->phase = MLFAB__RESHARD_FREEZING;
-  memset(r->dead, 0, r->servers);
+  for (uint32_t s = 0; s < r->servers; s++) {
+    r->at[s].dead = 0;
+    r->at[s].away = !r->at[s].member && !reshard_gets(r, s);
+  }
   for (uint32_t w = 0; w < r->workers; w++) {
     r->seats[w].frozen = 0;
     if (r->seats[w].here) reshard_freeze(r, w);
@@ -323,9 +417,14 @@ static void reshard_asked(mlfab__reshard *r, uint32_t worker, const mlfab__frame
 
 static void reshard_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
   mlfab__reshard *r = self;
-  if (at.kind == MLFAB__LINK_RESHARD && reshard_busy(r) && !r->answered[at.peer] &&
-      !reshard_is_early(r, at.peer))
+  int awaited = at.kind == MLFAB__LINK_RESHARD && reshard_busy(r) && !r->at[at.peer].answered &&
+                !r->at[at.peer].away && !reshard_is_early(r, at.peer);
+  if (awaited && r->phase == MLFAB__RESHARD_PREPARING && !r->at[at.peer].member) {
+    r->at[at.peer].adopts = 1;
+    r->across.ready(r->across.self, at.peer);
+  } else if (awaited) {
     reshard_tell(r, at.peer);
+  }
   if (at.kind != MLFAB__LINK_WORKER) return;
   mlfab__seat *seat = &r->seats[at.peer];
   if (greeting->fresh) memset(seat, 0, sizeof *seat);
@@ -348,9 +447,20 @@ static void reshard_lost(void *self, mlfab__at at) {
 /* A server is out of reach. */
 static void reshard_dead(mlfab__reshard *r, uint32_t server) {
   char text[96];
-  if (!reshard_busy(r)) return;
-  r->dead[server] = 1;
+  r->at[server].gone = r->node->peers[mlfab__node_of_server(r->node, server)].incarnation;
+  int founds = r->at[server].member && r->server->phase != MLFAB__MODEL_STANDS;
+  if (server != 0 && !founds && !reshard_owns(r, server) && !reshard_gets(r, server) &&
+      !MLFAB__PLANTED(152)) {
+    reshard_spare(r, server);
+    reshard_check(r);
+    return;
+  }
   snprintf(text, sizeof text, "server %u is dead", server);
+  r->at[server].dead = 1;
+  /* It was to get its first slices: the workers wait for their links to it. */
+  if (r->phase == MLFAB__RESHARD_FREEZING && !r->at[server].member)
+    reshard_abort(r, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, text);
+  if (!reshard_busy(r)) return;
   /* If others have installed it is too late to abort: the dead server's slices are lost, as with any death. */
   reshard_fault(r, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, text);
   reshard_abort(r, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, text);
@@ -378,7 +488,7 @@ static void reshard_given_up(mlfab__reshard *r, uint32_t server, int code) {
     reshard_fault(r, MLFAB_ERR_PEER_DEAD, 0, 1, text);
   }
   if (reshard_installed(r) || code) {
-    r->dead[server] = 1;
+    r->at[server].dead = 1;
     reshard_check(r);
   } else if (r->phase != MLFAB__RESHARD_ABORTING) {
     reshard_go(r, MLFAB__RESHARD_ABORTING);
@@ -404,13 +514,14 @@ static int reshard_moved(mlfab__reshard *r, uint32_t server, const mlfab__frame_
     reshard_outcome(r, server, &moved);
     return 0;
   }
+  if (r->at[server].away) return 0;
   if ((moved.step == MLFAB__MOVE_ABORT && r->phase != MLFAB__RESHARD_ABORTING) ||
       (moved.step == MLFAB__MOVE_INSTALL && moved.code)) {
     reshard_given_up(r, server, moved.code);
   } else if (moved.code && moved.step != MLFAB__MOVE_ABORT) {
     reshard_abort(r, moved.code, (int32_t)server, 1, moved.text);
   } else if (moved.step == reshard_step(r)) {
-    r->answered[server] = 1;
+    r->at[server].answered = 1;
     reshard_check(r);
   }
   return 0;
@@ -444,12 +555,48 @@ static void reshard_tick(void *self, uint64_t now_ns) {
 }
 
 static int reshard_wants(void *self, mlfab__at at) {
-  return at.kind == MLFAB__LINK_RESHARD && reshard_busy(self);
+  const mlfab__reshard *r = self;
+  if (at.kind != MLFAB__LINK_RESHARD) return 0;
+  if (reshard_busy(r)) return !r->at[at.peer].away;
+  return r->attempt > 1 && r->config->dedicated && r->at[at.peer].member &&
+         !reshard_owns(r, at.peer);
+}
+
+/* The model for a server that gets its first slices. */
+static int reshard_next(void *self, mlfab__at at, mlfab__frame_out *frame) {
+  const mlfab__reshard *r = self;
+  const mlfab__server *server = r->server;
+  uint32_t words[MLFAB__ADOPT_WORDS_MAX];
+  if (at.kind != MLFAB__LINK_RESHARD || !r->at[at.peer].adopts) return 0;
+  mlfab__adopt adopt = {.attempt = r->attempt,
+                        .slices = r->layout->nslices,
+                        .packets = server->sparse != NULL,
+                        .cut = server->save.cut,
+                        .restored = server->save.restored,
+                        .restored_version = server->save.restored_version,
+                        .tensors = server->ndefinition,
+                        .options = server->options};
+  for (uint32_t i = 0; i < adopt.slices; i++) words[i] = r->layout->slices[i].server;
+  adopt.words = adopt.slices + (r->workers + 31) / 32;
+  mlfab__clock_counted(server, words + adopt.slices);
+  frame->type = MLFAB__ADOPT;
+  frame->meta_bytes = mlfab__encode_adopt(frame->meta, &adopt, words);
+  frame->bulk = r->table;
+  frame->bulk_bytes = r->table_bytes;
+  frame->token = 0;
+  return 1;
+}
+
+static void reshard_taken(void *self, mlfab__at at, const mlfab__frame_out *frame) {
+  mlfab__reshard *r = self;
+  (void)frame;
+  r->at[at.peer].adopts = 0;
+  reshard_tell(r, at.peer);
 }
 
 static int reshard_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
   mlfab__reshard *r = self;
-  mlfab__freeze frozen;
+  mlfab__frozen frozen;
   if (at.kind == MLFAB__LINK_RESHARD_IN && frame->type == MLFAB__MOVED) {
     int code = reshard_moved(r, at.peer, frame);
     return code ? code : 1;
@@ -460,8 +607,13 @@ static int reshard_frame(void *self, mlfab__at at, const mlfab__frame_in *frame)
     return 1;
   }
   if (frame->type != MLFAB__FROZEN) return 0;
-  if (MLFAB__MALFORMED(&r->down, at.peer, frame, freeze, &frozen)) return 1;
-  if (frozen.attempt == r->attempt) {
+  if (MLFAB__MALFORMED(&r->down, at.peer, frame, frozen, &frozen)) return 1;
+  if (frozen.attempt == r->attempt && frozen.unreached != MLFAB__NO_NODE) {
+    char text[96];
+    snprintf(text, sizeof text, "worker %u cannot reach server %u", at.peer, frozen.unreached);
+    if (r->phase == MLFAB__RESHARD_FREEZING)
+      reshard_abort(r, MLFAB_ERR_PEER_DEAD, (int32_t)frozen.unreached, 1, text);
+  } else if (frozen.attempt == r->attempt) {
     r->seats[at.peer].frozen = 1;
     reshard_check(r);
   }
@@ -473,7 +625,10 @@ static const mlfab__role reshard_row = {
     .to = MLFAB__MOVED,
     .name = "reshard",
     .links = MLFAB__ON(WORKER) | MLFAB__ON(RESHARD) | MLFAB__ON(RESHARD_IN),
+    .sends = MLFAB__ON(RESHARD),
     .frame = reshard_frame,
+    .next = reshard_next,
+    .taken = reshard_taken,
     .up = reshard_up,
     .lost = reshard_lost,
     .gone = reshard_gone,
@@ -490,6 +645,7 @@ MLFAB__INTERNAL int mlfab__reshard_attach(mlfab_node *node, mlfab__server *serve
   mlfab__reshard *r = role->self;
   memset(r, 0, sizeof *r);
   r->env = env;
+  r->node = node;
   r->config = &node->config;
   r->server = server;
   r->layout = &server->layout;
@@ -499,7 +655,10 @@ MLFAB__INTERNAL int mlfab__reshard_attach(mlfab_node *node, mlfab__server *serve
   r->servers = node->config.servers;
   r->attempt = r->epoch = 1;
   r->seats = mlfab__alloc_array(env, r->workers, sizeof *r->seats);
-  r->answered = mlfab__alloc_array(env, r->servers, sizeof *r->answered);
-  r->dead = mlfab__alloc_array(env, r->servers, sizeof *r->dead);
-  return r->seats && r->answered && r->dead ? 0 : MLFAB_ERR_MEMORY;
+  r->at = mlfab__alloc_array(env, r->servers, sizeof *r->at);
+  if (!r->seats || !r->at) return MLFAB_ERR_MEMORY;
+  for (uint32_t s = 0; s < node->founding; s++) r->at[s].member = 1;
+  node->counts = reshard_counts;
+  node->counts_self = r;
+  return 0;
 }

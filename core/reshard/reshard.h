@@ -99,6 +99,9 @@ MLFAB__INTERNAL int mlfab__reshard_server_move(struct mlfab__server *server,
                                                const mlfab__frame_in *frame, uint64_t now_ns);
 MLFAB__INTERNAL int mlfab__reshard_server_told(struct mlfab__server *server, uint32_t from,
                                                const mlfab__frame_in *frame);
+/* ADOPT from server 0: this server is to get its first slices. Errors: FRAME. */
+MLFAB__INTERNAL int mlfab__reshard_server_adopt(struct mlfab__server *server,
+                                                const mlfab__frame_in *frame, uint64_t now_ns);
 /* A server is out of reach. */
 MLFAB__INTERNAL void mlfab__reshard_server_dead(struct mlfab__server *server, uint32_t which);
 MLFAB__INTERNAL int mlfab__reshard_server_frame(struct mlfab__server *server, uint32_t from,

@@ -11,6 +11,9 @@ static int reshard_server_role_frame(void *self, mlfab__at at, const mlfab__fram
     case MLFAB__MOVE:
       code = at.peer == 0 ? mlfab__reshard_server_move(self, frame, at.now_ns) : MLFAB_ERR_FRAME;
       break;
+    case MLFAB__ADOPT:
+      code = at.peer == 0 ? mlfab__reshard_server_adopt(self, frame, at.now_ns) : MLFAB_ERR_FRAME;
+      break;
     case MLFAB__MOVED:
       code = mlfab__reshard_server_told(self, at.peer, frame);
       break;

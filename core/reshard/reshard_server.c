@@ -148,7 +148,7 @@ static void reshard_server_done(mlfab__server *server, uint32_t attempt, uint32_
   moved->step = step;
   moved->server = server->number;
   moved->code = code;
-  snprintf(moved->text, sizeof moved->text, "%s", text);
+  snprintf(moved->text, sizeof moved->text, "%.255s", text);
   reshard_server_answer(server);
 }
 
@@ -366,6 +366,11 @@ MLFAB__INTERNAL int mlfab__reshard_server_frame(mlfab__server *server, uint32_t 
 
 /* --- the new store --- */
 
+/* It came late and has no slices: it counts for nothing, and knows nothing of other servers' attempts. */
+static int reshard_server_is_idle(const mlfab__server *server) {
+  return server->move.late && server->store.nslices == 0;
+}
+
 /* Does a slice arrive with this clock? */
 static int reshard_server_comes(const mlfab__server *server, uint32_t clock) {
   const struct mlfab__reshard_server *shift = server->move.under_way;
@@ -386,13 +391,15 @@ static int reshard_server_is_known(const mlfab__server *server, uint32_t clock) 
         mlfab__clock_joins(server, &earlier->state, earlier->words, &in->state, in->words))
       return 1;
   }
-  return mlfab__clock_match(server, &in->state, in->words) != MLFAB__CLOCKS;
+  return !reshard_server_is_idle(server) &&
+         mlfab__clock_match(server, &in->state, in->words) != MLFAB__CLOCKS;
 }
 
 /* Would the server stay within the number of models that it may have? */
 static int reshard_server_fits(const mlfab__server *server) {
   uint32_t n = 0;
-  for (uint32_t g = 0; g < server->ngates; g++) n += (uint32_t)server->clocks[g].used;
+  for (uint32_t g = 0; g < server->ngates && !reshard_server_is_idle(server); g++)
+    n += (uint32_t)server->clocks[g].used;
   for (uint32_t i = 0; i < server->move.under_way->ngates; i++)
     n += reshard_server_comes(server, i) && !reshard_server_is_known(server, i);
   return n <= MLFAB__CLOCKS;
@@ -464,10 +471,13 @@ static void reshard_server_replace(mlfab__server *server, struct mlfab__reshard_
 static void reshard_server_install(mlfab__server *server) {
   struct mlfab__reshard_server *shift = server->move.under_way;
   mlfab__store *store = &shift->store;
+  int first = reshard_server_is_idle(server) &&
+              !MLFAB__PLANTED(155); /* its own clock is not that of any slice */
   for (uint32_t g = 0; g < shift->ngates; g++) {
-    if (reshard_server_comes(server, g))
-      shift->clocks[g].target =
-          mlfab__clock_adopt(server, &shift->clocks[g].state, shift->clocks[g].words);
+    if (!reshard_server_comes(server, g)) continue;
+    shift->clocks[g].target =
+        mlfab__clock_restore(server, first, &shift->clocks[g].state, shift->clocks[g].words);
+    first = 0;
   }
   for (uint32_t i = 0; i < store->nslices; i++) {
     mlfab__shard_slice *s = &store->slices[i];
@@ -657,8 +667,9 @@ static void reshard_server_asked(mlfab__server *server, uint32_t from, uint32_t 
   server->move.across.ready(server->move.across.self, from);
   if (shift && shift->attempt == attempt) {
     reshard_server_undo(server);
-  } else if (server->phase != MLFAB__MODEL_STANDS) {
-    step = MLFAB__MOVE_PREPARE; /* a new process, which cannot know */
+  } else if (server->phase != MLFAB__MODEL_STANDS ||
+             (reshard_server_is_idle(server) && !MLFAB__PLANTED(154))) {
+    step = MLFAB__MOVE_PREPARE; /* a new process, or one that took no part: it cannot know */
   } else if (server->epoch == attempt) {
     step = MLFAB__MOVE_INSTALL;
   } else if (attempt > server->move.moved.attempt) {
@@ -687,6 +698,35 @@ MLFAB__INTERNAL int mlfab__reshard_server_told(mlfab__server *server, uint32_t f
     shift->heard[from] = 1;
     reshard_server_decide(server);
   }
+  return 0;
+}
+
+/* --- a server that gets its first slices --- */
+
+MLFAB__INTERNAL int mlfab__reshard_server_adopt(mlfab__server *server, const mlfab__frame_in *frame,
+                                                uint64_t now_ns) {
+  uint32_t words[MLFAB__ADOPT_WORDS_MAX];
+  struct mlfab__reshard_server *shift = server->move.under_way;
+  mlfab__adopt in;
+  mlfab_error error;
+  server->now_ns = now_ns;
+  if (mlfab__decode_adopt(frame->meta, frame->meta_bytes, &in, words) || in.attempt == 0 ||
+      in.slices == 0 || in.slices > MLFAB__SLICES_MAX ||
+      in.words != in.slices + (server->workers + 31) / 32 || !frame->bulk ||
+      frame->bulk_bytes != (uint64_t)in.tensors * MLFAB__TENSOR_INFO_BYTES)
+    return MLFAB_ERR_FRAME;
+  for (uint32_t i = 0; i < in.slices; i++)
+    if (words[i] >= server->servers || words[i] == server->number) return MLFAB_ERR_FRAME;
+  if (in.attempt <= server->move.moved.attempt || (shift && shift->attempt >= in.attempt)) return 0;
+  if (server->store.nslices > 0) return MLFAB_ERR_FRAME;
+  in.options.size = sizeof in.options;
+  in.options.sync = in.options.consistency.kind;
+  in.options.consistency.size = sizeof in.options.consistency;
+  reshard_server_drop(server);
+  for (uint32_t w = 0; w < server->workers; w++) reshard_server_stop_worker(server, w);
+  server->move.late = 1;
+  int code = mlfab__server_adopt(server, &in, words, frame->bulk, &error);
+  if (code) reshard_server_done(server, in.attempt, MLFAB__MOVE_PREPARE, code, error.text);
   return 0;
 }
 

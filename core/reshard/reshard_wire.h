@@ -18,9 +18,16 @@ typedef struct mlfab__reshard_done { /* server 0 -> worker */
   char text[MLFAB__TEXT_MAX];
 } mlfab__reshard_done;
 
-typedef struct mlfab__freeze { /* FREEZE down from server 0, FROZEN up */
-  uint32_t attempt;
+typedef struct
+    mlfab__freeze { /* FREEZE, server 0 -> worker; u32 count and u16 numbers of the servers that will
+                       get their first slices follow */
+  uint32_t attempt, servers;
 } mlfab__freeze;
+
+typedef struct mlfab__frozen { /* worker -> server 0 */
+  uint32_t attempt;
+  uint32_t unreached; /* one of those servers that it cannot reach, or MLFAB__NO_NODE */
+} mlfab__frozen;
 
 /* On BEGIN and OVER the server forgets what it has not decided, and HELLO_ACK tells what it has. */
 enum mlfab__stop_kind {
@@ -61,9 +68,10 @@ typedef struct
 /* As declared in wire.h, for each type. */
 /* clang-format off */
 #define MLFAB__RESHARD_PAIRS(X) \
-  X(reshard_done) X(freeze) X(stop) X(reshard_server_bytes)
+  X(reshard_done) X(frozen) X(stop) X(reshard_server_bytes)
 #define MLFAB__RESHARD_LISTS(X) \
   X(reshard_ask, uint32_t) \
+  X(freeze, uint32_t) \
   X(move, uint32_t) \
   X(resume, uint32_t)
 /* clang-format on */

@@ -35,9 +35,23 @@ static void reshard_worker_stop(mlfab__worker *worker, uint32_t server, uint32_t
   if (worker->streams[server].up) MLFAB__POST(&worker->port, server, MLFAB__STOP, stop, &stop);
 }
 
-static void reshard_worker_tell_frozen(mlfab__worker *worker) {
-  mlfab__freeze frozen = {worker->pause.attempt};
-  MLFAB__POST(&worker->port, 0, MLFAB__FROZEN, freeze, &frozen);
+static void reshard_worker_tell_frozen(mlfab__worker *worker, uint32_t unreached) {
+  mlfab__frozen frozen = {worker->pause.attempt, unreached};
+  MLFAB__POST(&worker->port, 0, MLFAB__FROZEN, frozen, &frozen);
+}
+
+/* Servers that will get their first slices: this worker must have a link to each before it stops for the move. 1: it
+ * has; 0: not yet; -1: it cannot reach *server_p. */
+static int reshard_worker_reaches(const mlfab__worker *worker, uint32_t *server_p) {
+  int all = 1;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    const mlfab__stream *stream = &worker->streams[s];
+    if (!stream->comes || stream->up || MLFAB__PLANTED(151)) continue;
+    *server_p = s;
+    if (stream->dead) return -1;
+    all = 0;
+  }
+  return all;
 }
 
 /* --- stopping --- */
@@ -50,7 +64,7 @@ static void reshard_worker_begin(mlfab__worker *worker, uint32_t attempt, int la
   pause->last = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
     worker->streams[s].stopped = 0;
-    reshard_worker_stop(worker, s, MLFAB__STOP_BEGIN);
+    if (!worker->streams[s].absent) reshard_worker_stop(worker, s, MLFAB__STOP_BEGIN);
   }
 }
 
@@ -67,7 +81,8 @@ static int reshard_worker_partial(const mlfab__worker *worker, const mlfab__outg
 
 static int reshard_worker_stopped(const mlfab__worker *worker) {
   for (uint32_t s = 0; s < worker->servers; s++) {
-    if (!worker->streams[s].stopped && !worker->streams[s].dead) return 0;
+    const mlfab__stream *stream = &worker->streams[s];
+    if (!stream->stopped && !stream->dead && !stream->absent) return 0;
   }
   return 1;
 }
@@ -97,21 +112,31 @@ static void reshard_worker_check(mlfab__worker *worker, uint64_t now_ns) {
     for (uint32_t s = 0; s < worker->servers; s++) worker->port.ready(worker->port.self, s);
   }
   if (pause->state != MLFAB__PAUSE_DRAINING || !reshard_worker_drained(worker)) return;
+  uint32_t unreached = MLFAB__NO_NODE;
+  int reaches = reshard_worker_reaches(worker, &unreached);
+  if (reaches == 0) return;
   pause->state = MLFAB__PAUSE_FROZEN;
   for (uint32_t s = 0; s < worker->servers; s++)
-    reshard_worker_stop(worker, s, MLFAB__STOP_DRAINED);
-  reshard_worker_tell_frozen(worker);
+    if (!worker->streams[s].absent) reshard_worker_stop(worker, s, MLFAB__STOP_DRAINED);
+  reshard_worker_tell_frozen(worker, reaches < 0 ? unreached : MLFAB__NO_NODE);
 }
 
 static void reshard_worker_freeze(mlfab__worker *worker, const mlfab__frame_in *frame,
                                   uint64_t now_ns) {
   mlfab__pause *pause = &worker->pause;
   mlfab__freeze freeze;
-  if (MLFAB__MALFORMED(&worker->port, 0, frame, freeze, &freeze)) return;
+  uint32_t servers[MLFAB__SLICES_MAX], unreached = MLFAB__NO_NODE;
+  int bad = mlfab__decode_freeze(frame->meta, frame->meta_bytes, &freeze, servers) != 0;
+  for (uint32_t i = 0; !bad && i < freeze.servers; i++) bad = servers[i] >= worker->servers;
+  if (mlfab__port_refuse(&worker->port, 0, frame, bad)) return;
   if (pause->state != MLFAB__PAUSE_RUNS && freeze.attempt == pause->attempt && !pause->late) {
-    if (pause->state == MLFAB__PAUSE_FROZEN) reshard_worker_tell_frozen(worker);
+    if (pause->state != MLFAB__PAUSE_FROZEN) return;
+    int reaches = reshard_worker_reaches(worker, &unreached);
+    reshard_worker_tell_frozen(worker, reaches < 0 ? unreached : MLFAB__NO_NODE);
     return;
   }
+  for (uint32_t s = 0; s < worker->servers; s++) worker->streams[s].comes = 0;
+  for (uint32_t i = 0; i < freeze.servers; i++) worker->streams[servers[i]].comes = 1;
   reshard_worker_begin(worker, freeze.attempt, 0);
   reshard_worker_check(worker, now_ns);
 }
@@ -137,8 +162,18 @@ static void reshard_worker_run(mlfab__worker *worker) {
   worker->pause.late = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
     worker->streams[s].epoch = 0;
-    reshard_worker_stop(worker, s, MLFAB__STOP_OVER);
+    worker->streams[s].comes = 0;
+    if (!worker->streams[s].absent) reshard_worker_stop(worker, s, MLFAB__STOP_OVER);
   }
+}
+
+/* A late server counts while it owns slices. */
+static void reshard_worker_count(mlfab__worker *worker) {
+  const mlfab__pause *pause = &worker->pause;
+  uint8_t owns[4096] = {0};
+  for (uint32_t i = 0; i < pause->nowners; i++) owns[pause->owners[i] % sizeof owns] = 1;
+  for (uint32_t s = 0; s < worker->servers; s++)
+    if (worker->streams[s].late) mlfab__worker_count(worker, s, owns[s]);
 }
 
 /* Adopts the layout of RESUME. */
@@ -146,19 +181,15 @@ static void reshard_worker_adopt(mlfab__worker *worker, uint64_t now_ns) {
   mlfab__pause *pause = &worker->pause;
   reshard_worker_lose(worker, now_ns);
   worker->epoch = pause->epoch;
+  reshard_worker_count(worker);
   if (worker->layout.nslices == pause->nowners && pause->nowners > 0) {
     mlfab__layout_assign(&worker->layout, pause->owners);
     mlfab__push_recut(worker, now_ns);
     mlfab__pull_recut(worker, now_ns);
     mlfab__worker_change_again(worker);
   }
-  /* Updates and pulls at a server that died meanwhile end now. */
-  for (uint32_t s = 0; s < worker->servers; s++) {
-    if (!worker->streams[s].dead) continue;
-    mlfab__push_dead(worker, s, now_ns);
-    mlfab__pull_dead(worker, s, now_ns);
-  }
   reshard_worker_run(worker);
+  mlfab__worker_bury(worker, now_ns);
 }
 
 /* Stores the owners, also for a model that is not defined yet. */
@@ -206,8 +237,10 @@ static void reshard_worker_resume(mlfab__worker *worker, uint32_t server,
     /* Nothing has moved. Some servers may have announced a move. */
     int greets = pause->state != MLFAB__PAUSE_RUNS;
     pause->attempt = resume.attempt;
-    for (uint32_t s = 0; s < worker->servers; s++)
-      greets |= worker->streams[s].up && worker->streams[s].epoch != worker->epoch;
+    for (uint32_t s = 0; s < worker->servers; s++) {
+      const mlfab__stream *stream = &worker->streams[s];
+      greets |= stream->up && !stream->absent && stream->epoch != worker->epoch;
+    }
     if (greets) reshard_worker_run(worker);
   }
 }
@@ -229,6 +262,10 @@ static void reshard_worker_hello(mlfab__worker *worker, uint32_t server,
   int knows = pause->attempt != 0 && ack->stopped == pause->attempt;
   if (server == 0 && ack->was_dead < 2) reshard_worker_ask(worker);
   if (pause->state == MLFAB__PAUSE_RUNS) return;
+  if (worker->streams[server].absent) {
+    reshard_worker_check(worker, now_ns); /* it may have waited for this link */
+    return;
+  }
   if (!knows) {
     reshard_worker_stop(
         worker, server,
@@ -248,6 +285,7 @@ static void reshard_worker_dead(mlfab__worker *worker, uint32_t server, uint64_t
   }
   /* Without server 0 nobody leads: go on with the known layout. */
   if (worker->pause.state != MLFAB__PAUSE_RUNS) reshard_worker_run(worker);
+  mlfab__worker_bury(worker, now_ns);
   worker->resize.request = 0;
   mlfab__request_dead(worker->requests, request, 0, now_ns);
 }

@@ -694,6 +694,12 @@ MLFAB__INTERNAL void mlfab__clock_told(const mlfab__server *server, uint32_t g,
     words[w / 32] |= (server->peers[w].contributed >> g & 1) << w % 32;
 }
 
+MLFAB__INTERNAL void mlfab__clock_counted(const mlfab__server *server, uint32_t *words) {
+  memset(words, 0, (server->workers + 31) / 32 * sizeof *words);
+  for (uint32_t w = 0; w < server->workers; w++)
+    words[w / 32] |= (uint32_t)clock_live(&server->peers[w]) << w % 32;
+}
+
 MLFAB__INTERNAL int mlfab__clock_joins(const mlfab__server *server,
                                        const mlfab__reshard_server_clock *clock,
                                        const uint32_t *clock_words,

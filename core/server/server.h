@@ -358,6 +358,7 @@ typedef struct mlfab__server_move {
   struct mlfab__reshard_server *under_way; /* the move that is under way, or NULL */
   int held;           /* slices are moving: this server decides and answers nothing */
   int orphan;         /* server 0 is unreachable */
+  int late;           /* this server got the model from server 0 (ADOPT) */
   uint64_t said_ns;   /* when the workers were last told of the move or of the lost server 0 */
   mlfab__moved moved; /* the last answer to server 0 */
 } mlfab__server_move;
@@ -434,6 +435,11 @@ MLFAB__INTERNAL int mlfab__server_build(mlfab__server *server, uint32_t cut, mlf
 MLFAB__INTERNAL void mlfab__server_restored(mlfab__server *server, uint64_t number,
                                             uint64_t version);
 MLFAB__INTERNAL void mlfab__server_refuse(mlfab__server *server, const mlfab_error *error);
+/* The model as server 0 describes it in ADOPT, with none of its slices; it stands. Errors: of the definition, with a
+ * text; there is no model then. */
+MLFAB__INTERNAL int mlfab__server_adopt(mlfab__server *server, const mlfab__adopt *in,
+                                        const uint32_t *words, const uint8_t *table,
+                                        mlfab_error *error);
 /* Compares worker 0's definition with a table of encoded mlfab__tensor_info: 0, or MODEL with the first difference. `whose`
  * it is: "worker 0's". */
 MLFAB__INTERNAL int mlfab__server_compare(const mlfab__tensor_info *definition, uint32_t n,
@@ -551,6 +557,8 @@ MLFAB__INTERNAL int mlfab__clock_tidy(mlfab__server *server);
  * MLFAB__RESHARD_SERVER_WORDS_MAX; its bits are the workers in the open round. */
 MLFAB__INTERNAL void mlfab__clock_told(const mlfab__server *server, uint32_t g,
                                        mlfab__reshard_server_clock *out, uint32_t *words);
+/* Sets the bits of the workers that iterations wait for, and clears those of all others. */
+MLFAB__INTERNAL void mlfab__clock_counted(const mlfab__server *server, uint32_t *words);
 /* Does `in`, the clock of arriving slices, have the same state as `clock`, so that the two can be merged? */
 MLFAB__INTERNAL int mlfab__clock_joins(const mlfab__server *server,
                                        const mlfab__reshard_server_clock *clock,

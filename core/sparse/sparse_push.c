@@ -394,7 +394,7 @@ static void sparse_push_free(mlfab__worker *worker) {
 static int sparse_push_check_servers(const mlfab__worker *worker, const char *what,
                                      mlfab_error *error) {
   for (uint32_t s = 0; s < worker->servers; s++) {
-    if (!worker->streams[s].packets)
+    if (!worker->streams[s].packets && !worker->streams[s].absent)
       return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)s, 1, 0,
                           "not supported: %s, at server %u, which was built without "
                           "MLFAB_WITH_SPARSE",

@@ -22,9 +22,9 @@ WIRE_FIELDS(options, mlfab_model_options,
   N(beta1) N(beta2) N(epsilon) N(weight_decay) F(sync, consistency) N(tags)
   N(pull_half) N(change_threshold) N(change_decay))
 WIRE_META(join,
-  N(rank) N(roles) N(workers) N(servers) N(dedicated) N(founders) N(scheduler) N(hand) N(incarnation)
+  N(rank) N(roles) N(workers) N(servers) N(dedicated) N(founders) N(founding) N(scheduler) N(hand) N(incarnation)
   N(nonce) T(addresses))
-WIRE_META(welcome, N(incarnation) N(nodes))
+WIRE_META(welcome, N(incarnation) N(nodes) N(running))
 WIRE_META(refuse, N(code) N(rank) T(text))
 WIRE_META(hello, N(node) N(incarnation) N(roles) N(hand) N(accumulators) N(host) N(nonce))
 WIRE_META(hello_ack,
@@ -32,8 +32,11 @@ WIRE_META(hello_ack,
   A(applied) A(dropped) N(epoch) N(stopped) N(nonce) N(guest))
 WIRE_META(heartbeat, N(sent_ns) N(kind))
 WIRE_META(bye, N(code) T(text))
-WIRE_META(member, N(node) N(incarnation) N(kind) T(addresses))
+WIRE_META(member, N(node) N(incarnation) N(kind) N(hand) N(nonce) T(addresses))
 WIRE_META(define, N(ask) N(tensors) N(first_weights) F(options, options))
+WIRE_LIST(adopt, words, u32, uint32_t, 4, MLFAB__ADOPT_WORDS_MAX,
+  N(attempt) N(slices) N(packets) N(cut) N(restored) N(restored_version) N(tensors)
+  F(options, options))
 WIRE_META(define_ack,
   N(code) N(server) N(v_train) T(text) N(ask) N(first_weights) N(packets) F(options, options)
   N(cut) N(restored) N(restored_version))
@@ -66,7 +69,7 @@ WIRE_META(hop_model,
 WIRE_META(pull_done, N(request))
 WIRE_META(moved, N(attempt) N(step) N(server) N(code) T(text))
 WIRE_FIELDS(member_info, mlfab__member_info,
-  N(node) N(roles) N(incarnation) N(hand) N(nonce) T(addresses))
+  N(node) N(roles) N(incarnation) N(hand) N(late) N(nonce) T(addresses))
 WIRE_FIELDS(tree_node, mlfab__tree_node, N(worker) N(parent) N(giver))
 WIRE_LIST(tree_ask, nodes, u32, uint32_t, 4, MLFAB__TREE_NODES_MAX, N(number) N(bytes) N(root))
 WIRE_LIST(tree_plan, nodes, tree_node, mlfab__tree_node, 12, MLFAB__TREE_NODES_MAX, N(number))
@@ -148,7 +151,7 @@ MLFAB__INTERNAL int mlfab__decode_pull(const uint8_t *meta, uint32_t bytes, mlfa
 MLFAB__INTERNAL uint32_t mlfab__encode_member_info(uint8_t *at, uint32_t room,
                                                    const mlfab__member_info *m) {
   wire_codec c = wire_encode(at);
-  if (room < 26u + wire_text_bytes(m->addresses, sizeof m->addresses)) return 0;
+  if (room < 30u + wire_text_bytes(m->addresses, sizeof m->addresses)) return 0;
   wire_member_info(&c, 0, (mlfab__member_info *)m);
   return (uint32_t)(c.at - at);
 }
@@ -258,7 +261,8 @@ MLFAB__INTERNAL void mlfab__wire_open(const uint8_t *head, mlfab__header *header
    WIRE_BIT(FORWARD) | WIRE_BIT(HOP_CHUNK) | WIRE_BIT(HOP_MODEL) | WIRE_BIT(RESHARD_SERVER))
 
 static int wire_has_bulk(unsigned type) {
-  return type < 64 ? (int)(WIRE_BULK_TYPES >> type & 1) : type == MLFAB__COLL;
+  if (type < 64) return (int)(WIRE_BULK_TYPES >> type & 1);
+  return type == MLFAB__COLL || type == MLFAB__ADOPT;
 }
 
 /* Numbers of removed types are not reused, so there are gaps. */

@@ -126,6 +126,7 @@ typedef struct mlfab__header {
   X(MEMBERSHIP_FROZEN, 87)    \
   X(MEMBERSHIP_SETTLE, 88)    \
   X(MEMBERSHIP_OWED, 89)      \
+  X(ADOPT, 90)                \
   X(CHALLENGE, 100)           \
   X(ANSWER, 101)              \
   X(PROOF, 102)               \
@@ -163,11 +164,12 @@ typedef struct mlfab__lists {
  * decode owns lists. Texts are sent as u16 length and bytes. --- */
 
 typedef struct mlfab__join { /* node -> coordinator, first frame of a joining connection */
-  /* As in mlfab_config; MLFAB_NO_RANK: asks for the number of a worker that nobody has, and for the world. Server 0
-   * answers that with a JOIN that has both. */
+  /* As in mlfab_config; MLFAB_NO_RANK: asks for the number of a worker or a server that nobody has, and for the world.
+   * Server 0 answers that with a JOIN that has both. */
   int32_t rank;
   uint32_t roles, workers, servers, dedicated;
   uint32_t founders;    /* workers that the fabric begins with; `workers` may come */
+  uint32_t founding;    /* servers that the fabric begins with; `servers` may come */
   uint32_t scheduler;   /* MLFAB_SCHEDULER_* */
   uint32_t hand;        /* 1: polled by its program, not declared dead for missing heartbeats */
   uint32_t incarnation; /* its previous one, or 0 */
@@ -178,11 +180,13 @@ typedef struct mlfab__join { /* node -> coordinator, first frame of a joining co
 typedef struct mlfab__welcome { /* coordinator -> node; bulk: `nodes` encoded mlfab__member_info */
   uint32_t incarnation;         /* of the receiver */
   uint32_t nodes;
+  uint32_t running; /* 1: the fabric had begun before */
 } mlfab__welcome;
 
-/* u32 node, roles, incarnation, hand; u64 nonce; text addresses */
+/* u32 node, roles, incarnation, hand, late; u64 nonce; text addresses */
 typedef struct mlfab__member_info {
   uint32_t node, roles, incarnation, hand;
+  uint32_t late;  /* a server that has joined the running fabric (node.h, Growth) */
   uint64_t nonce; /* of its process, which sends it in HELLO */
   char addresses[MLFAB__ADDRESSES_MAX];
 } mlfab__member_info;
@@ -227,9 +231,11 @@ typedef struct mlfab__bye { /* a regular end, or the reason for dropping the lin
   char text[MLFAB__TEXT_MAX];
 } mlfab__bye;
 
-/* server 0 -> all: a rank rejoined, died, left, or has no more data */
+/* server 0 -> all: a rank rejoined, died, left, or has no more data; or a server has joined (node.h, Growth) */
 typedef struct mlfab__member {
   uint32_t node, incarnation, kind; /* MLFAB_EVENT_* */
+  uint32_t hand;                    /* of a server that has joined; so are nonce and addresses */
+  uint64_t nonce;
   char addresses[MLFAB__ADDRESSES_MAX];
 } mlfab__member;
 
@@ -240,6 +246,20 @@ typedef struct mlfab__define {
   uint32_t first_weights;      /* 1: first weights follow as update 0 */
   mlfab_model_options options; /* without `sync` and the sizes, which are not sent */
 } mlfab__define;
+
+/* Server 0 -> a server that has joined: the model as it stands, before slices move there; bulk as of DEFINE. The list
+ * has the current owner of each slice, then bits: the workers whose iterations server 0 counts. */
+typedef struct mlfab__adopt {
+  uint32_t attempt; /* the move (reshard.h) */
+  uint32_t slices;  /* entries of the list that are owners */
+  uint32_t packets; /* 1: server 0 takes updates as packets */
+  uint32_t cut;     /* as in DEFINE_ACK; so are the next two */
+  uint64_t restored, restored_version;
+  uint32_t tensors;
+  mlfab_model_options options;
+  uint32_t words; /* of the list */
+} mlfab__adopt;
+#define MLFAB__ADOPT_WORDS_MAX (MLFAB__SLICES_MAX + 2048u)
 
 typedef struct mlfab__tensor_info {
   uint32_t id, dtype;
@@ -519,13 +539,14 @@ MLFAB__INTERNAL int mlfab__decode_pull(const uint8_t *meta, uint32_t bytes, mlfa
 
 /* One pair for each type with one list, whose entries are of the second argument's type. When decoding,
  * the list has room for the most of its type: MLFAB__PLAN_ENTRIES_MAX, GROUP_MEMBERS_MAX (of a spread),
- * TREE_NODES_MAX, MEMBERSHIP_MEMBERS_MAX (also of blocks), RESHARD_SERVER_WORDS_MAX, SLICES_MAX (of servers or owners,
+ * TREE_NODES_MAX, MEMBERSHIP_MEMBERS_MAX (also of blocks), RESHARD_SERVER_WORDS_MAX, ADOPT_WORDS_MAX, SLICES_MAX (of servers or owners,
  * which are below 65536); or it is NULL, and then only its length is set. A longer list encodes to 0
  * and does not decode. Of a plan, groups whose members do not stand in a row are the receiver's to
  * refuse; so is a spread without members. */
 #define MLFAB__WIRE_LISTS(X)     \
   X(tree_ask, uint32_t)          \
   X(tree_plan, mlfab__tree_node) \
+  X(adopt, uint32_t)             \
   X(reshard_server_clock, uint32_t)
 #define MLFAB__WIRE_DECLARE_LIST(name, entry)                                                     \
   MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m,            \

@@ -67,13 +67,13 @@ MLFAB__INTERNAL void mlfab__push_align(mlfab__worker *worker) {
   uint64_t most = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
     const mlfab__stream *stream = &worker->streams[s];
-    if (stream->dead) continue;
+    if (stream->dead || stream->absent) continue;
     most = mlfab__max(most, stream->round + mlfab__worker_ahead(worker, s, worker->next_seq));
   }
   for (uint32_t s = 0; s < worker->servers && worker->stands; s++) {
     mlfab__stream *stream = &worker->streams[s];
     uint64_t next = stream->round + mlfab__worker_ahead(worker, s, worker->next_seq);
-    if (stream->dead || next == most) continue;
+    if (stream->dead || stream->absent || next == most) continue;
     stream->round += most - next;
     mlfab__push_tell(worker, s);
     push_moved_on(worker, s);
@@ -513,6 +513,21 @@ MLFAB__INTERNAL void mlfab__push_dead(mlfab__worker *worker, uint32_t server, ui
   }
 }
 
+MLFAB__INTERNAL void mlfab__push_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+  uint8_t slots[MLFAB__WORKER_UPDATES];
+  uint32_t n = worker->norder;
+  memcpy(slots, worker->order, n);
+  for (uint32_t i = 0; i < n; i++) {
+    mlfab__outgoing *update = &worker->updates[slots[i]];
+    mlfab__part *part = &update->parts[server];
+    if (part->state == MLFAB__PART_ANNOUNCED && update->mergeable) worker->streams[server].small--;
+    if (part->state == MLFAB__PART_ANNOUNCED) worker->streams[server].eager_used -= part->eager;
+    if (part->state != MLFAB__PART_NONE && !(part->state == MLFAB__PART_DECIDED && part->code))
+      part->state = MLFAB__PART_NONE;
+    push_settle(worker, update, now_ns);
+  }
+}
+
 MLFAB__INTERNAL void mlfab__push_lose(mlfab__worker *worker, mlfab__outgoing *update,
                                       uint64_t now_ns) {
   for (uint32_t s = 0; s < worker->servers; s++) {
@@ -649,8 +664,8 @@ static int push_parts_begin(mlfab__worker *worker, mlfab__outgoing *update, mlfa
                          "more than %d separate stretches of the model in one update",
                          MLFAB__SEGMENTS_MAX);
     }
-    if (segments > 0 || rounds || (update->flags & MLFAB__PUSH_INIT))
-      part->state = MLFAB__PART_QUEUED;
+    int counts = rounds || (update->flags & MLFAB__PUSH_INIT);
+    if (segments > 0 || (counts && !worker->streams[s].absent)) part->state = MLFAB__PART_QUEUED;
   }
   return 0;
 }

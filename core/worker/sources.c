@@ -139,7 +139,8 @@ MLFAB__INTERNAL int mlfab__worker_announces(const mlfab__worker *worker, uint32_
 MLFAB__INTERNAL int mlfab__worker_reaches(const mlfab__worker *worker, uint32_t server,
                                           const char *call, mlfab_error *error) {
   for (uint32_t s = 0; s < worker->servers; s++) {
-    if (worker->streams[s].dead && (server == MLFAB_ALL || server == s))
+    if (worker->streams[s].dead && !worker->streams[s].absent &&
+        (server == MLFAB_ALL || server == s))
       return mlfab__error(error, MLFAB_ERR_PEER_DEAD, (int32_t)s, 1, 0, "%s: server %u is dead",
                           call, s);
   }

@@ -220,6 +220,12 @@ MLFAB__INTERNAL int mlfab__worker_model(mlfab__worker *worker, const mlfab_model
   if ((n > 0) != (bufs != NULL))
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
                        "model_start: bufs is NULL and n is not 0, or n is 0 and bufs is not NULL");
+  /* Slices go to the servers that were there first. */
+  if (worker->founding < worker->servers && options.active == 0) options.active = worker->founding;
+  if (options.active > worker->founding)
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                       "active: %u servers shall hold slices, there are %u", options.active,
+                       worker->founding);
   int code = mlfab__worker_reaches(worker, MLFAB_ALL, "model_start", error);
   if (!code) code = mlfab__request_room(worker->requests, MLFAB__REQUEST_MODEL, error);
   if (code) return code;
@@ -232,6 +238,7 @@ MLFAB__INTERNAL int mlfab__worker_model(mlfab__worker *worker, const mlfab_model
       mlfab__request_open(worker->requests, MLFAB__REQUEST_MODEL, 0, now_ns, 0);
   worker->model_request = request->id;
   for (uint32_t s = 0; s < worker->servers; s++) {
+    if (worker->streams[s].absent) continue;
     worker->streams[s].define = 1;
     worker->port.ready(worker->port.self, s);
   }
@@ -318,7 +325,7 @@ static void worker_model_fail(mlfab__worker *worker, int code, int32_t rank, int
 static void worker_enter(mlfab__worker *worker, uint32_t server) {
   const mlfab__stream *stream = &worker->streams[server];
   const mlfab__progress progress = {stream->round};
-  if (worker->enters && stream->guest && stream->up && stream->epoch != 0)
+  if (worker->enters && stream->guest && stream->up && stream->epoch != 0 && !stream->absent)
     MLFAB__POST(&worker->port, server, MLFAB__PROGRESS, progress, &progress);
 }
 
@@ -336,7 +343,8 @@ static void worker_entered(mlfab__worker *worker, uint32_t server, const mlfab__
 /* The worker has the model. The model stands for it when all servers count it. */
 static void worker_model_stands(mlfab__worker *worker, uint64_t now_ns) {
   uint32_t guests = 0;
-  for (uint32_t s = 0; s < worker->servers; s++) guests += worker->streams[s].guest;
+  for (uint32_t s = 0; s < worker->servers; s++)
+    guests += worker->streams[s].guest && !worker->streams[s].absent;
   if (guests == 0 || MLFAB__PLANTED(122)) {
     mlfab__request_succeed(worker->requests, worker_model_request(worker), now_ns);
     worker_model_end(worker, 0);
@@ -386,7 +394,8 @@ static void worker_define_ack(mlfab__worker *worker, uint32_t server, const mlfa
 /* Every server has the model: pulls the weights unless they are this worker's own. */
 static void worker_model_pull(mlfab__worker *worker, uint64_t now_ns) {
   int own = 1;
-  for (uint32_t s = 0; s < worker->servers; s++) own &= worker->streams[s].own_weights;
+  for (uint32_t s = 0; s < worker->servers; s++)
+    own &= worker->streams[s].own_weights || worker->streams[s].absent;
   if (own || worker->nmodel_bufs == 0) {
     worker_model_stands(worker, now_ns);
     return;
@@ -408,11 +417,14 @@ static void worker_tell_done(mlfab__worker *worker, uint32_t server) {
 static void worker_finish_progress(mlfab__worker *worker, uint64_t now_ns) {
   uint32_t acked = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
-    if (!worker->streams[s].done_told && !mlfab__push_pending(worker, s))
+    if (!worker->streams[s].done_told && !worker->streams[s].absent &&
+        !mlfab__push_pending(worker, s))
       worker_tell_done(worker, s);
   }
-  for (uint32_t s = 0; s < worker->servers; s++)
-    acked += worker->streams[s].done_acked || worker->streams[s].dead;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    const mlfab__stream *stream = &worker->streams[s];
+    acked += stream->done_acked || stream->dead || stream->absent;
+  }
   mlfab__request *request = mlfab__request_find(worker->requests, worker->join_request);
   if (acked == worker->servers) mlfab__request_succeed(worker->requests, request, now_ns);
 }
@@ -437,7 +449,7 @@ static void worker_model_progress(mlfab__worker *worker, uint64_t now_ns) {
     return;
   }
   for (uint32_t s = 0; s < worker->servers; s++) {
-    if (!worker->streams[s].defined) return;
+    if (!worker->streams[s].defined && !worker->streams[s].absent) return;
   }
   if (worker->norder > 0) return;
   if (mlfab__cache_open(worker)) {
@@ -491,6 +503,9 @@ static int worker_change_check(const mlfab__worker *worker, const mlfab_sync *sy
   if (server != MLFAB_ALL && server >= worker->servers)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "set_sync: there is no server %u, there are %u",
                        server, worker->servers);
+  if (server != MLFAB_ALL && worker->streams[server].absent)
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                       "set_sync: server %u has no slices: it has not come, or has gone", server);
   if (tensor != MLFAB_ALL && !mlfab__layout_find(&worker->layout, tensor))
     return MLFAB__FAIL(error, MLFAB_ERR_TENSOR, "set_sync: there is no tensor %u", tensor);
   if (worker->change.request)
@@ -526,7 +541,7 @@ MLFAB__INTERNAL int mlfab__worker_set_sync(mlfab__worker *worker, const mlfab_sy
   change->code = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
     mlfab__stream *stream = &worker->streams[s];
-    stream->changes = server == MLFAB_ALL || server == s;
+    stream->changes = (server == MLFAB_ALL || server == s) && !stream->absent;
     change->nwaiting += stream->changes;
     if (stream->changes && stream->up) worker_change_ask(worker, s);
   }
@@ -541,7 +556,7 @@ MLFAB__INTERNAL void mlfab__worker_change_again(mlfab__worker *worker) {
   change->ask.ask++;
   change->nwaiting = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
-    worker->streams[s].changes = !worker->streams[s].dead;
+    worker->streams[s].changes = !worker->streams[s].dead && !worker->streams[s].absent;
     change->nwaiting += worker->streams[s].changes;
   }
 }
@@ -552,6 +567,17 @@ static mlfab__request *worker_change_end(mlfab__worker *worker) {
   worker->change.request = 0;
   for (uint32_t s = 0; s < worker->servers; s++) worker->streams[s].changes = 0;
   return request;
+}
+
+/* The change does not wait for this server any more. */
+static void worker_change_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+  mlfab__sync_change *change = &worker->change;
+  if (!worker->streams[server].changes) return;
+  worker->streams[server].changes = 0;
+  if (--change->nwaiting > 0) return;
+  mlfab__request_finish(worker->requests, worker_change_end(worker), change->code,
+                        change->code ? (int32_t)change->server : MLFAB_NO_RANK, change->code != 0,
+                        now_ns, "set_sync: %s", change->text);
 }
 
 static void worker_change_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
@@ -570,16 +596,12 @@ static void worker_sync_ack(mlfab__worker *worker, uint32_t server, const mlfab_
   stream->counts = ack.counts != 0;
   if (!counted) mlfab__push_tell(worker, server);
   if (!stream->changes || ack.ask != change->ask.ask) return;
-  stream->changes = 0;
   if (ack.code && !change->code) {
     change->code = ack.code;
     change->server = server;
     snprintf(change->text, sizeof change->text, "server %u: %.200s", server, ack.text);
   }
-  if (--change->nwaiting > 0) return;
-  mlfab__request_finish(worker->requests, worker_change_end(worker), change->code,
-                        change->code ? (int32_t)change->server : MLFAB_NO_RANK, change->code != 0,
-                        now_ns, "set_sync: %s", change->text);
+  worker_change_spare(worker, server, now_ns);
 }
 
 MLFAB__INTERNAL uint32_t mlfab__worker_unfinished(const mlfab__worker *worker) {
@@ -601,7 +623,7 @@ MLFAB__INTERNAL void mlfab__worker_withdraw(mlfab__worker *worker, mlfab__reques
       worker->mover->withdraw(worker, request, code, now_ns);
       break;
     case MLFAB__REQUEST_MODEL:
-      while (s + 1 < worker->servers && worker->streams[s].defined &&
+      while (s + 1 < worker->servers && (worker->streams[s].defined || worker->streams[s].absent) &&
              !(worker->enters && worker->streams[s].guest))
         s++;
       if (blame->rank == MLFAB_NO_RANK || worker->streams[blame->by].defined)
@@ -616,7 +638,9 @@ MLFAB__INTERNAL void mlfab__worker_withdraw(mlfab__worker *worker, mlfab__reques
       worker_change_end(worker);
       break;
     default:
-      while (s + 1 < worker->servers && worker->streams[s].done_acked) s++;
+      while (s + 1 < worker->servers &&
+             (worker->streams[s].done_acked || worker->streams[s].absent))
+        s++;
       mlfab__request_blame(request, (int32_t)s, 1, "%s", "");
       mlfab__request_expire(worker->requests, request, code, now_ns);
   }
@@ -636,6 +660,87 @@ static void worker_resync(mlfab__worker *worker, uint32_t server, uint32_t gener
   mlfab__push_resync(worker, server, generation, &window, now_ns);
 }
 
+/* --- servers that come and go --- */
+
+/* Does the server own slices, as far as this worker knows? Before there is a model every server that was there first
+ * will. */
+static int worker_owns(const mlfab__worker *worker, uint32_t server) {
+  const mlfab__layout *layout = &worker->layout;
+  const mlfab__pause *pause = &worker->pause;
+  for (uint32_t i = 0; layout->nslices == 0 && i < pause->nowners; i++)
+    if (pause->owners[i] == server) return 1;
+  if (layout->nslices == 0) return pause->nowners == 0 && !worker->streams[server].late;
+  return layout->owned_at[server] < layout->owned_at[server + 1];
+}
+
+static void worker_model_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+  if (!worker->model_request) return;
+  mlfab__request_dead(worker->requests, worker_model_request(worker), server, now_ns);
+  worker_model_end(worker, MLFAB_ERR_PEER_DEAD);
+}
+
+/* A server other than 0 that has gone: 1 if it had no slices, so that nothing is lost. It counts for nothing then. */
+static int worker_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+  mlfab__stream *stream = &worker->streams[server];
+  int knows = worker->stands || worker->pause.nowners > 0;
+  if (server == 0 || !knows) return 0;
+  /* Its slices may have moved: the end of the move tells. */
+  if (worker->pause.state == MLFAB__PAUSE_FROZEN) {
+    stream->up = 0;
+    mlfab__push_lost(worker, server, now_ns);
+    return 1;
+  }
+  if (worker_owns(worker, server) || MLFAB__PLANTED(150)) return 0;
+  stream->up = 0;
+  stream->late = stream->absent = 1;
+  mlfab__push_lost(worker, server, now_ns);
+  mlfab__push_spare(worker, server, now_ns);
+  worker_change_spare(worker, server, now_ns);
+  if (worker->mover) worker->mover->dead(worker, server, now_ns);
+  worker->due = 1;
+  worker_advance(worker, now_ns);
+  return 1;
+}
+
+MLFAB__INTERNAL void mlfab__worker_bury(mlfab__worker *worker, uint64_t now_ns) {
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    const mlfab__stream *stream = &worker->streams[s];
+    if (!stream->dead || stream->absent || worker_spare(worker, s, now_ns)) continue;
+    mlfab__push_dead(worker, s, now_ns);
+    mlfab__pull_dead(worker, s, now_ns);
+    worker_change_dead(worker, s, now_ns);
+    worker_model_dead(worker, s, now_ns);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__worker_vacant(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+  mlfab__stream *stream = &worker->streams[server];
+  int comes = stream->comes;
+  if (!stream->absent && worker->stands && worker_owns(worker, server)) {
+    mlfab__worker_dead(worker, server, now_ns); /* its slices are lost */
+    return;
+  }
+  if (!stream->absent) worker_spare(worker, server, now_ns);
+  memset(stream, 0, sizeof *stream);
+  stream->late = stream->absent = 1;
+  stream->comes = (uint8_t)comes;
+}
+
+MLFAB__INTERNAL void mlfab__worker_count(mlfab__worker *worker, uint32_t server, int counts) {
+  mlfab__stream *stream = &worker->streams[server];
+  stream->comes = 0;
+  if (counts == !stream->absent || !stream->late) return;
+  stream->absent = !counts;
+  if (!counts) return;
+  stream->packets = worker->streams[0].packets;
+  stream->counts = worker->streams[0].counts;
+  stream->defined = worker->stands != 0;
+  stream->define = worker->table && !worker->stands;
+  stream->done_told = stream->done_acked = 0;
+  stream->round = 0;
+  worker->due = 1;
+}
+
 MLFAB__INTERNAL int mlfab__worker_usurped(const mlfab__worker *worker, uint32_t server,
                                           uint64_t top) {
   return top > worker->streams[server].announced;
@@ -647,12 +752,18 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
   stream->eager_bytes = ack->eager_bytes;
   stream->epoch = ack->epoch;
   stream->guest = ack->guest != 0;
+  if (stream->absent) {
+    stream->up = 1;
+    if (worker->mover) worker->mover->hello(worker, server, ack, now_ns);
+    return;
+  }
   if (ack->was_dead == 2) {
     worker->port.ready(worker->port.self, server);
     return;
   }
   if (worker->stands && !ack->model_stands) {
     stream->dead = 1;
+    if (worker_spare(worker, server, now_ns)) return;
     mlfab__push_dead(worker, server, now_ns);
     mlfab__pull_dead(worker, server, now_ns);
     worker_change_dead(worker, server, now_ns);
@@ -688,15 +799,17 @@ MLFAB__INTERNAL void mlfab__worker_lost(mlfab__worker *worker, uint32_t server, 
 MLFAB__INTERNAL void mlfab__worker_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
   worker->streams[server].dead = 1;
   worker->streams[server].up = 0;
+  if (worker->streams[server].absent) {
+    if (worker->mover) worker->mover->dead(worker, server, now_ns);
+    return;
+  }
+  if (worker_spare(worker, server, now_ns)) return;
   mlfab__push_lost(worker, server, now_ns);
   mlfab__push_dead(worker, server, now_ns);
   mlfab__pull_dead(worker, server, now_ns);
   worker_change_dead(worker, server, now_ns);
   if (worker->mover) worker->mover->dead(worker, server, now_ns);
-  if (worker->model_request) {
-    mlfab__request_dead(worker->requests, worker_model_request(worker), server, now_ns);
-    worker_model_end(worker, MLFAB_ERR_PEER_DEAD);
-  }
+  worker_model_dead(worker, server, now_ns);
   worker->due = 1;
   worker_advance(worker, now_ns);
 }
@@ -715,6 +828,7 @@ static void worker_resend(mlfab__worker *worker, uint32_t server, const mlfab__f
 
 static void worker_take(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame,
                         uint64_t now_ns) {
+  if (worker->streams[server].absent) return; /* it tells again when it counts */
   switch (frame->type) {
     case MLFAB__DEFINE_ACK:
       worker_define_ack(worker, server, frame, now_ns);

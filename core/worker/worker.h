@@ -171,10 +171,13 @@ typedef struct mlfab__stream { /* to a server */
   uint32_t generation;
   uint64_t announced; /* number of our newest update announced to it, on any link */
   uint64_t eager_bytes, eager_used;
-  uint32_t small;       /* mergeable updates announced and not decided */
-  uint64_t round;       /* progress of the first update undecided here: see push.c */
-  uint32_t epoch;       /* of its layout, from its answer; 0: not told yet */
-  uint8_t stopped;      /* it has answered STOP */
+  uint32_t small;  /* mergeable updates announced and not decided */
+  uint64_t round;  /* progress of the first update undecided here: see push.c */
+  uint32_t epoch;  /* of its layout, from its answer; 0: not told yet */
+  uint8_t stopped; /* it has answered STOP */
+  /* Growth (reshard.h). absent: it counts for nothing here, because it has no slices and came late, or has gone. */
+  uint8_t late, absent;
+  uint8_t comes;        /* the move under way will give it its first slices */
   uint32_t cache_epoch; /* epoch of the commits that the cache has of its slices; 0: none */
 } mlfab__stream;
 
@@ -244,6 +247,7 @@ struct mlfab__worker {
   mlfab_stats *stats;
   mlfab__requests *requests;
   uint32_t rank, servers;
+  uint32_t founding;           /* servers that the fabric begins with */
   mlfab__tensor_info *tensors; /* as added */
   uint32_t ntensors, tensor_room;
   uint8_t *table; /* encoded for DEFINE */
@@ -336,6 +340,12 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
                                          const mlfab__hello_ack *ack, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__worker_lost(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__worker_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
+/* No process has had this server's number, or another one has taken it: absent until slices move there. */
+MLFAB__INTERNAL void mlfab__worker_vacant(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
+/* A move has ended: servers that died meanwhile are missed, or not. */
+MLFAB__INTERNAL void mlfab__worker_bury(mlfab__worker *worker, uint64_t now_ns);
+/* Counts a late server from now on, or no more; before updates are divided anew. */
+MLFAB__INTERNAL void mlfab__worker_count(mlfab__worker *worker, uint32_t server, int counts);
 MLFAB__INTERNAL void mlfab__worker_frame(mlfab__worker *worker, uint32_t server,
                                          const mlfab__frame_in *frame, uint64_t now_ns);
 MLFAB__INTERNAL int mlfab__worker_next(mlfab__worker *worker, uint32_t server,
@@ -416,8 +426,9 @@ MLFAB__INTERNAL int mlfab__push_hop_wanted(const mlfab__worker *worker, uint32_t
 MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, uint32_t generation,
                                         const mlfab__window *window, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__push_lost(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
-/* Decides all parts at a dead server. */
+/* Decides all parts at a dead server. spare: forgets the parts at one that has gone without slices: they had no bytes. */
 MLFAB__INTERNAL void mlfab__push_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__push_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
 /* A call of push. */
 MLFAB__INTERNAL int mlfab__push_start(mlfab__worker *worker, const mlfab__push_what *what,
                                       const mlfab_push_options *given, uint64_t now_ns,

@@ -42,7 +42,7 @@ static int worker_role_hello(void *self, mlfab__at at, mlfab__greeting *greeting
 static void worker_role_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
   const mlfab__worker *worker = self;
   if (at.kind != MLFAB__LINK_SERVER) return;
-  if (worker->stands && !greeting->ack->model_stands)
+  if (worker->stands && !greeting->ack->model_stands && !worker->streams[at.peer].absent)
     greeting->died = "it has restarted without the model";
   mlfab__worker_hello(self, at.peer, greeting->ack, at.now_ns);
 }
@@ -56,8 +56,11 @@ static void worker_role_lost(void *self, mlfab__at at) {
 }
 
 static void worker_role_gone(void *self, mlfab__at at, int left) {
-  (void)left;
-  if (at.kind == MLFAB__LINK_SERVER) mlfab__worker_dead(self, at.peer, at.now_ns);
+  if (at.kind != MLFAB__LINK_SERVER) return;
+  if (left == MLFAB__NEVER_HERE)
+    mlfab__worker_vacant(self, at.peer, at.now_ns);
+  else
+    mlfab__worker_dead(self, at.peer, at.now_ns);
 }
 
 static int worker_role_wants(void *self, mlfab__at at) {
@@ -96,6 +99,8 @@ MLFAB__INTERNAL int mlfab__worker_attach(mlfab_node *node, mlfab__worker **worke
   mlfab__port up = mlfab__roles_port(node, role, MLFAB__LINK_SERVER);
   mlfab__port hop = mlfab__roles_port(node, role, MLFAB__LINK_PEER);
   *worker_p = role->self;
-  return mlfab__worker_init(*worker_p, &node->env, &node->config, (uint32_t)node->config.rank, &up,
-                            &hop, &node->stats, &node->requests);
+  int code = mlfab__worker_init(*worker_p, &node->env, &node->config, (uint32_t)node->config.rank,
+                                &up, &hop, &node->stats, &node->requests);
+  (*worker_p)->founding = node->founding;
+  return code;
 }

@@ -30,7 +30,7 @@ static mlfab__group_member members[MLFAB__GROUP_MEMBERS_MAX];
 static mlfab__spread_member readers[MLFAB__GROUP_MEMBERS_MAX];
 static uint32_t ranks[MLFAB__TREE_NODES_MAX];
 static mlfab__tree_node tree_nodes[MLFAB__TREE_NODES_MAX];
-static uint32_t numbers[MLFAB__SLICES_MAX];
+static uint32_t numbers[MLFAB__SLICES_MAX], words[MLFAB__ADOPT_WORDS_MAX];
 static uint64_t blocks[MLFAB__MEMBERSHIP_MEMBERS_MAX];
 static mlfab__membership_member roll[MLFAB__MEMBERSHIP_MEMBERS_MAX];
 static uint8_t again[MLFAB_META_MAX + 4096];
@@ -116,8 +116,9 @@ static int try_meta(unsigned type, const uint8_t *meta, uint32_t bytes) {
     TRY(PROGRESS, progress)
     TRY(RESHARD_SERVER, reshard_server_bytes)
     TRY(RESHARD_DONE, reshard_done)
-    TRY(FREEZE, freeze)
-    TRY(FROZEN, freeze)
+    TRY_LIST(FREEZE, freeze, numbers)
+    TRY(FROZEN, frozen)
+    TRY_LIST(ADOPT, adopt, words)
     TRY(STOP, stop)
     TRY(MOVED, moved)
     TRY(MEMBERSHIP, membership_ask)
@@ -346,12 +347,12 @@ static uint32_t random_text(mlfab__rng *prng, uint8_t *at) {
 /* Per type that is not a list: bytes of the meta before its text, and after it. */
 /* clang-format off */
 static const uint8_t before_text[MLFAB__FRAME_TYPES] = {
-    0,  44, 8, 8,  36, 120, 12, 4,  12, 160, 16, 0,  20, 20, 44, 76, 16, 0,  52, 12, 8,  8,  8,
-    16, 36, 8, 8,  16, 4,   12, 24, 24, 52,  68, 0,  52, 24, 0,  8,  16, 24, 24, 28, 36, 0,  24,
-    16, 60, 8, 32, 28, 0,   16, 24, 16, 16,  0,  0,  64, 16, 44, 0,  20, 4,  4,  8,  0,  16, 0,
-    0,  72, 0, 8,  40, 12,  12, 16, 16, 28,  20, 16, 16, 56, 20, 8,  20, 20, 20, 20, 0,
+    0, 48, 12, 8, 36, 120, 12, 4, 24, 160, 16, 0, 20, 20, 44, 76, 16, 0, 52, 12, 8, 8, 8, 16,
+    36, 8, 8, 16, 4, 24, 24, 24, 52, 68, 0, 52, 24, 0, 8, 16, 24, 24, 28, 36, 0, 24, 16, 60,
+    8, 32, 28, 0, 16, 24, 16, 16, 0, 0, 64, 16, 44, 0, 20, 0, 8, 8, 0, 16, 0, 0, 72, 0,
+    8, 40, 12, 12, 16, 16, 28, 20, 16, 16, 56, 20, 8, 20, 20, 20, 20, 0,
     [MLFAB__CHALLENGE] = 56, [MLFAB__ANSWER] = 52, [MLFAB__PROOF] = 72,
-    [MLFAB__CHECKPOINT_ASK] = 20, [MLFAB__CHECKPOINT_DONE] = 48, [MLFAB__CHECKPOINT_ORDER] = 16,
+    [MLFAB__CHECKPOINT_ASK] = 20, [MLFAB__CHECKPOINT_DONE] = 48, [MLFAB__CHECKPOINT_ORDER] = 24,
     [MLFAB__CHECKPOINT_SHARD] = 48};
 /* clang-format on */
 static const uint8_t has_text[MLFAB__FRAME_TYPES] = {[MLFAB__JOIN] = 1,
@@ -396,10 +397,12 @@ static uint32_t random_entries(mlfab__rng *prng, unsigned type, uint8_t *meta) {
   mlfab__reshard_ask ask_move = {1, 2, n};
   mlfab__move move = {1, MLFAB__MOVE_PREPARE, n};
   mlfab__resume resume = {1, 2, n};
+  mlfab__freeze freeze = {1, n};
+  mlfab__adopt adopt = {.attempt = 1, .slices = n, .tensors = 2, .words = n};
   mlfab__reshard_server_clock clock = {1, 2, 3, 4, 5, 6, 7, 8, 0.5, {0}, n};
   mlfab__membership_list list_roll = {1, n};
   for (uint32_t i = 0; i < n; i++) {
-    numbers[i] = i * 7;
+    numbers[i] = words[i] = i * 7;
     blocks[i] = mlfab__rng_next(prng);
     roll[i] = (mlfab__membership_member){i, 1, 2, -3, 4, 5, mlfab__rng_next(prng)};
   }
@@ -409,6 +412,8 @@ static uint32_t random_entries(mlfab__rng *prng, unsigned type, uint8_t *meta) {
   if (type == MLFAB__RESHARD) return mlfab__encode_reshard_ask(meta, &ask_move, numbers);
   if (type == MLFAB__MOVE) return mlfab__encode_move(meta, &move, numbers);
   if (type == MLFAB__RESUME) return mlfab__encode_resume(meta, &resume, numbers);
+  if (type == MLFAB__FREEZE) return mlfab__encode_freeze(meta, &freeze, numbers);
+  if (type == MLFAB__ADOPT) return mlfab__encode_adopt(meta, &adopt, words);
   if (type == MLFAB__RESHARD_SERVER_CLOCK)
     return mlfab__encode_reshard_server_clock(meta, &clock, numbers);
   if (type == MLFAB__TREE_ASK) return mlfab__encode_tree_ask(meta, &ask, ranks);
@@ -422,7 +427,8 @@ static uint32_t random_meta(mlfab__rng *prng, unsigned type, uint8_t *meta) {
   uint32_t bytes = 0;
   if (type == MLFAB__PLAN || type == MLFAB__GROUP || type == MLFAB__SPREAD ||
       type == MLFAB__TREE_ASK || type == MLFAB__TREE_PLAN || type == MLFAB__RESHARD ||
-      type == MLFAB__MOVE || type == MLFAB__RESUME || type == MLFAB__RESHARD_SERVER_CLOCK ||
+      type == MLFAB__MOVE || type == MLFAB__RESUME || type == MLFAB__FREEZE ||
+      type == MLFAB__ADOPT || type == MLFAB__RESHARD_SERVER_CLOCK ||
       type == MLFAB__MEMBERSHIP_LIST || type == MLFAB__MEMBERSHIP_OWED)
     return random_entries(prng, type, meta);
   if (type == MLFAB__PUSH) {

@@ -236,8 +236,20 @@ static void test_configurations(void **state) {
   c = config_of(3, 2, 3);
   refused(&c, MLFAB_ERR_RANK_RANGE, "rank 3 is not in 0..2");
   c = joining();
+  c.roles = MLFAB_ROLE_SERVER | MLFAB_ROLE_WORKER;
+  refused(&c, MLFAB_ERR_CONFIG, "is a worker, or a server");
+  c = config_of(0, 1, 1);
+  c.servers_max = 2;
+  refused(&c, MLFAB_ERR_CONFIG, "only dedicated servers can join");
+  c.dedicated = 1;
+  c.servers = 3;
+  refused(&c, MLFAB_ERR_CONFIG, "servers_max is below servers");
+  c.servers_max = 4097;
+  refused(&c, MLFAB_ERR_CONFIG, "4096 servers");
+  c.servers_max = 4;
   c.roles = MLFAB_ROLE_SERVER;
-  refused(&c, MLFAB_ERR_CONFIG, "is a worker only");
+  c.rank = 4;
+  refused(&c, MLFAB_ERR_RANK_RANGE, "rank 4 is not in 0..3");
   c = joining();
   c.coordinator[0] = 0;
   refused(&c, MLFAB_ERR_CONFIG, "needs server 0's address");
@@ -249,7 +261,8 @@ static void test_configurations(void **state) {
   c = config_of(0, 0, 0);
   assert_int_equal(mlfab_config_set(&c, "workers_max", "12", &error), 0);
   assert_int_equal(mlfab_config_set(&c, "join", "1", &error), 0);
-  assert_true(c.workers_max == 12 && c.join == 1);
+  assert_int_equal(mlfab_config_set(&c, "servers_max", "5", &error), 0);
+  assert_true(c.workers_max == 12 && c.join == 1 && c.servers_max == 5);
   assert_int_equal(mlfab_config_set(&c, "join", "2", &error), MLFAB_ERR_CONFIG);
 }
 

@@ -485,7 +485,7 @@ static uint32_t dial_join(int32_t rank, uint64_t nonce) {
   join.rank = rank;
   join.roles = MLFAB_ROLE_WORKER;
   join.workers = join.founders = NODES;
-  join.servers = 1;
+  join.servers = join.founding = 1;
   join.nonce = nonce;
   strcpy(join.addresses, "queue:2");
   made_begin(&m, MLFAB__JOIN, mlfab__encode_join(m.head + MLFAB_HEADER_BYTES, &join), 0);
@@ -608,7 +608,7 @@ static void say_join(uint32_t link, int32_t rank, uint64_t nonce) {
   join.rank = rank;
   join.roles = MLFAB_ROLE_WORKER;
   join.workers = join.founders = NODES;
-  join.servers = 2;
+  join.servers = join.founding = 2;
   join.nonce = nonce;
   uint32_t bytes = mlfab__encode_join(m.head + MLFAB_HEADER_BYTES, &join);
   made_begin(&m, MLFAB__JOIN, bytes, 0);
@@ -769,7 +769,7 @@ static void say_scheduler_join(uint32_t link, uint64_t nonce) {
   join.roles = MLFAB_ROLE_SCHEDULER;
   join.scheduler = MLFAB_SCHEDULER_OWN;
   join.workers = join.founders = NODES;
-  join.servers = 1;
+  join.servers = join.founding = 1;
   join.nonce = nonce;
   uint32_t bytes = mlfab__encode_join(m.head + MLFAB_HEADER_BYTES, &join);
   made_begin(&m, MLFAB__JOIN, bytes, 0);
@@ -1343,13 +1343,13 @@ static void test_refusing_server_0(void **state) {
   for (int welcome = 0; welcome < 2; welcome++) {
     mlfab__join join;
     mlfab__refuse refuse;
-    mlfab__welcome in = {7, 0};
+    mlfab__welcome in = {7, 0, 0};
     memset(&join, 0, sizeof join);
     memset(&refuse, 0, sizeof refuse);
     join.rank = 1;
     join.roles = MLFAB_ROLE_WORKER;
     join.workers = join.founders = NODES;
-    join.servers = 1;
+    join.servers = join.founding = 1;
     refuse.code = MLFAB_ERR_WORLD;
     uint32_t link = dial();
     made_begin(&m, MLFAB__JOIN, mlfab__encode_join(m.head + MLFAB_HEADER_BYTES, &join), 0);

@@ -46,14 +46,14 @@ MLFAB__RESHARD_PAIRS(CODEC_FUNCTIONS)
 
 /* The lengths are counted from the members in wire.h: they pin the layout. */
 static const codec codecs[] = {
-    CODEC_TEXT(join, addresses, 9 * 4 + 8 + 2),
-    CODEC(welcome, 8),
+    CODEC_TEXT(join, addresses, 10 * 4 + 8 + 2),
+    CODEC(welcome, 12),
     CODEC_TEXT(refuse, text, 8 + 2),
     CODEC(hello, 5 * 4 + 2 * 8),
     CODEC(hello_ack, 8 * 4 + 11 * 8),
     CODEC(heartbeat, 8 + 4),
     CODEC_TEXT(bye, text, 4 + 2),
-    CODEC_TEXT(member, addresses, 3 * 4 + 2),
+    CODEC_TEXT(member, addresses, 4 * 4 + 8 + 2),
     CODEC(define, 3 * 4 + 8 * 4 + 8 * 8 + 52),
     CODEC_TEXT(define_ack, text, 4 + 4 + 8 + 2 + 3 * 4 + 8 * 4 + 8 * 8 + 52 + 4 + 2 * 8),
     CODEC(chunk, 20),
@@ -89,7 +89,7 @@ static const codec codecs[] = {
     CODEC(pull_done, 8),
     CODEC(progress, 8),
     CODEC_TEXT(reshard_done, text, 8 + 3 * 4 + 2),
-    CODEC(freeze, 4),
+    CODEC(frozen, 8),
     CODEC(stop, 8),
     CODEC_TEXT(moved, text, 4 * 4 + 2),
     CODEC(reshard_server_bytes, 5 * 4 + 3 * 8),
@@ -460,7 +460,7 @@ static void test_pull(void **state) {
     for (uint32_t i = 0; i < m.sinces; i++) versions[i] = mlfab__rng_next(&prng);
     bytes = mlfab__encode_pull(meta_a, &m, segments, versions);
     assert_int_equal(bytes, 28 + 16 * m.segments + 8 * m.sinces);
-    if (LITTLE_ENDIAN_HOST) assert_memory_equal(meta_a, &m, 24);
+    if (LITTLE_ENDIAN_HOST) assert_memory_equal(meta_a, &m, 20);
     assert_int_equal(mlfab__decode_pull(meta_a, bytes, &back, got_segments, got_versions), 0);
     assert_memory_equal(&m, &back, offsetof(mlfab__pull, sinces) + sizeof m.sinces);
     assert_memory_equal(segments, got_segments, m.segments * sizeof segments[0]);
@@ -677,7 +677,7 @@ static int decode_trees(int which, uint32_t bytes, int lists, uint32_t *n_p) {
 
 /* --- moving slices --- */
 
-static uint32_t numbers[MLFAB__SLICES_MAX + 1], got_numbers[MLFAB__SLICES_MAX];
+static uint32_t numbers[MLFAB__ADOPT_WORDS_MAX + 1], got_numbers[MLFAB__ADOPT_WORDS_MAX];
 
 static uint32_t encode_moves(int which, uint32_t n) {
   mlfab__reshard_ask ask = {11, 22, n};
@@ -690,7 +690,11 @@ static uint32_t encode_moves(int which, uint32_t n) {
   clock.consistency.size = sizeof clock.consistency;
   if (which == 0) return mlfab__encode_reshard_ask(meta_a, &ask, numbers);
   if (which == 1) return mlfab__encode_move(meta_a, &move, numbers);
+  mlfab__freeze freeze = {11, n};
+  mlfab__adopt adopt = {.attempt = 11, .cut = 22, .words = n};
   if (which == 2) return mlfab__encode_resume(meta_a, &resume, numbers);
+  if (which == 4) return mlfab__encode_freeze(meta_a, &freeze, numbers);
+  if (which == 5) return mlfab__encode_adopt(meta_a, &adopt, numbers);
   return mlfab__encode_reshard_server_clock(meta_a, &clock, numbers);
 }
 
@@ -698,6 +702,8 @@ static int decode_moves(int which, uint32_t bytes, uint32_t *n_p) {
   mlfab__reshard_ask ask = {0, 0, 0};
   mlfab__move move = {0, 0, 0};
   mlfab__resume resume = {0, 0, 0};
+  mlfab__freeze freeze = {0, 0};
+  mlfab__adopt adopt = {.words = 0};
   mlfab__reshard_server_clock clock;
   memset(&clock, 0, sizeof clock);
   uint8_t *copy = malloc(bytes + (size_t)(bytes == 0));
@@ -706,31 +712,38 @@ static int decode_moves(int which, uint32_t bytes, uint32_t *n_p) {
   int code = which == 0   ? mlfab__decode_reshard_ask(copy, bytes, &ask, got_numbers)
              : which == 1 ? mlfab__decode_move(copy, bytes, &move, got_numbers)
              : which == 2 ? mlfab__decode_resume(copy, bytes, &resume, got_numbers)
+             : which == 4 ? mlfab__decode_freeze(copy, bytes, &freeze, got_numbers)
+             : which == 5 ? mlfab__decode_adopt(copy, bytes, &adopt, got_numbers)
                           : mlfab__decode_reshard_server_clock(copy, bytes, &clock, got_numbers);
   free(copy);
   *n_p = which == 0   ? ask.servers
          : which == 1 ? move.slices
          : which == 2 ? resume.slices
+         : which == 4 ? freeze.servers
+         : which == 5 ? adopt.words
                       : clock.words;
   if (!code)
     assert_true(which == 0   ? ask.ask == 11 && ask.timeout_ns == 22
                 : which == 1 ? move.attempt == 11 && move.step == MLFAB__MOVE_PREPARE
                 : which == 2 ? resume.attempt == 11 && resume.epoch == 22
+                : which == 4 ? freeze.attempt == 11
+                : which == 5 ? adopt.attempt == 11 && adopt.cut == 22
                              : clock.v_train == 11);
   return code;
 }
 
 static void test_moves(void **state) {
-  static const uint32_t fixed[] = {20, 12, 12, 108}, each[] = {2, 2, 2, 4};
-  static const uint32_t limit[] = {MLFAB__SLICES_MAX, MLFAB__SLICES_MAX, MLFAB__SLICES_MAX,
-                                   MLFAB__RESHARD_SERVER_WORDS_MAX};
+  static const uint32_t fixed[] = {20, 12, 12, 108, 8, 188}, each[] = {2, 2, 2, 4, 2, 4};
+  static const uint32_t limit[] = {MLFAB__SLICES_MAX, MLFAB__SLICES_MAX,
+                                   MLFAB__SLICES_MAX, MLFAB__RESHARD_SERVER_WORDS_MAX,
+                                   MLFAB__SLICES_MAX, MLFAB__ADOPT_WORDS_MAX};
   mlfab__rng prng;
   uint32_t got;
   (void)state;
   mlfab__rng_seed(&prng, 24);
   for (int round = 0; round < 400; round++) {
-    int which = round % 4;
-    uint32_t n = round < 4 ? limit[which] : (uint32_t)mlfab__rng_below(&prng, 30);
+    int which = round % 6;
+    uint32_t n = round < 6 ? limit[which] : (uint32_t)mlfab__rng_below(&prng, 30);
     for (uint32_t i = 0; i < n; i++) numbers[i] = (uint32_t)mlfab__rng_below(&prng, 65536);
     uint32_t bytes = encode_moves(which, n);
     assert_int_equal(bytes, fixed[which] + each[which] * n);
@@ -848,12 +861,13 @@ static void test_bulk_lists(void **state) {
     uint32_t bytes;
     random_bytes(&prng, &m, sizeof m);
     random_text(&prng, m.addresses, sizeof m.addresses);
-    bytes = 26 + (uint32_t)strlen(m.addresses);
+    bytes = 30 + (uint32_t)strlen(m.addresses);
     assert_int_equal(mlfab__encode_member_info(meta_a, bytes - 1, &m), 0);
     assert_int_equal(mlfab__encode_member_info(meta_a, bytes, &m), bytes);
-    if (LITTLE_ENDIAN_HOST) assert_memory_equal(meta_a, &m, 24);
+    if (LITTLE_ENDIAN_HOST) assert_memory_equal(meta_a, &m, 20);
     assert_int_equal(mlfab__decode_member_info(meta_a, bytes + 100, &back), bytes);
-    assert_memory_equal(&m, &back, sizeof m);
+    assert_memory_equal(&m, &back, 20);
+    assert_true(m.nonce == back.nonce && !strcmp(m.addresses, back.addresses));
     for (uint32_t cut = 0; cut < bytes; cut++) {
       assert_int_equal(mlfab__decode_member_info(meta_a, cut, &back), 0);
     }
@@ -873,9 +887,10 @@ typedef struct frame {
   mlfab__header header;
 } frame;
 
-static const uint8_t bulk_types[] = {
-    MLFAB__WELCOME, MLFAB__DEFINE,    MLFAB__PUSH,      MLFAB__CHUNK,          MLFAB__MODEL,
-    MLFAB__FORWARD, MLFAB__HOP_CHUNK, MLFAB__HOP_MODEL, MLFAB__RESHARD_SERVER, MLFAB__COLL};
+static const uint8_t bulk_types[] = {MLFAB__WELCOME,   MLFAB__DEFINE,    MLFAB__PUSH,
+                                     MLFAB__CHUNK,     MLFAB__MODEL,     MLFAB__FORWARD,
+                                     MLFAB__HOP_CHUNK, MLFAB__HOP_MODEL, MLFAB__RESHARD_SERVER,
+                                     MLFAB__COLL,      MLFAB__ADOPT};
 
 static void random_frame(mlfab__rng *prng, frame *f, int with_bulk) {
   mlfab__header *h = &f->header;

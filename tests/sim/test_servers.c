@@ -1,0 +1,408 @@
+/* test_servers.c - servers that join a running fabric, get slices and give them away, leave, and die, in whole simulated
+ * fabrics, while workers train and more of them join.
+ *
+ * Every worker adds 1 to its own elements of the model, so a pull tells which updates it contains at which server. With
+ * BSP all elements of a worker count the same number of updates in every pull, whatever server has them. In the end
+ * every update is in the model once. A server dies only while it has no slices, or while a move is to give it its first
+ * ones. A failing seed is printed with the command that replays it. */
+#include "../unit/world.h"
+#include "../unit/scale.h"
+#include "seeds.h"
+
+#include <cmocka.h>
+
+enum { COUNT = 6144, STEPS = 25, WORKERS = 3, SERVERS = 4 };
+
+enum phase { ABSENT, OPENS, COMPUTES, PUSHES, PULLS, DONE };
+enum place { NOWHERE, COMES, HERE }; /* of a server */
+
+struct job;
+typedef struct worker {
+  struct job *job;
+  uint32_t rank;
+  enum phase phase;
+  int busy;
+  uint64_t step, comes_ns, asked_ns;
+  mlfab_request request;
+  float u[COUNT], w[COUNT];
+} worker;
+
+static struct { uint32_t moves, refused, came, gone, died, lost; } seen;
+
+typedef struct job {
+  world w;
+  uint64_t random, seed;
+  uint32_t founders, founding;
+  mlfab_sync sync;
+  worker of[WORKERS];
+  enum place place[SERVERS];
+  uint8_t holds[SERVERS], dies[SERVERS]; /* has slices; dies during the next move */
+  uint32_t moves, moved, gone, came, died, refused;
+  int moving, lost;
+} job;
+
+/* splitmix64 */
+static uint64_t below(job *j, uint64_t n) {
+  uint64_t z = j->random += 0x9e3779b97f4a7c15u;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return (z ^ (z >> 31)) % n;
+}
+
+static void wrong(const job *j, const char *format, ...) {
+  char text[400];
+  va_list list;
+  va_start(list, format);
+  vsnprintf(text, sizeof text, format, list);
+  va_end(list);
+  fail_msg("seed %llu, kind %u: %s\n  again: MLFAB_SEED=%llu build/tests/sim/test_servers",
+           (unsigned long long)j->seed, j->sync.kind, text, (unsigned long long)j->seed);
+}
+
+static const char *last_text(mlfab *node) {
+  static mlfab_error error;
+  error.text[0] = 0;
+  if (node) mlfab_last_error(node, &error);
+  return error.text;
+}
+
+static void say(const job *j, const char *format, ...) {
+  va_list list;
+  if (!getenv("MLFAB_SEED")) return;
+  printf("%9.3f ms ", (double)mlfab_sim_clock(j->w.sim) * 1e-6);
+  va_start(list, format);
+  vprintf(format, list);
+  va_end(list);
+  printf("\n");
+}
+
+static uint64_t now(const job *j) { return mlfab_sim_clock(j->w.sim); }
+
+/* --- nodes: workers, then servers --- */
+
+static void open_node(job *j, uint32_t i) {
+  mlfab_error error;
+  mlfab_config c = world_config(&j->w, i);
+  c.workers = j->founders;
+  c.workers_max = WORKERS;
+  c.servers = j->founding;
+  c.servers_max = SERVERS;
+  if (mlfab_sim_open(j->w.sim, i, &c, &j->w.node[i], &error))
+    wrong(j, "node %u: %s", i, error.text);
+}
+
+static int is_ready(job *j, uint32_t i) {
+  mlfab_error error;
+  int ready = mlfab_is_ready(j->w.node[i], &error);
+  if (ready < 0) wrong(j, "node %u: %s", i, error.text);
+  return ready;
+}
+
+/* --- workers --- */
+
+static void step_of(void *user);
+
+static void compute(worker *me) {
+  uint64_t ns = 1000000u * (1 + below(me->job, 12));
+  me->phase = COMPUTES;
+  me->asked_ns = now(me->job);
+  assert_int_equal(mlfab_sim_at(me->job->w.sim, me->asked_ns + ns, step_of, me), 0);
+}
+
+static void judge(worker *me) {
+  job *j = me->job;
+  uint64_t got[WORKERS] = {0};
+  for (uint32_t i = 0; i < COUNT; i++) {
+    uint32_t o = i % WORKERS;
+    uint64_t n = (uint64_t)me->w[i];
+    if (i < WORKERS) got[o] = n;
+    if (n > j->of[o].step)
+      wrong(j, "element %u has %llu updates, of %llu", i, (unsigned long long)n,
+            (unsigned long long)j->of[o].step);
+    if (o == me->rank && n != me->step)
+      wrong(j, "worker %u has %llu of its own %llu updates, element %u", o, (unsigned long long)n,
+            (unsigned long long)me->step, i);
+    if (j->sync.kind == MLFAB_SYNC_BSP && n != got[o])
+      wrong(j, "worker %u got %llu updates of worker %u in one place, %llu in another", me->rank,
+            (unsigned long long)got[o], o, (unsigned long long)n);
+  }
+}
+
+/* 0 when a server goes while this worker joins, before server 0 has told: it can be called again. */
+static int start_model(worker *me) {
+  job *j = me->job;
+  mlfab *node = j->w.node[me->rank];
+  mlfab_model_options options = {.size = sizeof options, .slices = 6};
+  mlfab_buf image = {0, 0, me->w, COUNT};
+  options.consistency = j->sync;
+  memset(me->w, 0, sizeof me->w);
+  me->busy = 1;
+  int code = mlfab_tensor_add(node, 0, MLFAB_F32, COUNT);
+  if (code != MLFAB_ERR_TENSOR) world_expect(node, code, 0, "tensor_add");
+  code = mlfab_model_start(node, &options, &image, 1);
+  me->busy = 0;
+  if (code == MLFAB_ERR_PEER_DEAD && me->rank >= j->founders && j->gone + j->died > 0) return 0;
+  world_expect(node, code, 0, "model_start");
+  return 1;
+}
+
+static int all_done(const job *j) {
+  for (uint32_t k = 0; k < WORKERS; k++)
+    if (j->of[k].phase != DONE) return 0;
+  return 1;
+}
+
+/* A worker that joins. */
+static void join(worker *me) {
+  job *j = me->job;
+  if (me->phase == ABSENT && me->comes_ns && now(j) >= me->comes_ns) {
+    open_node(j, me->rank);
+    me->phase = OPENS;
+    me->asked_ns = now(j);
+  } else if (me->phase == OPENS && now(j) > me->asked_ns) {
+    me->asked_ns = now(j);
+    if (!is_ready(j, me->rank)) return;
+    if (start_model(me)) compute(me);
+  }
+}
+
+static void step_of(void *user) {
+  worker *me = user;
+  job *j = me->job;
+  mlfab *node = j->w.node[me->rank];
+  mlfab_buf update = {0, 0, me->u, COUNT}, image = {0, 0, me->w, COUNT};
+  mlfab_result result;
+  int done = 0, code = 0;
+  if (me->busy || !node || j->lost) return;
+  if ((me->phase == PUSHES || me->phase == PULLS) && now(j) - me->asked_ns > 60 * (uint64_t)WORLD_S)
+    wrong(j, "worker %u waits for more than 60 s in step %llu", me->rank,
+          (unsigned long long)me->step);
+  if (me->phase == COMPUTES && now(j) > me->asked_ns) {
+    for (uint32_t i = 0; i < COUNT; i++) me->u[i] = i % WORKERS == me->rank ? 1.0f : 0.0f;
+    code = mlfab_push_start(node, &update, 1, NULL, &me->request);
+    j->lost |= code == MLFAB_ERR_PEER_DEAD && j->died; /* it died when others had installed */
+    if (j->lost) return;
+    world_expect(node, code, 0, "push_start");
+    me->step++;
+    me->phase = PUSHES;
+    me->asked_ns = now(j);
+  } else if (me->phase == PUSHES || me->phase == PULLS) {
+    OK(node, mlfab_test(node, me->request, &done, &result));
+    if (!done) return;
+    if (result.status == MLFAB_ERR_PEER_DEAD && j->died) {
+      j->lost = 1;
+      return;
+    }
+    world_expect(node, result.status, 0, me->phase == PUSHES ? "push" : "pull");
+    if (me->phase == PUSHES) {
+      me->phase = PULLS;
+      code = mlfab_pull_start(node, &image, 1, NULL, &me->request);
+      j->lost |= code == MLFAB_ERR_PEER_DEAD && j->died;
+      if (!j->lost) world_expect(node, code, 0, "pull_start");
+      return;
+    }
+    judge(me);
+    me->phase = DONE; /* worker 0 goes on until the others have ended */
+    if (me->step < STEPS || (me->rank == 0 && !all_done(j))) compute(me);
+  }
+}
+
+/* --- servers --- */
+
+static void kill(void *user) {
+  job *j = user;
+  for (uint32_t s = 1; s < SERVERS; s++) {
+    if (!j->dies[s]) continue;
+    j->dies[s] = 0;
+    assert_int_equal(mlfab_sim_crash(j->w.sim, WORKERS + s), 0);
+    j->w.node[WORKERS + s] = NULL;
+    j->place[s] = NOWHERE;
+    j->died++;
+    say(j, "server %u dies", s);
+  }
+}
+
+/* Moves slices to some of the servers that are here. One that has none yet may die on the way. */
+static void move_slices(job *j) {
+  uint32_t list[SERVERS], n = 0;
+  int dies = 0;
+  for (uint32_t s = 0; s < SERVERS; s++) {
+    if (j->place[s] == HERE && (below(j, 2) || (s == 0 && below(j, 2)))) list[n++] = s;
+  }
+  if (n == 0) list[n++] = 0;
+  for (uint32_t i = 0; i < n; i++) {
+    if (list[i] == 0 || j->holds[list[i]] || below(j, 8) != 0 || dies) continue;
+    j->dies[list[i]] = 1;
+    dies = 1;
+    assert_int_equal(mlfab_sim_at(j->w.sim, now(j) + 100000 * below(j, 300), kill, j), 0);
+  }
+  j->of[0].busy = 1;
+  j->moving = 1;
+  say(j, "moves to %u servers (%u %u %u %u)", n, list[0], n > 1 ? list[1] : 0, n > 2 ? list[2] : 0,
+      n > 3 ? list[3] : 0);
+  int code = mlfab_set_servers(j->w.node[0], list, n, 0);
+  j->moving = 0;
+  j->of[0].busy = 0;
+  say(j, "moved to %u servers (%u ...): %s %s", n, list[0], mlfab_error_name(code),
+      code ? last_text(j->w.node[0]) : "");
+  j->moves++;
+  if (code == 0 && dies && j->died) { /* it may have died later */
+    for (uint32_t i = 0; i < n; i++) j->lost |= j->place[list[i]] == NOWHERE;
+  }
+  if (code == 0) {
+    memset(j->holds, 0, sizeof j->holds);
+    for (uint32_t i = 0; i < n; i++) j->holds[list[i]] = 1;
+    j->moved++;
+  } else if (code != MLFAB_ERR_PEER_DEAD && code != MLFAB_ERR_STATE) {
+    wrong(j, "set_servers: %s (%s)", mlfab_error_name(code), last_text(j->w.node[0]));
+  } else if (j->died == 0 && j->gone == 0) {
+    wrong(j, "set_servers, and no server has gone: %s", last_text(j->w.node[0]));
+  } else {
+    j->refused++;
+  }
+  for (uint32_t s = 0; s < SERVERS; s++) j->dies[s] = 0;
+}
+
+static void change_servers(job *j) {
+  uint32_t s = 1 + (uint32_t)below(j, SERVERS - 1), i = WORKERS + s;
+  if (j->place[s] == NOWHERE) {
+    open_node(j, i);
+    j->place[s] = COMES;
+    j->came++;
+    say(j, "server %u comes", s);
+  } else if (j->place[s] == HERE && !j->holds[s] && !j->moving && j->moves > 0 && below(j, 2)) {
+    if (below(j, 2)) {
+      mlfab_close(&j->w.node[i]);
+    } else {
+      assert_int_equal(mlfab_sim_crash(j->w.sim, i), 0);
+      j->w.node[i] = NULL;
+    }
+    j->place[s] = NOWHERE;
+    j->gone++;
+    say(j, "server %u has gone", s);
+  }
+}
+
+static void look(job *j) {
+  for (uint32_t s = 1; s < SERVERS; s++) {
+    mlfab_error error;
+    mlfab *node = j->w.node[WORKERS + s];
+    if (j->place[s] != COMES) continue;
+    int ready = mlfab_is_ready(node, &error);
+    /* The number is given to another process only when the former is known to be dead. */
+    if (ready < 0 && error.code == MLFAB_ERR_RANK_TAKEN) {
+      mlfab_abandon(&j->w.node[WORKERS + s]);
+      j->place[s] = NOWHERE;
+    } else if (ready < 0) {
+      wrong(j, "server %u: %s", s, error.text);
+    } else if (ready) {
+      j->place[s] = HERE;
+      say(j, "server %u is here", s);
+    }
+  }
+}
+
+/* --- the fabric --- */
+
+static void begin(job *j, uint64_t seed) {
+  static const uint32_t kinds[] = {MLFAB_SYNC_BSP, MLFAB_SYNC_BSP, MLFAB_SYNC_SSP,
+                                   MLFAB_SYNC_ASYNC};
+  memset(j, 0, sizeof *j);
+  j->seed = j->random = seed;
+  j->founders = 1 + (uint32_t)below(j, WORKERS);
+  j->founding = 1 + (uint32_t)below(j, 3);
+  world_init(&j->w, WORKERS, SERVERS, 1);
+  j->w.config.heartbeat_ns = 100000000;
+  if (WORLD_COMPLETE && below(j, 4) == 0) j->w.config.scheduler = MLFAB_SCHEDULER_BESIDE;
+  j->sync = (mlfab_sync){.size = sizeof j->sync, .kind = kinds[below(j, 4)], .staleness = 2};
+  world_network(&j->w, seed);
+  for (uint32_t s = 0; s < SERVERS; s++) {
+    uint64_t rate = below(j, 2) ? 1250000000 : 2000000 + 1000000 * below(j, 20);
+    assert_int_equal(mlfab_sim_set_rate(j->w.sim, WORKERS + s, rate, rate), 0);
+  }
+  uint32_t early = j->founding + (uint32_t)(below(j, 4) == 0 && j->founding < SERVERS);
+  for (uint32_t i = 0; i < WORKERS + early; i++) {
+    if (i >= j->founders && i < WORKERS) continue;
+    open_node(j, i);
+  }
+  for (uint32_t s = 0; s < early; s++) {
+    j->place[s] = s < j->founding ? HERE : COMES;
+    j->holds[s] = s < j->founding;
+  }
+  for (uint32_t i = 0; i < WORKERS + j->founding;) {
+    if ((i >= j->founders && i < WORKERS) || is_ready(j, i))
+      i++;
+    else if (!mlfab_sim_step(j->w.sim))
+      wrong(j, "nothing happens any more");
+  }
+  for (uint32_t k = 0; k < WORKERS; k++) {
+    worker *me = &j->of[k];
+    me->job = j;
+    me->rank = k;
+    if (k >= j->founders && below(j, 2)) me->comes_ns = now(j) + 1 + 30000000u * below(j, 8);
+    if (k >= j->founders && !me->comes_ns) me->phase = DONE;
+    assert_int_equal(mlfab_sim_watch(j->w.sim, k, step_of, me), 0);
+  }
+  for (uint32_t k = 0; k < j->founders; k++) j->of[k].busy = 1;
+  for (uint32_t k = 0; k < j->founders; k++) start_model(&j->of[k]);
+  for (uint32_t k = 0; k < j->founders; k++) compute(&j->of[k]);
+}
+
+static void finish_early(worker *me) {
+  job *j = me->job;
+  mlfab *node = j->w.node[me->rank];
+  if (me->rank == 0 || me->busy || me->phase != DONE || !node || me->step == 0) return;
+  me->busy = 2; /* the others go on without it */
+  OK(node, mlfab_finish(node, 0));
+}
+
+static void play(uint64_t seed) {
+  static job j;
+  begin(&j, seed);
+  mlfab_sim_options faults = {
+      .size = sizeof faults, .loss = 0.002, .reorder = 0.05, .pause = 0.3, .pause_ns = 50000000};
+  if (below(&j, 3) == 0) assert_int_equal(mlfab_sim_set_faults(j.w.sim, &faults), 0);
+  while (!all_done(&j) && !j.lost) {
+    if (!mlfab_sim_step(j.w.sim)) wrong(&j, "nothing happens any more");
+    look(&j);
+    for (uint32_t k = 0; k < WORKERS; k++) {
+      if (j.of[k].phase < COMPUTES && k >= j.founders) join(&j.of[k]);
+      finish_early(&j.of[k]);
+    }
+    if (below(&j, 500) == 0) change_servers(&j);
+    if (below(&j, 1500) == 0 && !j.of[0].busy) move_slices(&j);
+  }
+  mlfab_sim_set_faults(j.w.sim, NULL);
+  mlfab_buf image = {0, 0, j.of[0].w, COUNT};
+  if (!j.lost) OK(j.w.node[0], mlfab_pull(j.w.node[0], &image, 1, NULL, NULL));
+  for (uint32_t i = 0; i < COUNT && !j.lost; i++) {
+    const worker *o = &j.of[i % WORKERS];
+    if ((uint64_t)j.of[0].w[i] != o->step)
+      wrong(&j, "in the end element %u is %g, of %llu updates", i, (double)j.of[0].w[i],
+            (unsigned long long)o->step);
+  }
+  if (getenv("MLFAB_SEED"))
+    printf("%u moves (%u refused), %u came, %u went, %u died; lost %d\n", j.moved, j.refused,
+           j.came, j.gone, j.died, j.lost);
+  seen.moves += j.moved;
+  seen.refused += j.refused;
+  seen.came += j.came;
+  seen.gone += j.gone;
+  seen.died += j.died;
+  seen.lost += j.lost != 0;
+  world_close(&j.w);
+}
+
+static void test_come_and_go(void **state) {
+  (void)state;
+  seeds_run("servers", test_cases(400), play);
+  printf(
+      "%u moves, %u refused; %u servers came, %u left without slices, %u died in a move, %u of "
+      "them with slices\n",
+      seen.moves, seen.refused, seen.came, seen.gone, seen.died, seen.lost);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_come_and_go)};
+  return cmocka_run_group_tests_name("servers", tests, NULL, NULL);
+}
