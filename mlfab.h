@@ -1115,9 +1115,11 @@ MLFAB_API int mlfab_set_sync(mlfab *ctx, const mlfab_sync *sync, uint32_t server
  * MLFAB_PROGRESS_HAND does so only inside a call.
  * Cost: the bytes that move, once; memory for the old and the new shard at each server meanwhile; with tags, the next
  * pull of every worker fetches all elements.
- * Errors: ARGUMENT (an empty list, a server twice, an unknown server), STATE before mlfab_model_start, AGAIN (another
- * one is under way), TIMEOUT (with the worker that has not paused; it may still happen), PEER_DEAD with the server,
- * MEMORY and LIMIT (a ninth consistency model at a server): everything is as it was. */
+ * Errors: ARGUMENT (an empty list, a server twice, a number that no server can have), STATE before mlfab_model_start, or
+ * with the server that is not here (mlfab_servers), AGAIN (another one is under way), TIMEOUT (with the worker that has
+ * not paused; it may still happen), PEER_DEAD with the server, which is dead or which a worker cannot reach, UNSUPPORTED
+ * (a server that has joined lacks what the model needs), MEMORY and LIMIT (a ninth consistency model at a server):
+ * everything is as it was. */
 MLFAB_API int mlfab_set_servers(mlfab *ctx, const uint32_t *servers, uint32_t n,
                                 uint64_t timeout_ns);
 

@@ -2,6 +2,7 @@
  *
  *    mlfab-run -n 4 ./trainer arguments...
  *    mlfab-run --join unix:@trainer -n 2 ./trainer arguments...
+ *    mlfab-run --join unix:@trainer --servers 1
  *
  * The second form starts workers that join a fabric which runs already, and no servers. Both then have the fabric's
  * address, job and key in their environment.
@@ -88,6 +89,7 @@ typedef struct rank {
 static struct {
   int workers, servers;
   int workers_max;  /* 0: workers */
+  int servers_max;  /* 0: servers */
   const char *join; /* the address of server 0 of the fabric to join, or NULL */
   int dedicated;    /* 0 with -s 0: worker 0 serves too */
   enum on_failure on_failure;
@@ -184,6 +186,26 @@ static int server_failed(const char *doing, const mlfab_error *error) {
   return 1;
 }
 
+static volatile sig_atomic_t server_told; /* to leave */
+
+static void server_signal(int number) {
+  (void)number;
+  server_told = 1;
+}
+
+/* A server that has joined leaves when it is told to (SIGTERM, SIGINT), too. */
+static int server_serve(mlfab *fabric) {
+  const char *joins = getenv("MLFAB_JOIN");
+  int code = 0;
+  if (!joins || strcmp(joins, "1") != 0) return mlfab_serve(fabric, 0);
+  signal(SIGTERM, server_signal);
+  signal(SIGINT, server_signal);
+  do {
+    code = mlfab_serve(fabric, 100000000);
+  } while (code == MLFAB_ERR_TIMEOUT && !server_told);
+  return server_told ? 0 : code;
+}
+
 /* Serves, or schedules, until every worker has left. `report`: descriptor to report that all have joined,
  * or -1. */
 static int server_main(int verbose, int report) {
@@ -205,7 +227,7 @@ static int server_main(int verbose, int report) {
     fprintf(stderr, "cannot report: %s\n", strerror(errno));
   if (report >= 0) close(report);
   int status = 0;
-  if (mlfab_serve(fabric, 0)) {
+  if (server_serve(fabric)) {
     mlfab_last_error(fabric, &error);
     status = server_failed("cannot serve", &error);
   }
@@ -305,12 +327,13 @@ static void set_setting(const char *setting) {
 }
 
 /* The place of a process that joins: server 0 tells all but its own address. */
-static void set_joiner(void) {
+static void set_joiner(const rank *r) {
   static const char *const told[] = {"MLFAB_RANK",      "MLFAB_WORKERS", "MLFAB_WORKERS_MAX",
                                      "MLFAB_SERVERS",   "MLFAB_ROLE",    "MLFAB_DEDICATED",
-                                     "MLFAB_SCHEDULER", "MLFAB_LISTEN"};
+                                     "MLFAB_SCHEDULER", "MLFAB_LISTEN",  "MLFAB_SERVERS_MAX"};
   for (size_t i = 0; i < sizeof told / sizeof told[0]; i++) unsetenv(told[i]);
   set_number("MLFAB_JOIN", 1);
+  if (r->is_server) setenv("MLFAB_ROLE", "server", 1);
   setenv("MLFAB_COORDINATOR", options.join, 1);
   for (int i = 0; i < options.nsettings; i++) set_setting(options.settings[i]);
   if (options.transport) setenv("MLFAB_TRANSPORT", options.transport, 1);
@@ -318,12 +341,13 @@ static void set_joiner(void) {
 
 static void set_environment(const rank *r) {
   if (options.join) {
-    set_joiner();
+    set_joiner(r);
     return;
   }
   unsetenv("MLFAB_JOIN");
   set_number("MLFAB_RANK", r->number);
   if (options.workers_max) set_number("MLFAB_WORKERS_MAX", options.workers_max);
+  if (options.servers_max) set_number("MLFAB_SERVERS_MAX", options.servers_max);
   set_number("MLFAB_WORKERS", options.workers);
   set_number("MLFAB_SERVERS", options.dedicated ? options.servers : 1);
   set_number("MLFAB_DEDICATED", options.dedicated);
@@ -648,9 +672,10 @@ static int have_joined(void) {
 
 /* Until when the servers may go on without a worker of this run: workers that joined may still need them. */
 static uint64_t servers_until(uint64_t now) {
-  int grows = options.workers_max > options.workers;
+  if (options.join && exit_status == 0) return UINT64_MAX; /* they serve workers of other runs */
+  int joined = options.workers_max > options.workers;
   if (interrupted && exit_status != 0) return now; /* there is no model to wait for */
-  if (grows && exit_status == 0 && !interrupted && (joined_pipe[0] < 0 || have_joined()))
+  if (joined && exit_status == 0 && !interrupted && (joined_pipe[0] < 0 || have_joined()))
     return UINT64_MAX;
   return now + SERVERS_GRACE_NS;
 }
@@ -754,8 +779,11 @@ static int run(void) {
 static const char usage_text[] =
     "usage: mlfab-run -n WORKERS [options] PROGRAM [arguments...]\n"
     "       mlfab-run --join ADDRESS [-n WORKERS] [options] PROGRAM [arguments...]\n"
+    "       mlfab-run --join ADDRESS --servers N [options]\n"
     "Starts a fabric on this host: WORKERS processes of PROGRAM, and parameter servers.\n"
-    "With --join: WORKERS processes (1) that join the fabric whose server 0 is at ADDRESS.\n"
+    "With --join: WORKERS processes (1) that join the fabric whose server 0 is at ADDRESS, or "
+    "servers\n"
+    "that do, and leave it with its workers, or when SIGTERM tells them to.\n"
     "\n"
     "  -n N                   worker processes\n"
     "  --max-workers N        more workers may join, up to N at a time. The fabric is at\n"
@@ -766,7 +794,9 @@ static const char usage_text[] =
     "                         have it\n"
     "  --join ADDRESS         joins the fabric at ADDRESS, with MLFAB_JOB and MLFAB_KEY (or\n"
     "                         MLFAB_KEY_FILE)\n"
-    "  -s N                   server processes (1); 0: worker 0 serves too\n"
+    "  -s, --servers N        server processes (1); 0: worker 0 serves too\n"
+    "  --max-servers N        more servers may join, up to N at a time; otherwise as "
+    "--max-workers\n"
     "  --server PROGRAM       runs this as the server, instead of the built-in one\n"
     "  --scheduler=beside     large pushes and pulls are planned, by server 0 beside its own work\n"
     "  --scheduler=own        ... by a process of its own, which is started again when it dies\n"
@@ -868,6 +898,7 @@ static void parse(int argc, char **argv) {
   enum {
     SERVER = 256,
     MAX_WORKERS,
+    MAX_SERVERS,
     JOIN,
     SCHEDULER,
     DELAY_BOUND,
@@ -884,6 +915,8 @@ static void parse(int argc, char **argv) {
   };
   static const struct option longs[] = {{"server", required_argument, NULL, SERVER},
                                         {"max-workers", required_argument, NULL, MAX_WORKERS},
+                                        {"max-servers", required_argument, NULL, MAX_SERVERS},
+                                        {"servers", required_argument, NULL, 's'},
                                         {"join", required_argument, NULL, JOIN},
                                         {"scheduler", required_argument, NULL, SCHEDULER},
                                         {"delay-bound", required_argument, NULL, DELAY_BOUND},
@@ -914,6 +947,9 @@ static void parse(int argc, char **argv) {
         break;
       case MAX_WORKERS:
         options.workers_max = parse_count("--max-workers", optarg, 1);
+        break;
+      case MAX_SERVERS:
+        options.servers_max = parse_count("--max-servers", optarg, 1);
         break;
       case JOIN:
         if (!*optarg) usage("--join takes the address of server 0");
@@ -971,20 +1007,30 @@ static void parse(int argc, char **argv) {
     }
   }
   if (options.join) {
-    if (options.servers >= 0 || options.server_program || options.scheduled ||
-        options.delay_bound || options.workers_max || options.resume)
+    if (options.server_program || options.scheduled || options.delay_bound || options.workers_max ||
+        options.servers_max || options.resume)
       usage(
-          "--join starts workers only: not with -s, --server, --scheduler, --delay-bound, "
-          "--max-workers, --resume");
+          "--join starts workers or servers only: not with --server, --scheduler, --delay-bound, "
+          "--max-workers, --max-servers, --resume");
     if (options.insecure)
       usage("--join without a key takes MLFAB_ALLOW_INSECURE=1 of the environment, not --insecure");
-    if (options.workers == 0) options.workers = 1;
-    options.servers = 0;
+    if (options.servers > 0 && (options.workers > 0 || optind < argc))
+      usage("--join takes --servers, or workers and their program");
+    if (options.servers <= 0) options.servers = 0;
+    if (options.servers == 0 && options.workers == 0) options.workers = 1;
+    if (options.servers > 0) {
+      options.dedicated = 1;
+      return;
+    }
   }
   if (options.servers < 0) options.servers = 1;
   if (options.workers == 0) usage("-n, the number of workers, is missing");
   if (options.workers_max && options.workers_max < options.workers)
     usage("--max-workers is below -n, the number of workers to begin with");
+  if (options.servers_max && options.servers_max < options.servers)
+    usage("--max-servers is below -s, the number of servers to begin with");
+  if (options.servers_max && options.servers == 0)
+    usage("--max-servers does not go with -s 0: only servers of their own can join");
   if (optind >= argc) usage("the program to run is missing");
   options.command = argv + optind;
   options.dedicated = options.servers > 0;
@@ -1008,12 +1054,15 @@ static int free_port(void) {
   return port;
 }
 
+/* May processes of other runs join? */
+static int grows(void) { return options.workers_max || options.servers_max; }
+
 /* 256 random bits. Only they keep strangers out of TCP: without them nothing is started. */
 static int make_key(void) {
   unsigned char bytes[32];
   size_t got = 0;
   const char *given = getenv("MLFAB_KEY");
-  if (options.workers_max && given && *given) return 0; /* joiners have it */
+  if (grows() && given && *given) return 0; /* joiners have it */
   if (!MLFAB_WITH_KEYS) return 0; /* then only Unix sockets and shared memory of this user */
 #ifdef __linux__
   ssize_t n = getrandom(bytes, sizeof bytes, 0);
@@ -1043,13 +1092,13 @@ static int choose_meeting_point(void) {
     close(fd);
   }
   snprintf(options.job, sizeof options.job, "run-%ld-%08x", (long)getpid(), (unsigned)random);
-  if (options.workers_max && ((address && strlen(address) >= sizeof options.coordinator) ||
-                              (job && strlen(job) >= sizeof options.job))) {
+  if (grows() && ((address && strlen(address) >= sizeof options.coordinator) ||
+                  (job && strlen(job) >= sizeof options.job))) {
     say("MLFAB_COORDINATOR or MLFAB_JOB is too long");
     return -1;
   }
-  if (options.workers_max && job && *job) snprintf(options.job, sizeof options.job, "%s", job);
-  if (options.workers_max && address && *address) {
+  if (grows() && job && *job) snprintf(options.job, sizeof options.job, "%s", job);
+  if (grows() && address && *address) {
     snprintf(options.coordinator, sizeof options.coordinator, "%s", address);
     return 0;
   }

@@ -235,14 +235,15 @@ static const config_setting config_roles =
     CONFIG_W("role", mlfab_config, roles, 1, 0, {"worker", MLFAB_ROLE_WORKER},
              {"server", MLFAB_ROLE_SERVER}, {"scheduler", MLFAB_ROLE_SCHEDULER});
 
-/* Call it after `dedicated` is set: it says what the role of a server means. */
+/* Call it after `dedicated` and `join` are set: they say what the role of a server means. */
 static int config_role(mlfab_config *c, const char *name, const char *text, mlfab_error *error) {
   uint64_t roles = 0;
   int code = config_choice(&config_roles, name, text, &roles, error);
   if (code) return code;
-  if (roles == MLFAB_ROLE_SERVER && !c->dedicated)
-    return config_bad(error, name, text, "needs MLFAB_DEDICATED=1");
-  if (roles == MLFAB_ROLE_SCHEDULER || c->dedicated) c->roles = (uint32_t)roles;
+  int alone = c->dedicated || c->join;
+  if (roles == MLFAB_ROLE_SERVER && !alone)
+    return config_bad(error, name, text, "needs MLFAB_DEDICATED=1, or MLFAB_JOIN=1");
+  if (roles == MLFAB_ROLE_SCHEDULER || alone) c->roles = (uint32_t)roles;
   return 0;
 }
 

@@ -86,7 +86,7 @@ MLFAB__INTERNAL int mlfab__checkpoint_loaded(const mlfab__checkpoint_role *role,
   if (!worker->stands)
     return MLFAB__FAIL(error, MLFAB_ERR_STATE,
                        "restored: there is no model yet: call mlfab_model_start first");
-  info_p->servers = worker->servers;
+  info_p->servers = worker->founding;
   info_p->number = worker->restored;
   info_p->version = worker->restored_version;
   info_p->bytes = 0;

@@ -41,6 +41,21 @@
  *
  * An offer is no claim: of two processes with one number the second is refused (below), and asks again.
  *
+ * Servers. There are config.servers_max numbers for dedicated servers, of which the fabric begins with the first
+ * config.servers. A number is at each node in one of these states (mlfab__place):
+ *
+ *    VACANT --JOIN; server 0 tells all (WELCOME, MEMBER)--> HERE, late --gone without slices; server 0 tells all--> VACANT
+ *    HERE (a first server) --gone after its slices have moved away--------------------------------------------^
+ *
+ *  (1) Server 0 decides: it tells of a server on each link, before anything else that concerns it. MEMBER has an
+ *      incarnation, and an older one is void. So a node has a route to a server before slices move there.
+ *  (2) The roles of a worker treat a VACANT number, and a late server without slices, alike: as absent (gone with
+ *      MLFAB__NEVER_HERE). Only slices make it count (reshard.h). No node waits for it to become ready.
+ *  (3) Server 0 keeps a link to each server that has no slices, to notice when it goes. `counts` tells whether the
+ *      fabric would miss it: a process that takes the number of one that it would not miss comes late, and all nodes
+ *      close their links to the former one.
+ *  (4) A late server takes founders that have never called it for workers that have left, after 20 beats.
+ *
  * Numbers. A process identifies itself by a nonce that it draws when it opens. A process that says JOIN or HELLO
  * for a number whose link another process holds makes a claim, and waits. The node probes the holder with a
  * heartbeat that it has to answer (BEAT_PROBE, BEAT_ANSWER):

@@ -60,7 +60,7 @@ typedef struct mlfab__at {
   uint64_t now_ns;
 } mlfab__at;
 
-enum { MLFAB__NEVER_HERE = 2 }; /* `left` of a worker's number that no process has had */
+enum { MLFAB__NEVER_HERE = 2 }; /* `left` of a number that no process has had */
 
 typedef struct mlfab__role {
   const char *name;
@@ -88,7 +88,8 @@ typedef struct mlfab__role {
   void (*up)(void *self, mlfab__at at, mlfab__greeting *greeting);
   /* It broke: the peer may call again. */
   void (*lost)(void *self, mlfab__at at);
-  /* The peer is dead, or has said goodbye (`left`), or MLFAB__NEVER_HERE: there has been none, and one may come. */
+  /* The peer is dead, or has said goodbye (`left`), or MLFAB__NEVER_HERE: there has been none, and one may come; of a
+   * server: or another process has come, which has nothing. */
   void (*gone)(void *self, mlfab__at at, int left);
   /* Does the role want a link to this peer? The node asks if there is none. */
   int (*wants)(void *self, mlfab__at at);

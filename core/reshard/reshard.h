@@ -62,6 +62,23 @@
  * server whose slices are moving reports 0. Workers that come (back) get FREEZE, or RESUME with the owners, after
  * every HELLO.
  *
+ * Servers that come and go. A late server (node.h, Growth) is a member of attempts exactly while it owns slices; a first
+ * server always, until it has gone without slices. At server 0:
+ *
+ *    IDLE --an attempt gives it slices: ADOPT, then PREPARE--> takes part --INSTALL--> MEMBER --loses its last slice--> IDLE
+ *                                                                |  ^
+ *                                                      ABORT: IDLE  +-- dead before INSTALLING: the attempt aborts
+ *
+ * FREEZE names the servers that get their first slices. A worker is FROZEN only when it has a link to each; if it
+ * cannot reach one, it says so, and the attempt aborts. ADOPT carries the definition, the present owners, and whom server 0
+ * counts; the workers are frozen, so nobody's counting changes until the end. The server builds the model with no
+ * slices; its first clock is the first one that arrives. At the workers the server is absent (worker.h) until RESUME
+ * shows that it owns slices, and again when it owns none: they send it no updates, and nobody waits for it. A server
+ * that dies or leaves without slices, and gets none, is no fault of the attempt: server 0 goes on without it, and the
+ * workers forget their parts for it, which had no bytes. A frozen worker that loses a server decides that only at the end
+ * of the attempt, because its slices may have moved. A server that takes no part answers a leaderless one that it
+ * cannot know.
+ *
  * Moved and kept state. Windows (windows.h) stay: every update decided before has a number below every later one,
  * at every server. Progress stays, too: a worker has the same progress at all servers (push.c). PROGRESS that
  * reaches a held server is lost, and a server that did not count does not know a worker's progress. The answer to

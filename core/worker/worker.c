@@ -18,7 +18,7 @@ MLFAB__INTERNAL int mlfab__worker_init(mlfab__worker *worker, mlfab__env *env,
   worker->stats = stats;
   worker->requests = requests;
   worker->rank = rank;
-  worker->servers = config->servers;
+  worker->servers = worker->founding = config->servers;
   worker->next_seq = 1;
   worker->epoch = 1;
   worker->streams = mlfab__alloc_array(env, worker->servers, sizeof *worker->streams);

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import socket
+import tempfile
 import time
 
 from process import RUN, clean_environment, expect, finish, helper, main, run, start
@@ -94,6 +95,60 @@ def test_joiners_that_are_there_first():
     growing("--shm", "bsp", early=True)
 
 
+def changing(transport, *more):
+    """Two servers join, get slices, give them away, and leave when they are told to."""
+    address = place(transport, "servers")
+    with tempfile.TemporaryDirectory() as folder:
+        flag = os.path.join(folder, "emptied")
+        first = start(RUN, "-n", 2, "-s", 1, "--max-servers", 3, "--no-prefix", transport, *more,
+                      helper("elastic"), 3, flag, env=environment(address))
+        servers = [join(address, transport, "--servers", 1) for _ in range(2)]
+        deadline = time.time() + 60
+        while not os.path.exists(flag) and time.time() < deadline and first.poll() is None:
+            time.sleep(0.05)
+        for process in servers:
+            process.send_signal(signal.SIGTERM)
+        results = [finish(p, 60) for p in servers + [first]]
+    for result in results:
+        expect(result.code == 0 and result.err == "", "it did not end silently", results)
+    found_rows = re.findall(r"worker (\d+): rounds (\d+)", results[2].out)
+    expect(len(found_rows) == 2 and found_rows[0][1] == found_rows[1][1] and int(found_rows[0][1]) >= 40,
+           "other rounds", results)
+
+
+def test_servers_over_tcp():
+    changing("--tcp")
+
+
+def test_servers_over_shared_memory():
+    changing("--shm")
+
+
+def test_servers_and_a_scheduler():
+    changing("--shm", "--scheduler=own")
+
+
+def test_a_server_without_slices():
+    """It joins, nobody uses it, and it ends with the workers."""
+    address = place("--unix", "idle")
+    first = found(address, "-s", 1, "--max-servers", 2, helper("joiner"), 4, MLFAB_CONSISTENCY="bsp")
+    server = join(address, "--servers", 1)
+    time.sleep(0.3)
+    second = join(address, "-n", 2, helper("joiner"), 4, MLFAB_CONSISTENCY="bsp")
+    results = [finish(p, 60) for p in (second, first, server)]
+    expect(all(r.code == 0 and r.err == "" for r in results), "it did not end silently", results)
+
+
+def test_no_room_for_a_server():
+    address = place("--unix", "room")
+    first = found(address, "-s", 1, helper("joiner"), 4, MLFAB_CONSISTENCY="async")
+    other = finish(join(address, "--servers", 1), 60)
+    expect(other.code == 1 and "no number for one more server: servers is 1, servers_max 1" in other.err,
+           "no room", other)
+    results = [finish(join(address, "-n", 2, helper("joiner"), 4, MLFAB_CONSISTENCY="async"), 60), finish(first, 60)]
+    expect(all(r.code == 0 for r in results), "the others", results)
+
+
 def test_refusals():
     """Another model, another key, no number left: the joiner fails and says why, and the others train on."""
     address = place("--unix", "refusals")
@@ -124,8 +179,10 @@ def test_a_joiner_that_dies():
 
 
 def test_wrong_usage():
-    for arguments, text in [(("--join", "a", "-s", "1", "x"), "--join starts workers only"),
-                            (("--join", "a", "--resume", "d", "x"), "--join starts workers only"),
+    for arguments, text in [(("--join", "a", "-s", "1", "x"), "--join takes --servers, or workers"),
+                            (("--join", "a", "--resume", "d", "x"), "--join starts workers or servers only"),
+                            (("-n", "1", "-s", "2", "--max-servers", "1", "x"), "--max-servers is below -s"),
+                            (("-n", "1", "-s", "0", "--max-servers", "1", "x"), "does not go with -s 0"),
                             (("--join", "a", "--insecure", "x"), "MLFAB_ALLOW_INSECURE=1"),
                             (("--join", "", "x"), "--join takes the address"),
                             (("-n", "3", "--max-workers", "2", "x"), "--max-workers is below -n")]:

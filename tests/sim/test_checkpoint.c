@@ -204,6 +204,60 @@ static void test_shapes(void **state) {
   disk_drop(d);
 }
 
+/* A server that joins and has no slices takes no part; with slices it does; and the numbers of those that take part may
+ * have gaps. */
+static void test_servers_that_join(void **state) {
+  (void)state;
+  mlfab_model_options o = options_of(MLFAB_SYNC_BSP);
+  o.slices = 4;
+  memory_disk *d = disk_new();
+  memory_disk *same[4] = {d, d, d, d};
+  mlfab_checkpoint_info info = {.size = sizeof info};
+  uint32_t to[] = {0, 3};
+  fabric *f = calloc(1, sizeof *f);
+  mlfab_error error;
+  world *w = &f->w;
+  world_init(w, 2, 4, 1);
+  w->config.timeout_ns = 20ull * WORLD_S;
+  w->config.heartbeat_ns = 100 * WORLD_MS;
+  snprintf(w->config.checkpoint_dir, sizeof w->config.checkpoint_dir, "/disk");
+  world_network(w, 1);
+  for (uint32_t i = 0; i < w->nodes; i++) {
+    mlfab_config c = world_config(w, i);
+    c.servers = 2;
+    c.servers_max = 4;
+    f->env[i].size = sizeof f->env[i];
+    f->env[i].files = i < 2 ? NULL : &same[i - 2]->table;
+    c.env = &f->env[i];
+    if (i == 4) continue; /* server 2 never comes */
+    assert_int_equal(mlfab_sim_open(w->sim, i, &c, &w->node[i], &error), 0);
+  }
+  for (uint32_t i = 0; i < w->nodes; i++)
+    while (i != 4 && mlfab_is_ready(w->node[i], &error) == 0) assert_true(mlfab_sim_step(w->sim));
+  for (uint32_t i = 0; i < 2; i++)
+    OK(w->node[i], mlfab_tensor_add(w->node[i], 1, MLFAB_F32, COUNT));
+  fabric_model(f, &o, NULL);
+  for (uint32_t i = 0; i < 2; i++) fabric_push(f, i, 0);
+  OK(w->node[0], mlfab_checkpoint(w->node[0], NULL, &info));
+  assert_int_equal(info.servers, 2);
+  OK(w->node[1], mlfab_set_servers(w->node[1], to, 2, 0));
+  for (uint32_t i = 0; i < 2; i++) fabric_push(f, i, 1);
+  OK(w->node[0], mlfab_checkpoint(w->node[0], NULL, &info));
+  assert_int_equal(info.servers, 3); /* 0, 1, 3 */
+  assert_int_equal(disk_count(d, "-of-3.shard"), 3);
+  fabric_pull(f, 0);
+  float *before = malloc(sizeof f->moved);
+  memcpy(before, f->moved, sizeof f->moved);
+  fabric_close(f);
+  f = fabric_open(2, 2, same);
+  fabric_model(f, &o, "/disk");
+  fabric_pull(f, 1);
+  assert_memory_equal(f->moved, before, sizeof f->moved);
+  fabric_close(f);
+  free(before);
+  disk_drop(d);
+}
+
 /* With a scheduler, and with versions tags: what a restored model sends is what
  * the caches lack. */
 static void test_scheduled(void **state) {
@@ -391,10 +445,10 @@ static void test_asker_dies(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_servers),    cmocka_unit_test(test_shapes),
-      cmocka_unit_test(test_scheduled),  cmocka_unit_test(test_links_break),
-      cmocka_unit_test(test_failures),   cmocka_unit_test(test_disagree),
-      cmocka_unit_test(test_asker_dies),
+      cmocka_unit_test(test_servers),           cmocka_unit_test(test_shapes),
+      cmocka_unit_test(test_servers_that_join), cmocka_unit_test(test_scheduled),
+      cmocka_unit_test(test_links_break),       cmocka_unit_test(test_failures),
+      cmocka_unit_test(test_disagree),          cmocka_unit_test(test_asker_dies),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -441,6 +441,103 @@ static void test_abort(void **state) {
   close_both(&f);
 }
 
+/* --- a server that joins: ADOPT --- */
+
+/* A server without a model, of three. */
+static void open_bare(side *s) {
+  mlfab__port port = {.self = s, .post = post, .ready = ready, .drop = drop};
+  mlfab__hello h = {0, 1, MLFAB_ROLE_WORKER, 0, 0, 0, 0};
+  mlfab__hello_ack ack;
+  memset(s, 0, sizeof *s);
+  assert_int_equal(mlfab__env_init(&s->env, NULL), 0);
+  mlfab_config_init(&s->config);
+  s->config.servers = 3;
+  s->config.workers = 2;
+  s->config.block_bytes = BLOCK;
+  s->config.chunk_bytes = CHUNK;
+  s->config.model_max_bytes = 1 << 20;
+  assert_int_equal(mlfab__server_init(&s->server, &s->env, &s->config, 1, &port, &s->stats), 0);
+  mlfab__reshard_server_init(&s->server);
+  s->server.move.across =
+      (mlfab__port){.self = s, .post = across_post, .ready = ready, .drop = drop};
+  assert_int_equal(mlfab__server_hello(&s->server, 0, &h, &ack, 1000), 0);
+}
+
+static int adopt(side *s, mlfab__adopt a, const uint32_t *words, uint32_t bulk_bytes) {
+  static uint8_t meta[MLFAB_META_MAX];
+  mlfab__tensor_info info = {0, MLFAB_F32, COUNT};
+  uint8_t table[2 * MLFAB__TENSOR_INFO_BYTES] = {0};
+  mlfab__encode_tensor_info(table, &info);
+  mlfab__frame_in in = {MLFAB__ADOPT, mlfab__encode_adopt(meta, &a, words), bulk_bytes, meta,
+                        table};
+  return mlfab__reshard_server_adopt(&s->server, &in, 2000);
+}
+
+static void test_adopt(void **state) {
+  static side bare;
+  side *s = &bare;
+  uint32_t words[SLICES + 2] = {0}, own[SLICES + 2] = {1}, beyond[SLICES + 2] = {3};
+  const uint32_t bytes = MLFAB__TENSOR_INFO_BYTES;
+  mlfab__adopt good = {.attempt = ATTEMPT,
+                       .slices = SLICES,
+                       .restored = 7,
+                       .tensors = 1,
+                       .options.slices = SLICES,
+                       .options.active = 1,
+                       .options.gamma = 0.5,
+                       .options.adadelay_c = 1.0,
+                       .options.beta1 = 0.9,
+                       .options.beta2 = 0.9,
+                       .options.epsilon = 1e-8,
+                       .options.consistency.kind = MLFAB_SYNC_BSP,
+                       .words = SLICES + 1};
+  (void)state;
+  open_bare(s);
+  words[SLICES] = 2; /* worker 1 counts, worker 0 does not */
+  for (int k = 0; k < 7; k++) {
+    mlfab__adopt bad = good;
+    if (k == 0) bad.attempt = 0;
+    if (k == 1) bad.slices = 0;
+    if (k == 2) bad.words = SLICES;
+    if (k == 3) bad.words = SLICES + 2;
+    if (k == 4) bad.slices = SLICES + 1;
+    const uint32_t *list = k == 5 ? own : k == 6 ? beyond : words;
+    assert_int_equal(adopt(s, bad, list, bytes), MLFAB_ERR_FRAME);
+  }
+  assert_int_equal(adopt(s, good, words, 2 * bytes), MLFAB_ERR_FRAME);
+  assert_int_equal(s->server.phase, MLFAB__NO_MODEL);
+  assert_int_equal(s->moved.attempt, 0);
+  /* What it cannot do, it says. */
+  good.packets = 1;
+  assert_int_equal(adopt(s, good, words, bytes), 0);
+  assert_true(s->moved.attempt == ATTEMPT && s->moved.code == MLFAB_ERR_UNSUPPORTED);
+  assert_int_equal(s->moved.step, MLFAB__MOVE_PREPARE);
+  assert_int_equal(s->server.phase, MLFAB__NO_MODEL);
+  good.packets = 0;
+  good.attempt++;
+  assert_int_equal(adopt(s, good, words, bytes), 0);
+  assert_int_equal(s->server.phase, MLFAB__MODEL_STANDS);
+  assert_int_equal(s->server.store.nslices, 0);
+  assert_int_equal(s->server.layout.nslices, SLICES);
+  assert_true(s->server.save.restored == 7);
+  assert_true(s->server.peers[0].guest && !s->server.peers[1].guest);
+  /* A server that has lost server 0 asks about a move of which this one knows nothing: it cannot say that it has failed. */
+  mlfab__moved ask = {.attempt = ATTEMPT + 5, .step = MLFAB__MOVE_SEND, .server = 2};
+  uint8_t meta[MLFAB__TEXT_MAX + 64];
+  mlfab__frame_in in = {MLFAB__MOVED, mlfab__encode_moved(meta, &ask), 0, meta, NULL};
+  assert_int_equal(mlfab__reshard_server_told(&s->server, 2, &in), 0);
+  assert_true(s->moved.attempt == ATTEMPT + 5 && s->moved.step == MLFAB__MOVE_PREPARE);
+  /* The move that it was told of: it prepares, once. */
+  static const uint32_t to[SLICES] = {1, 1, 1, 1};
+  assert_int_equal(move_as(s, &(mlfab__move){ATTEMPT + 1, MLFAB__MOVE_PREPARE, SLICES}, to, 0), 0);
+  mlfab__reshard_server_check(&s->server);
+  assert_true(s->moved.attempt == ATTEMPT + 1 && s->moved.code == 0);
+  assert_int_equal(adopt(s, good, words, bytes), 0); /* repeated on another link */
+  assert_int_equal(s->server.move.held, 1);
+  mlfab__server_free(&s->server);
+  assert_int_equal(s->env.bytes, 0);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_all_arrives),
@@ -449,6 +546,7 @@ int main(void) {
       cmocka_unit_test(test_wrong_clocks),
       cmocka_unit_test(test_wrong_words),
       cmocka_unit_test(test_abort),
+      cmocka_unit_test(test_adopt),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
