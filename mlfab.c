@@ -1519,6 +1519,7 @@ typedef struct mlfab__header {
   X(MEMBERSHIP_FROZEN, 87)    \
   X(MEMBERSHIP_SETTLE, 88)    \
   X(MEMBERSHIP_OWED, 89)      \
+  X(ADOPT, 90)                \
   X(CHALLENGE, 100)           \
   X(ANSWER, 101)              \
   X(PROOF, 102)               \
@@ -1556,11 +1557,12 @@ typedef struct mlfab__lists {
  * decode owns lists. Texts are sent as u16 length and bytes. --- */
 
 typedef struct mlfab__join { /* node -> coordinator, first frame of a joining connection */
-  /* As in mlfab_config; MLFAB_NO_RANK: asks for the number of a worker that nobody has, and for the world. Server 0
-   * answers that with a JOIN that has both. */
+  /* As in mlfab_config; MLFAB_NO_RANK: asks for the number of a worker or a server that nobody has, and for the world.
+   * Server 0 answers that with a JOIN that has both. */
   int32_t rank;
   uint32_t roles, workers, servers, dedicated;
   uint32_t founders;    /* workers that the fabric begins with; `workers` may come */
+  uint32_t founding;    /* servers that the fabric begins with; `servers` may come */
   uint32_t scheduler;   /* MLFAB_SCHEDULER_* */
   uint32_t hand;        /* 1: polled by its program, not declared dead for missing heartbeats */
   uint32_t incarnation; /* its previous one, or 0 */
@@ -1571,11 +1573,13 @@ typedef struct mlfab__join { /* node -> coordinator, first frame of a joining co
 typedef struct mlfab__welcome { /* coordinator -> node; bulk: `nodes` encoded mlfab__member_info */
   uint32_t incarnation;         /* of the receiver */
   uint32_t nodes;
+  uint32_t running; /* 1: the fabric had begun before */
 } mlfab__welcome;
 
-/* u32 node, roles, incarnation, hand; u64 nonce; text addresses */
+/* u32 node, roles, incarnation, hand, late; u64 nonce; text addresses */
 typedef struct mlfab__member_info {
   uint32_t node, roles, incarnation, hand;
+  uint32_t late;  /* a server that has joined the running fabric (node.h, Growth) */
   uint64_t nonce; /* of its process, which sends it in HELLO */
   char addresses[MLFAB__ADDRESSES_MAX];
 } mlfab__member_info;
@@ -1620,9 +1624,11 @@ typedef struct mlfab__bye { /* a regular end, or the reason for dropping the lin
   char text[MLFAB__TEXT_MAX];
 } mlfab__bye;
 
-/* server 0 -> all: a rank rejoined, died, left, or has no more data */
+/* server 0 -> all: a rank rejoined, died, left, or has no more data; or a server has joined (node.h, Growth) */
 typedef struct mlfab__member {
   uint32_t node, incarnation, kind; /* MLFAB_EVENT_* */
+  uint32_t hand;                    /* of a server that has joined; so are nonce and addresses */
+  uint64_t nonce;
   char addresses[MLFAB__ADDRESSES_MAX];
 } mlfab__member;
 
@@ -1633,6 +1639,20 @@ typedef struct mlfab__define {
   uint32_t first_weights;      /* 1: first weights follow as update 0 */
   mlfab_model_options options; /* without `sync` and the sizes, which are not sent */
 } mlfab__define;
+
+/* Server 0 -> a server that has joined: the model as it stands, before slices move there; bulk as of DEFINE. The list
+ * has the current owner of each slice, then bits: the workers whose iterations server 0 counts. */
+typedef struct mlfab__adopt {
+  uint32_t attempt; /* the move (reshard.h) */
+  uint32_t slices;  /* entries of the list that are owners */
+  uint32_t packets; /* 1: server 0 takes updates as packets */
+  uint32_t cut;     /* as in DEFINE_ACK; so are the next two */
+  uint64_t restored, restored_version;
+  uint32_t tensors;
+  mlfab_model_options options;
+  uint32_t words; /* of the list */
+} mlfab__adopt;
+#define MLFAB__ADOPT_WORDS_MAX (MLFAB__SLICES_MAX + 2048u)
 
 typedef struct mlfab__tensor_info {
   uint32_t id, dtype;
@@ -1912,13 +1932,14 @@ MLFAB__INTERNAL int mlfab__decode_pull(const uint8_t *meta, uint32_t bytes, mlfa
 
 /* One pair for each type with one list, whose entries are of the second argument's type. When decoding,
  * the list has room for the most of its type: MLFAB__PLAN_ENTRIES_MAX, GROUP_MEMBERS_MAX (of a spread),
- * TREE_NODES_MAX, MEMBERSHIP_MEMBERS_MAX (also of blocks), RESHARD_SERVER_WORDS_MAX, SLICES_MAX (of servers or owners,
+ * TREE_NODES_MAX, MEMBERSHIP_MEMBERS_MAX (also of blocks), RESHARD_SERVER_WORDS_MAX, ADOPT_WORDS_MAX, SLICES_MAX (of servers or owners,
  * which are below 65536); or it is NULL, and then only its length is set. A longer list encodes to 0
  * and does not decode. Of a plan, groups whose members do not stand in a row are the receiver's to
  * refuse; so is a spread without members. */
 #define MLFAB__WIRE_LISTS(X)     \
   X(tree_ask, uint32_t)          \
   X(tree_plan, mlfab__tree_node) \
+  X(adopt, uint32_t)             \
   X(reshard_server_clock, uint32_t)
 #define MLFAB__WIRE_DECLARE_LIST(name, entry)                                                     \
   MLFAB__INTERNAL uint32_t mlfab__encode_##name(uint8_t *meta, const mlfab__##name *m,            \
@@ -2212,9 +2233,9 @@ WIRE_FIELDS(options, mlfab_model_options,
   N(beta1) N(beta2) N(epsilon) N(weight_decay) F(sync, consistency) N(tags)
   N(pull_half) N(change_threshold) N(change_decay))
 WIRE_META(join,
-  N(rank) N(roles) N(workers) N(servers) N(dedicated) N(founders) N(scheduler) N(hand) N(incarnation)
+  N(rank) N(roles) N(workers) N(servers) N(dedicated) N(founders) N(founding) N(scheduler) N(hand) N(incarnation)
   N(nonce) T(addresses))
-WIRE_META(welcome, N(incarnation) N(nodes))
+WIRE_META(welcome, N(incarnation) N(nodes) N(running))
 WIRE_META(refuse, N(code) N(rank) T(text))
 WIRE_META(hello, N(node) N(incarnation) N(roles) N(hand) N(accumulators) N(host) N(nonce))
 WIRE_META(hello_ack,
@@ -2222,8 +2243,11 @@ WIRE_META(hello_ack,
   A(applied) A(dropped) N(epoch) N(stopped) N(nonce) N(guest))
 WIRE_META(heartbeat, N(sent_ns) N(kind))
 WIRE_META(bye, N(code) T(text))
-WIRE_META(member, N(node) N(incarnation) N(kind) T(addresses))
+WIRE_META(member, N(node) N(incarnation) N(kind) N(hand) N(nonce) T(addresses))
 WIRE_META(define, N(ask) N(tensors) N(first_weights) F(options, options))
+WIRE_LIST(adopt, words, u32, uint32_t, 4, MLFAB__ADOPT_WORDS_MAX,
+  N(attempt) N(slices) N(packets) N(cut) N(restored) N(restored_version) N(tensors)
+  F(options, options))
 WIRE_META(define_ack,
   N(code) N(server) N(v_train) T(text) N(ask) N(first_weights) N(packets) F(options, options)
   N(cut) N(restored) N(restored_version))
@@ -2256,7 +2280,7 @@ WIRE_META(hop_model,
 WIRE_META(pull_done, N(request))
 WIRE_META(moved, N(attempt) N(step) N(server) N(code) T(text))
 WIRE_FIELDS(member_info, mlfab__member_info,
-  N(node) N(roles) N(incarnation) N(hand) N(nonce) T(addresses))
+  N(node) N(roles) N(incarnation) N(hand) N(late) N(nonce) T(addresses))
 WIRE_FIELDS(tree_node, mlfab__tree_node, N(worker) N(parent) N(giver))
 WIRE_LIST(tree_ask, nodes, u32, uint32_t, 4, MLFAB__TREE_NODES_MAX, N(number) N(bytes) N(root))
 WIRE_LIST(tree_plan, nodes, tree_node, mlfab__tree_node, 12, MLFAB__TREE_NODES_MAX, N(number))
@@ -2338,7 +2362,7 @@ MLFAB__INTERNAL int mlfab__decode_pull(const uint8_t *meta, uint32_t bytes, mlfa
 MLFAB__INTERNAL uint32_t mlfab__encode_member_info(uint8_t *at, uint32_t room,
                                                    const mlfab__member_info *m) {
   wire_codec c = wire_encode(at);
-  if (room < 26u + wire_text_bytes(m->addresses, sizeof m->addresses)) return 0;
+  if (room < 30u + wire_text_bytes(m->addresses, sizeof m->addresses)) return 0;
   wire_member_info(&c, 0, (mlfab__member_info *)m);
   return (uint32_t)(c.at - at);
 }
@@ -2448,7 +2472,8 @@ MLFAB__INTERNAL void mlfab__wire_open(const uint8_t *head, mlfab__header *header
    WIRE_BIT(FORWARD) | WIRE_BIT(HOP_CHUNK) | WIRE_BIT(HOP_MODEL) | WIRE_BIT(RESHARD_SERVER))
 
 static int wire_has_bulk(unsigned type) {
-  return type < 64 ? (int)(WIRE_BULK_TYPES >> type & 1) : type == MLFAB__COLL;
+  if (type < 64) return (int)(WIRE_BULK_TYPES >> type & 1);
+  return type == MLFAB__COLL || type == MLFAB__ADOPT;
 }
 
 /* Numbers of removed types are not reused, so there are gaps. */
@@ -6676,7 +6701,7 @@ typedef struct mlfab__at {
   uint64_t now_ns;
 } mlfab__at;
 
-enum { MLFAB__NEVER_HERE = 2 }; /* `left` of a worker's number that no process has had */
+enum { MLFAB__NEVER_HERE = 2 }; /* `left` of a number that no process has had */
 
 typedef struct mlfab__role {
   const char *name;
@@ -6704,7 +6729,8 @@ typedef struct mlfab__role {
   void (*up)(void *self, mlfab__at at, mlfab__greeting *greeting);
   /* It broke: the peer may call again. */
   void (*lost)(void *self, mlfab__at at);
-  /* The peer is dead, or has said goodbye (`left`), or MLFAB__NEVER_HERE: there has been none, and one may come. */
+  /* The peer is dead, or has said goodbye (`left`), or MLFAB__NEVER_HERE: there has been none, and one may come; of a
+   * server: or another process has come, which has nothing. */
   void (*gone)(void *self, mlfab__at at, int left);
   /* Does the role want a link to this peer? The node asks if there is none. */
   int (*wants)(void *self, mlfab__at at);
@@ -6792,6 +6818,21 @@ typedef struct mlfab__role {
  *
  * An offer is no claim: of two processes with one number the second is refused (below), and asks again.
  *
+ * Servers. There are config.servers_max numbers for dedicated servers, of which the fabric begins with the first
+ * config.servers. A number is at each node in one of these states (mlfab__place):
+ *
+ *    VACANT --JOIN; server 0 tells all (WELCOME, MEMBER)--> HERE, late --gone without slices; server 0 tells all--> VACANT
+ *    HERE (a first server) --gone after its slices have moved away--------------------------------------------^
+ *
+ *  (1) Server 0 decides: it tells of a server on each link, before anything else that concerns it. MEMBER has an
+ *      incarnation, and an older one is void. So a node has a route to a server before slices move there.
+ *  (2) The roles of a worker treat a VACANT number, and a late server without slices, alike: as absent (gone with
+ *      MLFAB__NEVER_HERE). Only slices make it count (reshard.h). No node waits for it to become ready.
+ *  (3) Server 0 keeps a link to each server that has no slices, to notice when it goes. `counts` tells whether the
+ *      fabric would miss it: a process that takes the number of one that it would not miss comes late, and all nodes
+ *      close their links to the former one.
+ *  (4) A late server takes founders that have never called it for workers that have left, after 20 beats.
+ *
  * Numbers. A process identifies itself by a nonce that it draws when it opens. A process that says JOIN or HELLO
  * for a number whose link another process holds makes a claim, and waits. The node probes the holder with a
  * heartbeat that it has to answer (BEAT_PROBE, BEAT_ANSWER):
@@ -6860,7 +6901,7 @@ typedef struct mlfab__role {
  *
  * Files, lowest first: link.c (links, their queues and timers, actions), role.c (calls the roles), files.c
  * (operations on files), outbox.c (the next frame to send), claim.c (heartbeats, Numbers, dispatch), peer_link.c
- * (links between workers), server_link.c (routes to servers), inner.c (links inside the node), caller.c (callers of
+ * (links between workers), growth.c (servers that come and go), server_link.c (routes to servers), inner.c (links inside the node), caller.c (callers of
  * our server role), bootstrap.c (joining), alive.c (Liveness), node.c (events, time, leaving). Lower files call
  * higher ones through the rules of link kinds, a table in node.c. */
 
@@ -7073,7 +7114,7 @@ typedef struct mlfab__link {
   uint8_t closing;          /* close when the control queue is empty; incoming frames are ignored */
   uint8_t lingers;          /* likewise, but the peer closes first, after it has read our BYE */
   uint8_t doomed;           /* to be closed when the role has returned */
-  uint8_t welcome;          /* a WELCOME has to be sent */
+  uint8_t welcome;          /* a WELCOME has to be sent; 2: of a fabric that has begun before */
   uint8_t suspect, probing; /* silent for 3 beats; the transport is being asked */
   uint8_t silent;           /* closed because of silence */
   uint8_t called;           /* by another node */
@@ -7117,6 +7158,8 @@ typedef struct mlfab__peer {
   uint32_t link; /* index: JOIN_IN */
   uint32_t incarnation;
   uint64_t nonce;
+  uint8_t late;    /* a server that joined the running fabric */
+  uint32_t leaves; /* a server that has gone, and that nobody misses: its incarnation; 0: not */
   /* A number that nobody has: when it was offered, and to which process; 0: it was not. */
   uint64_t offered_ns, offered_to;
   /* Time since which HELLO is awaited after WELCOME. Dedicated server: time at which server 0 called it
@@ -7134,11 +7177,12 @@ typedef struct mlfab__peer_link {
   char addresses[MLFAB__ADDRESSES_MAX];
 } mlfab__peer_link;
 
-/* Where a server is, as WELCOME told. */
+/* Where a server is, as WELCOME or MEMBER told. */
 typedef struct mlfab__place {
+  uint8_t vacant; /* no process has the number */
+  uint8_t late;   /* the server joined the running fabric */
   uint8_t hand;
-  /* Incarnation that server 0 gave to the server when the fabric was formed, and the server's nonce; 0: not
-   * known yet. */
+  /* Incarnation that server 0 gave to the server when it joined, and the server's nonce; 0: not known yet. */
   uint32_t incarnation;
   uint64_t nonce;
   char addresses[MLFAB__ADDRESSES_MAX];
@@ -7250,8 +7294,15 @@ struct mlfab__parts; /* the parts of a node: defined in a higher layer */
 
 struct mlfab_node {
   mlfab__env env;
-  mlfab_config config; /* complete: all defaults are resolved; `workers` is workers_max */
+  mlfab_config config; /* complete; `workers` is workers_max, and `servers` servers_max */
   uint32_t founders;   /* workers that the fabric begins with: the lowest ranks */
+  uint32_t founding;   /* servers that it begins with: the lowest numbers */
+  int running;         /* the fabric had begun when this node joined */
+  int late;            /* this server joined the running fabric */
+  /* Server 0: would the fabric miss the state of this server? NULL: yes. */
+  int (*counts)(void *self, uint32_t server);
+  void *counts_self;
+  int servers_left; /* server 0: some peer `leaves` */
   mlfab_stats stats;
   mlfab__requests requests;
   uint64_t job;
@@ -7290,7 +7341,7 @@ struct mlfab_node {
   /* config.join: what server 0 has told. */
   struct mlfab__joining {
     int32_t rank;
-    uint32_t workers, workers_max, servers, dedicated, scheduler;
+    uint32_t workers, workers_max, servers, servers_max, dedicated, scheduler;
   } told;
   char join_why[160], missing[128];
   const char *strange; /* why the last stranger was refused, or NULL */
@@ -7527,6 +7578,13 @@ MLFAB__INTERNAL void mlfab__server_link_up(mlfab_node *node, uint32_t route, uin
 MLFAB__INTERNAL void mlfab__server_link_failed(mlfab_node *node, uint32_t route, const char *why);
 MLFAB__INTERNAL void mlfab__server_link_frame(mlfab_node *node, uint32_t link,
                                               const mlfab__frame_in *frame);
+/* Server 0 says that a server has joined the running fabric (JOINED), or has gone and nobody misses it (LEFT): opens
+ * the routes to it, or closes them. */
+MLFAB__INTERNAL void mlfab__server_link_member(mlfab_node *node, const mlfab__member *member);
+/* The list of servers, from WELCOME or at server 0, is complete: tells the worker role which ones it does not count. */
+MLFAB__INTERNAL void mlfab__server_link_known(mlfab_node *node);
+/* Has a process this number, as far as this node knows? */
+MLFAB__INTERNAL int mlfab__server_link_here(const mlfab_node *node, uint32_t server);
 MLFAB__INTERNAL void mlfab__server_link_down(mlfab_node *node, const mlfab__link *was,
                                              uint32_t link, const char *why);
 /* Opens the link to the server role of another server, or to our own, if there is none. */
@@ -7538,6 +7596,21 @@ MLFAB__INTERNAL void mlfab__server_link_check(mlfab_node *node);
 MLFAB__INTERNAL void mlfab__server_link_begin(mlfab_node *node);
 /* If the last error ends in "is dead" and names a server, appends the cause of death. */
 MLFAB__INTERNAL void mlfab__server_link_say_why(mlfab_node *node);
+
+/* --- growth.c: server 0, and the servers that come and go --- */
+
+/* Would the fabric miss the state of this server? */
+MLFAB__INTERNAL int mlfab__growth_counts(const mlfab_node *node, uint32_t server);
+/* Does this server take part in what the fabric does with its model? Late ones only while they have slices. */
+MLFAB__INTERNAL int mlfab__growth_holds(const mlfab_node *node, uint32_t server);
+/* The process with this incarnation has gone, and nobody misses it. For roles: takes effect when they have returned. */
+MLFAB__INTERNAL void mlfab__growth_left(mlfab_node *node, uint32_t server, uint32_t incarnation);
+/* MEMBER about a server (kind: MLFAB_EVENT_*), and sent on a link. tell: all that the node at its other end has to know. */
+MLFAB__INTERNAL void mlfab__growth_member(const mlfab_node *node, uint32_t server, uint32_t kind,
+                                          mlfab__member *member);
+MLFAB__INTERNAL void mlfab__growth_post(mlfab_node *node, uint32_t link,
+                                        const mlfab__member *member);
+MLFAB__INTERNAL void mlfab__growth_tell(mlfab_node *node, uint32_t link);
 
 /* --- caller.c: callers of our server role --- */
 
@@ -7568,6 +7641,8 @@ MLFAB__INTERNAL void mlfab__bootstrap_frame(mlfab_node *node, uint32_t link,
 MLFAB__INTERNAL void mlfab__bootstrap_down(mlfab_node *node, const mlfab__link *was, uint32_t link,
                                            const char *why);
 MLFAB__INTERNAL void mlfab__bootstrap_tick(mlfab_node *node);
+/* Carries out what mlfab__growth_left has noted. */
+MLFAB__INTERNAL void mlfab__bootstrap_settle(mlfab_node *node);
 /* Has a welcomed node kept its JOIN_IN link for too long? */
 MLFAB__INTERNAL int mlfab__bootstrap_overdue(const mlfab_node *node, const mlfab__link *link);
 
@@ -7837,7 +7912,7 @@ enum { NODE_STRANGERS = 64 };
 static void node_identify(mlfab_node *node) {
   const mlfab_config *c = &node->config;
   node->is_worker = (c->roles & MLFAB_ROLE_WORKER) != 0 && !c->join;
-  node->is_server = (c->roles & MLFAB_ROLE_SERVER) != 0;
+  node->is_server = (c->roles & MLFAB_ROLE_SERVER) != 0 && !c->join;
   uint32_t others = c->workers + (c->dedicated ? c->servers : 0);
   int own = c->roles == MLFAB_ROLE_SCHEDULER;
   node->nodes = others + (c->scheduler == MLFAB_SCHEDULER_OWN);
@@ -7880,6 +7955,7 @@ static int node_memory(mlfab_node *node) {
   if (!node->head || !node->routes || !node->places || mlfab__node_reserve(node))
     return MLFAB_ERR_MEMORY;
   for (uint32_t r = 0; r < routes; r++) node->routes[r].link = MLFAB__NO_LINK;
+  for (uint32_t s = 0; s < c->servers; s++) node->places[s].vacant = 1;
   if (node->is_worker) {
     node->peers_out = mlfab__alloc_array(&node->env, c->workers, sizeof *node->peers_out);
     node->peer_in_links = mlfab__alloc_array(&node->env, c->workers, sizeof *node->peer_in_links);
@@ -7952,6 +8028,8 @@ MLFAB__INTERNAL int mlfab__node_make(const mlfab_config *complete, mlfab__env *e
   node->config.env = NULL;
   node->founders = complete->workers;
   node->config.workers = complete->workers_max;
+  node->founding = complete->servers;
+  node->config.servers = complete->servers_max;
   node_identify(node);
   node->opened_ns = node->now_ns = now_ns;
   node->nonce = mlfab__hash(complete->seed ^ node->id, &now_ns, sizeof now_ns);
@@ -8039,6 +8117,7 @@ static void node_epilogue(mlfab_node *node) {
     role->settle(role->self);
   }
   node_settle(node);
+  if (node->servers_left) mlfab__bootstrap_settle(node);
   mlfab__claim_again(node);
   if (node->self_due) mlfab__inner_run(node);
   if (node->parting) node_part(node);
@@ -9122,7 +9201,8 @@ MLFAB__INTERNAL int mlfab__outbox_yield(mlfab_node *node, uint32_t index) {
     return 1;
   }
   if (link->kind == MLFAB__LINK_JOIN_IN && link->welcome) {
-    mlfab__welcome welcome = {node->peers[link->peer].incarnation, node->welcome_count};
+    mlfab__welcome welcome = {node->peers[link->peer].incarnation, node->welcome_count,
+                              link->welcome - 1u};
     frame->type = MLFAB__WELCOME;
     frame->meta_bytes = mlfab__encode_welcome(frame->meta, &welcome);
     frame->bulk = node->welcome;
@@ -9627,6 +9707,59 @@ MLFAB__INTERNAL void mlfab__inner_run(mlfab_node *node) {
 }
 
 /* ==============================================================================================
+ * core/node/growth.c
+ * ============================================================================================== */
+/* growth.c - a node: what server 0 knows and tells of servers that come and go. See node.h, Growth. */
+
+MLFAB__INTERNAL int mlfab__growth_counts(const mlfab_node *node, uint32_t server) {
+  return !node->counts || node->counts(node->counts_self, server);
+}
+
+MLFAB__INTERNAL void mlfab__growth_member(const mlfab_node *node, uint32_t server, uint32_t kind,
+                                          mlfab__member *member) {
+  uint32_t id = mlfab__node_of_server(node, server);
+  const mlfab__peer *peer = &node->peers[id];
+  memset(member, 0, sizeof *member);
+  member->node = id;
+  member->incarnation = peer->incarnation;
+  member->kind = kind;
+  member->hand = peer->hand;
+  member->nonce = peer->nonce;
+  if (peer->addresses) memcpy(member->addresses, peer->addresses, MLFAB__ADDRESSES_MAX);
+}
+
+MLFAB__INTERNAL void mlfab__growth_post(mlfab_node *node, uint32_t link,
+                                        const mlfab__member *member) {
+  uint8_t meta[MLFAB__ADDRESSES_MAX + 64];
+  mlfab__node_post(node, link, MLFAB__MEMBER, meta, mlfab__encode_member(meta, member));
+}
+
+MLFAB__INTERNAL void mlfab__growth_tell(mlfab_node *node, uint32_t link) {
+  uint32_t first = mlfab__node_of_server(node, 0);
+  for (uint32_t s = 1; node->config.dedicated && s < node->config.servers; s++) {
+    const mlfab__peer *peer = &node->peers[first + s];
+    mlfab__member member;
+    int gone = !peer->joined && peer->incarnation;
+    if ((!gone && !(peer->joined && peer->late)) || node->links[link].self) continue;
+    mlfab__growth_member(node, s, gone ? MLFAB_EVENT_LEFT : MLFAB_EVENT_JOINED, &member);
+    mlfab__growth_post(node, link, &member);
+  }
+}
+
+MLFAB__INTERNAL int mlfab__growth_holds(const mlfab_node *node, uint32_t server) {
+  const mlfab__peer *peer = &node->peers[mlfab__node_of_server(node, server)];
+  if (!node->config.dedicated) return 1;
+  return peer->joined && (!peer->late || MLFAB__PLANTED(155) || mlfab__growth_counts(node, server));
+}
+
+MLFAB__INTERNAL void mlfab__growth_left(mlfab_node *node, uint32_t server, uint32_t incarnation) {
+  mlfab__peer *peer = &node->peers[mlfab__node_of_server(node, server)];
+  if (!node->config.dedicated || !peer->joined) return;
+  peer->leaves = incarnation;
+  node->servers_left = 1;
+}
+
+/* ==============================================================================================
  * core/node/server_link.c
  * ============================================================================================== */
 /* server_link.c - a node: the routes of its worker, scheduler and server role to servers. On a route the
@@ -9658,6 +9791,11 @@ static void server_link_dead(mlfab_node *node, uint32_t index, const char *why) 
   } else if (kind == MLFAB__LINK_RESHARD || node->is_worker || node->is_server) {
     return;
   }
+  /* The fabric is complete without it. A model may need it: server 0 tells, and the call that begins it. */
+  if (node->places[server].late || (node->running && server != 0)) {
+    mlfab__server_link_check(node);
+    return;
+  }
   snprintf(text, sizeof text, "joining: server %u is dead: %s", server, why);
   mlfab__node_fail(node, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, text);
 }
@@ -9681,7 +9819,10 @@ MLFAB__INTERNAL void mlfab__server_link_down(mlfab_node *node, const mlfab__link
 MLFAB__INTERNAL int mlfab__server_link_wanted(const mlfab_node *node, uint32_t route) {
   uint32_t server = mlfab__node_server_of(node, route);
   int kind = server_link_kind(node, route);
+  if (node->places[server].vacant) return 0;
   if (kind == MLFAB__LINK_RESHARD && server == node->server_number) return 0;
+  /* So that server 0 notices when it goes. */
+  if (kind == MLFAB__LINK_RESHARD && node->is_coordinator && node->places[server].late) return 1;
   return mlfab__roles_want(node, kind, server);
 }
 
@@ -9739,14 +9880,87 @@ static void server_link_greeted(mlfab_node *node, uint32_t index, mlfab__hello_a
   mlfab__route *route = &node->routes[number];
   link->greeted = route->greeted = 1;
   if (kind == MLFAB__LINK_RESHARD) link->nonce = ack->nonce;
+  if (kind == MLFAB__LINK_RESHARD && node->is_coordinator) mlfab__growth_tell(node, index);
   mlfab__roles_up(node, kind, server, &greeting);
   if (greeting.died) snprintf(route->died, sizeof route->died, "%s", greeting.died);
   mlfab__server_link_check(node);
 }
 
-/* Server 0 reports on another worker. */
-static void server_link_member(mlfab_node *node, const mlfab__member *member) {
+/* --- servers that come --- */
+
+/* Opens the routes to a server that has joined. */
+static void server_link_came(mlfab_node *node, uint32_t server, const mlfab__member *member) {
+  mlfab__place *place = &node->places[server];
+  if (!place->vacant && place->incarnation >= member->incarnation) return; /* known */
+  for (uint32_t r = server; r < mlfab__node_routes(node); r += node->config.servers) {
+    mlfab__route *route = &node->routes[r];
+    if (route->link != MLFAB__NO_LINK)
+      mlfab__node_hang_up(node, route->link, "another process has its number");
+    route->dead = route->greeted = 0;
+    route->heard_ns = node->now_ns;
+    route->why[0] = route->died[0] = 0;
+  }
+  place->vacant = 0;
+  place->late = 1;
+  place->hand = member->hand != 0;
+  place->incarnation = member->incarnation;
+  place->nonce = member->nonce;
+  memcpy(place->addresses, member->addresses, MLFAB__ADDRESSES_MAX);
+  mlfab__roles_gone(node, MLFAB__LINK_SERVER, server, MLFAB__NEVER_HERE);
+  mlfab__node_emit(node, MLFAB_EVENT_JOINED, (int32_t)server, 1, member->incarnation, 0,
+                   "joined; it has no slices yet");
+  for (uint32_t r = server; r < mlfab__node_routes(node); r += node->config.servers) {
+    if (mlfab__server_link_wanted(node, r) && !node->routes[r].connecting && !node->leaving)
+      mlfab__server_link_call(node, r);
+  }
+}
+
+/* A server has gone, and nobody misses it: its number is vacant. */
+static void server_link_left(mlfab_node *node, uint32_t server, uint32_t incarnation) {
+  mlfab__place *place = &node->places[server];
+  if (place->vacant || place->incarnation > incarnation) return;
+  place->vacant = 1;
+  for (uint32_t r = server; r < mlfab__node_routes(node); r += node->config.servers) {
+    mlfab__route *route = &node->routes[r];
+    if (route->link != MLFAB__NO_LINK)
+      mlfab__node_hang_up(node, route->link, "the server has gone");
+    route->dead = route->greeted = 0;
+  }
+  mlfab__roles_gone(node, MLFAB__LINK_SERVER, server, MLFAB__NEVER_HERE);
+  mlfab__node_emit(node, MLFAB_EVENT_LEFT, (int32_t)server, 1, incarnation, 0,
+                   "has gone; it had no slices");
+}
+
+MLFAB__INTERNAL void mlfab__server_link_member(mlfab_node *node, const mlfab__member *member) {
+  uint32_t first = mlfab__node_of_server(node, 0), server = member->node - first;
+  if (!node->config.dedicated || member->node < first || server >= node->config.servers ||
+      server == node->server_number || server == 0)
+    return;
+  if (member->kind == MLFAB_EVENT_JOINED)
+    server_link_came(node, server, member);
+  else
+    server_link_left(node, server, member->incarnation);
+}
+
+MLFAB__INTERNAL void mlfab__server_link_known(mlfab_node *node) {
+  for (uint32_t s = 0; s < node->config.servers; s++) {
+    if (node->places[s].vacant || node->places[s].late)
+      mlfab__roles_gone(node, MLFAB__LINK_SERVER, s, MLFAB__NEVER_HERE);
+  }
+}
+
+MLFAB__INTERNAL int mlfab__server_link_here(const mlfab_node *node, uint32_t server) {
+  int vacant = node->places[server].vacant || node->routes[server].dead;
+  return server == node->server_number || !vacant;
+}
+
+/* Server 0 reports on another worker, or on a server that has joined. */
+static void server_link_told(mlfab_node *node, const mlfab__member *member) {
   int dead = member->kind == MLFAB_EVENT_DEAD;
+  if (member->node >= node->config.workers) {
+    mlfab__server_link_member(node, member);
+    return;
+  }
   if (node->is_server) return; /* a server sees it by itself */
   mlfab__node_emit(
       node, member->kind, (int32_t)member->node, 0, member->incarnation,
@@ -9787,7 +10001,7 @@ MLFAB__INTERNAL void mlfab__server_link_frame(mlfab_node *node, uint32_t index,
       return;
     case MLFAB__MEMBER:
       if (mlfab__decode_member(frame->meta, frame->meta_bytes, &member)) break;
-      server_link_member(node, &member);
+      server_link_told(node, &member);
       return;
     case MLFAB__THERE:
       if (mlfab__decode_member(frame->meta, frame->meta_bytes, &member)) break;
@@ -9820,18 +10034,22 @@ MLFAB__INTERNAL void mlfab__server_link_across(mlfab_node *node, uint32_t server
   } else if (!node->leaving) {
     route->dead = 0;
     route->heard_ns = node->now_ns;
-    if (!route->connecting) mlfab__server_link_call(node, index);
+    if (!route->connecting && !node->places[server].vacant) mlfab__server_link_call(node, index);
     mlfab__node_arm(node, MLFAB__TIMER_ROUTE, index, node->now_ns);
   }
 }
 
-/* Calls a server without a link again, and declares it dead after 5 beats. A server that hung up because of
- * our BYE is not dead. */
+/* Calls a server without a link again, and declares it dead after 5 beats, or at once if no process has its number. A
+ * server that hung up because of our BYE is not dead. */
 MLFAB__INTERNAL void mlfab__server_link_scan(mlfab_node *node, uint32_t r) {
   uint64_t beat = node->config.heartbeat_ns;
   mlfab__route *route = &node->routes[r];
   /* The scheduler role stays as long as the server role of this node. */
   int left = node->leaving > (r < node->config.servers ? 0 : 1);
+  const mlfab__place *place = mlfab__node_place(node, r);
+  if (place->vacant && r >= 2 * node->config.servers &&
+      mlfab__node_server_of(node, r) != node->server_number)
+    server_link_dead(node, r, "no process has its number");
   if (!mlfab__server_link_wanted(node, r) || route->link != MLFAB__NO_LINK || route->dead || left)
     return;
   mlfab__node_arm(node, MLFAB__TIMER_ROUTE, r, node->now_ns);
@@ -9839,7 +10057,7 @@ MLFAB__INTERNAL void mlfab__server_link_scan(mlfab_node *node, uint32_t r) {
   /* No call waits for the link of a scheduler, so it may try for timeout_ns. */
   int across = r >= 2 * node->config.servers;
   uint64_t patience = r < node->config.servers || across ? 5 * beat : node->config.timeout_ns;
-  if ((route->greeted || across) &&
+  if ((route->greeted || across || place->late) &&
       node->now_ns - route->heard_ns >= mlfab__max(patience, 5 * beat)) {
     server_link_dead(node, r, route->why[0] ? route->why : "silent");
   } else if (route->connecting ? node->now_ns - route->connect_ns >= 4 * beat
@@ -9848,15 +10066,22 @@ MLFAB__INTERNAL void mlfab__server_link_scan(mlfab_node *node, uint32_t r) {
   }
 }
 
+/* Is this node not ready without this route? */
+static int server_link_awaited(const mlfab_node *node, uint32_t index) {
+  const mlfab__route *route = &node->routes[index];
+  const mlfab__place *place = mlfab__node_place(node, index);
+  return !route->greeted && !place->vacant && !place->late && !(node->running && route->dead);
+}
+
 MLFAB__INTERNAL void mlfab__server_link_check(mlfab_node *node) {
   if (node->phase != MLFAB__BOOTSTRAP_GREETING) return;
   for (uint32_t s = 0; node->is_worker && s < node->config.servers; s++) {
-    if (!node->routes[s].greeted) return;
+    if (server_link_awaited(node, s)) return;
   }
   /* On a server's node the scheduler may be late: until then updates are granted first come, first served. */
   int own = node->config.roles == MLFAB_ROLE_SCHEDULER;
   for (uint32_t s = 0; own && s < node->config.servers; s++) {
-    if (!node->routes[node->config.servers + s].greeted) return;
+    if (server_link_awaited(node, node->config.servers + s)) return;
   }
   node->phase = MLFAB__BOOTSTRAP_READY;
 }
@@ -9875,7 +10100,7 @@ MLFAB__INTERNAL void mlfab__server_link_begin(mlfab_node *node) {
 MLFAB__INTERNAL int mlfab__node_finished(const mlfab_node *node) {
   uint32_t servers = node->config.servers;
   for (uint32_t s = 0; s < servers; s++) {
-    if (!node->routes[servers + s].dead) return 0;
+    if (!node->routes[servers + s].dead && !node->places[s].vacant) return 0;
   }
   return 1;
 }
@@ -9932,6 +10157,11 @@ static void caller_tell(mlfab_node *node, uint32_t worker, uint32_t kind) {
 MLFAB__INTERNAL void mlfab__caller_gone(mlfab_node *node, uint32_t worker, int left) {
   mlfab__caller *caller = &node->callers[worker];
   if (caller->dead || caller->left) return;
+  if (node->late && caller->incarnation == 0) { /* it had left before this server came */
+    caller->left = 1;
+    mlfab__roles_gone(node, MLFAB__LINK_WORKER, worker, MLFAB__NEVER_HERE);
+    return;
+  }
   char text[64], silent[24];
   if (left) {
     snprintf(text, sizeof text, "left");
@@ -10031,6 +10261,7 @@ static int caller_answer(mlfab_node *node, uint32_t index, mlfab__greeting *gree
   uint8_t meta[160];
   mlfab__node_post(node, index, MLFAB__HELLO_ACK, meta,
                    mlfab__encode_hello_ack(meta, greeting->ack));
+  if (node->is_coordinator) mlfab__growth_tell(node, index);
   return 0;
 }
 
@@ -10165,6 +10396,7 @@ MLFAB__INTERNAL void mlfab__caller_frame(mlfab_node *node, uint32_t index,
                                          const mlfab__frame_in *frame) {
   int kind = node->links[index].kind;
   uint32_t peer = node->links[index].peer;
+  mlfab__member member;
   if (kind != MLFAB__LINK_RESHARD_IN) node->callers[peer].heard_ns = node->now_ns;
   switch (frame->type) {
     case MLFAB__HEARTBEAT:
@@ -10172,6 +10404,13 @@ MLFAB__INTERNAL void mlfab__caller_frame(mlfab_node *node, uint32_t index,
     case MLFAB__BYE:
       if (kind == MLFAB__LINK_WORKER) mlfab__caller_gone(node, peer, 1);
       mlfab__node_doom(node, index);
+      break;
+    case MLFAB__MEMBER:
+      if (kind != MLFAB__LINK_RESHARD_IN || peer != 0 ||
+          mlfab__decode_member(frame->meta, frame->meta_bytes, &member))
+        mlfab__node_drop(node, index, MLFAB_ERR_FRAME, "a MEMBER that does not parse");
+      else
+        mlfab__server_link_member(node, &member);
       break;
     case MLFAB__WHERE:
       if (!node->is_coordinator || kind != MLFAB__LINK_WORKER ||
@@ -10191,23 +10430,32 @@ MLFAB__INTERNAL void mlfab__caller_frame(mlfab_node *node, uint32_t index,
  * Server 0 is the meeting point. Every node sends JOIN to it. Server 0 refuses the node (with the reason)
  * or gives it an incarnation; when all nodes are there, it sends each one WELCOME with the addresses of the
  * servers. A later process whose rank has lost its process is welcomed at once, with a larger incarnation,
- * which fences the old process. A joiner calls again until its deadline. Workers beyond the founders are not
- * awaited, and welcomed as such later processes are (node.h, Growth). */
+ * which fences the old process. A joiner calls again until its deadline. Workers and servers beyond the first ones
+ * are not awaited, and welcomed as such later processes are (node.h, Growth). */
 
 #include <stdio.h>
 
 /* --- server 0: the nodes that have joined --- */
 
+/* Is this node a dedicated server, to which no link need lead? */
+static int bootstrap_is_dedicated(const mlfab_node *node, uint32_t id) {
+  const mlfab_config *c = &node->config;
+  return c->dedicated && id >= c->workers && id - c->workers < c->servers;
+}
+
 /* Does the fabric begin without this node? */
 static int bootstrap_may_be_absent(const mlfab_node *node, uint32_t id) {
-  return id >= node->founders && id < node->config.workers;
+  const mlfab_config *c = &node->config;
+  if (bootstrap_is_dedicated(node, id)) return id - c->workers >= node->founding;
+  return id >= node->founders && id < c->workers;
 }
 
 static int bootstrap_all_here(const mlfab_node *node) {
-  return node->joined == node->nodes - (node->config.workers - node->founders);
+  uint32_t later = node->config.workers - node->founders + node->config.servers - node->founding;
+  return node->joined == node->nodes - later;
 }
 
-/* Encodes the list of servers and their addresses, once for all WELCOMEs. */
+/* Encodes the list of servers and their addresses for WELCOME. */
 static int bootstrap_make_welcome(mlfab_node *node) {
   uint32_t room = node->config.servers * (MLFAB__ADDRESSES_MAX + 32);
   if (room > MLFAB_BULK_MAX) room = MLFAB_BULK_MAX;
@@ -10218,11 +10466,13 @@ static int bootstrap_make_welcome(mlfab_node *node) {
     uint32_t id = mlfab__node_of_server(node, s);
     const mlfab__peer *peer = &node->peers[id];
     mlfab__member_info info;
+    if (!peer->joined) continue;
     memset(&info, 0, sizeof info);
     info.node = id;
     info.roles = MLFAB_ROLE_SERVER;
     info.incarnation = peer->incarnation;
     info.hand = peer->hand;
+    info.late = peer->late;
     info.nonce = peer->nonce;
     memcpy(info.addresses, peer->addresses ? peer->addresses : node->addresses,
            MLFAB__ADDRESSES_MAX);
@@ -10265,12 +10515,16 @@ static void bootstrap_complete(mlfab_node *node) {
   for (uint32_t s = 0; s < node->config.servers; s++) {
     const mlfab__peer *peer = &node->peers[mlfab__node_of_server(node, s)];
     mlfab__place *place = &node->places[s];
+    if (!peer->joined) continue;
+    place->vacant = 0;
+    place->late = peer->late;
     memcpy(place->addresses, peer->addresses ? peer->addresses : node->addresses,
            MLFAB__ADDRESSES_MAX);
     place->hand = peer->hand;
     place->incarnation = peer->incarnation;
     place->nonce = peer->nonce;
   }
+  mlfab__server_link_known(node);
   mlfab__server_link_begin(node);
   mlfab__server_link_check(node);
 }
@@ -10301,6 +10555,12 @@ static int bootstrap_judge(mlfab_node *node, const mlfab__join *join, uint32_t *
              c->workers, c->servers, c->dedicated ? "dedicated" : "");
     return MLFAB_ERR_WORLD;
   }
+  if (join->founding != node->founding) {
+    snprintf(text, room,
+             "the configurations differ: %d has %u servers, servers_max %u; server 0 has %u, %u",
+             (int)join->rank, join->founding, join->servers, node->founding, c->servers);
+    return MLFAB_ERR_WORLD;
+  }
   int own = join->roles == MLFAB_ROLE_SCHEDULER;
   int server_only = !own && c->dedicated && !(join->roles & MLFAB_ROLE_WORKER);
   uint32_t ranks = own ? 1 : server_only ? c->servers : c->workers;
@@ -10317,12 +10577,6 @@ static int bootstrap_judge(mlfab_node *node, const mlfab__join *join, uint32_t *
     return MLFAB_ERR_RANK_TAKEN;
   }
   return 0;
-}
-
-/* Is this node a dedicated server, to which no link need lead? */
-static int bootstrap_is_dedicated(const mlfab_node *node, uint32_t id) {
-  const mlfab_config *c = &node->config;
-  return c->dedicated && id >= c->workers && id - c->workers < c->servers;
 }
 
 /* The link, other than this one, of the process that has a number; MLFAB__NO_LINK if there is none. */
@@ -10394,17 +10648,46 @@ static int bootstrap_suits(const mlfab_node *node, uint32_t id, uint64_t nonce) 
   return !bootstrap_may_be_absent(node, id) ? 0 : caller->dead ? 4 : -1;
 }
 
+/* Likewise, the number of a dedicated server: one that no process has, or whose process has gone and is not missed. */
+static int bootstrap_suits_server(const mlfab_node *node, uint32_t server, uint64_t nonce) {
+  uint32_t id = mlfab__node_of_server(node, server);
+  const mlfab__peer *peer = &node->peers[id];
+  int offered = peer->offered_ns && node->now_ns - peer->offered_ns < 5 * node->config.heartbeat_ns;
+  if (!node->config.dedicated || peer->joined || peer->link != MLFAB__NO_LINK) return 0;
+  if (node->phase == MLFAB__BOOTSTRAP_JOINING && !bootstrap_may_be_absent(node, id)) return 0;
+  if (offered) return peer->offered_to == nonce ? 1 : -1;
+  return peer->incarnation ? 3 : 2;
+}
+
+static void bootstrap_no_number(mlfab_node *node, uint32_t link, int serves) {
+  const mlfab_config *c = &node->config;
+  char text[160];
+  if (serves && !c->dedicated)
+    snprintf(text, sizeof text, "no server can join: in this fabric workers serve");
+  else if (serves)
+    snprintf(text, sizeof text,
+             "there is no number for one more server: servers is %u, servers_max %u",
+             node->founding, c->servers);
+  else
+    snprintf(text, sizeof text,
+             "there is no number for one more worker: workers is %u, workers_max %u",
+             node->founders, c->workers);
+  mlfab__node_refuse(node, link, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, text);
+}
+
 /* Answers a process that asks for a number: offers one, and tells the world. */
 static void bootstrap_offer(mlfab_node *node, uint32_t link, const mlfab__join *ask) {
   const mlfab_config *c = &node->config;
-  uint32_t best = 0;
+  int serves = ask->roles == MLFAB_ROLE_SERVER;
+  uint32_t best = 0, numbers = serves ? c->servers : c->workers;
   int how = 5, soon = 0;
-  for (uint32_t w = 0; w < c->workers && how > 1; w++) {
-    int suits = bootstrap_suits(node, w, ask->nonce);
+  for (uint32_t i = 0; i < numbers && how > 1; i++) {
+    int suits =
+        serves ? bootstrap_suits_server(node, i, ask->nonce) : bootstrap_suits(node, i, ask->nonce);
     soon |= suits < 0;
     if (suits <= 0 || suits >= how) continue;
     how = suits;
-    best = w;
+    best = i;
   }
   if (how == 5 && soon) { /* it calls again, until its deadline */
     node->links[link].closing = 1;
@@ -10412,15 +10695,12 @@ static void bootstrap_offer(mlfab_node *node, uint32_t link, const mlfab__join *
     return;
   }
   if (how == 5) {
-    char text[120];
-    snprintf(text, sizeof text,
-             "there is no number for one more worker: workers is %u, workers_max %u",
-             node->founders, c->workers);
-    mlfab__node_refuse(node, link, MLFAB_ERR_LIMIT, MLFAB_NO_RANK, text);
+    bootstrap_no_number(node, link, serves);
     return;
   }
-  node->peers[best].offered_ns = mlfab__max(node->now_ns, 1);
-  node->peers[best].offered_to = ask->nonce;
+  uint32_t id = serves ? mlfab__node_of_server(node, best) : best;
+  node->peers[id].offered_ns = mlfab__max(node->now_ns, 1);
+  node->peers[id].offered_to = ask->nonce;
   mlfab__join told;
   uint8_t meta[MLFAB__ADDRESSES_MAX + 128];
   memset(&told, 0, sizeof told);
@@ -10428,12 +10708,47 @@ static void bootstrap_offer(mlfab_node *node, uint32_t link, const mlfab__join *
   told.workers = c->workers;
   told.founders = node->founders;
   told.servers = c->servers;
+  told.founding = node->founding;
   told.dedicated = c->dedicated;
   told.scheduler = c->scheduler;
   node->links[link].kind = MLFAB__LINK_JOIN_IN; /* and no peer's: it closes when it has read this */
-  node->links[link].peer = best;
+  node->links[link].peer = id;
   mlfab__node_post(node, link, MLFAB__JOIN, meta, mlfab__encode_join(meta, &told));
   node->links[link].closing = 1;
+}
+
+/* --- servers that join the running fabric --- */
+
+/* Tells everybody, this node included, that a server has come or gone. */
+static void bootstrap_tell_all(mlfab_node *node, uint32_t server, uint32_t kind) {
+  mlfab__member member;
+  mlfab__growth_member(node, server, kind, &member);
+  mlfab__server_link_member(node, &member);
+  for (uint32_t i = 0; i < node->nlinks; i++) {
+    const mlfab__link *link = &node->links[i];
+    int told = link->kind == MLFAB__LINK_WORKER || link->kind == MLFAB__LINK_SCHEDULER ||
+               (link->kind == MLFAB__LINK_RESHARD && link->peer != server);
+    if (told && link->greeted && !link->self && !link->closing)
+      mlfab__growth_post(node, i, &member);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__bootstrap_settle(mlfab_node *node) {
+  node->servers_left = 0;
+  for (uint32_t s = 1; s < node->config.servers; s++) {
+    mlfab__peer *peer = &node->peers[mlfab__node_of_server(node, s)];
+    int left = peer->leaves != 0 && peer->leaves == peer->incarnation;
+    peer->leaves = 0;
+    if (!left) continue;
+    peer->joined = peer->late = 0;
+    bootstrap_tell_all(node, s, MLFAB_EVENT_LEFT);
+  }
+}
+
+/* A process has taken the number of a server whose state nobody misses: it begins without slices, as a late one. */
+static void bootstrap_server_came(mlfab_node *node, uint32_t server) {
+  node->peers[mlfab__node_of_server(node, server)].late = 1;
+  if (node->phase != MLFAB__BOOTSTRAP_JOINING) bootstrap_tell_all(node, server, MLFAB_EVENT_JOINED);
 }
 
 static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame) {
@@ -10473,6 +10788,10 @@ static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_i
     return;
   }
   int again = peer->joined && peer->nonce == join.nonce;
+  uint32_t server = bootstrap_is_dedicated(node, id) ? id - node->config.workers : MLFAB__NO_NODE;
+  int begins = node->phase == MLFAB__BOOTSTRAP_JOINING && server < node->founding;
+  int comes = server != MLFAB__NO_NODE && !again && !begins && !mlfab__growth_counts(node, server);
+  if (comes && peer->joined) mlfab__roles_gone(node, MLFAB__LINK_RESHARD, server, 0);
   if (peer->link != MLFAB__NO_LINK && peer->link != link)
     mlfab__node_hang_up(node, peer->link, "replaced by a newer connection");
   if (!peer->joined && !bootstrap_may_be_absent(node, id)) node->joined++;
@@ -10487,8 +10806,14 @@ static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_i
   node->links[link].peer = id;
   node->links[link].nonce = join.nonce;
   node->links[link].since_ns = node->now_ns;
+  if (comes) bootstrap_server_came(node, server);
   if (node->phase != MLFAB__BOOTSTRAP_JOINING) {
-    node->links[link].welcome = 1;
+    if (bootstrap_make_welcome(node)) {
+      mlfab__node_refuse(node, link, MLFAB_ERR_LIMIT, 0,
+                         "server 0: no room for the list of servers");
+      return;
+    }
+    node->links[link].welcome = 2;
     mlfab__node_ready_link(node, link);
   } else if (bootstrap_all_here(node)) {
     bootstrap_complete(node);
@@ -10550,6 +10875,7 @@ MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link) {
   join.workers = node->config.workers;
   join.founders = node->founders;
   join.servers = node->config.servers;
+  join.founding = node->founding;
   join.dedicated = node->config.dedicated;
   join.scheduler = node->config.scheduler;
   join.hand = node->config.progress == MLFAB_PROGRESS_HAND;
@@ -10573,14 +10899,16 @@ MLFAB__INTERNAL void mlfab__bootstrap_failed(mlfab_node *node, const char *why) 
 static void bootstrap_told(mlfab_node *node, uint32_t link, const mlfab__frame_in *frame) {
   mlfab__join in;
   int valid = !mlfab__decode_join(frame->meta, frame->meta_bytes, &in) && in.workers > 0 &&
-              in.rank >= 0 && (uint32_t)in.rank < in.workers && in.workers <= 65536 &&
-              in.founders <= in.workers && in.servers > 0 && in.servers <= 4096;
+              in.rank >= 0 && in.workers <= 65536 && in.founders <= in.workers && in.servers > 0 &&
+              in.servers <= 4096 && in.founding > 0 && in.founding <= in.servers;
+  uint32_t numbers = node->config.roles == MLFAB_ROLE_SERVER ? in.servers : in.workers;
+  valid = valid && (uint32_t)in.rank < numbers;
   if (node->phase != MLFAB__BOOTSTRAP_JOINING) return;
   if (!valid) {
     mlfab__node_fail(node, MLFAB_ERR_FRAME, 0, 1, "joining: an offer that does not parse");
     return;
   }
-  node->told = (struct mlfab__joining){in.rank,    in.founders,  in.workers,
+  node->told = (struct mlfab__joining){in.rank,    in.founders,  in.workers,  in.founding,
                                        in.servers, in.dedicated, in.scheduler};
   node->phase = MLFAB__BOOTSTRAP_READY;
   node->links[link].closing = 1;
@@ -10608,16 +10936,22 @@ static void bootstrap_welcome(mlfab_node *node, uint32_t link, const mlfab__fram
     left -= n;
     mlfab__place *place = &node->places[info.node - first];
     memcpy(place->addresses, info.addresses, MLFAB__ADDRESSES_MAX);
+    place->vacant = 0;
+    place->late = info.late != 0;
     place->hand = info.hand != 0;
     place->incarnation = info.incarnation;
     place->nonce = info.nonce;
   }
   node->incarnation = welcome.incarnation;
+  node->running = welcome.running != 0;
   node->phase = MLFAB__BOOTSTRAP_GREETING;
   node->links[link].closing = 1;
   node->join_link = MLFAB__NO_LINK;
   mlfab__node_ready_link(node, link);
+  const mlfab__place *own = node->is_server ? &node->places[node->server_number] : NULL;
+  node->late = own && (own->late || own->vacant);
   if (node->is_server) mlfab__caller_await(node);
+  mlfab__server_link_known(node);
   mlfab__server_link_begin(node);
   mlfab__server_link_check(node);
 }
@@ -10685,7 +11019,9 @@ static void bootstrap_timeout(mlfab_node *node) {
   } else if (node->phase == MLFAB__BOOTSTRAP_GREETING) {
     const mlfab__route *routes = node->routes;
     if (node->config.roles == MLFAB_ROLE_SCHEDULER) routes += node->config.servers;
-    while ((uint32_t)rank + 1 < node->config.servers && routes[rank].greeted) rank++;
+    while ((uint32_t)rank + 1 < node->config.servers &&
+           (routes[rank].greeted || node->places[rank].vacant || node->places[rank].late))
+      rank++;
     snprintf(text, sizeof text, "joining: after %s server %d does not answer at %.80s (%.100s)",
              waited, (int)rank, node->places[rank].addresses, routes[rank].why);
   } else if (node->missing[0]) {
@@ -10996,10 +11332,13 @@ typedef struct mlfab__stream { /* to a server */
   uint32_t generation;
   uint64_t announced; /* number of our newest update announced to it, on any link */
   uint64_t eager_bytes, eager_used;
-  uint32_t small;       /* mergeable updates announced and not decided */
-  uint64_t round;       /* progress of the first update undecided here: see push.c */
-  uint32_t epoch;       /* of its layout, from its answer; 0: not told yet */
-  uint8_t stopped;      /* it has answered STOP */
+  uint32_t small;  /* mergeable updates announced and not decided */
+  uint64_t round;  /* progress of the first update undecided here: see push.c */
+  uint32_t epoch;  /* of its layout, from its answer; 0: not told yet */
+  uint8_t stopped; /* it has answered STOP */
+  /* Growth (reshard.h). absent: it counts for nothing here, because it has no slices and came late, or has gone. */
+  uint8_t late, absent;
+  uint8_t comes;        /* the move under way will give it its first slices */
   uint32_t cache_epoch; /* epoch of the commits that the cache has of its slices; 0: none */
 } mlfab__stream;
 
@@ -11069,6 +11408,7 @@ struct mlfab__worker {
   mlfab_stats *stats;
   mlfab__requests *requests;
   uint32_t rank, servers;
+  uint32_t founding;           /* servers that the fabric begins with */
   mlfab__tensor_info *tensors; /* as added */
   uint32_t ntensors, tensor_room;
   uint8_t *table; /* encoded for DEFINE */
@@ -11161,6 +11501,12 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
                                          const mlfab__hello_ack *ack, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__worker_lost(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__worker_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
+/* No process has had this server's number, or another one has taken it: absent until slices move there. */
+MLFAB__INTERNAL void mlfab__worker_vacant(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
+/* A move has ended: servers that died meanwhile are missed, or not. */
+MLFAB__INTERNAL void mlfab__worker_bury(mlfab__worker *worker, uint64_t now_ns);
+/* Counts a late server from now on, or no more; before updates are divided anew. */
+MLFAB__INTERNAL void mlfab__worker_count(mlfab__worker *worker, uint32_t server, int counts);
 MLFAB__INTERNAL void mlfab__worker_frame(mlfab__worker *worker, uint32_t server,
                                          const mlfab__frame_in *frame, uint64_t now_ns);
 MLFAB__INTERNAL int mlfab__worker_next(mlfab__worker *worker, uint32_t server,
@@ -11241,8 +11587,9 @@ MLFAB__INTERNAL int mlfab__push_hop_wanted(const mlfab__worker *worker, uint32_t
 MLFAB__INTERNAL void mlfab__push_resync(mlfab__worker *worker, uint32_t server, uint32_t generation,
                                         const mlfab__window *window, uint64_t now_ns);
 MLFAB__INTERNAL void mlfab__push_lost(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
-/* Decides all parts at a dead server. */
+/* Decides all parts at a dead server. spare: forgets the parts at one that has gone without slices: they had no bytes. */
 MLFAB__INTERNAL void mlfab__push_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
+MLFAB__INTERNAL void mlfab__push_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns);
 /* A call of push. */
 MLFAB__INTERNAL int mlfab__push_start(mlfab__worker *worker, const mlfab__push_what *what,
                                       const mlfab_push_options *given, uint64_t now_ns,
@@ -11441,7 +11788,8 @@ MLFAB__INTERNAL int mlfab__worker_announces(const mlfab__worker *worker, uint32_
 MLFAB__INTERNAL int mlfab__worker_reaches(const mlfab__worker *worker, uint32_t server,
                                           const char *call, mlfab_error *error) {
   for (uint32_t s = 0; s < worker->servers; s++) {
-    if (worker->streams[s].dead && (server == MLFAB_ALL || server == s))
+    if (worker->streams[s].dead && !worker->streams[s].absent &&
+        (server == MLFAB_ALL || server == s))
       return mlfab__error(error, MLFAB_ERR_PEER_DEAD, (int32_t)s, 1, 0, "%s: server %u is dead",
                           call, s);
   }
@@ -12158,13 +12506,13 @@ MLFAB__INTERNAL void mlfab__push_align(mlfab__worker *worker) {
   uint64_t most = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
     const mlfab__stream *stream = &worker->streams[s];
-    if (stream->dead) continue;
+    if (stream->dead || stream->absent) continue;
     most = mlfab__max(most, stream->round + mlfab__worker_ahead(worker, s, worker->next_seq));
   }
   for (uint32_t s = 0; s < worker->servers && worker->stands; s++) {
     mlfab__stream *stream = &worker->streams[s];
     uint64_t next = stream->round + mlfab__worker_ahead(worker, s, worker->next_seq);
-    if (stream->dead || next == most) continue;
+    if (stream->dead || stream->absent || next == most) continue;
     stream->round += most - next;
     mlfab__push_tell(worker, s);
     push_moved_on(worker, s);
@@ -12604,6 +12952,21 @@ MLFAB__INTERNAL void mlfab__push_dead(mlfab__worker *worker, uint32_t server, ui
   }
 }
 
+MLFAB__INTERNAL void mlfab__push_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+  uint8_t slots[MLFAB__WORKER_UPDATES];
+  uint32_t n = worker->norder;
+  memcpy(slots, worker->order, n);
+  for (uint32_t i = 0; i < n; i++) {
+    mlfab__outgoing *update = &worker->updates[slots[i]];
+    mlfab__part *part = &update->parts[server];
+    if (part->state == MLFAB__PART_ANNOUNCED && update->mergeable) worker->streams[server].small--;
+    if (part->state == MLFAB__PART_ANNOUNCED) worker->streams[server].eager_used -= part->eager;
+    if (part->state != MLFAB__PART_NONE && !(part->state == MLFAB__PART_DECIDED && part->code))
+      part->state = MLFAB__PART_NONE;
+    push_settle(worker, update, now_ns);
+  }
+}
+
 MLFAB__INTERNAL void mlfab__push_lose(mlfab__worker *worker, mlfab__outgoing *update,
                                       uint64_t now_ns) {
   for (uint32_t s = 0; s < worker->servers; s++) {
@@ -12740,8 +13103,8 @@ static int push_parts_begin(mlfab__worker *worker, mlfab__outgoing *update, mlfa
                          "more than %d separate stretches of the model in one update",
                          MLFAB__SEGMENTS_MAX);
     }
-    if (segments > 0 || rounds || (update->flags & MLFAB__PUSH_INIT))
-      part->state = MLFAB__PART_QUEUED;
+    int counts = rounds || (update->flags & MLFAB__PUSH_INIT);
+    if (segments > 0 || (counts && !worker->streams[s].absent)) part->state = MLFAB__PART_QUEUED;
   }
   return 0;
 }
@@ -13450,7 +13813,7 @@ MLFAB__INTERNAL int mlfab__worker_init(mlfab__worker *worker, mlfab__env *env,
   worker->stats = stats;
   worker->requests = requests;
   worker->rank = rank;
-  worker->servers = config->servers;
+  worker->servers = worker->founding = config->servers;
   worker->next_seq = 1;
   worker->epoch = 1;
   worker->streams = mlfab__alloc_array(env, worker->servers, sizeof *worker->streams);
@@ -13652,6 +14015,12 @@ MLFAB__INTERNAL int mlfab__worker_model(mlfab__worker *worker, const mlfab_model
   if ((n > 0) != (bufs != NULL))
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
                        "model_start: bufs is NULL and n is not 0, or n is 0 and bufs is not NULL");
+  /* Slices go to the servers that were there first. */
+  if (worker->founding < worker->servers && options.active == 0) options.active = worker->founding;
+  if (options.active > worker->founding)
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                       "active: %u servers shall hold slices, there are %u", options.active,
+                       worker->founding);
   int code = mlfab__worker_reaches(worker, MLFAB_ALL, "model_start", error);
   if (!code) code = mlfab__request_room(worker->requests, MLFAB__REQUEST_MODEL, error);
   if (code) return code;
@@ -13664,6 +14033,7 @@ MLFAB__INTERNAL int mlfab__worker_model(mlfab__worker *worker, const mlfab_model
       mlfab__request_open(worker->requests, MLFAB__REQUEST_MODEL, 0, now_ns, 0);
   worker->model_request = request->id;
   for (uint32_t s = 0; s < worker->servers; s++) {
+    if (worker->streams[s].absent) continue;
     worker->streams[s].define = 1;
     worker->port.ready(worker->port.self, s);
   }
@@ -13750,7 +14120,7 @@ static void worker_model_fail(mlfab__worker *worker, int code, int32_t rank, int
 static void worker_enter(mlfab__worker *worker, uint32_t server) {
   const mlfab__stream *stream = &worker->streams[server];
   const mlfab__progress progress = {stream->round};
-  if (worker->enters && stream->guest && stream->up && stream->epoch != 0)
+  if (worker->enters && stream->guest && stream->up && stream->epoch != 0 && !stream->absent)
     MLFAB__POST(&worker->port, server, MLFAB__PROGRESS, progress, &progress);
 }
 
@@ -13768,7 +14138,8 @@ static void worker_entered(mlfab__worker *worker, uint32_t server, const mlfab__
 /* The worker has the model. The model stands for it when all servers count it. */
 static void worker_model_stands(mlfab__worker *worker, uint64_t now_ns) {
   uint32_t guests = 0;
-  for (uint32_t s = 0; s < worker->servers; s++) guests += worker->streams[s].guest;
+  for (uint32_t s = 0; s < worker->servers; s++)
+    guests += worker->streams[s].guest && !worker->streams[s].absent;
   if (guests == 0 || MLFAB__PLANTED(122)) {
     mlfab__request_succeed(worker->requests, worker_model_request(worker), now_ns);
     worker_model_end(worker, 0);
@@ -13818,7 +14189,8 @@ static void worker_define_ack(mlfab__worker *worker, uint32_t server, const mlfa
 /* Every server has the model: pulls the weights unless they are this worker's own. */
 static void worker_model_pull(mlfab__worker *worker, uint64_t now_ns) {
   int own = 1;
-  for (uint32_t s = 0; s < worker->servers; s++) own &= worker->streams[s].own_weights;
+  for (uint32_t s = 0; s < worker->servers; s++)
+    own &= worker->streams[s].own_weights || worker->streams[s].absent;
   if (own || worker->nmodel_bufs == 0) {
     worker_model_stands(worker, now_ns);
     return;
@@ -13840,11 +14212,14 @@ static void worker_tell_done(mlfab__worker *worker, uint32_t server) {
 static void worker_finish_progress(mlfab__worker *worker, uint64_t now_ns) {
   uint32_t acked = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
-    if (!worker->streams[s].done_told && !mlfab__push_pending(worker, s))
+    if (!worker->streams[s].done_told && !worker->streams[s].absent &&
+        !mlfab__push_pending(worker, s))
       worker_tell_done(worker, s);
   }
-  for (uint32_t s = 0; s < worker->servers; s++)
-    acked += worker->streams[s].done_acked || worker->streams[s].dead;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    const mlfab__stream *stream = &worker->streams[s];
+    acked += stream->done_acked || stream->dead || stream->absent;
+  }
   mlfab__request *request = mlfab__request_find(worker->requests, worker->join_request);
   if (acked == worker->servers) mlfab__request_succeed(worker->requests, request, now_ns);
 }
@@ -13869,7 +14244,7 @@ static void worker_model_progress(mlfab__worker *worker, uint64_t now_ns) {
     return;
   }
   for (uint32_t s = 0; s < worker->servers; s++) {
-    if (!worker->streams[s].defined) return;
+    if (!worker->streams[s].defined && !worker->streams[s].absent) return;
   }
   if (worker->norder > 0) return;
   if (mlfab__cache_open(worker)) {
@@ -13923,6 +14298,9 @@ static int worker_change_check(const mlfab__worker *worker, const mlfab_sync *sy
   if (server != MLFAB_ALL && server >= worker->servers)
     return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "set_sync: there is no server %u, there are %u",
                        server, worker->servers);
+  if (server != MLFAB_ALL && worker->streams[server].absent)
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                       "set_sync: server %u has no slices: it has not come, or has gone", server);
   if (tensor != MLFAB_ALL && !mlfab__layout_find(&worker->layout, tensor))
     return MLFAB__FAIL(error, MLFAB_ERR_TENSOR, "set_sync: there is no tensor %u", tensor);
   if (worker->change.request)
@@ -13958,7 +14336,7 @@ MLFAB__INTERNAL int mlfab__worker_set_sync(mlfab__worker *worker, const mlfab_sy
   change->code = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
     mlfab__stream *stream = &worker->streams[s];
-    stream->changes = server == MLFAB_ALL || server == s;
+    stream->changes = (server == MLFAB_ALL || server == s) && !stream->absent;
     change->nwaiting += stream->changes;
     if (stream->changes && stream->up) worker_change_ask(worker, s);
   }
@@ -13973,7 +14351,7 @@ MLFAB__INTERNAL void mlfab__worker_change_again(mlfab__worker *worker) {
   change->ask.ask++;
   change->nwaiting = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
-    worker->streams[s].changes = !worker->streams[s].dead;
+    worker->streams[s].changes = !worker->streams[s].dead && !worker->streams[s].absent;
     change->nwaiting += worker->streams[s].changes;
   }
 }
@@ -13984,6 +14362,17 @@ static mlfab__request *worker_change_end(mlfab__worker *worker) {
   worker->change.request = 0;
   for (uint32_t s = 0; s < worker->servers; s++) worker->streams[s].changes = 0;
   return request;
+}
+
+/* The change does not wait for this server any more. */
+static void worker_change_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+  mlfab__sync_change *change = &worker->change;
+  if (!worker->streams[server].changes) return;
+  worker->streams[server].changes = 0;
+  if (--change->nwaiting > 0) return;
+  mlfab__request_finish(worker->requests, worker_change_end(worker), change->code,
+                        change->code ? (int32_t)change->server : MLFAB_NO_RANK, change->code != 0,
+                        now_ns, "set_sync: %s", change->text);
 }
 
 static void worker_change_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
@@ -14002,16 +14391,12 @@ static void worker_sync_ack(mlfab__worker *worker, uint32_t server, const mlfab_
   stream->counts = ack.counts != 0;
   if (!counted) mlfab__push_tell(worker, server);
   if (!stream->changes || ack.ask != change->ask.ask) return;
-  stream->changes = 0;
   if (ack.code && !change->code) {
     change->code = ack.code;
     change->server = server;
     snprintf(change->text, sizeof change->text, "server %u: %.200s", server, ack.text);
   }
-  if (--change->nwaiting > 0) return;
-  mlfab__request_finish(worker->requests, worker_change_end(worker), change->code,
-                        change->code ? (int32_t)change->server : MLFAB_NO_RANK, change->code != 0,
-                        now_ns, "set_sync: %s", change->text);
+  worker_change_spare(worker, server, now_ns);
 }
 
 MLFAB__INTERNAL uint32_t mlfab__worker_unfinished(const mlfab__worker *worker) {
@@ -14033,7 +14418,7 @@ MLFAB__INTERNAL void mlfab__worker_withdraw(mlfab__worker *worker, mlfab__reques
       worker->mover->withdraw(worker, request, code, now_ns);
       break;
     case MLFAB__REQUEST_MODEL:
-      while (s + 1 < worker->servers && worker->streams[s].defined &&
+      while (s + 1 < worker->servers && (worker->streams[s].defined || worker->streams[s].absent) &&
              !(worker->enters && worker->streams[s].guest))
         s++;
       if (blame->rank == MLFAB_NO_RANK || worker->streams[blame->by].defined)
@@ -14048,7 +14433,9 @@ MLFAB__INTERNAL void mlfab__worker_withdraw(mlfab__worker *worker, mlfab__reques
       worker_change_end(worker);
       break;
     default:
-      while (s + 1 < worker->servers && worker->streams[s].done_acked) s++;
+      while (s + 1 < worker->servers &&
+             (worker->streams[s].done_acked || worker->streams[s].absent))
+        s++;
       mlfab__request_blame(request, (int32_t)s, 1, "%s", "");
       mlfab__request_expire(worker->requests, request, code, now_ns);
   }
@@ -14068,6 +14455,87 @@ static void worker_resync(mlfab__worker *worker, uint32_t server, uint32_t gener
   mlfab__push_resync(worker, server, generation, &window, now_ns);
 }
 
+/* --- servers that come and go --- */
+
+/* Does the server own slices, as far as this worker knows? Before there is a model every server that was there first
+ * will. */
+static int worker_owns(const mlfab__worker *worker, uint32_t server) {
+  const mlfab__layout *layout = &worker->layout;
+  const mlfab__pause *pause = &worker->pause;
+  for (uint32_t i = 0; layout->nslices == 0 && i < pause->nowners; i++)
+    if (pause->owners[i] == server) return 1;
+  if (layout->nslices == 0) return pause->nowners == 0 && !worker->streams[server].late;
+  return layout->owned_at[server] < layout->owned_at[server + 1];
+}
+
+static void worker_model_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+  if (!worker->model_request) return;
+  mlfab__request_dead(worker->requests, worker_model_request(worker), server, now_ns);
+  worker_model_end(worker, MLFAB_ERR_PEER_DEAD);
+}
+
+/* A server other than 0 that has gone: 1 if it had no slices, so that nothing is lost. It counts for nothing then. */
+static int worker_spare(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+  mlfab__stream *stream = &worker->streams[server];
+  int knows = worker->stands || worker->pause.nowners > 0;
+  if (server == 0 || !knows) return 0;
+  /* Its slices may have moved: the end of the move tells. */
+  if (worker->pause.state == MLFAB__PAUSE_FROZEN) {
+    stream->up = 0;
+    mlfab__push_lost(worker, server, now_ns);
+    return 1;
+  }
+  if (worker_owns(worker, server) || MLFAB__PLANTED(150)) return 0;
+  stream->up = 0;
+  stream->late = stream->absent = 1;
+  mlfab__push_lost(worker, server, now_ns);
+  mlfab__push_spare(worker, server, now_ns);
+  worker_change_spare(worker, server, now_ns);
+  if (worker->mover) worker->mover->dead(worker, server, now_ns);
+  worker->due = 1;
+  worker_advance(worker, now_ns);
+  return 1;
+}
+
+MLFAB__INTERNAL void mlfab__worker_bury(mlfab__worker *worker, uint64_t now_ns) {
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    const mlfab__stream *stream = &worker->streams[s];
+    if (!stream->dead || stream->absent || worker_spare(worker, s, now_ns)) continue;
+    mlfab__push_dead(worker, s, now_ns);
+    mlfab__pull_dead(worker, s, now_ns);
+    worker_change_dead(worker, s, now_ns);
+    worker_model_dead(worker, s, now_ns);
+  }
+}
+
+MLFAB__INTERNAL void mlfab__worker_vacant(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
+  mlfab__stream *stream = &worker->streams[server];
+  int comes = stream->comes;
+  if (!stream->absent && worker->stands && worker_owns(worker, server)) {
+    mlfab__worker_dead(worker, server, now_ns); /* its slices are lost */
+    return;
+  }
+  if (!stream->absent) worker_spare(worker, server, now_ns);
+  memset(stream, 0, sizeof *stream);
+  stream->late = stream->absent = 1;
+  stream->comes = (uint8_t)comes;
+}
+
+MLFAB__INTERNAL void mlfab__worker_count(mlfab__worker *worker, uint32_t server, int counts) {
+  mlfab__stream *stream = &worker->streams[server];
+  stream->comes = 0;
+  if (counts == !stream->absent || !stream->late) return;
+  stream->absent = !counts;
+  if (!counts) return;
+  stream->packets = worker->streams[0].packets;
+  stream->counts = worker->streams[0].counts;
+  stream->defined = worker->stands != 0;
+  stream->define = worker->table && !worker->stands;
+  stream->done_told = stream->done_acked = 0;
+  stream->round = 0;
+  worker->due = 1;
+}
+
 MLFAB__INTERNAL int mlfab__worker_usurped(const mlfab__worker *worker, uint32_t server,
                                           uint64_t top) {
   return top > worker->streams[server].announced;
@@ -14079,12 +14547,18 @@ MLFAB__INTERNAL void mlfab__worker_hello(mlfab__worker *worker, uint32_t server,
   stream->eager_bytes = ack->eager_bytes;
   stream->epoch = ack->epoch;
   stream->guest = ack->guest != 0;
+  if (stream->absent) {
+    stream->up = 1;
+    if (worker->mover) worker->mover->hello(worker, server, ack, now_ns);
+    return;
+  }
   if (ack->was_dead == 2) {
     worker->port.ready(worker->port.self, server);
     return;
   }
   if (worker->stands && !ack->model_stands) {
     stream->dead = 1;
+    if (worker_spare(worker, server, now_ns)) return;
     mlfab__push_dead(worker, server, now_ns);
     mlfab__pull_dead(worker, server, now_ns);
     worker_change_dead(worker, server, now_ns);
@@ -14120,15 +14594,17 @@ MLFAB__INTERNAL void mlfab__worker_lost(mlfab__worker *worker, uint32_t server, 
 MLFAB__INTERNAL void mlfab__worker_dead(mlfab__worker *worker, uint32_t server, uint64_t now_ns) {
   worker->streams[server].dead = 1;
   worker->streams[server].up = 0;
+  if (worker->streams[server].absent) {
+    if (worker->mover) worker->mover->dead(worker, server, now_ns);
+    return;
+  }
+  if (worker_spare(worker, server, now_ns)) return;
   mlfab__push_lost(worker, server, now_ns);
   mlfab__push_dead(worker, server, now_ns);
   mlfab__pull_dead(worker, server, now_ns);
   worker_change_dead(worker, server, now_ns);
   if (worker->mover) worker->mover->dead(worker, server, now_ns);
-  if (worker->model_request) {
-    mlfab__request_dead(worker->requests, worker_model_request(worker), server, now_ns);
-    worker_model_end(worker, MLFAB_ERR_PEER_DEAD);
-  }
+  worker_model_dead(worker, server, now_ns);
   worker->due = 1;
   worker_advance(worker, now_ns);
 }
@@ -14147,6 +14623,7 @@ static void worker_resend(mlfab__worker *worker, uint32_t server, const mlfab__f
 
 static void worker_take(mlfab__worker *worker, uint32_t server, const mlfab__frame_in *frame,
                         uint64_t now_ns) {
+  if (worker->streams[server].absent) return; /* it tells again when it counts */
   switch (frame->type) {
     case MLFAB__DEFINE_ACK:
       worker_define_ack(worker, server, frame, now_ns);
@@ -14306,7 +14783,7 @@ static int worker_role_hello(void *self, mlfab__at at, mlfab__greeting *greeting
 static void worker_role_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
   const mlfab__worker *worker = self;
   if (at.kind != MLFAB__LINK_SERVER) return;
-  if (worker->stands && !greeting->ack->model_stands)
+  if (worker->stands && !greeting->ack->model_stands && !worker->streams[at.peer].absent)
     greeting->died = "it has restarted without the model";
   mlfab__worker_hello(self, at.peer, greeting->ack, at.now_ns);
 }
@@ -14320,8 +14797,11 @@ static void worker_role_lost(void *self, mlfab__at at) {
 }
 
 static void worker_role_gone(void *self, mlfab__at at, int left) {
-  (void)left;
-  if (at.kind == MLFAB__LINK_SERVER) mlfab__worker_dead(self, at.peer, at.now_ns);
+  if (at.kind != MLFAB__LINK_SERVER) return;
+  if (left == MLFAB__NEVER_HERE)
+    mlfab__worker_vacant(self, at.peer, at.now_ns);
+  else
+    mlfab__worker_dead(self, at.peer, at.now_ns);
 }
 
 static int worker_role_wants(void *self, mlfab__at at) {
@@ -14360,8 +14840,10 @@ MLFAB__INTERNAL int mlfab__worker_attach(mlfab_node *node, mlfab__worker **worke
   mlfab__port up = mlfab__roles_port(node, role, MLFAB__LINK_SERVER);
   mlfab__port hop = mlfab__roles_port(node, role, MLFAB__LINK_PEER);
   *worker_p = role->self;
-  return mlfab__worker_init(*worker_p, &node->env, &node->config, (uint32_t)node->config.rank, &up,
-                            &hop, &node->stats, &node->requests);
+  int code = mlfab__worker_init(*worker_p, &node->env, &node->config, (uint32_t)node->config.rank,
+                                &up, &hop, &node->stats, &node->requests);
+  (*worker_p)->founding = node->founding;
+  return code;
 }
 
 /* ==============================================================================================
@@ -14859,6 +15341,7 @@ typedef struct mlfab__server_move {
   struct mlfab__reshard_server *under_way; /* the move that is under way, or NULL */
   int held;           /* slices are moving: this server decides and answers nothing */
   int orphan;         /* server 0 is unreachable */
+  int late;           /* this server got the model from server 0 (ADOPT) */
   uint64_t said_ns;   /* when the workers were last told of the move or of the lost server 0 */
   mlfab__moved moved; /* the last answer to server 0 */
 } mlfab__server_move;
@@ -14935,6 +15418,11 @@ MLFAB__INTERNAL int mlfab__server_build(mlfab__server *server, uint32_t cut, mlf
 MLFAB__INTERNAL void mlfab__server_restored(mlfab__server *server, uint64_t number,
                                             uint64_t version);
 MLFAB__INTERNAL void mlfab__server_refuse(mlfab__server *server, const mlfab_error *error);
+/* The model as server 0 describes it in ADOPT, with none of its slices; it stands. Errors: of the definition, with a
+ * text; there is no model then. */
+MLFAB__INTERNAL int mlfab__server_adopt(mlfab__server *server, const mlfab__adopt *in,
+                                        const uint32_t *words, const uint8_t *table,
+                                        mlfab_error *error);
 /* Compares worker 0's definition with a table of encoded mlfab__tensor_info: 0, or MODEL with the first difference. `whose`
  * it is: "worker 0's". */
 MLFAB__INTERNAL int mlfab__server_compare(const mlfab__tensor_info *definition, uint32_t n,
@@ -15052,6 +15540,8 @@ MLFAB__INTERNAL int mlfab__clock_tidy(mlfab__server *server);
  * MLFAB__RESHARD_SERVER_WORDS_MAX; its bits are the workers in the open round. */
 MLFAB__INTERNAL void mlfab__clock_told(const mlfab__server *server, uint32_t g,
                                        mlfab__reshard_server_clock *out, uint32_t *words);
+/* Sets the bits of the workers that iterations wait for, and clears those of all others. */
+MLFAB__INTERNAL void mlfab__clock_counted(const mlfab__server *server, uint32_t *words);
 /* Does `in`, the clock of arriving slices, have the same state as `clock`, so that the two can be merged? */
 MLFAB__INTERNAL int mlfab__clock_joins(const mlfab__server *server,
                                        const mlfab__reshard_server_clock *clock,
@@ -15969,6 +16459,12 @@ MLFAB__INTERNAL void mlfab__clock_told(const mlfab__server *server, uint32_t g,
   memset(words, 0, out->words * sizeof *words);
   for (uint32_t w = 0; w < server->workers; w++)
     words[w / 32] |= (server->peers[w].contributed >> g & 1) << w % 32;
+}
+
+MLFAB__INTERNAL void mlfab__clock_counted(const mlfab__server *server, uint32_t *words) {
+  memset(words, 0, (server->workers + 31) / 32 * sizeof *words);
+  for (uint32_t w = 0; w < server->workers; w++)
+    words[w / 32] |= (uint32_t)clock_live(&server->peers[w]) << w % 32;
 }
 
 MLFAB__INTERNAL int mlfab__clock_joins(const mlfab__server *server,
@@ -18344,19 +18840,32 @@ static int server_layout(mlfab__server *server, const mlfab_model_options *optio
                              server->config->model_max_bytes, &server->layout, error);
 }
 
-MLFAB__INTERNAL int mlfab__server_build(mlfab__server *server, uint32_t cut, mlfab_error *error) {
-  const mlfab__define *define = &server->peers[0].define;
-  const uint8_t *table = server->peers[0].definition;
-  const mlfab_model_options *options = &define->options;
+/* A definition of the model. owners: of its slices, or NULL: as the options say. */
+typedef struct server_definition {
+  const uint8_t *table;
+  uint32_t tensors, cut;
+  const mlfab_model_options *options;
+  const uint32_t *owners;
+  uint32_t nowners;
+} server_definition;
+
+static int server_build(mlfab__server *server, const server_definition *from, mlfab_error *error) {
+  const mlfab_model_options *options = from->options;
+  uint32_t cut = from->cut;
   int code = server_unsupported(server, options, error);
   if (code) return code;
-  server->definition = mlfab__alloc_array(server->env, define->tensors, sizeof *server->definition);
+  server->definition = mlfab__alloc_array(server->env, from->tensors, sizeof *server->definition);
   if (!server->definition) return server_no_memory(server, MLFAB_ERR_MEMORY, error);
-  server->ndefinition = define->tensors;
-  for (uint32_t i = 0; i < define->tensors; i++) {
-    mlfab__decode_tensor_info(table + (size_t)i * MLFAB__TENSOR_INFO_BYTES, &server->definition[i]);
+  server->ndefinition = from->tensors;
+  for (uint32_t i = 0; i < from->tensors; i++) {
+    mlfab__decode_tensor_info(from->table + (size_t)i * MLFAB__TENSOR_INFO_BYTES,
+                              &server->definition[i]);
   }
   code = server_layout(server, options, cut, error);
+  if (!code && from->owners && from->nowners != server->layout.nslices)
+    code = MLFAB__FAIL(error, MLFAB_ERR_FRAME, "server %u: not the owners of its slices",
+                       server->number);
+  if (!code && from->owners) mlfab__layout_assign(&server->layout, from->owners);
   if (!code) code = mlfab__store_check(options, &server->layout, &server->optimizer, error);
   if (!code) code = server_check(server, &options->consistency, error);
   if (code) return code;
@@ -18368,6 +18877,38 @@ MLFAB__INTERNAL int mlfab__server_build(mlfab__server *server, uint32_t cut, mlf
   if (code) return server_no_memory(server, code, error);
   mlfab__clock_start(server, &options->consistency);
   server->save.cut = cut;
+  return 0;
+}
+
+MLFAB__INTERNAL int mlfab__server_build(mlfab__server *server, uint32_t cut, mlfab_error *error) {
+  const mlfab__define *define = &server->peers[0].define;
+  const server_definition from = {
+      server->peers[0].definition, define->tensors, cut, &define->options, NULL, 0};
+  return server_build(server, &from, error);
+}
+
+MLFAB__INTERNAL int mlfab__server_adopt(mlfab__server *server, const mlfab__adopt *in,
+                                        const uint32_t *words, const uint8_t *table,
+                                        mlfab_error *error) {
+  const server_definition from = {table, in->tensors, in->cut, &in->options, words, in->slices};
+  const uint32_t *counted = words + in->slices;
+  if (in->packets && !server->sparse)
+    return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)server->number, 1, 0,
+                        "server %u was built without MLFAB_WITH_SPARSE, and server 0 with it",
+                        server->number);
+  server_free_model(server);
+  int code = server_build(server, &from, error);
+  if (code) {
+    server_free_model(server);
+    return code;
+  }
+  server->phase = MLFAB__MODEL_STANDS;
+  server->save.restored = in->restored;
+  server->save.restored_version = in->restored_version;
+  for (uint32_t w = 0; w < server->workers; w++)
+    server->peers[w].guest = !(counted[w / 32] >> w % 32 & 1) && !MLFAB__PLANTED(153);
+  mlfab__clock_members(server);
+  if (server->policy) server->policy->told(server);
   return 0;
 }
 
@@ -39293,7 +39834,7 @@ static void sparse_push_free(mlfab__worker *worker) {
 static int sparse_push_check_servers(const mlfab__worker *worker, const char *what,
                                      mlfab_error *error) {
   for (uint32_t s = 0; s < worker->servers; s++) {
-    if (!worker->streams[s].packets)
+    if (!worker->streams[s].packets && !worker->streams[s].absent)
       return mlfab__error(error, MLFAB_ERR_UNSUPPORTED, (int32_t)s, 1, 0,
                           "not supported: %s, at server %u, which was built without "
                           "MLFAB_WITH_SPARSE",
@@ -40284,9 +40825,16 @@ typedef struct mlfab__reshard_done { /* server 0 -> worker */
   char text[MLFAB__TEXT_MAX];
 } mlfab__reshard_done;
 
-typedef struct mlfab__freeze { /* FREEZE down from server 0, FROZEN up */
-  uint32_t attempt;
+typedef struct
+    mlfab__freeze { /* FREEZE, server 0 -> worker; u32 count and u16 numbers of the servers that will
+                       get their first slices follow */
+  uint32_t attempt, servers;
 } mlfab__freeze;
+
+typedef struct mlfab__frozen { /* worker -> server 0 */
+  uint32_t attempt;
+  uint32_t unreached; /* one of those servers that it cannot reach, or MLFAB__NO_NODE */
+} mlfab__frozen;
 
 /* On BEGIN and OVER the server forgets what it has not decided, and HELLO_ACK tells what it has. */
 enum mlfab__stop_kind {
@@ -40327,9 +40875,10 @@ typedef struct
 /* As declared in wire.h, for each type. */
 /* clang-format off */
 #define MLFAB__RESHARD_PAIRS(X) \
-  X(reshard_done) X(freeze) X(stop) X(reshard_server_bytes)
+  X(reshard_done) X(frozen) X(stop) X(reshard_server_bytes)
 #define MLFAB__RESHARD_LISTS(X) \
   X(reshard_ask, uint32_t) \
+  X(freeze, uint32_t) \
   X(move, uint32_t) \
   X(resume, uint32_t)
 /* clang-format on */
@@ -40349,11 +40898,12 @@ MLFAB__RESHARD_LISTS(MLFAB__WIRE_DECLARE_LIST)
 
 /* clang-format off */
 WIRE_META(reshard_done, N(ask) N(code) N(rank) N(is_server) T(text))
-WIRE_META(freeze, N(attempt))
+WIRE_META(frozen, N(attempt) N(unreached))
 WIRE_META(stop, N(attempt) N(kind))
 WIRE_META(reshard_server_bytes,
   N(attempt) N(slice) N(clock) N(kind) N(offset) N(version) N(commit) N(last))
 WIRE_LIST(reshard_ask, servers, server, uint32_t, 2, MLFAB__SLICES_MAX, N(ask) N(timeout_ns))
+WIRE_LIST(freeze, servers, server, uint32_t, 2, MLFAB__SLICES_MAX, N(attempt))
 WIRE_LIST(move, slices, server, uint32_t, 2, MLFAB__SLICES_MAX, N(attempt) N(step))
 WIRE_LIST(resume, slices, server, uint32_t, 2, MLFAB__SLICES_MAX, N(attempt) N(epoch))
 /* clang-format on */
@@ -40430,6 +40980,23 @@ WIRE_LIST(resume, slices, server, uint32_t, 2, MLFAB__SLICES_MAX, N(attempt) N(e
  * server whose slices are moving reports 0. Workers that come (back) get FREEZE, or RESUME with the owners, after
  * every HELLO.
  *
+ * Servers that come and go. A late server (node.h, Growth) is a member of attempts exactly while it owns slices; a first
+ * server always, until it has gone without slices. At server 0:
+ *
+ *    IDLE --an attempt gives it slices: ADOPT, then PREPARE--> takes part --INSTALL--> MEMBER --loses its last slice--> IDLE
+ *                                                                |  ^
+ *                                                      ABORT: IDLE  +-- dead before INSTALLING: the attempt aborts
+ *
+ * FREEZE names the servers that get their first slices. A worker is FROZEN only when it has a link to each; if it
+ * cannot reach one, it says so, and the attempt aborts. ADOPT carries the definition, the present owners, and whom server 0
+ * counts; the workers are frozen, so nobody's counting changes until the end. The server builds the model with no
+ * slices; its first clock is the first one that arrives. At the workers the server is absent (worker.h) until RESUME
+ * shows that it owns slices, and again when it owns none: they send it no updates, and nobody waits for it. A server
+ * that dies or leaves without slices, and gets none, is no fault of the attempt: server 0 goes on without it, and the
+ * workers forget their parts for it, which had no bytes. A frozen worker that loses a server decides that only at the end
+ * of the attempt, because its slices may have moved. A server that takes no part answers a leaderless one that it
+ * cannot know.
+ *
  * Moved and kept state. Windows (windows.h) stay: every update decided before has a number below every later one,
  * at every server. Progress stays, too: a worker has the same progress at all servers (push.c). PROGRESS that
  * reaches a held server is lost, and a server that did not count does not know a worker's progress. The answer to
@@ -40461,6 +41028,9 @@ MLFAB__INTERNAL int mlfab__reshard_server_move(struct mlfab__server *server,
                                                const mlfab__frame_in *frame, uint64_t now_ns);
 MLFAB__INTERNAL int mlfab__reshard_server_told(struct mlfab__server *server, uint32_t from,
                                                const mlfab__frame_in *frame);
+/* ADOPT from server 0: this server is to get its first slices. Errors: FRAME. */
+MLFAB__INTERNAL int mlfab__reshard_server_adopt(struct mlfab__server *server,
+                                                const mlfab__frame_in *frame, uint64_t now_ns);
 /* A server is out of reach. */
 MLFAB__INTERNAL void mlfab__reshard_server_dead(struct mlfab__server *server, uint32_t which);
 MLFAB__INTERNAL int mlfab__reshard_server_frame(struct mlfab__server *server, uint32_t from,
@@ -40513,17 +41083,30 @@ typedef struct mlfab__seat { /* a worker */
   int32_t code, rank;
 } mlfab__seat;
 
+/* What server 0 knows of a server. */
+typedef struct mlfab__reshard_seat {
+  uint8_t member; /* it takes part in every attempt, and is missed if it goes while it has slices */
+  /* In this attempt: */
+  uint8_t answered; /* this step */
+  uint8_t dead;
+  uint8_t away;   /* it takes no part */
+  uint8_t adopts; /* it has to be sent the model first */
+  uint32_t gone;  /* dead: the incarnation of the process that was taken for dead */
+} mlfab__reshard_seat;
+
 typedef struct mlfab__reshard {
   mlfab__env *env;
+  mlfab_node *node;
   const mlfab_config *config;
   mlfab__port down, across;    /* to workers; to servers, whose `ready` opens the link */
   const mlfab__layout *layout; /* server 0's own */
   const struct mlfab__server *server;
   uint32_t workers, servers;
   mlfab__seat *seats;
-  uint8_t *answered; /* by server: it has answered this step */
-  int last;          /* INSTALLING: server 0 itself has got its INSTALL */
-  uint8_t *dead;     /* by server: in this attempt */
+  mlfab__reshard_seat *at; /* by server */
+  int last;                /* INSTALLING: server 0 itself has got its INSTALL */
+  uint8_t *table;          /* the definition for ADOPT, on demand */
+  uint32_t table_bytes;
   enum mlfab__reshard_phase phase;
   uint32_t attempt; /* number of the last attempt; 1: there was none */
   uint32_t epoch;   /* of the current layout */
@@ -40545,8 +41128,8 @@ static void reshard_free(void *self) {
   if (!r->env) return;
   reshard_free_owners(r);
   mlfab__free(r->env, r->seats, r->workers * sizeof *r->seats);
-  mlfab__free(r->env, r->answered, r->servers * sizeof *r->answered);
-  mlfab__free(r->env, r->dead, r->servers * sizeof *r->dead);
+  mlfab__free(r->env, r->at, r->servers * sizeof *r->at);
+  mlfab__free(r->env, r->table, r->table_bytes);
   memset(r, 0, sizeof *r);
 }
 
@@ -40560,8 +41143,11 @@ static void reshard_answer(mlfab__reshard *r, uint32_t worker, const mlfab__resh
 }
 
 static void reshard_freeze(mlfab__reshard *r, uint32_t worker) {
-  mlfab__freeze freeze = {r->attempt};
-  MLFAB__POST(&r->down, worker, MLFAB__FREEZE, freeze, &freeze);
+  uint32_t servers[MLFAB__SLICES_MAX];
+  mlfab__freeze freeze = {r->attempt, 0};
+  for (uint32_t s = 0; s < r->servers; s++)
+    if (!r->at[s].member && !r->at[s].away) servers[freeze.servers++] = s;
+  MLFAB__POST_LIST(RESHARD_META, &r->down, worker, MLFAB__FREEZE, freeze, &freeze, servers);
 }
 
 static void reshard_resume(mlfab__reshard *r, uint32_t worker) {
@@ -40571,12 +41157,53 @@ static void reshard_resume(mlfab__reshard *r, uint32_t worker) {
   MLFAB__POST_LIST(RESHARD_META, &r->down, worker, MLFAB__RESUME, resume, &resume, owners);
 }
 
+/* --- servers that come and go --- */
+
+static int reshard_owns(const mlfab__reshard *r, uint32_t server) {
+  const mlfab__layout *layout = r->layout;
+  return layout->nslices > 0 && layout->owned_at[server] < layout->owned_at[server + 1];
+}
+
+/* Does the server get slices in this attempt? */
+static int reshard_gets(const mlfab__reshard *r, uint32_t server) {
+  for (uint32_t i = 0; i < r->nowners; i++)
+    if (r->owners[i] == server) return 1;
+  return 0;
+}
+
+/* mlfab_node: would the fabric miss the state of this server? */
+static int reshard_counts(void *self, uint32_t server) {
+  const mlfab__reshard *r = self;
+  if (!r->at[server].member) return 0;
+  return r->server->phase != MLFAB__MODEL_STANDS || server == 0 || reshard_owns(r, server);
+}
+
+/* A server has gone that has no slices, and gets none: nothing is lost. */
+static void reshard_spare(mlfab__reshard *r, uint32_t server) {
+  r->at[server].member = 0;
+  r->at[server].away = 1;
+  mlfab__growth_left(r->node, server, r->at[server].gone);
+}
+
+/* Late servers are members while they own slices. Server 0 keeps a link to those that do not, to notice when they go. */
+static void reshard_recount(mlfab__reshard *r) {
+  for (uint32_t s = 1; s < r->servers; s++) {
+    mlfab__reshard_seat *at = &r->at[s];
+    int late = r->config->dedicated && r->node->peers[mlfab__node_of_server(r->node, s)].late;
+    if (late) at->member = (uint8_t)reshard_owns(r, s);
+    if (at->dead && !reshard_owns(r, s)) reshard_spare(r, s);
+    if (at->member && r->config->dedicated && !reshard_owns(r, s))
+      r->across.ready(r->across.self, s);
+  }
+}
+
 /* --- the end --- */
 
 /* The workers go on with the current layout, and the asking worker gets the outcome. */
 static void reshard_end(mlfab__reshard *r) {
   r->phase = MLFAB__RESHARD_IDLE;
   reshard_free_owners(r);
+  reshard_recount(r);
   for (uint32_t w = 0; w < r->workers; w++) {
     if (r->seats[w].here) reshard_resume(r, w);
   }
@@ -40622,7 +41249,7 @@ static void reshard_tell(mlfab__reshard *r, uint32_t server) {
 static int reshard_is_early(const mlfab__reshard *r, uint32_t server) {
   if (r->phase != MLFAB__RESHARD_INSTALLING || server != 0 || MLFAB__PLANTED(81)) return 0;
   for (uint32_t s = 1; s < r->servers; s++) {
-    if (!r->answered[s] && !r->dead[s]) return 1;
+    if (!r->at[s].answered && !r->at[s].dead && !r->at[s].away) return 1;
   }
   return 0;
 }
@@ -40630,17 +41257,21 @@ static int reshard_is_early(const mlfab__reshard *r, uint32_t server) {
 static int reshard_installed(const mlfab__reshard *r) {
   int some = 0;
   for (uint32_t s = 0; r->phase == MLFAB__RESHARD_INSTALLING && s < r->servers; s++)
-    some |= r->answered[s];
+    some |= r->at[s].answered;
   return some;
 }
 
 static void reshard_go(mlfab__reshard *r, enum mlfab__reshard_phase phase) {
   r->phase = phase;
-  memset(r->answered, 0, r->servers);
+  for (uint32_t s = 0; s < r->servers; s++) r->at[s].answered = r->at[s].adopts = 0;
   r->last = !reshard_is_early(r, 0);
   for (uint32_t s = 0; s < r->servers; s++) {
+    if (r->at[s].away) continue;
     r->across.ready(r->across.self, s);
-    if (!reshard_is_early(r, s)) reshard_tell(r, s);
+    if (phase == MLFAB__RESHARD_PREPARING && !r->at[s].member)
+      r->at[s].adopts = 1;
+    else if (!reshard_is_early(r, s))
+      reshard_tell(r, s);
   }
 }
 
@@ -40665,16 +41296,40 @@ static int32_t reshard_awaits_worker(const mlfab__reshard *r) {
 
 static int32_t reshard_awaits_server(const mlfab__reshard *r) {
   for (uint32_t s = 0; s < r->servers; s++) {
-    if (!r->answered[s] && !r->dead[s]) return (int32_t)s;
+    if (!r->at[s].answered && !r->at[s].dead && !r->at[s].away) return (int32_t)s;
   }
   return MLFAB_NO_RANK;
+}
+
+/* Encodes the definition of the model, for a server that has none. */
+static int reshard_table(mlfab__reshard *r) {
+  const mlfab__server *server = r->server;
+  uint32_t news = 0;
+  for (uint32_t s = 0; s < r->servers; s++) news += !r->at[s].member && !r->at[s].away;
+  mlfab__free(r->env, r->table, r->table_bytes);
+  r->table = NULL;
+  r->table_bytes = news ? server->ndefinition * MLFAB__TENSOR_INFO_BYTES : 0;
+  if (!news) return 0;
+  r->table = mlfab__alloc(r->env, r->table_bytes);
+  if (!r->table) {
+    r->table_bytes = 0;
+    return MLFAB_ERR_MEMORY;
+  }
+  for (uint32_t i = 0; i < server->ndefinition; i++)
+    mlfab__encode_tensor_info(r->table + (size_t)i * MLFAB__TENSOR_INFO_BYTES,
+                              &server->definition[i]);
+  return 0;
 }
 
 /* Takes the next step when everybody has answered this one. */
 static void reshard_check(mlfab__reshard *r) {
   if (r->phase == MLFAB__RESHARD_IDLE) return;
   if (r->phase == MLFAB__RESHARD_FREEZING) {
-    if (reshard_awaits_worker(r) == MLFAB_NO_RANK) reshard_go(r, MLFAB__RESHARD_PREPARING);
+    if (reshard_awaits_worker(r) != MLFAB_NO_RANK) return;
+    if (reshard_table(r))
+      reshard_abort(r, MLFAB_ERR_MEMORY, 0, 1, "server 0 is out of memory");
+    else
+      reshard_go(r, MLFAB__RESHARD_PREPARING);
     return;
   }
   if (r->phase == MLFAB__RESHARD_INSTALLING && !r->last && !reshard_is_early(r, 0)) {
@@ -40736,9 +41391,15 @@ static int reshard_refuse(const mlfab__reshard *r, const uint32_t *list, uint32_
   for (uint32_t i = 0; i < n && !code; i++) {
     if (list[i] >= r->servers) {
       code = MLFAB_ERR_ARGUMENT;
-      snprintf(done->text, sizeof done->text,
-               "there is no server %u of %u, and servers cannot join a fabric", list[i],
+      snprintf(done->text, sizeof done->text, "there is no server %u, there are %u", list[i],
                r->servers);
+    } else if (!mlfab__server_link_here(r->node, list[i]) ||
+               (!r->at[list[i]].member && !r->config->dedicated)) {
+      code = MLFAB_ERR_STATE;
+      done->rank = (int32_t)list[i];
+      done->is_server = 1;
+      snprintf(done->text, sizeof done->text,
+               "server %u is not here: it has not joined, or has gone", list[i]);
     }
     for (uint32_t k = 0; k < i && !code; k++) {
       if (list[i] != list[k]) continue;
@@ -40757,7 +41418,10 @@ static void reshard_begin(mlfab__reshard *r, uint32_t worker, const mlfab__resha
   r->deadline_ns = now_ns + mlfab__min(timeout_ns, UINT64_MAX / 2);
   r->attempt++;
   r->phase = MLFAB__RESHARD_FREEZING;
-  memset(r->dead, 0, r->servers);
+  for (uint32_t s = 0; s < r->servers; s++) {
+    r->at[s].dead = 0;
+    r->at[s].away = !r->at[s].member && !reshard_gets(r, s);
+  }
   for (uint32_t w = 0; w < r->workers; w++) {
     r->seats[w].frozen = 0;
     if (r->seats[w].here) reshard_freeze(r, w);
@@ -40814,9 +41478,14 @@ static void reshard_asked(mlfab__reshard *r, uint32_t worker, const mlfab__frame
 
 static void reshard_up(void *self, mlfab__at at, mlfab__greeting *greeting) {
   mlfab__reshard *r = self;
-  if (at.kind == MLFAB__LINK_RESHARD && reshard_busy(r) && !r->answered[at.peer] &&
-      !reshard_is_early(r, at.peer))
+  int awaited = at.kind == MLFAB__LINK_RESHARD && reshard_busy(r) && !r->at[at.peer].answered &&
+                !r->at[at.peer].away && !reshard_is_early(r, at.peer);
+  if (awaited && r->phase == MLFAB__RESHARD_PREPARING && !r->at[at.peer].member) {
+    r->at[at.peer].adopts = 1;
+    r->across.ready(r->across.self, at.peer);
+  } else if (awaited) {
     reshard_tell(r, at.peer);
+  }
   if (at.kind != MLFAB__LINK_WORKER) return;
   mlfab__seat *seat = &r->seats[at.peer];
   if (greeting->fresh) memset(seat, 0, sizeof *seat);
@@ -40839,9 +41508,23 @@ static void reshard_lost(void *self, mlfab__at at) {
 /* A server is out of reach. */
 static void reshard_dead(mlfab__reshard *r, uint32_t server) {
   char text[96];
-  if (!reshard_busy(r)) return;
-  r->dead[server] = 1;
+  r->at[server].gone = r->node->peers[mlfab__node_of_server(r->node, server)].incarnation;
+  int founds = r->at[server].member && r->server->phase != MLFAB__MODEL_STANDS;
+  if (server != 0 && !founds && !reshard_owns(r, server) && !reshard_gets(r, server) &&
+      !MLFAB__PLANTED(152)) {
+    reshard_spare(r, server);
+    reshard_check(r);
+    return;
+  }
   snprintf(text, sizeof text, "server %u is dead", server);
+  /* It has no slices, and was to get some. */
+  int early = r->phase == MLFAB__RESHARD_FREEZING && server != 0 && !reshard_owns(r, server);
+  if (!reshard_busy(r) && !early) return;
+  r->at[server].dead = 1;
+  if (early) {
+    reshard_abort(r, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, text);
+    return;
+  }
   /* If others have installed it is too late to abort: the dead server's slices are lost, as with any death. */
   reshard_fault(r, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, text);
   reshard_abort(r, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, text);
@@ -40869,7 +41552,7 @@ static void reshard_given_up(mlfab__reshard *r, uint32_t server, int code) {
     reshard_fault(r, MLFAB_ERR_PEER_DEAD, 0, 1, text);
   }
   if (reshard_installed(r) || code) {
-    r->dead[server] = 1;
+    r->at[server].dead = 1;
     reshard_check(r);
   } else if (r->phase != MLFAB__RESHARD_ABORTING) {
     reshard_go(r, MLFAB__RESHARD_ABORTING);
@@ -40895,13 +41578,14 @@ static int reshard_moved(mlfab__reshard *r, uint32_t server, const mlfab__frame_
     reshard_outcome(r, server, &moved);
     return 0;
   }
+  if (r->at[server].away) return 0;
   if ((moved.step == MLFAB__MOVE_ABORT && r->phase != MLFAB__RESHARD_ABORTING) ||
       (moved.step == MLFAB__MOVE_INSTALL && moved.code)) {
     reshard_given_up(r, server, moved.code);
   } else if (moved.code && moved.step != MLFAB__MOVE_ABORT) {
     reshard_abort(r, moved.code, (int32_t)server, 1, moved.text);
   } else if (moved.step == reshard_step(r)) {
-    r->answered[server] = 1;
+    r->at[server].answered = 1;
     reshard_check(r);
   }
   return 0;
@@ -40935,12 +41619,48 @@ static void reshard_tick(void *self, uint64_t now_ns) {
 }
 
 static int reshard_wants(void *self, mlfab__at at) {
-  return at.kind == MLFAB__LINK_RESHARD && reshard_busy(self);
+  const mlfab__reshard *r = self;
+  if (at.kind != MLFAB__LINK_RESHARD) return 0;
+  if (reshard_busy(r)) return !r->at[at.peer].away;
+  return r->attempt > 1 && r->config->dedicated && r->at[at.peer].member &&
+         !reshard_owns(r, at.peer);
+}
+
+/* The model for a server that gets its first slices. */
+static int reshard_next(void *self, mlfab__at at, mlfab__frame_out *frame) {
+  const mlfab__reshard *r = self;
+  const mlfab__server *server = r->server;
+  uint32_t words[MLFAB__ADOPT_WORDS_MAX];
+  if (at.kind != MLFAB__LINK_RESHARD || !r->at[at.peer].adopts) return 0;
+  mlfab__adopt adopt = {.attempt = r->attempt,
+                        .slices = r->layout->nslices,
+                        .packets = server->sparse != NULL,
+                        .cut = server->save.cut,
+                        .restored = server->save.restored,
+                        .restored_version = server->save.restored_version,
+                        .tensors = server->ndefinition,
+                        .options = server->options};
+  for (uint32_t i = 0; i < adopt.slices; i++) words[i] = r->layout->slices[i].server;
+  adopt.words = adopt.slices + (r->workers + 31) / 32;
+  mlfab__clock_counted(server, words + adopt.slices);
+  frame->type = MLFAB__ADOPT;
+  frame->meta_bytes = mlfab__encode_adopt(frame->meta, &adopt, words);
+  frame->bulk = r->table;
+  frame->bulk_bytes = r->table_bytes;
+  frame->token = 0;
+  return 1;
+}
+
+static void reshard_taken(void *self, mlfab__at at, const mlfab__frame_out *frame) {
+  mlfab__reshard *r = self;
+  (void)frame;
+  r->at[at.peer].adopts = 0;
+  reshard_tell(r, at.peer);
 }
 
 static int reshard_frame(void *self, mlfab__at at, const mlfab__frame_in *frame) {
   mlfab__reshard *r = self;
-  mlfab__freeze frozen;
+  mlfab__frozen frozen;
   if (at.kind == MLFAB__LINK_RESHARD_IN && frame->type == MLFAB__MOVED) {
     int code = reshard_moved(r, at.peer, frame);
     return code ? code : 1;
@@ -40951,8 +41671,13 @@ static int reshard_frame(void *self, mlfab__at at, const mlfab__frame_in *frame)
     return 1;
   }
   if (frame->type != MLFAB__FROZEN) return 0;
-  if (MLFAB__MALFORMED(&r->down, at.peer, frame, freeze, &frozen)) return 1;
-  if (frozen.attempt == r->attempt) {
+  if (MLFAB__MALFORMED(&r->down, at.peer, frame, frozen, &frozen)) return 1;
+  if (frozen.attempt == r->attempt && frozen.unreached != MLFAB__NO_NODE) {
+    char text[96];
+    snprintf(text, sizeof text, "worker %u cannot reach server %u", at.peer, frozen.unreached);
+    if (r->phase == MLFAB__RESHARD_FREEZING)
+      reshard_abort(r, MLFAB_ERR_PEER_DEAD, (int32_t)frozen.unreached, 1, text);
+  } else if (frozen.attempt == r->attempt) {
     r->seats[at.peer].frozen = 1;
     reshard_check(r);
   }
@@ -40964,7 +41689,10 @@ static const mlfab__role reshard_row = {
     .to = MLFAB__MOVED,
     .name = "reshard",
     .links = MLFAB__ON(WORKER) | MLFAB__ON(RESHARD) | MLFAB__ON(RESHARD_IN),
+    .sends = MLFAB__ON(RESHARD),
     .frame = reshard_frame,
+    .next = reshard_next,
+    .taken = reshard_taken,
     .up = reshard_up,
     .lost = reshard_lost,
     .gone = reshard_gone,
@@ -40981,6 +41709,7 @@ MLFAB__INTERNAL int mlfab__reshard_attach(mlfab_node *node, mlfab__server *serve
   mlfab__reshard *r = role->self;
   memset(r, 0, sizeof *r);
   r->env = env;
+  r->node = node;
   r->config = &node->config;
   r->server = server;
   r->layout = &server->layout;
@@ -40990,9 +41719,12 @@ MLFAB__INTERNAL int mlfab__reshard_attach(mlfab_node *node, mlfab__server *serve
   r->servers = node->config.servers;
   r->attempt = r->epoch = 1;
   r->seats = mlfab__alloc_array(env, r->workers, sizeof *r->seats);
-  r->answered = mlfab__alloc_array(env, r->servers, sizeof *r->answered);
-  r->dead = mlfab__alloc_array(env, r->servers, sizeof *r->dead);
-  return r->seats && r->answered && r->dead ? 0 : MLFAB_ERR_MEMORY;
+  r->at = mlfab__alloc_array(env, r->servers, sizeof *r->at);
+  if (!r->seats || !r->at) return MLFAB_ERR_MEMORY;
+  for (uint32_t s = 0; s < node->founding; s++) r->at[s].member = 1;
+  node->counts = reshard_counts;
+  node->counts_self = r;
+  return 0;
 }
 #endif /* MLFAB_WITH_RESHARD */
 
@@ -41146,7 +41878,7 @@ static void reshard_server_done(mlfab__server *server, uint32_t attempt, uint32_
   moved->step = step;
   moved->server = server->number;
   moved->code = code;
-  snprintf(moved->text, sizeof moved->text, "%s", text);
+  snprintf(moved->text, sizeof moved->text, "%.255s", text);
   reshard_server_answer(server);
 }
 
@@ -41364,6 +42096,11 @@ MLFAB__INTERNAL int mlfab__reshard_server_frame(mlfab__server *server, uint32_t 
 
 /* --- the new store --- */
 
+/* It came late and has no slices: it counts for nothing, and knows nothing of other servers' attempts. */
+static int reshard_server_is_idle(const mlfab__server *server) {
+  return server->move.late && server->store.nslices == 0;
+}
+
 /* Does a slice arrive with this clock? */
 static int reshard_server_comes(const mlfab__server *server, uint32_t clock) {
   const struct mlfab__reshard_server *shift = server->move.under_way;
@@ -41384,13 +42121,15 @@ static int reshard_server_is_known(const mlfab__server *server, uint32_t clock) 
         mlfab__clock_joins(server, &earlier->state, earlier->words, &in->state, in->words))
       return 1;
   }
-  return mlfab__clock_match(server, &in->state, in->words) != MLFAB__CLOCKS;
+  return !reshard_server_is_idle(server) &&
+         mlfab__clock_match(server, &in->state, in->words) != MLFAB__CLOCKS;
 }
 
 /* Would the server stay within the number of models that it may have? */
 static int reshard_server_fits(const mlfab__server *server) {
   uint32_t n = 0;
-  for (uint32_t g = 0; g < server->ngates; g++) n += (uint32_t)server->clocks[g].used;
+  for (uint32_t g = 0; g < server->ngates && !reshard_server_is_idle(server); g++)
+    n += (uint32_t)server->clocks[g].used;
   for (uint32_t i = 0; i < server->move.under_way->ngates; i++)
     n += reshard_server_comes(server, i) && !reshard_server_is_known(server, i);
   return n <= MLFAB__CLOCKS;
@@ -41462,10 +42201,12 @@ static void reshard_server_replace(mlfab__server *server, struct mlfab__reshard_
 static void reshard_server_install(mlfab__server *server) {
   struct mlfab__reshard_server *shift = server->move.under_way;
   mlfab__store *store = &shift->store;
+  int first = reshard_server_is_idle(server); /* its own clock is not that of any slice */
   for (uint32_t g = 0; g < shift->ngates; g++) {
-    if (reshard_server_comes(server, g))
-      shift->clocks[g].target =
-          mlfab__clock_adopt(server, &shift->clocks[g].state, shift->clocks[g].words);
+    if (!reshard_server_comes(server, g)) continue;
+    shift->clocks[g].target =
+        mlfab__clock_restore(server, first, &shift->clocks[g].state, shift->clocks[g].words);
+    first = 0;
   }
   for (uint32_t i = 0; i < store->nslices; i++) {
     mlfab__shard_slice *s = &store->slices[i];
@@ -41655,8 +42396,9 @@ static void reshard_server_asked(mlfab__server *server, uint32_t from, uint32_t 
   server->move.across.ready(server->move.across.self, from);
   if (shift && shift->attempt == attempt) {
     reshard_server_undo(server);
-  } else if (server->phase != MLFAB__MODEL_STANDS) {
-    step = MLFAB__MOVE_PREPARE; /* a new process, which cannot know */
+  } else if (server->phase != MLFAB__MODEL_STANDS ||
+             (reshard_server_is_idle(server) && !MLFAB__PLANTED(154))) {
+    step = MLFAB__MOVE_PREPARE; /* a new process, or one that took no part: it cannot know */
   } else if (server->epoch == attempt) {
     step = MLFAB__MOVE_INSTALL;
   } else if (attempt > server->move.moved.attempt) {
@@ -41685,6 +42427,35 @@ MLFAB__INTERNAL int mlfab__reshard_server_told(mlfab__server *server, uint32_t f
     shift->heard[from] = 1;
     reshard_server_decide(server);
   }
+  return 0;
+}
+
+/* --- a server that gets its first slices --- */
+
+MLFAB__INTERNAL int mlfab__reshard_server_adopt(mlfab__server *server, const mlfab__frame_in *frame,
+                                                uint64_t now_ns) {
+  uint32_t words[MLFAB__ADOPT_WORDS_MAX];
+  struct mlfab__reshard_server *shift = server->move.under_way;
+  mlfab__adopt in;
+  mlfab_error error;
+  server->now_ns = now_ns;
+  if (mlfab__decode_adopt(frame->meta, frame->meta_bytes, &in, words) || in.attempt == 0 ||
+      in.slices == 0 || in.slices > MLFAB__SLICES_MAX ||
+      in.words != in.slices + (server->workers + 31) / 32 || !frame->bulk ||
+      frame->bulk_bytes != (uint64_t)in.tensors * MLFAB__TENSOR_INFO_BYTES)
+    return MLFAB_ERR_FRAME;
+  for (uint32_t i = 0; i < in.slices; i++)
+    if (words[i] >= server->servers || words[i] == server->number) return MLFAB_ERR_FRAME;
+  if (in.attempt <= server->move.moved.attempt || (shift && shift->attempt >= in.attempt)) return 0;
+  if (server->store.nslices > 0) return MLFAB_ERR_FRAME;
+  in.options.size = sizeof in.options;
+  in.options.sync = in.options.consistency.kind;
+  in.options.consistency.size = sizeof in.options.consistency;
+  reshard_server_drop(server);
+  for (uint32_t w = 0; w < server->workers; w++) reshard_server_stop_worker(server, w);
+  server->move.late = 1;
+  int code = mlfab__server_adopt(server, &in, words, frame->bulk, &error);
+  if (code) reshard_server_done(server, in.attempt, MLFAB__MOVE_PREPARE, code, error.text);
   return 0;
 }
 
@@ -41799,9 +42570,23 @@ static void reshard_worker_stop(mlfab__worker *worker, uint32_t server, uint32_t
   if (worker->streams[server].up) MLFAB__POST(&worker->port, server, MLFAB__STOP, stop, &stop);
 }
 
-static void reshard_worker_tell_frozen(mlfab__worker *worker) {
-  mlfab__freeze frozen = {worker->pause.attempt};
-  MLFAB__POST(&worker->port, 0, MLFAB__FROZEN, freeze, &frozen);
+static void reshard_worker_tell_frozen(mlfab__worker *worker, uint32_t unreached) {
+  mlfab__frozen frozen = {worker->pause.attempt, unreached};
+  MLFAB__POST(&worker->port, 0, MLFAB__FROZEN, frozen, &frozen);
+}
+
+/* Servers that will get their first slices: this worker must have a link to each before it stops for the move. 1: it
+ * has; 0: not yet; -1: it cannot reach *server_p. */
+static int reshard_worker_reaches(const mlfab__worker *worker, uint32_t *server_p) {
+  int all = 1;
+  for (uint32_t s = 0; s < worker->servers; s++) {
+    const mlfab__stream *stream = &worker->streams[s];
+    if (!stream->comes || stream->up || MLFAB__PLANTED(151)) continue;
+    *server_p = s;
+    if (stream->dead) return -1;
+    all = 0;
+  }
+  return all;
 }
 
 /* --- stopping --- */
@@ -41814,7 +42599,7 @@ static void reshard_worker_begin(mlfab__worker *worker, uint32_t attempt, int la
   pause->last = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
     worker->streams[s].stopped = 0;
-    reshard_worker_stop(worker, s, MLFAB__STOP_BEGIN);
+    if (!worker->streams[s].absent) reshard_worker_stop(worker, s, MLFAB__STOP_BEGIN);
   }
 }
 
@@ -41831,7 +42616,8 @@ static int reshard_worker_partial(const mlfab__worker *worker, const mlfab__outg
 
 static int reshard_worker_stopped(const mlfab__worker *worker) {
   for (uint32_t s = 0; s < worker->servers; s++) {
-    if (!worker->streams[s].stopped && !worker->streams[s].dead) return 0;
+    const mlfab__stream *stream = &worker->streams[s];
+    if (!stream->stopped && !stream->dead && !stream->absent) return 0;
   }
   return 1;
 }
@@ -41861,21 +42647,31 @@ static void reshard_worker_check(mlfab__worker *worker, uint64_t now_ns) {
     for (uint32_t s = 0; s < worker->servers; s++) worker->port.ready(worker->port.self, s);
   }
   if (pause->state != MLFAB__PAUSE_DRAINING || !reshard_worker_drained(worker)) return;
+  uint32_t unreached = MLFAB__NO_NODE;
+  int reaches = reshard_worker_reaches(worker, &unreached);
+  if (reaches == 0) return;
   pause->state = MLFAB__PAUSE_FROZEN;
   for (uint32_t s = 0; s < worker->servers; s++)
-    reshard_worker_stop(worker, s, MLFAB__STOP_DRAINED);
-  reshard_worker_tell_frozen(worker);
+    if (!worker->streams[s].absent) reshard_worker_stop(worker, s, MLFAB__STOP_DRAINED);
+  reshard_worker_tell_frozen(worker, reaches < 0 ? unreached : MLFAB__NO_NODE);
 }
 
 static void reshard_worker_freeze(mlfab__worker *worker, const mlfab__frame_in *frame,
                                   uint64_t now_ns) {
   mlfab__pause *pause = &worker->pause;
   mlfab__freeze freeze;
-  if (MLFAB__MALFORMED(&worker->port, 0, frame, freeze, &freeze)) return;
+  uint32_t servers[MLFAB__SLICES_MAX], unreached = MLFAB__NO_NODE;
+  int bad = mlfab__decode_freeze(frame->meta, frame->meta_bytes, &freeze, servers) != 0;
+  for (uint32_t i = 0; !bad && i < freeze.servers; i++) bad = servers[i] >= worker->servers;
+  if (mlfab__port_refuse(&worker->port, 0, frame, bad)) return;
   if (pause->state != MLFAB__PAUSE_RUNS && freeze.attempt == pause->attempt && !pause->late) {
-    if (pause->state == MLFAB__PAUSE_FROZEN) reshard_worker_tell_frozen(worker);
+    if (pause->state != MLFAB__PAUSE_FROZEN) return;
+    int reaches = reshard_worker_reaches(worker, &unreached);
+    reshard_worker_tell_frozen(worker, reaches < 0 ? unreached : MLFAB__NO_NODE);
     return;
   }
+  for (uint32_t s = 0; s < worker->servers; s++) worker->streams[s].comes = 0;
+  for (uint32_t i = 0; i < freeze.servers; i++) worker->streams[servers[i]].comes = 1;
   reshard_worker_begin(worker, freeze.attempt, 0);
   reshard_worker_check(worker, now_ns);
 }
@@ -41901,8 +42697,18 @@ static void reshard_worker_run(mlfab__worker *worker) {
   worker->pause.late = 0;
   for (uint32_t s = 0; s < worker->servers; s++) {
     worker->streams[s].epoch = 0;
-    reshard_worker_stop(worker, s, MLFAB__STOP_OVER);
+    worker->streams[s].comes = 0;
+    if (!worker->streams[s].absent) reshard_worker_stop(worker, s, MLFAB__STOP_OVER);
   }
+}
+
+/* A late server counts while it owns slices. */
+static void reshard_worker_count(mlfab__worker *worker) {
+  const mlfab__pause *pause = &worker->pause;
+  uint8_t owns[4096] = {0};
+  for (uint32_t i = 0; i < pause->nowners; i++) owns[pause->owners[i] % sizeof owns] = 1;
+  for (uint32_t s = 0; s < worker->servers; s++)
+    if (worker->streams[s].late) mlfab__worker_count(worker, s, owns[s]);
 }
 
 /* Adopts the layout of RESUME. */
@@ -41910,19 +42716,15 @@ static void reshard_worker_adopt(mlfab__worker *worker, uint64_t now_ns) {
   mlfab__pause *pause = &worker->pause;
   reshard_worker_lose(worker, now_ns);
   worker->epoch = pause->epoch;
+  reshard_worker_count(worker);
   if (worker->layout.nslices == pause->nowners && pause->nowners > 0) {
     mlfab__layout_assign(&worker->layout, pause->owners);
     mlfab__push_recut(worker, now_ns);
     mlfab__pull_recut(worker, now_ns);
     mlfab__worker_change_again(worker);
   }
-  /* Updates and pulls at a server that died meanwhile end now. */
-  for (uint32_t s = 0; s < worker->servers; s++) {
-    if (!worker->streams[s].dead) continue;
-    mlfab__push_dead(worker, s, now_ns);
-    mlfab__pull_dead(worker, s, now_ns);
-  }
   reshard_worker_run(worker);
+  mlfab__worker_bury(worker, now_ns);
 }
 
 /* Stores the owners, also for a model that is not defined yet. */
@@ -41970,8 +42772,10 @@ static void reshard_worker_resume(mlfab__worker *worker, uint32_t server,
     /* Nothing has moved. Some servers may have announced a move. */
     int greets = pause->state != MLFAB__PAUSE_RUNS;
     pause->attempt = resume.attempt;
-    for (uint32_t s = 0; s < worker->servers; s++)
-      greets |= worker->streams[s].up && worker->streams[s].epoch != worker->epoch;
+    for (uint32_t s = 0; s < worker->servers; s++) {
+      const mlfab__stream *stream = &worker->streams[s];
+      greets |= stream->up && !stream->absent && stream->epoch != worker->epoch;
+    }
     if (greets) reshard_worker_run(worker);
   }
 }
@@ -41993,6 +42797,10 @@ static void reshard_worker_hello(mlfab__worker *worker, uint32_t server,
   int knows = pause->attempt != 0 && ack->stopped == pause->attempt;
   if (server == 0 && ack->was_dead < 2) reshard_worker_ask(worker);
   if (pause->state == MLFAB__PAUSE_RUNS) return;
+  if (worker->streams[server].absent) {
+    reshard_worker_check(worker, now_ns); /* it may have waited for this link */
+    return;
+  }
   if (!knows) {
     reshard_worker_stop(
         worker, server,
@@ -42012,6 +42820,7 @@ static void reshard_worker_dead(mlfab__worker *worker, uint32_t server, uint64_t
   }
   /* Without server 0 nobody leads: go on with the known layout. */
   if (worker->pause.state != MLFAB__PAUSE_RUNS) reshard_worker_run(worker);
+  mlfab__worker_bury(worker, now_ns);
   worker->resize.request = 0;
   mlfab__request_dead(worker->requests, request, 0, now_ns);
 }
@@ -42135,6 +42944,9 @@ static int reshard_server_role_frame(void *self, mlfab__at at, const mlfab__fram
   switch (frame->type) {
     case MLFAB__MOVE:
       code = at.peer == 0 ? mlfab__reshard_server_move(self, frame, at.now_ns) : MLFAB_ERR_FRAME;
+      break;
+    case MLFAB__ADOPT:
+      code = at.peer == 0 ? mlfab__reshard_server_adopt(self, frame, at.now_ns) : MLFAB_ERR_FRAME;
       break;
     case MLFAB__MOVED:
       code = mlfab__reshard_server_told(self, at.peer, frame);
@@ -42990,6 +43802,7 @@ typedef struct mlfab__checkpoint_done { /* server 0 -> worker: it is whole, or w
 
 typedef struct mlfab__checkpoint_order { /* server 0 -> server: write your shard */
   uint64_t number, set;                  /* set: random number of the attempt */
+  uint32_t index, shards;                /* of the shards this one is number `index` */
   char dir[MLFAB__TEXT_MAX];
 } mlfab__checkpoint_order;
 
@@ -43078,7 +43891,7 @@ MLFAB__CHECKPOINT_LISTS(MLFAB__WIRE_DECLARE_LIST)
 WIRE_META(checkpoint_ask, N(ask) N(timeout_ns) N(keep) T(dir))
 WIRE_META(checkpoint_done,
   N(ask) N(code) N(rank) N(is_server) N(servers) N(number) N(version) N(bytes) T(text))
-WIRE_META(checkpoint_order, N(number) N(set) T(dir))
+WIRE_META(checkpoint_order, N(number) N(set) N(index) N(shards) T(dir))
 WIRE_META(checkpoint_shard,
   N(number) N(set) N(bytes) N(version) N(server) N(chain) N(epoch) N(code) T(text))
 WIRE_META(checkpoint_resume, T(dir))
@@ -43842,12 +44655,14 @@ MLFAB__INTERNAL void mlfab__writer_due(mlfab__writer *writer) {
     return;
   }
   writer->moment.head.number = writer->order.number;
+  writer->moment.head.server = writer->order.index;
+  writer->moment.head.servers = writer->order.shards;
   writer->phase = MLFAB__WRITER_WRITES;
   writer->over = 0;
   writer->answer.epoch = server->epoch;
   writer->answer.version = writer_version(&writer->moment.view);
-  mlfab__record_path(writer->path, writer->order.dir, writer->order.number, server->number,
-                     server->servers);
+  mlfab__record_path(writer->path, writer->order.dir, writer->order.number, writer->order.index,
+                     writer->order.shards);
   writer_go_on(writer);
 }
 
@@ -43936,6 +44751,8 @@ typedef struct mlfab__lead {
               const mlfab__checkpoint_order *order); /* the order to this server itself */
   uint64_t seed;
   enum mlfab__lead_phase phase;
+  /* Does this server take part? Late servers only while they have slices. */
+  int (*asks)(void *self, uint32_t server);
   uint32_t workers, servers;
   mlfab__lead_seat *seats;
   int waits; /* a request waits until files are removed: */
@@ -43948,7 +44765,9 @@ typedef struct mlfab__lead {
   mlfab__checkpoint_order order;
   mlfab__checkpoint_done done;
   uint8_t *answered;                /* by server */
-  mlfab__checkpoint_entry *entries; /* likewise */
+  uint32_t *shard;                  /* by server: number of its shard, of those that take part */
+  uint32_t shards;                  /* number of servers that take part */
+  mlfab__checkpoint_entry *entries; /* by shard */
   uint32_t awaited;                 /* number of servers that have not answered */
   uint32_t epoch;
   char *names; /* the directory's list */
@@ -43995,10 +44814,12 @@ enum { LEAD_KEEP = 2, LEAD_HEAD = MLFAB__RECORD_BYTES + MLFAB_META_MAX };
 MLFAB__INTERNAL int mlfab__lead_init(mlfab__lead *lead) {
   lead->seats = mlfab__alloc_array(lead->env, lead->workers, sizeof *lead->seats);
   lead->answered = mlfab__alloc(lead->env, lead->servers);
+  lead->shard = mlfab__alloc_array(lead->env, lead->servers, sizeof *lead->shard);
   lead->entries = mlfab__alloc_array(lead->env, lead->servers, sizeof *lead->entries);
   lead->next_at =
       lead->config->checkpoint_commits ? lead->config->checkpoint_commits : MLFAB__NEVER;
-  return lead->seats && lead->answered && lead->entries ? 0 : MLFAB_ERR_MEMORY;
+  int all = lead->seats && lead->answered && lead->shard && lead->entries;
+  return all ? 0 : MLFAB_ERR_MEMORY;
 }
 
 static void lead_forget_names(mlfab__lead *lead) {
@@ -44013,6 +44834,7 @@ MLFAB__INTERNAL void mlfab__lead_free(mlfab__lead *lead) {
   mlfab__free(lead->env, lead->head, LEAD_HEAD);
   mlfab__free(lead->env, lead->seats, lead->workers * sizeof *lead->seats);
   mlfab__free(lead->env, lead->answered, lead->servers);
+  mlfab__free(lead->env, lead->shard, lead->servers * sizeof *lead->shard);
   mlfab__free(lead->env, lead->entries, lead->servers * sizeof *lead->entries);
 }
 
@@ -44175,7 +44997,9 @@ MLFAB__INTERNAL void mlfab__lead_fresh(mlfab__lead *lead, uint32_t worker) {
 /* --- shards --- */
 
 static void lead_order(mlfab__lead *lead, uint32_t server) {
-  MLFAB__POST(&lead->across, server, MLFAB__CHECKPOINT_ORDER, checkpoint_order, &lead->order);
+  mlfab__checkpoint_order order = lead->order;
+  order.index = lead->shard[server];
+  MLFAB__POST(&lead->across, server, MLFAB__CHECKPOINT_ORDER, checkpoint_order, &order);
 }
 
 /* LISTS: the names in the directory are known. */
@@ -44200,9 +45024,14 @@ static void lead_number(mlfab__lead *lead, const mlfab_io_event *event) {
   uint64_t drawn[2] = {lead->began_ns, largest};
   lead->order.set = mlfab__hash(lead->seed, drawn, sizeof drawn);
   lead->phase = MLFAB__LEAD_AWAITS;
-  lead->awaited = lead->servers;
-  memset(lead->answered, 0, lead->servers);
+  lead->shards = 0;
+  for (uint32_t s = 0; s < lead->servers; s++) {
+    lead->answered[s] = s > 0 && !lead->asks(lead->self, s);
+    if (!lead->answered[s]) lead->shard[s] = lead->shards++;
+  }
+  lead->awaited = lead->order.shards = lead->done.servers = lead->shards;
   for (uint32_t s = 1; s < lead->servers; s++) {
+    if (lead->answered[s]) continue;
     lead->across.ready(lead->across.self, s);
     lead_order(lead, s); /* without a link this is lost: mlfab__lead_up repeats it */
   }
@@ -44237,7 +45066,7 @@ static void lead_seal(mlfab__lead *lead) {
                                                .bytes = lead->done.bytes,
                                                .epoch = lead->epoch,
                                                .slices = lead->server->layout.nslices,
-                                               .shards = lead->servers};
+                                               .shards = lead->shards};
   mlfab__file_record record = {.type = MLFAB__RECORD_MANIFEST, .set = lead->order.set};
   record.meta_bytes =
       mlfab__encode_checkpoint_manifest(lead->head + MLFAB__RECORD_BYTES, &manifest, lead->entries);
@@ -44265,13 +45094,13 @@ MLFAB__INTERNAL void mlfab__lead_answered(mlfab__lead *lead, const mlfab__checkp
     lead_fail(lead, shard->code, (int32_t)shard->server, text);
     return;
   }
-  int first = lead->awaited + 1 == lead->servers;
+  int first = lead->awaited + 1 == lead->shards;
   if (!first && shard->epoch != lead->epoch) {
     lead_fail(lead, MLFAB_ERR_AGAIN, (int32_t)shard->server, "slices have moved meanwhile");
     return;
   }
   lead->epoch = shard->epoch;
-  lead->entries[shard->server] = (mlfab__checkpoint_entry){shard->bytes, shard->chain};
+  lead->entries[lead->shard[shard->server]] = (mlfab__checkpoint_entry){shard->bytes, shard->chain};
   lead->done.version = mlfab__max(lead->done.version, shard->version);
   lead->done.bytes += shard->bytes;
   if (lead->awaited == 0 || (first && MLFAB__PLANTED(109))) lead_seal(lead);
@@ -45380,6 +46209,11 @@ static const mlfab__role checkpoint_row = {
     .free = checkpoint_free,
 };
 
+static int checkpoint_asks(void *self, uint32_t server) {
+  const mlfab__checkpoint *c = self;
+  return mlfab__growth_holds(c->node, server);
+}
+
 static int checkpoint_lead(mlfab__checkpoint *c, const mlfab__role *role) {
   mlfab_node *node = c->node;
   c->lead = mlfab__alloc(&node->env, sizeof *c->lead);
@@ -45392,6 +46226,7 @@ static int checkpoint_lead(mlfab__checkpoint *c, const mlfab__role *role) {
                            .across = c->across,
                            .self = c,
                            .own = checkpoint_own,
+                           .asks = checkpoint_asks,
                            .workers = node->config.workers,
                            .servers = node->config.servers,
                            .asker = MLFAB__NO_NODE,
@@ -45509,7 +46344,7 @@ MLFAB__INTERNAL int mlfab__checkpoint_loaded(const mlfab__checkpoint_role *role,
   if (!worker->stands)
     return MLFAB__FAIL(error, MLFAB_ERR_STATE,
                        "restored: there is no model yet: call mlfab_model_start first");
-  info_p->servers = worker->servers;
+  info_p->servers = worker->founding;
   info_p->number = worker->restored;
   info_p->version = worker->restored_version;
   info_p->bytes = 0;
@@ -47761,17 +48596,17 @@ static int complete_check_scheduler(mlfab_config *c, mlfab_error *error) {
   return 0;
 }
 
-/* A process that joins as one more worker knows nothing of the world but where server 0 is. */
+/* A process that joins as one more worker or server knows nothing of the world but where server 0 is. */
 static int complete_check_joiner(mlfab_config *c, mlfab_error *error) {
   if (c->join > 1) return complete_config_error(error, "join is 0 or 1");
-  if (c->roles & ~(uint32_t)MLFAB_ROLE_WORKER)
-    return complete_config_error(error, "a process that joins (join) is a worker only");
+  complete_default32(&c->roles, MLFAB_ROLE_WORKER);
+  if (c->roles != MLFAB_ROLE_WORKER && c->roles != MLFAB_ROLE_SERVER)
+    return complete_config_error(error, "a process that joins (join) is a worker, or a server");
   if (c->coordinator[0] == 0)
     return complete_config_error(error,
                                  "joining (join) needs server 0's address (MLFAB_COORDINATOR)");
-  c->roles = MLFAB_ROLE_WORKER;
   c->rank = 0;
-  c->workers = c->workers_max = c->servers = 1;
+  c->workers = c->workers_max = c->servers = c->servers_max = 1;
   c->dedicated = 0;
   c->scheduler = MLFAB_SCHEDULER_NONE;
   c->accumulators = 0;
@@ -47782,11 +48617,18 @@ static int complete_check_joiner(mlfab_config *c, mlfab_error *error) {
 static int complete_check_world(mlfab_config *c, mlfab_error *error) {
   if (c->join) return complete_check_joiner(c, error);
   complete_default32(&c->workers_max, c->workers);
-  if (c->workers_max > 65536 || c->workers > 65536 || c->servers > 4096)
+  complete_default32(&c->servers_max, c->servers);
+  if (c->workers_max > 65536 || c->workers > 65536 || c->servers > 4096 || c->servers_max > 4096)
     return complete_config_error(error, "the limits are 65536 workers and 4096 servers");
   if (c->workers_max < c->workers)
     return complete_config_error(error,
                                  "workers_max is below workers, which the fabric begins with");
+  if (c->servers_max < c->servers)
+    return complete_config_error(error,
+                                 "servers_max is below servers, which the fabric begins with");
+  if (!c->dedicated && c->servers_max > c->servers)
+    return complete_config_error(
+        error, "servers_max is above servers, and only dedicated servers can join");
   if (!c->dedicated && c->servers > c->workers)
     return complete_config_error(
         error, "there are more servers than workers, and servers are not dedicated");
@@ -47796,7 +48638,7 @@ static int complete_check_world(mlfab_config *c, mlfab_error *error) {
   if (code) return code;
   if (c->dedicated && c->roles == (MLFAB_ROLE_WORKER | MLFAB_ROLE_SERVER))
     return complete_config_error(error, "roles say worker and server, but servers are dedicated");
-  uint32_t limit = c->dedicated && c->roles == MLFAB_ROLE_SERVER ? c->servers : c->workers_max;
+  uint32_t limit = c->dedicated && c->roles == MLFAB_ROLE_SERVER ? c->servers_max : c->workers_max;
   if (c->rank < 0 || (uint32_t)c->rank >= limit) {
     return mlfab__error(error, MLFAB_ERR_RANK_RANGE, c->rank, c->roles == MLFAB_ROLE_SERVER, 0,
                         "configuration: rank %d is not in 0..%u", (int)c->rank, limit - 1);
@@ -47810,7 +48652,7 @@ static int complete_check_world(mlfab_config *c, mlfab_error *error) {
         error,
         "roles do not fit rank and servers (the first ranks serve, unless servers are dedicated)");
   uint32_t nodes =
-      c->workers_max + (c->dedicated ? c->servers : 0) + (c->scheduler == MLFAB_SCHEDULER_OWN);
+      c->workers_max + (c->dedicated ? c->servers_max : 0) + (c->scheduler == MLFAB_SCHEDULER_OWN);
   if (c->coordinator[0] == 0 && nodes > 1) {
     return complete_config_error(error,
                                  "a world of several nodes needs a coordinator address "
@@ -48065,6 +48907,7 @@ static const config_setting config_settings[] = {
     CONFIG_U("workers_max", mlfab_config, workers_max, 1, 65536, 1),
     CONFIG_U("join", mlfab_config, join, 0, 1, 1),
     CONFIG_U("servers", mlfab_config, servers, 1, 4096, 1),
+    CONFIG_U("servers_max", mlfab_config, servers_max, 1, 4096, 1),
     CONFIG_U("dedicated", mlfab_config, dedicated, 0, 1, 1),
     CONFIG_U("allow_insecure", mlfab_config, allow_insecure, 0, 1, 1),
     CONFIG_U("order_by_rate", mlfab_config, order_by_rate, 0, 1, 1),
@@ -48246,14 +49089,15 @@ static const config_setting config_roles =
     CONFIG_W("role", mlfab_config, roles, 1, 0, {"worker", MLFAB_ROLE_WORKER},
              {"server", MLFAB_ROLE_SERVER}, {"scheduler", MLFAB_ROLE_SCHEDULER});
 
-/* Call it after `dedicated` is set: it says what the role of a server means. */
+/* Call it after `dedicated` and `join` are set: they say what the role of a server means. */
 static int config_role(mlfab_config *c, const char *name, const char *text, mlfab_error *error) {
   uint64_t roles = 0;
   int code = config_choice(&config_roles, name, text, &roles, error);
   if (code) return code;
-  if (roles == MLFAB_ROLE_SERVER && !c->dedicated)
-    return config_bad(error, name, text, "needs MLFAB_DEDICATED=1");
-  if (roles == MLFAB_ROLE_SCHEDULER || c->dedicated) c->roles = (uint32_t)roles;
+  int alone = c->dedicated || c->join;
+  if (roles == MLFAB_ROLE_SERVER && !alone)
+    return config_bad(error, name, text, "needs MLFAB_DEDICATED=1, or MLFAB_JOIN=1");
+  if (roles == MLFAB_ROLE_SCHEDULER || alone) c->roles = (uint32_t)roles;
   return 0;
 }
 
@@ -50635,6 +51479,22 @@ MLFAB_API int mlfab_rank(const mlfab *ctx, int32_t *rank_p, uint32_t *workers_p,
   if (rank_p) *rank_p = ctx->node->is_worker ? c->rank : -1;
   if (workers_p) *workers_p = c->workers;
   if (servers_p) *servers_p = c->servers;
+  return 0;
+}
+
+MLFAB_API int mlfab_servers(mlfab *ctx, uint32_t *servers, uint32_t room, uint32_t *count_p) {
+  CONTEXT_CHECK(ctx);
+  if (!count_p) return mlfab__context_null(ctx, "servers: count_p");
+  if (!servers && room > 0) return mlfab__context_null(ctx, "servers: servers");
+  mlfab__context_enter(ctx);
+  uint32_t n = 0;
+  for (uint32_t s = 0; s < ctx->node->config.servers; s++) {
+    if (!mlfab__server_link_here(ctx->node, s)) continue;
+    if (n < room) servers[n] = s;
+    n++;
+  }
+  *count_p = n;
+  mlfab__context_leave(ctx);
   return 0;
 }
 
@@ -58950,6 +59810,10 @@ static int compose_check(const mlfab_config *config, mlfab_error *error) {
                        "configuration: a key (MLFAB_KEY) needs the code of keys, which was left "
                        "out (MLFAB_WITH_KEYS is 0)");
 #endif
+  if (!MLFAB_WITH_RESHARD && config->servers_max > config->servers)
+    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
+                       "configuration: servers_max (MLFAB_SERVERS_MAX) needs moving slices, which "
+                       "was left out (MLFAB_WITH_RESHARD is 0)");
   if (!MLFAB_WITH_CHECKPOINT && (config->checkpoint_dir[0] || config->resume[0]))
     return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
                        "configuration: checkpoint_dir and resume need checkpoints, which were left "
@@ -59163,7 +60027,7 @@ static int open_missing(const open_transport *t, const char *why, mlfab_error *e
 
 static int open_choose(const mlfab_config *c, mlfab__context_choice *choices, uint32_t *n_p,
                        mlfab_error *error) {
-  uint32_t all = 0, nodes = c->workers_max + (c->dedicated ? c->servers : 0);
+  uint32_t all = 0, nodes = c->workers_max + (c->dedicated ? c->servers_max : 0);
   nodes += (c->scheduler == MLFAB_SCHEDULER_OWN) + c->join;
   for (int i = 0; i < OPEN_COUNT; i++) all |= open_list[i].use;
   if (c->transports & ~all) return MLFAB__FAIL(error, MLFAB_ERR_CONFIG, "unknown transports");
@@ -59317,11 +60181,11 @@ static int open_join(const mlfab_config *config, mlfab **ctx_p, mlfab_error *err
     mlfab_abandon(&asker);
     mlfab_config full = whole;
     full.join = 0;
-    full.roles = MLFAB_ROLE_WORKER;
     full.rank = told.rank;
     full.workers = told.workers;
     full.workers_max = told.workers_max;
     full.servers = told.servers;
+    full.servers_max = told.servers_max;
     full.dedicated = told.dedicated;
     full.scheduler = told.scheduler;
     code = open_wait(&full, 0, ctx_p, &error);
@@ -59336,7 +60200,7 @@ static int open_join(const mlfab_config *config, mlfab **ctx_p, mlfab_error *err
 MLFAB_API int mlfab_open(const mlfab_config *config, mlfab **ctx_p, mlfab_error *error_p) {
   if (!ctx_p) return MLFAB__FAIL(error_p, MLFAB_ERR_ARGUMENT, "ctx_p is NULL");
   /* An older header's configuration has no `join`. */
-  int joins = config && config->size >= sizeof *config && config->join == 1;
+  int joins = config && MLFAB__HAS(config, mlfab_config, join) && config->join == 1;
   return joins ? open_join(config, ctx_p, error_p) : open_wait(config, 0, ctx_p, error_p);
 }
 

@@ -456,11 +456,14 @@ static void reshard_dead(mlfab__reshard *r, uint32_t server) {
     return;
   }
   snprintf(text, sizeof text, "server %u is dead", server);
+  /* It has no slices, and was to get some. */
+  int early = r->phase == MLFAB__RESHARD_FREEZING && server != 0 && !reshard_owns(r, server);
+  if (!reshard_busy(r) && !early) return;
   r->at[server].dead = 1;
-  /* It was to get its first slices: the workers wait for their links to it. */
-  if (r->phase == MLFAB__RESHARD_FREEZING && !r->at[server].member)
+  if (early) {
     reshard_abort(r, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, text);
-  if (!reshard_busy(r)) return;
+    return;
+  }
   /* If others have installed it is too late to abort: the dead server's slices are lost, as with any death. */
   reshard_fault(r, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, text);
   reshard_abort(r, MLFAB_ERR_PEER_DEAD, (int32_t)server, 1, text);
