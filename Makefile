@@ -347,10 +347,12 @@ BENCH_SOURCES := $(filter-out $(PART_BENCHES:%=tests/bench/%.c) $(wildcard tests
                    tests/bench/eager_*.c), \
                    $(wildcard tests/bench/*.c))
 
-$(BUILD)/bench: $(BENCH_SOURCES) $(wildcard tests/bench/*.h) mlfab.h $(BUILD)/libmlfab.a
+$(BUILD)/bench: $(BENCH_SOURCES) $(wildcard tests/bench/*.h) mlfab.h $(BUILD)/libmlfab.a \
+                $(if $(TLS_LIBS),$(BUILD)/libmlfab_tls.a)
 	@mkdir -p $(@D)
-	$(COMPILE) -MF $@.d -o $@ $(if $(HAVE_ZMQ),,-DMLFAB_BENCH_ZMQ=0) $(BENCH_SOURCES) \
-	  $(BUILD)/libmlfab.a $(LDFLAGS) $(if $(HAVE_ZMQ),-lzmq) $(LIBS)
+	$(COMPILE) -MF $@.d -o $@ $(if $(HAVE_ZMQ),,-DMLFAB_BENCH_ZMQ=0) $(if $(TLS_LIBS),,-DMLFAB_BENCH_TLS=0) \
+	  $(BENCH_SOURCES) $(if $(TLS_LIBS),$(BUILD)/libmlfab_tls.a) $(BUILD)/libmlfab.a $(LDFLAGS) \
+	  $(if $(HAVE_ZMQ),-lzmq) $(TLS_LIBS) $(LIBS)
 
 $(PART_BENCHES:%=$(BUILD)/bench-%): $(BUILD)/bench-%: tests/bench/%.c $(BUILD)/parts/libparts.a
 	@mkdir -p $(@D)

@@ -24,7 +24,10 @@ enum bench_what {
   BENCH_PULL = 2,  /* the model, to the worker */
   BENCH_STREAM = 3 /* pushes that are not waited for one by one */
 };
-enum bench_code { BENCH_PLAIN, BENCH_CRC, BENCH_KEYED };
+enum bench_code { BENCH_PLAIN, BENCH_CRC, BENCH_KEYED, BENCH_TLS };
+#ifndef MLFAB_BENCH_TLS
+#define MLFAB_BENCH_TLS 1 /* 0: OpenSSL is not installed */
+#endif
 enum bench_transport { BENCH_TCP = 1, BENCH_SHM = 2 };
 
 /* The work of every player in a trial. */

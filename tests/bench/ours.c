@@ -2,7 +2,12 @@
  * workers that push or pull one tensor of float32. */
 #include "bench.h"
 
+#if MLFAB_BENCH_TLS
+#include "extras/mlfab_tls.h"
+#else
 #include "mlfab.h"
+#define mlfab_transport_tls mlfab_transport_tcp
+#endif
 
 #include <errno.h>
 #include <netinet/in.h>
@@ -42,7 +47,11 @@ static mlfab *fabric_open(bench_team *team, int32_t rank, int is_server) {
   config.no_payload_crc = team->job.code != BENCH_CRC;
   config.timeout_ns = 50000000000u;
   config.allow_insecure = 1;
-  if (team->job.code == BENCH_KEYED) strcpy(config.key, "the-key-of-this-benchmark");
+  if (team->job.code >= BENCH_KEYED) strcpy(config.key, "the-key-of-this-benchmark");
+  if (team->job.code == BENCH_TLS) {
+    config.transport = mlfab_transport_tls();
+    config.transports = 0;
+  }
   if (!strncmp(team->address, "tcp:", 4)) strcpy(config.listen, "tcp:127.0.0.1:0");
   snprintf(config.coordinator, sizeof config.coordinator, "%s", team->address);
   if (team->job.spin) {
