@@ -17,6 +17,7 @@ FOLDER = os.path.join(os.environ.get("MLFAB_BUILD", "build"), "plant")
 KINDS = ["sim", "unit", "oracle", "conform", "oom"]
 # The programs with MPI, which are in a folder of their own; "" where no MPI library is installed.
 MPI = next(("mpi/%s/conform" % mpi for mpi in ("mpich", "openmpi") if shutil.which("mpicc." + mpi)), "")
+KINDS = ["sim", "unit", "oracle", "conform", "oom", "extras"]
 # The likely test of a bug, or of a part whose own test has another name; the simulator detects most others.
 LIKELY = {16: "sim/test_schedule",
           51: "unit/test_api_filters",
@@ -61,6 +62,10 @@ LIKELY = {16: "sim/test_schedule",
           116: "unit/test_blake2b",
           **{number: MPI for number in range(170, 173)},
           **{number: "unit/test_telemetry" for number in range(190, 194)},
+          202: "extras/test_tls_conform",
+          204: "extras/test_tls",
+          205: "extras/test_tls",
+          "mlfab_tls": "extras/test_tls",
           "session": "unit/test_guard",
           "group": "unit/test_order",
           "kernels": "unit/test_combine",
@@ -85,7 +90,8 @@ LIKELY = {16: "sim/test_schedule",
 def planted():
     """The number of each planted bug, and the files that contain it."""
     numbers = {}
-    for path in sorted(glob.glob(ROOT + "/core/*/*.c") + glob.glob(ROOT + "/transports/*.c")):
+    for path in sorted(glob.glob(ROOT + "/core/*/*.c") + glob.glob(ROOT + "/transports/*.c")
+                       + glob.glob(ROOT + "/extras/*.c")):
         with open(path, encoding="utf-8") as file:
             for n in re.findall(r"MLFAB__PLANTED\((\d+)\)", file.read()):
                 numbers.setdefault(int(n), set()).add(os.path.relpath(path, ROOT))
@@ -104,7 +110,7 @@ def forget(files):
     """Deletes the objects of these files, which contain another bug."""
     stale = [os.path.join(ROOT, FOLDER, "parts", file[:-2] + ".o") for file in files]
     stale += [os.path.join(ROOT, FOLDER, file) for file in ("mlfab.o", "mlfab_sim.o", "mpi/mpich/mlfab.o",
-                                                            "mpi/openmpi/mlfab.o")]
+                                                            "mpi/openmpi/mlfab.o", "extras/mlfab_tls.o")]
     for path in stale:
         if os.path.exists(path):
             os.remove(path)

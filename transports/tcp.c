@@ -1276,7 +1276,8 @@ static int tcp_shake(tcp_self *self, tcp_link *link) {
   if (status == MLFAB_ERR_AGAIN) {
     if (tcp_watch(self, link, TCP_WATCH_IN | (out ? TCP_WATCH_OUT : 0u)))
       tcp_link_fail(self, link, errno);
-  } else if (status == MLFAB_ERR_REFUSED && link->state == TCP_LINK_SHAKING) {
+  } else if (status == MLFAB_ERR_REFUSED && link->state == TCP_LINK_SHAKING &&
+             !MLFAB__PLANTED(205)) {
     link->attempt++;
     link->dial->next--;
     tcp_group_leave(self, link);
@@ -1883,7 +1884,8 @@ static void tcp_overdue(tcp_self *self, tcp_node *list, const char *why) {
   for (tcp_node *at = list->next, *next; at != list; at = next) {
     tcp_link *link = TCP_LINK_OF(at, group);
     next = at->next;
-    if (!link->readable && !link->whole && now - link->since_ns >= TCP_SHAKE_NS)
+    if (!link->readable && !link->whole && now - link->since_ns >= TCP_SHAKE_NS &&
+        !MLFAB__PLANTED(204))
       tcp_link_end(self, link, MLFAB_ERR_TIMEOUT, why);
   }
 }
