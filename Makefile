@@ -187,6 +187,10 @@ $(BUILD)/mpi/$(1)/libmlfab_mpi.so: extras/mlfab_mpi.c $(BUILD)/mpi/$(1)/mlfab.o
 	$$(QUIET)$$(call MPICC,$(1)) -std=c11 $$(WARNINGS) $$(CFLAGS) $$(SAN) $$(CPPFLAGS) -I. -MMD -MP -MT $$@ -MF $$@.d -fPIC -shared \
 	  -Wl,--version-script=$$(@D)/exports.map -o $$@ $$< $(BUILD)/mpi/$(1)/mlfab.o $$(LDFLAGS) $$(LIBS)
 
+$(BUILD)/mpi/$(1)/apart: tests/mpi/apart.c $(BUILD)/mpi/$(1)/mlfab.o
+	$$(QUIET)$$(call MPICC,$(1)) -std=c11 $$(WARNINGS) $$(CFLAGS) $$(SAN) $$(CPPFLAGS) -I. -MMD -MP -MT $$@ -MF $$@.d \
+	  -o $$@ $$< $(BUILD)/mpi/$(1)/mlfab.o $$(LDFLAGS) -lcmocka $$(LIBS)
+
 $(BUILD)/mpi/$(1)/plain: tests/mpi/plain.c
 	@mkdir -p $$(@D)
 	$$(QUIET)$$(call MPICC,$(1)) -std=c11 $$(WARNINGS) $$(CFLAGS) $$(SAN) $$(CPPFLAGS) -o $$@ $$< $$(LDFLAGS)
@@ -203,7 +207,7 @@ $(BUILD)/mpi/$(1)/%: tests/mpi/%.c $(BUILD)/mpi/$(1)/mlfab.o
 	  -o $$@ $$< $(BUILD)/mpi/$(1)/mlfab.o $$(LDFLAGS) $$(LIBS)
 
 mpi-built: $(BUILD)/mpi/$(1)/libmlfab_mpi.so $(if $(shell command -v $(call MPIFORT,$(1))),$(BUILD)/mpi/$(1)/13_mpi)
-mpi-built: $(addprefix $(BUILD)/mpi/$(1)/,$(if $(HAVE_CMOCKA),$(MPI_PROGRAMS),$(filter-out conform,$(MPI_PROGRAMS))))
+mpi-built: $(addprefix $(BUILD)/mpi/$(1)/,$(if $(HAVE_CMOCKA),$(MPI_PROGRAMS),$(filter-out conform apart,$(MPI_PROGRAMS))))
 endef
 $(foreach mpi,$(MPIS),$(eval $(call MPI_RULES,$(mpi))))
 
@@ -247,7 +251,7 @@ test: $(filter deps,$(MAKECMDGOALS))
 tests-built: $(BUILT_TESTS) $(HELPERS) $(if $(TLS_LIBS),$(TLS_HELPERS))
 
 # Long tests have their time limit in seconds after an @.
-LIMITS := tests/process/kill9_test.py@1200 tests/process/reshard_test.py@400
+LIMITS := tests/process/mpi_test.py@900 tests/process/kill9_test.py@1200 tests/process/reshard_test.py@400
 limit   = $(foreach test,$(1),$(firstword $(filter $(test)@%,$(LIMITS)) $(test)))
 
 # Tests with one thread run on all processors; tests with several processes or threads run alone.

@@ -58431,6 +58431,9 @@ MLFAB__INTERNAL int mlfab__mpi_prepare(mlfab_config *config, mlfab_error *error)
  *  (5) When `lingering` is 0 and no operation is under way, no other process has sent this one anything that is not
  *      received, but for calls: a CLOSED is the last message of a link. MPI_Finalize begins with waiting for that.
  *
+ * Progress. MPI moves messages only while both processes call it. So the close of a process's last end waits, at most
+ * MPT_LAST_NS, until MPI has what was sent; and a link that was closed does not wait longer than MPT_REST_NS for a bulk.
+ *
  * Waiting. MPI cannot wake a sleeper, so wait polls with naps between that grow to MPT_NAP_NS. */
 
 #if !MLFAB_WITH_MPI
@@ -58466,7 +58469,9 @@ enum {
   MPT_LOOK_NS = 100000000 /* between two looks for calls that nobody answers */
 };
 #define MPT_ANSWER_NS (5 * MPT_SECOND_NS) /* for which a call waits */
+#define MPT_REST_NS (2 * MPT_SECOND_NS)   /* for which a closed link waits for a bulk */
 #define MPT_DRAIN_NS (5 * MPT_SECOND_NS)  /* for which MPI_Finalize waits for the other processes */
+#define MPT_LAST_NS MPT_SECOND_NS         /* for which the close of a process's last end does */
 
 _Static_assert(2 * (MPT_ENVELOPE + MLFAB_HEADER_BYTES + MLFAB_META_MAX + MLFAB_BULK_MAX) <
                    MPT_WINDOW,
@@ -58514,13 +58519,13 @@ typedef struct mpi_link {
   uint32_t number, peer_link; /* peer_link 0: CALLING */
   int peer;                   /* MPI rank */
   uint32_t peer_end;
-  uint64_t token, since_ns;
-  mpi_block *first, *last; /* frames, in the order of the sender */
-  uint32_t unreleased;     /* sent, and not released by the peer: bytes */
-  uint32_t owed;           /* released here, and not told to the peer */
-  uint32_t wants;          /* blocked: what the refused frame needs */
-  int32_t code;            /* ended: why */
-  bool fresh;              /* UP is to be reported */
+  uint64_t token, since_ns; /* since_ns: when it was made; ended: then */
+  mpi_block *first, *last;  /* frames, in the order of the sender */
+  uint32_t unreleased;      /* sent, and not released by the peer: bytes */
+  uint32_t owed;            /* released here, and not told to the peer */
+  uint32_t wants;           /* blocked: what the refused frame needs */
+  int32_t code;             /* ended: why */
+  bool fresh;               /* UP is to be reported */
   bool blocked, ended, ready;
   const char *why;
 } mpi_link;
@@ -58537,7 +58542,7 @@ typedef struct mpi_end {
   uint32_t number;
   mpi_link *links;
   mpi_link *ready_first, *ready_last; /* links with something to report */
-  uint32_t calling;
+  uint32_t calling, ended;            /* links that are CALLING; that have ended */
   uint64_t looked_ns;
   mpi_sent *sent; /* a ring of sent_room, a power of two */
   uint32_t sent_first, sent_count, sent_room;
@@ -58658,6 +58663,8 @@ static void mpi_make_ready(mpi_link *link) {
 static void mpi_end_link(mpi_link *link, int code, const char *why) {
   if (link->ended) return;
   link->ended = true;
+  link->since_ns = mpi_now();
+  link->end->ended++;
   link->code = code;
   link->why = why;
   mpi_make_ready(link);
@@ -58807,21 +58814,25 @@ static mpi_link *mpi_new_link(mpi_end *t, int peer, uint32_t peer_end) {
   return link;
 }
 
-/* Frees a link and the frames that were not delivered. */
-static void mpi_free_link(mpi_link *link) {
-  mpi_end *t = link->end;
-  mpi_engine *e = t->engine;
-  for (uint32_t i = 0; i < t->sent_count; i++) {
-    mpi_sent *sent = &t->sent[(t->sent_first + i) & (t->sent_room - 1)];
-    if (sent->link == link->number) sent->link = 0;
-  }
+/* Drops the frames that were not delivered. */
+static void mpi_drop_frames(mpi_link *link) {
   while (link->first) {
     mpi_block *head = link->first;
     link->first = head->next;
     if (head->whole)
-      mpi_put_frame(e, head);
+      mpi_put_frame(link->end->engine, head);
     else
       head->dropped = true; /* the receive under way frees it */
+  }
+}
+
+static void mpi_free_link(mpi_link *link) {
+  mpi_end *t = link->end;
+  mpi_engine *e = t->engine;
+  mpi_drop_frames(link);
+  for (uint32_t i = 0; i < t->sent_count; i++) {
+    mpi_sent *sent = &t->sent[(t->sent_first + i) & (t->sent_room - 1)];
+    if (sent->link == link->number) sent->link = 0;
   }
   mpi_link **at = &t->ready_first, *last = NULL;
   while (*at && *at != link) last = *at, at = &(*at)->next_ready;
@@ -58835,6 +58846,7 @@ static void mpi_free_link(mpi_link *link) {
     t->links = link->next;
   if (link->next) link->next->before = link->before;
   t->calling -= link->peer_link == 0;
+  t->ended -= link->ended;
   e->links[link->number % e->links_room] = NULL;
   e->links_count--;
   mlfab__free(&t->env, link, sizeof *link);
@@ -59051,6 +59063,15 @@ static void mpi_progress(mpi_engine *e) {
   for (int i = 0; i < MPT_TAKE && !e->over && !e->parked && mpi_take(e); i++) continue;
 }
 
+/* Lets MPI work until all that was begun has ended, and (`answered`) every CLOSE is answered; at most until then. */
+static void mpi_drain(mpi_engine *e, uint64_t until, bool answered) {
+  while (!e->over && (e->operations_count > 0 || (answered && e->lingering > 0)) &&
+         mpi_now() < until) {
+    mpi_progress(e);
+    if (e->operations_count > 0 || e->lingering > 0) mpi_nap(MPT_NAP_LEAST_NS);
+  }
+}
+
 /* ---- engines ---- */
 
 /* MPI_Finalize calls it first. Waits until nothing of this process is under way (invariant 5), then frees what MPI does
@@ -59059,7 +59080,6 @@ static int mpi_at_finalize(MPI_Comm comm, int keyval, void *value, void *extra) 
   mpi_engine *e = value;
   (void)comm, (void)keyval, (void)extra;
   pthread_mutex_lock(&e->lock);
-  uint64_t until = mpi_now() + MPT_DRAIN_NS;
   for (mpi_end *t = e->ends; t; t = t->next) { /* a context that the program has not closed */
     for (mpi_link *link = t->links; link; link = link->next) {
       if (link->ended || !link->peer_link || e->over) continue;
@@ -59067,10 +59087,7 @@ static int mpi_at_finalize(MPI_Comm comm, int keyval, void *value, void *extra) 
       mpi_tell_link(link, MPT_CLOSE);
     }
   }
-  while (!e->over && (e->lingering > 0 || e->operations_count > 0) && mpi_now() < until) {
-    mpi_progress(e);
-    if (e->lingering > 0 || e->operations_count > 0) mpi_nap(MPT_NAP_LEAST_NS);
-  }
+  mpi_drain(e, mpi_now() + MPT_DRAIN_NS, true);
   mpi_fail(e, MLFAB_ERR_CLOSED, "MPI was finalised");
   for (int i = 0; i <= MPT_BLOCK_MOST; i++) {
     while (e->free[i]) {
@@ -59325,10 +59342,10 @@ static int mpi_number(const mpi_card *cards, const mpi_engine *e, mlfab_config *
 
 /* What a configuration may not say over MPI. */
 static int mpi_check_config(const mlfab_config *c, int level, mlfab_error *error) {
-  if (c->join || c->workers_max > 0)
+  if (c->join || c->workers_max > 0 || c->servers_max > 0)
     return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
-                       "mpi: the processes of an MPI job are fixed: `join` and workers_max need "
-                       "another transport");
+                       "mpi: the processes of an MPI job are fixed: `join`, workers_max and "
+                       "servers_max need another transport");
   if (c->coordinator[0])
     return MLFAB__FAIL(
         error, MLFAB_ERR_CONFIG,
@@ -59443,6 +59460,7 @@ static void mpi_shut(void *self) {
     while (*at != t) at = &(*at)->next;
     *at = t->next;
     mpi_progress(e);
+    if (!e->ends) mpi_drain(e, mpi_now() + MPT_LAST_NS, false);
     pthread_mutex_unlock(&e->lock);
     pthread_cond_destroy(&t->wakes);
   }
@@ -59577,13 +59595,18 @@ static int mpi_send(void *self, uint32_t number, const void *head, uint32_t head
 
 static void mpi_flush(void *self) { (void)self; /* send gathers nothing */ }
 
-/* Ends the calls that nobody has answered. */
+/* Ends the calls that nobody has answered. Of a link that has ended it drops what does not come: MPI moves a bulk only
+ * while the sender's process calls MPI, too. */
 static void mpi_look(mpi_end *t) {
-  if (t->calling == 0) return;
+  if (t->calling == 0 && t->ended == 0) return;
   uint64_t now = mpi_now();
   if (now - t->looked_ns < MPT_LOOK_NS) return;
   t->looked_ns = now;
   for (mpi_link *link = t->links; link; link = link->next) {
+    if (link->ended && link->first && !link->first->whole && now - link->since_ns >= MPT_REST_NS) {
+      mpi_drop_frames(link);
+      mpi_make_ready(link);
+    }
     if (!link->peer_link && now - link->since_ns >= MPT_ANSWER_NS)
       mpi_end_link(link, MLFAB_ERR_TIMEOUT, "no answer from");
   }

@@ -445,8 +445,9 @@ typedef int (*mlfab_key_fn)(void *user, char *key, size_t room);
 
 typedef struct mlfab_config {
   uint32_t size;
-  uint32_t roles;     /* MLFAB_ROLE_* bits; 0: worker, and server too when rank < servers */
-  int32_t rank;       /* a worker's rank, 0..workers-1; a dedicated server's number, 0..servers-1 (with growth to the
+  uint32_t roles; /* MLFAB_ROLE_* bits; 0: worker, and server too when rank < servers */
+  int32_t
+      rank; /* a worker's rank, 0..workers-1; a dedicated server's number, 0..servers-1 (with growth to the
                        * largest number - 1) */
   uint32_t workers;   /* 0: 1; workers that the fabric begins with (workers_max) */
   uint32_t servers;   /* 0: 1; servers that the fabric begins with (servers_max) */
@@ -1791,10 +1792,10 @@ MLFAB_API const mlfab_transport *mlfab_transport_shm(void);
  *
  * World. mlfab_open is then collective over the communicator: MPI_COMM_WORLD, or the one that config.transport_user
  * points to (MPI_Comm *). mlfab uses a duplicate. Leave `coordinator` empty; rank and workers are overwritten: workers
- * are numbered in the order of their MPI ranks. With `dedicated` the processes that set the role server (MLFAB_ROLE) are
- * the servers, or, where none does, the last `servers` ones; with `scheduler` own, likewise, the scheduler. Such a
- * process, where mlfab_rank gives -1, calls mlfab_serve. join and workers_max are refused. The job, transports, servers,
- * dedicated and scheduler must be equal in all processes.
+ * are numbered in the order of their MPI ranks. With `dedicated` the processes that set the role server (MLFAB_ROLE)
+ * are the servers, or, where none does, the last `servers` ones; with `scheduler` own, likewise, the scheduler. Such a
+ * process, where mlfab_rank gives -1, calls mlfab_serve. join, workers_max and servers_max are refused. The job,
+ * transports, servers, dedicated and scheduler must be equal in all processes.
  *
  * MPI_Init. Where the program has not initialised MPI, mlfab_open does, and MPI is finalised when the process exits
  * after it has closed its contexts. Where it has, MPI_THREAD_MULTIPLE is needed for a progress thread. With

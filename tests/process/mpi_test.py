@@ -73,6 +73,14 @@ def test_conformance():
         expect(result.code == 0, "%s: every check passes" % mpi, result)
 
 
+def test_conformance_between_processes():
+    for mpi in every_mpi():
+        if not os.path.exists(os.path.join(BUILD, "mpi", mpi, "apart")):
+            raise Skip("libcmocka-dev is not installed")
+        result = mpirun(mpi, 2, "apart", timeout=240)
+        expect(result.code == 0, "%s: every check passes" % mpi, result)
+
+
 def test_mlfab_initialises_mpi():
     works(4, workers=4)
 
