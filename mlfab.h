@@ -305,7 +305,7 @@ typedef struct mlfab_buf {
  * 5. Env: memory, clock, log
  *
  * A table of hooks. The context copies it when it opens. A member that is NULL means the built-in: malloc, the
- * monotonic clock, no log, files. The progress thread may call a hook.
+ * monotonic clock, no log, files. A thread of the library may call a hook.
  */
 enum mlfab_log_level {
   MLFAB_LOG_ERROR = 1,
