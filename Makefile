@@ -42,6 +42,12 @@ TLS_FLAGS      := $(shell pkg-config --cflags libssl libcrypto 2>/dev/null)
 TLS_TESTS      := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/extras/test_tls*.c))
 TLS_HELPERS    := $(patsubst %.c,$(BUILD)/%,$(filter-out tests/extras/test_%,$(wildcard tests/extras/*.c)))
 
+# OpenBLAS, or another library with cblas.h that pkg-config knows. CBLAS_FLAGS is for files that call it.
+CBLAS          := $(firstword $(foreach name,openblas cblas,$(shell pkg-config --exists $(name) 2>/dev/null && echo $(name))))
+CBLAS_LIBS     := $(if $(CBLAS),$(shell pkg-config --libs $(CBLAS)))
+CBLAS_FLAGS    := $(if $(CBLAS),$(shell pkg-config --cflags $(CBLAS)))
+CBLAS_TESTS    := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/cblas/test_*.c))
+
 # One program per file. Without cmocka those that need it are left out, and counted as skipped.
 INTERNAL_TESTS := $(wildcard tests/unit/*.c tests/oracle/*.c)
 PUBLIC_TESTS   := $(wildcard tests/conform/*.c tests/sim/*.c tests/oom/*.c)
@@ -63,9 +69,12 @@ CMOCKA_TESTS    = $(foreach test,$(INTERNAL_TESTS) $(PUBLIC_TESTS),$(if \
 UNBUILDABLE     = $(if $(HAVE_CMOCKA),,$(CMOCKA_TESTS))
 BUILT_TESTS     = $(patsubst %.c,$(BUILD)/%,$(filter-out $(UNBUILDABLE),$(INTERNAL_TESTS) $(PUBLIC_TESTS)))
 BUILT_TESTS    += $(if $(TLS_LIBS),$(if $(HAVE_CMOCKA),$(TLS_TESTS)))
+BUILT_TESTS    += $(if $(CBLAS),$(if $(HAVE_CMOCKA),$(CBLAS_TESTS)))
 SKIPPED_TESTS   = $(patsubst %.c,'%=echo libcmocka-dev is not installed; exit 77',$(UNBUILDABLE)) \
                   $(if $(TLS_LIBS),$(if $(HAVE_CMOCKA),,$(TLS_TESTS:%='%=echo libcmocka-dev is not installed; exit 77')), \
-                    $(TLS_TESTS:%='%=echo libssl-dev is not installed; exit 77'))
+                    $(TLS_TESTS:%='%=echo libssl-dev is not installed; exit 77')) \
+                  $(if $(CBLAS),$(if $(HAVE_CMOCKA),,$(CBLAS_TESTS:%='%=echo libcmocka-dev is not installed; exit 77')), \
+                    $(CBLAS_TESTS:%='%=echo libopenblas-dev is not installed; exit 77'))
 SCRIPT_TESTS   := $(wildcard tests/process/*_test.py tests/dropin/*_test.py)
 
 NPROC    := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
@@ -77,7 +86,7 @@ RUN_TESTS = MLFAB_BUILD=$(BUILD) $(PYTHON) tests/run.py
 .DELETE_ON_ERROR:
 .SUFFIXES:
 .PHONY: all extras demo deps test check amalgamate tools examples bench paper sim fuzz soak dropin switches install \
-        uninstall clean help libraries tests-built mpi mpi-built run-tests run-check fuzzers-built
+        uninstall clean help libraries tests-built mpi mpi-built cblas-built run-tests run-check fuzzers-built
 
 ##: the libraries, the tools and the examples, in build/; libmlfab_tls.a where OpenSSL is
 all: libraries tools examples $(if $(TLS_LIBS),extras)
@@ -142,9 +151,12 @@ $(PLAN_TOOL): $(BUILD)/%: tools/%.c $(BUILD)/parts/libparts.a
 	@mkdir -p $(@D)
 	$(COMPILE) -MF $@.d -o $@ $< $(BUILD)/parts/libparts.a $(LDFLAGS) $(LIBS)
 
+# mnist multiplies its matrices by cblas where it is found.
 $(EXAMPLES): $(BUILD)/%: %.c $(BUILD)/libmlfab.a
 	@mkdir -p $(@D)
-	$(COMPILE) -MF $@.d -o $@ $< $(BUILD)/libmlfab.a $(LDFLAGS) $(LIBS)
+	$(COMPILE) $(if $(findstring mnist,$@),$(MNIST_FLAGS)) -MF $@.d -o $@ $< $(BUILD)/libmlfab.a $(LDFLAGS) \
+	  $(if $(findstring mnist,$@),$(CBLAS_LIBS)) $(LIBS)
+MNIST_FLAGS = $(if $(CBLAS),-DMNIST_WITH_CBLAS=1 $(CBLAS_FLAGS))
 
 $(patsubst %.c,$(BUILD)/%,$(INTERNAL_TESTS)): $(BUILD)/%: %.c $(BUILD)/parts/libparts.a
 	@mkdir -p $(@D)
@@ -164,6 +176,40 @@ $(TLS_TESTS) $(TLS_HELPERS): $(BUILD)/%: %.c $(BUILD)/libmlfab_tls.a $(BUILD)/li
 	@mkdir -p $(@D)
 	$(COMPILE) $(TLS_FLAGS) -MF $@.d -o $@ $< $(BUILD)/libmlfab_tls.a $(BUILD)/libmlfab.a $(LDFLAGS) \
 	  $(if $(findstring /test_,$@),-lcmocka) $(TLS_LIBS) $(LIBS)
+
+# With cblas: build/cblas/libmlfab.a, the programs that need it, and its tests. test_kernels and test_split link the
+# parts, the latter without the library, whose functions it replaces.
+CBLAS_PART  := $(BUILD)/cblas/kernels_cblas.o
+CBLAS_BUILT := $(addprefix $(BUILD)/cblas/,libmlfab.a mlfab-run 02_push_pull)
+
+cblas-built: $(if $(CBLAS),$(CBLAS_BUILT) $(if $(HAVE_CMOCKA),$(CBLAS_TESTS)))
+
+$(BUILD)/cblas/mlfab.o: mlfab.c
+	@mkdir -p $(@D)
+	$(COMPILE) -DMLFAB_WITH_CBLAS=1 $(CBLAS_FLAGS) -fPIC -c -o $@ $<
+
+$(CBLAS_PART): core/kernels/kernels_cblas.c
+	@mkdir -p $(@D)
+	$(COMPILE) -DMLFAB_WITH_CBLAS=1 $(CBLAS_FLAGS) -c -o $@ $<
+
+$(BUILD)/cblas/libmlfab.a: $(BUILD)/cblas/mlfab.o $(BUILD)/mlfab_sim.o
+	@rm -f $@
+	@$(AR) rcs $@ $^
+
+$(BUILD)/cblas/mlfab-run: tools/mlfab-run.c
+$(BUILD)/cblas/02_push_pull: examples/02_push_pull.c
+$(BUILD)/cblas/mlfab-run $(BUILD)/cblas/02_push_pull: $(BUILD)/cblas/libmlfab.a
+	@mkdir -p $(@D)
+	$(COMPILE) -MF $@.d -o $@ $(filter %.c,$^) $(BUILD)/cblas/libmlfab.a $(LDFLAGS) $(CBLAS_LIBS) $(LIBS)
+
+$(BUILD)/tests/cblas/test_kernels $(BUILD)/tests/cblas/test_split: $(BUILD)/%: %.c $(CBLAS_PART) $(BUILD)/parts/libparts.a
+	@mkdir -p $(@D)
+	$(COMPILE) $(CBLAS_FLAGS) -MF $@.d -o $@ $< $(CBLAS_PART) $(BUILD)/parts/libparts.a $(LDFLAGS) -lcmocka \
+	  $(if $(findstring split,$@),,$(CBLAS_LIBS)) $(LIBS)
+
+$(BUILD)/tests/cblas/test_fabric: $(BUILD)/%: %.c $(BUILD)/cblas/libmlfab.a
+	@mkdir -p $(@D)
+	$(COMPILE) -MF $@.d -o $@ $< $(BUILD)/cblas/libmlfab.a $(LDFLAGS) -lcmocka $(CBLAS_LIBS) $(LIBS)
 
 ##: build/mpi/*/ for each MPI library: libmlfab_mpi.so, the Fortran example, the programs of tests/mpi
 mpi: mpi-built
@@ -220,7 +266,7 @@ demo: all
 # ---- tests
 
 PACKAGES := libcmocka-dev libsodium-dev libssl-dev libzmq3-dev clang clang-format clang-tidy cmake g++ pkg-config iproute2 \
-            musl-tools libopenmpi-dev openmpi-bin libmpich-dev mpich gfortran
+            musl-tools libopenmpi-dev openmpi-bin libmpich-dev mpich gfortran libopenblas-dev
 # Not every system has these packages; only benchmarks use them, and leave out missing ones.
 OPTIONAL := libgloo-dev
 
@@ -248,7 +294,7 @@ test: $(filter deps,$(MAKECMDGOALS))
 	+@$(SUBMAKE) all tests-built mpi-built
 	+@$(SUBMAKE) run-tests
 
-tests-built: $(BUILT_TESTS) $(HELPERS) $(if $(TLS_LIBS),$(TLS_HELPERS))
+tests-built: $(BUILT_TESTS) $(HELPERS) $(if $(TLS_LIBS),$(TLS_HELPERS)) cblas-built
 
 # Long tests have their time limit in seconds after an @.
 LIMITS := tests/process/mpi_test.py@900 tests/process/kill9_test.py@1200 tests/process/reshard_test.py@400
@@ -342,7 +388,7 @@ fuzz:
 # Ranks of partial allreduces: tests/bench/eager.py and train_eager.py run them.
 EAGER_BENCHES  = $(BUILD)/bench-eager-ranks $(BUILD)/bench-eager-train
 # Benchmarks of internals, or of two fabrics at a time, are separate programs and link the parts.
-PART_BENCHES  := plan filter version tagged
+PART_BENCHES  := plan filter version tagged kernels
 # Ranks of collectives, ours and others': tests/bench/collective.py runs them.
 RANK_BENCHES   = $(addprefix $(BUILD)/bench-collective-,ours limit $(if $(HAVE_MPI),mpi) \
                    $(if $(HAVE_GLOO),gloo)) $(foreach mpi,$(filter-out default,$(MPIS)), \
@@ -360,7 +406,9 @@ $(BUILD)/bench: $(BENCH_SOURCES) $(wildcard tests/bench/*.h) mlfab.h $(BUILD)/li
 
 $(PART_BENCHES:%=$(BUILD)/bench-%): $(BUILD)/bench-%: tests/bench/%.c $(BUILD)/parts/libparts.a
 	@mkdir -p $(@D)
-	$(COMPILE) -MF $@.d -o $@ $< $(BUILD)/parts/libparts.a $(LDFLAGS) $(LIBS)
+	$(COMPILE) -MF $@.d -o $@ $< $(filter %.o,$^) $(BUILD)/parts/libparts.a $(LDFLAGS) \
+	  $(if $(findstring kernels,$@),$(CBLAS_LIBS)) $(LIBS)
+$(BUILD)/bench-kernels: $(if $(CBLAS),$(CBLAS_PART))
 
 $(BUILD)/bench-collective-ours: tests/bench/collective_ours.c $(BUILD)/libmlfab.a
 	@mkdir -p $(@D)
@@ -382,7 +430,7 @@ $(BUILD)/bench-collective-gloo: tests/bench/collective_gloo.cc tests/bench/colle
 	@mkdir -p $(@D)
 	$(QUIET)$(CXX) -Wall -Wextra $(CFLAGS) -o $@ $< $(LDFLAGS) -lgloo -lpthread
 
-##: measures against memcpy, sockets, ZeroMQ, Open MPI, Gloo and a paper; a table, and build/bench.tsv
+##: measures against memcpy, sockets, ZeroMQ, Open MPI, Gloo, OpenBLAS and a paper; a table, and build/bench.tsv
 bench: $(filter deps,$(MAKECMDGOALS))
 	+@$(SUBMAKE) $(BUILD)/bench $(PART_BENCHES:%=$(BUILD)/bench-%) $(RANK_BENCHES) $(EAGER_BENCHES) tools examples
 	$(BUILD)/bench $(BUILD)/bench.tsv
@@ -442,5 +490,10 @@ help:
 	@awk '/^##: / { text = substr($$0, 5); next } \
 	  text && /^[a-z-]+:/ { split($$0, part, ":"); \
 	    printf "  make %-11s %s\n", part[1], text; text = "" }' Makefile
+	@echo 'Found here (make deps installs what is not):'
+	@printf '  %-11s %s\n' MPI '$(or $(MPIS),-)' cblas '$(if $(CBLAS),$(CBLAS) $(shell pkg-config --modversion $(CBLAS)),-)' \
+	  OpenSSL '$(or $(if $(TLS_LIBS),$(shell pkg-config --modversion libssl)),-)' \
+	  cmocka '$(if $(HAVE_CMOCKA),yes,-)' ZeroMQ '$(if $(HAVE_ZMQ),yes,-)' Gloo '$(if $(HAVE_GLOO),yes,-)'
+	@[ ! -x $(BUILD)/mlfab-run ] || { echo 'Built:'; echo "  $$($(BUILD)/mlfab-run --version)"; }
 
 -include $(shell find $(BUILD) -name '*.d' -not -path '$(BUILD)/*san/*' -not -path '$(BUILD)/plant*' 2>/dev/null)

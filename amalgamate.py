@@ -22,7 +22,7 @@ import sys
 GROUPS = [
     {"base": "base error env rng heap map pool request meter shm_coll"},
     {"wire": "wire codec"},
-    {"kernels": "half kernels_x86 kernels packet"},
+    {"kernels": "half kernels_x86 kernels_cblas kernels packet"},
     {"model": "sync layout version optimizer store image windows"},
     {"node": "port role node link files outbox claim peer_link inner growth server_link caller bootstrap alive"},
     {"worker": "sources cache pull push worker worker_role",
@@ -44,7 +44,7 @@ GROUPS = [
 TRANSPORTS = "tcp shm_file shm shm_coll mpi sim"
 TRANSPORT_FLOORS = 3
 # The top floor, which alone knows all transports: the list of transports, and the functions that open a context.
-TOP = {"open": "compose open"}
+TOP = {"open": "build_info compose open"}
 # The simulator is a separate file, made of this transport and of the files of `base` that it includes. All
 # other files are in mlfab.c.
 SIMULATOR = "transports/sim"

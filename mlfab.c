@@ -102,7 +102,7 @@
 #endif
 #define MLFAB__PLANTED(n) (MLFAB_PLANT == (n))
 
-/* Features compiled in; 0 leaves one out (MPI is left out unless it is 1). amalgamate.py puts these switches around the files of a group;
+/* Features compiled in; 0 leaves one out (MPI and CBLAS are left out unless they are 1). amalgamate.py puts these switches around the files of a group;
  * the code that composes a node or a context tests them too. Shared memory needs Linux. */
 #ifndef MLFAB_WITH_SCHED
 #define MLFAB_WITH_SCHED 1
@@ -148,6 +148,9 @@
 #endif
 #ifndef MLFAB_WITH_MPI
 #define MLFAB_WITH_MPI 0 /* needs mpi.h */
+#endif
+#ifndef MLFAB_WITH_CBLAS
+#define MLFAB_WITH_CBLAS 0 /* needs cblas.h and its library */
 #endif
 #ifndef __linux__
 #undef MLFAB_WITH_SHM
@@ -1349,6 +1352,7 @@ typedef struct mlfab__shm_coll_call {
   int kind;           /* MLFAB__SHM_COLL_* */
   /* operation of kernels.h; MLFAB_OP_MEAN divides by the number of members. Unused for BARRIER */
   int dtype, op;
+  uint32_t kernels;      /* config.kernels */
   int refuse;            /* 1: refuse NaN and infinity in this member's input */
   uint32_t root;         /* BROADCAST */
   const mlfab_vec *bufs; /* one vector of `count` elements, in place; buffers do not overlap */
@@ -1564,6 +1568,7 @@ typedef struct mlfab__join { /* node -> coordinator, first frame of a joining co
   uint32_t founders;    /* workers that the fabric begins with; `workers` may come */
   uint32_t founding;    /* servers that the fabric begins with; `servers` may come */
   uint32_t scheduler;   /* MLFAB_SCHEDULER_* */
+  uint32_t kernels;     /* MLFAB_KERNELS_* */
   uint32_t hand;        /* 1: polled by its program, not declared dead for missing heartbeats */
   uint32_t incarnation; /* its previous one, or 0 */
   uint64_t nonce;       /* of this process, to recognise a repeated JOIN */
@@ -2233,8 +2238,8 @@ WIRE_FIELDS(options, mlfab_model_options,
   N(beta1) N(beta2) N(epsilon) N(weight_decay) F(sync, consistency) N(tags)
   N(pull_half) N(change_threshold) N(change_decay))
 WIRE_META(join,
-  N(rank) N(roles) N(workers) N(servers) N(dedicated) N(founders) N(founding) N(scheduler) N(hand) N(incarnation)
-  N(nonce) T(addresses))
+  N(rank) N(roles) N(workers) N(servers) N(dedicated) N(founders) N(founding) N(scheduler) N(kernels) N(hand)
+  N(incarnation) N(nonce) T(addresses))
 WIRE_META(welcome, N(incarnation) N(nodes) N(running))
 WIRE_META(refuse, N(code) N(rank) T(text))
 WIRE_META(hello, N(node) N(incarnation) N(roles) N(hand) N(accumulators) N(host) N(nonce))
@@ -2812,8 +2817,13 @@ MLFAB__INTERNAL int mlfab__half_finite(int half, const uint16_t *in, uint64_t n)
  * adds; mlfab__kernel_divide does the rest.
  *
  * Functions ending in _with take the row: 0 portable, 1 AVX2 (with F16C and BMI2), 2 AVX-512 (F, BW, DQ,
- * VL). It must not be above mlfab__kernel_level. The functions without take the highest. Tests compare the
- * rows. */
+ * VL). It must not be above mlfab__kernel_level. The functions without take the highest. Those ending in _by take
+ * config.kernels. Tests compare the rows.
+ *
+ * cblas. A row with the bit MLFAB__KERNEL_CBLAS lets cblas add, scale and compute norms of F32 and F64, in pieces of
+ * at most MLFAB__CBLAS_MOST elements; everything else is as without the bit. It gives the same bits, too, except norms, and
+ * except that of two NaNs either may stay: scal rounds the product, and axpy, which is called with 1 only, the sum. So
+ * it does not matter whether the library fuses the two, where an array begins, or which processor a rank has. */
 
 /* Bytes of an element of a tensor, 0 for an unknown type; of a collective's element, which may be F16 or
  * BF16. */
@@ -2831,6 +2841,17 @@ MLFAB__INTERNAL const char *mlfab__op_name(int op);
 /* The highest row that this processor supports. */
 MLFAB__INTERNAL int mlfab__kernel_level(void);
 
+/* Added to a row. Only where MLFAB_WITH_CBLAS is 1, and for add, combine_many and norm2. */
+#define MLFAB__KERNEL_CBLAS 4
+/* Elements of one call of cblas. The pieces of an addition stay in the L1 cache; OpenBLAS uses its threads from 10,001
+ * elements on; and a count of cblas may be a 32-bit int. */
+#define MLFAB__CBLAS_MOST 2048u
+
+/* The row for config.kernels. */
+static inline int mlfab__kernel_row_of(uint32_t kernels) {
+  return mlfab__kernel_level() | (kernels == MLFAB_KERNELS_CBLAS ? MLFAB__KERNEL_CBLAS : 0);
+}
+
 /* dst = w + scale * u, each element round(w + round(scale * u)). Returns 1 if all of scale * u is finite,
  * else 0 (the contents of dst are unspecified then); checked in the same pass. w NULL: dst = scale * u. dst
  * may be w or u; no other overlap. scale 1 and -1 change no bit of u but the sign; F32 multiplies by
@@ -2839,12 +2860,17 @@ MLFAB__INTERNAL int mlfab__kernel_level(void);
 MLFAB__INTERNAL int mlfab__kernel_add_with(int level, int dtype, void *dst, const void *w,
                                            const void *u, double scale, uint64_t n, int stream);
 #define mlfab__kernel_add(...) mlfab__kernel_add_with(mlfab__kernel_level(), __VA_ARGS__)
+#define mlfab__kernel_add_by(kernels, ...) \
+  mlfab__kernel_add_with(mlfab__kernel_row_of(kernels), __VA_ARGS__)
 
 /* 1 when no element is infinite or NaN (I64: always). */
 MLFAB__INTERNAL int mlfab__kernel_finite(int dtype, const void *data, uint64_t n);
 
 /* Sum of squares in double; I64 as doubles. Not for F16, BF16. */
-MLFAB__INTERNAL double mlfab__kernel_norm2(int dtype, const void *u, uint64_t n);
+MLFAB__INTERNAL double mlfab__kernel_norm2_with(int level, int dtype, const void *u, uint64_t n);
+#define mlfab__kernel_norm2(...) mlfab__kernel_norm2_with(mlfab__kernel_level(), __VA_ARGS__)
+#define mlfab__kernel_norm2_by(kernels, ...) \
+  mlfab__kernel_norm2_with(mlfab__kernel_row_of(kernels), __VA_ARGS__)
 
 /* Each dst = in[0] op in[1] op ... op in[k-1], from left to right, in one pass; k and ndst 1..64. A dst may
  * be any of `in`; no other overlap. For F32, F64 and I64 the bits are those of k - 1 pairwise passes. k 1
@@ -2854,10 +2880,16 @@ MLFAB__INTERNAL void mlfab__kernel_combine_many_with(int level, int op, int dtyp
                                                      uint32_t k, uint64_t n, int stream);
 #define mlfab__kernel_combine_many(...) \
   mlfab__kernel_combine_many_with(mlfab__kernel_level(), __VA_ARGS__)
+#define mlfab__kernel_combine_many_by(kernels, ...) \
+  mlfab__kernel_combine_many_with(mlfab__kernel_row_of(kernels), __VA_ARGS__)
 
 /* dst = a op b. dst may be a or b; no other overlap. */
-MLFAB__INTERNAL void mlfab__kernel_combine(int op, int dtype, void *dst, const void *a,
-                                           const void *b, uint64_t n, int stream);
+MLFAB__INTERNAL void mlfab__kernel_combine_with(int level, int op, int dtype, void *dst,
+                                                const void *a, const void *b, uint64_t n,
+                                                int stream);
+#define mlfab__kernel_combine(...) mlfab__kernel_combine_with(mlfab__kernel_level(), __VA_ARGS__)
+#define mlfab__kernel_combine_by(kernels, ...) \
+  mlfab__kernel_combine_with(mlfab__kernel_row_of(kernels), __VA_ARGS__)
 
 /* data[i] /= by, rounded once; by 1..2^24. Not for I64. */
 MLFAB__INTERNAL void mlfab__kernel_divide_with(int level, int dtype, void *data, uint64_t n,
@@ -2872,9 +2904,8 @@ MLFAB__INTERNAL void mlfab__half_load_with(int level, int half, float *out, cons
 #define mlfab__half_store(...) mlfab__half_store_with(mlfab__kernel_level(), __VA_ARGS__)
 #define mlfab__half_load(...) mlfab__half_load_with(mlfab__kernel_level(), __VA_ARGS__)
 
-/* A row, by element type; the functions are described above. NULL: use the portable code. A library for
- * some arrays, or a device, is a row of its own; a row that completes later would need start and poll in
- * addition. */
+/* A row, by element type; the functions are described above. NULL: use the portable code. A device would be a row of
+ * its own; a row that completes later would need start and poll in addition. */
 typedef struct mlfab__kernels {
   /* n is a multiple of 64 bytes; dst (u without a dst) is aligned to 64 bytes. */
   int (*add[MLFAB_F64 + 1])(void *dst, const void *w, const void *u, double scale, uint64_t n,
@@ -2884,13 +2915,18 @@ typedef struct mlfab__kernels {
   void (*combine[MLFAB_BF16 + 1])(int op, void *const *dst, uint32_t ndst, uint64_t past,
                                   const void *const *in, uint32_t k, uint64_t from, uint64_t to);
   void (*divide[MLFAB_BF16 + 1])(void *data, uint32_t by, uint64_t from, uint64_t to);
-  double (*norm2)(const float *u, uint64_t n, uint64_t *done_p);
+  double (*norm2[MLFAB_F64 + 1])(const void *u, uint64_t n, uint64_t *done_p);
   /* By MLFAB_HALF_*. They return how many of n elements they converted, from the first on. */
   uint64_t (*half_store[MLFAB_HALF_BF16 + 1])(uint16_t *out, const float *in, uint64_t n);
   uint64_t (*half_load[MLFAB_HALF_BF16 + 1])(float *out, const uint16_t *in, uint64_t n);
 } mlfab__kernels;
 /* Row 0 has no members. */
 MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_row(int level);
+
+/* kernels_cblas.c: the row of cblas, or NULL when MLFAB_WITH_CBLAS is 0. Its functions take at most MLFAB__CBLAS_MOST
+ * elements of any alignment. `add` does not check whether products are finite; `combine` does SUM and MEAN only, and
+ * ignores `past`; norm2 leaves elements to the own kernels where its result would overflow. */
+MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_cblas(void);
 
 /* core/kernels/kernels_x86.c goes on. */
 
@@ -3045,7 +3081,8 @@ enum { X86_LOOK, X86_SCALE, X86_ADD, X86_ADD_STREAM };
 #define X86_NORM2(name, isa, lanes)                                                          \
   typedef double name##_sums __attribute__((vector_size((lanes)*8)));                        \
   typedef float name##_items __attribute__((vector_size((lanes)*4), aligned(4), may_alias)); \
-  isa static double name(const float *u, uint64_t n, uint64_t *done_p) {                     \
+  isa static double name(const void *data, uint64_t n, uint64_t *done_p) {                   \
+    const float *u = (const float *)data;                                                    \
     name##_sums a = {0}, b = {0};                                                            \
     uint64_t whole = n - n % (2 * (lanes));                                                  \
     double sum = 0.0;                                                                        \
@@ -3205,7 +3242,7 @@ X86_HALVES(x86_bf16_avx512, X86_AVX512, x86_f32x16, MLFAB_HALF_BF16, __m256i, X8
                [MLFAB_F64] = x86_f64_##isa##_divide,                               \
                [MLFAB_F16] = x86_f16_##isa##_divide,                               \
                [MLFAB_BF16] = x86_bf16_##isa##_divide},                            \
-    .norm2 = x86_norm2_##isa,                                                      \
+    .norm2 = {[MLFAB_F32] = x86_norm2_##isa},                                      \
     .half_store = {[MLFAB_HALF_F16] = x86_f16_##isa##_half_store,                  \
                    [MLFAB_HALF_BF16] = x86_bf16_##isa##_half_store},               \
     .half_load = {                                                                 \
@@ -3215,7 +3252,7 @@ X86_HALVES(x86_bf16_avx512, X86_AVX512, x86_f32x16, MLFAB_HALF_BF16, __m256i, X8
   }
 
 MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_row(int level) {
-  static const mlfab__kernels rows[] = {{.norm2 = NULL}, X86_ROW(avx2), X86_ROW(avx512)};
+  static const mlfab__kernels rows[] = {{.norm2 = {NULL}}, X86_ROW(avx2), X86_ROW(avx512)};
   return &rows[level];
 }
 
@@ -3228,6 +3265,92 @@ MLFAB__INTERNAL int mlfab__kernel_level(void) {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
          __builtin_cpu_supports("bmi2");
 }
+
+#endif
+
+/* ==============================================================================================
+ * core/kernels/kernels_cblas.c
+ * ============================================================================================== */
+/* kernels_cblas.c - the row of cblas: OpenBLAS, or another library with cblas.h. Layer 1.
+ *
+ * For: adding and scaling by axpy and scal, norms by nrm2. Not for: deciding which arrays take this way (config.kernels
+ * does, never a measurement), or cutting them: kernels.c passes pieces.
+ *
+ * Invariants:
+ *  (C1) Sums and products have the bits of the other rows, except that of two NaNs either may stay. A product is rounded by scal; axpy, which some libraries
+ *       fuse, is called with a factor of 1, whose product is exact.
+ *  (C2) A call has at most MLFAB__CBLAS_MOST elements. OpenBLAS computes such vectors in the calling thread (its axpy
+ *       uses threads from 10,001 elements on, scal from 1,048,577 on, nrm2 never or from 10,001 on), so that the
+ *       number of threads, which is the program's setting, is neither read nor changed. The reference library has no
+ *       threads. Other libraries may use theirs.
+ *  (C3) The two arrays of an axpy are different ones: an input that is the destination as well is copied first, except
+ *       that sums grow in the destination where only the first input is there.
+ *  (C4) |u|^2 is the square of nrm2, so it has the relative error of a float for F32. Where it is not finite, the
+ *       elements are left to the own kernels, whose sum is a double.
+ * cblas is called with increments of 1 only. It allocates nothing for such calls.
+ *
+ * Source: Lawson, Hanson, Kincaid and Krogh, "Basic Linear Algebra Subprograms for Fortran Usage", 1979. */
+
+#if MLFAB_WITH_CBLAS
+
+#include <cblas.h>
+
+#define CBLAS_ROW(name, real, axpy, scal, nrm2)                                                 \
+  static int name##_add(void *to, const void *from, const void *what, double scale, uint64_t n, \
+                        int stream) {                                                           \
+    real *dst = (real *)to, product[MLFAB__CBLAS_MOST];                                         \
+    const real s = (real)scale;                                                                 \
+    const size_t bytes = (size_t)n * sizeof(real);                                              \
+    (void)stream;                                                                               \
+    if (from == NULL || dst != (const real *)from) {                                            \
+      /* dst = s * u, then + w. */                                                              \
+      if (dst != (const real *)what) memcpy(dst, what, bytes);                                  \
+      if (s != 1) scal((int)n, s, dst, 1);                                                      \
+      if (from != NULL) axpy((int)n, 1, (const real *)from, 1, dst, 1);                         \
+    } else {                                                                                    \
+      const real *u = (const real *)what;                                                       \
+      if (s != 1 || u == dst) u = (const real *)memcpy(product, what, bytes);                   \
+      if (s != 1) scal((int)n, s, product, 1);                                                  \
+      axpy((int)n, 1, u, 1, dst, 1);                                                            \
+    }                                                                                           \
+    return 1;                                                                                   \
+  }                                                                                             \
+  static void name##_combine(int op, void *const *dst, uint32_t ndst, uint64_t past,            \
+                             const void *const *in, uint32_t k, uint64_t from, uint64_t to) {   \
+    real stage[MLFAB__CBLAS_MOST], *sum = stage;                                                \
+    const size_t bytes = (size_t)(to - from) * sizeof(real);                                    \
+    uint32_t first = dst[0] == in[0]; /* the first destination to copy to */                    \
+    (void)op;                                                                                   \
+    (void)past;                                                                                 \
+    for (uint32_t j = 1; j < k; j++) first &= dst[0] != in[j];                                  \
+    if (first)                                                                                  \
+      sum = (real *)dst[0] + from;                                                              \
+    else                                                                                        \
+      memcpy(sum, (const real *)in[0] + from, bytes);                                           \
+    for (uint32_t j = 1; j < k; j++)                                                            \
+      axpy((int)(to - from), 1, (const real *)in[j] + from, 1, sum, 1);                         \
+    for (uint32_t d = first; d < ndst; d++) memcpy((real *)dst[d] + from, sum, bytes);          \
+  }                                                                                             \
+  static double name##_norm2(const void *u, uint64_t n, uint64_t *done_p) {                     \
+    double norm = (double)nrm2((int)n, (const real *)u, 1);                                     \
+    *done_p = mlfab__finite(norm * norm) || MLFAB__PLANTED(244) ? n : 0;                        \
+    return norm * norm;                                                                         \
+  }
+
+CBLAS_ROW(cblas_f32, float, cblas_saxpy, cblas_sscal, cblas_snrm2)
+CBLAS_ROW(cblas_f64, double, cblas_daxpy, cblas_dscal, cblas_dnrm2)
+
+MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_cblas(void) {
+  static const mlfab__kernels row = {
+      .add = {[MLFAB_F32] = cblas_f32_add, [MLFAB_F64] = cblas_f64_add},
+      .combine = {[MLFAB_F32] = cblas_f32_combine, [MLFAB_F64] = cblas_f64_combine},
+      .norm2 = {[MLFAB_F32] = cblas_f32_norm2, [MLFAB_F64] = cblas_f64_norm2}};
+  return &row;
+}
+
+#else
+
+MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_cblas(void) { return NULL; }
 
 #endif
 
@@ -3375,6 +3498,42 @@ static void kernel_i64(int64_t *dst, const int64_t *w, const int64_t *u, int64_t
     for (uint64_t i = 0; i < n; i++) dst[i] = (int64_t)((uint64_t)w[i] + s * (uint64_t)u[i]);
 }
 
+/* The row of cblas for this call, or NULL. */
+static const mlfab__kernels *kernel_cblas(int level, int dtype) {
+  int takes = level & MLFAB__KERNEL_CBLAS && (dtype == MLFAB_F32 || dtype == MLFAB_F64);
+  const mlfab__kernels *row = takes ? mlfab__kernels_cblas() : NULL;
+  assert((!takes || row) && "MLFAB_WITH_CBLAS is 0");
+  return row;
+}
+
+/* Elements of the next call of cblas. */
+static uint64_t kernel_cblas_count(uint64_t left) {
+  return MLFAB__PLANTED(240) ? left : mlfab__min(left, MLFAB__CBLAS_MOST);
+}
+
+/* In pieces: our own kernel checks the products, while cblas finds them in the cache afterwards. */
+static int kernel_cblas_add(const mlfab__kernels *row, int level, int dtype, void *dst,
+                            const void *w, const void *u, double scale, uint64_t n) {
+  uint64_t bytes = mlfab__dtype_bytes(dtype), count;
+  int finite = 1;
+  for (uint64_t at = 0; at < n; at += count) {
+    void *from = kernel_at(u, at * bytes);
+    count = kernel_cblas_count(n - at);
+    if (!MLFAB__PLANTED(241))
+      finite &= mlfab__kernel_add_with(level & ~MLFAB__KERNEL_CBLAS, dtype, NULL, NULL, from, scale,
+                                       count, 0);
+    row->add[dtype](kernel_at(dst, at * bytes), kernel_at(w, at * bytes), from, scale, count, 0);
+  }
+  return finite;
+}
+
+/* Does multiplying by the scale, as rounded to the type, clear the numbers? Then only the signs of zeros are left, and
+ * cblas need not keep those. */
+static int kernel_clears(int dtype, double scale) {
+  if (MLFAB__PLANTED(243)) return 0;
+  return dtype == MLFAB_F32 ? (float)scale == 0.0f : scale == 0.0;
+}
+
 /* Portable up to the first 64-byte line of dst, then the row's kernel for whole lines, then portable again. */
 MLFAB__INTERNAL int mlfab__kernel_add_with(int level, int dtype, void *dst, const void *w,
                                            const void *u, double scale, uint64_t n, int stream) {
@@ -3388,7 +3547,10 @@ MLFAB__INTERNAL int mlfab__kernel_add_with(int level, int dtype, void *dst, cons
   assert((dtype == MLFAB_F32 || dtype == MLFAB_F64) && "element type");
   int (*portable)(void *, const void *, const void *, double, uint64_t) =
       dtype == MLFAB_F32 ? kernel_f32_portable : kernel_f64_portable;
-  const mlfab__kernels *row = mlfab__kernels_row(level);
+  const mlfab__kernels *cblas = kernel_cblas(level, dtype);
+  if (cblas && dst != NULL && !kernel_clears(dtype, scale))
+    return kernel_cblas_add(cblas, level, dtype, dst, w, u, scale, n);
+  const mlfab__kernels *row = mlfab__kernels_row(level & ~MLFAB__KERNEL_CBLAS);
   uint64_t bytes = mlfab__dtype_bytes(dtype);
   uint64_t head = mlfab__min(n, (0 - (uintptr_t)(dst != NULL ? dst : u)) % KERNEL_LINE / bytes);
   uint64_t body = (n - head) - (n - head) % (KERNEL_LINE / bytes);
@@ -3425,14 +3587,30 @@ KERNEL_NORM2(kernel_norm2_f32, float)
 KERNEL_NORM2(kernel_norm2_f64, double)
 KERNEL_NORM2(kernel_norm2_i64, int64_t)
 
-MLFAB__INTERNAL double mlfab__kernel_norm2(int dtype, const void *u, uint64_t n) {
-  const mlfab__kernels *row = mlfab__kernels_row(mlfab__kernel_level());
+static double kernel_norm2_own(int level, int dtype, const void *u, uint64_t n) {
+  const mlfab__kernels *row = mlfab__kernels_row(level);
   uint64_t done = 0;
   if (dtype == MLFAB_I64) return kernel_norm2_i64((const int64_t *)u, n);
   if (dtype == MLFAB_F64) return kernel_norm2_f64((const double *)u, n);
   assert(dtype == MLFAB_F32 && "element type");
-  double sum = row->norm2 ? row->norm2((const float *)u, n, &done) : 0.0;
+  double sum = row->norm2[dtype] ? row->norm2[dtype](u, n, &done) : 0.0;
   return sum + kernel_norm2_f32((const float *)u + done, n - done);
+}
+
+MLFAB__INTERNAL double mlfab__kernel_norm2_with(int level, int dtype, const void *u, uint64_t n) {
+  const mlfab__kernels *cblas = kernel_cblas(level, dtype);
+  uint64_t bytes = mlfab__dtype_bytes(dtype), count;
+  double sum = 0.0;
+  level &= ~MLFAB__KERNEL_CBLAS;
+  if (!cblas) return kernel_norm2_own(level, dtype, u, n);
+  for (uint64_t at = 0; at < n; at += count) {
+    const void *from = kernel_at(u, at * bytes);
+    uint64_t done = 0;
+    count = kernel_cblas_count(n - at);
+    double piece = cblas->norm2[dtype](from, count, &done);
+    sum += done == count ? piece : kernel_norm2_own(level, dtype, from, count);
+  }
+  return sum;
 }
 
 /* ---- 16-bit numbers ---- */
@@ -3647,7 +3825,8 @@ static void kernel_copy(void *const *dst, uint32_t ndst, const char *in, uint64_
 MLFAB__INTERNAL void mlfab__kernel_combine_many_with(int level, int op, int dtype, void *const *dst,
                                                      uint32_t ndst, const void *const *in,
                                                      uint32_t k, uint64_t n, int stream) {
-  const mlfab__kernels *row = mlfab__kernels_row(level);
+  const mlfab__kernels *row = mlfab__kernels_row(level & ~MLFAB__KERNEL_CBLAS);
+  const mlfab__kernels *cblas = kernel_cblas(level, dtype);
   uint32_t bytes = mlfab__element_bytes(dtype);
   uint64_t head, body, done = 0;
   assert(bytes > 0 && k >= 1 && k <= MLFAB__COMBINE_MOST);
@@ -3655,6 +3834,13 @@ MLFAB__INTERNAL void mlfab__kernel_combine_many_with(int level, int op, int dtyp
   assert(op != MLFAB__OP_OR || dtype == MLFAB_I64);
   if (k == 1) {
     kernel_copy(dst, ndst, (const char *)in[0], n * bytes);
+    return;
+  }
+  if (cblas && (op == MLFAB_OP_SUM || op == MLFAB_OP_MEAN)) {
+    for (uint64_t count; done < n; done += count) {
+      count = kernel_cblas_count(n - done);
+      cblas->combine[dtype](op, dst, ndst, 0, in, k, done, done + count);
+    }
     return;
   }
   kernel_split(dst[0], n, bytes, &head, &body);
@@ -3667,10 +3853,11 @@ MLFAB__INTERNAL void mlfab__kernel_combine_many_with(int level, int op, int dtyp
   kernel_portable(op, dtype, dst, ndst, in, k, done, n);
 }
 
-MLFAB__INTERNAL void mlfab__kernel_combine(int op, int dtype, void *dst, const void *a,
-                                           const void *b, uint64_t n, int stream) {
+MLFAB__INTERNAL void mlfab__kernel_combine_with(int level, int op, int dtype, void *dst,
+                                                const void *a, const void *b, uint64_t n,
+                                                int stream) {
   const void *in[2] = {a, b};
-  mlfab__kernel_combine_many(op, dtype, &dst, 1, in, 2, n, stream);
+  mlfab__kernel_combine_many_with(level, op, dtype, &dst, 1, in, 2, n, stream);
 }
 
 MLFAB__INTERNAL void mlfab__kernel_divide_with(int level, int dtype, void *data, uint64_t n,
@@ -10529,6 +10716,31 @@ static void bootstrap_complete(mlfab_node *node) {
   mlfab__server_link_check(node);
 }
 
+static const char *bootstrap_kernels(uint32_t kernels) {
+  return kernels == MLFAB_KERNELS_OWN     ? "own"
+         : kernels == MLFAB_KERNELS_CBLAS ? "cblas"
+                                          : "unknown here";
+}
+
+/* All nodes compute alike: norms, by which updates are clipped and judged, have other bits with cblas. Which kernels a
+ * node has follows from its configuration alone, so a mismatch is always a mistake. */
+static int bootstrap_judge_kernels(const mlfab_node *node, const mlfab__join *join, char *text,
+                                   size_t room) {
+  const uint32_t ours = node->config.kernels;
+  char who[32] = "a process that joins";
+  if (join->kernels == ours || MLFAB__PLANTED(242)) return 0;
+  if (join->rank != MLFAB_NO_RANK)
+    snprintf(who, sizeof who, "%s %d",
+             join->roles & MLFAB_ROLE_WORKER   ? "worker"
+             : join->roles & MLFAB_ROLE_SERVER ? "server"
+                                               : "scheduler",
+             (int)join->rank);
+  snprintf(text, room,
+           "the configurations differ: kernels (MLFAB_KERNELS) is %s at %s, %s at server 0",
+           bootstrap_kernels(join->kernels), who, bootstrap_kernels(ours));
+  return MLFAB_ERR_WORLD;
+}
+
 /* Judges a JOIN: 0, or a code and a text that tells why it is refused. */
 static int bootstrap_judge(mlfab_node *node, const mlfab__join *join, uint32_t *id_p, char *text,
                            size_t room) {
@@ -10542,6 +10754,7 @@ static int bootstrap_judge(mlfab_node *node, const mlfab__join *join, uint32_t *
              join->scheduler, (int)join->rank, c->scheduler);
     return MLFAB_ERR_WORLD;
   }
+  if (bootstrap_judge_kernels(node, join, text, room)) return MLFAB_ERR_WORLD;
   if (join->workers != c->workers || join->founders != node->founders) {
     snprintf(text, room,
              "the configurations differ: %d has %u workers, workers_max %u; server 0 has %u, %u",
@@ -10711,6 +10924,7 @@ static void bootstrap_offer(mlfab_node *node, uint32_t link, const mlfab__join *
   told.founding = node->founding;
   told.dedicated = c->dedicated;
   told.scheduler = c->scheduler;
+  told.kernels = c->kernels;
   node->links[link].kind = MLFAB__LINK_JOIN_IN; /* and no peer's: it closes when it has read this */
   node->links[link].peer = id;
   mlfab__node_post(node, link, MLFAB__JOIN, meta, mlfab__encode_join(meta, &told));
@@ -10761,6 +10975,10 @@ static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_i
   }
   int asks = node->is_coordinator && join.rank == MLFAB_NO_RANK &&
              node->phase != MLFAB__BOOTSTRAP_FAILED && node->links[link].kind == MLFAB__LINK_NEW;
+  if (asks && bootstrap_judge_kernels(node, &join, text, sizeof text)) {
+    mlfab__node_refuse(node, link, MLFAB_ERR_WORLD, MLFAB_NO_RANK, text);
+    return;
+  }
   if (asks) {
     bootstrap_offer(node, link, &join);
     return;
@@ -10878,6 +11096,7 @@ MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link) {
   join.founding = node->founding;
   join.dedicated = node->config.dedicated;
   join.scheduler = node->config.scheduler;
+  join.kernels = node->config.kernels;
   join.hand = node->config.progress == MLFAB_PROGRESS_HAND;
   join.nonce = node->nonce;
   memcpy(join.addresses, node->addresses, sizeof join.addresses);
@@ -13196,7 +13415,8 @@ static double push_clip(const mlfab__worker *worker, const mlfab__outgoing *upda
   double sum = 0.0;
   if (sparse) {
     const mlfab__tensor *tensor = mlfab__layout_find(&worker->layout, sparse->tensor);
-    sum = mlfab__kernel_norm2((int)tensor->dtype, sparse->values, sparse->count);
+    sum = mlfab__kernel_norm2_by(worker->config->kernels, (int)tensor->dtype, sparse->values,
+                                 sparse->count);
   }
   for (uint32_t i = 0; i < update->nsources && !sparse; i++) {
     const mlfab__source *source = &update->sources[i];
@@ -13204,8 +13424,8 @@ static double push_clip(const mlfab__worker *worker, const mlfab__outgoing *upda
       const mlfab__tensor *tensor = mlfab__layout_tensor_at(&worker->layout, source->offset + at);
       uint64_t bytes =
           mlfab__min(source->bytes - at, tensor->offset + tensor->bytes - (source->offset + at));
-      sum += mlfab__kernel_norm2((int)tensor->dtype, source->data + at,
-                                 bytes / mlfab__dtype_bytes((int)tensor->dtype));
+      sum += mlfab__kernel_norm2_by(worker->config->kernels, (int)tensor->dtype, source->data + at,
+                                    bytes / mlfab__dtype_bytes((int)tensor->dtype));
       at += bytes;
     }
   }
@@ -15997,7 +16217,7 @@ static double clock_norm(mlfab__server *server) {
     for (uint64_t at = 0; at < s->bytes; at += piece.bytes) {
       mlfab__store_piece(store, s->offset + at, s->bytes - at, &piece);
       const uint8_t *w = store->blocks[store->w[piece.position]].data + piece.at;
-      sum += mlfab__kernel_norm2(piece.dtype, w, piece.count);
+      sum += mlfab__kernel_norm2_by(server->config->kernels, piece.dtype, w, piece.count);
     }
   }
   server->norm_w = sqrt(sum);
@@ -16979,9 +17199,12 @@ static int apply_dense_consume(mlfab__server *server, mlfab__incoming *update, c
       int adds =
           (mode == MLFAB__APPLY_SUM && base != MLFAB__NO_BLOCK) || mode == MLFAB__APPLY_DIRECT;
       const uint8_t *from = adds ? store->blocks[base].data + piece.at : NULL;
-      int finite = mlfab__kernel_add(piece.dtype, dst, from, data, weight, piece.count, stream);
+      int finite = mlfab__kernel_add_by(server->config->kernels, piece.dtype, dst, from, data,
+                                        weight, piece.count, stream);
       if (!finite && !MLFAB__PLANTED(3)) return MLFAB_ERR_NOT_FINITE;
-      if (server->significant) update->norm2 += mlfab__kernel_norm2(piece.dtype, data, piece.count);
+      if (server->significant)
+        update->norm2 +=
+            mlfab__kernel_norm2_by(server->config->kernels, piece.dtype, data, piece.count);
       /* the sender changed it meanwhile */
       if (update->norm2 != update->norm2) return MLFAB_ERR_NOT_FINITE;
       if (server->watch && mode == MLFAB__APPLY_DIRECT)
@@ -17025,7 +17248,9 @@ static int apply_whole_judge(mlfab__server *server, mlfab__incoming *update, con
       *code_p = MLFAB_ERR_NOT_FINITE;
       return 1;
     }
-    if (server->significant) update->norm2 += mlfab__kernel_norm2(piece.dtype, data, piece.count);
+    if (server->significant)
+      update->norm2 +=
+          mlfab__kernel_norm2_by(server->config->kernels, piece.dtype, data, piece.count);
   }
   return 1;
 }
@@ -17069,7 +17294,8 @@ static void apply_whole_add(mlfab__server *server, mlfab__incoming *update, cons
                              piece.count);
     } else {
       double weight = mlfab__apply_weight(server, update, mode, piece.slice);
-      mlfab__kernel_add(piece.dtype, w, w, data, weight, piece.count, 0);
+      mlfab__kernel_add_by(server->config->kernels, piece.dtype, w, w, data, weight, piece.count,
+                           0);
     }
     if (watch) server->sparse->piece(server, &piece, server->packed, w);
   }
@@ -17889,7 +18115,9 @@ static int round_block(mlfab__server *server, mlfab_update_info *info, double sh
     mlfab__piece piece;
     mlfab__store_piece(store, at, left, &piece);
     uint8_t *sum = store->blocks[store->sum[p]].data + piece.at;
-    if (divide) mlfab__kernel_add(piece.dtype, sum, NULL, sum, share, piece.count, 0);
+    if (divide)
+      mlfab__kernel_add_by(server->config->kernels, piece.dtype, sum, NULL, sum, share, piece.count,
+                           0);
     code = mlfab__apply_piece(server, info, &piece, sum);
     at += piece.bytes;
     left -= piece.bytes;
@@ -20773,7 +21001,8 @@ typedef struct mlfab__partial_spec {
   uint8_t mean;
   uint8_t reduce_or; /* mlfab__dag_op.reduce that is OR of 64-bit words for the runner */
   int dtype;
-  uint32_t width; /* bytes of an element */
+  uint32_t width;   /* bytes of an element */
+  uint32_t kernels; /* config.kernels */
   uint64_t count, seed;
 } mlfab__partial_spec;
 
@@ -21120,8 +21349,8 @@ static void partial_swap(uint8_t **a, uint8_t **b) {
 /* Data that no round used is older than the data that came since. */
 static void partial_return(mlfab__partial *partial, uint8_t **array, int some, uint64_t calls) {
   if (some && partial->some) {
-    mlfab__kernel_combine(MLFAB_OP_SUM, partial->spec.dtype, partial->pending, *array,
-                          partial->pending, partial->spec.count, 0);
+    mlfab__kernel_combine_by(partial->spec.kernels, MLFAB_OP_SUM, partial->spec.dtype,
+                             partial->pending, *array, partial->pending, partial->spec.count, 0);
   } else if (some) {
     partial_swap(&partial->pending, array);
     partial->some = 1;
@@ -21278,8 +21507,8 @@ MLFAB__INTERNAL int mlfab__partial_compute(mlfab__partial *partial, mlfab__dag *
 MLFAB__INTERNAL void mlfab__partial_keep(mlfab__partial *partial, const void *data) {
   const mlfab__partial_spec *spec = &partial->spec;
   if (partial->some) {
-    mlfab__kernel_combine(MLFAB_OP_SUM, spec->dtype, partial->pending, partial->pending, data,
-                          spec->count, 0);
+    mlfab__kernel_combine_by(spec->kernels, MLFAB_OP_SUM, spec->dtype, partial->pending,
+                             partial->pending, data, spec->count, 0);
   } else {
     memcpy(partial->pending, data, partial->bytes);
   }
@@ -22954,6 +23183,7 @@ typedef struct mlfab__engine_run {
   void *self;
   mlfab__dag dag; /* sealed; the engine starts it */
   /* The engine's own. */
+  uint32_t kernels; /* config.kernels */
   uint8_t armed;
   uint8_t running;           /* not finished: its operations run, its messages are taken */
   uint8_t busy;              /* its operations are being run */
@@ -23896,8 +24126,8 @@ static void engine_apply(mlfab__engine_run *run, const mlfab__dag_op *op, uint64
     if (op->kind == MLFAB__DAG_RECV) {
       memcpy(piece, bytes, k);
     } else if (!engine_reduces_by_user(run, op)) {
-      mlfab__kernel_combine(reduction, dtype, piece, op->left ? bytes : piece,
-                            op->left ? piece : bytes, k / mlfab__element_bytes(dtype), 0);
+      mlfab__kernel_combine_by(run->kernels, reduction, dtype, piece, op->left ? bytes : piece,
+                               op->left ? piece : bytes, k / mlfab__element_bytes(dtype), 0);
     } else if (op->left) {
       run->reduce(run->reduce_user, piece, bytes, k / run->width);
     } else {
@@ -24261,6 +24491,7 @@ MLFAB__INTERNAL int mlfab__engine_arm(mlfab__comm *comm, mlfab__engine_run *run,
   }
   memset(run->recvs, 0, recvs);
   memset(run->peers, 0, peers);
+  run->kernels = comm->config->kernels;
   run->armed = run->running = 1;
   run->busy = run->moved = 0;
   run->lent = run->staged = 0;
@@ -27635,6 +27866,7 @@ static mlfab__partial_spec partial_run_spec(const mlfab__comm *comm, uint64_t co
                                .reduce_or = MLFAB__ENGINE_REDUCE(0, MLFAB__OP_OR),
                                .dtype = dtype,
                                .width = mlfab__element_bytes(dtype),
+                               .kernels = comm->config->kernels,
                                .count = count,
                                .seed = o->seed ? o->seed : comm->config->seed};
 }
@@ -28159,7 +28391,8 @@ static void stochastic_mean(const mlfab__stochastic *g, uint32_t n, uint64_t at,
     for (; k < MLFAB__COMBINE_MOST && done < n; done++)
       in[k++] = (const uint8_t *)g->inputs[done] + at;
     void *dst = done < n ? g->sum : data;
-    mlfab__kernel_combine_many(MLFAB_OP_SUM, g->dtype, &dst, 1, in, k, bytes / g->width, 0);
+    mlfab__kernel_combine_many_by(g->comm->config->kernels, MLFAB_OP_SUM, g->dtype, &dst, 1, in, k,
+                                  bytes / g->width, 0);
   }
   mlfab__kernel_divide(g->dtype, data, bytes / g->width, n);
 }
@@ -36639,7 +36872,8 @@ static int aggregator_add(mlfab__aggregator *aggregator, mlfab__accumulator *gro
     if (!aggregator->ghost) {
       uint8_t *sum = group->data + addend->added;
       uint64_t count = n / mlfab__dtype_bytes(run->dtype);
-      if (!mlfab__kernel_add(run->dtype, sum, k > 0 ? sum : NULL, from, addend->weight, count, 0))
+      if (!mlfab__kernel_add_by(aggregator->config->kernels, run->dtype, sum, k > 0 ? sum : NULL,
+                                from, addend->weight, count, 0))
         return MLFAB_ERR_NOT_FINITE;
       from += n;
     }
@@ -40290,7 +40524,7 @@ static double sparse_apply_norm2(const mlfab__server *server, const mlfab__packe
     mlfab__unpack_dense(&view, server->packed);
     values = server->packed;
   }
-  return mlfab__kernel_norm2(packet->dtype, values, packet->count);
+  return mlfab__kernel_norm2_by(server->config->kernels, packet->dtype, values, packet->count);
 }
 
 /* Zeros the part of a block that the update touches. */
@@ -48703,6 +48937,8 @@ MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_conf
                                  "checkpoint_keep is at most 1000000");
   if (config->metrics_ns < 10000000)
     return complete_config_error(error, "metrics_ns is below 10 ms");
+  if (config->kernels > MLFAB_KERNELS_CBLAS)
+    return complete_config_error(error, "unknown kernels (MLFAB_KERNELS): not own or cblas");
   if (config->progress > MLFAB_PROGRESS_HAND)
     return complete_config_error(error, "unknown progress mode");
   return complete_check_world(config, error);
@@ -48926,6 +49162,8 @@ static const config_setting config_settings[] = {
              {"mpi+shm", MLFAB_USE_MPI | MLFAB_USE_SHM}),
     CONFIG_W("progress", mlfab_config, progress, 1, 0, {"thread", MLFAB_PROGRESS_THREAD},
              {"hand", MLFAB_PROGRESS_HAND}),
+    CONFIG_W("kernels", mlfab_config, kernels, 1, 0, {"own", MLFAB_KERNELS_OWN},
+             {"cblas", MLFAB_KERNELS_CBLAS}),
     CONFIG_W("payload_crc", mlfab_config, no_payload_crc, 1, 0, {"0", 1}, {"1", 0}),
     CONFIG_W("scheduler", mlfab_config, scheduler, 1, 0, {"none", MLFAB_SCHEDULER_NONE},
              {"beside", MLFAB_SCHEDULER_BESIDE}, {"own", MLFAB_SCHEDULER_OWN}),
@@ -52487,6 +52725,7 @@ static void shared_share(mlfab *ctx, mlfab__context_turn *turn, const mlfab__com
                               .kind = call->kind,
                               .dtype = call->dtype,
                               .op = call->op,
+                              .kernels = comm->config->kernels,
                               .refuse = call->refuse_nan,
                               .bufs = call->vecs,
                               .nbufs = call->n,
@@ -57999,7 +58238,8 @@ static void shm_coll_combine(const mlfab__shm_coll *a, const mlfab__shm_coll_cal
       in[j] = j == a->me ? to[0] : where[j] + done * p->width;
       if (j != a->me && all) to[others++] = where[j] + done * p->width;
     }
-    mlfab__kernel_combine_many(c->op, c->dtype, to, mean ? 1 : others, in, a->n, run, 0);
+    mlfab__kernel_combine_many_by(c->kernels, c->op, c->dtype, to, mean ? 1 : others, in, a->n, run,
+                                  0);
     if (!mean) continue;
     mlfab__kernel_divide(c->dtype, to[0], run, a->n);
     in[0] = to[0];
@@ -59798,6 +60038,73 @@ MLFAB_API const mlfab_transport *mlfab_transport_mpi(void) {
 #endif
 
 /* ==============================================================================================
+ * core/open/build_info.c
+ * ============================================================================================== */
+/* build_info.c - what was compiled in, as a text. Top floor: it names all switches. */
+#if MLFAB_WITH_CBLAS
+#include <cblas.h>
+#endif
+#if MLFAB_WITH_MPI
+#include <mpi.h>
+#endif
+
+#define BUILD_TEXT_OF(x) #x
+#define BUILD_TEXT(x) BUILD_TEXT_OF(x)
+
+/* BUILD_ON(1, " name") is the name, and BUILD_ON(0, " name") nothing; BUILD_OFF the reverse. */
+#define BUILD_ON_0(name)
+#define BUILD_ON_1(name) name
+#define BUILD_ON_OF(on, name) BUILD_ON_##on(name)
+#define BUILD_ON(on, name) BUILD_ON_OF(on, name)
+#define BUILD_OFF_0(name) name
+#define BUILD_OFF_1(name)
+#define BUILD_OFF_OF(on, name) BUILD_OFF_##on(name)
+#define BUILD_OFF(on, name) BUILD_OFF_OF(on, name)
+
+#if defined(OPEN_MPI)
+#define BUILD_MPI                                                                                 \
+  " (Open MPI " BUILD_TEXT(OMPI_MAJOR_VERSION) "." BUILD_TEXT(OMPI_MINOR_VERSION) "." BUILD_TEXT( \
+      OMPI_RELEASE_VERSION) ")"
+#elif defined(MPICH_VERSION)
+#define BUILD_MPI " (MPICH " MPICH_VERSION ")"
+#else
+#define BUILD_MPI ""
+#endif
+
+/* OPENBLAS_VERSION is " OpenBLAS 0.3.21 ". The program may find another version when it starts. */
+#if defined(OPENBLAS_VERSION)
+#define BUILD_CBLAS " (compiled with" OPENBLAS_VERSION "headers)"
+#else
+#define BUILD_CBLAS " (not OpenBLAS)"
+#endif
+
+#if defined(__clang__)
+#define BUILD_COMPILER "clang " __clang_version__
+#elif defined(__GNUC__)
+#define BUILD_COMPILER "gcc " __VERSION__
+#else
+#define BUILD_COMPILER "another compiler"
+#endif
+
+/* Every switch; `of` is BUILD_ON or BUILD_OFF. */
+#define BUILD_SWITCHES(of)                                                           \
+  of(MLFAB_WITH_TCP, " tcp") of(MLFAB_WITH_SHM, " shm") of(MLFAB_WITH_COLL, " coll") \
+      of(MLFAB_WITH_PARTIAL, " partial") of(MLFAB_WITH_STOCHASTIC, " stochastic")    \
+          of(MLFAB_WITH_DAG, " dag") of(MLFAB_WITH_SCHED, " sched")                  \
+              of(MLFAB_WITH_SPARSE, " sparse") of(MLFAB_WITH_RESHARD, " reshard")    \
+                  of(MLFAB_WITH_REPLICA, " replica") of(MLFAB_WITH_KEYS, " keys")    \
+                      of(MLFAB_WITH_CHECKPOINT, " checkpoint")                       \
+                          of(MLFAB_WITH_TELEMETRY, " telemetry")
+
+MLFAB_API const char *mlfab_build_info(void) {
+  return "mlfab " MLFAB_VERSION ", protocol " BUILD_TEXT(MLFAB_PROTOCOL) "; with:" BUILD_SWITCHES(
+      BUILD_ON) BUILD_ON(MLFAB_WITH_MPI, " mpi" BUILD_MPI)
+      BUILD_ON(MLFAB_WITH_CBLAS, " cblas" BUILD_CBLAS) "; without:" BUILD_SWITCHES(BUILD_OFF)
+          BUILD_OFF(MLFAB_WITH_MPI, " mpi")
+              BUILD_OFF(MLFAB_WITH_CBLAS, " cblas") "; compiled by " BUILD_COMPILER;
+}
+
+/* ==============================================================================================
  * core/open/compose.c
  * ============================================================================================== */
 /* compose.c - composes a node of its roles. Top floor: the one file that knows all roles. */
@@ -59843,6 +60150,10 @@ static int compose_check(const mlfab_config *config, mlfab_error *error) {
     return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
                        "configuration: checkpoint_dir and resume need checkpoints, which were left "
                        "out (MLFAB_WITH_CHECKPOINT is 0)");
+  if (!MLFAB_WITH_CBLAS && config->kernels == MLFAB_KERNELS_CBLAS)
+    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
+                       "configuration: kernels (MLFAB_KERNELS) is cblas, which was left out "
+                       "(MLFAB_WITH_CBLAS is 0)");
   if (MLFAB_WITH_SCHED || config->scheduler == MLFAB_SCHEDULER_NONE) return 0;
   return MLFAB__FAIL(
       error, MLFAB_ERR_UNSUPPORTED,

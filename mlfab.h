@@ -141,10 +141,12 @@
  *
  * Compile-time switches
  * ---------------------
- * All are 1 (MLFAB_WITH_SHM only on Linux), except MLFAB_WITH_MPI. Define one as 0 when you compile mlfab.c to leave
- * something out:
+ * All are 1 (MLFAB_WITH_SHM only on Linux), except MLFAB_WITH_MPI and MLFAB_WITH_CBLAS. Define one as 0 when you
+ * compile mlfab.c to leave something out:
  *    MLFAB_WITH_TCP, MLFAB_WITH_SHM   a transport
  *    MLFAB_WITH_MPI                   the transport over MPI (section 13): 0 unless you define it as 1
+ *    MLFAB_WITH_CBLAS                 additions by OpenBLAS or another cblas (config.kernels): 0 unless you define it as
+ *                                     1, with the flags of `pkg-config --cflags --libs openblas`
  *    MLFAB_WITH_COLL                  collectives, and with them the next three:
  *    MLFAB_WITH_PARTIAL               partial reductions
  *    MLFAB_WITH_STOCHASTIC            stochastic reductions
@@ -187,6 +189,11 @@ extern "C" {
 
 /* The version of the compiled library, "major.minor.patch". */
 MLFAB_API const char *mlfab_version(void);
+
+/* What was compiled in, as one line of text for people, without a newline: the version and the protocol, the
+ * switches that are on and those that are off (with the MPI and the BLAS library that it was compiled with), the
+ * compiler. Static; any thread may ask at any time. */
+MLFAB_API const char *mlfab_build_info(void);
 
 /* For bindings: the size in bytes of a public struct, named without mlfab_ ("config", "push_options"). 0: no such
  * struct. */
@@ -406,6 +413,18 @@ enum mlfab_progress_mode {
   MLFAB_PROGRESS_HAND = 2
 };
 
+/* What adds up updates of servers and aggregators, and the data of collectives, of F32 and F64. The sums have the same
+ * bits with both. Norms (clipping, MLFAB_SYNC_PSSP's significance) differ in the last bits, so all nodes must have the
+ * same; nothing is chosen by timing. Additions are bound by memory, so little depends on it: measure with
+ * `make bench`, rows kernels/. */
+enum mlfab_kernels {
+  MLFAB_KERNELS_OWN = 0,
+  /* axpy, scal and nrm2 of cblas, in MLFAB_WITH_CBLAS=1. mlfab calls it with at most 2,048 elements, for which OpenBLAS
+   * (0.3) uses no thread but the caller's; the program's own number of threads is left alone. Another cblas that
+   * uses threads for vectors that short must be told not to by the program. */
+  MLFAB_KERNELS_CBLAS = 1
+};
+
 enum mlfab_transport_bits { MLFAB_USE_TCP = 1, MLFAB_USE_SHM = 2, MLFAB_USE_MPI = 4 };
 
 struct mlfab_transport; /* section 12 */
@@ -547,6 +566,8 @@ typedef struct mlfab_config {
   /* The largest number of dedicated servers that the fabric may have at a time; the same on all nodes. 0: servers.
    * Price: about 3 KB for each at every node. */
   uint32_t servers_max;
+  /* MLFAB_KERNELS_*; the same on all nodes: server 0 refuses a node with another one (MLFAB_ERR_WORLD). */
+  uint32_t kernels;
 } mlfab_config;
 
 /* Sets every member to its default and `size` to sizeof *config. */
@@ -557,8 +578,8 @@ MLFAB_API void mlfab_config_init(mlfab_config *config);
  * "progress" (thread, hand), "timeout_ms", "heartbeat_ms", "silent_death_ms", "payload_crc" (0, 1), "seed",
  * "scheduler" (none, beside, own), "delay_bound" (a number, none), "plan_ahead_ms", "accumulators" (a number, none),
  * "order_by_rate" (0, 1), "workers_max", "servers_max", "join" (0, 1), "checkpoint_dir", "checkpoint_commits",
- * "checkpoint_keep", "resume", "log", "metrics", "metrics_ms", "trace". Set "dedicated" or "join" before "role" server,
- * which means nothing without them.
+ * "checkpoint_keep", "resume", "log", "metrics", "metrics_ms", "trace", "kernels" (own, cblas). Set "dedicated" or "join"
+ * before "role" server, which means nothing without them.
  * Errors: CONFIG, with the name and the value; nothing has changed then. */
 MLFAB_API int mlfab_config_set(mlfab_config *config, const char *name, const char *value,
                                mlfab_error *error_p);

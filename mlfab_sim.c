@@ -97,7 +97,7 @@
 #endif
 #define MLFAB__PLANTED(n) (MLFAB_PLANT == (n))
 
-/* Features compiled in; 0 leaves one out (MPI is left out unless it is 1). amalgamate.py puts these switches around the files of a group;
+/* Features compiled in; 0 leaves one out (MPI and CBLAS are left out unless they are 1). amalgamate.py puts these switches around the files of a group;
  * the code that composes a node or a context tests them too. Shared memory needs Linux. */
 #ifndef MLFAB_WITH_SCHED
 #define MLFAB_WITH_SCHED 1
@@ -143,6 +143,9 @@
 #endif
 #ifndef MLFAB_WITH_MPI
 #define MLFAB_WITH_MPI 0 /* needs mpi.h */
+#endif
+#ifndef MLFAB_WITH_CBLAS
+#define MLFAB_WITH_CBLAS 0 /* needs cblas.h and its library */
 #endif
 #ifndef __linux__
 #undef MLFAB_WITH_SHM

@@ -17,7 +17,10 @@ FOLDER = os.path.join(os.environ.get("MLFAB_BUILD", "build"), "plant")
 KINDS = ["sim", "unit", "oracle", "conform", "oom"]
 # The programs with MPI, which are in a folder of their own; "" where no MPI library is installed.
 MPI = next(("mpi/%s/conform" % mpi for mpi in ("mpich", "openmpi") if shutil.which("mpicc." + mpi)), "")
-KINDS = ["sim", "unit", "oracle", "conform", "oom", "extras"]
+# Likewise with cblas.
+CBLAS = any(shutil.which("pkg-config") and subprocess.run(["pkg-config", "--exists", name]).returncode == 0
+            for name in ("openblas", "cblas"))
+KINDS = ["sim", "unit", "oracle", "conform", "oom", "extras"] + (["cblas"] if CBLAS else [])
 # The likely test of a bug, or of a part whose own test has another name; the simulator detects most others.
 LIKELY = {16: "sim/test_schedule",
           51: "unit/test_api_filters",
@@ -65,6 +68,9 @@ LIKELY = {16: "sim/test_schedule",
           202: "extras/test_tls_conform",
           204: "extras/test_tls",
           205: "extras/test_tls",
+          **{number: "cblas/" + test if CBLAS else ""
+             for number, test in ((240, "test_split"), (241, "test_kernels"), (242, "test_fabric"),
+                                  (243, "test_kernels"), (244, "test_kernels"))},
           "mlfab_tls": "extras/test_tls",
           "session": "unit/test_guard",
           "group": "unit/test_order",
@@ -110,7 +116,8 @@ def forget(files):
     """Deletes the objects of these files, which contain another bug."""
     stale = [os.path.join(ROOT, FOLDER, "parts", file[:-2] + ".o") for file in files]
     stale += [os.path.join(ROOT, FOLDER, file) for file in ("mlfab.o", "mlfab_sim.o", "mpi/mpich/mlfab.o",
-                                                            "mpi/openmpi/mlfab.o", "extras/mlfab_tls.o")]
+                                                            "mpi/openmpi/mlfab.o", "extras/mlfab_tls.o", "cblas/mlfab.o",
+                                                            "cblas/kernels_cblas.o")]
     for path in stale:
         if os.path.exists(path):
             os.remove(path)
@@ -186,7 +193,8 @@ def main():
     print("1..%d" % len(numbers))
     for at, number in enumerate(numbers, 1):
         if LIKELY.get(number) == "":
-            print("ok %d - planted bug %d # SKIP no MPI library is installed" % (at, number))
+            print("ok %d - planted bug %d # SKIP no %s library is installed"
+                  % (at, number, "BLAS" if number in range(240, 245) else "MPI"))
             continue
         try:
             forget(before | bugs[number])

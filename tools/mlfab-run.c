@@ -817,6 +817,7 @@ static const char usage_text[] =
     "front\n"
     "  --timeout S            ends the run after S seconds\n"
     "  --verbose              tells what starts and ends\n"
+    "  --version              the version, and what was compiled in\n"
     "  --help                 this text\n"
     "\n"
     "Worker 0 has the standard input, the others have none. Where the output is a terminal, the\n"
@@ -911,6 +912,7 @@ static void parse(int argc, char **argv) {
     INSECURE,
     TIMEOUT,
     VERBOSE,
+    VERSION,
     HELP
   };
   static const struct option longs[] = {{"server", required_argument, NULL, SERVER},
@@ -929,6 +931,7 @@ static void parse(int argc, char **argv) {
                                         {"on-failure", required_argument, NULL, ON_FAILURE},
                                         {"timeout", required_argument, NULL, TIMEOUT},
                                         {"verbose", no_argument, NULL, VERBOSE},
+                                        {"version", no_argument, NULL, VERSION},
                                         {"help", no_argument, NULL, HELP},
                                         {NULL, 0, NULL, 0}};
   options.servers = -1; /* not said */
@@ -996,6 +999,9 @@ static void parse(int argc, char **argv) {
       case VERBOSE:
         options.verbose = 1;
         break;
+      case VERSION:
+        puts(mlfab_build_info());
+        exit(0);
       case 'h':
       case HELP:
         fputs(usage_text, stdout);

@@ -702,7 +702,8 @@ static void shm_coll_combine(const mlfab__shm_coll *a, const mlfab__shm_coll_cal
       in[j] = j == a->me ? to[0] : where[j] + done * p->width;
       if (j != a->me && all) to[others++] = where[j] + done * p->width;
     }
-    mlfab__kernel_combine_many(c->op, c->dtype, to, mean ? 1 : others, in, a->n, run, 0);
+    mlfab__kernel_combine_many_by(c->kernels, c->op, c->dtype, to, mean ? 1 : others, in, a->n, run,
+                                  0);
     if (!mean) continue;
     mlfab__kernel_divide(c->dtype, to[0], run, a->n);
     in[0] = to[0];

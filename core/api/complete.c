@@ -177,6 +177,8 @@ MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_conf
                                  "checkpoint_keep is at most 1000000");
   if (config->metrics_ns < 10000000)
     return complete_config_error(error, "metrics_ns is below 10 ms");
+  if (config->kernels > MLFAB_KERNELS_CBLAS)
+    return complete_config_error(error, "unknown kernels (MLFAB_KERNELS): not own or cblas");
   if (config->progress > MLFAB_PROGRESS_HAND)
     return complete_config_error(error, "unknown progress mode");
   return complete_check_world(config, error);

@@ -72,6 +72,8 @@ static const config_setting config_settings[] = {
              {"mpi+shm", MLFAB_USE_MPI | MLFAB_USE_SHM}),
     CONFIG_W("progress", mlfab_config, progress, 1, 0, {"thread", MLFAB_PROGRESS_THREAD},
              {"hand", MLFAB_PROGRESS_HAND}),
+    CONFIG_W("kernels", mlfab_config, kernels, 1, 0, {"own", MLFAB_KERNELS_OWN},
+             {"cblas", MLFAB_KERNELS_CBLAS}),
     CONFIG_W("payload_crc", mlfab_config, no_payload_crc, 1, 0, {"0", 1}, {"1", 0}),
     CONFIG_W("scheduler", mlfab_config, scheduler, 1, 0, {"none", MLFAB_SCHEDULER_NONE},
              {"beside", MLFAB_SCHEDULER_BESIDE}, {"own", MLFAB_SCHEDULER_OWN}),

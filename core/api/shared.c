@@ -69,6 +69,7 @@ static void shared_share(mlfab *ctx, mlfab__context_turn *turn, const mlfab__com
                               .kind = call->kind,
                               .dtype = call->dtype,
                               .op = call->op,
+                              .kernels = comm->config->kernels,
                               .refuse = call->refuse_nan,
                               .bufs = call->vecs,
                               .nbufs = call->n,

@@ -103,6 +103,7 @@ typedef struct mlfab__shm_coll_call {
   int kind;           /* MLFAB__SHM_COLL_* */
   /* operation of kernels.h; MLFAB_OP_MEAN divides by the number of members. Unused for BARRIER */
   int dtype, op;
+  uint32_t kernels;      /* config.kernels */
   int refuse;            /* 1: refuse NaN and infinity in this member's input */
   uint32_t root;         /* BROADCAST */
   const mlfab_vec *bufs; /* one vector of `count` elements, in place; buffers do not overlap */

@@ -273,8 +273,8 @@ static void engine_apply(mlfab__engine_run *run, const mlfab__dag_op *op, uint64
     if (op->kind == MLFAB__DAG_RECV) {
       memcpy(piece, bytes, k);
     } else if (!engine_reduces_by_user(run, op)) {
-      mlfab__kernel_combine(reduction, dtype, piece, op->left ? bytes : piece,
-                            op->left ? piece : bytes, k / mlfab__element_bytes(dtype), 0);
+      mlfab__kernel_combine_by(run->kernels, reduction, dtype, piece, op->left ? bytes : piece,
+                               op->left ? piece : bytes, k / mlfab__element_bytes(dtype), 0);
     } else if (op->left) {
       run->reduce(run->reduce_user, piece, bytes, k / run->width);
     } else {
@@ -638,6 +638,7 @@ MLFAB__INTERNAL int mlfab__engine_arm(mlfab__comm *comm, mlfab__engine_run *run,
   }
   memset(run->recvs, 0, recvs);
   memset(run->peers, 0, peers);
+  run->kernels = comm->config->kernels;
   run->armed = run->running = 1;
   run->busy = run->moved = 0;
   run->lent = run->staged = 0;

@@ -84,6 +84,7 @@ typedef struct mlfab__engine_run {
   void *self;
   mlfab__dag dag; /* sealed; the engine starts it */
   /* The engine's own. */
+  uint32_t kernels; /* config.kernels */
   uint8_t armed;
   uint8_t running;           /* not finished: its operations run, its messages are taken */
   uint8_t busy;              /* its operations are being run */

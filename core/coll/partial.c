@@ -222,8 +222,8 @@ static void partial_swap(uint8_t **a, uint8_t **b) {
 /* Data that no round used is older than the data that came since. */
 static void partial_return(mlfab__partial *partial, uint8_t **array, int some, uint64_t calls) {
   if (some && partial->some) {
-    mlfab__kernel_combine(MLFAB_OP_SUM, partial->spec.dtype, partial->pending, *array,
-                          partial->pending, partial->spec.count, 0);
+    mlfab__kernel_combine_by(partial->spec.kernels, MLFAB_OP_SUM, partial->spec.dtype,
+                             partial->pending, *array, partial->pending, partial->spec.count, 0);
   } else if (some) {
     partial_swap(&partial->pending, array);
     partial->some = 1;
@@ -380,8 +380,8 @@ MLFAB__INTERNAL int mlfab__partial_compute(mlfab__partial *partial, mlfab__dag *
 MLFAB__INTERNAL void mlfab__partial_keep(mlfab__partial *partial, const void *data) {
   const mlfab__partial_spec *spec = &partial->spec;
   if (partial->some) {
-    mlfab__kernel_combine(MLFAB_OP_SUM, spec->dtype, partial->pending, partial->pending, data,
-                          spec->count, 0);
+    mlfab__kernel_combine_by(spec->kernels, MLFAB_OP_SUM, spec->dtype, partial->pending,
+                             partial->pending, data, spec->count, 0);
   } else {
     memcpy(partial->pending, data, partial->bytes);
   }

@@ -72,7 +72,8 @@ typedef struct mlfab__partial_spec {
   uint8_t mean;
   uint8_t reduce_or; /* mlfab__dag_op.reduce that is OR of 64-bit words for the runner */
   int dtype;
-  uint32_t width; /* bytes of an element */
+  uint32_t width;   /* bytes of an element */
+  uint32_t kernels; /* config.kernels */
   uint64_t count, seed;
 } mlfab__partial_spec;
 

@@ -358,6 +358,7 @@ static mlfab__partial_spec partial_run_spec(const mlfab__comm *comm, uint64_t co
                                .reduce_or = MLFAB__ENGINE_REDUCE(0, MLFAB__OP_OR),
                                .dtype = dtype,
                                .width = mlfab__element_bytes(dtype),
+                               .kernels = comm->config->kernels,
                                .count = count,
                                .seed = o->seed ? o->seed : comm->config->seed};
 }

@@ -361,7 +361,8 @@ static void stochastic_mean(const mlfab__stochastic *g, uint32_t n, uint64_t at,
     for (; k < MLFAB__COMBINE_MOST && done < n; done++)
       in[k++] = (const uint8_t *)g->inputs[done] + at;
     void *dst = done < n ? g->sum : data;
-    mlfab__kernel_combine_many(MLFAB_OP_SUM, g->dtype, &dst, 1, in, k, bytes / g->width, 0);
+    mlfab__kernel_combine_many_by(g->comm->config->kernels, MLFAB_OP_SUM, g->dtype, &dst, 1, in, k,
+                                  bytes / g->width, 0);
   }
   mlfab__kernel_divide(g->dtype, data, bytes / g->width, n);
 }

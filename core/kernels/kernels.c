@@ -142,6 +142,42 @@ static void kernel_i64(int64_t *dst, const int64_t *w, const int64_t *u, int64_t
     for (uint64_t i = 0; i < n; i++) dst[i] = (int64_t)((uint64_t)w[i] + s * (uint64_t)u[i]);
 }
 
+/* The row of cblas for this call, or NULL. */
+static const mlfab__kernels *kernel_cblas(int level, int dtype) {
+  int takes = level & MLFAB__KERNEL_CBLAS && (dtype == MLFAB_F32 || dtype == MLFAB_F64);
+  const mlfab__kernels *row = takes ? mlfab__kernels_cblas() : NULL;
+  assert((!takes || row) && "MLFAB_WITH_CBLAS is 0");
+  return row;
+}
+
+/* Elements of the next call of cblas. */
+static uint64_t kernel_cblas_count(uint64_t left) {
+  return MLFAB__PLANTED(240) ? left : mlfab__min(left, MLFAB__CBLAS_MOST);
+}
+
+/* In pieces: our own kernel checks the products, while cblas finds them in the cache afterwards. */
+static int kernel_cblas_add(const mlfab__kernels *row, int level, int dtype, void *dst,
+                            const void *w, const void *u, double scale, uint64_t n) {
+  uint64_t bytes = mlfab__dtype_bytes(dtype), count;
+  int finite = 1;
+  for (uint64_t at = 0; at < n; at += count) {
+    void *from = kernel_at(u, at * bytes);
+    count = kernel_cblas_count(n - at);
+    if (!MLFAB__PLANTED(241))
+      finite &= mlfab__kernel_add_with(level & ~MLFAB__KERNEL_CBLAS, dtype, NULL, NULL, from, scale,
+                                       count, 0);
+    row->add[dtype](kernel_at(dst, at * bytes), kernel_at(w, at * bytes), from, scale, count, 0);
+  }
+  return finite;
+}
+
+/* Does multiplying by the scale, as rounded to the type, clear the numbers? Then only the signs of zeros are left, and
+ * cblas need not keep those. */
+static int kernel_clears(int dtype, double scale) {
+  if (MLFAB__PLANTED(243)) return 0;
+  return dtype == MLFAB_F32 ? (float)scale == 0.0f : scale == 0.0;
+}
+
 /* Portable up to the first 64-byte line of dst, then the row's kernel for whole lines, then portable again. */
 MLFAB__INTERNAL int mlfab__kernel_add_with(int level, int dtype, void *dst, const void *w,
                                            const void *u, double scale, uint64_t n, int stream) {
@@ -155,7 +191,10 @@ MLFAB__INTERNAL int mlfab__kernel_add_with(int level, int dtype, void *dst, cons
   assert((dtype == MLFAB_F32 || dtype == MLFAB_F64) && "element type");
   int (*portable)(void *, const void *, const void *, double, uint64_t) =
       dtype == MLFAB_F32 ? kernel_f32_portable : kernel_f64_portable;
-  const mlfab__kernels *row = mlfab__kernels_row(level);
+  const mlfab__kernels *cblas = kernel_cblas(level, dtype);
+  if (cblas && dst != NULL && !kernel_clears(dtype, scale))
+    return kernel_cblas_add(cblas, level, dtype, dst, w, u, scale, n);
+  const mlfab__kernels *row = mlfab__kernels_row(level & ~MLFAB__KERNEL_CBLAS);
   uint64_t bytes = mlfab__dtype_bytes(dtype);
   uint64_t head = mlfab__min(n, (0 - (uintptr_t)(dst != NULL ? dst : u)) % KERNEL_LINE / bytes);
   uint64_t body = (n - head) - (n - head) % (KERNEL_LINE / bytes);
@@ -192,14 +231,30 @@ KERNEL_NORM2(kernel_norm2_f32, float)
 KERNEL_NORM2(kernel_norm2_f64, double)
 KERNEL_NORM2(kernel_norm2_i64, int64_t)
 
-MLFAB__INTERNAL double mlfab__kernel_norm2(int dtype, const void *u, uint64_t n) {
-  const mlfab__kernels *row = mlfab__kernels_row(mlfab__kernel_level());
+static double kernel_norm2_own(int level, int dtype, const void *u, uint64_t n) {
+  const mlfab__kernels *row = mlfab__kernels_row(level);
   uint64_t done = 0;
   if (dtype == MLFAB_I64) return kernel_norm2_i64((const int64_t *)u, n);
   if (dtype == MLFAB_F64) return kernel_norm2_f64((const double *)u, n);
   assert(dtype == MLFAB_F32 && "element type");
-  double sum = row->norm2 ? row->norm2((const float *)u, n, &done) : 0.0;
+  double sum = row->norm2[dtype] ? row->norm2[dtype](u, n, &done) : 0.0;
   return sum + kernel_norm2_f32((const float *)u + done, n - done);
+}
+
+MLFAB__INTERNAL double mlfab__kernel_norm2_with(int level, int dtype, const void *u, uint64_t n) {
+  const mlfab__kernels *cblas = kernel_cblas(level, dtype);
+  uint64_t bytes = mlfab__dtype_bytes(dtype), count;
+  double sum = 0.0;
+  level &= ~MLFAB__KERNEL_CBLAS;
+  if (!cblas) return kernel_norm2_own(level, dtype, u, n);
+  for (uint64_t at = 0; at < n; at += count) {
+    const void *from = kernel_at(u, at * bytes);
+    uint64_t done = 0;
+    count = kernel_cblas_count(n - at);
+    double piece = cblas->norm2[dtype](from, count, &done);
+    sum += done == count ? piece : kernel_norm2_own(level, dtype, from, count);
+  }
+  return sum;
 }
 
 /* ---- 16-bit numbers ---- */
@@ -414,7 +469,8 @@ static void kernel_copy(void *const *dst, uint32_t ndst, const char *in, uint64_
 MLFAB__INTERNAL void mlfab__kernel_combine_many_with(int level, int op, int dtype, void *const *dst,
                                                      uint32_t ndst, const void *const *in,
                                                      uint32_t k, uint64_t n, int stream) {
-  const mlfab__kernels *row = mlfab__kernels_row(level);
+  const mlfab__kernels *row = mlfab__kernels_row(level & ~MLFAB__KERNEL_CBLAS);
+  const mlfab__kernels *cblas = kernel_cblas(level, dtype);
   uint32_t bytes = mlfab__element_bytes(dtype);
   uint64_t head, body, done = 0;
   assert(bytes > 0 && k >= 1 && k <= MLFAB__COMBINE_MOST);
@@ -422,6 +478,13 @@ MLFAB__INTERNAL void mlfab__kernel_combine_many_with(int level, int op, int dtyp
   assert(op != MLFAB__OP_OR || dtype == MLFAB_I64);
   if (k == 1) {
     kernel_copy(dst, ndst, (const char *)in[0], n * bytes);
+    return;
+  }
+  if (cblas && (op == MLFAB_OP_SUM || op == MLFAB_OP_MEAN)) {
+    for (uint64_t count; done < n; done += count) {
+      count = kernel_cblas_count(n - done);
+      cblas->combine[dtype](op, dst, ndst, 0, in, k, done, done + count);
+    }
     return;
   }
   kernel_split(dst[0], n, bytes, &head, &body);
@@ -434,10 +497,11 @@ MLFAB__INTERNAL void mlfab__kernel_combine_many_with(int level, int op, int dtyp
   kernel_portable(op, dtype, dst, ndst, in, k, done, n);
 }
 
-MLFAB__INTERNAL void mlfab__kernel_combine(int op, int dtype, void *dst, const void *a,
-                                           const void *b, uint64_t n, int stream) {
+MLFAB__INTERNAL void mlfab__kernel_combine_with(int level, int op, int dtype, void *dst,
+                                                const void *a, const void *b, uint64_t n,
+                                                int stream) {
   const void *in[2] = {a, b};
-  mlfab__kernel_combine_many(op, dtype, &dst, 1, in, 2, n, stream);
+  mlfab__kernel_combine_many_with(level, op, dtype, &dst, 1, in, 2, n, stream);
 }
 
 MLFAB__INTERNAL void mlfab__kernel_divide_with(int level, int dtype, void *data, uint64_t n,

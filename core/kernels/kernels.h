@@ -13,8 +13,13 @@
  * adds; mlfab__kernel_divide does the rest.
  *
  * Functions ending in _with take the row: 0 portable, 1 AVX2 (with F16C and BMI2), 2 AVX-512 (F, BW, DQ,
- * VL). It must not be above mlfab__kernel_level. The functions without take the highest. Tests compare the
- * rows. */
+ * VL). It must not be above mlfab__kernel_level. The functions without take the highest. Those ending in _by take
+ * config.kernels. Tests compare the rows.
+ *
+ * cblas. A row with the bit MLFAB__KERNEL_CBLAS lets cblas add, scale and compute norms of F32 and F64, in pieces of
+ * at most MLFAB__CBLAS_MOST elements; everything else is as without the bit. It gives the same bits, too, except norms, and
+ * except that of two NaNs either may stay: scal rounds the product, and axpy, which is called with 1 only, the sum. So
+ * it does not matter whether the library fuses the two, where an array begins, or which processor a rank has. */
 #ifndef MLFAB__KERNELS_H
 #define MLFAB__KERNELS_H
 
@@ -36,6 +41,17 @@ MLFAB__INTERNAL const char *mlfab__op_name(int op);
 /* The highest row that this processor supports. */
 MLFAB__INTERNAL int mlfab__kernel_level(void);
 
+/* Added to a row. Only where MLFAB_WITH_CBLAS is 1, and for add, combine_many and norm2. */
+#define MLFAB__KERNEL_CBLAS 4
+/* Elements of one call of cblas. The pieces of an addition stay in the L1 cache; OpenBLAS uses its threads from 10,001
+ * elements on; and a count of cblas may be a 32-bit int. */
+#define MLFAB__CBLAS_MOST 2048u
+
+/* The row for config.kernels. */
+static inline int mlfab__kernel_row_of(uint32_t kernels) {
+  return mlfab__kernel_level() | (kernels == MLFAB_KERNELS_CBLAS ? MLFAB__KERNEL_CBLAS : 0);
+}
+
 /* dst = w + scale * u, each element round(w + round(scale * u)). Returns 1 if all of scale * u is finite,
  * else 0 (the contents of dst are unspecified then); checked in the same pass. w NULL: dst = scale * u. dst
  * may be w or u; no other overlap. scale 1 and -1 change no bit of u but the sign; F32 multiplies by
@@ -44,12 +60,17 @@ MLFAB__INTERNAL int mlfab__kernel_level(void);
 MLFAB__INTERNAL int mlfab__kernel_add_with(int level, int dtype, void *dst, const void *w,
                                            const void *u, double scale, uint64_t n, int stream);
 #define mlfab__kernel_add(...) mlfab__kernel_add_with(mlfab__kernel_level(), __VA_ARGS__)
+#define mlfab__kernel_add_by(kernels, ...) \
+  mlfab__kernel_add_with(mlfab__kernel_row_of(kernels), __VA_ARGS__)
 
 /* 1 when no element is infinite or NaN (I64: always). */
 MLFAB__INTERNAL int mlfab__kernel_finite(int dtype, const void *data, uint64_t n);
 
 /* Sum of squares in double; I64 as doubles. Not for F16, BF16. */
-MLFAB__INTERNAL double mlfab__kernel_norm2(int dtype, const void *u, uint64_t n);
+MLFAB__INTERNAL double mlfab__kernel_norm2_with(int level, int dtype, const void *u, uint64_t n);
+#define mlfab__kernel_norm2(...) mlfab__kernel_norm2_with(mlfab__kernel_level(), __VA_ARGS__)
+#define mlfab__kernel_norm2_by(kernels, ...) \
+  mlfab__kernel_norm2_with(mlfab__kernel_row_of(kernels), __VA_ARGS__)
 
 /* Each dst = in[0] op in[1] op ... op in[k-1], from left to right, in one pass; k and ndst 1..64. A dst may
  * be any of `in`; no other overlap. For F32, F64 and I64 the bits are those of k - 1 pairwise passes. k 1
@@ -59,10 +80,16 @@ MLFAB__INTERNAL void mlfab__kernel_combine_many_with(int level, int op, int dtyp
                                                      uint32_t k, uint64_t n, int stream);
 #define mlfab__kernel_combine_many(...) \
   mlfab__kernel_combine_many_with(mlfab__kernel_level(), __VA_ARGS__)
+#define mlfab__kernel_combine_many_by(kernels, ...) \
+  mlfab__kernel_combine_many_with(mlfab__kernel_row_of(kernels), __VA_ARGS__)
 
 /* dst = a op b. dst may be a or b; no other overlap. */
-MLFAB__INTERNAL void mlfab__kernel_combine(int op, int dtype, void *dst, const void *a,
-                                           const void *b, uint64_t n, int stream);
+MLFAB__INTERNAL void mlfab__kernel_combine_with(int level, int op, int dtype, void *dst,
+                                                const void *a, const void *b, uint64_t n,
+                                                int stream);
+#define mlfab__kernel_combine(...) mlfab__kernel_combine_with(mlfab__kernel_level(), __VA_ARGS__)
+#define mlfab__kernel_combine_by(kernels, ...) \
+  mlfab__kernel_combine_with(mlfab__kernel_row_of(kernels), __VA_ARGS__)
 
 /* data[i] /= by, rounded once; by 1..2^24. Not for I64. */
 MLFAB__INTERNAL void mlfab__kernel_divide_with(int level, int dtype, void *data, uint64_t n,
@@ -77,9 +104,8 @@ MLFAB__INTERNAL void mlfab__half_load_with(int level, int half, float *out, cons
 #define mlfab__half_store(...) mlfab__half_store_with(mlfab__kernel_level(), __VA_ARGS__)
 #define mlfab__half_load(...) mlfab__half_load_with(mlfab__kernel_level(), __VA_ARGS__)
 
-/* A row, by element type; the functions are described above. NULL: use the portable code. A library for
- * some arrays, or a device, is a row of its own; a row that completes later would need start and poll in
- * addition. */
+/* A row, by element type; the functions are described above. NULL: use the portable code. A device would be a row of
+ * its own; a row that completes later would need start and poll in addition. */
 typedef struct mlfab__kernels {
   /* n is a multiple of 64 bytes; dst (u without a dst) is aligned to 64 bytes. */
   int (*add[MLFAB_F64 + 1])(void *dst, const void *w, const void *u, double scale, uint64_t n,
@@ -89,12 +115,17 @@ typedef struct mlfab__kernels {
   void (*combine[MLFAB_BF16 + 1])(int op, void *const *dst, uint32_t ndst, uint64_t past,
                                   const void *const *in, uint32_t k, uint64_t from, uint64_t to);
   void (*divide[MLFAB_BF16 + 1])(void *data, uint32_t by, uint64_t from, uint64_t to);
-  double (*norm2)(const float *u, uint64_t n, uint64_t *done_p);
+  double (*norm2[MLFAB_F64 + 1])(const void *u, uint64_t n, uint64_t *done_p);
   /* By MLFAB_HALF_*. They return how many of n elements they converted, from the first on. */
   uint64_t (*half_store[MLFAB_HALF_BF16 + 1])(uint16_t *out, const float *in, uint64_t n);
   uint64_t (*half_load[MLFAB_HALF_BF16 + 1])(float *out, const uint16_t *in, uint64_t n);
 } mlfab__kernels;
 /* Row 0 has no members. */
 MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_row(int level);
+
+/* kernels_cblas.c: the row of cblas, or NULL when MLFAB_WITH_CBLAS is 0. Its functions take at most MLFAB__CBLAS_MOST
+ * elements of any alignment. `add` does not check whether products are finite; `combine` does SUM and MEAN only, and
+ * ignores `past`; norm2 leaves elements to the own kernels where its result would overflow. */
+MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_cblas(void);
 
 #endif

@@ -156,7 +156,8 @@ enum { X86_LOOK, X86_SCALE, X86_ADD, X86_ADD_STREAM };
 #define X86_NORM2(name, isa, lanes)                                                          \
   typedef double name##_sums __attribute__((vector_size((lanes)*8)));                        \
   typedef float name##_items __attribute__((vector_size((lanes)*4), aligned(4), may_alias)); \
-  isa static double name(const float *u, uint64_t n, uint64_t *done_p) {                     \
+  isa static double name(const void *data, uint64_t n, uint64_t *done_p) {                   \
+    const float *u = (const float *)data;                                                    \
     name##_sums a = {0}, b = {0};                                                            \
     uint64_t whole = n - n % (2 * (lanes));                                                  \
     double sum = 0.0;                                                                        \
@@ -316,7 +317,7 @@ X86_HALVES(x86_bf16_avx512, X86_AVX512, x86_f32x16, MLFAB_HALF_BF16, __m256i, X8
                [MLFAB_F64] = x86_f64_##isa##_divide,                               \
                [MLFAB_F16] = x86_f16_##isa##_divide,                               \
                [MLFAB_BF16] = x86_bf16_##isa##_divide},                            \
-    .norm2 = x86_norm2_##isa,                                                      \
+    .norm2 = {[MLFAB_F32] = x86_norm2_##isa},                                      \
     .half_store = {[MLFAB_HALF_F16] = x86_f16_##isa##_half_store,                  \
                    [MLFAB_HALF_BF16] = x86_bf16_##isa##_half_store},               \
     .half_load = {                                                                 \
@@ -326,7 +327,7 @@ X86_HALVES(x86_bf16_avx512, X86_AVX512, x86_f32x16, MLFAB_HALF_BF16, __m256i, X8
   }
 
 MLFAB__INTERNAL const mlfab__kernels *mlfab__kernels_row(int level) {
-  static const mlfab__kernels rows[] = {{.norm2 = NULL}, X86_ROW(avx2), X86_ROW(avx512)};
+  static const mlfab__kernels rows[] = {{.norm2 = {NULL}}, X86_ROW(avx2), X86_ROW(avx512)};
   return &rows[level];
 }
 

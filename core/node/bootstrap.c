@@ -103,6 +103,31 @@ static void bootstrap_complete(mlfab_node *node) {
   mlfab__server_link_check(node);
 }
 
+static const char *bootstrap_kernels(uint32_t kernels) {
+  return kernels == MLFAB_KERNELS_OWN     ? "own"
+         : kernels == MLFAB_KERNELS_CBLAS ? "cblas"
+                                          : "unknown here";
+}
+
+/* All nodes compute alike: norms, by which updates are clipped and judged, have other bits with cblas. Which kernels a
+ * node has follows from its configuration alone, so a mismatch is always a mistake. */
+static int bootstrap_judge_kernels(const mlfab_node *node, const mlfab__join *join, char *text,
+                                   size_t room) {
+  const uint32_t ours = node->config.kernels;
+  char who[32] = "a process that joins";
+  if (join->kernels == ours || MLFAB__PLANTED(242)) return 0;
+  if (join->rank != MLFAB_NO_RANK)
+    snprintf(who, sizeof who, "%s %d",
+             join->roles & MLFAB_ROLE_WORKER   ? "worker"
+             : join->roles & MLFAB_ROLE_SERVER ? "server"
+                                               : "scheduler",
+             (int)join->rank);
+  snprintf(text, room,
+           "the configurations differ: kernels (MLFAB_KERNELS) is %s at %s, %s at server 0",
+           bootstrap_kernels(join->kernels), who, bootstrap_kernels(ours));
+  return MLFAB_ERR_WORLD;
+}
+
 /* Judges a JOIN: 0, or a code and a text that tells why it is refused. */
 static int bootstrap_judge(mlfab_node *node, const mlfab__join *join, uint32_t *id_p, char *text,
                            size_t room) {
@@ -116,6 +141,7 @@ static int bootstrap_judge(mlfab_node *node, const mlfab__join *join, uint32_t *
              join->scheduler, (int)join->rank, c->scheduler);
     return MLFAB_ERR_WORLD;
   }
+  if (bootstrap_judge_kernels(node, join, text, room)) return MLFAB_ERR_WORLD;
   if (join->workers != c->workers || join->founders != node->founders) {
     snprintf(text, room,
              "the configurations differ: %d has %u workers, workers_max %u; server 0 has %u, %u",
@@ -285,6 +311,7 @@ static void bootstrap_offer(mlfab_node *node, uint32_t link, const mlfab__join *
   told.founding = node->founding;
   told.dedicated = c->dedicated;
   told.scheduler = c->scheduler;
+  told.kernels = c->kernels;
   node->links[link].kind = MLFAB__LINK_JOIN_IN; /* and no peer's: it closes when it has read this */
   node->links[link].peer = id;
   mlfab__node_post(node, link, MLFAB__JOIN, meta, mlfab__encode_join(meta, &told));
@@ -335,6 +362,10 @@ static void bootstrap_join(mlfab_node *node, uint32_t link, const mlfab__frame_i
   }
   int asks = node->is_coordinator && join.rank == MLFAB_NO_RANK &&
              node->phase != MLFAB__BOOTSTRAP_FAILED && node->links[link].kind == MLFAB__LINK_NEW;
+  if (asks && bootstrap_judge_kernels(node, &join, text, sizeof text)) {
+    mlfab__node_refuse(node, link, MLFAB_ERR_WORLD, MLFAB_NO_RANK, text);
+    return;
+  }
   if (asks) {
     bootstrap_offer(node, link, &join);
     return;
@@ -452,6 +483,7 @@ MLFAB__INTERNAL void mlfab__bootstrap_up(mlfab_node *node, uint32_t link) {
   join.founding = node->founding;
   join.dedicated = node->config.dedicated;
   join.scheduler = node->config.scheduler;
+  join.kernels = node->config.kernels;
   join.hand = node->config.progress == MLFAB_PROGRESS_HAND;
   join.nonce = node->nonce;
   memcpy(join.addresses, node->addresses, sizeof join.addresses);

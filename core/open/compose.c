@@ -55,6 +55,10 @@ static int compose_check(const mlfab_config *config, mlfab_error *error) {
     return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
                        "configuration: checkpoint_dir and resume need checkpoints, which were left "
                        "out (MLFAB_WITH_CHECKPOINT is 0)");
+  if (!MLFAB_WITH_CBLAS && config->kernels == MLFAB_KERNELS_CBLAS)
+    return MLFAB__FAIL(error, MLFAB_ERR_UNSUPPORTED,
+                       "configuration: kernels (MLFAB_KERNELS) is cblas, which was left out "
+                       "(MLFAB_WITH_CBLAS is 0)");
   if (MLFAB_WITH_SCHED || config->scheduler == MLFAB_SCHEDULER_NONE) return 0;
   return MLFAB__FAIL(
       error, MLFAB_ERR_UNSUPPORTED,

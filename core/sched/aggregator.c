@@ -225,7 +225,8 @@ static int aggregator_add(mlfab__aggregator *aggregator, mlfab__accumulator *gro
     if (!aggregator->ghost) {
       uint8_t *sum = group->data + addend->added;
       uint64_t count = n / mlfab__dtype_bytes(run->dtype);
-      if (!mlfab__kernel_add(run->dtype, sum, k > 0 ? sum : NULL, from, addend->weight, count, 0))
+      if (!mlfab__kernel_add_by(aggregator->config->kernels, run->dtype, sum, k > 0 ? sum : NULL,
+                                from, addend->weight, count, 0))
         return MLFAB_ERR_NOT_FINITE;
       from += n;
     }

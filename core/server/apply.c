@@ -173,9 +173,12 @@ static int apply_dense_consume(mlfab__server *server, mlfab__incoming *update, c
       int adds =
           (mode == MLFAB__APPLY_SUM && base != MLFAB__NO_BLOCK) || mode == MLFAB__APPLY_DIRECT;
       const uint8_t *from = adds ? store->blocks[base].data + piece.at : NULL;
-      int finite = mlfab__kernel_add(piece.dtype, dst, from, data, weight, piece.count, stream);
+      int finite = mlfab__kernel_add_by(server->config->kernels, piece.dtype, dst, from, data,
+                                        weight, piece.count, stream);
       if (!finite && !MLFAB__PLANTED(3)) return MLFAB_ERR_NOT_FINITE;
-      if (server->significant) update->norm2 += mlfab__kernel_norm2(piece.dtype, data, piece.count);
+      if (server->significant)
+        update->norm2 +=
+            mlfab__kernel_norm2_by(server->config->kernels, piece.dtype, data, piece.count);
       /* the sender changed it meanwhile */
       if (update->norm2 != update->norm2) return MLFAB_ERR_NOT_FINITE;
       if (server->watch && mode == MLFAB__APPLY_DIRECT)
@@ -219,7 +222,9 @@ static int apply_whole_judge(mlfab__server *server, mlfab__incoming *update, con
       *code_p = MLFAB_ERR_NOT_FINITE;
       return 1;
     }
-    if (server->significant) update->norm2 += mlfab__kernel_norm2(piece.dtype, data, piece.count);
+    if (server->significant)
+      update->norm2 +=
+          mlfab__kernel_norm2_by(server->config->kernels, piece.dtype, data, piece.count);
   }
   return 1;
 }
@@ -263,7 +268,8 @@ static void apply_whole_add(mlfab__server *server, mlfab__incoming *update, cons
                              piece.count);
     } else {
       double weight = mlfab__apply_weight(server, update, mode, piece.slice);
-      mlfab__kernel_add(piece.dtype, w, w, data, weight, piece.count, 0);
+      mlfab__kernel_add_by(server->config->kernels, piece.dtype, w, w, data, weight, piece.count,
+                           0);
     }
     if (watch) server->sparse->piece(server, &piece, server->packed, w);
   }

@@ -230,7 +230,7 @@ static double clock_norm(mlfab__server *server) {
     for (uint64_t at = 0; at < s->bytes; at += piece.bytes) {
       mlfab__store_piece(store, s->offset + at, s->bytes - at, &piece);
       const uint8_t *w = store->blocks[store->w[piece.position]].data + piece.at;
-      sum += mlfab__kernel_norm2(piece.dtype, w, piece.count);
+      sum += mlfab__kernel_norm2_by(server->config->kernels, piece.dtype, w, piece.count);
     }
   }
   server->norm_w = sqrt(sum);

@@ -62,7 +62,9 @@ static int round_block(mlfab__server *server, mlfab_update_info *info, double sh
     mlfab__piece piece;
     mlfab__store_piece(store, at, left, &piece);
     uint8_t *sum = store->blocks[store->sum[p]].data + piece.at;
-    if (divide) mlfab__kernel_add(piece.dtype, sum, NULL, sum, share, piece.count, 0);
+    if (divide)
+      mlfab__kernel_add_by(server->config->kernels, piece.dtype, sum, NULL, sum, share, piece.count,
+                           0);
     code = mlfab__apply_piece(server, info, &piece, sum);
     at += piece.bytes;
     left -= piece.bytes;

@@ -167,7 +167,7 @@ static double sparse_apply_norm2(const mlfab__server *server, const mlfab__packe
     mlfab__unpack_dense(&view, server->packed);
     values = server->packed;
   }
-  return mlfab__kernel_norm2(packet->dtype, values, packet->count);
+  return mlfab__kernel_norm2_by(server->config->kernels, packet->dtype, values, packet->count);
 }
 
 /* Zeros the part of a block that the update touches. */

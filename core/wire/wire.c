@@ -22,8 +22,8 @@ WIRE_FIELDS(options, mlfab_model_options,
   N(beta1) N(beta2) N(epsilon) N(weight_decay) F(sync, consistency) N(tags)
   N(pull_half) N(change_threshold) N(change_decay))
 WIRE_META(join,
-  N(rank) N(roles) N(workers) N(servers) N(dedicated) N(founders) N(founding) N(scheduler) N(hand) N(incarnation)
-  N(nonce) T(addresses))
+  N(rank) N(roles) N(workers) N(servers) N(dedicated) N(founders) N(founding) N(scheduler) N(kernels) N(hand)
+  N(incarnation) N(nonce) T(addresses))
 WIRE_META(welcome, N(incarnation) N(nodes) N(running))
 WIRE_META(refuse, N(code) N(rank) T(text))
 WIRE_META(hello, N(node) N(incarnation) N(roles) N(hand) N(accumulators) N(host) N(nonce))

@@ -171,6 +171,7 @@ typedef struct mlfab__join { /* node -> coordinator, first frame of a joining co
   uint32_t founders;    /* workers that the fabric begins with; `workers` may come */
   uint32_t founding;    /* servers that the fabric begins with; `servers` may come */
   uint32_t scheduler;   /* MLFAB_SCHEDULER_* */
+  uint32_t kernels;     /* MLFAB_KERNELS_* */
   uint32_t hand;        /* 1: polled by its program, not declared dead for missing heartbeats */
   uint32_t incarnation; /* its previous one, or 0 */
   uint64_t nonce;       /* of this process, to recognise a repeated JOIN */

@@ -757,7 +757,8 @@ static double push_clip(const mlfab__worker *worker, const mlfab__outgoing *upda
   double sum = 0.0;
   if (sparse) {
     const mlfab__tensor *tensor = mlfab__layout_find(&worker->layout, sparse->tensor);
-    sum = mlfab__kernel_norm2((int)tensor->dtype, sparse->values, sparse->count);
+    sum = mlfab__kernel_norm2_by(worker->config->kernels, (int)tensor->dtype, sparse->values,
+                                 sparse->count);
   }
   for (uint32_t i = 0; i < update->nsources && !sparse; i++) {
     const mlfab__source *source = &update->sources[i];
@@ -765,8 +766,8 @@ static double push_clip(const mlfab__worker *worker, const mlfab__outgoing *upda
       const mlfab__tensor *tensor = mlfab__layout_tensor_at(&worker->layout, source->offset + at);
       uint64_t bytes =
           mlfab__min(source->bytes - at, tensor->offset + tensor->bytes - (source->offset + at));
-      sum += mlfab__kernel_norm2((int)tensor->dtype, source->data + at,
-                                 bytes / mlfab__dtype_bytes((int)tensor->dtype));
+      sum += mlfab__kernel_norm2_by(worker->config->kernels, (int)tensor->dtype, source->data + at,
+                                    bytes / mlfab__dtype_bytes((int)tensor->dtype));
       at += bytes;
     }
   }

@@ -53,6 +53,10 @@ int main(void) {
   code = mlfab_open(&config, &ctx, &error);
   says("transports", code, error.text, "MLFAB_WITH_MPI=0");
   config.transports = 0;
+  config.kernels = MLFAB_KERNELS_CBLAS;
+  code = mlfab_open(&config, &ctx, &error);
+  says("kernels", code, error.text, "MLFAB_WITH_CBLAS is 0");
+  config.kernels = MLFAB_KERNELS_OWN;
   snprintf(config.metrics, sizeof config.metrics, "m.prom");
   code = mlfab_open(&config, &ctx, &error);
   says("metrics", code, error.text, "MLFAB_WITH_TELEMETRY is 0");

@@ -43,6 +43,13 @@ check "without any group" $compile $all -c full/mlfab.c -o none.o
 refuses() { ! "$@"; }
 check "refuses a part of what is left out" refuses $compile -DMLFAB_WITH_COLL=0 -DMLFAB_WITH_DAG=1 -c full/mlfab.c
 
+for blas in openblas cblas; do
+  if pkg-config --exists $blas 2>/dev/null; then
+    check "with CBLAS of $blas" $compile $(pkg-config --cflags $blas) -fsyntax-only -DMLFAB_WITH_CBLAS=1 full/mlfab.c
+    break
+  fi
+done
+
 for profile in core minimal; do
   check "makes $profile" python3 "$root/amalgamate.py" --profile $profile -o "$folder/$profile"
   check "compiles $profile" $compile -c $profile/mlfab.c -o $profile/mlfab.o

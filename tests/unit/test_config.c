@@ -360,7 +360,8 @@ static void test_set(void **state) {
               {"timeout_ms", "500", "0"},   {"transport", "tcp", "udp"},
               {"progress", "hand", "foot"}, {"payload_crc", "0", "yes"},
               {"seed", "7", "0"},           {"scheduler", "own", "above"},
-              {"delay_bound", "12", "0"},   {"accumulators", "none", "65"}};
+              {"delay_bound", "12", "0"},   {"accumulators", "none", "65"},
+              {"kernels", "cblas", "mkl"}};
   mlfab_config c, before;
   mlfab_error error;
   (void)state;

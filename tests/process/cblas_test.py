@@ -1,0 +1,143 @@
+#!/usr/bin/env python3
+"""cblas in real processes: fabrics with config.kernels, nodes that differ, builds without it, and the MNIST trainer, which
+multiplies by cblas_sgemm where it is."""
+import array
+import json
+import os
+import random
+import re
+import struct
+import tempfile
+import time
+
+from process import BUILD, RUN, Skip, clean_environment, expect, finish, helper, main, run, start
+
+CBLAS_RUN = os.path.join(BUILD, "cblas", "mlfab-run")
+PROGRAM = os.path.join(BUILD, "cblas", "02_push_pull")
+KEY = "0123456789abcdef" * 4
+
+
+def build_with_cblas():
+    if not os.path.exists(PROGRAM):
+        raise Skip("libopenblas-dev is not installed")
+
+
+def shell(script):
+    return ["sh", "-c", script, PROGRAM]
+
+
+def test_push_and_pull():
+    build_with_cblas()
+    for transport in ("--tcp", "--shm"):
+        for kernels in ("own", "cblas"):
+            result = run(CBLAS_RUN, "-n", 2, "-s", 2, transport, "--set", "kernels=" + kernels, PROGRAM)
+            expect(result.code == 0, "%s over %s" % (kernels, transport), result)
+            expect(len(re.findall("pulled 30 and 15, expected 30 and 15", result.out)) == 2, "another sum",
+                   result)
+
+
+def test_a_rank_that_differs():
+    """Worker 1 is told its rank and both settings; the others wait for it until their deadline."""
+    build_with_cblas()
+    for deterministic in (0, 1):
+        result = run(CBLAS_RUN, "-n", 2, "--tcp", "--set", "kernels=cblas",
+                     *shell('[ $MLFAB_RANK = 0 ] || export MLFAB_KERNELS=own; exec "$0"'),
+                     env=clean_environment(MLFAB_TIMEOUT_MS=3000, MLFAB_DETERMINISTIC=deterministic,
+                                           MLFAB_CONSISTENCY="bsp"))
+        expect(result.code != 0, "it runs", result)
+        expect(re.search(r"\[worker 1\].* the configurations differ: kernels \(MLFAB_KERNELS\) is own at worker 1, "
+                         "cblas at server 0", result.err), "the text", result)
+
+
+def test_a_process_that_joins():
+    build_with_cblas()
+    address = "unix:@mlfab-cblas-%d" % os.getpid()
+    environment = clean_environment(MLFAB_COORDINATOR=address, MLFAB_JOB="cblas", MLFAB_KEY=KEY,
+                                    MLFAB_TIMEOUT_MS=20000)
+    # Without cblas; its two workers wait for a third.
+    fabric = start(RUN, "-n", 2, "--max-workers", 3, "--no-prefix", helper("joiner"), 3, 4096, env=environment)
+    time.sleep(0.3)
+    stranger = run(CBLAS_RUN, "--join", address, "--no-prefix", "--set", "kernels=cblas", PROGRAM,
+                   env=environment)
+    friend = run(CBLAS_RUN, "--join", address, "--no-prefix", "--set", "kernels=own", helper("joiner"), 3, 4096,
+                 env=environment)
+    result = finish(fabric)
+    expect(stranger.code != 0 and "kernels (MLFAB_KERNELS) is cblas at a process that joins, own at server 0"
+           in stranger.err, "the stranger", stranger)
+    expect(friend.code == 0 and result.code == 0, "the fabric goes on", [friend, result])
+
+
+def test_a_build_without_it():
+    result = run(RUN, "-n", 1, "-s", 0, "--set", "kernels=cblas", os.path.join(BUILD, "examples", "02_push_pull"))
+    expect(result.code != 0 and "kernels (MLFAB_KERNELS) is cblas, which was left out (MLFAB_WITH_CBLAS is 0)"
+           in result.err, "the text", result)
+    result = run(RUN, "-n", 1, "--set", "kernels=mkl", "true")
+    expect(result.code == 2 and "mkl" in result.err, "an unknown name", result)
+
+
+def test_version():
+    result = run(RUN, "--version")
+    expect(result.code == 0 and re.match(r"mlfab \d+\.\d+\.\d+, protocol \d+; with: .*; without: .* cblas; "
+                                         r"compiled by \S.*\n$", result.out), "without", result)
+    build_with_cblas()
+    result = run(CBLAS_RUN, "--version")
+    expect(re.search(r"; with: [^;]* cblas \([^)]+\); without: ", result.out), "with", result)
+
+
+# ---- the MNIST trainer
+
+def write_images(folder, prefix, count, seed):
+    """Random sparse images, whose label follows from where their bright square is."""
+    rng = random.Random(seed)
+    pixels, labels = bytearray(), bytearray()
+    for _ in range(count):
+        label = rng.randrange(10)
+        image = bytearray(784)
+        for _ in range(60):
+            image[rng.randrange(784)] = rng.randrange(256)
+        for y in range(6):
+            for x in range(6):
+                image[(4 + 12 * (label // 5) + y) * 28 + 1 + 5 * (label % 5) + x] = rng.randrange(128, 256)
+        pixels += image
+        labels.append(label)
+    with open(os.path.join(folder, prefix + "-images-idx3-ubyte"), "wb") as file:
+        file.write(struct.pack(">IIII", 2051, count, 28, 28) + pixels)
+    with open(os.path.join(folder, prefix + "-labels-idx1-ubyte"), "wb") as file:
+        file.write(struct.pack(">II", 2049, count) + labels)
+
+
+def weights(path):
+    with open(path, "rb") as file:
+        length, = struct.unpack("<Q", file.read(8))
+        header, data = json.loads(file.read(length)), file.read()
+    tensors = {name: t["data_offsets"] for name, t in header.items() if name != "__metadata__"}
+    return {name: array.array("f", data[begin:end]) for name, (begin, end) in tensors.items()}
+
+
+def test_mnist():
+    """64 steps with cblas_sgemm and with loops: the weights agree but for rounding, and it has learned. A step's rounding
+    errors are of some 1e-7 times the gradient, and steps of 0.1 do not amplify them much."""
+    program = os.path.join(BUILD, "examples", "mnist")
+    if not os.path.exists(program):
+        raise Skip("the examples are not built")
+    with tempfile.TemporaryDirectory() as data:
+        os.mkdir(data + "/mnist")
+        write_images(data + "/mnist", "train", 1024, 1)
+        write_images(data + "/mnist", "t10k", 256, 2)
+        models = []
+        for option in ([], ["--loops"]):
+            path = data + "/model"
+            result = run(RUN, "-n", 1, "-s", 1, program, "--epochs", 2, "--sync", "bsp", "--save", path, *option,
+                         env=clean_environment(MLFAB_DATA=data))
+            expect(result.code == 0, "it failed", result)
+            accuracy = re.search(r"accuracy ([\d.]+)", result.out)
+            expect(accuracy and float(accuracy[1]) > 0.8, "it has not learned", result)
+            models.append(weights(path))
+    expect(models[0].keys() == models[1].keys() and len(models[0]) == 4, "four tensors", models[0].keys())
+    apart = max(abs(a - b) for name in models[0] for a, b in zip(models[0][name], models[1][name]))
+    with_cblas = os.path.exists(PROGRAM)
+    expect(apart < 1e-4 and (apart > 0) == with_cblas, "the weights are %g apart" % apart)
+
+
+if __name__ == "__main__":
+    main(globals())
