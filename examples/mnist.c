@@ -7,7 +7,9 @@
  * The weights are one tensor a layer; a pull or a push takes the list of them and is one operation.
  *
  * The network is 784-128-10: rectified linear, softmax, cross entropy, plain stochastic gradient
- * descent. The data are the original idx files of MNIST, as they are or gzipped, in the folder
+ * descent. Compiled with -DMNIST_WITH_CBLAS=1, as make does where it finds OpenBLAS or another cblas, it
+ * multiplies the matrices of a whole batch by cblas_sgemm; else, and with --loops, it takes one image after the
+ * other. Both add the same numbers in another order. The data are the original idx files of MNIST, as they are or gzipped, in the folder
  * `mnist` of MLFAB_DATA or of ~/.cache/mlfab. Where there are none, the task is the
  * 8,192-dimensional hyperplane regression of eagerSGD §6.2.1, which is generated from a seed.
  *
@@ -28,6 +30,13 @@
 #include <time.h>
 #include <unistd.h>
 
+#ifndef MNIST_WITH_CBLAS
+#define MNIST_WITH_CBLAS 0
+#endif
+#if MNIST_WITH_CBLAS
+#include <cblas.h>
+#endif
+
 enum {
   INPUTS = 784,
   HIDDEN = 128,
@@ -41,13 +50,14 @@ enum {
 static const char *const usage_text =
     "usage: mnist [--epochs N] [--lr X] [--batch N] [--momentum] [--sync MODEL] [--barrier]\n"
     "             MODEL: async, bsp, ssp:S, dsps:S, drop:N, pssp:S:C, or dynamic:S (alpha 1)\n"
-    "             [--slow RANK:FACTOR] [--seed N] [--save FILE] [--generated]\n"
+    "             [--slow RANK:FACTOR] [--seed N] [--save FILE] [--generated] [--loops]\n"
     "Start it with mlfab-run; see the comment at the top of examples/mnist.c.\n";
 
 struct options {
   double epochs, lr;
   size_t batch;
   int momentum, generated;
+  int loops;   /* no cblas */
   int barrier; /* all workers wait for each other between push and pull */
   mlfab_sync sync;
   int slow_rank; /* -1: none */
@@ -71,6 +81,9 @@ struct task {
   /* The summed gradient of one sample is added to g; returns the sample's loss. */
   double (*gradient)(const struct task *task, size_t sample, float *const *w, float *const *g,
                      float weight);
+  /* The same for n samples at once, with a weight of 1/n each; their mean loss. NULL: there is only `gradient`. */
+  double (*batch_gradient)(const struct task *task, const size_t *samples, size_t n,
+                           float *const *w, float *const *g);
 };
 
 /* ---------------------------------------------------------------------------------------------
@@ -238,6 +251,62 @@ static double network_gradient(const struct task *task, size_t sample, float *co
   return loss;
 }
 
+#if MNIST_WITH_CBLAS
+/* c (m x n) = a b + beta c; a is m x k, b is k x n, or stored the other way round with `CblasTrans`. */
+static void multiply(int transposed_a, int transposed_b, size_t m, size_t n, size_t k,
+                     const float *a, const float *b, float beta, float *c) {
+  cblas_sgemm(CblasRowMajor, transposed_a ? CblasTrans : CblasNoTrans,
+              transposed_b ? CblasTrans : CblasNoTrans, (int)m, (int)n, (int)k, 1.0f, a,
+              (int)(transposed_a ? m : k), b, (int)(transposed_b ? k : n), beta, c, (int)n);
+}
+
+/* What a batch needs besides weights and gradients: a row a sample of each. */
+struct batch {
+  size_t room; /* samples */
+  float *x, *hidden, *back, *out;
+};
+
+static void batch_make(struct batch *b, size_t n) {
+  if (n <= b->room) return;
+  free(b->x);
+  b->room = n;
+  b->x = allocate(n * (INPUTS + 2 * HIDDEN + CLASSES), sizeof(float));
+  b->hidden = b->x + n * INPUTS;
+  b->back = b->hidden + n * HIDDEN;
+  b->out = b->back + n * HIDDEN;
+}
+
+/* g is zero before. */
+static double network_batch(const struct task *task, const size_t *samples, size_t n,
+                            float *const *w, float *const *g) {
+  static struct batch b;
+  double loss = 0;
+  batch_make(&b, n);
+  for (size_t s = 0; s < n; s++) {
+    const unsigned char *pixels = task->train.pixels + samples[s] * INPUTS;
+    for (size_t i = 0; i < INPUTS; i++) b.x[s * INPUTS + i] = (float)pixels[i] * (1.0f / 255.0f);
+    memcpy(b.hidden + s * HIDDEN, w[1], HIDDEN * sizeof(float));
+    memcpy(b.out + s * CLASSES, w[3], CLASSES * sizeof(float));
+  }
+  multiply(0, 0, n, HIDDEN, INPUTS, b.x, w[0], 1, b.hidden);
+  for (size_t i = 0; i < n * HIDDEN; i++) b.hidden[i] = b.hidden[i] > 0 ? b.hidden[i] : 0;
+  multiply(0, 0, n, CLASSES, HIDDEN, b.hidden, w[2], 1, b.out);
+  for (size_t s = 0; s < n; s++) {
+    loss += softmax_loss(b.out + s * CLASSES, task->train.labels[samples[s]]);
+    for (size_t k = 0; k < CLASSES; k++) b.out[s * CLASSES + k] /= (float)n;
+  }
+  multiply(0, 1, n, HIDDEN, CLASSES, b.out, w[2], 0, b.back);
+  for (size_t i = 0; i < n * HIDDEN; i++) b.back[i] = b.hidden[i] > 0 ? b.back[i] : 0;
+  multiply(1, 0, INPUTS, HIDDEN, n, b.x, b.back, 0, g[0]);
+  multiply(1, 0, HIDDEN, CLASSES, n, b.hidden, b.out, 0, g[2]);
+  for (size_t s = 0; s < n; s++) {
+    add_scaled(g[1], 1.0f, b.back + s * HIDDEN, HIDDEN);
+    add_scaled(g[3], 1.0f, b.out + s * CLASSES, CLASSES);
+  }
+  return loss / (double)n;
+}
+#endif
+
 /* The part of the test images that the network names rightly. */
 static double network_accuracy(const struct task *task, float *const *w) {
   float hidden[HIDDEN], logits[CLASSES];
@@ -316,6 +385,7 @@ struct worker {
   mlfab_buf weights[TENSORS_MAX], update[TENSORS_MAX];
   size_t *order, part; /* this worker's samples, shuffled each epoch */
   size_t next;         /* of order */
+  size_t *samples;     /* of a batch */
   uint64_t updates, version, delay_sum, delay_max, dropped;
 };
 
@@ -366,6 +436,7 @@ static void samples_deal(struct worker *me) {
     me->order[i] = (i * me->workers + (size_t)me->rank) % me->task->samples;
   }
   me->next = me->part;
+  me->samples = allocate(me->options->batch, sizeof *me->samples);
 }
 
 /* The next sample; at the end of the worker's part the order is drawn anew. */
@@ -388,14 +459,19 @@ static double gradient(struct worker *me, uint64_t *random) {
   for (size_t t = 0; t < me->task->tensors; t++) {
     memset(me->g[t], 0, me->task->count[t] * sizeof(float));
   }
-  for (size_t b = 0; b < batch; b++) {
-    loss +=
-        me->task->gradient(me->task, sample_next(me, random), me->w, me->g, 1.0f / (float)batch);
+  for (size_t b = 0; b < batch; b++) me->samples[b] = sample_next(me, random);
+  if (me->task->batch_gradient) {
+    loss = me->task->batch_gradient(me->task, me->samples, batch, me->w, me->g);
+  } else {
+    for (size_t b = 0; b < batch; b++) {
+      loss += me->task->gradient(me->task, me->samples[b], me->w, me->g, 1.0f / (float)batch);
+    }
+    loss /= (double)batch;
   }
   if (me->rank == me->options->slow_rank) {
     sleep_s((now_s() - begin) * (me->options->slow_factor - 1));
   }
-  return loss / (double)batch;
+  return loss;
 }
 
 static void progress_print(const struct worker *me, double loss, double images_per_s) {
@@ -498,6 +574,7 @@ static void work_end(struct worker *me, struct task *task) {
     free(me->g[t]);
   }
   free(me->order);
+  free(me->samples);
   free(task->train.pixels);
   free(task->train.labels);
   free(task->test.pixels);
@@ -515,6 +592,9 @@ static void task_choose(struct task *task, struct options *options, int rank) {
     memcpy(task->count, count, sizeof count);
     task->samples = task->train.n;
     task->gradient = network_gradient;
+#if MNIST_WITH_CBLAS
+    if (!options->loops) task->batch_gradient = network_batch;
+#endif
     if (options->batch == 0) options->batch = 32;
     if (options->lr == 0) options->lr = options->momentum ? 0.01 : 0.1;
     return;
@@ -587,6 +667,8 @@ static int options_read(struct options *options, int argc, char **argv) {
       options->barrier = 1;
     } else if (!strcmp(argv[i], "--generated")) {
       options->generated = 1;
+    } else if (!strcmp(argv[i], "--loops")) {
+      options->loops = 1;
     } else if (i + 1 < argc && option_take(options, argv[i], argv[i + 1])) {
       i++;
     } else {
@@ -604,6 +686,9 @@ int main(int argc, char **argv) {
   mlfab_error error;
   struct worker me = {.options = &options, .task = &task};
   setvbuf(stdout, NULL, _IOLBF, 0);
+#if MNIST_WITH_CBLAS && defined(OPENBLAS_VERSION)
+  openblas_set_num_threads(1); /* the workers of a host share its cores */
+#endif
   if (options_read(&options, argc, argv)) return 2;
   mlfab_config_init(&config);
   if (mlfab_config_from_env(&config, &error) || mlfab_open(&config, &me.fabric, &error)) {
