@@ -321,7 +321,7 @@ enum mlfab_log_level {
   MLFAB_LOG_DEBUG = 4
 };
 
-/* Files, for checkpoints: the system's calls. They return a number of at least 0, or a negative errno; the library
+/* Files, for checkpoints: the system's calls, or those of extras/mlfab_store.h for URLs. They return a number of at least 0, or a negative errno; the library
  * repeats a call after -EINTR, and goes on after a short write or read. A thread of the library calls them, one call at
  * a time; in a simulation the thread that drives; mlfab_load its caller's thread. */
 typedef struct mlfab_files {
@@ -340,7 +340,15 @@ typedef struct mlfab_files {
    * than `room`. */
   int64_t (*list)(void *user, const char *path, const char *prefix, char *names, size_t room);
   int (*remove)(void *user, const char *path);
+  /* These two may be NULL. explain: what there is to say of the last call that failed, besides its errno; 0, or -1 when
+   * there is nothing. cancel 1: until cancel 0 calls, and the one under way, soon end with -ECANCELED; mlfab_close does
+   * so, in its caller's thread. Files that are far away then do not make it wait. */
+  int (*explain)(void *user, char *text, size_t room);
+  void (*cancel)(void *user, int on);
 } mlfab_files;
+
+/* The system's calls: what env.files NULL means. For a table that passes some paths on. Never NULL. */
+MLFAB_API const mlfab_files *mlfab_files_system(void);
 
 typedef struct mlfab_env {
   uint32_t size;
@@ -556,7 +564,8 @@ typedef struct mlfab_config {
   char checkpoint_dir[256];
   uint64_t checkpoint_commits; /* 0: never */
   uint32_t checkpoint_keep;    /* how many checkpoints stay in the directory; 0: 2 */
-  /* Worker 0: as mlfab_restore with this directory, before anything else. "": a new model. */
+  /* Worker 0: as mlfab_restore with this directory, before anything else. "": a new model. Neither of the two may be a
+   * URL with a user or a password in it: they are sent to servers, and are in logs and errors. */
   char resume[256];
   /* Telemetry: section 11. "": none. */
   char log[256];       /* "LEVEL" (error, warn, info, debug), or "LEVEL:FILE" */
@@ -829,7 +838,8 @@ typedef struct mlfab_checkpoint_options {
   uint32_t size;
   uint32_t
       keep; /* how many checkpoints stay in the directory, this one included; 0: server 0's config */
-  const char *dir; /* exists already; NULL: server 0's config.checkpoint_dir. Below 256 bytes */
+  /* Exists already; NULL: server 0's config.checkpoint_dir. Below 256 bytes. No user or password, if it is a URL. */
+  const char *dir;
   uint64_t timeout_ns;
 } mlfab_checkpoint_options;
 
@@ -842,7 +852,7 @@ typedef struct mlfab_checkpoint_info {
 } mlfab_checkpoint_info;
 
 /* Makes a checkpoint of the model, and waits until it is whole. On any worker. options and info_p may be NULL.
- * Errors: STATE (before mlfab_model_start; no directory), AGAIN (another checkpoint is being made, slices are moving),
+ * Errors: ARGUMENT, STATE (before mlfab_model_start; no directory), AGAIN (another checkpoint is being made, slices are moving),
  * IO with the server, the file and the system's error; UNSUPPORTED (ghost tensors); TIMEOUT; PEER_DEAD with the server;
  * MEMORY. After an error the older ones are as before.
  * Cost: two small frames for each server; the shards are written. */

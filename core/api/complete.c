@@ -175,6 +175,11 @@ MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_conf
     return complete_config_error(error,
                                  "checkpoint_commits needs checkpoint_dir, and "
                                  "checkpoint_keep is at most 1000000");
+  if (mlfab__url_tells(config->checkpoint_dir) || mlfab__url_tells(config->resume))
+    return complete_config_error(
+        error,
+        "checkpoint_dir and resume may have no user or password in them: "
+        "they are sent and logged (mlfab_store.h says where to give them)");
   if (config->metrics_ns < 10000000)
     return complete_config_error(error, "metrics_ns is below 10 ms");
   if (config->kernels > MLFAB_KERNELS_CBLAS)

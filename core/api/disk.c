@@ -107,6 +107,8 @@ MLFAB__INTERNAL const mlfab_files *mlfab__disk_system(void) {
   return &files;
 }
 
+MLFAB_API const mlfab_files *mlfab_files_system(void) { return mlfab__disk_system(); }
+
 /* --- operations: 0, or a negative errno --- */
 
 /* Repeats a call that a signal has interrupted. close is not repeated: the descriptor is gone. */
@@ -193,6 +195,17 @@ MLFAB__INTERNAL int64_t mlfab__disk_read(const mlfab_files *files, int file, voi
   return (int64_t)at;
 }
 
+MLFAB__INTERNAL void mlfab__disk_explain(const mlfab_files *files, const char *path, int code,
+                                         char *text, size_t room) {
+  if (MLFAB__HAS(files, mlfab_files, explain) && files->explain &&
+      files->explain(files->user, text, room) == 0)
+    return;
+  if (files == mlfab__disk_system() && strstr(path, "://"))
+    snprintf(text, room, "a URL needs env.files that know it (extras/mlfab_store.h)");
+  else
+    snprintf(text, room, "%s", strerror(-code));
+}
+
 static int disk_run_read(const mlfab_files *files, mlfab__disk_job *job) {
   int file;
   DISK_REPEAT(file, files->open(files->user, job->path, 0));
@@ -233,11 +246,17 @@ static void disk_run(const mlfab_files *files, mlfab__disk_job *job) {
       DISK_REPEAT(code, files->remove(files->user, job->path));
       if (code == -ENOENT) code = 0;
   }
-  job->code = code ? MLFAB_ERR_IO : 0;
-  if (code) snprintf(job->text, sizeof job->text, "%s", strerror(-code));
+  job->code = code == -ETIMEDOUT && !MLFAB__PLANTED(249) ? MLFAB_ERR_TIMEOUT
+              : code                                     ? MLFAB_ERR_IO
+                                                         : 0;
+  if (code) mlfab__disk_explain(files, job->path, code, job->text, sizeof job->text);
 }
 
 /* --- the thread --- */
+
+static void disk_cancel(const mlfab_files *files, int on) {
+  if (MLFAB__HAS(files, mlfab_files, cancel) && files->cancel) files->cancel(files->user, on);
+}
 
 /* The next job that was asked for, or NULL. With the lock. */
 static mlfab__disk_job *disk_next(mlfab__disk *disk) {
@@ -300,7 +319,9 @@ MLFAB__INTERNAL void mlfab__disk_free(mlfab__disk *disk, int child) {
     disk->stop = 1;
     pthread_cond_signal(&disk->asked);
     pthread_mutex_unlock(&disk->lock);
+    if (!MLFAB__PLANTED(248)) disk_cancel(disk->files, 1);
     pthread_join(disk->thread, NULL);
+    disk_cancel(disk->files, 0);
   }
   for (uint32_t i = 0; i < MLFAB__DISK_STREAMS; i++) {
     mlfab__disk_job *job = &disk->job[i];

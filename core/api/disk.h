@@ -19,7 +19,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-enum { MLFAB__DISK_STREAMS = 4, MLFAB__DISK_PATH = 520 };
+enum { MLFAB__DISK_STREAMS = 4, MLFAB__DISK_PATH = 520, MLFAB__DISK_TEXT = 160 };
 
 enum mlfab__disk_phase { MLFAB__DISK_FREE, MLFAB__DISK_ASKED, MLFAB__DISK_RUNS, MLFAB__DISK_ENDED };
 
@@ -31,7 +31,7 @@ typedef struct mlfab__disk_job {
   uint8_t *memory; /* of WRITE: head and bulk; of READ and LIST: what was read */
   size_t room, bytes;
   int32_t code; /* the result */
-  char text[128];
+  char text[MLFAB__DISK_TEXT];
   /* What is being written. */
   int file; /* or -1 */
   char part[MLFAB__DISK_PATH];
@@ -55,7 +55,7 @@ typedef struct mlfab__disk {
 /* files NULL: the system's. */
 MLFAB__INTERNAL void mlfab__disk_init(mlfab__disk *disk, mlfab__env *env, const mlfab_files *files,
                                       void *self, void (*ended)(void *self));
-/* Waits for the job that runs; the others do not begin. In a forked child (`child`) there is no thread. Files that are
+/* Cancels the job that runs, and waits for it; the others do not begin. In a forked child (`child`) there is no thread. Files that are
  * being written are closed and stay: nobody takes them for whole. */
 MLFAB__INTERNAL void mlfab__disk_free(mlfab__disk *disk, int child);
 /* Begins an operation, whose memory it copies. Errors: MEMORY, AGAIN (the stream has one), ARGUMENT, IO (no thread). */
@@ -66,6 +66,9 @@ MLFAB__INTERNAL int mlfab__disk_take(mlfab__disk *disk, mlfab_io_event *event_p)
  * the end of the file), or a negative errno. */
 MLFAB__INTERNAL int64_t mlfab__disk_read(const mlfab_files *files, int file, void *data,
                                          size_t bytes, uint64_t offset);
+/* Writes why a call of the table has failed with `code`, a negative errno. */
+MLFAB__INTERNAL void mlfab__disk_explain(const mlfab_files *files, const char *path, int code,
+                                         char *text, size_t room);
 /* The system's files. */
 MLFAB__INTERNAL const mlfab_files *mlfab__disk_system(void);
 

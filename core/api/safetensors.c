@@ -166,6 +166,14 @@ static int safetensors_find(const safetensors_file *f, const char *wanted,
   return safetensors_take(&t, '}') ? 0 : -1;
 }
 
+/* A call of the file has failed with `number`, a negative errno. */
+static int safetensors_failed(const safetensors_file *f, const char *path, const char *what,
+                              int number, mlfab_error *error) {
+  char why[MLFAB__DISK_TEXT];
+  mlfab__disk_explain(f->files, path, number, why, sizeof why);
+  return MLFAB__FAIL(error, MLFAB_ERR_IO, "load: '%.120s' cannot be %s: %.110s", path, what, why);
+}
+
 /* --- tensors --- */
 
 /* Gives up the lock while it reads the bytes. */
@@ -198,9 +206,7 @@ static int safetensors_tensor(mlfab *ctx, const safetensors_file *f, const char 
   pthread_mutex_unlock(&ctx->lock); /* others go on */
   int64_t n = mlfab__disk_read(f->files, f->file, data, bytes, 8 + f->header_bytes + entry.begin);
   pthread_mutex_lock(&ctx->lock);
-  if (n < 0)
-    return MLFAB__FAIL(error, MLFAB_ERR_IO, "load: '%.150s' cannot be read: %s", path,
-                       strerror((int)-n));
+  if (n < 0) return safetensors_failed(f, path, "read", (int)n, error);
   if ((uint64_t)n < bytes)
     return MLFAB__FAIL(error, MLFAB_ERR_CHECKPOINT, "load: '%.150s' is truncated", path);
   return 0;
@@ -241,9 +247,7 @@ static int safetensors_open(mlfab__env *env, safetensors_file *f, const char *pa
   uint8_t head[8];
   do f->file = f->files->open(f->files->user, path, 0);
   while (f->file == -EINTR);
-  if (f->file < 0)
-    return MLFAB__FAIL(error, MLFAB_ERR_IO, "load: '%.150s' cannot be opened: %s", path,
-                       strerror(-f->file));
+  if (f->file < 0) return safetensors_failed(f, path, "opened", f->file, error);
   int64_t n = mlfab__disk_read(f->files, f->file, head, sizeof head, 0);
   for (int i = 0; i < 8 && n == 8; i++) f->header_bytes |= (uint64_t)head[i] << (8 * i);
   if (n >= 0 && (n < 8 || f->header_bytes == 0 || f->header_bytes > SAFETENSORS_HEADER)) {
@@ -255,9 +259,7 @@ static int safetensors_open(mlfab__env *env, safetensors_file *f, const char *pa
     if (!f->header) return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "load: out of memory");
     n = mlfab__disk_read(f->files, f->file, f->header, f->header_bytes, 8);
   }
-  if (n < 0)
-    return MLFAB__FAIL(error, MLFAB_ERR_IO, "load: '%.150s' cannot be read: %s", path,
-                       strerror((int)-n));
+  if (n < 0) return safetensors_failed(f, path, "read", (int)n, error);
   if ((uint64_t)n < f->header_bytes)
     return MLFAB__FAIL(error, MLFAB_ERR_CHECKPOINT, "load: '%.150s' is truncated", path);
   return 0;

@@ -41,8 +41,9 @@ MLFAB__INTERNAL int mlfab__checkpoint_start(mlfab__checkpoint_role *role,
   int code = checkpoint_worker_refuse(role, options, info, error);
   if (code) return code;
   if (options) memcpy(&o, options, mlfab__min(options->size, sizeof o));
-  if (o.dir && strlen(o.dir) >= sizeof role->ask.dir)
-    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "checkpoint: dir has more than %u bytes",
+  if (o.dir && (strlen(o.dir) >= sizeof role->ask.dir || mlfab__url_tells(o.dir)))
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                       "checkpoint: dir has more than %u bytes, or a user or a password",
                        (unsigned)sizeof role->ask.dir - 1);
   code = mlfab__request_room(role->requests, MLFAB__REQUEST_CHECKPOINT, error);
   if (code) return code;
@@ -63,8 +64,9 @@ MLFAB__INTERNAL int mlfab__checkpoint_start(mlfab__checkpoint_role *role,
 MLFAB__INTERNAL int mlfab__checkpoint_from(mlfab__checkpoint_role *role, const char *dir,
                                            mlfab_error *error) {
   mlfab__worker *worker = role->worker;
-  if (!dir || strlen(dir) >= sizeof role->resume)
-    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "restore: dir is NULL, or has more than %u bytes",
+  if (!dir || strlen(dir) >= sizeof role->resume || mlfab__url_tells(dir))
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                       "restore: dir is NULL, or has more than %u bytes, or a user or a password",
                        (unsigned)sizeof role->resume - 1);
   if (worker->rank != 0 || worker->table)
     return MLFAB__FAIL(error, MLFAB_ERR_STATE,

@@ -71,7 +71,7 @@ static void lead_fail(mlfab__lead *lead, int code, int32_t rank, const char *tex
 static void lead_file_failed(mlfab__lead *lead, const char *doing, const char *path,
                              const mlfab_io_event *event) {
   char text[MLFAB__TEXT_MAX + 64];
-  snprintf(text, sizeof text, "server 0 cannot %s '%.140s': %.60s", doing, path,
+  snprintf(text, sizeof text, "server 0 cannot %s '%.120s': %.110s", doing, path,
            event->text ? event->text : mlfab_error_text(event->code));
   lead_fail(lead, event->code, 0, text);
 }

@@ -71,7 +71,7 @@ static void restore_try(mlfab__restore *restore);
 /* This checkpoint is not whole: takes the next older one. Once it loads, there is no other. */
 static void restore_bad(mlfab__restore *restore, const char *why) {
   char text[MLFAB__TEXT_MAX];
-  snprintf(text, sizeof text, "'%.150s': %.90s", restore->path, why);
+  snprintf(text, sizeof text, "'%.120s': %.130s", restore->path, why);
   mlfab__log(restore->env, MLFAB_LOG_WARN, "checkpoint %llu cannot be used: %s",
              (unsigned long long)restore->number, text);
   if (restore->phase == MLFAB__RESTORE_LOADS) {
@@ -466,7 +466,7 @@ static void restore_bytes(mlfab__restore *restore, const mlfab_io_event *event) 
 static void restore_listed(mlfab__restore *restore, const mlfab_io_event *event) {
   char text[MLFAB__TEXT_MAX];
   if (event->code) {
-    snprintf(text, sizeof text, "cannot list '%.140s': %.60s", restore->dir,
+    snprintf(text, sizeof text, "cannot list '%.120s': %.110s", restore->dir,
              event->text ? event->text : mlfab_error_text(event->code));
     restore_refuse(restore, event->code, text);
     return;
@@ -492,9 +492,11 @@ MLFAB__INTERNAL void mlfab__restore_event(mlfab__restore *restore, const mlfab_i
     restore_listed(restore, event);
   } else if (restore->phase != MLFAB__RESTORE_IDLE && event->code && event->code != MLFAB_ERR_IO) {
     /* The operation was not carried out: the file may be in order. */
-    restore_refuse(restore, event->code, event->text ? event->text : "no files");
+    snprintf(text, sizeof text, "cannot read '%.120s': %.110s", restore->path,
+             event->text ? event->text : mlfab_error_text(event->code));
+    restore_refuse(restore, event->code, text);
   } else if (restore->phase != MLFAB__RESTORE_IDLE && event->code) {
-    snprintf(text, sizeof text, "cannot be read: %.60s",
+    snprintf(text, sizeof text, "cannot be read: %.110s",
              event->text ? event->text : mlfab_error_text(event->code));
     restore_bad(restore, text);
   } else if (restore->phase == MLFAB__RESTORE_MANIFEST) {

@@ -113,7 +113,7 @@ MLFAB__INTERNAL void mlfab__writer_event(mlfab__writer *writer, const mlfab_io_e
   }
   if (writer->phase != MLFAB__WRITER_WRITES) return;
   if (event->code) {
-    snprintf(text, sizeof text, "cannot write '%.160s': %.60s", writer->path,
+    snprintf(text, sizeof text, "cannot write '%.120s': %.110s", writer->path,
              event->text ? event->text : mlfab_error_text(event->code));
     writer_abort(writer, event->code, text);
   } else if (mlfab__moment_lost(&writer->moment)) {

@@ -37,6 +37,10 @@ typedef struct memory_disk {
   int fail_with; /* an errno; 0: it stops (all later calls fail and change nothing); -1: a short write */
   int stopped, fired;
   int slow; /* a write takes so many microseconds */
+  /* Files that are far away: what explain says, and writes that last until they are cancelled, 20 s at most. */
+  const char *why;
+  int hangs;
+  _Atomic int cancelled, hung;
 } memory_disk;
 
 static inline int disk_enter(memory_disk *d) {
@@ -86,6 +90,11 @@ static int64_t disk_table_write(void *user, int file, const void *data, size_t b
   memory_disk *d = user;
   const struct timespec pause = {0, 1000 * d->slow};
   if (d->slow) thrd_sleep(&pause, NULL);
+  for (int i = 0; i < 2000 && d->hangs && !d->cancelled; i++) {
+    d->hung = 1;
+    thrd_sleep(&(struct timespec){0, 10000000}, NULL);
+  }
+  if (d->hangs) return -ECANCELED;
   int code = disk_enter(d);
   if (code) return disk_leave(d, code);
   if (d->fail_at == d->calls && d->fail_with == -1) bytes = (bytes + 1) / 2;
@@ -168,6 +177,18 @@ static int disk_table_remove(void *user, const char *path) {
   return (int)disk_leave(d, code);
 }
 
+static int disk_table_explain(void *user, char *text, size_t room) {
+  const memory_disk *d = user;
+  if (!d->why) return -1;
+  snprintf(text, room, "%s", d->why);
+  return 0;
+}
+
+static void disk_table_cancel(void *user, int on) {
+  memory_disk *d = user;
+  d->cancelled = on;
+}
+
 static inline void disk_init(memory_disk *d) {
   memset(d, 0, sizeof *d);
   d->table = (mlfab_files){.size = sizeof d->table,
@@ -180,7 +201,9 @@ static inline void disk_init(memory_disk *d) {
                            .rename = disk_table_rename,
                            .sync_dir = disk_table_sync_dir,
                            .list = disk_table_list,
-                           .remove = disk_table_remove};
+                           .remove = disk_table_remove,
+                           .explain = disk_table_explain,
+                           .cancel = disk_table_cancel};
   pthread_mutex_init(&d->lock, NULL);
 }
 

@@ -741,6 +741,87 @@ static void test_load(void **state) {
   free(d);
 }
 
+/* Files that are far away: they explain, what cannot be reached is not damaged, and a close does not wait for them. */
+static void test_far_files(void **state) {
+  (void)state;
+  mlfab_model_options o = options_of(MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_ASYNC);
+  memory_disk *d = two_checkpoints(&o);
+  run *r = calloc(1, sizeof *r);
+  mlfab_checkpoint_info info;
+  d->why = "GET: HTTP 503 after 5 attempts in 30 s";
+  d->fail_with = ETIMEDOUT;
+  for (uint64_t call = 1; call <= 4; call++) {
+    d->fail_at = d->calls + call;
+    refused(d, &o, MLFAB_ERR_TIMEOUT, d->why);
+  }
+  /* Another error of a file: the older checkpoint is loaded. */
+  d->fail_with = EIO;
+  d->fail_at = d->calls + 2;
+  assert_int_equal(loads(r, d, &o), 1);
+  d->fail_at = d->calls + 1;
+  refused(d, &o, MLFAB_ERR_IO, "cannot list '/disk': GET: HTTP 503 after 5 attempts in 30 s");
+  /* A table of before has neither of the two. */
+  d->table.size = offsetof(mlfab_files, explain);
+  d->fail_at = d->calls + 1;
+  refused(d, &o, MLFAB_ERR_IO, "cannot list '/disk': Input/output error");
+  d->table.size = sizeof d->table;
+  d->fail_at = 0;
+  assert_int_equal(start(r, d, NULL, &o, 0), 0);
+  train(r, 0);
+  d->hangs = 1;
+  mlfab_request request;
+  mlfab_checkpoint_options how = {.size = sizeof how, .dir = DIR};
+  info.size = sizeof info;
+  assert_int_equal(mlfab_checkpoint_start(r->ctx, &how, &info, &request), 0);
+  for (int i = 0; i < 500 && !d->hung; i++) mlfab_progress(r->ctx, 10000000);
+  assert_int_equal(d->hung, 1);
+  struct timespec began, now;
+  clock_gettime(CLOCK_MONOTONIC, &began);
+  stop(r);
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  assert_true(now.tv_sec - began.tv_sec < 5);
+  assert_int_equal(d->cancelled, 0);
+  free(r);
+  disk_free(d);
+  free(d);
+}
+
+/* Directories that are URLs: not without files that know them, and not with a password. */
+static void test_urls(void **state) {
+  (void)state;
+  memory_disk *d = calloc(1, sizeof *d);
+  run *r = calloc(1, sizeof *r);
+  mlfab_model_options o = options_of(MLFAB_OPTIMIZER_SGD, MLFAB_SYNC_ASYNC);
+  mlfab_checkpoint_options how = {.size = sizeof how, .dir = "https://host/run"};
+  mlfab_config c;
+  mlfab_config_init(&c);
+  snprintf(c.checkpoint_dir, sizeof c.checkpoint_dir, "https://me:secret@host/run");
+  assert_int_equal(mlfab_open(&c, &r->ctx, &r->error), MLFAB_ERR_CONFIG);
+  assert_non_null(strstr(r->error.text, "user or password"));
+  assert_null(strstr(r->error.text, "secret"));
+  snprintf(c.checkpoint_dir, sizeof c.checkpoint_dir, "/of@run");
+  disk_init(d);
+  d->table = *mlfab_files_system();
+  open_run(r, d, NULL, 0);
+  assert_int_equal(mlfab_restore(r->ctx, "https://me@host"), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_restore(r->ctx, "https://host/me@here"), 0);
+  assert_int_equal(mlfab_restore(r->ctx, ""), 0);
+  stop(r);
+  assert_int_equal(mlfab_open(&c, &r->ctx, &r->error), 0);
+  assert_int_equal(mlfab_tensor_add(r->ctx, 3, MLFAB_F32, FLOATS), 0);
+  mlfab_buf buf = {3, 0, r->w, FLOATS};
+  assert_int_equal(mlfab_model_start(r->ctx, &o, &buf, 1), 0);
+  assert_int_equal(mlfab_checkpoint(r->ctx, &how, NULL), MLFAB_ERR_IO);
+  mlfab_last_error(r->ctx, &r->error);
+  assert_non_null(strstr(r->error.text, "a URL needs env.files that know it"));
+  how.dir = "https://me:secret@host/run";
+  assert_int_equal(mlfab_checkpoint(r->ctx, &how, NULL), MLFAB_ERR_ARGUMENT);
+  stop(r);
+  free(r);
+  disk_free(d);
+  free(d);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_windows),    cmocka_unit_test(test_continues),
@@ -748,7 +829,8 @@ int main(void) {
       cmocka_unit_test(test_by_itself),  cmocka_unit_test(test_damage),
       cmocka_unit_test(test_refused),    cmocka_unit_test(test_arguments),
       cmocka_unit_test(test_calls_fail), cmocka_unit_test(test_stops),
-      cmocka_unit_test(test_load),
+      cmocka_unit_test(test_load),       cmocka_unit_test(test_far_files),
+      cmocka_unit_test(test_urls),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
