@@ -40,7 +40,13 @@ LIBRARIES  := $(BUILD)/libmlfab.a $(BUILD)/libmlfab.so
 TLS_LIBS       := $(shell pkg-config --libs 'libssl >= 1.1.1' libcrypto 2>/dev/null)
 TLS_FLAGS      := $(shell pkg-config --cflags libssl libcrypto 2>/dev/null)
 TLS_TESTS      := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/extras/test_tls*.c))
-TLS_HELPERS    := $(patsubst %.c,$(BUILD)/%,$(filter-out tests/extras/test_%,$(wildcard tests/extras/*.c)))
+TLS_HELPERS    := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/extras/tls_*.c))
+# What uses libcurl, and what needs OpenSSL besides.
+CURL_LIBS      := $(shell pkg-config --libs 'libcurl >= 7.68' 2>/dev/null)
+CURL_FLAGS     := $(shell pkg-config --cflags libcurl 2>/dev/null)
+STORE_LIBS     := $(if $(CURL_LIBS),$(if $(TLS_LIBS),$(CURL_LIBS) $(TLS_LIBS)))
+STORE_TESTS    := $(patsubst %.c,$(BUILD)/%,tests/extras/test_store.c tests/extras/test_sigv4.c)
+STORE_HELPERS  := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/extras/store_*.c))
 
 # OpenBLAS, or another library with cblas.h that pkg-config knows. CBLAS_FLAGS is for files that call it.
 CBLAS          := $(firstword $(foreach name,openblas cblas,$(shell pkg-config --exists $(name) 2>/dev/null && echo $(name))))
@@ -69,12 +75,15 @@ CMOCKA_TESTS    = $(foreach test,$(INTERNAL_TESTS) $(PUBLIC_TESTS),$(if \
 UNBUILDABLE     = $(if $(HAVE_CMOCKA),,$(CMOCKA_TESTS))
 BUILT_TESTS     = $(patsubst %.c,$(BUILD)/%,$(filter-out $(UNBUILDABLE),$(INTERNAL_TESTS) $(PUBLIC_TESTS)))
 BUILT_TESTS    += $(if $(TLS_LIBS),$(if $(HAVE_CMOCKA),$(TLS_TESTS)))
+BUILT_TESTS    += $(if $(STORE_LIBS),$(if $(HAVE_CMOCKA),$(STORE_TESTS)))
 BUILT_TESTS    += $(if $(CBLAS),$(if $(HAVE_CMOCKA),$(CBLAS_TESTS)))
 SKIPPED_TESTS   = $(patsubst %.c,'%=echo libcmocka-dev is not installed; exit 77',$(UNBUILDABLE)) \
                   $(if $(TLS_LIBS),$(if $(HAVE_CMOCKA),,$(TLS_TESTS:%='%=echo libcmocka-dev is not installed; exit 77')), \
                     $(TLS_TESTS:%='%=echo libssl-dev is not installed; exit 77')) \
                   $(if $(CBLAS),$(if $(HAVE_CMOCKA),,$(CBLAS_TESTS:%='%=echo libcmocka-dev is not installed; exit 77')), \
-                    $(CBLAS_TESTS:%='%=echo libopenblas-dev is not installed; exit 77'))
+                    $(CBLAS_TESTS:%='%=echo libopenblas-dev is not installed; exit 77')) \
+                  $(if $(STORE_LIBS),$(if $(HAVE_CMOCKA),,$(STORE_TESTS:%='%=echo libcmocka-dev is not installed; exit 77')), \
+                    $(STORE_TESTS:%='%=echo libcurl4-openssl-dev or libssl-dev is not installed; exit 77'))
 SCRIPT_TESTS   := $(wildcard tests/process/*_test.py tests/dropin/*_test.py)
 
 NPROC    := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
@@ -88,7 +97,7 @@ RUN_TESTS = MLFAB_BUILD=$(BUILD) $(PYTHON) tests/run.py
 .PHONY: all extras demo deps test check amalgamate tools examples bench paper sim fuzz soak dropin switches install \
         uninstall clean help libraries tests-built mpi mpi-built cblas-built run-tests run-check fuzzers-built
 
-##: the libraries, the tools and the examples, in build/; libmlfab_tls.a where OpenSSL is
+##: the libraries, the tools and the examples, in build/; libmlfab_tls.a where OpenSSL is, libmlfab_store.a where libcurl is too
 all: libraries tools examples $(if $(TLS_LIBS),extras)
 
 libraries: $(LIBRARIES)
@@ -114,12 +123,16 @@ $(BUILD)/libmlfab.so: $(OBJECTS)
 	@ln -sf libmlfab.so.$(VERSION) $@.$(MAJOR)
 	@ln -sf libmlfab.so.$(VERSION) $@
 
-##: build/libmlfab_tls.a, of extras/mlfab_tls.c: TLS 1.3 from OpenSSL
-extras: $(BUILD)/libmlfab_tls.a
+##: build/libmlfab_tls.a, of extras/mlfab_tls.c: TLS 1.3 from OpenSSL; build/libmlfab_store.a: checkpoints in WebDAV and S3
+extras: $(BUILD)/libmlfab_tls.a $(if $(STORE_LIBS),$(BUILD)/libmlfab_store.a)
 
 $(BUILD)/extras/%.o: extras/%.c
 	@mkdir -p $(@D)
-	$(COMPILE) $(TLS_FLAGS) -fPIC -c -o $@ $<
+	$(COMPILE) $(TLS_FLAGS) $(CURL_FLAGS) -fPIC -c -o $@ $<
+
+$(BUILD)/libmlfab_store.a: $(patsubst %,$(BUILD)/extras/mlfab_%.o,store remote sigv4 http)
+	@rm -f $@
+	@$(AR) rcs $@ $^
 
 $(BUILD)/libmlfab_tls.a: $(BUILD)/extras/mlfab_tls.o
 	@rm -f $@
@@ -211,6 +224,11 @@ $(BUILD)/tests/cblas/test_fabric: $(BUILD)/%: %.c $(BUILD)/cblas/libmlfab.a
 	@mkdir -p $(@D)
 	$(COMPILE) -MF $@.d -o $@ $< $(BUILD)/cblas/libmlfab.a $(LDFLAGS) -lcmocka $(CBLAS_LIBS) $(LIBS)
 
+$(STORE_TESTS) $(STORE_HELPERS): $(BUILD)/%: %.c $(BUILD)/libmlfab_store.a $(BUILD)/libmlfab.a
+	@mkdir -p $(@D)
+	$(COMPILE) $(TLS_FLAGS) $(CURL_FLAGS) -MF $@.d -o $@ $< $(BUILD)/libmlfab_store.a $(BUILD)/libmlfab.a $(LDFLAGS) \
+	  $(if $(findstring /test_,$@),-lcmocka) $(STORE_LIBS) $(LIBS)
+
 ##: build/mpi/*/ for each MPI library: libmlfab_mpi.so, the Fortran example, the programs of tests/mpi
 mpi: mpi-built
 
@@ -266,7 +284,8 @@ demo: all
 # ---- tests
 
 PACKAGES := libcmocka-dev libsodium-dev libssl-dev libzmq3-dev clang clang-format clang-tidy cmake g++ pkg-config iproute2 \
-            musl-tools libopenmpi-dev openmpi-bin libmpich-dev mpich gfortran libopenblas-dev
+            musl-tools libopenmpi-dev openmpi-bin libmpich-dev mpich gfortran libopenblas-dev \
+            libcurl4-openssl-dev openssl nginx libnginx-mod-http-dav-ext
 # Not every system has these packages; only benchmarks use them, and leave out missing ones.
 OPTIONAL := libgloo-dev
 
@@ -282,6 +301,8 @@ deps:
 	  echo "make deps installs with apt, as root. What is missing:"; \
 	  echo "  apt-get install -y$$needed$$optional"; [ -z "$$needed" ]; exit; fi; \
 	export DEBIAN_FRONTEND=noninteractive; command="apt-get install -y$$needed"; \
+	policy=/usr/sbin/policy-rc.d; if [ ! -e $$policy ]; then trap "rm -f $$policy" EXIT; \
+	  printf '\043!/bin/sh\nexit 101\n' >$$policy && chmod 755 $$policy; fi; : no service is started; \
 	if [ -n "$$needed" ]; then echo "$$command"; \
 	  $$command >/dev/null 2>&1 || { apt-get update && $$command; } || exit; fi; \
 	for p in $$optional; do command="apt-get install -y $$p"; echo "$$command"; \
@@ -294,10 +315,10 @@ test: $(filter deps,$(MAKECMDGOALS))
 	+@$(SUBMAKE) all tests-built mpi-built
 	+@$(SUBMAKE) run-tests
 
-tests-built: $(BUILT_TESTS) $(HELPERS) $(if $(TLS_LIBS),$(TLS_HELPERS)) cblas-built
+tests-built: $(BUILT_TESTS) $(HELPERS) $(if $(TLS_LIBS),$(TLS_HELPERS)) $(if $(STORE_LIBS),$(STORE_HELPERS)) cblas-built
 
 # Long tests have their time limit in seconds after an @.
-LIMITS := tests/process/mpi_test.py@900 tests/process/kill9_test.py@1200 tests/process/reshard_test.py@400
+LIMITS := tests/process/mpi_test.py@900 tests/process/kill9_test.py@1200 tests/process/reshard_test.py@400 tests/process/store_test.py@600
 limit   = $(foreach test,$(1),$(firstword $(filter $(test)@%,$(LIMITS)) $(test)))
 
 # Tests with one thread run on all processors; tests with several processes or threads run alone.
@@ -329,7 +350,7 @@ run-check:
 	@$(RUN_TESTS) --jobs $(NPROC) \
 	  'amalgamation=$(PYTHON) amalgamate.py --check' \
 	  'format=command -v clang-format >/dev/null || { echo clang-format is not installed; exit 77; }; clang-format --dry-run -Werror $(HAND_WRITTEN)' \
-	  'tidy@1200=command -v clang-tidy >/dev/null || { echo clang-tidy is not installed; exit 77; }; printf "%s\n" $(wildcard core/*/*.c transports/*.c tools/*.c) $(if $(TLS_LIBS),$(filter-out extras/mlfab_mpi.c,$(wildcard extras/*.c))) | xargs -P $(NPROC) -n 1 sh -c '\''$(TIDY) "$$0" -- -std=c11 -I. 2>/dev/null'\''' \
+	  'tidy@1200=command -v clang-tidy >/dev/null || { echo clang-tidy is not installed; exit 77; }; printf "%s\n" $(wildcard core/*/*.c transports/*.c tools/*.c) $(if $(TLS_LIBS),extras/mlfab_tls.c) $(if $(STORE_LIBS),$(addprefix extras/mlfab_,store.c remote.c sigv4.c http.c)) | xargs -P $(NPROC) -n 1 sh -c '\''$(TIDY) "$$0" -- -std=c11 -I. 2>/dev/null'\''' \
 	  'dropin@1200=tests/dropin/dropin.sh' 'switches@600=tests/dropin/switches.sh' 'planted bugs@2700=$(PYTHON) tests/plant.py' \
 	  $(patsubst $(BUILD)/%,$(BUILD)/asan/%@600,$(filter-out $(ALONE),$(BUILT_TESTS))) \
 	  $(foreach test,$(FUZZERS:.c=),'$(test)@200=MLFAB_FUZZ_SECONDS=10 $(BUILD)/asan/$(test)') \
