@@ -170,6 +170,12 @@ static inline uint64_t mlfab__add_sat(uint64_t a, uint64_t b) {
   return a > UINT64_MAX - b ? UINT64_MAX : a + b;
 }
 
+/* Has this URL a user or a password in it? Not for any other path. */
+MLFAB__UNUSED static inline int mlfab__url_tells(const char *url) {
+  const char *at = strstr(url, "://");
+  return at && at[3 + strcspn(at + 3, "/@")] == '@';
+}
+
 /* Tests bits, because -ffast-math lets a compiler assume that x - x is 0. */
 MLFAB__UNUSED static inline int mlfab__finite(double x) {
   uint64_t bits;
@@ -44865,7 +44871,7 @@ MLFAB__INTERNAL void mlfab__writer_event(mlfab__writer *writer, const mlfab_io_e
   }
   if (writer->phase != MLFAB__WRITER_WRITES) return;
   if (event->code) {
-    snprintf(text, sizeof text, "cannot write '%.160s': %.60s", writer->path,
+    snprintf(text, sizeof text, "cannot write '%.120s': %.110s", writer->path,
              event->text ? event->text : mlfab_error_text(event->code));
     writer_abort(writer, event->code, text);
   } else if (mlfab__moment_lost(&writer->moment)) {
@@ -45109,7 +45115,7 @@ static void lead_fail(mlfab__lead *lead, int code, int32_t rank, const char *tex
 static void lead_file_failed(mlfab__lead *lead, const char *doing, const char *path,
                              const mlfab_io_event *event) {
   char text[MLFAB__TEXT_MAX + 64];
-  snprintf(text, sizeof text, "server 0 cannot %s '%.140s': %.60s", doing, path,
+  snprintf(text, sizeof text, "server 0 cannot %s '%.120s': %.110s", doing, path,
            event->text ? event->text : mlfab_error_text(event->code));
   lead_fail(lead, event->code, 0, text);
 }
@@ -45787,7 +45793,7 @@ static void restore_try(mlfab__restore *restore);
 /* This checkpoint is not whole: takes the next older one. Once it loads, there is no other. */
 static void restore_bad(mlfab__restore *restore, const char *why) {
   char text[MLFAB__TEXT_MAX];
-  snprintf(text, sizeof text, "'%.150s': %.90s", restore->path, why);
+  snprintf(text, sizeof text, "'%.120s': %.130s", restore->path, why);
   mlfab__log(restore->env, MLFAB_LOG_WARN, "checkpoint %llu cannot be used: %s",
              (unsigned long long)restore->number, text);
   if (restore->phase == MLFAB__RESTORE_LOADS) {
@@ -46182,7 +46188,7 @@ static void restore_bytes(mlfab__restore *restore, const mlfab_io_event *event) 
 static void restore_listed(mlfab__restore *restore, const mlfab_io_event *event) {
   char text[MLFAB__TEXT_MAX];
   if (event->code) {
-    snprintf(text, sizeof text, "cannot list '%.140s': %.60s", restore->dir,
+    snprintf(text, sizeof text, "cannot list '%.120s': %.110s", restore->dir,
              event->text ? event->text : mlfab_error_text(event->code));
     restore_refuse(restore, event->code, text);
     return;
@@ -46208,9 +46214,11 @@ MLFAB__INTERNAL void mlfab__restore_event(mlfab__restore *restore, const mlfab_i
     restore_listed(restore, event);
   } else if (restore->phase != MLFAB__RESTORE_IDLE && event->code && event->code != MLFAB_ERR_IO) {
     /* The operation was not carried out: the file may be in order. */
-    restore_refuse(restore, event->code, event->text ? event->text : "no files");
+    snprintf(text, sizeof text, "cannot read '%.120s': %.110s", restore->path,
+             event->text ? event->text : mlfab_error_text(event->code));
+    restore_refuse(restore, event->code, text);
   } else if (restore->phase != MLFAB__RESTORE_IDLE && event->code) {
-    snprintf(text, sizeof text, "cannot be read: %.60s",
+    snprintf(text, sizeof text, "cannot be read: %.110s",
              event->text ? event->text : mlfab_error_text(event->code));
     restore_bad(restore, text);
   } else if (restore->phase == MLFAB__RESTORE_MANIFEST) {
@@ -46533,8 +46541,9 @@ MLFAB__INTERNAL int mlfab__checkpoint_start(mlfab__checkpoint_role *role,
   int code = checkpoint_worker_refuse(role, options, info, error);
   if (code) return code;
   if (options) memcpy(&o, options, mlfab__min(options->size, sizeof o));
-  if (o.dir && strlen(o.dir) >= sizeof role->ask.dir)
-    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "checkpoint: dir has more than %u bytes",
+  if (o.dir && (strlen(o.dir) >= sizeof role->ask.dir || mlfab__url_tells(o.dir)))
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                       "checkpoint: dir has more than %u bytes, or a user or a password",
                        (unsigned)sizeof role->ask.dir - 1);
   code = mlfab__request_room(role->requests, MLFAB__REQUEST_CHECKPOINT, error);
   if (code) return code;
@@ -46555,8 +46564,9 @@ MLFAB__INTERNAL int mlfab__checkpoint_start(mlfab__checkpoint_role *role,
 MLFAB__INTERNAL int mlfab__checkpoint_from(mlfab__checkpoint_role *role, const char *dir,
                                            mlfab_error *error) {
   mlfab__worker *worker = role->worker;
-  if (!dir || strlen(dir) >= sizeof role->resume)
-    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT, "restore: dir is NULL, or has more than %u bytes",
+  if (!dir || strlen(dir) >= sizeof role->resume || mlfab__url_tells(dir))
+    return MLFAB__FAIL(error, MLFAB_ERR_ARGUMENT,
+                       "restore: dir is NULL, or has more than %u bytes, or a user or a password",
                        (unsigned)sizeof role->resume - 1);
   if (worker->rank != 0 || worker->table)
     return MLFAB__FAIL(error, MLFAB_ERR_STATE,
@@ -48935,6 +48945,11 @@ MLFAB__INTERNAL int mlfab__config_complete(const mlfab_config *given, mlfab_conf
     return complete_config_error(error,
                                  "checkpoint_commits needs checkpoint_dir, and "
                                  "checkpoint_keep is at most 1000000");
+  if (mlfab__url_tells(config->checkpoint_dir) || mlfab__url_tells(config->resume))
+    return complete_config_error(
+        error,
+        "checkpoint_dir and resume may have no user or password in them: "
+        "they are sent and logged (mlfab_store.h says where to give them)");
   if (config->metrics_ns < 10000000)
     return complete_config_error(error, "metrics_ns is below 10 ms");
   if (config->kernels > MLFAB_KERNELS_CBLAS)
@@ -49796,7 +49811,7 @@ MLFAB__INTERNAL int mlfab__thread_start(pthread_t *thread, const pthread_attr_t 
 #include <pthread.h>
 #include <stdatomic.h>
 
-enum { MLFAB__DISK_STREAMS = 4, MLFAB__DISK_PATH = 520 };
+enum { MLFAB__DISK_STREAMS = 4, MLFAB__DISK_PATH = 520, MLFAB__DISK_TEXT = 160 };
 
 enum mlfab__disk_phase { MLFAB__DISK_FREE, MLFAB__DISK_ASKED, MLFAB__DISK_RUNS, MLFAB__DISK_ENDED };
 
@@ -49808,7 +49823,7 @@ typedef struct mlfab__disk_job {
   uint8_t *memory; /* of WRITE: head and bulk; of READ and LIST: what was read */
   size_t room, bytes;
   int32_t code; /* the result */
-  char text[128];
+  char text[MLFAB__DISK_TEXT];
   /* What is being written. */
   int file; /* or -1 */
   char part[MLFAB__DISK_PATH];
@@ -49832,7 +49847,7 @@ typedef struct mlfab__disk {
 /* files NULL: the system's. */
 MLFAB__INTERNAL void mlfab__disk_init(mlfab__disk *disk, mlfab__env *env, const mlfab_files *files,
                                       void *self, void (*ended)(void *self));
-/* Waits for the job that runs; the others do not begin. In a forked child (`child`) there is no thread. Files that are
+/* Cancels the job that runs, and waits for it; the others do not begin. In a forked child (`child`) there is no thread. Files that are
  * being written are closed and stay: nobody takes them for whole. */
 MLFAB__INTERNAL void mlfab__disk_free(mlfab__disk *disk, int child);
 /* Begins an operation, whose memory it copies. Errors: MEMORY, AGAIN (the stream has one), ARGUMENT, IO (no thread). */
@@ -49843,6 +49858,9 @@ MLFAB__INTERNAL int mlfab__disk_take(mlfab__disk *disk, mlfab_io_event *event_p)
  * the end of the file), or a negative errno. */
 MLFAB__INTERNAL int64_t mlfab__disk_read(const mlfab_files *files, int file, void *data,
                                          size_t bytes, uint64_t offset);
+/* Writes why a call of the table has failed with `code`, a negative errno. */
+MLFAB__INTERNAL void mlfab__disk_explain(const mlfab_files *files, const char *path, int code,
+                                         char *text, size_t room);
 /* The system's files. */
 MLFAB__INTERNAL const mlfab_files *mlfab__disk_system(void);
 
@@ -49956,6 +49974,8 @@ MLFAB__INTERNAL const mlfab_files *mlfab__disk_system(void) {
   return &files;
 }
 
+MLFAB_API const mlfab_files *mlfab_files_system(void) { return mlfab__disk_system(); }
+
 /* --- operations: 0, or a negative errno --- */
 
 /* Repeats a call that a signal has interrupted. close is not repeated: the descriptor is gone. */
@@ -50042,6 +50062,17 @@ MLFAB__INTERNAL int64_t mlfab__disk_read(const mlfab_files *files, int file, voi
   return (int64_t)at;
 }
 
+MLFAB__INTERNAL void mlfab__disk_explain(const mlfab_files *files, const char *path, int code,
+                                         char *text, size_t room) {
+  if (MLFAB__HAS(files, mlfab_files, explain) && files->explain &&
+      files->explain(files->user, text, room) == 0)
+    return;
+  if (files == mlfab__disk_system() && strstr(path, "://"))
+    snprintf(text, room, "a URL needs env.files that know it (extras/mlfab_store.h)");
+  else
+    snprintf(text, room, "%s", strerror(-code));
+}
+
 static int disk_run_read(const mlfab_files *files, mlfab__disk_job *job) {
   int file;
   DISK_REPEAT(file, files->open(files->user, job->path, 0));
@@ -50082,11 +50113,17 @@ static void disk_run(const mlfab_files *files, mlfab__disk_job *job) {
       DISK_REPEAT(code, files->remove(files->user, job->path));
       if (code == -ENOENT) code = 0;
   }
-  job->code = code ? MLFAB_ERR_IO : 0;
-  if (code) snprintf(job->text, sizeof job->text, "%s", strerror(-code));
+  job->code = code == -ETIMEDOUT && !MLFAB__PLANTED(249) ? MLFAB_ERR_TIMEOUT
+              : code                                     ? MLFAB_ERR_IO
+                                                         : 0;
+  if (code) mlfab__disk_explain(files, job->path, code, job->text, sizeof job->text);
 }
 
 /* --- the thread --- */
+
+static void disk_cancel(const mlfab_files *files, int on) {
+  if (MLFAB__HAS(files, mlfab_files, cancel) && files->cancel) files->cancel(files->user, on);
+}
 
 /* The next job that was asked for, or NULL. With the lock. */
 static mlfab__disk_job *disk_next(mlfab__disk *disk) {
@@ -50149,7 +50186,9 @@ MLFAB__INTERNAL void mlfab__disk_free(mlfab__disk *disk, int child) {
     disk->stop = 1;
     pthread_cond_signal(&disk->asked);
     pthread_mutex_unlock(&disk->lock);
+    if (!MLFAB__PLANTED(248)) disk_cancel(disk->files, 1);
     pthread_join(disk->thread, NULL);
+    disk_cancel(disk->files, 0);
   }
   for (uint32_t i = 0; i < MLFAB__DISK_STREAMS; i++) {
     mlfab__disk_job *job = &disk->job[i];
@@ -53673,6 +53712,14 @@ static int safetensors_find(const safetensors_file *f, const char *wanted,
   return safetensors_take(&t, '}') ? 0 : -1;
 }
 
+/* A call of the file has failed with `number`, a negative errno. */
+static int safetensors_failed(const safetensors_file *f, const char *path, const char *what,
+                              int number, mlfab_error *error) {
+  char why[MLFAB__DISK_TEXT];
+  mlfab__disk_explain(f->files, path, number, why, sizeof why);
+  return MLFAB__FAIL(error, MLFAB_ERR_IO, "load: '%.120s' cannot be %s: %.110s", path, what, why);
+}
+
 /* --- tensors --- */
 
 /* Gives up the lock while it reads the bytes. */
@@ -53705,9 +53752,7 @@ static int safetensors_tensor(mlfab *ctx, const safetensors_file *f, const char 
   pthread_mutex_unlock(&ctx->lock); /* others go on */
   int64_t n = mlfab__disk_read(f->files, f->file, data, bytes, 8 + f->header_bytes + entry.begin);
   pthread_mutex_lock(&ctx->lock);
-  if (n < 0)
-    return MLFAB__FAIL(error, MLFAB_ERR_IO, "load: '%.150s' cannot be read: %s", path,
-                       strerror((int)-n));
+  if (n < 0) return safetensors_failed(f, path, "read", (int)n, error);
   if ((uint64_t)n < bytes)
     return MLFAB__FAIL(error, MLFAB_ERR_CHECKPOINT, "load: '%.150s' is truncated", path);
   return 0;
@@ -53748,9 +53793,7 @@ static int safetensors_open(mlfab__env *env, safetensors_file *f, const char *pa
   uint8_t head[8];
   do f->file = f->files->open(f->files->user, path, 0);
   while (f->file == -EINTR);
-  if (f->file < 0)
-    return MLFAB__FAIL(error, MLFAB_ERR_IO, "load: '%.150s' cannot be opened: %s", path,
-                       strerror(-f->file));
+  if (f->file < 0) return safetensors_failed(f, path, "opened", f->file, error);
   int64_t n = mlfab__disk_read(f->files, f->file, head, sizeof head, 0);
   for (int i = 0; i < 8 && n == 8; i++) f->header_bytes |= (uint64_t)head[i] << (8 * i);
   if (n >= 0 && (n < 8 || f->header_bytes == 0 || f->header_bytes > SAFETENSORS_HEADER)) {
@@ -53762,9 +53805,7 @@ static int safetensors_open(mlfab__env *env, safetensors_file *f, const char *pa
     if (!f->header) return MLFAB__FAIL(error, MLFAB_ERR_MEMORY, "load: out of memory");
     n = mlfab__disk_read(f->files, f->file, f->header, f->header_bytes, 8);
   }
-  if (n < 0)
-    return MLFAB__FAIL(error, MLFAB_ERR_IO, "load: '%.150s' cannot be read: %s", path,
-                       strerror((int)-n));
+  if (n < 0) return safetensors_failed(f, path, "read", (int)n, error);
   if ((uint64_t)n < f->header_bytes)
     return MLFAB__FAIL(error, MLFAB_ERR_CHECKPOINT, "load: '%.150s' is truncated", path);
   return 0;

@@ -165,6 +165,12 @@ static inline uint64_t mlfab__add_sat(uint64_t a, uint64_t b) {
   return a > UINT64_MAX - b ? UINT64_MAX : a + b;
 }
 
+/* Has this URL a user or a password in it? Not for any other path. */
+MLFAB__UNUSED static inline int mlfab__url_tells(const char *url) {
+  const char *at = strstr(url, "://");
+  return at && at[3 + strcspn(at + 3, "/@")] == '@';
+}
+
 /* Tests bits, because -ffast-math lets a compiler assume that x - x is 0. */
 MLFAB__UNUSED static inline int mlfab__finite(double x) {
   uint64_t bits;

@@ -72,6 +72,11 @@ LIKELY = {16: "sim/test_schedule",
              for number, test in ((240, "test_split"), (241, "test_kernels"), (242, "test_fabric"),
                                   (243, "test_kernels"), (244, "test_kernels"))},
           "mlfab_tls": "extras/test_tls",
+          "mlfab_http": "extras/test_store",
+          "mlfab_remote": "extras/test_store",
+          "mlfab_sigv4": "extras/test_sigv4",
+          248: "unit/test_checkpoint",
+          249: "unit/test_checkpoint",
           "session": "unit/test_guard",
           "group": "unit/test_order",
           "kernels": "unit/test_combine",
@@ -115,6 +120,7 @@ def make(number, *targets):
 def forget(files):
     """Deletes the objects of these files, which contain another bug."""
     stale = [os.path.join(ROOT, FOLDER, "parts", file[:-2] + ".o") for file in files]
+    stale += [os.path.join(ROOT, FOLDER, file[:-2] + ".o") for file in files if file.startswith("extras/")]
     stale += [os.path.join(ROOT, FOLDER, file) for file in ("mlfab.o", "mlfab_sim.o", "mpi/mpich/mlfab.o",
                                                             "mpi/openmpi/mlfab.o", "extras/mlfab_tls.o", "cblas/mlfab.o",
                                                             "cblas/kernels_cblas.o")]

@@ -282,7 +282,7 @@ def live(place, directory, manifests, number, servers, dice):
             if not line:
                 raise AssertionError("it ended: %r" % finish(process))
         wait_until(lambda: (manifests() or [0])[-1] > before + 1, 60, "two checkpoints")
-        time.sleep(dice.random() * 0.3)
+        time.sleep(dice.random() * 0.6)
     finally:
         os.kill(process.pid, signal.SIGKILL)  # and its children with it
     process.stdout.close()
@@ -293,7 +293,7 @@ def live(place, directory, manifests, number, servers, dice):
     return [int(word) for word in line.split()[-5:]], error
 
 
-def lives(place, directory, manifests, seed):
+def lives(place, directory, manifests, seed, after=lambda: None):
     dice = random.Random(seed)
     version = 0
     for number in range(LIVES):
@@ -304,6 +304,7 @@ def lives(place, directory, manifests, seed):
         expect(begin[1] == begin[3] and begin[4] <= 48, "the largest element is the version", what)
         expect(begin[1] >= version, "it does not go back behind %d" % version, what)
         version = begin[1]
+        after()
 
 
 def numbers(names):
@@ -323,10 +324,13 @@ def test_killed_with_s3():
     needed()
     with S3() as s3:
         s3.environment["MLFAB_STORE_PART_BYTES"] = 65536
-        lives(s3, "s3://the-bucket/a/run", lambda: numbers(list(s3.store.objects)), 4)
-        left = len(s3.store.uploads)
+        s3.store.fault = lambda handler, m, k, q: time.sleep(0.02 if "partNumber" in q else 0)
+        left = []
+        lives(s3, "s3://the-bucket/a/run", lambda: numbers(list(s3.store.objects)), 4,
+              lambda: left.append(len(s3.store.uploads)))
         expect_made(train(s3, 1, resume="s3://the-bucket/a/run", explicit="s3://the-bucket/a/run", env={"STORE_WAIT": 2}))
-        print("# %d requests, %d parts, %d uploads were left" % (s3.store.verified, s3.store.parts, left))
+        print("# %d requests, %d parts, uploads that were left: %s" % (s3.store.verified, s3.store.parts, left))
+        expect(any(left), "runs were killed in the middle of an upload", left)
         expect(not s3.store.uploads and s3.store.parts > 10, "nothing is left of them", s3.store.uploads)
         expect(not [r for r in s3.store.refusals if r not in ("NoSuchKey", "NoSuchUpload")], "all was signed", s3.store.refusals)
 
