@@ -1165,6 +1165,15 @@ MLFAB_API int mlfab_set_schedule(mlfab *ctx, const mlfab_schedule *schedule);
  * Errors: ARGUMENT (not a finite number), STATE without a scheduler on a node that is not a worker. */
 MLFAB_API int mlfab_set_link(mlfab *ctx, double in_bytes_per_s, double out_bytes_per_s);
 
+/* Tells the traffic of others on this host's network link, in bytes per second: the scheduler is told the measured
+ * capacity without it, at least an eighth of the capacity. It holds until the next call; 0, 0: none. speed: of the
+ * link, where the system does not tell this process (in a container); 0: not known. extras/mlfab_curl.h calls it with
+ * what node_exporter says.
+ * Errors: ARGUMENT (negative, or not a finite number), STATE (neither scheduler nor order_by_rate: links are not
+ * measured). */
+MLFAB_API int mlfab_set_other_traffic(mlfab *ctx, double in_bytes_per_s, double out_bytes_per_s,
+                                      double speed_bytes_per_s);
+
 /* Describes the scheduler's last plan as text for people: for each update its aggregator, group, start, end and
  * delay, or why it was dropped, and the assumed link capacities. Writes at most `room` bytes, the final 0 included.
  * *bytes_p, unless NULL: the length of the whole text. Only on the node of the scheduler. Errors: STATE elsewhere. */
@@ -1589,10 +1598,26 @@ typedef struct mlfab_stats {
   uint64_t collectives, collectives_failed, collective_epochs, rounds_partial;
   /* Worker: whole iterations of pushes that every server has decided; the sum of the delays of its applied updates. */
   uint64_t iterations, push_delay_sum;
+  /* Bytes of this node on network links of its host, where links are measured (a scheduler, order_by_rate). */
+  uint64_t network_sent, network_received;
 } mlfab_stats;
 
 /* Copies the counters, all of one moment. `size` is sizeof *stats_p. */
 MLFAB_API int mlfab_get_stats(mlfab *ctx, mlfab_stats *stats_p, size_t size);
+
+enum mlfab_metrics_format {
+  MLFAB_METRICS_OPENMETRICS = 0, /* as config.metrics writes it */
+  MLFAB_METRICS_PROMETHEUS = 1   /* the older text format, 0.0.4, which a Pushgateway takes */
+};
+
+/* Writes this node's metrics as text: at most `room` bytes, the final 0 included. *bytes_p, unless NULL: the length of
+ * the whole text (about 16 KB). With or without config.metrics.
+ * Errors: ARGUMENT, UNSUPPORTED (a transport of virtual time). */
+MLFAB_API int mlfab_metrics(mlfab *ctx, int format, char *text, size_t room, size_t *bytes_p);
+
+/* Writes a line to the log, as the library does; control characters become '?'. Returns 1, or 0 where no log takes
+ * lines of this level. From any thread. Errors: ARGUMENT. */
+MLFAB_API int mlfab_log(mlfab *ctx, int level, const char *line);
 
 typedef struct mlfab_update_info {
   uint32_t worker, incarnation;
@@ -1670,6 +1695,7 @@ typedef struct mlfab_measure {
   double nominal; /* speed of the interface, bytes per second; 0: not told */
   /* 1: for some of the time no sender had more to send, so the bytes are a lower bound of the capacity. */
   uint32_t limited_in, limited_out;
+  uint64_t own_in, own_out; /* of these bytes, those of this node */
 } mlfab_measure;
 
 /* What a transport reports. */

@@ -163,6 +163,9 @@ MLFAB_API int mlfab_node_cached(mlfab_node *node, uint32_t tensor, const void **
                                 uint64_t *count_p);
 MLFAB_API int mlfab_node_set_link(mlfab_node *node, double in_bytes_per_s, double out_bytes_per_s,
                                   uint64_t now_ns);
+MLFAB_API int mlfab_node_set_other_traffic(mlfab_node *node, double in_bytes_per_s,
+                                           double out_bytes_per_s, double speed_bytes_per_s,
+                                           uint64_t now_ns);
 MLFAB_API int mlfab_node_explain(const mlfab_node *node, char *text, size_t room, size_t *bytes_p);
 MLFAB_API int mlfab_node_leave(mlfab_node *node, uint64_t now_ns); /* says goodbye on all links */
 MLFAB_API int mlfab_node_test(mlfab_node *node, mlfab_request request, int *done_p,

@@ -71,6 +71,7 @@ LIKELY = {16: "sim/test_schedule",
           **{number: "cblas/" + test if CBLAS else ""
              for number, test in ((240, "test_split"), (241, "test_kernels"), (242, "test_fabric"),
                                   (243, "test_kernels"), (244, "test_kernels"))},
+          247: "unit/test_monitor",
           "mlfab_tls": "extras/test_tls",
           "mlfab_http": "extras/test_store",
           "mlfab_remote": "extras/test_store",

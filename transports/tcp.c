@@ -283,6 +283,7 @@ typedef struct tcp_self {
   uint64_t measured_ns;         /* last measurement; 0: never */
   uint64_t bytes_in, bytes_out; /* of measured links */
   uint64_t told_in, told_out;   /* at the last measurement: those, or the interface's */
+  uint64_t told_own_in, told_own_out; /* at the last measurement: bytes_in, bytes_out */
   double nominal;
   uint32_t is_local;     /* only reachable from this host */
   char ifname[IFNAMSIZ]; /* interface of the published address; "": unknown */
@@ -2299,6 +2300,10 @@ static int tcp_measure(void *opaque, uint64_t now_ns, mlfab_measure *measure_p) 
   m.nominal = self->nominal;
   m.bytes_in = in - self->told_in;
   m.bytes_out = out - self->told_out;
+  m.own_in = self->bytes_in - self->told_own_in;
+  m.own_out = self->bytes_out - self->told_own_out;
+  self->told_own_in = self->bytes_in;
+  self->told_own_out = self->bytes_out;
   self->measured_ns = now_ns;
   self->told_in = in;
   self->told_out = out;

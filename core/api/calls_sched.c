@@ -53,6 +53,26 @@ MLFAB_API int mlfab_node_set_link(mlfab_node *node, double in, double out, uint6
   return mlfab__node_return(node, code, &error);
 }
 
+MLFAB_API int mlfab_node_set_other_traffic(mlfab_node *node, double in, double out, double speed,
+                                           uint64_t now_ns) {
+  mlfab_error error;
+  if (!node) return MLFAB_ERR_ARGUMENT;
+  int code = mlfab__node_enter(node, now_ns, 0, &error);
+  const double all[] = {in, out, speed};
+  for (size_t i = 0; !code && i < MLFAB__COUNT(all); i++) {
+    if (!mlfab__finite(all[i]) || all[i] < 0.0)
+      code = MLFAB__FAIL(&error, MLFAB_ERR_ARGUMENT,
+                         "set_other_traffic: a rate is negative or not a finite number");
+  }
+  if (!code && node->config.scheduler == MLFAB_SCHEDULER_NONE && !node->config.order_by_rate)
+    code =
+        MLFAB__FAIL(&error, MLFAB_ERR_STATE,
+                    "set_other_traffic: links are not measured: there is neither a scheduler nor "
+                    "order_by_rate");
+  if (!code) mlfab__capacity_other(node->parts->capacity, in, out, speed, node->now_ns);
+  return mlfab__node_return(node, code, &error);
+}
+
 MLFAB_API int mlfab_set_schedule(mlfab *ctx, const mlfab_schedule *schedule) {
   SUBMIT_AT_ONCE(SET_SCHEDULE, .options = schedule);
 }

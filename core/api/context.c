@@ -266,6 +266,8 @@ static void context_measure_add(mlfab_measure *sum, const mlfab_measure *one) {
   sum->elapsed_ns = mlfab__max(sum->elapsed_ns, one->elapsed_ns);
   sum->bytes_in += one->bytes_in;
   sum->bytes_out += one->bytes_out;
+  sum->own_in += one->own_in;
+  sum->own_out += one->own_out;
   if (one->delivery_in > sum->delivery_in) sum->delivery_in = one->delivery_in;
   if (one->delivery_out > sum->delivery_out) sum->delivery_out = one->delivery_out;
   if (one->nominal > sum->nominal) sum->nominal = one->nominal;
@@ -814,6 +816,7 @@ static mlfab *context_new(const mlfab_config *c, mlfab_error *error) {
   ctx->forks = context_forks;
   ctx->number = atomic_fetch_add(&context_count, 1) + 1;
   ctx->hooks = env.hooks;
+  ctx->log_level = env.hooks.log ? env.hooks.log_level : 0;
   if (!ctx->hooks.clock) ctx->hooks.clock = context_monotonic;
   if (!ctx->hooks.log) ctx->hooks.log = context_no_log;
   if (!ctx->hooks.store) ctx->hooks.store = context_store;
@@ -831,6 +834,7 @@ static mlfab *context_new(const mlfab_config *c, mlfab_error *error) {
   pthread_mutex_init(&ctx->lock, NULL);
   pthread_cond_init(&ctx->changed, &attributes);
   pthread_condattr_destroy(&attributes);
+  ctx->opened_ns = mlfab__context_now(ctx);
   return ctx;
 }
 

@@ -121,6 +121,8 @@ struct mlfab {
   _Atomic uint32_t at_door; /* threads in enter that wait for the lock */
   int closed;
   int brisk;                /* calls follow each other closely */
+  uint32_t log_level;       /* the largest that a log takes; 0: there is none */
+  uint64_t opened_ns;       /* on the clock */
   uint64_t left_ns;         /* about when the last call ended */
   uint64_t calls;           /* calls that have ended */
   uint32_t calls_asleep;    /* calls during the thread's present sleep */

@@ -154,6 +154,30 @@ MLFAB_API int mlfab_set_link(mlfab *ctx, double in_bytes_per_s, double out_bytes
   CONTEXT_CALL(ctx, mlfab_node_set_link(ctx->node, in_bytes_per_s, out_bytes_per_s, ctx->now_ns));
 }
 
+MLFAB_API int mlfab_set_other_traffic(mlfab *ctx, double in_bytes_per_s, double out_bytes_per_s,
+                                      double speed_bytes_per_s) {
+  CONTEXT_CALL(ctx, mlfab_node_set_other_traffic(ctx->node, in_bytes_per_s, out_bytes_per_s,
+                                                 speed_bytes_per_s, ctx->now_ns));
+}
+
+MLFAB_API int mlfab_log(mlfab *ctx, int level, const char *line) {
+  char clean[512];
+  size_t n = 0;
+  CONTEXT_CHECK(ctx);
+  if (!line) return mlfab__context_null(ctx, "log: line");
+  for (; line[n] && n < sizeof clean - 1; n++)
+    clean[n] = (unsigned char)line[n] < 32 || line[n] == 127 ? '?' : line[n];
+  clean[n] = 0;
+  mlfab__context_enter(ctx);
+  int code = level <= (int)ctx->log_level;
+  if (level < MLFAB_LOG_ERROR || level > MLFAB_LOG_DEBUG)
+    code = MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_ARGUMENT, "log: level %d", level);
+  else
+    mlfab__log(&ctx->node->env, level, "%s", clean);
+  mlfab__context_leave(ctx);
+  return code;
+}
+
 MLFAB_API int mlfab_barrier_start(mlfab *ctx, const mlfab_collective *options,
                                   mlfab_request *request_p) {
   SUBMIT_START(BARRIER, request_p, .options = options);

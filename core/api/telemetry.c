@@ -191,6 +191,7 @@ static void telemetry_wrap(mlfab__telemetry *t) {
   hooks->log = telemetry_hook_log;
   uint32_t asked = t->has_log ? t->given.log_level : 0;
   hooks->log_level = (uint32_t)mlfab__max(asked, (uint64_t)t->log_level);
+  t->ctx->log_level = hooks->log_level;
 }
 
 /* --- the log --- */
@@ -268,7 +269,7 @@ static void telemetry_write_metrics(mlfab__telemetry *t, int last) {
   snapshot.opened_unix_ns = t->opened_unix_ns;
   snapshot.host = t->host;
   snapshot.pid = (long)t->pid;
-  size_t bytes = mlfab__metrics_text(&snapshot, t->text, TELEMETRY_TEXT);
+  size_t bytes = mlfab__metrics_text(&snapshot, MLFAB_METRICS_OPENMETRICS, t->text, TELEMETRY_TEXT);
   if (bytes >= TELEMETRY_TEXT) return;
   int code = telemetry_replace(t->metrics_path, (long)t->pid, t->text, bytes);
   if (code && !t->metrics_failed)
@@ -493,6 +494,35 @@ static void telemetry_free(mlfab *ctx, int child) {
   mlfab__free(&ctx->env, t->records, TELEMETRY_BATCH * sizeof *t->records);
   mlfab__free(&ctx->env, t, sizeof *t);
   ctx->telemetry = NULL;
+}
+
+/* --- metrics as text, with or without a thread --- */
+
+MLFAB_API int mlfab_metrics(mlfab *ctx, int format, char *text, size_t room, size_t *bytes_p) {
+  mlfab__snapshot snapshot;
+  char host[64];
+  int code = 0;
+  CONTEXT_CHECK(ctx);
+  if (!text && room > 0) return mlfab__context_null(ctx, "metrics: text");
+  uint64_t now = mlfab__context_enter(ctx);
+  if (format != MLFAB_METRICS_OPENMETRICS && format != MLFAB_METRICS_PROMETHEUS)
+    code = MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_ARGUMENT, "metrics: format %d", format);
+  else if (ctx->simulated)
+    code = MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_UNSUPPORTED,
+                       "metrics: not with a transport of virtual time");
+  if (!code) {
+    mlfab__metrics_take(ctx->node, now, &snapshot);
+    snapshot.unix_ns = telemetry_clock(CLOCK_REALTIME);
+    snapshot.opened_unix_ns = snapshot.unix_ns - (now - ctx->opened_ns);
+    if (gethostname(host, sizeof host)) snprintf(host, sizeof host, "?");
+    host[sizeof host - 1] = 0;
+    snapshot.host = host;
+    snapshot.pid = (long)getpid();
+    size_t bytes = mlfab__metrics_text(&snapshot, format, text, room);
+    if (bytes_p) *bytes_p = bytes + 1;
+  }
+  mlfab__context_leave(ctx);
+  return code;
 }
 
 MLFAB__INTERNAL const mlfab__context_observer *mlfab__telemetry_observer(void) {

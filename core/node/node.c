@@ -399,6 +399,8 @@ static void node_down(mlfab_node *node, const mlfab_io_event *event) {
 }
 
 static void node_measured(mlfab_node *node, const mlfab_measure *measure) {
+  if (measure) node->stats.network_received += measure->own_in;
+  if (measure) node->stats.network_sent += measure->own_out;
   for (uint32_t i = 0; measure && i < node->nroles; i++) {
     if (node->roles[i].measured)
       node->roles[i].measured(node->roles[i].self, measure, node->now_ns);

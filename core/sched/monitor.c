@@ -11,6 +11,7 @@ enum {
 #define MONITOR_NEWS 0.1   /* relative change that is reported */
 #define MONITOR_CLOSE 0.05 /* relative difference within which rates count as equal */
 #define MONITOR_PROBE 1.25
+#define MONITOR_SHARE 0.125 /* of the link, which the traffic of others leaves in any case */
 
 MLFAB__INTERNAL void mlfab__monitor_init(mlfab__monitor *monitor, uint64_t heartbeat_ns) {
   memset(monitor, 0, sizeof *monitor);
@@ -95,11 +96,21 @@ static void monitor_probe(mlfab__monitor_side *side, double rate, double nominal
   side->rate = more;
 }
 
-static void monitor_side_sample(mlfab__monitor_side *side, uint64_t bytes, double delivery,
-                                int limited, const mlfab_measure *measure, uint64_t heartbeat_ns,
-                                uint64_t now_ns) {
-  double elapsed_ns = (double)measure->elapsed_ns, nominal = monitor_clean(measure->nominal);
-  double rate = (double)bytes * 1e9 / elapsed_ns, stretches = monitor_clean(delivery);
+/* What one direction of a sample says. */
+typedef struct monitor_window {
+  uint64_t bytes, own;
+  double delivery, nominal, elapsed_ns;
+  int limited;
+} monitor_window;
+
+static void monitor_side_sample(mlfab__monitor_side *side, const monitor_window *w,
+                                uint64_t heartbeat_ns, uint64_t now_ns) {
+  double elapsed_ns = w->elapsed_ns, nominal = w->nominal;
+  int limited = w->limited;
+  double rate = (double)w->bytes * 1e9 / elapsed_ns, stretches = monitor_clean(w->delivery);
+  double together = (double)w->own * 1e9 / elapsed_ns + side->other;
+  if (rate < together && !MLFAB__PLANTED(247)) rate = together;
+  if (stretches > 0.0) stretches += side->other;
   int bound = limited && stretches <= 0.0;
   if (rate < stretches) rate = stretches;
   if (nominal > 0.0 && rate > nominal) rate = nominal;
@@ -112,10 +123,24 @@ static void monitor_side_sample(mlfab__monitor_side *side, uint64_t bytes, doubl
 MLFAB__INTERNAL void mlfab__monitor_sample(mlfab__monitor *monitor, const mlfab_measure *measure,
                                            uint64_t now_ns) {
   if (!measure->elapsed_ns) return;
-  monitor_side_sample(&monitor->in, measure->bytes_in, measure->delivery_in,
-                      measure->limited_in != 0, measure, monitor->heartbeat_ns, now_ns);
-  monitor_side_sample(&monitor->out, measure->bytes_out, measure->delivery_out,
-                      measure->limited_out != 0, measure, monitor->heartbeat_ns, now_ns);
+  double elapsed_ns = (double)measure->elapsed_ns, nominal = monitor_clean(measure->nominal);
+  if (nominal <= 0.0) nominal = monitor->nominal;
+  const monitor_window in = {measure->bytes_in, measure->own_in, measure->delivery_in,
+                             nominal,           elapsed_ns,      measure->limited_in != 0};
+  const monitor_window out = {
+      measure->bytes_out, measure->own_out,         measure->delivery_out, nominal,
+      elapsed_ns,         measure->limited_out != 0};
+  monitor_side_sample(&monitor->in, &in, monitor->heartbeat_ns, now_ns);
+  monitor_side_sample(&monitor->out, &out, monitor->heartbeat_ns, now_ns);
+}
+
+MLFAB__INTERNAL void mlfab__monitor_other(mlfab__monitor *monitor, double in, double out,
+                                          double nominal) {
+  monitor->in.other = in;
+  monitor->out.other = out;
+  monitor->nominal = nominal;
+  if (nominal > 0.0 && monitor->in.rate < 0.0) monitor->in.rate = nominal;
+  if (nominal > 0.0 && monitor->out.rate < 0.0) monitor->out.rate = nominal;
 }
 
 MLFAB__INTERNAL void mlfab__monitor_set(mlfab__monitor *monitor, double in, double out) {
@@ -127,6 +152,13 @@ static double monitor_now(const mlfab__monitor_side *side) {
   return side->set >= 0.0 ? side->set : side->rate;
 }
 
+/* What the others leave of a capacity; one that was set by hand, or is not known, stays as it is. */
+static double monitor_left(const mlfab__monitor_side *side, double capacity) {
+  if (side->set >= 0.0 || capacity < 0.0) return capacity;
+  double left = capacity - side->other, share = capacity * MONITOR_SHARE;
+  return left > share ? left : share;
+}
+
 static int monitor_is_news(const mlfab__monitor_side *side, double now) {
   double change = now > side->told ? now - side->told : side->told - now;
   if (now < 0.0 || side->told < 0.0) return (now < 0.0) != (side->told < 0.0);
@@ -136,10 +168,11 @@ static int monitor_is_news(const mlfab__monitor_side *side, double now) {
 MLFAB__INTERNAL int mlfab__monitor_take(mlfab__monitor *monitor, uint64_t now_ns, double *in_p,
                                         double *out_p) {
   *in_p = monitor_now(&monitor->in);
-  *out_p = monitor_now(&monitor->out);
+  *out_p = monitor_left(&monitor->out, monitor_now(&monitor->out));
   /* The outgoing estimate counts only if it was measured; the nominal speed does not. */
   int sent = monitor->in.set < 0.0 && *in_p >= 0.0 && monitor->out.sampled;
   if (sent && monitor->out.rate > *in_p) *in_p = monitor->out.rate;
+  *in_p = monitor_left(&monitor->in, *in_p);
   if (monitor->told_ns && now_ns - monitor->told_ns < monitor->heartbeat_ns) return 0;
   if (!monitor_is_news(&monitor->in, *in_p) && !monitor_is_news(&monitor->out, *out_p)) return 0;
   monitor->told_ns = mlfab__max(now_ns, 1);

@@ -19,6 +19,10 @@
  * A receiver cannot distinguish the limit of its own link from that of the other end. Links are mostly
  * symmetric, so the outgoing rate is taken as a lower bound of the incoming capacity.
  *
+ * The estimate is of the whole link, others' traffic included: a transport that sees only its own bytes has the others'
+ * rate added to its samples, where that was told. Reported is the estimate without it, and at least an eighth of the
+ * estimate, as a flow of ours would take a share from flows of others.
+ *
  * Invariants: an estimate is finite, and negative (unknown) or at most the nominal speed, if there is one.
  * A value set by hand hides the measured estimate, which is still updated.
  *
@@ -36,6 +40,7 @@ typedef struct mlfab__monitor_side {
   double held;       /* while probing: the former estimate; else negative */
   double set;        /* by hand; negative: use the measured one */
   double told;       /* last reported by take; negative: none, or unknown */
+  double other;      /* traffic of others, as was told; 0: none */
   double lower;      /* largest of the samples below the estimate since confirmed_ns */
   uint64_t since_ns; /* time of the last probe or change */
   uint64_t confirmed_ns;
@@ -45,6 +50,7 @@ typedef struct mlfab__monitor_side {
 
 typedef struct mlfab__monitor {
   mlfab__monitor_side in, out;
+  double nominal; /* as was told; 0: not known */
   uint64_t heartbeat_ns;
   uint64_t told_ns; /* last time that take reported; 0: never */
 } mlfab__monitor;
@@ -56,6 +62,10 @@ MLFAB__INTERNAL void mlfab__monitor_sample(mlfab__monitor *monitor, const mlfab_
                                            uint64_t now_ns);
 /* Sets the capacities by hand, 0 for a link that is cut; negative: as measured. Both are finite. */
 MLFAB__INTERNAL void mlfab__monitor_set(mlfab__monitor *monitor, double in, double out);
+/* Sets the traffic of others on these links, and the nominal speed for samples that have none. All are finite and not
+ * negative. A value set by hand is not reduced. */
+MLFAB__INTERNAL void mlfab__monitor_other(mlfab__monitor *monitor, double in, double out,
+                                          double nominal);
 /* Sets the present capacities, negative when unknown. Returns 1 when they should be reported: one differs
  * by more than a tenth from its last report, at most once a heartbeat; else 0. */
 MLFAB__INTERNAL int mlfab__monitor_take(mlfab__monitor *monitor, uint64_t now_ns, double *in_p,

@@ -222,6 +222,12 @@ MLFAB__INTERNAL void mlfab__capacity_set(mlfab__capacity_role *role, double in, 
   capacity_tell(role, 1, now_ns);
 }
 
+MLFAB__INTERNAL void mlfab__capacity_other(mlfab__capacity_role *role, double in, double out,
+                                           double speed, uint64_t now_ns) {
+  mlfab__monitor_other(&role->monitor, in, out, speed);
+  capacity_tell(role, 0, now_ns);
+}
+
 static const mlfab__role capacity_row = {.name = "capacity", .measured = capacity_measured};
 
 MLFAB__INTERNAL int mlfab__capacity_attach(mlfab_node *node, mlfab__server *server,

@@ -27,5 +27,8 @@ MLFAB__INTERNAL int mlfab__capacity_attach(mlfab_node *node, mlfab__server *serv
 /* See mlfab_set_link: both are finite. */
 MLFAB__INTERNAL void mlfab__capacity_set(mlfab__capacity_role *role, double in, double out,
                                          uint64_t now_ns);
+/* See mlfab_set_other_traffic: all are finite and not negative. */
+MLFAB__INTERNAL void mlfab__capacity_other(mlfab__capacity_role *role, double in, double out,
+                                           double speed, uint64_t now_ns);
 
 #endif

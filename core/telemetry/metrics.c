@@ -86,12 +86,17 @@ static const metrics_row metrics_rows[] = {
     METRICS_C(iterations, "iterations", "Worker: iterations whose pushes are decided."),
     METRICS_C(push_delay_sum, "push_delay_updates",
               "Worker: sum of the delays of its applied updates."),
+    METRICS_BYTES(network_sent, "network_sent_bytes",
+                  "Bytes sent on network links of the host, where links are measured."),
+    METRICS_BYTES(network_received, "network_received_bytes",
+                  "Bytes received on network links of the host, where links are measured."),
 };
 
 /* A text that may be longer than its room. */
 typedef struct metrics_text {
   char *at;
   size_t room, used;
+  int older; /* MLFAB_METRICS_PROMETHEUS: a counter's family has its samples' name, and there are no units */
 } metrics_text;
 
 static void metrics_put(metrics_text *t, const char *format, ...) MLFAB__PRINTF(2, 3);
@@ -130,9 +135,10 @@ static void metrics_labels(metrics_text *t, const mlfab__snapshot *s) {
 
 static void metrics_family(metrics_text *t, const char *name, const char *type, const char *unit,
                            const char *help) {
-  metrics_put(t, "# TYPE mlfab_%s %s\n", name, type);
-  if (*unit) metrics_put(t, "# UNIT mlfab_%s %s\n", name, unit);
-  metrics_put(t, "# HELP mlfab_%s %s\n", name, help);
+  const char *suffix = t->older && !strcmp(type, "counter") ? "_total" : "";
+  metrics_put(t, "# TYPE mlfab_%s%s %s\n", name, suffix, type);
+  if (*unit && !t->older) metrics_put(t, "# UNIT mlfab_%s %s\n", name, unit);
+  metrics_put(t, "# HELP mlfab_%s%s %s\n", name, suffix, help);
 }
 
 static void metrics_number(metrics_text *t, const mlfab__snapshot *s, const metrics_row *row) {
@@ -188,8 +194,9 @@ static void metrics_waits(metrics_text *t, const mlfab__snapshot *s) {
               (unsigned long long)(s->waits_ns / 1000u % 1000000));
 }
 
-MLFAB__INTERNAL size_t mlfab__metrics_text(const mlfab__snapshot *s, char *text, size_t room) {
-  metrics_text t = {text, room, 0};
+MLFAB__INTERNAL size_t mlfab__metrics_text(const mlfab__snapshot *s, int format, char *text,
+                                           size_t room) {
+  metrics_text t = {text, room, 0, format == MLFAB_METRICS_PROMETHEUS};
   if (room > 0) text[0] = 0;
   metrics_build(&t, s);
   metrics_time(&t, s, "opened_timestamp_seconds", "When the context was opened.",
@@ -199,7 +206,7 @@ MLFAB__INTERNAL size_t mlfab__metrics_text(const mlfab__snapshot *s, char *text,
   metrics_gauge(&t, s, "open_requests", "Calls that have begun and are not done.", s->requests);
   metrics_waits(&t, s);
   for (size_t i = 0; i < MLFAB__COUNT(metrics_rows); i++) metrics_number(&t, s, &metrics_rows[i]);
-  metrics_put(&t, "# EOF\n");
+  if (!t.older) metrics_put(&t, "# EOF\n");
   return t.used;
 }
 

@@ -3,9 +3,9 @@
  * A snapshot is a copy of what a node counts, taken at one moment. The text has one family for each member of
  * mlfab_stats, from a table with the member's offset: a member without a row has no family, which a test notices.
  *
- * Invariants. (1) Names end in their unit; samples of counters end in _total; the text ends in "# EOF". (2) Every sample
- * has the labels of its node: role, and rank, server or both. (3) The text is whole or is not written: the caller asks
- * for its length first.
+ * Invariants. (1) Names end in their unit; samples of counters end in _total; the text ends in "# EOF", but not in
+ * the older format. (2) Every sample has the labels of its node: role, and rank, server or both. (3) The text is whole or
+ * is not written: the caller asks for its length first.
  *
  * Source: OpenMetrics 1.0. */
 #ifndef MLFAB__METRICS_H
@@ -34,8 +34,9 @@ typedef struct mlfab__snapshot {
 /* Copies what the node knows: all but the times of the wall clock, host and pid. */
 MLFAB__INTERNAL void mlfab__metrics_take(const mlfab_node *node, uint64_t now_ns,
                                          mlfab__snapshot *snapshot);
-/* Writes the text, at most `room` bytes with its terminating zero. Returns the length of the whole text. */
-MLFAB__INTERNAL size_t mlfab__metrics_text(const mlfab__snapshot *snapshot, char *text,
+/* Writes the text in a format (MLFAB_METRICS_*), at most `room` bytes with its terminating zero. Returns the length of
+ * the whole text. */
+MLFAB__INTERNAL size_t mlfab__metrics_text(const mlfab__snapshot *snapshot, int format, char *text,
                                            size_t room);
 
 #endif

@@ -1818,6 +1818,9 @@ static void test_without_a_scheduler(void **state) {
   said(f.w.node[0], MLFAB_ERR_STATE, "set_schedule: this fabric has no scheduler");
   OK(f.w.node[0], mlfab_set_link(f.w.node[0], 1e6, 1e6)); /* collectives choose by it */
   EXPECT(f.w.node[2], mlfab_set_link(f.w.node[2], 1e6, 1e6), MLFAB_ERR_STATE);
+  EXPECT(f.w.node[0], mlfab_set_other_traffic(f.w.node[0], 1, 1, 1), MLFAB_ERR_STATE);
+  said(f.w.node[0], MLFAB_ERR_STATE,
+       "set_other_traffic: links are not measured: there is neither a scheduler nor order_by_rate");
   EXPECT(f.w.node[0], mlfab_explain(f.w.node[0], text, sizeof text, NULL), MLFAB_ERR_STATE);
   world_close(&f.w);
 }
@@ -1858,6 +1861,14 @@ static void test_schedule_calls(void **state) {
   }
   for (size_t i = 0; i < sizeof fine / sizeof fine[0]; i++)
     OK(b, mlfab_set_link(b, fine[i], fine[i]));
+  EXPECT(NULL, mlfab_set_other_traffic(NULL, 1, 1, 0), MLFAB_ERR_ARGUMENT);
+  for (size_t i = 0; i < sizeof odd / sizeof odd[0]; i++) {
+    EXPECT(b, mlfab_set_other_traffic(b, odd[i], 1, 0), MLFAB_ERR_ARGUMENT);
+    EXPECT(b, mlfab_set_other_traffic(b, 1, odd[i], 0), MLFAB_ERR_ARGUMENT);
+    EXPECT(b, mlfab_set_other_traffic(b, 1, 1, odd[i]), MLFAB_ERR_ARGUMENT);
+  }
+  EXPECT(b, mlfab_set_other_traffic(b, 1, -1, 0), MLFAB_ERR_ARGUMENT);
+  for (size_t i = 0; i < 3; i++) OK(b, mlfab_set_other_traffic(b, fine[i], fine[i], fine[i]));
   EXPECT(NULL, mlfab_explain(NULL, text, sizeof text, NULL), MLFAB_ERR_ARGUMENT);
   EXPECT(a, mlfab_explain(a, NULL, 5, NULL), MLFAB_ERR_ARGUMENT);
   EXPECT(b, mlfab_explain(b, text, sizeof text, NULL), MLFAB_ERR_STATE);

@@ -288,6 +288,9 @@ static int calls_fail(void) {
   FAILS(mlfab_set_schedule(ctx, &schedule));
   FAILS(mlfab_set_link(ctx, 1, 1));
   FAILS(mlfab_explain(ctx, NULL, 0, NULL));
+  FAILS(mlfab_set_other_traffic(ctx, 1, 1, 0));
+  FAILS(mlfab_metrics(ctx, 0, NULL, 0, NULL));
+  FAILS(mlfab_log(ctx, MLFAB_LOG_ERROR, "x"));
   FAILS(mlfab_cached(ctx, 0, &cached, &count));
   FAILS(mlfab_get_stats(ctx, &stats, sizeof stats));
   FAILS(mlfab_rank(ctx, NULL, NULL, NULL));

@@ -300,6 +300,54 @@ static void test_set(void **state) {
   assert_true(out(&r) < 0);
 }
 
+/* --- traffic of others --- */
+
+/* What is told: the link's estimate without the others' traffic, and at least an eighth of it. */
+static double told(double link, double other) {
+  return link - other > link / 8 ? link - other : link / 8;
+}
+
+/* A link of 100 MB/s; its interface counts all bytes, or this node sees only its own. */
+static void test_others(void **state) {
+  (void)state;
+  for (int counts = 0; counts < 2; counts++) {
+    for (double other = 0; other <= 100 * MB; other += 20 * MB) {
+      rig r = begin();
+      mlfab__monitor_other(&r.monitor, other, 0, 0);
+      assert_true(in(&r) < 0);
+      for (int i = 0; i < 40; i++) {
+        double own = 100 * MB - other;
+        mlfab_measure m = {.elapsed_ns = HALF, .limited_out = 1};
+        r.now += HALF;
+        m.own_in = (uint64_t)(own * (double)HALF * 1e-9 + 0.5);
+        m.bytes_in = counts ? (uint64_t)(100 * MB * (double)HALF * 1e-9) : m.own_in;
+        mlfab__monitor_sample(&r.monitor, &m, r.now);
+        double is = in(&r), link = told(100 * MB, other), probed = told(125 * MB, other);
+        if (is < link * 0.999 || is > probed * 1.001)
+          fail_msg("%g, not %g (others: %g, counts %d, sample %d)", is, link, other, counts, i);
+      }
+    }
+  }
+}
+
+static void test_others_and_the_rest(void **state) {
+  rig r = begin();
+  (void)state;
+  mlfab__monitor_other(&r.monitor, 30 * MB, 10 * MB, 100 * MB);
+  assert_true(in(&r) == 70 * MB && out(&r) == 90 * MB); /* the speed until something is measured */
+  part(&r, 30 * MB);                                    /* the flow of 30 MB/s was not alone */
+  about(in(&r), 30 * MB, 1e-6);
+  for (int i = 0; i < 10; i++) full(&r, 300 * MB);
+  about(in(&r), 70 * MB, 1e-6); /* no faster than the speed */
+  sample(&r, 300 * MB, 0, 0, 80 * MB);
+  about(in(&r), 50 * MB, 1e-6); /* the transport's own knowledge counts first */
+  mlfab__monitor_set(&r.monitor, 5 * MB, 0);
+  assert_true(in(&r) == 5 * MB && out(&r) == 0); /* by hand is by hand */
+  mlfab__monitor_set(&r.monitor, -1, -1);
+  mlfab__monitor_other(&r.monitor, 0, 0, 0);
+  about(in(&r), 80 * MB, 1e-6);
+}
+
 /* --- news --- */
 
 static int take(rig *r, double *in_p, double *out_p) {
@@ -456,6 +504,8 @@ int main(void) {
       cmocka_unit_test(test_nonsense_is_passed_over),
       cmocka_unit_test(test_random_samples),
       cmocka_unit_test(test_set),
+      cmocka_unit_test(test_others),
+      cmocka_unit_test(test_others_and_the_rest),
       cmocka_unit_test(test_what_is_news),
       cmocka_unit_test(test_news_come_once_a_heartbeat),
       cmocka_unit_test(test_a_context_measures),

@@ -52,7 +52,7 @@ static void test_every_counter_has_a_family(void **state) {
     uint64_t value = UINT64_C(910000000000) + i;
     memcpy((char *)&s.stats + i * sizeof value, &value, sizeof value);
   }
-  size_t bytes = mlfab__metrics_text(&s, text, sizeof text);
+  size_t bytes = mlfab__metrics_text(&s, MLFAB_METRICS_OPENMETRICS, text, sizeof text);
   assert_true(bytes < sizeof text && strlen(text) == bytes);
   for (size_t i = 0; i < members; i++) {
     char value[32];
@@ -71,7 +71,7 @@ static void test_the_text_is_openmetrics(void **state) {
   s.waits_ns = 1500000;
   s.waits_for = 2;
   char family[64] = "", type[16] = "", unit[16] = "", copy[sizeof text];
-  mlfab__metrics_text(&s, text, sizeof text);
+  mlfab__metrics_text(&s, MLFAB_METRICS_OPENMETRICS, text, sizeof text);
   memcpy(copy, text, sizeof copy);
   for (char *line = strtok(copy, "\n"); line; line = strtok(NULL, "\n")) {
     char name[64], word[64];
@@ -98,14 +98,37 @@ static void test_the_text_is_openmetrics(void **state) {
   assert_non_null(strstr(text, ",call=\"pull\",for=\"worker\",peer=\"2\"} 0.001500\n"));
 }
 
+/* The older format: TYPE and HELP have the samples' name, and every other line of the newer one is there. */
+static void test_the_older_format(void **state) {
+  (void)state;
+  mlfab__snapshot s = snapshot_of("run");
+  static char wanted[sizeof text], copy[sizeof text];
+  char name[64], rest[200], type[16] = "";
+  size_t n = 0, bytes = mlfab__metrics_text(&s, MLFAB_METRICS_OPENMETRICS, text, sizeof text);
+  memcpy(copy, text, bytes + 1);
+  for (char *line = strtok(copy, "\n"); line; line = strtok(NULL, "\n")) {
+    if (!strncmp(line, "# UNIT", 6) || !strcmp(line, "# EOF")) continue;
+    char word[8] = "";
+    if (sscanf(line, "# %7s %63s %199[^\n]", word, name, rest) == 3) {
+      if (!strcmp(word, "TYPE")) snprintf(type, sizeof type, "%.15s", rest);
+      n += (size_t)snprintf(wanted + n, sizeof wanted - n, "# %s %s%s %s\n", word, name,
+                            strcmp(type, "counter") ? "" : "_total", rest);
+    } else {
+      n += (size_t)snprintf(wanted + n, sizeof wanted - n, "%s\n", line);
+    }
+  }
+  assert_int_equal(mlfab__metrics_text(&s, MLFAB_METRICS_PROMETHEUS, text, sizeof text), n);
+  assert_string_equal(text, wanted);
+}
+
 static void test_labels_are_escaped_and_a_small_room_is_kept(void **state) {
   (void)state;
   mlfab__snapshot s = snapshot_of("a\"b\\c\nd\x01");
-  size_t bytes = mlfab__metrics_text(&s, text, sizeof text);
+  size_t bytes = mlfab__metrics_text(&s, MLFAB_METRICS_OPENMETRICS, text, sizeof text);
   assert_non_null(strstr(text, "fabric=\"a\\\"b\\\\c\\nd?\""));
   char small[100];
   memset(small, 'x', sizeof small);
-  assert_int_equal(mlfab__metrics_text(&s, small, 64), bytes);
+  assert_int_equal(mlfab__metrics_text(&s, MLFAB_METRICS_OPENMETRICS, small, 64), bytes);
   assert_int_equal(strlen(small), 63);
   assert_int_equal(small[64], 'x');
 }
@@ -610,6 +633,48 @@ static void test_the_callers_hook_is_kept(void **state) {
   assert_non_null(strstr(text, " WARN  worker-0: coarse\n"));
 }
 
+/* mlfab_metrics and mlfab_log: with and without files. */
+static void test_text_and_lines_by_hand(void **state) {
+  (void)state;
+  mlfab_env env = {.size = sizeof env, .log = on_log};
+  mlfab_config c = alone();
+  mlfab *ctx = NULL;
+  size_t bytes = 0;
+  assert_int_equal(mlfab_metrics(NULL, 0, NULL, 0, NULL), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_open(&c, &ctx, NULL), 0);
+  train(ctx);
+  assert_int_equal(mlfab_metrics(ctx, 2, text, sizeof text, &bytes), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_metrics(ctx, 0, NULL, 8, &bytes), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_metrics(ctx, MLFAB_METRICS_PROMETHEUS, NULL, 0, &bytes), 0);
+  size_t whole = bytes;
+  assert_int_equal(mlfab_metrics(ctx, MLFAB_METRICS_PROMETHEUS, text, sizeof text, &bytes), 0);
+  assert_true(bytes <= whole + 64 && whole <= bytes + 64); /* waits and times differ in length */
+  assert_int_equal(strlen(text) + 1, bytes);
+  assert_non_null(strstr(text, "# TYPE mlfab_commits_total counter\n"));
+  assert_non_null(strstr(text,
+                         "mlfab_state{fabric=\"mlfab\",role=\"worker+server\",rank=\"0\","
+                         "server=\"0\"} 1\n"));
+  assert_int_equal(mlfab_log(ctx, MLFAB_LOG_ERROR, "nobody hears it"), 0);
+  assert_int_equal(mlfab_close(&ctx), 0);
+  c.env = &env;
+  lines = 0;
+  snprintf(c.log, sizeof c.log, "error:%s/hand", folder);
+  assert_int_equal(mlfab_open(&c, &ctx, NULL), 0);
+  assert_int_equal(mlfab_log(ctx, MLFAB_LOG_INFO, "fine"), 0);
+  assert_int_equal(lines, 0);
+  assert_int_equal(mlfab_log(ctx, MLFAB_LOG_WARN, "two\nlines"), 1); /* the hook's level */
+  assert_string_equal(said, "two?lines");
+  assert_int_equal(mlfab_log(ctx, MLFAB_LOG_ERROR, "coarse"), 1);
+  assert_int_equal(lines, 2);
+  assert_int_equal(mlfab_log(ctx, 0, "x"), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_log(ctx, 5, "x"), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_log(ctx, 1, NULL), MLFAB_ERR_ARGUMENT);
+  assert_int_equal(mlfab_close(&ctx), 0);
+  read_file("hand.worker-0");
+  assert_int_equal(occurrences("\n"), 1);
+  assert_non_null(strstr(text, " ERROR worker-0: coarse\n"));
+}
+
 static void test_mistakes_are_refused(void **state) {
   (void)state;
   mlfab_config c = alone();
@@ -648,6 +713,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_every_counter_has_a_family),
       cmocka_unit_test(test_the_text_is_openmetrics),
+      cmocka_unit_test(test_the_older_format),
       cmocka_unit_test(test_labels_are_escaped_and_a_small_room_is_kept),
       cmocka_unit_test(test_names_of_files),
       cmocka_unit_test(test_levels_of_the_log),
@@ -660,6 +726,7 @@ int main(void) {
       cmocka_unit_test(test_metrics_are_replaced),
       cmocka_unit_test(test_lines_that_do_not_fit_are_counted),
       cmocka_unit_test(test_the_callers_hook_is_kept),
+      cmocka_unit_test(test_text_and_lines_by_hand),
       cmocka_unit_test(test_mistakes_are_refused),
   };
   return cmocka_run_group_tests(tests, begin, end);
