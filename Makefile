@@ -44,9 +44,12 @@ TLS_HELPERS    := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/extras/tls_*.c))
 # What uses libcurl, and what needs OpenSSL besides.
 CURL_LIBS      := $(shell pkg-config --libs 'libcurl >= 7.68' 2>/dev/null)
 CURL_FLAGS     := $(shell pkg-config --cflags libcurl 2>/dev/null)
+CURL_TESTS     := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/extras/test_curl*.c))
+CURL_HELPERS   := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/extras/curl_*.c))
 STORE_LIBS     := $(if $(CURL_LIBS),$(if $(TLS_LIBS),$(CURL_LIBS) $(TLS_LIBS)))
 STORE_TESTS    := $(patsubst %.c,$(BUILD)/%,tests/extras/test_store.c tests/extras/test_sigv4.c)
 STORE_HELPERS  := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/extras/store_*.c))
+EXTRAS         := $(patsubst %,$(BUILD)/libmlfab_%.a,$(if $(TLS_LIBS),tls) $(if $(CURL_LIBS),curl) $(if $(STORE_LIBS),store))
 
 # OpenBLAS, or another library with cblas.h that pkg-config knows. CBLAS_FLAGS is for files that call it.
 CBLAS          := $(firstword $(foreach name,openblas cblas,$(shell pkg-config --exists $(name) 2>/dev/null && echo $(name))))
@@ -75,6 +78,7 @@ CMOCKA_TESTS    = $(foreach test,$(INTERNAL_TESTS) $(PUBLIC_TESTS),$(if \
 UNBUILDABLE     = $(if $(HAVE_CMOCKA),,$(CMOCKA_TESTS))
 BUILT_TESTS     = $(patsubst %.c,$(BUILD)/%,$(filter-out $(UNBUILDABLE),$(INTERNAL_TESTS) $(PUBLIC_TESTS)))
 BUILT_TESTS    += $(if $(TLS_LIBS),$(if $(HAVE_CMOCKA),$(TLS_TESTS)))
+BUILT_TESTS    += $(if $(CURL_LIBS),$(if $(HAVE_CMOCKA),$(CURL_TESTS)))
 BUILT_TESTS    += $(if $(STORE_LIBS),$(if $(HAVE_CMOCKA),$(STORE_TESTS)))
 BUILT_TESTS    += $(if $(CBLAS),$(if $(HAVE_CMOCKA),$(CBLAS_TESTS)))
 SKIPPED_TESTS   = $(patsubst %.c,'%=echo libcmocka-dev is not installed; exit 77',$(UNBUILDABLE)) \
@@ -82,6 +86,8 @@ SKIPPED_TESTS   = $(patsubst %.c,'%=echo libcmocka-dev is not installed; exit 77
                     $(TLS_TESTS:%='%=echo libssl-dev is not installed; exit 77')) \
                   $(if $(CBLAS),$(if $(HAVE_CMOCKA),,$(CBLAS_TESTS:%='%=echo libcmocka-dev is not installed; exit 77')), \
                     $(CBLAS_TESTS:%='%=echo libopenblas-dev is not installed; exit 77')) \
+                  $(if $(CURL_LIBS),$(if $(HAVE_CMOCKA),,$(CURL_TESTS:%='%=echo libcmocka-dev is not installed; exit 77')), \
+                    $(CURL_TESTS:%='%=echo libcurl4-openssl-dev is not installed; exit 77')) \
                   $(if $(STORE_LIBS),$(if $(HAVE_CMOCKA),,$(STORE_TESTS:%='%=echo libcmocka-dev is not installed; exit 77')), \
                     $(STORE_TESTS:%='%=echo libcurl4-openssl-dev or libssl-dev is not installed; exit 77'))
 SCRIPT_TESTS   := $(wildcard tests/process/*_test.py tests/dropin/*_test.py)
@@ -97,8 +103,8 @@ RUN_TESTS = MLFAB_BUILD=$(BUILD) $(PYTHON) tests/run.py
 .PHONY: all extras demo deps test check amalgamate tools examples bench paper sim fuzz soak dropin switches install \
         uninstall clean help libraries tests-built mpi mpi-built cblas-built run-tests run-check fuzzers-built
 
-##: the libraries, the tools and the examples, in build/; libmlfab_tls.a where OpenSSL is, libmlfab_store.a where libcurl is too
-all: libraries tools examples $(if $(TLS_LIBS),extras)
+##: the libraries, the tools and the examples, in build/, and what OpenSSL and libcurl allow of the extras
+all: libraries tools examples extras
 
 libraries: $(LIBRARIES)
 
@@ -123,20 +129,19 @@ $(BUILD)/libmlfab.so: $(OBJECTS)
 	@ln -sf libmlfab.so.$(VERSION) $@.$(MAJOR)
 	@ln -sf libmlfab.so.$(VERSION) $@
 
-##: build/libmlfab_tls.a, of extras/mlfab_tls.c: TLS 1.3 from OpenSSL; build/libmlfab_store.a: checkpoints in WebDAV and S3
-extras: $(BUILD)/libmlfab_tls.a $(if $(STORE_LIBS),$(BUILD)/libmlfab_store.a)
+##: build/libmlfab_*.a, of extras/: tls (OpenSSL), curl: other traffic and a Pushgateway (libcurl), store: WebDAV and S3 (both)
+extras: $(EXTRAS)
 
 $(BUILD)/extras/%.o: extras/%.c
 	@mkdir -p $(@D)
 	$(COMPILE) $(TLS_FLAGS) $(CURL_FLAGS) -fPIC -c -o $@ $<
 
+$(BUILD)/libmlfab_tls.a: $(BUILD)/extras/mlfab_tls.o
+$(BUILD)/libmlfab_curl.a: $(patsubst %,$(BUILD)/extras/mlfab_%.o,curl http)
 $(BUILD)/libmlfab_store.a: $(patsubst %,$(BUILD)/extras/mlfab_%.o,store remote sigv4 http)
+$(patsubst %,$(BUILD)/libmlfab_%.a,tls curl store):
 	@rm -f $@
 	@$(AR) rcs $@ $^
-
-$(BUILD)/libmlfab_tls.a: $(BUILD)/extras/mlfab_tls.o
-	@rm -f $@
-	@$(AR) rcs $@ $<
 
 # The parts, compiled separately: internal functions have external linkage there, so that tests can call them.
 $(BUILD)/parts/%.o: %.c
@@ -224,6 +229,11 @@ $(BUILD)/tests/cblas/test_fabric: $(BUILD)/%: %.c $(BUILD)/cblas/libmlfab.a
 	@mkdir -p $(@D)
 	$(COMPILE) -MF $@.d -o $@ $< $(BUILD)/cblas/libmlfab.a $(LDFLAGS) -lcmocka $(CBLAS_LIBS) $(LIBS)
 
+$(CURL_TESTS) $(CURL_HELPERS): $(BUILD)/%: %.c $(BUILD)/libmlfab_curl.a $(BUILD)/libmlfab.a
+	@mkdir -p $(@D)
+	$(COMPILE) $(CURL_FLAGS) -MF $@.d -o $@ $< $(BUILD)/libmlfab_curl.a $(BUILD)/libmlfab.a $(LDFLAGS) \
+	  $(if $(findstring /test_,$@),-lcmocka) $(CURL_LIBS) $(LIBS)
+
 $(STORE_TESTS) $(STORE_HELPERS): $(BUILD)/%: %.c $(BUILD)/libmlfab_store.a $(BUILD)/libmlfab.a
 	@mkdir -p $(@D)
 	$(COMPILE) $(TLS_FLAGS) $(CURL_FLAGS) -MF $@.d -o $@ $< $(BUILD)/libmlfab_store.a $(BUILD)/libmlfab.a $(LDFLAGS) \
@@ -285,7 +295,8 @@ demo: all
 
 PACKAGES := libcmocka-dev libsodium-dev libssl-dev libzmq3-dev clang clang-format clang-tidy cmake g++ pkg-config iproute2 \
             musl-tools libopenmpi-dev openmpi-bin libmpich-dev mpich gfortran libopenblas-dev \
-            libcurl4-openssl-dev openssl nginx libnginx-mod-http-dav-ext
+            libcurl4-openssl-dev openssl nginx libnginx-mod-http-dav-ext \
+            prometheus prometheus-node-exporter prometheus-pushgateway
 # Not every system has these packages; only benchmarks use them, and leave out missing ones.
 OPTIONAL := libgloo-dev
 
@@ -315,7 +326,7 @@ test: $(filter deps,$(MAKECMDGOALS))
 	+@$(SUBMAKE) all tests-built mpi-built
 	+@$(SUBMAKE) run-tests
 
-tests-built: $(BUILT_TESTS) $(HELPERS) $(if $(TLS_LIBS),$(TLS_HELPERS)) $(if $(STORE_LIBS),$(STORE_HELPERS)) cblas-built
+tests-built: $(BUILT_TESTS) $(HELPERS) $(if $(TLS_LIBS),$(TLS_HELPERS)) $(if $(CURL_LIBS),$(CURL_HELPERS)) $(if $(STORE_LIBS),$(STORE_HELPERS)) cblas-built
 
 # Long tests have their time limit in seconds after an @.
 LIMITS := tests/process/mpi_test.py@900 tests/process/kill9_test.py@1200 tests/process/reshard_test.py@400 tests/process/store_test.py@600
@@ -350,7 +361,7 @@ run-check:
 	@$(RUN_TESTS) --jobs $(NPROC) \
 	  'amalgamation=$(PYTHON) amalgamate.py --check' \
 	  'format=command -v clang-format >/dev/null || { echo clang-format is not installed; exit 77; }; clang-format --dry-run -Werror $(HAND_WRITTEN)' \
-	  'tidy@1200=command -v clang-tidy >/dev/null || { echo clang-tidy is not installed; exit 77; }; printf "%s\n" $(wildcard core/*/*.c transports/*.c tools/*.c) $(if $(TLS_LIBS),extras/mlfab_tls.c) $(if $(STORE_LIBS),$(addprefix extras/mlfab_,store.c remote.c sigv4.c http.c)) | xargs -P $(NPROC) -n 1 sh -c '\''$(TIDY) "$$0" -- -std=c11 -I. 2>/dev/null'\''' \
+	  'tidy@1200=command -v clang-tidy >/dev/null || { echo clang-tidy is not installed; exit 77; }; printf "%s\n" $(wildcard core/*/*.c transports/*.c tools/*.c) $(if $(TLS_LIBS),extras/mlfab_tls.c) $(if $(CURL_LIBS),extras/mlfab_curl.c extras/mlfab_http.c) $(if $(STORE_LIBS),$(addprefix extras/mlfab_,store.c remote.c sigv4.c)) | xargs -P $(NPROC) -n 1 sh -c '\''$(TIDY) "$$0" -- -std=c11 -I. 2>/dev/null'\''' \
 	  'dropin@1200=tests/dropin/dropin.sh' 'switches@600=tests/dropin/switches.sh' 'planted bugs@2700=$(PYTHON) tests/plant.py' \
 	  $(patsubst $(BUILD)/%,$(BUILD)/asan/%@600,$(filter-out $(ALONE),$(BUILT_TESTS))) \
 	  $(foreach test,$(FUZZERS:.c=),'$(test)@200=MLFAB_FUZZ_SECONDS=10 $(BUILD)/asan/$(test)') \
@@ -482,11 +493,16 @@ D_CMAKE  = $(D_LIB)/cmake/mlfab
 SUBST    = sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' \
                -e 's|@INCLUDEDIR@|$(PREFIX)/include|' -e 's|@VERSION@|$(VERSION)|'
 
+# The headers of the extras that were built.
+EXTRA_HEADERS = $(patsubst $(BUILD)/lib%.a,extras/%.h,$(EXTRAS))
+
 ##: headers, libraries, pkg-config and CMake files, tools, under DESTDIR/PREFIX (/usr/local)
-install: libraries tools
+install: libraries tools extras
 	$(INSTALL) -d $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/bin $(D_LIB)/pkgconfig $(D_CMAKE)
 	$(INSTALL) -m 644 mlfab.h mlfab_node.h mlfab_sim.h $(DESTDIR)$(PREFIX)/include
 	$(INSTALL) -m 644 $(BUILD)/libmlfab.a $(D_LIB)/libmlfab.a
+	$(if $(EXTRAS),$(INSTALL) -m 644 $(EXTRA_HEADERS) $(DESTDIR)$(PREFIX)/include)
+	$(if $(EXTRAS),$(INSTALL) -m 644 $(EXTRAS) $(D_LIB))
 	$(INSTALL) -m 755 $(BUILD)/libmlfab.so.$(VERSION) $(D_LIB)/libmlfab.so.$(VERSION)
 	ln -sf libmlfab.so.$(VERSION) $(D_LIB)/libmlfab.so.$(MAJOR)
 	ln -sf libmlfab.so.$(VERSION) $(D_LIB)/libmlfab.so
@@ -499,6 +515,7 @@ install: libraries tools
 uninstall:
 	rm -f $(DESTDIR)$(PREFIX)/include/mlfab.h $(DESTDIR)$(PREFIX)/include/mlfab_node.h $(DESTDIR)$(PREFIX)/include/mlfab_sim.h $(D_LIB)/libmlfab.a $(D_LIB)/libmlfab.so \
 	  $(D_LIB)/libmlfab.so.$(MAJOR) $(D_LIB)/libmlfab.so.$(VERSION) $(D_LIB)/pkgconfig/mlfab.pc \
+	  $(EXTRA_HEADERS:extras/%=$(DESTDIR)$(PREFIX)/include/%) $(EXTRAS:$(BUILD)/%=$(D_LIB)/%) \
 	  $(patsubst $(BUILD)/%,$(DESTDIR)$(PREFIX)/bin/%,$(TOOLS))
 	rm -rf $(D_CMAKE)
 
@@ -513,7 +530,7 @@ help:
 	    printf "  make %-11s %s\n", part[1], text; text = "" }' Makefile
 	@echo 'Found here (make deps installs what is not):'
 	@printf '  %-11s %s\n' MPI '$(or $(MPIS),-)' cblas '$(if $(CBLAS),$(CBLAS) $(shell pkg-config --modversion $(CBLAS)),-)' \
-	  OpenSSL '$(or $(if $(TLS_LIBS),$(shell pkg-config --modversion libssl)),-)' \
+	  OpenSSL '$(or $(if $(TLS_LIBS),$(shell pkg-config --modversion libssl)),-)' libcurl '$(or $(if $(CURL_LIBS),$(shell pkg-config --modversion libcurl)),-)' \
 	  cmocka '$(if $(HAVE_CMOCKA),yes,-)' ZeroMQ '$(if $(HAVE_ZMQ),yes,-)' Gloo '$(if $(HAVE_GLOO),yes,-)'
 	@[ ! -x $(BUILD)/mlfab-run ] || { echo 'Built:'; echo "  $$($(BUILD)/mlfab-run --version)"; }
 

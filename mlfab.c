@@ -7264,6 +7264,9 @@ MLFAB_API int mlfab_node_cached(mlfab_node *node, uint32_t tensor, const void **
                                 uint64_t *count_p);
 MLFAB_API int mlfab_node_set_link(mlfab_node *node, double in_bytes_per_s, double out_bytes_per_s,
                                   uint64_t now_ns);
+MLFAB_API int mlfab_node_set_other_traffic(mlfab_node *node, double in_bytes_per_s,
+                                           double out_bytes_per_s, double speed_bytes_per_s,
+                                           uint64_t now_ns);
 MLFAB_API int mlfab_node_explain(const mlfab_node *node, char *text, size_t room, size_t *bytes_p);
 MLFAB_API int mlfab_node_leave(mlfab_node *node, uint64_t now_ns); /* says goodbye on all links */
 MLFAB_API int mlfab_node_test(mlfab_node *node, mlfab_request request, int *done_p,
@@ -8493,6 +8496,8 @@ static void node_down(mlfab_node *node, const mlfab_io_event *event) {
 }
 
 static void node_measured(mlfab_node *node, const mlfab_measure *measure) {
+  if (measure) node->stats.network_received += measure->own_in;
+  if (measure) node->stats.network_sent += measure->own_out;
   for (uint32_t i = 0; measure && i < node->nroles; i++) {
     if (node->roles[i].measured)
       node->roles[i].measured(node->roles[i].self, measure, node->now_ns);
@@ -33149,6 +33154,10 @@ MLFAB__INTERNAL int mlfab__plan_batch(mlfab__planner *planner, mlfab__network *n
  * A receiver cannot distinguish the limit of its own link from that of the other end. Links are mostly
  * symmetric, so the outgoing rate is taken as a lower bound of the incoming capacity.
  *
+ * The estimate is of the whole link, others' traffic included: a transport that sees only its own bytes has the others'
+ * rate added to its samples, where that was told. Reported is the estimate without it, and at least an eighth of the
+ * estimate, as a flow of ours would take a share from flows of others.
+ *
  * Invariants: an estimate is finite, and negative (unknown) or at most the nominal speed, if there is one.
  * A value set by hand hides the measured estimate, which is still updated.
  *
@@ -33162,6 +33171,7 @@ typedef struct mlfab__monitor_side {
   double held;       /* while probing: the former estimate; else negative */
   double set;        /* by hand; negative: use the measured one */
   double told;       /* last reported by take; negative: none, or unknown */
+  double other;      /* traffic of others, as was told; 0: none */
   double lower;      /* largest of the samples below the estimate since confirmed_ns */
   uint64_t since_ns; /* time of the last probe or change */
   uint64_t confirmed_ns;
@@ -33171,6 +33181,7 @@ typedef struct mlfab__monitor_side {
 
 typedef struct mlfab__monitor {
   mlfab__monitor_side in, out;
+  double nominal; /* as was told; 0: not known */
   uint64_t heartbeat_ns;
   uint64_t told_ns; /* last time that take reported; 0: never */
 } mlfab__monitor;
@@ -33182,6 +33193,10 @@ MLFAB__INTERNAL void mlfab__monitor_sample(mlfab__monitor *monitor, const mlfab_
                                            uint64_t now_ns);
 /* Sets the capacities by hand, 0 for a link that is cut; negative: as measured. Both are finite. */
 MLFAB__INTERNAL void mlfab__monitor_set(mlfab__monitor *monitor, double in, double out);
+/* Sets the traffic of others on these links, and the nominal speed for samples that have none. All are finite and not
+ * negative. A value set by hand is not reduced. */
+MLFAB__INTERNAL void mlfab__monitor_other(mlfab__monitor *monitor, double in, double out,
+                                          double nominal);
 /* Sets the present capacities, negative when unknown. Returns 1 when they should be reported: one differs
  * by more than a tenth from its last report, at most once a heartbeat; else 0. */
 MLFAB__INTERNAL int mlfab__monitor_take(mlfab__monitor *monitor, uint64_t now_ns, double *in_p,
@@ -33205,6 +33220,7 @@ enum {
 #define MONITOR_NEWS 0.1   /* relative change that is reported */
 #define MONITOR_CLOSE 0.05 /* relative difference within which rates count as equal */
 #define MONITOR_PROBE 1.25
+#define MONITOR_SHARE 0.125 /* of the link, which the traffic of others leaves in any case */
 
 MLFAB__INTERNAL void mlfab__monitor_init(mlfab__monitor *monitor, uint64_t heartbeat_ns) {
   memset(monitor, 0, sizeof *monitor);
@@ -33289,11 +33305,21 @@ static void monitor_probe(mlfab__monitor_side *side, double rate, double nominal
   side->rate = more;
 }
 
-static void monitor_side_sample(mlfab__monitor_side *side, uint64_t bytes, double delivery,
-                                int limited, const mlfab_measure *measure, uint64_t heartbeat_ns,
-                                uint64_t now_ns) {
-  double elapsed_ns = (double)measure->elapsed_ns, nominal = monitor_clean(measure->nominal);
-  double rate = (double)bytes * 1e9 / elapsed_ns, stretches = monitor_clean(delivery);
+/* What one direction of a sample says. */
+typedef struct monitor_window {
+  uint64_t bytes, own;
+  double delivery, nominal, elapsed_ns;
+  int limited;
+} monitor_window;
+
+static void monitor_side_sample(mlfab__monitor_side *side, const monitor_window *w,
+                                uint64_t heartbeat_ns, uint64_t now_ns) {
+  double elapsed_ns = w->elapsed_ns, nominal = w->nominal;
+  int limited = w->limited;
+  double rate = (double)w->bytes * 1e9 / elapsed_ns, stretches = monitor_clean(w->delivery);
+  double together = (double)w->own * 1e9 / elapsed_ns + side->other;
+  if (rate < together && !MLFAB__PLANTED(247)) rate = together;
+  if (stretches > 0.0) stretches += side->other;
   int bound = limited && stretches <= 0.0;
   if (rate < stretches) rate = stretches;
   if (nominal > 0.0 && rate > nominal) rate = nominal;
@@ -33306,10 +33332,24 @@ static void monitor_side_sample(mlfab__monitor_side *side, uint64_t bytes, doubl
 MLFAB__INTERNAL void mlfab__monitor_sample(mlfab__monitor *monitor, const mlfab_measure *measure,
                                            uint64_t now_ns) {
   if (!measure->elapsed_ns) return;
-  monitor_side_sample(&monitor->in, measure->bytes_in, measure->delivery_in,
-                      measure->limited_in != 0, measure, monitor->heartbeat_ns, now_ns);
-  monitor_side_sample(&monitor->out, measure->bytes_out, measure->delivery_out,
-                      measure->limited_out != 0, measure, monitor->heartbeat_ns, now_ns);
+  double elapsed_ns = (double)measure->elapsed_ns, nominal = monitor_clean(measure->nominal);
+  if (nominal <= 0.0) nominal = monitor->nominal;
+  const monitor_window in = {measure->bytes_in, measure->own_in, measure->delivery_in,
+                             nominal,           elapsed_ns,      measure->limited_in != 0};
+  const monitor_window out = {
+      measure->bytes_out, measure->own_out,         measure->delivery_out, nominal,
+      elapsed_ns,         measure->limited_out != 0};
+  monitor_side_sample(&monitor->in, &in, monitor->heartbeat_ns, now_ns);
+  monitor_side_sample(&monitor->out, &out, monitor->heartbeat_ns, now_ns);
+}
+
+MLFAB__INTERNAL void mlfab__monitor_other(mlfab__monitor *monitor, double in, double out,
+                                          double nominal) {
+  monitor->in.other = in;
+  monitor->out.other = out;
+  monitor->nominal = nominal;
+  if (nominal > 0.0 && monitor->in.rate < 0.0) monitor->in.rate = nominal;
+  if (nominal > 0.0 && monitor->out.rate < 0.0) monitor->out.rate = nominal;
 }
 
 MLFAB__INTERNAL void mlfab__monitor_set(mlfab__monitor *monitor, double in, double out) {
@@ -33321,6 +33361,13 @@ static double monitor_now(const mlfab__monitor_side *side) {
   return side->set >= 0.0 ? side->set : side->rate;
 }
 
+/* What the others leave of a capacity; one that was set by hand, or is not known, stays as it is. */
+static double monitor_left(const mlfab__monitor_side *side, double capacity) {
+  if (side->set >= 0.0 || capacity < 0.0) return capacity;
+  double left = capacity - side->other, share = capacity * MONITOR_SHARE;
+  return left > share ? left : share;
+}
+
 static int monitor_is_news(const mlfab__monitor_side *side, double now) {
   double change = now > side->told ? now - side->told : side->told - now;
   if (now < 0.0 || side->told < 0.0) return (now < 0.0) != (side->told < 0.0);
@@ -33330,10 +33377,11 @@ static int monitor_is_news(const mlfab__monitor_side *side, double now) {
 MLFAB__INTERNAL int mlfab__monitor_take(mlfab__monitor *monitor, uint64_t now_ns, double *in_p,
                                         double *out_p) {
   *in_p = monitor_now(&monitor->in);
-  *out_p = monitor_now(&monitor->out);
+  *out_p = monitor_left(&monitor->out, monitor_now(&monitor->out));
   /* The outgoing estimate counts only if it was measured; the nominal speed does not. */
   int sent = monitor->in.set < 0.0 && *in_p >= 0.0 && monitor->out.sampled;
   if (sent && monitor->out.rate > *in_p) *in_p = monitor->out.rate;
+  *in_p = monitor_left(&monitor->in, *in_p);
   if (monitor->told_ns && now_ns - monitor->told_ns < monitor->heartbeat_ns) return 0;
   if (!monitor_is_news(&monitor->in, *in_p) && !monitor_is_news(&monitor->out, *out_p)) return 0;
   monitor->told_ns = mlfab__max(now_ns, 1);
@@ -38699,6 +38747,9 @@ MLFAB__INTERNAL int mlfab__capacity_attach(mlfab_node *node, mlfab__server *serv
 /* See mlfab_set_link: both are finite. */
 MLFAB__INTERNAL void mlfab__capacity_set(mlfab__capacity_role *role, double in, double out,
                                          uint64_t now_ns);
+/* See mlfab_set_other_traffic: all are finite and not negative. */
+MLFAB__INTERNAL void mlfab__capacity_other(mlfab__capacity_role *role, double in, double out,
+                                           double speed, uint64_t now_ns);
 
 #endif /* MLFAB_WITH_SCHED */
 
@@ -38927,6 +38978,12 @@ MLFAB__INTERNAL void mlfab__capacity_set(mlfab__capacity_role *role, double in, 
                                          uint64_t now_ns) {
   mlfab__monitor_set(&role->monitor, in, out);
   capacity_tell(role, 1, now_ns);
+}
+
+MLFAB__INTERNAL void mlfab__capacity_other(mlfab__capacity_role *role, double in, double out,
+                                           double speed, uint64_t now_ns) {
+  mlfab__monitor_other(&role->monitor, in, out, speed);
+  capacity_tell(role, 0, now_ns);
 }
 
 static const mlfab__role capacity_row = {.name = "capacity", .measured = capacity_measured};
@@ -47888,9 +47945,9 @@ MLFAB__INTERNAL void mlfab__vote_take(mlfab__vote *vote, uint32_t from,
  * A snapshot is a copy of what a node counts, taken at one moment. The text has one family for each member of
  * mlfab_stats, from a table with the member's offset: a member without a row has no family, which a test notices.
  *
- * Invariants. (1) Names end in their unit; samples of counters end in _total; the text ends in "# EOF". (2) Every sample
- * has the labels of its node: role, and rank, server or both. (3) The text is whole or is not written: the caller asks
- * for its length first.
+ * Invariants. (1) Names end in their unit; samples of counters end in _total; the text ends in "# EOF", but not in
+ * the older format. (2) Every sample has the labels of its node: role, and rank, server or both. (3) The text is whole or
+ * is not written: the caller asks for its length first.
  *
  * Source: OpenMetrics 1.0. */
 
@@ -47915,8 +47972,9 @@ typedef struct mlfab__snapshot {
 /* Copies what the node knows: all but the times of the wall clock, host and pid. */
 MLFAB__INTERNAL void mlfab__metrics_take(const mlfab_node *node, uint64_t now_ns,
                                          mlfab__snapshot *snapshot);
-/* Writes the text, at most `room` bytes with its terminating zero. Returns the length of the whole text. */
-MLFAB__INTERNAL size_t mlfab__metrics_text(const mlfab__snapshot *snapshot, char *text,
+/* Writes the text in a format (MLFAB_METRICS_*), at most `room` bytes with its terminating zero. Returns the length of
+ * the whole text. */
+MLFAB__INTERNAL size_t mlfab__metrics_text(const mlfab__snapshot *snapshot, int format, char *text,
                                            size_t room);
 
 #endif /* MLFAB_WITH_TELEMETRY */
@@ -48012,12 +48070,17 @@ static const metrics_row metrics_rows[] = {
     METRICS_C(iterations, "iterations", "Worker: iterations whose pushes are decided."),
     METRICS_C(push_delay_sum, "push_delay_updates",
               "Worker: sum of the delays of its applied updates."),
+    METRICS_BYTES(network_sent, "network_sent_bytes",
+                  "Bytes sent on network links of the host, where links are measured."),
+    METRICS_BYTES(network_received, "network_received_bytes",
+                  "Bytes received on network links of the host, where links are measured."),
 };
 
 /* A text that may be longer than its room. */
 typedef struct metrics_text {
   char *at;
   size_t room, used;
+  int older; /* MLFAB_METRICS_PROMETHEUS: a counter's family has its samples' name, and there are no units */
 } metrics_text;
 
 static void metrics_put(metrics_text *t, const char *format, ...) MLFAB__PRINTF(2, 3);
@@ -48056,9 +48119,10 @@ static void metrics_labels(metrics_text *t, const mlfab__snapshot *s) {
 
 static void metrics_family(metrics_text *t, const char *name, const char *type, const char *unit,
                            const char *help) {
-  metrics_put(t, "# TYPE mlfab_%s %s\n", name, type);
-  if (*unit) metrics_put(t, "# UNIT mlfab_%s %s\n", name, unit);
-  metrics_put(t, "# HELP mlfab_%s %s\n", name, help);
+  const char *suffix = t->older && !strcmp(type, "counter") ? "_total" : "";
+  metrics_put(t, "# TYPE mlfab_%s%s %s\n", name, suffix, type);
+  if (*unit && !t->older) metrics_put(t, "# UNIT mlfab_%s %s\n", name, unit);
+  metrics_put(t, "# HELP mlfab_%s%s %s\n", name, suffix, help);
 }
 
 static void metrics_number(metrics_text *t, const mlfab__snapshot *s, const metrics_row *row) {
@@ -48114,8 +48178,9 @@ static void metrics_waits(metrics_text *t, const mlfab__snapshot *s) {
               (unsigned long long)(s->waits_ns / 1000u % 1000000));
 }
 
-MLFAB__INTERNAL size_t mlfab__metrics_text(const mlfab__snapshot *s, char *text, size_t room) {
-  metrics_text t = {text, room, 0};
+MLFAB__INTERNAL size_t mlfab__metrics_text(const mlfab__snapshot *s, int format, char *text,
+                                           size_t room) {
+  metrics_text t = {text, room, 0, format == MLFAB_METRICS_PROMETHEUS};
   if (room > 0) text[0] = 0;
   metrics_build(&t, s);
   metrics_time(&t, s, "opened_timestamp_seconds", "When the context was opened.",
@@ -48125,7 +48190,7 @@ MLFAB__INTERNAL size_t mlfab__metrics_text(const mlfab__snapshot *s, char *text,
   metrics_gauge(&t, s, "open_requests", "Calls that have begun and are not done.", s->requests);
   metrics_waits(&t, s);
   for (size_t i = 0; i < MLFAB__COUNT(metrics_rows); i++) metrics_number(&t, s, &metrics_rows[i]);
-  metrics_put(&t, "# EOF\n");
+  if (!t.older) metrics_put(&t, "# EOF\n");
   return t.used;
 }
 
@@ -50400,6 +50465,8 @@ struct mlfab {
   _Atomic uint32_t at_door; /* threads in enter that wait for the lock */
   int closed;
   int brisk;                /* calls follow each other closely */
+  uint32_t log_level;       /* the largest that a log takes; 0: there is none */
+  uint64_t opened_ns;       /* on the clock */
   uint64_t left_ns;         /* about when the last call ended */
   uint64_t calls;           /* calls that have ended */
   uint32_t calls_asleep;    /* calls during the thread's present sleep */
@@ -50795,6 +50862,8 @@ static void context_measure_add(mlfab_measure *sum, const mlfab_measure *one) {
   sum->elapsed_ns = mlfab__max(sum->elapsed_ns, one->elapsed_ns);
   sum->bytes_in += one->bytes_in;
   sum->bytes_out += one->bytes_out;
+  sum->own_in += one->own_in;
+  sum->own_out += one->own_out;
   if (one->delivery_in > sum->delivery_in) sum->delivery_in = one->delivery_in;
   if (one->delivery_out > sum->delivery_out) sum->delivery_out = one->delivery_out;
   if (one->nominal > sum->nominal) sum->nominal = one->nominal;
@@ -51343,6 +51412,7 @@ static mlfab *context_new(const mlfab_config *c, mlfab_error *error) {
   ctx->forks = context_forks;
   ctx->number = atomic_fetch_add(&context_count, 1) + 1;
   ctx->hooks = env.hooks;
+  ctx->log_level = env.hooks.log ? env.hooks.log_level : 0;
   if (!ctx->hooks.clock) ctx->hooks.clock = context_monotonic;
   if (!ctx->hooks.log) ctx->hooks.log = context_no_log;
   if (!ctx->hooks.store) ctx->hooks.store = context_store;
@@ -51360,6 +51430,7 @@ static mlfab *context_new(const mlfab_config *c, mlfab_error *error) {
   pthread_mutex_init(&ctx->lock, NULL);
   pthread_cond_init(&ctx->changed, &attributes);
   pthread_condattr_destroy(&attributes);
+  ctx->opened_ns = mlfab__context_now(ctx);
   return ctx;
 }
 
@@ -52021,6 +52092,7 @@ static void telemetry_wrap(mlfab__telemetry *t) {
   hooks->log = telemetry_hook_log;
   uint32_t asked = t->has_log ? t->given.log_level : 0;
   hooks->log_level = (uint32_t)mlfab__max(asked, (uint64_t)t->log_level);
+  t->ctx->log_level = hooks->log_level;
 }
 
 /* --- the log --- */
@@ -52098,7 +52170,7 @@ static void telemetry_write_metrics(mlfab__telemetry *t, int last) {
   snapshot.opened_unix_ns = t->opened_unix_ns;
   snapshot.host = t->host;
   snapshot.pid = (long)t->pid;
-  size_t bytes = mlfab__metrics_text(&snapshot, t->text, TELEMETRY_TEXT);
+  size_t bytes = mlfab__metrics_text(&snapshot, MLFAB_METRICS_OPENMETRICS, t->text, TELEMETRY_TEXT);
   if (bytes >= TELEMETRY_TEXT) return;
   int code = telemetry_replace(t->metrics_path, (long)t->pid, t->text, bytes);
   if (code && !t->metrics_failed)
@@ -52323,6 +52395,35 @@ static void telemetry_free(mlfab *ctx, int child) {
   mlfab__free(&ctx->env, t->records, TELEMETRY_BATCH * sizeof *t->records);
   mlfab__free(&ctx->env, t, sizeof *t);
   ctx->telemetry = NULL;
+}
+
+/* --- metrics as text, with or without a thread --- */
+
+MLFAB_API int mlfab_metrics(mlfab *ctx, int format, char *text, size_t room, size_t *bytes_p) {
+  mlfab__snapshot snapshot;
+  char host[64];
+  int code = 0;
+  CONTEXT_CHECK(ctx);
+  if (!text && room > 0) return mlfab__context_null(ctx, "metrics: text");
+  uint64_t now = mlfab__context_enter(ctx);
+  if (format != MLFAB_METRICS_OPENMETRICS && format != MLFAB_METRICS_PROMETHEUS)
+    code = MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_ARGUMENT, "metrics: format %d", format);
+  else if (ctx->simulated)
+    code = MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_UNSUPPORTED,
+                       "metrics: not with a transport of virtual time");
+  if (!code) {
+    mlfab__metrics_take(ctx->node, now, &snapshot);
+    snapshot.unix_ns = telemetry_clock(CLOCK_REALTIME);
+    snapshot.opened_unix_ns = snapshot.unix_ns - (now - ctx->opened_ns);
+    if (gethostname(host, sizeof host)) snprintf(host, sizeof host, "?");
+    host[sizeof host - 1] = 0;
+    snapshot.host = host;
+    snapshot.pid = (long)getpid();
+    size_t bytes = mlfab__metrics_text(&snapshot, format, text, room);
+    if (bytes_p) *bytes_p = bytes + 1;
+  }
+  mlfab__context_leave(ctx);
+  return code;
 }
 
 MLFAB__INTERNAL const mlfab__context_observer *mlfab__telemetry_observer(void) {
@@ -52566,6 +52667,30 @@ MLFAB_API int mlfab_set_sync(mlfab *ctx, const mlfab_sync *sync, uint32_t server
 
 MLFAB_API int mlfab_set_link(mlfab *ctx, double in_bytes_per_s, double out_bytes_per_s) {
   CONTEXT_CALL(ctx, mlfab_node_set_link(ctx->node, in_bytes_per_s, out_bytes_per_s, ctx->now_ns));
+}
+
+MLFAB_API int mlfab_set_other_traffic(mlfab *ctx, double in_bytes_per_s, double out_bytes_per_s,
+                                      double speed_bytes_per_s) {
+  CONTEXT_CALL(ctx, mlfab_node_set_other_traffic(ctx->node, in_bytes_per_s, out_bytes_per_s,
+                                                 speed_bytes_per_s, ctx->now_ns));
+}
+
+MLFAB_API int mlfab_log(mlfab *ctx, int level, const char *line) {
+  char clean[512];
+  size_t n = 0;
+  CONTEXT_CHECK(ctx);
+  if (!line) return mlfab__context_null(ctx, "log: line");
+  for (; line[n] && n < sizeof clean - 1; n++)
+    clean[n] = (unsigned char)line[n] < 32 || line[n] == 127 ? '?' : line[n];
+  clean[n] = 0;
+  mlfab__context_enter(ctx);
+  int code = level <= (int)ctx->log_level;
+  if (level < MLFAB_LOG_ERROR || level > MLFAB_LOG_DEBUG)
+    code = MLFAB__FAIL(&ctx->node->requests.last, MLFAB_ERR_ARGUMENT, "log: level %d", level);
+  else
+    mlfab__log(&ctx->node->env, level, "%s", clean);
+  mlfab__context_leave(ctx);
+  return code;
 }
 
 MLFAB_API int mlfab_barrier_start(mlfab *ctx, const mlfab_collective *options,
@@ -53434,6 +53559,26 @@ MLFAB_API int mlfab_node_set_link(mlfab_node *node, double in, double out, uint6
   return mlfab__node_return(node, code, &error);
 }
 
+MLFAB_API int mlfab_node_set_other_traffic(mlfab_node *node, double in, double out, double speed,
+                                           uint64_t now_ns) {
+  mlfab_error error;
+  if (!node) return MLFAB_ERR_ARGUMENT;
+  int code = mlfab__node_enter(node, now_ns, 0, &error);
+  const double all[] = {in, out, speed};
+  for (size_t i = 0; !code && i < MLFAB__COUNT(all); i++) {
+    if (!mlfab__finite(all[i]) || all[i] < 0.0)
+      code = MLFAB__FAIL(&error, MLFAB_ERR_ARGUMENT,
+                         "set_other_traffic: a rate is negative or not a finite number");
+  }
+  if (!code && node->config.scheduler == MLFAB_SCHEDULER_NONE && !node->config.order_by_rate)
+    code =
+        MLFAB__FAIL(&error, MLFAB_ERR_STATE,
+                    "set_other_traffic: links are not measured: there is neither a scheduler nor "
+                    "order_by_rate");
+  if (!code) mlfab__capacity_other(node->parts->capacity, in, out, speed, node->now_ns);
+  return mlfab__node_return(node, code, &error);
+}
+
 MLFAB_API int mlfab_set_schedule(mlfab *ctx, const mlfab_schedule *schedule) {
   SUBMIT_AT_ONCE(SET_SCHEDULE, .options = schedule);
 }
@@ -54118,6 +54263,7 @@ typedef struct tcp_self {
   uint64_t measured_ns;         /* last measurement; 0: never */
   uint64_t bytes_in, bytes_out; /* of measured links */
   uint64_t told_in, told_out;   /* at the last measurement: those, or the interface's */
+  uint64_t told_own_in, told_own_out; /* at the last measurement: bytes_in, bytes_out */
   double nominal;
   uint32_t is_local;     /* only reachable from this host */
   char ifname[IFNAMSIZ]; /* interface of the published address; "": unknown */
@@ -56134,6 +56280,10 @@ static int tcp_measure(void *opaque, uint64_t now_ns, mlfab_measure *measure_p) 
   m.nominal = self->nominal;
   m.bytes_in = in - self->told_in;
   m.bytes_out = out - self->told_out;
+  m.own_in = self->bytes_in - self->told_own_in;
+  m.own_out = self->bytes_out - self->told_own_out;
+  self->told_own_in = self->bytes_in;
+  self->told_own_out = self->bytes_out;
   self->measured_ns = now_ns;
   self->told_in = in;
   self->told_out = out;
@@ -60612,6 +60762,12 @@ MLFAB_API int mlfab_node_set_link(mlfab_node *node, double in, double out, uint6
   return mlfab__node_without(node, LEFT_OUT);
 }
 
+MLFAB_API int mlfab_node_set_other_traffic(mlfab_node *node, double in, double out, double speed,
+                                           uint64_t now_ns) {
+  (void)in, (void)out, (void)speed, (void)now_ns;
+  return mlfab__node_without(node, LEFT_OUT);
+}
+
 MLFAB_API int mlfab_set_schedule(mlfab *ctx, const mlfab_schedule *schedule) {
   (void)schedule;
   return mlfab__context_without(ctx, LEFT_OUT);
@@ -60703,6 +60859,16 @@ MLFAB__INTERNAL int mlfab__calls_checkpoint(const mlfab__call_in *in) {
 MLFAB_API int mlfab_load(mlfab *ctx, const char *path, const mlfab_buf *bufs, uint32_t n,
                          const char *const *names) {
   (void)path, (void)bufs, (void)n, (void)names;
+  return mlfab__context_without(ctx, LEFT_OUT);
+}
+#undef LEFT_OUT
+#endif
+
+#if !MLFAB_WITH_TELEMETRY
+#define LEFT_OUT "telemetry (MLFAB_WITH_TELEMETRY is 0)"
+
+MLFAB_API int mlfab_metrics(mlfab *ctx, int format, char *text, size_t room, size_t *bytes_p) {
+  (void)format, (void)text, (void)room, (void)bytes_p;
   return mlfab__context_without(ctx, LEFT_OUT);
 }
 #undef LEFT_OUT

@@ -137,7 +137,7 @@ static int http_on_seek(void *user, curl_off_t offset, int origin) {
 /* The value of a header line when its name is this one, else NULL. */
 static const char *http_header(const char *line, const char *name) {
   size_t n = strlen(name);
-  if (strncasecmp(line, name, n) != 0 || line[n] != ':') return NULL;
+  if (strlen(line) <= n || strncasecmp(line, name, n) != 0 || line[n] != ':') return NULL;
   line += n + 1;
   return line + strspn(line, " \t");
 }

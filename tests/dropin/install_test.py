@@ -53,6 +53,10 @@ def test_make_install_and_uninstall():
                      "lib/pkgconfig/mlfab.pc", "lib/cmake/mlfab/mlfabConfig.cmake",
                      "lib/cmake/mlfab/mlfabConfigVersion.cmake"):
             expect(os.path.exists(os.path.join(prefix, name)), name)
+        for name in ("mlfab_tls", "mlfab_curl", "mlfab_store"):  # what was built of the extras
+            if os.path.exists(os.path.join(BUILD, "lib%s.a" % name)):
+                expect(os.path.exists("%s/include/%s.h" % (prefix, name)), name)
+                expect(os.path.exists("%s/lib/lib%s.a" % (prefix, name)), name)
         with open(prefix + "/lib/pkgconfig/mlfab.pc", encoding="ascii") as file:
             text = file.read()
         expect(folder not in text and "prefix=/opt/mlfab\n" in text and "@" not in text, text)
