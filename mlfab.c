@@ -3169,6 +3169,8 @@ enum { X86_LOOK, X86_SCALE, X86_ADD, X86_ADD_STREAM };
       name##_loop(MLFAB_OP_PRODUCT, dst, ndst, past, in, k, from, to);                             \
     else if ((has_or) && op == MLFAB__OP_OR)                                                       \
       name##_loop(MLFAB__OP_OR, dst, ndst, past, in, k, from, to);                                 \
+    else if (k == 2 && ndst == 1 && past == 0) /* the usual case, as a loop of its own */          \
+      name##_loop(MLFAB_OP_SUM, dst, 1, 0, in, 2, from, to);                                       \
     else                                                                                           \
       name##_loop(MLFAB_OP_SUM, dst, ndst, past, in, k, from, to);                                 \
   }
