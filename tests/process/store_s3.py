@@ -48,7 +48,7 @@ class Store:
     def __init__(self, key="AKIDEXAMPLE", secret="a/secret+KEY=0123456789", token="", region="us-east-1", page=3,
                  bucket="the-bucket"):
         self.key, self.secret, self.token, self.region, self.page, self.bucket = key, secret, token, region, page, bucket
-        self.objects, self.uploads, self.lock = {}, {}, threading.RLock()
+        self.objects, self.etags, self.uploads, self.lock = {}, {}, {}, threading.RLock()
         self.clock, self.verified, self.parts, self.refusals, self.number = 0, 0, 0, [], 0
         self.fault = lambda handler, method, key, query: None  # "cut", "lost", "hang", or (status, code)
         self.stop = threading.Event()
@@ -86,6 +86,9 @@ class Store:
 
     # --- what the requests do: (status, headers, body) ---
 
+    def keep(self, key, data):
+        self.objects[key], self.etags[key] = data, '"%s"' % hashlib.md5(data).hexdigest()
+
     def list(self, query):
         prefix, after = query.get("prefix", ""), query.get("continuation-token", "")
         keys = [k for k in sorted(self.objects) if k.startswith(prefix) and k > after]
@@ -111,7 +114,7 @@ class Store:
     def get(self, key, headers, only_head):
         if key not in self.objects:
             raise Refusal(404, "NoSuchKey")
-        data, etag = self.objects[key], '"%s"' % hashlib.md5(self.objects[key]).hexdigest()
+        data, etag = self.objects[key], self.etags[key]
         match = re.match(r"bytes=(\d+)-(\d*)$", headers.get("Range", ""))
         if only_head or not match or headers.get("If-Range", etag) != etag:
             return 200, {"ETag": etag}, data
@@ -128,7 +131,7 @@ class Store:
         asked = re.findall(r"<PartNumber>(\d+)</PartNumber><ETag>([^<]+)</ETag>", body.decode())
         if not asked or any(parts.get(int(n), (0, 0))[0] != etag for n, etag in asked):
             raise Refusal(400, "InvalidPart")
-        self.objects[key] = b"".join(parts[int(n)][1] for n, _ in asked)
+        self.keep(key, b"".join(parts[int(n)][1] for n, _ in asked))
         del self.uploads[number]
         return 200, {}, "<CompleteMultipartUploadResult><ETag>\"x-%d\"</ETag></CompleteMultipartUploadResult>" % len(asked)
 
@@ -156,8 +159,8 @@ class Store:
             self.uploads["up&%d" % self.number] = (key, {})
             return 200, {}, "<R><UploadId>up&amp;%d</UploadId></R>" % self.number
         if method == "PUT":
-            self.objects[key] = body
-            return 200, {"ETag": '"%s"' % hashlib.md5(body).hexdigest()}, ""
+            self.keep(key, body)
+            return 200, {"ETag": self.etags[key]}, ""
         if method == "DELETE":
             self.objects.pop(key, None)
             return 204, {}, ""

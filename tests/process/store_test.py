@@ -133,13 +133,14 @@ class Nginx:
         return sorted(os.listdir(os.path.join(self.root, folder)))
 
 
-def command(rounds, directory="", servers=1, workers=2, resume="", commits=0, explicit="", transport="--tcp", elements=ELEMENTS):
+def command(rounds, directory="", servers=1, workers=2, resume="", commits=0, explicit="", transport="--tcp", elements=ELEMENTS,
+            timeout_ms=60000):
     """mlfab-run with servers that have the store, too."""
     settings = ["--set", "checkpoint_dir=" + directory] if directory else []
     settings += ["--set", "checkpoint_commits=%d" % commits] if commits else []
     settings += ["--resume", resume] if resume else []
     trainer = [TRAINER, elements, rounds] + ([explicit] if explicit else [])
-    return [RUN, "-n", workers, "-s", servers, transport, "--timeout", 100, "--set", "timeout_ms=60000", "--server",
+    return [RUN, "-n", workers, "-s", servers, transport, "--timeout", 100, "--set", "timeout_ms=%d" % timeout_ms, "--server",
             TRAINER, *settings, *trainer]
 
 
@@ -436,6 +437,9 @@ def test_s3_that_hangs_does_not_stop_training():
         expect(result.code == 0 and result.seconds < 25, "it trains, and ends", result)
         longest = float(re.search(r"pushed ([\d.]+)", result.out).group(1))
         expect(longest < 5, "no push waits for the store", result)
+        result = train(s3, 3, explicit="s3://the-bucket/run", timeout_ms=3000)
+        expect_refused(result, "checkpoint: MLFAB_ERR_TIMEOUT: .*(server 0 has not written its shard in time|awaiting server 0)")
+        expect(result.seconds < 15, "at its deadline", result)
 
 
 # --- servers that misbehave, told by their URL
