@@ -8,14 +8,15 @@
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
-#ifndef MLFAB__PLANTED /* a bug on purpose, for tests/plant.py */
-#ifndef MLFAB_PLANT
-#define MLFAB_PLANT 0
-#endif
-#define MLFAB__PLANTED(n) (MLFAB_PLANT == (n))
+#ifndef MLFAB_PLANT /* a bug on purpose, for tests/plant.py */
+#define MLFAB__PLANTED(n) 0
+#else
+#define MLFAB__PLANTED(n) \
+  (MLFAB_PLANT == (n) || atoi(getenv("MLFAB_PLANT") ? getenv("MLFAB_PLANT") : "0") == (n))
 #endif
 
 enum { SIGV4_SUM = 32, SIGV4_DATE = 16, SIGV4_SCOPE = 160, SIGV4_NAME = 64 };
