@@ -30,8 +30,9 @@ LIBS     := -lpthread -lm $(LDLIBS)
 # ---- lists of programs and tests
 
 PARTS      := $(patsubst %.c,$(BUILD)/parts/%.o,$(wildcard core/*/*.c transports/*.c))
-TOOLS      := $(patsubst tools/%.c,$(BUILD)/%,$(wildcard tools/*.c))
+TOOLS       = $(patsubst tools/%.c,$(BUILD)/%,$(filter-out $(if $(CURL_LIBS),,tools/mlfab-fetch.c),$(wildcard tools/*.c)))
 PLAN_TOOL  := $(BUILD)/mlfab-plan
+FETCH_TOOL := $(BUILD)/mlfab-fetch
 EXAMPLES   := $(patsubst examples/%.c,$(BUILD)/examples/%,$(wildcard examples/*.c))
 OBJECTS    := $(BUILD)/mlfab.o $(BUILD)/mlfab_sim.o
 LIBRARIES  := $(BUILD)/libmlfab.a $(BUILD)/libmlfab.so
@@ -108,7 +109,7 @@ all: libraries tools examples extras
 
 libraries: $(LIBRARIES)
 
-##: build/mlfab-run, build/mlfab-sim, build/mlfab-plan and build/mlfab-top
+##: build/mlfab-run, build/mlfab-sim, build/mlfab-plan, build/mlfab-top, and build/mlfab-fetch where libcurl is
 tools: $(TOOLS)
 
 ##: the programs of examples/, in build/examples/
@@ -160,9 +161,13 @@ amalgamate:
 
 # ---- programs
 
-$(filter-out $(PLAN_TOOL),$(TOOLS)): $(BUILD)/%: tools/%.c $(BUILD)/libmlfab.a
+$(filter-out $(PLAN_TOOL) $(FETCH_TOOL),$(TOOLS)): $(BUILD)/%: tools/%.c $(BUILD)/libmlfab.a
 	@mkdir -p $(@D)
 	$(COMPILE) -MF $@.d -o $@ $< $(BUILD)/libmlfab.a $(LDFLAGS) $(LIBS)
+
+$(FETCH_TOOL): $(BUILD)/%: tools/%.c $(BUILD)/extras/mlfab_http.o
+	@mkdir -p $(@D)
+	$(COMPILE) -MF $@.d -o $@ $< $(BUILD)/extras/mlfab_http.o $(LDFLAGS) $(CURL_LIBS) $(LIBS)
 
 # Planning is not in the public header, so mlfab-plan links the parts.
 $(PLAN_TOOL): $(BUILD)/%: tools/%.c $(BUILD)/parts/libparts.a

@@ -600,7 +600,10 @@ static void task_choose(struct task *task, struct options *options, int rank) {
     return;
   }
   if (!options->generated && rank == 0) {
-    printf("no MNIST in MLFAB_DATA or ~/.cache/mlfab: training on a generated hyperplane\n");
+    printf(
+        "no MNIST in MLFAB_DATA or ~/.cache/mlfab (mlfab-fetch mnist gets it): training on a "
+        "generated "
+        "hyperplane\n");
   }
   task->tensors = 2;
   task->count[0] = DIMENSIONS;

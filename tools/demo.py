@@ -241,7 +241,8 @@ def main():
         screen.line(f"Training a 784-128-10 network on MNIST ({found[0]}: {found[1]}), "
                     f"{args.workers} workers and 1 server.")
     else:
-        screen.line("No MNIST in MLFAB_DATA or ~/.cache/mlfab (a folder mnist/ with the idx files): "
+        screen.line("No MNIST in MLFAB_DATA or ~/.cache/mlfab (a folder mnist/ with the idx files; "
+                    "build/mlfab-fetch mnist gets them): "
                     f"training an\n8,192-dimensional generated hyperplane instead, {args.workers} "
                     "workers and 1 server.")
     # An epoch of the hyperplane is shorter than one of MNIST.
