@@ -136,7 +136,7 @@ def test_a_real_exporter_dies_and_comes_back():
         traffic.stop()
     expect(result.code == 0, "it trains to the end", result)
     seen = states(result)
-    busy = [s for s in seen if s["device"] == "lo" and 20e6 < s["other_in"] < 120e6 and 20e6 < s["other_out"] < 120e6]
+    busy = [s for s in seen if s["device"] == "lo" and s["other_in"] > 20e6 and s["other_out"] > 20e6]
     expect(len(busy) >= 5, "it sees the traffic of others", result)
     dead = [i for i, s in enumerate(seen) if s["failures"] >= 3 and not s["alive"]]
     expect(dead and seen[dead[-1]]["other_in"] == 0, "when the exporter is dead, nothing is known of others", result)
@@ -213,7 +213,8 @@ while time.monotonic() < end:
 # ---- the Pushgateway
 
 def gateway(port):
-    return Server(port, "/-/ready", GATEWAY, "--web.listen-address=127.0.0.1:%d" % port)
+    return Server(port, "/-/ready", GATEWAY, "--web.listen-address=127.0.0.1:%d" % port,
+                  "--persistence.file=")  # Debian's default is a file in /var/lib
 
 
 def promtool_reads(text):
