@@ -19,6 +19,7 @@ import time
 from process import BUILD, RUN, SCALE, Skip, clean_environment, expect, finish, main, start, wait_until
 from store_s3 import S3
 
+os.environ["no_proxy"] = "localhost,127.0.0.1"
 TRAINER = os.path.join(BUILD, "tests", "extras", "store_trainer")
 ELEMENTS = 150000  # 1.2 MB: several blocks
 USER, PASSWORD = "trainer", "open-sesame/9"
