@@ -45,11 +45,11 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
-#ifndef MLFAB__PLANTED /* a bug on purpose, for tests/plant.py */
-#ifndef MLFAB_PLANT
-#define MLFAB_PLANT 0
-#endif
-#define MLFAB__PLANTED(n) (MLFAB_PLANT == (n))
+#ifndef MLFAB_PLANT /* a bug on purpose, for tests/plant.py */
+#define MLFAB__PLANTED(n) 0
+#else
+#include <stdlib.h>
+#define MLFAB__PLANTED(n) (atoi(getenv("MLFAB_PLANT") ? getenv("MLFAB_PLANT") : "0") == (n))
 #endif
 #ifndef TLS_RECORDS
 #define TLS_RECORDS (1u << 23)
